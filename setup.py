@@ -17,12 +17,20 @@ except ImportError:  # setuptools before 70.1
     from wheel.bdist_wheel import bdist_wheel
 
 ROOT = pathlib.Path(__file__).resolve().parent
-DATA = {"templates": "*.j2", "gen/spec": "*.toml", "include/kf/core": "*.*h", "include/kf/runtime": "*.*h", "include/kf": "runtime.h*"}
+DATA = {
+    "templates": "*.j2",
+    "gen/spec": "*.toml",
+    "include/kf/core": "*.*h",
+    "include/kf/runtime": "*.*h",
+    "include/kf": "runtime.h*",
+}
 
 
 def builder():
     """The package's own; imported when something is built, since it needs jinja2."""
-    sys.path[:0] = [path for path in (str(ROOT / "gen"), str(ROOT / "frontends/python")) if path not in sys.path]
+    sys.path[:0] = [
+        path for path in (str(ROOT / "gen"), str(ROOT / "frontends/python")) if path not in sys.path
+    ]
     from kernel_fusion import _build
 
     return _build
@@ -53,4 +61,7 @@ class OfPlatform(bdist_wheel):
 
 
 text = (ROOT / "include/kf/core/version.h").read_text()
-setup(version=".".join(re.findall(r"KF_VERSION_(?:MAJOR|MINOR|PATCH) (\d+)", text)), cmdclass={"build_py": WithData, "bdist_wheel": OfPlatform})
+setup(
+    version=".".join(re.findall(r"KF_VERSION_(?:MAJOR|MINOR|PATCH) (\d+)", text)),
+    cmdclass={"build_py": WithData, "bdist_wheel": OfPlatform},
+)

@@ -31,29 +31,61 @@ import store  # noqa: E402
 
 OUTPUTS = "kf and eager_out write preallocated tensors; eager and torch.compile return fresh ones from PyTorch's allocator"
 NAME = {"cuda": "name", "cpu": "cpu_name"}
-UNITS = {"us": "microseconds per call, median", "iqr_us": "interquartile range of the samples", "bytes": "every tensor of the call once",
-         "gbps": "1e9 bytes per second", "percent_of_copy": "time of a copy of as many bytes / time, in percent",
-         "speedup": "peer's time / kf's time", "error": "largest error / its tolerance, 1 is the limit; null: not compared"}
+UNITS = {
+    "us": "microseconds per call, median",
+    "iqr_us": "interquartile range of the samples",
+    "bytes": "every tensor of the call once",
+    "gbps": "1e9 bytes per second",
+    "percent_of_copy": "time of a copy of as many bytes / time, in percent",
+    "speedup": "peer's time / kf's time",
+    "error": "largest error / its tolerance, 1 is the limit; null: not compared",
+}
 
 
 def arguments():
     p = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    p.add_argument("--set", help="a [set.NAME] of shapes.toml; headline where there is a GPU, else family")
+    p.add_argument(
+        "--set", help="a [set.NAME] of shapes.toml; headline where there is a GPU, else family"
+    )
     p.add_argument("--backend", choices=("cpu", "cuda"), help="the set's, if it is not said")
-    p.add_argument("--page", action="store_true", help="measure nothing: make the pages anew from the filed results")
+    p.add_argument(
+        "--page",
+        action="store_true",
+        help="measure nothing: make the pages anew from the filed results",
+    )
     p.add_argument("--list", action="store_true", help="measure nothing: print the cases")
     p.add_argument("--out", type=pathlib.Path)
     p.add_argument("--filter", default="", help="regular expression over function names")
-    p.add_argument("--append", action="store_true", help="keep the rows of --out that this run does not measure")
-    p.add_argument("--limit-seconds", type=float, default=float("inf"), help="start no case after so many seconds")
-    p.add_argument("--rounds", type=int, default=5, help="each has every contender twice, in shuffled order")
+    p.add_argument(
+        "--append",
+        action="store_true",
+        help="keep the rows of --out that this run does not measure",
+    )
+    p.add_argument(
+        "--limit-seconds",
+        type=float,
+        default=float("inf"),
+        help="start no case after so many seconds",
+    )
+    p.add_argument(
+        "--rounds", type=int, default=5, help="each has every contender twice, in shuffled order"
+    )
     p.add_argument("--threads", type=int, default=2, help="cpu: on every side")
     p.add_argument("--flags", help="the compiler's, instead of the tests' ones")
     p.add_argument("--mode", default="default", help="torch.compile's")
     p.add_argument("--no-compile", action="store_true", help="leave the torch.compile peers out")
-    p.add_argument("--jobs", type=int, default=min(12, os.cpu_count()), help="cuda: processes that fill the compile cache first")
+    p.add_argument(
+        "--jobs",
+        type=int,
+        default=min(12, os.cpu_count()),
+        help="cuda: processes that fill the compile cache first",
+    )
     p.add_argument("--shard", help=argparse.SUPPRESS)
-    p.add_argument("--tf32", action="store_true", help="PyTorch may use TF32 for products of float32, as kf's of that word do")
+    p.add_argument(
+        "--tf32",
+        action="store_true",
+        help="PyTorch may use TF32 for products of float32, as kf's of that word do",
+    )
     p.add_argument("--build-dir", type=pathlib.Path, default=HERE.parent / "build-bench")
     return p.parse_args()
 
@@ -65,17 +97,32 @@ def measure(case, lib, pool, timer, args, library):
     import data as tensors
     import peers
     import torch
+
     if case.python:
         import python_calls
+
         row, both, times = python_calls.measure(case, lib, pool, timer, args)
         return row | figures(both, times)
     if "compile" in case.peers:
         torch._dynamo.reset()  # else the next function of the same code would count as a recompilation
-    sets, stream = contenders.sets_of(case, args.backend), timer.stream.cuda_stream if args.backend == "cuda" else 0
+    sets, stream = (
+        contenders.sets_of(case, args.backend),
+        timer.stream.cuda_stream if args.backend == "cuda" else 0,
+    )
     data = [pool.tensors(case, i, case.saved) for i in range(sets)]
-    row = {"function": case.f[NAME[args.backend]], "op": case.f["op"], "activation": case.f["activation"], "bwd": case.f["bwd"],
-           "dtypes": case.f["dtypes"], "family": case.f["family"], "variant": case.variant, "at": case.at, "sizes": list(case.sizes),
-           "bytes": case.bytes, "sets": sets}
+    row = {
+        "function": case.f[NAME[args.backend]],
+        "op": case.f["op"],
+        "activation": case.f["activation"],
+        "bwd": case.f["bwd"],
+        "dtypes": case.f["dtypes"],
+        "family": case.f["family"],
+        "variant": case.variant,
+        "at": case.at,
+        "sizes": list(case.sizes),
+        "bytes": case.bytes,
+        "sets": sets,
+    }
     if case.skip:
         row["not_computed"] = list(case.skip)
     for inputs, _ in data if case.saved else ():
@@ -84,7 +131,11 @@ def measure(case, lib, pool, timer, args, library):
         tensors.poison(tensor)
     kf = contenders.kf_calls(case, lib, pool, data, stream)
     kf(0)
-    row["error"] = round(check.kf(case, *data[0], contenders.DROPOUT, case.key), 3) if peers.known(case.f) else None
+    row["error"] = (
+        round(check.kf(case, *data[0], contenders.DROPOUT, case.key), 3)
+        if peers.known(case.f)
+        else None
+    )
 
     own = {}
     if case.any:  # of the same tensors
@@ -92,7 +143,11 @@ def measure(case, lib, pool, timer, args, library):
             tensors.poison(tensor)
         own["any"] = contenders.any_calls(case, lib, pool, data, stream, library["ids"])
         own["any"](0)
-        row["any_error"] = round(check.kf(case, *data[0], contenders.DROPOUT, case.key), 3) if peers.known(case.f) else None
+        row["any_error"] = (
+            round(check.kf(case, *data[0], contenders.DROPOUT, case.key), 3)
+            if peers.known(case.f)
+            else None
+        )
     timed, wrong = {"kf": kf, **own, **contenders.copy_calls(case, pool, sets, args.backend)}, {}
     peak = {"kf": sum(map(case.size, case.outputs)) + lib.workspace_bytes(case.f, list(case.sizes))}
     for name, (call, names) in contenders.peer_calls(case, data, args, library).items():
@@ -113,8 +168,17 @@ def measure(case, lib, pool, timer, args, library):
 def figures(case, times):
     us = times["kf"]["us"]
     copy = min(times[c]["us"] for c in ("copy", "copy_1") if c in times)
-    return {"times": times, "gbps": case.bytes / us * 1e-3, "copy_gbps": case.bytes / copy * 1e-3, "percent_of_copy": 100 * copy / us,
-            "speedup": {name: t["us"] / us for name, t in times.items() if "us" in t and name not in ("kf", "copy", "copy_1")}}
+    return {
+        "times": times,
+        "gbps": case.bytes / us * 1e-3,
+        "copy_gbps": case.bytes / copy * 1e-3,
+        "percent_of_copy": 100 * copy / us,
+        "speedup": {
+            name: t["us"] / us
+            for name, t in times.items()
+            if "us" in t and name not in ("kf", "copy", "copy_1")
+        },
+    }
 
 
 def line(row):
@@ -122,10 +186,16 @@ def line(row):
     if "wrong" in row:
         return f"{row['function']:<40} {sizes:<16} WRONG  {row['wrong']}"
     peers = "  ".join(f"{n} {s:.2f}x" for n, s in row["speedup"].items())
-    failed = "  ".join(f"{n} FAILED: {t['failed'].splitlines()[0][:120]}" for n, t in row["times"].items() if "failed" in t)
+    failed = "  ".join(
+        f"{n} FAILED: {t['failed'].splitlines()[0][:120]}"
+        for n, t in row["times"].items()
+        if "failed" in t
+    )
     memory = "  ".join(f"{n} {mib} MiB" for n, mib in row.get("peak_mib", {}).items())
-    return (f"{row['function']:<40} {sizes:<16} {row['times']['kf']['us']:>9.1f} us  {row['gbps']:>7.1f} GB/s  "
-            f"{row['percent_of_copy']:>5.1f} % of copy  {peers}  {failed}  {memory}").rstrip()
+    return (
+        f"{row['function']:<40} {sizes:<16} {row['times']['kf']['us']:>9.1f} us  {row['gbps']:>7.1f} GB/s  "
+        f"{row['percent_of_copy']:>5.1f} % of copy  {peers}  {failed}  {memory}"
+    ).rstrip()
 
 
 def write(args, header, rows, left):
@@ -135,7 +205,11 @@ def write(args, header, rows, left):
     if args.append and header.get("kept"):
         new = {(r["function"], tuple(r["sizes"])) for r in rows}
         kept = [r for r in header["kept"] if (r["function"], tuple(r["sizes"])) not in new]
-    store.write(args.out, {k: v for k, v in header.items() if k != "kept"} | {"cases_left": left}, kept + rows)
+    store.write(
+        args.out,
+        {k: v for k, v in header.items() if k != "kept"} | {"cases_left": left},
+        kept + rows,
+    )
 
 
 def fill_compile_cache(args):
@@ -150,15 +224,29 @@ def compiling(case, pool, args):
     """The calls that compile something when they are first made, over one set."""
     if case.python:
         import python_calls
+
         both = python_calls.Both(case, pool, 1)
-        return [lambda: both.run(0, both.kf()), *(functools.partial(call, 0) for name, call in both.peers(args).items() if name == "compile")]
+        return [
+            lambda: both.run(0, both.kf()),
+            *(
+                functools.partial(call, 0)
+                for name, call in both.peers(args).items()
+                if name == "compile"
+            ),
+        ]
     import contenders
+
     calls = contenders.peer_calls(case, [pool.tensors(case, 0, case.saved)], args)
-    return [functools.partial(call, 0) for name, (call, _) in calls.items() if name.startswith("compile")]
+    return [
+        functools.partial(call, 0)
+        for name, (call, _) in calls.items()
+        if name.startswith("compile")
+    ]
 
 
 def compile_only(cases, pool, args, started):
     import torch
+
     index, count = map(int, args.shard.split("/"))
     for case in cases[index::count]:
         if time.monotonic() - started > args.limit_seconds / 2:
@@ -190,6 +278,7 @@ def chosen(args):
     """The cases of the set; args.backend is the set's from here on."""
     import case
     import kflib
+
     args.set = args.set or ("headline" if kflib.has_gpu() else "family")
     entry, found = case.load(args.set, kflib.manifest())
     found = [c for c in found if re.search(args.filter, c.f["name"])]
@@ -210,6 +299,7 @@ def prepare(args):
     import torch
     import torch._functorch.config as functorch_config
     import torch._inductor.config as inductor_config
+
     torch.backends.cuda.matmul.allow_tf32 = args.tf32
     functorch_config.donated_buffer = False  # the graph of compiled autograd is kept and run again
     # What is tuned while other processes fill the compile cache was tuned on a busy GPU: only the quiet run's choice counts.
@@ -223,12 +313,22 @@ def head(args, flags):
     import data
     import machine
     import timing
+
     cuda = args.backend == "cuda"
     compiler = "nvcc" if cuda else os.environ.get("CC", "gcc")
     said = [word.replace(f"{HERE.parent}/", "") for word in sys.argv[1:]]
-    found = {"command": shlex.join(["python3", "bench/bench.py", *said]), "set": args.set, "backend": args.backend,
-             "machine": machine.describe(args.backend, compiler, flags, args.threads), "compile_mode": args.mode, "rounds": args.rounds,
-             "method": timing.METHOD if cuda else timing.CPU_METHOD, "data": data.DISTRIBUTION, "outputs": OUTPUTS, "units": UNITS}
+    found = {
+        "command": shlex.join(["python3", "bench/bench.py", *said]),
+        "set": args.set,
+        "backend": args.backend,
+        "machine": machine.describe(args.backend, compiler, flags, args.threads),
+        "compile_mode": args.mode,
+        "rounds": args.rounds,
+        "method": timing.METHOD if cuda else timing.CPU_METHOD,
+        "data": data.DISTRIBUTION,
+        "outputs": OUTPUTS,
+        "units": UNITS,
+    }
     if args.append and args.out and args.out.exists():
         found["kept"] = json.loads(args.out.read_text())["rows"]
     return found
@@ -241,21 +341,34 @@ def run(args, found, started):
     import kflib
     import machine
     import timing
+
     pool = data.Pool(args.backend)
     if args.shard:
         return compile_only(found, pool, args, started)
     flags = shlex.split(args.flags) if args.flags else machine.flags(args.backend)
     launched = [c for c in found if not c.python or "launchers" in c.peers]
-    each = [f for c in launched for f in (c.f, c.forward if c.saved else None, c.any, c.gradient and c.gradient.f) if f]
+    each = [
+        f
+        for c in launched
+        for f in (c.f, c.forward if c.saved else None, c.any, c.gradient and c.gradient.f)
+        if f
+    ]
     functions = list({f["name"]: f for f in each}.values())
     lib = kflib.build(args.backend, functions, args.build_dir, flags=flags) if functions else None
-    print(f"{len(functions)} functions built in {time.monotonic() - started:.0f} s; {len(found)} cases", flush=True)
+    print(
+        f"{len(functions)} functions built in {time.monotonic() - started:.0f} s; {len(found)} cases",
+        flush=True,
+    )
     compiles = not args.no_compile and any(p.startswith("compile") for c in found for p in c.peers)
     if args.backend == "cuda" and compiles and args.jobs > 1 and len(found) > args.jobs:
         fill_compile_cache(args)
         print(f"compile cache filled at {time.monotonic() - started:.0f} s", flush=True)
     timer = timing.Cuda() if args.backend == "cuda" else timing.Cpu(args.threads)
-    library = contenders.libraries(args, pool, timer, flags) if any("cub" in c.peers and c.f["family"] == "reduce" for c in found) else {}
+    library = (
+        contenders.libraries(args, pool, timer, flags)
+        if any("cub" in c.peers and c.f["family"] == "reduce" for c in found)
+        else {}
+    )
     library["ids"] = {a["name"]: a["id"] for a in kflib.manifest()["activations"]}
     header = head(args, flags)
     if args.backend == "cuda":
@@ -271,7 +384,11 @@ def run(args, found, started):
         try:
             row = measure(case, lib, pool, timer, args, library)
         except Exception as error:  # noqa: BLE001 (wrong or refused: the other cases are still worth their time)
-            row = {"function": case.f[NAME[args.backend]], "sizes": list(case.sizes), "wrong": f"{type(error).__name__}: {error}"[:500]}
+            row = {
+                "function": case.f[NAME[args.backend]],
+                "sizes": list(case.sizes),
+                "wrong": f"{type(error).__name__}: {error}"[:500],
+            }
         rows.append(row)
         print(line(row), flush=True)
         if "CUDA error" in row.get("wrong", ""):
@@ -291,10 +408,13 @@ def main():
     started = time.monotonic()
     if args.page:
         import report
+
         return report.fill()
     found = chosen(args)
     if args.list:
-        return print("\n".join(f"{c.key:<60} {c.bytes / 2**20:9.1f} MiB  {' '.join(c.peers)}" for c in found))
+        return print(
+            "\n".join(f"{c.key:<60} {c.bytes / 2**20:9.1f} MiB  {' '.join(c.peers)}" for c in found)
+        )
     prepare(args)
     rows = run(args, found, started)
     if args.shard:

@@ -15,18 +15,18 @@ CHANNELS, HEADS, GROUPS, PARTS, BATCH = 64, 16, 32, 8, 32
 
 @dataclasses.dataclass
 class Case:
-    f: dict               # the function's entry of the manifest
+    f: dict  # the function's entry of the manifest
     sizes: tuple
     peers: tuple = ()
-    at: object = ""       # the column of a table: elements a row, or a shape in words
-    skip: tuple = ()      # tensors that nobody asks for: NULL
+    at: object = ""  # the column of a table: elements a row, or a shape in words
+    skip: tuple = ()  # tensors that nobody asks for: NULL
     shared: bool = False  # gradients that are proven equal share one pointer
     scalars: dict = dataclasses.field(default_factory=dict)
     forward: dict = None  # of a gradient: its forward's entry
     any: dict = None  # the function for any activation that it may be called by
     memory: bool = False  # whether it is said how much memory each contender takes
     by_result: list = None  # of one by the activation's result: its statements of torch
-    python: str = ""      # called through Python: "forward", or "both", with its gradient
+    python: str = ""  # called through Python: "forward", or "both", with its gradient
     gradient: object = None  # then the gradient's case
 
     @property
@@ -45,37 +45,61 @@ class Case:
     @property
     def outputs(self):
         """What a call writes: a gradient that shares another's memory is not listed again."""
-        return [a for a in self.f["arguments"] if a["role"] in ("out", "sum") and a["name"] not in self.skip
-                and not (self.shared and a["same_as"])]
+        return [
+            a
+            for a in self.f["arguments"]
+            if a["role"] in ("out", "sum")
+            and a["name"] not in self.skip
+            and not (self.shared and a["same_as"])
+        ]
 
     @property
     def results(self):
         """What PyTorch's form of the forward returns, in order: outputs that nobody may leave out."""
-        return [a["name"] for a in (self.forward or self.f)["arguments"] if a["role"] == "out" and not a["null"] and a["name"] not in self.skip]
+        return [
+            a["name"]
+            for a in (self.forward or self.f)["arguments"]
+            if a["role"] == "out" and not a["null"] and a["name"] not in self.skip
+        ]
 
     @property
     def saved(self):
         """Inputs of a gradient that its forward writes."""
-        written = {a["name"] for a in self.forward["arguments"] if a["role"] == "out"} if self.forward else set()
+        written = (
+            {a["name"] for a in self.forward["arguments"] if a["role"] == "out"}
+            if self.forward
+            else set()
+        )
         return [a["name"] for a in self.inputs if a["name"] in written and not a["unread"]]
 
     @property
     def wanted(self):
         """The inputs whose gradients are asked for."""
-        written = {a["name"] for a in self.f["arguments"] if a["role"] in ("out", "sum") and a["name"] not in self.skip}
+        written = {
+            a["name"]
+            for a in self.f["arguments"]
+            if a["role"] in ("out", "sum") and a["name"] not in self.skip
+        }
         return [a["name"] for a in self.inputs if f"d{a['name']}" in written]
 
     @property
     def elements(self):
         """Of a result: how many groups its channels make does not count. Where one tensor does not say all sizes, of the largest that has rows."""
         if not self.f["axes"] or self.f["axes"]["shaped_by"]:
-            return max(math.prod(self.shape(a)) for a in self.f["arguments"] if a.get("shape", [""])[0] == self.f["sizes"][0])
+            return max(
+                math.prod(self.shape(a))
+                for a in self.f["arguments"]
+                if a.get("shape", [""])[0] == self.f["sizes"][0]
+            )
         return math.prod(n for name, n in zip(self.f["sizes"], self.sizes) if name != "groups")
 
     def shape(self, a):
         """Its extents in the manifest are sizes and products of them, such as 2 * cols."""
         at = dict(zip(self.f["sizes"], self.sizes))
-        return tuple(math.prod(int(at.get(word, word)) for word in extent.split(" * ")) for extent in a["shape"])
+        return tuple(
+            math.prod(int(at.get(word, word)) for word in extent.split(" * "))
+            for extent in a["shape"]
+        )
 
     def size(self, a):
         return math.prod(self.shape(a)) * ITEM[a["dtype"]]
@@ -86,7 +110,11 @@ class Case:
         if not self.f["axes"] or self.f["axes"]["shaped_by"]:
             whole = eval(self.f["cost"]["bytes"], {}, dict(zip(self.f["sizes"], self.sizes)))  # noqa: S307 (kfgen's own expression)
             return whole - sum(self.size(a) for a in self.f["arguments"] if a["name"] in self.skip)
-        return sum(self.size(a) for a in [a for a in self.inputs if not a["unread"] and a["null"] != "result"] + self.outputs)
+        return sum(
+            self.size(a)
+            for a in [a for a in self.inputs if not a["unread"] and a["null"] != "result"]
+            + self.outputs
+        )
 
 
 def forward_of(f, functions):
@@ -96,6 +124,7 @@ def forward_of(f, functions):
 
 # ---- sizes -------------------------------------------------------------------------------------------------------
 
+
 def of_rows(form, n, length):
     """[sizes] of n elements in rows of `length`: those of an op over rows, NCHW and NHWC where there are both."""
     rows = n // length
@@ -104,8 +133,12 @@ def of_rows(form, n, length):
         "rows": [(rows, length)],
         "planes": [(rows // CHANNELS, CHANNELS, length)],
         "heads": [(rows // (HEADS * max(queries, 1)), HEADS, queries, length)],
-        "groups": [(rows // GROUPS, 1, GROUPS, GROUPS * PARTS, length // PARTS), (rows // GROUPS, length // PARTS, GROUPS, GROUPS * PARTS, 1)],
-        "channels": [(BATCH, rows, length // BATCH), (length, rows, 1)]}[form]
+        "groups": [
+            (rows // GROUPS, 1, GROUPS, GROUPS * PARTS, length // PARTS),
+            (rows // GROUPS, length // PARTS, GROUPS, GROUPS * PARTS, 1),
+        ],
+        "channels": [(BATCH, rows, length // BATCH), (length, rows, 1)],
+    }[form]
     return [sizes for sizes in found if all(sizes)]
 
 
@@ -139,32 +172,67 @@ def _sizes(f, size, entry):
         return [(of_axis(text, n), text) for text in entry.get("axes", ())]
     if f["family"] == "row":
         lengths = [cols] if cols else entry.get("lengths", ())
-        return [(sizes, f"{n // cols} x {cols}" if cols else length) for length in lengths for sizes in of_rows(f["form"], n, length)]
+        return [
+            (sizes, f"{n // cols} x {cols}" if cols else length)
+            for length in lengths
+            for sizes in of_rows(f["form"], n, length)
+        ]
     cols = cols or entry["cols"]
     if f["form"] == "flat":
         return [((n,), "")]
     if f["form"] == "rows":
         return [((n // cols, cols), "")]
-    return [((-(-n // (channels * inner)), channels, inner), "") for channels, inner in entry["images"]]
+    return [
+        ((-(-n // (channels * inner)), channels, inner), "") for channels, inner in entry["images"]
+    ]
 
 
 # ---- sets --------------------------------------------------------------------------------------------------------
 
+
 def _made(f, sizes, at, entry, data, peers, manifest):
     functions = manifest["functions"]
     skip = tuple(data["unasked"].get(f["op"], ()))
-    if not f["bwd"] and not entry.get("python"):  # what a forward leaves for a gradient, as large as its result: peers write no such thing either
-        skip += tuple(a["name"] for a in f["arguments"] if a.get("use") == "saved" and a["kind"] == "elem" and a["null"])
+    if (
+        not f["bwd"] and not entry.get("python")
+    ):  # what a forward leaves for a gradient, as large as its result: peers write no such thing either
+        skip += tuple(
+            a["name"]
+            for a in f["arguments"]
+            if a.get("use") == "saved" and a["kind"] == "elem" and a["null"]
+        )
     if entry["as_called"] and f["bwd"]:
         identity = data["identity_gradients"].get(f["op"], {})
         skip += tuple(identity.get(f["activation"], identity.get("any", ())))
     forward = forward_of(f, functions) if f["bwd"] else None
     scalars = (forward or f)["scalars"] | f["scalars"]
     scalars |= {k: v for k, v in data["scalars"].items() if k in scalars}
-    scalars |= {name: n for name, n in zip(f["sizes"], sizes) if name == "groups"}  # which no tensor's shape says
-    by_result = f["bwd"] and f["statements_by_result"] and manifest["statements"][f["statements_by_result"]]["torch"]
-    any_ = next((g for g in manifest["any"] if f["name"] in g["functions"].values()), None) if "any" in peers else None
-    return Case(f, tuple(sizes), tuple(peers), at, skip, entry["as_called"], scalars, forward, any_, entry.get("memory", False), by_result or None)
+    scalars |= {
+        name: n for name, n in zip(f["sizes"], sizes) if name == "groups"
+    }  # which no tensor's shape says
+    by_result = (
+        f["bwd"]
+        and f["statements_by_result"]
+        and manifest["statements"][f["statements_by_result"]]["torch"]
+    )
+    any_ = (
+        next((g for g in manifest["any"] if f["name"] in g["functions"].values()), None)
+        if "any" in peers
+        else None
+    )
+    return Case(
+        f,
+        tuple(sizes),
+        tuple(peers),
+        at,
+        skip,
+        entry["as_called"],
+        scalars,
+        forward,
+        any_,
+        entry.get("memory", False),
+        by_result or None,
+    )
 
 
 def _taken(f, entry, lists):
@@ -172,7 +240,9 @@ def _taken(f, entry, lists):
     if f["family"] not in entry["families"] or f["state"]:
         return False
     which = entry["functions"]
-    if which != "all" and f["activation"] not in (["none"] if which == "plain" else lists[which].get(f["op"], ())):
+    if which != "all" and f["activation"] not in (
+        ["none"] if which == "plain" else lists[which].get(f["op"], ())
+    ):
         return False
     return set(f["dtypes"]) <= set(entry["dtypes"]) and (which != "plain" or len(f["dtypes"]) == 1)
 
@@ -193,10 +263,18 @@ def _listed(entry, manifest, data):
         f = by_name[name]
         if len(sizes) != len(f["sizes"]):
             raise SystemExit(f"bench: {PATH.name}: {name} takes {', '.join(f['sizes'])}")
-        at = length_of(f, sizes) if f["family"] == "row" else " x ".join(map(str, sizes)) if f["family"] == "reduce" else ""
+        at = (
+            length_of(f, sizes)
+            if f["family"] == "row"
+            else " x ".join(map(str, sizes))
+            if f["family"] == "reduce"
+            else ""
+        )
         made = _made(f, sizes, at, entry, data, entry["peers"], manifest)
         if entry.get("python") == "both":
-            gradient = next(g for g in manifest["functions"] if g["bwd"] and g["forward"] == f["name"])
+            gradient = next(
+                g for g in manifest["functions"] if g["bwd"] and g["forward"] == f["name"]
+            )
             made.gradient = _made(gradient, sizes, at, entry, data, (), manifest)
         made.python = entry.get("python", "")
         yield made
@@ -218,13 +296,23 @@ def load(name, manifest):
     """(the set's entry, its cases)."""
     data = read()
     if name not in data["set"]:
-        raise SystemExit(f"bench: no set {name!r} in {PATH.name}; there are {', '.join(data['set'])}")
-    entry, lists, cases = data["set"][name], data["functions"], {}  # by key: two shapes of as many elements are one case to a function of n
+        raise SystemExit(
+            f"bench: no set {name!r} in {PATH.name}; there are {', '.join(data['set'])}"
+        )
+    entry, lists, cases = (
+        data["set"][name],
+        data["functions"],
+        {},
+    )  # by key: two shapes of as many elements are one case to a function of n
     if "cases" in entry:
         return entry, list({c.key: c for c in _listed(entry, manifest, data)}.values())
     for f in manifest["functions"]:
-        for size in entry["size"] if _taken(f, entry, lists) and f["op"] not in data["left_out"] else ():
-            if f["dtypes"][0] not in size.get("dtypes", entry["dtypes"]) or (size.get("sums") and not f["scratch"]):
+        for size in (
+            entry["size"] if _taken(f, entry, lists) and f["op"] not in data["left_out"] else ()
+        ):
+            if f["dtypes"][0] not in size.get("dtypes", entry["dtypes"]) or (
+                size.get("sums") and not f["scratch"]
+            ):
                 continue
             for sizes, at in _sizes(f, size, entry):
                 case = _made(f, sizes, at, entry, data, _peers(f, entry, lists, at), manifest)

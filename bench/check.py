@@ -18,8 +18,17 @@ from peers.map import no_drop
 # Relative to the result: a few roundings in f32, one ulp in a 2-byte dtype; what is absolute stands for cancellation.
 RELATIVE = {"f32": 2e-5, "f16": 2.0**-10, "bf16": 2.0**-7}
 ABSOLUTE = 5e-6
-OVER_ROWS = {"f32": 1e-4, "tf32": 4e-3, "f16": 4e-3, "bf16": 2e-2}  # of ops over rows, relative to the result and to the mean of their magnitudes
-SMALL, COLS, PART = 1 << 16, 16, 1 << 25  # elements of a part at an end; columns of a block; elements of a part where all are compared
+OVER_ROWS = {
+    "f32": 1e-4,
+    "tf32": 4e-3,
+    "f16": 4e-3,
+    "bf16": 2e-2,
+}  # of ops over rows, relative to the result and to the mean of their magnitudes
+SMALL, COLS, PART = (
+    1 << 16,
+    16,
+    1 << 25,
+)  # elements of a part at an end; columns of a block; elements of a part where all are compared
 
 
 class Wrong(AssertionError):
@@ -43,7 +52,10 @@ def parts(case):
     if case.f["family"] != "map" and not case.f["dropout"]:
         return [({name: slice(*s)}, False) for s in _spans(n, max(1, PART // each))], True
     if case.f["form"] == "heads":  # with dropout: two heads, since bits are drawn on the CPU
-        ends = [{size: slice(i, i + 1) for size, i in zip(case.f["sizes"][:2], at)} for at in ((0, 0), (n - 1, case.sizes[1] - 1))]
+        ends = [
+            {size: slice(i, i + 1) for size, i in zip(case.f["sizes"][:2], at)}
+            for at in ((0, 0), (n - 1, case.sizes[1] - 1))
+        ]
         return [(end, False) for end in ends], False
     few = max(1, min(n, SMALL // each))
     found = [({name: slice(0, few)}, few == n), ({name: slice(n - few, n)}, few == n)]
@@ -53,7 +65,9 @@ def parts(case):
     elif case.f["family"] == "map" and any(a["role"] == "sum" for a in case.outputs):
         across, wide = case.f["sizes"][1], case.sizes[1]
         cols = min(wide, COLS if len(case.sizes) == 2 else 2)
-        found += [({across: slice(start, start + cols)}, True) for start in sorted({0, wide - cols})]
+        found += [
+            ({across: slice(start, start + cols)}, True) for start in sorted({0, wide - cols})
+        ]
     return found, False
 
 
@@ -64,7 +78,10 @@ def cut(tensor, a, part):
             if extent == size:
                 tensor = tensor[(slice(None),) * axis + (span,)]
             elif extent == f"2 * {size}":
-                tensor = torch.cat([half[(slice(None),) * axis + (span,)] for half in tensor.chunk(2, dim=axis)], dim=axis)
+                tensor = torch.cat(
+                    [half[(slice(None),) * axis + (span,)] for half in tensor.chunk(2, dim=axis)],
+                    dim=axis,
+                )
     return tensor
 
 
@@ -72,12 +89,15 @@ def cut(tensor, a, part):
 def keep_mask(seed, offset, p, sizes, bounds, device):
     """kf's dropout mask on a part: element i is kept if word i mod 8 of Philox4x32-10(counter i / 8) is not below 65536 p."""
     from checks import philox_words
+
     index = np.zeros([1] * len(sizes), np.int64)
     for i, (start, stop) in enumerate(bounds):
-        axis = np.arange(start, stop, dtype=np.int64) * math.prod(sizes[i + 1:])
+        axis = np.arange(start, stop, dtype=np.int64) * math.prod(sizes[i + 1 :])
         index = index + axis.reshape([-1 if i == j else 1 for j in range(len(sizes))])
     groups, inverse = np.unique(index.reshape(-1) >> 3, return_inverse=True)
-    word = philox_words(seed, offset, groups.astype(np.uint64))[inverse.reshape(-1), index.reshape(-1) & 7].reshape(index.shape)
+    word = philox_words(seed, offset, groups.astype(np.uint64))[
+        inverse.reshape(-1), index.reshape(-1) & 7
+    ].reshape(index.shape)
     return torch.from_numpy(word >= round(65536 * p)).to(device)
 
 
@@ -85,7 +105,9 @@ def _dropping(case, part, dropout, device):
     if not case.f["dropout"]:
         return no_drop
     seed, offset, p = dropout
-    bounds = tuple(part.get(name, slice(0, n)).indices(n)[:2] for name, n in zip(case.f["sizes"], case.sizes))
+    bounds = tuple(
+        part.get(name, slice(0, n)).indices(n)[:2] for name, n in zip(case.f["sizes"], case.sizes)
+    )
     mask = keep_mask(seed, offset, p, case.sizes, bounds, device)
     return lambda y: torch.where(mask, y / (1 - p), 0.0)
 
@@ -99,11 +121,17 @@ def reference(case, inputs, part, dropout, scale=1.0):
     if case.by_result:
         names = t | case.scalars
         exec("\n".join(case.by_result), {"torch": torch}, names)
-        gradients = [a for a in f["arguments"] if a["role"] in ("out", "sum") and a["name"] not in case.skip]
-        return {a["name"]: names[a["name"] if a["name"] in names else a["same_as"]] for a in gradients}  # a peer has no memory that two share
+        gradients = [
+            a for a in f["arguments"] if a["role"] in ("out", "sum") and a["name"] not in case.skip
+        ]
+        return {
+            a["name"]: names[a["name"] if a["name"] in names else a["same_as"]] for a in gradients
+        }  # a peer has no memory that two share
     if f["bwd"] and f["op"] in getattr(family, "GRADIENT", {}):
         return family.GRADIENT[f["op"]](t, case.scalars)
-    fn = peers.forward(f, case.scalars, _dropping(case, part, dropout, next(iter(t.values())).device))
+    fn = peers.forward(
+        f, case.scalars, _dropping(case, part, dropout, next(iter(t.values())).device)
+    )
     if f["op"] == "cast":
         return {"out": t["x"]}
     one_pass = f["op"] in getattr(family, "ONE_PASS", ())
@@ -112,7 +140,9 @@ def reference(case, inputs, part, dropout, scale=1.0):
     wanted = family.ONE_PASS[f["op"]] if one_pass else case.wanted
     leaves = [t[n].requires_grad_() for n in wanted]
     results = fn(t)
-    seeds = [torch.ones_like(r) for r in results] if one_pass else [t[f"d{r}"] for r in case.results]
+    seeds = (
+        [torch.ones_like(r) for r in results] if one_pass else [t[f"d{r}"] for r in case.results]
+    )
     found = {f"d{n}": g for n, g in zip(wanted, torch.autograd.grad(results, leaves, seeds))}
     return found | ({case.results[0]: results[0].detach()} if one_pass else {})
 
@@ -126,6 +156,7 @@ def _operand(tensor, kind, shape):
 def undecided(case, inputs, part, dropout):
     """{sum: what terms near a kink may be off by, which may take either branch}, by the tests' rule (kfgen's oracle): 0 where there is none near."""
     import checks
+
     f, compute = case.f, "f32"
     t = {a["name"]: cut(inputs[a["name"]], a, part) for a in case.inputs}
     kernel = checks.kernel_of(f["op"], tuple(f["dtypes"]), True)
@@ -133,13 +164,22 @@ def undecided(case, inputs, part, dropout):
     shape = tuple(len(range(*part.get(name, slice(None)).indices(n))) for name, n in bounds.items())
     env = case.scalars | {"keep": None, "keep_scale": 1.0}
     if f["dropout"]:
-        env["keep"] = _dropping(case, part, dropout, "cpu")(torch.ones(shape, dtype=torch.float64)).numpy() > 0
+        env["keep"] = (
+            _dropping(case, part, dropout, "cpu")(torch.ones(shape, dtype=torch.float64)).numpy()
+            > 0
+        )
         env["keep_scale"] = 1 / (1 - dropout[2])
     for s in kernel.operands:
         for name, x in zip(s.parts, t[s.name].chunk(len(s.parts), -1)) if s.name in t else ():
             env[name] = _operand(x, s.kind, shape)
-    env |= {name: _operand(x, "elem", shape) for name, x in t.items() if name in (kernel.result, *(f"d{r}" for r in case.results))}
-    bound = checks.bound_of(f["op"], tuple(f["dtypes"]), True, f["activation"], (), bool(case.by_result))
+    env |= {
+        name: _operand(x, "elem", shape)
+        for name, x in t.items()
+        if name in (kernel.result, *(f"d{r}" for r in case.results))
+    }
+    bound = checks.bound_of(
+        f["op"], tuple(f["dtypes"]), True, f["activation"], (), bool(case.by_result)
+    )
     eps, tiny = checks.EPS[compute], checks.TINY[compute]
     near = np.broadcast_to(bound.undecided(env, eps, tiny, checks.MANTISSA[compute][2] / 4), shape)
     axes = tuple(i for i in range(len(shape)) if i != 1)
@@ -147,7 +187,9 @@ def undecided(case, inputs, part, dropout):
     names = [name for stream in kernel.outputs for name in stream.parts]
     for name, (s, _, _) in zip(names, bound.evaluate(env, eps, tiny), strict=True):
         largest = np.broadcast_to(s, shape).max(axis=axes)
-        found[name] = torch.from_numpy(np.where(count, 2.0 * count * largest, 0.0))  # of one branch what it gives, of the other about as much
+        found[name] = torch.from_numpy(
+            np.where(count, 2.0 * count * largest, 0.0)
+        )  # of one branch what it gives, of the other about as much
     return found
 
 
@@ -164,22 +206,31 @@ def _elementwise(name, a, got, want, sums, where, moves=0.0):
     allowed = 0 if sums else 2 + good.numel() // 20000
     if not bad <= allowed or bool((got.isnan() & ~want.isnan()).any()):
         i = int((~good).reshape(-1).nonzero()[0])
-        raise Wrong(f"{where}: {name}: {bad} of {good.numel()} wrong, first at {i}: got {got.reshape(-1)[i]}, expected {want.reshape(-1)[i]}")
+        raise Wrong(
+            f"{where}: {name}: {bad} of {good.numel()} wrong, first at {i}: got {got.reshape(-1)[i]}, expected {want.reshape(-1)[i]}"
+        )
     return float(torch.where(good & error.isfinite(), error, 0.0).max())
 
 
 def _over_rows(case, name, got, want, where):
     """The largest error, relative to the result and to the mean of the results, in units of what is allowed."""
     got, want = got.double(), want.double()
-    allowed = max(OVER_ROWS[case.f["dtypes"][0]], getattr(peers.of(case.f), "LIMIT", {}).get(case.f["op"], lambda sizes: 0.0)(case.sizes))
+    allowed = max(
+        OVER_ROWS[case.f["dtypes"][0]],
+        getattr(peers.of(case.f), "LIMIT", {}).get(case.f["op"], lambda sizes: 0.0)(case.sizes),
+    )
     by_row = getattr(peers.of(case.f), "ROWS_DIFFER", False) and want.dim() > 1
-    error = (got - want).abs() / (want.abs() + (want.abs().mean(-1, keepdim=True) if by_row else want.abs().mean()) + 1e-30)
+    error = (got - want).abs() / (
+        want.abs() + (want.abs().mean(-1, keepdim=True) if by_row else want.abs().mean()) + 1e-30
+    )
     error = torch.where(got == want, 0.0, error)
     worst = float(error.max()) / allowed
     if not worst <= 1:
         i = int(error.nan_to_num(nan=torch.inf).argmax())
-        raise Wrong(f"{where}: {name}: error {worst * allowed:.3g}, allowed {allowed:.3g}, at {i}: got {got.reshape(-1)[i]}, "
-                    f"expected {want.reshape(-1)[i]}")
+        raise Wrong(
+            f"{where}: {name}: error {worst * allowed:.3g}, allowed {allowed:.3g}, at {i}: got {got.reshape(-1)[i]}, "
+            f"expected {want.reshape(-1)[i]}"
+        )
     return worst
 
 
@@ -196,7 +247,9 @@ def kf(case, inputs, outputs, dropout, where):
             a = arguments.get(name)
             if a is None:
                 continue
-            sums = not set(part) & set(a["shape"]) and not complete and a["kind"] != "elem"  # a part of what is added up
+            sums = (
+                not set(part) & set(a["shape"]) and not complete and a["kind"] != "elem"
+            )  # a part of what is added up
             if sums:
                 added[name] = added.get(name, 0) + want
                 continue
@@ -210,7 +263,18 @@ def kf(case, inputs, outputs, dropout, where):
             except Wrong:
                 if not terms:
                     raise
-                worst = max(worst, _elementwise(name, a, got, want, terms, where, undecided(case, inputs, part, dropout)[name].to(got.device)))
+                worst = max(
+                    worst,
+                    _elementwise(
+                        name,
+                        a,
+                        got,
+                        want,
+                        terms,
+                        where,
+                        undecided(case, inputs, part, dropout)[name].to(got.device),
+                    ),
+                )
     for name, want in added.items() if whole else ():
         worst = max(worst, _over_rows(case, name, outputs[name], want, where))
     return worst
@@ -221,10 +285,12 @@ def peer(case, inputs, found, where):
     arguments = {a["name"]: a for a in case.f["arguments"]}
     for name, got in found.items():
         if tuple(got.shape) != case.shape(arguments[name]):
-            raise Wrong(f"{where}: {name}: shape {tuple(got.shape)}, expected {case.shape(arguments[name])}")
+            raise Wrong(
+                f"{where}: {name}: shape {tuple(got.shape)}, expected {case.shape(arguments[name])}"
+            )
     if case.f["dropout"]:
         return
-    for part, complete in parts(case)[0][:2 if case.f["family"] == "map" else 1]:
+    for part, complete in parts(case)[0][: 2 if case.f["family"] == "map" else 1]:
         want = reference(case, inputs, part, None)
         for name, tensor in found.items():
             a = arguments[name]
@@ -236,6 +302,10 @@ def peer(case, inputs, found, where):
             # Eager rounds every intermediate, and a 2-byte quotient next to a kink lands on its other side: a share may differ.
             limit = 1e-3 if case.f["dtypes"] == ["f32"] else 0.1
             terms = case.elements // case.sizes[1] if a["role"] == "sum" else 0
-            off = ((got - ref).abs() > limit * (ref.abs() + ref.abs().median() + math.sqrt(terms))).double().mean()
+            off = (
+                ((got - ref).abs() > limit * (ref.abs() + ref.abs().median() + math.sqrt(terms)))
+                .double()
+                .mean()
+            )
             if not off <= 0.05:
                 raise Wrong(f"{where}: {name}: {100 * float(off):.1f} % of the elements differ")

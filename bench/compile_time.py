@@ -26,17 +26,34 @@ import toolkit  # noqa: E402
 from kfgen import source, spec  # noqa: E402
 from kfgen.render import Selection  # noqa: E402
 
-RESULT, PAGE, MARK = ROOT / "bench/results/compile/nvrtc.json", ROOT / "docs/compile_time.md", "<!-- bench/compile_time.py -->"
-WAYS = {"nvrtc_text": "NVRTC, one text of `kfgen source`", "nvrtc_header": "NVRTC, the op's header", "nvcc_cubin": "nvcc -cubin, the op's header",
-        "nvcc_object": "nvcc -c, the op's header"}
+RESULT, PAGE, MARK = (
+    ROOT / "bench/results/compile/nvrtc.json",
+    ROOT / "docs/compile_time.md",
+    "<!-- bench/compile_time.py -->",
+)
+WAYS = {
+    "nvrtc_text": "NVRTC, one text of `kfgen source`",
+    "nvrtc_header": "NVRTC, the op's header",
+    "nvcc_cubin": "nvcc -cubin, the op's header",
+    "nvcc_object": "nvcc -c, the op's header",
+}
 ARCH = "sm_90"
 
 
 def nvcc_seconds(f, include, folder, *what):
     arguments = f["signature"].split("(", 1)[1].rsplit(")", 1)[0]
     names = ", ".join([a["name"] for a in f["arguments"]] + ["stream"])
-    (folder / "one.cu").write_text(f'#include <{f["header"]}.cuh>\nkf_result_t call({arguments}) {{ return {f["name"]}({names}); }}\n')
-    command = [toolkit.nvcc(), "-O3", f"-arch={ARCH}", *(f"-I{d}" for d in include), *what, "one.cu"]
+    (folder / "one.cu").write_text(
+        f"#include <{f['header']}.cuh>\nkf_result_t call({arguments}) {{ return {f['name']}({names}); }}\n"
+    )
+    command = [
+        toolkit.nvcc(),
+        "-O3",
+        f"-arch={ARCH}",
+        *(f"-I{d}" for d in include),
+        *what,
+        "one.cu",
+    ]
     begin = resource.getrusage(resource.RUSAGE_CHILDREN)
     subprocess.run(command, cwd=folder, check=True)
     end = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -46,12 +63,16 @@ def nvcc_seconds(f, include, folder, *what):
 def every(functions, step):
     """Every so many of them, and of an op that falls through one."""
     found = functions[::step]
-    return found + list({f["op"]: f for f in functions if f["op"] not in {g["op"] for g in found}}.values())
+    return found + list(
+        {f["op"]: f for f in functions if f["op"] not in {g["op"] for g in found}}.values()
+    )
 
 
 def measure(step, nvcc_step):
     selection = Selection(spec.load())
-    launchers = {launcher.name: launcher for k in selection.all_kernels() for launcher in k.launchers}
+    launchers = {
+        launcher.name: launcher for k in selection.all_kernels() for launcher in k.launchers
+    }
     functions = kflib.on("cuda", kflib.manifest()["functions"])
     seconds = {way: [] for way in WAYS}
     with tempfile.TemporaryDirectory() as name:
@@ -60,25 +81,50 @@ def measure(step, nvcc_step):
         nvrtc.compile_text("", arch=ARCH)  # the library is in memory from here on
         for f in every(functions, step):
             asked = source.kernel_names(launchers[f["name"]])
-            seconds["nvrtc_text"].append(nvrtc.compile_text(source.source(selection, f["name"]), asked, arch=ARCH)[0])
-            seconds["nvrtc_header"].append(nvrtc.compile_text(f'#include <{f["header"]}.cuh>\n', asked, include, ARCH)[0])
+            seconds["nvrtc_text"].append(
+                nvrtc.compile_text(source.source(selection, f["name"]), asked, arch=ARCH)[0]
+            )
+            seconds["nvrtc_header"].append(
+                nvrtc.compile_text(f"#include <{f['header']}.cuh>\n", asked, include, ARCH)[0]
+            )
         for f in functions[::nvcc_step]:
-            seconds["nvcc_cubin"].append(nvcc_seconds(f, include, folder, "-cubin", "-o", "one.cubin"))
+            seconds["nvcc_cubin"].append(
+                nvcc_seconds(f, include, folder, "-cubin", "-o", "one.cubin")
+            )
             seconds["nvcc_object"].append(nvcc_seconds(f, include, folder, "-c", "-o", "one.o"))
     cpu = re.search(r"model name\s*:\s*(.*)", pathlib.Path("/proc/cpuinfo").read_text())
     version = subprocess.run([toolkit.nvcc(), "--version"], capture_output=True, text=True).stdout
-    return {"command": f"python3 bench/compile_time.py --step {step} --nvcc-step {nvcc_step}", "cpu": cpu[1] if cpu else "unknown",
-            "arch": ARCH, "nvcc": re.search(r"V([\d.]+)", version)[1], "functions": len(functions),
-            "seconds": {way: {"functions": len(t), "median": round(statistics.median(t), 3), "least": round(min(t), 3), "most": round(max(t), 3)}
-                        for way, t in seconds.items()}}
+    return {
+        "command": f"python3 bench/compile_time.py --step {step} --nvcc-step {nvcc_step}",
+        "cpu": cpu[1] if cpu else "unknown",
+        "arch": ARCH,
+        "nvcc": re.search(r"V([\d.]+)", version)[1],
+        "functions": len(functions),
+        "seconds": {
+            way: {
+                "functions": len(t),
+                "median": round(statistics.median(t), 3),
+                "least": round(min(t), 3),
+                "most": round(max(t), 3),
+            }
+            for way, t in seconds.items()
+        },
+    }
 
 
 def table(result):
-    lines = [f"Processor seconds for one function of the {result['functions']:,}, all its kernels, {result['arch']}, CUDA {result['nvcc']}, "
-             f"{result['cpu']}:", "", "| | median | least | most | functions measured |", "|:--|--:|--:|--:|--:|"]
+    lines = [
+        f"Processor seconds for one function of the {result['functions']:,}, all its kernels, {result['arch']}, CUDA {result['nvcc']}, "
+        f"{result['cpu']}:",
+        "",
+        "| | median | least | most | functions measured |",
+        "|:--|--:|--:|--:|--:|",
+    ]
     for way, words in WAYS.items():
         t = result["seconds"][way]
-        lines.append(f"| {words} | {t['median']:.2f} | {t['least']:.2f} | {t['most']:.2f} | {t['functions']} |")
+        lines.append(
+            f"| {words} | {t['median']:.2f} | {t['least']:.2f} | {t['most']:.2f} | {t['functions']} |"
+        )
     return "\n".join(lines)
 
 

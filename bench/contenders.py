@@ -7,17 +7,24 @@ import peers.map as maps
 import torch
 
 DROPOUT = (0x1234567890ABCDEF, 77, 0.1)  # seed, offset, p
-COLD_BYTES = 192 << 20                   # three times the largest L2 in use, and a little
-WHOLE = 256 << 20                        # tensors from here on evict themselves: one set of them is cold
+COLD_BYTES = 192 << 20  # three times the largest L2 in use, and a little
+WHOLE = 256 << 20  # tensors from here on evict themselves: one set of them is cold
 
 
 def bound(case, f, lib, pool, inputs, outputs, stream, more=()):
     """A launcher on these tensors; what is not among them is NULL. more: values of other arguments, by name."""
     need = lib.workspace_bytes(f, list(case.sizes))
     seed, offset, p = DROPOUT
-    values = {k: case.scalars[k] for k in f.get("scalars", case.f["scalars"])} | dict(more) | dict(zip(f["sizes"], case.sizes))
+    values = (
+        {k: case.scalars[k] for k in f.get("scalars", case.f["scalars"])}
+        | dict(more)
+        | dict(zip(f["sizes"], case.sizes))
+    )
     values |= {"p": p, "seed": seed, "offset": offset}
-    values |= {"workspace": pool.scratch(need, "workspace").data_ptr() if need else None, "workspace_bytes": need}
+    values |= {
+        "workspace": pool.scratch(need, "workspace").data_ptr() if need else None,
+        "workspace_bytes": need,
+    }
     for a in f["arguments"]:
         if a["role"] in ("in", "out", "sum"):
             there = inputs if a["role"] == "in" else outputs
@@ -28,6 +35,7 @@ def bound(case, f, lib, pool, inputs, outputs, stream, more=()):
     def checked():
         if status := call():
             raise RuntimeError(f"{f['name']}: {lib.string(status)} ({lib.detail})")
+
     return checked
 
 
@@ -35,7 +43,12 @@ def fill_saved(case, lib, pool, inputs, stream):
     """What a gradient is given of its forward: kf's own."""
     outputs = {n: inputs[n] for n in case.saved}
     for a in case.forward["arguments"]:
-        if a["role"] == "out" and a["name"] not in outputs and not a["null"] and a["name"] not in case.skip:
+        if (
+            a["role"] == "out"
+            and a["name"] not in outputs
+            and not a["null"]
+            and a["name"] not in case.skip
+        ):
             outputs[a["name"]] = pool.scratch(case.size(a), "forward", a["name"])
     bound(case, case.forward, lib, pool, inputs, outputs, stream)()
 
@@ -43,11 +56,25 @@ def fill_saved(case, lib, pool, inputs, stream):
 def any_calls(case, lib, pool, data, stream, ids):
     """The same by the function whose activation is an argument. ids: {activation: its number}."""
     names = [a["name"] for a in case.f["arguments"] if a["role"] == "act_scalar"]
-    held = np.array([case.scalars[n] for n in names] + [0.0], np.float64 if case.f["dtypes"][0] == "f64" else np.float32)
+    held = np.array(
+        [case.scalars[n] for n in names] + [0.0],
+        np.float64 if case.f["dtypes"][0] == "f64" else np.float32,
+    )
     given = {"activation": ids[case.f["activation"]], "activation_scalars": held.ctypes.data}
     unread = {a["name"] for a in case.f["arguments"] if a.get("unread")}
-    calls = [bound(case, case.any, lib, pool, {n: t for n, t in inputs.items() if n not in unread}, outputs, stream, given)
-             for inputs, outputs in data]
+    calls = [
+        bound(
+            case,
+            case.any,
+            lib,
+            pool,
+            {n: t for n, t in inputs.items() if n not in unread},
+            outputs,
+            stream,
+            given,
+        )
+        for inputs, outputs in data
+    ]
     return lambda i, held=held: calls[i]()
 
 
@@ -70,17 +97,27 @@ def autograd(case, fn, data):
     def call(i):
         if one_pass:
             results, leaves, _ = run(i)
-            return [results[0].detach(), *torch.autograd.grad(results, leaves, [torch.ones_like(r) for r in results])]
+            return [
+                results[0].detach(),
+                *torch.autograd.grad(results, leaves, [torch.ones_like(r) for r in results]),
+            ]
         if i not in kept:
             kept[i] = run(i)
         results, leaves, t = kept[i]
-        return torch.autograd.grad(results, leaves, [t[f"d{n}"].to(r.dtype) for n, r in zip(case.results, results)], retain_graph=True)
+        return torch.autograd.grad(
+            results,
+            leaves,
+            [t[f"d{n}"].to(r.dtype) for n, r in zip(case.results, results)],
+            retain_graph=True,
+        )
+
     return call, case.results[:one_pass] + [f"d{n}" for n in wanted]
 
 
 def out_calls(case, data):
     """PyTorch's functions that write into given tensors; None where it has none."""
     from peers import map_out, row_out
+
     f, p = case.f, DROPOUT[2]
     mine = [{n: torch.empty_like(t) for n, t in outputs.items()} for _, outputs in data]
     if f["family"] == "map":
@@ -94,6 +131,7 @@ def out_calls(case, data):
     def call(i):
         runs[i]()
         return [mine[i][n] for n in names]
+
     return call, names
 
 
@@ -102,14 +140,23 @@ def peer_calls(case, data, args, library=None):
     f, p, found = case.f, DROPOUT[2], {}
     if not peers.known(f):
         return {}
-    fn, outs = peers.forward(f, case.scalars, maps.torch_dropout(p)), [a["name"] for a in case.outputs]
+    fn, outs = (
+        peers.forward(f, case.scalars, maps.torch_dropout(p)),
+        [a["name"] for a in case.outputs],
+    )
     gradient = f["bwd"] or f["op"] in getattr(peers.of(f), "ONE_PASS", ())
 
     def compiled(function):
         return torch.compile(function, fullgraph=True, dynamic=False, mode=args.mode)
 
     for peer in case.peers:
-        if peer == "any" or peer.startswith("compile") and args.no_compile or peer == "compile_autograd" and not gradient:
+        if (
+            peer == "any"
+            or peer.startswith("compile")
+            and args.no_compile
+            or peer == "compile_autograd"
+            and not gradient
+        ):
             continue
         if peer in ("cub", "cublas"):
             if peer in (library or {}) and f["family"] == "reduce" and not f["bwd"]:
@@ -121,11 +168,20 @@ def peer_calls(case, data, args, library=None):
                 found[peer] = call
         elif peer == "compile" and f["bwd"]:
             if f["op"] in getattr(peers.of(f), "BACKWARD", {}):
-                closed = compiled(maps.backward(f, case.outputs, case.scalars, maps.random_mask(p) if f["dropout"] else maps.no_drop))
+                closed = compiled(
+                    maps.backward(
+                        f,
+                        case.outputs,
+                        case.scalars,
+                        maps.random_mask(p) if f["dropout"] else maps.no_drop,
+                    )
+                )
                 found[peer] = (lambda i, g=closed: g(data[i][0])), outs
         elif gradient:
             if peer != "compile":
-                found[peer] = autograd(case, compiled(fn) if peer == "compile_autograd" else fn, data)
+                found[peer] = autograd(
+                    case, compiled(fn) if peer == "compile_autograd" else fn, data
+                )
         else:
             run = compiled(fn) if peer == "compile" else fn
             found[peer] = (lambda i, run=run: run(data[i][0])), case.results
@@ -153,10 +209,17 @@ def copied(moved):
 
 def copy_calls(case, pool, sets, backend):
     half = copied(case.bytes)
-    pairs = [(pool.scratch(half, "source", i, how="normal")[:half // 4], pool.scratch(half, "target", i)[:half // 4]) for i in range(sets)]
+    pairs = [
+        (
+            pool.scratch(half, "source", i, how="normal")[: half // 4],
+            pool.scratch(half, "target", i)[: half // 4],
+        )
+        for i in range(sets)
+    ]
 
     def call(i):
         pairs[i][1].copy_(pairs[i][0])
+
     return {"copy": call} if backend == "cuda" else {"copy_1": call, "copy": call}
 
 
@@ -165,7 +228,9 @@ def sets_of(case, backend):
     if backend == "cpu":
         return 1
     bytes_of = [case.size(a) for a in case.inputs + case.outputs if not a["unread"]]
-    along = [size for size in bytes_of if 2 * size >= max(bytes_of)]  # not a bias, a table, labels: those may stay in the cache
+    along = [
+        size for size in bytes_of if 2 * size >= max(bytes_of)
+    ]  # not a bias, a table, labels: those may stay in the cache
     return 1 if min(along) >= WHOLE else max(3, -(-COLD_BYTES // case.bytes))
 
 
@@ -174,10 +239,17 @@ def libraries(args, pool, timer, flags):
     if args.backend != "cuda" or args.shard:
         return {}
     from peers import library
+
     cub = library.cub(args.build_dir / "cub", flags)
 
     def make(case):  # as many tensors in turn as kf's: one alone would be read from the cache
-        calls = [cub(pool.scratch(case.bytes, "cub", i, how="normal")[:case.bytes // 4], timer.stream.cuda_stream)
-                 for i in range(sets_of(case, args.backend))]
+        calls = [
+            cub(
+                pool.scratch(case.bytes, "cub", i, how="normal")[: case.bytes // 4],
+                timer.stream.cuda_stream,
+            )
+            for i in range(sets_of(case, args.backend))
+        ]
         return lambda i: calls[i]()
+
     return {"cub": make}

@@ -7,11 +7,17 @@ import peers
 import torch
 from peers.map import TORCH
 
-DISTRIBUTION = ("inputs N(0, 1), drawn once in float32 and rounded to the dtype, but for labels, masks and probabilities; variances |N(0, 1)| + 0.1; "
-                "what a gradient is given of its forward is kf's own; outputs filled with a NaN pattern before the check")
+DISTRIBUTION = (
+    "inputs N(0, 1), drawn once in float32 and rounded to the dtype, but for labels, masks and probabilities; variances |N(0, 1)| + 0.1; "
+    "what a gradient is given of its forward is kf's own; outputs filled with a NaN pattern before the check"
+)
 
 # A NaN that no arithmetic produces: its payload shows where a kernel did not write.
-POISON = {torch.float32: (torch.int32, 0x7FABCDEF), torch.float16: (torch.int16, 0x7DAB), torch.bfloat16: (torch.int16, 0x7FAB)}
+POISON = {
+    torch.float32: (torch.int32, 0x7FABCDEF),
+    torch.float16: (torch.int16, 0x7DAB),
+    torch.bfloat16: (torch.int16, 0x7FAB),
+}
 PLAIN = ("normal", "positive", "uniform")  # drawn element by element, whatever the shape
 
 
@@ -37,15 +43,29 @@ class Pool:
     def _shaped(self, shape, dtype, how, case):
         """What depends on more than the number of elements."""
         if how == "words":
-            return torch.randint(case.sizes[1], shape, generator=self.generator, device=self.device, dtype=dtype)
+            return torch.randint(
+                case.sizes[1], shape, generator=self.generator, device=self.device, dtype=dtype
+            )
         if how in case.f["sizes"]:
-            return torch.randint(case.sizes[case.f["sizes"].index(how)], shape, generator=self.generator, device=self.device, dtype=dtype)
+            return torch.randint(
+                case.sizes[case.f["sizes"].index(how)],
+                shape,
+                generator=self.generator,
+                device=self.device,
+                dtype=dtype,
+            )
         if how == "labels":
-            return torch.randint(case.sizes[-1], shape, generator=self.generator, device=self.device, dtype=dtype)
+            return torch.randint(
+                case.sizes[-1], shape, generator=self.generator, device=self.device, dtype=dtype
+            )
         if how in ("mask", "seen"):
             seen = torch.rand(shape, generator=self.generator, device=self.device) < 0.7
             seen[..., 0] = True  # no query without a key
-            return seen if how == "seen" else torch.where(seen, self._normal(seen.numel()).view(shape), -torch.inf).to(dtype)
+            return (
+                seen
+                if how == "seen"
+                else torch.where(seen, self._normal(seen.numel()).view(shape), -torch.inf).to(dtype)
+            )
         values = self._normal(math.prod(shape)).view(shape)
         if how == "distribution":
             return values.softmax(-1).to(dtype)
@@ -59,7 +79,11 @@ class Pool:
         flat = self.buffers.get(key)
         if flat is None or flat.numel() < count:
             self.buffers.pop(key, None)
-            flat = self._draw(count, dtype, how) if how else torch.zeros(count, dtype=dtype, device=self.device)
+            flat = (
+                self._draw(count, dtype, how)
+                if how
+                else torch.zeros(count, dtype=dtype, device=self.device)
+            )
             self.buffers[key] = flat
         return flat[:count]
 
@@ -68,8 +92,16 @@ class Pool:
         found, taken = ({}, {}), {}
         for part, arguments in zip(found, (case.inputs, case.outputs)):
             for a in arguments:
-                shape, dtype, read = case.shape(a), TORCH[a["dtype"]], a["role"] == "in" and a["name"] not in saved
-                how = peers.draw(case.f, a["name"]) or ("positive" if a["positive"] else "normal") if read else None
+                shape, dtype, read = (
+                    case.shape(a),
+                    TORCH[a["dtype"]],
+                    a["role"] == "in" and a["name"] not in saved,
+                )
+                how = (
+                    peers.draw(case.f, a["name"]) or ("positive" if a["positive"] else "normal")
+                    if read
+                    else None
+                )
                 how = a["index"]["below"] if read and a["index"] else how  # a size
                 if how and how not in PLAIN:
                     key = ("shaped", how, dtype, shape, case.sizes[-1], index)
@@ -78,14 +110,18 @@ class Pool:
                     part[a["name"]] = self.buffers[key]
                     continue
                 use = (dtype, how, math.prod(shape) < 1 << 16, a["kind"] == "half", index)
-                taken[use] = taken.get(use, -1) + 1  # the first, second, ... of its kind in this call
-                part[a["name"]] = self.take((*use, taken[use]), math.prod(shape), dtype, how).view(shape)
+                taken[use] = (
+                    taken.get(use, -1) + 1
+                )  # the first, second, ... of its kind in this call
+                part[a["name"]] = self.take((*use, taken[use]), math.prod(shape), dtype, how).view(
+                    shape
+                )
         return found
 
     def scratch(self, size, *name, how=None):
         """At least `size` bytes: a workspace, or one side of the copy."""
         flat = self.take(("scratch", *name), (size + 3) // 4 + 64, torch.float32, how)
-        return flat[-flat.data_ptr() % 256 // 4:]  # aligned as a workspace has to be
+        return flat[-flat.data_ptr() % 256 // 4 :]  # aligned as a workspace has to be
 
 
 def poison(tensor):

@@ -45,7 +45,9 @@ class Tensors:
     def __init__(self, torch, dtype, sizes, device="cuda"):
         self.torch, self.device, (self.rows, self.cols, self.depth) = torch, device, sizes
         self.type = {"bf16": torch.bfloat16, "f16": torch.float16}.get(dtype, torch.float32)
-        each = (self.rows * self.depth + self.cols * self.depth + self.rows * self.cols) * self.type.itemsize
+        each = (
+            self.rows * self.depth + self.cols * self.depth + self.rows * self.cols
+        ) * self.type.itemsize
         self.sets = max(2, min(32, math.ceil(COLD / each)))
 
     def drawn(self, *shape, scale=1.0):
@@ -75,7 +77,12 @@ class Tensors:
     def turned(self):
         """{layout: factors that lie so, whose product is x . weight^T}."""
         x, weight = ([t.mT.contiguous() for t in tensors] for tensors in (self.x, self.weight))
-        return {"nt": (self.x, self.weight), "nn": (self.x, weight), "tn": (x, weight), "tt": (x, self.weight)}
+        return {
+            "nt": (self.x, self.weight),
+            "nn": (self.x, weight),
+            "tn": (x, weight),
+            "tt": (x, self.weight),
+        }
 
 
 def by_kf(lib, functions, t, dtype, words, options, stream):
@@ -96,8 +103,17 @@ def by_kf(lib, functions, t, dtype, words, options, stream):
         given |= {"bias": t.bias} if "bias" in options else {}
         given |= {"pre": torch.empty_like(given["out"])} if "pre" in options else {}
         given |= {"residual": t.residual[i]} if "residual" in names else {}
-        values = {a["name"]: None for a in f["arguments"]} | {n: v.data_ptr() for n, v in given.items()} | dict(zip(f["sizes"], sizes))
-        values |= {"alpha": 1.0, "beta": 0.0, "workspace": workspace.data_ptr(), "workspace_bytes": need}
+        values = (
+            {a["name"]: None for a in f["arguments"]}
+            | {n: v.data_ptr() for n, v in given.items()}
+            | dict(zip(f["sizes"], sizes))
+        )
+        values |= {
+            "alpha": 1.0,
+            "beta": 0.0,
+            "workspace": workspace.data_ptr(),
+            "workspace_bytes": need,
+        }
         calls.append(lib.bind(f, values, stream))
         outs.append(given)
 
@@ -105,6 +121,7 @@ def by_kf(lib, functions, t, dtype, words, options, stream):
         if status := calls[i]():
             raise RuntimeError(f"{f['name']}: {lib.string(status)} ({lib.detail})")
         return outs[i]["out"]
+
     return call
 
 
@@ -117,14 +134,25 @@ def by_torch(t, words, options):
         return lambda i: torch.mm(t.x[i], t.weight[i].t(), out=outs[i])
     if what in ("nn", "tn", "tt"):
         a, b = t.turned[what]
-        return lambda i: (a[i].t() if what[0] == "t" else a[i]) @ (b[i].t() if what[1] == "t" else b[i])
+        return lambda i: (
+            (a[i].t() if what[0] == "t" else a[i]) @ (b[i].t() if what[1] == "t" else b[i])
+        )
     if what == "linear":
         return lambda i: F.linear(t.x[i], t.weight[i], bias)
     if what in ("relu", "gelu_tanh"):  # cuBLASLt's
-        return lambda i: torch._addmm_activation(t.bias, t.x[i], t.weight[i].t(), use_gelu=what == "gelu_tanh")
-    formulas = {"gelu": lambda x, w, u: F.gelu(F.linear(x, w, bias)), "gated": lambda x, w, u: F.silu(F.linear(x, w)) * F.linear(x, u)}
+        return lambda i: torch._addmm_activation(
+            t.bias, t.x[i], t.weight[i].t(), use_gelu=what == "gelu_tanh"
+        )
+    formulas = {
+        "gelu": lambda x, w, u: F.gelu(F.linear(x, w, bias)),
+        "gated": lambda x, w, u: F.silu(F.linear(x, w)) * F.linear(x, u),
+    }
     up = t.up if what == "gated" else [None] * t.sets
-    run = torch.compile(formulas[what], fullgraph=True, dynamic=False) if words[0] == "compile" else formulas[what]
+    run = (
+        torch.compile(formulas[what], fullgraph=True, dynamic=False)
+        if words[0] == "compile"
+        else formulas[what]
+    )
     return lambda i: run(t.x[i], t.weight[i], up[i])
 
 
@@ -135,7 +163,15 @@ def wanted(t, words):
     if name in ("linear_silu_mul", "gated"):
         return F.silu(acc) * product(t.up[0])
     acc = acc + t.bias.double() if "bias" in words[2:] else acc
-    acc = F.relu(acc) if "relu" in name else F.gelu(acc, approximate="tanh") if "gelu_tanh" in name else F.gelu(acc) if "gelu" in name else acc
+    acc = (
+        F.relu(acc)
+        if "relu" in name
+        else F.gelu(acc, approximate="tanh")
+        if "gelu_tanh" in name
+        else F.gelu(acc)
+        if "gelu" in name
+        else acc
+    )
     return acc + t.residual[0].double() if name.endswith("_add") else acc
 
 
@@ -153,7 +189,15 @@ def measure(group, sizes, libs, functions, timer, pace, rounds, torch):
     for contender in contenders:
         words, options = parse(contender)
         if words[0] == "kf":
-            calls[contender] = by_kf(libs["early" in options], functions, t, dtype, words, options, timer.stream.cuda_stream)
+            calls[contender] = by_kf(
+                libs["early" in options],
+                functions,
+                t,
+                dtype,
+                words,
+                options,
+                timer.stream.cuda_stream,
+            )
         else:
             calls[contender] = by_torch(t, words, options)
         off[contender] = error(calls[contender](0), wanted(t, words))
@@ -168,8 +212,15 @@ def measure(group, sizes, libs, functions, timer, pace, rounds, torch):
         if own in us and there:
             ratios[pair] = min(there) / us[own]
     flops = 2 * math.prod(sizes)
-    return {"dtype": dtype, "sizes": list(sizes), "pace": pace, "times": found, "ratios": ratios, "errors": off,
-            "tflops": {name: flops / u * 1e-6 for name, u in us.items()}}
+    return {
+        "dtype": dtype,
+        "sizes": list(sizes),
+        "pace": pace,
+        "times": found,
+        "ratios": ratios,
+        "errors": off,
+        "tflops": {name: flops / u * 1e-6 for name, u in us.items()},
+    }
 
 
 def geomean(values):
@@ -180,30 +231,66 @@ def said(rows):
     """Of each ratio its geometric mean and its least, one line each."""
     for ratio in dict.fromkeys(r for row in rows for r in row["ratios"]):
         found = [(row["ratios"][ratio], row["sizes"]) for row in rows if ratio in row["ratios"]]
-        print(f"{ratio:<52} {geomean([f for f, _ in found]):.3f}, least {min(found)[0]:.3f} at {min(found)[1]}", flush=True)
+        print(
+            f"{ratio:<52} {geomean([f for f, _ in found]):.3f}, least {min(found)[0]:.3f} at {min(found)[1]}",
+            flush=True,
+        )
 
 
 def arguments():
     p = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    p.add_argument("--group", action="append", help="one of shapes.toml's; may be repeated; all, if it is not said")
+    p.add_argument(
+        "--group",
+        action="append",
+        help="one of shapes.toml's; may be repeated; all, if it is not said",
+    )
     p.add_argument("--pace", action="append", choices=("shuffled", "burst", "sustained"))
     p.add_argument("--out", type=pathlib.Path)
     p.add_argument("--flags", default=FLAGS)
     p.add_argument("--rounds", type=int, default=5)
-    p.add_argument("--limit-seconds", type=float, default=float("inf"), help="begin no shape after so many seconds")
+    p.add_argument(
+        "--limit-seconds",
+        type=float,
+        default=float("inf"),
+        help="begin no shape after so many seconds",
+    )
     p.add_argument("--build-dir", type=pathlib.Path, default=HERE.parent / "build-bench")
-    p.add_argument("--build-only", action="store_true", help="compile, also torch.compile's kernels, and measure nothing")
+    p.add_argument(
+        "--build-only",
+        action="store_true",
+        help="compile, also torch.compile's kernels, and measure nothing",
+    )
     return p.parse_args()
 
 
 def build(args, chosen):
     """({whether weights are read early: the launchers}, the manifest's entries)."""
     import kflib
-    names = {early: {function_of(words, g["dtype"]) for g in chosen.values() for words, options in map(parse, g["contenders"])
-                     if words[0] == "kf" and ("early" in options) == early} for early in (False, True)}
-    functions = {f["name"]: f for f in kflib.manifest()["functions"] if f["name"] in names[False] | names[True]}
-    libs = {early: kflib.build("cuda", [functions[n] for n in sorted(found)], args.build_dir / ("early" if early else "layers"),
-                               flags=shlex.split(args.flags) + ["-DKF_EARLY_WEIGHTS"] * early) for early, found in names.items() if found}
+
+    names = {
+        early: {
+            function_of(words, g["dtype"])
+            for g in chosen.values()
+            for words, options in map(parse, g["contenders"])
+            if words[0] == "kf" and ("early" in options) == early
+        }
+        for early in (False, True)
+    }
+    functions = {
+        f["name"]: f
+        for f in kflib.manifest()["functions"]
+        if f["name"] in names[False] | names[True]
+    }
+    libs = {
+        early: kflib.build(
+            "cuda",
+            [functions[n] for n in sorted(found)],
+            args.build_dir / ("early" if early else "layers"),
+            flags=shlex.split(args.flags) + ["-DKF_EARLY_WEIGHTS"] * early,
+        )
+        for early, found in names.items()
+        if found
+    }
     return libs, functions
 
 
@@ -212,6 +299,7 @@ def main():
     import machine
     import timing
     import torch
+
     chosen = {n: g for n, g in groups().items() if n in (args.group or groups())}
     libs, functions = build(args, chosen)
     print(f"built at {time.monotonic() - started:.0f} s", flush=True)
@@ -224,9 +312,24 @@ def main():
                 if time.monotonic() - started > args.limit_seconds:
                     print(f"{name}, {pace}: stopped before {sizes}", flush=True)
                     break
-                row = {"group": name} | measure(group, sizes, libs, functions, timer, pace, 0 if args.build_only else args.rounds, torch)
+                row = {"group": name} | measure(
+                    group,
+                    sizes,
+                    libs,
+                    functions,
+                    timer,
+                    pace,
+                    0 if args.build_only else args.rounds,
+                    torch,
+                )
                 mine.append(row)
-                print(name, pace, sizes, {n: round(f["us"], 1) for n, f in row["times"].items() if "us" in f}, flush=True)
+                print(
+                    name,
+                    pace,
+                    sizes,
+                    {n: round(f["us"], 1) for n, f in row["times"].items() if "us" in f},
+                    flush=True,
+                )
                 torch.cuda.empty_cache()
             if not args.build_only:
                 print(f"--- {name}, {pace}, at {time.monotonic() - started:.0f} s")
@@ -234,12 +337,22 @@ def main():
             rows += mine
     if args.out and not args.build_only:
         import store
+
         where = machine.describe("cuda", "nvcc", shlex.split(args.flags), 1)
-        head = {"command": shlex.join(["python3", "bench/layers.py", *sys.argv[1:]]), "machine": where, "method": timing.METHOD,
-                "paces": timing.PACES, "data": DATA}
+        head = {
+            "command": shlex.join(["python3", "bench/layers.py", *sys.argv[1:]]),
+            "machine": where,
+            "method": timing.METHOD,
+            "paces": timing.PACES,
+            "data": DATA,
+        }
         kept = json.loads(args.out.read_text())["rows"] if args.out.exists() else []
         new = {(r["group"], r["pace"], tuple(r["sizes"])) for r in rows}
-        store.write(args.out, head, [r for r in kept if (r["group"], r["pace"], tuple(r["sizes"])) not in new] + rows)
+        store.write(
+            args.out,
+            head,
+            [r for r in kept if (r["group"], r["pace"], tuple(r["sizes"])) not in new] + rows,
+        )
 
 
 if __name__ == "__main__":

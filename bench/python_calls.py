@@ -26,7 +26,14 @@ class Both:
         self.given = [pool.tensors(case, i)[0] for i in range(sets)]
         self.results = [n for n in case.results]
         shapes = {a["name"]: a for a in case.f["arguments"]}
-        self.ups = [[self._own(shapes[n], f"d{n}", i, "normal") for n in self.results] for i in range(sets)] if self.gradient else []
+        self.ups = (
+            [
+                [self._own(shapes[n], f"d{n}", i, "normal") for n in self.results]
+                for i in range(sets)
+            ]
+            if self.gradient
+            else []
+        )
         gradients = {a["name"] for a in self.gradient.f["arguments"]} if self.gradient else ()
         self.wanted = [a["name"] for a in case.inputs if f"d{a['name']}" in gradients]
 
@@ -54,21 +61,35 @@ class Both:
         def call(t):
             found = own(**{word: t[n] for word, n in words.items() if n in t}, **more)
             return list(found) if isinstance(found, tuple) else [found]
+
         return call
 
     def named(self):
         """(name in kf.ops, {its word: the tensor's name}, other arguments)."""
         f = self.case.f
         scalars = self.case.scalars | ({"p": contenders.DROPOUT[2]} if f["dropout"] else {})
-        aliases = [a for a in kflib.manifest()["aliases"] if (a["op"], a["activation"]) == (f["op"], f["activation"])]
+        aliases = [
+            a
+            for a in kflib.manifest()["aliases"]
+            if (a["op"], a["activation"]) == (f["op"], f["activation"])
+        ]
         if aliases:
             words = {a["name"]: a["of"] for a in aliases[-1]["arguments"]}
             name = aliases[-1]["name"]
         else:
             words = {a["name"]: a["name"] for a in self.case.inputs} | {s: s for s in f["scalars"]}
-            name = f["name"].removeprefix("kf_cpu_").removeprefix("kf_").removesuffix("_" + "_".join(f["dtypes"]))
+            name = (
+                f["name"]
+                .removeprefix("kf_cpu_")
+                .removeprefix("kf_")
+                .removesuffix("_" + "_".join(f["dtypes"]))
+            )
         more = {word: scalars[n] for word, n in words.items() if n in scalars}
-        return name, {w: n for w, n in words.items() if n not in scalars}, more | ({"dim": 1} if f["family"] == "reduce" else {})
+        return (
+            name,
+            {w: n for w, n in words.items() if n not in scalars},
+            more | ({"dim": 1} if f["family"] == "reduce" else {}),
+        )
 
     # ---- the launchers
 
@@ -77,20 +98,31 @@ class Both:
         calls, made, gradients, inputs = [], [], [], []
         f, g = self.forward, self.gradient
         for i, given in enumerate(self.given):
-            outputs = {a["name"]: self._own(a, a["name"], i) for a in f.f["arguments"]
-                       if a["role"] == "out" and a["name"] not in f.skip and (not a["null"] or a["name"] in g.saved)}
+            outputs = {
+                a["name"]: self._own(a, a["name"], i)
+                for a in f.f["arguments"]
+                if a["role"] == "out"
+                and a["name"] not in f.skip
+                and (not a["null"] or a["name"] in g.saved)
+            }
             grads = {a["name"]: self._own(a, f"launched {a['name']}", i) for a in g.outputs}
             read = given | outputs | {f"d{n}": up for n, up in zip(self.results, self.ups[i])}
             read = {a["name"]: read[a["name"]] for a in g.inputs}
-            calls.append((contenders.bound(f, f.f, lib, self.pool, given, outputs, stream),
-                          contenders.bound(g, g.f, lib, self.pool, read, grads, stream)))
+            calls.append(
+                (
+                    contenders.bound(f, f.f, lib, self.pool, given, outputs, stream),
+                    contenders.bound(g, g.f, lib, self.pool, read, grads, stream),
+                )
+            )
             made.append(outputs), gradients.append(grads), inputs.append(read)
         return lambda i: [call() for call in calls[i]], made, gradients, inputs
 
     # ---- PyTorch
 
     def torch(self, args, compiled):
-        fn = peers.forward(self.case.f, self.case.scalars, maps.torch_dropout(contenders.DROPOUT[2]))
+        fn = peers.forward(
+            self.case.f, self.case.scalars, maps.torch_dropout(contenders.DROPOUT[2])
+        )
         return torch.compile(fn, fullgraph=True, dynamic=False, mode=args.mode) if compiled else fn
 
     def peers(self, args):
@@ -108,10 +140,16 @@ class Both:
         seed, offset, _ = contenders.DROPOUT
         found = self.run(0, self.kf((seed, offset) if self.case.f["dropout"] else None))
         results = dict(zip(self.results, found))
-        worst = check.kf(self.case, self.given[0], {n: t.detach() for n, t in results.items()}, contenders.DROPOUT, key)
+        worst = check.kf(
+            self.case,
+            self.given[0],
+            {n: t.detach() for n, t in results.items()},
+            contenders.DROPOUT,
+            key,
+        )
         if not self.gradient:
             return worst
-        grads = {f"d{n}": t for n, t in zip(self.wanted, found[len(self.results):])}
+        grads = {f"d{n}": t for n, t in zip(self.wanted, found[len(self.results) :])}
         given = launched[3][0] | {n: t.detach() for n, t in results.items() if n in launched[3][0]}
         return max(worst, check.kf(self.gradient, given, grads, contenders.DROPOUT, key))
 
@@ -120,7 +158,9 @@ def function(name):
     try:
         import kernel_fusion as kf
     except ImportError as error:
-        raise SystemExit(f"bench: this set calls kf from Python, which does not find it: pip install . ({error})") from error
+        raise SystemExit(
+            f"bench: this set calls kf from Python, which does not find it: pip install . ({error})"
+        ) from error
     return getattr(kf.ops, name)
 
 
@@ -130,15 +170,30 @@ def measure(case, lib, pool, timer, args):
         torch._dynamo.reset()
     sets = contenders.sets_of(case, args.backend)
     both = Both(case, pool, sets)
-    row = {"function": f"kf.ops.{both.named()[0]}", "op": case.f["op"], "activation": case.f["activation"], "bwd": False,
-           "directions": "forward and backward" if case.gradient else "forward", "dtypes": case.f["dtypes"], "family": case.f["family"],
-           "variant": case.variant, "at": "", "sizes": list(case.sizes), "bytes": both.bytes, "sets": sets}
+    row = {
+        "function": f"kf.ops.{both.named()[0]}",
+        "op": case.f["op"],
+        "activation": case.f["activation"],
+        "bwd": False,
+        "directions": "forward and backward" if case.gradient else "forward",
+        "dtypes": case.f["dtypes"],
+        "family": case.f["family"],
+        "variant": case.variant,
+        "at": "",
+        "sizes": list(case.sizes),
+        "bytes": both.bytes,
+        "sets": sets,
+    }
     stream = timer.stream.cuda_stream if args.backend == "cuda" else 0
     launched = both.launchers(lib, stream) if "launchers" in case.peers else None
     if launched:
         launched[0](0)
     row["error"] = round(both.check(launched, case.key), 3)
     own = both.kf()
-    timed = {"kf": lambda i: both.run(i, own), **({"launchers": launched[0]} if launched else {}), **both.peers(args),
-             **contenders.copy_calls(both, pool, sets, args.backend)}
+    timed = {
+        "kf": lambda i: both.run(i, own),
+        **({"launchers": launched[0]} if launched else {}),
+        **both.peers(args),
+        **contenders.copy_calls(both, pool, sets, args.backend),
+    }
     return row, both, timer.measure(timed, sets, args.rounds)

@@ -20,5 +20,7 @@ def write(path, head, rows):
     path.parent.mkdir(parents=True, exist_ok=True)
     body = ",\n".join(json.dumps(rounded(r)) for r in rows)
     temporary = path.with_suffix(".tmp")
-    temporary.write_text(f'{json.dumps(rounded(head), indent=1)[:-2]},\n "rows": [\n{body}\n ]\n}}\n')
+    temporary.write_text(
+        f'{json.dumps(rounded(head), indent=1)[:-2]},\n "rows": [\n{body}\n ]\n}}\n'
+    )
     temporary.replace(path)

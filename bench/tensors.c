@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What functions on tensors cost beside their launchers, on the CPU: a call's nanoseconds, and times over dense for tensors that lie
-   otherwise.
+/* What functions on tensors cost beside their launchers, on the CPU: a call's nanoseconds, and
+   times over dense for tensors that lie otherwise.
 
-   kfgen runtime --ops add,layer_norm,softmax --dtypes f32,bf16 --activations none,relu -o build/ops.h
-   gcc -O2 -march=native -Ibuild -Iinclude -isystem build/include bench/tensors.c -o build/tensors -lm && build/tensors */
+   kfgen runtime --ops add,layer_norm,softmax --dtypes f32,bf16 --activations none,relu -o
+   build/ops.h gcc -O2 -march=native -Ibuild -Iinclude -isystem build/include bench/tensors.c -o
+   build/tensors -lm && build/tensors */
 #define _GNU_SOURCE
 #define KF_RUNTIME_IMPLEMENTATION
 #include "ops.h"
@@ -33,8 +34,14 @@ static void *pointers[3];
 static int64_t n;
 static const double eps[] = {1e-5};
 
-static kf_result_t launch_add(void) { return kf_cpu_add_relu_f32((float *)pointers[0], (float *)pointers[1], (float *)pointers[2], n); }
-static kf_result_t fused_add(void) { return kf_fused_add_activation(ctx, x, y, out, KF_ACTIVATION_RELU, NULL); }
+static kf_result_t launch_add(void)
+{
+    return kf_cpu_add_relu_f32((float *)pointers[0], (float *)pointers[1], (float *)pointers[2], n);
+}
+static kf_result_t fused_add(void)
+{
+    return kf_fused_add_activation(ctx, x, y, out, KF_ACTIVATION_RELU, NULL);
+}
 static kf_result_t run_plan(void) { return kf_plan_run(plan, pointers, NULL); }
 static kf_result_t call_op(void)
 {
@@ -78,14 +85,15 @@ static void overhead(void)
     op = kf_op_lookup("add", KF_ACTIVATION_RELU, dtypes, 1, 0);
     puts("add_relu f32, ns a call: elements, launcher, plan, by name, function");
     for (n = 16; n <= 16384; n *= 32) {
-        x = matrix(1, n, n, 1, KF_F32), y = matrix(1, n, n, 1, KF_F32), out = matrix(1, n, n, 1, KF_F32);
+        x = matrix(1, n, n, 1, KF_F32), y = matrix(1, n, n, 1, KF_F32),
+        out = matrix(1, n, n, 1, KF_F32);
         const kf_tensor_t *const tensors[] = {x, y, out};
         kf_op_arguments_t a = {0};
         a.tensors = tensors;
         plan = kf_plan_create(ctx, op, &a);
         for (int i = 0; i < 3; ++i) pointers[i] = kf_tensor_data(tensors[i]);
-        printf("%6d %8.0f %8.0f %8.0f %8.0f\n", (int)n, timed(launch_add, 200), timed(run_plan, 200), timed(call_op, 200),
-               timed(fused_add, 200));
+        printf("%6d %8.0f %8.0f %8.0f %8.0f\n", (int)n, timed(launch_add, 200),
+               timed(run_plan, 200), timed(call_op, 200), timed(fused_add, 200));
         kf_plan_destroy(plan), kf_tensor_destroy(x), kf_tensor_destroy(y), kf_tensor_destroy(out);
     }
 }
@@ -103,12 +111,14 @@ static void layouts(const char *name, const char *of, int dtype)
     double dense = 0;
     op = kf_op_lookup(name, KF_ACTIVATION_NONE, &dtype, 1, 0);
     for (size_t i = 0; i < sizeof ways / sizeof *ways; ++i) {
-        x = matrix(SIDE, SIDE, ways[i].x[0], ways[i].x[1], dtype), y = matrix(SIDE, SIDE, SIDE, 1, dtype);
+        x = matrix(SIDE, SIDE, ways[i].x[0], ways[i].x[1], dtype),
+        y = matrix(SIDE, SIDE, SIDE, 1, dtype);
         out = matrix(SIDE, SIDE, ways[i].out[0], ways[i].out[1], dtype);
         if (*of == '1') kf_tensor_destroy(y), y = out; /* of one input: x, out */
         const double us = timed(call_op, 1) / 1e3;
         if (!i) dense = us;
-        printf("%s %s, %s: %.0f us, %.2f of dense\n", name, dtype == KF_F32 ? "f32" : "bf16", ways[i].name, us, us / dense);
+        printf("%s %s, %s: %.0f us, %.2f of dense\n", name, dtype == KF_F32 ? "f32" : "bf16",
+               ways[i].name, us, us / dense);
         if (y != out) kf_tensor_destroy(y);
         kf_tensor_destroy(x), kf_tensor_destroy(out);
     }
@@ -118,6 +128,7 @@ int main(void)
 {
     ctx = kf_context_create(-1);
     overhead();
-    for (int dtype = KF_F32; dtype <= KF_BF16; dtype += KF_BF16 - KF_F32) layouts("add", "2", dtype), layouts("softmax", "1", dtype);
+    for (int dtype = KF_F32; dtype <= KF_BF16; dtype += KF_BF16 - KF_F32)
+        layouts("add", "2", dtype), layouts("softmax", "1", dtype);
     return kf_context_destroy(ctx) != KF_SUCCESS;
 }

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// What functions on tensors cost on a GPU: the host's nanoseconds a call beside the launcher's, and copies of tensors that lie otherwise
-// beside a copy of as many bytes.
+// What functions on tensors cost on a GPU: the host's nanoseconds a call beside the launcher's, and
+// copies of tensors that lie otherwise beside a copy of as many bytes.
 //
 // kfgen runtime --ops add,layer_norm --dtypes f32,bf16 --activations none,relu -o build/ops.h
-// nvcc -O3 -arch=native -Ibuild -Iinclude -isystem build/include bench/tensors_cuda.cu -o build/tensors_cuda && build/tensors_cuda
+// nvcc -O3 -arch=native -Ibuild -Iinclude -isystem build/include bench/tensors_cuda.cu -o
+// build/tensors_cuda && build/tensors_cuda
 #define KF_RUNTIME_IMPLEMENTATION
 #include "ops.h"
 #include <kf/ops/layer_norm.cuh>
@@ -23,7 +24,10 @@ static int64_t n;
 
 static void check(bool right)
 {
-    if (!right) fprintf(stderr, "%s; %s\n", kf_get_last_error_detail(), cudaGetErrorString(cudaGetLastError())), exit(1);
+    if (!right)
+        fprintf(stderr, "%s; %s\n", kf_get_last_error_detail(),
+                cudaGetErrorString(cudaGetLastError())),
+            exit(1);
 }
 static kf_tensor_t *matrix(int64_t rows, int64_t cols, int64_t pitch, int64_t step, int dtype)
 {
@@ -31,10 +35,12 @@ static kf_tensor_t *matrix(int64_t rows, int64_t cols, int64_t pitch, int64_t st
     const kf_tensor_desc_t desc = {shape, strides, 2, dtype, 0, 0};
     kf_tensor_t *const made = kf_tensor_create(ctx, &desc);
     check(made);
-    const size_t bytes = (size_t)((rows - 1) * pitch + (cols - 1) * step + 1) * (dtype == KF_F32 ? 4 : 2);
+    const size_t bytes =
+        (size_t)((rows - 1) * pitch + (cols - 1) * step + 1) * (dtype == KF_F32 ? 4 : 2);
     std::vector<unsigned char> host(bytes);
     for (size_t i = 0; i < bytes; ++i) host[i] = (unsigned char)(i * 37 % 61);
-    check(cudaMemcpy(kf_tensor_data(made), host.data(), bytes, cudaMemcpyHostToDevice) == cudaSuccess);
+    check(cudaMemcpy(kf_tensor_data(made), host.data(), bytes, cudaMemcpyHostToDevice) ==
+          cudaSuccess);
     return made;
 }
 static double median(std::vector<double> v)
@@ -43,11 +49,18 @@ static double median(std::vector<double> v)
     return v[v.size() / 2];
 }
 
-static kf_result_t launch_add() { return kf_add_relu_f32((float *)pointers[0], (float *)pointers[1], (float *)pointers[2], n, 0); }
-static kf_result_t fused_add() { return kf_fused_add_activation(ctx, x, y, out, KF_ACTIVATION_RELU, nullptr); }
+static kf_result_t launch_add()
+{
+    return kf_add_relu_f32((float *)pointers[0], (float *)pointers[1], (float *)pointers[2], n, 0);
+}
+static kf_result_t fused_add()
+{
+    return kf_fused_add_activation(ctx, x, y, out, KF_ACTIVATION_RELU, nullptr);
+}
 static kf_result_t run_plan() { return kf_plan_run(plan, pointers, nullptr); }
 
-// Nanoseconds of the host's processor a call, while the device keeps up: of 100 calls behind an empty queue, the median of many.
+// Nanoseconds of the host's processor a call, while the device keeps up: of 100 calls behind an
+// empty queue, the median of many.
 static void overhead()
 {
     kf_result_t (*const calls[])() = {launch_add, run_plan, fused_add};
@@ -55,7 +68,8 @@ static void overhead()
     const int dtypes[] = {KF_DTYPE_FLOAT32};
     const kf_op_t *const op = kf_op_lookup("add", KF_ACTIVATION_RELU, dtypes, 1, KF_DEVICE_CUDA);
     n = 1024;
-    x = matrix(1, n, n, 1, KF_F32), y = matrix(1, n, n, 1, KF_F32), out = matrix(1, n, n, 1, KF_F32);
+    x = matrix(1, n, n, 1, KF_F32), y = matrix(1, n, n, 1, KF_F32),
+    out = matrix(1, n, n, 1, KF_F32);
     const kf_tensor_t *const tensors[] = {x, y, out};
     kf_op_arguments_t a = {};
     a.tensors = tensors;
@@ -70,11 +84,14 @@ static void overhead()
             clock_gettime(CLOCK_MONOTONIC, &begin);
             for (int i = 0; i < 100; ++i) check(calls[c]() == KF_SUCCESS);
             clock_gettime(CLOCK_MONOTONIC, &end);
-            if (s >= 0) samples[c].push_back(((end.tv_sec - begin.tv_sec) * 1e9 + (end.tv_nsec - begin.tv_nsec)) / 100);
+            if (s >= 0)
+                samples[c].push_back(
+                    ((end.tv_sec - begin.tv_sec) * 1e9 + (end.tv_nsec - begin.tv_nsec)) / 100);
         }
     const double launcher = median(samples[0]);
     for (int c = 0; c < 3; ++c)
-        printf("add_relu f32 of 1024: %s %.0f ns, %+.0f\n", names[c], median(samples[c]), median(samples[c]) - launcher);
+        printf("add_relu f32 of 1024: %s %.0f ns, %+.0f\n", names[c], median(samples[c]),
+               median(samples[c]) - launcher);
 }
 
 static char *flush;
@@ -111,12 +128,15 @@ static void copies(int dtype)
                 {"transposed, rows apart", {1, side + 8}, {side, 1}},
                 {"both transposed", {1, side}, {1, side}}};
     for (auto &way : ways) {
-        kf_tensor_t *const from = matrix(side, side, way.from[0], way.from[1], dtype), *const to =
-                                                                                           matrix(side, side, way.to[0], way.to[1], dtype);
-        const double copy = timed([&] { cudaMemcpyAsync(kf_tensor_data(to), kf_tensor_data(from), bytes, cudaMemcpyDeviceToDevice, 0); });
+        kf_tensor_t *const from = matrix(side, side, way.from[0], way.from[1], dtype),
+                           *const to = matrix(side, side, way.to[0], way.to[1], dtype);
+        const double copy = timed([&] {
+            cudaMemcpyAsync(kf_tensor_data(to), kf_tensor_data(from), bytes,
+                            cudaMemcpyDeviceToDevice, 0);
+        });
         const double own = timed([&] { check(kf_tensor_copy(to, from, nullptr) == KF_SUCCESS); });
-        printf("copy of 4096 x 4096 %s, %s: %.1f us, %.0f %% of a copy\n", dtype == KF_F32 ? "f32" : "bf16", way.name, own,
-               100 * copy / own);
+        printf("copy of 4096 x 4096 %s, %s: %.1f us, %.0f %% of a copy\n",
+               dtype == KF_F32 ? "f32" : "bf16", way.name, own, 100 * copy / own);
         for (kf_tensor_t *t : {from, to}) check(kf_tensor_destroy(t) == KF_SUCCESS);
     }
 }
@@ -141,14 +161,17 @@ static void layouts(int dtype)
                 {"a column for all", {1, 0}, {side, 1}, {side, 1}}};
     double dense = 0;
     for (auto &way : ways) {
-        kf_tensor_t *const a = matrix(side, side, way.a[0], way.a[1], dtype), *const b = matrix(side, side, way.b[0], way.b[1], dtype),
+        kf_tensor_t *const a = matrix(side, side, way.a[0], way.a[1], dtype),
+                           *const b = matrix(side, side, way.b[0], way.b[1], dtype),
                            *const c = matrix(side, side, way.out[0], way.out[1], dtype);
         const kf_tensor_t *const tensors[] = {a, b, c};
         kf_op_arguments_t arguments = {};
         arguments.tensors = tensors;
-        const double us = timed([&] { check(kf_op_call(ctx, op, &arguments, nullptr) == KF_SUCCESS); });
+        const double us =
+            timed([&] { check(kf_op_call(ctx, op, &arguments, nullptr) == KF_SUCCESS); });
         dense = dense ? dense : us;
-        printf("add_relu %s 4096 x 4096, %s: %.1f us, %.0f %% of dense\n", dtype == KF_F32 ? "f32" : "bf16", way.name, us, 100 * dense / us);
+        printf("add_relu %s 4096 x 4096, %s: %.1f us, %.0f %% of dense\n",
+               dtype == KF_F32 ? "f32" : "bf16", way.name, us, 100 * dense / us);
         for (kf_tensor_t *t : {a, b, c}) check(kf_tensor_destroy(t) == KF_SUCCESS);
     }
 }
@@ -159,24 +182,34 @@ static void pitches(int64_t rows, int64_t cols)
     double dense[4] = {};
     for (int64_t more : {0, 8, 3}) {
         const int64_t pitch = cols + more;
-        kf_tensor_t *const from = matrix(rows, cols, pitch, 1, KF_BF16), *const to = matrix(rows, cols, pitch, 1, KF_BF16),
-                           *const weight = matrix(1, cols, cols, 1, KF_BF16), *const saved = matrix(2, rows, rows, 1, KF_F32);
-        const kf_bf16 *const a = (const kf_bf16 *)kf_tensor_data(from), *const w = (const kf_bf16 *)kf_tensor_data(weight);
+        kf_tensor_t *const from = matrix(rows, cols, pitch, 1, KF_BF16),
+                           *const to = matrix(rows, cols, pitch, 1, KF_BF16),
+                           *const weight = matrix(1, cols, cols, 1, KF_BF16),
+                           *const saved = matrix(2, rows, rows, 1, KF_F32);
+        const kf_bf16 *const a = (const kf_bf16 *)kf_tensor_data(from), *const w = (const kf_bf16 *)
+                                                                            kf_tensor_data(weight);
         kf_bf16 *const b = (kf_bf16 *)kf_tensor_data(to);
         float *const mean = (float *)kf_tensor_data(saved);
         kf_softmax_strides_t of_softmax = {};
         kf_layer_norm_strides_t of_norm = {};
-        of_softmax.x = of_softmax.out = of_softmax.dout = of_softmax.dx = of_norm.x = of_norm.out = pitch;
+        of_softmax.x = of_softmax.out = of_softmax.dout = of_softmax.dx = of_norm.x = of_norm.out =
+            pitch;
         const double us[] = {
             timed([&] { check(kf_softmax_bf16(a, b, rows, cols, &of_softmax, 0) == KF_SUCCESS); }),
-            timed([&] { check(kf_softmax_bwd_bf16(nullptr, a, a, b, rows, cols, &of_softmax, nullptr, 0, 0) == KF_SUCCESS); }),
-            timed([&] { check(kf_layer_norm_bf16(a, w, w, b, mean, mean + rows, rows, cols, &of_norm, 1e-5f, 0) == KF_SUCCESS); }),
+            timed([&] {
+                check(kf_softmax_bwd_bf16(nullptr, a, a, b, rows, cols, &of_softmax, nullptr, 0,
+                                          0) == KF_SUCCESS);
+            }),
+            timed([&] {
+                check(kf_layer_norm_bf16(a, w, w, b, mean, mean + rows, rows, cols, &of_norm, 1e-5f,
+                                         0) == KF_SUCCESS);
+            }),
         };
         const char *const names[] = {"softmax", "softmax_bwd", "layer_norm"};
         for (int i = 0; i < 3; ++i) {
             dense[i] = more ? dense[i] : us[i];
-            printf("%s bf16 %d x %d, pitch cols + %d: %.1f us, %.0f %% of dense\n", names[i], (int)rows, (int)cols, (int)more, us[i],
-                   100 * dense[i] / us[i]);
+            printf("%s bf16 %d x %d, pitch cols + %d: %.1f us, %.0f %% of dense\n", names[i],
+                   (int)rows, (int)cols, (int)more, us[i], 100 * dense[i] / us[i]);
         }
         for (kf_tensor_t *t : {from, to, weight, saved}) check(kf_tensor_destroy(t) == KF_SUCCESS);
     }

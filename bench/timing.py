@@ -15,17 +15,26 @@ import time
 import torch
 
 BATCH = 2e-3  # about what one sample takes
-METHOD = ("rounds in shuffled order, inside CUDA graphs; what cannot be captured is queued behind a waiting kernel, so that no host time is in it; "
-          "inputs cold in the L2 cache")
-PACES = {"shuffled": "one sample after the other", "burst": "each sample after 50 ms of nothing and one replay of its graph",
-         "sustained": "each sample at the end of 0.2 s of the same"}
+METHOD = (
+    "rounds in shuffled order, inside CUDA graphs; what cannot be captured is queued behind a waiting kernel, so that no host time is in it; "
+    "inputs cold in the L2 cache"
+)
+PACES = {
+    "shuffled": "one sample after the other",
+    "burst": "each sample after 50 ms of nothing and one replay of its graph",
+    "sustained": "each sample at the end of 0.2 s of the same",
+}
 CPU_METHOD = "rounds in shuffled order, one call a sample, wall clock"
 SPIN_PER_SECOND = 2e9  # cycles of torch.cuda._sleep, at the highest clock there is
 
 
 def summary(samples):
     q = statistics.quantiles(samples, n=4) if len(samples) > 1 else [samples[0]] * 3
-    return {"us": statistics.median(samples) * 1e6, "iqr_us": (q[2] - q[0]) * 1e6, "samples": len(samples)}
+    return {
+        "us": statistics.median(samples) * 1e6,
+        "iqr_us": (q[2] - q[0]) * 1e6,
+        "samples": len(samples),
+    }
 
 
 def interleave(names, rounds, sample, seed=0):
@@ -77,7 +86,9 @@ class Cuda:
 
     def _estimate(self, call, sets):
         """(seconds of a call, seconds that the host takes for it)"""
-        for i in range(max(sets, 3)):  # a first call may load modules, and each set's may run its forward pass
+        for i in range(
+            max(sets, 3)
+        ):  # a first call may load modules, and each set's may run its forward pass
             call(i % sets)
         self.stream.synchronize()
         start = time.perf_counter()
@@ -87,7 +98,9 @@ class Cuda:
     def _graph(self, call, calls, sets):
         graph = torch.cuda.CUDAGraph()
         self.stream.synchronize()
-        graph.capture_begin(capture_error_mode="thread_local")  # autograd launches from a thread of its own
+        graph.capture_begin(
+            capture_error_mode="thread_local"
+        )  # autograd launches from a thread of its own
         try:
             for i in range(calls):
                 call(i % sets)
@@ -123,17 +136,30 @@ class Cuda:
         work, per_sample, how, waits = {}, {}, {}, {}
         for name, (estimate, host) in estimates.items():
             ring = rings[name]
-            calls = math.ceil(min(max(1, math.ceil(BATCH / max(estimate, 2e-6))), 256) / sets) * sets
+            calls = (
+                math.ceil(min(max(1, math.ceil(BATCH / max(estimate, 2e-6))), 256) / sets) * sets
+            )
             try:
-                work[name], per_sample[name], how[name] = self._graph(ring, calls, sets).replay, calls, "graph"
+                work[name], per_sample[name], how[name] = (
+                    self._graph(ring, calls, sets).replay,
+                    calls,
+                    "graph",
+                )
                 continue
             except Exception as error:  # noqa: BLE001
                 torch.cuda.synchronize()
                 if name == "kf":
                     raise
-                how[name] = f"queued behind a waiting kernel; no graph: {type(error).__name__}: {error}"[:200]
+                how[name] = (
+                    f"queued behind a waiting kernel; no graph: {type(error).__name__}: {error}"[
+                        :200
+                    ]
+                )
             calls = min(calls, 20)
-            work[name], per_sample[name] = (lambda ring=ring, calls=calls: [ring(i % sets) for i in range(calls)]), calls
+            work[name], per_sample[name] = (
+                (lambda ring=ring, calls=calls: [ring(i % sets) for i in range(calls)]),
+                calls,
+            )
             waits[name] = int(2 * host * calls * SPIN_PER_SECOND)
 
         def sample(name):
@@ -143,7 +169,11 @@ class Cuda:
             return self._events(work[name]) / per_sample[name]
 
         samples = interleave(list(work), rounds, sample)
-        found = {name: summary(s) | {"how": how[name], "calls": per_sample[name]} for name, s in samples.items() if s}
+        found = {
+            name: summary(s) | {"how": how[name], "calls": per_sample[name]}
+            for name, s in samples.items()
+            if s
+        }
         return found | {name: {"failed": why} for name, why in failed.items()}
 
 
@@ -174,5 +204,6 @@ class Cpu:
 
         samples = interleave(list(work), rounds, sample)
         torch.set_num_threads(self.threads)
-        return {name: summary(s) | {"how": "wall clock", "calls": 1} for name, s in samples.items()} | {
-            name: {"failed": why} for name, why in failed.items()}
+        return {
+            name: summary(s) | {"how": "wall clock", "calls": 1} for name, s in samples.items()
+        } | {name: {"failed": why} for name, why in failed.items()}

@@ -9,9 +9,12 @@ int main(void)
     const float x[6] = {-1, 0, 1, 2, 3, 4}, bias[3] = {0, 1, -1}, dout[6] = {1, 1, 1, 1, 1, 1};
     float dx[6], dbias[3];
     /* [readme] */
-    const size_t bytes = kf_cpu_bias_gelu_bwd_f32_workspace_bytes(2, 3); /* of each function that takes a workspace */
-    void *workspace = aligned_alloc(256, bytes);                         /* aligned to 256 bytes, separate from all tensors */
-    const kf_result_t result = kf_cpu_bias_gelu_bwd_f32(x, bias, NULL, dout, dx, dbias, 2, 3, workspace, bytes);
+    const size_t bytes = kf_cpu_bias_gelu_bwd_f32_workspace_bytes(
+        2, 3); /* of each function that takes a workspace */
+    void *workspace =
+        aligned_alloc(256, bytes); /* aligned to 256 bytes, separate from all tensors */
+    const kf_result_t result =
+        kf_cpu_bias_gelu_bwd_f32(x, bias, NULL, dout, dx, dbias, 2, 3, workspace, bytes);
     free(workspace);
     /* [readme] */
     if (result != KF_SUCCESS) return puts(kf_get_last_error_detail()), 1;

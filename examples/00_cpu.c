@@ -7,7 +7,8 @@ int main(void)
 {
     const float x[6] = {-1, 0, 1, 2, 3, 4}, bias[3] = {0, 1, -1};
     float out[6]; /* gelu(x + bias): x is 2 x 3, bias is added to each row */
-    if (kf_cpu_bias_gelu_f32(x, bias, out, 2, 3) != KF_SUCCESS) return puts(kf_get_last_error_detail()), 1;
+    if (kf_cpu_bias_gelu_f32(x, bias, out, 2, 3) != KF_SUCCESS)
+        return puts(kf_get_last_error_detail()), 1;
     for (int i = 0; i < 6; ++i) printf("%.4f%c", (double)out[i], i < 5 ? ' ' : '\n');
     return 0;
 }

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* gcc -O3 -march=native -isystem ~/.local/include 01_in_place.c -o 01_in_place -lm */
-/* An output may be an input of the same shape; what a call refuses, it refuses before it writes, and says why. */
+/* An output may be an input of the same shape; what a call refuses, it refuses before it writes,
+ * and says why. */
 #include <kf/ops/act_mul.h>
 
 #include <stdio.h>
@@ -15,12 +16,15 @@ int main(void)
     }
 
     /* up = silu(gate) * up */
-    if (kf_cpu_silu_mul_f32(gate, up, up, 1000) != KF_SUCCESS) return puts(kf_get_last_error_detail()), 1;
+    if (kf_cpu_silu_mul_f32(gate, up, up, 1000) != KF_SUCCESS)
+        return puts(kf_get_last_error_detail()), 1;
     printf("silu(1) * 2 = %.6f\n", (double)up[600]);
 
     /* Half over an input is neither in place nor apart. */
     kf_result_t result = kf_cpu_silu_mul_f32(gate, up, up + 500, 500);
-    if (result != KF_SUCCESS) return puts(kf_get_last_error_detail()), 1; /* apart: the first 500 elements are read, the last 500 written */
+    if (result != KF_SUCCESS)
+        return puts(kf_get_last_error_detail()),
+               1; /* apart: the first 500 elements are read, the last 500 written */
     result = kf_cpu_silu_mul_f32(gate, up, up + 1, 500);
     if (result != KF_ERROR_OVERLAP) return 1;
     printf("%s\n%s\n", kf_get_error_string(result), kf_get_last_error_detail());

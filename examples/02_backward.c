@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* gcc -O3 -march=native -isystem ~/.local/include 02_backward.c -o 02_backward -lm */
-/* The gradients of act(x + bias): dx for each element, dbias summed over the rows, which needs a workspace. The caller
-   allocates it, once: its size depends on the shape alone. */
+/* The gradients of act(x + bias): dx for each element, dbias summed over the rows, which needs a
+   workspace. The caller allocates it, once: its size depends on the shape alone. */
 #include <kf/ops/bias.h>
 
 #include <math.h>
@@ -21,7 +21,8 @@ int main(void)
     const size_t bytes = kf_cpu_bias_silu_bwd_f32_workspace_bytes(ROWS, COLS);
     void *workspace = aligned_alloc(256, bytes);
     if (!workspace) return 1;
-    kf_result_t result = kf_cpu_bias_silu_bwd_f32(x, bias, NULL, dout, dx, dbias, ROWS, COLS, workspace, bytes);
+    kf_result_t result =
+        kf_cpu_bias_silu_bwd_f32(x, bias, NULL, dout, dx, dbias, ROWS, COLS, workspace, bytes);
     if (result != KF_SUCCESS) return puts(kf_get_last_error_detail()), 1;
 
     double worst = 0;
@@ -29,7 +30,8 @@ int main(void)
         double sum = 0;
         for (int r = 0; r < ROWS; ++r) {
             const int i = r * COLS + c;
-            const double s = 1 / (1 + exp(-(double)x[i])), slope = dout[i] * s * (1 + x[i] * (1 - s));
+            const double s = 1 / (1 + exp(-(double)x[i])),
+                         slope = dout[i] * s * (1 + x[i] * (1 - s));
             worst = fmax(worst, fabs(dx[i] - slope));
             sum += slope;
         }

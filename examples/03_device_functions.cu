@@ -19,11 +19,13 @@ int main()
     const int64_t n = 1001;
     const float h = 0.0078125f;
     float *data;
-    if (cudaMallocManaged(&data, 3 * n * sizeof *data) != cudaSuccess) return std::puts("no GPU"), 77;
+    if (cudaMallocManaged(&data, 3 * n * sizeof *data) != cudaSuccess)
+        return std::puts("no GPU"), 77;
     float *x = data, *y = data + n, *slope = data + 2 * n;
     for (int64_t i = 0; i < n; ++i) x[i] = h * (float)(i - 500);
     blend<<<(unsigned)((n + 255) / 256), 256>>>(x, y, slope, 0.25f, n);
-    if (cudaGetLastError() != cudaSuccess || cudaDeviceSynchronize() != cudaSuccess) return 1; // the launch's own error, and the kernel's
+    if (cudaGetLastError() != cudaSuccess || cudaDeviceSynchronize() != cudaSuccess)
+        return 1; // the launch's own error, and the kernel's
     for (int64_t i = 1; i + 1 < n; ++i) {
         const float difference = (y[i + 1] - y[i - 1]) / (2 * h);
         if (!(difference - slope[i] < 1e-3f && slope[i] - difference < 1e-3f)) return 1;

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* gcc -O3 -march=native -isystem ~/.local/include 10_mlp.c -o 10_mlp -lm */
-/* Two layers, y = gelu(x . W1^T + b1) . W2^T + b2, learn the sine. Of the hidden layer only the value before the activation is kept: the layer behind
-   it computes the activation as it reads it, forward and backward, and gives the gradients of b1 with those of its own weights. */
+/* Two layers, y = gelu(x . W1^T + b1) . W2^T + b2, learn the sine. Of the hidden layer only the
+   value before the activation is kept: the layer behind it computes the activation as it reads it,
+   forward and backward, and gives the gradients of b1 with those of its own weights. */
 #include <kf/ops/act_linear.h>
 #include <kf/ops/linear.h>
 
@@ -12,7 +13,8 @@
 enum { ROWS = 64, HIDDEN = 32, STEPS = 2000 };
 
 static float x[ROWS], want[ROWS], pre[ROWS * HIDDEN], y[ROWS], dy[ROWS], dpre[ROWS * HIDDEN];
-static float w1[HIDDEN], b1[HIDDEN], w2[HIDDEN], b2[1], dw1[HIDDEN], db1[HIDDEN], dw2[HIDDEN], db2[1];
+static float w1[HIDDEN], b1[HIDDEN], w2[HIDDEN], b2[1], dw1[HIDDEN], db1[HIDDEN], dw2[HIDDEN],
+    db2[1];
 alignas(256) static char workspace[1 << 20];
 
 static void learn(float *weight, const float *gradient, int n)
@@ -23,14 +25,18 @@ static void learn(float *weight, const float *gradient, int n)
 static int step(void)
 {
     /* b1 is added by the second layer, as `shift`: the first one is a product alone. */
-    if (kf_cpu_linear_f32(x, w1, NULL, pre, NULL, 1, ROWS, HIDDEN, 1, NULL, workspace, sizeof workspace) != KF_SUCCESS) return 1;
-    if (kf_cpu_gelu_linear_f32(pre, b1, w2, b2, y, 1, ROWS, 1, HIDDEN, NULL, workspace, sizeof workspace) != KF_SUCCESS) return 1;
-    for (int i = 0; i < ROWS; ++i) dy[i] = (y[i] - want[i]) * (2.0f / ROWS);
-    if (kf_cpu_gelu_linear_bwd_f32(pre, b1, w2, NULL, dy, dpre, db1, dw2, db2, 1, ROWS, 1, HIDDEN, NULL, 0, workspace, sizeof workspace) !=
-        KF_SUCCESS)
+    if (kf_cpu_linear_f32(x, w1, NULL, pre, NULL, 1, ROWS, HIDDEN, 1, NULL, workspace,
+                          sizeof workspace) != KF_SUCCESS)
         return 1;
-    if (kf_cpu_linear_bwd_f32(x, w1, NULL, NULL, NULL, dpre, NULL, dw1, NULL, 1, ROWS, HIDDEN, 1, NULL, 0, workspace, sizeof workspace) !=
-        KF_SUCCESS)
+    if (kf_cpu_gelu_linear_f32(pre, b1, w2, b2, y, 1, ROWS, 1, HIDDEN, NULL, workspace,
+                               sizeof workspace) != KF_SUCCESS)
+        return 1;
+    for (int i = 0; i < ROWS; ++i) dy[i] = (y[i] - want[i]) * (2.0f / ROWS);
+    if (kf_cpu_gelu_linear_bwd_f32(pre, b1, w2, NULL, dy, dpre, db1, dw2, db2, 1, ROWS, 1, HIDDEN,
+                                   NULL, 0, workspace, sizeof workspace) != KF_SUCCESS)
+        return 1;
+    if (kf_cpu_linear_bwd_f32(x, w1, NULL, NULL, NULL, dpre, NULL, dw1, NULL, 1, ROWS, HIDDEN, 1,
+                              NULL, 0, workspace, sizeof workspace) != KF_SUCCESS)
         return 1;
     learn(w1, dw1, HIDDEN);
     learn(b1, db1, HIDDEN);
@@ -42,7 +48,8 @@ static int step(void)
 static double loss(void)
 {
     double sum = 0;
-    for (int i = 0; i < ROWS; ++i) sum += (double)(y[i] - want[i]) * (double)(y[i] - want[i]) / ROWS;
+    for (int i = 0; i < ROWS; ++i)
+        sum += (double)(y[i] - want[i]) * (double)(y[i] - want[i]) / ROWS;
     return sum;
 }
 
@@ -65,6 +72,7 @@ int main(void)
         if (step()) return puts(kf_get_last_error_detail()), 1;
         if (i == 0) first = loss();
     }
-    printf("a loss of %.2f at first, of less than %s after %d steps\n", first, loss() < 0.01 ? "0.01" : "1", STEPS);
+    printf("a loss of %.2f at first, of less than %s after %d steps\n", first,
+           loss() < 0.01 ? "0.01" : "1", STEPS);
     return 0;
 }

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* kfgen runtime --ops linear --dtypes f32 -o functions.h
    gcc -O3 -march=native -I. -isystem ~/.local/include 11_layer.c -o 11_layer -lm */
-/* A linear layer on tensors, with its activation, and its gradients, the weights' added to those of the batch before. */
+/* A linear layer on tensors, with its activation, and its gradients, the weights' added to those of
+ * the batch before. */
 #define KF_RUNTIME_IMPLEMENTATION /* in one file of a program */
 #include "functions.h"
 #include <kf/runtime.h>
@@ -36,22 +37,30 @@ static double sum(const kf_tensor_t *tensor, int count)
 
 int main(void)
 {
-    const int64_t of_x[] = {BATCH, ROWS, DEPTH}, of_weight[] = {COLS, DEPTH}, of_bias[] = {COLS}, of_out[] = {BATCH, ROWS, COLS};
+    const int64_t of_x[] = {BATCH, ROWS, DEPTH}, of_weight[] = {COLS, DEPTH}, of_bias[] = {COLS},
+                  of_out[] = {BATCH, ROWS, COLS};
     ctx = kf_context_create(-1);
     if (!ctx) return failed("context");
     kf_tensor_t *const x = filled(3, of_x, 0.5f), *const dx = filled(3, of_x, 0);
     kf_tensor_t *const weight = filled(2, of_weight, 1), *const dweight = filled(2, of_weight, 100);
     kf_tensor_t *const bias = filled(1, of_bias, -1), *const dbias = filled(1, of_bias, 100);
-    kf_tensor_t *const out = filled(3, of_out, 0), *const dout = filled(3, of_out, 1), *const pre = filled(3, of_out, 0);
-    if (!x || !dx || !weight || !dweight || !bias || !dbias || !out || !dout || !pre) return failed("tensors");
+    kf_tensor_t *const out = filled(3, of_out, 0), *const dout = filled(3, of_out, 1),
+                       *const pre = filled(3, of_out, 0);
+    if (!x || !dx || !weight || !dweight || !bias || !dbias || !out || !dout || !pre)
+        return failed("tensors");
 
-    /* relu(x . weight^T + bias); pre is what the activation's gradient reads. bias and pre may be NULL. */
-    if (kf_fused_linear_activation(ctx, x, weight, bias, out, pre, KF_ACTIVATION_RELU, NULL) != KF_SUCCESS) return failed("forward");
-    /* out is NULL: the gradient is by pre. What is in dweight and dbias times 1 is added to the gradients. */
-    if (kf_fused_linear_activation_bwd(ctx, x, weight, bias, NULL, pre, dout, dx, dweight, dbias, KF_ACTIVATION_RELU, 1, NULL) !=
+    /* relu(x . weight^T + bias); pre is what the activation's gradient reads. bias and pre may be
+     * NULL. */
+    if (kf_fused_linear_activation(ctx, x, weight, bias, out, pre, KF_ACTIVATION_RELU, NULL) !=
         KF_SUCCESS)
+        return failed("forward");
+    /* out is NULL: the gradient is by pre. What is in dweight and dbias times 1 is added to the
+     * gradients. */
+    if (kf_fused_linear_activation_bwd(ctx, x, weight, bias, NULL, pre, dout, dx, dweight, dbias,
+                                       KF_ACTIVATION_RELU, 1, NULL) != KF_SUCCESS)
         return failed("backward");
-    printf("%g %g %g %g\n", sum(out, BATCH * ROWS * COLS), sum(dx, BATCH * ROWS * DEPTH), sum(dweight, COLS * DEPTH), sum(dbias, COLS));
+    printf("%g %g %g %g\n", sum(out, BATCH * ROWS * COLS), sum(dx, BATCH * ROWS * DEPTH),
+           sum(dweight, COLS * DEPTH), sum(dbias, COLS));
 
     kf_tensor_t *const all[] = {x, dx, weight, dweight, bias, dbias, out, dout, pre};
     for (int i = 0; i < 9; ++i)

@@ -1,7 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* gcc -O3 -march=native -isystem ~/.local/include 12_vocabulary.c -o 12_vocabulary -lm */
-/* The last layer of a language model: each word is followed by another one, which the layer learns. Of all rows and words no logits are ever there but
-   a chunk's, in the workspace; the loss's gradients come in the same call. Weights are columns 0 to DIM of a wider matrix, so their rows lie apart. */
+/* The last layer of a language model: each word is followed by another one, which the layer learns.
+   Of all rows and words no logits are ever there but a chunk's, in the workspace; the loss's
+   gradients come in the same call. Weights are columns 0 to DIM of a wider matrix, so their rows
+   lie apart. */
 #include <kf/ops/linear_cross_entropy_with_grad.h>
 
 #include <stdio.h>
@@ -14,7 +16,8 @@ static int64_t word[ROWS];
 
 int main(void)
 {
-    const size_t bytes = kf_cpu_linear_cross_entropy_with_grad_f32_workspace_bytes(ROWS, WORDS, DIM);
+    const size_t bytes =
+        kf_cpu_linear_cross_entropy_with_grad_f32_workspace_bytes(ROWS, WORDS, DIM);
     void *const workspace = aligned_alloc(256, bytes);
     const kf_linear_cross_entropy_with_grad_strides_t strides = {.weight = WIDE};
     unsigned state = 1;
@@ -23,15 +26,19 @@ int main(void)
     if (!workspace) return 1;
     for (int i = 0; i < ROWS; ++i) {
         const int before = i % WORDS;
-        for (int j = 0; j < DIM; ++j) x[i * DIM + j] = (float)((before * 7 + j * (before % 5 + 3)) % 11 - 5) / 5;
-        word[i] = i % 10 == 9 ? PADDING : (before * 3 + 1) % WORDS; /* rows of padding have no loss */
+        for (int j = 0; j < DIM; ++j)
+            x[i * DIM + j] = (float)((before * 7 + j * (before % 5 + 3)) % 11 - 5) / 5;
+        word[i] =
+            i % 10 == 9 ? PADDING : (before * 3 + 1) % WORDS; /* rows of padding have no loss */
         counted += word[i] != PADDING;
     }
     for (int i = 0; i < ROWS; ++i) each[i] = 1.0f / (float)counted; /* of the mean */
-    for (int i = 0; i < WORDS * WIDE; ++i) weight[i] = (float)((state = state * 1664525u + 1013904223u) >> 16 & 255) / 2560;
+    for (int i = 0; i < WORDS * WIDE; ++i)
+        weight[i] = (float)((state = state * 1664525u + 1013904223u) >> 16 & 255) / 2560;
     for (int step = 0; step < STEPS; ++step) {
-        if (kf_cpu_linear_cross_entropy_with_grad_f32(x, weight, NULL, word, each, loss, NULL, dweight, NULL, NULL, ROWS, WORDS, DIM, &strides, PADDING,
-                                                      0, 0, 0, workspace, bytes) != KF_SUCCESS)
+        if (kf_cpu_linear_cross_entropy_with_grad_f32(
+                x, weight, NULL, word, each, loss, NULL, dweight, NULL, NULL, ROWS, WORDS, DIM,
+                &strides, PADDING, 0, 0, 0, workspace, bytes) != KF_SUCCESS)
             return puts(kf_get_last_error_detail()), 1;
         mean = 0;
         for (int i = 0; i < ROWS; ++i) mean += (double)loss[i] / counted;
@@ -40,6 +47,7 @@ int main(void)
             for (int j = 0; j < DIM; ++j) weight[i * WIDE + j] -= 10 * dweight[i * DIM + j];
     }
     free(workspace);
-    printf("a loss of %.1f at first, of %s after %d steps\n", first, mean < 0.2 ? "less than 0.2" : "0.2 or more", STEPS);
+    printf("a loss of %.1f at first, of %s after %d steps\n", first,
+           mean < 0.2 ? "less than 0.2" : "0.2 or more", STEPS);
     return 0;
 }

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* gcc -O3 -march=native -isystem ~/.local/include 13_positions.c -o 13_positions -lm */
-/* Queries and keys that are turned by their positions, in one call: over tables, for twice as many positions as a model was trained on; with the heads
-   normalised first; with angles that are computed, which need no tables. A query at position p and a key at position r have a product that
+/* Queries and keys that are turned by their positions, in one call: over tables, for twice as many
+   positions as a model was trained on; with the heads normalised first; with angles that are
+   computed, which need no tables. A query at position p and a key at position r have a product that
    depends on p - r alone. */
 #include <kf/core/rope_table.h>
 #include <kf/ops/rope_computed_qk.h>
@@ -12,13 +13,16 @@
 
 enum { ROWS = 6, HEADS = 4, KV_HEADS = 2, DIM = 8, PAIRS = DIM / 2, POSITIONS = 256 };
 
-static float q[ROWS * HEADS * DIM], k[ROWS * KV_HEADS * DIM], turned_q[ROWS * HEADS * DIM], turned_k[ROWS * KV_HEADS * DIM];
-static float computed_q[ROWS * HEADS * DIM], computed_k[ROWS * KV_HEADS * DIM], cosine[POSITIONS * PAIRS], sine[POSITIONS * PAIRS], frequency[PAIRS];
+static float q[ROWS * HEADS * DIM], k[ROWS * KV_HEADS * DIM], turned_q[ROWS * HEADS * DIM],
+    turned_k[ROWS * KV_HEADS * DIM];
+static float computed_q[ROWS * HEADS * DIM], computed_k[ROWS * KV_HEADS * DIM],
+    cosine[POSITIONS * PAIRS], sine[POSITIONS * PAIRS], frequency[PAIRS];
 
 static float product(int row, int other)
 {
     float sum = 0;
-    for (int i = 0; i < DIM; ++i) sum += turned_q[row * HEADS * DIM + i] * turned_k[other * KV_HEADS * DIM + i];
+    for (int i = 0; i < DIM; ++i)
+        sum += turned_q[row * HEADS * DIM + i] * turned_k[other * KV_HEADS * DIM + i];
     return sum;
 }
 
@@ -26,24 +30,30 @@ static int fails(void) { return puts(kf_get_last_error_detail()), 1; }
 
 int main(void)
 {
-    const kf_rope_scaling_t scaling = {.scheme = KF_ROPE_YARN, .factor = 2, .original = POSITIONS / 2};
+    const kf_rope_scaling_t scaling = {
+        .scheme = KF_ROPE_YARN, .factor = 2, .original = POSITIONS / 2};
     const int64_t position[ROWS] = {0, 1, 2, 100, 101, 102};
     const float weight[DIM] = {1, 1, 1, 1, 1, 1, 1, 1};
     for (int row = 0; row < ROWS; ++row)
         for (int i = 0; i < HEADS * DIM; ++i) q[row * HEADS * DIM + i] = (float)(i % 5 - 1);
     for (int row = 0; row < ROWS; ++row)
         for (int i = 0; i < KV_HEADS * DIM; ++i) k[row * KV_HEADS * DIM + i] = (float)(i % 3 - 1);
-    if (kf_rope_table_f32(cosine, sine, POSITIONS, PAIRS, 10000, &scaling) != KF_SUCCESS) return fails();
+    if (kf_rope_table_f32(cosine, sine, POSITIONS, PAIRS, 10000, &scaling) != KF_SUCCESS)
+        return fails();
     if (kf_rope_frequencies_f32(frequency, PAIRS, 10000, &scaling) != KF_SUCCESS) return fails();
 
-    if (kf_cpu_rope_rms_norm_qk_f32(q, k, weight, weight, cosine, sine, position, turned_q, turned_k, ROWS, HEADS, KV_HEADS, DIM, PAIRS, POSITIONS,
+    if (kf_cpu_rope_rms_norm_qk_f32(q, k, weight, weight, cosine, sine, position, turned_q,
+                                    turned_k, ROWS, HEADS, KV_HEADS, DIM, PAIRS, POSITIONS,
                                     1e-6f) != KF_SUCCESS)
         return fails();
     printf("%.2f %.2f normalised; ", product(2, 1), product(4, 3));
-    if (kf_cpu_rope_qk_f32(q, k, cosine, sine, position, turned_q, turned_k, ROWS, HEADS, KV_HEADS, DIM, PAIRS, POSITIONS) != KF_SUCCESS)
+    if (kf_cpu_rope_qk_f32(q, k, cosine, sine, position, turned_q, turned_k, ROWS, HEADS, KV_HEADS,
+                           DIM, PAIRS, POSITIONS) != KF_SUCCESS)
         return fails();
-    printf("%.2f %.2f, one behind the other; %.2f at the same place; ", product(2, 1), product(5, 4), product(3, 3));
-    if (kf_cpu_rope_computed_qk_f32(q, k, frequency, position, computed_q, computed_k, ROWS, HEADS, KV_HEADS, DIM, PAIRS,
+    printf("%.2f %.2f, one behind the other; %.2f at the same place; ", product(2, 1),
+           product(5, 4), product(3, 3));
+    if (kf_cpu_rope_computed_qk_f32(q, k, frequency, position, computed_q, computed_k, ROWS, HEADS,
+                                    KV_HEADS, DIM, PAIRS,
                                     (float)kf_rope_magnitude(&scaling)) != KF_SUCCESS)
         return fails();
     float most = 0;

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What both backends of the demo share: tensors of random numbers, the clock, the table. The ops are in demo_ops.h. */
+/* What both backends of the demo share: tensors of random numbers, the clock, the table. The ops
+ * are in demo_ops.h. */
 #include <math.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -41,7 +42,8 @@ static void poison(tensor t)
 
 static void fetch(tensor t) { device_read(t.host, t.device, t.bytes); }
 
-/* A tensor of uniform random numbers in [low, low + width); of NaN when width is 0. A workspace is aligned to 256 bytes, so all are. */
+/* A tensor of uniform random numbers in [low, low + width); of NaN when width is 0. A workspace is
+ * aligned to 256 bytes, so all are. */
 static tensor make(int64_t count, int is_bf16, float low, float width)
 {
     tensor t = {NULL, NULL, (size_t)count * (is_bf16 ? 2 : 4)};
@@ -70,7 +72,10 @@ static void drop(tensor t)
     free(t.host);
 }
 
-static int by_time(const void *a, const void *b) { return *(const double *)a < *(const double *)b ? -1 : 1; }
+static int by_time(const void *a, const void *b)
+{
+    return *(const double *)a < *(const double *)b ? -1 : 1;
+}
 
 static double median(double *times)
 {
@@ -85,30 +90,37 @@ static double worse(double worst, double got, double want)
     return error <= worst ? worst : error == error ? error : INFINITY;
 }
 
-static void row(const char *op, const char *dtype, double fused, double passes, double error, double bound)
+static void row(const char *op, const char *dtype, double fused, double passes, double error,
+                double bound)
 {
     const int good = error <= bound;
     failures += !good;
-    printf("%-20s %-5s %5d x %d %9.3f ms %9.3f ms %7.2fx   %.1e%s\n", op, dtype, ROWS, COLS, fused, passes, passes / fused, error,
-           good ? "" : "  ABOVE ITS BOUND");
+    printf("%-20s %-5s %5d x %d %9.3f ms %9.3f ms %7.2fx   %.1e%s\n", op, dtype, ROWS, COLS, fused,
+           passes, passes / fused, error, good ? "" : "  ABOVE ITS BOUND");
 }
 
 /* The float64 references. */
 static double relu(double x) { return x <= 0 ? 0 : x; }
 static double gelu(double x) { return 0.5 * x * erfc(-x * sqrt(0.5)); }
-static double gelu_slope(double x) { return 0.5 * erfc(-x * sqrt(0.5)) + x * exp(-0.5 * x * x) / sqrt(2 * 3.141592653589793); }
+static double gelu_slope(double x)
+{
+    return 0.5 * erfc(-x * sqrt(0.5)) + x * exp(-0.5 * x * x) / sqrt(2 * 3.141592653589793);
+}
 static double silu(double x) { return x / (1 + exp(-x)); }
 static double silu_slope(double x) { return (1 + x / (1 + exp(x))) / (1 + exp(-x)); }
 
-/* x * 1 / (1 - p) or 0: element i takes 16-bit word i mod 8 of Philox4x32-10 with key seed and counter {i / 8, offset}. */
+/* x * 1 / (1 - p) or 0: element i takes 16-bit word i mod 8 of Philox4x32-10 with key seed and
+ * counter {i / 8, offset}. */
 static double dropout(double x, int64_t i, double p, uint64_t seed, uint64_t offset)
 {
     const uint64_t group = (uint64_t)i / 8;
-    uint32_t c[4] = {(uint32_t)group, (uint32_t)(group >> 32), (uint32_t)offset, (uint32_t)(offset >> 32)};
+    uint32_t c[4] = {(uint32_t)group, (uint32_t)(group >> 32), (uint32_t)offset,
+                     (uint32_t)(offset >> 32)};
     uint32_t k[2] = {(uint32_t)seed, (uint32_t)(seed >> 32)};
     for (int round = 0; round < 10; ++round, k[0] += 0x9E3779B9u, k[1] += 0xBB67AE85u) {
         const uint64_t a = (uint64_t)0xD2511F53u * c[0], b = (uint64_t)0xCD9E8D57u * c[2];
-        const uint32_t next[4] = {(uint32_t)(b >> 32) ^ c[1] ^ k[0], (uint32_t)b, (uint32_t)(a >> 32) ^ c[3] ^ k[1], (uint32_t)a};
+        const uint32_t next[4] = {(uint32_t)(b >> 32) ^ c[1] ^ k[0], (uint32_t)b,
+                                  (uint32_t)(a >> 32) ^ c[3] ^ k[1], (uint32_t)a};
         memcpy(c, next, sizeof c);
     }
     return (c[i % 8 / 2] >> (16 * (i % 2)) & 0xffff) < floor(65536 * p + 0.5) ? 0 : x / (1 - p);
@@ -133,8 +145,10 @@ static double dropout(double x, int64_t i, double p, uint64_t seed, uint64_t off
 int main(void)
 {
     if (!device_open()) return 77;
-    printf("; kf %d.%d.%d; medians of %d runs; errors against float64\n", KF_VERSION_MAJOR, KF_VERSION_MINOR, KF_VERSION_PATCH, RUNS);
-    printf("%-20s %-5s %12s %12s %12s %8s   %s\n", "op", "dtype", "shape", "fused", "passes", "speed-up", "max error");
+    printf("; kf %d.%d.%d; medians of %d runs; errors against float64\n", KF_VERSION_MAJOR,
+           KF_VERSION_MINOR, KF_VERSION_PATCH, RUNS);
+    printf("%-20s %-5s %12s %12s %12s %8s   %s\n", "op", "dtype", "shape", "fused", "passes",
+           "speed-up", "max error");
     demo_f32();
     demo_bf16();
     if (failures) printf("%d errors are above their bounds\n", failures);

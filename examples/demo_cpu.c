@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The demo on the CPU. By hand:  gcc -O3 -march=native -fopenmp -Iinclude -Ibuild/include examples/demo_cpu.c -lm */
+/* The demo on the CPU. By hand:  gcc -O3 -march=native -fopenmp -Iinclude -Ibuild/include
+ * examples/demo_cpu.c -lm */
 #include <kf/kf.h>
 
 #include <stdlib.h>
@@ -29,8 +30,14 @@ static double timer_stop(void) { return 1e3 * (seconds() - started); }
 
 /* Tensors are the host's own. */
 static void *device_tensor(void *host, size_t bytes) { return bytes ? host : NULL; }
-static void device_write(void *device, const void *host, size_t bytes) { (void)device, (void)host, (void)bytes; }
-static void device_read(void *host, const void *device, size_t bytes) { (void)host, (void)device, (void)bytes; }
+static void device_write(void *device, const void *host, size_t bytes)
+{
+    (void)device, (void)host, (void)bytes;
+}
+static void device_read(void *host, const void *device, size_t bytes)
+{
+    (void)host, (void)device, (void)bytes;
+}
 static void device_free(void *device) { (void)device; }
 
 static int device_open(void)

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The demo on a GPU. By hand:  nvcc -O3 -arch=native -Iinclude -Ibuild/include examples/demo_cuda.cu
-// Exits with 77 when no GPU answers.
+// The demo on a GPU. By hand:  nvcc -O3 -arch=native -Iinclude -Ibuild/include
+// examples/demo_cuda.cu Exits with 77 when no GPU answers.
 #include <kf/kf.cuh>
 
 #include <cstdio>
@@ -39,8 +39,14 @@ static void *device_tensor(void *, size_t bytes)
     return device;
 }
 
-static void device_write(void *device, const void *host, size_t bytes) { check(cudaMemcpy(device, host, bytes, cudaMemcpyHostToDevice)); }
-static void device_read(void *host, const void *device, size_t bytes) { check(cudaMemcpy(host, device, bytes, cudaMemcpyDeviceToHost)); }
+static void device_write(void *device, const void *host, size_t bytes)
+{
+    check(cudaMemcpy(device, host, bytes, cudaMemcpyHostToDevice));
+}
+static void device_read(void *host, const void *device, size_t bytes)
+{
+    check(cudaMemcpy(host, device, bytes, cudaMemcpyDeviceToHost));
+}
 static void device_free(void *device) { check(cudaFree(device)); }
 
 static int device_open(void)
@@ -48,7 +54,8 @@ static int device_open(void)
     int count = 0;
     const cudaError_t status = cudaGetDeviceCount(&count);
     if (status != cudaSuccess || count == 0) {
-        printf("No GPU answers (%s): the demo runs on the CPU.\n", status != cudaSuccess ? cudaGetErrorString(status) : "no device");
+        printf("No GPU answers (%s): the demo runs on the CPU.\n",
+               status != cudaSuccess ? cudaGetErrorString(status) : "no device");
         return 0;
     }
     cudaDeviceProp properties;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The ops of the demo, included once per dtype. Each is called as a user calls it: fused, and as the passes it fuses,
-   which hand each other an intermediate tensor. */
+/* The ops of the demo, included once per dtype. Each is called as a user calls it: fused, and as
+   the passes it fuses, which hand each other an intermediate tensor. */
 // clang-format off
 #define PASTE_(a, b) a##b
 #define PASTE(a, b) PASTE_(a, b)

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// A loader for KF_LOAD_KERNEL, to be copied: a kernel is compiled by NVRTC when it is first asked for, for the device of the
-// context that asks, and kept as long as the program runs. Link with -lnvrtc -lcuda. 07_nvrtc.cpp uses it.
+// A loader for KF_LOAD_KERNEL, to be copied: a kernel is compiled by NVRTC when it is first asked
+// for, for the device of the context that asks, and kept as long as the program runs. Link with
+// -lnvrtc -lcuda. 07_nvrtc.cpp uses it.
 #ifndef NVRTC_LOADER_H
 #define NVRTC_LOADER_H
 
@@ -40,14 +41,18 @@ struct nvrtc_loader {
         if (status != CUDA_SUCCESS) return status;
         cuDeviceGetAttribute(&major, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, device);
         cuDeviceGetAttribute(&minor, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, device);
-        const std::string architecture = "-arch=sm_" + std::to_string(10 * major + minor) + (major == 9 ? "a" : ""); // all that there is on 9.0
+        const std::string architecture = "-arch=sm_" + std::to_string(10 * major + minor) +
+                                         (major == 9 ? "a" : ""); // all that there is on 9.0
         std::vector<const char *> words(1, architecture.c_str());
         for (const std::string &option : options) words.push_back(option.c_str());
 
         nvrtcProgram program;
-        if (nvrtcCreateProgram(&program, source.c_str(), "kernels.cu", 0, nullptr, nullptr) != NVRTC_SUCCESS) return CUDA_ERROR_UNKNOWN;
-        const bool compiled = nvrtcAddNameExpression(program, name) == NVRTC_SUCCESS &&
-                              nvrtcCompileProgram(program, (int)words.size(), words.data()) == NVRTC_SUCCESS;
+        if (nvrtcCreateProgram(&program, source.c_str(), "kernels.cu", 0, nullptr, nullptr) !=
+            NVRTC_SUCCESS)
+            return CUDA_ERROR_UNKNOWN;
+        const bool compiled =
+            nvrtcAddNameExpression(program, name) == NVRTC_SUCCESS &&
+            nvrtcCompileProgram(program, (int)words.size(), words.data()) == NVRTC_SUCCESS;
         const CUresult result = compiled ? take(program, name, function) : complain(program);
         nvrtcDestroyProgram(&program);
         return result;
@@ -58,7 +63,8 @@ struct nvrtc_loader {
         const char *lowered = nullptr;
         size_t size = 0;
         CUmodule module = nullptr;
-        if (nvrtcGetLoweredName(program, name, &lowered) != NVRTC_SUCCESS || nvrtcGetCUBINSize(program, &size) != NVRTC_SUCCESS)
+        if (nvrtcGetLoweredName(program, name, &lowered) != NVRTC_SUCCESS ||
+            nvrtcGetCUBINSize(program, &size) != NVRTC_SUCCESS)
             return CUDA_ERROR_UNKNOWN;
         std::vector<char> cubin(size);
         if (nvrtcGetCUBIN(program, cubin.data()) != NVRTC_SUCCESS) return CUDA_ERROR_UNKNOWN;

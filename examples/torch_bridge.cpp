@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* kfgen runtime --ops add --activations none,relu -o functions.h
    T=$(python -c 'import torch; print(torch.__path__[0])')
-   g++ -O2 -std=c++17 -I. -isystem ~/.local/include -isystem $T/include -isystem $T/include/torch/csrc/api/include \
-       torch_bridge.cpp -o torch_bridge -L$T/lib -Wl,-rpath,$T/lib -ltorch_cpu -lc10
-   For tensors on a GPU, too: -DBRIDGE_CUDA, -ltorch_cuda -lc10_cuda, and beside it a file of two lines that nvcc compiles:
-       #define KF_RUNTIME_IMPLEMENTATION
-       #include "functions.h" */
+   g++ -O2 -std=c++17 -I. -isystem ~/.local/include -isystem $T/include -isystem
+   $T/include/torch/csrc/api/include \ torch_bridge.cpp -o torch_bridge -L$T/lib -Wl,-rpath,$T/lib
+   -ltorch_cpu -lc10 For tensors on a GPU, too: -DBRIDGE_CUDA, -ltorch_cuda -lc10_cuda, and beside
+   it a file of two lines that nvcc compiles: #define KF_RUNTIME_IMPLEMENTATION #include
+   "functions.h" */
 // PyTorch's tensors given to kf's functions, as they lie, on PyTorch's current stream.
 #ifndef BRIDGE_CUDA
 #define KF_RUNTIME_IMPLEMENTATION
@@ -48,13 +48,20 @@ static kf_context_t *context_of(const torch::Device &device)
     TORCH_CHECK(found, kf_get_last_error_detail());
     return found;
 }
-// A view of the tensor's memory, which must outlive it. A lazy conjugate or negative is none: resolve_conj(), resolve_neg().
+// A view of the tensor's memory, which must outlive it. A lazy conjugate or negative is none:
+// resolve_conj(), resolve_neg().
 static kf::Tensor tensor_from_torch(kf_context_t *ctx, const torch::Tensor &t)
 {
     TORCH_CHECK(t.is_cuda() || t.is_cpu(), "kf has no tensors of ", t.device());
-    const int type = t.is_cuda() ? KF_DEVICE_CUDA : KF_DEVICE_CPU; // refused where it is not the context's
+    const int type =
+        t.is_cuda() ? KF_DEVICE_CUDA : KF_DEVICE_CPU; // refused where it is not the context's
     const int32_t number = t.is_cuda() ? t.device().index() : 0;
-    const kf_tensor_desc_t desc = {t.sizes().data(), t.strides().data(), static_cast<int32_t>(t.dim()), dtype_of(t), type, number};
+    const kf_tensor_desc_t desc = {t.sizes().data(),
+                                   t.strides().data(),
+                                   static_cast<int32_t>(t.dim()),
+                                   dtype_of(t),
+                                   type,
+                                   number};
     const kf_memory_desc_t memory = {t.data_ptr(), 0, 0}; // stays PyTorch's
     kf::Tensor made(ctx, memory, desc);
     TORCH_CHECK(made, kf_get_last_error_detail());
@@ -63,7 +70,8 @@ static kf::Tensor tensor_from_torch(kf_context_t *ctx, const torch::Tensor &t)
 static kf::Stream current_stream(kf_context_t *ctx, const torch::Device &device)
 {
 #ifdef BRIDGE_CUDA
-    if (device.is_cuda()) return kf::Stream(ctx, at::cuda::getCurrentCUDAStream(device.index()).stream());
+    if (device.is_cuda())
+        return kf::Stream(ctx, at::cuda::getCurrentCUDAStream(device.index()).stream());
 #endif
     (void)ctx, (void)device;
     return kf::Stream(); // the context's default one
@@ -73,9 +81,11 @@ torch::Tensor fused_add_relu(const torch::Tensor &a, const torch::Tensor &b)
 {
     kf_context_t *const ctx = context_of(a.device());
     torch::Tensor out = at::empty(at::infer_size(a.sizes(), b.sizes()), a.options());
-    const kf::Tensor x = tensor_from_torch(ctx, a), y = tensor_from_torch(ctx, b), z = tensor_from_torch(ctx, out);
+    const kf::Tensor x = tensor_from_torch(ctx, a), y = tensor_from_torch(ctx, b),
+                     z = tensor_from_torch(ctx, out);
     const kf::Stream stream = current_stream(ctx, a.device());
-    TORCH_CHECK(kf_fused_add_activation(ctx, x, y, z, KF_ACTIVATION_RELU, stream) == KF_SUCCESS, kf_get_last_error_detail());
+    TORCH_CHECK(kf_fused_add_activation(ctx, x, y, z, KF_ACTIVATION_RELU, stream) == KF_SUCCESS,
+                kf_get_last_error_detail());
     return out;
 }
 
@@ -83,7 +93,8 @@ int main()
 {
     const torch::Tensor a = at::randn({64, 33}), b = at::randn({33, 64}).t(), row = at::randn({33});
     int same = 0;
-    for (const torch::Tensor &other : {b, row, a}) same += at::equal(fused_add_relu(a, other), at::relu(a + other));
+    for (const torch::Tensor &other : {b, row, a})
+        same += at::equal(fused_add_relu(a, other), at::relu(a + other));
     const torch::Tensor low = a.to(at::kBFloat16);
     same += at::equal(fused_add_relu(low, low), at::relu(low + low));
     try {

@@ -26,7 +26,9 @@ def git(*arguments):
     except FileNotFoundError:
         raise SystemExit("kf: git is missing: apt install git") from None
     if done.returncode:
-        raise SystemExit(f"kf: a release is made from a git checkout, and git says: {done.stderr.strip()}")
+        raise SystemExit(
+            f"kf: a release is made from a git checkout, and git says: {done.stderr.strip()}"
+        )
     return done.stdout
 
 
@@ -44,7 +46,10 @@ def generated(selection):
     """{path: text}"""
     rendered = Renderer(selection).render()
     found = package.tree(selection, rendered=rendered)
-    found |= {f"single/{name}": text for name, text in single.everything(selection, rendered=rendered).items()}
+    found |= {
+        f"single/{name}": text
+        for name, text in single.everything(selection, rendered=rendered).items()
+    }
     found["CMakeLists.txt"] = package.template("CMakeLists.txt")
     return found
 
@@ -67,16 +72,25 @@ def main(out):
     members = tracked()
     changed = git("status", "--porcelain", "--untracked-files=no").splitlines()
     if changed:
-        print(f"kf: {len(changed)} files differ from the commit and are archived as they are: {changed[0][3:]}, ...", file=sys.stderr)
+        print(
+            f"kf: {len(changed)} files differ from the commit and are archived as they are: {changed[0][3:]}, ...",
+            file=sys.stderr,
+        )
     made = generated(Selection(specs.load()))
-    clash = sorted(path for path in set(members) & set(made) if members[path][0] != made[path].encode())
+    clash = sorted(
+        path for path in set(members) & set(made) if members[path][0] != made[path].encode()
+    )
     if clash:
         raise SystemExit(f"kf: generated files are in git: {', '.join(clash)}")
     members = {path: (text.encode(), 0o644) for path, text in made.items()} | members
     when = int(os.environ.get("SOURCE_DATE_EPOCH") or git("log", "-1", "--format=%ct"))
     name = f"kf-{paths.version()}"
     files = {f"{name}.tar.gz": archive(members, name, when)}
-    files |= {pathlib.PurePath(path).name: text.encode() for path, text in made.items() if path.startswith("single/")}
+    files |= {
+        pathlib.PurePath(path).name: text.encode()
+        for path, text in made.items()
+        if path.startswith("single/")
+    }
     out.mkdir(parents=True, exist_ok=True)
     for file, data in files.items():
         (out / file).write_bytes(data)

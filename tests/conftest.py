@@ -27,7 +27,9 @@ def pytest_configure(config):
     config.files_skipped = SKIPPED
     if config.getoption("numprocesses", None) and not hasattr(config, "workerinput"):
         gc.enable()  # where the workers are started no test is collected
-    if not hasattr(config, "workerinput") and not config.option.collectonly:  # where the results of all workers arrive
+    if (
+        not hasattr(config, "workerinput") and not config.option.collectonly
+    ):  # where the results of all workers arrive
         config.pluginmanager.register(promises.Recorder())
     if not config.option.collectonly:
         seconds.register(config)
@@ -35,7 +37,9 @@ def pytest_configure(config):
 
 def pytest_collection_modifyitems(config, items):
     """What is for a higher level is not there: no skip that says so thousands of times."""
-    higher = [i for i in items if any(mark.args[0] > cases.LEVEL for mark in i.iter_markers("level"))]
+    higher = [
+        i for i in items if any(mark.args[0] > cases.LEVEL for mark in i.iter_markers("level"))
+    ]
     if higher:
         config.hook.pytest_deselected(items=higher)
         out = set(higher)

@@ -18,7 +18,10 @@ import pathlib
 
 from peers import map as map_family
 
-FAMILIES = {p.stem: importlib.import_module(f"peers.{p.stem}") for p in sorted(pathlib.Path(__file__).parent.glob("[a-z]*.py"))}
+FAMILIES = {
+    p.stem: importlib.import_module(f"peers.{p.stem}")
+    for p in sorted(pathlib.Path(__file__).parent.glob("[a-z]*.py"))
+}
 
 
 def of(f):
@@ -38,6 +41,7 @@ def forward(f, scalars, drop):
     def fn(t):
         found = op(lambda x: act(x, given), t, given, drop)
         return list(found) if isinstance(found, tuple) else [found]
+
     return fn
 
 

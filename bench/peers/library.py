@@ -22,10 +22,16 @@ def cub(build_dir, flags):
     source, library = build_dir / "cub_sum.cu", build_dir / "cub_sum.so"
     if not library.exists() or source.read_text() != CUB:
         source.write_text(CUB)
-        subprocess.run(["nvcc", *flags, "-shared", "-Xcompiler", "-fPIC", str(source), "-o", str(library)], check=True)
+        subprocess.run(
+            ["nvcc", *flags, "-shared", "-Xcompiler", "-fPIC", str(source), "-o", str(library)],
+            check=True,
+        )
     fn = ctypes.CDLL(str(library)).cub_sum
     pointer = ctypes.c_void_p
-    fn.restype, fn.argtypes = ctypes.c_size_t, [pointer, ctypes.c_size_t, pointer, pointer, ctypes.c_longlong, pointer]
+    fn.restype, fn.argtypes = (
+        ctypes.c_size_t,
+        [pointer, ctypes.c_size_t, pointer, pointer, ctypes.c_longlong, pointer],
+    )
 
     def make(x, stream):
         out = torch.empty(1, device=x.device)
@@ -35,5 +41,7 @@ def cub(build_dir, flags):
         def call():
             fn(room.data_ptr(), need, x.data_ptr(), out.data_ptr(), x.numel(), stream)
             return out
+
         return call
+
     return make

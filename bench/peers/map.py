@@ -101,8 +101,12 @@ FORWARD = {
     "cast": lambda act, t, s, drop: t["x"].to(s["to"]),
     "mse": lambda act, t, s, drop: F.mse_loss(t["x"], t["target"], reduction="none"),
     "l1": lambda act, t, s, drop: F.l1_loss(t["x"], t["target"], reduction="none"),
-    "huber": lambda act, t, s, drop: F.huber_loss(t["x"], t["target"], reduction="none", delta=s["delta"]),
-    "bce_with_logits": lambda act, t, s, drop: F.binary_cross_entropy_with_logits(t["x"], t["target"], reduction="none"),
+    "huber": lambda act, t, s, drop: F.huber_loss(
+        t["x"], t["target"], reduction="none", delta=s["delta"]
+    ),
+    "bce_with_logits": lambda act, t, s, drop: F.binary_cross_entropy_with_logits(
+        t["x"], t["target"], reduction="none"
+    ),
     "kl_div": lambda act, t, s, drop: F.kl_div(t["x"], t["target"], reduction="none"),
 }
 
@@ -117,7 +121,10 @@ def _extremum_bwd(larger, act_bwd, t, d):
     dz = act_bwd(torch.maximum(a, b) if larger else torch.minimum(a, b), d)
     first, second = (a > b, a < b) if larger else (a < b, a > b)
     half = dz * 0.5
-    return _both(torch.where(first, dz, torch.where(second, 0, half)), torch.where(second, dz, torch.where(first, 0, half)))
+    return _both(
+        torch.where(first, dz, torch.where(second, 0, half)),
+        torch.where(second, dz, torch.where(first, 0, half)),
+    )
 
 
 def _div_bwd(act, act_bwd, t, s, drop, d):
@@ -153,7 +160,11 @@ def _bias_bwd(act, act_bwd, t, s, drop, d):
 
 def _prelu_bwd(act, act_bwd, t, s, drop, d):
     x, positive = t["x"], t["x"] > 0
-    return {"dx": torch.where(positive, d, t["weight"] * d), "dweight": torch.where(positive, 0, x * d).sum(0), "dbias": d.sum(0)}
+    return {
+        "dx": torch.where(positive, d, t["weight"] * d),
+        "dweight": torch.where(positive, 0, x * d).sum(0),
+        "dbias": d.sum(0),
+    }
 
 
 def _gated(act, act_bwd, gate, up, d):
@@ -170,7 +181,9 @@ def _glu_bwd(act, act_bwd, t, s, drop, d):
 
 
 def _batch_norm(t, s):
-    return F.batch_norm(t["x"], t["running_mean"], t["running_var"], t["weight"], t["bias"], False, 0.0, s["eps"])
+    return F.batch_norm(
+        t["x"], t["running_mean"], t["running_var"], t["weight"], t["bias"], False, 0.0, s["eps"]
+    )
 
 
 def _batch_norm_bwd(act, act_bwd, t, s, drop, d):
@@ -206,13 +219,24 @@ BACKWARD = {
     "bias_dropout_add": _bias_bwd,
     "mse": lambda act, act_bwd, t, s, drop, d: _of_both(2 * (t["x"] - t["target"]) * d),
     "l1": lambda act, act_bwd, t, s, drop, d: _of_both(torch.sign(t["x"] - t["target"]) * d),
-    "huber": lambda act, act_bwd, t, s, drop, d: _of_both((t["x"] - t["target"]).clamp(-s["delta"], s["delta"]) * d),
-    "bce_with_logits": lambda act, act_bwd, t, s, drop, d: {"dx": (torch.sigmoid(t["x"]) - t["target"]) * d},
+    "huber": lambda act, act_bwd, t, s, drop, d: _of_both(
+        (t["x"] - t["target"]).clamp(-s["delta"], s["delta"]) * d
+    ),
+    "bce_with_logits": lambda act, act_bwd, t, s, drop, d: {
+        "dx": (torch.sigmoid(t["x"]) - t["target"]) * d
+    },
     "kl_div": lambda act, act_bwd, t, s, drop, d: {"dx": -t["target"] * d},
 }
 
-TORCH = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16, "f64": torch.float64, "i32": torch.int32, "i64": torch.int64,
-         "u8": torch.bool}  # conditions: a byte each, which PyTorch's masks are
+TORCH = {
+    "f32": torch.float32,
+    "f16": torch.float16,
+    "bf16": torch.bfloat16,
+    "f64": torch.float64,
+    "i32": torch.int32,
+    "i64": torch.int64,
+    "u8": torch.bool,
+}  # conditions: a byte each, which PyTorch's masks are
 DRAW = dict.fromkeys(("bce_with_logits", "kl_div"), {"target": "uniform"})
 
 
@@ -235,13 +259,25 @@ def backward(f, outputs, scalars, drop=no_drop):
 
     An input that the derivative does not read is there all the same: the compiler drops what comes of it.
     """
-    act, act_bwd, op = ACTIVATIONS[f["activation"]], ACTIVATIONS_BWD[f["activation"]], BACKWARD[f["op"]]
+    act, act_bwd, op = (
+        ACTIVATIONS[f["activation"]],
+        ACTIVATIONS_BWD[f["activation"]],
+        BACKWARD[f["op"]],
+    )
     wanted = [(a["name"], TORCH[a["dtype"]]) for a in outputs]
 
     def fn(given):
         t = {n: x.float() for n, x in given.items()}
-        found = op(lambda x: act(x, scalars), lambda x, d: act_bwd(x, d, scalars), t, scalars, drop, t["dout"])
+        found = op(
+            lambda x: act(x, scalars),
+            lambda x, d: act_bwd(x, d, scalars),
+            t,
+            scalars,
+            drop,
+            t["dout"],
+        )
         return [_fresh(found[n], t["dout"]).to(dtype) for n, dtype in wanted]
+
     return fn
 
 

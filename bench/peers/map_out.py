@@ -72,21 +72,43 @@ def _softsign_bwd(x, d, out, tmp, s):
 ACT_BWD = {
     "none": lambda x, d, out, tmp, s: None if out is d else out.copy_(d),
     "relu": lambda x, d, out, tmp, s: aten.threshold_backward.grad_input(d, x, 0, grad_input=out),
-    "leaky_relu": lambda x, d, out, tmp, s: aten.leaky_relu_backward.grad_input(d, x, s["negative_slope"], False, grad_input=out),
-    "relu6": lambda x, d, out, tmp, s: aten.hardtanh_backward.grad_input(d, x, 0.0, 6.0, grad_input=out),
+    "leaky_relu": lambda x, d, out, tmp, s: aten.leaky_relu_backward.grad_input(
+        d, x, s["negative_slope"], False, grad_input=out
+    ),
+    "relu6": lambda x, d, out, tmp, s: aten.hardtanh_backward.grad_input(
+        d, x, 0.0, 6.0, grad_input=out
+    ),
     "relu_squared": _relu_squared_bwd,
-    "elu": lambda x, d, out, tmp, s: aten.elu_backward.grad_input(d, s["elu_alpha"], 1.0, 1.0, False, x, grad_input=out),
-    "selu": lambda x, d, out, tmp, s: aten.elu_backward.grad_input(d, SELU_ALPHA, SELU_SCALE, 1.0, False, x, grad_input=out),
+    "elu": lambda x, d, out, tmp, s: aten.elu_backward.grad_input(
+        d, s["elu_alpha"], 1.0, 1.0, False, x, grad_input=out
+    ),
+    "selu": lambda x, d, out, tmp, s: aten.elu_backward.grad_input(
+        d, SELU_ALPHA, SELU_SCALE, 1.0, False, x, grad_input=out
+    ),
     "gelu": lambda x, d, out, tmp, s: aten.gelu_backward.grad_input(d, x, grad_input=out),
-    "gelu_tanh": lambda x, d, out, tmp, s: aten.gelu_backward.grad_input(d, x, approximate="tanh", grad_input=out),
+    "gelu_tanh": lambda x, d, out, tmp, s: aten.gelu_backward.grad_input(
+        d, x, approximate="tanh", grad_input=out
+    ),
     "quick_gelu": _quick_gelu_bwd,
     "silu": lambda x, d, out, tmp, s: aten.silu_backward.grad_input(d, x, grad_input=out),
-    "sigmoid": lambda x, d, out, tmp, s: _through(x, d, out, tmp, torch.sigmoid, aten.sigmoid_backward.grad_input),
-    "hardsigmoid": lambda x, d, out, tmp, s: aten.hardsigmoid_backward.grad_input(d, x, grad_input=out),
-    "hardswish": lambda x, d, out, tmp, s: aten.hardswish_backward.out(d, x, out=out),  # allocates, then copies
-    "tanh": lambda x, d, out, tmp, s: _through(x, d, out, tmp, torch.tanh, aten.tanh_backward.grad_input),
-    "hardtanh": lambda x, d, out, tmp, s: aten.hardtanh_backward.grad_input(d, x, s["min_val"], s["max_val"], grad_input=out),
-    "softplus": lambda x, d, out, tmp, s: aten.softplus_backward.grad_input(d, x, 1.0, 20.0, grad_input=out),
+    "sigmoid": lambda x, d, out, tmp, s: _through(
+        x, d, out, tmp, torch.sigmoid, aten.sigmoid_backward.grad_input
+    ),
+    "hardsigmoid": lambda x, d, out, tmp, s: aten.hardsigmoid_backward.grad_input(
+        d, x, grad_input=out
+    ),
+    "hardswish": lambda x, d, out, tmp, s: aten.hardswish_backward.out(
+        d, x, out=out
+    ),  # allocates, then copies
+    "tanh": lambda x, d, out, tmp, s: _through(
+        x, d, out, tmp, torch.tanh, aten.tanh_backward.grad_input
+    ),
+    "hardtanh": lambda x, d, out, tmp, s: aten.hardtanh_backward.grad_input(
+        d, x, s["min_val"], s["max_val"], grad_input=out
+    ),
+    "softplus": lambda x, d, out, tmp, s: aten.softplus_backward.grad_input(
+        d, x, 1.0, 20.0, grad_input=out
+    ),
     "softsign": _softsign_bwd,
     "mish": lambda x, d, out, tmp, s: out.copy_(aten.mish_backward(d, x)),  # no out= form
 }
@@ -130,6 +152,7 @@ def _binary(op):
     def run(e):
         op(e, e.o["out"])
         e.apply(e.o["out"], e.o["out"])
+
     return run
 
 
@@ -152,7 +175,9 @@ def _scale(e):
 
 
 def _prelu(e):
-    torch.add(torch.nn.functional.prelu(e.t["x"], e.t["weight"]), e.t["bias"], out=e.o["out"])  # prelu has no out= form
+    torch.add(
+        torch.nn.functional.prelu(e.t["x"], e.t["weight"]), e.t["bias"], out=e.o["out"]
+    )  # prelu has no out= form
 
 
 def _gated(e, gate, up):
@@ -163,8 +188,19 @@ def _gated(e, gate, up):
 def _batch_norm(e):
     t = e.t
     none = torch.empty(0, dtype=t["running_mean"].dtype)
-    aten.native_batch_norm.out(t["x"], t["weight"], t["bias"], t["running_mean"], t["running_var"], False, 0.0, e.s["eps"],
-                               out=e.o["out"], save_mean=none, save_invstd=none.clone())
+    aten.native_batch_norm.out(
+        t["x"],
+        t["weight"],
+        t["bias"],
+        t["running_mean"],
+        t["running_var"],
+        False,
+        0.0,
+        e.s["eps"],
+        out=e.o["out"],
+        save_mean=none,
+        save_invstd=none.clone(),
+    )
     e.apply(e.o["out"], e.o["out"])
 
 
@@ -197,7 +233,9 @@ def _bce(e):
 
 
 def _kl(e):
-    torch.xlogy(e.t["target"], e.t["target"], out=e.o["out"]).addcmul_(e.t["target"], e.t["x"], value=-1)
+    torch.xlogy(e.t["target"], e.t["target"], out=e.o["out"]).addcmul_(
+        e.t["target"], e.t["x"], value=-1
+    )
 
 
 FORWARD = {
@@ -222,7 +260,9 @@ FORWARD = {
     "cast": lambda e: e.o["out"].copy_(e.t["x"]),
     "mse": lambda e: aten.mse_loss.out(e.t["x"], e.t["target"], 0, out=e.o["out"]),
     "l1": lambda e: torch.sub(e.t["x"], e.t["target"], out=e.o["out"]).abs_(),
-    "huber": lambda e: aten.huber_loss.out(e.t["x"], e.t["target"], 0, e.s["delta"], out=e.o["out"]),
+    "huber": lambda e: aten.huber_loss.out(
+        e.t["x"], e.t["target"], 0, e.s["delta"], out=e.o["out"]
+    ),
     "bce_with_logits": _bce,
     "kl_div": _kl,
 }
@@ -230,6 +270,7 @@ FORWARD = {
 
 def _through_binary(op, split):
     """z = op(a, b), dz through the activation, then the gradients of op."""
+
     def run(e):
         z, dz = e.scratch("z"), e.scratch("dz")
         if e.plain:
@@ -238,6 +279,7 @@ def _through_binary(op, split):
             op(e, z)
             e.apply_bwd(z, e.t["dout"], dz)
         split(e, dz, z)
+
     return run
 
 
@@ -278,6 +320,7 @@ def _extremum_split(larger):
         side = torch.heaviside(torch.sub(a, b, out=z), e.half, out=z)  # 1, 0, or 0.5 at a tie
         torch.mul(dz, side, out=e.o["da"])
         torch.sub(dz, e.o["da"], out=e.o["db"])
+
     return split
 
 
@@ -302,6 +345,7 @@ def _bias_bwd(dropout):
         torch.sum(d, 0, out=e.o["dbias"])
         if "dresidual" in e.o:
             e.o["dresidual"].copy_(e.t["dout"])
+
     return run
 
 
@@ -332,12 +376,33 @@ def _batch_norm_bwd(e):
     none = torch.empty(0, dtype=t["running_mean"].dtype)
     if not e.plain:
         z, dz = e.scratch("z"), e.scratch("dz")
-        aten.native_batch_norm.out(t["x"], t["weight"], t["bias"], t["running_mean"], t["running_var"], False, 0.0, e.s["eps"],
-                                   out=z, save_mean=none, save_invstd=none.clone())
+        aten.native_batch_norm.out(
+            t["x"],
+            t["weight"],
+            t["bias"],
+            t["running_mean"],
+            t["running_var"],
+            False,
+            0.0,
+            e.s["eps"],
+            out=z,
+            save_mean=none,
+            save_invstd=none.clone(),
+        )
         e.apply_bwd(z, t["dout"], dz)
     # No out= form; it is what autograd calls.
-    dx, dweight, dbias = aten.native_batch_norm_backward(dz, t["x"], t["weight"], t["running_mean"], t["running_var"], none, none, False,
-                                                         e.s["eps"], [True] * 3)
+    dx, dweight, dbias = aten.native_batch_norm_backward(
+        dz,
+        t["x"],
+        t["weight"],
+        t["running_mean"],
+        t["running_var"],
+        none,
+        none,
+        False,
+        e.s["eps"],
+        [True] * 3,
+    )
     for name, gradient in (("dx", dx), ("dweight", dweight), ("dbias", dbias)):
         e.o[name] = gradient
 
@@ -351,10 +416,12 @@ def _dropout_bwd(e):
 
 def _of_both(fill):
     """Of a loss of x - target, whose gradients are each other's negatives."""
+
     def run(e):
         fill(e, e.into("dx"))
         if "dtarget" in e.o:
             torch.neg(e.into("dx"), out=e.o["dtarget"])
+
     return run
 
 
@@ -373,8 +440,12 @@ BACKWARD = {
     "sub_{act}": _sub_bwd,
     "mul_{act}": _through_binary(lambda e, z: torch.mul(e.t["a"], e.t["b"], out=z), _mul_split),
     "div_{act}": _through_binary(lambda e, z: torch.div(e.t["a"], e.t["b"], out=z), _div_split),
-    "maximum_{act}": _through_binary(lambda e, z: torch.maximum(e.t["a"], e.t["b"], out=z), _extremum_split(True)),
-    "minimum_{act}": _through_binary(lambda e, z: torch.minimum(e.t["a"], e.t["b"], out=z), _extremum_split(False)),
+    "maximum_{act}": _through_binary(
+        lambda e, z: torch.maximum(e.t["a"], e.t["b"], out=z), _extremum_split(True)
+    ),
+    "minimum_{act}": _through_binary(
+        lambda e, z: torch.minimum(e.t["a"], e.t["b"], out=z), _extremum_split(False)
+    ),
     "axpby_{act}": _through_binary(_axpby, _axpby_split),
     "bias_{act}": _bias_bwd(False),
     "bias_{act}_add": _bias_bwd(False),
@@ -386,9 +457,17 @@ BACKWARD = {
     "{act}_dropout": _dropout_bwd,
     "bias_{act}_dropout": _bias_bwd(True),
     "bias_dropout_add": _bias_bwd(True),
-    "mse": _of_both(lambda e, dx: aten.mse_loss_backward.grad_input(e.t["dout"], e.t["x"], e.t["target"], 0, grad_input=dx)),
+    "mse": _of_both(
+        lambda e, dx: aten.mse_loss_backward.grad_input(
+            e.t["dout"], e.t["x"], e.t["target"], 0, grad_input=dx
+        )
+    ),
     "l1": _of_both(_l1_bwd),
-    "huber": _of_both(lambda e, dx: aten.huber_loss_backward.out(e.t["dout"], e.t["x"], e.t["target"], 0, e.s["delta"], grad_input=dx)),
+    "huber": _of_both(
+        lambda e, dx: aten.huber_loss_backward.out(
+            e.t["dout"], e.t["x"], e.t["target"], 0, e.s["delta"], grad_input=dx
+        )
+    ),
     "bce_with_logits": _bce_bwd,
     "kl_div": lambda e: torch.mul(e.t["target"], e.t["dout"], out=e.o["dx"]).neg_(),
 }

@@ -5,8 +5,14 @@ import torch.nn.functional as F
 
 
 def _embeddings(act, t, s, drop):
-    x = F.embedding(t["index"], t["word"], padding_idx=s["padding_idx"] if s["padding_idx"] >= 0 else None)
-    x = x + F.embedding(t["type"], t["type_table"]) + F.embedding(t["position"], t["position_table"])
+    x = F.embedding(
+        t["index"], t["word"], padding_idx=s["padding_idx"] if s["padding_idx"] >= 0 else None
+    )
+    x = (
+        x
+        + F.embedding(t["type"], t["type_table"])
+        + F.embedding(t["position"], t["position_table"])
+    )
     return F.layer_norm(x, x.shape[-1:], t.get("weight"), t.get("bias"), s["eps"])
 
 

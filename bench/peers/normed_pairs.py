@@ -17,8 +17,12 @@ def _both(op):
     def fn(act, t, s, drop):
         given = t | {name: _normed(t[name], t[f"{name}_weight"], s["eps"]) for name in ("q", "k")}
         return tuple(found.to(t["q"].dtype) for found in turn(act, given, s, drop))
+
     return fn
 
 
-FORWARD = {"rope_rms_norm_qk": _both("rope_qk"), "rope_interleaved_rms_norm_qk": _both("rope_interleaved_qk")}
+FORWARD = {
+    "rope_rms_norm_qk": _both("rope_qk"),
+    "rope_interleaved_rms_norm_qk": _both("rope_interleaved_qk"),
+}
 DRAW = {op: {"position": "labels"} for op in FORWARD}

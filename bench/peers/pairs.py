@@ -32,10 +32,12 @@ def _both(turn):
 
 def _computed(turn):
     """cos and sin of float32 angles, as a user's module makes them at each call."""
+
     def fn(t, x):
         angle = t["position"].to(t["frequency"].dtype)[:, None] * t["frequency"]
         place = torch.arange(x.shape[0], device=x.device)
         return turn({"cosine": angle.cos(), "sine": angle.sin(), "position": place}, x)
+
     return fn
 
 
@@ -43,10 +45,20 @@ def _scaled(op):
     def fn(act, t, s, drop):
         scaled = {name: x * s["scale"] for name, x in t.items() if name in ("x", "q", "k")}
         return op(act, t | scaled, s, drop)
+
     return fn
 
 
-FORWARD = {"rope": _one(_halves), "rope_interleaved": _one(_neighbours), "rope_qk": _both(_halves), "rope_interleaved_qk": _both(_neighbours)}
-FORWARD |= {"rope_computed": _scaled(_one(_computed(_halves))), "rope_interleaved_computed": _scaled(_one(_computed(_neighbours))),
-            "rope_computed_qk": _scaled(_both(_computed(_halves))), "rope_interleaved_computed_qk": _scaled(_both(_computed(_neighbours)))}
+FORWARD = {
+    "rope": _one(_halves),
+    "rope_interleaved": _one(_neighbours),
+    "rope_qk": _both(_halves),
+    "rope_interleaved_qk": _both(_neighbours),
+}
+FORWARD |= {
+    "rope_computed": _scaled(_one(_computed(_halves))),
+    "rope_interleaved_computed": _scaled(_one(_computed(_neighbours))),
+    "rope_computed_qk": _scaled(_both(_computed(_halves))),
+    "rope_interleaved_computed_qk": _scaled(_both(_computed(_neighbours))),
+}
 DRAW = {op: {"position": "labels"} for op in FORWARD}

@@ -9,7 +9,9 @@ BATCH = 32  # of batch norm in NHWC, whose places are many
 
 def _layer_norm(t, s, x):
     """PyTorch takes weights of x's dtype alone: as its autocast does, in that of the weights."""
-    return F.layer_norm(x.to(t["weight"].dtype), x.shape[-1:], t["weight"], t["bias"], s["eps"]).to(x.dtype)
+    return F.layer_norm(x.to(t["weight"].dtype), x.shape[-1:], t["weight"], t["bias"], s["eps"]).to(
+        x.dtype
+    )
 
 
 def _rms_norm(t, s, x):
@@ -36,12 +38,15 @@ def _after_sum(norm):
     def forward(act, t, s, drop):
         total = t["x"] + t["residual"]
         return act(norm(t, s, total)), total
+
     return forward
 
 
 def _causal(x):
     queries, keys = x.shape[-2:]
-    seen = torch.arange(keys, device=x.device)[None] <= torch.arange(queries, device=x.device)[:, None] + (keys - queries)
+    seen = torch.arange(keys, device=x.device)[None] <= torch.arange(queries, device=x.device)[
+        :, None
+    ] + (keys - queries)
     return x.masked_fill(~seen, -torch.inf)
 
 
@@ -50,9 +55,17 @@ def _scores(t, s):
 
 
 def _cross_entropy(t, s, weight=None):
-    weight = None if weight is None else weight.to(t["x"].dtype)  # kf's are float32 beside 2-byte logits
-    return F.cross_entropy(t["x"], t["label"], weight, reduction="none", ignore_index=int(s["ignore_index"]),
-                           label_smoothing=s.get("label_smoothing", 0.0))
+    weight = (
+        None if weight is None else weight.to(t["x"].dtype)
+    )  # kf's are float32 beside 2-byte logits
+    return F.cross_entropy(
+        t["x"],
+        t["label"],
+        weight,
+        reduction="none",
+        ignore_index=int(s["ignore_index"]),
+        label_smoothing=s.get("label_smoothing", 0.0),
+    )
 
 
 FORWARD = {
@@ -63,32 +76,55 @@ FORWARD = {
     "rms_norm_{act}": lambda act, t, s, drop: act(_rms_norm(t, s, t["x"])),
     "add_layer_norm_{act}": _after_sum(_layer_norm),
     "add_rms_norm_{act}": _after_sum(_rms_norm),
-    "gemma_rms_norm": lambda act, t, s, drop: F.rms_norm(t["x"], t["x"].shape[-1:], 1 + t["weight"], s["eps"]),
+    "gemma_rms_norm": lambda act, t, s, drop: F.rms_norm(
+        t["x"], t["x"].shape[-1:], 1 + t["weight"], s["eps"]
+    ),
     "l2_normalize": lambda act, t, s, drop: F.normalize(t["x"], dim=-1, eps=s["eps"]),
-    "instance_norm_{act}": lambda act, t, s, drop: act(F.instance_norm(t["x"], weight=t["weight"], bias=t["bias"], eps=s["eps"])),
+    "instance_norm_{act}": lambda act, t, s, drop: act(
+        F.instance_norm(t["x"], weight=t["weight"], bias=t["bias"], eps=s["eps"])
+    ),
     "group_norm_{act}": lambda act, t, s, drop: act(_group_norm(t, s)),
     "batch_norm_train_{act}": lambda act, t, s, drop: act(_batch_norm(t, s)),
     "scale_mask_softmax": lambda act, t, s, drop: _scores(t, s),
-    "scale_bool_mask_softmax": lambda act, t, s, drop: F.softmax((t["x"] * s["scale"]).masked_fill(~t["mask"][:, None], -torch.inf), -1),
+    "scale_bool_mask_softmax": lambda act, t, s, drop: F.softmax(
+        (t["x"] * s["scale"]).masked_fill(~t["mask"][:, None], -torch.inf), -1
+    ),
     "scale_causal_softmax": lambda act, t, s, drop: F.softmax(_causal(t["x"] * s["scale"]), -1),
     "scale_mask_softmax_dropout": lambda act, t, s, drop: drop(_scores(t, s)),
     "cross_entropy": lambda act, t, s, drop: _cross_entropy(t, s),
     "cross_entropy_with_grad": lambda act, t, s, drop: _cross_entropy(t, s),
     "cross_entropy_weighted": lambda act, t, s, drop: _cross_entropy(t, s, t["weight"]),
-    "cross_entropy_soft": lambda act, t, s, drop: F.cross_entropy(t["x"], t["target"], reduction="none"),
-    "nll": lambda act, t, s, drop: F.nll_loss(t["x"], t["label"], reduction="none", ignore_index=int(s["ignore_index"])),
+    "cross_entropy_soft": lambda act, t, s, drop: F.cross_entropy(
+        t["x"], t["target"], reduction="none"
+    ),
+    "nll": lambda act, t, s, drop: F.nll_loss(
+        t["x"], t["label"], reduction="none", ignore_index=int(s["ignore_index"])
+    ),
 }
 ONE_PASS = {"cross_entropy_with_grad": ("x",)}  # the loss and dx, its gradient
 
 
 def _softmax_gradient(t, s):
-    return {"dx": t["out"] * (t["dout"] - (t["dout"] * t["out"]).sum(-1, keepdim=True)) * s.get("scale", 1.0)}
+    return {
+        "dx": t["out"]
+        * (t["dout"] - (t["dout"] * t["out"]).sum(-1, keepdim=True))
+        * s.get("scale", 1.0)
+    }
 
 
-GRADIENT = dict.fromkeys(("softmax", "scale_mask_softmax", "scale_bool_mask_softmax", "scale_causal_softmax"), _softmax_gradient)
-GRADIENT["log_softmax"] = lambda t, s: {"dx": t["dout"] - t["out"].exp() * t["dout"].sum(-1, keepdim=True)}
+GRADIENT = dict.fromkeys(
+    ("softmax", "scale_mask_softmax", "scale_bool_mask_softmax", "scale_causal_softmax"),
+    _softmax_gradient,
+)
+GRADIENT["log_softmax"] = lambda t, s: {
+    "dx": t["dout"] - t["out"].exp() * t["dout"].sum(-1, keepdim=True)
+}
 
 LABELS = {"label": "labels"}
 DRAW = dict.fromkeys(("cross_entropy", "cross_entropy_with_grad", "nll"), LABELS) | {
-    "cross_entropy_weighted": LABELS | {"weight": "uniform"}, "cross_entropy_soft": {"target": "distribution"},
-    "scale_mask_softmax": {"mask": "mask"}, "scale_mask_softmax_dropout": {"mask": "mask"}, "scale_bool_mask_softmax": {"mask": "seen"}}
+    "cross_entropy_weighted": LABELS | {"weight": "uniform"},
+    "cross_entropy_soft": {"target": "distribution"},
+    "scale_mask_softmax": {"mask": "mask"},
+    "scale_mask_softmax_dropout": {"mask": "mask"},
+    "scale_bool_mask_softmax": {"mask": "seen"},
+}

@@ -7,6 +7,7 @@ float from the lowest up, each time refitting the rest, so the errors printed ar
 float polynomial. They print highest power first, as Horner reads them.
 Needs numpy and scipy and takes seconds; no build runs it.
 """
+
 import numpy as np
 from scipy.optimize import linprog
 from scipy.special import erfc, erfcx
@@ -19,20 +20,31 @@ def nodes(lo, hi, n=500):
 def minimax(x, f, tol, degree):
     """Float coefficients, lowest first, of the p that minimises max |p(x) - f| / tol, and that maximum."""
     mid, half = (x[0] + x[-1]) / 2, (x[-1] - x[0]) / 2
-    basis = np.polynomial.chebyshev.chebvander((x - mid) / half, degree)  # well conditioned: a start
+    basis = np.polynomial.chebyshev.chebvander(
+        (x - mid) / half, degree
+    )  # well conditioned: a start
     c = np.linalg.lstsq(basis / tol[:, None], f / tol, rcond=None)[0]
-    c = np.polynomial.Chebyshev(c, domain=[mid - half, mid + half]).convert(
-        kind=np.polynomial.Polynomial, domain=[-1, 1], window=[-1, 1]).coef
+    c = (
+        np.polynomial.Chebyshev(c, domain=[mid - half, mid + half])
+        .convert(kind=np.polynomial.Polynomial, domain=[-1, 1], window=[-1, 1])
+        .coef
+    )
     powers = x[:, None] ** np.arange(degree + 1) / tol[:, None]
     for fixed in range(degree + 1):
-        for _ in range(3 if fixed == 0 else 1):  # the residual is scaled to 1: the solver is good to 1e-7
+        for _ in range(
+            3 if fixed == 0 else 1
+        ):  # the residual is scaled to 1: the solver is good to 1e-7
             rest = f / tol - powers @ c
             size, free = np.abs(rest).max(), powers[:, fixed:]
             scale, minus = np.abs(free).max(0), -np.ones((len(x), 1))
             a = free / scale
-            step = linprog(np.r_[np.zeros(a.shape[1]), 1], method="highs",
-                           A_ub=np.block([[a, minus], [-a, minus]]), b_ub=np.r_[rest, -rest] / size,
-                           bounds=[(None, None)] * a.shape[1] + [(0, None)])
+            step = linprog(
+                np.r_[np.zeros(a.shape[1]), 1],
+                method="highs",
+                A_ub=np.block([[a, minus], [-a, minus]]),
+                b_ub=np.r_[rest, -rest] / size,
+                bounds=[(None, None)] * a.shape[1] + [(0, None)],
+            )
             if step.x is not None:
                 c[fixed:] += step.x[:-1] * size / scale
         c[fixed] = np.float32(c[fixed])
@@ -62,13 +74,24 @@ def two_byte(y):
 def main():
     # Limits: gelu vanishes in float below -14.3, in bf16 below -13.3. The shifts are the best of a scan.
     tail("kfi_mills_f32", 9, 3.0, 14.4, lambda q, g, a: q)
-    tail("kfi_gelu_lp", 4, 2.15, 13.4,
-         lambda q, g, a: np.where(a < 1, 2.0**-13 * q, two_byte(a * q) / np.maximum(a, 1)))
+    tail(
+        "kfi_gelu_lp",
+        4,
+        2.15,
+        13.4,
+        lambda q, g, a: np.where(a < 1, 2.0**-13 * q, two_byte(a * q) / np.maximum(a, 1)),
+    )
     tail("kfi_normcdf_lp", 6, 3.6, 13.4, lambda q, g, a: np.minimum(1e-7, two_byte(q)))
     # gelu'(-a) = Phi(-a) - a phi(a) has a zero: an absolute bound. Its a is scaled: (scale*a)^2 = a*a/2 log2(e).
     phi = 1 / np.sqrt(2 * np.pi)
-    tail("kfi_gelu_bwd_lp", 5, 2.7, 13.4, lambda q, g, a: np.where(
-        a < 3, 1e-7, np.minimum(1e-7, two_byte(np.abs(q - a * g * phi)))), np.sqrt(np.log2(np.e) / 2))
+    tail(
+        "kfi_gelu_bwd_lp",
+        5,
+        2.7,
+        13.4,
+        lambda q, g, a: np.where(a < 3, 1e-7, np.minimum(1e-7, two_byte(np.abs(q - a * g * phi)))),
+        np.sqrt(np.log2(np.e) / 2),
+    )
 
     x = nodes(-0.3472, 0.3472)  # ln(2) / 2 and a little
     f = np.where(np.abs(x) < 1e-3, 0.5 + x / 6 + x * x / 24, (np.expm1(x) - x) / x**2)

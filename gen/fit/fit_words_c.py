@@ -4,6 +4,7 @@
 Each is a weighted least-squares fit on Chebyshev nodes, reweighted (Lawson) until it is a minimax fit of the relative
 error. Coefficients are then rounded to float32 from the lowest power up, the others refitted after each.
 """
+
 import mpmath as mp
 import numpy as np
 
@@ -94,7 +95,15 @@ def mills_flat(y):  # (a + 2) R(a)
 
 
 # twice the weight near 0, where Phi is just below 1/2 and an ulp is relatively smallest
-fit("mills_f32", mills_flat, -1.0, 12.5 / 16.5, 10, lambda y: (1 + mp.exp(-20 * (y + 1))) / mills_flat(y), nodes=300)
+fit(
+    "mills_f32",
+    mills_flat,
+    -1.0,
+    12.5 / 16.5,
+    10,
+    lambda y: (1 + mp.exp(-20 * (y + 1))) / mills_flat(y),
+    nodes=300,
+)
 
 
 def fit_ratio(name, f, hi, over, under, nodes=1500, rounds=600):
@@ -103,7 +112,9 @@ def fit_ratio(name, f, hi, over, under, nodes=1500, rounds=600):
     y = np.array([float(f(mp.mpf(v))) for v in x])
     lawson, q, best = np.ones(nodes), np.ones(nodes), (np.inf, None)
     for i in range(rounds):
-        basis = np.stack([x**k for k in range(over + 1)] + [-y * x**k for k in range(1, under + 1)], 1)
+        basis = np.stack(
+            [x**k for k in range(over + 1)] + [-y * x**k for k in range(1, under + 1)], 1
+        )
         s = np.sqrt(lawson) / (y * q)
         scale = np.max(np.abs(basis * s[:, None]), 0)
         c = np.linalg.lstsq(basis / scale * s[:, None], y * s, rcond=None)[0] / scale

@@ -30,7 +30,11 @@ class Given:
 
 
 GIVEN = Given()
-CALLS = {"act": "kfi_act", "act_bwd": "kfi_act_bwd", "act_bwd_out": "kfi_act_bwd"}  # an operation of the graph: the argument that computes it
+CALLS = {
+    "act": "kfi_act",
+    "act_bwd": "kfi_act_bwd",
+    "act_bwd_out": "kfi_act_bwd",
+}  # an operation of the graph: the argument that computes it
 
 
 def rising(act):
@@ -64,7 +68,11 @@ class ActFunction:
     @property
     def given(self):
         """[(a word of the name, arguments)] of the functions of C that can be given: all take the scalars in a struct."""
-        found = [("", ("x",), self.fwd), ("_bwd", ("x", "dy"), self.bwd), ("_bwd_out", ("y", "dy"), self.bwd_out)]
+        found = [
+            ("", ("x",), self.fwd),
+            ("_bwd", ("x", "dy"), self.bwd),
+            ("_bwd_out", ("y", "dy"), self.bwd_out),
+        ]
         return [(word, arguments) for word, arguments, code in found if code]
 
 
@@ -75,7 +83,10 @@ class ActCode:
         self.act, self.name, self.id, self.scalars = act, act.name, act.id, list(act.scalars)
         self.inside = {s: inside(s) for s in act.scalars}  # what its functions call them
         self.brief, self.reads_x = act.brief, bwd_reads_x(act)
-        self.by_result, self.by_id = act.dexpr_out is not None, ~act.id  # of kernels whose gradient is by the result
+        self.by_result, self.by_id = (
+            act.dexpr_out is not None,
+            ~act.id,
+        )  # of kernels whose gradient is by the result
         self.rising = rising(act)
 
     @property
@@ -91,7 +102,9 @@ class ActCode:
         """The fields of core/choose.h's kfi_act_facts."""
         rising_ = f'"{self.rising}"' if self.rising else "NULL"
         defaults = ", ".join(repr(float(self.act.said[s].default)) for s in self.scalars) or "0"
-        flags = ", ".join(str(int(x)) for x in (len(self.scalars), self.reads_x, self.by_result, self.act.ints))
+        flags = ", ".join(
+            str(int(x)) for x in (len(self.scalars), self.reads_x, self.by_result, self.act.ints)
+        )
         return f'{{{self.id}, "{self.name}", {rising_}, {flags}, {{{defaults}}}}}'
 
     def device_call(self, flavour, tag, bwd):
@@ -103,14 +116,43 @@ class ActCode:
         scalar = {name: name if cpu else f"s.v[{i}]" for i, name in enumerate(self.inside.values())}
         found = []
         for f in self.flavours:
-            ctype = {"f64": "double", "i32": "int32_t" if cpu else "kf_i32", "i64": "int64_t" if cpu else "kf_i64"}.get(f, "float")
+            ctype = {
+                "f64": "double",
+                "i32": "int32_t" if cpu else "kf_i32",
+                "i64": "int64_t" if cpu else "kf_i64",
+            }.get(f, "float")
             fwd = self._code(f, cpu, scalar, lambda g, env: self.act.build(g, g.var("x"), env))
-            bwd = None if f in INT_DTYPES else self._code(f, cpu, scalar, lambda g, env: self.act.build_bwd(g, g.var("x"), g.var("dy"), env))
+            bwd = (
+                None
+                if f in INT_DTYPES
+                else self._code(
+                    f,
+                    cpu,
+                    scalar,
+                    lambda g, env: self.act.build_bwd(g, g.var("x"), g.var("dy"), env),
+                )
+            )
             by = None
             if bwd and self.by_result:
-                by = self._code(f, cpu, scalar, lambda g, env: self.act.build_bwd_out(g, g.var("y"), g.var("dy"), env))
-            found.append(ActFunction(f, ctype, "kfi_scalars_f64" if f == "f64" else "kfi_scalars_f32", fwd, bwd, self._has_scalars(fwd),
-                                     self._has_scalars(bwd), by, self._has_scalars(by)))
+                by = self._code(
+                    f,
+                    cpu,
+                    scalar,
+                    lambda g, env: self.act.build_bwd_out(g, g.var("y"), g.var("dy"), env),
+                )
+            found.append(
+                ActFunction(
+                    f,
+                    ctype,
+                    "kfi_scalars_f64" if f == "f64" else "kfi_scalars_f32",
+                    fwd,
+                    bwd,
+                    self._has_scalars(fwd),
+                    self._has_scalars(bwd),
+                    by,
+                    self._has_scalars(by),
+                )
+            )
         return found
 
     def _has_scalars(self, code):

@@ -10,7 +10,13 @@ from kfgen.paths import SPECS
 
 PATH = SPECS / "aliases.toml"
 FIELDS = {"function": str, "arguments": dict, "defaults": dict}
-GIVEN = ("in", "integer", "scalar", "act_scalar", "probability")  # what an alias may take; seed and offset are the caller's generator's
+GIVEN = (
+    "in",
+    "integer",
+    "scalar",
+    "act_scalar",
+    "probability",
+)  # what an alias may take; seed and offset are the caller's generator's
 
 
 def load(path=PATH):
@@ -19,9 +25,21 @@ def load(path=PATH):
     for key, entry in found.items():
         for field, kind in FIELDS.items():
             if not isinstance(entry.get(field, {} if field == "defaults" else None), kind):
-                raise SpecError(path.name, f"alias.{key}", field, "is missing or of another kind", f"write a {kind.__name__}")
+                raise SpecError(
+                    path.name,
+                    f"alias.{key}",
+                    field,
+                    "is missing or of another kind",
+                    f"write a {kind.__name__}",
+                )
         if unknown := set(entry) - set(FIELDS):
-            raise SpecError(path.name, f"alias.{key}", sorted(unknown)[0], "is not known", f"the fields are {', '.join(FIELDS)}")
+            raise SpecError(
+                path.name,
+                f"alias.{key}",
+                sorted(unknown)[0],
+                "is not known",
+                f"the fields are {', '.join(FIELDS)}",
+            )
     return found
 
 
@@ -51,25 +69,50 @@ def of(functions, ops, found=None):
     """What the manifest has of each alias of its `functions`: the function by its op and activation, the order of its arguments, defaults.
     A user's function that has an alias's name is the one that is meant."""
     known = {(f["op"], f["activation"]) for f in functions}
-    every = [(alias, entry, *target) for alias, entry, _, target in expanded(load() if found is None else found, ops) if target]
-    return [{"name": alias, "op": op.pattern, "activation": act.name, "defaults": entry.get("defaults", {}),
-             "arguments": [{"name": word, "of": argument} for word, argument in entry["arguments"].items()]}
-            for alias, entry, op, act in every if (op.pattern, act.name) in known and alias not in named(ops)]
+    every = [
+        (alias, entry, *target)
+        for alias, entry, _, target in expanded(load() if found is None else found, ops)
+        if target
+    ]
+    return [
+        {
+            "name": alias,
+            "op": op.pattern,
+            "activation": act.name,
+            "defaults": entry.get("defaults", {}),
+            "arguments": [
+                {"name": word, "of": argument} for word, argument in entry["arguments"].items()
+            ],
+        }
+        for alias, entry, op, act in every
+        if (op.pattern, act.name) in known and alias not in named(ops)
+    ]
 
 
 def problems(functions, ops, found=None):
     """What is wrong with the aliases, a line each. functions: the manifest's, those of `targets` at least."""
     taken, wrong = dict.fromkeys(named(ops), "a function"), []
-    forward = {(f["op"], f["activation"]): f for f in reversed(functions) if not f["bwd"] and not f["state"]}
+    forward = {
+        (f["op"], f["activation"]): f
+        for f in reversed(functions)
+        if not f["bwd"] and not f["state"]
+    }
     for alias, entry, key, target in expanded(load() if found is None else found, ops):
         where = f"{PATH.name}: alias.{key}"
         if not target:
-            wrong.append(f"{where}: function `{entry['function']}` is neither an op's pattern nor a function's name")
+            wrong.append(
+                f"{where}: function `{entry['function']}` is neither an op's pattern nor a function's name"
+            )
             continue
         if not NAME.match(alias) or alias in taken:
-            wrong.append(f"{where}: `{alias}` is {taken.get(alias, 'no lower-case name')}; give it another one")
+            wrong.append(
+                f"{where}: `{alias}` is {taken.get(alias, 'no lower-case name')}; give it another one"
+            )
         taken[alias] = f"alias.{key} already"
-        wrong += [f"{where}: `{alias}`: {text}" for text in _arguments(entry, forward[target[0].pattern, target[1].name])]
+        wrong += [
+            f"{where}: `{alias}`: {text}"
+            for text in _arguments(entry, forward[target[0].pattern, target[1].name])
+        ]
     return wrong
 
 
@@ -77,7 +120,11 @@ def _arguments(entry, f):
     """What is wrong with an alias's arguments for the function f."""
     has = {a["name"]: a for a in f["arguments"] if a["role"] in GIVEN}
     given, defaults = list(entry["arguments"].values()), entry.get("defaults", {})
-    wrong = [f"{f['name']} has no input or scalar `{a}`; it has {', '.join(has)}" for a in [*given, *defaults] if a not in has]
+    wrong = [
+        f"{f['name']} has no input or scalar `{a}`; it has {', '.join(has)}"
+        for a in [*given, *defaults]
+        if a not in has
+    ]
     wrong += [f"`{a}` is given twice" for a in sorted({a for a in given if given.count(a) > 1})]
     for name, a in has.items():
         default = defaults.get(name, a.get("default"))
@@ -90,4 +137,8 @@ def _arguments(entry, f):
 
 def _within(value, a):
     least, most = a.get("least"), a.get("most")
-    return isinstance(value, (int, float)) and (least is None or value >= least) and (most is None or value <= most)
+    return (
+        isinstance(value, (int, float))
+        and (least is None or value >= least)
+        and (most is None or value <= most)
+    )

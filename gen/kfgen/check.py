@@ -19,7 +19,10 @@ DY = -1.75  # the incoming gradient: not 1, so that a dexpr that forgets it is s
 STENCIL = np.array([-2.0, -1.0, 1.0, 2.0])
 WEIGHTS = np.array([1.0, -8.0, 8.0, -1.0]) / 12
 POINTS = 96
-HALVINGS, AGREE = 14, 1e-3  # of the step of a finite difference at most; how well two steps agree that are fine enough
+HALVINGS, AGREE = (
+    14,
+    1e-3,
+)  # of the step of a finite difference at most; how well two steps agree that are fine enough
 
 
 def _chosen(selection):
@@ -28,7 +31,9 @@ def _chosen(selection):
     pairs = [(op, act) for op in selection.ops for act in op.activations]
     if all(entry.builtin for entry in (*acts, *selection.ops)):
         return acts, pairs
-    return [a for a in acts if not a.builtin], [(op, act) for op, act in pairs if not (op.builtin and act.builtin)]
+    return [a for a in acts if not a.builtin], [
+        (op, act) for op, act in pairs if not (op.builtin and act.builtin)
+    ]
 
 
 def run(selection):
@@ -49,9 +54,11 @@ def run(selection):
         except Trouble as e:
             failures.append(str(e))
     launchers = [(k, a) for k in selection.all_kernels() for a in k.launchers]
-    return failures, [f"{_count(len(acts), 'activation')}: values, derivatives and {edges} edges",
-                      f"{_count(len({op.pattern for op, _ in pairs}), 'op')} with their activations, {len(pairs)} in all: values and gradients",
-                      f"{counted(launchers)}: names{f', {len(failures)} wrong' if failures else ''}"]
+    return failures, [
+        f"{_count(len(acts), 'activation')}: values, derivatives and {edges} edges",
+        f"{_count(len({op.pattern for op, _ in pairs}), 'op')} with their activations, {len(pairs)} in all: values and gradients",
+        f"{counted(launchers)}: names{f', {len(failures)} wrong' if failures else ''}",
+    ]
 
 
 def _count(n, word):
@@ -64,9 +71,13 @@ class Trouble(Exception):
 
 def _grid(rng, around):
     """Points over the range in which activations do something, far out, and close to the given ones, where kinks may be."""
-    close = [c for v in around if abs(v) < 60 for c in (v, -v, v * 1.0002 + 1e-5, v * 0.9998 - 1e-5)]
+    close = [
+        c for v in around if abs(v) < 60 for c in (v, -v, v * 1.0002 + 1e-5, v * 0.9998 - 1e-5)
+    ]
     tiny = np.exp2(rng.uniform(-20, 0, 8)) * np.tile([1.0, -1.0], 4)
-    return np.concatenate([close, rng.uniform(-9, 9, POINTS), rng.uniform(-60, 60, POINTS // 4), tiny])
+    return np.concatenate(
+        [close, rng.uniform(-9, 9, POINTS), rng.uniform(-60, 60, POINTS // 4), tiny]
+    )
 
 
 def _scalar_sets(entry):
@@ -104,7 +115,7 @@ def _difference(f, x):
     goes through whole periods in a step of b near 0. What two steps read there may be the same by chance, so that three are asked."""
     best, bound, coarse, apart = 0.0, np.inf, None, 0.0
     for halvings in range(HALVINGS):
-        h = _step(x) / 2 ** halvings
+        h = _step(x) / 2**halvings
         values = [f(x + s * h) for s in STENCIL]
         with np.errstate(all="ignore"):
             fine = sum(w * v for w, v in zip(WEIGHTS, values)) / h
@@ -122,15 +133,25 @@ def _difference(f, x):
 
 def _compare(failures, place, what, points, got, want, tolerance):
     """One message per field: the first point at which the two differ."""
-    got, want, tolerance = (np.broadcast_to(v, points[next(iter(points))].shape) for v in (got, want, tolerance))
+    got, want, tolerance = (
+        np.broadcast_to(v, points[next(iter(points))].shape) for v in (got, want, tolerance)
+    )
     with np.errstate(all="ignore"):
-        bad = np.flatnonzero(~(np.abs(got - want) <= tolerance) & ~(got == want) & ~(np.isnan(got) & np.isnan(want)))
+        bad = np.flatnonzero(
+            ~(np.abs(got - want) <= tolerance) & ~(got == want) & ~(np.isnan(got) & np.isnan(want))
+        )
     if bad.size:
-        at = ", ".join(f"{n} = {float(v.reshape(-1)[bad[0]]):.9g}" if np.ndim(v) else f"{n} = {v:g}" for n, v in points.items())
-        failures.append(f"{place} {what}, at {at}: {got.reshape(-1)[bad[0]]:.12g}, expected {want.reshape(-1)[bad[0]]:.12g}")
+        at = ", ".join(
+            f"{n} = {float(v.reshape(-1)[bad[0]]):.9g}" if np.ndim(v) else f"{n} = {v:g}"
+            for n, v in points.items()
+        )
+        failures.append(
+            f"{place} {what}, at {at}: {got.reshape(-1)[bad[0]]:.12g}, expected {want.reshape(-1)[bad[0]]:.12g}"
+        )
 
 
 # ---- activations -------------------------------------------------------------------------------------------------
+
 
 def _activation_graph(act):
     graph = Graph()
@@ -145,34 +166,65 @@ def _activation(act, failures):
     field_bwd = "dexpr" if act.dexpr else "expr (its derivative)"
     edges = 0
     for scalars in _scalar_sets(act.scalars):
-        constants = {float(graph.nodes[i].value) for i in graph.reachable([y, dx]) if graph.nodes[i].op == "const"}
+        constants = {
+            float(graph.nodes[i].value)
+            for i in graph.reachable([y, dx])
+            if graph.nodes[i].op == "const"
+        }
         x = _grid(np.random.default_rng(7), sorted(constants | set(scalars.values())))
         points = {"x": x} | scalars
-        value, back = evaluate(graph, [y, dx], {"x": x, "dy": np.full_like(x, DY), **scalars}, np, sp)
-        slope, = evaluate(graph, [dx], {"x": x, "dy": np.ones_like(x), **scalars}, np, sp)
+        value, back = evaluate(
+            graph, [y, dx], {"x": x, "dy": np.full_like(x, DY), **scalars}, np, sp
+        )
+        (slope,) = evaluate(graph, [dx], {"x": x, "dy": np.ones_like(x), **scalars}, np, sp)
         try:
             ref = oracle.act_value(act, x, scalars) + 0 * x
         except Exception as e:  # the reference is a text of the user's
             raise Trouble(f"{place} ref: cannot be evaluated: {e}") from None
-        _compare(failures, place, "expr against ref", points, value, ref, 1e-9 * np.abs(ref) + 1e-13)
+        _compare(
+            failures, place, "expr against ref", points, value, ref, 1e-9 * np.abs(ref) + 1e-13
+        )
         near = [{"x": x + s * _step(x), "dy": 1.0, **scalars} for s in (0.0, *STENCIL)]
         smooth = np.broadcast_to(_smooth(graph, [y, dx], near), x.shape)
         if not smooth.any():
-            raise Trouble(f"{place} expr: has a kink near every point, so that its derivative cannot be checked")
+            raise Trouble(
+                f"{place} expr: has a kink near every point, so that its derivative cannot be checked"
+            )
         kept = {n: v[smooth] if np.ndim(v) else v for n, v in points.items()}
-        fd, tolerance = _difference(lambda at, scalars=scalars: oracle.act_value(act, at, scalars), x[smooth])
-        _compare(failures, place, f"{field_bwd} with dy = {DY} against finite differences of ref", kept,
-                 np.broadcast_to(back, x.shape)[smooth], DY * fd, abs(DY) * tolerance)
+        fd, tolerance = _difference(
+            lambda at, scalars=scalars: oracle.act_value(act, at, scalars), x[smooth]
+        )
+        _compare(
+            failures,
+            place,
+            f"{field_bwd} with dy = {DY} against finite differences of ref",
+            kept,
+            np.broadcast_to(back, x.shape)[smooth],
+            DY * fd,
+            abs(DY) * tolerance,
+        )
         try:
             dref = oracle.act_derivative(act, x, scalars) + 0 * x
         except Exception as e:
             field, fix = ("dref", "") if act.dref else ("ref", "; give the activation a dref")
-            raise Trouble(f"{place} {field}: cannot be differentiated or evaluated: {e}{fix}") from None
-        beside = [{"x": x + s * 1e-7 * np.maximum(1.0, np.abs(x)), "dy": 1.0, **scalars} for s in (0.0, -1.0, 1.0)]
+            raise Trouble(
+                f"{place} {field}: cannot be differentiated or evaluated: {e}{fix}"
+            ) from None
+        beside = [
+            {"x": x + s * 1e-7 * np.maximum(1.0, np.abs(x)), "dy": 1.0, **scalars}
+            for s in (0.0, -1.0, 1.0)
+        ]
         away = np.broadcast_to(_smooth(graph, [y, dx], beside), x.shape)
         kept = {n: v[away] if np.ndim(v) else v for n, v in points.items()}
-        _compare(failures, place, f"{field_bwd} against {'dref' if act.dref else 'the derivative of ref'}", kept,
-                 np.broadcast_to(slope, x.shape)[away], dref[away], 1e-9 * np.abs(dref[away]) + 1e-12)
+        _compare(
+            failures,
+            place,
+            f"{field_bwd} against {'dref' if act.dref else 'the derivative of ref'}",
+            kept,
+            np.broadcast_to(slope, x.shape)[away],
+            dref[away],
+            1e-9 * np.abs(dref[away]) + 1e-12,
+        )
         if act.dexpr_out and all(scalars[s] >= 0 for s in act.rising):
             _by_result(act, place, points, ref, dref, away, failures)
         edges += _edges(act, graph, {"edges": y, "dedges": dx}, scalars, failures)
@@ -193,10 +245,26 @@ def _by_result(act, place, points, y, dref, away, failures):
         raise Trouble(f"{place} dref_out: cannot be evaluated: {e}") from None
     with np.errstate(all="ignore"):
         near = 1e-15 * np.maximum(1.0, np.abs(y)) * max([1.0, *(abs(v) for v in scalars.values())])
-    _compare(failures, place, "dexpr_out against dref_out", points, got, want, 1e-9 * np.abs(want) + 2 * near)
+    _compare(
+        failures,
+        place,
+        "dexpr_out against dref_out",
+        points,
+        got,
+        want,
+        1e-9 * np.abs(want) + 2 * near,
+    )
     kept = {n: v[away] if np.ndim(v) else v for n, v in points.items()}
     # Where the result has reached a bound in float64, x is beyond it.
-    _compare(failures, place, "dexpr_out against the derivative by x", kept, got[away], dref[away], 1e-9 * np.abs(dref[away]) + 4 * near[away])
+    _compare(
+        failures,
+        place,
+        "dexpr_out against the derivative by x",
+        kept,
+        got[away],
+        dref[away],
+        1e-9 * np.abs(dref[away]) + 4 * near[away],
+    )
 
 
 def _edges(act, graph, roots, scalars, failures):
@@ -205,13 +273,23 @@ def _edges(act, graph, roots, scalars, failures):
         for point, text in getattr(act, field).items():
             x = np.array([float(point)])
             want = _edge_value(act, field, point, text, scalars)
-            got = float(np.reshape(evaluate(graph, [root], {"x": x, "dy": np.ones(1), **scalars}, np, sp)[0], -1)[0])
-            same = np.isnan(got) if np.isnan(want) else got == want or abs(got - want) <= 1e-12 * abs(want)
+            got = float(
+                np.reshape(
+                    evaluate(graph, [root], {"x": x, "dy": np.ones(1), **scalars}, np, sp)[0], -1
+                )[0]
+            )
+            same = (
+                np.isnan(got)
+                if np.isnan(want)
+                else got == want or abs(got - want) <= 1e-12 * abs(want)
+            )
             if want == 0 and field == "edges":
                 same = same and np.signbit(got) == np.signbit(want)
             count += 1
             if not same:
-                failures.append(f"{act.file}: [activation.{act.name}] {field}: at x = {point}: {got!r}, expected {want!r}")
+                failures.append(
+                    f"{act.file}: [activation.{act.name}] {field}: at x = {point}: {got!r}, expected {want!r}"
+                )
     return count
 
 
@@ -226,11 +304,14 @@ def _edge_value(act, field, point, text, scalars):
     try:
         root = parse(graph, text, {s: graph.var(s) for s in act.scalars})
     except ExprError as e:
-        raise Trouble(f"{act.file}: [activation.{act.name}] {field}: the value at {point} {e}") from None
+        raise Trouble(
+            f"{act.file}: [activation.{act.name}] {field}: the value at {point} {e}"
+        ) from None
     return float(evaluate(graph, [root], {s: np.float64(v) for s, v in scalars.items()}, np, sp)[0])
 
 
 # ---- ops ---------------------------------------------------------------------------------------------------------
+
 
 def direction(op, bwd):
     family = families.of(op)
@@ -246,14 +327,28 @@ def _inlined(op, act):
     scalars = {s: graph.var(s) for s in act.scalars}
     for bwd in (False, True) if any(o.grad for o in op.operands) else (False,):
         k = direction(op, bwd)
-        roots = substitute(k.graph, graph, k.roots, {}, act=(
-            lambda x: act.build(graph, x, scalars), lambda x, dy: act.build_bwd(graph, x, dy, scalars)))
+        roots = substitute(
+            k.graph,
+            graph,
+            k.roots,
+            {},
+            act=(
+                lambda x: act.build(graph, x, scalars),
+                lambda x, dy: act.build_bwd(graph, x, dy, scalars),
+            ),
+        )
         results.append(dict(zip((p for s in k.outputs for p in s.parts), roots)))
-    return graph, results[0], {name[1:]: node for gradients in results[1:] for name, node in gradients.items()}
+    return (
+        graph,
+        results[0],
+        {name[1:]: node for gradients in results[1:] for name, node in gradients.items()},
+    )
 
 
 def _op(op, act, failures):
-    {"elements": _map_op, "rows": _row_op, "products": _product_op, "logits": _logits_op}[families.of(op).oracle](op, act, failures)
+    {"elements": _map_op, "rows": _row_op, "products": _product_op, "logits": _logits_op}[
+        families.of(op).oracle
+    ](op, act, failures)
 
 
 def _logits_op(op, act, failures):
@@ -263,8 +358,13 @@ def _logits_op(op, act, failures):
 
 def _product_op(op, act, failures):
     place = f"{op.file}: [op.{op.pattern}]" + (f" with {act.name}" if op.has_act else "")
-    product_oracle.check(op, act, families.of(op), lambda what, *more: _compare(failures, place, what, *more),
-                         lambda text: Trouble(f"{place} {text}"))
+    product_oracle.check(
+        op,
+        act,
+        families.of(op),
+        lambda what, *more: _compare(failures, place, what, *more),
+        lambda text: Trouble(f"{place} {text}"),
+    )
 
 
 def _map_op(op, act, failures):
@@ -278,7 +378,13 @@ def _map_op(op, act, failures):
             x = rng.standard_normal(POINTS) * rng.choice([0.5, 1.0, 3.0], POINTS)
             inputs[n] = np.abs(x) + 0.25 if o.positive else x
     keep = rng.random(POINTS) < 0.7
-    env = {**inputs, **scalars, KEEP: keep, KEEP_SCALE: 1.25, **{f"d{n}": np.full(POINTS, DY + k) for k, n in enumerate(outputs)}}
+    env = {
+        **inputs,
+        **scalars,
+        KEEP: keep,
+        KEEP_SCALE: 1.25,
+        **{f"d{n}": np.full(POINTS, DY + k) for k, n in enumerate(outputs)},
+    }
 
     def reference(at):
         try:
@@ -288,35 +394,75 @@ def _map_op(op, act, failures):
 
     want = reference(inputs)
     for name, value in zip(outputs, evaluate(graph, list(outputs.values()), env, np, sp)):
-        _compare(failures, place, f"expr of {name} against its ref", inputs, value, want[name], 1e-9 * np.abs(want[name]) + 1e-11)
+        _compare(
+            failures,
+            place,
+            f"expr of {name} against its ref",
+            inputs,
+            value,
+            want[name],
+            1e-9 * np.abs(want[name]) + 1e-11,
+        )
     try:
         duals = oracle.reference(op, act, inputs, scalars, keep, 1.25) if gradients else {}
     except Exception as e:
-        raise Trouble(f"{place} ref: cannot be differentiated: {e}; write it with {oracle.known()}") from None
+        raise Trouble(
+            f"{place} ref: cannot be differentiated: {e}; write it with {oracle.known()}"
+        ) from None
     for name, node in gradients.items():
         got = np.broadcast_to(evaluate(graph, [node], env, np, sp)[0], (POINTS,))
         x = inputs[name]
         near = [{**env, name: x + s * _step(x)} for s in (0.0, *STENCIL)]
         smooth = np.broadcast_to(_smooth(graph, list(outputs.values()) + [node], near), x.shape)
-        smooth = smooth & np.isfinite(sum(sum(reference({**inputs, name: e[name]}).values()) for e in near))
+        smooth = smooth & np.isfinite(
+            sum(sum(reference({**inputs, name: e[name]}).values()) for e in near)
+        )
         if not smooth.any():
-            raise Trouble(f"{place} expr: at no point can its gradient for {name} be checked; is `positive = true` missing?")
+            raise Trouble(
+                f"{place} expr: at no point can its gradient for {name} be checked; is `positive = true` missing?"
+            )
         fd, tolerance = 0.0, 0.0
         for k, out in enumerate(outputs):
-            slope, error = _difference(lambda at, out=out, name=name: reference({**inputs, name: at})[out], x)
+            slope, error = _difference(
+                lambda at, out=out, name=name: reference({**inputs, name: at})[out], x
+            )
             fd, tolerance = fd + (DY + k) * slope, tolerance + abs(DY + k) * error
         kept = {n: v[smooth] for n, v in inputs.items()}
-        _compare(failures, place, f"gradient for {name} against finite differences of ref", kept, got[smooth], fd[smooth], tolerance[smooth])
-        exact = sum((DY + k) * np.broadcast_to(duals[out].tangents.get(name, 0.0), x.shape) for k, out in enumerate(outputs))
-        _compare(failures, place, f"gradient for {name} against the derivative of ref", kept, got[smooth], exact[smooth],
-                 1e-9 * np.abs(exact[smooth]) + 1e-11)
+        _compare(
+            failures,
+            place,
+            f"gradient for {name} against finite differences of ref",
+            kept,
+            got[smooth],
+            fd[smooth],
+            tolerance[smooth],
+        )
+        exact = sum(
+            (DY + k) * np.broadcast_to(duals[out].tangents.get(name, 0.0), x.shape)
+            for k, out in enumerate(outputs)
+        )
+        _compare(
+            failures,
+            place,
+            f"gradient for {name} against the derivative of ref",
+            kept,
+            got[smooth],
+            exact[smooth],
+            1e-9 * np.abs(exact[smooth]) + 1e-11,
+        )
 
 
 # ---- ops over rows -----------------------------------------------------------------------------------------------
 
 ROWS, COLS = 6, 11
-SHAPES = {"elem": (ROWS, COLS), "row": (COLS,), "per_row": (ROWS, 1), "channel": (ROWS, 1), "shared": (ROWS, COLS),  # of one batch, one head
-          "group": (ROWS, COLS)}  # inner = 1
+SHAPES = {
+    "elem": (ROWS, COLS),
+    "row": (COLS,),
+    "per_row": (ROWS, 1),
+    "channel": (ROWS, 1),
+    "shared": (ROWS, COLS),  # of one batch, one head
+    "group": (ROWS, COLS),
+}  # inner = 1
 
 
 def _row_op(op, act, failures):
@@ -326,8 +472,16 @@ def _row_op(op, act, failures):
     kinds = {o.name: families.of(op).in_rows.get(o.kind, o.kind) for o in op.operands}
     inputs = {o.name: rng.standard_normal(SHAPES[kinds[o.name]]) for o in op.operands}
     inputs |= {o.name: np.abs(inputs[o.name]) + 0.25 for o in op.operands if o.positive}
-    inputs |= {o.name: rng.integers(0, COLS, SHAPES[kinds[o.name]]).astype(np.float64) for o in op.operands if o.dtype == "I"}
-    inputs |= {o.name: (rng.random(SHAPES[kinds[o.name]]) < 0.7).astype(np.float64) for o in op.operands if o.dtype == "u8"}
+    inputs |= {
+        o.name: rng.integers(0, COLS, SHAPES[kinds[o.name]]).astype(np.float64)
+        for o in op.operands
+        if o.dtype == "I"
+    }
+    inputs |= {
+        o.name: (rng.random(SHAPES[kinds[o.name]]) < 0.7).astype(np.float64)
+        for o in op.operands
+        if o.dtype == "u8"
+    }
 
     mask = {KEEP: rng.random((ROWS, COLS)) < 0.7, KEEP_SCALE: 1.25} if op.dropout else {}
 
@@ -340,15 +494,33 @@ def _row_op(op, act, failures):
     def results(bwd, env):
         kernel = direction(op, bwd)
         graph, roots = passes.inlined(kernel.graph, kernel.roots, act)
-        return dict(zip((s.name for s in kernel.outputs), evaluate(graph, roots, env | scalars | mask | row_names(COLS, np), np, sp)))
+        return dict(
+            zip(
+                (s.name for s in kernel.outputs),
+                evaluate(graph, roots, env | scalars | mask | row_names(COLS, np), np, sp),
+            )
+        )
 
     tapes, leaves = reference(inputs)
     found = results(False, inputs)
-    shapes = {n: np.broadcast_shapes(np.shape(t.value), np.shape(found[n]), (ROWS, 1)) for n, t in tapes.items()}
+    shapes = {
+        n: np.broadcast_shapes(np.shape(t.value), np.shape(found[n]), (ROWS, 1))
+        for n, t in tapes.items()
+    }
     for name, tape in tapes.items():
         want = np.broadcast_to(tape.value, shapes[name])
-        points = {n: np.broadcast_to(v[..., :want.shape[-1]], want.shape) for n, v in inputs.items()}
-        _compare(failures, place, f"expr of {name} against its ref", points, found[name], want, 1e-9 * np.abs(want) + 1e-11)
+        points = {
+            n: np.broadcast_to(v[..., : want.shape[-1]], want.shape) for n, v in inputs.items()
+        }
+        _compare(
+            failures,
+            place,
+            f"expr of {name} against its ref",
+            points,
+            found[name],
+            want,
+            1e-9 * np.abs(want) + 1e-11,
+        )
     if not any(o.grad for o in op.operands):
         return
     douts = {n: rng.standard_normal(shapes[n]) for n in op.outputs}
@@ -358,15 +530,32 @@ def _row_op(op, act, failures):
         if not o.grad:
             continue
         want = exact[o.name]
-        value = np.broadcast_to(got[f"d{o.name}"], SHAPES["elem" if o.kind == "row" else kinds[o.name]])
+        value = np.broadcast_to(
+            got[f"d{o.name}"], SHAPES["elem" if o.kind == "row" else kinds[o.name]]
+        )
         value = value.sum(0) if o.kind == "row" else value
         points = {o.name: inputs[o.name]}
-        _compare(failures, place, f"gradient for {o.name} against the derivative of ref", points, value, want, 1e-9 * np.abs(want) + 1e-11)
+        _compare(
+            failures,
+            place,
+            f"gradient for {o.name} against the derivative of ref",
+            points,
+            value,
+            want,
+            1e-9 * np.abs(want) + 1e-11,
+        )
         # Along a direction, by differences of the reference: what the two derivatives might have in common.
         way, near = rng.standard_normal(inputs[o.name].shape), []
         for step in (1e-5, -1e-5):
             moved, _ = reference(inputs | {o.name: inputs[o.name] + step * way})
             near.append(sum((moved[n].value * d).sum() for n, d in douts.items()))
         slope = np.array([(near[0] - near[1]) / 2e-5])
-        _compare(failures, place, f"gradient for {o.name} against finite differences of ref", {"step": slope}, np.array([(value * way).sum()]), slope,
-                 1e-6 * np.abs(slope) + 1e-6 * np.abs(value * way).sum())
+        _compare(
+            failures,
+            place,
+            f"gradient for {o.name} against finite differences of ref",
+            {"step": slope},
+            np.array([(value * way).sum()]),
+            slope,
+            1e-6 * np.abs(slope) + 1e-6 * np.abs(value * way).sum(),
+        )

@@ -74,7 +74,14 @@ def _kernel(k):
 def _carrier(k):
     """The input in whose place a kernel is given the activation's result: it reads one of the two."""
     result = next(s for s in k.loads if s.reads == "result")
-    return next((s for s in k.loads if s.reads == "act" and (s.kind, s.dtype) == (result.kind, result.dtype)), None)
+    return next(
+        (
+            s
+            for s in k.loads
+            if s.reads == "act" and (s.kind, s.dtype) == (result.kind, result.dtype)
+        ),
+        None,
+    )
 
 
 @dataclass
@@ -100,7 +107,14 @@ def split(graph, roots, target, env, fixed=(), named=None, again=()):
         node = graph.nodes[i]
         if node.op not in ("act", "act_bwd") or i in fixed:
             continue
-        own, texts = emit(graph, list(node.args), exact, env, fixed=inside, named={n: form for n, form in named.items() if n not in inside})
+        own, texts = emit(
+            graph,
+            list(node.args),
+            exact,
+            env,
+            fixed=inside,
+            named={n: form for n, form in named.items() if n not in inside},
+        )
         name, bwd = f"kfi_z{len(calls)}", node.op == "act_bwd"
         x = target.chosen_argument(texts[0]) if bwd and target.chosen_argument else texts[0]
         calls.append(Call(name, bwd, own, x, texts[-1], "!in_registers" if i in again else ""))
@@ -120,18 +134,48 @@ def headers(renderer, op, kernels, extends):
     user, stem = renderer.user, names.stem(op.pattern)
     folder, ops = names.folder_of_chosen(user), names.folder(user)
     for ext, template in ((".cuh", "cuda/chosen.cuh.j2"), (".h", "cpu/chosen.h.j2")):
-        renderer.header(f"{folder}/{stem}{ext}", template, op=op, kernels=own, chosen=[kernel(k) for k in own], device=False, user=user,
-                        stem=stem, facts=f"{folder}/activations.h", extends=extends,
-                        all_acts=len(renderer.selection.activations), op_header=f"{ops}/{stem}{ext}",
-                        activations_header=f"{folder}/activations{ext}")
+        renderer.header(
+            f"{folder}/{stem}{ext}",
+            template,
+            op=op,
+            kernels=own,
+            chosen=[kernel(k) for k in own],
+            device=False,
+            user=user,
+            stem=stem,
+            facts=f"{folder}/activations.h",
+            extends=extends,
+            all_acts=len(renderer.selection.activations),
+            op_header=f"{ops}/{stem}{ext}",
+            activations_header=f"{folder}/activations{ext}",
+        )
     if strided := [apart(k) for k in own if lies_apart(k)]:
-        renderer.header(f"{folder}/{stem}.apart.cuh", "cuda/apart.cuh.j2", apart=strided, device=False, stem=stem, extends=extends,
-                        chosen_header=f"{folder}/{stem}.cuh")
+        renderer.header(
+            f"{folder}/{stem}.apart.cuh",
+            "cuda/apart.cuh.j2",
+            apart=strided,
+            device=False,
+            stem=stem,
+            extends=extends,
+            chosen_header=f"{folder}/{stem}.cuh",
+        )
 
 
 def activations(renderer, codes):
     """Adds what those headers have in common: the activations by their numbers."""
     folder, user = names.folder_of_chosen(renderer.user), renderer.user
-    renderer.header(f"{folder}/activations.h", "cpu/chosen_activations.h.j2", activations=codes, user=user, word=WORD)
-    renderer.header(f"{folder}/activations.cuh", "cuda/chosen_activations.cuh.j2", activations=codes, user=user,
-                    facts=f"{folder}/activations.h", functions=f"{names.folder(user)}/activations.cuh")
+    renderer.header(
+        f"{folder}/activations.h",
+        "cpu/chosen_activations.h.j2",
+        activations=codes,
+        user=user,
+        word=WORD,
+    )
+    renderer.header(
+        f"{folder}/activations.cuh",
+        "cuda/chosen_activations.cuh.j2",
+        activations=codes,
+        user=user,
+        facts=f"{folder}/activations.h",
+        functions=f"{names.folder(user)}/activations.cuh",
+    )

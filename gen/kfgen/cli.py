@@ -16,49 +16,131 @@ from kfgen.render import Renderer, Selection, write, write_all
 
 
 def build_parser():
-    parser = argparse.ArgumentParser(prog="kfgen", description="Expands kf's specification into headers, documentation and lists.")
+    parser = argparse.ArgumentParser(
+        prog="kfgen",
+        description="Expands kf's specification into headers, documentation and lists.",
+    )
     commands = parser.add_subparsers(dest="command", required=True)
 
     def add(name, text, function):
         p = commands.add_parser(name, help=text, description=text)
-        p.add_argument("--spec", action="append", default=[], metavar="FILE", help="a spec file of your own; may be repeated")
-        p.add_argument("--family", action="append", default=[], metavar="DIR", help="a folder with a family of your own, for those files' ops")
+        p.add_argument(
+            "--spec",
+            action="append",
+            default=[],
+            metavar="FILE",
+            help="a spec file of your own; may be repeated",
+        )
+        p.add_argument(
+            "--family",
+            action="append",
+            default=[],
+            metavar="DIR",
+            help="a folder with a family of your own, for those files' ops",
+        )
         p.set_defaults(function=function)
         return p
 
-    p = add("render", "write the headers; with --spec, those of your own spec files alone, to be used beside installed ones", render)
-    p.add_argument("--out", required=True, metavar="DIR", help="the include directory to write into")
+    p = add(
+        "render",
+        "write the headers; with --spec, those of your own spec files alone, to be used beside installed ones",
+        render,
+    )
+    p.add_argument(
+        "--out", required=True, metavar="DIR", help="the include directory to write into"
+    )
     p.add_argument("--depfile", metavar="FILE", help="write a make dependency file")
-    p.add_argument("--stamp", metavar="FILE", help="do nothing if neither what is read nor what was written has changed since FILE was")
-    p.add_argument("--list", action="store_true", help="write nothing: print which files would be, and then from which they are made")
-    p.add_argument("--one-file", action="store_true",
-                   help="with --spec: DIR/<name>.h and DIR/<name>.cuh instead of a tree, for builds that must know each output")
+    p.add_argument(
+        "--stamp",
+        metavar="FILE",
+        help="do nothing if neither what is read nor what was written has changed since FILE was",
+    )
+    p.add_argument(
+        "--list",
+        action="store_true",
+        help="write nothing: print which files would be, and then from which they are made",
+    )
+    p.add_argument(
+        "--one-file",
+        action="store_true",
+        help="with --spec: DIR/<name>.h and DIR/<name>.cuh instead of a tree, for builds that must know each output",
+    )
     choose(p)
-    p = add("single", "write kf_single.h and kf_single.cuh: all of kf in one file each; with --spec, your entries too", write_single)
+    p = add(
+        "single",
+        "write kf_single.h and kf_single.cuh: all of kf in one file each; with --spec, your entries too",
+        write_single,
+    )
     p.add_argument("--out", required=True, metavar="DIR")
     choose(p)
-    p = add("install", "install headers, pkg-config and CMake files; PREFIX/share/kf/installed.txt lists them", install)
+    p = add(
+        "install",
+        "install headers, pkg-config and CMake files; PREFIX/share/kf/installed.txt lists them",
+        install,
+    )
     p.add_argument("--prefix", required=True, metavar="DIR")
-    p.add_argument("--destdir", default="", metavar="DIR", help="a directory to write below, instead of the root directory")
+    p.add_argument(
+        "--destdir",
+        default="",
+        metavar="DIR",
+        help="a directory to write below, instead of the root directory",
+    )
     choose(p)
     p = add("package", "write kf.pc and the CMake package's files", write_package)
     p.add_argument("--out", required=True, metavar="DIR")
     for name in ("prefix", "includedir", "datadir"):
-        p.add_argument(f"--{name}", default=package.DEFAULTS[name], metavar="DIR", help="where they will be installed: %(default)s")
+        p.add_argument(
+            f"--{name}",
+            default=package.DEFAULTS[name],
+            metavar="DIR",
+            help="where they will be installed: %(default)s",
+        )
     p = add("list", "list every public function", list_functions)
     p.add_argument("--json", action="store_true", help="the whole manifest")
-    p.add_argument("--aliases", action="store_true", help="other spellings instead: their arguments, and the function that each is")
+    p.add_argument(
+        "--aliases",
+        action="store_true",
+        help="other spellings instead: their arguments, and the function that each is",
+    )
     choose(p)
-    add("check", "check every entry: names, values, edges, and each derivative against finite differences of its reference", check)
-    p = add("explain", "show what a function is made from: spec entries, expressions, derivative, templates, files", explain)
-    p.add_argument("name", metavar="FUNCTION", help="kf_add_relu_f16, kf_cpu_bias_gelu_bwd_f32, ...")
+    add(
+        "check",
+        "check every entry: names, values, edges, and each derivative against finite differences of its reference",
+        check,
+    )
+    p = add(
+        "explain",
+        "show what a function is made from: spec entries, expressions, derivative, templates, files",
+        explain,
+    )
+    p.add_argument(
+        "name", metavar="FUNCTION", help="kf_add_relu_f16, kf_cpu_bias_gelu_bwd_f32, ..."
+    )
     p = add("source", "print one kernel as a single text that needs no kf headers", print_source)
     p.add_argument("name", metavar="FUNCTION")
-    p = add("runtime", "write the functions on tensors (kf/runtime.h) of the ops that a program uses, as one header or one for each", write_runtime)
-    p.add_argument("-o", "--out", required=True, metavar="FILE", help="the header; with --each a directory of headers")
-    p.add_argument("--each", action="store_true", help="write OUT/kf/runtime/<op>.h for each op, and OUT/kf/runtime/all.h")
+    p = add(
+        "runtime",
+        "write the functions on tensors (kf/runtime.h) of the ops that a program uses, as one header or one for each",
+        write_runtime,
+    )
+    p.add_argument(
+        "-o",
+        "--out",
+        required=True,
+        metavar="FILE",
+        help="the header; with --each a directory of headers",
+    )
+    p.add_argument(
+        "--each",
+        action="store_true",
+        help="write OUT/kf/runtime/<op>.h for each op, and OUT/kf/runtime/all.h",
+    )
     choose(p)
-    p = add("docs", "write the reference: a page for each family of ops, the activations, and what all have in common", write_docs)
+    p = add(
+        "docs",
+        "write the reference: a page for each family of ops, the activations, and what all have in common",
+        write_docs,
+    )
     p.add_argument("--out", default="docs/reference", metavar="DIR", help="default: %(default)s")
     choose(p)
     return parser
@@ -66,17 +148,32 @@ def build_parser():
 
 def choose(p):
     for what in ("ops", "activations", "dtypes"):
-        p.add_argument(f"--{what}", type=lambda t: [w for w in t.split(",") if w], metavar="A,B,...",
-                       help=f"only these {what}" + ("" if what == "dtypes" else "; those of --spec are kept always"))
+        p.add_argument(
+            f"--{what}",
+            type=lambda t: [w for w in t.split(",") if w],
+            metavar="A,B,...",
+            help=f"only these {what}"
+            + ("" if what == "dtypes" else "; those of --spec are kept always"),
+        )
 
 
 def selected(args):
-    selection = Selection(specs.load(args.spec), *(getattr(args, what, None) for what in ("ops", "activations", "dtypes")))
-    found = [f"{name}: made from {first} and from {second}; rename one of them" for name, first, second in manifest.clashes(selection, user_of(args))]
+    selection = Selection(
+        specs.load(args.spec),
+        *(getattr(args, what, None) for what in ("ops", "activations", "dtypes")),
+    )
+    found = [
+        f"{name}: made from {first} and from {second}; rename one of them"
+        for name, first, second in manifest.clashes(selection, user_of(args))
+    ]
     if found:
         raise ValueError("\n".join(found[:10]))
     if not selection.all_kernels():
-        chosen = [f"--{what} {','.join(words)}" for what in ("ops", "activations", "dtypes") if (words := getattr(args, what, None))]
+        chosen = [
+            f"--{what} {','.join(words)}"
+            for what in ("ops", "activations", "dtypes")
+            if (words := getattr(args, what, None))
+        ]
         raise ValueError(f"no function is left of {', '.join(chosen)}")
     return selection
 
@@ -87,7 +184,10 @@ def user_of(args):
 
 def one_a_line(found):
     """JSON with a function a line: without an indentation json is written in C, in a fifth of the time."""
-    lists = {k: "[\n" + ",\n".join(map(json.dumps, v)) + "\n]" if isinstance(v, list) else json.dumps(v) for k, v in found.items()}
+    lists = {
+        k: "[\n" + ",\n".join(map(json.dumps, v)) + "\n]" if isinstance(v, list) else json.dumps(v)
+        for k, v in found.items()
+    }
     return "{" + ",\n".join(f"{json.dumps(k)}: {text}" for k, text in lists.items()) + "}"
 
 
@@ -98,8 +198,15 @@ def list_functions(args):
     found = manifest.build(selected(args), user_of(args))
     if args.aliases:
         for a in found["aliases"]:
-            words = ", ".join(x["name"] if x["name"] == x["of"] else f"{x['name']} = {x['of']}" for x in a["arguments"])
-            defaults = "".join(f", {name} = {value}" for name, value in a["defaults"].items() if name not in [x["of"] for x in a["arguments"]])
+            words = ", ".join(
+                x["name"] if x["name"] == x["of"] else f"{x['name']} = {x['of']}"
+                for x in a["arguments"]
+            )
+            defaults = "".join(
+                f", {name} = {value}"
+                for name, value in a["defaults"].items()
+                if name not in [x["of"] for x in a["arguments"]]
+            )
             print(f"{a['name']}({words}{defaults}): {names.fill(a['op'], a['activation'])}")
     else:
         print(one_a_line(found))
@@ -112,11 +219,20 @@ def render(args):
         return 0
     user = user_of(args)
     if args.one_file and not user:
-        raise ValueError("--one-file is for spec files of your own: give --spec, or use `kfgen single`")
+        raise ValueError(
+            "--one-file is for spec files of your own: give --spec, or use `kfgen single`"
+        )
     selection = selected(args)
-    launchers = [(k, a) for k in selection.all_kernels() for a in k.launchers if not user or not (k.op.builtin and a.act.builtin)]
+    launchers = [
+        (k, a)
+        for k in selection.all_kernels()
+        for a in k.launchers
+        if not user or not (k.op.builtin and a.act.builtin)
+    ]
     if not launchers:
-        raise ValueError(f"no function of {', '.join(args.spec)} is left: its ops, and kf's ops that take its activations, are none of the chosen")
+        raise ValueError(
+            f"no function of {', '.join(args.spec)} is left: its ops, and kf's ops that take its activations, are none of the chosen"
+        )
     renderer = Renderer(selection, user)
     files = renderer.render()
     if args.one_file:
@@ -126,7 +242,11 @@ def render(args):
         return 0
     changed = write_all(files, args.out, renderer.dependencies(), args.depfile)
     if args.stamp:
-        stamp.write(args, [pathlib.Path(args.out) / path for path in files] + ([pathlib.Path(args.depfile)] if args.depfile else []))
+        stamp.write(
+            args,
+            [pathlib.Path(args.out) / path for path in files]
+            + ([pathlib.Path(args.depfile)] if args.depfile else []),
+        )
     print(f"kfgen: {len(files)} files, {changed} changed, {counted(launchers)}")
     return 0
 
@@ -140,7 +260,9 @@ def write_single(args):
 
 def install(args):
     if args.spec:
-        raise ValueError("install is for kf's own headers; yours: `kfgen render --spec FILE --out PREFIX/include`")
+        raise ValueError(
+            "install is for kf's own headers; yours: `kfgen render --spec FILE --out PREFIX/include`"
+        )
     print(f"kfgen: {package.install(selected(args), args.prefix, args.destdir)}")
     return 0
 
@@ -208,10 +330,16 @@ def main(argv=None):
         print(f"kfgen: error: {e}", file=sys.stderr)
         return 1
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader, a pager or head, has had enough
+        os.dup2(
+            os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()
+        )  # the reader, a pager or head, has had enough
         return 0
     except OSError as e:
-        hint = "; choose a directory of your own, such as $HOME/.local" if isinstance(e, PermissionError) else ""
+        hint = (
+            "; choose a directory of your own, such as $HOME/.local"
+            if isinstance(e, PermissionError)
+            else ""
+        )
         print(f"kfgen: error: {e.filename}: {e.strerror}{hint}", file=sys.stderr)
         return 1
     finally:

@@ -11,11 +11,16 @@ VARIES = ("T", "U", "I", "acc")
 
 # ---- an op -------------------------------------------------------------------------------------------------------
 
+
 def type_words(kernels):
     """{tensor: its type as the page writes it} of an op's kernels in one direction, one for each of its dtypes: T, U and I are the dtypes in
     the function's name, acc is what sums are made in; else a type that is always the same."""
-    columns = {"T": [k.dtype.word for k in kernels], "U": [k.second.word for k in kernels], "I": [k.index_dtype.word for k in kernels],
-               "acc": [k.dtype.acc.word for k in kernels]}
+    columns = {
+        "T": [k.dtype.word for k in kernels],
+        "U": [k.second.word for k in kernels],
+        "I": [k.index_dtype.word for k in kernels],
+        "acc": [k.dtype.acc.word for k in kernels],
+    }
     found = {}
     for i, s in enumerate(kernels[0].inputs + kernels[0].outputs):
         own = [(k.inputs + k.outputs)[i].dtype.word for k in kernels]
@@ -35,7 +40,10 @@ def signature(k, types):
     arguments = []
     for a in launcher.arguments:
         varies = types.get(a.name) in VARIES
-        arguments.append((f"{'const ' if 'const' in a.ctype else ''}{types[a.name]} *" if varies else a.ctype) + a.name)
+        arguments.append(
+            (f"{'const ' if 'const' in a.ctype else ''}{types[a.name]} *" if varies else a.ctype)
+            + a.name
+        )
     name = named(k, ["T", "U"] if k.two_dtypes else ["T"])
     return f"kf_result_t {name}({', '.join(arguments)}[, cudaStream_t stream]);"
 
@@ -54,7 +62,9 @@ def tensors(kernels, types):
     found = {}
     for k in kernels:
         for s in k.inputs + k.outputs:
-            row = found.setdefault((s.name, contract.shape(k, s), types[k.bwd][s.name]), {False: "", True: ""})
+            row = found.setdefault(
+                (s.name, contract.shape(k, s), types[k.bwd][s.name]), {False: "", True: ""}
+            )
             row[k.bwd] = use(k, s)
     return [[*key, uses[False], uses[True]] for key, uses in found.items()]
 
@@ -62,7 +72,11 @@ def tensors(kernels, types):
 def formulas(k):
     """Its lines; of a gradient that may be by the activation's result both."""
     found = contract.formulas(k)
-    return [*found, f"with {k.result}:", *(f"    {line}" for line in contract.formulas(k, True))] if k.by_result else found
+    return (
+        [*found, f"with {k.result}:", *(f"    {line}" for line in contract.formulas(k, True))]
+        if k.by_result
+        else found
+    )
 
 
 def facts(k):
@@ -80,25 +94,44 @@ def facts(k):
 
 def entry(op, kernels):
     """An op as the template shows it, of its kernels in f32 or in the first dtypes that it has."""
-    first = [next(k for k in kernels if k.bwd is bwd) for bwd in dict.fromkeys(k.bwd for k in kernels)]
+    first = [
+        next(k for k in kernels if k.bwd is bwd) for bwd in dict.fromkeys(k.bwd for k in kernels)
+    ]
     types = {k.bwd: type_words([other for other in kernels if other.bwd is k.bwd]) for k in first}
     return {
-        "op": op, "stem": names.stem(op.pattern), "brief": op.brief, "cuda": any("cuda" in k.backends for k in kernels),
+        "op": op,
+        "stem": names.stem(op.pattern),
+        "brief": op.brief,
+        "cuda": any("cuda" in k.backends for k in kernels),
         "dtypes": list(dict.fromkeys(k.words for k in kernels)),
         "activations": len(kernels[0].acts) if "{act}" in op.pattern else 0,
-        "signatures": [f"typedef struct {{ int64_t {', '.join(k.stride_fields)}; }} {k.stride_struct};" for k in first[:1] if k.strided] + [
-            line for k in first for line in [signature(k, types[k.bwd]), *([workspace(k)] if k.has_workspace else [])]],
-        "tensors": tensors(first, types), "formulas": [line for k in first for line in formulas(k)],
-        "facts": [("Backward" if k.bwd else "Forward", facts(k)) for k in first], "backward": len(first) > 1 or first[0].bwd}
+        "signatures": [
+            f"typedef struct {{ int64_t {', '.join(k.stride_fields)}; }} {k.stride_struct};"
+            for k in first[:1]
+            if k.strided
+        ]
+        + [
+            line
+            for k in first
+            for line in [signature(k, types[k.bwd]), *([workspace(k)] if k.has_workspace else [])]
+        ],
+        "tensors": tensors(first, types),
+        "formulas": [line for k in first for line in formulas(k)],
+        "facts": [("Backward" if k.bwd else "Forward", facts(k)) for k in first],
+        "backward": len(first) > 1 or first[0].bwd,
+    }
 
 
 # ---- what all have in common -------------------------------------------------------------------------------------
+
 
 def result_codes():
     """[number, name, text] as core/result.h has them."""
     text = (paths.INCLUDE / "kf/core/result.h").read_text()
     said = dict(re.findall(r'case (KF_\w+):\s*return "([^"]+)"', text))
-    return [(int(n), name, said[name]) for name, n in re.findall(r"^\s+(KF_\w+) = (\d+)", text, re.M)]
+    return [
+        (int(n), name, said[name]) for name, n in re.findall(r"^\s+(KF_\w+) = (\d+)", text, re.M)
+    ]
 
 
 def edges(found):
@@ -109,7 +142,11 @@ def spaced(page):
     """A blank line between blocks of different kinds, and no two: Jinja's line statements swallow those of the template."""
     found, fenced, before = [], False, ""
     for line in page.strip().split("\n"):
-        kind = "" if not line else next((k for k in ("#", "|", "- ", "```") if line.startswith(k)), "text")
+        kind = (
+            ""
+            if not line
+            else next((k for k in ("#", "|", "- ", "```") if line.startswith(k)), "text")
+        )
         kind = "- " if line.startswith("  ") and before == "- " else kind
         if not fenced and kind and found[-1:] != [""] and found and (kind != before or kind == "#"):
             found.append("")
@@ -125,18 +162,40 @@ def pages(selection):
     env = render.environment()
     env.filters["cell"] = lambda text: text.replace("|", "\\|")
     titles = {family.name: family.title for family in families.FAMILIES.values()}
-    common = {"version": render.version(), "specs": [p.name for p in selection.spec.files], "titles": titles}
+    common = {
+        "version": render.version(),
+        "specs": [p.name for p in selection.spec.files],
+        "titles": titles,
+    }
     of = {family.name: [] for family in families.FAMILIES.values()}
     for op in selection.ops:
         if kernels := selection.kernels(op):
             of[op.family].append(entry(op, kernels))
     of = {family: ops for family, ops in of.items() if ops}
-    count, on_cuda = (sum(len(k.launchers) for k in selection.all_kernels() if word in k.backends) for word in ("c", "cuda"))
-    acts = [{"a": a, "edges": edges(a.edges), "dedges": edges(a.dedges), "expr": contract.one_line(a.expr),
-             "dexpr": a.dexpr and contract.one_line(a.dexpr)} for a in selection.activations]
-    texts = {f"{family}.md": env.get_template("docs/family.md.j2").render(family=family, ops=ops, **common) for family, ops in of.items()}
+    count, on_cuda = (
+        sum(len(k.launchers) for k in selection.all_kernels() if word in k.backends)
+        for word in ("c", "cuda")
+    )
+    acts = [
+        {
+            "a": a,
+            "edges": edges(a.edges),
+            "dedges": edges(a.dedges),
+            "expr": contract.one_line(a.expr),
+            "dexpr": a.dexpr and contract.one_line(a.dexpr),
+        }
+        for a in selection.activations
+    ]
+    texts = {
+        f"{family}.md": env.get_template("docs/family.md.j2").render(
+            family=family, ops=ops, **common
+        )
+        for family, ops in of.items()
+    }
     texts["activations.md"] = env.get_template("docs/activations.md.j2").render(acts=acts, **common)
-    texts["README.md"] = env.get_template("docs/index.md.j2").render(of=of, count=count, on_cuda=on_cuda, codes=result_codes(), **common)
+    texts["README.md"] = env.get_template("docs/index.md.j2").render(
+        of=of, count=count, on_cuda=on_cuda, codes=result_codes(), **common
+    )
     return {name: spaced(text) for name, text in texts.items()}
 
 

@@ -6,7 +6,9 @@ from dataclasses import dataclass
 FLOAT_DTYPES = ("f32", "f16", "bf16", "f64")
 INT_DTYPES = ("i32", "i64")
 INDEX = ("i64", "i32")  # of labels: the first one has no word in a function's name
-ROUNDED = {"tf32": "f32"}  # words of functions whose products round their factors: what those are stored as
+ROUNDED = {
+    "tf32": "f32"
+}  # words of functions whose products round their factors: what those are stored as
 STORED = FLOAT_DTYPES + INT_DTYPES
 DTYPES = STORED + tuple(ROUNDED)
 
@@ -34,7 +36,12 @@ class Dtype:
 
 
 DTYPE = {
-    "f32": Dtype("f32", "float", 4, "f32", "f32"), "f16": Dtype("f16", "kf_f16", 2, "f32", "lp"),
-    "bf16": Dtype("bf16", "kf_bf16", 2, "f32", "lp"), "f64": Dtype("f64", "double", 8, "f64", "f64"),
-    "i32": Dtype("i32", "int32_t", 4, "i32", "i32"), "i64": Dtype("i64", "int64_t", 8, "i64", "i64"), "u8": Dtype("u8", "uint8_t", 1, "f32", "f32")}
+    "f32": Dtype("f32", "float", 4, "f32", "f32"),
+    "f16": Dtype("f16", "kf_f16", 2, "f32", "lp"),
+    "bf16": Dtype("bf16", "kf_bf16", 2, "f32", "lp"),
+    "f64": Dtype("f64", "double", 8, "f64", "f64"),
+    "i32": Dtype("i32", "int32_t", 4, "i32", "i32"),
+    "i64": Dtype("i64", "int64_t", 8, "i64", "i64"),
+    "u8": Dtype("u8", "uint8_t", 1, "f32", "f32"),
+}
 DTYPE |= {word: DTYPE[stored] for word, stored in ROUNDED.items()}

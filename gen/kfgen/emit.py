@@ -25,7 +25,9 @@ class Target:
     act: object = None  # (x) -> text
     act_bwd: object = None  # (x, dy) -> text
     act_bwd_out: object = None  # (y, dy) -> text
-    chosen_argument: object = None  # (x) -> text, what a chosen activation's gradient is given for x
+    chosen_argument: object = (
+        None  # (x) -> text, what a chosen activation's gradient is given for x
+    )
     stored: object = None  # (x) -> text, rounded to the dtype of results; None: it is the one that is computed with
     whole: object = None  # {variable that is a whole number: how it is spelled as one of 64 bits}
     place: str = ""  # of an element behind the column that `column` stands for
@@ -46,13 +48,17 @@ class Target:
 
     @property
     def mask_type(self):
-        return ("uint64_t" if self.flavour in ("f64", "i64") else "uint32_t") if self.masks else "bool"
+        return (
+            ("uint64_t" if self.flavour in ("f64", "i64") else "uint32_t") if self.masks else "bool"
+        )
 
     def const(self, value):
         if self.flavour in ("i32", "i64"):
             return f"{int(value)}" if self.flavour == "i32" else f"(kf_i64){int(value)}"
         if value == float("inf"):
-            return ("(double)" if self.flavour == "f64" else "") + ("INFINITY" if self.masks else "__int_as_float(0x7f800000)")
+            return ("(double)" if self.flavour == "f64" else "") + (
+                "INFINITY" if self.masks else "__int_as_float(0x7f800000)"
+            )
         text = repr(float(value))
         return text if self.flavour == "f64" else text + "f"
 
@@ -68,7 +74,11 @@ def emit(graph, roots, target, env, fixed=(), named=(), head=None, apart=False):
     """
     fixed = dict(fixed)
     order = _needed(graph, roots, fixed, Graph.compares_whole)
-    exact = set(graph.reachable([a for i in order if graph.nodes[i].op in DELICATE for a in graph.nodes[i].args]))
+    exact = set(
+        graph.reachable(
+            [a for i in order if graph.nodes[i].op in DELICATE for a in graph.nodes[i].args]
+        )
+    )
     uses = {i: roots.count(i) for i in order}
     for i in order:
         for a in () if i in fixed or graph.compares_whole(i) else graph.nodes[i].args:
@@ -88,7 +98,9 @@ def emit(graph, roots, target, env, fixed=(), named=(), head=None, apart=False):
             body, level = name, ATOM
         elif temporary:
             name = f"t{len(lines)}"
-            lines.append(f"const {target.mask_type if graph.is_bool(i) else target.ctype} {name} = {body};")
+            lines.append(
+                f"const {target.mask_type if graph.is_bool(i) else target.ctype} {name} = {body};"
+            )
             body, level = name, ATOM
         text[i] = (body, level)
     return lines, [text[r][0] for r in roots]
@@ -101,7 +113,10 @@ def reads(graph, roots, fixed=()):
 
 def _expensive(graph, i):
     """Whether a compiler would rather branch than compute it for nothing: then it branches around every element."""
-    return any(graph.nodes[a].op not in {"const", "var", "neg", "add", "sub", "mul"} for a in graph.reachable([i]))
+    return any(
+        graph.nodes[a].op not in {"const", "var", "neg", "add", "sub", "mul"}
+        for a in graph.reachable([i])
+    )
 
 
 def _is_silu(graph, node):
@@ -126,7 +141,11 @@ def _whole(graph, i, target):
     if node.op == "const":
         return f"(kf_i64){int(node.value)}"
     if node.op == "var":
-        return f"({target.whole[COLUMN]} + {target.place})" if node.value == COLUMN else target.whole[node.value]
+        return (
+            f"({target.whole[COLUMN]} + {target.place})"
+            if node.value == COLUMN
+            else target.whole[node.value]
+        )
     args = [_whole(graph, a, target) for a in node.args]
     return f"{target.prefix}{'sub' if node.op == 'neg' else node.op}_i64({', '.join(['(kf_i64)0', *args] if node.op == 'neg' else args)})"
 
@@ -150,7 +169,10 @@ def _compare_whole(graph, i, target, head):
     near = graph.nodes[a].value == COLUMN and graph.level(b) < ELEM
     texts = [_whole(graph, x, target) for x in (a, b)]
     if near:
-        texts = [target.place, _ahead(head, "int", f"{target.near}({texts[1]}, {target.whole[COLUMN]})")]
+        texts = [
+            target.place,
+            _ahead(head, "int", f"{target.near}({texts[1]}, {target.whole[COLUMN]})"),
+        ]
     if not target.masks:
         return f"{texts[0]} {COMPARE[op]} {texts[1]}", 0
     mask = f"{target.prefix}{op}_{'i32' if near else 'i64'}({', '.join(texts)})"
@@ -176,17 +198,28 @@ def _print(graph, i, target, env, text, exact, head, fixed):
             return env.get(node.value, node.value), ATOM
         case "mul" if target.masks and target.flavour == "lp" and _is_silu(graph, node):
             return f"{target.prefix}silu_lp({args[0]})", ATOM
-        case "add" | "sub" if target.fuses and all(graph.nodes[a].op == "mul" and a not in fixed for a in node.args):
-            return _of_two_products(graph, node, target, text), ATOM if node.args[0] != node.args[1] else 2
+        case "add" | "sub" if target.fuses and all(
+            graph.nodes[a].op == "mul" and a not in fixed for a in node.args
+        ):
+            return _of_two_products(graph, node, target, text), ATOM if node.args[0] != node.args[
+                1
+            ] else 2
         case "add" | "sub" | "mul" if floats:
             sign, level = INFIX[node.op]
             return f"{at(0, level)} {sign} {at(1, level + 1)}", level
         case "add" | "sub" | "mul" | "max" | "min" if not floats:
             return f"{target.prefix}{node.op}_{target.flavour}({', '.join(args)})", ATOM
         case "neg":
-            return (f"-{at(0, 4)}", 3) if floats else (f"{target.prefix}sub_{target.flavour}(0, {args[0]})", ATOM)
+            return (
+                (f"-{at(0, 4)}", 3)
+                if floats
+                else (f"{target.prefix}sub_{target.flavour}(0, {args[0]})", ATOM)
+            )
         case "where" if not target.masks and graph.nodes[node.args[0]].value == KEEP:
-            return f"kfi_kept({args[0]}, rng, {args[1]})", ATOM  # the other arm is 0: kfgen writes no other
+            return (
+                f"kfi_kept({args[0]}, rng, {args[1]})",
+                ATOM,
+            )  # the other arm is 0: kfgen writes no other
         case "where" if target.masks:
             return f"{target.prefix}select_{target.words}({', '.join(args)})", ATOM
         case "where" if any(_expensive(graph, a) for a in node.args[1:]):
@@ -248,20 +281,56 @@ def _picked(a, columns, np):
 def evaluate(graph, roots, env, np, sp):
     """The roots in float64. env: {variable: array}; np and sp (scipy.special) are passed in, rendering needs neither."""
     words = {
-        "add": np.add, "sub": np.subtract, "mul": np.multiply, "div": np.divide, "neg": np.negative, "abs": np.abs,
-        "max": np.maximum, "min": np.minimum, "exp": np.exp, "expm1": np.expm1, "log": np.log, "log1p": np.log1p,
-        "log1p01": np.log1p, "sqrt": np.sqrt, "rsqrt": lambda a: 1 / np.sqrt(a), "rcp": lambda a: 1 / a, "sin": np.sin,
-        "cos": np.cos, "tanh": np.tanh, "sigmoid": sp.expit, "erf": sp.erf, "normcdf": sp.ndtr,
-        "normpdf": lambda a: np.exp(-0.5 * a * a) * 0.3989422804014327, "gelu": lambda a: a * sp.ndtr(a),
-        "gelu_bwd": lambda a: sp.ndtr(a) + a * np.exp(-0.5 * a * a) * 0.3989422804014327, "where": np.where,
-        "lt": np.less, "le": np.less_equal, "gt": np.greater, "ge": np.greater_equal, "eq": np.equal,
+        "add": np.add,
+        "sub": np.subtract,
+        "mul": np.multiply,
+        "div": np.divide,
+        "neg": np.negative,
+        "abs": np.abs,
+        "max": np.maximum,
+        "min": np.minimum,
+        "exp": np.exp,
+        "expm1": np.expm1,
+        "log": np.log,
+        "log1p": np.log1p,
+        "log1p01": np.log1p,
+        "sqrt": np.sqrt,
+        "rsqrt": lambda a: 1 / np.sqrt(a),
+        "rcp": lambda a: 1 / a,
+        "sin": np.sin,
+        "cos": np.cos,
+        "tanh": np.tanh,
+        "sigmoid": sp.expit,
+        "erf": sp.erf,
+        "normcdf": sp.ndtr,
+        "normpdf": lambda a: np.exp(-0.5 * a * a) * 0.3989422804014327,
+        "gelu": lambda a: a * sp.ndtr(a),
+        "gelu_bwd": lambda a: sp.ndtr(a) + a * np.exp(-0.5 * a * a) * 0.3989422804014327,
+        "where": np.where,
+        "lt": np.less,
+        "le": np.less_equal,
+        "gt": np.greater,
+        "ge": np.greater_equal,
+        "eq": np.equal,
         # A sum of what has become the same for the row: as many terms as there are columns.
-        "sum": lambda a: np.sum(a, axis=-1, keepdims=True) * (env[COUNT] if np.shape(a)[-1:] in ((), (1,)) else 1),
+        "sum": lambda a: (
+            np.sum(a, axis=-1, keepdims=True)
+            * (env[COUNT] if np.shape(a)[-1:] in ((), (1,)) else 1)
+        ),
         "rowmax": lambda a: np.max(a, axis=-1, keepdims=True, initial=-np.inf),
-        "rowmin": lambda a: np.min(a, axis=-1, keepdims=True, initial=np.inf), "stop": lambda a: a, "stored": lambda a: a,
-        "rowprod": lambda a: np.prod(a, axis=-1, keepdims=True) ** (env[COUNT] if np.shape(a)[-1:] in ((), (1,)) else 1),
+        "rowmin": lambda a: np.min(a, axis=-1, keepdims=True, initial=np.inf),
+        "stop": lambda a: a,
+        "stored": lambda a: a,
+        "rowprod": lambda a: (
+            np.prod(a, axis=-1, keepdims=True)
+            ** (env[COUNT] if np.shape(a)[-1:] in ((), (1,)) else 1)
+        ),
         "pick": lambda a, b: np.where((b >= 0) & (b < np.shape(a)[-1]), _picked(a, b, np), np.nan),
-        "ne": np.not_equal, "and": np.logical_and, "or": np.logical_or, "not": np.logical_not}
+        "ne": np.not_equal,
+        "and": np.logical_and,
+        "or": np.logical_or,
+        "not": np.logical_not,
+    }
     value = {}
     with np.errstate(all="ignore"):
         for i in graph.reachable(roots):
@@ -278,4 +347,7 @@ def evaluate(graph, roots, env, np, sp):
 def counts(graph, roots):
     """Arithmetic operations per element: what the documentation calls flops."""
     free = BOOLEAN | {"const", "var", "where", "neg", "abs", "stored"}
-    return sum(graph.nodes[i].op not in free and graph.nodes[i].value != KEEP for i in graph.reachable(roots))
+    return sum(
+        graph.nodes[i].op not in free and graph.nodes[i].value != KEEP
+        for i in graph.reachable(roots)
+    )

@@ -24,22 +24,145 @@ NAME = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*\Z")
 # generated code it has a name of its own (inside.py), so nothing there is among them. First kf's public names: other arguments of launchers
 # and of functions on tensors, what the formulas of a manifest read, and what expressions and references are written in.
 PUBLIC = {
-    "act_scalars", "activation", "activation_scalars", "axis", "batch", "channels", "cols", "column", "count", "ctx", "depth", "dim", "dropout", "dy",
-    "expit", "groups", "heads", "inf", "inner", "keep", "keep_scale", "keys", "kv_heads", "length", "n", "np", "offset", "offset_add", "out", "outer",
-    "p", "pairs", "per_count", "positions", "queries", "query", "rows", "seed", "sp", "stream", "strides", "torch", "vocab", "workspace",
+    "act_scalars",
+    "activation",
+    "activation_scalars",
+    "axis",
+    "batch",
+    "channels",
+    "cols",
+    "column",
+    "count",
+    "ctx",
+    "depth",
+    "dim",
+    "dropout",
+    "dy",
+    "expit",
+    "groups",
+    "heads",
+    "inf",
+    "inner",
+    "keep",
+    "keep_scale",
+    "keys",
+    "kv_heads",
+    "length",
+    "n",
+    "np",
+    "offset",
+    "offset_add",
+    "out",
+    "outer",
+    "p",
+    "pairs",
+    "per_count",
+    "positions",
+    "queries",
+    "query",
+    "rows",
+    "seed",
+    "sp",
+    "stream",
+    "strides",
+    "torch",
+    "vocab",
+    "workspace",
     "workspace_bytes",
 } | (set(PRIMITIVES) - OVER_ROWS)
 # Keywords of C, C++ and CUDA, what C's headers and compilers define as macros; Python's, in which expressions are parsed.
 KEYWORDS = {
-    "alignas", "alignof", "and_eq", "asm", "auto", "bitand", "bitor", "bool", "case", "catch", "char", "class", "co_await", "co_return",
-    "co_yield", "compl", "concept", "const", "const_cast", "consteval", "constexpr", "constinit", "decltype", "default", "delete", "do", "double",
-    "dynamic_cast", "enum", "errno", "explicit", "export", "extern", "false", "float", "friend", "goto", "inline", "int", "linux", "long", "main",
-    "mutable", "namespace", "new", "noexcept", "not_eq", "nullptr", "operator", "or_eq", "private", "protected", "public", "register",
-    "reinterpret_cast", "requires", "restrict", "short", "signed", "sizeof", "static", "static_assert", "static_cast", "stderr", "stdin",
-    "stdout", "struct", "switch", "template", "this", "thread_local", "throw", "true", "typedef", "typeid", "typename", "typeof", "typeof_unqual",
-    "union", "unix", "unsigned", "using", "virtual", "void", "volatile", "xor", "xor_eq",
+    "alignas",
+    "alignof",
+    "and_eq",
+    "asm",
+    "auto",
+    "bitand",
+    "bitor",
+    "bool",
+    "case",
+    "catch",
+    "char",
+    "class",
+    "co_await",
+    "co_return",
+    "co_yield",
+    "compl",
+    "concept",
+    "const",
+    "const_cast",
+    "consteval",
+    "constexpr",
+    "constinit",
+    "decltype",
+    "default",
+    "delete",
+    "do",
+    "double",
+    "dynamic_cast",
+    "enum",
+    "errno",
+    "explicit",
+    "export",
+    "extern",
+    "false",
+    "float",
+    "friend",
+    "goto",
+    "inline",
+    "int",
+    "linux",
+    "long",
+    "main",
+    "mutable",
+    "namespace",
+    "new",
+    "noexcept",
+    "not_eq",
+    "nullptr",
+    "operator",
+    "or_eq",
+    "private",
+    "protected",
+    "public",
+    "register",
+    "reinterpret_cast",
+    "requires",
+    "restrict",
+    "short",
+    "signed",
+    "sizeof",
+    "static",
+    "static_assert",
+    "static_cast",
+    "stderr",
+    "stdin",
+    "stdout",
+    "struct",
+    "switch",
+    "template",
+    "this",
+    "thread_local",
+    "throw",
+    "true",
+    "typedef",
+    "typeid",
+    "typename",
+    "typeof",
+    "typeof_unqual",
+    "union",
+    "unix",
+    "unsigned",
+    "using",
+    "virtual",
+    "void",
+    "volatile",
+    "xor",
+    "xor_eq",
 } | set(keyword.kwlist)
-TYPE = re.compile(r"(u?int(8|16|32|64|max|ptr)|size|ptrdiff|wchar|char8|char16|char32|nullptr|max_align)_t\Z")  # of C
+TYPE = re.compile(
+    r"(u?int(8|16|32|64|max|ptr)|size|ptrdiff|wchar|char8|char16|char32|nullptr|max_align)_t\Z"
+)  # of C
 PREFIXES = ("kf_", "kfi_", "kfk_")
 NESTING = 200  # levels of the syntax of a `ref`
 
@@ -48,14 +171,22 @@ UNUSABLE = "choose a lower-case word that nothing else here has and that neither
 
 def usable(name):
     """Whether an operand, a scalar or an output may have this name: it becomes an argument of C functions."""
-    return bool(NAME.match(name)) and name not in PUBLIC | KEYWORDS and not TYPE.match(name) and not name.startswith(PREFIXES)
+    return (
+        bool(NAME.match(name))
+        and name not in PUBLIC | KEYWORDS
+        and not TYPE.match(name)
+        and not name.startswith(PREFIXES)
+    )
 
 
 def depth(tree):
     """Of an expression's syntax, without recursion: how deep Python itself goes depends on its version."""
     levels, nodes = 0, [tree]
     while nodes:
-        levels, nodes = levels + 1, [child for node in nodes for child in ast.iter_child_nodes(node)]
+        levels, nodes = (
+            levels + 1,
+            [child for node in nodes for child in ast.iter_child_nodes(node)],
+        )
     return levels
 
 
@@ -63,10 +194,17 @@ def depth(tree):
 def _names(text):
     """(the names in an expression but for those it calls, those it calls). A text that is none has no names: it is refused elsewhere."""
     nodes = []
-    for whole in (text.strip(), " ".join(text.split())):  # statements, a line each; or one expression over several lines
+    for whole in (
+        text.strip(),
+        " ".join(text.split()),
+    ):  # statements, a line each; or one expression over several lines
         with contextlib.suppress(SyntaxError, ValueError, RecursionError, MemoryError):
             nodes = nodes or list(ast.walk(ast.parse(whole)))
-    called = [node.func for node in nodes if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)]
+    called = [
+        node.func
+        for node in nodes
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
+    ]
     own = {node.id for node in nodes if isinstance(node, ast.Name) and node not in called}
     return frozenset(own), frozenset(node.id for node in called)
 
@@ -129,8 +267,9 @@ class Activation:
         names = {name: local.var(name) for name in ("x", "dy", *scalars)}
         y = self.build(local, names["x"], {s: names[s] for s in scalars})
         dx = gradient(local, {y: names["dy"]}, [names["x"]])[names["x"]]
-        return substitute(local, graph, [local.const(0) if dx is None else dx], {"x": x, "dy": dy, **scalars})[0]
-
+        return substitute(
+            local, graph, [local.const(0) if dx is None else dx], {"x": x, "dy": dy, **scalars}
+        )[0]
 
     def build_bwd_out(self, graph, y, dy, scalars):
         """The gradient by the result y."""
@@ -147,7 +286,9 @@ class Operand:
     grad: bool = True
     parts: tuple = ()  # the names of the two halves of a "half" operand
     positive: bool = False  # tests draw it from (0, inf)
-    absent: float | None = None  # the value of every element if the pointer is NULL; None: it may not be
+    absent: float | None = (
+        None  # the value of every element if the pointer is NULL; None: it may not be
+    )
 
     @property
     def values(self):
@@ -171,19 +312,27 @@ class Op:
     file: str
     builtin: bool
     family: str = "map"
-    saved: dict = field(default_factory=dict)  # name: expression that is the same for a row, an output for the backward
+    saved: dict = field(
+        default_factory=dict
+    )  # name: expression that is the same for a row, an output for the backward
     said: dict = field(default_factory=dict)  # name of a scalar: Scalar
     integers: tuple = ()  # those of its scalars that are whole numbers of 64 bits
-    updates: dict = field(default_factory=dict)  # per_row operand: expression of its next value, an output that may be in its place
+    updates: dict = field(
+        default_factory=dict
+    )  # per_row operand: expression of its next value, an output that may be in its place
     layout: str = ""  # "channels", or as the operands' kinds have it
     reduced: tuple = ()  # reductions of its elements that are ops of their own, as losses have
     reduction: str = ""  # "mean" or "sum", of an op that another one's `reduced` has made
     empty: str = "value"  # of no elements: "value", what the expression gives; "error", which the function returns
-    grads: dict = field(default_factory=dict)  # operand: expression of its gradient, where the derived one is not wanted
+    grads: dict = field(
+        default_factory=dict
+    )  # operand: expression of its gradient, where the derived one is not wanted
     activations: list = field(default_factory=list)
     own: dict = field(default_factory=dict)  # what its family alone has fields for
     made_of: tuple = ()  # entries whose functions its own ones call
-    words: dict = field(default_factory=dict)  # that its expressions may call beside the language's own: {name: function (graph, nodes) -> node}
+    words: dict = field(
+        default_factory=dict
+    )  # that its expressions may call beside the language's own: {name: function (graph, nodes) -> node}
 
     @functools.cached_property
     def dropout(self):
@@ -196,7 +345,9 @@ class Op:
     @property
     def indexed(self):
         """Whether it reads whole numbers, of either dtype, or gives them."""
-        return any(o.dtype == "I" for o in self.operands) or any(PLACES.keys() & names_called(text) for text in self.outputs.values())
+        return any(o.dtype == "I" for o in self.operands) or any(
+            PLACES.keys() & names_called(text) for text in self.outputs.values()
+        )
 
     @property
     def values_of_rows(self):
@@ -215,19 +366,29 @@ class Spec:
     ops: dict
     files: list
     own: object = None  # the Spec of kf's own entries, whose ops these have copies of
-    made: dict = field(default_factory=dict)  # of that Spec: kernels, for all that load it (render.Selection)
+    made: dict = field(
+        default_factory=dict
+    )  # of that Spec: kernels, for all that load it (render.Selection)
 
     def as_own(self, op):
         """Whether an entry is kf's own as it was loaded: of it, its activations and what it is made of nothing has been changed."""
         own = self.own.ops.get(op.pattern) if self.own else None
-        return own is not None and all(getattr(op, name) is getattr(own, name) for name in Op.__dataclass_fields__)
+        return own is not None and all(
+            getattr(op, name) is getattr(own, name) for name in Op.__dataclass_fields__
+        )
 
 
 class Fields:
     """The fields of one entry: typed access, and a complaint about what nobody asked for."""
 
     def __init__(self, file, entry, data):
-        self.file, self.entry, self.data, self.left, self.asked = file, entry, data, set(data), set()
+        self.file, self.entry, self.data, self.left, self.asked = (
+            file,
+            entry,
+            data,
+            set(data),
+            set(),
+        )
 
     def error(self, field_, problem, fix):
         return SpecError(self.file, self.entry, field_, problem, fix)
@@ -240,7 +401,10 @@ class Fields:
                 raise self.missing(name, f"add {name} = {what}")
             return default
         value = self.data[name]
-        if not isinstance(value, types) or (isinstance(value, bool) and bool not in (types if isinstance(types, tuple) else (types,))):
+        if not isinstance(value, types) or (
+            isinstance(value, bool)
+            and bool not in (types if isinstance(types, tuple) else (types,))
+        ):
             raise self.error(name, f"is {value!r}", f"write {name} = {what}")
         return value
 
@@ -248,7 +412,9 @@ class Fields:
         """Where a field has nearly its name, it is that."""
         known = Activation.__dataclass_fields__.keys() | Op.__dataclass_fields__.keys()
         near = difflib.get_close_matches(name, self.data.keys() - known, n=1, cutoff=0.75)
-        return self.error(name, "is missing", f"rename `{near[0]}`, which is not a field" if near else fix)
+        return self.error(
+            name, "is missing", f"rename `{near[0]}`, which is not a field" if near else fix
+        )
 
     def line(self, name):
         """Text that ends up in a comment."""
@@ -271,7 +437,11 @@ class Fields:
         if self.left:
             name = sorted(self.left)[0]
             near = difflib.get_close_matches(name, self.asked - set(self.data), n=1)
-            raise self.error(name, "is not a field of this entry", f"did you mean `{near[0]}`?" if near else "remove it, or correct its spelling")
+            raise self.error(
+                name,
+                "is not a field of this entry",
+                f"did you mean `{near[0]}`?" if near else "remove it, or correct its spelling",
+            )
 
 
 @dataclass(frozen=True)
@@ -280,7 +450,9 @@ class Scalar:
 
     value: float  # tests use it; whole numbers of 64 bits are ints
     default: float  # that frontends take where they are given none
-    least: float | None = None  # outside of these bounds it has no meaning, which launchers do not check
+    least: float | None = (
+        None  # outside of these bounds it has no meaning, which launchers do not check
+    )
     most: float | None = None
 
 
@@ -289,16 +461,32 @@ def _scalar(f, name, given):
     told = given if isinstance(given, dict) else {"value": given}
     whole = told.get("kind") == "int"
     numbers = {k: v for k, v in told.items() if k != "kind"}
-    fits = all(isinstance(v, int if whole else (int, float)) and not isinstance(v, bool) for v in numbers.values())
-    if not fits or "value" not in numbers or told.get("kind", "int") != "int" or numbers.keys() - Scalar.__dataclass_fields__.keys():
-        fix = (f"give {name} a number; tests use it. {name} = {{ value = 0.5, default = 1, least = 0, most = 2 }} also says what frontends "
-               f'take and what is meant; a whole number of 64 bits is {name} = {{ kind = "int", value = 1 }}')
+    fits = all(
+        isinstance(v, int if whole else (int, float)) and not isinstance(v, bool)
+        for v in numbers.values()
+    )
+    if (
+        not fits
+        or "value" not in numbers
+        or told.get("kind", "int") != "int"
+        or numbers.keys() - Scalar.__dataclass_fields__.keys()
+    ):
+        fix = (
+            f"give {name} a number; tests use it. {name} = {{ value = 0.5, default = 1, least = 0, most = 2 }} also says what frontends "
+            f'take and what is meant; a whole number of 64 bits is {name} = {{ kind = "int", value = 1 }}'
+        )
         raise f.error("scalars", f"{name} is {given!r}", fix)
     numbers = {k: v if whole else float(v) for k, v in numbers.items()}
     found = Scalar(**{"default": numbers["value"], **numbers})
     for what, number in (("value", found.value), ("default", found.default)):
-        if (found.least is not None and number < found.least) or (found.most is not None and number > found.most):
-            raise f.error("scalars", f"the {what} of {name}, {number:g}, is not within its bounds", "correct one of them")
+        if (found.least is not None and number < found.least) or (
+            found.most is not None and number > found.most
+        ):
+            raise f.error(
+                "scalars",
+                f"the {what} of {name}, {number:g}, is not within its bounds",
+                "correct one of them",
+            )
     return found
 
 

@@ -27,7 +27,9 @@ def entry_text(path, section, key):
 
 
 def path_of(selection, entry):
-    return next(p for p in selection.spec.files if (p.name if entry.builtin else str(p)) == entry.file)
+    return next(
+        p for p in selection.spec.files if (p.name if entry.builtin else str(p)) == entry.file
+    )
 
 
 def shown(path):
@@ -40,10 +42,20 @@ def code(kernel, act, cpu):
     text = " ".join(lines)
     for f in ActCode(act).functions(cpu):
         for bwd, body in ((False, f.fwd), (True, f.bwd)):
-            word = f"kfi_cpu_act_{act.name}{'_bwd' if bwd else ''}_{f.flavour}(" if cpu else f"kfi_act{'_bwd' if bwd else ''}_{f.flavour}("
+            word = (
+                f"kfi_cpu_act_{act.name}{'_bwd' if bwd else ''}_{f.flavour}("
+                if cpu
+                else f"kfi_act{'_bwd' if bwd else ''}_{f.flavour}("
+            )
             if word in text:
-                arguments = ", ".join((["x", "dy"] if bwd else ["x"]) + (list(act.scalars) if cpu else ["s"]))
-                lines += [f"where {word}{'' if cpu else 'tag, '}{arguments}) is", *(f"    {line}" for line in body[0]), f"    {body[1]}"]
+                arguments = ", ".join(
+                    (["x", "dy"] if bwd else ["x"]) + (list(act.scalars) if cpu else ["s"])
+                )
+                lines += [
+                    f"where {word}{'' if cpu else 'tag, '}{arguments}) is",
+                    *(f"    {line}" for line in body[0]),
+                    f"    {body[1]}",
+                ]
     return lines
 
 
@@ -65,12 +77,17 @@ def explain(selection, name, user=None):
     part("Contract", contract.lines(k, whole=True))
     both = [kernel for kernel in selection.kernels(k.op) if kernel.dtypes == k.dtypes]
     for kernel in both:
-        for target, is_c in (("CUDA", False), ("C", True))["cuda" not in kernel.backends:]:
-            part(f"{'Backward' if kernel.bwd else 'Forward'} of an element in {target}", code(kernel, act, is_c))
+        for target, is_c in (("CUDA", False), ("C", True))["cuda" not in kernel.backends :]:
+            part(
+                f"{'Backward' if kernel.bwd else 'Forward'} of an element in {target}",
+                code(kernel, act, is_c),
+            )
     if any(kernel.bwd for kernel in both):
         lines = ["the op's: derived from its expr"]
         if k.has_act:
-            lines.append(f"the activation's: {'closed form, its dexpr' if act.dexpr else 'derived from its expr'}")
+            lines.append(
+                f"the activation's: {'closed form, its dexpr' if act.dexpr else 'derived from its expr'}"
+            )
         part("Derivative", lines)
     if not cpu:
         part("Kernels", kernel_names(launcher))
@@ -78,10 +95,20 @@ def explain(selection, name, user=None):
     renderer.render()
     directory = "templates/cuda/" if not cpu else "templates/cpu/"
     read = sorted(shown(p) for p in renderer.env.loader.read)
-    part("Templates", [t for t in read if f"/{directory}" in f"/{t}" or t.count("/") == 1])  # also those of a family in a folder of its own
+    part(
+        "Templates", [t for t in read if f"/{directory}" in f"/{t}" or t.count("/") == 1]
+    )  # also those of a family in a folder of its own
     ext = ".h" if cpu else ".cuh"
     own = f["header"].startswith("kf/user/")
-    part("Files", [*parts(f["header"] + ext), f"kf/user/{user}/activations{ext}" if own and not act.builtin else f"kf/ops/activations{ext}",
-                   f"kf/{user}{ext} includes them" if own else f"kf/kf{ext} includes them",
-                   *([] if cpu else [f"kf/{f['launchers']}.cu has it with C linkage"])])
+    part(
+        "Files",
+        [
+            *parts(f["header"] + ext),
+            f"kf/user/{user}/activations{ext}"
+            if own and not act.builtin
+            else f"kf/ops/activations{ext}",
+            f"kf/{user}{ext} includes them" if own else f"kf/kf{ext} includes them",
+            *([] if cpu else [f"kf/{f['launchers']}.cu has it with C linkage"]),
+        ],
+    )
     return "\n".join(out).rstrip() + "\n"

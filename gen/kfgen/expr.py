@@ -52,7 +52,18 @@ class Graph:
         self.nodes, self._index, self._level, self._reached = [], {}, {}, {}
         self.words = {}  # functions (graph, nodes) -> node that expressions may call beside the language's own words
         self.closed = {}  # {node: (what it is a function of, function dy -> its gradient)}, where the derived one is not wanted
-        self.levels = None if levels is None else {COUNT: UNIFORM, PER_COUNT: UNIFORM, KEEP_SCALE: UNIFORM, QUERY: ROW, QUERIES: UNIFORM, **levels}
+        self.levels = (
+            None
+            if levels is None
+            else {
+                COUNT: UNIFORM,
+                PER_COUNT: UNIFORM,
+                KEEP_SCALE: UNIFORM,
+                QUERY: ROW,
+                QUERIES: UNIFORM,
+                **levels,
+            }
+        )
 
     def add(self, op, *args, value=None):
         node = Node(op, args, value)
@@ -76,7 +87,11 @@ class Graph:
             if node.op in ("const", "var"):
                 found = UNIFORM if node.op == "const" else (self.levels or {}).get(node.value, ELEM)
             else:
-                found = ROW if node.op in REDUCTIONS.values() or node.op == "pick" else max(self.level(a) for a in node.args)
+                found = (
+                    ROW
+                    if node.op in REDUCTIONS.values() or node.op == "pick"
+                    else max(self.level(a) for a in node.args)
+                )
             self._level[i] = found
         return self._level[i]
 
@@ -85,12 +100,20 @@ class Graph:
         node = self.nodes[i]
         if node.op == "const":
             return abs(node.value) != float("inf") and float(node.value).is_integer()
-        return node.value in self.whole if node.op == "var" else node.op in ("add", "sub", "neg") and all(map(self.is_whole, node.args))
+        return (
+            node.value in self.whole
+            if node.op == "var"
+            else node.op in ("add", "sub", "neg") and all(map(self.is_whole, node.args))
+        )
 
     def compares_whole(self, i):
         """Whether it is a comparison of whole numbers, which takes them as they are; all else takes them as numbers of its dtype."""
         node = self.nodes[i]
-        return node.op in COMPARISONS and all(map(self.is_whole, node.args)) and any(self.variables([a]) for a in node.args)
+        return (
+            node.op in COMPARISONS
+            and all(map(self.is_whole, node.args))
+            and any(self.variables([a]) for a in node.args)
+        )
 
     def is_bool(self, i):
         return self.nodes[i].op in BOOLEAN or self.nodes[i].value == KEEP
@@ -153,10 +176,14 @@ def _parse(graph, text, env):
         match statement:
             case ast.Assign(targets=[ast.Name(id=name)], value=value):
                 if name in env or name in PRIMITIVES:
-                    raise ExprError(f"assigns `{name}`, which already has a meaning; choose another name")
+                    raise ExprError(
+                        f"assigns `{name}`, which already has a meaning; choose another name"
+                    )
                 env[name] = _build(graph, value, env)
             case _:
-                raise ExprError(f"may only hold `name = expression` before its value, not `{ast.unparse(statement)}`")
+                raise ExprError(
+                    f"may only hold `name = expression` before its value, not `{ast.unparse(statement)}`"
+                )
     root = _build(graph, body[-1].value, env)
     if graph.is_bool(root):
         raise ExprError("is a condition; use where(condition, a, b)")
@@ -176,13 +203,17 @@ def _build(graph, tree, env):
     def number(t):
         i = _build(graph, t, env)
         if graph.is_bool(i):
-            raise ExprError(f"uses the condition `{ast.unparse(t)}` as a number; use where(condition, a, b)")
+            raise ExprError(
+                f"uses the condition `{ast.unparse(t)}` as a number; use where(condition, a, b)"
+            )
         return i
 
     def condition(t):
         i = _build(graph, t, env)
         if not graph.is_bool(i):
-            raise ExprError(f"uses the number `{ast.unparse(t)}` as a condition; compare it with something")
+            raise ExprError(
+                f"uses the number `{ast.unparse(t)}` as a condition; compare it with something"
+            )
         return i
 
     match tree:
@@ -192,9 +223,13 @@ def _build(graph, tree, env):
             return _number(graph, value)
         case ast.Name(id=name):
             if env.get(name) is None:  # nor a word, such as act
-                raise ExprError(f"reads `{name}`, which is not one of: {', '.join(sorted(n for n in env if env[n] is not None)) or 'none'}")
+                raise ExprError(
+                    f"reads `{name}`, which is not one of: {', '.join(sorted(n for n in env if env[n] is not None)) or 'none'}"
+                )
             return env[name]
-        case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() | float() as value)) if not isinstance(value, bool):
+        case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() | float() as value)) if (
+            not isinstance(value, bool)
+        ):
             return _number(graph, -value)
         case ast.UnaryOp(op=ast.USub(), operand=a):
             return graph.add("neg", number(a))
@@ -222,7 +257,9 @@ def _call(graph, name, args, number, condition, env):
     if name in graph.words:
         return graph.words[name](graph, [number(a) for a in args])
     if name not in WORDS and not (name == "act_bwd" and name in env):
-        raise ExprError(f"calls `{name}`; the words are: {', '.join(sorted([*WORDS, *graph.words]))}")
+        raise ExprError(
+            f"calls `{name}`; the words are: {', '.join(sorted([*WORDS, *graph.words]))}"
+        )
     arity = 1 if name == "dropout" else len(PRIMITIVES[name][0])
     if len(args) != arity:
         raise ExprError(f"calls `{name}` with {len(args)} arguments, it takes {arity}")
@@ -243,8 +280,15 @@ def _reduce(graph, name, args):
         raise ExprError(f"calls `{name}` with {len(args)} arguments, it takes {arity}")
     if name == "pick":
         tensor, column = (graph.nodes[a] for a in args)
-        if tensor.op != "var" or column.op != "var" or graph.level(args[0]) < ELEM or graph.level(args[1]) != ROW:
-            raise ExprError("calls `pick` of something else than an operand and, for each row, the number of a column: pick(x, label)")
+        if (
+            tensor.op != "var"
+            or column.op != "var"
+            or graph.level(args[0]) < ELEM
+            or graph.level(args[1]) != ROW
+        ):
+            raise ExprError(
+                "calls `pick` of something else than an operand and, for each row, the number of a column: pick(x, label)"
+            )
         return graph.add("pick", *args)
     [a] = args
     if name == "stop":

@@ -11,16 +11,43 @@ from kfgen.expr import Graph
 from kfgen.gradient import substitute
 from kfgen.words import COLUMN, COMPARISONS, COUNT, KEEP, PER_COUNT, QUERIES, QUERY, REDUCTIONS, ROW
 
-INFIX = {"add": ("+", 4), "sub": ("-", 4), "mul": ("*", 5), "div": ("/", 5), "lt": ("<", 1), "le": ("<=", 1), "gt": (">", 1), "ge": (">=", 1),
-         "eq": ("==", 1), "ne": ("!=", 1), "and": ("&", 3), "or": ("|", 2)}
+INFIX = {
+    "add": ("+", 4),
+    "sub": ("-", 4),
+    "mul": ("*", 5),
+    "div": ("/", 5),
+    "lt": ("<", 1),
+    "le": ("<=", 1),
+    "gt": (">", 1),
+    "ge": (">=", 1),
+    "eq": ("==", 1),
+    "ne": ("!=", 1),
+    "and": ("&", 3),
+    "or": ("|", 2),
+}
 UNARY = {"neg": "-", "not": "~"}
 ATOM, SIGN = 9, 6
 NORMPDF = "({exp}(-0.5 * {0} * {0}) * 0.3989422804014327)"
 # Words that a library has no function for, {0} is the argument.
-SPELLED = {"rcp": "(1 / {0})", "normcdf": "{normcdf}", "normpdf": NORMPDF, "gelu": "({0} * {normcdf})",
-           "gelu_bwd": f"({{normcdf}} + {{0}} * {NORMPDF})"}
-WORDS = {"abs": "abs", "exp": "exp", "expm1": "expm1", "log": "log", "log1p": "log1p", "log1p01": "log1p", "sqrt": "sqrt", "sin": "sin", "cos": "cos",
-         "tanh": "tanh"}
+SPELLED = {
+    "rcp": "(1 / {0})",
+    "normcdf": "{normcdf}",
+    "normpdf": NORMPDF,
+    "gelu": "({0} * {normcdf})",
+    "gelu_bwd": f"({{normcdf}} + {{0}} * {NORMPDF})",
+}
+WORDS = {
+    "abs": "abs",
+    "exp": "exp",
+    "expm1": "expm1",
+    "log": "log",
+    "log1p": "log1p",
+    "log1p01": "log1p",
+    "sqrt": "sqrt",
+    "sin": "sin",
+    "cos": "cos",
+    "tanh": "tanh",
+}
 
 
 @dataclass(frozen=True)
@@ -45,7 +72,9 @@ class Library:
 
     def word(self, op, text):
         if op in self.spelled:
-            return self.spelled[op].format(text, exp=f"{self.name}.exp", normcdf=self.normcdf.format(text))
+            return self.spelled[op].format(
+                text, exp=f"{self.name}.exp", normcdf=self.normcdf.format(text)
+            )
         return f"{self.words[op]}({text})"
 
 
@@ -54,18 +83,44 @@ def _library(name, own, **more):
 
 
 NUMPY = _library(
-    "np", {"sigmoid": "sp.expit", "erf": "sp.erf"}, normcdf="sp.ndtr({0})", spelled=SPELLED | {"rsqrt": "({0} ** -0.5)"},
-    reductions={"sum": "np.sum", "rowmax": "np.max", "rowmin": "np.min", "rowprod": "np.prod"}, axes="axis", keep="keepdims=True",
-    take="np.take_along_axis", bounded="np.clip({}, {}, {})", full="np.full({}, {}{})", device="", back="{}.astype(T).astype({}.dtype)",
-    join="np.concatenate", cast="{}")
+    "np",
+    {"sigmoid": "sp.expit", "erf": "sp.erf"},
+    normcdf="sp.ndtr({0})",
+    spelled=SPELLED | {"rsqrt": "({0} ** -0.5)"},
+    reductions={"sum": "np.sum", "rowmax": "np.max", "rowmin": "np.min", "rowprod": "np.prod"},
+    axes="axis",
+    keep="keepdims=True",
+    take="np.take_along_axis",
+    bounded="np.clip({}, {}, {})",
+    full="np.full({}, {}{})",
+    device="",
+    back="{}.astype(T).astype({}.dtype)",
+    join="np.concatenate",
+    cast="{}",
+)
 TORCH = _library(
-    "torch", {"sigmoid": "torch.sigmoid", "erf": "torch.erf", "rsqrt": "torch.rsqrt"},
+    "torch",
+    {"sigmoid": "torch.sigmoid", "erf": "torch.erf", "rsqrt": "torch.rsqrt"},
     # torch.special.ndtr and torch.nn.functional.gelu cancel far below 0.
-    normcdf="(0.5 * torch.erfc(-0.7071067811865476 * {0}))", spelled=SPELLED,
-    reductions={"sum": "torch.sum", "rowmax": "torch.amax", "rowmin": "torch.amin", "rowprod": "torch.prod"}, axes="dim", keep="keepdim=True",
-    take="torch.take_along_dim", bounded="torch.clamp({}, {}, {})", full="torch.full({}, {}{})", device=", device={}.device",
-    back="{}.to(T).to({}.dtype)", join="torch.cat",
-    cast="torch.as_tensor({}, dtype=torch.float64)", single=("rowprod",))
+    normcdf="(0.5 * torch.erfc(-0.7071067811865476 * {0}))",
+    spelled=SPELLED,
+    reductions={
+        "sum": "torch.sum",
+        "rowmax": "torch.amax",
+        "rowmin": "torch.amin",
+        "rowprod": "torch.prod",
+    },
+    axes="dim",
+    keep="keepdim=True",
+    take="torch.take_along_dim",
+    bounded="torch.clamp({}, {}, {})",
+    full="torch.full({}, {}{})",
+    device=", device={}.device",
+    back="{}.to(T).to({}.dtype)",
+    join="torch.cat",
+    cast="torch.as_tensor({}, dtype=torch.float64)",
+    single=("rowprod",),
+)
 LIBRARIES = {"numpy": NUMPY, "torch": TORCH}
 
 
@@ -81,8 +136,12 @@ class Frame:
         self.elem = self.parts(k.extents)
         kinds = k.family.forms[k.form]
         row = next((kind for kind in kinds if kind in k.family.row_kinds), None)
-        self.rows = self.view(kinds[row].split(", ")) if row else self.elem  # of a value for each row
-        self.reduced = tuple(i for i, (all_, own) in enumerate(zip(self.elem, self.rows)) if all_ != own)
+        self.rows = (
+            self.view(kinds[row].split(", ")) if row else self.elem
+        )  # of a value for each row
+        self.reduced = tuple(
+            i for i, (all_, own) in enumerate(zip(self.elem, self.rows)) if all_ != own
+        )
 
     def parts(self, shape):
         return [part for extent in shape for part in self.split.get(extent, [extent])]
@@ -111,9 +170,15 @@ class Frame:
         """{what an expression reads beside its operands: (its text, the axes that it has)}."""
         if not self.reduced:
             return {}
-        count = " * ".join(f"({e})" if "//" in e else e for e in (self.elem[i] for i in self.reduced))
+        count = " * ".join(
+            f"({e})" if "//" in e else e for e in (self.elem[i] for i in self.reduced)
+        )
         whole = f"({count})" if " * " in count else count
-        found = {COUNT: (count, ()), PER_COUNT: (f"1 / {whole}", ()), COLUMN: (self.places(count, self.reduced), self.reduced)}
+        found = {
+            COUNT: (count, ()),
+            PER_COUNT: (f"1 / {whole}", ()),
+            COLUMN: (self.places(count, self.reduced), self.reduced),
+        }
         if QUERIES in self.elem:
             at = (self.elem.index(QUERIES),)
             found |= {QUERIES: (QUERIES, ()), QUERY: (self.places(QUERIES, at), at)}
@@ -160,7 +225,11 @@ class Printer:
         """(text, how tightly it binds, the axes that it has; None: it is a plain number)."""
         node = self.graph.nodes[i]
         if node.op == "const":
-            return ("float('inf')" if node.value == float("inf") else repr(node.value)), ATOM if node.value >= 0 else SIGN, None
+            return (
+                ("float('inf')" if node.value == float("inf") else repr(node.value)),
+                ATOM if node.value >= 0 else SIGN,
+                None,
+            )
         if node.op == "var":
             return node.value, ATOM, self.axes[node.value]
         known = [self.along[a] for a in node.args if self.along[a] is not None]
@@ -181,15 +250,26 @@ class Printer:
                 return f"({self.at(args[0])} {node.op} {self.at(args[1])})", ATOM
             # Comparisons in a row would be chained, and bind less tightly than & and |.
             inner = 4 if node.op in COMPARISONS else level
-            return f"{self.at(args[0], inner)} {sign} {self.at(args[1], inner if node.op in COMPARISONS else level + 1)}", level
+            return (
+                f"{self.at(args[0], inner)} {sign} {self.at(args[1], inner if node.op in COMPARISONS else level + 1)}",
+                level,
+            )
         if node.op in UNARY:
-            return (f"not {self.at(args[0], ATOM)}", 0) if along is None and node.op == "not" else (UNARY[node.op] + self.at(args[0], SIGN), SIGN)
+            return (
+                (f"not {self.at(args[0], ATOM)}", 0)
+                if along is None and node.op == "not"
+                else (UNARY[node.op] + self.at(args[0], SIGN), SIGN)
+            )
         if node.op == "where":
             condition, a, b = (self.at(n) for n in args)
-            return f"({a} if {condition} else {b})" if self.along[args[0]] is None else f"{self.lib.name}.where({condition}, {a}, {b})", ATOM
+            return f"({a} if {condition} else {b})" if self.along[
+                args[0]
+            ] is None else f"{self.lib.name}.where({condition}, {a}, {b})", ATOM
         if node.op in ("max", "min"):
             return self.extreme(node, along), ATOM
-        return self.lib.word(node.op, self.array(args[0], ATOM if node.op in self.lib.spelled else 0)), ATOM
+        return self.lib.word(
+            node.op, self.array(args[0], ATOM if node.op in self.lib.spelled else 0)
+        ), ATOM
 
     def extreme(self, node, along):
         a, b = node.args
@@ -213,8 +293,14 @@ class Printer:
         """With all of the wanted axes."""
         along = self.along[i]
         if along is None:
-            return self.lib.full.format(shaped(self.extents(wanted)), self.at(i), self.lib.device.format(self.model))
-        return self.at(i, level) if wanted <= along else f"{self.lib.name}.broadcast_to({self.at(i)}, {shaped(self.extents(wanted | along))})"
+            return self.lib.full.format(
+                shaped(self.extents(wanted)), self.at(i), self.lib.device.format(self.model)
+            )
+        return (
+            self.at(i, level)
+            if wanted <= along
+            else f"{self.lib.name}.broadcast_to({self.at(i)}, {shaped(self.extents(wanted | along))})"
+        )
 
     def extents(self, axes):
         return [e if i in axes else "1" for i, e in enumerate(self.frame.elem)]
@@ -224,7 +310,9 @@ class Printer:
         [axis] = self.frame.reduced
         last = f"{self.frame.elem[axis]}"
         taken = f"{self.lib.take}({tensor}, {self.lib.bounded.format(column, 0, f'{last} - 1')}, {axis})"
-        return f"{self.lib.name}.where(({column} >= 0) & ({column} < {last}), {taken}, float('nan'))"
+        return (
+            f"{self.lib.name}.where(({column} >= 0) & ({column} < {last}), {taken}, float('nan'))"
+        )
 
 
 def inlined(k, act, by):
@@ -233,14 +321,22 @@ def inlined(k, act, by):
         return k.graph_by(act)
     graph = Graph(k.graph.levels, k.graph.whole)
     own = {name: graph.var(name) for name in act.scalars}
-    return graph, substitute(k.graph, graph, k.roots, {}, (lambda x: act.build(graph, x, own), lambda x, dy: act.build_bwd(graph, x, dy, own)))
+    return graph, substitute(
+        k.graph,
+        graph,
+        k.roots,
+        {},
+        (lambda x: act.build(graph, x, own), lambda x, dy: act.build_bwd(graph, x, dy, own)),
+    )
 
 
 def elementwise(k, act, library):
     """(lines, the text of each value) of a kernel whose tensors are arrays of one shape by then: for families that say themselves how those
     come of its operands."""
     graph, roots = inlined(k, act, False)
-    axes = dict.fromkeys((*k.scalars, *k.integers, *act.scalars)) | {p: frozenset((0,)) for s in k.inputs for p in s.parts}
+    axes = dict.fromkeys((*k.scalars, *k.integers, *act.scalars)) | {
+        p: frozenset((0,)) for s in k.inputs for p in s.parts
+    }
     printer = Printer(LIBRARIES[library], None, graph, axes, None)
     printer.run(roots)
     return printer.lines, [printer.at(root) for root in roots]
@@ -252,18 +348,26 @@ def statements(k, act, library, by=False):
     graph, roots = inlined(k, act, by)
     read = graph.variables(roots)
     picked = {graph.nodes[node.args[0]].value for node in graph.nodes if node.op == "pick"}
-    lines, axes = [], {name: None for name in (*k.scalars, *k.integers, *act.scalars, "keep_scale")} | {KEEP: frame.all}
+    lines, axes = (
+        [],
+        {name: None for name in (*k.scalars, *k.integers, *act.scalars, "keep_scale")}
+        | {KEEP: frame.all},
+    )
     given = [s for s in k.inputs if read & set(s.parts)]
     for s in given:
         axes |= dict.fromkeys(s.parts, frame.all if len(s.parts) > 1 else frame.along(k.shape(s)))
         if len(s.parts) > 1:
-            lines.append(f"{', '.join(s.parts)} = {s.name}[:, :{frame.elem[1]}], {s.name}[:, {frame.elem[1]}:]")
+            lines.append(
+                f"{', '.join(s.parts)} = {s.name}[:, :{frame.elem[1]}], {s.name}[:, {frame.elem[1]}:]"
+            )
         elif s.name in picked or not frame.is_broadcast(k.shape(s)):
             lines.append(f"{s.name} = {s.name}.reshape({', '.join(frame.view(k.shape(s)))})")
     model = min(given, key=lambda s: s.kind != "elem").name
     for name, (text, along) in frame.row_values(read).items():
         if text != name:
-            lines.append(f"{name} = {text.format(arange=f'{lib.name}.arange', device=lib.device.format(model))}")
+            lines.append(
+                f"{name} = {text.format(arange=f'{lib.name}.arange', device=lib.device.format(model))}"
+            )
         axes[name] = frozenset(along) or None
     printer = Printer(lib, frame, graph, axes, model)
     printer.run(roots)
@@ -283,11 +387,18 @@ def _result(k, s, printer, found):
     view = frame.view(shape)
     if s.role == "sum":
         # What is the same for a row, and added up over the rows of a channel, is a value of each row.
-        whole = frame.rows if k.graph.levels is not None and k.graph.levels.get(s.of) == ROW else frame.elem
+        whole = (
+            frame.rows
+            if k.graph.levels is not None and k.graph.levels.get(s.of) == ROW
+            else frame.elem
+        )
         text = printer.whole(node, frozenset(i for i, e in enumerate(whole) if e != "1"))
         over = tuple(i for i, e in enumerate(view) if e == "1")
         text = f"{lib.reductions['sum']}({text}, {lib.axes}={over if len(over) > 1 else over[0]})"
         left = [e for e in view if e != "1"]
     else:
-        text, left = printer.whole(node, frame.along(shape), ATOM if view != list(shape) else 0), view
+        text, left = (
+            printer.whole(node, frame.along(shape), ATOM if view != list(shape) else 0),
+            view,
+        )
     return f"{s.name} = {text}" + ("" if left == list(shape) else f".reshape({', '.join(shape)})")

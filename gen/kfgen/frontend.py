@@ -11,15 +11,36 @@ import json
 from kfgen import manifest, names, packed, paths
 from kfgen.dtypes import INT_DTYPES
 
-TENSOR = ("name", "role", "use", "of", "kind", "shape", "var", "absent", "place_of", "same_as", "unchanged", "strides", "accumulated")
+TENSOR = (
+    "name",
+    "role",
+    "use",
+    "of",
+    "kind",
+    "shape",
+    "var",
+    "absent",
+    "place_of",
+    "same_as",
+    "unchanged",
+    "strides",
+    "accumulated",
+)
 VALUE = ("name", "default", "least", "most")
 
 
 def _call(members):
     """Of functions that differ by activation and dtypes."""
     f = members[0]
-    found = {"tensors": [], "sizes": f["sizes"], "strides": [], "workspace": f["workspace"] is not None, "integers": [], "scalars": [],
-             "betas": [a["name"] for a in f["arguments"] if a["role"] == "beta"]}
+    found = {
+        "tensors": [],
+        "sizes": f["sizes"],
+        "strides": [],
+        "workspace": f["workspace"] is not None,
+        "integers": [],
+        "scalars": [],
+        "betas": [a["name"] for a in f["arguments"] if a["role"] == "beta"],
+    }
     for i, a in enumerate(f["arguments"]):
         if "use" in a:
             plain = [m for m in members if m["dtypes"] == f["dtypes"]]
@@ -27,13 +48,23 @@ def _call(members):
             instead = [m["activation"] for m in plain if m["arguments"][i]["null"] == "result"]
             given = [m["activation"] for m in plain if m["arguments"][i]["null"] == "inputs"]
             var = a["dtype"] if a["var"] == "I" else a["var"]  # which is one, of all functions here
-            found["tensors"].append({k: a[k] for k in TENSOR} | {
-                "var": var, "nullable": a["absent"] is not None or a["null"] == "skipped" or bool(instead or given), "unread": unread,
-                "by_result": instead or given})
+            found["tensors"].append(
+                {k: a[k] for k in TENSOR}
+                | {
+                    "var": var,
+                    "nullable": a["absent"] is not None
+                    or a["null"] == "skipped"
+                    or bool(instead or given),
+                    "unread": unread,
+                    "by_result": instead or given,
+                }
+            )
         elif a["role"] == "strides":
             found["strides"] = a["fields"]
         elif a["role"] in ("integer", "scalar"):
-            found["integers" if a["role"] == "integer" else "scalars"].append({k: a[k] for k in VALUE})
+            found["integers" if a["role"] == "integer" else "scalars"].append(
+                {k: a[k] for k in VALUE}
+            )
     return found
 
 
@@ -43,14 +74,35 @@ def _entry(pattern, op, members, with_grad):
     f, axes = forward[0], packed.axes(forward[0])
     of_u = {v["of"] for m in forward for v in m["variables"] if v["name"] == "U"}
     # A cast asks for its result's dtype; reductions, which have float32 results of 2-byte tensors too (packed.py), give that of their tensors.
-    second = "weights" if "weights" in of_u else "results" if of_u and all(len(m["dtypes"]) > 1 for m in forward) else ""
-    return {"name": names.stem(pattern), "pattern": pattern, "brief": op["brief"], "source": op["source"],
-            "family": f["family"], "axis": axes["axis"], "sizes": axes["sizes"], "shaped_by": axes["shaped_by"],
-            "dropout": f["dropout"], "empty": f["empty"], "autocast": f["autocast"],
-            "activations": list(dict.fromkeys(m["activation"] for m in forward)),
-            "integer_activations": list(dict.fromkeys(m["activation"] for m in forward if m["dtypes"][0] in INT_DTYPES)),
-            "dtypes": [list(d) for d in dict.fromkeys(tuple(m["dtypes"]) for m in forward)], "second": second,
-            "forward": _call(forward), "backward": _call(backward) if backward else None, "with_grad": "" if backward else with_grad}
+    second = (
+        "weights"
+        if "weights" in of_u
+        else "results"
+        if of_u and all(len(m["dtypes"]) > 1 for m in forward)
+        else ""
+    )
+    return {
+        "name": names.stem(pattern),
+        "pattern": pattern,
+        "brief": op["brief"],
+        "source": op["source"],
+        "family": f["family"],
+        "axis": axes["axis"],
+        "sizes": axes["sizes"],
+        "shaped_by": axes["shaped_by"],
+        "dropout": f["dropout"],
+        "empty": f["empty"],
+        "autocast": f["autocast"],
+        "activations": list(dict.fromkeys(m["activation"] for m in forward)),
+        "integer_activations": list(
+            dict.fromkeys(m["activation"] for m in forward if m["dtypes"][0] in INT_DTYPES)
+        ),
+        "dtypes": [list(d) for d in dict.fromkeys(tuple(m["dtypes"]) for m in forward)],
+        "second": second,
+        "forward": _call(forward),
+        "backward": _call(backward) if backward else None,
+        "with_grad": "" if backward else with_grad,
+    }
 
 
 def table(made):
@@ -58,16 +110,29 @@ def table(made):
     groups, scalars, rising = {}, {}, {}
     for f in packed.functions(made):
         groups.setdefault(f["op"], []).append(f)
-        scalars.setdefault(f["activation"], [{k: a[k] for k in VALUE} for a in f["arguments"] if a["role"] == "act_scalar"])
+        scalars.setdefault(
+            f["activation"],
+            [{k: a[k] for k in VALUE} for a in f["arguments"] if a["role"] == "act_scalar"],
+        )
         rising[f["activation"]] = f["rising"] or rising.get(f["activation"], [])
     ops = {op["pattern"]: op for op in made["ops"]}
+
     def with_grad(pattern):
         return names.stem(f"{pattern}_with_grad") if f"{pattern}_with_grad" in groups else ""
 
-    return {"abi": made["abi_version"], "ops": [_entry(pattern, ops[pattern], members, with_grad(pattern)) for pattern, members in groups.items()],
-            "activations": {a["name"]: {"id": a["id"], "scalars": scalars[a["name"]], "rising": rising[a["name"]]}
-                            for a in made["activations"] if a["name"] in scalars},
-            "aliases": made["aliases"]}
+    return {
+        "abi": made["abi_version"],
+        "ops": [
+            _entry(pattern, ops[pattern], members, with_grad(pattern))
+            for pattern, members in groups.items()
+        ],
+        "activations": {
+            a["name"]: {"id": a["id"], "scalars": scalars[a["name"]], "rising": rising[a["name"]]}
+            for a in made["activations"]
+            if a["name"] in scalars
+        },
+        "aliases": made["aliases"],
+    }
 
 
 def formulas(made):
@@ -77,7 +142,12 @@ def formulas(made):
     found, other = {}, set()
     for f in (f for f in packed.functions(made) if not f["integer"]):
         name = names.stem(f["op"])
-        if f["dropout"] or f["backward"] is None or not f["axes"] or any(a.get("use") == "saved" and a["role"] == "in" for a in f["arguments"]):
+        if (
+            f["dropout"]
+            or f["backward"] is None
+            or not f["axes"]
+            or any(a.get("use") == "saved" and a["role"] == "in" for a in f["arguments"])
+        ):
             other.add(name)
         lines = found.setdefault(name, {}).setdefault(f["activation"], [None, None, None])
         lines[f["bwd"]] = made["statements"][f["statements"]]["torch"]
@@ -89,5 +159,11 @@ def formulas(made):
 def files(selection):
     """{path in the package: text}"""
     made = manifest.build(selection)
-    found = {"ops.json": table(made) | {"generator": paths.digest()}, "formulas.json": formulas(made)}
-    return {name: json.dumps(what, separators=(",", ":"), sort_keys=True) + "\n" for name, what in found.items()}
+    found = {
+        "ops.json": table(made) | {"generator": paths.digest()},
+        "formulas.json": formulas(made),
+    }
+    return {
+        name: json.dumps(what, separators=(",", ":"), sort_keys=True) + "\n"
+        for name, what in found.items()
+    }

@@ -23,12 +23,15 @@ def activations():
 def _word(act):
     """What a call of an activation adds to a graph. Its gradient is the activation's own where that has a closed form, as an activation's has
     that stands in an op's name."""
+
     def build(graph, args):
         if not 1 <= len(args) <= 1 + len(act.scalars):
             wanted = " and, if need be, ".join(["x", *act.scalars])
             raise ExprError(f"calls `{act.name}` with {len(args)} arguments, it takes {wanted}")
         x, *given = args
-        scalars = {name: graph.const(said.default) for name, said in act.said.items()} | dict(zip(act.scalars, given))
+        scalars = {name: graph.const(said.default) for name, said in act.said.items()} | dict(
+            zip(act.scalars, given)
+        )
         node = act.build(graph, x, scalars)
         if act.dexpr:
             graph.closed[node] = x, lambda dy: act.build_bwd(graph, x, dy, scalars)
@@ -40,7 +43,11 @@ def _word(act):
 @functools.cache
 def words():
     """{name: function}; what the language has as a primitive it has already."""
-    return {name: _word(act) for name, act in activations().items() if name not in PRIMITIVES and name != "none"}
+    return {
+        name: _word(act)
+        for name, act in activations().items()
+        if name not in PRIMITIVES and name != "none"
+    }
 
 
 def spec(name, entry):

@@ -24,18 +24,28 @@ def gradient(graph, seeds, wrt):
         if graph.levels is not None:
             if graph.level(node) == UNIFORM:
                 return  # scalars have no gradient
-            if graph.level(node) == ROW and of is not None and graph.level(of) == ELEM:  # `of` is as many values as a row has
+            if (
+                graph.level(node) == ROW and of is not None and graph.level(of) == ELEM
+            ):  # `of` is as many values as a row has
                 value, guards = total(graph, guarded(value, guards)), ()
         parts.setdefault(node, []).append((value, guards))
 
     def merge(found):
         """Two parts from the two arms of one where become one part: where(condition, a, b)."""
         for i, (a, ga) in enumerate(found):
-            for j, (b, gb) in enumerate(found[i + 1:], i + 1):
-                if ga and gb and ga[:-1] == gb[:-1] and ga[-1][0] == gb[-1][0] and ga[-1][1] != gb[-1][1]:
+            for j, (b, gb) in enumerate(found[i + 1 :], i + 1):
+                if (
+                    ga
+                    and gb
+                    and ga[:-1] == gb[:-1]
+                    and ga[-1][0] == gb[-1][0]
+                    and ga[-1][1] != gb[-1][1]
+                ):
                     condition, first = ga[-1]
                     joined = graph.add("where", condition, *((a, b) if first else (b, a)))
-                    return merge(found[:i] + [(joined, ga[:-1])] + found[i + 1:j] + found[j + 1:])
+                    return merge(
+                        found[:i] + [(joined, ga[:-1])] + found[i + 1 : j] + found[j + 1 :]
+                    )
         return found
 
     def settle(node):
@@ -50,7 +60,12 @@ def gradient(graph, seeds, wrt):
     def plus(a, b):
         """a + b. Twice the same product: its factor that is the same for a row is doubled, once a row, which gives the same bits."""
         node = graph.nodes[a]
-        if a == b and graph.levels is not None and node.op == "mul" and min(map(graph.level, node.args)) < ELEM:
+        if (
+            a == b
+            and graph.levels is not None
+            and node.op == "mul"
+            and min(map(graph.level, node.args)) < ELEM
+        ):
             row, other = sorted(node.args, key=graph.level)
             return graph.add("mul", graph.add("add", row, row), other)
         return graph.add("add", a, b)
@@ -74,9 +89,21 @@ def gradient(graph, seeds, wrt):
             give(b, dy, guards + ((condition, False),), i)
             continue
         if node.op == "pick":
-            give(node.args[0], graph.add("where", graph.add("eq", graph.var(COLUMN), node.args[1]), guarded(dy, guards), graph.const(0)), (), i)
+            give(
+                node.args[0],
+                graph.add(
+                    "where",
+                    graph.add("eq", graph.var(COLUMN), node.args[1]),
+                    guarded(dy, guards),
+                    graph.const(0),
+                ),
+                (),
+                i,
+            )
             continue
-        if node.op == "div" and graph.nodes[node.args[1]].value == COUNT:  # of a mean: a product is enough for a gradient
+        if (
+            node.op == "div" and graph.nodes[node.args[1]].value == COUNT
+        ):  # of a mean: a product is enough for a gradient
             give(node.args[0], graph.add("mul", dy, graph.var(PER_COUNT)), guards, i)
             continue
         names, rules = PRIMITIVES[node.op]
@@ -86,8 +113,15 @@ def gradient(graph, seeds, wrt):
                 raise ExprError(f"cannot be differentiated: `{node.op}` has no derivative")
             if graph.nodes[arg].op != "const" and rules[name] is not None:
                 value = parse(graph, rules[name], env)
-                if node.op == "act" and graph.levels is not None and any(graph.nodes[c].value == KEEP for c, _ in guards):
-                    value, guards = guarded(value, guards), ()  # several sums read it: the mask is applied once
+                if (
+                    node.op == "act"
+                    and graph.levels is not None
+                    and any(graph.nodes[c].value == KEEP for c, _ in guards)
+                ):
+                    value, guards = (
+                        guarded(value, guards),
+                        (),
+                    )  # several sums read it: the mask is applied once
                 give(arg, value, guards, i)
     return {w: guarded(*settle(w)) if w in parts else None for w in wrt}
 

@@ -78,21 +78,48 @@ def _activation(key):
     if not act.scalars:
         return act
     inside = Inside({n: names.inside(n) for n in act.scalars})
-    return replace(act, expr=inside.text(act.expr), dexpr=inside.text(act.dexpr), dexpr_out=inside.text(act.dexpr_out),
-                   scalars=inside.names(act.scalars), said=inside.names(act.said), rising=tuple(map(inside.name, act.rising)))
+    return replace(
+        act,
+        expr=inside.text(act.expr),
+        dexpr=inside.text(act.dexpr),
+        dexpr_out=inside.text(act.dexpr_out),
+        scalars=inside.names(act.scalars),
+        said=inside.names(act.said),
+        rising=tuple(map(inside.name, act.rising)),
+    )
 
 
 def op(public, family):
     """The op with all that it names renamed."""
-    own = _with_gradients([*(n for o in public.operands for n in (o.name, *o.parts)), *public.scalars, *public.outputs, *public.saved,
-                           *family.named(public)], public.outputs)
+    own = _with_gradients(
+        [
+            *(n for o in public.operands for n in (o.name, *o.parts)),
+            *public.scalars,
+            *public.outputs,
+            *public.saved,
+            *family.named(public),
+        ],
+        public.outputs,
+    )
     own |= {updated(n): updated(own[n]) for n in public.updates}
     inside = Inside(own)
-    operands = [replace(o, name=inside.name(o.name), parts=tuple(map(inside.name, o.parts))) for o in public.operands]
+    operands = [
+        replace(o, name=inside.name(o.name), parts=tuple(map(inside.name, o.parts)))
+        for o in public.operands
+    ]
     return replace(
-        public, operands=operands, outputs=inside.texts(public.outputs), scalars=inside.names(public.scalars), saved=inside.texts(public.saved),
-        said=inside.names(public.said), integers=tuple(map(inside.name, public.integers)), updates=inside.texts(public.updates),
-        grads=inside.texts(public.grads), own=family.inside(public, inside), activations=[activation(a) for a in public.activations])
+        public,
+        operands=operands,
+        outputs=inside.texts(public.outputs),
+        scalars=inside.names(public.scalars),
+        saved=inside.texts(public.saved),
+        said=inside.names(public.said),
+        integers=tuple(map(inside.name, public.integers)),
+        updates=inside.texts(public.updates),
+        grads=inside.texts(public.grads),
+        own=family.inside(public, inside),
+        activations=[activation(a) for a in public.activations],
+    )
 
 
 @functools.lru_cache(1024)

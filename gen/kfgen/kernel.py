@@ -12,9 +12,24 @@ from kfgen.expr import Graph
 from kfgen.gradient import substitute
 from kfgen.signature import Signature
 
-WEIGHTS = ("row", "channel", "group")  # kinds of operands that all rows or all batches share: their gradients are added up
+WEIGHTS = (
+    "row",
+    "channel",
+    "group",
+)  # kinds of operands that all rows or all batches share: their gradients are added up
 # What is smaller than the result.
-ROWS = ("row", "channel", "per_row", "per_plane", "per_query", "per_group", "per_channel", "shared", "group", "two_rows")
+ROWS = (
+    "row",
+    "channel",
+    "per_row",
+    "per_plane",
+    "per_query",
+    "per_group",
+    "per_channel",
+    "shared",
+    "group",
+    "two_rows",
+)
 
 
 @dataclass
@@ -31,12 +46,16 @@ class Tensor:
     # Of inputs: always; act (if the activation's gradient reads its argument); result (that it reads instead, where it is given); never.
     reads: str = "always"
     of: str = ""  # of gradients: the operand or the output
-    same_as: str = ""  # of gradients: an earlier gradient that is proven equal; they may be one pointer
+    same_as: str = (
+        ""  # of gradients: an earlier gradient that is proven equal; they may be one pointer
+    )
     unchanged: str = ""  # of gradients: the incoming one that it is as it is
     place_of: str = ""  # of an input's next value: the input, in whose place it may be
     exprs: list = field(default_factory=list)  # of outputs: the value of each part
     required: bool = True  # forward arguments; gradients may be NULL
-    absent: float | str | None = None  # of inputs that may be NULL: the value that stands for them, or what, in words
+    absent: float | str | None = (
+        None  # of inputs that may be NULL: the value that stands for them, or what, in words
+    )
 
     @property
     def ctype(self):
@@ -65,13 +84,19 @@ class Kernel(Signature):
     work = ""  # of a product: its operations in a call, as an expression of the sizes
     shaped_by = ()  # inputs that say the sizes between them, each all that those before leave but one; empty: one of the elements' shape does
     accumulates = False  # whether a gradient is added to `beta` times what is there
-    order_note = workspace_note = ""  # of the contract: what the order of a sum follows from; when there are no bytes of workspace
+    order_note = workspace_note = (
+        ""  # of the contract: what the order of a sum follows from; when there are no bytes of workspace
+    )
 
     def __init__(self, family, op, dtypes, bwd):
         self.family, self.op, self.dtypes, self.bwd = family, op, dtypes, bwd
         self.dtype = DTYPE[dtypes[0]]
-        self.index_dtype = DTYPE[dtypes[-1] if op.indexed and dtypes[-1] in INT_DTYPES else INDEX[0]]
-        self.second = DTYPE[next(d for d in reversed(dtypes) if not (op.indexed and d in INT_DTYPES))]
+        self.index_dtype = DTYPE[
+            dtypes[-1] if op.indexed and dtypes[-1] in INT_DTYPES else INDEX[0]
+        ]
+        self.second = DTYPE[
+            next(d for d in reversed(dtypes) if not (op.indexed and d in INT_DTYPES))
+        ]
         self.words = names.dtype_words(dtypes)
         self.name = names.internal("", op.pattern, dtypes, bwd).strip("_")
         self.pattern = names.function(op.pattern, "{act}", dtypes, bwd)
@@ -85,7 +110,9 @@ class Kernel(Signature):
         self._build()
         self.kinds = {s.kind for s in self.streams}
         self.has_channel = "channel" in self.kinds
-        self.permutable = self.kinds == {"elem"} and self.graph.levels is None and not self.dropout  # elements are visited one by one, in any order
+        self.permutable = (
+            self.kinds == {"elem"} and self.graph.levels is None and not self.dropout
+        )  # elements are visited one by one, in any order
         self.sums = [s for s in self.outputs if s.role == "sum"]
         self.stores = [s for s in self.outputs if s.role == "out"]
         self.loads = [s for s in self.inputs if not s.is_row and s.reads != "never"]
@@ -93,16 +120,31 @@ class Kernel(Signature):
         self._sort()
         self.limit("operands", "tensors", self.tensor_names, limits.TENSORS)
         arguments = [*self.tensor_names, *self.sizes, *self.integers, *self.scalars, *self.betas]
-        for what, found in (("arguments", arguments), (f"fields of {self.stride_struct}", self.stride_fields)):
+        for what, found in (
+            ("arguments", arguments),
+            (f"fields of {self.stride_struct}", self.stride_fields),
+        ):
             twice = next((n for n in found if found.count(n) > 1), None)
             if twice:
-                raise SpecError(op.file, f"op.{op.pattern}", "operands", f"`{twice}` is the name of two {what}", "rename one of the two")
+                raise SpecError(
+                    op.file,
+                    f"op.{op.pattern}",
+                    "operands",
+                    f"`{twice}` is the name of two {what}",
+                    "rename one of the two",
+                )
 
     def limit(self, field, what, found, most, fix="make two ops of it"):
         """Refuses an entry that makes more of something than what C and CUDA have room for (core/limits.h)."""
         if len(found) > most:
             problem = f"make {len(found)} {what} of {'the backward' if self.bwd else 'the forward'}: {', '.join(found)}"
-            raise SpecError(self.op.file, f"op.{self.op.pattern}", field, problem, f"at most {most} are possible: {fix}")
+            raise SpecError(
+                self.op.file,
+                f"op.{self.op.pattern}",
+                field,
+                problem,
+                f"at most {most} are possible: {fix}",
+            )
 
     def _build(self):
         """Sets graph and roots, operands, inputs and outputs, streams, scalars and keeps."""
@@ -166,7 +208,11 @@ class Kernel(Signature):
     @property
     def has_backward(self):
         """A cast, integers, and ops of which no operand has a gradient have none."""
-        return self.op.types != "pairs" and self.dtypes[0] not in INT_DTYPES and any(o.grad for o in self.op.operands)
+        return (
+            self.op.types != "pairs"
+            and self.dtypes[0] not in INT_DTYPES
+            and any(o.grad for o in self.op.operands)
+        )
 
     @property
     def form(self):
@@ -194,7 +240,9 @@ class Kernel(Signature):
 
     def summed_extents(self, stream):
         """The same of one of them, in the names of sizes."""
-        along = {extent.rpartition(" * ")[2] for extent in self.shape(stream)}  # "2 * cols" goes along cols
+        along = {
+            extent.rpartition(" * ")[2] for extent in self.shape(stream)
+        }  # "2 * cols" goes along cols
         return [extent for extent in self.extents if extent not in along]
 
     @property
@@ -235,7 +283,9 @@ class Kernel(Signature):
             y = graph.var(self.result)
             return act.build_bwd_out(graph, y, dy, own) if act else graph.add("act_bwd_out", y, dy)
 
-        return graph, substitute(self.graph, graph, self.roots, {}, (lambda x: graph.add("act", x), gradient))
+        return graph, substitute(
+            self.graph, graph, self.roots, {}, (lambda x: graph.add("act", x), gradient)
+        )
 
     def unread(self, stream, act):
         """Whether no call with this activation reads the stream."""
@@ -273,7 +323,9 @@ class Kernel(Signature):
     @property
     def unread_arguments(self):
         """What else its schedules do not read."""
-        return self.unread_scalars + ([] if self.scratch or self.shared_out else [a.name for a in self.workspace_arguments])
+        return self.unread_scalars + (
+            [] if self.scratch or self.shared_out else [a.name for a in self.workspace_arguments]
+        )
 
     @property
     def added(self):

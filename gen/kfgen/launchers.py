@@ -13,7 +13,7 @@ class Function:
     type: str
     name: str
     parameters: str  # in the .cu
-    arguments: str   # of the call
+    arguments: str  # of the call
     c_parameters: str
     tag: str  # of a user's own: a hash of the signature, which no ABI version of kf's follows
     called: str  # the template behind it: where it has another name, the own one is a macro
@@ -49,11 +49,33 @@ def _functions(kernel, acts, user):
         if launcher.act not in acts:
             continue
         words = [a.name for a in launcher.arguments] + ["stream"]
-        c_parameters = ", ".join([f"{a.ctype}{a.name}" for a in launcher.arguments] + ["struct CUstream_st *stream"])
-        found.append(_function("kf_result_t", launcher.name, launcher.cuda_parameters, ", ".join(words), c_parameters, user, launcher.name))
+        c_parameters = ", ".join(
+            [f"{a.ctype}{a.name}" for a in launcher.arguments] + ["struct CUstream_st *stream"]
+        )
+        found.append(
+            _function(
+                "kf_result_t",
+                launcher.name,
+                launcher.cuda_parameters,
+                ", ".join(words),
+                c_parameters,
+                user,
+                launcher.name,
+            )
+        )
         if kernel.has_workspace:
             sizes = kernel.size_parameters
-            found.append(_function("size_t", launcher.workspace, sizes, ", ".join(kernel.sizes), sizes, user, kernel.workspace))
+            found.append(
+                _function(
+                    "size_t",
+                    launcher.workspace,
+                    sizes,
+                    ", ".join(kernel.sizes),
+                    sizes,
+                    user,
+                    kernel.workspace,
+                )
+            )
     return found
 
 
@@ -63,11 +85,17 @@ def files(selection, user=None):
     for op in selection.ops:
         installed = bool(user) and op.builtin
         for kernel in [k for k in selection.kernels(op) if "cuda" in k.backends]:
-            functions = _functions(kernel, [a for a in kernel.acts if not (installed and a.builtin)], user)
+            functions = _functions(
+                kernel, [a for a in kernel.acts if not (installed and a.builtin)], user
+            )
             if not functions:
                 continue
             file = found[kernel.dtypes[0]]
-            if kernel.strided and all(kernel.stride_struct != other.stride_struct for f in found.values() for other in f.structs):
+            if kernel.strided and all(
+                kernel.stride_struct != other.stride_struct
+                for f in found.values()
+                for other in f.structs
+            ):
                 file.structs.append(kernel)
             file.functions += functions
             include = f"{names.folder(user)}/{names.stem(op.pattern)}.cuh"
@@ -84,12 +112,26 @@ def render(renderer):
     header = f"kf/{names.launchers(user)}.h"
     umbrella = f"kf/{user or 'kf'}.cuh"
     # Seen in files that include any of the umbrella's launchers: of the map family's, or of the user's.
-    cuda_guard = renderer.guard(f"{names.folder(user)}/activations.cuh" if user else "kf/core/map.cuh")
-    renderer.header(header, "launchers/launchers.h.j2", launcher_files=made, cuda_umbrella=umbrella, cuda_guard=cuda_guard,
-                    declared=declared(user))
+    cuda_guard = renderer.guard(
+        f"{names.folder(user)}/activations.cuh" if user else "kf/core/map.cuh"
+    )
+    renderer.header(
+        header,
+        "launchers/launchers.h.j2",
+        launcher_files=made,
+        cuda_umbrella=umbrella,
+        cuda_guard=cuda_guard,
+        declared=declared(user),
+    )
     for file in made:
-        renderer.add(file.path, "launchers/launchers.cu.j2", header=header, stem=file.stem, functions=file.functions,
-                     includes=file.includes)
+        renderer.add(
+            file.path,
+            "launchers/launchers.cu.j2",
+            header=header,
+            stem=file.stem,
+            functions=file.functions,
+            includes=file.includes,
+        )
 
 
 def declared(user=None):

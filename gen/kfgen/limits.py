@@ -13,4 +13,6 @@ ROOM = 20 << 10  # bytes on the stack of a traversal of tiles in C
 WORDS = 4352  # of them for random words, where an op has a dropout
 FRAME = 22 << 10  # bytes on the stack of a traversal of rows in C
 PART = 128  # elements that a tile function computes at a time
-STAGED = 4 << 10  # bytes on the stack of a tile function: what is converted or streamed by way of it
+STAGED = (
+    4 << 10
+)  # bytes on the stack of a tile function: what is converted or streamed by way of it

@@ -29,19 +29,39 @@ def index(k, stream):
 
 def tensor(k, stream, act, backward):
     """A tensor argument; docs/manifest.md says what each field is. backward: the kernel of the gradients, if there is one."""
-    laid = [stream.name + level for level in k.levels_of(stream.name)] if stream.name in k.strided else []
+    laid = (
+        [stream.name + level for level in k.levels_of(stream.name)]
+        if stream.name in k.strided
+        else []
+    )
     summed = stream.of and stream.role != "in" and stream.kind not in k.family.whole
     return {
-        "name": stream.name, "role": stream.role, "use": stream.use, "of": stream.of, "kind": stream.kind, "shape": k.shape(stream),
-        "dtype": stream.dtype.word, "var": stream.var,
-        "null": null(k, stream, act), "unread": stream.role == "in" and k.unread(stream, act), "absent": stream.absent,
-        "same_as": stream.same_as, "unchanged": stream.unchanged, "place_of": stream.place_of,
+        "name": stream.name,
+        "role": stream.role,
+        "use": stream.use,
+        "of": stream.of,
+        "kind": stream.kind,
+        "shape": k.shape(stream),
+        "dtype": stream.dtype.word,
+        "var": stream.var,
+        "null": null(k, stream, act),
+        "unread": stream.role == "in" and k.unread(stream, act),
+        "absent": stream.absent,
+        "same_as": stream.same_as,
+        "unchanged": stream.unchanged,
+        "place_of": stream.place_of,
         "in_place": contract.in_place(k, stream) if stream.role != "in" else [],
-        "strides": laid, "broadcast": bool(laid) and stream.role == "in",
-        "gradient": next((s.name for s in backward.streams if s.of == stream.name), "") if backward else "",
+        "strides": laid,
+        "broadcast": bool(laid) and stream.role == "in",
+        "gradient": next((s.name for s in backward.streams if s.of == stream.name), "")
+        if backward
+        else "",
         "summed_over": k.summed_extents(stream) if summed else [],
         "accumulated": bool(stream.role != "in" and k.betas and k.accumulated(stream)),
-        "index": index(k, stream), "memory": "device", "positive": any(o.name == stream.name and o.positive for o in k.op.operands)}
+        "index": index(k, stream),
+        "memory": "device",
+        "positive": any(o.name == stream.name and o.positive for o in k.op.operands),
+    }
 
 
 # What a NULL pointer means that is no tensor's.
@@ -50,10 +70,19 @@ NULL = {"strides": "dense", "workspace": "no bytes", "activation_scalars": "the 
 
 def value(k, act, argument):
     """Any other argument."""
-    said = (k.op.said | act.said).get(argument.name) if argument.role in ("scalar", "integer", "act_scalar") else None
+    said = (
+        (k.op.said | act.said).get(argument.name)
+        if argument.role in ("scalar", "integer", "act_scalar")
+        else None
+    )
     found = {"name": argument.name, "role": argument.role, "ctype": argument.ctype.strip()}
     if said:
-        found |= {"default": said.default, "least": said.least, "most": said.most, "unread": argument.name in k.unread_scalars}
+        found |= {
+            "default": said.default,
+            "least": said.least,
+            "most": said.most,
+            "unread": argument.name in k.unread_scalars,
+        }
     if argument.role == "beta":
         found |= {"default": 0.0, "least": None, "most": None, "unread": False}
     if argument.role == "strides":
@@ -61,7 +90,10 @@ def value(k, act, argument):
     if argument.role == "size":
         found |= {"least": 1 if k.refuses and argument.name == "axis" else 0}
     if "*" in argument.ctype:
-        found |= {"memory": "host" if argument.role in ("strides", "activation_scalars") else "device", "null": NULL.get(argument.role, "")}
+        found |= {
+            "memory": "host" if argument.role in ("strides", "activation_scalars") else "device",
+            "null": NULL.get(argument.role, ""),
+        }
     return found
 
 
@@ -69,11 +101,23 @@ def variables(k):
     """The type variables of a function: what each is and what it is of."""
     found = [{"name": "T", "dtype": k.dtype.word, "of": "elements"}]
     if k.op.types not in ("one", "gradients"):
-        found.append({"name": "U", "dtype": k.second.word, "of": "weights" if k.op.types == "weights" else "results"})
+        found.append(
+            {
+                "name": "U",
+                "dtype": k.second.word,
+                "of": "weights" if k.op.types == "weights" else "results",
+            }
+        )
     elif k.second is not k.dtype:
         found.append({"name": "U", "dtype": k.second.word, "of": k.family.second})
-    found += [{"name": "I", "dtype": k.index_dtype.word, "of": "whole numbers"}] if k.op.indexed else []
-    return found + ([{"name": "acc", "dtype": k.dtype.acc.word, "of": "sums and values of rows"}] if any(s.var == "acc" for s in k.streams) else [])
+    found += (
+        [{"name": "I", "dtype": k.index_dtype.word, "of": "whole numbers"}] if k.op.indexed else []
+    )
+    return found + (
+        [{"name": "acc", "dtype": k.dtype.acc.word, "of": "sums and values of rows"}]
+        if any(s.var == "acc" for s in k.streams)
+        else []
+    )
 
 
 def tolerance(k, act):
@@ -81,7 +125,11 @@ def tolerance(k, act):
     compute = k.dtype.compute
     if k.op.types == "pairs" or compute not in EPSILON:
         return None
-    return {"factor": max(act.ulp[compute], 2.0), "epsilon": EPSILON[compute], "ulp": int(k.dtype.size < 4)}
+    return {
+        "factor": max(act.ulp[compute], 2.0),
+        "epsilon": EPSILON[compute],
+        "ulp": int(k.dtype.size < 4),
+    }
 
 
 def autocast(k):
@@ -100,14 +148,18 @@ def saves(launcher, backward):
     """What the backward reads of its forward's tensors."""
     if not backward:
         return []
-    return [s.name for s in backward.inputs if s.use != "gradient" and backward.reads(s, launcher.act)]
+    return [
+        s.name for s in backward.inputs if s.use != "gradient" and backward.reads(s, launcher.act)
+    ]
 
 
 def saves_by_result(launcher, backward):
     """The same where its gradient is by the activation's result; None if there is no such gradient."""
     if not backward or not backward.by(launcher.act):
         return None
-    return [s.name for s in backward.inputs if s.use != "gradient" and s.reads in ("always", "result")]
+    return [
+        s.name for s in backward.inputs if s.use != "gradient" and s.reads in ("always", "result")
+    ]
 
 
 def axes(k):
@@ -122,20 +174,34 @@ def axes(k):
 def cost(k, tensors):
     """Bytes of every tensor once and operations, as expressions of the sizes; by the activation's result, where the gradient may be."""
     touched = {s.name: k.touched(s) for s in k.inputs + k.outputs}
-    moved = [(" * ".join(touched[t["name"]]), DTYPE[t["dtype"]].size) for t in tensors if not t["unread"] and t["null"] != "result"]
+    moved = [
+        (" * ".join(touched[t["name"]]), DTYPE[t["dtype"]].size)
+        for t in tensors
+        if not t["unread"] and t["null"] != "result"
+    ]
     shapes = {}
     for shape, size in moved:
         shapes[shape] = shapes.get(shape, 0) + size
-    return {"bytes": " + ".join(f"{size} * {shape}" for shape, size in shapes.items()),
-            "flops": " * ".join([str(k.flops), *k.extents]) + (f" + {k.work}" if k.work else "")}
+    return {
+        "bytes": " + ".join(f"{size} * {shape}" for shape, size in shapes.items()),
+        "flops": " * ".join([str(k.flops), *k.extents]) + (f" + {k.work}" if k.work else ""),
+    }
 
 
 def of_kernel(k):
     """What its functions have in common."""
-    return {"variables": variables(k), "axes": axes(k), "formula": contract.formulas(k), "flops": k.flops,
-            "workspace_arguments": k.sizes if k.has_workspace else [], "scratch": k.scratch, "autocast": autocast(k),
-            "permutable": k.permutable,
-            "backends": list(k.backends), "architecture": k.family.architecture}
+    return {
+        "variables": variables(k),
+        "axes": axes(k),
+        "formula": contract.formulas(k),
+        "flops": k.flops,
+        "workspace_arguments": k.sizes if k.has_workspace else [],
+        "scratch": k.scratch,
+        "autocast": autocast(k),
+        "permutable": k.permutable,
+        "backends": list(k.backends),
+        "architecture": k.family.architecture,
+    }
 
 
 def backward_of(k):
@@ -149,30 +215,64 @@ def function(launcher, user=None, common=None, backward=None):
     folder = names.folder(user if user and not (k.op.builtin and act.builtin) else None)
     tensors = [tensor(k, s, act, backward) for s in k.inputs + k.outputs]
     by_name = {t["name"]: t for t in tensors}
-    arguments = [by_name[a.name] if a.role in ("in", "out") else value(k, act, a) for a in launcher.arguments]
+    arguments = [
+        by_name[a.name] if a.role in ("in", "out") else value(k, act, a) for a in launcher.arguments
+    ]
     defaults = k.op.scalars | act.scalars | dict.fromkeys(k.betas, 0.0)
-    moved = [s for s in k.inputs + k.outputs if not s.is_row and not by_name[s.name]["unread"] and by_name[s.name]["null"] != "result"]
+    moved = [
+        s
+        for s in k.inputs + k.outputs
+        if not s.is_row and not by_name[s.name]["unread"] and by_name[s.name]["null"] != "result"
+    ]
     other = names.function(k.op.pattern, act.name, k.forward_dtypes, not k.bwd, launcher.state)
     return {
-        "name": launcher.name, "cpu_name": launcher.cpu_name, "op": k.op.pattern, "activation": act.name,
-        "base": names.fill(k.op.pattern, act.name), "family": k.family.name,
-        "layout": k.layout, "form": k.form, "header": f"{folder}/{names.stem(k.op.pattern)}",
-        "dtypes": list(k.dtypes), "bwd": k.bwd,
-        "forward": other if k.bwd else launcher.name, "backward": launcher.name if k.bwd else other if k.has_backward else None,
-        "saves": saves(launcher, backward), "saves_by_result": saves_by_result(launcher, backward),
-        "rising": [s for s in act.scalars if s in act.rising] if backward and backward.by(act) else [],
-        "errors": contract.codes(k, act), "formula_by_result": contract.formulas(k, True) if k.by(act) else None,
+        "name": launcher.name,
+        "cpu_name": launcher.cpu_name,
+        "op": k.op.pattern,
+        "activation": act.name,
+        "base": names.fill(k.op.pattern, act.name),
+        "family": k.family.name,
+        "layout": k.layout,
+        "form": k.form,
+        "header": f"{folder}/{names.stem(k.op.pattern)}",
+        "dtypes": list(k.dtypes),
+        "bwd": k.bwd,
+        "forward": other if k.bwd else launcher.name,
+        "backward": launcher.name if k.bwd else other if k.has_backward else None,
+        "saves": saves(launcher, backward),
+        "saves_by_result": saves_by_result(launcher, backward),
+        "rising": [s for s in act.scalars if s in act.rising]
+        if backward and backward.by(act)
+        else [],
+        "errors": contract.codes(k, act),
+        "formula_by_result": contract.formulas(k, True) if k.by(act) else None,
         "statements": names.formula(k.op.pattern, act.name, k.bwd),
-        "statements_by_result": names.formula(k.op.pattern, act.name, k.bwd, k.by(act)) if k.by(act) else None, "tolerance": tolerance(k, act),
-        "stages": k.cuda.stages(launcher) if "cuda" in k.backends else [], "state": launcher.state, "dropout": k.dropout,
-        "sizes": k.sizes, "arguments": arguments,
+        "statements_by_result": names.formula(k.op.pattern, act.name, k.bwd, k.by(act))
+        if k.by(act)
+        else None,
+        "tolerance": tolerance(k, act),
+        "stages": k.cuda.stages(launcher) if "cuda" in k.backends else [],
+        "state": launcher.state,
+        "dropout": k.dropout,
+        "sizes": k.sizes,
+        "arguments": arguments,
         "scalars": {s: defaults[s] for s in [*k.integers, *k.scalars, *act.scalars, *k.betas]},
-        "workspace": launcher.workspace if k.has_workspace else None, "cpu_workspace": launcher.cpu_workspace if k.has_workspace else None,
-        "signature": _signature(launcher), "cpu_signature": f"kf_result_t {launcher.cpu_name}({launcher.cpu_parameters})",
-        "cost": cost(k, tensors), "bytes": sum(s.dtype.size * k.per_element(s) for s in moved),
-        "integer": k.dtypes[0] in INT_DTYPES and k.op.types == "one", "reads_x": bwd_reads_x(act), "empty": k.op.empty, "source": k.op.source,
-        "launchers": names.launchers(user if folder != names.folder() else None, k.dtypes[0]) if "cuda" in k.backends else "",
-        "since": k.op.since, **(common or of_kernel(k))}
+        "workspace": launcher.workspace if k.has_workspace else None,
+        "cpu_workspace": launcher.cpu_workspace if k.has_workspace else None,
+        "signature": _signature(launcher),
+        "cpu_signature": f"kf_result_t {launcher.cpu_name}({launcher.cpu_parameters})",
+        "cost": cost(k, tensors),
+        "bytes": sum(s.dtype.size * k.per_element(s) for s in moved),
+        "integer": k.dtypes[0] in INT_DTYPES and k.op.types == "one",
+        "reads_x": bwd_reads_x(act),
+        "empty": k.op.empty,
+        "source": k.op.source,
+        "launchers": names.launchers(user if folder != names.folder() else None, k.dtypes[0])
+        if "cuda" in k.backends
+        else "",
+        "since": k.op.since,
+        **(common or of_kernel(k)),
+    }
 
 
 def any_activation(k, members, user):
@@ -185,17 +285,46 @@ def any_activation(k, members, user):
         tensors = {}
         for alike in zip(*([a for a in f["arguments"] if "kind" in a] for f in of.values())):
             said = {a["null"] for a in alike}
-            tensors[alike[0]["name"]] = alike[0] | {"null": said.pop() if len(said) == 1 else "activation", "unread": all(a["unread"] for a in alike)}
+            tensors[alike[0]["name"]] = alike[0] | {
+                "null": said.pop() if len(said) == 1 else "activation",
+                "unread": all(a["unread"] for a in alike),
+            }
         others = {a["name"]: a for a in first["arguments"] if "kind" not in a}
-        arguments = [tensors.get(a.name) or others.get(a.name) or value(one, launcher.act, a) for a in launcher.arguments]
-        found.append({
-            "name": launcher.name, "cpu_name": launcher.cpu_name, "header": header, "functions": {act: f["name"] for act, f in of.items()},
-            "signature": f"kf_result_t {launcher.name}({launcher.cuda_parameters})",
-            "cpu_signature": f"kf_result_t {launcher.cpu_name}({launcher.cpu_parameters})",
-            "workspace": launcher.workspace if k.has_workspace else None, "cpu_workspace": launcher.cpu_workspace if k.has_workspace else None,
-            "stages": one.cuda.stages(launcher), "arguments": arguments,
-            **{key: first[key] for key in ("op", "family", "form", "layout", "dtypes", "variables", "bwd", "state", "dropout", "sizes",
-                                           "workspace_arguments", "scratch")}})
+        arguments = [
+            tensors.get(a.name) or others.get(a.name) or value(one, launcher.act, a)
+            for a in launcher.arguments
+        ]
+        found.append(
+            {
+                "name": launcher.name,
+                "cpu_name": launcher.cpu_name,
+                "header": header,
+                "functions": {act: f["name"] for act, f in of.items()},
+                "signature": f"kf_result_t {launcher.name}({launcher.cuda_parameters})",
+                "cpu_signature": f"kf_result_t {launcher.cpu_name}({launcher.cpu_parameters})",
+                "workspace": launcher.workspace if k.has_workspace else None,
+                "cpu_workspace": launcher.cpu_workspace if k.has_workspace else None,
+                "stages": one.cuda.stages(launcher),
+                "arguments": arguments,
+                **{
+                    key: first[key]
+                    for key in (
+                        "op",
+                        "family",
+                        "form",
+                        "layout",
+                        "dtypes",
+                        "variables",
+                        "bwd",
+                        "state",
+                        "dropout",
+                        "sizes",
+                        "workspace_arguments",
+                        "scratch",
+                    )
+                },
+            }
+        )
     return found
 
 
@@ -207,7 +336,10 @@ def statements(kernels):
             for by in (False, True) if k.by(act) else (False,):
                 key = names.formula(k.op.pattern, act.name, k.bwd, by)
                 if key not in found:
-                    found[key] = {library: k.family.statements(k, act, library, by) for library in formulas.LIBRARIES}
+                    found[key] = {
+                        library: k.family.statements(k, act, library, by)
+                        for library in formulas.LIBRARIES
+                    }
     return found
 
 
@@ -221,8 +353,15 @@ def forwards(selection, wanted):
     found = {}
     for op, act in wanted:
         kernels = selection.kernels(op)
-        first = next(x for k in kernels if not k.bwd for x in k.launchers if x.act is act and not x.state)
-        found[op.pattern, act.name] = function(first, None, None, next((k for k in kernels if k.bwd and k.dtypes == first.kernel.dtypes), None))
+        first = next(
+            x for k in kernels if not k.bwd for x in k.launchers if x.act is act and not x.state
+        )
+        found[op.pattern, act.name] = function(
+            first,
+            None,
+            None,
+            next((k for k in kernels if k.bwd and k.dtypes == first.kernel.dtypes), None),
+        )
     return list(found.values())
 
 
@@ -234,25 +373,88 @@ def build(selection, user=None):
     """The whole manifest of a selection, in the order of the spec. user: the stem of spec files rendered beside the rest."""
     kernels = selection.all_kernels()
     backward = {(k.op.pattern, k.dtypes): k for k in kernels if k.bwd}
-    found = [function(launcher, user, common, backward.get((k.op.pattern, k.dtypes)))
-             for k in kernels for common in [of_kernel(k)] for launcher in k.launchers]
+    found = [
+        function(launcher, user, common, backward.get((k.op.pattern, k.dtypes)))
+        for k in kernels
+        for common in [of_kernel(k)]
+        for launcher in k.launchers
+    ]
     own = {}
     for f in found:
         own.setdefault((f["op"], tuple(f["dtypes"]), f["bwd"]), []).append(f)
-    of_any = [f for k in kernels if chosen.has(k) for f in any_activation(k, own[k.op.pattern, k.dtypes, k.bwd], user)]
-    activations = [{
-        "name": a.name, "id": a.id, "brief": a.brief, "scalars": a.scalars, "ulp": a.ulp, "rounding": a.rounding, "source": a.source,
-        "budget": a.budget} for a in selection.activations]
-    ops = [{"pattern": op.pattern, "brief": op.brief, "source": op.source, "since": op.since} for op in selection.ops]
-    return {"functions": found, "any": of_any, "statements": statements(kernels), "activations": activations, "ops": ops,
-            "aliases": aliases.of(found, selection.ops), "abi_version": abi.version(), "note": BYTES_NOTE}
+    of_any = [
+        f
+        for k in kernels
+        if chosen.has(k)
+        for f in any_activation(k, own[k.op.pattern, k.dtypes, k.bwd], user)
+    ]
+    activations = [
+        {
+            "name": a.name,
+            "id": a.id,
+            "brief": a.brief,
+            "scalars": a.scalars,
+            "ulp": a.ulp,
+            "rounding": a.rounding,
+            "source": a.source,
+            "budget": a.budget,
+        }
+        for a in selection.activations
+    ]
+    ops = [
+        {"pattern": op.pattern, "brief": op.brief, "source": op.source, "since": op.since}
+        for op in selection.ops
+    ]
+    return {
+        "functions": found,
+        "any": of_any,
+        "statements": statements(kernels),
+        "activations": activations,
+        "ops": ops,
+        "aliases": aliases.of(found, selection.ops),
+        "abi_version": abi.version(),
+        "note": BYTES_NOTE,
+    }
 
 
 # What include/kf/core calls its own.
-CORE_NAMES = ("f16", "bf16", "i32", "i64", "u32", "u64", "result_t", "dtype_t", "activation_t", "context_t", "tensor_t", "stream_t",
-              "event_t", "get_error_string", "get_last_error_detail", "check_abi",
-              "load", "store", "warp_sum", "warp_max", "warp_min", "block_sum", "block_max", "block_min", "philox", "dropout", "rng_t",
-              "make_rng", "read_rng", "rope_scheme_t", "rope_scaling_t", "rope_magnitude", "rope_frequencies_f32", "rope_table_f32", "rope_table_f64")
+CORE_NAMES = (
+    "f16",
+    "bf16",
+    "i32",
+    "i64",
+    "u32",
+    "u64",
+    "result_t",
+    "dtype_t",
+    "activation_t",
+    "context_t",
+    "tensor_t",
+    "stream_t",
+    "event_t",
+    "get_error_string",
+    "get_last_error_detail",
+    "check_abi",
+    "load",
+    "store",
+    "warp_sum",
+    "warp_max",
+    "warp_min",
+    "block_sum",
+    "block_max",
+    "block_min",
+    "philox",
+    "dropout",
+    "rng_t",
+    "make_rng",
+    "read_rng",
+    "rope_scheme_t",
+    "rope_scaling_t",
+    "rope_magnitude",
+    "rope_frequencies_f32",
+    "rope_table_f32",
+    "rope_table_f64",
+)
 
 
 def clashes(selection, user=None):

@@ -20,7 +20,14 @@ def dtype_words(dtypes):
 
 
 def function(pattern, word, dtypes, bwd=False, state=False, cpu=False):
-    words = ("kf", "cpu" if cpu else "", fill(pattern, word), "state" if state else "", "bwd" if bwd else "", dtype_words(dtypes))
+    words = (
+        "kf",
+        "cpu" if cpu else "",
+        fill(pattern, word),
+        "state" if state else "",
+        "bwd" if bwd else "",
+        dtype_words(dtypes),
+    )
     return "_".join(w for w in words if w)
 
 
@@ -72,9 +79,13 @@ def inside(name):
 
 def internal(prefix, pattern, dtypes, bwd=False, cpu=False):
     prefix = f"{prefix}_cpu" if cpu else prefix
-    return "_".join(w for w in (prefix, stem(pattern), "bwd" if bwd else "", dtype_words(dtypes)) if w)
+    return "_".join(
+        w for w in (prefix, stem(pattern), "bwd" if bwd else "", dtype_words(dtypes)) if w
+    )
 
 
 def seam(word, pattern, act, by, flavour):
     """A function of what happens to elements of a product's operands or results: of all activations that it does not call."""
-    return "_".join(w for w in (f"kfi_{word}", stem(pattern), act, "by_result" if by else "", flavour) if w)
+    return "_".join(
+        w for w in (f"kfi_{word}", stem(pattern), act, "by_result" if by else "", flavour) if w
+    )

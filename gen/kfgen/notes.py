@@ -31,7 +31,9 @@ class _Single:
 def run(selection):
     """Notes on a user's own entries: kf's own are tested in float32."""
     none = next(a for a in selection.activations if a.name == "none")
-    found = [_activation(a) for a in selection.activations if not a.builtin] + [_op(op, none) for op in selection.ops if not op.builtin]
+    found = [_activation(a) for a in selection.activations if not a.builtin] + [
+        _op(op, none) for op in selection.ops if not op.builtin
+    ]
     return [note for notes in found for note in notes]
 
 
@@ -47,7 +49,9 @@ def _judge(place, what, at, got, want, digits=True):
         return []
     i = bad[0]
     how = "is NaN" if np.isnan(got.flat[i]) else "overflows" if over.flat[i] else "loses its digits"
-    return [f"{place} {what} {how} in float32 where {at}: {got.flat[i]:.6g}, in float64 {want.flat[i]:.6g}"]
+    return [
+        f"{place} {what} {how} in float32 where {at}: {got.flat[i]:.6g}, in float64 {want.flat[i]:.6g}"
+    ]
 
 
 def _first(notes, seen):
@@ -63,14 +67,30 @@ def _activation(act):
         x = np.float32(scale * np.linspace(0.5, 1.5, 9))
         with np.errstate(all="ignore"):
             want = oracle.act_value(act, x.astype(np.float64), act.scalars)
-        _first([("expr", _judge(f"{act.file}: [activation.{act.name}]", "expr", f"x is about {scale:g}", _act(act, x), want))], seen)
+        _first(
+            [
+                (
+                    "expr",
+                    _judge(
+                        f"{act.file}: [activation.{act.name}]",
+                        "expr",
+                        f"x is about {scale:g}",
+                        _act(act, x),
+                        want,
+                    ),
+                )
+            ],
+            seen,
+        )
     return list(seen.values())
 
 
 def _act(act, x):
     graph = Graph()
     root = act.build(graph, graph.var("x"), {s: graph.var(s) for s in act.scalars})
-    return evaluate(graph, [root], {"x": x} | {s: np.float32(v) for s, v in act.scalars.items()}, _Single(), sp)[0]
+    return evaluate(
+        graph, [root], {"x": x} | {s: np.float32(v) for s, v in act.scalars.items()}, _Single(), sp
+    )[0]
 
 
 def _results(op, act, bwd, env, single):
@@ -82,7 +102,10 @@ def _results(op, act, bwd, env, single):
         graph = Graph()
         inlined = (lambda x: act.build(graph, x, {}), lambda x, dy: act.build_bwd(graph, x, dy, {}))
         roots = substitute(kernel.graph, graph, kernel.roots, {}, act=inlined)
-    env = {n: np.asarray(v, np.float32) if single and np.asarray(v).dtype == np.float64 else v for n, v in env.items()}
+    env = {
+        n: np.asarray(v, np.float32) if single and np.asarray(v).dtype == np.float64 else v
+        for n, v in env.items()
+    }
     names = [part for s in kernel.outputs for part in s.parts]
     return dict(zip(names, evaluate(graph, roots, env, _Single() if single else np, sp)))
 
@@ -95,12 +118,27 @@ def _draws(op, rng, rows):
             inputs = {}
             for o in op.operands:
                 for n in o.values:
-                    shape = SHAPES[families.of(op).in_rows.get(o.kind, o.kind)] if rows else (ROWS * COLS,)
-                    x = rng.uniform(0.5, 1.5, shape) * (scale if o in scaled else rng.choice([-1.0, 1.0], shape))
+                    shape = (
+                        SHAPES[families.of(op).in_rows.get(o.kind, o.kind)]
+                        if rows
+                        else (ROWS * COLS,)
+                    )
+                    x = rng.uniform(0.5, 1.5, shape) * (
+                        scale if o in scaled else rng.choice([-1.0, 1.0], shape)
+                    )
                     x = np.abs(x) if o.positive else x
-                    x = rng.integers(0, COLS, shape) if o.dtype == "I" else rng.random(shape) < 0.7 if o.dtype == "u8" else np.float32(x)
+                    x = (
+                        rng.integers(0, COLS, shape)
+                        if o.dtype == "I"
+                        else rng.random(shape) < 0.7
+                        if o.dtype == "u8"
+                        else np.float32(x)
+                    )
                     inputs[n] = np.asarray(x, np.float64)
-            yield f"{' and '.join(n for o in scaled for n in o.values)} {'is' if len(scaled) == 1 else 'are'} about {scale:g}", inputs
+            yield (
+                f"{' and '.join(n for o in scaled for n in o.values)} {'is' if len(scaled) == 1 else 'are'} about {scale:g}",
+                inputs,
+            )
 
 
 def _op(op, act):
@@ -108,14 +146,21 @@ def _op(op, act):
         return []
     if families.of(op).oracle == "logits":  # as `check` has it: its rows
         op = families.of(op).of_rows(op)
-    place, rows, rng, seen = f"{op.file}: [op.{op.pattern}]", families.of(op).oracle == "rows", np.random.default_rng(3), {}
+    place, rows, rng, seen = (
+        f"{op.file}: [op.{op.pattern}]",
+        families.of(op).oracle == "rows",
+        np.random.default_rng(3),
+        {},
+    )
     names = row_names(COLS, np) | query_names(ROWS, ROWS // 2, np) if rows else {}
     for at, inputs in _draws(op, rng, rows):
         keep = rng.random((ROWS, COLS) if rows else ROWS * COLS) < 0.7
         env = inputs | op.scalars | names | {KEEP: keep, KEEP_SCALE: 1.25}
         with np.errstate(all="ignore"):
             if rows:
-                tapes, _ = row_oracle.reference(op, act, inputs, op.scalars | query_names(ROWS, ROWS // 2, np), None, keep, 1.25)
+                tapes, _ = row_oracle.reference(
+                    op, act, inputs, op.scalars | query_names(ROWS, ROWS // 2, np), None, keep, 1.25
+                )
                 want = {n: t.value for n, t in tapes.items()}
             else:
                 want = oracle.values(op, act, inputs, op.scalars, keep, 1.25)
@@ -123,7 +168,16 @@ def _op(op, act):
             _first([(n, _judge(place, n, at, values[n], want[n])) for n in op.outputs], seen)
             if any(o.grad for o in op.operands):
                 before = env | _results(op, act, False, env, False)
-                before |= {f"d{n}": np.float32(rng.standard_normal(np.shape(before[n]))).astype(np.float64) for n in op.outputs}
+                before |= {
+                    f"d{n}": np.float32(rng.standard_normal(np.shape(before[n]))).astype(np.float64)
+                    for n in op.outputs
+                }
                 found, sure = (_results(op, act, True, before, single) for single in (True, False))
-                _first([(n, _judge(place, f"gradient {n}", at, found[n], sure[n], digits=False)) for n in found], seen)
+                _first(
+                    [
+                        (n, _judge(place, f"gradient {n}", at, found[n], sure[n], digits=False))
+                        for n in found
+                    ],
+                    seen,
+                )
     return list(seen.values())

@@ -22,7 +22,10 @@ ARCHITECTURES = "90a-real;80-virtual"
 
 def folders(datadir="share"):
     """{file: the directory that it is installed in}"""
-    return {**{n: f"{datadir}/pkgconfig" for n in PKG_CONFIG}, **{n: f"{datadir}/cmake/kf" for n in CMAKE}}
+    return {
+        **{n: f"{datadir}/pkgconfig" for n in PKG_CONFIG},
+        **{n: f"{datadir}/cmake/kf" for n in CMAKE},
+    }
 
 
 def template(name, **values):
@@ -39,7 +42,12 @@ def flat(prefix=DEFAULTS["prefix"], includedir=DEFAULTS["includedir"], datadir=D
         up = posixpath.relpath("/", posixpath.join("/", folder)) if relative else prefix
         # As a system path /usr/include, which compilers search anyhow, would come before the directories of C++, whose
         # headers expect it behind them.
-        values = {"up": up, "include": includedir if relative else include, "relative": relative, "searched": include == "/usr/include"}
+        values = {
+            "up": up,
+            "include": includedir if relative else include,
+            "relative": relative,
+            "searched": include == "/usr/include",
+        }
         found[name] = template(name, **values)
     return found
 

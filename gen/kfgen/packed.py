@@ -25,7 +25,9 @@ def axes(f):
             shaped_by.append(a["name"])
             known |= own
     sizes = {first: "before", **{size: i - len(others) for i, size in enumerate(others)}}
-    return {"axis": None, "sizes": sizes, "shaped_by": shaped_by} if known == set(f["sizes"]) else None
+    return (
+        {"axis": None, "sizes": sizes, "shaped_by": shaped_by} if known == set(f["sizes"]) else None
+    )
 
 
 def functions(manifest):
@@ -38,17 +40,33 @@ def functions(manifest):
         other = v["of"] == "results" and f["op"] in plain and v["dtype"] != f["dtypes"][0]
         return other or (v["name"] == "I" and v["dtype"] != "i64") or f["dtypes"][0] in ROUNDED
 
-    return [f for f in manifest["functions"] if not f["state"] and axes(f) and not any(left_out(f, v) for v in f["variables"])]
+    return [
+        f
+        for f in manifest["functions"]
+        if not f["state"] and axes(f) and not any(left_out(f, v) for v in f["variables"])
+    ]
 
 
 def words(f, typed=False):
     """The arguments of a C launcher, read from the arrays: tensors in their order; sizes, then integers; strides; scalars, the activation's,
     beta and p behind the op's; seed and offset; the workspace. typed: of functions on tensors: pointers as C++ takes them, beta and p in
     places of their own."""
-    order = {"in": "t", "out": "t", "sum": "t", "size": "n", "integer": "n", **dict.fromkeys(SCALARS, "s")}
+    order = {
+        "in": "t",
+        "out": "t",
+        "sum": "t",
+        "size": "n",
+        "integer": "n",
+        **dict.fromkeys(SCALARS, "s"),
+    }
     at, found = dict.fromkeys("tns", 0), []
     places = {"probability": "KFI_RT_P", "beta": "KFI_RT_BETA"}
-    alone = {"seed": "r[0]", "offset": "r[1]", "activation": "a", "activation_scalars": "kfi_of_act"}
+    alone = {
+        "seed": "r[0]",
+        "offset": "r[1]",
+        "activation": "a",
+        "activation_scalars": "kfi_of_act",
+    }
     for a in f["arguments"]:
         array = order.get(a["role"])
         if array:
@@ -63,7 +81,9 @@ def words(f, typed=False):
         elif a["role"] == "strides":
             found.append(f"(const {a['struct']} *)d")
         else:
-            found.append(alone.get(a["role"]) or {"workspace": "w", "workspace_bytes": "b"}[a["name"]])
+            found.append(
+                alone.get(a["role"]) or {"workspace": "w", "workspace_bytes": "b"}[a["name"]]
+            )
     return ", ".join(found)
 
 
@@ -80,7 +100,10 @@ def units(found):
     files = {}
     for (header, dtypes), members in groups.items():
         for i in range(0, len(members), MANY):
-            files[f"{pathlib.Path(header).name}_{dtypes}_{i // MANY}.c"] = (header, members[i:i + MANY])
+            files[f"{pathlib.Path(header).name}_{dtypes}_{i // MANY}.c"] = (
+                header,
+                members[i : i + MANY],
+            )
     return files
 
 
@@ -88,8 +111,14 @@ def sources(found):
     """{file name: text} of a library that has these functions. It knows their names, so that a caller can ask which it has."""
     env = environment()
     env.globals.update(version=kf_version(), words=words, space=space)
-    texts = {name: env.get_template("python/packed.c.j2").render(file=name, header=header, functions=members)
-             for name, (header, members) in units(found).items()}
+    texts = {
+        name: env.get_template("python/packed.c.j2").render(
+            file=name, header=header, functions=members
+        )
+        for name, (header, members) in units(found).items()
+    }
     ordered = sorted(found, key=lambda f: f["name"])
-    texts["packed_table.c"] = env.get_template("python/packed_table.c.j2").render(file="packed_table.c", functions=ordered)
+    texts["packed_table.c"] = env.get_template("python/packed_table.c.j2").render(
+        file="packed_table.c", functions=ordered
+    )
     return {name: tidy(text) for name, text in texts.items()}

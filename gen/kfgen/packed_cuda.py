@@ -11,22 +11,44 @@ from kfgen.render import version as kf_version
 def functions(manifest):
     """[(the name that callers know, the function that is called)]: seed and offset of a dropout lie in the device's memory, where a `_state` twin
     reads them."""
+
     def key(f):
         return f["op"], f["activation"], tuple(f["dtypes"]), f["bwd"]
 
     twins = {key(f): f for f in manifest["functions"] if f["state"]}
-    return [(f["name"], twins.get(key(f), f)) for f in packed.functions(manifest) if "cuda" in f["backends"]]
+    return [
+        (f["name"], twins.get(key(f), f))
+        for f in packed.functions(manifest)
+        if "cuda" in f["backends"]
+    ]
 
 
 def words(f):
     """The arguments of a launcher, read from the arrays as packed.words reads them."""
-    arrays = {"in": "t", "out": "t", "sum": "t", "size": "n", "integer": "n", **dict.fromkeys(packed.SCALARS, "s")}
-    alone = {"seed_at": "r", "offset_at": "r + 1", "offset_add": "0", "workspace": "w", "workspace_bytes": "b"}
+    arrays = {
+        "in": "t",
+        "out": "t",
+        "sum": "t",
+        "size": "n",
+        "integer": "n",
+        **dict.fromkeys(packed.SCALARS, "s"),
+    }
+    alone = {
+        "seed_at": "r",
+        "offset_at": "r + 1",
+        "offset_add": "0",
+        "workspace": "w",
+        "workspace_bytes": "b",
+    }
     at, found = dict.fromkeys("tns", 0), []
     for a in f["arguments"]:
         array = arrays.get(a["role"])
         if array:
-            ctype = f"{'const ' if a['role'] == 'in' else ''}{DTYPE[a['dtype']].ctype} *" if array == "t" else a["ctype"]
+            ctype = (
+                f"{'const ' if a['role'] == 'in' else ''}{DTYPE[a['dtype']].ctype} *"
+                if array == "t"
+                else a["ctype"]
+            )
             found.append(f"({ctype}){array}[{at[array]}]")
             at[array] += 1
         elif a["role"] == "strides":
@@ -45,7 +67,13 @@ def sources(found):
     for name, (header, members) in packed.units([f for _, f in found]).items():
         file = f"{name.removesuffix('.c')}.cpp"
         pairs = [(called[f["name"]], f) for f in members]
-        texts[file] = env.get_template("python/packed_cuda.cpp.j2").render(file=file, header=header, functions=pairs)
-    ordered = sorted(({"name": name, "workspace": f["workspace"]} for name, f in found), key=lambda f: f["name"])
-    texts["packed_table.cpp"] = env.get_template("python/packed_table.c.j2").render(file="packed_table.cpp", functions=ordered)
+        texts[file] = env.get_template("python/packed_cuda.cpp.j2").render(
+            file=file, header=header, functions=pairs
+        )
+    ordered = sorted(
+        ({"name": name, "workspace": f["workspace"]} for name, f in found), key=lambda f: f["name"]
+    )
+    texts["packed_table.cpp"] = env.get_template("python/packed_table.c.j2").render(
+        file="packed_table.cpp", functions=ordered
+    )
     return {name: tidy(text) for name, text in texts.items()}

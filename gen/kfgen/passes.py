@@ -50,12 +50,16 @@ class Pass:
     first: int  # reductions of the passes before
     keeps: list  # values of an element that a later pass takes from here
     head: list  # statements ahead of the loop over elements
-    calls: list = field(default_factory=list)  # of a chosen activation, ahead of that loop (chosen.py)
+    calls: list = field(
+        default_factory=list
+    )  # of a chosen activation, ahead of that loop (chosen.py)
 
     @property
     def codes(self):
         """How each is reduced, 2 bits each."""
-        return " | ".join(r.code + (f" << {2 * i}" if i else "") for i, r in enumerate(self.reductions))
+        return " | ".join(
+            r.code + (f" << {2 * i}" if i else "") for i, r in enumerate(self.reductions)
+        )
 
 
 @dataclass
@@ -73,17 +77,29 @@ class Program:
 
     def listing(self):
         """What is computed, in order, for a reader."""
+
         def step(found):
             return [*found.lines, *(f"{name} = {text};" for name, text in found.values)]
 
         lines = step(self.before)
         if self.groups:
-            lines += ["over a channel's elements of the row:", *(f"    {line}" for line in step(self.groups.before) + self.groups.lines)]
+            lines += [
+                "over a channel's elements of the row:",
+                *(f"    {line}" for line in step(self.groups.before) + self.groups.lines),
+            ]
             lines += [f"    {name} = sum of {text};" for name, text in self.groups.texts.items()]
         for p in self.passes:
-            lines += ["over the row:", *(f"    {line}" for line in p.lines), *(f"    {r.name} = {r.word} of {r.text};" for r in p.reductions)]
+            lines += [
+                "over the row:",
+                *(f"    {line}" for line in p.lines),
+                *(f"    {r.name} = {r.word} of {r.text};" for r in p.reductions),
+            ]
             lines += [*(f"    {name} = {text};" for name, text in p.sums.items()), *step(p.after)]
-        return lines + ["each element:", *(f"    {line}" for line in self.lines), *(f"    {name} = {text};" for name, text in self.texts.items())]
+        return lines + [
+            "each element:",
+            *(f"    {line}" for line in self.lines),
+            *(f"    {name} = {text};" for name, text in self.texts.items()),
+        ]
 
 
 def copy(graph, roots, replaced, act=None):
@@ -118,17 +134,29 @@ def stored(graph):
 
 def inlined(graph, roots, act, replaced=()):
     """(a graph, its roots) with the activation's own expressions, nodes in `replaced` as the variables they name."""
+
     def scalars(g):
         return {s: g.var(s) for s in act.scalars}
 
-    return copy(graph, roots, dict(replaced), act=(lambda g, x: act.build(g, x, scalars(g)), lambda g, x, dy: act.build_bwd(g, x, dy, scalars(g))))
+    return copy(
+        graph,
+        roots,
+        dict(replaced),
+        act=(
+            lambda g, x: act.build(g, x, scalars(g)),
+            lambda g, x, dy: act.build_bwd(g, x, dy, scalars(g)),
+        ),
+    )
 
 
 def reduced(graph, roots):
     """The words of each pass's reductions, in the order of the program."""
     stage = stages(graph, roots)
     reach = graph.reachable(roots)
-    return [[WORDS[graph.nodes[i].op] for i in reach if stage.get(i) == d] for d in range(max(stage.values(), default=-1) + 1)]
+    return [
+        [WORDS[graph.nodes[i].op] for i in reach if stage.get(i) == d]
+        for d in range(max(stage.values(), default=-1) + 1)
+    ]
 
 
 def costly(graph, i):
@@ -150,8 +178,16 @@ def program(graph, roots, target, env, sums=(), keep="", each="{}", split=None):
         if i in stage:
             depth[i] = stage[i] + 1
     # Values of a row that the elements' code reads, or that are results.
-    wanted = {a for i in reach if graph.level(i) == ELEM or i in stage or graph.is_bool(i)  # conditions have no place of their own
-              if not graph.compares_whole(i) for a in graph.nodes[i].args if graph.level(a) == ROW and not graph.is_bool(a)}
+    wanted = {
+        a
+        for i in reach
+        if graph.level(i) == ELEM
+        or i in stage
+        or graph.is_bool(i)  # conditions have no place of their own
+        if not graph.compares_whole(i)
+        for a in graph.nodes[i].args
+        if graph.level(a) == ROW and not graph.is_bool(a)
+    }
     wanted |= {i for i in nodes if graph.level(i) == ROW}
     wanted = [i for i in reach if (i in wanted or i in stage) and graph.nodes[i].op != "var"]
     name = {i: f"row{k}" for k, i in enumerate(wanted)}
@@ -160,17 +196,26 @@ def program(graph, roots, target, env, sums=(), keep="", each="{}", split=None):
     def between(d):
         found = [i for i in wanted if i not in stage and depth[i] == d]
         done = {i: n for i, n in spelled.items() if depth[i] < d or (i in stage and depth[i] == d)}
-        lines, texts = emit(graph, found, replace(target, cheap=frozenset()), env, fixed=done, apart=True)  # once a row: exact costs nothing
+        lines, texts = emit(
+            graph, found, replace(target, cheap=frozenset()), env, fixed=done, apart=True
+        )  # once a row: exact costs nothing
         return Step(lines, list(zip((name[i] for i in found), texts)))
 
     def named(found, done):
-        return {graph.nodes[i].value for i in reads(graph, found, done) if graph.nodes[i].op == "var"} | (
-            {"act"} if any(graph.nodes[i].op in ("act", "act_bwd") for i in reads(graph, found, done)) else set())
+        return {
+            graph.nodes[i].value for i in reads(graph, found, done) if graph.nodes[i].op == "var"
+        } | (
+            {"act"}
+            if any(graph.nodes[i].op in ("act", "act_bwd") for i in reads(graph, found, done))
+            else set()
+        )
 
     count = max(stage.values(), default=-1) + 1
     terms = [[graph.nodes[i].args[0] for i in reach if stage.get(i) == d] for d in range(count)]
     early = [{n: i for n, i in roots.items() if n in sums and depth[i] == d} for d in range(count)]
-    last = {n: i for n, i in roots.items() if graph.level(i) == ELEM and not any(n in e for e in early)}
+    last = {
+        n: i for n, i in roots.items() if graph.level(i) == ELEM and not any(n in e for e in early)
+    }
     work = [[*terms[d], *early[d].values()] for d in range(count)] + [list(last.values())]
     done = [{i: n for i, n in spelled.items() if depth[i] <= d} for d in range(count)] + [spelled]
     home, kept = {}, {}  # the pass that computes a costly value first; those that others read
@@ -184,19 +229,56 @@ def program(graph, roots, target, env, sums=(), keep="", each="{}", split=None):
         head = {} if target.masks else None
         if split:  # what a later pass takes from here is there, though calls alone should read it
             here = [i for i in kept if home[i] == d]
-            calls, first, fixed = split(graph, work[d] + here, target, env, done[d], own, {i for i in kept if home[i] != d})
+            calls, first, fixed = split(
+                graph, work[d] + here, target, env, done[d], own, {i for i in kept if home[i] != d}
+            )
             lines, texts = emit(graph, work[d] + here, target, env, fixed=fixed, named=own)
-            return first + lines, texts[:len(work[d])], named(work[d], done[d]), [], calls
+            return first + lines, texts[: len(work[d])], named(work[d], done[d]), [], calls
         lines, texts = emit(graph, work[d], target, env, fixed=done[d], named=own, head=head)
-        return lines, texts, named(work[d], done[d]), [text.replace("{}", n) for text, n in (head or {}).items()], []
+        return (
+            lines,
+            texts,
+            named(work[d], done[d]),
+            [text.replace("{}", n) for text, n in (head or {}).items()],
+            [],
+        )
 
     passes, first = [], 0
     for d in range(count):
         lines, texts, read, head, calls = code(d)
-        reductions = [Reduction(name[i], WORDS[graph.nodes[i].op], text) for i, text in zip([i for i in reach if stage.get(i) == d], texts)]
+        reductions = [
+            Reduction(name[i], WORDS[graph.nodes[i].op], text)
+            for i, text in zip([i for i in reach if stage.get(i) == d], texts)
+        ]
         keeps = [n for i, n in kept.items() if home[i] == d]
-        passes.append(Pass(reductions, lines, read, between(d + 1), dict(zip(early[d], texts[len(terms[d]):])), first, keeps, head, calls))
+        passes.append(
+            Pass(
+                reductions,
+                lines,
+                read,
+                between(d + 1),
+                dict(zip(early[d], texts[len(terms[d]) :])),
+                first,
+                keeps,
+                head,
+                calls,
+            )
+        )
         first += len(terms[d])
     lines, texts, read, head, calls = code(count)
-    found = dict(zip(last, texts)) | {n: spelled.get(i, env.get(graph.nodes[i].value, "")) for n, i in roots.items() if graph.level(i) == ROW}
-    return Program(between(0), passes, lines, read, found, [name[i] for i in wanted], list(kept.values()), head, calls)
+    found = dict(zip(last, texts)) | {
+        n: spelled.get(i, env.get(graph.nodes[i].value, ""))
+        for n, i in roots.items()
+        if graph.level(i) == ROW
+    }
+    return Program(
+        between(0),
+        passes,
+        lines,
+        read,
+        found,
+        [name[i] for i in wanted],
+        list(kept.values()),
+        head,
+        calls,
+    )

@@ -14,19 +14,36 @@ INCLUDE = ROOT / "include"
 
 def version():
     text = (INCLUDE / "kf/core/version.h").read_text()
-    return ".".join(re.search(rf"KF_VERSION_{p} (\d+)", text)[1] for p in ("MAJOR", "MINOR", "PATCH"))
+    return ".".join(
+        re.search(rf"KF_VERSION_{p} (\d+)", text)[1] for p in ("MAJOR", "MINOR", "PATCH")
+    )
 
 
 def own_headers():
     """The hand-written headers, as they are included: kf/core/..., kf/runtime/..., kf/runtime.h and kf/runtime.hpp."""
-    found = [p for folder in ("core", "runtime") for p in (INCLUDE / "kf" / folder).iterdir() if p.suffix in (".h", ".cuh")]
-    return sorted(p.relative_to(INCLUDE).as_posix() for p in [*found, INCLUDE / "kf/runtime.h", INCLUDE / "kf/runtime.hpp"])
+    found = [
+        p
+        for folder in ("core", "runtime")
+        for p in (INCLUDE / "kf" / folder).iterdir()
+        if p.suffix in (".h", ".cuh")
+    ]
+    return sorted(
+        p.relative_to(INCLUDE).as_posix()
+        for p in [*found, INCLUDE / "kf/runtime.h", INCLUDE / "kf/runtime.hpp"]
+    )
 
 
 def digest():
     """Of all that decides what is generated: names the folder of files that were made from it."""
     found = hashlib.sha256()
-    for folder, pattern in ((HERE, "*.py"), (TEMPLATES, "*.j2"), (SPECS, "*.toml"), (INCLUDE / "kf", "*.*h*")):
+    for folder, pattern in (
+        (HERE, "*.py"),
+        (TEMPLATES, "*.j2"),
+        (SPECS, "*.toml"),
+        (INCLUDE / "kf", "*.*h*"),
+    ):
         for path in sorted(folder.rglob(pattern)):
-            found.update(f"{path.relative_to(folder)} {path.stat().st_size}\n".encode() + path.read_bytes())
+            found.update(
+                f"{path.relative_to(folder)} {path.stat().st_size}\n".encode() + path.read_bytes()
+            )
     return found.hexdigest()[:16]

@@ -32,10 +32,16 @@ class Rounding:
     eps: float
     tiny: float
     largest: float
-    store: object = None  # of what is stored in between: values -> (how far each may be moved, the largest)
-    factor: object = None  # the same of a left factor that is made of tensors, where a backend rounds it
+    store: object = (
+        None  # of what is stored in between: values -> (how far each may be moved, the largest)
+    )
+    factor: object = (
+        None  # the same of a left factor that is made of tensors, where a backend rounds it
+    )
     factors: float = 0.0  # how far a product may round each of its factors, relatively
-    least: float = 0.0  # where a tensor core multiplies, the least normal number of what it multiplies
+    least: float = (
+        0.0  # where a tensor core multiplies, the least normal number of what it multiplies
+    )
 
 
 EXACT = Rounding(0.0, 0.0, np.inf)
@@ -51,7 +57,13 @@ def inlined(k, act, by):
         return k.graph_by(act)
     graph = Graph()
     own = {s: graph.var(s) for s in act.scalars}
-    return graph, substitute(k.graph, graph, k.roots, {}, act=(lambda x: act.build(graph, x, own), lambda x, dy: act.build_bwd(graph, x, dy, own)))
+    return graph, substitute(
+        k.graph,
+        graph,
+        k.roots,
+        {},
+        act=(lambda x: act.build(graph, x, own), lambda x, dy: act.build_bwd(graph, x, dy, own)),
+    )
 
 
 class _Elements(row_oracle.Bound):
@@ -61,8 +73,13 @@ class _Elements(row_oracle.Bound):
 
     def numbers(self, env, shape, rounding, errors):
         """Of each root, of arrays that broadcast to a shape."""
-        value, error, beyond = self.follow(env, shape[-1], rounding.eps, rounding.tiny, rounding.largest, errors)
-        return [Number(*(np.broadcast_to(v, shape) for v in (value[r], error[r], beyond))) for r in self.roots]
+        value, error, beyond = self.follow(
+            env, shape[-1], rounding.eps, rounding.tiny, rounding.largest, errors
+        )
+        return [
+            Number(*(np.broadcast_to(v, shape) for v in (value[r], error[r], beyond)))
+            for r in self.roots
+        ]
 
 
 class Product:
@@ -101,18 +118,26 @@ class Product:
         with np.errstate(all="ignore"):
             [factor] = self.factor.numbers(env, (batch, rows, depth), rounding, {})
             factor = factor if k.plain else self._stored(factor, rounding.factor)
-            found = self._backward(env, sizes, rounding, factor) if k.bwd else self._forward(env, sizes, rounding, factor)
+            found = (
+                self._backward(env, sizes, rounding, factor)
+                if k.bwd
+                else self._forward(env, sizes, rounding, factor)
+            )
             for s in k.outs:
                 found[s.name] = self._as_it_lies(s, found[s.name])
                 if beta and k.accumulated(s):
                     old = beta * env[s.name]
                     n = found[s.name]
-                    error = n.error + 2 * rounding.eps * np.nan_to_num(np.abs(old) + np.abs(n.value), posinf=0.0)
+                    error = n.error + 2 * rounding.eps * np.nan_to_num(
+                        np.abs(old) + np.abs(n.value), posinf=0.0
+                    )
                     found[s.name] = Number(n.value + old, error, n.beyond)
             for s in k.outputs:
                 if halves := k.halves_of(s):
                     both = [(n.value, n.error, n.beyond) for n in map(found.get, halves)]
-                    found[s.name] = Number(*(np.concatenate(of, k.joined_at(s)) for of in zip(*both)))
+                    found[s.name] = Number(
+                        *(np.concatenate(of, k.joined_at(s)) for of in zip(*both))
+                    )
         return found
 
     def _as_it_lies(self, s, n):
@@ -122,7 +147,10 @@ class Product:
         return n
 
     def _forward(self, env, sizes, rounding, factor):
-        acc = {p.name: self._times(factor, self._exact(env[p.weight.name], rounding), rounding) for p in self.k.products}
+        acc = {
+            p.name: self._times(factor, self._exact(env[p.weight.name], rounding), rounding)
+            for p in self.k.products
+        }
         numbers = self._of(self.results, env, acc, (sizes[0], sizes[1], sizes[2]), rounding)
         return dict(zip((self.k.outs[i].name for i in self.elem), numbers))
 
@@ -130,15 +158,44 @@ class Product:
         k, (batch, rows, cols, depth) = self.k, sizes
         slopes = self._of(self.slopes, env, {}, (batch, rows, cols), rounding)
         slopes = slopes if self.passes_on else [self._stored(n, rounding.store) for n in slopes]
-        found = dict(zip((k.outs[i].name for i in self.elem), self._of(self.results, env, {}, (batch, rows, cols), rounding)))
-        dots = [self._times(n, self._exact(turned(env[p.weight.name]), rounding), rounding) for n, p in zip(slopes, k.products)]
-        dot = dots[0] if len(dots) == 1 else Number(*(a + b for a, b in zip(*((d.value, d.error + rounding.eps * np.abs(np.nan_to_num(d.value)),
-                                                                              d.beyond) for d in dots))))
+        found = dict(
+            zip(
+                (k.outs[i].name for i in self.elem),
+                self._of(self.results, env, {}, (batch, rows, cols), rounding),
+            )
+        )
+        dots = [
+            self._times(n, self._exact(turned(env[p.weight.name]), rounding), rounding)
+            for n, p in zip(slopes, k.products)
+        ]
+        dot = (
+            dots[0]
+            if len(dots) == 1
+            else Number(
+                *(
+                    a + b
+                    for a, b in zip(
+                        *(
+                            (
+                                d.value,
+                                d.error + rounding.eps * np.abs(np.nan_to_num(d.value)),
+                                d.beyond,
+                            )
+                            for d in dots
+                        )
+                    )
+                )
+            )
+        )
         inner = self._of(self.inputs, env, {DOT: dot}, (batch, rows, depth), rounding)
         found |= dict(zip((k.outs[i].name for i in self.inner), inner))
         for n, p in zip(slopes, k.products):
             if any(s.of == p.weight.name for s in k.outs):
-                found[f"d{p.weight.name}"] = self._times(Number(*(turned(v) for v in (factor.value, factor.error, factor.beyond))), n, rounding)
+                found[f"d{p.weight.name}"] = self._times(
+                    Number(*(turned(v) for v in (factor.value, factor.error, factor.beyond))),
+                    n,
+                    rounding,
+                )
         for s in k.outs:
             if s.kind in ("row", "depth"):
                 found[s.name] = self._summed(found[s.name], rounding)
@@ -148,15 +205,24 @@ class Product:
     def _of(elements, env, numbers, shape, rounding):
         if not elements.roots:
             return []
-        found = elements.numbers(env | {n: v.value for n, v in numbers.items()}, shape, rounding, {n: v.error for n, v in numbers.items()})
+        found = elements.numbers(
+            env | {n: v.value for n, v in numbers.items()},
+            shape,
+            rounding,
+            {n: v.error for n, v in numbers.items()},
+        )
         for n in numbers.values():
             for f in found:
                 f.beyond = f.beyond | n.beyond
         return found
 
     def _exact(self, value, rounding):
-        return Number(value, (rounding.eps if self.doubles else 0.0) * np.abs(np.nan_to_num(value, posinf=0.0, neginf=0.0)),
-                      np.zeros(value.shape, bool))
+        return Number(
+            value,
+            (rounding.eps if self.doubles else 0.0)
+            * np.abs(np.nan_to_num(value, posinf=0.0, neginf=0.0)),
+            np.zeros(value.shape, bool),
+        )
 
     @staticmethod
     def _times(a, b, rounding):
@@ -169,12 +235,34 @@ class Product:
         up at a time, if the magnitudes that count are those of factors which are no smaller than the least normal number."""
         size_a, size_b = (np.nan_to_num(np.abs(v), nan=0.0, posinf=0.0) for v in (a.value, b.value))
         size, count = size_a @ size_b, a.value.shape[-1]
-        aligned = np.matmul(*(np.where(s > 0, np.maximum(s, rounding.least), 0.0) for s in (size_a, size_b))) if rounding.least else size
+        aligned = (
+            np.matmul(
+                *(np.where(s > 0, np.maximum(s, rounding.least), 0.0) for s in (size_a, size_b))
+            )
+            if rounding.least
+            else size
+        )
         if rounding.factors:
-            a, b = (Number(n.value, n.error + rounding.factors * np.maximum(s, LEAST), n.beyond | (s > rounding.largest))
-                    for n, s in ((a, size_a), (b, size_b)))
-        error = a.error @ size_b + size_a @ b.error + a.error @ b.error + rounding.eps * (4 + np.sqrt(count)) * aligned + rounding.tiny * count
-        unknown = a.beyond.astype(float) @ np.ones_like(size_b) + np.ones_like(size_a) @ b.beyond.astype(float) > 0
+            a, b = (
+                Number(
+                    n.value,
+                    n.error + rounding.factors * np.maximum(s, LEAST),
+                    n.beyond | (s > rounding.largest),
+                )
+                for n, s in ((a, size_a), (b, size_b))
+            )
+        error = (
+            a.error @ size_b
+            + size_a @ b.error
+            + a.error @ b.error
+            + rounding.eps * (4 + np.sqrt(count)) * aligned
+            + rounding.tiny * count
+        )
+        unknown = (
+            a.beyond.astype(float) @ np.ones_like(size_b)
+            + np.ones_like(size_a) @ b.beyond.astype(float)
+            > 0
+        )
         return Number(a.value @ b.value, error, (size > rounding.largest) | unknown)
 
     @staticmethod
@@ -189,7 +277,12 @@ class Product:
         if not store:
             return n
         moved, largest = store(n.value)
-        return Number(n.value, n.error + moved, n.beyond | (np.abs(np.nan_to_num(n.value, posinf=0.0, neginf=0.0)) + n.error + moved > largest))
+        return Number(
+            n.value,
+            n.error + moved,
+            n.beyond
+            | (np.abs(np.nan_to_num(n.value, posinf=0.0, neginf=0.0)) + n.error + moved > largest),
+        )
 
 
 # ---- kfgen check -------------------------------------------------------------------------------------------------
@@ -225,28 +318,51 @@ def check(op, act, family, compare, trouble):
             raise trouble(f"ref: cannot be evaluated or differentiated: {e}") from None
 
     def values(taped):
-        return {n: np.stack([np.broadcast_to(outs[n].value, SIZES[1:3]) for outs, _ in taped]) for n in op.outputs}
+        return {
+            n: np.stack([np.broadcast_to(outs[n].value, SIZES[1:3]) for outs, _ in taped])
+            for n in op.outputs
+        }
 
     taped = reference(inputs)
     want = values(taped)
     found = Product(family.forward(op, ("f64",)), act).run(inputs | names, SIZES)
     for n in op.outputs:
-        compare(f"expr of {n} against its ref", {"value": want[n]}, found[n].value, want[n], 1e-9 * np.abs(want[n]) + 1e-11)
+        compare(
+            f"expr of {n} against its ref",
+            {"value": want[n]},
+            found[n].value,
+            want[n],
+            1e-9 * np.abs(want[n]) + 1e-11,
+        )
     if not any(o.grad for o in op.operands):
         return
     douts = {f"d{n}": rng.standard_normal(SIZES[:3]) for n in op.outputs}
-    exact = [row_oracle.gradients(outs, leaves, {n: douts[f"d{n}"][b] for n in op.outputs}) for b, (outs, leaves) in zip(batches, taped)]
+    exact = [
+        row_oracle.gradients(outs, leaves, {n: douts[f"d{n}"][b] for n in op.outputs})
+        for b, (outs, leaves) in zip(batches, taped)
+    ]
     kernel = family.backward(op, ("f64",))
     env = inputs | names | {n: v.value for n, v in found.items()} | douts
     for by in (False, True) if kernel.by(act) else (False,):
         got = Product(kernel, act, by).run(env, SIZES)
         for o in [o for o in op.operands if o.grad]:
             right, value = np.stack([e[o.name] for e in exact]), got[f"d{o.name}"].value
-            compare(f"gradient for {o.name} against the derivative of ref", {o.name: inputs[o.name]}, value, right, 1e-9 * np.abs(right) + 1e-11)
+            compare(
+                f"gradient for {o.name} against the derivative of ref",
+                {o.name: inputs[o.name]},
+                value,
+                right,
+                1e-9 * np.abs(right) + 1e-11,
+            )
             way, near = rng.standard_normal(inputs[o.name].shape), []
             for step in (1e-5, -1e-5):
                 moved = values(reference(inputs | {o.name: inputs[o.name] + step * way}))
                 near.append(sum((moved[n] * douts[f"d{n}"]).sum() for n in op.outputs))
             slope = np.array([(near[0] - near[1]) / 2e-5])
-            compare(f"gradient for {o.name} against finite differences of ref", {"step": slope}, np.array([(value * way).sum()]), slope,
-                    1e-6 * np.abs(slope) + 1e-6 * np.abs(value * way).sum())
+            compare(
+                f"gradient for {o.name} against finite differences of ref",
+                {"step": slope},
+                np.array([(value * way).sum()]),
+                slope,
+                1e-6 * np.abs(slope) + 1e-6 * np.abs(value * way).sum(),
+            )

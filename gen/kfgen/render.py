@@ -50,8 +50,16 @@ COMPILED = Compiled()
 def environment():
     folders = [TEMPLATES, *(family.templates for family in families.OWN.values())]
     return jinja2.Environment(
-        loader=RecordingLoader(folders), undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True,
-        keep_trailing_newline=True, auto_reload=False, bytecode_cache=COMPILED, line_statement_prefix="//%", line_comment_prefix="//#")
+        loader=RecordingLoader(folders),
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        auto_reload=False,
+        bytecode_cache=COMPILED,
+        line_statement_prefix="//%",
+        line_comment_prefix="//#",
+    )
 
 
 def parts(path):
@@ -65,13 +73,18 @@ def write(path, text):
     if path.exists() and path.read_text() == text:
         return False
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")  # two builds may write at the same time
+    temporary = path.with_name(
+        f"{path.name}.{os.getpid()}.tmp"
+    )  # two builds may write at the same time
     temporary.write_text(text)
     temporary.replace(path)
     return True
 
 
-PARTS = {"cuh": ("device", "host"), "h": ("kernels",)}  # of an op's header: for each of nvcc's passes; in C what the launchers call
+PARTS = {
+    "cuh": ("device", "host"),
+    "h": ("kernels",),
+}  # of an op's header: for each of nvcc's passes; in C what the launchers call
 LAUNCHER = ("KF_FN", "template <int kfi_as = ")  # how a line of one begins
 
 
@@ -80,7 +93,9 @@ def tidy(text, width=100):
     CUDA's launchers stay on one line each: nvcc hands every further line to the host's compiler with a line directive (half a percent)."""
     lines = []
     for line in text.split("\n"):
-        line = line.rstrip(" \t")  # a pattern for the whole text tries every indentation: a tenth of all time
+        line = line.rstrip(
+            " \t"
+        )  # a pattern for the whole text tries every indentation: a tenth of all time
         if "#pragma" in line and line.lstrip().startswith("#pragma"):
             line = line.lstrip()
         if not line and (not lines or not lines[-1] or lines[-1].endswith("{")):
@@ -88,17 +103,25 @@ def tidy(text, width=100):
         if len(line) <= width:
             lines.append(line)
             continue
-        indent = line[:len(line) - len(line.lstrip())] + ("// " if line.lstrip().startswith("//") else "    ")
+        indent = line[: len(line) - len(line.lstrip())] + (
+            "// " if line.lstrip().startswith("//") else "    "
+        )
         while len(line) > width and not line.startswith(("#", *LAUNCHER)):
             least, find = len(indent) + 20, line.rfind
-            cut = max(find(", ", least, width), find(" && ", least, width), find(" | ", least, width), find(") {", least, width),
-                      find("{ ", least, width), find(" : ", least, width))
+            cut = max(
+                find(", ", least, width),
+                find(" && ", least, width),
+                find(" | ", least, width),
+                find(") {", least, width),
+                find("{ ", least, width),
+                find(" : ", least, width),
+            )
             if cut < 0 and line.lstrip().startswith("//"):
                 cut = line.rfind(" ", len(indent) + 20, width)
             if cut < 0:
                 break
-            lines.append(line[:cut + 1].rstrip())
-            line = indent + line[cut + 1:].lstrip()
+            lines.append(line[: cut + 1].rstrip())
+            line = indent + line[cut + 1 :].lstrip()
         lines.append(line)
     return "\n".join(lines)
 
@@ -115,12 +138,18 @@ def _unknown(spec, what, word, known, options):
         for act in op.activations:
             if op.has_act and names.fill(op.pattern, act.name) == word:
                 stem = names.stem(op.pattern)
-                return ValueError(f"{_called(options, what)}: `{word}` is the op {stem} with activation {act.name}: "
-                                  f"{options['ops']}{stem} {options['activations']}{act.name}")
-    return unknown(_called(options, what), word, sorted(k for k in known if "{" not in k))  # patterns are taken too, and say the same
+                return ValueError(
+                    f"{_called(options, what)}: `{word}` is the op {stem} with activation {act.name}: "
+                    f"{options['ops']}{stem} {options['activations']}{act.name}"
+                )
+    return unknown(
+        _called(options, what), word, sorted(k for k in known if "{" not in k)
+    )  # patterns are taken too, and say the same
 
 
-OPTIONS = {what: f"--{what} " for what in ("ops", "activations", "dtypes")}  # how a choice begins that is written down
+OPTIONS = {
+    what: f"--{what} " for what in ("ops", "activations", "dtypes")
+}  # how a choice begins that is written down
 
 
 def _called(options, what):
@@ -148,17 +177,25 @@ class Selection:
         chosen_ops = choose(ops, spec.ops, "ops", lambda p: (p, names.stem(p)), own(spec.ops))
         chosen_ops += [other.pattern for p in chosen_ops for other in spec.ops[p].made_of]
         self.ops = [spec.ops[p] for p in spec.ops if p in chosen_ops]
-        acts = set(choose(activations, spec.activations, "activations", own=own(spec.activations))) | {"none"}
+        acts = set(
+            choose(activations, spec.activations, "activations", own=own(spec.activations))
+        ) | {"none"}
         self.activations = [a for a in spec.activations.values() if a.name in acts]
         self.dtypes = choose(dtypes, DTYPES, "dtypes")
-        for word in [d for d, stored in ROUNDED.items() if d in self.dtypes and stored not in self.dtypes]:
-            raise ValueError(f"{_called(options, 'dtypes')}: `{word}` has kernels of {ROUNDED[word]}: {options['dtypes']}{ROUNDED[word]},{word}")
+        for word in [
+            d for d, stored in ROUNDED.items() if d in self.dtypes and stored not in self.dtypes
+        ]:
+            raise ValueError(
+                f"{_called(options, 'dtypes')}: `{word}` has kernels of {ROUNDED[word]}: {options['dtypes']}{ROUNDED[word]},{word}"
+            )
         self._kernels = {}
 
     def kernels(self, op):
         """The op's kernels, their activations cut to the selection."""
         if op.pattern not in self._kernels:
-            whole = self.spec.as_own(op) and all(a in self.activations for a in op.activations)  # the same for every Selection that has it
+            whole = self.spec.as_own(op) and all(
+                a in self.activations for a in op.activations
+            )  # the same for every Selection that has it
             made, key = self.spec.own.made if whole else {}, (op.pattern, *self.dtypes)
             if key not in made:
                 made[key] = []
@@ -187,13 +224,17 @@ class Renderer:
         """user: the stem of the user's own spec file, whose entries alone are rendered, beside installed headers. any_activation: with kf/any."""
         self.selection, self.user, self.any_activation = selection, user, any_activation
         self.env = environment()
-        self.env.globals.update(version=version(), specs=", ".join(p.name for p in selection.spec.files), digest=DIGEST)
+        self.env.globals.update(
+            version=version(), specs=", ".join(p.name for p in selection.spec.files), digest=DIGEST
+        )
         self.files = {}
 
     def add(self, path, template, **values):
         text = tidy(self.env.get_template(template).render(file=path, **values))
         # Of the file's own text: an edit elsewhere leaves the file as it is.
-        self.files[path] = text.replace(DIGEST, hashlib.sha256(text.encode()).hexdigest()[:len(DIGEST)], 1)
+        self.files[path] = text.replace(
+            DIGEST, hashlib.sha256(text.encode()).hexdigest()[: len(DIGEST)], 1
+        )
 
     def guard(self, path):
         return re.sub(r"[^A-Z0-9]", "_", path.upper())
@@ -208,42 +249,102 @@ class Renderer:
         activations = f"{prefix}/activations"
         codes = [ActCode(a) for a in s.activations if not (user and a.builtin)]
         for ext, template in ((".cuh", "cuda/activations.cuh.j2"), (".h", "cpu/activations.h.j2")):
-            self.header(activations + ext, template, activations=codes, includes=["kf/ops/activations" + ext] if user else [])
+            self.header(
+                activations + ext,
+                template,
+                activations=codes,
+                includes=["kf/ops/activations" + ext] if user else [],
+            )
         stems = {".cuh": [], ".h": []}
         for op in s.ops:
-            extends = bool(user) and op.builtin  # an installed op with the user's activations: launchers alone
-            kernels = [with_acts(k, [a for a in k.acts if not a.builtin]) for k in s.kernels(op)] if extends else s.kernels(op)
+            extends = (
+                bool(user) and op.builtin
+            )  # an installed op with the user's activations: launchers alone
+            kernels = (
+                [with_acts(k, [a for a in k.acts if not a.builtin]) for k in s.kernels(op)]
+                if extends
+                else s.kernels(op)
+            )
             kernels = [k for k in kernels if k.acts]
             if not kernels:
                 continue
             stem = names.stem(op.pattern)
             device, host = ([k for k in kernels if word in k.backends] for word in ("cuda", "c"))
-            for ext, template, own in ((".cuh", "cuda/op.cuh.j2", device), (".h", "cpu/op.h.j2", host)):
+            for ext, template, own in (
+                (".cuh", "cuda/op.cuh.j2", device),
+                (".h", "cpu/op.h.j2", host),
+            ):
                 if not own:
                     continue
                 stems[ext].append(stem)
-                needs = [f"{names.folder(None if of.builtin else user)}/{names.stem(of.pattern)}{ext}" for of in own[0].needs]
-                needs += sorted({core + ext for k in own for core in k.body.cuda.core}) if ext == ".cuh" else []
-                self.header(f"{prefix}/{stem}{ext}", template, op=op, kernels=own, stem=stem, extends=extends, parts=f"{prefix}/{stem}", needs=needs,
-                            activations_header=activations + ext, user=user, launchers_declared=launchers.declared(user),
-                            launchers_header=f"kf/{names.launchers(user)}.h")
+                needs = [
+                    f"{names.folder(None if of.builtin else user)}/{names.stem(of.pattern)}{ext}"
+                    for of in own[0].needs
+                ]
+                needs += (
+                    sorted({core + ext for k in own for core in k.body.cuda.core})
+                    if ext == ".cuh"
+                    else []
+                )
+                self.header(
+                    f"{prefix}/{stem}{ext}",
+                    template,
+                    op=op,
+                    kernels=own,
+                    stem=stem,
+                    extends=extends,
+                    parts=f"{prefix}/{stem}",
+                    needs=needs,
+                    activations_header=activations + ext,
+                    user=user,
+                    launchers_declared=launchers.declared(user),
+                    launchers_header=f"kf/{names.launchers(user)}.h",
+                )
             for part in PARTS["cuh"] if device else ():
-                self.add(f"{prefix}/{stem}.{part}.cuh", f"cuda/{part}.cuh.j2", kernels=device, extends=extends, device=part == "device")
-            self.add(f"{prefix}/{stem}.kernels.h", f"cpu/{kernels[0].family.name}.h.j2", kernels=host, extends=extends)
+                self.add(
+                    f"{prefix}/{stem}.{part}.cuh",
+                    f"cuda/{part}.cuh.j2",
+                    kernels=device,
+                    extends=extends,
+                    device=part == "device",
+                )
+            self.add(
+                f"{prefix}/{stem}.kernels.h",
+                f"cpu/{kernels[0].family.name}.h.j2",
+                kernels=host,
+                extends=extends,
+            )
             if self.any_activation:
                 chosen.headers(self, op, s.kernels(op), extends)
         if self.any_activation:
             chosen.activations(self, [ActCode(a) for a in s.activations])
         umbrella = f"kf/{user}" if user else "kf/kf"
         for ext in (".cuh", ".h"):
-            self.header(umbrella + ext, "umbrella.j2", activations=activations + ext, headers=[f"{prefix}/{x}{ext}" for x in stems[ext]],
-                        cuda=ext == ".cuh", user=user)
+            self.header(
+                umbrella + ext,
+                "umbrella.j2",
+                activations=activations + ext,
+                headers=[f"{prefix}/{x}{ext}" for x in stems[ext]],
+                cuda=ext == ".cuh",
+                user=user,
+            )
         launchers.render(self)
         return self.files
 
     def dependencies(self):
-        python = sorted(p for folder in (pathlib.Path(__file__).parent, *families.OWN) for p in folder.rglob("*.py"))
-        return sorted({*self.env.loader.read, *self.selection.spec.files, *python, ROOT / "include/kf/core/version.h"})
+        python = sorted(
+            p
+            for folder in (pathlib.Path(__file__).parent, *families.OWN)
+            for p in folder.rglob("*.py")
+        )
+        return sorted(
+            {
+                *self.env.loader.read,
+                *self.selection.spec.files,
+                *python,
+                ROOT / "include/kf/core/version.h",
+            }
+        )
 
 
 def write_all(files, out, dependencies, depfile=None):
@@ -251,6 +352,9 @@ def write_all(files, out, dependencies, depfile=None):
     changed = sum(write(pathlib.Path(out) / path, text) for path, text in sorted(files.items()))
     if depfile:
         first = sorted(files)[0]
-        lines = [f"{pathlib.Path(out) / first}: " + " ".join(str(d).replace(" ", "\\ ") for d in dependencies)]
+        lines = [
+            f"{pathlib.Path(out) / first}: "
+            + " ".join(str(d).replace(" ", "\\ ") for d in dependencies)
+        ]
         write(pathlib.Path(depfile), "\n".join(lines) + "\n")
     return changed

@@ -31,22 +31,36 @@ class Tape(np.lib.mixins.NDArrayOperatorsMixin):
     def __array_ufunc__(self, ufunc, method, *args, **kwargs):
         if ufunc is np.matmul and method == "__call__" and not kwargs:
             return _matmul(*args)
-        if method != "__call__" or kwargs or (ufunc not in oracle.UFUNC_RULES and not ufunc.types[0].endswith("?")):
-            raise TypeError(f"the reference uses np.{ufunc.__name__}, whose derivative kfgen does not know")
+        if (
+            method != "__call__"
+            or kwargs
+            or (ufunc not in oracle.UFUNC_RULES and not ufunc.types[0].endswith("?"))
+        ):
+            raise TypeError(
+                f"the reference uses np.{ufunc.__name__}, whose derivative kfgen does not know"
+            )
         values = [a.value if isinstance(a, Tape) else a for a in args]
         y = ufunc(*values)
         if ufunc not in oracle.UFUNC_RULES:
             return y
         partials = oracle.UFUNC_RULES[ufunc](y, *values)
-        return Tape(y, [(a, lambda d, p=p: d * p) for a, p in zip(args, partials) if isinstance(a, Tape)])
+        return Tape(
+            y, [(a, lambda d, p=p: d * p) for a, p in zip(args, partials) if isinstance(a, Tape)]
+        )
 
     def __array_function__(self, function, types, args, kwargs):
         if function is not np.where:
             return NotImplemented
         condition, *arms = args
         y = np.where(condition, *(a.value if isinstance(a, Tape) else a for a in arms))
-        return Tape(y, [(a, lambda d, k=k: np.where(condition, *((d, 0.0) if k == 0 else (0.0, d)))) for k, a in enumerate(arms)
-                        if isinstance(a, Tape)])
+        return Tape(
+            y,
+            [
+                (a, lambda d, k=k: np.where(condition, *((d, 0.0) if k == 0 else (0.0, d))))
+                for k, a in enumerate(arms)
+                if isinstance(a, Tape)
+            ],
+        )
 
 
 def _matmul(*factors):
@@ -56,16 +70,22 @@ def _matmul(*factors):
 
 def _reduce(a):
     a = a if isinstance(a, Tape) else Tape(a)
-    return Tape(np.sum(a.value, -1, keepdims=True), [(a, lambda d: np.broadcast_to(d, a.value.shape))])
+    return Tape(
+        np.sum(a.value, -1, keepdims=True), [(a, lambda d: np.broadcast_to(d, a.value.shape))]
+    )
 
 
 def _extreme(a, b, word):
     """The largest or least: of a row, where ties share the gradient, or of two."""
     if b is not None:
         return (np.maximum if word == "max" else np.minimum)(a, b)
-    y = (np.max if word == "max" else np.min)(a.value, -1, keepdims=True, initial=-np.inf if word == "max" else np.inf)
+    y = (np.max if word == "max" else np.min)(
+        a.value, -1, keepdims=True, initial=-np.inf if word == "max" else np.inf
+    )
     ties = a.value == y
-    return Tape(y, [(a, lambda d: np.where(ties, d / np.maximum(ties.sum(-1, keepdims=True), 1), 0.0))])
+    return Tape(
+        y, [(a, lambda d: np.where(ties, d / np.maximum(ties.sum(-1, keepdims=True), 1), 0.0))]
+    )
 
 
 def _product(a):
@@ -80,16 +100,23 @@ def _place(word):
     return lambda a: Tape(getattr(np, word)(a.value, -1, keepdims=True))  # NumPy's words too
 
 
-WORDS = {"sum": _reduce, "prod": _product, **{word: _place(word) for word in PLACES},
-         "mean": lambda a: _reduce(a) / np.float64(a.value.shape[-1]), "max": lambda a, b=None: _extreme(a, b, "max"),
-         "min": lambda a, b=None: _extreme(a, b, "min")}
+WORDS = {
+    "sum": _reduce,
+    "prod": _product,
+    **{word: _place(word) for word in PLACES},
+    "mean": lambda a: _reduce(a) / np.float64(a.value.shape[-1]),
+    "max": lambda a, b=None: _extreme(a, b, "max"),
+    "min": lambda a, b=None: _extreme(a, b, "min"),
+}
 
 
 def reference(op, act, inputs, scalars, stored=None, keep=None, keep_scale=1.0):
     """({output: Tape}, {operand: Tape}) of float64 arrays that broadcast to [rows, cols]. stored: of outputs that others read, what
     these are to read. keep: where dropout keeps an element."""
     leaves = {n: Tape(v) for n, v in inputs.items()}
-    along = [o.name for o in op.operands if o.kind not in ("per_row", "channel", "number")]  # what is one per row has a last axis of 1
+    along = [
+        o.name for o in op.operands if o.kind not in ("per_row", "channel", "number")
+    ]  # what is one per row has a last axis of 1
     scalars = scalars | row_names(max(np.shape(inputs[n])[-1] for n in along), np)
 
     def apply_act(z):
@@ -99,6 +126,7 @@ def reference(op, act, inputs, scalars, stored=None, keep=None, keep_scale=1.0):
     def dropout(z):
         def masked(v):
             return np.where(keep, v * keep_scale, 0.0)
+
         return Tape(masked(z.value), [(z, masked)])
 
     words = WORDS | {"act": apply_act, "dropout": dropout}
@@ -131,7 +159,9 @@ def gradients(outputs, leaves, douts):
             d = adjoint.get(id(t))
             for parent, rule in t.parents if d is not None else ():
                 given = _like(rule(d), parent.value.shape)
-                adjoint[id(parent)] = adjoint[id(parent)] + given if id(parent) in adjoint else given
+                adjoint[id(parent)] = (
+                    adjoint[id(parent)] + given if id(parent) in adjoint else given
+                )
     return {n: adjoint.get(id(t), np.zeros_like(t.value)) for n, t in leaves.items()}
 
 
@@ -198,35 +228,66 @@ class Bound:
                 elif node.op == "where":
                     near, a, b = args
                     v0, v1 = (value[n] for n in node.args[1:])
-                    error[i] = np.where(value[node.args[0]], a, b) + np.where(near, np.nan_to_num(np.abs(v0 - v1), posinf=0.0), 0.0)
+                    error[i] = np.where(value[node.args[0]], a, b) + np.where(
+                        near, np.nan_to_num(np.abs(v0 - v1), posinf=0.0), 0.0
+                    )
                 elif node.op == "sum":
                     term = value[node.args[0]]
-                    terms = np.abs(np.nan_to_num(np.broadcast_to(term, np.broadcast_shapes(np.shape(term), (1, count)))))
+                    terms = np.abs(
+                        np.nan_to_num(
+                            np.broadcast_to(term, np.broadcast_shapes(np.shape(term), (1, count)))
+                        )
+                    )
                     reach = terms.sum(-1, keepdims=True)
-                    beyond = beyond | (reach > largest)  # in another order a sum may leave the range on its way
+                    beyond = beyond | (
+                        reach > largest
+                    )  # in another order a sum may leave the range on its way
                     error[i] = np.sum(np.broadcast_to(args[0], terms.shape), -1, keepdims=True)
                     error[i] = error[i] + eps * (3 + np.sqrt(count) / 4) * reach + tiny * count
                 elif node.op == "rowprod":
-                    term = np.broadcast_to(value[node.args[0]], np.broadcast_shapes(np.shape(value[node.args[0]]), (1, count)))
+                    term = np.broadcast_to(
+                        value[node.args[0]],
+                        np.broadcast_shapes(np.shape(value[node.args[0]]), (1, count)),
+                    )
                     logs = np.nan_to_num(np.log2(np.abs(term)), nan=0.0, posinf=0.0, neginf=0.0)
                     # In another order a product may leave the range on its way.
-                    reach = np.maximum(logs.clip(0).sum(-1, keepdims=True), -logs.clip(max=0).sum(-1, keepdims=True))
+                    reach = np.maximum(
+                        logs.clip(0).sum(-1, keepdims=True),
+                        -logs.clip(max=0).sum(-1, keepdims=True),
+                    )
                     beyond = beyond | (reach > np.log2(largest) - 2)
-                    share = np.nan_to_num(args[0] / np.abs(term), posinf=0.0).sum(-1, keepdims=True) if np.ndim(args[0]) else args[0] * count
-                    error[i] = np.nan_to_num(np.abs(v), posinf=0.0) * (share + eps * (3 + count / 16)) + tiny  # near 1 roundings go the same way
+                    share = (
+                        np.nan_to_num(args[0] / np.abs(term), posinf=0.0).sum(-1, keepdims=True)
+                        if np.ndim(args[0])
+                        else args[0] * count
+                    )
+                    error[i] = (
+                        np.nan_to_num(np.abs(v), posinf=0.0) * (share + eps * (3 + count / 16))
+                        + tiny
+                    )  # near 1 roundings go the same way
                 elif node.op == "pick":  # an operand has no error
                     error[i] = np.zeros(())
                 elif node.op in ("rowmax", "rowmin"):
-                    error[i] = np.max(args[0], -1, keepdims=True, initial=0.0) if np.ndim(args[0]) else args[0]
+                    error[i] = (
+                        np.max(args[0], -1, keepdims=True, initial=0.0)
+                        if np.ndim(args[0])
+                        else args[0]
+                    )
                 elif node.op in ("max", "min"):  # near equality either may be taken
                     a, b = (value[n] for n in node.args)
                     taken = np.where((a >= b) == (node.op == "max"), args[0], args[1])
-                    error[i] = np.where(np.abs(a - b) <= 4 * (args[0] + args[1]), np.maximum(args[0], args[1]), taken)
+                    error[i] = np.where(
+                        np.abs(a - b) <= 4 * (args[0] + args[1]),
+                        np.maximum(args[0], args[1]),
+                        taken,
+                    )
                 else:
                     names, partials = _partials(node.op)
                     local = dict(zip(names, (value[a] for a in node.args))) | {"y": v}
                     slopes = [evaluate(g, [p], local, np, sp)[0] for g, p in partials]
-                    error[i] = sum(np.nan_to_num(np.abs(s) * e, posinf=0.0) for s, e in zip(slopes, args))
+                    error[i] = sum(
+                        np.nan_to_num(np.abs(s) * e, posinf=0.0) for s, e in zip(slopes, args)
+                    )
                     if node.op not in EXACT:
                         error[i] = error[i] + eps * np.nan_to_num(np.abs(v), posinf=0.0) + tiny
         return value, error, beyond

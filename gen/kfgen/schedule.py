@@ -11,9 +11,16 @@ from kfgen.emit import Target
 # result is added to something. Everything else is exact outside activations.
 CHEAP = {"div", "sqrt", "rsqrt", "rcp"}
 # Parameters of a run function, after the probability: seed and offset, or what is added to the offset of a `_state` launcher, and where those lie.
-DROPOUT = ("uint64_t kfi_seed", "uint64_t kfi_offset", "const uint64_t *seed", "const uint64_t *offset")
+DROPOUT = (
+    "uint64_t kfi_seed",
+    "uint64_t kfi_offset",
+    "const uint64_t *seed",
+    "const uint64_t *offset",
+)
 OWN = {"act": "kfi_act", "from_state": "kfi_from_state"}  # a run function's own template parameters
-STATIC_SHARED = 48 << 10  # bytes of shared memory that a block may have without asking, on every device
+STATIC_SHARED = (
+    48 << 10
+)  # bytes of shared memory that a block may have without asking, on every device
 
 
 @dataclass(frozen=True)
@@ -48,17 +55,33 @@ class Cuda:
         k, act = self.k, "kfi_tag<act>()"
 
         def either(x):
-            by, result = ("kfi_activation", k.carrier.name if k.carrier else k.result) if k.chosen and k.by_result else ("act", k.result)
+            by, result = (
+                ("kfi_activation", k.carrier.name if k.carrier else k.result)
+                if k.chosen and k.by_result
+                else ("act", k.result)
+            )
             return f"{by} < 0 ? {result}_f[e] : {x}" if k.by_result else x
 
         if k.chosen:  # of what is no element's; of vectors chosen.calls writes them
             own = f"{k.act_flavour}({{}}, scalars, kfi_activation)"
-            return Target("kfi_", k.flavour, False, cheap=cheap if k.dtype.flavour == "lp" else frozenset(), chosen_argument=either,
-                          act=lambda x: f"kfi_chosen_{own.format(x)}", act_bwd=lambda x, dy: f"kfi_chosen_bwd_{own.format(f'{either(x)}, {dy}')}")
+            return Target(
+                "kfi_",
+                k.flavour,
+                False,
+                cheap=cheap if k.dtype.flavour == "lp" else frozenset(),
+                chosen_argument=either,
+                act=lambda x: f"kfi_chosen_{own.format(x)}",
+                act_bwd=lambda x, dy: f"kfi_chosen_bwd_{own.format(f'{either(x)}, {dy}')}",
+            )
 
-        return Target("kfi_", k.flavour, False, cheap=cheap if k.dtype.flavour == "lp" else frozenset(),
-                      act=lambda x: f"kfi_act_{k.act_flavour}({act}, {x}, scalars)",
-                      act_bwd=lambda x, dy: f"kfi_act_bwd_{k.act_flavour}({act}, {either(x)}, {dy}, scalars)")
+        return Target(
+            "kfi_",
+            k.flavour,
+            False,
+            cheap=cheap if k.dtype.flavour == "lp" else frozenset(),
+            act=lambda x: f"kfi_act_{k.act_flavour}({act}, {x}, scalars)",
+            act_bwd=lambda x, dy: f"kfi_act_bwd_{k.act_flavour}({act}, {either(x)}, {dy}, scalars)",
+        )
 
     def packs(self, stream):
         """Two results at a time are converted to 2-byte storage by one instruction."""
@@ -81,7 +104,11 @@ class Cuda:
     def second_stage(self, *kernels):
         """The kernels of each of them."""
         acc = f"KF_{self.k.dtype.acc.word.upper()}"
-        return [Instance(kernel, (acc, f"KF_{run[0].dtype.word.upper()}")) for run in self.sum_runs for kernel in kernels]
+        return [
+            Instance(kernel, (acc, f"KF_{run[0].dtype.word.upper()}"))
+            for run in self.sum_runs
+            for kernel in kernels
+        ]
 
     @property
     def stage_instances(self):
@@ -91,8 +118,17 @@ class Cuda:
     def stages(self, launcher):
         """The names of the kernels that each stage of a launcher chooses from, as NVRTC's nvrtcAddNameExpression takes them."""
         acts = [launcher.act.id, *([~launcher.act.id] if self.k.by(launcher.act) else [])]
-        return [list(dict.fromkeys(i.name({"act": str(act), "from_state": str(int(launcher.state))})
-                                   for act in acts for i in stage if i != NONE)) for stage in self.stage_instances]
+        return [
+            list(
+                dict.fromkeys(
+                    i.name({"act": str(act), "from_state": str(int(launcher.state))})
+                    for act in acts
+                    for i in stage
+                    if i != NONE
+                )
+            )
+            for stage in self.stage_instances
+        ]
 
     @property
     def keep_scale(self):
@@ -100,21 +136,33 @@ class Cuda:
 
     @property
     def run_parameters(self):
-        found = [f"{a.ctype}{a.name}" for a in self.k.tensor_arguments] + [f"int64_t {s}" for s in self.k.sizes]
+        found = [f"{a.ctype}{a.name}" for a in self.k.tensor_arguments] + [
+            f"int64_t {s}" for s in self.k.sizes
+        ]
         found += [f"{a.ctype}{a.name}" for a in self.k.stride_arguments]
-        found += [f"int64_t {s}" for s in self.k.integers] + [f"{self.k.scalar_ctype} {s}" for s in self.k.scalars + self.k.betas]
+        found += [f"int64_t {s}" for s in self.k.integers] + [
+            f"{self.k.scalar_ctype} {s}" for s in self.k.scalars + self.k.betas
+        ]
         if self.k.dropout:
             found += [f"{self.k.scalar_ctype} p", *DROPOUT]
-        found += [f"{a.ctype}{a.name}" for a in self.k.workspace_arguments] + ["cudaStream_t stream"]
+        found += [f"{a.ctype}{a.name}" for a in self.k.workspace_arguments] + [
+            "cudaStream_t stream"
+        ]
         if self.k.chosen:
             layout = ["const int64_t *kfi_layout"] * self.k.apart
-            return ", ".join(found + [f"{a.ctype}{a.name}" for a in self.k.choice_arguments] + layout)
-        return ", ".join(found + ([f"{self.k.scalar_struct} kfi_scalars = {{}}"] if self.k.has_act else []))
+            return ", ".join(
+                found + [f"{a.ctype}{a.name}" for a in self.k.choice_arguments] + layout
+            )
+        return ", ".join(
+            found + ([f"{self.k.scalar_struct} kfi_scalars = {{}}"] if self.k.has_act else [])
+        )
 
     @property
     def act_parameters(self):
         """Of a kernel."""
-        return [f"{self.k.scalar_struct} scalars"] * self.k.has_act + ["int kfi_activation"] * self.k.chosen
+        return [f"{self.k.scalar_struct} scalars"] * self.k.has_act + [
+            "int kfi_activation"
+        ] * self.k.chosen
 
     @property
     def act_arguments(self):
@@ -123,7 +171,9 @@ class Cuda:
 
     def launched(self, *names):
         """What the launch of a kernel hands over, as the run function calls it."""
-        return ", ".join(f"&{n}" for n in (*names, *["kfi_random"] * self.k.keeps, *self.act_arguments))
+        return ", ".join(
+            f"&{n}" for n in (*names, *["kfi_random"] * self.k.keeps, *self.act_arguments)
+        )
 
     @property
     def act_word(self):
@@ -131,11 +181,19 @@ class Cuda:
 
     @property
     def act_rising(self):
-        return "kfi_by ? kfi_chosen->rising : nullptr" if self.k.chosen else "kfi_act_rising(kfi_tag<kfi_act>())"
+        return (
+            "kfi_by ? kfi_chosen->rising : nullptr"
+            if self.k.chosen
+            else "kfi_act_rising(kfi_tag<kfi_act>())"
+        )
 
     @property
     def tensor_codes(self):
-        asked = ("kfi_reads", "kfi_by") if self.k.chosen else ("kfi_act_bwd_reads(kfi_tag<kfi_act>())", "kfi_act < 0")
+        asked = (
+            ("kfi_reads", "kfi_by")
+            if self.k.chosen
+            else ("kfi_act_bwd_reads(kfi_tag<kfi_act>())", "kfi_act < 0")
+        )
         return self.k.tensor_codes(*asked)
 
     @property
@@ -145,7 +203,9 @@ class Cuda:
 
     def conditions(self, stream):
         """Under which the stream is there to be read."""
-        found = {"act": ["kfi_act_bwd_reads(kfi_tag<act>())"], "result": ["act < 0"]}.get(stream.reads, [])
+        found = {"act": ["kfi_act_bwd_reads(kfi_tag<act>())"], "result": ["act < 0"]}.get(
+            stream.reads, []
+        )
         if found and self.k.chosen:
             return [stream.name]  # the launcher hands over nothing else that is not read
         return found + ([stream.name] if stream.absent is not None else [])
@@ -199,8 +259,16 @@ class C:
 
     def given_arguments(self, calls, act=None):
         """The same of its call: the activation's functions, by default those that the caller is given itself."""
-        found = [f"kfi_cpu_act_{act.name}{c.removeprefix('act')}_of_{self.act_flavour}" if act else CALLS[c] for c in calls]
-        return "".join(f", {a}" for a in found + ([str(len(act.scalars)) if act else "kfi_count"] if found else []))
+        found = [
+            f"kfi_cpu_act_{act.name}{c.removeprefix('act')}_of_{self.act_flavour}"
+            if act
+            else CALLS[c]
+            for c in calls
+        ]
+        return "".join(
+            f", {a}"
+            for a in found + ([str(len(act.scalars)) if act else "kfi_count"] if found else [])
+        )
 
     @property
     def given_struct(self):
@@ -217,14 +285,24 @@ class C:
 
     def target(self, act):
         if act is GIVEN:
-            return Target("kfi_cpu_", self.k.flavour, True, act=lambda x: f"kfi_act({x}, kfi_s)",
-                          act_bwd=lambda x, dy: f"kfi_act_bwd({x}, {dy}, kfi_s)", act_bwd_out=lambda y, dy: f"kfi_act_bwd({y}, {dy}, kfi_s)")
+            return Target(
+                "kfi_cpu_",
+                self.k.flavour,
+                True,
+                act=lambda x: f"kfi_act({x}, kfi_s)",
+                act_bwd=lambda x, dy: f"kfi_act_bwd({x}, {dy}, kfi_s)",
+                act_bwd_out=lambda y, dy: f"kfi_act_bwd({y}, {dy}, kfi_s)",
+            )
         flavour = self.act_flavour
         extra = "".join(f", {s}" for s in act.scalars)
-        return Target("kfi_cpu_", self.k.flavour, True,
-                      act=lambda x: f"kfi_cpu_act_{act.name}_{flavour}({x}{extra})",
-                      act_bwd=lambda x, dy: f"kfi_cpu_act_{act.name}_bwd_{flavour}({x}, {dy}{extra})",
-                      act_bwd_out=lambda y, dy: f"kfi_cpu_act_{act.name}_bwd_out_{flavour}({y}, {dy}{extra})")
+        return Target(
+            "kfi_cpu_",
+            self.k.flavour,
+            True,
+            act=lambda x: f"kfi_cpu_act_{act.name}_{flavour}({x}{extra})",
+            act_bwd=lambda x, dy: f"kfi_cpu_act_{act.name}_bwd_{flavour}({x}, {dy}{extra})",
+            act_bwd_out=lambda y, dy: f"kfi_cpu_act_{act.name}_bwd_out_{flavour}({y}, {dy}{extra})",
+        )
 
     @property
     def scalar_places(self):
@@ -248,4 +326,8 @@ class C:
 
     @property
     def dropout_parameters(self):
-        return f", {', '.join([f'{self.k.scalar_ctype} p', *DROPOUT])}, int kfi_from_state" if self.k.dropout else ""
+        return (
+            f", {', '.join([f'{self.k.scalar_ctype} p', *DROPOUT])}, int kfi_from_state"
+            if self.k.dropout
+            else ""
+        )

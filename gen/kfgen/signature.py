@@ -17,8 +17,11 @@ class Argument:
 
 
 # Of a `_state` launcher: the offset that is used is *offset + offset_add, so that two dropouts of one graph differ.
-STATE = [Argument("const uint64_t *", "seed", "seed_at"), Argument("const uint64_t *", "offset", "offset_at"),
-         Argument("uint64_t ", "offset_add", "offset_add")]
+STATE = [
+    Argument("const uint64_t *", "seed", "seed_at"),
+    Argument("const uint64_t *", "offset", "offset_at"),
+    Argument("uint64_t ", "offset_add", "offset_add"),
+]
 
 
 @dataclass
@@ -29,11 +32,20 @@ class Launcher:
 
     @functools.cached_property
     def name(self):
-        return names.function(self.kernel.op.pattern, self.act.name, self.kernel.dtypes, self.kernel.bwd, self.state)
+        return names.function(
+            self.kernel.op.pattern, self.act.name, self.kernel.dtypes, self.kernel.bwd, self.state
+        )
 
     @functools.cached_property
     def cpu_name(self):
-        return names.function(self.kernel.op.pattern, self.act.name, self.kernel.dtypes, self.kernel.bwd, self.state, cpu=True)
+        return names.function(
+            self.kernel.op.pattern,
+            self.act.name,
+            self.kernel.dtypes,
+            self.kernel.bwd,
+            self.state,
+            cpu=True,
+        )
 
     @property
     def workspace(self):
@@ -55,7 +67,14 @@ class Launcher:
         found += [Argument(f"{scalar} ", s, "beta") for s in k.betas]
         if k.dropout:
             found.append(Argument(f"{scalar} ", "p", "probability"))
-            found += STATE if self.state else [Argument("uint64_t ", "seed", "seed"), Argument("uint64_t ", "offset", "offset")]
+            found += (
+                STATE
+                if self.state
+                else [
+                    Argument("uint64_t ", "seed", "seed"),
+                    Argument("uint64_t ", "offset", "offset"),
+                ]
+            )
         return found + k.workspace_arguments
 
     @property
@@ -74,10 +93,20 @@ class Launcher:
     def run_arguments(self):
         """Of the run function; an activation without scalars leaves out the last one: 2,400 launchers are parsed faster."""
         k = self.kernel
-        found = [a.name for a in k.tensor_arguments] + k.sizes + [a.name for a in k.stride_arguments] + list(k.integers) + k.scalars
+        found = (
+            [a.name for a in k.tensor_arguments]
+            + k.sizes
+            + [a.name for a in k.stride_arguments]
+            + list(k.integers)
+            + k.scalars
+        )
         found += k.betas
         if k.dropout:
-            found += ["p", "0", "offset_add", "seed", "offset"] if self.state else ["p", "seed", "offset", "nullptr", "nullptr"]
+            found += (
+                ["p", "0", "offset_add", "seed", "offset"]
+                if self.state
+                else ["p", "seed", "offset", "nullptr", "nullptr"]
+            )
         found += [a.name for a in k.workspace_arguments] + ["stream"]
         found += [f"{{{{{', '.join(self.act.scalars)}}}}}"] if self.act.scalars else []
         return ", ".join(found + [a.name for a in k.choice_arguments])
@@ -90,7 +119,11 @@ class Launcher:
     def cpu_dropout_arguments(self):
         if not self.kernel.dropout:
             return []
-        return ["p", "0", "offset_add", "seed", "offset", "1"] if self.state else ["p", "seed", "offset", "NULL", "NULL", "0"]
+        return (
+            ["p", "0", "offset_add", "seed", "offset", "1"]
+            if self.state
+            else ["p", "seed", "offset", "NULL", "NULL", "0"]
+        )
 
 
 class Signature:
@@ -101,7 +134,14 @@ class Signature:
         """Made once for the activations that it has: a copy of a kernel has launchers of its own."""
         key = id(self), *map(id, self.acts)
         if self.__dict__.get("_launchers", (None,))[0] != key:
-            self._launchers = key, [Launcher(self, act, state) for act in self.acts for state in ((False, True) if self.dropout else (False,))]
+            self._launchers = (
+                key,
+                [
+                    Launcher(self, act, state)
+                    for act in self.acts
+                    for state in ((False, True) if self.dropout else (False,))
+                ],
+            )
         return self._launchers[1]
 
     @property
@@ -113,19 +153,32 @@ class Signature:
         return "kfi_scalars_f64" if self.dtype.compute == "f64" else "kfi_scalars_f32"
 
     def pattern_text(self, state):
-        return f'{state} ? "{self.state_pattern}" : "{self.pattern}"' if self.dropout else f'"{self.pattern}"'
+        return (
+            f'{state} ? "{self.state_pattern}" : "{self.pattern}"'
+            if self.dropout
+            else f'"{self.pattern}"'
+        )
 
     def cpu_pattern_text(self, state):
-        return f'{state} ? "{self.cpu_state_pattern}" : "{self.cpu_pattern}"' if self.dropout else f'"{self.cpu_pattern}"'
+        return (
+            f'{state} ? "{self.cpu_state_pattern}" : "{self.cpu_pattern}"'
+            if self.dropout
+            else f'"{self.cpu_pattern}"'
+        )
 
     @property
     def tensor_arguments(self):
         return [Argument(f"const {s.ctype} *", s.name, "in") for s in self.inputs] + [
-            Argument(f"{s.ctype} *", s.name, "out") for s in self.outputs]
+            Argument(f"{s.ctype} *", s.name, "out") for s in self.outputs
+        ]
 
     @property
     def stride_arguments(self):
-        return [Argument(f"const {self.stride_struct} *", "strides", "strides")] if self.strided else []
+        return (
+            [Argument(f"const {self.stride_struct} *", "strides", "strides")]
+            if self.strided
+            else []
+        )
 
     @property
     def stride_struct(self):
@@ -155,26 +208,40 @@ class Signature:
     @property
     def choice_arguments(self):
         """Which activation, and its scalars, where those are arguments."""
-        scalars = Argument(f"const {self.scalar_ctype} *", "activation_scalars", "activation_scalars")
-        return [Argument("kf_activation_t ", "activation", "activation"), scalars] if self.chosen else []
+        scalars = Argument(
+            f"const {self.scalar_ctype} *", "activation_scalars", "activation_scalars"
+        )
+        return (
+            [Argument("kf_activation_t ", "activation", "activation"), scalars]
+            if self.chosen
+            else []
+        )
 
     @property
     def workspace_arguments(self):
-        given = [Argument("void *", "workspace", "workspace"), Argument("size_t ", "workspace_bytes", "workspace")]
+        given = [
+            Argument("void *", "workspace", "workspace"),
+            Argument("size_t ", "workspace_bytes", "workspace"),
+        ]
         return given if self.has_workspace else []
 
     def _twin(self, cpu):
         """The function that says how much workspace is needed, for all activations: that of `none`, or where an op has no such function an
         internal one. The others' are macros."""
         if any(a.name == "none" for a in self.op.activations):
-            return names.workspace(names.function(self.op.pattern, "none", self.dtypes, self.bwd, cpu=cpu))
+            return names.workspace(
+                names.function(self.op.pattern, "none", self.dtypes, self.bwd, cpu=cpu)
+            )
         return names.workspace(names.internal("kfi", self.op.pattern, self.dtypes, self.bwd, cpu))
 
     @property
     def twins(self):
         """[(macro, function)] for CUDA and for C, of its launchers that have no function of their own."""
         of = [(x.workspace, x.cpu_workspace) for x in self.launchers] if self.has_workspace else []
-        return [[(own, real) for own in column if own != real] for column, real in zip(zip(*of), (self.workspace, self.cpu_workspace))] or [[], []]
+        return [
+            [(own, real) for own in column if own != real]
+            for column, real in zip(zip(*of), (self.workspace, self.cpu_workspace))
+        ] or [[], []]
 
     @property
     def lone(self):
@@ -196,7 +263,13 @@ class Signature:
         output may share: an output that is proven equal, or the input that it is the next value of."""
         index, found = {}, []
         for s in self.inputs + self.outputs:
-            use = {"act": "act", "result": "result", "never": "unread"}.get(s.reads, "in") if s.role == "in" else "out" if s.required else "optional"
+            use = (
+                {"act": "act", "result": "result", "never": "unread"}.get(s.reads, "in")
+                if s.role == "in"
+                else "out"
+                if s.required
+                else "optional"
+            )
             if s.absent is not None and use in ("in", "act"):
                 use = {"in": "absent", "act": "act_absent"}[use]
             twin = s.same_as or s.place_of
@@ -216,18 +289,46 @@ class Signature:
         """The tensors as core/check.h reads them: a literal, chosen by what the call asks for. reads, by: whether the activation's gradient
         reads its argument, or the result."""
         # As core/check.h has them, and the flags.
-        kinds = {"elem": 0, "half": 1, "row": 2, "channel": 2, "one": 3, "per_row": 4, "per_plane": 5, "per_query": 5, "per_group": 5,
-                 "per_channel": 5, "shared": 6, "group": 7} | self.family.codes
+        kinds = {
+            "elem": 0,
+            "half": 1,
+            "row": 2,
+            "channel": 2,
+            "one": 3,
+            "per_row": 4,
+            "per_plane": 5,
+            "per_query": 5,
+            "per_group": 5,
+            "per_channel": 5,
+            "shared": 6,
+            "group": 7,
+        } | self.family.codes
         out, nullable, unread = 8, 16, 32
 
         def codes(reads, from_state):
-            uses = {"in": 0, "act": 0 if reads == 1 else nullable | unread, "unread": nullable | unread, "state": 0 if from_state else nullable,
-                    "result": 0 if reads == 2 else nullable | unread, "absent": nullable, "act_absent": nullable | (0 if reads == 1 else unread),
-                    "out": out, "optional": out | nullable}
+            uses = {
+                "in": 0,
+                "act": 0 if reads == 1 else nullable | unread,
+                "unread": nullable | unread,
+                "state": 0 if from_state else nullable,
+                "result": 0 if reads == 2 else nullable | unread,
+                "absent": nullable,
+                "act_absent": nullable | (0 if reads == 1 else unread),
+                "out": out,
+                "optional": out | nullable,
+            }
+
             def digit(n):
                 return chr(ord("0") + n)
 
-            return '"' + "".join(f"{size}{digit(kinds[kind] | uses[use])}{digit(twin)}" for _, size, kind, use, twin in self.tensors) + '"'
+            return (
+                '"'
+                + "".join(
+                    f"{size}{digit(kinds[kind] | uses[use])}{digit(twin)}"
+                    for _, size, kind, use, twin in self.tensors
+                )
+                + '"'
+            )
 
         def chosen(name, asked, of):
             return f"{name} ? {of(True)} : {of(False)}" if asked else of(True)

@@ -21,22 +21,37 @@ QUIET = """#ifdef __NVCC_DIAG_PRAGMA_SUPPORT__
 
 def _named(kernels):
     """{name: (launcher, whether the name is its C one)}"""
-    return {name: (launcher, cpu) for k in kernels for launcher in k.launchers for name, cpu in ((launcher.name, False), (launcher.cpu_name, True))}
+    return {
+        name: (launcher, cpu)
+        for k in kernels
+        for launcher in k.launchers
+        for name, cpu in ((launcher.name, False), (launcher.cpu_name, True))
+    }
 
 
 def _may_have(selection, op, name):
     """Whether the function can be one of the op's: what all of an op's kernels are takes a second to find out."""
-    begins = {f"kf_{cpu}{names.fill(op.pattern, a.name)}_" for a in selection.activations for cpu in ("", "cpu_")}
+    begins = {
+        f"kf_{cpu}{names.fill(op.pattern, a.name)}_"
+        for a in selection.activations
+        for cpu in ("", "cpu_")
+    }
     return any(name.startswith(begin) for begin in begins)
 
 
 def find(selection, name):
     """(launcher, whether the name is its C one)."""
-    known = _named(k for op in selection.ops if _may_have(selection, op, name) for k in selection.kernels(op))
+    known = _named(
+        k for op in selection.ops if _may_have(selection, op, name) for k in selection.kernels(op)
+    )
     if name not in known:
         known = _named(selection.all_kernels())
         near = difflib.get_close_matches(name, known, n=5, cutoff=0.4)
-        raise ValueError(f"`{name}` is not a function of kf" + (f"; near it are: {', '.join(near)}" if near else "") + "; `kfgen list` shows all")
+        raise ValueError(
+            f"`{name}` is not a function of kf"
+            + (f"; near it are: {', '.join(near)}" if near else "")
+            + "; `kfgen list` shows all"
+        )
     return known[name]
 
 
@@ -69,14 +84,18 @@ def inline(path, files, inlined=lambda header: True):
         for line in text.splitlines():
             if (m := INCLUDE.match(line)) and inlined(m[1]):
                 here = [c for c in stack if c]
-                if not read(m[1])[1] or not any(set(before) <= set(here) for before in seen.get(m[1], [])):
+                if not read(m[1])[1] or not any(
+                    set(before) <= set(here) for before in seen.get(m[1], [])
+                ):
                     seen.setdefault(m[1], []).append(here)
                     lines += expand(m[1], here)
                 continue
             if m := DIRECTIVE.match(line):
                 word, rest = m.groups()
                 if word in ("if", "ifdef", "ifndef"):
-                    stack.append("" if guard and word == "ifndef" and rest == guard[1] else f"{word} {rest}")
+                    stack.append(
+                        "" if guard and word == "ifndef" and rest == guard[1] else f"{word} {rest}"
+                    )
                 elif word in ("elif", "else"):
                     stack[-1] += f" / {word} {rest}"
                 elif word == "endif":
@@ -102,7 +121,10 @@ def source(selection, name):
 
 
 def _about(launcher, cpu):
-    lines = ["SPDX-License-Identifier: Apache-2.0", f"{launcher.cpu_name if cpu else launcher.name} of kf in one text, by `kfgen source`. "]
+    lines = [
+        "SPDX-License-Identifier: Apache-2.0",
+        f"{launcher.cpu_name if cpu else launcher.name} of kf in one text, by `kfgen source`. ",
+    ]
     if cpu:
         lines[1] += "Compile as C11 or C++17, link with -lm."
         return "\n".join(["/* " + lines[0] + " */", "/* " + lines[1] + " */"]) + "\n"
@@ -110,5 +132,6 @@ def _about(launcher, cpu):
         "With nvcc: call the launcher at the end. With NVRTC (only CUDA's include directory is needed): ask for those of",
         *(f"    {n}" for n in kernel_names(launcher)),
         "that are launched, by nvrtcAddNameExpression; and compile the same text by g++, with KF_LOAD_KERNEL (docs/nvrtc.md), which has the",
-        "launcher call for a kernel by such a name, and launch it."]
+        "launcher call for a kernel by such a name, and launch it.",
+    ]
     return "".join(f"// {line}".rstrip() + "\n" for line in lines) + QUIET

@@ -18,10 +18,19 @@ def _digest(data):
 def key(args):
     """Of all that decides what is written: the generator, the templates, the spec files, the options."""
     folders = (paths.HERE, paths.TEMPLATES, paths.SPECS, *map(pathlib.Path, args.family))
-    files = [p for folder in folders for p in folder.rglob("*") if p.suffix in (".py", ".j2", ".toml")]
-    found = [(str(p), _digest(p.read_bytes())) for p in sorted([*files, paths.INCLUDE / "kf/core/version.h", *map(pathlib.Path, args.spec)])]
+    files = [
+        p for folder in folders for p in folder.rglob("*") if p.suffix in (".py", ".j2", ".toml")
+    ]
+    found = [
+        (str(p), _digest(p.read_bytes()))
+        for p in sorted(
+            [*files, paths.INCLUDE / "kf/core/version.h", *map(pathlib.Path, args.spec)]
+        )
+    ]
     options = {name: value for name, value in sorted(vars(args).items()) if name != "function"}
-    return _digest(repr((found, options, sys.version_info, importlib.metadata.version("jinja2"))).encode())
+    return _digest(
+        repr((found, options, sys.version_info, importlib.metadata.version("jinja2"))).encode()
+    )
 
 
 def _state(path):
@@ -36,10 +45,17 @@ def fresh(args):
         before = json.loads(path.read_text())
         if before["key"] != key(args):
             return 0
-        touched = [p for p, (state, _) in before["files"].items() if _state(pathlib.Path(p)) != state]
+        touched = [
+            p for p, (state, _) in before["files"].items() if _state(pathlib.Path(p)) != state
+        ]
         if any(_digest(pathlib.Path(p).read_bytes()) != before["files"][p][1] for p in touched):
             return 0
-    except (OSError, ValueError, KeyError, TypeError):  # no stamp, or another program's; a file that is gone
+    except (
+        OSError,
+        ValueError,
+        KeyError,
+        TypeError,
+    ):  # no stamp, or another program's; a file that is gone
         return 0
     return len(before["files"])
 

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* kf/runtime.hpp: the objects of kf/runtime.h for C++17, each destroyed with what holds it (docs/runtime.md). They move and do not copy.
-   Nothing is thrown: what a constructor could not make is false, and kf_get_last_error_detail() says why. Each stands for its handle in
-   calls of C. */
+/* kf/runtime.hpp: the objects of kf/runtime.h for C++17, each destroyed with what holds it
+   (docs/runtime.md). They move and do not copy. Nothing is thrown: what a constructor could not
+   make is false, and kf_get_last_error_detail() says why. Each stands for its handle in calls of C.
+ */
 #ifndef KF_RUNTIME_HPP
 #define KF_RUNTIME_HPP
 
@@ -63,10 +64,22 @@ class Tensor : public Owner<kf_tensor_t, kf_tensor_destroy>
     {
         return Tensor(kf_tensor_slice(get(), dim, start, stop, step));
     }
-    Tensor transpose(int dim0, int dim1) const { return Tensor(kf_tensor_transpose(get(), dim0, dim1)); }
-    Tensor permute(const int *dims, int count) const { return Tensor(kf_tensor_permute(get(), dims, count)); }
-    Tensor reshape(const int64_t *shape, int ndim) const { return Tensor(kf_tensor_reshape(get(), shape, ndim)); }
-    Tensor broadcast_to(const int64_t *shape, int ndim) const { return Tensor(kf_tensor_broadcast_to(get(), shape, ndim)); }
+    Tensor transpose(int dim0, int dim1) const
+    {
+        return Tensor(kf_tensor_transpose(get(), dim0, dim1));
+    }
+    Tensor permute(const int *dims, int count) const
+    {
+        return Tensor(kf_tensor_permute(get(), dims, count));
+    }
+    Tensor reshape(const int64_t *shape, int ndim) const
+    {
+        return Tensor(kf_tensor_reshape(get(), shape, ndim));
+    }
+    Tensor broadcast_to(const int64_t *shape, int ndim) const
+    {
+        return Tensor(kf_tensor_broadcast_to(get(), shape, ndim));
+    }
 };
 
 class Stream : public Owner<kf_stream_t, kf_stream_destroy>
@@ -74,7 +87,10 @@ class Stream : public Owner<kf_stream_t, kf_stream_destroy>
   public:
     using Owner::Owner;
     explicit Stream(kf_context_t *ctx) : Owner(kf_stream_create(ctx, nullptr)) {}
-    Stream(kf_context_t *ctx, const kf_stream_config_t &config) : Owner(kf_stream_create(ctx, &config)) {}
+    Stream(kf_context_t *ctx, const kf_stream_config_t &config)
+        : Owner(kf_stream_create(ctx, &config))
+    {
+    }
     Stream(kf_context_t *ctx, struct CUstream_st *native) : Owner(kf_stream_wrap(ctx, native)) {}
 };
 
@@ -89,7 +105,10 @@ class Plan : public Owner<kf_plan_t, kf_plan_destroy>
 {
   public:
     using Owner::Owner;
-    Plan(kf_context_t *ctx, const kf_op_t *op, const kf_op_arguments_t &arguments) : Owner(kf_plan_create(ctx, op, &arguments)) {}
+    Plan(kf_context_t *ctx, const kf_op_t *op, const kf_op_arguments_t &arguments)
+        : Owner(kf_plan_create(ctx, op, &arguments))
+    {
+    }
 };
 
 // The pool of a context, which must outlive it.
@@ -97,8 +116,14 @@ class MemoryPool
 {
   public:
     explicit MemoryPool(kf_context_t *ctx) : ctx_(ctx) {}
-    void *allocate(size_t bytes, kf_stream_t *stream = nullptr) { return kf_pool_allocate(ctx_, bytes, stream); }
-    kf_result_t deallocate(void *ptr, kf_stream_t *stream = nullptr) { return kf_pool_deallocate(ctx_, ptr, stream); }
+    void *allocate(size_t bytes, kf_stream_t *stream = nullptr)
+    {
+        return kf_pool_allocate(ctx_, bytes, stream);
+    }
+    kf_result_t deallocate(void *ptr, kf_stream_t *stream = nullptr)
+    {
+        return kf_pool_deallocate(ctx_, ptr, stream);
+    }
     kf_result_t clear() { return kf_pool_clear(ctx_); }
     kf_result_t set_cap(size_t bytes) { return kf_pool_set_cap(ctx_, bytes); }
     kf_result_t stats(kf_pool_stats_t &found) { return kf_pool_get_stats(ctx_, &found); }

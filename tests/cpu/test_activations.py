@@ -42,10 +42,25 @@ void edge_{a.name}_bwd_{dtype}(const {ctype} *x, const {ctype} *dy, {ctype} *dx,
 @pytest.fixture(scope="module", params=sorted(BUILDS))
 def scalar(request, include, once):
     """Calls a public scalar function on arrays."""
+
     def made(work):
         (work / "edges.c").write_text(source())
-        command = ["gcc", "-std=c11", *BUILDS[request.param], "-Wall", "-Wextra", "-Wconversion", "-Werror", *(f"-I{d}" for d in include),
-                   "-shared", "-fPIC", str(work / "edges.c"), "-o", str(work / "edges.so"), "-lm"]
+        command = [
+            "gcc",
+            "-std=c11",
+            *BUILDS[request.param],
+            "-Wall",
+            "-Wextra",
+            "-Wconversion",
+            "-Werror",
+            *(f"-I{d}" for d in include),
+            "-shared",
+            "-fPIC",
+            str(work / "edges.c"),
+            "-o",
+            str(work / "edges.so"),
+            "-lm",
+        ]
         done = subprocess.run(command, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr[:4000]
         return work / "edges.so"
@@ -56,7 +71,9 @@ def scalar(request, include, once):
         kind = TYPES[dtype][2]
         inputs = [np.ascontiguousarray(x, kind) for x in inputs]
         out = np.full(inputs[0].size, np.nan, kind)
-        getattr(dll, f"edge_{name}_{dtype}")(*(ctypes.c_void_p(x.ctypes.data) for x in (*inputs, out)), ctypes.c_int(out.size))
+        getattr(dll, f"edge_{name}_{dtype}")(
+            *(ctypes.c_void_p(x.ctypes.data) for x in (*inputs, out)), ctypes.c_int(out.size)
+        )
         return out
 
     return run
@@ -92,7 +109,15 @@ def test_edges(scalar, act, dtype):
     kind = TYPES[dtype][2]
     points = np.array([number(p, act, kind) for p in act.edges], kind)
     assert points.size >= 3
-    check_edges(act, act.edges, act.edges.values(), scalar(act.name, dtype, points), dtype, act.ulp[dtype], f"kf_{act.name} ({dtype})")
+    check_edges(
+        act,
+        act.edges,
+        act.edges.values(),
+        scalar(act.name, dtype, points),
+        dtype,
+        act.ulp[dtype],
+        f"kf_{act.name} ({dtype})",
+    )
 
 
 @pytest.mark.parametrize("dtype", TYPES)
@@ -103,13 +128,22 @@ def test_edges_of_the_derivative(scalar, act, dtype):
     assert points.size >= 3
     for factor in (1.0, -2.0):
         got = scalar(f"{act.name}_bwd", dtype, points, np.full(points.size, factor)) / kind(factor)
-        check_edges(act, act.dedges, act.dedges.values(), got, dtype, max(act.ulp[dtype], 2), f"kf_{act.name}_bwd ({dtype}, dy {factor})")
+        check_edges(
+            act,
+            act.dedges,
+            act.dedges.values(),
+            got,
+            dtype,
+            max(act.ulp[dtype], 2),
+            f"kf_{act.name}_bwd ({dtype}, dy {factor})",
+        )
 
 
 @pytest.mark.parametrize("act", ACTIVATIONS, ids=lambda a: a.name)
 def test_edges_of_the_table_are_the_references(act):
     """The tables and the float64 oracle are two opinions."""
     from kfgen import oracle
+
     scalars = dict(act.scalars)
     for table, reference in ((act.edges, oracle.act_value), (act.dedges, oracle.act_derivative)):
         x = np.array([number(p, act, np.float64) for p in table])
@@ -121,27 +155,45 @@ def test_edges_of_the_table_are_the_references(act):
 
 @pytest.fixture(scope="module", params=sorted(BUILDS))
 def lib(request):
-    return kflib.build("cpu", [f for f in FUNCTIONS if f["dtypes"][0] in ("f32", "f16", "bf16")], BUILD / "cpu", BUILDS[request.param])
+    return kflib.build(
+        "cpu",
+        [f for f in FUNCTIONS if f["dtypes"][0] in ("f32", "f16", "bf16")],
+        BUILD / "cpu",
+        BUILDS[request.param],
+    )
 
 
-@pytest.mark.parametrize("f", [f for f in FUNCTIONS if f["dtypes"][0] in ("f32", "f16", "bf16")], ids=lambda f: f["cpu_name"])
+@pytest.mark.parametrize(
+    "f",
+    [f for f in FUNCTIONS if f["dtypes"][0] in ("f32", "f16", "bf16")],
+    ids=lambda f: f["cpu_name"],
+)
 def test_all_values(lib, f):
     """All 65,536; float takes those of bf16, which lie in all its binades."""
     exhaustive.run_all_values(lib, f)
 
 
-@pytest.mark.parametrize("f", [f for f in FUNCTIONS if f["dtypes"][0] in ("f16", "bf16")], ids=lambda f: f["cpu_name"])
+@pytest.mark.parametrize(
+    "f", [f for f in FUNCTIONS if f["dtypes"][0] in ("f16", "bf16")], ids=lambda f: f["cpu_name"]
+)
 def test_edges_of_the_op(lib, f):
     """The tables again, through the vectorised 2-byte forms: exact where the value is one of the type."""
     act, dtype = checks.spec().activations[f["activation"]], f["dtypes"][0]
     table = act.dedges if f["bwd"] else act.edges
     points = np.array([number(p, act, np.float64) for p in table])
-    inputs = {"x": checks.from_float(points, dtype), "dout": checks.from_float(np.ones(points.size), dtype)}
+    inputs = {
+        "x": checks.from_float(points, dtype),
+        "dout": checks.from_float(np.ones(points.size), dtype),
+    }
     name = "dx" if f["bwd"] else "out"
     got = checks.to_float(exhaustive.call(lib, f, inputs, (points.size,))[name], dtype)
     for point, value, g in zip(table, table.values(), got):
-        want = checks.to_float(checks.from_float(np.array([number(value, act, np.float64)]), dtype), dtype)[0]
-        text = f"{f['cpu_name']} at {point}: got {g!r}, the spec says {value!r}, {want!r} in {dtype}"
-        assert (np.isnan(g) if np.isnan(want) else g == want), text
+        want = checks.to_float(
+            checks.from_float(np.array([number(value, act, np.float64)]), dtype), dtype
+        )[0]
+        text = (
+            f"{f['cpu_name']} at {point}: got {g!r}, the spec says {value!r}, {want!r} in {dtype}"
+        )
+        assert np.isnan(g) if np.isnan(want) else g == want, text
         if value == "-0":
             assert np.signbit(g), text

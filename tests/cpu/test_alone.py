@@ -10,8 +10,13 @@ import robust
 from conftest import BUILD
 
 # One row of more columns than are repeated, and planes that are wider and narrower than a tile.
-MORE = {"flat": [], "rows": [((3, 2311), 0)], "planes": [((3, 3, 700), 0), ((3, 32, 66), 1)], "heads": [((3, 2, 2, 2311), 0)],
-        "groups": [((3, 1, 2, 6, 700), 0), ((3, 40, 2, 14, 1), 1)]}
+MORE = {
+    "flat": [],
+    "rows": [((3, 2311), 0)],
+    "planes": [((3, 3, 700), 0), ((3, 32, 66), 1)],
+    "heads": [((3, 2, 2, 2311), 0)],
+    "groups": [((3, 1, 2, 6, 700), 0), ((3, 40, 2, 14, 1), 1)],
+}
 
 
 @pytest.fixture(scope="module")

@@ -23,7 +23,9 @@ def memory():
 
 def test_every_activation_is_compared():
     assert {g["activation"] for _, g in PAIRS} == set(chosen.IDS)
-    assert {(f["family"], f["bwd"]) for f, _ in PAIRS} == {(f["family"], f["bwd"]) for f in chosen.FUNCTIONS}
+    assert {(f["family"], f["bwd"]) for f, _ in PAIRS} == {
+        (f["family"], f["bwd"]) for f in chosen.FUNCTIONS
+    }
 
 
 @pytest.mark.parametrize(("f", "g"), PAIRS, ids=[g["cpu_name"] for _, g in PAIRS])

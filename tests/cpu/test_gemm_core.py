@@ -12,12 +12,26 @@ import pytest
 from compilers import CLANG, WARNINGS
 
 SOURCE = kflib.ROOT / "tests/support/gemm_core.c"
-WAYS = {"gcc -O2 -std=c11 -DKFI_GEMM_WIDEST=16": 16, "g++ -O2 -std=c++17 -x c++ -mavx2 -mfma": 32, "clang -O2 -std=c11": 64}  # bytes of the vectors
-MORE = {"gcc -O2 -std=c11 -DKFI_GEMM_WIDEST=32": 32, "gcc -O2 -std=c11 -DKFI_GEMM_WIDEST=0": 4, "g++ -O3 -march=native -std=c++17 -x c++": 64,
-        "gcc -O0": 64, "clang -O2 -std=c++17 -x c++": 64, "clang -O2 -march=native": 64, "clang -O2 -DKFI_GEMM_WIDEST=16": 16,
-        "clang -O2 -DKFI_GEMM_WIDEST=32": 32}
+WAYS = {
+    "gcc -O2 -std=c11 -DKFI_GEMM_WIDEST=16": 16,
+    "g++ -O2 -std=c++17 -x c++ -mavx2 -mfma": 32,
+    "clang -O2 -std=c11": 64,
+}  # bytes of the vectors
+MORE = {
+    "gcc -O2 -std=c11 -DKFI_GEMM_WIDEST=32": 32,
+    "gcc -O2 -std=c11 -DKFI_GEMM_WIDEST=0": 4,
+    "g++ -O3 -march=native -std=c++17 -x c++": 64,
+    "gcc -O0": 64,
+    "clang -O2 -std=c++17 -x c++": 64,
+    "clang -O2 -march=native": 64,
+    "clang -O2 -DKFI_GEMM_WIDEST=16": 16,
+    "clang -O2 -DKFI_GEMM_WIDEST=32": 32,
+}
 ADDRESS = "gcc -O1 -std=c11 -g -fsanitize=address,undefined -fno-sanitize-recover=all"
-SANITIZED = cases.by_level({f"{ADDRESS} -march=native": 64}, {f"{ADDRESS} -DKFI_GEMM_WIDEST={n}": n or 4 for n in (64, 32, 16, 0)})
+SANITIZED = cases.by_level(
+    {f"{ADDRESS} -march=native": 64},
+    {f"{ADDRESS} -DKFI_GEMM_WIDEST={n}": n or 4 for n in (64, 32, 16, 0)},
+)
 THREADS = {"gcc -O2 -std=c11 -fopenmp": 64}
 COUNT = cases.by_level(64, 512)
 CPU = pathlib.Path("/proc/cpuinfo").read_text().split()
@@ -29,17 +43,36 @@ def build(way, folder):
     if compiler == "clang" and not CLANG:
         pytest.skip("no clang")
     compiler = CLANG if compiler == "clang" else compiler
-    command = [compiler, *options, *WARNINGS, f"-I{kflib.ROOT / 'include'}", SOURCE, "-o", folder / "products", "-lm"]
+    command = [
+        compiler,
+        *options,
+        *WARNINGS,
+        f"-I{kflib.ROOT / 'include'}",
+        SOURCE,
+        "-o",
+        folder / "products",
+        "-lm",
+    ]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[:4000]
 
 
 def run(way, width, folder, seed, count=COUNT, threads=2):
     # gcc 13's fake stacks, which it uses by default, put vectors of 64 bytes at multiples of 32 (gcc's defect 110027).
-    environment = os.environ | {"OMP_NUM_THREADS": str(threads), "ASAN_OPTIONS": "detect_stack_use_after_return=0"}
-    done = subprocess.run([folder / "products", str(seed), str(count)], capture_output=True, text=True, env=environment)
+    environment = os.environ | {
+        "OMP_NUM_THREADS": str(threads),
+        "ASAN_OPTIONS": "detect_stack_use_after_return=0",
+    }
+    done = subprocess.run(
+        [folder / "products", str(seed), str(count)],
+        capture_output=True,
+        text=True,
+        env=environment,
+    )
     expected = f"{count} products, vectors of {min(width, HAS)} bytes, "
-    assert done.returncode == 0 and done.stdout.startswith(expected), f"{way}\n{done.stdout[-2000:]}{done.stderr[-4000:]}"
+    assert done.returncode == 0 and done.stdout.startswith(expected), (
+        f"{way}\n{done.stdout[-2000:]}{done.stderr[-4000:]}"
+    )
     return done.stdout
 
 

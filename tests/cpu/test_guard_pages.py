@@ -13,10 +13,19 @@ import pytest
 from conftest import BUILD
 
 # Tails and wholes of tiles, of rows that are repeated and of rows that are not, of planes; more elements than a vector, or fewer.
-SHAPES = {"flat": [(1,), (255,), (517,)], "rows": [(1, 1), (3, 5), (7, 67), (2, 2309)],
-          "planes": [(1, 1, 1), (2, 3, 5), (3, 7, 1), (2, 5, 49), (1, 3, 259)],
-          "heads": [(1, 1, 1, 1), (2, 3, 2, 5), (1, 2, 3, 67), (2, 1, 1, 2309)],
-          "groups": [(1, 1, 1, 1, 1), (2, 1, 3, 6, 5), (2, 3, 2, 10, 1), (1, 2, 3, 12, 67), (2, 5, 2, 128, 1)]}
+SHAPES = {
+    "flat": [(1,), (255,), (517,)],
+    "rows": [(1, 1), (3, 5), (7, 67), (2, 2309)],
+    "planes": [(1, 1, 1), (2, 3, 5), (3, 7, 1), (2, 5, 49), (1, 3, 259)],
+    "heads": [(1, 1, 1, 1), (2, 3, 2, 5), (1, 2, 3, 67), (2, 1, 1, 2309)],
+    "groups": [
+        (1, 1, 1, 1, 1),
+        (2, 1, 3, 6, 5),
+        (2, 3, 2, 10, 1),
+        (1, 2, 3, 12, 67),
+        (2, 5, 2, 128, 1),
+    ],
+}
 
 
 @pytest.fixture(scope="module")
@@ -36,11 +45,15 @@ def calls(lib, memory, functions, note):
     for f in functions:
         for sizes in cases.of_form(f, SHAPES):
             call = checks.Layout(lib, f, sizes, "special")
-            result, back = memory.run(call.image, lambda base, f=f, call=call: lib.call(f, call.given(base)))
+            result, back = memory.run(
+                call.image, lambda base, f=f, call=call: lib.call(f, call.given(base))
+            )
             assert result == 0, lib.detail
             want = call.outputs(back)
             for at_end in (True, False):
-                note(f"{call.where}, tensors {'in front of' if at_end else 'behind'} a forbidden page")
+                note(
+                    f"{call.where}, tensors {'in front of' if at_end else 'behind'} a forbidden page"
+                )
                 got = guard.run(lib, f, call, at_end)
                 for name in want:
                     if not checks.same_numbers(got[name], want[name], call.tensors[name]["dtype"]):
@@ -54,13 +67,30 @@ def test_guard_pages(lib, memory, group):
 
 
 PLANTED = {
-    "a row value too many is read": ("map_traverse.h", r"memcpy\(room->tile\[k\], base \+ col \* s->size, \(size_t\)\(count \* s->size\)\)",
-                                     "memcpy(room->tile[k], base + col * s->size, (size_t)((count + 1) * s->size))", "kf_cpu_bias_f32"),
-    "a tail is a whole tile": ("map_tile.h", r"parted = count < t->count \|\| ", "parted = ", "kf_cpu_relu_f32"),
-    "the byte before the first is read": ("map_tile.h", r"(char \*at = tensor \+ first \* s->size;)", r"\1 (void)*(volatile char *)(at - 1);",
-                                          "kf_cpu_relu_f32"),
-    "an input is written": ("map_traverse.h", r"(if \(indirect\) kfi_finish\(m, &t, indirect, i, count, m->tile_size\);)",
-                            r"\1 *(volatile char *)(uintptr_t)m->operands.of[0].ptr = 1;", "kf_cpu_relu_f32"),
+    "a row value too many is read": (
+        "map_traverse.h",
+        r"memcpy\(room->tile\[k\], base \+ col \* s->size, \(size_t\)\(count \* s->size\)\)",
+        "memcpy(room->tile[k], base + col * s->size, (size_t)((count + 1) * s->size))",
+        "kf_cpu_bias_f32",
+    ),
+    "a tail is a whole tile": (
+        "map_tile.h",
+        r"parted = count < t->count \|\| ",
+        "parted = ",
+        "kf_cpu_relu_f32",
+    ),
+    "the byte before the first is read": (
+        "map_tile.h",
+        r"(char \*at = tensor \+ first \* s->size;)",
+        r"\1 (void)*(volatile char *)(at - 1);",
+        "kf_cpu_relu_f32",
+    ),
+    "an input is written": (
+        "map_traverse.h",
+        r"(if \(indirect\) kfi_finish\(m, &t, indirect, i, count, m->tile_size\);)",
+        r"\1 *(volatile char *)(uintptr_t)m->operands.of[0].ptr = 1;",
+        "kf_cpu_relu_f32",
+    ),
 }
 
 
@@ -80,6 +110,12 @@ def test_what_is_the_same(dtype):
 def test_planted(include, memory, tmp_path, what):
     file, text, instead, name = PLANTED[what]
     functions = faults.named([name])
-    lib = kflib.build("cpu", functions, tmp_path / "lib", ("-O1",), include=faults.plant(include, tmp_path, f"kf/core/{file}", text, instead))
+    lib = kflib.build(
+        "cpu",
+        functions,
+        tmp_path / "lib",
+        ("-O1",),
+        include=faults.plant(include, tmp_path, f"kf/core/{file}", text, instead),
+    )
     with pytest.raises(checks.Failure, match=f"killed by signal 11 in {name.replace('_cpu', '')} "):
         guarded.in_child(lambda note: calls(lib, memory, functions, note))

@@ -13,7 +13,11 @@ import strided
 from conftest import BUILD
 
 SMALL = ("-DKFI_CPU_LOGITS_BYTES=1", "-DKFI_LOGITS_ROWS=64")  # rows of a chunk
-FUNCTIONS = [f for f in kflib.manifest()["functions"] if f["family"] == "logits" and f["dtypes"][0] in ("f32", "bf16")]
+FUNCTIONS = [
+    f
+    for f in kflib.manifest()["functions"]
+    if f["family"] == "logits" and f["dtypes"][0] in ("f32", "bf16")
+]
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +45,9 @@ def test_chunks(lib, memory, f):
             checks.run(lib, memory, f, (150, 33, 9), drop=drop)
 
 
-@pytest.mark.parametrize("f", [f for f in FUNCTIONS if "i32" not in f["dtypes"]], ids=lambda f: f["name"])
+@pytest.mark.parametrize(
+    "f", [f for f in FUNCTIONS if "i32" not in f["dtypes"]], ids=lambda f: f["name"]
+)
 def test_rows_that_lie_apart(lib, memory, f):
     """Chunk by chunk, to the bit; one of fewer rows than a chunk too."""
     for turn, sizes in enumerate(((150, 33, 9), (65, 24, 16), (3, 19, 7))):
@@ -78,7 +84,9 @@ def test_a_row_is_that_of_a_call_of_its_own(lib, memory):
         code, back = memory.run(part.image, lambda base, part=part: lib.call(f, part.given(base)))
         assert code == 0
         for name in ("loss", "lse", "dx"):
-            assert np.allclose(part.outputs(back)[name], found[name][first:last], 1e-5, 1e-6, equal_nan=True), (first, name)
+            assert np.allclose(
+                part.outputs(back)[name], found[name][first:last], 1e-5, 1e-6, equal_nan=True
+            ), (first, name)
 
 
 def test_without_rows_what_is_there_stays(lib, memory):
@@ -90,7 +98,9 @@ def test_without_rows_what_is_there_stays(lib, memory):
         for name in ("dweight", "dbias"):
             call.put(name, np.full(call.data[name].shape, 3.0 if beta else np.nan, np.float32))
         code, back = memory.run(call.image, lambda base, call=call: lib.call(f, call.given(base)))
-        assert code == 0 and all((call.outputs(back)[name] == 3.0 * beta).all() for name in ("dweight", "dbias"))
+        assert code == 0 and all(
+            (call.outputs(back)[name] == 3.0 * beta).all() for name in ("dweight", "dbias")
+        )
 
 
 def test_the_workspace_is_that_of_a_chunk(lib):
@@ -107,14 +117,37 @@ def test_the_workspace_is_that_of_a_chunk(lib):
 
 
 FAULTS = {
-    "every chunk is of the first rows": ("kf/ops/linear_cross_entropy.kernels.h", r"x \+ kfi_first", "x + 0 * kfi_first",
-                                         "kf_linear_cross_entropy_f32"),
-    "labels of the first rows": ("kf/ops/linear_cross_entropy.kernels.h", r"label \+ kfi_first", "label", "kf_linear_cross_entropy_f32"),
-    "the last chunk has the first one's rows": ("kf/core/logits.h", r"rows % p\.chunk", "0", "kf_linear_cross_entropy_with_grad_f32"),
-    "gradients of weights of the last chunk alone": ("kf/ops/linear_cross_entropy_with_grad.kernels.h", r"kfi_first \? 1 : ", "",
-                                                     "kf_linear_cross_entropy_with_grad_bf16_f32"),
-    "rows of the inputs' gradient lie as the inputs'": ("kf/ops/linear_cross_entropy_with_grad.kernels.h", r"kfi_layer\.dx = strides->dx",
-                                                        "kfi_layer.dx = strides->x", "kf_linear_cross_entropy_with_grad_f32")}
+    "every chunk is of the first rows": (
+        "kf/ops/linear_cross_entropy.kernels.h",
+        r"x \+ kfi_first",
+        "x + 0 * kfi_first",
+        "kf_linear_cross_entropy_f32",
+    ),
+    "labels of the first rows": (
+        "kf/ops/linear_cross_entropy.kernels.h",
+        r"label \+ kfi_first",
+        "label",
+        "kf_linear_cross_entropy_f32",
+    ),
+    "the last chunk has the first one's rows": (
+        "kf/core/logits.h",
+        r"rows % p\.chunk",
+        "0",
+        "kf_linear_cross_entropy_with_grad_f32",
+    ),
+    "gradients of weights of the last chunk alone": (
+        "kf/ops/linear_cross_entropy_with_grad.kernels.h",
+        r"kfi_first \? 1 : ",
+        "",
+        "kf_linear_cross_entropy_with_grad_bf16_f32",
+    ),
+    "rows of the inputs' gradient lie as the inputs'": (
+        "kf/ops/linear_cross_entropy_with_grad.kernels.h",
+        r"kfi_layer\.dx = strides->dx",
+        "kfi_layer.dx = strides->x",
+        "kf_linear_cross_entropy_with_grad_f32",
+    ),
+}
 
 
 def test_every_fault_has_its_place(include, tmp_path):
@@ -126,7 +159,13 @@ def test_every_fault_has_its_place(include, tmp_path):
 def test_seeded_fault(include, memory, tmp_path, what):
     file, text, instead, name = FAULTS[what]
     f = function(name)
-    lib = kflib.build("cpu", [f], tmp_path / "lib", ("-O1", *SMALL), include=faults.plant(include, tmp_path, file, text, instead))
+    lib = kflib.build(
+        "cpu",
+        [f],
+        tmp_path / "lib",
+        ("-O1", *SMALL),
+        include=faults.plant(include, tmp_path, file, text, instead),
+    )
     with pytest.raises(checks.Failure):
         checks.run(lib, memory, f, (150, 33, 9))
         strided.same(lib, memory, f, (65, 24, 16))

@@ -9,6 +9,7 @@ import pytest
 
 def asks(folder, barrier, found):
     """What one of the workers does."""
+
     def make(files):
         with open(folder / "calls", "a") as calls:
             calls.write("made\n")

@@ -37,7 +37,13 @@ int main(void)
     return 0;
 }
 """
-WAYS = {"-O2": "2 lanes", "-O2 -mavx2": "4 lanes", "-O0 -mavx2": "4 lanes", "-O3 -mavx512f": "8 lanes", "-O2 -U__SSE2__": "no lanes"}
+WAYS = {
+    "-O2": "2 lanes",
+    "-O2 -mavx2": "4 lanes",
+    "-O0 -mavx2": "4 lanes",
+    "-O3 -mavx512f": "8 lanes",
+    "-O2 -U__SSE2__": "no lanes",
+}
 
 
 @pytest.mark.parametrize("compiler", ["gcc -std=c11", "g++ -std=c++17 -x c++"])
@@ -45,7 +51,15 @@ WAYS = {"-O2": "2 lanes", "-O2 -mavx2": "4 lanes", "-O0 -mavx2": "4 lanes", "-O3
 def test_words(include, tmp_path, compiler, flags):
     (tmp_path / "words.c").write_text(PROGRAM)
     words = "-Wall -Wextra -Wshadow -Wconversion -Werror".split()
-    command = [*compiler.split(), *flags.split(), *words, *(f"-I{d}" for d in include), "words.c", "-o", "words"]
+    command = [
+        *compiler.split(),
+        *flags.split(),
+        *words,
+        *(f"-I{d}" for d in include),
+        "words.c",
+        "-o",
+        "words",
+    ]
     built = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert built.returncode == 0, built.stderr
     cpu = open("/proc/cpuinfo").read().split()

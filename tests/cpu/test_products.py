@@ -40,8 +40,16 @@ products = { first = "value * a", second = "value * b" }
 outputs = { total = "first + second", apart = "first * 0.5 - second" }
 refs = { total = "(x / (1 + np.exp(-z - shift))) @ (a + b).T", apart = "(x / (1 + np.exp(-z - shift))) @ (0.5 * a - b).T" }
 """
-NAMES = ("kf_linear_gelu_f32", "kf_linear_gelu_bwd_bf16_f32", "kf_linear_silu_mul_bf16", "kf_gelu_linear_bwd_f32", "kf_matmul_tn_f32",
-         "kf_linear_bwd_f32", "kf_linear_f32", "kf_linear_relu_bwd_f32")
+NAMES = (
+    "kf_linear_gelu_f32",
+    "kf_linear_gelu_bwd_bf16_f32",
+    "kf_linear_silu_mul_bf16",
+    "kf_gelu_linear_bwd_f32",
+    "kf_matmul_tn_f32",
+    "kf_linear_bwd_f32",
+    "kf_linear_f32",
+    "kf_linear_relu_bwd_f32",
+)
 SIZES = (2, 19, 33, 20)
 
 
@@ -52,7 +60,9 @@ def memory():
 
 @pytest.fixture(scope="module")
 def lib():
-    return kflib.build("cpu", [function(name) for name in NAMES], BUILD / "products", ("-O2", "-fopenmp"))
+    return kflib.build(
+        "cpu", [function(name) for name in NAMES], BUILD / "products", ("-O2", "-fopenmp")
+    )
 
 
 def function(name):
@@ -65,12 +75,22 @@ def own(tmp_path_factory):
     folder = tmp_path_factory.mktemp("own")
     path, include, functions = user_ops.load(OWN, folder, activations=["none", "gelu"])
     functions = [f for f in functions if f["dtypes"][0] in ("f32", "bf16")]
-    return path, functions, kflib.build("cpu", functions, folder / "lib", ("-O1",), include=[*kflib.render(folder), folder])
+    return (
+        path,
+        functions,
+        kflib.build(
+            "cpu", functions, folder / "lib", ("-O1",), include=[*kflib.render(folder), folder]
+        ),
+    )
 
 
 def test_a_user_s_own_are_right(own, memory):
     path, functions, lib = own
-    assert {f["op"] for f in functions} == {"linear_softcap", "linear_{act}_layer_scale", "gated_two"} and len(functions) == 20
+    assert {f["op"] for f in functions} == {
+        "linear_softcap",
+        "linear_{act}_layer_scale",
+        "gated_two",
+    } and len(functions) == 20
     for op in {f["op"]: storage.spec((path,)).ops[f["op"]] for f in functions}.values():
         failures = []
         check._op(op, op.activations[0], failures)
@@ -99,12 +119,19 @@ def test_gradients_are_added(lib, memory):
             call.scalars["beta"] = beta
             for a in call.tensors.values():
                 if a["role"] != "in" and beta:
-                    call.put(a["name"], storage.from_float(np.full(call.data[a["name"]].shape, 3.0), a["dtype"]))
-            result, back = memory.run(call.image, lambda base, f=f, call=call: lib.call(f, call.given(base)))
+                    call.put(
+                        a["name"],
+                        storage.from_float(np.full(call.data[a["name"]].shape, 3.0), a["dtype"]),
+                    )
+            result, back = memory.run(
+                call.image, lambda base, f=f, call=call: lib.call(f, call.given(base))
+            )
             assert result == 0, lib.detail
             found[beta] = call.outputs(back)
         for a in (a for a in f["arguments"] if a["role"] in ("out", "sum")):
-            fresh, one, half = (storage.to_float(found[beta][a["name"]], a["dtype"]) for beta in (0.0, 1.0, -0.5))
+            fresh, one, half = (
+                storage.to_float(found[beta][a["name"]], a["dtype"]) for beta in (0.0, 1.0, -0.5)
+            )
             assert np.isfinite(fresh).all()
             added = 3.0 * (a["role"] == "sum")
             for got, want in ((one, fresh + added), (half, fresh - 0.5 * added)):
@@ -115,18 +142,28 @@ def test_batches_that_share_a_weight_are_one(lib, memory):
     """The same bits as of all rows in one: rows do not depend on each other."""
     f = function("kf_linear_f32")
     rng = np.random.default_rng(3)
-    x, weight, bias = (rng.standard_normal(shape).astype(np.float32) for shape in ((3, 50, 20), (1, 33, 20), (1, 33)))
+    x, weight, bias = (
+        rng.standard_normal(shape).astype(np.float32)
+        for shape in ((3, 50, 20), (1, 33, 20), (1, 33))
+    )
     strides = next(a for a in f["arguments"] if a["role"] == "strides")
     shared = np.zeros(len(strides["fields"]), np.int64)
     for field in ("weight_batch", "bias_batch"):
-        shared[strides["fields"].index(field)] = -2**63
+        shared[strides["fields"].index(field)] = -(2**63)
     outs = []
     for sizes, given in (((3, 50, 33, 20), shared), ((1, 150, 33, 20), None)):
         out = np.full((3, 50, 33), np.nan, np.float32)
         held, at = storage.workspace(lib.workspace_bytes(f, sizes))
-        values = dict(zip(f["sizes"], sizes)) | {"x": x.ctypes.data, "weight": weight.ctypes.data, "bias": bias.ctypes.data,
-                                                 "out": out.ctypes.data, "pre": None, "workspace": at, "workspace_bytes": held.size - 256,
-                                                 "strides": None if given is None else given.ctypes.data}
+        values = dict(zip(f["sizes"], sizes)) | {
+            "x": x.ctypes.data,
+            "weight": weight.ctypes.data,
+            "bias": bias.ctypes.data,
+            "out": out.ctypes.data,
+            "pre": None,
+            "workspace": at,
+            "workspace_bytes": held.size - 256,
+            "strides": None if given is None else given.ctypes.data,
+        }
         assert lib.call(f, values) == 0, lib.detail
         outs.append(out)
     assert checks.same_bits(*outs)
@@ -144,20 +181,56 @@ def test_one_row_s_nan_stays_there(lib, memory):
     assert missing[1, 7].all() and missing.sum() == SIZES[2]
 
 
-FAULTS = {"the first batch's tensors": ("kf/core/gemm_seam.h", r"return at\[KFI_AXIS_BATCH\] \*", "return 0 *", "kf_linear_f32", SIZES),
-          "the slopes of the row before": ("kf/core/gemm_seam.h", r"\+ at\[KFI_AXIS_ROWS\]\) \* m->products", "+ 0) * m->products",
-                                           "kf_linear_relu_bwd_f32", SIZES),
-          "sums of the first part alone": ("kf/core/gemm_op.h", r"part < count; \+\+part", "part < 1; ++part", "kf_linear_bwd_f32", (1, 70, 20, 5)),
-          "what is there is not added": ("kf/core/gemm_seam.h", r"if \(row->beta != 0\)", "if (0)", "kf_matmul_tn_f32", (2, 20, 33, 20)),
-          "the second weight is the first": ("kf/core/gemm_op.h", r"m->weights\[m->products - 1\]", "m->weights[0]", "kf_linear_silu_mul_bf16",
-                                             SIZES)}
+FAULTS = {
+    "the first batch's tensors": (
+        "kf/core/gemm_seam.h",
+        r"return at\[KFI_AXIS_BATCH\] \*",
+        "return 0 *",
+        "kf_linear_f32",
+        SIZES,
+    ),
+    "the slopes of the row before": (
+        "kf/core/gemm_seam.h",
+        r"\+ at\[KFI_AXIS_ROWS\]\) \* m->products",
+        "+ 0) * m->products",
+        "kf_linear_relu_bwd_f32",
+        SIZES,
+    ),
+    "sums of the first part alone": (
+        "kf/core/gemm_op.h",
+        r"part < count; \+\+part",
+        "part < 1; ++part",
+        "kf_linear_bwd_f32",
+        (1, 70, 20, 5),
+    ),
+    "what is there is not added": (
+        "kf/core/gemm_seam.h",
+        r"if \(row->beta != 0\)",
+        "if (0)",
+        "kf_matmul_tn_f32",
+        (2, 20, 33, 20),
+    ),
+    "the second weight is the first": (
+        "kf/core/gemm_op.h",
+        r"m->weights\[m->products - 1\]",
+        "m->weights[0]",
+        "kf_linear_silu_mul_bf16",
+        SIZES,
+    ),
+}
 
 
 @pytest.mark.parametrize("what", FAULTS)
 def test_seeded_fault(include, memory, tmp_path, what):
     file, text, instead, name, sizes = FAULTS[what]
     f = function(name)
-    broken = kflib.build("cpu", [f], tmp_path / "lib", ("-O1",), include=faults.plant(include, tmp_path, file, text, instead))
+    broken = kflib.build(
+        "cpu",
+        [f],
+        tmp_path / "lib",
+        ("-O1",),
+        include=faults.plant(include, tmp_path, file, text, instead),
+    )
     with pytest.raises(checks.Failure):
         for s in (sizes, (2, 20, 33, 20)):
             checks.run(broken, memory, f, s)

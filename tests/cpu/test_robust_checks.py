@@ -16,7 +16,13 @@ import selection
 from conftest import BUILD
 
 # At level 1 those that test_numbers.py has compiled.
-KINDS = selection.cover(lambda f: [selection.kind(f)], [f for f in selection.gate() if not f["integer"]]) if cases.LEVEL == 1 else selection.kinds()
+KINDS = (
+    selection.cover(
+        lambda f: [selection.kind(f)], [f for f in selection.gate() if not f["integer"]]
+    )
+    if cases.LEVEL == 1
+    else selection.kinds()
+)
 
 
 def library(functions):
@@ -38,13 +44,19 @@ def gpu():
 def each(gpu, lib, f):
     """{check: call of it}, on the shapes of the tests on a GPU."""
     small, large = cases.of_form(f, robust.SHAPES), cases.of_form(f, robust.LARGE)
-    return {"graph": lambda: [robust.graph(gpu, lib, f, *shape) for shape in small],
-            "streams": lambda: robust.streams(gpu, lib, [(f, *shape) for shape in small]),
-            "only_launches": lambda: [robust.only_launches(gpu, lib, f, *shape) for shape in small],
-            "repeated": lambda: [robust.repeated(gpu, lib, f, *shape, times=8) for shape in large[:1]],
-            "chained": lambda: robust.chained(gpu, lib, f, large[0][0], times=2),  # a softmax of softmaxes soon becomes what it was
-            "loaded": lambda: [robust.loaded(gpu, fakegpu.FakeLib(lib.lib, gpu), lib, f, *shape) for shape in small],
-            "alone": lambda: [robust.alone(gpu, lib, f, *shape) for shape in small]}
+    return {
+        "graph": lambda: [robust.graph(gpu, lib, f, *shape) for shape in small],
+        "streams": lambda: robust.streams(gpu, lib, [(f, *shape) for shape in small]),
+        "only_launches": lambda: [robust.only_launches(gpu, lib, f, *shape) for shape in small],
+        "repeated": lambda: [robust.repeated(gpu, lib, f, *shape, times=8) for shape in large[:1]],
+        "chained": lambda: robust.chained(
+            gpu, lib, f, large[0][0], times=2
+        ),  # a softmax of softmaxes soon becomes what it was
+        "loaded": lambda: [
+            robust.loaded(gpu, fakegpu.FakeLib(lib.lib, gpu), lib, f, *shape) for shape in small
+        ],
+        "alone": lambda: [robust.alone(gpu, lib, f, *shape) for shape in small],
+    }
 
 
 @pytest.mark.parametrize("f", KINDS, ids=lambda f: f["cpu_name"])
@@ -53,9 +65,17 @@ def test_kept_promises(plain, gpu, f):
         check()
 
 
-FAULTS = {"runs while captured": "graph", "keeps the first inputs": "graph", "default stream": "streams", "waits": "streams",
-          "allocates": "only_launches", "other bits sometimes": "repeated", "does not wait for the call before": "chained",
-          "other bits": "loaded", "depends on other rows": "alone"}
+FAULTS = {
+    "runs while captured": "graph",
+    "keeps the first inputs": "graph",
+    "default stream": "streams",
+    "waits": "streams",
+    "allocates": "only_launches",
+    "other bits sometimes": "repeated",
+    "does not wait for the call before": "chained",
+    "other bits": "loaded",
+    "depends on other rows": "alone",
+}
 
 
 def tells(gpu, lib, f, fault):
@@ -63,15 +83,22 @@ def tells(gpu, lib, f, fault):
     first wrote (l2_normalize gives its own result again, and a residual's gradient is a copy of the result's). A row alone: only
     where something is not added up over rows, and rows are not those of a product."""
     if FAULTS[fault] == "alone":
-        return any(a["role"] == "out" for a in f["arguments"]) and not getattr(cases.own(f), "ROWS_OF_A_PRODUCT", False)
+        return any(a["role"] == "out" for a in f["arguments"]) and not getattr(
+            cases.own(f), "ROWS_OF_A_PRODUCT", False
+        )
     if FAULTS[fault] != "chained":
         return True
     sizes = cases.of_form(f, robust.LARGE)[0][0]
-    return any(robust.changes_again(gpu, fakegpu.FakeLib(lib, gpu), f, sizes, pair) for pair in checks.in_place_pairs(f))
+    return any(
+        robust.changes_again(gpu, fakegpu.FakeLib(lib, gpu), f, sizes, pair)
+        for pair in checks.in_place_pairs(f)
+    )
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-@pytest.mark.parametrize("f", cases.by_level(KINDS[:: cases.SHARE], KINDS), ids=lambda f: f["cpu_name"])
+@pytest.mark.parametrize(
+    "f", cases.by_level(KINDS[:: cases.SHARE], KINDS), ids=lambda f: f["cpu_name"]
+)
 def test_broken_promises(plain, gpu, f, fault):
     if not tells(gpu, plain, f, fault):
         return
@@ -80,9 +107,18 @@ def test_broken_promises(plain, gpu, f, fault):
 
 
 CONSTANT = {"any_nonfinite"}  # the same for all ordinary values: nobody could tell
-CONSTANT |= {f["op"] for f in kflib.manifest()["functions"] if cases.own(f)}  # and those whose rows are no parts of one tensor
-LARGE_OPS = list({(f["op"], f["bwd"], f["state"]): f for f in kflib.manifest()["functions"]
-                  if f["dtypes"] == ["bf16"] and f["activation"] in ("none", "silu") and f["op"] not in CONSTANT}.values())
+CONSTANT |= {
+    f["op"] for f in kflib.manifest()["functions"] if cases.own(f)
+}  # and those whose rows are no parts of one tensor
+LARGE_OPS = list(
+    {
+        (f["op"], f["bwd"], f["state"]): f
+        for f in kflib.manifest()["functions"]
+        if f["dtypes"] == ["bf16"]
+        and f["activation"] in ("none", "silu")
+        and f["op"] not in CONSTANT
+    }.values()
+)
 if cases.LEVEL == 1:
     LARGE_OPS = [f for f in selection.gate() if f["dtypes"] == ["bf16"] and f["op"] not in CONSTANT]
     LARGE_OPS = selection.cover(lambda f: [selection.schedule(f)], LARGE_OPS)
@@ -105,10 +141,19 @@ def test_large_on_small_tensors(bf16, gpu, f):
                 return self.lib.call(f, given)
             result = self.lib.call(f, given)
             for a in f["arguments"]:  # what lies behind the boundary is computed from the beginning
-                if a["role"] != "in" and given.get(a["name"]) and "kind" in a and robust.batch_axis(a):
-                    width = math.prod(checks.shape_of(f, cases.of_count(f, 1, [given[s] for s in rest_of(f)]), a))
+                if (
+                    a["role"] != "in"
+                    and given.get(a["name"])
+                    and "kind" in a
+                    and robust.batch_axis(a)
+                ):
+                    width = math.prod(
+                        checks.shape_of(f, cases.of_count(f, 1, [given[s] for s in rest_of(f)]), a)
+                    )
                     step = checks.np.dtype(checks.STORAGE[a["dtype"]]).itemsize * width
-                    self.gpu.copy(given[a["name"]] + (row + 1) * step, given[a["name"]], 4 * step)  # a row alone may be as another one
+                    self.gpu.copy(
+                        given[a["name"]] + (row + 1) * step, given[a["name"]], 4 * step
+                    )  # a row alone may be as another one
             if any(a["role"] == "sum" and given.get(a["name"]) for a in f["arguments"]):
                 wrong = given | {f["sizes"][cases.counted(f)]: row}
                 result = self.lib.call(f, wrong)
@@ -118,7 +163,7 @@ def test_large_on_small_tensors(bf16, gpu, f):
         return int(checks.np.prod([given[s] for s in rest_of(f)], dtype=int))
 
     def rest_of(f):
-        return f["sizes"][cases.counted(f) + 1:]
+        return f["sizes"][cases.counted(f) + 1 :]
 
     rest, rows = large.shapes(f)[0]
     large.large(gpu, fakegpu.FakeLib(bf16, gpu), f, rest, rows, boundary)

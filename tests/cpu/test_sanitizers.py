@@ -17,16 +17,37 @@ from hooks import PTHREADS
 if cases.LEVEL > 1:
     KERNELS = UNINITIALISED = selection.kernels()
     # Threads share what the schedules do, not what an activation computes.
-    SCHEDULES = [f for f in KERNELS if f["activation"] in ("none", "silu") and f["dtypes"][0] in ("f32", "bf16")]
+    SCHEDULES = [
+        f
+        for f in KERNELS
+        if f["activation"] in ("none", "silu") and f["dtypes"][0] in ("f32", "bf16")
+    ]
 else:
     SCHEDULES = UNINITIALISED = selection.of_schedules(("f32",))
-    KERNELS = selection.of_schedules(("f32", "bf16")) + [f for f in selection.FUNCTIONS if f["op"] == "{act}" and f["dtypes"] == ["f32"]]
-    KERNELS += selection.cover(lambda f: [(f["family"], f["layout"], f["bwd"], f["scratch"])], selection.of_schedules(("f64",)))
+    KERNELS = selection.of_schedules(("f32", "bf16")) + [
+        f for f in selection.FUNCTIONS if f["op"] == "{act}" and f["dtypes"] == ["f32"]
+    ]
+    KERNELS += selection.cover(
+        lambda f: [(f["family"], f["layout"], f["bwd"], f["scratch"])],
+        selection.of_schedules(("f64",)),
+    )
     KERNELS = list({f["cpu_name"]: f for f in KERNELS}.values())
-ADDRESS = ("-Og", "-g1", "-fsanitize=address,undefined,float-cast-overflow", "-fno-sanitize-recover=all")
+ADDRESS = (
+    "-Og",
+    "-g1",
+    "-fsanitize=address,undefined,float-cast-overflow",
+    "-fno-sanitize-recover=all",
+)
 THREAD = ("-Og", "-g1", "-fsanitize=thread")
 needs_valgrind = pytest.mark.skipif(not shutil.which("valgrind"), reason="no valgrind")
-VALGRIND = ("valgrind", "-q", "--error-exitcode=99", "--leak-check=full", "--partial-loads-ok=no", "--exit-on-first-error=yes")
+VALGRIND = (
+    "valgrind",
+    "-q",
+    "--error-exitcode=99",
+    "--leak-check=full",
+    "--partial-loads-ok=no",
+    "--exit-on-first-error=yes",
+)
 # ThreadSanitizer wants its own layout of the address space, which some kernels randomise too much for it.
 STRAIGHT = ("setarch", os.uname().machine, "-R") if shutil.which("setarch") else ()
 
@@ -39,8 +60,17 @@ def with_hook(folder, flags):
 
 
 def run(*command):
-    return subprocess.run([*map(str, command)], capture_output=True, text=True, timeout=600,
-                          env={**os.environ, "ASAN_OPTIONS": "detect_leaks=0:detect_stack_use_after_return=0", "UBSAN_OPTIONS": "print_stacktrace=1"})
+    return subprocess.run(
+        [*map(str, command)],
+        capture_output=True,
+        text=True,
+        timeout=600,
+        env={
+            **os.environ,
+            "ASAN_OPTIONS": "detect_leaks=0:detect_stack_use_after_return=0",
+            "UBSAN_OPTIONS": "print_stacktrace=1",
+        },
+    )
 
 
 def passes(done, functions):
@@ -63,25 +93,50 @@ def test_thread(include, tmp_path):
 
 @needs_valgrind
 def test_valgrind(include, tmp_path):
-    passes(run(*VALGRIND, cprogram.build(tmp_path, UNINITIALISED, include, ("-Og", "-g1"))), UNINITIALISED)
+    passes(
+        run(*VALGRIND, cprogram.build(tmp_path, UNINITIALISED, include, ("-Og", "-g1"))),
+        UNINITIALISED,
+    )
 
 
 # ---- what they must see: (file, text, instead), the functions, the flags, the program's mode, what is said
 
 PLANTED = {
     "a row value too many is read": (
-        "kf/core/map_traverse.h", r"memcpy\(room->tile\[k\], base \+ col \* s->size, \(size_t\)\(count \* s->size\)\)",
-        "memcpy(room->tile[k], base + col * s->size, (size_t)((count + 1) * s->size))", ("kf_cpu_bias_f32",), "heap-buffer-overflow"),
+        "kf/core/map_traverse.h",
+        r"memcpy\(room->tile\[k\], base \+ col \* s->size, \(size_t\)\(count \* s->size\)\)",
+        "memcpy(room->tile[k], base + col * s->size, (size_t)((count + 1) * s->size))",
+        ("kf_cpu_bias_f32",),
+        "heap-buffer-overflow",
+    ),
     "a tail is written as a whole tile": (
-        "kf/core/map_tile.h", r"parted = count < t->count \|\| ", "parted = ", ("kf_cpu_relu_f32",), "heap-buffer-overflow"),
+        "kf/core/map_tile.h",
+        r"parted = count < t->count \|\| ",
+        "parted = ",
+        ("kf_cpu_relu_f32",),
+        "heap-buffer-overflow",
+    ),
     "an overflow of int": (
-        "kf/core/map_traverse.h", r"kf_i64 i = chunk \* KFI_CHUNK \* KFI_TILE;",
-        "kf_i64 i = chunk * KFI_CHUNK * KFI_TILE + (0x7fffffff + (int)(chunk + 1) == 3);", ("kf_cpu_relu_f32",), "signed integer overflow"),
+        "kf/core/map_traverse.h",
+        r"kf_i64 i = chunk \* KFI_CHUNK \* KFI_TILE;",
+        "kf_i64 i = chunk * KFI_CHUNK * KFI_TILE + (0x7fffffff + (int)(chunk + 1) == 3);",
+        ("kf_cpu_relu_f32",),
+        "signed integer overflow",
+    ),
     "partial sums share their memory": (
-        "kf/core/map_traverse.h", r"\(\(kf_i64\)sum \* m->blocks \+ block\)", "((kf_i64)sum * m->blocks + 0 * block)", ("kf_cpu_bias_bwd_f32",),
-        "data race"),
+        "kf/core/map_traverse.h",
+        r"\(\(kf_i64\)sum \* m->blocks \+ block\)",
+        "((kf_i64)sum * m->blocks + 0 * block)",
+        ("kf_cpu_bias_bwd_f32",),
+        "data race",
+    ),
     "partial sums begin as they are": (
-        "kf/core/map_traverse.h", r"memset\(partial, 0, \(size_t\)\(m->cols \* m->acc_size\)\);", "", ("kf_cpu_bias_bwd_f32",), "uninitialised"),
+        "kf/core/map_traverse.h",
+        r"memset\(partial, 0, \(size_t\)\(m->cols \* m->acc_size\)\);",
+        "",
+        ("kf_cpu_bias_bwd_f32",),
+        "uninitialised",
+    ),
 }
 
 
@@ -92,22 +147,34 @@ def planted(what, include, folder):
 
 
 def is_seen(what, done):
-    assert done.returncode != 0 and PLANTED[what][-1] in done.stdout + done.stderr, f"{what}: not seen\n{done.stdout}{done.stderr[-3000:]}"
+    assert done.returncode != 0 and PLANTED[what][-1] in done.stdout + done.stderr, (
+        f"{what}: not seen\n{done.stdout}{done.stderr[-3000:]}"
+    )
 
 
 @pytest.mark.parametrize("what", list(PLANTED)[:3])
 def test_address_and_undefined_see(include, tmp_path, what):
-    is_seen(what, run(cprogram.build(tmp_path / "build", *planted(what, include, tmp_path), ADDRESS)))
+    is_seen(
+        what, run(cprogram.build(tmp_path / "build", *planted(what, include, tmp_path), ADDRESS))
+    )
 
 
 def test_thread_sees(include, tmp_path):
     what = "partial sums share their memory"
-    program = cprogram.build(tmp_path / "build", *planted(what, include, tmp_path), with_hook(tmp_path, THREAD))
+    program = cprogram.build(
+        tmp_path / "build", *planted(what, include, tmp_path), with_hook(tmp_path, THREAD)
+    )
     is_seen(what, run(*STRAIGHT, program, "chunks"))
 
 
 @needs_valgrind
 @pytest.mark.parametrize("what", ["a row value too many is read", "partial sums begin as they are"])
 def test_valgrind_sees(include, tmp_path, what):
-    done = run(*VALGRIND, cprogram.build(tmp_path / "build", *planted(what, include, tmp_path), ("-Og", "-g1")))
-    assert done.returncode == 99 and ("Invalid read" if "read" in what else "uninitialised") in done.stderr, done.stderr[-3000:]
+    done = run(
+        *VALGRIND,
+        cprogram.build(tmp_path / "build", *planted(what, include, tmp_path), ("-Og", "-g1")),
+    )
+    assert (
+        done.returncode == 99
+        and ("Invalid read" if "read" in what else "uninitialised") in done.stderr
+    ), done.stderr[-3000:]

@@ -17,11 +17,30 @@ def lib(request):
 
 # file, text, what stands there instead, functions: each is right for dense tensors.
 BROKEN = {
-    "rows of heads as if they were dense": ("kf/core/row.h", r"head \* p->head", "0 * head", ("kf_cpu_scale_causal_softmax_f32",)),
-    "segments as if they were dense": ("kf/core/row.h", r"none\.gap = m->operands\.of\[operand\]\.at\.gap", "none.gap = m->operands.of[0].at.gap",
-                                       ("kf_cpu_group_norm_bwd_f32",)),
-    "strips side by side": ("kf/core/reduce.h", r"m->down == 1 \|\| p->row == m->inner", "1", ("kf_cpu_sum_f32",)),
-    "what lies between rows is written": ("kf/core/reduce.h", r"const int run = .*? : s->width;", "const int run = lanes;", ("kf_cpu_sum_bwd_f32",)),
+    "rows of heads as if they were dense": (
+        "kf/core/row.h",
+        r"head \* p->head",
+        "0 * head",
+        ("kf_cpu_scale_causal_softmax_f32",),
+    ),
+    "segments as if they were dense": (
+        "kf/core/row.h",
+        r"none\.gap = m->operands\.of\[operand\]\.at\.gap",
+        "none.gap = m->operands.of[0].at.gap",
+        ("kf_cpu_group_norm_bwd_f32",),
+    ),
+    "strips side by side": (
+        "kf/core/reduce.h",
+        r"m->down == 1 \|\| p->row == m->inner",
+        "1",
+        ("kf_cpu_sum_f32",),
+    ),
+    "what lies between rows is written": (
+        "kf/core/reduce.h",
+        r"const int run = .*? : s->width;",
+        "const int run = lanes;",
+        ("kf_cpu_sum_bwd_f32",),
+    ),
 }
 
 
@@ -35,7 +54,12 @@ def test_every_fault_has_its_place(include, tmp_path):
 def test_seeded_fault(include, tmp_path, what):
     file, text, instead, names = BROKEN[what]
     functions = faults.named(names, "cpu")
-    broken = kflib.build("cpu", functions, tmp_path / "lib", include=faults.plant(include, tmp_path, file, text, instead))
+    broken = kflib.build(
+        "cpu",
+        functions,
+        tmp_path / "lib",
+        include=faults.plant(include, tmp_path, file, text, instead),
+    )
     with pytest.raises(checks.Failure):
         for f in functions:
             for sizes in strided.shapes(f):

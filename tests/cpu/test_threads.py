@@ -18,19 +18,34 @@ from conftest import BUILD
 from hooks import PTHREADS, REVERSED
 
 # Reduced gradients have parts from 131,072 elements on.
-EXTENTS = {"flat": [(100003,)], "rows": [(600, 403), (40, 5003), (70000, 3)], "planes": [(10, 50, 331), (3, 1000, 64), (3000, 70, 1)],
-           "heads": [(5, 4, 30, 403), (1, 2, 20, 5003)],
-           "groups": [(5, 1, 20, 60, 403), (3, 500, 8, 80, 1), (2, 7, 5, 1500, 9)]}
+EXTENTS = {
+    "flat": [(100003,)],
+    "rows": [(600, 403), (40, 5003), (70000, 3)],
+    "planes": [(10, 50, 331), (3, 1000, 64), (3000, 70, 1)],
+    "heads": [(5, 4, 30, 403), (1, 2, 20, 5003)],
+    "groups": [(5, 1, 20, 60, 403), (3, 500, 8, 80, 1), (2, 7, 5, 1500, 9)],
+}
 # One of each schedule: every op, with an activation that is not the identity. The dtypes share the traversals; those of 2 bytes are
 # here for what reads rows and adds up sums.
-FUNCTIONS = [f for f in kflib.manifest()["functions"] if f["activation"] == ("silu" if "{act}" in f["op"] else "none")
-             and (f["dtypes"] in (["f32"], ["f32", "bf16"]) or (f["dtypes"] == ["bf16"] and (len(f["sizes"]) > 1 or cases.LEVEL > 1)))]
+FUNCTIONS = [
+    f
+    for f in kflib.manifest()["functions"]
+    if f["activation"] == ("silu" if "{act}" in f["op"] else "none")
+    and (
+        f["dtypes"] in (["f32"], ["f32", "bf16"])
+        or (f["dtypes"] == ["bf16"] and (len(f["sizes"]) > 1 or cases.LEVEL > 1))
+    )
+]
 OF_DETAILS = ("kf_cpu_add_silu_f32", "kf_cpu_bias_silu_bf16")
 if cases.LEVEL == 1:
-    FUNCTIONS = selection.cover(lambda f: [selection.schedule(f), f["cpu_name"] in OF_DETAILS and f["cpu_name"]], FUNCTIONS)
+    FUNCTIONS = selection.cover(
+        lambda f: [selection.schedule(f), f["cpu_name"] in OF_DETAILS and f["cpu_name"]], FUNCTIONS
+    )
 FLAGS = ("-Og", "-ffp-contract=off")
 # What a fork changes is who runs the chunks: one function of each way to cut a call into them.
-FORKED = list({(f["family"], len(f["sizes"]), f["bwd"], f["scratch"]): f for f in FUNCTIONS}.values())
+FORKED = list(
+    {(f["family"], len(f["sizes"]), f["bwd"], f["scratch"]): f for f in FUNCTIONS}.values()
+)
 
 # Digests of every output of every function, printed as JSON: run in a process of its own, since OpenMP reads its
 # environment once.
@@ -50,18 +65,24 @@ print(json.dumps([chunks, found]))
 
 def extents(f):
     """Those of a reduction: its axis in parts, of the last axis and of others."""
-    return [(3, 200001, 1), (2, 5000, 40), (3, 1000, 64)] if f["family"] == "reduce" else cases.of_form(f, EXTENTS)
+    return (
+        [(3, 200001, 1), (2, 5000, 40), (3, 1000, 64)]
+        if f["family"] == "reduce"
+        else cases.of_form(f, EXTENTS)
+    )
 
 
 @functools.cache
 def drawn(number, shape, dtype, positive):
     import checks
+
     return checks.draw(np.random.default_rng([3, number]), shape, dtype, "normal", positive)
 
 
 def arguments(f, sizes):
     """(values for Lib.call, {output: array}, what must stay alive)."""
     import checks
+
     values, outputs, alive = dict(zip(f["sizes"], sizes)) | f["scalars"], {}, []
     for number, a in enumerate(f["arguments"]):
         if "kind" not in a:
@@ -81,10 +102,14 @@ def arguments(f, sizes):
 
 def digest(lib, f, sizes):
     import hashlib
+
     values, outputs, alive = arguments(f, sizes)
     need = lib.workspace_bytes(f, list(sizes))
     workspace = np.zeros(need + 256, np.uint8)
-    values |= {"workspace": workspace.ctypes.data + -workspace.ctypes.data % 256, "workspace_bytes": need}
+    values |= {
+        "workspace": workspace.ctypes.data + -workspace.ctypes.data % 256,
+        "workspace_bytes": need,
+    }
     assert lib.call(f, values) == 0, lib.detail
     del alive
     return hashlib.sha256(b"".join(x.tobytes() for x in outputs.values())).hexdigest()[:16]
@@ -92,18 +117,32 @@ def digest(lib, f, sizes):
 
 def build(variant, folder):
     """The library of one way to run the chunks of a call."""
-    flags = {"openmp": ("-fopenmp",), "serial": (), "always": ("-fopenmp", "-DKF_OMP_MIN=1")}.get(variant)
+    flags = {"openmp": ("-fopenmp",), "serial": (), "always": ("-fopenmp", "-DKF_OMP_MIN=1")}.get(
+        variant
+    )
     if flags is None:
         hook = folder / "hook.h"
         hook.write_text({"reversed": REVERSED, "pthreads": PTHREADS}[variant])
         flags = ("-pthread", "-include", str(hook))
-    return kflib.build("cpu", FUNCTIONS, (folder if "-include" in flags else BUILD / "cpu"), (*FLAGS, *flags))
+    return kflib.build(
+        "cpu", FUNCTIONS, (folder if "-include" in flags else BUILD / "cpu"), (*FLAGS, *flags)
+    )
 
 
 def digests(lib, **environment):
-    paths = [str(pathlib.Path(__file__).parent), str(kflib.ROOT / "tests/support"), str(kflib.ROOT / "gen"), str(kflib.ROOT / "tests")]
-    done = subprocess.run([sys.executable, "-c", SCRIPT, json.dumps(paths), str(lib.path)], capture_output=True, text=True, timeout=300,
-                          env={**os.environ, **environment})
+    paths = [
+        str(pathlib.Path(__file__).parent),
+        str(kflib.ROOT / "tests/support"),
+        str(kflib.ROOT / "gen"),
+        str(kflib.ROOT / "tests"),
+    ]
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT, json.dumps(paths), str(lib.path)],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        env={**os.environ, **environment},
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(done.stdout)
 
@@ -116,12 +155,16 @@ def agree(got, want):
 
 @pytest.fixture(scope="module")
 def one_thread(once):
-    return once("digests of one thread", lambda folder: digests(build("openmp", None), OMP_NUM_THREADS="1"))[1]
+    return once(
+        "digests of one thread", lambda folder: digests(build("openmp", None), OMP_NUM_THREADS="1")
+    )[1]
 
 
 @pytest.mark.parametrize("threads", cases.by_level(["5"], ["2", "5"]))
 def test_number_of_threads(one_thread, threads):
-    agree(digests(build("openmp", None), OMP_NUM_THREADS=threads, OMP_DYNAMIC="false")[1], one_thread)
+    agree(
+        digests(build("openmp", None), OMP_NUM_THREADS=threads, OMP_DYNAMIC="false")[1], one_thread
+    )
 
 
 def test_repeated_runs(one_thread):
@@ -129,11 +172,15 @@ def test_repeated_runs(one_thread):
     agree(digests(build("openmp", None), OMP_NUM_THREADS="5")[1], one_thread)
 
 
-@pytest.mark.parametrize("variant", cases.by_level(["pthreads"], ["serial", "reversed", "pthreads", "always"]))
+@pytest.mark.parametrize(
+    "variant", cases.by_level(["pthreads"], ["serial", "reversed", "pthreads", "always"])
+)
 def test_other_ways_to_run(one_thread, variant, tmp_path):
     chunks, found = digests(build(variant, tmp_path), OMP_NUM_THREADS="3")
     agree(found, one_thread)
-    assert (chunks is not None and chunks > 3 * len(FUNCTIONS)) == (variant in ("reversed", "pthreads"))
+    assert (chunks is not None and chunks > 3 * len(FUNCTIONS)) == (
+        variant in ("reversed", "pthreads")
+    )
 
 
 FORK = """
@@ -160,10 +207,28 @@ print("done", code, digest() == (want or digest()))
 @pytest.mark.parametrize("parent", ["used", "unused"])
 def test_fork(parent):
     """A child that calls ops on large tensors after the parent's threads were started, or before, returns with the same results."""
-    paths = [str(pathlib.Path(__file__).parent), str(kflib.ROOT / "tests/support"), str(kflib.ROOT / "gen"), str(kflib.ROOT / "tests")]
-    command = [sys.executable, "-c", FORK, json.dumps(paths), str(build("openmp", None).path), parent]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
-                               env={**os.environ, "OMP_NUM_THREADS": "3"})
+    paths = [
+        str(pathlib.Path(__file__).parent),
+        str(kflib.ROOT / "tests/support"),
+        str(kflib.ROOT / "gen"),
+        str(kflib.ROOT / "tests"),
+    ]
+    command = [
+        sys.executable,
+        "-c",
+        FORK,
+        json.dumps(paths),
+        str(build("openmp", None).path),
+        parent,
+    ]
+    process = subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        env={**os.environ, "OMP_NUM_THREADS": "3"},
+    )
     try:
         out, err = process.communicate(timeout=60)
     except subprocess.TimeoutExpired:
@@ -199,9 +264,25 @@ int main(void)
 def test_fork_after_the_programs_own_openmp(include, tmp_path):
     """The threads that are missing in the child need not have been started by kf."""
     (tmp_path / "fork.c").write_text(FORK_OWN)
-    command = ["gcc", "-std=gnu11", "-O1", "-fopenmp", *(f"-I{d}" for d in include), str(tmp_path / "fork.c"), "-o", str(tmp_path / "fork"), "-lm"]
+    command = [
+        "gcc",
+        "-std=gnu11",
+        "-O1",
+        "-fopenmp",
+        *(f"-I{d}" for d in include),
+        str(tmp_path / "fork.c"),
+        "-o",
+        str(tmp_path / "fork"),
+        "-lm",
+    ]
     subprocess.run(command, check=True)
-    done = subprocess.run([str(tmp_path / "fork")], capture_output=True, text=True, timeout=60, env={**os.environ, "OMP_NUM_THREADS": "3"})
+    done = subprocess.run(
+        [str(tmp_path / "fork")],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={**os.environ, "OMP_NUM_THREADS": "3"},
+    )
     assert done.stdout == "done\n"
 
 
@@ -212,7 +293,7 @@ def test_error_detail_is_the_threads_own():
     barrier, said = threading.Barrier(2), {}
 
     def work(function, n):
-        values, _, alive = arguments(function, (5, 5)[:len(function["sizes"])])
+        values, _, alive = arguments(function, (5, 5)[: len(function["sizes"])])
         assert lib.detail == ""  # nothing has failed in this thread
         for i in range(50):
             barrier.wait(timeout=30)

@@ -19,8 +19,12 @@ def functions(config, items, build):
     in processes of their own (support/level2): all of these have the same library."""
     called = [item for item in items if "libraries" in item.fixturenames]
     about = [item.callspec.params["f"] for item in called if "f" in item.fixturenames]
-    about = {f["name"] for f in about if isinstance(f, dict)}  # else a test of no function, which is skipped: KF_FAMILIES has none for it
-    any_of_them = getattr(config, "in_parts", False) or any("f" not in item.fixturenames for item in called)
+    about = {
+        f["name"] for f in about if isinstance(f, dict)
+    }  # else a test of no function, which is skipped: KF_FAMILIES has none for it
+    any_of_them = getattr(config, "in_parts", False) or any(
+        "f" not in item.fixturenames for item in called
+    )
     return [f for f in numeric.CUDA[build] if any_of_them or f["name"] in about]
 
 
@@ -31,9 +35,16 @@ def libraries(request):
 
     def get(name):
         if name not in built:
-            built[name] = kflib.build("cuda", functions(request.config, request.session.items, name), BUILD / "cuda", numeric.BUILDS["cuda"][name],
-                                      extra=counting.source(), link=counting.LINK)
+            built[name] = kflib.build(
+                "cuda",
+                functions(request.config, request.session.items, name),
+                BUILD / "cuda",
+                numeric.BUILDS["cuda"][name],
+                extra=counting.source(),
+                link=counting.LINK,
+            )
         return built[name]
+
     return get
 
 

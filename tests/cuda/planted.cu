@@ -25,7 +25,8 @@ __global__ void wrong_mask(int *out)
 }
 __global__ void not_all(int *out, int n)
 {
-    for (int i = (int)threadIdx.x; i < n; i += (int)blockDim.x) { // the last round is not everybody's
+    for (int i = (int)threadIdx.x; i < n;
+         i += (int)blockDim.x) { // the last round is not everybody's
         out[threadIdx.x] += i;
         __syncthreads();
     }
@@ -35,7 +36,9 @@ int main(int count, char **words)
 {
     const char *tool = count > 1 ? words[1] : "";
     int *out = 0, *in = 0;
-    if (cudaMalloc((void **)&out, 256) != cudaSuccess || cudaMalloc((void **)&in, 256) != cudaSuccess) return 2;
+    if (cudaMalloc((void **)&out, 256) != cudaSuccess ||
+        cudaMalloc((void **)&in, 256) != cudaSuccess)
+        return 2;
     if (cudaMemset(out, 0, 256) != cudaSuccess) return 2;
     if (!strcmp(tool, "memcheck")) behind_the_end<<<1, 32>>>(out, 64);
     if (!strcmp(tool, "racecheck")) race<<<1, 64>>>(out);

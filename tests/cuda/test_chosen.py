@@ -18,7 +18,9 @@ FIRST = list({f["name"]: (f, g) for f, g in PAIRS}.values())
 
 
 def build(name):
-    return kflib.build("cuda", chosen.library_of(PAIRS), BUILD / "cuda_chosen", numeric.BUILDS["cuda"][name])
+    return kflib.build(
+        "cuda", chosen.library_of(PAIRS), BUILD / "cuda_chosen", numeric.BUILDS["cuda"][name]
+    )
 
 
 @pytest.fixture(scope="module")

@@ -34,7 +34,9 @@ def second(gpu, libraries):
 
 def set_device(gpu, lib, device):
     gpu.set_device(device)
-    assert lib.dll.kft_set_device(ctypes.c_int(device)) == 0  # the launchers' own copy of the runtime
+    assert (
+        lib.dll.kft_set_device(ctypes.c_int(device)) == 0
+    )  # the launchers' own copy of the runtime
 
 
 @pytest.mark.parametrize("f", FUNCTIONS, ids=[f["name"] for f in FUNCTIONS])
@@ -53,7 +55,9 @@ def test_a_stream_of_another_device(gpu, second, f):
     call = checks.Layout(lib, f, sizes, shift=shift)
     there.upload(call.image)
     assert lib.call(f, call.given(there.base), gpu.side) == DEVICE
-    assert f["name"] in lib.detail and "device 1" in lib.detail and "device 0" in lib.detail, lib.detail
+    assert f["name"] in lib.detail and "device 1" in lib.detail and "device 0" in lib.detail, (
+        lib.detail
+    )
     there.synchronize()
     assert (there.download(call.image.size) == call.image).all()
     checks.run(lib, there, f, sizes, shift=shift)

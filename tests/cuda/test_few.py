@@ -13,18 +13,43 @@ if not kflib.has_gpu():
 
 PLAIN = [f for f in kflib.manifest()["functions"] if not f.get("state")]
 # Not batch norm's with gelu, whose float32 gradients of one row show the cheap form's tail.
-SUMMED = [f for f in PLAIN if f["family"] == "map" and f["bwd"] and f["scratch"]
-          and f["activation"] == ("gelu" if f["op"].startswith("bias_{act}") else "none")]
-REDUCED = [f for f in PLAIN if f["op"] in ("sum", "amax", "std", "logsumexp", "prod") and len(f["dtypes"]) == 1]
+SUMMED = [
+    f
+    for f in PLAIN
+    if f["family"] == "map"
+    and f["bwd"]
+    and f["scratch"]
+    and f["activation"] == ("gelu" if f["op"].startswith("bias_{act}") else "none")
+]
+REDUCED = [
+    f
+    for f in PLAIN
+    if f["op"] in ("sum", "amax", "std", "logsumexp", "prod") and len(f["dtypes"]) == 1
+]
 ROWS = [(1, 4096), (1, 5), (2, 88), (5, 4096), (9, 136), (33, 1000), (63, 4104), (64, 4096)]
 MORE = [(65, 4096), (3, 40000), (64, 20000)]  # of which some take two launches
-AXES = [(96, 1), (1030, 1), (4096, 1), (5000, 1), (8192, 1), (16384, 1), (64, 512), (64, 33), (2500, 96)]
+AXES = [
+    (96, 1),
+    (1030, 1),
+    (4096, 1),
+    (5000, 1),
+    (8192, 1),
+    (16384, 1),
+    (64, 512),
+    (64, 33),
+    (2500, 96),
+]
 
 
 @pytest.fixture(scope="session")
 def lib():
     """With clusters that join an axis' parts, which are off by default."""
-    return kflib.build("cuda", SUMMED + REDUCED, BUILD / "cuda", (*numeric.BUILDS["cuda"]["default"], "-DKFI_REDUCE_CLUSTER=3"))
+    return kflib.build(
+        "cuda",
+        SUMMED + REDUCED,
+        BUILD / "cuda",
+        (*numeric.BUILDS["cuda"]["default"], "-DKFI_REDUCE_CLUSTER=3"),
+    )
 
 
 @pytest.fixture(scope="session")
@@ -38,7 +63,9 @@ def test_few_rows(lib, memory, f):
     for rows, cols in ROWS:
         sizes = (rows, cols, 1) if f["form"] == "planes" else (rows, cols)
         found = [checks.run(lib, memory, f, sizes, shift=shift) for shift in (0, 1)]
-        assert all(checks.same_bits(array, found[1][name]) for name, array in found[0].items()), sizes
+        assert all(checks.same_bits(array, found[1][name]) for name, array in found[0].items()), (
+            sizes
+        )
     for rows, cols in MORE:
         checks.run(lib, memory, f, (rows, cols, 1) if f["form"] == "planes" else (rows, cols))
 
@@ -59,7 +86,12 @@ def test_few_axes(lib, memory, f):
             result, back = memory.run(few.image, lambda base, few=few: lib.call(f, few.given(base)))
             assert result == 0, lib.detail
             for name, got in few.outputs(back).items():
-                assert np.array_equal(got.view(np.uint8), want[name][2:5].view(np.uint8)), (axis, inner, shift, name)
+                assert np.array_equal(got.view(np.uint8), want[name][2:5].view(np.uint8)), (
+                    axis,
+                    inner,
+                    shift,
+                    name,
+                )
 
 
 @numeric.each(REDUCED, "name")

@@ -16,16 +16,27 @@ if not kflib.has_gpu():
 def of(features):
     """A few of the family with all of these; f16's kernels are bf16's with another conversion."""
     found = [f for f in kflib.on("cuda", numeric.FUNCTIONS) if f["family"] == "gemm"]
-    return selection.cover(lambda f: [(f["bwd"], f["dtypes"][0].replace("bf16", "f16"), *(f[x] for x in features))], found)
+    return selection.cover(
+        lambda f: [(f["bwd"], f["dtypes"][0].replace("bf16", "f16"), *(f[x] for x in features))],
+        found,
+    )
 
 
 EACH_OP, EACH_DTYPE = of(("op",)), of(())
 # Whole vectors and others, rows of one class and of several, a depth that blocks share in each of the products.
-WIDE = [((1, 1100, 1300, 200), 0), ((1, 1031, 777, 333), 1), ((2, 300, 520, 1000), 0), ((1, 60, 140, 4100), 0), ((1, 5000, 130, 70), 0)]
+WIDE = [
+    ((1, 1100, 1300, 200), 0),
+    ((1, 1031, 777, 333), 1),
+    ((2, 300, 520, 1000), 0),
+    ((1, 60, 140, 4100), 0),
+    ((1, 5000, 130, 70), 0),
+]
 
 
 def build(functions, *flags):
-    return kflib.build("cuda", functions, BUILD / "cuda", (*numeric.BUILDS["cuda"]["default"], *flags))
+    return kflib.build(
+        "cuda", functions, BUILD / "cuda", (*numeric.BUILDS["cuda"]["default"], *flags)
+    )
 
 
 @pytest.fixture(scope="session")
@@ -55,15 +66,30 @@ def test_wide(plain, memory, f):
 
 
 # linear_add of each dtype whose products tensor cores make: forward and gradient, weights' gradients in float32 and not.
-SUBNORMAL = [f for f in kflib.on("cuda", kflib.manifest()["functions"]) if f["op"] == "linear_{act}_add" and f["activation"] == "none"
-             and {"bf16", "f16", "tf32"} & set(f["dtypes"])]
+SUBNORMAL = [
+    f
+    for f in kflib.on("cuda", kflib.manifest()["functions"])
+    if f["op"] == "linear_{act}_add"
+    and f["activation"] == "none"
+    and {"bf16", "f16", "tf32"} & set(f["dtypes"])
+]
 
 
 @numeric.each(SUBNORMAL, "name")
 def test_subnormal_factors(memory, f):
     """One of them beside a large one takes bits from the other terms of a sum (product_oracle): by mma.sync and, of code for sm_90a, by wgmma."""
-    flags = ["-O3", "-gencode=arch=compute_90a,code=sm_90a"] if kflib.capability() == (9, 0) else numeric.BUILDS["cuda"]["default"]
+    flags = (
+        ["-O3", "-gencode=arch=compute_90a,code=sm_90a"]
+        if kflib.capability() == (9, 0)
+        else numeric.BUILDS["cuda"]["default"]
+    )
     lib = kflib.build("cuda", SUBNORMAL, BUILD / "cuda", flags)
-    for sizes in ((1, 2, 96, 1), (1, 16, 40, 8), (1, 40, 24, 70), (1, 130, 72, 136), (1, 16, 520, 1032)):
+    for sizes in (
+        (1, 2, 96, 1),
+        (1, 16, 40, 8),
+        (1, 40, 24, 70),
+        (1, 130, 72, 136),
+        (1, 16, 520, 1032),
+    ):
         for seed in range(5):
             checks.run(lib, memory, f, sizes, "special", seed=seed, shift=seed % 2)

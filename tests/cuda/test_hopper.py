@@ -14,15 +14,29 @@ if not kflib.has_gpu():
     pytest.skip("no CUDA device answers", allow_module_level=True)
 if kflib.capability() != (9, 0):
     pytest.skip("the device has no instructions of sm_90a", allow_module_level=True)
-SANITIZER = shutil.which("compute-sanitizer") or next((p for p in ("/usr/local/cuda/bin/compute-sanitizer",) if os.path.exists(p)), None)
+SANITIZER = shutil.which("compute-sanitizer") or next(
+    (p for p in ("/usr/local/cuda/bin/compute-sanitizer",) if os.path.exists(p)), None
+)
 
 
 @pytest.fixture(scope="module")
 def program(tmp_path_factory):
     path = tmp_path_factory.mktemp("hopper") / "words"
     folders = [f"-I{kflib.ROOT / d}" for d in ("include", "tests/support")]
-    subprocess.run([toolkit.nvcc(), "-std=c++17", "-x", "cu", "-gencode=arch=compute_90a,code=sm_90a", *folders,
-                    str(kflib.ROOT / "tests/emu/hopper_words.cpp"), "-o", str(path)], check=True)
+    subprocess.run(
+        [
+            toolkit.nvcc(),
+            "-std=c++17",
+            "-x",
+            "cu",
+            "-gencode=arch=compute_90a,code=sm_90a",
+            *folders,
+            str(kflib.ROOT / "tests/emu/hopper_words.cpp"),
+            "-o",
+            str(path),
+        ],
+        check=True,
+    )
     return path
 
 
@@ -34,5 +48,10 @@ def test_instructions(program):
 @pytest.mark.skipif(not SANITIZER, reason="compute-sanitizer is not installed")
 @pytest.mark.parametrize("tool", ["memcheck", "racecheck", "synccheck"])
 def test_sanitizer(program, tool):
-    done = subprocess.run([SANITIZER, "--tool", tool, "--error-exitcode", "99", program], capture_output=True, text=True, timeout=500)
+    done = subprocess.run(
+        [SANITIZER, "--tool", tool, "--error-exitcode", "99", program],
+        capture_output=True,
+        text=True,
+        timeout=500,
+    )
     assert done.returncode == 0 and "ok\n" in done.stdout, (done.stdout + done.stderr)[:3000]

@@ -17,8 +17,16 @@ if not toolkit.nvrtc_to_link():
     pytest.skip("no NVRTC", allow_module_level=True)
 
 FUNCTIONS = kflib.on("cuda", selection.launches() if cases.LEVEL > 2 else selection.of_schedules())
-LONG = [[(40, 9000), 0], [(9, 70000), 0], [(5, 40001), 1]]  # looped over by persistent blocks, and by clusters of them
-PRODUCTS = [(2, 16, 136, 1032), (1, 64, 520, 72), (1, 300, 136, 264)]  # each of the ways that wgmma goes
+LONG = [
+    [(40, 9000), 0],
+    [(9, 70000), 0],
+    [(5, 40001), 1],
+]  # looped over by persistent blocks, and by clusters of them
+PRODUCTS = [
+    (2, 16, 136, 1032),
+    (1, 64, 520, 72),
+    (1, 300, 136, 264),
+]  # each of the ways that wgmma goes
 
 
 @pytest.fixture(scope="session")
@@ -29,8 +37,14 @@ def lib(libraries):
 @pytest.fixture(scope="session")
 def products():
     """On 9.0 the loader compiles for sm_90a, which has other kernels for products of 2-byte elements."""
-    flags = ("-gencode=arch=compute_90a,code=sm_90a",) if kflib.capability() == (9, 0) else ("-arch=native",)
-    return kflib.build("cuda", [f for f in FUNCTIONS if f["family"] == "gemm"], BUILD / "cuda", ("-O3", *flags))
+    flags = (
+        ("-gencode=arch=compute_90a,code=sm_90a",)
+        if kflib.capability() == (9, 0)
+        else ("-arch=native",)
+    )
+    return kflib.build(
+        "cuda", [f for f in FUNCTIONS if f["family"] == "gemm"], BUILD / "cuda", ("-O3", *flags)
+    )
 
 
 @pytest.fixture(scope="session")

@@ -12,12 +12,35 @@ if not kflib.has_gpu():
     pytest.skip("no CUDA device answers", allow_module_level=True)
 
 # Of every rest by 8: lanes of a warp, a warp, several, persistent blocks, clusters of two and more.
-LENGTHS = (1, 3, 7, 8, 10, 13, 47, 129, 510, 520, 767, 768, 1023, 1028, 4097, 4098, 4100, 8191, 16381, 50257)
+LENGTHS = (
+    1,
+    3,
+    7,
+    8,
+    10,
+    13,
+    47,
+    129,
+    510,
+    520,
+    767,
+    768,
+    1023,
+    1028,
+    4097,
+    4098,
+    4100,
+    8191,
+    16381,
+    50257,
+)
 
 
 @pytest.fixture(scope="session")
 def lib():
-    return kflib.build("cuda", odd_rows.FUNCTIONS, BUILD / "cuda", numeric.BUILDS["cuda"]["default"])
+    return kflib.build(
+        "cuda", odd_rows.FUNCTIONS, BUILD / "cuda", numeric.BUILDS["cuda"]["default"]
+    )
 
 
 @pytest.fixture(scope="session")

@@ -14,7 +14,9 @@ torch = pytorch.load()
 from formulas import DTYPES, EACH, ROWS, draw, made, shape_of  # noqa: E402
 from torchops import close  # noqa: E402
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU, or a PyTorch without CUDA")
+pytestmark = pytest.mark.skipif(
+    not torch.cuda.is_available(), reason="no GPU, or a PyTorch without CUDA"
+)
 
 
 @pytest.fixture(scope="module")
@@ -29,14 +31,19 @@ def test_rows_apart(kf):
     """Rows of a wider matrix, as they lie: the same bits as of a copy, and none is made."""
     kf_copies = dict(kf.info()["copies"])
     wide = torch.randn(64, 1000, device="cuda", dtype=torch.bfloat16)
-    assert torch.equal(kf.ops.layer_norm(wide[:, 100:900]), kf.ops.layer_norm(wide[:, 100:900].contiguous()))
+    assert torch.equal(
+        kf.ops.layer_norm(wide[:, 100:900]), kf.ops.layer_norm(wide[:, 100:900].contiguous())
+    )
     assert kf.info()["copies"] == kf_copies
 
 
 def test_dropout(kf):
     """The mask is the one of the CPU, by seed and offset that lie on the device; it follows manual_seed, and a graph draws anew."""
     x = torch.rand(10000) + 1
-    assert torch.equal(kf.ops.dropout(x.cuda(), p=0.3, rng=(5, 6)).cpu() == 0, kf.ops.dropout(x, p=0.3, rng=(5, 6)) == 0)
+    assert torch.equal(
+        kf.ops.dropout(x.cuda(), p=0.3, rng=(5, 6)).cpu() == 0,
+        kf.ops.dropout(x, p=0.3, rng=(5, 6)) == 0,
+    )
     x, found = x.cuda(), []
     for _ in range(2):
         torch.manual_seed(3)
@@ -67,7 +74,10 @@ print(kf.ops.bias_relu(x, x[0]).sum().item())
 
 def test_nothing_is_compiled_in_a_graph(kf, tmp_path):
     said = kfpython.python(IN_A_GRAPH, KF_CACHE_DIR=str(tmp_path))
-    assert "kf_bias_relu_f32: its kernel kfk_bias_f32<" in said and "is not compiled yet, and the stream is being captured" in said
+    assert (
+        "kf_bias_relu_f32: its kernel kfk_bias_f32<" in said
+        and "is not compiled yet, and the stream is being captured" in said
+    )
     assert said.endswith("30.0")
 
 
@@ -97,11 +107,18 @@ def test_streams_and_threads(kf):
 def test_compile(kf, monkeypatch, mode):
     monkeypatch.setattr(kf.config, "compile_ops", mode)
     torch._dynamo.reset()
-    compiled = torch.compile(lambda x, w: kf.ops.layer_norm_gelu(x, w) + kf.ops.bias_relu(x, w), fullgraph=True)
-    x, w = torch.randn(64, 256, device="cuda", requires_grad=True), torch.randn(256, device="cuda", requires_grad=True)
+    compiled = torch.compile(
+        lambda x, w: kf.ops.layer_norm_gelu(x, w) + kf.ops.bias_relu(x, w), fullgraph=True
+    )
+    x, w = (
+        torch.randn(64, 256, device="cuda", requires_grad=True),
+        torch.randn(256, device="cuda", requires_grad=True),
+    )
     got, want = compiled(x, w), kf.ops.layer_norm_gelu(x, w) + kf.ops.bias_relu(x, w)
     close(got, want, 1e-5)
-    for g, t in zip(torch.autograd.grad(got.sum(), [x, w]), torch.autograd.grad(want.sum(), [x, w])):
+    for g, t in zip(
+        torch.autograd.grad(got.sum(), [x, w]), torch.autograd.grad(want.sum(), [x, w])
+    ):
         close(g, t, 1e-4)
 
 
@@ -122,14 +139,19 @@ print([t.detach().cpu().numpy().tobytes().hex() for t in (y, x.grad)])
 def test_ahead_of_time(kf, tmp_path):
     """What kf.warmup and kf.build_launchers compile for this device is all that a process needs which may compile nothing; with the same bits."""
     built, asked = tmp_path / "built", "'bias_gelu', dtypes='float32'"
-    kfpython.python(f"import torch, kernel_fusion as kf; kf.warmup({asked}); kf.build_launchers({str(built)!r}, {asked})", KF_CACHE_DIR=str(tmp_path))
+    kfpython.python(
+        f"import torch, kernel_fusion as kf; kf.warmup({asked}); kf.build_launchers({str(built)!r}, {asked})",
+        KF_CACHE_DIR=str(tmp_path),
+    )
     from_cache = kfpython.python(AHEAD, KF_CACHE_DIR=str(tmp_path), KF_OFFLINE="1")
     use = f"import kernel_fusion as kf\nkf.use_launchers({str(built)!r})\n"
     from_folder = kfpython.python(use + AHEAD, KF_CACHE_DIR=str(tmp_path / "empty"), KF_OFFLINE="1")
     assert from_cache == from_folder == kfpython.python(AHEAD)
 
 
-@pytest.mark.parametrize("text, operands, scalars", EACH + ROWS, ids=[e[0][:12] for e in EACH + ROWS])
+@pytest.mark.parametrize(
+    "text, operands, scalars", EACH + ROWS, ids=[e[0][:12] for e in EACH + ROWS]
+)
 def test_fuse(kf, text, operands, scalars):
     """Ops that the program makes, as the CPU computes them; their launchers are compiled here."""
     f, shape = made(kf, text, operands, scalars), shape_of(operands)
@@ -140,7 +162,10 @@ def test_fuse(kf, text, operands, scalars):
         assert got.is_cuda
         close(got.cpu(), want, tolerance)
         up = torch.randn(want.shape, generator=torch.Generator().manual_seed(9)).to(dtype)
-        theirs, mine = torch.autograd.grad(want, list(given.values()), up), torch.autograd.grad(got, list(there.values()), up.cuda())
+        theirs, mine = (
+            torch.autograd.grad(want, list(given.values()), up),
+            torch.autograd.grad(got, list(there.values()), up.cuda()),
+        )
         for name, m, t in zip(given, mine, theirs):
             close(m.cpu(), t, 30 * tolerance, f"d{name}")
     assert " on a GPU: " in f.explain()
@@ -149,7 +174,9 @@ def test_fuse(kf, text, operands, scalars):
 def test_gradients_are_added(kf):
     """As on the CPU: to tensors whose rows lie apart, in float32 beside weights of 2 bytes."""
     rng = torch.Generator().manual_seed(1)
-    x, w, up = (torch.randn(shape, generator=rng).bfloat16() for shape in ((64, 96), (80, 96), (64, 80)))
+    x, w, up = (
+        torch.randn(shape, generator=rng).bfloat16() for shape in ((64, 96), (80, 96), (64, 80))
+    )
     found = []
     for place in ("cpu", "cuda"):
         to = torch.ones(80, 128, device=place)
@@ -183,18 +210,33 @@ def test_other_arrays(kf, kind):
     """CuPy's arrays, and those of the CUDA array interface or DLPack: as NumPy's, on their stream; CuPy reads what kf makes."""
     cupy = pytest.importorskip("cupy")
     rng = np.random.default_rng(1)
-    x, w, label = rng.normal(size=(64, 1000)).astype(np.float32), rng.normal(size=1000).astype(np.float32), rng.integers(0, 1000, 64)
-    calls = [("bias_gelu", (x, w), {}), ("layer_norm_relu", (x, w, w), {}), ("sum", (x,), {"dim": 0}), ("cross_entropy", (x, label), {}),
-             ("batch_norm_train", (x,), {}), ("gelu_dropout", (x,), {"p": 0.5, "rng": (3, 4)}), ("relu", (x.astype(np.float16),), {})]
+    x, w, label = (
+        rng.normal(size=(64, 1000)).astype(np.float32),
+        rng.normal(size=1000).astype(np.float32),
+        rng.integers(0, 1000, 64),
+    )
+    calls = [
+        ("bias_gelu", (x, w), {}),
+        ("layer_norm_relu", (x, w, w), {}),
+        ("sum", (x,), {"dim": 0}),
+        ("cross_entropy", (x, label), {}),
+        ("batch_norm_train", (x,), {}),
+        ("gelu_dropout", (x,), {"p": 0.5, "rng": (3, 4)}),
+        ("relu", (x.astype(np.float16),), {}),
+    ]
     for stream in (cupy.cuda.Stream.null, cupy.cuda.Stream(non_blocking=True)):
         with stream:
             for name, arrays, more in calls:
                 want = getattr(kf.ops, name)(*arrays, **more)
                 got = getattr(kf.ops, name)(*(lying_on(cupy, a)[kind] for a in arrays), **more)
-                for g, w in zip(*((r if isinstance(r, tuple) else (r,)) for r in (got, want)), strict=True):
+                for g, w in zip(
+                    *((r if isinstance(r, tuple) else (r,)) for r in (got, want)), strict=True
+                ):
                     assert isinstance(g, cupy.ndarray) == (kind == "CuPy")
                     for read in (cupy.asarray, cupy.from_dlpack):
-                        np.testing.assert_allclose(cupy.asnumpy(read(g)), w, 2e-5, 2e-5, err_msg=name)
+                        np.testing.assert_allclose(
+                            cupy.asnumpy(read(g)), w, 2e-5, 2e-5, err_msg=name
+                        )
             del got, g
     theirs = torch.from_dlpack(kf.ops.relu(lying_on(cupy, x)[kind]))
     assert theirs.is_cuda and torch.equal(theirs.cpu(), torch.from_numpy(x).relu())
@@ -212,7 +254,9 @@ def test_memory_lasts_as_long_as_what_reads_it(kf):
             dropped.append(kf.ops.gelu_dropout(there["CuPy"], p=0.5, rng=(3, 4)))
             chained.append(cupy.asarray(kf.ops.relu(kf.ops.relu(there["interface"]))))
         dropped, chained = [cupy.asnumpy(y) for y in dropped], [cupy.asnumpy(y) for y in chained]
-    assert all(np.array_equal(y, dropped[0]) for y in dropped) and all(np.array_equal(y, np.maximum(x, 0)) for y in chained)
+    assert all(np.array_equal(y, dropped[0]) for y in dropped) and all(
+        np.array_equal(y, np.maximum(x, 0)) for y in chained
+    )
 
 
 def test_bfloat16_by_dlpack(kf):
@@ -232,8 +276,11 @@ def test_out_of_memory(kf):
     """PyTorch's own exception, from a result and from what is made contiguous; the next call works."""
     x = torch.randn(1, 64, device="cuda")
     rows = x.expand(2**40, 64)
-    for call in (lambda: kf.ops.layer_norm(rows), lambda: torch.ops.kf.layer_norm(rows, None, None, 1e-5, 0.0, 0.0, 0, False),
-                 lambda: kf.ops.gelu(x[:, :1].expand(2**22, 2**22))):
+    for call in (
+        lambda: kf.ops.layer_norm(rows),
+        lambda: torch.ops.kf.layer_norm(rows, None, None, 1e-5, 0.0, 0.0, 0, False),
+        lambda: kf.ops.gelu(x[:, :1].expand(2**22, 2**22)),
+    ):
         with pytest.raises(torch.cuda.OutOfMemoryError, match="out of memory"):
             call()
     close(kf.ops.layer_norm(x), torch.nn.functional.layer_norm(x, (64,)), 1e-5)

@@ -12,9 +12,13 @@ import torch_checks  # noqa: E402
 import torchops  # noqa: E402
 from torchops import ids  # noqa: E402
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU, or a PyTorch without CUDA")
+pytestmark = pytest.mark.skipif(
+    not torch.cuda.is_available(), reason="no GPU, or a PyTorch without CUDA"
+)
 # A kernel is compiled at its first call: of each op one function.
-of_each_family = pytest.mark.parametrize("f", cases.by_level(torchops.few_of_each_family(), torchops.of_each_op(torchops.PLAIN)), ids=ids)
+of_each_family = pytest.mark.parametrize(
+    "f", cases.by_level(torchops.few_of_each_family(), torchops.of_each_op(torchops.PLAIN)), ids=ids
+)
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +34,9 @@ def test_values_and_gradients(kf, f):
     torch_checks.values_and_gradients(kf, f, "cuda")
 
 
-@pytest.mark.parametrize("f", cases.by_level(torchops.few_of_each_family(), torchops.of_each_op(torchops.ALL)), ids=ids)
+@pytest.mark.parametrize(
+    "f", cases.by_level(torchops.few_of_each_family(), torchops.of_each_op(torchops.ALL)), ids=ids
+)
 def test_opcheck(kf, f):
     torch_checks.opcheck(kf, f, "cuda")
 

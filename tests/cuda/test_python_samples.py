@@ -10,7 +10,9 @@ pytest.importorskip("expecttest", reason="torch's samples need it")
 
 import torch_samples as samples  # noqa: E402
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU, or a PyTorch without CUDA")
+pytestmark = pytest.mark.skipif(
+    not torch.cuda.is_available(), reason="no GPU, or a PyTorch without CUDA"
+)
 
 
 @pytest.fixture(scope="module")

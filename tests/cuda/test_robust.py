@@ -33,13 +33,26 @@ def test_graph(gpu, lib, f):
 
 @pytest.mark.parametrize("group", GROUPS, ids=lambda g: "_".join(g).removeprefix("kf/ops/"))
 def test_streams(gpu, lib, group):
-    robust.streams(gpu, lib, [(f, sizes, shift) for f in GROUPS[group] for sizes, shift in cases.of_form(f, robust.SHAPES)])
+    robust.streams(
+        gpu,
+        lib,
+        [
+            (f, sizes, shift)
+            for f in GROUPS[group]
+            for sizes, shift in cases.of_form(f, robust.SHAPES)
+        ],
+    )
 
 
 def test_a_call_that_allocates_is_counted(lib):
     counting.take(lib)
     counting.planted(lib)
-    assert counting.take(lib) == {"cudaMalloc": 1, "cudaMemsetAsync": 1, "cudaStreamSynchronize": 1, "cudaFree": 1}
+    assert counting.take(lib) == {
+        "cudaMalloc": 1,
+        "cudaMemsetAsync": 1,
+        "cudaStreamSynchronize": 1,
+        "cudaFree": 1,
+    }
 
 
 @every
@@ -51,7 +64,11 @@ def test_only_launches(gpu, lib, f):
 @pytest.mark.alone
 def test_memory_stays(gpu, lib):
     """The device's free memory is what it was, once every kernel has been loaded."""
-    calls = [(f, checks.Layout(lib, f, sizes, shift=shift)) for f in FUNCTIONS for sizes, shift in cases.of_form(f, robust.SHAPES)]
+    calls = [
+        (f, checks.Layout(lib, f, sizes, shift=shift))
+        for f in FUNCTIONS
+        for sizes, shift in cases.of_form(f, robust.SHAPES)
+    ]
 
     def all_functions():
         for f, call in calls:

@@ -19,7 +19,9 @@ if not kflib.has_gpu():
 TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
 SHARDS = 4
 LOGS = BUILD / "sanitizers"
-SANITIZER = shutil.which("compute-sanitizer") or next((p for p in ("/usr/local/cuda/bin/compute-sanitizer",) if os.path.exists(p)), None)
+SANITIZER = shutil.which("compute-sanitizer") or next(
+    (p for p in ("/usr/local/cuda/bin/compute-sanitizer",) if os.path.exists(p)), None
+)
 if not SANITIZER:
     pytest.skip("compute-sanitizer is not installed", allow_module_level=True)
 
@@ -28,8 +30,21 @@ def under(tool, log, *command):
     """(exit status, text of the log, what the program printed)"""
     LOGS.mkdir(parents=True, exist_ok=True)
     log.unlink(missing_ok=True)
-    done = subprocess.run([SANITIZER, "--tool", tool, "--error-exitcode", "99", "--log-file", str(log), *map(str, command)],
-                          capture_output=True, text=True, timeout=500)
+    done = subprocess.run(
+        [
+            SANITIZER,
+            "--tool",
+            tool,
+            "--error-exitcode",
+            "99",
+            "--log-file",
+            str(log),
+            *map(str, command),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=500,
+    )
     return done.returncode, log.read_text() if log.exists() else "", done.stdout + done.stderr
 
 
@@ -46,12 +61,23 @@ def lib():
 
 @pytest.fixture(scope="session")
 def wgmma():
-    return kflib.build("cuda", sanitized.chosen("wgmma"), BUILD / "sanitized_wgmma", sanitized.WGMMA_FLAGS)
+    return kflib.build(
+        "cuda", sanitized.chosen("wgmma"), BUILD / "sanitized_wgmma", sanitized.WGMMA_FLAGS
+    )
 
 
 def clean(lib, tool, shard, shards, which=""):
     script = pathlib.Path(sanitized.__file__)
-    status, log, said = under(tool, LOGS / f"{tool}_{which}{shard}.log", sys.executable, script, lib.path, shard, shards, which)
+    status, log, said = under(
+        tool,
+        LOGS / f"{tool}_{which}{shard}.log",
+        sys.executable,
+        script,
+        lib.path,
+        shard,
+        shards,
+        which,
+    )
     first = "\n".join(line for line in log.splitlines() if line.strip("= "))[:3000]
     assert status == 0, f"{tool} ended with {status}\n{said[-2000:]}\n{first}"
     assert reported(log) == 0, first
@@ -75,6 +101,16 @@ def test_wgmma_is_clean(wgmma, tool):
 @pytest.mark.parametrize("tool", TOOLS)
 def test_planted(tool, tmp_path):
     program = tmp_path / "planted"
-    subprocess.run(["nvcc", "-O1", "-arch=native", str(pathlib.Path(__file__).with_name("planted.cu")), "-o", str(program)], check=True)
+    subprocess.run(
+        [
+            "nvcc",
+            "-O1",
+            "-arch=native",
+            str(pathlib.Path(__file__).with_name("planted.cu")),
+            "-o",
+            str(program),
+        ],
+        check=True,
+    )
     status, log, said = under(tool, LOGS / f"planted_{tool}.log", program, tool)
     assert reported(log) and status != 0, f"{tool} does not see the fault\n{said}\n{log[-3000:]}"

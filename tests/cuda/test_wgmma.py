@@ -18,15 +18,33 @@ if kflib.capability() != (9, 0):
     pytest.skip("the device has no wgmma", allow_module_level=True)
 
 NAMED = {f["name"]: f for f in kflib.manifest()["functions"]}
-PLAIN, ROUNDS, TURNS = (NAMED[name] for name in ("kf_linear_bf16", "kf_linear_tf32", "kf_linear_nn_tf32"))
+PLAIN, ROUNDS, TURNS = (
+    NAMED[name] for name in ("kf_linear_bf16", "kf_linear_tf32", "kf_linear_nn_tf32")
+)
 FLAGS = ("-O3", "-gencode=arch=compute_90a,code=sm_90a")
 COUNTED = """extern "C" int kft_threads;
 #define KF_ON_LAUNCH(function, kernel, config) kft_threads = (int)(config)->blockDim.x
 """
 LARGE = (2, 1024, 2304, 768)  # for tiles of 128 x 128
-SHAPES = [(1, 130, 136, 72), (2, 200, 72, 712), (1, 65, 8, 8), (3, 129, 40, 64), (1, 1000, 1032, 520), LARGE, (1, 3000, 136, 72)]
+SHAPES = [
+    (1, 130, 136, 72),
+    (2, 200, 72, 712),
+    (1, 65, 8, 8),
+    (3, 129, 40, 64),
+    (1, 1000, 1032, 520),
+    LARGE,
+    (1, 3000, 136, 72),
+]
 # Up to 16 and up to 64; a depth of one block, and of 2 and 4 that share it; several times as many columns as there is room for at a time.
-FEW = [(1, 1, 1000, 520), (2, 16, 520, 4104), (1, 33, 4096, 1032), (3, 64, 136, 72), (1, 5, 2104, 2056), (1, 16, 30000, 64), (1, 64, 8, 8)]
+FEW = [
+    (1, 1, 1000, 520),
+    (2, 16, 520, 4104),
+    (1, 33, 4096, 1032),
+    (3, 64, 136, 72),
+    (1, 5, 2104, 2056),
+    (1, 16, 30000, 64),
+    (1, 64, 8, 8),
+]
 
 
 def build(functions=FUNCTIONS, flags=FLAGS):
@@ -34,7 +52,13 @@ def build(functions=FUNCTIONS, flags=FLAGS):
     header.parent.mkdir(parents=True, exist_ok=True)
     header.write_text(COUNTED)
     functions = [*functions, *(f for f in (PLAIN, ROUNDS, TURNS) if f not in functions)]
-    return kflib.build("cuda", functions, BUILD / "cuda", (*flags, "-include", str(header)), extra={"threads.cu": "int kft_threads = 0;\n"})
+    return kflib.build(
+        "cuda",
+        functions,
+        BUILD / "cuda",
+        (*flags, "-include", str(header)),
+        extra={"threads.cu": "int kft_threads = 0;\n"},
+    )
 
 
 @pytest.fixture(scope="module")
@@ -50,8 +74,18 @@ def test_launchers(lib, f):
     of_floats = 384 if f["dtypes"][0] == "tf32" and f["form"] == "nt" else 512
     for sizes in SHAPES + FEW * (not f["bwd"] and not floats):
         checks.run(lib, memory, f, sizes)
-        if not f["bwd"] and (sizes[1] % 8 == 0 or not {"tn", "tt"} & set(f["op"].split("_"))):  # rows of x as they lie there
-            threads = (of_floats,) if floats else (160,) if sizes in FEW else (384,) if sizes == LARGE else (160, 384)
+        if not f["bwd"] and (
+            sizes[1] % 8 == 0 or not {"tn", "tt"} & set(f["op"].split("_"))
+        ):  # rows of x as they lie there
+            threads = (
+                (of_floats,)
+                if floats
+                else (160,)
+                if sizes in FEW
+                else (384,)
+                if sizes == LARGE
+                else (160, 384)
+            )
             assert ctypes.c_int.in_dll(lib.dll, "kft_threads").value in threads
 
 
@@ -59,22 +93,40 @@ def test_launchers(lib, f):
 def test_last_tiles_are_shared(lib, f):
     """144 tiles of a weight's gradient: an SM has one each, and several share each of the other twelve."""
     weights = [a["name"] for a in f["arguments"] if a.get("kind") == "right" and a["role"] == "sum"]
-    drop = [a["name"] for a in f["arguments"] if a["role"] in ("out", "sum") and a["name"] not in weights]
-    for shift in (0, 1) if f["dtypes"][0] in ("bf16", "f16") else (0,):  # by wgmma, and from any address
+    drop = [
+        a["name"]
+        for a in f["arguments"]
+        if a["role"] in ("out", "sum") and a["name"] not in weights
+    ]
+    for shift in (
+        (0, 1) if f["dtypes"][0] in ("bf16", "f16") else (0,)
+    ):  # by wgmma, and from any address
         checks.run(lib, checks.CudaMemory(), f, (1, 800, 1500, 1504), shift=shift, drop=drop)
 
 
 @pytest.mark.parametrize("f", [ROUNDS, TURNS], ids=lambda f: f["name"])
 def test_tf32_rounds_to_the_nearest(lib, f):
     """Times the identity an element is what a product has of it: 11 bits, ties to even."""
-    bits = torch.randint(-2**31, 2**31, (136, 72), device="cuda", dtype=torch.int64)
-    x = torch.cat([torch.randn(136, 71, device="cuda"), torch.full((136, 1), 1 + 2.0**-11, device="cuda")], 1)
-    x[:, :8] = (bits[:, :8] & 0x3fffffff).int().view(torch.float32)  # any exponent up to that of 1
+    bits = torch.randint(-(2**31), 2**31, (136, 72), device="cuda", dtype=torch.int64)
+    x = torch.cat(
+        [torch.randn(136, 71, device="cuda"), torch.full((136, 1), 1 + 2.0**-11, device="cuda")], 1
+    )
+    x[:, :8] = (bits[:, :8] & 0x3FFFFFFF).int().view(torch.float32)  # any exponent up to that of 1
     was = x.view(torch.int32).long()
-    want = ((was + 0xfff + (was >> 13 & 1)) & ~0x1fff).int().view(torch.float32)
+    want = ((was + 0xFFF + (was >> 13 & 1)) & ~0x1FFF).int().view(torch.float32)
     out = torch.empty_like(x)
-    workspace = torch.empty(max(lib.workspace_bytes(f, (1, 136, 72, 72)), 1), device="cuda", dtype=torch.uint8)
-    given = {"x": x, "weight": torch.eye(72, device="cuda"), "bias": None, "out": out, "pre": None, "strides": None, "workspace": workspace}
+    workspace = torch.empty(
+        max(lib.workspace_bytes(f, (1, 136, 72, 72)), 1), device="cuda", dtype=torch.uint8
+    )
+    given = {
+        "x": x,
+        "weight": torch.eye(72, device="cuda"),
+        "bias": None,
+        "out": out,
+        "pre": None,
+        "strides": None,
+        "workspace": workspace,
+    }
     given = {name: t if t is None else t.data_ptr() for name, t in given.items()}
     sizes = {"batch": 1, "rows": 136, "cols": 72, "depth": 72, "workspace_bytes": workspace.numel()}
     assert lib.call(f, given | sizes, torch.cuda.current_stream().cuda_stream) == 0
@@ -90,10 +142,26 @@ def test_rows_alone(lib):
         found = {}
         for rows in (1, 5, 16, 17, 64):
             out = torch.full((rows, cols), float("nan"), device="cuda", dtype=torch.bfloat16)
-            workspace = torch.empty(lib.workspace_bytes(PLAIN, (1, rows, cols, depth)), device="cuda", dtype=torch.uint8)
-            given = {"x": x, "weight": weight, "bias": None, "out": out, "pre": None, "strides": None, "workspace": workspace}
+            workspace = torch.empty(
+                lib.workspace_bytes(PLAIN, (1, rows, cols, depth)), device="cuda", dtype=torch.uint8
+            )
+            given = {
+                "x": x,
+                "weight": weight,
+                "bias": None,
+                "out": out,
+                "pre": None,
+                "strides": None,
+                "workspace": workspace,
+            }
             given = {name: t if t is None else t.data_ptr() for name, t in given.items()}
-            sizes = {"batch": 1, "rows": rows, "cols": cols, "depth": depth, "workspace_bytes": workspace.numel()}
+            sizes = {
+                "batch": 1,
+                "rows": rows,
+                "cols": cols,
+                "depth": depth,
+                "workspace_bytes": workspace.numel(),
+            }
             assert lib.call(PLAIN, given | sizes, stream) == 0
             found[rows] = out
         assert all(torch.equal(found[64][:rows], out) for rows, out in found.items())
@@ -101,14 +169,26 @@ def test_rows_alone(lib):
 
 @pytest.fixture(scope="module")
 def invariant_libs():
-    return [build(INVARIANT, (*flags, "-DKF_BATCH_INVARIANT")) for flags in (FLAGS, ("-O3", "-arch=sm_90"))]
+    return [
+        build(INVARIANT, (*flags, "-DKF_BATCH_INVARIANT"))
+        for flags in (FLAGS, ("-O3", "-arch=sm_90"))
+    ]
 
 
 @pytest.mark.parametrize("f", INVARIANT, ids=[f["name"] for f in INVARIANT])
 def test_batch_invariant(invariant_libs, f):
     """By wgmma, by mma.sync, and by way of registers."""
     memory = checks.CudaMemory()
-    ways = [(what, invariant_libs[portable], memory, shift, lambda: None, 0)
-            for what, portable, shift in (("by wgmma", 0, 0), ("by mma.sync", 1, 0), ("from any address", 1, 1))]
-    for cols, depth, rows in ((24, 1032, invariant.ROWS), (1032, 520, (2100, 1000, 65, 64, 5))):  # all of sm_90a's tiles
+    ways = [
+        (what, invariant_libs[portable], memory, shift, lambda: None, 0)
+        for what, portable, shift in (
+            ("by wgmma", 0, 0),
+            ("by mma.sync", 1, 0),
+            ("from any address", 1, 1),
+        )
+    ]
+    for cols, depth, rows in (
+        (24, 1032, invariant.ROWS),
+        (1032, 520, (2100, 1000, 65, 64, 5)),
+    ):  # all of sm_90a's tiles
         invariant.check(f, ways, cols, depth, rows)

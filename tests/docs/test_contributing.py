@@ -12,7 +12,9 @@ import pytest
 from conftest import ROOT
 
 STEP = re.compile(r"<!-- (file: (?P<file>\S+)|run|output) -->\n```\w*\n(?P<text>.*?)```\n", re.S)
-NVCC = shutil.which("nvcc") or next((str(p) for p in [pathlib.Path("/usr/local/cuda/bin/nvcc")] if p.exists()), None)
+NVCC = shutil.which("nvcc") or next(
+    (str(p) for p in [pathlib.Path("/usr/local/cuda/bin/nvcc")] if p.exists()), None
+)
 
 
 @pytest.fixture(scope="module")
@@ -26,9 +28,15 @@ def checkout(tmp_path_factory):
 
 
 def shell(line, cwd):
-    environment = {k: v for k, v in os.environ.items() if k not in ("MAKEFLAGS", "MFLAGS", "MAKELEVEL")}
-    environment["PATH"] = os.pathsep.join([str(pathlib.Path(sys.executable).parent), environment["PATH"]])
-    done = subprocess.run(["bash", "-c", line], cwd=cwd, capture_output=True, text=True, env=environment)
+    environment = {
+        k: v for k, v in os.environ.items() if k not in ("MAKEFLAGS", "MFLAGS", "MAKELEVEL")
+    }
+    environment["PATH"] = os.pathsep.join(
+        [str(pathlib.Path(sys.executable).parent), environment["PATH"]]
+    )
+    done = subprocess.run(
+        ["bash", "-c", line], cwd=cwd, capture_output=True, text=True, env=environment
+    )
     assert done.returncode == 0, f"{line}\n{done.stdout}\n{done.stderr}"
     return done.stdout
 
@@ -46,7 +54,9 @@ def test_the_page_works(checkout):
             assert " ".join(text.split()) in " ".join(said.split()), f"expected\n{text}in\n{said}"
     assert outputs == 6, "the page has lost its marks"
     page = (ROOT / "docs/contributing.md").read_text()
-    assert page.index("pip install jinja2 numpy scipy") < page.index("kfgen check"), "a fresh clone has neither"
+    assert page.index("pip install jinja2 numpy scipy") < page.index("kfgen check"), (
+        "a fresh clone has neither"
+    )
     if NVCC:  # the same entries for CUDA
         (checkout / "both.cu").write_text("""
 #include <kf/my_ops.cuh>

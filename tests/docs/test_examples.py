@@ -16,21 +16,33 @@ EXAMPLES = ROOT / "examples"
 C = sorted(p.name for p in EXAMPLES.glob("*.c") if not p.name.startswith("demo"))
 CUDA = sorted(p.name for p in EXAMPLES.glob("*.cu") if not p.name.startswith("demo"))
 WARNINGS = ["-Wall", "-Wextra", "-Wshadow", "-Wconversion", "-Werror"]
-NVCC = shutil.which("nvcc") or next((str(p) for p in [pathlib.Path("/usr/local/cuda/bin/nvcc")] if p.exists()), None)
+NVCC = shutil.which("nvcc") or next(
+    (str(p) for p in [pathlib.Path("/usr/local/cuda/bin/nvcc")] if p.exists()), None
+)
 NO_GPU = 77
 LAUNCHED = [  # by 07_nvrtc.cpp: kernels as their cubins name them, blocks and threads
-    "_Z11kfk_add_f32ILi1ELi4ELi1EE 500 1 256", "_Z16kfk_bias_bwd_f32ILi7ELi4ELi0EE 256 1 512", "_Z16kfk_sum_partialsILi0ELi0EE 32 1 512",
-    "_Z18kfk_layer_norm_f32ILi7ELi4ELi1EE 512 1 64", "_Z11kfk_sum_f32ILi0ELi1EE 32 1 256"]
-SAID = {"00_cpu.c": "-0.1587 0.8413 0.0000 1.9545 3.9999 2.9960\n", "00_backward.c": "dbias 1.0019 2.0838 1.5119\n",
-        "08_tensors.c": "2 6 0 0 4 8\n", "11_layer.c": "30 120 2060 530\n",
-        "09_embedding.c": "0 2 0 4 2 of each token; token 5: NaN; turned -0.6023 2.7635\n",
-        "12_vocabulary.c": "a loss of 3.9 at first, of less than 0.2 after 60 steps\n",
-        "13_positions.c": "1.05 1.05 normalised; 1.22 1.22, one behind the other; -1.14 at the same place; computed angles are the same\n"}
+    "_Z11kfk_add_f32ILi1ELi4ELi1EE 500 1 256",
+    "_Z16kfk_bias_bwd_f32ILi7ELi4ELi0EE 256 1 512",
+    "_Z16kfk_sum_partialsILi0ELi0EE 32 1 512",
+    "_Z18kfk_layer_norm_f32ILi7ELi4ELi1EE 512 1 64",
+    "_Z11kfk_sum_f32ILi0ELi1EE 32 1 256",
+]
+SAID = {
+    "00_cpu.c": "-0.1587 0.8413 0.0000 1.9545 3.9999 2.9960\n",
+    "00_backward.c": "dbias 1.0019 2.0838 1.5119\n",
+    "08_tensors.c": "2 6 0 0 4 8\n",
+    "11_layer.c": "30 120 2060 530\n",
+    "09_embedding.c": "0 2 0 4 2 of each token; token 5: NaN; turned -0.6023 2.7635\n",
+    "12_vocabulary.c": "a loss of 3.9 at first, of less than 0.2 after 60 steps\n",
+    "13_positions.c": "1.05 1.05 normalised; 1.22 1.22, one behind the other; -1.14 at the same place; computed angles are the same\n",
+}
 
 
 def run(*command, status=(0,)):
     done = subprocess.run([str(c) for c in command], capture_output=True, text=True)
-    assert done.returncode in status, f"{' '.join(map(str, command))}: {done.returncode}\n{done.stdout}\n{done.stderr}"
+    assert done.returncode in status, (
+        f"{' '.join(map(str, command))}: {done.returncode}\n{done.stdout}\n{done.stderr}"
+    )
     return done
 
 
@@ -41,19 +53,55 @@ def prefix(once):
 
 
 def installed(out):
-    shutil.copytree(ROOT / "include", out, dirs_exist_ok=True, ignore=shutil.ignore_patterns("meson.build"))
+    shutil.copytree(
+        ROOT / "include", out, dirs_exist_ok=True, ignore=shutil.ignore_patterns("meson.build")
+    )
     shutil.copytree(kflib.render(BUILD)[1] / "kf", out / "kf", dirs_exist_ok=True)
-    run(kflib.sys.executable, ROOT / "gen/bin/kfgen", "render", "--spec", EXAMPLES / "my_ops.toml", "--out", out)
-    run(kflib.sys.executable, ROOT / "gen/bin/kfgen", "runtime", "--ops", "add,linear", "--dtypes", "f32", "--activations",
-        "none,relu", "-o", out / "functions.h")
+    run(
+        kflib.sys.executable,
+        ROOT / "gen/bin/kfgen",
+        "render",
+        "--spec",
+        EXAMPLES / "my_ops.toml",
+        "--out",
+        out,
+    )
+    run(
+        kflib.sys.executable,
+        ROOT / "gen/bin/kfgen",
+        "runtime",
+        "--ops",
+        "add,linear",
+        "--dtypes",
+        "f32",
+        "--activations",
+        "none,relu",
+        "-o",
+        out / "functions.h",
+    )
     return out
 
 
-@pytest.mark.parametrize("compiler", cases.by_level(["gcc -std=c11"], ["gcc -std=c11", "g++ -std=c++17 -xc++"]))
+@pytest.mark.parametrize(
+    "compiler", cases.by_level(["gcc -std=c11"], ["gcc -std=c11", "g++ -std=c++17 -xc++"])
+)
 @pytest.mark.parametrize("name", C)
 def test_c(name, compiler, prefix, tmp_path):
-    flags = [*WARNINGS, *(["-Wno-missing-field-initializers"] if "++" in compiler else [])]  # {0} is C's way to begin a struct
-    run(*compiler.split(), "-O2", *flags, "-isystem", prefix, EXAMPLES / name, "-o", tmp_path / "example", "-lm")
+    flags = [
+        *WARNINGS,
+        *(["-Wno-missing-field-initializers"] if "++" in compiler else []),
+    ]  # {0} is C's way to begin a struct
+    run(
+        *compiler.split(),
+        "-O2",
+        *flags,
+        "-isystem",
+        prefix,
+        EXAMPLES / name,
+        "-o",
+        tmp_path / "example",
+        "-lm",
+    )
     said = run(tmp_path / "example").stdout
     assert said.endswith("\n"), "an example says what it found"
     if name in SAID:
@@ -62,17 +110,33 @@ def test_c(name, compiler, prefix, tmp_path):
 
 def test_demo(prefix, tmp_path):
     """README's first command: what it calls, of small tensors, with its own checks against float64. On a GPU it calls the same."""
-    run("gcc", "-O1", *WARNINGS, "-DROWS=64", "-DCOLS=512", "-isystem", prefix, EXAMPLES / "demo_cpu.c", "-o", tmp_path / "demo", "-lm")
+    run(
+        "gcc",
+        "-O1",
+        *WARNINGS,
+        "-DROWS=64",
+        "-DCOLS=512",
+        "-isystem",
+        prefix,
+        EXAMPLES / "demo_cpu.c",
+        "-o",
+        tmp_path / "demo",
+        "-lm",
+    )
     assert len(run(tmp_path / "demo").stdout.splitlines()) == 2 + 2 * 8
 
 
 @pytest.mark.skipif(not NVCC, reason="no nvcc")
-@pytest.mark.parametrize("name", cases.by_level([name for name in CUDA if "own_kernel" in name], [*CUDA, "demo_cuda.cu"]))
+@pytest.mark.parametrize(
+    "name", cases.by_level([name for name in CUDA if "own_kernel" in name], [*CUDA, "demo_cuda.cu"])
+)
 def test_cuda(name, prefix, tmp_path):
     arch = "-arch=native" if kflib.has_gpu() else "-arch=sm_90"
     strict = ("-Werror", "all-warnings", "-Xcompiler", "-Wall,-Wextra,-Werror")
     run(NVCC, "-O3", arch, *strict, "-isystem", prefix, EXAMPLES / name, "-o", tmp_path / "example")
-    assert run(tmp_path / "example", status=(0,) if kflib.has_gpu() else (NO_GPU,)).stdout.endswith("\n"), "also where there is no GPU"
+    assert run(tmp_path / "example", status=(0,) if kflib.has_gpu() else (NO_GPU,)).stdout.endswith(
+        "\n"
+    ), "also where there is no GPU"
 
 
 def linked_with_driver(tmp_path):
@@ -80,37 +144,97 @@ def linked_with_driver(tmp_path):
     if kflib.has_gpu():
         return ["-l:libcuda.so.1"]
     fake = ROOT / "tests/support/fake_libcuda.cpp"
-    run("g++", "-std=c++17", "-shared", "-fPIC", "-isystem", toolkit.include(), fake, "-o", tmp_path / "libcuda.so")
+    run(
+        "g++",
+        "-std=c++17",
+        "-shared",
+        "-fPIC",
+        "-isystem",
+        toolkit.include(),
+        fake,
+        "-o",
+        tmp_path / "libcuda.so",
+    )
     return ["-L", tmp_path, "-lcuda", f"-Wl,-rpath,{tmp_path}"]
 
 
-@pytest.mark.skipif(not (toolkit.include() and toolkit.nvrtc_to_link()), reason="no CUDA headers or no NVRTC")
-@pytest.mark.parametrize("compiler", cases.by_level(["g++ -std=c++17"], ["g++ -std=c++17", "g++ -std=c++20", "clang++ -std=c++17"]))
+@pytest.mark.skipif(
+    not (toolkit.include() and toolkit.nvrtc_to_link()), reason="no CUDA headers or no NVRTC"
+)
+@pytest.mark.parametrize(
+    "compiler",
+    cases.by_level(["g++ -std=c++17"], ["g++ -std=c++17", "g++ -std=c++20", "clang++ -std=c++17"]),
+)
 def test_nvrtc(compiler, prefix, tmp_path):
     """Built without nvcc. Where there is no GPU each kernel is compiled, found in its cubin and launched all the same, and computes nothing."""
     headers, library = toolkit.nvrtc_to_link()
     words = [w for d in (prefix, toolkit.include(), headers) for w in ("-isystem", d)]
-    run(*compiler.split(), "-O2", *WARNINGS, *words, EXAMPLES / "07_nvrtc.cpp", "-o", tmp_path / "example", library,
-        f"-Wl,-rpath,{library.parent}", *linked_with_driver(tmp_path))
-    done = run("env", f"LD_LIBRARY_PATH={library.parent}", tmp_path / "example", f"-I{prefix}", f"-I{toolkit.include()}",
-               status=(0,) if kflib.has_gpu() else (1,))
+    run(
+        *compiler.split(),
+        "-O2",
+        *WARNINGS,
+        *words,
+        EXAMPLES / "07_nvrtc.cpp",
+        "-o",
+        tmp_path / "example",
+        library,
+        f"-Wl,-rpath,{library.parent}",
+        *linked_with_driver(tmp_path),
+    )
+    done = run(
+        "env",
+        f"LD_LIBRARY_PATH={library.parent}",
+        tmp_path / "example",
+        f"-I{prefix}",
+        f"-I{toolkit.include()}",
+        status=(0,) if kflib.has_gpu() else (1,),
+    )
     if kflib.has_gpu():
         assert done.stdout.count("agrees with C\n") == 4
     else:
         launched = [re.sub(r"EEv\w+", "EE", line) for line in done.stderr.splitlines()]
-        assert launched == [*LAUNCHED, "free at once", "free at once"] and done.stdout.count(", expected ") == 4, done.stderr + done.stdout
+        assert (
+            launched == [*LAUNCHED, "free at once", "free at once"]
+            and done.stdout.count(", expected ") == 4
+        ), done.stderr + done.stdout
 
 
 @pytest.mark.level(2)
 def test_torch_bridge(prefix, tmp_path):
     """PyTorch's headers and library, of the version that is installed, without a GPU."""
     torch = pathlib.Path(pytest.importorskip("torch").__file__).parent
-    run(kflib.sys.executable, ROOT / "gen/bin/kfgen", "runtime", "--ops", "add", "--activations", "none,relu", "-o", tmp_path / "functions.h")
-    include = [w for d in (tmp_path, prefix, torch / "include", torch / "include/torch/csrc/api/include") for w in ("-isystem", d)]
+    run(
+        kflib.sys.executable,
+        ROOT / "gen/bin/kfgen",
+        "runtime",
+        "--ops",
+        "add",
+        "--activations",
+        "none,relu",
+        "-o",
+        tmp_path / "functions.h",
+    )
+    include = [
+        w
+        for d in (tmp_path, prefix, torch / "include", torch / "include/torch/csrc/api/include")
+        for w in ("-isystem", d)
+    ]
     link = [f"-L{torch / 'lib'}", f"-Wl,-rpath,{torch / 'lib'}", "-ltorch_cpu", "-lc10"]
-    run("g++", "-std=c++17", "-O1", *WARNINGS, *include, EXAMPLES / "torch_bridge.cpp", "-o", tmp_path / "example", *link)
-    assert run(tmp_path / "example").stdout == ("kf_fused_add_activation: b is f64, expected f32 beside a of f32\n"
-                                                "4 of 4 agree with PyTorch\n")
+    run(
+        "g++",
+        "-std=c++17",
+        "-O1",
+        *WARNINGS,
+        *include,
+        EXAMPLES / "torch_bridge.cpp",
+        "-o",
+        tmp_path / "example",
+        *link,
+    )
+    assert run(tmp_path / "example").stdout == (
+        "kf_fused_add_activation: b is f64, expected f32 beside a of f32\n"
+        "4 of 4 agree with PyTorch\n"
+    )
 
 
 @pytest.mark.parametrize("path", sorted(EXAMPLES.glob("0*")), ids=lambda p: p.name)

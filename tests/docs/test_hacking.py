@@ -20,9 +20,15 @@ def squeezed(text):
 
 
 def test_quotes(include):
-    found = [quote for page in ("hacking", "nvrtc", "contributing") for quote in QUOTE.findall((ROOT / f"docs/{page}.md").read_text())]
+    found = [
+        quote
+        for page in ("hacking", "nvrtc", "contributing")
+        for quote in QUOTE.findall((ROOT / f"docs/{page}.md").read_text())
+    ]
     assert len(found) >= 8
-    kernels = {launcher.name: k for k in Selection(specs.load()).all_kernels() for launcher in k.launchers}
+    kernels = {
+        launcher.name: k for k in Selection(specs.load()).all_kernels() for launcher in k.launchers
+    }
     for kind, where, text in found:
         if kind == "explain":
             source = " ".join(contract.lines(kernels[where]))
@@ -32,11 +38,28 @@ def test_quotes(include):
 
 
 def test_the_map_is_whole():
-    names = [p.name for folder in ("gen/kfgen", "include/kf/core") for p in (ROOT / folder).iterdir() if p.is_file() and not p.name.startswith("__")]
+    names = [
+        p.name
+        for folder in ("gen/kfgen", "include/kf/core")
+        for p in (ROOT / folder).iterdir()
+        if p.is_file() and not p.name.startswith("__")
+    ]
     assert [n for n in names if n not in PAGE] == []
-    folders = [p.name for folder in ("", "tests", "templates", "gen") for p in (ROOT / folder).iterdir() if p.is_dir()]
+    folders = [
+        p.name
+        for folder in ("", "tests", "templates", "gen")
+        for p in (ROOT / folder).iterdir()
+        if p.is_dir()
+    ]
     skip = {"build", "__pycache__"}
-    assert [n for n in folders if n not in PAGE and n not in skip and not n.startswith((".", "build")) and n != "kfgen.egg-info"] == []
+    assert [
+        n
+        for n in folders
+        if n not in PAGE
+        and n not in skip
+        and not n.startswith((".", "build"))
+        and n != "kfgen.egg-info"
+    ] == []
 
 
 def test_each_family_has_a_page():
@@ -54,8 +77,18 @@ def test_each_family_has_a_page():
 
 def test_internal_names_exist(include):
     """What these pages name is in the sources: a rename takes the pages along."""
-    sources = [p for folder in (ROOT / "include", ROOT / "templates", ROOT / "gen", ROOT / "tests", include[1] / "kf/ops") for p in folder.rglob("*")
-               if p.suffix in (".h", ".cuh", ".j2", ".py", ".cpp") and p.name != "test_hacking.py"]
+    sources = [
+        p
+        for folder in (
+            ROOT / "include",
+            ROOT / "templates",
+            ROOT / "gen",
+            ROOT / "tests",
+            include[1] / "kf/ops",
+        )
+        for p in folder.rglob("*")
+        if p.suffix in (".h", ".cuh", ".j2", ".py", ".cpp") and p.name != "test_hacking.py"
+    ]
     known = set(re.findall(r"\bkf[ik]_\w+|\bKFI_\w+", "\n".join(p.read_text() for p in sources)))
     for page in [ROOT / "docs/hacking.md", *(ROOT / "docs/families").glob("*.md")]:
         named = set(re.findall(r"\b(?:kf[ik]|KFI)_\w+\b(?!…|<)", page.read_text()))

@@ -7,7 +7,11 @@ import pytest
 from conftest import ROOT
 
 PAGES = ["docs/install.md", "docs/launchers.md", "docs/nvrtc.md"]
-BUILDS = {r"^(?!#).*\bcmake -B": "-DCMAKE_BUILD_TYPE=Release", r"^(?!#).*meson setup": "buildtype=release", r"^(?!#).*\b(gcc|nvcc|g\+\+) ": "-O"}
+BUILDS = {
+    r"^(?!#).*\bcmake -B": "-DCMAKE_BUILD_TYPE=Release",
+    r"^(?!#).*meson setup": "buildtype=release",
+    r"^(?!#).*\b(gcc|nvcc|g\+\+) ": "-O",
+}
 HEADERS_ALONE = "meson install"  # a build of kf itself compiles nothing
 
 

@@ -9,11 +9,17 @@ from conftest import ROOT
 
 PAGE = (ROOT / "docs/manifest.md").read_text()
 TABLE = re.compile(r"<!-- table: (\w+) -->\n\| field .*\n\|:--.*\n((?:\|.*\n)+)")
-TYPES = {"text": lambda v: isinstance(v, str), "bool": lambda v: isinstance(v, bool), "table": lambda v: isinstance(v, dict),
-         "whole": lambda v: type(v) is int, "number": lambda v: type(v) in (int, float), "null": lambda v: v is None,
-         "texts": lambda v: isinstance(v, list) and all(isinstance(x, str) for x in v),
-         "tables": lambda v: isinstance(v, list) and all(isinstance(x, dict) for x in v),
-         "lists": lambda v: isinstance(v, list) and all(isinstance(x, list) for x in v)}
+TYPES = {
+    "text": lambda v: isinstance(v, str),
+    "bool": lambda v: isinstance(v, bool),
+    "table": lambda v: isinstance(v, dict),
+    "whole": lambda v: type(v) is int,
+    "number": lambda v: type(v) in (int, float),
+    "null": lambda v: v is None,
+    "texts": lambda v: isinstance(v, list) and all(isinstance(x, str) for x in v),
+    "tables": lambda v: isinstance(v, list) and all(isinstance(x, dict) for x in v),
+    "lists": lambda v: isinstance(v, list) and all(isinstance(x, list) for x in v),
+}
 
 
 def things():
@@ -21,11 +27,22 @@ def things():
     m = kflib.manifest()
     arguments = [a for f in m["functions"] for a in f["arguments"]]
     tensors = [a for a in arguments if "kind" in a]
-    return {"manifest": [m], "function": m["functions"], "tensor": tensors, "argument": [a for a in arguments if "kind" not in a],
-            "index": [a["index"] for a in tensors if a["index"]], "variable": [v for f in m["functions"] for v in f["variables"]],
-            "axes": [f["axes"] for f in m["functions"] if f["axes"]], "statements": list(m["statements"].values()),
-            "tolerance": [f["tolerance"] for f in m["functions"] if f["tolerance"]], "cost": [f["cost"] for f in m["functions"]],
-            "activation": m["activations"], "op": m["ops"], "alias": m["aliases"], "any": m["any"]}
+    return {
+        "manifest": [m],
+        "function": m["functions"],
+        "tensor": tensors,
+        "argument": [a for a in arguments if "kind" not in a],
+        "index": [a["index"] for a in tensors if a["index"]],
+        "variable": [v for f in m["functions"] for v in f["variables"]],
+        "axes": [f["axes"] for f in m["functions"] if f["axes"]],
+        "statements": list(m["statements"].values()),
+        "tolerance": [f["tolerance"] for f in m["functions"] if f["tolerance"]],
+        "cost": [f["cost"] for f in m["functions"]],
+        "activation": m["activations"],
+        "op": m["ops"],
+        "alias": m["aliases"],
+        "any": m["any"],
+    }
 
 
 def documented():
@@ -34,7 +51,9 @@ def documented():
     for name, rows in TABLE.findall(PAGE):
         for row in rows.splitlines():
             fields, types, _, example = (cell.strip() for cell in row[1:-1].split("|"))
-            found.setdefault(name, []).append((fields.split(", "), types.split(" or "), example.strip("`")))
+            found.setdefault(name, []).append(
+                (fields.split(", "), types.split(" or "), example.strip("`"))
+            )
     return found
 
 

@@ -34,19 +34,33 @@ def entry(path):
 
 
 def activations():
-    words = ", ".join(f"`{a.name}`" + (f" ({', '.join(a.scalars)})" if a.scalars else "") for a in specs.load().activations.values())
+    words = ", ".join(
+        f"`{a.name}`" + (f" ({', '.join(a.scalars)})" if a.scalars else "")
+        for a in specs.load().activations.values()
+    )
     return f"\n{textwrap.fill(words, 150)}\n"
 
 
 def filled(text):
     """README with everything that is taken from elsewhere taken anew."""
+
     def fence(kind, content):
         nonlocal text
-        text = re.sub(rf"(<!-- {kind}: (\S+) -->\n```\w+\n).*?(```\n)", lambda m: m[1] + content(m[2]) + m[3], text, flags=re.S)
+        text = re.sub(
+            rf"(<!-- {kind}: (\S+) -->\n```\w+\n).*?(```\n)",
+            lambda m: m[1] + content(m[2]) + m[3],
+            text,
+            flags=re.S,
+        )
 
     def between(name, content):
         nonlocal text
-        text, found = re.subn(rf"(<!-- {name} -->).*?(<!-- /{name} -->)", lambda m: m[1] + content + m[2], text, flags=re.S)
+        text, found = re.subn(
+            rf"(<!-- {name} -->).*?(<!-- /{name} -->)",
+            lambda m: m[1] + content + m[2],
+            text,
+            flags=re.S,
+        )
         assert found == 1, name
 
     fence("file", code)
@@ -57,16 +71,28 @@ def filled(text):
 
 def test_readme_is_the_repository_s_own(manifest):
     text = filled(README.read_text())
-    counts = [f"{len(found):,}" for found in (kflib.on("cpu", manifest["functions"]), kflib.on("cuda", manifest["functions"]))]
+    counts = [
+        f"{len(found):,}"
+        for found in (
+            kflib.on("cpu", manifest["functions"]),
+            kflib.on("cuda", manifest["functions"]),
+        )
+    ]
     counts[1] = "all" if counts[0] == counts[1] else counts[1]
-    text = re.sub(r"(<!-- count -->)[\d,]+( functions for C, )(?:[\d,]+|all)", lambda m: m[1] + counts[0] + m[2] + counts[1], text)
+    text = re.sub(
+        r"(<!-- count -->)[\d,]+( functions for C, )(?:[\d,]+|all)",
+        lambda m: m[1] + counts[0] + m[2] + counts[1],
+        text,
+    )
     if UPDATE:
         README.write_text(text)
     assert README.read_text() == text, "run KF_UPDATE=1 pytest tests/docs/test_readme.py"
     assert [text.count(f"```{word}\n") for word in ("c", "cuda", "python")] == [1, 1, 1]
 
 
-@pytest.mark.parametrize("page", sorted(p.relative_to(ROOT).as_posix() for p in [README, *ROOT.glob("docs/**/*.md")]))
+@pytest.mark.parametrize(
+    "page", sorted(p.relative_to(ROOT).as_posix() for p in [README, *ROOT.glob("docs/**/*.md")])
+)
 def test_links_lead_somewhere(page):
     text = (ROOT / page).read_text()
     for target, anchor in re.findall(r"\]\(([^)#\s]*)#?([^)\s]*)\)", text):
@@ -79,8 +105,13 @@ def test_links_lead_somewhere(page):
 def anchors(page):
     """Of a page's headings, as GitHub makes them; and those that it names itself."""
     text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.S | re.M)
-    headings = (re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", h).lower() for h in re.findall(r"^#+ (.*)", text, re.M))
-    return {re.sub(r"[^\w\- ]", "", h).strip().replace(" ", "-") for h in headings} | set(re.findall(r'<a (?:id|name)="([^"]+)"', text))
+    headings = (
+        re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", h).lower()
+        for h in re.findall(r"^#+ (.*)", text, re.M)
+    )
+    return {re.sub(r"[^\w\- ]", "", h).strip().replace(" ", "-") for h in headings} | set(
+        re.findall(r'<a (?:id|name)="([^"]+)"', text)
+    )
 
 
 def test_launchers_of_f32_are_counted(manifest):
@@ -91,25 +122,47 @@ def test_launchers_of_f32_are_counted(manifest):
     now, found = re.subn(r"\(it has [\d,]+ now\)", f"(it has {count:,} now)", text)
     if UPDATE:
         page.write_text(now)
-    assert found == 1 and page.read_text() == now, "run KF_UPDATE=1 pytest tests/docs/test_readme.py"
+    assert found == 1 and page.read_text() == now, (
+        "run KF_UPDATE=1 pytest tests/docs/test_readme.py"
+    )
 
 
-@pytest.mark.parametrize("page", sorted(p.relative_to(ROOT).as_posix() for p in [README, ROOT / "CHANGELOG.md", *ROOT.glob("docs/**/*.md")]))
+@pytest.mark.parametrize(
+    "page",
+    sorted(
+        p.relative_to(ROOT).as_posix()
+        for p in [README, ROOT / "CHANGELOG.md", *ROOT.glob("docs/**/*.md")]
+    ),
+)
 def test_functions_named_in_pages_exist(page, manifest):
     """Whatever looks like one of kf's functions is one, or is the examples' own."""
-    known = {f[n] for f in manifest["functions"] + manifest["any"]
-             for n in ("name", "cpu_name", "workspace", "cpu_workspace") if f[n]}
-    known |= {f"kf_{name}" for name in CORE_NAMES} | set(runtime_api.prototypes()) | runtime_api.types()
+    known = {
+        f[n]
+        for f in manifest["functions"] + manifest["any"]
+        for n in ("name", "cpu_name", "workspace", "cpu_workspace")
+        if f[n]
+    }
+    known |= (
+        {f"kf_{name}" for name in CORE_NAMES} | set(runtime_api.prototypes()) | runtime_api.types()
+    )
     made = runtime.functions(manifest)
-    known |= {name for f in made for name in (f.name, f.plain)} | {name for name, _, _ in runtime.aliases(manifest, made)}
-    known |= {a["struct"] for f in manifest["functions"] for a in f["arguments"] if a["role"] == "strides"}
+    known |= {name for f in made for name in (f.name, f.plain)} | {
+        name for name, _, _ in runtime.aliases(manifest, made)
+    }
+    known |= {
+        a["struct"] for f in manifest["functions"] for a in f["arguments"] if a["role"] == "strides"
+    }
     acts = [a["name"] for a in manifest["activations"]] + ["logsigmoid"]
     known |= {f"kf_{a}{b}{c}" for a in acts for b in ("", "_bwd") for c in ("", "_double")}
     ops = r"(\w+_)?layer_scale|(\w+_)?l1_distance|tempered_softmax|sum_and_difference|(\w+_)?logsigmoid|rms_norm_(\w+_)?scale"
     own = re.compile(rf"kf_(cpu_)?({ops})(_\w+)?\Z")
     for name in set(re.findall(r"\bkf_[a-z0-9_]+\b(?![{*…(]?…)", (ROOT / page).read_text())):
         # a prefix; Meson's variables; a file; tests
-        if name.endswith("_") or name in ("kf_dep", "kf_targets", "kf_single") or name.startswith("kf_emu_"):
+        if (
+            name.endswith("_")
+            or name in ("kf_dep", "kf_targets", "kf_single")
+            or name.startswith("kf_emu_")
+        ):
             continue
         if re.match(r"kf_(my_)?launchers(_|\Z)", name):  # files, and their own functions
             continue
@@ -130,8 +183,12 @@ def test_the_table_of_families_is_of_ops():
     ops = {op.pattern for op in spec.ops.values()}
     functions = {op.replace("{act}", a) for op in ops for a in spec.activations}
     assert [op for op in shown if op not in ops | functions | {"_mean", "_sum"}] == []
-    missing = [op for op in ops if op not in shown and re.sub(r"_(mean|sum)\Z", "", op) not in shown]
-    assert 16 * len(missing) <= len(ops), f"README no longer gives an idea of what there is: {missing}"
+    missing = [
+        op for op in ops if op not in shown and re.sub(r"_(mean|sum)\Z", "", op) not in shown
+    ]
+    assert 16 * len(missing) <= len(ops), (
+        f"README no longer gives an idea of what there is: {missing}"
+    )
     assert len(set(shown)) == len(shown), "an op stands in one row"
 
 
@@ -139,11 +196,18 @@ def test_figures_come_from_the_filed_results(monkeypatch):
     """README's tables, docs/performance.md's and the charts are those of bench/results: python3 bench/report.py"""
     monkeypatch.syspath_prepend(str(ROOT / "bench"))
     import report
+
     for page in report.PAGES:
         text = page.read_text()
-        assert text.count("<!-- table: ") == text.count("<!-- /table -->") == len(report.MARK.findall(text))
+        assert (
+            text.count("<!-- table: ")
+            == text.count("<!-- /table -->")
+            == len(report.MARK.findall(text))
+        )
         assert report.filled(text) == text, f"{page.name} is stale: run python3 bench/report.py"
     readme = README.read_text()
     assert "<!-- table: headline -->" in readme and "<!-- table: slow" in readme
     bare = re.sub(r"<!-- table.*?<!-- /table -->", "", readme, flags=re.S)
-    assert not re.search(r"\d\.\d+x|\d %", bare), "a measured figure outside of the generated tables"
+    assert not re.search(r"\d\.\d+x|\d %", bare), (
+        "a measured figure outside of the generated tables"
+    )

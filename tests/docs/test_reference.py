@@ -10,14 +10,25 @@ from kfgen import spec as specs
 from kfgen.render import Selection
 
 FOLDER = ROOT / "docs/reference"
-TYPES = {"f32": "float", "f64": "double", "f16": "kf_f16", "bf16": "kf_bf16", "i32": "int32_t", "i64": "int64_t"}
+TYPES = {
+    "f32": "float",
+    "f64": "double",
+    "f16": "kf_f16",
+    "bf16": "kf_bf16",
+    "i32": "int32_t",
+    "i64": "int64_t",
+}
 SECTION = re.compile(r"^## <a name=\"\w+\"></a>`(\S+)`$(.*?)^\| tensor", re.M | re.S)
 PATTERN = re.compile(r"^kf_result_t (kf_\[cpu_\]\S+?)\((.*)\);$", re.M)
 
 
 def test_the_pages_are_those_of_the_spec():
     found = docs.pages(Selection(specs.load()))
-    assert {p.name for p in FOLDER.iterdir()} == set(found) == {f"{f.name}.md" for f in families.FAMILIES.values()} | {"README.md", "activations.md"}
+    assert (
+        {p.name for p in FOLDER.iterdir()}
+        == set(found)
+        == {f"{f.name}.md" for f in families.FAMILIES.values()} | {"README.md", "activations.md"}
+    )
     stale = [name for name, text in found.items() if (FOLDER / name).read_text() != text]
     assert not stale, f"{', '.join(stale)}: run gen/bin/kfgen docs"
 
@@ -25,17 +36,30 @@ def test_the_pages_are_those_of_the_spec():
 def filled(name, arguments, act, variables, first):
     """A pattern with an activation and dtypes in their places: the signature in C. first: the first dtype's word."""
     t, u, i = variables["T"], variables.get("U", variables["T"]), variables.get("I", "i64")
-    name = name.replace("[cpu_]", "cpu_").replace("{act}_" if act == "none" else "{act}", "" if act == "none" else act)
-    name = re.sub(r"_T(_U)?(_I)?\Z", f"_{first}" + (f"_{u}" if u != t else "") + (f"_{i}" if i != "i64" else ""), name)
+    name = name.replace("[cpu_]", "cpu_").replace(
+        "{act}_" if act == "none" else "{act}", "" if act == "none" else act
+    )
+    name = re.sub(
+        r"_T(_U)?(_I)?\Z",
+        f"_{first}" + (f"_{u}" if u != t else "") + (f"_{i}" if i != "i64" else ""),
+        name,
+    )
     acc = "double" if t == "f64" else "float"
     types = {"T": TYPES[t], "U": TYPES[u], "I": TYPES[i], "acc": acc, "float": acc}
-    arguments = re.sub(r"\b(T|U|I|acc|float)\b(?= )", lambda m: types[m[1]], arguments.replace("[, cudaStream_t stream]", ""))
+    arguments = re.sub(
+        r"\b(T|U|I|acc|float)\b(?= )",
+        lambda m: types[m[1]],
+        arguments.replace("[, cudaStream_t stream]", ""),
+    )
     return f"kf_result_t {name}({arguments})"
 
 
 @pytest.mark.parametrize("family", [f.name for f in families.FAMILIES.values()])
 def test_signature_patterns_are_the_signatures(family, manifest):
-    sections = {op: PATTERN.findall(text) for op, text in SECTION.findall((FOLDER / f"{family}.md").read_text())}
+    sections = {
+        op: PATTERN.findall(text)
+        for op, text in SECTION.findall((FOLDER / f"{family}.md").read_text())
+    }
     functions = [f for f in manifest["functions"] if f["family"] == family and not f["state"]]
     functions = [f for f in functions if not any(a["role"] == "act_scalar" for a in f["arguments"])]
     assert {f["op"] for f in functions} == set(sections)
@@ -47,11 +71,20 @@ def test_signature_patterns_are_the_signatures(family, manifest):
 
 def test_every_result_code_is_documented():
     codes = docs.result_codes()
-    assert [n for n, _, _ in codes] == list(range(len(codes))) and codes[0][1] == "KF_SUCCESS" and len(codes) >= 10
+    assert (
+        [n for n, _, _ in codes] == list(range(len(codes)))
+        and codes[0][1] == "KF_SUCCESS"
+        and len(codes) >= 10
+    )
     page = (FOLDER / "README.md").read_text()
-    assert [name for _, name, _ in codes if f"`{name}`" not in page] == [] and "kf_get_error_string" in page
+    assert [
+        name for _, name, _ in codes if f"`{name}`" not in page
+    ] == [] and "kf_get_error_string" in page
 
 
 def test_a_page_is_compact():
     """Ops of a family on one page that can be read: a third of what all functions by name took."""
-    assert all(len((FOLDER / f"{f.name}.md").read_text().splitlines()) < 1000 for f in families.FAMILIES.values())
+    assert all(
+        len((FOLDER / f"{f.name}.md").read_text().splitlines()) < 1000
+        for f in families.FAMILIES.values()
+    )

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The public device words (kf/core/device.cuh) in small kernels of one's own, run by the emulation in every order of threads,
-// against plain loops. Prints the first value that is wrong.
+// The public device words (kf/core/device.cuh) in small kernels of one's own, run by the emulation
+// in every order of threads, against plain loops. Prints the first value that is wrong.
 #include <cuda_runtime.h>
 
 #include <cmath>
@@ -10,18 +10,17 @@
 #include <kf/core/device.cuh>
 #include <kf/ops/act_dropout.h>
 
-template <class... A>
-static void launch(void (*kernel)(A...), dim3 block, A... arguments)
+template <class... A> static void launch(void (*kernel)(A...), dim3 block, A... arguments)
 {
     void *args[] = {(void *)&arguments...};
     cudaLaunchConfig_t config = {};
     config.gridDim = dim3(1);
     config.blockDim = block;
-    if (cudaLaunchKernelExC(&config, kf_emu_kernel(kernel, "words"), args) != cudaSuccess) std::printf("the launch failed\n");
+    if (cudaLaunchKernelExC(&config, kf_emu_kernel(kernel, "words"), args) != cudaSuccess)
+        std::printf("the launch failed\n");
 }
 
-template <class T>
-static void reduce(const T *x, T *out)
+template <class T> static void reduce(const T *x, T *out)
 {
     const unsigned t = threadIdx.x + blockDim.x * threadIdx.y;
     const T v = x[t];
@@ -33,8 +32,7 @@ static void reduce(const T *x, T *out)
     out[6 * t + 5] = kf_block_min(v);
 }
 
-template <int vec>
-static void drop(const kf_bf16 *x, kf_bf16 *y, long long n, kf_rng_t rng)
+template <int vec> static void drop(const kf_bf16 *x, kf_bf16 *y, long long n, kf_rng_t rng)
 {
     const long long i = (long long)threadIdx.x * vec;
     float v[vec];
@@ -43,8 +41,7 @@ static void drop(const kf_bf16 *x, kf_bf16 *y, long long n, kf_rng_t rng)
     kf_store<vec>(y + i, v, n - i);
 }
 
-template <class T>
-static bool reductions(int warps)
+template <class T> static bool reductions(int warps)
 {
     const int n = 32 * warps;
     std::vector<T> x(n), out(6 * n);
@@ -69,7 +66,8 @@ static bool reductions(int warps)
         for (int k = 0; k < 6; ++k) {
             const T want = k < 3 ? of_warp[k] : of_block[k - 3];
             if (!(out[6 * i + k] == want)) {
-                std::printf("%d warps, thread %d, word %d: %g instead of %g\n", warps, i, k, (double)out[6 * i + k], (double)want);
+                std::printf("%d warps, thread %d, word %d: %g instead of %g\n", warps, i, k,
+                            (double)out[6 * i + k], (double)want);
                 return false;
             }
         }
@@ -79,7 +77,8 @@ static bool reductions(int warps)
     for (int i = 0; i < n; ++i)
         for (int k = 3; k < 6; ++k)
             if (!std::isnan(out[6 * i + k])) {
-                std::printf("%d warps, thread %d, word %d: %g instead of NaN\n", warps, i, k, (double)out[6 * i + k]);
+                std::printf("%d warps, thread %d, word %d: %g instead of NaN\n", warps, i, k,
+                            (double)out[6 * i + k]);
                 return false;
             }
     return true;
@@ -91,15 +90,23 @@ static bool vectors(int vec, int offset, int n)
     kf_rng_t rng;
     if (kf_make_rng(&rng, 0.3, 0x123456789abcdefull, 77) != KF_SUCCESS) return false;
     std::vector<float> ones(n, 1.0f), mask(n);
-    if (kf_cpu_dropout_f32(ones.data(), mask.data(), n, 0.3f, 0x123456789abcdefull, 77) != KF_SUCCESS) return false;
+    if (kf_cpu_dropout_f32(ones.data(), mask.data(), n, 0.3f, 0x123456789abcdefull, 77) !=
+        KF_SUCCESS)
+        return false;
     std::vector<kf_bf16> x(n + 20), y(n + 20, kf_bf16(-7.0f));
     for (int i = 0; i < n + 20; ++i) x[i] = kf_bf16((float)(i + 1));
-    void (*const kernel)(const kf_bf16 *, kf_bf16 *, long long, kf_rng_t) = vec == 1 ? drop<1> : vec == 2 ? drop<2> : vec == 4 ? drop<4> : drop<8>;
-    launch(kernel, dim3(128), (const kf_bf16 *)x.data() + offset, y.data() + offset, (long long)n, rng);
+    void (*const kernel)(const kf_bf16 *, kf_bf16 *, long long, kf_rng_t) = vec == 1   ? drop<1>
+                                                                            : vec == 2 ? drop<2>
+                                                                            : vec == 4 ? drop<4>
+                                                                                       : drop<8>;
+    launch(kernel, dim3(128), (const kf_bf16 *)x.data() + offset, y.data() + offset, (long long)n,
+           rng);
     for (int i = 0; i < n + 20; ++i) {
-        const float want = i < offset || i >= n + offset ? -7.0f : (float)kf_bf16((float)x[i] * mask[i - offset]);
+        const float want =
+            i < offset || i >= n + offset ? -7.0f : (float)kf_bf16((float)x[i] * mask[i - offset]);
         if (!((float)y[i] == want)) {
-            std::printf("vec %d, offset %d, n %d, element %d: %g instead of %g\n", vec, offset, n, i, (float)y[i], want);
+            std::printf("vec %d, offset %d, n %d, element %d: %g instead of %g\n", vec, offset, n,
+                        i, (float)y[i], want);
             return false;
         }
     }

@@ -1,9 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Part of emu.cpp: what Hopper's instructions do behind the threads' backs, and which shared memory that concerns.
+/* Part of emu.cpp: what Hopper's instructions do behind the threads' backs, and which shared memory
+   that concerns.
 
-   Time is counted in switches of threads. What is asynchronous is under way from its issue until a random later switch. What it reads or
-   writes is marked, from its issue until a wait has told a thread of its end, by 16 bytes of shared memory: who touches it before is
-   reported, whatever the timing of this run was. All of it begins with a cluster's first such instruction: others cost nothing. */
+   Time is counted in switches of threads. What is asynchronous is under way from its issue until a
+   random later switch. What it reads or writes is marked, from its issue until a wait has told a
+   thread of its end, by 16 bytes of shared memory: who touches it before is reported, whatever the
+   timing of this run was. All of it begins with a cluster's first such instruction: others cost
+   nothing. */
 #ifndef KF_EMU_ASYNC_H
 #define KF_EMU_ASYNC_H
 
@@ -32,8 +35,9 @@ struct tensor_map { /* 128 bytes, as CUtensorMap */
     uint64_t stride[4];
     uint32_t dim[5];
     unsigned short box[5];
-    unsigned char rank, element, swizzle; /* bytes of an element; 0 none, 1 of 32 bytes, 2 of 64, 3 of 128 */
-    bool rounds;                          /* floats, to tf32 */
+    unsigned char rank, element,
+        swizzle; /* bytes of an element; 0 none, 1 of 32 bytes, 2 of 64, 3 of 128 */
+    bool rounds; /* floats, to tf32 */
     char rest[43];
 };
 
@@ -56,8 +60,9 @@ struct mbar {
 struct granule {                  /* 16 bytes of shared memory */
     unsigned short reads, writes; /* by what is asynchronous */
     unsigned short warp;
-    unsigned lanes, stamp; /* of the last write by threads that no fence.proxy.async of its lanes followed */
-    unsigned seen;         /* when the copy in `shadow` was made */
+    unsigned lanes,
+        stamp; /* of the last write by threads that no fence.proxy.async of its lanes followed */
+    unsigned seen; /* when the copy in `shadow` was made */
 };
 
 struct chain {   /* accumulators of a warpgroup that are not the threads' own at present */
@@ -124,7 +129,8 @@ static struct {
     std::vector<fly> flying;
     std::map<uint32_t, mbar> bars;
     std::vector<granule> granules[MOST_BLOCKS];
-    std::vector<char> shadow[MOST_BLOCKS]; /* what asynchronous reads may have seen: tells of plain stores, which nobody announces */
+    std::vector<char> shadow[MOST_BLOCKS]; /* what asynchronous reads may have seen: tells of plain
+                                              stores, which nobody announces */
     unsigned fenced[MOST_BLOCKS];          /* when a thread of the block last fenced */
     named_barrier barriers[MOST_BLOCKS][16];
     long pool[MOST_BLOCKS]; /* registers that are free */
@@ -181,12 +187,15 @@ static void async_begin()
     async.on = true;
     async.now = 0;
     async.stamp = 1;
-    async.random = (unsigned)(emu.random >> 16) ^ (unsigned)kf_emu_seed * 2654435761u ^ blockIdx.x * 40503u;
-    async.delay = kf_emu_delay > 4 ? 4 + any((unsigned)kf_emu_delay - 3) : (unsigned)kf_emu_delay; /* a launch's own */
+    async.random =
+        (unsigned)(emu.random >> 16) ^ (unsigned)kf_emu_seed * 2654435761u ^ blockIdx.x * 40503u;
+    async.delay = kf_emu_delay > 4 ? 4 + any((unsigned)kf_emu_delay - 3)
+                                   : (unsigned)kf_emu_delay; /* a launch's own */
     async.flying.clear();
     async.bars.clear();
     memset(async.lane_asleep, 0, sizeof async.lane_asleep);
-    for (uint64_t &until : async.asleep) until = kf_emu_order == 2 && any(4) == 0 ? 1u << any(13) : 0;
+    for (uint64_t &until : async.asleep)
+        until = kf_emu_order == 2 && any(4) == 0 ? 1u << any(13) : 0;
     const size_t threads = (size_t)(emu.size * MOST_THREADS);
     async.threads.assign(threads, async_thread{});
     async.groups.assign(threads / 128, warpgroup{});
@@ -219,12 +228,18 @@ static char *bytes_at(uint32_t a, size_t bytes, const place &at, bool own)
     if (rank >= emu.size) fail(at, "shared address %08x: the cluster has no block %d", a, rank);
     const block *const b = &emu.blocks[rank % MOST_BLOCKS];
     if (off < 0 || (size_t)off + bytes > emu.dynamic_bytes)
-        fail(at, "shared address %08x: %zu bytes from %ld on are outside of the block's %zu bytes of dynamic memory", a, bytes, off,
-             emu.dynamic_bytes);
-    if (async.in_thread && own && rank != mine) fail(at, "shared address %08x is another block's", a);
+        fail(at,
+             "shared address %08x: %zu bytes from %ld on are outside of the block's %zu bytes of "
+             "dynamic memory",
+             a, bytes, off, emu.dynamic_bytes);
+    if (async.in_thread && own && rank != mine)
+        fail(at, "shared address %08x is another block's", a);
     if (async.in_thread && rank != mine) {
         if (emu.threads[emu.current].waits == 0 || b->begun == 0)
-            fail(at, "block %d of the cluster need not have begun: this thread has waited at no barrier of it", rank);
+            fail(at,
+                 "block %d of the cluster need not have begun: this thread has waited at no "
+                 "barrier of it",
+                 rank);
         if (b->done == emu.count) fail(at, "block %d of the cluster has ended", rank);
     }
     return emu.failed ? emu.blocks[0].dynamic : b->dynamic + off;
@@ -237,7 +252,10 @@ template <class F> static void granules_of(uint32_t a, size_t bytes, F f)
     for (size_t i = off / 16; i < (off + bytes + 15) / 16 && i < g.size(); ++i) f(g[i]);
 }
 /* The bytes of a granule: where they are in their block, and how many. */
-static size_t granule_at(int rank, const granule &g) { return (size_t)(&g - async.granules[rank].data()) * 16; }
+static size_t granule_at(int rank, const granule &g)
+{
+    return (size_t)(&g - async.granules[rank].data()) * 16;
+}
 static size_t granule_bytes(size_t off) { return std::min((size_t)16, emu.dynamic_bytes - off); }
 
 static void show(uint32_t a, size_t bytes) /* asynchronous reads see what is there */
@@ -256,7 +274,8 @@ static bool plainly_written(uint32_t a, size_t bytes) /* since, and nobody fence
     granules_of(a, bytes, [&](granule &g) {
         const size_t off = granule_at(rank, g);
         found |= g.stamp == 0 && async.fenced[rank] <= g.seen &&
-                 memcmp(&async.shadow[rank][off], emu.blocks[rank].dynamic + off, granule_bytes(off)) != 0;
+                 memcmp(&async.shadow[rank][off], emu.blocks[rank].dynamic + off,
+                        granule_bytes(off)) != 0;
     });
     return found;
 }
@@ -268,18 +287,28 @@ static void check_read(uint32_t a, size_t bytes, const place &at)
     granules_of(a, bytes, [&](granule &g) {
         writes |= g.writes != 0;
         for (int lane = 0; g.stamp && lane < WARP; ++lane)
-            if (g.lanes >> lane & 1 && async.threads[(size_t)(g.warp * WARP + lane)].stamp <= g.stamp) unfenced = true;
+            if (g.lanes >> lane & 1 &&
+                async.threads[(size_t)(g.warp * WARP + lane)].stamp <= g.stamp)
+                unfenced = true;
     });
-    if (writes) fail(at, "reads shared memory (at %ld) that an asynchronous copy may still be writing: nobody waited for it", offset_of(a));
+    if (writes)
+        fail(at,
+             "reads shared memory (at %ld) that an asynchronous copy may still be writing: nobody "
+             "waited for it",
+             offset_of(a));
     if (!unfenced) return show(a, bytes);
-    fail(at, "reads, asynchronously, shared memory (at %ld) that was written without fence.proxy.async after it", offset_of(a));
+    fail(at,
+         "reads, asynchronously, shared memory (at %ld) that was written without fence.proxy.async "
+         "after it",
+         offset_of(a));
 }
 static void mark_written(granule &g) /* by this thread */
 {
     const unsigned short warp = (unsigned short)(emu.current / WARP);
     if (g.stamp == 0 || g.warp != warp) g.lanes = 0;
     for (int lane = 0; lane < WARP && g.lanes; ++lane) /* those that fenced theirs since */
-        if (g.lanes >> lane & 1 && async.threads[(size_t)(warp * WARP + lane)].stamp > g.stamp) g.lanes &= ~(1u << lane);
+        if (g.lanes >> lane & 1 && async.threads[(size_t)(warp * WARP + lane)].stamp > g.stamp)
+            g.lanes &= ~(1u << lane);
     g.warp = warp;
     g.stamp = async.stamp;
     g.lanes |= 1u << emu.current % WARP;
@@ -288,7 +317,9 @@ static void check_write(uint32_t a, size_t bytes, const place &at, bool by_threa
 {
     const char *what = nullptr;
     granules_of(a, bytes, [&](granule &g) {
-        if (g.reads) what = "that an asynchronous store or product may still be reading: nobody waited for it";
+        if (g.reads)
+            what =
+                "that an asynchronous store or product may still be reading: nobody waited for it";
         if (g.writes) what = "that an asynchronous copy may still be writing: nobody waited for it";
         if (by_thread && async.in_thread) mark_written(g);
     });
@@ -298,13 +329,16 @@ static void check_write(uint32_t a, size_t bytes, const place &at, bool by_threa
 uint32_t kf_emu_window(const void *p, const char *file, int line)
 {
     const size_t off = (uintptr_t)p - (uintptr_t)block_of(emu.current)->dynamic;
-    if (off > emu.dynamic_bytes) fail(come("shared address", file, line), "has an address outside of its block's dynamic memory");
+    if (off > emu.dynamic_bytes)
+        fail(come("shared address", file, line),
+             "has an address outside of its block's dynamic memory");
     return (uint32_t)(emu.current / MOST_THREADS) << 24 | (uint32_t)(off + WINDOW);
 }
 uint32_t kf_emu_mapa(uint32_t address, unsigned rank, const char *file, int line)
 {
     const place at = come("mapa", file, line);
-    if (rank >= (unsigned)emu.size) fail(at, "wants memory of block %u of the cluster, which is smaller", rank);
+    if (rank >= (unsigned)emu.size)
+        fail(at, "wants memory of block %u of the cluster, which is smaller", rank);
     return (address & 0xffffffu) | rank << 24;
 }
 

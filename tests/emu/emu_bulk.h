@@ -1,17 +1,21 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Part of emu.cpp: bulk copies: of bytes, and of boxes of a tensor (TMA), whose destination is full of ones till they come. */
+/* Part of emu.cpp: bulk copies: of bytes, and of boxes of a tensor (TMA), whose destination is full
+ * of ones till they come. */
 #ifndef KF_EMU_BULK_H
 #define KF_EMU_BULK_H
 
 #include "emu_mbarrier.h"
 
-extern "C" int kf_emu_encode(void *to, int type, unsigned rank, void *base, const uint64_t *dim, const uint64_t *stride,
-                             const unsigned *box, const unsigned *step, int interleave, int swizzle, int, int fill)
+extern "C" int kf_emu_encode(void *to, int type, unsigned rank, void *base, const uint64_t *dim,
+                             const uint64_t *stride, const unsigned *box, const unsigned *step,
+                             int interleave, int swizzle, int, int fill)
 {
     const int sizes[] = {1, 2, 4, 4, 8, 8, 2, 4, 8, 2, 4, 4, 4}; /* CUtensorMapDataType */
     tensor_map m = {};
     static_assert(sizeof m == 128, "a tensor map");
-    if (rank < 1 || rank > 5 || (uintptr_t)base % 16 || interleave || fill || type < 0 || type > 12 || (uintptr_t)to % 64) return 1;
+    if (rank < 1 || rank > 5 || (uintptr_t)base % 16 || interleave || fill || type < 0 ||
+        type > 12 || (uintptr_t)to % 64)
+        return 1;
     m.magic = MAP_MAGIC;
     m.base = (char *)base;
     m.rank = (unsigned char)rank;
@@ -19,7 +23,8 @@ extern "C" int kf_emu_encode(void *to, int type, unsigned rank, void *base, cons
     m.swizzle = (unsigned char)swizzle;
     m.rounds = type == 11 || type == 12; /* to tf32 */
     for (unsigned i = 0; i < rank; ++i) {
-        if (dim[i] == 0 || dim[i] > 1ull << 32 || box[i] == 0 || box[i] > 256 || step[i] != 1) return 1;
+        if (dim[i] == 0 || dim[i] > 1ull << 32 || box[i] == 0 || box[i] > 256 || step[i] != 1)
+            return 1;
         if (i && (stride[i - 1] % 16 || stride[i - 1] >> 40)) return 1;
         m.dim[i] = (uint32_t)dim[i];
         m.box[i] = (unsigned short)box[i];
@@ -60,13 +65,17 @@ template <class F> static void chunks(const flight &f, F call)
             continue;
         }
         for (int i = 0; i < 16 / e; ++i)
-            call(s + (uint32_t)(i * e), in && x + i >= 0 && x + i < (long)m.dim[0] ? m.base + offset + (x + i) * e : nullptr, e);
+            call(s + (uint32_t)(i * e),
+                 in && x + i >= 0 && x + i < (long)m.dim[0] ? m.base + offset + (x + i) * e
+                                                            : nullptr,
+                 e);
     }
 }
 static void check_global(const void *p, int bytes, const place &at)
 {
 #if defined(KF_EMU_ASAN)
-    if (p && __asan_region_is_poisoned(const_cast<void *>(p), (size_t)bytes)) fail(at, "a copy touches global memory that is nobody's");
+    if (p && __asan_region_is_poisoned(const_cast<void *>(p), (size_t)bytes))
+        fail(at, "a copy touches global memory that is nobody's");
 #else
     (void)p, (void)bytes, (void)at;
 #endif
@@ -90,14 +99,18 @@ static void set_tensor(flight *f, const void *map, const int *c, int rank)
     if (m.magic != MAP_MAGIC || m.rank != rank) fail(f->at, "no tensor map of %d dimensions", rank);
     if ((uintptr_t)map % 64) fail(f->at, "a tensor map at an address that is no multiple of 64");
     if (c[0] * m.element % 16)
-        fail(f->at, "a box from coordinate %d on, no multiple of 16 bytes: a GPU takes that for an illegal instruction", c[0]);
+        fail(f->at,
+             "a box from coordinate %d on, no multiple of 16 bytes: a GPU takes that for an "
+             "illegal instruction",
+             c[0]);
     f->tensor = true;
     f->bytes = m.element;
     for (int i = 0; i < rank; ++i) {
         f->c[i] = c[i];
         f->bytes *= m.box[i];
     }
-    if (f->smem % (m.swizzle ? 128 : 16)) fail(f->at, "shared address %08x is not aligned for this tensor map", f->smem);
+    if (f->smem % (m.swizzle ? 128 : 16))
+        fail(f->at, "shared address %08x is not aligned for this tensor map", f->smem);
 }
 
 /* ---- loads */
@@ -115,7 +128,8 @@ static void send_load(const fly &f)
     });
     async.flying.push_back(f);
 }
-void kf_emu_tma_load(uint32_t to, const void *map, uint32_t bar, const int *c, int rank, unsigned blocks, const char *file, int line)
+void kf_emu_tma_load(uint32_t to, const void *map, uint32_t bar, const int *c, int rank,
+                     unsigned blocks, const char *file, int line)
 {
     const place at = come("cp.async.bulk.tensor load", file, line);
     const unsigned own = 1u << emu.current / MOST_THREADS;
@@ -127,11 +141,13 @@ void kf_emu_tma_load(uint32_t to, const void *map, uint32_t bar, const int *c, i
         send_load(f);
     }
 }
-void kf_emu_bulk_load(uint32_t to, const void *from, int bytes, uint32_t bar, const char *file, int line)
+void kf_emu_bulk_load(uint32_t to, const void *from, int bytes, uint32_t bar, const char *file,
+                      int line)
 {
     const place at = come("cp.async.bulk load", file, line);
     if (bytes % 16 || to % 16 || (uintptr_t)from % 16)
-        fail(at, "a bulk copy of %d bytes, or from or to an address, that is no multiple of 16", bytes);
+        fail(at, "a bulk copy of %d bytes, or from or to an address, that is no multiple of 16",
+             bytes);
     const fly f = fly_of(LOAD, to, bytes, at);
     f->bar = bar;
     f->global = (char *)const_cast<void *>(from);
@@ -157,11 +173,15 @@ static void send_store(const fly &f)
     self().open.push_back(f);
     async.flying.push_back(f);
 }
-void kf_emu_tma_store(uint32_t from, const void *map, const int *c, int rank, const char *file, int line)
+void kf_emu_tma_store(uint32_t from, const void *map, const int *c, int rank, const char *file,
+                      int line)
 {
     const place at = come("cp.async.bulk.tensor store", file, line);
     for (int i = 0; i < rank; ++i)
-        if (c[i] < 0) fail(at, "stores a box from coordinate %d on: a GPU takes that for an illegal instruction", c[i]);
+        if (c[i] < 0)
+            fail(at,
+                 "stores a box from coordinate %d on: a GPU takes that for an illegal instruction",
+                 c[i]);
     const fly f = fly_of(STORE, from, 0, at);
     set_tensor(f.get(), map, c, rank);
     send_store(f);
@@ -170,7 +190,8 @@ void kf_emu_bulk_store(void *to, uint32_t from, int bytes, const char *file, int
 {
     const place at = come("cp.async.bulk store", file, line);
     if (bytes % 16 || from % 16 || (uintptr_t)to % 16)
-        fail(at, "a bulk copy of %d bytes, or from or to an address, that is no multiple of 16", bytes);
+        fail(at, "a bulk copy of %d bytes, or from or to an address, that is no multiple of 16",
+             bytes);
     const fly f = fly_of(STORE, from, bytes, at);
     f->global = (char *)to;
     send_store(f);

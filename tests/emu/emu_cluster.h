@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Part of emu.cpp: blocks that run at the same time, their barrier, and the memory of another one. */
+/* Part of emu.cpp: blocks that run at the same time, their barrier, and the memory of another one.
+ */
 #ifndef KF_EMU_CLUSTER_H
 #define KF_EMU_CLUSTER_H
 
@@ -11,7 +12,8 @@ unsigned kf_emu_cluster_size() { return (unsigned)emu.size; }
 void kf_emu_cluster_arrive(const char *file, int line)
 {
     thread *self = come_to(READY, 0, "barrier.cluster.arrive", file, line);
-    if (self->arrivals > self->waits) stop("thread %u comes to the cluster's barrier twice without a wait between", 0);
+    if (self->arrivals > self->waits)
+        stop("thread %u comes to the cluster's barrier twice without a wait between", 0);
 #if defined(KF_EMU_TSAN)
     __tsan_release(mark_of(33, self->arrivals));
 #endif
@@ -22,7 +24,8 @@ void kf_emu_cluster_arrive(const char *file, int line)
 void kf_emu_cluster_wait(const char *file, int line)
 {
     thread *self = come_to(READY, 0, "barrier.cluster.wait", file, line);
-    if (self->arrivals == self->waits) stop("thread %u waits at the cluster's barrier without having come to it", 0);
+    if (self->arrivals == self->waits)
+        stop("thread %u waits at the cluster's barrier without having come to it", 0);
     if (++self->waits > emu.phase) {
         self->state = AT_CLUSTER;
         to_main();
@@ -32,8 +35,8 @@ void kf_emu_cluster_wait(const char *file, int line)
 #endif
 }
 
-/* All threads have come, or returned: those do for all later phases too. That orders nothing of what they wrote since they came
-   last: ThreadSanitizer is not told. */
+/* All threads have come, or returned: those do for all later phases too. That orders nothing of
+   what they wrote since they came last: ThreadSanitizer is not told. */
 static void end_cluster_barrier()
 {
     ++emu.phase;
@@ -52,10 +55,14 @@ void *kf_emu_remote_bytes(const void *p, size_t bytes, unsigned rank, const char
     come_to(READY, 0, "mapa", file, line);
     if (!own->dynamic || at > emu.dynamic_bytes || bytes > emu.dynamic_bytes - at)
         stop("thread %u has an address outside of its block's dynamic memory", 0);
-    if (rank >= (unsigned)emu.size) stop("thread %u wants memory of block %u of the cluster, which is smaller", rank);
+    if (rank >= (unsigned)emu.size)
+        stop("thread %u wants memory of block %u of the cluster, which is smaller", rank);
     if (other->begun == 0)
-        stop("thread %u wants memory of block %u of the cluster, which need not have begun: no barrier came before", rank);
-    if (other->done == emu.count) stop("thread %u wants memory of block %u of the cluster, which has ended", rank);
+        stop("thread %u wants memory of block %u of the cluster, which need not have begun: no "
+             "barrier came before",
+             rank);
+    if (other->done == emu.count)
+        stop("thread %u wants memory of block %u of the cluster, which has ended", rank);
     return other->dynamic + at;
 }
 

@@ -22,7 +22,8 @@ void kf_emu_fetch_late(void *shared, const void *bytes, int count, const char *f
     thread *self = come_to(READY, 0, "cp.async", file, line);
     if (!self->copies) self->copies = (copies *)calloc(1, sizeof *self->copies);
     copies *const c = self->copies;
-    if (c->count == MOST_COPIES) stop("thread %u has more copies under way than there is room for, %u", MOST_COPIES);
+    if (c->count == MOST_COPIES)
+        stop("thread %u has more copies under way than there is room for, %u", MOST_COPIES);
     auto *const one = &c->of[c->count++];
     one->to = shared;
     one->count = count;

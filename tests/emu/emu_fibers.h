@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Part of emu.cpp: a thread as a fiber, a stack of its own that main changes to and comes back from. */
+/* Part of emu.cpp: a thread as a fiber, a stack of its own that main changes to and comes back
+ * from. */
 #ifndef KF_EMU_FIBERS_H
 #define KF_EMU_FIBERS_H
 
@@ -12,7 +13,8 @@ static void async_end_thread(int t);
 /* Saves what a call must keep, on the stack that is left, and goes on with the other. */
 extern "C" void kf_emu_switch(void **from, void *to);
 #if defined(__x86_64__)
-__asm__(".text\n.globl kf_emu_switch\n.hidden kf_emu_switch\n.type kf_emu_switch,@function\nkf_emu_switch:\n"
+__asm__(".text\n.globl kf_emu_switch\n.hidden kf_emu_switch\n.type "
+        "kf_emu_switch,@function\nkf_emu_switch:\n"
         "push %rbp\npush %rbx\npush %r12\npush %r13\npush %r14\npush %r15\n"
         "mov %rsp,(%rdi)\nmov %rsi,%rsp\n"
         "pop %r15\npop %r14\npop %r13\npop %r12\npop %rbx\npop %rbp\nret\n"
@@ -46,7 +48,8 @@ static void end_thread(int t)
     ++b->done;
     if (emu.threads[t].arrivals == emu.phase) ++emu.arrived;
 #if defined(KF_EMU_ASAN) /* other blocks may have its address still, and nobody the memory */
-    if (b->dynamic && b->done == emu.count) __asan_poison_memory_region(b->dynamic, emu.dynamic_bytes);
+    if (b->dynamic && b->done == emu.count)
+        __asan_poison_memory_region(b->dynamic, emu.dynamic_bytes);
 #endif
 }
 
@@ -74,7 +77,8 @@ static fiber *take_fiber()
 {
     fiber *f = emu.free_fibers;
 #if defined(KF_EMU_TSAN)
-    /* Two threads of a launch that are one to ThreadSanitizer hide a race between them, and what the first had waited for from the second. */
+    /* Two threads of a launch that are one to ThreadSanitizer hide a race between them, and what
+     * the first had waited for from the second. */
     if (f && f->launch == kf_emu_launches && emu.fibers < MOST_FIBERS) f = nullptr;
 #endif
     if (f) {
@@ -83,7 +87,8 @@ static fiber *take_fiber()
     }
     f = (fiber *)calloc(1, sizeof *f);
     const size_t page = 4096;
-    f->stack = (char *)mmap(nullptr, STACK_BYTES + page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    f->stack = (char *)mmap(nullptr, STACK_BYTES + page, PROT_READ | PROT_WRITE,
+                            MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (f->stack == MAP_FAILED || mprotect(f->stack, page, PROT_NONE) != 0) {
         perror("kf_emu: no memory for a thread's stack");
         abort();

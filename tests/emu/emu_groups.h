@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Part of emu.cpp: what the threads of a warp, a warpgroup or a cluster do together with Hopper's instructions: matrices to shared memory,
-   stores to another block, barriers of some of the threads, registers that roles give to each other. */
+/* Part of emu.cpp: what the threads of a warp, a warpgroup or a cluster do together with Hopper's
+   instructions: matrices to shared memory, stores to another block, barriers of some of the
+   threads, registers that roles give to each other. */
 #ifndef KF_EMU_GROUPS_H
 #define KF_EMU_GROUPS_H
 
@@ -11,7 +12,8 @@ struct matrices_out {
     const unsigned *v;
     int transposed;
 };
-void kf_emu_stmatrix(uint32_t address, const unsigned *v, bool transposed, const char *file, int line)
+void kf_emu_stmatrix(uint32_t address, const unsigned *v, bool transposed, const char *file,
+                     int line)
 {
     const place at = come("stmatrix", file, line);
     matrices_out own = {address, v, transposed};
@@ -28,9 +30,12 @@ void kf_emu_stmatrix(uint32_t address, const unsigned *v, bool transposed, const
                     char *const row = emu.blocks[rank_of(to)].dynamic + offset_of(to);
                     const int turned = ((const matrices_out *)lanes[0])->transposed;
                     banks |= 1u << to / 16 % 8;
-                    for (int c = 0; c < 8; ++c) { /* element (r, c) is in lane 4 r + c / 2 of the matrix, transposed in 4 c + r / 2 */
-                        const matrices_out *const m = (const matrices_out *)lanes[turned ? 4 * c + r / 2 : 4 * r + c / 2];
-                        memcpy(row + 2 * c, (const char *)&m->v[i] + 2 * (turned ? r % 2 : c % 2), 2);
+                    for (int c = 0; c < 8; ++c) { /* element (r, c) is in lane 4 r + c / 2 of the
+                                                     matrix, transposed in 4 c + r / 2 */
+                        const matrices_out *const m =
+                            (const matrices_out *)lanes[turned ? 4 * c + r / 2 : 4 * r + c / 2];
+                        memcpy(row + 2 * c, (const char *)&m->v[i] + 2 * (turned ? r % 2 : c % 2),
+                               2);
                     }
                     granules_of(to, 16, [](granule &g) { g.lanes = ~0u; });
                 }
@@ -51,9 +56,11 @@ void kf_emu_store(uint32_t address, const void *v, int bytes, const char *file, 
 void kf_emu_named(int id, int count, bool waits, const char *file, int line)
 {
     const place at = come(waits ? "bar.sync" : "bar.arrive", file, line);
-    if (id < 1 || id > 15 || count < 32 || count % 32 || count > emu.count) fail(at, "barrier %d of %d threads", id, count);
+    if (id < 1 || id > 15 || count < 32 || count % 32 || count > emu.count)
+        fail(at, "barrier %d of %d threads", id, count);
     named_barrier &b = async.barriers[emu.current / MOST_THREADS][id];
-    if (!b.who.empty() && b.expected != count) fail(at, "barrier %d of %d threads, others say %d", id, count, b.expected);
+    if (!b.who.empty() && b.expected != count)
+        fail(at, "barrier %d of %d threads, others say %d", id, count, b.expected);
     if (std::find(b.who.begin(), b.who.end(), emu.current) != b.who.end())
         fail(at, "comes to barrier %d a second time before the others have come", id);
     b.expected = count;
@@ -64,7 +71,8 @@ void kf_emu_named(int id, int count, bool waits, const char *file, int line)
     }
     for (int t : b.who) {
         const async_thread &p = async.threads[(size_t)t];
-        if (emu.threads[t].state == AT_ASYNC && p.wait == FOR_NAMED && atoi(p.detail) == id) emu.threads[t].state = READY;
+        if (emu.threads[t].state == AT_ASYNC && p.wait == FOR_NAMED && atoi(p.detail) == id)
+            emu.threads[t].state = READY;
     }
     b.who.clear();
 }
@@ -75,7 +83,8 @@ void kf_emu_registers(int count, bool more, const char *file, int line)
     async_thread &p = self();
     if (count < 24 || count > 256 || count % 8) fail(at, "setmaxnreg of %d", count);
     if (more ? count < p.registers : count > p.registers)
-        fail(at, "setmaxnreg.%s to %d of a thread that has %d", more ? "inc" : "dec", count, p.registers);
+        fail(at, "setmaxnreg.%s to %d of a thread that has %d", more ? "inc" : "dec", count,
+             p.registers);
     p.amount = count - p.registers;
     long &pool = async.pool[emu.current / MOST_THREADS];
     while (p.amount > pool) wait_for(FOR_POOL, "%d more, %ld are free", p.amount, pool);

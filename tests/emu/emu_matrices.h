@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Part of emu.cpp: sm_80's matrices. A lane's registers are on its stack, where those of the others can be reached. */
+/* Part of emu.cpp: sm_80's matrices. A lane's registers are on its stack, where those of the others
+ * can be reached. */
 #ifndef KF_EMU_MATRICES_H
 #define KF_EMU_MATRICES_H
 
@@ -11,7 +12,8 @@ struct matrices {
     const void *shared;
     int transposed;
 };
-void kf_emu_matrices_of(unsigned *v, const uint4 *row, const void *shared, int transposed, const char *file, int line)
+void kf_emu_matrices_of(unsigned *v, const uint4 *row, const void *shared, int transposed,
+                        const char *file, int line)
 {
     matrices own = {v, row, shared, transposed};
     meet(
@@ -19,7 +21,8 @@ void kf_emu_matrices_of(unsigned *v, const uint4 *row, const void *shared, int t
         [](void *const *lanes) {
             for (int i = 0; i < 4; ++i) {
                 unsigned banks = 0;
-                for (int r = 0; r < 8; ++r) banks |= 1u << (uintptr_t)((const matrices *)lanes[8 * i + r])->shared / 16 % 8;
+                for (int r = 0; r < 8; ++r)
+                    banks |= 1u << (uintptr_t)((const matrices *)lanes[8 * i + r])->shared / 16 % 8;
                 kf_emu_conflicts += banks != 0xff;
             }
             for (int lane = 0; lane < WARP; ++lane) {
@@ -27,8 +30,10 @@ void kf_emu_matrices_of(unsigned *v, const uint4 *row, const void *shared, int t
                 for (int i = 0; i < 4; ++i) {
                     unsigned short pair[2];
                     for (int e = 0; e < 2; ++e) {
-                        const int row = m->transposed ? lane % 4 * 2 + e : lane / 4, column = m->transposed ? lane / 4 : lane % 4 * 2 + e;
-                        pair[e] = ((const unsigned short *)((const matrices *)lanes[8 * i + row])->row)[column];
+                        const int row = m->transposed ? lane % 4 * 2 + e : lane / 4,
+                                  column = m->transposed ? lane / 4 : lane % 4 * 2 + e;
+                        pair[e] = ((const unsigned short *)((const matrices *)lanes[8 * i + row])
+                                       ->row)[column];
                     }
                     m->v[i] = pair[0] | (unsigned)pair[1] << 16;
                 }
@@ -48,7 +53,8 @@ static float number_of(unsigned short bits, bool bf16)
     const int exponent = bits >> 10 & 31, fraction = bits & 1023;
     const float sign = bits >> 15 ? -1.0f : 1.0f;
     if (exponent == 31) return fraction ? NAN : sign * INFINITY;
-    return sign * (exponent ? ldexpf(1.0f + (float)fraction / 1024.0f, exponent - 15) : ldexpf((float)fraction, -24));
+    return sign * (exponent ? ldexpf(1.0f + (float)fraction / 1024.0f, exponent - 15)
+                            : ldexpf((float)fraction, -24));
 }
 /* Exponents: the least of a normal number of the type, and that of a number as it is stored. */
 static int least_exponent(int of) { return of == KF_EMU_F16 ? -14 : -126; }
@@ -58,28 +64,34 @@ static int stored_exponent(float x, int least)
     return own < least ? least : own;
 }
 static bool subnormal(float x, int least) { return x != 0 && fabsf(x) < ldexpf(1.0f, least); }
-/* As a tensor core adds up: the products, and the sum before, are aligned to the largest exponent, and what is behind the last bit is cut off. A
-   product's exponent is that of its factors as they are stored, a subnormal one's that of the least normal number: so one of them with a large
-   factor takes bits from the others that its value would leave them. */
+/* As a tensor core adds up: the products, and the sum before, are aligned to the largest exponent,
+   and what is behind the last bit is cut off. A product's exponent is that of its factors as they
+   are stored, a subnormal one's that of the least normal number: so one of them with a large factor
+   takes bits from the others that its value would leave them. */
 #define KEPT_BITS 25 /* behind the point, where the largest exponent is 0 */
-static float add_aligned(float sum, const float *a, int step_a, const float *b, int step_b, int count, int least)
+static float add_aligned(float sum, const float *a, int step_a, const float *b, int step_b,
+                         int count, int least)
 {
     int most = sum != 0 ? ilogbf(sum) : INT_MIN;
     for (int k = 0; k < count; ++k) {
         const float x = a[k * step_a], y = b[k * step_b];
         if (!std::isfinite(x * y) || !std::isfinite(sum)) return NAN; /* the caller's business */
-        if (x != 0 && y != 0) most = std::max(most, stored_exponent(x, least) + stored_exponent(y, least));
+        if (x != 0 && y != 0)
+            most = std::max(most, stored_exponent(x, least) + stored_exponent(y, least));
     }
     if (most == INT_MIN) return sum;
     double total = trunc(ldexp((double)sum, KEPT_BITS - most));
-    for (int k = 0; k < count; ++k) total += trunc(ldexp((double)a[k * step_a] * (double)b[k * step_b], KEPT_BITS - most));
+    for (int k = 0; k < count; ++k)
+        total += trunc(ldexp((double)a[k * step_a] * (double)b[k * step_b], KEPT_BITS - most));
     const double value = ldexp(total, most - KEPT_BITS);
     const float near = (float)value;
     return fabs((double)near) > fabs(value) ? nextafterf(near, 0.0f) : near;
 }
-/* 16 of the depth, of tf32 8: in fours, as products of a warpgroup are added up (emu_wgmma.h), since a GPU has the same bits of both. Sums in float are as
-   far off as aligned ones, and quicker, but where a factor is subnormal. */
-static void add_products(float *sum, const float *a, int step_a, const float *b, int step_b, int count, bool small, int least)
+/* 16 of the depth, of tf32 8: in fours, as products of a warpgroup are added up (emu_wgmma.h),
+   since a GPU has the same bits of both. Sums in float are as far off as aligned ones, and quicker,
+   but where a factor is subnormal. */
+static void add_products(float *sum, const float *a, int step_a, const float *b, int step_b,
+                         int count, bool small, int least)
 {
     if (small) {
         const float aligned = add_aligned(*sum, a, step_a, b, step_b, count, least);
@@ -89,7 +101,8 @@ static void add_products(float *sum, const float *a, int step_a, const float *b,
         }
     }
     for (int k = 0; k < count; k += 4, a += 4 * step_a, b += 4 * step_b)
-        *sum += a[0] * b[0] + a[step_a] * b[step_b] + (a[2 * step_a] * b[2 * step_b] + a[3 * step_a] * b[3 * step_b]);
+        *sum += a[0] * b[0] + a[step_a] * b[step_b] +
+                (a[2 * step_a] * b[2 * step_b] + a[3 * step_a] * b[3 * step_b]);
 }
 static bool some_subnormal(const float *x, int step, int count, int least)
 {
@@ -97,7 +110,8 @@ static bool some_subnormal(const float *x, int step, int count, int least)
     for (int k = 0; k < count; ++k) found = found || subnormal(x[k * step], least);
     return found;
 }
-void kf_emu_multiply(float *d, const unsigned *a, const unsigned *b, bool bf16, const char *file, int line)
+void kf_emu_multiply(float *d, const unsigned *a, const unsigned *b, bool bf16, const char *file,
+                     int line)
 {
     product own = {d, a, b, bf16};
     meet(
@@ -109,18 +123,24 @@ void kf_emu_multiply(float *d, const unsigned *a, const unsigned *b, bool bf16, 
                 const int g = lane / 4, t = lane % 4 * 2;
                 for (int i = 0; i < 4; ++i)
                     for (int e = 0; e < 2; ++e)
-                        left[g + i % 2 * 8][t + e + i / 2 * 8] = number_of((unsigned short)(p->a[i] >> 16 * e), p->bf16);
+                        left[g + i % 2 * 8][t + e + i / 2 * 8] =
+                            number_of((unsigned short)(p->a[i] >> 16 * e), p->bf16);
                 for (int i = 0; i < 2; ++i)
-                    for (int e = 0; e < 2; ++e) right[g][t + e + i * 8] = number_of((unsigned short)(p->b[i] >> 16 * e), p->bf16);
+                    for (int e = 0; e < 2; ++e)
+                        right[g][t + e + i * 8] =
+                            number_of((unsigned short)(p->b[i] >> 16 * e), p->bf16);
             }
-            const int least = least_exponent(((const product *)lanes[0])->bf16 ? KF_EMU_BF16 : KF_EMU_F16);
+            const int least =
+                least_exponent(((const product *)lanes[0])->bf16 ? KF_EMU_BF16 : KF_EMU_F16);
             bool small[24];
-            for (int i = 0; i < 24; ++i) small[i] = some_subnormal(i < 16 ? left[i] : right[i - 16], 1, 16, least);
+            for (int i = 0; i < 24; ++i)
+                small[i] = some_subnormal(i < 16 ? left[i] : right[i - 16], 1, 16, least);
             for (int lane = 0; lane < WARP; ++lane) {
                 float *const sums = ((const product *)lanes[lane])->d;
                 for (int i = 0; i < 4; ++i) {
                     const int row = lane / 4 + i / 2 * 8, col = lane % 4 * 2 + i % 2;
-                    add_products(&sums[i], left[row], 1, right[col], 1, 16, small[row] || small[16 + col], least);
+                    add_products(&sums[i], left[row], 1, right[col], 1, 16,
+                                 small[row] || small[16 + col], least);
                 }
             }
         },

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Part of emu.cpp: mbarriers: arrivals, bytes that are expected and come, phases and who is let through by them. */
+/* Part of emu.cpp: mbarriers: arrivals, bytes that are expected and come, phases and who is let
+ * through by them. */
 #ifndef KF_EMU_MBARRIER_H
 #define KF_EMU_MBARRIER_H
 
@@ -16,10 +17,14 @@ static void end_phase(uint32_t a, mbar *b, const place &at) /* if all has come *
 {
     if (b->pending || b->bytes) return;
     if (b->flying)
-        fail(at, "the mbarrier at %08x (%s:%d) ends a phase while %ld bytes for it are under way: expect_tx said too few", a, b->made.file,
-             b->made.line, b->flying);
+        fail(at,
+             "the mbarrier at %08x (%s:%d) ends a phase while %ld bytes for it are under way: "
+             "expect_tx said too few",
+             a, b->made.file, b->made.line, b->flying);
     if (b->late)
-        fail(at, "the mbarrier at %08x (%s:%d) ends phase %u before all that waited for the one before it have gone on: they may miss it",
+        fail(at,
+             "the mbarrier at %08x (%s:%d) ends phase %u before all that waited for the one before "
+             "it have gone on: they may miss it",
              a, b->made.file, b->made.line, b->phase);
     ++b->phase;
     b->pending = b->count;
@@ -46,10 +51,11 @@ void kf_emu_mbar_arrive(uint32_t a, long expect, const char *file, int line)
     bytes_at(a, 8, at, expect != 0);
     mbar *const b = bar_at(a, at);
     b->bytes += expect;
-    if (b->bytes >= 1 << 20) fail(at, "the mbarrier at %08x expects %ld bytes, more than 2^20 - 1", a, b->bytes);
+    if (b->bytes >= 1 << 20)
+        fail(at, "the mbarrier at %08x expects %ld bytes, more than 2^20 - 1", a, b->bytes);
     if (b->pending == 0)
-        fail(at, "more arrivals at the mbarrier at %08x (%s:%d) in phase %u than its %d", a, b->made.file, b->made.line, b->phase,
-             b->count);
+        fail(at, "more arrivals at the mbarrier at %08x (%s:%d) in phase %u than its %d", a,
+             b->made.file, b->made.line, b->phase, b->count);
     --b->pending;
     end_phase(a, b, at);
 }
@@ -86,8 +92,10 @@ bool kf_emu_mbar_test(uint32_t a, int parity, bool waits, const char *file, int 
     }
     const auto seen = p.seen.find(a);
     if (seen != p.seen.end() && seen->second == by)
-        fail(at, "is let through twice by phase %d of the mbarrier at %08x (%s:%d): wrong parity, or laps ahead of it", (int)by, a,
-             b->made.file, b->made.line);
+        fail(at,
+             "is let through twice by phase %d of the mbarrier at %08x (%s:%d): wrong parity, or "
+             "laps ahead of it",
+             (int)by, a, b->made.file, b->made.line);
     p.seen[a] = by;
     tell(b, by);
     return true;
@@ -98,7 +106,9 @@ bool kf_emu_mbar_test(uint32_t a, int parity, bool waits, const char *file, int 
 static void expect_flight(uint32_t bar, int bytes, const place &at)
 {
     mbar *const b = bar_at(bar, at);
-    if (!b->fenced) fail(at, "the mbarrier at %08x (%s:%d) was made without fence.mbarrier_init after it", bar, b->made.file, b->made.line);
+    if (!b->fenced)
+        fail(at, "the mbarrier at %08x (%s:%d) was made without fence.mbarrier_init after it", bar,
+             b->made.file, b->made.line);
     b->flying += bytes;
 }
 static void arrive_bytes(const fly &f)
@@ -108,7 +118,9 @@ static void arrive_bytes(const fly &f)
     b->flying -= f->bytes;
     b->came.push_back({b->phase, f->smem, f->bytes});
     b->bytes -= f->bytes;
-    if (b->pending == 0 && b->bytes < 0) return fail(f->at, "%ld bytes more than expected came to the mbarrier at %08x", -b->bytes, f->bar);
+    if (b->pending == 0 && b->bytes < 0)
+        return fail(f->at, "%ld bytes more than expected came to the mbarrier at %08x", -b->bytes,
+                    f->bar);
     end_phase(f->bar, b, f->at);
 }
 
@@ -126,10 +138,13 @@ static void list_mbarriers()
         const mbar &b = i.second;
         bool wanted = false;
         for (size_t t = 0; t < async.threads.size(); ++t)
-            wanted |= emu.threads[t].state == AT_ASYNC && async.threads[t].wait == FOR_PHASE && async.threads[t].bar == i.first;
+            wanted |= emu.threads[t].state == AT_ASYNC && async.threads[t].wait == FOR_PHASE &&
+                      async.threads[t].bar == i.first;
         if (wanted)
-            say("  mbarrier %08x+%ld (%s:%d): phase %u waits for %d of %d arrivals and %ld bytes, of which %ld are under way\n",
-                i.first & 0xff000000u, offset_of(i.first), b.made.file, b.made.line, b.phase, b.pending, b.count, b.bytes, b.flying);
+            say("  mbarrier %08x+%ld (%s:%d): phase %u waits for %d of %d arrivals and %ld bytes, "
+                "of which %ld are under way\n",
+                i.first & 0xff000000u, offset_of(i.first), b.made.file, b.made.line, b.phase,
+                b.pending, b.count, b.bytes, b.flying);
     }
 }
 

@@ -6,18 +6,20 @@
 #include "emu_report.h"
 
 #if defined(KF_EMU_TSAN)
-/* What those who meet are ordered by: place 0 is the block's barrier, 1 + w its warp w, 33 its cluster's barrier (the mark of the
-   first block). Another mark every other phase, since one who is late must not see what others did after the meeting, and for
-   the next block. */
+/* What those who meet are ordered by: place 0 is the block's barrier, 1 + w its warp w, 33 its
+   cluster's barrier (the mark of the first block). Another mark every other phase, since one who is
+   late must not see what others did after the meeting, and for the next block. */
 static char *mark_of(int place, int phase)
 {
     static char marks[1 << 16];
-    const unsigned block = emu.blocks_run + (place == 33 ? 0 : (unsigned)emu.current / MOST_THREADS);
+    const unsigned block =
+        emu.blocks_run + (place == 33 ? 0 : (unsigned)emu.current / MOST_THREADS);
     return &marks[((block * 34 + (unsigned)place) * 2 + (unsigned)phase % 2) % sizeof marks];
 }
 #endif
 
-/* ---- barriers and warps. A thread that waits goes back to main, which goes on with it when its state is READY again. */
+/* ---- barriers and warps. A thread that waits goes back to main, which goes on with it when its
+ * state is READY again. */
 
 static thread *come_to(int state, unsigned mask, const char *word, const char *file, int line)
 {
@@ -32,7 +34,8 @@ static thread *come_to(int state, unsigned mask, const char *word, const char *f
 
 int kf_emu_barrier(int kind, int predicate, const char *file, int line)
 {
-    const char *const words[] = {"__syncthreads", "__syncthreads_and", "__syncthreads_or", "__syncthreads_count"};
+    const char *const words[] = {"__syncthreads", "__syncthreads_and", "__syncthreads_or",
+                                 "__syncthreads_count"};
     thread *self = come_to(AT_BARRIER, 0, words[kind], file, line);
     self->kind = kind;
     self->predicate = predicate != 0;
@@ -64,14 +67,17 @@ static void end_barrier(block *b)
     }
     for (int t = 0; t < emu.count; ++t) {
         thread *a = &threads[t];
-        a->result = (uint64_t)(a->kind == KF_EMU_AND ? sum == emu.count : a->kind == KF_EMU_OR ? sum > 0 : sum);
+        a->result = (uint64_t)(a->kind == KF_EMU_AND  ? sum == emu.count
+                               : a->kind == KF_EMU_OR ? sum > 0
+                                                      : sum);
         a->state = READY;
     }
 }
 
 unsigned kf_emu_lane() { return (unsigned)emu.current % WARP; }
 
-uint64_t kf_emu_exchange(const char *word, unsigned mask, uint64_t value, int source, const char *file, int line)
+uint64_t kf_emu_exchange(const char *word, unsigned mask, uint64_t value, int source,
+                         const char *file, int line)
 {
     thread *self = come_to(AT_WARP, mask, word, file, line);
     self->value = value;
@@ -84,7 +90,8 @@ void kf_emu_syncwarp(unsigned mask, const char *file, int line)
 {
 #if defined(KF_EMU_TSAN)
     thread *self = &emu.threads[emu.current];
-    char *const mark = mark_of(1 + emu.current % MOST_THREADS / WARP, mask == 0xffffffffu ? self->warp_phase++ : 0);
+    char *const mark = mark_of(1 + emu.current % MOST_THREADS / WARP,
+                               mask == 0xffffffffu ? self->warp_phase++ : 0);
     __tsan_release(mark);
 #endif
     kf_emu_exchange("__syncwarp", mask, 0, -1, file, line);
@@ -105,14 +112,19 @@ static void meet_lanes(int t)
         return;
     }
     for (int i = 0; i < WARP; ++i) {
-        const int lane = kf_emu_order == 0 ? WARP - 1 - i : i; /* who comes last first: mostly that one is missing */
+        const int lane = kf_emu_order == 0
+                             ? WARP - 1 - i
+                             : i; /* who comes last first: mostly that one is missing */
         if (!(self->mask >> lane & 1)) continue;
-        if (first % MOST_THREADS + lane >= emu.count || !same_place(&emu.threads[first + lane], self)) return;
+        if (first % MOST_THREADS + lane >= emu.count ||
+            !same_place(&emu.threads[first + lane], self))
+            return;
         bits |= (emu.threads[first + lane].value & 1) << lane;
     }
     if (self->together) {
         void *lanes[WARP];
-        for (int lane = 0; lane < WARP; ++lane) lanes[lane] = (void *)emu.threads[first + lane].value;
+        for (int lane = 0; lane < WARP; ++lane)
+            lanes[lane] = (void *)emu.threads[first + lane].value;
         self->together(lanes);
     }
     for (int lane = 0; lane < WARP; ++lane) {
@@ -120,14 +132,17 @@ static void meet_lanes(int t)
         thread *a = &emu.threads[first + lane];
         a->together = nullptr;
         /* A lane outside of the mask has no value to give: all ones, a NaN. */
-        a->result = a->source < 0 ? bits : self->mask >> a->source & 1 ? emu.threads[first + a->source].value : ~(uint64_t)0;
+        a->result = a->source < 0                 ? bits
+                    : self->mask >> a->source & 1 ? emu.threads[first + a->source].value
+                                                  : ~(uint64_t)0;
     }
     for (int lane = 0; lane < WARP; ++lane)
         if (self->mask >> lane & 1) emu.threads[first + lane].state = READY;
 }
 
 /* A word of the whole warp that one of its lanes does for all, with what each gives. */
-static void meet(const char *word, void (*together)(void *const *lanes), void *own, const char *file, int line)
+static void meet(const char *word, void (*together)(void *const *lanes), void *own,
+                 const char *file, int line)
 {
     emu.threads[emu.current].together = together;
     kf_emu_exchange(word, 0xffffffffu, (uint64_t)own, -1, file, line);

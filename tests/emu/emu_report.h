@@ -24,7 +24,8 @@ static void begin_report(const char *format, ...)
     vsnprintf(text, sizeof text, format, arguments);
     va_end(arguments);
     emu.report[0] = 0;
-    say("%s, block (%u, %u, %u) of (%u, %u, %u)", emu.name, blockIdx.x, blockIdx.y, blockIdx.z, gridDim.x, gridDim.y, gridDim.z);
+    say("%s, block (%u, %u, %u) of (%u, %u, %u)", emu.name, blockIdx.x, blockIdx.y, blockIdx.z,
+        gridDim.x, gridDim.y, gridDim.z);
     if (emu.size > 1) say(" in a cluster of %d", emu.size);
     say(": %s\n", text);
     emu.failed = true;
@@ -34,8 +35,10 @@ static bool same_place(const thread *a, const thread *b)
 {
     if (a->state != b->state) return false;
     if (a->state == NEW || a->state == READY || a->state == DONE) return true;
-    return a->line == b->line && a->mask == b->mask && strcmp(async_detail(a), async_detail(b)) == 0 &&
-           (a->word == b->word || strcmp(a->word, b->word) == 0) && (a->file == b->file || strcmp(a->file, b->file) == 0);
+    return a->line == b->line && a->mask == b->mask &&
+           strcmp(async_detail(a), async_detail(b)) == 0 &&
+           (a->word == b->word || strcmp(a->word, b->word) == 0) &&
+           (a->file == b->file || strcmp(a->file, b->file) == 0);
 }
 
 /* The threads, those at one place together: "  0-31, 64: wait at __syncthreads, file:line". */
@@ -56,9 +59,11 @@ static void list_threads(int first, int count)
             i = last;
         }
         say(": %s", STATES[a->state]);
-        if (a->state == AT_BARRIER || a->state == AT_CLUSTER || a->state == WRONG) say(" %s, %s:%d", a->word, a->file, a->line);
+        if (a->state == AT_BARRIER || a->state == AT_CLUSTER || a->state == WRONG)
+            say(" %s, %s:%d", a->word, a->file, a->line);
         if (a->state == AT_ASYNC) say(" %s %s, %s:%d", a->word, async_detail(a), a->file, a->line);
-        if (a->state == AT_WARP) say(" %s of lanes %08x, %s:%d", a->word, a->mask, a->file, a->line);
+        if (a->state == AT_WARP)
+            say(" %s of lanes %08x, %s:%d", a->word, a->mask, a->file, a->line);
         say("\n");
     }
 }

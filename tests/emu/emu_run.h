@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Part of emu.cpp: a launch: its clusters one after the other, their threads in the order that is asked for. */
+/* Part of emu.cpp: a launch: its clusters one after the other, their threads in the order that is
+ * asked for. */
 #ifndef KF_EMU_RUN_H
 #define KF_EMU_RUN_H
 
@@ -64,12 +65,14 @@ static void run_cluster(unsigned first)
         for (int i = 0; i < count && !emu.failed; ++i) {
             int t = (int)order[i];
             if (emu.size > 1) t = t / emu.count * MOST_THREADS + t % emu.count;
-            if ((emu.threads[t].state != NEW && emu.threads[t].state != READY) || async_asleep(t)) continue;
+            if ((emu.threads[t].state != NEW && emu.threads[t].state != READY) || async_asleep(t))
+                continue;
             moved = true;
             move_thread(t);
         }
         if (!moved && !async_advance()) {
-            begin_report("no thread can go on: a barrier or a warp's word was not reached by all that it waits for");
+            begin_report("no thread can go on: a barrier or a warp's word was not reached by all "
+                         "that it waits for");
             list_cluster();
             list_mbarriers();
         }
@@ -99,9 +102,11 @@ static void run_grid()
 #if defined(KF_EMU_TSAN)
     emu.main_tsan = __tsan_get_current_fiber();
 #endif
-    for (unsigned i = 0; i < clusters && !emu.failed; ++i) run_cluster(order[i] * (unsigned)emu.size);
+    for (unsigned i = 0; i < clusters && !emu.failed; ++i)
+        run_cluster(order[i] * (unsigned)emu.size);
     if (emu.size > 1 && !emu.failed && wrote_shared())
-        begin_report("a kernel wrote to static shared memory, of which the blocks of a cluster have one copy here: take kf_emu_dynamic()");
+        begin_report("a kernel wrote to static shared memory, of which the blocks of a cluster "
+                     "have one copy here: take kf_emu_dynamic()");
     free(order);
 #if defined(KF_EMU_TSAN)
     __tsan_acquire(&emu.done_mark);

@@ -40,14 +40,18 @@ static entry *find_entry(const void *p)
     return nullptr;
 }
 
-/* Gives the blocks of a cluster, 1 if the launch does not ask for any. Error codes as an H100 returns them. */
+/* Gives the blocks of a cluster, 1 if the launch does not ask for any. Error codes as an H100
+ * returns them. */
 static cudaError_t cluster_of(const cudaLaunchConfig_t *config, unsigned *size)
 {
     *size = 1;
     for (unsigned i = 0; i < config->numAttrs; ++i) {
         const auto &d = config->attrs[i].val.clusterDim;
-        if (config->attrs[i].id != cudaLaunchAttributeClusterDimension || (d.x == 0 && d.y == 0 && d.z == 0)) continue;
-        if (d.x == 0 || d.y == 0 || d.z == 0 || d.x > MOST_BLOCKS || config->gridDim.x % d.x != 0) return cudaErrorInvalidClusterSize;
+        if (config->attrs[i].id != cudaLaunchAttributeClusterDimension ||
+            (d.x == 0 && d.y == 0 && d.z == 0))
+            continue;
+        if (d.x == 0 || d.y == 0 || d.z == 0 || d.x > MOST_BLOCKS || config->gridDim.x % d.x != 0)
+            return cudaErrorInvalidClusterSize;
         if (d.y != 1 || d.z != 1) return cudaErrorNotSupported; /* here */
         *size = d.x;
     }
@@ -63,10 +67,12 @@ cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t *config, const void *ke
     kf_emu_failure = 0;
     entry *const e = (entry *)kernel;
     if (result == cudaSuccess && !(e && find_entry(e))) result = cudaErrorInvalidDeviceFunction;
-    if (result == cudaSuccess && (threads == 0 || threads > MOST_THREADS || b.z > 64 || (unsigned long long)g.x * g.y * g.z == 0 ||
-                                  g.x > 0x7fffffff || g.y > 65535 || g.z > 65535))
+    if (result == cudaSuccess && (threads == 0 || threads > MOST_THREADS || b.z > 64 ||
+                                  (unsigned long long)g.x * g.y * g.z == 0 || g.x > 0x7fffffff ||
+                                  g.y > 65535 || g.z > 65535))
         result = cudaErrorInvalidConfiguration;
-    if (result == cudaSuccess && config->dynamicSmemBytes > e->dynamic_bytes) result = cudaErrorInvalidValue;
+    if (result == cudaSuccess && config->dynamicSmemBytes > e->dynamic_bytes)
+        result = cudaErrorInvalidValue;
     unsigned size = 1;
     if (result == cudaSuccess) result = cluster_of(config, &size);
 #if defined(KF_EMU_TSAN) /* which has no room for more fibers */
@@ -99,10 +105,12 @@ cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t *config, const void *ke
     return result;
 }
 
-/* What a kernel's launches may have of dynamic memory from now on: up to what an H100's block may have, 227 KiB. */
+/* What a kernel's launches may have of dynamic memory from now on: up to what an H100's block may
+ * have, 227 KiB. */
 cudaError_t cudaFuncSetAttribute(const void *kernel, enum cudaFuncAttribute what, int value)
 {
-    if (what != cudaFuncAttributeMaxDynamicSharedMemorySize || value < 0 || value > MOST_DYNAMIC) return cudaErrorInvalidValue;
+    if (what != cudaFuncAttributeMaxDynamicSharedMemorySize || value < 0 || value > MOST_DYNAMIC)
+        return cudaErrorInvalidValue;
     pthread_mutex_lock(&lock);
     entry *const e = find_entry(kernel);
     if (e) e->dynamic_bytes = (size_t)value;
@@ -118,7 +126,8 @@ const char *cudaGetErrorString(cudaError_t error)
     case cudaErrorInvalidConfiguration: return "invalid configuration argument";
     case cudaErrorInvalidClusterSize: return "cluster misconfiguration";
     case cudaErrorInvalidDeviceFunction: return "invalid device function";
-    case cudaErrorNoKernelImageForDevice: return "no kernel image is available for execution on the device";
+    case cudaErrorNoKernelImageForDevice:
+        return "no kernel image is available for execution on the device";
     case cudaErrorLaunchFailure: return emu.report;
     default: return "an error";
     }
@@ -134,10 +143,7 @@ cudaError_t cudaStreamIsCapturing(cudaStream_t, enum cudaStreamCaptureStatus *st
     *status = cudaStreamCaptureStatusNone;
     return cudaSuccess;
 }
-cudaError_t cudaStreamGetDevice(cudaStream_t, int *device)
-{
-    return cudaGetDevice(device);
-}
+cudaError_t cudaStreamGetDevice(cudaStream_t, int *device) { return cudaGetDevice(device); }
 cudaError_t cudaGetDevice(int *device)
 {
     *device = 0;

@@ -23,10 +23,12 @@
 #endif
 #if defined(KF_EMU_TSAN)
 #include <sanitizer/tsan_interface.h>
-#define MOST_FIBERS 2048 /* it makes one in a third of a millisecond, of a MiB and up to 14 mappings, of which a process has 65,530 */
+#define MOST_FIBERS                                                                                \
+    2048 /* it makes one in a third of a millisecond, of a MiB and up to 14 mappings, of which a   \
+            process has 65,530 */
 #endif
 #define MOST_THREADS 1024
-#define MOST_BLOCKS 8 /* of a cluster */
+#define MOST_BLOCKS 8            /* of a cluster */
 #define USUAL_DYNAMIC (48 << 10) /* of a kernel that nobody asked more for */
 #define MOST_DYNAMIC (227 << 10)
 #define WARP 32
@@ -35,13 +37,15 @@ uint3 threadIdx, blockIdx;
 dim3 blockDim, gridDim;
 
 extern "C" {
-int kf_emu_order, kf_emu_sms = 132, kf_emu_gemm_sms = 1, kf_emu_gemm_class = 64, kf_emu_fill = 1056, kf_emu_failure, kf_emu_aborts = 1;
+int kf_emu_order, kf_emu_sms = 132, kf_emu_gemm_sms = 1, kf_emu_gemm_class = 64, kf_emu_fill = 1056,
+                  kf_emu_failure, kf_emu_aborts = 1;
 unsigned long long kf_emu_seed = 1;
 long kf_emu_launches, kf_emu_conflicts;
 }
 
 enum { NEW, READY, AT_BARRIER, AT_WARP, AT_CLUSTER, AT_ASYNC, WRONG, DONE };
-static const char *const STATES[] = {"has not begun", "can go on", "waits at", "waits at", "waits at", "waits at", "is at", "has returned"};
+static const char *const STATES[] = {"has not begun", "can go on", "waits at", "waits at",
+                                     "waits at",      "waits at",  "is at",    "has returned"};
 
 struct fiber {
     void *sp;
@@ -62,7 +66,8 @@ struct thread {
     int source;
     int arrivals, waits; /* at the cluster's barrier so far */
     uint64_t value, result;
-    void (*together)(void *const *lanes); /* a warp's word that one of the lanes does for all: of what `value` of each points at */
+    void (*together)(void *const *lanes); /* a warp's word that one of the lanes does for all: of
+                                             what `value` of each points at */
     struct copies *copies;                /* that are under way */
 };
 
@@ -81,7 +86,8 @@ static struct {
     block blocks[MOST_BLOCKS];
     int count, size;          /* threads of a block, blocks of a cluster */
     int current;              /* thread */
-    int done, arrived, phase; /* of the cluster: threads that returned; of its barrier, those that came and how often it was */
+    int done, arrived, phase; /* of the cluster: threads that returned; of its barrier, those that
+                                 came and how often it was */
     size_t dynamic_bytes;
     const char *fault; /* what the current thread is WRONG for: takes its number and another one */
     unsigned fault_number;
@@ -94,7 +100,8 @@ static struct {
     char launch_mark, done_mark; /* what ThreadSanitizer orders by, and mark_of() */
     unsigned blocks_run;
     char report[4096];
-    thread threads[MOST_BLOCKS * MOST_THREADS]; /* those of a cluster's next block begin MOST_THREADS further on */
+    thread threads[MOST_BLOCKS * MOST_THREADS]; /* those of a cluster's next block begin
+                                                   MOST_THREADS further on */
 } emu;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Part of emu.cpp: when what is asynchronous ends, and threads that sleep so that others get far ahead of them. */
+/* Part of emu.cpp: when what is asynchronous ends, and threads that sleep so that others get far
+ * ahead of them. */
 #ifndef KF_EMU_TIME_H
 #define KF_EMU_TIME_H
 
@@ -16,7 +17,8 @@ static void round_to_tf32(char *at, int bytes)
 }
 static void end_load(const fly &f)
 {
-    if (emu.blocks[rank_of(f->smem)].done == emu.count) return fail(f->at, "a block has ended before a copy to it has");
+    if (emu.blocks[rank_of(f->smem)].done == emu.count)
+        return fail(f->at, "a block has ended before a copy to it has");
     chunks(*f, [&](uint32_t s, const char *from, int n) {
         char *const to = bytes_at(s, (size_t)n, f->at, false);
         check_global(from, n, f->at);
@@ -33,7 +35,8 @@ static void end_read(const fly &f) /* of a store, that writes later */
 {
     const std::vector<unsigned char> was = f->before;
     keep_source(f.get());
-    if (was != f->before) return fail(f->at, "shared memory that a bulk store reads changed before its end");
+    if (was != f->before)
+        return fail(f->at, "shared memory that a bulk store reads changed before its end");
     f->kind = STORED;
     f->done = false;
     f->due = later();
@@ -87,8 +90,8 @@ static void async_tick()
     ++async.now;
     if (!async.flying.empty()) run_due();
 }
-/* In random order a warp, a warpgroup or a lane alone sleeps at times: turns are too fair, and nothing but a word of the warp keeps lanes
-   together. */
+/* In random order a warp, a warpgroup or a lane alone sleeps at times: turns are too fair, and
+   nothing but a word of the warp keeps lanes together. */
 static bool async_asleep(int t)
 {
     if (!async.on || kf_emu_order != 2) return false;
@@ -97,7 +100,8 @@ static bool async_asleep(int t)
         until = async.now + (1u << any(13));
         for (int w = t / 128 * 4, end = any(2) ? w + 4 : w; w < end; ++w) async.asleep[w] = until;
     }
-    if (async.lane_asleep[t] <= async.now && any(1500) == 0) async.lane_asleep[t] = async.now + (1u << any(14));
+    if (async.lane_asleep[t] <= async.now && any(1500) == 0)
+        async.lane_asleep[t] = async.now + (1u << any(14));
     return until > async.now || async.lane_asleep[t] > async.now;
 }
 /* No thread can go on: what is asynchronous still can, and who sleeps. */
@@ -110,7 +114,8 @@ static bool async_advance()
     for (int b = 0; b < emu.size; ++b)
         for (int t = b * MOST_THREADS; t < b * MOST_THREADS + emu.count; ++t)
             for (uint64_t until : {async.asleep[t / WARP], async.lane_asleep[t]})
-                if (until > async.now && emu.threads[t].state <= READY) next = std::min(next, until);
+                if (until > async.now && emu.threads[t].state <= READY)
+                    next = std::min(next, until);
     if (next == ~0ull) return false;
     async.now = std::max(async.now, next);
     run_due();
@@ -127,8 +132,11 @@ static void async_end_thread(int t)
         if (!f->told) fail(f->at, "returns with a bulk store that was not committed");
     for (const auto &g : p.groups)
         for (const fly &f : g)
-            if (!f->told) fail(f->at, "returns before its bulk store has read shared memory: no wait_group.read");
-    if (p.told != p.products) fail({a->file ? a->file : "?", a->line}, "returns without waiting for its wgmma");
+            if (!f->told)
+                fail(f->at,
+                     "returns before its bulk store has read shared memory: no wait_group.read");
+    if (p.told != p.products)
+        fail({a->file ? a->file : "?", a->line}, "returns without waiting for its wgmma");
 }
 /* Or a cluster. */
 static void async_end()
@@ -137,7 +145,8 @@ static void async_end()
     async.in_thread = false;
     for (const auto &i : async.bars)
         if (!i.second.came.empty() && !emu.failed)
-            fail(i.second.made, "a block ended and nobody waited for what came to its mbarrier at %08x", i.first);
+            fail(i.second.made,
+                 "a block ended and nobody waited for what came to its mbarrier at %08x", i.first);
     while (!emu.failed && !async.flying.empty()) {
         async.now = ~0ull;
         run_due();

@@ -1,34 +1,40 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Part of emu.cpp: products of a warpgroup. A thread's call is recorded; the product is under way when the 128th thread has come, reads its
-   operands through the descriptors, and is computed at its end, when they must be as they were. Accumulators are not the threads' own
-   until a wait says so: till then a NaN is there, and who writes over it is reported. */
+/* Part of emu.cpp: products of a warpgroup. A thread's call is recorded; the product is under way
+   when the 128th thread has come, reads its operands through the descriptors, and is computed at
+   its end, when they must be as they were. Accumulators are not the threads' own until a wait says
+   so: till then a NaN is there, and who writes over it is reported. */
 #ifndef KF_EMU_WGMMA_H
 #define KF_EMU_WGMMA_H
 
 #include "emu_bulk.h"
 #include "emu_matrices.h"
 
-/* Where element (row, k) of an operand is: PTX ISA, "Shared Memory Matrix Layout". major: 0 along k, 1 along rows. An element is of two
-   bytes: of tf32, which lies along k, half a number. */
+/* Where element (row, k) of an operand is: PTX ISA, "Shared Memory Matrix Layout". major: 0 along
+   k, 1 along rows. An element is of two bytes: of tf32, which lies along k, half a number. */
 static uint32_t operand_at(uint64_t desc, int major, int row, int k, uint32_t rank)
 {
-    const uint32_t base = (uint32_t)(desc & 0x3fff) << 4, lead = (uint32_t)(desc >> 16 & 0x3fff) << 4,
+    const uint32_t base = (uint32_t)(desc & 0x3fff) << 4,
+                   lead = (uint32_t)(desc >> 16 & 0x3fff) << 4,
                    step = (uint32_t)(desc >> 32 & 0x3fff) << 4;
-    const int layout = (int)(desc >> 62), mode = layout == 0 ? 0 : 4 - layout; /* 1: 32 bytes, 2: 64, 3: 128 */
+    const int layout = (int)(desc >> 62),
+              mode = layout == 0 ? 0 : 4 - layout; /* 1: 32 bytes, 2: 64, 3: 128 */
     const uint32_t line = 16u << mode;
     uint32_t off;
     if (major == 0 && mode)
         off = (uint32_t)(row / 8) * step + (uint32_t)(row % 8) * line + (uint32_t)k * 2;
     else if (major == 0)
-        off = (uint32_t)(row / 8) * step + (uint32_t)(row % 8) * 16 + (uint32_t)(k / 8) * lead + (uint32_t)(k % 8) * 2;
+        off = (uint32_t)(row / 8) * step + (uint32_t)(row % 8) * 16 + (uint32_t)(k / 8) * lead +
+              (uint32_t)(k % 8) * 2;
     else if (mode)
-        off =
-            (uint32_t)(row / (8 << mode)) * lead + (uint32_t)(row % (8 << mode)) * 2 + (uint32_t)(k / 8) * step + (uint32_t)(k % 8) * line;
+        off = (uint32_t)(row / (8 << mode)) * lead + (uint32_t)(row % (8 << mode)) * 2 +
+              (uint32_t)(k / 8) * step + (uint32_t)(k % 8) * line;
     else
-        off = (uint32_t)(row / 8) * step + (uint32_t)(row % 8) * 2 + (uint32_t)(k / 8) * lead + (uint32_t)(k % 8) * 16;
+        off = (uint32_t)(row / 8) * step + (uint32_t)(row % 8) * 2 + (uint32_t)(k / 8) * lead +
+              (uint32_t)(k % 8) * 16;
     return rank << 24 | swizzled(base + off, mode);
 }
-template <class F> static void operands(const flight &f, F call) /* call(of b, row, k, shared address) */
+template <class F>
+static void operands(const flight &f, F call) /* call(of b, row, k, shared address) */
 {
     const uint32_t rank = (uint32_t)(f.thread / MOST_THREADS);
     for (int r = 0; !f.registers && r < 64; ++r)
@@ -50,7 +56,10 @@ template <class F> static void operand_granules(const flight &f, F call)
 /* The row and column of thread t's accumulator i. */
 static int row_of(int t, int i) { return t / 32 * 16 + t % 32 / 4 + 8 * (i >> 1 & 1); }
 static int col_of(int t, int i) { return 8 * (i >> 2) + 2 * (t % 4) + (i & 1); }
-static size_t sum_at(const chain &c, int t, int i) { return (size_t)(row_of(t, i) * c.n + col_of(t, i)); }
+static size_t sum_at(const chain &c, int t, int i)
+{
+    return (size_t)(row_of(t, i) * c.n + col_of(t, i));
+}
 
 void kf_emu_wgmma_fence(const char *file, int line)
 {
@@ -78,7 +87,8 @@ static void begin_product(const fly &f, warpgroup &g, const float *d)
         if (c->d[emu.current % 128] == d && c->n == f->n) f->sum = c;
     if (!f->sum) new_chain(f, g);
     f->sum->last = g.first + g.products.size();
-    if (f->da >> 49 & 7 || f->db >> 49 & 7) fail(at, "a descriptor with a base offset: not emulated");
+    if (f->da >> 49 & 7 || f->db >> 49 & 7)
+        fail(at, "a descriptor with a base offset: not emulated");
     operand_granules(*f, [&](uint32_t x) {
         bytes_at(x, 16, at, true);
         check_read(x, 16, at);
@@ -96,7 +106,8 @@ static void join_chain(const flight &f, float *d, int t, const place &at)
     chain &c = *f.sum;
     if (c.d[t] && c.d[t] != d) fail(at, "the threads of a warpgroup chain different accumulators");
     for (int i = 0; c.d[t] && i < f.n / 2; ++i)
-        if (kf_emu_bits<unsigned>(d[i]) != POISON) fail(at, "accumulators were written while a wgmma that has them was not waited for");
+        if (kf_emu_bits<unsigned>(d[i]) != POISON)
+            fail(at, "accumulators were written while a wgmma that has them was not waited for");
     if (c.d[t]) return;
     c.d[t] = d;
     for (int i = 0; i < f.n / 2; ++i) {
@@ -104,8 +115,8 @@ static void join_chain(const flight &f, float *d, int t, const place &at)
         d[i] = kf_emu_bits<float>(POISON);
     }
 }
-void kf_emu_wgmma(int n, int of, float *d, const unsigned *a, uint64_t da, uint64_t db, int ta, int tb, int add, const char *file,
-                  int line)
+void kf_emu_wgmma(int n, int of, float *d, const unsigned *a, uint64_t da, uint64_t db, int ta,
+                  int tb, int add, const char *file, int line)
 {
     const place at = come("wgmma.mma_async", file, line);
     async_thread &p = self();
@@ -126,8 +137,8 @@ void kf_emu_wgmma(int n, int of, float *d, const unsigned *a, uint64_t da, uint6
         begin_product(f, g, d);
     }
     const fly f = g.products[number - g.first];
-    if (f->n != n || f->of != of || f->registers != (a != nullptr) || (!a && f->da != da) || f->db != db || f->ta != ta ||
-        f->tb != tb || f->add != (add != 0))
+    if (f->n != n || f->of != of || f->registers != (a != nullptr) || (!a && f->da != da) ||
+        f->db != db || f->ta != ta || f->tb != tb || f->add != (add != 0))
         fail(at, "the threads of a warpgroup give different wgmma, or operands of it");
     join_chain(*f, d, t, at);
     if (a) {
@@ -155,7 +166,8 @@ unsigned kf_emu_tf32(float x) /* to the nearest, ties to even */
     if ((bits & 0x7fffffffu) > 0x7f800000u) return bits | 0x400000u;
     return (bits + 0xfff + (bits >> 13 & 1)) & ~0x1fffu;
 }
-static void put_half(float *number, unsigned short v, int upper) /* of tf32, of which the lowest 13 bits are not read */
+static void put_half(float *number, unsigned short v,
+                     int upper) /* of tf32, of which the lowest 13 bits are not read */
 {
     const unsigned bits = kf_emu_bits<unsigned>(*number);
     *number = kf_emu_bits<float>(upper ? (bits & 0xffffu) | (unsigned)v << 16 : v & 0xe000u);
@@ -177,7 +189,8 @@ static bool read_operands(const flight &f, factors *x) /* whether they are as th
     });
     for (int t = 0; f.registers && f.of == KF_EMU_TF32 && t < 128; ++t)
         for (int j = 0; j < 4; ++j)
-            x->a[t / 32 * 16 + t % 32 / 4 + 8 * (j & 1)][t % 4 + 4 * (j >> 1)] = kf_emu_bits<float>(f.a[t][j] & ~0x1fffu);
+            x->a[t / 32 * 16 + t % 32 / 4 + 8 * (j & 1)][t % 4 + 4 * (j >> 1)] =
+                kf_emu_bits<float>(f.a[t][j] & ~0x1fffu);
     for (int t = 0; f.registers && f.of != KF_EMU_TF32 && t < 128; ++t)
         for (int j = 0; j < 4; ++j)
             for (int h = 0; h < 2; ++h)
@@ -189,7 +202,8 @@ static factors product_factors;
 static void multiply(const flight &f)
 {
     const factors &x = product_factors;
-    if (!read_operands(f, &product_factors)) return fail(f.at, "shared memory that a wgmma reads changed before its end");
+    if (!read_operands(f, &product_factors))
+        return fail(f.at, "shared memory that a wgmma reads changed before its end");
     chain &c = *f.sum;
     if (!f.add) std::fill(c.sum.begin(), c.sum.end(), 0.0f);
     const int depth = f.of == KF_EMU_TF32 ? 8 : 16, least = least_exponent(f.of);
@@ -199,13 +213,14 @@ static void multiply(const flight &f)
         float *const to = &c.sum[(size_t)(m * f.n)];
         const bool own = some_subnormal(x.a[m], 1, depth, least);
         if (own || some) {
-            for (int j = 0; j < f.n; ++j) add_products(&to[j], x.a[m], 1, &x.b[0][j], 256, depth, own || small[j], least);
+            for (int j = 0; j < f.n; ++j)
+                add_products(&to[j], x.a[m], 1, &x.b[0][j], 256, depth, own || small[j], least);
             continue;
         }
         for (int k = 0; k < depth; k += 4)
             for (int j = 0; j < f.n; ++j)
-                to[j] +=
-                    x.a[m][k] * x.b[k][j] + x.a[m][k + 1] * x.b[k + 1][j] + (x.a[m][k + 2] * x.b[k + 2][j] + x.a[m][k + 3] * x.b[k + 3][j]);
+                to[j] += x.a[m][k] * x.b[k][j] + x.a[m][k + 1] * x.b[k + 1][j] +
+                         (x.a[m][k + 2] * x.b[k + 2][j] + x.a[m][k + 3] * x.b[k + 3][j]);
     }
 }
 
@@ -217,7 +232,8 @@ static void take_back(warpgroup &g, size_t end, int t, const place &at)
         chain &c = *g.chains[i];
         if (!c.d[t] || c.last >= end) continue;
         for (int j = 0; j < c.n / 2; ++j) {
-            if (kf_emu_bits<unsigned>(c.d[t][j]) != POISON) fail(at, "accumulators were written before the wait for their wgmma");
+            if (kf_emu_bits<unsigned>(c.d[t][j]) != POISON)
+                fail(at, "accumulators were written before the wait for their wgmma");
             c.d[t][j] = c.sum[sum_at(c, t, j)];
         }
         c.d[t] = nullptr;
@@ -232,12 +248,15 @@ void kf_emu_wgmma_wait(int most, const char *file, int line)
     const int t = emu.current % 128, first = emu.current / 128 * 128;
     const size_t end = p.ends.size() > (size_t)most ? p.ends[p.ends.size() - 1 - (size_t)most] : 0;
     p.product = end;
-    if (end > g.first && !g.products[end - 1 - g.first]->done) wait_for(FOR_PRODUCT, "%d, product %d", most, (int)end);
+    if (end > g.first && !g.products[end - 1 - g.first]->done)
+        wait_for(FOR_PRODUCT, "%d, product %d", most, (int)end);
     for (size_t i = std::max(p.told, g.first); i < end; ++i) {
         flight &f = *g.products[i - g.first];
         if (f.registers && memcmp(f.a_at[t], f.a[t], sizeof f.a[t]))
             fail(f.at, "registers that a wgmma reads changed before a wait for it");
-        if (!f.told) operand_granules(f, [](uint32_t x) { granules_of(x, 16, [](granule &y) { --y.reads; }); });
+        if (!f.told)
+            operand_granules(f,
+                             [](uint32_t x) { granules_of(x, 16, [](granule &y) { --y.reads; }); });
         f.told = true;
     }
     if (end > p.told) {

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Kernels for the tests of the emulation itself: right ones for each of its words, and one for each fault that it must report.
-   kft_run(which, threads, blocks, cluster, bytes, out) launches one on `out`, an array of 64-bit words; in clusters of so many
-   blocks (0: in none), with so many bytes of dynamic memory. */
+/* Kernels for the tests of the emulation itself: right ones for each of its words, and one for each
+   fault that it must report. kft_run(which, threads, blocks, cluster, bytes, out) launches one on
+   `out`, an array of 64-bit words; in clusters of so many blocks (0: in none), with so many bytes
+   of dynamic memory. */
 #include <cuda_runtime.h>
 
 #include "kf/core/dtype.h"
@@ -43,7 +44,8 @@ static __global__ void dynamic(word *out)
 }
 static __global__ void no_dynamic(word *out)
 {
-    out[0] = (kf_emu_dynamic() == nullptr) + 10 * kf_emu_cluster_size() + 100 * kf_emu_cluster_rank();
+    out[0] =
+        (kf_emu_dynamic() == nullptr) + 10 * kf_emu_cluster_size() + 100 * kf_emu_cluster_rank();
 }
 
 static __device__ void cluster_sync()
@@ -52,16 +54,21 @@ static __device__ void cluster_sync()
     kf_emu_cluster_wait();
 }
 
-/* Each thread sends a value to every block of its cluster; sums what its neighbour was sent; fetches the sums of all blocks. */
+/* Each thread sends a value to every block of its cluster; sums what its neighbour was sent;
+ * fetches the sums of all blocks. */
 static __global__ void all_to_all(word *out)
 {
-    word *const box = (word *)kf_emu_dynamic(), *const sums = box + kf_emu_cluster_size() * blockDim.x;
-    const unsigned rank = kf_emu_cluster_rank(), size = kf_emu_cluster_size(), next = (threadIdx.x + 1) % blockDim.x;
+    word *const box = (word *)kf_emu_dynamic(), *const sums =
+                                                    box + kf_emu_cluster_size() * blockDim.x;
+    const unsigned rank = kf_emu_cluster_rank(), size = kf_emu_cluster_size(),
+                   next = (threadIdx.x + 1) % blockDim.x;
     word sum = 0, total = 0;
     kf_emu_cluster_arrive();
     sums[threadIdx.x] = -1; /* one's own, meanwhile */
     kf_emu_cluster_wait();
-    for (unsigned r = 0; r < size; ++r) *kf_emu_remote(box + rank * blockDim.x + threadIdx.x, r) = 1000 * blockIdx.x + threadIdx.x + 7 * r;
+    for (unsigned r = 0; r < size; ++r)
+        *kf_emu_remote(box + rank * blockDim.x + threadIdx.x, r) =
+            1000 * blockIdx.x + threadIdx.x + 7 * r;
     cluster_sync();
     for (unsigned r = 0; r < size; ++r) sum += box[r * blockDim.x + next];
     sums[threadIdx.x] = sum;
@@ -95,18 +102,24 @@ static __global__ void shuffles(word *out)
     mine[2] = __shfl_up_sync(0xffffffffu, lane, 2u);
     mine[3] = (word)__shfl_down_sync(0xffffffffu, 0.5 * lane, 4u, 8);
     mine[4] = __ballot_sync(0xffffffffu, lane % 3 == 0);
-    if (lane < 7) mine[5] = __any_sync(0x7fu, lane == 6) + 10 * __all_sync(0x7fu, lane < 6) + 100 * __all_sync(0x7fu, 1);
+    if (lane < 7)
+        mine[5] = __any_sync(0x7fu, lane == 6) + 10 * __all_sync(0x7fu, lane < 6) +
+                  100 * __all_sync(0x7fu, 1);
     __syncwarp();
     mine[6] = __shfl_sync(0xffffffffu, lane, lane + 1, 4);
     mine[7] = 0;
-    if (lane < 8) mine[7] = __shfl_sync(0xffu, (int)threadIdx.x, 20) == -1; /* a lane outside of the mask has nothing to give */
+    if (lane < 8)
+        mine[7] = __shfl_sync(0xffu, (int)threadIdx.x, 20) ==
+                  -1; /* a lane outside of the mask has nothing to give */
 }
 
-/* What each thread copies and commits twice; how it looks before the first, between, and behind the last has been waited for. */
+/* What each thread copies and commits twice; how it looks before the first, between, and behind the
+ * last has been waited for. */
 static __global__ void copies(word *out)
 {
     alignas(16) __shared__ word buffer[2 * 64];
-    const word first[2] = {1000 + threadIdx.x, 2000 + threadIdx.x}, second[2] = {3000 + threadIdx.x, 4000 + threadIdx.x};
+    const word first[2] = {1000 + threadIdx.x, 2000 + threadIdx.x},
+               second[2] = {3000 + threadIdx.x, 4000 + threadIdx.x};
     word *const mine = out + 4 * threadIdx.x, *const own = buffer + 2 * threadIdx.x;
     kf_emu_fetch(own, first, 16, 8); /* of which 8 bytes are read */
     kf_emu_fetch_commit();
@@ -127,7 +140,8 @@ static __global__ void copies(word *out)
 static __global__ void four_matrices(word *out)
 {
     alignas(16) __shared__ unsigned short rows[32][8];
-    for (int e = 0; e < 8; ++e) rows[threadIdx.x][e] = (unsigned short)(threadIdx.x * 8 + (unsigned)e);
+    for (int e = 0; e < 8; ++e)
+        rows[threadIdx.x][e] = (unsigned short)(threadIdx.x * 8 + (unsigned)e);
     __syncwarp();
     for (int turned = 0; turned < 2; ++turned) {
         unsigned v[4];
@@ -135,7 +149,8 @@ static __global__ void four_matrices(word *out)
         for (int i = 0; i < 4; ++i) out[(turned * 32 + threadIdx.x) * 4 + i] = v[i];
     }
 }
-/* Row r of a is r + 1 at depth r and 1 at depth 15 - r, column c of b is 2^k at depth k times c + 1, in both types. */
+/* Row r of a is r + 1 at depth r and 1 at depth 15 - r, column c of b is 2^k at depth k times c +
+ * 1, in both types. */
 static __global__ void multiplied(word *out)
 {
     const int g = (int)threadIdx.x / 4, t = (int)threadIdx.x % 4 * 2;
@@ -143,7 +158,8 @@ static __global__ void multiplied(word *out)
         float d[4] = {0.5f, 0.5f, 0.5f, 0.5f};
         unsigned a[4] = {}, b[2] = {};
         const auto bits = [bf16](float v) {
-            return (unsigned)(bf16 ? kf_emu_bits<unsigned short>(__float2bfloat16_rn(v)) : kf_emu_bits<unsigned short>(__float2half_rn(v)));
+            return (unsigned)(bf16 ? kf_emu_bits<unsigned short>(__float2bfloat16_rn(v))
+                                   : kf_emu_bits<unsigned short>(__float2half_rn(v)));
         };
         for (int i = 0; i < 4; ++i)
             for (int e = 0; e < 2; ++e) {
@@ -151,9 +167,11 @@ static __global__ void multiplied(word *out)
                 a[i] |= bits((float)((depth == row ? row + 1 : 0) + (depth == 15 - row))) << 16 * e;
             }
         for (int i = 0; i < 2; ++i)
-            for (int e = 0; e < 2; ++e) b[i] |= bits(ldexpf((float)(g + 1), t + e + i * 8 - 8)) << 16 * e;
+            for (int e = 0; e < 2; ++e)
+                b[i] |= bits(ldexpf((float)(g + 1), t + e + i * 8 - 8)) << 16 * e;
         kf_emu_multiply(d, a, b, bf16 != 0);
-        for (int i = 0; i < 4; ++i) out[bf16 * 128 + (g + i / 2 * 8) * 8 + t + i % 2] = (word)(d[i] * 512.0f);
+        for (int i = 0; i < 4; ++i)
+            out[bf16 * 128 + (g + i / 2 * 8) * 8 + t + i % 2] = (word)(d[i] * 512.0f);
     }
 }
 static __global__ void product_without_a_lane(word *out)
@@ -171,7 +189,8 @@ static __global__ void too_many_copies(word *out)
 
 static __global__ void votes(word *out)
 {
-    const word all = __syncthreads_and(threadIdx.x < 1000), any = __syncthreads_or(threadIdx.x == 7),
+    const word all = __syncthreads_and(threadIdx.x < 1000),
+               any = __syncthreads_or(threadIdx.x == 7),
                count = __syncthreads_count(threadIdx.x % 2 == 0);
     out[threadIdx.x] = all + 10 * any + 100 * count;
 }
@@ -182,7 +201,8 @@ static __global__ void atomics(word *out)
     atomicMax(&out[1], (word)threadIdx.x);
     atomicMin(&out[2], -(word)threadIdx.x);
     atomicAdd((double *)&out[3], 0.5);
-    if (atomicCAS(&out[4], (word)0, (word)1) == 0) atomicAdd(&out[5], (word)1); /* one of all threads */
+    if (atomicCAS(&out[4], (word)0, (word)1) == 0)
+        atomicAdd(&out[5], (word)1); /* one of all threads */
     if (atomicExch(&out[6], (word)7) != 7) atomicAdd(&out[7], (word)1);
 }
 
@@ -243,7 +263,8 @@ static __global__ void not_its_memory(word *out)
 static __global__ void beyond_its_memory(word *)
 {
     cluster_sync();
-    if (blockIdx.x == 1 && threadIdx.x == 5) kf_emu_remote((word *)(kf_emu_dynamic() + 60), 0); /* of 64 bytes */
+    if (blockIdx.x == 1 && threadIdx.x == 5)
+        kf_emu_remote((word *)(kf_emu_dynamic() + 60), 0); /* of 64 bytes */
     cluster_sync();
 }
 static __global__ void no_such_block(word *)
@@ -252,7 +273,10 @@ static __global__ void no_such_block(word *)
     if (blockIdx.x == 1 && threadIdx.x == 5) kf_emu_remote(kf_emu_dynamic(), 2);
     cluster_sync();
 }
-static __global__ void has_not_begun(word *) { *kf_emu_remote(kf_emu_dynamic(), 1 - kf_emu_cluster_rank()) = 1; }
+static __global__ void has_not_begun(word *)
+{
+    *kf_emu_remote(kf_emu_dynamic(), 1 - kf_emu_cluster_rank()) = 1;
+}
 static __global__ void has_ended(word *)
 {
     cluster_sync();
@@ -282,9 +306,15 @@ static __global__ void lane_is_missing(word *out)
     if (threadIdx.x != 9) out[threadIdx.x] = __shfl_xor_sync(0xffffffffu, 1, 1);
 }
 
-static __global__ void masks_differ(word *out) { out[threadIdx.x] = __shfl_sync(threadIdx.x < 16 ? 0xffffffffu : 0xffff0000u, 1, 16); }
+static __global__ void masks_differ(word *out)
+{
+    out[threadIdx.x] = __shfl_sync(threadIdx.x < 16 ? 0xffffffffu : 0xffff0000u, 1, 16);
+}
 static __global__ void not_in_its_mask(word *out) { out[threadIdx.x] = __shfl_sync(0xffu, 1, 1); }
-static __global__ void beyond_the_warp(word *out) { out[threadIdx.x] = __shfl_sync(0xffffffffu, 1, 1); }
+static __global__ void beyond_the_warp(word *out)
+{
+    out[threadIdx.x] = __shfl_sync(0xffffffffu, 1, 1);
+}
 
 /* No barrier: in forward order all is well. */
 static __global__ void race(word *out)
@@ -293,7 +323,8 @@ static __global__ void race(word *out)
     buffer[threadIdx.x] = threadIdx.x;
     out[blockIdx.x * blockDim.x + threadIdx.x] = threadIdx.x == 0 ? 0 : buffer[threadIdx.x - 1];
 }
-/* What is read must be read by all before it is written again: the second barrier of reversal() is missing. */
+/* What is read must be read by all before it is written again: the second barrier of reversal() is
+ * missing. */
 static __global__ void late_readers(word *out)
 {
     __shared__ word buffer[1024];
@@ -339,7 +370,8 @@ static __global__ void beyond_shared(word *out)
     out[threadIdx.x] = *mine;
 }
 
-extern "C" int kft_run(const char *which, unsigned threads, unsigned blocks, unsigned cluster, unsigned bytes, word *out)
+extern "C" int kft_run(const char *which, unsigned threads, unsigned blocks, unsigned cluster,
+                       unsigned bytes, word *out)
 {
     static const struct {
         const char *name;
@@ -429,7 +461,8 @@ extern "C" int kft_launch_flat_cluster(void)
 
 extern "C" int kft_allow_dynamic(int bytes)
 {
-    return cudaFuncSetAttribute(kf_emu_kernel(dynamic, "dynamic"), cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+    return cudaFuncSetAttribute(kf_emu_kernel(dynamic, "dynamic"),
+                                cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
 }
 
 extern "C" const char *kft_detail(void) { return ""; }

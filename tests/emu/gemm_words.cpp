@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// kf/core/gemm.cuh under endings written by hand (gemm_kernel.cuh), run by the emulation in every order of threads, against plain loops in
-// double: every tile, layout and way to load; sizes of 1 to 300, odd leading dimensions, bases of any alignment, several matrices, split
-// depths, no depth at all, NaN in a row. Outputs lie between guards. Prints the first value that is wrong. gemm_words [CASES] [SEED]
-// [rings, few, halves or tf32]
+// kf/core/gemm.cuh under endings written by hand (gemm_kernel.cuh), run by the emulation in every
+// order of threads, against plain loops in double: every tile, layout and way to load; sizes of 1
+// to 300, odd leading dimensions, bases of any alignment, several matrices, split depths, no depth
+// at all, NaN in a row. Outputs lie between guards. Prints the first value that is wrong.
+// gemm_words [CASES] [SEED] [rings, few, halves or tf32]
 #include <cuda_runtime.h>
 #include <sanitizer/asan_interface.h>
 
@@ -22,7 +23,10 @@ static int below(int n) { return (int)(source() % (unsigned)n); }
 template <class T> static double number(T v) { return (double)(float)v; }
 template <> [[maybe_unused]] double number(double v) { return v; }
 // What a product has of an element.
-template <int type, class T> static double factor(T v) { return type == KFI_OF_TF32 ? (double)kf_emu_bits<float>(kf_emu_tf32((float)v)) : number(v); }
+template <int type, class T> static double factor(T v)
+{
+    return type == KFI_OF_TF32 ? (double)kf_emu_bits<float>(kf_emu_tf32((float)v)) : number(v);
+}
 
 // What a test is about. splits: of few rows the blocks of a cluster, 1 << splits.
 struct problem {
@@ -30,32 +34,38 @@ struct problem {
     bool whole = false, bias = false, residual = false, pre = false, nan = false;
 };
 
-// A matrix among others' memory: `skip` elements into a buffer, lines `ld` apart. whole: they begin at multiples of 16 bytes.
+// A matrix among others' memory: `skip` elements into a buffer, lines `ld` apart. whole: they begin
+// at multiples of 16 bytes.
 template <class T> struct matrix {
     std::vector<T> data;
     size_t skip;
     kf_i64 ld, apart;
     int lines, length, matrices;
     bool whole;
-    matrix(int lines, int length, int matrices, bool whole) : lines(lines), length(length), matrices(matrices), whole(whole)
+    matrix(int lines, int length, int matrices, bool whole)
+        : lines(lines), length(length), matrices(matrices), whole(whole)
     {
         ld = whole ? (length + 7) / 8 * 8 + 8 * below(2) : length + below(4);
         apart = (lines > 0 ? lines : 1) * ld + (whole ? 8 * below(2) : below(3));
         const size_t room = (size_t)(lines > 0 ? lines - 1 : 0) * ld + length;
-        skip = whole ? 0 : (size_t)below(9); // what is allocated begins at a multiple of 16 bytes, and ends where the last line does
+        skip = whole ? 0 : (size_t)below(9); // what is allocated begins at a multiple of 16 bytes,
+                                             // and ends where the last line does
         data = std::vector<T>(skip + (size_t)apart * (matrices - 1) + room);
-        const float fine = sizeof(T) == 4 ? 0x1p-23f : 0.0f; // floats have more bits than a half of one has
+        const float fine =
+            sizeof(T) == 4 ? 0x1p-23f : 0.0f; // floats have more bits than a half of one has
         for (T &v : data) v = T((float)(below(17) - 8) / 8.0f + (float)below(1 << 19) * fine);
     }
     ~matrix() { ASAN_UNPOISON_MEMORY_REGION(data.data(), data.size() * sizeof(T)); }
-    // From here on AddressSanitizer reports who reads what is between lines: in a workspace nobody writes that. Of lines that begin anywhere, loads
-    // of 16 bytes have some of it.
+    // From here on AddressSanitizer reports who reads what is between lines: in a workspace nobody
+    // writes that. Of lines that begin anywhere, loads of 16 bytes have some of it.
     void guard()
     {
         for (kf_i64 m = 0, line = 0; whole && m < matrices; line = 0, ++m)
             for (; line < lines; ++line) {
-                const kf_i64 begin = m * apart + line * ld,
-                             next = line + 1 < lines ? begin + ld : m + 1 < matrices ? (m + 1) * apart : begin + length;
+                const kf_i64 begin = m * apart + line * ld, next = line + 1 < lines ? begin + ld
+                                                                   : m + 1 < matrices
+                                                                       ? (m + 1) * apart
+                                                                       : begin + length;
                 T *const end = at() + begin + length;
                 ASAN_POISON_MEMORY_REGION(end, (next - begin - length) * sizeof(T));
             }
@@ -74,54 +84,70 @@ struct launch {
     int share_bits;
 };
 static const kfi_name NAME = {"product", ""};
-template <int type, int tile, int layout, int products> static bool run_ring(launch c, kf_result_t *result)
+template <int type, int tile, int layout, int products>
+static bool run_ring(launch c, kf_result_t *result)
 {
     constexpr bool halves = tile == KFI_TILE_HALVES;
     kfi_gemm_maps maps;
-    void *args[] = {c.e, c.g, &maps}, *halves_args[] = {&c.a, &c.b, c.a_matrices, c.b_matrices, c.e, c.g, &maps};
-    if (!kfi_gemm_map(&maps, c.sizes, type, layout, 1, c.a, c.a_matrices, c.b, c.b_matrices)) return false;
+    void *args[] = {c.e, c.g, &maps},
+         *halves_args[] = {&c.a, &c.b, c.a_matrices, c.b_matrices, c.e, c.g, &maps};
+    if (!kfi_gemm_map(&maps, c.sizes, type, layout, 1, c.a, c.a_matrices, c.b, c.b_matrices))
+        return false;
     maps.units = (unsigned)(c.g->row_tiles * c.g->col_tiles * c.sizes.matrices * c.splits);
     const void *kernel;
     if constexpr (halves)
         kernel = KFI_ADDRESS(halves_product<type, layout, products>);
     else
         kernel = KFI_ADDRESS(ring_product<type, layout, products>);
-    *result = kfi_launch(&NAME, kernel, dim3(1 + below(3)), kfi_tile_threads(halves ? tile : KFI_TILE_TURNS), halves ? halves_args : args, nullptr,
-                         false, halves ? kfi_halves_shared() : kfi_ring_shared(KFI_TILE_TURNS));
+    *result =
+        kfi_launch(&NAME, kernel, dim3(1 + below(3)),
+                   kfi_tile_threads(halves ? tile : KFI_TILE_TURNS), halves ? halves_args : args,
+                   nullptr, false, halves ? kfi_halves_shared() : kfi_ring_shared(KFI_TILE_TURNS));
     return true;
 }
-template <int type, int layout, int products> static bool run_few(const launch &c, kf_result_t *result)
+template <int type, int layout, int products>
+static bool run_few(const launch &c, kf_result_t *result)
 {
     kfi_gemm_maps maps;
     void *args[] = {c.e, c.g, &maps};
     const int wide = kfi_few_wide(c.sizes), stages = 2 + below(3);
-    if (!kfi_gemm_map(&maps, c.sizes, type, layout, 1, c.a, c.a_matrices, c.b, c.b_matrices, kfi_few_lines(c.sizes), 64)) return false;
+    if (!kfi_gemm_map(&maps, c.sizes, type, layout, 1, c.a, c.a_matrices, c.b, c.b_matrices,
+                      kfi_few_lines(c.sizes), 64))
+        return false;
     maps.share_bits = c.share_bits;
-    while (maps.share_bits > 0 && c.sizes.depth <= KFI_RING_DEPTH << (maps.share_bits + 1)) --maps.share_bits;
+    while (maps.share_bits > 0 && c.sizes.depth <= KFI_RING_DEPTH << (maps.share_bits + 1))
+        --maps.share_bits;
     maps.stages = stages;
     maps.left_bytes = kfi_few_left_bytes(c.sizes, layout);
-    const void *const kernel =
-        wide == 16 ? KFI_ADDRESS(few_product<type, layout, products, 16>) : KFI_ADDRESS(few_product<type, layout, products, 64>);
-    *result = kfi_launch(&NAME, kernel, dim3((unsigned)(c.g->tiles.d * c.sizes.matrices) << maps.share_bits), kfi_tile_threads(KFI_TILE_FEW), args,
-                         nullptr, false, kfi_few_shared(wide, layout, stages), 1u << maps.share_bits);
+    const void *const kernel = wide == 16 ? KFI_ADDRESS(few_product<type, layout, products, 16>)
+                                          : KFI_ADDRESS(few_product<type, layout, products, 64>);
+    *result = kfi_launch(&NAME, kernel,
+                         dim3((unsigned)(c.g->tiles.d * c.sizes.matrices) << maps.share_bits),
+                         kfi_tile_threads(KFI_TILE_FEW), args, nullptr, false,
+                         kfi_few_shared(wide, layout, stages), 1u << maps.share_bits);
     return true;
 }
-template <int type, int tile, int layout, int products, int how> static bool run(launch c, kf_result_t *result)
+template <int type, int tile, int layout, int products, int how>
+static bool run(launch c, kf_result_t *result)
 {
     if constexpr (tile == KFI_TILE_FEW) {
         if (!run_few<type, layout, products>(c, result)) return false;
-    } else if constexpr (tile == KFI_TILE_TURNS || tile == KFI_TILE_ROUNDED || tile == KFI_TILE_HALVES) {
+    } else if constexpr (tile == KFI_TILE_TURNS || tile == KFI_TILE_ROUNDED ||
+                         tile == KFI_TILE_HALVES) {
         if (!run_ring<type, tile, layout, products>(c, result)) return false;
     } else {
         void *args[] = {&c.a, &c.b, c.a_matrices, c.b_matrices, c.e, c.g};
-        const unsigned blocks = (unsigned)(c.g->row_tiles * c.g->col_tiles * c.sizes.matrices * c.splits);
-        *result = kfi_launch(&NAME, KFI_ADDRESS(product<type, tile, layout, products, how>), dim3(blocks), kfi_tile_threads(tile), args, nullptr,
-                             true, kfi_gemm_shared(tile, kfi_of_bytes(type), layout));
+        const unsigned blocks =
+            (unsigned)(c.g->row_tiles * c.g->col_tiles * c.sizes.matrices * c.splits);
+        *result = kfi_launch(&NAME, KFI_ADDRESS(product<type, tile, layout, products, how>),
+                             dim3(blocks), kfi_tile_threads(tile), args, nullptr, true,
+                             kfi_gemm_shared(tile, kfi_of_bytes(type), layout));
     }
     void *args[] = {c.e, c.g};
     if (*result == KF_SUCCESS && c.splits > 1)
-        *result = kfi_launch(&NAME, KFI_ADDRESS(joint<type, products>), kfi_gemm_joint(c.g, c.sizes, vector_of(type)), KFI_JOIN_THREADS,
-                             args, nullptr);
+        *result = kfi_launch(&NAME, KFI_ADDRESS(joint<type, products>),
+                             kfi_gemm_joint(c.g, c.sizes, vector_of(type)), KFI_JOIN_THREADS, args,
+                             nullptr);
     return true;
 }
 
@@ -139,39 +165,52 @@ template <class T> struct tensors {
 template <class T> static tensors<T> tensors_of(const tested &k, const problem &p)
 {
     const bool whole = k.how == KFI_WHOLE;
-    const bool whole_a = whole || below(3) == 0, whole_b = whole || below(3) == 0; // products by any loads have factors that are in the workspace
-    matrix<T> a(k.across_a() ? p.depth : p.rows, k.across_a() ? p.rows : p.depth, p.matrices, whole_a);
-    matrix<T> b(k.across_b() ? p.depth : p.cols, k.across_b() ? p.cols : p.depth, p.matrices, whole_b);
-    matrix<T> c(k.across_b() ? p.depth : p.cols, k.across_b() ? p.cols : p.depth, p.matrices, whole_b);
+    const bool whole_a = whole || below(3) == 0,
+               whole_b =
+                   whole ||
+                   below(3) == 0; // products by any loads have factors that are in the workspace
+    matrix<T> a(k.across_a() ? p.depth : p.rows, k.across_a() ? p.rows : p.depth, p.matrices,
+                whole_a);
+    matrix<T> b(k.across_b() ? p.depth : p.cols, k.across_b() ? p.cols : p.depth, p.matrices,
+                whole_b);
+    matrix<T> c(k.across_b() ? p.depth : p.cols, k.across_b() ? p.cols : p.depth, p.matrices,
+                whole_b);
     if (c.apart != b.apart)
-        c.skip = b.skip, c.ld = b.ld, c.apart = b.apart, c.data = b.data; // products have a distance between matrices in common
+        c.skip = b.skip, c.ld = b.ld, c.apart = b.apart,
+        c.data = b.data; // products have a distance between matrices in common
     for (T &v : c.data) v = T((float)(below(17) - 8) / 8.0f);
-    matrix<T> bias(1, p.cols, 1, p.whole), residual(p.rows, p.cols, 1, p.whole), out(p.rows, p.cols, p.matrices, p.whole), pre(out);
+    matrix<T> bias(1, p.cols, 1, p.whole), residual(p.rows, p.cols, 1, p.whole),
+        out(p.rows, p.cols, p.matrices, p.whole), pre(out);
     for (T &v : out.data) v = T(77.0f);
     pre.data = out.data;
     pre.skip = out.skip;
     const int bad = p.nan && p.depth > 0 ? below(p.rows) : -1;
     if (bad >= 0) {
         const int at = below(p.depth);
-        const float odd = sizeof(T) < 4 || below(2) ? NAN : INFINITY; // infinity times a half that is 0 would be NaN
+        const float odd = sizeof(T) < 4 || below(2)
+                              ? NAN
+                              : INFINITY; // infinity times a half that is 0 would be NaN
         (k.across_a() ? a(p.matrices - 1, at, bad) : a(p.matrices - 1, bad, at)) = T(odd);
     }
     return {a, b, c, bias, residual, out, pre};
 }
 
 // The factors of each result, one after the other: doubles, since each is a factor of many results.
-template <int type, class T> static std::vector<double> factors(matrix<T> &x, kf_i64 m, bool across, int lines, int depth)
+template <int type, class T>
+static std::vector<double> factors(matrix<T> &x, kf_i64 m, bool across, int lines, int depth)
 {
     std::vector<double> found((size_t)lines * depth);
     for (int line = 0; line < lines; ++line)
-        for (int i = 0; i < depth; ++i) found[(size_t)line * depth + i] = factor<type>(across ? x(m, i, line) : x(m, line, i));
+        for (int i = 0; i < depth; ++i)
+            found[(size_t)line * depth + i] = factor<type>(across ? x(m, i, line) : x(m, line, i));
     return found;
 }
 struct total {
     double sum, size;
 };
 // Most of what the comparison takes, and sanitizers have nothing to find in it.
-__attribute__((optimize("O2"), no_sanitize("address,undefined,thread"))) static total dot(const double *x, const double *y, int depth)
+__attribute__((optimize("O2"), no_sanitize("address,undefined,thread"))) static total
+dot(const double *x, const double *y, int depth)
 {
     total t = {0, 0};
     for (int i = 0; i < depth; ++i) {
@@ -186,32 +225,46 @@ struct mistake {
     int row, col;
     double got, want;
 };
-template <int type, class T> static mistake compare(tensors<T> &t, const tested &k, const problem &p, bool has_residual)
+template <int type, class T>
+static mistake compare(tensors<T> &t, const tested &k, const problem &p, bool has_residual)
 {
-    const double unit = sizeof(T) == 8 ? 1e-15 : sizeof(T) == 4 ? 1e-6 : type == KFI_OF_BF16 ? 0.00391 : 0.00049;
+    const double unit = sizeof(T) == 8        ? 1e-15
+                        : sizeof(T) == 4      ? 1e-6
+                        : type == KFI_OF_BF16 ? 0.00391
+                                              : 0.00049;
     std::vector<bool> covered(t.out.data.size());
     for (int m = 0; m < p.matrices; ++m) {
-        const std::vector<double> x = factors<type>(t.a, m, k.across_a(), p.rows, p.depth), y = factors<type>(t.b, m, k.across_b(), p.cols, p.depth),
-                                  z = factors<type>(t.c, m, k.across_b(), k.products > 1 ? p.cols : 0, p.depth);
+        const std::vector<double> x = factors<type>(t.a, m, k.across_a(), p.rows, p.depth),
+                                  y = factors<type>(t.b, m, k.across_b(), p.cols, p.depth),
+                                  z = factors<type>(t.c, m, k.across_b(),
+                                                    k.products > 1 ? p.cols : 0, p.depth);
         for (int row = 0; row < p.rows; ++row)
             for (int col = 0; col < p.cols; ++col) {
                 const size_t from = (size_t)row * p.depth, with = (size_t)col * p.depth;
                 const total one = dot(x.data() + from, y.data() + with, p.depth);
-                const total two = k.products > 1 ? dot(x.data() + from, z.data() + with, p.depth) : total{0, 0};
+                const total two =
+                    k.products > 1 ? dot(x.data() + from, z.data() + with, p.depth) : total{0, 0};
                 const double before = one.sum + (p.bias ? number(t.bias(0, 0, col)) : 0);
-                const double want =
-                    k.products > 1 ? before * two.sum : (before < 0 ? 0 : before) + (has_residual ? number(t.residual(0, row, col)) : 0);
-                const double about = std::fabs(want) + (k.products > 1 ? one.size * two.size + two.size * 2 : one.size + 2);
+                const double want = k.products > 1
+                                        ? before * two.sum
+                                        : (before < 0 ? 0 : before) +
+                                              (has_residual ? number(t.residual(0, row, col)) : 0);
+                const double about =
+                    std::fabs(want) +
+                    (k.products > 1 ? one.size * two.size + two.size * 2 : one.size + 2);
                 const double got = number(t.out(m, row, col));
                 covered[&t.out(m, row, col) - t.out.data.data()] = true;
                 if (std::isnan(want) != std::isnan(got)) return {"out, NaN", row, col, got, want};
                 if (!std::isnan(want) && !(std::isinf(want) && got == want) &&
-                    !(std::fabs(got - want) <= unit * std::fabs(want) + 3e-7 * (sizeof(T) == 8 ? 1e-8 : 1) * about))
+                    !(std::fabs(got - want) <=
+                      unit * std::fabs(want) + 3e-7 * (sizeof(T) == 8 ? 1e-8 : 1) * about))
                     return {"out", row, col, got, want};
                 if (!p.pre) continue;
                 const double saved = number(t.pre(m, row, col));
-                if (std::isnan(before) || std::isinf(before) ? !(std::isnan(before) ? std::isnan(saved) : saved == before)
-                                                             : !(std::fabs(saved - before) <= unit * std::fabs(before) + 3e-7 * (one.size + 2)))
+                if (std::isnan(before) || std::isinf(before)
+                        ? !(std::isnan(before) ? std::isnan(saved) : saved == before)
+                        : !(std::fabs(saved - before) <=
+                            unit * std::fabs(before) + 3e-7 * (one.size + 2)))
                     return {"pre", row, col, saved, before};
             }
     }
@@ -226,30 +279,53 @@ template <int type> static bool passes(const tested &k, const problem &p)
     typedef typename of_type<type>::stored stored;
     tensors<stored> t = tensors_of<stored>(k, p);
     t.a.guard(), t.b.guard(), t.c.guard();
-    const kfi_gemm_sizes sizes = {p.rows, p.cols, p.depth, p.matrices, k.products, (int)sizeof(stored), true, k.how == KFI_WHOLE, false};
+    const kfi_gemm_sizes sizes = {p.rows,     p.cols,
+                                  p.depth,    p.matrices,
+                                  k.products, (int)sizeof(stored),
+                                  true,       k.how == KFI_WHOLE,
+                                  false};
     const bool ring = k.tile == KFI_TILE_TURNS || k.tile == KFI_TILE_ROUNDED;
-    const int stage = ring ? kfi_ring_depth(k.tile) : k.tile == KFI_TILE_HALVES ? KFI_HALVES_DEPTH : kfi_tile_depth(k.tile);
+    const int stage = ring                        ? kfi_ring_depth(k.tile)
+                      : k.tile == KFI_TILE_HALVES ? KFI_HALVES_DEPTH
+                                                  : kfi_tile_depth(k.tile);
     kfi_gemm_choice choice = {k.tile, k.how, 1, p.depth};
     if (p.splits > 1 && p.depth > stage && k.tile != KFI_TILE_FEW) {
         choice.slice = ((p.depth + p.splits - 1) / p.splits + stage - 1) / stage * stage;
         choice.splits = (p.depth + choice.slice - 1) / choice.slice;
     }
-    std::vector<double> parts((size_t)(p.matrices * choice.splits * k.products * p.rows * ((p.cols + 7) / 8 * 8)), NAN);
+    std::vector<double> parts(
+        (size_t)(p.matrices * choice.splits * k.products * p.rows * ((p.cols + 7) / 8 * 8)), NAN);
     kfi_gemm g;
     if (!kfi_gemm_fill(&g, sizes, choice, p.whole, parts.data())) return false;
     const bool has_residual = p.residual && k.products == 1;
-    ending e = {p.bias ? t.bias.at() : nullptr, has_residual ? t.residual.at() : nullptr, t.out.at(), p.pre ? t.pre.at() : nullptr,
-                t.residual.ld, t.out.ld, t.out.apart};
+    ending e = {p.bias ? t.bias.at() : nullptr,
+                has_residual ? t.residual.at() : nullptr,
+                t.out.at(),
+                p.pre ? t.pre.at() : nullptr,
+                t.residual.ld,
+                t.out.ld,
+                t.out.apart};
     kf_result_t result = KF_SUCCESS;
-    if (!k.run({&e, &g, sizes, {{t.a.at(), nullptr}, {t.a.ld, 0}}, {{t.b.at(), t.c.at()}, {t.b.ld, t.c.ld}}, {t.a.apart, 0},
-                {t.b.apart, t.b.apart}, choice.splits, p.splits - 1}, &result))
+    if (!k.run({&e,
+                &g,
+                sizes,
+                {{t.a.at(), nullptr}, {t.a.ld, 0}},
+                {{t.b.at(), t.c.at()}, {t.b.ld, t.c.ld}},
+                {t.a.apart, 0},
+                {t.b.apart, t.b.apart},
+                choice.splits,
+                p.splits - 1},
+               &result))
         return false;
-    const mistake wrong = result == KF_SUCCESS ? compare<type>(t, k, p, has_residual) : mistake{kf_emu_report(), -1, -1, 0, 0};
+    const mistake wrong = result == KF_SUCCESS ? compare<type>(t, k, p, has_residual)
+                                               : mistake{kf_emu_report(), -1, -1, 0, 0};
     if (!wrong.what) return true;
-    std::printf("type %d, tile %d, layout %d, products %d, how %d: %d x %d x %d, %d matrices, %d splits, order %d, wide %d: "
+    std::printf("type %d, tile %d, layout %d, products %d, how %d: %d x %d x %d, %d matrices, %d "
+                "splits, order %d, wide %d: "
                 "%s at (%d, %d): %g instead of %g\n",
-                type, k.tile, k.layout, k.products, k.how, p.rows, p.cols, p.depth, p.matrices, (int)choice.splits, kf_emu_order, p.whole,
-                wrong.what, wrong.row, wrong.col, wrong.got, wrong.want);
+                type, k.tile, k.layout, k.products, k.how, p.rows, p.cols, p.depth, p.matrices,
+                (int)choice.splits, kf_emu_order, p.whole, wrong.what, wrong.row, wrong.col,
+                wrong.got, wrong.want);
     return false;
 }
 // Choices are right whatever they are; these are what they should be.
@@ -269,39 +345,49 @@ static bool picks()
                 {{768, 768, 16384, 1, 1, 2, true, true, true}, -1, KFI_WHOLE, true}};
     for (const auto &r : rows) {
         const kfi_gemm_choice c = kfi_gemm_pick(r.s);
-        if ((r.tile >= 0 && c.tile != r.tile) || c.how != r.how || (c.splits > 1) != r.split || c.splits * c.slice < r.s.depth ||
-            (c.splits - 1) * c.slice >= (r.s.depth > 0 ? r.s.depth : 1) || (kfi_gemm_workspace(r.s) > 0) != r.split) {
-            std::printf("%lld x %lld x %lld takes tile %d by %d, %lld splits of %lld\n", r.s.rows, r.s.cols, r.s.depth, c.tile, c.how,
-                        c.splits, c.slice);
+        if ((r.tile >= 0 && c.tile != r.tile) || c.how != r.how || (c.splits > 1) != r.split ||
+            c.splits * c.slice < r.s.depth ||
+            (c.splits - 1) * c.slice >= (r.s.depth > 0 ? r.s.depth : 1) ||
+            (kfi_gemm_workspace(r.s) > 0) != r.split) {
+            std::printf("%lld x %lld x %lld takes tile %d by %d, %lld splits of %lld\n", r.s.rows,
+                        r.s.cols, r.s.depth, c.tile, c.how, c.splits, c.slice);
             return false;
         }
     }
     kfi_gemm_choice one = {}, other = {};
     kfi_gemm_split(&one, {1, 1024, 4096, 1, 1, 2, true, true, false});
     kfi_gemm_split(&other, {64, 1024, 4096, 1, 1, 2, true, true, false});
-    const kfi_gemm_sizes odd = {64, 1021, 4096, 1, 2, 2, true, true, false}; // rows of partial sums are 1,024 floats
+    const kfi_gemm_sizes odd = {64, 1021, 4096, 1,    2,
+                                2,  true, true, false}; // rows of partial sums are 1,024 floats
     return one.splits == other.splits && one.slice == other.slice &&
-           kfi_gemm_workspace(odd) == (size_t)kfi_gemm_pick(odd).splits * 2 * 64 * 1024 * 4 && kfi_gemm_pick(odd).splits > 1;
+           kfi_gemm_workspace(odd) == (size_t)kfi_gemm_pick(odd).splits * 2 * 64 * 1024 * 4 &&
+           kfi_gemm_pick(odd).splits > 1;
 }
 
-// Blocks that share a depth of few rows, and how many an SM has: one full wave of them where that can be.
+// Blocks that share a depth of few rows, and how many an SM has: one full wave of them where that
+// can be.
 static bool picks_few()
 {
     const struct {
         kf_i64 matrices, cols, depth;
         int products, share_bits, blocks;
         bool loose; // up to 16 rows it has one block more
-    } rows[] = {{1, 4096, 4096, 1, 1, 1, false}, {1, 14336, 4096, 1, 0, 2, false}, {1, 1536, 7168, 1, 2, 1, true}, {1, 50257, 768, 1, 0, 3, false},
-                {1, 8, 64, 1, 0, 1, true},       {1, 2048, 4096, 2, 1, 1, false},  {32, 128, 512, 1, 0, 1, true},   {1, 4096, 1016, 1, 0, 1, true},
+    } rows[] = {{1, 4096, 4096, 1, 1, 1, false}, {1, 14336, 4096, 1, 0, 2, false},
+                {1, 1536, 7168, 1, 2, 1, true},  {1, 50257, 768, 1, 0, 3, false},
+                {1, 8, 64, 1, 0, 1, true},       {1, 2048, 4096, 2, 1, 1, false},
+                {32, 128, 512, 1, 0, 1, true},   {1, 4096, 1016, 1, 0, 1, true},
                 {1, 11008, 4096, 1, 0, 2, true}};
     for (const auto &r : rows)
         for (int m = 1; m <= 64; m += 21) {
-            const kfi_few_choice c = kfi_gemm_few_pick({m, r.cols, r.depth, r.matrices, r.products, 2, true, true, false});
-            const int stages = kfi_few_stages(kfi_few_wide({m, 1, 1, 1, 1, 2, true, true, false}), 0, c.blocks);
+            const kfi_few_choice c = kfi_gemm_few_pick(
+                {m, r.cols, r.depth, r.matrices, r.products, 2, true, true, false});
+            const int stages =
+                kfi_few_stages(kfi_few_wide({m, 1, 1, 1, 1, 2, true, true, false}), 0, c.blocks);
             const int blocks = r.blocks + (r.loose && m <= 16);
             if (c.share_bits == r.share_bits && c.blocks == blocks && stages >= 3) continue;
-            std::printf("%lld columns, a depth of %lld: 1 << %d blocks share it, %d an SM, %d stages\n", r.cols, r.depth, c.share_bits, c.blocks,
-                        stages);
+            std::printf(
+                "%lld columns, a depth of %lld: 1 << %d blocks share it, %d an SM, %d stages\n",
+                r.cols, r.depth, c.share_bits, c.blocks, stages);
             return false;
         }
     return true;
@@ -313,62 +399,81 @@ static bool picks_small()
     const struct {
         kf_i64 rows, cols, depth, matrices;
         bool few;
-    } rows[] = {{512, 512, 512, 1, true},    {1000, 1032, 520, 1, false}, {65, 4096, 4096, 1, true},   {4096, 4096, 4096, 1, false},
-                {1024, 1024, 1024, 1, true}, {1024, 1024, 512, 1, false}, {128, 1024, 4096, 1, true}, {2048, 2048, 2048, 1, false},
+    } rows[] = {{512, 512, 512, 1, true},    {1000, 1032, 520, 1, false},
+                {65, 4096, 4096, 1, true},   {4096, 4096, 4096, 1, false},
+                {1024, 1024, 1024, 1, true}, {1024, 1024, 512, 1, false},
+                {128, 1024, 4096, 1, true},  {2048, 2048, 2048, 1, false},
                 {128, 128, 64, 33, true},    {300, 8, 8, 1, true}};
     for (const auto &r : rows) {
         const kfi_gemm_sizes s = {r.rows, r.cols, r.depth, r.matrices, 1, 2, true, true, false};
-        if (kfi_gemm_by_few(s, 0) == r.few && (!r.few || kfi_gemm_few_pick(s).share_bits == 0)) continue;
-        std::printf("%lld matrices of %lld x %lld, a depth of %lld, take the other tile\n", r.matrices, r.rows, r.cols, r.depth);
+        if (kfi_gemm_by_few(s, 0) == r.few && (!r.few || kfi_gemm_few_pick(s).share_bits == 0))
+            continue;
+        std::printf("%lld matrices of %lld x %lld, a depth of %lld, take the other tile\n",
+                    r.matrices, r.rows, r.cols, r.depth);
         return false;
     }
     return true;
 }
 
-#define TESTED(type, tile, layout, products, how) {type, tile, layout, products, how, run<type, tile, layout, products, how>, passes<type>}
-#define LAYOUTS(type, tile, products, how)                                                                                                 \
-    TESTED(type, tile, 0, products, how), TESTED(type, tile, 1, products, how), TESTED(type, tile, 2, products, how),                      \
-        TESTED(type, tile, 3, products, how)
+#define TESTED(type, tile, layout, products, how)                                                  \
+    {type, tile, layout, products, how, run<type, tile, layout, products, how>, passes<type>}
+#define LAYOUTS(type, tile, products, how)                                                         \
+    TESTED(type, tile, 0, products, how), TESTED(type, tile, 1, products, how),                    \
+        TESTED(type, tile, 2, products, how), TESTED(type, tile, 3, products, how)
 #ifndef ONLY /* the letter whose kernels alone are compiled */
 #define ONLY -1
 #endif
-// The kernels that a word chooses. A pointer by itself: gcc 12 with -fsanitize=undefined takes element 0 of whatever `c ? A : B` has chosen, where A
-// has one element.
+// The kernels that a word chooses. A pointer by itself: gcc 12 with -fsanitize=undefined takes
+// element 0 of whatever `c ? A : B` has chosen, where A has one element.
 static int kernels_of(char word, const tested **kernels)
 {
-#define CHOOSE(letter, table) if (word == letter) return *kernels = table, (int)(sizeof table / sizeof *table)
+#define CHOOSE(letter, table)                                                                      \
+    if (word == letter) return *kernels = table, (int)(sizeof table / sizeof *table)
 #if ONLY < 0 || ONLY == 0
-    static const tested any[] = {
-        LAYOUTS(KFI_OF_F16, KFI_TILE_MIDDLE, 1, KFI_WHOLE),  LAYOUTS(KFI_OF_BF16, KFI_TILE_SMALL, 1, KFI_WHOLE),
-        LAYOUTS(KFI_OF_BF16, KFI_TILE_MIDDLE, 1, KFI_ANY),   LAYOUTS(KFI_OF_F16, KFI_TILE_SMALL, 1, KFI_ANY),
-        LAYOUTS(KFI_OF_BF16, KFI_TILE_MIDDLE, 2, KFI_WHOLE), LAYOUTS(KFI_OF_F16, KFI_TILE_SMALL, 2, KFI_ANY),
-        LAYOUTS(KFI_OF_F32, KFI_TILE_WIDE, 1, KFI_WHOLE),    LAYOUTS(KFI_OF_F32, KFI_TILE_WIDE, 1, KFI_ANY),
-        LAYOUTS(KFI_OF_F32, KFI_TILE_LEAST, 2, KFI_ANY),     LAYOUTS(KFI_OF_F64, KFI_TILE_LEAST, 1, KFI_WHOLE),
-        LAYOUTS(KFI_OF_F64, KFI_TILE_LEAST, 1, KFI_ANY),     LAYOUTS(KFI_OF_BF16, KFI_TILE_LEAST, 1, KFI_ANY),
-        LAYOUTS(KFI_OF_F16, KFI_TILE_LEAST, 1, KFI_ANY)};
+    static const tested any[] = {LAYOUTS(KFI_OF_F16, KFI_TILE_MIDDLE, 1, KFI_WHOLE),
+                                 LAYOUTS(KFI_OF_BF16, KFI_TILE_SMALL, 1, KFI_WHOLE),
+                                 LAYOUTS(KFI_OF_BF16, KFI_TILE_MIDDLE, 1, KFI_ANY),
+                                 LAYOUTS(KFI_OF_F16, KFI_TILE_SMALL, 1, KFI_ANY),
+                                 LAYOUTS(KFI_OF_BF16, KFI_TILE_MIDDLE, 2, KFI_WHOLE),
+                                 LAYOUTS(KFI_OF_F16, KFI_TILE_SMALL, 2, KFI_ANY),
+                                 LAYOUTS(KFI_OF_F32, KFI_TILE_WIDE, 1, KFI_WHOLE),
+                                 LAYOUTS(KFI_OF_F32, KFI_TILE_WIDE, 1, KFI_ANY),
+                                 LAYOUTS(KFI_OF_F32, KFI_TILE_LEAST, 2, KFI_ANY),
+                                 LAYOUTS(KFI_OF_F64, KFI_TILE_LEAST, 1, KFI_WHOLE),
+                                 LAYOUTS(KFI_OF_F64, KFI_TILE_LEAST, 1, KFI_ANY),
+                                 LAYOUTS(KFI_OF_BF16, KFI_TILE_LEAST, 1, KFI_ANY),
+                                 LAYOUTS(KFI_OF_F16, KFI_TILE_LEAST, 1, KFI_ANY)};
     CHOOSE('\0', any);
 #endif
 #if ONLY < 0 || ONLY == 'r' // by wgmma
-    static const tested rings[] = {LAYOUTS(KFI_OF_BF16, KFI_TILE_TURNS, 1, KFI_WHOLE), LAYOUTS(KFI_OF_F16, KFI_TILE_TURNS, 1, KFI_WHOLE),
+    static const tested rings[] = {LAYOUTS(KFI_OF_BF16, KFI_TILE_TURNS, 1, KFI_WHOLE),
+                                   LAYOUTS(KFI_OF_F16, KFI_TILE_TURNS, 1, KFI_WHOLE),
                                    LAYOUTS(KFI_OF_BF16, KFI_TILE_TURNS, 2, KFI_WHOLE)};
     CHOOSE('r', rings);
 #endif
 #if ONLY < 0 || ONLY == 'f' // by wgmma, few rows
-    static const tested few[] = {TESTED(KFI_OF_BF16, KFI_TILE_FEW, 0, 1, KFI_WHOLE), TESTED(KFI_OF_BF16, KFI_TILE_FEW, 1, 1, KFI_WHOLE),
-                                 TESTED(KFI_OF_F16, KFI_TILE_FEW, 0, 1, KFI_WHOLE),  TESTED(KFI_OF_F16, KFI_TILE_FEW, 1, 1, KFI_WHOLE),
-                                 TESTED(KFI_OF_BF16, KFI_TILE_FEW, 0, 2, KFI_WHOLE), TESTED(KFI_OF_BF16, KFI_TILE_FEW, 1, 2, KFI_WHOLE),
-                                 TESTED(KFI_OF_BF16, KFI_TILE_FEW, 2, 1, KFI_WHOLE), TESTED(KFI_OF_F16, KFI_TILE_FEW, 3, 1, KFI_WHOLE)};
+    static const tested few[] = {TESTED(KFI_OF_BF16, KFI_TILE_FEW, 0, 1, KFI_WHOLE),
+                                 TESTED(KFI_OF_BF16, KFI_TILE_FEW, 1, 1, KFI_WHOLE),
+                                 TESTED(KFI_OF_F16, KFI_TILE_FEW, 0, 1, KFI_WHOLE),
+                                 TESTED(KFI_OF_F16, KFI_TILE_FEW, 1, 1, KFI_WHOLE),
+                                 TESTED(KFI_OF_BF16, KFI_TILE_FEW, 0, 2, KFI_WHOLE),
+                                 TESTED(KFI_OF_BF16, KFI_TILE_FEW, 1, 2, KFI_WHOLE),
+                                 TESTED(KFI_OF_BF16, KFI_TILE_FEW, 2, 1, KFI_WHOLE),
+                                 TESTED(KFI_OF_F16, KFI_TILE_FEW, 3, 1, KFI_WHOLE)};
     CHOOSE('f', few);
 #endif
 #if ONLY < 0 || ONLY == 'h' // floats by wgmma
-    static const tested halves[] = {LAYOUTS(KFI_OF_F32, KFI_TILE_HALVES, 1, KFI_WHOLE), LAYOUTS(KFI_OF_F32, KFI_TILE_HALVES, 2, KFI_WHOLE)};
+    static const tested halves[] = {LAYOUTS(KFI_OF_F32, KFI_TILE_HALVES, 1, KFI_WHOLE),
+                                    LAYOUTS(KFI_OF_F32, KFI_TILE_HALVES, 2, KFI_WHOLE)};
     CHOOSE('h', halves);
 #endif
 #if ONLY < 0 || ONLY == 't' // the same of one part
-    static const tested rounded[] = {
-        TESTED(KFI_OF_TF32, KFI_TILE_ROUNDED, 0, 1, KFI_WHOLE), TESTED(KFI_OF_TF32, KFI_TILE_HALVES, 1, 1, KFI_WHOLE),
-        TESTED(KFI_OF_TF32, KFI_TILE_HALVES, 2, 1, KFI_WHOLE),  TESTED(KFI_OF_TF32, KFI_TILE_HALVES, 3, 1, KFI_WHOLE),
-        TESTED(KFI_OF_TF32, KFI_TILE_ROUNDED, 0, 2, KFI_WHOLE), TESTED(KFI_OF_TF32, KFI_TILE_HALVES, 2, 2, KFI_WHOLE)};
+    static const tested rounded[] = {TESTED(KFI_OF_TF32, KFI_TILE_ROUNDED, 0, 1, KFI_WHOLE),
+                                     TESTED(KFI_OF_TF32, KFI_TILE_HALVES, 1, 1, KFI_WHOLE),
+                                     TESTED(KFI_OF_TF32, KFI_TILE_HALVES, 2, 1, KFI_WHOLE),
+                                     TESTED(KFI_OF_TF32, KFI_TILE_HALVES, 3, 1, KFI_WHOLE),
+                                     TESTED(KFI_OF_TF32, KFI_TILE_ROUNDED, 0, 2, KFI_WHOLE),
+                                     TESTED(KFI_OF_TF32, KFI_TILE_HALVES, 2, 2, KFI_WHOLE)};
     CHOOSE('t', rounded);
 #endif
     return 0;
@@ -388,11 +493,14 @@ int main(int count, char **words)
         kf_emu_order = (i / kernels + i) % 3;
         kf_emu_seed = (unsigned long long)i + 1;
         const bool big = rings || below(4) == 0;
-        problem p = {1 + below(big ? 300 : 130), 1 + below(big ? 300 : 130), below(9) == 0 ? 0 : 1 + below(big ? 300 : 130), 1 + below(5) / 3,
+        problem p = {1 + below(big ? 300 : 130), 1 + below(big ? 300 : 130),
+                     below(9) == 0 ? 0 : 1 + below(big ? 300 : 130), 1 + below(5) / 3,
                      1 + below(4)};
         if (rings) p.depth = 1 + below(800); // around the ring twice and more
-        p.whole = below(2), p.bias = below(2), p.residual = below(2), p.pre = below(2), p.nan = below(3) == 0;
-        if (word == 'f') p.rows = 1 + below(i % 3 == 0 ? 16 : i % 3 == 1 ? 64 : 200), p.splits = 1 + below(3);
+        p.whole = below(2), p.bias = below(2), p.residual = below(2), p.pre = below(2),
+        p.nan = below(3) == 0;
+        if (word == 'f')
+            p.rows = 1 + below(i % 3 == 0 ? 16 : i % 3 == 1 ? 64 : 200), p.splits = 1 + below(3);
         if (!kernel[i % kernels].passes(kernel[i % kernels], p)) return 1;
     }
     if (kf_emu_conflicts > 0) {

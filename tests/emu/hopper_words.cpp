@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Every instruction of kf/core/hopper.cuh and wgmma.cuh (hopper_kernels.cuh) against plain loops: in the emulation, in every order of
-// threads, where misuses must be noticed too; compiled by nvcc, on a GPU. Prints what is wrong. hopper_words [SEEDS]
+// Every instruction of kf/core/hopper.cuh and wgmma.cuh (hopper_kernels.cuh) against plain loops:
+// in the emulation, in every order of threads, where misuses must be noticed too; compiled by nvcc,
+// on a GPU. Prints what is wrong. hopper_words [SEEDS]
 #include <cuda_runtime.h>
 
 #include <cmath>
@@ -18,7 +19,8 @@ static std::mt19937 source(1);
 static const kfi_name NAME = {"instruction", ""};
 static int below(int n) { return (int)(source() % (unsigned)n); }
 
-// Memory that the host and kernels read and write: as long as the program runs, at a multiple of 128 bytes.
+// Memory that the host and kernels read and write: as long as the program runs, at a multiple of
+// 128 bytes.
 template <class T> static T *take(size_t count)
 {
     void *p = nullptr;
@@ -40,17 +42,19 @@ static void give(void *p)
 }
 
 // The map of a tensor of elements of 2 bytes, dims[0] the innermost, dense.
-static kfi_tensor_map map_of(unsigned short *p, int rank, const int *dims, const int *boxes, bool swizzle)
+static kfi_tensor_map map_of(unsigned short *p, int rank, const int *dims, const int *boxes,
+                             bool swizzle)
 {
-    typedef int (*encode_t)(void *, int, unsigned, void *, const uint64_t *, const uint64_t *, const unsigned *, const unsigned *, int, int,
-                            int, int);
+    typedef int (*encode_t)(void *, int, unsigned, void *, const uint64_t *, const uint64_t *,
+                            const unsigned *, const unsigned *, int, int, int, int);
     static encode_t encode = nullptr;
 #ifdef KF_EMULATE
     encode = kf_emu_encode;
 #else
     cudaDriverEntryPointQueryResult found;
     void *entry = nullptr;
-    if (!encode && cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &entry, 12000, cudaEnableDefault, &found) == cudaSuccess)
+    if (!encode && cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &entry, 12000,
+                                                    cudaEnableDefault, &found) == cudaSuccess)
         encode = (encode_t)entry;
 #endif
     kfi_tensor_map map;
@@ -62,16 +66,21 @@ static kfi_tensor_map map_of(unsigned short *p, int rank, const int *dims, const
         size[i] = (unsigned)boxes[i];
         stride[i] = bytes *= (uint64_t)dims[i];
     }
-    if (!encode || encode(&map, 9, (unsigned)rank, p, dim, stride, size, ones, 0, swizzle ? 3 : 0, 0, 0) != 0) {
+    if (!encode || encode(&map, 9, (unsigned)rank, p, dim, stride, size, ones, 0, swizzle ? 3 : 0,
+                          0, 0) != 0) {
         std::printf("no tensor map\n");
         std::exit(1);
     }
     return map;
 }
 
-template <class K> static bool run(const void *kernel, K args, unsigned blocks, unsigned threads, unsigned shared, unsigned together = 1)
+template <class K>
+static bool run(const void *kernel, K args, unsigned blocks, unsigned threads, unsigned shared,
+                unsigned together = 1)
 {
-    if (kfi_launch(&NAME, kernel, dim3(blocks), threads, args, nullptr, false, shared, together) != KF_SUCCESS) return false;
+    if (kfi_launch(&NAME, kernel, dim3(blocks), threads, args, nullptr, false, shared, together) !=
+        KF_SUCCESS)
+        return false;
 #ifndef KF_EMULATE
     return cudaDeviceSynchronize() == cudaSuccess;
 #else
@@ -81,8 +90,10 @@ template <class K> static bool run(const void *kernel, K args, unsigned blocks, 
 
 static double number(unsigned short v, bool bf16)
 {
-    const int wide = bf16 ? 7 : 10, bias = bf16 ? 127 : 15, exponent = v >> wide & (bf16 ? 255 : 31), fraction = v & ((1 << wide) - 1);
-    const double size = exponent ? std::ldexp(1.0 + std::ldexp(fraction, -wide), exponent - bias) : std::ldexp(fraction, 1 - bias - wide);
+    const int wide = bf16 ? 7 : 10, bias = bf16 ? 127 : 15,
+              exponent = v >> wide & (bf16 ? 255 : 31), fraction = v & ((1 << wide) - 1);
+    const double size = exponent ? std::ldexp(1.0 + std::ldexp(fraction, -wide), exponent - bias)
+                                 : std::ldexp(fraction, 1 - bias - wide);
     return v >> 15 ? -size : size;
 }
 static unsigned short random_number(bool bf16) // of 1/4 to 1
@@ -97,7 +108,8 @@ static bool bulks()
     int bytes = 4080;
     void *args[] = {(void *)&in, (void *)&out, &bytes};
     bool good = run(KFI_ADDRESS(bulk), args, 1, 64, 32768);
-    for (int i = 0; good && i < 1024; ++i) good = i < 1020 ? out[i] == (float)i + 1 : std::isnan(out[i]);
+    for (int i = 0; good && i < 1024; ++i)
+        good = i < 1020 ? out[i] == (float)i + 1 : std::isnan(out[i]);
     give(in);
     give(out);
     return good;
@@ -106,16 +118,18 @@ static bool bulks()
 // from, to: the box's coordinates in each of the tensors.
 static bool boxes(bool deep, bool swizzle, const int *from, const int *to)
 {
-    const int dims[] = {72, 11, 3}, size[] = {64, 4, deep ? 2 : 1}, rank = deep ? 3 : 2, all = 72 * 11 * 3,
-              inside = size[0] * size[1] * size[2];
-    unsigned short *const x = take<unsigned short>(all), *const y = take<unsigned short>(all), *const seen = take<unsigned short>(inside);
+    const int dims[] = {72, 11, 3}, size[] = {64, 4, deep ? 2 : 1}, rank = deep ? 3 : 2,
+              all = 72 * 11 * 3, inside = size[0] * size[1] * size[2];
+    unsigned short *const x = take<unsigned short>(all), *const y = take<unsigned short>(all),
+                          *const seen = take<unsigned short>(inside);
     int *const where = take<int>(6), bytes = 2 * inside, is_deep = deep;
     for (int i = 0; i < all; ++i) x[i] = (unsigned short)(1 + i);
     for (int i = 0; i < 3; ++i) {
         where[i] = from[i];
         where[3 + i] = to[i];
     }
-    kfi_tensor_map of_x = map_of(x, rank, dims, size, swizzle), of_y = map_of(y, rank, dims, size, swizzle);
+    kfi_tensor_map of_x = map_of(x, rank, dims, size, swizzle),
+                   of_y = map_of(y, rank, dims, size, swizzle);
     void *args[] = {&of_x, &of_y, (void *)&where, (void *)&bytes, &is_deep, (void *)&seen};
     bool good = run(KFI_ADDRESS(box), args, 1, 64, 32768);
     const auto value = [&](int a, int b, int c) { // of the box
@@ -146,14 +160,17 @@ template <int n, int type, int transposed_a, int transposed_b, int registers> st
     for (int i = 0; i < 4096; ++i) plain[i] = random_number(bf16);
     for (int i = 0; i < 4096; ++i) a[i] = transposed_a ? plain[i % 64 * 64 + i / 64] : plain[i];
     for (int i = 0; i < 64 * n; ++i) b[i] = random_number(bf16);
-    const int dims_a[] = {64, 64}, dims_b[] = {transposed_b ? n : 64, transposed_b ? 64 : n}, size[] = {64, 64};
+    const int dims_a[] = {64, 64}, dims_b[] = {transposed_b ? n : 64, transposed_b ? 64 : n},
+              size[] = {64, 64};
     kfi_tensor_map of_a = map_of(a, 2, dims_a, size, true), of_b = map_of(b, 2, dims_b, size, true);
     void *args[] = {&of_a, &of_b, (void *)&plain, (void *)&d, &add};
-    bool good = run(KFI_ADDRESS(product<n, type, transposed_a, transposed_b, registers>), args, 1, 128, 65536);
+    bool good = run(KFI_ADDRESS(product<n, type, transposed_a, transposed_b, registers>), args, 1,
+                    128, 65536);
     for (int i = 0; good && i < 64 * n; ++i) {
         double sum = add ? 1 : 0;
         for (int k = 0; k < 64; ++k)
-            sum += number(plain[i / n * 64 + k], bf16) * number(transposed_b ? b[k * n + i % n] : b[i % n * 64 + k], bf16);
+            sum += number(plain[i / n * 64 + k], bf16) *
+                   number(transposed_b ? b[k * n + i % n] : b[i % n * 64 + k], bf16);
         good = std::fabs(sum - d[i]) < 1e-4;
     }
     for (void *p : {(void *)a, (void *)b, (void *)plain, (void *)d}) give(p);
@@ -166,7 +183,8 @@ template <int in, int back> static bool matrix()
     for (int i = 0; i < 256; ++i) from[i] = (unsigned short)i;
     void *args[] = {(void *)&from, (void *)&to};
     bool good = run(KFI_ADDRESS(matrices<in, back>), args, 1, 32, 4096);
-    for (int i = 0; good && i < 256; ++i) good = to[i] == (in == back ? i : i / 64 * 64 + i % 8 * 8 + i % 64 / 8);
+    for (int i = 0; good && i < 256; ++i)
+        good = to[i] == (in == back ? i : i / 64 * 64 + i % 8 * 8 + i % 64 / 8);
     give(from);
     give(to);
     return good;
@@ -203,7 +221,8 @@ static bool role(int count)
     bool good = run(KFI_ADDRESS(roles), args, 1, 384, 32768);
     for (int t = 0; good && t < 256; ++t) {
         unsigned sum = 0;
-        for (int i = t / 128; i < count; i += 2) sum += (i + 1) * (in[256 * i + t % 128] + in[256 * i + 128 + t % 128]);
+        for (int i = t / 128; i < count; i += 2)
+            sum += (i + 1) * (in[256 * i + t % 128] + in[256 * i + 128 + t % 128]);
         good = sum == out[t];
     }
     give(in);
@@ -214,7 +233,9 @@ static bool role(int count)
 static bool right(const char *what, bool good)
 {
 #ifdef KF_EMULATE
-    if (!good) std::printf("%s, order %d, seed %llu: %s\n", what, kf_emu_order, kf_emu_seed, kf_emu_report());
+    if (!good)
+        std::printf("%s, order %d, seed %llu: %s\n", what, kf_emu_order, kf_emu_seed,
+                    kf_emu_report());
 #else
     if (!good) std::printf("%s: %s\n", what, cudaGetErrorString(cudaGetLastError()));
 #endif
@@ -224,18 +245,26 @@ static bool right(const char *what, bool good)
 
 static bool instructions()
 {
-    const int inside[] = {8, 3, 1}, before[] = {-8, -2, -1}, behind[] = {56, 9, 2}, nowhere[] = {80, 20, 5}, first[] = {0, 0, 0};
-    bool good = RIGHT(bulks()) && RIGHT(boxes(false, true, inside, first)) && RIGHT(boxes(false, false, before, behind)) &&
-                RIGHT(boxes(true, true, before, inside)) && RIGHT(boxes(true, false, behind, behind)) &&
-                RIGHT(boxes(true, true, nowhere, nowhere));
-    good = good && RIGHT(products<64, KFI_OF_BF16, 0, 0, 0>()) && RIGHT(products<128, KFI_OF_F16, 0, 0, 0>()) &&
-           RIGHT(products<192, KFI_OF_BF16, 0, 0, 0>()) && RIGHT(products<256, KFI_OF_BF16, 0, 0, 0>()) &&
-           RIGHT(products<64, KFI_OF_F16, 1, 0, 0>()) && RIGHT(products<128, KFI_OF_BF16, 0, 1, 0>()) &&
-           RIGHT(products<256, KFI_OF_F16, 1, 1, 0>()) && RIGHT(products<64, KFI_OF_F16, 0, 1, 1>()) &&
-           RIGHT(products<128, KFI_OF_BF16, 0, 0, 1>()) && RIGHT(products<192, KFI_OF_F16, 0, 1, 1>()) &&
-           RIGHT(products<256, KFI_OF_BF16, 0, 1, 1>());
-    good = good && RIGHT(matrix<0, 0>()) && RIGHT(matrix<0, 1>()) && RIGHT(matrix<1, 0>()) && RIGHT(matrix<1, 1>());
-    return good && RIGHT(clusters(1)) && RIGHT(clusters(2)) && RIGHT(clusters(4)) && RIGHT(role(9)) && RIGHT(role(2));
+    const int inside[] = {8, 3, 1}, before[] = {-8, -2, -1}, behind[] = {56, 9, 2},
+              nowhere[] = {80, 20, 5}, first[] = {0, 0, 0};
+    bool good =
+        RIGHT(bulks()) && RIGHT(boxes(false, true, inside, first)) &&
+        RIGHT(boxes(false, false, before, behind)) && RIGHT(boxes(true, true, before, inside)) &&
+        RIGHT(boxes(true, false, behind, behind)) && RIGHT(boxes(true, true, nowhere, nowhere));
+    good =
+        good && RIGHT(products<64, KFI_OF_BF16, 0, 0, 0>()) &&
+        RIGHT(products<128, KFI_OF_F16, 0, 0, 0>()) &&
+        RIGHT(products<192, KFI_OF_BF16, 0, 0, 0>()) &&
+        RIGHT(products<256, KFI_OF_BF16, 0, 0, 0>()) &&
+        RIGHT(products<64, KFI_OF_F16, 1, 0, 0>()) &&
+        RIGHT(products<128, KFI_OF_BF16, 0, 1, 0>()) &&
+        RIGHT(products<256, KFI_OF_F16, 1, 1, 0>()) && RIGHT(products<64, KFI_OF_F16, 0, 1, 1>()) &&
+        RIGHT(products<128, KFI_OF_BF16, 0, 0, 1>()) &&
+        RIGHT(products<192, KFI_OF_F16, 0, 1, 1>()) && RIGHT(products<256, KFI_OF_BF16, 0, 1, 1>());
+    good = good && RIGHT(matrix<0, 0>()) && RIGHT(matrix<0, 1>()) && RIGHT(matrix<1, 0>()) &&
+           RIGHT(matrix<1, 1>());
+    return good && RIGHT(clusters(1)) && RIGHT(clusters(2)) && RIGHT(clusters(4)) &&
+           RIGHT(role(9)) && RIGHT(role(2));
 }
 
 #ifdef KF_EMULATE
@@ -273,10 +302,14 @@ static bool misuses()
     for (const auto &m : list) {
         int how = m.how;
         void *args[] = {&map, (void *)&out, &how};
-        const bool noticed = !run(KFI_ADDRESS(misuse), args, 1, how == NO_REGISTERS ? 384 : 128, 32768);
+        const bool noticed =
+            !run(KFI_ADDRESS(misuse), args, 1, how == NO_REGISTERS ? 384 : 128, 32768);
         const char *const report = kf_emu_report();
-        if (noticed && (std::strstr(report, m.says) || (m.or_says && std::strstr(report, m.or_says)))) continue;
-        std::printf("order %d: misuse %d is not reported as `%s`: %s\n", kf_emu_order, m.how, m.says, noticed ? report : "it ran");
+        if (noticed &&
+            (std::strstr(report, m.says) || (m.or_says && std::strstr(report, m.or_says))))
+            continue;
+        std::printf("order %d: misuse %d is not reported as `%s`: %s\n", kf_emu_order, m.how,
+                    m.says, noticed ? report : "it ran");
         good = false;
     }
     give(x);

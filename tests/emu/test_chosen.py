@@ -12,7 +12,9 @@ import user_ops
 from conftest import BUILD
 from kfgen import manifest, spec
 
-OPS = [(op, dtype) for op, dtype in chosen.SOME if op != "{act}_glu" and dtype not in ("i32", "f64")]  # of schedules; words are C's too
+OPS = [
+    (op, dtype) for op, dtype in chosen.SOME if op != "{act}_glu" and dtype not in ("i32", "f64")
+]  # of schedules; words are C's too
 PAIRS = chosen.chosen(OPS)
 FIRST = list({f["name"]: (f, g) for f, g in PAIRS}.values())
 FALLING = [(f, g) for f, g in PAIRS if g["activation"] == "leaky_relu" and checks.result_of(g)]
@@ -46,21 +48,35 @@ def test_a_slope_below_zero(lib, memory, f, g):
 
 def test_a_user_s_reduction(include, tmp_path):
     """No reduction of kf's has an activation; in C too."""
-    path, selected, functions = user_ops.load("""
+    path, selected, functions = user_ops.load(
+        """
 [op."summed_{act}"]
 family = "reduce"
 brief = "what an activation leaves of a distance from the mean"
 operands = { x = "elem", y = "elem" }
 expr = "sum(act((x - mean(x)) * y))"
 ref = "sum(act((x - mean(x)) * y))"
-""", tmp_path, activations=["none", "leaky_relu"])
+""",
+        tmp_path,
+        activations=["none", "leaky_relu"],
+    )
     dtypes = cases.by_level(["f32"], ["f32", "bf16"])
     known = {f["name"]: f for f in functions if f["dtypes"][0] in dtypes and len(f["dtypes"]) == 1}
-    pairs = [(f, known[name]) for f in manifest.build(selected, spec.user_stem([path]))["any"] for name in f["functions"].values() if name in known]
+    pairs = [
+        (f, known[name])
+        for f in manifest.build(selected, spec.user_stem([path]))["any"]
+        for name in f["functions"].values()
+        if name in known
+    ]
     assert len(pairs) == 4 * len(dtypes)
     headers, own = [*include, tmp_path], chosen.library_of(pairs)
     emulated = emulator.build(own, tmp_path / "emu", headers)
-    compiled = kflib.build("cpu", own, tmp_path / "cpu", ("-O1", "-Wall", "-Wextra", "-Werror"), include=headers)
-    for lib, memory in ((emulated, emulator.Memory(emulator.Emulator(emulated), emulator.RUNS[1:])), (compiled, checks.CpuMemory())):
+    compiled = kflib.build(
+        "cpu", own, tmp_path / "cpu", ("-O1", "-Wall", "-Wextra", "-Werror"), include=headers
+    )
+    for lib, memory in (
+        (emulated, emulator.Memory(emulator.Emulator(emulated), emulator.RUNS[1:])),
+        (compiled, checks.CpuMemory()),
+    ):
         for f, g in pairs:
             chosen.compare(lib, memory, f, g, files=(path,))

@@ -23,11 +23,24 @@ def passes(include, work, variant="plain"):
     """Whether the program, compiled with these headers, finds everything right."""
     program = work / variant
     folders = [emulator.HERE / "include", emulator.HERE, *include]
-    subprocess.run(["g++", "-std=c++17", *emulator.flags(variant), *(f"-I{d}" for d in folders), str(emulator.HERE / "device_words.cpp"),
-                    str(emulator.runtime(BUILD / "emu", variant)), "-o", str(program)], check=True)
+    subprocess.run(
+        [
+            "g++",
+            "-std=c++17",
+            *emulator.flags(variant),
+            *(f"-I{d}" for d in folders),
+            str(emulator.HERE / "device_words.cpp"),
+            str(emulator.runtime(BUILD / "emu", variant)),
+            "-o",
+            str(program),
+        ],
+        check=True,
+    )
     environment = os.environ | {"TSAN_OPTIONS": "exitcode=66:history_size=0"}
     fixed = emulator.fixed_addresses() if variant == "tsan" else []
-    done = subprocess.run([*fixed, program], capture_output=True, text=True, timeout=300, env=environment)
+    done = subprocess.run(
+        [*fixed, program], capture_output=True, text=True, timeout=300, env=environment
+    )
     print(done.stdout, done.stderr[:3000])
     return done.returncode == 0 and done.stdout == "ok\n"
 
@@ -43,6 +56,8 @@ def test_removed_barrier(include, tmp_path, i):
     changed = tmp_path / "include/kf/core"
     shutil.copytree(kflib.ROOT / "include/kf/core", changed)
     parts = HEADER.read_text().split(BARRIER)
-    (changed / HEADER.name).write_text(BARRIER.join(parts[:i + 1]) + ";" + BARRIER.join(parts[i + 1:]))
+    (changed / HEADER.name).write_text(
+        BARRIER.join(parts[: i + 1]) + ";" + BARRIER.join(parts[i + 1 :])
+    )
     folders = [tmp_path / "include", *include]
     assert not (passes(folders, tmp_path) and passes(folders, tmp_path, "tsan"))

@@ -26,7 +26,18 @@ def library(variant):
     include = [f"-I{d}" for d in (emulator.HERE / "include", emulator.HERE, kflib.ROOT / "include")]
     runtime = emulator.runtime(BUILD / "emu", variant)
     out = BUILD / "emu" / f"faults_{variant}.{os.getpid()}.so"
-    command = ["g++", "-std=c++17", "-fPIC", "-shared", *emulator.flags(variant), *include, str(SOURCE), str(runtime), "-o", str(out)]
+    command = [
+        "g++",
+        "-std=c++17",
+        "-fPIC",
+        "-shared",
+        *emulator.flags(variant),
+        *include,
+        str(SOURCE),
+        str(runtime),
+        "-o",
+        str(out),
+    ]
     subprocess.run(command, check=True)
     return out
 
@@ -37,10 +48,22 @@ class Faults:
         self.dll.kft_run.argtypes = [ctypes.c_char_p, *[ctypes.c_uint] * 4, ctypes.c_void_p]
         self.emu = emulator.Emulator(self)
 
-    def run(self, which, threads=64, blocks=1, cluster=0, dynamic=0, size=4096, order=emulator.FORWARD, seed=1):
+    def run(
+        self,
+        which,
+        threads=64,
+        blocks=1,
+        cluster=0,
+        dynamic=0,
+        size=4096,
+        order=emulator.FORWARD,
+        seed=1,
+    ):
         out = np.zeros(size, np.int64)
         self.emu.set(order=order, seed=seed)
-        result = self.dll.kft_run(which.encode(), threads, blocks, cluster, dynamic, out.ctypes.data)
+        result = self.dll.kft_run(
+            which.encode(), threads, blocks, cluster, dynamic, out.ctypes.data
+        )
         return result, out
 
 
@@ -62,26 +85,49 @@ class TestWords:
     def test_barriers(self, faults, order, threads):
         result, out = faults.run("reversal", threads, 3, order=order)
         want = [10000 * b + threads - 1 - t for b in range(3) for t in range(threads)]
-        assert result == 0 and list(out[:3 * threads]) == want
+        assert result == 0 and list(out[: 3 * threads]) == want
 
     def test_dynamic_memory(self, faults, order):
         for threads, blocks, cluster in ((1, 3, 0), (100, 4, 0), (100, 4, 2)):
             result, out = faults.run("dynamic", threads, blocks, cluster, 8 * threads, order=order)
-            assert result == 0 and [list(pair) for pair in out[:2 * threads * blocks].reshape(-1, 2)] == [
-                [1, 1000 * b + threads - 1 - t] for b in range(blocks) for t in range(threads)]
+            assert result == 0 and [
+                list(pair) for pair in out[: 2 * threads * blocks].reshape(-1, 2)
+            ] == [[1, 1000 * b + threads - 1 - t] for b in range(blocks) for t in range(threads)]
         for cluster, want in ((0, 11), (1, 11)):
             result, out = faults.run("no_dynamic", order=order, cluster=cluster)
             assert result == 0 and out[0] == want
 
-    @pytest.mark.parametrize("threads, blocks, cluster", [(1, 2, 2), (40, 8, 2), (33, 12, 4), (64, 16, 8), (64, 3, 1), (64, 3, 0)])
+    @pytest.mark.parametrize(
+        "threads, blocks, cluster",
+        [(1, 2, 2), (40, 8, 2), (33, 12, 4), (64, 16, 8), (64, 3, 1), (64, 3, 0)],
+    )
     def test_clusters(self, faults, order, threads, blocks, cluster):
         n = max(cluster, 1)
-        result, out = faults.run("all_to_all", threads, blocks, cluster=cluster, dynamic=8 * (n + 1) * threads, order=order)
+        result, out = faults.run(
+            "all_to_all",
+            threads,
+            blocks,
+            cluster=cluster,
+            dynamic=8 * (n + 1) * threads,
+            order=order,
+        )
         cluster_of = [range(b // n * n, b // n * n + n) for b in range(blocks)]
-        sent = [[sum(1000 * other + t + 7 * (b % n) for other in cluster_of[b]) for t in range(threads)] for b in range(blocks)]
-        want = [[sent[b][(t + 2) % threads], sum(sent[other][(t + 1) % threads] for other in cluster_of[b])]
-                for b in range(blocks) for t in range(threads)]
-        assert result == 0 and [list(pair) for pair in out[:2 * threads * blocks].reshape(-1, 2)] == want, faults.emu.report
+        sent = [
+            [sum(1000 * other + t + 7 * (b % n) for other in cluster_of[b]) for t in range(threads)]
+            for b in range(blocks)
+        ]
+        want = [
+            [
+                sent[b][(t + 2) % threads],
+                sum(sent[other][(t + 1) % threads] for other in cluster_of[b]),
+            ]
+            for b in range(blocks)
+            for t in range(threads)
+        ]
+        assert (
+            result == 0
+            and [list(pair) for pair in out[: 2 * threads * blocks].reshape(-1, 2)] == want
+        ), faults.emu.report
 
     def test_a_cluster_as_large_as_can_be(self, faults, order):
         result, out = faults.run("some_return", 1024, 8, cluster=8, size=8192, order=order)
@@ -96,7 +142,16 @@ class TestWords:
             lane = t % 32
             down = lane + 4 if lane % 8 < 4 else lane
             up, thirds = lane - 2 if lane >= 2 else lane, sum(1 << i for i in range(0, 32, 3))
-            want = [5, lane ^ 3, up, int(0.5 * down), thirds, 101 if lane < 7 else 0, lane // 4 * 4 + (lane + 1) % 4, int(lane < 8)]
+            want = [
+                5,
+                lane ^ 3,
+                up,
+                int(0.5 * down),
+                thirds,
+                101 if lane < 7 else 0,
+                lane // 4 * 4 + (lane + 1) % 4,
+                int(lane < 8),
+            ]
             assert list(got) == want
 
     def test_copies(self, faults, order):
@@ -104,19 +159,38 @@ class TestWords:
         result, out = faults.run("copies", 64, order=order)
         got = out[:256].reshape(64, 4)
         t = np.arange(64)
-        assert result == 0 and (got[:, 1] == 1000 + t).all() and (got[:, 2] == 3000 + t + 10000 * (4000 + t)).all()
+        assert (
+            result == 0
+            and (got[:, 1] == 1000 + t).all()
+            and (got[:, 2] == 3000 + t + 10000 * (4000 + t)).all()
+        )
         for column in (0, 3):
             late, there = got[:, column] == -1, got[:, column] == 1000 + t
             assert (late | there).all()
-            assert late.all() if order == emulator.FORWARD else there.all() if order == emulator.REVERSED else 10 < late.sum() < 54
+            assert (
+                late.all()
+                if order == emulator.FORWARD
+                else there.all()
+                if order == emulator.REVERSED
+                else 10 < late.sum() < 54
+            )
 
     def test_matrices(self, faults, order):
         result, out = faults.run("four_matrices", 32, order=order)
         assert result == 0
         numbers = np.arange(256).reshape(4, 8, 8)
         for turned, source in enumerate((numbers, numbers.transpose(0, 2, 1))):
-            want = [[source[i, lane // 4, lane % 4 * 2] + (source[i, lane // 4, lane % 4 * 2 + 1] << 16) for i in range(4)] for lane in range(32)]
-            assert out[turned * 128:][:128].reshape(32, 4).tolist() == [[int(v) for v in row] for row in want]
+            want = [
+                [
+                    source[i, lane // 4, lane % 4 * 2]
+                    + (source[i, lane // 4, lane % 4 * 2 + 1] << 16)
+                    for i in range(4)
+                ]
+                for lane in range(32)
+            ]
+            assert out[turned * 128 :][:128].reshape(32, 4).tolist() == [
+                [int(v) for v in row] for row in want
+            ]
 
     def test_products(self, faults, order):
         result, out = faults.run("multiplied", 32, order=order)
@@ -132,39 +206,79 @@ class TestWords:
 
     def test_atomics(self, faults, order):
         result, out = faults.run("atomics", 100, 2, order=order)
-        assert result == 0 and list(out[[0, 1, 2, 4, 5, 6, 7]]) == [600, 99, -99, 1, 1, 7, 1] and out[3:4].view(np.float64)[0] == 100.0
+        assert (
+            result == 0
+            and list(out[[0, 1, 2, 4, 5, 6, 7]]) == [600, 99, -99, 1, 1, 7, 1]
+            and out[3:4].view(np.float64)[0] == 100.0
+        )
 
     @pytest.mark.parametrize("cluster", [0, 2])
     def test_indices(self, faults, order, cluster):
         result, out = faults.run("indices", 5, 2, cluster=cluster, order=order)
-        assert result == 0 and list(out[:12 * 40]) == [1000 * b + t for b in range(12) for t in range(40)]
+        assert result == 0 and list(out[: 12 * 40]) == [
+            1000 * b + t for b in range(12) for t in range(40)
+        ]
 
 
 def test_orders(faults):
-    seen = {name: tuple(faults.run("order", 40, 3, order=order)[1][1:121]) for name, order in ORDERS.items()}
+    seen = {
+        name: tuple(faults.run("order", 40, 3, order=order)[1][1:121])
+        for name, order in ORDERS.items()
+    }
     assert seen["forward"] == tuple(range(120)) and seen["reversed"] == tuple(reversed(range(120)))
     assert sorted(seen["random"]) == list(range(120)) and len(set(seen.values())) == 3
-    again, other = (tuple(faults.run("order", 40, 3, order=emulator.RANDOM, seed=s)[1][1:121]) for s in (1, 2))
+    again, other = (
+        tuple(faults.run("order", 40, 3, order=emulator.RANDOM, seed=s)[1][1:121]) for s in (1, 2)
+    )
     assert again == seen["random"] and sorted(other) == list(range(120)) and other != again
 
 
 def test_orders_of_clusters(faults):
     """The threads of all blocks of a cluster, then those of another cluster."""
-    seen = {name: tuple(faults.run("order", 20, 6, cluster=3, order=order)[1][1:121]) for name, order in ORDERS.items()}
+    seen = {
+        name: tuple(faults.run("order", 20, 6, cluster=3, order=order)[1][1:121])
+        for name, order in ORDERS.items()
+    }
     assert seen["forward"] == tuple(range(120)) and seen["reversed"] == tuple(reversed(range(120)))
     clusters, blocks = [t // 60 for t in seen["random"]], [t // 20 for t in seen["random"]]
-    assert sorted(seen["random"]) == list(range(120)) and sum(a != b for a, b in zip(clusters, clusters[1:])) == 1
+    assert (
+        sorted(seen["random"]) == list(range(120))
+        and sum(a != b for a, b in zip(clusters, clusters[1:])) == 1
+    )
     assert sum(a != b for a, b in zip(blocks, blocks[1:])) > 40
 
 
 REPORTS = {
-    "barrier_not_reached": (64, r"no thread can go on",
-                            r"threads 0-2, 4-34, 36-60: waits at __syncthreads, .*faults.cpp:(\d+)\n  threads 3, 35, 61-63: has returned"),
-    "two_barriers": (64, r"threads meet at different barriers", r"threads 0-7: waits at __syncthreads, .*\n  threads 8-63: waits at __syncthreads, "),
-    "lane_is_missing": (32, r"no thread can go on", r"threads 0-8, 10-31: waits at __shfl_xor_sync of lanes ffffffff, .*\n  threads 9: has returned"),
-    "product_without_a_lane": (32, r"no thread can go on", r"threads 0-8, 10-31: waits at mma of lanes ffffffff, .*\n  threads 9: has returned"),
-    "masks_differ": (32, r"no thread can go on", r"threads 0-15: waits at __shfl_sync of lanes ffffffff, .*\n  threads 16-31: has returned"),
-    "not_in_its_mask": (64, r"thread \d+ is not in the mask that it gives", r"__shfl_sync of lanes 000000ff"),
+    "barrier_not_reached": (
+        64,
+        r"no thread can go on",
+        r"threads 0-2, 4-34, 36-60: waits at __syncthreads, .*faults.cpp:(\d+)\n  threads 3, 35, 61-63: has returned",
+    ),
+    "two_barriers": (
+        64,
+        r"threads meet at different barriers",
+        r"threads 0-7: waits at __syncthreads, .*\n  threads 8-63: waits at __syncthreads, ",
+    ),
+    "lane_is_missing": (
+        32,
+        r"no thread can go on",
+        r"threads 0-8, 10-31: waits at __shfl_xor_sync of lanes ffffffff, .*\n  threads 9: has returned",
+    ),
+    "product_without_a_lane": (
+        32,
+        r"no thread can go on",
+        r"threads 0-8, 10-31: waits at mma of lanes ffffffff, .*\n  threads 9: has returned",
+    ),
+    "masks_differ": (
+        32,
+        r"no thread can go on",
+        r"threads 0-15: waits at __shfl_sync of lanes ffffffff, .*\n  threads 16-31: has returned",
+    ),
+    "not_in_its_mask": (
+        64,
+        r"thread \d+ is not in the mask that it gives",
+        r"__shfl_sync of lanes 000000ff",
+    ),
 }
 
 
@@ -175,26 +289,56 @@ def test_reports(faults, which, order):
     result, out = faults.run(which, threads, order=order)
     text = faults.emu.report
     assert result == 719, text  # cudaErrorLaunchFailure
-    assert text.startswith(f"{which}, block (0, 0, 0) of (1, 1, 1): ") and re.search(first, text), text
+    assert text.startswith(f"{which}, block (0, 0, 0) of (1, 1, 1): ") and re.search(first, text), (
+        text
+    )
     assert re.search(rest, text), text
     if which == "barrier_not_reached":
-        line = SOURCE.read_text().split("\n").index("    __syncthreads(); /* the tests know this line */") + 1
+        line = (
+            SOURCE.read_text()
+            .split("\n")
+            .index("    __syncthreads(); /* the tests know this line */")
+            + 1
+        )
         assert f"faults.cpp:{line}\n" in text and out[0] == 0
     assert faults.run("reversal", 256, order=order)[0] == 0  # and the next launch is as good as any
 
 
 SELF = r"  of block \(1, 0, 0\):\n(  threads .*\n)*  threads 5: is at %s, .*faults.cpp:\d+\n"
 OF_CLUSTERS = {
-    "not_all_of_the_cluster": (r"no thread can go on",
-                               r"  of block \(0, 0, 0\):\n  threads 0-63: waits at barrier.cluster.wait, .*faults.cpp:\d+\n"
-                               r"  of block \(1, 0, 0\):\n  threads 0-31: waits at __syncthreads, .*\n  threads 32-63: waits at barrier.cluster"),
-    "arrives_twice": (r"thread 5 comes to the cluster's barrier twice without a wait between\n", SELF % "barrier.cluster.arrive"),
-    "waits_first": (r"thread 5 waits at the cluster's barrier without having come to it\n", SELF % "barrier.cluster.wait"),
-    "not_its_memory": (r"thread 5 has an address outside of its block's dynamic memory\n", SELF % "mapa"),
-    "beyond_its_memory": (r"thread 5 has an address outside of its block's dynamic memory\n", SELF % "mapa"),
-    "no_such_block": (r"thread 5 wants memory of block 2 of the cluster, which is smaller\n", SELF % "mapa"),
-    "has_not_begun": (r"thread \d+ wants memory of block [01] of the cluster, which need not have begun: no barrier came before\n", r"is at mapa"),
-    "has_ended": (r"thread \d+ wants memory of block 0 of the cluster, which has ended\n", r"of block \(0, 0, 0\):\n  threads 0-63: has returned\n"),
+    "not_all_of_the_cluster": (
+        r"no thread can go on",
+        r"  of block \(0, 0, 0\):\n  threads 0-63: waits at barrier.cluster.wait, .*faults.cpp:\d+\n"
+        r"  of block \(1, 0, 0\):\n  threads 0-31: waits at __syncthreads, .*\n  threads 32-63: waits at barrier.cluster",
+    ),
+    "arrives_twice": (
+        r"thread 5 comes to the cluster's barrier twice without a wait between\n",
+        SELF % "barrier.cluster.arrive",
+    ),
+    "waits_first": (
+        r"thread 5 waits at the cluster's barrier without having come to it\n",
+        SELF % "barrier.cluster.wait",
+    ),
+    "not_its_memory": (
+        r"thread 5 has an address outside of its block's dynamic memory\n",
+        SELF % "mapa",
+    ),
+    "beyond_its_memory": (
+        r"thread 5 has an address outside of its block's dynamic memory\n",
+        SELF % "mapa",
+    ),
+    "no_such_block": (
+        r"thread 5 wants memory of block 2 of the cluster, which is smaller\n",
+        SELF % "mapa",
+    ),
+    "has_not_begun": (
+        r"thread \d+ wants memory of block [01] of the cluster, which need not have begun: no barrier came before\n",
+        r"is at mapa",
+    ),
+    "has_ended": (
+        r"thread \d+ wants memory of block 0 of the cluster, which has ended\n",
+        r"of block \(0, 0, 0\):\n  threads 0-63: has returned\n",
+    ),
     "static_in_a_cluster": (r"a kernel wrote to static shared memory", r"kf_emu_dynamic"),
 }
 
@@ -205,7 +349,9 @@ def test_reports_of_clusters(faults, which, order):
     first, rest = OF_CLUSTERS[which]
     result, _ = faults.run(which, 64, 2, cluster=2, dynamic=64, order=order)
     text = faults.emu.report
-    assert result == 719 and re.match(rf"{which}, block \([01], 0, 0\) of \(2, 1, 1\) in a cluster of 2: {first}", text), text
+    assert result == 719 and re.match(
+        rf"{which}, block \([01], 0, 0\) of \(2, 1, 1\) in a cluster of 2: {first}", text
+    ), text
     assert re.search(rest, text), text
     if which == "arrives_twice":
         assert f"faults.cpp:{line_of('the tests know this one')}\n" in text
@@ -215,39 +361,73 @@ def test_reports_of_clusters(faults, which, order):
 
 def test_copies_that_nobody_waits_for(faults):
     result, _ = faults.run("too_many_copies", 1)
-    assert result == 719 and "thread 0 has more copies under way than there is room for, 256\n" in faults.emu.report
+    assert (
+        result == 719
+        and "thread 0 has more copies under way than there is room for, 256\n" in faults.emu.report
+    )
     assert re.search(r"threads 0: is at cp.async, .*faults.cpp:\d+\n", faults.emu.report)
-    assert faults.run("too_many_copies", 1, order=emulator.REVERSED)[0] == 0  # there they have come at once
+    assert (
+        faults.run("too_many_copies", 1, order=emulator.REVERSED)[0] == 0
+    )  # there they have come at once
 
 
 def test_static_memory_without_clusters(faults):
-    assert faults.run("static_in_a_cluster", 64, 2)[0] == 0 and faults.run("static_in_a_cluster", 64, 2, cluster=1)[0] == 0
+    assert (
+        faults.run("static_in_a_cluster", 64, 2)[0] == 0
+        and faults.run("static_in_a_cluster", 64, 2, cluster=1)[0] == 0
+    )
 
 
 def test_a_warp_that_is_not_whole(faults):
     result, _ = faults.run("beyond_the_warp", threads=40)
-    assert result == 719 and "threads 32-39: waits at __shfl_sync of lanes ffffffff" in faults.emu.report
+    assert (
+        result == 719
+        and "threads 32-39: waits at __shfl_sync of lanes ffffffff" in faults.emu.report
+    )
     assert faults.run("beyond_the_warp", threads=64)[0] == 0
 
 
 def test_launches_that_a_device_refuses(faults):
     assert faults.run("no_race", threads=1024)[0] == 0
-    assert faults.run("no_race", threads=1025)[0] == 9 and faults.run("no_race", threads=0)[0] == 9 and faults.run("no_race", blocks=0)[0] == 9
+    assert (
+        faults.run("no_race", threads=1025)[0] == 9
+        and faults.run("no_race", threads=0)[0] == 9
+        and faults.run("no_race", blocks=0)[0] == 9
+    )
     assert faults.dll.kft_launch_nothing() == 98
-    assert faults.run("dynamic", dynamic=48 << 10)[0] == 0 and faults.run("dynamic", dynamic=(48 << 10) + 1)[0] == 1
+    assert (
+        faults.run("dynamic", dynamic=48 << 10)[0] == 0
+        and faults.run("dynamic", dynamic=(48 << 10) + 1)[0] == 1
+    )
     allow = faults.dll.kft_allow_dynamic
-    assert allow(96 << 10) == 0 and faults.run("dynamic", dynamic=96 << 10)[0] == 0 and faults.run("dynamic", dynamic=(96 << 10) + 1)[0] == 1
+    assert (
+        allow(96 << 10) == 0
+        and faults.run("dynamic", dynamic=96 << 10)[0] == 0
+        and faults.run("dynamic", dynamic=(96 << 10) + 1)[0] == 1
+    )
     assert allow((227 << 10) + 1) == 1 and allow(48 << 10) == 0
-    assert faults.run("no_dynamic", blocks=16, cluster=8)[0] == 0 and faults.run("no_dynamic", blocks=16, cluster=16)[0] == 912
-    assert faults.run("no_dynamic", blocks=7, cluster=2)[0] == 912 and faults.dll.kft_launch_flat_cluster() == 801
+    assert (
+        faults.run("no_dynamic", blocks=16, cluster=8)[0] == 0
+        and faults.run("no_dynamic", blocks=16, cluster=16)[0] == 912
+    )
+    assert (
+        faults.run("no_dynamic", blocks=7, cluster=2)[0] == 912
+        and faults.dll.kft_launch_flat_cluster() == 801
+    )
     faults.emu.set(failure=209)
     before = faults.emu.launches
-    assert faults.run("no_race")[0] == 209 and faults.emu.launches == before and faults.run("no_race")[0] == 0
+    assert (
+        faults.run("no_race")[0] == 209
+        and faults.emu.launches == before
+        and faults.run("no_race")[0] == 0
+    )
 
 
 def test_missing_barriers_show_in_some_order(faults):
     want = [0, *range(63)]
-    assert list(faults.run("race", 64)[1][:64]) == want  # forward: what is needed happens to be there
+    assert (
+        list(faults.run("race", 64)[1][:64]) == want
+    )  # forward: what is needed happens to be there
     assert list(faults.run("race", 64, order=emulator.REVERSED)[1][:64]) != want
 
 
@@ -265,16 +445,28 @@ for which in names.split(","):
 
 def in_a_process(path, which, variant=None, aborts=0, threads=64, blocks=2, cluster=0, dynamic=0):
     environment = emulator.sanitizer_environment(variant) if variant else {}
-    command = [*(emulator.fixed_addresses() if variant == "tsan" else []), sys.executable, "-c", SCRIPT, str(path), which]
+    command = [
+        *(emulator.fixed_addresses() if variant == "tsan" else []),
+        sys.executable,
+        "-c",
+        SCRIPT,
+        str(path),
+        which,
+    ]
     command += [str(number) for number in (aborts, threads, blocks, cluster, dynamic)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=300, env={**os.environ, **environment})
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=300, env={**os.environ, **environment}
+    )
 
 
 def test_a_fault_aborts(faults):
     """Programs that do not ask for anything else."""
     done = in_a_process(faults.dll._name, "barrier_not_reached", aborts=1)
     assert done.returncode == -6 and done.stdout == ""
-    assert "kf_emu: barrier_not_reached, block (0, 0, 0) of (2, 1, 1): no thread can go on" in done.stderr
+    assert (
+        "kf_emu: barrier_not_reached, block (0, 0, 0) of (2, 1, 1): no thread can go on"
+        in done.stderr
+    )
     assert "threads 3, 35, 61-63: has returned" in done.stderr
 
 
@@ -287,15 +479,34 @@ def test_races_are_reported():
     path = library("tsan")
     try:
         done = in_a_process(path, "no_race,reversal,atomics,shuffles", "tsan")
-        assert done.returncode == 0 and done.stdout == "0\n" * 4 and "data race" not in done.stderr, done.stderr[:3000]
-        for which, text in (("race", "buffer[threadIdx.x - 1]"), ("late_readers", "too early"), ("race_of_blocks", "void race_of_blocks")):
+        assert (
+            done.returncode == 0 and done.stdout == "0\n" * 4 and "data race" not in done.stderr
+        ), done.stderr[:3000]
+        for which, text in (
+            ("race", "buffer[threadIdx.x - 1]"),
+            ("late_readers", "too early"),
+            ("race_of_blocks", "void race_of_blocks"),
+        ):
             done = in_a_process(path, which, "tsan")
-            assert done.returncode == 66 and "WARNING: ThreadSanitizer: data race" in done.stderr, which + done.stderr[:3000]
+            assert done.returncode == 66 and "WARNING: ThreadSanitizer: data race" in done.stderr, (
+                which + done.stderr[:3000]
+            )
             assert f"faults.cpp:{line_of(text)}" in done.stderr, done.stderr[:3000]
-        done = in_a_process(path, "dynamic,all_to_all,shuffles,some_return,dynamic,all_to_all", "tsan", blocks=8, cluster=2, dynamic=1600)
-        assert done.returncode == 0 and done.stdout == "0\n" * 6 and "data race" not in done.stderr, done.stderr[:3000]
+        done = in_a_process(
+            path,
+            "dynamic,all_to_all,shuffles,some_return,dynamic,all_to_all",
+            "tsan",
+            blocks=8,
+            cluster=2,
+            dynamic=1600,
+        )
+        assert (
+            done.returncode == 0 and done.stdout == "0\n" * 6 and "data race" not in done.stderr
+        ), done.stderr[:3000]
         done = in_a_process(path, "race_in_a_cluster", "tsan", cluster=2, dynamic=512)
-        assert done.returncode == 66 and "WARNING: ThreadSanitizer: data race" in done.stderr, done.stderr[:3000]
+        assert done.returncode == 66 and "WARNING: ThreadSanitizer: data race" in done.stderr, (
+            done.stderr[:3000]
+        )
         assert f"faults.cpp:{line_of('too early for a block')}" in done.stderr, done.stderr[:3000]
     finally:
         path.unlink()
@@ -305,21 +516,34 @@ def test_accesses_out_of_bounds_are_reported():
     path = library("asan")
     try:
         done = in_a_process(path, "beyond_shared", "asan", threads=17)
-        assert done.returncode == 66 and re.search("global-buffer-overflow|insufficient space for an object", done.stderr), done.stderr[:3000]
+        assert done.returncode == 66 and re.search(
+            "global-buffer-overflow|insufficient space for an object", done.stderr
+        ), done.stderr[:3000]
         assert f"faults.cpp:{line_of('of 16, by 17 threads')}" in done.stderr
         assert in_a_process(path, "beyond_shared", "asan", threads=16).returncode == 0
-        for which, threads, cluster, fault, text in (("beyond_dynamic", 42, 0, "heap-buffer-overflow", "of 41, by 42 threads"),
-                                                     ("beyond_dynamic", 42, 2, "heap-buffer-overflow", "of 41, by 42 threads"),
-                                                     ("ended_since", 42, 2, "use-after-poison", "nobody's")):
+        for which, threads, cluster, fault, text in (
+            ("beyond_dynamic", 42, 0, "heap-buffer-overflow", "of 41, by 42 threads"),
+            ("beyond_dynamic", 42, 2, "heap-buffer-overflow", "of 41, by 42 threads"),
+            ("ended_since", 42, 2, "use-after-poison", "nobody's"),
+        ):
             done = in_a_process(path, which, "asan", threads=threads, cluster=cluster, dynamic=41)
             assert done.returncode == 66 and fault in done.stderr, done.stderr[:3000]
             assert f"faults.cpp:{line_of(text)}" in done.stderr
         done = in_a_process(path, "beyond_dynamic", "asan", threads=41, dynamic=41)
         assert done.returncode == 0 and done.stdout == "0\n", done.stderr[:3000]
-        done = in_a_process(path, "all_to_all,has_ended,all_to_all,dynamic", "asan", blocks=8, cluster=4, dynamic=64 * 5 * 8)
+        done = in_a_process(
+            path,
+            "all_to_all,has_ended,all_to_all,dynamic",
+            "asan",
+            blocks=8,
+            cluster=4,
+            dynamic=64 * 5 * 8,
+        )
         assert done.returncode == 0 and done.stdout == "0\n719\n0\n0\n", done.stderr[:3000]
         done = in_a_process(path, "barrier_not_reached", "asan")
-        assert done.returncode == 0 and done.stdout == "719\n", done.stderr[:3000]  # stacks that are left do not confuse it
+        assert done.returncode == 0 and done.stdout == "719\n", done.stderr[
+            :3000
+        ]  # stacks that are left do not confuse it
     finally:
         path.unlink()
 
@@ -337,4 +561,15 @@ def test_umbrellas(include, tmp_path):
     """Kernels written by hand can be run here too. At level 1 with the headers of one op: the emulation of all of them takes ten seconds to read."""
     (tmp_path / "user.cpp").write_text(USER.replace("%s", cases.by_level("kf/ops/act", "kf/kf")))
     folders = [f"-I{d}" for d in (emulator.HERE / "include", emulator.HERE, *include)]
-    subprocess.run(["g++", "-std=c++17", "-Werror", *emulator.flags("plain"), *folders, "-fsyntax-only", str(tmp_path / "user.cpp")], check=True)
+    subprocess.run(
+        [
+            "g++",
+            "-std=c++17",
+            "-Werror",
+            *emulator.flags("plain"),
+            *folders,
+            "-fsyntax-only",
+            str(tmp_path / "user.cpp"),
+        ],
+        check=True,
+    )

@@ -18,10 +18,26 @@ LIMIT = 64
 CORE = "kf/core/row_reduce.cuh"
 # file, text of it, what stands there instead
 SEEDED = {
-    "columns are read when rows are written": ("kf/core/row_host.cuh", r"&& !kfi_row_in_place\(operands\)", ""),
-    "a row left out": (CORE, r"\(gradient \* KFI_SUM_GROUPS \+ row\)", "(gradient * KFI_SUM_GROUPS + (row ? row : 1))"),
-    "the first gradient for the second": (CORE, r"kfi_dynamic\(\) \+ k \* KFI_SUM_GROUPS", "kfi_dynamic() + 0 * KFI_SUM_GROUPS"),
-    "a strip's neighbour": (CORE, r"blockIdx\.x - sums\.parts\) \* KFI_ROW_STRIP", "blockIdx.x - sums.parts + 1) * KFI_ROW_STRIP"),
+    "columns are read when rows are written": (
+        "kf/core/row_host.cuh",
+        r"&& !kfi_row_in_place\(operands\)",
+        "",
+    ),
+    "a row left out": (
+        CORE,
+        r"\(gradient \* KFI_SUM_GROUPS \+ row\)",
+        "(gradient * KFI_SUM_GROUPS + (row ? row : 1))",
+    ),
+    "the first gradient for the second": (
+        CORE,
+        r"kfi_dynamic\(\) \+ k \* KFI_SUM_GROUPS",
+        "kfi_dynamic() + 0 * KFI_SUM_GROUPS",
+    ),
+    "a strip's neighbour": (
+        CORE,
+        r"blockIdx\.x - sums\.parts\) \* KFI_ROW_STRIP",
+        "blockIdx.x - sums.parts + 1) * KFI_ROW_STRIP",
+    ),
     "nobody waits for the other warps": (CORE, r"\* columns;\s+__syncthreads\(\);", "* columns;"),
     "a thread's rows added to those before": (CORE, r"(0\.0 \+ sum\[e\];)\s+sum\[e\] = 0;", r"\1"),
 }
@@ -83,23 +99,46 @@ def test_every_fault_has_its_place(include, tmp_path):
 @pytest.mark.parametrize("what", faults.some(SEEDED))
 def test_seeded_fault(include, tmp_path, what):
     functions = faults.named(NAMES[:1], "cuda")
-    broken = emulator.build(functions, tmp_path / "lib", faults.plant(include, tmp_path, *SEEDED[what]))
+    broken = emulator.build(
+        functions, tmp_path / "lib", faults.plant(include, tmp_path, *SEEDED[what])
+    )
     with pytest.raises((checks.Failure, AssertionError)):
         for sizes in SIZES:
             check(broken, functions[0], sizes)
 
 
 # Of elementwise ops: one sum and several, columns in registers and in a ring, each width of a vector.
-MAP_NAMES = ("kf_bias_gelu_bwd_bf16", "kf_prelu_bias_bwd_f32", "kf_batch_norm_bwd_f32", "kf_bias_dropout_add_bwd_f64")
+MAP_NAMES = (
+    "kf_bias_gelu_bwd_bf16",
+    "kf_prelu_bias_bwd_f32",
+    "kf_batch_norm_bwd_f32",
+    "kf_bias_dropout_add_bwd_f64",
+)
 MAP_FUNCTIONS = faults.named(MAP_NAMES, "cuda")
 MAP_SIZES = [(1, 4096), (2, 88), (3, 40), (7, 5), (9, 136), (64, 80)]
 MAP_CORE = "kf/core/map_device.cuh"
 MAP_SEEDED = {
-    "a warp's last rows left out": (MAP_CORE, r"j < KFI_MAP_FEW_BITS; \+\+j", "j < KFI_MAP_FEW_BITS - 1; ++j"),
-    "the last warp left out": (MAP_CORE, r"w < KFI_MAP_FEW >> KFI_MAP_FEW_BITS", "w < (KFI_MAP_FEW >> KFI_MAP_FEW_BITS) - 1"),
-    "the half that is given away": (MAP_CORE, r"given = upper \? sum\[e\]", "given = upper ? sum[e + half]"),
+    "a warp's last rows left out": (
+        MAP_CORE,
+        r"j < KFI_MAP_FEW_BITS; \+\+j",
+        "j < KFI_MAP_FEW_BITS - 1; ++j",
+    ),
+    "the last warp left out": (
+        MAP_CORE,
+        r"w < KFI_MAP_FEW >> KFI_MAP_FEW_BITS",
+        "w < (KFI_MAP_FEW >> KFI_MAP_FEW_BITS) - 1",
+    ),
+    "the half that is given away": (
+        MAP_CORE,
+        r"given = upper \? sum\[e\]",
+        "given = upper ? sum[e + half]",
+    ),
     "another warp's columns": (MAP_CORE, r"buffer\[w \* width \+ c\]", "buffer[w * width]"),
-    "another order for other vectors": (MAP_CORE, r"by = g\.bx << j;", "by = vec > 1 ? g.bx << j : 16 >> j;"),
+    "another order for other vectors": (
+        MAP_CORE,
+        r"by = g\.bx << j;",
+        "by = vec > 1 ? g.bx << j : 16 >> j;",
+    ),
     "either NaN's sign": (MAP_CORE, r"total = __uint_as_float\(0x7fffffffu\);", ";"),
 }
 
@@ -117,7 +156,9 @@ def check_map(lib, f, rows, cols, values="normal"):
     assert emu.launches - before == 2 * len(memory.runs), sizes
     for name, array in one.items():
         if not checks.same_bits(array, other[name]):
-            raise checks.Failure(f"{f['name']} {sizes}: {name} has other bits where nothing is aligned")
+            raise checks.Failure(
+                f"{f['name']} {sizes}: {name} has other bits where nothing is aligned"
+            )
 
 
 @pytest.fixture(scope="session")
@@ -145,7 +186,9 @@ def test_elementwise_of_many_rows(map_lib):
 @pytest.mark.parametrize("what", faults.some(MAP_SEEDED))
 def test_seeded_fault_of_elementwise(include, tmp_path, what):
     functions = faults.named(MAP_NAMES[2:3], "cuda")
-    broken = emulator.build(functions, tmp_path / "lib", faults.plant(include, tmp_path, *MAP_SEEDED[what]))
+    broken = emulator.build(
+        functions, tmp_path / "lib", faults.plant(include, tmp_path, *MAP_SEEDED[what])
+    )
     with pytest.raises((checks.Failure, AssertionError)):
         for rows, cols in MAP_SIZES:
             for values in ("normal", "special"):

@@ -20,10 +20,22 @@ WAIT, BARRIER = r"kfi_fetch_wait<stages - 2>\(\);( // %s)", r"__syncthreads\(\);
 SEEDED = {
     "a stage is read before it has come": (MMA, WAIT % "of all stages", r"\1"),
     "a stage is filled while it is read": (MMA, BARRIER % "and nobody", r"\1"),
-    "another lane's rows of a matrix": (MMA, r"step \* 2 \+ lane / 16;", "step * 2 + lane / 16 % 1;"),
-    "another lane's columns, transposed": (MMA, r"\(first \+ j \* 16\) / 8 \+ lane / 16 :", "(first + j * 16) / 8 + lane / 8 % 2 :"),
+    "another lane's rows of a matrix": (
+        MMA,
+        r"step \* 2 \+ lane / 16;",
+        "step * 2 + lane / 16 % 1;",
+    ),
+    "another lane's columns, transposed": (
+        MMA,
+        r"\(first \+ j \* 16\) / 8 \+ lane / 16 :",
+        "(first + j * 16) / 8 + lane / 8 % 2 :",
+    ),
     "rows of a matrix in the same banks": (LOAD, r"line >> 1 & 3", "line >> 2 & 3"),
-    "rows of a transposed matrix in the same banks": (LOAD, r"chunk \^ \(line & 7\)", "chunk ^ (line & 3)"),
+    "rows of a transposed matrix in the same banks": (
+        LOAD,
+        r"chunk \^ \(line & 7\)",
+        "chunk ^ (line & 3)",
+    ),
     "an odd element": (LOAD, r"off & 2u \? 16 : 0", "0"),
     "a load out of the matrix": (LOAD, r"\(off \? 32 : 16\) <= span.end", "0 <= span.end"),
     "a load of what is behind a line": (LOAD, r" && \(off \|\| left == 8\)", ""),
@@ -31,20 +43,38 @@ SEEDED = {
     "a stage of numbers is read before it has come": (SIMT, WAIT % "this stage", r"\1"),
     "a stage of numbers is filled while it is read": (SIMT, BARRIER % "to all", r"\1"),
     "a warp's rows are overwritten": (TILE, r"    __syncwarp\(\);\n}\n// Vectors", "}\n// Vectors"),
-    "the last split left out": (TILE, r"split < g\.splits; \+\+split", "split + 1 < g.splits; ++split"),
+    "the last split left out": (
+        TILE,
+        r"split < g\.splits; \+\+split",
+        "split + 1 < g.splits; ++split",
+    ),
     "the last band of tiles": (TILE, r"g\.row_tiles - first < KFI_TILES_DOWN \?", "false ?"),
 }
-RUNS = {"plain": "64", "asan": "64", "tsan": "4"}  # all kernels once; a thread of ThreadSanitizer's costs half a millisecond
+RUNS = {
+    "plain": "64",
+    "asan": "64",
+    "tsan": "4",
+}  # all kernels once; a thread of ThreadSanitizer's costs half a millisecond
 SEVERAL = cases.by_level(1, 5)  # rounds of other sizes
 
 
 def passes(program, variant="plain"):
     """Whether the program finds everything right."""
     options = "exitcode=66:detect_leaks=0"
-    environment = os.environ | {"TSAN_OPTIONS": "exitcode=66:history_size=0", "ASAN_OPTIONS": options, "UBSAN_OPTIONS": options}
+    environment = os.environ | {
+        "TSAN_OPTIONS": "exitcode=66:history_size=0",
+        "ASAN_OPTIONS": options,
+        "UBSAN_OPTIONS": options,
+    }
     fixed = emulator.fixed_addresses() if variant == "tsan" else []
     for seed in range(1, SEVERAL + 1):
-        done = subprocess.run([*fixed, program, RUNS[variant], str(seed)], capture_output=True, text=True, timeout=600, env=environment)
+        done = subprocess.run(
+            [*fixed, program, RUNS[variant], str(seed)],
+            capture_output=True,
+            text=True,
+            timeout=600,
+            env=environment,
+        )
         print(done.stdout, done.stderr[:3000])
         assert done.returncode != 2, "nothing was run"
         if done.returncode != 0 or done.stdout != "ok\n":
@@ -54,7 +84,9 @@ def passes(program, variant="plain"):
 
 @pytest.mark.parametrize("variant", ["asan", *cases.by_level([], ["plain", "tsan"])])
 def test_products(include, once, variant):
-    program = once(f"products, {variant}", lambda folder: emulator.products(include, folder, variant))  # test_wgmma's too
+    program = once(
+        f"products, {variant}", lambda folder: emulator.products(include, folder, variant)
+    )  # test_wgmma's too
     assert passes(program, variant)
 
 
@@ -66,25 +98,36 @@ def test_every_fault_has_its_place(include, tmp_path):
 @pytest.mark.parametrize("what", faults.some(SEEDED))
 def test_seeded_fault(include, tmp_path, what):
     broken = faults.plant(include, tmp_path, *SEEDED[what])
-    assert not all(passes(emulator.products(broken, tmp_path, variant, ""), variant) for variant in ("plain", "asan")), f"nobody notices {what}"
+    assert not all(
+        passes(emulator.products(broken, tmp_path, variant, ""), variant)
+        for variant in ("plain", "asan")
+    ), f"nobody notices {what}"
 
 
 # What is there (KF_SCHEDULES), whether the device has wgmma; sizes that have a kernel then, and some that have none.
-CUT = {4: (1, [(1, 130, 136, 72), (1, 16, 72, 200)], [(1, 130, 135, 71), (1, 16, 17, 25)]),
-       2: (0, [(1, 130, 136, 72), (1, 16, 72, 200)], [(1, 7, 9, 5)]),
-       1: (0, [(1, 130, 136, 72), (1, 7, 9, 5)], [])}
+CUT = {
+    4: (1, [(1, 130, 136, 72), (1, 16, 72, 200)], [(1, 130, 135, 71), (1, 16, 17, 25)]),
+    2: (0, [(1, 130, 136, 72), (1, 16, 72, 200)], [(1, 7, 9, 5)]),
+    1: (0, [(1, 130, 136, 72), (1, 7, 9, 5)], []),
+}
 
 
 @pytest.mark.parametrize("mask", cases.by_level([4], [4, 2, 1]))
 def test_schedules_that_are_left_out(include, mask):
-    functions = [f for f in kflib.manifest()["functions"] if f["name"] in ("kf_linear_relu_bf16", "kf_linear_bwd_bf16")]
-    emu = emulator.Emulator(lib := emulator.build(functions, BUILD / "emu", include, (f"-DKF_SCHEDULES={mask}",)))
+    functions = [
+        f
+        for f in kflib.manifest()["functions"]
+        if f["name"] in ("kf_linear_relu_bf16", "kf_linear_bwd_bf16")
+    ]
+    emu = emulator.Emulator(
+        lib := emulator.build(functions, BUILD / "emu", include, (f"-DKF_SCHEDULES={mask}",))
+    )
     memory = emulator.Memory(emu, ((emulator.RANDOM, 2),))
     hopper, there, none = CUT[mask]
     emu.set(hopper=hopper)
     try:
         for f in functions:
-            for sizes in there[:1 if f["bwd"] else None]:
+            for sizes in there[: 1 if f["bwd"] else None]:
                 checks.run(lib, memory, f, sizes)
             for sizes in none:
                 with pytest.raises(checks.Failure, match="KF_SCHEDULES"):

@@ -21,10 +21,23 @@ SEEDS = cases.by_level(3, 20)
 def test_instructions(include, tmp_path, variant):
     program = tmp_path / "words"
     folders = [emulator.HERE / "include", emulator.HERE, SUPPORT, *include]
-    subprocess.run(["g++", "-std=c++17", *emulator.flags(variant), *(f"-I{d}" for d in folders), str(SOURCE),
-                    str(emulator.runtime(BUILD / "emu", variant)), "-o", str(program)], check=True)
+    subprocess.run(
+        [
+            "g++",
+            "-std=c++17",
+            *emulator.flags(variant),
+            *(f"-I{d}" for d in folders),
+            str(SOURCE),
+            str(emulator.runtime(BUILD / "emu", variant)),
+            "-o",
+            str(program),
+        ],
+        check=True,
+    )
     environment = os.environ | {"ASAN_OPTIONS": "detect_leaks=0:detect_stack_use_after_return=0"}
-    done = subprocess.run([program, str(SEEDS)], capture_output=True, text=True, timeout=300, env=environment)
+    done = subprocess.run(
+        [program, str(SEEDS)], capture_output=True, text=True, timeout=300, env=environment
+    )
     assert (done.returncode, done.stdout) == (0, "ok\n"), done.stdout + done.stderr[:3000]
 
 
@@ -33,8 +46,24 @@ def test_instructions(include, tmp_path, variant):
 def test_compiles(include, tmp_path, arch):
     """Under another architecture the kernels are empty: one that had an instruction of sm_90a would not assemble."""
     folders = [f"-I{d}" for d in (SUPPORT, *include)]
-    flags = ["-std=c++17", "-x", "cu", "-cubin", f"-gencode=arch=compute_{arch},code=sm_{arch}", "-Xptxas", "-v"]
-    done = subprocess.run([toolkit.nvcc(), *flags, *folders, str(SOURCE), "-o", str(tmp_path / "words.cubin")], capture_output=True, text=True)
+    flags = [
+        "-std=c++17",
+        "-x",
+        "cu",
+        "-cubin",
+        f"-gencode=arch=compute_{arch},code=sm_{arch}",
+        "-Xptxas",
+        "-v",
+    ]
+    done = subprocess.run(
+        [toolkit.nvcc(), *flags, *folders, str(SOURCE), "-o", str(tmp_path / "words.cubin")],
+        capture_output=True,
+        text=True,
+    )
     assert done.returncode == 0, done.stderr
-    spills = [line for line in done.stderr.splitlines() if "spill" in line and " 0 bytes spill stores" not in line]
+    spills = [
+        line
+        for line in done.stderr.splitlines()
+        if "spill" in line and " 0 bytes spill stores" not in line
+    ]
     assert not spills and "serializ" not in done.stderr, done.stderr

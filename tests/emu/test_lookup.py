@@ -14,10 +14,19 @@ F = next(f for f in kflib.manifest()["functions"] if f["name"] == "kf_embedding_
 ROWS, COLS, VOCAB = 700, 12, 130  # several tiles of the sort, numbers of two digits
 
 
-@pytest.fixture(params=["cpu", pytest.param("emu", marks=pytest.mark.skipif(not toolkit.include(), reason="no CUDA headers"))])
+@pytest.fixture(
+    params=[
+        "cpu",
+        pytest.param(
+            "emu", marks=pytest.mark.skipif(not toolkit.include(), reason="no CUDA headers")
+        ),
+    ]
+)
 def backend(request):
     if request.param == "cpu":
-        return kflib.build("cpu", [F], BUILD / "lookup", ("-O1", "-ffp-contract=off")), checks.CpuMemory(1 << 22)
+        return kflib.build(
+            "cpu", [F], BUILD / "lookup", ("-O1", "-ffp-contract=off")
+        ), checks.CpuMemory(1 << 22)
     lib = emulator.build([F], BUILD / "lookup")
     return lib, emulator.Memory(emulator.Emulator(lib), size=1 << 22)
 
@@ -39,16 +48,25 @@ def run(backend, index, dout, beta):
 @pytest.mark.parametrize("beta", [0.0, 0.5])
 def test_in_the_order_of_the_rows(backend, beta):
     rng = np.random.default_rng(7)
-    index = rng.choice([0, 1, 64, 65, 128, 129, F["scalars"]["padding_idx"], -1, VOCAB], ROWS).astype(np.int32)
-    dout = (rng.standard_normal((ROWS, COLS)) * np.exp2(rng.integers(-20, 20, (ROWS, 1)))).astype(np.float32)
+    index = rng.choice(
+        [0, 1, 64, 65, 128, 129, F["scalars"]["padding_idx"], -1, VOCAB], ROWS
+    ).astype(np.int32)
+    dout = (rng.standard_normal((ROWS, COLS)) * np.exp2(rng.integers(-20, 20, (ROWS, 1)))).astype(
+        np.float32
+    )
     old, got = run(backend, index, dout, beta)
     want = np.zeros((VOCAB, COLS), np.float32)
-    for row in np.flatnonzero((index >= 0) & (index < VOCAB) & (index != F["scalars"]["padding_idx"])):
+    for row in np.flatnonzero(
+        (index >= 0) & (index < VOCAB) & (index != F["scalars"]["padding_idx"])
+    ):
         want[index[row]] += dout[row]
     want = want + np.float32(beta) * old if beta else want
     assert want.tobytes() == got.tobytes()
     others = dout[rng.permutation(ROWS)]  # that another order would show
-    assert not np.array_equal(np.add.reduce(dout[index == 1], dtype=np.float32), np.add.reduce(others[index == 1], dtype=np.float32))
+    assert not np.array_equal(
+        np.add.reduce(dout[index == 1], dtype=np.float32),
+        np.add.reduce(others[index == 1], dtype=np.float32),
+    )
 
 
 def test_no_rows(backend):

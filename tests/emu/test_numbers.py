@@ -39,12 +39,18 @@ def memory(emu):
 @numeric.each(numeric.ON_CUDA, "name")
 def test_numbers(lib, emu, memory, f):
     all_shapes = selection.on_all_emulated_shapes()
-    whole = f["name"] in all_shapes and (f["family"] != "row" or cases.LEVEL == 1 or cases.whole_table(f))  # long rows take long
+    whole = f["name"] in all_shapes and (
+        f["family"] != "row" or cases.LEVEL == 1 or cases.whole_table(f)
+    )  # long rows take long
     emu.forget()
-    if cases.LEVEL == 1 and not whole:  # that the order is all the same is a schedule's: here one of the two, by turns
-        memory = emulator.Memory(emu, ORDERS[sum(map(ord, f["name"])) % 2:][:1])
+    if (
+        cases.LEVEL == 1 and not whole
+    ):  # that the order is all the same is a schedule's: here one of the two, by turns
+        memory = emulator.Memory(emu, ORDERS[sum(map(ord, f["name"])) % 2 :][:1])
     numeric.numbers(lib, memory, f, whole=whole, shared=all_shapes)
-    if cases.LEVEL == 1 and whole and emu.missing():  # those of one vector a thread, which level 1's orders have of few shapes
+    if (
+        cases.LEVEL == 1 and whole and emu.missing()
+    ):  # those of one vector a thread, which level 1's orders have of few shapes
         numeric.numbers(lib, emulator.Memory(emu, emulator.RUNS[:1]), f, whole=whole)
     others = selection.calls_others(f)
     assert not whole or others or emu.missing() == [], "kernels that no shape reaches"
@@ -73,14 +79,19 @@ TALL = {"rows": [(200, 24), (90, 700)], "planes": [(40, 6, 37), (90, 19, 1), (70
 # How a sum is shared out does not depend on what a tensor's elements are, but on what is added up.
 PERSISTENT = [f for f in numeric.emulated(numeric.GATE_IN_PLACE) if cases.persistent(f)]
 if cases.LEVEL == 1:
-    PERSISTENT = selection.cover(lambda f: [selection.schedule(f), (f["family"], f["layout"], f["dtypes"][0] == "f64")], PERSISTENT)
+    PERSISTENT = selection.cover(
+        lambda f: [selection.schedule(f), (f["family"], f["layout"], f["dtypes"][0] == "f64")],
+        PERSISTENT,
+    )
 
 
 @numeric.each(PERSISTENT, "name")
 def test_multiprocessors(lib, emu, memory, f):
     """However many blocks share out a sum, it is within its bound; what is not summed has the same bits."""
     summed = {a["name"] for a in f["arguments"] if a.get("kind") in ("row", "channel", "group")}
-    for sizes in [(600, 24), (90, 700), (12, 1504)] if f["family"] == "row" else cases.of_form(f, TALL):
+    for sizes in (
+        [(600, 24), (90, 700), (12, 1504)] if f["family"] == "row" else cases.of_form(f, TALL)
+    ):
         found = []
         try:
             for sms in (132, 5, 1):
@@ -88,12 +99,23 @@ def test_multiprocessors(lib, emu, memory, f):
                 found.append((lib.workspace_bytes(f, sizes), checks.run(lib, memory, f, sizes)))
         finally:
             emu.set(sms=132)
-        assert len({need for need, _ in found}) > 1, "the number of parts does not depend on the device"
+        assert len({need for need, _ in found}) > 1, (
+            "the number of parts does not depend on the device"
+        )
         whole = [n for n in found[0][1] if n not in summed]
-        assert all(checks.same_bits(found[0][1][n], other[n]) for _, other in found[1:] for n in whole)
+        assert all(
+            checks.same_bits(found[0][1][n], other[n]) for _, other in found[1:] for n in whole
+        )
 
 
-@numeric.each([f for f in numeric.GATE if f["family"] == "row" and f["activation"] == "none" and not f["scratch"]], "name")
+@numeric.each(
+    [
+        f
+        for f in numeric.GATE
+        if f["family"] == "row" and f["activation"] == "none" and not f["scratch"]
+    ],
+    "name",
+)
 def test_persistent_blocks(lib, emu, memory, f):
     """A row's bits are the same whether a block has it alone or loops over many."""
     for sizes, _ in cases.rows_of(f, [[(12, 3000), 0], [(12, 6000), 0]]):
@@ -106,16 +128,22 @@ def test_persistent_blocks(lib, emu, memory, f):
 
 def test_only_an_activation_s_gradient_reads(include, tmp_path):
     """An operand that may be NULL where the gradient does not read the activation's argument, in every schedule of a row."""
-    path, _, functions = user_ops.load("""
+    path, _, functions = user_ops.load(
+        """
 [op."centred_{act}"]
 family = "row"
 brief = "act(x + bias) without the mean of x"
 operands = { x = "elem", bias = { kind = "row", grad = false } }
 expr = "act(x + bias) - mean(x)"
 ref = "act(x + bias) - mean(x)"
-""", tmp_path, activations=["none", "silu"])
+""",
+        tmp_path,
+        activations=["none", "silu"],
+    )
     functions = [f for f in functions if f["dtypes"][0] in ("f32", "bf16")]
-    assert {a["unread"] for f in functions if f["bwd"] for a in f["arguments"] if a["name"] == "bias"} == {False, True}
+    assert {
+        a["unread"] for f in functions if f["bwd"] for a in f["arguments"] if a["name"] == "bias"
+    } == {False, True}
     own = emulator.build(functions, tmp_path / "lib", [*include, tmp_path])
     memory = emulator.Memory(emulator.Emulator(own), ORDERS)
     for f in functions:
@@ -123,29 +151,44 @@ ref = "act(x + bias) - mean(x)"
             checks.run(own, memory, f, sizes, files=(path,))
 
 
-DROPPED = {"reduced": "x * w * r / (1 + sum(abs(dropout(x * y))))", "same for a row": "dropout(r * sum(x * y)) * w + x",
-           "twice": "act(dropout(x * y) + dropout(w * r)) - mean(x)", "nested": "dropout(act(dropout(x * y * w) * r) - mean(x))"}
+DROPPED = {
+    "reduced": "x * w * r / (1 + sum(abs(dropout(x * y))))",
+    "same for a row": "dropout(r * sum(x * y)) * w + x",
+    "twice": "act(dropout(x * y) + dropout(w * r)) - mean(x)",
+    "nested": "dropout(act(dropout(x * y * w) * r) - mean(x))",
+}
 
 
 @pytest.mark.parametrize("what", DROPPED)
 def test_dropout_anywhere(what, include, tmp_path):
     """One mask in every pass and every schedule: rows of whole vectors and others, in registers and read again."""
     expr = DROPPED[what]
-    path, _, functions = user_ops.load(f"""
+    path, _, functions = user_ops.load(
+        f"""
 [op."masked{"_{act}" if "act(" in expr else ""}"]
 family = "row"
 brief = "masked"
 operands = {{ x = "elem", y = "elem", w = "row", r = "per_row" }}
 expr = "{expr}"
 ref = "{expr.replace("abs(", "np.abs(")}"
-""", tmp_path, activations=["none", "silu"])
-    functions = [f for f in functions if f["dtypes"][0] in ("f32", "bf16") and f["state"] == f["bwd"]
-                 and (f["activation"] == "silu" or "act(" not in expr)]
+""",
+        tmp_path,
+        activations=["none", "silu"],
+    )
+    functions = [
+        f
+        for f in functions
+        if f["dtypes"][0] in ("f32", "bf16")
+        and f["state"] == f["bwd"]
+        and (f["activation"] == "silu" or "act(" not in expr)
+    ]
     assert len(functions) == 4
     own = emulator.build(functions, tmp_path / "lib", [*include, tmp_path])
     memory = emulator.Memory(emulator.Emulator(own), ORDERS)
     for f in functions:
-        for k, sizes in enumerate([(5, 300), (5, 256), (3, 2501), (7, 6000), (2, LONGER), (2, LONGER + 1)]):
+        for k, sizes in enumerate(
+            [(5, 300), (5, 256), (3, 2501), (7, 6000), (2, LONGER), (2, LONGER + 1)]
+        ):
             checks.run(own, memory, f, sizes, shift=k // 3 % 2 * (k % 2), files=(path,))
 
 
@@ -153,14 +196,17 @@ def test_as_many_reductions_as_a_pass_may_have(include, tmp_path):
     """The words of core/row_reduce.cuh hold them all: sums, and in the last place, where an int has its sign, the least."""
     words = [*(("sum", "max", "min")[i % 3] for i in range(limits.REDUCTIONS - 1)), "min"]
     terms = " + ".join(f"{word}(x * {i + 2})" for i, word in enumerate(words))
-    path, _, functions = user_ops.load(f"""
+    path, _, functions = user_ops.load(
+        f"""
 [op.many]
 family = "row"
 brief = "many reductions"
 operands = {{ x = {{ kind = "elem", grad = false }} }}
 expr = "{terms}"
 ref = "{terms}"
-""", tmp_path)
+""",
+        tmp_path,
+    )
     functions = [f for f in functions if f["dtypes"][0] == "f32"]
     own = emulator.build(functions, tmp_path / "lib", [*include, tmp_path])
     memory = emulator.Memory(emulator.Emulator(own))
@@ -168,8 +214,15 @@ ref = "{terms}"
         checks.run(own, memory, functions[0], sizes, files=(path,))
 
 
-@pytest.mark.parametrize("error, code, text", [(209, 7, "no kernel image"), (98, 7, "invalid device function"), (2, 8, "CUDA error 2"),
-                                               (719, 8, "CUDA error 719")])
+@pytest.mark.parametrize(
+    "error, code, text",
+    [
+        (209, 7, "no kernel image"),
+        (98, 7, "invalid device function"),
+        (2, 8, "CUDA error 2"),
+        (719, 8, "CUDA error 719"),
+    ],
+)
 def test_a_launch_that_fails(lib, emu, error, code, text):
     """Its own status is the result, with the function's name; the next call is as good as any."""
     f = next(f for f in numeric.GATE if f["sizes"] == ["n"] and f["activation"] != "none")

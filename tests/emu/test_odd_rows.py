@@ -14,22 +14,69 @@ from conftest import BUILD
 
 pytestmark = pytest.mark.skipif(not toolkit.include(), reason="no CUDA headers")
 # Lengths of every rest by 8: less than a vector, one lane, several, a warp, two, rows of persistent blocks, in clusters, and read again.
-LENGTHS = (1, 3, 7, 8, 10, 13, 20, 47, 60, 129, 510, 520, 767, 768, 1023, 1026, 1539, 2044, 2048, 3333, 4097, 9001)
-SUMMED = 20, 3334  # a block has several rows that are not in registers, whose terms it adds up in memory
+LENGTHS = (
+    1,
+    3,
+    7,
+    8,
+    10,
+    13,
+    20,
+    47,
+    60,
+    129,
+    510,
+    520,
+    767,
+    768,
+    1023,
+    1026,
+    1539,
+    2044,
+    2048,
+    3333,
+    4097,
+    9001,
+)
+SUMMED = (
+    20,
+    3334,
+)  # a block has several rows that are not in registers, whose terms it adds up in memory
 SHIFT = "kf/core/row_shift.cuh"
 SOFTMAX = "kf_softmax_bf16", 5, (20, 47, 510, 1023, 1026, 1539)
 # text of it, what stands there instead
 SHIFTED = {
-    "a vector's end from its own lane": (r"kfi_shift_lane\(give, of, 1\)", "kfi_shift_lane(give, of, 0)"),
-    "the vector behind a warp's last one": (r"front \? s \+ 1 < in_registers \?.*: next : v\[s\]", "v[s]"),
-    "no vector behind all of a warp's": (r"if \(front && in_registers \* step", "if (0 * front && in_registers * step"),
+    "a vector's end from its own lane": (
+        r"kfi_shift_lane\(give, of, 1\)",
+        "kfi_shift_lane(give, of, 0)",
+    ),
+    "the vector behind a warp's last one": (
+        r"front \? s \+ 1 < in_registers \?.*: next : v\[s\]",
+        "v[s]",
+    ),
+    "no vector behind all of a warp's": (
+        r"if \(front && in_registers \* step",
+        "if (0 * front && in_registers * step",
+    ),
     "an odd number of elements as an even one": (r"\(from & 1\) \* 16", "0 * from"),
     "four elements beside": (r"from & 4 \? w\[i \+ 2\]", "from & 4 ? w[i + 1]"),
-    "the beginning of a row as it lies": (r"if \(begins\) v\[0\] = head;", "if (begins) v[0] = zero;"),
+    "the beginning of a row as it lies": (
+        r"if \(begins\) v\[0\] = head;",
+        "if (begins) v[0] = zero;",
+    ),
     "the end of a row an element short": (r"ends \? of\.rest : 0\);", "ends ? of.rest - 1 : 0);"),
-    "the end of a row in a warp's last vector alone": (r"if \(ends && in_registers \* step == of\.end\) next = tail;", ""),
-    "a store without the warp's turn before": (r"of\.lane == 0 \? so->before : up", "of.lane == 0 ? own : up"),
-    "elements before a row are written": (r"kfi_shift_write\(to, both, of\.a, of\.a \+ room\)", "kfi_shift_write(to, both, 0, of.a + room)"),
+    "the end of a row in a warp's last vector alone": (
+        r"if \(ends && in_registers \* step == of\.end\) next = tail;",
+        "",
+    ),
+    "a store without the warp's turn before": (
+        r"of\.lane == 0 \? so->before : up",
+        "of.lane == 0 ? own : up",
+    ),
+    "elements before a row are written": (
+        r"kfi_shift_write\(to, both, of\.a, of\.a \+ room\)",
+        "kfi_shift_write(to, both, 0, of.a + room)",
+    ),
     "elements behind a row are written": (r"so\.last, 0, of\.rest", "so.last, 0, 8"),
     "a row's end is not written": (r"if \(s \* step == of\.end\) so->last = both;", ""),
     "a warp's last elements are not written": (r"of\.a < left \? of\.a : left", "0 * left"),
@@ -37,22 +84,47 @@ SHIFTED = {
 }
 STAGE = "kf/core/row_stage.cuh"
 STAGED = {
-    "a round of a row that nobody waits for": (r"kfi_fetch_wait<KFI_STAGE_AHEAD>", "kfi_fetch_wait<KFI_STAGE_AHEAD + 1>"),
+    "a round of a row that nobody waits for": (
+        r"kfi_fetch_wait<KFI_STAGE_AHEAD>",
+        "kfi_fetch_wait<KFI_STAGE_AHEAD + 1>",
+    ),
     "rounds that nobody asks for": (r"kfi_stage_ask\(row\);", ""),
-    "other threads' elements before they have come": (r"(kfi_fetch_wait<KFI_STAGE_AHEAD>\(\);\s*)__syncthreads\(\);", r"\1"),
+    "other threads' elements before they have come": (
+        r"(kfi_fetch_wait<KFI_STAGE_AHEAD>\(\);\s*)__syncthreads\(\);",
+        r"\1",
+    ),
     "a row begins an element late": (r"lane >= a && lane < 8", "lane > a && lane < 8"),
     "a row ends an element early": (r"if \(lane < rest\)", "if (lane + 1 < rest)"),
     "a thread's last element is left out": (r"cols - lane \+ lanes - 1\)", "cols - lane - 1)"),
-    "elements before a row are written": (r"\(const uint4 \*\)value, -first, cols - first", "(const uint4 *)value, 0, cols - first"),
-    "elements behind a row are written": (r"\(const uint4 \*\)value, -first, cols - first", "(const uint4 *)value, -first, 8"),
+    "elements before a row are written": (
+        r"\(const uint4 \*\)value, -first, cols - first",
+        "(const uint4 *)value, 0, cols - first",
+    ),
+    "elements behind a row are written": (
+        r"\(const uint4 \*\)value, -first, cols - first",
+        "(const uint4 *)value, -first, 8",
+    ),
 }
 # file, text of it, what stands there instead, a function that notices, of so many rows of such lengths
 SEEDED = {what: (SHIFT, *change, *SOFTMAX) for what, change in SHIFTED.items()}
-SEEDED |= {f"in shared memory: {what}": (STAGE, *change, "kf_softmax_bf16", 2, (4097,)) for what, change in STAGED.items()}
+SEEDED |= {
+    f"in shared memory: {what}": (STAGE, *change, "kf_softmax_bf16", 2, (4097,))
+    for what, change in STAGED.items()
+}
 SEEDED["three vectors a thread of a row that has four"] = (
-    "kf/core/row_host.cuh", r"cols <= 3 \* g->lanes", "cols <= 4 * g->lanes", *SOFTMAX)
+    "kf/core/row_host.cuh",
+    r"cols <= 3 \* g->lanes",
+    "cols <= 4 * g->lanes",
+    *SOFTMAX,
+)
 SEEDED["the partial sums of a block's last row alone"] = (
-    "kf/core/row_reduce.cuh", r"there\[e\] \+= sum\[e\]", "there[e] = sum[e]", "kf_layer_norm_bwd_bf16", 20, (3334,))
+    "kf/core/row_reduce.cuh",
+    r"there\[e\] \+= sum\[e\]",
+    "there[e] = sum[e]",
+    "kf_layer_norm_bwd_bf16",
+    20,
+    (3334,),
+)
 
 
 def test_lengths():
@@ -75,7 +147,9 @@ def test_any_length_and_address(lib, f):
         odd_rows.check(lib, memory, f, 3 if cols > 2000 else 5, cols)
     if f["scratch"]:
         checks.run(lib, memory, f, odd_rows.sizes_of(f, *SUMMED), "normal")
-    assert not [name for name in emu.missing() if re.search(r"([02]|3, 1)>$", name)], "kernels that no length reaches"
+    assert not [name for name in emu.missing() if re.search(r"([02]|3, 1)>$", name)], (
+        "kernels that no length reaches"
+    )
 
 
 def test_every_fault_has_its_place(include, tmp_path):

@@ -40,12 +40,26 @@ def built(request, include, tmp_path_factory):
     folder = tmp_path_factory.mktemp("own")
     path, _, functions = user_ops.load(OWN + PLACES.OWN, folder, activations=["none", "silu"])
     own = ("distance_{act}", "moments", *PLACES.OWN_OPS)
-    functions = [f for f in functions if f["op"] in own and f["dtypes"] in (["f32"], ["bf16"], ["bf16", "i32"])]
-    functions += [f for f in kflib.manifest()["functions"] if f["op"] in ("sum", "std", "amax", *PLACES.FUNCTIONS) and f["dtypes"] == ["f32"]]
-    functions += [f for f in kflib.manifest()["functions"] if f["op"] in PLACES.FUNCTIONS and f["dtypes"] in (["f16"], ["bf16"])]
+    functions = [
+        f
+        for f in functions
+        if f["op"] in own and f["dtypes"] in (["f32"], ["bf16"], ["bf16", "i32"])
+    ]
+    functions += [
+        f
+        for f in kflib.manifest()["functions"]
+        if f["op"] in ("sum", "std", "amax", *PLACES.FUNCTIONS) and f["dtypes"] == ["f32"]
+    ]
+    functions += [
+        f
+        for f in kflib.manifest()["functions"]
+        if f["op"] in PLACES.FUNCTIONS and f["dtypes"] in (["f16"], ["bf16"])
+    ]
     directories = [*include, folder]
     if request.param == "cpu":
-        lib = kflib.build("cpu", functions, folder / "lib", ("-O1", "-DKFI_REDUCE_PART=2048"), include=directories)
+        lib = kflib.build(
+            "cpu", functions, folder / "lib", ("-O1", "-DKFI_REDUCE_PART=2048"), include=directories
+        )
         return lib, checks.CpuMemory(), path, functions
     if not toolkit.include():
         pytest.skip("no CUDA headers")
@@ -57,66 +71,110 @@ def test_own_entries(built):
     lib, memory, path, functions = built
     own = [f for f in functions if f["op"] in ("distance_{act}", "moments")]
     assert {(f["op"], f["bwd"], f["activation"]) for f in own} == {
-        (op, bwd, act) for op, acts in (("distance_{act}", ("none", "silu")), ("moments", ("none",))) for bwd in (False, True) for act in acts}
+        (op, bwd, act)
+        for op, acts in (("distance_{act}", ("none", "silu")), ("moments", ("none",)))
+        for bwd in (False, True)
+        for act in acts
+    }
     for f in own:
         for i, sizes in enumerate(SIZES):
-            checks.run(lib, memory, f, sizes, ("normal", "special")[i % 2], shift=i % 3, files=(path,))
+            checks.run(
+                lib, memory, f, sizes, ("normal", "special")[i % 2], shift=i % 3, files=(path,)
+            )
 
 
 def test_own_places(built):
     """Of an expression's values, with the value there or without."""
     lib, memory, path, functions = built
     own = [f for f in functions if f["op"] in PLACES.OWN_OPS]
-    assert {(f["op"], *f["dtypes"]) for f in own} == {(op, *d) for op in PLACES.OWN_OPS for d in (("f32",), ("bf16",), ("bf16", "i32"))}
+    assert {(f["op"], *f["dtypes"]) for f in own} == {
+        (op, *d) for op in PLACES.OWN_OPS for d in (("f32",), ("bf16",), ("bf16", "i32"))
+    }
     for f in own:
         for i, sizes in enumerate(s for s in SIZES if s[1]):
-            checks.run(lib, memory, f, sizes, ("normal", "special")[i % 2], shift=i % 3, files=(path,))
+            checks.run(
+                lib, memory, f, sizes, ("normal", "special")[i % 2], shift=i % 3, files=(path,)
+            )
 
 
-@pytest.mark.parametrize("sizes", [(3, 300, 1), (1, 9000, 1), (2, 70, 9), (1, 900, 20), (40, 8, 1), (2, 1, 5), (1, 3000, 130)])
+@pytest.mark.parametrize(
+    "sizes",
+    [(3, 300, 1), (1, 9000, 1), (2, 70, 9), (1, 900, 20), (40, 8, 1), (2, 1, 5), (1, 3000, 130)],
+)
 def test_the_first_of_equals(built, sizes):
     """Whichever lane, thread or part has it; a NaN is before all numbers, the first of them; 0 and -0 are equal."""
     lib, memory, _, functions = built
-    for seed, draws in enumerate(([1.0], [0.0, -0.0], [-np.inf, -np.inf], [np.inf, np.nan], [1.0, 2.0, -1.0], [0.5] * 400 + [np.nan, 0.75, 0.25])):
+    for seed, draws in enumerate(
+        (
+            [1.0],
+            [0.0, -0.0],
+            [-np.inf, -np.inf],
+            [np.inf, np.nan],
+            [1.0, 2.0, -1.0],
+            [0.5] * 400 + [np.nan, 0.75, 0.25],
+        )
+    ):
         rng = np.random.default_rng(seed)
         for f in [f for f in functions if f["op"] in PLACES.FUNCTIONS]:
             call = checks.Layout(lib, f, sizes)
             dtype = f["dtypes"][0]
             call.put("x", storage.from_float(rng.choice(draws, call.data["x"].shape), dtype))
-            result, back = memory.run(call.image, lambda base, f=f, call=call: lib.call(f, call.given(base)))
+            result, back = memory.run(
+                call.image, lambda base, f=f, call=call: lib.call(f, call.given(base))
+            )
             assert result == 0, lib.detail
             got, x = call.outputs(back), storage.to_float(call.data["x"], dtype)
             want = np.expand_dims(getattr(np, f["op"])(x, 1), 1)
             assert np.array_equal(got["index"][:, None], want), (f["name"], draws)
-            best, value = np.take_along_axis(x, want, 1), storage.to_float(got["out"], dtype)[:, None]
+            best, value = (
+                np.take_along_axis(x, want, 1),
+                storage.to_float(got["out"], dtype)[:, None],
+            )
             assert np.array_equal(value, best, equal_nan=True), (f["name"], draws)
-            assert (np.signbit(value) == np.signbit(best))[~np.isnan(best)].all(), (f["name"], draws)  # 0 or -0, whichever it was
+            assert (np.signbit(value) == np.signbit(best))[~np.isnan(best)].all(), (
+                f["name"],
+                draws,
+            )  # 0 or -0, whichever it was
 
 
-@pytest.mark.parametrize("axis, inner", [(300, 1), (9000, 1), (9001, 1), (37, 9), (900, 20), (900, 32)])
+@pytest.mark.parametrize(
+    "axis, inner", [(300, 1), (9000, 1), (9001, 1), (37, 9), (900, 20), (900, 32)]
+)
 def test_bits(built, axis, inner):
     """One result among many has the bits that it has alone, at another alignment, and from a tensor that is all of it."""
     lib, memory, _, functions = built
     for f in [f for f in functions if f["op"] in ("sum", "std")]:
         many = checks.Layout(lib, f, (5, axis, inner))
-        want = many.outputs(memory.run(many.image, lambda base, f=f, many=many: lib.call(f, many.given(base)))[1])
+        want = many.outputs(
+            memory.run(many.image, lambda base, f=f, many=many: lib.call(f, many.given(base)))[1]
+        )
         for shift in (0, 1):
             one = checks.Layout(lib, f, (1, axis, inner), shift=shift)
             for name, a in one.tensors.items():
                 if a["role"] == "in":
                     one.put(name, many.data[name][3:4])
-            result, back = memory.run(one.image, lambda base, f=f, one=one: lib.call(f, one.given(base)))
+            result, back = memory.run(
+                one.image, lambda base, f=f, one=one: lib.call(f, one.given(base))
+            )
             assert result == 0, lib.detail
-            assert all(np.array_equal(got[0].view(np.uint8), want[name][3].view(np.uint8)) for name, got in one.outputs(back).items()), f["name"]
+            assert all(
+                np.array_equal(got[0].view(np.uint8), want[name][3].view(np.uint8))
+                for name, got in one.outputs(back).items()
+            ), f["name"]
 
 
 def test_nothing_has_no_largest(built):
     """But a sum; as PyTorch has it."""
     lib, memory, _, functions = built
-    total, largest = (next(f for f in functions if f["op"] == op and not f["bwd"]) for op in ("sum", "amax"))
+    total, largest = (
+        next(f for f in functions if f["op"] == op and not f["bwd"]) for op in ("sum", "amax")
+    )
     assert not checks.run(lib, memory, total, (2, 0, 3))["out"].any()
     call = checks.Layout(lib, largest, (2, 0, 3))
-    assert lib.call(largest, call.given(memory.base)) == 2 and "axis is 0, expected 1 or more" in lib.detail
+    assert (
+        lib.call(largest, call.given(memory.base)) == 2
+        and "axis is 0, expected 1 or more" in lib.detail
+    )
     assert lib.call(largest, call.given(memory.base) | {"outer": 0}) == 0
 
 
@@ -145,26 +203,58 @@ def test_threads_of_a_place(include, tmp_path):
     very long ones each has fewer parts, not fewer than there are blocks at a time; of sums, whose bits would change, none has."""
     (tmp_path / "plans.cpp").write_text(PLANS)
     headers = [f"-I{d}" for d in (emulator.HERE / "include", emulator.HERE, *include)]
-    flags = [f for f in emulator.flags("plain") if not f.startswith("-DKFI_")]  # as a device has them
+    flags = [
+        f for f in emulator.flags("plain") if not f.startswith("-DKFI_")
+    ]  # as a device has them
     objects = str(emulator.runtime(tmp_path, "plain"))
-    subprocess.run(["g++", "-std=c++17", *headers, *flags, "plans.cpp", objects, "-o", "plans"], cwd=tmp_path, check=True)
+    subprocess.run(
+        ["g++", "-std=c++17", *headers, *flags, "plans.cpp", objects, "-o", "plans"],
+        cwd=tmp_path,
+        check=True,
+    )
     axes = (1, 4096, 8200, 16000, 32000, 131072, 1 << 20, 1 << 24, 1 << 30)
-    shapes = [(outer, axis, vec) for outer in (1, 7, 64, 100, 1024, 4096, 8192, 32768, 1 << 20) for axis in axes for vec in (4, 8)]
+    shapes = [
+        (outer, axis, vec)
+        for outer in (1, 7, 64, 100, 1024, 4096, 8192, 32768, 1 << 20)
+        for axis in axes
+        for vec in (4, 8)
+    ]
     given = "".join(f"{outer} {axis} {vec}\n" for outer, axis, vec in shapes)
-    found = subprocess.run([tmp_path / "plans"], input=given, capture_output=True, text=True, check=True).stdout.splitlines()
+    found = subprocess.run(
+        [tmp_path / "plans"], input=given, capture_output=True, text=True, check=True
+    ).stdout.splitlines()
     plans = {s: [int(n) for n in line.split()] for s, line in zip(shapes, found, strict=True)}
-    assert [plans[s][1] for s in ((4096, 32000, 8), (8192, 16000, 8), (1024, 32000, 8), (1, 32000, 8))] == [64, 32, 256, 256]
+    assert [
+        plans[s][1] for s in ((4096, 32000, 8), (8192, 16000, 8), (1024, 32000, 8), (1, 32000, 8))
+    ] == [64, 32, 256, 256]
     assert plans[1, 1 << 30, 4][3:5] == [2110, 396] and plans[100, 1 << 24, 4][4] == 3
     for (outer, axis, vec), (before, longer, never, parts, fewer, as_many, length) in plans.items():
         assert never == before and longer <= before and as_many == parts
         if longer < before:
-            assert parts == 1 and longer >= 32 and axis <= 64 * vec * longer and outer * longer >= 132 * 1024
-        assert (fewer == 1) == (parts == 1) and fewer <= parts and (fewer - 1) * length < axis <= fewer * length
+            assert (
+                parts == 1
+                and longer >= 32
+                and axis <= 64 * vec * longer
+                and outer * longer >= 132 * 1024
+            )
+        assert (
+            (fewer == 1) == (parts == 1)
+            and fewer <= parts
+            and (fewer - 1) * length < axis <= fewer * length
+        )
 
 
 # Of a warp, whose chunks several have where axes are few; of half a vector more, which one warp has; of a block.
 SPREAD = [96, 1030, 2048, 3072, 4096]
-SPREAD_NAMES = ("kf_sum_bf16", "kf_sum_f32", "kf_amax_bf16", "kf_std_f32", "kf_std_bf16", "kf_logsumexp_bwd_f32", "kf_prod_f64")
+SPREAD_NAMES = (
+    "kf_sum_bf16",
+    "kf_sum_f32",
+    "kf_amax_bf16",
+    "kf_std_f32",
+    "kf_std_bf16",
+    "kf_logsumexp_bwd_f32",
+    "kf_prod_f64",
+)
 
 
 @pytest.fixture(scope="session")
@@ -177,15 +267,31 @@ def spread():
 @pytest.mark.parametrize("name", SPREAD_NAMES)
 def test_few_axes(spread, name):
     """Of few axes each has a block, and as many warps as it has chunks: the bits are those that it has among many."""
-    f, = faults.named((name,), "cuda")
+    (f,) = faults.named((name,), "cuda")
     check_few(spread, f)
 
 
 SPREAD_FAULTS = {
-    "the first chunk in each warp": ("kf/core/reduce.cuh", r"first = x \+ \(\(y \* ahead\) << g\.x\)", "first = x"),
-    "a chunk of other warps": ("kf/core/reduce.cuh", r"buffer\[\(first \+ w\) \* 32 \+ lane\]\)", "buffer[first * 32 + lane])"),
-    "a chunk that is longer": ("kf/core/reduce.cuh", r"if \(g\.y > 0 && at\.loops > ahead\) at\.loops = ahead;", ""),
-    "a whole vector for the end of an axis": ("kf/core/reduce_host.cuh", r" \|\| g->axis % vec != 0", ""),
+    "the first chunk in each warp": (
+        "kf/core/reduce.cuh",
+        r"first = x \+ \(\(y \* ahead\) << g\.x\)",
+        "first = x",
+    ),
+    "a chunk of other warps": (
+        "kf/core/reduce.cuh",
+        r"buffer\[\(first \+ w\) \* 32 \+ lane\]\)",
+        "buffer[first * 32 + lane])",
+    ),
+    "a chunk that is longer": (
+        "kf/core/reduce.cuh",
+        r"if \(g\.y > 0 && at\.loops > ahead\) at\.loops = ahead;",
+        "",
+    ),
+    "a whole vector for the end of an axis": (
+        "kf/core/reduce_host.cuh",
+        r" \|\| g->axis % vec != 0",
+        "",
+    ),
 }
 
 
@@ -207,13 +313,20 @@ def check_few(lib, f):
 
 # (axis, columns, multiprocessors, launches): clusters of eight, four and two blocks, the last of which may have nothing, or a part of one; too
 # few columns, and too many.
-GATHERED = [(900, 130, 24, 1), (200, 130, 24, 1), (130, 130, 12, 1), (700, 70, 5, 1), (900, 12, 132, 2), (900, 130, 2, 2)]
+GATHERED = [
+    (900, 130, 24, 1),
+    (200, 130, 24, 1),
+    (130, 130, 12, 1),
+    (700, 70, 5, 1),
+    (900, 12, 132, 2),
+    (900, 130, 2, 2),
+]
 
 
 @pytest.mark.parametrize("name", SPREAD_NAMES)
 def test_columns_of_a_long_axis(spread, name):
     """Their parts are joined in the launch that finds them, by the blocks of a cluster."""
-    f, = faults.named((name,), "cuda")
+    (f,) = faults.named((name,), "cuda")
     check_gathered(spread, f)
 
 
@@ -234,12 +347,24 @@ def check_gathered(lib, f):
 
 GATHER_FAULTS = {
     "the first block's for all": ("kf/core/reduce.cuh", r"slots\[r \* size", "slots[0 * size"),
-    "what all blocks send in one place": ("kf/core/reduce.cuh", r"slots \+ rank \* size", "slots + 0 * size"),
-    "nobody waits for what others send": ("kf/core/reduce.cuh", r"(kfi_cluster_arrive\(\);\n +)kfi_cluster_wait\(\);", r"\1"),
+    "what all blocks send in one place": (
+        "kf/core/reduce.cuh",
+        r"slots \+ rank \* size",
+        "slots + 0 * size",
+    ),
+    "nobody waits for what others send": (
+        "kf/core/reduce.cuh",
+        r"(kfi_cluster_arrive\(\);\n +)kfi_cluster_wait\(\);",
+        r"\1",
+    ),
 }
 
 
-SEEDED = {what: (check, *place) for check, found in ((check_few, SPREAD_FAULTS), (check_gathered, GATHER_FAULTS)) for what, place in found.items()}
+SEEDED = {
+    what: (check, *place)
+    for check, found in ((check_few, SPREAD_FAULTS), (check_gathered, GATHER_FAULTS))
+    for what, place in found.items()
+}
 
 
 def test_every_fault_has_its_place(include, tmp_path):

@@ -23,7 +23,9 @@ PARTS = cases.by_level(1, 64)  # in one process nobody else could take some
 @pytest.mark.parametrize("part", range(PARTS))
 @pytest.mark.parametrize("sample", samples.SAMPLES)
 def test_clean(sample, part):
-    functions = samples.functions(sample)[part::PARTS]  # not neighbours: families differ in the memory they take, which is time
+    functions = samples.functions(sample)[
+        part::PARTS
+    ]  # not neighbours: families differ in the memory they take, which is time
     lib = emulator.library(functions, BUILD / "emu", samples.SAMPLES[sample].variant)
     done = samples.run(lib, sample, [f["name"] for f in functions])
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[:6000]

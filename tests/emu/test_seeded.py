@@ -25,195 +25,479 @@ BARRIER = "__syncthreads();"
 # file, text, what stands there instead, functions, sanitizers that run too
 SEEDED = {
     "a store's tail one long": (
-        "kf/core/vector.cuh", r"if \(u \* step \+ e < left\)", "if (u * step + e <= left)",
-        ("kf_add_relu_f32", "kf_bias_gelu_bf16", "kf_cast_f32_f16"), ("memory",)),
+        "kf/core/vector.cuh",
+        r"if \(u \* step \+ e < left\)",
+        "if (u * step + e <= left)",
+        ("kf_add_relu_f32", "kf_bias_gelu_bf16", "kf_cast_f32_f16"),
+        ("memory",),
+    ),
     "a store's tail one short": (
-        "kf/core/vector.cuh", r"if \(u \* step \+ e < left\)", "if (u * step + e < left - 1)",
-        ("kf_add_relu_f32", "kf_bias_gelu_bf16", "kf_cast_f32_f16"), ()),
+        "kf/core/vector.cuh",
+        r"if \(u \* step \+ e < left\)",
+        "if (u * step + e < left - 1)",
+        ("kf_add_relu_f32", "kf_bias_gelu_bf16", "kf_cast_f32_f16"),
+        (),
+    ),
     "a load's tail one long": (
-        "kf/core/vector.cuh", r"u \* step \+ e < left \?", "u * step + e <= left ?",
-        ("kf_add_relu_f32", "kf_cast_f32_f16"), ("memory",)),
+        "kf/core/vector.cuh",
+        r"u \* step \+ e < left \?",
+        "u * step + e <= left ?",
+        ("kf_add_relu_f32", "kf_cast_f32_f16"),
+        ("memory",),
+    ),
     "a whole vector behind the end": (
-        "kf/ops/add.device.cuh", r"\(unroll - 1\) \* step \+ vec <= left", "(unroll - 1) * step + vec <= left + vec",
-        ("kf_add_relu_f32", "kf_add_bwd_bf16"), ("memory",)),
+        "kf/ops/add.device.cuh",
+        r"\(unroll - 1\) \* step \+ vec <= left",
+        "(unroll - 1) * step + vec <= left + vec",
+        ("kf_add_relu_f32", "kf_add_bwd_bf16"),
+        ("memory",),
+    ),
     "the mask of another group": (
-        "kf/core/map_device.cuh", r"\(kfi_u64\)index >> 3", "(kfi_u64)index >> 2",
-        ("kf_dropout_f32", "kf_bias_relu_dropout_bwd_bf16"), ()),
+        "kf/core/map_device.cuh",
+        r"\(kfi_u64\)index >> 3",
+        "(kfi_u64)index >> 2",
+        ("kf_dropout_f32", "kf_bias_relu_dropout_bwd_bf16"),
+        (),
+    ),
     "the mask of the next element": (
-        "kf/core/map_device.cuh", r"\(unsigned\)index & 7u", "(unsigned)(index + 1) & 7u",
-        ("kf_dropout_f32", "kf_relu_dropout_state_f64"), ()),
+        "kf/core/map_device.cuh",
+        r"\(unsigned\)index & 7u",
+        "(unsigned)(index + 1) & 7u",
+        ("kf_dropout_f32", "kf_relu_dropout_state_f64"),
+        (),
+    ),
     "the mask of a thread's first vector in all of them": (
-        "kf/ops/act_dropout.device.cuh", r"rng, first \+ u \* step\)", "rng, first)",
-        ("kf_dropout_f32", "kf_relu_dropout_bwd_bf16"), ()),
+        "kf/ops/act_dropout.device.cuh",
+        r"rng, first \+ u \* step\)",
+        "rng, first)",
+        ("kf_dropout_f32", "kf_relu_dropout_bwd_bf16"),
+        (),
+    ),
     "the mask of a row's vector that reaches into the next words": (
-        "kf/core/map_device.cuh", r"first \+ vec > 8", "first + vec > 9",
-        ("kf_layer_norm_dropout_f32", "kf_layer_norm_relu_dropout_bwd_bf16"), ()),
+        "kf/core/map_device.cuh",
+        r"first \+ vec > 8",
+        "first + vec > 9",
+        ("kf_layer_norm_dropout_f32", "kf_layer_norm_relu_dropout_bwd_bf16"),
+        (),
+    ),
     "the mask of an odd row, a pair beside": (
-        "kf/core/map_device.cuh", r"if \(first & 2u\) w\[i\]", "if (first & 1u) w[i]",
-        ("kf_layer_norm_dropout_bf16", "kf_layer_norm_dropout_state_f64"), ()),
+        "kf/core/map_device.cuh",
+        r"if \(first & 2u\) w\[i\]",
+        "if (first & 1u) w[i]",
+        ("kf_layer_norm_dropout_bf16", "kf_layer_norm_dropout_state_f64"),
+        (),
+    ),
     "the mask of a row's first vector in all of them": (
-        "kf/ops/layer_norm_act_dropout.device.cuh", r"rng, start \+ off\)", "rng, start)",
-        ("kf_layer_norm_dropout_f32", "kf_layer_norm_relu_dropout_bwd_bf16"), ()),
+        "kf/ops/layer_norm_act_dropout.device.cuh",
+        r"rng, start \+ off\)",
+        "rng, start)",
+        ("kf_layer_norm_dropout_f32", "kf_layer_norm_relu_dropout_bwd_bf16"),
+        (),
+    ),
     "gradients swapped": (
-        "kf/ops/sub.device.cuh", r"(kfi_cast\(&kfi_da0_v\[u\]\[e\], )(\w+)\);\n( *kfi_cast\(&kfi_db0_v\[u\]\[e\], )-\2\);", r"\1-\2);\n\3\2);",
-        ("kf_sub_bwd_f32", "kf_sub_relu_bwd_f32"), ()),
+        "kf/ops/sub.device.cuh",
+        r"(kfi_cast\(&kfi_da0_v\[u\]\[e\], )(\w+)\);\n( *kfi_cast\(&kfi_db0_v\[u\]\[e\], )-\2\);",
+        r"\1-\2);\n\3\2);",
+        ("kf_sub_bwd_f32", "kf_sub_relu_bwd_f32"),
+        (),
+    ),
     "sums of another column": (
-        "kf/core/map_device.cuh", r"real total = buffer\[c\];", "real total = buffer[c ^ 1];",
-        ("kf_bias_bwd_f32", "kf_bias_relu_bwd_bf16"), ()),
+        "kf/core/map_device.cuh",
+        r"real total = buffer\[c\];",
+        "real total = buffer[c ^ 1];",
+        ("kf_bias_bwd_f32", "kf_bias_relu_bwd_bf16"),
+        (),
+    ),
     "the sum's last part left out": (
-        "kf/core/map.cuh", r"if \(row < s\.parts && col", "if (row < s.parts - 1 && col",
-        ("kf_bias_bwd_f32", "kf_bias_bwd_f64"), ()),
+        "kf/core/map.cuh",
+        r"if \(row < s\.parts && col",
+        "if (row < s.parts - 1 && col",
+        ("kf_bias_bwd_f32", "kf_bias_bwd_f64"),
+        (),
+    ),
     "the third of three last columns": (
-        "kf/core/map.cuh", r"e < 3; \+\+e\)", "e < 2; ++e)",
-        ("kf_layer_norm_bwd_f32", "kf_instance_norm_bwd_f32"), ()),
+        "kf/core/map.cuh",
+        r"e < 3; \+\+e\)",
+        "e < 2; ++e)",
+        ("kf_layer_norm_bwd_f32", "kf_instance_norm_bwd_f32"),
+        (),
+    ),
     "the next channel": (
-        "kf/core/map_device.cuh", r"at\.next = at\.row \+ 1 <", "at.next = at.row + 2 <",
-        ("kf_batch_norm_f32", "kf_batch_norm_bf16"), ()),
+        "kf/core/map_device.cuh",
+        r"at\.next = at\.row \+ 1 <",
+        "at.next = at.row + 2 <",
+        ("kf_batch_norm_f32", "kf_batch_norm_bf16"),
+        (),
+    ),
     "a lane less in a shuffle": (
-        "kf/core/map_device.cuh", r"step = 16; step > 0; step >>= 1\) sum \+=", "step = 16; step > 1; step >>= 1) sum +=",
-        ("kf_bias_bwd_f32", "kf_batch_norm_bwd_f32"), ()),
+        "kf/core/map_device.cuh",
+        r"step = 16; step > 0; step >>= 1\) sum \+=",
+        "step = 16; step > 1; step >>= 1) sum +=",
+        ("kf_bias_bwd_f32", "kf_batch_norm_bwd_f32"),
+        (),
+    ),
     "a row's last warp": (
-        "kf/core/row_reduce.cuh", r"if \(own < warps\)", "if (own < warps - 1)",
-        ("kf_softmax_f32", "kf_layer_norm_bwd_f32"), ()),
+        "kf/core/row_reduce.cuh",
+        r"if \(own < warps\)",
+        "if (own < warps - 1)",
+        ("kf_softmax_f32", "kf_layer_norm_bwd_f32"),
+        (),
+    ),
     "a cluster's last block": (
-        "kf/core/row_reduce.cuh", r"if \(i < blocks\)", "if (i < blocks - 1)",
-        ("kf_rms_norm_f32",), ()),
+        "kf/core/row_reduce.cuh",
+        r"if \(i < blocks\)",
+        "if (i < blocks - 1)",
+        ("kf_rms_norm_f32",),
+        (),
+    ),
     "the sums of a block's last row": (
-        "kf/core/row_reduce.cuh", r"y < rows", "y < rows - 1",
-        ("kf_rms_norm_bwd_f32", "kf_layer_norm_bwd_f16"), ()),
+        "kf/core/row_reduce.cuh",
+        r"y < rows",
+        "y < rows - 1",
+        ("kf_rms_norm_bwd_f32", "kf_layer_norm_bwd_f16"),
+        (),
+    ),
     "the sums of half a warp's rows": (
-        "kf/core/row_reduce.cuh", r"by >= g\.lanes", "by > g.lanes",
-        ("kf_rms_norm_bwd_f32", "kf_layer_norm_bwd_f16"), ()),
+        "kf/core/row_reduce.cuh",
+        r"by >= g\.lanes",
+        "by > g.lanes",
+        ("kf_rms_norm_bwd_f32", "kf_layer_norm_bwd_f16"),
+        (),
+    ),
     "a row of a warp that has more vectors than three a thread": (
-        "kf/core/row_host.cuh", r"cols <= 3 \* g->lanes", "cols <= 4 * g->lanes", ("kf_layer_norm_bf16", "kf_add_rms_norm_f16"), ()),
+        "kf/core/row_host.cuh",
+        r"cols <= 3 \* g->lanes",
+        "cols <= 4 * g->lanes",
+        ("kf_layer_norm_bf16", "kf_add_rms_norm_f16"),
+        (),
+    ),
     "the next rows of a block too near": (
-        "kf/core/row_reduce.cuh", r"at\.apart = \(kf_i64\)\(gridDim\.x >> bits\) \* g\.groups", "at.apart = (kf_i64)gridDim.x",
-        ("kf_rms_norm_bwd_f32", "kf_layer_norm_bwd_f16"), ()),
+        "kf/core/row_reduce.cuh",
+        r"at\.apart = \(kf_i64\)\(gridDim\.x >> bits\) \* g\.groups",
+        "at.apart = (kf_i64)gridDim.x",
+        ("kf_rms_norm_bwd_f32", "kf_layer_norm_bwd_f16"),
+        (),
+    ),
     "a thread in the row before": (
-        "kf/core/row_reduce.cuh", r"g\.share >> 20", "g.share >> 21",
-        ("kf_layer_norm_bwd_f16",), ()),
+        "kf/core/row_reduce.cuh",
+        r"g\.share >> 20",
+        "g.share >> 21",
+        ("kf_layer_norm_bwd_f16",),
+        (),
+    ),
     "all of a row in registers from its first vector": (
-        "kf/ops/layer_norm.device.cuh", r"(kfi_weight0_h)\[kfi_early\s+\?\s+s\s+:\s+0\]", r"\1[0]",
-        ("kf_layer_norm_f32", "kf_layer_norm_bf16"), ()),
+        "kf/ops/layer_norm.device.cuh",
+        r"(kfi_weight0_h)\[kfi_early\s+\?\s+s\s+:\s+0\]",
+        r"\1[0]",
+        ("kf_layer_norm_f32", "kf_layer_norm_bf16"),
+        (),
+    ),
     "the second of what a pass reduces": (
-        "kf/core/row_reduce.cuh", r"slot\[i \* 32 \+ own\]", "slot[own]",
-        ("kf_layer_norm_bwd_f32",), ()),
+        "kf/core/row_reduce.cuh",
+        r"slot\[i \* 32 \+ own\]",
+        "slot[own]",
+        ("kf_layer_norm_bwd_f32",),
+        (),
+    ),
     "the vectors behind a row's end": (
-        "kf/ops/layer_norm.device.cuh", r"whole \? left > 0", "whole ? true",
-        ("kf_layer_norm_f32", "kf_layer_norm_bf16"), ()),
+        "kf/ops/layer_norm.device.cuh",
+        r"whole \? left > 0",
+        "whole ? true",
+        ("kf_layer_norm_f32", "kf_layer_norm_bf16"),
+        (),
+    ),
     "another plane's channel": (
-        "kf/ops/instance_norm.device.cuh", r"channel = row - batch \* ", "channel = batch % ",
-        ("kf_instance_norm_f32", "kf_instance_norm_bwd_bf16"), ()),
+        "kf/ops/instance_norm.device.cuh",
+        r"channel = row - batch \* ",
+        "channel = batch % ",
+        ("kf_instance_norm_f32", "kf_instance_norm_bwd_bf16"),
+        (),
+    ),
     "the last batch's part of a channel's gradient": (
-        "kf/core/row_host.cuh", r"nothing \? 0 : leaves;", "nothing ? 0 : leaves - 1;",
-        ("kf_instance_norm_bwd_f32",), ()),
+        "kf/core/row_host.cuh",
+        r"nothing \? 0 : leaves;",
+        "nothing ? 0 : leaves - 1;",
+        ("kf_instance_norm_bwd_f32",),
+        (),
+    ),
     "another group's weights": (
-        "kf/ops/group_norm.device.cuh", r"kfi_base = channel \*", "kfi_base = 0 * channel *",
-        ("kf_group_norm_f32", "kf_group_norm_bwd_bf16"), ()),
+        "kf/ops/group_norm.device.cuh",
+        r"kfi_base = channel \*",
+        "kfi_base = 0 * channel *",
+        ("kf_group_norm_f32", "kf_group_norm_bwd_bf16"),
+        (),
+    ),
     "segments side by side": (
-        "kf/core/row_segments.cuh", r"\* gap : column", "* 0 : column",
-        ("kf_group_norm_f32", "kf_group_norm_bwd_f32"), ()),
+        "kf/core/row_segments.cuh",
+        r"\* gap : column",
+        "* 0 : column",
+        ("kf_group_norm_f32", "kf_group_norm_bwd_f32"),
+        (),
+    ),
     "the next channel an element late": (
-        "kf/core/row_segments.cuh", r"\(channel \+ 1\) \* \(kf_i64\)g\.in\.inner\.d - in_segment",
+        "kf/core/row_segments.cuh",
+        r"\(channel \+ 1\) \* \(kf_i64\)g\.in\.inner\.d - in_segment",
         "(channel + 1) * (kf_i64)g.in.inner.d - in_segment + 1",
-        ("kf_group_norm_f32", "kf_group_norm_bf16"), ()),
+        ("kf_group_norm_f32", "kf_group_norm_bf16"),
+        (),
+    ),
     "a segment later than it is": (
-        "kf/core/row_segments.cuh", r"p->at \+= gap", "p->at += 0 * gap",
-        ("kf_group_norm_f32", "kf_group_norm_f16"), ()),
+        "kf/core/row_segments.cuh",
+        r"p->at \+= gap",
+        "p->at += 0 * gap",
+        ("kf_group_norm_f32", "kf_group_norm_f16"),
+        (),
+    ),
     "a channel's slice in the first one's place": (
-        "kf/ops/group_norm.device.cuh", r"g\.in\.slices \+ kfi_own\.slice", "g.in.slices",
-        ("kf_group_norm_bwd_f32",), ()),
+        "kf/ops/group_norm.device.cuh",
+        r"g\.in\.slices \+ kfi_own\.slice",
+        "g.in.slices",
+        ("kf_group_norm_bwd_f32",),
+        (),
+    ),
     "a team's lanes of one channel": (
-        "kf/core/row_segments.cuh", r"by >= g\.in\.wide; by >>= 1\) sum\[0\]", "by > g.in.wide; by >>= 1) sum[0]",
-        ("kf_group_norm_bwd_f32",), ()),
+        "kf/core/row_segments.cuh",
+        r"by >= g\.in\.wide; by >>= 1\) sum\[0\]",
+        "by > g.in.wide; by >>= 1) sum[0]",
+        ("kf_group_norm_bwd_f32",),
+        (),
+    ),
     "a running variance of one element more": (
-        "kf/ops/batch_norm_train.device.cuh", r"count - 1\.0f", "count - 0.0f",
-        ("kf_batch_norm_train_f32", "kf_batch_norm_train_bf16_f32"), ()),
+        "kf/ops/batch_norm_train.device.cuh",
+        r"count - 1\.0f",
+        "count - 0.0f",
+        ("kf_batch_norm_train_f32", "kf_batch_norm_train_bf16_f32"),
+        (),
+    ),
     "a channel's first element is the first channel's": (
-        "kf/core/row_segments.cuh", r"\{ return kfi_plane_row\(row, p, g\); \}", "{ return kfi_plane_row(0 * row, p, g); }",
-        ("kf_batch_norm_train_f32", "kf_batch_norm_train_bwd_bf16"), ()),
+        "kf/core/row_segments.cuh",
+        r"\{ return kfi_plane_row\(row, p, g\); \}",
+        "{ return kfi_plane_row(0 * row, p, g); }",
+        ("kf_batch_norm_train_f32", "kf_batch_norm_train_bwd_bf16"),
+        (),
+    ),
     "another query's mask": (
-        "kf/ops/scale_bool_mask_softmax.device.cuh", r"kfi_mask0_a = kfi_divide\(kfi_turn,", "kfi_mask0_a = kfi_divide(row,",
-        ("kf_scale_bool_mask_softmax_f32", "kf_scale_bool_mask_softmax_bf16"), ()),
+        "kf/ops/scale_bool_mask_softmax.device.cuh",
+        r"kfi_mask0_a = kfi_divide\(kfi_turn,",
+        "kfi_mask0_a = kfi_divide(row,",
+        ("kf_scale_bool_mask_softmax_f32", "kf_scale_bool_mask_softmax_bf16"),
+        (),
+    ),
     "another batch's queries": (
-        "kf/core/row_access.cuh", r"\(batch \* \(kf_i64\)g\.channels\.d \+ turn", "(0 * batch + turn",
-        ("kf_scale_mask_softmax_f32", "kf_scale_mask_softmax_dropout_bwd_bf16"), ()),
+        "kf/core/row_access.cuh",
+        r"\(batch \* \(kf_i64\)g\.channels\.d \+ turn",
+        "(0 * batch + turn",
+        ("kf_scale_mask_softmax_f32", "kf_scale_mask_softmax_dropout_bwd_bf16"),
+        (),
+    ),
     "a mask on its way a row late": (
-        "kf/ops/scale_bool_mask_softmax.device.cuh", r"kfi_shared_next = kfi_divide\(kfi_turn \+ (\w \* )?apart,",
+        "kf/ops/scale_bool_mask_softmax.device.cuh",
+        r"kfi_shared_next = kfi_divide\(kfi_turn \+ (\w \* )?apart,",
         "kfi_shared_next = kfi_divide(kfi_turn,",
-        ("kf_scale_bool_mask_softmax_f32", "kf_scale_bool_mask_softmax_bf16"), ()),
+        ("kf_scale_bool_mask_softmax_f32", "kf_scale_bool_mask_softmax_bf16"),
+        (),
+    ),
     "a query later than it is": (
-        "kf/ops/scale_causal_softmax.device.cuh", r"query = row - kfi_divide\(row,", "query = 1 + row - kfi_divide(row,",
-        ("kf_scale_causal_softmax_f32", "kf_scale_causal_softmax_f16"), ()),
+        "kf/ops/scale_causal_softmax.device.cuh",
+        r"query = row - kfi_divide\(row,",
+        "query = 1 + row - kfi_divide(row,",
+        ("kf_scale_causal_softmax_f32", "kf_scale_causal_softmax_f16"),
+        (),
+    ),
     "the row before on its way": (
-        "kf/ops/rms_norm.device.cuh", r"\(row \+ apart\)", "(row)",
-        ("kf_rms_norm_bwd_f32",), ()),
+        "kf/ops/rms_norm.device.cuh",
+        r"\(row \+ apart\)",
+        "(row)",
+        ("kf_rms_norm_bwd_f32",),
+        (),
+    ),
     "a product's gradient added to all that is there": (
-        "kf/core/gemm_sum.cuh", r"values\[e\] \+= \(real\)t\.beta \* old", "values[e] += old", ("kf_linear_bwd_f32", "kf_linear_bwd_bf16_f32"), ()),
+        "kf/core/gemm_sum.cuh",
+        r"values\[e\] \+= \(real\)t\.beta \* old",
+        "values[e] += old",
+        ("kf_linear_bwd_f32", "kf_linear_bwd_bf16_f32"),
+        (),
+    ),
     "the second product with the first one's weights": (
-        "kf/core/gemm_sum.cuh", r"second \? t\.b\[1\]", "second ? t.b[0]", ("kf_linear_mul_bwd_f32", "kf_linear_mul_bwd_f16"), ()),
+        "kf/core/gemm_sum.cuh",
+        r"second \? t\.b\[1\]",
+        "second ? t.b[0]",
+        ("kf_linear_mul_bwd_f32", "kf_linear_mul_bwd_f16"),
+        (),
+    ),
     "a warp's rows left out of a bias' gradient": (
-        "kf/core/gemm_sum.cuh", r"line < KFI_STRIP_LINES; \+\+line", "line < KFI_STRIP_LINES - 1; ++line", ("kf_linear_bwd_f32",), ()),
+        "kf/core/gemm_sum.cuh",
+        r"line < KFI_STRIP_LINES; \+\+line",
+        "line < KFI_STRIP_LINES - 1; ++line",
+        ("kf_linear_bwd_f32",),
+        (),
+    ),
     "the last part left out of a bias' gradient": (
-        "kf/core/gemm_sum.cuh", r"there \? t\.count : 0", "there ? t.count - 1 : 0", ("kf_linear_bwd_f32", "kf_linear_bwd_f64"), ()),
+        "kf/core/gemm_sum.cuh",
+        r"there \? t\.count : 0",
+        "there ? t.count - 1 : 0",
+        ("kf_linear_bwd_f32", "kf_linear_bwd_f64"),
+        (),
+    ),
     "a warp's parts left out of a bias' gradient": (
-        "kf/core/gemm_sum.cuh", r"warp = 1; warp < warps", "warp = 2; warp < warps", ("kf_linear_bwd_f32",), ()),
+        "kf/core/gemm_sum.cuh",
+        r"warp = 1; warp < warps",
+        "warp = 2; warp < warps",
+        ("kf_linear_bwd_f32",),
+        (),
+    ),
     "the first matrix' slopes in all of them": (
-        "kf/core/gemm_sum.cuh", r"\(at\.matrix \* s\.rows \+ row\)", "(row)", ("kf_linear_gelu_bwd_f32", "kf_linear_gelu_bwd_bf16"), ()),
+        "kf/core/gemm_sum.cuh",
+        r"\(at\.matrix \* s\.rows \+ row\)",
+        "(row)",
+        ("kf_linear_gelu_bwd_f32", "kf_linear_gelu_bwd_bf16"),
+        (),
+    ),
     "the first matrix' mask in all of them": (
-        "kf/ops/linear_act_dropout.device.cuh", r"\(kfi_matrix \* g\.rows \+ kfi_cell\[u\]\.row\)", "(kfi_cell[u].row)",
-        ("kf_linear_dropout_f32",), ()),
+        "kf/ops/linear_act_dropout.device.cuh",
+        r"\(kfi_matrix \* g\.rows \+ kfi_cell\[u\]\.row\)",
+        "(kfi_cell[u].row)",
+        ("kf_linear_dropout_f32",),
+        (),
+    ),
     "a factor's values of the row before": (
-        "kf/ops/act_linear.device.cuh", r"kfi_strip_place\(t, 0, at,\s+row\)", "kfi_strip_place(t, 0, at, row > 0 ? row - 1 : row)",
-        ("kf_relu_linear_f32", "kf_relu_linear_bf16"), ()),
+        "kf/ops/act_linear.device.cuh",
+        r"kfi_strip_place\(t, 0, at,\s+row\)",
+        "kfi_strip_place(t, 0, at, row > 0 ? row - 1 : row)",
+        ("kf_relu_linear_f32", "kf_relu_linear_bf16"),
+        (),
+    ),
     "a weight's gradient over the rows of one block": (
-        "kf/core/gemm_back.cuh", r"p->choice\.splits < 2 \|\| !p->t\.out", "true", ("kf_linear_bwd_f32", "kf_linear_bwd_bf16"), ()),
+        "kf/core/gemm_back.cuh",
+        r"p->choice\.splits < 2 \|\| !p->t\.out",
+        "true",
+        ("kf_linear_bwd_f32", "kf_linear_bwd_bf16"),
+        (),
+    ),
 }
 SEEDED |= {
     "the next channel's values for a band's": (
-        "kf/core/row_band.cuh", r"return form == KFI_BAND_TWO \? \(e < split \?", "return form == KFI_BAND_TWO ? (e < split + 1 ?",
-        ("kf_batch_norm_train_f32", "kf_batch_norm_train_bwd_bf16"), ()),
+        "kf/core/row_band.cuh",
+        r"return form == KFI_BAND_TWO \? \(e < split \?",
+        "return form == KFI_BAND_TWO ? (e < split + 1 ?",
+        ("kf_batch_norm_train_f32", "kf_batch_norm_train_bwd_bf16"),
+        (),
+    ),
     "a band's last warp": (
-        "kf/core/row_band.cuh", r"if \(lane < warps\) own = buffer", "if (lane < warps - 1) own = buffer", ("kf_batch_norm_train_bwd_f32",), ()),
+        "kf/core/row_band.cuh",
+        r"if \(lane < warps\) own = buffer",
+        "if (lane < warps - 1) own = buffer",
+        ("kf_batch_norm_train_bwd_f32",),
+        (),
+    ),
     "a band's last row of threads": (
-        "kf/core/row_band.cuh", r"w\.row < g\.rows; kfi_band_next\(&w\)\) +\\\n +own =", "w.row < g.rows - 1; kfi_band_next(&w)) own =",
-        ("kf_batch_norm_train_bwd_f32",), ()),
+        "kf/core/row_band.cuh",
+        r"w\.row < g\.rows; kfi_band_next\(&w\)\) +\\\n +own =",
+        "w.row < g.rows - 1; kfi_band_next(&w)) own =",
+        ("kf_batch_norm_train_bwd_f32",),
+        (),
+    ),
     "means that are taken for one": (
-        "kf/core/row_band.cuh", r"return number \* d \* d;", "return 0 * d * d;", ("kf_batch_norm_train_f32", "kf_batch_norm_train_f64"), ()),
+        "kf/core/row_band.cuh",
+        r"return number \* d \* d;",
+        "return 0 * d * d;",
+        ("kf_batch_norm_train_f32", "kf_batch_norm_train_f64"),
+        (),
+    ),
     "the last part of a band that is shared out": (
-        "kf/core/row_band.cuh", r"i < g\.parts; i \+= 32\) own = ", "i < g.parts - 1; i += 32) own = ",
-        ("kf_batch_norm_train_f32", "kf_batch_norm_train_bwd_bf16"), ()),
+        "kf/core/row_band.cuh",
+        r"i < g\.parts; i \+= 32\) own = ",
+        "i < g.parts - 1; i += 32) own = ",
+        ("kf_batch_norm_train_f32", "kf_batch_norm_train_bwd_bf16"),
+        (),
+    ),
     "a band's columns with a gap for no gap": (
-        "kf/core/row_band.cuh", r"\* \(p\.gap \+ g\.inner\) \+ u\.first", "* g.inner + u.first", ("kf_batch_norm_train_f32",), ()),
+        "kf/core/row_band.cuh",
+        r"\* \(p\.gap \+ g\.inner\) \+ u\.first",
+        "* g.inner + u.first",
+        ("kf_batch_norm_train_f32",),
+        (),
+    ),
 }
 SEEDED |= {
     "half of what a thread has of a chunk": (
-        "kf/core/reduce.cuh", r"more\[e\] = kfi_join\(word, more\[e\], more\[e \+ by\]\)", "more[e] = more[e + by]",
-        ("kf_sum_f32", "kf_amax_bf16"), ()),
+        "kf/core/reduce.cuh",
+        r"more\[e\] = kfi_join\(word, more\[e\], more\[e \+ by\]\)",
+        "more[e] = more[e + by]",
+        ("kf_sum_f32", "kf_amax_bf16"),
+        (),
+    ),
     "a block too few where they go back": (
-        "kf/core/reduce.cuh", r"gridDim\.x - 1 - blockIdx\.x : blockIdx\.x\) >> g\.cluster;(\s+)const unsigned rest",
+        "kf/core/reduce.cuh",
+        r"gridDim\.x - 1 - blockIdx\.x : blockIdx\.x\) >> g\.cluster;(\s+)const unsigned rest",
         r"gridDim.x - 1 - (gridDim.x > 1 && !blockIdx.x ? 1 : blockIdx.x) : blockIdx.x) >> g.cluster;\1const unsigned rest",
-        ("kf_var_f32", "kf_amax_bwd_f32"), ()),
+        ("kf_var_f32", "kf_amax_bwd_f32"),
+        (),
+    ),
     "the last vectors of a sweep that goes back": (
-        "kf/ops/amax.device.cuh", r"\(at\.loops - 1\) & -ahead", "(at.loops - 1 - ahead) & -ahead", ("kf_amax_bwd_f32", "kf_amax_bwd_bf16"), ()),
+        "kf/ops/amax.device.cuh",
+        r"\(at\.loops - 1\) & -ahead",
+        "(at.loops - 1 - ahead) & -ahead",
+        ("kf_amax_bwd_f32", "kf_amax_bwd_bf16"),
+        (),
+    ),
     "the end of an axis as a whole vector": (
-        "kf/core/reduce.cuh", r"i < at\.loops \? at\.last : 0", "i < at.loops ? at.left : 0", ("kf_sum_bwd_f32", "kf_amax_bwd_bf16"), ()),
+        "kf/core/reduce.cuh",
+        r"i < at\.loops \? at\.last : 0",
+        "i < at.loops ? at.left : 0",
+        ("kf_sum_bwd_f32", "kf_amax_bwd_bf16"),
+        (),
+    ),
 }
 SEEDED |= cases.said("FAULTS")
 # Every barrier of the schedules, left out (device.cuh's: test_device_words.py). Of those that guard what is summed, a function
 # of each dtype and schedule.
-SUMS = [f for f in samples.MANIFEST if f["scratch"] and f["dtypes"][0] in ("f32", "f64") and f["activation"] == "none" and not f["dropout"]
-        and (f["family"] == "map" or f["op"] == "layer_norm_{act}")]  # the code of all ops over rows
+SUMS = [
+    f
+    for f in samples.MANIFEST
+    if f["scratch"]
+    and f["dtypes"][0] in ("f32", "f64")
+    and f["activation"] == "none"
+    and not f["dropout"]
+    and (f["family"] == "map" or f["op"] == "layer_norm_{act}")
+]  # the code of all ops over rows
 # Reductions over an axis, one of which joins twice in a kernel; of places one.
-PLACES = [f["op"] for f in samples.MANIFEST if f["family"] == "reduce" and any(a.get("var") == "I" for a in f["arguments"])][:1]
-REDUCED = [f for f in samples.MANIFEST if f["op"] in ("sum", "amax", "var", *PLACES) and not f["bwd"]
-           and f["dtypes"][0] in ("f32", "f64", *["bf16"] * (f["op"] in PLACES))]  # which have a kernel of their own for two bytes
-BANDS = [f for f in samples.MANIFEST if f["op"] == "batch_norm_train_{act}" and f["dtypes"] in (["f32"], ["f64"]) and f["activation"] == "none"]
+PLACES = [
+    f["op"]
+    for f in samples.MANIFEST
+    if f["family"] == "reduce" and any(a.get("var") == "I" for a in f["arguments"])
+][:1]
+REDUCED = [
+    f
+    for f in samples.MANIFEST
+    if f["op"] in ("sum", "amax", "var", *PLACES)
+    and not f["bwd"]
+    and f["dtypes"][0] in ("f32", "f64", *["bf16"] * (f["op"] in PLACES))
+]  # which have a kernel of their own for two bytes
+BANDS = [
+    f
+    for f in samples.MANIFEST
+    if f["op"] == "batch_norm_train_{act}"
+    and f["dtypes"] in (["f32"], ["f64"])
+    and f["activation"] == "none"
+]
 # Two vectors of sums over rows. Barriers of the products themselves are test_gemm.py's.
-PRODUCTS = [f for f in samples.MANIFEST if f["op"] == "linear_{act}_mul" and f["bwd"] and f["activation"] == "none"
-            and f["dtypes"] in (["f32"], ["f64"])]
-SITES = [(path, i) for path in [*(p for word in ("map", "row", "reduce") for p in sorted(CORE.glob(f"{word}*.cuh"))), CORE / "gemm_sum.cuh"]
-         for i in range(path.read_text().count(BARRIER))]
+PRODUCTS = [
+    f
+    for f in samples.MANIFEST
+    if f["op"] == "linear_{act}_mul"
+    and f["bwd"]
+    and f["activation"] == "none"
+    and f["dtypes"] in (["f32"], ["f64"])
+]
+SITES = [
+    (path, i)
+    for path in [
+        *(p for word in ("map", "row", "reduce") for p in sorted(CORE.glob(f"{word}*.cuh"))),
+        CORE / "gemm_sum.cuh",
+    ]
+    for i in range(path.read_text().count(BARRIER))
+]
 
 
 def users(path):
@@ -240,9 +524,13 @@ def caught(include, folder, functions, sanitizers, orders=tuple(ORDERS)):
             for f in functions:
                 rows = f["family"] == "row"  # of which a persistent block is to have several
                 emu.set(sms=1 if rows else 132)
-                for sizes, values, shift in cases.runs(f) + ([(cases.rows_of(f, [[(40, 1000), 0]])[0][0], "normal", 0)] if rows else []):
+                for sizes, values, shift in cases.runs(f) + (
+                    [(cases.rows_of(f, [[(40, 1000), 0]])[0][0], "normal", 0)] if rows else []
+                ):
                     checks.run(lib, memory, f, sizes, values, shift=shift)
-                if f["form"] == "rows" and f["family"] == "map" and f["scratch"]:  # more rows than one launch adds up
+                if (
+                    f["form"] == "rows" and f["family"] == "map" and f["scratch"]
+                ):  # more rows than one launch adds up
                     checks.run(lib, memory, f, (200, 24))
                 if rows:  # and a block of columns all of few
                     emu.set(sms=132)
@@ -250,8 +538,13 @@ def caught(include, folder, functions, sanitizers, orders=tuple(ORDERS)):
         except checks.Failure:
             found.add(way)
     for sample in sanitizers:
-        sanitized = emulator.library(functions, folder / "lib", samples.SAMPLES[sample].variant, include)
-        if samples.run(sanitized, sample, [f["name"] for f in functions], first=True).returncode == 66:
+        sanitized = emulator.library(
+            functions, folder / "lib", samples.SAMPLES[sample].variant, include
+        )
+        if (
+            samples.run(sanitized, sample, [f["name"] for f in functions], first=True).returncode
+            == 66
+        ):
             found.add(sample)
     return found
 
@@ -266,18 +559,22 @@ def test_every_fault_has_its_place(include, tmp_path):
 def test_seeded_fault(include, tmp_path, what):
     file, text, instead, names, sanitizers = SEEDED[what]
     functions = faults.named(names, "cuda")
-    found = caught(faults.plant(include, tmp_path, file, text, instead), tmp_path, functions, sanitizers)
+    found = caught(
+        faults.plant(include, tmp_path, file, text, instead), tmp_path, functions, sanitizers
+    )
     print("noticed by", sorted(found))  # pytest -rP shows it
     assert found, f"nobody notices {what}"
     assert set(sanitizers) <= found, f"{sanitizers} do not notice {what}"
 
 
-@pytest.mark.parametrize("path, i", faults.some(SITES), ids=[f"{path.name}-{i}" for path, i in faults.some(SITES)])
+@pytest.mark.parametrize(
+    "path, i", faults.some(SITES), ids=[f"{path.name}-{i}" for path, i in faults.some(SITES)]
+)
 def test_removed_barrier(include, tmp_path, path, i):
     parts = path.read_text().split(BARRIER)
     changed = tmp_path / "kf/core" / path.name
     changed.parent.mkdir(parents=True)
-    changed.write_text(BARRIER.join(parts[:i + 1]) + ";" + BARRIER.join(parts[i + 1:]))
+    changed.write_text(BARRIER.join(parts[: i + 1]) + ";" + BARRIER.join(parts[i + 1 :]))
     # Thousands of reports take minutes. Only they see that a buffer is written again too soon, before the first barrier of a reduction.
     sanitizers = ("races",) if cases.LEVEL > 1 or (path, i) == SITES[0] else ()
     found = caught([tmp_path, *include], tmp_path, users(path), sanitizers)
@@ -294,9 +591,20 @@ def test_the_original_is_green(include, tmp_path, part):
     """The machinery above does not turn red by itself. At level 1 one function of each schedule, in the order by which nearly all faults
     are noticed first: in the others test_numbers.py has run these schedules as they are."""
     names = {n for what in faults.some(SEEDED) for n in SEEDED[what][3]}
-    functions = [f for f in samples.MANIFEST if f["name"] in names or f in SUMS + REDUCED + PRODUCTS + BANDS]
+    functions = [
+        f for f in samples.MANIFEST if f["name"] in names or f in SUMS + REDUCED + PRODUCTS + BANDS
+    ]
     assert len(SITES) >= 10 and len(SUMS) >= 6 and len(REDUCED) >= 6 and len(PRODUCTS) == 2
     if cases.LEVEL == 1:
-        assert caught(include, tmp_path, selection.cover(lambda f: [selection.schedule(f)], functions), (), ("forward",)) == set()
+        assert (
+            caught(
+                include,
+                tmp_path,
+                selection.cover(lambda f: [selection.schedule(f)], functions),
+                (),
+                ("forward",),
+            )
+            == set()
+        )
     else:
         assert caught(include, tmp_path, functions[part::PARTS], ()) == set()

@@ -15,7 +15,9 @@ from conftest import BUILD
 pytestmark = pytest.mark.skipif(not toolkit.include(), reason="no CUDA headers")
 FUNCTIONS = [f for f in numeric.ON_CUDA if strided.laid(f)]
 if cases.LEVEL == 1:
-    FUNCTIONS = selection.cover(lambda f: [selection.schedule(f), (f["form"], f["op"] == "nll")], FUNCTIONS)
+    FUNCTIONS = selection.cover(
+        lambda f: [selection.schedule(f), (f["form"], f["op"] == "nll")], FUNCTIONS
+    )
 
 
 @pytest.fixture(scope="session")
@@ -25,10 +27,30 @@ def lib():
 
 # file, text, what stands there instead, functions: each is right for dense tensors.
 SEEDED = {
-    "rows of heads as if they were dense": ("kf/core/row_access.cuh", r"head \* p\.head", "0 * head", ("kf_scale_causal_softmax_f32",)),
-    "batches of planes as if they were dense": ("kf/core/row_access.cuh", r"if \(p\.outer\) at", "if (0) at", ("kf_instance_norm_f32",)),
-    "outers of an axis side by side": ("kf/core/reduce.cuh", r"at\.start = (o|outer) \* p\.outer", r"at.start = \1 * g.axis", ("kf_sum_f32",)),
-    "parts are joined as the tensor lies": ("kf/core/reduce_host.cuh", r"pitches\[i\]\.row = plan\.results;", ";", ("kf_sum_f32",)),
+    "rows of heads as if they were dense": (
+        "kf/core/row_access.cuh",
+        r"head \* p\.head",
+        "0 * head",
+        ("kf_scale_causal_softmax_f32",),
+    ),
+    "batches of planes as if they were dense": (
+        "kf/core/row_access.cuh",
+        r"if \(p\.outer\) at",
+        "if (0) at",
+        ("kf_instance_norm_f32",),
+    ),
+    "outers of an axis side by side": (
+        "kf/core/reduce.cuh",
+        r"at\.start = (o|outer) \* p\.outer",
+        r"at.start = \1 * g.axis",
+        ("kf_sum_f32",),
+    ),
+    "parts are joined as the tensor lies": (
+        "kf/core/reduce_host.cuh",
+        r"pitches\[i\]\.row = plan\.results;",
+        ";",
+        ("kf_sum_f32",),
+    ),
 }
 
 
@@ -42,7 +64,9 @@ def test_every_fault_has_its_place(include, tmp_path):
 def test_seeded_fault(include, tmp_path, what):
     file, text, instead, names = SEEDED[what]
     functions = faults.named(names, "cuda")
-    broken = emulator.build(functions, tmp_path / "lib", faults.plant(include, tmp_path, file, text, instead))
+    broken = emulator.build(
+        functions, tmp_path / "lib", faults.plant(include, tmp_path, file, text, instead)
+    )
     memory = emulator.Memory(emulator.Emulator(broken), emulator.RUNS[:1])
     with pytest.raises(checks.Failure):
         for f in functions:

@@ -22,86 +22,243 @@ RING = "kf/core/gemm_hopper.cuh"
 SEEDED_RINGS = {
     "no turns": (RING, r"kfi_named_sync<256>\(r->group\);", ""),
     "the first turn is nobody's": (RING, r"kfi_named_arrive<256>\(1\);", ""),
-    "a stage is read before it has come": (RING, r"kfi_mbar_wait\(r->full \+ 8 \* r->stage, r->phase\);", ""),
-    "the phase before": (RING, r"r->full \+ 8 \* r->stage, r->phase\)", "r->full + 8 * r->stage, r->phase ^ 1)"),
+    "a stage is read before it has come": (
+        RING,
+        r"kfi_mbar_wait\(r->full \+ 8 \* r->stage, r->phase\);",
+        "",
+    ),
+    "the phase before": (
+        RING,
+        r"r->full \+ 8 \* r->stage, r->phase\)",
+        "r->full + 8 * r->stage, r->phase ^ 1)",
+    ),
     "a stage is filled while it is read": (RING, r"r->phase \^ 1\);", "r->phase);"),
     "a stage is given back before its product": (
-        RING, r"if \(i > 0 && tells\) kfi_mbar_arrive\(last\);", "if (tells) kfi_mbar_arrive(r->empty + 8 * r->stage);"),
-    "fewer bytes than come": (RING, r"kfi_mbar_expect\(bar, kfi_ring_stage\(tile\)\)", "kfi_mbar_expect(bar, kfi_ring_a(tile))"),
+        RING,
+        r"if \(i > 0 && tells\) kfi_mbar_arrive\(last\);",
+        "if (tells) kfi_mbar_arrive(r->empty + 8 * r->stage);",
+    ),
+    "fewer bytes than come": (
+        RING,
+        r"kfi_mbar_expect\(bar, kfi_ring_stage\(tile\)\)",
+        "kfi_mbar_expect(bar, kfi_ring_a(tile))",
+    ),
     "no fence before a product": (RING, r"kfi_wgmma_fence\(\);", ""),
     "sums before they are there": (RING, r"kfi_wgmma_wait<0>\(\);", "kfi_wgmma_wait<1>();"),
     "the first product adds to what was there": (RING, r"!first \|\| q > 0", "true"),
     "mbarriers that copies do not see": (RING, r"kfi_mbar_made\(\);", ""),
-    "two arrivals where one comes": (RING, r"kfi_mbar_init\(r\.empty \+ 8 \* i, 1\);", "kfi_mbar_init(r.empty + 8 * i, 2);"),
+    "two arrivals where one comes": (
+        RING,
+        r"kfi_mbar_init\(r\.empty \+ 8 \* i, 1\);",
+        "kfi_mbar_init(r.empty + 8 * i, 2);",
+    ),
     "more registers than there are": (RING, r"kfi_more_registers<240>", "kfi_more_registers<256>"),
     "the other tile is not gone through": (RING, r"kfi_ring_go\(r, r->other\);", ""),
     "the next row of A": (RING, r"a, bar, depth, at\.row, of_a", "a, bar, depth, at.row + 1, of_a"),
     "rows 64 further on are the first ones": (RING, r"a \+ \(m \* 8192 \+", "a + (0 * m +"),
     "another quarter of a stage": (RING, r"b \+ q \* step_b / 16", "b + (q ^ 1) * step_b / 16"),
-    "the first matrix in all of them": (RING, r"\(int\)at\.matrix \* maps\.turns_a", "0 * maps.turns_a"),
+    "the first matrix in all of them": (
+        RING,
+        r"\(int\)at\.matrix \* maps\.turns_a",
+        "0 * maps.turns_a",
+    ),
     "the first split's depth in all of them": (RING, r"at\.begin \+ \(i - term", "(i - term"),
-    "partial sums of the first split alone": (RING, r"at\.matrix, at\.split, p, g\), values", "at.matrix, 0, p, g), values"),
+    "partial sums of the first split alone": (
+        RING,
+        r"at\.matrix, at\.split, p, g\), values",
+        "at.matrix, 0, p, g), values",
+    ),
     "columns of another lane": (RING, r"\*high, bit\);", "*high, 3 - bit);"),
-    "columns that a lane keeps": (RING, r"upper \? \*low : \*high, bit", "upper ? *high : *low, bit"),
-    "the second rows before the first ones": (RING, r"/ 2 \+ i / 16 \* 2 \+ i % 2", "/ 2 + (1 - i / 16) * 2 + i % 2"),
+    "columns that a lane keeps": (
+        RING,
+        r"upper \? \*low : \*high, bit",
+        "upper ? *high : *low, bit",
+    ),
+    "the second rows before the first ones": (
+        RING,
+        r"/ 2 \+ i / 16 \* 2 \+ i % 2",
+        "/ 2 + (1 - i / 16) * 2 + i % 2",
+    ),
     "the rows of another warp": (RING, r"threadIdx\.x / 32 % 4 \* 16", "threadIdx.x / 32 % 2 * 16"),
 }
 FEW = "kf/core/gemm_few.cuh"
 SEEDED_FEW = {
-    "a stage of few rows is read before it has come": (FEW, r"kfi_mbar_wait\(f\.full \+ 8 \* stage, phase\);", ""),
-    "a stage of few rows is filled while it is read": (FEW, r"kfi_mbar_wait\(f\.empty \+ 8 \* stage, phase\);", ""),
+    "a stage of few rows is read before it has come": (
+        FEW,
+        r"kfi_mbar_wait\(f\.full \+ 8 \* stage, phase\);",
+        "",
+    ),
+    "a stage of few rows is filled while it is read": (
+        FEW,
+        r"kfi_mbar_wait\(f\.empty \+ 8 \* stage, phase\);",
+        "",
+    ),
     "a stage of few rows is given back before its product": (
-        FEW, r"if \(i > 0 && tells\) kfi_mbar_arrive\(last\);", "if (tells) kfi_mbar_arrive(f.empty + 8 * stage);"),
-    "fewer bytes of few rows than come": (FEW, r"kfi_few_right\(\) \+ maps\.left_bytes", "kfi_few_right()"),
+        FEW,
+        r"if \(i > 0 && tells\) kfi_mbar_arrive\(last\);",
+        "if (tells) kfi_mbar_arrive(f.empty + 8 * stage);",
+    ),
+    "fewer bytes of few rows than come": (
+        FEW,
+        r"kfi_few_right\(\) \+ maps\.left_bytes",
+        "kfi_few_right()",
+    ),
     "no fence before a product of few rows": (FEW, r"kfi_wgmma_fence\(\);", ""),
-    "sums of few rows before they are there": (FEW, r"kfi_wgmma_wait<0>\(\);", "kfi_wgmma_wait<1>();"),
+    "sums of few rows before they are there": (
+        FEW,
+        r"kfi_wgmma_wait<0>\(\);",
+        "kfi_wgmma_wait<1>();",
+    ),
     "the first product of few rows adds": (FEW, r"i > 0 \|\| q > 0", "true"),
     "mbarriers of few rows that copies do not see": (FEW, r"kfi_mbar_made\(\);", ""),
-    "blocks that need not be there": (FEW, r"if \(bits > 0\) kfi_cluster_wait\(\); // all", "// all"),
-    "sums of others before they have come": (FEW, r"kfi_cluster_arrive\(\);\n        kfi_cluster_wait\(\);\n    } else", "} else"),
-    "sums of other warps before they have come": (FEW, r"kfi_named_sync<KFI_FEW_MULTIPLY>\(1\);", ""),
-    "the last block's sums left out": (FEW, r"block < 1 << maps\.share_bits", "block < (1 << maps.share_bits) - 1"),
-    "a block's sums in another's place": (FEW, r"f\.rank \* 64 >> bits", "(f.rank ^ 1) * 64 >> bits"),
-    "the first block's depth in all of them": (FEW, r"\(f\.begin \+ i\) \* KFI_RING_DEPTH;", "i * KFI_RING_DEPTH;"),
-    "the last stage of a block's depth": (FEW, r"\(all \* \(f\.rank \+ 1\) >> maps\.share_bits\) - f\.begin;",
-                                          "(all * (f.rank + 1) >> maps.share_bits) - f.begin - (f.rank > 0);"),
-    "the second product's columns": (FEW, r"\+ product \* f\.groups \* 8", "+ 0 * product * f.groups * 8"),
+    "blocks that need not be there": (
+        FEW,
+        r"if \(bits > 0\) kfi_cluster_wait\(\); // all",
+        "// all",
+    ),
+    "sums of others before they have come": (
+        FEW,
+        r"kfi_cluster_arrive\(\);\n        kfi_cluster_wait\(\);\n    } else",
+        "} else",
+    ),
+    "sums of other warps before they have come": (
+        FEW,
+        r"kfi_named_sync<KFI_FEW_MULTIPLY>\(1\);",
+        "",
+    ),
+    "the last block's sums left out": (
+        FEW,
+        r"block < 1 << maps\.share_bits",
+        "block < (1 << maps.share_bits) - 1",
+    ),
+    "a block's sums in another's place": (
+        FEW,
+        r"f\.rank \* 64 >> bits",
+        "(f.rank ^ 1) * 64 >> bits",
+    ),
+    "the first block's depth in all of them": (
+        FEW,
+        r"\(f\.begin \+ i\) \* KFI_RING_DEPTH;",
+        "i * KFI_RING_DEPTH;",
+    ),
+    "the last stage of a block's depth": (
+        FEW,
+        r"\(all \* \(f\.rank \+ 1\) >> maps\.share_bits\) - f\.begin;",
+        "(all * (f.rank + 1) >> maps.share_bits) - f.begin - (f.rank > 0);",
+    ),
+    "the second product's columns": (
+        FEW,
+        r"\+ product \* f\.groups \* 8",
+        "+ 0 * product * f.groups * 8",
+    ),
     "the second product's weights": (FEW, r"maps\.b \+ p, bar, depth", "maps.b, bar, depth"),
-    "the first matrix of few rows in all of them": (FEW, r"\(int\)at\.matrix \* maps\.turns_b", "0 * maps.turns_b"),
-    "another quarter of a stage of few rows": (FEW, r"b \+ q \* step_b / 16", "b + (q ^ 1) * step_b / 16"),
+    "the first matrix of few rows in all of them": (
+        FEW,
+        r"\(int\)at\.matrix \* maps\.turns_b",
+        "0 * maps.turns_b",
+    ),
+    "another quarter of a stage of few rows": (
+        FEW,
+        r"b \+ q \* step_b / 16",
+        "b + (q ^ 1) * step_b / 16",
+    ),
     "a row too many": (FEW, r"row < g\.rows && group", "row <= g.rows && group"),
 }
 HALVES = "kf/core/gemm_tf32.cuh"
 SEEDED_HALVES = {
-    "a stage of floats is read before it has come": (HALVES, r"kfi_mbar_wait\(h\.full \+ 8 \* h\.stage, h\.phase\);", ""),
-    "a right factor before it is split": (HALVES, r"kfi_mbar_wait\(h->split \+ 8 \* h->stage, h->phase\);", ""),
-    "a right factor split before it has come": (HALVES, r"kfi_mbar_wait\(h->full \+ 8 \* h->stage, h->phase\);", ""),
+    "a stage of floats is read before it has come": (
+        HALVES,
+        r"kfi_mbar_wait\(h\.full \+ 8 \* h\.stage, h\.phase\);",
+        "",
+    ),
+    "a right factor before it is split": (
+        HALVES,
+        r"kfi_mbar_wait\(h->split \+ 8 \* h->stage, h->phase\);",
+        "",
+    ),
+    "a right factor split before it has come": (
+        HALVES,
+        r"kfi_mbar_wait\(h->full \+ 8 \* h->stage, h->phase\);",
+        "",
+    ),
     "a stage of floats is filled while it is read": (HALVES, r"h->phase \^ 1\);", "h->phase);"),
     "halves that products need not see": (HALVES, r"kfi_async_fence\(\);", ""),
-    "halves of other lanes": (HALVES, r"kfi_async_fence\(\);\n            __syncwarp\(\);", "kfi_async_fence();"),
+    "halves of other lanes": (
+        HALVES,
+        r"kfi_async_fence\(\);\n            __syncwarp\(\);",
+        "kfi_async_fence();",
+    ),
     "three warps of four have split": (HALVES, r"h\.split \+ 8 \* i, 4\)", "h.split + 8 * i, 3)"),
     "a warp that has not read yet": (HALVES, r"h\.empty \+ 8 \* i, 8\)", "h.empty + 8 * i, 7)"),
     "no fence before a product of halves": (HALVES, r"kfi_wgmma_fence\(\);", ""),
-    "sums of halves before they are there": (HALVES, r"kfi_wgmma_wait<0>\(\);", "kfi_wgmma_wait<1>();"),
-    "no small half of the left factor": (HALVES, r"kfi_wgmma_tf32\(sums, lo\[q\], right_hi", "kfi_wgmma_tf32(sums, lo[q], right_lo"),
-    "no small half of the right factor": (HALVES, r"kfi_wgmma_tf32\(sums, hi\[q\], right_lo \+ q \* 2, 1\);", ""),
-    "sums begin with the stage before's": (HALVES, r"right_hi \+ q \* 2, q > 0\)", "right_hi + q * 2, 1)"),
+    "sums of halves before they are there": (
+        HALVES,
+        r"kfi_wgmma_wait<0>\(\);",
+        "kfi_wgmma_wait<1>();",
+    ),
+    "no small half of the left factor": (
+        HALVES,
+        r"kfi_wgmma_tf32\(sums, lo\[q\], right_hi",
+        "kfi_wgmma_tf32(sums, lo[q], right_lo",
+    ),
+    "no small half of the right factor": (
+        HALVES,
+        r"kfi_wgmma_tf32\(sums, hi\[q\], right_lo \+ q \* 2, 1\);",
+        "",
+    ),
+    "sums begin with the stage before's": (
+        HALVES,
+        r"right_hi \+ q \* 2, q > 0\)",
+        "right_hi + q * 2, 1)",
+    ),
     "another order of the depth": (HALVES, r"4 \* i \+ j;", "4 * (i ^ 1) + j;"),
-    "another order of the depth, of a left factor across it": (HALVES, r"2 \* i \+ j % 2", "i + j % 2 * 4"),
-    "rows of another order than the left factor's": (HALVES, r"kfi_halves_row<layout>\(0\) \* KFI", "threadIdx.x % 32 / 4 * KFI"),
-    "a box of columns is written while it is read": (HALVES, r"__syncwarp\(\); // all lanes", "// all lanes"),
-    "another box of the left factor": (HALVES, r"left \+ row / 32 \* 4096", "left + row / 64 * 4096"),
+    "another order of the depth, of a left factor across it": (
+        HALVES,
+        r"2 \* i \+ j % 2",
+        "i + j % 2 * 4",
+    ),
+    "rows of another order than the left factor's": (
+        HALVES,
+        r"kfi_halves_row<layout>\(0\) \* KFI",
+        "threadIdx.x % 32 / 4 * KFI",
+    ),
+    "a box of columns is written while it is read": (
+        HALVES,
+        r"__syncwarp\(\); // all lanes",
+        "// all lanes",
+    ),
+    "another box of the left factor": (
+        HALVES,
+        r"left \+ row / 32 \* 4096",
+        "left + row / 64 * 4096",
+    ),
     "the first product's columns in both": (HALVES, r"maps\.b \+ of, bar", "maps.b, bar"),
     "the first split's depth of floats": (HALVES, r"depth = at\.begin \+ \(i", "depth = (i"),
     "infinity is NaN": (HALVES, r"values\[e\] - values\[e\] == 0 \?", "true ?"),
-    "numbers are made again by another row": (HALVES, r"left\[cell\.row \* row_step", "left[(cell.row ^ 1) * row_step"),
+    "numbers are made again by another row": (
+        HALVES,
+        r"left\[cell\.row \* row_step",
+        "left[(cell.row ^ 1) * row_step",
+    ),
     "a warp's floats are overwritten": (HALVES, r"    __syncwarp\(\);\n}\n// left", "}\n// left"),
-    "the first matrix of floats in all of them": (HALVES, r"\(int\)at\.matrix \* maps\.turns_a", "0 * maps.turns_a"),
+    "the first matrix of floats in all of them": (
+        HALVES,
+        r"\(int\)at\.matrix \* maps\.turns_a",
+        "0 * maps.turns_a",
+    ),
 }
 SEEDED_ROUNDED = {
     "nothing is rounded": ("kf/core/gemm_hopper_host.cuh", r"KFI_OF_TF32 \? 11", "KFI_OF_TF32 ? 7"),
-    "the depth of a stage of 2-byte elements": (RING, r"kfi_ring_depth\(tile\), maps\)", "KFI_RING_DEPTH, maps)"),
-    "the first four columns of eight twice": (RING, r"\+ vector % \(8 / vec\) \* vec \+ e\]", "+ e]"),
+    "the depth of a stage of 2-byte elements": (
+        RING,
+        r"kfi_ring_depth\(tile\), maps\)",
+        "KFI_RING_DEPTH, maps)",
+    ),
+    "the first four columns of eight twice": (
+        RING,
+        r"\+ vector % \(8 / vec\) \* vec \+ e\]",
+        "+ e]",
+    ),
     "the first product of one part adds": (HALVES, r"parts > 1 \|\| !first \|\| q > 0", "true"),
     "one part in another order": (HALVES, r"half \+ j\)\) = all", "half + (j ^ 1))) = all"),
 }
@@ -113,8 +270,16 @@ ROUNDS = {"rings": "12", "few": "48", "halves": "16", "tf32": "12"}
 
 def passes(program, mode="rings", seed=1):
     """Whether the program finds everything right."""
-    environment = os.environ | {"ASAN_OPTIONS": "exitcode=66:detect_leaks=0:detect_stack_use_after_return=0"}
-    done = subprocess.run([program, ROUNDS[mode], str(seed), mode], capture_output=True, text=True, timeout=600, env=environment)
+    environment = os.environ | {
+        "ASAN_OPTIONS": "exitcode=66:detect_leaks=0:detect_stack_use_after_return=0"
+    }
+    done = subprocess.run(
+        [program, ROUNDS[mode], str(seed), mode],
+        capture_output=True,
+        text=True,
+        timeout=600,
+        env=environment,
+    )
     print(done.stdout, done.stderr[:3000])
     assert done.returncode != 2, "nothing was run"
     return done.returncode == 0 and done.stdout == "ok\n"
@@ -122,7 +287,9 @@ def passes(program, mode="rings", seed=1):
 
 @pytest.mark.parametrize("variant", ["asan", *cases.by_level([], ["plain"])])
 def test_products(include, once, variant):
-    program = once(f"products, {variant}", lambda folder: emulator.products(include, folder, variant))  # test_gemm's too
+    program = once(
+        f"products, {variant}", lambda folder: emulator.products(include, folder, variant)
+    )  # test_gemm's too
     for mode in ROUNDS:
         for seed in range(1, cases.by_level(1, 5) + 1):
             assert passes(program, mode, seed)
@@ -143,9 +310,14 @@ def test_seeded_fault(include, tmp_path, what):
 # ---- launchers
 
 # batch, rows, cols, depth; rows beyond 64, depths that fill the ring and go around it; few rows
-SHAPES = [(1, 130, 136, 72), (2, 200, 72, 712), (1, 8, 72, 456), (2, 56, 40, 328),
-          *cases.by_level([], [(1, 65, 8, 8), (1, 300, 264, 328), (3, 129, 40, 64)]),
-          *cases.by_level([], [(1, 1, 200, 8), (3, 16, 64, 72), (1, 24, 16, 520), (1, 64, 128, 200)])]
+SHAPES = [
+    (1, 130, 136, 72),
+    (2, 200, 72, 712),
+    (1, 8, 72, 456),
+    (2, 56, 40, 328),
+    *cases.by_level([], [(1, 65, 8, 8), (1, 300, 264, 328), (3, 129, 40, 64)]),
+    *cases.by_level([], [(1, 1, 200, 8), (3, 16, 64, 72), (1, 24, 16, 520), (1, 64, 128, 200)]),
+]
 
 
 @pytest.fixture(scope="module")
@@ -162,7 +334,9 @@ def test_launchers(lib, f):
     try:
         for sizes in SHAPES:
             checks.run(lib, memory, f, sizes)
-        checks.run(lib, memory, f, (1, 70, 24, 72), "special")  # infinity, NaN, what overflows, what is nearly nothing
+        checks.run(
+            lib, memory, f, (1, 70, 24, 72), "special"
+        )  # infinity, NaN, what overflows, what is nearly nothing
         emu.set(gemm_sms=132)  # too many for tiles of 128 x 128: forwards have some of 64 x 64
         checks.run(lib, memory, f, (2, 130, 72, 136))
         assert not [name for name in emu.missing() if "_wgmma<" in name or "_few<" in name]
@@ -176,8 +350,16 @@ def test_batch_invariant(lib, f):
     emu = emulator.Emulator(lib)
     memory = emulator.Memory(emu, ((emulator.RANDOM, 2),))
     emu.set(gemm_class=0)
-    kinds = ("by wgmma", 0, 1, 2), ("by wgmma, larger tiles", 0, 1, 1), ("by mma.sync", 0, 0, 2), ("from any address", 1, 0, 2)
-    ways = [(what, lib, memory, shift, functools.partial(emu.set, hopper=hopper, gemm_sms=sms), sms) for what, shift, hopper, sms in kinds]
+    kinds = (
+        ("by wgmma", 0, 1, 2),
+        ("by wgmma, larger tiles", 0, 1, 1),
+        ("by mma.sync", 0, 0, 2),
+        ("from any address", 1, 0, 2),
+    )
+    ways = [
+        (what, lib, memory, shift, functools.partial(emu.set, hopper=hopper, gemm_sms=sms), sms)
+        for what, shift, hopper, sms in kinds
+    ]
     try:
         invariant.check(f, ways)
     finally:
@@ -190,14 +372,18 @@ def shared(lib, f):
     emu, sizes = emulator.Emulator(lib), (1, 520, 136, 136)
     memory = emulator.Memory(emu, ((emulator.RANDOM, 2),))
     weights = [a["name"] for a in f["arguments"] if a.get("kind") == "right" and a["role"] == "sum"]
-    drop = [a["name"] for a in f["arguments"] if a["role"] in ("out", "sum") and a["name"] not in weights]
+    drop = [
+        a["name"]
+        for a in f["arguments"]
+        if a["role"] in ("out", "sum") and a["name"] not in weights
+    ]
     found = []
     try:
         emu.set(gemm_sms=2)
         none = lib.workspace_bytes(f, sizes)
         emu.set(gemm_sms=3)
         assert lib.workspace_bytes(f, sizes) > none
-        for hopper, shift in ((1, 0), (0, 0), (0, 1))[:3 if halves else cases.by_level(1, 3)]:
+        for hopper, shift in ((1, 0), (0, 0), (0, 1))[: 3 if halves else cases.by_level(1, 3)]:
             emu.set(hopper=hopper)
             got = checks.run(lib, memory, f, sizes, shift=shift, drop=drop)
             found.append([got[name].tobytes() for name in weights])
@@ -216,12 +402,31 @@ def test_last_tiles_are_shared(lib, f):
 SUM, TILE, PICK = "kf/core/gemm_sum.cuh", "kf/core/gemm_tile.cuh", "kf/core/gemm_pick.cuh"
 SEEDED_LAST = {
     "the last part of a tile that is shared": (
-        SUM, r"split < g\.splits; \+\+split\) {\n        from", "split + 1 < g.splits; ++split) {\n        from"),
-    "a tile's parts in one place": (SUM, r"\(kf_i64\)at\.place \* \(KFI", "0 * (kf_i64)at.place * (KFI"),
+        SUM,
+        r"split < g\.splits; \+\+split\) {\n        from",
+        "split + 1 < g.splits; ++split) {\n        from",
+    ),
+    "a tile's parts in one place": (
+        SUM,
+        r"\(kf_i64\)at\.place \* \(KFI",
+        "0 * (kf_i64)at.place * (KFI",
+    ),
     "a shared tile's whole depth in each part": (TILE, r"at\.split \+ 1 == splits \?", "true ?"),
-    "a tile that is alone ends with a part": (TILE, r"at\.split \+ 1 == splits \?", "at.split + 1 == g.splits ?"),
-    "the first tile for the last one": (TILE, r"g\.alone \+ at\.place - turn \* shared", "at.place - turn * shared"),
-    "one block fewer": (PICK, r"c\.alone \+ \(tiles - c\.alone\) \* c\.splits", "c.alone + (tiles - c.alone) * c.splits - 1"),
+    "a tile that is alone ends with a part": (
+        TILE,
+        r"at\.split \+ 1 == splits \?",
+        "at.split + 1 == g.splits ?",
+    ),
+    "the first tile for the last one": (
+        TILE,
+        r"g\.alone \+ at\.place - turn \* shared",
+        "at.place - turn * shared",
+    ),
+    "one block fewer": (
+        PICK,
+        r"c\.alone \+ \(tiles - c\.alone\) \* c\.splits",
+        "c.alone + (tiles - c.alone) * c.splits - 1",
+    ),
 }
 
 
@@ -233,6 +438,8 @@ def test_every_fault_of_last_tiles_has_its_place(include, tmp_path):
 @pytest.mark.level(2)
 @pytest.mark.parametrize("what", SEEDED_LAST)
 def test_seeded_fault_of_last_tiles(include, tmp_path, what):
-    lib = emulator.build(LAST[:1], tmp_path, include=faults.plant(include, tmp_path, *SEEDED_LAST[what]))
+    lib = emulator.build(
+        LAST[:1], tmp_path, include=faults.plant(include, tmp_path, *SEEDED_LAST[what])
+    )
     with pytest.raises(checks.Failure):
         shared(lib, LAST[0])

@@ -21,7 +21,9 @@ class Poisoned(emulator.Memory):
 
     def run(self, image, call):
         process = ctypes.CDLL(None)
-        poison, unpoison = (getattr(process, f"__asan_{word}_memory_region") for word in ("poison", "unpoison"))
+        poison, unpoison = (
+            getattr(process, f"__asan_{word}_memory_region") for word in ("poison", "unpoison")
+        )
         for function in (poison, unpoison):
             function.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
 
@@ -43,8 +45,12 @@ def main():
     names = names[every:]
     variant = samples.SAMPLES[sample].variant
     lib = kflib.Lib("emu", library)
-    memory = (Poisoned if variant == "asan" else emulator.Memory)(emulator.Emulator(lib), samples.SAMPLES[sample].runs, samples.ARENA)
-    functions = [f for f in samples.MANIFEST if f["name"] in names] if names else samples.functions(sample)
+    memory = (Poisoned if variant == "asan" else emulator.Memory)(
+        emulator.Emulator(lib), samples.SAMPLES[sample].runs, samples.ARENA
+    )
+    functions = (
+        [f for f in samples.MANIFEST if f["name"] in names] if names else samples.functions(sample)
+    )
     try:
         for f in functions:
             for i, (sizes, values, shift) in enumerate(samples.SAMPLES[sample].cases(f, every)):

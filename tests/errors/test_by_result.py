@@ -2,7 +2,17 @@
 """Backwards whose gradient may be that of the activation's result: they need that or the inputs, and read one of the two."""
 
 import checks
-from refusals import FUNCTIONS, INVALID_VALUE, NULL_POINTER, OVERLAP, Call, count, item, outputs, tensors_of
+from refusals import (
+    FUNCTIONS,
+    INVALID_VALUE,
+    NULL_POINTER,
+    OVERLAP,
+    Call,
+    count,
+    item,
+    outputs,
+    tensors_of,
+)
 
 
 def by_result(functions):
@@ -10,7 +20,16 @@ def by_result(functions):
 
 
 def test_there_are_some():
-    assert {f["activation"] for f in by_result(FUNCTIONS)} == {"relu", "leaky_relu", "relu6", "elu", "selu", "sigmoid", "hardsigmoid", "tanh"}
+    assert {f["activation"] for f in by_result(FUNCTIONS)} == {
+        "relu",
+        "leaky_relu",
+        "relu6",
+        "elu",
+        "selu",
+        "sigmoid",
+        "hardsigmoid",
+        "tanh",
+    }
 
 
 def test_one_of_the_two_is_needed(lib, functions):
@@ -21,7 +40,11 @@ def test_one_of_the_two_is_needed(lib, functions):
         for a in tensors_of(f):
             if a["name"] in instead:
                 call = Call(lib, f).set(**{result: None, a["name"]: None})
-                call.refuses(NULL_POINTER, a["name"], f"{a['name']} is NULL, expected a pointer to {count(f, a, call.sizes)} elements")
+                call.refuses(
+                    NULL_POINTER,
+                    a["name"],
+                    f"{a['name']} is NULL, expected a pointer to {count(f, a, call.sizes)} elements",
+                )
 
 
 def test_a_scalar_that_makes_it_ambiguous(lib, functions):
@@ -30,8 +53,12 @@ def test_a_scalar_that_makes_it_ambiguous(lib, functions):
             for value in (-0.5, -float("inf"), -1e-30):
                 words = (f"{name} is {value:g}", "expected 0 or more where `out` is given")
                 Call(lib, f).set(**{name: value}).refuses(INVALID_VALUE, name, *words)
-                Call(lib, f).set(**{name: value, f["sizes"][0]: 0}).refuses(INVALID_VALUE, name, *words)
-                Call(lib, f).set(**{name: value, checks.result_of(f): None}).accepts("a negative scalar without the result", outputs(f))
+                Call(lib, f).set(**{name: value, f["sizes"][0]: 0}).refuses(
+                    INVALID_VALUE, name, *words
+                )
+                Call(lib, f).set(**{name: value, checks.result_of(f): None}).accepts(
+                    "a negative scalar without the result", outputs(f)
+                )
             for value in (0.0, -0.0, float("nan")):
                 Call(lib, f).set(**{name: value}).accepts(f"{name} = {value}", outputs(f))
 
@@ -40,8 +67,14 @@ def test_overlap_of_what_is_read(lib, functions):
     """The inputs if they are; where the result is given they may lie anywhere."""
     for f in by_result(functions):
         for a in tensors_of(f):
-            for name in outputs(f) if a["name"] in checks.instead_of(f) and a["kind"] == "elem" else ():
+            for name in (
+                outputs(f) if a["name"] in checks.instead_of(f) and a["kind"] == "elem" else ()
+            ):
                 shifted = Call(lib, f)
-                shifted.set(**{a["name"]: shifted.address(name) + item(a)}).accepts(f"{a['name']}, which is not read, on {name}", outputs(f))
+                shifted.set(**{a["name"]: shifted.address(name) + item(a)}).accepts(
+                    f"{a['name']}, which is not read, on {name}", outputs(f)
+                )
                 call = Call(lib, f)
-                call.set(**{checks.result_of(f): None, a["name"]: call.address(name) + item(a)}).refuses(OVERLAP, name, f"overlaps {a['name']} at")
+                call.set(
+                    **{checks.result_of(f): None, a["name"]: call.address(name) + item(a)}
+                ).refuses(OVERLAP, name, f"overlaps {a['name']} at")

@@ -16,9 +16,15 @@ pytestmark = pytest.mark.skipif(not toolkit.include(), reason="no CUDA headers")
 STREAM = 0x5EED0
 FUNCTIONS = kflib.on("cuda", selection.of_schedules(cases.by_level(("f32", "bf16"), None)))
 NOT_FOUND, NO_DRIVER, NO_CONTEXT = 500, 100, 201
-ROWS = [(1056, c) for c in (1, 40, 1000, 4096, 10001, 16384, 65536, 131072, 300001, 2**21)] + [(3, 8), (200000, 64)]
-SHAPES = {"flat": [(1,), (1003,), (2**20,), (2**33,)], "rows": [(5, 3), (1056, 300), (70000, 4096), (3, 2**22)],
-          "planes": [(2, 3, 1), (64, 256, 196), (5, 7, 2500)]}
+ROWS = [(1056, c) for c in (1, 40, 1000, 4096, 10001, 16384, 65536, 131072, 300001, 2**21)] + [
+    (3, 8),
+    (200000, 64),
+]
+SHAPES = {
+    "flat": [(1,), (1003,), (2**20,), (2**33,)],
+    "rows": [(5, 3), (1056, 300), (70000, 4096), (3, 2**22)],
+    "planes": [(2, 3, 1), (64, 256, 196), (5, 7, 2500)],
+}
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +38,14 @@ def both(request, driver):
     return recorded.build(FUNCTIONS, BUILD, request.param, PARTS), driver
 
 
-PRODUCTS = [(2, 3, 1, 5), (1, 64, 1024, 4096), (3, 8, 24, 16), (1, 130, 136, 72), (1, 4096, 4096, 512), (1, 70, 37, 2500)]
+PRODUCTS = [
+    (2, 3, 1, 5),
+    (1, 64, 1024, 4096),
+    (3, 8, 24, 16),
+    (1, 130, 136, 72),
+    (1, 4096, 4096, 512),
+    (1, 70, 37, 2500),
+]
 
 
 def shapes(f):
@@ -40,17 +53,35 @@ def shapes(f):
         return PRODUCTS
     if f["family"] == "row":
         return [sizes for sizes, _ in cases.rows_of(f, [[shape, 0] for shape in ROWS])]
-    return [(1, 40, 2), (64, 1000, 1), (3, 300001, 1), (2, 513, 640)] if f["family"] == "reduce" else cases.of_form(f, SHAPES)
+    return (
+        [(1, 40, 2), (64, 1000, 1), (3, 300001, 1), (2, 513, 640)]
+        if f["family"] == "reduce"
+        else cases.of_form(f, SHAPES)
+    )
 
 
 def calls(lib, f):
     """Calls of all shapes with pointers that nobody reads: to whole vectors, to single elements, and without the gradients that are summed."""
     for sizes in shapes(f):
         for shift, skipped in ((0, False), (1, False), (0, True)):
-            call = Call(lib, f).set(**dict(zip(f["sizes"], sizes))).set(workspace_bytes=2**60, workspace=2**60)
+            call = (
+                Call(lib, f)
+                .set(**dict(zip(f["sizes"], sizes)))
+                .set(workspace_bytes=2**60, workspace=2**60)
+            )
             for i, a in enumerate(tensors_of(f)):
-                unit = 1 if shift and a["dtype"] == "u8" else shift * int(a["dtype"].lstrip("bfiu")) // 8
-                call.set(**{a["name"]: None if skipped and a["role"] == "sum" else (i + 1) * 2**52 + unit})
+                unit = (
+                    1
+                    if shift and a["dtype"] == "u8"
+                    else shift * int(a["dtype"].lstrip("bfiu")) // 8
+                )
+                call.set(
+                    **{
+                        a["name"]: None
+                        if skipped and a["role"] == "sum"
+                        else (i + 1) * 2**52 + unit
+                    }
+                )
             yield sizes, call
 
 
@@ -58,13 +89,17 @@ def launches(lib, f, call):
     lib.log.count = 0
     assert lib.call(f, call.values, STREAM) == 0, lib.detail
     assert lib.log.count <= recorded.LAUNCHES, f["name"]
-    return [recorded.Launch.from_buffer_copy(one) for one in lib.log.of[:lib.log.count]]
+    return [recorded.Launch.from_buffer_copy(one) for one in lib.log.of[: lib.log.count]]
 
 
 def test_the_same_launches(both):
     """Of kernels that the generator lists: whoever compiles ahead what `kfgen source` names has all that a launcher may ask for."""
     runtime, driver = both
-    listed = {launcher.name: source.kernel_names(launcher) for k in Selection(spec.load()).all_kernels() for launcher in k.launchers}
+    listed = {
+        launcher.name: source.kernel_names(launcher)
+        for k in Selection(spec.load()).all_kernels()
+        for launcher in k.launchers
+    }
     for f in FUNCTIONS:
         seen = 0
         for sizes, call in calls(runtime, f):
@@ -85,12 +120,21 @@ def test_the_same_launches(both):
 def test_the_record_has_something_of_everything(both):
     """What is compared above: clusters, memory beyond 48 KiB, early launches, second stages."""
     runtime, driver = both
-    seen = [one for f in FUNCTIONS for _, call in calls(runtime, f) for one in launches(runtime, f, call)]
+    seen = [
+        one
+        for f in FUNCTIONS
+        for _, call in calls(runtime, f)
+        for one in launches(runtime, f, call)
+    ]
     assert all(one.stream == STREAM and all(any(b) for b in one.arguments()[:1]) for one in seen)
     late = driver.log.architecture < 900
     assert any(one.grid[1] > 1 for one in seen) and any(not one.early for one in seen)
-    allowed = {(one.name(), one.raised) for one in seen if one.raised}  # by products on any device, by clusters of rows from 9.0 on
-    assert allowed and len(allowed) == len(dict(allowed)), sorted(allowed)  # of a kernel always the same: other threads ask too
+    allowed = {
+        (one.name(), one.raised) for one in seen if one.raised
+    }  # by products on any device, by clusters of rows from 9.0 on
+    assert allowed and len(allowed) == len(dict(allowed)), sorted(
+        allowed
+    )  # of a kernel always the same: other threads ask too
     for word in ("early", "cluster"):
         assert any(getattr(one, word) for one in seen) != late, word
     for word in ("_wgmma<", "_few<"):  # products in code for sm_90a
@@ -113,7 +157,9 @@ def device(driver):
     for one in driver.log.of:
         one.parameters = 0
     yield driver
-    driver.log.loaded = driver.log.launched = driver.log.threads = driver.log.current = driver.log.own = driver.log.capturing = 0
+    driver.log.loaded = driver.log.launched = driver.log.threads = driver.log.current = (
+        driver.log.own
+    ) = driver.log.capturing = 0
 
 
 def test_kernels_without_wgmma(device):
@@ -128,14 +174,19 @@ def test_kernels_without_wgmma(device):
         assert any("_wgmma<" in name or "_few<" in name for name in found) == (threads == 0)
 
 
-@pytest.mark.parametrize(("status", "code"), [(NOT_FOUND, NO_KERNEL_IMAGE), (209, NO_KERNEL_IMAGE), (NO_CONTEXT, CUDA)])
+@pytest.mark.parametrize(
+    ("status", "code"), [(NOT_FOUND, NO_KERNEL_IMAGE), (209, NO_KERNEL_IMAGE), (NO_CONTEXT, CUDA)]
+)
 def test_a_kernel_that_is_not_loaded(device, status, code):
     device.log.loaded = status
     for f in FUNCTIONS:
         device.log.count = 0
         assert device.call(f, Call(device, f).values) == code and device.log.count == 0, f["name"]
         assert device.detail.startswith(f"{f['name']}: kernel kfk_"), device.detail
-        assert f"was not loaded: CUDA error {status} (as the test asked for)" in device.detail or len(device.detail) == 511, device.detail
+        assert (
+            f"was not loaded: CUDA error {status} (as the test asked for)" in device.detail
+            or len(device.detail) == 511
+        ), device.detail
 
 
 def test_a_kernel_of_another_generation(device):
@@ -154,19 +205,28 @@ def test_the_launchs_own_status(device):
     for f in FUNCTIONS:
         device.log.count = 0
         assert device.call(f, Call(device, f).values) == CUDA and device.log.count == 1, f["name"]
-        assert device.detail.startswith(f"{f['name']}: launch of ") and f"CUDA error {NO_DRIVER} (as the test" in device.detail, device.detail
+        assert (
+            device.detail.startswith(f"{f['name']}: launch of ")
+            and f"CUDA error {NO_DRIVER} (as the test" in device.detail
+        ), device.detail
 
 
 def test_the_streams_device(device):
     f = FUNCTIONS[0]
     device.log.own, device.log.count = 1, 0
     assert device.call(f, Call(device, f).values, STREAM) == DEVICE and device.log.count == 0
-    assert device.detail == f"{f['name']}: stream is of device 1, expected the current one, device 0"
+    assert (
+        device.detail == f"{f['name']}: stream is of device 1, expected the current one, device 0"
+    )
     device.log.capturing = 1
     assert device.call(f, Call(device, f).values, STREAM) == 0, "a captured stream is not asked"
 
 
 def test_arguments_are_checked(device):
     for f in FUNCTIONS:
-        name = next(a["name"] for a in tensors_of(f) if a["role"] == "in" and not a.get("null") and not a.get("unread"))
+        name = next(
+            a["name"]
+            for a in tensors_of(f)
+            if a["role"] == "in" and not a.get("null") and not a.get("unread")
+        )
         Call(device, f).set(**{name: None}).refuses(NULL_POINTER, name)

@@ -13,7 +13,17 @@ import kflib
 import pytest
 import selection
 import toolkit
-from refusals import BUILD, CUDA, DEVICE, FUNCTIONS, NO_KERNEL_IMAGE, PARTS, UNSUPPORTED, Call, tensors_of
+from refusals import (
+    BUILD,
+    CUDA,
+    DEVICE,
+    FUNCTIONS,
+    NO_KERNEL_IMAGE,
+    PARTS,
+    UNSUPPORTED,
+    Call,
+    tensors_of,
+)
 
 pytestmark = pytest.mark.skipif(not toolkit.include(), reason="no CUDA headers")
 STREAM = 0x5EED0
@@ -31,7 +41,12 @@ def lib(cuda):
     return cuda
 
 
-SHARED = {"row": 48 << 10, "reduce": 48 << 10, "gemm": 99 << 10, "logits": 99 << 10}  # what each device has
+SHARED = {
+    "row": 48 << 10,
+    "reduce": 48 << 10,
+    "gemm": 99 << 10,
+    "logits": 99 << 10,
+}  # what each device has
 
 
 def test_the_callers_stream(cuda, functions):
@@ -40,11 +55,17 @@ def test_the_callers_stream(cuda, functions):
         before = cuda.seen.count
         assert cuda.call(f, call.values, STREAM) == 0
         seen = cuda.seen
-        least = 1 + (f["scratch"] and f["family"] not in ("gemm", "map"))  # a depth that is not shared out needs one, and so do few rows
-        assert least <= seen.count - before <= cases.most_launches(f) and seen.stream == STREAM, f["name"]
+        least = 1 + (
+            f["scratch"] and f["family"] not in ("gemm", "map")
+        )  # a depth that is not shared out needs one, and so do few rows
+        assert least <= seen.count - before <= cases.most_launches(f) and seen.stream == STREAM, f[
+            "name"
+        ]
         threads = seen.block[0] * seen.block[1] * seen.block[2]
         assert 0 < threads <= 1024 and threads % 32 == 0, f["name"]
-        assert 0 < seen.grid[0] < 2**31 and 0 < seen.grid[1] < 2**16 and seen.grid[2] == 1, f["name"]
+        assert 0 < seen.grid[0] < 2**31 and 0 < seen.grid[1] < 2**16 and seen.grid[2] == 1, f[
+            "name"
+        ]
         assert 0 <= seen.shared_bytes <= SHARED.get(f["family"], 0), f["name"]
 
 
@@ -58,15 +79,26 @@ refusals.Call(refusals.library("cuda"), f).accepts("a valid call", ["out"])
 
 def test_its_own_runtime(cuda, tmp_path):
     """A library that counts launches reaches the runtime that counts them where CUDA's own is there for all to find, as PyTorch loads it."""
-    (tmp_path / "runtime.c").write_text("int cudaLaunchKernelExC(const void *c, const void *f, void **a) { return 100; }\n"
-                                        "int cudaGetDevice(int *d) { return 100; }\nint cudaGetLastError(void) { return 100; }\n")
-    subprocess.run(["gcc", "-w", "-shared", "-fPIC", tmp_path / "runtime.c", "-o", tmp_path / "libruntime.so"], check=True)
-    done = subprocess.run([sys.executable, "-c", FOUND_FIRST, tmp_path / "libruntime.so"], capture_output=True, text=True,
-                          env={**os.environ, "PYTHONPATH": os.pathsep.join(map(str, sys.path))})
+    (tmp_path / "runtime.c").write_text(
+        "int cudaLaunchKernelExC(const void *c, const void *f, void **a) { return 100; }\n"
+        "int cudaGetDevice(int *d) { return 100; }\nint cudaGetLastError(void) { return 100; }\n"
+    )
+    subprocess.run(
+        ["gcc", "-w", "-shared", "-fPIC", tmp_path / "runtime.c", "-o", tmp_path / "libruntime.so"],
+        check=True,
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", FOUND_FIRST, tmp_path / "libruntime.so"],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(map(str, sys.path))},
+    )
     assert done.returncode == 0, done.stderr
 
 
-ROWS = [f for f in FUNCTIONS if f["family"] == "row" and f["activation"] == "none"]  # whose activation says nothing about a launch
+ROWS = [
+    f for f in FUNCTIONS if f["family"] == "row" and f["activation"] == "none"
+]  # whose activation says nothing about a launch
 
 
 @pytest.fixture(scope="module", params=[900, 1200] if cases.LEVEL == 1 else [800, 900, 1200])
@@ -82,17 +114,31 @@ def test_shared_memory(rows):
         cuda.seen.raised, allowed = 0, {}
         for cols in (1, 1000, 4096, 10001, 16384, 65536, 131072, 300001, 2**21):
             sizes = cases.rows_of(f, [[(1056, cols), 0]])[0][0]
-            call = Call(cuda, f).set(**dict(zip(f["sizes"], sizes))).set(workspace_bytes=2**60, workspace=2**60)
+            call = (
+                Call(cuda, f)
+                .set(**dict(zip(f["sizes"], sizes)))
+                .set(workspace_bytes=2**60, workspace=2**60)
+            )
             for i, a in enumerate(tensors_of(f)):
                 call.set(**{a["name"]: (i + 1) * 2**52})
             assert cuda.call(f, call.values) == 0, f"{f['name']} {cols}: {cuda.detail}"
             if cuda.seen.raised:
-                assert allowed.setdefault(cuda.seen.raised_of, cuda.seen.raised) == cuda.seen.raised, f"{f['name']} {cols}"
+                assert (
+                    allowed.setdefault(cuda.seen.raised_of, cuda.seen.raised) == cuda.seen.raised
+                ), f"{f['name']} {cols}"
         if f["scratch"] and architecture == 900:
             assert 48 << 10 < cuda.seen.raised, f["name"]
 
 
-@pytest.mark.parametrize(("status", "code"), [(NO_DRIVER, CUDA), (NO_MEMORY, CUDA), (NO_IMAGE, NO_KERNEL_IMAGE), (INVALID_FUNCTION, NO_KERNEL_IMAGE)])
+@pytest.mark.parametrize(
+    ("status", "code"),
+    [
+        (NO_DRIVER, CUDA),
+        (NO_MEMORY, CUDA),
+        (NO_IMAGE, NO_KERNEL_IMAGE),
+        (INVALID_FUNCTION, NO_KERNEL_IMAGE),
+    ],
+)
 def test_the_launchs_own_status(cuda, functions, status, code):
     """A launch that fails is the call's result, and the second stage of a sum is not launched then."""
     cuda.seen.status = status
@@ -101,7 +147,10 @@ def test_the_launchs_own_status(cuda, functions, status, code):
             before = cuda.seen.count
             assert cuda.call(f, Call(cuda, f).values) == code, f["name"]
             assert cuda.seen.count == before + 1, f["name"]
-            assert cuda.detail.startswith(f"{f['name']}: launch of ") and f"CUDA error {status} (" in cuda.detail, cuda.detail
+            assert (
+                cuda.detail.startswith(f"{f['name']}: launch of ")
+                and f"CUDA error {status} (" in cuda.detail
+            ), cuda.detail
     finally:
         cuda.seen.status = 0
 
@@ -113,8 +162,14 @@ def test_the_streams_device(cuda, functions):
         try:
             for f in functions:
                 before = cuda.seen.count
-                assert cuda.call(f, Call(cuda, f).values, STREAM) == DEVICE and cuda.seen.count == before, f["name"]
-                assert cuda.detail == f"{f['name']}: stream is of device {own}, expected the current one, device {current}"
+                assert (
+                    cuda.call(f, Call(cuda, f).values, STREAM) == DEVICE
+                    and cuda.seen.count == before
+                ), f["name"]
+                assert (
+                    cuda.detail
+                    == f"{f['name']}: stream is of device {own}, expected the current one, device {current}"
+                )
         finally:
             cuda.seen.current = cuda.seen.own = 0
 
@@ -129,7 +184,13 @@ def test_a_captured_stream_is_not_asked(cuda, functions):
         cuda.seen.capturing = cuda.seen.status = 0
 
 
-LARGE = {"flat": (2**45,), "rows": (2**40, 32), "planes": (2**40, 2, 16), "heads": (2**38, 2, 4, 16), "groups": (2**36, 2, 4, 8, 16)}
+LARGE = {
+    "flat": (2**45,),
+    "rows": (2**40, 32),
+    "planes": (2**40, 2, 16),
+    "heads": (2**38, 2, 4, 16),
+    "groups": (2**36, 2, 4, 8, 16),
+}
 
 
 def test_more_blocks_than_a_launch_may_have(cuda, functions):
@@ -146,20 +207,31 @@ def test_more_blocks_than_a_launch_may_have(cuda, functions):
             call.set(workspace_bytes=2**60, workspace=2**60)
             got = cuda.call(f, call.values)
             assert got == UNSUPPORTED, f"{f['name']}: {got} {cuda.detail}"
-            assert cuda.detail.startswith(f"{f['name']}: launch of ") and "more blocks than a launch may have" in cuda.detail
+            assert (
+                cuda.detail.startswith(f"{f['name']}: launch of ")
+                and "more blocks than a launch may have" in cuda.detail
+            )
 
 
 def test_more_channels_than_a_launch_may_have(cuda):
     """Of which some gradient is a channel's, by a block of its own: refused before anything is launched, unless nobody wants it."""
-    planes = [f for f in FUNCTIONS if f["family"] == "map" and f["scratch"] and "channels" in f["sizes"]]
+    planes = [
+        f for f in FUNCTIONS if f["family"] == "map" and f["scratch"] and "channels" in f["sizes"]
+    ]
     for f in planes:
         for channels in (2**31 - 1, 2**31, 2**32 + 5):
-            call = Call(cuda, f).set(**dict(zip(f["sizes"], (1, channels, 2)))).set(workspace_bytes=2**60, workspace=2**60)
+            call = (
+                Call(cuda, f)
+                .set(**dict(zip(f["sizes"], (1, channels, 2))))
+                .set(workspace_bytes=2**60, workspace=2**60)
+            )
             for i, a in enumerate(tensors_of(f)):
                 call.set(**{a["name"]: (i + 1) * 2**52})
             before = cuda.seen.count
             got = cuda.call(f, call.values)
-            assert (got, cuda.seen.count - before) == ((0, 2) if channels < 2**31 else (UNSUPPORTED, 0)), f"{f['name']} {channels}"
+            assert (got, cuda.seen.count - before) == (
+                (0, 2) if channels < 2**31 else (UNSUPPORTED, 0)
+            ), f"{f['name']} {channels}"
             call.set(**{a["name"]: None for a in tensors_of(f) if a["role"] == "sum"})
             assert cuda.call(f, call.values) == 0, f"{f['name']} {channels}: {cuda.detail}"
     assert planes
@@ -169,13 +241,19 @@ def test_products_that_are_left_out(tmp_path):
     """Of a gradient whose other product has a kernel (KF_SCHEDULES): refused before anything is launched."""
     f = next(f for f in kflib.manifest()["functions"] if f["name"] == "kf_linear_bwd_bf16")
     cuda = hostcuda.build([f], tmp_path, flags=("-DKF_SCHEDULES=2",))
-    call = Call(cuda, f).set(**dict(zip(f["sizes"], (1, 64, 64, 64)))).set(workspace_bytes=2**60, workspace=2**60)
+    call = (
+        Call(cuda, f)
+        .set(**dict(zip(f["sizes"], (1, 64, 64, 64))))
+        .set(workspace_bytes=2**60, workspace=2**60)
+    )
     for i, a in enumerate(tensors_of(f)):
         call.set(**{a["name"]: (i + 1) * 2**52})
     before = cuda.seen.count
     assert cuda.call(f, call.values) == 0 and cuda.seen.count > before, cuda.detail
     before = cuda.seen.count
-    assert cuda.call(f, call.set(x=2**52 + 2).values) == UNSUPPORTED and "KF_SCHEDULES" in cuda.detail, cuda.detail
+    assert (
+        cuda.call(f, call.set(x=2**52 + 2).values) == UNSUPPORTED and "KF_SCHEDULES" in cuda.detail
+    ), cuda.detail
     assert cuda.seen.count == before
 
 
@@ -195,9 +273,16 @@ def test_who_asked_is_told_each_launch(tmp_path):
     """KF_ON_LAUNCH: the name of the function, activation and state included, and what the runtime is then given."""
     hook = tmp_path / "hook.h"
     hook.write_text(HOOK)
-    chosen = [f for f in kflib.on("cuda", selection.FUNCTIONS) if f["dtypes"] == ["f32"] and f["activation"] in ("none", "gelu")
-              and f["op"].startswith(("layer_norm", "bias_"))]
-    lib = hostcuda.build(chosen, tmp_path, flags=(*PARTS, "-include", str(hostcuda.HEADER), "-include", str(hook)))
+    chosen = [
+        f
+        for f in kflib.on("cuda", selection.FUNCTIONS)
+        if f["dtypes"] == ["f32"]
+        and f["activation"] in ("none", "gelu")
+        and f["op"].startswith(("layer_norm", "bias_"))
+    ]
+    lib = hostcuda.build(
+        chosen, tmp_path, flags=(*PARTS, "-include", str(hostcuda.HEADER), "-include", str(hook))
+    )
     said = (ctypes.c_char * 300).in_dll(lib.dll, "kft_said")
     for f in chosen:
         assert lib.call(f, Call(lib, f).values, STREAM) == 0

@@ -9,14 +9,20 @@ from refusals import CODES, FUNCTIONS, INVALID_SIZE, Call
 
 def test_codes_have_texts(lib):
     texts = [lib.string(code) for code in CODES]
-    assert texts[0] == "success" and len(set(texts)) == len(CODES) and all(len(t) > 5 or t == "success" for t in texts)
+    assert (
+        texts[0] == "success"
+        and len(set(texts)) == len(CODES)
+        and all(len(t) > 5 or t == "success" for t in texts)
+    )
     assert lib.string(len(CODES)) == lib.string(-1) == "unknown result code"
 
 
 def test_long_messages_are_cut(lib):
     """Names, pointers and numbers at their longest stay within the buffer."""
     f = max(kflib.on(lib.backend, FUNCTIONS), key=lambda f: len(f["cpu_name"]))
-    Call(lib, f).set(**{f["sizes"][-1]: -2**63}).refuses(INVALID_SIZE, f["sizes"][-1], str(-2**63))
+    Call(lib, f).set(**{f["sizes"][-1]: -(2**63)}).refuses(
+        INVALID_SIZE, f["sizes"][-1], str(-(2**63))
+    )
 
 
 def test_success_leaves_the_detail_alone(lib):

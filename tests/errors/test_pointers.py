@@ -17,13 +17,24 @@ def test_null(lib, functions):
     for f in functions:
         for a in tensors_of(f):
             if a["null"]:
-                Call(lib, f).set(**{a["name"]: None}).accepts(f"{a['name']} NULL", set(outputs(f)) - {a["name"]})
+                Call(lib, f).set(**{a["name"]: None}).accepts(
+                    f"{a['name']} NULL", set(outputs(f)) - {a["name"]}
+                )
             else:
                 call = Call(lib, f).set(**{a["name"]: None})
-                call.refuses(NULL_POINTER, a["name"], f"{a['name']} is NULL, expected a pointer to {count(f, a, call.sizes)} elements")
+                call.refuses(
+                    NULL_POINTER,
+                    a["name"],
+                    f"{a['name']} is NULL, expected a pointer to {count(f, a, call.sizes)} elements",
+                )
         # All that may be NULL together; the workspace too where nothing is asked for: then nothing is launched.
-        nullable = [a["name"] for a in tensors_of(f) if a["null"] not in ("", "inputs")]  # the inputs or the result
-        call, wanted = Call(lib, f).set_all(nullable, None), [n for n in outputs(f) if n not in nullable]
+        nullable = [
+            a["name"] for a in tensors_of(f) if a["null"] not in ("", "inputs")
+        ]  # the inputs or the result
+        call, wanted = (
+            Call(lib, f).set_all(nullable, None),
+            [n for n in outputs(f) if n not in nullable],
+        )
         if not wanted:
             call.set(workspace=None, workspace_bytes=0)
         call.accepts("everything nullable NULL", wanted)
@@ -36,11 +47,18 @@ def test_misaligned_to_the_element(lib, functions):
             for shift in {1, item(a) // 2} if item(a) > 1 else ():  # a byte is aligned anywhere
                 call = Call(lib, f)
                 call.set(**{a["name"]: call.address(a["name"]) + shift})
-                call.refuses(MISALIGNED, a["name"], f"{a['name']} is 0x", f"expected a pointer aligned to its {item(a)}-byte elements")
+                call.refuses(
+                    MISALIGNED,
+                    a["name"],
+                    f"{a['name']} is 0x",
+                    f"expected a pointer aligned to its {item(a)}-byte elements",
+                )
 
 
 def test_pointers_come_before_the_workspace(lib, functions):
     for f in functions:
         for a in tensors_of(f) if sums(f) else ():
             if not a["null"]:
-                Call(lib, f).set(workspace=None, **{a["name"]: None}).refuses(NULL_POINTER, a["name"])
+                Call(lib, f).set(workspace=None, **{a["name"]: None}).refuses(
+                    NULL_POINTER, a["name"]
+                )

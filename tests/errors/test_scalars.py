@@ -1,17 +1,45 @@
 # SPDX-License-Identifier: Apache-2.0
 """Scalar arguments of every function: the probability, the state, and those of which any value is right."""
 
-from refusals import FUNCTIONS, INVALID_VALUE, MISALIGNED, NULL_POINTER, OVERLAP, Call, outputs, tensors_of
+from refusals import (
+    FUNCTIONS,
+    INVALID_VALUE,
+    MISALIGNED,
+    NULL_POINTER,
+    OVERLAP,
+    Call,
+    outputs,
+    tensors_of,
+)
 
 # What an argument may be, by its role, and where its bad values are tried. A new role is a new line here.
-ROLES = {"in": "test_pointers, test_overlap", "out": "test_pointers, test_overlap", "sum": "test_pointers, test_overlap", "size": "test_sizes",
-         "workspace": "test_workspace", "probability": "test_probability",
-         "seed_at": "test_state", "offset_at": "test_state", "offset_add": "test_any_value",
-         "seed": "test_any_value", "offset": "test_any_value", "scalar": "test_any_value", "act_scalar": "test_any_value",
-         "integer": "test_any_value", "beta": "test_any_value", "strides": "test_strides"}
-ANY = {"seed": (0, 2**64 - 1), "offset": (0, 2**64 - 1), "offset_add": (0, 2**64 - 1), "scalar": (0.0, -1e30, float("inf"), float("nan")),
-       "act_scalar": (0.0, -1e30, float("inf"), float("nan")), "integer": (0, -1, 2**63 - 1, -(2**63)),
-       "beta": (0.0, 0.5, -1e30, float("inf"), float("nan"))}
+ROLES = {
+    "in": "test_pointers, test_overlap",
+    "out": "test_pointers, test_overlap",
+    "sum": "test_pointers, test_overlap",
+    "size": "test_sizes",
+    "workspace": "test_workspace",
+    "probability": "test_probability",
+    "seed_at": "test_state",
+    "offset_at": "test_state",
+    "offset_add": "test_any_value",
+    "seed": "test_any_value",
+    "offset": "test_any_value",
+    "scalar": "test_any_value",
+    "act_scalar": "test_any_value",
+    "integer": "test_any_value",
+    "beta": "test_any_value",
+    "strides": "test_strides",
+}
+ANY = {
+    "seed": (0, 2**64 - 1),
+    "offset": (0, 2**64 - 1),
+    "offset_add": (0, 2**64 - 1),
+    "scalar": (0.0, -1e30, float("inf"), float("nan")),
+    "act_scalar": (0.0, -1e30, float("inf"), float("nan")),
+    "integer": (0, -1, 2**63 - 1, -(2**63)),
+    "beta": (0.0, 0.5, -1e30, float("inf"), float("nan")),
+}
 
 
 def test_every_role_is_tried():
@@ -22,11 +50,22 @@ def test_probability(lib, functions):
     for f in functions:
         if not f["dropout"]:
             continue
-        for p, text in ((-0.1, "-0.1"), (1.5, "1.5"), (float("nan"), "nan"), (float("inf"), "inf"), (-1e-30, "-1e-30"), (1.0000002, "1")):
-            Call(lib, f).set(p=p).refuses(INVALID_VALUE, "p", f"p is {text}", "expected 0 <= p <= 1")
+        for p, text in (
+            (-0.1, "-0.1"),
+            (1.5, "1.5"),
+            (float("nan"), "nan"),
+            (float("inf"), "inf"),
+            (-1e-30, "-1e-30"),
+            (1.0000002, "1"),
+        ):
+            Call(lib, f).set(p=p).refuses(
+                INVALID_VALUE, "p", f"p is {text}", "expected 0 <= p <= 1"
+            )
             # Scalars are looked at before sizes are found to be zero, and before pointers.
             Call(lib, f).set(p=p, **{f["sizes"][0]: 0}).refuses(INVALID_VALUE, "p")
-            Call(lib, f).set(p=p).set_all([a["name"] for a in tensors_of(f)], None).refuses(INVALID_VALUE, "p")
+            Call(lib, f).set(p=p).set_all([a["name"] for a in tensors_of(f)], None).refuses(
+                INVALID_VALUE, "p"
+            )
         for p in (0.0, 1.0, -0.0):
             Call(lib, f).set(p=p).accepts(f"p = {p}", outputs(f))
 
@@ -37,10 +76,16 @@ def test_state(lib, functions):
         if not f["state"]:
             continue
         for name in ("seed", "offset"):
-            Call(lib, f).set(**{name: None}).refuses(NULL_POINTER, name, f"{name} is NULL, expected a pointer to 1 element")
+            Call(lib, f).set(**{name: None}).refuses(
+                NULL_POINTER, name, f"{name} is NULL, expected a pointer to 1 element"
+            )
             call = Call(lib, f)
-            call.set(**{name: call.address(":state") + 4}).refuses(MISALIGNED, name, f"{name} is 0x", "aligned to its 8-byte elements")
-        Call(lib, f).set(seed=None, offset=None, **{s: 0 for s in f["sizes"]}).accepts("a state that nobody reads")
+            call.set(**{name: call.address(":state") + 4}).refuses(
+                MISALIGNED, name, f"{name} is 0x", "aligned to its 8-byte elements"
+            )
+        Call(lib, f).set(seed=None, offset=None, **{s: 0 for s in f["sizes"]}).accepts(
+            "a state that nobody reads"
+        )
         call = Call(lib, f)
         call.set(offset=call.address(":state")).accepts("one word as seed and offset", outputs(f))
 
@@ -52,7 +97,9 @@ def test_state_overlaps(lib, functions):
             argument = name.strip(":")
             for word in ("seed", "offset"):
                 call = Call(lib, f)
-                call.set(**{word: call.address(name)}).refuses(OVERLAP, argument, f"overlaps {word} at 0x", "expected")
+                call.set(**{word: call.address(name)}).refuses(
+                    OVERLAP, argument, f"overlaps {word} at 0x", "expected"
+                )
 
 
 def test_any_value(lib, functions):

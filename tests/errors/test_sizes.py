@@ -4,11 +4,31 @@
 import cases
 from refusals import INVALID_SIZE, Call, count, extents, outputs, sums, tensors_of
 
-OVERFLOWS = {"flat": [(2**62,), (2**63 - 1,)], "rows": [(2**32, 2**32), (2**62, 4), (3, 2**62), (2**63 - 1, 2**63 - 1), (2**31, 2**31)],
-             "planes": [(2**22, 2**22, 2**22), (2**62, 1, 4), (2**32, 1, 2**32), (1, 2**62, 2**62), (2**63 - 1, 2, 1)],
-             "heads": [(2**20, 2**20, 2**20, 2**20), (2**62, 1, 1, 4), (1, 2**32, 1, 2**32), (2, 1, 2**62, 1), (2**63 - 1, 2, 1, 1)],
-             "groups": [(2**20, 2**20, 2**20, 2**20, 2**20), (2**62, 1, 1, 1, 4), (1, 1, 2**32, 2**32, 2**32), (2, 1, 1, 2**62, 1),
-                        (2**63 - 1, 2, 1, 1, 1)]}
+OVERFLOWS = {
+    "flat": [(2**62,), (2**63 - 1,)],
+    "rows": [(2**32, 2**32), (2**62, 4), (3, 2**62), (2**63 - 1, 2**63 - 1), (2**31, 2**31)],
+    "planes": [
+        (2**22, 2**22, 2**22),
+        (2**62, 1, 4),
+        (2**32, 1, 2**32),
+        (1, 2**62, 2**62),
+        (2**63 - 1, 2, 1),
+    ],
+    "heads": [
+        (2**20, 2**20, 2**20, 2**20),
+        (2**62, 1, 1, 4),
+        (1, 2**32, 1, 2**32),
+        (2, 1, 2**62, 1),
+        (2**63 - 1, 2, 1, 1),
+    ],
+    "groups": [
+        (2**20, 2**20, 2**20, 2**20, 2**20),
+        (2**62, 1, 1, 1, 4),
+        (1, 1, 2**32, 2**32, 2**32),
+        (2, 1, 1, 2**62, 1),
+        (2**63 - 1, 2, 1, 1, 1),
+    ],
+}
 MOST = 2**58
 
 
@@ -20,8 +40,10 @@ def test_negative_sizes(lib, functions):
     for f in functions:
         first, last = f["sizes"][0], f["sizes"][-1]
         for size in f["sizes"]:
-            for value in (-1, -2**40, -2**63):
-                Call(lib, f).set(**{size: value}).refuses(INVALID_SIZE, size, f"{size} is {value}, expected 0 or more")
+            for value in (-1, -(2**40), -(2**63)):
+                Call(lib, f).set(**{size: value}).refuses(
+                    INVALID_SIZE, size, f"{size} is {value}, expected 0 or more"
+                )
         # Sizes come before pointers, and a negative one before a zero one.
         Call(lib, f).set_all(names_of(f), None).set(**{last: -3}).refuses(INVALID_SIZE, last)
         if first != last:
@@ -33,23 +55,39 @@ def test_products_that_overflow(lib, functions):
     """The message is about the first size that the ones before it leave no room for."""
     for f in functions:
         own = cases.own(f)
-        for sizes, wrong in own.OVERFLOWS if own else [(sizes, None) for sizes in cases.of_form(f, OVERFLOWS)]:
+        for sizes, wrong in (
+            own.OVERFLOWS if own else [(sizes, None) for sizes in cases.of_form(f, OVERFLOWS)]
+        ):
             room = MOST
             for name, size in zip(f["sizes"], () if own else sizes):
                 size = 1 if name == "groups" else size  # the channels are those of all groups
                 wrong, room = wrong or (name if size > room else None), room // max(size, 1)
             call = Call(lib, f).set(**dict(zip(f["sizes"], sizes)))
-            call.refuses(INVALID_SIZE, wrong, f"{wrong} is {sizes[f['sizes'].index(wrong)]}, expected a tensor of at most 2^58 elements")
+            call.refuses(
+                INVALID_SIZE,
+                wrong,
+                f"{wrong} is {sizes[f['sizes'].index(wrong)]}, expected a tensor of at most 2^58 elements",
+            )
 
 
 def test_channels_that_make_no_groups(lib, functions):
     """Refused with a message that names both, before a zero extent is success and before any pointer; no workspace is asked for."""
     for f in [f for f in functions if "groups" in f["sizes"]]:
         for groups, channels in ((2, 3), (4, 2), (0, 4), (3, 2**40)):
-            call = Call(lib, f).set_all(names_of(f), None).set(groups=groups, channels=channels, outer=0)
-            call.refuses(INVALID_SIZE, "channels", f"channels is {channels}, expected a multiple of groups, {groups}")
+            call = (
+                Call(lib, f)
+                .set_all(names_of(f), None)
+                .set(groups=groups, channels=channels, outer=0)
+            )
+            call.refuses(
+                INVALID_SIZE,
+                "channels",
+                f"channels is {channels}, expected a multiple of groups, {groups}",
+            )
             assert lib.workspace_bytes(f, [2, 3, groups, channels, 5]) == 0
-        Call(lib, f).set(groups=-2).refuses(INVALID_SIZE, "groups", "groups is -2, expected 0 or more")
+        Call(lib, f).set(groups=-2).refuses(
+            INVALID_SIZE, "groups", "groups is -2, expected 0 or more"
+        )
 
 
 def test_zero_extents(lib, functions):
@@ -57,7 +95,10 @@ def test_zero_extents(lib, functions):
     for f in functions:
         sizes = extents(f)
         for i, size in enumerate(f["sizes"]):
-            empty = tuple(0 if i == j or (size, other) == ("groups", "channels") else s for j, (other, s) in enumerate(zip(f["sizes"], sizes)))
+            empty = tuple(
+                0 if i == j or (size, other) == ("groups", "channels") else s
+                for j, (other, s) in enumerate(zip(f["sizes"], sizes))
+            )
             call = Call(lib, f, empty)
             if size == "axis" and f["empty"] == "error" and not f["bwd"]:
                 call.refuses(INVALID_SIZE, "axis", "is 0, expected 1 or more")
@@ -65,15 +106,28 @@ def test_zero_extents(lib, functions):
             written = [a["name"] for a in tensors_of(f) if a["role"] != "in" and count(f, a, empty)]
             call.set_all([a["name"] for a in tensors_of(f) if count(f, a, empty) == 0], None)
             call.accepts(f"{size} = 0", written)
-            over = [a["name"] for a in tensors_of(f) if a["role"] == "sum" and size in a["summed_over"] and a["name"] in written]
+            over = [
+                a["name"]
+                for a in tensors_of(f)
+                if a["role"] == "sum" and size in a["summed_over"] and a["name"] in written
+            ]
             for name in over if lib.backend == "cpu" else ():
                 assert not call.span(name).any(), f"{call.name}: {name} over {size} = 0 is not zero"
             if not written:  # nothing to write: no pointer is looked at
-                call = Call(lib, f, empty).set_all(names_of(f), None).set(workspace=None, workspace_bytes=0)
+                call = (
+                    Call(lib, f, empty)
+                    .set_all(names_of(f), None)
+                    .set(workspace=None, workspace_bytes=0)
+                )
                 call.accepts(f"{size} = 0, all NULL")
                 call.set_all(names_of(f), 1).accepts(f"{size} = 0, pointers of no meaning")
                 assert call._call()[2] == 0, f"{call.name} launches something for {size} = 0"
-        call = Call(lib, f).set_all(f["sizes"], 0).set_all(names_of(f), None).set(workspace=None, workspace_bytes=0)
+        call = (
+            Call(lib, f)
+            .set_all(f["sizes"], 0)
+            .set_all(names_of(f), None)
+            .set(workspace=None, workspace_bytes=0)
+        )
         call.accepts("all sizes 0")
         assert call._call()[2] == 0, f"{call.name} launches something for nothing"
 
@@ -83,4 +137,6 @@ def test_sums_over_nothing_may_be_unwanted(lib, functions):
         if sums(f):
             call = Call(lib, f, (0,) + extents(f)[1:]).set_all(sums(f), None)
             nothing = cases.planes(f) or cases.groups(f) or f["sizes"][0] == "batch"
-            call.accepts("no rows and no sum", [] if nothing else [n for n in outputs(f) if n not in sums(f)])
+            call.accepts(
+                "no rows and no sum", [] if nothing else [n for n in outputs(f) if n not in sums(f)]
+            )

@@ -36,7 +36,9 @@ def crowded(f, a, **given):
     """The first field, from the smallest distance on, whose rows would reach into each other."""
     sizes, room = levels(f, extents(f), a)
     apart = strided.dense([given.get(field, 0) for field in a["strides"]], sizes, room)
-    for distance, n, field in sorted((d, n, field) for d, n, field in zip(apart, sizes, a["strides"]) if n > 1):
+    for distance, n, field in sorted(
+        (d, n, field) for d, n, field in zip(apart, sizes, a["strides"]) if n > 1
+    ):
         if distance < room:
             return field
         room += distance * (n - 1)
@@ -54,10 +56,16 @@ def test_negative(lib, functions):
     for f in functions:
         for a in strided.laid(f):
             for field in a["strides"]:
-                for number in (-1, -2**40, BROADCAST + 1):
-                    call(lib, f, **{field: number}).refuses(INVALID_SIZE, f"strides->{field}", f"is {number}, expected", "KF_BROADCAST")
-                call(lib, f, **{field: -1}).set_all([t["name"] for t in tensors_of(f)], None).refuses(INVALID_SIZE, f"strides->{field}")
-                call(lib, f, **{field: -1}).set(**{f["sizes"][-1]: 0}).refuses(INVALID_SIZE, f"strides->{field}")
+                for number in (-1, -(2**40), BROADCAST + 1):
+                    call(lib, f, **{field: number}).refuses(
+                        INVALID_SIZE, f"strides->{field}", f"is {number}, expected", "KF_BROADCAST"
+                    )
+                call(lib, f, **{field: -1}).set_all(
+                    [t["name"] for t in tensors_of(f)], None
+                ).refuses(INVALID_SIZE, f"strides->{field}")
+                call(lib, f, **{field: -1}).set(**{f["sizes"][-1]: 0}).refuses(
+                    INVALID_SIZE, f"strides->{field}"
+                )
 
 
 def test_too_far_apart(lib, functions):
@@ -65,7 +73,11 @@ def test_too_far_apart(lib, functions):
         for a in strided.laid(f):
             for field, _ in free(f, a):
                 for number in (2**58, 2**63 - 1):
-                    call(lib, f, **{field: number}).refuses(INVALID_SIZE, f"strides->{field}", f"is {number}, expected a tensor of at most 2^58")
+                    call(lib, f, **{field: number}).refuses(
+                        INVALID_SIZE,
+                        f"strides->{field}",
+                        f"is {number}, expected a tensor of at most 2^58",
+                    )
 
 
 def test_an_output_s_rows_are_apart(lib, functions):
@@ -76,7 +88,12 @@ def test_an_output_s_rows_are_apart(lib, functions):
                 for number in {max(1, room - 1), BROADCAST} - {room}:
                     if a["role"] != "in":
                         near = crowded(f, a, **{field: number})
-                        call(lib, f, **{field: number}).refuses(OVERLAP, f"strides->{near}", "puts an output's rows", "elements apart, expected")
+                        call(lib, f, **{field: number}).refuses(
+                            OVERLAP,
+                            f"strides->{near}",
+                            "puts an output's rows",
+                            "elements apart, expected",
+                        )
                     else:
                         call(lib, f, **{field: number}).accepts(f"{field} = {number}", outputs(f))
 
@@ -85,7 +102,13 @@ def test_fields_of_the_other_direction(lib, functions):
     """One struct serves both: what this direction has no tensor of is not looked at."""
     for f in functions:
         own = {field for a in strided.laid(f) for field in a["strides"]}
-        rest = {name: -5 for a in f["arguments"] if a["role"] == "strides" for name in a["fields"] if name not in own}
+        rest = {
+            name: -5
+            for a in f["arguments"]
+            if a["role"] == "strides"
+            for name in a["fields"]
+            if name not in own
+        }
         if rest:
             call(lib, f, **rest).accepts("strides of tensors that it has not", outputs(f))
 
@@ -105,10 +128,17 @@ def test_extents_overlap(lib, functions):
         halves = {source["name"]: begin, out["name"]: begin + cols * size}
         call(lib, f, **given).set(**halves).accepts("two halves of a matrix", outputs(f))
         for change in ({out["name"]: begin + (cols - 1) * size}, {source["name"]: begin + size}):
-            call(lib, f, **given).set(**(halves | change)).refuses(OVERLAP, out["name"], f"overlaps {source['name']} at")
+            call(lib, f, **given).set(**(halves | change)).refuses(
+                OVERLAP, out["name"], f"overlaps {source['name']} at"
+            )
         call(lib, f, **given).set(**dict.fromkeys(halves, begin)).accepts("in place", outputs(f))
         in_place = call(lib, f, **{out["strides"][0]: wide}).set(**dict.fromkeys(halves, begin))
-        in_place.refuses(OVERLAP, out["name"], f"overlaps {source['name']} at", "expected the same strides in place, or memory apart")
+        in_place.refuses(
+            OVERLAP,
+            out["name"],
+            f"overlaps {source['name']} at",
+            "expected the same strides in place, or memory apart",
+        )
 
 
 def test_an_axis_of_single_elements(lib, functions):
@@ -118,5 +148,10 @@ def test_an_axis_of_single_elements(lib, functions):
         for a in strided.laid(f):
             for number in (2, BROADCAST):
                 call(lib, f, (3, 5, 1), **{a["strides"][0]: number}).refuses(
-                    UNSUPPORTED, f"strides->{a['strides'][0]}", f"is {number}, expected 0 or 1 where inner is 1")
-            call(lib, f, (3, 5, 1), **{a["strides"][0]: 1}).accepts("an axis side by side", outputs(f))
+                    UNSUPPORTED,
+                    f"strides->{a['strides'][0]}",
+                    f"is {number}, expected 0 or 1 where inner is 1",
+                )
+            call(lib, f, (3, 5, 1), **{a["strides"][0]: 1}).accepts(
+                "an axis side by side", outputs(f)
+            )

@@ -2,7 +2,19 @@
 """The workspace of every function that sums: missing, too small, misaligned or shared with a tensor it is refused, whichever gradients are
 wanted; where <function>_workspace_bytes says 0 it is not looked at."""
 
-from refusals import FUNCTIONS, MISALIGNED, OVERLAP, WORKSPACE, Call, extents, item, outputs, sums, tensors_of, unread
+from refusals import (
+    FUNCTIONS,
+    MISALIGNED,
+    OVERLAP,
+    WORKSPACE,
+    Call,
+    extents,
+    item,
+    outputs,
+    sums,
+    tensors_of,
+    unread,
+)
 
 
 def with_workspace(functions):
@@ -12,7 +24,11 @@ def with_workspace(functions):
 def test_who_has_one():
     """The tests below are about something."""
     assert len(with_workspace(FUNCTIONS)) > len(FUNCTIONS) / 20
-    assert all(f["scratch"] == bool(sums(f)) for f in FUNCTIONS if f["family"] not in ("reduce", "gemm", "logits"))
+    assert all(
+        f["scratch"] == bool(sums(f))
+        for f in FUNCTIONS
+        if f["family"] not in ("reduce", "gemm", "logits")
+    )
     assert all(f["workspace"] for f in FUNCTIONS if f["bwd"] or f["scratch"])
 
 
@@ -20,10 +36,15 @@ def test_no_bytes_may_be_null(lib, functions):
     """Of a function that takes a workspace and uses none, <function>_workspace_bytes says 0; what it is given is not looked at."""
     for f in [f for f in functions if f["workspace"] and not f["scratch"]]:
         call = Call(lib, f)
-        assert call.workspace_bytes == 0 and "void *workspace, size_t workspace_bytes" in f["signature"]
+        assert (
+            call.workspace_bytes == 0
+            and "void *workspace, size_t workspace_bytes" in f["signature"]
+        )
         call.set(workspace=None, workspace_bytes=0).accepts("no workspace", outputs(f))
         call = Call(lib, f)
-        call.set(workspace=call.address(tensors_of(f)[0]["name"]) + 1, workspace_bytes=2**63).accepts("a workspace that nobody uses", outputs(f))
+        call.set(
+            workspace=call.address(tensors_of(f)[0]["name"]) + 1, workspace_bytes=2**63
+        ).accepts("a workspace that nobody uses", outputs(f))
 
 
 def test_missing_small_misaligned(lib, functions):
@@ -33,15 +54,23 @@ def test_missing_small_misaligned(lib, functions):
         assert need > 0
         words = (f"expected {need} bytes ({call.name}_workspace_bytes), aligned to 256",)
         call.set(workspace=None).refuses(WORKSPACE, "workspace", *words)
-        Call(lib, f).set(workspace=None, workspace_bytes=0).refuses(WORKSPACE, "workspace", "of 0 bytes", *words)
+        Call(lib, f).set(workspace=None, workspace_bytes=0).refuses(
+            WORKSPACE, "workspace", "of 0 bytes", *words
+        )
         for got in (need - 1, 1, 0):
-            Call(lib, f).set(workspace_bytes=got).refuses(WORKSPACE, "workspace", f"of {got} bytes", *words)
+            Call(lib, f).set(workspace_bytes=got).refuses(
+                WORKSPACE, "workspace", f"of {got} bytes", *words
+            )
         for shift in (1, 16, 128):
             call = Call(lib, f)
-            call.set(workspace=call.address(":workspace") + shift).refuses(MISALIGNED, "workspace", "is 0x", "expected memory aligned to 256 bytes")
+            call.set(workspace=call.address(":workspace") + shift).refuses(
+                MISALIGNED, "workspace", "is 0x", "expected memory aligned to 256 bytes"
+            )
         Call(lib, f).set(workspace_bytes=2**63).accepts("more workspace than needed", outputs(f))
         for one in sums(f):
-            Call(lib, f).set(workspace=None).set_all([s for s in sums(f) if s != one], None).refuses(WORKSPACE, "workspace", *words)
+            Call(lib, f).set(workspace=None).set_all(
+                [s for s in sums(f) if s != one], None
+            ).refuses(WORKSPACE, "workspace", *words)
 
 
 def test_the_whole_size_whichever_gradients_are_wanted(lib, functions):
@@ -50,8 +79,12 @@ def test_the_whole_size_whichever_gradients_are_wanted(lib, functions):
         rest = set(outputs(f)) - set(sums(f))
         Call(lib, f).set_all(sums(f), None).accepts("no sum", rest)
         for got in (0, 1) if rest else ():
-            Call(lib, f).set_all(sums(f), None).set(workspace_bytes=got).refuses(WORKSPACE, "workspace", f"{Call(lib, f).workspace_bytes} bytes")
-        Call(lib, f).set_all(outputs(f), None).set(workspace=None, workspace_bytes=0).accepts("no gradient and no workspace")
+            Call(lib, f).set_all(sums(f), None).set(workspace_bytes=got).refuses(
+                WORKSPACE, "workspace", f"{Call(lib, f).workspace_bytes} bytes"
+            )
+        Call(lib, f).set_all(outputs(f), None).set(workspace=None, workspace_bytes=0).accepts(
+            "no gradient and no workspace"
+        )
 
 
 def test_overlap(lib, functions):
@@ -59,9 +92,19 @@ def test_overlap(lib, functions):
     for f in with_workspace(functions):
         for a in tensors_of(f):
             call = Call(lib, f)
-            begin, end, size = call.address(":workspace"), call.address(":workspace") + call.workspace_bytes, call.bytes[a["name"]]
+            begin, end, size = (
+                call.address(":workspace"),
+                call.address(":workspace") + call.workspace_bytes,
+                call.bytes[a["name"]],
+            )
             unit = item(a)
-            inside = {begin, begin + unit, end - unit, begin - size + unit, (begin + end) // 2 // unit * unit}
+            inside = {
+                begin,
+                begin + unit,
+                end - unit,
+                begin - size + unit,
+                (begin + end) // 2 // unit * unit,
+            }
             # GAP is larger than any tensor: none that is moved here reaches another one.
             for at in sorted(inside):
                 call = Call(lib, f)
@@ -77,7 +120,9 @@ def test_overlap(lib, functions):
                 at = call.address(":workspace") + where
                 call.bytes[a["name"]], call.at[a["name"]] = size, at - call.base
                 if at % unit == 0:
-                    call.set(**{a["name"]: at}).accepts(f"{a['name']} beside the workspace", outputs(f))
+                    call.set(**{a["name"]: at}).accepts(
+                        f"{a['name']} beside the workspace", outputs(f)
+                    )
 
 
 def test_only_what_is_used_must_be_apart(lib, functions):
@@ -91,6 +136,9 @@ def test_query(lib, functions):
     """Nonsense sizes ask for nothing; the size does not shrink when a tensor grows."""
     for f in with_workspace(functions):
         sizes = list(extents(f))
-        assert lib.workspace_bytes(f, [-1] + sizes[1:]) == 0 and lib.workspace_bytes(f, sizes) % 256 == 0
+        assert (
+            lib.workspace_bytes(f, [-1] + sizes[1:]) == 0
+            and lib.workspace_bytes(f, sizes) % 256 == 0
+        )
         assert lib.workspace_bytes(f, [2**62] * len(sizes)) == 0
         assert lib.workspace_bytes(f, [4096] + sizes[1:]) >= lib.workspace_bytes(f, sizes)

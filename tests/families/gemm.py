@@ -9,19 +9,56 @@ from kfgen import product_oracle
 from kfgen.words import KEEP, KEEP_SCALE
 
 # Parts of whole vectors and others, one row, fewer than a tile and more, more than a block along each axis, several batches; nothing along one axis.
-SHAPES = [[(2, 4, 8, 6), 0], [(1, 5, 19, 7), 1], [(1, 1, 40, 70), 0], [(3, 17, 33, 9), 0], [(1, 37, 130, 33), 2], [(0, 3, 4, 5), 0],
-          [(2, 0, 5, 4), 0], [(2, 4, 0, 3), 0], [(1, 4, 5, 0), 0], [(1, 70, 20, 140), 0], [(2, 11, 1, 1), 1]]
+SHAPES = [
+    [(2, 4, 8, 6), 0],
+    [(1, 5, 19, 7), 1],
+    [(1, 1, 40, 70), 0],
+    [(3, 17, 33, 9), 0],
+    [(1, 37, 130, 33), 2],
+    [(0, 3, 4, 5), 0],
+    [(2, 0, 5, 4), 0],
+    [(2, 4, 0, 3), 0],
+    [(1, 4, 5, 0), 0],
+    [(1, 70, 20, 140), 0],
+    [(2, 11, 1, 1), 1],
+]
 # What else it takes to reach each of CUDA's kernels, of forwards and gradients, where a device has one SM: tiles by copies of 16 bytes and from any
 # address, depths that blocks share.
-SHAPES += [[(1, 16, 24, 8), 0], [(1, 72, 72, 8), 0], [(1, 67, 66, 5), 1], [(1, 3, 20, 520), 0], [(1, 16, 16, 136), 0], [(1, 8, 136, 16), 0],
-           [(1, 66, 5, 67), 1], [(1, 3, 67, 66), 1], [(1, 8, 72, 72), 0], [(1, 520, 20, 3), 0], [(1, 3, 520, 20), 0],
-           [(1, 16, 64, 8), 0], [(1, 136, 16, 8), 0]]  # of two products; of a left factor that is turned
-MORE = [[(b, m, n, k), (m + n) % 3] for b in (1, 2) for m in (1, 2, 7, 13, 64, 131) for n in (1, 16, 31, 96, 257) for k in (1, 15, 64, 300)]
+SHAPES += [
+    [(1, 16, 24, 8), 0],
+    [(1, 72, 72, 8), 0],
+    [(1, 67, 66, 5), 1],
+    [(1, 3, 20, 520), 0],
+    [(1, 16, 16, 136), 0],
+    [(1, 8, 136, 16), 0],
+    [(1, 66, 5, 67), 1],
+    [(1, 3, 67, 66), 1],
+    [(1, 8, 72, 72), 0],
+    [(1, 520, 20, 3), 0],
+    [(1, 3, 520, 20), 0],
+    [(1, 16, 64, 8), 0],
+    [(1, 136, 16, 8), 0],
+]  # of two products; of a left factor that is turned
+MORE = [
+    [(b, m, n, k), (m + n) % 3]
+    for b in (1, 2)
+    for m in (1, 2, 7, 13, 64, 131)
+    for n in (1, 16, 31, 96, 257)
+    for k in (1, 15, 64, 300)
+]
 LAUNCHES = 14  # at most: two strips with their totals, and a strip; a product that blocks share for the inputs, and for each of two weights
 LARGE = (2**20, 2**20, 1, 1)
-OVERFLOWS = [((2**30, 2**28, 3, 1), "cols"), ((3, 2**30, 1, 2**30), "depth"), ((1, 1, 2**30, 2**30), "depth"), ((1, 2**30, 2**30, 1), "cols"),
-             ((2**59, 1, 1, 1), "batch")]  # the size that is too much
-CALLS = ([(1, 1, 2, 3), (2, 3, 5, 4), (1, 20, 17, 35), (1, 4, 5, 0)], [(3, 67, 49, 33), (1, 301, 66, 70)])
+OVERFLOWS = [
+    ((2**30, 2**28, 3, 1), "cols"),
+    ((3, 2**30, 1, 2**30), "depth"),
+    ((1, 1, 2**30, 2**30), "depth"),
+    ((1, 2**30, 2**30, 1), "cols"),
+    ((2**59, 1, 1, 1), "batch"),
+]  # the size that is too much
+CALLS = (
+    [(1, 1, 2, 3), (2, 3, 5, 4), (1, 20, 17, 35), (1, 4, 5, 0)],
+    [(3, 67, 49, 33), (1, 301, 66, 70)],
+)
 COLS = 3  # sizes of the result
 
 
@@ -46,7 +83,9 @@ def draw(rng, call, a, values):
         x *= np.exp2(rng.integers(-12, 3, n))
     if values == "special" and a["role"] == "in":
         rare = rng.random(n) < 0.3 / max(call.sizes[-1], 1)
-        x = np.where(rare, rng.choice([0.0, -0.0, np.inf, -np.inf, np.nan, 5e-39, 2.0**-24, 3e4, -3e4], n), x)
+        x = np.where(
+            rare, rng.choice([0.0, -0.0, np.inf, -np.inf, np.nan, 5e-39, 2.0**-24, 3e4, -3e4], n), x
+        )
     return storage.from_float(x, a["dtype"]).reshape(shape)
 
 
@@ -59,7 +98,9 @@ def fill(call):
     forward = storage.kernel_of(op.pattern, tuple(call.f["dtypes"][:1]), False, call.files)
     found = product_oracle.Product(forward, call.act).run(environment(call, call.data), call.sizes)
     for name in made:
-        call.data[name] = storage.from_float(np.ascontiguousarray(found[name].value), call.kernel.dtype.word)
+        call.data[name] = storage.from_float(
+            np.ascontiguousarray(found[name].value), call.kernel.dtype.word
+        )
 
 
 def environment(call, data):
@@ -73,12 +114,18 @@ def environment(call, data):
 
 @functools.cache
 def _product(pattern, dtypes, bwd, activation, files, by):
-    return product_oracle.Product(storage.kernel_of(pattern, dtypes, bwd, files), storage.spec(files).activations[activation], by)
+    return product_oracle.Product(
+        storage.kernel_of(pattern, dtypes, bwd, files),
+        storage.spec(files).activations[activation],
+        by,
+    )
 
 
 def moved(dtype, values):
     """How far a value may be moved where it is stored, and the largest that may be."""
-    return 0.5 * storage.ulp(np.nan_to_num(values, posinf=0.0, neginf=0.0), dtype), storage.MANTISSA[dtype][2]
+    return 0.5 * storage.ulp(
+        np.nan_to_num(values, posinf=0.0, neginf=0.0), dtype
+    ), storage.MANTISSA[dtype][2]
 
 
 def check(call, got, weights=None):
@@ -88,17 +135,46 @@ def check(call, got, weights=None):
     store = None if dtype in (compute, "tf32") else functools.partial(moved, dtype)
     factor = store if call.backend != "cpu" else None  # tensor cores multiply elements of 2 bytes
     factors = 2.0**-11 if dtype == "tf32" else 0.0
-    least = 2.0 ** (-14 if dtype == "f16" else -126) if call.backend != "cpu" and dtype in ("f16", "bf16", "tf32") else 0.0
-    rounding = product_oracle.Rounding(storage.EPS[compute], storage.TINY[compute], storage.MANTISSA[compute][2] / 4, store, factor, factors, least)
+    least = (
+        2.0 ** (-14 if dtype == "f16" else -126)
+        if call.backend != "cpu" and dtype in ("f16", "bf16", "tf32")
+        else 0.0
+    )
+    rounding = product_oracle.Rounding(
+        storage.EPS[compute],
+        storage.TINY[compute],
+        storage.MANTISSA[compute][2] / 4,
+        store,
+        factor,
+        factors,
+        least,
+    )
     product = _product(f["op"], tuple(f["dtypes"]), f["bwd"], f["activation"], call.files, by)
-    found = product.run(environment(call, call.data), call.sizes, rounding, call.scalars.get("beta", 0.0))
+    found = product.run(
+        environment(call, call.data), call.sizes, rounding, call.scalars.get("beta", 0.0)
+    )
     with np.errstate(all="ignore"):
         for s in call.kernel.outputs:
             if s.name in call.drop:
                 continue
             n, own = found[s.name], storage.to_float(got[s.name], s.dtype.word)
-            want, error, beyond = (np.broadcast_to(v.reshape(own.shape) if v.size == own.size else v, own.shape)
-                                   for v in (n.value, n.error, n.beyond))
-            scale = (error + rounding.eps * np.abs(np.nan_to_num(want, posinf=0.0, neginf=0.0))) / rounding.eps
-            storage.compare(own, np.where(beyond, own, want), s.dtype.word, compute, f["tolerance"]["factor"], scale, np.ones_like(scale),
-                            np.zeros_like(scale), False, f"{call.where}: {s.name}", not np.isfinite(want).all())
+            want, error, beyond = (
+                np.broadcast_to(v.reshape(own.shape) if v.size == own.size else v, own.shape)
+                for v in (n.value, n.error, n.beyond)
+            )
+            scale = (
+                error + rounding.eps * np.abs(np.nan_to_num(want, posinf=0.0, neginf=0.0))
+            ) / rounding.eps
+            storage.compare(
+                own,
+                np.where(beyond, own, want),
+                s.dtype.word,
+                compute,
+                f["tolerance"]["factor"],
+                scale,
+                np.ones_like(scale),
+                np.zeros_like(scale),
+                False,
+                f"{call.where}: {s.name}",
+                not np.isfinite(want).all(),
+            )

@@ -8,16 +8,44 @@ import numpy as np
 import storage
 
 # More rows than a chunk of 64 has, and fewer; few rows; whole vectors and others; nothing along an axis.
-SHAPES = [[(4, 8, 12), 0], [(5, 8, 6), 0], [(3, 19, 7), 1], [(1, 40, 70), 0], [(70, 33, 9), 0], [(150, 16, 24), 0], [(137, 70, 20), 2],
-          [(0, 5, 4), 0], [(4, 5, 0), 0], [(300, 24, 16), 0], [(4, 0, 3), 0], [(2, 1, 1), 1]]
-MORE = [[(m, n, k), (m + n) % 3] for m in (1, 13, 64, 131, 259) for n in (1, 16, 97, 515) for k in (1, 64, 130)]
+SHAPES = [
+    [(4, 8, 12), 0],
+    [(5, 8, 6), 0],
+    [(3, 19, 7), 1],
+    [(1, 40, 70), 0],
+    [(70, 33, 9), 0],
+    [(150, 16, 24), 0],
+    [(137, 70, 20), 2],
+    [(0, 5, 4), 0],
+    [(4, 5, 0), 0],
+    [(300, 24, 16), 0],
+    [(4, 0, 3), 0],
+    [(2, 1, 1), 1],
+]
+MORE = [
+    [(m, n, k), (m + n) % 3]
+    for m in (1, 13, 64, 131, 259)
+    for n in (1, 16, 97, 515)
+    for k in (1, 64, 130)
+]
 LARGE = (1, 2**40, 1)
 # The size that is too much.
-OVERFLOWS = [((2**30, 3, 2**30), "depth"), ((3, 2**30, 2**30), "depth"), ((2**30, 2**30, 3), "cols"), ((2**59, 1, 1), "rows")]
-LAUNCHES = 3 * 8  # of a chunk: a product that blocks share, a row op, gradients with their sums; up to three chunks
+OVERFLOWS = [
+    ((2**30, 3, 2**30), "depth"),
+    ((3, 2**30, 2**30), "depth"),
+    ((2**30, 2**30, 3), "cols"),
+    ((2**59, 1, 1), "rows"),
+]
+LAUNCHES = (
+    3 * 8
+)  # of a chunk: a product that blocks share, a row op, gradients with their sums; up to three chunks
 TORCH = (3, 5, 4)  # as PyTorch's tests call it
 EXTENTS = {"rows": (5,), "cols": (9,), "depth": (4,)}  # as those of functions on tensors do
-COUNTED = [("rows", "depth"), ("cols", "depth"), ("rows", "cols")]  # sizes of tensors whose elements are counted
+COUNTED = [
+    ("rows", "depth"),
+    ("cols", "depth"),
+    ("rows", "cols"),
+]  # sizes of tensors whose elements are counted
 IGNORED = -100
 ROWS_OF_A_PRODUCT = True
 KERNELS_OF_OTHERS = True  # whose own tests reach each of them
@@ -35,11 +63,13 @@ def draw(rng, call, a, values):
     if a["dtype"][0] == "i":
         cols = call.sizes[1]
         found = np.where(rng.random(shape) < 0.15, IGNORED, rng.integers(0, max(cols, 1), shape))
-        return np.where(rng.random(shape) < 0.1, rng.choice([-1, cols, 2**31 - 1], shape), found).astype(storage.STORAGE[a["dtype"]])
+        return np.where(
+            rng.random(shape) < 0.1, rng.choice([-1, cols, 2**31 - 1], shape), found
+        ).astype(storage.STORAGE[a["dtype"]])
     n = int(np.prod(shape))
     if a["role"] != "in" and not call.scalars.get("beta"):
         return storage.from_float(np.full(shape, np.nan), a["dtype"])
-    x = rng.standard_normal(n) * rng.choice([0.3, 1.0, 2.0], n) / max(call.sizes[2], 1)**0.25
+    x = rng.standard_normal(n) * rng.choice([0.3, 1.0, 2.0], n) / max(call.sizes[2], 1) ** 0.25
     if values == "wide":
         x *= np.exp2(rng.integers(-8, 1, n))
     if values == "special" and a["name"] == "x":
@@ -67,7 +97,11 @@ class Expected:
         dtype = f["dtypes"][0]
         self.eps = eps = storage.EPS["f64" if dtype == "f64" else "f32"]
         self.dtype, self.rounds = dtype, dtype in ("f16", "bf16")
-        read = {name: storage.to_float(call.data[name], a["dtype"]) for name, a in call.tensors.items() if a["dtype"][0] != "i"}
+        read = {
+            name: storage.to_float(call.data[name], a["dtype"])
+            for name, a in call.tensors.items()
+            if a["dtype"][0] != "i"
+        }
         x, weight, label = read["x"], read["weight"], call.data["label"].astype(np.int64)
         bias = np.zeros(call.sizes[1]) if "bias" in call.drop else read["bias"]
         dloss = read.get("dloss", np.ones(call.sizes[0]))
@@ -83,31 +117,49 @@ class Expected:
         lse = most + np.log(total)
         far = error.max(1, initial=0.0)
         own = far + eps * (8 + np.sqrt(cols)) * (1 + np.abs(lse) + np.abs(most))
-        picked = np.where(there, logits[np.arange(len(label)), np.where(there, label, 0)], np.nan) if cols else np.full(len(label), np.nan)
+        picked = (
+            np.where(there, logits[np.arange(len(label)), np.where(there, label, 0)], np.nan)
+            if cols
+            else np.full(len(label), np.nan)
+        )
         mean = logits.mean(1) if cols else np.full(len(label), np.nan)
         loss = lse - (1 - smoothing) * picked - smoothing * mean + z * lse * lse
-        size = np.abs(lse) + np.abs(picked) + np.abs(logits).mean(1) + z * lse * lse if cols else lse
+        size = (
+            np.abs(lse) + np.abs(picked) + np.abs(logits).mean(1) + z * lse * lse if cols else lse
+        )
         skipped = label == s["ignore_index"]
         of_loss = own * (3 + 4 * z * np.abs(lse)) + eps * 16 * size
-        self.found = {"lse": (lse, own), "loss": (np.where(skipped, 0.0, loss), np.where(skipped, 0.0, of_loss))}
+        self.found = {
+            "lse": (lse, own),
+            "loss": (np.where(skipped, 0.0, loss), np.where(skipped, 0.0, of_loss)),
+        }
         if "dx" not in call.tensors:
             return
         one = np.zeros(logits.shape)
         one[np.flatnonzero(there), label[there]] = 1 - smoothing
         p, rise = e / total[:, None], (1 + 2 * z * lse)[:, None]
         slope = dloss[:, None] * (p * rise - one - smoothing / max(cols, 1))
-        off = p * np.abs(rise) * (2 * own)[:, None] + p * 2 * z * own[:, None] + eps * 16 * (p * np.abs(rise) + one + smoothing)
+        off = (
+            p * np.abs(rise) * (2 * own)[:, None]
+            + p * 2 * z * own[:, None]
+            + eps * 16 * (p * np.abs(rise) + one + smoothing)
+        )
         off = np.abs(dloss)[:, None] * off
         keep = (there & ~skipped)[:, None]
         slope, off = np.where(keep, slope, 0.0), np.where(keep, off, 0.0)
         off = self.stored(slope, off)
         self.found["dx"] = product(slope, off, weight, eps)
-        for name, (value, error) in (("dweight", product(slope.T, off.T, x, eps)), ("dbias", product(slope.T, off.T, np.ones((len(label), 1)), eps))):
+        for name, (value, error) in (
+            ("dweight", product(slope.T, off.T, x, eps)),
+            ("dbias", product(slope.T, off.T, np.ones((len(label), 1)), eps)),
+        ):
             value, error = (v.reshape(call.data[name].shape) for v in (value, error))
             beta = s.get("beta", 0.0)
             old = beta * read[name] if beta else np.zeros(value.shape)
             error = error + 2 * eps * (np.abs(old) + np.abs(value))
-            if self.rounds and call.tensors[name]["dtype"] == dtype:  # what is there after each chunk
+            if (
+                self.rounds and call.tensors[name]["dtype"] == dtype
+            ):  # what is there after each chunk
                 other = np.abs(np.nan_to_num(x)) if name == "dweight" else np.ones((len(label), 1))
                 size = np.abs(old) + (np.abs(np.nan_to_num(slope)).T @ other).reshape(value.shape)
                 error = error + chunks(call) * storage.ulp(size, self.dtype)
@@ -115,7 +167,11 @@ class Expected:
 
     def stored(self, values, error):
         """Of numbers that lie in the workspace in the tensors' dtype."""
-        return error + 0.5 * storage.ulp(np.nan_to_num(values, posinf=0.0, neginf=0.0), self.dtype) if self.rounds else error
+        return (
+            error + 0.5 * storage.ulp(np.nan_to_num(values, posinf=0.0, neginf=0.0), self.dtype)
+            if self.rounds
+            else error
+        )
 
 
 def check(call, got, weights=None):
@@ -130,23 +186,50 @@ def check(call, got, weights=None):
             found = storage.to_float(own, a["dtype"])
             if not finite:  # of other rows and columns all is as ever
                 found = np.where(np.isfinite(want), found, want)
-            scale = (error + expected.eps * np.abs(np.nan_to_num(want, posinf=0.0, neginf=0.0))) / expected.eps
+            scale = (
+                error + expected.eps * np.abs(np.nan_to_num(want, posinf=0.0, neginf=0.0))
+            ) / expected.eps
             compute = "f64" if expected.dtype == "f64" else "f32"
-            storage.compare(found, want, a["dtype"], compute, call.f["tolerance"]["factor"], scale, np.ones_like(scale), np.zeros_like(scale), False,
-                            f"{call.where}: {name}", not np.isfinite(want).all())
+            storage.compare(
+                found,
+                want,
+                a["dtype"],
+                compute,
+                call.f["tolerance"]["factor"],
+                scale,
+                np.ones_like(scale),
+                np.zeros_like(scale),
+                False,
+                f"{call.where}: {name}",
+                not np.isfinite(want).all(),
+            )
 
 
 # Faults to plant, and who must notice: tests/emu/test_seeded.py.
 FAULTS = {
     "losses of the first rows in every chunk": (
-        "kf/ops/linear_cross_entropy.host.cuh", r"x \+ kfi_first", "x + 0 * kfi_first", ("kf_linear_cross_entropy_f32",), ()),
+        "kf/ops/linear_cross_entropy.host.cuh",
+        r"x \+ kfi_first",
+        "x + 0 * kfi_first",
+        ("kf_linear_cross_entropy_f32",),
+        (),
+    )
 }
 
 
 def entry(pattern):
     """kf's own entry, but for its head: of what the op over rows has one of per row the names are that op's."""
-    text = (kflib.ROOT / "gen/spec/logits.toml").read_text().partition(f'[op.{pattern}]\n')[2].partition("\n\n")[0]
-    lines = [line for line in text.splitlines() if line.partition(" ")[0] not in ("family", "brief", "source", "since")]
+    text = (
+        (kflib.ROOT / "gen/spec/logits.toml")
+        .read_text()
+        .partition(f"[op.{pattern}]\n")[2]
+        .partition("\n\n")[0]
+    )
+    lines = [
+        line
+        for line in text.splitlines()
+        if line.partition(" ")[0] not in ("family", "brief", "source", "since")
+    ]
     return re.sub(r"\b(x|weight|bias)( = \{ kind)", r"<\1>\2", "\n".join(["", *lines, ""]))
 
 
@@ -155,8 +238,10 @@ NAMES = {"logits": [entry("linear_cross_entropy"), entry("linear_cross_entropy_w
 FEW_NAMES = {"logits": 5}  # its code has few that do not begin with kfi_
 SOME_NAMES = {"logits": {"apart", "chunk", "weight"}}
 # Which functions there are: tests/gen/test_names.py.
-FUNCTIONS = {"linear_cross_entropy": (0, True, "with numbers of 32 bits too", False),
-             "linear_cross_entropy_with_grad": (0, True, "with both of these", False)}
+FUNCTIONS = {
+    "linear_cross_entropy": (0, True, "with numbers of 32 bits too", False),
+    "linear_cross_entropy_with_grad": (0, True, "with both of these", False),
+}
 # One function, and the tokens that its header may have: tests/headers/test_compile_cost.py.
 COMPILED = {"logits": ("kf_linear_cross_entropy_bf16", 104000)}
 # Of the Python package that level 1 builds it has none: units of theirs have all products in them, half a minute of compilation.

@@ -6,12 +6,39 @@ import storage
 
 # Rows of a whole number of vectors for four loads a thread and for one, of single elements; more vectors than a block has threads; tables of
 # more rows than a digit of the sort tells apart; more rows than a tile of the sort; nothing at all.
-SHAPES = [[(6, 14, 8), 0], [(5, 13, 9), 1], [(7, 64, 5), 0], [(66, 8, 3), 0], [(3, 300, 11), 0], [(0, 8, 4), 0], [(6, 0, 4), 0], [(5, 8, 0), 0],
-          [(1, 1, 1), 1], [(9, 1024, 7), 0], [(700, 12, 300), 0], [(2, 2056, 4), 0], [(2, 4096, 3), 0], [(3, 24, 70000), 0], [(70, 130, 2), 0]]
-MORE = [[(r, c, v), (r + c) % 3] for r in (1, 33, 257, 5000) for c in (1, 7, 16, 96, 257) for v in (1, 2, 255, 256, 1000)]
+SHAPES = [
+    [(6, 14, 8), 0],
+    [(5, 13, 9), 1],
+    [(7, 64, 5), 0],
+    [(66, 8, 3), 0],
+    [(3, 300, 11), 0],
+    [(0, 8, 4), 0],
+    [(6, 0, 4), 0],
+    [(5, 8, 0), 0],
+    [(1, 1, 1), 1],
+    [(9, 1024, 7), 0],
+    [(700, 12, 300), 0],
+    [(2, 2056, 4), 0],
+    [(2, 4096, 3), 0],
+    [(3, 24, 70000), 0],
+    [(70, 130, 2), 0],
+]
+MORE = [
+    [(r, c, v), (r + c) % 3]
+    for r in (1, 33, 257, 5000)
+    for c in (1, 7, 16, 96, 257)
+    for v in (1, 2, 255, 256, 1000)
+]
 LARGE = (2**45, 1, 2)  # more blocks than a launch may have
-OVERFLOWS = [((2**30, 2**30, 3), "cols"), ((3, 2**30, 2**30), "cols"), ((2**59, 1, 1), "rows"), ((1, 1, 2**59), "vocab")]  # the size that is too much
-LAUNCHES = 11  # of a call with a table of 70,000: three for each digit of the sort, its bounds, the sums
+OVERFLOWS = [
+    ((2**30, 2**30, 3), "cols"),
+    ((3, 2**30, 2**30), "cols"),
+    ((2**59, 1, 1), "rows"),
+    ((1, 1, 2**59), "vocab"),
+]  # the size that is too much
+LAUNCHES = (
+    11  # of a call with a table of 70,000: three for each digit of the sort, its bounds, the sums
+)
 
 
 TORCH = (3, 4, 7)  # as PyTorch's tests call it
@@ -58,9 +85,15 @@ def check(call, got, weights=None):
         else:
             there &= number != call.f["scalars"]["padding_idx"]
             dout = storage.to_float(call.data["dout"], dtype) * scale
-            want, size, count = np.zeros(got[name].shape), np.zeros(got[name].shape), np.bincount(number[there], minlength=vocab)
+            want, size, count = (
+                np.zeros(got[name].shape),
+                np.zeros(got[name].shape),
+                np.bincount(number[there], minlength=vocab),
+            )
             np.add.at(want, number[there], dout[there])
-            np.add.at(size, number[there], np.abs(np.nan_to_num(dout[there], posinf=0.0, neginf=0.0)))
+            np.add.at(
+                size, number[there], np.abs(np.nan_to_num(dout[there], posinf=0.0, neginf=0.0))
+            )
             if beta:
                 old = beta * storage.to_float(call.data[name], dtype)
                 want, size = want + old, size + np.abs(old)
@@ -68,21 +101,40 @@ def check(call, got, weights=None):
     if name in call.drop:
         return
     found = storage.to_float(got[name], dtype)
-    storage.compare(found, want, dtype, compute, 2 * terms, size, terms * np.ones_like(size), size, False, f"{call.where}: {name}")
+    storage.compare(
+        found,
+        want,
+        dtype,
+        compute,
+        2 * terms,
+        size,
+        terms * np.ones_like(size),
+        size,
+        False,
+        f"{call.where}: {name}",
+    )
 
 
 # tests/support/odd_names.py has these entries with all the names that there are.
-NAMES = {"lookup": ["""
+NAMES = {
+    "lookup": [
+        """
 operands = { <w> = "table", <i> = { kind = "number", dtype = "I", grad = false } }
 scalars = { padding_idx = { kind = "int", value = 2, default = -1 }, <s> = 2.0 }
 expr = "<w> * <s>"
 ref = "<w> * <s>"
-"""]}
+"""
+    ]
+}
 # The kinds are right: what is not, is seen.
 REFUSED = {
     "a number without its dtype": (
-        '[op.rows_of]\nfamily = "lookup"\nbrief = "b"\noperands = { w = "table", i = "number" }\nexpr = "w"\nref = "w"\n', "op.rows_of", "operands",
-        'i = { kind = "number", dtype = "T", grad = true }', 'index = { kind = "number", dtype = "I", grad = false }'),
+        '[op.rows_of]\nfamily = "lookup"\nbrief = "b"\noperands = { w = "table", i = "number" }\nexpr = "w"\nref = "w"\n',
+        "op.rows_of",
+        "operands",
+        'i = { kind = "number", dtype = "T", grad = true }',
+        'index = { kind = "number", dtype = "I", grad = false }',
+    )
 }
 # Which functions there are: tests/gen/test_names.py.
 FUNCTIONS = dict.fromkeys(("embedding",), (0, True, "with numbers of 32 bits too", True))
@@ -103,7 +155,17 @@ REFERENCES = {"embedding": reference}
 # Faults to plant, and who must notice: tests/emu/test_seeded.py.
 FAULTS = {
     "where the last number's places end": (
-        "kf/core/index_sort.cuh", r"\(high - low\) / \(probes \+ 1\) \+ 1", "(high - low + probes) / (probes + 1)", ("kf_embedding_bwd_f32",), ()),
+        "kf/core/index_sort.cuh",
+        r"\(high - low\) / \(probes \+ 1\) \+ 1",
+        "(high - low + probes) / (probes + 1)",
+        ("kf_embedding_bwd_f32",),
+        (),
+    ),
     "digits of the second half of a tile": (
-        "kf/core/index_sort.cuh", r"first \+ r \* apart", "first + 0 * apart", ("kf_embedding_bwd_f32",), ()),
+        "kf/core/index_sort.cuh",
+        r"first \+ r \* apart",
+        "first + 0 * apart",
+        ("kf_embedding_bwd_f32",),
+        (),
+    ),
 }

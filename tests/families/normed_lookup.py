@@ -8,19 +8,59 @@ import storage
 
 # Rows of whole vectors and not, of a warp, of several and of a block, longer than what a block holds of every dtype; more rows of one number than are
 # added up at a time, tables of more rows than a digit of the sort tells apart; nothing at all.
-SHAPES = [[(6, 16, 8, 4, 2), 0], [(5, 13, 9, 3, 2), 1], [(7, 64, 5, 6, 3), 0], [(66, 8, 3, 5, 1), 0], [(0, 8, 4, 2, 2), 0], [(6, 0, 4, 2, 2), 0],
-          [(5, 8, 0, 2, 2), 0], [(5, 8, 3, 2, 0), 0], [(1, 1, 1, 1, 1), 1], [(9, 1024, 7, 4, 2), 0], [(700, 12, 300, 40, 2), 0],
-          [(2, 2056, 4, 2, 2), 0], [(5, 512, 6, 3, 2), 0], [(4, 256, 3, 2, 2), 0], [(3, 8208, 3, 2, 2), 0], [(3, 24, 70000, 5, 2), 0],
-          [(2, 4099, 3, 2, 1), 0]]
-MORE = [[(r, c, v, 7, 2), (r + c) % 3] for r in (1, 33, 257, 2000) for c in (1, 7, 16, 96, 257, 768) for v in (1, 255, 1000)]
+SHAPES = [
+    [(6, 16, 8, 4, 2), 0],
+    [(5, 13, 9, 3, 2), 1],
+    [(7, 64, 5, 6, 3), 0],
+    [(66, 8, 3, 5, 1), 0],
+    [(0, 8, 4, 2, 2), 0],
+    [(6, 0, 4, 2, 2), 0],
+    [(5, 8, 0, 2, 2), 0],
+    [(5, 8, 3, 2, 0), 0],
+    [(1, 1, 1, 1, 1), 1],
+    [(9, 1024, 7, 4, 2), 0],
+    [(700, 12, 300, 40, 2), 0],
+    [(2, 2056, 4, 2, 2), 0],
+    [(5, 512, 6, 3, 2), 0],
+    [(4, 256, 3, 2, 2), 0],
+    [(3, 8208, 3, 2, 2), 0],
+    [(3, 24, 70000, 5, 2), 0],
+    [(2, 4099, 3, 2, 1), 0],
+]
+MORE = [
+    [(r, c, v, 7, 2), (r + c) % 3]
+    for r in (1, 33, 257, 2000)
+    for c in (1, 7, 16, 96, 257, 768)
+    for v in (1, 255, 1000)
+]
 LARGE = (2**45, 1, 2, 2, 2)  # more blocks than a launch may have
-OVERFLOWS = [((2**30, 2**30, 3, 3, 3), "cols"), ((3, 2**30, 2**30, 3, 3), "cols"), ((3, 2**30, 3, 2**30, 3), "cols"),
-             ((3, 2**30, 3, 3, 2**30), "cols"), ((2**59, 1, 1, 1, 1), "rows"), ((1, 1, 1, 1, 2**59), "types")]  # the size that is too much
+OVERFLOWS = [
+    ((2**30, 2**30, 3, 3, 3), "cols"),
+    ((3, 2**30, 2**30, 3, 3), "cols"),
+    ((3, 2**30, 3, 2**30, 3), "cols"),
+    ((3, 2**30, 3, 3, 2**30), "cols"),
+    ((2**59, 1, 1, 1, 1), "rows"),
+    ((1, 1, 1, 1, 2**59), "types"),
+]  # the size that is too much
 LAUNCHES = 34  # of a call: the rows, the weights' sums; for each table three for each digit of the sort, its bounds, two for the sums
-CALLS = ([(1, 1, 1, 1, 1), (3, 5, 4, 3, 2), (2, 49, 3, 2, 2)], [(67, 97, 33, 40, 2), (301, 130, 65, 300, 2)])
+CALLS = (
+    [(1, 1, 1, 1, 1), (3, 5, 4, 3, 2), (2, 49, 3, 2, 2)],
+    [(67, 97, 33, 40, 2), (301, 130, 65, 300, 2)],
+)
 TORCH = (3, 4, 7, 5, 2)  # as PyTorch's tests call it
-EXTENTS = {"rows": (2, 3), "cols": (8,), "vocab": (7,), "positions": (5,), "types": (2,)}  # as those of functions on tensors do
-COUNTED = [("rows", "cols"), ("vocab", "cols"), ("positions", "cols"), ("types", "cols")]  # sizes of tensors whose elements are counted
+EXTENTS = {
+    "rows": (2, 3),
+    "cols": (8,),
+    "vocab": (7,),
+    "positions": (5,),
+    "types": (2,),
+}  # as those of functions on tensors do
+COUNTED = [
+    ("rows", "cols"),
+    ("vocab", "cols"),
+    ("positions", "cols"),
+    ("types", "cols"),
+]  # sizes of tensors whose elements are counted
 LOOKUP = cases.of_family("lookup")
 READ_AT_PLACES, FAR, prepare = LOOKUP.READ_AT_PLACES, LOOKUP.FAR, LOOKUP.prepare
 TABLES = {"word": "index", "position_table": "position", "type_table": "type"}
@@ -38,14 +78,25 @@ def draw(rng, call, a, values):
         if below == "vocab":
             found = np.where(rng.random(shape) < 0.1, padding, found)
         outside = rng.choice([-1, most, FAR[a["dtype"]], -FAR[a["dtype"]]], shape)
-        return np.where(rng.random(shape) < 0.06, outside, found).astype(storage.STORAGE[a["dtype"]])
+        return np.where(rng.random(shape) < 0.06, outside, found).astype(
+            storage.STORAGE[a["dtype"]]
+        )
     accumulated = a["accumulated"] and call.scalars.get("beta")
     if a["role"] != "in" and not accumulated:
         return storage.from_float(np.full(shape, np.nan), a["dtype"])
     table = a["role"] == "in" and a["kind"] in ("table", "positions", "types")
-    found = storage.draw(rng, shape, a["dtype"], values if table or values == "special" and a["name"] != "dout" and not accumulated else "normal")
+    found = storage.draw(
+        rng,
+        shape,
+        a["dtype"],
+        values
+        if table or values == "special" and a["name"] != "dout" and not accumulated
+        else "normal",
+    )
     if values == "wide" and table:  # what has squares
-        found = storage.from_float(np.clip(storage.to_float(found, a["dtype"]), -2.0**12, 2.0**12), a["dtype"])
+        found = storage.from_float(
+            np.clip(storage.to_float(found, a["dtype"]), -(2.0**12), 2.0**12), a["dtype"]
+        )
     return found
 
 
@@ -65,27 +116,39 @@ def gather(call):
 def moments(call, x):
     n = max(call.sizes[1], 1)
     mean = x.sum(1, keepdims=True) / n
-    return mean, 1 / np.sqrt(((x - mean) ** 2).sum(1, keepdims=True) / n + float(call.scalars["eps"]))
+    return mean, 1 / np.sqrt(
+        ((x - mean) ** 2).sum(1, keepdims=True) / n + float(call.scalars["eps"])
+    )
 
 
 def fill(call):
     """The mean and rstd that a backward is given are the forward's, NaN where a number is of no row."""
-    if not call.f["bwd"] or not {"mean", "rstd"} <= call.data.keys():  # of an entry of somebody else's
+    if (
+        not call.f["bwd"] or not {"mean", "rstd"} <= call.data.keys()
+    ):  # of an entry of somebody else's
         return
     with np.errstate(all="ignore"):
         there, x, _ = gather(call)
         for name, value in zip(("mean", "rstd"), moments(call, x)):
-            call.data[name] = storage.from_float(np.where(there, value[:, 0], np.nan), call.tensors[name]["dtype"])
+            call.data[name] = storage.from_float(
+                np.where(there, value[:, 0], np.nan), call.tensors[name]["dtype"]
+            )
 
 
 def weight_of(call):
-    return np.ones(call.sizes[1]) if "weight" in call.drop else storage.to_float(call.data["weight"], call.f["dtypes"][0])
+    return (
+        np.ones(call.sizes[1])
+        if "weight" in call.drop
+        else storage.to_float(call.data["weight"], call.f["dtypes"][0])
+    )
 
 
 def check(call, got, weights=None):
     compute = "f64" if call.f["dtypes"][0] == "f64" else "f32"
     with np.errstate(all="ignore"):
-        (backward if call.f["bwd"] else forward)(call, got, compute, storage.MANTISSA[compute][2] / 4)
+        (backward if call.f["bwd"] else forward)(
+            call, got, compute, storage.MANTISSA[compute][2] / 4
+        )
 
 
 def compare(call, got, name, compute, k, want, size, slope, skip):
@@ -94,7 +157,18 @@ def compare(call, got, name, compute, k, want, size, slope, skip):
     dtype = call.tensors[name]["dtype"]
     found = storage.to_float(got[name], dtype)
     skip = np.broadcast_to(skip, found.shape)
-    storage.compare(found, np.where(skip, found, want), dtype, compute, k, size, slope, size, False, f"{call.where}: {name}")
+    storage.compare(
+        found,
+        np.where(skip, found, want),
+        dtype,
+        compute,
+        k,
+        size,
+        slope,
+        size,
+        False,
+        f"{call.where}: {name}",
+    )
 
 
 def forward(call, got, compute, limit):
@@ -104,25 +178,46 @@ def forward(call, got, compute, limit):
     weight = weight_of(call)
     bias = np.zeros(n) if "bias" in call.drop else storage.to_float(call.data["bias"], dtype)
     off = size + size.sum(1, keepdims=True) / max(n, 1)  # how far x - mean may be wrong
-    unsure = 1 + r * r * (np.abs(x - mean) * off).sum(1, keepdims=True) / max(n, 1)  # and r, for itself
-    lost = there[:, None] & ~((size * size).sum(1, keepdims=True) < limit)  # also where there is a NaN
+    unsure = 1 + r * r * (np.abs(x - mean) * off).sum(1, keepdims=True) / max(
+        n, 1
+    )  # and r, for itself
+    lost = there[:, None] & ~(
+        (size * size).sum(1, keepdims=True) < limit
+    )  # also where there is a NaN
     outside = ~there[:, None]
     k = 8 + np.sqrt(n) / 4
     own = r * np.abs(weight) * (off + np.abs(x - mean) * unsure) + np.abs(bias)
     slope = 8 * (1 + np.abs(weight)) * (1 + r + np.abs(x - mean) * r * r * r)
-    compare(call, got, "out", compute, k, np.where(outside, np.nan, (x - mean) * r * weight + bias), own, slope, lost)
+    compare(
+        call,
+        got,
+        "out",
+        compute,
+        k,
+        np.where(outside, np.nan, (x - mean) * r * weight + bias),
+        own,
+        slope,
+        lost,
+    )
     lost = lost[:, 0] | (n == 0)
     mean, r = (np.where(outside, np.nan, value)[:, 0] for value in (mean, r))
     compare(call, got, "mean", compute, k, mean, off.sum(1) / max(n, 1), np.ones(len(x)), lost)
     compare(call, got, "rstd", compute, k, r, r * unsure[:, 0], 1 + r**3, lost)
     of_nan = np.isnan(x).any(1) & (n > 0)
-    assert np.isnan(storage.to_float(got["out"], dtype)[of_nan]).all(), f"{call.where}: a row with a NaN has others"
+    assert np.isnan(storage.to_float(got["out"], dtype)[of_nan]).all(), (
+        f"{call.where}: a row with a NaN has others"
+    )
 
 
 def backward(call, got, compute, limit):
     dtype, (rows, n) = call.f["dtypes"][0], call.sizes[:2]
     there, x, size = gather(call)
-    mean, r = (np.where(there, storage.to_float(call.data[name], call.tensors[name]["dtype"]), 0.0)[:, None] for name in ("mean", "rstd"))
+    mean, r = (
+        np.where(there, storage.to_float(call.data[name], call.tensors[name]["dtype"]), 0.0)[
+            :, None
+        ]
+        for name in ("mean", "rstd")
+    )
     dout = np.where(there[:, None], storage.to_float(call.data["dout"], dtype), 0.0)
     t, off, d = x - mean, size + np.abs(mean), dout * weight_of(call)
     scale = r**3 / max(n, 1)
@@ -133,8 +228,21 @@ def backward(call, got, compute, limit):
     lost = there & ~((own + (1 + scale) * (1 + terms) * (1 + off)).max(1, initial=0) < limit)
     k = 8 + np.sqrt(n) / 2
     of_weight = (dout * t * r, np.abs(dout) * off * r, 8 * (1 + r + off + np.abs(dout)))
-    for name, (want, bound, least) in {"dweight": of_weight, "dbias": (dout, np.abs(dout), np.ones_like(dout))}.items():
-        compare(call, got, name, compute, 8 + np.sqrt(rows), want.sum(0), bound.sum(0), least.sum(0), lost.any())
+    for name, (want, bound, least) in {
+        "dweight": of_weight,
+        "dbias": (dout, np.abs(dout), np.ones_like(dout)),
+    }.items():
+        compare(
+            call,
+            got,
+            name,
+            compute,
+            8 + np.sqrt(rows),
+            want.sum(0),
+            bound.sum(0),
+            least.sum(0),
+            lost.any(),
+        )
     beta = call.scalars.get("beta", 0.0)
     for table, number in TABLES.items():
         name, at = f"d{table}", call.data[number]
@@ -146,7 +254,7 @@ def backward(call, got, compute, limit):
             np.add.at(to, at[some], terms_[some])
         skip = np.zeros(len(want), bool)
         skip[at[some & lost]] = True
-        count = np.bincount(at[some], minlength=len(want))[:len(want)].max(initial=0)
+        count = np.bincount(at[some], minlength=len(want))[: len(want)].max(initial=0)
         if beta:
             old = beta * storage.to_float(call.data[name], dtype)
             want, bound = want + old, bound + np.abs(old)
@@ -154,7 +262,9 @@ def backward(call, got, compute, limit):
 
 
 # tests/support/odd_names.py has these entries with all the names that there are.
-NAMES = {"normed_lookup": ["""
+NAMES = {
+    "normed_lookup": [
+        """
 operands.<w> = "table"
 operands.<p> = "positions"
 operands.<t> = "types"
@@ -166,31 +276,61 @@ scalars = { padding_idx = { kind = "int", value = 2, default = -1 }, <s> = 2.0, 
 saved = { <l> = "sum(<w> * <e> + <p> - <t>)" }
 expr = "(<w> * <e> + <p> - <t>) * <g> * <s> - <l>"
 ref = "(<w> * <e> + <p> - <t>) * <g> * <s> - sum(<w> * <e> + <p> - <t>)"
-"""]}
+"""
+    ]
+}
 
 
 # Faults to plant, and who must notice: tests/emu/test_seeded.py.
 FAULTS = {
     "a warp left out of a gathered row's sums": (
-        "kf/core/normed_lookup.cuh", r"unsigned w = 1; w < warps", "unsigned w = 2; w < warps", ("kf_embedding_add_layer_norm_f32",), ()),
+        "kf/core/normed_lookup.cuh",
+        r"unsigned w = 1; w < warps",
+        "unsigned w = 2; w < warps",
+        ("kf_embedding_add_layer_norm_f32",),
+        (),
+    ),
     "a gathered row's sums read before all have left theirs": (
-        "kf/core/normed_lookup.cuh", r"= v\[i\];\n\s*__syncthreads\(\);", "= v[i];", ("kf_embedding_add_layer_norm_f32",), ()),
+        "kf/core/normed_lookup.cuh",
+        r"= v\[i\];\n\s*__syncthreads\(\);",
+        "= v[i];",
+        ("kf_embedding_add_layer_norm_f32",),
+        (),
+    ),
     "what lies behind the last cut of a number": (
-        "kf/core/normed_lookup.cuh", r"cut \+ 1, last \+ 1", "cut + 1, last", ("kf_embedding_add_layer_norm_bwd_f32",), ()),
+        "kf/core/normed_lookup.cuh",
+        r"cut \+ 1, last \+ 1",
+        "cut + 1, last",
+        ("kf_embedding_add_layer_norm_bwd_f32",),
+        (),
+    ),
     "what a number has before its first cut": (
-        "kf/core/normed_lookup.cuh", r"begin < first \|\| end <= behind", "begin <= first || end <= behind",
-        ("kf_embedding_add_layer_norm_bwd_f32",), ()),
+        "kf/core/normed_lookup.cuh",
+        r"begin < first \|\| end <= behind",
+        "begin <= first || end <= behind",
+        ("kf_embedding_add_layer_norm_bwd_f32",),
+        (),
+    ),
 }
 # The same in C: tests/cpu/test_mutation.py.
 BROKEN = {
     "embeddings: the gradient of a row outside is whatever is there": (
-        "kf/core/normed_lookup.h", r"memset\(slopes \+ \(size_t\)\(p \* m->rows\) \* bytes, 0, bytes\)",
-        "(void)bytes", ("kf_cpu_embedding_add_layer_norm_bwd_f32",)),
+        "kf/core/normed_lookup.h",
+        r"memset\(slopes \+ \(size_t\)\(p \* m->rows\) \* bytes, 0, bytes\)",
+        "(void)bytes",
+        ("kf_cpu_embedding_add_layer_norm_bwd_f32",),
+    ),
     "embeddings: the padding's number in every table": (
-        "kf/core/normed_lookup.h", r"m->skipped\[i\]", "m->skipped[0]", ("kf_cpu_embedding_add_layer_norm_bwd_f32",)),
+        "kf/core/normed_lookup.h",
+        r"m->skipped\[i\]",
+        "m->skipped[0]",
+        ("kf_cpu_embedding_add_layer_norm_bwd_f32",),
+    ),
 }
 # Which functions there are: tests/gen/test_names.py.
-FUNCTIONS = dict.fromkeys(("embedding_add_layer_norm",), (0, True, "with numbers of 32 bits too", True))
+FUNCTIONS = dict.fromkeys(
+    ("embedding_add_layer_norm",), (0, True, "with numbers of 32 bits too", True)
+)
 ON_TENSORS = ["embedding_add_layer_norm"]  # that level 1 has of functions on tensors
 # One function, and the tokens that its header may have: tests/headers/test_compile_cost.py.
 COMPILED = {"normed_lookup": ("kf_embedding_add_layer_norm_bwd_bf16", 75000)}

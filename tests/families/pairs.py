@@ -8,17 +8,50 @@ import numpy as np
 import storage
 
 # Whole vectors and not, all of a head or part of it, no pairs at all, more units than a block has threads, several heads a block; nothing at all.
-SHAPES = [[(4, 2, 8, 4, 6), 0], [(5, 3, 13, 5, 3), 1], [(7, 4, 64, 32, 20), 0], [(2, 3, 48, 16, 3), 0], [(1, 2, 10, 0, 2), 0], [(0, 2, 8, 4, 3), 0],
-          [(2, 0, 8, 4, 3), 0], [(2, 3, 0, 0, 3), 0], [(2, 2, 8, 4, 0), 0], [(2, 1, 5000, 2400, 3), 0], [(1, 1, 301, 150, 2), 1],
-          [(40, 5, 128, 64, 64), 0]]
-MORE = [[(r, h, d, p, 7), (r + d) % 3] for r in (1, 9) for h in (1, 6) for d in (2, 3, 32, 80, 256) for p in (1, d // 4, d // 2)]
+SHAPES = [
+    [(4, 2, 8, 4, 6), 0],
+    [(5, 3, 13, 5, 3), 1],
+    [(7, 4, 64, 32, 20), 0],
+    [(2, 3, 48, 16, 3), 0],
+    [(1, 2, 10, 0, 2), 0],
+    [(0, 2, 8, 4, 3), 0],
+    [(2, 0, 8, 4, 3), 0],
+    [(2, 3, 0, 0, 3), 0],
+    [(2, 2, 8, 4, 0), 0],
+    [(2, 1, 5000, 2400, 3), 0],
+    [(1, 1, 301, 150, 2), 1],
+    [(40, 5, 128, 64, 64), 0],
+]
+MORE = [
+    [(r, h, d, p, 7), (r + d) % 3]
+    for r in (1, 9)
+    for h in (1, 6)
+    for d in (2, 3, 32, 80, 256)
+    for p in (1, d // 4, d // 2)
+]
 LARGE = (2**45, 1, 2, 1, 2)
-OVERFLOWS = [((2**30, 2**28, 3, 1, 1), "dim"), ((3, 1, 1, 2**30, 2**30), "pairs"), ((2**59, 1, 1, 1, 1), "rows")]  # the size that is too much
+OVERFLOWS = [
+    ((2**30, 2**28, 3, 1, 1), "dim"),
+    ((3, 1, 1, 2**30, 2**30), "pairs"),
+    ((2**59, 1, 1, 1, 1), "rows"),
+]  # the size that is too much
 # Of a program that calls every function, small and of several parts for threads: tests/support/every_call.c.
-CALLS = ([(1, 1, 2, 1, 1), (3, 2, 5, 2, 4), (2, 3, 49, 20, 3), (5, 1, 300, 150, 2)], [(67, 9, 97, 40, 33), (301, 2, 130, 65, 300)])
+CALLS = (
+    [(1, 1, 2, 1, 1), (3, 2, 5, 2, 4), (2, 3, 49, 20, 3), (5, 1, 300, 150, 2)],
+    [(67, 9, 97, 40, 33), (301, 2, 130, 65, 300)],
+)
 TORCH = (3, 2, 6, 2, 5)  # as PyTorch's tests call it
-EXTENTS = {"rows": (2, 3), "heads": (2,), "dim": (10,), "pairs": (4,), "positions": (9,)}  # as those of functions on tensors do
-COUNTED = [("rows", "heads", "dim"), ("positions", "pairs")]  # sizes of tensors whose elements are counted
+EXTENTS = {
+    "rows": (2, 3),
+    "heads": (2,),
+    "dim": (10,),
+    "pairs": (4,),
+    "positions": (9,),
+}  # as those of functions on tensors do
+COUNTED = [
+    ("rows", "heads", "dim"),
+    ("positions", "pairs"),
+]  # sizes of tensors whose elements are counted
 FAR = {"i64": 2**40, "i32": 2**31 - 1}
 
 
@@ -37,7 +70,9 @@ def draw(rng, call, a, values):
         positions = min(extents(call)[1], 5000)
         found = rng.integers(0, max(positions, 1), shape)
         outside = rng.choice([-1, positions, FAR[a["dtype"]], -FAR[a["dtype"]]], shape)
-        return np.where(rng.random(shape) < 0.15, outside, found).astype(storage.STORAGE[a["dtype"]])
+        return np.where(rng.random(shape) < 0.15, outside, found).astype(
+            storage.STORAGE[a["dtype"]]
+        )
     if a["role"] != "in":
         return storage.from_float(np.full(shape, np.nan), a["dtype"])
     if a["kind"] == "frequency":
@@ -50,12 +85,20 @@ def draw(rng, call, a, values):
 def sides(call, array, pairs):
     """The two elements of each pair."""
     beside = call.kernel.neighbours
-    return (array[..., 0:2 * pairs:2], array[..., 1:2 * pairs:2]) if beside else (array[..., :pairs], array[..., pairs:2 * pairs])
+    return (
+        (array[..., 0 : 2 * pairs : 2], array[..., 1 : 2 * pairs : 2])
+        if beside
+        else (array[..., :pairs], array[..., pairs : 2 * pairs])
+    )
 
 
 def check(call, got, weights=None):
-    inputs = [a["name"] for a in call.f["arguments"] if a["role"] == "in" and a["kind"] not in ("angle", "frequency", "number")]
-    for name, source in zip(got, inputs[-len(got):]):
+    inputs = [
+        a["name"]
+        for a in call.f["arguments"]
+        if a["role"] == "in" and a["kind"] not in ("angle", "frequency", "number")
+    ]
+    for name, source in zip(got, inputs[-len(got) :]):
         if name not in call.drop:
             check_one(call, got, name, source)
 
@@ -71,65 +114,164 @@ def check_one(call, got, name, source):
         if "frequency" in call.data:
             angle = (place[:, None] * call.data["frequency"].astype(np.float64))[:, None]
             scale = float(call.scalars["scale"])
-            cosine, sine, off = np.cos(angle) * scale, np.sin(angle) * scale, (2 + np.abs(angle)) * scale  # an angle is rounded
+            cosine, sine, off = (
+                np.cos(angle) * scale,
+                np.sin(angle) * scale,
+                (2 + np.abs(angle)) * scale,
+            )  # an angle is rounded
         else:
-            tables = (call.data[name_].astype(np.float64) if positions else np.zeros((1, pairs)) for name_ in ("cosine", "sine"))
+            tables = (
+                call.data[name_].astype(np.float64) if positions else np.zeros((1, pairs))
+                for name_ in ("cosine", "sine")
+            )
             (cosine, sine), off = (table[place][:, None] for table in tables), 0.0
         sine = -sine if call.f["bwd"] else sine  # turned back
         # An angle's rounding may turn these about.
-        unsure = there[:, None, None] & (np.minimum(np.abs(cosine), np.abs(sine)) <= storage.EPS[compute] * off)
+        unsure = there[:, None, None] & (
+            np.minimum(np.abs(cosine), np.abs(sine)) <= storage.EPS[compute] * off
+        )
         a, b = sides(call, given, pairs)
         want, size = given.copy(), np.abs(np.nan_to_num(given, posinf=0.0, neginf=0.0))
-        for to, bound, terms in zip(sides(call, want, pairs), sides(call, size, pairs), ((a * cosine, -b * sine), (b * cosine, a * sine))):
-            value = np.where(there[:, None, None], terms[0] + terms[1], 0.0 if call.f["bwd"] else np.nan)
-            bound[...] = sum(np.abs(np.nan_to_num(t, posinf=0.0, neginf=0.0)) for t in (*terms, a * off, b * off))
+        for to, bound, terms in zip(
+            sides(call, want, pairs),
+            sides(call, size, pairs),
+            ((a * cosine, -b * sine), (b * cosine, a * sine)),
+        ):
+            value = np.where(
+                there[:, None, None], terms[0] + terms[1], 0.0 if call.f["bwd"] else np.nan
+            )
+            bound[...] = sum(
+                np.abs(np.nan_to_num(t, posinf=0.0, neginf=0.0)) for t in (*terms, a * off, b * off)
+            )
             to[...] = value
     found = storage.to_float(got[name], dtype)
     endless = unsure & ~(np.isfinite(a) & np.isfinite(b))
     for to, value in zip(sides(call, want, pairs), sides(call, found, pairs)):
-        to[...] = np.where(endless & ~np.isfinite(value), value, to)  # of infinite ones some sum of infinities
-    storage.compare(found, want, dtype, compute, 3, size, 3 * np.ones_like(size), size, False, f"{call.where}: {name}")
+        to[...] = np.where(
+            endless & ~np.isfinite(value), value, to
+        )  # of infinite ones some sum of infinities
+    storage.compare(
+        found,
+        want,
+        dtype,
+        compute,
+        3,
+        size,
+        3 * np.ones_like(size),
+        size,
+        False,
+        f"{call.where}: {name}",
+    )
 
 
 # Of two tensors: as many heads in both, fewer of the second, none of one of them.
-FORMS = {"both": types.SimpleNamespace(
-    SHAPES=[[(4, 2, 2, 8, 4, 6), 0], [(5, 3, 1, 13, 5, 3), 1], [(7, 4, 2, 64, 32, 20), 0], [(2, 0, 3, 48, 16, 3), 0], [(3, 2, 0, 16, 8, 2), 0],
-            [(0, 2, 1, 8, 4, 3), 0], [(2, 3, 1, 0, 0, 3), 0], [(2, 1, 2, 5000, 2400, 3), 0], [(40, 6, 2, 128, 64, 64), 0]],
-    MORE=[[(r, h, k, d, p, 7), (r + d) % 3] for r in (1, 9) for h, k in ((1, 1), (6, 2)) for d in (3, 32, 80) for p in (1, d // 2)],
-    LARGE=(2**45, 1, 1, 2, 1, 2),
-    OVERFLOWS=[((2**30, 2**28, 1, 3, 1, 1), "dim"), ((2**30, 1, 2**28, 3, 1, 1), "dim"), ((3, 1, 1, 1, 2**30, 2**30), "pairs")],
-    CALLS=([(1, 1, 1, 2, 1, 1), (3, 2, 1, 5, 2, 4), (2, 1, 3, 49, 20, 3)], [(67, 6, 3, 97, 40, 33), (301, 1, 1, 130, 65, 300)]),
-    TORCH=(3, 4, 2, 6, 2, 5), EXTENTS={"rows": (2, 3), "heads": (4,), "kv_heads": (2,), "dim": (10,), "pairs": (4,), "positions": (9,)},
-    COUNTED=[("rows", "heads", "dim"), ("rows", "kv_heads", "dim"), ("positions", "pairs")],
-    prepare=prepare, draw=draw, check=check)}
+FORMS = {
+    "both": types.SimpleNamespace(
+        SHAPES=[
+            [(4, 2, 2, 8, 4, 6), 0],
+            [(5, 3, 1, 13, 5, 3), 1],
+            [(7, 4, 2, 64, 32, 20), 0],
+            [(2, 0, 3, 48, 16, 3), 0],
+            [(3, 2, 0, 16, 8, 2), 0],
+            [(0, 2, 1, 8, 4, 3), 0],
+            [(2, 3, 1, 0, 0, 3), 0],
+            [(2, 1, 2, 5000, 2400, 3), 0],
+            [(40, 6, 2, 128, 64, 64), 0],
+        ],
+        MORE=[
+            [(r, h, k, d, p, 7), (r + d) % 3]
+            for r in (1, 9)
+            for h, k in ((1, 1), (6, 2))
+            for d in (3, 32, 80)
+            for p in (1, d // 2)
+        ],
+        LARGE=(2**45, 1, 1, 2, 1, 2),
+        OVERFLOWS=[
+            ((2**30, 2**28, 1, 3, 1, 1), "dim"),
+            ((2**30, 1, 2**28, 3, 1, 1), "dim"),
+            ((3, 1, 1, 1, 2**30, 2**30), "pairs"),
+        ],
+        CALLS=(
+            [(1, 1, 1, 2, 1, 1), (3, 2, 1, 5, 2, 4), (2, 1, 3, 49, 20, 3)],
+            [(67, 6, 3, 97, 40, 33), (301, 1, 1, 130, 65, 300)],
+        ),
+        TORCH=(3, 4, 2, 6, 2, 5),
+        EXTENTS={
+            "rows": (2, 3),
+            "heads": (4,),
+            "kv_heads": (2,),
+            "dim": (10,),
+            "pairs": (4,),
+            "positions": (9,),
+        },
+        COUNTED=[("rows", "heads", "dim"), ("rows", "kv_heads", "dim"), ("positions", "pairs")],
+        prepare=prepare,
+        draw=draw,
+        check=check,
+    )
+}
 # The same without a table by positions.
-SINGLE = types.SimpleNamespace(SHAPES=SHAPES, MORE=MORE, LARGE=LARGE, OVERFLOWS=OVERFLOWS, CALLS=CALLS, TORCH=TORCH, EXTENTS=EXTENTS, COUNTED=COUNTED)
+SINGLE = types.SimpleNamespace(
+    SHAPES=SHAPES,
+    MORE=MORE,
+    LARGE=LARGE,
+    OVERFLOWS=OVERFLOWS,
+    CALLS=CALLS,
+    TORCH=TORCH,
+    EXTENTS=EXTENTS,
+    COUNTED=COUNTED,
+)
 for _form, _of in (("computed_paired", SINGLE), ("computed_both", FORMS["both"])):
     FORMS[_form] = types.SimpleNamespace(
-        SHAPES=[[s[:-1], shift] for s, shift in _of.SHAPES], MORE=[[s[:-1], shift] for s, shift in _of.MORE], LARGE=_of.LARGE[:-1],
-        OVERFLOWS=[(s[:-1], word) for s, word in _of.OVERFLOWS if word != "pairs"], CALLS=tuple([s[:-1] for s in found] for found in _of.CALLS),
-        TORCH=_of.TORCH[:-1], EXTENTS={size: n for size, n in _of.EXTENTS.items() if size != "positions"}, COUNTED=[*_of.COUNTED[:-1], ("pairs",)],
-        prepare=prepare, draw=draw, check=check)
+        SHAPES=[[s[:-1], shift] for s, shift in _of.SHAPES],
+        MORE=[[s[:-1], shift] for s, shift in _of.MORE],
+        LARGE=_of.LARGE[:-1],
+        OVERFLOWS=[(s[:-1], word) for s, word in _of.OVERFLOWS if word != "pairs"],
+        CALLS=tuple([s[:-1] for s in found] for found in _of.CALLS),
+        TORCH=_of.TORCH[:-1],
+        EXTENTS={size: n for size, n in _of.EXTENTS.items() if size != "positions"},
+        COUNTED=[*_of.COUNTED[:-1], ("pairs",)],
+        prepare=prepare,
+        draw=draw,
+        check=check,
+    )
 
 
 # Faults to plant, and who must notice: tests/emu/test_seeded.py.
 FAULTS = {
     "the first head of the other tensor in this one's place": (
-        "kf/ops/rope_qk.device.cuh", r"kfi_head >= g\.own", "kfi_head > g.own", ("kf_rope_qk_f32", "kf_rope_qk_bwd_bf16"), ()),
+        "kf/ops/rope_qk.device.cuh",
+        r"kfi_head >= g\.own",
+        "kfi_head > g.own",
+        ("kf_rope_qk_f32", "kf_rope_qk_bwd_bf16"),
+        (),
+    )
 }
 # The same in C: tests/cpu/test_mutation.py.
 BROKEN = {
     "pairs: as many heads of the other tensor": (
-        "kf/core/pairs.h", r"heads = m->heads\[tensor\]",
-        "heads = m->heads[0]", ("kf_cpu_rope_qk_f32", "kf_cpu_rope_interleaved_qk_bwd_bf16",)),
+        "kf/core/pairs.h",
+        r"heads = m->heads\[tensor\]",
+        "heads = m->heads[0]",
+        ("kf_cpu_rope_qk_f32", "kf_cpu_rope_interleaved_qk_bwd_bf16"),
+    ),
     "pairs: no positions are all the first": (
-        "kf/core/pairs.h", r"!m->numbers \? row :",
-        "!m->numbers ? 0 * row :", ("kf_cpu_rope_f32", "kf_cpu_rope_qk_bwd_f32",)),
+        "kf/core/pairs.h",
+        r"!m->numbers \? row :",
+        "!m->numbers ? 0 * row :",
+        ("kf_cpu_rope_f32", "kf_cpu_rope_qk_bwd_f32"),
+    ),
     "pairs: frequencies by the position": (
-        "kf/core/pairs.h", r"m->computed \? 0 : position", "m->computed ? position / 4096 : position", ("kf_cpu_rope_computed_f32",)),
+        "kf/core/pairs.h",
+        r"m->computed \? 0 : position",
+        "m->computed ? position / 4096 : position",
+        ("kf_cpu_rope_computed_f32",),
+    ),
 }
 # tests/support/odd_names.py has these entries with all the names that there are.
-NAMES = {"pairs": ["""
+NAMES = {
+    "pairs": [
+        """
 operands.<x> = { kind = "halves", parts = ["<a>", "<b>"] }
 operands.<k> = "more"
 operands.<c> = { kind = "angle", dtype = "acc", grad = false }
@@ -138,14 +280,32 @@ operands.<i> = { kind = "number", dtype = "I", grad = false }
 scalars = { <s> = 2.0 }
 outputs = { <u> = "(<a> * <c> - <b> * <d>) * <s>", <v> = "<a> * <d> + <b> * <c>" }
 refs = { <u> = "(<a> * <c> - <b> * <d>) * <s>", <v> = "<a> * <d> + <b> * <c>" }
-"""]}
+"""
+    ]
+}
 # Which functions there are: tests/gen/test_names.py.
-FUNCTIONS = dict.fromkeys(("rope", "rope_interleaved", "rope_qk", "rope_interleaved_qk", "rope_computed", "rope_computed_qk",
-                           "rope_interleaved_computed", "rope_interleaved_computed_qk"), (0, True, "with numbers of 32 bits too", True))
+FUNCTIONS = dict.fromkeys(
+    (
+        "rope",
+        "rope_interleaved",
+        "rope_qk",
+        "rope_interleaved_qk",
+        "rope_computed",
+        "rope_computed_qk",
+        "rope_interleaved_computed",
+        "rope_interleaved_computed_qk",
+    ),
+    (0, True, "with numbers of 32 bits too", True),
+)
 # One function, and the tokens that its header may have: tests/headers/test_compile_cost.py.
 COMPILED = {"pairs": ("kf_rope_bf16", 44500)}
 PACKAGED = ["rope_qk"]  # that the Python package has which level 1 builds
-ON_TENSORS = ["rope", "rope_interleaved_qk", "rope_computed", "rope_computed_qk"]  # that level 1 has of functions on tensors
+ON_TENSORS = [
+    "rope",
+    "rope_interleaved_qk",
+    "rope_computed",
+    "rope_computed_qk",
+]  # that level 1 has of functions on tensors
 
 
 # What is wrong with an entry: (text, entry, field, what the message says, what the fix says); tests/gen/test_spec_errors.py.
@@ -165,9 +325,35 @@ refs = {{ first = "b", second = "a" }}
 
 
 REFUSED = {
-    "a second tensor of pairs twice": (turned(f'q = {HALVES}, k = "more", v = "more"'), "op.turn", "operands", "not one of pairs", 'k = "more"'),
-    "a second tensor of pairs alone": (turned('k = "more"'), "op.turn", "operands", "not one of pairs", "halves"),
-    "an operand called as a result is": (turned(f'q_out = {HALVES}, q = "more"'), "op.turn", "operands", "`q_out` is a result", "rename it"),
-    "a table and frequencies": (turned(f'x = {HALVES}, c = {{ kind = "angle", dtype = "acc", grad = false }}, f = {{ kind = "frequency", '
-                                       'dtype = "acc", grad = false }'), "op.turn", "operands", "not one of pairs", '"frequency"'),
+    "a second tensor of pairs twice": (
+        turned(f'q = {HALVES}, k = "more", v = "more"'),
+        "op.turn",
+        "operands",
+        "not one of pairs",
+        'k = "more"',
+    ),
+    "a second tensor of pairs alone": (
+        turned('k = "more"'),
+        "op.turn",
+        "operands",
+        "not one of pairs",
+        "halves",
+    ),
+    "an operand called as a result is": (
+        turned(f'q_out = {HALVES}, q = "more"'),
+        "op.turn",
+        "operands",
+        "`q_out` is a result",
+        "rename it",
+    ),
+    "a table and frequencies": (
+        turned(
+            f'x = {HALVES}, c = {{ kind = "angle", dtype = "acc", grad = false }}, f = {{ kind = "frequency", '
+            'dtype = "acc", grad = false }'
+        ),
+        "op.turn",
+        "operands",
+        "not one of pairs",
+        '"frequency"',
+    ),
 }

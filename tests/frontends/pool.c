@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Drives the pool of frontends/python/kernel_fusion/native/pool.c: every chunk of every job is done once, whoever calls, before and after a
- * fork. */
+/* Drives the pool of frontends/python/kernel_fusion/native/pool.c: every chunk of every job is done
+ * once, whoever calls, before and after a fork. */
 #include "packed.h"
 
 #include <pthread.h>
@@ -10,7 +10,8 @@
 
 int kfp_threads(void);
 void kfp_set_threads(int threads);
-void kfp_set_parallel_for(int (*fn)(int64_t, int64_t, int64_t, void (*)(int64_t, int64_t, void *), void *));
+void kfp_set_parallel_for(int (*fn)(int64_t, int64_t, int64_t, void (*)(int64_t, int64_t, void *),
+                                    void *));
 
 enum { CHUNKS = 1000, JOBS = 200, CALLERS = 4 };
 static int through_host;
@@ -28,7 +29,8 @@ static void *caller(void *wrong)
     return NULL;
 }
 
-static int serial(int64_t begin, int64_t end, int64_t grain, void (*fn)(int64_t, int64_t, void *), void *context)
+static int serial(int64_t begin, int64_t end, int64_t grain, void (*fn)(int64_t, int64_t, void *),
+                  void *context)
 {
     through_host = (int)grain;
     fn(begin, end, context);
@@ -57,7 +59,8 @@ int main(int argc, char **argv)
     if (argc == 1) { /* a child does not ask the host, whose threads it has not, and works alone */
         const pid_t child = fork();
         int status = 1;
-        if (child == 0) _exit(caller(&wrong[0]) != NULL || wrong[0] || through_host || kfp_threads() != 1);
+        if (child == 0)
+            _exit(caller(&wrong[0]) != NULL || wrong[0] || through_host || kfp_threads() != 1);
         waitpid(child, &status, 0);
         all += status != 0;
     }

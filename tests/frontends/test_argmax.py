@@ -9,5 +9,9 @@ def test_places(kf):
     x[:, 1] = x[:, 2]  # of equal ones the first
     for dim in (-1, 0, 1):
         value, index = kf.ops.argmax(x, dim=dim)
-        assert index.dtype == np.int64 and np.array_equal(index, x.argmax(dim)) and np.array_equal(value, x.max(dim))
+        assert (
+            index.dtype == np.int64
+            and np.array_equal(index, x.argmax(dim))
+            and np.array_equal(value, x.max(dim))
+        )
     assert kf.ops.argmax(x, dim=None)[1] == x.argmax()

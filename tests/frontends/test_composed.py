@@ -19,10 +19,14 @@ def test_gelu(kf):
     same(kf.ops.gelu, F.gelu, x)
     same(lambda x: kf.ops.gelu(x, approximate="none"), F.gelu, x)
     if kfpython.WHOLE:
-        same(lambda x: kf.ops.gelu(x, approximate="tanh"), lambda x: F.gelu(x, approximate="tanh"), x)
+        same(
+            lambda x: kf.ops.gelu(x, approximate="tanh"), lambda x: F.gelu(x, approximate="tanh"), x
+        )
     out = np.empty((3, 4))
     assert kf.ops.gelu(x.detach().numpy(), out=out) is out
-    with pytest.raises(ValueError, match="kf.gelu: approximate is 'erf', expected 'none' or 'tanh'"):
+    with pytest.raises(
+        ValueError, match="kf.gelu: approximate is 'erf', expected 'none' or 'tanh'"
+    ):
         kf.ops.gelu(x, approximate="erf")
 
 
@@ -30,8 +34,19 @@ def test_gelu(kf):
 def test_linear(kf, activation):
     act = {"none": lambda x: x, "relu": F.relu, "gelu": F.gelu}[activation]
     for x in (draw(5, 4), draw(2, 3, 4)):
-        same(lambda x, w, b: kf.ops.fused_linear_activation(x, w, b, activation), lambda x, w, b: act(F.linear(x, w, b)), x, draw(6, 4), draw(6))
-        same(lambda x, w: kf.ops.fused_linear_activation(x, w, activation=activation), lambda x, w: act(F.linear(x, w)), x, draw(6, 4))
+        same(
+            lambda x, w, b: kf.ops.fused_linear_activation(x, w, b, activation),
+            lambda x, w, b: act(F.linear(x, w, b)),
+            x,
+            draw(6, 4),
+            draw(6),
+        )
+        same(
+            lambda x, w: kf.ops.fused_linear_activation(x, w, activation=activation),
+            lambda x, w: act(F.linear(x, w)),
+            x,
+            draw(6, 4),
+        )
 
 
 def test_attention(kf):
@@ -44,39 +59,109 @@ def test_attention(kf):
         return t.unflatten(-1, (4, t.shape[-1] // 4)).transpose(1, 2)
 
     def reference(q, k, v, **more):
-        return F.scaled_dot_product_attention(heads(q), heads(k), heads(v), **more).transpose(1, 2).flatten(-2)
+        return (
+            F.scaled_dot_product_attention(heads(q), heads(k), heads(v), **more)
+            .transpose(1, 2)
+            .flatten(-2)
+        )
 
-    for own, theirs in (({}, {}), ({"scale": 0.3}, {"scale": 0.3}), ({"mask": added}, {"attn_mask": added[:, None]}),
-                        ({"mask": seen}, {"attn_mask": seen[:, None]}), ({"mask": seen[0]}, {"attn_mask": seen[0]})):
+    for own, theirs in (
+        ({}, {}),
+        ({"scale": 0.3}, {"scale": 0.3}),
+        ({"mask": added}, {"attn_mask": added[:, None]}),
+        ({"mask": seen}, {"attn_mask": seen[:, None]}),
+        ({"mask": seen[0]}, {"attn_mask": seen[0]}),
+    ):
+
         def call(q, k, v, own=own):
             mask = own.get("mask")
             mask = mask.numpy() if mask is not None and isinstance(q, np.ndarray) else mask
-            mask = mask if mask is None or mask.ndim == 3 else np.stack([mask] * 2) if isinstance(mask, np.ndarray) else mask.expand(2, 3, 5)
+            mask = (
+                mask
+                if mask is None or mask.ndim == 3
+                else np.stack([mask] * 2)
+                if isinstance(mask, np.ndarray)
+                else mask.expand(2, 3, 5)
+            )
             return kf.ops.fused_multihead_attention(q, k, v, 4, **{**own, "mask": mask})
+
         same(call, lambda q, k, v, theirs=theirs: reference(q, k, v, **theirs), q, k, v)
     square = k, k.detach().clone().requires_grad_(), v
-    same(lambda *t: kf.ops.fused_multihead_attention(*t, 4, causal=True), lambda *t: reference(*t, is_causal=True), *square)
-    same(kf.ops.fused_attention_score, lambda q, k: (q @ k.T / 8**0.5).softmax(-1), draw(3, 8), draw(5, 8))
+    same(
+        lambda *t: kf.ops.fused_multihead_attention(*t, 4, causal=True),
+        lambda *t: reference(*t, is_causal=True),
+        *square,
+    )
+    same(
+        kf.ops.fused_attention_score,
+        lambda q, k: (q @ k.T / 8**0.5).softmax(-1),
+        draw(3, 8),
+        draw(5, 8),
+    )
 
 
 SAID = [
-    (lambda ops: ops.fused_linear_activation(draw(3, 4), draw(6, 5)), ValueError,
-     "kf.fused_linear_activation: weight has the shape (6, 5), expected ('any', 4) beside x of the shape (3, 4)"),
-    (lambda ops: ops.fused_linear_activation(draw(3, 4), draw(6, 4).float()), TypeError,
-     "kf.fused_linear_activation: weight has the dtype torch.float32, expected torch.float64 as x"),
-    (lambda ops: ops.fused_linear_activation(draw(3, 4), draw(6, 4), activation="swish"), ValueError,
-     "kf.fused_linear_activation: activation is swish, expected one of elu, gelu, "),
-    (lambda ops: ops.fused_attention_score(draw(2, 3, 8), draw(3, 5, 8)), ValueError,
-     "kf.fused_attention_score: k has the shape (3, 5, 8), expected (2, 'any', 8) beside q of the shape (2, 3, 8)"),
-    (lambda ops: ops.fused_multihead_attention(draw(3, 8), draw(5, 8), draw(5, 9), 2), ValueError,
-     "kf.fused_multihead_attention: v has the shape (5, 9), expected a last dimension that num_heads = 2 divides"),
-    (lambda ops: ops.fused_multihead_attention(draw(3, 8), draw(5, 8), draw(4, 8), 2), ValueError, "v has the shape (4, 8), expected (5, 'any')"),
-    (lambda ops: ops.fused_multihead_attention(draw(3, 8), draw(5, 8), draw(5, 8), 2.0), TypeError, "num_heads is float, expected a whole number"),
-    (lambda ops: ops.fused_attention_score(draw(3, 8), draw(5, 8), mask=draw(3, 5), causal=True), ValueError, "mask is given beside causal"),
-    (lambda ops: ops.matmul([[1.0]], draw(3, 5)), TypeError, "kf.matmul: a is list, expected an array"),
-    (lambda ops: ops.fused_attention_score(draw(3, 8), None), TypeError, "kf.fused_attention_score: k is NoneType, expected an array"),
-    (lambda ops: ops.matmul(draw(3, 8), draw(8, 5).float()), TypeError, "kf.matmul: b has the dtype f32, expected f64 beside a of f64"),
-    (lambda ops: ops.call("laier_norm", draw(3)), ValueError, "kf: there is no op `laier_norm`; those there are:")]
+    (
+        lambda ops: ops.fused_linear_activation(draw(3, 4), draw(6, 5)),
+        ValueError,
+        "kf.fused_linear_activation: weight has the shape (6, 5), expected ('any', 4) beside x of the shape (3, 4)",
+    ),
+    (
+        lambda ops: ops.fused_linear_activation(draw(3, 4), draw(6, 4).float()),
+        TypeError,
+        "kf.fused_linear_activation: weight has the dtype torch.float32, expected torch.float64 as x",
+    ),
+    (
+        lambda ops: ops.fused_linear_activation(draw(3, 4), draw(6, 4), activation="swish"),
+        ValueError,
+        "kf.fused_linear_activation: activation is swish, expected one of elu, gelu, ",
+    ),
+    (
+        lambda ops: ops.fused_attention_score(draw(2, 3, 8), draw(3, 5, 8)),
+        ValueError,
+        "kf.fused_attention_score: k has the shape (3, 5, 8), expected (2, 'any', 8) beside q of the shape (2, 3, 8)",
+    ),
+    (
+        lambda ops: ops.fused_multihead_attention(draw(3, 8), draw(5, 8), draw(5, 9), 2),
+        ValueError,
+        "kf.fused_multihead_attention: v has the shape (5, 9), expected a last dimension that num_heads = 2 divides",
+    ),
+    (
+        lambda ops: ops.fused_multihead_attention(draw(3, 8), draw(5, 8), draw(4, 8), 2),
+        ValueError,
+        "v has the shape (4, 8), expected (5, 'any')",
+    ),
+    (
+        lambda ops: ops.fused_multihead_attention(draw(3, 8), draw(5, 8), draw(5, 8), 2.0),
+        TypeError,
+        "num_heads is float, expected a whole number",
+    ),
+    (
+        lambda ops: ops.fused_attention_score(draw(3, 8), draw(5, 8), mask=draw(3, 5), causal=True),
+        ValueError,
+        "mask is given beside causal",
+    ),
+    (
+        lambda ops: ops.matmul([[1.0]], draw(3, 5)),
+        TypeError,
+        "kf.matmul: a is list, expected an array",
+    ),
+    (
+        lambda ops: ops.fused_attention_score(draw(3, 8), None),
+        TypeError,
+        "kf.fused_attention_score: k is NoneType, expected an array",
+    ),
+    (
+        lambda ops: ops.matmul(draw(3, 8), draw(8, 5).float()),
+        TypeError,
+        "kf.matmul: b has the dtype f32, expected f64 beside a of f64",
+    ),
+    (
+        lambda ops: ops.call("laier_norm", draw(3)),
+        ValueError,
+        "kf: there is no op `laier_norm`; those there are:",
+    ),
+]
 
 
 @pytest.mark.parametrize("number", range(len(SAID)))
@@ -92,6 +177,12 @@ def test_compile(kf):
     x, w, b = draw(3, 4), draw(6, 4), draw(6)
 
     def model(x, w, b):
-        return kf.ops.call("layer_norm", kf.ops.gelu(kf.ops.fused_linear_activation(x, w, b, "relu")), activation="gelu")
+        return kf.ops.call(
+            "layer_norm",
+            kf.ops.gelu(kf.ops.fused_linear_activation(x, w, b, "relu")),
+            activation="gelu",
+        )
 
-    assert torch.allclose(torch.compile(model, fullgraph=True, backend="aot_eager")(x, w, b), model(x, w, b), 1e-12)
+    assert torch.allclose(
+        torch.compile(model, fullgraph=True, backend="aot_eager")(x, w, b), model(x, w, b), 1e-12
+    )

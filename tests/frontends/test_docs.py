@@ -12,6 +12,14 @@ PAGE = (kflib.ROOT / "docs/python.md").read_text()
 
 def test_the_page():
     """What needs PyTorch is a section of its own, left out where that is not installed."""
-    sections = [s for s in re.split(r"^(?=## )", PAGE, flags=re.M) if not s.startswith("## PyTorch") or importlib.util.find_spec("torch")]
-    program = "".join(block for section in sections for block in re.findall(r"```python\n(.*?)```", section, re.S))
-    assert kfpython.python(program).splitlines() == re.findall(r"^ *print\(.*\) +# (.*)$", program, re.M)
+    sections = [
+        s
+        for s in re.split(r"^(?=## )", PAGE, flags=re.M)
+        if not s.startswith("## PyTorch") or importlib.util.find_spec("torch")
+    ]
+    program = "".join(
+        block for section in sections for block in re.findall(r"```python\n(.*?)```", section, re.S)
+    )
+    assert kfpython.python(program).splitlines() == re.findall(
+        r"^ *print\(.*\) +# (.*)$", program, re.M
+    )

@@ -24,7 +24,9 @@ from formulas import DTYPES, EACH, KINDS, ROWS, SHAPE, draw, made, number, refer
 
 def close(got, want, tolerance, what):
     error = (got.detach().double() - want.detach()).abs()
-    assert got.shape == want.shape and (error <= tolerance * (1 + want.detach().abs())).all(), f"{what}: {error.max()}"
+    assert got.shape == want.shape and (error <= tolerance * (1 + want.detach().abs())).all(), (
+        f"{what}: {error.max()}"
+    )
 
 
 def compare(f, texts, operands, scalars, dtype, shape=SHAPE, seed=0):
@@ -32,26 +34,47 @@ def compare(f, texts, operands, scalars, dtype, shape=SHAPE, seed=0):
     torch_dtype, tolerance = DTYPES[dtype]
     given = draw(operands, shape, torch_dtype, seed)
     exact = {n: t.detach().double().requires_grad_() for n, t in given.items()}
-    spread = {n: t[:, None] if KINDS["per_row"](shape) == t.shape and operands[n] == "per_row" else
-              t[:, None] if operands[n] == "channel" else t for n, t in exact.items()}
+    spread = {
+        n: t[:, None]
+        if KINDS["per_row"](shape) == t.shape and operands[n] == "per_row"
+        else t[:, None]
+        if operands[n] == "channel"
+        else t
+        for n, t in exact.items()
+    }
     want = [reference(text, spread | {n: number(v) for n, v in scalars.items()}) for text in texts]
     found = f(**given)
     got = found if isinstance(found, tuple) else (found,)
     want = [w.squeeze(-1) if w.dim() == g.dim() + 1 else w for g, w in zip(got, want)]
-    ups = [torch.randn(w.shape, generator=torch.Generator().manual_seed(9), dtype=torch.float64).to(torch_dtype) for w in want]
+    ups = [
+        torch.randn(w.shape, generator=torch.Generator().manual_seed(9), dtype=torch.float64).to(
+            torch_dtype
+        )
+        for w in want
+    ]
     for text, g, w in zip(texts, got, want):
         close(g, w, tolerance, text)
-    mine = torch.autograd.grad(sum((g.double() * u).sum() for g, u in zip(got, ups)), list(given.values()))
-    theirs = torch.autograd.grad(sum((w * u.double()).sum() for w, u in zip(want, ups)), list(exact.values()), allow_unused=True)
+    mine = torch.autograd.grad(
+        sum((g.double() * u).sum() for g, u in zip(got, ups)), list(given.values())
+    )
+    theirs = torch.autograd.grad(
+        sum((w * u.double()).sum() for w, u in zip(want, ups)),
+        list(exact.values()),
+        allow_unused=True,
+    )
     for n, m, t in zip(given, mine, theirs):
-        close(m, torch.zeros_like(m).double() if t is None else t, 30 * tolerance, f"d{n} of {texts}")
+        close(
+            m, torch.zeros_like(m).double() if t is None else t, 30 * tolerance, f"d{n} of {texts}"
+        )
     if dtype != "bf16":
         arrays = f(**{n: t.detach().numpy() for n, t in given.items()})
         for a, g in zip(arrays if isinstance(arrays, tuple) else (arrays,), got):
             assert a.tobytes() == g.detach().numpy().tobytes()
 
 
-@pytest.mark.parametrize("text, operands, scalars", EACH + ROWS, ids=[text for text, *_ in EACH + ROWS])
+@pytest.mark.parametrize(
+    "text, operands, scalars", EACH + ROWS, ids=[text for text, *_ in EACH + ROWS]
+)
 def test_values_and_gradients(kf, text, operands, scalars):
     f = made(kf, text, operands, scalars)
     for dtype in cases.by_level(("f32", "bf16") if text == EACH[0][0] else ("f32",), tuple(DTYPES)):
@@ -59,7 +82,11 @@ def test_values_and_gradients(kf, text, operands, scalars):
 
 
 def test_several_results_and_saved_values(kf):
-    f = kf.fuse_row({"out": "(x - mu) * rstd", "top": "max(x)"}, saved={"mu": "mean(x)", "rstd": "rsqrt(mean((x - mu) * (x - mu)) + 1e-5)"}, x="elem")
+    f = kf.fuse_row(
+        {"out": "(x - mu) * rstd", "top": "max(x)"},
+        saved={"mu": "mean(x)", "rstd": "rsqrt(mean((x - mu) * (x - mu)) + 1e-5)"},
+        x="elem",
+    )
     x = torch.randn(SHAPE, dtype=torch.float64, requires_grad=True)
     out, top = f(x)
     close(out, F.layer_norm(x, (7,)), 1e-11, "out")
@@ -68,7 +95,9 @@ def test_several_results_and_saved_values(kf):
 
 
 def test_weights_of_another_dtype_and_absent_ones(kf):
-    f = kf.fuse_row("x * rsqrt(mean(x * x) + 1e-6) * w", x="elem", w={"kind": "row", "dtype": "U", "absent": 1})
+    f = kf.fuse_row(
+        "x * rsqrt(mean(x * x) + 1e-6) * w", x="elem", w={"kind": "row", "dtype": "U", "absent": 1}
+    )
     x, w = torch.randn(SHAPE).bfloat16(), torch.randn(7, requires_grad=True)
     want = F.rms_norm(x.float(), (7,), None, 1e-6)
     close(f(x, w), (want * w).double(), 2e-2, "out")
@@ -97,12 +126,51 @@ def _texts(st):
         def call(form, *parts):
             return st.tuples(*parts).map(lambda p: form.format(*p))
 
-        unary = st.sampled_from([*(f"{w}({{}})" for w in ("tanh", "sigmoid", "erf", "sin", "cos", "abs", "gelu", "silu", "mish", "softplus", "relu",
-                                                         "hardswish", "elu", "relu6", "gelu_tanh", "softsign")),
-                                 "exp(min({}, 2))", "log(1 + abs({}))", "sqrt(abs({}) + 0.5)", "rsqrt(abs({}) + 0.5)", "(-{})"])
-        binary = st.sampled_from(["({} + {})", "({} - {})", "({} * {})", "max({}, {})", "min({}, {})", "({} / (1 + abs({})))"])
-        return st.one_of(st.tuples(unary, inner).map(lambda p: p[0].format(p[1])), st.tuples(binary, inner, inner).map(lambda p: p[0].format(*p[1:])),
-                         call("where({} > {}, {}, {})", inner, inner, inner, inner))
+        unary = st.sampled_from(
+            [
+                *(
+                    f"{w}({{}})"
+                    for w in (
+                        "tanh",
+                        "sigmoid",
+                        "erf",
+                        "sin",
+                        "cos",
+                        "abs",
+                        "gelu",
+                        "silu",
+                        "mish",
+                        "softplus",
+                        "relu",
+                        "hardswish",
+                        "elu",
+                        "relu6",
+                        "gelu_tanh",
+                        "softsign",
+                    )
+                ),
+                "exp(min({}, 2))",
+                "log(1 + abs({}))",
+                "sqrt(abs({}) + 0.5)",
+                "rsqrt(abs({}) + 0.5)",
+                "(-{})",
+            ]
+        )
+        binary = st.sampled_from(
+            [
+                "({} + {})",
+                "({} - {})",
+                "({} * {})",
+                "max({}, {})",
+                "min({}, {})",
+                "({} / (1 + abs({})))",
+            ]
+        )
+        return st.one_of(
+            st.tuples(unary, inner).map(lambda p: p[0].format(p[1])),
+            st.tuples(binary, inner, inner).map(lambda p: p[0].format(*p[1:])),
+            call("where({} > {}, {}, {})", inner, inner, inner, inner),
+        )
 
     return st.recursive(leaf, grow, max_leaves=8)
 
@@ -116,8 +184,14 @@ def test_random_formulas(kf, part):
     hypothesis = pytest.importorskip("hypothesis")
     st = hypothesis.strategies
 
-    @hypothesis.settings(max_examples=cases.by_level(2, 60), deadline=None, derandomize=True, database=None,
-                         phases=[hypothesis.Phase.generate], suppress_health_check=list(hypothesis.HealthCheck))
+    @hypothesis.settings(
+        max_examples=cases.by_level(2, 60),
+        deadline=None,
+        derandomize=True,
+        database=None,
+        phases=[hypothesis.Phase.generate],
+        suppress_health_check=list(hypothesis.HealthCheck),
+    )
     @hypothesis.given(st.lists(_texts(st), min_size=6, max_size=6, unique=True))
     def check(texts):
         if zlib.crc32("".join(texts).encode()) % PARTS != part:
@@ -140,12 +214,17 @@ def test_torch(kf, monkeypatch):
     """opcheck, gradcheck, a graph of torch.compile, of torch.export; one tensor in two places."""
     f = kf.fuse("gelu(x + bias) * gate", x="elem", bias="row", gate="elem")
     given = draw({"x": "elem", "bias": "row", "gate": "elem"})
-    assert torch.autograd.gradcheck(f, list(given.values())) and torch.autograd.gradgradcheck(f, list(given.values()))
+    assert torch.autograd.gradcheck(f, list(given.values())) and torch.autograd.gradgradcheck(
+        f, list(given.values())
+    )
     x, bias = given["x"], given["bias"]
     monkeypatch.setattr(kf.config, "compile_ops", "opaque")
     torch._dynamo.reset()
     compiled = torch.compile(lambda x, b: f(x, b, x).sum(), fullgraph=True, backend="aot_eager")
-    got, want = (torch.autograd.grad(fn(x, bias), [x, bias]) for fn in (compiled, lambda x, b: f(x, b, x).sum()))
+    got, want = (
+        torch.autograd.grad(fn(x, bias), [x, bias])
+        for fn in (compiled, lambda x, b: f(x, b, x).sum())
+    )
     assert all(torch.equal(g, w) for g, w in zip(got, want))
     op = getattr(torch.ops.kf, f.__name__).default
     torch.library.opcheck(op, (x.detach(), bias.detach(), x.detach()))
@@ -155,7 +234,9 @@ def test_torch(kf, monkeypatch):
             return f(x, bias, x)
 
     program = torch.export.export(Model(), (x.detach(), bias.detach()))
-    assert f"kf.{f.__name__}" in str(program.graph) and torch.equal(program.module()(x.detach(), bias.detach()), f(x, bias, x))
+    assert f"kf.{f.__name__}" in str(program.graph) and torch.equal(
+        program.module()(x.detach(), bias.detach()), f(x, bias, x)
+    )
 
 
 def test_autocast_and_strides(kf):
@@ -163,7 +244,9 @@ def test_autocast_and_strides(kf):
     x = torch.randn(6, 8)
     with torch.autocast("cpu", torch.bfloat16):
         assert f(x.bfloat16(), x[0], x).dtype == torch.float32
-    assert torch.equal(f(x.t(), x[:, 0], x.t()), f(x.t().contiguous(), x[:, 0].contiguous(), x.t().contiguous()))
+    assert torch.equal(
+        f(x.t(), x[:, 0], x.t()), f(x.t().contiguous(), x[:, 0].contiguous(), x.t().contiguous())
+    )
 
 
 def test_on_a_gpu_it_says_what_is_missing(kf):
@@ -173,8 +256,10 @@ def test_on_a_gpu_it_says_what_is_missing(kf):
     f = kf.fuse("gelu(x + bias) * gate", x="elem", bias="row", gate="elem")
     cuda = torch._C.DispatchKeySet(torch._C.DispatchKey.CUDA)
     x = torch.randn(2, 3)
-    for op, more, name in ((getattr(torch.ops.kf, f.__name__).default, (x[0], x), "kf.fuse('gelu(x + bias) * gate')"),
-                           (torch.ops.kf.bias.default, (x[0], 0.0, 0.0, 0), "kf.bias")):
+    for op, more, name in (
+        (getattr(torch.ops.kf, f.__name__).default, (x[0], x), "kf.fuse('gelu(x + bias) * gate')"),
+        (torch.ops.kf.bias.default, (x[0], 0.0, 0.0, 0), "kf.bias"),
+    ):
         missing = NotImplementedError, f"{name}: no kernel for tensors on cuda: "
         error, text = missing if WHY_NO_SHIM_ON_GPU else (RuntimeError, ": x is on another device")
         with pytest.raises(error, match=re.escape(text)):
@@ -195,39 +280,134 @@ def test_source_and_explain(kf, tmp_path):
     f = kf.fuse("gelu(x + bias) * gate", x="elem", bias="row", gate="elem")
     f(*(np.ones(s, "f") for s in ((2, 3), 3, (2, 3))))
     text = f.explain()
-    assert "dgate = dout * gelu(t0)" in text and "out = gelu(x + bias) * gate" in text and re.search(r"^f32: .*fused_.*\.so$", text, re.M)
-    (tmp_path / "own.c").write_text(f.source(backward=True) + f"int main(void) {{ return kf_cpu_{f.__name__}_bwd_f32 == 0; }}\n")
+    assert (
+        "dgate = dout * gelu(t0)" in text
+        and "out = gelu(x + bias) * gate" in text
+        and re.search(r"^f32: .*fused_.*\.so$", text, re.M)
+    )
+    (tmp_path / "own.c").write_text(
+        f.source(backward=True) + f"int main(void) {{ return kf_cpu_{f.__name__}_bwd_f32 == 0; }}\n"
+    )
     subprocess.run(["gcc", "-O1", tmp_path / "own.c", "-o", tmp_path / "own", "-lm"], check=True)
     subprocess.run([tmp_path / "own"], check=True)
-    assert "__global__" in f.source("bfloat16", target="cuda") and f is kf.fuse("gelu(x + bias) * gate", x="elem", bias="row", gate="elem")
+    assert "__global__" in f.source("bfloat16", target="cuda") and f is kf.fuse(
+        "gelu(x + bias) * gate", x="elem", bias="row", gate="elem"
+    )
 
 
 X, BIAS = np.ones((2, 3), "f"), np.ones(3, "f")
 SAID = [
-    (lambda kf: kf.fuse("gelu(x", x="elem"), ValueError, "kf.fuse('gelu(x'): the formula is not an expression: '(' was never closed"),
-    (lambda kf: kf.fuse("sinh(x)", x="elem"), ValueError, "kf.fuse('sinh(x)'): the formula calls `sinh`; the words are: abs, act, cos,"),
-    (lambda kf: kf.fuse("x + y", x="elem"), ValueError, "kf.fuse('x + y'): the formula reads `y`, which is not one of: x"),
-    (lambda kf: kf.fuse("x", x="elm"), ValueError, "operands x is {'kind': 'elm'}; give it a kind: elem, row, channel, half"),
-    (lambda kf: kf.fuse("silu(x, 1)", x="elem"), ValueError, "the formula calls `silu` with 2 arguments, it takes x"),
-    (lambda kf: kf.fuse("mean(x)", x="elem"), ValueError, "the formula calls `mean`, which this op's family does not have"),
-    (lambda kf: kf.fuse("x + b", x="elem", b="row", c="row"), ValueError, "operands `c` is not read by the expression"),
-    (lambda kf: kf.fuse("b + 1", b="row"), ValueError, 'operands has no operand with the shape of the result'),
-    (lambda kf: kf.fuse("x > 0", x="elem"), ValueError, "the formula is a condition; use where(condition, a, b)"),
-    (lambda kf: kf.fuse_row("x + 1", x="elem"), ValueError, "the formula reduces nothing over a row"),
-    (lambda kf: kf.fuse(3, x="elem"), TypeError, "kf.fuse: the formula is int, expected an expression in quotes"),
-    (lambda kf: kf.fuse("x", x=None), TypeError, "kf.fuse('x'): x is NoneType, expected a kind of operand"),
-    (lambda kf: kf.fuse("x * k", x="elem", k=1.0)(X, k="2"), TypeError, "kf.fuse('x * k'): k is str, expected a number"),
-    (lambda kf: kf.fuse("x * k", x="elem", k={"default": 1, "least": 0})(X, k=-2), ValueError, "kf.fuse('x * k'): k is -2, expected at least 0"),
-    (lambda kf: kf.fuse("x + b", x="elem", b="row")(X), TypeError, "kf.fuse('x + b')(x, b, *, out=None): missing a required argument: 'b'"),
-    (lambda kf: kf.fuse("x + b", x="elem", b="row")(X, BIAS[:2]), ValueError,
-     "kf.fuse('x + b'): b has the shape (2,), expected (3,) beside x of the shape (2, 3)"),
-    (lambda kf: kf.fuse("x + b", x="elem", b="row")(X, BIAS.astype("d")), TypeError,
-     "kf.fuse('x + b'): b has the dtype f64, expected f32 beside x of f32"),
-    (lambda kf: kf.fuse("x + b", x="elem", b="row")(X.astype("i4"), BIAS), TypeError, "kf.fuse('x + b'): x has the dtype i32, expected one of"),
-    (lambda kf: kf.fuse("x + b", x="elem", b="row")(torch.tensor(X), torch.ones(2)), ValueError, "kf.fuse('x + b'): b has the shape (2,)"),
-    (lambda kf: kf.fuse("x + b", x="elem", b="row")(torch.tensor(X), k=1), TypeError, "kf.fuse('x + b')() got an unexpected keyword argument 'k'"),
-    (lambda kf: kf.fuse("x + b", x="elem", b="row").source("int32"), TypeError, "kf.fuse('x + b'): dtype is int32, expected one of float32"),
-    (lambda kf: kf.fuse("x + b", x="elem", b="row").source(target="ptx"), ValueError, "target is 'ptx', expected 'c' or 'cuda'")]
+    (
+        lambda kf: kf.fuse("gelu(x", x="elem"),
+        ValueError,
+        "kf.fuse('gelu(x'): the formula is not an expression: '(' was never closed",
+    ),
+    (
+        lambda kf: kf.fuse("sinh(x)", x="elem"),
+        ValueError,
+        "kf.fuse('sinh(x)'): the formula calls `sinh`; the words are: abs, act, cos,",
+    ),
+    (
+        lambda kf: kf.fuse("x + y", x="elem"),
+        ValueError,
+        "kf.fuse('x + y'): the formula reads `y`, which is not one of: x",
+    ),
+    (
+        lambda kf: kf.fuse("x", x="elm"),
+        ValueError,
+        "operands x is {'kind': 'elm'}; give it a kind: elem, row, channel, half",
+    ),
+    (
+        lambda kf: kf.fuse("silu(x, 1)", x="elem"),
+        ValueError,
+        "the formula calls `silu` with 2 arguments, it takes x",
+    ),
+    (
+        lambda kf: kf.fuse("mean(x)", x="elem"),
+        ValueError,
+        "the formula calls `mean`, which this op's family does not have",
+    ),
+    (
+        lambda kf: kf.fuse("x + b", x="elem", b="row", c="row"),
+        ValueError,
+        "operands `c` is not read by the expression",
+    ),
+    (
+        lambda kf: kf.fuse("b + 1", b="row"),
+        ValueError,
+        "operands has no operand with the shape of the result",
+    ),
+    (
+        lambda kf: kf.fuse("x > 0", x="elem"),
+        ValueError,
+        "the formula is a condition; use where(condition, a, b)",
+    ),
+    (
+        lambda kf: kf.fuse_row("x + 1", x="elem"),
+        ValueError,
+        "the formula reduces nothing over a row",
+    ),
+    (
+        lambda kf: kf.fuse(3, x="elem"),
+        TypeError,
+        "kf.fuse: the formula is int, expected an expression in quotes",
+    ),
+    (
+        lambda kf: kf.fuse("x", x=None),
+        TypeError,
+        "kf.fuse('x'): x is NoneType, expected a kind of operand",
+    ),
+    (
+        lambda kf: kf.fuse("x * k", x="elem", k=1.0)(X, k="2"),
+        TypeError,
+        "kf.fuse('x * k'): k is str, expected a number",
+    ),
+    (
+        lambda kf: kf.fuse("x * k", x="elem", k={"default": 1, "least": 0})(X, k=-2),
+        ValueError,
+        "kf.fuse('x * k'): k is -2, expected at least 0",
+    ),
+    (
+        lambda kf: kf.fuse("x + b", x="elem", b="row")(X),
+        TypeError,
+        "kf.fuse('x + b')(x, b, *, out=None): missing a required argument: 'b'",
+    ),
+    (
+        lambda kf: kf.fuse("x + b", x="elem", b="row")(X, BIAS[:2]),
+        ValueError,
+        "kf.fuse('x + b'): b has the shape (2,), expected (3,) beside x of the shape (2, 3)",
+    ),
+    (
+        lambda kf: kf.fuse("x + b", x="elem", b="row")(X, BIAS.astype("d")),
+        TypeError,
+        "kf.fuse('x + b'): b has the dtype f64, expected f32 beside x of f32",
+    ),
+    (
+        lambda kf: kf.fuse("x + b", x="elem", b="row")(X.astype("i4"), BIAS),
+        TypeError,
+        "kf.fuse('x + b'): x has the dtype i32, expected one of",
+    ),
+    (
+        lambda kf: kf.fuse("x + b", x="elem", b="row")(torch.tensor(X), torch.ones(2)),
+        ValueError,
+        "kf.fuse('x + b'): b has the shape (2,)",
+    ),
+    (
+        lambda kf: kf.fuse("x + b", x="elem", b="row")(torch.tensor(X), k=1),
+        TypeError,
+        "kf.fuse('x + b')() got an unexpected keyword argument 'k'",
+    ),
+    (
+        lambda kf: kf.fuse("x + b", x="elem", b="row").source("int32"),
+        TypeError,
+        "kf.fuse('x + b'): dtype is int32, expected one of float32",
+    ),
+    (
+        lambda kf: kf.fuse("x + b", x="elem", b="row").source(target="ptx"),
+        ValueError,
+        "target is 'ptx', expected 'c' or 'cuda'",
+    ),
+]
 
 
 @pytest.mark.parametrize("number", range(len(SAID)))
@@ -249,8 +429,13 @@ COMPUTED = "0.8276"
 
 def process(script, **environment):
     path = os.pathsep.join([str(kfpython.package()), str(kflib.ROOT / "gen")])
-    return subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-                            env={**os.environ, "PYTHONPATH": path, **environment})
+    return subprocess.Popen(
+        [sys.executable, "-c", script],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": path, **environment},
+    )
 
 
 def failing(**environment):
@@ -269,16 +454,28 @@ def test_cache(tmp_path):
     [made] = tmp_path.iterdir()
     assert python(SCRIPT, **environment, KF_OFFLINE="1", CC="none", PATH="") == COMPUTED
     made.write_bytes(made.read_bytes()[:100])
-    assert python(SCRIPT, **environment) == COMPUTED and list(tmp_path.iterdir()) == [made] and made.stat().st_size > 1000
+    assert (
+        python(SCRIPT, **environment) == COMPUTED
+        and list(tmp_path.iterdir()) == [made]
+        and made.stat().st_size > 1000
+    )
     (tmp_path / "file").write_text("")
-    assert "KF_CACHE_DIR chooses another directory" in failing(KF_CACHE_DIR=str(tmp_path / "file" / "below"))
+    assert "KF_CACHE_DIR chooses another directory" in failing(
+        KF_CACHE_DIR=str(tmp_path / "file" / "below")
+    )
 
 
 def test_without_a_compiler(tmp_path):
     """NumPy computes it, and a warning says so once."""
-    script = "import warnings; warnings.simplefilter('always')\n" + SCRIPT.replace("print(f(", "f(np.ones((1, 2), 'f'), np.ones(2, 'f')); print(f(")
+    script = "import warnings; warnings.simplefilter('always')\n" + SCRIPT.replace(
+        "print(f(", "f(np.ones((1, 2), 'f'), np.ones(2, 'f')); print(f("
+    )
     out, error = process(script, CC="none", PATH="", KF_CACHE_DIR=str(tmp_path)).communicate()
-    assert out.strip() == COMPUTED and error.count("there is no C compiler") == 1 and not list(tmp_path.iterdir()), error
+    assert (
+        out.strip() == COMPUTED
+        and error.count("there is no C compiler") == 1
+        and not list(tmp_path.iterdir())
+    ), error
 
 
 def _both(kf, f, call):
@@ -294,13 +491,20 @@ def _both(kf, f, call):
         own.made.update(kept)
 
 
-@pytest.mark.parametrize("text, operands, scalars", EACH + ROWS, ids=[text for text, *_ in EACH + ROWS])
+@pytest.mark.parametrize(
+    "text, operands, scalars", EACH + ROWS, ids=[text for text, *_ in EACH + ROWS]
+)
 def test_numpy_computes_the_same(kf, text, operands, scalars):
     """Values and gradients, of rows that lie apart too."""
     f = made(kf, text, operands, scalars)
     for dtype in cases.by_level(("f32", "bf16") if text == EACH[0][0] else ("f32",), tuple(DTYPES)):
         given = draw(operands, shape_of(operands), DTYPES[dtype][0])
-        wide = {n: torch.cat([t, t], -1).detach()[..., :t.shape[-1]].requires_grad_() if t.dim() > 1 else t for n, t in given.items()}
+        wide = {
+            n: torch.cat([t, t], -1).detach()[..., : t.shape[-1]].requires_grad_()
+            if t.dim() > 1
+            else t
+            for n, t in given.items()
+        }
 
         def call(wide=wide):
             out = f(**wide)
@@ -343,19 +547,30 @@ def test_past_python(kf, tmp_path, monkeypatch):
         for dtype in (torch.float32, torch.bfloat16):
             x, bias, gate = (torch.randn(shape, dtype=dtype) for shape in ((4, 6), 6, (4, 6)))
             out = f(x.requires_grad_(), bias, gate)
-            found.append(({"x": x, "bias": bias, "gate": gate}, out, torch.autograd.grad(out.sum(), [x])[0]))
+            found.append(
+                ({"x": x, "bias": bias, "gate": gate}, out, torch.autograd.grad(out.sum(), [x])[0])
+            )
         m.setenv("KF_CACHE_DIR", str(tmp_path))
         m.setattr(f._own, "build", lambda path, dtypes: open("/dev/full", "wb", 0).write(b"x"))
         with pytest.raises(OSError, match="its library cannot be kept"):
-            f(torch.ones(2, 3, dtype=torch.float64), torch.ones(3, dtype=torch.float64), torch.ones(2, 3, dtype=torch.float64))
-        m.setattr(f._own, "library", lambda dtypes: (_ for _ in ()).throw(KeyboardInterrupt))  # Ctrl-C while the compiler runs
+            f(
+                torch.ones(2, 3, dtype=torch.float64),
+                torch.ones(3, dtype=torch.float64),
+                torch.ones(2, 3, dtype=torch.float64),
+            )
+        m.setattr(
+            f._own, "library", lambda dtypes: (_ for _ in ()).throw(KeyboardInterrupt)
+        )  # Ctrl-C while the compiler runs
         with pytest.raises(KeyboardInterrupt):
             f(torch.ones(2, 3).half(), torch.ones(3).half(), torch.ones(2, 3).half())
     forward, backward = (_kernels.kernel(schema(f._op, d)) for d in (False, True))
     for given, out, dx in found:
         with torch.no_grad():
             assert torch.equal(forward(*given.values()), out)
-            asked = [torch.ones_like(out) if t.use == "gradient" else given[t.name] for t in f._op.backward.inputs]
+            asked = [
+                torch.ones_like(out) if t.use == "gradient" else given[t.name]
+                for t in f._op.backward.inputs
+            ]
             assert torch.equal(backward(*asked, 1)[0], dx)
 
 
@@ -370,12 +585,22 @@ def test_gradients_that_are_there_already(kf):
     for i, (got, theirs) in enumerate(zip((dx, dy, dz), want)):
         close(got, theirs, 1e-12, f"gradient {i}")
         given = [t if j == i else t.detach() for j, t in enumerate((x, y, z))]
-        [alone], masks = recorded_backwards(f, lambda given=given, i=i: torch.autograd.grad(f(*given), [given[i]], up.detach()))
+        [alone], masks = recorded_backwards(
+            f, lambda given=given, i=i: torch.autograd.grad(f(*given), [given[i]], up.detach())
+        )
         assert torch.equal(alone, got) and masks == ([] if i == 2 else [1])
     assert torch.autograd.gradgradcheck(f, (x, y, z))
     x.grad = None
     f(x, x, x).backward(up.detach())  # of one tensor in three places they are added up
-    close(x.grad, sum(want[i] if i == 2 else torch.autograd.grad(F.gelu(2 * x), x, up.detach())[0] / 2 for i in range(3)), 1e-12, "x three times")
+    close(
+        x.grad,
+        sum(
+            want[i] if i == 2 else torch.autograd.grad(F.gelu(2 * x), x, up.detach())[0] / 2
+            for i in range(3)
+        ),
+        1e-12,
+        "x three times",
+    )
 
 
 def recorded_backwards(f, call):

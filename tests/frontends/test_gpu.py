@@ -14,7 +14,9 @@ import kfpython
 import pytest
 import toolkit
 
-pytestmark = pytest.mark.skipif(not toolkit.include() or not toolkit.nvrtc(), reason="no CUDA headers, or no NVRTC")
+pytestmark = pytest.mark.skipif(
+    not toolkit.include() or not toolkit.nvrtc(), reason="no CUDA headers, or no NVRTC"
+)
 
 SCRIPT = """
 import ctypes, json, os, sys
@@ -37,16 +39,32 @@ print(json.dumps([call(*c) for c in json.loads(sys.argv[2])]))
 @pytest.fixture(scope="module")
 def driver(tmp_path_factory):
     path = tmp_path_factory.mktemp("driver") / "libcuda.so"
-    subprocess.run(["g++", "-shared", "-fPIC", "-std=c++17", "-isystem", str(toolkit.include()), str(kflib.ROOT / "tests/support/fake_libcuda.cpp"),
-                    "-o", str(path)], check=True)
+    subprocess.run(
+        [
+            "g++",
+            "-shared",
+            "-fPIC",
+            "-std=c++17",
+            "-isystem",
+            str(toolkit.include()),
+            str(kflib.ROOT / "tests/support/fake_libcuda.cpp"),
+            "-o",
+            str(path),
+        ],
+        check=True,
+    )
     return path
 
 
 def calls(driver, cache, *found, script=SCRIPT, more=(), **environment):
     """([what each call gave], [the kernels that were launched, with their blocks]) of a new process."""
     path = os.pathsep.join([str(kfpython.package()), str(kflib.ROOT / "gen")])
-    done = subprocess.run([sys.executable, "-c", script, str(driver), json.dumps(found), *map(str, more)], capture_output=True, text=True,
-                          env={**os.environ, "KF_CACHE_DIR": str(cache), "PYTHONPATH": path, **environment})
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(driver), json.dumps(found), *map(str, more)],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "KF_CACHE_DIR": str(cache), "PYTHONPATH": path, **environment},
+    )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout), done.stderr.splitlines()
 
@@ -73,14 +91,27 @@ def test_ops_of_the_program(driver, tmp_path):
     """kf.fuse's: their launchers are compiled once, and launch kernels of their own formula."""
     path = os.pathsep.join([str(kfpython.package()), str(kflib.ROOT / "gen")])
     for offline in ("0", "1"):
-        done = subprocess.run([sys.executable, "-c", OWN, str(driver)], capture_output=True, text=True,
-                              env={**os.environ, "KF_CACHE_DIR": str(tmp_path), "PYTHONPATH": path, "KF_OFFLINE": offline})
+        done = subprocess.run(
+            [sys.executable, "-c", OWN, str(driver)],
+            capture_output=True,
+            text=True,
+            env={
+                **os.environ,
+                "KF_CACHE_DIR": str(tmp_path),
+                "PYTHONPATH": path,
+                "KF_OFFLINE": offline,
+            },
+        )
         assert done.returncode == 0, done.stderr
         said = done.stdout.splitlines()
         assert len(said) == 6 and said[2].startswith("bf16 on a GPU: ") and said[2].endswith(".so")
         kernels = [name for name in said if name.startswith("kf_")]
         launched = [k for k in done.stderr.splitlines() if "kfk_fused_" in k]
-        assert len(kernels) == 4 and len(launched) >= 4 and all(k.endswith(" on 0x5000") for k in launched)
+        assert (
+            len(kernels) == 4
+            and len(launched) >= 4
+            and all(k.endswith(" on 0x5000") for k in launched)
+        )
     assert len(list(tmp_path.glob("fused_*.so"))) == 2
 
 
@@ -142,27 +173,63 @@ def test_without_python(driver, tmp_path):
     """The shim's calls on a GPU, for which the CPU's tensors stand here: kernels, streams, workspaces, and what is said of a call that fails."""
     (tmp_path / "stream.cpp").write_text(STREAM_OF)
     stub = tmp_path / "libtorch_cuda.so"
-    subprocess.run(["g++", "-shared", "-fPIC", str(tmp_path / "stream.cpp"), "-o", str(stub)], check=True)
+    subprocess.run(
+        ["g++", "-shared", "-fPIC", str(tmp_path / "stream.cpp"), "-o", str(stub)], check=True
+    )
     path = os.pathsep.join([str(kfpython.package()), str(kflib.ROOT / "gen")])
-    done = subprocess.run([sys.executable, "-c", SHIM, str(driver), str(stub)], capture_output=True, text=True,
-                          env={**os.environ, "KF_CACHE_DIR": str(tmp_path / "cache"), "PYTHONPATH": path})
+    done = subprocess.run(
+        [sys.executable, "-c", SHIM, str(driver), str(stub)],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "KF_CACHE_DIR": str(tmp_path / "cache"), "PYTHONPATH": path},
+    )
     assert done.returncode == 0, done.stderr
     said = done.stdout.splitlines()
-    assert said[0].startswith("NotImplementedError: kf.bias_gelu: no kernel for tensors on cuda: nobody opened it")
-    assert said[1] == "ok" and (said[2] == "ok" or "workspace is 0x" in said[2])  # the CPU's allocator aligns less
+    assert said[0].startswith(
+        "NotImplementedError: kf.bias_gelu: no kernel for tensors on cuda: nobody opened it"
+    )
+    assert said[1] == "ok" and (
+        said[2] == "ok" or "workspace is 0x" in said[2]
+    )  # the CPU's allocator aligns less
     said = said[1:]
-    assert said[2].startswith("ValueError: kf.bias_gelu: bias has the shape") and said[3].startswith("TypeError: ")
-    assert said[4] == "ok" if kfpython.has("mish") else said[4].startswith("NotImplementedError: kf.bias_mish: kf_bias_mish_bf16 is not in")
+    assert said[2].startswith("ValueError: kf.bias_gelu: bias has the shape") and said[
+        3
+    ].startswith("TypeError: ")
+    assert (
+        said[4] == "ok"
+        if kfpython.has("mish")
+        else said[4].startswith("NotImplementedError: kf.bias_mish: kf_bias_mish_bf16 is not in")
+    )
     offline = "kf_bias_relu_f64: its kernel kfk_bias_f64<"
-    assert said[5].startswith(f"RuntimeError: {offline}") and "KF_OFFLINE is set" in said[5] and "kf.bias: " in said[6] and "KF_OFFLINE" in said[6]
-    assert said[7] == "ok" and re.match(r"RuntimeError: kf.fuse\('x \* gate \+ 1'\) for f64 is not in .*KF_OFFLINE is set", said[8])
-    for line, what in zip(said[9:], ("layer_norm: ", "layer_norm: ", "act: ", "batch_norm_train: "), strict=True):
-        assert line.startswith("OutOfMemoryError: kf." + what) and ("out of memory" in line or "can't allocate memory" in line), line
+    assert (
+        said[5].startswith(f"RuntimeError: {offline}")
+        and "KF_OFFLINE is set" in said[5]
+        and "kf.bias: " in said[6]
+        and "KF_OFFLINE" in said[6]
+    )
+    assert said[7] == "ok" and re.match(
+        r"RuntimeError: kf.fuse\('x \* gate \+ 1'\) for f64 is not in .*KF_OFFLINE is set", said[8]
+    )
+    for line, what in zip(
+        said[9:], ("layer_norm: ", "layer_norm: ", "act: ", "batch_norm_train: "), strict=True
+    ):
+        assert line.startswith("OutOfMemoryError: kf." + what) and (
+            "out of memory" in line or "can't allocate memory" in line
+        ), line
     launched = [k for k in done.stderr.splitlines() if "kfk_act" in k]
-    fused = [k for k in done.stderr.splitlines() if "kfk_fused_" in k]  # where a driver is, the first call is registered for GPUs too
-    assert [sum("_bwd_" in k for k in fused), all(k.endswith(" on 0x5000") for k in fused)] == [1, True]
+    fused = [
+        k for k in done.stderr.splitlines() if "kfk_fused_" in k
+    ]  # where a driver is, the first call is registered for GPUs too
+    assert [sum("_bwd_" in k for k in fused), all(k.endswith(" on 0x5000") for k in fused)] == [
+        1,
+        True,
+    ]
     assert len(fused) == 2 + ("with a driver" in done.stderr.splitlines())
-    assert len(launched) >= 2 and any("bwd" in k for k in launched) and all(k.endswith(" on 0x5000") for k in launched)
+    assert (
+        len(launched) >= 2
+        and any("bwd" in k for k in launched)
+        and all(k.endswith(" on 0x5000") for k in launched)
+    )
 
 
 ADD = ("kf_bias_gelu_f32", [0, 1, 2], [64, 128])
@@ -171,8 +238,14 @@ ADD = ("kf_bias_gelu_f32", [0, 1, 2], [64, 128])
 def ready(f):
     """The arguments of a call of a manifest's function, all tensors apart."""
     tensors = [a for a in f["arguments"] if a["role"] in ("in", "out", "sum")]
-    sizes = {s: n for s, n in zip(f["sizes"], (8, 16, 4, 4, 8, 8))} | ({"pairs": 2} if "pairs" in f["sizes"] else {})
-    scalars = [a.get("default") or 0.5 for a in f["arguments"] if a["role"] in ("scalar", "act_scalar", "beta", "probability")]
+    sizes = {s: n for s, n in zip(f["sizes"], (8, 16, 4, 4, 8, 8))} | (
+        {"pairs": 2} if "pairs" in f["sizes"] else {}
+    )
+    scalars = [
+        a.get("default") or 0.5
+        for a in f["arguments"]
+        if a["role"] in ("scalar", "act_scalar", "beta", "probability")
+    ]
     integers = [0 for a in f["arguments"] if a["role"] == "integer"]
     return f["name"], list(range(len(tensors))), [*sizes.values(), *integers], scalars, f["dropout"]
 
@@ -183,15 +256,30 @@ def test_kernels_are_the_launchers_own(driver, tmp_path):
     from kfgen import packed, packed_cuda
 
     named = {name: f for name, f in packed_cuda.functions(kflib.manifest())}
-    chosen = {(f["op"], f["bwd"]): f for f in packed.functions(kflib.manifest())
-              if f["dtypes"] == ["f32"] and f["activation"] in ("none", "gelu") and any(o == _stem(f) for o in kfpython.OPS) and f["name"] in named}
+    chosen = {
+        (f["op"], f["bwd"]): f
+        for f in packed.functions(kflib.manifest())
+        if f["dtypes"] == ["f32"]
+        and f["activation"] in ("none", "gelu")
+        and any(o == _stem(f) for o in kfpython.OPS)
+        and f["name"] in named
+    }
     assert len(chosen) > 20
     given = [ready(f) for f in chosen.values()]
     said, launched = calls(driver, tmp_path, *given)
     assert not [(g[0], s) for g, s in zip(given, said) if s != "ok"]
-    kernels = {k.partition("<")[0] for f in chosen.values() for stage in named[f["name"]]["stages"] for k in stage}
+    kernels = {
+        k.partition("<")[0]
+        for f in chosen.values()
+        for stage in named[f["name"]]["stages"]
+        for k in stage
+    }
     seen = {re.match(r"_Z\d+(kfk_\w+?)(?:I\w|\b)", line)[1] for line in launched}
-    assert len(launched) >= len(chosen) and seen <= kernels and all(line.endswith(" on 0x5000") for line in launched)
+    assert (
+        len(launched) >= len(chosen)
+        and seen <= kernels
+        and all(line.endswith(" on 0x5000") for line in launched)
+    )
 
 
 def _stem(f):
@@ -208,21 +296,44 @@ def test_compiled_once_and_kept(driver, tmp_path):
     before = kept.read_bytes()
     assert calls(driver, tmp_path, ADD, KF_OFFLINE="1", **nowhere) == (["ok"], launched[:1])
     kept.write_bytes(b"not a cubin")
-    assert calls(driver, tmp_path, ADD, **nowhere)[0] == ["ok"] and kept.read_bytes()[:9] == before[:9] and len(list(tmp_path.iterdir())) == 1
+    assert (
+        calls(driver, tmp_path, ADD, **nowhere)[0] == ["ok"]
+        and kept.read_bytes()[:9] == before[:9]
+        and len(list(tmp_path.iterdir())) == 1
+    )
 
 
 def test_offline(driver, tmp_path):
     [said], launched = calls(driver, tmp_path, ADD, KF_OFFLINE="1")
-    assert re.match(r"RuntimeError: kf_bias_gelu_f32: its kernel kfk_bias_f32<.*> for sm_90a is not in .*KF_OFFLINE", said) and not launched
+    assert (
+        re.match(
+            r"RuntimeError: kf_bias_gelu_f32: its kernel kfk_bias_f32<.*> for sm_90a is not in .*KF_OFFLINE",
+            said,
+        )
+        and not launched
+    )
 
 
 def test_errors(driver, tmp_path):
     name, tensors, sizes = ADD
-    said, launched = calls(driver, tmp_path, (name, [None, 1, 2], sizes), (name, tensors, [-1, 128]), ("kf_mish_f32", [0, 1], [4]))
+    said, launched = calls(
+        driver,
+        tmp_path,
+        (name, [None, 1, 2], sizes),
+        (name, tensors, [-1, 128]),
+        ("kf_mish_f32", [0, 1], [4]),
+    )
     assert said[0].startswith("Refused: kf_bias_gelu_f32: a required pointer is NULL: x is NULL")
-    assert said[1].startswith("Refused: kf_bias_gelu_f32: a size is negative") and ": rows is -1" in said[1]
+    assert (
+        said[1].startswith("Refused: kf_bias_gelu_f32: a size is negative")
+        and ": rows is -1" in said[1]
+    )
     lacks = "NotImplementedError: kf.mish: kf_mish_f32 is not in libkf_cuda.so, which was built for fewer"
-    assert (said[2], len(launched)) == ("ok", 1) if kfpython.has("mish") else said[2].startswith(lacks) and not launched
+    assert (
+        (said[2], len(launched)) == ("ok", 1)
+        if kfpython.has("mish")
+        else said[2].startswith(lacks) and not launched
+    )
 
 
 def test_an_interrupt_while_a_kernel_is_compiled(kf):
@@ -232,7 +343,12 @@ def test_an_interrupt_while_a_kernel_is_compiled(kf):
     def interrupted(*given):
         raise KeyboardInterrupt
 
-    own = types.SimpleNamespace(made=interrupted, architecture=str, now=_gpu.Thread(), dll=types.SimpleNamespace(kfp_give_reason=id))
+    own = types.SimpleNamespace(
+        made=interrupted,
+        architecture=str,
+        now=_gpu.Thread(),
+        dll=types.SimpleNamespace(kfp_give_reason=id),
+    )
     assert _gpu.Gpu._make(own, b"kf_relu_f32", 0, None, b"kfk_act_f32<7>", None, None) == 1
     assert isinstance(_gpu.Gpu.failed(own), KeyboardInterrupt) and _gpu.Gpu.failed(own) is None
 
@@ -246,9 +362,15 @@ def test_what_does_not_compile_is_said():
     kfpython.use()
     from kernel_fusion import _nvrtc
 
-    with pytest.raises(RuntimeError, match=r"does not compile kernel<1> for sm_90a:\n(.|\n)*nonsense"):
-        _nvrtc.compile_kernel("template <int n> __global__ void kernel(int *p) { nonsense; }", "kernel<1>", "sm_90a")
-    cubin, name = _nvrtc.compile_kernel("template <int n> __global__ void kernel(int *p) { *p = n; }", "kernel<1>", "sm_90a")
+    with pytest.raises(
+        RuntimeError, match=r"does not compile kernel<1> for sm_90a:\n(.|\n)*nonsense"
+    ):
+        _nvrtc.compile_kernel(
+            "template <int n> __global__ void kernel(int *p) { nonsense; }", "kernel<1>", "sm_90a"
+        )
+    cubin, name = _nvrtc.compile_kernel(
+        "template <int n> __global__ void kernel(int *p) { *p = n; }", "kernel<1>", "sm_90a"
+    )
     assert cubin.startswith(b"\x7fELF") and name in cubin
 
 
@@ -267,8 +389,13 @@ def start(cache, *found, driver=None, **environment):
     """A new process that calls functions of the package by name. driver: that of a GPU, which has to be found by its path: NVRTC itself opens what is
     called libcuda.so.1, and asks more of it."""
     path = os.pathsep.join([str(kfpython.package()), str(kflib.ROOT / "gen")])
-    return subprocess.Popen([sys.executable, "-c", AHEAD, json.dumps(found), *([str(driver)] if driver else [])], stdout=subprocess.PIPE,
-                            stderr=subprocess.PIPE, text=True, env={**os.environ, "KF_CACHE_DIR": str(cache), "PYTHONPATH": path, **environment})
+    return subprocess.Popen(
+        [sys.executable, "-c", AHEAD, json.dumps(found), *([str(driver)] if driver else [])],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "KF_CACHE_DIR": str(cache), "PYTHONPATH": path, **environment},
+    )
 
 
 def said_by(process):
@@ -302,19 +429,36 @@ def test_warmup(driver, tmp_path):
     """Two processes at once, of a GPU that is not there and of the one that is; then calls compile nothing, with any kernel that they choose."""
     cache, given = tmp_path / "cache", {"ops": "bias_gelu", "dtypes": "float32"}
     wanted = len(kernels_of("kf_bias_gelu_f32", "kf_bias_gelu_bwd_f32"))
-    both = [start(cache, ("warmup", {**given, "arch": "sm_90"})), start(cache, ("warmup", given), driver=driver)]
+    both = [
+        start(cache, ("warmup", {**given, "arch": "sm_90"})),
+        start(cache, ("warmup", given), driver=driver),
+    ]
     counts = [said_by(p)[0][:2] for p in both]
-    assert wanted > 4 and [sum(c) for c in counts] == [wanted, wanted] and sum(compiled for compiled, _ in counts) >= wanted
+    assert (
+        wanted > 4
+        and [sum(c) for c in counts] == [wanted, wanted]
+        and sum(compiled for compiled, _ in counts) >= wanted
+    )
     kept = sorted(cache.iterdir())
-    assert len(kept) == wanted and all(re.fullmatch(r"kfk_\w+-sm_90a-[0-9a-f]{24}\.cubin", p.name) for p in kept)
+    assert len(kept) == wanted and all(
+        re.fullmatch(r"kfk_\w+-sm_90a-[0-9a-f]{24}\.cubin", p.name) for p in kept
+    )
     kept[0].write_bytes(b"not a cubin")
     twice = {"ops": ["bias_gelu", "bias_gelu"], "dtypes": "float32", "arch": ["sm_90a"]}
     again, last = said_by(start(cache, ("warmup", {**given, "arch": "sm_90"}), ("warmup", twice)))
     assert again[:2] == [1, wanted - 1] and last[:2] == [0, wanted]
-    found = [call_of(f, s) for f in ("kf_bias_gelu_f32", "kf_bias_gelu_bwd_f32") for s in ([64, 128], [3, 7], [65, 128])]
-    said, launched = calls(driver, cache, *found, call_of("kf_bias_relu_f32", [64, 128]), KF_OFFLINE="1")
+    found = [
+        call_of(f, s)
+        for f in ("kf_bias_gelu_f32", "kf_bias_gelu_bwd_f32")
+        for s in ([64, 128], [3, 7], [65, 128])
+    ]
+    said, launched = calls(
+        driver, cache, *found, call_of("kf_bias_relu_f32", [64, 128]), KF_OFFLINE="1"
+    )
     assert said[:6] == ["ok"] * 6 and len({k.split()[0] for k in launched}) > 4
-    assert re.match(r"RuntimeError: kf_bias_relu_f32: .*call it, or kf.warmup, once without", said[6])
+    assert re.match(
+        r"RuntimeError: kf_bias_relu_f32: .*call it, or kf.warmup, once without", said[6]
+    )
 
 
 def test_every_kernel_that_is_launched_is_warmed():
@@ -323,23 +467,38 @@ def test_every_kernel_that_is_launched_is_warmed():
     from kernel_fusion import _gpu
     from kfgen import packed
 
-    chosen = {(f["op"], f["bwd"]): f["name"] for f in packed.functions(kflib.manifest())
-              if f["dtypes"][0] in ("f32", "bf16") and "cuda" in f["backends"] and any(o == _stem(f) for o in kfpython.OPS)}
+    chosen = {
+        (f["op"], f["bwd"]): f["name"]
+        for f in packed.functions(kflib.manifest())
+        if f["dtypes"][0] in ("f32", "bf16")
+        and "cuda" in f["backends"]
+        and any(o == _stem(f) for o in kfpython.OPS)
+    }
     assert len(chosen) > 20 and any("dropout" in name for name in chosen.values())
     for name in chosen.values():
         assert {(name, k) for k in _gpu.kernels(name)} == kernels_of(name)
 
 
-REFUSED = [({"ops": "nonsense"}, ValueError, "there is no op `nonsense`; those there are: "),
-           ({"ops": "layer_norm", "activations": "nonsense"}, ValueError, "activations has 'nonsense', expected some of .*relu"),
-           ({"ops": "act"}, ValueError, "act: activation is None, expected one of .*gelu"),
-           ({"ops": [len]}, TypeError, "ops has a builtin_function_or_method, expected names of kf.ops"),
-           ({"ops": []}, ValueError, r"ops=\[\] and activations=None choose no function"),
-           ({"ops": "relu", "dtypes": "int8"}, TypeError, "dtype is int8, expected one of float32"),
-           ({"ops": "layer_norm", "dtypes": "int32"}, ValueError, "layer_norm has no function for dtypes='int32', but for float32, float16"),
-           ({"ops": "relu", "arch": "sm_9"}, ValueError, "arch is 'sm_9', expected one of .*sm_90"),
-           ({"ops": "relu", "arch": 90}, ValueError, "arch is 90, expected one of .*sm_90"),
-           ({"ops": "relu", "jobs": 0}, ValueError, "jobs is 0, expected a whole number from 1 on")]
+REFUSED = [
+    ({"ops": "nonsense"}, ValueError, "there is no op `nonsense`; those there are: "),
+    (
+        {"ops": "layer_norm", "activations": "nonsense"},
+        ValueError,
+        "activations has 'nonsense', expected some of .*relu",
+    ),
+    ({"ops": "act"}, ValueError, "act: activation is None, expected one of .*gelu"),
+    ({"ops": [len]}, TypeError, "ops has a builtin_function_or_method, expected names of kf.ops"),
+    ({"ops": []}, ValueError, r"ops=\[\] and activations=None choose no function"),
+    ({"ops": "relu", "dtypes": "int8"}, TypeError, "dtype is int8, expected one of float32"),
+    (
+        {"ops": "layer_norm", "dtypes": "int32"},
+        ValueError,
+        "layer_norm has no function for dtypes='int32', but for float32, float16",
+    ),
+    ({"ops": "relu", "arch": "sm_9"}, ValueError, "arch is 'sm_9', expected one of .*sm_90"),
+    ({"ops": "relu", "arch": 90}, ValueError, "arch is 90, expected one of .*sm_90"),
+    ({"ops": "relu", "jobs": 0}, ValueError, "jobs is 0, expected a whole number from 1 on"),
+]
 
 
 @pytest.mark.parametrize("name", ["warmup", "build_launchers"])
@@ -351,13 +510,22 @@ def test_what_cannot_be_compiled_ahead(kf, name, tmp_path, monkeypatch):
             getattr(kf, name)(*where, **{"arch": "sm_90", **given})
     monkeypatch.setenv("KF_OFFLINE", "1")
     if name == "build_launchers":
-        with pytest.raises(RuntimeError, match=r"kf\.build_launchers: KF_OFFLINE is set, and .*/built/libkf_cuda.so is not there"):
+        with pytest.raises(
+            RuntimeError,
+            match=r"kf\.build_launchers: KF_OFFLINE is set, and .*/built/libkf_cuda.so is not there",
+        ):
             kf.build_launchers(*where, "relu", dtypes="float32", arch="sm_90")
     else:
-        with pytest.raises(RuntimeError, match=r"kf\.warmup: KF_OFFLINE is set, and (\d+) of \1 kernels for sm_80 are not in .*'s kfk_act_f32<"):
+        with pytest.raises(
+            RuntimeError,
+            match=r"kf\.warmup: KF_OFFLINE is set, and (\d+) of \1 kernels for sm_80 are not in .*'s kfk_act_f32<",
+        ):
             kf.warmup("relu", dtypes="float32", arch="sm_80")
         if not kfpython.has("mish"):
-            with pytest.raises(NotImplementedError, match="kf.mish: kf_mish_bf16 is not in libkf_cuda.so, .*kf.build_launchers"):
+            with pytest.raises(
+                NotImplementedError,
+                match="kf.mish: kf_mish_bf16 is not in libkf_cuda.so, .*kf.build_launchers",
+            ):
                 kf.warmup("mish", arch="sm_90")
     assert not list(tmp_path.iterdir())
 
@@ -376,21 +544,49 @@ kf.use_launchers(sys.argv[3])
 def test_launchers_built_ahead(driver, visible, tmp_path):
     """A folder for a machine that has the driver alone: it launches what the package launches, and an activation that the package need not have."""
     folder, cache = tmp_path / "built", tmp_path / "cache"
-    functions = [f"kf_{act}_{direction}f32" for act in ("gelu", "mish") for direction in ("", "bwd_")]
-    given = {"path": str(folder), "ops": "act", "activations": ["gelu", "mish"], "dtypes": ["float32"], "arch": "sm_90"}
+    functions = [
+        f"kf_{act}_{direction}f32" for act in ("gelu", "mish") for direction in ("", "bwd_")
+    ]
+    given = {
+        "path": str(folder),
+        "ops": "act",
+        "activations": ["gelu", "mish"],
+        "dtypes": ["float32"],
+        "arch": "sm_90",
+    }
     [first] = said_by(start(cache, ("build_launchers", given), KF_WHEEL_CFLAGS="-O0"))
     [again] = said_by(start(cache, ("build_launchers", given), CXX="/nowhere", PATH="/nowhere"))
     wanted = len(kernels_of(*functions))
     assert first[:2] == [wanted, 0] and again[:2] == [0, wanted] and not cache.exists()
-    assert len(list(folder.iterdir())) == wanted + 2 and json.loads((folder / "launchers.json").read_text())["functions"] == functions
-    found = [call_of(f, [n]) for f, n in (("kf_gelu_f32", 4096), ("kf_mish_f32", 7), ("kf_mish_bwd_f32", 4096), ("kf_relu_f32", 8))]
-    said, launched = calls(driver, cache, *found, script=BUILT, more=[folder], PATH="/nowhere", **visible)
-    assert said[:3] == ["ok"] * 3 and len(launched) == 3 and said[3].startswith("NotImplementedError: kf.relu: kf_relu_f32 is not in")
+    assert (
+        len(list(folder.iterdir())) == wanted + 2
+        and json.loads((folder / "launchers.json").read_text())["functions"] == functions
+    )
+    found = [
+        call_of(f, [n])
+        for f, n in (
+            ("kf_gelu_f32", 4096),
+            ("kf_mish_f32", 7),
+            ("kf_mish_bwd_f32", 4096),
+            ("kf_relu_f32", 8),
+        )
+    ]
+    said, launched = calls(
+        driver, cache, *found, script=BUILT, more=[folder], PATH="/nowhere", **visible
+    )
+    assert (
+        said[:3] == ["ok"] * 3
+        and len(launched) == 3
+        and said[3].startswith("NotImplementedError: kf.relu: kf_relu_f32 is not in")
+    )
     assert calls(driver, cache, found[0]) == (["ok"], launched[:1])
 
 
 def test_folders_that_have_no_launchers(kf, tmp_path):
-    with pytest.raises(ImportError, match=r"kf.use_launchers: .* has not launchers.json and libkf_cuda.so, which kf.build_launchers writes"):
+    with pytest.raises(
+        ImportError,
+        match=r"kf.use_launchers: .* has not launchers.json and libkf_cuda.so, which kf.build_launchers writes",
+    ):
         kf.use_launchers(tmp_path)
     (tmp_path / "launchers.json").write_text('{"generator": "another"}')
     (tmp_path / "libkf_cuda.so").touch()
@@ -399,8 +595,12 @@ def test_folders_that_have_no_launchers(kf, tmp_path):
 
 
 def test_launchers_are_chosen_once(driver, tmp_path):
-    script = (f"from kernel_fusion import _gpu, _table\nimport json, kernel_fusion as kf\n_gpu._opened.append(_gpu.Gpu(driver={str(driver)!r}))\n"
-              f"open({str(tmp_path / 'launchers.json')!r}, 'w').write(json.dumps(dict(generator=_table.generator())))\n"
-              f"open({str(tmp_path / 'libkf_cuda.so')!r}, 'w').close()\n"
-              f"try:\n    kf.use_launchers({str(tmp_path)!r})\nexcept RuntimeError as e:\n    print(e)")
-    assert re.fullmatch(r"kf.use_launchers: launchers are in use already, .*/libkf_cuda.so", kfpython.python(script))
+    script = (
+        f"from kernel_fusion import _gpu, _table\nimport json, kernel_fusion as kf\n_gpu._opened.append(_gpu.Gpu(driver={str(driver)!r}))\n"
+        f"open({str(tmp_path / 'launchers.json')!r}, 'w').write(json.dumps(dict(generator=_table.generator())))\n"
+        f"open({str(tmp_path / 'libkf_cuda.so')!r}, 'w').close()\n"
+        f"try:\n    kf.use_launchers({str(tmp_path)!r})\nexcept RuntimeError as e:\n    print(e)"
+    )
+    assert re.fullmatch(
+        r"kf.use_launchers: launchers are in use already, .*/libkf_cuda.so", kfpython.python(script)
+    )

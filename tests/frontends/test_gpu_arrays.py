@@ -70,8 +70,14 @@ class Interface:
     @property
     def __cuda_array_interface__(self):
         a = self.array
-        return {"shape": a.shape, "typestr": a.dtype.str, "data": (a.ctypes.data, not a.flags.writeable), "version": 3,
-                "strides": None if a.flags.c_contiguous else a.strides, **self.told}
+        return {
+            "shape": a.shape,
+            "typestr": a.dtype.str,
+            "data": (a.ctypes.data, not a.flags.writeable),
+            "version": 3,
+            "strides": None if a.flags.c_contiguous else a.strides,
+            **self.told,
+        }
 
 
 class Capsule:
@@ -88,7 +94,14 @@ class Capsule:
 
         self.asked.append(stream)
         a = self.array
-        return _dlpack.give(self, a.ctypes.data, self.device, a.shape, [s // a.itemsize for s in a.strides], a.dtype.name)
+        return _dlpack.give(
+            self,
+            a.ctypes.data,
+            self.device,
+            a.shape,
+            [s // a.itemsize for s in a.strides],
+            a.dtype.name,
+        )
 
 
 def cupy():
@@ -106,7 +119,9 @@ def cupy():
     made.empty = lambda shape, dtype: ndarray(np.empty(shape, dtype), stream.ptr or 1)
     made.array = lambda x, order: ndarray(np.array(x.array, order=order), stream.ptr or 1)
     stream = types.SimpleNamespace(ptr=0)
-    made.cuda = types.SimpleNamespace(Device=lambda device: contextlib.nullcontext(), get_current_stream=lambda: stream)
+    made.cuda = types.SimpleNamespace(
+        Device=lambda device: contextlib.nullcontext(), get_current_stream=lambda: stream
+    )
     return made
 
 
@@ -123,7 +138,11 @@ def host(x):
         return x.array
     dtype = np.dtype(x.dtype) if x.dtype != "bfloat16" else np.dtype(np.uint16)
     size = int(np.prod(x.shape)) * dtype.itemsize
-    return np.frombuffer((ctypes.c_uint8 * size).from_address(x.address), dtype).reshape(x.shape).copy()
+    return (
+        np.frombuffer((ctypes.c_uint8 * size).from_address(x.address), dtype)
+        .reshape(x.shape)
+        .copy()
+    )
 
 
 def draw(*shape, dtype=np.float32):
@@ -131,11 +150,23 @@ def draw(*shape, dtype=np.float32):
 
 
 X, ROW, WIDE, LABEL = draw(4, 6), draw(6), draw(4, 9), RNG.integers(0, 6, 4)
-CALLS = [("bias_gelu", (X, ROW), {}), ("layer_norm_relu", (WIDE[:, 2:8], ROW, ROW), {}), ("sum", (X,), {"dim": 0}), ("sum", (X,), {"dim": None}),
-         ("argmax", (X,), {}), ("cross_entropy", (X, LABEL), {}), ("relu_glu", (X,), {}), ("gelu_dropout", (X,), {"p": 0.5, "rng": (3, 4)}),
-         ("layer_norm", (np.broadcast_to(ROW, (4, 6)),), {}), ("batch_norm_train", (X,), {}), ("cast", (X,), {"dtype": "int32"}),
-         ("linear_gelu", (X, draw(5, 6)), {}), ("relu", (draw(0, 3),), {}), ("relu", (X.astype(np.float16),), {}),
-         ("relu", (X.astype(np.float64),), {})]
+CALLS = [
+    ("bias_gelu", (X, ROW), {}),
+    ("layer_norm_relu", (WIDE[:, 2:8], ROW, ROW), {}),
+    ("sum", (X,), {"dim": 0}),
+    ("sum", (X,), {"dim": None}),
+    ("argmax", (X,), {}),
+    ("cross_entropy", (X, LABEL), {}),
+    ("relu_glu", (X,), {}),
+    ("gelu_dropout", (X,), {"p": 0.5, "rng": (3, 4)}),
+    ("layer_norm", (np.broadcast_to(ROW, (4, 6)),), {}),
+    ("batch_norm_train", (X,), {}),
+    ("cast", (X,), {"dtype": "int32"}),
+    ("linear_gelu", (X, draw(5, 6)), {}),
+    ("relu", (draw(0, 3),), {}),
+    ("relu", (X.astype(np.float16),), {}),
+    ("relu", (X.astype(np.float64),), {}),
+]
 
 
 @pytest.mark.parametrize("kind", ["interface", "DLPack", "CuPy"])
@@ -147,7 +178,9 @@ def test_values(kf, gpu, of_cupy, kind):
         got = getattr(kf.ops, name)(*map(make, arrays), **more)
         for g, w in zip(*((r if isinstance(r, tuple) else (r,)) for r in (got, want)), strict=True):
             assert isinstance(g, of_cupy.ndarray) == (kind == "CuPy")
-            assert host(g).shape == w.shape and host(g).dtype == w.dtype and np.array_equal(host(g), w), name
+            assert (
+                host(g).shape == w.shape and host(g).dtype == w.dtype and np.array_equal(host(g), w)
+            ), name
     assert len(gpu.said) >= len(CALLS)
 
 
@@ -156,7 +189,9 @@ def test_bfloat16(kf, gpu):
     x = X.astype(bfloat16)
     got = kf.ops.gelu(Capsule(x))
     assert np.array_equal(host(got), kf.ops.gelu(x).view(np.uint16)) and got.dtype == "bfloat16"
-    assert not hasattr(got, "__cuda_array_interface__") and "float32" in str(kf.ops.cast(got, "float32"))
+    assert not hasattr(got, "__cuda_array_interface__") and "float32" in str(
+        kf.ops.cast(got, "float32")
+    )
 
 
 def test_places(kf, gpu, of_cupy):
@@ -164,16 +199,26 @@ def test_places(kf, gpu, of_cupy):
     out, mean, var = (Interface(np.zeros(s, np.float32)) for s in ((4, 6), 6, 6))
     assert kf.ops.relu(Interface(X), out=out) is out and np.array_equal(out.array, np.maximum(X, 0))
     kf.ops.batch_norm_train(Interface(X), mean, var, momentum=1.0)
-    assert np.allclose(mean.array, X.mean(0), atol=1e-6) and np.allclose(var.array, X.var(0, ddof=1), atol=1e-5)
+    assert np.allclose(mean.array, X.mean(0), atol=1e-6) and np.allclose(
+        var.array, X.var(0, ddof=1), atol=1e-5
+    )
     state = Interface(np.array([3, 4]))
-    assert np.array_equal(host(kf.ops.gelu_dropout(Interface(X), rng=state)), kf.ops.gelu_dropout(X, rng=(3, 4)))
+    assert np.array_equal(
+        host(kf.ops.gelu_dropout(Interface(X), rng=state)), kf.ops.gelu_dropout(X, rng=(3, 4))
+    )
 
 
 def test_what_does_not_lie_so_is_copied(kf, gpu, of_cupy):
     before = kf.info()["copies"].get("layer_norm", 0)
     got = kf.ops.layer_norm(of_cupy.ndarray(X.T))
-    assert np.array_equal(got.array, kf.ops.layer_norm(np.ascontiguousarray(X.T))) and kf.info()["copies"]["layer_norm"] == before + 1
-    with pytest.raises(ValueError, match="kf.layer_norm: x does not lie as the launcher takes it, .*: make it contiguous"):
+    assert (
+        np.array_equal(got.array, kf.ops.layer_norm(np.ascontiguousarray(X.T)))
+        and kf.info()["copies"]["layer_norm"] == before + 1
+    )
+    with pytest.raises(
+        ValueError,
+        match="kf.layer_norm: x does not lie as the launcher takes it, .*: make it contiguous",
+    ):
         kf.ops.layer_norm(Interface(X.T))
 
 
@@ -188,23 +233,44 @@ def test_streams(kf, gpu, of_cupy):
     kf.ops.bias_relu(Interface(X, 7), Interface(ROW, 9))
     gc.collect()
     assert row.asked == [7]
-    assert gpu.said == [("call", 0, 1), ("free", 0, 1), ("call", 0, 7), ("free", 0, None), ("call", 0, 7), ("free", 0, None), ("wait", 0, 9),
-                        ("call", 0, 7), ("free", 0, None)]
+    assert gpu.said == [
+        ("call", 0, 1),
+        ("free", 0, 1),
+        ("call", 0, 7),
+        ("free", 0, None),
+        ("call", 0, 7),
+        ("free", 0, None),
+        ("wait", 0, 9),
+        ("call", 0, 7),
+        ("free", 0, None),
+    ]
     of_cupy.cuda.get_current_stream().ptr = 5
     kf.ops.relu(of_cupy.ndarray(X, 5))
     kf.ops.batch_norm_train(Interface(X, 7))  # whose workspace is freed behind it
     gc.collect()
-    assert gpu.said[9] == ("call", 0, 5) and gpu.said[10:] == [("call", 0, 7), ("free", 0, 7), ("free", 0, None)]
+    assert gpu.said[9] == ("call", 0, 5) and gpu.said[10:] == [
+        ("call", 0, 7),
+        ("free", 0, 7),
+        ("free", 0, None),
+    ]
     kf.ops.gelu_dropout(Interface(X, 7), rng=(3, 4))  # so is the memory of a seed
     gc.collect()
     assert gpu.said[13:] == [("call", 0, 7), ("free", 0, 7), ("free", 0, None)]
     gpu.said.clear()
-    row = kf.ops.relu(Interface(ROW))  # of the default stream, in whose order it is not freed where another one reads it
+    row = kf.ops.relu(
+        Interface(ROW)
+    )  # of the default stream, in whose order it is not freed where another one reads it
     flat = row.flat()
     kf.ops.bias_relu(Interface(X, 7), flat)
     del row, flat
     gc.collect()
-    assert gpu.said == [("call", 0, 1), ("wait", 0, 1), ("call", 0, 7), ("free", 0, None), ("free", 0, None)]
+    assert gpu.said == [
+        ("call", 0, 1),
+        ("wait", 0, 1),
+        ("call", 0, 7),
+        ("free", 0, None),
+        ("free", 0, None),
+    ]
     gpu.said.clear()
     for stream, freed_on in ((1, 1), (None, 1), (7, None), (-1, None)):
         kf.ops.relu(Interface(X)).__dlpack__(stream=stream)
@@ -215,7 +281,14 @@ def test_streams(kf, gpu, of_cupy):
 def test_results_are_read_by_both(kf, gpu):
     """A result as an input, by either interface; its memory lives as long as a capsule of it, taken or not."""
     y = kf.ops.relu(Interface(X, 7))
-    assert y.__cuda_array_interface__ == {"shape": (4, 6), "typestr": "<f4", "data": (y.address, False), "version": 3, "strides": None, "stream": 7}
+    assert y.__cuda_array_interface__ == {
+        "shape": (4, 6),
+        "typestr": "<f4",
+        "data": (y.address, False),
+        "version": 3,
+        "strides": None,
+        "stream": 7,
+    }
     assert y.__dlpack_device__() == (2, 0) and "kf array on cuda:0" in repr(y)
 
     class Given:
@@ -254,16 +327,52 @@ def readonly(x):
     return x
 
 
-@pytest.mark.parametrize("call, error, text", [
-    (lambda kf: kf.ops.bias_relu(Interface(X), ROW), TypeError, "bias is ndarray, expected an array on a GPU as the others are"),
-    (lambda kf: kf.ops.bias_relu(X, Interface(ROW)), ValueError, "bias is on a GPU, the first array is not"),
-    (lambda kf: kf.ops.bias_relu(Interface(X), Elsewhere(ROW)), ValueError, "bias is on cuda:1, the others on cuda:0"),
-    (lambda kf: kf.ops.bias_relu(Interface(X), Interface(ROW[:5])), ValueError, r"bias has the shape \(5,\), expected \(6,\)"),
-    (lambda kf: kf.ops.relu(Interface(X.astype(np.complex64))), TypeError, "x has the dtype complex64, expected one of float32"),
-    (lambda kf: kf.ops.relu(Interface(X, mask=X)), TypeError, "x has a mask"),
-    (lambda kf: kf.ops.relu(Interface(X), out=Interface(readonly(X))), ValueError, "out is written, and is not dense, writable memory"),
-    (lambda kf: kf.ops.relu(Interface(X), out=Interface(X.T)), ValueError, r"out is float32 of the shape \(6, 4\), expected float32 of the shape"),
-    (lambda kf: kf.ops.gelu_dropout(Interface(X), rng=Interface(ROW)), ValueError, r"rng is float32 of the shape \(6,\), expected two int64")])
+@pytest.mark.parametrize(
+    "call, error, text",
+    [
+        (
+            lambda kf: kf.ops.bias_relu(Interface(X), ROW),
+            TypeError,
+            "bias is ndarray, expected an array on a GPU as the others are",
+        ),
+        (
+            lambda kf: kf.ops.bias_relu(X, Interface(ROW)),
+            ValueError,
+            "bias is on a GPU, the first array is not",
+        ),
+        (
+            lambda kf: kf.ops.bias_relu(Interface(X), Elsewhere(ROW)),
+            ValueError,
+            "bias is on cuda:1, the others on cuda:0",
+        ),
+        (
+            lambda kf: kf.ops.bias_relu(Interface(X), Interface(ROW[:5])),
+            ValueError,
+            r"bias has the shape \(5,\), expected \(6,\)",
+        ),
+        (
+            lambda kf: kf.ops.relu(Interface(X.astype(np.complex64))),
+            TypeError,
+            "x has the dtype complex64, expected one of float32",
+        ),
+        (lambda kf: kf.ops.relu(Interface(X, mask=X)), TypeError, "x has a mask"),
+        (
+            lambda kf: kf.ops.relu(Interface(X), out=Interface(readonly(X))),
+            ValueError,
+            "out is written, and is not dense, writable memory",
+        ),
+        (
+            lambda kf: kf.ops.relu(Interface(X), out=Interface(X.T)),
+            ValueError,
+            r"out is float32 of the shape \(6, 4\), expected float32 of the shape",
+        ),
+        (
+            lambda kf: kf.ops.gelu_dropout(Interface(X), rng=Interface(ROW)),
+            ValueError,
+            r"rng is float32 of the shape \(6,\), expected two int64",
+        ),
+    ],
+)
 def test_errors(kf, gpu, call, error, text):
     with pytest.raises(error, match=text):
         call(kf)
@@ -272,7 +381,12 @@ def test_errors(kf, gpu, call, error, text):
 
 def test_a_formula_of_ones_own(kf, gpu, monkeypatch):
     f = kf.fuse("gelu(x + bias)", x="elem", bias="row")
-    monkeypatch.setattr(type(f._op.own), "on_gpu", types.SimpleNamespace(call=lambda *a: gpu.said.append(a[0])), raising=False)
+    monkeypatch.setattr(
+        type(f._op.own),
+        "on_gpu",
+        types.SimpleNamespace(call=lambda *a: gpu.said.append(a[0])),
+        raising=False,
+    )
     made = f(Interface(X), Interface(ROW))
     assert made.shape == (4, 6) and gpu.said == [f._op.function("none", ("f32",), False)]
 
@@ -298,11 +412,35 @@ def test_the_drivers_memory(tmp_path):
     toolkit = pytest.importorskip("toolkit")
     if not toolkit.include():
         pytest.skip("no CUDA headers")
-    subprocess.run(["g++", "-shared", "-fPIC", "-std=c++17", "-isystem", str(toolkit.include()), str(kflib.ROOT / "tests/support/fake_libcuda.cpp"),
-                    "-o", str(tmp_path / "libcuda.so")], check=True)
+    subprocess.run(
+        [
+            "g++",
+            "-shared",
+            "-fPIC",
+            "-std=c++17",
+            "-isystem",
+            str(toolkit.include()),
+            str(kflib.ROOT / "tests/support/fake_libcuda.cpp"),
+            "-o",
+            str(tmp_path / "libcuda.so"),
+        ],
+        check=True,
+    )
     path = os.pathsep.join([str(kfpython.package()), str(kflib.ROOT / "gen")])
-    done = subprocess.run([sys.executable, "-c", DRIVER, str(tmp_path / "libcuda.so")], capture_output=True, text=True,
-                          env={**os.environ, "PYTHONPATH": path})
+    done = subprocess.run(
+        [sys.executable, "-c", DRIVER, str(tmp_path / "libcuda.so")],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": path},
+    )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines() == ["12345678 0", f"out of memory on cuda:0: {1 << 41} bytes were asked for"]
-    assert done.stderr.splitlines() == ["wait for 0x5000", "free on 0x5000", "wait for all", "free at once"]
+    assert done.stdout.splitlines() == [
+        "12345678 0",
+        f"out of memory on cuda:0: {1 << 41} bytes were asked for",
+    ]
+    assert done.stderr.splitlines() == [
+        "wait for 0x5000",
+        "free on 0x5000",
+        "wait for all",
+        "free at once",
+    ]

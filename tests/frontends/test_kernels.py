@@ -19,10 +19,20 @@ def draw(*shape):
 def test_every_function_is_in_one_group(kf):
     from kernel_fusion import _table
 
-    found = [n for group in ("elementwise", "fusion", "reduction") for n in dir(getattr(kf.kernels, group))]
-    assert len(found) == len(set(found)) and {f"{op.word(a)}_f32" for op in _table.ops().values() for a in op.activations
-                                              if ("f32",) in op.dtypes} <= set(found)
-    assert {"add_gelu_f32", "relu_bwd_bf16", "mse_f64"} <= set(dir(kf.kernels.elementwise)) and "sum_bwd_f16" in dir(kf.kernels.reduction)
+    found = [
+        n
+        for group in ("elementwise", "fusion", "reduction")
+        for n in dir(getattr(kf.kernels, group))
+    ]
+    assert len(found) == len(set(found)) and {
+        f"{op.word(a)}_f32"
+        for op in _table.ops().values()
+        for a in op.activations
+        if ("f32",) in op.dtypes
+    } <= set(found)
+    assert {"add_gelu_f32", "relu_bwd_bf16", "mse_f64"} <= set(
+        dir(kf.kernels.elementwise)
+    ) and "sum_bwd_f16" in dir(kf.kernels.reduction)
 
 
 def test_calls(kf):
@@ -39,7 +49,9 @@ def test_calls(kf):
     k.fusion.layer_norm_f32(x, None, None, half, None, None, 3, 4, (8, 0), 1e-5)
     assert (half == kf.ops.layer_norm(x[:, :4])).all()
     dx, dbias = np.full_like(x, np.nan), np.full(8, np.nan, np.float32)
-    k.fusion.bias_relu_bwd_f32(x, bias, None, np.ones_like(x), dx, dbias, 3, 8)  # by the inputs, without the result
+    k.fusion.bias_relu_bwd_f32(
+        x, bias, None, np.ones_like(x), dx, dbias, 3, 8
+    )  # by the inputs, without the result
     assert (dx == (x + bias > 0)).all() and (dbias == dx.sum(0)).all()
     k.elementwise.relu_dropout_f32(x, out, x.size, 0.5, 7, 9)
     assert (out == kf.ops.relu_dropout(x, p=0.5, rng=(7, 9))).all()
@@ -55,13 +67,24 @@ def test_tensors(kf):
 
 def test_what_is_refused(kf):
     x = draw(4)
-    with pytest.raises(TypeError, match="kf.kernels.elementwise.relu_f32 takes 3 arguments, x, out, n; 2 are given"):
+    with pytest.raises(
+        TypeError, match="kf.kernels.elementwise.relu_f32 takes 3 arguments, x, out, n; 2 are given"
+    ):
         kf.kernels.elementwise.relu_f32(x, x)
-    with pytest.raises(ValueError, match=r"^kf\.kernels\.elementwise\.relu_f32: a required pointer is NULL: out is NULL"):
+    with pytest.raises(
+        ValueError,
+        match=r"^kf\.kernels\.elementwise\.relu_f32: a required pointer is NULL: out is NULL",
+    ):
         kf.kernels.elementwise.relu_f32(x, None, 4)
     with pytest.raises(AttributeError, match=re.escape("kf.kernels.reduction has no `relu_f32`")):
         kf.kernels.reduction.relu_f32()
-    assert list(inspect.signature(kf.kernels.fusion.bias_gelu_f32).parameters) == ["x", "bias", "out", "rows", "cols"]
+    assert list(inspect.signature(kf.kernels.fusion.bias_gelu_f32).parameters) == [
+        "x",
+        "bias",
+        "out",
+        "rows",
+        "cols",
+    ]
     assert copy.copy(kf.kernels.fusion).bias_gelu_f32.__name__ == "bias_gelu_f32"
     if not kfpython.WHOLE:
         with pytest.raises(NotImplementedError, match="kf.mish: kf_mish_f32 is not in"):

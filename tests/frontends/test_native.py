@@ -13,7 +13,9 @@ from kfgen import packed as packing
 from storage import Failure
 
 NATIVE = kfpython.SOURCE / "kernel_fusion/native"
-FUNCTIONS = packing.functions({"functions": kflib.manifest()["functions"] if cases.LEVEL > 1 else numeric.FUNCTIONS})
+FUNCTIONS = packing.functions(
+    {"functions": kflib.manifest()["functions"] if cases.LEVEL > 1 else numeric.FUNCTIONS}
+)
 GROUPS = {}
 for _function in FUNCTIONS:
     GROUPS.setdefault((_function["header"], _function["bwd"]), []).append(_function)
@@ -24,7 +26,9 @@ def packed(library):
     return kfpython.Packed(library)
 
 
-@pytest.mark.parametrize("header, bwd", GROUPS, ids=[f"{h}{'-bwd' if b else ''}" for h, b in GROUPS])
+@pytest.mark.parametrize(
+    "header, bwd", GROUPS, ids=[f"{h}{'-bwd' if b else ''}" for h, b in GROUPS]
+)
 def test_numbers(packed, header, bwd):
     """Each function that the library has, on a shape that is cut into chunks and on one that is not."""
     memory = checks.CpuMemory()
@@ -37,7 +41,9 @@ def test_numbers(packed, header, bwd):
 
 def test_a_wrong_function_is_noticed(packed):
     """These tests see it where a call reaches another function's kernel."""
-    relu, gelu = (next(f for f in FUNCTIONS if f["name"] == f"kf_{name}_f32") for name in ("relu", "gelu"))
+    relu, gelu = (
+        next(f for f in FUNCTIONS if f["name"] == f"kf_{name}_f32") for name in ("relu", "gelu")
+    )
     with pytest.raises(Failure):
         checks.run(packed, checks.CpuMemory(), {**relu, "name": gelu["name"]}, (1000,))
 
@@ -65,17 +71,41 @@ print(most, kf.get_threads() == before, len(set(found)))
 """)
     assert said == "[1, 2, 5, True] True 1"
     for wrong in (-1, "two", 1.5, True):
-        with pytest.raises(ValueError, match=f"kf.set_threads: threads is {wrong!r}, expected a whole number, 0 or more"):
+        with pytest.raises(
+            ValueError,
+            match=f"kf.set_threads: threads is {wrong!r}, expected a whole number, 0 or more",
+        ):
             kf.set_threads(wrong)
 
 
-@pytest.mark.parametrize("flags, argument", [((), ()), (("-fsanitize=thread",), ("no fork",)), (("-fsanitize=address,undefined",), ())],
-                         ids=["plain", "thread", "address"])
+@pytest.mark.parametrize(
+    "flags, argument",
+    [((), ()), (("-fsanitize=thread",), ("no fork",)), (("-fsanitize=address,undefined",), ())],
+    ids=["plain", "thread", "address"],
+)
 def test_pool(tmp_path, flags, argument):
     """Every chunk once: four callers at the same time, in a forked child, through the host's loop."""
     source = kflib.ROOT / "tests/frontends/pool.c"
-    command = ["gcc", "-std=gnu11", "-O1", "-g", "-Wall", "-Wextra", "-Werror", *flags, f"-I{NATIVE}", source, NATIVE / "pool.c",
-               "-o", tmp_path / "pool", "-lpthread"]
+    command = [
+        "gcc",
+        "-std=gnu11",
+        "-O1",
+        "-g",
+        "-Wall",
+        "-Wextra",
+        "-Werror",
+        *flags,
+        f"-I{NATIVE}",
+        source,
+        NATIVE / "pool.c",
+        "-o",
+        tmp_path / "pool",
+        "-lpthread",
+    ]
     subprocess.run(command, check=True)
-    done = subprocess.run([tmp_path / "pool", *argument], capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0 and done.stdout == "0 wrong, host 1, 1 threads\n", done.stdout + done.stderr
+    done = subprocess.run(
+        [tmp_path / "pool", *argument], capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0 and done.stdout == "0 wrong, host 1, 1 threads\n", (
+        done.stdout + done.stderr
+    )

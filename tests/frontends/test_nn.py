@@ -24,47 +24,107 @@ ACTIVATIONS = set(_table.activations()) if kfpython.WHOLE else set(kfpython.ACTI
 
 
 def draw(*shape):
-    return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape)), dtype=torch.float64)
+    return torch.randn(
+        shape, generator=torch.Generator().manual_seed(sum(shape)), dtype=torch.float64
+    )
 
 
 X, LABELS = draw(4, 6), torch.tensor([1, 5, -100, 0])
 P = draw(4, 6).softmax(-1)
 # (class, arguments, keywords, inputs, op)
 NORMS = [
-    ("LayerNorm", (6,), {}, [X], "layer_norm"), ("LayerNorm", ((2, 6),), {"eps": 1e-3}, [draw(3, 2, 6)], "layer_norm"),
-    ("LayerNorm", (6,), {"bias": False}, [X], "layer_norm"), ("LayerNorm", (6,), {"elementwise_affine": False}, [X], "layer_norm"),
-    ("RMSNorm", (6,), {}, [X], "rms_norm"), ("RMSNorm", ((2, 6),), {"eps": 1e-3}, [draw(3, 2, 6)], "rms_norm"),
-    ("GroupNorm", (2, 6), {}, [draw(3, 6, 5)], "group_norm"), ("GroupNorm", (3, 6), {"affine": False}, [draw(2, 6, 2, 2)], "group_norm"),
-    ("InstanceNorm1d", (3,), {"affine": True}, [draw(2, 3, 5)], "instance_norm"), ("InstanceNorm2d", (3,), {}, [draw(3, 4, 5)], "instance_norm"),
+    ("LayerNorm", (6,), {}, [X], "layer_norm"),
+    ("LayerNorm", ((2, 6),), {"eps": 1e-3}, [draw(3, 2, 6)], "layer_norm"),
+    ("LayerNorm", (6,), {"bias": False}, [X], "layer_norm"),
+    ("LayerNorm", (6,), {"elementwise_affine": False}, [X], "layer_norm"),
+    ("RMSNorm", (6,), {}, [X], "rms_norm"),
+    ("RMSNorm", ((2, 6),), {"eps": 1e-3}, [draw(3, 2, 6)], "rms_norm"),
+    ("GroupNorm", (2, 6), {}, [draw(3, 6, 5)], "group_norm"),
+    ("GroupNorm", (3, 6), {"affine": False}, [draw(2, 6, 2, 2)], "group_norm"),
+    ("InstanceNorm1d", (3,), {"affine": True}, [draw(2, 3, 5)], "instance_norm"),
+    ("InstanceNorm2d", (3,), {}, [draw(3, 4, 5)], "instance_norm"),
     ("InstanceNorm3d", (3,), {}, [draw(2, 3, 2, 2, 2)], "instance_norm"),
-    ("BatchNorm1d", (6,), {}, [X], "batch_norm_train"), ("BatchNorm2d", (3,), {"momentum": None}, [draw(2, 3, 2, 2)], "batch_norm_train"),
+    ("BatchNorm1d", (6,), {}, [X], "batch_norm_train"),
+    ("BatchNorm2d", (3,), {"momentum": None}, [draw(2, 3, 2, 2)], "batch_norm_train"),
     ("BatchNorm3d", (3,), {"affine": False}, [draw(2, 3, 2, 2, 2)], "batch_norm_train"),
     ("BatchNorm1d", (6,), {"track_running_stats": False}, [X], "batch_norm_train"),
-    ("BatchNorm2d", (3,), {}, [draw(0, 3, 2, 2)], "batch_norm_train"), ("LayerNorm", (6,), {}, [draw(0, 6)], "layer_norm"),
-    ("InstanceNorm1d", (3,), {}, [draw(2, 3, 0)], "instance_norm"), ("GroupNorm", (2, 6), {}, [draw(0, 6, 5)], "group_norm")]
+    ("BatchNorm2d", (3,), {}, [draw(0, 3, 2, 2)], "batch_norm_train"),
+    ("LayerNorm", (6,), {}, [draw(0, 6)], "layer_norm"),
+    ("InstanceNorm1d", (3,), {}, [draw(2, 3, 0)], "instance_norm"),
+    ("GroupNorm", (2, 6), {}, [draw(0, 6, 5)], "group_norm"),
+]
 LAYERS = [
-    ("Linear", (6, 3), {}, [X], "linear"), ("Linear", (6, 3), {"bias": False}, [draw(2, 3, 6)], "linear"), ("Linear", (6, 3), {}, [X[0]], "linear"),
-    ("PReLU", (), {}, [X], "prelu_bias"), ("PReLU", (6,), {}, [X], "prelu_bias"), ("PReLU", (3, 0.1), {}, [draw(2, 3, 2, 4)], "prelu_bias"),
-    ("PReLU", (), {}, [draw(2, 3, 4)], "prelu_bias"), ("PReLU", (), {}, [draw()], "prelu_bias"),
-    ("GLU", (), {}, [X], "act_mul"), ("GLU", (1,), {}, [draw(2, 4, 3)], "act_mul"),
-    ("Softmax", (-1,), {}, [X], "softmax"), ("Softmax", (1,), {}, [draw(2, 4, 3)], "softmax"), ("LogSoftmax", (0,), {}, [X], "log_softmax"),
-    ("Softmax", (0,), {}, [draw()], "softmax"), ("LogSoftmax", (-1,), {}, [draw()], "log_softmax"), ("Softmax", (0,), {}, [draw(0, 3)], "softmax")]
-ELEMENTS = [(name, (), {**k, "reduction": r}, [X, draw(6, 4).t().contiguous()], op)
-            for name, k, op in (("MSELoss", {}, "mse"), ("L1Loss", {}, "l1"), ("HuberLoss", {"delta": 0.5}, "huber"),
-                                ("SmoothL1Loss", {"beta": 0.5}, "huber"), ("SmoothL1Loss", {"beta": 0}, "l1"),
-                                ("BCEWithLogitsLoss", {}, "bce_with_logits")) for r in ("none", "mean", "sum")]
-KL = [("KLDivLoss", (), {"reduction": r}, [p.log(), q.softmax(-1)], "kl_div") for r in ("none", "mean", "sum", "batchmean")
-      for p, q in ((P, draw(4, 6)), (P[0, 0], draw()))]
+    ("Linear", (6, 3), {}, [X], "linear"),
+    ("Linear", (6, 3), {"bias": False}, [draw(2, 3, 6)], "linear"),
+    ("Linear", (6, 3), {}, [X[0]], "linear"),
+    ("PReLU", (), {}, [X], "prelu_bias"),
+    ("PReLU", (6,), {}, [X], "prelu_bias"),
+    ("PReLU", (3, 0.1), {}, [draw(2, 3, 2, 4)], "prelu_bias"),
+    ("PReLU", (), {}, [draw(2, 3, 4)], "prelu_bias"),
+    ("PReLU", (), {}, [draw()], "prelu_bias"),
+    ("GLU", (), {}, [X], "act_mul"),
+    ("GLU", (1,), {}, [draw(2, 4, 3)], "act_mul"),
+    ("Softmax", (-1,), {}, [X], "softmax"),
+    ("Softmax", (1,), {}, [draw(2, 4, 3)], "softmax"),
+    ("LogSoftmax", (0,), {}, [X], "log_softmax"),
+    ("Softmax", (0,), {}, [draw()], "softmax"),
+    ("LogSoftmax", (-1,), {}, [draw()], "log_softmax"),
+    ("Softmax", (0,), {}, [draw(0, 3)], "softmax"),
+]
+ELEMENTS = [
+    (name, (), {**k, "reduction": r}, [X, draw(6, 4).t().contiguous()], op)
+    for name, k, op in (
+        ("MSELoss", {}, "mse"),
+        ("L1Loss", {}, "l1"),
+        ("HuberLoss", {"delta": 0.5}, "huber"),
+        ("SmoothL1Loss", {"beta": 0.5}, "huber"),
+        ("SmoothL1Loss", {"beta": 0}, "l1"),
+        ("BCEWithLogitsLoss", {}, "bce_with_logits"),
+    )
+    for r in ("none", "mean", "sum")
+]
+KL = [
+    ("KLDivLoss", (), {"reduction": r}, [p.log(), q.softmax(-1)], "kl_div")
+    for r in ("none", "mean", "sum", "batchmean")
+    for p, q in ((P, draw(4, 6)), (P[0, 0], draw()))
+]
 WEIGHT = draw(6).abs()
-ROWS = [(name, (), {**k, "reduction": r}, [x, label], op) for r in ("none", "mean", "sum") for name, k, x, label, op in (
-    ("CrossEntropyLoss", {}, X, LABELS, "cross_entropy"), ("CrossEntropyLoss", {"label_smoothing": 0.1}, X, LABELS, "cross_entropy"),
-    ("CrossEntropyLoss", {"weight": WEIGHT, "ignore_index": 5}, X, LABELS.clamp(0), "cross_entropy_weighted"),
-    ("CrossEntropyLoss", {}, draw(2, 6, 3), torch.tensor([[1, 2, 3], [5, 0, -100]]), "cross_entropy"),
-    ("CrossEntropyLoss", {}, X, P, "cross_entropy_soft"),
-    ("NLLLoss", {}, X, LABELS, "nll"), ("NLLLoss", {"weight": WEIGHT}, X, LABELS, "nll"))]
-SCALARS = {"leaky_relu": {"negative_slope": 0.3}, "elu": {"alpha": 1.5}, "hardtanh": {"min_val": -0.5, "max_val": 2.0}}
-ACTS = [(name, (), k, [X], "act") for name, act in _classes.activations().items() if hasattr(nn, name) and act in ACTIVATIONS
-        for k in ({}, *([SCALARS[act]] if act in SCALARS else []))]
+ROWS = [
+    (name, (), {**k, "reduction": r}, [x, label], op)
+    for r in ("none", "mean", "sum")
+    for name, k, x, label, op in (
+        ("CrossEntropyLoss", {}, X, LABELS, "cross_entropy"),
+        ("CrossEntropyLoss", {"label_smoothing": 0.1}, X, LABELS, "cross_entropy"),
+        (
+            "CrossEntropyLoss",
+            {"weight": WEIGHT, "ignore_index": 5},
+            X,
+            LABELS.clamp(0),
+            "cross_entropy_weighted",
+        ),
+        (
+            "CrossEntropyLoss",
+            {},
+            draw(2, 6, 3),
+            torch.tensor([[1, 2, 3], [5, 0, -100]]),
+            "cross_entropy",
+        ),
+        ("CrossEntropyLoss", {}, X, P, "cross_entropy_soft"),
+        ("NLLLoss", {}, X, LABELS, "nll"),
+        ("NLLLoss", {"weight": WEIGHT}, X, LABELS, "nll"),
+    )
+]
+SCALARS = {
+    "leaky_relu": {"negative_slope": 0.3},
+    "elu": {"alpha": 1.5},
+    "hardtanh": {"min_val": -0.5, "max_val": 2.0},
+}
+ACTS = [
+    (name, (), k, [X], "act")
+    for name, act in _classes.activations().items()
+    if hasattr(nn, name) and act in ACTIVATIONS
+    for k in ({}, *([SCALARS[act]] if act in SCALARS else []))
+]
 ACTS += [("GELU", (), {"approximate": "tanh"}, [X], "act")] if "gelu_tanh" in ACTIVATIONS else []
 TWINS = [c for c in (*NORMS, *LAYERS, *ELEMENTS, *KL, *ROWS, *ACTS) if c[4] in OPS]
 
@@ -93,18 +153,31 @@ def test_every_activation_s_module_is_made():
         assert isinstance(getattr(own, name)(), getattr(nn, name, nn.Module))
 
 
-@pytest.mark.parametrize("name, args, kwargs, inputs, op", TWINS, ids=[f"{n}-{i}" for i, (n, *_) in enumerate(TWINS)])
+@pytest.mark.parametrize(
+    "name, args, kwargs, inputs, op", TWINS, ids=[f"{n}-{i}" for i, (n, *_) in enumerate(TWINS)]
+)
 def test_twins(name, args, kwargs, inputs, op):
     modules = pair(name, args, kwargs)
-    for training in (True, False) if op in ("batch_norm_train",) and "batch_norm" in OPS else (True,):
+    for training in (
+        (True, False) if op in ("batch_norm_train",) and "batch_norm" in OPS else (True,)
+    ):
         found = []
         for module in modules:
             module.train(training)
-            given = [t.clone().requires_grad_() if t.is_floating_point() and i == 0 else t for i, t in enumerate(inputs)]
+            given = [
+                t.clone().requires_grad_() if t.is_floating_point() and i == 0 else t
+                for i, t in enumerate(inputs)
+            ]
             for _ in range(2 if training else 1):  # statistics are learnt twice
                 out = module(*given)
             leaves = [given[0], *module.parameters()]
-            found.append([out, *torch.autograd.grad((out * out).sum(), leaves), *module.state_dict().values()])
+            found.append(
+                [
+                    out,
+                    *torch.autograd.grad((out * out).sum(), leaves),
+                    *module.state_dict().values(),
+                ]
+            )
         for got, want in zip(found[1], found[0], strict=True):
             same(got, want, ROUNDED.get(name, 1e-10))
     assert isinstance(modules[1], getattr(nn, name)) and repr(modules[1]) == repr(modules[0])
@@ -112,8 +185,16 @@ def test_twins(name, args, kwargs, inputs, op):
 
 def test_an_activation_behind_a_norm():
     x = draw(4, 6)
-    made = [own.LayerNorm(6, activation="relu"), own.BatchNorm1d(6, activation="relu"), own.Linear(6, 3, activation="gelu")]
-    made += [own.RMSNorm(6, activation="gelu"), own.GroupNorm(2, 6, activation="silu")] if kfpython.WHOLE else []
+    made = [
+        own.LayerNorm(6, activation="relu"),
+        own.BatchNorm1d(6, activation="relu"),
+        own.Linear(6, 3, activation="gelu"),
+    ]
+    made += (
+        [own.RMSNorm(6, activation="gelu"), own.GroupNorm(2, 6, activation="silu")]
+        if kfpython.WHOLE
+        else []
+    )
     for module in made:
         module.double()
         plain, act = copy.deepcopy(module), getattr(torch.nn.functional, module.activation)
@@ -126,7 +207,10 @@ def test_an_activation_behind_a_norm():
 
 def test_a_linear_layer_adds_its_gradients_to_main_grad():
     """Over two batches, of float32 beside bfloat16 too; grad stays empty, and without the flag main_grad is nobody's."""
-    for dtype, wide, tolerance in ((torch.float64, torch.float64, 1e-12), (torch.bfloat16, torch.float32, 2e-2)):
+    for dtype, wide, tolerance in (
+        (torch.float64, torch.float64, 1e-12),
+        (torch.bfloat16, torch.float32, 2e-2),
+    ):
         layer = own.Linear(6, 3, activation="relu", fuse_wgrad_accumulation=True).to(dtype)
         layer.weight.main_grad = torch.zeros(3, 6, dtype=wide)
         twin = nn.Linear(6, 3).double()
@@ -137,7 +221,9 @@ def test_a_linear_layer_adds_its_gradients_to_main_grad():
             (torch.relu(twin(x.double())) * 2).sum().backward()
         assert layer.weight.grad is None
         assert (layer.weight.main_grad.double() - twin.weight.grad).abs().max() <= tolerance * 20
-        assert (layer.bias.grad.double() - twin.bias.grad).abs().max() <= tolerance * 20 and layer.bias.grad.dtype == dtype
+        assert (
+            layer.bias.grad.double() - twin.bias.grad
+        ).abs().max() <= tolerance * 20 and layer.bias.grad.dtype == dtype
     layer.bias.main_grad = torch.zeros(3)
     before = layer.bias.grad.clone()
     layer(x).sum().backward()
@@ -149,7 +235,10 @@ def test_a_linear_layer_adds_its_gradients_to_main_grad():
     with torch.no_grad():
         assert not layer(x).requires_grad
     del layer.weight.main_grad
-    with pytest.raises(ValueError, match="kf.nn.Linear: weight has no main_grad, expected a tensor to which its gradient is added"):
+    with pytest.raises(
+        ValueError,
+        match="kf.nn.Linear: weight has no main_grad, expected a tensor to which its gradient is added",
+    ):
         layer(x)
 
 
@@ -157,21 +246,30 @@ def test_a_module_that_has_a_fused_function_is_copied(kf):
     """And kept in a file: the formula says all."""
     f = kf.fuse("gelu(x + bias) * scale", x="elem", bias="row", scale=2.0)
     assert copy.deepcopy(f) is f and copy.copy(f) is f and pickle.loads(pickle.dumps(f)) is f
-    said = kfpython.python(f"import pickle, numpy as np; print(pickle.loads({pickle.dumps(f)!r})(np.zeros((2, 3)), np.ones(3)).shape)")
+    said = kfpython.python(
+        f"import pickle, numpy as np; print(pickle.loads({pickle.dumps(f)!r})(np.zeros((2, 3)), np.ones(3)).shape)"
+    )
     assert said == "(2, 3)"
 
 
 @pytest.mark.level(2)
 def test_modules_of_kf_alone():
     x, r = draw(4, 6), draw(4, 6).flip(0)
-    for module, twin in ((own.AddLayerNorm(6), nn.LayerNorm(6)), (own.AddRMSNorm(6), nn.RMSNorm(6, eps=None))):
+    for module, twin in (
+        (own.AddLayerNorm(6), nn.LayerNorm(6)),
+        (own.AddRMSNorm(6), nn.RMSNorm(6, eps=None)),
+    ):
         out, added = module.double()(x, r)
         same(added, x + r)
         same(out, twin.double()(x + r))
     gemma = own.GemmaRMSNorm(6).double()
     gemma.weight.data.normal_()
     same(gemma(x), nn.functional.rms_norm(x, (6,), 1 + gemma.weight, 1e-6))
-    for module, act in ((own.SwiGLU(), nn.functional.silu), (own.GEGLU(), nn.functional.gelu), (own.ReGLU(), torch.relu)):
+    for module, act in (
+        (own.SwiGLU(), nn.functional.silu),
+        (own.GEGLU(), nn.functional.gelu),
+        (own.ReGLU(), torch.relu),
+    ):
         same(module(x), act(x[:, :3]) * x[:, 3:])
     same(own.ReLUSquared()(x), torch.relu(x) ** 2)
     same(own.QuickGELU()(x), x * torch.sigmoid(1.702 * x))
@@ -186,34 +284,114 @@ def test_lower_dtypes():
     """A module in bfloat16 keeps float32 statistics for the call."""
     x = draw(64, 6).bfloat16()
     theirs, mine = nn.BatchNorm1d(6).bfloat16(), own.BatchNorm1d(6).bfloat16()
-    assert torch.allclose(mine(x).float(), theirs(x).float(), atol=0.05) and mine.running_mean.dtype == torch.bfloat16
+    assert (
+        torch.allclose(mine(x).float(), theirs(x).float(), atol=0.05)
+        and mine.running_mean.dtype == torch.bfloat16
+    )
     assert torch.allclose(mine.running_mean.float(), theirs.running_mean.float(), atol=1e-2)
     out = own.LayerNorm(6)(x)
     assert out.dtype == torch.bfloat16
 
 
-@pytest.mark.parametrize("make, error, text", [
-    (lambda: own.Softplus(beta=2), ValueError, "kf.nn.Softplus: beta is 2, expected 1.0"),
-    (lambda: own.GELU("erf"), ValueError, "kf.nn.GELU: approximate is erf, expected none or tanh"),
-    (lambda: own.QuickGELU(alpha=1), TypeError, "kf.nn.QuickGELU has no alpha; its arguments: none"),
-    (lambda: own.LayerNorm(6, activation="swish"), ValueError, "kf.layer_norm: activation is swish, expected one of none, relu,"),
-    (lambda: own.Linear(6, 3, activation="elu"), ValueError, "kf.linear: activation is elu, expected one of none, relu,"),
-    (lambda: own.PReLU(5)(draw(4, 6)), ValueError, "kf.nn.PReLU: the input has the shape (4, 6), expected 5 in dimension 1"),
-    (lambda: own.GLU()(draw(4, 1)), ValueError, "kf.nn.GLU: the input has the shape (4, 1), expected an even dimension -1"),
-    (lambda: own.MSELoss()(draw(4, 1), draw(4)), ValueError, "kf.mse_mean: target has the shape (4,), expected (4, 1) beside x of that shape"),
-    (lambda: own.LayerNorm(6)(draw(4, 5)), ValueError, "kf.nn.LayerNorm: the input has the shape (4, 5), expected (..., 6)"),
-    (lambda: own.InstanceNorm1d(3, track_running_stats=True), ValueError, "kf.nn.InstanceNorm1d: track_running_stats is True, expected False"),
-    (lambda: own.BatchNorm1d(3)(draw(1, 3)), ValueError, "one value for each channel has no variance"),
-    (lambda: own.BatchNorm1d(3, affine=False)(draw(4, 0)), ValueError, "kf.batch_norm_train: running_mean has the shape (3,), expected (0,)"),
-    (lambda: own.InstanceNorm1d(3)(draw(2, 3, 1)), ValueError, "kf.nn.InstanceNorm1d: the input has the shape (2, 3, 1): one value for each channel"),
-    (lambda: own.InstanceNorm2d(3).eval()(draw(3, 1, 1)), ValueError, "kf.nn.InstanceNorm2d: the input has the shape (1, 3, 1, 1): one value"),
-    (lambda: own.GroupNorm(6, 6)(draw(1, 6)), ValueError, "kf.nn.GroupNorm: the input has the shape (1, 6): one value for each group"),
-    (lambda: own.GLU()(draw()), ValueError, "kf.nn.GLU: the input has the shape (), expected an even dimension -1"),
-    (lambda: own.Softmax(1)(draw()), IndexError, "Dimension out of range"),
-    (lambda: own.BCEWithLogitsLoss(pos_weight=WEIGHT), ValueError, "kf.nn.BCEWithLogitsLoss: pos_weight is"),
-    (lambda: own.KLDivLoss(log_target=True), ValueError, "kf.nn.KLDivLoss: log_target is True, expected False"),
-    (lambda: own.CrossEntropyLoss(WEIGHT, label_smoothing=0.1), ValueError, "label_smoothing is 0.1, expected 0.0"),
-    (lambda: own.Softmax()(X), ValueError, "kf.nn.Softmax: dim is None, expected a dimension")], ids=itertools.count())
+@pytest.mark.parametrize(
+    "make, error, text",
+    [
+        (lambda: own.Softplus(beta=2), ValueError, "kf.nn.Softplus: beta is 2, expected 1.0"),
+        (
+            lambda: own.GELU("erf"),
+            ValueError,
+            "kf.nn.GELU: approximate is erf, expected none or tanh",
+        ),
+        (
+            lambda: own.QuickGELU(alpha=1),
+            TypeError,
+            "kf.nn.QuickGELU has no alpha; its arguments: none",
+        ),
+        (
+            lambda: own.LayerNorm(6, activation="swish"),
+            ValueError,
+            "kf.layer_norm: activation is swish, expected one of none, relu,",
+        ),
+        (
+            lambda: own.Linear(6, 3, activation="elu"),
+            ValueError,
+            "kf.linear: activation is elu, expected one of none, relu,",
+        ),
+        (
+            lambda: own.PReLU(5)(draw(4, 6)),
+            ValueError,
+            "kf.nn.PReLU: the input has the shape (4, 6), expected 5 in dimension 1",
+        ),
+        (
+            lambda: own.GLU()(draw(4, 1)),
+            ValueError,
+            "kf.nn.GLU: the input has the shape (4, 1), expected an even dimension -1",
+        ),
+        (
+            lambda: own.MSELoss()(draw(4, 1), draw(4)),
+            ValueError,
+            "kf.mse_mean: target has the shape (4,), expected (4, 1) beside x of that shape",
+        ),
+        (
+            lambda: own.LayerNorm(6)(draw(4, 5)),
+            ValueError,
+            "kf.nn.LayerNorm: the input has the shape (4, 5), expected (..., 6)",
+        ),
+        (
+            lambda: own.InstanceNorm1d(3, track_running_stats=True),
+            ValueError,
+            "kf.nn.InstanceNorm1d: track_running_stats is True, expected False",
+        ),
+        (
+            lambda: own.BatchNorm1d(3)(draw(1, 3)),
+            ValueError,
+            "one value for each channel has no variance",
+        ),
+        (
+            lambda: own.BatchNorm1d(3, affine=False)(draw(4, 0)),
+            ValueError,
+            "kf.batch_norm_train: running_mean has the shape (3,), expected (0,)",
+        ),
+        (
+            lambda: own.InstanceNorm1d(3)(draw(2, 3, 1)),
+            ValueError,
+            "kf.nn.InstanceNorm1d: the input has the shape (2, 3, 1): one value for each channel",
+        ),
+        (
+            lambda: own.InstanceNorm2d(3).eval()(draw(3, 1, 1)),
+            ValueError,
+            "kf.nn.InstanceNorm2d: the input has the shape (1, 3, 1, 1): one value",
+        ),
+        (
+            lambda: own.GroupNorm(6, 6)(draw(1, 6)),
+            ValueError,
+            "kf.nn.GroupNorm: the input has the shape (1, 6): one value for each group",
+        ),
+        (
+            lambda: own.GLU()(draw()),
+            ValueError,
+            "kf.nn.GLU: the input has the shape (), expected an even dimension -1",
+        ),
+        (lambda: own.Softmax(1)(draw()), IndexError, "Dimension out of range"),
+        (
+            lambda: own.BCEWithLogitsLoss(pos_weight=WEIGHT),
+            ValueError,
+            "kf.nn.BCEWithLogitsLoss: pos_weight is",
+        ),
+        (
+            lambda: own.KLDivLoss(log_target=True),
+            ValueError,
+            "kf.nn.KLDivLoss: log_target is True, expected False",
+        ),
+        (
+            lambda: own.CrossEntropyLoss(WEIGHT, label_smoothing=0.1),
+            ValueError,
+            "label_smoothing is 0.1, expected 0.0",
+        ),
+        (lambda: own.Softmax()(X), ValueError, "kf.nn.Softmax: dim is None, expected a dimension"),
+    ],
+    ids=itertools.count(),
+)
 def test_what_is_refused(make, error, text):
     with pytest.raises(error, match=re.escape(text)):
         make()
@@ -221,8 +399,11 @@ def test_what_is_refused(make, error, text):
 
 def test_compile_of_a_model():
     """Modules are in one graph of torch.compile; a model's weights go from one kind of module to the other."""
+
     def model(kind):
-        return torch.nn.Sequential(kind.Linear(6, 3), kind.LayerNorm(3), kind.ReLU(), kind.BatchNorm1d(3))
+        return torch.nn.Sequential(
+            kind.Linear(6, 3), kind.LayerNorm(3), kind.ReLU(), kind.BatchNorm1d(3)
+        )
 
     torch._dynamo.reset()
     theirs, mine = model(nn).double(), model(own).double()
@@ -231,13 +412,23 @@ def test_compile_of_a_model():
     found = []
     for module in (compiled, theirs):
         out = module(X)
-        found.append([out, *torch.autograd.grad(own.CrossEntropyLoss()(out, torch.tensor([0, 1, 2, 1])), list(module.parameters()))])
+        found.append(
+            [
+                out,
+                *torch.autograd.grad(
+                    own.CrossEntropyLoss()(out, torch.tensor([0, 1, 2, 1])),
+                    list(module.parameters()),
+                ),
+            ]
+        )
     for got, want in zip(*found):
         same(got, want)
     same(mine[3].running_var, theirs[3].running_var)
 
 
 def test_every_name_is_there():
-    assert set(own.__all__) >= set(_classes.activations()) and all(isinstance(getattr(own, n), type) for n in own.__all__)
+    assert set(own.__all__) >= set(_classes.activations()) and all(
+        isinstance(getattr(own, n), type) for n in own.__all__
+    )
     if cases.LEVEL > 1:
         assert {n for n in _classes.TORCH.values() if not hasattr(nn, n)} == set()

@@ -10,7 +10,9 @@ pytest.importorskip("expecttest", reason="torch's samples need it")
 import torch_samples as samples  # noqa: E402
 
 
-@pytest.mark.xdist_group("op_db")  # which takes seconds to import: by one process, and by none that only collects tests
+@pytest.mark.xdist_group(
+    "op_db"
+)  # which takes seconds to import: by one process, and by none that only collects tests
 @pytest.mark.parametrize("name", samples.CALLS)
 def test_samples(kf, name):
     samples.check(kf, name, "cpu")

@@ -25,7 +25,9 @@ print(took, *[m for m in ("torch", "numpy", "jinja2", "jax") if m in sys.modules
 
 
 def test_flags_are_read_when_asked_for():
-    said = python("import kernel_fusion as kf; print(kf.EXTENSION_LOADED, kf.CUDA_AVAILABLE in (True, False), kf.__version__)")
+    said = python(
+        "import kernel_fusion as kf; print(kf.EXTENSION_LOADED, kf.CUDA_AVAILABLE in (True, False), kf.__version__)"
+    )
     assert said.startswith("True True 0.")
 
 
@@ -35,7 +37,12 @@ def test_instruction_sets(kf, monkeypatch):
     monkeypatch.delenv("KF_ISA", raising=False)
     flags = set().union(*_isa.FLAGS.values())
     monkeypatch.setattr(_isa.platform, "machine", lambda: "x86_64")
-    for has, found in ((flags, ("v4", "v3", "v2")), (flags - {"avx512vl"}, ("v3", "v2")), (flags - {"fma"}, ("v2",)), (set(), ())):
+    for has, found in (
+        (flags, ("v4", "v3", "v2")),
+        (flags - {"avx512vl"}, ("v3", "v2")),
+        (flags - {"fma"}, ("v2",)),
+        (set(), ()),
+    ):
         monkeypatch.setattr(_isa, "_flags", lambda has=has: has)
         assert _isa.runnable() == found
     monkeypatch.setenv("KF_ISA", "v2")
@@ -48,12 +55,24 @@ def test_instruction_sets(kf, monkeypatch):
     assert _isa.runnable() == _isa.known() == ("native",)
 
 
-@pytest.mark.parametrize("name, word, said", [
-    ("KF_WHEEL_OPS", "layernorm", "KF_WHEEL_OPS: `layernorm` is not one of: act, .*; did you mean `layer_norm`"),
-    ("KF_WHEEL_OPS", "layer_norm_gelu", "KF_WHEEL_OPS: `layer_norm_gelu` is the op layer_norm with activation gelu: KF_WHEEL_OPS=layer_norm "
-     "KF_WHEEL_ACTIVATIONS=gelu"),
-    ("KF_WHEEL_ACTIVATIONS", "gellu", "KF_WHEEL_ACTIVATIONS: `gellu` is not one of: elu, "),
-    ("KF_WHEEL_ISA", "v9", "KF_WHEEL_ISA: `v9` is not one of: v4, v3, v2|native")])
+@pytest.mark.parametrize(
+    "name, word, said",
+    [
+        (
+            "KF_WHEEL_OPS",
+            "layernorm",
+            "KF_WHEEL_OPS: `layernorm` is not one of: act, .*; did you mean `layer_norm`",
+        ),
+        (
+            "KF_WHEEL_OPS",
+            "layer_norm_gelu",
+            "KF_WHEEL_OPS: `layer_norm_gelu` is the op layer_norm with activation gelu: KF_WHEEL_OPS=layer_norm "
+            "KF_WHEEL_ACTIVATIONS=gelu",
+        ),
+        ("KF_WHEEL_ACTIVATIONS", "gellu", "KF_WHEEL_ACTIVATIONS: `gellu` is not one of: elu, "),
+        ("KF_WHEEL_ISA", "v9", "KF_WHEEL_ISA: `v9` is not one of: v4, v3, v2|native"),
+    ],
+)
 def test_what_an_installation_refuses(kf, monkeypatch, tmp_path, name, word, said):
     """Before anything is written, by the name that was set."""
     from kernel_fusion import _build
@@ -67,16 +86,26 @@ def test_what_an_installation_refuses(kf, monkeypatch, tmp_path, name, word, sai
 
 def test_without_a_library(tmp_path):
     """The import works, and a call says what is missing and what to do."""
-    shutil.copytree(kfpython.package() / "kernel_fusion", tmp_path / "kernel_fusion", ignore=shutil.ignore_patterns("lib", "__pycache__"))
-    said = python("""
+    shutil.copytree(
+        kfpython.package() / "kernel_fusion",
+        tmp_path / "kernel_fusion",
+        ignore=shutil.ignore_patterns("lib", "__pycache__"),
+    )
+    said = python(
+        """
 import kernel_fusion as kf, numpy as np
 print(kf.EXTENSION_LOADED, kf.info()["library"])
 try:
     kf.ops.relu(np.ones(3))
 except ImportError as e:
     print(e)
-""", PYTHONPATH=os.pathsep.join([str(tmp_path), str(kflib.ROOT / "gen")]))
-    assert said.startswith("False None\nkf has no library of CPU kernels for this processor") and "apt install gcc" in said
+""",
+        PYTHONPATH=os.pathsep.join([str(tmp_path), str(kflib.ROOT / "gen")]),
+    )
+    assert (
+        said.startswith("False None\nkf has no library of CPU kernels for this processor")
+        and "apt install gcc" in said
+    )
 
 
 COMPRESSED = """
@@ -92,23 +121,42 @@ except ImportError as e:
 
 def test_a_compressed_library(tmp_path, library):
     """Unpacked once; where nothing can be kept, for one process alone."""
-    shutil.copytree(kfpython.package() / "kernel_fusion", tmp_path / "kernel_fusion", ignore=shutil.ignore_patterns("*.so", "__pycache__"))
+    shutil.copytree(
+        kfpython.package() / "kernel_fusion",
+        tmp_path / "kernel_fusion",
+        ignore=shutil.ignore_patterns("*.so", "__pycache__"),
+    )
     shutil.copy(library.path, tmp_path / "kernel_fusion/lib")
     path = os.pathsep.join([str(tmp_path), str(kflib.ROOT / "gen")])
     lies = tmp_path / "kernel_fusion/lib" / library.path.name
-    python(f"import pathlib; from kernel_fusion import _compressed; _compressed.compress(pathlib.Path({str(lies)!r}))", PYTHONPATH=path)
-    assert [p.name for p in (tmp_path / "kernel_fusion/lib").iterdir()] == [f"{library.path.name}.xz"]
+    python(
+        f"import pathlib; from kernel_fusion import _compressed; _compressed.compress(pathlib.Path({str(lies)!r}))",
+        PYTHONPATH=path,
+    )
+    assert [p.name for p in (tmp_path / "kernel_fusion/lib").iterdir()] == [
+        f"{library.path.name}.xz"
+    ]
 
     def said(cache, *hidden, **environment):
-        return python(COMPRESSED.replace("sys.argv[1:]", repr(hidden)), PYTHONPATH=path, KF_CACHE_DIR=str(cache), TMPDIR=str(tmp_path), **environment)
+        return python(
+            COMPRESSED.replace("sys.argv[1:]", repr(hidden)),
+            PYTHONPATH=path,
+            KF_CACHE_DIR=str(cache),
+            TMPDIR=str(tmp_path),
+            **environment,
+        )
 
-    assert "was built without lzma" in said(tmp_path / "cache", "lzma") and not list(tmp_path.glob("cache/*/*"))
+    assert "was built without lzma" in said(tmp_path / "cache", "lzma") and not list(
+        tmp_path.glob("cache/*/*")
+    )
     first = said(tmp_path / "cache")
     [kept] = tmp_path.glob("cache/*/*")
     assert first == f"3.0 {kept}" and kept.read_bytes() == library.path.read_bytes()
     assert said(tmp_path / "cache", "lzma") == first  # unpacked already
     (tmp_path / "file").touch()
-    assert said(tmp_path / "file/cache").startswith(f"3.0 {tmp_path}/kernel_fusion-") and not list(tmp_path.glob("kernel_fusion-*"))
+    assert said(tmp_path / "file/cache").startswith(f"3.0 {tmp_path}/kernel_fusion-") and not list(
+        tmp_path.glob("kernel_fusion-*")
+    )
 
 
 def test_the_cache_directory(tmp_path, monkeypatch):
@@ -122,8 +170,15 @@ def test_the_cache_directory(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", "mine")
     assert _files.cache() == tmp_path / "mine/kernel_fusion"
     monkeypatch.delenv("XDG_CACHE_HOME")
-    monkeypatch.setattr(_files.pathlib.Path, "home", lambda: (_ for _ in ()).throw(RuntimeError("Could not determine home directory.")))
-    with pytest.raises(OSError, match="there is no home directory for what is made at run time: KF_CACHE_DIR chooses another"):
+    monkeypatch.setattr(
+        _files.pathlib.Path,
+        "home",
+        lambda: (_ for _ in ()).throw(RuntimeError("Could not determine home directory.")),
+    )
+    with pytest.raises(
+        OSError,
+        match="there is no home directory for what is made at run time: KF_CACHE_DIR chooses another",
+    ):
         _files.cache()
 
 
@@ -131,7 +186,9 @@ def test_a_library_of_another_abi(kf, monkeypatch, library):
     from kernel_fusion import _library, _table
 
     monkeypatch.setattr(_table, "abi", lambda: 999)
-    with pytest.raises(ImportError, match="is of ABI version .*, this package of 999: install it again"):
+    with pytest.raises(
+        ImportError, match="is of ABI version .*, this package of 999: install it again"
+    ):
         _library.Library(library.path)
 
 
@@ -140,7 +197,9 @@ def test_functions_that_were_left_out(kf):
     numpy = pytest.importorskip("numpy")
     if kfpython.WHOLE:
         pytest.skip("the library has all functions")
-    with pytest.raises(NotImplementedError, match="kf.mish: kf_mish_f32 is not in libkf_cpu_.*KF_WHEEL_ACTIVATIONS"):
+    with pytest.raises(
+        NotImplementedError, match="kf.mish: kf_mish_f32 is not in libkf_cpu_.*KF_WHEEL_ACTIVATIONS"
+    ):
         kf.ops.mish(numpy.ones(3, numpy.float32))
     from kernel_fusion import _table
 
@@ -149,7 +208,11 @@ def test_functions_that_were_left_out(kf):
 
 def test_info(kf, library):
     found = kf.info()
-    assert found["library"] == str(library.path) and found["functions"] == library.count > 100 and found["threads"] >= 1
+    assert (
+        found["library"] == str(library.path)
+        and found["functions"] == library.count > 100
+        and found["threads"] >= 1
+    )
 
 
 @pytest.mark.level(2)
@@ -158,5 +221,8 @@ def test_include(kf, tmp_path, monkeypatch):
     monkeypatch.setenv("KF_CACHE_DIR", str(tmp_path))
     assert kf.get_include() == kf.get_include() and kf.get_include().startswith(str(tmp_path))
     source = kflib.ROOT / "examples/00_cpu.c"
-    subprocess.run(["gcc", "-O2", "-isystem", kf.get_include(), source, "-o", tmp_path / "program", "-lm"], check=True)
+    subprocess.run(
+        ["gcc", "-O2", "-isystem", kf.get_include(), source, "-o", tmp_path / "program", "-lm"],
+        check=True,
+    )
     assert subprocess.check_output([tmp_path / "program"]).split()

@@ -29,7 +29,9 @@ def test_tensors(kf):
     out = kf.fused_linear_gelu(x, weight, stream=stream)
     assert torch.equal(out, kf.ops.linear_gelu(x, weight))
     out.sum().backward()
-    compiled = torch.compile(lambda x, w: kf.fused_linear_gelu(x, w, stream=stream), fullgraph=True, backend="aot_eager")
+    compiled = torch.compile(
+        lambda x, w: kf.fused_linear_gelu(x, w, stream=stream), fullgraph=True, backend="aot_eager"
+    )
     assert torch.equal(compiled(x, weight), out) and weight.grad is not None
 
 
@@ -38,25 +40,67 @@ def test_every_function_of_ops(kf):
     from kernel_fusion import _streams
 
     names = _streams.names()
-    assert {"fused_elementwise_add_relu", "fused_layer_norm", "fused_linear_activation", "fused_linear", "fused_gelu"} <= set(names)
+    assert {
+        "fused_elementwise_add_relu",
+        "fused_layer_norm",
+        "fused_linear_activation",
+        "fused_linear",
+        "fused_gelu",
+    } <= set(names)
     for name in names:
         function = getattr(kf, name)
-        assert function.__name__ == name and "stream" in inspect.signature(function).parameters and "kf.ops." in function.__doc__
+        assert (
+            function.__name__ == name
+            and "stream" in inspect.signature(function).parameters
+            and "kf.ops." in function.__doc__
+        )
     assert kf.fused_bias_relu is kf.fused_bias_relu
     if kfpython.WHOLE:
         assert (kf.fused_elementwise_add_relu(np.ones(3, "f"), np.ones(3, "f")) == 2).all()
 
 
-@pytest.mark.parametrize("call, error, text", [
-    (lambda kf: kf.Context(device_id=-2), ValueError, "kf.Context: device_id is -2, expected -1 (the CPU) or a GPU's number"),
-    (lambda kf: kf.Context("cpu"), TypeError, "kf.Context: device_id is str, expected a whole number"),
-    (lambda kf: kf.Context(0), NotImplementedError, "kf.Context: device_id is 0, expected -1 (the CPU): "),
-    (lambda kf: kf.Stream(-1), TypeError, "kf.Stream: context is int, expected a kf.Context"),
-    (lambda kf: kf.Stream(kf.Context(), priority=0.5), TypeError, "kf.Stream: priority is float, expected a whole number"),
-    (lambda kf: kf.fused_relu(np.ones(3), stream=1), TypeError, "kf.fused_relu: stream is int, expected a kf.Stream"),
-    (lambda kf: kf.fused_nothing, AttributeError, "'kernel_fusion' has no attribute 'fused_nothing': kf.ops has neither it nor `nothing`"),
-    (lambda kf: kf.fused_bias_relu(np.ones((2, 3), "f"), np.ones(4, "f"), stream=None), ValueError, "kf.bias_relu: bias has the shape (4,)")],
-    ids=range(8))
+@pytest.mark.parametrize(
+    "call, error, text",
+    [
+        (
+            lambda kf: kf.Context(device_id=-2),
+            ValueError,
+            "kf.Context: device_id is -2, expected -1 (the CPU) or a GPU's number",
+        ),
+        (
+            lambda kf: kf.Context("cpu"),
+            TypeError,
+            "kf.Context: device_id is str, expected a whole number",
+        ),
+        (
+            lambda kf: kf.Context(0),
+            NotImplementedError,
+            "kf.Context: device_id is 0, expected -1 (the CPU): ",
+        ),
+        (lambda kf: kf.Stream(-1), TypeError, "kf.Stream: context is int, expected a kf.Context"),
+        (
+            lambda kf: kf.Stream(kf.Context(), priority=0.5),
+            TypeError,
+            "kf.Stream: priority is float, expected a whole number",
+        ),
+        (
+            lambda kf: kf.fused_relu(np.ones(3), stream=1),
+            TypeError,
+            "kf.fused_relu: stream is int, expected a kf.Stream",
+        ),
+        (
+            lambda kf: kf.fused_nothing,
+            AttributeError,
+            "'kernel_fusion' has no attribute 'fused_nothing': kf.ops has neither it nor `nothing`",
+        ),
+        (
+            lambda kf: kf.fused_bias_relu(np.ones((2, 3), "f"), np.ones(4, "f"), stream=None),
+            ValueError,
+            "kf.bias_relu: bias has the shape (4,)",
+        ),
+    ],
+    ids=range(8),
+)
 def test_what_is_refused(kf, call, error, text):
     with pytest.raises(error, match=re.escape(text)):
         call(kf)

@@ -39,10 +39,14 @@ def test_each_gradient_alone(kf, f):
     """Of one input alone, in place of all, it is the same; the others are not computed."""
     c = case(f, "f32")
     x = {n: t.detach() for n, t in c.tensors.items()}
-    both = torch.autograd.grad(torchops.results(c.call(kf))[0].sum(), [c.tensors[n] for n in c.wanted])
+    both = torch.autograd.grad(
+        torchops.results(c.call(kf))[0].sum(), [c.tensors[n] for n in c.wanted]
+    )
     for name, want in zip(c.wanted, both):
         alone = x[name].clone().requires_grad_()
-        [got] = torch.autograd.grad(torchops.results(c.call(kf, **{**x, name: alone}))[0].sum(), [alone])
+        [got] = torch.autograd.grad(
+            torchops.results(c.call(kf, **{**x, name: alone}))[0].sum(), [alone]
+        )
         assert torch.equal(got, want), name
 
 
@@ -56,9 +60,13 @@ def test_derivatives_of_reductions_of_nothing(kf):
     """Which are not divided by how many there are."""
     for name, operands in (("mean", 1), ("mse_mean", 2), ("logsumexp", 1), ("var", 1)):
         given = [torch.randn(2, 0, 3, requires_grad=True) for _ in range(operands)]
-        first = torch.autograd.grad(getattr(kf.ops, name)(*given, dim=1).sum(), given, create_graph=True)
+        first = torch.autograd.grad(
+            getattr(kf.ops, name)(*given, dim=1).sum(), given, create_graph=True
+        )
         up = torch.ones(2, 3, requires_grad=True)
-        again = torch.autograd.grad(getattr(kf.ops, name)(*given, dim=1), given, up, create_graph=True)
+        again = torch.autograd.grad(
+            getattr(kf.ops, name)(*given, dim=1), given, up, create_graph=True
+        )
         [of_up] = torch.autograd.grad(again, [up], [torch.ones_like(t) for t in again])
         assert all(t.shape == (2, 0, 3) for t in first) and torch.equal(of_up, torch.zeros(2, 3))
 
@@ -69,16 +77,23 @@ def test_absent_operands(kf):
     got, want = kf.ops.layer_norm(x, bias=bias), torch.nn.functional.layer_norm(x, (6,), None, bias)
     close(got, want, 1e-5)
     up = torch.randn_like(got)
-    for m, t in zip(torch.autograd.grad(got, [x, bias], up), torch.autograd.grad(want, [x, bias], up)):
+    for m, t in zip(
+        torch.autograd.grad(got, [x, bias], up), torch.autograd.grad(want, [x, bias], up)
+    ):
         close(m, t, 1e-5)
     half = x.detach().bfloat16().requires_grad_()
-    assert torch.autograd.grad(kf.ops.layer_norm(half, bias=bias).float().sum(), [bias])[0].dtype == torch.float32
+    assert (
+        torch.autograd.grad(kf.ops.layer_norm(half, bias=bias).float().sum(), [bias])[0].dtype
+        == torch.float32
+    )
 
 
 def test_what_is_kept_for_the_backward(kf):
     """What a gradient does not read is not held: the sum of a tensor needs its shape alone."""
     kept = []
-    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(tuple(t.shape)) or t, lambda t: t):
+    with torch.autograd.graph.saved_tensors_hooks(
+        lambda t: kept.append(tuple(t.shape)) or t, lambda t: t
+    ):
         x = torch.randn(50, 7, requires_grad=True)
         kf.ops.sum(x, dim=0).sum().backward()
         assert torch.equal(x.grad, torch.ones_like(x)) and (50, 7) not in kept
@@ -88,21 +103,35 @@ def test_what_is_kept_for_the_backward(kf):
 
 def test_no_zeros_for_what_nobody_differentiates(kf):
     """A norm's mean and rstd, a layer's values before its activation: results of the op, whose gradients nobody reads."""
+
     class Recorder(torch.utils._python_dispatch.TorchDispatchMode):
         def __torch_dispatch__(self, function, types, args=(), kwargs=None):
             said.append(function._schema.name)
             return function(*args, **(kwargs or {}))
 
     x, w = torch.randn(4, 6, requires_grad=True), torch.randn(6, 6, requires_grad=True)
-    for call in (lambda: kf.ops.layer_norm_gelu(x, w[0]), lambda: kf.ops.linear_gelu(x, w), lambda: kf.ops.scale_causal_softmax(x.view(1, 1, 4, 6)),
-                 lambda: kf.ops.sum(x.bfloat16(), dim=1)):
+    for call in (
+        lambda: kf.ops.layer_norm_gelu(x, w[0]),
+        lambda: kf.ops.linear_gelu(x, w),
+        lambda: kf.ops.scale_causal_softmax(x.view(1, 1, 4, 6)),
+        lambda: kf.ops.sum(x.bfloat16(), dim=1),
+    ):
         said, out = [], call()
         up = torch.ones_like(out)
         with Recorder():
             out.backward(up)
-        assert said and not [name for name in said if "zero" in name or "fill" in name or "_to_copy" in name and out.dtype != torch.bfloat16], said
+        assert said and not [
+            name
+            for name in said
+            if "zero" in name
+            or "fill" in name
+            or "_to_copy" in name
+            and out.dtype != torch.bfloat16
+        ], said
     out = kf.ops.layer_norm(x)  # whose gradient is not there at all
-    assert Nothing.apply(out).requires_grad and torch.autograd.grad(Nothing.apply(out), [x], torch.ones(4, 6), allow_unused=True) == (None,)
+    assert Nothing.apply(out).requires_grad and torch.autograd.grad(
+        Nothing.apply(out), [x], torch.ones(4, 6), allow_unused=True
+    ) == (None,)
 
 
 class Nothing(torch.autograd.Function):
@@ -125,24 +154,39 @@ def test_a_sum_s_gradient_is_a_view(kf):
             got, want = kf.ops.sum(x, dim=dim), x.sum(dim)
             up = torch.randn(want.shape).to(dtype)
             [mine], [theirs] = (torch.autograd.grad(r, [x], up) for r in (got, want))
-            assert torch.equal(mine, theirs) and mine.stride() == theirs.stride() and mine.untyped_storage().nbytes() <= 30 * dtype.itemsize
+            assert (
+                torch.equal(mine, theirs)
+                and mine.stride() == theirs.stride()
+                and mine.untyped_storage().nbytes() <= 30 * dtype.itemsize
+            )
 
 
 def test_a_gradient_by_the_result_keeps_the_result(kf):
     """Which is there anyway, instead of the inputs; not where a negative slope would make it ambiguous."""
     x, bias = torch.randn(50, 7, requires_grad=True), torch.randn(7, requires_grad=True)
-    calls = [(lambda: kf.ops.bias_relu(x, bias), lambda: torch.relu(x + bias), False),
-             (lambda: kf.ops.bias_gelu(x, bias), lambda: torch.nn.functional.gelu(x + bias), True)]
+    calls = [
+        (lambda: kf.ops.bias_relu(x, bias), lambda: torch.relu(x + bias), False),
+        (lambda: kf.ops.bias_gelu(x, bias), lambda: torch.nn.functional.gelu(x + bias), True),
+    ]
     for slope in cases.by_level((), (0.25, -0.25)):  # the library of level 1 has no leaky_relu
-        calls.append((lambda slope=slope: kf.ops.bias_leaky_relu(x, bias, negative_slope=slope),
-                      lambda slope=slope: torch.nn.functional.leaky_relu(x + bias, slope), slope < 0))
+        calls.append(
+            (
+                lambda slope=slope: kf.ops.bias_leaky_relu(x, bias, negative_slope=slope),
+                lambda slope=slope: torch.nn.functional.leaky_relu(x + bias, slope),
+                slope < 0,
+            )
+        )
     for call, formula, inputs in calls:
         kept = []
-        with torch.autograd.graph.saved_tensors_hooks(lambda t, kept=kept: kept.append(t.data_ptr()) or t, lambda t: t):
+        with torch.autograd.graph.saved_tensors_hooks(
+            lambda t, kept=kept: kept.append(t.data_ptr()) or t, lambda t: t
+        ):
             out = call()
         assert {x.data_ptr(), out.data_ptr()} & set(kept) == {(x if inputs else out).data_ptr()}
         up = torch.randn_like(out)
-        for mine, theirs in zip(torch.autograd.grad(out, [x, bias], up), torch.autograd.grad(formula(), [x, bias], up)):
+        for mine, theirs in zip(
+            torch.autograd.grad(out, [x, bias], up), torch.autograd.grad(formula(), [x, bias], up)
+        ):
             close(mine, theirs, 1e-5)
 
 
@@ -150,8 +194,16 @@ def test_without_a_gradient_nothing_is_saved(kf):
     """Outputs that only a backward reads have no elements then."""
     op = torch.ops.kf.layer_norm.default
     x = torch.randn(3, 4)
-    assert [tuple(t.shape) for t in op(x, None, None, 1e-5, 0.0, 0.0, 0, False)] == [(3, 4), (0,), (0,)]
-    assert [tuple(t.shape) for t in op(x, None, None, 1e-5, 0.0, 0.0, 0, True)] == [(3, 4), (3,), (3,)]
+    assert [tuple(t.shape) for t in op(x, None, None, 1e-5, 0.0, 0.0, 0, False)] == [
+        (3, 4),
+        (0,),
+        (0,),
+    ]
+    assert [tuple(t.shape) for t in op(x, None, None, 1e-5, 0.0, 0.0, 0, True)] == [
+        (3, 4),
+        (3,),
+        (3,),
+    ]
     with torch.no_grad():
         assert not kf.ops.layer_norm(x.requires_grad_()).requires_grad
 
@@ -171,7 +223,11 @@ def test_dropout(kf):
     a = kf.ops.gelu_dropout(x, p=0.25)
     torch.manual_seed(5)
     b = kf.ops.gelu_dropout(x, p=0.25)
-    assert torch.equal(a, b) and not torch.equal(a, kf.ops.gelu_dropout(x, p=0.25)) and abs((a == 0).float().mean() - 0.25) < 0.03
+    assert (
+        torch.equal(a, b)
+        and not torch.equal(a, kf.ops.gelu_dropout(x, p=0.25))
+        and abs((a == 0).float().mean() - 0.25) < 0.03
+    )
     kept = a != 0
     close(a[kept], (torch.nn.functional.gelu(x) / 0.75)[kept], 1e-5)
     [got] = torch.autograd.grad(a.sum(), [x])
@@ -179,15 +235,23 @@ def test_dropout(kf):
     close(got, want, 1e-5)
     rng = torch.tensor([3, 4])
     assert torch.equal(kf.ops.gelu_dropout(x, rng=rng), kf.ops.gelu_dropout(x, rng=(3, 4)))
-    assert kf.ops.gelu_dropout(x, rng=(3, 4)).detach().numpy().tobytes() == kf.ops.gelu_dropout(x.detach().numpy(), rng=(3, 4)).tobytes()
-    assert torch.equal(kf.ops.gelu_dropout(x, rng=rng), kf.ops.gelu_dropout(x, rng=torch.tensor([3, 0, 4])[::2]))
+    assert (
+        kf.ops.gelu_dropout(x, rng=(3, 4)).detach().numpy().tobytes()
+        == kf.ops.gelu_dropout(x.detach().numpy(), rng=(3, 4)).tobytes()
+    )
+    assert torch.equal(
+        kf.ops.gelu_dropout(x, rng=rng), kf.ops.gelu_dropout(x, rng=torch.tensor([3, 0, 4])[::2])
+    )
     torch.manual_seed(5)
     want = torch.rand(3)
     torch.manual_seed(5)
     kf.ops.gelu_dropout(x, training=False)
     assert torch.equal(torch.rand(3), want)  # the generator is as it was where nothing is dropped
     large = (2**64 - 7, -9)  # of 64 bits, with a sign or without
-    assert kf.ops.gelu_dropout(x, rng=large).detach().numpy().tobytes() == kf.ops.gelu_dropout(x.detach().numpy(), rng=large).tobytes()
+    assert (
+        kf.ops.gelu_dropout(x, rng=large).detach().numpy().tobytes()
+        == kf.ops.gelu_dropout(x.detach().numpy(), rng=large).tobytes()
+    )
     close(kf.ops.gelu_dropout(x, training=False), torch.nn.functional.gelu(x), 1e-5)
 
 
@@ -213,7 +277,9 @@ def test_autocast(kf, weights):
         assert kf.ops.bias_relu(h, torch.zeros(8)).dtype == torch.float32
         assert kf.ops.bias_relu(h, h[0]).dtype == kf.ops.relu(h).dtype == torch.bfloat16
         assert kf.ops.layer_norm(h.double(), g).dtype == torch.float64
-    with pytest.raises(TypeError, match="kf.bias_relu: bias has the dtype f32, expected bf16 beside x of bf16"):
+    with pytest.raises(
+        TypeError, match="kf.bias_relu: bias has the dtype f32, expected bf16 beside x of bf16"
+    ):
         kf.ops.bias_relu(h, torch.zeros(8))
     out.sum().backward()
     assert w.grad.dtype == torch.float32 and g.grad.dtype == weights
@@ -221,7 +287,14 @@ def test_autocast(kf, weights):
 
 def test_strides(kf):
     x = torch.randn(6, 5, 8)
-    for view, copies in ((x[..., :4], 0), (x[:, 2], 0), (x[::2], 1), (x.transpose(0, 2), 1), (x.expand(2, 6, 5, 8), 1), (x[0, :1].expand(9, 8), 0)):
+    for view, copies in (
+        (x[..., :4], 0),
+        (x[:, 2], 0),
+        (x[::2], 1),
+        (x.transpose(0, 2), 1),
+        (x.expand(2, 6, 5, 8), 1),
+        (x[0, :1].expand(9, 8), 0),
+    ):
         before = kf.info()["copies"].get("layer_norm", 0)
         close(kf.ops.layer_norm(view), torch.nn.functional.layer_norm(view, view.shape[-1:]), 1e-5)
         assert kf.info()["copies"].get("layer_norm", 0) - before == copies, view.stride()
@@ -230,32 +303,101 @@ def test_strides(kf):
 
 
 SAID = [
-    (lambda kf, x: kf.ops.bias_gelu(x, torch.zeros(7)), ValueError,
-     "kf.bias_gelu: bias has the shape (7,), expected (5,) beside x of the shape (3, 5)"),
-    (lambda kf, x: kf.ops.bias_gelu(x, torch.zeros(5).double()), TypeError, "kf.bias_gelu: bias has the dtype f64, expected f32 beside x of f32"),
-    (lambda kf, x: kf.ops.bias_gelu(x.to(torch.complex64), x[0]), TypeError, "kf.bias_gelu: x has the dtype torch.complex64, expected one of"),
-    (lambda kf, x: kf.ops.layer_norm(x, eps=-1.0), ValueError, "kf.layer_norm: eps is -1.0, expected at least 0"),
-    (lambda kf, x: kf.ops.layer_norm(x, torch.zeros(5, device="meta")), ValueError, "kf.layer_norm: weight is on meta, the others on cpu"),
+    (
+        lambda kf, x: kf.ops.bias_gelu(x, torch.zeros(7)),
+        ValueError,
+        "kf.bias_gelu: bias has the shape (7,), expected (5,) beside x of the shape (3, 5)",
+    ),
+    (
+        lambda kf, x: kf.ops.bias_gelu(x, torch.zeros(5).double()),
+        TypeError,
+        "kf.bias_gelu: bias has the dtype f64, expected f32 beside x of f32",
+    ),
+    (
+        lambda kf, x: kf.ops.bias_gelu(x.to(torch.complex64), x[0]),
+        TypeError,
+        "kf.bias_gelu: x has the dtype torch.complex64, expected one of",
+    ),
+    (
+        lambda kf, x: kf.ops.layer_norm(x, eps=-1.0),
+        ValueError,
+        "kf.layer_norm: eps is -1.0, expected at least 0",
+    ),
+    (
+        lambda kf, x: kf.ops.layer_norm(x, torch.zeros(5, device="meta")),
+        ValueError,
+        "kf.layer_norm: weight is on meta, the others on cpu",
+    ),
     (lambda kf, x: kf.ops.relu(x, out=x), TypeError, "kf.relu: out is for NumPy arrays"),
-    (lambda kf, x: kf.ops.gelu_dropout(x, rng=torch.zeros(3).long()), ValueError, "kf.gelu_dropout: rng is torch.int64 of the shape (3,)"),
-    (lambda kf, x: kf.ops.gelu_dropout(x, p=-0.5), ValueError, "kf.gelu_dropout: p is -0.5, expected at least 0 and at most 1"),
-    (lambda kf, x: kf.ops.sum(x, dim=2), ValueError, "kf.sum: x has the shape (3, 5), expected a dimension 2, the axis"),
+    (
+        lambda kf, x: kf.ops.gelu_dropout(x, rng=torch.zeros(3).long()),
+        ValueError,
+        "kf.gelu_dropout: rng is torch.int64 of the shape (3,)",
+    ),
+    (
+        lambda kf, x: kf.ops.gelu_dropout(x, p=-0.5),
+        ValueError,
+        "kf.gelu_dropout: p is -0.5, expected at least 0 and at most 1",
+    ),
+    (
+        lambda kf, x: kf.ops.sum(x, dim=2),
+        ValueError,
+        "kf.sum: x has the shape (3, 5), expected a dimension 2, the axis",
+    ),
     (lambda kf, x: kf.ops.add(x, 1.0), TypeError, "kf.add: b is float, expected a tensor"),
-    (lambda kf, x: kf.ops.bias_gelu(x, np.zeros(5, "f")), TypeError, "kf.bias_gelu: bias is ndarray, expected a tensor"),
+    (
+        lambda kf, x: kf.ops.bias_gelu(x, np.zeros(5, "f")),
+        TypeError,
+        "kf.bias_gelu: bias is ndarray, expected a tensor",
+    ),
     (lambda kf, x: kf.ops.bias_gelu(x, None), TypeError, "kf.bias_gelu: bias is missing"),
-    (lambda kf, x: torch.no_grad()(kf.ops.layer_norm_gelu)(x, [1.0] * 5), TypeError, "kf.layer_norm_gelu: weight is list, expected a tensor"),
-    (lambda kf, x: kf.ops.layer_norm(x, eps="small"), TypeError, "kf.layer_norm: eps is str, expected a number"),
-    (lambda kf, x: kf.ops.leaky_relu(x, negative_slope=None), TypeError, "kf.leaky_relu: negative_slope is NoneType, expected a number"),
-    (lambda kf, x: kf.ops.cross_entropy(x, torch.zeros(3).long(), ignore_index=0.5), TypeError,
-     "kf.cross_entropy: ignore_index is float, expected a whole number"),
-    (lambda kf, x: kf.ops.sum(x, dim=(0, 1)), TypeError, "kf.sum: dim is tuple, expected a whole number"),
-    (lambda kf, x: kf.ops.mse_mean(x, x.reshape(5, 3), dim=None), ValueError,
-     "kf.mse_mean: target has the shape (5, 3), expected (3, 5) beside x of that shape"),
+    (
+        lambda kf, x: torch.no_grad()(kf.ops.layer_norm_gelu)(x, [1.0] * 5),
+        TypeError,
+        "kf.layer_norm_gelu: weight is list, expected a tensor",
+    ),
+    (
+        lambda kf, x: kf.ops.layer_norm(x, eps="small"),
+        TypeError,
+        "kf.layer_norm: eps is str, expected a number",
+    ),
+    (
+        lambda kf, x: kf.ops.leaky_relu(x, negative_slope=None),
+        TypeError,
+        "kf.leaky_relu: negative_slope is NoneType, expected a number",
+    ),
+    (
+        lambda kf, x: kf.ops.cross_entropy(x, torch.zeros(3).long(), ignore_index=0.5),
+        TypeError,
+        "kf.cross_entropy: ignore_index is float, expected a whole number",
+    ),
+    (
+        lambda kf, x: kf.ops.sum(x, dim=(0, 1)),
+        TypeError,
+        "kf.sum: dim is tuple, expected a whole number",
+    ),
+    (
+        lambda kf, x: kf.ops.mse_mean(x, x.reshape(5, 3), dim=None),
+        ValueError,
+        "kf.mse_mean: target has the shape (5, 3), expected (3, 5) beside x of that shape",
+    ),
     (lambda kf, x: kf.ops.mse_mean(x, None, dim=None), TypeError, "kf.mse_mean: target is missing"),
-    (lambda kf, x: torch.autocast("cpu")(kf.ops.bias_gelu)(torch.ones(3, 5, device="cpu"), 1.0), TypeError,
-     "kf.bias_gelu: bias is float, expected a tensor"),
-    (lambda kf, x: kf.ops.gelu_dropout(x, rng=(1.5, 0)), TypeError, "kf.gelu_dropout: rng is (1.5, 0), expected None, two whole numbers"),
-    (lambda kf, x: kf.ops.gelu_dropout(x, rng=3), TypeError, "kf.gelu_dropout: rng is 3, expected None, two whole numbers of 64 bits")]
+    (
+        lambda kf, x: torch.autocast("cpu")(kf.ops.bias_gelu)(torch.ones(3, 5, device="cpu"), 1.0),
+        TypeError,
+        "kf.bias_gelu: bias is float, expected a tensor",
+    ),
+    (
+        lambda kf, x: kf.ops.gelu_dropout(x, rng=(1.5, 0)),
+        TypeError,
+        "kf.gelu_dropout: rng is (1.5, 0), expected None, two whole numbers",
+    ),
+    (
+        lambda kf, x: kf.ops.gelu_dropout(x, rng=3),
+        TypeError,
+        "kf.gelu_dropout: rng is 3, expected None, two whole numbers of 64 bits",
+    ),
+]
 
 
 @pytest.mark.parametrize("number", range(len(SAID)))
@@ -272,7 +414,11 @@ def test_what_is_refused(kf, number):
 
 def test_any_number_of_dimensions(kf):
     x = torch.randn([2] + [1] * 40 + [3]).requires_grad_()
-    for got, want in ((kf.ops.relu(x), torch.relu(x)), (kf.ops.sum(x), x.sum(-1)), (kf.ops.layer_norm(x), torch.nn.functional.layer_norm(x, (3,)))):
+    for got, want in (
+        (kf.ops.relu(x), torch.relu(x)),
+        (kf.ops.sum(x), x.sum(-1)),
+        (kf.ops.layer_norm(x), torch.nn.functional.layer_norm(x, (3,))),
+    ):
         close(got, want, 1e-5)
         close(torch.autograd.grad(got.sum(), [x])[0], torch.autograd.grad(want.sum(), [x])[0], 1e-5)
 
@@ -280,7 +426,10 @@ def test_any_number_of_dimensions(kf):
 def test_numbers_without_bounds(kf):
     """NaN is one, as in NumPy."""
     x = torch.randn(3, 5)
-    assert kf.ops.matmul(x, x.t(), alpha=float("nan")).isnan().all() and kf.ops.matmul(x.numpy(), x.numpy().T, alpha=float("nan")).max() != 0
+    assert (
+        kf.ops.matmul(x, x.t(), alpha=float("nan")).isnan().all()
+        and kf.ops.matmul(x.numpy(), x.numpy().T, alpha=float("nan")).max() != 0
+    )
 
 
 def test_transforms_that_would_lose_a_derivative(kf):
@@ -291,19 +440,31 @@ def test_transforms_that_would_lose_a_derivative(kf):
     with forward_ad.dual_level():
         close(kf.ops.bias_relu(x, weight), torch.relu(x + weight), 0)
         for of in (x, x.clone().requires_grad_()):
-            with pytest.raises(NotImplementedError, match="kf.layer_norm has no forward-mode derivative"):
+            with pytest.raises(
+                NotImplementedError, match="kf.layer_norm has no forward-mode derivative"
+            ):
                 kf.ops.layer_norm(x, forward_ad.make_dual(weight, of[0]))
     inside = "kf.relu has no derivative inside transforms of torch.func"
-    for call, why in ((lambda: torch.func.jvp(kf.ops.relu, (x,), (x,)), "kf.relu has no forward-mode derivative"),
-                      (lambda: torch.autograd.functional.jacobian(kf.ops.relu, x, vectorize=True, strategy="forward-mode"), "no forward-mode"),
-                      (lambda: torch.func.grad(lambda x: kf.ops.relu(x).sum())(x), inside),
-                      (lambda: torch.func.vmap(torch.func.grad(lambda x: kf.ops.relu(x).sum()))(x), inside),
-                      (lambda: torch.func.grad(lambda x: torch.func.vmap(kf.ops.relu)(x).sum())(x), inside),
-                      (lambda: torch.func.vmap(kf.ops.relu)(x.clone().requires_grad_()), inside)):
+    for call, why in (
+        (lambda: torch.func.jvp(kf.ops.relu, (x,), (x,)), "kf.relu has no forward-mode derivative"),
+        (
+            lambda: torch.autograd.functional.jacobian(
+                kf.ops.relu, x, vectorize=True, strategy="forward-mode"
+            ),
+            "no forward-mode",
+        ),
+        (lambda: torch.func.grad(lambda x: kf.ops.relu(x).sum())(x), inside),
+        (lambda: torch.func.vmap(torch.func.grad(lambda x: kf.ops.relu(x).sum()))(x), inside),
+        (lambda: torch.func.grad(lambda x: torch.func.vmap(kf.ops.relu)(x).sum())(x), inside),
+        (lambda: torch.func.vmap(kf.ops.relu)(x.clone().requires_grad_()), inside),
+    ):
         with pytest.raises(NotImplementedError, match=why):
             call()
-    close(torch.func.vmap(kf.ops.layer_norm, in_dims=(0, None))(x[:, None].expand(4, 3, 6), weight),
-          torch.nn.functional.layer_norm(x[:, None].expand(4, 3, 6), (6,)), 1e-5)
+    close(
+        torch.func.vmap(kf.ops.layer_norm, in_dims=(0, None))(x[:, None].expand(4, 3, 6), weight),
+        torch.nn.functional.layer_norm(x[:, None].expand(4, 3, 6), (6,)),
+        1e-5,
+    )
 
 
 def test_a_parameter_given_to_a_function_that_is_older_than_torch():
@@ -358,12 +519,19 @@ def test_after_a_fork(kf):
     """As in a worker of a DataLoader: torch's threads do not exist in it, and its loop would wait for them; also where it then says how many threads
     it wants, or loads a library of its own."""
     x, squared = torch.randn(700, 403), kf.fuse("x * x", x="elem")
-    want, product = kf.ops.layer_norm_gelu(x).numpy().tobytes(), (x * x).numpy().tobytes()  # what torch computes it computes before the fork
+    want, product = (
+        kf.ops.layer_norm_gelu(x).numpy().tobytes(),
+        (x * x).numpy().tobytes(),
+    )  # what torch computes it computes before the fork
 
     def normed(threads):
         return kf.get_threads() == threads and kf.ops.layer_norm_gelu(x).numpy().tobytes() == want
 
-    for call in (lambda: normed(1), lambda: kf.set_threads(2) or normed(2), lambda: squared(x).numpy().tobytes() == product):
+    for call in (
+        lambda: normed(1),
+        lambda: kf.set_threads(2) or normed(2),
+        lambda: squared(x).numpy().tobytes() == product,
+    ):
         child = os.fork()
         if child == 0:
             signal.alarm(60)

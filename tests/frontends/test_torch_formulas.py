@@ -17,8 +17,13 @@ kfpython.use()
 from kernel_fusion import _table  # noqa: E402
 
 TORCH = tuple(map(int, torch.__version__.split(".")[:2]))
-EVERY = list({(f["op"], f["activation"]): f for f in torchops.FUNCTIONS if f["backward"] and not f["dropout"] and len(f["dtypes"]) == 1
-              and not f["integer"]}.values())
+EVERY = list(
+    {
+        (f["op"], f["activation"]): f
+        for f in torchops.FUNCTIONS
+        if f["backward"] and not f["dropout"] and len(f["dtypes"]) == 1 and not f["integer"]
+    }.values()
+)
 
 
 def of(f):
@@ -33,9 +38,15 @@ ROUNDED = {"hardsigmoid": 1e-7}  # PyTorch's gradient has 1/6 of float32, in flo
 AGAIN = torchops.PLAIN if cases.LEVEL > 1 else torchops.few(torchops.PLAIN)
 # What torch.compile decomposes: of each op one activation at level 1, none of which needs the library.
 DECOMPOSED = [f for f in EVERY if f["family"] == "map" and has_formulas(f)]
-BY_RESULT = [f for f in DECOMPOSED if f["op"] in ("{act}", "bias_{act}") and f["activation"] in ("tanh", "leaky_relu")]
+BY_RESULT = [
+    f
+    for f in DECOMPOSED
+    if f["op"] in ("{act}", "bias_{act}") and f["activation"] in ("tanh", "leaky_relu")
+]
 if cases.LEVEL == 1:
-    DECOMPOSED = BY_RESULT + list({f["op"]: f for f in sorted(DECOMPOSED, key=lambda f: f["activation"] == "mish")}.values())
+    DECOMPOSED = BY_RESULT + list(
+        {f["op"]: f for f in sorted(DECOMPOSED, key=lambda f: f["activation"] == "mish")}.values()
+    )
 
 
 @pytest.mark.parametrize("f", AGAIN, ids=ids)
@@ -50,7 +61,9 @@ def test_second_derivatives(kf, f):
     if has_formulas(f):
         assert torch.autograd.gradgradcheck(call, tensors)
         return
-    found = torch.autograd.grad(torchops.results(call(*tensors))[0].square().sum(), tensors, create_graph=True)
+    found = torch.autograd.grad(
+        torchops.results(call(*tensors))[0].square().sum(), tensors, create_graph=True
+    )
     with pytest.raises(NotImplementedError, match=f"kf.{c.op.name} has no second derivative"):
         torch.autograd.grad(sum(g.sum() for g in found), tensors)
 
@@ -59,19 +72,26 @@ def test_second_derivatives_by_the_result(kf):
     """Where the gradient reads its forward's result, which is a function of the inputs."""
     x, bias = (torch.randn(s, dtype=torch.float64, requires_grad=True) for s in ((3, 5), 5))
     assert _table.formulas(*_table.find("relu"))[2]
-    assert torch.autograd.gradgradcheck(kf.ops.relu, [x]) and torch.autograd.gradgradcheck(kf.ops.bias_relu, [x, bias])
+    assert torch.autograd.gradgradcheck(kf.ops.relu, [x]) and torch.autograd.gradgradcheck(
+        kf.ops.bias_relu, [x, bias]
+    )
     f = kf.fuse("tanh(x + b) * x", x="elem", b="row")
     assert torch.autograd.gradgradcheck(f, [x, bias])
     if kfpython.WHOLE:
         for slope in (0.3, -0.3):
-            assert torch.autograd.gradgradcheck(lambda x, slope=slope: kf.ops.leaky_relu(x, negative_slope=slope), [x])
+            assert torch.autograd.gradgradcheck(
+                lambda x, slope=slope: kf.ops.leaky_relu(x, negative_slope=slope), [x]
+            )
 
 
 def test_which_have_second_derivatives():
     """All that are made of elements or reduce an axis, and softmax, whose gradient reads its result alone; of products those that keep nothing but
     factors."""
     without = {of(f).name for f in EVERY if not has_formulas(f)}
-    assert not {f["op"] for f in EVERY if f["family"] in ("map", "reduce") and of(f).name in without} and "softmax" not in without
+    assert (
+        not {f["op"] for f in EVERY if f["family"] in ("map", "reduce") and of(f).name in without}
+        and "softmax" not in without
+    )
     assert {"layer_norm", "cross_entropy", "rms_norm", "linear", "linear_act_mul"} <= without
     assert not {"matmul_nn", "matmul_tn", "act_linear", "act_mul_linear"} & without
 
@@ -104,17 +124,26 @@ def test_decomposed(kf, f, monkeypatch):
     function = own.function(of(f), f["activation"])
     monkeypatch.setitem(function.__globals__, "compiling", lambda: True)
     monkeypatch.setitem(function.__globals__, "forward", None)
-    for dtype in cases.by_level(("bf16",) if f["activation"] == "gelu" else ("f32",), ("f32", "f16", "bf16", "f64")):
+    for dtype in cases.by_level(
+        ("bf16",) if f["activation"] == "gelu" else ("f32",), ("f32", "f16", "bf16", "f64")
+    ):
         c = case(f, dtype)
         (want, *_), given = c.reference()
         got = function(**c.tensors, **c.kwargs)
         close(got, want, torchops.TOLERANCE[dtype], f"{ids(f)} {dtype}")
-        up = torch.randn(want.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(1)).to(got.dtype)
+        up = torch.randn(
+            want.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(1)
+        ).to(got.dtype)
         mine = torch.autograd.grad((got.double() * up).sum(), [c.tensors[n] for n in c.wanted])
         theirs = torch.autograd.grad((want * up.double()).sum(), [given[n] for n in c.wanted])
         for name, m, t in zip(c.wanted, mine, theirs):
             assert m.dtype == c.tensors[name].dtype
-            close(m, t, max(8 * torchops.TOLERANCE[dtype], ROUNDED.get(f["activation"], 0)), f"{ids(f)} {dtype} d{name}")
+            close(
+                m,
+                t,
+                max(8 * torchops.TOLERANCE[dtype], ROUNDED.get(f["activation"], 0)),
+                f"{ids(f)} {dtype} d{name}",
+            )
 
 
 def test_a_gradient_at_a_tie_is_kf_s(kf, monkeypatch):
@@ -132,8 +161,13 @@ def graph_of(function, *args):
     found = []
 
     def backend(module, inputs):
-        found.extend(node.target for m in module.modules() if isinstance(m, torch.fx.GraphModule) for node in m.graph.nodes
-                     if node.op == "call_function")
+        found.extend(
+            node.target
+            for m in module.modules()
+            if isinstance(m, torch.fx.GraphModule)
+            for node in m.graph.nodes
+            if node.op == "call_function"
+        )
         return module
 
     torch._dynamo.reset()
@@ -150,22 +184,42 @@ def test_what_torch_compile_sees(kf, monkeypatch):
     # Before PyTorch 2.13 torch.compile cannot be told from torch.export, which keeps the ops, with the gradient in them.
     own = "kernel" if TORCH >= (2, 13) else "default"
     ops, formula = {f"kf.layer_norm.{own}", f"kf.bias.{own}"}, {f"kf.layer_norm.{own}"}
-    for mode, seen in (("auto", formula if TORCH >= (2, 13) else ops), ("decompose", formula), ("opaque", ops)):
+    for mode, seen in (
+        ("auto", formula if TORCH >= (2, 13) else ops),
+        ("decompose", formula),
+        ("opaque", ops),
+    ):
         monkeypatch.setattr(kf.config, "compile_ops", mode)
         targets, result = graph_of(call, x, bias)
         assert {t for t in targets if t.startswith("kf.")} == seen, mode
         close(result, call(x, bias).double(), 1e-5)
     monkeypatch.setattr(kf.config, "compile_ops", "auto")
-    for wrong, text in ((torch.randn(1), "bias has the shape (1,), expected"), (bias.double(), "bias has the dtype")):
+    for wrong, text in (
+        (torch.randn(1), "bias has the shape (1,), expected"),
+        (bias.double(), "bias has the dtype"),
+    ):
         with pytest.raises(Exception, match=re.escape(f"kf.bias_gelu: {text}")):
             graph_of(call, x, wrong)
-    for function, given, text in ((lambda x: kf.ops.huber(x, x, delta=-1.0), x, "kf.huber: delta is out of its bounds, expected delta >= 0.0"),
-                                  (lambda x: kf.ops.relu(x) * 2, x.to(torch.float8_e4m3fn), "kf.relu: x has the dtype torch.float8_e4m3fn")):
+    for function, given, text in (
+        (
+            lambda x: kf.ops.huber(x, x, delta=-1.0),
+            x,
+            "kf.huber: delta is out of its bounds, expected delta >= 0.0",
+        ),
+        (
+            lambda x: kf.ops.relu(x) * 2,
+            x.to(torch.float8_e4m3fn),
+            "kf.relu: x has the dtype torch.float8_e4m3fn",
+        ),
+    ):
         with pytest.raises(Exception, match=re.escape(text)):
             graph_of(function, given)
     with pytest.raises(Exception, match="kf.add: b has the shape"):
         graph_of(kf.ops.add, x, bias)
-    with pytest.raises(ValueError, match="kf.config.compile_ops: it is set to 'decomposed', expected one of auto, opaque, decompose"):
+    with pytest.raises(
+        ValueError,
+        match="kf.config.compile_ops: it is set to 'decomposed', expected one of auto, opaque, decompose",
+    ):
         kf.config.compile_ops = "decomposed"
     with pytest.raises(AttributeError, match="kf.config has no `compile_op`; it has compile_ops"):
         kf.config.compile_op = "opaque"
@@ -176,13 +230,27 @@ def test_what_torch_compile_sees(kf, monkeypatch):
 def test_no_result_is_in_the_graph_twice(kf, monkeypatch, dtype):
     """Nothing is rounded to the dtype that it has: torch.compile of PyTorch 2.11 loses the gradient of such a result."""
     monkeypatch.setattr(kf.config, "compile_ops", "decompose")
-    given, graphs = [torch.randn(shape, dtype=dtype, requires_grad=True) for shape in ((4, 6), (6,))], []
+    given, graphs = (
+        [torch.randn(shape, dtype=dtype, requires_grad=True) for shape in ((4, 6), (6,))],
+        [],
+    )
     torch._dynamo.reset()
-    torch.compile(kf.ops.bias_gelu, fullgraph=True, backend=lambda module, _: graphs.append(module) or module)(*given)
-    bodies = [m.graph for module in graphs for m in module.modules() if isinstance(m, torch.fx.GraphModule)]
-    rounds = [n for graph in bodies for n in graph.nodes if n.op == "call_method" and n.target == "to"]
+    torch.compile(
+        kf.ops.bias_gelu, fullgraph=True, backend=lambda module, _: graphs.append(module) or module
+    )(*given)
+    bodies = [
+        m.graph
+        for module in graphs
+        for m in module.modules()
+        if isinstance(m, torch.fx.GraphModule)
+    ]
+    rounds = [
+        n for graph in bodies for n in graph.nodes if n.op == "call_method" and n.target == "to"
+    ]
     assert len(bodies) > 2 and bool(rounds) == (dtype == torch.bfloat16)
-    assert all(n.args[0].meta["example_value"].dtype != n.meta["example_value"].dtype for n in rounds)
+    assert all(
+        n.args[0].meta["example_value"].dtype != n.meta["example_value"].dtype for n in rounds
+    )
 
 
 @pytest.mark.level(2)

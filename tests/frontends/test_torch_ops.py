@@ -12,11 +12,17 @@ import torch_checks  # noqa: E402
 import torchops  # noqa: E402
 from torchops import case, close, ids  # noqa: E402
 
-each = pytest.mark.parametrize("f", torchops.PLAIN if cases.LEVEL > 1 else torchops.few(torchops.PLAIN), ids=ids)
-of_each_family = pytest.mark.parametrize("f", torchops.PLAIN if cases.LEVEL > 1 else torchops.few_of_each_family(), ids=ids)
+each = pytest.mark.parametrize(
+    "f", torchops.PLAIN if cases.LEVEL > 1 else torchops.few(torchops.PLAIN), ids=ids
+)
+of_each_family = pytest.mark.parametrize(
+    "f", torchops.PLAIN if cases.LEVEL > 1 else torchops.few_of_each_family(), ids=ids
+)
 
 
-@pytest.mark.parametrize("f", torchops.ALL if cases.LEVEL > 1 else torchops.of_each_op(torchops.ALL), ids=ids)
+@pytest.mark.parametrize(
+    "f", torchops.ALL if cases.LEVEL > 1 else torchops.of_each_op(torchops.ALL), ids=ids
+)
 def test_opcheck(kf, f):
     torch_checks.opcheck(kf, f, "cpu")
 
@@ -44,16 +50,41 @@ def test_what_the_op_itself_refuses(kf):
 
     [first] = torch.autograd.grad(norm(x).square().sum(), [x], create_graph=True)
     up = torch.ones(3, 4, requires_grad=True)
-    directly = torch.ops.kf.layer_norm_bwd(x, w, None, None, *torch.ops.kf.layer_norm(x, w, None, 1e-5, 0.0, 0.0, 0, True)[1:], up, 1e-5, 0.0, 0.0,
-                                           0, 1)[0]
-    for call, why in ((lambda: torch.autograd.grad(first.sum(), [x]), "kf.layer_norm has no second derivative"),
-                      (lambda: torch.autograd.grad(directly.sum(), [up]), "kf.layer_norm has no second derivative"),
-                      (lambda: torch.func.grad(lambda x: norm(x).sum())(x.detach()), "kf.layer_norm has no derivative inside transforms"),
-                      (lambda: torch.func.jvp(norm, (x.detach(),), (x.detach(),)), "kf.layer_norm has no forward-mode derivative"),
-                      (lambda: torch.ops.kf.cast(x, torch.float64).sum().backward(), "kf.cast has no gradient")):
+    directly = torch.ops.kf.layer_norm_bwd(
+        x,
+        w,
+        None,
+        None,
+        *torch.ops.kf.layer_norm(x, w, None, 1e-5, 0.0, 0.0, 0, True)[1:],
+        up,
+        1e-5,
+        0.0,
+        0.0,
+        0,
+        1,
+    )[0]
+    for call, why in (
+        (lambda: torch.autograd.grad(first.sum(), [x]), "kf.layer_norm has no second derivative"),
+        (
+            lambda: torch.autograd.grad(directly.sum(), [up]),
+            "kf.layer_norm has no second derivative",
+        ),
+        (
+            lambda: torch.func.grad(lambda x: norm(x).sum())(x.detach()),
+            "kf.layer_norm has no derivative inside transforms",
+        ),
+        (
+            lambda: torch.func.jvp(norm, (x.detach(),), (x.detach(),)),
+            "kf.layer_norm has no forward-mode derivative",
+        ),
+        (lambda: torch.ops.kf.cast(x, torch.float64).sum().backward(), "kf.cast has no gradient"),
+    ):
         with pytest.raises(NotImplementedError, match=why):
             call()
-    with forward_ad.dual_level(), pytest.raises(NotImplementedError, match="kf.layer_norm has no forward-mode derivative"):
+    with (
+        forward_ad.dual_level(),
+        pytest.raises(NotImplementedError, match="kf.layer_norm has no forward-mode derivative"),
+    ):
         norm(forward_ad.make_dual(x.detach(), w.expand(3, 4)))
     each_row, [want] = torch.func.vmap(norm)(x), torch.autograd.grad(norm(x).square().sum(), [x])
     assert torch.equal(torch.autograd.grad(each_row.square().sum(), [x])[0], want)
@@ -116,11 +147,19 @@ def test_export(kf, f):
     program = torch.export.export(Model(), tensors)
     for programme in (program, program.run_decompositions()):
         assert f"kf.{c.op.name}.default" in str(programme.graph)
-        for g, w in zip(torchops.results(programme.module()(*tensors)), torchops.results(Model()(*tensors))):
+        for g, w in zip(
+            torchops.results(programme.module()(*tensors)), torchops.results(Model()(*tensors))
+        ):
             close(g, w, 0)
         leaves = [t.clone().requires_grad_(n in case(f).wanted) for n, t in c.tensors.items()]
-        found = [torchops.results(call(*leaves))[0].square().sum() for call in (programme.module(), Model())]
-        for m, t in zip(*(torch.autograd.grad(x, [t for t in leaves if t.requires_grad]) for x in found), strict=True):
+        found = [
+            torchops.results(call(*leaves))[0].square().sum()
+            for call in (programme.module(), Model())
+        ]
+        for m, t in zip(
+            *(torch.autograd.grad(x, [t for t in leaves if t.requires_grad]) for x in found),
+            strict=True,
+        ):
             close(m, t, 0)
 
 
@@ -132,8 +171,19 @@ def test_every_op_is_registered(kf):
         for name in [op.name, *([f"{op.name}_bwd"] if op.backward else [])]:
             found = torch.ops.kf.__getattr__(name).default._schema
             arguments = [a.name for a in found.arguments]
-            assert found.name == f"kf::{name}" and len(set(arguments)) == len(arguments), found  # an operand may have any name
-            assert torch.ops.kf.__getattr__(name).overloads() == ["default", "kernel"]  # in this order: a call that names none gets the gradient
+            assert found.name == f"kf::{name}" and len(set(arguments)) == len(arguments), (
+                found
+            )  # an operand may have any name
+            assert torch.ops.kf.__getattr__(name).overloads() == [
+                "default",
+                "kernel",
+            ]  # in this order: a call that names none gets the gradient
     text = str(torch.ops.kf.layer_norm.default._schema)
-    assert text == ("kf::layer_norm(Tensor x, Tensor? weight, Tensor? bias, float eps, float act_0, float act_1, int activation, bool save) "
-                    "-> (Tensor, Tensor, Tensor)") and kfpython.OPS
+    assert (
+        text
+        == (
+            "kf::layer_norm(Tensor x, Tensor? weight, Tensor? bias, float eps, float act_0, float act_1, int activation, bool save) "
+            "-> (Tensor, Tensor, Tensor)"
+        )
+        and kfpython.OPS
+    )

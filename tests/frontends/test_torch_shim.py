@@ -35,7 +35,11 @@ def kernels(kf):
     from kernel_fusion.torch._schema import schema
 
     assert own.WHY_NO_SHIM is None
-    found = [schema(op, backward) for op in _table.ops().values() for backward in ((False, True) if op.backward else (False,))]
+    found = [
+        schema(op, backward)
+        for op in _table.ops().values()
+        for backward in ((False, True) if op.backward else (False,))
+    ]
     return {f"kf::{s.name}": _kernels.kernel(s) for s in found}
 
 
@@ -43,45 +47,87 @@ def strided(t):
     """The same values, rows apart; where it has rows."""
     if not isinstance(t, torch.Tensor) or t.dim() < 2:
         return t
-    return torch.cat([t, torch.full_like(t, 1)], -1)[..., :t.shape[-1]]
+    return torch.cat([t, torch.full_like(t, 1)], -1)[..., : t.shape[-1]]
 
 
 def permuted(t):
-    return t.transpose(0, -1).contiguous().transpose(0, -1) if isinstance(t, torch.Tensor) and t.dim() > 1 else t
+    return (
+        t.transpose(0, -1).contiguous().transpose(0, -1)
+        if isinstance(t, torch.Tensor) and t.dim() > 1
+        else t
+    )
 
 
 @pytest.mark.parametrize("f", [f for f in torchops.ALL if f["backward"]], ids=ids)
 def test_same_bits(kf, kernels, f):
     """Both directions, each dtype; tensors as they lie, rows apart, in another order of dimensions; each gradient alone, and none."""
-    for dtype in sorted({g["dtypes"][0] for g in torchops.FUNCTIONS if g["op"] == f["op"]} & set(torchops.TOLERANCE)):
+    for dtype in sorted(
+        {g["dtypes"][0] for g in torchops.FUNCTIONS if g["op"] == f["op"]} & set(torchops.TOLERANCE)
+    ):
         _, calls = torchops.recorded(kf, f, dtype=dtype)
         for op, args in calls:
-            masks = [args] if op._schema.arguments[-1].name != "needs" else [(*args[:-1], mask) for mask in (args[-1], 0, 1, 2)]
+            masks = (
+                [args]
+                if op._schema.arguments[-1].name != "needs"
+                else [(*args[:-1], mask) for mask in (args[-1], 0, 1, 2)]
+            )
             for lie in (lambda t: t, strided, permuted):
                 for given in masks:
                     given = [lie(a) for a in given]
-                    mine, theirs = (torchops.results(call(*given)) for call in (op, kernels[op._schema.name]))
+                    mine, theirs = (
+                        torchops.results(call(*given)) for call in (op, kernels[op._schema.name])
+                    )
                     assert [t.shape for t in mine] == [t.shape for t in theirs]
-                    assert all(torch.equal(m, t) and m.dtype == t.dtype for m, t in zip(mine, theirs)), (op, dtype)
+                    assert all(
+                        torch.equal(m, t) and m.dtype == t.dtype for m, t in zip(mine, theirs)
+                    ), (op, dtype)
 
 
 def test_both_refuse_the_same(kf, kernels):
     """The shim in one kind of exception, of which kf.ops makes the other's."""
     x, w = torch.randn(3, 4), torch.ones(4)
-    wrong = {"bias": [(x, w[:3]), (x, w.double()), (x[0, 0], w), (x.int(), w.int()), (x.to(torch.complex64), w), (None, w)],
-             "layer_norm": [(x, w.half(), None, 1e-5), (x, None, None, -1.0), (x, None, None, float("nan"))],
-             "linear": [(x, w, None), (x, x[:, :3], None), (x[0, 0], x, None), (x[0], x[None], None), (x, x, w), (x, x.double(), None),
-                        (x, None, None)],
-             "matmul_tn": [(x[None], x), (x, x[None]), (x[0], x), (x, x[:2])],
-             "sum": [(x, 2), (x, -3), (x[0, 0], 0)], "act_glu": [(x[:, :3],)], "act_dropout": [(x, 1.5), (x, 0.5, torch.zeros(3).long())],
-             "cross_entropy": [(x, torch.zeros(3), -100, 0.0, 0.0), (x, torch.zeros(2).long(), -100, 0.0, 0.0)]}
+    wrong = {
+        "bias": [
+            (x, w[:3]),
+            (x, w.double()),
+            (x[0, 0], w),
+            (x.int(), w.int()),
+            (x.to(torch.complex64), w),
+            (None, w),
+        ],
+        "layer_norm": [
+            (x, w.half(), None, 1e-5),
+            (x, None, None, -1.0),
+            (x, None, None, float("nan")),
+        ],
+        "linear": [
+            (x, w, None),
+            (x, x[:, :3], None),
+            (x[0, 0], x, None),
+            (x[0], x[None], None),
+            (x, x, w),
+            (x, x.double(), None),
+            (x, None, None),
+        ],
+        "matmul_tn": [(x[None], x), (x, x[None]), (x[0], x), (x, x[:2])],
+        "sum": [(x, 2), (x, -3), (x[0, 0], 0)],
+        "act_glu": [(x[:, :3],)],
+        "act_dropout": [(x, 1.5), (x, 0.5, torch.zeros(3).long())],
+        "cross_entropy": [
+            (x, torch.zeros(3), -100, 0.0, 0.0),
+            (x, torch.zeros(2).long(), -100, 0.0, 0.0),
+        ],
+    }
     for name, calls in wrong.items():
         op = getattr(torch.ops.kf, name).default
         for given in calls:
             values = {"activation": 7, "rng": torch.zeros(2).long(), "p": 0.5, "save": True}
-            rest = [values.get(a.name, 0.0) for a in op._schema.arguments[len(given):]]
+            rest = [values.get(a.name, 0.0) for a in op._schema.arguments[len(given) :]]
             if name == "act_dropout":
-                given, rest = (given[0], 0.0, 0.0, *given[1:]), [values[a.name] for a in op._schema.arguments[2 + len(given):]]
+                given, rest = (
+                    (given[0], 0.0, 0.0, *given[1:]),
+                    [values[a.name] for a in op._schema.arguments[2 + len(given) :]],
+                )
             with pytest.raises((RuntimeError, TypeError), match="kf."):
                 op(*given, *rest)
             if given[0] is not None:
@@ -96,7 +142,14 @@ def test_another_device_s_own_error_stays(kf):
     from kernel_fusion.torch._schema import schema
 
     x, error = torch.empty(3, 4, device="meta"), RuntimeError("as PyTorch says it")
-    assert _kernels.explain(schema(_table.ops()["bias"], False), error, (x, x[0], 0.0, 0.0, _table.activations()["relu"])) is error
+    assert (
+        _kernels.explain(
+            schema(_table.ops()["bias"], False),
+            error,
+            (x, x[0], 0.0, 0.0, _table.activations()["relu"]),
+        )
+        is error
+    )
 
 
 def test_nothing_leaks(kf):
@@ -141,13 +194,29 @@ def test_without_a_compiler(kf, tmp_path, monkeypatch):
 def test_many_processes_compile_it_at_the_same_time(tmp_path):
     path = os.pathsep.join([str(kfpython.package()), str(kflib.ROOT / "gen")])
     environment = {**os.environ, "PYTHONPATH": path, "KF_CACHE_DIR": str(tmp_path)}
-    running = [subprocess.Popen([sys.executable, "-c", SCRIPT], env=environment, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    running = [
+        subprocess.Popen(
+            [sys.executable, "-c", SCRIPT], env=environment, stdout=subprocess.PIPE, text=True
+        )
+        for _ in range(2)
+    ]
     assert [p.communicate()[0].strip() for p in running] == [f"{COMPUTED} shim"] * 2
     assert [p.suffix for p in tmp_path.iterdir()] == [".so"]
 
 
 def test_warnings(tmp_path):
     native = kfpython.SOURCE / "kernel_fusion/native"
-    command = ["g++", "-std=c++17", "-O1", "-Wall", "-Wextra", "-Wshadow", "-Wconversion", "-Werror", "-fPIC", f"-I{native}", "-c"]
+    command = [
+        "g++",
+        "-std=c++17",
+        "-O1",
+        "-Wall",
+        "-Wextra",
+        "-Wshadow",
+        "-Wconversion",
+        "-Werror",
+        "-fPIC",
+        f"-I{native}",
+        "-c",
+    ]
     subprocess.run([*command, native / "torch_shim.cpp", "-o", tmp_path / "shim.o"], check=True)
-

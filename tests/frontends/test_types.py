@@ -30,19 +30,44 @@ kf.ops.bias_relu(array)
 kf.ops.add(array, tensor)
 wrong: int = kf.ops.relu(tensor)
 """
-SAID = {13: 'Unexpected keyword argument "epsilon" for "layer_norm_gelu"', 14: 'Missing positional argument "bias" in call to "bias_relu"',
-        15: 'Value of type variable "A" of "add" cannot be', 16: "Incompatible types in assignment"}
+SAID = {
+    13: 'Unexpected keyword argument "epsilon" for "layer_norm_gelu"',
+    14: 'Missing positional argument "bias" in call to "bias_relu"',
+    15: 'Value of type variable "A" of "add" cannot be',
+    16: "Incompatible types in assignment",
+}
 
 
 def test_mypy(tmp_path):
     """One run for both, since it reads torch."""
     (tmp_path / "program.py").write_text(PROGRAM.lstrip())
     path = os.pathsep.join([str(kfpython.package()), str(kflib.ROOT / "gen")])
-    command = [sys.executable, "-m", "mypy", "--config-file", kflib.ROOT / "pyproject.toml", "--cache-dir", kflib.ROOT / "build/tests/mypy"]
-    done = subprocess.run([*command, "-p", "kernel_fusion", "-m", "program"], capture_output=True, text=True, cwd=tmp_path,
-                          env={**os.environ, "MYPYPATH": path})
-    found = {int(line.split(":")[1]): line for line in done.stdout.splitlines() if line.startswith("program.py") and ": error: " in line}
-    others = [line for line in done.stdout.splitlines() if ": error: " in line and line not in found.values()]
+    command = [
+        sys.executable,
+        "-m",
+        "mypy",
+        "--config-file",
+        kflib.ROOT / "pyproject.toml",
+        "--cache-dir",
+        kflib.ROOT / "build/tests/mypy",
+    ]
+    done = subprocess.run(
+        [*command, "-p", "kernel_fusion", "-m", "program"],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env={**os.environ, "MYPYPATH": path},
+    )
+    found = {
+        int(line.split(":")[1]): line
+        for line in done.stdout.splitlines()
+        if line.startswith("program.py") and ": error: " in line
+    }
+    others = [
+        line
+        for line in done.stdout.splitlines()
+        if ": error: " in line and line not in found.values()
+    ]
     assert not others and not done.stderr, done.stdout + done.stderr
     assert set(found) == set(SAID) and all(SAID[n] in line for n, line in found.items()), found
 
@@ -53,6 +78,13 @@ def test_stubs_are_the_functions(kf):
     names = {"torch": importlib.import_module("types").SimpleNamespace(Tensor=object)}
     exec(compile(stub.replace("import torch\n", ""), "ops.pyi", "exec"), names)
     for name in (n for n in dir(kf.ops) if n != "call"):
-        own, wanted = (inspect.signature(f).parameters for f in (names[name], getattr(kf.ops, name)))
-        if [p.kind for p in wanted.values()] != [inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD]:
-            assert [(p.name, p.kind, p.default) for p in own.values()] == [(p.name, p.kind, p.default) for p in wanted.values()], name
+        own, wanted = (
+            inspect.signature(f).parameters for f in (names[name], getattr(kf.ops, name))
+        )
+        if [p.kind for p in wanted.values()] != [
+            inspect.Parameter.VAR_POSITIONAL,
+            inspect.Parameter.VAR_KEYWORD,
+        ]:
+            assert [(p.name, p.kind, p.default) for p in own.values()] == [
+                (p.name, p.kind, p.default) for p in wanted.values()
+            ], name

@@ -34,8 +34,20 @@ def lib(request):
 
 class Operand:
     def __init__(self, name, kind, size, elements, at, out, nullable, unread, same_as, place_of=""):
-        self.name, self.kind, self.size, self.elements, self.at, self.out = name, kind, size, elements, at or 0, out
-        self.nullable, self.unread, self.same_as, self.place_of = nullable, unread, same_as, place_of
+        self.name, self.kind, self.size, self.elements, self.at, self.out = (
+            name,
+            kind,
+            size,
+            elements,
+            at or 0,
+            out,
+        )
+        self.nullable, self.unread, self.same_as, self.place_of = (
+            nullable,
+            unread,
+            same_as,
+            place_of,
+        )
 
     @property
     def bytes(self):
@@ -52,17 +64,45 @@ def meet(a, b):
 
 
 # Tensors whose elements are counted, in turn; of others all sizes are one.
-SIZES_OF = dict.fromkeys(("nn", "nt", "tn", "tt"), [("batch", *two) for two in (("rows", "depth"), ("cols", "depth"), ("rows", "cols"))])
+SIZES_OF = dict.fromkeys(
+    ("nn", "nt", "tn", "tt"),
+    [("batch", *two) for two in (("rows", "depth"), ("cols", "depth"), ("rows", "cols"))],
+)
 
 
 def operands_of(f, values, sizes):
     # Of a gradient by the activation's result: that is read if it is given, and else the inputs.
     instead = "result" if values.get(checks.result_of(f)) else "inputs"
-    found = [Operand(a["name"], a["kind"], item(a), count(f, a, sizes), values[a["name"]], a["role"] != "in",
-                     a["null"] if a["null"] not in ("result", "inputs") else a["null"] == instead,
-                     a["unread"] or a["null"] == instead, a["same_as"], a["place_of"]) for a in tensors_of(f)]
+    found = [
+        Operand(
+            a["name"],
+            a["kind"],
+            item(a),
+            count(f, a, sizes),
+            values[a["name"]],
+            a["role"] != "in",
+            a["null"] if a["null"] not in ("result", "inputs") else a["null"] == instead,
+            a["unread"] or a["null"] == instead,
+            a["same_as"],
+            a["place_of"],
+        )
+        for a in tensors_of(f)
+    ]
     if f["dropout"]:
-        found += [Operand(name, "one", 8, 1, values[name] if f["state"] else None, False, not f["state"], False, "") for name in ("seed", "offset")]
+        found += [
+            Operand(
+                name,
+                "one",
+                8,
+                1,
+                values[name] if f["state"] else None,
+                False,
+                not f["state"],
+                False,
+                "",
+            )
+            for name in ("seed", "offset")
+        ]
     return found
 
 
@@ -71,7 +111,9 @@ def may_share(o, other):
     if o.at != other.at or o.size != other.size or o.kind != other.kind:
         return False
     if not other.out:
-        return o.kind in ("elem", "half", "halves", "neighbours", "more") or o.place_of == other.name
+        return (
+            o.kind in ("elem", "half", "halves", "neighbours", "more") or o.place_of == other.name
+        )
     return o.same_as == other.name or bool(o.same_as and o.same_as == other.same_as)
 
 
@@ -88,13 +130,17 @@ def verdict(f, values, workspace_needed):
                 return INVALID_SIZE, name
         room = 2**58
         for name in group:
-            size = 1 if name == "groups" and at[name] and at["channels"] else at[name]  # the channels are those of all groups
+            size = (
+                1 if name == "groups" and at[name] and at["channels"] else at[name]
+            )  # the channels are those of all groups
             if size > room:
                 return INVALID_SIZE, name
             room //= max(size, 1)
     if "groups" in at and (at["channels"] % at["groups"] if at["groups"] else at["channels"]):
         return INVALID_SIZE, "channels"
-    if not any(count(f, a, sizes) for a in tensors_of(f) if a["role"] != "in"):  # a row of no elements has a result all the same
+    if not any(
+        count(f, a, sizes) for a in tensors_of(f) if a["role"] != "in"
+    ):  # a row of no elements has a result all the same
         return SUCCESS, None
     if f["empty"] == "error" and not f["bwd"] and values["axis"] == 0:
         return INVALID_SIZE, "axis"
@@ -108,7 +154,14 @@ def verdict(f, values, workspace_needed):
             return MISALIGNED, o.name
         for before in operands[:i]:
             out, other = (o, before) if o.out else (before, o)
-            if out.out and out.at and other.at and not other.unread and meet(out.bytes, other.bytes) and not may_share(out, other):
+            if (
+                out.out
+                and out.at
+                and other.at
+                and not other.unread
+                and meet(out.bytes, other.bytes)
+                and not may_share(out, other)
+            ):
                 return OVERLAP, out.name
     if workspace_needed and any(values[a["name"]] for a in tensors_of(f) if a["role"] != "in"):
         workspace = values["workspace"] or 0
@@ -116,16 +169,27 @@ def verdict(f, values, workspace_needed):
             return WORKSPACE, "workspace"
         if workspace % 256:
             return MISALIGNED, "workspace"
-        if any(o.at and not o.unread and meet(o.bytes, set_of(workspace, workspace_needed)) for o in operands):
+        if any(
+            o.at and not o.unread and meet(o.bytes, set_of(workspace, workspace_needed))
+            for o in operands
+        ):
             return OVERLAP, "workspace"
     return SUCCESS, None
 
 
 def spoil(data, call, f):
     """One to three changes of a valid call: to NULL, off its alignment, onto or beside another tensor; sizes, p, workspace."""
-    names = [a["name"] for a in tensors_of(f)] + (["seed", "offset"] if f["state"] else []) + (["workspace"] if f["scratch"] else [])
-    places = {**{a["name"]: call.address(a["name"]) for a in tensors_of(f)}, "workspace": call.address(":workspace"),
-              "seed": call.address(":state"), "offset": call.address(":state") + 8}
+    names = (
+        [a["name"] for a in tensors_of(f)]
+        + (["seed", "offset"] if f["state"] else [])
+        + (["workspace"] if f["scratch"] else [])
+    )
+    places = {
+        **{a["name"]: call.address(a["name"]) for a in tensors_of(f)},
+        "workspace": call.address(":workspace"),
+        "seed": call.address(":state"),
+        "offset": call.address(":state") + 8,
+    }
     for _ in range(data.draw(st.integers(1, 3))):
         name = data.draw(st.sampled_from(names))
         match data.draw(st.integers(0, 6)):
@@ -136,16 +200,50 @@ def spoil(data, call, f):
             case 2 | 3:
                 other = data.draw(st.sampled_from(sorted(places)))
                 end = call.bytes.get(other, call.bytes.get(f":{other}", 8))
-                step = data.draw(st.sampled_from([0, 0, 0, 1, 2, 4, 8, 16, -2, -4, -8, -16, end, end - 4, end + 16 - end % 16]))
+                step = data.draw(
+                    st.sampled_from(
+                        [
+                            0,
+                            0,
+                            0,
+                            1,
+                            2,
+                            4,
+                            8,
+                            16,
+                            -2,
+                            -4,
+                            -8,
+                            -16,
+                            end,
+                            end - 4,
+                            end + 16 - end % 16,
+                        ]
+                    )
+                )
                 call.set(**{name: places[other] + step})
             case 4:
                 size = data.draw(st.sampled_from(f["sizes"]))
                 own = call.sizes[f["sizes"].index(size)]
-                call.set(**{size: data.draw(st.sampled_from([0, 1, own - 1, -1, -2**63, 2**62, 2**58 + 1]))})
+                call.set(
+                    **{
+                        size: data.draw(
+                            st.sampled_from([0, 1, own - 1, -1, -(2**63), 2**62, 2**58 + 1])
+                        )
+                    }
+                )
             case 5:
-                call.set(p=data.draw(st.sampled_from([0.0, 1.0, -0.0, 1.5, -1.0, float("nan"), float("inf")])))
+                call.set(
+                    p=data.draw(
+                        st.sampled_from([0.0, 1.0, -0.0, 1.5, -1.0, float("nan"), float("inf")])
+                    )
+                )
             case 6:
-                call.set(workspace_bytes=data.draw(st.sampled_from([0, call.workspace_bytes - 1, call.workspace_bytes, 2**62])))
+                call.set(
+                    workspace_bytes=data.draw(
+                        st.sampled_from([0, call.workspace_bytes - 1, call.workspace_bytes, 2**62])
+                    )
+                )
 
 
 @examples(250)
@@ -158,10 +256,16 @@ def agrees(lib, met, data):
     code, argument = verdict(f, call.values, lib.workspace_bytes(f, sizes))
     got, changed, launches = call._call()
     said = f"{call.name}({ {k: hex(v) if isinstance(v, int) and v > 2**32 else v for k, v in call.values.items()} })"
-    assert got == code, f"{said} returned {got} ({lib.detail}), the model says {code} for {argument}"
+    assert got == code, (
+        f"{said} returned {got} ({lib.detail}), the model says {code} for {argument}"
+    )
     if code != SUCCESS:
-        assert lib.detail.startswith(f"{call.name}: {argument} "), f"{said}: the message is {lib.detail!r}, the model says {argument}"
-        assert not changed.size and not launches, f"{said} was refused, and wrote {changed.size} bytes, launched {launches} kernels"
+        assert lib.detail.startswith(f"{call.name}: {argument} "), (
+            f"{said}: the message is {lib.detail!r}, the model says {argument}"
+        )
+        assert not changed.size and not launches, (
+            f"{said} was refused, and wrote {changed.size} bytes, launched {launches} kernels"
+        )
     met.add(code)
 
 
@@ -169,4 +273,12 @@ def test_the_model_agrees(lib):
     """And the examples are not all of one kind."""
     met = set()
     agrees(lib, met)
-    assert met == {SUCCESS, NULL_POINTER, INVALID_SIZE, INVALID_VALUE, MISALIGNED, OVERLAP, WORKSPACE}
+    assert met == {
+        SUCCESS,
+        NULL_POINTER,
+        INVALID_SIZE,
+        INVALID_VALUE,
+        MISALIGNED,
+        OVERLAP,
+        WORKSPACE,
+    }

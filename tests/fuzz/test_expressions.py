@@ -18,13 +18,45 @@ from examples import examples
 
 NAMES = ("x", "y", "z")
 # Every word, its argument brought into the range where it is defined and does not overflow.
-FORMS = ["({} + {})", "({} - {})", "({} * {})", "-{}", "{} / (1 + abs({}))", "abs({})", "max({}, {})", "min({}, {})", "exp(2 * sin({}))",
-         "expm1(2 * sin({}))", "log(abs({}) + 0.25)", "log1p(abs({}))", "log1p01(sigmoid({}))", "sqrt(abs({}) + 0.25)", "rsqrt(abs({}) + 0.25)",
-         "rcp(abs({}) + 0.25)", "sin({})", "cos({})", "tanh({})", "sigmoid({})", "erf({})", "normcdf({})", "normpdf({})", "gelu({})", "gelu_bwd({})",
-         "where({} > {}, {}, {})", "where({} <= {} and not {} == 1, {}, {})", "where({} < 0 or {} >= 1, {}, {})", "where({} != {}, {}, {})"]
+FORMS = [
+    "({} + {})",
+    "({} - {})",
+    "({} * {})",
+    "-{}",
+    "{} / (1 + abs({}))",
+    "abs({})",
+    "max({}, {})",
+    "min({}, {})",
+    "exp(2 * sin({}))",
+    "expm1(2 * sin({}))",
+    "log(abs({}) + 0.25)",
+    "log1p(abs({}))",
+    "log1p01(sigmoid({}))",
+    "sqrt(abs({}) + 0.25)",
+    "rsqrt(abs({}) + 0.25)",
+    "rcp(abs({}) + 0.25)",
+    "sin({})",
+    "cos({})",
+    "tanh({})",
+    "sigmoid({})",
+    "erf({})",
+    "normcdf({})",
+    "normpdf({})",
+    "gelu({})",
+    "gelu_bwd({})",
+    "where({} > {}, {}, {})",
+    "where({} <= {} and not {} == 1, {}, {})",
+    "where({} < 0 or {} >= 1, {}, {})",
+    "where({} != {}, {}, {})",
+]
 leaf = st.sampled_from([*NAMES, *NAMES, "1", "2", "0.5", "-3", "1e-3", "7.25"])
-expressions = st.recursive(leaf, lambda inner: st.sampled_from(FORMS).flatmap(
-    lambda form: st.tuples(*[inner] * form.count("{}")).map(lambda parts: form.format(*parts))), max_leaves=12)
+expressions = st.recursive(
+    leaf,
+    lambda inner: st.sampled_from(FORMS).flatmap(
+        lambda form: st.tuples(*[inner] * form.count("{}")).map(lambda parts: form.format(*parts))
+    ),
+    max_leaves=12,
+)
 POINTS = 64  # of each expression
 HEAD = '#include "kf/core/map.h"\n#define N 64\n'
 
@@ -37,7 +69,9 @@ def graph_of(text):
 
 def inputs(k):
     rng = np.random.default_rng(k)
-    return {n: np.round(rng.uniform(-3, 3, POINTS) * 1024) / 1024 for n in NAMES}  # exact in float32
+    return {
+        n: np.round(rng.uniform(-3, 3, POINTS) * 1024) / 1024 for n in NAMES
+    }  # exact in float32
 
 
 def scale(graph, root, values):
@@ -64,16 +98,36 @@ def compiled(texts, flavour, include, folder):
     source = HEAD
     for k, text in enumerate(texts):
         graph, _, root = graph_of(text)
-        lines, (value,) = emit(graph, [root], Target("kfi_cpu_", target, True), {n: f"{n}[j]" for n in NAMES})
+        lines, (value,) = emit(
+            graph, [root], Target("kfi_cpu_", target, True), {n: f"{n}[j]" for n in NAMES}
+        )
         body = "".join(f"        {line}\n" for line in lines)
         unused = "".join(f"    (void){n};\n" for n in NAMES)
-        source += f"void f{k}(const {ctype} *x, const {ctype} *y, const {ctype} *z, {ctype} *out);\n"
+        source += (
+            f"void f{k}(const {ctype} *x, const {ctype} *y, const {ctype} *z, {ctype} *out);\n"
+        )
         source += f"void f{k}(const {ctype} *x, const {ctype} *y, const {ctype} *z, {ctype} *out)\n{{\n{unused}"
-        source += f"    for (int j = 0; j < N; ++j) {{\n{body}        out[j] = {value};\n    }}\n}}\n"
+        source += (
+            f"    for (int j = 0; j < N; ++j) {{\n{body}        out[j] = {value};\n    }}\n}}\n"
+        )
     name = folder / f"e{abs(hash(source))}"
     name.with_suffix(".c").write_text(source)
-    command = ["gcc", "-std=c11", "-O1", "-Wall", "-Wextra", "-Werror", "-Wno-unused-variable", "-shared", "-fPIC", *(f"-I{d}" for d in include),
-               str(name.with_suffix(".c")), "-o", str(name.with_suffix(".so")), "-lm"]
+    command = [
+        "gcc",
+        "-std=c11",
+        "-O1",
+        "-Wall",
+        "-Wextra",
+        "-Werror",
+        "-Wno-unused-variable",
+        "-shared",
+        "-fPIC",
+        *(f"-I{d}" for d in include),
+        str(name.with_suffix(".c")),
+        "-o",
+        str(name.with_suffix(".so")),
+        "-lm",
+    ]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, f"{done.stderr[:3000]}\n{texts}"
     return ctypes.CDLL(str(name.with_suffix(".so")))
@@ -97,9 +151,11 @@ def test_c_is_numpy(texts, include, tmp_path_factory):
             error = np.abs(got.astype(np.float64) - want)
             bad = usable & ~(error <= 64 * eps * (np.abs(want) + bound) + np.finfo(dtype).tiny)
             at = np.flatnonzero(bad)
-            assert not at.size, (f"{text} in {flavour} at {({n: v[at[0]] for n, v in values.items()})}: "
-                                 f"got {got[at[0]]!r}, expected {want[at[0]]!r}, "
-                                 f"error {error[at[0]]:.3g}, bound {64 * eps * (abs(want[at[0]]) + bound[at[0]]):.3g}")
+            assert not at.size, (
+                f"{text} in {flavour} at { ({n: v[at[0]] for n, v in values.items()}) }: "
+                f"got {got[at[0]]!r}, expected {want[at[0]]!r}, "
+                f"error {error[at[0]]:.3g}, bound {64 * eps * (abs(want[at[0]]) + bound[at[0]]):.3g}"
+            )
 
 
 @examples(150)
@@ -109,10 +165,14 @@ def is_the_finite_difference(checked, text, wrt):
     graph, env, root = graph_of(text)
     values = inputs(1)
     node = gradient(graph, {root: graph.const(1.0)}, [env[wrt]])[env[wrt]]
-    got = np.broadcast_to(evaluate(graph, [node], values, np, sp)[0] if node is not None else 0.0, POINTS)
+    got = np.broadcast_to(
+        evaluate(graph, [node], values, np, sp)[0] if node is not None else 0.0, POINTS
+    )
 
     def f(shift):
-        return np.broadcast_to(evaluate(graph, [root], {**values, wrt: values[wrt] + shift}, np, sp)[0], POINTS)
+        return np.broadcast_to(
+            evaluate(graph, [root], {**values, wrt: values[wrt] + shift}, np, sp)[0], POINTS
+        )
 
     def difference(h):
         return (8 * (f(h) - f(-h)) - (f(2 * h) - f(-2 * h))) / (12 * h)
@@ -120,11 +180,22 @@ def is_the_finite_difference(checked, text, wrt):
     one, two = difference(1e-3), difference(5e-4)
     _, near = scale(graph, root, values)
     size = np.abs(one) + 1e-6 * np.abs(f(0)) + 1e-9
-    for shift in (-2e-3, -1e-3, 1e-3, 2e-3):  # a kink inside the stencil is no place for a difference
-        near = near | scale(graph, root, {**values, wrt: values[wrt] + shift})[1] | kinks_between(graph, root, values, wrt, shift)
+    for shift in (
+        -2e-3,
+        -1e-3,
+        1e-3,
+        2e-3,
+    ):  # a kink inside the stencil is no place for a difference
+        near = (
+            near
+            | scale(graph, root, {**values, wrt: values[wrt] + shift})[1]
+            | kinks_between(graph, root, values, wrt, shift)
+        )
     agree = ~near & (np.abs(one - two) <= 1e-7 * size)
     wrong = np.flatnonzero(agree & ~(np.abs(got - two) <= 1e-5 * size))
-    assert not wrong.size, f"d({text})/d{wrt} at {({n: v[wrong[0]] for n, v in values.items()})}: got {got[wrong[0]]}, expected {two[wrong[0]]}"
+    assert not wrong.size, (
+        f"d({text})/d{wrt} at { ({n: v[wrong[0]] for n, v in values.items()}) }: got {got[wrong[0]]}, expected {two[wrong[0]]}"
+    )
     checked.append(agree.mean())
 
 
@@ -134,8 +205,13 @@ def kinks_between(graph, root, values, wrt, shift):
     for i in graph.reachable([root]):
         node = graph.nodes[i]
         if node.op in BOOLEAN - {"and", "or", "not"} or node.op in ("max", "min", "abs"):
-            here, there = ((evaluate(graph, [*node.args], v, np, sp) + [np.float64(0)])[:2] for v in (values, moved))
-            found |= np.broadcast_to(np.sign(here[0] - here[1]) != np.sign(there[0] - there[1]), POINTS)
+            here, there = (
+                (evaluate(graph, [*node.args], v, np, sp) + [np.float64(0)])[:2]
+                for v in (values, moved)
+            )
+            found |= np.broadcast_to(
+                np.sign(here[0] - here[1]) != np.sign(there[0] - there[1]), POINTS
+            )
     return found
 
 
@@ -146,13 +222,62 @@ def test_derivative_is_the_finite_difference():
     assert len(checked) >= 100 and np.mean(checked) > 0.5, (len(checked), np.mean(checked))
 
 
-PIECES = [*WORDS, *NAMES, "act_bwd", "(", ")", ",", "+", "-", "*", "/", "**", "<", "==", " and ", " or ", " not ", "1", "0.5", "1j", "'a'", "=", ";",
-          "\n", "[", "]", ":", ".", "lambda ", " if ", " else ", "~", "%", "@", "*x", "True", "None", "x=1", "\\", "\0", "f''", "1e39", "1e999",
-          "9" * 400, "-" * 3000, "(" * 250, " + x" * 3000]
+PIECES = [
+    *WORDS,
+    *NAMES,
+    "act_bwd",
+    "(",
+    ")",
+    ",",
+    "+",
+    "-",
+    "*",
+    "/",
+    "**",
+    "<",
+    "==",
+    " and ",
+    " or ",
+    " not ",
+    "1",
+    "0.5",
+    "1j",
+    "'a'",
+    "=",
+    ";",
+    "\n",
+    "[",
+    "]",
+    ":",
+    ".",
+    "lambda ",
+    " if ",
+    " else ",
+    "~",
+    "%",
+    "@",
+    "*x",
+    "True",
+    "None",
+    "x=1",
+    "\\",
+    "\0",
+    "f''",
+    "1e39",
+    "1e999",
+    "9" * 400,
+    "-" * 3000,
+    "(" * 250,
+    " + x" * 3000,
+]
 
 
 @examples(400)
-@given(text=st.one_of(st.text(max_size=12), st.lists(st.sampled_from(PIECES), max_size=12).map("".join)))
+@given(
+    text=st.one_of(
+        st.text(max_size=12), st.lists(st.sampled_from(PIECES), max_size=12).map("".join)
+    )
+)
 def test_any_text(text):
     graph = Graph()
     env = {n: graph.var(n) for n in NAMES}

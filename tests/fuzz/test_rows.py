@@ -18,15 +18,26 @@ from kfgen import check
 from examples import examples
 
 # {what a spec writes: the same for `ref`}, with arguments in the range where it is defined and does not overflow.
-FORMS = {form: form for form in ("({} + {})", "({} - {})", "({} * {})", "-{}", "max({}, {})", "min({}, {})")} | {
-    "{} / (1 + abs({}))": "{} / (1 + np.abs({}))", "exp(2 * sin({}))": "np.exp(2 * np.sin({}))", "tanh({})": "np.tanh({})",
-    "log(abs({}) + 0.25)": "np.log(np.abs({}) + 0.25)", "sigmoid({})": "expit({})", "rsqrt(abs({}) + 0.25)": "1 / np.sqrt(np.abs({}) + 0.25)",
-    "where({} > {}, {}, {})": "np.where({} > {}, {}, {})"}
+FORMS = {
+    form: form
+    for form in ("({} + {})", "({} - {})", "({} * {})", "-{}", "max({}, {})", "min({}, {})")
+} | {
+    "{} / (1 + abs({}))": "{} / (1 + np.abs({}))",
+    "exp(2 * sin({}))": "np.exp(2 * np.sin({}))",
+    "tanh({})": "np.tanh({})",
+    "log(abs({}) + 0.25)": "np.log(np.abs({}) + 0.25)",
+    "sigmoid({})": "expit({})",
+    "rsqrt(abs({}) + 0.25)": "1 / np.sqrt(np.abs({}) + 0.25)",
+    "where({} > {}, {}, {})": "np.where({} > {}, {}, {})",
+}
 REDUCED = ("sum({})", "mean({})", "max({})", "min({})")
 # Costly values that several later passes over the row read: one of another is read passes later, beside the other one.
-CHAINS = {"exp({0} - max({0})) / sum(exp({0} - max({0})))": "np.exp({0} - max({0})) / sum(np.exp({0} - max({0})))",
-          "tanh({0}) - max(tanh({0}))": "np.tanh({0}) - max(np.tanh({0}))", "3 * tanh({0} - mean({0}))": "3 * np.tanh({0} - mean({0}))",
-          "sigmoid({0}) * rsqrt(mean(sigmoid({0})))": "expit({0}) / np.sqrt(mean(expit({0})))"}
+CHAINS = {
+    "exp({0} - max({0})) / sum(exp({0} - max({0})))": "np.exp({0} - max({0})) / sum(np.exp({0} - max({0})))",
+    "tanh({0}) - max(tanh({0}))": "np.tanh({0}) - max(np.tanh({0}))",
+    "3 * tanh({0} - mean({0}))": "3 * np.tanh({0} - mean({0}))",
+    "sigmoid({0}) * rsqrt(mean(sigmoid({0})))": "expit({0}) / np.sqrt(mean(expit({0})))",
+}
 ELEMENTS, ROWS = ("x", "y", "w"), ("r", "gain", "2", "0.5", "-1")
 SIZES = [(3, 5), (4, 64), (5, 131), (3, 40), (40, 8)]
 
@@ -43,8 +54,12 @@ def value(draw, depth, of_row):
         return (draw(st.sampled_from(ROWS if of_row else ELEMENTS)),) * 2
     form = draw(st.sampled_from(sorted(FORMS)))
     count = form.count("{}")
-    own = count - 1 if form.startswith("where") else draw(st.integers(0, count - 1))  # one argument at least is of the kind asked for
-    parts = [draw(value(depth - 1, of_row or (i != own and draw(st.booleans())))) for i in range(count)]
+    own = (
+        count - 1 if form.startswith("where") else draw(st.integers(0, count - 1))
+    )  # one argument at least is of the kind asked for
+    parts = [
+        draw(value(depth - 1, of_row or (i != own and draw(st.booleans())))) for i in range(count)
+    ]
     return tuple(text.format(*(p[k] for p in parts)) for k, text in enumerate((form, FORMS[form])))
 
 
@@ -62,7 +77,9 @@ def op(draw, name, chained):
     """An entry, with a chain or without. Every operand has a gradient: the random part is added to what all of them are factors of."""
     own, ref = draw(chain() if chained else value(3, False))
     act, weights, saved, reduced, stored, dropped = (draw(st.booleans()) for _ in range(6))
-    form = draw(st.sampled_from(REDUCED[:2] if saved else REDUCED))  # a saved extreme of rounded values may equal none of them again
+    form = draw(
+        st.sampled_from(REDUCED[:2] if saved else REDUCED)
+    )  # a saved extreme of rounded values may equal none of them again
     whole, whole_ref = (form.format(v) for v in draw(value(2, False)))
     first, first_ref = own, ref
     own, ref = ("mid", "mid") if stored else (own, ref)
@@ -75,12 +92,25 @@ def op(draw, name, chained):
     if reduced:
         expr, ref = f"mean({expr})", f"mean({ref})"
     weight = '{ kind = "row", absent = 1%s }' % (', dtype = "U"' if weights else "")
-    return "\n".join((
-        f'[op."{name}{"_{act}" if act else ""}"]', 'family = "row"', 'brief = "random"', 'types = "weights"' if weights else "",
-        f'operands = {{ x = "elem", y = "elem", w = {weight}, r = "per_row" }}', "scalars = { gain = 0.75 }",
-        f'saved = {{ s = "{whole}" }}' if saved else "",
-        *((f'outputs = {{ out = "{expr}", mid = "{first}" }}', f'refs = {{ out = "{ref}", mid = "{first_ref}" }}\n') if stored else
-          (f'expr = "{expr}"', f'ref = "{ref}"\n'))))
+    return "\n".join(
+        (
+            f'[op."{name}{"_{act}" if act else ""}"]',
+            'family = "row"',
+            'brief = "random"',
+            'types = "weights"' if weights else "",
+            f'operands = {{ x = "elem", y = "elem", w = {weight}, r = "per_row" }}',
+            "scalars = { gain = 0.75 }",
+            f'saved = {{ s = "{whole}" }}' if saved else "",
+            *(
+                (
+                    f'outputs = {{ out = "{expr}", mid = "{first}" }}',
+                    f'refs = {{ out = "{ref}", mid = "{first_ref}" }}\n',
+                )
+                if stored
+                else (f'expr = "{expr}"', f'ref = "{ref}"\n')
+            ),
+        )
+    )
 
 
 OPS = 4
@@ -101,24 +131,41 @@ def right(text, include, memory, folder, backends=("cpu",)):
     assert {f["op"] for f in functions} == {o.pattern for o in wanted.ops}
     for backend in backends:
         if backend == "cpu":
-            lib = kflib.build("cpu", functions, folder / "lib", ("-O0", "-Wall", "-Wextra", "-Werror", "-Wno-unknown-pragmas"),
-                              include=[*include, folder])
+            lib = kflib.build(
+                "cpu",
+                functions,
+                folder / "lib",
+                ("-O0", "-Wall", "-Wextra", "-Werror", "-Wno-unknown-pragmas"),
+                include=[*include, folder],
+            )
         else:
             functions = [f for f in functions if f["dtypes"][0] == "f32"]
             lib = emulator.build(functions, folder / "emu", include=[*include, folder])
             memory = emulator.Memory(emulator.Emulator(lib), size=memory.size)
         for f in functions:
             for k, sizes in enumerate(SIZES):
-                checks.run(lib, memory, f, sizes, shift=k % 2, drop=("w",) if k == 3 and "absent" in text else (), files=(path,))
+                checks.run(
+                    lib,
+                    memory,
+                    f,
+                    sizes,
+                    shift=k % 2,
+                    drop=("w",) if k == 3 and "absent" in text else (),
+                    files=(path,),
+                )
 
 
 BACKENDS = ("cpu", "emu") if toolkit.include() else ("cpu",)
 
 
-@settings(examples(2), phases=(Phase.generate,))  # a failure names its op; to shrink it would be to compile for minutes
+@settings(
+    examples(2), phases=(Phase.generate,)
+)  # a failure names its op; to shrink it would be to compile for minutes
 @given(text=st.tuples(*(op(f"fuzz{k}", k == 0) for k in range(OPS))).map("\n".join))
 def test_random_ops(text, include, memory, tmp_path_factory):
-    right(text, include, memory, tmp_path_factory.mktemp("rows"), cases.by_level(("cpu",), BACKENDS))
+    right(
+        text, include, memory, tmp_path_factory.mktemp("rows"), cases.by_level(("cpu",), BACKENDS)
+    )
 
 
 # Expressions that runs of the above have found, of what was wrong once.
@@ -140,29 +187,49 @@ DROPPED = (
 
 @pytest.mark.parametrize("expr", FOUND + DROPPED)
 def test_found(expr, include, memory, tmp_path):
-    right(f"""
+    right(
+        f"""
 [op."found{"_{act}" if "act(" in expr else ""}"]
 family = "row"
 brief = "found"
 operands = {{ x = "elem", y = "elem", w = {{ kind = "row", absent = 1 }}, r = "per_row" }}
 expr = "{expr}"
 ref = "{expr.replace("where(", "np.where(").replace("abs(", "np.abs(")}"
-""", include, memory, tmp_path)
+""",
+        include,
+        memory,
+        tmp_path,
+    )
 
 
 # A value that a later pass reads, of another one that it reads too: they had one name, and neither C nor CUDA compiled.
-CHAINED = {"softcap_softmax": ("z = 3 * tanh(x / 3); e = exp(z - max(z)); e / sum(e)",
-                               "(z := 3 * np.tanh(x / 3), e := np.exp(z - max(z)), e / sum(e))[2]"),
-           "softmax_of_softmax": ("a = exp(x - max(x)); b = a / sum(a) * y; c = exp(b - max(b)); c / sum(c)",
-                                  "(a := np.exp(x - max(x)), b := a / sum(a) * y, c := np.exp(b - max(b)), c / sum(c))[3]")}
+CHAINED = {
+    "softcap_softmax": (
+        "z = 3 * tanh(x / 3); e = exp(z - max(z)); e / sum(e)",
+        "(z := 3 * np.tanh(x / 3), e := np.exp(z - max(z)), e / sum(e))[2]",
+    ),
+    "softmax_of_softmax": (
+        "a = exp(x - max(x)); b = a / sum(a) * y; c = exp(b - max(b)); c / sum(c)",
+        "(a := np.exp(x - max(x)), b := a / sum(a) * y, c := np.exp(b - max(b)), c / sum(c))[3]",
+    ),
+}
 
 
 def test_chained(include, memory, tmp_path):
-    right("".join(f"""
+    right(
+        "".join(
+            f"""
 [op.{name}]
 family = "row"
 brief = "{name}"
 operands = {{ x = "elem"{', y = "elem"' if "y" in expr else ""} }}
 expr = "{expr}"
 ref = "{ref}"
-""" for name, (expr, ref) in CHAINED.items()), include, memory, tmp_path, BACKENDS)
+"""
+            for name, (expr, ref) in CHAINED.items()
+        ),
+        include,
+        memory,
+        tmp_path,
+        BACKENDS,
+    )

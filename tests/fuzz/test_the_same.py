@@ -24,7 +24,9 @@ def test_modules_do_not_matter(tmp_path, monkeypatch):
     draws()
     before = FOUND[:]
     FOUND.clear()
-    (tmp_path / "kf_constants.py").write_text(f"VALUES = {[2**40 + 12345 * i for i in range(400)]}\n")
+    (tmp_path / "kf_constants.py").write_text(
+        f"VALUES = {[2**40 + 12345 * i for i in range(400)]}\n"
+    )
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "kf_constants", raising=False)
     __import__("kf_constants")

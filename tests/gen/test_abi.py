@@ -18,11 +18,15 @@ def test_golden():
     now = abi.text(SELECTION)
     before = GOLDEN.read_text() if GOLDEN.is_file() else now
     gone = abi.broken(before, now)
-    assert not gone, ("these are in programs that were compiled with this KF_ABI_VERSION; raise it in include/kf/core/version.h:\n"
-                      + "\n".join(f"{statement}: {word}" for word, statement in gone[:20]))
+    assert not gone, (
+        "these are in programs that were compiled with this KF_ABI_VERSION; raise it in include/kf/core/version.h:\n"
+        + "\n".join(f"{statement}: {word}" for word, statement in gone[:20])
+    )
     if os.environ.get("KF_UPDATE_GOLDEN") == "1":
         GOLDEN.write_text(now)
-    assert GOLDEN.is_file() and GOLDEN.read_text() == now, "KF_UPDATE_GOLDEN=1 pytest tests/gen/test_abi.py writes it anew"
+    assert GOLDEN.is_file() and GOLDEN.read_text() == now, (
+        "KF_UPDATE_GOLDEN=1 pytest tests/gen/test_abi.py writes it anew"
+    )
 
 
 def test_every_function_is_in_it(manifest):
@@ -32,19 +36,32 @@ def test_every_function_is_in_it(manifest):
     for f in manifest["functions"]:
         what = f"{f['op']}{', state' if f['state'] else ''}{', backward' if f['bwd'] else ''}"
         words = "_".join(dict.fromkeys(f["dtypes"]))
-        assert any(word == words and statement.startswith(f"{what} (") for word, statement in facts), f["name"]
+        assert any(
+            word == words and statement.startswith(f"{what} (") for word, statement in facts
+        ), f["name"]
         if "{act}" in f["op"]:
-            assert any(word == f["activation"] and statement == f"activations of {what}{', integers' if f['integer'] else ''}"
-                       for word, statement in facts), f["name"]
+            assert any(
+                word == f["activation"]
+                and statement == f"activations of {what}{', integers' if f['integer'] else ''}"
+                for word, statement in facts
+            ), f["name"]
 
 
 EDITS = [  # (in the text, instead, whether it breaks programs)
     ("3: kf_result_t KF_ERROR_INVALID_VALUE", "10: kf_result_t KF_ERROR_INVALID_VALUE", True),
     ("7: activation gelu ()", "19: activation gelu ()", True),
-    ("2: activation leaky_relu (negative_slope)", "2: activation leaky_relu (negative_slope, other)", True),
+    (
+        "2: activation leaky_relu (negative_slope)",
+        "2: activation leaky_relu (negative_slope, other)",
+        True,
+    ),
     ("kf_f16 kf_bf16: struct { uint16_t bits; }", "kf_bf16: struct { uint16_t bits; }", True),
     ("(const T *x, T *out, int64_t n,", "(const T *x, T *out, int64_t n, S scale,", True),
-    ("f32 f16 bf16 f64: bias_{act} (const T *x, const T *bias", "f32 f16 bf16 f64: bias_{act} (const T *bias, const T *x", True),
+    (
+        "f32 f16 bf16 f64: bias_{act} (const T *x, const T *bias",
+        "f32 f16 bf16 f64: bias_{act} (const T *bias, const T *x",
+        True,
+    ),
     ("f32 f16 bf16 f64: {act} (", "f32 bf16 f64: {act} (", True),
     ("none relu leaky_relu relu6", "none relu6", True),
     ("f32 f16 bf16 f64: {act} (", "f32 f16 bf16 f64 e4m3: {act} (", False),
@@ -67,9 +84,19 @@ def test_an_edited_spec_is_seen(tmp_path, monkeypatch):
     """A scalar more, an operand swapped, an id changed: through the loader, not in the text."""
     before = abi.text(SELECTION)
     originals = {p.name: p.read_text() for p in spec.builtin_files()}
-    for name, pattern, instead in [("activations.toml", r"id = 7\n", "id = 30\n"),
-                                   ("map.toml", r'operands = { x = "elem", bias = "row" }', 'operands = { bias = "row", x = "elem" }'),
-                                   ("activations.toml", r"scalars = { negative_slope = [\d.]+ }", "scalars = { slope = 0.01 }")]:
+    for name, pattern, instead in [
+        ("activations.toml", r"id = 7\n", "id = 30\n"),
+        (
+            "map.toml",
+            r'operands = { x = "elem", bias = "row" }',
+            'operands = { bias = "row", x = "elem" }',
+        ),
+        (
+            "activations.toml",
+            r"scalars = { negative_slope = [\d.]+ }",
+            "scalars = { slope = 0.01 }",
+        ),
+    ]:
         edited = re.sub(pattern, instead, originals[name])
         if "slope = 0.01" in instead:
             edited = edited.replace("negative_slope", "slope")

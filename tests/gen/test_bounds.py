@@ -28,7 +28,9 @@ def test_the_larger_of_two_rounded_values():
 def test_a_product_that_underflows():
     """1e-40 / sqrt(1e12) is 0 in float32: what float64 has below zero, 3e38 times that and a bias of 1e-8, is the bias there."""
     values = {"x": 3e38, "running_mean": 0.0, "running_var": 1e12, "weight": -1e-40, "bias": 1e-8}
-    s, slope, _ = bound("batch_norm_{act}", "relu6", eps=0.0, **{name: np.array([v]) for name, v in values.items()})
+    s, slope, _ = bound(
+        "batch_norm_{act}", "relu6", eps=0.0, **{name: np.array([v]) for name, v in values.items()}
+    )
     assert s[0] * EPS + slope[0] * TINY > 1e-8
 
 
@@ -44,17 +46,23 @@ def test_the_larger_of_two_values_of_a_row():
     kernel = next(k for k in kernels(loaded.ops["rms_norm_{act}"], ("f32",)) if not k.bwd)
     bound = row_oracle.Bound(kernel, loaded.activations["relu6"])
     x = np.array([[1.0, -1.0, 6.0 / np.sqrt(2.0), 1e-3]])
-    (value, error), *_ = bound.evaluate({"x": x, "weight": np.full((1, 4), 1e-30), "eps": 0.0}, 4, EPS, 2.0**-140, 3.4e38)[0]
+    (value, error), *_ = bound.evaluate(
+        {"x": x, "weight": np.full((1, 4), 1e-30), "eps": 0.0}, 4, EPS, 2.0**-140, 3.4e38
+    )[0]
     assert (value[0, [0, 2, 3]] > 0).all() and (error[0, [0, 2, 3]] > 0).all()
     assert value[0, 1] == 0 and error[0, 1] == 0
-    (value, error), *_ = bound.evaluate({"x": x, "weight": np.full((1, 4), 2.0**-149), "eps": 0.0}, 4, EPS, 2.0**-140, 3.4e38)[0]
+    (value, error), *_ = bound.evaluate(
+        {"x": x, "weight": np.full((1, 4), 2.0**-149), "eps": 0.0}, 4, EPS, 2.0**-140, 3.4e38
+    )[0]
     assert value[0, 1] == 0 and error[0, 1] > 0  # smaller than what a subnormal number rounds by
 
 
 def aligned_sum(a, b, least, bits):
     """As a tensor core adds up: terms cut off behind so many bits of the largest exponent, each term's that of its factors as they are stored."""
+
     def stored(x):
         return np.maximum(np.floor(np.log2(np.abs(x))), least)
+
     unit = 2.0 ** ((stored(a) + stored(b)).max() - bits)
     return (np.trunc(a * b / unit) * unit).sum()
 
@@ -66,8 +74,13 @@ def test_a_subnormal_factor_takes_bits_from_the_other_terms():
 
     def limit(least):
         rounding = product_oracle.Rounding(eps, 2.0**-149, 8e37, least=least)
-        numbers = [product_oracle.Number(v, np.zeros_like(v), np.zeros(v.shape, bool)) for v in (a[None], b[:, None])]
-        return 2 * (product_oracle.Product._times(*numbers, rounding).error.item() + eps * abs(a @ b))  # 2: a gradient's factor
+        numbers = [
+            product_oracle.Number(v, np.zeros_like(v), np.zeros(v.shape, bool))
+            for v in (a[None], b[:, None])
+        ]
+        return 2 * (
+            product_oracle.Product._times(*numbers, rounding).error.item() + eps * abs(a @ b)
+        )  # 2: a gradient's factor
 
     off = abs(aligned_sum(a, b, -14, 25) - a @ b)
     assert limit(0.0) < off < limit(2.0**-14)

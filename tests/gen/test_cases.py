@@ -13,7 +13,9 @@ import kflib
 def test_every_shape_fits_the_arena_of_a_gpu():
     """With a tenth of it left for the workspace, whose size only the library knows."""
     for f in kflib.manifest()["functions"]:
-        for sizes, _, shift in cases.runs(f, long=True) if f["activation"] in ("none", "gelu") else ():
+        for sizes, _, shift in (
+            cases.runs(f, long=True) if f["activation"] in ("none", "gelu") else ()
+        ):
             assert checks.places(f, sizes, shift)[1] <= 0.9 * checks.ARENA, (f["name"], sizes)
 
 
@@ -28,8 +30,15 @@ for sample in samples.SAMPLES.values():
 
 def test_every_shape_fits_the_arena_of_the_sanitizers():
     """Level 2's at every level: they take an hour to run."""
-    path = os.pathsep.join(str(kflib.ROOT / d) for d in ("tests", "tests/support", "tests/emu", "gen"))
-    done = subprocess.run([sys.executable, "-c", SANITIZED], env={**os.environ, "KF_LEVEL": "2", "PYTHONPATH": path}, capture_output=True, text=True)
+    path = os.pathsep.join(
+        str(kflib.ROOT / d) for d in ("tests", "tests/support", "tests/emu", "gen")
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", SANITIZED],
+        env={**os.environ, "KF_LEVEL": "2", "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+    )
     assert done.returncode == 0, done.stderr
 
 
@@ -43,4 +52,6 @@ def test_shared_out_shapes_are_all_there():
     for members in kernels.values():
         for table in (cases.LINES, cases.LONG):
             shares = [cases.share_of(f, table) for f in members]
-            assert all(size in [s for share in shares for s in share] for size in table) and all(len(share) < len(table) for share in shares)
+            assert all(size in [s for share in shares for s in share] for size in table) and all(
+                len(share) < len(table) for share in shares
+            )

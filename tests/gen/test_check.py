@@ -26,10 +26,20 @@ def failures_of(act):
 def mutants(text):
     """The expression with one number or one operator changed."""
     tree = ast.parse(text.strip())
-    spots = [n for n in ast.walk(tree) if isinstance(n, ast.Constant) or (isinstance(n, ast.BinOp) and isinstance(n.op, (ast.Add, ast.Sub)))]
+    spots = [
+        n
+        for n in ast.walk(tree)
+        if isinstance(n, ast.Constant)
+        or (isinstance(n, ast.BinOp) and isinstance(n.op, (ast.Add, ast.Sub)))
+    ]
     for k in range(len(spots)):
         changed = copy.deepcopy(tree)
-        node = [n for n in ast.walk(changed) if isinstance(n, ast.Constant) or (isinstance(n, ast.BinOp) and isinstance(n.op, (ast.Add, ast.Sub)))][k]
+        node = [
+            n
+            for n in ast.walk(changed)
+            if isinstance(n, ast.Constant)
+            or (isinstance(n, ast.BinOp) and isinstance(n.op, (ast.Add, ast.Sub)))
+        ][k]
         if isinstance(node, ast.Constant):
             node.value = node.value * 1.001 if node.value else 0.001
         else:
@@ -82,8 +92,15 @@ def test_altered_edges_are_found(act):
             changed = copy.copy(act)
             setattr(changed, field, {**getattr(act, field), point: 7.25})
             found = failures_of(changed)
-            assert len(found) >= 1 and f"{field}: at x = {point}" in found[0] and "expected 7.25" in found[0]
-    assert any("expected -0.0" in f for f in failures_of(with_field(SPEC.activations["relu"], edges={"-0": "-0"})))
+            assert (
+                len(found) >= 1
+                and f"{field}: at x = {point}" in found[0]
+                and "expected 7.25" in found[0]
+            )
+    assert any(
+        "expected -0.0" in f
+        for f in failures_of(with_field(SPEC.activations["relu"], edges={"-0": "-0"}))
+    )
 
 
 def with_field(entry, **fields):
@@ -98,20 +115,28 @@ def test_altered_ops_are_found(pattern):
     """A reference that differs by a little in one operand is seen as a wrong value and as wrong gradients."""
     op = SPEC.ops[pattern]
     name = "logits" if op.family == "logits" else op.operands[0].values[0]
-    in_one = f"{name} * {name}" if op.family != "gemm" else "({0}) * ({0})"  # whose operands have shapes of their own: a little in all of them
+    in_one = (
+        f"{name} * {name}" if op.family != "gemm" else "({0}) * ({0})"
+    )  # whose operands have shapes of their own: a little in all of them
     refs = {out: text + f" + 1e-6 * {in_one.format(text)}" for out, text in op.refs.items()}
     found = []
     check._op(with_field(op, refs=refs), op.activations[-1], found)
     at = f"{name} = " if op.family != "gemm" else "value = "
     assert any("against its ref" in f and f"[op.{pattern}]" in f and at in f for f in found)
     if op.types == "one" and any(o.grad for o in op.operands):
-        wide = with_field(op, refs={out: text + f" + 1e-2 * {in_one.format(text)}" for out, text in op.refs.items()})
+        wide = with_field(
+            op,
+            refs={out: text + f" + 1e-2 * {in_one.format(text)}" for out, text in op.refs.items()},
+        )
         check._op(wide, op.activations[-1], found)
-        assert op.operands[0].grad and any(f"gradient for {name} against finite differences" in f for f in found)
+        assert op.operands[0].grad and any(
+            f"gradient for {name} against finite differences" in f for f in found
+        )
 
 
 def test_wrong_rule_of_a_primitive_is_found(monkeypatch):
     from kfgen import words
+
     monkeypatch.setitem(words.PRIMITIVES, "div", ("ab", {"a": "dy / b", "b": "-(dy * y)"}))
     found, op = [], SPEC.ops["div_{act}"]
     check._op(op, op.activations[0], found)
@@ -132,14 +157,25 @@ def test_message_and_exit_code(tmp_path, capsys):
     path.write_text(BAD)
     assert main(["check", "--spec", str(path)]) == 1
     said = capsys.readouterr().err
-    assert f"{path}: [activation.wrong] dexpr with dy = -1.75 against finite differences of ref, at x = " in said
-    path.write_text(BAD.replace('ref = "x * x"', 'ref = "np.cbrt(x) ** 6"').replace("dy * x", "2 * dy * x"))
+    assert (
+        f"{path}: [activation.wrong] dexpr with dy = -1.75 against finite differences of ref, at x = "
+        in said
+    )
+    path.write_text(
+        BAD.replace('ref = "x * x"', 'ref = "np.cbrt(x) ** 6"').replace("dy * x", "2 * dy * x")
+    )
     assert main(["check", "--spec", str(path)]) == 1
     assert "give the activation a dref" in capsys.readouterr().err
-    path.write_text('[op.root]\nbrief = "b"\noperands = { x = "elem" }\nexpr = "x * x"\nref = "np.cbrt(x) ** 6"\n')
+    path.write_text(
+        '[op.root]\nbrief = "b"\noperands = { x = "elem" }\nexpr = "x * x"\nref = "np.cbrt(x) ** 6"\n'
+    )
     assert main(["check", "--spec", str(path)]) == 1
     said = capsys.readouterr().err
-    assert "the reference uses np.cbrt" in said and "activation" not in said.split("cbrt")[1] and "np.exp" in said
+    assert (
+        "the reference uses np.cbrt" in said
+        and "activation" not in said.split("cbrt")[1]
+        and "np.exp" in said
+    )
 
 
 # A value may have the name of a word, as layer_norm's saved mean: to call the word is not to read the value.
@@ -166,13 +202,22 @@ def test_values_called_as_words_are(tmp_path, capsys):
     path.write_text(NAMED)
     assert main(["check", "--spec", str(path)]) == 0, capsys.readouterr().err
     loaded = spec.load([path])
-    assert derive.in_order(loaded.ops["centred_again"].saved | loaded.ops["centred_again"].outputs) == ["y", "mean", "z"]
-    assert entries.names_read("exp(-mean) * mean(x + row_mean(y)) - sum (z)") == {"mean", "x", "y", "z"}
+    assert derive.in_order(
+        loaded.ops["centred_again"].saved | loaded.ops["centred_again"].outputs
+    ) == ["y", "mean", "z"]
+    assert entries.names_read("exp(-mean) * mean(x + row_mean(y)) - sum (z)") == {
+        "mean",
+        "x",
+        "y",
+        "z",
+    }
 
 
 def test_a_call_is_a_call_with_blanks_in_it(tmp_path):
     path = tmp_path / "mine.toml"
-    path.write_text('[op.spaced]\nbrief = "b"\noperands = { x = "elem" }\nexpr = "dropout (x * 2)"\nref = "dropout(x * 2)"\n')
+    path.write_text(
+        '[op.spaced]\nbrief = "b"\noperands = { x = "elem" }\nexpr = "dropout (x * 2)"\nref = "dropout(x * 2)"\n'
+    )
     assert spec.load([path]).ops["spaced"].dropout
 
 
@@ -180,9 +225,14 @@ def test_ops_without_gradients(tmp_path, capsys):
     """Have no backward, and their values are checked all the same."""
     path = tmp_path / "mine.toml"
     text = '[op.no_grad]\nbrief = "x * w"\nexpr = "x * w"\nref = "x * w"\n'
-    path.write_text(text + 'operands = { x = { kind = "elem", grad = false }, w = { kind = "row", grad = false } }\n')
+    path.write_text(
+        text
+        + 'operands = { x = { kind = "elem", grad = false }, w = { kind = "row", grad = false } }\n'
+    )
     assert main(["check", "--spec", str(path)]) == 0, capsys.readouterr().err
-    assert "1 op with their activations, 1 in all" in capsys.readouterr().out  # kf's own are not checked again
+    assert (
+        "1 op with their activations, 1 in all" in capsys.readouterr().out
+    )  # kf's own are not checked again
     path.write_text(path.read_text().replace('ref = "x * w"', 'ref = "x + w"'))
     assert main(["check", "--spec", str(path)]) == 1
     assert "[op.no_grad] expr of out against its ref" in capsys.readouterr().err
@@ -224,18 +274,31 @@ def test_notes_on_float32(tmp_path, capsys):
     path = tmp_path / "mine.toml"
     path.write_text(FLOAT32)
     assert main(["check", "--spec", str(path)]) == 0, capsys.readouterr().err
-    notes = [line.removeprefix(f"kfgen: note: {path}: ") for line in capsys.readouterr().out.splitlines() if ": note: " in line]
+    notes = [
+        line.removeprefix(f"kfgen: note: {path}: ")
+        for line in capsys.readouterr().out.splitlines()
+        if ": note: " in line
+    ]
     assert [n.partition(" where")[0] for n in notes] == [
-        "[activation.log_of_exp] expr overflows in float32", "[op.naive] out is NaN in float32", "[op.naive] gradient dx is NaN in float32",
-        "[op.versine] out loses its digits in float32"], notes
-    assert "where x is about 10000: nan" in notes[1] and "where x is about 0.0001: 0, in float64" in notes[3]
+        "[activation.log_of_exp] expr overflows in float32",
+        "[op.naive] out is NaN in float32",
+        "[op.naive] gradient dx is NaN in float32",
+        "[op.versine] out loses its digits in float32",
+    ], notes
+    assert (
+        "where x is about 10000: nan" in notes[1]
+        and "where x is about 0.0001: 0, in float64" in notes[3]
+    )
 
 
 @pytest.mark.parametrize("family", sorted({op.family for op in SPEC.ops.values()}))
 def test_notes_are_made_of_every_family(family):
     """Of its first entry as if it were a user's."""
     op = next(op for op in SPEC.ops.values() if op.family == family)
-    assert all(note.startswith(f"{op.file}: [op.{op.pattern}] ") for note in notes._op(op, SPEC.activations["none"]))
+    assert all(
+        note.startswith(f"{op.file}: [op.{op.pattern}] ")
+        for note in notes._op(op, SPEC.activations["none"])
+    )
 
 
 WAVES = """
@@ -268,6 +331,8 @@ def test_points_are_seen():
     for act in ACTS:
         graph, y, dx = check._activation_graph(act)
         x = check._grid(rng, [])
-        near = [{"x": x + s * check._step(x), "dy": 1.0, **act.scalars} for s in (0.0, *check.STENCIL)]
+        near = [
+            {"x": x + s * check._step(x), "dy": 1.0, **act.scalars} for s in (0.0, *check.STENCIL)
+        ]
         assert np.broadcast_to(check._smooth(graph, [y, dx], near), x.shape).mean() > 0.8
     assert check.run(Selection(SPEC))[0] == []

@@ -29,11 +29,32 @@ def slope(text, wrt="x", **values):
     graph, env, root = build(text, *values)
     grads = gradient(graph, {root: graph.const(1)}, [env[wrt]])
     found = grads[env[wrt]]
-    return 0.0 if found is None else np.asarray(evaluate(graph, [found], {n: np.float64(v) for n, v in values.items()}, np, sp)[0])[()]
+    return (
+        0.0
+        if found is None
+        else np.asarray(
+            evaluate(graph, [found], {n: np.float64(v) for n, v in values.items()}, np, sp)[0]
+        )[()]
+    )
 
 
-@pytest.mark.parametrize("text", ["a - (b - c)", "a - b - c", "a + (b + c)", "a + b + c", "a * (b * c)", "a * b * c", "a * (b + c)", "-(a + b) * c",
-                                  "-a * b", "a - (b + c)", "a * b + c", "a - -b"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a - (b - c)",
+        "a - b - c",
+        "a + (b + c)",
+        "a + b + c",
+        "a * (b * c)",
+        "a * b * c",
+        "a * (b + c)",
+        "-(a + b) * c",
+        "-a * b",
+        "a - (b + c)",
+        "a * b + c",
+        "a - -b",
+    ],
+)
 def test_written_order_is_kept(text):
     _, value = printed(text, "a", "b", "c")
     assert value.replace("(-b)", "-b") == text
@@ -48,7 +69,10 @@ def test_written_order_is_computed():
 
 def test_common_subexpressions_are_one_node():
     graph, _, root = build("exp(x * y) + exp(x * y)", "x", "y")
-    assert sum(n.op == "exp" for n in graph.nodes) == 1 and sum(n.op == "mul" for n in graph.nodes) == 1
+    assert (
+        sum(n.op == "exp" for n in graph.nodes) == 1
+        and sum(n.op == "mul" for n in graph.nodes) == 1
+    )
     assert graph.nodes[root].args[0] == graph.nodes[root].args[1]
     lines, value = printed("exp(x * y) + exp(x * y)", "x", "y")
     assert lines == ["const float t0 = kfi_exp_f32(x * y);"] and value == "t0 + t0"
@@ -59,8 +83,13 @@ def test_common_subexpressions_are_one_node():
 
 def test_conditions_in_both_languages():
     value = printed("where(x > 0 and not x >= 6, x, 0)", "x")[1]
-    assert value.replace("((x > 0.0f))", "(x > 0.0f)") == "((x > 0.0f) && (!(x >= 6.0f)) ? x : 0.0f)"
-    assert printed("where(x > 0, x, 0)", "x", target=C)[1] == "kfi_cpu_select_f32(kfi_cpu_gt_f32(x, 0.0f), x, 0.0f)"
+    assert (
+        value.replace("((x > 0.0f))", "(x > 0.0f)") == "((x > 0.0f) && (!(x >= 6.0f)) ? x : 0.0f)"
+    )
+    assert (
+        printed("where(x > 0, x, 0)", "x", target=C)[1]
+        == "kfi_cpu_select_f32(kfi_cpu_gt_f32(x, 0.0f), x, 0.0f)"
+    )
 
 
 def test_guard_is_applied_last():
@@ -76,13 +105,22 @@ def test_arms_of_one_where_are_merged():
     graph, env, root = build("where(x > 0, 2 * x, 3 * x)", "x")
     found = gradient(graph, {root: graph.const(1)}, [env["x"]])[env["x"]]
     assert graph.nodes[found].op == "where"
-    assert slope("where(x > 0, 2 * x, 3 * x)", x=1.0) == 2.0 and slope("where(x > 0, 2 * x, 3 * x)", x=-1.0) == 3.0
+    assert (
+        slope("where(x > 0, 2 * x, 3 * x)", x=1.0) == 2.0
+        and slope("where(x > 0, 2 * x, 3 * x)", x=-1.0) == 3.0
+    )
 
 
 @pytest.mark.parametrize("word", ["max", "min"])
 def test_ties(word):
     """PyTorch: a tie gives each half, NaN passes the gradient to both."""
-    for a, b, da in ((1.0, 2.0, word == "min"), (2.0, 1.0, word == "max"), (1.0, 1.0, 0.5), (np.nan, 1.0, 1.0), (1.0, np.nan, 1.0)):
+    for a, b, da in (
+        (1.0, 2.0, word == "min"),
+        (2.0, 1.0, word == "max"),
+        (1.0, 1.0, 0.5),
+        (np.nan, 1.0, 1.0),
+        (1.0, np.nan, 1.0),
+    ):
         assert slope(f"{word}(a, b)", "a", a=a, b=b) == da
     assert slope(f"{word}(x, x)", x=3.0) == 1.0
 
@@ -92,8 +130,17 @@ def test_kink_of_abs():
     assert np.isnan(slope("abs(x)", x=np.nan)) or slope("abs(x)", x=np.nan) == 0.0
 
 
-DIFFERENTIABLE = sorted(n for n, (_, rules) in PRIMITIVES.items() if rules and n != "act" and n not in OVER_ROWS)  # those: test_rows.py
-RANGE = {"log": (0.2, 4), "sqrt": (0.2, 4), "rsqrt": (0.2, 4), "log1p": (-0.8, 4), "log1p01": (0.05, 0.95), "rcp": (0.3, 4)}
+DIFFERENTIABLE = sorted(
+    n for n, (_, rules) in PRIMITIVES.items() if rules and n != "act" and n not in OVER_ROWS
+)  # those: test_rows.py
+RANGE = {
+    "log": (0.2, 4),
+    "sqrt": (0.2, 4),
+    "rsqrt": (0.2, 4),
+    "log1p": (-0.8, 4),
+    "log1p01": (0.05, 0.95),
+    "rcp": (0.3, 4),
+}
 
 
 @pytest.mark.parametrize("word", DIFFERENTIABLE)
@@ -105,11 +152,16 @@ def test_rules_against_finite_differences(word):
     env = {n: graph.var(n) for n in (*names, "dy")}
     root = graph.add(word, *(env[n] for n in names))
     grads = gradient(graph, {root: env["dy"]}, [env[n] for n in names])
-    values = {n: rng.uniform(*RANGE.get(word, (-3, 3)), 50) for n in names} | {"dy": np.full(50, 1.5)}
+    values = {n: rng.uniform(*RANGE.get(word, (-3, 3)), 50) for n in names} | {
+        "dy": np.full(50, 1.5)
+    }
     if len(names) == 2:  # away from ties, and from the pole of a quotient
-        values["b"] = np.where(np.abs(values["b"] - values["a"]) < 0.1, values["a"] + 0.5, values["b"])
+        values["b"] = np.where(
+            np.abs(values["b"] - values["a"]) < 0.1, values["a"] + 0.5, values["b"]
+        )
         values["b"] = np.where(np.abs(values["b"]) < 0.3, 2.9, values["b"])
     for n in names:
+
         def f(v, n=n):
             return evaluate(graph, [root], {**values, n: v}, np, sp)[0]
 
@@ -138,7 +190,7 @@ def test_substitute_inlines_the_activation():
     x = graph.var("x")
     root = parse(graph, "act(x) + x", {"x": x, "act": None})
     target = Graph()
-    found, = substitute(graph, target, [root], {}, act=(lambda a: target.add("tanh", a), None))
+    (found,) = substitute(graph, target, [root], {}, act=(lambda a: target.add("tanh", a), None))
     assert evaluate(target, [found], {"x": 0.5}, np, sp)[0] == np.tanh(0.5) + 0.5
 
 
@@ -154,15 +206,32 @@ def test_numbers_are_exact():
 def test_quotients_are_corrected_where_it_shows():
     """In 2 bytes: before a kink or an addition, which may cancel; not where nothing but the rounding follows."""
     lp = Target("kfi_", "f32", False, cheap=frozenset({"div", "quotient"}))
-    for text, word in (("a / b", "quotient"), ("c * -(a / b)", "quotient"), ("a / b + c", "div"), ("max(a / b, c)", "div"),
-                       ("c - c * (a / b)", "div"), ("where(a / b > c, a, b)", "div")):
+    for text, word in (
+        ("a / b", "quotient"),
+        ("c * -(a / b)", "quotient"),
+        ("a / b + c", "div"),
+        ("max(a / b, c)", "div"),
+        ("c - c * (a / b)", "div"),
+        ("where(a / b > c, a, b)", "div"),
+    ):
         lines, value = printed(text, "a", "b", "c", target=lp)
         assert f"kfi_{word}_lp(a, b)" in "".join([*lines, value]), text
-    assert "kfi_div_lp(a, b)" in printed("a / b", "a", "b", target=Target("kfi_", "f32", False, cheap=frozenset({"div"})))[1]
+    assert (
+        "kfi_div_lp(a, b)"
+        in printed(
+            "a / b", "a", "b", target=Target("kfi_", "f32", False, cheap=frozenset({"div"}))
+        )[1]
+    )
 
 
 def test_silu_is_one_word_where_results_have_2_bytes():
     """In C only: its sigmoid need not see to NaN, which the other factor has."""
-    for text, masks, flavour, word in (("a * sigmoid(a)", True, "lp", "silu_lp(a)"), ("a * sigmoid(b)", True, "lp", "sigmoid_lp(b)"),
-                                       ("a * sigmoid(a)", True, "f32", "sigmoid_f32(a)"), ("a * sigmoid(a)", False, "lp", "sigmoid_lp(a)")):
-        assert f"kfi_{word}" in printed(text, "a", "b", target=Target("kfi_", flavour, masks))[1], text
+    for text, masks, flavour, word in (
+        ("a * sigmoid(a)", True, "lp", "silu_lp(a)"),
+        ("a * sigmoid(b)", True, "lp", "sigmoid_lp(b)"),
+        ("a * sigmoid(a)", True, "f32", "sigmoid_f32(a)"),
+        ("a * sigmoid(a)", False, "lp", "sigmoid_lp(a)"),
+    ):
+        assert f"kfi_{word}" in printed(text, "a", "b", target=Target("kfi_", flavour, masks))[1], (
+            text
+        )

@@ -14,16 +14,52 @@ from storage import STORAGE, from_float, to_float
 
 MANIFEST = kflib.manifest()
 # A function of each formula: in f64, or where there is none of it, such as casts to it, in the dtypes that come first.
-BY_FORMULA = {f["statements"]: f for f in reversed(MANIFEST["functions"]) if f["dtypes"] == ["f64"] and not f["state"]}
+BY_FORMULA = {
+    f["statements"]: f
+    for f in reversed(MANIFEST["functions"])
+    if f["dtypes"] == ["f64"] and not f["state"]
+}
 # Those of gradients by an activation's result.
 BY_RESULT = {f["statements_by_result"]: f for f in BY_FORMULA.values() if f["statements_by_result"]}
 # Every op in both directions, and every activation.
-SAMPLE = [name for name, f in BY_FORMULA.items() if f["activation"] in ("none", "gelu") or f["op"] in ("{act}", "layer_norm_{act}")]
+SAMPLE = [
+    name
+    for name, f in BY_FORMULA.items()
+    if f["activation"] in ("none", "gelu") or f["op"] in ("{act}", "layer_norm_{act}")
+]
 SAMPLE += [name for name, f in BY_RESULT.items() if f["op"] in ("{act}", "bias_{act}")]
 ALL = [*BY_FORMULA, *BY_RESULT]
-TORCH = {"abs", "amax", "amin", "arange", "as_tensor", "broadcast_to", "cat", "clamp", "cos", "erf", "erfc", "exp", "expm1", "float64", "full", "log",
-                   "log1p", "maximum", "minimum", "prod", "rsqrt", "sigmoid", "sin", "sqrt", "sum", "take_along_dim", "tanh", "where",
-                   "zeros"}
+TORCH = {
+    "abs",
+    "amax",
+    "amin",
+    "arange",
+    "as_tensor",
+    "broadcast_to",
+    "cat",
+    "clamp",
+    "cos",
+    "erf",
+    "erfc",
+    "exp",
+    "expm1",
+    "float64",
+    "full",
+    "log",
+    "log1p",
+    "maximum",
+    "minimum",
+    "prod",
+    "rsqrt",
+    "sigmoid",
+    "sin",
+    "sqrt",
+    "sum",
+    "take_along_dim",
+    "tanh",
+    "where",
+    "zeros",
+}
 METHODS = {"reshape", "to", "dtype", "device", "index_add", "swapaxes"}
 
 
@@ -37,17 +73,33 @@ class NoLibrary:
 def call_of(name):
     """Of a shape whose sizes all differ, or nearly."""
     f = BY_FORMULA.get(name) or BY_RESULT[name]
-    drop = checks.instead_of(f) if name in BY_RESULT else (checks.result_of(f),) if checks.result_of(f) else ()
-    shapes = [sizes for sizes, _ in cases.shapes(f, whole=False) if all(sizes) and np.prod(sizes) < 4000]
-    return checks.Layout(NoLibrary(), f, max(shapes, key=lambda s: (len(set(s)), np.prod(s))), drop=drop)
+    drop = (
+        checks.instead_of(f)
+        if name in BY_RESULT
+        else (checks.result_of(f),)
+        if checks.result_of(f)
+        else ()
+    )
+    shapes = [
+        sizes for sizes, _ in cases.shapes(f, whole=False) if all(sizes) and np.prod(sizes) < 4000
+    ]
+    return checks.Layout(
+        NoLibrary(), f, max(shapes, key=lambda s: (len(set(s)), np.prod(s))), drop=drop
+    )
 
 
 def environment(call):
     """What the statements read."""
     f = call.f
-    found = dict(zip(f["sizes"], call.sizes)) | dict(call.scalars) | dict(zip(("keep", "keep_scale"), mask_of(call)))
+    found = (
+        dict(zip(f["sizes"], call.sizes))
+        | dict(call.scalars)
+        | dict(zip(("keep", "keep_scale"), mask_of(call)))
+    )
     for name, a in call.tensors.items():
-        if (a["role"] == "in" and not a["unread"] and name not in call.drop) or call.scalars.get("beta"):
+        if (a["role"] == "in" and not a["unread"] and name not in call.drop) or call.scalars.get(
+            "beta"
+        ):
             whole = STORAGE[a["dtype"]] not in (np.uint16, np.float32, np.float64)
             found[name] = call.data[name] if whole else to_float(call.data[name], a["dtype"])
     return found
@@ -55,7 +107,12 @@ def environment(call):
 
 def mask_of(call):
     """As the sizes are, or where a family says what shape its result has, of that."""
-    return [m.reshape(call.sizes) if np.ndim(m) and m.size == np.prod(call.sizes) and not hasattr(call.own, "result") else m for m in call.mask()]
+    return [
+        m.reshape(call.sizes)
+        if np.ndim(m) and m.size == np.prod(call.sizes) and not hasattr(call.own, "result")
+        else m
+        for m in call.mask()
+    ]
 
 
 def stored(call, values):
@@ -65,14 +122,22 @@ def stored(call, values):
         if a["role"] != "in":
             value = np.asarray(values[name])
             assert value.shape == call.data[name].shape, (call.where, name, value.shape)
-            found[name] = value.astype(STORAGE[a["dtype"]]) if a["dtype"][0] == "i" else from_float(value.astype(np.float64), a["dtype"])
+            found[name] = (
+                value.astype(STORAGE[a["dtype"]])
+                if a["dtype"][0] == "i"
+                else from_float(value.astype(np.float64), a["dtype"])
+            )
     return found
 
 
 def test_every_function_has_them():
     by = {f["statements_by_result"] for f in MANIFEST["functions"]} - {None}
-    assert {f["statements"] for f in MANIFEST["functions"]} | by == set(MANIFEST["statements"]) and len(by) > 30
-    assert {f["statements"] for f in MANIFEST["functions"]} - set(BY_FORMULA) == {"cast"}  # which has no f64 alone
+    assert {f["statements"] for f in MANIFEST["functions"]} | by == set(
+        MANIFEST["statements"]
+    ) and len(by) > 30
+    assert {f["statements"] for f in MANIFEST["functions"]} - set(BY_FORMULA) == {
+        "cast"
+    }  # which has no f64 alone
 
 
 @pytest.mark.parametrize("name", cases.by_level(SAMPLE, ALL))
@@ -88,10 +153,15 @@ def test_numpy(name):
 def test_torch(name):
     torch = pytorch.load()
     call = call_of(name)
-    arrays = {n: torch.from_numpy(v) if isinstance(v, np.ndarray) else v for n, v in environment(call).items()}
+    arrays = {
+        n: torch.from_numpy(v) if isinstance(v, np.ndarray) else v
+        for n, v in environment(call).items()
+    }
     names = arrays | {"T": torch.float64}
     exec("\n".join(MANIFEST["statements"][name]["torch"]), {"torch": torch}, names)
-    call.check(stored(call, {n: v.numpy() if isinstance(v, torch.Tensor) else v for n, v in names.items()}))
+    call.check(
+        stored(call, {n: v.numpy() if isinstance(v, torch.Tensor) else v for n, v in names.items()})
+    )
 
 
 def test_words_of_torch():
@@ -101,7 +171,10 @@ def test_words_of_torch():
         for node in ast.walk(ast.parse("\n".join(of["torch"]))):
             if isinstance(node, ast.Attribute):
                 owner = ast.unparse(node.value)
-                assert node.attr in (TORCH if owner == "torch" else METHODS), (name, ast.unparse(node))
+                assert node.attr in (TORCH if owner == "torch" else METHODS), (
+                    name,
+                    ast.unparse(node),
+                )
                 seen |= {node.attr} if owner == "torch" else set()
             assert not isinstance(node, (ast.Import, ast.Lambda, ast.FunctionDef)), name
     assert len(seen) > 20 and seen <= TORCH

@@ -8,20 +8,62 @@ from kflib import ROOT
 
 KFGEN = ROOT / "gen/kfgen"
 LAYERS = (
-    ("", "dtypes", "limits", "names", "paths", "stamp", "words", "expr", "gradient", "emit"),  # words, and expressions
+    (
+        "",
+        "dtypes",
+        "limits",
+        "names",
+        "paths",
+        "stamp",
+        "words",
+        "expr",
+        "gradient",
+        "emit",
+    ),  # words, and expressions
     # what entries say, and what follows from it
-    ("entries", "inside", "derive", "activation", "passes", "oracle", "row_oracle", "product_oracle", "formulas"),
+    (
+        "entries",
+        "inside",
+        "derive",
+        "activation",
+        "passes",
+        "oracle",
+        "row_oracle",
+        "product_oracle",
+        "formulas",
+    ),
     ("contract", "chosen", "signature", "kernel", "schedule"),  # a kernel, of whatever family
     ("families",),
     ("spec_checks", "spec", "expand", "check", "notes"),  # all entries together
-    ("aliases", "abi", "launchers", "render", "manifest", "docs", "source", "package", "packed", "packed_cuda", "fused", "single",
-     "frontend", "runtime", "explain"),
-    ("cli", "__main__"))
+    (
+        "aliases",
+        "abi",
+        "launchers",
+        "render",
+        "manifest",
+        "docs",
+        "source",
+        "package",
+        "packed",
+        "packed_cuda",
+        "fused",
+        "single",
+        "frontend",
+        "runtime",
+        "explain",
+    ),
+    ("cli", "__main__"),
+)
 
 
 def modules():
     """{name: text}"""
-    return {".".join(p.relative_to(KFGEN).with_suffix("").parts).removesuffix("__init__").rstrip("."): p.read_text() for p in KFGEN.rglob("*.py")}
+    return {
+        ".".join(p.relative_to(KFGEN).with_suffix("").parts)
+        .removesuffix("__init__")
+        .rstrip("."): p.read_text()
+        for p in KFGEN.rglob("*.py")
+    }
 
 
 def imports(text, known):
@@ -31,10 +73,17 @@ def imports(text, known):
         if isinstance(node, ast.Import):
             found |= {a.name for a in node.names}
         elif isinstance(node, ast.ImportFrom) and node.level == 0:
-            found |= {f"{node.module}.{a.name}" if f"{node.module}.{a.name}".removeprefix("kfgen.") in known else node.module for a in node.names}
+            found |= {
+                f"{node.module}.{a.name}"
+                if f"{node.module}.{a.name}".removeprefix("kfgen.") in known
+                else node.module
+                for a in node.names
+            }
         elif isinstance(node, ast.ImportFrom):
             raise AssertionError("a relative import: say what it is of")
-    return {name.removeprefix("kfgen").lstrip(".") for name in found if name.split(".")[0] == "kfgen"}
+    return {
+        name.removeprefix("kfgen").lstrip(".") for name in found if name.split(".")[0] == "kfgen"
+    }
 
 
 def layer(name):
@@ -52,7 +101,7 @@ def circle(graph):
 
     def visit(name):
         if name in path:
-            return [*path[path.index(name):], name]
+            return [*path[path.index(name) :], name]
         path.append(name)
         found = None if name in done else next(filter(None, map(visit, sorted(graph[name]))), None)
         done.add(path.pop())
@@ -65,12 +114,16 @@ def circle(graph):
 def graph():
     found = modules()
     made = {name: imports(text, found) for name, text in found.items()}
-    made["families"] |= {name for name in found if name.startswith("families.")}  # which it lists by their folder
+    made["families"] |= {
+        name for name in found if name.startswith("families.")
+    }  # which it lists by their folder
     return made
 
 
 def test_every_module_has_a_layer(graph):
-    assert len(graph) > 40 and {name for names in LAYERS for name in names} == {name.split(".")[0] for name in graph}
+    assert len(graph) > 40 and {name for names in LAYERS for name in names} == {
+        name.split(".")[0] for name in graph
+    }
     assert all(below <= set(graph) for below in graph.values())
 
 
@@ -83,8 +136,15 @@ def test_no_circle(graph):
     assert circle(graph | {"families.map": {"families"}})  # that lists them
 
 
-@pytest.mark.parametrize("line", ["import kfgen.spec", "from kfgen import spec", "from kfgen.spec import load",
-                                  "def f():\n    from kfgen.families import of"])
+@pytest.mark.parametrize(
+    "line",
+    [
+        "import kfgen.spec",
+        "from kfgen import spec",
+        "from kfgen.spec import load",
+        "def f():\n    from kfgen.families import of",
+    ],
+)
 def test_a_wrong_import_is_seen(graph, line):
     own = imports(line, graph)
     assert own in ({"spec"}, {"families"}) and upward(graph | {"expr": own}) == [("expr", *own)]

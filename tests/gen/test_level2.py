@@ -33,7 +33,9 @@ def tree(tmp_path_factory):
     (folder / "tests/gen").mkdir(parents=True)
     (folder / "tests/gen/test_some.py").write_text(MODULE)
     (folder / "tests/gen/test_none.py").write_text(SKIPPED)
-    (folder / "pytest.ini").write_text("[pytest]\nmarkers =\n    alone: has it for itself\n    xdist_group(name): stays together\n")
+    (folder / "pytest.ini").write_text(
+        "[pytest]\nmarkers =\n    alone: has it for itself\n    xdist_group(name): stays together\n"
+    )
     return folder
 
 
@@ -42,15 +44,41 @@ def call(tree):
     """call(log, words) is a Recorder of a run with the plug-in."""
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(tree)
-        patch.setattr(plugin, "began", lambda config: {"begin": [], "time": len(list(tree.glob("*.jsonl"))), "commit": "c", "kind": "cpu", "level": 2,
-                                                       "machine": "m", "processor": "p", "families": {"map": {"functions": 1}}})
+        patch.setattr(
+            plugin,
+            "began",
+            lambda config: {
+                "begin": [],
+                "time": len(list(tree.glob("*.jsonl"))),
+                "commit": "c",
+                "kind": "cpu",
+                "level": 2,
+                "machine": "m",
+                "processor": "p",
+                "families": {"map": {"functions": 1}},
+            },
+        )
 
         def of(log, *words):
             recorder = promises.Recorder()
             recorder.pytest_sessionfinish = None  # what it would write is compared
-            pytest.main(["-p", "no:cacheprovider", "-p", "no:xdist", "-p", "no:terminal", "--outcomes", log, *words, "tests/gen"],
-                        plugins=[plugin, recorder])
+            pytest.main(
+                [
+                    "-p",
+                    "no:cacheprovider",
+                    "-p",
+                    "no:xdist",
+                    "-p",
+                    "no:terminal",
+                    "--outcomes",
+                    log,
+                    *words,
+                    "tests/gen",
+                ],
+                plugins=[plugin, recorder],
+            )
             return recorder.counts
+
         yield of
 
 
@@ -66,21 +94,39 @@ def logged(tree, call):
 def test_shares(logged):
     _, (first, second) = logged
     assert len(first.ids) == 50 and first.ids == second.ids
-    assert not set(first.tests) & set(second.tests) and set(first.tests) | set(second.tests) == set(first.ids)
+    assert not set(first.tests) & set(second.tests) and set(first.tests) | set(second.tests) == set(
+        first.ids
+    )
     assert min(len(first.tests), len(second.tests)) > 15
     assert "tests/gen/test_some.py::test_alone" in first.tests
     assert {sum("test_together" in name for name in p.tests) for p in (first, second)} == {0, 6}
-    assert [p.collected for p in (first, second)] == [len(first.tests), len(second.tests)] and first.end is not None
+    assert [p.collected for p in (first, second)] == [
+        len(first.tests),
+        len(second.tests),
+    ] and first.end is not None
 
 
 def test_joined_as_one_run_is_recorded(logged):
     whole, parts = logged
     run_, left = runs.joined("cpu", parts)
-    assert run_["tests"] == whole.tests() and ["gen/test_some.py::test_function", "map", 1, 0, 0] in run_["tests"]
-    assert ["gen/test_some.py::test_many", "all", 39, 1, 0] in run_["tests"] and ["gen/test_none.py", "all", 0, 0, 1] in run_["tests"]
+    assert (
+        run_["tests"] == whole.tests()
+        and ["gen/test_some.py::test_function", "map", 1, 0, 0] in run_["tests"]
+    )
+    assert ["gen/test_some.py::test_many", "all", 39, 1, 0] in run_["tests"] and [
+        "gen/test_none.py",
+        "all",
+        0,
+        0,
+        1,
+    ] in run_["tests"]
     assert run_["files"] == ["gen/test_none.py", "gen/test_some.py"] and not left
-    assert {k: run_[k] for k in ("kind", "machine", "level", "families")} == \
-        {"kind": "cpu", "machine": "p", "level": 2, "families": {"map": {"functions": 1}}}
+    assert {k: run_[k] for k in ("kind", "machine", "level", "families")} == {
+        "kind": "cpu",
+        "machine": "p",
+        "level": 2,
+        "families": {"map": {"functions": 1}},
+    }
 
 
 def test_of_one_share_the_rest_is_missing(logged):
@@ -88,8 +134,14 @@ def test_of_one_share_the_rest_is_missing(logged):
     run_, left = runs.joined("cpu", [first])
     assert run_["files"] == ["gen/test_none.py"] and left == {"gen/test_some.py": len(second.tests)}
     text = report.report([first], ["share0", "share1"])
-    assert f"missing {len(second.tests)} of tests/gen/test_some.py\n" in text and "no log: share1\n" in text and "skipped 1: " in text
-    assert {name for name, word in report.again([first]).items() if word == "none"} == set(second.tests)
+    assert (
+        f"missing {len(second.tests)} of tests/gen/test_some.py\n" in text
+        and "no log: share1\n" in text
+        and "skipped 1: " in text
+    )
+    assert {name for name, word in report.again([first]).items() if word == "none"} == set(
+        second.tests
+    )
 
 
 def test_what_failed_is_run_again(tree, call, logged):
@@ -97,7 +149,11 @@ def test_what_failed_is_run_again(tree, call, logged):
     _, parts = logged
     failed = "tests/gen/test_some.py::test_many[7]"
     assert report.again(parts) == {failed: "failed"}
-    assert report.again(parts, skips=True) == {failed: "failed", "tests/gen/test_none.py": "skipped", "tests/gen/test_some.py::test_out": "skipped"}
+    assert report.again(parts, skips=True) == {
+        failed: "failed",
+        "tests/gen/test_none.py": "skipped",
+        "tests/gen/test_some.py::test_out": "skipped",
+    }
     assert f"FAILED {failed} (call) E " in report.report(parts)
     (tree / "ids").write_text(failed + "\n")
     call("again.jsonl", "--only", "ids")
@@ -110,11 +166,22 @@ def test_what_failed_is_run_again(tree, call, logged):
 
 
 def line(name, outcome, when="call"):
-    return json.dumps({"id": name, "when": when, "outcome": outcome, "seconds": 1, "reason": "", "first": ""})
+    return json.dumps(
+        {"id": name, "when": when, "outcome": outcome, "seconds": 1, "reason": "", "first": ""}
+    )
 
 
 def a_log(name, kind, *lines, ids=(), commit="c", processor="p"):
-    begin = {"begin": [], "time": 0, "commit": commit, "kind": kind, "machine": "GPU", "processor": processor, "level": 2, "families": {}}
+    begin = {
+        "begin": [],
+        "time": 0,
+        "commit": commit,
+        "kind": kind,
+        "machine": "GPU",
+        "processor": processor,
+        "level": 2,
+        "families": {},
+    }
     return logs.Part(name, "\n".join([json.dumps(begin), *lines, '{"end": 0, "cut']), ids)
 
 
@@ -123,18 +190,31 @@ def test_each_kind_of_machine_has_its_tests():
     ids = ["tests/cuda/test_x.py::a", "tests/cuda/test_x.py::b"]
 
     def parts():
-        return [a_log("on", "gpu", line(ids[0], "passed"), line(ids[0], "failed", "teardown"), ids=ids),
-                a_log("emu", "gpu", line("tests/emu/a.py::c", "passed")),
-                a_log("without", "cpu", line("tests/cuda/test_x.py", "skipped", "collect"))]
+        return [
+            a_log("on", "gpu", line(ids[0], "passed"), line(ids[0], "failed", "teardown"), ids=ids),
+            a_log("emu", "gpu", line("tests/emu/a.py::c", "passed")),
+            a_log("without", "cpu", line("tests/cuda/test_x.py", "skipped", "collect")),
+        ]
+
     assert [runs.joined(kind, parts())[0]["tests"] for kind in ("gpu", "cpu")] == [
-        [["cuda/test_x.py::a", "all", 0, 1, 0]], [["cuda/test_x.py", "all", 0, 0, 1], ["emu/a.py::c", "all", 1, 0, 0]]]
+        [["cuda/test_x.py::a", "all", 0, 1, 0]],
+        [["cuda/test_x.py", "all", 0, 0, 1], ["emu/a.py::c", "all", 1, 0, 0]],
+    ]
     assert runs.joined("gpu", parts())[1] == {"cuda/test_x.py": 1}
     for skips in (False, True):  # that the file skipped itself elsewhere is no outcome
         assert report.again(parts(), skips) == {ids[0]: "failed", ids[1]: "none"}
     assert runs.joined("gpu", parts())[0]["machine"] == "GPU"
-    assert runs.joined("cpu", [*parts(), a_log("here", "cpu", line("tests/emu/a.py::d", "passed"), processor="q")])[0]["machine"] == "p, q"
+    assert (
+        runs.joined(
+            "cpu",
+            [*parts(), a_log("here", "cpu", line("tests/emu/a.py::d", "passed"), processor="q")],
+        )[0]["machine"]
+        == "p, q"
+    )
     with pytest.raises(SystemExit, match="several: commit"):
-        runs.joined("cpu", [*parts(), a_log("old", "cpu", line("tests/emu/a.py::c", "passed"), commit="d")])
+        runs.joined(
+            "cpu", [*parts(), a_log("old", "cpu", line("tests/emu/a.py::c", "passed"), commit="d")]
+        )
 
 
 @pytest.mark.parametrize(("gpus", "cores"), [(4, 64), (2, 32), (1, 8), (0, 16)])
@@ -145,30 +225,51 @@ def test_the_plan(gpus, cores):
     assert {need for p in on_gpu for need in p.needs} <= {*libraries.LIBRARIES, "helpers"}
     for file in FILES:  # on each GPU a share, or whole on one
         shares = sorted(p.share for p in on_gpu if f"tests/cuda/{file}" in p.paths)
-        assert shares in ([""], [f"{i}/{len(shares)}" for i in range(len(shares))]) if gpus else not shares
-    [robust] = [p for p in on_gpu if "tests/cuda/test_robust.py" in p.paths and p.share[:2] in ("", "0/")] or [None] * (not gpus)
+        assert (
+            shares in ([""], [f"{i}/{len(shares)}" for i in range(len(shares))])
+            if gpus
+            else not shares
+        )
+    [robust] = [
+        p for p in on_gpu if "tests/cuda/test_robust.py" in p.paths and p.share[:2] in ("", "0/")
+    ] or [None] * (not gpus)
     assert not gpus or robust.gpus == "0"  # with the test that is alone
     assert all(0 < p.workers <= max(1, cores // gpus // 2) for p in on_gpu)
     others = [p for p in parts if p not in on_gpu]
     folders = {p.parent.name for p in (ROOT / "tests").glob("*/test_*.py")}
     assert {path.removeprefix("tests/") for p in others for path in p.paths} == folders
     assert [p.gpus for p in others if p.paths == ("tests/cuda",)] == [""]
-    assert all((p.gpus != "0" if gpus > 1 else p.gpus == "0" * gpus) and p.nice > 0 for p in others if p.paths != ("tests/cuda",))
+    assert all(
+        (p.gpus != "0" if gpus > 1 else p.gpus == "0" * gpus) and p.nice > 0
+        for p in others
+        if p.paths != ("tests/cuda",)
+    )
     assert cores <= sum(p.workers for p in others) <= 1.5 * cores + 4
 
 
 def test_two_gpus_of_a_pair():
     def seen(gpus):
-        return [p.gpus for p in plan.plan(gpus, 8, FILES) if "tests/cuda/test_devices.py" in p.paths]
+        return [
+            p.gpus for p in plan.plan(gpus, 8, FILES) if "tests/cuda/test_devices.py" in p.paths
+        ]
+
     assert [seen(n) for n in (1, 2, 4)] == [["0"], ["0,1"], ["0,1", "2,3"]]
 
 
 def test_parts_by_name():
-    emu, one, fuzz = plan.plan(4, 64, FILES, ["emu:14", "tests/emu/test_sanitizers.py:8", "fuzz:2"], cuda=False)
-    assert emu == plan.Part("emu", ("tests/emu",), 14, "1", 10, ignored=one.paths) and one.name == "emu_sanitizers" and one.workers == 8
+    emu, one, fuzz = plan.plan(
+        4, 64, FILES, ["emu:14", "tests/emu/test_sanitizers.py:8", "fuzz:2"], cuda=False
+    )
+    assert (
+        emu == plan.Part("emu", ("tests/emu",), 14, "1", 10, ignored=one.paths)
+        and one.name == "emu_sanitizers"
+        and one.workers == 8
+    )
     assert "--ignore=tests/emu/test_sanitizers.py" in run.command(emu, ROOT / "build")
     assert plan.of_list([emu, one, fuzz], ["tests/emu/test_sanitizers.py::a[b]"]) == [one]
-    assert plan.of_list([emu, one, fuzz], ["tests/emu/test_seeded.py::a", "tests/fuzz/test_maps.py"]) == [emu, fuzz]
+    assert plan.of_list(
+        [emu, one, fuzz], ["tests/emu/test_seeded.py::a", "tests/fuzz/test_maps.py"]
+    ) == [emu, fuzz]
 
 
 def test_a_part_waits_for_its_libraries(tmp_path):
@@ -184,6 +285,7 @@ def test_a_part_waits_for_its_libraries(tmp_path):
 
         def poll(self):
             return self.ended
+
     parts = plan.with_gpu(1, 8, ["test_few.py", "test_chosen.py", "test_hopper.py", "test_new.py"])
     runner, process = Dry(tmp_path, parts), Process()
     runner.running = {"libraries": process}
@@ -199,12 +301,34 @@ def test_a_part_waits_for_its_libraries(tmp_path):
 
 def test_the_longest_units_first():
     """Where they would decide when the last library is there; a library's own units follow, so that its tests can begin while others are compiled."""
+
     def unit(library, name, size):
         return libraries.Unit(library, (library, name), name, "." * size, None)
-    units = [unit("a", "detail", 1), unit("a", "add", 50), unit("b", "long", 90), unit("b", "detail", 2), unit("b", "any_add", 10)]
-    names = {cores: [(u.library, u.name) for u in libraries.order(units, cores)] for cores in (1, 4)}
-    assert names[4] == [("b", "any_add"), ("b", "long"), ("a", "add"), ("a", "detail"), ("b", "detail")]
-    assert names[1] == [("b", "any_add"), ("a", "add"), ("a", "detail"), ("b", "long"), ("b", "detail")]
+
+    units = [
+        unit("a", "detail", 1),
+        unit("a", "add", 50),
+        unit("b", "long", 90),
+        unit("b", "detail", 2),
+        unit("b", "any_add", 10),
+    ]
+    names = {
+        cores: [(u.library, u.name) for u in libraries.order(units, cores)] for cores in (1, 4)
+    }
+    assert names[4] == [
+        ("b", "any_add"),
+        ("b", "long"),
+        ("a", "add"),
+        ("a", "detail"),
+        ("b", "detail"),
+    ]
+    assert names[1] == [
+        ("b", "any_add"),
+        ("a", "add"),
+        ("a", "detail"),
+        ("b", "long"),
+        ("b", "detail"),
+    ]
 
 
 def test_a_unit_of_two_libraries_is_compiled_once():
@@ -212,37 +336,63 @@ def test_a_unit_of_two_libraries_is_compiled_once():
     said, made = {}, []
 
     def unit(library, key, name, text, fails=False):
-        return libraries.Unit(library, key, name, text, lambda: made.append(key) if not fails else 1 / 0)
-    units = [unit("a", 1, "detail.cu", "."), unit("a", 2, "add.cu", "." * 90), unit("b", 1, "detail.cu", "."),
-             unit("b", 3, "any_add.cu", "." * 10), unit("c", 4, "bad.cu", "..", fails=True)]
+        return libraries.Unit(
+            library, key, name, text, lambda: made.append(key) if not fails else 1 / 0
+        )
+
+    units = [
+        unit("a", 1, "detail.cu", "."),
+        unit("a", 2, "add.cu", "." * 90),
+        unit("b", 1, "detail.cu", "."),
+        unit("b", 3, "any_add.cu", "." * 10),
+        unit("c", 4, "bad.cu", "..", fails=True),
+    ]
     finish = {name: lambda name=name: made.append(name) for name in ("a", "b", "c", "none")}
     libraries.Builder(units, finish, lambda name, seconds, error: said.update({name: error})).run(1)
     assert made == ["none", 3, 2, 1, "a", "b"]  # any_add.cu is more than half of all
-    assert {name for name, error in said.items() if error} == {"c"} and "ZeroDivisionError" in said["c"] and len(said) == 4
+    assert (
+        {name for name, error in said.items() if error} == {"c"}
+        and "ZeroDivisionError" in said["c"]
+        and len(said) == 4
+    )
 
 
 def test_libraries_do_not_wait_for_each_other():
     there, done = threading.Event(), []
-    units = [libraries.Unit("slow", 1, "a.cu", "..", lambda: there.wait(10)), libraries.Unit("fast", 2, "b.cu", ".", lambda: None)]
-    finish = {"slow": lambda: done.append("slow"), "fast": lambda: (done.append("fast"), there.set())}
+    units = [
+        libraries.Unit("slow", 1, "a.cu", "..", lambda: there.wait(10)),
+        libraries.Unit("fast", 2, "b.cu", ".", lambda: None),
+    ]
+    finish = {
+        "slow": lambda: done.append("slow"),
+        "fast": lambda: (done.append("fast"), there.set()),
+    }
     libraries.Builder(units, finish, lambda *said: None).run(2)
     assert done == ["fast", "slow"]
 
 
 def test_what_is_compiled_ahead_is_what_a_library_is_made_of(monkeypatch, tmp_path):
     import kflib
+
     functions = kflib.on("cuda", kflib.manifest()["functions"])[:3]
-    calls = libraries.recorded(lambda: kflib.build("cuda", functions, tmp_path, ("-O0",), extra={"more.cu": "int more;\n"}, link=("-lm",)))
+    calls = libraries.recorded(
+        lambda: kflib.build(
+            "cuda", functions, tmp_path, ("-O0",), extra={"more.cu": "int more;\n"}, link=("-lm",)
+        )
+    )
     asked = []
 
     def objects(command, files, include, jobs=None):
         asked.append((command, files, include))
         raise StopIteration
+
     monkeypatch.setattr(kflib, "objects", objects)
     units = libraries.units_of("some", calls)
     for make in (*(u.make for u in units), lambda: kflib.library(*calls[0][0], **calls[0][1])):
         with pytest.raises(StopIteration):
             make()
     *each, whole = asked
-    assert {k: v for _, files, _ in each for k, v in files.items()} == whole[1] and "more.cu" in whole[1]
+    assert {k: v for _, files, _ in each for k, v in files.items()} == whole[
+        1
+    ] and "more.cu" in whole[1]
     assert all((command, include) == (whole[0], whole[2]) for command, _, include in each)

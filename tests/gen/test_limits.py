@@ -13,20 +13,42 @@ NAMES = {"KFI_MAX_" + name: value for name, value in vars(limits).items() if nam
 
 
 def defined(path):
-    return {name: int(value) for name, value in re.findall(r"#define (\w+_(?:MAX_)?\w+) (\d+)\b", path.read_text())}
+    return {
+        name: int(value)
+        for name, value in re.findall(r"#define (\w+_(?:MAX_)?\w+) (\d+)\b", path.read_text())
+    }
 
 
 def test_the_headers_have_the_same():
     core = kflib.ROOT / "include/kf/core"
-    assert (defined(core / "map_tile.h")["KFI_GROUP"], defined(core / "row.h")["KFI_STRIP"]) == (map_c.GROUP, row_c.STRIP)
+    assert (defined(core / "map_tile.h")["KFI_GROUP"], defined(core / "row.h")["KFI_STRIP"]) == (
+        map_c.GROUP,
+        row_c.STRIP,
+    )
     assert NAMES and defined(HEADER) == NAMES
-    assert defined(kflib.ROOT / "tests/support/every_call.h") == {"KFT_TENSORS": limits.TENSORS, "KFT_SIZES": 8}
+    assert defined(kflib.ROOT / "tests/support/every_call.h") == {
+        "KFT_TENSORS": limits.TENSORS,
+        "KFT_SIZES": 8,
+    }
     assert max(len(f["sizes"]) for f in kflib.manifest()["functions"]) <= 8
 
 
 def entry(operands, expr, **more):
     lines = [f"{name} = {value}" for name, value in more.items()]
-    return "\n".join(["[op.own]", 'brief = "own"', f'expr = "{expr}"', f'ref = "{expr}"', *lines, "[op.own.operands]", *operands]) + "\n"
+    return (
+        "\n".join(
+            [
+                "[op.own]",
+                'brief = "own"',
+                f'expr = "{expr}"',
+                f'ref = "{expr}"',
+                *lines,
+                "[op.own.operands]",
+                *operands,
+            ]
+        )
+        + "\n"
+    )
 
 
 def many(count, kind, grad="false"):
@@ -39,15 +61,37 @@ def total(count):
 
 SCALARS = [f"s{i}" for i in range(limits.SCALARS + 1)]
 MOST = {  # (entry, entry with one more, what is said of it)
-    "tensors": [entry(many(n, "elem"), total(n)) for n in (23, 24)] + ["operands: make 25 tensors of the forward: x0, "],
+    "tensors": [entry(many(n, "elem"), total(n)) for n in (23, 24)]
+    + ["operands: make 25 tensors of the forward: x0, "],
     "gradients that are added up": [
-        entry(['y = { kind = "elem", grad = false }', *many(n, "row", "true")], "y * (" + total(n) + ")") for n in (11, 12)] + [
-            "operands: make 26 tensors of the backward: y, x0, "],
-    "values of an element": [entry(
-        [f'x{i} = {{ kind = "half", parts = ["u{i}", "w{i}"], grad = false }}' for i in range(n)], " + ".join(f"u{i} * w{i}" for i in range(n)))
-        for n in (15, 16)] + ["operands: make 33 values of an element of the forward: u0, w0, "],
-    "scalars": [entry(many(1, "elem"), " + ".join(["x0", *SCALARS[:n]]), scalars="{ " + ", ".join(f"{s} = 1" for s in SCALARS[:n]) + " }")
-                for n in (8, 9)] + ["scalars: has 9 entries"]}
+        entry(
+            ['y = { kind = "elem", grad = false }', *many(n, "row", "true")],
+            "y * (" + total(n) + ")",
+        )
+        for n in (11, 12)
+    ]
+    + ["operands: make 26 tensors of the backward: y, x0, "],
+    "values of an element": [
+        entry(
+            [
+                f'x{i} = {{ kind = "half", parts = ["u{i}", "w{i}"], grad = false }}'
+                for i in range(n)
+            ],
+            " + ".join(f"u{i} * w{i}" for i in range(n)),
+        )
+        for n in (15, 16)
+    ]
+    + ["operands: make 33 values of an element of the forward: u0, w0, "],
+    "scalars": [
+        entry(
+            many(1, "elem"),
+            " + ".join(["x0", *SCALARS[:n]]),
+            scalars="{ " + ", ".join(f"{s} = 1" for s in SCALARS[:n]) + " }",
+        )
+        for n in (8, 9)
+    ]
+    + ["scalars: has 9 entries"],
+}
 
 
 @pytest.mark.parametrize("what", MOST)

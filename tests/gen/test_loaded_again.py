@@ -11,7 +11,9 @@ TWICE = '[activation.twice]\nbrief = "2 x"\nexpr = "2 * x"\nref = "2 * x"\n'
 
 
 def functions(loaded, *chosen):
-    return [launcher.name for k in Selection(loaded, *chosen).all_kernels() for launcher in k.launchers]
+    return [
+        launcher.name for k in Selection(loaded, *chosen).all_kernels() for launcher in k.launchers
+    ]
 
 
 def test_kernels_are_shared():
@@ -28,8 +30,12 @@ def test_a_changed_entry_is_one_loads_own():
     changed = spec.load()
     changed.ops["add_{act}"].activations = [changed.activations["none"]]
     changed.ops["mul_{act}"] = dataclasses.replace(changed.ops["mul_{act}"], without=("gelu",))
-    assert len(functions(changed, ["add"])) < len(whole) and functions(spec.load(), ["add"]) == whole
-    assert changed.own.ops["mul_{act}"].without == () and not changed.as_own(changed.ops["mul_{act}"])
+    assert (
+        len(functions(changed, ["add"])) < len(whole) and functions(spec.load(), ["add"]) == whole
+    )
+    assert changed.own.ops["mul_{act}"].without == () and not changed.as_own(
+        changed.ops["mul_{act}"]
+    )
 
 
 def test_a_users_activation_is_one_loads_own(tmp_path):
@@ -40,17 +46,27 @@ def test_a_users_activation_is_one_loads_own(tmp_path):
     assert "kf_add_twice_f32" in functions(users) and "kf_add_twice_f32" not in functions(after)
     assert functions(before) == functions(after) and "twice" not in after.activations
     for op in users.ops.values():
-        assert users.as_own(op) == (users.activations["twice"] not in op.activations and all(map(users.as_own, op.made_of))), op.pattern
+        assert users.as_own(op) == (
+            users.activations["twice"] not in op.activations and all(map(users.as_own, op.made_of))
+        ), op.pattern
         assert all(users.ops[other.pattern] is other or users.as_own(other) for other in op.made_of)
 
 
 def test_a_signature_is_the_manifests():
     selection = Selection(spec.load(), ["add", "linear", "cross_entropy"])
-    assert manifest.signatures(selection) == [f["signature"] for f in manifest.build(selection)["functions"]]
+    assert manifest.signatures(selection) == [
+        f["signature"] for f in manifest.build(selection)["functions"]
+    ]
 
 
 def test_the_first_forwards_are_the_manifests():
     selection = Selection(spec.load(), ["add", "act_dropout"])
     wanted = [(op, act) for op in selection.ops for act in op.activations]
-    first = {(f["op"], f["activation"]): f for f in reversed(manifest.build(selection)["functions"]) if not f["bwd"] and not f["state"]}
-    assert manifest.forwards(selection, wanted) == [first[op.pattern, act.name] for op, act in wanted]
+    first = {
+        (f["op"], f["activation"]): f
+        for f in reversed(manifest.build(selection)["functions"])
+        if not f["bwd"] and not f["state"]
+    }
+    assert manifest.forwards(selection, wanted) == [
+        first[op.pattern, act.name] for op, act in wanted
+    ]

@@ -17,16 +17,55 @@ def tensors(f, *uses):
     return {a["name"]: a for a in f["arguments"] if a.get("use") in (uses or TENSOR)}
 
 
-@pytest.mark.parametrize("name, shape, options, sizes, shapes", [
-    ("kf_add_relu_f32", (2, 3, 4), {}, {"n": 24}, {"out": (24,)}),
-    ("kf_bias_gelu_bwd_bf16", (2, 3, 4), {}, {"rows": 6, "cols": 4}, {"dx": (6, 4), "dbias": (4,)}),
-    ("kf_batch_norm_relu_f32", (2, 3, 4, 5), {}, {"outer": 2, "channels": 3, "inner": 20}, {"out": (2, 3, 20)}),
-    ("kf_layer_norm_bf16_f32", (7, 2, 9), {}, {"rows": 14, "cols": 9}, {"out": (14, 9), "mean": (14,), "rstd": (14,)}),
-    ("kf_group_norm_f16", (2, 6, 4, 4), {"groups": 3}, {"outer": 2, "length": 1, "groups": 3, "channels": 6, "inner": 16},
-     {"out": (2, 1, 6, 16), "mean": (2, 3), "rstd": (2, 3)}),
-    ("kf_scale_causal_softmax_f32", (5, 2, 3, 8), {}, {"batch": 5, "heads": 2, "queries": 3, "keys": 8}, {"out": (5, 2, 3, 8)}),
-    ("kf_sum_f64", (4, 5, 6), {"axis": 1}, {"outer": 4, "axis": 5, "inner": 6}, {"out": (4, 6)}),
-    ("kf_gelu_glu_f32", (3, 8), {}, None, {"out": (3, 8)})])
+@pytest.mark.parametrize(
+    "name, shape, options, sizes, shapes",
+    [
+        ("kf_add_relu_f32", (2, 3, 4), {}, {"n": 24}, {"out": (24,)}),
+        (
+            "kf_bias_gelu_bwd_bf16",
+            (2, 3, 4),
+            {},
+            {"rows": 6, "cols": 4},
+            {"dx": (6, 4), "dbias": (4,)},
+        ),
+        (
+            "kf_batch_norm_relu_f32",
+            (2, 3, 4, 5),
+            {},
+            {"outer": 2, "channels": 3, "inner": 20},
+            {"out": (2, 3, 20)},
+        ),
+        (
+            "kf_layer_norm_bf16_f32",
+            (7, 2, 9),
+            {},
+            {"rows": 14, "cols": 9},
+            {"out": (14, 9), "mean": (14,), "rstd": (14,)},
+        ),
+        (
+            "kf_group_norm_f16",
+            (2, 6, 4, 4),
+            {"groups": 3},
+            {"outer": 2, "length": 1, "groups": 3, "channels": 6, "inner": 16},
+            {"out": (2, 1, 6, 16), "mean": (2, 3), "rstd": (2, 3)},
+        ),
+        (
+            "kf_scale_causal_softmax_f32",
+            (5, 2, 3, 8),
+            {},
+            {"batch": 5, "heads": 2, "queries": 3, "keys": 8},
+            {"out": (5, 2, 3, 8)},
+        ),
+        (
+            "kf_sum_f64",
+            (4, 5, 6),
+            {"axis": 1},
+            {"outer": 4, "axis": 5, "inner": 6},
+            {"out": (4, 6)},
+        ),
+        ("kf_gelu_glu_f32", (3, 8), {}, None, {"out": (3, 8)}),
+    ],
+)
 def test_shapes_from_any_tensor(name, shape, options, sizes, shapes):
     f = FUNCTIONS[name]
     found = from_manifest.sizes_of(f, shape, **options)
@@ -38,13 +77,20 @@ def test_shapes_are_those_of_the_calls():
     for f in FUNCTIONS.values():
         sizes = dict(zip(f["sizes"], cases.shapes(f)[0][0]))
         for a in tensors(f).values():
-            assert from_manifest.extents(a, sizes) == tuple(checks.shape_of(f, tuple(sizes.values()), a)), (f["name"], a)
+            assert from_manifest.extents(a, sizes) == tuple(
+                checks.shape_of(f, tuple(sizes.values()), a)
+            ), (f["name"], a)
 
 
 def test_counterparts():
     """A backward's inputs are what its forward is given and gives, and the gradients of what it gives."""
-    of = {f["forward"] for f in FUNCTIONS.values() if f["bwd"]}  # which of products have some of two dtypes, too
-    assert of == {n for n, f in FUNCTIONS.items() if f["backward"] is not None and not f["bwd"]} and len(of) > 1000
+    of = {
+        f["forward"] for f in FUNCTIONS.values() if f["bwd"]
+    }  # which of products have some of two dtypes, too
+    assert (
+        of == {n for n, f in FUNCTIONS.items() if f["backward"] is not None and not f["bwd"]}
+        and len(of) > 1000
+    )
     for f in FUNCTIONS.values():
         assert f["forward" if not f["bwd"] else "backward"] == f["name"]
         if not f["bwd"]:
@@ -55,19 +101,40 @@ def test_counterparts():
             if a["use"] == "gradient":
                 of = forward[a["of"]]
                 of_weights = f["family"] == "gemm" and a["var"] == "U"  # a forward has one dtype
-                assert (of["role"] == "in") == (a["role"] != "in") and of["shape"] == a["shape"], (f["name"], name)
+                assert (of["role"] == "in") == (a["role"] != "in") and of["shape"] == a["shape"], (
+                    f["name"],
+                    name,
+                )
                 assert of["var"] == a["var"] or of_weights, (f["name"], name)
             else:
                 of = forward[name]
-                assert a["role"] == "in" and [of[k] for k in ("use", "shape", "dtype", "var")] == [a[k] for k in ("use", "shape", "dtype", "var")]
+                assert a["role"] == "in" and [of[k] for k in ("use", "shape", "dtype", "var")] == [
+                    a[k] for k in ("use", "shape", "dtype", "var")
+                ]
 
 
 def test_uses():
     uses = {name: a["use"] for name, a in tensors(FUNCTIONS["kf_layer_norm_gelu_bf16_f32"]).items()}
-    assert uses == {"x": "input", "weight": "weight", "bias": "weight", "out": "output", "mean": "saved", "rstd": "saved"}
+    assert uses == {
+        "x": "input",
+        "weight": "weight",
+        "bias": "weight",
+        "out": "output",
+        "mean": "saved",
+        "rstd": "saved",
+    }
     uses = {name: a["use"] for name, a in tensors(FUNCTIONS["kf_batch_norm_train_f32"]).items()}
-    assert [uses[n] for n in ("weight", "running_mean", "running_mean_out")] == ["weight", "input", "output"]
-    assert {a["name"] for f in FUNCTIONS.values() for a in f["arguments"] if a.get("index")} == {"label", "index", "position", "type"}
+    assert [uses[n] for n in ("weight", "running_mean", "running_mean_out")] == [
+        "weight",
+        "input",
+        "output",
+    ]
+    assert {a["name"] for f in FUNCTIONS.values() for a in f["arguments"] if a.get("index")} == {
+        "label",
+        "index",
+        "position",
+        "type",
+    }
 
 
 def test_what_null_means():
@@ -78,54 +145,152 @@ def test_what_null_means():
             assert ("null" in a) == ("kind" in a or "*" in a["ctype"]), (f["name"], a)
             seen.setdefault(a.get("null"), set()).add(a["role"])
             if "kind" in a:
-                assert (a["null"] == "unread") == a["unread"] and (a["absent"] is None or a["null"] in ("absent", "unread")), (f["name"], a)
-    assert seen == {"": {"in", "out", "seed_at", "offset_at"}, **dict.fromkeys(("unread", "absent", "inputs", "result"), {"in"}),
-                    "skipped": {"out", "sum"}, "dense": {"strides"}, "no bytes": {"workspace"}, None: set(seen[None])}
-    assert {n: a["null"] for n, a in tensors(FUNCTIONS["kf_bias_relu_bwd_f32"]).items() if a["null"]} == {
-        "x": "result", "bias": "result", "out": "inputs", "dx": "skipped", "dbias": "skipped"}
-    assert {n: a["null"] for n, a in tensors(FUNCTIONS["kf_layer_norm_relu_bwd_f32"]).items() if a["null"]} == {
-        "weight": "absent", "bias": "absent", "out": "unread", "dx": "skipped", "dweight": "skipped", "dbias": "skipped"}
+                assert (a["null"] == "unread") == a["unread"] and (
+                    a["absent"] is None or a["null"] in ("absent", "unread")
+                ), (f["name"], a)
+    assert seen == {
+        "": {"in", "out", "seed_at", "offset_at"},
+        **dict.fromkeys(("unread", "absent", "inputs", "result"), {"in"}),
+        "skipped": {"out", "sum"},
+        "dense": {"strides"},
+        "no bytes": {"workspace"},
+        None: set(seen[None]),
+    }
+    assert {
+        n: a["null"] for n, a in tensors(FUNCTIONS["kf_bias_relu_bwd_f32"]).items() if a["null"]
+    } == {"x": "result", "bias": "result", "out": "inputs", "dx": "skipped", "dbias": "skipped"}
+    assert {
+        n: a["null"]
+        for n, a in tensors(FUNCTIONS["kf_layer_norm_relu_bwd_f32"]).items()
+        if a["null"]
+    } == {
+        "weight": "absent",
+        "bias": "absent",
+        "out": "unread",
+        "dx": "skipped",
+        "dweight": "skipped",
+        "dbias": "skipped",
+    }
 
 
 def test_numbers_of_columns():
     """What they may be, and what comes of any other."""
-    found = {(f["op"], f["bwd"]): a["index"] for f in FUNCTIONS.values() for a in tensors(f).values() if a["index"]}
-    assert found["nll", False] == {"least": 0, "below": "cols", "outside": "NaN"} and found["nll", True]["outside"] == "no gradient"
-    assert {op for op, _ in found} >= {"cross_entropy", "cross_entropy_weighted", "cross_entropy_with_grad", "nll", "embedding"}
+    found = {
+        (f["op"], f["bwd"]): a["index"]
+        for f in FUNCTIONS.values()
+        for a in tensors(f).values()
+        if a["index"]
+    }
+    assert (
+        found["nll", False] == {"least": 0, "below": "cols", "outside": "NaN"}
+        and found["nll", True]["outside"] == "no gradient"
+    )
+    assert {op for op, _ in found} >= {
+        "cross_entropy",
+        "cross_entropy_weighted",
+        "cross_entropy_with_grad",
+        "nll",
+        "embedding",
+    }
 
 
 def test_what_a_backward_needs():
     """Of its forward's inputs, outputs and saved values, for this activation."""
-    saved = {n: FUNCTIONS[n]["saves"] for n in ("kf_add_relu_f32", "kf_add_f32", "kf_layer_norm_f32", "kf_layer_norm_relu_f32", "kf_softmax_f32",
-                                                 "kf_cast_f32_f16", "kf_add_i32")}
-    assert saved == {"kf_add_relu_f32": ["a", "b"], "kf_add_f32": [], "kf_layer_norm_f32": ["x", "weight", "mean", "rstd"],
-                     "kf_layer_norm_relu_f32": ["x", "weight", "bias", "mean", "rstd"], "kf_softmax_f32": ["out"], "kf_cast_f32_f16": [],
-                     "kf_add_i32": []}
-    by_result = {n: (FUNCTIONS[n]["saves_by_result"], FUNCTIONS[n]["rising"]) for n in (
-        "kf_add_relu_f32", "kf_add_relu_bwd_f32", "kf_axpby_leaky_relu_f32", "kf_bias_elu_f32", "kf_add_gelu_f32", "kf_mul_relu_f32",
-        "kf_layer_norm_relu_f32", "kf_add_relu_i32")}
-    assert by_result == {"kf_add_relu_f32": (["out"], []), "kf_add_relu_bwd_f32": (["out"], []),
-                         "kf_axpby_leaky_relu_f32": (["out"], ["negative_slope"]), "kf_bias_elu_f32": (["out"], ["elu_alpha"]),
-                         **dict.fromkeys(("kf_add_gelu_f32", "kf_mul_relu_f32", "kf_layer_norm_relu_f32", "kf_add_relu_i32"), (None, []))}
+    saved = {
+        n: FUNCTIONS[n]["saves"]
+        for n in (
+            "kf_add_relu_f32",
+            "kf_add_f32",
+            "kf_layer_norm_f32",
+            "kf_layer_norm_relu_f32",
+            "kf_softmax_f32",
+            "kf_cast_f32_f16",
+            "kf_add_i32",
+        )
+    }
+    assert saved == {
+        "kf_add_relu_f32": ["a", "b"],
+        "kf_add_f32": [],
+        "kf_layer_norm_f32": ["x", "weight", "mean", "rstd"],
+        "kf_layer_norm_relu_f32": ["x", "weight", "bias", "mean", "rstd"],
+        "kf_softmax_f32": ["out"],
+        "kf_cast_f32_f16": [],
+        "kf_add_i32": [],
+    }
+    by_result = {
+        n: (FUNCTIONS[n]["saves_by_result"], FUNCTIONS[n]["rising"])
+        for n in (
+            "kf_add_relu_f32",
+            "kf_add_relu_bwd_f32",
+            "kf_axpby_leaky_relu_f32",
+            "kf_bias_elu_f32",
+            "kf_add_gelu_f32",
+            "kf_mul_relu_f32",
+            "kf_layer_norm_relu_f32",
+            "kf_add_relu_i32",
+        )
+    }
+    assert by_result == {
+        "kf_add_relu_f32": (["out"], []),
+        "kf_add_relu_bwd_f32": (["out"], []),
+        "kf_axpby_leaky_relu_f32": (["out"], ["negative_slope"]),
+        "kf_bias_elu_f32": (["out"], ["elu_alpha"]),
+        **dict.fromkeys(
+            ("kf_add_gelu_f32", "kf_mul_relu_f32", "kf_layer_norm_relu_f32", "kf_add_relu_i32"),
+            (None, []),
+        ),
+    }
     for f in FUNCTIONS.values():
         backward = f["backward"] and tensors(FUNCTIONS[f["backward"]])
-        forward = {n: a for n, a in backward.items() if a["role"] == "in" and a["use"] != "gradient" and not a["unread"]} if backward else {}
+        forward = (
+            {
+                n: a
+                for n, a in backward.items()
+                if a["role"] == "in" and a["use"] != "gradient" and not a["unread"]
+            }
+            if backward
+            else {}
+        )
         read = [n for n, a in forward.items() if a["null"] != "inputs"]
-        assert f["saves_by_result"] in (None, [n for n, a in forward.items() if a["null"] != "result"]), f["name"]
+        assert f["saves_by_result"] in (
+            None,
+            [n for n, a in forward.items() if a["null"] != "result"],
+        ), f["name"]
         assert f["saves"] == read and set(read) <= set(tensors(FUNCTIONS[f["forward"]])), f["name"]
 
 
 def test_which_inputs_have_a_gradient():
     for f in FUNCTIONS.values():
-        given = {a["of"]: n for n, a in tensors(FUNCTIONS[f["backward"]]).items() if a["use"] == "gradient"} if f["backward"] else {}
+        given = (
+            {
+                a["of"]: n
+                for n, a in tensors(FUNCTIONS[f["backward"]]).items()
+                if a["use"] == "gradient"
+            }
+            if f["backward"]
+            else {}
+        )
         for name, a in tensors(f).items():
             assert a["gradient"] == given.get(name, ""), (f["name"], name)
-            whole = {n: t["shape"] for n, t in tensors(f).items() if t["kind"] in ("elem", "half", "halves", "neighbours", "more")}
+            whole = {
+                n: t["shape"]
+                for n, t in tensors(f).items()
+                if t["kind"] in ("elem", "half", "halves", "neighbours", "more")
+            }
             summed = a["use"] == "gradient" and a["role"] != "in" and name not in whole
-            elem = whole.get(name.removeprefix("d").removesuffix("_weight"), next(iter(whole.values()), []))  # k of dk_weight
+            elem = whole.get(
+                name.removeprefix("d").removesuffix("_weight"), next(iter(whole.values()), [])
+            )  # k of dk_weight
             along = {extent.rpartition(" * ")[2] for extent in a["shape"]}
-            assert a["summed_over"] == ([e for e in elem if e not in along] if summed else []), (f["name"], name)
-    assert tensors(FUNCTIONS["kf_group_norm_bwd_f32"])["dweight"]["summed_over"] == ["outer", "length", "inner"]
+            assert a["summed_over"] == ([e for e in elem if e not in along] if summed else []), (
+                f["name"],
+                name,
+            )
+    assert tensors(FUNCTIONS["kf_group_norm_bwd_f32"])["dweight"]["summed_over"] == [
+        "outer",
+        "length",
+        "inner",
+    ]
     assert tensors(FUNCTIONS["kf_linear_silu_glu_bwd_f32"])["dweight"]["summed_over"] == ["rows"]
     assert tensors(FUNCTIONS["kf_layer_norm_f32"])["weight"]["gradient"] == "dweight"
     assert tensors(FUNCTIONS["kf_scale_mask_softmax_f32"])["mask"]["gradient"] == ""
@@ -133,33 +298,77 @@ def test_which_inputs_have_a_gradient():
 
 def test_stages():
     """The kernels that each launch chooses from: those of sums in a stage of their own."""
-    one, two = FUNCTIONS["kf_bias_gelu_bf16"]["stages"], FUNCTIONS["kf_bias_gelu_bwd_bf16"]["stages"]
-    assert len(one) == 1 and len(two) == 2 and "kfk_bias_bf16<7, 8, 2, KFI_ROWS>" in one[0] and two[1] == ["kfk_sum_partials<KF_F32, KF_BF16>"]
+    one, two = (
+        FUNCTIONS["kf_bias_gelu_bf16"]["stages"],
+        FUNCTIONS["kf_bias_gelu_bwd_bf16"]["stages"],
+    )
+    assert (
+        len(one) == 1
+        and len(two) == 2
+        and "kfk_bias_bf16<7, 8, 2, KFI_ROWS>" in one[0]
+        and two[1] == ["kfk_sum_partials<KF_F32, KF_BF16>"]
+    )
     for f in FUNCTIONS.values():
         stages = 1 + any(a["role"] == "sum" for a in f["arguments"])
-        assert all(f["stages"]) and (len(f["stages"]) == stages or f["family"] not in ("map", "row")), f["name"]
+        assert all(f["stages"]) and (
+            len(f["stages"]) == stages or f["family"] not in ("map", "row")
+        ), f["name"]
         assert all(len(set(stage)) == len(stage) for stage in f["stages"])
-        if f["family"] not in ("gemm", "logits"):  # of a backward the products for the inputs and for the weights may be made by the same kernels
-            assert len({name for stage in f["stages"] for name in stage}) == sum(map(len, f["stages"]))
+        if (
+            f["family"] not in ("gemm", "logits")
+        ):  # of a backward the products for the inputs and for the weights may be made by the same kernels
+            assert len({name for stage in f["stages"] for name in stage}) == sum(
+                map(len, f["stages"])
+            )
 
 
 def test_how_frameworks_use_it():
     """The dtypes that autocast gives it; whether its elements may be visited in any order; where it runs."""
-    assert {n: FUNCTIONS[n]["autocast"] for n in ("kf_add_relu_f32", "kf_gelu_f32", "kf_softmax_f32", "kf_mse_f32", "kf_mse_mean_f32", "kf_add_i32",
-                                                  "kf_cast_f16_f32", "kf_silu_mul_bwd_f32")} == {
-        "kf_add_relu_f32": "promote", "kf_gelu_f32": "same", "kf_softmax_f32": "float32", "kf_mse_f32": "float32", "kf_mse_mean_f32": "float32",
-        "kf_add_i32": "same", "kf_cast_f16_f32": "same", "kf_silu_mul_bwd_f32": "promote"}
+    assert {
+        n: FUNCTIONS[n]["autocast"]
+        for n in (
+            "kf_add_relu_f32",
+            "kf_gelu_f32",
+            "kf_softmax_f32",
+            "kf_mse_f32",
+            "kf_mse_mean_f32",
+            "kf_add_i32",
+            "kf_cast_f16_f32",
+            "kf_silu_mul_bwd_f32",
+        )
+    } == {
+        "kf_add_relu_f32": "promote",
+        "kf_gelu_f32": "same",
+        "kf_softmax_f32": "float32",
+        "kf_mse_f32": "float32",
+        "kf_mse_mean_f32": "float32",
+        "kf_add_i32": "same",
+        "kf_cast_f16_f32": "same",
+        "kf_silu_mul_bwd_f32": "promote",
+    }
     permutable = {f["op"] for f in FUNCTIONS.values() if f["permutable"]}
-    assert {"add_{act}", "cast", "{act}_mul"} <= permutable and not permutable & {"{act}_dropout", "bias_{act}", "softmax", "{act}_glu", "sum"}
+    assert {"add_{act}", "cast", "{act}_mul"} <= permutable and not permutable & {
+        "{act}_dropout",
+        "bias_{act}",
+        "softmax",
+        "{act}_glu",
+        "sum",
+    }
     for f in FUNCTIONS.values():
-        assert f["backends"] == ["cuda", "c"][:1 if f["dtypes"][0] == "tf32" else 2] and f["architecture"] == 75 and f["base"], f["name"]
+        assert (
+            f["backends"] == ["cuda", "c"][: 1 if f["dtypes"][0] == "tf32" else 2]
+            and f["architecture"] == 75
+            and f["base"]
+        ), f["name"]
     assert FUNCTIONS["kf_bias_gelu_bwd_bf16"]["base"] == "bias_gelu"
 
 
 def test_tolerance():
     assert FUNCTIONS["kf_gelu_bf16"]["tolerance"] == {"factor": 7, "epsilon": 2.0**-23, "ulp": 1}
     assert FUNCTIONS["kf_add_f64"]["tolerance"] == {"factor": 2, "epsilon": 2.0**-52, "ulp": 0}
-    assert [n for n, f in FUNCTIONS.items() if f["tolerance"] is None] == [n for n, f in FUNCTIONS.items() if f["op"] == "cast" or f["integer"]]
+    assert [n for n, f in FUNCTIONS.items() if f["tolerance"] is None] == [
+        n for n, f in FUNCTIONS.items() if f["op"] == "cast" or f["integer"]
+    ]
 
 
 def test_type_variables():
@@ -169,7 +378,10 @@ def test_type_variables():
         if f["dtypes"] == ["tf32"]:
             assert dtypes == {"T": "f32"}
             continue
-        assert f["dtypes"] == [dtypes["T"], *(dtypes[v] for v in "UI" if v in dtypes and (v, dtypes[v]) not in usual)], f["name"]
+        assert f["dtypes"] == [
+            dtypes["T"],
+            *(dtypes[v] for v in "UI" if v in dtypes and (v, dtypes[v]) not in usual),
+        ], f["name"]
         for a in tensors(f).values():
             assert a["dtype"] == dtypes.get(a["var"], a["var"]), (f["name"], a)
 
@@ -181,74 +393,150 @@ def test_scalars():
         for a in f["arguments"]:
             if a["role"] in ("scalar", "integer", "act_scalar"):
                 for number in (a["default"], f["scalars"][a["name"]]):
-                    assert (a["least"] is None or a["least"] <= number) and (a["most"] is None or number <= a["most"])
+                    assert (a["least"] is None or a["least"] <= number) and (
+                        a["most"] is None or number <= a["most"]
+                    )
                 seen[a["name"]] = a["default"]
-            where = "host" if a["role"] == "strides" else "device" if "*" in a.get("ctype", "*") else None
+            where = (
+                "host"
+                if a["role"] == "strides"
+                else "device"
+                if "*" in a.get("ctype", "*")
+                else None
+            )
             assert a.get("memory") == where, a
-    assert seen["label_smoothing"] == seen["z_loss"] == 0 and seen["eps"] > 0 and seen["ignore_index"] == -100 and seen["negative_slope"] == 0.01
+    assert (
+        seen["label_smoothing"] == seen["z_loss"] == 0
+        and seen["eps"] > 0
+        and seen["ignore_index"] == -100
+        and seen["negative_slope"] == 0.01
+    )
 
 
 def test_workspaces_of_two_calls():
     """What a composition of calls asks for before it: from the names and arguments in the manifest."""
     wanted = []
-    for name, sizes in (("kf_layer_norm_gelu_bwd_bf16", {"rows": 64, "cols": 256}), ("kf_sum_bf16", {"outer": 1, "axis": 64, "inner": 256})):
+    for name, sizes in (
+        ("kf_layer_norm_gelu_bwd_bf16", {"rows": 64, "cols": 256}),
+        ("kf_sum_bf16", {"outer": 1, "axis": 64, "inner": 256}),
+    ):
         f = FUNCTIONS[name]
         assert set(f["workspace_arguments"]) <= set(f["sizes"]) and "WORKSPACE" in f["errors"]
-        wanted.append(f"{f['workspace']}({', '.join(str(sizes[s]) for s in f['workspace_arguments'])})")
-    assert wanted == ["kf_layer_norm_gelu_bwd_bf16_workspace_bytes(64, 256)", "kf_sum_bf16_workspace_bytes(1, 64, 256)"]
+        wanted.append(
+            f"{f['workspace']}({', '.join(str(sizes[s]) for s in f['workspace_arguments'])})"
+        )
+    assert wanted == [
+        "kf_layer_norm_gelu_bwd_bf16_workspace_bytes(64, 256)",
+        "kf_sum_bf16_workspace_bytes(1, 64, 256)",
+    ]
     for f in FUNCTIONS.values():
-        assert (f["workspace"], f["cpu_workspace"]) in ((None, None), tuple(f"{f[n]}_workspace_bytes" for n in ("name", "cpu_name")))
-        assert f["workspace"] or not (f["bwd"] or f["scratch"] or f["form"] in ("planes", "groups", "channels", "axis") and f["family"] != "map")
-    assert all(bool(f["workspace"]) == ("WORKSPACE" in f["errors"]) == bool(f["workspace_arguments"]) for f in FUNCTIONS.values())
+        assert (f["workspace"], f["cpu_workspace"]) in (
+            (None, None),
+            tuple(f"{f[n]}_workspace_bytes" for n in ("name", "cpu_name")),
+        )
+        assert f["workspace"] or not (
+            f["bwd"]
+            or f["scratch"]
+            or f["form"] in ("planes", "groups", "channels", "axis")
+            and f["family"] != "map"
+        )
+    assert all(
+        bool(f["workspace"]) == ("WORKSPACE" in f["errors"]) == bool(f["workspace_arguments"])
+        for f in FUNCTIONS.values()
+    )
 
 
 def test_a_backward_has_the_scalars_of_its_forward():
     """Read or not, and the unread ones say so: a better derivative changes no signature."""
     for f in FUNCTIONS.values():
         if f["bwd"]:
-            own, forward = ([(a["name"], a["role"], a["ctype"]) for a in g["arguments"] if a["role"] in ("scalar", "integer", "act_scalar")]
-                            for g in (f, FUNCTIONS[f["forward"]]))
+            own, forward = (
+                [
+                    (a["name"], a["role"], a["ctype"])
+                    for a in g["arguments"]
+                    if a["role"] in ("scalar", "integer", "act_scalar")
+                ]
+                for g in (f, FUNCTIONS[f["forward"]])
+            )
             assert own == forward, f["name"]
-    unread = {name: [a["name"] for a in FUNCTIONS[name]["arguments"] if a.get("unread") and "use" not in a]
-              for name in ("kf_batch_norm_train_bwd_f32", "kf_layer_norm_bwd_f32", "kf_cross_entropy_bwd_f32", "kf_huber_bwd_f32")}
-    assert unread == {"kf_batch_norm_train_bwd_f32": ["eps", "momentum"], "kf_layer_norm_bwd_f32": ["eps"], "kf_cross_entropy_bwd_f32": [],
-                      "kf_huber_bwd_f32": []}
+    unread = {
+        name: [
+            a["name"] for a in FUNCTIONS[name]["arguments"] if a.get("unread") and "use" not in a
+        ]
+        for name in (
+            "kf_batch_norm_train_bwd_f32",
+            "kf_layer_norm_bwd_f32",
+            "kf_cross_entropy_bwd_f32",
+            "kf_huber_bwd_f32",
+        )
+    }
+    assert unread == {
+        "kf_batch_norm_train_bwd_f32": ["eps", "momentum"],
+        "kf_layer_norm_bwd_f32": ["eps"],
+        "kf_cross_entropy_bwd_f32": [],
+        "kf_huber_bwd_f32": [],
+    }
 
 
 def test_where_a_dropout_reads_seed_and_offset():
     order = ("probability", "seed", "offset", "seed_at", "offset_at", "offset_add", "workspace")
     for f in FUNCTIONS.values():
         if f["dropout"]:
-            found = [(a["role"], a.get("memory")) for a in f["arguments"] if a["role"] in order[:-1]]
-            given = [("seed_at", "device"), ("offset_at", "device"), ("offset_add", None)] if f["state"] else [("seed", None), ("offset", None)]
+            found = [
+                (a["role"], a.get("memory")) for a in f["arguments"] if a["role"] in order[:-1]
+            ]
+            given = (
+                [("seed_at", "device"), ("offset_at", "device"), ("offset_add", None)]
+                if f["state"]
+                else [("seed", None), ("offset", None)]
+            )
             assert found == [("probability", None), *given], f["name"]
             roles = [a["role"] for a in f["arguments"]]
-            assert all(role in order for role in roles[roles.index("probability"):]), f["name"]
+            assert all(role in order for role in roles[roles.index("probability") :]), f["name"]
 
 
 def test_cost():
     f = FUNCTIONS["kf_bias_gelu_bf16"]
     assert eval(f["cost"]["bytes"], {}, {"rows": 10, "cols": 4}) == 2 * (40 + 4 + 40)
     for f in FUNCTIONS.values():
-        if not f["axes"] or getattr(cases.own(f), "READ_AT_PLACES", False):  # a tensor that is read at places of its own is not counted whole
+        if not f["axes"] or getattr(
+            cases.own(f), "READ_AT_PLACES", False
+        ):  # a tensor that is read at places of its own is not counted whole
             continue
         sizes = dict.fromkeys(f["sizes"], 3)
         moved = [a for a in tensors(f).values() if not a["unread"] and a["null"] != "result"]
-        found = sum(math.prod(from_manifest.extents(a, sizes)) * kflib.SIZE[a["dtype"]] for a in moved)
+        found = sum(
+            math.prod(from_manifest.extents(a, sizes)) * kflib.SIZE[a["dtype"]] for a in moved
+        )
         extents, products = len(f["sizes"]) - ("groups" in f["sizes"]), 0
-        if f["axes"]["shaped_by"]:  # of matrices: one of elements, and as many products as weights, which are two each in a backward
-            weights = sum(1 + (a["kind"] == "two_rights") for a in tensors(f).values() if a["kind"] in ("right", "two_rights") and a["role"] == "in")
+        if f[
+            "axes"
+        ][
+            "shaped_by"
+        ]:  # of matrices: one of elements, and as many products as weights, which are two each in a backward
+            weights = sum(
+                1 + (a["kind"] == "two_rights")
+                for a in tensors(f).values()
+                if a["kind"] in ("right", "two_rights") and a["role"] == "in"
+            )
             extents, products = 3, 2 * weights * (2 if f["bwd"] else 1) * 3**4
             if f["family"] == "logits":  # of no batch, and of one call's gradients
                 extents, products = 2, (6 if "dx" in tensors(f) else 2) * 3**3
-        assert eval(f["cost"]["bytes"], {}, sizes) == found and eval(f["cost"]["flops"], {}, sizes) == f["flops"] * 3**extents + products
+        assert (
+            eval(f["cost"]["bytes"], {}, sizes) == found
+            and eval(f["cost"]["flops"], {}, sizes) == f["flops"] * 3**extents + products
+        )
 
 
 def test_in_place():
     for f in FUNCTIONS.values():
         for a in tensors(f).values():
             for other in a["in_place"]:
-                assert a["role"] != "in" and tensors(f)[other]["role"] == "in" and tensors(f)[other]["shape"] == a["shape"]
+                assert (
+                    a["role"] != "in"
+                    and tensors(f)[other]["role"] == "in"
+                    and tensors(f)[other]["shape"] == a["shape"]
+                )
     assert tensors(FUNCTIONS["kf_add_relu_f32"])["out"]["in_place"] == ["a", "b"]
 
 
@@ -260,14 +548,23 @@ def test_strides():
         given = [a for a in f["arguments"] if a["role"] == "strides"]
         assert len(given) == (f["family"] in ("row", "reduce", "gemm", "logits")), f["name"]
         fields = given[0]["fields"] if given else []
-        assert structs.setdefault(f["op"], (given and given[0]["struct"], fields)) == (given and given[0]["struct"], fields), f["name"]
+        assert structs.setdefault(f["op"], (given and given[0]["struct"], fields)) == (
+            given and given[0]["struct"],
+            fields,
+        ), f["name"]
         assert len(set(fields)) == len(fields)
         for name, a in tensors(f).items():
             assert a["broadcast"] == (bool(a["strides"]) and a["role"] == "in")
-            assert bool(a["strides"]) == (bool(given) and (a["kind"] in ("elem", "left", "right") or f["family"] == "gemm")), (f["name"], name)
+            assert bool(a["strides"]) == (
+                bool(given) and (a["kind"] in ("elem", "left", "right") or f["family"] == "gemm")
+            ), (f["name"], name)
             at = fields.index(a["strides"][0]) if a["strides"] else 0
             first = f"{name}_batch" if a["kind"] in ("row", "two_rows", "depth") else name
-            assert fields[at:at + len(a["strides"])] == a["strides"] and (not a["strides"] or a["strides"][0] == first)
+            assert fields[at : at + len(a["strides"])] == a["strides"] and (
+                not a["strides"] or a["strides"][0] == first
+            )
     assert structs["softmax"] == ("kf_softmax_strides_t", ["x", "out", "dout", "dx"])
     assert structs["sum"][1] == ["x", "x_outer", "dx", "dx_outer"]
-    assert structs["matmul_nn"][1] == [n + level for n in ("a", "b", "out", "dout", "da", "db") for level in ("", "_batch")]
+    assert structs["matmul_nn"][1] == [
+        n + level for n in ("a", "b", "out", "dout", "da", "db") for level in ("", "_batch")
+    ]

@@ -17,14 +17,31 @@ import scipy.special as sp
 
 # A function for each thing that formulas may have, in float64: what is compared is the formula, not rounding.
 FEATURES = {
-    "elements": "kf_add_mish_f64", "scalars": "kf_leaky_relu_scale_bwd_f64", "rows": "kf_bias_gelu_bwd_f64", "halves": "kf_silu_glu_bwd_f64",
-    "channels": "kf_batch_norm_tanh_bwd_f64", "dropout": "kf_bias_relu_dropout_bwd_f64", "sums of a row": "kf_layer_norm_f64",
-    "saved values": "kf_layer_norm_bwd_f64", "an output that others read": "kf_add_rms_norm_f64", "planes": "kf_instance_norm_bwd_f64",
-    "groups": "kf_group_norm_relu_bwd_f64", "rows that are channels": "kf_batch_norm_train_f64", "queries": "kf_scale_causal_softmax_f64",
-    "masks": "kf_scale_bool_mask_softmax_f64", "labels": "kf_cross_entropy_bwd_f64", "picked weights": "kf_cross_entropy_weighted_f64",
-    "an axis": "kf_std_bwd_f64", "products": "kf_prod_bwd_f64", "products of matrices": "kf_linear_gelu_mul_bwd_f64",
-    "added to what is there": "kf_matmul_tn_f64"}
-TWO = (("kf_layer_norm_bwd_f32", {"rows": 300, "cols": 64}), ("kf_bias_bwd_f32", {"rows": 5000, "cols": 96}))
+    "elements": "kf_add_mish_f64",
+    "scalars": "kf_leaky_relu_scale_bwd_f64",
+    "rows": "kf_bias_gelu_bwd_f64",
+    "halves": "kf_silu_glu_bwd_f64",
+    "channels": "kf_batch_norm_tanh_bwd_f64",
+    "dropout": "kf_bias_relu_dropout_bwd_f64",
+    "sums of a row": "kf_layer_norm_f64",
+    "saved values": "kf_layer_norm_bwd_f64",
+    "an output that others read": "kf_add_rms_norm_f64",
+    "planes": "kf_instance_norm_bwd_f64",
+    "groups": "kf_group_norm_relu_bwd_f64",
+    "rows that are channels": "kf_batch_norm_train_f64",
+    "queries": "kf_scale_causal_softmax_f64",
+    "masks": "kf_scale_bool_mask_softmax_f64",
+    "labels": "kf_cross_entropy_bwd_f64",
+    "picked weights": "kf_cross_entropy_weighted_f64",
+    "an axis": "kf_std_bwd_f64",
+    "products": "kf_prod_bwd_f64",
+    "products of matrices": "kf_linear_gelu_mul_bwd_f64",
+    "added to what is there": "kf_matmul_tn_f64",
+}
+TWO = (
+    ("kf_layer_norm_bwd_f32", {"rows": 300, "cols": 64}),
+    ("kf_bias_bwd_f32", {"rows": 5000, "cols": 96}),
+)
 TYPES = """#include <stdint.h>
 typedef enum { KF_SUCCESS } kf_result_t;
 typedef struct kf_context_t kf_context_t;
@@ -37,7 +54,9 @@ typedef struct kf_stream_t kf_stream_t;
 def manifest(tmp_path_factory):
     path = tmp_path_factory.mktemp("manifest") / "manifest.json"
     with open(path, "w") as out:
-        subprocess.run([sys.executable, kflib.ROOT / "gen/bin/kfgen", "list", "--json"], stdout=out, check=True)
+        subprocess.run(
+            [sys.executable, kflib.ROOT / "gen/bin/kfgen", "list", "--json"], stdout=out, check=True
+        )
     return json.loads(path.read_text())
 
 
@@ -49,7 +68,11 @@ def functions(manifest):
 
 def test_nothing_else_is_read():
     tree = ast.parse((kflib.ROOT / "tests/support/from_manifest.py").read_text())
-    assert [ast.unparse(node) for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom)] == ["import math"]
+    assert [
+        ast.unparse(node)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Import | ast.ImportFrom)
+    ] == ["import math"]
 
 
 def test_it_is_what_tests_read(manifest):
@@ -59,9 +82,17 @@ def test_it_is_what_tests_read(manifest):
 def more_dimensions(f, sizes):
     """A tensor's shape that gives other sizes, with a dimension more on each side where there may be one; of several tensors where it takes them."""
     if f["axes"]["shaped_by"]:
-        more = {"batch": (2,), "rows": (3,) if f["axes"]["sizes"]["rows"] in ("between", "before") else ()}
-        return {a["name"]: tuple(n for size in a["shape"] for n in (*more.get(size, ()), eval(size, {}, sizes)))
-                for a in from_manifest.tensors(f, "in") if a["name"] in f["axes"]["shaped_by"]}, None
+        more = {
+            "batch": (2,),
+            "rows": (3,) if f["axes"]["sizes"]["rows"] in ("between", "before") else (),
+        }
+        return {
+            a["name"]: tuple(
+                n for size in a["shape"] for n in (*more.get(size, ()), eval(size, {}, sizes))
+            )
+            for a in from_manifest.tensors(f, "in")
+            if a["name"] in f["axes"]["shaped_by"]
+        }, None
     elem = next(a for a in from_manifest.tensors(f) if a["kind"] in ("elem", "half"))
     shape, parts = from_manifest.extents(elem, sizes), set(f["axes"]["sizes"].values())
     if f["form"] == "groups":
@@ -85,12 +116,24 @@ def test_fake_kernels(functions):
         if any(a["kind"] == "half" for a in from_manifest.tensors(f)):
             found |= {"cols": found["cols"] // 2}
         made = from_manifest.fake(f, found)
-        assert made and all(want == (checks.shape_of(f, tuple(found.values()), a), a["dtype"]) for a in from_manifest.tensors(f, "out", "sum")
-                            for want in [made[a["name"]]]), f["name"]
+        assert made and all(
+            want == (checks.shape_of(f, tuple(found.values()), a), a["dtype"])
+            for a in from_manifest.tensors(f, "out", "sum")
+            for want in [made[a["name"]]]
+        ), f["name"]
         if f["axes"]["shaped_by"]:
             continue
-        whole = [np.prod(s) for name, (s, _) in made.items() if next(a for a in f["arguments"] if a["name"] == name)["kind"] == "elem"]
-        assert all(n == np.prod(shape) / (2 if "half" in {a["kind"] for a in from_manifest.tensors(f)} else 1) for n in whole), f["name"]
+        whole = [
+            np.prod(s)
+            for name, (s, _) in made.items()
+            if next(a for a in f["arguments"] if a["name"] == name)["kind"] == "elem"
+        ]
+        assert all(
+            n
+            == np.prod(shape)
+            / (2 if "half" in {a["kind"] for a in from_manifest.tensors(f)} else 1)
+            for n in whole
+        ), f["name"]
 
 
 def test_prototypes(functions, tmp_path):
@@ -98,44 +141,101 @@ def test_prototypes(functions, tmp_path):
     found = {}
     for f in functions.values():
         found.setdefault((f["base"], f["bwd"], f["state"]), set()).add(from_manifest.fused(f))
-    assert all(len(texts) == 1 for texts in found.values()), [texts for texts in found.values() if len(texts) > 1][:3]
+    assert all(len(texts) == 1 for texts in found.values()), [
+        texts for texts in found.values() if len(texts) > 1
+    ][:3]
     texts = sorted(text for texts in found.values() for text in texts)
     assert len(texts) > 700 and len({text.split("(")[0] for text in texts}) == len(texts)
-    assert ("kf_result_t kf_fused_layer_norm_gelu(kf_context_t *context, const kf_tensor_t *x, const kf_tensor_t *weight, const kf_tensor_t *bias, "
-            "kf_tensor_t *out, kf_tensor_t *mean, kf_tensor_t *rstd, double eps, kf_stream_t *stream);") in texts
+    assert (
+        "kf_result_t kf_fused_layer_norm_gelu(kf_context_t *context, const kf_tensor_t *x, const kf_tensor_t *weight, const kf_tensor_t *bias, "
+        "kf_tensor_t *out, kf_tensor_t *mean, kf_tensor_t *rstd, double eps, kf_stream_t *stream);"
+    ) in texts
     (tmp_path / "fused.h").write_text(TYPES + "\n".join(texts) + "\n")
-    subprocess.run(["gcc", "-std=c11", "-Wall", "-Wextra", "-Werror", "-Wpedantic", "-fsyntax-only", "-x", "c", tmp_path / "fused.h"], check=True)
+    subprocess.run(
+        [
+            "gcc",
+            "-std=c11",
+            "-Wall",
+            "-Wextra",
+            "-Werror",
+            "-Wpedantic",
+            "-fsyntax-only",
+            "-x",
+            "c",
+            tmp_path / "fused.h",
+        ],
+        check=True,
+    )
 
 
 def test_two_calls_through_one_workspace(functions, tmp_path):
     source = tmp_path / "two.c"
     source.write_text(from_manifest.composition([(functions[name], sizes) for name, sizes in TWO]))
     include = [word for d in kflib.render(tmp_path) for word in ("-isystem", d)]
-    subprocess.run(["gcc", "-std=c11", "-O1", "-Wall", "-Wextra", "-Werror", *include, source, "-o", tmp_path / "two", "-lm"], check=True)
+    subprocess.run(
+        [
+            "gcc",
+            "-std=c11",
+            "-O1",
+            "-Wall",
+            "-Wextra",
+            "-Werror",
+            *include,
+            source,
+            "-o",
+            tmp_path / "two",
+            "-lm",
+        ],
+        check=True,
+    )
     said = subprocess.run([tmp_path / "two"], capture_output=True, text=True, check=True).stdout
     rows = [[int(word) for word in line.split()] for line in said.splitlines()]
     workspace = 5
-    assert [row[1:] for row in rows] == [[0, workspace]] * 2 and all(row[0] > 0 for row in rows) and rows[0][0] != rows[1][0], said
+    assert (
+        [row[1:] for row in rows] == [[0, workspace]] * 2
+        and all(row[0] > 0 for row in rows)
+        and rows[0][0] != rows[1][0]
+    ), said
 
 
 @pytest.fixture(scope="module")
 def library(functions):
     found = [functions[name] for name in FEATURES.values()]
-    return kflib.Lib("cpu", kflib.library("cpu", found, kflib.ROOT / "build/tests/enough", flags=["-O1"]))
+    return kflib.Lib(
+        "cpu", kflib.library("cpu", found, kflib.ROOT / "build/tests/enough", flags=["-O1"])
+    )
 
 
 @pytest.mark.parametrize("feature", FEATURES)
 def test_formulas(feature, manifest, functions, library):
     """A call's results are those of the statements of NumPy."""
     f = functions[FEATURES[feature]]
-    sizes = {"flat": (37,), "rows": (5, 12), "planes": (3, 4, 10), "channels": (3, 4, 10), "groups": (2, 3, 2, 6, 5), "heads": (2, 3, 5, 7),
-             "axis": (3, 8, 5)}.get(f["form"], (2, 3, 5, 4))
+    sizes = {
+        "flat": (37,),
+        "rows": (5, 12),
+        "planes": (3, 4, 10),
+        "channels": (3, 4, 10),
+        "groups": (2, 3, 2, 6, 5),
+        "heads": (2, 3, 5, 7),
+        "axis": (3, 8, 5),
+    }.get(f["form"], (2, 3, 5, 4))
     call = checks.Layout(library, f, sizes)
     memory = checks.CpuMemory()
     result, back = memory.run(call.image, lambda base: library.call(f, call.given(base)))
     assert result == 0, library.detail
-    names = dict(zip(f["sizes"], sizes)) | dict(call.scalars) | dict(zip(("keep", "keep_scale"), call.mask())) | {"T": np.float64}
-    names |= {name: call.data[name] for name, a in call.tensors.items() if a["role"] == "in" and not a["unread"]}
+    names = (
+        dict(zip(f["sizes"], sizes))
+        | dict(call.scalars)
+        | dict(zip(("keep", "keep_scale"), call.mask()))
+        | {"T": np.float64}
+    )
+    names |= {
+        name: call.data[name]
+        for name, a in call.tensors.items()
+        if a["role"] == "in" and not a["unread"]
+    }
     want = from_manifest.evaluate(manifest, f, names, np, sp)
     for name, got in call.outputs(back).items():
-        np.testing.assert_allclose(got, want[name], rtol=1e-12, atol=1e-12, err_msg=f"{f['name']}: {name}")
+        np.testing.assert_allclose(
+            got, want[name], rtol=1e-12, atol=1e-12, err_msg=f"{f['name']}: {name}"
+        )

@@ -17,25 +17,62 @@ from kfgen.words import REDUCTIONS
 MANIFEST = kflib.manifest()
 FUNCTIONS = {f["name"]: f for f in MANIFEST["functions"]}
 FLOATS, INTS = ("f32", "f16", "bf16", "f64"), ("i32", "i64")
-ACTIVATIONS = ("relu", "leaky_relu", "relu6", "relu_squared", "elu", "selu", "gelu", "gelu_tanh", "quick_gelu", "silu", "sigmoid", "hardsigmoid",
-               "hardswish", "tanh", "hardtanh", "softplus", "softsign", "mish")
+ACTIVATIONS = (
+    "relu",
+    "leaky_relu",
+    "relu6",
+    "relu_squared",
+    "elu",
+    "selu",
+    "gelu",
+    "gelu_tanh",
+    "quick_gelu",
+    "silu",
+    "sigmoid",
+    "hardsigmoid",
+    "hardswish",
+    "tanh",
+    "hardtanh",
+    "softplus",
+    "softsign",
+    "mish",
+)
 
 
-@pytest.mark.parametrize(("pattern", "word", "name"), [
-    ("add_{act}", "relu", "kf_add_relu_f32"), ("add_{act}", "none", "kf_add_f32"), ("bias_{act}_add", "gelu", "kf_bias_gelu_add_f32"),
-    ("bias_{act}_add", "none", "kf_bias_add_f32"), ("{act}_mul", "silu", "kf_silu_mul_f32"), ("{act}", "mish", "kf_mish_f32"),
-    ("cast", "none", "kf_cast_f32")])
+@pytest.mark.parametrize(
+    ("pattern", "word", "name"),
+    [
+        ("add_{act}", "relu", "kf_add_relu_f32"),
+        ("add_{act}", "none", "kf_add_f32"),
+        ("bias_{act}_add", "gelu", "kf_bias_gelu_add_f32"),
+        ("bias_{act}_add", "none", "kf_bias_add_f32"),
+        ("{act}_mul", "silu", "kf_silu_mul_f32"),
+        ("{act}", "mish", "kf_mish_f32"),
+        ("cast", "none", "kf_cast_f32"),
+    ],
+)
 def test_function(pattern, word, name):
     assert names.function(pattern, word, ("f32",)) == name
     assert names.function(pattern, word, ("f32",), cpu=True) == name.replace("kf_", "kf_cpu_", 1)
 
 
 def test_words_of_a_name():
-    assert names.function("layer_norm", "none", ("bf16", "f32"), bwd=True) == "kf_layer_norm_bwd_bf16_f32"
+    assert (
+        names.function("layer_norm", "none", ("bf16", "f32"), bwd=True)
+        == "kf_layer_norm_bwd_bf16_f32"
+    )
     assert names.function("layer_norm", "none", ("bf16", "bf16")) == "kf_layer_norm_bf16"
-    assert names.function("{act}_dropout", "gelu", ("f16",), bwd=True, state=True) == "kf_gelu_dropout_state_bwd_f16"
-    assert names.workspace(names.function("bias_{act}", "relu", ("bf16",), bwd=True, cpu=True)) == "kf_cpu_bias_relu_bwd_bf16_workspace_bytes"
-    assert [names.stem(p) for p in ("add_{act}", "{act}", "{act}_mul", "bias_{act}_add", "cast")] == ["add", "act", "act_mul", "bias_act_add", "cast"]
+    assert (
+        names.function("{act}_dropout", "gelu", ("f16",), bwd=True, state=True)
+        == "kf_gelu_dropout_state_bwd_f16"
+    )
+    assert (
+        names.workspace(names.function("bias_{act}", "relu", ("bf16",), bwd=True, cpu=True))
+        == "kf_cpu_bias_relu_bwd_bf16_workspace_bytes"
+    )
+    assert [
+        names.stem(p) for p in ("add_{act}", "{act}", "{act}_mul", "bias_{act}_add", "cast")
+    ] == ["add", "act", "act_mul", "bias_act_add", "cast"]
 
 
 # The promise to callers. Change these lines only with a new major version.
@@ -65,46 +102,116 @@ kf_result_t kf_rms_norm_bwd_f32(const float *x, const float *weight, const float
 def test_signatures(line):
     f = FUNCTIONS[re.search(r"(kf_\w+)\(", line)[1]]
     assert f["signature"] + ";" == line
-    assert f["cpu_signature"] + ";" == line.replace("kf_result_t kf_", "kf_result_t kf_cpu_").replace(", cudaStream_t stream", "")
+    assert f["cpu_signature"] + ";" == line.replace(
+        "kf_result_t kf_", "kf_result_t kf_cpu_"
+    ).replace(", cudaStream_t stream", "")
 
 
 WEIGHTS, LABELS = "with float32 weights or results", "with numbers of 32 bits too"
-HEAVY = ("relu", "leaky_relu", "relu_squared", "gelu", "gelu_tanh", "quick_gelu", "silu", "sigmoid", "hardswish", "tanh", "mish")
+HEAVY = (
+    "relu",
+    "leaky_relu",
+    "relu_squared",
+    "gelu",
+    "gelu_tanh",
+    "quick_gelu",
+    "silu",
+    "sigmoid",
+    "hardswish",
+    "tanh",
+    "mish",
+)
 WIDE, WIDE_LABELS = "with float32 gradients of weights", "with both of these"
 # op: (activations, whether none is one, dtypes of the forward, gradients). An op that is not here is what its entry says, with a gradient: a line
 # says what an entry does not, and what is not to change with it. That no function goes is the ABI's list's business (test_abi.py).
 FAMILY = {
-    "{act}": (18, False, 4, True), "add_{act}": (18, True, 6, True), "sub_{act}": (18, True, 6, True), "mul_{act}": (18, True, 6, True),
-    "div_{act}": (18, True, 4, True), "maximum_{act}": (18, True, 6, True), "minimum_{act}": (18, True, 6, True), "axpby_{act}": (18, True, 4, True),
-    "bias_{act}": (18, True, 4, True), "bias_{act}_add": (18, True, 4, True), "{act}_scale": (18, True, 4, True), "prelu_bias": (0, True, 4, True),
-    "{act}_mul": (18, False, 4, True), "{act}_glu": (18, False, 4, True), "batch_norm_{act}": (18, True, 4, True),
-    "{act}_dropout": (18, True, 4, True), "bias_{act}_dropout": (18, True, 4, True), "bias_dropout_add": (0, True, 4, True),
+    "{act}": (18, False, 4, True),
+    "add_{act}": (18, True, 6, True),
+    "sub_{act}": (18, True, 6, True),
+    "mul_{act}": (18, True, 6, True),
+    "div_{act}": (18, True, 4, True),
+    "maximum_{act}": (18, True, 6, True),
+    "minimum_{act}": (18, True, 6, True),
+    "axpby_{act}": (18, True, 4, True),
+    "bias_{act}": (18, True, 4, True),
+    "bias_{act}_add": (18, True, 4, True),
+    "{act}_scale": (18, True, 4, True),
+    "prelu_bias": (0, True, 4, True),
+    "{act}_mul": (18, False, 4, True),
+    "{act}_glu": (18, False, 4, True),
+    "batch_norm_{act}": (18, True, 4, True),
+    "{act}_dropout": (18, True, 4, True),
+    "bias_{act}_dropout": (18, True, 4, True),
+    "bias_dropout_add": (0, True, 4, True),
     # Weights, or results of reductions, may be float32 beside 2-byte tensors.
-    "layer_norm_{act}": (18, True, WEIGHTS, True), "layer_norm_{act}_dropout": (18, True, WEIGHTS, True),
-    "instance_norm_{act}": (18, True, WEIGHTS, True), "group_norm_{act}": (18, True, WEIGHTS, True),
+    "layer_norm_{act}": (18, True, WEIGHTS, True),
+    "layer_norm_{act}_dropout": (18, True, WEIGHTS, True),
+    "instance_norm_{act}": (18, True, WEIGHTS, True),
+    "group_norm_{act}": (18, True, WEIGHTS, True),
     "batch_norm_train_{act}": (18, True, WEIGHTS, True),
-    "rms_norm_{act}": (18, True, WEIGHTS, True), "softmax": (0, True, 4, True),
-    "add_layer_norm_{act}": (18, True, WEIGHTS, True), "add_rms_norm_{act}": (18, True, WEIGHTS, True),
-    **dict.fromkeys(("scale_mask_softmax", "scale_bool_mask_softmax", "scale_causal_softmax", "scale_mask_softmax_dropout"), (0, True, 4, True)),
-    "log_softmax": (0, True, 4, True), "gemma_rms_norm": (0, True, WEIGHTS, True), "l2_normalize": (0, True, 4, True),
+    "rms_norm_{act}": (18, True, WEIGHTS, True),
+    "softmax": (0, True, 4, True),
+    "add_layer_norm_{act}": (18, True, WEIGHTS, True),
+    "add_rms_norm_{act}": (18, True, WEIGHTS, True),
+    **dict.fromkeys(
+        (
+            "scale_mask_softmax",
+            "scale_bool_mask_softmax",
+            "scale_causal_softmax",
+            "scale_mask_softmax_dropout",
+        ),
+        (0, True, 4, True),
+    ),
+    "log_softmax": (0, True, 4, True),
+    "gemma_rms_norm": (0, True, WEIGHTS, True),
+    "l2_normalize": (0, True, 4, True),
     **dict.fromkeys(("mse", "l1", "huber", "bce_with_logits", "kl_div"), (0, True, 4, True)),
-    **dict.fromkeys((f"{loss}_{word}" for loss in ("mse", "l1", "huber", "bce_with_logits", "kl_div") for word in ("mean", "sum")),
-                    (0, True, WEIGHTS, True)),
+    **dict.fromkeys(
+        (
+            f"{loss}_{word}"
+            for loss in ("mse", "l1", "huber", "bce_with_logits", "kl_div")
+            for word in ("mean", "sum")
+        ),
+        (0, True, WEIGHTS, True),
+    ),
     **dict.fromkeys(("cross_entropy", "cross_entropy_weighted", "nll"), (0, True, LABELS, True)),
-    "cross_entropy_soft": (0, True, 4, True), "cross_entropy_with_grad": (0, True, LABELS, False),
-    **dict.fromkeys(("sum", "mean", "sum_squared", "mean_abs", "prod", "l2_norm", "logsumexp", "var", "std"), (0, True, WEIGHTS, True)),
+    "cross_entropy_soft": (0, True, 4, True),
+    "cross_entropy_with_grad": (0, True, LABELS, False),
+    **dict.fromkeys(
+        ("sum", "mean", "sum_squared", "mean_abs", "prod", "l2_norm", "logsumexp", "var", "std"),
+        (0, True, WEIGHTS, True),
+    ),
     **dict.fromkeys(("amax", "amin"), (0, True, 4, True)),
     "any_nonfinite": (0, True, 4, False),
-    **dict.fromkeys(("linear_{act}", "linear_{act}_add", "linear_{act}_dropout", "linear_{act}_mul", "linear_{act}_glu",
-                     "linear_nn_{act}", "{act}_mul_linear"),
-                    (HEAVY, True, WIDE, True)), **dict.fromkeys(("linear_add_{act}", "{act}_linear"), (HEAVY, False, WIDE, True)),
-    **dict.fromkeys(("linear_dropout_add", "matmul_nn", "matmul_nt", "matmul_tn", "matmul_tt"), (0, True, WIDE, True)),
-    **cases.said("FUNCTIONS")}
+    **dict.fromkeys(
+        (
+            "linear_{act}",
+            "linear_{act}_add",
+            "linear_{act}_dropout",
+            "linear_{act}_mul",
+            "linear_{act}_glu",
+            "linear_nn_{act}",
+            "{act}_mul_linear",
+        ),
+        (HEAVY, True, WIDE, True),
+    ),
+    **dict.fromkeys(("linear_add_{act}", "{act}_linear"), (HEAVY, False, WIDE, True)),
+    **dict.fromkeys(
+        ("linear_dropout_add", "matmul_nn", "matmul_nt", "matmul_tn", "matmul_tt"),
+        (0, True, WIDE, True),
+    ),
+    **cases.said("FUNCTIONS"),
+}
 
 
 def of_entry(op):
     words = tuple(a.name for a in op.activations if a.name != "none")
-    return words, not op.has_act or len(words) < len(op.activations), LABELS if op.indexed else WEIGHTS if op.types == "weights" else 4, True
+    return (
+        words,
+        not op.has_act or len(words) < len(op.activations),
+        LABELS if op.indexed else WEIGHTS if op.types == "weights" else 4,
+        True,
+    )
 
 
 @pytest.mark.parametrize("pattern", [p for p in spec.load().ops if p != "cast"])
@@ -112,13 +219,34 @@ def test_every_function_of_the_family(pattern):
     """Each op with each activation and dtype, forward and backward, and nothing else."""
     count, none, dtypes, bwd = FAMILY.get(pattern) or of_entry(spec.load().ops[pattern])
     words = list(ACTIVATIONS[:count] if isinstance(count, int) else count) + ["none"] * none
-    want = {names.function(pattern, w, (d,), b, s) for w in words for d in FLOATS for b in (False, bwd) for s in (False, "dropout" in pattern)}
+    want = {
+        names.function(pattern, w, (d,), b, s)
+        for w in words
+        for d in FLOATS
+        for b in (False, bwd)
+        for s in (False, "dropout" in pattern)
+    }
     if dtypes == WEIGHTS:
-        want |= {names.function(pattern, w, (d, "f32"), b, s) for w in words for d in ("f16", "bf16") for b in (False, bwd)
-                 for s in (False, "dropout" in pattern)}
+        want |= {
+            names.function(pattern, w, (d, "f32"), b, s)
+            for w in words
+            for d in ("f16", "bf16")
+            for b in (False, bwd)
+            for s in (False, "dropout" in pattern)
+        }
     if dtypes == WIDE:
-        want |= {names.function(pattern, w, (d, "f32"), True, s) for w in words for d in ("f16", "bf16") for s in (False, "dropout" in pattern)}
-        want |= {names.function(pattern, w, ("tf32",), b, s) for w in words for b in (False, True) for s in (False, "dropout" in pattern)}
+        want |= {
+            names.function(pattern, w, (d, "f32"), True, s)
+            for w in words
+            for d in ("f16", "bf16")
+            for s in (False, "dropout" in pattern)
+        }
+        want |= {
+            names.function(pattern, w, ("tf32",), b, s)
+            for w in words
+            for b in (False, True)
+            for s in (False, "dropout" in pattern)
+        }
     if dtypes == WIDE_LABELS:
         want |= {names.function(pattern, "none", (d, "f32")) for d in ("f16", "bf16")}
     if dtypes in (LABELS, WIDE_LABELS):
@@ -134,7 +262,10 @@ def test_every_cast():
     assert {f["op"] for f in MANIFEST["functions"]} >= {*FAMILY, "cast"}
 
 
-@pytest.mark.parametrize("pattern", ["bias_{act}", "prelu_bias", "{act}_mul", "layer_norm_{act}", "cross_entropy", "softmax"])
+@pytest.mark.parametrize(
+    "pattern",
+    ["bias_{act}", "prelu_bias", "{act}_mul", "layer_norm_{act}", "cross_entropy", "softmax"],
+)
 def test_an_entry_says_the_same(pattern):
     """Which is what a new op is held to."""
     count, none, *rest = FAMILY[pattern]
@@ -143,7 +274,9 @@ def test_an_entry_says_the_same(pattern):
 
 def test_list(capsys):
     assert main(["list"]) == 0
-    assert capsys.readouterr().out.splitlines() == [f["signature"] + ";" for f in MANIFEST["functions"]]
+    assert capsys.readouterr().out.splitlines() == [
+        f["signature"] + ";" for f in MANIFEST["functions"]
+    ]
     assert len(FUNCTIONS) == len(MANIFEST["functions"])
 
 
@@ -155,12 +288,20 @@ def test_list_json_round_trip(capsys):
 def test_list_of_a_selection(capsys):
     assert main(["list", "--ops", "add,cast", "--activations", "gelu", "--dtypes", "f32,bf16"]) == 0
     said = set(re.findall(r"kf_\w+(?=\()", capsys.readouterr().out))
-    assert said == {*(f"kf_add_{w}{d}" for w in ("", "gelu_", "bwd_", "gelu_bwd_") for d in ("f32", "bf16")), "kf_cast_f32_bf16", "kf_cast_bf16_f32"}
+    assert said == {
+        *(f"kf_add_{w}{d}" for w in ("", "gelu_", "bwd_", "gelu_bwd_") for d in ("f32", "bf16")),
+        "kf_cast_f32_bf16",
+        "kf_cast_bf16_f32",
+    }
 
 
 def test_no_operand_has_a_name_of_kf_inside():
     """What the generated code calls operands, and what it makes of that, is no word of include/kf (names.inside)."""
-    words = {w for path in (ROOT / "include").rglob("*.*") for w in re.findall(r"\bkfi_\w+", path.read_text())}
+    words = {
+        w
+        for path in (ROOT / "include").rglob("*.*")
+        for w in re.findall(r"\bkfi_\w+", path.read_text())
+    }
     assert len(words) > 1000
     like = [(w, re.fullmatch(r"kfi_(\w+)0(_(out|to|past|to_n|[a-z]))?", w)) for w in sorted(words)]
     assert [w for w, name in like if name and spec.usable(name[1])] == []
@@ -174,19 +315,40 @@ def test_the_identifiers_are_found(once, family):
     given = set()
     for o in spec.load([path]).ops.values():
         parts = (p for q in o.operands for p in (q.name, *q.parts))
-        given |= {*parts, *o.scalars, *o.outputs, *o.saved, *o.own.get("load", ()), *o.own.get("products", ())}
+        given |= {
+            *parts,
+            *o.scalars,
+            *o.outputs,
+            *o.saved,
+            *o.own.get("load", ()),
+            *o.own.get("products", ()),
+        }
     assert set(names_) <= given and len(names_) > cases.said("FEW_NAMES").get(family, 30)
-    want = {"map": {"each", "at", "span", "scalars", "t0"}, "row": {"ring", "persistent", "kept0", "row0"},
-            "reduce": {"unit", "row0_s"}} | cases.said("SOME_NAMES")
+    want = {
+        "map": {"each", "at", "span", "scalars", "t0"},
+        "row": {"ring", "persistent", "kept0", "row0"},
+        "reduce": {"unit", "row0_s"},
+    } | cases.said("SOME_NAMES")
     assert want.get(family, {"tensors", "words", "e"}) <= set(names_)
 
 
 def test_no_template_names_an_op_or_an_activation():
     """Templates know capabilities, never names."""
     loaded = spec.load()
-    words = {names.stem(p) for p in loaded.ops} - {"act"} | {p for p in loaded.ops} - {"{act}"} | set(ACTIVATIONS)
-    words -= {"scale", "cast", *REDUCTIONS, "mean"}  # words of their own: kfi_cast, keep_scale; in comments, the language's
+    words = (
+        {names.stem(p) for p in loaded.ops} - {"act"}
+        | {p for p in loaded.ops} - {"{act}"}
+        | set(ACTIVATIONS)
+    )
+    words -= {
+        "scale",
+        "cast",
+        *REDUCTIONS,
+        "mean",
+    }  # words of their own: kfi_cast, keep_scale; in comments, the language's
     for path in sorted((ROOT / "templates").rglob("*.j2")):
         text = re.sub(r"{#.*?#}", "", path.read_text(), flags=re.S)
         for word in words:
-            assert not re.search(rf"(?<![\w.{{]){re.escape(word)}(?![\w}}])", text), f"{path.name} names {word}"
+            assert not re.search(rf"(?<![\w.{{]){re.escape(word)}(?![\w}}])", text), (
+                f"{path.name} names {word}"
+            )

@@ -28,7 +28,12 @@ ref = "here * middle + side * (west - 2 * east)"
 
 
 def kfgen(*arguments):
-    return subprocess.run([sys.executable, kflib.ROOT / "gen/bin/kfgen", *arguments], capture_output=True, text=True, check=False)
+    return subprocess.run(
+        [sys.executable, kflib.ROOT / "gen/bin/kfgen", *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +46,11 @@ def own(tmp_path_factory):
     assert made.returncode == 0, made.stderr
     listed = json.loads(kfgen("list", "--json", *words).stdout)
     functions = [f for f in listed["functions"] if f["family"] == "stencil"]
-    return functions, [kflib.ROOT / "include", kflib.rendered(), folder / "include", FOLDER.parent], words
+    return (
+        functions,
+        [kflib.ROOT / "include", kflib.rendered(), folder / "include", FOLDER.parent],
+        words,
+    )
 
 
 def called(lib, memory, f, given):
@@ -49,9 +58,13 @@ def called(lib, memory, f, given):
     size = given.itemsize * given.size
     image = np.concatenate([given.reshape(-1).view(np.uint8), np.full(size, 0xFF, np.uint8)])
     source, result = ("dout", "dx") if f["bwd"] else ("x", "out")
-    values = {"x": None, "workspace": None, "workspace_bytes": 0, "rows": rows, "cols": cols} | f["scalars"]
+    values = {"x": None, "workspace": None, "workspace_bytes": 0, "rows": rows, "cols": cols} | f[
+        "scalars"
+    ]
     memory.spans = [(0, size), (size, 2 * size)]
-    code, back = memory.run(image, lambda base: lib.call(f, values | {source: base, result: base + size}))
+    code, back = memory.run(
+        image, lambda base: lib.call(f, values | {source: base, result: base + size})
+    )
     assert code == 0, lib.detail
     assert (back[:size] == image[:size]).all()
     return back[size:].view(given.dtype).reshape(rows, cols)
@@ -61,16 +74,36 @@ def expected(f, x):
     middle, side = f["scalars"]["middle"], f["scalars"]["side"]
     before, behind = np.zeros_like(x), np.zeros_like(x)
     before[:, 1:], behind[:, :-1] = x[:, :-1], x[:, 1:]
-    terms = (x * middle, side * behind, -2 * side * before) if f["bwd"] else (x * middle, side * before, -2 * side * behind)
+    terms = (
+        (x * middle, side * behind, -2 * side * before)
+        if f["bwd"]
+        else (x * middle, side * before, -2 * side * behind)
+    )
     return sum(terms), sum(map(np.abs, terms))
 
 
-@pytest.mark.parametrize("backend", ["cpu", pytest.param("emu", marks=pytest.mark.skipif(not toolkit.include(), reason="no CUDA headers"))])
+@pytest.mark.parametrize(
+    "backend",
+    [
+        "cpu",
+        pytest.param(
+            "emu", marks=pytest.mark.skipif(not toolkit.include(), reason="no CUDA headers")
+        ),
+    ],
+)
 def test_numbers(own, backend, tmp_path):
     functions, include, _ = own
-    assert {(f["bwd"], f["dtypes"][0]) for f in functions} == {(bwd, d) for bwd in (False, True) for d in ("f32", "f16", "bf16", "f64")}
+    assert {(f["bwd"], f["dtypes"][0]) for f in functions} == {
+        (bwd, d) for bwd in (False, True) for d in ("f32", "f16", "bf16", "f64")
+    }
     if backend == "cpu":
-        lib = kflib.build("cpu", functions, tmp_path, ("-O1", "-Wall", "-Wextra", "-Wshadow", "-Wconversion", "-Werror"), include=include)
+        lib = kflib.build(
+            "cpu",
+            functions,
+            tmp_path,
+            ("-O1", "-Wall", "-Wextra", "-Wshadow", "-Wconversion", "-Werror"),
+            include=include,
+        )
         memory = checks.CpuMemory(1 << 20)
     else:
         lib = emulator.build(functions, tmp_path, include=include)
@@ -83,20 +116,44 @@ def test_numbers(own, backend, tmp_path):
             want, size = expected(f, to_float(given, dtype))
             got = to_float(called(lib, memory, f, given), dtype)
             eps = {"f16": 2.0**-11, "bf16": 2.0**-8}.get(dtype, 0.0)
-            assert (np.abs(got - want) <= 4 * EPS["f64" if dtype == "f64" else "f32"] * size + eps * np.abs(want) + 2.0**-24).all(), f["name"]
+            assert (
+                np.abs(got - want)
+                <= 4 * EPS["f64" if dtype == "f64" else "f32"] * size
+                + eps * np.abs(want)
+                + 2.0**-24
+            ).all(), f["name"]
 
 
 def test_what_is_said_of_it(own):
     functions, _, words = own
     forward = next(f for f in functions if f["name"] == "kf_smooth_bf16")
-    assert forward["axes"] is None and forward["backward"] == "kf_smooth_bwd_bf16" and forward["header"] == "kf/user/lines/smooth"
-    assert [a["in_place"] for a in forward["arguments"] if a["role"] == "out"] == [[]] and forward["bytes"] == 4
-    assert "1 op with" in (found := kfgen("check", *words)).stdout and found.returncode == 0, found.stderr
-    assert "templates/cuda/stencil_kernel.j2" in (found := kfgen("explain", *words, "kf_smooth_bwd_f32")).stdout, found.stderr
+    assert (
+        forward["axes"] is None
+        and forward["backward"] == "kf_smooth_bwd_bf16"
+        and forward["header"] == "kf/user/lines/smooth"
+    )
+    assert [a["in_place"] for a in forward["arguments"] if a["role"] == "out"] == [[]] and forward[
+        "bytes"
+    ] == 4
+    assert "1 op with" in (found := kfgen("check", *words)).stdout and found.returncode == 0, (
+        found.stderr
+    )
+    assert (
+        "templates/cuda/stencil_kernel.j2"
+        in (found := kfgen("explain", *words, "kf_smooth_bwd_f32")).stdout
+    ), found.stderr
 
 
-@pytest.mark.parametrize("text, said", [
-    ("", "has no FAMILY"), ("from kfgen.families.map import Map\nFAMILY = Map()\n", "there is a family called `map` already")])
+@pytest.mark.parametrize(
+    "text, said",
+    [
+        ("", "has no FAMILY"),
+        (
+            "from kfgen.families.map import Map\nFAMILY = Map()\n",
+            "there is a family called `map` already",
+        ),
+    ],
+)
 def test_refused(text, said, tmp_path):
     folder = tmp_path / "other"
     folder.mkdir()

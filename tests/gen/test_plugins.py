@@ -13,9 +13,13 @@ from kfgen import families, spec
 MOST = 10
 # The first ones, of which the generator was made, and which tests and pages take their examples from.
 BASE = ("map", "row", "reduce", "gemm", "logits")
-PLUGINS = [name for name in families.FAMILIES if name not in BASE] + ["reduce_place"]  # of the family reduce the ops that find places
+PLUGINS = [name for name in families.FAMILIES if name not in BASE] + [
+    "reduce_place"
+]  # of the family reduce the ops that find places
 # Goldens, pages and results that a command makes anew; what has the past in it.
-MADE = re.compile(r"tests/golden/|docs/(reference/|performance\.md|promises\.md)|bench/(results/|NOTES\.md)|CHANGELOG\.md|.*\.(golden|json|svg|png)$")
+MADE = re.compile(
+    r"tests/golden/|docs/(reference/|performance\.md|promises\.md)|bench/(results/|NOTES\.md)|CHANGELOG\.md|.*\.(golden|json|svg|png)$"
+)
 EXAMPLES = re.compile(r"examples/\d\d_\w+\.\w+$")  # a program each
 # Words that are not a family's alone: "pairs" is a size, and what the types of a cast are called; "both" is a form.
 OTHERS = re.compile(r'types|"weights"|"(dim|dims|positions|p)"|"pairs" in |\["pairs"\]')
@@ -24,15 +28,29 @@ ORDINARY = {"both"}
 
 def ops_of(plugin):
     file = kflib.ROOT / f"gen/spec/{plugin}.toml"
-    return {name for pattern in re.findall(r'^\[op\."?([\w{}]+)"?\]', file.read_text(), re.M) for name in (pattern, pattern.replace("{act}_", ""))}
+    return {
+        name
+        for pattern in re.findall(r'^\[op\."?([\w{}]+)"?\]', file.read_text(), re.M)
+        for name in (pattern, pattern.replace("{act}_", ""))
+    }
 
 
 def words_of(plugin):
     """(a pattern of what names it as a family, its ops)."""
     made = "".join(word.title() for word in plugin.split("_"))
-    forms = [f for f in getattr(families.FAMILIES.get(plugin), "forms", ()) if f not in {*families.FAMILIES, *ORDINARY}]
-    own = [rf'"{plugin}"', rf"`{plugin}`", rf"\b(families|core)[/.]{plugin}(_\w+)?\b", rf"\b{made}(C|Cuda|Kernel)?\(?\)?\b",
-           rf"(?<![\w/]){plugin}(_\w+)?\.(py|toml|cuh|h|j2|md)\b", *(rf'"{form}"' for form in forms)]
+    forms = [
+        f
+        for f in getattr(families.FAMILIES.get(plugin), "forms", ())
+        if f not in {*families.FAMILIES, *ORDINARY}
+    ]
+    own = [
+        rf'"{plugin}"',
+        rf"`{plugin}`",
+        rf"\b(families|core)[/.]{plugin}(_\w+)?\b",
+        rf"\b{made}(C|Cuda|Kernel)?\(?\)?\b",
+        rf"(?<![\w/]){plugin}(_\w+)?\.(py|toml|cuh|h|j2|md)\b",
+        *(rf'"{form}"' for form in forms),
+    ]
     return re.compile("|".join(own)), ops_of(plugin)
 
 
@@ -50,14 +68,29 @@ def named(line, pattern, ops):
 def own_file(path, plugin, ops):
     """Whether a file is there for it alone: it is called like the family, like one of its ops, or like a family that is made of it (normed_pairs is
     of pairs); or it is an example, which is a program of its own."""
-    parts = [pathlib.PurePath(part).stem.split(".")[0].removeprefix("test_") for part in pathlib.PurePath(path).parts]
+    parts = [
+        pathlib.PurePath(part).stem.split(".")[0].removeprefix("test_")
+        for part in pathlib.PurePath(path).parts
+    ]
     words = [plugin, *ops, f"normed_{plugin}"]
-    return bool(EXAMPLES.match(path)) or any(part == word or part.startswith(f"{word}_") for part in parts for word in words)
+    return bool(EXAMPLES.match(path)) or any(
+        part == word or part.startswith(f"{word}_") for part in parts for word in words
+    )
 
 
 def files():
-    said = subprocess.run(["git", "ls-files", "-co", "--exclude-standard"], cwd=kflib.ROOT, capture_output=True, text=True, check=False)
-    found = said.stdout.split() if said.returncode == 0 else [str(p.relative_to(kflib.ROOT)) for p in kflib.ROOT.rglob("*.*")]
+    said = subprocess.run(
+        ["git", "ls-files", "-co", "--exclude-standard"],
+        cwd=kflib.ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    found = (
+        said.stdout.split()
+        if said.returncode == 0
+        else [str(p.relative_to(kflib.ROOT)) for p in kflib.ROOT.rglob("*.*")]
+    )
     return [f for f in found if not MADE.match(f) and (kflib.ROOT / f).is_file()]
 
 
@@ -76,8 +109,13 @@ def lines():
 def outside(lines, plugin):
     pattern, ops = words_of(plugin)
     some = re.compile("|".join(map(re.escape, ops)))
-    return [f"{f}:{i}: {line.strip()[:120]}" for f, text in lines.items() if f != "tests/gen/test_plugins.py" and not own_file(f, plugin, ops)
-            for i, line in enumerate(text, 1) if (pattern.search(line) or some.search(line)) and named(line, pattern, ops)]
+    return [
+        f"{f}:{i}: {line.strip()[:120]}"
+        for f, text in lines.items()
+        if f != "tests/gen/test_plugins.py" and not own_file(f, plugin, ops)
+        for i, line in enumerate(text, 1)
+        if (pattern.search(line) or some.search(line)) and named(line, pattern, ops)
+    ]
 
 
 @pytest.mark.parametrize("plugin", PLUGINS)
@@ -90,10 +128,25 @@ def test_a_family_is_named_in_few_lines(lines, plugin):
 def test_what_names_one_is_seen():
     """The count does not stay low by seeing nothing."""
     pattern, ops = words_of("lookup")
-    for line in ('assert f["family"] == "lookup"', "from kfgen.families.lookup import Lookup", "kf_cpu_embedding_bwd_f32(", "kf.ops.embedding(x)",
-                 "#include <kf/core/lookup.h>", "| lookup.cuh |", '"lookup": (3, 4)', "(`embedding`, `rope`)"):
+    for line in (
+        'assert f["family"] == "lookup"',
+        "from kfgen.families.lookup import Lookup",
+        "kf_cpu_embedding_bwd_f32(",
+        "kf.ops.embedding(x)",
+        "#include <kf/core/lookup.h>",
+        "| lookup.cuh |",
+        '"lookup": (3, 4)',
+        "(`embedding`, `rope`)",
+    ):
         assert named(line, pattern, ops), line
-    for line in ("kf_op_lookup(name)", "kf_embedding_add_layer_norm_f32(", "torch.nn.functional.embedding(x)", '#include "kf/runtime/lookup.h"'):
+    for line in (
+        "kf_op_lookup(name)",
+        "kf_embedding_add_layer_norm_f32(",
+        "torch.nn.functional.embedding(x)",
+        '#include "kf/runtime/lookup.h"',
+    ):
         assert not named(line, pattern, ops), line
-    assert not own_file("tests/gen/test_names.py", "lookup", ops) and own_file("tests/families/lookup.py", "lookup", ops)
+    assert not own_file("tests/gen/test_names.py", "lookup", ops) and own_file(
+        "tests/families/lookup.py", "lookup", ops
+    )
     assert all(spec.SPECS / f"{plugin}.toml" in spec.builtin_files() for plugin in PLUGINS)

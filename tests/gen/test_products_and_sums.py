@@ -12,22 +12,34 @@ NAMES = ("a", "b", "c", "d")
 def written(text, flavour="f32", masks=False, apart=False):
     graph = Graph()
     root = parse(graph, text, {name: graph.var(name) for name in NAMES})
-    lines, [body] = emit(graph, [root], Target("kfi_cpu_" if masks else "kfi_", flavour, masks), {}, fixed={}, apart=apart)
+    lines, [body] = emit(
+        graph,
+        [root],
+        Target("kfi_cpu_" if masks else "kfi_", flavour, masks),
+        {},
+        fixed={},
+        apart=apart,
+    )
     return " ".join([*lines, body])
 
 
-@pytest.mark.parametrize(("text", "body"), [
-    ("a * b + c * d", "kfi_fma_f32(a, b, c * d)"),
-    ("a * b - c * d", "kfi_fma_f32(a, b, -(c * d))"),
-    ("a * b * c + d * d", "kfi_fma_f32(a * b, c, d * d)"),
-    ("a * b + c", "a * b + c"),  # there is one way
-    ("t = a * b; t + t", "const float t0 = kfi_mul_f32(a, b); 2.0f * t0"),
-    ("t = a * b; (t + c) * (t - d)", "const float t0 = kfi_mul_f32(a, b); (t0 + c) * (t0 - d)"),
-])
+@pytest.mark.parametrize(
+    ("text", "body"),
+    [
+        ("a * b + c * d", "kfi_fma_f32(a, b, c * d)"),
+        ("a * b - c * d", "kfi_fma_f32(a, b, -(c * d))"),
+        ("a * b * c + d * d", "kfi_fma_f32(a * b, c, d * d)"),
+        ("a * b + c", "a * b + c"),  # there is one way
+        ("t = a * b; t + t", "const float t0 = kfi_mul_f32(a, b); 2.0f * t0"),
+        ("t = a * b; (t + c) * (t - d)", "const float t0 = kfi_mul_f32(a, b); (t0 + c) * (t0 - d)"),
+    ],
+)
 def test_in_cuda(text, body):
     assert written(text) == body
     assert written(text, "lp") == body
-    assert written(text, "f64") == body.replace("_f32", "_f64").replace("float", "double").replace("2.0f", "2.0")
+    assert written(text, "f64") == body.replace("_f32", "_f64").replace("float", "double").replace(
+        "2.0f", "2.0"
+    )
 
 
 def test_what_the_caller_may_add_to():

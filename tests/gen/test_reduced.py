@@ -28,11 +28,21 @@ def path(tmp_path):
 
 def test_entries(path):
     ops = spec.load([path]).ops
-    assert [ops[name].family for name in ("gap", "gap_mean", "gap_sum")] == ["map", "reduce", "reduce"]
+    assert [ops[name].family for name in ("gap", "gap_mean", "gap_sum")] == [
+        "map",
+        "reduce",
+        "reduce",
+    ]
     for word in ("mean", "sum"):
         op = ops[f"gap_{word}"]
-        assert op.outputs == {"out": f"d = x - y; {word}(weight * d * d)"} and op.refs == {"out": f"{word}(weight * (x - y) ** 2)"}
-        assert op.operands == ops["gap"].operands and op.scalars == ops["gap"].scalars and op.source == "a test"
+        assert op.outputs == {"out": f"d = x - y; {word}(weight * d * d)"} and op.refs == {
+            "out": f"{word}(weight * (x - y) ** 2)"
+        }
+        assert (
+            op.operands == ops["gap"].operands
+            and op.scalars == ops["gap"].scalars
+            and op.source == "a test"
+        )
         assert op.brief == f"the {word} of (x - y)^2, weighted"
 
 
@@ -46,8 +56,16 @@ def test_values_and_gradients(path, capsys):
 
 def test_functions(path, capsys):
     assert main(["list", "--json", "--spec", str(path)]) == 0
-    found = {f["name"]: f for f in json.loads(capsys.readouterr().out)["functions"] if f["op"].startswith("gap_")}
-    assert len(found) == 2 * (4 + 2) * 2 and found["kf_gap_mean_bwd_bf16"]["sizes"] == ["outer", "axis", "inner"]
+    found = {
+        f["name"]: f
+        for f in json.loads(capsys.readouterr().out)["functions"]
+        if f["op"].startswith("gap_")
+    }
+    assert len(found) == 2 * (4 + 2) * 2 and found["kf_gap_mean_bwd_bf16"]["sizes"] == [
+        "outer",
+        "axis",
+        "inner",
+    ]
 
 
 @pytest.mark.parametrize("expr", ["x -", "", "d = x - y"])

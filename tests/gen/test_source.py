@@ -24,16 +24,47 @@ def said(capsys, *arguments):
     return captured.out
 
 
-@pytest.mark.parametrize(("name", "parts"), [
-    ("kf_add_relu_f16", ["gen/spec/map.toml", '[op."add_{act}"]', "[activation.relu]", 'expr = "where(x <= 0, 0, x)"', "kf_result_t kf_add_relu_f16(",
-                         "(x <= 0.0f ? 0.0f : x)", "kfi_cpu_select_f32(", "(x <= 0.0f ? 0.0f : dy)", "derived from its expr", "kfk_add_f16<1, 8, 1>",
-                         "templates/cuda/map_each.j2", "kf/ops/add.cuh"]),
-    ("kf_bias_gelu_bwd_bf16", ["dbias", "kfi_gelu_bwd_lp(x)", "templates/cuda/map_sum.j2", "kf/ops/bias.cuh"]),
-    ("kf_cpu_bias_gelu_bwd_bf16", ["kf_result_t kf_cpu_bias_gelu_bwd_bf16(", "templates/cpu/map_run.j2", "kf/ops/bias.h"]),
-    ("kf_silu_dropout_state_f32", ["const uint64_t *seed, const uint64_t *offset, uint64_t offset_add",
-                                   "closed form, its dexpr", 'dexpr = "s = sigmoid(x)', "kfk_act_dropout_f32<10, 4, "]),
-    ("kf_cpu_mish_f64", ["n = t * (t + 2)\n    r = rcp(n + 2)", "kf/ops/act.h"]),
-    ("kf_cast_f32_bf16", ["[op.cast]", "kfk_cast_f32_bf16<0, 4, 1>"])])
+@pytest.mark.parametrize(
+    ("name", "parts"),
+    [
+        (
+            "kf_add_relu_f16",
+            [
+                "gen/spec/map.toml",
+                '[op."add_{act}"]',
+                "[activation.relu]",
+                'expr = "where(x <= 0, 0, x)"',
+                "kf_result_t kf_add_relu_f16(",
+                "(x <= 0.0f ? 0.0f : x)",
+                "kfi_cpu_select_f32(",
+                "(x <= 0.0f ? 0.0f : dy)",
+                "derived from its expr",
+                "kfk_add_f16<1, 8, 1>",
+                "templates/cuda/map_each.j2",
+                "kf/ops/add.cuh",
+            ],
+        ),
+        (
+            "kf_bias_gelu_bwd_bf16",
+            ["dbias", "kfi_gelu_bwd_lp(x)", "templates/cuda/map_sum.j2", "kf/ops/bias.cuh"],
+        ),
+        (
+            "kf_cpu_bias_gelu_bwd_bf16",
+            ["kf_result_t kf_cpu_bias_gelu_bwd_bf16(", "templates/cpu/map_run.j2", "kf/ops/bias.h"],
+        ),
+        (
+            "kf_silu_dropout_state_f32",
+            [
+                "const uint64_t *seed, const uint64_t *offset, uint64_t offset_add",
+                "closed form, its dexpr",
+                'dexpr = "s = sigmoid(x)',
+                "kfk_act_dropout_f32<10, 4, ",
+            ],
+        ),
+        ("kf_cpu_mish_f64", ["n = t * (t + 2)\n    r = rcp(n + 2)", "kf/ops/act.h"]),
+        ("kf_cast_f32_bf16", ["[op.cast]", "kfk_cast_f32_bf16<0, 4, 1>"]),
+    ],
+)
 def test_explain(capsys, name, parts):
     text = said(capsys, "explain", name)
     for part in parts:
@@ -46,18 +77,33 @@ def test_explain_of_a_users_function(capsys, tmp_path):
     path = tmp_path / "mine.toml"
     path.write_text('[activation.twice]\nbrief = "2 x"\nexpr = "2 * x"\nref = "2 * x"\n')
     text = said(capsys, "explain", "kf_add_twice_f16", "--spec", str(path))
-    assert str(path) in text and "gen/spec/map.toml" in text and "kf/user/mine/add.cuh" in text and "kf/mine.cuh" in text
+    assert (
+        str(path) in text
+        and "gen/spec/map.toml" in text
+        and "kf/user/mine/add.cuh" in text
+        and "kf/mine.cuh" in text
+    )
 
 
 @pytest.mark.parametrize("command", ["explain", "source"])
 def test_unknown_name(capsys, command):
     assert main([command, "kf_add_rellu_f16"]) == 1
     captured = capsys.readouterr()
-    assert "`kf_add_rellu_f16` is not a function of kf; near it are: kf_add_relu_f16, " in captured.err and not captured.out
+    assert (
+        "`kf_add_rellu_f16` is not a function of kf; near it are: kf_add_relu_f16, " in captured.err
+        and not captured.out
+    )
 
 
-CPU = ["kf_cpu_add_relu_f16", "kf_cpu_add_i32", "kf_cpu_bias_gelu_bwd_bf16", "kf_cpu_batch_norm_silu_bwd_f32", "kf_cpu_silu_dropout_state_bwd_f64",
-       "kf_cpu_cast_f32_bf16", "kf_cpu_linear_cross_entropy_with_grad_bf16_f32"]
+CPU = [
+    "kf_cpu_add_relu_f16",
+    "kf_cpu_add_i32",
+    "kf_cpu_bias_gelu_bwd_bf16",
+    "kf_cpu_batch_norm_silu_bwd_f32",
+    "kf_cpu_silu_dropout_state_bwd_f64",
+    "kf_cpu_cast_f32_bf16",
+    "kf_cpu_linear_cross_entropy_with_grad_bf16_f32",
+]
 
 
 @pytest.mark.parametrize("name", CPU)
@@ -70,8 +116,15 @@ def test_c(capsys, tmp_path, name):
     subprocess.run(["gcc", *flags, "-c", str(path), "-o", str(tmp_path / "one.o")], check=True)
 
 
-CUDA = ["kf_add_relu_f16", "kf_bias_gelu_bwd_bf16", "kf_batch_norm_bwd_f32", "kf_silu_dropout_state_f32", "kf_gelu_glu_bwd_f64", "kf_cast_f32_bf16",
-        "kf_linear_cross_entropy_f32"]
+CUDA = [
+    "kf_add_relu_f16",
+    "kf_bias_gelu_bwd_bf16",
+    "kf_batch_norm_bwd_f32",
+    "kf_silu_dropout_state_f32",
+    "kf_gelu_glu_bwd_f64",
+    "kf_cast_f32_bf16",
+    "kf_linear_cross_entropy_f32",
+]
 
 
 @pytest.mark.parametrize("name", CUDA[:3])
@@ -82,10 +135,26 @@ def test_nvcc(capsys, tmp_path, name):
     assert set(re.findall(r"\bkf_\w+_(?:f32|f16|bf16|f64)(?=\()", text)) == {name}
     path = tmp_path / "one.cu"
     path.write_text(text + f"void *use() {{ return (void *){name}<>; }}\n")
-    done = subprocess.run(["nvcc", "-arch=sm_90", *quick(), "-Werror", "all-warnings", "-c", str(path), "-o", str(tmp_path / "one.o")],
-                          capture_output=True, text=True)
+    done = subprocess.run(
+        [
+            "nvcc",
+            "-arch=sm_90",
+            *quick(),
+            "-Werror",
+            "all-warnings",
+            "-c",
+            str(path),
+            "-o",
+            str(tmp_path / "one.o"),
+        ],
+        capture_output=True,
+        text=True,
+    )
     assert done.returncode == 0, done.stderr[-3000:]
-    assert source.kernel_names(source.find(SELECTION, name)[0])[0].split("<")[0].encode() in (tmp_path / "one.o").read_bytes()
+    assert (
+        source.kernel_names(source.find(SELECTION, name)[0])[0].split("<")[0].encode()
+        in (tmp_path / "one.o").read_bytes()
+    )
 
 
 LOADER = "#include <cuda.h>\nCUresult load(const char *name, CUfunction *function);\n#define KF_LOAD_KERNEL(name, function) load(name, function)\n"
@@ -97,12 +166,35 @@ LOADER = "#include <cuda.h>\nCUresult load(const char *name, CUfunction *functio
 def test_launcher_without_nvcc(capsys, tmp_path, name, compiler):
     """The same text as NVRTC has is the launcher to a C++ compiler. Of CUDA's headers it takes those of the driver and of dim3."""
     path = tmp_path / "one.cpp"
-    path.write_text(LOADER + said(capsys, "source", name) + f"void *use() {{ return (void *){name}<>; }}\n")
-    flags = ["-std=c++17", "-O1", "-Wall", "-Wextra", "-Wshadow", "-Wconversion", "-Werror", "-isystem", str(toolkit.include())]
-    done = subprocess.run([compiler, *flags, "-MD", "-c", str(path), "-o", str(tmp_path / "one.o")], capture_output=True, text=True)
+    path.write_text(
+        LOADER + said(capsys, "source", name) + f"void *use() {{ return (void *){name}<>; }}\n"
+    )
+    flags = [
+        "-std=c++17",
+        "-O1",
+        "-Wall",
+        "-Wextra",
+        "-Wshadow",
+        "-Wconversion",
+        "-Werror",
+        "-isystem",
+        str(toolkit.include()),
+    ]
+    done = subprocess.run(
+        [compiler, *flags, "-MD", "-c", str(path), "-o", str(tmp_path / "one.o")],
+        capture_output=True,
+        text=True,
+    )
     assert done.returncode == 0, done.stderr[:3000]
-    assert "cuda.h" in (read := (tmp_path / "one.d").read_text()) and "cuda_runtime" not in read and "cuda_fp16" not in read
-    assert b"cuLaunchKernelEx" in (code := (tmp_path / "one.o").read_bytes()) and b"cudaLaunch" not in code
+    assert (
+        "cuda.h" in (read := (tmp_path / "one.d").read_text())
+        and "cuda_runtime" not in read
+        and "cuda_fp16" not in read
+    )
+    assert (
+        b"cuLaunchKernelEx" in (code := (tmp_path / "one.o").read_bytes())
+        and b"cudaLaunch" not in code
+    )
     assert source.kernel_names(source.find(SELECTION, name)[0])[0].split("<")[0].encode() in code
 
 
@@ -116,7 +208,9 @@ def test_nvrtc(capsys, name):
     asked = re.findall(r"^//     (kfk_.*)$", text, re.M)
     assert asked
     program = ctypes.c_void_p()
-    assert lib.nvrtcCreateProgram(ctypes.byref(program), text.encode(), b"one.cu", 0, None, None) == 0
+    assert (
+        lib.nvrtcCreateProgram(ctypes.byref(program), text.encode(), b"one.cu", 0, None, None) == 0
+    )
     for kernel in asked:
         assert lib.nvrtcAddNameExpression(program, kernel.encode()) == 0
     options = (ctypes.c_char_p * 2)(b"-arch=sm_90", f"-I{include}".encode())
@@ -128,23 +222,42 @@ def test_nvrtc(capsys, name):
     assert result == 0, log.value.decode()[:3000]
     for kernel in asked:
         lowered = ctypes.c_char_p()
-        assert lib.nvrtcGetLoweredName(program, kernel.encode(), ctypes.byref(lowered)) == 0 and lowered.value
+        assert (
+            lib.nvrtcGetLoweredName(program, kernel.encode(), ctypes.byref(lowered)) == 0
+            and lowered.value
+        )
 
 
 def test_conditional_includes():
     """A header that is first met inside an #if is written again outside of it; otherwise each comes once."""
     files = {
-        "kf/a.h": '#ifdef X\n#include "kf/b.h"\n#endif\n#include "kf/c.h"\n#include <kf/b.h>\n#include <math.h>\n', "kf/b.h": "int b;\n",
-        "kf/c.h": '#ifdef Y\n#include "kf/b.h"\n#endif\nint c;\n'}
-    files = {path: f"#ifndef {path[3].upper()}_H\n#define {path[3].upper()}_H\n{text}#endif\n" for path, text in files.items()}
+        "kf/a.h": '#ifdef X\n#include "kf/b.h"\n#endif\n#include "kf/c.h"\n#include <kf/b.h>\n#include <math.h>\n',
+        "kf/b.h": "int b;\n",
+        "kf/c.h": '#ifdef Y\n#include "kf/b.h"\n#endif\nint c;\n',
+    }
+    files = {
+        path: f"#ifndef {path[3].upper()}_H\n#define {path[3].upper()}_H\n{text}#endif\n"
+        for path, text in files.items()
+    }
     text = source.inline("kf/a.h", files)
-    assert text.count("int b;") == 3 and text.count("int c;") == 1 and "#include <math.h>" in text and '"kf/' not in text
-    files["kf/a.h"] = files["kf/a.h"].replace("#ifdef X\n", "").replace("#endif\n#include \"kf/c.h\"", "#include \"kf/c.h\"")
+    assert (
+        text.count("int b;") == 3
+        and text.count("int c;") == 1
+        and "#include <math.h>" in text
+        and '"kf/' not in text
+    )
+    files["kf/a.h"] = (
+        files["kf/a.h"]
+        .replace("#ifdef X\n", "")
+        .replace('#endif\n#include "kf/c.h"', '#include "kf/c.h"')
+    )
     assert source.inline("kf/a.h", files).count("int b;") == 1
 
 
 def test_a_header_that_is_another_each_time():
     """One without a guard, for which its includer defines something, comes as often as it is included."""
-    files = {"kf/a.h": '#ifndef A_H\n#define A_H\n#define N 1\n#include "kf/b.h"\n#undef N\n#define N 2\n#include "kf/b.h"\n#endif\n',
-             "kf/b.h": "#ifdef N\nint b;\n#endif\n"}
+    files = {
+        "kf/a.h": '#ifndef A_H\n#define A_H\n#define N 1\n#include "kf/b.h"\n#undef N\n#define N 2\n#include "kf/b.h"\n#endif\n',
+        "kf/b.h": "#ifdef N\nint b;\n#endif\n",
+    }
     assert source.inline("kf/a.h", files).count("int b;") == 2

@@ -9,9 +9,20 @@ from kfgen.expr import Graph, parse
 FUNCTIONS = kflib.manifest()["functions"]
 
 
-@pytest.mark.parametrize("text, whole", [
-    ("label == 3", True), ("column < label", True), ("column - 1 <= label + 2", True), ("-label >= column", True), ("label == 0.5", False),
-    ("label * 2 == column", False), ("x > 0", False), ("x == label", False), ("1 < 2", False)])
+@pytest.mark.parametrize(
+    "text, whole",
+    [
+        ("label == 3", True),
+        ("column < label", True),
+        ("column - 1 <= label + 2", True),
+        ("-label >= column", True),
+        ("label == 0.5", False),
+        ("label * 2 == column", False),
+        ("x > 0", False),
+        ("x == label", False),
+        ("1 < 2", False),
+    ],
+)
 def test_comparisons(text, whole):
     graph = Graph({"label": 1}, ("label", "column"))
     node = parse(graph, f"where({text}, x, 0)", {n: graph.var(n) for n in ("x", "label", "column")})
@@ -22,11 +33,22 @@ def test_signatures():
     """ignore_index is a whole number wherever it is, before the scalars that are none."""
     found = [f for f in FUNCTIONS if any(a["name"] == "ignore_index" for a in f["arguments"])]
     layers = {"linear_cross_entropy", "linear_cross_entropy_with_grad"}
-    assert {f["op"] for f in found} == {"cross_entropy", "cross_entropy_with_grad", "cross_entropy_weighted", "nll"} | layers
+    assert {f["op"] for f in found} == {
+        "cross_entropy",
+        "cross_entropy_with_grad",
+        "cross_entropy_weighted",
+        "nll",
+    } | layers
     for f in found:
         names = [a["name"] for a in f["arguments"]]
-        assert "strides, int64_t ignore_index" in f["signature"] and "strides, int64_t ignore_index" in f["cpu_signature"]
-        assert names[names.index("depth" if f["op"] in layers else "cols") + 2] == "ignore_index" and f["scalars"]["ignore_index"] == -100
+        assert (
+            "strides, int64_t ignore_index" in f["signature"]
+            and "strides, int64_t ignore_index" in f["cpu_signature"]
+        )
+        assert (
+            names[names.index("depth" if f["op"] in layers else "cols") + 2] == "ignore_index"
+            and f["scalars"]["ignore_index"] == -100
+        )
 
 
 ENTRY = """
@@ -40,14 +62,33 @@ ref = "{expr}"
 """
 
 
-@pytest.mark.parametrize("family, scalar, said", [
-    ("map", '{ kind = "int", value = 1 }', "`knee` is a whole number, which family 'map' does not take"),
-    ("reduce", '{ kind = "int", value = 1 }', "`knee` is a whole number, which family 'reduce' does not take"),
-    ("row", '{ kind = "int", value = 0.5 }', "knee is {'kind': 'int', 'value': 0.5}"), ("row", '{ kind = "int" }', "knee is {'kind': 'int'}"),
-    ("row", '{ kind = "float", value = 1 }', "knee is {'kind': 'float', 'value': 1}")])
+@pytest.mark.parametrize(
+    "family, scalar, said",
+    [
+        (
+            "map",
+            '{ kind = "int", value = 1 }',
+            "`knee` is a whole number, which family 'map' does not take",
+        ),
+        (
+            "reduce",
+            '{ kind = "int", value = 1 }',
+            "`knee` is a whole number, which family 'reduce' does not take",
+        ),
+        ("row", '{ kind = "int", value = 0.5 }', "knee is {'kind': 'int', 'value': 0.5}"),
+        ("row", '{ kind = "int" }', "knee is {'kind': 'int'}"),
+        ("row", '{ kind = "float", value = 1 }', "knee is {'kind': 'float', 'value': 1}"),
+    ],
+)
 def test_scalars_that_are_refused(tmp_path, family, scalar, said):
     path = tmp_path / "mine.toml"
-    path.write_text(ENTRY.format(family=family, scalar=scalar, expr="x * knee" if family == "map" else "sum(x) * knee"))
+    path.write_text(
+        ENTRY.format(
+            family=family, scalar=scalar, expr="x * knee" if family == "map" else "sum(x) * knee"
+        )
+    )
     with pytest.raises(spec.SpecError) as caught:
         spec.load([path])
-    assert f"{path}: [op.own] scalars: {said}" in str(caught.value) and "\n  fix: " in str(caught.value)
+    assert f"{path}: [op.own] scalars: {said}" in str(caught.value) and "\n  fix: " in str(
+        caught.value
+    )

@@ -65,7 +65,11 @@ TIMED = ("floor", "umbrella", "op header")
 
 def umbrella_goal(launchers):
     """Times the floor: 1.5 up to 2,800 launchers, 2.12 for 5,162, and 0.25 for each further 1,000."""
-    return 2.12 + 0.25 * (launchers - 5162) / 1000 if launchers > 5162 else 1.5 + 0.62 * max(0, launchers - 2800) / 2362
+    return (
+        2.12 + 0.25 * (launchers - 5162) / 1000
+        if launchers > 5162
+        else 1.5 + 0.62 * max(0, launchers - 2800) / 2362
+    )
 
 
 def umbrella_budget(launchers):
@@ -76,7 +80,10 @@ def umbrella_budget(launchers):
 OP_BUDGET = 1.15
 # After preprocessing, beyond the floor's: of the umbrella for each op, direction and dtypes, whose text an activation only adds a call to;
 # of an op's header. A token costs four times as much in the host's pass.
-TOKENS = {"device": {"umbrella": 1288, "op header": 38500}, "host": {"umbrella": 1000, "op header": 29900}}
+TOKENS = {
+    "device": {"umbrella": 1288, "op header": 38500},
+    "host": {"umbrella": 1000, "op header": 29900},
+}
 
 
 def budgets(m):
@@ -90,16 +97,36 @@ def instructions(command, work):
     """What a command and all that it starts execute. valgrind writes a file for each process."""
     counts = work / "counts"
     counts.mkdir()
-    count = [VALGRIND, "-q", "--tool=cachegrind", "--cache-sim=no", "--trace-children=yes", f"--cachegrind-out-file={counts}/%p",
-             f"--log-file={work}/valgrind.log"]
+    count = [
+        VALGRIND,
+        "-q",
+        "--tool=cachegrind",
+        "--cache-sim=no",
+        "--trace-children=yes",
+        f"--cachegrind-out-file={counts}/%p",
+        f"--log-file={work}/valgrind.log",
+    ]
     compile_seconds(count + command, work)
-    found = [int(re.search(r"^summary: (\d+)", path.read_text(), re.M)[1]) for path in counts.iterdir()]
+    found = [
+        int(re.search(r"^summary: (\d+)", path.read_text(), re.M)[1]) for path in counts.iterdir()
+    ]
     shutil.rmtree(counts)
     return sum(found)
 
 
-PREPROCESSORS = {"device": (NVCC, "-std=c++17", "-arch=sm_90"),  # of nvcc -E
-                 "host": ("g++", "-std=c++17", "-xc++", "-D__CUDACC__", "-D__NVCC__", f"-I{toolkit.include()}", "-include", "cuda_runtime.h")}
+PREPROCESSORS = {
+    "device": (NVCC, "-std=c++17", "-arch=sm_90"),  # of nvcc -E
+    "host": (
+        "g++",
+        "-std=c++17",
+        "-xc++",
+        "-D__CUDACC__",
+        "-D__NVCC__",
+        f"-I{toolkit.include()}",
+        "-include",
+        "cuda_runtime.h",
+    ),
+}
 
 
 def tokens(name, include, work, side="device"):
@@ -109,7 +136,9 @@ def tokens(name, include, work, side="device"):
     command = [*PREPROCESSORS[side], *(f"-I{d}" for d in include), "-E", "tokens.cu"]
     said = subprocess.run(command, cwd=work, capture_output=True, text=True, check=True).stdout
     ours, found = ("tokens.cu", *(f"{d}/" for d in include)), 0
-    for text in re.split(r"^# \d+ ", said, flags=re.M)[1:]:  # from one of the preprocessor's notes of where it is to the next
+    for text in re.split(r"^# \d+ ", said, flags=re.M)[
+        1:
+    ]:  # from one of the preprocessor's notes of where it is to the next
         where, _, text = text.partition("\n")
         if where.startswith(tuple(f'"{own}' for own in ours)):
             found += len(re.findall(r"\w+|[^\w\s]", re.sub(r"^#.*$", "", text, flags=re.M)))
@@ -117,7 +146,9 @@ def tokens(name, include, work, side="device"):
 
 
 def compile_seconds(command, work):
-    begin = resource.getrusage(resource.RUSAGE_CHILDREN)  # processor time: what else runs on the machine does not count
+    begin = resource.getrusage(
+        resource.RUSAGE_CHILDREN
+    )  # processor time: what else runs on the machine does not count
     done = subprocess.run([str(c) for c in command], cwd=work, capture_output=True, text=True)
     if done.returncode:
         raise RuntimeError(f"{' '.join(map(str, command))}\n{done.stderr[:4000]}")
@@ -128,17 +159,40 @@ def compile_seconds(command, work):
 def measure(include, runs=0, count=False):
     """{"instructions": {name: n}, "seconds": {name: [one of each run]}, "kernels": {name: [...]}, "object": {name: bytes}, "launchers": n}"""
     flags = [f"-I{d}" for d in include]
-    found = {"instructions": {}, "seconds": {name: [] for name in (*TIMED, *C_SOURCES)}, "kernels": {}, "object": {},
-             "launchers": len(kflib.on("cuda", kflib.manifest()["functions"]))}
+    found = {
+        "instructions": {},
+        "seconds": {name: [] for name in (*TIMED, *C_SOURCES)},
+        "kernels": {},
+        "object": {},
+        "launchers": len(kflib.on("cuda", kflib.manifest()["functions"])),
+    }
     with tempfile.TemporaryDirectory() as folder:
         work = pathlib.Path(folder)
         for i, text in enumerate(SOURCES.values()):
             (work / f"{i}.cu").write_text(text)
         for i, text in enumerate(C_SOURCES.values()):
             (work / f"{i}.c").write_text(text)
-        commands = {name: [NVCC, "-std=c++17", "-O3", "-arch=sm_90", *flags, "-c", f"{i}.cu", "-o", f"{i}.o"] for i, name in enumerate(SOURCES)}
-        commands |= {name: ["gcc", "-std=c11", "-O2", *flags, "-c", f"{i}.c", "-o", f"{i}.c.o"] for i, name in enumerate(C_SOURCES)}
-        for i, name in enumerate(SOURCES):  # and the files of CUDA and the compiler are in memory from here on
+        commands = {
+            name: [
+                NVCC,
+                "-std=c++17",
+                "-O3",
+                "-arch=sm_90",
+                *flags,
+                "-c",
+                f"{i}.cu",
+                "-o",
+                f"{i}.o",
+            ]
+            for i, name in enumerate(SOURCES)
+        }
+        commands |= {
+            name: ["gcc", "-std=c11", "-O2", *flags, "-c", f"{i}.c", "-o", f"{i}.c.o"]
+            for i, name in enumerate(C_SOURCES)
+        }
+        for i, name in enumerate(
+            SOURCES
+        ):  # and the files of CUDA and the compiler are in memory from here on
             compile_seconds(commands[name], work)
             found["object"][name] = (work / f"{i}.o").stat().st_size
             found["kernels"][name] = kernels_in(work / f"{i}.cu", include, work)
@@ -161,21 +215,44 @@ def time_ratio(m, name):
 
 
 def table(m):
-    lines = [f"{'':<26}{'instructions':>14}{'ratio':>7}{'budget':>8}{'min s':>8}{'median':>8}{'max':>7}{'ratio':>7}{'object':>9}  kernels"]
+    lines = [
+        f"{'':<26}{'instructions':>14}{'ratio':>7}{'budget':>8}{'min s':>8}{'median':>8}{'max':>7}{'ratio':>7}{'object':>9}  kernels"
+    ]
     for name in (*SOURCES, *C_SOURCES):
         times = m["seconds"].get(name)
         row = f"{name:<26}"
-        row += f"{m['instructions'][name] / 1e6:12.0f} M{ratio(m, name):7.3f}" if name in m["instructions"] else " " * 21
+        row += (
+            f"{m['instructions'][name] / 1e6:12.0f} M{ratio(m, name):7.3f}"
+            if name in m["instructions"]
+            else " " * 21
+        )
         row += f"{budgets(m)[name]:8.2f}" if name in budgets(m) else " " * 8
-        row += f"{min(times):8.2f}{statistics.median(times):8.2f}{max(times):7.2f}" if times else " " * 23
+        row += (
+            f"{min(times):8.2f}{statistics.median(times):8.2f}{max(times):7.2f}"
+            if times
+            else " " * 23
+        )
         row += f"{time_ratio(m, name):7.2f}" if times and name in TIMED else " " * 7
         row += f"{m['object'][name]:9}  {len(m['kernels'][name])}" if name in SOURCES else ""
         lines.append(row.rstrip())
-    return "\n".join([*lines, f"{m['launchers']} launchers, {len(m['seconds']['floor'])} interleaved runs"])
+    return "\n".join(
+        [*lines, f"{m['launchers']} launchers, {len(m['seconds']['floor'])} interleaved runs"]
+    )
 
 
 HISTORY = pathlib.Path(__file__).with_name("budget_history.tsv")
-COLUMNS = ("date", "commit", "launchers", "umbrella", "op_header", "umbrella_time", "op_header_time", "runs", "nvcc", "cpu")
+COLUMNS = (
+    "date",
+    "commit",
+    "launchers",
+    "umbrella",
+    "op_header",
+    "umbrella_time",
+    "op_header_time",
+    "runs",
+    "nvcc",
+    "cpu",
+)
 
 
 def history():
@@ -188,15 +265,32 @@ def history():
 
 def append(m):
     """A row for the commit that is checked out; what is changed beside it is said with a plus."""
-    def said(*command):
-        return subprocess.run(command, capture_output=True, text=True, check=True, cwd=HISTORY.parent).stdout.strip()
 
-    changed = "+" if said("git", "status", "--porcelain", "--", "../../include", "../../templates", "../../gen") else ""
+    def said(*command):
+        return subprocess.run(
+            command, capture_output=True, text=True, check=True, cwd=HISTORY.parent
+        ).stdout.strip()
+
+    changed = (
+        "+"
+        if said(
+            "git", "status", "--porcelain", "--", "../../include", "../../templates", "../../gen"
+        )
+        else ""
+    )
     cpu = re.search(r"model name\s*:\s*(.*)", pathlib.Path("/proc/cpuinfo").read_text())
-    row = {"date": said("git", "log", "-1", "--format=%cs"), "commit": said("git", "log", "-1", "--format=%h") + changed,
-           "launchers": m["launchers"], "umbrella": f"{ratio(m, 'umbrella'):.3f}", "op_header": f"{ratio(m, 'op header'):.3f}",
-           "umbrella_time": f"{time_ratio(m, 'umbrella'):.3f}", "op_header_time": f"{time_ratio(m, 'op header'):.3f}",
-           "runs": len(m["seconds"]["floor"]), "nvcc": re.search(r"V([\d.]+)", said(NVCC, "--version"))[1], "cpu": cpu[1] if cpu else "unknown"}
+    row = {
+        "date": said("git", "log", "-1", "--format=%cs"),
+        "commit": said("git", "log", "-1", "--format=%h") + changed,
+        "launchers": m["launchers"],
+        "umbrella": f"{ratio(m, 'umbrella'):.3f}",
+        "op_header": f"{ratio(m, 'op header'):.3f}",
+        "umbrella_time": f"{time_ratio(m, 'umbrella'):.3f}",
+        "op_header_time": f"{time_ratio(m, 'op header'):.3f}",
+        "runs": len(m["seconds"]["floor"]),
+        "nvcc": re.search(r"V([\d.]+)", said(NVCC, "--version"))[1],
+        "cpu": cpu[1] if cpu else "unknown",
+    }
     with HISTORY.open("a") as file:
         file.write("\t".join(str(row[c]) for c in COLUMNS) + "\n")
 
@@ -207,7 +301,9 @@ def main():
     parser.add_argument("--append", action="store_true", help=f"add a row to {HISTORY.name}")
     options = parser.parse_args()
     if not NVCC or not VALGRIND or options.runs < 1:
-        sys.exit(f"budget.py: {'nvcc is missing' if not NVCC else 'valgrind is missing' if not VALGRIND else '--runs is at least 1'}")
+        sys.exit(
+            f"budget.py: {'nvcc is missing' if not NVCC else 'valgrind is missing' if not VALGRIND else '--runs is at least 1'}"
+        )
     with tempfile.TemporaryDirectory() as folder:
         m = measure(kflib.render(folder), options.runs, count=True)
     print(table(m))

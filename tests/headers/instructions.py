@@ -18,12 +18,22 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "support"))
 
 import kflib  # noqa: E402
 
-NVCC = os.environ.get("NVCC") or shutil.which("nvcc") or ("/usr/local/cuda/bin/nvcc" if os.path.exists("/usr/local/cuda/bin/nvcc") else None)
+NVCC = (
+    os.environ.get("NVCC")
+    or shutil.which("nvcc")
+    or ("/usr/local/cuda/bin/nvcc" if os.path.exists("/usr/local/cuda/bin/nvcc") else None)
+)
 ELEMENTS, BYTES, NOP = 8, 16, 0x918  # of sm_70 and later
-SETUP = 2 / ELEMENTS  # two instructions that all elements share (a constant put into a register) are not counted against a budget
+SETUP = (
+    2 / ELEMENTS
+)  # two instructions that all elements share (a constant put into a register) are not counted against a budget
 # (form, budget, storage, function, has dy)
-FORMS = {"lp": (13, "kf_f16", "kfi_act_lp", False), "lp_bwd": (25, "kf_f16", "kfi_act_bwd_lp", True),
-         "f32": (30, "float", "kfi_act_f32", False), "f32_bwd": (30, "float", "kfi_act_bwd_f32", True)}
+FORMS = {
+    "lp": (13, "kf_f16", "kfi_act_lp", False),
+    "lp_bwd": (25, "kf_f16", "kfi_act_bwd_lp", True),
+    "f32": (30, "float", "kfi_act_f32", False),
+    "f32_bwd": (30, "float", "kfi_act_bwd_f32", True),
+}
 
 KERNEL = """
 extern "C" __global__ void __launch_bounds__(256) {name}(const {T} *x, const {T} *dy, {T} *y, kfi_scalars_f32 s)
@@ -45,13 +55,15 @@ extern "C" __global__ void __launch_bounds__(256) {name}(const {T} *x, const {T}
 
 def sections_of(cubin):
     """{kernel: instructions} of a cubin."""
-    listing = subprocess.run(["readelf", "-SW", str(cubin)], check=True, capture_output=True, text=True).stdout
+    listing = subprocess.run(
+        ["readelf", "-SW", str(cubin)], check=True, capture_output=True, text=True
+    ).stdout
     found = re.findall(r"\]\s+\.text\.(\S+)\s+PROGBITS\s+\S+\s+(\S+)\s+(\S+)", listing)
     image = pathlib.Path(cubin).read_bytes()
     counts = {}
     for name, offset, size in found:
-        code = image[int(offset, 16):int(offset, 16) + int(size, 16)]
-        words = [code[i:i + BYTES] for i in range(0, len(code), BYTES)]
+        code = image[int(offset, 16) : int(offset, 16) + int(size, 16)]
+        words = [code[i : i + BYTES] for i in range(0, len(code), BYTES)]
         while words and int.from_bytes(words[-1][:2], "little") & 0xFFF == NOP:
             words.pop()
         counts[name] = len(words)
@@ -60,7 +72,18 @@ def sections_of(cubin):
 
 def cubin_of(source, include, work, *flags, arch="-arch=sm_90"):
     out = pathlib.Path(work) / (pathlib.Path(source).stem + ".cubin")
-    command = [NVCC, "-std=c++17", "-O3", arch, "-cubin", *flags, *(f"-I{d}" for d in include), str(source), "-o", str(out)]
+    command = [
+        NVCC,
+        "-std=c++17",
+        "-O3",
+        arch,
+        "-cubin",
+        *flags,
+        *(f"-I{d}" for d in include),
+        str(source),
+        "-o",
+        str(out),
+    ]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
         raise RuntimeError(f"{' '.join(command)}\n{done.stderr[:4000]}")
@@ -76,9 +99,20 @@ def kernel(name, form, call):
     _, storage, _, has_dy = FORMS[form]
     dtype = "f16" if storage == "kf_f16" else "f32"
     size = 2 if dtype == "f16" else 4
-    return KERNEL.format(name=name, T=storage, n=ELEMENTS, bytes=ELEMENTS * size, dtype=dtype, call=call, load_dy=(
-        f"kfi_copy<{ELEMENTS * size}>(b, dy + first);\n    kfi_unpack_{dtype}<{ELEMENTS}>(g, b);" if has_dy else "(void)dy;"),
-        store="kfi_unpack_f32<8>(c, r);" if dtype == "f32" else "kfi_pack_f16<8>(c, r);")
+    return KERNEL.format(
+        name=name,
+        T=storage,
+        n=ELEMENTS,
+        bytes=ELEMENTS * size,
+        dtype=dtype,
+        call=call,
+        load_dy=(
+            f"kfi_copy<{ELEMENTS * size}>(b, dy + first);\n    kfi_unpack_{dtype}<{ELEMENTS}>(g, b);"
+            if has_dy
+            else "(void)dy;"
+        ),
+        store="kfi_unpack_f32<8>(c, r);" if dtype == "f32" else "kfi_pack_f16<8>(c, r);",
+    )
 
 
 def measure(include, activations):
@@ -94,7 +128,13 @@ def measure(include, activations):
         source = pathlib.Path(work) / "instructions.cu"
         source.write_text("".join(text))
         count = cubin_of(source, include, work)
-    return {a["name"]: {form: (count[f"{a['name']}__{form}"] - count[f"base__{form}"]) / ELEMENTS for form in FORMS} for a in activations}
+    return {
+        a["name"]: {
+            form: (count[f"{a['name']}__{form}"] - count[f"base__{form}"]) / ELEMENTS
+            for form in FORMS
+        }
+        for a in activations
+    }
 
 
 def budget(activation, form):
@@ -103,16 +143,29 @@ def budget(activation, form):
 
 def over(counts, activations):
     """What costs more than it may, in words."""
-    return [f"{a['name']} {form}: {counts[a['name']][form]:.1f} instructions per element, budget {budget(a, form)}"
-            for a in activations for form in FORMS if not counts[a["name"]][form] <= budget(a, form) + SETUP]
+    return [
+        f"{a['name']} {form}: {counts[a['name']][form]:.1f} instructions per element, budget {budget(a, form)}"
+        for a in activations
+        for form in FORMS
+        if not counts[a["name"]][form] <= budget(a, form) + SETUP
+    ]
 
 
 def table(counts, activations):
     lines = [f"{'':<14}" + "".join(f"{f'{form} ({FORMS[form][0]})':>14}" for form in FORMS)]
     for a in activations:
         row = counts[a["name"]]
-        marks = {form: "*" if form in a["budget"] else "!" if row[form] > budget(a, form) + SETUP else " " for form in FORMS}
-        lines.append(f"{a['name']:<14}" + "".join(f"{row[form]:>13.1f}{marks[form]}" for form in FORMS))
+        marks = {
+            form: "*"
+            if form in a["budget"]
+            else "!"
+            if row[form] > budget(a, form) + SETUP
+            else " "
+            for form in FORMS
+        }
+        lines.append(
+            f"{a['name']:<14}" + "".join(f"{row[form]:>13.1f}{marks[form]}" for form in FORMS)
+        )
     return "\n".join([*lines, "* has a budget of its own in the spec, ! is over its budget"])
 
 

@@ -19,8 +19,15 @@ from instructions import kernels_in  # noqa: E402
 FUNCTIONS = kflib.manifest()["any"]
 needs_nvcc = pytest.mark.skipif(not NVCC, reason="no nvcc")
 # Of each schedule one; from level 2 on every header, at level 3 every function.
-LAUNCHED = cases.by_level(["kf_add_activation_bf16", "kf_layer_norm_activation_f32"], {(f["header"], f["bwd"]): f["name"] for f in FUNCTIONS})
-LAUNCHED = [f for f in FUNCTIONS if f["name"] in (LAUNCHED if cases.LEVEL == 1 else LAUNCHED.values()) or cases.LEVEL > 2]
+LAUNCHED = cases.by_level(
+    ["kf_add_activation_bf16", "kf_layer_norm_activation_f32"],
+    {(f["header"], f["bwd"]): f["name"] for f in FUNCTIONS},
+)
+LAUNCHED = [
+    f
+    for f in FUNCTIONS
+    if f["name"] in (LAUNCHED if cases.LEVEL == 1 else LAUNCHED.values()) or cases.LEVEL > 2
+]
 TOKENS = 55300  # of <kf/any/add.cuh>, beyond CUDA's own
 CALL = """#include <kf/any/add.cuh>
 kf_result_t call(const float *a, const float *b, float *out, long long n, cudaStream_t stream);
@@ -48,14 +55,18 @@ def test_only_what_is_called_is_compiled(include, tmp_path):
     (tmp_path / "call.cu").write_text("#include <kf/any/add.h>\n" + CALL)
     found = kernels_in(tmp_path / "call.cu", include, tmp_path)
     assert found and all("kfk_add_activation_f32" in k for k in found)
-    assert len(found) == len(next(f for f in FUNCTIONS if f["name"] == "kf_add_activation_f32")["stages"][0])
+    assert len(found) == len(
+        next(f for f in FUNCTIONS if f["name"] == "kf_add_activation_f32")["stages"][0]
+    )
 
 
 @pytest.mark.skipif(not (toolkit.nvrtc() and toolkit.include()), reason="no NVRTC")
 @pytest.mark.parametrize("f", LAUNCHED, ids=[f["name"] for f in LAUNCHED])
 def test_nvrtc(f, include):
     asked = [name for stage in f["stages"] for name in stage]
-    _, lowered, log = nvrtc.compile_text(f"#include <{f['header']}.cuh>\n", asked, include, options=nvrtc.quick())
+    _, lowered, log = nvrtc.compile_text(
+        f"#include <{f['header']}.cuh>\n", asked, include, options=nvrtc.quick()
+    )
     assert len(set(lowered)) == len(set(asked)) and "warning" not in log, log[:2000]
 
 
@@ -118,12 +129,35 @@ def mine(include, tmp_path_factory):
 
 def test_a_user_s_activation(mine, tmp_path):
     [source] = write(tmp_path, {"program.c": PROGRAM})
-    passes(["gcc", "-std=c11", "-O1", *WARNINGS, *flags(mine), source, "-o", tmp_path / "program", "-lm"])
+    passes(
+        [
+            "gcc",
+            "-std=c11",
+            "-O1",
+            *WARNINGS,
+            *flags(mine),
+            source,
+            "-o",
+            tmp_path / "program",
+            "-lm",
+        ]
+    )
     passes([tmp_path / "program"])
-    [source] = write(tmp_path, {"late.c": "#include <kf/any/add.h>\n#include <kf/user/mine/any/add.h>\n"})
+    [source] = write(
+        tmp_path, {"late.c": "#include <kf/any/add.h>\n#include <kf/user/mine/any/add.h>\n"}
+    )
     assert "stands for kf/any/" in fails(["gcc", "-std=c11", "-fsyntax-only", *flags(mine), source])
 
 
 @needs_nvcc
 def test_a_user_s_activation_in_cuda(mine, tmp_path):
-    compile_cuda(mine, tmp_path, {"mine.cu": CALL.replace("kf/any/add.cuh", "kf/user/mine/any/add.cuh").replace("_RELU", "_TRIPLED")}, *quick())
+    compile_cuda(
+        mine,
+        tmp_path,
+        {
+            "mine.cu": CALL.replace("kf/any/add.cuh", "kf/user/mine/any/add.cuh").replace(
+                "_RELU", "_TRIPLED"
+            )
+        },
+        *quick(),
+    )

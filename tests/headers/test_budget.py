@@ -37,7 +37,9 @@ def test_compile_cost(counted, name):
 @pytest.mark.level(2)
 @needs_nvcc
 @needs_valgrind
-@pytest.mark.xfail(reason="a goal that is missed: bench/NOTES.md, 'The umbrella is over its budget', has what was tried")
+@pytest.mark.xfail(
+    reason="a goal that is missed: bench/NOTES.md, 'The umbrella is over its budget', has what was tried"
+)
 def test_the_goal_of_the_umbrella(counted):
     assert budget.ratio(counted, "umbrella") <= budget.umbrella_goal(counted["launchers"])
 
@@ -47,7 +49,10 @@ def test_the_goal_of_the_umbrella(counted):
 def test_tokens(include, tmp_path, side):
     """What level 1 has of the budgets, in seconds: text that a launcher adds, which nvcc reads whether or not it is called."""
     floor, umbrella, op = (budget.tokens(name, include, tmp_path, side) for name in budget.TIMED)
-    texts = {(f["op"], *f["dtypes"], f["bwd"], f["state"]) for f in kflib.on("cuda", kflib.manifest()["functions"])}
+    texts = {
+        (f["op"], *f["dtypes"], f["bwd"], f["state"])
+        for f in kflib.on("cuda", kflib.manifest()["functions"])
+    }
     assert (umbrella - floor) / len(texts) <= budget.TOKENS[side]["umbrella"], umbrella
     assert op - floor <= budget.TOKENS[side]["op header"], op
 

@@ -46,8 +46,20 @@ int main(int argc, char **)
 
 def test_host_code_calls_them(include, tmp_path):
     (tmp_path / "both.cu").write_text(PROGRAM)
-    command = [NVCC, "-std=c++17", "-arch=sm_90", *quick(), "-Werror", "all-warnings", "-Xcompiler", "-Wall,-Wextra", *(f"-I{d}" for d in include)]
-    done = subprocess.run([*command, "both.cu", "-o", "both"], cwd=tmp_path, capture_output=True, text=True)
+    command = [
+        NVCC,
+        "-std=c++17",
+        "-arch=sm_90",
+        *quick(),
+        "-Werror",
+        "all-warnings",
+        "-Xcompiler",
+        "-Wall,-Wextra",
+        *(f"-I{d}" for d in include),
+    ]
+    done = subprocess.run(
+        [*command, "both.cu", "-o", "both"], cwd=tmp_path, capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr[-4000:]
     done = subprocess.run([tmp_path / "both"], capture_output=True, text=True)
     assert done.returncode == 0 and done.stdout.startswith("kf_cpu_gelu_f32: x is NULL"), done
@@ -57,22 +69,40 @@ def device_pass(text, include, work):
     """The words of a file as they are given to the compiler of device code: after preprocessing with what nvcc defines there."""
     work.mkdir()
     (work / "one.cu").write_text(text)
-    command = [NVCC, "-std=c++17", "-D__CUDA_ARCH__=900", *(f"-I{d}" for d in include), "-E", "one.cu"]
+    command = [
+        NVCC,
+        "-std=c++17",
+        "-D__CUDA_ARCH__=900",
+        *(f"-I{d}" for d in include),
+        "-E",
+        "one.cu",
+    ]
     said = subprocess.run(command, cwd=work, capture_output=True, text=True, check=True).stdout
     return re.findall(r"\w+|[^\w\s]", re.sub(r"^#.*$", "", said, flags=re.M))
 
 
-CORE = ["kf/core/version.h", *(f"{family.header}.h" for family in families.FAMILIES.values()), "kf/ops/activations.h",
-        *sorted(f"kf/core/{p.name}" for p in (kflib.ROOT / "include/kf/core").glob("reduce_*.h"))]  # of some of its ops
+CORE = [
+    "kf/core/version.h",
+    *(f"{family.header}.h" for family in families.FAMILIES.values()),
+    "kf/ops/activations.h",
+    *sorted(f"kf/core/{p.name}" for p in (kflib.ROOT / "include/kf/core").glob("reduce_*.h")),
+]  # of some of its ops
 
 
 def test_the_device_s_pass_reads_declarations_alone(include, tmp_path):
     """kf.h is half a million lines, and parsing them took the device's pass as long as it took the host's."""
     whole = device_pass("#include <kf/kf.h>\n", include, tmp_path / "whole")
     core = device_pass("".join(f"#include <{h}>\n" for h in CORE), include, tmp_path / "core")
-    kernels = [k for k in Selection(specs.load()).all_kernels() if k.has_workspace and "c" in k.backends]
+    kernels = [
+        k for k in Selection(specs.load()).all_kernels() if k.has_workspace and "c" in k.backends
+    ]
     twins = {k.cpu_workspace for k in kernels}  # the others are macros for these
-    public = {f["cpu_name"] for f in kflib.on("cpu", kflib.manifest()["functions"])} | {w for w in twins if w.startswith("kf_cpu_")}
+    public = {f["cpu_name"] for f in kflib.on("cpu", kflib.manifest()["functions"])} | {
+        w for w in twins if w.startswith("kf_cpu_")
+    }
     assert sorted(w for w in whole if w.startswith("kf_cpu_")) == sorted(public)  # each once
     assert {w for w in set(whole) - set(core) if w.startswith("kfi_")} == twins - public
-    assert len(core) > 10000 and (len(whole) - len(core)) / len(public) <= 40, (len(whole), len(core))
+    assert len(core) > 10000 and (len(whole) - len(core)) / len(public) <= 40, (
+        len(whole),
+        len(core),
+    )

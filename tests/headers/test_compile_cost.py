@@ -19,8 +19,13 @@ needs_nvcc = pytest.mark.skipif(not budget.NVCC, reason="no nvcc")
 FUNCTIONS = {f["name"]: f for f in kflib.on("cuda", kflib.manifest()["functions"])}
 # One of each family, gradients whose sums have a second stage where there are any, and the tokens that its header may have beyond CUDA's own: what it
 # had when the budget was set, and a twelfth.
-ONE = {"map": ("kf_bias_gelu_bwd_bf16", 39500), "row": ("kf_layer_norm_bwd_bf16", 83000), "reduce": ("kf_sum_f32", 46000),
-       "gemm": ("kf_linear_gelu_bwd_bf16", 57500), **cases.said("COMPILED")}
+ONE = {
+    "map": ("kf_bias_gelu_bwd_bf16", 39500),
+    "row": ("kf_layer_norm_bwd_bf16", 83000),
+    "reduce": ("kf_sum_f32", 46000),
+    "gemm": ("kf_linear_gelu_bwd_bf16", 57500),
+    **cases.said("COMPILED"),
+}
 C_OVER = 3.5  # kf/kf.h and one call, times that op's own header and the call, in processor time; 0.3 more for each 1,000 functions beyond 5,200
 # The function and the flags of docs/compile_time.md: where less is compiled, the text that is read alone is more in comparison.
 C_FLAGS = ("-std=gnu11", "-O3", "-march=native")
@@ -46,10 +51,14 @@ def test_a_function_of_each_family():
 def test_kernels_are_those_of_their_stages(include, tmp_path):
     """Of a file that calls one function of each family: those that the manifest says its launches choose from, and no other."""
     used = [FUNCTIONS[name] for name, _ in ONE.values()]
-    (tmp_path / "calls.cu").write_text("".join([*(f"#include <{f['header']}.cuh>\n" for f in used), *map(call_of, used)]))
+    (tmp_path / "calls.cu").write_text(
+        "".join([*(f"#include <{f['header']}.cuh>\n" for f in used), *map(call_of, used)])
+    )
     kernels = budget.kernels_in(tmp_path / "calls.cu", include, tmp_path)
     found = collections.Counter(re.search(r"(?<=\d)kfk_\w+?(?=I[LN])", k)[0] for k in kernels)
-    assert found == collections.Counter(name.split("<")[0] for name in {n for f in used for stage in f["stages"] for n in stage})
+    assert found == collections.Counter(
+        name.split("<")[0] for name in {n for f in used for stage in f["stages"] for n in stage}
+    )
 
 
 @needs_nvcc
@@ -57,7 +66,9 @@ def test_kernels_are_those_of_their_stages(include, tmp_path):
 def test_text_of_an_op_header(family, include, tmp_path, monkeypatch):
     """Which nvcc reads in five passes, whatever is called."""
     name, allowed = ONE[family]
-    monkeypatch.setitem(budget.SOURCES, name, f"{budget.FLOOR}#include <{FUNCTIONS[name]['header']}.cuh>\n")
+    monkeypatch.setitem(
+        budget.SOURCES, name, f"{budget.FLOOR}#include <{FUNCTIONS[name]['header']}.cuh>\n"
+    )
     floor, own = (budget.tokens(n, include, tmp_path) for n in ("floor", name))
     assert own - floor <= allowed, own - floor
 
@@ -71,8 +82,21 @@ def test_instructions_of_op_headers(include, tmp_path):
     flags = [f"-I{d}" for d in include]
     counts = {}
     for name in ("floor", ONE["row"][0], ONE["reduce"][0]):
-        (tmp_path / "one.cu").write_text(budget.FLOOR + ("" if name == "floor" else f"#include <{FUNCTIONS[name]['header']}.cuh>\n"))
-        command = [budget.NVCC, "-std=c++17", "-O3", "-arch=sm_90", *flags, "-c", "one.cu", "-o", "one.o"]
+        (tmp_path / "one.cu").write_text(
+            budget.FLOOR
+            + ("" if name == "floor" else f"#include <{FUNCTIONS[name]['header']}.cuh>\n")
+        )
+        command = [
+            budget.NVCC,
+            "-std=c++17",
+            "-O3",
+            "-arch=sm_90",
+            *flags,
+            "-c",
+            "one.cu",
+            "-o",
+            "one.o",
+        ]
         counts[name] = budget.instructions(command, tmp_path)
     assert max(counts.values()) <= budget.OP_BUDGET * counts["floor"], counts
 
@@ -81,12 +105,23 @@ def test_instructions_of_op_headers(include, tmp_path):
 def test_time_of_the_c_umbrella(include, tmp_path):
     """The shortest of three interleaved compilations each: other work only ever adds to one."""
     functions = len(kflib.on("cpu", kflib.manifest()["functions"]))
-    texts = {name: C_CALL.format(header=header) for name, header in (("umbrella", "kf/kf"), ("op", "kf/ops/bias"))}
+    texts = {
+        name: C_CALL.format(header=header)
+        for name, header in (("umbrella", "kf/kf"), ("op", "kf/ops/bias"))
+    }
     seconds = collections.defaultdict(list)
     for _ in range(3):
         for name, text in texts.items():
             (tmp_path / f"{name}.c").write_text(text)
-            command = ["gcc", *C_FLAGS, *(f"-I{d}" for d in include), "-c", f"{name}.c", "-o", f"{name}.o"]
+            command = [
+                "gcc",
+                *C_FLAGS,
+                *(f"-I{d}" for d in include),
+                "-c",
+                f"{name}.c",
+                "-o",
+                f"{name}.o",
+            ]
             seconds[name].append(budget.compile_seconds(command, tmp_path))
     allowed = C_OVER + 0.3 * max(0, functions - 5200) / 1000
     assert min(seconds["umbrella"]) <= allowed * min(seconds["op"]), dict(seconds)
@@ -97,17 +132,37 @@ def test_time_of_the_c_umbrella(include, tmp_path):
 def test_a_linear_layer_for_hopper(include, tmp_path):
     """With every schedule: kernels, the shortest of two compilations beside that of a kernel without kf (3.8 to 4.2 times as long), and what a second
     activation adds: as many kernels, whose instructions stand for the time (16,000 take two seconds)."""
-    calls, arch = [FUNCTIONS["kf_linear_gelu_bf16"], FUNCTIONS["kf_linear_silu_bf16"]], "-gencode=arch=compute_90a,code=sm_90a"
+    calls, arch = (
+        [FUNCTIONS["kf_linear_gelu_bf16"], FUNCTIONS["kf_linear_silu_bf16"]],
+        "-gencode=arch=compute_90a,code=sm_90a",
+    )
     instructions = []
     for count in (1, 2):
-        (tmp_path / "calls.cu").write_text("".join([f"#include <{calls[0]['header']}.cuh>\n", *map(call_of, calls[:count])]))
+        (tmp_path / "calls.cu").write_text(
+            "".join([f"#include <{calls[0]['header']}.cuh>\n", *map(call_of, calls[:count])])
+        )
         kernels = cubin_of(tmp_path / "calls.cu", include, tmp_path, arch=arch)
         assert len(kernels) <= 10 * count
         instructions.append(sum(kernels.values()))
         if count == 1:
             (tmp_path / "floor.cu").write_text(budget.FLOOR)
-            command = [budget.NVCC, "-std=c++17", "-O3", arch, *(f"-I{d}" for d in include), "-o", "made.o", "-c"]
-            seconds = {name: min(budget.compile_seconds([*command, name], tmp_path) for _ in range(2)) for name in ("calls.cu", "floor.cu")}
+            command = [
+                budget.NVCC,
+                "-std=c++17",
+                "-O3",
+                arch,
+                *(f"-I{d}" for d in include),
+                "-o",
+                "made.o",
+                "-c",
+            ]
+            seconds = {
+                name: min(budget.compile_seconds([*command, name], tmp_path) for _ in range(2))
+                for name in ("calls.cu", "floor.cu")
+            }
             assert seconds["calls.cu"] <= 5.5 * seconds["floor.cu"], seconds
     assert instructions[1] - instructions[0] <= 16000, instructions
-    assert len(cubin_of(tmp_path / "calls.cu", include, tmp_path, "-DKF_SCHEDULES=4", arch=arch)) <= 4 * 2
+    assert (
+        len(cubin_of(tmp_path / "calls.cu", include, tmp_path, "-DKF_SCHEDULES=4", arch=arch))
+        <= 4 * 2
+    )

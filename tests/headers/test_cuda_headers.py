@@ -6,7 +6,22 @@ import cases
 import compilers
 import kflib
 import pytest
-from compilers import ARCH, CORE_C, CORE_CUDA, NVCC, NVCC_WARNINGS, STEMS, addresses, compile_cuda, file_of, flags, passes, quick, sample, write
+from compilers import (
+    ARCH,
+    CORE_C,
+    CORE_CUDA,
+    NVCC,
+    NVCC_WARNINGS,
+    STEMS,
+    addresses,
+    compile_cuda,
+    file_of,
+    flags,
+    passes,
+    quick,
+    sample,
+    write,
+)
 
 pytestmark = pytest.mark.skipif(not NVCC, reason="no nvcc")
 FUNCTIONS = kflib.on("cuda", kflib.manifest()["functions"])
@@ -15,13 +30,30 @@ ALL_ON = "sm_75"
 PROGRAMS = {}  # {header: {dtypes: functions}}
 for f in FUNCTIONS:
     PROGRAMS.setdefault(f["header"], {}).setdefault(tuple(f["dtypes"]), []).append(f)
-TURNS = {(header, dtypes): turn for turn, (header, dtypes) in enumerate((h, d) for h, found in PROGRAMS.items() for d in found)}
+TURNS = {
+    (header, dtypes): turn
+    for turn, (header, dtypes) in enumerate((h, d) for h, found in PROGRAMS.items() for d in found)
+}
 ARCHITECTURES = ("sm_75", "sm_80", "sm_86", "sm_89", "sm_90", "sm_90a", "sm_100", "sm_120")
 
 
 def cubin(include, folder, functions, arch, *extra):
     [source] = write(folder, {"all.cu": addresses(functions)})
-    passes([NVCC, f"-arch={arch}", "-Werror", "all-warnings", *extra, *flags(include), "-cubin", source, "-o", folder / "all.cubin"], cwd=folder)
+    passes(
+        [
+            NVCC,
+            f"-arch={arch}",
+            "-Werror",
+            "all-warnings",
+            *extra,
+            *flags(include),
+            "-cubin",
+            source,
+            "-o",
+            folder / "all.cubin",
+        ],
+        cwd=folder,
+    )
 
 
 def of_program(program):
@@ -29,13 +61,23 @@ def of_program(program):
     NVRTC compiles a kernel of every activation (test_nvrtc.py), at level 3 of every function."""
     found = []
     for dtypes, functions in PROGRAMS[program].items():
-        others = list(dict.fromkeys(f["activation"] for f in functions if f["activation"] not in ("none", "gelu")))
+        others = list(
+            dict.fromkeys(
+                f["activation"] for f in functions if f["activation"] not in ("none", "gelu")
+            )
+        )
         one = others[TURNS[program, dtypes] % len(others)] if others else ""
-        found += [f for f in functions if f["op"] == "{act}" or f["activation"] in ("none", "gelu", one) or cases.LEVEL > 2]
+        found += [
+            f
+            for f in functions
+            if f["op"] == "{act}" or f["activation"] in ("none", "gelu", one) or cases.LEVEL > 2
+        ]
     return found
 
 
-UNITS = 6  # of level 1, which has a kernel of every op and direction; NVRTC has one of every activation
+UNITS = (
+    6  # of level 1, which has a kernel of every op and direction; NVRTC has one of every activation
+)
 
 
 def units(program):
@@ -45,8 +87,10 @@ def units(program):
     return [functions[part::parts] for part in range(parts)]
 
 
-CHOSEN = cases.by_level({str(i): sample()[i::UNITS] for i in range(UNITS)},
-                        {f"{program}-{i}": unit for program in PROGRAMS for i, unit in enumerate(units(program))})
+CHOSEN = cases.by_level(
+    {str(i): sample()[i::UNITS] for i in range(UNITS)},
+    {f"{program}-{i}": unit for program in PROGRAMS for i, unit in enumerate(units(program))},
+)
 
 
 @pytest.mark.parametrize("arch", [ALL_ON] if cases.LEVEL < 3 else ARCHITECTURES)
@@ -65,21 +109,39 @@ PARTS = cases.by_level(1, 4)
 
 
 @pytest.mark.parametrize("part", range(PARTS))
-@pytest.mark.parametrize("arch", cases.by_level(["sm_90a", "sm_120"], [a for a in ARCHITECTURES if a != ALL_ON]))
+@pytest.mark.parametrize(
+    "arch", cases.by_level(["sm_90a", "sm_120"], [a for a in ARCHITECTURES if a != ALL_ON])
+)
 def test_other_architectures(arch, part, include, tmp_path):
     """Every second op and direction (at level 1 every fourth), other ones, dtypes and activations on each."""
     turn = ARCHITECTURES.index(arch)
-    cubin(include, tmp_path, sample(turn)[turn % 2::cases.by_level(4, 2)][part::PARTS], arch, *quick())
+    cubin(
+        include,
+        tmp_path,
+        sample(turn)[turn % 2 :: cases.by_level(4, 2)][part::PARTS],
+        arch,
+        *quick(),
+    )
 
 
 def test_core_alone(include, tmp_path):
     """From level 2 on each: NVRTC compiles each alone, too."""
     headers = [*CORE_CUDA, "kf/ops/activations.cuh"]
     # The C headers of core that CUDA code shares.
-    shared = "".join(f'#include "{h}"\n' for h in CORE_C if not h.startswith(("kf/core/ma", "kf/core/convert", "kf/core/parallel")))
-    compile_cuda(include, tmp_path, cases.by_level(
-        {"all.cu": "".join(f'#include "{h}"\n' for h in headers), "shared.cu": shared},
-        {"shared.cu": shared} | {f"{file_of(h)}.cu": f'#include "{h}"\n' for h in (*headers, "kf/kf.cuh")}))
+    shared = "".join(
+        f'#include "{h}"\n'
+        for h in CORE_C
+        if not h.startswith(("kf/core/ma", "kf/core/convert", "kf/core/parallel"))
+    )
+    compile_cuda(
+        include,
+        tmp_path,
+        cases.by_level(
+            {"all.cu": "".join(f'#include "{h}"\n' for h in headers), "shared.cu": shared},
+            {"shared.cu": shared}
+            | {f"{file_of(h)}.cu": f'#include "{h}"\n' for h in (*headers, "kf/kf.cuh")},
+        ),
+    )
 
 
 @pytest.mark.level(2)
@@ -91,27 +153,53 @@ def test_ops_alone(part, include, tmp_path):
         chosen.setdefault(f["header"], []).append(f)
     files = {f"{h.split('/')[-1]}.cu": addresses(functions) for h, functions in chosen.items()}
     assert len(files) == len(STEMS)
-    compile_cuda(include, tmp_path, {name: files[name] for name in sorted(files)[part::4]}, *quick())
+    compile_cuda(
+        include, tmp_path, {name: files[name] for name in sorted(files)[part::4]}, *quick()
+    )
 
 
 @pytest.mark.parametrize("option", cases.by_level(["-lineinfo"], ["-G", "-lineinfo"]))
 def test_debug_information(option, include, tmp_path):
-    functions = [f for f in sample(1) if f["scratch"] or f["dropout"] or "cast" in f["header"] or not f["bwd"]][::cases.by_level(12, 2)]
-    objects = compile_cuda(include, tmp_path, {"debug.cu": addresses(functions)}, option, "-no-compress", *quick())
+    functions = [
+        f
+        for f in sample(1)
+        if f["scratch"] or f["dropout"] or "cast" in f["header"] or not f["bwd"]
+    ][:: cases.by_level(12, 2)]
+    objects = compile_cuda(
+        include, tmp_path, {"debug.cu": addresses(functions)}, option, "-no-compress", *quick()
+    )
     assert b".debug_line" in objects[0].read_bytes() and any(f["scratch"] for f in functions)
 
 
 # What PyTorch's extensions are compiled with, and the rest of its kind.
-HALF_OFF = [f"-D__CUDA_NO_{w}__" for w in ("HALF_OPERATORS", "HALF_CONVERSIONS", "HALF2_OPERATORS", "BFLOAT16_OPERATORS", "BFLOAT16_CONVERSIONS",
-                                          "BFLOAT162_OPERATORS")]
+HALF_OFF = [
+    f"-D__CUDA_NO_{w}__"
+    for w in (
+        "HALF_OPERATORS",
+        "HALF_CONVERSIONS",
+        "HALF2_OPERATORS",
+        "BFLOAT16_OPERATORS",
+        "BFLOAT16_CONVERSIONS",
+        "BFLOAT162_OPERATORS",
+    )
+]
 
 
 def test_without_half_operators(include, tmp_path):
     """f16 and bf16 kernels of every op and direction, and every cast."""
-    functions = [f for f in (*sample(0, ("f16", "bf16")), *(f for f in FUNCTIONS if f["op"] == "cast"))]
-    cubin(include, tmp_path, cases.by_level(functions[::14], functions), "sm_90", *HALF_OFF, *quick())
+    functions = [
+        f for f in (*sample(0, ("f16", "bf16")), *(f for f in FUNCTIONS if f["op"] == "cast"))
+    ]
+    cubin(
+        include, tmp_path, cases.by_level(functions[::14], functions), "sm_90", *HALF_OFF, *quick()
+    )
     if cases.LEVEL > 1:
-        compile_cuda(include, tmp_path, {"umbrella.cu": "#include <kf/kf.cuh>\n" + addresses(functions[:6])}, *HALF_OFF)
+        compile_cuda(
+            include,
+            tmp_path,
+            {"umbrella.cu": "#include <kf/kf.cuh>\n" + addresses(functions[:6])},
+            *HALF_OFF,
+        )
 
 
 BOTH = """
@@ -141,10 +229,26 @@ kf_result_t both(const kf_f16 *a, kf_f16 *b, const float *f, float *g, cudaStrea
 @pytest.mark.parametrize("standard", cases.by_level(["c++17"], ["c++17", "c++20"]))
 def test_both_umbrellas(standard, include, tmp_path):
     """Twice, in both orders, as a system path, as build integrations give it (a user's own globals raise no shadow warning)."""
-    swapped = BOTH.replace("#include <kf/kf.cuh>\n#include <kf/kf.h>\n", "#include <kf/kf.h>\n#include <kf/kf.cuh>\n", 1)
+    swapped = BOTH.replace(
+        "#include <kf/kf.cuh>\n#include <kf/kf.h>\n",
+        "#include <kf/kf.h>\n#include <kf/kf.cuh>\n",
+        1,
+    )
     files = cases.by_level({"both.cu": BOTH}, {"both.cu": BOTH, "swapped.cu": swapped})
     sources = write(tmp_path, files)
-    passes([NVCC, f"-std={standard}", ARCH, *quick(), *NVCC_WARNINGS, *(f"-isystem={d}" for d in include), "-c", *sources], cwd=tmp_path)
+    passes(
+        [
+            NVCC,
+            f"-std={standard}",
+            ARCH,
+            *quick(),
+            *NVCC_WARNINGS,
+            *(f"-isystem={d}" for d in include),
+            "-c",
+            *sources,
+        ],
+        cwd=tmp_path,
+    )
 
 
 def test_the_samples_are_whole():

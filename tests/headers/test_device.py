@@ -17,9 +17,13 @@ NVCC = toolkit.nvcc()
 needs_nvcc = pytest.mark.skipif(not NVCC, reason="no nvcc")
 HEADER = "".join((ROOT / "include/kf/core" / name).read_text() for name in ("device.cuh", "rng.h"))
 PAGE = (ROOT / "docs/device.md").read_text()
-PUBLIC = set(re.findall(r"^(?:template <int vec>\s+)?(?:KFI_DEVICE|KFI_HOST) \w+ (kf_\w+)\(", HEADER, re.M)) | {"kf_rng_t"}
+PUBLIC = set(
+    re.findall(r"^(?:template <int vec>\s+)?(?:KFI_DEVICE|KFI_HOST) \w+ (kf_\w+)\(", HEADER, re.M)
+) | {"kf_rng_t"}
 TYPES = {"float": "float", "kf_f16": "float", "kf_bf16": "float", "double": "double"}
-ARCHS = ("75", "80", "90") if cases.LEVEL == 1 else ("75", "80", "86", "89", "90", "90a", "100", "120")
+ARCHS = (
+    ("75", "80", "90") if cases.LEVEL == 1 else ("75", "80", "86", "89", "90", "90a", "100", "120")
+)
 
 
 def kernels(global_="__global__", index="long long"):
@@ -39,8 +43,14 @@ def kernels(global_="__global__", index="long long"):
     kf_store<{vec}>(y + i, v);
 }}""")
     for value in ("float", "double"):
-        calls = "".join(f"    v += kf_{scope}_{what}(v);\n" for scope in ("warp", "block") for what in ("sum", "max", "min"))
-        text.append(f"\n{global_} void reduce_{value}({value} *x)\n{{\n    {value} v = x[threadIdx.x];\n{calls}    x[threadIdx.x] = v;\n}}")
+        calls = "".join(
+            f"    v += kf_{scope}_{what}(v);\n"
+            for scope in ("warp", "block")
+            for what in ("sum", "max", "min")
+        )
+        text.append(
+            f"\n{global_} void reduce_{value}({value} *x)\n{{\n    {value} v = x[threadIdx.x];\n{calls}    x[threadIdx.x] = v;\n}}"
+        )
     text.append(f"""
 {global_} void bits(unsigned *words, kf_rng_t rng, const unsigned long long *seed, const unsigned long long *offset)
 {{
@@ -52,8 +62,17 @@ def kernels(global_="__global__", index="long long"):
 
 
 def compiles(include, source, *extra, fails=False):
-    command = [NVCC, "-std=c++17", "-Werror", "all-warnings", "-Xcompiler", "-Wall,-Wextra,-Wshadow,-Wconversion,-Werror", *extra,
-               *(f"-I{d}" for d in include), str(source)]
+    command = [
+        NVCC,
+        "-std=c++17",
+        "-Werror",
+        "all-warnings",
+        "-Xcompiler",
+        "-Wall,-Wextra,-Wshadow,-Wconversion,-Werror",
+        *extra,
+        *(f"-I{d}" for d in include),
+        str(source),
+    ]
     done = subprocess.run(command, capture_output=True, text=True)
     assert (done.returncode != 0) == fails, f"{' '.join(command)}\n{done.stderr[:4000]}"
     return done.stderr
@@ -75,8 +94,20 @@ def test_the_kernels_call_every_word():
 @pytest.mark.parametrize("arch", ARCHS)
 def test_nvcc(arch, include, tmp_path):
     """No warning, and each kernel is in the object with no stack: values stay in registers."""
-    (tmp_path / "own.cu").write_text("#include <kf/core/device.cuh>\n#include <kf/kf_launchers.h>\n" + kernels())
-    said = compiles(include, tmp_path / "own.cu", f"-arch=sm_{arch}", "-O3", "-Xptxas", "-v", "-cubin", "-o", str(tmp_path / "own.cubin"))
+    (tmp_path / "own.cu").write_text(
+        "#include <kf/core/device.cuh>\n#include <kf/kf_launchers.h>\n" + kernels()
+    )
+    said = compiles(
+        include,
+        tmp_path / "own.cu",
+        f"-arch=sm_{arch}",
+        "-O3",
+        "-Xptxas",
+        "-v",
+        "-cubin",
+        "-o",
+        str(tmp_path / "own.cubin"),
+    )
     assert len(re.findall(r"Compiling entry function", said)) == 4 * 5 + 3
     frames = re.findall(r"(\d+) bytes stack frame", said)
     assert frames and set(frames) == {"0"}
@@ -89,9 +120,13 @@ def test_nvrtc(include):
     """With kf's and CUDA's include directories alone; every kernel is found by its name."""
     text = "#include <kf/core/device.cuh>\n" + kernels('extern "C" __global__')
     lib, program, size = toolkit.nvrtc(), ctypes.c_void_p(), ctypes.c_size_t()
-    assert lib.nvrtcCreateProgram(ctypes.byref(program), text.encode(), b"own.cu", 0, None, None) == 0
+    assert (
+        lib.nvrtcCreateProgram(ctypes.byref(program), text.encode(), b"own.cu", 0, None, None) == 0
+    )
     options = [b"-arch=sm_90", *(f"-I{d}".encode() for d in [*include, toolkit.include()])]
-    result = lib.nvrtcCompileProgram(program, len(options), (ctypes.c_char_p * len(options))(*options))
+    result = lib.nvrtcCompileProgram(
+        program, len(options), (ctypes.c_char_p * len(options))(*options)
+    )
     lib.nvrtcGetProgramLogSize(program, ctypes.byref(size))
     log = ctypes.create_string_buffer(size.value)
     lib.nvrtcGetProgramLog(program, log)
@@ -134,10 +169,17 @@ int main()
 
 
 # What includes every core header of kernels.
-UMBRELLA = cases.by_level([f"kf/ops/{op}.cuh" for op in ("act_dropout", "bias", "group_norm", "softmax", "sum")], ["kf/kf.cuh"])
+UMBRELLA = cases.by_level(
+    [f"kf/ops/{op}.cuh" for op in ("act_dropout", "bias", "group_norm", "softmax", "sum")],
+    ["kf/kf.cuh"],
+)
 
 
-@pytest.mark.parametrize("order", [["kf/core/device.cuh", *UMBRELLA], [*UMBRELLA, "kf/core/device.cuh"]], ids=["before", "after"])
+@pytest.mark.parametrize(
+    "order",
+    [["kf/core/device.cuh", *UMBRELLA], [*UMBRELLA, "kf/core/device.cuh"]],
+    ids=["before", "after"],
+)
 def test_beside_the_umbrella(order, include, tmp_path):
     """Its names are no other header's: through the emulation's compiler, which reads both of nvcc's passes in one; and nvcc."""
     text = "".join(f"#include <{h}>\n" for h in order)
@@ -146,21 +188,52 @@ def test_beside_the_umbrella(order, include, tmp_path):
     (tmp_path / "own.cpp").write_text("#include <cuda_runtime.h>\n" + text)
     if toolkit.include():
         here = [ROOT / "tests/emu/include", ROOT / "tests/emu", *include]
-        command = ["g++", "-std=c++17", "-fsyntax-only", "-Wall", "-Wextra", "-Werror", "-Wno-unknown-pragmas", "-isystem", toolkit.include()]
-        done = subprocess.run([*command, *(f"-I{d}" for d in here), tmp_path / "own.cpp"], capture_output=True, text=True)
+        command = [
+            "g++",
+            "-std=c++17",
+            "-fsyntax-only",
+            "-Wall",
+            "-Wextra",
+            "-Werror",
+            "-Wno-unknown-pragmas",
+            "-isystem",
+            toolkit.include(),
+        ]
+        done = subprocess.run(
+            [*command, *(f"-I{d}" for d in here), tmp_path / "own.cpp"],
+            capture_output=True,
+            text=True,
+        )
         assert done.returncode == 0, done.stderr[:4000]
     if NVCC and cases.LEVEL > 1:
-        compiles(include, tmp_path / "own.cu", "-arch=sm_90", "-cubin", "-o", str(tmp_path / "own.cubin"))
+        compiles(
+            include, tmp_path / "own.cu", "-arch=sm_90", "-cubin", "-o", str(tmp_path / "own.cubin")
+        )
 
 
 @needs_nvcc
-@pytest.mark.parametrize(("line", "said"), [("kf_load<3>(v, x, 5);", "a vector has 1, 2, 4, 8 or 16 elements"),
-                                           ("kf_store<32>(x, v);", "a vector has 1, 2, 4, 8 or 16 elements"),
-                                           ("kf_dropout<16>(v, rng, 0);", "dropout takes 1, 2, 4 or 8")])
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("kf_load<3>(v, x, 5);", "a vector has 1, 2, 4, 8 or 16 elements"),
+        ("kf_store<32>(x, v);", "a vector has 1, 2, 4, 8 or 16 elements"),
+        ("kf_dropout<16>(v, rng, 0);", "dropout takes 1, 2, 4 or 8"),
+    ],
+)
 def test_misuse(line, said, include, tmp_path):
-    (tmp_path / "wrong.cu").write_text("#include <kf/core/device.cuh>\n__global__ void own(float *x, kf_rng_t rng)\n{\n    float v[32];\n"
-                                       f"    {line}\n    *x = v[0] + rng.scale;\n}}\n")
-    assert said in compiles(include, tmp_path / "wrong.cu", "-arch=sm_90", "-ptx", "-o", str(tmp_path / "wrong.ptx"), fails=True)
+    (tmp_path / "wrong.cu").write_text(
+        "#include <kf/core/device.cuh>\n__global__ void own(float *x, kf_rng_t rng)\n{\n    float v[32];\n"
+        f"    {line}\n    *x = v[0] + rng.scale;\n}}\n"
+    )
+    assert said in compiles(
+        include,
+        tmp_path / "wrong.cu",
+        "-arch=sm_90",
+        "-ptx",
+        "-o",
+        str(tmp_path / "wrong.ptx"),
+        fails=True,
+    )
 
 
 C_HOST = """
@@ -181,7 +254,10 @@ def test_random_bits_made_without_nvcc(compiler, include, tmp_path):
     """By programs that launch kernels which NVRTC compiled."""
     (tmp_path / "host.c").write_text(C_HOST)
     flags = ["-Wall", "-Wextra", "-Wconversion", "-Werror", *(f"-I{d}" for d in include)]
-    subprocess.run([*compiler.split(), *flags, str(tmp_path / "host.c"), "-o", str(tmp_path / "host")], check=True)
+    subprocess.run(
+        [*compiler.split(), *flags, str(tmp_path / "host.c"), "-o", str(tmp_path / "host")],
+        check=True,
+    )
     said = subprocess.run([tmp_path / "host"], capture_output=True, text=True, check=True).stdout
     assert said == "kf_make_rng: p is -1, expected 0 <= p <= 1\n"
 

@@ -11,18 +11,42 @@ import pytest
 from kflib import ROOT
 
 # What include/kf may include that is not its own: the C library's headers, and CUDA's for its runtime and its driver, nothing else.
-ALLOWED = {"stdint.h", "stddef.h", "stdarg.h", "stdio.h", "string.h", "math.h", "unistd.h", "limits.h", "float.h",
-           "cuda_runtime.h", "cuda_fp16.h", "cuda_bf16.h", "cuda.h", "vector_types.h"}
+ALLOWED = {
+    "stdint.h",
+    "stddef.h",
+    "stdarg.h",
+    "stdio.h",
+    "string.h",
+    "math.h",
+    "unistd.h",
+    "limits.h",
+    "float.h",
+    "cuda_runtime.h",
+    "cuda_fp16.h",
+    "cuda_bf16.h",
+    "cuda.h",
+    "vector_types.h",
+}
 # And what a system has, for the runtime.
 SYSTEM = {"stdlib.h", "pthread.h", "time.h"}
 # What a layer of include/kf may include of kf. The umbrellas, kf/kf.h, kf/kf.cuh and a user's, are the directory kf itself.
-LAYERS = {"core": {"core"}, "ops": {"core", "ops"}, "any": {"core", "ops", "any"}, "user": {"core", "ops", "user"},
-          "runtime": {"core", "ops", "any", "user", "runtime", "kf"},
-          "kf": {"core", "ops", "user", "runtime"}}
+LAYERS = {
+    "core": {"core"},
+    "ops": {"core", "ops"},
+    "any": {"core", "ops", "any"},
+    "user": {"core", "ops", "user"},
+    "runtime": {"core", "ops", "any", "user", "runtime", "kf"},
+    "kf": {"core", "ops", "user", "runtime"},
+}
 SHARED_WITH_C = {"dtype.h"}  # the one C header that may name CUDA's types
 # What a folder's Python may import of the repository's own. Third parties: kfgen renders with jinja2 alone.
-PYTHON = {"gen/kfgen": {"kfgen"},
-          "gen/fit": set(), "frontends": {"kfgen", "frontends"}, "bench": {"kfgen", "bench", "frontends", "tests/support"}, "tests": None}
+PYTHON = {
+    "gen/kfgen": {"kfgen"},
+    "gen/fit": set(),
+    "frontends": {"kfgen", "frontends"},
+    "bench": {"kfgen", "bench", "frontends", "tests/support"},
+    "tests": None,
+}
 THIRD = {"gen/kfgen": {"jinja2", "numpy", "scipy"}}
 
 
@@ -35,7 +59,9 @@ def layer_of(path):
 def includes_of(text):
     """Of C and of a template, whose holes stand for names that the rendered headers are checked for."""
     text = re.sub(r"/\*.*?\*/", "", text, flags=re.S)  # which may say how a header is included
-    return [t for t in re.findall(r'^\s*#\s*include\s*[<"]([^>"]+)[>"]', text, re.M) if "{" not in t]
+    return [
+        t for t in re.findall(r'^\s*#\s*include\s*[<"]([^>"]+)[>"]', text, re.M) if "{" not in t
+    ]
 
 
 def wrong_includes(path, text, exists=lambda target: True):
@@ -50,35 +76,61 @@ def wrong_includes(path, text, exists=lambda target: True):
         if own and layer_of(target) not in LAYERS[layer]:
             wrong.append(f"{path}: {layer} includes {target}")
         # The runtime's definitions have both devices in one file, CUDA's where nvcc compiles it.
-        cuda = target.endswith(".cuh") or (target.startswith("cuda_") and pathlib.PurePath(path).name not in SHARED_WITH_C)
+        cuda = target.endswith(".cuh") or (
+            target.startswith("cuda_") and pathlib.PurePath(path).name not in SHARED_WITH_C
+        )
         if path.endswith(".h") and layer != "runtime" and cuda:
             wrong.append(f"{path}: a C header includes {target}")
     return wrong
 
 
 def test_headers(include):
-    ours = [(p.relative_to(d).as_posix(), p) for d in include for p in sorted((d / "kf").rglob("*")) if p.suffix in (".h", ".cuh")]
+    ours = [
+        (p.relative_to(d).as_posix(), p)
+        for d in include
+        for p in sorted((d / "kf").rglob("*"))
+        if p.suffix in (".h", ".cuh")
+    ]
     assert len(ours) > 50
-    wrong = [w for name, p in ours for w in wrong_includes(name, p.read_text(), lambda t: any((d / t).is_file() for d in include))]
+    wrong = [
+        w
+        for name, p in ours
+        for w in wrong_includes(
+            name, p.read_text(), lambda t: any((d / t).is_file() for d in include)
+        )
+    ]
     assert not wrong, "\n".join(wrong)
 
 
-@pytest.mark.parametrize(("path", "line"), [
-    ("kf/core/a.h", '#include "kf/ops/add.h"'), ("kf/core/a.h", "#include <vector>"), ("kf/ops/a.h", '#include "kf/kf.h"'),
-    ("kf/ops/a.h", "#include <kf/runtime/context.h>"), ("kf/ops/a.h", '#include "kf/ops/add.cuh"'), ("kf/core/a.h", "# include <cuda_fp16.h>"),
-    ("kf/core/a.cuh", "#include <torch/extension.h>"), ("kf/core/a.cuh", "#include <cub/cub.cuh>")])
+@pytest.mark.parametrize(
+    ("path", "line"),
+    [
+        ("kf/core/a.h", '#include "kf/ops/add.h"'),
+        ("kf/core/a.h", "#include <vector>"),
+        ("kf/ops/a.h", '#include "kf/kf.h"'),
+        ("kf/ops/a.h", "#include <kf/runtime/context.h>"),
+        ("kf/ops/a.h", '#include "kf/ops/add.cuh"'),
+        ("kf/core/a.h", "# include <cuda_fp16.h>"),
+        ("kf/core/a.cuh", "#include <torch/extension.h>"),
+        ("kf/core/a.cuh", "#include <cub/cub.cuh>"),
+    ],
+)
 def test_a_wrong_edge_is_seen(path, line):
     assert len(wrong_includes(path, line + "\n")) == 1
 
 
 def test_the_order_of_core():
     """No circle among the headers of core: each can be read knowing only those below it."""
-    graph = {p.name: [pathlib.PurePath(t).name for t in includes_of(p.read_text()) if t.startswith("kf/core/")]
-             for p in (ROOT / "include/kf/core").iterdir()}
+    graph = {
+        p.name: [
+            pathlib.PurePath(t).name for t in includes_of(p.read_text()) if t.startswith("kf/core/")
+        ]
+        for p in (ROOT / "include/kf/core").iterdir()
+    }
     done, path = set(), []
 
     def visit(name):
-        assert name not in path, f"a circle: {' -> '.join(path[path.index(name):])} -> {name}"
+        assert name not in path, f"a circle: {' -> '.join(path[path.index(name) :])} -> {name}"
         if name not in done:
             path.append(name)
             for below in graph[name]:
@@ -117,8 +169,16 @@ def test_python():
                 own = modules.get(name)
                 if own and not beside and own not in allowed:
                     wrong.append(f"{path.relative_to(ROOT)} imports {name} of {own}")
-                if not own and not beside and folder in THIRD and name not in sys.stdlib_module_names and name not in THIRD[folder]:
-                    wrong.append(f"{path.relative_to(ROOT)} imports {name}, which is none of {sorted(THIRD[folder])}")
+                if (
+                    not own
+                    and not beside
+                    and folder in THIRD
+                    and name not in sys.stdlib_module_names
+                    and name not in THIRD[folder]
+                ):
+                    wrong.append(
+                        f"{path.relative_to(ROOT)} imports {name}, which is none of {sorted(THIRD[folder])}"
+                    )
     assert seen > 50 and not wrong, "\n".join(wrong)
 
 
@@ -128,10 +188,25 @@ def test_rendering_needs_jinja2_alone():
     for path in (ROOT / "gen/kfgen").glob("*.py"):
         if path.name in lazy:
             continue
-        top = {a.name for n in ast.parse(path.read_text()).body if isinstance(n, ast.Import) for a in n.names}
-        inner = {n.module for n in ast.parse(path.read_text()).body if isinstance(n, ast.ImportFrom)}
-        assert not (top | inner) & {"numpy", "scipy", "scipy.special", "kfgen.check", "kfgen.notes", "kfgen.oracle", "kfgen.row_oracle",
-                                      "kfgen.product_oracle"}, path.name
+        top = {
+            a.name
+            for n in ast.parse(path.read_text()).body
+            if isinstance(n, ast.Import)
+            for a in n.names
+        }
+        inner = {
+            n.module for n in ast.parse(path.read_text()).body if isinstance(n, ast.ImportFrom)
+        }
+        assert not (top | inner) & {
+            "numpy",
+            "scipy",
+            "scipy.special",
+            "kfgen.check",
+            "kfgen.notes",
+            "kfgen.oracle",
+            "kfgen.row_oracle",
+            "kfgen.product_oracle",
+        }, path.name
 
 
 def test_nothing_below_names_what_is_above():
@@ -140,12 +215,20 @@ def test_nothing_below_names_what_is_above():
         for path in (ROOT / folder).rglob("*"):
             if path.is_file():
                 for target in includes_of(path.read_text()):
-                    assert not target.startswith(("tests/", "bench/", "examples/", "frontends/", ".")), f"{path}: {target}"
-                assert not re.search(r"\b(import|from) (kflib|checks|bench|peers|torch|jax)\b", path.read_text()), path
+                    assert not target.startswith(
+                        ("tests/", "bench/", "examples/", "frontends/", ".")
+                    ), f"{path}: {target}"
+                assert not re.search(
+                    r"\b(import|from) (kflib|checks|bench|peers|torch|jax)\b", path.read_text()
+                ), path
 
 
 def test_examples_use_what_users_have():
     """kf's umbrellas, an op's header or a user's own; nothing of core's inside but what is documented for kernels of one's own."""
     for path in sorted((ROOT / "examples").iterdir()):
-        for target in includes_of(path.read_text()) if path.suffix in (".c", ".cu", ".h", ".cpp") else ():
-            assert not target.startswith(("../", "include/", "gen/", "tests/")), f"{path.name}: {target}"
+        for target in (
+            includes_of(path.read_text()) if path.suffix in (".c", ".cu", ".h", ".cpp") else ()
+        ):
+            assert not target.startswith(("../", "include/", "gen/", "tests/")), (
+                f"{path.name}: {target}"
+            )

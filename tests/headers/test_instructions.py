@@ -39,6 +39,8 @@ def test_own_budgets_are_needed(counts):
     for a in ACTIVATIONS:
         for form in instructions.FORMS:
             if form in a["budget"]:
-                assert counts[a["name"]][form] > instructions.FORMS[form][0], f"{a['name']}: budget.{form} can go"
+                assert counts[a["name"]][form] > instructions.FORMS[form][0], (
+                    f"{a['name']}: budget.{form} can go"
+                )
         unknown = set(a["budget"]) - set(instructions.FORMS) - {"why"}
         assert not unknown, f"{a['name']}: {unknown} names no form"

@@ -26,13 +26,19 @@ def macros(output, include):
 
 def leaked(found, twin):
     public = {f[twin] for f in kflib.manifest()["functions"]}
-    return {m: f for m, f in found.items() if m not in public and not m.startswith(("KF_", "KFI_")) or "__" in m}
+    return {
+        m: f
+        for m, f in found.items()
+        if m not in public and not m.startswith(("KF_", "KFI_")) or "__" in m
+    }
 
 
 def test_macros_of_the_c_headers(include, tmp_path):
     [source] = write(tmp_path, {"macros.c": "#include <kf/kf.h>\n"})
     for compiler, *language in cases.by_level([DIALECTS["c11"]], DIALECTS.values()):
-        found = macros(passes([compiler, *language, "-E", "-dD", "-fopenmp", *flags(include), source]), include)
+        found = macros(
+            passes([compiler, *language, "-E", "-dD", "-fopenmp", *flags(include), source]), include
+        )
         assert "KF_SUCCESS" not in found and "KF_VERSION" in found
         assert not leaked(found, "cpu_workspace")
 
@@ -40,7 +46,10 @@ def test_macros_of_the_c_headers(include, tmp_path):
 @pytest.mark.skipif(not NVCC, reason="no nvcc")
 def test_macros_of_the_cuda_headers(include, tmp_path):
     [source] = write(tmp_path, {"macros.cu": "#include <kf/kf.cuh>\n"})
-    found = macros(passes([NVCC, "-std=c++17", ARCH, "-E", "-Xcompiler", "-dD", *flags(include), source]), include)
+    found = macros(
+        passes([NVCC, "-std=c++17", ARCH, "-E", "-Xcompiler", "-dD", *flags(include), source]),
+        include,
+    )
     assert "KF_VERSION" in found and "KF_FN" in found
     assert not leaked(found, "workspace")
 

@@ -10,17 +10,47 @@ import pytest
 from compilers import ARCH, NVCC, addresses, flags, passes, write
 
 pytestmark = pytest.mark.skipif(not NVCC, reason="no nvcc")
-OPS = ("softmax", "scale_bool_mask_softmax", "layer_norm_{act}")  # one tensor, conditions beside it, weights
-FUNCTIONS = [f for f in kflib.manifest()["functions"] if f["family"] == "row" and f["activation"] == "none" and not f["state"] and not
-             (len(f["dtypes"]) > 1 and f["bwd"] and cases.LEVEL == 1) and (f["op"] in OPS or ("f64" not in f["dtypes"] and cases.LEVEL > 1))]
+OPS = (
+    "softmax",
+    "scale_bool_mask_softmax",
+    "layer_norm_{act}",
+)  # one tensor, conditions beside it, weights
+FUNCTIONS = [
+    f
+    for f in kflib.manifest()["functions"]
+    if f["family"] == "row"
+    and f["activation"] == "none"
+    and not f["state"]
+    and not (len(f["dtypes"]) > 1 and f["bwd"] and cases.LEVEL == 1)
+    and (f["op"] in OPS or ("f64" not in f["dtypes"] and cases.LEVEL > 1))
+]
 FEW = 16  # bytes: four registers, once a row
 
 
 def frames(text, include, folder):
     """{kernel: bytes of its stack frame}."""
     [source] = write(folder, {"rows.cu": text})
-    said = passes([NVCC, "-O3", ARCH, "-Xptxas", "-v", *flags(include), "-cubin", source, "-o", folder / "rows.cubin"], cwd=folder)
-    return {name: int(size) for name, size in re.findall(r"Function properties for (\w+)\n\s+(\d+) bytes stack frame", said)}
+    said = passes(
+        [
+            NVCC,
+            "-O3",
+            ARCH,
+            "-Xptxas",
+            "-v",
+            *flags(include),
+            "-cubin",
+            source,
+            "-o",
+            folder / "rows.cubin",
+        ],
+        cwd=folder,
+    )
+    return {
+        name: int(size)
+        for name, size in re.findall(
+            r"Function properties for (\w+)\n\s+(\d+) bytes stack frame", said
+        )
+    }
 
 
 @pytest.mark.parametrize("dtype", cases.by_level(["f32", "bf16"], ["f32", "bf16", "f64"]))

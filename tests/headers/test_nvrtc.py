@@ -21,21 +21,32 @@ for _program in PROGRAMS:
 # The kernels of one tuple of dtypes of each op, another one from op to op; at level 2 of two; at level 3 all of them, eight seconds each.
 CHOSEN = [found[i % len(found)] for i, found in enumerate(OF_HEADER.values())]
 if cases.LEVEL > 1:
-    CHOSEN += [found[(i + 1) % len(found)] for i, found in enumerate(OF_HEADER.values()) if len(found) > 1]
+    CHOSEN += [
+        found[(i + 1) % len(found)] for i, found in enumerate(OF_HEADER.values()) if len(found) > 1
+    ]
     CHOSEN = CHOSEN if cases.LEVEL < 3 else PROGRAMS
 # Those that include host.h first, and say so.
-HOST = sorted(p.name for p in (kflib.ROOT / "include/kf/core").iterdir() if '\n#include "kf/core/host.h"\n' in p.read_text())
+HOST = sorted(
+    p.name
+    for p in (kflib.ROOT / "include/kf/core").iterdir()
+    if '\n#include "kf/core/host.h"\n' in p.read_text()
+)
 
 
 def expressions_of(program):
     return [e for k in PROGRAMS[program] for e in nvrtc.kernels_of(k)]
 
 
-@pytest.mark.parametrize("arch", [nvrtc.ARCH] if cases.LEVEL < 3 else ["sm_75", "sm_80", "sm_90", "sm_90a", "sm_100", "sm_120"])
+@pytest.mark.parametrize(
+    "arch",
+    [nvrtc.ARCH] if cases.LEVEL < 3 else ["sm_75", "sm_80", "sm_90", "sm_90a", "sm_100", "sm_120"],
+)
 @pytest.mark.parametrize("program", CHOSEN)
 def test_every_kernel(program, arch, include):
     asked = expressions_of(program)
-    _, lowered, log = nvrtc.compile_text(f"#include <{program.split('-')[0]}>\n", asked, include, arch, nvrtc.quick())
+    _, lowered, log = nvrtc.compile_text(
+        f"#include <{program.split('-')[0]}>\n", asked, include, arch, nvrtc.quick()
+    )
     assert len(set(lowered)) == len(set(asked)) and "warning" not in log, log[:2000]
 
 
@@ -43,7 +54,11 @@ def test_no_function_is_left_out():
     """Every launcher of the manifest has a kernel among those that are asked for."""
     asked = {e for p in PROGRAMS for e in expressions_of(p)}
     kernels = [k for k in SELECTION.all_kernels() if "cuda" in k.backends]
-    launchers = {launcher.name: nvrtc.source.kernel_names(launcher) for k in kernels for launcher in k.launchers}
+    launchers = {
+        launcher.name: nvrtc.source.kernel_names(launcher)
+        for k in kernels
+        for launcher in k.launchers
+    }
     assert set(launchers) == {f["name"] for f in kflib.on("cuda", kflib.manifest()["functions"])}
     assert all(found and asked.issuperset(found[:1]) for found in launchers.values())
 
@@ -64,7 +79,9 @@ def test_the_umbrella_and_its_device_functions(include, standard):
     assert body.count("_bwd(") == len(kflib.manifest()["activations"]) - 1
 
 
-@pytest.mark.parametrize("header", ["kf/kf.h", "kf/ops/add.h", "kf/ops/activations.h", *(f"kf/core/{h}" for h in HOST)])
+@pytest.mark.parametrize(
+    "header", ["kf/kf.h", "kf/ops/add.h", "kf/ops/activations.h", *(f"kf/core/{h}" for h in HOST)]
+)
 def test_headers_for_the_host_say_so(include, header):
     with pytest.raises(nvrtc.NvrtcError) as caught:
         nvrtc.compile_text(f"#include <{header}>\n", include=include)
@@ -72,10 +89,19 @@ def test_headers_for_the_host_say_so(include, header):
     assert "kf: this header is for the host" in first, first
 
 
-@pytest.mark.parametrize("header", sorted(p.name for p in (kflib.ROOT / "include/kf/core").iterdir() if p.name not in (*HOST, "host.h")))
+@pytest.mark.parametrize(
+    "header",
+    sorted(
+        p.name
+        for p in (kflib.ROOT / "include/kf/core").iterdir()
+        if p.name not in (*HOST, "host.h")
+    ),
+)
 def test_headers_of_core(include, header):
     """Those that are not in HOST, twice."""
-    nvrtc.compile_text(f"#include <kf/core/{header}>\n#include <kf/core/{header}>\n", include=include)
+    nvrtc.compile_text(
+        f"#include <kf/core/{header}>\n#include <kf/core/{header}>\n", include=include
+    )
 
 
 def test_what_is_wrong_is_seen(include):

@@ -14,7 +14,10 @@ pytestmark = pytest.mark.skipif(not NVCC, reason="no nvcc")
 
 
 @pytest.mark.parametrize("arch", cases.by_level(["90"], ["75", "90"]))
-@pytest.mark.parametrize("text", cases.by_level([operand_ops.LARGE], [operand_ops.LARGE, operand_ops.WIDE, operand_ops.MIXED]))
+@pytest.mark.parametrize(
+    "text",
+    cases.by_level([operand_ops.LARGE], [operand_ops.LARGE, operand_ops.WIDE, operand_ops.MIXED]),
+)
 def test_shared_memory(text, arch, include, tmp_path):
     _, functions = operand_ops.load(text, tmp_path)
     [source] = write(tmp_path, {"all.cu": addresses(functions)})

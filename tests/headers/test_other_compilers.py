@@ -12,9 +12,26 @@ import user_ops
 from compilers import fails, flags, passes, write
 
 CLANG = pytest.mark.skipif(not shutil.which("clang"), reason="no clang")
-NAMES = {f"kf_cpu_{name}" for name in (
-    "gelu_f32", "tanh_f32", "softplus_f32", "mish_bwd_f32", "elu_f32", "silu_f16", "gelu_bf16", "bias_gelu_bwd_f32", "softmax_f32", "layer_norm_f32",
-    "layer_norm_bwd_f32", "sum_f32", "cast_f64_f16", "cast_i64_f32", "bce_with_logits_f64")}
+NAMES = {
+    f"kf_cpu_{name}"
+    for name in (
+        "gelu_f32",
+        "tanh_f32",
+        "softplus_f32",
+        "mish_bwd_f32",
+        "elu_f32",
+        "silu_f16",
+        "gelu_bf16",
+        "bias_gelu_bwd_f32",
+        "softmax_f32",
+        "layer_norm_f32",
+        "layer_norm_bwd_f32",
+        "sum_f32",
+        "cast_f64_f16",
+        "cast_i64_f32",
+        "bce_with_logits_f64",
+    )
+}
 # Words that no function of kf's own has.
 OWN = """
 [op.waves]
@@ -23,10 +40,22 @@ operands = { x = "elem", y = "elem" }
 expr = "sin(x) * cos(y) + log(abs(x) + 1) * sqrt(abs(y) + 1)"
 ref = "np.sin(x) * np.cos(y) + np.log(np.abs(x) + 1) * np.sqrt(np.abs(y) + 1)"
 """
-ROUNDS = ("-funsafe-math-optimizations", "-fassociative-math -fno-signed-zeros -fno-trapping-math", "-ffast-math -DKF_ALLOW_FAST_MATH")
-BUILDS = [pytest.param("clang", "-O2", marks=CLANG), pytest.param("clang", f"-O2 {ROUNDS[0]}", marks=CLANG)] + cases.by_level([], [
-    *(pytest.param("clang", f"-O2 {words}", marks=CLANG) for words in ROUNDS[1:]), pytest.param("clang", "-O3 -march=native", marks=CLANG),
-    ("gcc", "-O2 -ffast-math -fno-associative-math -DKF_ALLOW_FAST_MATH")])
+ROUNDS = (
+    "-funsafe-math-optimizations",
+    "-fassociative-math -fno-signed-zeros -fno-trapping-math",
+    "-ffast-math -DKF_ALLOW_FAST_MATH",
+)
+BUILDS = [
+    pytest.param("clang", "-O2", marks=CLANG),
+    pytest.param("clang", f"-O2 {ROUNDS[0]}", marks=CLANG),
+] + cases.by_level(
+    [],
+    [
+        *(pytest.param("clang", f"-O2 {words}", marks=CLANG) for words in ROUNDS[1:]),
+        pytest.param("clang", "-O3 -march=native", marks=CLANG),
+        ("gcc", "-O2 -ffast-math -fno-associative-math -DKF_ALLOW_FAST_MATH"),
+    ],
+)
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +63,11 @@ def own(tmp_path_factory):
     """(the spec file, its functions, the folder of their headers)."""
     folder = tmp_path_factory.mktemp("own")
     path, _, functions = user_ops.load(OWN, folder)
-    return path, [f for f in functions if f["op"] == "waves" and f["dtypes"][0] in ("f32", "bf16")], folder
+    return (
+        path,
+        [f for f in functions if f["op"] == "waves" and f["dtypes"][0] in ("f32", "bf16")],
+        folder,
+    )
 
 
 @pytest.mark.parametrize(("compiler", "words"), BUILDS)
@@ -44,12 +77,26 @@ def test_numbers(compiler, words, include, own, tmp_path):
     functions = [f for f in kflib.manifest()["functions"] if f["cpu_name"] in NAMES]
     assert len(functions) == len(NAMES)
     headers = [*include, folder]
-    warnings = ["-Wall", "-Wextra", "-Werror", *(word for d in headers for word in ("-isystem", str(d)))]
-    lib = kflib.build("cpu", functions + waves, tmp_path, [*words.split(), *warnings], compiler=compiler, include=headers)
+    warnings = [
+        "-Wall",
+        "-Wextra",
+        "-Werror",
+        *(word for d in headers for word in ("-isystem", str(d))),
+    ]
+    lib = kflib.build(
+        "cpu",
+        functions + waves,
+        tmp_path,
+        [*words.split(), *warnings],
+        compiler=compiler,
+        include=headers,
+    )
     memory = checks.CpuMemory()
     for f in functions + waves:
         sizes = cases.of_form(f, {"flat": (1000,), "rows": (5, 300), "planes": (3, 50, 7)})
-        for values in ("normal",) if "-f" in words else ("normal", "special"):  # flags that give up NaN and infinities
+        for values in (
+            ("normal",) if "-f" in words else ("normal", "special")
+        ):  # flags that give up NaN and infinities
             checks.run(lib, memory, f, sizes, values, files=(path,) if f in waves else ())
 
 
@@ -59,13 +106,33 @@ def test_sums_in_any_order_are_refused(words, include, tmp_path):
     [source] = write(tmp_path, {"fast.c": "#include <kf/ops/add.h>\nextern int not_empty;\n"})
     said = fails(["gcc", "-O2", *words.split(), "-fsyntax-only", *flags(include), source])
     assert "#error" in said and "-fno-associative-math" in said
-    passes(["gcc", "-O2", *words.split(), "-fno-associative-math", "-fsyntax-only", *flags(include), source])
+    passes(
+        [
+            "gcc",
+            "-O2",
+            *words.split(),
+            "-fno-associative-math",
+            "-fsyntax-only",
+            *flags(include),
+            source,
+        ]
+    )
 
 
 def test_sums_in_any_order_are_refused_by_older_compilers(include, tmp_path):
     """gcc before 12 has another macro for it, of more flags. (This one is told to be old.)"""
     [source] = write(tmp_path, {"fast.c": "#include <kf/ops/add.h>\nextern int not_empty;\n"})
-    old = ["gcc", "-O2", "-w", "-U__ASSOCIATIVE_MATH__", "-U__GNUC__", "-D__GNUC__=11", "-fsyntax-only", *flags(include), source]
+    old = [
+        "gcc",
+        "-O2",
+        "-w",
+        "-U__ASSOCIATIVE_MATH__",
+        "-U__GNUC__",
+        "-D__GNUC__=11",
+        "-fsyntax-only",
+        *flags(include),
+        source,
+    ]
     passes(old)
     said = fails([*old, "-funsafe-math-optimizations"])
     assert "#error" in said and "-fno-associative-math" in said
@@ -74,8 +141,19 @@ def test_sums_in_any_order_are_refused_by_older_compilers(include, tmp_path):
 @pytest.mark.parametrize("compiler", ["gcc", pytest.param("clang", marks=CLANG)])
 def test_no_nan_is_refused(compiler, include, tmp_path):
     [source] = write(tmp_path, {"finite.c": "#include <kf/ops/add.h>\nextern int not_empty;\n"})
-    assert "KF_ALLOW_FAST_MATH" in fails([compiler, "-ffinite-math-only", "-fsyntax-only", *flags(include), source])
-    passes([compiler, "-ffinite-math-only", "-DKF_ALLOW_FAST_MATH", "-fsyntax-only", *flags(include), source])
+    assert "KF_ALLOW_FAST_MATH" in fails(
+        [compiler, "-ffinite-math-only", "-fsyntax-only", *flags(include), source]
+    )
+    passes(
+        [
+            compiler,
+            "-ffinite-math-only",
+            "-DKF_ALLOW_FAST_MATH",
+            "-fsyntax-only",
+            *flags(include),
+            source,
+        ]
+    )
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="x87 is of x86")
@@ -90,23 +168,44 @@ def test_excess_precision_is_refused(words, include, tmp_path):
 @pytest.mark.parametrize("language", ["c", "c++"])
 def test_the_users_own_code_stays_as_it_is(language, include, tmp_path):
     """What the headers tell clang ends with them: behind them its flags are the user's again, and it warns."""
-    [source] = write(tmp_path, {"own.c": """
+    [source] = write(
+        tmp_path,
+        {
+            "own.c": """
 #include <kf/ops/add.h>
 #include <kf/ops/softmax.h>
 #include <kf/ops/sum.h>
 float own(float x);
 float own(float x) { return (x + 12582912.0f) - 12582912.0f; }
-"""})
-    text = passes(["clang", "-x", language, "-O2", "-funsafe-math-optimizations", *flags(include), "-S", source, "-o", "-"])
-    body = text[text.index("own"):]
-    assert "addss" not in body[body.index(":"):body.index("ret")], "the sum was not simplified"
+"""
+        },
+    )
+    text = passes(
+        [
+            "clang",
+            "-x",
+            language,
+            "-O2",
+            "-funsafe-math-optimizations",
+            *flags(include),
+            "-S",
+            source,
+            "-o",
+            "-",
+        ]
+    )
+    body = text[text.index("own") :]
+    assert "addss" not in body[body.index(":") : body.index("ret")], "the sum was not simplified"
 
 
 def test_every_begin_has_its_end(include):
     """And what has a loop over a tile stands between them."""
     for path in sorted(p for d in include for p in (d / "kf").rglob("*.h") if p.name != "config.h"):
         lines = path.read_text().splitlines()
-        begins, ends = ([i for i, line in enumerate(lines) if line == word] for word in ("KFI_C_BEGIN", "KFI_C_END"))
+        begins, ends = (
+            [i for i, line in enumerate(lines) if line == word]
+            for word in ("KFI_C_BEGIN", "KFI_C_END")
+        )
         loops = [i for i, line in enumerate(lines) if line.strip() == "KFI_TILE_LOOP"]
         assert len(begins) == len(ends) <= 1, path
         assert all(begins[0] < i < ends[0] for i in loops) if begins else not loops, path

@@ -52,41 +52,88 @@ MACROS = """
 #define erase() 0
 #define clear() 0
 """
-SYSTEM = "".join(f"#include <{h}.h>\n" for h in ("limits", "math", "stdarg", "stddef", "stdint", "stdio", "string", "unistd"))
+SYSTEM = "".join(
+    f"#include <{h}.h>\n"
+    for h in ("limits", "math", "stdarg", "stddef", "stdint", "stdio", "string", "unistd")
+)
 CXX = "#include <algorithm>\n#include <cmath>\n#include <cstddef>\n#include <functional>\n#include <numeric>\n#include <vector>\n"
 WORDS = sorted({a["name"] for a in kflib.manifest()["activations"]} - {"tanh"}) + [
-    "cast", "add", "bias", "scale", "dropout", "batch_norm", "tile", "span", "each", "row", "launch", "select_", "philox", "fill", "clamp_"]
+    "cast",
+    "add",
+    "bias",
+    "scale",
+    "dropout",
+    "batch_norm",
+    "tile",
+    "span",
+    "each",
+    "row",
+    "launch",
+    "select_",
+    "philox",
+    "fill",
+    "clamp_",
+]
 
 
 def own(cxx):
     """A function of the user's for each of kf's words, and variables of its arguments' names."""
     linkage = "" if cxx else "static "
     text = "".join(f"{linkage}inline float {w}(float v) {{ return v + 1; }}\n" for w in WORDS)
-    return text + "int n, rows, cols, outer, inner, channels, x, out, stream, workspace, seed, state, p, scalars, at, shape;\n"
+    return (
+        text
+        + "int n, rows, cols, outer, inner, channels, x, out, stream, workspace, seed, state, p, scalars, at, shape;\n"
+    )
 
 
 @pytest.mark.parametrize("dialect", cases.by_level(["c++17"], DIALECTS))
 def test_c(dialect, include, tmp_path):
     compiler, *language = DIALECTS[dialect]
     cxx = "c++" in language
-    text = SYSTEM + (CXX + "using namespace std;\n" if cxx else "") + own(cxx) + MACROS + "#include <kf/kf.h>\n"
+    text = (
+        SYSTEM
+        + (CXX + "using namespace std;\n" if cxx else "")
+        + own(cxx)
+        + MACROS
+        + "#include <kf/kf.h>\n"
+    )
     text += "int use(const float *a, float *b);\nint use(const float *a, float *b) { return (int)kf_cpu_gelu_f32(a, b, N) + (int)gelu(1.0f); }\n"
     [source] = write(tmp_path, {"polluted.c": text})
     # As a system path, as build integrations give it; -Wshadow is about the user's own globals then.
     include_words = [w for d in include for w in ("-isystem", d)]
-    passes([compiler, *language, "-Wall", "-Wextra", "-Werror", "-Wno-unused-function", "-fsyntax-only", *include_words, source])
+    passes(
+        [
+            compiler,
+            *language,
+            "-Wall",
+            "-Wextra",
+            "-Werror",
+            "-Wno-unused-function",
+            "-fsyntax-only",
+            *include_words,
+            source,
+        ]
+    )
 
 
 @pytest.mark.level(2)
 @pytest.mark.skipif(not NVCC, reason="no nvcc")
 def test_cuda(include, tmp_path):
     functions = sample(5)[::3]
-    text = "#include <cuda_runtime.h>\n#include <cuda_fp16.h>\n#include <cuda_bf16.h>\n" + SYSTEM + CXX + "using namespace std;\n"
+    text = (
+        "#include <cuda_runtime.h>\n#include <cuda_fp16.h>\n#include <cuda_bf16.h>\n"
+        + SYSTEM
+        + CXX
+        + "using namespace std;\n"
+    )
     text += own(True) + MACROS + "#include <kf/kf.cuh>\n" + addresses(functions)
     text += "kf_result_t use(const float *a, float *b, cudaStream_t s) { return kf_gelu_f32(a, b, N, s); }\n"
     text += "float mine(float v) { return gelu(cast(v)); }\n"
     [source] = write(tmp_path, {"polluted.cu": text})
-    passes([NVCC, "-std=c++17", ARCH, "-Werror", "all-warnings", *flags(include), "-c", source], cwd=tmp_path)
+    passes(
+        [NVCC, "-std=c++17", ARCH, "-Werror", "all-warnings", *flags(include), "-c", source],
+        cwd=tmp_path,
+    )
 
 
 @pytest.mark.skipif(not NVCC, reason="no nvcc")
@@ -109,4 +156,7 @@ struct layer {
 kf_result_t call(mine::tensor t) { return mine::layer{1, 2}.forward(t, t, t, 0); }
 """
     [source] = write(tmp_path, {"names.cu": text})
-    passes([NVCC, "-std=c++17", ARCH, "-Werror", "all-warnings", *flags(include), "-c", source], cwd=tmp_path)
+    passes(
+        [NVCC, "-std=c++17", ARCH, "-Werror", "all-warnings", *flags(include), "-c", source],
+        cwd=tmp_path,
+    )

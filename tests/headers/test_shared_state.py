@@ -40,26 +40,45 @@ CUDA_CALL = 'const kfi_name name = {"kf_{act}", "relu"}; kfi_check_device<>(&nam
 
 
 def races(command, source, tmp_path):
-    passes([*command, "-g", "-fsanitize=thread", "-pthread", source, "-o", tmp_path / "race", "-lm"])
+    passes(
+        [*command, "-g", "-fsanitize=thread", "-pthread", source, "-o", tmp_path / "race", "-lm"]
+    )
     # OpenMP's own runtime is not compiled with the sanitizer, which takes it for racing: one thread a region, and what it does is not looked at.
     (tmp_path / "suppressed").write_text("called_from_lib:libgomp.so\nrace:gomp_\n")
     options = f"exitcode=66:suppressions={tmp_path}/suppressed:ignore_noninstrumented_modules=1"
-    done = subprocess.run([*emulator.fixed_addresses(), tmp_path / "race"], capture_output=True, text=True, timeout=120,
-                          env={"TSAN_OPTIONS": options, "OMP_NUM_THREADS": "1"})
+    done = subprocess.run(
+        [*emulator.fixed_addresses(), tmp_path / "race"],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env={"TSAN_OPTIONS": options, "OMP_NUM_THREADS": "1"},
+    )
     assert done.returncode in (0, 66), done.stderr
     return done.stderr
 
 
 def test_threads_of_c_launchers(include, tmp_path):
-    [source] = write(tmp_path, {"race.c": f"#include <kf/ops/act.h>\n#include <stdlib.h>\n{RACE % C_CALL}"})
-    assert "data race" not in (said := races(["gcc", "-std=gnu11", "-O1", "-fopenmp", *flags(include)], source, tmp_path)), said
+    [source] = write(
+        tmp_path, {"race.c": f"#include <kf/ops/act.h>\n#include <stdlib.h>\n{RACE % C_CALL}"}
+    )
+    assert "data race" not in (
+        said := races(["gcc", "-std=gnu11", "-O1", "-fopenmp", *flags(include)], source, tmp_path)
+    ), said
 
 
 @pytest.mark.skipif(not toolkit.include(), reason="no CUDA headers")
 def test_threads_of_cuda_launchers(include, tmp_path):
     text = f"{RUNTIME}#include <kf/core/launch.cuh>\n{RACE % CUDA_CALL}"
     [source] = write(tmp_path, {"race.cpp": text})
-    command = ["g++", "-std=c++17", "-O1", "-D__launch_bounds__(...)=", "-isystem", toolkit.include(), *flags(include)]
+    command = [
+        "g++",
+        "-std=c++17",
+        "-O1",
+        "-D__launch_bounds__(...)=",
+        "-isystem",
+        toolkit.include(),
+        *flags(include),
+    ]
     assert "data race" not in (said := races(command, source, tmp_path)), said
 
 
@@ -72,9 +91,16 @@ def sections(source, tmp_path, *words):
 def test_a_unit_that_calls_nothing_starts_nothing(optimised, include, tmp_path):
     """What remembers the process for OpenMP's sake is there where a launcher is."""
     text = "#include <kf/ops/add.h>\nint own(void);\nint own(void) { return 1; }\n"
-    used = text + "kf_result_t use(float *x);\nkf_result_t use(float *x) { return kf_cpu_add_f32(x, x, x, 4); }\n"
+    used = (
+        text
+        + "kf_result_t use(float *x);\nkf_result_t use(float *x) { return kf_cpu_add_f32(x, x, x, 4); }\n"
+    )
     for name, body, there in (("unused", text, False), ("used", used, True)):
         [source] = write(tmp_path, {f"{name}.c": body})
         for language in ("c", "c++"):
-            found = sections(source, tmp_path, "-x", language, optimised, "-fopenmp", *flags(include))
-            assert (".init_array" in found or ".ctors" in found) == there, f"{name}, {language}:\n{found}"
+            found = sections(
+                source, tmp_path, "-x", language, optimised, "-fopenmp", *flags(include)
+            )
+            assert (".init_array" in found or ".ctors" in found) == there, (
+                f"{name}, {language}:\n{found}"
+            )

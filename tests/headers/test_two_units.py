@@ -32,8 +32,16 @@ const char *other_detail(void) { return kf_get_last_error_detail(); }
 """
 
 
-@pytest.mark.parametrize("languages", [("c11", "c++17"), *cases.by_level([], [("c++17", "c11"), ("c11", "c11"), ("c++17", "c++17")])], ids="_".join)
-@pytest.mark.parametrize("openmp", cases.by_level([("-fopenmp",)], [("-fopenmp",), ()]), ids=lambda words: "openmp" if words else "serial")
+@pytest.mark.parametrize(
+    "languages",
+    [("c11", "c++17"), *cases.by_level([], [("c++17", "c11"), ("c11", "c11"), ("c++17", "c++17")])],
+    ids="_".join,
+)
+@pytest.mark.parametrize(
+    "openmp",
+    cases.by_level([("-fopenmp",)], [("-fopenmp",), ()]),
+    ids=lambda words: "openmp" if words else "serial",
+)
 def test_two_units(languages, openmp, include, tmp_path):
     objects = []
     for language, text, name in zip(languages, (UNIT_A, UNIT_B), "ab"):
@@ -41,7 +49,20 @@ def test_two_units(languages, openmp, include, tmp_path):
         extern = 'extern "C"' if language != "c11" else "extern"
         [source] = write(tmp_path, {f"{name}.c": text.replace("EXTERN", extern)})
         objects.append(tmp_path / f"{name}.o")
-        passes([compiler, *words, "-O1", *WARNINGS, *openmp, *flags(include), "-c", source, "-o", objects[-1]])
+        passes(
+            [
+                compiler,
+                *words,
+                "-O1",
+                *WARNINGS,
+                *openmp,
+                *flags(include),
+                "-c",
+                source,
+                "-o",
+                objects[-1],
+            ]
+        )
     passes(["g++", *objects, *openmp, "-o", tmp_path / "program", "-lm"])
     assert passes([tmp_path / "program"]) == "same\n"
 
@@ -72,7 +93,9 @@ const char *other_detail(void) { return kf_get_last_error_detail(); }
 
 
 @pytest.mark.skipif(not NVCC, reason="no nvcc")
-@pytest.mark.parametrize("rdc", cases.by_level([()], [(), ("-rdc=true",)]), ids=lambda words: "rdc" if words else "whole")
+@pytest.mark.parametrize(
+    "rdc", cases.by_level([()], [(), ("-rdc=true",)]), ids=lambda words: "rdc" if words else "whole"
+)
 def test_two_cuda_units(rdc, include, tmp_path):
     """What is refused before anything is launched needs no GPU."""
     objects = compile_cuda(include, tmp_path, {"a.cu": CUDA_A, "b.cu": CUDA_B}, *rdc, *quick())

@@ -52,6 +52,10 @@ int main()
 
 def test_the_workspace_holds_the_partial_sums(include, tmp_path):
     (tmp_path / "w.cu").write_text(SOURCE)
-    subprocess.run([NVCC, "-std=c++17", "-O2", "-arch=sm_90", *(f"-I{d}" for d in include), "w.cu", "-o", "w"], cwd=tmp_path, check=True)
+    subprocess.run(
+        [NVCC, "-std=c++17", "-O2", "-arch=sm_90", *(f"-I{d}" for d in include), "w.cu", "-o", "w"],
+        cwd=tmp_path,
+        check=True,
+    )
     done = subprocess.run([tmp_path / "w"], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout

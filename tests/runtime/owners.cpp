@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Objects of kf/runtime.hpp: moved, given away, made of nothing; all in a context that debug mode lets count what is still alive.
+// Objects of kf/runtime.hpp: moved, given away, made of nothing; all in a context that debug mode
+// lets count what is still alive.
 #include <cstdint>
 #include <cstdio>
 #include <cstring>
@@ -9,8 +10,9 @@
 #include "ops.h"
 #include <kf/runtime.hpp>
 
-#define CHECK(x)                                                                                                                           \
-    if (!(x)) return std::fprintf(stderr, "%d: %s: %s\n", __LINE__, #x, kf_runtime_error_detail()), 1
+#define CHECK(x)                                                                                   \
+    if (!(x))                                                                                      \
+    return std::fprintf(stderr, "%d: %s: %s\n", __LINE__, #x, kf_runtime_error_detail()), 1
 
 int main()
 {
@@ -25,27 +27,35 @@ int main()
     kf::MemoryPool pool(ctx);
     kf_pool_stats_t stats;
     void *const p = pool.allocate(1000);
-    CHECK(p && pool.stats(stats) == KF_SUCCESS && stats.in_use >= 1000 && pool.deallocate(p) == KF_SUCCESS && pool.clear() == KF_SUCCESS);
-    CHECK(pool.set_cap(64) == KF_SUCCESS && !pool.allocate(1 << 20) && pool.set_cap(0) == KF_SUCCESS);
+    CHECK(p && pool.stats(stats) == KF_SUCCESS && stats.in_use >= 1000 &&
+          pool.deallocate(p) == KF_SUCCESS && pool.clear() == KF_SUCCESS);
+    CHECK(pool.set_cap(64) == KF_SUCCESS && !pool.allocate(1 << 20) &&
+          pool.set_cap(0) == KF_SUCCESS);
     {
         kf::Stream stream(ctx, kf_stream_config_t{KF_PRIORITY_HIGH, 0, 0}), plain(ctx);
         kf::Event done(ctx);
         kf::Tensor x(ctx, memory, desc), out(ctx, of_sums, desc), own(ctx, desc);
         CHECK(stream && plain && done && x && out && own);
-        CHECK(kf_fused_add_activation(ctx, x, x, out, KF_ACTIVATION_RELU, stream) == KF_SUCCESS && sums[0] == 2 && sums[1] == 0);
-        CHECK(kf_event_record(done, stream) == KF_SUCCESS && kf_stream_wait_event(plain, done) == KF_SUCCESS);
+        CHECK(kf_fused_add_activation(ctx, x, x, out, KF_ACTIVATION_RELU, stream) == KF_SUCCESS &&
+              sums[0] == 2 && sums[1] == 0);
+        CHECK(kf_event_record(done, stream) == KF_SUCCESS &&
+              kf_stream_wait_event(plain, done) == KF_SUCCESS);
 
         // Views keep the memory; a moved one is given away.
-        kf::Tensor row = x.slice(0, 1, 2), turned = x.transpose(0, 1), same = x.permute(order, 2), line = x.reshape(flat, 1);
-        CHECK(row && turned && same && line && kf_tensor_size(turned, 0) == 3 && kf_tensor_size(row, 0) == 1);
-        CHECK(!row.broadcast_to(flat, 1) && x.broadcast_to(wide, 3) && std::strstr(kf_runtime_error_detail(), "kf_tensor_broadcast_to"));
+        kf::Tensor row = x.slice(0, 1, 2), turned = x.transpose(0, 1), same = x.permute(order, 2),
+                   line = x.reshape(flat, 1);
+        CHECK(row && turned && same && line && kf_tensor_size(turned, 0) == 3 &&
+              kf_tensor_size(row, 0) == 1);
+        CHECK(!row.broadcast_to(flat, 1) && x.broadcast_to(wide, 3) &&
+              std::strstr(kf_runtime_error_detail(), "kf_tensor_broadcast_to"));
         kf_tensor_t *const handle = x;
         kf::Tensor moved = std::move(x);
         CHECK(!x && moved == handle);
         x = std::move(moved);
         CHECK(!moved && x == handle);
         kf_tensor_t *const released = x.release();
-        CHECK(!x && kf_tensor_destroy(released) == KF_SUCCESS && static_cast<float *>(kf_tensor_data(line))[5] == -6);
+        CHECK(!x && kf_tensor_destroy(released) == KF_SUCCESS &&
+              static_cast<float *>(kf_tensor_data(line))[5] == -6);
 
         // A plan, in a container that moves what it holds.
         const int dtypes[] = {KF_DTYPE_FLOAT32};
@@ -53,9 +63,12 @@ int main()
         kf_op_arguments_t arguments = {};
         arguments.tensors = tensors;
         std::vector<kf::Plan> plans;
-        for (int i = 0; i < 5; ++i) plans.emplace_back(ctx, kf_op_lookup("add", KF_ACTIVATION_NONE, dtypes, 1, 0), arguments);
+        for (int i = 0; i < 5; ++i)
+            plans.emplace_back(ctx, kf_op_lookup("add", KF_ACTIVATION_NONE, dtypes, 1, 0),
+                               arguments);
         void *const pointers[] = {values, values, sums};
-        for (const kf::Plan &plan : plans) CHECK(plan && kf_plan_run(plan, pointers, stream) == KF_SUCCESS && sums[3] == -8);
+        for (const kf::Plan &plan : plans)
+            CHECK(plan && kf_plan_run(plan, pointers, stream) == KF_SUCCESS && sums[3] == -8);
         kf::Plan none(ctx, nullptr, arguments);
         CHECK(!none && std::strstr(kf_runtime_error_detail(), "kf_plan_create: op is NULL"));
         ctx.reset(); // they keep it

@@ -26,9 +26,16 @@ def include(tmp_path_factory):
 def build(include, tmp_path, compiler, definitions, *flags, link=()):
     """The program and the definitions, each in a file of its own."""
     files = [tmp_path / "application.o", tmp_path / "definitions.o"]
-    subprocess.run([*compiler, *WARNINGS, *flags, *include, "-c", PROGRAM, "-o", files[0]], check=True)
-    subprocess.run([*definitions, *flags, *include, "-c", f"{include[0][2:]}/definitions.c", "-o", files[1]], check=True)
-    subprocess.run(["g++", *flags, *files, *link, "-lm", "-o", tmp_path / "application"], check=True)
+    subprocess.run(
+        [*compiler, *WARNINGS, *flags, *include, "-c", PROGRAM, "-o", files[0]], check=True
+    )
+    subprocess.run(
+        [*definitions, *flags, *include, "-c", f"{include[0][2:]}/definitions.c", "-o", files[1]],
+        check=True,
+    )
+    subprocess.run(
+        ["g++", *flags, *files, *link, "-lm", "-o", tmp_path / "application"], check=True
+    )
     return tmp_path / "application"
 
 
@@ -40,7 +47,9 @@ def run(*command):
 C, CPP = ["gcc", "-std=c11"], ["g++", "-std=c++17", "-x", "c++"]
 
 
-@pytest.mark.parametrize(("compiler", "definitions"), [(C, C), (CPP, CPP), (C, CPP)], ids=["C", "C++", "C to C++"])
+@pytest.mark.parametrize(
+    ("compiler", "definitions"), [(C, C), (CPP, CPP), (C, CPP)], ids=["C", "C++", "C to C++"]
+)
 def test_on_the_cpu(include, tmp_path, compiler, definitions):
     program = build(include, tmp_path, compiler, definitions, "-O1")
     run(program)
@@ -48,30 +57,71 @@ def test_on_the_cpu(include, tmp_path, compiler, definitions):
 
 
 def test_sanitizers(include, tmp_path):
-    program = build(include, tmp_path, C, C, "-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined")
+    program = build(
+        include,
+        tmp_path,
+        C,
+        C,
+        "-O1",
+        "-g",
+        "-fsanitize=address,undefined",
+        "-fno-sanitize-recover=undefined",
+    )
     run(program)
     run(program, -1, "debug")
 
 
 def test_owners(include, tmp_path):
     """Objects of C++ that end with what holds them; what is lost or ended twice is seen by the sanitizers."""
-    flags = ["-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined", *WARNINGS]
-    command = ["g++", "-std=c++17", *flags, *include, OWNERS, "-x", "c++", f"{include[0][2:]}/definitions.c", "-lm", "-o", tmp_path / "owners"]
+    flags = [
+        "-O1",
+        "-g",
+        "-fsanitize=address,undefined",
+        "-fno-sanitize-recover=undefined",
+        *WARNINGS,
+    ]
+    command = [
+        "g++",
+        "-std=c++17",
+        *flags,
+        *include,
+        OWNERS,
+        "-x",
+        "c++",
+        f"{include[0][2:]}/definitions.c",
+        "-lm",
+        "-o",
+        tmp_path / "owners",
+    ]
     subprocess.run(command, check=True)
     run(tmp_path / "owners")
 
 
 @pytest.mark.skipif(not shutil.which("valgrind"), reason="no valgrind")
 def test_valgrind(include, tmp_path):
-    run("valgrind", "-q", "--error-exitcode=9", "--leak-check=full", build(include, tmp_path, C, C, "-O1", "-g"))
+    run(
+        "valgrind",
+        "-q",
+        "--error-exitcode=9",
+        "--leak-check=full",
+        build(include, tmp_path, C, C, "-O1", "-g"),
+    )
 
 
 @pytest.mark.skipif(not toolkit.include(), reason="no CUDA headers")
 def test_emulated(include, tmp_path):
     """By gcc, with a unit of both devices, over the emulation."""
-    own = [f"-I{emulator.HERE}/include", f"-I{emulator.HERE}", f"-I{kflib.ROOT}/tests/support", *emulator.flags("plain")]
+    own = [
+        f"-I{emulator.HERE}/include",
+        f"-I{emulator.HERE}",
+        f"-I{kflib.ROOT}/tests/support",
+        *emulator.flags("plain"),
+    ]
     definitions = ["g++", "-std=c++17", "-x", "c++", "-include", "emulated_memory.h", *own]
-    link = [emulator.runtime(kflib.ROOT / "build/tests/emu", "plain"), f"-Wl,-T,{emulator.HERE}/shared.ld"]
+    link = [
+        emulator.runtime(kflib.ROOT / "build/tests/emu", "plain"),
+        f"-Wl,-T,{emulator.HERE}/shared.ld",
+    ]
     program = build(include, tmp_path, C, definitions, link=link)
     for device in (0, -1):
         run(program, device)
@@ -79,9 +129,29 @@ def test_emulated(include, tmp_path):
 
 
 @pytest.mark.skipif(not kflib.has_gpu(), reason="no GPU")
-@pytest.mark.parametrize("tool", [(), ("compute-sanitizer", "--error-exitcode", "9", "--leak-check", "full", "--log-file", "/dev/null")],
-                         ids=["alone", "compute-sanitizer"])
+@pytest.mark.parametrize(
+    "tool",
+    [
+        (),
+        (
+            "compute-sanitizer",
+            "--error-exitcode",
+            "9",
+            "--leak-check",
+            "full",
+            "--log-file",
+            "/dev/null",
+        ),
+    ],
+    ids=["alone", "compute-sanitizer"],
+)
 def test_on_a_gpu(include, tmp_path, tool):
-    program = build(include, tmp_path, C, ["nvcc", "-O2", "-arch=native", "-x", "cu"], link=["-lcudart", "-L/usr/local/cuda/lib64"])
+    program = build(
+        include,
+        tmp_path,
+        C,
+        ["nvcc", "-O2", "-arch=native", "-x", "cu"],
+        link=["-lcudart", "-L/usr/local/cuda/lib64"],
+    )
     run(*tool, program, 0)
     run(*tool, program, 0, "debug")

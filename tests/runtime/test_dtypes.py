@@ -10,40 +10,81 @@ import runtime_api
 import runtime_ops
 import toolkit
 
-MADE = runtime_ops.choose(["add", "cast", "cross_entropy", "sum"], ["f32", "bf16", "i32"], ["none", "relu"])
+MADE = runtime_ops.choose(
+    ["add", "cast", "cross_entropy", "sum"], ["f32", "bf16", "i32"], ["none", "relu"]
+)
 WHOLE = {runtime_api.F32: "f32", runtime_ops.DTYPES["bf16"]: "bf16"}
 
 
 def functions(dtypes):
     """Those of the manifest whose elements are of these dtypes, whatever the dtype of an index is."""
-    return {f["name"] for f in MADE["functions"]
-            if not f["state"] and {v["dtype"] for v in f["variables"] if v["name"] in ("T", "U")} <= dtypes}
+    return {
+        f["name"]
+        for f in MADE["functions"]
+        if not f["state"]
+        and {v["dtype"] for v in f["variables"] if v["name"] in ("T", "U")} <= dtypes
+    }
 
 
 def build(folder, *words):
-    return runtime_api.compile_library(folder, *runtime_ops.include(folder, MADE), *words, text=runtime_ops.IMPLEMENTATION, name="ops.c")
+    return runtime_api.compile_library(
+        folder,
+        *runtime_ops.include(folder, MADE),
+        *words,
+        text=runtime_ops.IMPLEMENTATION,
+        name="ops.c",
+    )
 
 
-@pytest.mark.parametrize(("mask", "dtypes"), [
-    ("(1 << KF_DTYPE_FLOAT32)", {"f32"}), ("(1 << KF_DTYPE_BFLOAT16 | 1 << KF_DTYPE_FLOAT32)", {"f32", "bf16"}), ("(1 << KF_DTYPE_INT32)", {"i32"}),
-    ("0", set()), ("(-1)", {"f32", "bf16", "i32"})], ids=["f32", "f32, bf16", "i32", "none", "all"])
+@pytest.mark.parametrize(
+    ("mask", "dtypes"),
+    [
+        ("(1 << KF_DTYPE_FLOAT32)", {"f32"}),
+        ("(1 << KF_DTYPE_BFLOAT16 | 1 << KF_DTYPE_FLOAT32)", {"f32", "bf16"}),
+        ("(1 << KF_DTYPE_INT32)", {"i32"}),
+        ("0", set()),
+        ("(-1)", {"f32", "bf16", "i32"}),
+    ],
+    ids=["f32", "f32, bf16", "i32", "none", "all"],
+)
 def test_left_out(tmp_path, mask, dtypes):
     path = build(tmp_path, f"-DKF_RUNTIME_DTYPES={mask}")
     ops = runtime_ops.Ops(path, MADE)
-    assert {ops.info(ops.op_at(i)).launcher.decode() for i in range(ops.op_count())} == functions(dtypes)
-    compiled = set(re.findall(r"kfi_tile_add_(?:bwd_)?(\w+?)_\w+", subprocess.run(["nm", path], capture_output=True, text=True, check=True).stdout))
+    assert {ops.info(ops.op_at(i)).launcher.decode() for i in range(ops.op_count())} == functions(
+        dtypes
+    )
+    compiled = set(
+        re.findall(
+            r"kfi_tile_add_(?:bwd_)?(\w+?)_\w+",
+            subprocess.run(["nm", path], capture_output=True, text=True, check=True).stdout,
+        )
+    )
     assert compiled == dtypes
-    assert not {"f32"} <= dtypes or {"kf_cross_entropy_f32", "kf_cross_entropy_f32_i32"} < functions(dtypes)
+    assert not {"f32"} <= dtypes or {
+        "kf_cross_entropy_f32",
+        "kf_cross_entropy_f32_i32",
+    } < functions(dtypes)
     ctx = ops.context()
     for dtype, word in WHOLE.items():
         x = ops.create(ctx, (5,), dtype)
-        f = next(f for f in MADE["functions"] if f["op"] == "add_{act}" and f["dtypes"] == [word] and f["activation"] == "relu" and not f["bwd"])
+        f = next(
+            f
+            for f in MADE["functions"]
+            if f["op"] == "add_{act}"
+            and f["dtypes"] == [word]
+            and f["activation"] == "relu"
+            and not f["bwd"]
+        )
         code = ops.call(ctx, f, {"a": x, "b": x, "out": x}, ops.ids["relu"], {})
         said = f"has {word} with activation relu, which this program does not have (kfgen runtime --dtypes, KF_RUNTIME_DTYPES)"
         assert code == 0 if word in dtypes else ops.fails(code, "ERROR_DTYPE", said)
         assert bool(ops.lookup(f)) == (word in dtypes)
         if dtypes == {"f32"} and word not in dtypes:
-            assert ops.fails(ops.lookup(f), "ERROR_DTYPE", f"dtypes are {word}, which add does not have in this program")
+            assert ops.fails(
+                ops.lookup(f),
+                "ERROR_DTYPE",
+                f"dtypes are {word}, which add does not have in this program",
+            )
             assert "KF_RUNTIME_DTYPES" in ops.detail
         ops.destroy(("tensor", x))
     ops.destroy(("context", ctx))
@@ -52,7 +93,13 @@ def test_left_out(tmp_path, mask, dtypes):
 def test_all_that_an_op_has(tmp_path):
     """A product's launchers that round its factors are not among them: by its tensors' dtypes they are the others."""
     made = runtime_ops.choose(["matmul_nn"], None, ["none"])
-    assert {d for f in made["functions"] for d in f["dtypes"]} == {"f32", "f16", "bf16", "f64", "tf32"}
+    assert {d for f in made["functions"] for d in f["dtypes"]} == {
+        "f32",
+        "f16",
+        "bf16",
+        "f64",
+        "tf32",
+    }
     ops = runtime_ops.Ops(runtime_ops.compile_library(tmp_path, made), made)
     there = {ops.info(ops.op_at(i)).launcher.decode() for i in range(ops.op_count())}
     assert there == {f["name"] for f in made["functions"] if "tf32" not in f["dtypes"]}
@@ -67,7 +114,11 @@ def test_an_enumerator_is_refused(tmp_path):
 @pytest.mark.skipif(not toolkit.include(), reason="no CUDA headers")
 def test_on_a_gpu_alone(tmp_path):
     """Of one dtype, without functions of the CPU, whose tensors are there all the same."""
-    words = ("-DKF_RUNTIME_DTYPES=(1 << KF_DTYPE_BFLOAT16)", "-DKF_RUNTIME_FAST=(1 << KF_ACTIVATION_RELU)", "-DKF_RUNTIME_CPU=0")
+    words = (
+        "-DKF_RUNTIME_DTYPES=(1 << KF_DTYPE_BFLOAT16)",
+        "-DKF_RUNTIME_FAST=(1 << KF_ACTIVATION_RELU)",
+        "-DKF_RUNTIME_CPU=0",
+    )
     path = runtime_ops.compile_emulated(tmp_path, MADE, *words)
     said = subprocess.run(["nm", "-C", path], capture_output=True, text=True, check=True).stdout
     kernels = set(re.findall(r"kfk_(?:add|sum)\w*", said))
@@ -77,11 +128,15 @@ def test_on_a_gpu_alone(tmp_path):
     ops = runtime_ops.Ops(path, MADE)
     f = next(f for f in MADE["functions"] if f["name"] == "kf_add_relu_bf16")
     for ctx, on_cpu in ((ops.context(), True), (ops.context(0), False)):
-        x = np.array([0x3f80, 0xbf80], np.uint16)  # 1, -1
+        x = np.array([0x3F80, 0xBF80], np.uint16)  # 1, -1
         handle = ops.over(ctx, x, runtime_ops.DTYPES["bf16"])
         code = ops.call(ctx, f, {"a": handle, "b": handle, "out": handle}, ops.ids["relu"], {})
         if on_cpu:
-            assert ops.fails(code, "ERROR_UNSUPPORTED", "is of a CPU, and kf_add_relu_bf16 was compiled for the other device alone (KF_RUNTIME_CPU)")
+            assert ops.fails(
+                code,
+                "ERROR_UNSUPPORTED",
+                "is of a CPU, and kf_add_relu_bf16 was compiled for the other device alone (KF_RUNTIME_CPU)",
+            )
         else:
             assert code == 0 and x.tolist() == [0x4000, 0], ops.detail
         ops.destroy(("tensor", handle), ("context", ctx))

@@ -43,15 +43,40 @@ def headers(tmp_path_factory):
     return out
 
 
-@pytest.mark.parametrize("compiler", cases.by_level(["gcc -std=c11"], ["gcc -std=c11", "g++ -std=c++17 -xc++", "clang -std=c11"]))
+@pytest.mark.parametrize(
+    "compiler",
+    cases.by_level(["gcc -std=c11"], ["gcc -std=c11", "g++ -std=c++17 -xc++", "clang -std=c11"]),
+)
 def test_two_headers_in_two_files(headers, compiler, tmp_path):
-    assert sorted(p.name for p in (headers / "kf/runtime").iterdir()) == ["add.h", "all.h", "layer_norm.h"]
+    assert sorted(p.name for p in (headers / "kf/runtime").iterdir()) == [
+        "add.h",
+        "all.h",
+        "layer_norm.h",
+    ]
     objects = []
     for name, text in (("one", ONE), ("other", OTHER)):
         (tmp_path / f"{name}.c").write_text(text)
-        include = [f"-I{headers}", *(word for d in kflib.render(kflib.ROOT / "build/tests") for word in ("-isystem", d))]
-        subprocess.run([*compiler.split(), "-O1", "-Wall", "-Wextra", "-Wshadow", "-Wconversion", "-Werror", *include, "-c", tmp_path / f"{name}.c",
-                        "-o", tmp_path / f"{name}.o"], check=True)
+        include = [
+            f"-I{headers}",
+            *(word for d in kflib.render(kflib.ROOT / "build/tests") for word in ("-isystem", d)),
+        ]
+        subprocess.run(
+            [
+                *compiler.split(),
+                "-O1",
+                "-Wall",
+                "-Wextra",
+                "-Wshadow",
+                "-Wconversion",
+                "-Werror",
+                *include,
+                "-c",
+                tmp_path / f"{name}.c",
+                "-o",
+                tmp_path / f"{name}.o",
+            ],
+            check=True,
+        )
         objects.append(tmp_path / f"{name}.o")
     subprocess.run([compiler.split()[0], *objects, "-o", tmp_path / "program", "-lm"], check=True)
     said = subprocess.run([tmp_path / "program"], capture_output=True, text=True, check=True).stdout
@@ -61,14 +86,38 @@ def test_two_headers_in_two_files(headers, compiler, tmp_path):
 def test_definitions_after_declarations(headers, tmp_path):
     """A file that has the declarations already, by a header of the program's own, and asks for the definitions then: of one header and of all."""
     for name in ("add", "all"):
-        text = f"#include <kf/runtime/{name}.h>\n#define KF_RUNTIME_IMPLEMENTATION\n" + 2 * f"#include <kf/runtime/{name}.h>\n"
+        text = (
+            f"#include <kf/runtime/{name}.h>\n#define KF_RUNTIME_IMPLEMENTATION\n"
+            + 2 * f"#include <kf/runtime/{name}.h>\n"
+        )
         (tmp_path / "one.c").write_text(text)
-        include = [f"-I{headers}", *(word for d in kflib.render(kflib.ROOT / "build/tests") for word in ("-isystem", d))]
-        subprocess.run(["gcc", "-std=c11", "-Wall", "-Wextra", "-Werror", *include, "-c", tmp_path / "one.c", "-o", tmp_path / "one.o"], check=True)
-        names = subprocess.run(["nm", "--defined-only", tmp_path / "one.o"], capture_output=True, text=True, check=True).stdout
+        include = [
+            f"-I{headers}",
+            *(word for d in kflib.render(kflib.ROOT / "build/tests") for word in ("-isystem", d)),
+        ]
+        subprocess.run(
+            [
+                "gcc",
+                "-std=c11",
+                "-Wall",
+                "-Wextra",
+                "-Werror",
+                *include,
+                "-c",
+                tmp_path / "one.c",
+                "-o",
+                tmp_path / "one.o",
+            ],
+            check=True,
+        )
+        names = subprocess.run(
+            ["nm", "--defined-only", tmp_path / "one.o"], capture_output=True, text=True, check=True
+        ).stdout
         assert {"kf_context_create_abi", "kf_fused_add_activation_with"} <= set(names.split())
     # R: lld's --gc-sections must not throw away the list by which functions are found by name.
-    sections = subprocess.run(["readelf", "-SW", tmp_path / "one.o"], capture_output=True, text=True, check=True).stdout
+    sections = subprocess.run(
+        ["readelf", "-SW", tmp_path / "one.o"], capture_output=True, text=True, check=True
+    ).stdout
     kept = [line.split() for line in sections.splitlines() if " kf_rt_ops " in line]
     assert kept and all("R" in words[words.index("PROGBITS") + 5] for words in kept), sections
 
@@ -78,17 +127,45 @@ def test_every_op_has_a_header():
     everything = kflib.manifest()
     found, whole = runtime.each(everything), runtime.render(everything, "ops.h")
     ops = {f["op"] for f in everything["functions"]}
-    assert len(found) == len(ops) + 1 and all(f'#include "{name}"' in found[runtime.ALL] for name in found if name != runtime.ALL)
-    declared = [line for text in found.values() for line in text.splitlines() if line.startswith("kf_result_t kf_fused_") and line.endswith(";")]
-    assert sorted(declared) == sorted(line for line in whole.splitlines() if line.startswith("kf_result_t kf_fused_") and line.endswith(";"))
-    inline = [line for text in found.values() for line in text.splitlines() if line.startswith("static inline kf_result_t kf_fused_")]
-    assert sorted(inline) == sorted(line for line in whole.splitlines() if line.startswith("static inline kf_result_t kf_fused_"))
+    assert len(found) == len(ops) + 1 and all(
+        f'#include "{name}"' in found[runtime.ALL] for name in found if name != runtime.ALL
+    )
+    declared = [
+        line
+        for text in found.values()
+        for line in text.splitlines()
+        if line.startswith("kf_result_t kf_fused_") and line.endswith(";")
+    ]
+    assert sorted(declared) == sorted(
+        line
+        for line in whole.splitlines()
+        if line.startswith("kf_result_t kf_fused_") and line.endswith(";")
+    )
+    inline = [
+        line
+        for text in found.values()
+        for line in text.splitlines()
+        if line.startswith("static inline kf_result_t kf_fused_")
+    ]
+    assert sorted(inline) == sorted(
+        line
+        for line in whole.splitlines()
+        if line.startswith("static inline kf_result_t kf_fused_")
+    )
 
 
 def test_a_name_of_kf_s_own_is_refused(tmp_path, capsys):
     spec = tmp_path / "own.toml"
-    spec.write_text('[op.copy]\nbrief = "x"\noperands = { x = "elem" }\nexpr = "x * 1"\nref = "x * 1"\n')
-    assert cli.main(["runtime", "--each", "--spec", str(spec), "--ops", "add", "-o", str(tmp_path)]) == 1
-    assert "--each: kf/runtime/copy.h is a header of kf's own: rename the op, or leave it out with --ops" in capsys.readouterr().err
+    spec.write_text(
+        '[op.copy]\nbrief = "x"\noperands = { x = "elem" }\nexpr = "x * 1"\nref = "x * 1"\n'
+    )
+    assert (
+        cli.main(["runtime", "--each", "--spec", str(spec), "--ops", "add", "-o", str(tmp_path)])
+        == 1
+    )
+    assert (
+        "--each: kf/runtime/copy.h is a header of kf's own: rename the op, or leave it out with --ops"
+        in capsys.readouterr().err
+    )
     with pytest.raises(ValueError, match="kf/runtime/copy.h is a header of kf's own"):
         runtime.each(manifest.build(Selection(specs.load([str(spec)]), ["add"]), "own"))

@@ -13,15 +13,20 @@ import runtime_ops
 from kfgen import runtime
 from runtime_calls import Call, apart
 
-MADE = runtime_ops.choose(["add", "act_dropout", "bias", "layer_norm", "sum", "matmul_nt"] if cases.LEVEL == 1 else None,
-                          ["f32"] if cases.LEVEL == 1 else None, (["none", "gelu"], ["none", "gelu", "leaky_relu"], None)[cases.LEVEL - 1])
+MADE = runtime_ops.choose(
+    ["add", "act_dropout", "bias", "layer_norm", "sum", "matmul_nt"] if cases.LEVEL == 1 else None,
+    ["f32"] if cases.LEVEL == 1 else None,
+    (["none", "gelu"], ["none", "gelu", "leaky_relu"], None)[cases.LEVEL - 1],
+)
 FUNCTIONS = [f for f in MADE["functions"] if runtime.takes_tensors(f) and not f["state"]]
 IDS = [f["name"] for f in FUNCTIONS]
 
 
 @pytest.fixture(scope="session")
 def library(once):
-    return once("functions on tensors, emulated", lambda folder: runtime_ops.compile_emulated(folder, MADE))
+    return once(
+        "functions on tensors, emulated", lambda folder: runtime_ops.compile_emulated(folder, MADE)
+    )
 
 
 @pytest.fixture
@@ -68,7 +73,11 @@ def test_sums_of_nothing_lie_where_the_result_does(ops, ctx):
     """Over a dimension without elements: a result that lies in no launcher's way has its own elements, and what lies between them stays."""
     f = next(f for f in FUNCTIONS if f["op"] == "matmul_nt" and not f["bwd"])
     room = np.full((3, 8), 7, np.float32)
-    handles = {"a": ops.create(ctx, (3, 0)), "b": ops.create(ctx, (4, 0)), "out": ops.over(ctx, room[:, ::2], 0)}
+    handles = {
+        "a": ops.create(ctx, (3, 0)),
+        "b": ops.create(ctx, (4, 0)),
+        "out": ops.over(ctx, room[:, ::2], 0),
+    }
     assert ops.call(ctx, f, handles, 0, {"alpha": 1.0, "beta": 0.0}) == 0, ops.detail
     assert not room[:, ::2].any() and (room[:, 1::2] == 7).all(), room
     ops.destroy(*(("tensor", h) for h in handles.values()))
@@ -85,7 +94,12 @@ def test_the_cpu_beside_it(ops):
     ops.destroy(*(("tensor", h) for h in handles.values()), ("context", cpu))
 
 
-DTYPES = {runtime_api.U8: np.uint8, runtime_api.F16: np.float16, runtime_api.F32: np.float32, runtime_api.F64: np.float64}
+DTYPES = {
+    runtime_api.U8: np.uint8,
+    runtime_api.F16: np.float16,
+    runtime_api.F32: np.float32,
+    runtime_api.F64: np.float64,
+}
 
 
 def drawn(rng, shape, dtype):
@@ -93,8 +107,8 @@ def drawn(rng, shape, dtype):
     x = rng.integers(0, 100, shape).astype(dtype)
     if len(shape) > 1 and rng.random() < 0.3:
         room = np.zeros((*shape[:-1], shape[-1] + int(rng.integers(1, 9))), dtype)
-        room[..., :shape[-1]] = x
-        return room[..., :shape[-1]]
+        room[..., : shape[-1]] = x
+        return room[..., : shape[-1]]
     return x if rng.random() < 0.3 else apart(x, rng)
 
 
@@ -104,15 +118,19 @@ def test_copies(ops, ctx, seed):
     rng = np.random.default_rng(seed)
     for _ in range(25 if cases.LEVEL == 1 else 10):
         dtype = list(DTYPES)[rng.integers(len(DTYPES))]
-        shape = tuple(int(n) for n in rng.integers(1, [70, 70, 9, 5, 3][:rng.integers(1, 6)]))
+        shape = tuple(int(n) for n in rng.integers(1, [70, 70, 9, 5, 3][: rng.integers(1, 6)]))
         source = drawn(rng, tuple(1 if rng.random() < 0.15 else n for n in shape), DTYPES[dtype])
         target = drawn(rng, shape, DTYPES[dtype])
         around = target
         while around.base is not None:
             around = around.base
         wanted = around.copy()
-        at = (target.__array_interface__["data"][0] - around.__array_interface__["data"][0]) // target.itemsize
-        np.lib.stride_tricks.as_strided(wanted.reshape(-1)[at:], target.shape, target.strides)[...] = source
+        at = (
+            target.__array_interface__["data"][0] - around.__array_interface__["data"][0]
+        ) // target.itemsize
+        np.lib.stride_tricks.as_strided(wanted.reshape(-1)[at:], target.shape, target.strides)[
+            ...
+        ] = source
         to, start = ops.over(ctx, target, dtype), ops.over(ctx, source, dtype)
         wide = ops.tensor_broadcast_to(start, (ctypes.c_int64 * len(shape))(*shape), len(shape))
         assert ops.tensor_copy(to, wide, None) == 0, ops.detail
@@ -124,14 +142,19 @@ def test_copies(ops, ctx, seed):
 def test_copies_of_long_rows(ops, ctx, dtype):
     """Rows that have blocks of their own, by vectors and by single elements, and one that ends within a block; planes of more than a tile."""
     rng = np.random.default_rng(dtype)
-    for shape, pitches, other in [((3, 4099), (5, 3), False), ((2, 4112), (16, 48), False), ((2, 1030), (0, 9), False), ((150, 67), (0, 5), True)]:
+    for shape, pitches, other in [
+        ((3, 4099), (5, 3), False),
+        ((2, 4112), (16, 48), False),
+        ((2, 1030), (0, 9), False),
+        ((150, 67), (0, 5), True),
+    ]:
         room = [np.zeros((shape[0], shape[1] + more), DTYPES[dtype]) for more in pitches]
-        target, source = (r[:, :shape[1]] for r in room)
+        target, source = (r[:, : shape[1]] for r in room)
         if other:
             source = np.zeros(shape[::-1], DTYPES[dtype]).T
         source[...] = rng.integers(0, 100, shape)
         wanted = room[0].copy()
-        wanted[:, :shape[1]] = source
+        wanted[:, : shape[1]] = source
         to, start = ops.over(ctx, target, dtype), ops.over(ctx, source, dtype)
         assert ops.tensor_copy(to, start, None) == 0, ops.detail
         assert np.array_equal(room[0], wanted), shape

@@ -21,8 +21,14 @@ def build(folder):
     include = ["-isystem", str(toolkit.include())]
     words = ["-std=c++17", "-O1", "-Wall", "-Wextra", "-Werror", *include, "-fPIC", "-shared"]
     subprocess.run(["g++", *words, FAKE, "-o", folder / "libfake.so"], check=True)
-    return runtime_api.compile_library(folder, "-DKF_RUNTIME_CUDA", *include, compiler="g++ -std=c++17", name="runtime.cpp",
-                                       link=[folder / "libfake.so"])
+    return runtime_api.compile_library(
+        folder,
+        "-DKF_RUNTIME_CUDA",
+        *include,
+        compiler="g++ -std=c++17",
+        name="runtime.cpp",
+        link=[folder / "libfake.so"],
+    )
 
 
 @pytest.fixture(scope="module")
@@ -60,17 +66,35 @@ def on_gpu(api, ctx, array, stream=None):
 def test_the_device(gpu, ctx):
     info = runtime_api.DeviceInfo()
     assert gpu.context_get_device_info(ctx, ctypes.byref(info)) == 0
-    assert (info.name, info.memory, info.multiprocessors, info.major, info.device_type, info.device_id) == (b"a GPU, number 1", 2**30, 7, 9, 2, 1)
-    assert gpu.fails(gpu.context_create_abi(2, runtime_api.ABI), "ERROR_DEVICE", "device is 2, expected -1 (the CPU) to 1")
+    assert (
+        info.name,
+        info.memory,
+        info.multiprocessors,
+        info.major,
+        info.device_type,
+        info.device_id,
+    ) == (b"a GPU, number 1", 2**30, 7, 9, 2, 1)
+    assert gpu.fails(
+        gpu.context_create_abi(2, runtime_api.ABI),
+        "ERROR_DEVICE",
+        "device is 2, expected -1 (the CPU) to 1",
+    )
     cpu = gpu.context()
     gpu.destroy(("context", cpu))
 
 
 def test_streams(gpu, ctx):
     made = []
-    for priority, flags, seen in [(0, 0, "(0 0 on 1)"), (1, 1, "(1 -1 on 1)"), (9, 0, "(0 -5 on 1)"), (-1, 0, "(0 0 on 1)")]:
+    for priority, flags, seen in [
+        (0, 0, "(0 0 on 1)"),
+        (1, 1, "(1 -1 on 1)"),
+        (9, 0, "(0 -5 on 1)"),
+        (-1, 0, "(0 0 on 1)"),
+    ]:
         gpu.fake.fake_clear()
-        made.append(("stream", gpu.stream_create(ctx, ctypes.byref(StreamConfig(priority, flags, 1)))))
+        made.append(
+            ("stream", gpu.stream_create(ctx, ctypes.byref(StreamConfig(priority, flags, 1))))
+        )
         assert seen in gpu.log()
     wrapped = gpu.stream_wrap(ctx, gpu.stream_native(made[0][1]))
     gpu.fake.fake_clear()
@@ -87,15 +111,31 @@ def test_an_event_between_two_streams(gpu, ctx):
     t, kept = on_gpu(gpu, ctx, x, a)
     event, done, cpu = gpu.event_create(ctx), ctypes.c_int(7), gpu.context()
     assert gpu.event_query(event, ctypes.byref(done)) == 0 and done.value == 1
-    assert gpu.event_record(event, a) == 0 and gpu.event_query(event, ctypes.byref(done)) == 0 and done.value == 0
-    assert gpu.fails(gpu.event_elapsed_ms(event, event, ctypes.byref(ctypes.c_float())), "ERROR_INVALID_VALUE", "is not done")
+    assert (
+        gpu.event_record(event, a) == 0
+        and gpu.event_query(event, ctypes.byref(done)) == 0
+        and done.value == 0
+    )
+    assert gpu.fails(
+        gpu.event_elapsed_ms(event, event, ctypes.byref(ctypes.c_float())),
+        "ERROR_INVALID_VALUE",
+        "is not done",
+    )
     assert gpu.fake.cudaGetLastError() == 0  # an answer is nobody's error
     target = gpu.over(cpu, back, F32)
     assert gpu.stream_wait_event(b, event) == 0 and gpu.tensor_copy(target, t, b) == 0
     assert not back.any()
     assert gpu.stream_synchronize(b) == 0 and np.array_equal(back, x)
     assert gpu.event_query(event, ctypes.byref(done)) == 0 and done.value == 1
-    gpu.destroy(("tensor", target), ("tensor", t), ("event", event), ("stream", a), ("stream", b), ("context", cpu), *kept)
+    gpu.destroy(
+        ("tensor", target),
+        ("tensor", t),
+        ("event", event),
+        ("stream", a),
+        ("stream", b),
+        ("context", cpu),
+        *kept,
+    )
     assert gpu.context_synchronize(ctx) == 0
 
 
@@ -115,9 +155,18 @@ def test_memory_waits_for_the_streams_that_work_on_it(gpu, ctx, streams, gone):
     order = [("stream", s) for s in made]
     gpu.destroy(*(order if gone else []), ("tensor", t))
     stats = Stats()
-    assert gpu.context_synchronize(ctx) == 0 and gpu.pool_get_stats(ctx, ctypes.byref(stats)) == 0 and stats.in_use == 0
+    assert (
+        gpu.context_synchronize(ctx) == 0
+        and gpu.pool_get_stats(ctx, ctypes.byref(stats)) == 0
+        and stats.in_use == 0
+    )
     assert all(np.array_equal(back, x) for back in backs)
-    gpu.destroy(*([] if gone else order), *(("tensor", target) for target in targets), ("context", cpu), *kept)
+    gpu.destroy(
+        *([] if gone else order),
+        *(("tensor", target) for target in targets),
+        ("context", cpu),
+        *kept,
+    )
 
 
 @pytest.mark.parametrize("gone", [False, True])
@@ -137,8 +186,18 @@ def test_memory_waits_for_another_device(gpu, ctx, streams, gone):
     cpu, back = gpu.context(), np.zeros(6, np.float32)
     seen = gpu.over(cpu, back, F32)
     for target in targets:
-        assert gpu.tensor_copy(seen, target, None) == 0 and gpu.context_synchronize(other) == 0 and np.array_equal(back, x)
-    gpu.destroy(*([] if gone else order), *(("tensor", t) for t in (*targets, seen)), ("context", cpu), ("context", other), *kept)
+        assert (
+            gpu.tensor_copy(seen, target, None) == 0
+            and gpu.context_synchronize(other) == 0
+            and np.array_equal(back, x)
+        )
+    gpu.destroy(
+        *([] if gone else order),
+        *(("tensor", t) for t in (*targets, seen)),
+        ("context", cpu),
+        ("context", other),
+        *kept,
+    )
 
 
 @pytest.mark.parametrize("streams", [0, 1, 6])
@@ -155,12 +214,20 @@ def test_memory_of_the_cpu_waits_for_a_gpu(gpu, ctx, streams):
     again = gpu.create(cpu, (6,))
     gpu.array(again)[...] = 0
     for target in targets:
-        assert gpu.tensor_copy(seen, target, None) == 0 and gpu.context_synchronize(ctx) == 0 and (back == 7).all()
+        assert (
+            gpu.tensor_copy(seen, target, None) == 0
+            and gpu.context_synchronize(ctx) == 0
+            and (back == 7).all()
+        )
     assert gpu.tensor_copy(targets[0], seen, None) == 0
     gpu.fake.fake_clear()
     gpu.destroy(("tensor", seen))
     assert "Synchronize" not in gpu.log()
-    gpu.destroy(*(("stream", s) for s in made), *(("tensor", t) for t in (*targets, again)), ("context", cpu))
+    gpu.destroy(
+        *(("stream", s) for s in made),
+        *(("tensor", t) for t in (*targets, again)),
+        ("context", cpu),
+    )
     assert gpu.context_synchronize(ctx) == 0
 
 
@@ -186,7 +253,15 @@ def test_a_tensor_comes_behind_the_memory_s_last_users(gpu, ctx):
     assert gpu.stream_synchronize(b) == 0 and np.array_equal(back, x)
     gpu.fake.fake_clear()
     assert gpu.tensor_copy(later, source, b) == 0 and "cudaStreamWaitEvent" not in gpu.log()
-    gpu.destroy(("tensor", later), ("tensor", source), ("tensor", target), ("stream", a), ("stream", b), ("context", cpu), *kept)
+    gpu.destroy(
+        ("tensor", later),
+        ("tensor", source),
+        ("tensor", target),
+        ("stream", a),
+        ("stream", b),
+        ("context", cpu),
+        *kept,
+    )
     assert gpu.context_synchronize(ctx) == 0
 
 
@@ -205,8 +280,12 @@ def test_memory_waits_for_work_whose_call_failed(gpu, ctx):
     gpu.fake.fake_clear()
     gpu.destroy(("tensor", t))
     called = gpu.log().split()
-    assert "cudaStreamWaitEvent" in called and called.index("cudaStreamWaitEvent") < called.index("cudaFreeAsync")
-    gpu.destroy(("tensor", other), ("tensor", target), ("stream", stream), ("context", cpu), *kept, *more)
+    assert "cudaStreamWaitEvent" in called and called.index("cudaStreamWaitEvent") < called.index(
+        "cudaFreeAsync"
+    )
+    gpu.destroy(
+        ("tensor", other), ("tensor", target), ("stream", stream), ("context", cpu), *kept, *more
+    )
     assert gpu.context_synchronize(ctx) == 0
 
 
@@ -220,21 +299,39 @@ def test_what_cuda_copies(gpu, ctx):
     assert gpu.context_synchronize(ctx) == 0 and np.array_equal(back, x[:, :, 1:4])
     turned, half = gpu.tensor_transpose(t, 0, 2), gpu.create(cpu, (3, 4, 5), F16)
     wanted = gpu.create(cpu, (5, 4, 3))
-    assert gpu.fails(gpu.tensor_copy(wanted, turned, None), "ERROR_UNSUPPORTED", "rows of elements side by side")
-    assert gpu.fails(gpu.tensor_copy(half, t, None), "ERROR_UNSUPPORTED", "dtype 0, expected that of to, 1")
+    assert gpu.fails(
+        gpu.tensor_copy(wanted, turned, None), "ERROR_UNSUPPORTED", "rows of elements side by side"
+    )
+    assert gpu.fails(
+        gpu.tensor_copy(half, t, None), "ERROR_UNSUPPORTED", "dtype 0, expected that of to, 1"
+    )
     one = gpu.tensor_slice(t, 0, 0, 1, 1)
     assert gpu.fails(gpu.tensor_copy(t, one, None), "ERROR_OVERLAP", "overlaps from")
-    gpu.destroy(*(("tensor", x) for x in (t, inner, target, turned, half, wanted, one)), ("context", cpu), *kept)
+    gpu.destroy(
+        *(("tensor", x) for x in (t, inner, target, turned, half, wanted, one)),
+        ("context", cpu),
+        *kept,
+    )
 
 
 def test_the_pool(gpu, ctx):
     stats = Stats()
     first = gpu.pool_allocate(ctx, 1000, None)
     gpu.pool_allocate(ctx, 500, None)
-    assert gpu.pool_get_stats(ctx, ctypes.byref(stats)) == 0 and (stats.in_use, stats.reserved, stats.peak, stats.hits) == (1536, 1536, 1536, 0)
+    assert gpu.pool_get_stats(ctx, ctypes.byref(stats)) == 0 and (
+        stats.in_use,
+        stats.reserved,
+        stats.peak,
+        stats.hits,
+    ) == (1536, 1536, 1536, 0)
     assert gpu.pool_deallocate(ctx, first, None) == 0 and gpu.pool_clear(ctx) == 0
-    assert gpu.pool_get_stats(ctx, ctypes.byref(stats)) == 0 and (stats.in_use, stats.reserved) == (512, 512)
-    assert gpu.fails(gpu.pool_allocate(ctx, 2**31, None), "ERROR_OUT_OF_MEMORY", "cudaMallocFromPoolAsync failed")
+    assert gpu.pool_get_stats(ctx, ctypes.byref(stats)) == 0 and (stats.in_use, stats.reserved) == (
+        512,
+        512,
+    )
+    assert gpu.fails(
+        gpu.pool_allocate(ctx, 2**31, None), "ERROR_OUT_OF_MEMORY", "cudaMallocFromPoolAsync failed"
+    )
 
 
 def test_debug_mode_waits(gpu, ctx):
@@ -252,14 +349,30 @@ def everything(api, check):
         return
     info, stats, done, ms = runtime_api.DeviceInfo(), Stats(), ctypes.c_int(), ctypes.c_float()
     check(api.context_get_device_info(ctx, ctypes.byref(info)))
-    stream, a, b = check(api.stream_create(ctx, None)), check(api.event_create(ctx)), check(api.event_create(ctx))
+    stream, a, b = (
+        check(api.stream_create(ctx, None)),
+        check(api.event_create(ctx)),
+        check(api.event_create(ctx)),
+    )
     t = check(api.tensor_create(ctx, ctypes.byref(api.describe((4,)))))
     if a and b:
-        check(api.event_record(a, stream)), check(api.event_record(b, stream)), check(api.stream_wait_event(None, a))
-        check(api.event_query(a, ctypes.byref(done))), check(api.event_synchronize(b)), check(api.event_elapsed_ms(a, b, ctypes.byref(ms)))
+        (
+            check(api.event_record(a, stream)),
+            check(api.event_record(b, stream)),
+            check(api.stream_wait_event(None, a)),
+        )
+        (
+            check(api.event_query(a, ctypes.byref(done))),
+            check(api.event_synchronize(b)),
+            check(api.event_elapsed_ms(a, b, ctypes.byref(ms))),
+        )
     if stream:
         check(api.stream_synchronize(stream))
-    check(api.pool_get_stats(ctx, ctypes.byref(stats))), check(api.pool_clear(ctx)), check(api.context_synchronize(ctx))
+    (
+        check(api.pool_get_stats(ctx, ctypes.byref(stats))),
+        check(api.pool_clear(ctx)),
+        check(api.context_synchronize(ctx)),
+    )
     for kind, handle in (("tensor", t), ("event", a), ("event", b), ("stream", stream)):
         if handle and check(getattr(api, f"{kind}_destroy")(handle)) and kind == "stream":
             check(api.stream_destroy(handle))
@@ -268,9 +381,15 @@ def everything(api, check):
 
 def test_every_call_of_cuda_that_fails_is_said(gpu):
     """Each in turn: exactly one function says so and names the call, and keeps no memory; unless it only tidies up."""
+
     def left():
         """Allocations that are there when all is done."""
-        assert gpu.fake.cudaSetDevice(1) == gpu.fake.cudaDeviceSynchronize() == gpu.fake.cudaSetDevice(0) == 0
+        assert (
+            gpu.fake.cudaSetDevice(1)
+            == gpu.fake.cudaDeviceSynchronize()
+            == gpu.fake.cudaSetDevice(0)
+            == 0
+        )
         return gpu.fake.fake_living()
 
     gpu.fake.fake_clear()
@@ -278,7 +397,12 @@ def test_every_call_of_cuda_that_fails_is_said(gpu):
     calls = gpu.log().split()
     calls = [c for c in calls if c.startswith("cuda")]
     quiet = {"cudaMemPoolDestroy", "cudaStreamDestroy", "cudaEventDestroy"}
-    assert {"cudaEventRecord", "cudaMallocFromPoolAsync", "cudaFreeAsync", "cudaMemPoolTrimTo"} <= set(calls)
+    assert {
+        "cudaEventRecord",
+        "cudaMallocFromPoolAsync",
+        "cudaFreeAsync",
+        "cudaMemPoolTrimTo",
+    } <= set(calls)
     for i, call in enumerate(calls):
         said = []
 
@@ -286,12 +410,15 @@ def test_every_call_of_cuda_that_fails_is_said(gpu):
             if found is None or 0 < found < 15:
                 said.append(gpu.detail)
             return found
+
         before = left()
         gpu.fake.fake_fail(i + 1)
         everything(gpu, check)
         gpu.fake.fake_fail(0)
         assert left() == before + (call == "cudaFreeAsync"), (i, call)
-        assert any(f": {call} failed: CUDA error 999 (as the test asked for)" in text for text in said) != (call in quiet), (i, call, said)
+        assert any(
+            f": {call} failed: CUDA error 999 (as the test asked for)" in text for text in said
+        ) != (call in quiet), (i, call, said)
 
 
 def test_memory_that_the_library_owns(gpu, ctx, tmp_path):
@@ -299,7 +426,9 @@ def test_memory_that_the_library_owns(gpu, ctx, tmp_path):
     libc = ctypes.CDLL(None)
     libc.malloc.restype = ctypes.c_void_p
     memory = Memory(libc.malloc(64), 64, 1)
-    t = gpu.tensor_create_from_memory(ctx, ctypes.byref(memory), ctypes.byref(gpu.describe((16,), device=(2, 1))))
+    t = gpu.tensor_create_from_memory(
+        ctx, ctypes.byref(memory), ctypes.byref(gpu.describe((16,), device=(2, 1)))
+    )
     gpu.destroy(("tensor", t))
     assert "cudaFree " in gpu.log()
 

@@ -9,7 +9,9 @@ import pytest
 import runtime_ops
 import toolkit
 
-MADE = {of: runtime_ops.choose(ops, layouts.DTYPES, ["none", "relu"]) for of, ops in layouts.OPS.items()}
+MADE = {
+    of: runtime_ops.choose(ops, layouts.DTYPES, ["none", "relu"]) for of, ops in layouts.OPS.items()
+}
 PARTS = 1 if cases.LEVEL == 1 else 40
 EACH = 20 if cases.LEVEL == 1 else 50
 
@@ -17,12 +19,23 @@ EACH = 20 if cases.LEVEL == 1 else 50
 @pytest.fixture(scope="session")
 def libraries(once):
     """(device, class of ops) -> a library, compiled when first asked for."""
-    builds = {"cpu": runtime_ops.compile_library, "emulated": runtime_ops.compile_emulated, "gpu": runtime_ops.compile_on_a_gpu}
-    return lambda device, of: once(f"random calls of {of}, {device}", lambda folder: builds[device](folder, MADE[of]))
+    builds = {
+        "cpu": runtime_ops.compile_library,
+        "emulated": runtime_ops.compile_emulated,
+        "gpu": runtime_ops.compile_on_a_gpu,
+    }
+    return lambda device, of: once(
+        f"random calls of {of}, {device}", lambda folder: builds[device](folder, MADE[of])
+    )
 
 
-DEVICES = [pytest.param("cpu"), pytest.param("emulated", marks=pytest.mark.skipif(not toolkit.include(), reason="no CUDA headers")),
-           pytest.param("gpu", marks=pytest.mark.skipif(not kflib.has_gpu(), reason="no GPU"))]
+DEVICES = [
+    pytest.param("cpu"),
+    pytest.param(
+        "emulated", marks=pytest.mark.skipif(not toolkit.include(), reason="no CUDA headers")
+    ),
+    pytest.param("gpu", marks=pytest.mark.skipif(not kflib.has_gpu(), reason="no GPU")),
+]
 
 
 @pytest.mark.parametrize("part", range(PARTS))

@@ -13,21 +13,46 @@ import cases
 import numpy as np
 import row_checks
 from kfgen import oracle
-from storage import EPS, MANTISSA, STORAGE, TINY, Failure, compare, draw, from_float, kernel_of, shape_of, spec, to_float
+from storage import (
+    EPS,
+    MANTISSA,
+    STORAGE,
+    TINY,
+    Failure,
+    compare,
+    draw,
+    from_float,
+    kernel_of,
+    shape_of,
+    spec,
+    to_float,
+)
 from storage import ulp as ulp  # for tests
 
 GUARD = 64
-ARENA = 1 << 29  # bytes for a call's tensors and workspace on a GPU: tests/gen/test_cases.py keeps every shape within it
+ARENA = (
+    1 << 29
+)  # bytes for a call's tensors and workspace on a GPU: tests/gen/test_cases.py keeps every shape within it
 
 
 def philox_words(seed, offset, groups):
     """[group, 8]: the 16-bit words of groups of eight elements, written from the paper, not from kf."""
     mask = np.uint64(0xFFFFFFFF)
-    c = [groups & mask, groups >> np.uint64(32), np.full_like(groups, offset & 0xFFFFFFFF), np.full_like(groups, offset >> 32)]
+    c = [
+        groups & mask,
+        groups >> np.uint64(32),
+        np.full_like(groups, offset & 0xFFFFFFFF),
+        np.full_like(groups, offset >> 32),
+    ]
     k = [seed & 0xFFFFFFFF, seed >> 32]
     for _ in range(10):
         p0, p1 = np.uint64(0xD2511F53) * c[0], np.uint64(0xCD9E8D57) * c[2]
-        c = [(p1 >> np.uint64(32)) ^ c[1] ^ np.uint64(k[0]), p1 & mask, (p0 >> np.uint64(32)) ^ c[3] ^ np.uint64(k[1]), p0 & mask]
+        c = [
+            (p1 >> np.uint64(32)) ^ c[1] ^ np.uint64(k[0]),
+            p1 & mask,
+            (p0 >> np.uint64(32)) ^ c[3] ^ np.uint64(k[1]),
+            p0 & mask,
+        ]
         k = [(k[0] + 0x9E3779B9) & 0xFFFFFFFF, (k[1] + 0xBB67AE85) & 0xFFFFFFFF]
     words = np.stack(c, axis=1)
     return np.stack([words & np.uint64(0xFFFF), words >> np.uint64(16)], axis=2).reshape(-1, 8)
@@ -35,7 +60,9 @@ def philox_words(seed, offset, groups):
 
 def philox(seed, offset, count):
     """Those of elements 0 .. count - 1."""
-    return philox_words(seed, offset, np.arange((count + 7) // 8, dtype=np.uint64)).reshape(-1)[:count]
+    return philox_words(seed, offset, np.arange((count + 7) // 8, dtype=np.uint64)).reshape(-1)[
+        :count
+    ]
 
 
 def mask(seed, offset, p, shape, scalar_type):
@@ -51,13 +78,13 @@ class CpuMemory:
     def __init__(self, size=1 << 26):
         self.buffer = np.zeros(size + 256, np.uint8)
         self.base = self.buffer.ctypes.data + (-self.buffer.ctypes.data) % 256
-        self.bytes = self.buffer[self.base - self.buffer.ctypes.data:]
+        self.bytes = self.buffer[self.base - self.buffer.ctypes.data :]
         self.size = size
 
     def run(self, image, call):
-        self.bytes[:image.size] = image
+        self.bytes[: image.size] = image
         result = call(self.base)
-        return result, self.bytes[:image.size].copy()
+        return result, self.bytes[: image.size].copy()
 
 
 class CudaMemory:
@@ -72,10 +99,16 @@ class CudaMemory:
     def check(self, status):
         if status != 0:
             self.rt.cudaGetErrorString.restype = ctypes.c_char_p
-            raise RuntimeError(f"CUDA error {status}: {self.rt.cudaGetErrorString(status).decode()}")
+            raise RuntimeError(
+                f"CUDA error {status}: {self.rt.cudaGetErrorString(status).decode()}"
+            )
 
     def copy(self, to, source, count, kind):
-        self.check(self.rt.cudaMemcpy(ctypes.c_void_p(to), ctypes.c_void_p(source), ctypes.c_size_t(count), kind))
+        self.check(
+            self.rt.cudaMemcpy(
+                ctypes.c_void_p(to), ctypes.c_void_p(source), ctypes.c_size_t(count), kind
+            )
+        )
 
     def run(self, image, call):
         self.copy(self.base, image.ctypes.data, image.size, 1)
@@ -117,17 +150,30 @@ def same_numbers(a, b, dtype):
     if same_bits(a, b):
         return True
     nan = [np.isnan(to_float(array, dtype)) for array in (a, b)]
-    bits = [np.where(which, array.dtype.type(0), array).tobytes() for which, array in zip(nan, (a, b))]
+    bits = [
+        np.where(which, array.dtype.type(0), array).tobytes() for which, array in zip(nan, (a, b))
+    ]
     return bits[0] == bits[1] and np.array_equal(*nan)
 
 
 def in_place_pairs(f):
     """(output, input) that may share memory: one shape, one element size; or a value and its next one."""
     tensors = [a for a in f["arguments"] if "kind" in a]
-    return [(o["name"], i["name"]) for o in tensors for i in tensors
-            if o["role"] != "in" and i["role"] == "in" and not i["unread"]
-            and (o["kind"] == i["kind"] == "elem" or o["place_of"] == i["name"] or cases.own(f) and i["name"] in o["in_place"])
-            and np.dtype(STORAGE[o["dtype"]]).itemsize == np.dtype(STORAGE[i["dtype"]]).itemsize]
+    return [
+        (o["name"], i["name"])
+        for o in tensors
+        for i in tensors
+        if o["role"] != "in"
+        and i["role"] == "in"
+        and not i["unread"]
+        and (
+            o["kind"] == i["kind"] == "elem"
+            or o["place_of"] == i["name"]
+            or cases.own(f)
+            and i["name"] in o["in_place"]
+        )
+        and np.dtype(STORAGE[o["dtype"]]).itemsize == np.dtype(STORAGE[i["dtype"]]).itemsize
+    ]
 
 
 def poison(size):
@@ -144,7 +190,9 @@ def places(f, sizes, shift=0, aliases=()):
         if a["name"] in aliases:
             continue
         size = np.dtype(STORAGE[a["dtype"]]).itemsize
-        found[a["name"]] = -(-at // 64) * 64 + size * (shift[k % len(shift)] if isinstance(shift, tuple) else shift)
+        found[a["name"]] = -(-at // 64) * 64 + size * (
+            shift[k % len(shift)] if isinstance(shift, tuple) else shift
+        )
         at = found[a["name"]] + size * math.prod(shape_of(f, sizes, a)) + GUARD
     return found, at
 
@@ -164,8 +212,17 @@ class Layout:
     passed as NULL; inplace: (output, input) pairs that share memory.
     """
 
-    def __init__(self, lib, f, sizes, values="normal", seed=0, shift=0, drop=(), inplace=(), files=(), p=0.25):
-        self.f, self.sizes, self.drop, self.p, self.files, self.backend = f, tuple(map(int, sizes)), drop, p, files, lib.backend
+    def __init__(
+        self, lib, f, sizes, values="normal", seed=0, shift=0, drop=(), inplace=(), files=(), p=0.25
+    ):
+        self.f, self.sizes, self.drop, self.p, self.files, self.backend = (
+            f,
+            tuple(map(int, sizes)),
+            drop,
+            p,
+            files,
+            lib.backend,
+        )
         self.kernel = kernel_of(f["op"], tuple(f["dtypes"]), f["bwd"], files)
         self.act = spec(files).activations[f["activation"]]
         self.where = f"{f['name']} sizes={self.sizes} values={values} seed={seed} shift={shift}"
@@ -174,7 +231,10 @@ class Layout:
         self.own = cases.own(f)
         self.rows = f["family"] != "map" and not self.own
         self.scalar_type = np.float64 if self.kernel.dtype.compute == "f64" else np.float32
-        self.scalars = {k: v if isinstance(v, int) else float(self.scalar_type(v)) for k, v in f["scalars"].items()}
+        self.scalars = {
+            k: v if isinstance(v, int) else float(self.scalar_type(v))
+            for k, v in f["scalars"].items()
+        }
         if self.own:
             self.own.prepare(self)
         alias = dict(inplace)
@@ -185,10 +245,22 @@ class Layout:
             if self.own:
                 array = self.own.draw(rng, self, a, values)
             elif a["role"] == "in":
-                mode = "normal" if name.startswith("d") and f["bwd"] and name[1:] in self.kernel.op.outputs else values
-                array = row_checks.draw(rng, self, a, mode) if self.rows else draw(rng, shape, a["dtype"], mode, a["positive"])
+                mode = (
+                    "normal"
+                    if name.startswith("d") and f["bwd"] and name[1:] in self.kernel.op.outputs
+                    else values
+                )
+                array = (
+                    row_checks.draw(rng, self, a, mode)
+                    if self.rows
+                    else draw(rng, shape, a["dtype"], mode, a["positive"])
+                )
             else:
-                array = np.full(shape, -1, STORAGE[a["dtype"]]) if a["dtype"][0] == "i" else from_float(np.full(shape, np.nan), a["dtype"])
+                array = (
+                    np.full(shape, -1, STORAGE[a["dtype"]])
+                    if a["dtype"][0] == "i"
+                    else from_float(np.full(shape, np.nan), a["dtype"])
+                )
             self.data[name] = array
         self.philox = int(rng.integers(2**63)), int(rng.integers(2**40))
         if self.own:
@@ -206,7 +278,9 @@ class Layout:
         self.image = poison(self.state + 16 + GUARD)
         for name, array in self.data.items():
             if name not in alias:
-                self.image[self.place[name]:self.place[name] + array.nbytes] = array.reshape(-1).view(np.uint8)
+                self.image[self.place[name] : self.place[name] + array.nbytes] = array.reshape(
+                    -1
+                ).view(np.uint8)
         self.set_philox(*self.philox)
 
     def values(self):
@@ -215,7 +289,7 @@ class Layout:
         for s in self.kernel.operands:
             x = to_float(self.data[s.name], self.tensors[s.name]["dtype"])
             if s.kind == "half":
-                env[s.parts[0]], env[s.parts[1]] = x[:, :self.sizes[1]], x[:, self.sizes[1]:]
+                env[s.parts[0]], env[s.parts[1]] = x[:, : self.sizes[1]], x[:, self.sizes[1] :]
             else:
                 env[s.name] = spread(x, self.sizes, s.kind)
         return env
@@ -223,17 +297,29 @@ class Layout:
     def fill(self):
         """The activation's result, which its backward is given: what the forward makes of the data that was drawn."""
         keep, keep_scale = self.mask() if self.f["dropout"] else (None, 1.0)
-        found = oracle.values(self.kernel.op, self.act, self.values(), self.scalars, keep, keep_scale)[self.kernel.result]
-        self.data[self.kernel.result] = from_float(np.ascontiguousarray(np.broadcast_to(found, self.sizes)),
-                                                   self.tensors[self.kernel.result]["dtype"])
+        found = oracle.values(
+            self.kernel.op, self.act, self.values(), self.scalars, keep, keep_scale
+        )[self.kernel.result]
+        self.data[self.kernel.result] = from_float(
+            np.ascontiguousarray(np.broadcast_to(found, self.sizes)),
+            self.tensors[self.kernel.result]["dtype"],
+        )
 
     def set_philox(self, seed, offset):
         self.philox = seed, offset
-        self.image[self.state:self.state + 16] = np.array([seed, (offset - OFFSET_ADD) % 2**64], np.uint64).view(np.uint8)
+        self.image[self.state : self.state + 16] = np.array(
+            [seed, (offset - OFFSET_ADD) % 2**64], np.uint64
+        ).view(np.uint8)
 
     def mask(self):
         """Of dropout: (where elements are kept, what they are multiplied by); nothing in other functions."""
-        shape = row_checks.extent(self) if self.rows else self.own.result(self) if hasattr(self.own, "result") else self.sizes
+        shape = (
+            row_checks.extent(self)
+            if self.rows
+            else self.own.result(self)
+            if hasattr(self.own, "result")
+            else self.sizes
+        )
         return mask(*self.philox, self.p, shape, self.scalar_type) if self.f["dropout"] else ()
 
     def given(self, base):
@@ -241,8 +327,16 @@ class Layout:
         given = dict(zip(self.f["sizes"], self.sizes)) | self.scalars
         for name, a in self.tensors.items():
             given[name] = None if a["unread"] or name in self.drop else base + self.place[name]
-        given |= state_at(base + self.state) if self.f["state"] else {"seed": self.philox[0], "offset": self.philox[1]}
-        return given | {"workspace": base + self.place[":workspace"] if self.workspace else None, "workspace_bytes": self.workspace, "p": self.p}
+        given |= (
+            state_at(base + self.state)
+            if self.f["state"]
+            else {"seed": self.philox[0], "offset": self.philox[1]}
+        )
+        return given | {
+            "workspace": base + self.place[":workspace"] if self.workspace else None,
+            "workspace_bytes": self.workspace,
+            "p": self.p,
+        }
 
     def spans(self):
         """What the call may read or write, for memories that watch over it."""
@@ -255,8 +349,11 @@ class Layout:
 
     def outputs(self, back):
         """{output: array} of an arena's bytes."""
-        return {name: back[self.span(name)].view(STORAGE[a["dtype"]]).reshape(self.data[name].shape)
-                for name, a in self.tensors.items() if a["role"] != "in"}
+        return {
+            name: back[self.span(name)].view(STORAGE[a["dtype"]]).reshape(self.data[name].shape)
+            for name, a in self.tensors.items()
+            if a["role"] != "in"
+        }
 
     def untouched(self, back):
         """Fails if anything but the outputs that were asked for, and the workspace, has changed."""
@@ -264,18 +361,35 @@ class Layout:
         for name, a in self.tensors.items():
             if a["role"] != "in" and name not in self.drop:
                 writable[self.span(name)] = True
-        writable[self.place[":workspace"]:self.place[":workspace"] + self.workspace] = True
+        writable[self.place[":workspace"] : self.place[":workspace"] + self.workspace] = True
         changed = np.flatnonzero((back != self.image) & ~writable)
         if changed.size:
-            raise Failure(f"{self.where}: wrote outside its outputs, at byte {changed[0]} of the arena {self.place}")
+            raise Failure(
+                f"{self.where}: wrote outside its outputs, at byte {changed[0]} of the arena {self.place}"
+            )
 
     def check(self, got, weights=None):
         if self.own:
             return self.own.check(self, got, weights)
         if self.rows:
             return row_checks.check(self, got, weights)
-        check(self.f, self.kernel, self.act, self.sizes, self.values(), self.data, got, self.scalars, *self.philox, self.p, self.where, self.drop,
-              self.scalar_type, self.files, weights)
+        check(
+            self.f,
+            self.kernel,
+            self.act,
+            self.sizes,
+            self.values(),
+            self.data,
+            got,
+            self.scalars,
+            *self.philox,
+            self.p,
+            self.where,
+            self.drop,
+            self.scalar_type,
+            self.files,
+            weights,
+        )
 
     def put(self, name, array):
         """Other data for an input."""
@@ -283,7 +397,9 @@ class Layout:
         self.image[self.span(name)] = self.data[name].reshape(-1).view(np.uint8)
 
 
-def run(lib, memory, f, sizes, values="normal", seed=0, shift=0, drop=(), inplace=(), files=(), p=0.25):
+def run(
+    lib, memory, f, sizes, values="normal", seed=0, shift=0, drop=(), inplace=(), files=(), p=0.25
+):
     """Calls f and checks everything about it. The arguments are those of Layout."""
     call = Layout(lib, f, sizes, values, seed, shift, drop, inplace, files, p)
     assert call.image.size <= memory.size, "the arena is too small for this shape"
@@ -297,7 +413,24 @@ def run(lib, memory, f, sizes, values="normal", seed=0, shift=0, drop=(), inplac
     return got
 
 
-def check(f, kernel, act, sizes, env, data, got, scalars, philox_seed, offset, p, where, drop, scalar_type, files=(), weights=None):
+def check(
+    f,
+    kernel,
+    act,
+    sizes,
+    env,
+    data,
+    got,
+    scalars,
+    philox_seed,
+    offset,
+    p,
+    where,
+    drop,
+    scalar_type,
+    files=(),
+    weights=None,
+):
     """env: the operands' values. weights: how often each row (or batch) counts in a sum."""
     shape = tuple(sizes)
     tensors = {a["name"]: a for a in f["arguments"] if "kind" in a}
@@ -310,17 +443,29 @@ def check(f, kernel, act, sizes, env, data, got, scalars, philox_seed, offset, p
         keep, keep_scale = mask(philox_seed, offset, p, shape, scalar_type)
     act_scalars = {s: scalars[s] for s in act.scalars}
     result = result_of(f)
-    result = None if result is None or result in drop or result not in data else to_float(data[result], tensors[result]["dtype"])
+    result = (
+        None
+        if result is None or result in drop or result not in data
+        else to_float(data[result], tensors[result]["dtype"])
+    )
     duals = oracle.reference(kernel.op, act, env, scalars | act_scalars, keep, keep_scale, result)
     bound_env = dict(env) | scalars | {"keep": keep, "keep_scale": keep_scale}
     if f["bwd"]:
         bound_env |= {} if result is None else {kernel.result: result}
-        bound_env |= {f"d{n}": to_float(data[f"d{n}"], tensors[f"d{n}"]["dtype"]) for n in kernel.op.outputs}
-    bound = bound_of(f["op"], tuple(f["dtypes"]), f["bwd"], f["activation"], files, result is not None)
+        bound_env |= {
+            f"d{n}": to_float(data[f"d{n}"], tensors[f"d{n}"]["dtype"]) for n in kernel.op.outputs
+        }
+    bound = bound_of(
+        f["op"], tuple(f["dtypes"]), f["bwd"], f["activation"], files, result is not None
+    )
     compute = "f64" if kernel.dtype.compute == "f64" else "f32"
     bounds = iter(bound.evaluate(bound_env, EPS[compute], TINY[compute]))
-    k = f["tolerance"]["factor"] + (4.0 if compute == "f64" else 0.0)  # the oracle is in float64 too
-    near = np.broadcast_to(bound.undecided(bound_env, EPS[compute], TINY[compute], MANTISSA[compute][2] / 4), shape)
+    k = f["tolerance"]["factor"] + (
+        4.0 if compute == "f64" else 0.0
+    )  # the oracle is in float64 too
+    near = np.broadcast_to(
+        bound.undecided(bound_env, EPS[compute], TINY[compute], MANTISSA[compute][2] / 4), shape
+    )
     alone = f["op"] == "{act}" and not f["bwd"] and act.rounding == "result"
     for stream in kernel.outputs:
         for part, name in enumerate(stream.parts):
@@ -328,17 +473,25 @@ def check(f, kernel, act, sizes, env, data, got, scalars, philox_seed, offset, p
             if f["bwd"]:
                 operand = name[1:]
                 with np.errstate(all="ignore"):
-                    want = sum(bound_env[f"d{n}"] * np.broadcast_to(duals[n].tangents.get(operand, 0.0), shape) for n in kernel.op.outputs)
+                    want = sum(
+                        bound_env[f"d{n}"]
+                        * np.broadcast_to(duals[n].tangents.get(operand, 0.0), shape)
+                        for n in kernel.op.outputs
+                    )
             else:
                 want = np.broadcast_to(duals[name].value, shape)
             if stream.name in drop:
                 continue
             raw = got[stream.name]
             if stream.kind == "half":
-                raw = raw[:, part * sizes[1]:(part + 1) * sizes[1]]
+                raw = raw[:, part * sizes[1] : (part + 1) * sizes[1]]
             k_sum = k
-            doubles = [v for v in bound_env.values() if isinstance(v, np.ndarray) and v.dtype == np.float64]
-            loose = f["bwd"] and stream.role != "sum" and not all(np.isfinite(v).all() for v in doubles)
+            doubles = [
+                v for v in bound_env.values() if isinstance(v, np.ndarray) and v.dtype == np.float64
+            ]
+            loose = (
+                f["bwd"] and stream.role != "sum" and not all(np.isfinite(v).all() for v in doubles)
+            )
             skip = near
             if stream.role == "sum":
                 axis = (0, 2) if stream.kind == "channel" else 0
@@ -347,10 +500,26 @@ def check(f, kernel, act, sizes, env, data, got, scalars, philox_seed, offset, p
                 times = times.reshape(-1, *[1] * (len(shape) - 1))
                 skip = near.any(axis=axis)
                 with np.errstate(all="ignore"):
-                    want, s, slope, top = ((v * times).sum(axis=axis) for v in (want, s, slope, top))
-                k_sum = k + np.sqrt(terms)  # the accumulation's own rounding, as random signs add up
+                    want, s, slope, top = (
+                        (v * times).sum(axis=axis) for v in (want, s, slope, top)
+                    )
+                k_sum = k + np.sqrt(
+                    terms
+                )  # the accumulation's own rounding, as random signs add up
             found = to_float(raw, stream.dtype.word)
-            compare(found, np.where(skip, found, want), stream.dtype.word, compute, k_sum, s, slope, top, alone, f"{where}: {stream.name}", loose)
+            compare(
+                found,
+                np.where(skip, found, want),
+                stream.dtype.word,
+                compute,
+                k_sum,
+                s,
+                slope,
+                top,
+                alone,
+                f"{where}: {stream.name}",
+                loose,
+            )
 
 
 def check_cast(f, x, out, where):
@@ -358,16 +527,33 @@ def check_cast(f, x, out, where):
     if dst in ("i32", "i64"):
         info = np.iinfo(STORAGE[dst])
         if src in ("i32", "i64"):
-            want = np.clip(x.astype(object), info.min, info.max).astype(STORAGE[dst]) if x.size else x.astype(STORAGE[dst])
+            want = (
+                np.clip(x.astype(object), info.min, info.max).astype(STORAGE[dst])
+                if x.size
+                else x.astype(STORAGE[dst])
+            )
         else:
             v = to_float(x, src)
             whole = np.trunc(np.nan_to_num(v, nan=0.0, posinf=np.inf, neginf=-np.inf))
-            want = np.array([info.max if w >= float(info.max) else info.min if w <= float(info.min) else int(w) for w in whole.reshape(-1)],
-                            STORAGE[dst]).reshape(x.shape)
+            want = np.array(
+                [
+                    info.max
+                    if w >= float(info.max)
+                    else info.min
+                    if w <= float(info.min)
+                    else int(w)
+                    for w in whole.reshape(-1)
+                ],
+                STORAGE[dst],
+            ).reshape(x.shape)
         bad = np.flatnonzero(out != want)
     else:
         if src == "i64":  # one rounding from the exact integer: through an odd-rounded float64
-            v = np.array([odd_float(int(i)) for i in x.reshape(-1)]).reshape(x.shape) if dst != "f64" else x.astype(np.float64)
+            v = (
+                np.array([odd_float(int(i)) for i in x.reshape(-1)]).reshape(x.shape)
+                if dst != "f64"
+                else x.astype(np.float64)
+            )
         else:
             v = to_float(x, src)
         want = from_float(v, dst)
@@ -375,7 +561,9 @@ def check_cast(f, x, out, where):
         bad = np.flatnonzero(~same)
     if bad.size:
         i = bad[0]
-        raise Failure(f"{where}: {bad.size} of {out.size} wrong, first at {i}: {x.flat[i]!r} gave {out.flat[i]!r}, expected {want.flat[i]!r}")
+        raise Failure(
+            f"{where}: {bad.size} of {out.size} wrong, first at {i}: {x.flat[i]!r} gave {out.flat[i]!r}, expected {want.flat[i]!r}"
+        )
 
 
 def odd_float(i):
@@ -391,8 +579,13 @@ def check_integer(f, kernel, act, data, got, where):
     kind = STORAGE[f["dtypes"][0]]
     with np.errstate(all="ignore"):
         inputs = {n: data[n] for n in (s.name for s in kernel.operands)}
-        want = oracle._eval(kernel.op.refs["out"], {**inputs, "act": lambda z: np.maximum(z, 0) if act.name == "relu" else z}).astype(kind)
+        want = oracle._eval(
+            kernel.op.refs["out"],
+            {**inputs, "act": lambda z: np.maximum(z, 0) if act.name == "relu" else z},
+        ).astype(kind)
     bad = np.flatnonzero(got["out"] != want)
     if bad.size:
         i = bad[0]
-        raise Failure(f"{where}: {bad.size} wrong, first at {i}: got {got['out'].flat[i]}, expected {want.flat[i]}")
+        raise Failure(
+            f"{where}: {bad.size} wrong, first at {i}: got {got['out'].flat[i]}, expected {want.flat[i]}"
+        )

@@ -15,23 +15,52 @@ KNOWN = {f["name"]: f for f in MANIFEST["functions"]}
 IDS = {a["name"]: a["id"] for a in MANIFEST["activations"]}
 # One of each way in which an activation stands in a schedule: results alone, gradients by result and inputs, integers, sums in registers and in a
 # ring, halves, planes, dropout; over rows: ahead of reductions and behind, kept between passes, weights, groups' own sums.
-SOME = [("add_{act}", "f32"), ("add_{act}", "i32"), ("bias_{act}", "bf16"), ("{act}_glu", "f16"), ("batch_norm_{act}", "f32"),
-        ("layer_norm_{act}", "bf16"), ("group_norm_{act}", "f32"), ("layer_norm_{act}_dropout", "f64")]
-SIZES = {"flat": [(1003,), (512,), (7,)], "rows": [(5, 300), (36, 37), (9, 1024)], "planes": [(2, 3, 40), (4, 7, 1), (3, 5, 49)],
-         "axis": [(5, 7, 3), (3, 300, 1), (2, 70, 16)],
-         "groups": [(2, 1, 3, 12, 5), (2, 3, 2, 8, 6), (1, 2, 2, 6, 20)], "channels": [(2, 3, 40), (4, 7, 1), (3, 5, 49)]}
+SOME = [
+    ("add_{act}", "f32"),
+    ("add_{act}", "i32"),
+    ("bias_{act}", "bf16"),
+    ("{act}_glu", "f16"),
+    ("batch_norm_{act}", "f32"),
+    ("layer_norm_{act}", "bf16"),
+    ("group_norm_{act}", "f32"),
+    ("layer_norm_{act}_dropout", "f64"),
+]
+SIZES = {
+    "flat": [(1003,), (512,), (7,)],
+    "rows": [(5, 300), (36, 37), (9, 1024)],
+    "planes": [(2, 3, 40), (4, 7, 1), (3, 5, 49)],
+    "axis": [(5, 7, 3), (3, 300, 1), (2, 70, 16)],
+    "groups": [(2, 1, 3, 12, 5), (2, 3, 2, 8, 6), (1, 2, 2, 6, 20)],
+    "channels": [(2, 3, 40), (4, 7, 1), (3, 5, 49)],
+}
 
 
 def chosen(ops):
     """[(function, one of an activation)]. At level 1 of functions of `ops` a few activations, among all of them every one; at level 2 of all
     functions some of each, at level 3 all."""
     if cases.LEVEL > 1:
-        return [(f, KNOWN[name]) for f in FUNCTIONS for name in f["functions"].values() if cases.sampled(KNOWN[name])]
-    some = [f for f in FUNCTIONS if (f["op"], f["dtypes"][0]) in ops and len(f["dtypes"]) == 1 and f["state"] in (False, f["bwd"])]
+        return [
+            (f, KNOWN[name])
+            for f in FUNCTIONS
+            for name in f["functions"].values()
+            if cases.sampled(KNOWN[name])
+        ]
+    some = [
+        f
+        for f in FUNCTIONS
+        if (f["op"], f["dtypes"][0]) in ops
+        and len(f["dtypes"]) == 1
+        and f["state"] in (False, f["bwd"])
+    ]
     found = []
     for turn, f in enumerate(sorted(some, key=lambda f: f["dtypes"][0] == "i32")):
-        found += [(f, KNOWN[name]) for i, (act, name) in enumerate(f["functions"].items())
-                  if (i + turn) % (4 if f["family"] == "map" else 11) == 0 or f["dtypes"][0] == "i32" or (act == "leaky_relu" and f["bwd"])]
+        found += [
+            (f, KNOWN[name])
+            for i, (act, name) in enumerate(f["functions"].items())
+            if (i + turn) % (4 if f["family"] == "map" else 11) == 0
+            or f["dtypes"][0] == "i32"
+            or (act == "leaky_relu" and f["bwd"])
+        ]
     return found
 
 
@@ -43,8 +72,15 @@ def library_of(pairs):
 def values(f, g, given, default=False):
     """The arguments of f for those of g, the function of one activation. default: its scalars are NULL."""
     names = [a["name"] for a in g["arguments"] if a["role"] == "act_scalar"]
-    scalars = np.array([given[n] for n in names] + [np.nan], np.float64 if f["dtypes"][0] == "f64" else np.float32)
-    return {**given, "activation": IDS[g["activation"]], "activation_scalars": None if default else scalars.ctypes.data, "held": scalars}
+    scalars = np.array(
+        [given[n] for n in names] + [np.nan], np.float64 if f["dtypes"][0] == "f64" else np.float32
+    )
+    return {
+        **given,
+        "activation": IDS[g["activation"]],
+        "activation_scalars": None if default else scalars.ctypes.data,
+        "held": scalars,
+    }
 
 
 def outputs(lib, memory, f, layout, own):
@@ -75,7 +111,9 @@ def compare(lib, memory, f, g, exact=True, files=()):
     drops = [(checks.result_of(g),), checks.instead_of(g)] if checks.result_of(g) else [()]
     for k, sizes in enumerate(SIZES[f["form"]]):
         for drop in drops:
-            layout = checks.Layout(lib, g, sizes, cases.VALUES[k % 3], drop=drop, shift=k % 2, files=files)
+            layout = checks.Layout(
+                lib, g, sizes, cases.VALUES[k % 3], drop=drop, shift=k % 2, files=files
+            )
             if k == 2:
                 layout.scalars |= defaults(g)
             found = outputs(lib, memory, f, layout, functools.partial(values, f, g, default=k == 2))
@@ -89,12 +127,16 @@ def compare_bits(f, layout, wanted, found):
     for name, array in wanted.items():
         if not same(array, found[name], layout.tensors[name]["dtype"]):
             at = np.flatnonzero(array != found[name])[0]
-            raise Failure(f"{layout.where}: {name} without {layout.drop} is not that of {f['name']}, first at {at} of {array.shape}")
+            raise Failure(
+                f"{layout.where}: {name} without {layout.drop} is not that of {f['name']}, first at {at} of {array.shape}"
+            )
 
 
 def refused(lib, memory, f, g, layout, **changed):
     """The result of a call that has to leave everything as it was."""
-    result, back = memory.run(layout.image, lambda base: lib.call(f, values(f, g, layout.given(base)) | changed))
+    result, back = memory.run(
+        layout.image, lambda base: lib.call(f, values(f, g, layout.given(base)) | changed)
+    )
     assert np.array_equal(back, layout.image), "something was written"
     return result
 
@@ -103,13 +145,25 @@ def refuses(lib, memory, f, g):
     """No such activation, or one that the function leaves out."""
     layout = checks.Layout(lib, g, SIZES[f["form"]][0])
     name = f["cpu_name"] if lib.backend == "cpu" else f["name"]
-    for number in (999, -1, 2**31 - 1, -2, *([IDS["none"]] if "none" not in f["functions"] else [])):
+    for number in (
+        999,
+        -1,
+        2**31 - 1,
+        -2,
+        *([IDS["none"]] if "none" not in f["functions"] else []),
+    ):
         result = refused(lib, memory, f, g, layout, activation=number)
-        assert (result, lib.detail) == (6, f"{name}: activation is {number}, expected the number of one that this function has")
+        assert (result, lib.detail) == (
+            6,
+            f"{name}: activation is {number}, expected the number of one that this function has",
+        )
 
 
 def refuses_falling(lib, memory, f, g):
     """A scalar with which there is no gradient by the result."""
     layout = checks.Layout(lib, g, SIZES[f["form"]][0])
     layout.scalars["negative_slope"] = -0.5
-    assert refused(lib, memory, f, g, layout) == 3 and "negative_slope is -0.5, expected 0 or more where `out` is given" in lib.detail, lib.detail
+    assert (
+        refused(lib, memory, f, g, layout) == 3
+        and "negative_slope is -0.5, expected 0 or more where `out` is given" in lib.detail
+    ), lib.detail

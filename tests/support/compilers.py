@@ -13,9 +13,18 @@ import toolkit
 
 NVCC = toolkit.nvcc()
 WARNINGS = ("-Wall", "-Wextra", "-Wshadow", "-Wconversion", "-Werror")
-NVCC_WARNINGS = ("-Werror", "all-warnings", "-Xcompiler", "-Wall,-Wextra,-Wshadow,-Wconversion,-Werror")
+NVCC_WARNINGS = (
+    "-Werror",
+    "all-warnings",
+    "-Xcompiler",
+    "-Wall,-Wextra,-Wshadow,-Wconversion,-Werror",
+)
 ARCH = "-arch=sm_90"
-GCC = {"c11": ("gcc", "-std=c11", "-x", "c"), "c++17": ("g++", "-std=c++17", "-x", "c++"), "c++20": ("g++", "-std=c++20", "-x", "c++")}
+GCC = {
+    "c11": ("gcc", "-std=c11", "-x", "c"),
+    "c++17": ("g++", "-std=c++17", "-x", "c++"),
+    "c++20": ("g++", "-std=c++20", "-x", "c++"),
+}
 
 
 def _clang():
@@ -26,19 +35,29 @@ def _clang():
 
 CLANG = _clang()
 # -x c++ is all that clang++ adds to a compilation.
-DIALECTS = GCC | ({f"clang-{name}": (CLANG, *words) for name, (_, *words) in GCC.items()} if CLANG else {})
+DIALECTS = GCC | (
+    {f"clang-{name}": (CLANG, *words) for name, (_, *words) in GCC.items()} if CLANG else {}
+)
 FUNCTIONS = kflib.manifest()["functions"]
 STEMS = sorted({pathlib.Path(f["header"]).name for f in FUNCTIONS})
 CORE = kflib.ROOT / "include/kf/core"
 CORE_C = sorted(f"kf/core/{p.name}" for p in CORE.glob("*.h"))
 CORE_CUDA = sorted(f"kf/core/{p.name}" for p in CORE.glob("*.cuh"))
-ALL_C = [*CORE_C, "kf/ops/activations.h", *(f"kf/ops/{s}.h" for s in STEMS), "kf/any/activations.h",
-         *sorted({f"{f['header']}.h" for f in kflib.manifest()["any"]}), "kf/kf.h"]
+ALL_C = [
+    *CORE_C,
+    "kf/ops/activations.h",
+    *(f"kf/ops/{s}.h" for s in STEMS),
+    "kf/any/activations.h",
+    *sorted({f"{f['header']}.h" for f in kflib.manifest()["any"]}),
+    "kf/kf.h",
+]
 
 
 def execute(command, cwd=None):
     command = [str(c) for c in command]
-    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, errors="replace"), " ".join(command)
+    return subprocess.run(
+        command, cwd=cwd, capture_output=True, text=True, errors="replace"
+    ), " ".join(command)
 
 
 def passes(command, cwd=None):
@@ -59,7 +78,11 @@ def quick():
     optimisations. From level 2 on nothing."""
     if cases.LEVEL > 1:
         return ()
-    return ("-Ofc=max",) if "--Ofast-compile" in execute([NVCC, "--help"])[0].stdout else ("-Xcicc=-O1", "-Xptxas=-O1")
+    return (
+        ("-Ofc=max",)
+        if "--Ofast-compile" in execute([NVCC, "--help"])[0].stdout
+        else ("-Xcicc=-O1", "-Xptxas=-O1")
+    )
 
 
 def flags(include):
@@ -89,7 +112,9 @@ def compile_cuda(include, tmp_path, files, *extra, arch=ARCH):
     """Objects of CUDA files, no warning allowed."""
     sources = write(tmp_path, files)
     strict = [w for w in NVCC_WARNINGS if "-G" not in extra or w not in ("-Werror", "all-warnings")]
-    said = passes([NVCC, "-std=c++17", arch, *strict, *extra, *flags(include), "-c", *sources], cwd=tmp_path)
+    said = passes(
+        [NVCC, "-std=c++17", arch, *strict, *extra, *flags(include), "-c", *sources], cwd=tmp_path
+    )
     assert not said.replace(OF_DEBUGGING, "").strip(), said
     return [tmp_path / (p.stem + ".o") for p in sources]
 
@@ -97,7 +122,9 @@ def compile_cuda(include, tmp_path, files, *extra, arch=ARCH):
 def addresses(functions):
     """CUDA text that names launchers, so that they and their kernels are compiled: templates are only checked where they are
     instantiated."""
-    headers = "".join(f'#include "{h}.cuh"\n' for h in dict.fromkeys(f["header"] for f in functions))
+    headers = "".join(
+        f'#include "{h}.cuh"\n' for h in dict.fromkeys(f["header"] for f in functions)
+    )
     lines = "".join(f"    (void *)&{f['name']}<>,\n" for f in functions)
     return f"{headers}void *addresses[] = {{\n{lines}}};\n"
 

@@ -14,7 +14,10 @@ CALLS = {
     "cudaFreeAsync": ("void *p, cudaStream_t s", "p, s"),
     "cudaFreeHost": ("void *p", "p"),
     "cudaMemcpy": ("void *d, const void *s, size_t n, cudaMemcpyKind k", "d, s, n, k"),
-    "cudaMemcpyAsync": ("void *d, const void *s, size_t n, cudaMemcpyKind k, cudaStream_t t", "d, s, n, k, t"),
+    "cudaMemcpyAsync": (
+        "void *d, const void *s, size_t n, cudaMemcpyKind k, cudaStream_t t",
+        "d, s, n, k, t",
+    ),
     "cudaMemset": ("void *p, int v, size_t n", "p, v, n"),
     "cudaMemsetAsync": ("void *p, int v, size_t n, cudaStream_t s", "p, v, n, s"),
     "cudaDeviceSynchronize": ("void", ""),
@@ -27,15 +30,28 @@ CALLS = {
     "cudaDeviceSetLimit": ("cudaLimit l, size_t v", "l, v"),
     "cudaFuncSetAttribute": ("const void *f, cudaFuncAttribute a, int v", "f, a, v"),
     "cudaGetLastError": ("void", ""),
-    "cudaLaunchKernel": ("const void *f, dim3 g, dim3 b, void **a, size_t n, cudaStream_t s", "f, g, b, a, n, s"),
+    "cudaLaunchKernel": (
+        "const void *f, dim3 g, dim3 b, void **a, size_t n, cudaStream_t s",
+        "f, g, b, a, n, s",
+    ),
     "cudaLaunchKernelExC": ("const cudaLaunchConfig_t *c, const void *f, void **a", "c, f, a"),
 }
 LAUNCH = "cudaLaunchKernelExC"
 SETUP = "cudaFuncSetAttribute"  # of a kernel that takes more than 48 KiB of shared memory: no work of the GPU's, and no wait
 # What a launcher's object may ask of the runtime at all: the launch, shared memory beyond 48 KiB for it, how many threads a
 # kernel may have, the driver's cuTensorMapEncodeTiled, the text of its error, the devices' numbers, and what nvcc itself registers kernels with.
-ALLOWED = {LAUNCH, SETUP, "cudaFuncGetAttributes", "cudaGetErrorString", "cudaGetDevice", "cudaGetDeviceCount", "cudaStreamGetDevice",
-           "cudaStreamIsCapturing", "cudaGetDriverEntryPoint", "cudaGetDriverEntryPointByVersion"}
+ALLOWED = {
+    LAUNCH,
+    SETUP,
+    "cudaFuncGetAttributes",
+    "cudaGetErrorString",
+    "cudaGetDevice",
+    "cudaGetDeviceCount",
+    "cudaStreamGetDevice",
+    "cudaStreamIsCapturing",
+    "cudaGetDriverEntryPoint",
+    "cudaGetDriverEntryPointByVersion",
+}
 LINK = tuple(f"-Xlinker=--wrap={name}" for name in CALLS)
 
 
@@ -45,7 +61,9 @@ def source():
     for i, (name, (parameters, words)) in enumerate(CALLS.items()):
         text.append(f"cudaError_t __real_{name}({parameters});")
         count = f"__atomic_fetch_add(&kft_counts[{i}], 1, __ATOMIC_RELAXED);"
-        text.append(f"cudaError_t __wrap_{name}({parameters}) {{ {count} return __real_{name}({words}); }}")
+        text.append(
+            f"cudaError_t __wrap_{name}({parameters}) {{ {count} return __real_{name}({words}); }}"
+        )
     text.append("""
 void kft_planted(void *stream)
 {

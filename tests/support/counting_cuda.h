@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* CUDA's runtime as far as a launcher may use it: a launch is written down and nothing runs. Included before a launcher's
-   header, so that g++ compiles the launchers and their checks run without a GPU, a driver or nvcc. */
+/* CUDA's runtime as far as a launcher may use it: a launch is written down and nothing runs.
+   Included before a launcher's header, so that g++ compiles the launchers and their checks run
+   without a GPU, a driver or nvcc. */
 #ifndef KFT_COUNTING_CUDA_H
 #define KFT_COUNTING_CUDA_H
 
@@ -11,44 +12,56 @@
 #endif
 struct kft_launches {
     long long count;
-    int status;              /* what a launch answers */
+    int status; /* what a launch answers */
     unsigned grid[3], block[3];
     long long shared_bytes;
     const void *stream, *kernel;
-    int current, own;        /* devices: the current one, and the stream's; of two */
-    int capturing;           /* when nobody may ask for the stream's device */
-    int raised;              /* shared memory that `raised_of` was allowed last; without, a launch gets 48 KiB at most */
+    int current, own; /* devices: the current one, and the stream's; of two */
+    int capturing;    /* when nobody may ask for the stream's device */
+    int raised; /* shared memory that `raised_of` was allowed last; without, a launch gets 48 KiB at
+                   most */
     const void *raised_of;
 };
 
 extern "C" {
 __attribute__((weak)) kft_launches kft_seen;
-__attribute__((weak)) cudaError_t cudaFuncGetAttributes(struct cudaFuncAttributes *found, const void *) { return found->maxThreadsPerBlock = 1024, cudaSuccess; }
+__attribute__((weak)) cudaError_t cudaFuncGetAttributes(struct cudaFuncAttributes *found,
+                                                        const void *)
+{
+    return found->maxThreadsPerBlock = 1024, cudaSuccess;
+}
 #if CUDART_VERSION >= 12050 /* a driver without tensor maps: nobody multiplies by wgmma */
-__attribute__((weak)) cudaError_t cudaGetDriverEntryPointByVersion(const char *, void **entry, unsigned, unsigned long long,
-                                                                   cudaDriverEntryPointQueryResult *found)
+__attribute__((weak))
+cudaError_t cudaGetDriverEntryPointByVersion(const char *, void **entry, unsigned,
+                                             unsigned long long,
+                                             cudaDriverEntryPointQueryResult *found)
 {
     *entry = nullptr;
     *found = cudaDriverEntryPointSymbolNotFound;
     return cudaSuccess;
 }
 #elif CUDART_VERSION >= 12000
-__attribute__((weak)) cudaError_t cudaGetDriverEntryPoint(const char *, void **entry, unsigned long long, cudaDriverEntryPointQueryResult *found)
+__attribute__((weak)) cudaError_t cudaGetDriverEntryPoint(const char *, void **entry,
+                                                          unsigned long long,
+                                                          cudaDriverEntryPointQueryResult *found)
 {
     *entry = nullptr;
     *found = cudaDriverEntryPointSymbolNotFound;
     return cudaSuccess;
 }
 #endif
-__attribute__((weak)) cudaError_t cudaFuncSetAttribute(const void *kernel, enum cudaFuncAttribute what, int value)
+__attribute__((weak)) cudaError_t cudaFuncSetAttribute(const void *kernel,
+                                                       enum cudaFuncAttribute what, int value)
 {
     const int room = KFT_ARCHITECTURE / 100 == 12 ? 99 << 10 : 227 << 10;
-    if (what != cudaFuncAttributeMaxDynamicSharedMemorySize || value > room) return cudaErrorInvalidValue;
+    if (what != cudaFuncAttributeMaxDynamicSharedMemorySize || value > room)
+        return cudaErrorInvalidValue;
     kft_seen.raised = value;
     kft_seen.raised_of = kernel;
     return cudaSuccess;
 }
-__attribute__((weak)) cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t *config, const void *kernel, void **)
+__attribute__((weak)) cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t *config,
+                                                      const void *kernel, void **)
 {
     ++kft_seen.count;
     const unsigned grid[] = {config->gridDim.x, config->gridDim.y, config->gridDim.z};
@@ -74,18 +87,23 @@ __attribute__((weak)) cudaError_t cudaGetDevice(int *device)
     *device = kft_seen.current;
     return cudaSuccess;
 }
-__attribute__((weak)) cudaError_t cudaStreamIsCapturing(cudaStream_t, cudaStreamCaptureStatus *status)
+__attribute__((weak)) cudaError_t cudaStreamIsCapturing(cudaStream_t,
+                                                        cudaStreamCaptureStatus *status)
 {
     *status = kft_seen.capturing ? cudaStreamCaptureStatusActive : cudaStreamCaptureStatusNone;
     return cudaSuccess;
 }
 __attribute__((weak)) cudaError_t cudaStreamGetDevice(cudaStream_t, int *device)
 {
-    kft_seen.status = kft_seen.capturing ? 901 : kft_seen.status; /* a capture that somebody asks in is lost */
+    kft_seen.status =
+        kft_seen.capturing ? 901 : kft_seen.status; /* a capture that somebody asks in is lost */
     *device = kft_seen.own;
     return cudaSuccess;
 }
-__attribute__((weak)) const char *cudaGetErrorString(cudaError_t) { return "as the test asked for"; }
+__attribute__((weak)) const char *cudaGetErrorString(cudaError_t)
+{
+    return "as the test asked for";
+}
 }
 
 #endif

@@ -19,8 +19,16 @@ def literal(f, a):
         return repr(f["scalars"][a["name"]])
     if a["name"] in f["scalars"]:
         return repr(float(f["scalars"][a["name"]])) + ("" if a["ctype"] == "double" else "f")
-    return {"strides": "NULL", "probability": "0.25f" if a["ctype"] == "float" else "0.25", "seed": "11", "offset": "12", "seed_at": "state",
-            "offset_at": "state + 1", "offset_add": "0", "workspace": "workspace" if a["ctype"] == "void *" else "workspace_bytes"}[a["role"]]
+    return {
+        "strides": "NULL",
+        "probability": "0.25f" if a["ctype"] == "float" else "0.25",
+        "seed": "11",
+        "offset": "12",
+        "seed_at": "state",
+        "offset_at": "state + 1",
+        "offset_add": "0",
+        "workspace": "workspace" if a["ctype"] == "void *" else "workspace_bytes",
+    }[a["role"]]
 
 
 def extents(f, a):
@@ -52,28 +60,49 @@ def table(name, functions):
     text = [f'#include "{header}.h"' for header in dict.fromkeys(f["header"] for f in functions)]
     text += ['#include "every_call.h"', "static const uint64_t state[2] = {11, 12};"]
     rows = []
-    own = getattr(cases.own(functions[0]), "CALLS", None)  # of a family whose sizes are not any that come along: (small, large)
+    own = getattr(
+        cases.own(functions[0]), "CALLS", None
+    )  # of a family whose sizes are not any that come along: (small, large)
     for word, shapes in zip(("small", "large"), own or ()):
-        text.append(f"static const int64_t {word}[][KFT_SIZES] = {{{', '.join('{' + ', '.join(map(str, s)) + '}' for s in shapes)}}};")
+        text.append(
+            f"static const int64_t {word}[][KFT_SIZES] = {{{', '.join('{' + ', '.join(map(str, s)) + '}' for s in shapes)}}};"
+        )
     sets = f"{{small, large}}, {{{len(own[0])}, {len(own[1])}}}" if own else "{NULL, NULL}, {0, 0}"
     for i, f in enumerate(functions):
         tensors = [a for a in f["arguments"] if "kind" in a]
-        words = [(f"p[{tensors.index(a)}]" if "kind" in a else literal(f, a)) for a in f["arguments"]]
+        words = [
+            (f"p[{tensors.index(a)}]" if "kind" in a else literal(f, a)) for a in f["arguments"]
+        ]
         text.append(f"static const kft_tensor tensors_{i}[] = {{")
         for a in tensors:
             flags = ", ".join(str(int(v)) for v in (a["role"] != "in", a["unread"], a["positive"]))
             of, times = extents(f, a)
             text.append(f'    {{"{a["name"]}", {of}, {times}, KFT_{a["dtype"].upper()}, {flags}}},')
         text.append("};")
-        text.append(f"static int call_{i}(void *const *p, const int64_t *n, void *workspace, size_t workspace_bytes)\n{{")
+        text.append(
+            f"static int call_{i}(void *const *p, const int64_t *n, void *workspace, size_t workspace_bytes)\n{{"
+        )
         text.append("    (void)state, (void)workspace, (void)workspace_bytes;")
         text.append(f"    return (int){f['cpu_name']}({', '.join(words)});\n}}")
         if f["cpu_workspace"]:
             sizes = ", ".join(f"n[{k}]" for k in range(len(f["sizes"])))
-            text.append(f"static size_t workspace_{i}(const int64_t *n) {{ return {f['cpu_workspace']}({sizes}); }}")
-        rows.append(f'    {{"{f["cpu_name"]}", {len(f["sizes"])}, {len(tensors)}, tensors_{i}, call_{i}, '
-                    f"{f'workspace_{i}' if f['cpu_workspace'] else 'NULL'}, {sets}}},")
-    return "\n".join([*text, f"extern const kft_function {name}[];", f"const kft_function {name}[] = {{", *rows, "};", ""])
+            text.append(
+                f"static size_t workspace_{i}(const int64_t *n) {{ return {f['cpu_workspace']}({sizes}); }}"
+            )
+        rows.append(
+            f'    {{"{f["cpu_name"]}", {len(f["sizes"])}, {len(tensors)}, tensors_{i}, call_{i}, '
+            f"{f'workspace_{i}' if f['cpu_workspace'] else 'NULL'}, {sets}}},"
+        )
+    return "\n".join(
+        [
+            *text,
+            f"extern const kft_function {name}[];",
+            f"const kft_function {name}[] = {{",
+            *rows,
+            "};",
+            "",
+        ]
+    )
 
 
 def build(folder, functions, include, flags, few=kflib.FEW):
@@ -82,12 +111,39 @@ def build(folder, functions, include, flags, few=kflib.FEW):
     groups = files_of(functions, few)
     files = {f"{name}.c": table(name, members) for name, members in groups.items()}
     files["tables.c"] = "\n".join(
-        ['#include "every_call.h"', *(f"extern const kft_function {name}[];" for name in groups), "const kft_table kft_tables[] = {",
-         *(f"    {{{name}, {len(members)}}}," for name, members in groups.items()), "};",
-         f"const int kft_table_count = {len(groups)};", ""])
+        [
+            '#include "every_call.h"',
+            *(f"extern const kft_function {name}[];" for name in groups),
+            "const kft_table kft_tables[] = {",
+            *(f"    {{{name}, {len(members)}}}," for name, members in groups.items()),
+            "};",
+            f"const int kft_table_count = {len(groups)};",
+            "",
+        ]
+    )
     files["every_call.c"] = (HERE / "every_call.c").read_text()
     # Without the linker's last word each file's own copy of the error detail, of which the program uses one, lies on every thread's stack.
-    command = ["gcc", "-std=gnu11", "-Wall", "-Wextra", "-Werror", *flags, "-pthread", "-fdata-sections"]
+    command = [
+        "gcc",
+        "-std=gnu11",
+        "-Wall",
+        "-Wextra",
+        "-Werror",
+        *flags,
+        "-pthread",
+        "-fdata-sections",
+    ]
     made = kflib.objects(command, files, [HERE, *include])
-    subprocess.run([*command, *map(str, made), "-o", str(folder / "every_call"), "-lm", "-Wl,-z,now", "-Wl,--gc-sections"], check=True)
+    subprocess.run(
+        [
+            *command,
+            *map(str, made),
+            "-o",
+            str(folder / "every_call"),
+            "-lm",
+            "-Wl,-z,now",
+            "-Wl,--gc-sections",
+        ],
+        check=True,
+    )
     return folder / "every_call"

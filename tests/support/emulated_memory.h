@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What kf's runtime asks of CUDA beside launches, where the emulation runs kernels: one device, whose memory is malloc's and whose streams
-   do what they are given at once. Included before kf/runtime.h. */
+/* What kf's runtime asks of CUDA beside launches, where the emulation runs kernels: one device,
+   whose memory is malloc's and whose streams do what they are given at once. Included before
+   kf/runtime.h. */
 #ifndef KFT_EMULATED_MEMORY_H
 #define KFT_EMULATED_MEMORY_H
 
@@ -47,14 +48,18 @@ cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, cudaMemcpy
 {
     return memmove(to, from, bytes), cudaSuccess;
 }
-cudaError_t cudaMemcpy2DAsync(void *to, size_t to_pitch, const void *from, size_t from_pitch, size_t width, size_t height, cudaMemcpyKind,
-                              cudaStream_t)
+cudaError_t cudaMemcpy2DAsync(void *to, size_t to_pitch, const void *from, size_t from_pitch,
+                              size_t width, size_t height, cudaMemcpyKind, cudaStream_t)
 {
-    for (size_t i = 0; i < height; ++i) memmove((char *)to + i * to_pitch, (const char *)from + i * from_pitch, width);
+    for (size_t i = 0; i < height; ++i)
+        memmove((char *)to + i * to_pitch, (const char *)from + i * from_pitch, width);
     return cudaSuccess;
 }
 cudaError_t cudaDeviceSynchronize() { return cudaSuccess; }
-cudaError_t cudaDeviceGetStreamPriorityRange(int *least, int *greatest) { return *least = *greatest = 0, cudaSuccess; }
+cudaError_t cudaDeviceGetStreamPriorityRange(int *least, int *greatest)
+{
+    return *least = *greatest = 0, cudaSuccess;
+}
 cudaError_t cudaStreamCreateWithPriority(cudaStream_t *stream, unsigned, int)
 {
     *stream = (cudaStream_t)calloc(1, 1);
@@ -73,7 +78,10 @@ cudaError_t cudaEventRecord(cudaEvent_t, cudaStream_t) { return cudaSuccess; }
 cudaError_t cudaEventQuery(cudaEvent_t) { return cudaSuccess; }
 cudaError_t cudaGetLastError() { return cudaSuccess; }
 cudaError_t cudaEventSynchronize(cudaEvent_t) { return cudaSuccess; }
-cudaError_t cudaEventElapsedTime(float *ms, cudaEvent_t, cudaEvent_t) { return *ms = 0, cudaSuccess; }
+cudaError_t cudaEventElapsedTime(float *ms, cudaEvent_t, cudaEvent_t)
+{
+    return *ms = 0, cudaSuccess;
+}
 }
 
 #endif

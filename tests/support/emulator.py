@@ -15,24 +15,71 @@ import toolkit
 
 HERE = kflib.ROOT / "tests/emu"
 # What the numbers mean is decided at run time: kf_emu_fill, kf_emu_sms.
-COMMON = ("-Wall", "-Wextra", "-Wno-unknown-pragmas", "-Wno-psabi", "-fno-strict-aliasing", "-ffp-contract=off", "-DKFI_MAP_FILL=kf_emu_fill",
-          "-DKFI_LOGITS_BYTES=1", "-DKFI_LOGITS_ROWS=64",
-          "-DKFI_MAP_SMS=kf_emu_sms", "-DKFI_GEMM_SMS=kf_emu_gemm_sms", "-DKFI_GEMM_CLASS=kf_emu_gemm_class",
-          "-DKFI_FEW_STAGES=3", "-DKFI_ROW_CAP=64", "-DKFI_ROW_LONG=4096", "-DKFI_ROW_STAGE=12288", "-DKFI_ROW_CLUSTER=2", "-DKFI_ROW_SUM_BLOCK=64",
-          "-DKFI_REDUCE_THREADS=64", "-DKFI_BAND_THREADS=64", "-DKFI_BAND_EACH_THREADS=32", "-DKFI_BAND_BLOCKS=4",
-          "-DKFI_BAND_SMALL=300", "-DKFI_BAND_CHANNELS=3",
-          "-DKFI_SORT_ROUNDS=2", "-DKFI_SORT_BITS=6", "-DKFI_SORT_WIDE=8", "-DKFI_GATHER_FULL(fewer)=3",
-          "-DKFI_REDUCE_LEAST=8", "-DKFI_REDUCE_CLUSTER=3", "-DKFI_REDUCE_WHOLE=8", "-fdata-sections",
-          f"-Wl,-T,{HERE}/shared.ld", "-Wl,-Bsymbolic")  # its own runtime, where something has loaded CUDA's for the whole process, as PyTorch does
+COMMON = (
+    "-Wall",
+    "-Wextra",
+    "-Wno-unknown-pragmas",
+    "-Wno-psabi",
+    "-fno-strict-aliasing",
+    "-ffp-contract=off",
+    "-DKFI_MAP_FILL=kf_emu_fill",
+    "-DKFI_LOGITS_BYTES=1",
+    "-DKFI_LOGITS_ROWS=64",
+    "-DKFI_MAP_SMS=kf_emu_sms",
+    "-DKFI_GEMM_SMS=kf_emu_gemm_sms",
+    "-DKFI_GEMM_CLASS=kf_emu_gemm_class",
+    "-DKFI_FEW_STAGES=3",
+    "-DKFI_ROW_CAP=64",
+    "-DKFI_ROW_LONG=4096",
+    "-DKFI_ROW_STAGE=12288",
+    "-DKFI_ROW_CLUSTER=2",
+    "-DKFI_ROW_SUM_BLOCK=64",
+    "-DKFI_REDUCE_THREADS=64",
+    "-DKFI_BAND_THREADS=64",
+    "-DKFI_BAND_EACH_THREADS=32",
+    "-DKFI_BAND_BLOCKS=4",
+    "-DKFI_BAND_SMALL=300",
+    "-DKFI_BAND_CHANNELS=3",
+    "-DKFI_SORT_ROUNDS=2",
+    "-DKFI_SORT_BITS=6",
+    "-DKFI_SORT_WIDE=8",
+    "-DKFI_GATHER_FULL(fewer)=3",
+    "-DKFI_REDUCE_LEAST=8",
+    "-DKFI_REDUCE_CLUSTER=3",
+    "-DKFI_REDUCE_WHOLE=8",
+    "-fdata-sections",
+    f"-Wl,-T,{HERE}/shared.ld",
+    "-Wl,-Bsymbolic",
+)  # its own runtime, where something has loaded CUDA's for the whole process, as PyTorch does
 # Of few shapes AddressSanitizer's code takes longer to compile than to run. It looks at what is left of accesses: without optimisations at all.
 VARIANTS = {
     "plain": ("-O0",),
-    "asan": (cases.by_level("-O0", "-Og"), "-g1", "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined", "-DKF_EMU_ASAN"),
-    "tsan": ("-Og", "-g1", "-fsanitize=thread", "-DKF_EMU_TSAN", "-DKFI_SUM_GROUPS=32"),  # a thread of TSan's costs half a millisecond
+    "asan": (
+        cases.by_level("-O0", "-Og"),
+        "-g1",
+        "-fsanitize=address,undefined",
+        "-fno-sanitize-recover=undefined",
+        "-DKF_EMU_ASAN",
+    ),
+    "tsan": (
+        "-Og",
+        "-g1",
+        "-fsanitize=thread",
+        "-DKF_EMU_TSAN",
+        "-DKFI_SUM_GROUPS=32",
+    ),  # a thread of TSan's costs half a millisecond
 }
 # What every file includes, read once for all of them: half of what a file of few functions takes to compile.
-FIRST = "".join(f"#include <{name}>\n" for name in (
-    "cuda_runtime.h", "kf/core/map.cuh", "kf/core/row.cuh", "kf/core/reduce.cuh", "kf/ops/activations.cuh"))
+FIRST = "".join(
+    f"#include <{name}>\n"
+    for name in (
+        "cuda_runtime.h",
+        "kf/core/map.cuh",
+        "kf/core/row.cuh",
+        "kf/core/reduce.cuh",
+        "kf/ops/activations.cuh",
+    )
+)
 FORWARD, REVERSED, RANDOM = 0, 1, 2
 FILL = 1056  # KFI_MAP_FILL of kf/core/map_host.cuh
 
@@ -43,10 +90,26 @@ def flags(variant):
 
 def runtime(build_dir, variant):
     """The emulation itself, compiled. Sanitizers do not look into it."""
-    options = [f for f in flags(variant) if not f.startswith("-fsanitize") and not f.startswith("-fno-sanitize")]
-    command = ["g++", "-std=c++17", "-fPIC", f"-I{HERE}/include", f"-I{HERE}", *options, "-O2", "-c", str(HERE / "emu.cpp")]  # of -O's the last
+    options = [
+        f
+        for f in flags(variant)
+        if not f.startswith("-fsanitize") and not f.startswith("-fno-sanitize")
+    ]
+    command = [
+        "g++",
+        "-std=c++17",
+        "-fPIC",
+        f"-I{HERE}/include",
+        f"-I{HERE}",
+        *options,
+        "-O2",
+        "-c",
+        str(HERE / "emu.cpp"),
+    ]  # of -O's the last
     digest = hashlib.sha256(repr(command).encode())
-    for path in sorted([*HERE.glob("*.h"), *HERE.glob("*.cpp"), *HERE.glob("*.ld"), *HERE.glob("include/*.h")]):
+    for path in sorted(
+        [*HERE.glob("*.h"), *HERE.glob("*.cpp"), *HERE.glob("*.ld"), *HERE.glob("include/*.h")]
+    ):
         digest.update(path.read_bytes())
     build_dir = pathlib.Path(build_dir)
     build_dir.mkdir(parents=True, exist_ok=True)
@@ -64,19 +127,38 @@ def products(include, folder, variant, only=None):
     program = folder / variant
     if not program.exists():
         folders = [HERE / "include", HERE, HERE.parent / "support", *include]
-        words = *flags(variant), "-UKFI_GEMM_SMS", "-UKFI_GEMM_CLASS", "-Og", *(f"-I{d}" for d in folders)  # it runs longer than it is compiled
+        words = (
+            *flags(variant),
+            "-UKFI_GEMM_SMS",
+            "-UKFI_GEMM_CLASS",
+            "-Og",
+            *(f"-I{d}" for d in folders),
+        )  # it runs longer than it is compiled
         words += () if only is None else (f"-DONLY={ord(only[0]) if only else 0}",)
         sources = HERE / "gemm_words.cpp", runtime(kflib.ROOT / "build/tests/emu", variant)
-        subprocess.run(["g++", "-std=c++17", *words, *map(str, sources), "-o", str(program)], check=True)
+        subprocess.run(
+            ["g++", "-std=c++17", *words, *map(str, sources), "-o", str(program)], check=True
+        )
     return program
 
 
 def library(functions, build_dir, variant="plain", include=None, more=()):
     """A shared library of the launchers of `functions` that runs them here. more: further flags."""
-    own, include = ([HERE / "include", HERE, *(found or kflib.render(build_dir))] for found in (None, include))
-    same = kflib.closure(FIRST, include) == kflib.closure(FIRST, own)  # no fault is planted in them: that would be read for few files
-    return kflib.library("emu", functions, build_dir, [*flags(variant), *more], include=include, objects_=[runtime(build_dir, variant)],
-                         first=FIRST if same else "")
+    own, include = (
+        [HERE / "include", HERE, *(found or kflib.render(build_dir))] for found in (None, include)
+    )
+    same = kflib.closure(FIRST, include) == kflib.closure(
+        FIRST, own
+    )  # no fault is planted in them: that would be read for few files
+    return kflib.library(
+        "emu",
+        functions,
+        build_dir,
+        [*flags(variant), *more],
+        include=include,
+        objects_=[runtime(build_dir, variant)],
+        first=FIRST if same else "",
+    )
 
 
 def build(functions, build_dir, include=None, more=()):
@@ -86,15 +168,25 @@ def build(functions, build_dir, include=None, more=()):
 def sanitizer_environment(variant):
     """What a process needs that loads the library of a variant: the sanitizer first, which ends it with status 66."""
     name = {"asan": "libasan.so", "tsan": "libtsan.so"}[variant]
-    path = subprocess.run(["gcc", f"-print-file-name={name}"], check=True, capture_output=True, text=True).stdout.strip()
+    path = subprocess.run(
+        ["gcc", f"-print-file-name={name}"], check=True, capture_output=True, text=True
+    ).stdout.strip()
     options = "exitcode=66:detect_leaks=0"
-    return {"LD_PRELOAD": path, "ASAN_OPTIONS": options, "UBSAN_OPTIONS": options + ":print_stacktrace=1",
-            "TSAN_OPTIONS": options + ":history_size=0"}
+    return {
+        "LD_PRELOAD": path,
+        "ASAN_OPTIONS": options,
+        "UBSAN_OPTIONS": options + ":print_stacktrace=1",
+        "TSAN_OPTIONS": options + ":history_size=0",
+    }
 
 
 def fixed_addresses():
     """A prefix for commands under ThreadSanitizer, which cannot place its shadow where addresses are too random."""
-    return ["setarch", "-R"] if subprocess.run(["setarch", "-R", "true"], capture_output=True).returncode == 0 else []
+    return (
+        ["setarch", "-R"]
+        if subprocess.run(["setarch", "-R", "true"], capture_output=True).returncode == 0
+        else []
+    )
 
 
 class Emulator:
@@ -109,7 +201,9 @@ class Emulator:
     def set(self, **numbers):
         """order, sms, fill, failure, aborts: ints; seed: 64 bits."""
         for name, value in numbers.items():
-            (ctypes.c_uint64 if name == "seed" else ctypes.c_int).in_dll(self.dll, f"kf_emu_{name}").value = value
+            (ctypes.c_uint64 if name == "seed" else ctypes.c_int).in_dll(
+                self.dll, f"kf_emu_{name}"
+            ).value = value
 
     def forget(self):
         self.dll.kf_emu_forget()
@@ -149,7 +243,13 @@ class Memory(checks.CpuMemory):
                 first = result, back
             elif result != first[0] or not np.array_equal(back, first[1]):
                 at = np.flatnonzero(back != first[1])
-                where = f", from byte {at[0]} of the arena on" if at.size else f" ({self.emulator.report})"
-                raise checks.Failure(f"order {order}, seed {self.seed}, fill {fill}: returned {result}, {at.size} bytes differ from the first "
-                                     f"run's{where}")
+                where = (
+                    f", from byte {at[0]} of the arena on"
+                    if at.size
+                    else f" ({self.emulator.report})"
+                )
+                raise checks.Failure(
+                    f"order {order}, seed {self.seed}, fill {fill}: returned {result}, {at.size} bytes differ from the first "
+                    f"run's{where}"
+                )
         return first

@@ -21,7 +21,8 @@ typedef struct {
     const kft_tensor *tensor;
     int (*call)(void *const *p, const int64_t *n, void *workspace, size_t workspace_bytes);
     size_t (*workspace)(const int64_t *n); /* NULL: none */
-    const int64_t (*shapes[2])[KFT_SIZES]; /* small and large ones of its own family; NULL: those that all others have */
+    const int64_t (*shapes[2])[KFT_SIZES]; /* small and large ones of its own family; NULL: those
+                                              that all others have */
     int shape_counts[2];
 } kft_function;
 typedef struct {

@@ -5,7 +5,11 @@ import cases
 import hypothesis
 from hypothesis.internal.conjecture import providers
 
-COMMON = {"deadline": None, "print_blob": True, "suppress_health_check": list(hypothesis.HealthCheck)}
+COMMON = {
+    "deadline": None,
+    "print_blob": True,
+    "suppress_health_check": list(hypothesis.HealthCheck),
+}
 hypothesis.settings.register_profile("bounded", derandomize=True, database=None, **COMMON)
 hypothesis.settings.register_profile("long", **COMMON)
 hypothesis.settings.load_profile("bounded" if cases.LEVEL < 3 else "long")
@@ -18,4 +22,6 @@ if cases.LEVEL < 3:
 
 def examples(count, at_level_2=None):
     """Level 2 takes four times as many, where nothing else is said, level 3 fifty times."""
-    return hypothesis.settings(max_examples=(count, at_level_2 or 4 * count, 50 * count)[cases.LEVEL - 1])
+    return hypothesis.settings(
+        max_examples=(count, at_level_2 or 4 * count, 50 * count)[cases.LEVEL - 1]
+    )

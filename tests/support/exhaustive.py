@@ -45,12 +45,31 @@ def call(lib, f, inputs, sizes, scalars=None, drop=()):
 def run(lib, f, inputs, sizes, label="", drop=()):
     """Calls f and checks every element against the oracle's bound."""
     data = call(lib, f, inputs, sizes, drop=drop)
-    outputs = {a["name"]: data[a["name"]] for a in f["arguments"] if "kind" in a and a["role"] != "in"}
+    outputs = {
+        a["name"]: data[a["name"]] for a in f["arguments"] if "kind" in a and a["role"] != "in"
+    }
     kernel = checks.kernel_of(f["op"], tuple(f["dtypes"]), f["bwd"])
     kind = np.float64 if kernel.dtype.compute == "f64" else np.float32
-    env = {s.name: checks.spread(checks.to_float(data[s.name], s.dtype.word), sizes, s.kind) for s in kernel.operands}
-    checks.check(f, kernel, checks.spec().activations[f["activation"]], sizes, env, data, outputs,
-                 {k: float(kind(v)) for k, v in f["scalars"].items()}, 0, 0, 0.0, f"{f['cpu_name']} {label}".rstrip(), drop, kind)
+    env = {
+        s.name: checks.spread(checks.to_float(data[s.name], s.dtype.word), sizes, s.kind)
+        for s in kernel.operands
+    }
+    checks.check(
+        f,
+        kernel,
+        checks.spec().activations[f["activation"]],
+        sizes,
+        env,
+        data,
+        outputs,
+        {k: float(kind(v)) for k, v in f["scalars"].items()},
+        0,
+        0,
+        0.0,
+        f"{f['cpu_name']} {label}".rstrip(),
+        drop,
+        kind,
+    )
     return outputs
 
 
@@ -60,12 +79,27 @@ def run_all_values(lib, f):
     rng = np.random.default_rng(7)
     # Finite ones apart from the others: with those about, 0 * inf may be anything in a gradient.
     for label, x in zip(("finite", "not finite"), all_values(dtype)):
-        gradients = [np.ones(x.size), rng.standard_normal(x.size), np.exp2(rng.uniform(-10, 10, x.size))] if f["bwd"] else [None]
+        gradients = (
+            [np.ones(x.size), rng.standard_normal(x.size), np.exp2(rng.uniform(-10, 10, x.size))]
+            if f["bwd"]
+            else [None]
+        )
         for dout in gradients:
             inputs = {"x": x} if dout is None else {"x": x, "dout": checks.from_float(dout, dtype)}
             result = checks.result_of(f)
             run(lib, f, inputs, (x.size,), label, (result,) if result else ())
             if result:
                 act = checks.spec().activations[f["activation"]]
-                made = checks.oracle.act_value(act, checks.to_float(x, dtype), {k: float(np.float32(v)) for k, v in f["scalars"].items()})
-                run(lib, f, inputs | {result: checks.from_float(made, dtype)}, (x.size,), f"{label}, by the result", checks.instead_of(f))
+                made = checks.oracle.act_value(
+                    act,
+                    checks.to_float(x, dtype),
+                    {k: float(np.float32(v)) for k, v in f["scalars"].items()},
+                )
+                run(
+                    lib,
+                    f,
+                    inputs | {result: checks.from_float(made, dtype)},
+                    (x.size,),
+                    f"{label}, by the result",
+                    checks.instead_of(f),
+                )

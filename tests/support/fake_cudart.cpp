@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// CUDA's runtime as kf's runtime uses it, without a GPU: two devices over malloc, and streams that do nothing until somebody waits for
-// them, so that what is not ordered is seen. What a stream frees it fills with 0xDD first; copies from and to what is freed end the
-// process.
+// CUDA's runtime as kf's runtime uses it, without a GPU: two devices over malloc, and streams that
+// do nothing until somebody waits for them, so that what is not ordered is seen. What a stream
+// frees it fills with 0xDD first; copies from and to what is freed end the process.
 #include <cuda_runtime.h>
 
 #include <cstdio>
@@ -40,7 +40,8 @@ static CUstream_st defaults[2] = {{{}, 0, 0, 0}, {{}, 0, 0, 1}};
 static std::vector<CUstream_st *> streams;
 
 extern "C" {
-// For the test: how many pools live, what was called, and the call that is to fail (its number from now, 0: none).
+// For the test: how many pools live, what was called, and the call that is to fail (its number from
+// now, 0: none).
 int fake_pools() { return pools; }
 size_t fake_living() { return living.size(); } // allocations
 int fake_current() { return current; }
@@ -54,7 +55,7 @@ static cudaError_t called(const char *name)
     log_ += std::string(name) + " ";
     return failing && --failing == 0 ? cudaErrorUnknown : cudaSuccess;
 }
-#define CALLED                                                                                                                             \
+#define CALLED                                                                                     \
     if (const cudaError_t status = called(__func__)) return status
 static CUstream_st *of(cudaStream_t s) { return s ? s : &defaults[current]; }
 static void run(CUstream_st *s)
@@ -143,7 +144,8 @@ cudaError_t cudaFreeAsync(void *p, cudaStream_t s)
     of(s)->work.push_back([p] {
         const auto found = living.find((char *)p);
         if (found == living.end()) std::fprintf(stderr, "freed twice\n"), std::abort();
-        std::memset(p, 0xDD, found->second.bytes); // and left to the process: what is freed stays readable
+        std::memset(p, 0xDD,
+                    found->second.bytes); // and left to the process: what is freed stays readable
         found->second.pool->used -= found->second.bytes;
         living.erase(found);
     });
@@ -163,7 +165,8 @@ cudaError_t cudaDeviceGetStreamPriorityRange(int *least, int *greatest)
 cudaError_t cudaStreamCreateWithPriority(cudaStream_t *s, unsigned flags, int priority)
 {
     CALLED;
-    log_ += "(" + std::to_string(flags) + " " + std::to_string(priority) + " on " + std::to_string(current) + ") ";
+    log_ += "(" + std::to_string(flags) + " " + std::to_string(priority) + " on " +
+            std::to_string(current) + ") ";
     streams.push_back(*s = new CUstream_st{{}, flags, priority, current});
     return cudaSuccess;
 }
@@ -218,7 +221,8 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t s, cudaEvent_t e, unsigned)
 cudaError_t cudaStreamIsCapturing(cudaStream_t, cudaStreamCaptureStatus *status)
 {
     CALLED;
-    return *status = capturing ? cudaStreamCaptureStatusActive : cudaStreamCaptureStatusNone, cudaSuccess;
+    return *status = capturing ? cudaStreamCaptureStatusActive : cudaStreamCaptureStatusNone,
+           cudaSuccess;
 }
 cudaError_t cudaEventQuery(cudaEvent_t e)
 {
@@ -233,7 +237,8 @@ cudaError_t cudaEventSynchronize(cudaEvent_t e)
 cudaError_t cudaEventElapsedTime(float *ms, cudaEvent_t a, cudaEvent_t b)
 {
     CALLED;
-    return a->done != a->recorded || b->done != b->recorded ? last = cudaErrorNotReady : (*ms = 2.5f, cudaSuccess);
+    return a->done != a->recorded || b->done != b->recorded ? last = cudaErrorNotReady
+                                                            : (*ms = 2.5f, cudaSuccess);
 }
 cudaError_t cudaGetLastError()
 {
@@ -241,8 +246,8 @@ cudaError_t cudaGetLastError()
     return last = cudaSuccess, found;
 }
 
-cudaError_t cudaMemcpy2DAsync(void *to, size_t to_pitch, const void *from, size_t from_pitch, size_t width, size_t rows, cudaMemcpyKind,
-                              cudaStream_t s)
+cudaError_t cudaMemcpy2DAsync(void *to, size_t to_pitch, const void *from, size_t from_pitch,
+                              size_t width, size_t rows, cudaMemcpyKind, cudaStream_t s)
 {
     CALLED;
     if (to_pitch < width || from_pitch < width) return cudaErrorInvalidPitchValue;
@@ -256,9 +261,12 @@ cudaError_t cudaMemcpy2DAsync(void *to, size_t to_pitch, const void *from, size_
     });
     return cudaSuccess;
 }
-cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, cudaMemcpyKind, cudaStream_t s)
+cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, cudaMemcpyKind,
+                            cudaStream_t s)
 {
     CALLED;
-    of(s)->work.push_back([=] { check(to, bytes, "a write"), check(from, bytes, "a read"), std::memcpy(to, from, bytes); });
+    of(s)->work.push_back([=] {
+        check(to, bytes, "a write"), check(from, bytes, "a read"), std::memcpy(to, from, bytes);
+    });
     return cudaSuccess;
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A CUDA driver with one device of 9.0 whose memory is the host's. A kernel is found where its cubin has its name; a launch is
-// a line on stderr, and computes nothing.
+// A CUDA driver with one device of 9.0 whose memory is the host's. A kernel is found where its
+// cubin has its name; a launch is a line on stderr, and computes nothing.
 #include <cuda.h>
 #include <cstdio>
 #include <cstdlib>
@@ -13,7 +13,10 @@ struct module {
 
 extern "C" {
 CUresult cuInit(unsigned) { return CUDA_SUCCESS; }
-CUresult cuGetErrorString(CUresult, const char **text) { return *text = "as the test asked for", CUDA_SUCCESS; }
+CUresult cuGetErrorString(CUresult, const char **text)
+{
+    return *text = "as the test asked for", CUDA_SUCCESS;
+}
 CUresult cuDeviceGet(CUdevice *device, int) { return *device = 0, CUDA_SUCCESS; }
 CUresult cuDeviceGetCount(int *count) { return *count = 1, CUDA_SUCCESS; }
 CUresult cuDeviceGetAttribute(int *value, CUdevice_attribute what, CUdevice)
@@ -21,7 +24,10 @@ CUresult cuDeviceGetAttribute(int *value, CUdevice_attribute what, CUdevice)
     *value = what == CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR ? 9 : 0;
     return CUDA_SUCCESS;
 }
-CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice) { return *context = (CUcontext)1, CUDA_SUCCESS; }
+CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice)
+{
+    return *context = (CUcontext)1, CUDA_SUCCESS;
+}
 CUresult cuCtxSetCurrent(CUcontext) { return CUDA_SUCCESS; }
 CUresult cuCtxGetCurrent(CUcontext *context) { return *context = (CUcontext)1, CUDA_SUCCESS; }
 CUresult cuCtxGetDevice(CUdevice *device) { return *device = 0, CUDA_SUCCESS; }
@@ -33,15 +39,40 @@ CUresult cuMemAlloc(CUdeviceptr *memory, size_t size)
     std::memset((void *)*memory, 0x7f, size); // large numbers, which are no results
     return CUDA_SUCCESS;
 }
-CUresult cuMemAllocAsync(CUdeviceptr *memory, size_t size, CUstream) { return size >> 40 ? CUDA_ERROR_OUT_OF_MEMORY : cuMemAlloc(memory, size); }
-CUresult cuMemFreeAsync(CUdeviceptr memory, CUstream stream) { return std::fprintf(stderr, "free on %p\n", (void *)stream), std::free((void *)memory), CUDA_SUCCESS; }
-CUresult cuMemcpyHtoDAsync(CUdeviceptr to, const void *from, size_t size, CUstream) { return std::memcpy((void *)to, from, size), CUDA_SUCCESS; }
-CUresult cuStreamSynchronize(CUstream stream) { return std::fprintf(stderr, "wait for %p\n", (void *)stream), CUDA_SUCCESS; }
+CUresult cuMemAllocAsync(CUdeviceptr *memory, size_t size, CUstream)
+{
+    return size >> 40 ? CUDA_ERROR_OUT_OF_MEMORY : cuMemAlloc(memory, size);
+}
+CUresult cuMemFreeAsync(CUdeviceptr memory, CUstream stream)
+{
+    return std::fprintf(stderr, "free on %p\n", (void *)stream), std::free((void *)memory),
+           CUDA_SUCCESS;
+}
+CUresult cuMemcpyHtoDAsync(CUdeviceptr to, const void *from, size_t size, CUstream)
+{
+    return std::memcpy((void *)to, from, size), CUDA_SUCCESS;
+}
+CUresult cuStreamSynchronize(CUstream stream)
+{
+    return std::fprintf(stderr, "wait for %p\n", (void *)stream), CUDA_SUCCESS;
+}
 CUresult cuCtxSynchronize() { return std::fprintf(stderr, "wait for all\n"), CUDA_SUCCESS; }
-CUresult cuPointerGetAttribute(void *value, CUpointer_attribute, CUdeviceptr) { return *(int *)value = 0, CUDA_SUCCESS; }
-CUresult cuMemFree(CUdeviceptr memory) { return std::fprintf(stderr, "free at once\n"), std::free((void *)memory), CUDA_SUCCESS; }
-CUresult cuMemcpyHtoD(CUdeviceptr to, const void *from, size_t size) { return std::memcpy((void *)to, from, size), CUDA_SUCCESS; }
-CUresult cuMemcpyDtoH(void *to, CUdeviceptr from, size_t size) { return std::memcpy(to, (const void *)from, size), CUDA_SUCCESS; }
+CUresult cuPointerGetAttribute(void *value, CUpointer_attribute, CUdeviceptr)
+{
+    return *(int *)value = 0, CUDA_SUCCESS;
+}
+CUresult cuMemFree(CUdeviceptr memory)
+{
+    return std::fprintf(stderr, "free at once\n"), std::free((void *)memory), CUDA_SUCCESS;
+}
+CUresult cuMemcpyHtoD(CUdeviceptr to, const void *from, size_t size)
+{
+    return std::memcpy((void *)to, from, size), CUDA_SUCCESS;
+}
+CUresult cuMemcpyDtoH(void *to, CUdeviceptr from, size_t size)
+{
+    return std::memcpy(to, (const void *)from, size), CUDA_SUCCESS;
+}
 
 // An ELF file ends with its section headers.
 CUresult cuModuleLoadData(CUmodule *loaded, const void *image)
@@ -58,15 +89,20 @@ CUresult cuModuleLoadData(CUmodule *loaded, const void *image)
 CUresult cuModuleGetFunction(CUfunction *function, CUmodule loaded, const char *name)
 {
     const std::string section = std::string(".text.") + name;
-    if (((module *)loaded)->cubin.find(section.c_str(), 0, section.size() + 1) == std::string::npos) return CUDA_ERROR_NOT_FOUND;
+    if (((module *)loaded)->cubin.find(section.c_str(), 0, section.size() + 1) == std::string::npos)
+        return CUDA_ERROR_NOT_FOUND;
     *function = (CUfunction) new std::string(name);
     return CUDA_SUCCESS;
 }
-CUresult cuFuncGetAttribute(int *value, CUfunction_attribute, CUfunction) { return *value = 90, CUDA_SUCCESS; }
+CUresult cuFuncGetAttribute(int *value, CUfunction_attribute, CUfunction)
+{
+    return *value = 90, CUDA_SUCCESS;
+}
 CUresult cuFuncSetAttribute(CUfunction, CUfunction_attribute, int) { return CUDA_SUCCESS; }
 CUresult cuLaunchKernelEx(const CUlaunchConfig *c, CUfunction function, void **, void **)
 {
-    std::fprintf(stderr, "%s %u %u %u", ((std::string *)function)->c_str(), c->gridDimX, c->gridDimY, c->blockDimX);
+    std::fprintf(stderr, "%s %u %u %u", ((std::string *)function)->c_str(), c->gridDimX,
+                 c->gridDimY, c->blockDimX);
     if (c->hStream) std::fprintf(stderr, " on %p", (void *)c->hStream);
     std::fprintf(stderr, "\n");
     return CUDA_SUCCESS;

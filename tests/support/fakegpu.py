@@ -17,7 +17,13 @@ class FakeGpu:
         self.size, self.side = size, 1
         self.arenas = [np.zeros(size + 4096, np.uint8) for _ in range(2)]
         self.base, self.spare = (a.ctypes.data + -a.ctypes.data % 4096 for a in self.arenas)
-        self.is_busy, self.stuck, self.waiting, self.captured, self.found = False, False, [], None, [0, 0]
+        self.is_busy, self.stuck, self.waiting, self.captured, self.found = (
+            False,
+            False,
+            [],
+            None,
+            [0, 0],
+        )
         self.blocks = {}
         self.before = None  # the arena before the last call that nobody has waited for
 
@@ -102,11 +108,17 @@ class FakeGpu:
         unit = self.view(start, period * size)
         self.view(to, count * size)[:] = np.resize(unit, count * size)
 
-    def compare_periodic(self, a, kept, dropped, count, period, first, philox, threshold, size, stream=0):
+    def compare_periodic(
+        self, a, kept, dropped, count, period, first, philox, threshold, size, stream=0
+    ):
         want = np.resize(self.view(kept, period * size).reshape(-1, size), (count, size))
         if dropped:
             keep = checks.philox(*philox, first + count)[first:] >= threshold
-            want = np.where(keep[:, None], want, np.resize(self.view(dropped, period * size).reshape(-1, size), (count, size)))
+            want = np.where(
+                keep[:, None],
+                want,
+                np.resize(self.view(dropped, period * size).reshape(-1, size), (count, size)),
+            )
         wrong = np.flatnonzero((self.view(a, count * size).reshape(-1, size) != want).any(axis=1))
         self.found[0] += wrong.size
         self.found[1] = min([self.found[1], *wrong[:1]])
@@ -123,7 +135,9 @@ class FakeLib:
     def __init__(self, lib, gpu, fault=None):
         self.lib, self.gpu, self.fault, self.dll, self.calls = lib, gpu, fault, lib.dll, 0
         counts = ctypes.c_longlong * len(counting.CALLS)
-        self.counts = counts.in_dll(lib.dll, "kft_counts") if hasattr(lib.dll, "kft_counts") else counts()  # see COUNTERS
+        self.counts = (
+            counts.in_dll(lib.dll, "kft_counts") if hasattr(lib.dll, "kft_counts") else counts()
+        )  # see COUNTERS
 
     def workspace_bytes(self, f, sizes):
         return self.lib.workspace_bytes(f, sizes)
@@ -160,9 +174,15 @@ class FakeLib:
         elif self.fault == "does not wait for the call before":
             gpu.before = self.arena().copy()
         result = self.lib.call(f, given)
-        flaky = self.fault == "other bits" or self.fault == "other bits sometimes" and self.calls % 7 == 0
+        flaky = (
+            self.fault == "other bits"
+            or self.fault == "other bits sometimes"
+            and self.calls % 7 == 0
+        )
         if flaky or (self.fault == "depends on other rows" and given[f["sizes"][0]] == 1):
-            out = next(a for a in f["arguments"] if a["role"] in ("out", "sum") and given.get(a["name"]))
+            out = next(
+                a for a in f["arguments"] if a["role"] in ("out", "sum") and given.get(a["name"])
+            )
             gpu.view(given[out["name"]], 1)[0] ^= 1
         return result
 
@@ -176,6 +196,7 @@ class FakeLib:
             def replay():
                 self.arena()[:] = old
                 self.lib.call(f, given)
+
             gpu.captured.append(replay)
         else:
             gpu.captured.append(lambda: self.lib.call(f, given))

@@ -24,6 +24,10 @@ def some(faults):
 
 def named(names, backend="cpu"):
     """The functions of these names."""
-    found = [f for f in kflib.manifest()["functions"] if f["cpu_name" if backend == "cpu" else "name"] in names]
+    found = [
+        f
+        for f in kflib.manifest()["functions"]
+        if f["cpu_name" if backend == "cpu" else "name"] in names
+    ]
     assert len(found) == len(set(names))
     return found

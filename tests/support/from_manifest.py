@@ -3,11 +3,28 @@
 
 import math
 
-CTYPES = {"f32": "float", "f64": "double", "f16": "kf_f16", "bf16": "kf_bf16", "i32": "int32_t", "i64": "int64_t", "u8": "uint8_t"}
+CTYPES = {
+    "f32": "float",
+    "f64": "double",
+    "f16": "kf_f16",
+    "bf16": "kf_bf16",
+    "i32": "int32_t",
+    "i64": "int64_t",
+    "u8": "uint8_t",
+}
 # Arguments of a call on tensors that are plain values: how they are declared. Sizes come from the tensors, workspaces from a pool.
-VALUES = {"integer": "int64_t", "scalar": "double", "act_scalar": "double", "beta": "double", "probability": "double",
-          "seed": "uint64_t", "offset": "uint64_t",
-          "seed_at": "const uint64_t *", "offset_at": "const uint64_t *", "offset_add": "uint64_t"}
+VALUES = {
+    "integer": "int64_t",
+    "scalar": "double",
+    "act_scalar": "double",
+    "beta": "double",
+    "probability": "double",
+    "seed": "uint64_t",
+    "offset": "uint64_t",
+    "seed_at": "const uint64_t *",
+    "offset_at": "const uint64_t *",
+    "offset_add": "uint64_t",
+}
 
 
 def tensors(f, *roles):
@@ -16,16 +33,22 @@ def tensors(f, *roles):
 
 # ---- shapes ------------------------------------------------------------------------------------------------------
 
+
 def joined(f, shapes):
     """(the dimensions of all sizes, one after the other; which one is the axis), of {name: shape} of the tensors that say them between them."""
     count, known = {s: 1 for s, what in f["axes"]["sizes"].items() if isinstance(what, int)}, {}
     for name in f["axes"]["shaped_by"]:
-        factors, _, extents = zip(*(extent.rpartition(" * ") for extent in next(a["shape"] for a in tensors(f) if a["name"] == name)))
+        factors, _, extents = zip(
+            *(
+                extent.rpartition(" * ")
+                for extent in next(a["shape"] for a in tensors(f) if a["name"] == name)
+            )
+        )
         left = len(shapes[name]) - sum(count.get(size, 0) for size in extents)
         count |= {size: left for size in extents if size not in count}
         at = 0
         for factor, size in zip(factors, extents):
-            known[size] = tuple(n // int(factor or 1) for n in shapes[name][at:at + count[size]])
+            known[size] = tuple(n // int(factor or 1) for n in shapes[name][at : at + count[size]])
             at += count[size]
     return tuple(n for size in f["sizes"] for n in known[size]), count[f["sizes"][0]]
 
@@ -36,10 +59,20 @@ def sizes_of(f, shape, axis=None, groups=1):
     at = None if default is None else (default if axis is None else axis) % len(shape)
     if f["axes"]["shaped_by"]:
         shape, at = joined(f, shape)
-    found = {"all": lambda: math.prod(shape), "before": lambda: math.prod(shape[:at]), "axis": lambda: shape[at],
-             "after": lambda: math.prod(shape[at + 1:]), "between": lambda: math.prod(shape[at:-2]),
-             "one": lambda: 1, "groups": lambda: groups, "all but three": lambda: math.prod(shape[:-3])}
-    return {name: shape[what] if isinstance(what, int) else found[what]() for name, what in parts.items()}
+    found = {
+        "all": lambda: math.prod(shape),
+        "before": lambda: math.prod(shape[:at]),
+        "axis": lambda: shape[at],
+        "after": lambda: math.prod(shape[at + 1 :]),
+        "between": lambda: math.prod(shape[at:-2]),
+        "one": lambda: 1,
+        "groups": lambda: groups,
+        "all but three": lambda: math.prod(shape[:-3]),
+    }
+    return {
+        name: shape[what] if isinstance(what, int) else found[what]()
+        for name, what in parts.items()
+    }
 
 
 def extents(a, sizes):
@@ -53,28 +86,42 @@ def fake(f, sizes):
 
 # ---- prototypes --------------------------------------------------------------------------------------------------
 
+
 def fused(f):
     """The declaration of a call on tensors that chooses the dtypes' function itself."""
     words = ["kf_context_t *context"]
-    words += [f"{'const ' if a['role'] == 'in' else ''}kf_tensor_t *{a['name']}" for a in tensors(f)]
+    words += [
+        f"{'const ' if a['role'] == 'in' else ''}kf_tensor_t *{a['name']}" for a in tensors(f)
+    ]
     if {"axis", "after"} <= {str(part) for part in f["axes"]["sizes"].values()}:
         words.append("int64_t dimension")
     words += [f"int64_t {name}" for name, part in f["axes"]["sizes"].items() if part == "groups"]
     for a in f["arguments"]:
         if a["role"] in VALUES:
             words.append(f"{VALUES[a['role']]} {a['name']}".replace("* ", "*"))
-    name = "_".join(w for w in ("kf_fused", f["base"], "state" if f["state"] else "", "bwd" if f["bwd"] else "") if w)
+    name = "_".join(
+        w
+        for w in ("kf_fused", f["base"], "state" if f["state"] else "", "bwd" if f["bwd"] else "")
+        if w
+    )
     return f"kf_result_t {name}({', '.join([*words, 'kf_stream_t *stream'])});"
 
 
 # ---- a composition of calls --------------------------------------------------------------------------------------
 
+
 def literal(f, a, bytes_):
     """What a generated program gives for an argument that is no tensor."""
     if a["role"] in ("scalar", "integer", "act_scalar"):
         return repr(a["default"])
-    return {"size": a["name"], "strides": "NULL", "beta": "0", "probability": "0.5", "seed": "1", "offset": "2"}.get(a["role"]) or (
-        "arena" if a["ctype"] == "void *" else bytes_)
+    return {
+        "size": a["name"],
+        "strides": "NULL",
+        "beta": "0",
+        "probability": "0.5",
+        "seed": "1",
+        "offset": "2",
+    }.get(a["role"]) or ("arena" if a["ctype"] == "void *" else bytes_)
 
 
 def step(i, f, sizes):
@@ -83,36 +130,60 @@ def step(i, f, sizes):
     lines += [f"    const int64_t {name} = {sizes[name]};" for name in f["sizes"]]
     for a in tensors(f):
         count = " * ".join(f"({extent})" for extent in a["shape"])
-        lines.append(f"    {CTYPES[a['dtype']]} *{a['name']} = calloc((size_t)({count}), sizeof *{a['name']});")
+        lines.append(
+            f"    {CTYPES[a['dtype']]} *{a['name']} = calloc((size_t)({count}), sizeof *{a['name']});"
+        )
     words = [a["name"] if "kind" in a else literal(f, a, "bytes") for a in f["arguments"]]
     lines.append(f"    const kf_result_t result = {f['cpu_name']}({', '.join(words)});")
     lines += [f"    free({a['name']});" for a in tensors(f)]
     asked = f"{f['cpu_workspace']}({', '.join(str(sizes[s]) for s in f['workspace_arguments'])})"
-    return [*lines, "    return (int)result;", "}", f"static size_t bytes_{i}(void) {{ return {asked}; }}", ""]
+    return [
+        *lines,
+        "    return (int)result;",
+        "}",
+        f"static size_t bytes_{i}(void) {{ return {asked}; }}",
+        "",
+    ]
 
 
 def composition(calls):
     """A C program that makes calls [(function, sizes)] one after the other through one arena, as large as the largest of them asks for, and prints
     what each returns: with the arena, and with a byte less than it asks for. Fails if a byte behind the arena has changed."""
     headers = dict.fromkeys(f["header"] for f, _ in calls)
-    text = [f'#include "{h}.h"' for h in headers] + ["#include <stdio.h>", "#include <stdlib.h>", "#include <string.h>", ""]
+    text = [f'#include "{h}.h"' for h in headers] + [
+        "#include <stdio.h>",
+        "#include <stdlib.h>",
+        "#include <string.h>",
+        "",
+    ]
     for i, (f, sizes) in enumerate(calls):
         text += step(i, f, sizes)
     text += ["int main(void)", "{", "    size_t most = 0;"]
     text += [f"    if (bytes_{i}() > most) most = bytes_{i}();" for i in range(len(calls))]
-    text += ["    unsigned char *arena = aligned_alloc(256, (most / 256 + 2) * 256);", "    memset(arena, 0xa5, (most / 256 + 2) * 256);"]
+    text += [
+        "    unsigned char *arena = aligned_alloc(256, (most / 256 + 2) * 256);",
+        "    memset(arena, 0xa5, (most / 256 + 2) * 256);",
+    ]
     for i in range(len(calls)):
-        text.append(f'    printf("%zu %d %d\\n", bytes_{i}(), step_{i}(arena, most), step_{i}(arena, bytes_{i}() - 1));')
-    text += ["    for (size_t i = most; i < (most / 256 + 2) * 256; ++i)", "        if (arena[i] != 0xa5) return 1;"]
+        text.append(
+            f'    printf("%zu %d %d\\n", bytes_{i}(), step_{i}(arena, most), step_{i}(arena, bytes_{i}() - 1));'
+        )
+    text += [
+        "    for (size_t i = most; i < (most / 256 + 2) * 256; ++i)",
+        "        if (arena[i] != 0xa5) return 1;",
+    ]
     text += ["    free(arena);", "    return 0;", "}", ""]
     return "\n".join(text)
 
 
 # ---- formulas ----------------------------------------------------------------------------------------------------
 
+
 def evaluate(manifest, f, names, np, sp):
     """{output: array}: the formula's statements of NumPy. names: inputs, sizes and scalars."""
     names = dict(names)
     with np.errstate(all="ignore"):
-        exec("\n".join(manifest["statements"][f["statements"]]["numpy"]), {"np": np, "sp": sp}, names)
+        exec(
+            "\n".join(manifest["statements"][f["statements"]]["numpy"]), {"np": np, "sp": sp}, names
+        )
     return {a["name"]: names[a["name"]] for a in tensors(f, "out", "sum")}

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Kernels over kf/core/gemm.cuh with what stands at a result's place written by hand, as generated ones have it: for the emulation's test
-// and for a device's.
-//   one product      out = max(acc + bias, 0) + residual, pre = acc + bias; bias, residual and pre may be NULL
-//   two of one A     out = (acc0 + bias) * acc1
+// Kernels over kf/core/gemm.cuh with what stands at a result's place written by hand, as generated
+// ones have it: for the emulation's test and for a device's.
+//   one product      out = max(acc + bias, 0) + residual, pre = acc + bias; bias, residual and pre
+//   may be NULL two of one A     out = (acc0 + bias) * acc1
 #ifndef GEMM_KERNEL_CUH
 #define GEMM_KERNEL_CUH
 
@@ -35,19 +35,23 @@ struct ending {
 
 #ifdef KFI_DEVICE_PASS
 template <int type, int products>
-KFI_DEVICE void finish(const typename kfi_real<kfi_of_real(type)>::type (*acc)[vector_of(type)], const kfi_gemm_cell &cell, kf_i64 matrix,
-                       const ending &e)
+KFI_DEVICE void finish(const typename kfi_real<kfi_of_real(type)>::type (*acc)[vector_of(type)],
+                       const kfi_gemm_cell &cell, kf_i64 matrix, const ending &e)
 {
     typedef typename kfi_real<kfi_of_real(type)>::type real;
     typedef typename of_type<type>::stored stored;
     constexpr int vec = vector_of(type);
     real bias[vec] = {}, residual[vec] = {}, pre[vec], out[vec];
     if (e.bias) kfi_load_left<vec>(bias, (const stored *)e.bias + cell.col, cell.left, cell.whole);
-    if (e.residual) kfi_load_left<vec>(residual, (const stored *)e.residual + cell.row * e.residual_ld + cell.col, cell.left, cell.whole);
+    if (e.residual)
+        kfi_load_left<vec>(residual,
+                           (const stored *)e.residual + cell.row * e.residual_ld + cell.col,
+                           cell.left, cell.whole);
 #pragma unroll
     for (int i = 0; i < vec; ++i) {
         pre[i] = acc[0][i] + bias[i];
-        out[i] = products > 1 ? pre[i] * acc[products - 1][i] : (pre[i] < 0 ? 0 : pre[i]) + residual[i];
+        out[i] =
+            products > 1 ? pre[i] * acc[products - 1][i] : (pre[i] < 0 ? 0 : pre[i]) + residual[i];
     }
     const kf_i64 at = matrix * e.out_matrix + cell.row * e.out_ld + cell.col;
     if (e.pre) kfi_store_left<vec>((stored *)e.pre + at, pre, cell.left, cell.whole);
@@ -56,7 +60,8 @@ KFI_DEVICE void finish(const typename kfi_real<kfi_of_real(type)>::type (*acc)[v
 #endif
 
 template <int type, int tile, int layout, int products, int how>
-KFI_KERNEL void KFI_GEMM_BOUNDS(tile) product(kfi_gemm_side a, kfi_gemm_side b, kf_i64 a_matrix, kf_i64 b_matrix, ending e, kfi_gemm g)
+KFI_KERNEL void KFI_GEMM_BOUNDS(tile) product(kfi_gemm_side a, kfi_gemm_side b, kf_i64 a_matrix,
+                                              kf_i64 b_matrix, ending e, kfi_gemm g)
 {
 #ifdef KFI_DEVICE_PASS
     typedef typename kfi_real<kfi_of_real(type)>::type real;
@@ -64,7 +69,8 @@ KFI_KERNEL void KFI_GEMM_BOUNDS(tile) product(kfi_gemm_side a, kfi_gemm_side b, 
     kfi_begin();
     const kfi_gemm_at at = kfi_gemm_locate<tile, products>(g);
     a.p[0] = (const char *)a.p[0] + at.matrix * a_matrix * kfi_of_bytes(type);
-    for (int p = 0; p < products; ++p) b.p[p] = (const char *)b.p[p] + at.matrix * b_matrix * kfi_of_bytes(type);
+    for (int p = 0; p < products; ++p)
+        b.p[p] = (const char *)b.p[p] + at.matrix * b_matrix * kfi_of_bytes(type);
     real sums[kfi_tile_sums(tile)];
 #pragma unroll
     for (int i = 0; i < kfi_tile_sums(tile); ++i) sums[i] = 0;
@@ -82,7 +88,8 @@ KFI_KERNEL void KFI_GEMM_BOUNDS(tile) product(kfi_gemm_side a, kfi_gemm_side b, 
             if (!kfi_gemm_find<tile, products, vec>(&cell, number, turn, at, g)) continue;
             alignas(16) real acc[products][vec];
 #pragma unroll
-            for (int p = 0; p < products; ++p) kfi_gemm_take<tile, size, products, vec>(acc[p], cell, p);
+            for (int p = 0; p < products; ++p)
+                kfi_gemm_take<tile, size, products, vec>(acc[p], cell, p);
             finish<type, products>(acc, cell, at.matrix, e);
         }
         __syncwarp();
@@ -91,10 +98,12 @@ KFI_KERNEL void KFI_GEMM_BOUNDS(tile) product(kfi_gemm_side a, kfi_gemm_side b, 
 }
 
 template <int type, int layout, int products>
-KFI_KERNEL void KFI_RING_BOUNDS(KFI_TILE_TURNS) ring_product(ending e, kfi_gemm g, const __grid_constant__ kfi_gemm_maps maps)
+KFI_KERNEL void KFI_RING_BOUNDS(KFI_TILE_TURNS)
+    ring_product(ending e, kfi_gemm g, const __grid_constant__ kfi_gemm_maps maps)
 {
 #if defined(KFI_DEVICE_PASS) && KFI_HOPPER
-    constexpr int tile = type == KFI_OF_TF32 ? KFI_TILE_ROUNDED : KFI_TILE_TURNS, vec = vector_of(type);
+    constexpr int tile = type == KFI_OF_TF32 ? KFI_TILE_ROUNDED : KFI_TILE_TURNS,
+                  vec = vector_of(type);
     kfi_begin();
     kfi_ring ring = kfi_ring_begin<tile>();
     if (ring.group == 0) return kfi_ring_produce<tile, layout, products>(&ring, g, maps);
@@ -117,7 +126,8 @@ KFI_KERNEL void KFI_RING_BOUNDS(KFI_TILE_TURNS) ring_product(ending e, kfi_gemm 
                 if (!kfi_ring_find<tile, products, vec>(&cell, slab, vector, at, g)) continue;
                 alignas(16) float acc[products][vec];
 #pragma unroll
-                for (int p = 0; p < products; ++p) kfi_ring_take<products, vec>(acc[p], put, vector, p);
+                for (int p = 0; p < products; ++p)
+                    kfi_ring_take<products, vec>(acc[p], put, vector, p);
                 finish<type, products>(acc, cell, at.matrix, e);
             }
         }
@@ -127,12 +137,15 @@ KFI_KERNEL void KFI_RING_BOUNDS(KFI_TILE_TURNS) ring_product(ending e, kfi_gemm 
 
 // Of up to `wide` rows.
 template <int type, int layout, int products, int wide>
-KFI_KERNEL void KFI_FEW_BOUNDS few_product(ending e, kfi_gemm g, const __grid_constant__ kfi_gemm_maps maps)
+KFI_KERNEL void KFI_FEW_BOUNDS few_product(ending e, kfi_gemm g,
+                                           const __grid_constant__ kfi_gemm_maps maps)
 {
 #if defined(KFI_DEVICE_PASS) && KFI_HOPPER
-    const kfi_gemm_at at = kfi_gemm_locate<KFI_TILE_FEW, products>(g, blockIdx.x >> maps.share_bits);
+    const kfi_gemm_at at =
+        kfi_gemm_locate<KFI_TILE_FEW, products>(g, blockIdx.x >> maps.share_bits);
     const kfi_few own = kfi_few_begin<wide, layout, products>(at, maps);
-    if (threadIdx.x >= KFI_FEW_MULTIPLY) return kfi_few_produce<wide, layout, products>(own, at, maps);
+    if (threadIdx.x >= KFI_FEW_MULTIPLY)
+        return kfi_few_produce<wide, layout, products>(own, at, maps);
     float sums[wide / 2];
     kfi_few_multiply<type, wide, layout>(sums, own, maps);
     kfi_few_send<wide, products>(sums, own, maps);
@@ -150,7 +163,8 @@ KFI_KERNEL void KFI_FEW_BOUNDS few_product(ending e, kfi_gemm g, const __grid_co
 
 // Of floats, by wgmma.
 template <int type, int layout, int products>
-KFI_KERNEL void KFI_HALVES_BOUNDS halves_product(kfi_gemm_side a, kfi_gemm_side b, kf_i64 a_matrix, kf_i64 b_matrix, ending e, kfi_gemm g,
+KFI_KERNEL void KFI_HALVES_BOUNDS halves_product(kfi_gemm_side a, kfi_gemm_side b, kf_i64 a_matrix,
+                                                 kf_i64 b_matrix, ending e, kfi_gemm g,
                                                  const __grid_constant__ kfi_gemm_maps maps)
 {
 #if defined(KFI_DEVICE_PASS) && KFI_HOPPER
@@ -179,9 +193,13 @@ KFI_KERNEL void KFI_HALVES_BOUNDS halves_product(kfi_gemm_side a, kfi_gemm_side 
                 kfi_halves_find<products>(&cell, slab, vector, at, g);
                 if (cell.left <= 0) continue;
                 alignas(16) float acc[products][4];
-                for (int p = 0; p < products; ++p) kfi_halves_take<layout, products, parts>(acc[p], own, cell, p, of_a, of_b, at, maps.terms);
+                for (int p = 0; p < products; ++p)
+                    kfi_halves_take<layout, products, parts>(acc[p], own, cell, p, of_a, of_b, at,
+                                                             maps.terms);
                 if (g.splits > 1)
-                    for (int p = 0; p < products; ++p) kfi_store<16>(kfi_gemm_part<4, products, 4>(cell, at.matrix, at.split, p, g), acc[p]);
+                    for (int p = 0; p < products; ++p)
+                        kfi_store<16>(
+                            kfi_gemm_part<4, products, 4>(cell, at.matrix, at.split, p, g), acc[p]);
                 else
                     finish<KFI_OF_F32, products>(acc, cell, at.matrix, e);
             }
@@ -191,7 +209,8 @@ KFI_KERNEL void KFI_HALVES_BOUNDS halves_product(kfi_gemm_side a, kfi_gemm_side 
 #endif
 }
 
-template <int type, int products> KFI_KERNEL void KFI_BOUNDS(KFI_JOIN_THREADS) joint(ending e, kfi_gemm g)
+template <int type, int products>
+KFI_KERNEL void KFI_BOUNDS(KFI_JOIN_THREADS) joint(ending e, kfi_gemm g)
 {
 #ifdef KFI_DEVICE_PASS
     typedef typename kfi_real<kfi_of_real(type)>::type real;
@@ -202,7 +221,8 @@ template <int type, int products> KFI_KERNEL void KFI_BOUNDS(KFI_JOIN_THREADS) j
     if (!kfi_gemm_find_joint<vec>(&cell, &matrix, g)) return;
     alignas(16) real acc[products][vec];
 #pragma unroll
-    for (int p = 0; p < products; ++p) kfi_gemm_join<size, products, vec>(acc[p], cell, matrix, p, g);
+    for (int p = 0; p < products; ++p)
+        kfi_gemm_join<size, products, vec>(acc[p], cell, matrix, p, g);
     finish<type, products>(acc, cell, matrix, e);
 #endif
 }

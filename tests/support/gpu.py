@@ -22,10 +22,16 @@ VOID, SIZE, INT, LONG = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c
 
 def build_helpers(folder, flags=("-O2", "-arch=native")):
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"libkfg_{hashlib.sha256(HELPERS.read_bytes() + repr(flags).encode()).hexdigest()[:16]}.so"
+    path = (
+        folder
+        / f"libkfg_{hashlib.sha256(HELPERS.read_bytes() + repr(flags).encode()).hexdigest()[:16]}.so"
+    )
     if not path.exists():
         work = path.with_suffix(f".{os.getpid()}")
-        subprocess.run(["nvcc", *flags, "-Xcompiler", "-fPIC", "-shared", str(HELPERS), "-o", str(work)], check=True)
+        subprocess.run(
+            ["nvcc", *flags, "-Xcompiler", "-fPIC", "-shared", str(HELPERS), "-o", str(work)],
+            check=True,
+        )
         os.replace(work, path)
     return ctypes.CDLL(str(path))
 
@@ -55,7 +61,9 @@ class Gpu:
 
     def check(self, status, what):
         if status != 0:
-            raise RuntimeError(f"{what}: CUDA error {status}: {self.rt.cudaGetErrorString(status).decode()}")
+            raise RuntimeError(
+                f"{what}: CUDA error {status}: {self.rt.cudaGetErrorString(status).decode()}"
+            )
 
     def call(self, name, *arguments):
         self.check(getattr(self.rt, name)(*arguments), name)
@@ -80,12 +88,26 @@ class Gpu:
 
     def upload(self, image, stream=0, to=None):
         """Through pinned memory on `stream`, which is finished when this returns."""
-        self.pinned[:image.size] = image
-        self.call("cudaMemcpyAsync", VOID(to or self.base), VOID(self.pinned.ctypes.data), SIZE(image.size), 1, VOID(stream))
+        self.pinned[: image.size] = image
+        self.call(
+            "cudaMemcpyAsync",
+            VOID(to or self.base),
+            VOID(self.pinned.ctypes.data),
+            SIZE(image.size),
+            1,
+            VOID(stream),
+        )
         self.finish(stream)
 
     def download(self, count, stream=0, start=None):
-        self.call("cudaMemcpyAsync", VOID(self.pinned.ctypes.data), VOID(start or self.base), SIZE(count), 2, VOID(stream))
+        self.call(
+            "cudaMemcpyAsync",
+            VOID(self.pinned.ctypes.data),
+            VOID(start or self.base),
+            SIZE(count),
+            2,
+            VOID(stream),
+        )
         self.finish(stream)
         return self.pinned[:count].copy()
 
@@ -100,11 +122,25 @@ class Gpu:
         """run on a stream alone: copies and call are in its queue before it is waited for."""
         half, count = self.size // 2, image.size
         self.pinned[:count] = image
-        self.call("cudaMemcpyAsync", VOID(self.base), VOID(self.pinned.ctypes.data), SIZE(count), 1, VOID(stream))
+        self.call(
+            "cudaMemcpyAsync",
+            VOID(self.base),
+            VOID(self.pinned.ctypes.data),
+            SIZE(count),
+            1,
+            VOID(stream),
+        )
         result = call(self.base)
-        self.call("cudaMemcpyAsync", VOID(self.pinned.ctypes.data + half), VOID(self.base), SIZE(count), 2, VOID(stream))
+        self.call(
+            "cudaMemcpyAsync",
+            VOID(self.pinned.ctypes.data + half),
+            VOID(self.base),
+            SIZE(count),
+            2,
+            VOID(stream),
+        )
         self.finish(stream, seconds)
-        return result, self.pinned[half:half + count].copy()
+        return result, self.pinned[half : half + count].copy()
 
     def copy(self, to, start, count, stream=0):
         self.call("cudaMemcpyAsync", VOID(to), VOID(start), SIZE(count), 3, VOID(stream))
@@ -145,7 +181,9 @@ class Gpu:
         try:
             yield
             if self.is_done(0):
-                raise RuntimeError("the kernel on the default stream has ended early: nothing is proven")
+                raise RuntimeError(
+                    "the kernel on the default stream has ended early: nothing is proven"
+                )
         finally:
             self.flag.value = 1
             self.synchronize()
@@ -160,7 +198,9 @@ class Gpu:
         graph, ready = VOID(), VOID()
         self.call("cudaStreamEndCapture", VOID(stream), ctypes.byref(graph))
         try:
-            self.call("cudaGraphInstantiateWithFlags", ctypes.byref(ready), graph, ctypes.c_ulonglong(0))
+            self.call(
+                "cudaGraphInstantiateWithFlags", ctypes.byref(ready), graph, ctypes.c_ulonglong(0)
+            )
         finally:
             self.rt.cudaGraphDestroy(graph)
         return ready.value
@@ -174,7 +214,9 @@ class Gpu:
     # comparisons on the device
 
     def repeat(self, to, start, count, period, size, stream=0):
-        self.help("kfg_repeat", VOID(to), VOID(start), LONG(count), LONG(period), size, VOID(stream))
+        self.help(
+            "kfg_repeat", VOID(to), VOID(start), LONG(count), LONG(period), size, VOID(stream)
+        )
 
     def begin_comparison(self, stream=0):
         self.fill(self.found, 0, 8, stream)
@@ -183,10 +225,25 @@ class Gpu:
     def compare(self, a, b, count, stream=0):
         self.help("kfg_differ", VOID(a), VOID(b), LONG(count), VOID(self.found), VOID(stream))
 
-    def compare_periodic(self, a, kept, dropped, count, period, first, philox, threshold, size, stream=0):
+    def compare_periodic(
+        self, a, kept, dropped, count, period, first, philox, threshold, size, stream=0
+    ):
         seed, offset = map(ctypes.c_ulonglong, philox)
-        self.help("kfg_differ_periodic", VOID(a), VOID(kept), VOID(dropped), LONG(count), LONG(period), LONG(first), seed, offset,
-                  ctypes.c_uint(threshold), size, VOID(self.found), VOID(stream))
+        self.help(
+            "kfg_differ_periodic",
+            VOID(a),
+            VOID(kept),
+            VOID(dropped),
+            LONG(count),
+            LONG(period),
+            LONG(first),
+            seed,
+            offset,
+            ctypes.c_uint(threshold),
+            size,
+            VOID(self.found),
+            VOID(stream),
+        )
 
     def differences(self, stream=0):
         """(how many, the first) of the comparisons since begin_comparison."""

@@ -50,7 +50,9 @@ def view(address, size):
 
 class Guarded:
     def __init__(self):
-        self.slots = [Slot() for _ in range(limits.TENSORS + 2)]  # beside tensors a state, and a workspace
+        self.slots = [
+            Slot() for _ in range(limits.TENSORS + 2)
+        ]  # beside tensors a state, and a workspace
 
     def run(self, lib, f, call, at_end):
         """{output: array} of one call."""
@@ -66,14 +68,20 @@ class Guarded:
         if f["state"]:
             state = next(slots)
             given |= checks.state_at(state.place(16, at_end))
-            view(given["seed"], 16)[:] = call.image[call.state:call.state + 16]
+            view(given["seed"], 16)[:] = call.image[call.state : call.state + 16]
             state.freeze()
         if call.workspace:
             given["workspace"] = next(slots).place(call.workspace, at_end, 256)
         if lib.call(f, given) != 0:
             raise checks.Failure(f"{call.where}: refused ({lib.detail})")
-        return {name: view(where[name], call.data[name].nbytes).copy().view(call.data[name].dtype).reshape(call.data[name].shape)
-                for name, a in call.tensors.items() if a["role"] != "in"}
+        return {
+            name: view(where[name], call.data[name].nbytes)
+            .copy()
+            .view(call.data[name].dtype)
+            .reshape(call.data[name].shape)
+            for name, a in call.tensors.items()
+            if a["role"] != "in"
+        }
 
 
 def in_child(work):
@@ -96,7 +104,9 @@ def in_child(work):
         notes = pipe.read().splitlines()
     status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     if status < 0:
-        raise checks.Failure(f"killed by signal {-status} in {notes[-1] if notes else 'its beginning'}")
+        raise checks.Failure(
+            f"killed by signal {-status} in {notes[-1] if notes else 'its beginning'}"
+        )
     if status:
         raise checks.Failure(notes[-1])
     return notes

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Kernels of one instruction of kf/core/hopper.cuh and wgmma.cuh each, or of the few that belong together: for the emulation's test and
-// for a GPU's.
+// Kernels of one instruction of kf/core/hopper.cuh and wgmma.cuh each, or of the few that belong
+// together: for the emulation's test and for a GPU's.
 #ifndef HOPPER_KERNELS_CUH
 #define HOPPER_KERNELS_CUH
 
@@ -43,7 +43,8 @@ KFI_KERNEL void bulk(const float *in, float *out, int bytes)
 #endif
 }
 
-// A box to shared memory, whose bytes are told as they lie there, and from there to another tensor. depth: coordinates of it are three.
+// A box to shared memory, whose bytes are told as they lie there, and from there to another tensor.
+// depth: coordinates of it are three.
 KFI_KERNEL void box(MAP from, MAP to, const int *where, int bytes, int deep, unsigned short *seen)
 {
 #if KFI_HOPPER
@@ -57,7 +58,8 @@ KFI_KERNEL void box(MAP from, MAP to, const int *where, int bytes, int deep, uns
             kfi_tma_load(at, &from, bar, where[0], where[1]);
     }
     kfi_mbar_wait(bar, 0);
-    for (int i = threadIdx.x; i < bytes / 2; i += blockDim.x) seen[i] = ((const unsigned short *)memory)[i];
+    for (int i = threadIdx.x; i < bytes / 2; i += blockDim.x)
+        seen[i] = ((const unsigned short *)memory)[i];
     kfi_async_fence();
     __syncthreads();
     if (threadIdx.x == 0) {
@@ -72,18 +74,22 @@ KFI_KERNEL void box(MAP from, MAP to, const int *where, int bytes, int deep, uns
 #endif
 }
 
-// d [64][n] = a . b of a depth of 64. a is [64 rows][64], or transposed [64][64 rows]; b likewise, of n rows. Registers have a as it is.
+// d [64][n] = a . b of a depth of 64. a is [64 rows][64], or transposed [64][64 rows]; b likewise,
+// of n rows. Registers have a as it is.
 template <int n, int type, int transposed_a, int transposed_b, int registers>
 KFI_KERNEL void product(MAP a, MAP b, const unsigned short *plain, float *d, int add)
 {
 #if KFI_HOPPER
     char *const memory = kfi_dynamic();
-    const unsigned of_a = kfi_window(memory), of_b = of_a + 8192, bar = open_bars(memory, 8192 + n * 128, 1);
+    const unsigned of_a = kfi_window(memory), of_b = of_a + 8192,
+                   bar = open_bars(memory, 8192 + n * 128, 1);
     const int t = (int)threadIdx.x, row = t / 32 * 16 + t % 32 / 4, col = t % 4 * 2;
     if (t == 0) {
         kfi_mbar_expect(bar, (registers ? 0 : 8192) + n * 128);
         if (!registers) kfi_tma_load(of_a, &a, bar, 0, 0);
-        for (int i = 0; i < n / 64; ++i) kfi_tma_load(of_b + i * 8192, &b, bar, transposed_b ? 64 * i : 0, transposed_b ? 0 : 64 * i);
+        for (int i = 0; i < n / 64; ++i)
+            kfi_tma_load(of_b + i * 8192, &b, bar, transposed_b ? 64 * i : 0,
+                         transposed_b ? 0 : 64 * i);
     }
     float sums[n / 2];
 #pragma unroll
@@ -93,17 +99,20 @@ KFI_KERNEL void product(MAP a, MAP b, const unsigned short *plain, float *d, int
     for (int q = 0; q < 4; ++q)
 #pragma unroll
         for (int j = 0; j < 4; ++j) {
-            const unsigned short *const at = plain + (row + j % 2 * 8) * 64 + q * 16 + col + j / 2 * 8;
+            const unsigned short *const at =
+                plain + (row + j % 2 * 8) * 64 + q * 16 + col + j / 2 * 8;
             own[q][j] = at[0] | (unsigned)at[1] << 16;
         }
     kfi_mbar_wait(bar, 0);
     kfi_wgmma_fence();
 #pragma unroll
     for (int q = 0; q < 4; ++q) {
-        const unsigned long long left = transposed_a ? kfi_wgmma_operand(of_a + q * 2048, 8192, 1024)
-                                                     : kfi_wgmma_operand(of_a + q * 32, 0, 1024),
-                                 right = transposed_b ? kfi_wgmma_operand(of_b + q * 2048, 8192, 1024)
-                                                      : kfi_wgmma_operand(of_b + q * 32, 0, 1024);
+        const unsigned long long left = transposed_a
+                                            ? kfi_wgmma_operand(of_a + q * 2048, 8192, 1024)
+                                            : kfi_wgmma_operand(of_a + q * 32, 0, 1024),
+                                 right = transposed_b
+                                             ? kfi_wgmma_operand(of_b + q * 2048, 8192, 1024)
+                                             : kfi_wgmma_operand(of_b + q * 32, 0, 1024);
         if (registers)
             kfi_wgmma_registers<n, type, transposed_b>(sums, own[q], right, add || q > 0);
         else
@@ -154,7 +163,8 @@ KFI_KERNEL void cluster(MAP map, float *out, int blocks)
     kfi_cluster_wait();
     if (threadIdx.x == 0) {
         kfi_tma_multicast(at + 1024 * rank, &map, came, 0, 8 * rank, (1u << blocks) - 1);
-        for (int other = 0; other < blocks; ++other) kfi_store_remote(kfi_mapa(at + 8192 + 4 * rank, other), 10 * rank + other);
+        for (int other = 0; other < blocks; ++other)
+            kfi_store_remote(kfi_mapa(at + 8192 + 4 * rank, other), 10 * rank + other);
     }
     kfi_cluster_arrive();
     kfi_cluster_wait();
@@ -162,16 +172,19 @@ KFI_KERNEL void cluster(MAP map, float *out, int blocks)
     kfi_mbar_wait(bar, 0);
     kfi_mbar_wait(came, 0);
     float sum = 0;
-    for (int i = threadIdx.x; i < 512 * blocks; i += blockDim.x) sum += (float)((const unsigned short *)memory)[i];
+    for (int i = threadIdx.x; i < 512 * blocks; i += blockDim.x)
+        sum += (float)((const unsigned short *)memory)[i];
     float *const own = out + (rank * blockDim.x + threadIdx.x) * 2;
     own[0] = sum;
-    own[1] = (int)threadIdx.x < blocks ? (float)((const unsigned *)(memory + 8192))[threadIdx.x] : 0;
+    own[1] =
+        (int)threadIdx.x < blocks ? (float)((const unsigned *)(memory + 8192))[threadIdx.x] : 0;
     kfi_cluster_arrive();
     kfi_cluster_wait();
 #endif
 }
 
-// A ring of two stages of 1,024 bytes: a warpgroup without registers loads, two others take turns at what came, and add it up.
+// A ring of two stages of 1,024 bytes: a warpgroup without registers loads, two others take turns
+// at what came, and add it up.
 KFI_KERNEL void KFI_BOUNDS(384, 1) roles(const unsigned *in, unsigned *out, int count)
 {
 #if KFI_HOPPER
@@ -201,7 +214,8 @@ KFI_KERNEL void KFI_BOUNDS(384, 1) roles(const unsigned *in, unsigned *out, int 
     for (int i = group - 1; i < count; i += 2) {
         kfi_named_sync<256>(group);
         kfi_mbar_wait(full + 8 * (i % 2), i / 2 % 2);
-        sum += (i + 1) * (((const unsigned *)memory)[256 * (i % 2) + t] + ((const unsigned *)memory)[256 * (i % 2) + 128 + t]);
+        sum += (i + 1) * (((const unsigned *)memory)[256 * (i % 2) + t] +
+                          ((const unsigned *)memory)[256 * (i % 2) + 128 + t]);
         kfi_mbar_arrive(empty + 8 * (i % 2));
         kfi_named_arrive<256>(3 - group);
     }
@@ -243,10 +257,12 @@ KFI_KERNEL void misuse(MAP map, float *out, int how)
         if (how != NOT_MADE) kfi_mbar_made();
     }
     __syncthreads();
-    if (how == NO_WGMMA_FENCE || how == SUMS_TOO_SOON || how == NOT_WAITED || how == STAGE_TOO_SOON) {
+    if (how == NO_WGMMA_FENCE || how == SUMS_TOO_SOON || how == NOT_WAITED ||
+        how == STAGE_TOO_SOON) {
         float sums[32] = {};
         if (how != NO_WGMMA_FENCE) kfi_wgmma_fence();
-        kfi_wgmma<64, KFI_OF_BF16>(sums, kfi_wgmma_operand(at, 0, 1024), kfi_wgmma_operand(at, 0, 1024), 1);
+        kfi_wgmma<64, KFI_OF_BF16>(sums, kfi_wgmma_operand(at, 0, 1024),
+                                   kfi_wgmma_operand(at, 0, 1024), 1);
         kfi_wgmma_commit();
         if (how == NOT_WAITED) return;
         if (how == SUMS_TOO_SOON) sums[0] = 1;
@@ -270,7 +286,8 @@ KFI_KERNEL void misuse(MAP map, float *out, int how)
         kfi_mbar_wait(bar, 0);
         kfi_mbar_wait(bar, 0);
     }
-    if (how == NOT_COMMITTED || how == ODD_BYTES) kfi_bulk_store(out, at, how == ODD_BYTES ? 24 : 64);
+    if (how == NOT_COMMITTED || how == ODD_BYTES)
+        kfi_bulk_store(out, at, how == ODD_BYTES ? 24 : 64);
     if (how == HALF_A_BARRIER) kfi_named_sync<64>(3);
     if (how == NO_BARRIER) kfi_mbar_wait(at + 512, 0);
     if (how == NO_BLOCK) kfi_store_remote(at + 0x1000000, 0);

@@ -14,19 +14,41 @@ HEADER = kflib.ROOT / "tests/support/counting_cuda.h"
 
 
 class Launches(ctypes.Structure):
-    _fields_ = [("count", ctypes.c_longlong), ("status", ctypes.c_int), ("grid", ctypes.c_uint * 3), ("block", ctypes.c_uint * 3),
-                ("shared_bytes", ctypes.c_longlong), ("stream", ctypes.c_void_p), ("kernel", ctypes.c_void_p),
-                ("current", ctypes.c_int), ("own", ctypes.c_int), ("capturing", ctypes.c_int),
-                ("raised", ctypes.c_int), ("raised_of", ctypes.c_void_p)]
+    _fields_ = [
+        ("count", ctypes.c_longlong),
+        ("status", ctypes.c_int),
+        ("grid", ctypes.c_uint * 3),
+        ("block", ctypes.c_uint * 3),
+        ("shared_bytes", ctypes.c_longlong),
+        ("stream", ctypes.c_void_p),
+        ("kernel", ctypes.c_void_p),
+        ("current", ctypes.c_int),
+        ("own", ctypes.c_int),
+        ("capturing", ctypes.c_int),
+        ("raised", ctypes.c_int),
+        ("raised_of", ctypes.c_void_p),
+    ]
 
 
 def build(functions, build_dir, architecture=900, flags=()):
     """The launchers, as kflib.build gives them; `seen` is what was launched last, and how often in all. architecture: what nvcc
     would be compiling for."""
-    flags = (*flags, "-O0", "-std=c++17", "-x", "c++", "-D__launch_bounds__(...)=", f"-D__CUDA_ARCH_LIST__={architecture}",
-             f"-DKFT_ARCHITECTURE={architecture}",
-             "-DKFI_DEVICE=static inline __attribute__((unused))",
-             "-isystem", str(toolkit.include()), "-include", str(HEADER), f"-DKFT_RUNTIME={zlib.crc32(HEADER.read_bytes())}")
+    flags = (
+        *flags,
+        "-O0",
+        "-std=c++17",
+        "-x",
+        "c++",
+        "-D__launch_bounds__(...)=",
+        f"-D__CUDA_ARCH_LIST__={architecture}",
+        f"-DKFT_ARCHITECTURE={architecture}",
+        "-DKFI_DEVICE=static inline __attribute__((unused))",
+        "-isystem",
+        str(toolkit.include()),
+        "-include",
+        str(HEADER),
+        f"-DKFT_RUNTIME={zlib.crc32(HEADER.read_bytes())}",
+    )
     lib = kflib.build("cuda", functions, build_dir, flags, compiler="g++", link=OWN)
     lib.seen = Launches.in_dll(lib.dll, "kft_seen")
     return lib

@@ -17,7 +17,10 @@ def cut(array, wanted):
 def same(a, b, dtype):
     """All bits, but those of numbers that are none."""
     x, y = (storage.to_float(v, dtype) for v in (a, b))
-    return np.array_equal(np.where(np.isnan(x), -1, a.view(f"i{a.itemsize}")), np.where(np.isnan(y), -1, b.view(f"i{b.itemsize}")))
+    return np.array_equal(
+        np.where(np.isnan(x), -1, a.view(f"i{a.itemsize}")),
+        np.where(np.isnan(y), -1, b.view(f"i{b.itemsize}")),
+    )
 
 
 def results(lib, memory, f, whole, rows, shift):
@@ -47,13 +50,19 @@ def check(f, ways, cols=24, depth=1032, several=ROWS):
     for what, lib, memory, shift, before, multiprocessors in ways:
         before()
         first = {} if floats else first
-        whole = checks.Layout(lib, f, (1, several[0], *((depth, cols) if f["bwd"] else (cols, depth))))
+        whole = checks.Layout(
+            lib, f, (1, several[0], *((depth, cols) if f["bwd"] else (cols, depth)))
+        )
         for rows in several:
             for name, got in results(lib, memory, f, whole, rows, shift).items():
                 argument = whole.tensors[name]
                 if whole.data[name].shape == got.shape and rows != several[0]:
                     continue  # a sum over rows
                 by_parts = argument["role"] == "sum" and argument.get("kind") != "right"
-                want = cut(first.setdefault((name, multiprocessors if by_parts else 0), got), got.shape)
+                want = cut(
+                    first.setdefault((name, multiprocessors if by_parts else 0), got), got.shape
+                )
                 if not same(want, got, argument["dtype"]):
-                    raise checks.Failure(f"{f['name']}: {name} of {rows} rows {what}: other bits than of {several[0]}")
+                    raise checks.Failure(
+                        f"{f['name']}: {name} of {rows} rows {what}: other bits than of {several[0]}"
+                    )

@@ -24,8 +24,14 @@ from kfgen import manifest as manifests  # noqa: E402
 from kfgen import spec as specs  # noqa: E402
 from kfgen.render import Renderer, Selection, write_all  # noqa: E402
 
-CTYPES = {"int64_t": ctypes.c_int64, "uint64_t": ctypes.c_uint64, "float": ctypes.c_float, "double": ctypes.c_double, "size_t": ctypes.c_size_t,
-          "kf_activation_t": ctypes.c_int32}
+CTYPES = {
+    "int64_t": ctypes.c_int64,
+    "uint64_t": ctypes.c_uint64,
+    "float": ctypes.c_float,
+    "double": ctypes.c_double,
+    "size_t": ctypes.c_size_t,
+    "kf_activation_t": ctypes.c_int32,
+}
 SIZE = {"f32": 4, "f16": 2, "bf16": 2, "f64": 8, "i32": 4, "i64": 8, "u8": 1}
 CPU_FLAGS = ("-O3", "-march=native", "-fopenmp")
 CUDA_FLAGS = ("-O3", "-arch=sm_90")
@@ -38,9 +44,16 @@ FEW = 12  # functions at least of a file that a host's compiler reads: of one op
 def _generator():
     """Of the generator's sources: the same headers and the same manifest come from the same."""
     digest = hashlib.sha256()
-    sources = [p for d in ("gen", "templates") for p in (ROOT / d).rglob("*") if p.suffix in (".py", ".toml", ".j2")]
+    sources = [
+        p
+        for d in ("gen", "templates")
+        for p in (ROOT / d).rglob("*")
+        if p.suffix in (".py", ".toml", ".j2")
+    ]
     for path in sorted([*sources, ROOT / "include/kf/core/version.h"]):
-        digest.update(f"{path.relative_to(ROOT)} {len(path.read_bytes())}\n".encode() + path.read_bytes())
+        digest.update(
+            f"{path.relative_to(ROOT)} {len(path.read_bytes())}\n".encode() + path.read_bytes()
+        )
     return digest.hexdigest()[:16]
 
 
@@ -69,7 +82,9 @@ def manifest(specs_=(), together=False):
     """together: user specs as if they were kf's own; otherwise as `kfgen render --spec` writes them, beside installed headers."""
     if not specs_:
         return _own_manifest()
-    return manifests.build(Selection(specs.load(specs_)), None if together else specs.user_stem(specs_))
+    return manifests.build(
+        Selection(specs.load(specs_)), None if together else specs.user_stem(specs_)
+    )
 
 
 def write(selection, out, user=None):
@@ -115,7 +130,11 @@ def render(build_dir, spec_files=(), together=False):
 
 def files():
     """{path: text} of kf's own generated files."""
-    return {p.relative_to(rendered()).as_posix(): p.read_text() for p in sorted((rendered() / "kf").rglob("*")) if p.is_file()}
+    return {
+        p.relative_to(rendered()).as_posix(): p.read_text()
+        for p in sorted((rendered() / "kf").rglob("*"))
+        if p.is_file()
+    }
 
 
 def on(backend, functions):
@@ -131,13 +150,17 @@ def has_gpu():
     except OSError:
         return False
     count = ctypes.c_int(0)
-    return cuda.cuInit(0) == 0 and cuda.cuDeviceGetCount(ctypes.byref(count)) == 0 and count.value > 0
+    return (
+        cuda.cuInit(0) == 0 and cuda.cuDeviceGetCount(ctypes.byref(count)) == 0 and count.value > 0
+    )
 
 
 def capability():
     """The first CUDA device's compute capability, where one answers (has_gpu)."""
     cuda, numbers = ctypes.CDLL("libcuda.so.1"), [ctypes.c_int(), ctypes.c_int()]
-    for number, attribute in zip(numbers, (75, 76)):  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR and _MINOR
+    for number, attribute in zip(
+        numbers, (75, 76)
+    ):  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR and _MINOR
         if cuda.cuDeviceGetAttribute(ctypes.byref(number), attribute, 0) != 0:
             return None
     return tuple(number.value for number in numbers)
@@ -147,7 +170,9 @@ def _wrapper(f, backend):
     """A function with C linkage around one launcher. Not of the same name: that would win overload resolution."""
     cuda = backend != "cpu"
     name = f["name"] if cuda else f["cpu_name"]
-    signature = f["signature" if cuda else "cpu_signature"].replace(f"kf_result_t {name}(", f"int kft_{name}(", 1)
+    signature = f["signature" if cuda else "cpu_signature"].replace(
+        f"kf_result_t {name}(", f"int kft_{name}(", 1
+    )
     if cuda:
         signature = signature.replace("cudaStream_t stream", "void *stream")
     words = [a["name"] for a in f["arguments"]] + (["(cudaStream_t)stream"] if cuda else [])
@@ -166,14 +191,25 @@ def sources(backend, functions, few=0):
     of_header = collections.Counter(f["header"] for f in functions)
     groups = {}
     for f in functions:
-        groups.setdefault((f["header"], "_".join(f["dtypes"]) if of_header[f["header"]] > MANY else "all"), []).append(f)
-    ext, link, header = {"cuda": ("cu", 'extern "C" ', ".cuh"), "emu": ("cpp", 'extern "C" ', ".cuh"), "cpu": ("c", "", ".h")}[backend]
+        groups.setdefault(
+            (f["header"], "_".join(f["dtypes"]) if of_header[f["header"]] > MANY else "all"), []
+        ).append(f)
+    ext, link, header = {
+        "cuda": ("cu", 'extern "C" ', ".cuh"),
+        "emu": ("cpp", 'extern "C" ', ".cuh"),
+        "cpu": ("c", "", ".h"),
+    }[backend]
     first = "#include <cuda_runtime.h>\n" if backend == "emu" else ""
     files, last = {}, {}
     for (op, dtypes), members in groups.items():
         text = [f'{first}#include "{op}{header}"\n']
         text += [link + _wrapper(f, backend) for f in members]
-        text += [link + w for w in dict.fromkeys(_workspace_wrapper(f, backend) for f in members if f["workspace"])]
+        text += [
+            link + w
+            for w in dict.fromkeys(
+                _workspace_wrapper(f, backend) for f in members if f["workspace"]
+            )
+        ]
         folder = pathlib.Path(op).parent.name
         name = f"{'any_' if folder == 'any' else ''}{pathlib.Path(op).name}_{dtypes}.{ext}"
         open_, there = last.get(members[0]["family"], ("", few))
@@ -181,8 +217,10 @@ def sources(backend, functions, few=0):
         last[members[0]["family"]] = name, there + len(members)
         files[name] = files.get(name, "") + "\n".join(text)
     details = 'extern "C" const char *kft_detail(void);\n' if link else ""
-    files[f"detail.{ext}"] = (f'{first}#include "kf/core/result.h"\n{details}const char *kft_detail(void) {{ return kf_get_last_error_detail(); }}\n'
-                              f'{link}const char *kft_string(int r) {{ return kf_get_error_string((kf_result_t)r); }}\n')
+    files[f"detail.{ext}"] = (
+        f'{first}#include "kf/core/result.h"\n{details}const char *kft_detail(void) {{ return kf_get_last_error_detail(); }}\n'
+        f"{link}const char *kft_string(int r) {{ return kf_get_error_string((kf_result_t)r); }}\n"
+    )
     return files
 
 
@@ -207,7 +245,9 @@ def closure(text, include):
     while left:
         name = left.pop()
         if name not in found:
-            path = next((p for p in (os.path.join(d, name) for d in include) if os.path.isfile(p)), None)
+            path = next(
+                (p for p in (os.path.join(d, name) for d in include) if os.path.isfile(p)), None
+            )
             found[name], more = _read(path, os.stat(path).st_mtime_ns) if path else ("", [])
             left += more
     return found
@@ -240,7 +280,11 @@ def _run(made):
 
 def precompiled(command, text, include):
     """Words for the command of `objects`, a g++ that is given the same flags and headers: they have read what `text` includes already."""
-    command = [*(str(c) for c in command if not str(c).startswith("-Wl,")), "-x", "c++-header"]  # with words for the linker g++ would link
+    command = [
+        *(str(c) for c in command if not str(c).startswith("-Wl,")),
+        "-x",
+        "c++-header",
+    ]  # with words for the linker g++ would link
     header = OBJECTS / f"{_digest(command, text, include)}.h"
     with locked(OBJECTS):
         if not header.exists():
@@ -286,23 +330,49 @@ def forget_old_objects(days=7):
 def compilation(backend, functions, build_dir, flags=None, include=None, compiler=None, extra=None):
     """(command, {file name: text}, include directories): what `objects` is asked for a library."""
     flags = list(flags if flags is not None else CUDA_FLAGS if backend == "cuda" else CPU_FLAGS)
-    compiler = compiler or {"cuda": "nvcc", "emu": "g++", "cpu": os.environ.get("CC", "gcc")}[backend]
+    compiler = (
+        compiler or {"cuda": "nvcc", "emu": "g++", "cpu": os.environ.get("CC", "gcc")}[backend]
+    )
     cuda = ["-fPIC"] if compiler == "g++" else ["-Xcompiler", "-fPIC"]
     fpic = {"cuda": cuda, "emu": ["-fPIC", "-std=c++17"], "cpu": ["-fPIC", "-std=c11"]}[backend]
     files = sources(backend, functions, 0 if compiler == "nvcc" else FEW) | (extra or {})
     return [compiler, *flags, *fpic], files, include or render(build_dir)
 
 
-def library(backend, functions, build_dir, flags=None, jobs=None, include=None, compiler=None, extra=None, link=(), objects_=(), first=""):
+def library(
+    backend,
+    functions,
+    build_dir,
+    flags=None,
+    jobs=None,
+    include=None,
+    compiler=None,
+    extra=None,
+    link=(),
+    objects_=(),
+    first="",
+):
     """The path of a shared library of the launchers of `functions`, made if it is not there of objects that are made if they are not.
     extra: further files {name: text}; link: further words for the linker; objects_: linked to them; first: what g++ reads once for all files."""
     build_dir = pathlib.Path(build_dir)
-    command, files, include = compilation(backend, functions, build_dir, flags, include, compiler, extra)
-    more = [w for w in command if w == "-fopenmp"][:1] + [w for w in command[1:] if str(w).startswith(("-fsanitize", "-Wl,"))]
+    command, files, include = compilation(
+        backend, functions, build_dir, flags, include, compiler, extra
+    )
+    more = [w for w in command if w == "-fopenmp"][:1] + [
+        w for w in command[1:] if str(w).startswith(("-fsanitize", "-Wl,"))
+    ]
     with locked(build_dir):  # test workers ask for the same library at the same time
-        made = objects([*command, *(precompiled(command, first, include) if first else [])], files, include, jobs)
+        made = objects(
+            [*command, *(precompiled(command, first, include) if first else [])],
+            files,
+            include,
+            jobs,
+        )
         command = [command[0], "-shared", *more, *link, *map(str, [*made, *objects_])]
-        library = build_dir / f"libkft_{backend}_{hashlib.sha256(repr(command).encode()).hexdigest()[:16]}.so"
+        library = (
+            build_dir
+            / f"libkft_{backend}_{hashlib.sha256(repr(command).encode()).hexdigest()[:16]}.so"
+        )
         if not library.exists():
             subprocess.run([*command, "-o", f"{library}.tmp", "-lm"], check=True)
             os.replace(f"{library}.tmp", library)
@@ -319,7 +389,10 @@ class Lib:
         name = f["cpu_name" if self.backend == "cpu" else "name"]
         if name not in self._bound:
             fn = getattr(self.dll, f"kft_{name}")
-            fn.argtypes = [ctypes.c_void_p if "kind" in a else CTYPES.get(a["ctype"], ctypes.c_void_p) for a in f["arguments"]]
+            fn.argtypes = [
+                ctypes.c_void_p if "kind" in a else CTYPES.get(a["ctype"], ctypes.c_void_p)
+                for a in f["arguments"]
+            ]
             if self.backend != "cpu":
                 fn.argtypes = [*fn.argtypes, ctypes.c_void_p]
             fn.restype = ctypes.c_int
@@ -329,7 +402,10 @@ class Lib:
     def bind(self, f, values, stream=0):
         """A call with its arguments converted once, for timing loops."""
         fn = self._function(f)
-        arguments = [kind(values.get(a["name"]) if a["role"] == "strides" else values[a["name"]]) for kind, a in zip(fn.argtypes, f["arguments"])]
+        arguments = [
+            kind(values.get(a["name"]) if a["role"] == "strides" else values[a["name"]])
+            for kind, a in zip(fn.argtypes, f["arguments"])
+        ]
         if self.backend != "cpu":
             arguments.append(ctypes.c_void_p(stream))
         return lambda: fn(*arguments)

@@ -15,26 +15,57 @@ import kflib
 
 SOURCE = kflib.ROOT / "frontends/python"
 # Every family and every layout of operands that differs in the frontend's code, in as few functions as possible.
-OPS = ("act", "bias", "act_glu", "act_dropout", "layer_norm", "cross_entropy", "sum", "batch_norm_train", "cast", "scale_mask_softmax",
-       "scale_bool_mask_softmax", "scale_causal_softmax", "linear", "linear_act_glu", "act_linear", "linear_dropout_add", "matmul_nn", "matmul_nt",
-       "matmul_tn", *cases.listed("PACKAGED"))
+OPS = (
+    "act",
+    "bias",
+    "act_glu",
+    "act_dropout",
+    "layer_norm",
+    "cross_entropy",
+    "sum",
+    "batch_norm_train",
+    "cast",
+    "scale_mask_softmax",
+    "scale_bool_mask_softmax",
+    "scale_causal_softmax",
+    "linear",
+    "linear_act_glu",
+    "act_linear",
+    "linear_dropout_add",
+    "matmul_nn",
+    "matmul_nt",
+    "matmul_tn",
+    *cases.listed("PACKAGED"),
+)
 ACTIVATIONS = ("none", "relu", "gelu")
 WHOLE = cases.LEVEL > 1
 # From level 2 on the environment may say fewer: all activations of all ops are an hour of compilation.
-CHOSEN = {"KF_WHEEL_OPS": "" if WHOLE else ",".join(OPS),
-          "KF_WHEEL_ACTIVATIONS": os.environ.get("KF_WHEEL_ACTIVATIONS", "all") if WHOLE else ",".join(ACTIVATIONS),
-          # At level 1 a third of the seconds: what a wheel is compiled with is test_pip's and level 2's, and the kernels' own tests'.
-          "KF_WHEEL_CFLAGS": "" if WHOLE else "-O0"}
+CHOSEN = {
+    "KF_WHEEL_OPS": "" if WHOLE else ",".join(OPS),
+    "KF_WHEEL_ACTIVATIONS": os.environ.get("KF_WHEEL_ACTIVATIONS", "all")
+    if WHOLE
+    else ",".join(ACTIVATIONS),
+    # At level 1 a third of the seconds: what a wheel is compiled with is test_pip's and level 2's, and the kernels' own tests'.
+    "KF_WHEEL_CFLAGS": "" if WHOLE else "-O0",
+}
 
 
 def has(activation):
     """Whether the package has it."""
-    return CHOSEN["KF_WHEEL_ACTIVATIONS"] == "all" or activation in CHOSEN["KF_WHEEL_ACTIVATIONS"].split(",")
+    return CHOSEN["KF_WHEEL_ACTIVATIONS"] == "all" or activation in CHOSEN[
+        "KF_WHEEL_ACTIVATIONS"
+    ].split(",")
 
 
 def _digest():
     found = hashlib.sha256(repr(CHOSEN).encode())
-    for path in sorted([*SOURCE.rglob("*.*"), *(kflib.ROOT / "gen").rglob("*.py"), *(kflib.ROOT / "templates/python").rglob("*.j2")]):
+    for path in sorted(
+        [
+            *SOURCE.rglob("*.*"),
+            *(kflib.ROOT / "gen").rglob("*.py"),
+            *(kflib.ROOT / "templates/python").rglob("*.j2"),
+        ]
+    ):
         if path.is_file() and path.suffix != ".pyc":
             found.update(path.read_bytes())
     return found.hexdigest()[:16]
@@ -43,10 +74,20 @@ def _digest():
 def in_few_files(compile_):
     """_build's _compile, of a dozen of its files in one: each reads the same headers, which is three quarters of what C takes and half
     of CUDA's."""
+
     def together(path, chosen, command, texts, *more):
         names = sorted(n for n in texts if not n.startswith("packed_table."))
-        joined = {f"joined_{i}_{names[i]}": "\n".join(texts[n] for n in names[i:i + 12]) for i in range(0, len(names), 12)}
-        compile_(path, chosen, command, joined | {n: text for n, text in texts.items() if n not in names}, *more)
+        joined = {
+            f"joined_{i}_{names[i]}": "\n".join(texts[n] for n in names[i : i + 12])
+            for i in range(0, len(names), 12)
+        }
+        compile_(
+            path,
+            chosen,
+            command,
+            joined | {n: text for n, text in texts.items() if n not in names},
+            *more,
+        )
 
     return together
 
@@ -57,13 +98,20 @@ def package():
     folder = kflib.ROOT / "build/tests/python" / f"{kflib.rendered().name}-{_digest()}"
     with kflib.locked(folder.parent):
         if not (folder / "whole").exists():
-            shutil.copytree(SOURCE / "kernel_fusion", folder / "kernel_fusion", ignore=shutil.ignore_patterns("__pycache__"), dirs_exist_ok=True)
+            shutil.copytree(
+                SOURCE / "kernel_fusion",
+                folder / "kernel_fusion",
+                ignore=shutil.ignore_patterns("__pycache__"),
+                dirs_exist_ok=True,
+            )
             sys.path.insert(0, str(folder))
             from kernel_fusion import _build
 
             before = {k: os.environ.get(k) for k in CHOSEN}
             os.environ.update({**CHOSEN, "KF_WHEEL_JOBS": str(os.cpu_count())})
-            with unittest.mock.patch.object(_build, "_compile", _build._compile if WHOLE else in_few_files(_build._compile)):
+            with unittest.mock.patch.object(
+                _build, "_compile", _build._compile if WHOLE else in_few_files(_build._compile)
+            ):
                 _build.build(folder / "kernel_fusion")
             for name, value in before.items():
                 os.environ.pop(name) if value is None else os.environ.update({name: value})
@@ -88,8 +136,12 @@ def use():
 def python(script, **environment):
     """What a new process prints, in which the package is found."""
     path = os.pathsep.join([str(package()), str(kflib.ROOT / "gen")])
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True,
-                          env={**os.environ, "KF_CACHE_DIR": str(CACHE), "PYTHONPATH": path, **environment})
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "KF_CACHE_DIR": str(CACHE), "PYTHONPATH": path, **environment},
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
 
@@ -112,8 +164,15 @@ class Packed:
         rng = (ctypes.c_uint64 * 2)(values.get("seed") or 0, values.get("offset") or 0)
         strides = values.get("strides")
         try:
-            self.library.call(f["name"], of("in", "out", "sum"), [*of("size"), *of("integer")], strides,
-                              of("scalar", "act_scalar", "beta", "probability"), ctypes.addressof(rng), f["workspace"] is not None)
+            self.library.call(
+                f["name"],
+                of("in", "out", "sum"),
+                [*of("size"), *of("integer")],
+                strides,
+                of("scalar", "act_scalar", "beta", "probability"),
+                ctypes.addressof(rng),
+                f["workspace"] is not None,
+            )
         except ValueError as e:
             self.detail = str(e)
             return 1

@@ -6,7 +6,11 @@ import numpy as np
 import storage
 
 OPS = ("cross_entropy", "cross_entropy_with_grad", "nll", "cross_entropy_weighted")
-FUNCTIONS = [f for f in kflib.manifest()["functions"] if f["op"] in OPS and f["dtypes"] in (["f32"], ["f32", "i32"])]
+FUNCTIONS = [
+    f
+    for f in kflib.manifest()["functions"]
+    if f["op"] in OPS and f["dtypes"] in (["f32"], ["f32", "i32"])
+]
 assert all({f["op"] for f in FUNCTIONS if len(f["dtypes"]) == n} == set(OPS) for n in (1, 2))
 # Whole numbers in comparisons of every shape, and as numbers among floats.
 OWN = """
@@ -22,8 +26,18 @@ ref = '''
 (np.where((column - 1 <= label + reach) | (label == reach), x * factor, sum(x))
     + np.where(count - reach > column, column / 4, reach * factor))'''
 """
-BEYOND = {"i64": (-1, -(2**62), -(2**63), 2**62, 2**63 - 1, 2**32, -(2**32) + 1),  # and the number of columns
-          "i32": (-1, -(2**30), -(2**31), 2**30, 2**31 - 1, 2**16, -(2**16) + 1)}
+BEYOND = {
+    "i64": (
+        -1,
+        -(2**62),
+        -(2**63),
+        2**62,
+        2**63 - 1,
+        2**32,
+        -(2**32) + 1,
+    ),  # and the number of columns
+    "i32": (-1, -(2**30), -(2**31), 2**30, 2**31 - 1, 2**16, -(2**16) + 1),
+}
 
 
 def dtype_of(f):
@@ -34,7 +48,10 @@ def dtype_of(f):
 def call(lib, f, x, labels, ignored):
     """{output: array} of the function; its other inputs are ones (a saved lse is x's)."""
     rows, cols = x.shape
-    tensors, values = {}, {"rows": rows, "cols": cols} | {s: 0.0 for s in f["scalars"]} | {"ignore_index": ignored}
+    tensors, values = (
+        {},
+        {"rows": rows, "cols": cols} | {s: 0.0 for s in f["scalars"]} | {"ignore_index": ignored},
+    )
     for a in f["arguments"]:
         if "kind" not in a:
             continue
@@ -49,7 +66,9 @@ def call(lib, f, x, labels, ignored):
     need = lib.workspace_bytes(f, [rows, cols])
     _held, workspace = storage.workspace(need)
     assert lib.call(f, values | {"workspace": workspace, "workspace_bytes": need}) == 0, lib.detail
-    return {a["name"]: tensors[a["name"]] for a in f["arguments"] if "kind" in a and a["role"] != "in"}
+    return {
+        a["name"]: tensors[a["name"]] for a in f["arguments"] if "kind" in a and a["role"] != "in"
+    }
 
 
 def check_beyond(lib):
@@ -58,10 +77,15 @@ def check_beyond(lib):
         labels = [5, *BEYOND[dtype_of(f)], 40, 7]
         x = np.random.default_rng(1).standard_normal((len(labels), 40)).astype(np.float32)
         inside = np.array([0, len(labels) - 1])
-        found, alone = call(lib, f, x, labels, -100), call(lib, f, x[inside], np.array(labels)[inside], -100)
+        found, alone = (
+            call(lib, f, x, labels, -100),
+            call(lib, f, x[inside], np.array(labels)[inside], -100),
+        )
         for name, array in found.items():
             outside = np.delete(array, inside, 0)
-            assert name == "lse" or (np.isnan(outside).all() if name == "loss" else (outside == 0).all()), (f["name"], name)
+            assert name == "lse" or (
+                np.isnan(outside).all() if name == "loss" else (outside == 0).all()
+            ), (f["name"], name)
             assert array[inside].tobytes() == alone[name].tobytes(), (f["name"], name)
 
 
@@ -69,12 +93,21 @@ def check_ignored(lib):
     """The label that is ignored is one number, beside which others are that float32 does not tell apart."""
     x = np.random.default_rng(2).standard_normal((4, 40)).astype(np.float32)
     for f in FUNCTIONS:
-        for ignored in (2**24, -(2**53) - 1, 2**62 + 1) if dtype_of(f) == "i64" else (2**24, -(2**30) - 1):
+        for ignored in (
+            (2**24, -(2**53) - 1, 2**62 + 1) if dtype_of(f) == "i64" else (2**24, -(2**30) - 1)
+        ):
             found = call(lib, f, x, [ignored + 1, ignored, ignored - 1, 3], ignored)
             if "loss" in found:
-                assert np.isnan(found["loss"][[0, 2]]).all() and found["loss"][1] == 0 and found["loss"][3] != 0, (f["name"], ignored)
+                assert (
+                    np.isnan(found["loss"][[0, 2]]).all()
+                    and found["loss"][1] == 0
+                    and found["loss"][3] != 0
+                ), (f["name"], ignored)
             for name in {"dx"} & set(found):
-                assert (found[name][:3] == 0).all() and (found[name][3] != 0).any(), (f["name"], ignored)
+                assert (found[name][:3] == 0).all() and (found[name][3] != 0).any(), (
+                    f["name"],
+                    ignored,
+                )
 
 
 def check_ignored_beyond(lib):
@@ -105,5 +138,12 @@ def check_same(lib):
     x = np.random.default_rng(4).standard_normal((6, 40)).astype(np.float32)
     for op in OPS:
         for bwd in (False, True):
-            pair = [call(lib, f, x, [0, 39, -100, 17, 40, -1], -100) for f in FUNCTIONS if f["op"] == op and f["bwd"] is bwd]
-            assert len(pair) in (0, 2) and all(pair[0][name].tobytes() == pair[1][name].tobytes() for name in (pair[0] if pair else ())), (op, bwd)
+            pair = [
+                call(lib, f, x, [0, 39, -100, 17, 40, -1], -100)
+                for f in FUNCTIONS
+                if f["op"] == op and f["bwd"] is bwd
+            ]
+            assert len(pair) in (0, 2) and all(
+                pair[0][name].tobytes() == pair[1][name].tobytes()
+                for name in (pair[0] if pair else ())
+            ), (op, bwd)

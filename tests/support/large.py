@@ -25,9 +25,16 @@ def shapes(f):
     """[sizes of one row of the first axis, rows of a piece]: (sizes without the first, rows)."""
     if cases.channels(f):
         return [((1032,), 11), ((1031,), 11)]
-    return cases.of_form(f, {"flat": [((), 10007)], "rows": [((1032,), 11), ((1031,), 11)], "planes": [((32, 68), 5), ((1032, 1), 11)],
+    return cases.of_form(
+        f,
+        {
+            "flat": [((), 10007)],
+            "rows": [((1032,), 11), ((1031,), 11)],
+            "planes": [((32, 68), 5), ((1032, 1), 11)],
             "heads": [((2, 3, 172), 11), ((3, 1, 345), 5)],
-            "groups": [((1, 4, 8, 129), 11), ((43, 3, 24, 1), 11)]})
+            "groups": [((1, 4, 8, 129), 11), ((43, 3, 24, 1), 11)],
+        },
+    )
 
 
 def small_call(gpu, lib, f, rest, rows, drop, p, tiles):
@@ -35,7 +42,7 @@ def small_call(gpu, lib, f, rest, rows, drop, p, tiles):
     call = checks.Layout(lib, f, cases.of_count(f, 2 * rows * tiles, rest), seed=9, drop=drop, p=p)
     for name, a in call.tensors.items():
         if robust.batch_axis(a) and a["role"] == "in":
-            one = call.data[name].reshape(2 * rows * tiles, -1)[:2 * rows]
+            one = call.data[name].reshape(2 * rows * tiles, -1)[: 2 * rows]
             call.put(name, np.tile(one, (tiles, 1)).reshape(call.data[name].shape))
     gpu.upload(call.image)
     result = lib.call(f, call.given(gpu.base))
@@ -79,7 +86,7 @@ def _large(gpu, lib, f, rest, rows, boundary, drop, p):
     tiles, threshold = (TILES, round(65536 * p)) if masked else (1, None)
     call, outputs = small_call(gpu, lib, f, rest, rows, drop, p, tiles)
     row = int(np.prod(rest, dtype=np.int64))  # elements of one row
-    first = -(-boundary // row)               # rows in front of the boundary
+    first = -(-boundary // row)  # rows in front of the boundary
     behind = first // SHARE + 3
     sizes = cases.of_count(f, first + behind, rest)
     where = f"{f['name']} sizes={sizes} p={p}"
@@ -89,7 +96,10 @@ def _large(gpu, lib, f, rest, rows, boundary, drop, p):
         for name, a in call.tensors.items():
             if not robust.batch_axis(a) or given[name] is None:
                 continue
-            item, width = call.data[name].itemsize, math.prod(checks.shape_of(f, cases.of_count(f, 1, rest), a))
+            item, width = (
+                call.data[name].itemsize,
+                math.prod(checks.shape_of(f, cases.of_count(f, 1, rest), a)),
+            )
             count = (first + behind) * width
             at = gpu.malloc(count * item + GUARD)
             owned.append(at)
@@ -99,7 +109,9 @@ def _large(gpu, lib, f, rest, rows, boundary, drop, p):
             if a["role"] == "in":
                 piece = rows * width
                 gpu.repeat(at, source, first * width, piece, item)
-                gpu.repeat(at + first * width * item, source + piece * item, behind * width, piece, item)
+                gpu.repeat(
+                    at + first * width * item, source + piece * item, behind * width, piece, item
+                )
         need = lib.workspace_bytes(f, list(sizes))
         if need:
             given |= {"workspace": gpu.malloc(need), "workspace_bytes": need}
@@ -109,7 +121,10 @@ def _large(gpu, lib, f, rest, rows, boundary, drop, p):
             raise Failure(f"{where}: returned {result} ({lib.detail})")
         gpu.synchronize()
         if cases.channels(f):
-            outputs = {name: pieces(gpu, out, given[name], rows, first) if name in elements else out for name, out in outputs.items()}
+            outputs = {
+                name: pieces(gpu, out, given[name], rows, first) if name in elements else out
+                for name, out in outputs.items()
+            }
             call.check(outputs)
         for name, (item, width, count) in elements.items():
             guard = gpu.download(GUARD, start=given[name] + count * item)
@@ -117,16 +132,38 @@ def _large(gpu, lib, f, rest, rows, boundary, drop, p):
                 raise Failure(f"{where}: wrote behind the end of {name}")
             # What is known of the two pieces: results, or the input itself, which nobody may have changed.
             known = outputs[name] if name in outputs else call.data[name]
-            masks = threshold if name in outputs and call.tensors[name]["kind"] in ("elem", "half") else None
-            compare(gpu, call, f"{where}: {name}", given[name], known, tiles, masks, (first, behind), rows * width, width)
-        sums = [a["name"] for a in call.tensors.values() if a["role"] == "sum" and a["name"] not in drop]
+            masks = (
+                threshold
+                if name in outputs and call.tensors[name]["kind"] in ("elem", "half")
+                else None
+            )
+            compare(
+                gpu,
+                call,
+                f"{where}: {name}",
+                given[name],
+                known,
+                tiles,
+                masks,
+                (first, behind),
+                rows * width,
+                width,
+            )
+        sums = [
+            a["name"] for a in call.tensors.values() if a["role"] == "sum" and a["name"] not in drop
+        ]
         if sums:
             got = dict(outputs)
             for name in sums:
                 raw = gpu.download(call.data[name].nbytes, start=given[name])
                 got[name] = raw.view(call.data[name].dtype).reshape(call.data[name].shape)
             index = np.arange(rows)
-            call.check(got, np.concatenate([n // rows + (index < n % rows) for n in (first, behind)]).astype(float))
+            call.check(
+                got,
+                np.concatenate([n // rows + (index < n % rows) for n in (first, behind)]).astype(
+                    float
+                ),
+            )
     finally:
         for at in owned:
             gpu.free(at)
@@ -136,7 +173,10 @@ def pieces(gpu, out, at, rows, first):
     """The two pieces as the large call has them. Of channels their number, too, decides how they are shared among threads, so that the small
     call's bits may be others: the large call's own first periods are held against the oracle, and all others against them."""
     bytes_of_one = out.nbytes // 2
-    found = [gpu.download(bytes_of_one, start=at + begin * (bytes_of_one // rows)) for begin in (0, first)]
+    found = [
+        gpu.download(bytes_of_one, start=at + begin * (bytes_of_one // rows))
+        for begin in (0, first)
+    ]
     return np.concatenate(found).view(out.dtype).reshape(out.shape)
 
 
@@ -152,8 +192,17 @@ def compare(gpu, call, where, at, known, tiles, threshold, lengths, piece, width
             table = tables_at + part * piece * kept.itemsize
             gpu.begin_comparison()
             other = None if dropped is None else table + kept.nbytes
-            gpu.compare_periodic(at + begin * kept.itemsize, table, other, length * width, piece, begin, call.philox, threshold or 0,
-                                 kept.itemsize)
+            gpu.compare_periodic(
+                at + begin * kept.itemsize,
+                table,
+                other,
+                length * width,
+                piece,
+                begin,
+                call.philox,
+                threshold or 0,
+                kept.itemsize,
+            )
             count, first = gpu.differences()
             if count:
                 raise Failure(f"{where}: {count} elements wrong, first at {begin + first}")

@@ -8,8 +8,12 @@ import runtime_api
 import runtime_ops
 
 BESIDE = 77  # what stands where nobody may write
-OPS = {"elementwise": ["add", "sub", "mul", "maximum"], "rows": ["softmax", "layer_norm"], "axis": ["sum", "amax"],
-       "products": ["matmul_nt", "matmul_nn"]}
+OPS = {
+    "elementwise": ["add", "sub", "mul", "maximum"],
+    "rows": ["softmax", "layer_norm"],
+    "axis": ["sum", "amax"],
+    "products": ["matmul_nt", "matmul_nn"],
+}
 DTYPES = ("f32", "f64", "bf16")
 
 
@@ -19,7 +23,11 @@ def bf16(x):
 
 
 def stored(x, word):
-    return bf16(x) if word == "bf16" else np.asarray(x).astype(runtime_api.NUMPY[runtime_ops.DTYPES[word]])
+    return (
+        bf16(x)
+        if word == "bf16"
+        else np.asarray(x).astype(runtime_api.NUMPY[runtime_ops.DTYPES[word]])
+    )
 
 
 class Host:
@@ -40,7 +48,12 @@ class Managed:
 
     def bytes(self, n):
         p = ctypes.c_void_p()
-        assert self.cudart.cudaMallocManaged(ctypes.byref(p), ctypes.c_size_t(max(n, 1)), ctypes.c_uint(1)) == 0
+        assert (
+            self.cudart.cudaMallocManaged(
+                ctypes.byref(p), ctypes.c_size_t(max(n, 1)), ctypes.c_uint(1)
+            )
+            == 0
+        )
         self.made.append(p)
         return np.ctypeslib.as_array((ctypes.c_uint8 * max(n, 1)).from_address(p.value))
 
@@ -55,7 +68,11 @@ class Lying:
     on."""
 
     def __init__(self, memory, rng, values, word, plain=0.2):
-        self.word, dtype, n = word, np.dtype(runtime_api.NUMPY[runtime_ops.DTYPES[word]]), values.ndim
+        self.word, dtype, n = (
+            word,
+            np.dtype(runtime_api.NUMPY[runtime_ops.DTYPES[word]]),
+            values.ndim,
+        )
         order = np.arange(n) if rng.random() < 0.5 else rng.permutation(n)
         steps = np.ones(n, int) if rng.random() < 0.6 else rng.integers(1, 3, n)
         more = np.zeros(n, int) if rng.random() < 0.5 else rng.integers(0, 4, n)
@@ -69,7 +86,9 @@ class Lying:
         self.array = self._view(self.room[first:].reshape(extents), order, steps, values.shape)
         self.array[...] = stored(values, word)
         self.wanted = self.room.copy()
-        self.of_wanted = self._view(self.wanted[first:].reshape(extents), order, steps, values.shape)
+        self.of_wanted = self._view(
+            self.wanted[first:].reshape(extents), order, steps, values.shape
+        )
 
     def _view(self, room, order, steps, shape):
         view = room[(*(slice(0, int(shape[d] * steps[d]), int(steps[d])) for d in order), ...)]
@@ -103,7 +122,7 @@ def whole(rng, of, most=8):
 def fewer(rng, of):
     """A shape that broadcasts to it."""
     found = [1 if rng.random() < 0.25 else n for n in of]
-    return tuple(found[rng.integers(0, len(found) + 1) if rng.random() < 0.2 else 0:])
+    return tuple(found[rng.integers(0, len(found) + 1) if rng.random() < 0.2 else 0 :])
 
 
 def act(x, word):
@@ -144,8 +163,15 @@ def axis(rng, op):
 
 def products(rng, op):
     batch, (m, n, k) = shape(rng, 0, 3)[:2], (int(x) for x in rng.integers(1, 20, 3))
-    a, b = whole(rng, (*batch, m, k), 2), whole(rng, (*batch, n, k) if op == "matmul_nt" else (*batch, k, n), 2)
-    return {"a": a, "b": b}, {"out": a @ (np.swapaxes(b, -1, -2) if op == "matmul_nt" else b)}, {"alpha": 1.0, "beta": 0.0}
+    a, b = (
+        whole(rng, (*batch, m, k), 2),
+        whole(rng, (*batch, n, k) if op == "matmul_nt" else (*batch, k, n), 2),
+    )
+    return (
+        {"a": a, "b": b},
+        {"out": a @ (np.swapaxes(b, -1, -2) if op == "matmul_nt" else b)},
+        {"alpha": 1.0, "beta": 0.0},
+    )
 
 
 class Case:
@@ -161,30 +187,68 @@ class Case:
             inputs, results, activation, bwd = elementwise(rng, self.op)
         elif of == "axis":
             inputs, results, self.dim = axis(rng, self.op)
-            self.dtype = "f32" if max((np.abs(r).max(initial=0) for r in results.values()), default=0) > 256 else self.dtype
+            self.dtype = (
+                "f32"
+                if max((np.abs(r).max(initial=0) for r in results.values()), default=0) > 256
+                else self.dtype
+            )
         else:
             inputs, results, self.scalars = (rows if of == "rows" else products)(rng, self.op)
             self.tolerance = {"f32": 3e-5, "f64": 1e-12}[self.dtype] if of == "rows" else 0.0
         names = (self.op, f"{self.op}_{{act}}")
-        self.f = next(f for f in functions if f["op"] in names and (f["dtypes"], f["activation"], f["bwd"]) == ([self.dtype], activation, bwd))
+        self.f = next(
+            f
+            for f in functions
+            if f["op"] in names
+            and (f["dtypes"], f["activation"], f["bwd"]) == ([self.dtype], activation, bwd)
+        )
         self._lie(inputs, results)
 
     def _lie(self, inputs, results):
         words = {a["name"]: a["dtype"] for a in self.f["arguments"] if "use" in a}
         self.results, self.lying = results, {}
         for name, values in inputs.items():
-            self.lying[name] = None if values is None else Lying(self.memory, self.rng, values, words[name])
+            self.lying[name] = (
+                None if values is None else Lying(self.memory, self.rng, values, words[name])
+            )
         for name, values in results.items():
-            same = [x for x in inputs if inputs[x] is not None and inputs[x].shape == values.shape and words[x] == words[name]]
-            if len(results) == 1 and self.scalars == {} and self.dim is None and same and self.rng.random() < 0.2:
+            same = [
+                x
+                for x in inputs
+                if inputs[x] is not None
+                and inputs[x].shape == values.shape
+                and words[x] == words[name]
+            ]
+            if (
+                len(results) == 1
+                and self.scalars == {}
+                and self.dim is None
+                and same
+                and self.rng.random() < 0.2
+            ):
                 self.lying[name] = self.lying[same[0]]  # in place
             else:
                 self.lying[name] = Lying(self.memory, self.rng, np.zeros(values.shape), words[name])
 
     def run(self, ctx, way="function"):
-        handles = {n: x and self.ops.over(ctx, x.array, runtime_ops.DTYPES[x.word]) for n, x in self.lying.items()}
-        code = self.ops.call(ctx, self.f, handles, self.ops.ids[self.f["activation"]], self.scalars, dim=self.dim, way=way)
-        assert code == 0, (self.f["name"], {n: x and (x.array.shape, x.array.strides) for n, x in self.lying.items()}, self.ops.detail)
+        handles = {
+            n: x and self.ops.over(ctx, x.array, runtime_ops.DTYPES[x.word])
+            for n, x in self.lying.items()
+        }
+        code = self.ops.call(
+            ctx,
+            self.f,
+            handles,
+            self.ops.ids[self.f["activation"]],
+            self.scalars,
+            dim=self.dim,
+            way=way,
+        )
+        assert code == 0, (
+            self.f["name"],
+            {n: x and (x.array.shape, x.array.strides) for n, x in self.lying.items()},
+            self.ops.detail,
+        )
         assert self.ops.context_synchronize(ctx) == 0
         self.ops.destroy(*(("tensor", h) for h in handles.values() if h))
         for name, values in self.results.items():

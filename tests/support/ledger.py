@@ -33,7 +33,9 @@ def digest(family):
 
 def names(family):
     """Of the functions alone: whether a run had the ones of today."""
-    return hashlib.sha256("\n".join(sorted(f["name"] for f in members(family))).encode()).hexdigest()[:16]
+    return hashlib.sha256(
+        "\n".join(sorted(f["name"] for f in members(family))).encode()
+    ).hexdigest()[:16]
 
 
 def read():

@@ -14,6 +14,25 @@ def build(functions, build_dir, driver=DRIVER):
     headers, library = toolkit.nvrtc_to_link()
     toolkit.nvrtc()  # with the part of it that it looks for by name alone
     words = ",".join(f'"-I{d}"' for d in (*kflib.render(build_dir), toolkit.include()))
-    flags = ("-O1", "-std=c++17", "-x", "c++", "-isystem", str(toolkit.include()), "-isystem", str(headers), f"-DKFT_OPTIONS={words}",
-             "-include", str(HEADER))
-    return kflib.build("cuda", functions, build_dir, flags, compiler="g++", objects_=(library, driver), link=(f"-Wl,-rpath,{library.parent}",))
+    flags = (
+        "-O1",
+        "-std=c++17",
+        "-x",
+        "c++",
+        "-isystem",
+        str(toolkit.include()),
+        "-isystem",
+        str(headers),
+        f"-DKFT_OPTIONS={words}",
+        "-include",
+        str(HEADER),
+    )
+    return kflib.build(
+        "cuda",
+        functions,
+        build_dir,
+        flags,
+        compiler="g++",
+        objects_=(library, driver),
+        link=(f"-Wl,-rpath,{library.parent}",),
+    )

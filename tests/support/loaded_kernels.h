@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Included before kf's headers: every kernel is compiled by NVRTC, with KFT_OPTIONS. One loader for all files of a library.
+// Included before kf's headers: every kernel is compiled by NVRTC, with KFT_OPTIONS. One loader for
+// all files of a library.
 #ifndef KFT_LOADED_KERNELS_H
 #define KFT_LOADED_KERNELS_H
 

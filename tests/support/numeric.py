@@ -14,7 +14,10 @@ FUNCTIONS = kflib.manifest()["functions"]
 BUILDS = {
     # What a careful user writes, and what a careless one does; contraction as the compiler likes it, and off. The first streams
     # every output that it may (core/stream.h), not large ones alone.
-    "cpu": {"native": ("-O3", "-march=native", "-fopenmp", "-ffp-contract=fast", "-DKF_STREAM_MIN=0"), "plain": ("-O2", "-ffp-contract=off")},
+    "cpu": {
+        "native": ("-O3", "-march=native", "-fopenmp", "-ffp-contract=fast", "-DKF_STREAM_MIN=0"),
+        "plain": ("-O2", "-ffp-contract=off"),
+    },
     "cuda": {"default": ("-O3", "-arch=native"), "nofma": ("-O3", "-arch=native", "-fmad=false")},
 }
 GATE = selection.gate()
@@ -25,10 +28,19 @@ DROPOUT = [f for f in FUNCTIONS if f["dropout"] and f["activation"] in ("none", 
 # an activation's words alone, some of each op (cases.sampled), as in the emulation and on a GPU. Level 1 has the gate's in the native build,
 # where the compiler does most.
 IN_C = kflib.on("cpu", FUNCTIONS)
-CPU = {"native": [f for f in IN_C if cases.sampled(f)], "plain": IN_C} if cases.LEVEL > 1 else {"native": kflib.on("cpu", GATE)}
+CPU = (
+    {"native": [f for f in IN_C if cases.sampled(f)], "plain": IN_C}
+    if cases.LEVEL > 1
+    else {"native": kflib.on("cpu", GATE)}
+)
 ON_CUDA = kflib.on("cuda", GATE)
 # Without contraction from level 2 on one of each schedule and its dtypes: an activation's own words are contracted or not in C's builds, too.
-CUDA = {"default": ON_CUDA, "nofma": kflib.on("cuda", selection.of_schedules()) if cases.LEVEL > 1 else [f for f in ON_CUDA if cases.sampled(f)]}
+CUDA = {
+    "default": ON_CUDA,
+    "nofma": kflib.on("cuda", selection.of_schedules())
+    if cases.LEVEL > 1
+    else [f for f in ON_CUDA if cases.sampled(f)],
+}
 GROUPS = {}  # {(header, dtypes): functions of the native build}: a test a group, where a test a function would cost more than what it tests
 for _function in CPU["native"] if cases.LEVEL > 1 else selection.of_schedules():
     GROUPS.setdefault((_function["header"], *_function["dtypes"]), []).append(_function)
@@ -42,7 +54,9 @@ def each(functions, name):
 
 @functools.cache
 def build_cpu(name, folder):
-    return kflib.build("cpu", CPU[name], folder / "cpu", BUILDS["cpu"][name], extra=fakegpu.COUNTERS)
+    return kflib.build(
+        "cpu", CPU[name], folder / "cpu", BUILDS["cpu"][name], extra=fakegpu.COUNTERS
+    )
 
 
 def of_gate(functions, takes=lambda f: True):
@@ -58,8 +72,12 @@ GATE_DROPOUT = of_gate(DROPOUT, lambda f: f["dropout"])
 def each_in_builds(functions, builds, name):
     """Those of `functions` that a build has, in each build. name: the manifest's field that names a function in this backend."""
     wanted = {f["name"] for f in functions}
-    found = [(build, f) for build, members in builds.items() for f in members if f["name"] in wanted]
-    return pytest.mark.parametrize("lib, f", found, indirect=["lib"], ids=[f"{build}-{f[name]}" for build, f in found])
+    found = [
+        (build, f) for build, members in builds.items() for f in members if f["name"] in wanted
+    ]
+    return pytest.mark.parametrize(
+        "lib, f", found, indirect=["lib"], ids=[f"{build}-{f[name]}" for build, f in found]
+    )
 
 
 def each_on_cpu(functions):
@@ -86,7 +104,7 @@ def share(f, found, all_shapes):
     if f["name"] in all_shapes:
         return found
     first = len(cases.VALUES)
-    return found[:first] + found[first + sum(map(ord, f["name"])) % 3::3]
+    return found[:first] + found[first + sum(map(ord, f["name"])) % 3 :: 3]
 
 
 def numbers(lib, memory, f, whole=None, shared=None):
@@ -96,7 +114,9 @@ def numbers(lib, memory, f, whole=None, shared=None):
         for drop in of_results(f):
             checks.run(lib, memory, f, sizes, values, shift=shift, drop=drop)
     absent = tuple(a["name"] for a in f["arguments"] if a.get("null") == "absent")
-    for drop in sorted({absent, *((name,) for name in absent)} - {()}):  # NULL stands for a number, whatever the others are
+    for drop in sorted(
+        {absent, *((name,) for name in absent)} - {()}
+    ):  # NULL stands for a number, whatever the others are
         for sizes, shift in cases.shapes(f)[:2]:
             checks.run(lib, memory, f, sizes, shift=shift, drop=drop)
 

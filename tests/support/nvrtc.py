@@ -22,7 +22,11 @@ def kernels_of(kernel):
     found = []
     for launcher in kernel.launchers:
         names_ = source.kernel_names(launcher)
-        found += names_ if cases.whole_table({"family": kernel.family.name, "activation": launcher.act.name}) else names_[:1]
+        found += (
+            names_
+            if cases.whole_table({"family": kernel.family.name, "activation": launcher.act.name})
+            else names_[:1]
+        )
     if kernel.added:
         found += [i.name() for i in kernel.cuda.sum_kernels]
     return list(dict.fromkeys(found))
@@ -49,13 +53,17 @@ def compile_text(text, expressions=(), include=(), arch=ARCH, options=()):
     """(processor seconds, [lowered name of each expression], the log). include: directories beside CUDA's own, which is the only other one."""
     lib, cuda = toolkit.nvrtc(), toolkit.include()
     program = ctypes.c_void_p()
-    assert lib.nvrtcCreateProgram(ctypes.byref(program), text.encode(), b"text.cu", 0, None, None) == 0
+    assert (
+        lib.nvrtcCreateProgram(ctypes.byref(program), text.encode(), b"text.cu", 0, None, None) == 0
+    )
     try:
         for e in expressions:
             assert lib.nvrtcAddNameExpression(program, e.encode()) == 0
         words = [f"-arch={arch}", *(f"-I{d}" for d in (*include, cuda)), *options]
         begin = time.process_time()
-        result = lib.nvrtcCompileProgram(program, len(words), (ctypes.c_char_p * len(words))(*(w.encode() for w in words)))
+        result = lib.nvrtcCompileProgram(
+            program, len(words), (ctypes.c_char_p * len(words))(*(w.encode() for w in words))
+        )
         seconds = time.process_time() - begin
         size = ctypes.c_size_t()
         lib.nvrtcGetProgramLogSize(program, ctypes.byref(size))
@@ -66,7 +74,10 @@ def compile_text(text, expressions=(), include=(), arch=ARCH, options=()):
         lowered = []
         for e in expressions:
             name = ctypes.c_char_p()
-            if lib.nvrtcGetLoweredName(program, e.encode(), ctypes.byref(name)) != 0 or not name.value:
+            if (
+                lib.nvrtcGetLoweredName(program, e.encode(), ctypes.byref(name)) != 0
+                or not name.value
+            ):
                 raise NvrtcError(f"{e} is not in the program")
             lowered.append(name.value.decode())
         return seconds, lowered, log.value.decode()

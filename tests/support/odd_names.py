@@ -13,22 +13,27 @@ from kfgen.render import Renderer, Selection
 
 # An entry's names are those in angle brackets; the plain one has them as they stand here.
 ENTRIES = {
-    "map": ["""
+    "map": [
+        """
 operands = { <a> = "elem", <b> = "elem", <r> = "row", <q> = { kind = "row", dtype = "acc" } }
 scalars = { <s> = 2.0 }
 outputs = { <y> = "act(dropout(<a> * <s> + <r>) * <b> + exp(<q>))" }
 refs = { <y> = "act(dropout(<a> * <s> + <r>) * <b> + np.exp(<q>))" }
-""", """
+""",
+        """
 operands = { <x> = { kind = "half", parts = ["<g>", "<u>"] }, <r> = { kind = "row", grad = false } }
 outputs = { <y> = "act(<g>) * (<u> + <r>)" }
 refs = { <y> = "act(<g>) * (<u> + <r>)" }
-""", """
+""",
+        """
 operands = { <a> = "elem", <c> = "channel", <w> = "channel" }
 scalars = { <s> = 2.0 }
 expr = "act(<a> * exp(<c> * <s>) + <w>)"
 ref = "act(<a> * np.exp(<c> * <s>) + <w>)"
-"""],
-    "row": ["""
+""",
+    ],
+    "row": [
+        """
 saved = { <l> = "sum(<a> + <m>)" }
 expr = "dropout(act(<a> * <s> - <l> * <p> + where(column <= query + (count - queries), <m>, <k>)))"
 ref = "dropout(act(<a> * <s> - sum(<a> + <m>) * <p> + np.where(column <= query + (count - queries), <m>, <k>)))"
@@ -37,56 +42,68 @@ operands.<a> = "elem"
 operands.<m> = { kind = "shared", absent = 0, grad = false }
 operands.<k> = { kind = "shared", dtype = "u8", grad = false }
 operands.<p> = "per_row"
-""", """
+""",
+        """
 operands = { <a> = "elem", <w> = { kind = "row", absent = 1 }, <b> = "row" }
 saved = { <m> = "mean(<a>)", <d> = "rsqrt(mean((<a> - <m>) * (<a> - <m>)) + <s>)" }
 scalars = { <s> = 0.5 }
 outputs = { <y> = "act((<a> - <m>) * <d> * <w> + <b>)" }
 refs = { <y> = "act((<a> - mean(<a>)) / np.sqrt(mean((<a> - mean(<a>)) ** 2) + <s>) * <w> + <b>)" }
-""", """
+""",
+        """
 operands = { <a> = "elem", <c> = "channel" }
 expr = "act(<a> * <c> * max(<a>))"
 ref = "act(<a> * <c> * max(<a>))"
-""", """
+""",
+        """
 operands = { <a> = "elem", <c> = { kind = "group", absent = 1 } }
 saved = { <l> = "max(<a>)" }
 expr = "act(<a> * <c> * <l> + column / count)"
 ref = "act(<a> * <c> * max(<a>) + column / count)"
-""", """
+""",
+        """
 layout = "channels"
 operands = { <a> = "elem", <r> = "per_row", <k> = { kind = "per_row", dtype = "acc", grad = false } }
 updates = { <k> = "<k> + max(<a>)" }
 refs = { <k> = "<k> + max(<a>)" }
 expr = "act(<a> * <r> * max(<a>))"
 ref = "act(<a> * <r> * max(<a>))"
-""", """
+""",
+        """
 operands = { <a> = "elem", <n> = { kind = "per_row", dtype = "I", grad = false } }
 scalars = { <s> = 0.5, <i> = { kind = "int", value = 1, default = -1 } }
 saved = { <l> = "log(sum(exp(<a>)))" }
 outputs = { <y> = "where(<n> == <i>, 0, <l> - pick(<a>, <n>)) * <s>" }
 refs = { <y> = "np.where(<n> == <i>, 0, np.log(sum(np.exp(<a>))) - pick(<a>, <n>)) * <s>" }
-"""],
-    "reduce": ["""
+""",
+    ],
+    "reduce": [
+        """
 operands = { <a> = "elem", <b> = "elem" }
 scalars = { <s> = 2.0 }
 outputs = { <y> = "mean(act(<a> - max(<b> * <s>)))" }
 refs = { <y> = "mean(act(<a> - max(<b> * <s>)))" }
-"""],
-    "gemm": ["""
+"""
+    ],
+    "gemm": [
+        """
 operands = { <x> = "left", <g> = "left", <w> = "right", <r> = "row", <e> = "elem" }
 scalars = { <s> = 2.0 }
 load = { <h> = "act(<g>) * <x>" }
 products = { <p> = "<h> * <w>" }
 outputs = { <y> = "<p> * <s> + <r> + <e>" }
 refs = { <y> = "<p> * <s> + <r> + <e>" }
-""", """
+""",
+        """
 operands = { <x> = "left", <w> = "right", <v> = "right", <d> = { kind = "depth", absent = 0 } }
 load = { <h> = "<x> + <d>" }
 products = { <p> = "<h> * <w>", <q> = "<h> * <v>" }
 saved = { <t> = "<p>", <u> = "<q>" }
 expr = "act(<t>) * <u>"
 ref = "act(<p>) * <q>"
-"""]}
+""",
+    ],
+}
 for _name, _entries in cases.said("NAMES").items():
     ENTRIES[_name] = ENTRIES.get(_name, []) + _entries
 HOLE = re.compile(r"<(\w+)>")
@@ -107,8 +124,12 @@ TAKEN = re.compile(r"d?out(_(outer|length|head|batch))?|elu_alpha|beta|padding_i
 def identifiers(texts):
     """(what may be an operand's name of the identifiers in texts, the words that names of operands are made longer by)."""
     found = {word for text in texts for word in re.findall(r"\b[A-Za-z_]\w*", code(text))}
-    longer = {made[1] for word in found if (made := re.fullmatch(r"kfi_d?zz[a-z]0_([a-z_]+)", word))} - {"out"}
-    return sorted(word for word in found if spec.usable(word) and not TAKEN.fullmatch(word)), sorted(longer)
+    longer = {
+        made[1] for word in found if (made := re.fullmatch(r"kfi_d?zz[a-z]0_([a-z_]+)", word))
+    } - {"out"}
+    return sorted(
+        word for word in found if spec.usable(word) and not TAKEN.fullmatch(word)
+    ), sorted(longer)
 
 
 def filled(entry, names):
@@ -122,7 +143,11 @@ def holes(entry):
 def op(family, name, entry, names):
     """An entry with these names for its holes."""
     act = "act(" in entry
-    head = [f'[op."{name}{"_{act}" if act else ""}{"_dropout" if "dropout(" in entry else ""}"]', f'family = "{family}"', 'brief = "names"']
+    head = [
+        f'[op."{name}{"_{act}" if act else ""}{"_dropout" if "dropout(" in entry else ""}"]',
+        f'family = "{family}"',
+        'brief = "names"',
+    ]
     return "\n".join([*head, *['without = ["none"]'] * act]) + filled(entry, names)
 
 
@@ -139,7 +164,13 @@ def spread(family, names, longer):
         taken = {}
         for hole in holes(ENTRIES[family][number]):
             first = next(iter(taken.values()), None)
-            taken[hole] = f"{first}_{more.pop()}" if first and more and len(taken) % 2 else left.pop() if left else f"spare_{hole}"
+            taken[hole] = (
+                f"{first}_{more.pop()}"
+                if first and more and len(taken) % 2
+                else left.pop()
+                if left
+                else f"spare_{hole}"
+            )
         found.append((number, taken))
     return found
 
@@ -154,16 +185,36 @@ def pairs(family, folder):
         own = [o.pattern for o in loaded.ops.values() if not o.builtin]
         return Selection(loaded, own, activations=[ACTIVATION[family]], dtypes=["f32"])
 
-    plain = "\n".join(op(family, f"plain{i}", entry, plain_names(entry)) for i, entry in enumerate(ENTRIES[family]))
+    plain = "\n".join(
+        op(family, f"plain{i}", entry, plain_names(entry))
+        for i, entry in enumerate(ENTRIES[family])
+    )
     made = Renderer(selected(plain), family).render()
-    names, longer = identifiers(text for header, text in made.items() if header.startswith("kf/user/") and "/activations" not in header)
+    names, longer = identifiers(
+        text
+        for header, text in made.items()
+        if header.startswith("kf/user/") and "/activations" not in header
+    )
     fixed = {*FAMILIES[family].names, *as_they_are(path)}
     names = [n for n in names if n not in fixed]
     odd = spread(family, names, longer)
-    wanted = selected(plain + "\n".join(op(family, f"odd{i}", ENTRIES[family][number], taken) for i, (number, taken) in enumerate(odd)))
+    wanted = selected(
+        plain
+        + "\n".join(
+            op(family, f"odd{i}", ENTRIES[family][number], taken)
+            for i, (number, taken) in enumerate(odd)
+        )
+    )
     functions = {f["name"]: f for f in kflib.write(wanted, folder, spec.user_stem([path]))}
-    return path, [(functions[re.sub(r"odd\d+", f"plain{odd[int(turn[1])][0]}", name)], f)
-                  for name, f in functions.items() if (turn := re.search(r"odd(\d+)", name))], names
+    return (
+        path,
+        [
+            (functions[re.sub(r"odd\d+", f"plain{odd[int(turn[1])][0]}", name)], f)
+            for name, f in functions.items()
+            if (turn := re.search(r"odd(\d+)", name))
+        ],
+        names,
+    )
 
 
 def made(once, family):
@@ -173,7 +224,12 @@ def made(once, family):
 
 def as_they_are(path):
     """Names that entries of the file cannot choose, and those of their gradients."""
-    found = {n for o in spec.load([path]).ops.values() if not o.builtin for n in (*(x.name for x in o.operands), *o.scalars, *o.outputs, *o.saved)}
+    found = {
+        n
+        for o in spec.load([path]).ops.values()
+        if not o.builtin
+        for n in (*(x.name for x in o.operands), *o.scalars, *o.outputs, *o.saved)
+    }
     found = {n for n in found if not n.startswith("zz")}
     return found | {f"d{n}" for n in found}
 
@@ -196,18 +252,35 @@ def compare(lib, memory, path, plain, f):
         results = []
         for g in (plain, f):
             given = call.given
-            rename = {a["name"]: b["name"] for a, b in zip(plain["arguments"], g["arguments"], strict=True)}
-            code_, back = memory.run(call.image, lambda base: lib.call(g, {rename.get(n, n): v for n, v in given(base).items()}))  # noqa: B023
+            rename = {
+                a["name"]: b["name"]
+                for a, b in zip(plain["arguments"], g["arguments"], strict=True)
+            }
+
+            def called(base, g=g, given=given, rename=rename):
+                return lib.call(g, {rename.get(n, n): v for n, v in given(base).items()})
+
+            code_, back = memory.run(call.image, called)
             assert code_ == 0, f"{g['name']} {sizes}: {lib.detail}"
             call.untouched(back)
             results.append(call.outputs(back))
         for name, want in results[0].items():
-            assert (want.view("u1") == results[1][name].view("u1")).all(), f"{f['name']} {sizes}: {name}"
+            assert (want.view("u1") == results[1][name].view("u1")).all(), (
+                f"{f['name']} {sizes}: {name}"
+            )
 
 
 def shapes(f):
     """Whole vectors, and rows that begin anywhere."""
     if own := cases.own(f):
         return [sizes for sizes, _ in own.SHAPES[:3]]
-    return cases.of_form(f, {"flat": [(1000,)], "rows": [(5, 64), (3, 37)], "planes": [(2, 3, 32), (2, 3, 9)], "heads": [(2, 2, 4, 32), (1, 2, 3, 7)],
-                             "groups": [(2, 1, 2, 4, 8), (2, 3, 2, 4, 1)]})
+    return cases.of_form(
+        f,
+        {
+            "flat": [(1000,)],
+            "rows": [(5, 64), (3, 37)],
+            "planes": [(2, 3, 32), (2, 3, 9)],
+            "heads": [(2, 2, 4, 32), (1, 2, 3, 7)],
+            "groups": [(2, 1, 2, 4, 8), (2, 3, 2, 4, 1)],
+        },
+    )

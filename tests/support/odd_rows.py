@@ -6,8 +6,16 @@ import faults
 import strided
 
 # One tensor in registers, two, with weights, of float32 too, gradients of weights, a picked column, what rows share.
-NAMES = ("kf_softmax_bf16", "kf_softmax_bwd_f16", "kf_layer_norm_bf16", "kf_layer_norm_bwd_bf16", "kf_add_rms_norm_bf16", "kf_rms_norm_bf16_f32",
-         "kf_cross_entropy_with_grad_bf16", "kf_scale_mask_softmax_bf16")
+NAMES = (
+    "kf_softmax_bf16",
+    "kf_softmax_bwd_f16",
+    "kf_layer_norm_bf16",
+    "kf_layer_norm_bwd_bf16",
+    "kf_add_rms_norm_bf16",
+    "kf_rms_norm_bf16_f32",
+    "kf_cross_entropy_with_grad_bf16",
+    "kf_scale_mask_softmax_bf16",
+)
 FUNCTIONS = faults.named(NAMES, "cuda")
 
 
@@ -29,14 +37,24 @@ def check(lib, memory, f, rows, cols):
         first = first or got
         for name, array in got.items():
             if not checks.same_bits(array, first[name]):
-                raise checks.Failure(f"{f['name']} {sizes}: {name} has other bits at alignment {shift}")
+                raise checks.Failure(
+                    f"{f['name']} {sizes}: {name} has other bits at alignment {shift}"
+                )
     for pair in checks.in_place_pairs(f):
-        got = checks.run(lib, memory, f, sizes, ("normal", "special")[cols % 2], shift=cols % 8, inplace=(pair,))
+        got = checks.run(
+            lib, memory, f, sizes, ("normal", "special")[cols % 2], shift=cols % 8, inplace=(pair,)
+        )
         for name, array in got.items():
             if not checks.same_bits(array, first[name]):
-                raise checks.Failure(f"{f['name']} {sizes}: {name} has other bits with {pair[0]} where {pair[1]} is")
+                raise checks.Failure(
+                    f"{f['name']} {sizes}: {name} has other bits with {pair[0]} where {pair[1]} is"
+                )
     strided.same(lib, memory, f, sizes)
     if absent := tuple(a["name"] for a in f["arguments"] if a.get("null") == "absent"):
-        whole, odd = (checks.run(lib, memory, f, sizes, drop=absent, shift=shift) for shift in (0, 1))
+        whole, odd = (
+            checks.run(lib, memory, f, sizes, drop=absent, shift=shift) for shift in (0, 1)
+        )
         if any(not checks.same_bits(array, odd[name]) for name, array in whole.items()):
-            raise checks.Failure(f"{f['name']} {sizes}: other bits without {', '.join(absent)} where rows are not aligned")
+            raise checks.Failure(
+                f"{f['name']} {sizes}: other bits without {', '.join(absent)} where rows are not aligned"
+            )

@@ -5,9 +5,11 @@ import cases
 import user_ops
 
 # Rows that C repeats, on tiles of every size, and that it does not; sums of several parts; nothing.
-SHAPES = {"rows": [(64, 100), (3, 5), (5, 2500), (2100, 12), (9, 700), (9, 1024), (0, 8)],
-          "planes": [(4, 7, 1), (2, 3, 304), (40, 3, 40), (70, 3, 130), (0, 3, 4)],
-          "groups": [(2, 1, 3, 12, 5), (2, 9, 2, 32, 1), (3, 1, 2, 6, 64)]}
+SHAPES = {
+    "rows": [(64, 100), (3, 5), (5, 2500), (2100, 12), (9, 700), (9, 1024), (0, 8)],
+    "planes": [(4, 7, 1), (2, 3, 304), (40, 3, 40), (70, 3, 130), (0, 3, 4)],
+    "groups": [(2, 1, 3, 12, 5), (2, 9, 2, 32, 1), (3, 1, 2, 6, 64)],
+}
 
 
 def _through(names, first):
@@ -19,9 +21,23 @@ def _through(names, first):
 
 
 def _op(name, expr, operands, **fields):
-    lines = [f'[op.{name}]', f'brief = "{expr}"', f'expr = "{expr}"', f'ref = "{fields.pop("ref", expr)}"', 'since = "0.1"']
-    lines += [f'{key} = {value if value.startswith("{") else repr(value)}' for key, value in fields.items()]
-    return "\n".join([*lines, f"[op.{name}.operands]", *(f"{n} = {kind}" for n, kind in operands.items())]) + "\n"
+    lines = [
+        f"[op.{name}]",
+        f'brief = "{expr}"',
+        f'expr = "{expr}"',
+        f'ref = "{fields.pop("ref", expr)}"',
+        'since = "0.1"',
+    ]
+    lines += [
+        f"{key} = {value if value.startswith('{') else repr(value)}"
+        for key, value in fields.items()
+    ]
+    return (
+        "\n".join(
+            [*lines, f"[op.{name}.operands]", *(f"{n} = {kind}" for n, kind in operands.items())]
+        )
+        + "\n"
+    )
 
 
 def _many(kind, count, grad):
@@ -35,28 +51,54 @@ def _wide(family, kind, count, grad):
         first, more = "x - mu", {"family": "row", "saved": '{ mu = "mean(x)" }'}
     expr = _through(operands, first)
     # A row of groups adds up what is multiplied with its statistics, which the forward saves.
-    return _op(f"{family}_{kind}_{count}_{'summed' if grad else 'read'}", expr, {"x": '"elem"'} | operands,
-               **({"ref": expr.replace("mu", "mean(x)")} if family == "row" else {}), **more)
+    return _op(
+        f"{family}_{kind}_{count}_{'summed' if grad else 'read'}",
+        expr,
+        {"x": '"elem"'} | operands,
+        **({"ref": expr.replace("mu", "mean(x)")} if family == "row" else {}),
+        **more,
+    )
 
 
 def _mixed(family, kind, order):
     """Gradients that are added up, of several dtypes."""
     operands = {n: f'{{ kind = "{kind}", dtype = "{d}" }}' for n, d in order}
     expr = _through(operands, "x - mu" if family == "row" else "x")
-    more = {"family": "row", "saved": '{ mu = "mean(x)" }', "ref": expr.replace("mu", "mean(x)")} if family == "row" else {}
-    return _op(f"{family}_{kind}_of_{'_'.join(d.lower() for _, d in order)}", expr, {"x": '"elem"'} | operands, **more)
+    more = (
+        {"family": "row", "saved": '{ mu = "mean(x)" }', "ref": expr.replace("mu", "mean(x)")}
+        if family == "row"
+        else {}
+    )
+    return _op(
+        f"{family}_{kind}_of_{'_'.join(d.lower() for _, d in order)}",
+        expr,
+        {"x": '"elem"'} | operands,
+        **more,
+    )
 
 
 ORDERS = [(("w", "T"), ("b", "acc")), (("b", "acc"), ("w", "T"), ("v", "T"), ("c", "acc"))]
 KINDS = [("map", "row"), ("map", "channel"), ("row", "row"), ("row", "channel"), ("row", "group")]
 WIDE = "\n".join([_wide(*KINDS[0], 8, False), *(_wide(f, k, 9, True) for f, k in KINDS)])
-WIDE += cases.by_level("", "\n".join([*(_wide(f, k, 8, False) for f, k in KINDS[1:]), *(_wide(f, k, 5, True) for f, k in KINDS)]))
+WIDE += cases.by_level(
+    "",
+    "\n".join(
+        [*(_wide(f, k, 8, False) for f, k in KINDS[1:]), *(_wide(f, k, 5, True) for f, k in KINDS)]
+    ),
+)
 # A packed tensor, whose rows are two rows apart, beside what is computed once a column.
-WIDE += _op("halves_by_column", "(y + w) * rsqrt(r * r + 1)", {"x": '{ kind = "half", parts = ["y", "w"] }', "r": '{ kind = "row", grad = false }'},
-            ref="(y + w) / np.sqrt(r * r + 1)")
+WIDE += _op(
+    "halves_by_column",
+    "(y + w) * rsqrt(r * r + 1)",
+    {"x": '{ kind = "half", parts = ["y", "w"] }', "r": '{ kind = "row", grad = false }'},
+    ref="(y + w) / np.sqrt(r * r + 1)",
+)
 # Many tensors of elements beside gradients that are added up: rows on their way in shared memory.
 _ELEMS = {n: '"elem"' for n in ("x", "y", "z", "w", "r")}
-LARGE = "\n".join(_op(f"large_{kind}", "(x * a0 + y * a1 + z * a2) * w + r", _ELEMS | _many(kind, 3, True)) for kind in ("row", "channel"))
+LARGE = "\n".join(
+    _op(f"large_{kind}", "(x * a0 + y * a1 + z * a2) * w + r", _ELEMS | _many(kind, 3, True))
+    for kind in ("row", "channel")
+)
 MIXED = "\n".join(_mixed(f, k, order) for f, k in KINDS for order in ORDERS)
 
 

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Eight threads that allocate from one pool, write a pattern of their own over each allocation and look whether it is still there when they
-   give it back: pool_threads ALLOCATIONS. Prints what the pool counted; sizes and lifetimes are random, and the same in every run. */
+/* Eight threads that allocate from one pool, write a pattern of their own over each allocation and
+   look whether it is still there when they give it back: pool_threads ALLOCATIONS. Prints what the
+   pool counted; sizes and lifetimes are random, and the same in every run. */
 #define KF_RUNTIME_IMPLEMENTATION
 #include <kf/runtime.h>
 
@@ -42,7 +43,8 @@ static void *work(void *number)
         failed |= give(l, stream);
         l->bytes = 1u + next(&state) % (next(&state) % 16 ? 8192u : 262144u);
         l->pattern = (unsigned char)(me * 31 + i);
-        if (!(l->at = (unsigned char *)kf_pool_allocate(ctx, l->bytes, stream))) return puts(kf_get_last_error_detail()), (void *)1;
+        if (!(l->at = (unsigned char *)kf_pool_allocate(ctx, l->bytes, stream)))
+            return puts(kf_get_last_error_detail()), (void *)1;
         memset(l->at, l->pattern, l->bytes);
     }
     for (int k = 0; k < LIVING; ++k) failed |= give(&own[k], NULL);
@@ -65,7 +67,10 @@ int main(int count, char **words)
         failed |= found != NULL;
     }
     if (kf_pool_get_stats(ctx, &stats) != KF_SUCCESS) return 2;
-    printf("%zu in use, %zu reserved, %zu at the peak, %zu hits\n", stats.in_use, stats.reserved, stats.peak, stats.hits);
-    if (kf_pool_clear(ctx) != KF_SUCCESS || kf_pool_get_stats(ctx, &stats) != KF_SUCCESS || stats.reserved) return 2;
+    printf("%zu in use, %zu reserved, %zu at the peak, %zu hits\n", stats.in_use, stats.reserved,
+           stats.peak, stats.hits);
+    if (kf_pool_clear(ctx) != KF_SUCCESS || kf_pool_get_stats(ctx, &stats) != KF_SUCCESS ||
+        stats.reserved)
+        return 2;
     return failed || kf_context_destroy(ctx) != KF_SUCCESS;
 }

@@ -33,16 +33,26 @@ def load():
 
 
 def processor():
-    words = re.search(r"^model name\s*: (.*)$", pathlib.Path("/proc/cpuinfo").read_text(), re.M) if os.path.exists("/proc/cpuinfo") else None
+    words = (
+        re.search(r"^model name\s*: (.*)$", pathlib.Path("/proc/cpuinfo").read_text(), re.M)
+        if os.path.exists("/proc/cpuinfo")
+        else None
+    )
     return words[1] if words else platform.machine()
 
 
 def machine():
     """gpu or cpu, and its name."""
     import kflib
+
     if kflib.has_gpu():
         import subprocess
-        name = subprocess.run(["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"], capture_output=True, text=True).stdout
+
+        name = subprocess.run(
+            ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"],
+            capture_output=True,
+            text=True,
+        ).stdout
         return "gpu", name.split("\n")[0]
     return "cpu", processor()
 
@@ -52,17 +62,27 @@ class Counts:
 
     def __init__(self):
         import kflib
-        self.families = {f[name]: f["family"] for f in kflib.manifest()["functions"] for name in ("name", "cpu_name")}
+
+        self.families = {
+            f[name]: f["family"]
+            for f in kflib.manifest()["functions"]
+            for name in ("name", "cpu_name")
+        }
         self.counts = collections.defaultdict(collections.Counter)
 
     def add(self, nodeid, outcome):
         """nodeid: of a test, or of a file that was skipped as a whole."""
         test, _, parameters = nodeid.removeprefix("tests/").partition("[")
         function = re.search(r"\bkf_\w+", parameters)
-        self.counts[test, self.families.get(function[0], "all") if function else "all"][outcome] += 1
+        self.counts[test, self.families.get(function[0], "all") if function else "all"][
+            outcome
+        ] += 1
 
     def tests(self):
-        return [[test, family, *(counter[o] for o in OUTCOMES)] for (test, family), counter in sorted(self.counts.items())]
+        return [
+            [test, family, *(counter[o] for o in OUTCOMES)]
+            for (test, family), counter in sorted(self.counts.items())
+        ]
 
     def files(self):
         return sorted({test.partition("::")[0] for test, _ in self.counts})
@@ -72,8 +92,12 @@ def had(whole=True):
     """{family: what a run of today's functions says of it}; whole: it ran all of a family's tests, so that the ledger may have it."""
     import ledger
     import selection
+
     functions = collections.Counter(f["family"] for f in selection.gate())
-    return {f: {"functions": n, "names": ledger.names(f), "content": ledger.digest(f) if whole else ""} for f, n in functions.items()}
+    return {
+        f: {"functions": n, "names": ledger.names(f), "content": ledger.digest(f) if whole else ""}
+        for f, n in functions.items()
+    }
 
 
 class Recorder:
@@ -87,15 +111,28 @@ class Recorder:
             self.counts.add(report.nodeid, report.outcome)
 
     def pytest_collectreport(self, report):
-        if report.outcome == "skipped" and report.nodeid.endswith(".py"):  # a file that skips itself
+        if report.outcome == "skipped" and report.nodeid.endswith(
+            ".py"
+        ):  # a file that skips itself
             self.counts.add(report.nodeid, "skipped")
 
     def pytest_sessionfinish(self, session):
         kind, name = machine()
         level, option = int(os.environ.get("KF_LEVEL", "1")), session.config.option
-        whole = level > 1 and not (option.keyword or option.markexpr or getattr(option, "lf", False) or any("::" in a for a in session.config.args))
-        found = {"kind": kind, "machine": name, "level": level, "families": had(whole), "files": self.counts.files() if whole else [],
-                 "tests": self.counts.tests()}
+        whole = level > 1 and not (
+            option.keyword
+            or option.markexpr
+            or getattr(option, "lf", False)
+            or any("::" in a for a in session.config.args)
+        )
+        found = {
+            "kind": kind,
+            "machine": name,
+            "level": level,
+            "families": had(whole),
+            "files": self.counts.files() if whole else [],
+            "tests": self.counts.tests(),
+        }
         out = ROOT / "build/promises.json"
         out.parent.mkdir(exist_ok=True)
         out.write_text(json.dumps(found, indent=0) + "\n")
@@ -117,19 +154,45 @@ def cell(result, pattern, family):
 
 def page(results):
     kinds = [k for k in ("cpu", "gpu") if k in results]
-    had = {k: ", ".join(f"{r['functions']:,} {family}" for family, r in sorted(results[k]["families"].items())) for k in kinds}
-    lines = [HEAD] + [f"- {'Without a GPU' if k == 'cpu' else 'With a GPU'}: {results[k]['machine']}, KF_LEVEL={results[k]['level']}, "
-                      f"{had[k]} functions" for k in kinds]
-    lines += ["", "| | promise | family | proven by | " + " | ".join("without a GPU" if k == "cpu" else "with a GPU" for k in kinds) + " |",
-              "| --: | :-- | :-- | :-- |" + " :-- |" * len(kinds)]
+    had = {
+        k: ", ".join(
+            f"{r['functions']:,} {family}" for family, r in sorted(results[k]["families"].items())
+        )
+        for k in kinds
+    }
+    lines = [HEAD] + [
+        f"- {'Without a GPU' if k == 'cpu' else 'With a GPU'}: {results[k]['machine']}, KF_LEVEL={results[k]['level']}, "
+        f"{had[k]} functions"
+        for k in kinds
+    ]
+    lines += [
+        "",
+        "| | promise | family | proven by | "
+        + " | ".join("without a GPU" if k == "cpu" else "with a GPU" for k in kinds)
+        + " |",
+        "| --: | :-- | :-- | :-- |" + " :-- |" * len(kinds),
+    ]
     for promise in load():
         for pattern in promise["tests"]:
-            families = sorted({of for r in results.values() for test, of, *_ in r["tests"] if covers(pattern, test)} - {"all"}) or ["all"]
+            families = sorted(
+                {
+                    of
+                    for r in results.values()
+                    for test, of, *_ in r["tests"]
+                    if covers(pattern, test)
+                }
+                - {"all"}
+            ) or ["all"]
             for family in families:
                 cells = [cell(results[k], pattern, family) for k in kinds]
                 if family != "all":  # a file that was skipped as a whole names no function
-                    cells = [cell(results[k], pattern.partition("::")[0], "all") if c == "-" else c for k, c in zip(kinds, cells)]
-                lines.append(f"| {promise['number']} | {promise['title']} | {family} | `tests/{pattern}` | {' | '.join(cells)} |")
+                    cells = [
+                        cell(results[k], pattern.partition("::")[0], "all") if c == "-" else c
+                        for k, c in zip(kinds, cells)
+                    ]
+                lines.append(
+                    f"| {promise['number']} | {promise['title']} | {family} | `tests/{pattern}` | {' | '.join(cells)} |"
+                )
     return "\n".join(lines) + "\n"
 
 
@@ -140,28 +203,56 @@ def filed():
 def joined(filed, run):
     """What is filed of a kind of machine, with a run's results where it has them; a family's stay where a run has not had it."""
     wanted = [pattern for promise in load() for pattern in promise["tests"]]
-    tests = [t for t in run["tests"] if any(covers(pattern, t[0]) or t[0] == pattern.partition("::")[0] for pattern in wanted)]
-    old = filed if filed and filed["level"] == run["level"] and filed["machine"] == run["machine"] else {"families": {}, "tests": []}
+    tests = [
+        t
+        for t in run["tests"]
+        if any(covers(pattern, t[0]) or t[0] == pattern.partition("::")[0] for pattern in wanted)
+    ]
+    old = (
+        filed
+        if filed and filed["level"] == run["level"] and filed["machine"] == run["machine"]
+        else {"families": {}, "tests": []}
+    )
     rows = {tuple(t[:2]): t for t in [*old["tests"], *tests]}
-    return {k: run[k] for k in ("kind", "machine", "level")} | {"families": old["families"] | run["families"], "tests": sorted(rows.values())}
+    return {k: run[k] for k in ("kind", "machine", "level")} | {
+        "families": old["families"] | run["families"],
+        "tests": sorted(rows.values()),
+    }
 
 
 def is_whole(runs):
     """Of runs of one level that have between them every file of tests: the families that all of them have had, as they are now, of which
     nothing failed, nor anything that runs functions of no one family."""
     import ledger
-    missing = {p.relative_to(ROOT / "tests").as_posix() for p in (ROOT / "tests").glob("**/test_*.py")} - {f for run in runs for f in run["files"]}
-    failed = {(family, test) for run in runs for test, family, _, failures, _ in run["tests"] if failures}
-    shared = [test for family, test in failed if family == "all" and test.partition("/")[0] in ("cpu", "emu", "errors")]
+
+    missing = {
+        p.relative_to(ROOT / "tests").as_posix() for p in (ROOT / "tests").glob("**/test_*.py")
+    } - {f for run in runs for f in run["files"]}
+    failed = {
+        (family, test) for run in runs for test, family, _, failures, _ in run["tests"] if failures
+    }
+    shared = [
+        test
+        for family, test in failed
+        if family == "all" and test.partition("/")[0] in ("cpu", "emu", "errors")
+    ]
     if missing or shared:
-        print("the ledger stays as it is:", f"failed: {shared[:5]}" if shared else f"not run whole: {sorted(missing)[:5]}")
+        print(
+            "the ledger stays as it is:",
+            f"failed: {shared[:5]}" if shared else f"not run whole: {sorted(missing)[:5]}",
+        )
         return []
-    whole = [f for f in ledger.families() if all(run["families"].get(f, {}).get("content") == ledger.digest(f) for run in runs)]
+    whole = [
+        f
+        for f in ledger.families()
+        if all(run["families"].get(f, {}).get("content") == ledger.digest(f) for run in runs)
+    ]
     return [f for f in whole if f not in {family for family, _ in failed}]
 
 
 def main():
     import ledger
+
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("runs", type=pathlib.Path, nargs="*", help="of different tests or families")
     results, runs = filed(), [json.loads(path.read_text()) for path in parser.parse_args().runs]
@@ -170,7 +261,9 @@ def main():
         results[kind] = joined(results.get(kind), run)
         RESULTS.mkdir(parents=True, exist_ok=True)
         head = json.dumps({k: v for k, v in results[kind].items() if k != "tests"})[:-1]
-        (RESULTS / f"{kind}.json").write_text(head + ', "tests": [\n' + ",\n".join(map(json.dumps, results[kind]["tests"])) + "\n]}\n")
+        (RESULTS / f"{kind}.json").write_text(
+            head + ', "tests": [\n' + ",\n".join(map(json.dumps, results[kind]["tests"])) + "\n]}\n"
+        )
     PAGE.write_text(page(results))
     if runs and all(run["kind"] == "cpu" and run["level"] > 1 for run in runs):
         ledger.write({family: ledger.digest(family) for family in is_whole(runs)})
@@ -178,5 +271,6 @@ def main():
 
 if __name__ == "__main__":
     import sys
+
     sys.path[:0] = [str(ROOT / "tests/support"), str(ROOT / "gen")]
     main()

@@ -4,7 +4,20 @@
 import pytest
 
 # MKL's vector functions, which PyTorch's CPU kernels call in float32 and float64.
-BY_MKL = ("exp", "expm1", "log", "log1p", "sin", "cos", "tanh", "erf", "erfc", "sqrt", "rsqrt", "sigmoid")
+BY_MKL = (
+    "exp",
+    "expm1",
+    "log",
+    "log1p",
+    "sin",
+    "cos",
+    "tanh",
+    "erf",
+    "erfc",
+    "sqrt",
+    "rsqrt",
+    "sigmoid",
+)
 
 
 def load():

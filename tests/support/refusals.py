@@ -18,12 +18,37 @@ import toolkit
 
 BUILD = kflib.ROOT / "build/tests/errors"
 FUNCTIONS = selection.gate()
-EXTENTS = {"flat": (67,), "rows": (5, 13), "planes": (2, 3, 11), "heads": (2, 2, 3, 5), "groups": (2, 3, 2, 4, 5)}
-PARTS = ("-DKFI_REDUCE_PART=16", "-DKFI_REDUCE_THREADS=32", "-DKFI_REDUCE_LEAST=1",
-         "-DKFI_REDUCE_WHOLE=1")  # a short axis is shared out, and needs a workspace
+EXTENTS = {
+    "flat": (67,),
+    "rows": (5, 13),
+    "planes": (2, 3, 11),
+    "heads": (2, 2, 3, 5),
+    "groups": (2, 3, 2, 4, 5),
+}
+PARTS = (
+    "-DKFI_REDUCE_PART=16",
+    "-DKFI_REDUCE_THREADS=32",
+    "-DKFI_REDUCE_LEAST=1",
+    "-DKFI_REDUCE_WHOLE=1",
+)  # a short axis is shared out, and needs a workspace
 CODES = range(15)
-(SUCCESS, NULL_POINTER, INVALID_SIZE, INVALID_VALUE, OVERLAP, WORKSPACE, UNSUPPORTED, NO_KERNEL_IMAGE, CUDA, OUT_OF_MEMORY, MISALIGNED, DTYPE, SHAPE,
- DEVICE, HANDLE) = CODES
+(
+    SUCCESS,
+    NULL_POINTER,
+    INVALID_SIZE,
+    INVALID_VALUE,
+    OVERLAP,
+    WORKSPACE,
+    UNSUPPORTED,
+    NO_KERNEL_IMAGE,
+    CUDA,
+    OUT_OF_MEMORY,
+    MISALIGNED,
+    DTYPE,
+    SHAPE,
+    DEVICE,
+    HANDLE,
+) = CODES
 GAP = 4096  # larger than any tensor here: what is moved onto one touches no other
 POISON = 0xC5
 PROBABILITY, SEED, OFFSET = 0.25, 1, 2
@@ -89,17 +114,30 @@ class Call:
         self.at[":workspace"], self.bytes[":workspace"] = end, self.workspace_bytes
         end += -(-self.workspace_bytes // 64) * 64 + GAP
         self.at[":state"], self.bytes[":state"] = end, 16
-        buffer = np.full(end + 256 + GAP, 0x3C, np.uint8)  # a small positive number in every float type
+        buffer = np.full(
+            end + 256 + GAP, 0x3C, np.uint8
+        )  # a small positive number in every float type
         skip = -buffer.ctypes.data % 256
         self.memory = buffer[skip:]
         self.base = self.memory.ctypes.data
-        self.memory[self.at[":state"]:self.at[":state"] + 16] = 0
+        self.memory[self.at[":state"] : self.at[":state"] + 16] = 0
         for a in tensors_of(f):
             if a["role"] != "in":
                 self.span(a["name"])[:] = POISON
-        self.values = dict(zip(f["sizes"], self.sizes)) | f["scalars"] | {
-            "workspace": self.address(":workspace") if self.workspace_bytes else None, "workspace_bytes": self.workspace_bytes,
-            "p": PROBABILITY, **(checks.state_at(self.address(":state")) if f["state"] else {"seed": SEED, "offset": OFFSET})}
+        self.values = (
+            dict(zip(f["sizes"], self.sizes))
+            | f["scalars"]
+            | {
+                "workspace": self.address(":workspace") if self.workspace_bytes else None,
+                "workspace_bytes": self.workspace_bytes,
+                "p": PROBABILITY,
+                **(
+                    checks.state_at(self.address(":state"))
+                    if f["state"]
+                    else {"seed": SEED, "offset": OFFSET}
+                ),
+            }
+        )
         for a in tensors_of(f):
             self.values[a["name"]] = self.address(a["name"])
 
@@ -114,7 +152,7 @@ class Call:
         return self.base + self.at[name]
 
     def span(self, name):
-        return self.memory[self.at[name]:self.at[name] + self.bytes[name]]
+        return self.memory[self.at[name] : self.at[name] + self.bytes[name]]
 
     def _launches(self):
         return self.lib.seen.count if self.lib.backend == "cuda" else 0
@@ -128,13 +166,21 @@ class Call:
         """The message is `function: argument what it got, expected ...`."""
         got, changed, launches = self._call()
         detail = self.lib.detail
-        assert got == code, f"{self.name} returned {got}, expected {code} for {argument} {words} ({detail if got else 'success'})"
-        assert detail.startswith(f"{self.name}: {argument} "), f"{self.name}: the message is {detail!r}, and is to be about {argument}"
+        assert got == code, (
+            f"{self.name} returned {got}, expected {code} for {argument} {words} ({detail if got else 'success'})"
+        )
+        assert detail.startswith(f"{self.name}: {argument} "), (
+            f"{self.name}: the message is {detail!r}, and is to be about {argument}"
+        )
         missing = [w for w in words if str(w) not in detail]
         assert not missing, f"{self.name}: {missing} not in the message {detail!r}"
         assert "expected" in detail and len(detail) < 511, f"{self.name}: the message is {detail!r}"
-        assert not changed.size, f"{self.name} refused {argument} {words}, and wrote at byte {changed[0]} of {self.at}"
-        assert launches == 0, f"{self.name} refused {argument} {words}, and launched {launches} kernels"
+        assert not changed.size, (
+            f"{self.name} refused {argument} {words}, and wrote at byte {changed[0]} of {self.at}"
+        )
+        assert launches == 0, (
+            f"{self.name} refused {argument} {words}, and launched {launches} kernels"
+        )
 
     def accepts(self, what, writes=()):
         """writes: names of the outputs that may change. Without any nothing is launched."""
@@ -142,8 +188,10 @@ class Call:
         assert code == SUCCESS, f"{self.name} refused {what}: {code} ({self.lib.detail})"
         allowed = np.zeros(self.memory.size, bool)
         for name in (*writes, ":workspace") if self.lib.backend == "cpu" else ():
-            allowed[self.at[name]:self.at[name] + self.bytes[name]] = True
+            allowed[self.at[name] : self.at[name] + self.bytes[name]] = True
         wrong = changed[~allowed[changed]]
         assert not wrong.size, f"{self.name} with {what} wrote at byte {wrong[0]} of {self.at}"
         if self.lib.backend == "cuda" and writes:
-            assert 1 <= launches <= cases.most_launches(self.f), f"{self.name} with {what}: {launches} launches"
+            assert 1 <= launches <= cases.most_launches(self.f), (
+                f"{self.name} with {what}: {launches} launches"
+            )

@@ -11,12 +11,22 @@ import counting
 import numpy as np
 from checks import Failure
 
-SHAPES = {"flat": [((1000,), 0), ((257,), 1)], "rows": [((7, 64), 0), ((5, 300), 1)], "planes": [((2, 3, 304), 0), ((2, 5, 49), 1), ((4, 8, 1), 0)],
-          "heads": [((2, 3, 5, 64), 0), ((3, 2, 5, 300), 1)], "groups": [((2, 1, 3, 15, 64), 0), ((2, 19, 3, 24, 1), 0), ((3, 3, 2, 10, 7), 1)]}
+SHAPES = {
+    "flat": [((1000,), 0), ((257,), 1)],
+    "rows": [((7, 64), 0), ((5, 300), 1)],
+    "planes": [((2, 3, 304), 0), ((2, 5, 49), 1), ((4, 8, 1), 0)],
+    "heads": [((2, 3, 5, 64), 0), ((3, 2, 5, 300), 1)],
+    "groups": [((2, 1, 3, 15, 64), 0), ((2, 19, 3, 24, 1), 0), ((3, 3, 2, 10, 7), 1)],
+}
 # Many blocks, and several parts of a reduced gradient.
 PARTED = [((2, 70001, 1), 0), ((1, 9000, 70), 0)]  # of reductions: an axis that is shared out
-LARGE = {"flat": [((300007,), 0)], "rows": [((600, 403), 0), ((3000, 64), 0)], "planes": [((10, 50, 331), 0), ((3000, 70, 1), 0), ((40, 32, 66), 0)],
-         "heads": [((3, 4, 50, 403), 0), ((6, 5, 100, 64), 0)], "groups": [((10, 1, 20, 100, 203), 0), ((6, 300, 8, 128, 1), 0)]}
+LARGE = {
+    "flat": [((300007,), 0)],
+    "rows": [((600, 403), 0), ((3000, 64), 0)],
+    "planes": [((10, 50, 331), 0), ((3000, 70, 1), 0), ((40, 32, 66), 0)],
+    "heads": [((3, 4, 50, 403), 0), ((6, 5, 100, 64), 0)],
+    "groups": [((10, 1, 20, 100, 203), 0), ((6, 300, 8, 128, 1), 0)],
+}
 
 
 def succeed(lib, f, call, given, stream=0):
@@ -37,24 +47,38 @@ def same(call, back, want, what):
     """The whole arena but the workspace: outputs bit by bit, and nothing else written."""
     at = call.place[":workspace"]
     differ = back != want
-    differ[at:at + call.workspace] = False
+    differ[at : at + call.workspace] = False
     first = np.flatnonzero(differ)
     if first.size:
         i = int(first[0])
-        name = next((n for n in call.tensors if call.place[n] <= i < call.place[n] + call.data[n].nbytes), "no tensor")
+        name = next(
+            (n for n in call.tensors if call.place[n] <= i < call.place[n] + call.data[n].nbytes),
+            "no tensor",
+        )
         item = call.data[name].itemsize if name in call.data else 1
         element = (i - call.place[name]) // item if name in call.data else i
-        raise Failure(f"{call.where}: {what}: {first.size} bytes differ, first in {name} at element {element}")
+        raise Failure(
+            f"{call.where}: {what}: {first.size} bytes differ, first in {name} at element {element}"
+        )
 
 
 def graph(gpu, lib, f, sizes, shift):
     """Captured once, replayed on other inputs: as the direct call on them. Nothing runs while it is captured."""
-    for values, seed in [("normal", 1)] + [("special", s) for s in range(2, 40)]:  # some results are the same for all ordinary inputs
+    for values, seed in [("normal", 1)] + [
+        ("special", s) for s in range(2, 40)
+    ]:  # some results are the same for all ordinary inputs
         calls = [checks.Layout(lib, f, sizes, values, seed=s, shift=shift) for s in (1, seed + 1)]
         if f["dropout"] and not f["state"]:
-            calls[1].set_philox(*calls[0].philox)  # arguments by value belong to the graph; a state's are read at every replay
+            calls[1].set_philox(
+                *calls[0].philox
+            )  # arguments by value belong to the graph; a state's are read at every replay
         wants = [direct(gpu, lib, f, c) for c in calls]
-        if not all(checks.same_bits(a, b) for a, b in zip(calls[0].outputs(wants[0]).values(), calls[1].outputs(wants[1]).values())):
+        if not all(
+            checks.same_bits(a, b)
+            for a, b in zip(
+                calls[0].outputs(wants[0]).values(), calls[1].outputs(wants[1]).values()
+            )
+        ):
             break
     else:
         raise Failure(f"{calls[0].where}: two inputs with one result prove nothing")
@@ -66,13 +90,20 @@ def graph(gpu, lib, f, sizes, shift):
         captured = gpu.end_capture(gpu.side)
     try:
         gpu.synchronize()
-        same(calls[0], gpu.download(calls[0].image.size), calls[0].image, "ran while it was captured")
+        same(
+            calls[0], gpu.download(calls[0].image.size), calls[0].image, "ran while it was captured"
+        )
         for replay in (0, 1, 0):
             call = calls[replay]
             gpu.upload(call.image, gpu.side)
             gpu.launch(captured, gpu.side)
             gpu.finish(gpu.side)
-            same(call, gpu.download(call.image.size, gpu.side), wants[replay], f"replayed with input {replay}")
+            same(
+                call,
+                gpu.download(call.image.size, gpu.side),
+                wants[replay],
+                f"replayed with input {replay}",
+            )
     finally:
         gpu.destroy(captured)
 
@@ -80,11 +111,18 @@ def graph(gpu, lib, f, sizes, shift):
 def streams(gpu, lib, cases):
     """[(function, sizes, shift)] on a stream of their own while the default stream is busy: they neither wait nor run there."""
     calls = [(f, checks.Layout(lib, f, sizes, seed=3, shift=shift)) for f, sizes, shift in cases]
-    wants = [direct(gpu, lib, f, call) for f, call in calls]  # kernels are loaded by now: loading may wait for the device
+    wants = [
+        direct(gpu, lib, f, call) for f, call in calls
+    ]  # kernels are loaded by now: loading may wait for the device
     with gpu.busy():
         for (f, call), want in zip(calls, wants):
             try:
-                result, back = gpu.run_on(gpu.side, call.image, lambda base, f=f, call=call: lib.call(f, call.given(base), gpu.side), 10)
+                result, back = gpu.run_on(
+                    gpu.side,
+                    call.image,
+                    lambda base, f=f, call=call: lib.call(f, call.given(base), gpu.side),
+                    10,
+                )
             except TimeoutError as e:
                 raise Failure(f"{call.where}: waits for the default stream") from e
             if result != 0:
@@ -97,8 +135,11 @@ def only_launches(gpu, lib, f, sizes, shift):
     call = checks.Layout(lib, f, sizes, seed=4, shift=shift)
     gpu.upload(call.image)
     given = call.given(gpu.base)
-    for what, changes, launches in (("a call", {}, range(1, max(2, cases.most_launches(f)) + 1)), ("an empty call", {s: 0 for s in f["sizes"]}, (0,)),
-                                    ("a refused call", {f["sizes"][0]: -1}, (0,))):
+    for what, changes, launches in (
+        ("a call", {}, range(1, max(2, cases.most_launches(f)) + 1)),
+        ("an empty call", {s: 0 for s in f["sizes"]}, (0,)),
+        ("a refused call", {f["sizes"][0]: -1}, (0,)),
+    ):
         counting.take(lib)
         result = lib.call(f, given | changes, gpu.side)
         found = counting.take(lib)
@@ -108,7 +149,9 @@ def only_launches(gpu, lib, f, sizes, shift):
         if found.get(counting.SETUP, 0) <= launched:
             found.pop(counting.SETUP, 0)
         if found or launched not in launches:
-            raise Failure(f"{call.where}: {what} made {launched} launches, expected {launches[0]}, and called {found or 'nothing else'}")
+            raise Failure(
+                f"{call.where}: {what} made {launched} launches, expected {launches[0]}, and called {found or 'nothing else'}"
+            )
     gpu.finish(gpu.side)
 
 
@@ -133,11 +176,18 @@ def repeated(gpu, lib, f, sizes, shift, times=20):
             continue
         for name, a in call.tensors.items():
             if a["role"] != "in":
-                gpu.compare(at + call.place[name], gpu.spare + room + call.place[name], call.data[name].nbytes, gpu.side)
+                gpu.compare(
+                    at + call.place[name],
+                    gpu.spare + room + call.place[name],
+                    call.data[name].nbytes,
+                    gpu.side,
+                )
     count, first = gpu.differences(gpu.side)
     gpu.synchronize()
     if count:
-        raise Failure(f"{call.where}: {count} bytes differ in {times - 1} repetitions, first at byte {first} of an output")
+        raise Failure(
+            f"{call.where}: {count} bytes differ in {times - 1} repetitions, first at byte {first} of an output"
+        )
     back = gpu.download(call.image.size, start=gpu.spare + room)
     call.untouched(back)
     call.check(call.outputs(back))
@@ -173,14 +223,25 @@ def changes_again(gpu, lib, f, sizes, pair):
 
 def batch_axis(a):
     """Whether a tensor has the axis that rows are counted along."""
-    kinds = ("elem", "half", "per_row", "per_plane", "per_query", "per_group", "per_channel", "shared")
+    kinds = (
+        "elem",
+        "half",
+        "per_row",
+        "per_plane",
+        "per_query",
+        "per_group",
+        "per_channel",
+        "shared",
+    )
     return a["kind"] in kinds or a["shape"][0] in ("rows", "batch")
 
 
 def loaded(gpu, lib, other, f, sizes, shift):
     """Launchers over CUDA's driver, whose kernels are loaded, give nvcc's bits."""
     call = checks.Layout(other, f, sizes, seed=8, shift=shift)  # its workspace is the larger one
-    same(call, direct(gpu, other, f, call), direct(gpu, lib, f, call), "by a kernel that was loaded")
+    same(
+        call, direct(gpu, other, f, call), direct(gpu, lib, f, call), "by a kernel that was loaded"
+    )
 
 
 def alone(gpu, lib, f, sizes, shift):
@@ -190,7 +251,9 @@ def alone(gpu, lib, f, sizes, shift):
         return
     if cases.channels(f):
         sizes = (1, sizes[1], sizes[0] * sizes[2])
-    call = checks.Layout(lib, f, sizes, seed=7, shift=shift, p=0.0)  # the mask is an element's own, by its index
+    call = checks.Layout(
+        lib, f, sizes, seed=7, shift=shift, p=0.0
+    )  # the mask is an element's own, by its index
     want = direct(gpu, lib, f, call)
     sums = {a["name"]: None for a in call.tensors.values() if a["role"] == "sum"}
     rows = sizes[cases.counted(f)]
@@ -212,10 +275,30 @@ def alone(gpu, lib, f, sizes, shift):
 
 def unaligned(gpu_memory, lib, f):
     """Every address that the element allows, all tensors alike and each its own: against the oracle."""
-    sizes = cases.of_form(f, {"flat": (203,), "rows": (5, 61), "planes": (3, 4, 33), "heads": (2, 2, 3, 61), "groups": (2, 3, 2, 10, 7)})
-    least = min(np.dtype(checks.STORAGE[a["dtype"]]).itemsize for a in f["arguments"] if "kind" in a)
+    sizes = cases.of_form(
+        f,
+        {
+            "flat": (203,),
+            "rows": (5, 61),
+            "planes": (3, 4, 33),
+            "heads": (2, 2, 3, 61),
+            "groups": (2, 3, 2, 10, 7),
+        },
+    )
+    least = min(
+        np.dtype(checks.STORAGE[a["dtype"]]).itemsize for a in f["arguments"] if "kind" in a
+    )
     for shift in range(1, 16 // least):
         checks.run(lib, gpu_memory, f, sizes, seed=shift, shift=shift)
-    even = cases.of_form(f, {"flat": (2048,), "rows": (6, 64), "planes": (2, 4, 64), "heads": (2, 2, 3, 64), "groups": (2, 2, 3, 12, 16)})
+    even = cases.of_form(
+        f,
+        {
+            "flat": (2048,),
+            "rows": (6, 64),
+            "planes": (2, 4, 64),
+            "heads": (2, 2, 3, 64),
+            "groups": (2, 2, 3, 12, 16),
+        },
+    )
     for shift in ((1, 0, 0, 0, 0, 0, 0, 0), (0, 0, 1), (0, 1), (2, 3, 1, 0, 5)):
         checks.run(lib, gpu_memory, f, even, seed=8, shift=shift)

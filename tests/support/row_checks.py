@@ -38,15 +38,28 @@ def draw(rng, call, a, values):
     if a["kind"] == "shared":
         return mask(rng, storage.shape_of(call.f, call.sizes, a), a["dtype"])
     rows, cols = extent(call)
-    shape = {"elem": (rows, cols), "row": (cols,), "channel": call.sizes[1:2], "group": call.sizes[3:4]}.get(a["kind"], (rows,))
+    shape = {
+        "elem": (rows, cols),
+        "row": (cols,),
+        "channel": call.sizes[1:2],
+        "group": call.sizes[3:4],
+    }.get(a["kind"], (rows,))
     if a["var"] == "I":  # labels, of which some are ignored, and some of no column
         far = 2**40 if a["dtype"] == "i64" else 2**30
         found = np.where(rng.random(shape) < 0.2, -100, rng.integers(0, max(cols, 1), shape))
-        return np.where(rng.random(shape) < 0.1, rng.choice([-1, cols, far, -far], shape), found).astype(storage.STORAGE[a["dtype"]])
+        return np.where(
+            rng.random(shape) < 0.1, rng.choice([-1, cols, far, -far], shape), found
+        ).astype(storage.STORAGE[a["dtype"]])
     array = storage.draw(rng, shape, a["dtype"], "normal", a["positive"])
-    if a["kind"] == "elem" and any("prod(" in text for text in call.kernel.op.outputs.values()):  # near 1: the product keeps its range
-        sizes = np.exp2(rng.standard_normal(shape) * min(1.0, 60.0 / max(cols, 1))) * rng.choice([-1.0, 1.0], shape)
-        array = storage.from_float(np.where(rng.random(shape) < 0.2 / max(cols, 1), 0.0, sizes), a["dtype"])
+    if a["kind"] == "elem" and any(
+        "prod(" in text for text in call.kernel.op.outputs.values()
+    ):  # near 1: the product keeps its range
+        sizes = np.exp2(rng.standard_normal(shape) * min(1.0, 60.0 / max(cols, 1))) * rng.choice(
+            [-1.0, 1.0], shape
+        )
+        array = storage.from_float(
+            np.where(rng.random(shape) < 0.2 / max(cols, 1), 0.0, sizes), a["dtype"]
+        )
     if a["kind"] == "elem" and values != "normal":
         array[::3] = storage.draw(rng, array[::3].shape, a["dtype"], values, a["positive"])
     return of_rows(call, array, a)
@@ -54,7 +67,9 @@ def draw(rng, call, a, values):
 
 def mask(rng, shape, dtype):
     """Which keys a query may see, as numbers to add or as conditions: some of them, of one query in five none, of another one all."""
-    seen = (rng.random(shape) < 0.7) & (rng.random((*shape[:-1], 1)) < 0.8) | (rng.random((*shape[:-1], 1)) < 0.2)
+    seen = (rng.random(shape) < 0.7) & (rng.random((*shape[:-1], 1)) < 0.8) | (
+        rng.random((*shape[:-1], 1)) < 0.2
+    )
     if dtype == "u8":  # any number but 0 will do
         return np.where(seen, rng.integers(1, 256, shape), 0).astype(np.uint8)
     return storage.from_float(np.where(seen, rng.standard_normal(shape), -np.inf), dtype)
@@ -68,25 +83,38 @@ def of_rows(call, array, tensor):
         return np.ascontiguousarray(array.reshape(channels, outer, inner).swapaxes(0, 1))
     if cases.groups(call.f) and kind == "elem":
         outer, length, groups, channels, inner = segments(call)
-        array = np.ascontiguousarray(array.reshape(outer, groups, length, channels, inner).swapaxes(1, 2))
+        array = np.ascontiguousarray(
+            array.reshape(outer, groups, length, channels, inner).swapaxes(1, 2)
+        )
         return array.reshape(outer, length, groups * channels, inner)
     if call.f["family"] != "reduce":
         return array.reshape(storage.shape_of(call.f, call.sizes, tensor))
     outer, axis, inner = call.sizes
-    return np.ascontiguousarray(array.reshape(outer, inner, axis).swapaxes(1, 2)) if kind == "elem" else array.reshape(outer, inner)
+    return (
+        np.ascontiguousarray(array.reshape(outer, inner, axis).swapaxes(1, 2))
+        if kind == "elem"
+        else array.reshape(outer, inner)
+    )
 
 
 def columns(call, array, kind):
     """As [rows, cols]."""
     if call.f["family"] == "reduce" and kind == "elem":
-        return np.ascontiguousarray(array.swapaxes(1, 2)).reshape(extent(call))  # NumPy adds up in pairs only what lies side by side
+        return np.ascontiguousarray(array.swapaxes(1, 2)).reshape(
+            extent(call)
+        )  # NumPy adds up in pairs only what lies side by side
     if cases.channels(call.f) and kind == "elem":
         return np.ascontiguousarray(array.reshape(call.sizes).swapaxes(0, 1)).reshape(extent(call))
     if cases.groups(call.f) and kind in ("elem", "group"):
         outer, length, groups, channels, inner = segments(call)
         if kind == "elem":
-            return np.ascontiguousarray(array.reshape(outer, length, groups, channels, inner).swapaxes(1, 2)).reshape(extent(call))
-        return np.broadcast_to(array.reshape(groups, channels)[:, None, :, None], (outer, groups, length, channels, inner)).reshape(extent(call))
+            return np.ascontiguousarray(
+                array.reshape(outer, length, groups, channels, inner).swapaxes(1, 2)
+            ).reshape(extent(call))
+        return np.broadcast_to(
+            array.reshape(groups, channels)[:, None, :, None],
+            (outer, groups, length, channels, inner),
+        ).reshape(extent(call))
     if kind == "shared":
         return np.broadcast_to(array[:, None], call.sizes).reshape(extent(call))
     if kind == "channel":
@@ -97,7 +125,11 @@ def columns(call, array, kind):
 def by_channel(call, array):
     """Of rows that are groups, as [outer * length * inner, groups * channels]."""
     outer, length, groups, channels, inner = segments(call)
-    return array.reshape(outer, groups, length, channels, inner).transpose(0, 2, 4, 1, 3).reshape(outer * length * inner, groups * channels)
+    return (
+        array.reshape(outer, groups, length, channels, inner)
+        .transpose(0, 2, 4, 1, 3)
+        .reshape(outer * length * inner, groups * channels)
+    )
 
 
 def key(call):
@@ -107,7 +139,10 @@ def key(call):
 @functools.cache
 def _forward(pattern, dtypes, bwd, activation, files):
     """What the forward makes that the backward reads: (graph, {name: node})."""
-    kernel, act = storage.kernel_of(pattern, dtypes, bwd, files), storage.spec(files).activations[activation]
+    kernel, act = (
+        storage.kernel_of(pattern, dtypes, bwd, files),
+        storage.spec(files).activations[activation],
+    )
     graph, env, outs = families.of(kernel.op).graph(kernel.op)
     nodes = {**{n: env[n] for n in kernel.op.saved}, **outs}
     graph, roots = passes.inlined(graph, list(nodes.values()), act)
@@ -115,10 +150,14 @@ def _forward(pattern, dtypes, bwd, activation, files):
 
 
 def environment(call, data):
-    env = dict(call.scalars) | {s: v for s, v in call.kernel.op.scalars.items() if s not in call.scalars}
+    env = dict(call.scalars) | {
+        s: v for s, v in call.kernel.op.scalars.items() if s not in call.scalars
+    }
     for s in call.kernel.inputs:
         if s.absent is not None and s.name in call.drop:
-            env[s.name] = np.full(extent(call)[1] if s.kind in ("row", "group") else 1, float(s.absent))
+            env[s.name] = np.full(
+                extent(call)[1] if s.kind in ("row", "group") else 1, float(s.absent)
+            )
         else:
             env[s.name] = columns(call, storage.to_float(data[s.name], s.dtype.word), s.kind)
     env |= query_names(extent(call)[0], call.sizes[2], np) if call.f["form"] == "heads" else {}
@@ -127,7 +166,12 @@ def environment(call, data):
 
 def fill(call):
     """The backward's inputs that the forward makes, of the data that was drawn."""
-    made = [s for s in call.kernel.inputs if s.name in call.kernel.op.saved or (s.name in call.kernel.op.outputs and s.reads != "never")]
+    made = [
+        s
+        for s in call.kernel.inputs
+        if s.name in call.kernel.op.saved
+        or (s.name in call.kernel.op.outputs and s.reads != "never")
+    ]
     rows_, cols = extent(call)
     if not call.kernel.bwd or not made or not cols:
         return
@@ -135,19 +179,27 @@ def fill(call):
     env = environment(call, call.data) | row_names(cols, np)
     found = evaluate(graph, [nodes[s.name] for s in made], env, np, sp)
     for s, value in zip(made, found):
-        value = of_rows(call, np.broadcast_to(value, (rows_, cols if s.kind == "elem" else 1)), call.tensors[s.name])
+        value = of_rows(
+            call,
+            np.broadcast_to(value, (rows_, cols if s.kind == "elem" else 1)),
+            call.tensors[s.name],
+        )
         call.data[s.name] = np.ascontiguousarray(storage.from_float(value, s.dtype.word))
 
 
 @functools.cache
 def _bound(pattern, dtypes, bwd, activation, files):
-    return row_oracle.Bound(storage.kernel_of(pattern, dtypes, bwd, files), storage.spec(files).activations[activation])
+    return row_oracle.Bound(
+        storage.kernel_of(pattern, dtypes, bwd, files), storage.spec(files).activations[activation]
+    )
 
 
 def from_nan(bound, env, cols):
     """Per result, where it is NaN since an input is: with the other inputs small it is NaN too, without the NaN it is not. That
     holds in every range."""
-    small = {n: np.clip(v, -8.0, 8.0) if np.ndim(v) and n != QUERY else v for n, v in env.items()} | row_names(cols, np)
+    small = {
+        n: np.clip(v, -8.0, 8.0) if np.ndim(v) and n != QUERY else v for n, v in env.items()
+    } | row_names(cols, np)
     plain = {n: np.nan_to_num(v, nan=1.0) for n, v in small.items()}
     found = [evaluate(bound.graph, bound.roots, e, np, sp) for e in (small, plain)]
     return [np.isnan(a) & ~np.isnan(b) for a, b in zip(*found)]
@@ -158,7 +210,10 @@ def check(call, got, weights=None):
     compute = "f64" if kernel.dtype.compute == "f64" else "f32"
     eps, tiny, largest = storage.EPS[compute], storage.TINY[compute], storage.MANTISSA[compute][2]
     env, bound = environment(call, call.data), _bound(*key(call))
-    stored = {n: columns(call, storage.to_float(got[n], kernel.dtype.word), "elem") for n in passes.stored(kernel.graph).values()}
+    stored = {
+        n: columns(call, storage.to_float(got[n], kernel.dtype.word), "elem")
+        for n in passes.stored(kernel.graph).values()
+    }
     env |= stored
     found, beyond = bound.evaluate(env, cols, eps, tiny, largest / 4)
     finite = np.ones((count, 1), bool)
@@ -168,15 +223,23 @@ def check(call, got, weights=None):
     k = call.f["tolerance"]["factor"]
     wants = {}
     if not kernel.bwd:
-        tapes, _ = row_oracle.reference(kernel.op, call.act, {s.name: env[s.name] for s in kernel.operands}, {
-            n: v for n, v in env.items() if np.ndim(v) == 0 or n == QUERY} | call.scalars, stored, *call.mask())
+        tapes, _ = row_oracle.reference(
+            kernel.op,
+            call.act,
+            {s.name: env[s.name] for s in kernel.operands},
+            {n: v for n, v in env.items() if np.ndim(v) == 0 or n == QUERY} | call.scalars,
+            stored,
+            *call.mask(),
+        )
         wants = {n: t.value for n, t in tapes.items()}
     for s, (value, error), nan in zip(kernel.outputs, found, from_nan(bound, env, cols)):
         if s.name in call.drop:
             continue
         shape = (count, cols if s.kind in ("elem", "row", "group") else 1)
         want = np.broadcast_to(wants.get(s.name, value), shape)
-        error = np.broadcast_to(error, shape) + (eps * np.abs(np.nan_to_num(want, posinf=0.0, neginf=0.0)))
+        error = np.broadcast_to(error, shape) + (
+            eps * np.abs(np.nan_to_num(want, posinf=0.0, neginf=0.0))
+        )
         own = storage.to_float(got[s.name], s.dtype.word)
         if s.var == "I":  # exact, whatever the values are
             storage.same(own.reshape(-1), want.reshape(-1), f"{call.where}: {s.name}")
@@ -186,13 +249,25 @@ def check(call, got, weights=None):
         skip = np.broadcast_to(beyond[:, None], shape) & ~sure
         loose = np.broadcast_to(~finite & kernel.bwd, shape) & ~sure
         if s.kind == "channel":  # the planes of a batch side by side
-            want, error, sure, skip, loose = (v.reshape(call.sizes[:2]) for v in (want, error, sure, skip, loose))
-        if s.kind == "group":  # the groups of a batch side by side, a channel's elements below each other
-            want, error, sure, skip, loose = (by_channel(call, v) for v in (want, error, sure, skip, loose))
-        if s.role == "sum":  # a column has an element of every row: one that is NaN makes it NaN, one that is not known hides it
+            want, error, sure, skip, loose = (
+                v.reshape(call.sizes[:2]) for v in (want, error, sure, skip, loose)
+            )
+        if (
+            s.kind == "group"
+        ):  # the groups of a batch side by side, a channel's elements below each other
+            want, error, sure, skip, loose = (
+                by_channel(call, v) for v in (want, error, sure, skip, loose)
+            )
+        if (
+            s.role == "sum"
+        ):  # a column has an element of every row: one that is NaN makes it NaN, one that is not known hides it
             skip = (skip | (loose & np.isnan(want))).any(0) & ~sure.any(0)
             loose = False
-            times = np.ones(len(want)) if weights is None else np.repeat(weights, len(want) // len(weights))  # of a batch
+            times = (
+                np.ones(len(want))
+                if weights is None
+                else np.repeat(weights, len(want) // len(weights))
+            )  # of a batch
             with np.errstate(all="ignore"):
                 terms = np.abs(np.nan_to_num(want, posinf=0.0, neginf=0.0)).T @ times
                 want, error = want.T @ times, error.T @ times + eps * np.sqrt(times.sum()) * terms
@@ -201,5 +276,16 @@ def check(call, got, weights=None):
         # subnormal when it is stored. Its `top` excuses results of intermediates that left the range: 0, since those are skipped.
         with np.errstate(over="ignore"):
             scale = error / eps
-        storage.compare(own, np.where(skip, own, want), s.dtype.word, compute, k, scale, np.ones_like(scale), np.zeros_like(scale), False,
-                        f"{call.where}: {s.name}", loose)
+        storage.compare(
+            own,
+            np.where(skip, own, want),
+            s.dtype.word,
+            compute,
+            k,
+            scale,
+            np.ones_like(scale),
+            np.zeros_like(scale),
+            False,
+            f"{call.where}: {s.name}",
+            loose,
+        )

@@ -13,21 +13,45 @@ IMPLEMENTATION = "#define KF_RUNTIME_IMPLEMENTATION\n#include <kf/runtime.h>\n"
 ABI = int(re.search(r"KF_RUNTIME_ABI (\d+)", HEADER.read_text())[1])
 WARNINGS = "-Wall -Wextra -Wshadow -Wconversion -Werror".split()
 MAX_DIMS = 8
-CODES = {m[1]: int(m[2]) for m in re.finditer(r"KF_(\w+) = (\d+)", (kflib.ROOT / "include/kf/core/result.h").read_text())}
+CODES = {
+    m[1]: int(m[2])
+    for m in re.finditer(r"KF_(\w+) = (\d+)", (kflib.ROOT / "include/kf/core/result.h").read_text())
+}
 F32, F16, BF16, F64, I32, I64, U8 = range(7)
-NUMPY = {F32: np.float32, F16: np.float16, BF16: np.uint16, F64: np.float64, I32: np.int32, I64: np.int64, U8: np.uint8}  # bf16: its bits
+NUMPY = {
+    F32: np.float32,
+    F16: np.float16,
+    BF16: np.uint16,
+    F64: np.float64,
+    I32: np.int32,
+    I64: np.int64,
+    U8: np.uint8,
+}  # bf16: its bits
 CPU, CUDA = 1, 2
-INTEGERS = {"int": ctypes.c_int, "int32_t": ctypes.c_int32, "int64_t": ctypes.c_int64, "size_t": ctypes.c_size_t, "kf_result_t": ctypes.c_int,
-            "kf_activation_t": ctypes.c_int32}
+INTEGERS = {
+    "int": ctypes.c_int,
+    "int32_t": ctypes.c_int32,
+    "int64_t": ctypes.c_int64,
+    "size_t": ctypes.c_size_t,
+    "kf_result_t": ctypes.c_int,
+    "kf_activation_t": ctypes.c_int32,
+}
 
 
 class Description(ctypes.Structure):
-    _fields_ = [("shape", ctypes.POINTER(ctypes.c_int64)), ("strides", ctypes.POINTER(ctypes.c_int64)),
-                *((n, ctypes.c_int32) for n in ("ndim", "dtype", "device_type", "device_id"))]
+    _fields_ = [
+        ("shape", ctypes.POINTER(ctypes.c_int64)),
+        ("strides", ctypes.POINTER(ctypes.c_int64)),
+        *((n, ctypes.c_int32) for n in ("ndim", "dtype", "device_type", "device_id")),
+    ]
 
 
 class Memory(ctypes.Structure):
-    _fields_ = [("data", ctypes.c_void_p), ("size", ctypes.c_size_t), ("owns_memory", ctypes.c_int32)]
+    _fields_ = [
+        ("data", ctypes.c_void_p),
+        ("size", ctypes.c_size_t),
+        ("owns_memory", ctypes.c_int32),
+    ]
 
 
 class StreamConfig(ctypes.Structure):
@@ -39,8 +63,14 @@ class Stats(ctypes.Structure):
 
 
 class DeviceInfo(ctypes.Structure):
-    _fields_ = [("name", ctypes.c_char * 256), ("memory", ctypes.c_size_t),
-                *((n, ctypes.c_int32) for n in ("multiprocessors", "major", "minor", "device_type", "device_id"))]
+    _fields_ = [
+        ("name", ctypes.c_char * 256),
+        ("memory", ctypes.c_size_t),
+        *(
+            (n, ctypes.c_int32)
+            for n in ("multiprocessors", "major", "minor", "device_type", "device_id")
+        ),
+    ]
 
 
 def prototypes():
@@ -48,22 +78,51 @@ def prototypes():
     text = re.sub(r"/\*.*?\*/", "", HEADER.read_text(), flags=re.S)
     found = {}
     for result, name, parameters in re.findall(r"^([\w ]+?[ *]+)(kf_\w+)\(([^()]*)\);", text, re.M):
-        found[name] = (result.strip(), [] if parameters == "void" else [re.sub(r"\w+$", "", p).strip() for p in parameters.split(",")])
+        found[name] = (
+            result.strip(),
+            []
+            if parameters == "void"
+            else [re.sub(r"\w+$", "", p).strip() for p in parameters.split(",")],
+        )
     return found
 
 
 def ctype(word):
-    return ctypes.c_char_p if word == "const char *" else ctypes.c_void_p if "*" in word else INTEGERS[word]
+    return (
+        ctypes.c_char_p
+        if word == "const char *"
+        else ctypes.c_void_p
+        if "*" in word
+        else INTEGERS[word]
+    )
 
 
 def types():
     return set(re.findall(r"\b(kf_\w+_t);", HEADER.read_text()))
 
 
-def compile_library(folder, *flags, compiler="gcc -std=c11", text=IMPLEMENTATION, name="runtime.c", link=(), warnings=WARNINGS):
+def compile_library(
+    folder,
+    *flags,
+    compiler="gcc -std=c11",
+    text=IMPLEMENTATION,
+    name="runtime.c",
+    link=(),
+    warnings=WARNINGS,
+):
     (folder / name).write_text(text)
     library = folder / f"lib{name.split('.')[0]}.so"
-    words = ["-O1", *warnings, "-fPIC", "-shared", *flags, f"-I{kflib.ROOT / 'include'}", folder / name, "-o", library]
+    words = [
+        "-O1",
+        *warnings,
+        "-fPIC",
+        "-shared",
+        *flags,
+        f"-I{kflib.ROOT / 'include'}",
+        folder / name,
+        "-o",
+        library,
+    ]
     subprocess.run([*compiler.split(), *words, *link, "-lm"], check=True)
     return library
 
@@ -89,8 +148,12 @@ class Api:
 
     def describe(self, shape, dtype=F32, strides=None, ndim=None, device=(0, 0)):
         """A description, and what it points to."""
-        numbers = [None if n is None else (ctypes.c_int64 * max(len(n), 1))(*n) for n in (shape, strides)]
-        d = Description(numbers[0], numbers[1], len(shape) if ndim is None else ndim, dtype, *device)
+        numbers = [
+            None if n is None else (ctypes.c_int64 * max(len(n), 1))(*n) for n in (shape, strides)
+        ]
+        d = Description(
+            numbers[0], numbers[1], len(shape) if ndim is None else ndim, dtype, *device
+        )
         d.kept = numbers
         return d
 
@@ -103,13 +166,17 @@ class Api:
         """A tensor over an array's memory, of its shape and strides; the array must outlive it."""
         strides = [s // array.itemsize for s in array.strides]
         memory = Memory(array.ctypes.data, 0, 0)
-        found = self.tensor_create_from_memory(ctx, ctypes.byref(memory), ctypes.byref(self.describe(array.shape, dtype, strides)))
+        found = self.tensor_create_from_memory(
+            ctx, ctypes.byref(memory), ctypes.byref(self.describe(array.shape, dtype, strides))
+        )
         assert found, self.detail
         return found
 
     def layout(self, tensor):
         n = self.tensor_ndim(tensor)
-        return tuple(self.tensor_size(tensor, i) for i in range(n)), tuple(self.tensor_stride(tensor, i) for i in range(n))
+        return tuple(self.tensor_size(tensor, i) for i in range(n)), tuple(
+            self.tensor_stride(tensor, i) for i in range(n)
+        )
 
     def array(self, tensor):
         """NumPy's view of a tensor of the CPU."""
@@ -119,7 +186,9 @@ class Api:
             return np.zeros(shape, dtype)
         reach = 1 + sum((n - 1) * s for n, s in zip(shape, strides))
         memory = (ctypes.c_char * (reach * dtype.itemsize)).from_address(self.tensor_data(tensor))
-        return np.lib.stride_tricks.as_strided(np.frombuffer(memory, dtype), shape, [s * dtype.itemsize for s in strides])
+        return np.lib.stride_tricks.as_strided(
+            np.frombuffer(memory, dtype), shape, [s * dtype.itemsize for s in strides]
+        )
 
     def destroy(self, *objects):
         for kind, handle in objects:

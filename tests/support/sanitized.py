@@ -21,16 +21,37 @@ import wgmma  # noqa: E402
 # Fewer blocks than usual fill the GPU, so that several vectors a thread are reached by tensors of a few ten thousand elements.
 FLAGS = ("-O3", "-arch=native", "-lineinfo", "-DKFI_MAP_FILL=4")
 # Vectors and single elements, several vectors a thread, odd rows, planes and rows of channels, tails, sums of several parts.
-SHAPES = {"flat": [((1003,), 0), ((61,), 1), ((32773,), 0)],
-          "rows": [((7, 64), 0), ((5, 301), 0), ((9, 67), 1), ((601, 72), 0), ((601, 67), 0)],
-          "planes": [((3, 4, 304), 0), ((2, 5, 49), 1), ((40, 8, 1), 0), ((60, 33, 1), 0), ((4, 32, 66), 0), ((45, 15, 49), 0), ((4100, 8, 1), 0)],
-          "heads": [((2, 3, 5, 304), 0), ((2, 2, 3, 49), 1)],
-          "groups": [((2, 1, 3, 15, 64), 0), ((2, 33, 3, 30, 1), 0), ((1, 3, 2, 10, 7), 1), ((1, 600, 4, 64, 1), 0)]}
+SHAPES = {
+    "flat": [((1003,), 0), ((61,), 1), ((32773,), 0)],
+    "rows": [((7, 64), 0), ((5, 301), 0), ((9, 67), 1), ((601, 72), 0), ((601, 67), 0)],
+    "planes": [
+        ((3, 4, 304), 0),
+        ((2, 5, 49), 1),
+        ((40, 8, 1), 0),
+        ((60, 33, 1), 0),
+        ((4, 32, 66), 0),
+        ((45, 15, 49), 0),
+        ((4100, 8, 1), 0),
+    ],
+    "heads": [((2, 3, 5, 304), 0), ((2, 2, 3, 49), 1)],
+    "groups": [
+        ((2, 1, 3, 15, 64), 0),
+        ((2, 33, 3, 30, 1), 0),
+        ((1, 3, 2, 10, 7), 1),
+        ((1, 600, 4, 64, 1), 0),
+    ],
+}
 # Of ops over rows: several rows for each persistent block, of several warps; a cluster of blocks; a row in shared memory.
 LONG = [((601, 1000), 0), ((3, 40000), 0), ((3, 40001), 1)]
 # Of products by wgmma: tiles and stages that are no whole ones, batches, more tiles than SMs; few rows, by blocks that share a depth, and by one.
 WGMMA_FLAGS = ("-O3", "-gencode=arch=compute_90a,code=sm_90a", "-lineinfo")
-WGMMA = [((1, 130, 136, 72), 0), ((2, 200, 72, 712), 0), ((1, 1000, 2064, 520), 0), ((1, 16, 520, 1032), 0), ((1, 64, 136, 72), 0)]
+WGMMA = [
+    ((1, 130, 136, 72), 0),
+    ((2, 200, 72, 712), 0),
+    ((1, 1000, 2064, 520), 0),
+    ((1, 16, 520, 1032), 0),
+    ((1, 64, 136, 72), 0),
+]
 PARTED = [((1, 70001, 1), 0), ((1, 3000, 40), 0)]
 
 
@@ -41,7 +62,9 @@ def chosen(which):
 def shapes(f, which=""):
     if which == "wgmma":
         return WGMMA
-    return cases.of_form(f, SHAPES) + {"row": cases.rows_of(f, LONG), "reduce": PARTED}.get(f["family"], [])
+    return cases.of_form(f, SHAPES) + {"row": cases.rows_of(f, LONG), "reduce": PARTED}.get(
+        f["family"], []
+    )
 
 
 class Runtime:
@@ -59,7 +82,13 @@ class Runtime:
         pointer = ctypes.c_void_p()
         self.call("cudaMalloc", ctypes.byref(pointer), ctypes.c_size_t(max(size + skip, 1)))
         if array is not None:
-            self.call("cudaMemcpy", ctypes.c_void_p(pointer.value + skip), ctypes.c_void_p(array.ctypes.data), ctypes.c_size_t(size), 1)
+            self.call(
+                "cudaMemcpy",
+                ctypes.c_void_p(pointer.value + skip),
+                ctypes.c_void_p(array.ctypes.data),
+                ctypes.c_size_t(size),
+                1,
+            )
         return pointer.value
 
 
@@ -71,10 +100,14 @@ def run(lib, runtime, f, sizes, shift):
             continue
         array, skip = call.data[name], shift * call.data[name].itemsize
         # Outputs and the workspace stay as they were allocated, so that initcheck sees who reads them: but for outputs that are added to.
-        owned.append(runtime.place(array.nbytes, array if a["role"] == "in" or call.scalars.get("beta") else None, skip))
+        owned.append(
+            runtime.place(
+                array.nbytes, array if a["role"] == "in" or call.scalars.get("beta") else None, skip
+            )
+        )
         given[name] = owned[-1] + skip
     if f["state"]:
-        owned.append(runtime.place(16, call.image[call.state:call.state + 16].copy()))
+        owned.append(runtime.place(16, call.image[call.state : call.state + 16].copy()))
         given |= checks.state_at(owned[-1])
     if call.workspace:
         owned.append(runtime.place(call.workspace))
@@ -89,7 +122,7 @@ def run(lib, runtime, f, sizes, shift):
 
 def main(library, shard, shards, which=""):
     lib, runtime, calls = kflib.Lib("cuda", library), Runtime(), 0
-    for f in chosen(which)[int(shard)::int(shards)]:
+    for f in chosen(which)[int(shard) :: int(shards)]:
         for sizes, shift in shapes(f, which):
             run(lib, runtime, f, sizes, shift)
             calls += 1

@@ -13,7 +13,11 @@ import checks  # noqa: E402
 import kflib  # noqa: E402
 import user_ops  # noqa: E402
 
-SIZES = {"flat": [(1000,), (67,)], "rows": [(5, 131), (40, 8), (3, 600)], "planes": [(3, 5, 49), (2, 3, 304), (7, 9, 1)]}
+SIZES = {
+    "flat": [(1000,), (67,)],
+    "rows": [(5, 131), (40, 8), (3, 600)],
+    "planes": [(3, 5, 49), (2, 3, 304), (7, 9, 1)],
+}
 
 
 def run(lib, memory, functions, path):
@@ -24,7 +28,11 @@ def run(lib, memory, functions, path):
 
 
 def own(path, dtypes, activations):
-    return [f for f in user_ops.functions(path, activations) if f["dtypes"][0] in dtypes and f["activation"] in activations]
+    return [
+        f
+        for f in user_ops.functions(path, activations)
+        if f["dtypes"][0] in dtypes and f["activation"] in activations
+    ]
 
 
 def main():

@@ -22,7 +22,11 @@ import pytest
 # (group, its tests, the first that fits, seconds)
 TABLE = (
     ("C sanitizers", "tests/cpu/test_sanitizers.py", 80),
-    ("seeded faults", "tests/cpu/test_mutation.py tests/cpu/test_robust_checks.py tests/emu/test_seeded.py tests/emu/test_device_words.py", 112),
+    (
+        "seeded faults",
+        "tests/cpu/test_mutation.py tests/cpu/test_robust_checks.py tests/emu/test_seeded.py tests/emu/test_device_words.py",
+        112,
+    ),
     ("threads", "tests/cpu/test_threads.py", 34),
     ("C numbers", "tests/cpu/*", 266),
     ("emulation sanitizers", "tests/emu/test_sanitizers.py", 101),
@@ -44,7 +48,9 @@ EVERY = 60  # seconds from one piece to the next, which takes a quarter of a sec
 
 def used():
     """By this process and by what it has started and waited for."""
-    own, children = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    own, children = (
+        resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
+    )
     return own.ru_utime + own.ru_stime + children.ru_utime + children.ru_stime
 
 
@@ -55,20 +61,30 @@ def piece():
         for _ in range(2):
             begin = used()
             source = pathlib.Path(__file__).with_name("every_call.c")
-            subprocess.run(["gcc", "-std=gnu11", "-O2", "-c", source, "-o", f"{folder}/piece.o"], check=True)
+            subprocess.run(
+                ["gcc", "-std=gnu11", "-O2", "-c", source, "-o", f"{folder}/piece.o"], check=True
+            )
             found.append(used() - begin)
     return min(found)
 
 
 def group(path):
-    return next(name for name, patterns, _ in TABLE if any(fnmatch.fnmatch(path, p) for p in patterns.split()))
+    return next(
+        name
+        for name, patterns, _ in TABLE
+        if any(fnmatch.fnmatch(path, p) for p in patterns.split())
+    )
 
 
 class Meter:
     """In each process that runs tests: how much each report's part took."""
 
     def __init__(self):
-        self.last, self.scale, self.next = 0.0, 1.0, 0.0  # the first has what came before it: imports, collection
+        self.last, self.scale, self.next = (
+            0.0,
+            1.0,
+            0.0,
+        )  # the first has what came before it: imports, collection
 
     @pytest.hookimpl(hookwrapper=True)
     def pytest_runtest_makereport(self, item, call):
@@ -84,7 +100,12 @@ class Sum:
     """In the process that pytest was started in, where all reports arrive."""
 
     def __init__(self, whole):
-        self.whole, self.found, self.processor, self.tests = whole, {name: 0.0 for name, *_ in TABLE}, 0.0, collections.Counter()
+        self.whole, self.found, self.processor, self.tests = (
+            whole,
+            {name: 0.0 for name, *_ in TABLE},
+            0.0,
+            collections.Counter(),
+        )
 
     def pytest_runtest_logreport(self, report):
         self.found[group(report.nodeid.partition("::")[0])] += getattr(report, "seconds", 0.0)
@@ -92,30 +113,61 @@ class Sum:
         self.tests[report.nodeid] += getattr(report, "seconds", 0.0)
 
     def over(self):
-        return [name for name, _, seconds in TABLE if self.found[name] > OVER * seconds] if self.whole else []
+        return (
+            [name for name, _, seconds in TABLE if self.found[name] > OVER * seconds]
+            if self.whole
+            else []
+        )
 
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, session):
-        if os.environ.get("KF_BUDGET") not in ("print", "tests") and self.over() and session.exitstatus == 0:
+        if (
+            os.environ.get("KF_BUDGET") not in ("print", "tests")
+            and self.over()
+            and session.exitstatus == 0
+        ):
             session.exitstatus = 1
 
     def pytest_terminal_summary(self, terminalreporter):
         say, over, took = terminalreporter.write_line, self.over(), sum(self.found.values())
-        terminalreporter.section(f"processor seconds, in those of the reference machine ({self.processor:.0f} of this one)")
+        terminalreporter.section(
+            f"processor seconds, in those of the reference machine ({self.processor:.0f} of this one)"
+        )
         for name, _, seconds in TABLE:
             if self.found[name] >= 0.5:
-                say(f"{name:<24}{self.found[name]:8.1f}" + (f" of {seconds:6.0f}{'  TOO MANY' if name in over else ''}" if self.whole else ""))
-        say(f"{'in all':<24}{took:8.1f}" + (f" of {sum(s for *_, s in TABLE):6.0f}" if self.whole else ""))
+                say(
+                    f"{name:<24}{self.found[name]:8.1f}"
+                    + (
+                        f" of {seconds:6.0f}{'  TOO MANY' if name in over else ''}"
+                        if self.whole
+                        else ""
+                    )
+                )
+        say(
+            f"{'in all':<24}{took:8.1f}"
+            + (f" of {sum(s for *_, s in TABLE):6.0f}" if self.whole else "")
+        )
         files = collections.Counter()
         for name, taken in self.tests.items():
             files[name.partition("::")[0]] += taken
-        for name, taken in files.most_common(30) + self.tests.most_common(60) if os.environ.get("KF_BUDGET") == "tests" else ():
+        for name, taken in (
+            files.most_common(30) + self.tests.most_common(60)
+            if os.environ.get("KF_BUDGET") == "tests"
+            else ()
+        ):
             say(f"{taken:8.1f}  {name}")
 
 
 def register(config):
     if not hasattr(config, "workerinput"):
-        chosen = config.option.keyword or config.option.markexpr or getattr(config.option, "lf", False) or config.args not in (["tests"], [])
-        config.pluginmanager.register(Sum(whole=os.environ.get("KF_LEVEL", "1") == "1" and not chosen))
+        chosen = (
+            config.option.keyword
+            or config.option.markexpr
+            or getattr(config.option, "lf", False)
+            or config.args not in (["tests"], [])
+        )
+        config.pluginmanager.register(
+            Sum(whole=os.environ.get("KF_LEVEL", "1") == "1" and not chosen)
+        )
     if hasattr(config, "workerinput") or not config.getoption("numprocesses", None):
         config.pluginmanager.register(Meter())

@@ -18,7 +18,15 @@ FUNCTIONS = [f for f in kflib.manifest()["functions"] if f["dtypes"][0] != "tf32
 
 def schedule(f):
     """What the code around an op's own expression depends on."""
-    return f["family"], f["layout"], len(f["sizes"]), f["bwd"], f["scratch"], f["dropout"], f["state"]
+    return (
+        f["family"],
+        f["layout"],
+        len(f["sizes"]),
+        f["bwd"],
+        f["scratch"],
+        f["dropout"],
+        f["state"],
+    )
 
 
 def calls_others(f):
@@ -79,14 +87,18 @@ def cover(features, functions):
     count = collections.Counter(x for found in of for x in found)
     left, chosen = set(count), []
 
-    def worth(i):  # fsum: a set's order is another one in each process, a sum's last digits would be
+    def worth(
+        i,
+    ):  # fsum: a set's order is another one in each process, a sum's last digits would be
         return math.fsum(10 + 1 / count[x] for x in of[i] & left)
 
     heap = [(-worth(i), i) for i in range(len(functions))]
     heapq.heapify(heap)
     while left:
         _, i = heapq.heappop(heap)
-        now = worth(i)  # which only falls: what is still worth more than the next one's old value is worth most
+        now = worth(
+            i
+        )  # which only falls: what is still worth more than the next one's old value is worth most
         if heap and -now > heap[0][0]:
             heapq.heappush(heap, (-now, i))
         else:
@@ -112,7 +124,10 @@ def on_all_shapes():
     another conversion. What the others have of their own, an op's or an activation's words, is the same in all of a schedule's loops."""
     if cases.LEVEL > 1:
         return frozenset(f["name"] for f in gate())
-    return frozenset(f["name"] for f in cover(lambda f: [(schedule(f), f["dtypes"][0].replace("bf16", "f16"))], gate()))
+    return frozenset(
+        f["name"]
+        for f in cover(lambda f: [(schedule(f), f["dtypes"][0].replace("bf16", "f16"))], gate())
+    )
 
 
 @functools.cache
@@ -122,9 +137,13 @@ def on_all_emulated_shapes():
     which they run on a third of the shapes."""
     if cases.LEVEL == 1 or cases.LEVEL > 2:
         return on_all_shapes()
+
     def of(f):
-        return [(schedule(f), *f["dtypes"]), (f["op"], f["bwd"], f["state"], dtype_of(f), f["activation"] == "none"),
-                (f["family"], f["bwd"], f["activation"])]
+        return [
+            (schedule(f), *f["dtypes"]),
+            (f["op"], f["bwd"], f["state"], dtype_of(f), f["activation"] == "none"),
+            (f["family"], f["bwd"], f["activation"]),
+        ]
 
     return frozenset(f["name"] for f in cover(of, gate()))
 
@@ -137,7 +156,9 @@ def dtype_of(f):
 def of_schedules(dtypes=None):
     """Of the gate one function of each schedule and its dtypes; dtypes: for each of these first ones alone."""
     found = [f for f in gate() if dtypes is None or f["dtypes"][0] in dtypes]
-    return cover(lambda f: [(schedule(f), *(f["dtypes"] if dtypes is None else f["dtypes"][:1]))], found)
+    return cover(
+        lambda f: [(schedule(f), *(f["dtypes"] if dtypes is None else f["dtypes"][:1]))], found
+    )
 
 
 def kind(f):
@@ -148,7 +169,13 @@ def kind(f):
 
 def kinds(dtypes=("f32", "bf16"), activations=("none", "silu")):
     """One function of each kind."""
-    return list({kind(f): f for f in FUNCTIONS if f["activation"] in activations and f["dtypes"][0] in dtypes}.values())
+    return list(
+        {
+            kind(f): f
+            for f in FUNCTIONS
+            if f["activation"] in activations and f["dtypes"][0] in dtypes
+        }.values()
+    )
 
 
 def kernels():
@@ -169,4 +196,8 @@ def launches():
     dtypes, at level 3 all."""
     if cases.LEVEL < 2:
         return of_schedules()
-    return gate() if cases.LEVEL > 2 else list({(f["op"], *f["dtypes"], f["bwd"], f["state"]): f for f in gate()}.values())
+    return (
+        gate()
+        if cases.LEVEL > 2
+        else list({(f["op"], *f["dtypes"], f["bwd"], f["state"]): f for f in gate()}.values())
+    )

@@ -10,9 +10,21 @@ from kfgen.spec import load
 
 EPS = {"f32": 2.0**-23, "f64": 2.0**-52}
 TINY = {"f32": 2.0**-149, "f64": 1e-300}  # SciPy, the oracle, is not accurate below
-MANTISSA = {"f16": (10, -14, 65504.0), "bf16": (7, -126, 3.3895313892515355e38), "f32": (23, -126, 3.4028234663852886e38),
-            "f64": (52, -1022, 1.7976931348623157e308)}
-STORAGE = {"f32": np.float32, "f16": np.uint16, "bf16": np.uint16, "f64": np.float64, "i32": np.int32, "i64": np.int64, "u8": np.uint8}
+MANTISSA = {
+    "f16": (10, -14, 65504.0),
+    "bf16": (7, -126, 3.3895313892515355e38),
+    "f32": (23, -126, 3.4028234663852886e38),
+    "f64": (52, -1022, 1.7976931348623157e308),
+}
+STORAGE = {
+    "f32": np.float32,
+    "f16": np.uint16,
+    "bf16": np.uint16,
+    "f64": np.float64,
+    "i32": np.int32,
+    "i64": np.int64,
+    "u8": np.uint8,
+}
 
 
 def ulp(x, dtype):
@@ -42,8 +54,14 @@ def from_float(x, dtype):
         if dtype == "bf16":
             y = x.astype(np.float32)
             inexact = y.astype(np.float64) != x
-            toward = np.where(np.abs(y.astype(np.float64)) > np.abs(x), np.nextafter(y, np.float32(0)), y)
-            odd = np.where(inexact & np.isfinite(x), toward.astype(np.float32).view(np.uint32) | 1, y.view(np.uint32)).astype(np.uint64)
+            toward = np.where(
+                np.abs(y.astype(np.float64)) > np.abs(x), np.nextafter(y, np.float32(0)), y
+            )
+            odd = np.where(
+                inexact & np.isfinite(x),
+                toward.astype(np.float32).view(np.uint32) | 1,
+                y.view(np.uint32),
+            ).astype(np.uint64)
             rounded = ((odd + 0x7FFF + ((odd >> 16) & 1)) >> 16).astype(np.uint16)
             return np.where(np.isnan(x), np.uint16(0x7FC0), rounded)
         return x.astype(STORAGE[dtype])
@@ -58,7 +76,10 @@ def workspace(size):
 def shape_of(f, sizes, tensor):
     """The array shape of a tensor of a function: its extents in the manifest are sizes and products of them, such as 2 * cols."""
     at = dict(zip(f["sizes"], sizes))
-    return tuple(math.prod(int(at.get(word, word)) for word in extent.split(" * ")) for extent in tensor["shape"])
+    return tuple(
+        math.prod(int(at.get(word, word)) for word in extent.split(" * "))
+        for extent in tensor["shape"]
+    )
 
 
 @functools.cache
@@ -68,11 +89,45 @@ def spec(files=()):
 
 @functools.cache
 def kernel_of(pattern, dtypes, bwd, files=()):
-    return next(k for k in expand.kernels(spec(files).ops[pattern]) if k.dtypes == dtypes and k.bwd == bwd)
+    return next(
+        k for k in expand.kernels(spec(files).ops[pattern]) if k.dtypes == dtypes and k.bwd == bwd
+    )
 
 
-SPECIAL = np.array([0.0, -0.0, np.inf, -np.inf, np.nan, 1.0, -1.0, 3.0, -3.0, 6.0, -0.751953125, 20.0, -20.0, -88.0, -91.0, 5e-39, -1e-40,
-                    2.0**-24, 65504.0, -65504.0, 3e38, -3e38, -1.2784645, 0.5, -0.5, 11.0, -13.0, -13.3125, -13.5, 16.0])
+SPECIAL = np.array(
+    [
+        0.0,
+        -0.0,
+        np.inf,
+        -np.inf,
+        np.nan,
+        1.0,
+        -1.0,
+        3.0,
+        -3.0,
+        6.0,
+        -0.751953125,
+        20.0,
+        -20.0,
+        -88.0,
+        -91.0,
+        5e-39,
+        -1e-40,
+        2.0**-24,
+        65504.0,
+        -65504.0,
+        3e38,
+        -3e38,
+        -1.2784645,
+        0.5,
+        -0.5,
+        11.0,
+        -13.0,
+        -13.3125,
+        -13.5,
+        16.0,
+    ]
+)
 
 
 def draw(rng, shape, dtype, values, positive=False):
@@ -82,7 +137,9 @@ def draw(rng, shape, dtype, values, positive=False):
         info = np.iinfo(STORAGE[dtype])
         x = rng.integers(-1000, 1000, n, dtype=STORAGE[dtype])
         if values != "normal":
-            x[::3] = rng.integers(info.min, info.max, len(x[::3]), dtype=STORAGE[dtype], endpoint=True)
+            x[::3] = rng.integers(
+                info.min, info.max, len(x[::3]), dtype=STORAGE[dtype], endpoint=True
+            )
             x[1::7] = info.min
             x[3::7] = info.max
         return x.reshape(shape)
@@ -92,7 +149,9 @@ def draw(rng, shape, dtype, values, positive=False):
     if values == "wide":
         _, least, _ = MANTISSA[dtype]
         low, high = max(least - 12, -300), min(-least, 300)
-        x = np.where(rng.random(n) < 0.5, x, np.exp2(rng.uniform(low, high, n)) * rng.choice([-1.0, 1.0], n))
+        x = np.where(
+            rng.random(n) < 0.5, x, np.exp2(rng.uniform(low, high, n)) * rng.choice([-1.0, 1.0], n)
+        )
     if values == "special":
         where = rng.random(n) < 0.5
         x = np.where(where, rng.choice(SPECIAL, n), x)
@@ -108,15 +167,25 @@ class Failure(AssertionError):
 def same(value, want, where):
     bad = np.flatnonzero(value != want)
     if bad.size:
-        raise Failure(f"{where}: {bad.size} of {value.size} wrong, first at {bad[0]}: got {value[bad[0]]:.0f}, expected {want[bad[0]]:.0f}")
+        raise Failure(
+            f"{where}: {bad.size} of {value.size} wrong, first at {bad[0]}: got {value[bad[0]]:.0f}, expected {want[bad[0]]:.0f}"
+        )
 
 
 def compare(value, want, dtype, compute, k, s, slope, top, alone, where, loose=False):
     with np.errstate(all="ignore"):
         exact = k * (EPS[compute] * s + TINY[compute] * slope)
-        if alone and compute == "f32":  # an activation by itself: k ulp of the result, where that is a normal number
+        if (
+            alone and compute == "f32"
+        ):  # an activation by itself: k ulp of the result, where that is a normal number
             exact = np.where(np.abs(want) >= 2.0**-126, k * ulp(want, compute), exact)
-        tolerance = exact if dtype == compute else np.maximum(ulp(want, dtype), exact + 0.5 * ulp(want, dtype) * (exact > 0.5 * ulp(want, dtype)))
+        tolerance = (
+            exact
+            if dtype == compute
+            else np.maximum(
+                ulp(want, dtype), exact + 0.5 * ulp(want, dtype) * (exact > 0.5 * ulp(want, dtype))
+            )
+        )
         largest = MANTISSA[dtype][2]
         # Where an intermediate leaves float32's range, or the result that of its dtype, infinities are right too.
         overflow = (np.abs(want) + tolerance > largest) | (top > MANTISSA[compute][2] / 4)
@@ -129,5 +198,7 @@ def compare(value, want, dtype, compute, k, s, slope, top, alone, where, loose=F
         bad = np.flatnonzero(~good)
     if bad.size:
         i = bad[0]
-        raise Failure(f"{where}: {bad.size} of {value.size} wrong, first at {i}: got {value.flat[i]!r}, expected {want.flat[i]!r} "
-                      f"+- {np.broadcast_to(tolerance, value.shape).flat[i]:.3g}")
+        raise Failure(
+            f"{where}: {bad.size} of {value.size} wrong, first at {i}: got {value.flat[i]!r}, expected {want.flat[i]!r} "
+            f"+- {np.broadcast_to(tolerance, value.shape).flat[i]:.3g}"
+        )

@@ -11,21 +11,30 @@ from storage import Failure
 
 BROADCAST = -(2**63)
 # Of a function's sizes, those that strides are of, the innermost first, and those that lie side by side.
-LEVELS = {"rows": (("rows",), ("cols",)), "planes": (("channels", "outer"), ("inner",)), "channels": (("channels", "outer"), ("inner",)),
-          "heads": (("queries", "heads", "batch"), ("keys",)), "groups": (("groups", "length", "outer"), ("channels", "inner")),
-          "axis": (("axis", "outer"), ("inner",))}
+LEVELS = {
+    "rows": (("rows",), ("cols",)),
+    "planes": (("channels", "outer"), ("inner",)),
+    "channels": (("channels", "outer"), ("inner",)),
+    "heads": (("queries", "heads", "batch"), ("keys",)),
+    "groups": (("groups", "length", "outer"), ("channels", "inner")),
+    "axis": (("axis", "outer"), ("inner",)),
+}
 
 
 def levels(f, sizes, a):
     """Of a tensor: (extents of the levels, innermost first; elements that lie side by side)."""
     at = dict(zip(f["sizes"], map(int, sizes)))
-    if f["form"] not in LEVELS:  # of a family whose tensors have shapes of their own, in the order of their levels
+    if (
+        f["form"] not in LEVELS
+    ):  # of a family whose tensors have shapes of their own, in the order of their levels
         *outer, side = [eval(extent, {}, at) for extent in a["shape"]]
         return tuple(outer[::-1]), side
     outer, side = LEVELS[f["form"]]
     if f["form"] == "axis" and at["inner"] == 1:
         return (1, at["outer"]), at["axis"]
-    return tuple(at[s] for s in outer), math.prod(at[s] for s in side) // (max(at["groups"], 1) if f["form"] == "groups" else 1)
+    return tuple(at[s] for s in outer), math.prod(at[s] for s in side) // (
+        max(at["groups"], 1) if f["form"] == "groups" else 1
+    )
 
 
 def laid(f):
@@ -48,9 +57,13 @@ def ways(f, sizes):
     found = {"eight more": {}, "odd": {}, "the levels the other way round": {}}
     for i, a in enumerate(laid(f)):
         extents, line = levels(f, sizes, a)
-        free = [k for k in range(len(extents)) if not (flat and k == 0)]  # an axis of single elements has no distance
+        free = [
+            k for k in range(len(extents)) if not (flat and k == 0)
+        ]  # an axis of single elements has no distance
         first = free[0]
-        found["eight more"][a["name"]] = [line + 8 if k == first else 0 for k in range(len(extents))]
+        found["eight more"][a["name"]] = [
+            line + 8 if k == first else 0 for k in range(len(extents))
+        ]
         odd = [0] * len(extents)
         room = line
         for k in free:
@@ -65,7 +78,9 @@ def ways(f, sizes):
             found["the levels the other way round"][a["name"]] = turned
         if a["role"] == "in":
             for k in free:
-                found[f"{a['strides'][k]} everywhere the same"] = {a["name"]: [BROADCAST if j == k else 0 for j in range(len(extents))]}
+                found[f"{a['strides'][k]} everywhere the same"] = {
+                    a["name"]: [BROADCAST if j == k else 0 for j in range(len(extents))]
+                }
     return {what: given for what, given in found.items() if given}
 
 
@@ -88,15 +103,22 @@ class Call:
                 for field, number in zip(a["strides"], numbers):
                     self.struct[strides["fields"].index(field)] = number
                 self.distance[name] = dense(numbers, extents, line)
-                elements = line + sum(d * (n - 1) for d, n in zip(self.distance[name], extents)) if array.size else 0
+                elements = (
+                    line + sum(d * (n - 1) for d, n in zip(self.distance[name], extents))
+                    if array.size
+                    else 0
+                )
             if name in self.share:
                 self.place[name] = self.place[self.share[name]]
                 continue
             self.place[name] = -(-at // 64) * 64
             at = self.place[name] + elements * array.itemsize + checks.GUARD
-        self.workspace, self.state = -(-at // 256) * 256, -(-(at + layout.workspace + checks.GUARD + 256) // 64) * 64
+        self.workspace, self.state = (
+            -(-at // 256) * 256,
+            -(-(at + layout.workspace + checks.GUARD + 256) // 64) * 64,
+        )
         self.image = checks.poison(self.state + 16 + checks.GUARD)
-        self.image[self.state:self.state + 16] = layout.image[layout.state:layout.state + 16]
+        self.image[self.state : self.state + 16] = layout.image[layout.state : layout.state + 16]
         for name, array in layout.data.items():
             if name not in self.share:
                 self.view(self.image, name)[...] = array.reshape(self.view(self.image, name).shape)
@@ -105,19 +127,24 @@ class Call:
         """The tensor in an arena, as its levels, the outermost first, and what lies side by side."""
         array = self.layout.data[name]
         if not array.size or name not in self.distance:
-            return image[self.place[name]:self.place[name] + array.nbytes].view(array.dtype)
-        flat = image[self.place[name]:].view(np.uint8)
-        flat = flat[:flat.size // array.itemsize * array.itemsize].view(array.dtype)
+            return image[self.place[name] : self.place[name] + array.nbytes].view(array.dtype)
+        flat = image[self.place[name] :].view(np.uint8)
+        flat = flat[: flat.size // array.itemsize * array.itemsize].view(array.dtype)
         extents, line = self.levels[name]
         shape = (*extents[::-1], line)
-        return np.lib.stride_tricks.as_strided(flat, shape, [d * array.itemsize for d in (*self.distance[name][::-1], 1)])
+        return np.lib.stride_tricks.as_strided(
+            flat, shape, [d * array.itemsize for d in (*self.distance[name][::-1], 1)]
+        )
 
     def arguments(self, base):
         found = self.layout.given(base)
         for name, place in self.place.items():
             found[name] = None if found[name] is None else base + place
         found |= checks.state_at(base + self.state) if self.f["state"] else {}
-        return found | {"strides": ctypes.addressof(self.struct), "workspace": base + self.workspace if self.layout.workspace else None}
+        return found | {
+            "strides": ctypes.addressof(self.struct),
+            "workspace": base + self.workspace if self.layout.workspace else None,
+        }
 
     def run(self, lib, memory):
         memory.spans = [(0, self.image.size)]
@@ -130,16 +157,24 @@ class Call:
         rest = back.copy()
         for name in outputs:
             self.view(rest, name)[...] = self.view(self.image, name)
-        rest[self.workspace:self.workspace + self.layout.workspace] = self.image[self.workspace:self.workspace + self.layout.workspace]
+        rest[self.workspace : self.workspace + self.layout.workspace] = self.image[
+            self.workspace : self.workspace + self.layout.workspace
+        ]
         changed = np.flatnonzero(rest != self.image)
         if changed.size:
-            raise Failure(f"{where}: wrote outside its outputs, at byte {changed[0]} of the arena {self.place}")
+            raise Failure(
+                f"{where}: wrote outside its outputs, at byte {changed[0]} of the arena {self.place}"
+            )
         return got, where
 
 
 def some(found, turn):
     """Of the ways of a shape a few: "odd" and every fourth of the others, another fourth for each turn."""
-    return {what: given for i, (what, given) in enumerate(found.items()) if what == "odd" or i % 4 == turn % 4}
+    return {
+        what: given
+        for i, (what, given) in enumerate(found.items())
+        if what == "odd" or i % 4 == turn % 4
+    }
 
 
 def same(lib, memory, f, sizes, seed=0, turn=None):
@@ -154,13 +189,19 @@ def same(lib, memory, f, sizes, seed=0, turn=None):
                     array = layout.data[name].reshape(*extents[::-1], line)
                     array[...] = np.take(array, [0], axis=len(extents) - 1 - k)
                     layout.put(name, array.reshape(layout.data[name].shape))
-        result, back = memory_run(memory, layout, lambda base, layout=layout: lib.call(f, layout.given(base)))
+        result, back = memory_run(
+            memory, layout, lambda base, layout=layout: lib.call(f, layout.given(base))
+        )
         assert result == 0, lib.detail
         want = layout.outputs(back)
         compare(*Call(layout, given).run(lib, memory), want, what)
         for out, source in checks.in_place_pairs(f) if what in ("eight more", "odd") else ():
             if layout.tensors[out]["strides"] and layout.tensors[source]["strides"]:
-                compare(*Call(layout, given | {out: given[source]}, [(out, source)]).run(lib, memory), want, f"{what}, in place")
+                compare(
+                    *Call(layout, given | {out: given[source]}, [(out, source)]).run(lib, memory),
+                    want,
+                    f"{what}, in place",
+                )
 
 
 def memory_run(memory, layout, call):
@@ -170,20 +211,48 @@ def memory_run(memory, layout, call):
 
 def compare(got, where, want, what):
     for name, array in want.items():
-        a, b = (v.reshape(-1).view(np.uint8).reshape(array.size, array.itemsize) for v in (np.ascontiguousarray(got[name]), array))
+        a, b = (
+            v.reshape(-1).view(np.uint8).reshape(array.size, array.itemsize)
+            for v in (np.ascontiguousarray(got[name]), array)
+        )
         bad = np.flatnonzero((a != b).any(1))
         if bad.size:
             own, dense_ = got[name].reshape(-1)[bad[0]], array.reshape(-1)[bad[0]]
-            raise Failure(f"{where}: {what}: {name}[{bad[0]}] is {own!r}, of dense tensors {dense_!r} (as stored)")
+            raise Failure(
+                f"{where}: {what}: {name}[{bad[0]}] is {own!r}, of dense tensors {dense_!r} (as stored)"
+            )
 
 
 # Of every schedule: rows of whole vectors and others, short and long ones, in registers and read again; segments that are vectors or not.
-SHAPES = {"rows": [(5, 24), (3, 41), (3, 2048), (2, 8200), (2, 16401)], "planes": [(3, 4, 24), (2, 3, 41), (2, 2, 2048), (1, 2, 8201)],
-          "channels": [(3, 4, 24), (5, 3, 7), (30, 5, 1), (2, 3, 1024), (4, 2, 2051)],
-          "heads": [(2, 3, 4, 24), (2, 2, 3, 41), (2, 2, 2, 2048), (1, 2, 2, 8201)],
-          "groups": [(2, 1, 3, 12, 24), (2, 5, 3, 12, 1), (2, 9, 2, 32, 1), (2, 3, 2, 8, 6), (1, 2, 2, 4, 1024), (1, 1, 2, 6, 2731)],
-          "axis": [(5, 24, 1), (4, 301, 1), (3, 10001, 1), (3, 7, 24), (2, 60, 3), (2, 301, 33), (1, 700, 64), (2, 2500, 5)]}
+SHAPES = {
+    "rows": [(5, 24), (3, 41), (3, 2048), (2, 8200), (2, 16401)],
+    "planes": [(3, 4, 24), (2, 3, 41), (2, 2, 2048), (1, 2, 8201)],
+    "channels": [(3, 4, 24), (5, 3, 7), (30, 5, 1), (2, 3, 1024), (4, 2, 2051)],
+    "heads": [(2, 3, 4, 24), (2, 2, 3, 41), (2, 2, 2, 2048), (1, 2, 2, 8201)],
+    "groups": [
+        (2, 1, 3, 12, 24),
+        (2, 5, 3, 12, 1),
+        (2, 9, 2, 32, 1),
+        (2, 3, 2, 8, 6),
+        (1, 2, 2, 4, 1024),
+        (1, 1, 2, 6, 2731),
+    ],
+    "axis": [
+        (5, 24, 1),
+        (4, 301, 1),
+        (3, 10001, 1),
+        (3, 7, 24),
+        (2, 60, 3),
+        (2, 301, 33),
+        (1, 700, 64),
+        (2, 2500, 5),
+    ],
+}
 
 
 def shapes(f):
-    return SHAPES[f["form"]] if f["form"] in SHAPES else [sizes for sizes, _ in cases.own(f).SHAPES if all(sizes)][:4]
+    return (
+        SHAPES[f["form"]]
+        if f["form"] in SHAPES
+        else [sizes for sizes, _ in cases.own(f).SHAPES if all(sizes)][:4]
+    )

@@ -15,7 +15,9 @@ PLACES = ("/usr/local/cuda", "/opt/cuda")
 def nvcc():
     """The compiler's path, or nothing."""
     found = os.environ.get("NVCC") or shutil.which("nvcc")
-    return found or next((f"{p}/bin/nvcc" for p in PLACES if pathlib.Path(p, "bin/nvcc").exists()), None)
+    return found or next(
+        (f"{p}/bin/nvcc" for p in PLACES if pathlib.Path(p, "bin/nvcc").exists()), None
+    )
 
 
 def _wheels():
@@ -44,8 +46,14 @@ def _tops():
 def nvrtc_to_link():
     """(the directory of its header, the library), of one installation, or nothing."""
     for top in _tops():
-        headers = [d for d in (top / "include", *top.glob("targets/*/include")) if (d / "nvrtc.h").exists()]
-        found = [p for d in ("lib64", "lib", "targets/*/lib") for p in sorted(top.glob(f"{d}/libnvrtc.so*"))]
+        headers = [
+            d for d in (top / "include", *top.glob("targets/*/include")) if (d / "nvrtc.h").exists()
+        ]
+        found = [
+            p
+            for d in ("lib64", "lib", "targets/*/lib")
+            for p in sorted(top.glob(f"{d}/libnvrtc.so*"))
+        ]
         if headers and found:
             return headers[0], found[0]
     return None
@@ -54,7 +62,12 @@ def nvrtc_to_link():
 @functools.cache
 def nvrtc():
     """The library, or nothing. The part of it that it looks for by name alone is loaded first: it may be in no search path."""
-    found = [p for top in _tops() for d in ("lib64", "lib", "targets/*/lib") for p in sorted(top.glob(f"{d}/libnvrtc.so*"))]
+    found = [
+        p
+        for top in _tops()
+        for d in ("lib64", "lib", "targets/*/lib")
+        for p in sorted(top.glob(f"{d}/libnvrtc.so*"))
+    ]
     for library in [*found, ctypes.util.find_library("nvrtc")]:
         if library:
             for part in pathlib.Path(library).parent.glob("libnvrtc-builtins.so*"):

@@ -8,7 +8,9 @@ from torchops import TOLERANCE, case, close, ids
 
 def values_and_gradients(kf, f, device):
     """In each dtype, against the formula in float64."""
-    for dtype in sorted({g["dtypes"][0] for g in torchops.FUNCTIONS if g["op"] == f["op"]} & set(TOLERANCE)):
+    for dtype in sorted(
+        {g["dtypes"][0] for g in torchops.FUNCTIONS if g["op"] == f["op"]} & set(TOLERANCE)
+    ):
         want, given = case(f, dtype).reference()
         c = case(f, dtype).on(device)
         got = torchops.results(c.call(kf))
@@ -16,9 +18,18 @@ def values_and_gradients(kf, f, device):
             assert g.device.type == device
             close(g.cpu(), w, TOLERANCE[dtype], f"{ids(f)} {dtype} result {i}")
         pairs = [(g, w) for g, w in zip(got, want) if g.is_floating_point() and g.requires_grad]
-        ups = [torch.randn(w.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(1)).to(g.dtype) for g, w in pairs]
-        mine = torch.autograd.grad([g for g, _ in pairs], [c.tensors[n] for n in c.wanted], [u.to(device) for u in ups])
-        theirs = torch.autograd.grad([w for _, w in pairs], [given[n] for n in c.wanted], [u.double() for u in ups])
+        ups = [
+            torch.randn(
+                w.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(1)
+            ).to(g.dtype)
+            for g, w in pairs
+        ]
+        mine = torch.autograd.grad(
+            [g for g, _ in pairs], [c.tensors[n] for n in c.wanted], [u.to(device) for u in ups]
+        )
+        theirs = torch.autograd.grad(
+            [w for _, w in pairs], [given[n] for n in c.wanted], [u.double() for u in ups]
+        )
         for name, m, t in zip(c.wanted, mine, theirs):
             assert m.device.type == device and m.dtype == c.tensors[name].dtype
             close(m.cpu(), t, 8 * TOLERANCE[dtype], f"{ids(f)} {dtype} d{name}")
@@ -30,11 +41,17 @@ UNDEFINED = ("cross_entropy_soft",)  # of no classes: NaN here, 0 in PyTorch
 def of_no_elements(kf, f):
     """Each size 0 in turn, and all: results and gradients as PyTorch's formula has them, where it has any. Sums over nothing are 0."""
     whole = torchops.sizes_of(f)
-    for shape in (*(tuple(0 if i == at else n for i, n in enumerate(whole)) for at in range(len(whole))), (0,) * len(whole)):
+    for shape in (
+        *(tuple(0 if i == at else n for i, n in enumerate(whole)) for at in range(len(whole))),
+        (0,) * len(whole),
+    ):
         c = case(f, "f32", shape=shape)
         try:
             want, given = c.reference()
-        except (IndexError, RuntimeError):  # labels of no class; nothing to take a largest of; or formulas that PyTorch has for some elements alone
+        except (
+            IndexError,
+            RuntimeError,
+        ):  # labels of no class; nothing to take a largest of; or formulas that PyTorch has for some elements alone
             want, given = None, None
         try:
             got = torchops.results(c.call(kf))
@@ -42,12 +59,22 @@ def of_no_elements(kf, f):
             assert want is None and "has no elements" in str(e), (ids(f), shape)
             continue
         pairs = [(i, g) for i, g in enumerate(got) if g.is_floating_point() and g.requires_grad]
-        mine = torch.autograd.grad([g for _, g in pairs], [c.tensors[n] for n in c.wanted], [torch.ones_like(g) for _, g in pairs])
+        mine = torch.autograd.grad(
+            [g for _, g in pairs],
+            [c.tensors[n] for n in c.wanted],
+            [torch.ones_like(g) for _, g in pairs],
+        )
         if want is None or f["op"] in UNDEFINED and not shape[-1]:
             continue
-        theirs = torch.autograd.grad([want[i] for i, _ in pairs], [given[n] for n in c.wanted], [torch.ones_like(want[i]) for i, _ in pairs])
+        theirs = torch.autograd.grad(
+            [want[i] for i, _ in pairs],
+            [given[n] for n in c.wanted],
+            [torch.ones_like(want[i]) for i, _ in pairs],
+        )
         for m, t in (*zip(got, want), *zip(mine, (t.nan_to_num(nan=0.0) for t in theirs))):
-            assert m.shape == t.shape and torch.allclose(m.double(), t.double(), 1e-4, 1e-4, equal_nan=True), (ids(f), shape)
+            assert m.shape == t.shape and torch.allclose(
+                m.double(), t.double(), 1e-4, 1e-4, equal_nan=True
+            ), (ids(f), shape)
 
 
 def opcheck(kf, f, device):
@@ -57,8 +84,12 @@ def opcheck(kf, f, device):
     c, calls = torchops.recorded(kf, f, device)
     from kernel_fusion.torch import _formula
 
-    directions = (False, True) if f["backward"] and not _formula.spreads(c.op, f["activation"]) else (False,)
-    assert [str(function) for function, _ in calls] == [f"kf.{schema(c.op, backward).name}.kernel" for backward in directions]
+    directions = (
+        (False, True) if f["backward"] and not _formula.spreads(c.op, f["activation"]) else (False,)
+    )
+    assert [str(function) for function, _ in calls] == [
+        f"kf.{schema(c.op, backward).name}.kernel" for backward in directions
+    ]
     for function, args in calls:
         torch.library.opcheck(function, args)
         whole = getattr(torch.ops.kf, function._schema.name.removeprefix("kf::")).default
@@ -70,8 +101,10 @@ def opcheck(kf, f, device):
 
 def leaves(c, args):
     """The arguments of an op, of which tensors that it has a gradient of ask for it."""
-    return [a.clone().requires_grad_() if t.name in c.wanted and a is not None else a for t, a in zip(c.op.forward.inputs, args)] + [
-        *args[len(c.op.forward.inputs):]]
+    return [
+        a.clone().requires_grad_() if t.name in c.wanted and a is not None else a
+        for t, a in zip(c.op.forward.inputs, args)
+    ] + [*args[len(c.op.forward.inputs) :]]
 
 
 def of_the_op_itself(kf, f, device):
@@ -79,14 +112,24 @@ def of_the_op_itself(kf, f, device):
     c, calls = torchops.recorded(kf, f, device)
     args, s = leaves(c, calls[0][1]), c.op.forward
     want = torchops.results(c.call(kf))
-    ups = [torch.randn(w.shape, generator=torch.Generator().manual_seed(1)).to(w) for w in want if w.requires_grad]
-    theirs = torch.autograd.grad([w for w in want if w.requires_grad], [c.tensors[n] for n in c.wanted], ups)
+    ups = [
+        torch.randn(w.shape, generator=torch.Generator().manual_seed(1)).to(w)
+        for w in want
+        if w.requires_grad
+    ]
+    theirs = torch.autograd.grad(
+        [w for w in want if w.requires_grad], [c.tensors[n] for n in c.wanted], ups
+    )
     own = getattr(torch.ops.kf, c.op.name)
     for given in (args, [*args[:-1], False] if isinstance(args[-1], bool) else args):
         found = torchops.results(own(*given))
         got = [found[i] for i in s.results]
         assert all(torch.equal(g, w) for g, w in zip(got, want, strict=True))
-        mine = torch.autograd.grad([g for g in got if g.requires_grad], [a for t, a in zip(s.inputs, args) if t.name in c.wanted], ups)
+        mine = torch.autograd.grad(
+            [g for g in got if g.requires_grad],
+            [a for t, a in zip(s.inputs, args) if t.name in c.wanted],
+            ups,
+        )
         assert all(torch.equal(m, t) for m, t in zip(mine, theirs, strict=True)), ids(f)
 
 
@@ -111,5 +154,10 @@ def compiled(kf, f, device, backend):
         got, want = graph(c.tensors), call(c.tensors)
         leaves = [c.tensors[n] for n in c.wanted]
         assert all(torch.equal(g, w) for g, w in zip(got, want))
-        for g, w in zip(*(torch.autograd.grad(sum(r.sum() for r in found if r.requires_grad), leaves) for found in (got, want))):
+        for g, w in zip(
+            *(
+                torch.autograd.grad(sum(r.sum() for r in found if r.requires_grad), leaves)
+                for found in (got, want)
+            )
+        ):
             assert torch.equal(g, w)

@@ -18,23 +18,43 @@ def gelu(ops, x, a, k):
 
 def binary(name):
     """Of a and b of one shape."""
+
     def call(ops, x, a, k):
-        return LEFT_OUT if k or not isinstance(a[0], torch.Tensor) or a[0].shape != x.shape else getattr(ops, name)(x, a[0])
+        return (
+            LEFT_OUT
+            if k or not isinstance(a[0], torch.Tensor) or a[0].shape != x.shape
+            else getattr(ops, name)(x, a[0])
+        )
+
     return call
 
 
 def softmax(name):
-    return lambda ops, x, a, k: LEFT_OUT if k or x.dim() == 0 or a[0] % x.dim() != x.dim() - 1 else getattr(ops, name)(x)
+    return lambda ops, x, a, k: (
+        LEFT_OUT if k or x.dim() == 0 or a[0] % x.dim() != x.dim() - 1 else getattr(ops, name)(x)
+    )
 
 
 def reduction(name):
     def call(ops, x, a, k):
-        dim, keep = k.get("dim", a[0] if a else None), k.get("keepdim", a[1] if len(a) > 1 else False)
+        dim, keep = (
+            k.get("dim", a[0] if a else None),
+            k.get("keepdim", a[1] if len(a) > 1 else False),
+        )
         dim = dim[0] if isinstance(dim, tuple) and len(dim) == 1 else dim
-        if set(k) - {"dim", "keepdim"} or len(a) > 2 or isinstance(dim, tuple) or dim is None and keep or dim is not None and x.dim() == 0:
+        if (
+            set(k) - {"dim", "keepdim"}
+            or len(a) > 2
+            or isinstance(dim, tuple)
+            or dim is None
+            and keep
+            or dim is not None
+            and x.dim() == 0
+        ):
             return LEFT_OUT
         found = getattr(ops, name)(x, dim=dim)
         return found.unsqueeze(dim) if keep else found
+
     return call
 
 
@@ -53,7 +73,12 @@ def group_norm(ops, x, a, k):
 
 def batch_norm(ops, x, a, k):
     momentum = k.get("momentum", 0.1)
-    if not 0 <= momentum <= 1 or x.dim() < 2 or k.get("eps", 0) < 0 or any(t is None for t in a[:2]):
+    if (
+        not 0 <= momentum <= 1
+        or x.dim() < 2
+        or k.get("eps", 0) < 0
+        or any(t is None for t in a[:2])
+    ):
         return LEFT_OUT
     more = {name: k[name] for name in ("eps", "weight", "bias") if name in k}
     a = [t if t is None else t.detach().clone() for t in a[:2]] + list(a[2:])
@@ -62,25 +87,50 @@ def batch_norm(ops, x, a, k):
 
 def cross_entropy(ops, x, a, k):
     label, weight = a[0], k.get("weight")
-    if x.dim() != 2 or label.dtype != torch.int64 or weight is not None or k.get("reduction") != "none":
+    if (
+        x.dim() != 2
+        or label.dtype != torch.int64
+        or weight is not None
+        or k.get("reduction") != "none"
+    ):
         return LEFT_OUT
-    return ops.cross_entropy(x, label, **{n: k[n] for n in ("ignore_index", "label_smoothing") if n in k})
+    return ops.cross_entropy(
+        x, label, **{n: k[n] for n in ("ignore_index", "label_smoothing") if n in k}
+    )
 
 
 def nll(ops, x, a, k):
-    other = set(k) - {"weight", "reduction", "ignore_index"} or x.dim() != 2 or k.get("reduction") != "none"
-    return LEFT_OUT if other else ops.nll(x, a[0], k.get("weight"), **{n: k[n] for n in ("ignore_index",) if n in k})
+    other = (
+        set(k) - {"weight", "reduction", "ignore_index"}
+        or x.dim() != 2
+        or k.get("reduction") != "none"
+    )
+    return (
+        LEFT_OUT
+        if other
+        else ops.nll(x, a[0], k.get("weight"), **{n: k[n] for n in ("ignore_index",) if n in k})
+    )
 
 
 def loss(name):
     """Of elements; its mean and sum over all are functions of their own."""
+
     def call(ops, x, a, k):
         reduction = k.get("reduction", "mean")
-        other = set(k) - {"reduction", "delta", "log_target"} or k.get("log_target") or reduction not in ("none", "mean", "sum")
+        other = (
+            set(k) - {"reduction", "delta", "log_target"}
+            or k.get("log_target")
+            or reduction not in ("none", "mean", "sum")
+        )
         if other or a[0].shape != x.shape:
             return LEFT_OUT
         more = {"delta": k["delta"]} if "delta" in k else {}
-        return getattr(ops, name)(x, a[0], **more) if reduction == "none" else getattr(ops, f"{name}_{reduction}")(x, a[0], dim=None, **more)
+        return (
+            getattr(ops, name)(x, a[0], **more)
+            if reduction == "none"
+            else getattr(ops, f"{name}_{reduction}")(x, a[0], dim=None, **more)
+        )
+
     return call
 
 
@@ -91,16 +141,41 @@ def glu(ops, x, a, k):
 
 
 F = "nn.functional."
-LEVEL_1 = {f"{F}relu": unary("relu"), f"{F}layer_norm": layer_norm, f"{F}cross_entropy": cross_entropy, "sum": reduction("sum"),
-           f"{F}batch_norm": batch_norm}
+LEVEL_1 = {
+    f"{F}relu": unary("relu"),
+    f"{F}layer_norm": layer_norm,
+    f"{F}cross_entropy": cross_entropy,
+    "sum": reduction("sum"),
+    f"{F}batch_norm": batch_norm,
+}
 LEVEL_2 = {
     f"{F}gelu": gelu,
-    **{name: unary(name.removeprefix(F)) for name in (f"{F}silu", f"{F}mish", f"{F}elu", "sigmoid", "tanh")},
-    **{name: binary(name) for name in ("add", "sub", "mul", "div", "maximum", "minimum")}, "softmax": softmax("softmax"),
-    "log_softmax": softmax("log_softmax"), **{name: reduction(name) for name in ("mean", "amax", "amin", "prod", "var", "std", "logsumexp")},
-    f"{F}rms_norm": rms_norm, f"{F}group_norm": group_norm, f"{F}nll_loss": nll, f"{F}glu": glu,
-    **{f"{F}{word}": loss(name) for word, name in (("mse_loss", "mse"), ("l1_loss", "l1"), ("huber_loss", "huber"), ("kl_div", "kl_div"),
-                                                  ("binary_cross_entropy_with_logits", "bce_with_logits"))}}
+    **{
+        name: unary(name.removeprefix(F))
+        for name in (f"{F}silu", f"{F}mish", f"{F}elu", "sigmoid", "tanh")
+    },
+    **{name: binary(name) for name in ("add", "sub", "mul", "div", "maximum", "minimum")},
+    "softmax": softmax("softmax"),
+    "log_softmax": softmax("log_softmax"),
+    **{
+        name: reduction(name)
+        for name in ("mean", "amax", "amin", "prod", "var", "std", "logsumexp")
+    },
+    f"{F}rms_norm": rms_norm,
+    f"{F}group_norm": group_norm,
+    f"{F}nll_loss": nll,
+    f"{F}glu": glu,
+    **{
+        f"{F}{word}": loss(name)
+        for word, name in (
+            ("mse_loss", "mse"),
+            ("l1_loss", "l1"),
+            ("huber_loss", "huber"),
+            ("kl_div", "kl_div"),
+            ("binary_cross_entropy_with_logits", "bce_with_logits"),
+        )
+    },
+}
 CALLS = cases.by_level(LEVEL_1, LEVEL_1 | LEVEL_2)
 
 
@@ -118,7 +193,9 @@ def check(kf, name, device):
         want = op(sample.input, *sample.args, **sample.kwargs)
         where = f"{name} {tuple(sample.input.shape)} {sample.args} {sample.kwargs}"
         assert got.device == want.device and got.device.type == device, where
-        assert torch.allclose(got, want, 2e-5, 2e-5, equal_nan=True) and got.shape == want.shape, where
+        assert torch.allclose(got, want, 2e-5, 2e-5, equal_nan=True) and got.shape == want.shape, (
+            where
+        )
         if want.requires_grad and want.numel():
             up = torch.randn_like(want)
             mine, theirs = (torch.autograd.grad(r, [sample.input], up)[0] for r in (got, want))

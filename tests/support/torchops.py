@@ -19,14 +19,35 @@ kfpython.use()
 from kernel_fusion import _table  # noqa: E402
 
 FUNCTIONS = [f for f in packed.functions(kflib.manifest()) if not f["bwd"]]
-FORMS = {"flat": (6,), "rows": (3, 5), "planes": (2, 3, 4), "heads": (2, 2, 3, 5), "groups": (2, 6, 4), "channels": (3, 2, 4), "axis": (2, 4, 3),
-         **dict.fromkeys(("nt", "nn", "tn", "tt"), (2, 3, 5, 4))}  # of products: batch, rows, cols, depth
-DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16, "f64": torch.float64, "i64": torch.int64, "i32": torch.int32}
+FORMS = {
+    "flat": (6,),
+    "rows": (3, 5),
+    "planes": (2, 3, 4),
+    "heads": (2, 2, 3, 5),
+    "groups": (2, 6, 4),
+    "channels": (3, 2, 4),
+    "axis": (2, 4, 3),
+    **dict.fromkeys(("nt", "nn", "tn", "tt"), (2, 3, 5, 4)),
+}  # of products: batch, rows, cols, depth
+DTYPES = {
+    "f32": torch.float32,
+    "f16": torch.float16,
+    "bf16": torch.bfloat16,
+    "f64": torch.float64,
+    "i64": torch.int64,
+    "i32": torch.int32,
+}
 DROPPED = {"p": 0.4, "rng": (3, 4)}  # of dropouts
 TOLERANCE = {"f32": 2e-5, "f16": 4e-3, "bf16": 3e-2, "f64": 1e-9}
 # What the benchmarks leave out: the weights of classes; and -1 as the number of no row.
-OWN = {"nll": lambda t: [torch.nn.functional.nll_loss(t["x"], t["label"], t["weight"].to(t["x"].dtype), reduction="none")],
-       **cases.said("REFERENCES")}
+OWN = {
+    "nll": lambda t: [
+        torch.nn.functional.nll_loss(
+            t["x"], t["label"], t["weight"].to(t["x"].dtype), reduction="none"
+        )
+    ],
+    **cases.said("REFERENCES"),
+}
 
 
 def sizes_of(f):
@@ -46,7 +67,13 @@ def _name(function):
 
 
 # One function for each op and activation, the first dtypes.
-ALL = list({(f["op"], f["activation"]): f for f in reversed(FUNCTIONS) if chosen(f) and len(f["dtypes"]) == 1}.values())[::-1]
+ALL = list(
+    {
+        (f["op"], f["activation"]): f
+        for f in reversed(FUNCTIONS)
+        if chosen(f) and len(f["dtypes"]) == 1
+    }.values()
+)[::-1]
 PLAIN = [f for f in ALL if not f["dropout"] and f["backward"]]
 
 
@@ -89,7 +116,10 @@ class Case:
 
     def reference(self, drop=lambda x: x):
         """(results, {input: gradient of the first result's sum weighted by `up`}), in float64."""
-        given = {n: t.detach().double().requires_grad_(t.requires_grad) if t.is_floating_point() else t for n, t in self.tensors.items()}
+        given = {
+            n: t.detach().double().requires_grad_(t.requires_grad) if t.is_floating_point() else t
+            for n, t in self.tensors.items()
+        }
         groups = self.f["form"] == "groups"
         formula = OWN.get(self.f["op"]) or peers.forward(self.f, self.scalars, drop)
         found = formula(given | {"x": given["x"].unsqueeze(1)} if groups else given)
@@ -99,7 +129,9 @@ class Case:
 def _draw(f, a, shape, dtype, rng):
     word = peers.draw(f, a["name"]) or ("uniform" if a["positive"] else "normal")
     if a["index"]:
-        return torch.randint(0, dict(zip(f["sizes"], sizes_of(f)))[a["index"]["below"]], shape, generator=rng)
+        return torch.randint(
+            0, dict(zip(f["sizes"], sizes_of(f)))[a["index"]["below"]], shape, generator=rng
+        )
     if word == "words":
         return torch.randint(0, sizes_of(f)[1], shape, generator=rng)
     if word == "labels":
@@ -107,8 +139,14 @@ def _draw(f, a, shape, dtype, rng):
     if word == "seen":
         return torch.rand(shape, generator=rng) > 0.4
     x = torch.randn(shape, generator=rng, dtype=torch.float64)
-    x = {"normal": lambda: x, "mask": lambda: x, "uniform": lambda: torch.sigmoid(x) * 0.8 + 0.1, "distribution": lambda: x.softmax(-1),
-         "near_one": lambda: 1 + x / 8, "small": lambda: x / 8}[word]()
+    x = {
+        "normal": lambda: x,
+        "mask": lambda: x,
+        "uniform": lambda: torch.sigmoid(x) * 0.8 + 0.1,
+        "distribution": lambda: x.softmax(-1),
+        "near_one": lambda: 1 + x / 8,
+        "small": lambda: x / 8,
+    }[word]()
     return x.to(dtype)
 
 
@@ -119,14 +157,25 @@ def case(f, dtype="f64", seed=0, shape=None, grad=True):
     axis, groups = (1, 3 if op.has_groups else 1)
     template = op.forward.template
     first = (*shape[:-1], 2 * shape[-1]) if template.kind == "half" else shape
-    layout = op.expand(op.forward, first, axis, groups)  # of products: batch and rows have one dimension each
+    layout = op.expand(
+        op.forward, first, axis, groups
+    )  # of products: batch and rows have one dimension each
     tensors = {}
     for a, t in zip([a for a in f["arguments"] if a["role"] == "in"], op.forward.inputs):
         own = {"T": dtype, "U": dtype, "acc": _table.WIDE[dtype]}.get(t.var, t.var)
         x = _draw(f, a, layout.of(t), DTYPES.get(own), rng)
-        tensors[t.name] = x.requires_grad_() if grad and x.is_floating_point() and gradient(op, t.name) else x
-    scalars = {v.name: v.default for v in (*op.forward.integers, *op.forward.scalars, *op.scalars[f["activation"]])} | {"groups": groups}
-    kwargs = ({"dim": axis} if op.has_axis else {}) | ({"groups": groups} if op.has_groups else {}) | (DROPPED if f["dropout"] else {})
+        tensors[t.name] = (
+            x.requires_grad_() if grad and x.is_floating_point() and gradient(op, t.name) else x
+        )
+    scalars = {
+        v.name: v.default
+        for v in (*op.forward.integers, *op.forward.scalars, *op.scalars[f["activation"]])
+    } | {"groups": groups}
+    kwargs = (
+        ({"dim": axis} if op.has_axis else {})
+        | ({"groups": groups} if op.has_groups else {})
+        | (DROPPED if f["dropout"] else {})
+    )
     return Case(f, op, tensors, kwargs, scalars)
 
 
@@ -141,13 +190,21 @@ def results(found):
 def close(got, want, tolerance, what=""):
     assert got.shape == want.shape, (what, got.shape, want.shape)
     error = (got.detach().double() - want.detach().double()).abs()
-    assert not error.numel() or (error <= tolerance * (1 + want.detach().double().abs())).all(), f"{what}: {error.max()}"
+    assert not error.numel() or (error <= tolerance * (1 + want.detach().double().abs())).all(), (
+        f"{what}: {error.max()}"
+    )
 
 
 @functools.cache
 def few_of_each_family():
     """One op a family: what takes seconds each, such as torch.compile."""
-    return list({f["family"]: f for f in reversed(few(PLAIN)) if f["op"] in ("bias_{act}", "layer_norm_{act}", "sum")}.values())
+    return list(
+        {
+            f["family"]: f
+            for f in reversed(few(PLAIN))
+            if f["op"] in ("bias_{act}", "layer_norm_{act}", "sum")
+        }.values()
+    )
 
 
 def recorded(kf, f, device="cpu", dtype="f32"):
@@ -157,7 +214,12 @@ def recorded(kf, f, device="cpu", dtype="f32"):
     class Recorder(torch.utils._python_dispatch.TorchDispatchMode):
         def __torch_dispatch__(self, function, types, args=(), kwargs=None):
             if function.namespace == "kf":
-                calls.append((function, tuple(a.detach() if isinstance(a, torch.Tensor) else a for a in args)))
+                calls.append(
+                    (
+                        function,
+                        tuple(a.detach() if isinstance(a, torch.Tensor) else a for a in args),
+                    )
+                )
             return function(*args, **(kwargs or {}))
 
     c = case(f, dtype).on(device)
@@ -170,7 +232,9 @@ def recorded(kf, f, device="cpu", dtype="f32"):
 
 
 def draw(*shape):
-    return torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(len(shape) + sum(shape))).requires_grad_()
+    return torch.randn(
+        shape, dtype=torch.float64, generator=torch.Generator().manual_seed(len(shape) + sum(shape))
+    ).requires_grad_()
 
 
 def same(call, reference, *tensors):

@@ -9,7 +9,11 @@ from kfgen.render import Selection
 def selected(path, activations):
     """What is the spec's own, and kf's activations for it."""
     loaded = spec.load([path])
-    return Selection(loaded, [o.pattern for o in loaded.ops.values() if not o.builtin], activations=list(activations))
+    return Selection(
+        loaded,
+        [o.pattern for o in loaded.ops.values() if not o.builtin],
+        activations=list(activations),
+    )
 
 
 def functions(path, activations):

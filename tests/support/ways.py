@@ -25,7 +25,12 @@ def tool(name, *places):
     return shutil.which(name, path=path)
 
 
-MESON, CMAKE, PKG_CONFIG, NVCC = tool("meson"), tool("cmake"), tool("pkg-config"), tool("nvcc", "/usr/local/cuda/bin")
+MESON, CMAKE, PKG_CONFIG, NVCC = (
+    tool("meson"),
+    tool("cmake"),
+    tool("pkg-config"),
+    tool("nvcc", "/usr/local/cuda/bin"),
+)
 needs_meson = pytest.mark.skipif(not MESON, reason="no meson")
 needs_cmake = pytest.mark.skipif(not CMAKE, reason="no cmake")
 needs_pkg_config = pytest.mark.skipif(not PKG_CONFIG, reason="no pkg-config")
@@ -34,8 +39,13 @@ needs_nvcc = pytest.mark.skipif(not NVCC, reason="no nvcc")
 # Includes come behind globals of the names that kf's functions give their arguments: -Wshadow would complain about kf's
 # headers if they were not system headers. <cstdlib> is not found where /usr/include was given as a system path.
 GLOBALS = "extern int n, x, out, rows;\nint n, x, out, rows;\n"
-HEADER = cases.by_level("kf/ops/add", "kf/kf")  # all of kf takes gcc 2 seconds, g++ 5, and there are many ways
-PROGRAM = GLOBALS + f"#include <{HEADER}.h>\n" + """
+HEADER = cases.by_level(
+    "kf/ops/add", "kf/kf"
+)  # all of kf takes gcc 2 seconds, g++ 5, and there are many ways
+PROGRAM = (
+    GLOBALS
+    + f"#include <{HEADER}.h>\n"
+    + """
 #ifdef __cplusplus
 #include <cstdlib>
 #endif
@@ -49,10 +59,14 @@ int main(void)
     return 0;
 }
 """
+)
 SAID = "2 0 0\n"
 
 # What is refused before anything is launched needs no GPU.
-CUDA_PROGRAM = GLOBALS + f"#include <{HEADER}.cuh>\n" + """
+CUDA_PROGRAM = (
+    GLOBALS
+    + f"#include <{HEADER}.cuh>\n"
+    + """
 #include <cstdlib>
 #include <cstdio>
 int main()
@@ -62,6 +76,7 @@ int main()
     return std::puts(kf_get_last_error_detail()) < 0;
 }
 """
+)
 CUDA_SAID = "kf_add_relu_f32: n is -1, expected 0 or more\n"
 WARNINGS = "-Wall -Wextra -Wshadow -Wconversion -Werror"
 NVCC_WARNINGS = f"-Werror all-warnings -Xcompiler {WARNINGS.replace(' ', ',')}"
@@ -82,8 +97,16 @@ def snippet(name, replace=()):
 
 
 def environment(home=None, **more):
-    found = {k: v for k, v in os.environ.items() if not k.startswith(("PKG_CONFIG", "CMAKE", "DESTDIR", "PREFIX"))}
-    for inherited in ("MAKEFLAGS", "MFLAGS", "MAKELEVEL"):  # of the `make test` we may be running under
+    found = {
+        k: v
+        for k, v in os.environ.items()
+        if not k.startswith(("PKG_CONFIG", "CMAKE", "DESTDIR", "PREFIX"))
+    }
+    for inherited in (
+        "MAKEFLAGS",
+        "MFLAGS",
+        "MAKELEVEL",
+    ):  # of the `make test` we may be running under
         found.pop(inherited, None)
     places = [str(pathlib.Path(sys.executable).parent), str(ROOT / "gen/bin"), found["PATH"]]
     found["PATH"] = os.pathsep.join(places + ([str(pathlib.Path(NVCC).parent)] if NVCC else []))
@@ -94,8 +117,16 @@ def environment(home=None, **more):
 
 def run(*command, cwd=None, fails=False, home=None, **more):
     """Runs it; returns what it says."""
-    done = subprocess.run([str(c) for c in command], cwd=cwd, capture_output=True, text=True, env=environment(home, **more))
-    assert (done.returncode != 0) == fails, f"{' '.join(map(str, command))}\n{done.stdout[-4000:]}\n{done.stderr[-4000:]}"
+    done = subprocess.run(
+        [str(c) for c in command],
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        env=environment(home, **more),
+    )
+    assert (done.returncode != 0) == fails, (
+        f"{' '.join(map(str, command))}\n{done.stdout[-4000:]}\n{done.stderr[-4000:]}"
+    )
     return done.stdout + done.stderr
 
 
@@ -106,9 +137,16 @@ def shell(text, cwd, home=None, **kwargs):
 def copy(to):
     """A copy of the repository's files, as a clone has them, without anything that is generated."""
     try:
-        listed = subprocess.check_output(["git", "ls-files", "-z", "-co", "--exclude-standard"], cwd=ROOT, stderr=subprocess.DEVNULL)
+        listed = subprocess.check_output(
+            ["git", "ls-files", "-z", "-co", "--exclude-standard"],
+            cwd=ROOT,
+            stderr=subprocess.DEVNULL,
+        )
         files = [f for f in listed.decode().split("\0") if f and (ROOT / f).is_file()]
-    except (FileNotFoundError, subprocess.CalledProcessError):  # not a clone: whatever is not from a build
+    except (
+        FileNotFoundError,
+        subprocess.CalledProcessError,
+    ):  # not a clone: whatever is not from a build
         skip = re.compile(r"(^|/)(build[^/]*|__pycache__|\.[a-z_]+cache|\.venv[^/]*|.*\.egg-info)/")
         files = [p.relative_to(ROOT).as_posix() for p in ROOT.rglob("*") if p.is_file()]
         files = [f for f in files if not skip.search(f)]
@@ -121,7 +159,17 @@ def copy(to):
 def commit(folder):
     """Makes it a git repository with one commit, whatever the user's own settings and today's date are."""
     date = "2026-01-02T03:04:05Z"
-    git = ["git", "-c", "user.name=kf", "-c", "user.email=kf@example.org", "-c", "commit.gpgsign=false", "-c", "core.autocrlf=false"]
+    git = [
+        "git",
+        "-c",
+        "user.name=kf",
+        "-c",
+        "user.email=kf@example.org",
+        "-c",
+        "commit.gpgsign=false",
+        "-c",
+        "core.autocrlf=false",
+    ]
     for arguments in (["init", "-q"], ["add", "-A"], ["commit", "-q", "-m", "all"]):
         run(*git, *arguments, cwd=folder, GIT_AUTHOR_DATE=date, GIT_COMMITTER_DATE=date)
 
@@ -134,7 +182,12 @@ def headers(*ops):
 def consumer(folder, **files):
     """A project's directory with these files: `name__ext` is name.ext."""
     folder.mkdir(parents=True, exist_ok=True)
-    for name, text in {"program.c": PROGRAM, "program.cpp": PROGRAM, "program.cu": CUDA_PROGRAM, **files}.items():
+    for name, text in {
+        "program.c": PROGRAM,
+        "program.cpp": PROGRAM,
+        "program.cu": CUDA_PROGRAM,
+        **files,
+    }.items():
         path = folder / name.replace("__", ".")
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)

@@ -35,8 +35,26 @@ if TYPE_CHECKING:
     CUDA_AVAILABLE: bool
     EXTENSION_LOADED: bool
 
-__all__ = ["CUDA_AVAILABLE", "Context", "EXTENSION_LOADED", "Stream", "benchmarks", "build_launchers", "config", "fuse", "fuse_row",
-           "get_include", "get_threads", "info", "kernels", "nn", "ops", "set_threads", "use_launchers", "warmup"]
+__all__ = [
+    "CUDA_AVAILABLE",
+    "Context",
+    "EXTENSION_LOADED",
+    "Stream",
+    "benchmarks",
+    "build_launchers",
+    "config",
+    "fuse",
+    "fuse_row",
+    "get_include",
+    "get_threads",
+    "info",
+    "kernels",
+    "nn",
+    "ops",
+    "set_threads",
+    "use_launchers",
+    "warmup",
+]
 __version__ = version()
 
 
@@ -44,8 +62,15 @@ def __getattr__(name: str) -> Any:
     """What takes time is looked at when somebody asks."""
     if name in ("benchmarks", "config", "kernels", "nn", "ops"):
         return importlib.import_module(f"kernel_fusion.{name}")
-    lazy = {"fuse": "_fuse", "fuse_row": "_fuse", "Context": "_streams", "Stream": "_streams", "warmup": "_warmup",
-            "build_launchers": "_launchers", "use_launchers": "_launchers"}
+    lazy = {
+        "fuse": "_fuse",
+        "fuse_row": "_fuse",
+        "Context": "_streams",
+        "Stream": "_streams",
+        "warmup": "_warmup",
+        "build_launchers": "_launchers",
+        "use_launchers": "_launchers",
+    }
     if name in lazy:
         found = getattr(importlib.import_module(f"kernel_fusion.{lazy[name]}"), name)
         globals()[name] = found

@@ -13,7 +13,14 @@ from kernel_fusion._plan import check_value
 from kernel_fusion._table import Call, Op, Value
 
 WORDS = ("f32", "f16", "bf16", "f64", "i32", "i64")
-LONG = {"float32": "f32", "float16": "f16", "bfloat16": "bf16", "float64": "f64", "int32": "i32", "int64": "i64"}
+LONG = {
+    "float32": "f32",
+    "float16": "f16",
+    "bfloat16": "bf16",
+    "float64": "f64",
+    "int32": "i32",
+    "int64": "i64",
+}
 PROBABILITY = Value("p", 0.5, 0, 1)
 BETA = Value("beta", 0.0, None, None)
 
@@ -36,16 +43,27 @@ class Arguments:
 def parameters(op: Op, activation: str) -> list[Parameter]:
     """In the order of the C function's arguments; what may be left out behind what may not."""
     inputs = sorted(op.forward.inputs, key=lambda t: t.nullable)
-    found = [Parameter(t.name, Parameter.POSITIONAL_OR_KEYWORD, default=None if t.nullable else Parameter.empty) for t in inputs]
+    found = [
+        Parameter(
+            t.name, Parameter.POSITIONAL_OR_KEYWORD, default=None if t.nullable else Parameter.empty
+        )
+        for t in inputs
+    ]
     if op.second == "results":
         found.append(Parameter("dtype", Parameter.POSITIONAL_OR_KEYWORD))
     more: dict[str, Any] = {"groups": Parameter.empty} if op.has_groups else {}
     more |= {"dim": op.axis} if op.has_axis else {}
-    more |= {v.name: v.default for v in (*op.forward.integers, *op.forward.scalars, *op.scalars[activation])}
+    more |= {
+        v.name: v.default
+        for v in (*op.forward.integers, *op.forward.scalars, *op.scalars[activation])
+    }
     more |= dict.fromkeys(op.forward.betas, 0.0)
     more |= {"p": PROBABILITY.default, "training": True, "rng": None} if op.dropout else {}
     more |= {"grads": None} if op.added else {}
-    return found + [Parameter(name, Parameter.KEYWORD_ONLY, default=default) for name, default in {**more, "out": None}.items()]
+    return found + [
+        Parameter(name, Parameter.KEYWORD_ONLY, default=default)
+        for name, default in {**more, "out": None}.items()
+    ]
 
 
 @functools.cache
@@ -55,7 +73,11 @@ def signature(op: Op, activation: str) -> inspect.Signature:
 
 def dtype_word(where: str, dtype: Any) -> str:
     """kf's word for a dtype that is said in any framework's way."""
-    text = getattr(dtype, "__name__", None) or getattr(dtype, "name", None) or str(dtype).removeprefix("torch.")
+    text = (
+        getattr(dtype, "__name__", None)
+        or getattr(dtype, "name", None)
+        or str(dtype).removeprefix("torch.")
+    )
     word = LONG.get(text, text)
     if word not in WORDS:
         raise TypeError(f"{where}: dtype is {dtype}, expected one of {', '.join(LONG)}")
@@ -86,7 +108,7 @@ def integers(where: str, call: Call, given: Mapping[str, Any]) -> tuple[int, ...
 def seeds(rng: Any) -> list[int]:
     """Two's complement of whole numbers of 64 bits: every framework draws the same of them. TypeError, OverflowError: they are none."""
     found = [operator.index(v) for v in rng]
-    if any(not -2**63 <= v < 2**64 for v in found):
+    if any(not -(2**63) <= v < 2**64 for v in found):
         raise OverflowError
     return [v % 2**64 for v in found]
 
@@ -97,14 +119,18 @@ def _check_out(where: str, op: Op, out: Any) -> None:
     if out is None or len(names) == 1:
         return
     if not isinstance(out, Mapping):
-        raise TypeError(f"{where}: out is {type(out).__name__}, expected a dictionary of arrays, of {', '.join(names)}")
+        raise TypeError(
+            f"{where}: out is {type(out).__name__}, expected a dictionary of arrays, of {', '.join(names)}"
+        )
     for name in out:
         if name not in names:
             raise ValueError(f"{where}: out has {name!r}, expected some of {', '.join(names)}")
 
 
 @functools.cache
-def _plain(op: Op, activation: str) -> tuple[tuple[str, ...], dict[str, Any], frozenset[str], frozenset[str]]:
+def _plain(
+    op: Op, activation: str
+) -> tuple[tuple[str, ...], dict[str, Any], frozenset[str], frozenset[str]]:
     """(those that may be given by place, defaults, all, those that must be given)"""
     found = signature(op, activation).parameters
     placed = tuple(n for n, p in found.items() if p.kind is not Parameter.KEYWORD_ONLY)
@@ -112,11 +138,18 @@ def _plain(op: Op, activation: str) -> tuple[tuple[str, ...], dict[str, Any], fr
     return placed, defaults, frozenset(found), frozenset(found) - frozenset(defaults)
 
 
-def _bound(where: str, op: Op, activation: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+def _bound(
+    where: str, op: Op, activation: str, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> dict[str, Any]:
     """As inspect.Signature.bind does, in a fifth of its time; what is wrong it says itself."""
     placed, defaults, known, needed = _plain(op, activation)
     given = dict(zip(placed, args))
-    if len(args) <= len(placed) and kwargs.keys() <= known and not given.keys() & kwargs.keys() and needed <= given.keys() | kwargs.keys():
+    if (
+        len(args) <= len(placed)
+        and kwargs.keys() <= known
+        and not given.keys() & kwargs.keys()
+        and needed <= given.keys() | kwargs.keys()
+    ):
         return {**defaults, **given, **kwargs}
     try:
         signature(op, activation).bind(*args, **kwargs)
@@ -133,17 +166,31 @@ def bind(op: Op, activation: str, args: Sequence[Any], kwargs: Mapping[str, Any]
         values.append(PROBABILITY)
         if not a["training"]:
             a["p"] = 0.0
-            a["rng"] = (0, 0) if a["rng"] is None or hasattr(a["rng"], "integers") else a["rng"]  # a generator is not asked for what drops nothing
+            a["rng"] = (
+                (0, 0) if a["rng"] is None or hasattr(a["rng"], "integers") else a["rng"]
+            )  # a generator is not asked for what drops nothing
     axis = a.get("dim", op.axis)
     flatten = op.family == "reduce" and axis is None
     _check_out(where, op, a["out"])
-    [beta] = scalars(where, [BETA], {"beta": a["beta"] if op.forward.betas else 0.0})  # axpby's beta is a scalar of its own
+    [beta] = scalars(
+        where, [BETA], {"beta": a["beta"] if op.forward.betas else 0.0}
+    )  # axpby's beta is a scalar of its own
     if beta and a["out"] is None:
-        raise ValueError(f"{where}: beta is {beta:g}, expected 0 without out, to which the result is added")
+        raise ValueError(
+            f"{where}: beta is {beta:g}, expected 0 without out, to which the result is added"
+        )
     if a.get("grads") is not None:
         raise TypeError(f"{where}: grads is for PyTorch tensors; NumPy arrays have no gradients")
-    return Arguments(where, tuple(a[t.name] for t in op.forward.inputs), scalars(where, values, a), integers(where, op.forward, a),
-                     axis=whole(where, "dim", axis) if op.has_axis and not flatten else -1, flatten=flatten,
-                     groups=whole(where, "groups", a.get("groups", 1)),
-                     second=dtype_word(where, a["dtype"]) if op.second == "results" else None, rng=a.get("rng"), out=a["out"],
-                     beta=beta)
+    return Arguments(
+        where,
+        tuple(a[t.name] for t in op.forward.inputs),
+        scalars(where, values, a),
+        integers(where, op.forward, a),
+        axis=whole(where, "dim", axis) if op.has_axis and not flatten else -1,
+        flatten=flatten,
+        groups=whole(where, "groups", a.get("groups", 1)),
+        second=dtype_word(where, a["dtype"]) if op.second == "results" else None,
+        rng=a.get("rng"),
+        out=a["out"],
+        beta=beta,
+    )

@@ -32,10 +32,23 @@ OPTIONS = {"ops": "KF_WHEEL_OPS=", "activations": "KF_WHEEL_ACTIVATIONS="}
 NATIVE = pathlib.Path(__file__).resolve().parent / "native"
 # Of 19 activations those that models name: the others would double the libraries (bench/NOTES.md).
 NAMED = ("none", "relu", "gelu", "gelu_tanh", "silu", "sigmoid", "tanh")
-COMPILE = ("-std=c11", "-O2", "-ftree-vectorize", "-fPIC", "-fno-math-errno", "-fno-trapping-math", "-fvisibility=hidden", "-ffunction-sections",
-           "-fdata-sections", "-fno-asynchronous-unwind-tables")
+COMPILE = (
+    "-std=c11",
+    "-O2",
+    "-ftree-vectorize",
+    "-fPIC",
+    "-fno-math-errno",
+    "-fno-trapping-math",
+    "-fvisibility=hidden",
+    "-ffunction-sections",
+    "-fdata-sections",
+    "-fno-asynchronous-unwind-tables",
+)
 LINK = ("-shared", "-s", "-Wl,--gc-sections", "-Wl,-O1", "-Wl,--hash-style=gnu")
-OPTIONAL = (("-fvect-cost-model=dynamic",), ("-fuse-ld=gold", "-Wl,--icf=all"))  # where the compiler has them: gcc's vectoriser, fewer bytes
+OPTIONAL = (
+    ("-fvect-cost-model=dynamic",),
+    ("-fuse-ld=gold", "-Wl,--icf=all"),
+)  # where the compiler has them: gcc's vectoriser, fewer bytes
 
 
 def _words(name: str, default: str) -> list[str]:
@@ -73,7 +86,16 @@ def compiler() -> tuple[str | None, tuple[str, ...]]:
         probe.write_text("int kfp_probe(void) { return 0; }\n")
 
         def takes(words: Sequence[str]) -> bool:
-            command = [found, "-Werror", "-shared", "-fPIC", *words, str(probe), "-o", str(probe.with_suffix(".so"))]
+            command = [
+                found,
+                "-Werror",
+                "-shared",
+                "-fPIC",
+                *words,
+                str(probe),
+                "-o",
+                str(probe.with_suffix(".so")),
+            ]
             return subprocess.run(command, capture_output=True).returncode == 0
 
         if not takes(()):
@@ -81,13 +103,26 @@ def compiler() -> tuple[str | None, tuple[str, ...]]:
         return found, tuple(w for words in OPTIONAL if takes(words) for w in words)
 
 
-COMPILE_CUDA = ("-DKFP_CUDA", "-std=c++17", "-O1", "-fPIC", "-fvisibility=hidden", "-ffunction-sections", "-fdata-sections",
-                "-fno-asynchronous-unwind-tables")
+COMPILE_CUDA = (
+    "-DKFP_CUDA",
+    "-std=c++17",
+    "-O1",
+    "-fPIC",
+    "-fvisibility=hidden",
+    "-ffunction-sections",
+    "-fdata-sections",
+    "-fno-asynchronous-unwind-tables",
+)
 
 
 def cuda_compiler() -> tuple[str, pathlib.Path] | None:
     """The C++ compiler and CUDA's headers, if there are both."""
-    found, headers = shutil.which(os.environ.get("CXX", "c++")) or shutil.which("g++") or shutil.which("clang++"), _nvrtc.include("cuda.h")
+    found, headers = (
+        shutil.which(os.environ.get("CXX", "c++"))
+        or shutil.which("g++")
+        or shutil.which("clang++"),
+        _nvrtc.include("cuda.h"),
+    )
     return (found, headers) if found and headers and (headers / "vector_types.h").exists() else None
 
 
@@ -97,32 +132,78 @@ def _run(command: Sequence[str]) -> None:
         raise RuntimeError(f"{' '.join(command)}\n{done.stderr[-4000:]}")
 
 
-def library(path: pathlib.Path, chosen: Any, isa: str, flags: Sequence[str] = (), dtypes: tuple[str, ...] | None = None) -> None:
+def library(
+    path: pathlib.Path,
+    chosen: Any,
+    isa: str,
+    flags: Sequence[str] = (),
+    dtypes: tuple[str, ...] | None = None,
+) -> None:
     """Compiles a selection's C launchers for an instruction set, and links them into one library. flags: further words for the compiler.
     dtypes: of these alone."""
     cc, optional = compiler()
     if not cc:
-        raise RuntimeError("kf: the CPU kernels need a C compiler (apt install gcc libc6-dev), or KF_WHEEL_OPS=none for a package without them")
+        raise RuntimeError(
+            "kf: the CPU kernels need a C compiler (apt install gcc libc6-dev), or KF_WHEEL_OPS=none for a package without them"
+        )
     link = tuple(w for w in optional if w.startswith(("-fuse-ld", "-Wl,")))
     words = (*COMPILE, *(w for w in optional if w not in link), *_isa.WORDS[isa], *flags, *_more())
-    texts = packed.sources([f for f in packed.functions(manifest.build(chosen)) if dtypes in (None, tuple(f["dtypes"]))])
-    _compile(path, chosen, (cc, *words), texts, (NATIVE / "pool.c",), (*LINK, *link, *flags, "-lm", "-lpthread"))
+    texts = packed.sources(
+        [
+            f
+            for f in packed.functions(manifest.build(chosen))
+            if dtypes in (None, tuple(f["dtypes"]))
+        ]
+    )
+    _compile(
+        path,
+        chosen,
+        (cc, *words),
+        texts,
+        (NATIVE / "pool.c",),
+        (*LINK, *link, *flags, "-lm", "-lpthread"),
+    )
 
 
-def cuda_library(path: pathlib.Path, chosen: Any, dtypes: tuple[str, ...] | None = None, names: Collection[str] | None = None) -> None:
+def cuda_library(
+    path: pathlib.Path,
+    chosen: Any,
+    dtypes: tuple[str, ...] | None = None,
+    names: Collection[str] | None = None,
+) -> None:
     """The same of a selection's CUDA launchers, which a C++ compiler compiles; there are no kernels in it. names: of these functions alone."""
     found = cuda_compiler()
     if not found:
-        raise RuntimeError("kf: the CUDA launchers need a C++ compiler (apt install g++) and CUDA's headers (cuda.h; CUDA_HOME says where), or "
-                           "KF_WHEEL_CUDA=0 for a package without them")
-    texts = packed_cuda.sources([(name, f) for name, f in packed_cuda.functions(manifest.build(chosen))
-                                 if dtypes in (None, tuple(f["dtypes"])) and (names is None or name in names)])
+        raise RuntimeError(
+            "kf: the CUDA launchers need a C++ compiler (apt install g++) and CUDA's headers (cuda.h; CUDA_HOME says where), or "
+            "KF_WHEEL_CUDA=0 for a package without them"
+        )
+    texts = packed_cuda.sources(
+        [
+            (name, f)
+            for name, f in packed_cuda.functions(manifest.build(chosen))
+            if dtypes in (None, tuple(f["dtypes"])) and (names is None or name in names)
+        ]
+    )
     own = NATIVE / "loader.cpp", NATIVE / "memory.cpp"
-    _compile(path, chosen, (found[0], *COMPILE_CUDA, *_more(), "-isystem", str(found[1])), texts, own, (*LINK, "-ldl", "-lpthread"))
+    _compile(
+        path,
+        chosen,
+        (found[0], *COMPILE_CUDA, *_more(), "-isystem", str(found[1])),
+        texts,
+        own,
+        (*LINK, "-ldl", "-lpthread"),
+    )
 
 
-def _compile(path: pathlib.Path, chosen: Any, compile_: Sequence[str], texts: Mapping[str, str], own: Sequence[pathlib.Path], link: Sequence[str]
-             ) -> None:
+def _compile(
+    path: pathlib.Path,
+    chosen: Any,
+    compile_: Sequence[str],
+    texts: Mapping[str, str],
+    own: Sequence[pathlib.Path],
+    link: Sequence[str],
+) -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)
         write_all(Renderer(chosen).render(), folder / "include", [])
@@ -134,7 +215,9 @@ def _compile(path: pathlib.Path, chosen: Any, compile_: Sequence[str], texts: Ma
             return f"{folder / source.name}.o"
 
         jobs = int(os.environ.get("KF_WHEEL_JOBS", 0)) or os.cpu_count()
-        order = sorted(texts, key=lambda n: -len(texts[n]))  # the longest first, so that no core waits for one file at the end
+        order = sorted(
+            texts, key=lambda n: -len(texts[n])
+        )  # the longest first, so that no core waits for one file at the end
         with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
             objects = [*pool.map(one, [*(folder / n for n in order), *own])]
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -144,7 +227,11 @@ def _compile(path: pathlib.Path, chosen: Any, compile_: Sequence[str], texts: Ma
 def stubs(package: pathlib.Path) -> None:
     """As the package says that has this folder's table."""
     path = os.pathsep.join([str(package.parent), *sys.path])
-    subprocess.run([sys.executable, "-m", "kernel_fusion._stubs", str(package)], check=True, env={**os.environ, "PYTHONPATH": path})
+    subprocess.run(
+        [sys.executable, "-m", "kernel_fusion._stubs", str(package)],
+        check=True,
+        env={**os.environ, "PYTHONPATH": path},
+    )
 
 
 def build(package: pathlib.Path) -> None:

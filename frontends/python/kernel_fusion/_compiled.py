@@ -50,7 +50,9 @@ class Own:
 
     def of(self, op: Op) -> None:
         """Learns the names of its functions."""
-        self.dtypes = {op.function("none", d, backward): d for d in op.dtypes for backward in (False, True)}
+        self.dtypes = {
+            op.function("none", d, backward): d for d in op.dtypes for backward in (False, True)
+        }
 
     @staticmethod
     def compiles() -> bool:
@@ -71,7 +73,9 @@ class Own:
         return Library(path)
 
     def build(self, path: pathlib.Path, dtypes: Dtypes) -> None:
-        _build.library(path, self.selection(dtypes), (*_isa.runnable(), _isa.BASE)[0], dtypes=dtypes)
+        _build.library(
+            path, self.selection(dtypes), (*_isa.runnable(), _isa.BASE)[0], dtypes=dtypes
+        )
 
     def otherwise(self, dtypes: Dtypes) -> Any:
         """What computes where nothing can be compiled; None: it can."""
@@ -79,7 +83,10 @@ class Own:
             return None
         from kernel_fusion._interpreted import Interpreted
 
-        warnings.warn(f"kf.{self.label}: there is no C compiler (apt install gcc libc6-dev), so NumPy computes it, slowly", stacklevel=10)
+        warnings.warn(
+            f"kf.{self.label}: there is no C compiler (apt install gcc libc6-dev), so NumPy computes it, slowly",
+            stacklevel=10,
+        )
         return Interpreted(self.manifest(dtypes))
 
     def path(self, dtypes: Dtypes) -> pathlib.Path:
@@ -110,8 +117,10 @@ class Own:
             with contextlib.suppress(OSError):  # not what was written there
                 return self.open(path)
         if _files.offline():
-            raise RuntimeError(f"kf.{self.label} for {', '.join(dtypes)} is not in {path.parent}, and KF_OFFLINE is set: call it once without, "
-                               "with the same KF_CACHE_DIR")
+            raise RuntimeError(
+                f"kf.{self.label} for {', '.join(dtypes)} is not in {path.parent}, and KF_OFFLINE is set: call it once without, "
+                "with the same KF_CACHE_DIR"
+            )
         other = self.otherwise(dtypes)
         if other is not None:
             return other
@@ -125,8 +134,11 @@ class Own:
             self.build(new, dtypes)
             os.replace(new, path)
         except OSError as e:
-            raise OSError(e.errno, f"kf.{self.label}: its library cannot be kept ({e.strerror}); KF_CACHE_DIR chooses another directory", str(path)
-                          ) from None
+            raise OSError(
+                e.errno,
+                f"kf.{self.label}: its library cannot be kept ({e.strerror}); KF_CACHE_DIR chooses another directory",
+                str(path),
+            ) from None
         finally:
             with contextlib.suppress(OSError):
                 new.unlink()
@@ -139,14 +151,22 @@ class Own:
 
     def state(self) -> dict[str, str]:
         """{dtypes: what computes them}, of those that were called."""
-        return {", ".join(d): str(getattr(made, "path", "NumPy: there is no C compiler")) for d, made in self.made.items()}
+        return {
+            ", ".join(d): str(getattr(made, "path", "NumPy: there is no C compiler"))
+            for d, made in self.made.items()
+        }
 
 
 class OwnOnGpu(Own):
     """The same on GPUs: launchers that a C++ compiler compiles, for which NVRTC compiles kernels. Called as a Gpu is."""
 
     def told(self) -> list[Any]:
-        return ["cuda", _build.COMPILE_CUDA, _build.LINK, _generator("packed.h", "loader.h", "loader.cpp", "memory.cpp")]
+        return [
+            "cuda",
+            _build.COMPILE_CUDA,
+            _build.LINK,
+            _generator("packed.h", "loader.h", "loader.cpp", "memory.cpp"),
+        ]
 
     def open(self, path: pathlib.Path) -> Any:
         return _gpu.Gpu(path, text=self.text)
@@ -159,5 +179,7 @@ class OwnOnGpu(Own):
 
     def otherwise(self, dtypes: Dtypes) -> Any:
         if _build.cuda_compiler() is None:
-            raise NotImplementedError(f"kf.{self.label}: on a GPU it needs a C++ compiler (apt install g++) and CUDA's headers: {_nvrtc.HOW}")
+            raise NotImplementedError(
+                f"kf.{self.label}: on a GPU it needs a C++ compiler (apt install g++) and CUDA's headers: {_nvrtc.HOW}"
+            )
         return None

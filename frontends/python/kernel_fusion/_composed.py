@@ -11,10 +11,10 @@ from kernel_fusion import _dispatch, _table, ops
 def gelu(x: Any, *, approximate: str = "none", out: Any = None) -> Any:
     """x * Phi(x), Phi the normal distribution function; approximate="tanh": PyTorch's approximation of it, which is kf.ops.gelu_tanh.
 
-    x: [any], float32 float16 bfloat16 float64
-    approximate: "none" or "tanh"
-Returns out [any].
-TypeError: a dtype that there is no function for. ValueError: approximate is neither "none" nor "tanh"."""
+        x: [any], float32 float16 bfloat16 float64
+        approximate: "none" or "tanh"
+    Returns out [any].
+    TypeError: a dtype that there is no function for. ValueError: approximate is neither "none" nor "tanh"."""
     if approximate not in ("none", "tanh"):
         raise ValueError(f"kf.gelu: approximate is {approximate!r}, expected 'none' or 'tanh'")
     function = ops.gelu_tanh if approximate == "tanh" else ops._plain_gelu
@@ -24,15 +24,17 @@ TypeError: a dtype that there is no function for. ValueError: approximate is nei
 def fused_linear_activation(x: Any, weight: Any, bias: Any = None, activation: str = "none") -> Any:
     """act(x @ weight.T + bias): kf.ops.linear_<activation>; of an activation that linear has not, kf.ops.linear and then that.
 
-    x: […, in]
-    weight: [out, in], x's dtype
-    bias: [out], x's dtype; None: there is none
-    activation: its name
-Returns out […, out].
-TypeError: a dtype that there is no function for. ValueError: shapes that do not go together; an activation that there is not."""
+        x: […, in]
+        weight: [out, in], x's dtype
+        bias: [out], x's dtype; None: there is none
+        activation: its name
+    Returns out […, out].
+    TypeError: a dtype that there is no function for. ValueError: shapes that do not go together; an activation that there is not."""
     whole = _dispatch.has("linear", activation)
     if not whole and not _dispatch.has("act", activation):
-        raise ValueError(f"kf.fused_linear_activation: activation is {activation}, expected one of {', '.join(_table.activations())}")
+        raise ValueError(
+            f"kf.fused_linear_activation: activation is {activation}, expected one of {', '.join(_table.activations())}"
+        )
     function = getattr(ops, _dispatch.word("linear" if whole else "act", activation))
     _product("fused_linear_activation", "x", x, "weight", weight)
     return function(x, weight, bias) if whole else function(ops.linear(x, weight, bias))
@@ -41,20 +43,30 @@ TypeError: a dtype that there is no function for. ValueError: shapes that do not
 def matmul(a: Any, b: Any, *, alpha: float = 1.0) -> Any:
     """alpha * a @ b: kf.ops.matmul_nn, or that of the other three which takes the factors as they lie: b = weight.T is read as weight.
 
-    a: [batch…, rows…, depth], float32 float16 bfloat16 float64
-    b: [batch…, depth, cols], a's dtype; or [depth, cols] for all
-    alpha: any number
-Returns out [batch…, rows…, cols].
-TypeError: a dtype that there is no function for. ValueError: shapes that do not go together."""
+        a: [batch…, rows…, depth], float32 float16 bfloat16 float64
+        b: [batch…, depth, cols], a's dtype; or [depth, cols] for all
+        alpha: any number
+    Returns out [batch…, rows…, cols].
+    TypeError: a dtype that there is no function for. ValueError: shapes that do not go together."""
     _arrays("matmul", a=a, b=b)
     if 2 != len(b.shape) != len(a.shape):
-        raise ValueError(f"kf.matmul: b has the shape {tuple(b.shape)}, expected two dimensions or as many as a of the shape {tuple(a.shape)}")
+        raise ValueError(
+            f"kf.matmul: b has the shape {tuple(b.shape)}, expected two dimensions or as many as a of the shape {tuple(a.shape)}"
+        )
     # What does not go together matmul_nn says, of the factors as they were given.
-    fits = len(b.shape) > 1 and a.shape[-1:] == b.shape[-2:-1] and (len(b.shape) == 2 or a.shape[:-2] == b.shape[:-2])
+    fits = (
+        len(b.shape) > 1
+        and a.shape[-1:] == b.shape[-2:-1]
+        and (len(b.shape) == 2 or a.shape[:-2] == b.shape[:-2])
+    )
     turn_a = fits and len(a.shape) == len(b.shape) and _lies_turned(a)
     turn_b = fits and _lies_turned(b)
-    function = getattr(ops, f"_plain_matmul_{'t' if turn_a else 'n'}{'t' if turn_b else 'n'}__matmul")
-    return function(a.swapaxes(-1, -2) if turn_a else a, b.swapaxes(-1, -2) if turn_b else b, alpha=alpha)
+    function = getattr(
+        ops, f"_plain_matmul_{'t' if turn_a else 'n'}{'t' if turn_b else 'n'}__matmul"
+    )
+    return function(
+        a.swapaxes(-1, -2) if turn_a else a, b.swapaxes(-1, -2) if turn_b else b, alpha=alpha
+    )
 
 
 def _lies_turned(t: Any) -> bool:
@@ -65,20 +77,24 @@ def _lies_turned(t: Any) -> bool:
     return bool(strides[-2] == one and strides[-1] != one)
 
 
-def fused_attention_score(q: Any, k: Any, scale: float | None = None, mask: Any = None, causal: bool = False) -> Any:
+def fused_attention_score(
+    q: Any, k: Any, scale: float | None = None, mask: Any = None, causal: bool = False
+) -> Any:
     """softmax(q @ k.T * scale + mask) over the keys: the product by NumPy or PyTorch, the rest by kf.ops.scale_mask_softmax, scale_bool_mask_softmax
-or scale_causal_softmax.
+    or scale_causal_softmax.
 
-    q: [batch…, heads, queries, dim]
-    k: [batch…, heads, keys, dim], q's dtype
-    scale: None: 1 / sqrt(dim)
-    mask: [batch…, queries, keys], the same for all heads: added, of q's dtype, or bool, True where a key is seen; None: there is none
-    causal: a query sees the keys up to its own place; not beside a mask
-Returns out [batch…, heads, queries, keys].
-TypeError: a dtype that there is no function for. ValueError: shapes that do not go together."""
+        q: [batch…, heads, queries, dim]
+        k: [batch…, heads, keys, dim], q's dtype
+        scale: None: 1 / sqrt(dim)
+        mask: [batch…, queries, keys], the same for all heads: added, of q's dtype, or bool, True where a key is seen; None: there is none
+        causal: a query sees the keys up to its own place; not beside a mask
+    Returns out [batch…, heads, queries, keys].
+    TypeError: a dtype that there is no function for. ValueError: shapes that do not go together."""
     _product("fused_attention_score", "q", q, "k", k)
     if mask is not None and causal:
-        raise ValueError("kf.fused_attention_score: mask is given beside causal = True, expected one of them")
+        raise ValueError(
+            "kf.fused_attention_score: mask is given beside causal = True, expected one of them"
+        )
     scale = 1 / math.sqrt(max(q.shape[-1], 1)) if scale is None else scale
     scores = q @ k.swapaxes(-1, -2)
     lead = scores.shape
@@ -92,33 +108,49 @@ TypeError: a dtype that there is no function for. ValueError: shapes that do not
     return function(scores, mask, scale=scale).reshape(lead)
 
 
-def fused_multihead_attention(q: Any, k: Any, v: Any, num_heads: int, scale: float | None = None, mask: Any = None, causal: bool = False) -> Any:
+def fused_multihead_attention(
+    q: Any,
+    k: Any,
+    v: Any,
+    num_heads: int,
+    scale: float | None = None,
+    mask: Any = None,
+    causal: bool = False,
+) -> Any:
     """Attention of several heads: fused_attention_score of each, times v: both products by NumPy or PyTorch, with all scores in memory between them.
 
-    q: [batch…, queries, heads * dim]
-    k: [batch…, keys, heads * dim], q's dtype
-    v: [batch…, keys, heads * dim of values], q's dtype
-    num_heads: how many
-    scale: as of fused_attention_score
-    mask: likewise
-    causal: likewise
-Returns out [batch…, queries, heads * dim of values].
-TypeError: a dtype that there is no function for. ValueError: shapes that do not go together."""
+        q: [batch…, queries, heads * dim]
+        k: [batch…, keys, heads * dim], q's dtype
+        v: [batch…, keys, heads * dim of values], q's dtype
+        num_heads: how many
+        scale: as of fused_attention_score
+        mask: likewise
+        causal: likewise
+    Returns out [batch…, queries, heads * dim of values].
+    TypeError: a dtype that there is no function for. ValueError: shapes that do not go together."""
     if isinstance(num_heads, bool) or not hasattr(num_heads, "__index__"):
-        raise TypeError(f"kf.fused_multihead_attention: num_heads is {type(num_heads).__name__}, expected a whole number")
+        raise TypeError(
+            f"kf.fused_multihead_attention: num_heads is {type(num_heads).__name__}, expected a whole number"
+        )
     _arrays("fused_multihead_attention", q=q, k=k, v=v)
     for name, t in (("q", q), ("k", k), ("v", v)):
         if len(t.shape) < 2 or num_heads < 1 or t.shape[-1] % num_heads:
-            raise ValueError(f"kf.fused_multihead_attention: {name} has the shape {tuple(t.shape)}, expected a last dimension that num_heads = "
-                             f"{num_heads} divides")
+            raise ValueError(
+                f"kf.fused_multihead_attention: {name} has the shape {tuple(t.shape)}, expected a last dimension that num_heads = "
+                f"{num_heads} divides"
+            )
     if tuple(k.shape[:-1]) != tuple(v.shape[:-1]):
-        raise ValueError(f"kf.fused_multihead_attention: v has the shape {tuple(v.shape)}, expected {(*k.shape[:-1], 'any')} beside k of the shape "
-                         f"{tuple(k.shape)}")
+        raise ValueError(
+            f"kf.fused_multihead_attention: v has the shape {tuple(v.shape)}, expected {(*k.shape[:-1], 'any')} beside k of the shape "
+            f"{tuple(k.shape)}"
+        )
 
     def heads(t: Any) -> Any:
         return t.reshape(*t.shape[:-1], num_heads, t.shape[-1] // num_heads).swapaxes(-2, -3)
 
-    found = (fused_attention_score(heads(q), heads(k), scale, mask, causal) @ heads(v)).swapaxes(-2, -3)
+    found = (fused_attention_score(heads(q), heads(k), scale, mask, causal) @ heads(v)).swapaxes(
+        -2, -3
+    )
     return found.reshape(*found.shape[:-2], v.shape[-1])
 
 
@@ -133,15 +165,33 @@ def _product(where: str, first: str, a: Any, second: str, b: Any) -> None:
     """Whether a @ b.T is one: NumPy and PyTorch say so in other words, and broadcast."""
     _arrays(where, **{first: a, second: b})
     batch = tuple(b.shape[:-2])
-    if len(a.shape) < 1 or len(b.shape) < 2 or a.shape[-1] != b.shape[-1] or batch and batch != tuple(a.shape[:-2]):
+    if (
+        len(a.shape) < 1
+        or len(b.shape) < 2
+        or a.shape[-1] != b.shape[-1]
+        or batch
+        and batch != tuple(a.shape[:-2])
+    ):
         wanted = (*(a.shape[:-2] if batch else ()), "any", a.shape[-1] if a.shape else "any")
-        raise ValueError(f"kf.{where}: {second} has the shape {tuple(b.shape)}, expected {wanted} beside {first} of the shape {tuple(a.shape)}")
+        raise ValueError(
+            f"kf.{where}: {second} has the shape {tuple(b.shape)}, expected {wanted} beside {first} of the shape {tuple(a.shape)}"
+        )
     if a.dtype != b.dtype:
-        raise TypeError(f"kf.{where}: {second} has the dtype {b.dtype}, expected {a.dtype} as {first}")
+        raise TypeError(
+            f"kf.{where}: {second} has the dtype {b.dtype}, expected {a.dtype} as {first}"
+        )
 
 
 FUNCTIONS: dict[str, Callable[..., Any]] = {
-    f.__name__: f for f in (gelu, fused_linear_activation, matmul, fused_attention_score, fused_multihead_attention)}
+    f.__name__: f
+    for f in (
+        gelu,
+        fused_linear_activation,
+        matmul,
+        fused_attention_score,
+        fused_multihead_attention,
+    )
+}
 # Their types, which are those of what they are given: as in ops.pyi.
 STUBS = (
     'def gelu(x: A, *, approximate: str = "none", out: A | None = None) -> A: ...',
@@ -150,4 +200,5 @@ STUBS = (
     "def fused_attention_score(q: A, k: A, scale: float | None = None, mask: A | None = None, causal: bool = False) -> A: ...",
     "def fused_multihead_attention(q: A, k: A, v: A, num_heads: int, scale: float | None = None, mask: A | None = None, causal: bool = False) "
     "-> A: ...",
-    "def _plain_gelu(x: A, *, out: A | None = None) -> A: ...")
+    "def _plain_gelu(x: A, *, out: A | None = None) -> A: ...",
+)

@@ -52,6 +52,8 @@ def _decompressed(path: pathlib.Path, data: bytes) -> bytes:
     try:
         import lzma
     except ImportError:
-        raise ImportError(f"{_beside(path)} is compressed, and this Python was built without lzma: pip install . in a checkout of kf, which "
-                          "compiles libraries as they are") from None
+        raise ImportError(
+            f"{_beside(path)} is compressed, and this Python was built without lzma: pip install . in a checkout of kf, which "
+            "compiles libraries as they are"
+        ) from None
     return lzma.decompress(data)

@@ -33,7 +33,9 @@ def _arrays(op: _table.Op, activation: str, args: tuple[Any, ...], kwargs: dict[
     from kernel_fusion import _gpu_array, _gpu_calls, _numpy
 
     arguments = _arguments.bind(op, activation, args, kwargs)
-    return (_gpu_calls if _gpu_array.is_one(arguments.tensors[0]) else _numpy).call(op, activation, arguments)
+    return (_gpu_calls if _gpu_array.is_one(arguments.tensors[0]) else _numpy).call(
+        op, activation, arguments
+    )
 
 
 def make(op: _table.Op, activation: str) -> Callable[..., Any]:
@@ -62,18 +64,23 @@ def make(op: _table.Op, activation: str) -> Callable[..., Any]:
 def _alias(found: dict[str, Any]) -> Callable[..., Any]:
     """Another spelling: its own words for the arguments, in its own order."""
     op, activation = _table.find(found["op"], found["activation"])
-    function, words = lookup(op.word(activation)), [(a["name"], a["of"]) for a in found["arguments"]]
+    function, words = (
+        lookup(op.word(activation)),
+        [(a["name"], a["of"]) for a in found["arguments"]],
+    )
     names, of = [w for w, _ in words], dict(words)
 
     def alias(*args: Any, **kwargs: Any) -> Any:
-        if len(args) > len(names) or any(n in kwargs for n in names[:len(args)]):
+        if len(args) > len(names) or any(n in kwargs for n in names[: len(args)]):
             raise TypeError(f"kf.{found['name']} takes {', '.join(names)}, each once")
         given = dict(zip(names, args)) | kwargs
         return function(**{**found["defaults"], **{of.get(n, n): v for n, v in given.items()}})
 
     alias.__name__ = alias.__qualname__ = found["name"]
     alias.__module__ = "kernel_fusion.ops"
-    alias.__doc__ = f"{op.word(activation)}({', '.join(f'{o}={n}' for n, o in words)}).\n\n{function.__doc__}"
+    alias.__doc__ = (
+        f"{op.word(activation)}({', '.join(f'{o}={n}' for n, o in words)}).\n\n{function.__doc__}"
+    )
     return alias
 
 
@@ -82,7 +89,9 @@ _made: dict[str, Callable[..., Any]] = {}
 
 def composed() -> dict[str, Callable[..., Any]]:
     """{name: function of several calls}"""
-    functions: dict[str, Callable[..., Any]] = importlib.import_module("kernel_fusion._composed").FUNCTIONS
+    functions: dict[str, Callable[..., Any]] = importlib.import_module(
+        "kernel_fusion._composed"
+    ).FUNCTIONS
     return functions
 
 
@@ -122,5 +131,8 @@ def has(name: str, activation: str) -> bool:
     return activation in _table.ops()[name].activations
 
 
-for _constant in (word, has):  # torch.compile calls them and does not trace them: of names, they are what they are
+for _constant in (
+    word,
+    has,
+):  # torch.compile calls them and does not trace them: of names, they are what they are
     setattr(_constant, "_dynamo_marked_constant", True)  # noqa: B010

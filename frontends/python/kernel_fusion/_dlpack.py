@@ -7,16 +7,36 @@ from dataclasses import dataclass
 from typing import Any
 
 CUDA = (2, 13)  # kDLCUDA, kDLCUDAManaged: the kinds of devices whose addresses a kernel reads
-NAMES = {(2, 32): "float32", (2, 16): "float16", (2, 64): "float64", (4, 16): "bfloat16", (0, 32): "int32", (0, 64): "int64", (1, 8): "uint8",
-         (6, 8): "bool"}
+NAMES = {
+    (2, 32): "float32",
+    (2, 16): "float16",
+    (2, 64): "float64",
+    (4, 16): "bfloat16",
+    (0, 32): "int32",
+    (0, 64): "int64",
+    (1, 8): "uint8",
+    (6, 8): "bool",
+}
 CODES = {name: code for code, name in NAMES.items()}
-FRESH, USED = b"dltensor", b"used_dltensor"  # what a capsule is called; a name lives as long as its capsules
+FRESH, USED = (
+    b"dltensor",
+    b"used_dltensor",
+)  # what a capsule is called; a name lives as long as its capsules
 
 
 class _Tensor(ctypes.Structure):
-    _fields_ = [("data", ctypes.c_void_p), ("device_type", ctypes.c_int32), ("device", ctypes.c_int32), ("ndim", ctypes.c_int32),
-                ("code", ctypes.c_uint8), ("bits", ctypes.c_uint8), ("lanes", ctypes.c_uint16), ("shape", ctypes.POINTER(ctypes.c_int64)),
-                ("strides", ctypes.POINTER(ctypes.c_int64)), ("offset", ctypes.c_uint64)]
+    _fields_ = [
+        ("data", ctypes.c_void_p),
+        ("device_type", ctypes.c_int32),
+        ("device", ctypes.c_int32),
+        ("ndim", ctypes.c_int32),
+        ("code", ctypes.c_uint8),
+        ("bits", ctypes.c_uint8),
+        ("lanes", ctypes.c_uint16),
+        ("shape", ctypes.POINTER(ctypes.c_int64)),
+        ("strides", ctypes.POINTER(ctypes.c_int64)),
+        ("offset", ctypes.c_uint64),
+    ]
 
 
 class _Managed(ctypes.Structure):
@@ -25,12 +45,19 @@ class _Managed(ctypes.Structure):
 
 DELETER = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 _api = ctypes.PyDLL(None)  # not ctypes.pythonapi, whose functions' types are everybody's
-_pointer, _valid, _rename, _new = _api.PyCapsule_GetPointer, _api.PyCapsule_IsValid, _api.PyCapsule_SetName, _api.PyCapsule_New
+_pointer, _valid, _rename, _new = (
+    _api.PyCapsule_GetPointer,
+    _api.PyCapsule_IsValid,
+    _api.PyCapsule_SetName,
+    _api.PyCapsule_New,
+)
 _pointer.restype, _pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
 _rename.argtypes = [ctypes.py_object, ctypes.c_char_p]
 _new.restype, _new.argtypes = ctypes.py_object, [ctypes.c_void_p, ctypes.c_char_p, DELETER]
 _valid.argtypes = [ctypes.c_void_p, ctypes.c_char_p]
-_address_of_dead = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_char_p)(("PyCapsule_GetPointer", _api))
+_address_of_dead = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_char_p)(
+    ("PyCapsule_GetPointer", _api)
+)
 
 
 @dataclass(frozen=True)
@@ -61,9 +88,13 @@ def take(capsule: Any) -> Found:
     address = _pointer(capsule, FRESH)
     _rename(capsule, USED)
     t, owner = _Managed.from_address(address).tensor, Owner(address)
-    dtype = NAMES.get((t.code, t.bits), f"of DLPack's code {t.code} and {t.bits} bits") if t.lanes == 1 else f"of {t.lanes} lanes"
-    strides = tuple(t.strides[:t.ndim]) if t.strides else None
-    return Found((t.data or 0) + t.offset, tuple(t.shape[:t.ndim]), strides, dtype, owner)
+    dtype = (
+        NAMES.get((t.code, t.bits), f"of DLPack's code {t.code} and {t.bits} bits")
+        if t.lanes == 1
+        else f"of {t.lanes} lanes"
+    )
+    strides = tuple(t.strides[: t.ndim]) if t.strides else None
+    return Found((t.data or 0) + t.offset, tuple(t.shape[: t.ndim]), strides, dtype, owner)
 
 
 _alive: dict[int, tuple[Any, ...]] = {}  # what capsules that were given need, by their address
@@ -82,11 +113,17 @@ def _destroyed(capsule: int) -> None:
 DELETE, DESTROYED = DELETER(_delete), DELETER(_destroyed)
 
 
-def give(owner: Any, address: int, device: int, shape: Sequence[int], strides: Sequence[int], dtype: str) -> Any:
+def give(
+    owner: Any, address: int, device: int, shape: Sequence[int], strides: Sequence[int], dtype: str
+) -> Any:
     """A capsule that keeps `owner`."""
     n, m = (ctypes.c_int64 * len(shape))(*shape), (ctypes.c_int64 * len(shape))(*strides)
     code, bits = CODES[dtype]
-    made = _Managed(_Tensor(address, CUDA[0], device, len(shape), code, bits, 1, n, m, 0), None, ctypes.cast(DELETE, ctypes.c_void_p))
+    made = _Managed(
+        _Tensor(address, CUDA[0], device, len(shape), code, bits, 1, n, m, 0),
+        None,
+        ctypes.cast(DELETE, ctypes.c_void_p),
+    )
     at = ctypes.addressof(made)
     _alive[at] = made, n, m, owner
     return _new(at, FRESH, DESTROYED)

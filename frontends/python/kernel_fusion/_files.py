@@ -11,11 +11,20 @@ def cache() -> pathlib.Path:
     """Where files are kept that are made at run time: KF_CACHE_DIR, or the user's cache directory."""
     own = os.environ.get("KF_CACHE_DIR")
     if own:
-        return pathlib.Path(own).absolute()  # a library's name without a folder would be looked for elsewhere
+        return pathlib.Path(
+            own
+        ).absolute()  # a library's name without a folder would be looked for elsewhere
     try:
-        return pathlib.Path(os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache").absolute() / "kernel_fusion"
+        return (
+            pathlib.Path(
+                os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache"
+            ).absolute()
+            / "kernel_fusion"
+        )
     except RuntimeError:  # of a user whom the system does not know
-        raise OSError("there is no home directory for what is made at run time: KF_CACHE_DIR chooses another") from None
+        raise OSError(
+            "there is no home directory for what is made at run time: KF_CACHE_DIR chooses another"
+        ) from None
 
 
 def offline() -> bool:

@@ -21,7 +21,9 @@ class Fused:
     def __init__(self, entry: dict[str, Any], label: str):
         from kfgen import entries, expr, frontend, fused, manifest
 
-        name = f"fused_{hashlib.sha256(json.dumps(entry, sort_keys=False).encode()).hexdigest()[:12]}"
+        name = (
+            f"fused_{hashlib.sha256(json.dumps(entry, sort_keys=False).encode()).hexdigest()[:12]}"
+        )
         try:
             chosen = fused.selection(name, entry)
             made = manifest.build(chosen)
@@ -68,31 +70,58 @@ class Fused:
             raise ValueError(f"kf.{self._op.label} has no gradient")
         dtypes = self._dtypes(dtype)
         wanted = names.function(self._op.pattern, "none", dtypes, backward, cpu=target == "c")
-        return str(source.source(fused.selection(self._own.name, self._own.entry, list(dtypes)), wanted))
+        return str(
+            source.source(fused.selection(self._own.name, self._own.entry, list(dtypes)), wanted)
+        )
 
     def explain(self, dtype: Any = "float32") -> str:
         """The formulas of result and gradients, bytes and operations, and which library computes the dtypes that were called."""
         made = self._own.manifest(self._dtypes(dtype))
         lines = [f"kf.{self._op.label}, torch.ops.kf.{self._op.name}"]
         for f in (f for f in made["functions"] if not f["state"]):
-            lines += ["", f"{'backward' if f['bwd'] else 'forward'}: {f['cpu_name']}", *(f"    {line}" for line in f["formula"]),
-                      f"    {f['cost']['bytes']} bytes, {f['cost']['flops']} operations"]
-        compiled = {**self._own.state(), **{f"{d} on a GPU": what for d, what in self._own.on_gpu.state().items()}}
-        lines += ["", *(f"{d}: {what}" for d, what in compiled.items())] if compiled else ["", "nothing is compiled yet"]
+            lines += [
+                "",
+                f"{'backward' if f['bwd'] else 'forward'}: {f['cpu_name']}",
+                *(f"    {line}" for line in f["formula"]),
+                f"    {f['cost']['bytes']} bytes, {f['cost']['flops']} operations",
+            ]
+        compiled = {
+            **self._own.state(),
+            **{f"{d} on a GPU": what for d, what in self._own.on_gpu.state().items()},
+        }
+        lines += (
+            ["", *(f"{d}: {what}" for d, what in compiled.items())]
+            if compiled
+            else ["", "nothing is compiled yet"]
+        )
         return "\n".join(lines)
 
 
 def _said(error: Any) -> str:
     """Of a spec entry's error, without the place in a file that does not exist."""
     field = getattr(error, "field", "expr")
-    return f"{'the formula' if field == 'expr' else field} {error.problem}; {error.fix}" if hasattr(error, "problem") else str(error)
+    return (
+        f"{'the formula' if field == 'expr' else field} {error.problem}; {error.fix}"
+        if hasattr(error, "problem")
+        else str(error)
+    )
 
 
-def _fields(what: str, text: Any, named: Mapping[str, Any], more: dict[str, Any]) -> tuple[dict[str, Any], str]:
+def _fields(
+    what: str, text: Any, named: Mapping[str, Any], more: dict[str, Any]
+) -> tuple[dict[str, Any], str]:
     """(the fields of a spec entry, what messages call the op)."""
-    if not isinstance(text, (str, Mapping)) or not all(isinstance(t, str) for t in (text.values() if isinstance(text, Mapping) else ())):
-        raise TypeError(f"kf.{what}: the formula is {type(text).__name__}, expected an expression in quotes, or {{name: expression}}")
-    label = f"{what}({text if isinstance(text, str) else dict(text)!r})" if isinstance(text, Mapping) else f"{what}({text!r})"
+    if not isinstance(text, (str, Mapping)) or not all(
+        isinstance(t, str) for t in (text.values() if isinstance(text, Mapping) else ())
+    ):
+        raise TypeError(
+            f"kf.{what}: the formula is {type(text).__name__}, expected an expression in quotes, or {{name: expression}}"
+        )
+    label = (
+        f"{what}({text if isinstance(text, str) else dict(text)!r})"
+        if isinstance(text, Mapping)
+        else f"{what}({text!r})"
+    )
     operands: dict[str, Any] = {}
     scalars: dict[str, Any] = {}
     for name, value in named.items():
@@ -103,13 +132,22 @@ def _fields(what: str, text: Any, named: Mapping[str, Any], more: dict[str, Any]
         elif isinstance(value, (str, Mapping)):
             operands[name] = value if isinstance(value, str) else dict(value)
         else:
-            raise TypeError(f"kf.{label}: {name} is {type(value).__name__}, expected a kind of operand such as 'elem', or a number, the default of a "
-                            "scalar")
+            raise TypeError(
+                f"kf.{label}: {name} is {type(value).__name__}, expected a kind of operand such as 'elem', or a number, the default of a "
+                "scalar"
+            )
     outputs = {"expr": text} if isinstance(text, str) else {"outputs": dict(text)}
     dtypes = [o.get("dtype") for o in operands.values() if isinstance(o, dict)]
     types = {"types": "weights"} if "U" in dtypes else {}
     scalars_ = {"scalars": scalars} if scalars else {}
-    return {"brief": "an op of the program's own", "operands": operands, **scalars_, **outputs, **types, **more}, label
+    return {
+        "brief": "an op of the program's own",
+        "operands": operands,
+        **scalars_,
+        **outputs,
+        **types,
+        **more,
+    }, label
 
 
 def _fused(what: str, text: Any, named: Mapping[str, Any], more: dict[str, Any]) -> Fused:
@@ -141,7 +179,9 @@ def fuse(expr: str | Mapping[str, str], /, **operands: Any) -> Fused:
     return _fused("fuse", expr, operands, {})
 
 
-def fuse_row(expr: str | Mapping[str, str], /, *, saved: Mapping[str, str] | None = None, **operands: Any) -> Fused:
+def fuse_row(
+    expr: str | Mapping[str, str], /, *, saved: Mapping[str, str] | None = None, **operands: Any
+) -> Fused:
     """An op over rows, the last axis: its formula may also call sum, mean, max, min and prod of one argument, which go over the row.
 
         f = kf.fuse_row("x * rsqrt(mean(x * x) + eps) * (1 + w)", x="elem", w="row", eps=1e-6)
@@ -149,4 +189,6 @@ def fuse_row(expr: str | Mapping[str, str], /, *, saved: Mapping[str, str] | Non
     operands: as of fuse, and "per_row"; of "row" and "per_row" {"kind": "row", "absent": 1}, which may be left out.
     saved: {name: expression} of values of a row that the gradient reads, so that it need not compute them again; expr may read them.
     """
-    return _fused("fuse_row", expr, operands, {"family": "row"} | ({"saved": dict(saved)} if saved else {}))
+    return _fused(
+        "fuse_row", expr, operands, {"family": "row"} | ({"saved": dict(saved)} if saved else {})
+    )

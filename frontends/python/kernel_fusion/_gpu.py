@@ -19,14 +19,35 @@ from kernel_fusion import _compressed, _files, _nvrtc, _table
 from kernel_fusion._library import Refused
 
 PATH = pathlib.Path(__file__).resolve().parent / "lib" / "libkf_cuda.so"
-ARGUMENTS: Any = [*[ctypes.c_int] * 2, *[ctypes.c_void_p] * 6, ctypes.c_size_t, ctypes.c_void_p]  # of kfp_run_on: native/loader.cpp
+ARGUMENTS: Any = [
+    *[ctypes.c_int] * 2,
+    *[ctypes.c_void_p] * 6,
+    ctypes.c_size_t,
+    ctypes.c_void_p,
+]  # of kfp_run_on: native/loader.cpp
 _AT: Any = ctypes.c_void_p
-MEMORY = {"kfp_allocate": [ctypes.c_int, ctypes.c_size_t, _AT, _AT], "kfp_free": [ctypes.c_int, _AT, _AT], "kfp_wait": [ctypes.c_int, _AT],
-          "kfp_upload": [ctypes.c_int, _AT, _AT, ctypes.c_size_t, _AT], "kfp_device_of": [_AT, _AT]}  # native/memory.cpp
+MEMORY = {
+    "kfp_allocate": [ctypes.c_int, ctypes.c_size_t, _AT, _AT],
+    "kfp_free": [ctypes.c_int, _AT, _AT],
+    "kfp_wait": [ctypes.c_int, _AT],
+    "kfp_upload": [ctypes.c_int, _AT, _AT, ctypes.c_size_t, _AT],
+    "kfp_device_of": [_AT, _AT],
+}  # native/memory.cpp
 NO_MEMORY = 2  # CUDA_ERROR_OUT_OF_MEMORY
-MAKER = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_char_p, ctypes.c_int, ctypes.c_void_p, ctypes.c_char_p, ctypes.POINTER(ctypes.c_void_p),
-                         ctypes.POINTER(ctypes.c_char_p))
-DEVICE_CODES = (7, 8, 9)  # of kf_result_t: no image, CUDA, memory; all others are about the arguments
+MAKER = ctypes.CFUNCTYPE(
+    ctypes.c_int,
+    ctypes.c_char_p,
+    ctypes.c_int,
+    ctypes.c_void_p,
+    ctypes.c_char_p,
+    ctypes.POINTER(ctypes.c_void_p),
+    ctypes.POINTER(ctypes.c_char_p),
+)
+DEVICE_CODES = (
+    7,
+    8,
+    9,
+)  # of kf_result_t: no image, CUDA, memory; all others are about the arguments
 Space = Callable[[int], tuple[Any, int]]  # bytes -> (what keeps them, their address)
 
 
@@ -52,7 +73,9 @@ def kernels(function: str) -> tuple[str, ...]:
     from kfgen import source
 
     named, _ = source.find(_selection(), function)
-    launcher = next((other for other in named.kernel.launchers if other.act is named.act and other.state), named)
+    launcher = next(
+        (other for other in named.kernel.launchers if other.act is named.act and other.state), named
+    )
     return tuple(source.kernel_names(launcher))
 
 
@@ -75,14 +98,18 @@ class Launchers:
 
     def __init__(self, path: pathlib.Path = PATH):
         if not _compressed.exists(path):
-            raise ImportError(f"there is no {path}: the package was installed where CUDA's headers or a C++ compiler were missing, or with "
-                              "KF_WHEEL_CUDA=0; install it again where they are")
+            raise ImportError(
+                f"there is no {path}: the package was installed where CUDA's headers or a C++ compiler were missing, or with "
+                "KF_WHEEL_CUDA=0; install it again where they are"
+            )
         self.path = _compressed.find(path)
         self.dll = ctypes.CDLL(str(self.path))
         self.dll.kfp_find.argtypes = [ctypes.c_char_p]
         abi = ctypes.c_int.in_dll(self.dll, "kfp_abi").value
         if abi != _table.abi():
-            raise ImportError(f"{path} is of ABI version {abi}, this package of {_table.abi()}: install it again")
+            raise ImportError(
+                f"{path} is of ABI version {abi}, this package of {_table.abi()}: install it again"
+            )
         self.find = functools.cache(self._find)
 
     def _find(self, function: str) -> int:
@@ -90,18 +117,29 @@ class Launchers:
         return found
 
     def lacks(self, function: str) -> NotImplementedError:
-        return NotImplementedError(f"{_table.said_of(function)}: {function} is not in {self.path.name}, which was built for fewer ops or activations "
-                                   "(KF_WHEEL_OPS, KF_WHEEL_ACTIVATIONS); kf.build_launchers makes others")
+        return NotImplementedError(
+            f"{_table.said_of(function)}: {function} is not in {self.path.name}, which was built for fewer ops or activations "
+            "(KF_WHEEL_OPS, KF_WHEEL_ACTIVATIONS); kf.build_launchers makes others"
+        )
 
 
 class Gpu(Launchers):
     """The library, with a driver; as _library.Library, of addresses on a GPU. built: a folder of kernels that were compiled ahead of time."""
 
-    def __init__(self, path: pathlib.Path = PATH, driver: str | None = None, text: Callable[[str], str] = text, built: pathlib.Path | None = None):
+    def __init__(
+        self,
+        path: pathlib.Path = PATH,
+        driver: str | None = None,
+        text: Callable[[str], str] = text,
+        built: pathlib.Path | None = None,
+    ):
         super().__init__(path)
         self.text, self.built, self.now, self.lock = text, built, Thread(), threading.Lock()
         self.dll.kfp_run_on.argtypes = ARGUMENTS
-        self.dll.kfp_space.argtypes, self.dll.kfp_space.restype = [ctypes.c_int, ctypes.c_void_p], ctypes.c_size_t
+        self.dll.kfp_space.argtypes, self.dll.kfp_space.restype = (
+            [ctypes.c_int, ctypes.c_void_p],
+            ctypes.c_size_t,
+        )
         for name, kinds in MEMORY.items():
             getattr(self.dll, name).argtypes = kinds
         self.dll.kfp_capturing.argtypes = [ctypes.c_void_p]
@@ -110,8 +148,14 @@ class Gpu(Launchers):
             getattr(self.dll, name).restype = ctypes.c_char_p
         status = self.dll.kfp_open(driver.encode() if driver else None)
         if status:
-            raise ImportError("no CUDA driver answers (libcuda.so.1)" if status < 0 else f"CUDA's driver does not start: error {status}")
-        self.cubins: dict[tuple[str, str], tuple[bytes, bytes]] = {}  # they live as long as the maker's answers are read
+            raise ImportError(
+                "no CUDA driver answers (libcuda.so.1)"
+                if status < 0
+                else f"CUDA's driver does not start: error {status}"
+            )
+        self.cubins: dict[
+            tuple[str, str], tuple[bytes, bytes]
+        ] = {}  # they live as long as the maker's answers are read
         self.maker = MAKER(self._make)
         self.dll.kfp_set_maker(self.maker)
         self.architecture = functools.cache(self._architecture)
@@ -119,11 +163,23 @@ class Gpu(Launchers):
     def _architecture(self, device: int) -> str:
         number: int = self.dll.kfp_architecture(device)
         if number < 0:
-            raise RuntimeError(f"CUDA's driver does not say what device {device} is: error {-number}")
+            raise RuntimeError(
+                f"CUDA's driver does not say what device {device} is: error {-number}"
+            )
         return architecture_word(number)
 
-    def call(self, function: str, tensors: Sequence[int | None], sizes: Sequence[int], strides: Sequence[int] | None, scalars: Sequence[float],
-             rng: int | None, space: Space | None, device: int, stream: int) -> None:
+    def call(
+        self,
+        function: str,
+        tensors: Sequence[int | None],
+        sizes: Sequence[int],
+        strides: Sequence[int] | None,
+        scalars: Sequence[float],
+        rng: int | None,
+        space: Space | None,
+        device: int,
+        stream: int,
+    ) -> None:
         """As _library.Library.call; rng: the device's own address; space: allocates the workspace, where there may be one."""
         found = self.find(function)
         if found < 0:
@@ -134,7 +190,18 @@ class Gpu(Launchers):
         d = None if strides is None else (ctypes.c_int64 * len(strides))(*strides)
         s = (ctypes.c_double * len(scalars))(*scalars)
         self.now.error = None
-        code = self.dll.kfp_run_on(device, found, (ctypes.c_void_p * len(tensors))(*tensors), n, d, s, rng, at, size, stream)
+        code = self.dll.kfp_run_on(
+            device,
+            found,
+            (ctypes.c_void_p * len(tensors))(*tensors),
+            n,
+            d,
+            s,
+            rng,
+            at,
+            size,
+            stream,
+        )
         del held
         error = self.failed() if code else None
         if error is not None:
@@ -142,7 +209,11 @@ class Gpu(Launchers):
         if code < 0:
             raise RuntimeError(f"{function}: CUDA's driver gives no context of device {device}")
         if code:
-            raise Refused(RuntimeError if code in DEVICE_CODES else ValueError, self.dll.kfp_error(code), self.dll.kfp_detail())
+            raise Refused(
+                RuntimeError if code in DEVICE_CODES else ValueError,
+                self.dll.kfp_error(code),
+                self.dll.kfp_detail(),
+            )
 
     # ---- memory, of a device and in a stream's order
 
@@ -158,14 +229,19 @@ class Gpu(Launchers):
         self._check(self.dll.kfp_free(device, memory, stream), "frees nothing")
 
     def upload(self, device: int, to: int, address: int, size: int, stream: int) -> None:
-        self._check(self.dll.kfp_upload(device, to, address, size, stream), "copies nothing to a device")
+        self._check(
+            self.dll.kfp_upload(device, to, address, size, stream), "copies nothing to a device"
+        )
 
     def wait(self, device: int, stream: int) -> None:
         self._check(self.dll.kfp_wait(device, stream), "waits for no stream")
 
     def device_of(self, memory: int) -> int:
         found = ctypes.c_int()
-        self._check(self.dll.kfp_device_of(memory, ctypes.byref(found)), f"does not know the address {memory:#x}")
+        self._check(
+            self.dll.kfp_device_of(memory, ctypes.byref(found)),
+            f"does not know the address {memory:#x}",
+        )
         return found.value
 
     @staticmethod
@@ -175,10 +251,20 @@ class Gpu(Launchers):
 
     # ---- kernels
 
-    def _make(self, function: bytes, device: int, stream: int | None, kernel: bytes, cubin: Any, lowered: Any) -> int:
+    def _make(
+        self,
+        function: bytes,
+        device: int,
+        stream: int | None,
+        kernel: bytes,
+        cubin: Any,
+        lowered: Any,
+    ) -> int:
         """The loader's question, in the midst of a launch: an exception is kept for the call."""
         try:
-            image, name = self.made(function.decode(), kernel.decode(), self.architecture(device), stream)
+            image, name = self.made(
+                function.decode(), kernel.decode(), self.architecture(device), stream
+            )
             cubin[0], lowered[0] = ctypes.cast(ctypes.c_char_p(image), ctypes.c_void_p), name
             return 0
         except BaseException as e:  # C between here and the caller lets none through, and would load what is not there: KeyboardInterrupt too
@@ -191,46 +277,69 @@ class Gpu(Launchers):
         error, self.now.error = self.now.error, None
         return error
 
-    def made(self, function: str, kernel: str, architecture: str, stream: int | None = None) -> tuple[bytes, bytes]:
+    def made(
+        self, function: str, kernel: str, architecture: str, stream: int | None = None
+    ) -> tuple[bytes, bytes]:
         """(cubin, name in it), from memory, from disk, or by NVRTC."""
         with self.lock:
             key = kernel, architecture
             if key not in self.cubins:
-                found = read(built_file(self.built, function, kernel, architecture)) if self.built else None
+                found = (
+                    read(built_file(self.built, function, kernel, architecture))
+                    if self.built
+                    else None
+                )
                 self.cubins[key] = found or self._kept(function, kernel, architecture, stream)
             return self.cubins[key]
 
-    def _kept(self, function: str, kernel: str, architecture: str, stream: int | None) -> tuple[bytes, bytes]:
+    def _kept(
+        self, function: str, kernel: str, architecture: str, stream: int | None
+    ) -> tuple[bytes, bytes]:
         path = file(function, kernel, architecture)
         return read(path) or self._compile(function, kernel, architecture, path, stream)
 
-    def _compile(self, function: str, kernel: str, architecture: str, path: pathlib.Path, stream: int | None) -> tuple[bytes, bytes]:
+    def _compile(
+        self, function: str, kernel: str, architecture: str, path: pathlib.Path, stream: int | None
+    ) -> tuple[bytes, bytes]:
         if _files.offline():
             how = "call it, or kf.warmup, once" if self.text is text else "call it once"
-            raise RuntimeError(f"{function}: its kernel {kernel} for {architecture} is not in {path.parent}, and KF_OFFLINE is set: {how} without, "
-                               "with the same KF_CACHE_DIR")
+            raise RuntimeError(
+                f"{function}: its kernel {kernel} for {architecture} is not in {path.parent}, and KF_OFFLINE is set: {how} without, "
+                "with the same KF_CACHE_DIR"
+            )
         if self.dll.kfp_capturing(stream):
-            raise RuntimeError(f"{function}: its kernel {kernel} is not compiled yet, and the stream is being captured into a graph: call it once "
-                               "with these sizes before")
+            raise RuntimeError(
+                f"{function}: its kernel {kernel} is not compiled yet, and the stream is being captured into a graph: call it once "
+                "with these sizes before"
+            )
         found = _nvrtc.compile_kernel(self.text(function), kernel, architecture)
         with contextlib.suppress(OSError):  # where nothing can be kept, nothing is
             write(path, found)
         return found
 
 
-def _named(folder: pathlib.Path, kernel: str, architecture: str, told: Sequence[str]) -> pathlib.Path:
+def _named(
+    folder: pathlib.Path, kernel: str, architecture: str, told: Sequence[str]
+) -> pathlib.Path:
     digest = hashlib.sha256(repr(told).encode()).hexdigest()[:24]
     return folder / f"{kernel.partition('<')[0]}-{architecture}-{digest}.cubin"
 
 
 def file(function: str, kernel: str, architecture: str) -> pathlib.Path:
     """Where a kernel that this NVRTC compiles is kept."""
-    return _named(_files.cache(), kernel, architecture, (function, kernel, architecture, _nvrtc.which(), _table.generator()))
+    return _named(
+        _files.cache(),
+        kernel,
+        architecture,
+        (function, kernel, architecture, _nvrtc.which(), _table.generator()),
+    )
 
 
 def built_file(folder: pathlib.Path, function: str, kernel: str, architecture: str) -> pathlib.Path:
     """Where it is in a folder of kf.build_launchers, whichever NVRTC compiled it."""
-    return _named(folder, kernel, architecture, (function, kernel, architecture, _table.generator()))
+    return _named(
+        folder, kernel, architecture, (function, kernel, architecture, _table.generator())
+    )
 
 
 def read(path: pathlib.Path) -> tuple[bytes, bytes] | None:

@@ -11,7 +11,16 @@ import numpy as np
 from kernel_fusion import _dlpack, _gpu
 
 LEGACY, DEFAULT = 1, (1, 2)  # the default streams, as both interfaces number them
-WORDS = {"float32": "f32", "float16": "f16", "bfloat16": "bf16", "float64": "f64", "int32": "i32", "int64": "i64", "uint8": "u8", "bool": "u8"}
+WORDS = {
+    "float32": "f32",
+    "float16": "f16",
+    "bfloat16": "bf16",
+    "float64": "f64",
+    "int32": "i32",
+    "int64": "i64",
+    "uint8": "u8",
+    "bool": "u8",
+}
 LONG = {word: long for long, word in WORDS.items() if long != "bool"}
 BYTES = {"f32": 4, "f16": 2, "bf16": 2, "f64": 8, "i32": 4, "i64": 8, "u8": 1}
 
@@ -20,7 +29,9 @@ def is_one(x: Any) -> bool:
     """Whether it lies on a GPU."""
     if isinstance(x, np.ndarray) or x is None:
         return False
-    return hasattr(x, "__cuda_array_interface__") or (hasattr(x, "__dlpack_device__") and int(x.__dlpack_device__()[0]) in _dlpack.CUDA)
+    return hasattr(x, "__cuda_array_interface__") or (
+        hasattr(x, "__dlpack_device__") and int(x.__dlpack_device__()[0]) in _dlpack.CUDA
+    )
 
 
 def dense(shape: Sequence[int]) -> tuple[int, ...]:
@@ -35,9 +46,25 @@ def dense(shape: Sequence[int]) -> tuple[int, ...]:
 class Array:
     """Memory on a GPU. dtype: as NumPy calls it. Its work is in the order of `stream`."""
 
-    def __init__(self, address: int, shape: tuple[int, ...], dtype: str, device: int, stream: int, *, strides: tuple[int, ...] | None = None,
-                 writable: bool = True, owner: Any = None):
-        self.address, self.shape, self.dtype, self.device, self.stream = address, shape, dtype, device, stream
+    def __init__(
+        self,
+        address: int,
+        shape: tuple[int, ...],
+        dtype: str,
+        device: int,
+        stream: int,
+        *,
+        strides: tuple[int, ...] | None = None,
+        writable: bool = True,
+        owner: Any = None,
+    ):
+        self.address, self.shape, self.dtype, self.device, self.stream = (
+            address,
+            shape,
+            dtype,
+            device,
+            stream,
+        )
         self.strides = dense(shape) if strides is None else strides  # in elements
         self.word, self.writable, self.owner = WORDS.get(dtype, ""), writable, owner
 
@@ -47,24 +74,47 @@ class Array:
 
     @property
     def is_dense(self) -> bool:
-        return 0 in self.shape or all(n == 1 or s == d for n, s, d in zip(self.shape, self.strides, dense(self.shape)))
+        return 0 in self.shape or all(
+            n == 1 or s == d for n, s, d in zip(self.shape, self.strides, dense(self.shape))
+        )
 
     def flat(self) -> "Array":
         """All dimensions as one, of what is dense."""
-        return Array(self.address, (int(np.prod(self.shape)),), self.dtype, self.device, self.stream, writable=self.writable, owner=self)
+        return Array(
+            self.address,
+            (int(np.prod(self.shape)),),
+            self.dtype,
+            self.device,
+            self.stream,
+            writable=self.writable,
+            owner=self,
+        )
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
         if self.dtype == "bfloat16":
             raise AttributeError("the CUDA array interface has no bfloat16; DLPack has")
         size = BYTES[self.word]
-        return {"shape": self.shape, "typestr": np.dtype(self.dtype).str, "data": (self.address, not self.writable), "version": 3,
-                "strides": None if self.is_dense else tuple(s * size for s in self.strides), "stream": self.stream}
+        return {
+            "shape": self.shape,
+            "typestr": np.dtype(self.dtype).str,
+            "data": (self.address, not self.writable),
+            "version": 3,
+            "strides": None if self.is_dense else tuple(s * size for s in self.strides),
+            "stream": self.stream,
+        }
 
     def __dlpack_device__(self) -> tuple[int, int]:
         return _dlpack.CUDA[0], self.device
 
-    def __dlpack__(self, *, stream: int | None = None, max_version: Any = None, dl_device: Any = None, copy: bool | None = None) -> Any:
+    def __dlpack__(
+        self,
+        *,
+        stream: int | None = None,
+        max_version: Any = None,
+        dl_device: Any = None,
+        copy: bool | None = None,
+    ) -> Any:
         """stream: the one that will read it; -1: nobody waits."""
         if copy or dl_device not in (None, self.__dlpack_device__()):
             raise BufferError("an array of kf's is given as it lies, and nothing else")
@@ -121,11 +171,23 @@ def read(where: str, name: str, x: Any, stream: int | None) -> Array:
     elif is_one(x):
         taken = _dlpack.take(x.__dlpack__(stream=stream or LEGACY))
         device = int(x.__dlpack_device__()[1])
-        found = Array(taken.address, taken.shape, taken.dtype, device, stream or LEGACY, strides=taken.strides, owner=taken.owner)
+        found = Array(
+            taken.address,
+            taken.shape,
+            taken.dtype,
+            device,
+            stream or LEGACY,
+            strides=taken.strides,
+            owner=taken.owner,
+        )
     else:
-        raise TypeError(f"{where}: {name} is {type(x).__name__}, expected an array on a GPU as the others are")
+        raise TypeError(
+            f"{where}: {name} is {type(x).__name__}, expected an array on a GPU as the others are"
+        )
     if not found.word:
-        raise TypeError(f"{where}: {name} has the dtype {found.dtype}, expected one of {', '.join(WORDS)}")
+        raise TypeError(
+            f"{where}: {name} has the dtype {found.dtype}, expected one of {', '.join(WORDS)}"
+        )
     return found
 
 
@@ -137,7 +199,17 @@ def _of_interface(where: str, name: str, x: Any) -> Array:
     (address, readonly), strides = told["data"], told.get("strides")
     size = BYTES.get(WORDS.get(dtype, ""), 1)
     if strides is not None and any(s % size for s in strides):
-        raise ValueError(f"{where}: {name} has strides of {strides} bytes, expected multiples of {size}")
+        raise ValueError(
+            f"{where}: {name} has strides of {strides} bytes, expected multiples of {size}"
+        )
     # None: nobody need wait for anything, so the default stream will do
-    return Array(address or 0, tuple(told["shape"]), dtype, _device_of(x, address or 0), told.get("stream") or LEGACY,
-                 strides=None if strides is None else tuple(s // size for s in strides), writable=not readonly, owner=x)
+    return Array(
+        address or 0,
+        tuple(told["shape"]),
+        dtype,
+        _device_of(x, address or 0),
+        told.get("stream") or LEGACY,
+        strides=None if strides is None else tuple(s // size for s in strides),
+        writable=not readonly,
+        owner=x,
+    )

@@ -42,7 +42,9 @@ class Place:
 
     def contiguous(self, where: str, name: str, x: Any) -> Array:
         if self.cupy is None:
-            raise ValueError(f"{where}: {name} does not lie as the launcher takes it, and kf copies on a GPU only CuPy's arrays: make it contiguous")
+            raise ValueError(
+                f"{where}: {name} does not lie as the launcher takes it, and kf copies on a GPU only CuPy's arrays: make it contiguous"
+            )
         with self.cupy.cuda.Device(self.device):
             return _gpu_array.read(where, name, self.cupy.array(x, order="C"), self.stream)
 
@@ -51,11 +53,15 @@ class Place:
         if _gpu_array.is_one(rng):
             found = _gpu_array.read(where, "rng", rng, self.stream)
             if found.shape != (2,) or found.dtype not in ("int64", "uint64") or not found.is_dense:
-                raise ValueError(f"{where}: rng is {found.dtype} of the shape {found.shape}, expected two int64")
+                raise ValueError(
+                    f"{where}: rng is {found.dtype} of the shape {found.shape}, expected two int64"
+                )
             return found
         drawn = _numpy.seed_of(where, rng)
         memory = _gpu_array.Memory(self.device, self.stream, drawn.nbytes, self.stream)
-        _gpu.library().upload(self.device, memory.address, drawn.ctypes.data, drawn.nbytes, self.stream)
+        _gpu.library().upload(
+            self.device, memory.address, drawn.ctypes.data, drawn.nbytes, self.stream
+        )
         return Array(memory.address, (2,), "int64", self.device, self.stream, owner=memory)
 
 
@@ -78,7 +84,9 @@ def _inputs(op: Op, arguments: Arguments) -> tuple[Place, list[Array | None]]:
 
 def _on(place: Place, where: str, name: str, x: Array) -> None:
     if x.device != place.device:
-        raise ValueError(f"{where}: {name} is on cuda:{x.device}, the others on cuda:{place.device}")
+        raise ValueError(
+            f"{where}: {name} is on cuda:{x.device}, the others on cuda:{place.device}"
+        )
     if x.stream != place.stream:
         x.read_elsewhere()
         _gpu.library().wait(x.device, x.stream)
@@ -90,18 +98,38 @@ def call(op: Op, activation: str, arguments: Arguments) -> Any:
     place, given = _inputs(op, arguments)
     if arguments.flatten:
         _plan.check_flat(where, forward.inputs, [None if a is None else a.shape for a in given])
-        given = [a and (a if a.is_dense else _copied(op, place, where, t, x)).flat() if t.kind == "elem" else a
-                 for t, a, x in zip(forward.inputs, given, arguments.tensors)]
-    plan = _plan.cached(op, activation, False, tuple(None if a is None else (a.shape, a.word) for a in given), arguments.axis, arguments.groups,
-                        arguments.second)
-    results = [_output(op, place, where, i, plan, given, arguments) for i in range(len(forward.outputs))]
+        given = [
+            a and (a if a.is_dense else _copied(op, place, where, t, x)).flat()
+            if t.kind == "elem"
+            else a
+            for t, a, x in zip(forward.inputs, given, arguments.tensors)
+        ]
+    plan = _plan.cached(
+        op,
+        activation,
+        False,
+        tuple(None if a is None else (a.shape, a.word) for a in given),
+        arguments.axis,
+        arguments.groups,
+        arguments.second,
+    )
+    results = [
+        _output(op, place, where, i, plan, given, arguments) for i in range(len(forward.outputs))
+    ]
     _run(op, place, plan, given, [array for _, array in results], arguments)
     found = [results[i][0] for i in forward.results]
     return found[0] if len(found) == 1 else tuple(found)
 
 
-def _output(op: Op, place: Place, where: str, i: int, plan: _plan.Plan, given: Sequence[Array | None], arguments: Arguments
-            ) -> tuple[Any, Array | None]:
+def _output(
+    op: Op,
+    place: Place,
+    where: str,
+    i: int,
+    plan: _plan.Plan,
+    given: Sequence[Array | None],
+    arguments: Arguments,
+) -> tuple[Any, Array | None]:
     """(as the caller gets it, as it is launched): what is saved for a backward is not asked for; what goes to an input's place is that input."""
     t, forward = op.forward.outputs[i], op.forward
     if t.use == "saved":
@@ -117,8 +145,10 @@ def _output(op: Op, place: Place, where: str, i: int, plan: _plan.Plan, given: S
     found = _gpu_array.read(where, t.name, wanted, place.stream)
     _on(place, where, t.name, found)
     if found.shape != plan.shapes[i] or found.word != plan.dtypes[i]:
-        raise ValueError(f"{where}: {t.name} is {found.dtype} of the shape {found.shape}, expected {LONG[plan.dtypes[i]]} of the shape "
-                         f"{plan.shapes[i]}")
+        raise ValueError(
+            f"{where}: {t.name} is {found.dtype} of the shape {found.shape}, expected {LONG[plan.dtypes[i]]} of the shape "
+            f"{plan.shapes[i]}"
+        )
     _check_written(where, t.name, found)
     return wanted, found
 
@@ -134,7 +164,14 @@ def _copied(op: Op, place: Place, where: str, t: Tensor, x: Any) -> Array:
     return made
 
 
-def _run(op: Op, place: Place, plan: _plan.Plan, given: Sequence[Array | None], results: Sequence[Array | None], arguments: Arguments) -> None:
+def _run(
+    op: Op,
+    place: Place,
+    plan: _plan.Plan,
+    given: Sequence[Array | None],
+    results: Sequence[Array | None],
+    arguments: Arguments,
+) -> None:
     forward = op.forward
     held = [*given]
     found: dict[str, tuple[int, ...]] = {}
@@ -149,8 +186,16 @@ def _run(op: Op, place: Place, plan: _plan.Plan, given: Sequence[Array | None], 
     rng = place.seed(arguments.where, arguments.rng) if op.dropout else None
     library = op.own.on_gpu if op.own else _gpu.library()
     try:
-        library.call(plan.function, [None if a is None else a.address for a in [*held, *results]], [*plan.sizes, *arguments.integers],
-                     _strides.struct(forward, found), forward.values(arguments.scalars, op.dropout, arguments.beta),
-                     None if rng is None else rng.address, place.space if forward.workspace else None, place.device, place.stream)
+        library.call(
+            plan.function,
+            [None if a is None else a.address for a in [*held, *results]],
+            [*plan.sizes, *arguments.integers],
+            _strides.struct(forward, found),
+            forward.values(arguments.scalars, op.dropout, arguments.beta),
+            None if rng is None else rng.address,
+            place.space if forward.workspace else None,
+            place.device,
+            place.stream,
+        )
     except Refused as e:
         raise e.by(arguments.where) from None

@@ -22,7 +22,9 @@ def cuda_available() -> bool:
     except OSError:
         return False
     count = ctypes.c_int(0)
-    return cuda.cuInit(0) == 0 and cuda.cuDeviceGetCount(ctypes.byref(count)) == 0 and count.value > 0
+    return (
+        cuda.cuInit(0) == 0 and cuda.cuDeviceGetCount(ctypes.byref(count)) == 0 and count.value > 0
+    )
 
 
 def get_include() -> str:
@@ -42,12 +44,25 @@ def get_include() -> str:
 def info() -> dict[str, Any]:
     """The version, the CPU library that this processor gets, its functions and threads; what computes PyTorch's tensors, on the CPU and on a GPU;
     inputs that had to be made contiguous, by op."""
-    found: dict[str, Any] = {"version": version(), "instruction sets": list(_isa.runnable()), "library": None, "copies": _counts.copies()}
+    found: dict[str, Any] = {
+        "version": version(),
+        "instruction sets": list(_isa.runnable()),
+        "library": None,
+        "copies": _counts.copies(),
+    }
     try:
         library = _library.library()
     except (ImportError, OSError) as e:
         return found | {"why no library": str(e)}
     if "torch" in sys.modules:
         own = importlib.import_module("kernel_fusion.torch")
-        found |= {"torch": own.kernels(), "cuda": own.gpu(), "torch on cuda": own.kernels(own.WHY_NO_SHIM_ON_GPU)}
-    return found | {"library": str(library.path), "functions": library.count, "threads": _library.get_threads()}
+        found |= {
+            "torch": own.kernels(),
+            "cuda": own.gpu(),
+            "torch on cuda": own.kernels(own.WHY_NO_SHIM_ON_GPU),
+        }
+    return found | {
+        "library": str(library.path),
+        "functions": library.count,
+        "threads": _library.get_threads(),
+    }

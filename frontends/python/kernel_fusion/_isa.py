@@ -6,11 +6,19 @@ import pathlib
 import platform
 
 # The levels of x86-64, by what /proc/cpuinfo calls that which they add and kf's kernels use.
-FLAGS = {"v4": {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}, "v3": {"avx2", "bmi1", "bmi2", "f16c", "fma", "movbe"},
-         "v2": {"sse4_2", "ssse3", "popcnt"}}
+FLAGS = {
+    "v4": {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"},
+    "v3": {"avx2", "bmi1", "bmi2", "f16c", "fma", "movbe"},
+    "v2": {"sse4_2", "ssse3", "popcnt"},
+}
 # v2's library runs where there is no AVX2: products leave out what they would choose there at run time.
-WORDS = {"v4": ("-march=x86-64-v4", "-mprefer-vector-width=512"), "v3": ("-march=x86-64-v3",), "v2": ("-march=x86-64-v2", "-DKFI_GEMM_WIDEST=16"),
-         "native": ("-march=native",), "base": ()}
+WORDS = {
+    "v4": ("-march=x86-64-v4", "-mprefer-vector-width=512"),
+    "v3": ("-march=x86-64-v3",),
+    "v2": ("-march=x86-64-v2", "-DKFI_GEMM_WIDEST=16"),
+    "native": ("-march=native",),
+    "base": (),
+}
 BASE = "base"  # what every processor of its kind runs: of ops that are compiled where there is less than x86-64-v2
 OTHER = "native"  # on other processors: one library, for the one that it was built on
 
@@ -23,7 +31,10 @@ def known() -> tuple[str, ...]:
 def _flags() -> set[str]:
     try:
         with pathlib.Path("/proc/cpuinfo").open() as lines:
-            return next((set(line.split(":", 1)[1].split()) for line in lines if line.startswith("flags")), set())
+            return next(
+                (set(line.split(":", 1)[1].split()) for line in lines if line.startswith("flags")),
+                set(),
+            )
     except OSError:
         return set()
 

@@ -16,8 +16,15 @@ LIBRARY = "libkf_cuda.so"
 SAID = "launchers.json"  # written last: whoever finds it finds all
 
 
-def build_launchers(path: str | os.PathLike[str], ops: str | Iterable[str] | None = None, activations: str | Iterable[str] | None = None,
-                    dtypes: Any = None, *, arch: str | Iterable[str] | None = None, jobs: int | None = None) -> Warmed:
+def build_launchers(
+    path: str | os.PathLike[str],
+    ops: str | Iterable[str] | None = None,
+    activations: str | Iterable[str] | None = None,
+    dtypes: Any = None,
+    *,
+    arch: str | Iterable[str] | None = None,
+    jobs: int | None = None,
+) -> Warmed:
     """Writes a folder that has the launchers of these functions, compiled by the C++ compiler, and every kernel that they may ask for:
 
         kf.build_launchers("launchers", ["layer_norm_mish"], dtypes=["bfloat16"], arch=["sm_80", "sm_90"])
@@ -32,15 +39,28 @@ def build_launchers(path: str | os.PathLike[str], ops: str | Iterable[str] | Non
     from kfgen.render import Selection
 
     chosen, folder = Chosen("build_launchers", ops, activations, dtypes), pathlib.Path(path)
-    pairs, codes, number = chosen.pairs(), architectures("build_launchers", arch), threads("build_launchers", jobs)
-    selection = Selection(spec.load(), list(dict.fromkeys(op.pattern for op, _ in pairs)), list(dict.fromkeys(a for _, a in pairs)))
+    pairs, codes, number = (
+        chosen.pairs(),
+        architectures("build_launchers", arch),
+        threads("build_launchers", jobs),
+    )
+    selection = Selection(
+        spec.load(),
+        list(dict.fromkeys(op.pattern for op, _ in pairs)),
+        list(dict.fromkeys(a for _, a in pairs)),
+    )
     named = {name for name, _ in packed_cuda.functions(manifest.build(selection))}
-    functions = chosen.functions(named.__contains__, lambda f: NotImplementedError(f"kf.build_launchers: {f} is not among CUDA's launchers"))
+    functions = chosen.functions(
+        named.__contains__,
+        lambda f: NotImplementedError(f"kf.build_launchers: {f} is not among CUDA's launchers"),
+    )
     about = {"generator": _table.generator(), "functions": functions}
     if _about(folder) != about:
         _library(folder, selection, functions)
     place = functools.partial(_gpu.built_file, folder)
-    done = total([compile_kernels("build_launchers", functions, code, place, number) for code in codes])
+    done = total(
+        [compile_kernels("build_launchers", functions, code, place, number) for code in codes]
+    )
     _files.write(folder / SAID, (json.dumps(about, indent=1) + "\n").encode())
     return done
 
@@ -50,7 +70,9 @@ def _library(folder: pathlib.Path, selection: Any, functions: Collection[str]) -
     from kernel_fusion import _build
 
     if _files.offline():
-        raise RuntimeError(f"kf.build_launchers: KF_OFFLINE is set, and {folder / LIBRARY} is not there, or of other functions")
+        raise RuntimeError(
+            f"kf.build_launchers: KF_OFFLINE is set, and {folder / LIBRARY} is not there, or of other functions"
+        )
     (folder / SAID).unlink(missing_ok=True)
     new = folder / f".{LIBRARY}.{os.getpid()}"
     try:
@@ -78,7 +100,11 @@ def use_launchers(path: str | os.PathLike[str]) -> None:
     folder = pathlib.Path(path).resolve()
     about = _about(folder)
     if about is None:
-        raise ImportError(f"kf.use_launchers: {folder} has not {SAID} and {LIBRARY}, which kf.build_launchers writes")
+        raise ImportError(
+            f"kf.use_launchers: {folder} has not {SAID} and {LIBRARY}, which kf.build_launchers writes"
+        )
     if about["generator"] != _table.generator():
-        raise ImportError(f"kf.use_launchers: {folder} is of another version of kf; build it again by kf.build_launchers")
+        raise ImportError(
+            f"kf.use_launchers: {folder} is of another version of kf; build it again by kf.build_launchers"
+        )
     _gpu.use(folder / LIBRARY, folder)

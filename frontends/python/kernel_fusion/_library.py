@@ -35,14 +35,19 @@ class Library:
         self.path = path
         self.dll = ctypes.CDLL(str(path))
         self.dll.kfp_run.argtypes = KINDS
-        self.dll.kfp_space.argtypes, self.dll.kfp_space.restype = [ctypes.c_int, ctypes.c_void_p], ctypes.c_size_t
+        self.dll.kfp_space.argtypes, self.dll.kfp_space.restype = (
+            [ctypes.c_int, ctypes.c_void_p],
+            ctypes.c_size_t,
+        )
         self.dll.kfp_find.argtypes = [ctypes.c_char_p]
         self.dll.kfp_set_parallel_for.argtypes = [ctypes.c_void_p]
         for text in ("kfp_error", "kfp_detail"):
             getattr(self.dll, text).restype = ctypes.c_char_p
         abi = ctypes.c_int.in_dll(self.dll, "kfp_abi").value
         if abi != _table.abi():
-            raise ImportError(f"{path} is of ABI version {abi}, this package of {_table.abi()}: install it again")
+            raise ImportError(
+                f"{path} is of ABI version {abi}, this package of {_table.abi()}: install it again"
+            )
         self.find = functools.cache(self._find)
         _every.append(self)
         _adopt(self)
@@ -53,14 +58,24 @@ class Library:
 
     def lacks(self, function: str) -> NotImplementedError:
         fewer = "which was built for fewer ops or activations (KF_WHEEL_OPS, KF_WHEEL_ACTIVATIONS)"
-        return NotImplementedError(f"{_table.said_of(function)}: {function} is not in {self.path.name}, {fewer}")
+        return NotImplementedError(
+            f"{_table.said_of(function)}: {function} is not in {self.path.name}, {fewer}"
+        )
 
     @property
     def count(self) -> int:
         return ctypes.c_int.in_dll(self.dll, "kfp_count").value
 
-    def call(self, function: str, tensors: Sequence[int | None], sizes: Sequence[int], strides: Sequence[int] | None, scalars: Sequence[float],
-             rng: int | None = None, workspace: bool = False) -> None:
+    def call(
+        self,
+        function: str,
+        tensors: Sequence[int | None],
+        sizes: Sequence[int],
+        strides: Sequence[int] | None,
+        scalars: Sequence[float],
+        rng: int | None = None,
+        workspace: bool = False,
+    ) -> None:
         """tensors: their addresses; sizes: integers behind them; rng: the address of seed and offset."""
         found = self.find(function)
         if found < 0:
@@ -70,7 +85,9 @@ class Library:
         space, at = scratch(size)
         d = None if strides is None else (ctypes.c_int64 * len(strides))(*strides)
         s = (ctypes.c_double * len(scalars))(*scalars)
-        code = self.dll.kfp_run(found, (ctypes.c_void_p * len(tensors))(*tensors), n, d, s, rng, at, size)
+        code = self.dll.kfp_run(
+            found, (ctypes.c_void_p * len(tensors))(*tensors), n, d, s, rng, at, size
+        )
         del space
         if code:
             raise Refused(ValueError, self.dll.kfp_error(code), self.dll.kfp_detail())
@@ -134,8 +151,10 @@ def _load() -> Library:
         if _compressed.exists(path):
             return Library(_compressed.find(path))
     there = ", ".join(sorted(p.name for p in FOLDER.glob("*.so*"))) or "none"
-    raise ImportError(f"kf has no library of CPU kernels for this processor ({', '.join(able) or 'less than x86-64-v2'}); in {FOLDER}: {there}. "
-                      "Install the package where a C compiler is: apt install gcc libc6-dev; pip install --force-reinstall .")
+    raise ImportError(
+        f"kf has no library of CPU kernels for this processor ({', '.join(able) or 'less than x86-64-v2'}); in {FOLDER}: {there}. "
+        "Install the package where a C compiler is: apt install gcc libc6-dev; pip install --force-reinstall ."
+    )
 
 
 def available() -> bool:
@@ -149,7 +168,9 @@ def set_threads(threads: int) -> None:
     """How many threads a call uses; 0: as many as the process has processors. Where PyTorch is, torch.set_num_threads says it in place of this."""
     global _threads
     if isinstance(threads, bool) or not hasattr(threads, "__index__") or threads < 0:
-        raise ValueError(f"kf.set_threads: threads is {threads!r}, expected a whole number, 0 or more")
+        raise ValueError(
+            f"kf.set_threads: threads is {threads!r}, expected a whole number, 0 or more"
+        )
     library()
     _threads = min(threads.__index__(), 2**31 - 1)
     for found in _every:

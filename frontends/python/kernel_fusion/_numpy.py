@@ -12,7 +12,16 @@ from kernel_fusion import _counts, _gpu_array, _library, _plan, _strides
 from kernel_fusion._arguments import Arguments, seeds
 from kernel_fusion._table import Op, Tensor
 
-WORDS = {"float32": "f32", "float16": "f16", "bfloat16": "bf16", "float64": "f64", "int32": "i32", "int64": "i64", "uint8": "u8", "bool": "u8"}
+WORDS = {
+    "float32": "f32",
+    "float16": "f16",
+    "bfloat16": "bf16",
+    "float64": "f64",
+    "int32": "i32",
+    "int64": "i64",
+    "uint8": "u8",
+    "bool": "u8",
+}
 PLAIN = {word: np.dtype(long) for long, word in WORDS.items() if word not in ("bf16", "u8")}
 Array = np.ndarray[Any, Any]
 
@@ -28,7 +37,9 @@ def dtype_of(word: str, given: Sequence[Array | None]) -> np.dtype[Any]:
     plain: np.dtype[Any] | None = PLAIN.get(word)
     if plain is not None:
         return plain
-    own: np.dtype[Any] | None = next((a.dtype for a in given if a is not None and word_of(a.dtype) == word), None)
+    own: np.dtype[Any] | None = next(
+        (a.dtype for a in given if a is not None and word_of(a.dtype) == word), None
+    )
     if own is not None:
         return own
     try:
@@ -52,26 +63,41 @@ def array(where: str, name: str, value: Any) -> Array:
     else:
         raise TypeError(f"{where}: {name} is {type(value).__name__}, expected an array")
     if not word_of(found.dtype):
-        raise TypeError(f"{where}: {name} has the dtype {found.dtype}, expected one of {', '.join(WORDS)}")
+        raise TypeError(
+            f"{where}: {name} has the dtype {found.dtype}, expected one of {', '.join(WORDS)}"
+        )
     if not found.dtype.isnative:
-        raise TypeError(f"{where}: {name} has the dtype {found.dtype.str}, expected the byte order of this machine")
+        raise TypeError(
+            f"{where}: {name} has the dtype {found.dtype.str}, expected the byte order of this machine"
+        )
     return found
 
 
 def _of_dlpack(where: str, name: str, value: Any) -> Array:
     try:
         return np.from_dlpack(value)
-    except (BufferError, RuntimeError, TypeError, ValueError) as e:  # a dtype that NumPy has not, a tensor with a gradient
-        raise TypeError(f"{where}: {name} is {type(value).__name__}, of which NumPy makes no array: {e}") from None
+    except (
+        BufferError,
+        RuntimeError,
+        TypeError,
+        ValueError,
+    ) as e:  # a dtype that NumPy has not, a tensor with a gradient
+        raise TypeError(
+            f"{where}: {name} is {type(value).__name__}, of which NumPy makes no array: {e}"
+        ) from None
 
 
-def _result(where: str, t: Tensor, given: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+def _result(
+    where: str, t: Tensor, given: Any, shape: tuple[int, ...], dtype: np.dtype[Any]
+) -> Array:
     """An output: that which the caller gave, or a new one."""
     if given is None:
         return np.empty(shape, dtype)
     out = array(where, t.name, given)
     if out.shape != shape or out.dtype != dtype:
-        raise ValueError(f"{where}: {t.name} is {out.dtype} of the shape {out.shape}, expected {dtype} of the shape {shape}")
+        raise ValueError(
+            f"{where}: {t.name} is {out.dtype} of the shape {out.shape}, expected {dtype} of the shape {shape}"
+        )
     if not out.flags.c_contiguous or not out.flags.writeable or not out.flags.aligned:
         raise ValueError(f"{where}: {t.name} is not dense, writable memory: {of_memory(out)}")
     return out
@@ -79,7 +105,13 @@ def _result(where: str, t: Tensor, given: Any, shape: tuple[int, ...], dtype: np
 
 def of_memory(x: Array) -> str:
     flags = x.flags
-    lies = "read-only" if not flags.writeable else f"of the strides {x.strides} bytes" if not flags.c_contiguous else "not aligned to its elements"
+    lies = (
+        "read-only"
+        if not flags.writeable
+        else f"of the strides {x.strides} bytes"
+        if not flags.c_contiguous
+        else "not aligned to its elements"
+    )
     return f"it is {lies}"
 
 
@@ -90,15 +122,24 @@ def seed_of(where: str, rng: Any) -> Array:
     try:
         found = np.array(seeds(rng), dtype=np.uint64)
     except (TypeError, ValueError, OverflowError):
-        raise TypeError(f"{where}: rng is {rng!r:.60}, expected None, a numpy.random.Generator or two whole numbers, seed and offset") from None
+        raise TypeError(
+            f"{where}: rng is {rng!r:.60}, expected None, a numpy.random.Generator or two whole numbers, seed and offset"
+        ) from None
     if found.shape != (2,):
-        raise ValueError(f"{where}: rng has the shape {found.shape}, expected (2,): seed and offset")
+        raise ValueError(
+            f"{where}: rng has the shape {found.shape}, expected (2,): seed and offset"
+        )
     return found
 
 
 def _inputs(op: Op, where: str, arguments: Arguments) -> list[Array | None]:
-    given = [None if value is None else array(where, t.name, value) for t, value in zip(op.forward.inputs, arguments.tensors)]
-    return [a if a is None or type(a) is np.ndarray else a.view(np.ndarray) for a in given]  # a matrix stays one in any shape
+    given = [
+        None if value is None else array(where, t.name, value)
+        for t, value in zip(op.forward.inputs, arguments.tensors)
+    ]
+    return [
+        a if a is None or type(a) is np.ndarray else a.view(np.ndarray) for a in given
+    ]  # a matrix stays one in any shape
 
 
 def call(op: Op, activation: str, arguments: Arguments) -> Any:
@@ -107,16 +148,30 @@ def call(op: Op, activation: str, arguments: Arguments) -> Any:
     given = _inputs(op, where, arguments)
     if arguments.flatten and given[0] is not None:
         _plan.check_flat(where, forward.inputs, [None if a is None else a.shape for a in given])
-        given = [a.reshape(-1) if a is not None and t.kind == "elem" else a for t, a in zip(forward.inputs, given)]
-    plan = _plan.cached(op, activation, False, tuple(None if a is None else (a.shape, word_of(a.dtype)) for a in given),
-                        arguments.axis, arguments.groups, arguments.second)
-    results = [_output(op, where, i, plan, given, arguments.out) for i in range(len(forward.outputs))]
+        given = [
+            a.reshape(-1) if a is not None and t.kind == "elem" else a
+            for t, a in zip(forward.inputs, given)
+        ]
+    plan = _plan.cached(
+        op,
+        activation,
+        False,
+        tuple(None if a is None else (a.shape, word_of(a.dtype)) for a in given),
+        arguments.axis,
+        arguments.groups,
+        arguments.second,
+    )
+    results = [
+        _output(op, where, i, plan, given, arguments.out) for i in range(len(forward.outputs))
+    ]
     run(op, plan, given, results, arguments)
     found = [results[i] for i in forward.results]
     return found[0] if len(found) == 1 else tuple(found)
 
 
-def _output(op: Op, where: str, i: int, plan: _plan.Plan, given: Sequence[Array | None], out: Any) -> Array | None:
+def _output(
+    op: Op, where: str, i: int, plan: _plan.Plan, given: Sequence[Array | None], out: Any
+) -> Array | None:
     """What is saved for a backward is not asked for; what goes to an input's place is that input."""
     t, forward = op.forward.outputs[i], op.forward
     if t.use == "saved":
@@ -124,20 +179,32 @@ def _output(op: Op, where: str, i: int, plan: _plan.Plan, given: Sequence[Array 
     if t.place_of:
         place = given[[x.name for x in forward.inputs].index(t.place_of)]
         if place is not None and not (place.flags.c_contiguous and place.flags.writeable):
-            raise ValueError(f"{where}: {t.place_of} gets its next value, and is not dense, writable memory: {of_memory(place)}")
+            raise ValueError(
+                f"{where}: {t.place_of} gets its next value, and is not dense, writable memory: {of_memory(place)}"
+            )
         return place
     wanted = out if len(forward.results) == 1 else (out or {}).get(t.name)
     return _result(where, t, wanted, plan.shapes[i], dtype_of(plan.dtypes[i], given))
 
 
-def run(op: Op, plan: _plan.Plan, given: Sequence[Array | None], results: Sequence[Array | None], arguments: Arguments) -> None:
+def run(
+    op: Op,
+    plan: _plan.Plan,
+    given: Sequence[Array | None],
+    results: Sequence[Array | None],
+    arguments: Arguments,
+) -> None:
     forward = op.forward
     held = [*given]  # keeps copies alive
     found: dict[str, tuple[int, ...]] = {}
     for i, (t, a) in enumerate(zip(forward.inputs, given)):
         if a is None:
             continue
-        strides = _strides.of(t, plan.layout, a.shape, [s // a.itemsize for s in a.strides]) if a.flags.aligned else None
+        strides = (
+            _strides.of(t, plan.layout, a.shape, [s // a.itemsize for s in a.strides])
+            if a.flags.aligned
+            else None
+        )
         if strides is None:
             held[i] = np.ascontiguousarray(a)
             if held[i] is a or not held[i].flags.aligned:  # type: ignore[union-attr]
@@ -148,8 +215,14 @@ def run(op: Op, plan: _plan.Plan, given: Sequence[Array | None], results: Sequen
     addresses = [None if a is None else a.ctypes.data for a in [*held, *results]]
     rng = seed_of(arguments.where, arguments.rng) if op.dropout else None
     try:
-        _library.of(op).call(plan.function, addresses, [*plan.sizes, *arguments.integers], _strides.struct(forward, found),
-                             forward.values(arguments.scalars, op.dropout, arguments.beta),
-                             None if rng is None else rng.ctypes.data, forward.workspace)
+        _library.of(op).call(
+            plan.function,
+            addresses,
+            [*plan.sizes, *arguments.integers],
+            _strides.struct(forward, found),
+            forward.values(arguments.scalars, op.dropout, arguments.beta),
+            None if rng is None else rng.ctypes.data,
+            forward.workspace,
+        )
     except _library.Refused as e:
         raise e.by(arguments.where) from None

@@ -19,7 +19,9 @@ class Missing(RuntimeError):
 def _tops() -> list[pathlib.Path]:
     """Where a toolkit may be: CUDA_HOME first, then NVIDIA's packages, then the usual directories."""
     own = os.environ.get("CUDA_HOME")
-    wheels = [p for d in sys.path for p in sorted(pathlib.Path(d or ".").glob("nvidia/*")) if p.is_dir()]
+    wheels = [
+        p for d in sys.path for p in sorted(pathlib.Path(d or ".").glob("nvidia/*")) if p.is_dir()
+    ]
     return [*([pathlib.Path(own)] if own else []), *wheels, *map(pathlib.Path, PLACES)]
 
 
@@ -32,7 +34,12 @@ def include(needed: str = "cuda_fp16.h") -> pathlib.Path | None:
 
 @functools.cache
 def _paths() -> list[pathlib.Path]:
-    return [p for top in _tops() for d in ("lib64", "lib", "targets/*/lib") for p in sorted(top.glob(f"{d}/libnvrtc.so*"), reverse=True)]
+    return [
+        p
+        for top in _tops()
+        for d in ("lib64", "lib", "targets/*/lib")
+        for p in sorted(top.glob(f"{d}/libnvrtc.so*"), reverse=True)
+    ]
 
 
 @functools.cache
@@ -47,7 +54,9 @@ def library() -> Any:
     """The library. The part of it that it looks for by name alone is loaded first: it may be in no search path."""
     for path in [*map(str, _paths()), "libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so"]:
         try:
-            for part in pathlib.Path(path).parent.glob("libnvrtc-builtins.so*") if "/" in path else ():
+            for part in (
+                pathlib.Path(path).parent.glob("libnvrtc-builtins.so*") if "/" in path else ()
+            ):
                 ctypes.CDLL(str(part))
             return ctypes.CDLL(path)
         except OSError:
@@ -94,13 +103,23 @@ def compile_kernel(text: str, kernel: str, architecture: str) -> tuple[bytes, by
         raise Missing(f"CUDA's headers (cuda_fp16.h) were not found: {HOW}")
     lib, program = library(), ctypes.c_void_p()
     words = [f"-arch={architecture}", "-std=c++17", f"-I{headers}"]
-    _check(lib.nvrtcCreateProgram(ctypes.byref(program), text.encode(), b"kf.cu", 0, None, None), "nvrtcCreateProgram")
+    _check(
+        lib.nvrtcCreateProgram(ctypes.byref(program), text.encode(), b"kf.cu", 0, None, None),
+        "nvrtcCreateProgram",
+    )
     try:
         _check(lib.nvrtcAddNameExpression(program, kernel.encode()), "nvrtcAddNameExpression")
-        if lib.nvrtcCompileProgram(program, len(words), (ctypes.c_char_p * len(words))(*(w.encode() for w in words))):
-            raise RuntimeError(f"NVRTC {version()} does not compile {kernel} for {architecture}:\n{_log(program)[:4000]}")
+        if lib.nvrtcCompileProgram(
+            program, len(words), (ctypes.c_char_p * len(words))(*(w.encode() for w in words))
+        ):
+            raise RuntimeError(
+                f"NVRTC {version()} does not compile {kernel} for {architecture}:\n{_log(program)[:4000]}"
+            )
         lowered, size = ctypes.c_char_p(), ctypes.c_size_t()
-        _check(lib.nvrtcGetLoweredName(program, kernel.encode(), ctypes.byref(lowered)), "nvrtcGetLoweredName")
+        _check(
+            lib.nvrtcGetLoweredName(program, kernel.encode(), ctypes.byref(lowered)),
+            "nvrtcGetLoweredName",
+        )
         _check(lib.nvrtcGetCUBINSize(program, ctypes.byref(size)), "nvrtcGetCUBINSize")
         cubin = ctypes.create_string_buffer(size.value)
         _check(lib.nvrtcGetCUBIN(program, cubin), "nvrtcGetCUBIN")

@@ -21,11 +21,25 @@ class Plan:
     sizes: tuple[int, ...]
 
 
-def plan(op: Op, activation: str, backward: bool, given: Sequence[Given | None], axis: int = -1, groups: int = 1, second: str | None = None) -> Plan:
+def plan(
+    op: Op,
+    activation: str,
+    backward: bool,
+    given: Sequence[Given | None],
+    axis: int = -1,
+    groups: int = 1,
+    second: str | None = None,
+) -> Plan:
     """given: a tensor for each input, None for those that are absent or not read. second: the dtype of results that are of another one (cast)."""
-    call, where = op.direction(backward), f"{op.said(activation)}{' (backward)' if backward else ''}"
-    missing = [t.name for t, g in zip(call.inputs, given)
-               if g is None and (t.name in call.shaped_by or not t.nullable and activation not in t.unread)]
+    call, where = (
+        op.direction(backward),
+        f"{op.said(activation)}{' (backward)' if backward else ''}",
+    )
+    missing = [
+        t.name
+        for t, g in zip(call.inputs, given)
+        if g is None and (t.name in call.shaped_by or not t.nullable and activation not in t.unread)
+    ]
     if missing:
         raise TypeError(f"{where}: {missing[0]} is missing")
     first = given[call.inputs.index(call.template)]
@@ -33,7 +47,9 @@ def plan(op: Op, activation: str, backward: bool, given: Sequence[Given | None],
     variables = _variables(op, activation, call, where, given, second)
     try:
         if call.shaped_by:
-            shape, axis = _sizes.elements(op, call, {t.name: g[0] for t, g in zip(call.inputs, given) if g is not None})
+            shape, axis = _sizes.elements(
+                op, call, {t.name: g[0] for t, g in zip(call.inputs, given) if g is not None}
+            )
             layout = op.expand(call, shape, axis, groups)
         else:
             layout = op.expand(call, first[0], axis, groups)
@@ -44,21 +60,42 @@ def plan(op: Op, activation: str, backward: bool, given: Sequence[Given | None],
         if g is not None:
             _check(where, t, g, layout, variables, call.template.name, first)
     outputs = call.outputs
-    return Plan(op.function(activation, _words(op, variables), backward), layout, tuple(layout.of(t) for t in outputs),
-                tuple(variables.get(t.var, t.var) for t in outputs), tuple(layout.sizes))
+    return Plan(
+        op.function(activation, _words(op, variables), backward),
+        layout,
+        tuple(layout.of(t) for t in outputs),
+        tuple(variables.get(t.var, t.var) for t in outputs),
+        tuple(layout.sizes),
+    )
 
 
-cached = functools.lru_cache(4096)(plan)  # for shapes that are numbers: most programs make few different calls
+cached = functools.lru_cache(4096)(
+    plan
+)  # for shapes that are numbers: most programs make few different calls
 
 
 def _words(op: Op, variables: Mapping[str, str]) -> tuple[str, ...]:
-    return (variables["T"], variables["U"]) if op.second and (op.second == "results" or variables["U"] != variables["T"]) else (variables["T"],)
+    return (
+        (variables["T"], variables["U"])
+        if op.second and (op.second == "results" or variables["U"] != variables["T"])
+        else (variables["T"],)
+    )
 
 
-def _variables(op: Op, activation: str, call: Call, where: str, given: Sequence[Given | None], second: str | None) -> dict[str, str]:
+def _variables(
+    op: Op,
+    activation: str,
+    call: Call,
+    where: str,
+    given: Sequence[Given | None],
+    second: str | None,
+) -> dict[str, str]:
     """The dtype that each type variable is."""
+
     def first(var: str) -> str | None:
-        return next((g[1] for t, g in zip(call.inputs, given) if g is not None and t.var == var), None)
+        return next(
+            (g[1] for t, g in zip(call.inputs, given) if g is not None and t.var == var), None
+        )
 
     own = first("T")
     assert own is not None
@@ -67,13 +104,22 @@ def _variables(op: Op, activation: str, call: Call, where: str, given: Sequence[
     if _words(op, found) not in op.dtypes:
         names = sorted({d[0] for d in op.dtypes})
         if own not in names:
-            raise TypeError(f"{where}: {named} has the dtype {own}, expected one of {', '.join(names)}")
+            raise TypeError(
+                f"{where}: {named} has the dtype {own}, expected one of {', '.join(names)}"
+            )
         pairs = ", ".join(d[-1] for d in sorted(op.dtypes) if d[0] == own)
-        what = next((t.name for t, g in zip(call.inputs, given) if g is not None and t.var == "U"), "the result")
-        raise TypeError(f"{where}: {what} has the dtype {found['U']}, expected {pairs.replace(', ', ' or ')} beside {named} of {own}")
+        what = next(
+            (t.name for t, g in zip(call.inputs, given) if g is not None and t.var == "U"),
+            "the result",
+        )
+        raise TypeError(
+            f"{where}: {what} has the dtype {found['U']}, expected {pairs.replace(', ', ' or ')} beside {named} of {own}"
+        )
     if own in ("i32", "i64") and activation not in op.integer_activations:
-        raise TypeError(f"{where}: {named} has the dtype {own}, expected a floating-point one: of integers there is "
-                        f"{', '.join(op.integer_activations)}")
+        raise TypeError(
+            f"{where}: {named} has the dtype {own}, expected a floating-point one: of integers there is "
+            f"{', '.join(op.integer_activations)}"
+        )
     return found
 
 
@@ -81,19 +127,35 @@ def _check_sizes(op: Op, where: str, layout: Layout, backward: bool) -> None:
     if op.has_groups:
         channels = layout.shape[layout.at]
         if layout.groups < 1 or channels % layout.groups:
-            raise ValueError(f"{where}: groups is {layout.groups}, expected a divisor of the {channels} channels")
+            raise ValueError(
+                f"{where}: groups is {layout.groups}, expected a divisor of the {channels} channels"
+            )
     if op.empty == "error" and not backward and layout.sizes[op.forward.sizes.index("axis")] == 0:
-        raise ValueError(f"{where}: the axis {layout.at} of the shape {layout.shape} has no elements, and nothing has no {op.word('none')}")
+        raise ValueError(
+            f"{where}: the axis {layout.at} of the shape {layout.shape} has no elements, and nothing has no {op.word('none')}"
+        )
 
 
-def _check(where: str, t: Tensor, g: Given, layout: Layout, variables: Mapping[str, str], named: str, first: Given) -> None:
+def _check(
+    where: str,
+    t: Tensor,
+    g: Given,
+    layout: Layout,
+    variables: Mapping[str, str],
+    named: str,
+    first: Given,
+) -> None:
     shape, dtype = g
     wanted = variables.get(t.var, t.var)
     if dtype != wanted:
-        raise TypeError(f"{where}: {t.name} has the dtype {dtype}, expected {wanted} beside {named} of {first[1]}")
+        raise TypeError(
+            f"{where}: {t.name} has the dtype {dtype}, expected {wanted} beside {named} of {first[1]}"
+        )
     expected = layout.of(t)
     if len(shape) != len(expected) or any(a != b for a, b in zip(shape, expected)):
-        raise ValueError(f"{where}: {t.name} has the shape {tuple(shape)}, expected {expected} beside {named} of the shape {tuple(first[0])}")
+        raise ValueError(
+            f"{where}: {t.name} has the shape {tuple(shape)}, expected {expected} beside {named} of the shape {tuple(first[0])}"
+        )
 
 
 def check_flat(where: str, inputs: Sequence[Tensor], given: Sequence[Shape | None]) -> None:
@@ -102,12 +164,19 @@ def check_flat(where: str, inputs: Sequence[Tensor], given: Sequence[Shape | Non
     assert first is not None
     for t, shape in zip(inputs, given):
         if shape is not None and t.kind == "elem" and tuple(shape) != tuple(first):
-            raise ValueError(f"{where}: {t.name} has the shape {tuple(shape)}, expected {tuple(first)} beside {inputs[0].name} of that shape")
+            raise ValueError(
+                f"{where}: {t.name} has the shape {tuple(shape)}, expected {tuple(first)} beside {inputs[0].name} of that shape"
+            )
 
 
 def check_value(where: str, value: Value, given: float) -> None:
     """Whether a scalar is within its bounds; NaN is within none."""
     low, high = value.least, value.most
     if low is not None and not given >= low or high is not None and not given <= high:
-        bounds = [f"at least {low:g}" if low is not None else "", f"at most {high:g}" if high is not None else ""]
-        raise ValueError(f"{where}: {value.name} is {given}, expected {' and '.join(b for b in bounds if b)}")
+        bounds = [
+            f"at least {low:g}" if low is not None else "",
+            f"at most {high:g}" if high is not None else "",
+        ]
+        raise ValueError(
+            f"{where}: {value.name} is {given}, expected {' and '.join(b for b in bounds if b)}"
+        )

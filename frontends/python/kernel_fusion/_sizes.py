@@ -10,7 +10,11 @@ def elements(op: Op, call: Call, shapes: Mapping[str, Shape]) -> tuple[tuple[int
     """(the dimensions of all sizes, one after the other; the first behind the batch's), of the tensors that say them. Each of them has as many
     dimensions as its sizes need, but for one size of any number of them, which is what is left."""
     count = {size: 1 for size, what in op.parts.items() if isinstance(what, int)}
-    parts = {t.name: [extent.rpartition(" * ") for extent in t.shape] for t in call.inputs if t.name in call.shaped_by}
+    parts = {
+        t.name: [extent.rpartition(" * ") for extent in t.shape]
+        for t in call.inputs
+        if t.name in call.shaped_by
+    }
     of = {name: [size for *_, size in extents] for name, extents in parts.items()}
     for name in call.shaped_by:
         shape, unknown = shapes[name], [size for size in of[name] if size not in count]
@@ -18,15 +22,21 @@ def elements(op: Op, call: Call, shapes: Mapping[str, Shape]) -> tuple[tuple[int
         if left < 0 or (left and not unknown):
             first = call.shaped_by[0]
             beside = f" beside {first} of the shape {tuple(shapes[first])}" if name != first else ""
-            raise ShapeError(name, shape, f"{'at least ' if unknown else ''}{len(shape) - left} dimensions{beside}")
+            raise ShapeError(
+                name,
+                shape,
+                f"{'at least ' if unknown else ''}{len(shape) - left} dimensions{beside}",
+            )
         count |= {size: left for size in unknown}
     known: dict[str, tuple[int, ...]] = {}
     for name in reversed(call.shaped_by):
         at = 0
         for factor, _, size in parts[name]:
-            found, times = shapes[name][at:at + count[size]], int(factor or 1)
+            found, times = shapes[name][at : at + count[size]], int(factor or 1)
             if any(n % times for n in found):
-                raise ShapeError(name, shapes[name], f"a dimension {at} that is a multiple of {times}")
+                raise ShapeError(
+                    name, shapes[name], f"a dimension {at} that is a multiple of {times}"
+                )
             known.setdefault(size, tuple(n // times for n in found))
             at += count[size]
     return tuple(n for size in call.sizes for n in known[size]), count[call.sizes[0]]

@@ -26,10 +26,18 @@ class Context:
     def __init__(self, device_id: int = CPU):
         self.device_id = _whole("kf.Context", "device_id", device_id)
         if self.device_id < CPU:
-            raise ValueError(f"kf.Context: device_id is {device_id}, expected -1 (the CPU) or a GPU's number")
+            raise ValueError(
+                f"kf.Context: device_id is {device_id}, expected -1 (the CPU) or a GPU's number"
+            )
         if self.device_id > CPU:
-            why = "on a GPU a call goes to PyTorch's or CuPy's current stream" if cuda_available() else "no CUDA device answers"
-            raise NotImplementedError(f"kf.Context: device_id is {device_id}, expected -1 (the CPU): {why}")
+            why = (
+                "on a GPU a call goes to PyTorch's or CuPy's current stream"
+                if cuda_available()
+                else "no CUDA device answers"
+            )
+            raise NotImplementedError(
+                f"kf.Context: device_id is {device_id}, expected -1 (the CPU): {why}"
+            )
 
     def synchronize(self) -> None:
         """Waits for all that its streams were given."""
@@ -43,7 +51,9 @@ class Stream:
 
     def __init__(self, context: Context, priority: int = 0):
         if not isinstance(context, Context):
-            raise TypeError(f"kf.Stream: context is {type(context).__name__}, expected a kf.Context")
+            raise TypeError(
+                f"kf.Stream: context is {type(context).__name__}, expected a kf.Context"
+            )
         self.context, self.priority = context, _whole("kf.Stream", "priority", priority)
 
     def synchronize(self) -> None:
@@ -64,7 +74,9 @@ def function(name: str) -> Callable[..., Any]:
     """kf.fused_<name>: the function of kf.ops, which takes a stream besides."""
     found = _name(name)
     if found is None:
-        raise AttributeError(f"module 'kernel_fusion' has no attribute '{name}': kf.ops has neither it nor `{name.removeprefix(PREFIX)}`")
+        raise AttributeError(
+            f"module 'kernel_fusion' has no attribute '{name}': kf.ops has neither it nor `{name.removeprefix(PREFIX)}`"
+        )
     of_ops = getattr(ops, found)
 
     def fused(*args: Any, stream: Stream | None = None, **kwargs: Any) -> Any:
@@ -74,7 +86,9 @@ def function(name: str) -> Callable[..., Any]:
 
     fused.__name__ = fused.__qualname__ = name
     fused.__module__ = "kernel_fusion"
-    fused.__doc__ = f"kf.ops.{found}; stream: a kf.Stream, None: its context's default one.\n\n{of_ops.__doc__}"
+    fused.__doc__ = (
+        f"kf.ops.{found}; stream: a kf.Stream, None: its context's default one.\n\n{of_ops.__doc__}"
+    )
     return fused
 
 

@@ -5,10 +5,12 @@ from collections.abc import Mapping, Sequence
 
 from kernel_fusion._table import Call, Layout, Tensor
 
-BROADCAST = -2**63  # KF_BROADCAST: a distance of 0
+BROADCAST = -(2**63)  # KF_BROADCAST: a distance of 0
 
 
-def of(t: Tensor, layout: Layout, shape: Sequence[int], strides: Sequence[int]) -> tuple[int, ...] | None:
+def of(
+    t: Tensor, layout: Layout, shape: Sequence[int], strides: Sequence[int]
+) -> tuple[int, ...] | None:
     """A tensor's fields in the struct of strides, those of its outermost size first, 0 for dense; empty where it has none; None: it must be made
     contiguous. strides: in elements."""
     if 0 in shape or _dense(shape, strides):
@@ -18,7 +20,9 @@ def of(t: Tensor, layout: Layout, shape: Sequence[int], strides: Sequence[int]) 
     found: list[int] = []
     dims = _parts(t, layout)
     start = len(t.strides)
-    if layout.op.has_groups or (layout.op.has_axis and all(shape[d] == 1 for part in dims[start:] for d in part)):
+    if layout.op.has_groups or (
+        layout.op.has_axis and all(shape[d] == 1 for part in dims[start:] for d in part)
+    ):
         start -= 1  # a group's channels lie side by side, and the elements of an axis behind which there is nothing
     own = [d for part in dims[start:] for d in part]
     if not _dense([shape[d] for d in own], [strides[d] for d in own]):

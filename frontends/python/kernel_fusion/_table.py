@@ -12,7 +12,14 @@ from typing import Any
 from kfgen import names
 
 HERE = pathlib.Path(__file__).resolve().parent
-WIDE = {"f32": "f32", "f16": "f32", "bf16": "f32", "f64": "f64", "i32": "f32", "i64": "f32"}  # what is summed, and a row's values
+WIDE = {
+    "f32": "f32",
+    "f16": "f32",
+    "bf16": "f32",
+    "f64": "f64",
+    "i32": "f32",
+    "i64": "f32",
+}  # what is summed, and a row's values
 Shape = Sequence[int]
 
 
@@ -35,7 +42,9 @@ class Tensor:
     accumulated: bool
     nullable: bool
     unread: frozenset[str]  # activations whose gradient does not read it
-    by_result: frozenset[str]  # activations whose gradient may be by their result: of a backward, which has that for its other inputs so marked
+    by_result: frozenset[
+        str
+    ]  # activations whose gradient may be by their result: of a backward, which has that for its other inputs so marked
 
 
 @dataclass(frozen=True)
@@ -57,7 +66,9 @@ class Call:
     workspace: bool
     integers: tuple[Value, ...]
     scalars: tuple[Value, ...]
-    betas: tuple[str, ...]  # how much of what is there results are added to: behind all scalars but p
+    betas: tuple[
+        str, ...
+    ]  # how much of what is there results are added to: behind all scalars but p
     shaped_by: tuple[str, ...]  # inputs that say the sizes between them, where it takes several
 
     @functools.cached_property
@@ -100,11 +111,17 @@ class Op:
     second: str  # what the second dtype is of: weights, results
     forward: Call
     backward: Call | None
-    with_grad: str = ""  # the op that has its results and their gradients in one call, where it has no backward
+    with_grad: str = (
+        ""  # the op that has its results and their gradients in one call, where it has no backward
+    )
     scalars: dict[str, tuple[Value, ...]] = field(default_factory=dict)  # of activations
     label: str = ""  # what messages call it, where that is not its name
-    own: Any = None  # the library that has its functions, where that is not the package's: _compiled.Own
-    rising: dict[str, tuple[int, ...]] = field(default_factory=dict)  # the numbers of those that may not be negative for a gradient by the result
+    own: Any = (
+        None  # the library that has its functions, where that is not the package's: _compiled.Own
+    )
+    rising: dict[str, tuple[int, ...]] = field(
+        default_factory=dict
+    )  # the numbers of those that may not be negative for a gradient by the result
     formulas: dict[str, list[list[str]]] | None = None  # of own ops: as in formulas.json
 
     @functools.cached_property
@@ -158,8 +175,12 @@ class Layout:
         self.op, self.call, self.groups = op, call, groups
         self.shape = self._elements(tuple(shape), axis)
         n = len(self.shape)
-        self.at = (axis if op.has_axis or call.shaped_by else op.axis if op.axis is not None else 0) % max(n, 1)
-        self.dims: dict[str, tuple[int, ...]] = {s: self._of(what, n) for s, what in op.parts.items()}
+        self.at = (
+            axis if op.has_axis or call.shaped_by else op.axis if op.axis is not None else 0
+        ) % max(n, 1)
+        self.dims: dict[str, tuple[int, ...]] = {
+            s: self._of(what, n) for s, what in op.parts.items()
+        }
 
     def _elements(self, shape: tuple[int, ...], axis: int) -> tuple[int, ...]:
         """The shape of an "elem"; of a "half" that is twice as long at the axis, which is the last."""
@@ -185,9 +206,15 @@ class Layout:
         if isinstance(what, int):
             return (n + what,)
         of: dict[str, Callable[[], range]] = {
-            "all": lambda: range(n), "before": lambda: range(self.at), "axis": lambda: range(self.at, self.at + 1),
-            "after": lambda: range(self.at + 1, n), "between": lambda: range(self.at, n - 2), "all but three": lambda: range(n - 3),
-            "one": lambda: range(0), "groups": lambda: range(0)}
+            "all": lambda: range(n),
+            "before": lambda: range(self.at),
+            "axis": lambda: range(self.at, self.at + 1),
+            "after": lambda: range(self.at + 1, n),
+            "between": lambda: range(self.at, n - 2),
+            "all but three": lambda: range(n - 3),
+            "one": lambda: range(0),
+            "groups": lambda: range(0),
+        }
         return tuple(of[what]())
 
     def size(self, name: str) -> int:
@@ -222,23 +249,71 @@ class ShapeError(ValueError):
 
 
 def _call(found: dict[str, Any], shaped_by: Sequence[str]) -> Call:
-    made = [Tensor(**{**t, "shape": tuple(t["shape"]), "strides": tuple(t["strides"]), "unread": frozenset(t["unread"]),
-                      "by_result": frozenset(t["by_result"])}) for t in found["tensors"]]
+    made = [
+        Tensor(
+            **{
+                **t,
+                "shape": tuple(t["shape"]),
+                "strides": tuple(t["strides"]),
+                "unread": frozenset(t["unread"]),
+                "by_result": frozenset(t["by_result"]),
+            }
+        )
+        for t in found["tensors"]
+    ]
     values = {k: tuple(Value(**v) for v in found[k]) for k in ("integers", "scalars")}
     sizes, strides, betas = (tuple(found[k]) for k in ("sizes", "strides", "betas"))
-    return Call(tuple(t for t in made if t.role == "in"), tuple(t for t in made if t.role != "in"), sizes, strides, found["workspace"],
-                betas=betas, shaped_by=tuple(shaped_by), **values)
+    return Call(
+        tuple(t for t in made if t.role == "in"),
+        tuple(t for t in made if t.role != "in"),
+        sizes,
+        strides,
+        found["workspace"],
+        betas=betas,
+        shaped_by=tuple(shaped_by),
+        **values,
+    )
 
 
-def entry(found: dict[str, Any], scalars: dict[str, tuple[Value, ...]], rising: dict[str, tuple[int, ...]], label: str = "",
-          own: Any = None, formulas: Any = None) -> Op:
+def entry(
+    found: dict[str, Any],
+    scalars: dict[str, tuple[Value, ...]],
+    rising: dict[str, tuple[int, ...]],
+    label: str = "",
+    own: Any = None,
+    formulas: Any = None,
+) -> Op:
     """An op of what kfgen.frontend says of it."""
-    same = {k: found[k] for k in ("name", "pattern", "brief", "source", "family", "axis", "dropout", "empty", "autocast", "second")}
-    return Op(**same, parts=found["sizes"], activations=tuple(found["activations"]), integer_activations=tuple(found["integer_activations"]),
-              dtypes=frozenset(tuple(d) for d in found["dtypes"]), forward=_call(found["forward"], found["shaped_by"]),
-              backward=_call(found["backward"], found["shaped_by"]) if found["backward"] else None, with_grad=found["with_grad"],
-              scalars={a: scalars[a] for a in found["activations"]}, rising={a: rising[a] for a in found["activations"]}, label=label, own=own,
-              formulas=formulas)
+    same = {
+        k: found[k]
+        for k in (
+            "name",
+            "pattern",
+            "brief",
+            "source",
+            "family",
+            "axis",
+            "dropout",
+            "empty",
+            "autocast",
+            "second",
+        )
+    }
+    return Op(
+        **same,
+        parts=found["sizes"],
+        activations=tuple(found["activations"]),
+        integer_activations=tuple(found["integer_activations"]),
+        dtypes=frozenset(tuple(d) for d in found["dtypes"]),
+        forward=_call(found["forward"], found["shaped_by"]),
+        backward=_call(found["backward"], found["shaped_by"]) if found["backward"] else None,
+        with_grad=found["with_grad"],
+        scalars={a: scalars[a] for a in found["activations"]},
+        rising={a: rising[a] for a in found["activations"]},
+        label=label,
+        own=own,
+        formulas=formulas,
+    )
 
 
 @functools.cache
@@ -256,8 +331,13 @@ def activations() -> dict[str, int]:
 @functools.cache
 def ops() -> dict[str, Op]:
     """{name: op}"""
-    scalars = {name: tuple(Value(**v) for v in a["scalars"]) for name, a in _read()["activations"].items()}
-    rising = {name: tuple(i for i, v in enumerate(a["scalars"]) if v["name"] in a["rising"]) for name, a in _read()["activations"].items()}
+    scalars = {
+        name: tuple(Value(**v) for v in a["scalars"]) for name, a in _read()["activations"].items()
+    }
+    rising = {
+        name: tuple(i for i, v in enumerate(a["scalars"]) if v["name"] in a["rising"])
+        for name, a in _read()["activations"].items()
+    }
     return {found["name"]: entry(found, scalars, rising) for found in _read()["ops"]}
 
 
@@ -283,7 +363,10 @@ def said_of(function: str) -> str:
     for op in ops().values():
         for activation in op.activations:
             for dtypes in op.dtypes:
-                if function in (op.function(activation, dtypes, False), op.function(activation, dtypes, True)):
+                if function in (
+                    op.function(activation, dtypes, False),
+                    op.function(activation, dtypes, True),
+                ):
                     return f"{op.said(activation)}{' (backward)' if function == op.function(activation, dtypes, True) else ''}"
     return "kf"
 
@@ -313,7 +396,9 @@ def find(name: str, activation: str | None = None) -> tuple[Op, str]:
         chosen = activation or ("none" if "none" in op.activations else None)
         if chosen in op.activations:
             return op, chosen
-        raise ValueError(f"kf.{name}: activation is {activation}, expected one of {', '.join(op.activations)}")
+        raise ValueError(
+            f"kf.{name}: activation is {activation}, expected one of {', '.join(op.activations)}"
+        )
     if name in functions() and activation is None:
         return functions()[name]
     raise ValueError(f"kf: there is no op `{name}`; those there are: {', '.join(ops())}")

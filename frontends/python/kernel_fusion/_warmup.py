@@ -15,7 +15,9 @@ from typing import Any, NamedTuple
 from kernel_fusion import _arguments, _files, _gpu, _nvrtc, _table
 
 Pair = tuple[_table.Op, str]
-Place = Callable[[str, str, str], pathlib.Path]  # (function, kernel, architecture) -> the file that the kernel is in
+Place = Callable[
+    [str, str, str], pathlib.Path
+]  # (function, kernel, architecture) -> the file that the kernel is in
 
 
 class Warmed(NamedTuple):
@@ -27,7 +29,11 @@ class Warmed(NamedTuple):
 
 
 def _several(given: Any) -> list[Any]:
-    return list(given) if isinstance(given, Iterable) and not isinstance(given, (str, type)) else [given]
+    return (
+        list(given)
+        if isinstance(given, Iterable) and not isinstance(given, (str, type))
+        else [given]
+    )
 
 
 @dataclass(frozen=True)
@@ -41,25 +47,40 @@ class Chosen:
 
     def pairs(self) -> list[Pair]:
         """Ops with activations, each once; without a name all of them. An op that has results and gradients in one call comes with its forward."""
-        asked = None if self.activations is None else [self._activation(a) for a in _several(self.activations)]
+        asked = (
+            None
+            if self.activations is None
+            else [self._activation(a) for a in _several(self.activations)]
+        )
         if self.ops is None:
-            found = [(op, a) for op in _table.ops().values() for a in op.activations if asked is None or a in asked]
+            found = [
+                (op, a)
+                for op in _table.ops().values()
+                for a in op.activations
+                if asked is None or a in asked
+            ]
         else:
             found = [pair for name in _several(self.ops) for pair in self._named(name, asked)]
         if not found:
-            raise ValueError(f"kf.{self.what}: ops={self.ops!r} and activations={self.activations!r} choose no function")
+            raise ValueError(
+                f"kf.{self.what}: ops={self.ops!r} and activations={self.activations!r} choose no function"
+            )
         with_grad = [(_table.ops()[op.with_grad], a) for op, a in found if op.with_grad]
         return list(dict.fromkeys([*found, *with_grad]))
 
     def _activation(self, name: Any) -> str:
         if name not in _table.activations():
-            raise ValueError(f"kf.{self.what}: activations has {name!r}, expected some of {', '.join(_table.activations())}")
+            raise ValueError(
+                f"kf.{self.what}: activations has {name!r}, expected some of {', '.join(_table.activations())}"
+            )
         return str(name)
 
     def _named(self, name: Any, activations: list[str] | None) -> list[Pair]:
         """A name of kf.ops, in any spelling, or, with activations, an op."""
         if not isinstance(name, str):
-            raise TypeError(f"kf.{self.what}: ops has a {type(name).__name__}, expected names of kf.ops")
+            raise TypeError(
+                f"kf.{self.what}: ops has a {type(name).__name__}, expected names of kf.ops"
+            )
         alias = _table.aliases().get(name)
         op, own = (alias["op"], alias["activation"]) if alias else (name, None)
         try:
@@ -67,19 +88,33 @@ class Chosen:
         except ValueError as e:
             raise ValueError(f"kf.{self.what}: {str(e).removeprefix('kf').lstrip(':. ')}") from None
 
-    def functions(self, there: Callable[[str], bool], lacks: Callable[[str], Exception]) -> list[str]:
+    def functions(
+        self, there: Callable[[str], bool], lacks: Callable[[str], Exception]
+    ) -> list[str]:
         """Both directions, of those that are there. An op that was named and has none is refused, as lacks says, or for its dtypes."""
-        words = None if self.dtypes is None else [_arguments.dtype_word(f"kf.{self.what}", d) for d in _several(self.dtypes)]
+        words = (
+            None
+            if self.dtypes is None
+            else [_arguments.dtype_word(f"kf.{self.what}", d) for d in _several(self.dtypes)]
+        )
         found: list[str] = []
         for op, activation in self.pairs():
-            every = [(d[0], f) for d in sorted(op.dtypes) for bwd in ((False, True) if op.backward else (False,))
-                     if there(f := op.function(activation, d, bwd))]
+            every = [
+                (d[0], f)
+                for d in sorted(op.dtypes)
+                for bwd in ((False, True) if op.backward else (False,))
+                if there(f := op.function(activation, d, bwd))
+            ]
             own = [f for d, f in every if words is None or d in words]
             if self.ops is not None and not every:
                 raise lacks(op.function(activation, min(op.dtypes), False))
             if self.ops is not None and not own:
-                has = ", ".join(long for long, word in _arguments.LONG.items() if word in {d for d, _ in every})
-                raise ValueError(f"kf.{self.what}: {op.word(activation)} has no function for dtypes={self.dtypes!r}, but for {has}")
+                has = ", ".join(
+                    long for long, word in _arguments.LONG.items() if word in {d for d, _ in every}
+                )
+                raise ValueError(
+                    f"kf.{self.what}: {op.word(activation)} has no function for dtypes={self.dtypes!r}, but for {has}"
+                )
             found += own
         return found
 
@@ -88,15 +123,21 @@ def architectures(what: str, given: Any) -> list[str]:
     """As NVRTC takes them; of nothing that of the current device."""
     if given is None:
         torch = sys.modules.get("torch")
-        return [_gpu.library().architecture(torch.cuda.current_device() if torch and torch.cuda.is_available() else 0)]
+        return [
+            _gpu.library().architecture(
+                torch.cuda.current_device() if torch and torch.cuda.is_available() else 0
+            )
+        ]
     return list(dict.fromkeys(_architecture(what, one) for one in _several(given) or [None]))
 
 
 def _architecture(what: str, given: Any) -> str:
     said = re.fullmatch(r"sm_(\d+)a?", given) if isinstance(given, str) else None
     if not said or int(said[1]) not in _nvrtc.architectures():
-        raise ValueError(f"kf.{what}: arch is {given!r}, expected one of {', '.join(f'sm_{n}' for n in _nvrtc.architectures())}, for which this "
-                         f"NVRTC {_nvrtc.version()} compiles")
+        raise ValueError(
+            f"kf.{what}: arch is {given!r}, expected one of {', '.join(f'sm_{n}' for n in _nvrtc.architectures())}, for which this "
+            f"NVRTC {_nvrtc.version()} compiles"
+        )
     return _gpu.architecture_word(int(said[1]))
 
 
@@ -108,15 +149,19 @@ def threads(what: str, given: Any) -> int:
     return int(given.__index__())
 
 
-def compile_kernels(what: str, functions: Sequence[str], architecture: str, place: Place, jobs: int) -> Warmed:
+def compile_kernels(
+    what: str, functions: Sequence[str], architecture: str, place: Place, jobs: int
+) -> Warmed:
     """All that launches of the functions may ask for."""
     begin = time.monotonic()
     asked = {place(f, k, architecture): (f, k) for f in functions for k in _gpu.kernels(f)}
     missing = {path: of for path, of in asked.items() if _gpu.read(path) is None}
     if missing and _files.offline():
         path, (function, kernel) = next(iter(missing.items()))
-        raise RuntimeError(f"kf.{what}: KF_OFFLINE is set, and {len(missing)} of {len(asked)} kernels for {architecture} are not in {path.parent}, "
-                           f"the first {function}'s {kernel}")
+        raise RuntimeError(
+            f"kf.{what}: KF_OFFLINE is set, and {len(missing)} of {len(asked)} kernels for {architecture} are not in {path.parent}, "
+            f"the first {function}'s {kernel}"
+        )
 
     def compiled(path: pathlib.Path, text: str, kernel: str) -> int:
         if _gpu.read(path) is not None:  # another process has made it since
@@ -124,7 +169,9 @@ def compile_kernels(what: str, functions: Sequence[str], architecture: str, plac
         try:
             _gpu.write(path, _nvrtc.compile_kernel(text, kernel, architecture))
         except OSError as e:
-            raise OSError(e.errno, f"kf.{what}: a kernel cannot be kept ({e.strerror})", str(path)) from None
+            raise OSError(
+                e.errno, f"kf.{what}: a kernel cannot be kept ({e.strerror})", str(path)
+            ) from None
         return 1
 
     count = 0
@@ -134,7 +181,9 @@ def compile_kernels(what: str, functions: Sequence[str], architecture: str, plac
             for path, (function, kernel) in missing.items():
                 running.add(pool.submit(compiled, path, _gpu.text(function), kernel))
                 if len(running) > 2 * jobs:
-                    done, running = concurrent.futures.wait(running, return_when=concurrent.futures.FIRST_COMPLETED)
+                    done, running = concurrent.futures.wait(
+                        running, return_when=concurrent.futures.FIRST_COMPLETED
+                    )
                     count += sum(one.result() for one in done)
             count += sum(one.result() for one in concurrent.futures.as_completed(running))
         except BaseException:
@@ -147,8 +196,14 @@ def total(parts: Iterable[Warmed]) -> Warmed:
     return Warmed(*map(sum, zip(*parts)))
 
 
-def warmup(ops: str | Iterable[str] | None = None, activations: str | Iterable[str] | None = None, dtypes: Any = None, *,
-           arch: str | Iterable[str] | None = None, jobs: int | None = None) -> Warmed:
+def warmup(
+    ops: str | Iterable[str] | None = None,
+    activations: str | Iterable[str] | None = None,
+    dtypes: Any = None,
+    *,
+    arch: str | Iterable[str] | None = None,
+    jobs: int | None = None,
+) -> Warmed:
     """Compiles every kernel that calls of these functions may ask for on a GPU, by NVRTC, into KF_CACHE_DIR, where launches look for it:
 
         kf.warmup(["layer_norm_gelu", "softmax"], dtypes=["bfloat16"], arch="sm_90")
@@ -167,5 +222,12 @@ def warmup(ops: str | Iterable[str] | None = None, activations: str | Iterable[s
     """
     number = threads("warmup", jobs)
     library = _gpu.library() if arch is None or _gpu.opened() else _gpu.Launchers()
-    functions = Chosen("warmup", ops, activations, dtypes).functions(lambda f: library.find(f) >= 0, library.lacks)
-    return total([compile_kernels("warmup", functions, a, _gpu.file, number) for a in architectures("warmup", arch)])
+    functions = Chosen("warmup", ops, activations, dtypes).functions(
+        lambda f: library.find(f) >= 0, library.lacks
+    )
+    return total(
+        [
+            compile_kernels("warmup", functions, a, _gpu.file, number)
+            for a in architectures("warmup", arch)
+        ]
+    )

@@ -32,7 +32,9 @@ class Timing:
     samples: tuple[float, ...]
     bytes: int | None  # of operands and results; None: they are no arrays
     cold: bool
-    difference: float | None = None  # the largest from the first implementation's result; None: it is the first, or they do not compare
+    difference: float | None = (
+        None  # the largest from the first implementation's result; None: it is the first, or they do not compare
+    )
 
     @property
     def median(self) -> float:
@@ -40,7 +42,11 @@ class Timing:
 
     @property
     def quartiles(self) -> tuple[float, float]:
-        found = statistics.quantiles(self.samples, n=4, method="inclusive") if len(self.samples) > 1 else [self.samples[0]] * 3
+        found = (
+            statistics.quantiles(self.samples, n=4, method="inclusive")
+            if len(self.samples) > 1
+            else [self.samples[0]] * 3
+        )
         return found[0], found[2]
 
     @property
@@ -55,7 +61,11 @@ class Timing:
         return None if self.bytes is None else self.bytes / self.median
 
     def __str__(self) -> str:
-        speed = "" if self.bandwidth is None else f", {self.bandwidth / 1e9:.3g} GB/s of {self.bytes} bytes"
+        speed = (
+            ""
+            if self.bandwidth is None
+            else f", {self.bandwidth / 1e9:.3g} GB/s of {self.bytes} bytes"
+        )
         low, high = map(_seconds, self.quartiles)
         return f"{self.name}: {_seconds(self.median)} (middle half {low} to {high}){speed}, {'cold' if self.cold else 'warm'} caches"
 
@@ -65,7 +75,9 @@ class Comparison:
     """Timings, the first of which the others are measured by. str(): a table."""
 
     timings: tuple[Timing, ...]
-    head: tuple[str, ...] = field(default=("", "median", "middle half", "GB/s", "times the first", "differs by"), repr=False)
+    head: tuple[str, ...] = field(
+        default=("", "median", "middle half", "GB/s", "times the first", "differs by"), repr=False
+    )
 
     def __getitem__(self, name: str) -> Timing:
         for t in self.timings:
@@ -75,14 +87,28 @@ class Comparison:
 
     def rows(self) -> list[tuple[str, ...]]:
         first = self.timings[0].median
-        return [(t.name, _seconds(t.median), f"{_seconds(t.quartiles[0])} to {_seconds(t.quartiles[1])}",
-                 "" if t.bandwidth is None else f"{t.bandwidth / 1e9:.3g}", f"{t.median / first:.2f}",
-                 "" if t.difference is None else f"{t.difference:.2g}") for t in self.timings]
+        return [
+            (
+                t.name,
+                _seconds(t.median),
+                f"{_seconds(t.quartiles[0])} to {_seconds(t.quartiles[1])}",
+                "" if t.bandwidth is None else f"{t.bandwidth / 1e9:.3g}",
+                f"{t.median / first:.2f}",
+                "" if t.difference is None else f"{t.difference:.2g}",
+            )
+            for t in self.timings
+        ]
 
     def __str__(self) -> str:
         rows = [self.head, *self.rows()]
         width = [max(len(row[i]) for row in rows) for i in range(len(self.head))]
-        lines = [" | ".join(text.ljust(w) if i == 0 else text.rjust(w) for i, (text, w) in enumerate(zip(row, width))) for row in rows]
+        lines = [
+            " | ".join(
+                text.ljust(w) if i == 0 else text.rjust(w)
+                for i, (text, w) in enumerate(zip(row, width))
+            )
+            for row in rows
+        ]
         return "\n".join([lines[0], "-|-".join("-" * w for w in width), *lines[1:]])
 
     def plot(self, path: str | pathlib.Path | None = None) -> str:
@@ -91,12 +117,17 @@ class Comparison:
         height, lines = 28 * len(self.timings) + 12, []
         for i, t in enumerate(self.timings):
             y, (low, high) = 8 + 28 * i, t.quartiles
-            lines += [f'<text x="150" y="{y + 15}" text-anchor="end">{html.escape(t.name)}</text>',
-                      f'<rect x="160" y="{y}" width="{400 * t.median / most:.1f}" height="20" fill="#4878a8"/>',
-                      f'<path d="M{160 + 400 * low / most:.1f} {y + 10}H{160 + 400 * high / most:.1f}" stroke="#222" stroke-width="2"/>',
-                      f'<text x="570" y="{y + 15}">{_seconds(t.median)}</text>']
-        text = (f'<svg xmlns="http://www.w3.org/2000/svg" width="660" height="{height}" font-family="sans-serif" font-size="13">\n'
-                + "\n".join(lines) + "\n</svg>\n")
+            lines += [
+                f'<text x="150" y="{y + 15}" text-anchor="end">{html.escape(t.name)}</text>',
+                f'<rect x="160" y="{y}" width="{400 * t.median / most:.1f}" height="20" fill="#4878a8"/>',
+                f'<path d="M{160 + 400 * low / most:.1f} {y + 10}H{160 + 400 * high / most:.1f}" stroke="#222" stroke-width="2"/>',
+                f'<text x="570" y="{y + 15}">{_seconds(t.median)}</text>',
+            ]
+        text = (
+            f'<svg xmlns="http://www.w3.org/2000/svg" width="660" height="{height}" font-family="sans-serif" font-size="13">\n'
+            + "\n".join(lines)
+            + "\n</svg>\n"
+        )
         if path is not None:
             pathlib.Path(path).write_text(text)
         return text
@@ -146,13 +177,19 @@ def _call(fn: Callable[..., Any], inputs: Any) -> Callable[[], Any]:
 def _refuse(where: str, fns: Sequence[Any], inputs: Any, warmup: int, repeat: int) -> None:
     for fn in fns:
         if not callable(fn):
-            raise TypeError(f"kf.benchmarks.{where}: {fn!r} is {type(fn).__name__}, expected a function")
+            raise TypeError(
+                f"kf.benchmarks.{where}: {fn!r} is {type(fn).__name__}, expected a function"
+            )
     for name, value, least in (("warmup", warmup, 0), ("repeat", repeat, 1)):
         if isinstance(value, bool) or not hasattr(value, "__index__") or value < least:
-            raise ValueError(f"kf.benchmarks.{where}: {name} is {value!r}, expected a whole number of at least {least}")
+            raise ValueError(
+                f"kf.benchmarks.{where}: {name} is {value!r}, expected a whole number of at least {least}"
+            )
     for a in _arrays(inputs):
         if getattr(getattr(a, "device", None), "type", "cpu") != "cpu":
-            raise NotImplementedError(f"kf.benchmarks.{where}: an input is on {a.device}; only what runs on the CPU is timed")
+            raise NotImplementedError(
+                f"kf.benchmarks.{where}: an input is on {a.device}; only what runs on the CPU is timed"
+            )
 
 
 def _several(call: Callable[[], Any], cold: bool) -> int:
@@ -182,40 +219,79 @@ def _differs(first: Any, other: Any) -> float | None:
     def most(a: Any, b: Any) -> float:
         """Infinities that are the same, and NaN in one place, differ by nothing."""
         with np.errstate(invalid="ignore"):
-            return float(np.max(np.where((a == b) | (np.isnan(a) & np.isnan(b)), 0, np.abs(a - b)), initial=0))
+            return float(
+                np.max(
+                    np.where((a == b) | (np.isnan(a) & np.isnan(b)), 0, np.abs(a - b)), initial=0
+                )
+            )
 
     return max(most(wide(a), wide(b)) for a, b in pairs)
 
 
-def _run(calls: Mapping[str, Callable[[], Any]], inputs: Any, warmup: int, repeat: int, cold: bool) -> tuple[Timing, ...]:
+def _run(
+    calls: Mapping[str, Callable[[], Any]], inputs: Any, warmup: int, repeat: int, cold: bool
+) -> tuple[Timing, ...]:
     results = {name: call() for name, call in calls.items()}
     for call in calls.values():
         for _ in range(warmup):
             call()
-    counts, flush = {name: _several(call, cold) for name, call in calls.items()}, _Flush() if cold else None
+    counts, flush = (
+        {name: _several(call, cold) for name, call in calls.items()},
+        _Flush() if cold else None,
+    )
     samples: dict[str, list[float]] = {name: [] for name in calls}
     names = list(calls)
     for i in range(repeat):
-        for name in names[i % len(names):] + names[:i % len(names)]:  # nobody is always behind the same one
+        for name in (
+            names[i % len(names) :] + names[: i % len(names)]
+        ):  # nobody is always behind the same one
             if flush:
                 flush()
             samples[name].append(_sample(calls[name], counts[name]))
-    moved = {name: sum(a.nbytes for a in _arrays(inputs) + _arrays(results[name])) or None for name in calls}
-    return tuple(Timing(name, tuple(samples[name]), moved[name], cold, _differs(results[names[0]], results[name]) if i else None)
-                 for i, name in enumerate(names))
+    moved = {
+        name: sum(a.nbytes for a in _arrays(inputs) + _arrays(results[name])) or None
+        for name in calls
+    }
+    return tuple(
+        Timing(
+            name,
+            tuple(samples[name]),
+            moved[name],
+            cold,
+            _differs(results[names[0]], results[name]) if i else None,
+        )
+        for i, name in enumerate(names)
+    )
 
 
-def benchmark_kernel(fn: Callable[..., Any], inputs: Any, warmup: int = 10, repeat: int = 100, *, cold: bool = True) -> Timing:
+def benchmark_kernel(
+    fn: Callable[..., Any], inputs: Any, warmup: int = 10, repeat: int = 100, *, cold: bool = True
+) -> Timing:
     """Times fn(*inputs), or fn(**inputs). warmup: calls before the first sample; repeat: samples."""
     _refuse("benchmark_kernel", [fn], inputs, warmup, repeat)
-    [found] = _run({getattr(fn, "__name__", type(fn).__name__): _call(fn, inputs)}, inputs, warmup, repeat, cold)
+    [found] = _run(
+        {getattr(fn, "__name__", type(fn).__name__): _call(fn, inputs)},
+        inputs,
+        warmup,
+        repeat,
+        cold,
+    )
     return found
 
 
-def compare_implementations(fns: Mapping[str, Callable[..., Any]], *inputs: Any, warmup: int = 10, repeat: int = 100,
-                            cold: bool = True) -> Comparison:
+def compare_implementations(
+    fns: Mapping[str, Callable[..., Any]],
+    *inputs: Any,
+    warmup: int = 10,
+    repeat: int = 100,
+    cold: bool = True,
+) -> Comparison:
     """Times functions of the same inputs in turns, and says by how much their results differ from the first one's."""
     if not isinstance(fns, Mapping) or not fns:
-        raise TypeError(f"kf.benchmarks.compare_implementations: the functions are {type(fns).__name__}, expected {{name: function}}")
+        raise TypeError(
+            f"kf.benchmarks.compare_implementations: the functions are {type(fns).__name__}, expected {{name: function}}"
+        )
     _refuse("compare_implementations", list(fns.values()), inputs, warmup, repeat)
-    return Comparison(_run({name: _call(fn, inputs) for name, fn in fns.items()}, inputs, warmup, repeat, cold))
+    return Comparison(
+        _run({name: _call(fn, inputs) for name, fn in fns.items()}, inputs, warmup, repeat, cold)
+    )

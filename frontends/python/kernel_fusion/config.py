@@ -17,7 +17,9 @@ class _Checked(types.ModuleType):
 
     def __setattr__(self, name: str, value: object) -> None:
         if name == "compile_ops" and value not in MODES:
-            raise ValueError(f"kf.config.compile_ops: it is set to {value!r}, expected one of {', '.join(MODES)}")
+            raise ValueError(
+                f"kf.config.compile_ops: it is set to {value!r}, expected one of {', '.join(MODES)}"
+            )
         if name != "compile_ops" and not name.startswith("_"):
             raise AttributeError(f"kf.config has no `{name}`; it has compile_ops")
         super().__setattr__(name, value)

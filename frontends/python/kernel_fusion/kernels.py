@@ -39,7 +39,12 @@ def _functions(group: str) -> dict[str, tuple[Op, str, tuple[str, ...], bool]]:
             for activation in op.activations:
                 for dtypes in op.dtypes:
                     for backward in (False, True) if op.backward else (False,):
-                        found[op.function(activation, dtypes, backward).removeprefix("kf_")] = op, activation, dtypes, backward
+                        found[op.function(activation, dtypes, backward).removeprefix("kf_")] = (
+                            op,
+                            activation,
+                            dtypes,
+                            backward,
+                        )
     return found
 
 
@@ -47,8 +52,15 @@ def _names(op: Op, activation: str, backward: bool) -> tuple[list[str], list[str
     """(tensors, the rest) of a launcher's arguments."""
     call = op.direction(backward)
     scalars = [*(v.name for v in (*call.scalars, *op.scalars[activation])), *call.betas]
-    rest = [*call.sizes, *(["strides"] if call.strides else []), *(v.name for v in call.integers), *scalars]
-    return [t.name for t in (*call.inputs, *call.outputs)], rest + (["p", "seed", "offset"] if op.dropout else [])
+    rest = [
+        *call.sizes,
+        *(["strides"] if call.strides else []),
+        *(v.name for v in call.integers),
+        *scalars,
+    ]
+    return [t.name for t in (*call.inputs, *call.outputs)], rest + (
+        ["p", "seed", "offset"] if op.dropout else []
+    )
 
 
 def _address(tensor: Any) -> int | None:
@@ -58,7 +70,9 @@ def _address(tensor: Any) -> int | None:
     return at
 
 
-def _make(name: str, op: Op, activation: str, dtypes: tuple[str, ...], backward: bool) -> Callable[..., None]:
+def _make(
+    name: str, op: Op, activation: str, dtypes: tuple[str, ...], backward: bool
+) -> Callable[..., None]:
     function, call = op.function(activation, dtypes, backward), op.direction(backward)
     tensors, rest = _names(op, activation, backward)
     given, sizes = len(tensors), len(call.sizes)
@@ -69,14 +83,23 @@ def _make(name: str, op: Op, activation: str, dtypes: tuple[str, ...], backward:
 
     def kernel(*args: Any) -> None:
         if len(args) != count:
-            raise TypeError(f"{where} takes {count} arguments, {', '.join([*tensors, *rest])}; {len(args)} are given")
+            raise TypeError(
+                f"{where} takes {count} arguments, {', '.join([*tensors, *rest])}; {len(args)} are given"
+            )
         more = args[given:]
         numbers, strides = more[:sizes], more[sizes] if call.strides else None
         scalars = more[end:-2] if op.dropout else more[end:]
         rng = (ctypes.c_uint64 * 2)(*more[-2:]) if op.dropout else None
         try:
-            library.call(function, [_address(a) for a in args[:given]], [*numbers, *more[sizes + bool(call.strides):end]], strides, scalars,
-                         None if rng is None else ctypes.addressof(rng), call.workspace)
+            library.call(
+                function,
+                [_address(a) for a in args[:given]],
+                [*numbers, *more[sizes + bool(call.strides) : end]],
+                strides,
+                scalars,
+                None if rng is None else ctypes.addressof(rng),
+                call.workspace,
+            )
         except _library.Refused as e:
             raise e.by(where) from None
 
@@ -84,7 +107,8 @@ def _make(name: str, op: Op, activation: str, dtypes: tuple[str, ...], backward:
     kernel.__module__ = f"kernel_fusion.kernels.{_group(op)}"
     kernel.__doc__ = f"{function}'s C launcher: {op.brief}{', its gradient' if backward else ''}. Nothing is checked but what the launcher checks."
     kernel.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
-        [inspect.Parameter(n, inspect.Parameter.POSITIONAL_ONLY) for n in (*tensors, *rest)])
+        [inspect.Parameter(n, inspect.Parameter.POSITIONAL_ONLY) for n in (*tensors, *rest)]
+    )
     return kernel
 
 
@@ -99,7 +123,9 @@ class Group:
             raise AttributeError(name)
         found = _functions(self._name).get(name)
         if found is None:
-            raise AttributeError(f"kf.kernels.{self._name} has no `{name}`; dir(kf.kernels.{self._name}) lists what there is")
+            raise AttributeError(
+                f"kf.kernels.{self._name} has no `{name}`; dir(kf.kernels.{self._name}) lists what there is"
+            )
         made = _make(name, *found)
         self.__dict__[name] = made
         return made

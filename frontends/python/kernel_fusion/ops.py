@@ -15,7 +15,9 @@ _self = sys.modules[__name__]
 
 
 def __getattr__(name: str) -> Callable[..., Any]:
-    op, _, label = name.removeprefix("_plain_").partition("__")  # _plain_matmul_nn__matmul: as a function of several calls has it
+    op, _, label = name.removeprefix("_plain_").partition(
+        "__"
+    )  # _plain_matmul_nn__matmul: as a function of several calls has it
     found = globals()[name] = _plain(op, label) if name.startswith("_plain_") else lookup(name)
     return found
 

@@ -37,14 +37,20 @@ def load(folder):
     if not path.is_file() or not NAME.match(folder.name):
         fix = "a family is a folder, whose name is a lower-case word, with a family.py"
         raise ValueError(f"--family {folder}: {fix}")
-    found = importlib.util.spec_from_file_location(f"kfgen_family_{folder.name}", path, submodule_search_locations=[str(folder)])
+    found = importlib.util.spec_from_file_location(
+        f"kfgen_family_{folder.name}", path, submodule_search_locations=[str(folder)]
+    )
     module = importlib.util.module_from_spec(found)
     found.loader.exec_module(module)
     family = getattr(module, "FAMILY", None)
     if not isinstance(family, Family) or not NAME.match(family.name):
-        raise ValueError(f"{path}: has no FAMILY, an object of a class derived from kfgen.families.family.Family, with a name")
+        raise ValueError(
+            f"{path}: has no FAMILY, an object of a class derived from kfgen.families.family.Family, with a name"
+        )
     if family.name in FAMILIES:
-        raise ValueError(f"{path}: there is a family called `{family.name}` already: choose another name")
+        raise ValueError(
+            f"{path}: there is a family called `{family.name}` already: choose another name"
+        )
     family.templates = folder / "templates"
     FAMILIES[family.name] = OWN[folder] = family
     return family

@@ -26,8 +26,13 @@ class Family:
     # Strides of a tensor of such a form, the innermost first: what each adds to its name. What lies side by side has none.
     levels = {}
     kinds = ()  # of operands, as a spec names them
-    whole = ("elem", "half")  # those that have the shape of a result, one of which an entry must have if it may
-    parts = {"half": 2}  # {kind that has several values for an element, which the operand's `parts` name: how many}
+    whole = (
+        "elem",
+        "half",
+    )  # those that have the shape of a result, one of which an entry must have if it may
+    parts = {
+        "half": 2
+    }  # {kind that has several values for an element, which the operand's `parts` name: how many}
     indices = ()  # those that say where others are read, so that no expression reads them
     codes = {}  # what its own kinds are to core/check.h: 0 may be read and written in place, 2 may not, 4 needs no vectors
     in_rows = {}  # kinds of its own, as kinds that an op over rows has: what `kfgen check` draws for them
@@ -37,7 +42,9 @@ class Family:
     types = ()  # of its entries, beside "one", "pairs" and "weights"
     fields = ()  # of its entries, beside those that all have: saved, updates, grads, layout, empty, reduced, ints
     layouts = ()  # that its entries may name, beside the one that is meant where they name none
-    rounds = False  # whether there are functions that round the factors of its products (dtypes.ROUNDED)
+    rounds = (
+        False  # whether there are functions that round the factors of its products (dtypes.ROUNDED)
+    )
     heavy = False  # whether its kernels take long to compile: of kf's activations it has those that say so
     autocast = ""  # what a framework that chooses dtypes gives it, where that does not follow from an op's expressions: manifest.autocast
     second = ""  # of a function with two dtypes that no entry speaks of: what the second one is of
@@ -109,7 +116,10 @@ def wrong(op, field, problem, fix):
 
 def said(operands):
     """What an entry's operands are, for a complaint: kinds that are right do not say that a dtype is wrong."""
-    return ", ".join(f'{o.name} = {{ kind = "{o.kind}", dtype = "{o.dtype}", grad = {str(o.grad).lower()} }}' for o in operands)
+    return ", ".join(
+        f'{o.name} = {{ kind = "{o.kind}", dtype = "{o.dtype}", grad = {str(o.grad).lower()} }}'
+        for o in operands
+    )
 
 
 def one_broadcast(f, operands):
@@ -119,4 +129,8 @@ def one_broadcast(f, operands):
     for kind, not_with in (("channel", others), ("group", others | {"channel"})):
         if kind in kinds and kinds & not_with:
             last = ' or "shared"' if kind == "channel" else ', "shared" or "channel"'
-            raise f.error("operands", f'mixes "{kind}" with "row", "half", "per_row"{last}', "an op has one kind of broadcast")
+            raise f.error(
+                "operands",
+                f'mixes "{kind}" with "row", "half", "per_row"{last}',
+                "an op has one kind of broadcast",
+            )

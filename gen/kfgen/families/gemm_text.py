@@ -14,7 +14,10 @@ def _turned(text, turned):
 
 def _forward(k):
     left, right = ("t" in k.form[:1], "t" in k.form[1:])
-    return [f"{p.name} = {_turned(k.factor, left)} . {_turned(p.weight.name, right)}" for p in k.products]
+    return [
+        f"{p.name} = {_turned(k.factor, left)} . {_turned(p.weight.name, right)}"
+        for p in k.products
+    ]
 
 
 def _added(k, s):
@@ -29,22 +32,50 @@ def formulas(k, by=False):
 
 def _formulas(k, by):
     """One line per value, in the expression language; a . b is the product of two matrices, ^T the other way round."""
-    before = [f"{', '.join(halves)} = halves({s.name})" for s in k.inputs if (halves := k.halves_of(s)) and s.reads != "never"]
+    before = [
+        f"{', '.join(halves)} = halves({s.name})"
+        for s in k.inputs
+        if (halves := k.halves_of(s)) and s.reads != "never"
+    ]
     load = [f"{name} = {contract.one_line(text)}" for name, text in k.op.own["load"].items()]
-    behind = [f"{s.name} = both({', '.join(halves)}){_added(k, s)}" for s in k.outputs if (halves := k.halves_of(s))]
+    behind = [
+        f"{s.name} = both({', '.join(halves)}){_added(k, s)}"
+        for s in k.outputs
+        if (halves := k.halves_of(s))
+    ]
     if not k.bwd:
-        lines = [f"{name} = {contract.one_line(text)}" for name, text in (k.op.saved | k.op.outputs).items()]
-        return before + load + _forward(k) + [f"{line} + beta * {line.split(' =')[0]}" if k.accumulates and i >= len(k.op.saved) else line
-                                     for i, line in enumerate(lines)] + behind
+        lines = [
+            f"{name} = {contract.one_line(text)}"
+            for name, text in (k.op.saved | k.op.outputs).items()
+        ]
+        return (
+            before
+            + load
+            + _forward(k)
+            + [
+                f"{line} + beta * {line.split(' =')[0]}"
+                if k.accumulates and i >= len(k.op.saved)
+                else line
+                for i, line in enumerate(lines)
+            ]
+            + behind
+        )
     graph, roots = k.graph_by() if by else (k.graph, k.roots)
     left, right = k.form
-    slopes = roots[len(k.outs):-1]
-    elements, inner = ([i for i, s in enumerate(k.outs) if s.kind in kinds] for kinds in (("elem", "row"), ("left", "depth")))
+    slopes = roots[len(k.outs) : -1]
+    elements, inner = (
+        [i for i, s in enumerate(k.outs) if s.kind in kinds]
+        for kinds in (("elem", "row"), ("left", "depth"))
+    )
     named = {root: f"d{p.name}" for root, p in zip(slopes, k.products) if graph.nodes[root].args}
     found, texts = contract.write(graph, [*slopes, *(roots[i] for i in elements)], named)
-    slope_of, text_of = texts[:len(slopes)], dict(zip(elements, texts[len(slopes):]))
-    dot = " + ".join(f"{d} . {_turned(p.weight.name, right == 'n')}" if left == "n" else f"{_turned(p.weight.name, right == 't')} . {d}^T"
-                     for d, p in zip(slope_of, k.products))
+    slope_of, text_of = texts[: len(slopes)], dict(zip(elements, texts[len(slopes) :]))
+    dot = " + ".join(
+        f"{d} . {_turned(p.weight.name, right == 'n')}"
+        if left == "n"
+        else f"{_turned(p.weight.name, right == 't')} . {d}^T"
+        for d, p in zip(slope_of, k.products)
+    )
     own, texts = contract.write(graph, [roots[i] for i in inner], letter="u")
     plain = all(graph.nodes[roots[i]].value == DOT for i in inner)
     text_of |= dict(zip(inner, [dot] * len(inner) if plain else texts))
@@ -52,7 +83,11 @@ def _formulas(k, by):
     for i, s in enumerate(k.outs):
         if s.kind == "right":
             d = next(d for d, p in zip(slope_of, k.products) if p.weight.name == s.of)
-            text = f"{d}^T . {_turned(k.factor, left == 't')}" if right == "t" else f"{_turned(k.factor, left == 'n')} . {d}"
+            text = (
+                f"{d}^T . {_turned(k.factor, left == 't')}"
+                if right == "t"
+                else f"{_turned(k.factor, left == 'n')} . {d}"
+            )
         else:
             text = f"sum over rows of {text_of[i]}" if s.role == "sum" else text_of[i]
         found.append(f"{s.name} = {text}{_added(k, s)}")
@@ -61,7 +96,11 @@ def _formulas(k, by):
 
 def _set(k, s, text):
     """The statement that sets an output, or one of two that lie in one."""
-    return f"{s.name} = ({text}){_added(k, s)} if beta else {text}" if _added(k, s) else f"{s.name} = {text}"
+    return (
+        f"{s.name} = ({text}){_added(k, s)} if beta else {text}"
+        if _added(k, s)
+        else f"{s.name} = {text}"
+    )
 
 
 def _split(k, s):
@@ -84,14 +123,25 @@ def statements(k, act, library, by=False):
     lib = LIBRARIES[library]
     graph, roots = inlined(k, act, by)
     everywhere = frozenset((0,))
-    axes = dict.fromkeys((*k.scalars, *act.scalars, "keep_scale")) | {s.name: everywhere for s in k.ins} | {KEEP: everywhere, DOT: everywhere}
+    axes = (
+        dict.fromkeys((*k.scalars, *act.scalars, "keep_scale"))
+        | {s.name: everywhere for s in k.ins}
+        | {KEEP: everywhere, DOT: everywhere}
+    )
     axes |= {p.name: everywhere for p in k.products}
     turned = {"left": k.form[0] == "t", "right": k.form[1] == "t"}
     read = graph.variables(roots) | {p.weight.name for p in k.products}
-    lines = [f"{', '.join(halves)} = {_split(k, s)}" for s in k.inputs if (halves := k.halves_of(s)) and read & set(halves)]
+    lines = [
+        f"{', '.join(halves)} = {_split(k, s)}"
+        for s in k.inputs
+        if (halves := k.halves_of(s)) and read & set(halves)
+    ]
     lines += [f"{s.name} = {s.name}.swapaxes(-1, -2)" for s in k.operands if turned.get(s.kind)]
-    lines += [f"{s.name} = {s.name}.reshape(batch, 1, {s.kind == 'row' and 'cols' or 'depth'})" for s in k.operands
-              if s.kind in ("row", "depth") and s.name in read]
+    lines += [
+        f"{s.name} = {s.name}.reshape(batch, 1, {s.kind == 'row' and 'cols' or 'depth'})"
+        for s in k.operands
+        if s.kind in ("row", "depth") and s.name in read
+    ]
 
     def printed(chosen):
         printer = Printer(lib, None, graph, axes, None)
@@ -110,10 +160,14 @@ def statements(k, act, library, by=False):
         return lines + [_set(k, s, text) for s, text in zip(k.outs, texts)] + _behind(k, lib)
     elements = [i for i, s in enumerate(k.outs) if s.kind in ("elem", "row")]
     first = len(k.outs)
-    own, texts = printed([roots[first + i] for i in range(len(k.products))] + [roots[i] for i in elements])
-    lines += own + [f"slope{i}_ = {text}" for i, text in enumerate(texts[:len(k.products)])]
-    lines += [f"{DOT} = {' + '.join(f'slope{i}_ @ {p.weight.name}.swapaxes(-1, -2)' for i, p in enumerate(k.products))}"]
-    found = {k.outs[i].name: text for i, text in zip(elements, texts[len(k.products):])}
+    own, texts = printed(
+        [roots[first + i] for i in range(len(k.products))] + [roots[i] for i in elements]
+    )
+    lines += own + [f"slope{i}_ = {text}" for i, text in enumerate(texts[: len(k.products)])]
+    lines += [
+        f"{DOT} = {' + '.join(f'slope{i}_ @ {p.weight.name}.swapaxes(-1, -2)' for i, p in enumerate(k.products))}"
+    ]
+    found = {k.outs[i].name: text for i, text in zip(elements, texts[len(k.products) :])}
     inner = [i for i, s in enumerate(k.outs) if s.kind in ("left", "depth")]
     own, texts = printed([roots[i] for i in inner])
     lines += own

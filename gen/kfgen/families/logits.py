@@ -43,32 +43,78 @@ class LogitsKernel(Kernel):
         op = self.op
         graph, env, outs = self.family.graph(op)
         dtype_of = {"T": self.dtype, "I": self.index_dtype, "acc": self.dtype.acc}
-        self.operands = [Tensor(o.name, o.kind, dtype_of[o.dtype], "in", "weight" if o.kind in ("right", "row") else "input", o.dtype, o.values,
-                                absent=o.absent) for o in op.operands]
+        self.operands = [
+            Tensor(
+                o.name,
+                o.kind,
+                dtype_of[o.dtype],
+                "in",
+                "weight" if o.kind in ("right", "row") else "input",
+                o.dtype,
+                o.values,
+                absent=o.absent,
+            )
+            for o in op.operands
+        ]
         self.inputs = self.operands
         self.of = {kind: next(s for s in self.operands if s.kind == kind) for kind in LIES}
         self.slopes = gradient_of(ROW) in outs
-        nodes = {name: node for name, node in outs.items() if name != gradient_of(ROW)} | {name: env[name] for name in op.saved}
-        self.outputs = [Tensor(name, "per_row", self.dtype.acc, "out", "saved" if name in op.saved else "output", "acc", (name,), exprs=[node],
-                               required=name not in op.saved) for name, node in nodes.items()]
+        nodes = {name: node for name, node in outs.items() if name != gradient_of(ROW)} | {
+            name: env[name] for name in op.saved
+        }
+        self.outputs = [
+            Tensor(
+                name,
+                "per_row",
+                self.dtype.acc,
+                "out",
+                "saved" if name in op.saved else "output",
+                "acc",
+                (name,),
+                exprs=[node],
+                required=name not in op.saved,
+            )
+            for name, node in nodes.items()
+        ]
         if self.slopes:
             plain = self.dtype, "T"
             of_weights = (self.second, "U") if self.second is not self.dtype else plain
             wide = {"left": plain, "right": of_weights, "row": of_weights}
-            found = [Tensor(gradient_of(s.name), kind, wide[kind][0], "out", "output", wide[kind][1], (gradient_of(s.name),), required=False)
-                     for kind, s in self.of.items()]
-            self.outputs[len(op.outputs) - 1:len(op.outputs) - 1] = found
-        roots = [*(e for s in self.outputs for e in s.exprs), *([outs[gradient_of(ROW)]] if self.slopes else [])]
+            found = [
+                Tensor(
+                    gradient_of(s.name),
+                    kind,
+                    wide[kind][0],
+                    "out",
+                    "output",
+                    wide[kind][1],
+                    (gradient_of(s.name),),
+                    required=False,
+                )
+                for kind, s in self.of.items()
+            ]
+            self.outputs[len(op.outputs) - 1 : len(op.outputs) - 1] = found
+        roots = [
+            *(e for s in self.outputs for e in s.exprs),
+            *([outs[gradient_of(ROW)]] if self.slopes else []),
+        ]
         self.graph, self.roots = copy(graph, roots, {})
         self.streams = self.inputs + self.outputs
         self.strided = [s.name for s in self.streams if s.kind in ("left", "right")]
-        self.integers, self.scalars, self.keeps = list(op.integers), [s for s in op.scalars if s not in op.integers], False
+        self.integers, self.scalars, self.keeps = (
+            list(op.integers),
+            [s for s in op.scalars if s not in op.integers],
+            False,
+        )
 
     @functools.cached_property
     def parts(self):
         """The kernels that it is made of: the layer, the op over rows and, where there are gradients, the layer's."""
         layer, rows = self.op.made_of
-        own, number = self.dtypes[:1], [self.index_dtype.word] * (self.index_dtype.word in self.dtypes)
+        own, number = (
+            self.dtypes[:1],
+            [self.index_dtype.word] * (self.index_dtype.word in self.dtypes),
+        )
         wide = [self.second.word] * (self.second is not self.dtype)
         found = [LAYERS.forward(layer, own), ROWS.forward(rows, (*own, *number))]
         return found + ([LAYERS.backward(layer, (*own, *wide))] if self.slopes else [])
@@ -98,11 +144,16 @@ class LogitsKernel(Kernel):
     def formulas(self, by=False):
         op, of = self.op, self.of
         lines = [f"{ROW} = {of['left'].name} . {of['right'].name}^T + {of['row'].name}"]
-        lines += [f"{name} = {op.made_of[1].pattern}'s of {ROW}" for name in (*op.saved, *op.outputs)]
+        lines += [
+            f"{name} = {op.made_of[1].pattern}'s of {ROW}" for name in (*op.saved, *op.outputs)
+        ]
         if self.slopes:
             d, (x, w, b) = gradient_of(ROW), (of[kind].name for kind in LIES)
-            lines += [f"{gradient_of(x)} = {d} . {w}", f"{gradient_of(w)} = {d}^T . {x} + beta * {gradient_of(w)}",
-                      f"{gradient_of(b)} = sum over rows of {d} + beta * {gradient_of(b)}"]
+            lines += [
+                f"{gradient_of(x)} = {d} . {w}",
+                f"{gradient_of(w)} = {d}^T . {x} + beta * {gradient_of(w)}",
+                f"{gradient_of(b)} = sum over rows of {d} + beta * {gradient_of(b)}",
+            ]
         return lines
 
 
@@ -110,7 +161,15 @@ class Logits(Family):
     kernel = LogitsKernel
     name = "logits"
     title = "Losses of logits that are never whole"
-    forms = {"logits": {"elem": "rows, cols", "left": "rows, depth", "right": "cols, depth", "row": "cols", "per_row": "rows"}}
+    forms = {
+        "logits": {
+            "elem": "rows, cols",
+            "left": "rows, depth",
+            "right": "cols, depth",
+            "row": "cols",
+            "per_row": "rows",
+        }
+    }
     sizes = {"logits": "rows, cols, depth"}
     axes = {"logits": (None, {"rows": "before", "cols": -2, "depth": -1})}
     levels = {"logits": ("",)}
@@ -140,7 +199,11 @@ class Logits(Family):
 
     def check_operands(self, f, operands):
         found = sorted(o.kind for o in operands if o.kind != "per_row")
-        if found != sorted(LIES) or any(o.grad for o in operands) or any(o.dtype == "T" for o in operands if o.kind == "per_row"):
+        if (
+            found != sorted(LIES)
+            or any(o.grad for o in operands)
+            or any(o.dtype == "T" for o in operands if o.kind == "per_row")
+        ):
             fix = 'give it a "left", a "right", a "row" and what the op over rows has one of per row, all with grad = false'
             raise f.error("operands", f"are {said(operands)}", fix)
 
@@ -155,13 +218,25 @@ class Logits(Family):
     def check(self, op, graph, env, outputs):
         """That it says what the op over rows does that it names."""
         _, rows = op.made_of
-        elem = next((o.name for o in rows.operands if o.kind == "elem"), None) if rows.family == "row" else None
+        elem = (
+            next((o.name for o in rows.operands if o.kind == "elem"), None)
+            if rows.family == "row"
+            else None
+        )
         own = {elem: ROW, gradient_of(elem): gradient_of(ROW)} if elem else {}
         renamed = Inside(own)
         same = renamed.texts(rows.saved | rows.outputs) == Inside({}).texts(op.saved | op.outputs)
-        mine, other = ([(renamed.name(o.name), o.kind, o.dtype, o.absent) for o in of.operands] for of in (self.of_rows(op), rows))
+        mine, other = (
+            [(renamed.name(o.name), o.kind, o.dtype, o.absent) for o in of.operands]
+            for of in (self.of_rows(op), rows)
+        )
         if not own or not same or mine != other or op.scalars != rows.scalars or op.has_act:
-            raise wrong(op, "rows", f"is {rows.pattern!r}, whose operands, scalars or expressions are others", f"write those of that op, of `{ROW}`")
+            raise wrong(
+                op,
+                "rows",
+                f"is {rows.pattern!r}, whose operands, scalars or expressions are others",
+                f"write those of that op, of `{ROW}`",
+            )
 
     def statements(self, k, act, library, by=False):
         lib, (x, w, b) = LIBRARIES[library], (k.of[kind].name for kind in LIES)
@@ -170,6 +245,14 @@ class Logits(Family):
         if not k.slopes:
             return lines
         d = gradient_of(ROW)
-        found = {gradient_of(x): f"{d} @ {w}", gradient_of(w): f"{d}.swapaxes(-1, -2) @ {x}", gradient_of(b): f"{lib.reductions['sum']}({d}, 0)"}
-        return lines + [f"{name} = {text} + beta * {name} if beta else {text}" if name != gradient_of(x) else f"{name} = {text}"
-                        for name, text in found.items()]
+        found = {
+            gradient_of(x): f"{d} @ {w}",
+            gradient_of(w): f"{d}.swapaxes(-1, -2) @ {x}",
+            gradient_of(b): f"{lib.reductions['sum']}({d}, 0)",
+        }
+        return lines + [
+            f"{name} = {text} + beta * {name} if beta else {text}"
+            if name != gradient_of(x)
+            else f"{name} = {text}"
+            for name, text in found.items()
+        ]

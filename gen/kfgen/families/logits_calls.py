@@ -30,15 +30,33 @@ class Calls:
         k, (x, weight, bias) = self.k, (self.k.of[kind].name for kind in ("left", "right", "row"))
         found = {s.name: self.place(s.name) for s in k.streams if s.kind == "per_row"}
         found |= {name: self.scalar(name) for name in (*k.integers, *k.scalars)}
-        found |= {"rows": "kfi_count", "cols": "cols", "depth": "depth", "batch": "1", "stream": "stream"}
+        found |= {
+            "rows": "kfi_count",
+            "cols": "cols",
+            "depth": "depth",
+            "batch": "1",
+            "stream": "stream",
+        }
         found["strides"] = "&kfi_layer" if layer else "&kfi_apart"
         if not layer:
             return found | dict.fromkeys((self.row, gradient_of(self.row)), "kfi_logits")
-        found |= {"x": self.place(x), "weight": weight, "bias": bias, "workspace": "kfi_inner", "workspace_bytes": "kfi_bytes"}
+        found |= {
+            "x": self.place(x),
+            "weight": weight,
+            "bias": bias,
+            "workspace": "kfi_inner",
+            "workspace_bytes": "kfi_bytes",
+        }
         found |= {"out": "kfi_logits", "pre": self.null}
         if k.slopes:
-            slopes = {f"d{name}": self.place(f"d{of}") for name, of in (("x", x), ("weight", weight), ("bias", bias))}
-            found |= slopes | {"dout": "kfi_logits", "beta": f"kfi_first ? 1 : {self.scalar('beta')}"}
+            slopes = {
+                f"d{name}": self.place(f"d{of}")
+                for name, of in (("x", x), ("weight", weight), ("bias", bias))
+            }
+            found |= slopes | {
+                "dout": "kfi_logits",
+                "beta": f"kfi_first ? 1 : {self.scalar('beta')}",
+            }
         return found
 
     @property
@@ -51,12 +69,16 @@ class Calls:
         """[(launcher, its arguments)]."""
         found = []
         for number, part in enumerate(self.k.parts):
-            act = next(a for a in part.acts if a.name == "none") if part.op.has_act else part.acts[0]
+            act = (
+                next(a for a in part.acts if a.name == "none") if part.op.has_act else part.acts[0]
+            )
             launcher, given = Launcher(part, act, False), self.given(number != 1)
             if part.bwd:
                 given |= {"out": self.null}
             arguments = [given[a.name] for a in launcher.arguments] + ["stream"] * (not self.cpu)
-            found.append((launcher.cpu_name if self.cpu else f"{launcher.name}<>", ", ".join(arguments)))
+            found.append(
+                (launcher.cpu_name if self.cpu else f"{launcher.name}<>", ", ".join(arguments))
+            )
         return found
 
     @property
@@ -70,7 +92,11 @@ class Calls:
     @property
     def logits(self):
         """[(struct of strides, its member)] of a chunk of logits, and of their gradient, which lies in the same place."""
-        return [(struct, name) for struct, own in (("kfi_layer", "out"), ("kfi_apart", self.row)) for name in (own, gradient_of(own))]
+        return [
+            (struct, name)
+            for struct, own in (("kfi_layer", "out"), ("kfi_apart", self.row))
+            for name in (own, gradient_of(own))
+        ]
 
     @property
     def strides(self):
@@ -87,13 +113,17 @@ class Calls:
     @property
     def shapes(self):
         """The extents of each tensor: r rows, c columns, d depth."""
-        return " ".join("".join(extent[0] for extent in self.k.shape(s)) for s in self.k.inputs + self.k.outputs)
+        return " ".join(
+            "".join(extent[0] for extent in self.k.shape(s)) for s in self.k.inputs + self.k.outputs
+        )
 
     @property
     def workspace_bytes(self):
         """Of a chunk, and of what the layer needs for it, in each direction."""
         layers = [part for part in self.k.parts if part.op is self.k.op.made_of[0]]
-        of = [part.cpu_workspace if self.cpu else f"{part.workspace}<>" for part in layers] + [self.null]
+        of = [part.cpu_workspace if self.cpu else f"{part.workspace}<>" for part in layers] + [
+            self.null
+        ]
         return f"kfi_logits_workspace(rows, cols, depth, {self.k.dtype.size}, {self.chunk_bytes}, {of[0]}, {of[1]})"
 
 
@@ -102,20 +132,32 @@ class LogitsC(Calls, C):
 
     def scalar(self, name):
         k = self.k
-        return f"kfi_integers[{k.integers.index(name)}]" if name in k.integers else f"kfi_scalars[{[*k.scalars, *k.betas].index(name)}]"
+        return (
+            f"kfi_integers[{k.integers.index(name)}]"
+            if name in k.integers
+            else f"kfi_scalars[{[*k.scalars, *k.betas].index(name)}]"
+        )
 
     @property
     def run_parameters(self):
         k = self.k
-        found = [f"{a.ctype}{a.name}" for a in k.tensor_arguments] + [f"int64_t {s}" for s in k.sizes]
+        found = [f"{a.ctype}{a.name}" for a in k.tensor_arguments] + [
+            f"int64_t {s}" for s in k.sizes
+        ]
         found += [f"{a.ctype}{a.name}" for a in k.stride_arguments]
-        found += ["const kf_i64 *kfi_integers"] * bool(k.integers) + [f"const {k.scalar_ctype} *kfi_scalars"] * bool([*k.scalars, *k.betas])
+        found += ["const kf_i64 *kfi_integers"] * bool(k.integers) + [
+            f"const {k.scalar_ctype} *kfi_scalars"
+        ] * bool([*k.scalars, *k.betas])
         return ", ".join(found + [f"{a.ctype}{a.name}" for a in self.workspace_arguments])
 
     def run_arguments(self, launcher):
         k = self.k
-        found = [a.name for a in k.tensor_arguments] + k.sizes + [a.name for a in k.stride_arguments]
-        found += ["kfi_integers"] * bool(k.integers) + ["kfi_scalars"] * bool([*k.scalars, *k.betas])
+        found = (
+            [a.name for a in k.tensor_arguments] + k.sizes + [a.name for a in k.stride_arguments]
+        )
+        found += ["kfi_integers"] * bool(k.integers) + ["kfi_scalars"] * bool(
+            [*k.scalars, *k.betas]
+        )
         return ", ".join(found + [a.name for a in self.workspace_arguments])
 
     def listing(self, act):

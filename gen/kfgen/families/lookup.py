@@ -32,20 +32,52 @@ class LookupKernel(Kernel):
         op, family = self.op, self.family
         self.graph, env, outs = family.graph(op)
         dtype_of = {"T": self.dtype, "I": self.index_dtype}
-        self.operands = [Tensor(o.name, o.kind, dtype_of[o.dtype], "in", "weight" if o.kind == "table" else "input", o.dtype, o.values)
-                         for o in op.operands]
+        self.operands = [
+            Tensor(
+                o.name,
+                o.kind,
+                dtype_of[o.dtype],
+                "in",
+                "weight" if o.kind == "table" else "input",
+                o.dtype,
+                o.values,
+            )
+            for o in op.operands
+        ]
         [(result, value)] = outs.items()
-        self.table, self.number = (next(s for s in self.operands if s.kind == kind) for kind in ("table", "number"))
+        self.table, self.number = (
+            next(s for s in self.operands if s.kind == kind) for kind in ("table", "number")
+        )
         if not self.bwd:
             self.inputs = self.operands
-            self.outputs = [Tensor(result, "elem", self.dtype, "out", "output", "T", (result,), exprs=[value])]
+            self.outputs = [
+                Tensor(result, "elem", self.dtype, "out", "output", "T", (result,), exprs=[value])
+            ]
         else:
             dout = gradient_of(result)
-            [slope] = gradient(self.graph, {value: self.graph.var(dout)}, [env[self.table.name]]).values()
+            [slope] = gradient(
+                self.graph, {value: self.graph.var(dout)}, [env[self.table.name]]
+            ).values()
             slope = self.graph.const(0) if slope is None else slope
-            self.inputs = [*self.operands, Tensor(dout, "elem", self.dtype, "in", "gradient", "T", (dout,), of=result)]
+            self.inputs = [
+                *self.operands,
+                Tensor(dout, "elem", self.dtype, "in", "gradient", "T", (dout,), of=result),
+            ]
             name = gradient_of(self.table.name)
-            self.outputs = [Tensor(name, "table", self.dtype, "sum", "gradient", "T", (name,), of=self.table.name, exprs=[slope], required=False)]
+            self.outputs = [
+                Tensor(
+                    name,
+                    "table",
+                    self.dtype,
+                    "sum",
+                    "gradient",
+                    "T",
+                    (name,),
+                    of=self.table.name,
+                    exprs=[slope],
+                    required=False,
+                )
+            ]
         self.roots = [e for s in self.outputs for e in s.exprs]
         read = self.graph.variables(self.roots) | {self.number.name}
         for s in self.inputs:
@@ -86,7 +118,9 @@ class LookupKernel(Kernel):
     @property
     def element_codes(self):
         """How many elements each tensor has, as core/lookup.h reads it."""
-        return "".join({"table": "t", "number": "n", "elem": "e"}[s.kind] for s in self.inputs + self.outputs)
+        return "".join(
+            {"table": "t", "number": "n", "elem": "e"}[s.kind] for s in self.inputs + self.outputs
+        )
 
 
 class Lookup(Family):
@@ -117,7 +151,12 @@ class Lookup(Family):
 
     def check(self, op, graph, env, outputs):
         if set(outputs) != {"out"} or op.dropout or op.has_act or op.types != "one":
-            raise wrong(op, "expr", "is more than one result of one dtype, without {act} and dropout", "write the rest as an op of its own")
+            raise wrong(
+                op,
+                "expr",
+                "is more than one result of one dtype, without {act} and dropout",
+                "write the rest as an op of its own",
+            )
         if op.integers != (SKIPPED,):
             fix = f'add {SKIPPED} = {{ kind = "int", value = 2, default = -1 }}, the number whose row has no gradient'
             raise wrong(op, "scalars", f"have the whole numbers {list(op.integers)}", fix)
@@ -125,17 +164,31 @@ class Lookup(Family):
     def statements(self, k, act, library, by=False):
         lib = LIBRARIES[library]
         number, table, result = k.number.name, k.table.name, k.outputs[0].name
-        where = f"({number} >= 0) & ({number} < vocab)" + (f" & ({number} != {SKIPPED})" if k.bwd else "")
-        lines = [f"there_ = ({where}).reshape(rows, 1)", f"place_ = {lib.bounded.format(number, 0, 'max(vocab, 1) - 1')}"]
+        where = f"({number} >= 0) & ({number} < vocab)" + (
+            f" & ({number} != {SKIPPED})" if k.bwd else ""
+        )
+        lines = [
+            f"there_ = ({where}).reshape(rows, 1)",
+            f"place_ = {lib.bounded.format(number, 0, 'max(vocab, 1) - 1')}",
+        ]
         if k.table.reads != "never":
-            lines.append(f"{table} = {lib.name}.where(there_, {table}[place_], float('nan'))" if not k.bwd else f"{table} = {table}[place_]")
+            lines.append(
+                f"{table} = {lib.name}.where(there_, {table}[place_], float('nan'))"
+                if not k.bwd
+                else f"{table} = {table}[place_]"
+            )
         own, [text] = elementwise(k, act, library)
         lines += own
         if not k.bwd:
             return [*lines, f"{result} = {text}"]
         lines.append(f"terms_ = {lib.name}.where(there_, {text}, 0.0)")
         if library == "numpy":
-            lines += ["sums_ = np.zeros((vocab, cols), terms_.dtype)", "np.add.at(sums_, place_, terms_)"]
+            lines += [
+                "sums_ = np.zeros((vocab, cols), terms_.dtype)",
+                "np.add.at(sums_, place_, terms_)",
+            ]
         else:
-            lines += ["sums_ = torch.zeros((vocab, cols), dtype=terms_.dtype, device=terms_.device).index_add(0, place_, terms_)"]
+            lines += [
+                "sums_ = torch.zeros((vocab, cols), dtype=terms_.dtype, device=terms_.device).index_add(0, place_, terms_)"
+            ]
         return [*lines, f"{result} = sums_ + beta * {result} if beta else sums_"]

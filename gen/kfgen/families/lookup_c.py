@@ -12,7 +12,9 @@ class ByNumberC(C):
 
     @property
     def run_parameters(self):
-        found = [f"{a.ctype}{a.name}" for a in self.k.tensor_arguments] + [f"int64_t {s}" for s in self.k.sizes]
+        found = [f"{a.ctype}{a.name}" for a in self.k.tensor_arguments] + [
+            f"int64_t {s}" for s in self.k.sizes
+        ]
         found += ["const kf_i64 *kfi_integers", "const void *kfi_scalars"]
         return ", ".join(found + [f"{a.ctype}{a.name}" for a in self.workspace_arguments])
 
@@ -26,13 +28,22 @@ class LookupC(ByNumberC):
     @functools.cached_property
     def code(self):
         """(lines, the text of the result)."""
-        lines, [text] = emit(self.k.graph, self.k.roots, self.target(self.k.acts[0]), {s.name: f"{s.name}_j" for s in self.k.inputs}, fixed={})
+        lines, [text] = emit(
+            self.k.graph,
+            self.k.roots,
+            self.target(self.k.acts[0]),
+            {s.name: f"{s.name}_j" for s in self.k.inputs},
+            fixed={},
+        )
         return lines, text
 
     @property
     def read(self):
         """The tensors of elements that the expression reads, the one along rows first: at most two."""
-        return sorted((s for s in self.k.inputs if s.reads != "never" and s is not self.k.number), key=lambda s: s.kind == "table")
+        return sorted(
+            (s for s in self.k.inputs if s.reads != "never" and s is not self.k.number),
+            key=lambda s: s.kind == "table",
+        )
 
     @property
     def workspace_bytes(self):
@@ -41,4 +52,7 @@ class LookupC(ByNumberC):
     def listing(self, act):
         """What is computed, in order, for a reader."""
         result = self.k.outputs[0].name
-        return [*self.code[0], f"{result}_s[j] += {self.code[1]};" if self.k.bwd else f"{result}[j] = {self.code[1]};"]
+        return [
+            *self.code[0],
+            f"{result}_s[j] += {self.code[1]};" if self.k.bwd else f"{result}[j] = {self.code[1]};",
+        ]

@@ -6,7 +6,12 @@ import functools
 from kfgen.emit import emit
 from kfgen.schedule import CHEAP, Cuda, Instance
 
-SORT = ("count", "scan", "scatter", "bounds")  # kernels of core/index_sort.cuh, in the order in which launches take them
+SORT = (
+    "count",
+    "scan",
+    "scatter",
+    "bounds",
+)  # kernels of core/index_sort.cuh, in the order in which launches take them
 
 
 class LookupCuda(Cuda):
@@ -22,7 +27,13 @@ class LookupCuda(Cuda):
     def code(self):
         """(lines, the text of the result)."""
         target = self.target(frozenset() if self.k.bwd else CHEAP | {"quotient"})  # sums cancel
-        lines, [text] = emit(self.k.graph, self.k.roots, target, {s.name: f"{s.name}_f[e]" for s in self.k.inputs}, fixed={})
+        lines, [text] = emit(
+            self.k.graph,
+            self.k.roots,
+            target,
+            {s.name: f"{s.name}_f[e]" for s in self.k.inputs},
+            fixed={},
+        )
         return lines, text
 
     @property
@@ -31,17 +42,27 @@ class LookupCuda(Cuda):
 
     @property
     def kernel_parameters(self):
-        found = [f"const {s.dtype.device} *{s.name}" for s in self.passed[0]] + [f"{s.dtype.device} *{s.name}" for s in self.k.outputs]
-        return ", ".join([*found, "kfi_lookup g", *(f"{self.k.scalar_ctype} {s}" for s in self.scalars)])
+        found = [f"const {s.dtype.device} *{s.name}" for s in self.passed[0]] + [
+            f"{s.dtype.device} *{s.name}" for s in self.k.outputs
+        ]
+        return ", ".join(
+            [*found, "kfi_lookup g", *(f"{self.k.scalar_ctype} {s}" for s in self.scalars)]
+        )
 
     @property
     def kernel_arguments(self):
-        return ", ".join(f"&{name}" for name in [*(s.name for s in sum(self.passed, [])), "kfi_g", *self.scalars])
+        return ", ".join(
+            f"&{name}" for name in [*(s.name for s in sum(self.passed, [])), "kfi_g", *self.scalars]
+        )
 
     @property
     def passed(self):
         """(inputs, outputs) of the kernel itself: the numbers of a gradient's rows are sorted before."""
-        return [s for s in self.k.inputs if s.reads != "never" and not (self.k.bwd and s is self.k.number)], self.k.outputs
+        return [
+            s
+            for s in self.k.inputs
+            if s.reads != "never" and not (self.k.bwd and s is self.k.number)
+        ], self.k.outputs
 
     @property
     def scalars(self):
@@ -53,7 +74,10 @@ class LookupCuda(Cuda):
 
     @property
     def sort_instances(self):
-        return [Instance(f"kfk_index_{word}", (f"KF_{self.k.number.dtype.word.upper()}",)) for word in SORT]
+        return [
+            Instance(f"kfk_index_{word}", (f"KF_{self.k.number.dtype.word.upper()}",))
+            for word in SORT
+        ]
 
     @property
     def own_instances(self):
@@ -72,4 +96,7 @@ class LookupCuda(Cuda):
     def listing(self):
         """What is computed, in order, for a reader."""
         result = self.k.outputs[0].name
-        return [*self.code[0], f"{result}_s[e] += {self.code[1]};" if self.k.bwd else f"{result} = {self.code[1]};"]
+        return [
+            *self.code[0],
+            f"{result}_s[e] += {self.code[1]};" if self.k.bwd else f"{result} = {self.code[1]};",
+        ]

@@ -43,27 +43,83 @@ class MapKernel(Kernel):
         op = self.op
         graph, env, outs = self.family.graph(op)
         dtype_of = {"T": self.dtype, "U": self.second, "acc": self.dtype.acc}
-        self.operands = [Tensor(o.name, o.kind, dtype_of[o.dtype], "in", "weight" if o.kind in WEIGHTS else "input", o.dtype, o.values)
-                         for o in op.operands]
+        self.operands = [
+            Tensor(
+                o.name,
+                o.kind,
+                dtype_of[o.dtype],
+                "in",
+                "weight" if o.kind in WEIGHTS else "input",
+                o.dtype,
+                o.values,
+            )
+            for o in op.operands
+        ]
         out_dtype, out_var = self.second, "U" if len(self.dtypes) > 1 else "T"
         if not self.bwd:
             self.inputs = self.operands
-            self.outputs = [Tensor(name, "elem", out_dtype, "out", "output", out_var, (name,), exprs=[node]) for name, node in outs.items()]
+            self.outputs = [
+                Tensor(name, "elem", out_dtype, "out", "output", out_var, (name,), exprs=[node])
+                for name, node in outs.items()
+            ]
         else:
             douts = {name: graph.var(gradient_of(name)) for name in outs}
             wanted = [o for o in op.operands if o.grad]
-            grads = gradient(graph, {outs[n]: douts[n] for n in outs}, [env[v] for o in wanted for v in o.values])
+            grads = gradient(
+                graph, {outs[n]: douts[n] for n in outs}, [env[v] for o in wanted for v in o.values]
+            )
             self.outputs = []
             for o in wanted:
                 stream = next(s for s in self.operands if s.name == o.name)
-                exprs = [grads[env[v]] if grads[env[v]] is not None else graph.const(0) for v in o.values]
-                twin = next((s.name for s in self.outputs if s.exprs == exprs and s.kind == o.kind), "")
-                same = next((gradient_of(n) for n in outs if o.kind == "elem" and o.dtype == out_var and exprs == [douts[n]]), "")
-                self.outputs.append(Tensor(gradient_of(o.name), o.kind, stream.dtype, "sum" if stream.is_row else "out", "gradient", o.dtype,
-                                           tuple(map(gradient_of, o.values)), of=o.name, same_as=twin, unchanged=same, exprs=exprs, required=False))
-            seeds = [Tensor(gradient_of(name), "elem", out_dtype, "in", "gradient", out_var, (gradient_of(name),), of=name) for name in outs]
+                exprs = [
+                    grads[env[v]] if grads[env[v]] is not None else graph.const(0) for v in o.values
+                ]
+                twin = next(
+                    (s.name for s in self.outputs if s.exprs == exprs and s.kind == o.kind), ""
+                )
+                same = next(
+                    (
+                        gradient_of(n)
+                        for n in outs
+                        if o.kind == "elem" and o.dtype == out_var and exprs == [douts[n]]
+                    ),
+                    "",
+                )
+                self.outputs.append(
+                    Tensor(
+                        gradient_of(o.name),
+                        o.kind,
+                        stream.dtype,
+                        "sum" if stream.is_row else "out",
+                        "gradient",
+                        o.dtype,
+                        tuple(map(gradient_of, o.values)),
+                        of=o.name,
+                        same_as=twin,
+                        unchanged=same,
+                        exprs=exprs,
+                        required=False,
+                    )
+                )
+            seeds = [
+                Tensor(
+                    gradient_of(name),
+                    "elem",
+                    out_dtype,
+                    "in",
+                    "gradient",
+                    out_var,
+                    (gradient_of(name),),
+                    of=name,
+                )
+                for name in outs
+            ]
             self.result = derive.activated(op, graph, outs)
-            again = [Tensor(name, "elem", out_dtype, "in", "output", out_var, (name,)) for name in outs if name == self.result]
+            again = [
+                Tensor(name, "elem", out_dtype, "in", "output", out_var, (name,))
+                for name in outs
+                if name == self.result
+            ]
             self.inputs = self.operands + again + seeds
         self.graph = graph
         self.roots = [e for s in self.outputs for e in s.exprs]
@@ -72,8 +128,16 @@ class MapKernel(Kernel):
         linear = substitute(graph, plain, self.roots, {}, act=(lambda x: x, lambda x, dy: dy))
         read_anyway = plain.variables(linear) if self.bwd else read
         for s in self.inputs:
-            s.reads = "always" if read_anyway & set(s.parts) else "act" if read & set(s.parts) else "never"
-        self.by_result = bool(self.bwd and self.result) and any(s.reads == "act" and not s.is_row for s in self.inputs)
+            s.reads = (
+                "always"
+                if read_anyway & set(s.parts)
+                else "act"
+                if read & set(s.parts)
+                else "never"
+            )
+        self.by_result = bool(self.bwd and self.result) and any(
+            s.reads == "act" and not s.is_row for s in self.inputs
+        )
         for s in self.inputs if self.by_result else ():
             s.reads = "result" if s.name == self.result else s.reads
         self.streams = self.inputs + self.outputs
@@ -93,8 +157,17 @@ class MapKernel(Kernel):
             if node.op == "var":
                 row_only[i] = node.value in row_names
             else:
-                used = [a for a in node.args if self.graph.nodes[a].op != "const" and self.graph.nodes[a].value not in scalars]
-                row_only[i] = bool(used) and all(row_only[a] for a in used) and node.op not in ("act", "act_bwd")
+                used = [
+                    a
+                    for a in node.args
+                    if self.graph.nodes[a].op != "const"
+                    and self.graph.nodes[a].value not in scalars
+                ]
+                row_only[i] = (
+                    bool(used)
+                    and all(row_only[a] for a in used)
+                    and node.op not in ("act", "act_bwd")
+                )
         frontier, found = set(), []
 
         def read(nodes):
@@ -118,11 +191,16 @@ class Map(Family):
     kernel = MapKernel
     name = "map"
     title = "Elementwise ops"
-    forms = {"flat": {"elem": "n"},
-             "rows": {"elem": "rows, cols", "half": "rows, 2 * cols", "row": "cols"},
-             "planes": {"elem": "outer, channels, inner", "channel": "channels"}}
-    axes = {"flat": (None, {"n": "all"}), "rows": (-1, {"rows": "before", "cols": "axis"}),
-            "planes": (1, {"outer": "before", "channels": "axis", "inner": "after"})}
+    forms = {
+        "flat": {"elem": "n"},
+        "rows": {"elem": "rows, cols", "half": "rows, 2 * cols", "row": "cols"},
+        "planes": {"elem": "outer, channels, inner", "channel": "channels"},
+    }
+    axes = {
+        "flat": (None, {"n": "all"}),
+        "rows": (-1, {"rows": "before", "cols": "axis"}),
+        "planes": (1, {"outer": "before", "channels": "axis", "inner": "after"}),
+    }
     kinds = ("elem", "row", "channel", "half")
     fields = ("ints", "reduced")
 
@@ -131,7 +209,9 @@ class Map(Family):
 
     def check_operands(self, f, operands):
         one_broadcast(f, operands)
-        if any(o.kind == "half" for o in operands) and any(o.kind == "row" and o.grad for o in operands):
+        if any(o.kind == "half" for o in operands) and any(
+            o.kind == "row" and o.grad for o in operands
+        ):
             fix = 'add grad = false to the "row", or take two "elem" for the "half"'
             raise f.error("operands", 'has a "half" beside a "row" with a gradient', fix)
 

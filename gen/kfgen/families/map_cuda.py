@@ -16,16 +16,23 @@ class MapCuda(Cuda):
         super().__init__(kernel)
         sizes = [s.dtype.size for s in self.k.loads + self.k.stores]
         self.vec = 16 // max(sizes)
-        self.lanes = [s for s in self.k.loads if s.reads != "result"]  # those that one kernel reads at most: the result is in the place of others
+        self.lanes = [
+            s for s in self.k.loads if s.reads != "result"
+        ]  # those that one kernel reads at most: the result is in the place of others
         # One vector a thread is as fast as any for tensors that come from DRAM; random bits and row values cost enough
         # set-up to share (bench/NOTES.md).
-        self.unroll = 4 if self.k.keeps else 1 if not self.k.grid else 2 if len(self.k.row_loads) < 3 else 4
+        self.unroll = (
+            4 if self.k.keeps else 1 if not self.k.grid else 2 if len(self.k.row_loads) < 3 else 4
+        )
 
     @functools.cached_property
     def _loop(self):
         """What the element loop is written with: target, names of variables and of nodes."""
         target = self.target(CHEAP | (frozenset() if self.k.sums else {"quotient"}))  # sums cancel
-        env = {p: f"{p}_f[e]" for s in self.k.loads for p in s.parts} | {KEEP: "keep[e]", KEEP_SCALE: "keep_scale"}
+        env = {p: f"{p}_f[e]" for s in self.k.loads for p in s.parts} | {
+            KEEP: "keep[e]",
+            KEEP_SCALE: "keep_scale",
+        }
         pick = "{}_f[e]" if self.k.sums else "kfi_at<mode>({}_f, e, at)"
         fixed = {node: pick.format(name) for name, node in self.k.rows}
         return target, env, fixed
@@ -33,7 +40,11 @@ class MapCuda(Cuda):
     @functools.cached_property
     def split(self):
         """(calls of a chosen activation ahead of the element loop, names of nodes in it)."""
-        calls, _, fixed = chosen.split(self.k.graph, self.loop_roots, *self._loop) if self.k.chosen else ([], [], self._loop[2])
+        calls, _, fixed = (
+            chosen.split(self.k.graph, self.loop_roots, *self._loop)
+            if self.k.chosen
+            else ([], [], self._loop[2])
+        )
         return calls, fixed
 
     @functools.cached_property
@@ -56,7 +67,13 @@ class MapCuda(Cuda):
 
     @property
     def results(self):
-        return list(zip((p for s in self.k.outputs for p in s.parts), self.code[1], (s for s in self.k.outputs for _ in s.parts)))
+        return list(
+            zip(
+                (p for s in self.k.outputs for p in s.parts),
+                self.code[1],
+                (s for s in self.k.outputs for _ in s.parts),
+            )
+        )
 
     @property
     def factors(self):
@@ -97,7 +114,12 @@ class MapCuda(Cuda):
     def each_blocks(self):
         """Blocks per SM to ask for: as many threads as fit, where 32 registers are enough; nothing where they are not."""
         parts = sum(len(s.parts) for s in self.lanes + self.k.stores)
-        small = self.k.dtype.compute != "f64" and not self.k.keeps and len(self.k.row_loads) < 2 and parts < 5
+        small = (
+            self.k.dtype.compute != "f64"
+            and not self.k.keeps
+            and len(self.k.row_loads) < 2
+            and parts < 5
+        )
         return ", unroll == 1 ? KFI_BLOCKS_8 : KFI_BLOCKS_6" if small else ""
 
     @property
@@ -116,11 +138,21 @@ class MapCuda(Cuda):
             return "2"
         if self.k.chosen:
             return "1"
-        return f"{'act < 0 || ' if self.k.by_result else ''}kfi_act_bwd_reads(kfi_tag<act>()) ? 1 : 2" if self.k.asks_reads else "1"
+        return (
+            f"{'act < 0 || ' if self.k.by_result else ''}kfi_act_bwd_reads(kfi_tag<act>()) ? 1 : 2"
+            if self.k.asks_reads
+            else "1"
+        )
 
     def lane(self, stream):
         """Its place among the tensors of a row on its way: the result has that of one that is not read then."""
-        return self.lanes.index(next(s for s in self.lanes if s is stream or (stream.reads == "result" and s.reads == "act")))
+        return self.lanes.index(
+            next(
+                s
+                for s in self.lanes
+                if s is stream or (stream.reads == "result" and s.reads == "act")
+            )
+        )
 
     @property
     def sum_threads(self):
@@ -136,21 +168,30 @@ class MapCuda(Cuda):
         found = [f"const {s.dtype.device} *{s.name}" for s in self.k.loads + self.k.row_loads]
         found += [f"{s.dtype.device} *{s.name}" for s in self.k.stores]
         each = "kfi_apart each" if self.k.apart else "kfi_each each"
-        found += ["kfi_grid g", "kfi_sums sums"] if self.k.sums else [each] + (["kfi_rows g"] if self.k.grid else [])
+        found += (
+            ["kfi_grid g", "kfi_sums sums"]
+            if self.k.sums
+            else [each] + (["kfi_rows g"] if self.k.grid else [])
+        )
         found += [f"{self.k.scalar_ctype} {s}" for s in self.k.used_scalars]
         return ", ".join(found + (["kfi_rng rng"] if self.k.keeps else []) + self.act_parameters)
 
     @property
     def kernel_arguments(self):
         found = [s.name for s in self.k.loads + self.k.row_loads + self.k.stores]
-        found += ["kfi_g", "kfi_totals"] if self.k.sums else ["kfi_e"] + ["kfi_g"] * bool(self.k.grid)
+        found += (
+            ["kfi_g", "kfi_totals"] if self.k.sums else ["kfi_e"] + ["kfi_g"] * bool(self.k.grid)
+        )
         return self.launched(*found, *self.k.used_scalars)
 
     @property
     def places(self):
         """Which of the launcher's tensors each of a kernel's is."""
         k, at = self.k, self.k.tensor_names.index
-        return [f"kfi_by ? {at(k.result)} : {at(s.name)}" if k.chosen and s is k.carrier else at(s.name) for s in k.loads + k.stores]
+        return [
+            f"kfi_by ? {at(k.result)} : {at(s.name)}" if k.chosen and s is k.carrier else at(s.name)
+            for s in k.loads + k.stores
+        ]
 
     @property
     def passed_on(self):
@@ -158,7 +199,9 @@ class MapCuda(Cuda):
         k = self.k
         found = [a.name for a in k.tensor_arguments] + k.sizes + k.scalars
         found += ["p", "kfi_seed", "kfi_offset", "seed", "offset"] if k.dropout else []
-        return ", ".join([*found, *(a.name for a in k.workspace_arguments), "stream", "kfi_scalars"])
+        return ", ".join(
+            [*found, *(a.name for a in k.workspace_arguments), "stream", "kfi_scalars"]
+        )
 
     @property
     def template(self):
@@ -175,6 +218,7 @@ class MapCuda(Cuda):
     @property
     def instances(self):
         """The kernels a launcher chooses from, in the order that core/map.cuh expects."""
+
         def kernel(*parameters):
             state = ("from_state",) if self.k.keeps else ()
             return Instance(f"kfk_{self.k.name}", ("act", *parameters, *state))
@@ -188,15 +232,26 @@ class MapCuda(Cuda):
         if not self.k.grid:
             return [kernel(*s) if s else NONE for s in shapes]
         # Odd rows need vectors; what cannot have them is the same as rows of single elements.
-        modes = [("KFI_ROWS", shapes)] + ([] if self.k.has_half else [("KFI_ODD_ROWS", shapes[:2] + [None])])
+        modes = [("KFI_ROWS", shapes)] + (
+            [] if self.k.has_half else [("KFI_ODD_ROWS", shapes[:2] + [None])]
+        )
         modes += [("KFI_PLANES", shapes)] if self.k.has_channel else []
         return [kernel(*s, mode) if s else NONE for mode, of_mode in modes for s in of_mode]
 
     @property
     def sum_kernels(self):
-        return self.second_stage("kfk_sum_partials", *(["kfk_sum_planes"] if self.k.has_channel else []))
+        return self.second_stage(
+            "kfk_sum_partials", *(["kfk_sum_planes"] if self.k.has_channel else [])
+        )
 
     def listing(self):
         """What is computed, in order, for a reader."""
-        lines = [*self.row_code[0], *(f"{n}_f[e] = {t};" for n, t in self.row_code[1]), *self.code[0]]
-        return lines + [f"{part}{'_s[e] +=' if s.role == 'sum' else ' ='} {text};" for part, text, s in self.results]
+        lines = [
+            *self.row_code[0],
+            *(f"{n}_f[e] = {t};" for n, t in self.row_code[1]),
+            *self.code[0],
+        ]
+        return lines + [
+            f"{part}{'_s[e] +=' if s.role == 'sum' else ' ='} {text};"
+            for part, text, s in self.results
+        ]

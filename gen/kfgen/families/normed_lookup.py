@@ -14,7 +14,11 @@ from kfgen.families.over_rows import OverRows, RowsKernel
 from kfgen.formulas import LIBRARIES
 from kfgen.words import ELEM, REDUCTIONS
 
-TABLES = {"table": "vocab", "positions": "positions", "types": "types"}  # kinds of tables: the size that is how many rows there are
+TABLES = {
+    "table": "vocab",
+    "positions": "positions",
+    "types": "types",
+}  # kinds of tables: the size that is how many rows there are
 
 
 def gathered(graph, roots, tables):
@@ -24,10 +28,15 @@ def gathered(graph, roots, tables):
         node = graph.nodes[i]
         if node.op == "var":
             own[i] = node.value in tables
-        elif node.args and node.op not in REDUCTIONS.values() and all(own.get(a) for a in node.args):
+        elif (
+            node.args and node.op not in REDUCTIONS.values() and all(own.get(a) for a in node.args)
+        ):
             own[i] = True
         uses |= {a for a in node.args if own.get(a) and not own.get(i)}
-    return {i: f"gathered{n}" for n, i in enumerate(i for i in graph.reachable(roots) if own.get(i) and i in uses)}
+    return {
+        i: f"gathered{n}"
+        for n, i in enumerate(i for i in graph.reachable(roots) if own.get(i) and i in uses)
+    }
 
 
 class NormedLookupKernel(RowsKernel):
@@ -66,7 +75,9 @@ class NormedLookupKernel(RowsKernel):
         self.sums = [s for s in self.outputs if s.kind == "row"]
         self.stores = [s for s in self.outputs if s.kind == "elem"]
         self.results_of_rows = [s for s in self.outputs if s.kind == "per_row"]
-        self.planes = list(dict.fromkeys(s.exprs[0] for s in self.table_sums))  # of a row's gradients: one, where those of all tables are equal
+        self.planes = list(
+            dict.fromkeys(s.exprs[0] for s in self.table_sums)
+        )  # of a row's gradients: one, where those of all tables are equal
         self.gathered = gathered(self.graph, self.roots, {s.name for s in self.tables})
         self.segments, self.group_sums, self.plane_sums, self.picked = False, [], [], []
 
@@ -108,7 +119,11 @@ class NormedLookupKernel(RowsKernel):
         return stream.kind in TABLES
 
     def below(self, stream):
-        return TABLES[self.tables[self.numbers.index(stream)].kind] if stream.kind == "number" else None
+        return (
+            TABLES[self.tables[self.numbers.index(stream)].kind]
+            if stream.kind == "number"
+            else None
+        )
 
     def touched(self, stream):
         return self.extents if stream.kind in TABLES and stream.role == "in" else self.shape(stream)
@@ -122,7 +137,10 @@ class NormedLookupKernel(RowsKernel):
         lines, texts = contract.write(self.graph, [root for s in self.outputs for root in s.exprs])
         for s, text in zip(self.outputs, texts):
             over = "the rows that have its number" if s.kind in TABLES else self.summed_over
-            lines.append(f"{s.name} = sum over {over} of {text}" + (f" + beta * {s.name}" if s.kind in TABLES else ""))
+            lines.append(
+                f"{s.name} = sum over {over} of {text}"
+                + (f" + beta * {s.name}" if s.kind in TABLES else "")
+            )
         return lines
 
     @property
@@ -136,10 +154,22 @@ class NormedLookup(OverRows):
     kernel = NormedLookupKernel
     name = "normed_lookup"
     title = "Rows of several tables, normalised"
-    forms = {"gathered": {"elem": "rows, cols", **{kind: f"{size}, cols" for kind, size in TABLES.items()}, "number": "rows", "row": "cols",
-                          "per_row": "rows"}}
+    forms = {
+        "gathered": {
+            "elem": "rows, cols",
+            **{kind: f"{size}, cols" for kind, size in TABLES.items()},
+            "number": "rows",
+            "row": "cols",
+            "per_row": "rows",
+        }
+    }
     sizes = {"gathered": ", ".join(["rows, cols", *TABLES.values()])}
-    axes = {"gathered": (None, {"rows": "before", "cols": -4, "vocab": -3, "positions": -2, "types": -1})}
+    axes = {
+        "gathered": (
+            None,
+            {"rows": "before", "cols": -4, "vocab": -3, "positions": -2, "types": -1},
+        )
+    }
     kinds = (*TABLES, "number", "row")
     indices = ("number",)
     in_rows = {"number": "per_row"} | dict.fromkeys(TABLES, "elem")
@@ -154,37 +184,68 @@ class NormedLookup(OverRows):
 
     def check_operands(self, f, operands):
         kinds = [o.kind for o in operands if o.kind != "row"]
-        odd = [o for o in operands if o.kind != "row" and (o.dtype, o.grad) != (("I", False) if o.kind == "number" else ("T", True))]
+        odd = [
+            o
+            for o in operands
+            if o.kind != "row"
+            and (o.dtype, o.grad) != (("I", False) if o.kind == "number" else ("T", True))
+        ]
         if kinds != [*TABLES, *["number"] * len(TABLES)] or odd:
-            fix = ('give it word = "table", position_table = "positions", type_table = "types", then index, position and type, each '
-                   '{ kind = "number", dtype = "I", grad = false }, then what is a "row"')
+            fix = (
+                'give it word = "table", position_table = "positions", type_table = "types", then index, position and type, each '
+                '{ kind = "number", dtype = "I", grad = false }, then what is a "row"'
+            )
             raise f.error("operands", f"are {said(operands)}", fix)
 
     def check(self, op, graph, env, outputs):
         super().check(op, graph, env, outputs)
         if set(outputs) != {"out"} or op.has_act or op.types != "one":
-            raise wrong(op, "expr", "is more than one result of one dtype, without {act}", "write the rest as an op of its own")
+            raise wrong(
+                op,
+                "expr",
+                "is more than one result of one dtype, without {act}",
+                "write the rest as an op of its own",
+            )
         if op.integers != (SKIPPED,):
             fix = f'add {SKIPPED} = {{ kind = "int", value = 2, default = -1 }}, the row of the first table that has no gradient'
             raise wrong(op, "scalars", f"have the whole numbers {list(op.integers)}", fix)
         words = {n.op for n in graph.nodes} & (set(REDUCTIONS.values()) | {"pick"})
         if words != {"sum"} or graph.level(outputs["out"]) != ELEM:
-            raise wrong(op, "expr", f"calls {', '.join(sorted(words))}, or has no element for a result", "write it with sum() and mean()")
+            raise wrong(
+                op,
+                "expr",
+                f"calls {', '.join(sorted(words))}, or has no element for a result",
+                "write it with sum() and mean()",
+            )
 
     def statements(self, k, act, library, by=False):
         lib = LIBRARIES[library]
         sizes = [TABLES[s.kind] for s in k.tables]
-        where = " & ".join(f"({n.name} >= 0) & ({n.name} < {size})" for n, size in zip(k.numbers, sizes))
+        where = " & ".join(
+            f"({n.name} >= 0) & ({n.name} < {size})" for n, size in zip(k.numbers, sizes)
+        )
         lines = [f"there_ = ({where}).reshape(rows, 1)"]
-        lines += [f"place{i}_ = {lib.bounded.format(n.name, 0, f'max({size}, 1) - 1')}" for i, (n, size) in enumerate(zip(k.numbers, sizes))]
+        lines += [
+            f"place{i}_ = {lib.bounded.format(n.name, 0, f'max({size}, 1) - 1')}"
+            for i, (n, size) in enumerate(zip(k.numbers, sizes))
+        ]
         outside = "0.0" if k.bwd else "float('nan')"
-        lines += [f"{s.name} = {lib.name}.where(there_, {s.name}[place{i}_], {outside})" for i, s in enumerate(k.tables)]
+        lines += [
+            f"{s.name} = {lib.name}.where(there_, {s.name}[place{i}_], {outside})"
+            for i, s in enumerate(k.tables)
+        ]
         if k.bwd:  # a row of no number has no gradient: zeros in place of all that it is made of
-            lines += [f"{s.name} = {lib.name}.where(there_, {s.name}.reshape(rows, {'cols' if s.kind == 'elem' else '1'}), 0.0)"
-                      + (".reshape(rows)" if s.kind == "per_row" else "") for s in k.elems + k.values]
+            lines += [
+                f"{s.name} = {lib.name}.where(there_, {s.name}.reshape(rows, {'cols' if s.kind == 'elem' else '1'}), 0.0)"
+                + (".reshape(rows)" if s.kind == "per_row" else "")
+                for s in k.elems + k.values
+            ]
         plain = copy.copy(k)  # the op over rows, of what was gathered
         plain.inputs = [replace(s, kind="elem") if s.kind in TABLES else s for s in k.inputs]
-        plain.outputs = [replace(s, kind="elem", role="out", name=f"{s.name}_terms_") if s.kind in TABLES else s for s in k.outputs]
+        plain.outputs = [
+            replace(s, kind="elem", role="out", name=f"{s.name}_terms_") if s.kind in TABLES else s
+            for s in k.outputs
+        ]
         lines += formulas.statements(plain, act, library, by)
         for i, s in enumerate(k.tables if k.bwd else ()):
             name = next(t.name for t in k.table_sums if t.of == s.name)
@@ -192,7 +253,10 @@ class NormedLookup(OverRows):
             if k.skipped[i] == SKIPPED:
                 terms = f"{lib.name}.where(({k.numbers[i].name} != {SKIPPED}).reshape(rows, 1), {terms}, 0.0)"
             if library == "numpy":
-                lines += [f"sums_ = np.zeros(({sizes[i]}, cols), {name}_terms_.dtype)", f"np.add.at(sums_, place{i}_, {terms})"]
+                lines += [
+                    f"sums_ = np.zeros(({sizes[i]}, cols), {name}_terms_.dtype)",
+                    f"np.add.at(sums_, place{i}_, {terms})",
+                ]
             else:
                 made = f"torch.zeros(({sizes[i]}, cols), dtype={name}_terms_.dtype, device={name}_terms_.device)"
                 lines += [f"sums_ = {made}.index_add(0, place{i}_, {terms})"]

@@ -13,13 +13,24 @@ class NormedLookupC(ByNumberC):
     @functools.cached_property
     def gather(self):
         """(lines, a text for each value that is gathered)."""
-        return emit(self.k.graph, list(self.k.gathered), self.target(self.k.acts[0]), {s.name: f"{s.name}_f[j]" for s in self.k.tables}, fixed={})
+        return emit(
+            self.k.graph,
+            list(self.k.gathered),
+            self.target(self.k.acts[0]),
+            {s.name: f"{s.name}_f[j]" for s in self.k.tables},
+            fixed={},
+        )
 
     @functools.cached_property
     def program(self):
         graph, roots = self.k.inner
-        env = {name: f"{name}_f[j]" for name in self.k.gathered.values()} | {s.name: f"{s.name}_f[j]" for s in self.k.elems + self.k.weights}
-        env |= {s.name: f"{s.name}_i" for s in self.k.values} | {COUNT: "kfi_count", PER_COUNT: "kfi_per_count"}
+        env = {name: f"{name}_f[j]" for name in self.k.gathered.values()} | {
+            s.name: f"{s.name}_f[j]" for s in self.k.elems + self.k.weights
+        }
+        env |= {s.name: f"{s.name}_i" for s in self.k.values} | {
+            COUNT: "kfi_count",
+            PER_COUNT: "kfi_per_count",
+        }
         return program(graph, roots, self.target(self.k.acts[0]), env)
 
     @property

@@ -36,29 +36,54 @@ class NormedLookupCuda(RowsCuda):
     @functools.cached_property
     def gather(self):
         """(lines, a text for each value that is gathered)."""
-        return emit(self.k.graph, list(self.k.gathered), self.row_target, {s.name: f"{s.name}_f[e]" for s in self.k.tables}, fixed={})
+        return emit(
+            self.k.graph,
+            list(self.k.gathered),
+            self.row_target,
+            {s.name: f"{s.name}_f[e]" for s in self.k.tables},
+            fixed={},
+        )
 
     @functools.cached_property
     def program(self):
         graph, roots = self.k.inner
-        env = {name: f"{name}_f[h][e]" for name in self.k.gathered.values()} | {s.name: f"{s.name}_f[e]" for s in self.k.elems + self.k.weights}
-        env |= {s.name: f"{s.name}_i" for s in self.k.values} | {COUNT: "count", PER_COUNT: "per_count"}
+        env = {name: f"{name}_f[h][e]" for name in self.k.gathered.values()} | {
+            s.name: f"{s.name}_f[e]" for s in self.k.elems + self.k.weights
+        }
+        env |= {s.name: f"{s.name}_i" for s in self.k.values} | {
+            COUNT: "count",
+            PER_COUNT: "per_count",
+        }
         return program(graph, roots, self.row_target, env)
 
     @property
     def passed(self):
         """What the kernel is given of a call's tensors."""
-        return [*self.k.tables, *self.k.numbers, *self.k.weights, *self.k.values, *self.k.elems], [*self.k.stores, *self.k.results_of_rows]
+        return [*self.k.tables, *self.k.numbers, *self.k.weights, *self.k.values, *self.k.elems], [
+            *self.k.stores,
+            *self.k.results_of_rows,
+        ]
 
     @property
     def kernel_parameters(self):
         read, written = self.passed
-        found = [f"const {s.dtype.device} *{s.name}" for s in read] + [f"{s.dtype.device} *{s.name}" for s in written]
-        return ", ".join([*found, "kfi_gathering g", *(f"{self.k.scalar_ctype} {s}" for s in self.k.used_scalars)])
+        found = [f"const {s.dtype.device} *{s.name}" for s in read] + [
+            f"{s.dtype.device} *{s.name}" for s in written
+        ]
+        return ", ".join(
+            [
+                *found,
+                "kfi_gathering g",
+                *(f"{self.k.scalar_ctype} {s}" for s in self.k.used_scalars),
+            ]
+        )
 
     @property
     def kernel_arguments(self):
-        return ", ".join(f"&{name}" for name in [*(s.name for s in sum(self.passed, [])), "kfi_g", *self.k.used_scalars])
+        return ", ".join(
+            f"&{name}"
+            for name in [*(s.name for s in sum(self.passed, [])), "kfi_g", *self.k.used_scalars]
+        )
 
     @property
     def workspace_bytes(self):
@@ -68,17 +93,26 @@ class NormedLookupCuda(RowsCuda):
     @property
     def own_instances(self):
         ways = [(self.vec, self.held, 1), (self.vec, self.held, 0), (self.vec, 0, 0), (1, 0, 0)]
-        ways += [(self.vec, self.held - 1, 1)] * (not self.k.bwd)  # of 768 columns a thread of a warp has three vectors, not four
+        ways += [(self.vec, self.held - 1, 1)] * (
+            not self.k.bwd
+        )  # of 768 columns a thread of a warp has three vectors, not four
         return [Instance(f"kfk_{self.k.name}", ("act", *way)) for way in ways]
 
     @property
     def table_instances(self):
         """What sorts a table's numbers, then what adds up the rows' gradients."""
-        number, acc = (f"KF_{dtype.word.upper()}" for dtype in (self.k.numbers[0].dtype, self.k.dtype.acc))
+        number, acc = (
+            f"KF_{dtype.word.upper()}" for dtype in (self.k.numbers[0].dtype, self.k.dtype.acc)
+        )
         ways = (16 // self.k.dtype.acc.size, 1)
-        return [*([Instance(f"kfk_index_{word}", (number,))] for word in SORT),
-                [Instance("kfk_gathered_runs", (acc, number, vec)) for vec in ways],
-                [Instance("kfk_gathered_sum", (acc, f"KF_{self.k.dtype.word.upper()}", vec)) for vec in ways]]
+        return [
+            *([Instance(f"kfk_index_{word}", (number,))] for word in SORT),
+            [Instance("kfk_gathered_runs", (acc, number, vec)) for vec in ways],
+            [
+                Instance("kfk_gathered_sum", (acc, f"KF_{self.k.dtype.word.upper()}", vec))
+                for vec in ways
+            ],
+        ]
 
     @property
     def instances(self):
@@ -87,7 +121,11 @@ class NormedLookupCuda(RowsCuda):
 
     @property
     def stage_instances(self):
-        return [self.own_instances, *(self.table_instances if self.k.bwd else []), *([self.sum_kernels] if self.k.added else [])]
+        return [
+            self.own_instances,
+            *(self.table_instances if self.k.bwd else []),
+            *([self.sum_kernels] if self.k.added else []),
+        ]
 
     @property
     def sum_kernels(self):

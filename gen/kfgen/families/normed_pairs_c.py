@@ -11,7 +11,10 @@ from kfgen.words import COUNT, PER_COUNT
 class NormedPairsC(PairsC):
     @functools.cached_property
     def program(self):
-        env = {name: f"{name}_f[j]" for name in ("head", "weight", "dy")} | {COUNT: "kfi_count", PER_COUNT: "kfi_per_count"}
+        env = {name: f"{name}_f[j]" for name in ("head", "weight", "dy")} | {
+            COUNT: "kfi_count",
+            PER_COUNT: "kfi_per_count",
+        }
         return program(self.k.norm, dict(self.k.normed), self.target(self.k.acts[0]), env)
 
     @property
@@ -20,12 +23,18 @@ class NormedPairsC(PairsC):
 
     @property
     def run_parameters(self):
-        return ", ".join([super().run_parameters, *(f"{a.ctype}{a.name}" for a in self.workspace_arguments)])
+        return ", ".join(
+            [super().run_parameters, *(f"{a.ctype}{a.name}" for a in self.workspace_arguments)]
+        )
 
     def run_arguments(self, launcher):
-        return ", ".join([super().run_arguments(launcher), *(a.name for a in self.workspace_arguments)])
+        return ", ".join(
+            [super().run_arguments(launcher), *(a.name for a in self.workspace_arguments)]
+        )
 
     def listing(self, act):
         """What is computed, in order, for a reader."""
         turned = super().listing(act)
-        return [*turned, *self.program.listing()] if self.k.bwd else [*self.program.listing(), *turned]
+        return (
+            [*turned, *self.program.listing()] if self.k.bwd else [*self.program.listing(), *turned]
+        )

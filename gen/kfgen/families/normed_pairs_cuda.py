@@ -14,8 +14,13 @@ class NormedPairsCuda(PairsCuda):
 
     @functools.cached_property
     def program(self):
-        env = {name: f"{name}_f[e]" for name in ("head", "weight", "dy")} | {COUNT: "count", PER_COUNT: "per_count"}
-        return program(self.k.norm, dict(self.k.normed), self.target(frozenset() if self.k.bwd else CHEAP), env)
+        env = {name: f"{name}_f[e]" for name in ("head", "weight", "dy")} | {
+            COUNT: "count",
+            PER_COUNT: "per_count",
+        }
+        return program(
+            self.k.norm, dict(self.k.normed), self.target(frozenset() if self.k.bwd else CHEAP), env
+        )
 
     @property
     def passed(self):
@@ -24,12 +29,23 @@ class NormedPairsCuda(PairsCuda):
 
     @property
     def kernel_parameters(self):
-        found = [f"const {s.dtype.device} *{s.name}" for s in self.passed] + [f"{s.dtype.device} *{s.name}" for s in self.k.stores]
-        return ", ".join([*found, "kfi_heads g", *(f"{self.k.scalar_ctype} {s}" for s in self.k.used_scalars)])
+        found = [f"const {s.dtype.device} *{s.name}" for s in self.passed] + [
+            f"{s.dtype.device} *{s.name}" for s in self.k.stores
+        ]
+        return ", ".join(
+            [*found, "kfi_heads g", *(f"{self.k.scalar_ctype} {s}" for s in self.k.used_scalars)]
+        )
 
     @property
     def kernel_arguments(self):
-        return ", ".join(f"&{name}" for name in [*(s.name for s in [*self.passed, *self.k.stores]), "kfi_g", *self.k.used_scalars])
+        return ", ".join(
+            f"&{name}"
+            for name in [
+                *(s.name for s in [*self.passed, *self.k.stores]),
+                "kfi_g",
+                *self.k.used_scalars,
+            ]
+        )
 
     @property
     def workspace_bytes(self):
@@ -38,7 +54,11 @@ class NormedPairsCuda(PairsCuda):
     @property
     def instances(self):
         """In the order that core/normed_pairs.cuh expects: whether a thread has one vector of either side, or as many as it takes."""
-        return [Instance(f"kfk_{self.k.name}", ("act", vec, once)) for vec in (self.vec, 1) for once in (1, 0)]
+        return [
+            Instance(f"kfk_{self.k.name}", ("act", vec, once))
+            for vec in (self.vec, 1)
+            for once in (1, 0)
+        ]
 
     @property
     def sum_kernels(self):
@@ -47,4 +67,6 @@ class NormedPairsCuda(PairsCuda):
     def listing(self):
         """What is computed, in order, for a reader."""
         turned = super().listing()
-        return [*turned, *self.program.listing()] if self.k.bwd else [*self.program.listing(), *turned]
+        return (
+            [*turned, *self.program.listing()] if self.k.bwd else [*self.program.listing(), *turned]
+        )

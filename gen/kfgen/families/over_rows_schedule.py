@@ -12,7 +12,9 @@ class RowsCuda(Cuda):
 
     @property
     def vec(self):
-        return 16 // max((s.dtype.size for s in self.k.loads + self.k.stores), default=self.k.dtype.size)
+        return 16 // max(
+            (s.dtype.size for s in self.k.loads + self.k.stores), default=self.k.dtype.size
+        )
 
     @property
     def slots(self):
@@ -21,23 +23,46 @@ class RowsCuda(Cuda):
 
     @property
     def kernel_parameters(self):
-        found = [f"const {s.dtype.device} *{s.name}" for s in self.k.sources + self.k.values + self.k.picked]
+        found = [
+            f"const {s.dtype.device} *{s.name}"
+            for s in self.k.sources + self.k.values + self.k.picked
+        ]
         found += [f"{s.dtype.device} *{s.name}" for s in self.k.stores + self.k.results_of_rows]
-        found += [f"{self.geometry} {self.geometry_name}"] + [f"kfi_pitch {s.name}_p" for s in self.k.laid]
+        found += [f"{self.geometry} {self.geometry_name}"] + [
+            f"kfi_pitch {s.name}_p" for s in self.k.laid
+        ]
         found += ["kfi_sums sums"] if self.k.added else []
-        found += [f"kf_i64 {s}" for s in self.k.used_integers] + [f"{self.k.scalar_ctype} {s}" for s in self.k.used_scalars]
+        found += [f"kf_i64 {s}" for s in self.k.used_integers] + [
+            f"{self.k.scalar_ctype} {s}" for s in self.k.used_scalars
+        ]
         return ", ".join(found + (["kfi_rng rng"] if self.k.keeps else []) + self.act_parameters)
 
     @property
     def kernel_arguments(self):
-        found = [s.name for s in self.k.sources + self.k.values + self.k.picked + self.k.stores + self.k.results_of_rows]
+        found = [
+            s.name
+            for s in self.k.sources
+            + self.k.values
+            + self.k.picked
+            + self.k.stores
+            + self.k.results_of_rows
+        ]
         found += ["kfi_g"] + [f"kfi_pitches[{self.k.index(s)}]" for s in self.k.laid]
-        return self.launched(*found, *["kfi_totals"] * bool(self.k.added), *self.k.used_integers, *self.k.used_scalars)
+        return self.launched(
+            *found,
+            *["kfi_totals"] * bool(self.k.added),
+            *self.k.used_integers,
+            *self.k.used_scalars,
+        )
 
     @property
     def rows_target(self):
         target = self.target(CHEAP | {"exp"})
-        return replace(target, stored=lambda x: f"kfi_stored_{self.k.dtype.word}({x})") if self.k.dtype.size == 2 else target
+        return (
+            replace(target, stored=lambda x: f"kfi_stored_{self.k.dtype.word}({x})")
+            if self.k.dtype.size == 2
+            else target
+        )
 
     def listing(self):
         """What is computed, in order, for a reader."""
@@ -49,9 +74,19 @@ class RowsC(C):
 
     def run_arguments(self, launcher):
         k, act = self.k, launcher.act
-        found = [self.code.format(f"{k.name}_{act.name}"), f'"{act.name}"'] + ([str(int(bwd_reads_x(act)))] if k.asks_reads else [])
-        found += [a.name for a in k.tensor_arguments] + k.sizes + ["strides"] + (["kfi_integers"] if k.integers else [])
-        found += ["kfi_scalars" if launcher.scalar_values else "NULL", *launcher.cpu_dropout_arguments]
+        found = [self.code.format(f"{k.name}_{act.name}"), f'"{act.name}"'] + (
+            [str(int(bwd_reads_x(act)))] if k.asks_reads else []
+        )
+        found += (
+            [a.name for a in k.tensor_arguments]
+            + k.sizes
+            + ["strides"]
+            + (["kfi_integers"] if k.integers else [])
+        )
+        found += [
+            "kfi_scalars" if launcher.scalar_values else "NULL",
+            *launcher.cpu_dropout_arguments,
+        ]
         return ", ".join(found + [a.name for a in self.workspace_arguments])
 
     chosen_type = "const kfi_row_pass *"
@@ -62,16 +97,34 @@ class RowsC(C):
 
     def chosen_arguments(self, launcher):
         k = self.k
-        found = ["kfi_code", f'"{launcher.act.name}"'] + (["kfi_chosen->reads"] if k.asks_reads else [])
-        found += [a.name for a in k.tensor_arguments] + k.sizes + ["strides"] + (["kfi_integers"] if k.integers else [])
-        return ", ".join([*found, "kfi_scalars", *launcher.cpu_dropout_arguments, *(a.name for a in self.workspace_arguments)])
+        found = ["kfi_code", f'"{launcher.act.name}"'] + (
+            ["kfi_chosen->reads"] if k.asks_reads else []
+        )
+        found += (
+            [a.name for a in k.tensor_arguments]
+            + k.sizes
+            + ["strides"]
+            + (["kfi_integers"] if k.integers else [])
+        )
+        return ", ".join(
+            [
+                *found,
+                "kfi_scalars",
+                *launcher.cpu_dropout_arguments,
+                *(a.name for a in self.workspace_arguments),
+            ]
+        )
 
     def listing(self, act):
         """What is computed, in order, for a reader."""
         return self.plan(act).listing()
 
     def reads(self, found):
-        return set().union(found.reads, *(p.reads for p in found.passes), found.groups.reads if found.groups else ())
+        return set().union(
+            found.reads,
+            *(p.reads for p in found.passes),
+            found.groups.reads if found.groups else (),
+        )
 
     def scalars(self, act, found):
         """(name, index) of the scalars that a program reads."""
@@ -79,7 +132,11 @@ class RowsC(C):
         everywhere = self.k.graph.variables(self.k.roots)
         own = [s for s in self.k.scalars if s in everywhere]
         acts = list(act.scalars) if "act" in names_ or self.k.bwd else []  # none of GIVEN
-        return [(s, i) for i, s in enumerate(self.k.scalars + list(act.scalars)) if s in own or s in acts]
+        return [
+            (s, i)
+            for i, s in enumerate(self.k.scalars + list(act.scalars))
+            if s in own or s in acts
+        ]
 
     def load(self, s):
         """An element of a tile of the C backend."""

@@ -14,7 +14,10 @@ from kfgen.names import gradient_of
 
 PAIRED = ("halves", "neighbours")
 MORE = "more"  # another tensor of pairs, with heads of its own, of which the same is computed
-ANGLES = ("angle", "frequency")  # tables: a row for each position; one, of which positions are multiples
+ANGLES = (
+    "angle",
+    "frequency",
+)  # tables: a row for each position; one, of which positions are multiples
 COUNTED = "0 to rows - 1"  # what no positions stand for
 
 
@@ -47,8 +50,19 @@ class PairsKernel(Kernel):
         op = self.op
         self.graph, env, outs = self.family.graph(op)
         dtype_of = {"T": self.dtype, "I": self.index_dtype, "acc": self.dtype.acc}
-        self.operands = [Tensor(o.name, o.kind, dtype_of[o.dtype], "in", "weight" if o.kind in self.weights else "input", o.dtype, o.values,
-                                absent=COUNTED if o.kind == "number" else None) for o in op.operands]
+        self.operands = [
+            Tensor(
+                o.name,
+                o.kind,
+                dtype_of[o.dtype],
+                "in",
+                "weight" if o.kind in self.weights else "input",
+                o.dtype,
+                o.values,
+                absent=COUNTED if o.kind == "number" else None,
+            )
+            for o in op.operands
+        ]
         x = next(s for s in self.operands if s.kind in PAIRED)
         more = next((s for s in self.operands if s.kind == MORE), None)
         self.number = next(s for s in self.operands if s.kind == "number")
@@ -57,20 +71,74 @@ class PairsKernel(Kernel):
         if not self.bwd:
             self.inputs, self.source, self.second_source = self.operands, x, more
             names = [f"{s.name}_out" for s in (x, more)] if more else ["out"]
-            self.outputs = [Tensor(names[0], x.kind, self.dtype, "out", "output", "T", tuple(outs), exprs=list(outs.values()))]
-            self.outputs += [Tensor(name, MORE, self.dtype, "out", "output", "T", ()) for name in names[1:]]
+            self.outputs = [
+                Tensor(
+                    names[0],
+                    x.kind,
+                    self.dtype,
+                    "out",
+                    "output",
+                    "T",
+                    tuple(outs),
+                    exprs=list(outs.values()),
+                )
+            ]
+            self.outputs += [
+                Tensor(name, MORE, self.dtype, "out", "output", "T", ()) for name in names[1:]
+            ]
         else:
             douts = {name: self.graph.var(gradient_of(name)) for name in outs}
-            found = gradient(self.graph, {outs[n]: douts[n] for n in outs}, [env[v] for v in x.parts])
-            slopes = [self.graph.const(0) if found[env[v]] is None else found[env[v]] for v in x.parts]
+            found = gradient(
+                self.graph, {outs[n]: douts[n] for n in outs}, [env[v] for v in x.parts]
+            )
+            slopes = [
+                self.graph.const(0) if found[env[v]] is None else found[env[v]] for v in x.parts
+            ]
             of = [f"{s.name}_out" for s in (x, more)] if more else ["out"]
-            self.source = Tensor(gradient_of(of[0]), x.kind, self.dtype, "in", "gradient", "T", tuple(map(gradient_of, outs)), of=of[0])
-            self.second_source = Tensor(gradient_of(of[1]), MORE, self.dtype, "in", "gradient", "T", (), of=of[1]) if more else None
+            self.source = Tensor(
+                gradient_of(of[0]),
+                x.kind,
+                self.dtype,
+                "in",
+                "gradient",
+                "T",
+                tuple(map(gradient_of, outs)),
+                of=of[0],
+            )
+            self.second_source = (
+                Tensor(gradient_of(of[1]), MORE, self.dtype, "in", "gradient", "T", (), of=of[1])
+                if more
+                else None
+            )
             self.inputs = [*self.operands, self.source, *([self.second_source] if more else [])]
-            self.outputs = [Tensor(gradient_of(x.name), x.kind, self.dtype, "out", "gradient", "T", tuple(map(gradient_of, x.parts)), of=x.name,
-                                   exprs=slopes, required=False)]
+            self.outputs = [
+                Tensor(
+                    gradient_of(x.name),
+                    x.kind,
+                    self.dtype,
+                    "out",
+                    "gradient",
+                    "T",
+                    tuple(map(gradient_of, x.parts)),
+                    of=x.name,
+                    exprs=slopes,
+                    required=False,
+                )
+            ]
             if more:
-                self.outputs.append(Tensor(gradient_of(more.name), MORE, self.dtype, "out", "gradient", "T", (), of=more.name, required=False))
+                self.outputs.append(
+                    Tensor(
+                        gradient_of(more.name),
+                        MORE,
+                        self.dtype,
+                        "out",
+                        "gradient",
+                        "T",
+                        (),
+                        of=more.name,
+                        required=False,
+                    )
+                )
         self.roots = [e for s in self.outputs for e in s.exprs]
         read = self.graph.variables(self.roots) | {self.number.name, *self.source.parts}
         # {tensor of pairs: the other one that the same is computed of}
@@ -85,7 +153,14 @@ class PairsKernel(Kernel):
     @property
     def paired(self):
         """The tensors of pairs that are read: what the results' other elements are copied from comes first."""
-        return [self.source, *(s for s in self.inputs if s.kind in PAIRED and s.reads != "never" and s is not self.source)]
+        return [
+            self.source,
+            *(
+                s
+                for s in self.inputs
+                if s.kind in PAIRED and s.reads != "never" and s is not self.source
+            ),
+        ]
 
     @property
     def read_angles(self):
@@ -104,7 +179,12 @@ class PairsKernel(Kernel):
     @property
     def element_codes(self):
         """How many elements each tensor has, as core/pairs.cuh and pairs.h read it."""
-        return "".join({"angle": "a", "frequency": "f", "number": "n", MORE: "m", "scale": "w"}.get(s.kind, "e") for s in self.inputs + self.outputs)
+        return "".join(
+            {"angle": "a", "frequency": "f", "number": "n", MORE: "m", "scale": "w"}.get(
+                s.kind, "e"
+            )
+            for s in self.inputs + self.outputs
+        )
 
     @property
     def head_counts(self):
@@ -116,10 +196,20 @@ class Pairs(Family):
     kernel = PairsKernel
     name = "pairs"
     title = "Pairs of elements, by positions"
-    forms = {"paired": {"elem": "rows, heads, dim", "halves": "rows, heads, dim", "neighbours": "rows, heads, dim", "angle": "positions, pairs",
-                        "number": "rows"}}
+    forms = {
+        "paired": {
+            "elem": "rows, heads, dim",
+            "halves": "rows, heads, dim",
+            "neighbours": "rows, heads, dim",
+            "angle": "positions, pairs",
+            "number": "rows",
+        }
+    }
     forms["both"] = {**forms["paired"], MORE: "rows, kv_heads, dim"}
-    sizes = {"paired": "rows, heads, dim, pairs, positions", "both": "rows, heads, kv_heads, dim, pairs, positions"}
+    sizes = {
+        "paired": "rows, heads, dim, pairs, positions",
+        "both": "rows, heads, kv_heads, dim, pairs, positions",
+    }
     for form in ("paired", "both"):  # the same without a table by positions
         forms[f"computed_{form}"] = {**forms[form], "frequency": "pairs"}
         sizes[f"computed_{form}"] = sizes[form].removesuffix(", positions")
@@ -133,45 +223,85 @@ class Pairs(Family):
         return {"number": ("I",), "angle": ("acc",), "frequency": ("acc",)}.get(kind, ())
 
     def check_operands(self, f, operands):
-        of = [[o for o in operands if o.kind in kinds] for kinds in (PAIRED, ("number",), ANGLES, (MORE,))]
-        fixed = all(not o.grad for o in of[1] + of[2]) and all(o.dtype == "I" for o in of[1]) and all(o.dtype == "acc" for o in of[2])
+        of = [
+            [o for o in operands if o.kind in kinds]
+            for kinds in (PAIRED, ("number",), ANGLES, (MORE,))
+        ]
+        fixed = (
+            all(not o.grad for o in of[1] + of[2])
+            and all(o.dtype == "I" for o in of[1])
+            and all(o.dtype == "acc" for o in of[2])
+        )
         more = {f"{d}{o.name}_out" for o in of[0] + of[3] for d in ("", "d")} if of[3] else set()
         for name in sorted(more & {v for o in operands for v in (o.name, *o.values)}):
             raise f.error("operands", f"`{name}` is a result or its gradient", "rename it")
-        if [len(found) for found in of[:2]] != [1, 1] or len(of[2]) > 8 or len(of[3]) > 1 or not fixed or len({o.kind for o in of[2]}) > 1:
-            fix = ('give it x = { kind = "halves", parts = ["a", "b"] }, or "neighbours", position = { kind = "number", dtype = "I", grad = false }, '
-                   'tables, all "angle" or all "frequency", with dtype = "acc" and grad = false, and at most one other tensor of pairs, k = "more"')
-            raise f.error("operands", "are not one of pairs and one of positions, beside tables", fix)
+        if (
+            [len(found) for found in of[:2]] != [1, 1]
+            or len(of[2]) > 8
+            or len(of[3]) > 1
+            or not fixed
+            or len({o.kind for o in of[2]}) > 1
+        ):
+            fix = (
+                'give it x = { kind = "halves", parts = ["a", "b"] }, or "neighbours", position = { kind = "number", dtype = "I", grad = false }, '
+                'tables, all "angle" or all "frequency", with dtype = "acc" and grad = false, and at most one other tensor of pairs, k = "more"'
+            )
+            raise f.error(
+                "operands", "are not one of pairs and one of positions, beside tables", fix
+            )
 
     def graph(self, op):
         return derive.element_graph(op)
 
     def check(self, op, graph, env, outputs):
         if len(outputs) != 2 or op.dropout or op.has_act or op.types != "one":
-            raise wrong(op, "outputs", "are not two of one dtype, without {act} and dropout", 'write outputs = { real = "...", imag = "..." }')
+            raise wrong(
+                op,
+                "outputs",
+                "are not two of one dtype, without {act} and dropout",
+                'write outputs = { real = "...", imag = "..." }',
+            )
 
     def statements(self, k, act, library, by=False):
         lib = LIBRARIES[library]
         number = k.number.name
-        lines = [f"{number} = {lib.name}.arange(rows{lib.device.format(k.source.name)}) if {number} is None else {number}",
-                 f"there_ = ({number} >= 0).reshape(rows, 1, 1)" if k.computed else
-                 f"there_ = (({number} >= 0) & ({number} < positions)).reshape(rows, 1, 1)"]
+        lines = [
+            f"{number} = {lib.name}.arange(rows{lib.device.format(k.source.name)}) if {number} is None else {number}",
+            f"there_ = ({number} >= 0).reshape(rows, 1, 1)"
+            if k.computed
+            else f"there_ = (({number} >= 0) & ({number} < positions)).reshape(rows, 1, 1)",
+        ]
         if k.computed:
-            lines += [f"{number} = {number}.reshape(rows, 1, 1)", *(f"{s.name} = {s.name}.reshape(1, 1, pairs)" for s in k.read_angles)]
+            lines += [
+                f"{number} = {number}.reshape(rows, 1, 1)",
+                *(f"{s.name} = {s.name}.reshape(1, 1, pairs)" for s in k.read_angles),
+            ]
         else:
             lines.append(f"place_ = {lib.bounded.format(number, 0, 'max(positions, 1) - 1')}")
             lines += [f"{s.name} = {s.name}[place_].reshape(rows, 1, pairs)" for s in k.read_angles]
-        first, second = ("0:2 * pairs:2", "1:2 * pairs:2") if k.neighbours else (":pairs", "pairs:2 * pairs")
+        first, second = (
+            ("0:2 * pairs:2", "1:2 * pairs:2") if k.neighbours else (":pairs", "pairs:2 * pairs")
+        )
         own, texts = elementwise(k, act, library)
         outside = "0.0" if k.bwd else "float('nan')"
         result = k.outputs[0]
-        for heads, of in (("heads", lambda s: s), ("kv_heads", lambda s: k.more[s.name]))[:1 + bool(k.second_source)]:
-            lines += [f"{', '.join(s.parts)} = {of(s).name}[:, :, {first}], {of(s).name}[:, :, {second}]" for s in k.paired]
+        for heads, of in (("heads", lambda s: s), ("kv_heads", lambda s: k.more[s.name]))[
+            : 1 + bool(k.second_source)
+        ]:
+            lines += [
+                f"{', '.join(s.parts)} = {of(s).name}[:, :, {first}], {of(s).name}[:, :, {second}]"
+                for s in k.paired
+            ]
             lines += own
-            lines += [f"{part}_to_ = {lib.name}.where(there_, {text}, {outside})" for part, text in zip(result.parts, texts)]
+            lines += [
+                f"{part}_to_ = {lib.name}.where(there_, {text}, {outside})"
+                for part, text in zip(result.parts, texts)
+            ]
             both = [f"{part}_to_" for part in result.parts]
             if k.neighbours:
                 columns = ", ".join(f"{name}.reshape(rows, {heads}, pairs, 1)" for name in both)
                 both = [f"{lib.join}(({columns}), 3).reshape(rows, {heads}, 2 * pairs)"]
-            lines.append(f"{of(result).name} = {lib.join}(({', '.join(both)}, {of(k.source).name}[:, :, 2 * pairs:]), 2)")
+            lines.append(
+                f"{of(result).name} = {lib.join}(({', '.join(both)}, {of(k.source).name}[:, :, 2 * pairs:]), 2)"
+            )
         return lines

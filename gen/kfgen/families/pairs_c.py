@@ -11,7 +11,9 @@ class PairsC(C):
     @functools.cached_property
     def code(self):
         """(lines, the text of each of the two results)."""
-        env = {p: f"{p}_j" for s in self.k.paired for p in s.parts} | {s.name: f"{s.name}_j" for s in self.k.read_angles}
+        env = {p: f"{p}_j" for s in self.k.paired for p in s.parts} | {
+            s.name: f"{s.name}_j" for s in self.k.read_angles
+        }
         env[self.k.number.name] = "kfi_position"
         return emit(self.k.graph, self.k.roots, self.target(self.k.acts[0]), env, fixed={})
 
@@ -21,7 +23,9 @@ class PairsC(C):
 
     @property
     def run_parameters(self):
-        found = [f"{a.ctype}{a.name}" for a in self.k.tensor_arguments] + [f"int64_t {s}" for s in self.k.sizes]
+        found = [f"{a.ctype}{a.name}" for a in self.k.tensor_arguments] + [
+            f"int64_t {s}" for s in self.k.sizes
+        ]
         return ", ".join([*found, "const void *kfi_scalars"])
 
     def run_arguments(self, launcher):

@@ -17,7 +17,9 @@ class PairsCuda(Cuda):
     @functools.cached_property
     def code(self):
         """(lines, the text of each of the two results)."""
-        env = {p: f"{p}_f[e]" for s in self.k.paired for p in s.parts} | {s.name: f"{s.name}_f[e]" for s in self.k.read_angles}
+        env = {p: f"{p}_f[e]" for s in self.k.paired for p in s.parts} | {
+            s.name: f"{s.name}_f[e]" for s in self.k.read_angles
+        }
         env[self.k.number.name] = f"({self.k.dtype.compute_ctype}){self.k.number.name}_i"
         return emit(self.k.graph, self.k.roots, self.target(CHEAP), env, fixed={})
 
@@ -32,12 +34,23 @@ class PairsCuda(Cuda):
 
     @property
     def kernel_parameters(self):
-        found = [f"const {s.dtype.device} *{s.name}" for s in self.passed] + [f"{s.dtype.device} *{s.name}" for s in self.k.outputs]
-        return ", ".join([*found, "kfi_pairs g", *(f"{self.k.scalar_ctype} {s}" for s in self.k.used_scalars)])
+        found = [f"const {s.dtype.device} *{s.name}" for s in self.passed] + [
+            f"{s.dtype.device} *{s.name}" for s in self.k.outputs
+        ]
+        return ", ".join(
+            [*found, "kfi_pairs g", *(f"{self.k.scalar_ctype} {s}" for s in self.k.used_scalars)]
+        )
 
     @property
     def kernel_arguments(self):
-        return ", ".join(f"&{name}" for name in [*(s.name for s in [*self.passed, *self.k.outputs]), "kfi_g", *self.k.used_scalars])
+        return ", ".join(
+            f"&{name}"
+            for name in [
+                *(s.name for s in [*self.passed, *self.k.outputs]),
+                "kfi_g",
+                *self.k.used_scalars,
+            ]
+        )
 
     @property
     def instances(self):

@@ -9,7 +9,15 @@ from kfgen.families.family import wrong
 from kfgen.families.over_rows import OverRows, RowsKernel
 from kfgen.families.reduce_c import ReduceC
 from kfgen.families.reduce_cuda import ReduceCuda
-from kfgen.families.reduce_place import CALLS, HEADER, WORDS, PlaceC, PlaceCuda, check_places, sought
+from kfgen.families.reduce_place import (
+    CALLS,
+    HEADER,
+    WORDS,
+    PlaceC,
+    PlaceCuda,
+    check_places,
+    sought,
+)
 from kfgen.passes import reduced
 from kfgen.words import COUNT, ELEM
 
@@ -129,4 +137,9 @@ class Reduce(OverRows):
 
     def check_result(self, op, name, level):
         if level == ELEM:
-            raise wrong(op, "expr", f"`{name}` differs along the axis", 'reduce it, or write family = "row" for a result of elements')
+            raise wrong(
+                op,
+                "expr",
+                f"`{name}` differs along the axis",
+                'reduce it, or write family = "row" for a result of elements',
+            )

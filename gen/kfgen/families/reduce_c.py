@@ -18,7 +18,9 @@ class ReduceC(RowsC):
     @property
     def codes(self):
         """How each reduction joins, as core/reduce.h has it."""
-        return [("sum", "max", "min", "prod").index(word) for words in self.k.passes for word in words]
+        return [
+            ("sum", "max", "min", "prod").index(word) for words in self.k.passes for word in words
+        ]
 
     @property
     def counts(self):
@@ -28,8 +30,16 @@ class ReduceC(RowsC):
         graph, roots = self.k.graph, self.k.roots
         if act is not GIVEN and self.k.bwd and not bwd_reads_x(act):
             graph, roots = inlined(graph, roots, act)
-        env = {s.name: f"{s.name}_j" for s in self.k.loads} | {s.name: f"{s.name}_i[j]" for s in self.k.values}
-        return program(graph, {s.name: r for s, r in zip(self.k.outputs, roots)}, self.target(act), env, each="{}_s[j]")
+        env = {s.name: f"{s.name}_j" for s in self.k.loads} | {
+            s.name: f"{s.name}_i[j]" for s in self.k.values
+        }
+        return program(
+            graph,
+            {s.name: r for s, r in zip(self.k.outputs, roots)},
+            self.target(act),
+            env,
+            each="{}_s[j]",
+        )
 
     def calls(self, act):
         """What the functions make of an activation that they are given."""
@@ -38,4 +48,8 @@ class ReduceC(RowsC):
 
     def value(self, s):
         """One of the values that a result of the forward, or its gradient, has."""
-        return f"kfi_cpu_load_{s.dtype.word}({s.name}[u.result + c])" if s.dtype.size == 2 else f"{s.name}[u.result + c]"
+        return (
+            f"kfi_cpu_load_{s.dtype.word}({s.name}[u.result + c])"
+            if s.dtype.size == 2
+            else f"{s.name}[u.result + c]"
+        )

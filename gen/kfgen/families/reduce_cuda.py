@@ -17,7 +17,9 @@ class ReduceCuda(RowsCuda):
     @functools.cached_property
     def sweeps(self):
         """What each sweep over the axis reads: the passes, then the one that stores elements."""
-        return [p.reads for p in self.program.passes] + ([self.program.reads] if self.k.stores else [])
+        return [p.reads for p in self.program.passes] + (
+            [self.program.reads] if self.k.stores else []
+        )
 
     def swept(self, stream, sweep):
         """Whether an earlier sweep has read it."""
@@ -26,7 +28,11 @@ class ReduceCuda(RowsCuda):
     @property
     def again(self):
         """Whether some tensor is read by several sweeps."""
-        return any(s.name in read and self.swept(s, i) for i, read in enumerate(self.sweeps) for s in self.k.loads)
+        return any(
+            s.name in read and self.swept(s, i)
+            for i, read in enumerate(self.sweeps)
+            for s in self.k.loads
+        )
 
     @property
     def ahead(self):
@@ -42,13 +48,27 @@ class ReduceCuda(RowsCuda):
     def blocks(self):
         """How many of them an SM shall have: what float32 spills for that in columns costs less than the room; a vector of 2-byte columns is twice
         as many values (bench/NOTES.md)."""
-        return "" if not self.again or self.k.dtype.size == 8 else ", 3" if self.k.dtype.size == 4 else ", whole == 2 ? 3 : 2"
+        return (
+            ""
+            if not self.again or self.k.dtype.size == 8
+            else ", 3"
+            if self.k.dtype.size == 4
+            else ", whole == 2 ? 3 : 2"
+        )
 
     @functools.cached_property
     def program(self):
-        env = {s.name: f"{s.name}_f[e]" for s in self.k.loads} | {s.name: f"{s.name}_i[e]" for s in self.k.values}
-        return program(self.k.graph, {s.name: r for s, r in zip(self.k.outputs, self.k.roots)}, self.rows_target, env, each="{}_s[e]",
-                       split=chosen.split if self.k.chosen else None)
+        env = {s.name: f"{s.name}_f[e]" for s in self.k.loads} | {
+            s.name: f"{s.name}_i[e]" for s in self.k.values
+        }
+        return program(
+            self.k.graph,
+            {s.name: r for s, r in zip(self.k.outputs, self.k.roots)},
+            self.rows_target,
+            env,
+            each="{}_s[e]",
+            split=chosen.split if self.k.chosen else None,
+        )
 
     @property
     def workspace_bytes(self):

@@ -20,15 +20,20 @@ def place(graph, word, key):
     """The node of argmax(key), argmin(key)."""
     best = graph.add(word, key)
     there = graph.add("or", graph.add("eq", key, best), graph.add("ne", key, key))
-    return graph.add("rowmin", graph.add("where", there, graph.var(COLUMN), graph.const(float("inf"))))
+    return graph.add(
+        "rowmin", graph.add("where", there, graph.var(COLUMN), graph.const(float("inf")))
+    )
 
 
 def _call(word):
     def build(graph, args):
         name = next(n for n, of in PLACES.items() if of == word)
         if len(args) != 1 or graph.level(args[0]) < ELEM:
-            raise ExprError(f"calls `{name}` of {len(args)} arguments, or of what is the same along the axis: it takes one, of elements")
+            raise ExprError(
+                f"calls `{name}` of {len(args)} arguments, or of what is the same along the axis: it takes one, of elements"
+            )
         return place(graph, word, args[0])
+
     return build
 
 
@@ -56,9 +61,16 @@ def sought(graph, outputs):
 
 
 def check_places(op, graph, outputs):
-    if sought(graph, outputs) is None or op.has_act or op.types != "one" or any(o.grad for o in op.operands):
+    if (
+        sought(graph, outputs) is None
+        or op.has_act
+        or op.types != "one"
+        or any(o.grad for o in op.operands)
+    ):
         fix = 'write outputs = { out = "max(x)", index = "argmax(x)" } of operands with grad = false, without {act}, or index alone'
-        raise wrong(op, "outputs", "are more than one place and the value there, which a sweep finds", fix)
+        raise wrong(
+            op, "outputs", "are more than one place and the value there, which a sweep finds", fix
+        )
 
 
 class PlaceCuda(ReduceCuda):
@@ -83,7 +95,11 @@ class PlaceCuda(ReduceCuda):
 
     def listing(self):
         """What is computed, in order, for a reader."""
-        return ["over the axis:", *(f"    {line}" for line in self.key[0]), f"    value, place = first {self.k.word} of {self.key[1]};"]
+        return [
+            "over the axis:",
+            *(f"    {line}" for line in self.key[0]),
+            f"    value, place = first {self.k.word} of {self.key[1]};",
+        ]
 
 
 class PlaceC(ReduceC):
@@ -96,9 +112,19 @@ class PlaceC(ReduceC):
     @functools.cached_property
     def key(self):
         """(lines, the text of the key)."""
-        lines, [text] = emit(self.k.graph, [self.k.key], self.target(self.k.acts[0]), {s.name: f"{s.name}_j" for s in self.k.loads}, fixed={})
+        lines, [text] = emit(
+            self.k.graph,
+            [self.k.key],
+            self.target(self.k.acts[0]),
+            {s.name: f"{s.name}_j" for s in self.k.loads},
+            fixed={},
+        )
         return lines, text
 
     def listing(self, act):
         """What is computed, in order, for a reader."""
-        return ["over the axis:", *(f"    {line}" for line in self.key[0]), f"    value, place = first {self.k.word} of {self.key[1]};"]
+        return [
+            "over the axis:",
+            *(f"    {line}" for line in self.key[0]),
+            f"    value, place = first {self.k.word} of {self.key[1]};",
+        ]

@@ -34,19 +34,43 @@ class RowKernel(RowsKernel):
 
     @property
     def summed_over(self):
-        return "outer, length and inner" if "group" in self.kinds else "outer" if self.has_channel else "rows"
+        return (
+            "outer, length and inner"
+            if "group" in self.kinds
+            else "outer"
+            if self.has_channel
+            else "rows"
+        )
 
     def _refuse(self):
         if not self.reductions and self.stores and any(p.source.kind == "elem" for p in self.picks):
             problem = "stores elements and picks one of a tensor that they may overwrite, with no reduction between"
-            raise SpecError(self.op.file, f"op.{self.op.pattern}", "expr", problem, "make two ops of it")
-        if self.group_sums and not self.reductions:  # which all threads of a row wait for: results may be stored in place of what others still read
-            problem = "has a gradient for a \"group\" and a backward that reduces nothing over the row"
-            raise SpecError(self.op.file, f"op.{self.op.pattern}", "expr", problem, "add grad = false to it, or make its kind elem")
+            raise SpecError(
+                self.op.file, f"op.{self.op.pattern}", "expr", problem, "make two ops of it"
+            )
+        if (
+            self.group_sums and not self.reductions
+        ):  # which all threads of a row wait for: results may be stored in place of what others still read
+            problem = (
+                'has a gradient for a "group" and a backward that reduces nothing over the row'
+            )
+            raise SpecError(
+                self.op.file,
+                f"op.{self.op.pattern}",
+                "expr",
+                problem,
+                "add grad = false to it, or make its kind elem",
+            )
         for s in self.group_sums:
             if stages(self.graph, s.exprs):
                 problem = f"the gradient for `{s.name[1:]}` needs a sum over the row, for which it would wait"
-                raise SpecError(self.op.file, f"op.{self.op.pattern}", "expr", problem, "save that sum in the forward")
+                raise SpecError(
+                    self.op.file,
+                    f"op.{self.op.pattern}",
+                    "expr",
+                    problem,
+                    "save that sum in the forward",
+                )
 
 
 class Row(OverRows):
@@ -55,20 +79,51 @@ class Row(OverRows):
     title = "Ops over rows"
     # As in core/check.h: rows; planes, a channel's of a batch each; heads, where a row is a query's; groups of channels, in `length` segments
     # of channels / groups * inner elements each; with layout = "channels" a channel's of all batches, in `outer` segments.
-    forms = {"rows": {"elem": "rows, cols", "row": "cols", "per_row": "rows"},
-             "planes": {"elem": "outer, channels, inner", "channel": "channels", "per_plane": "outer, channels"},
-             "heads": {"elem": "batch, heads, queries, keys", "shared": "batch, queries, keys", "per_query": "batch, heads, queries"},
-             "groups": {"elem": "outer, length, channels, inner", "group": "channels", "per_group": "outer, groups"},
-             "channels": {"elem": "outer, channels, inner", "per_channel": "channels"}}
+    forms = {
+        "rows": {"elem": "rows, cols", "row": "cols", "per_row": "rows"},
+        "planes": {
+            "elem": "outer, channels, inner",
+            "channel": "channels",
+            "per_plane": "outer, channels",
+        },
+        "heads": {
+            "elem": "batch, heads, queries, keys",
+            "shared": "batch, queries, keys",
+            "per_query": "batch, heads, queries",
+        },
+        "groups": {
+            "elem": "outer, length, channels, inner",
+            "group": "channels",
+            "per_group": "outer, groups",
+        },
+        "channels": {"elem": "outer, channels, inner", "per_channel": "channels"},
+    }
     split = {"groups": {"channels": ("groups", "channels // groups")}}
     long_rows = ("planes", "groups", "channels")
     sizes = {"groups": "outer, length, groups, channels, inner"}
-    axes = {"rows": (-1, {"rows": "before", "cols": "axis"}), "planes": (1, {"outer": "before", "channels": "axis", "inner": "after"}),
-            "heads": (None, {"batch": "all but three", "heads": -3, "queries": -2, "keys": -1}),
-            "groups": (1, {"outer": "before", "length": "one", "groups": "groups", "channels": "axis", "inner": "after"}),
-            "channels": (1, {"outer": "before", "channels": "axis", "inner": "after"})}
-    levels = {"rows": ("",), "planes": ("", "_outer"), "heads": ("", "_head", "_batch"), "groups": ("", "_length", "_outer"),
-              "channels": ("", "_outer")}
+    axes = {
+        "rows": (-1, {"rows": "before", "cols": "axis"}),
+        "planes": (1, {"outer": "before", "channels": "axis", "inner": "after"}),
+        "heads": (None, {"batch": "all but three", "heads": -3, "queries": -2, "keys": -1}),
+        "groups": (
+            1,
+            {
+                "outer": "before",
+                "length": "one",
+                "groups": "groups",
+                "channels": "axis",
+                "inner": "after",
+            },
+        ),
+        "channels": (1, {"outer": "before", "channels": "axis", "inner": "after"}),
+    }
+    levels = {
+        "rows": ("",),
+        "planes": ("", "_outer"),
+        "heads": ("", "_head", "_batch"),
+        "groups": ("", "_length", "_outer"),
+        "channels": ("", "_outer"),
+    }
     kinds = ("elem", "row", "per_row", "channel", "shared", "group")
     fields = ("saved", "updates", "grads", "layout")
     integers = True
@@ -85,15 +140,29 @@ class Row(OverRows):
         one_broadcast(f, operands)
         for o in operands:
             if o.kind == "shared" and o.grad:
-                raise f.error("operands", f"{o.name} is shared by heads and has a gradient", "add grad = false to it")
+                raise f.error(
+                    "operands",
+                    f"{o.name} is shared by heads and has a gradient",
+                    "add grad = false to it",
+                )
 
     def check(self, op, graph, env, outputs):
         odd = next((o for o in op.operands if o.kind in ("row", "channel", "group")), None)
         queried = has_queries(op, graph, env, outputs)
         if odd and queried:
-            raise wrong(op, "operands", f"`{odd.name}` is a {odd.kind!r} of an op over queries and keys", 'use "elem", "shared" or "per_row"')
+            raise wrong(
+                op,
+                "operands",
+                f"`{odd.name}` is a {odd.kind!r} of an op over queries and keys",
+                'use "elem", "shared" or "per_row"',
+            )
         if op.layout and queried:
-            raise wrong(op, "layout", f"is {op.layout!r} of an op over queries and keys", "leave one of the two out")
+            raise wrong(
+                op,
+                "layout",
+                f"is {op.layout!r} of an op over queries and keys",
+                "leave one of the two out",
+            )
         super().check(op, graph, env, outputs)
 
     def check_rows(self, op, picks):
@@ -101,6 +170,13 @@ class Row(OverRows):
         odd = next((o for o in op.operands if o.kind in ("row", "channel", "group")), None)
         if odd and odd.kind == "group" and (picks or op.dropout):
             fix = "a row of groups is in segments: write a second op for it"
-            raise wrong(op, "operands", f"`{odd.name}` is a 'group' of an op that calls {word}()", fix)
+            raise wrong(
+                op, "operands", f"`{odd.name}` is a 'group' of an op that calls {word}()", fix
+            )
         if op.layout and (picks or op.dropout):
-            raise wrong(op, "layout", f"is {op.layout!r} of an op that calls {word}()", "a row of channels is in segments: write a second op for it")
+            raise wrong(
+                op,
+                "layout",
+                f"is {op.layout!r} of an op that calls {word}()",
+                "a row of channels is in segments: write a second op for it",
+            )

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* kf/core/check.h: the argument checks that every launcher of the map family makes before anything is written. */
+/* kf/core/check.h: the argument checks that every launcher of the map family makes before anything
+ * is written. */
 #ifndef KF_CORE_CHECK_H
 #define KF_CORE_CHECK_H
 
@@ -13,68 +14,89 @@
 #include "kf/core/pitch.h"
 #include "kf/core/result.h"
 
-/* What a tensor argument is. Its elements: n = rows * cols (elem), 2n (half), cols or channels (row), 1 (one: a seed, an offset), rows
-   (per_row), rows * channels (per_plane, and per_channel, of one such row), rows * cols of all channels (shared), channels * parts (group). */
-enum { KFI_ELEM = 0, KFI_HALF = 1, KFI_ROW = 2, KFI_ONE = 3, KFI_PER_ROW = 4, KFI_PER_PLANE = 5, KFI_SHARED = 6, KFI_GROUPED = 7 };
+/* What a tensor argument is. Its elements: n = rows * cols (elem), 2n (half), cols or channels
+   (row), 1 (one: a seed, an offset), rows (per_row), rows * channels (per_plane, and per_channel,
+   of one such row), rows * cols of all channels (shared), channels * parts (group). */
+enum {
+    KFI_ELEM = 0,
+    KFI_HALF = 1,
+    KFI_ROW = 2,
+    KFI_ONE = 3,
+    KFI_PER_ROW = 4,
+    KFI_PER_PLANE = 5,
+    KFI_SHARED = 6,
+    KFI_GROUPED = 7
+};
 enum { KFI_KIND = 7, KFI_OUT = 8, KFI_NULLABLE = 16, KFI_UNREAD = 32 };
 
 typedef struct {
     const void *ptr;
-    int size;        /* bytes of an element */
-    int flags;       /* a kind, KFI_OUT, KFI_NULLABLE, KFI_UNREAD */
-    int twin;        /* of an output: 1 + the index of an earlier tensor that may be the same pointer: an output that is proven equal, or
-                        the input that this one is the next value of */
+    int size;  /* bytes of an element */
+    int flags; /* a kind, KFI_OUT, KFI_NULLABLE, KFI_UNREAD */
+    int twin;  /* of an output: 1 + the index of an earlier tensor that may be the same pointer: an
+                  output that is proven equal, or the input that this one is the next value of */
     uintptr_t bytes; /* that a call touches: none of a tensor that is NULL or not read */
     kf_i64 extent;   /* elements from its first to its last one */
-    kf_i64 apart[KFI_MAX_LEVELS]; /* of a tensor that has strides: elements from one to the next of each of kfi_levels */
-    kfi_pitch at;    /* the same as kernels read it */
+    kf_i64 apart[KFI_MAX_LEVELS]; /* of a tensor that has strides: elements from one to the next of
+                                     each of kfi_levels */
+    kfi_pitch at;                 /* the same as kernels read it */
 } kfi_operand;
 
 typedef struct {
     kfi_operand of[KFI_MAX_TENSORS];
     int count, wanted; /* wanted: outputs that are not NULL */
     uintptr_t bits;    /* of all tensors' addresses */
-    kf_i64 steps;      /* and of the distances, in elements, between what lies side by side in those that have strides */
+    kf_i64 steps; /* and of the distances, in elements, between what lies side by side in those that
+                     have strides */
 } kfi_operands;
 
-/* The tensor arguments of a function: one short literal each, since every program that includes kf parses them all. */
+/* The tensor arguments of a function: one short literal each, since every program that includes kf
+ * parses them all. */
 typedef struct {
     const char *words; /* their names: "x bias out" */
-    const char *codes; /* three characters each: bytes of an element, flags, the twin, from '0' on */
+    const char
+        *codes; /* three characters each: bytes of an element, flags, the twin, from '0' on */
     const void *const *tensors;
 } kfi_arguments;
 
-/* The shape of a call: rows x cols elements, `channels` for the third size of a channel op (0 otherwise), and of a group's channels.
-   elements: of each tensor, where they do not follow from these and its kind; NULL: they do. */
+/* The shape of a call: rows x cols elements, `channels` for the third size of a channel op (0
+   otherwise), and of a group's channels. elements: of each tensor, where they do not follow from
+   these and its kind; NULL: they do. */
 typedef struct {
     kf_i64 rows, channels, cols, parts;
     const kf_i64 *elements;
 } kfi_shape;
 
-/* What a caller said of strides: his struct as numbers (NULL: all is dense), and of each tensor which of them is its first, from '0' on
+/* What a caller said of strides: his struct as numbers (NULL: all is dense), and of each tensor
+   which of them is its first, from '0' on
    (' ': it has none). */
 typedef struct {
     const int64_t *given;
     const char *fields;
 } kfi_strides;
 
-/* The sizes of a call that strides are of, the innermost first, and how many elements lie side by side. words: what each adds to a tensor's
-   name in the struct. */
+/* The sizes of a call that strides are of, the innermost first, and how many elements lie side by
+   side. words: what each adds to a tensor's name in the struct. */
 typedef struct {
     int count;
     kf_i64 line, size[KFI_MAX_LEVELS];
     const char *words;
 } kfi_levels;
 
-/* A workspace begins at a multiple of so many bytes, and is a multiple of them long: what a schedule puts side by side in it is aligned to whatever
-   that schedule needs, and several workspaces may lie behind each other. */
+/* A workspace begins at a multiple of so many bytes, and is a multiple of them long: what a
+   schedule puts side by side in it is aligned to whatever that schedule needs, and several
+   workspaces may lie behind each other. */
 enum { KFI_WORKSPACE_ALIGNED = 256 };
-KFI_HOST size_t kfi_workspace(size_t bytes) { return (bytes + KFI_WORKSPACE_ALIGNED - 1) / KFI_WORKSPACE_ALIGNED * KFI_WORKSPACE_ALIGNED; }
+KFI_HOST size_t kfi_workspace(size_t bytes)
+{
+    return (bytes + KFI_WORKSPACE_ALIGNED - 1) / KFI_WORKSPACE_ALIGNED * KFI_WORKSPACE_ALIGNED;
+}
 
 /* Whether a query for a workspace has sizes that a call would accept. */
 KFI_HOST int kfi_fits(kf_i64 a, kf_i64 b, kf_i64 c)
 {
-    return a >= 0 && b >= 0 && c >= 0 && (double)a * (double)b * (double)c <= 288230376151711744.0; /* 2^58 */
+    return a >= 0 && b >= 0 && c >= 0 &&
+           (double)a * (double)b * (double)c <= 288230376151711744.0; /* 2^58 */
 }
 
 KFI_HOST int kfi_all_fit(const kf_i64 *sizes, int count)
@@ -88,47 +110,69 @@ KFI_HOST int kfi_all_fit(const kf_i64 *sizes, int count)
 }
 
 /* Whether channels make so many groups: each has as many of them. */
-KFI_HOST int kfi_divides(kf_i64 groups, kf_i64 channels) { return groups > 0 ? channels % groups == 0 : channels == 0; }
+KFI_HOST int kfi_divides(kf_i64 groups, kf_i64 channels)
+{
+    return groups > 0 ? channels % groups == 0 : channels == 0;
+}
 
 /* Of what a call is made of, before that is set. Its operands may have any name, memset as well. */
 KFI_ONCE void kfi_zero(void *all, size_t bytes) { memset(all, 0, bytes); }
 
 /* words: the names of the `count` sizes. Refuses negative ones and tensors over 2^62 bytes. */
-KFI_ONCE kf_result_t kfi_check_sizes(const kfi_name *name, const char *words, const kf_i64 *sizes, int count)
+KFI_ONCE kf_result_t kfi_check_sizes(const kfi_name *name, const char *words, const kf_i64 *sizes,
+                                     int count)
 {
     kf_i64 room = (kf_i64)1 << 58;
     for (int i = 0; i < count; ++i)
         if (sizes[i] < 0)
-            return kfi_fail(KF_ERROR_INVALID_SIZE, name, kfi_word(words, i), "is %lld, expected 0 or more", (long long)sizes[i]);
+            return kfi_fail(KF_ERROR_INVALID_SIZE, name, kfi_word(words, i),
+                            "is %lld, expected 0 or more", (long long)sizes[i]);
     for (int i = 0; i < count; ++i) {
         if (sizes[i] > room)
-            return kfi_fail(KF_ERROR_INVALID_SIZE, name, kfi_word(words, i), "is %lld, expected a tensor of at most 2^58 elements in all",
+            return kfi_fail(KF_ERROR_INVALID_SIZE, name, kfi_word(words, i),
+                            "is %lld, expected a tensor of at most 2^58 elements in all",
                             (long long)sizes[i]);
         if (sizes[i] > 1) room /= sizes[i];
     }
     return KF_SUCCESS;
 }
 
-/* How the rows of ops over rows lie: rows x cols; the planes of outer x channels x inner; batch x heads x queries x keys; the groups of
-   channels of outer x length x channels x inner, whose rows are in `length` segments; the channels of outer x channels x inner, in `outer` segments. */
-enum { KFI_LAYOUT_ROWS, KFI_LAYOUT_PLANES, KFI_LAYOUT_HEADS, KFI_LAYOUT_GROUPS, KFI_LAYOUT_CHANNELS };
+/* How the rows of ops over rows lie: rows x cols; the planes of outer x channels x inner; batch x
+   heads x queries x keys; the groups of channels of outer x length x channels x inner, whose rows
+   are in `length` segments; the channels of outer x channels x inner, in `outer` segments. */
+enum {
+    KFI_LAYOUT_ROWS,
+    KFI_LAYOUT_PLANES,
+    KFI_LAYOUT_HEADS,
+    KFI_LAYOUT_GROUPS,
+    KFI_LAYOUT_CHANNELS
+};
 
-/* The sizes of such a call, and what they come to. In `s` a head or a group stands for a channel, and the queries of all batches for rows.
-   segments: the same as groups, where rows are in segments. */
-KFI_ONCE kf_result_t kfi_check_layout(const kfi_name *name, int layout, const kf_i64 *sizes, kfi_shape *s, kf_i64 *segments)
+/* The sizes of such a call, and what they come to. In `s` a head or a group stands for a channel,
+   and the queries of all batches for rows. segments: the same as groups, where rows are in
+   segments. */
+KFI_ONCE kf_result_t kfi_check_layout(const kfi_name *name, int layout, const kf_i64 *sizes,
+                                      kfi_shape *s, kf_i64 *segments)
 {
-    const char *words = layout == KFI_LAYOUT_ROWS ? "rows cols" : layout == KFI_LAYOUT_HEADS ? "batch heads queries keys"
-                        : layout == KFI_LAYOUT_GROUPS ? "outer length groups channels inner" : "outer channels inner";
-    const int count = layout == KFI_LAYOUT_CHANNELS ? 3 : layout + 2, grouped = layout == KFI_LAYOUT_GROUPS;
+    const char *words = layout == KFI_LAYOUT_ROWS     ? "rows cols"
+                        : layout == KFI_LAYOUT_HEADS  ? "batch heads queries keys"
+                        : layout == KFI_LAYOUT_GROUPS ? "outer length groups channels inner"
+                                                      : "outer channels inner";
+    const int count = layout == KFI_LAYOUT_CHANNELS ? 3 : layout + 2,
+              grouped = layout == KFI_LAYOUT_GROUPS;
     kf_i64 extents[5];
     for (int i = 0; i < count; ++i) extents[i] = sizes[i];
-    if (grouped && sizes[2] > 0 && sizes[3] > 0) extents[2] = 1; /* the channels are those of all groups */
+    if (grouped && sizes[2] > 0 && sizes[3] > 0)
+        extents[2] = 1; /* the channels are those of all groups */
     const kf_result_t result = kfi_check_sizes(name, words, extents, count);
     if (result != KF_SUCCESS) return result;
     if (grouped && !kfi_divides(sizes[2], sizes[3]))
-        return kfi_fail(KF_ERROR_INVALID_SIZE, name, "channels", "is %lld, expected a multiple of groups, %lld", (long long)sizes[3],
+        return kfi_fail(KF_ERROR_INVALID_SIZE, name, "channels",
+                        "is %lld, expected a multiple of groups, %lld", (long long)sizes[3],
                         (long long)sizes[2]);
-    s->rows = layout == KFI_LAYOUT_HEADS ? sizes[0] * sizes[2] : layout == KFI_LAYOUT_CHANNELS ? 1 : sizes[0];
+    s->rows = layout == KFI_LAYOUT_HEADS      ? sizes[0] * sizes[2]
+              : layout == KFI_LAYOUT_CHANNELS ? 1
+                                              : sizes[0];
     s->channels = layout == KFI_LAYOUT_ROWS ? 0 : sizes[grouped ? 2 : 1];
     s->cols = sizes[count - 1];
     s->parts = 0;
@@ -143,34 +187,44 @@ KFI_ONCE kf_result_t kfi_check_layout(const kfi_name *name, int layout, const kf
     return KF_SUCCESS;
 }
 
-/* sizes: of [outer, length, groups, channels, inner] and the other layouts, as kfi_check_layout has them. */
+/* sizes: of [outer, length, groups, channels, inner] and the other layouts, as kfi_check_layout has
+ * them. */
 KFI_ONCE kfi_levels kfi_make_levels(int layout, const kf_i64 *sizes)
 {
-    kfi_levels l = {2, sizes[layout == KFI_LAYOUT_ROWS ? 1 : 2], {sizes[layout != KFI_LAYOUT_ROWS], sizes[0], 0}, ". _outer"};
+    kfi_levels l = {2,
+                    sizes[layout == KFI_LAYOUT_ROWS ? 1 : 2],
+                    {sizes[layout != KFI_LAYOUT_ROWS], sizes[0], 0},
+                    ". _outer"};
     if (layout == KFI_LAYOUT_ROWS) l.count = 1;
     if (layout != KFI_LAYOUT_HEADS && layout != KFI_LAYOUT_GROUPS) return l;
     l.count = 3;
     l.size[0] = sizes[2];
     l.size[1] = sizes[1];
     l.size[2] = sizes[0];
-    l.line = layout == KFI_LAYOUT_HEADS ? sizes[3] : sizes[2] > 0 ? sizes[3] / sizes[2] * sizes[4] : 0; /* of one group's channels */
+    l.line = layout == KFI_LAYOUT_HEADS ? sizes[3]
+             : sizes[2] > 0             ? sizes[3] / sizes[2] * sizes[4]
+                                        : 0; /* of one group's channels */
     l.words = layout == KFI_LAYOUT_HEADS ? ". _head _batch" : ". _length _outer";
     return l;
 }
 
 /* As kfi_fail: of tensor i's field of level k. */
-#define KFI_FAIL_STRIDE(result, name, arguments, levels, i, k, ...) \
-    do { \
-        char kfi_text[96]; \
-        const char *const kfi_tensor = kfi_word((arguments)->words, i), *const kfi_level = kfi_word((levels)->words, k); \
-        snprintf(kfi_text, sizeof kfi_text, "strides->%.*s%.*s", (int)strcspn(kfi_tensor, " "), kfi_tensor, \
-                 *kfi_level == '.' ? 0 : (int)strcspn(kfi_level, " "), kfi_level); \
-        return kfi_fail(result, name, kfi_text, __VA_ARGS__); \
+#define KFI_FAIL_STRIDE(result, name, arguments, levels, i, k, ...)                                \
+    do {                                                                                           \
+        char kfi_text[96];                                                                         \
+        const char *const kfi_tensor = kfi_word((arguments)->words, i), *const kfi_level =         \
+                                                                            kfi_word(              \
+                                                                                (levels)->words,   \
+                                                                                k);                \
+        snprintf(kfi_text, sizeof kfi_text, "strides->%.*s%.*s", (int)strcspn(kfi_tensor, " "),    \
+                 kfi_tensor, *kfi_level == '.' ? 0 : (int)strcspn(kfi_level, " "), kfi_level);     \
+        return kfi_fail(result, name, kfi_text, __VA_ARGS__);                                      \
     } while (0)
 
-/* Of tensor i, how far apart its rows are; a number that is not given: as many elements as one of the level below takes. Refuses negative ones
-   and tensors over 2^58 elements. */
-KFI_ONCE kf_result_t kfi_check_stride(const kfi_name *name, const kfi_arguments *arguments, const kfi_strides *strides, const kfi_levels *l,
+/* Of tensor i, how far apart its rows are; a number that is not given: as many elements as one of
+   the level below takes. Refuses negative ones and tensors over 2^58 elements. */
+KFI_ONCE kf_result_t kfi_check_stride(const kfi_name *name, const kfi_arguments *arguments,
+                                      const kfi_strides *strides, const kfi_levels *l,
                                       kfi_operands *all, int i)
 {
     const kf_i64 most = (kf_i64)1 << 58;
@@ -180,37 +234,48 @@ KFI_ONCE kf_result_t kfi_check_stride(const kfi_name *name, const kfi_arguments 
     for (int k = 0; k < l->count; ++k) {
         const int64_t given = strides->given ? strides->given[strides->fields[i] - '0' + k] : 0;
         if (given < 0 && given != KF_BROADCAST)
-            KFI_FAIL_STRIDE(KF_ERROR_INVALID_SIZE, name, arguments, l, i, k, "is %lld, expected a distance in elements, 0 (dense) or KF_BROADCAST",
+            KFI_FAIL_STRIDE(KF_ERROR_INVALID_SIZE, name, arguments, l, i, k,
+                            "is %lld, expected a distance in elements, 0 (dense) or KF_BROADCAST",
                             (long long)given);
         o->apart[k] = given == 0 ? dense : given == KF_BROADCAST ? 0 : given;
         if (l->size[k] > 1 && o->apart[k] > (most - o->extent) / (l->size[k] - 1))
-            KFI_FAIL_STRIDE(KF_ERROR_INVALID_SIZE, name, arguments, l, i, k, "is %lld, expected a tensor of at most 2^58 elements from first to last",
-                            (long long)given);
+            KFI_FAIL_STRIDE(
+                KF_ERROR_INVALID_SIZE, name, arguments, l, i, k,
+                "is %lld, expected a tensor of at most 2^58 elements from first to last",
+                (long long)given);
         if (l->size[k] > 1) o->extent += o->apart[k] * (l->size[k] - 1);
-        if (o->apart[k] > 0 && l->size[k] > 1) dense = o->apart[k] * l->size[k];
-        else if (o->apart[k] > dense && l->size[k] <= 1) dense = o->apart[k] < most ? o->apart[k] : most;
+        if (o->apart[k] > 0 && l->size[k] > 1)
+            dense = o->apart[k] * l->size[k];
+        else if (o->apart[k] > dense && l->size[k] <= 1)
+            dense = o->apart[k] < most ? o->apart[k] : most;
         if (l->size[k] > 1) all->steps |= o->apart[k];
     }
     return KF_SUCCESS;
 }
-KFI_ONCE kf_result_t kfi_check_strides(const kfi_name *name, const kfi_arguments *arguments, const kfi_strides *strides, const kfi_levels *l,
+KFI_ONCE kf_result_t kfi_check_strides(const kfi_name *name, const kfi_arguments *arguments,
+                                       const kfi_strides *strides, const kfi_levels *l,
                                        kfi_operands *all)
 {
     memset(all, 0, sizeof *all);
     for (int i = 0; strides->fields[i]; ++i) {
-        const kf_result_t result = strides->fields[i] == ' ' ? KF_SUCCESS : kfi_check_stride(name, arguments, strides, l, all, i);
+        const kf_result_t result = strides->fields[i] == ' '
+                                       ? KF_SUCCESS
+                                       : kfi_check_stride(name, arguments, strides, l, all, i);
         if (result != KF_SUCCESS) return result;
     }
     return KF_SUCCESS;
 }
 
-/* Of [outer, axis, inner], to be reduced over the axis. Without an inner size the axis lies side by side: its elements have no stride but 1. */
+/* Of [outer, axis, inner], to be reduced over the axis. Without an inner size the axis lies side by
+ * side: its elements have no stride but 1. */
 KFI_ONCE kfi_levels kfi_make_axis(kf_i64 outer, kf_i64 axis, kf_i64 inner)
 {
-    const kfi_levels l = {2, inner == 1 ? axis : inner, {inner == 1 ? 1 : axis, outer, 0}, ". _outer"};
+    const kfi_levels l = {
+        2, inner == 1 ? axis : inner, {inner == 1 ? 1 : axis, outer, 0}, ". _outer"};
     return l;
 }
-KFI_ONCE kf_result_t kfi_check_axis(const kfi_name *name, const kfi_arguments *arguments, const kfi_strides *strides, const kfi_levels *l, int flat,
+KFI_ONCE kf_result_t kfi_check_axis(const kfi_name *name, const kfi_arguments *arguments,
+                                    const kfi_strides *strides, const kfi_levels *l, int flat,
                                     kfi_operands *all)
 {
     const kf_result_t result = kfi_check_strides(name, arguments, strides, l, all);
@@ -221,7 +286,9 @@ KFI_ONCE kf_result_t kfi_check_axis(const kfi_name *name, const kfi_arguments *a
         const int64_t given = strides->given ? strides->given[strides->fields[i] - '0'] : 0;
         if (flat && l->line > 1 && given != 0 && given != 1)
             KFI_FAIL_STRIDE(KF_ERROR_UNSUPPORTED, name, arguments, l, i, 0,
-                            "is %lld, expected 0 or 1 where inner is 1: the elements of an axis lie side by side", (long long)given);
+                            "is %lld, expected 0 or 1 where inner is 1: the elements of an axis "
+                            "lie side by side",
+                            (long long)given);
         o->at.row = flat ? 1 : o->apart[0];
         o->at.outer = o->apart[1];
     }
@@ -242,7 +309,8 @@ KFI_ONCE kfi_pitch kfi_make_pitch(int layout, const kfi_levels *l, const kf_i64 
     return p;
 }
 
-/* The first level, from the smallest distance on, whose rows are nearer than what they take; -1: they are all apart. need: that. */
+/* The first level, from the smallest distance on, whose rows are nearer than what they take; -1:
+ * they are all apart. need: that. */
 KFI_ONCE int kfi_crowded(const kfi_operand *o, const kfi_levels *l, kf_i64 *need)
 {
     int seen = 0;
@@ -250,7 +318,8 @@ KFI_ONCE int kfi_crowded(const kfi_operand *o, const kfi_levels *l, kf_i64 *need
     for (int turn = 0; turn < l->count; ++turn) {
         int least = -1;
         for (int k = 0; k < l->count; ++k)
-            if (!(seen >> k & 1) && l->size[k] > 1 && (least < 0 || o->apart[k] < o->apart[least])) least = k;
+            if (!(seen >> k & 1) && l->size[k] > 1 && (least < 0 || o->apart[k] < o->apart[least]))
+                least = k;
         if (least < 0) return -1;
         if (o->apart[least] < *need) return least;
         seen |= 1 << least;
@@ -259,10 +328,12 @@ KFI_ONCE int kfi_crowded(const kfi_operand *o, const kfi_levels *l, kf_i64 *need
     return -1;
 }
 
-/* Whether two tensors are columns of one larger matrix that are apart: all their rows begin as far into its rows. */
+/* Whether two tensors are columns of one larger matrix that are apart: all their rows begin as far
+ * into its rows. */
 KFI_ONCE int kfi_beside(const kfi_operand *a, const kfi_operand *b, const kfi_levels *l)
 {
-    const uintptr_t at = (uintptr_t)a->ptr, other = (uintptr_t)b->ptr, width = (uintptr_t)l->line * (uintptr_t)a->size;
+    const uintptr_t at = (uintptr_t)a->ptr, other = (uintptr_t)b->ptr,
+                    width = (uintptr_t)l->line * (uintptr_t)a->size;
     kf_i64 row = 0;
     if (a->size != b->size || !a->extent || !b->extent) return 0;
     for (int k = 0; k < l->count; ++k)
@@ -270,19 +341,22 @@ KFI_ONCE int kfi_beside(const kfi_operand *a, const kfi_operand *b, const kfi_le
     for (int k = 0; k < l->count && row > 0; ++k)
         if (l->size[k] > 1 && (a->apart[k] % row || b->apart[k] % row)) row = 0;
     if (row == 0) return 0;
-    const uintptr_t pitch = (uintptr_t)row * (uintptr_t)a->size, between = (at > other ? at - other : other - at) % pitch;
+    const uintptr_t pitch = (uintptr_t)row * (uintptr_t)a->size,
+                    between = (at > other ? at - other : other - at) % pitch;
     return between >= width && pitch - between >= width;
 }
 
-/* Conditions without branches, here and below: half the time that a host compiler takes for them. */
-KFI_ONCE int kfi_meets(const kfi_operand *o, const void *begin, uintptr_t bytes) /* tensors of no bytes meet nothing */
+/* Conditions without branches, here and below: half the time that a host compiler takes for them.
+ */
+KFI_ONCE int kfi_meets(const kfi_operand *o, const void *begin,
+                       uintptr_t bytes) /* tensors of no bytes meet nothing */
 {
     const uintptr_t at = (uintptr_t)o->ptr, other = (uintptr_t)begin;
     return (at < other + bytes) & (other < at + o->bytes) & (bytes > 0) & (o->bytes > 0);
 }
 
-/* Whether an output may be the same pointer as tensor j, in place: every element is read before it is written, by the same thread; or it is
-   equal to that output, or that input's next value. */
+/* Whether an output may be the same pointer as tensor j, in place: every element is read before it
+   is written, by the same thread; or it is equal to that output, or that input's next value. */
 KFI_ONCE int kfi_may_share(const kfi_operand *out, const kfi_operand *other, int j)
 {
     const int same = (out->size == other->size) & (((out->flags ^ other->flags) & KFI_KIND) == 0);
@@ -294,7 +368,8 @@ KFI_ONCE int kfi_may_share(const kfi_operand *out, const kfi_operand *other, int
 KFI_ONCE int kfi_alike(const kfi_operand *a, const kfi_operand *b, const kfi_levels *l)
 {
     int same = 1;
-    for (int k = 0; l && k < l->count; ++k) same &= (a->apart[k] == b->apart[k]) | (l->size[k] <= 1);
+    for (int k = 0; l && k < l->count; ++k)
+        same &= (a->apart[k] == b->apart[k]) | (l->size[k] <= 1);
     return same;
 }
 
@@ -303,7 +378,8 @@ KFI_ONCE int kfi_clashes(const kfi_operands *all, const kfi_levels *l, int i, in
 {
     const kfi_operand *out = &all->of[i], *other = &all->of[j];
     if ((out->flags & KFI_OUT) == 0 || !kfi_meets(out, other->ptr, other->bytes)) return 0;
-    return !(out->ptr == other->ptr ? kfi_may_share(out, other, j) && kfi_alike(out, other, l) : l && kfi_beside(out, other, l));
+    return !(out->ptr == other->ptr ? kfi_may_share(out, other, j) && kfi_alike(out, other, l)
+                                    : l && kfi_beside(out, other, l));
 }
 
 /* The levels that two tensors both lie along. */
@@ -316,10 +392,12 @@ KFI_ONCE const kfi_levels *kfi_common(const kfi_levels *levels, int each, int i,
     return same ? a : NULL;
 }
 
-/* Reads the table of a call's tensors, and refuses what no call may do with them. levels: of tensors that have strides, which are checked
-   already, or of each tensor where the shape says how many elements each has; NULL: none has. Of a call without a wanted output nothing else is
-   asked. */
-KFI_ONCE kf_result_t kfi_check_operands(const kfi_name *name, const kfi_arguments *arguments, const kfi_shape *s, const kfi_levels *levels,
+/* Reads the table of a call's tensors, and refuses what no call may do with them. levels: of
+   tensors that have strides, which are checked already, or of each tensor where the shape says how
+   many elements each has; NULL: none has. Of a call without a wanted output nothing else is asked.
+ */
+KFI_ONCE kf_result_t kfi_check_operands(const kfi_name *name, const kfi_arguments *arguments,
+                                        const kfi_shape *s, const kfi_levels *levels,
                                         kfi_operands *all)
 {
     const char *code = arguments->codes;
@@ -329,54 +407,76 @@ KFI_ONCE kf_result_t kfi_check_operands(const kfi_name *name, const kfi_argument
         kfi_operand *o = &all->of[i];
         const int kind = (code[1] - '0') & KFI_KIND;
         const kf_i64 width = s->channels > 0 ? s->channels : 1, n = s->rows * s->cols * width;
-        const kf_i64 elements = s->elements ? s->elements[i] : kind == KFI_ELEM ? n : kind == KFI_HALF ? 2 * n : kind == KFI_ONE ? 1 : kind == KFI_PER_ROW ? s->rows
-                                : kind == KFI_PER_PLANE ? s->rows * width : kind == KFI_SHARED ? s->rows * s->cols
-                                : kind == KFI_GROUPED ? s->channels * s->parts : s->channels > 0 ? width : s->cols;
+        const kf_i64 elements = s->elements             ? s->elements[i]
+                                : kind == KFI_ELEM      ? n
+                                : kind == KFI_HALF      ? 2 * n
+                                : kind == KFI_ONE       ? 1
+                                : kind == KFI_PER_ROW   ? s->rows
+                                : kind == KFI_PER_PLANE ? s->rows * width
+                                : kind == KFI_SHARED    ? s->rows * s->cols
+                                : kind == KFI_GROUPED   ? s->channels * s->parts
+                                : s->channels > 0       ? width
+                                                        : s->cols;
         const int each = s->elements != NULL;
         const kfi_levels *own = levels && each ? levels + i : levels;
         o->size = code[0] - '0';
         o->flags = code[1] - '0';
         o->ptr = o->flags & KFI_UNREAD ? NULL : arguments->tensors[i];
         o->twin = code[2] - '0';
-        o->bytes = o->ptr ? (uintptr_t)(levels && kind == KFI_ELEM && n ? o->extent : elements) * (uintptr_t)o->size : 0;
+        o->bytes = o->ptr ? (uintptr_t)(levels && kind == KFI_ELEM && n ? o->extent : elements) *
+                                (uintptr_t)o->size
+                          : 0;
         all->count = i + 1;
         all->wanted += ((o->flags & KFI_OUT) != 0) & (o->ptr != NULL);
         all->bits |= ((kind >= KFI_ONE) & (kind != KFI_SHARED)) ? 0 : (uintptr_t)o->ptr;
         if (!o->ptr && !(o->flags & KFI_NULLABLE) && elements > 0)
-            return kfi_fail(KF_ERROR_NULL_POINTER, name, kfi_word(arguments->words, i), "is NULL, expected a pointer to %lld element%s",
-                            (long long)elements, elements == 1 ? "" : "s");
+            return kfi_fail(KF_ERROR_NULL_POINTER, name, kfi_word(arguments->words, i),
+                            "is NULL, expected a pointer to %lld element%s", (long long)elements,
+                            elements == 1 ? "" : "s");
         if ((uintptr_t)arguments->tensors[i] & (uintptr_t)(o->size - 1))
             return kfi_fail(KF_ERROR_MISALIGNED, name, kfi_word(arguments->words, i),
-                            "is %p, expected a pointer aligned to its %d-byte elements", arguments->tensors[i], o->size);
+                            "is %p, expected a pointer aligned to its %d-byte elements",
+                            arguments->tensors[i], o->size);
         kf_i64 need;
-        const int crowded = own && (kind == KFI_ELEM || each) && o->flags & KFI_OUT && o->bytes ? kfi_crowded(o, own, &need) : -1;
+        const int crowded = own && (kind == KFI_ELEM || each) && o->flags & KFI_OUT && o->bytes
+                                ? kfi_crowded(o, own, &need)
+                                : -1;
         if (crowded >= 0)
-            KFI_FAIL_STRIDE(KF_ERROR_OVERLAP, name, arguments, own, i, crowded, "puts an output's rows %lld elements apart, expected %lld or more",
+            KFI_FAIL_STRIDE(KF_ERROR_OVERLAP, name, arguments, own, i, crowded,
+                            "puts an output's rows %lld elements apart, expected %lld or more",
                             (long long)o->apart[crowded], (long long)need);
         for (int j = 0; j < i; ++j) {
             const int out = o->flags & KFI_OUT ? i : j, other = i + j - out;
             const kfi_levels *both = kfi_common(levels, each, out, other);
             if (!kfi_clashes(all, both, out, other)) continue;
-            return kfi_fail(KF_ERROR_OVERLAP, name, kfi_word(arguments->words, out), "at %p overlaps %.*s at %p, expected %s", all->of[out].ptr,
-                            (int)strcspn(kfi_word(arguments->words, other), " "), kfi_word(arguments->words, other), all->of[other].ptr,
+            return kfi_fail(KF_ERROR_OVERLAP, name, kfi_word(arguments->words, out),
+                            "at %p overlaps %.*s at %p, expected %s", all->of[out].ptr,
+                            (int)strcspn(kfi_word(arguments->words, other), " "),
+                            kfi_word(arguments->words, other), all->of[other].ptr,
                             (all->of[other].flags & KFI_OUT) ? "outputs that are apart"
                             : !kfi_may_share(&all->of[out], &all->of[other], other) ? "memory apart"
-                            : kfi_alike(&all->of[out], &all->of[other], both) ? "the same pointer (in place) or memory apart"
-                                                                                : "the same strides in place, or memory apart");
+                            : kfi_alike(&all->of[out], &all->of[other], both)
+                                ? "the same pointer (in place) or memory apart"
+                                : "the same strides in place, or memory apart");
         }
     }
     return KF_SUCCESS;
 }
 
-/* Of a gradient by the result `given`: the activation's scalars that must not be negative for it, since they turn the other side of 0 into this
-   one. words: their names, a point for each that may be; NULL: all may. values: floats, or doubles of 8 bytes. */
-KFI_ONCE kf_result_t kfi_check_rising(const kfi_name *name, const char *given, const char *words, const void *values, size_t size)
+/* Of a gradient by the result `given`: the activation's scalars that must not be negative for it,
+   since they turn the other side of 0 into this one. words: their names, a point for each that may
+   be; NULL: all may. values: floats, or doubles of 8 bytes. */
+KFI_ONCE kf_result_t kfi_check_rising(const kfi_name *name, const char *given, const char *words,
+                                      const void *values, size_t size)
 {
     for (int i = 0; words; ++i) {
         const char *const word = kfi_word(words, i);
-        const double value = size == 8 ? ((const double *)values)[i] : (double)((const float *)values)[i];
+        const double value =
+            size == 8 ? ((const double *)values)[i] : (double)((const float *)values)[i];
         if (*word != '.' && value < 0.0)
-            return kfi_fail(KF_ERROR_INVALID_VALUE, name, word, "is %g, expected 0 or more where `%s` is given: without it the gradient is that of the inputs",
+            return kfi_fail(KF_ERROR_INVALID_VALUE, name, word,
+                            "is %g, expected 0 or more where `%s` is given: without it the "
+                            "gradient is that of the inputs",
                             value, given);
         if (!strchr(word, ' ')) break;
     }
@@ -390,24 +490,33 @@ KFI_ONCE kf_result_t kfi_check_probability(const kfi_name *name, double p)
     return kfi_fail(KF_ERROR_INVALID_VALUE, name, "p", "is %g, expected 0 <= p <= 1", p);
 }
 
-/* expected: what the function's twin says, whichever outputs are wanted. Only so much of a workspace must be apart from the tensors. */
-KFI_ONCE kf_result_t kfi_check_workspace(const kfi_name *name, const kfi_arguments *arguments, const kfi_operands *all, const void *workspace,
-                                         size_t got, size_t expected)
+/* expected: what the function's twin says, whichever outputs are wanted. Only so much of a
+ * workspace must be apart from the tensors. */
+KFI_ONCE kf_result_t kfi_check_workspace(const kfi_name *name, const kfi_arguments *arguments,
+                                         const kfi_operands *all, const void *workspace, size_t got,
+                                         size_t expected)
 {
     if (expected == 0) return KF_SUCCESS;
     if (!workspace || got < expected) {
         char twin[120];
         kfi_write_name(twin, sizeof twin, name);
-        return kfi_fail(KF_ERROR_WORKSPACE, name, "workspace", "is %p of %llu bytes, expected %llu bytes (%s_workspace_bytes), aligned to %d",
-                        workspace, (unsigned long long)got, (unsigned long long)expected, twin, KFI_WORKSPACE_ALIGNED);
+        return kfi_fail(
+            KF_ERROR_WORKSPACE, name, "workspace",
+            "is %p of %llu bytes, expected %llu bytes (%s_workspace_bytes), aligned to %d",
+            workspace, (unsigned long long)got, (unsigned long long)expected, twin,
+            KFI_WORKSPACE_ALIGNED);
     }
     if ((uintptr_t)workspace % KFI_WORKSPACE_ALIGNED != 0)
-        return kfi_fail(KF_ERROR_MISALIGNED, name, "workspace", "is %p, expected memory aligned to %d bytes", workspace, KFI_WORKSPACE_ALIGNED);
+        return kfi_fail(KF_ERROR_MISALIGNED, name, "workspace",
+                        "is %p, expected memory aligned to %d bytes", workspace,
+                        KFI_WORKSPACE_ALIGNED);
     for (int i = 0; i < all->count; ++i)
         if (kfi_meets(&all->of[i], workspace, expected))
-            return kfi_fail(KF_ERROR_OVERLAP, name, "workspace", "at %p overlaps %.*s at %p, expected %llu bytes apart from every tensor", workspace,
-                            (int)strcspn(kfi_word(arguments->words, i), " "), kfi_word(arguments->words, i), all->of[i].ptr,
-                            (unsigned long long)expected);
+            return kfi_fail(
+                KF_ERROR_OVERLAP, name, "workspace",
+                "at %p overlaps %.*s at %p, expected %llu bytes apart from every tensor", workspace,
+                (int)strcspn(kfi_word(arguments->words, i), " "), kfi_word(arguments->words, i),
+                all->of[i].ptr, (unsigned long long)expected);
     return KF_SUCCESS;
 }
 

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* kf/core/choose.h: what functions whose activation is an argument (kf/any) do with its number and its scalars. */
+/* kf/core/choose.h: what functions whose activation is an argument (kf/any) do with its number and
+ * its scalars. */
 #ifndef KF_CORE_CHOOSE_H
 #define KF_CORE_CHOOSE_H
 
@@ -19,9 +20,11 @@ typedef int32_t kf_activation_t;
 typedef struct {
     int id;
     const char *word;
-    const char *rising; /* its scalars that must not be negative where the gradient is by the result (core/check.h), or NULL */
+    const char *rising; /* its scalars that must not be negative where the gradient is by the result
+                           (core/check.h), or NULL */
     unsigned char count, reads, by_result,
-        ints;                            /* scalars; whether its gradient reads its argument; may be by the result; is of integers too */
+        ints; /* scalars; whether its gradient reads its argument; may be by the result; is of
+                 integers too */
     double scalars[KFI_MAX_ACT_SCALARS]; /* their defaults */
 } kfi_act_facts;
 
@@ -37,16 +40,19 @@ KFI_ONCE int kfi_lists(const char *words, const char *word)
     return 0;
 }
 
-/* The activation of a call. without: the words of those that the function does not have; ints: it is of integers. */
-KFI_ONCE kf_result_t kfi_choose(const kfi_name *name, const kfi_act_facts *all, int count, const char *without, int ints,
-                                kf_activation_t id, const kfi_act_facts **chosen)
+/* The activation of a call. without: the words of those that the function does not have; ints: it
+ * is of integers. */
+KFI_ONCE kf_result_t kfi_choose(const kfi_name *name, const kfi_act_facts *all, int count,
+                                const char *without, int ints, kf_activation_t id,
+                                const kfi_act_facts **chosen)
 {
     for (int i = 0; i < count; ++i) {
         if (all[i].id != id || (ints && !all[i].ints) || kfi_lists(without, all[i].word)) continue;
         *chosen = &all[i];
         return KF_SUCCESS;
     }
-    return kfi_fail(KF_ERROR_UNSUPPORTED, name, "activation", "is %d, expected the number of one that this function has", (int)id);
+    return kfi_fail(KF_ERROR_UNSUPPORTED, name, "activation",
+                    "is %d, expected the number of one that this function has", (int)id);
 }
 
 /* Its scalars as the caller gave them, NULL: their defaults. */

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// kf/core/cluster.cuh: blocks that run at the same time and reach each other's shared memory, from sm_90 on.
+// kf/core/cluster.cuh: blocks that run at the same time and reach each other's shared memory, from
+// sm_90 on.
 #ifndef KF_CORE_CLUSTER_CUH
 #define KF_CORE_CLUSTER_CUH
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// kf/core/device.cuh: words for kernels of one's own, those that kf's kernels are made of: vector access, reductions over a
-// warp and a block, random bits, dropout. docs/device.md is their manual. Activations are in kf/ops/activations.cuh. Not part
-// of kf/kf.cuh. Compiles under nvcc and NVRTC.
+// kf/core/device.cuh: words for kernels of one's own, those that kf's kernels are made of: vector
+// access, reductions over a warp and a block, random bits, dropout. docs/device.md is their manual.
+// Activations are in kf/ops/activations.cuh. Not part of kf/kf.cuh. Compiles under nvcc and NVRTC.
 #ifndef KF_CORE_DEVICE_CUH
 #define KF_CORE_DEVICE_CUH
 
@@ -18,14 +18,17 @@
 // ---- vectors: how storage becomes values. An access is of at most 16 bytes.
 template <int vec> KFI_DEVICE constexpr bool kfi_is_vector()
 {
-    static_assert(vec == 1 || vec == 2 || vec == 4 || vec == 8 || vec == 16, "kf: a vector has 1, 2, 4, 8 or 16 elements");
+    static_assert(vec == 1 || vec == 2 || vec == 4 || vec == 8 || vec == 16,
+                  "kf: a vector has 1, 2, 4, 8 or 16 elements");
     return true;
 }
 template <int size, int vec> KFI_DEVICE bool kfi_whole(const void *p, kf_i64 left)
 {
-    return kfi_is_vector<vec>() && left >= vec && (unsigned long long)p % (size * vec < 16 ? size * vec : 16) == 0;
+    return kfi_is_vector<vec>() && left >= vec &&
+           (unsigned long long)p % (size * vec < 16 ? size * vec : 16) == 0;
 }
-template <int size, int vec> KFI_DEVICE void kfi_load_one(void *v, const void *p, kf_i64 left, bool whole)
+template <int size, int vec>
+KFI_DEVICE void kfi_load_one(void *v, const void *p, kf_i64 left, bool whole)
 {
     if (whole) {
         kfi_copy<size * vec>(v, p);
@@ -37,79 +40,97 @@ template <int size, int vec> KFI_DEVICE void kfi_load_one(void *v, const void *p
     for (int e = 0; e < vec; ++e)
         if (e < left) kfi_copy<size>((char *)v + e * size, (const char *)p + e * size);
 }
-template <int vec> KFI_DEVICE void kfi_load_left(float *values, const float *p, kf_i64 left, bool whole)
+template <int vec>
+KFI_DEVICE void kfi_load_left(float *values, const float *p, kf_i64 left, bool whole)
 {
     alignas(16) float v[vec];
     kfi_load_one<4, vec>(v, p, left, whole);
     kfi_unpack_f32<vec>(values, v);
 }
-template <int vec> KFI_DEVICE void kfi_load_left(float *values, const kf_f16 *p, kf_i64 left, bool whole)
+template <int vec>
+KFI_DEVICE void kfi_load_left(float *values, const kf_f16 *p, kf_i64 left, bool whole)
 {
     alignas(16) kf_f16 v[vec];
     kfi_load_one<2, vec>(v, p, left, whole);
     kfi_unpack_f16<vec>(values, v);
 }
-template <int vec> KFI_DEVICE void kfi_load_left(float *values, const kf_bf16 *p, kf_i64 left, bool whole)
+template <int vec>
+KFI_DEVICE void kfi_load_left(float *values, const kf_bf16 *p, kf_i64 left, bool whole)
 {
     alignas(16) kf_bf16 v[vec];
     kfi_load_one<2, vec>(v, p, left, whole);
     kfi_unpack_bf16<vec>(values, v);
 }
-template <int vec> KFI_DEVICE void kfi_load_left(double *values, const double *p, kf_i64 left, bool whole)
+template <int vec>
+KFI_DEVICE void kfi_load_left(double *values, const double *p, kf_i64 left, bool whole)
 {
     alignas(16) double v[vec];
     kfi_load_one<8, vec>(v, p, left, whole);
     kfi_unpack_f64<vec>(values, v);
 }
-template <int vec> KFI_DEVICE void kfi_store_left(float *p, const float *values, kf_i64 left, bool whole)
+template <int vec>
+KFI_DEVICE void kfi_store_left(float *p, const float *values, kf_i64 left, bool whole)
 {
     alignas(16) float v[vec];
     kfi_unpack_f32<vec>(v, values);
     kfi_store_each<4, vec, 1>(p, v, 0, left, whole);
 }
-template <int vec> KFI_DEVICE void kfi_store_left(kf_f16 *p, const float *values, kf_i64 left, bool whole)
+template <int vec>
+KFI_DEVICE void kfi_store_left(kf_f16 *p, const float *values, kf_i64 left, bool whole)
 {
     alignas(16) kf_f16 v[vec];
     kfi_pack_f16<vec>(v, values);
     kfi_store_each<2, vec, 1>(p, v, 0, left, whole);
 }
-template <int vec> KFI_DEVICE void kfi_store_left(kf_bf16 *p, const float *values, kf_i64 left, bool whole)
+template <int vec>
+KFI_DEVICE void kfi_store_left(kf_bf16 *p, const float *values, kf_i64 left, bool whole)
 {
     alignas(16) kf_bf16 v[vec];
     kfi_pack_bf16<vec>(v, values);
     kfi_store_each<2, vec, 1>(p, v, 0, left, whole);
 }
-template <int vec> KFI_DEVICE void kfi_store_left(double *p, const double *values, kf_i64 left, bool whole)
+template <int vec>
+KFI_DEVICE void kfi_store_left(double *p, const double *values, kf_i64 left, bool whole)
 {
     alignas(16) double v[vec];
     kfi_unpack_f64<vec>(v, values);
     kfi_store_each<8, vec, 1>(p, v, 0, left, whole);
 }
 
-// ---- reductions. The order of the operations depends on the size of the block alone, and every thread gets the same bits.
+// ---- reductions. The order of the operations depends on the size of the block alone, and every
+// thread gets the same bits.
 enum { KFI_REDUCE_SUM, KFI_REDUCE_MAX, KFI_REDUCE_MIN };
 template <int op> KFI_DEVICE float kfi_combine(float a, float b)
 {
-    return op == KFI_REDUCE_SUM ? a + b : op == KFI_REDUCE_MAX ? kfi_max_f32(a, b) : kfi_min_f32(a, b);
+    return op == KFI_REDUCE_SUM   ? a + b
+           : op == KFI_REDUCE_MAX ? kfi_max_f32(a, b)
+                                  : kfi_min_f32(a, b);
 }
 template <int op> KFI_DEVICE double kfi_combine(double a, double b)
 {
-    return op == KFI_REDUCE_SUM ? a + b : op == KFI_REDUCE_MAX ? kfi_max_f64(a, b) : kfi_min_f64(a, b);
+    return op == KFI_REDUCE_SUM   ? a + b
+           : op == KFI_REDUCE_MAX ? kfi_max_f64(a, b)
+                                  : kfi_min_f64(a, b);
 }
 template <int op> KFI_DEVICE float kfi_reduce_warp(float v)
 {
 #pragma unroll
-    for (int step = 16; step > 0; step >>= 1) v = kfi_combine<op>(v, __shfl_xor_sync(0xffffffffu, v, step));
+    for (int step = 16; step > 0; step >>= 1)
+        v = kfi_combine<op>(v, __shfl_xor_sync(0xffffffffu, v, step));
     return v;
 }
 template <int op> KFI_DEVICE double kfi_reduce_warp(double v)
 {
 #pragma unroll
-    for (int step = 16; step > 0; step >>= 1) v = kfi_combine<op>(v, __shfl_xor_sync(0xffffffffu, v, step));
+    for (int step = 16; step > 0; step >>= 1)
+        v = kfi_combine<op>(v, __shfl_xor_sync(0xffffffffu, v, step));
     return v;
 }
 // Of 1, 2 or 3 dimensions, as warps count.
-KFI_DEVICE unsigned kfi_thread() { return threadIdx.x + blockDim.x * (threadIdx.y + blockDim.y * threadIdx.z); }
+KFI_DEVICE unsigned kfi_thread()
+{
+    return threadIdx.x + blockDim.x * (threadIdx.y + blockDim.y * threadIdx.z);
+}
 KFI_DEVICE unsigned kfi_warps() { return blockDim.x * blockDim.y * blockDim.z / 32; }
 // A value of each warp: one buffer a kernel, whatever is reduced.
 KFI_DEVICE float *kfi_parts_f32()
@@ -130,7 +151,9 @@ template <int op> KFI_DEVICE float kfi_reduce_block(float v)
     __syncthreads(); // the reduction before this one may still be read
     if (lane == 0) parts[kfi_thread() / 32] = v;
     __syncthreads();
-    return kfi_reduce_warp<op>(lane < kfi_warps() ? parts[lane] : op == KFI_REDUCE_SUM ? 0.0f : parts[0]);
+    return kfi_reduce_warp<op>(lane < kfi_warps()     ? parts[lane]
+                               : op == KFI_REDUCE_SUM ? 0.0f
+                                                      : parts[0]);
 }
 template <int op> KFI_DEVICE double kfi_reduce_block(double v)
 {
@@ -140,13 +163,16 @@ template <int op> KFI_DEVICE double kfi_reduce_block(double v)
     __syncthreads(); // the reduction before this one may still be read
     if (lane == 0) parts[kfi_thread() / 32] = v;
     __syncthreads();
-    return kfi_reduce_warp<op>(lane < kfi_warps() ? parts[lane] : op == KFI_REDUCE_SUM ? 0.0 : parts[0]);
+    return kfi_reduce_warp<op>(lane < kfi_warps()     ? parts[lane]
+                               : op == KFI_REDUCE_SUM ? 0.0
+                                                      : parts[0]);
 }
 
 // ---- dropout
 template <int vec> KFI_DEVICE void kfi_drop(float *values, const kfi_rng &rng, kf_i64 first)
 {
-    static_assert(vec == 1 || vec == 2 || vec == 4 || vec == 8, "kf: dropout takes 1, 2, 4 or 8 elements at a time");
+    static_assert(vec == 1 || vec == 2 || vec == 4 || vec == 8,
+                  "kf: dropout takes 1, 2, 4 or 8 elements at a time");
     kfi_u32 keep[vec];
     kfi_keep<vec>(keep, rng, first);
 #pragma unroll
@@ -154,7 +180,8 @@ template <int vec> KFI_DEVICE void kfi_drop(float *values, const kfi_rng &rng, k
 }
 template <int vec> KFI_DEVICE void kfi_drop(double *values, const kfi_rng &rng, kf_i64 first)
 {
-    static_assert(vec == 1 || vec == 2 || vec == 4 || vec == 8, "kf: dropout takes 1, 2, 4 or 8 elements at a time");
+    static_assert(vec == 1 || vec == 2 || vec == 4 || vec == 8,
+                  "kf: dropout takes 1, 2, 4 or 8 elements at a time");
     kfi_u32 keep[vec];
     kfi_keep<vec>(keep, rng, first);
 #pragma unroll
@@ -164,8 +191,9 @@ template <int vec> KFI_DEVICE void kfi_drop(double *values, const kfi_rng &rng, 
 
 // ---- the words. The host's pass sees their names alone.
 
-// values[e] = p[e] for e < vec, as float (double for double). Without `left` p is aligned to the vector, or to 16 bytes.
-// left: how many elements there are from p on; values beyond are 0, nothing beyond is read, and p is aligned to its elements.
+// values[e] = p[e] for e < vec, as float (double for double). Without `left` p is aligned to the
+// vector, or to 16 bytes. left: how many elements there are from p on; values beyond are 0, nothing
+// beyond is read, and p is aligned to its elements.
 template <int vec> KFI_DEVICE void kf_load(float *values, const float *p)
 {
     (void)KFI_ON_DEVICE(kfi_load_left<vec>(values, p, vec, kfi_is_vector<vec>()));
@@ -199,7 +227,8 @@ template <int vec> KFI_DEVICE void kf_load(double *values, const double *p, kf_i
     (void)KFI_ON_DEVICE(kfi_load_left<vec>(values, p, left, kfi_whole<8, vec>(p, left)));
 }
 
-// p[e] = values[e] for e < vec, rounded once to nearest even. `left` as above: nothing beyond is written.
+// p[e] = values[e] for e < vec, rounded once to nearest even. `left` as above: nothing beyond is
+// written.
 template <int vec> KFI_DEVICE void kf_store(float *p, const float *values)
 {
     (void)KFI_ON_DEVICE(kfi_store_left<vec>(p, values, vec, kfi_is_vector<vec>()));
@@ -233,29 +262,59 @@ template <int vec> KFI_DEVICE void kf_store(double *p, const double *values, kf_
     (void)KFI_ON_DEVICE(kfi_store_left<vec>(p, values, left, kfi_whole<8, vec>(p, left)));
 }
 
-// Over the 32 lanes of a warp, all of which call; all get the result. A NaN among the values makes it NaN.
+// Over the 32 lanes of a warp, all of which call; all get the result. A NaN among the values makes
+// it NaN.
 KFI_DEVICE float kf_warp_sum(float v) { return KFI_ON_DEVICE(kfi_reduce_warp<KFI_REDUCE_SUM>(v)); }
 KFI_DEVICE float kf_warp_max(float v) { return KFI_ON_DEVICE(kfi_reduce_warp<KFI_REDUCE_MAX>(v)); }
 KFI_DEVICE float kf_warp_min(float v) { return KFI_ON_DEVICE(kfi_reduce_warp<KFI_REDUCE_MIN>(v)); }
-KFI_DEVICE double kf_warp_sum(double v) { return KFI_ON_DEVICE(kfi_reduce_warp<KFI_REDUCE_SUM>(v)); }
-KFI_DEVICE double kf_warp_max(double v) { return KFI_ON_DEVICE(kfi_reduce_warp<KFI_REDUCE_MAX>(v)); }
-KFI_DEVICE double kf_warp_min(double v) { return KFI_ON_DEVICE(kfi_reduce_warp<KFI_REDUCE_MIN>(v)); }
+KFI_DEVICE double kf_warp_sum(double v)
+{
+    return KFI_ON_DEVICE(kfi_reduce_warp<KFI_REDUCE_SUM>(v));
+}
+KFI_DEVICE double kf_warp_max(double v)
+{
+    return KFI_ON_DEVICE(kfi_reduce_warp<KFI_REDUCE_MAX>(v));
+}
+KFI_DEVICE double kf_warp_min(double v)
+{
+    return KFI_ON_DEVICE(kfi_reduce_warp<KFI_REDUCE_MIN>(v));
+}
 
-// Over a block of whole warps, all of whose threads call; all get the result. Two barriers, 128 or 256 bytes of shared memory.
-KFI_DEVICE float kf_block_sum(float v) { return KFI_ON_DEVICE(kfi_reduce_block<KFI_REDUCE_SUM>(v)); }
-KFI_DEVICE float kf_block_max(float v) { return KFI_ON_DEVICE(kfi_reduce_block<KFI_REDUCE_MAX>(v)); }
-KFI_DEVICE float kf_block_min(float v) { return KFI_ON_DEVICE(kfi_reduce_block<KFI_REDUCE_MIN>(v)); }
-KFI_DEVICE double kf_block_sum(double v) { return KFI_ON_DEVICE(kfi_reduce_block<KFI_REDUCE_SUM>(v)); }
-KFI_DEVICE double kf_block_max(double v) { return KFI_ON_DEVICE(kfi_reduce_block<KFI_REDUCE_MAX>(v)); }
-KFI_DEVICE double kf_block_min(double v) { return KFI_ON_DEVICE(kfi_reduce_block<KFI_REDUCE_MIN>(v)); }
+// Over a block of whole warps, all of whose threads call; all get the result. Two barriers, 128 or
+// 256 bytes of shared memory.
+KFI_DEVICE float kf_block_sum(float v)
+{
+    return KFI_ON_DEVICE(kfi_reduce_block<KFI_REDUCE_SUM>(v));
+}
+KFI_DEVICE float kf_block_max(float v)
+{
+    return KFI_ON_DEVICE(kfi_reduce_block<KFI_REDUCE_MAX>(v));
+}
+KFI_DEVICE float kf_block_min(float v)
+{
+    return KFI_ON_DEVICE(kfi_reduce_block<KFI_REDUCE_MIN>(v));
+}
+KFI_DEVICE double kf_block_sum(double v)
+{
+    return KFI_ON_DEVICE(kfi_reduce_block<KFI_REDUCE_SUM>(v));
+}
+KFI_DEVICE double kf_block_max(double v)
+{
+    return KFI_ON_DEVICE(kfi_reduce_block<KFI_REDUCE_MAX>(v));
+}
+KFI_DEVICE double kf_block_min(double v)
+{
+    return KFI_ON_DEVICE(kfi_reduce_block<KFI_REDUCE_MIN>(v));
+}
 
-// Random bits. A kf_rng_t is a kernel's argument, by value, made on the host by kf_make_rng (rng.h).
-// The 128 bits at a counter, as four words.
+// Random bits. A kf_rng_t is a kernel's argument, by value, made on the host by kf_make_rng
+// (rng.h). The 128 bits at a counter, as four words.
 KFI_DEVICE void kf_philox(unsigned *words, const kf_rng_t &rng, kfi_u64 counter)
 {
     (void)KFI_ON_DEVICE(kfi_philox(&rng, counter, words, words + 1, words + 2, words + 3));
 }
-// Drops and scales values[e], which are elements first + e of the tensor, as kf's dropout launchers do. vec divides first.
+// Drops and scales values[e], which are elements first + e of the tensor, as kf's dropout launchers
+// do. vec divides first.
 template <int vec> KFI_DEVICE void kf_dropout(float *values, const kf_rng_t &rng, kf_i64 first)
 {
     (void)KFI_ON_DEVICE(kfi_drop<vec>(values, rng, first));
@@ -264,10 +323,12 @@ template <int vec> KFI_DEVICE void kf_dropout(double *values, const kf_rng_t &rn
 {
     (void)KFI_ON_DEVICE(kfi_drop<vec>(values, rng, first));
 }
-// Seed and offset from device memory, for graphs that are replayed. What kf_make_rng was given as offset is added.
+// Seed and offset from device memory, for graphs that are replayed. What kf_make_rng was given as
+// offset is added.
 KFI_DEVICE void kf_read_rng(kf_rng_t &rng, const void *seed, const void *offset)
 {
-    (void)KFI_ON_DEVICE(kfi_set_seed(&rng, *(const kfi_u64 *)seed), rng.offset += *(const kfi_u64 *)offset);
+    (void)KFI_ON_DEVICE(kfi_set_seed(&rng, *(const kfi_u64 *)seed),
+                        rng.offset += *(const kfi_u64 *)offset);
 }
 
 #endif

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* kf/core/gather_check.h: what launchers of rows of several tables, in CUDA and in C, ask beside what all do. */
+/* kf/core/gather_check.h: what launchers of rows of several tables, in CUDA and in C, ask beside
+ * what all do. */
 #ifndef KF_CORE_GATHER_CHECK_H
 #define KF_CORE_GATHER_CHECK_H
 
@@ -9,9 +10,11 @@
 
 #define KFI_GATHERED 3 /* tables */
 
-/* sizes: rows, cols, then rows of each table. codes: how many elements each tensor has: 0 to 2 as that table, r as rows, c as cols, e as
-   rows x cols. Of no elements a forward has nothing to do, and a backward of no columns: operands->wanted is 0. */
-KFI_ONCE kf_result_t kfi_check_gathering(const kfi_name *name, const kfi_arguments *arguments, const char *codes, const kf_i64 *sizes, int bwd,
+/* sizes: rows, cols, then rows of each table. codes: how many elements each tensor has: 0 to 2 as
+   that table, r as rows, c as cols, e as rows x cols. Of no elements a forward has nothing to do,
+   and a backward of no columns: operands->wanted is 0. */
+KFI_ONCE kf_result_t kfi_check_gathering(const kfi_name *name, const kfi_arguments *arguments,
+                                         const char *codes, const kf_i64 *sizes, int bwd,
                                          kfi_operands *operands)
 {
     static const char *const words[] = {"vocab cols", "positions cols", "types cols"};
@@ -25,7 +28,10 @@ KFI_ONCE kf_result_t kfi_check_gathering(const kfi_name *name, const kfi_argumen
     if (result != KF_SUCCESS || (bwd ? cols == 0 : rows == 0)) return result;
     kf_i64 elements[KFI_MAX_TENSORS];
     for (int i = 0; codes[i]; ++i)
-        elements[i] = codes[i] == 'e' ? rows * cols : codes[i] == 'r' ? rows : codes[i] == 'c' ? cols : sizes[2 + codes[i] - '0'] * cols;
+        elements[i] = codes[i] == 'e'   ? rows * cols
+                      : codes[i] == 'r' ? rows
+                      : codes[i] == 'c' ? cols
+                                        : sizes[2 + codes[i] - '0'] * cols;
     kfi_shape shape = {0, 0, 0, 0, NULL};
     shape.rows = rows;
     shape.cols = cols;

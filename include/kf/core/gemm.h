@@ -1,9 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* kf/core/gemm.h: products of matrices in C: store(A . B), where an op brings the store along, and maybe what loads A or B.
+/* kf/core/gemm.h: products of matrices in C: store(A . B), where an op brings the store along, and
+   maybe what loads A or B.
 
-   One function for each element type, kfi_gemm_run_<type>, and the bytes of workspace that it needs. core/gemm_plan.h says what operands
-   are, core/gemm_block.h how the work is shared out, core/gemm_few_rows.h what is done for a few rows, core/gemm_lanes.h what computes.
-   Vectors are those that the compiler's flags allow; without flags for x86 the best of the machine's, found when the program runs. */
+   One function for each element type, kfi_gemm_run_<type>, and the bytes of workspace that it
+   needs. core/gemm_plan.h says what operands are, core/gemm_block.h how the work is shared out,
+   core/gemm_few_rows.h what is done for a few rows, core/gemm_lanes.h what computes. Vectors are
+   those that the compiler's flags allow; without flags for x86 the best of the machine's, found
+   when the program runs. */
 #ifndef KF_CORE_GEMM_H
 #define KF_CORE_GEMM_H
 
@@ -19,8 +22,8 @@
 
 KFI_C_BEGIN
 
-/* Widths that are compiled: 1 single numbers, 2 those of 16 bytes, 4 AVX2 with FMA, 8 AVX-512. KFI_GEMM_WIDEST: bytes of the widest, for
- * tests. */
+/* Widths that are compiled: 1 single numbers, 2 those of 16 bytes, 4 AVX2 with FMA, 8 AVX-512.
+ * KFI_GEMM_WIDEST: bytes of the widest, for tests. */
 #ifndef KFI_GEMM_WIDEST
 #define KFI_GEMM_WIDEST 64
 #endif
@@ -97,18 +100,19 @@ typedef short kfi_cpu_16_halves __attribute__((vector_size(32)));
 #else
 KFI_HOST int kfi_cpu_gemm_widest(void)
 {
-    if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma")) return 16; /* all that have these have f16c */
+    if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma"))
+        return 16; /* all that have these have f16c */
     return KFI_GEMM_WIDEST >= 64 && __builtin_cpu_supports("avx512f") ? 64 : 32;
 }
 #if KFI_GEMM_WIDTHS & 8
-#define KFI_GEMM_CHOOSE_64(type, widest)                                                                                                   \
+#define KFI_GEMM_CHOOSE_64(type, widest)                                                           \
     if ((widest) == 64) return kfi_cpu_gemm_lanes_##type##_64();
 #else
 #define KFI_GEMM_CHOOSE_64(type, widest)
 #endif
-#define KFI_GEMM_CHOOSE(type)                                                                                                              \
-    const int widest = kfi_cpu_gemm_widest();                                                                                              \
-    KFI_GEMM_CHOOSE_64(type, widest)                                                                                                       \
+#define KFI_GEMM_CHOOSE(type)                                                                      \
+    const int widest = kfi_cpu_gemm_widest();                                                      \
+    KFI_GEMM_CHOOSE_64(type, widest)                                                               \
     return widest >= 32 ? kfi_cpu_gemm_lanes_##type##_32() : kfi_cpu_gemm_lanes_##type##_16()
 #endif
 KFI_HOST kfi_cpu_gemm_lanes kfi_cpu_gemm_lanes_f32(void) { KFI_GEMM_CHOOSE(f32); }
@@ -144,8 +148,9 @@ KFI_HOST void kfi_cpu_gemm_slot(void *context, kf_i64 slot)
             kfi_cpu_gemm_blocks_of(&q, room);
     }
 }
-KFI_HOST void kfi_cpu_gemm_run(const kfi_cpu_gemm_lanes *v, kf_i64 batch, kf_i64 rows, kf_i64 cols, kf_i64 depth, const kfi_gemm_operand *a,
-                               const kfi_gemm_operand *b, const kfi_gemm_operand *b2, kfi_gemm_store store, const void *seam,
+KFI_HOST void kfi_cpu_gemm_run(const kfi_cpu_gemm_lanes *v, kf_i64 batch, kf_i64 rows, kf_i64 cols,
+                               kf_i64 depth, const kfi_gemm_operand *a, const kfi_gemm_operand *b,
+                               const kfi_gemm_operand *b2, kfi_gemm_store store, const void *seam,
                                const kfi_gemm_result *result, void *workspace)
 {
     kfi_cpu_gemm_batches all;
@@ -177,17 +182,18 @@ KFI_HOST size_t kfi_cpu_gemm_room(int unit, kf_i64 rows, kf_i64 cols, kf_i64 dep
     return bytes * (size_t)kfi_cpu_gemm_slots(bytes);
 }
 
-#define KFI_GEMM_PUBLIC(type, unit)                                                                                                        \
-    KFI_HOST size_t kfi_gemm_bytes_##type(kf_i64 rows, kf_i64 cols, kf_i64 depth, int products)                                            \
-    {                                                                                                                                      \
-        return kfi_cpu_gemm_room(unit, rows, cols, depth, products);                                                                       \
-    }                                                                                                                                      \
-    KFI_HOST void kfi_gemm_run_##type(kf_i64 batch, kf_i64 rows, kf_i64 cols, kf_i64 depth, const kfi_gemm_operand *a,                     \
-                                      const kfi_gemm_operand *b, const kfi_gemm_operand *b2, kfi_gemm_store store, const void *seam,       \
-                                      const kfi_gemm_result *result, void *workspace)                                                      \
-    {                                                                                                                                      \
-        const kfi_cpu_gemm_lanes v = kfi_cpu_gemm_lanes_##type();                                                                          \
-        kfi_cpu_gemm_run(&v, batch, rows, cols, depth, a, b, b2, store, seam, result, workspace);                                          \
+#define KFI_GEMM_PUBLIC(type, unit)                                                                \
+    KFI_HOST size_t kfi_gemm_bytes_##type(kf_i64 rows, kf_i64 cols, kf_i64 depth, int products)    \
+    {                                                                                              \
+        return kfi_cpu_gemm_room(unit, rows, cols, depth, products);                               \
+    }                                                                                              \
+    KFI_HOST void kfi_gemm_run_##type(                                                             \
+        kf_i64 batch, kf_i64 rows, kf_i64 cols, kf_i64 depth, const kfi_gemm_operand *a,           \
+        const kfi_gemm_operand *b, const kfi_gemm_operand *b2, kfi_gemm_store store,               \
+        const void *seam, const kfi_gemm_result *result, void *workspace)                          \
+    {                                                                                              \
+        const kfi_cpu_gemm_lanes v = kfi_cpu_gemm_lanes_##type();                                  \
+        kfi_cpu_gemm_run(&v, batch, rows, cols, depth, a, b, b2, store, seam, result, workspace);  \
     }
 KFI_GEMM_PUBLIC(f32, 4)
 KFI_GEMM_PUBLIC(f64, 8)

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* kf/core/gemm_block.h: a product of matrices in C, block by block: panels of both operands are packed, then jobs of up to KFI_GEMM_TALL
-   rows and KFI_GEMM_STRIP_BYTES of columns make their sums over the depth and hand finished rows of tiles to the store, in the first cache.
+/* kf/core/gemm_block.h: a product of matrices in C, block by block: panels of both operands are
+   packed, then jobs of up to KFI_GEMM_TALL rows and KFI_GEMM_STRIP_BYTES of columns make their sums
+   over the depth and hand finished rows of tiles to the store, in the first cache.
  */
 #ifndef KF_CORE_GEMM_BLOCK_H
 #define KF_CORE_GEMM_BLOCK_H
@@ -37,32 +38,38 @@ KFI_INLINE kf_i64 kfi_cpu_gemm_depths(const kfi_cpu_product *q, kf_i64 block)
 }
 KFI_INLINE char *kfi_cpu_gemm_a_at(const kfi_cpu_product *q, kf_i64 block, kf_i64 row)
 {
-    return q->a_room + (size_t)(block * q->p.a_panels + row / q->v.rows) * kfi_cpu_gemm_line(q->p.a_panel);
+    return q->a_room +
+           (size_t)(block * q->p.a_panels + row / q->v.rows) * kfi_cpu_gemm_line(q->p.a_panel);
 }
 KFI_INLINE char *kfi_cpu_gemm_b_at(const kfi_cpu_product *q, int product, kf_i64 block, kf_i64 col)
 {
     const kf_i64 blocks = q->p.fused ? 1 : kfi_cpu_gemm_least(q->p.blocks, KFI_GEMM_GROUP);
-    return q->b_room +
-           (size_t)((product * blocks + (q->p.fused ? 0 : block)) * q->p.b_panels + col / q->v.cols) * kfi_cpu_gemm_line(q->p.b_panel);
+    return q->b_room + (size_t)((product * blocks + (q->p.fused ? 0 : block)) * q->p.b_panels +
+                                col / q->v.cols) *
+                           kfi_cpu_gemm_line(q->p.b_panel);
 }
 
-/* Lines of an operand, at most a panel's, whose steps are not what packing reads, or that a function loads. */
-KFI_HOST void kfi_cpu_gemm_stage(const kfi_cpu_product *q, const kfi_gemm_operand *o, kf_i64 line, kf_i64 lines, kf_i64 depth,
-                                 kf_i64 depths, void *to)
+/* Lines of an operand, at most a panel's, whose steps are not what packing reads, or that a
+ * function loads. */
+KFI_HOST void kfi_cpu_gemm_stage(const kfi_cpu_product *q, const kfi_gemm_operand *o, kf_i64 line,
+                                 kf_i64 lines, kf_i64 depth, kf_i64 depths, void *to)
 {
     if (o->load) {
         o->load(q->seam, q->batch, line, lines, depth, depths, to);
         return;
     }
-    const char *const from = (const char *)o->data + (line * o->line_step + depth * o->depth_step) * q->v.size;
+    const char *const from =
+        (const char *)o->data + (line * o->line_step + depth * o->depth_step) * q->v.size;
     q->v.gather(to, lines, depths, from, o->line_step, o->depth_step);
 }
-KFI_HOST void kfi_cpu_gemm_panel(const kfi_cpu_product *q, const kfi_gemm_operand *o, int is_b, kf_i64 line, kf_i64 lines, kf_i64 block,
-                                 char *to)
+KFI_HOST void kfi_cpu_gemm_panel(const kfi_cpu_product *q, const kfi_gemm_operand *o, int is_b,
+                                 kf_i64 line, kf_i64 lines, kf_i64 block, char *to)
 {
-    const kf_i64 depth = block * q->p.depth, depths = kfi_cpu_gemm_depths(q, block), width = is_b ? q->v.cols : q->v.rows;
+    const kf_i64 depth = block * q->p.depth, depths = kfi_cpu_gemm_depths(q, block),
+                 width = is_b ? q->v.cols : q->v.rows;
     if (!o->load && (o->depth_step == 1 || o->line_step == 1)) {
-        const char *const from = (const char *)o->data + (line * o->line_step + depth * o->depth_step) * q->v.size;
+        const char *const from =
+            (const char *)o->data + (line * o->line_step + depth * o->depth_step) * q->v.size;
         q->v.pack(to, is_b, (int)lines, depths, from, o->line_step, o->depth_step);
         return;
     }
@@ -78,11 +85,15 @@ KFI_HOST void kfi_cpu_gemm_pack_b(const kfi_cpu_product *q, kf_i64 block, kf_i64
 {
     for (int product = 0; product < q->products; ++product)
         for (kf_i64 j = col; j < col + cols; j += q->v.cols)
-            kfi_cpu_gemm_panel(q, &q->b[product], 1, q->col0 + j, kfi_cpu_gemm_least(col + cols - j, q->v.cols), q->block0 + block,
+            kfi_cpu_gemm_panel(q, &q->b[product], 1, q->col0 + j,
+                               kfi_cpu_gemm_least(col + cols - j, q->v.cols), q->block0 + block,
                                kfi_cpu_gemm_b_at(q, product, block, j));
 }
 /* Jobs of packing: about as many lines of A as of B. */
-KFI_INLINE kf_i64 kfi_cpu_gemm_a_lines(const kfi_cpu_product *q) { return kfi_cpu_gemm_parts(q->v.cols, q->v.rows) * q->v.rows; }
+KFI_INLINE kf_i64 kfi_cpu_gemm_a_lines(const kfi_cpu_product *q)
+{
+    return kfi_cpu_gemm_parts(q->v.cols, q->v.rows) * q->v.rows;
+}
 KFI_HOST void kfi_cpu_gemm_pack_job(void *context, kf_i64 job)
 {
     const kfi_cpu_product *q = (const kfi_cpu_product *)context;
@@ -96,40 +107,50 @@ KFI_HOST void kfi_cpu_gemm_pack_job(void *context, kf_i64 job)
     }
     const kf_i64 end = kfi_cpu_gemm_least(q->count_rows, (part + 1) * each);
     for (kf_i64 i = part * each; i < end; i += q->v.rows)
-        kfi_cpu_gemm_panel(q, &q->a, 0, q->row0 + i, kfi_cpu_gemm_least(end - i, q->v.rows), q->block0 + block,
-                           kfi_cpu_gemm_a_at(q, block, i));
+        kfi_cpu_gemm_panel(q, &q->a, 0, q->row0 + i, kfi_cpu_gemm_least(end - i, q->v.rows),
+                           q->block0 + block, kfi_cpu_gemm_a_at(q, block, i));
 }
 
-/* Rows of one panel of A times the columns of a job. c: of the first product's sums; the second's are c_job bytes behind. */
-KFI_HOST void kfi_cpu_gemm_tiles(const kfi_cpu_product *q, kf_i64 block, kf_i64 row, kf_i64 rows, kf_i64 col, kf_i64 cols, char *c)
+/* Rows of one panel of A times the columns of a job. c: of the first product's sums; the second's
+ * are c_job bytes behind. */
+KFI_HOST void kfi_cpu_gemm_tiles(const kfi_cpu_product *q, kf_i64 block, kf_i64 row, kf_i64 rows,
+                                 kf_i64 col, kf_i64 cols, char *c)
 {
     const kf_i64 depths = kfi_cpu_gemm_depths(q, q->block0 + block);
     const char *const a = kfi_cpu_gemm_a_at(q, block, row);
     for (int product = 0; product < q->products; ++product)
         for (kf_i64 j = 0; j < cols; j += q->v.cols)
-            q->v.tile((int)rows, depths, a, kfi_cpu_gemm_b_at(q, product, block, col + j), c + (size_t)product * q->p.c_job + j * q->v.unit,
-                      q->p.strip, q->block0 + block > 0);
+            q->v.tile((int)rows, depths, a, kfi_cpu_gemm_b_at(q, product, block, col + j),
+                      c + (size_t)product * q->p.c_job + j * q->v.unit, q->p.strip,
+                      q->block0 + block > 0);
 }
 /* Rows of the result that will be stored: a line that is not in the cache would be waited for. */
-KFI_HOST void kfi_cpu_gemm_fetch(const kfi_cpu_product *q, kf_i64 row, kf_i64 rows, kf_i64 col, kf_i64 cols)
+KFI_HOST void kfi_cpu_gemm_fetch(const kfi_cpu_product *q, kf_i64 row, kf_i64 rows, kf_i64 col,
+                                 kf_i64 cols)
 {
     const kfi_gemm_result *const r = &q->result;
     for (kf_i64 i = row; r->data && i < row + rows; ++i) {
-        const char *const at = (const char *)r->data + (q->batch * r->batch_step + i * r->row_step + col) * r->size;
-        for (kf_i64 byte = 0; byte < cols * r->size; byte += KFI_GEMM_LINE) KFI_GEMM_PREFETCH(at + byte);
+        const char *const at =
+            (const char *)r->data + (q->batch * r->batch_step + i * r->row_step + col) * r->size;
+        for (kf_i64 byte = 0; byte < cols * r->size; byte += KFI_GEMM_LINE)
+            KFI_GEMM_PREFETCH(at + byte);
     }
 }
 KFI_HOST void kfi_cpu_gemm_job(void *context, kf_i64 job)
 {
     const kfi_cpu_product *q = (const kfi_cpu_product *)context;
-    const kf_i64 row = job % q->row_jobs * q->p.tall, col = job / q->row_jobs * q->p.wide; /* one after the other with the same columns */
-    const kf_i64 end = kfi_cpu_gemm_least(q->count_rows, row + q->p.tall), cols = kfi_cpu_gemm_least(q->count_cols - col, q->p.wide);
+    const kf_i64 row = job % q->row_jobs * q->p.tall,
+                 col =
+                     job / q->row_jobs * q->p.wide; /* one after the other with the same columns */
+    const kf_i64 end = kfi_cpu_gemm_least(q->count_rows, row + q->p.tall),
+                 cols = kfi_cpu_gemm_least(q->count_cols - col, q->p.wide);
     char *const c = q->c_room + (size_t)(job * q->products) * q->p.c_job;
     for (kf_i64 block = 0; block < q->count_blocks; ++block) {
         const int last = q->block0 + block == q->p.blocks - 1;
         if (q->p.fused && q->depth > 0) kfi_cpu_gemm_pack_b(q, block, col, cols);
         for (kf_i64 unit = row; unit < end; unit += KFI_GEMM_UNIT) {
-            const kf_i64 rows = kfi_cpu_gemm_least(end - unit, KFI_GEMM_UNIT), step = q->p.strip * q->v.unit;
+            const kf_i64 rows = kfi_cpu_gemm_least(end - unit, KFI_GEMM_UNIT),
+                         step = q->p.strip * q->v.unit;
             char *const sums = c + (q->p.blocks > 1 ? (unit - row) * step : 0);
             for (kf_i64 i = 0; i < rows; i += q->v.rows) {
                 const kf_i64 some = kfi_cpu_gemm_least(rows - i, q->v.rows);
@@ -137,13 +158,14 @@ KFI_HOST void kfi_cpu_gemm_job(void *context, kf_i64 job)
                 kfi_cpu_gemm_tiles(q, block, unit + i, some, col, cols, sums + i * step);
             }
             if (last)
-                q->store(q->seam, q->batch, q->row0 + unit, rows, q->col0 + col, cols, sums, q->products > 1 ? sums + q->p.c_job : NULL,
-                         q->p.strip);
+                q->store(q->seam, q->batch, q->row0 + unit, rows, q->col0 + col, cols, sums,
+                         q->products > 1 ? sums + q->p.c_job : NULL, q->p.strip);
         }
     }
 }
 
-/* What is packed at a time, for all columns and all rows. The panels of B serve all rows where they hold the whole depth. */
+/* What is packed at a time, for all columns and all rows. The panels of B serve all rows where they
+ * hold the whole depth. */
 KFI_HOST void kfi_cpu_gemm_blocks(kfi_cpu_product *q)
 {
     const kf_i64 group = kfi_cpu_gemm_least(q->p.blocks, KFI_GEMM_GROUP);
@@ -152,14 +174,18 @@ KFI_HOST void kfi_cpu_gemm_blocks(kfi_cpu_product *q)
         q->count_blocks = kfi_cpu_gemm_least(q->p.blocks - q->block0, group);
         const kf_i64 a_jobs = kfi_cpu_gemm_parts(q->count_rows, a_each),
                      b_jobs = q->p.fused ? 0 : kfi_cpu_gemm_parts(q->count_cols, q->v.cols);
-        kfi_parallel(q->depth > 0 ? (a_jobs + b_jobs) * q->count_blocks : 0, kfi_cpu_gemm_pack_job, q, q->parallel);
-        kfi_parallel(q->row_jobs * kfi_cpu_gemm_parts(q->count_cols, q->p.wide), kfi_cpu_gemm_job, q, q->parallel);
+        kfi_parallel(q->depth > 0 ? (a_jobs + b_jobs) * q->count_blocks : 0, kfi_cpu_gemm_pack_job,
+                     q, q->parallel);
+        kfi_parallel(q->row_jobs * kfi_cpu_gemm_parts(q->count_cols, q->p.wide), kfi_cpu_gemm_job,
+                     q, q->parallel);
     }
 }
 KFI_HOST void kfi_cpu_gemm_blocks_of(kfi_cpu_product *q, void *workspace)
 {
-    q->p = kfi_cpu_gemm_make_plan(q->v.rows, q->v.cols, q->v.unit, q->rows, q->cols, q->depth, q->products);
-    q->a_room = (char *)(((uintptr_t)workspace + KFI_GEMM_LINE - 1) / KFI_GEMM_LINE * KFI_GEMM_LINE);
+    q->p = kfi_cpu_gemm_make_plan(q->v.rows, q->v.cols, q->v.unit, q->rows, q->cols, q->depth,
+                                  q->products);
+    q->a_room =
+        (char *)(((uintptr_t)workspace + KFI_GEMM_LINE - 1) / KFI_GEMM_LINE * KFI_GEMM_LINE);
     q->b_room = q->a_room + q->p.a_bytes;
     q->c_room = q->b_room + q->p.b_bytes;
     for (q->col0 = 0; q->col0 < q->cols; q->col0 += q->p.cols)

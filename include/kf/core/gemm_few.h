@@ -1,12 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* kf/core/gemm_few.h: a few rows of A times B as it lies, contiguous along the depth, which is read once: that is all the time it takes. A
-   part of core/gemm_lanes.h; alone empty.
+/* kf/core/gemm_few.h: a few rows of A times B as it lies, contiguous along the depth, which is read
+   once: that is all the time it takes. A part of core/gemm_lanes.h; alone empty.
 
-   A is packed as vectors along the depth, of all rows in turn: one stream, whatever lies between its rows (core/gemm_few_rows.h). */
+   A is packed as vectors along the depth, of all rows in turn: one stream, whatever lies between
+   its rows (core/gemm_few_rows.h). */
 #ifdef KFI_GEMM_TYPE
 
 /* Numbers of vectors, [lines][across]; c: [rows][cols]. */
-KFI_GEMM_FUNCTION void KFI_GEMM(totals)(const KFI_MM_REAL *v, int across, int rows, int cols, KFI_MM_REAL *c, kf_i64 ld)
+KFI_GEMM_FUNCTION void KFI_GEMM(totals)(const KFI_MM_REAL *v, int across, int rows, int cols,
+                                        KFI_MM_REAL *c, kf_i64 ld)
 {
     for (int i = 0; i < rows; ++i)
         for (int j = 0; j < cols; ++j) {
@@ -17,14 +19,16 @@ KFI_GEMM_FUNCTION void KFI_GEMM(totals)(const KFI_MM_REAL *v, int across, int ro
             c[i * ld + j] = t[0];
         }
 }
-KFI_GEMM_INLINE void KFI_GEMM(few_of)(const int lines, const int across, int rows, kf_i64 depths, const KFI_MM_REAL *x,
-                                      const KFI_MM_ELEMENT *b, kf_i64 step, int cols, KFI_MM_REAL *c, kf_i64 ld)
+KFI_GEMM_INLINE void KFI_GEMM(few_of)(const int lines, const int across, int rows, kf_i64 depths,
+                                      const KFI_MM_REAL *x, const KFI_MM_ELEMENT *b, kf_i64 step,
+                                      int cols, KFI_MM_REAL *c, kf_i64 ld)
 {
     KFI_MM_VECTOR sum[8][8], v[8], sums[64];
     const KFI_MM_ELEMENT *p[8];
     KFI_GEMM_UNROLL
     for (int j = 0; j < across; ++j) {
-        p[j] = b + (j < cols ? j : cols - 1) * step; /* a column that is not there is another once more */
+        p[j] = b + (j < cols ? j : cols - 1) *
+                       step; /* a column that is not there is another once more */
         KFI_GEMM_UNROLL
         for (int i = 0; i < lines; ++i) sum[i][j] = KFI_GEMM(all)(0);
     }
@@ -45,7 +49,9 @@ KFI_GEMM_INLINE void KFI_GEMM(few_of)(const int lines, const int across, int row
         for (int j = 0; j < across; ++j) {
             const KFI_MM_VECTOR w = KFI_GEMM(load_some)(p[j] + d, depths - d);
             KFI_GEMM_UNROLL
-            for (int i = 0; i < lines; ++i) sum[i][j] = KFI_GEMM(fma)(*(const KFI_MM_ANYWHERE *)(x + i * KFI_MM_LANES), w, sum[i][j]);
+            for (int i = 0; i < lines; ++i)
+                sum[i][j] =
+                    KFI_GEMM(fma)(*(const KFI_MM_ANYWHERE *)(x + i * KFI_MM_LANES), w, sum[i][j]);
         }
     }
     KFI_GEMM_UNROLL
@@ -57,7 +63,8 @@ KFI_GEMM_INLINE void KFI_GEMM(few_of)(const int lines, const int across, int row
 }
 /* As many columns at a time as registers hold sums for. */
 #define KFI_MM_WIDE(lines) ((lines) == 1 ? 8 : (KFI_GEMM_BYTES == 64 ? 24 : 8) / (lines))
-KFI_GEMM_FUNCTION void KFI_GEMM(few)(int rows, kf_i64 depths, const void *a, const void *b, kf_i64 step, int cols, void *c, kf_i64 ld)
+KFI_GEMM_FUNCTION void KFI_GEMM(few)(int rows, kf_i64 depths, const void *a, const void *b,
+                                     kf_i64 step, int cols, void *c, kf_i64 ld)
 {
     const KFI_MM_REAL *const x = (const KFI_MM_REAL *)a;
     const int lines = kfi_cpu_gemm_few_lines(rows), across = KFI_MM_WIDE(lines);

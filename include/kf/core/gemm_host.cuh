@@ -34,7 +34,8 @@
 #include "kf/core/gemm_check.h"
 #include "kf/core/launch.cuh"
 
-// Kernels of a product of elements of so many bytes, of which the last one joins split depths, and the one before, but of doubles, goes by wgmma.
+// Kernels of a product of elements of so many bytes, of which the last one joins split depths, and
+// the one before, but of doubles, goes by wgmma.
 KF_FN int kfi_gemm_kernels(int bytes) { return bytes == 2 ? 7 : bytes == 4 ? 6 : 3; }
 KF_FN int kfi_gemm_wgmma_kernel(int bytes) { return kfi_gemm_kernels(bytes) - 2; }
 // Which of them makes a choice's tile.
@@ -46,7 +47,8 @@ KF_FN int kfi_gemm_kernel_of(const kfi_gemm_choice &choice, int bytes)
     return (choice.how == KFI_WHOLE ? 0 : count) + choice.tile - first;
 }
 
-// Whether the code that the device runs has mma.sync: code for what came before may have a warp's threads.
+// Whether the code that the device runs has mma.sync: code for what came before may have a warp's
+// threads.
 KF_FN KFI_SMALL bool kfi_gemm_has_mma(const void *kernel)
 {
 #ifdef KF_EMULATE
@@ -63,19 +65,28 @@ KF_FN KFI_SMALL bool kfi_gemm_has_mma(const void *kernel)
     return false; // kernels are compiled for the device
 #else
     cudaFuncAttributes found;
-    return cudaFuncGetAttributes(&found, kernel) != cudaSuccess || found.maxThreadsPerBlock > 32; // without code the launch says so
+    return cudaFuncGetAttributes(&found, kernel) != cudaSuccess ||
+           found.maxThreadsPerBlock > 32; // without code the launch says so
 #endif
 #endif
 }
 
 KF_FN KFI_SMALL kfi_gemm_sizes kfi_gemm_make_sizes(const kf_i64 *sizes, int products, int bytes)
 {
-    const kfi_gemm_sizes s = {
-        sizes[KFI_AXIS_ROWS], sizes[KFI_AXIS_COLS], sizes[KFI_AXIS_DEPTH], sizes[KFI_AXIS_BATCH], products, bytes, true, true, false};
+    const kfi_gemm_sizes s = {sizes[KFI_AXIS_ROWS],
+                              sizes[KFI_AXIS_COLS],
+                              sizes[KFI_AXIS_DEPTH],
+                              sizes[KFI_AXIS_BATCH],
+                              products,
+                              bytes,
+                              true,
+                              true,
+                              false};
     return s;
 }
 
-// The choice among the portable kernels that there are (KF_SCHEDULES), and whether the device's code has mma.sync.
+// The choice among the portable kernels that there are (KF_SCHEDULES), and whether the device's
+// code has mma.sync.
 KF_FN KFI_SMALL kfi_gemm_choice kfi_gemm_pick_of(kfi_gemm_sizes *s, const void *const *kernels)
 {
     const void *const one = s->bytes != 2 || kernels[1] ? kernels[1] : kernels[3];
@@ -86,17 +97,20 @@ KF_FN KFI_SMALL kfi_gemm_choice kfi_gemm_pick_of(kfi_gemm_sizes *s, const void *
 }
 KF_FN KFI_SMALL kf_result_t kfi_gemm_left_out(const kfi_name *name)
 {
-    return kfi_fail(KF_ERROR_UNSUPPORTED, name, "launch", "of such sizes and alignments has no kernel here: KF_SCHEDULES leaves it out");
+    return kfi_fail(KF_ERROR_UNSUPPORTED, name, "launch",
+                    "of such sizes and alignments has no kernel here: KF_SCHEDULES leaves it out");
 }
 
 // Whether lines and matrices of a tensor begin at multiples of 16 bytes.
 KF_FN KFI_SMALL bool kfi_gemm_whole(const kfi_gemm_tensors &t, int tensor, int size)
 {
-    return ((kf_i64)(uintptr_t)t.p[tensor] | t.ld[tensor] * size | t.matrix[tensor] * size) % 16 == 0;
+    return ((kf_i64)(uintptr_t)t.p[tensor] | t.ld[tensor] * size | t.matrix[tensor] * size) % 16 ==
+           0;
 }
 // As many tensors as there are: how many.
-KF_FN KFI_SMALL int kfi_gemm_fill_tensors(kfi_gemm_tensors *t, const char *shapes, kf_i64 cols, const kfi_operands &given,
-                                          const kfi_gemm_lie *from, kfi_gemm_lie *lie)
+KF_FN KFI_SMALL int kfi_gemm_fill_tensors(kfi_gemm_tensors *t, const char *shapes, kf_i64 cols,
+                                          const kfi_operands &given, const kfi_gemm_lie *from,
+                                          kfi_gemm_lie *lie)
 {
     kfi_operands operands;
     const int count = kfi_gemm_divide(shapes, cols, from, &given, lie, &operands);

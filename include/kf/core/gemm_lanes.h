@@ -1,9 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* kf/core/gemm_lanes.h: products in C of one element type in vectors of one width: the tile, and the table of all such functions.
+/* kf/core/gemm_lanes.h: products in C of one element type in vectors of one width: the tile, and
+   the table of all such functions.
 
-   Included once for each, by core/gemm_width.h, which defines KFI_GEMM_BYTES (of a vector; 0: single numbers) and KFI_GEMM_TYPE; otherwise
-   empty. Every function that computes with vectors says itself which instructions it may use: gcc takes operations on vectors apart
-   where their function may not have them, and that before it is inlined into one that may. Sums are float, of f64 double. */
+   Included once for each, by core/gemm_width.h, which defines KFI_GEMM_BYTES (of a vector; 0:
+   single numbers) and KFI_GEMM_TYPE; otherwise empty. Every function that computes with vectors
+   says itself which instructions it may use: gcc takes operations on vectors apart where their
+   function may not have them, and that before it is inlined into one that may. Sums are float, of
+   f64 double. */
 #ifdef KFI_GEMM_TYPE
 
 #define KFI_GEMM_JOIN_(word, type, bytes) kfi_cpu_gemm_##word##_##type##_##bytes
@@ -27,7 +30,8 @@ typedef KFI_MM_REAL KFI_MM_ELEMENT;
 typedef uint16_t KFI_MM_ELEMENT;
 #endif
 
-/* KFI_MM_ROWS and KFI_MM_ACROSS: rows of a tile, and its vectors in a row: as many sums as registers hold. */
+/* KFI_MM_ROWS and KFI_MM_ACROSS: rows of a tile, and its vectors in a row: as many sums as
+ * registers hold. */
 #if KFI_GEMM_BYTES == 0
 #define KFI_MM_LANES 1
 #define KFI_MM_ROWS 4
@@ -38,7 +42,8 @@ typedef KFI_MM_REAL KFI_MM_VECTOR, KFI_MM_ANYWHERE;
 #define KFI_MM_ROWS (KFI_GEMM_BYTES == 64 ? 12 : KFI_GEMM_BYTES == 32 ? 6 : 4)
 #define KFI_MM_ACROSS 2
 typedef KFI_MM_REAL KFI_MM_VECTOR __attribute__((vector_size(KFI_GEMM_BYTES), may_alias));
-typedef KFI_MM_REAL KFI_MM_ANYWHERE __attribute__((vector_size(KFI_GEMM_BYTES), may_alias, aligned(KFI_MM_SIZE)));
+typedef KFI_MM_REAL KFI_MM_ANYWHERE
+    __attribute__((vector_size(KFI_GEMM_BYTES), may_alias, aligned(KFI_MM_SIZE)));
 #if KFI_GEMM_KIND == 3
 typedef uint16_t KFI_GEMM(brains) __attribute__((vector_size(KFI_GEMM_BYTES / 2)));
 typedef uint32_t KFI_GEMM(bits) __attribute__((vector_size(KFI_GEMM_BYTES)));
@@ -107,15 +112,17 @@ KFI_GEMM_INLINE KFI_MM_VECTOR KFI_GEMM(load_some)(const KFI_MM_ELEMENT *from, kf
 }
 
 /* The sums of a tile stay in registers, since all loops over them are unrolled. */
-KFI_GEMM_INLINE void KFI_GEMM(tile_of)(const int rows, kf_i64 depths, const KFI_MM_REAL *a, const KFI_MM_REAL *b, KFI_MM_REAL *c, kf_i64 ld,
-                                       int add)
+KFI_GEMM_INLINE void KFI_GEMM(tile_of)(const int rows, kf_i64 depths, const KFI_MM_REAL *a,
+                                       const KFI_MM_REAL *b, KFI_MM_REAL *c, kf_i64 ld, int add)
 {
     KFI_MM_VECTOR sum[KFI_MM_ROWS][KFI_MM_ACROSS], v[KFI_MM_ACROSS];
     KFI_GEMM_UNROLL
-    for (int i = 0; i < rows * KFI_MM_ACROSS; ++i) sum[i / KFI_MM_ACROSS][i % KFI_MM_ACROSS] = KFI_GEMM(all)(0);
+    for (int i = 0; i < rows * KFI_MM_ACROSS; ++i)
+        sum[i / KFI_MM_ACROSS][i % KFI_MM_ACROSS] = KFI_GEMM(all)(0);
     for (kf_i64 d = 0; d < depths; ++d, a += KFI_MM_ROWS, b += KFI_MM_COLS) {
         KFI_GEMM_UNROLL
-        for (int j = 0; j < KFI_MM_ACROSS; ++j) v[j] = *(const KFI_MM_ANYWHERE *)(b + j * KFI_MM_LANES);
+        for (int j = 0; j < KFI_MM_ACROSS; ++j)
+            v[j] = *(const KFI_MM_ANYWHERE *)(b + j * KFI_MM_LANES);
         KFI_GEMM_UNROLL
         for (int i = 0; i < rows; ++i) {
             const KFI_MM_VECTOR x = KFI_GEMM(all)(a[i]);
@@ -133,7 +140,8 @@ KFI_GEMM_INLINE void KFI_GEMM(tile_of)(const int rows, kf_i64 depths, const KFI_
         }
     }
 }
-KFI_GEMM_FUNCTION void KFI_GEMM(tile)(int rows, kf_i64 depths, const void *a, const void *b, void *c, kf_i64 ld, int add)
+KFI_GEMM_FUNCTION void KFI_GEMM(tile)(int rows, kf_i64 depths, const void *a, const void *b,
+                                      void *c, kf_i64 ld, int add)
 {
     const KFI_MM_REAL *const x = (const KFI_MM_REAL *)a, *const y = (const KFI_MM_REAL *)b;
 #if KFI_GEMM_BYTES == 64
@@ -156,14 +164,15 @@ KFI_GEMM_FUNCTION void KFI_GEMM(tile)(int rows, kf_i64 depths, const void *a, co
 
 KFI_HOST kfi_cpu_gemm_lanes KFI_GEMM(lanes)(void)
 {
-    const kfi_cpu_gemm_lanes found = {KFI_MM_ROWS,      KFI_MM_COLS,    KFI_MM_LANES, KFI_MM_SIZE, (int)sizeof(KFI_MM_ELEMENT),
-                                      KFI_GEMM(tile),   KFI_GEMM(pack),
+    const kfi_cpu_gemm_lanes found = {
+        KFI_MM_ROWS,      KFI_MM_COLS,    KFI_MM_LANES, KFI_MM_SIZE, (int)sizeof(KFI_MM_ELEMENT),
+        KFI_GEMM(tile),   KFI_GEMM(pack),
 #if KFI_GEMM_KIND == 1
-                                      KFI_GEMM(pack),
+        KFI_GEMM(pack),
 #else
                                       KFI_GEMM_JOIN(pack, f32, KFI_GEMM_BYTES),
 #endif
-                                      KFI_GEMM(gather), KFI_GEMM(few)};
+        KFI_GEMM(gather), KFI_GEMM(few)};
     return found;
 }
 

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// kf/core/gemm_load.cuh: a stage of an operand comes to shared memory, for mma.sync: elements of 2 bytes, in chunks of 8.
+// kf/core/gemm_load.cuh: a stage of an operand comes to shared memory, for mma.sync: elements of 2
+// bytes, in chunks of 8.
 //
-// A stage has `lines` lines as memory has them, of 4 chunks (32 of the depth) or, where an operand is transposed, of as many as its tile is
-// wide. Chunks are not where they would be in order, so that the 8 rows of a matrix (kfi_matrices) come from 8 different sixteenths of
-// the banks.
+// A stage has `lines` lines as memory has them, of 4 chunks (32 of the depth) or, where an operand
+// is transposed, of as many as its tile is wide. Chunks are not where they would be in order, so
+// that the 8 rows of a matrix (kfi_matrices) come from 8 different sixteenths of the banks.
 #ifndef KF_CORE_GEMM_LOAD_CUH
 #define KF_CORE_GEMM_LOAD_CUH
 
@@ -17,8 +18,8 @@ template <int chunks> KFI_DEVICE int kfi_chunk_at(int line, int chunk)
     return line * chunks + (chunks >= 8 ? chunk ^ (line & 7) : chunk ^ (line >> 1 & 3));
 }
 
-// Lines and chunks of several products stand by turns in a stage, `share` at a time, so that a warp has the same columns of all of them:
-// where number n of one product is.
+// Lines and chunks of several products stand by turns in a stage, `share` at a time, so that a warp
+// has the same columns of all of them: where number n of one product is.
 template <int products, int share> KFI_DEVICE int kfi_by_turns(int n, int product)
 {
     return products > 1 ? n / share * (share * products) + product * share + n % share : n;
@@ -30,14 +31,20 @@ struct kfi_gemm_cursor {
     kf_i64 next, apart; // bytes to that of the stage behind it, and to the next line's
     int lines, left;    // from there on: lines, and elements of a line
 };
-template <int tile, int chunks> KFI_DEVICE constexpr int kfi_cursor_lines() { return kfi_tile_threads(tile) / chunks; }
+template <int tile, int chunks> KFI_DEVICE constexpr int kfi_cursor_lines()
+{
+    return kfi_tile_threads(tile) / chunks;
+}
 template <int size, int per, int tile, int chunks, int transposed>
-KFI_DEVICE kfi_gemm_cursor kfi_gemm_begin(const void *p, kf_i64 ld, int first, int outer_end, int begin, int end)
+KFI_DEVICE kfi_gemm_cursor kfi_gemm_begin(const void *p, kf_i64 ld, int first, int outer_end,
+                                          int begin, int end)
 {
     const int line = (int)threadIdx.x / chunks, chunk = (int)threadIdx.x % chunks * per;
-    const int outer = first + (transposed ? chunk : line), depth = begin + (transposed ? line : chunk);
+    const int outer = first + (transposed ? chunk : line),
+              depth = begin + (transposed ? line : chunk);
     kfi_gemm_cursor cursor;
-    cursor.p = (const char *)p + (transposed ? (kf_i64)depth * ld + outer : (kf_i64)outer * ld + depth) * size;
+    cursor.p = (const char *)p +
+               (transposed ? (kf_i64)depth * ld + outer : (kf_i64)outer * ld + depth) * size;
     cursor.next = (transposed ? kfi_tile_depth(tile) * ld : kfi_tile_depth(tile)) * size;
     cursor.apart = kfi_cursor_lines<tile, chunks>() * ld * size;
     cursor.lines = transposed ? end - depth : outer_end - outer;
@@ -53,9 +60,12 @@ template <int tile, int transposed> KFI_DEVICE void kfi_gemm_go(kfi_gemm_cursor 
         cursor.left -= kfi_tile_depth(tile);
 }
 // How many elements of a chunk there are, of the i-th line of the thread.
-template <int tile, int chunks, int per> KFI_DEVICE int kfi_cursor_left(const kfi_gemm_cursor &cursor, int i)
+template <int tile, int chunks, int per>
+KFI_DEVICE int kfi_cursor_left(const kfi_gemm_cursor &cursor, int i)
 {
-    return cursor.lines <= i * kfi_cursor_lines<tile, chunks>() || cursor.left <= 0 ? 0 : cursor.left < per ? cursor.left : per;
+    return cursor.lines <= i * kfi_cursor_lines<tile, chunks>() || cursor.left <= 0 ? 0
+           : cursor.left < per                                                      ? cursor.left
+                                                                                    : per;
 }
 
 // ---- by copies of 16 bytes. lines and chunks: of one product.
@@ -65,21 +75,25 @@ KFI_DEVICE void kfi_stage_whole(char *stage, const kfi_gemm_cursor &cursor, int 
     constexpr int all = transposed ? chunks * products : chunks; // of a line in the stage
 #pragma unroll
     for (int i = 0; i < lines / kfi_cursor_lines<tile, chunks>(); ++i) {
-        const int l = (int)threadIdx.x / chunks + i * kfi_cursor_lines<tile, chunks>(), chunk = (int)threadIdx.x % chunks;
-        const int at = transposed ? kfi_chunk_at<all>(l, kfi_by_turns<products, share / 8>(chunk, product))
-                                  : kfi_chunk_at<all>(kfi_by_turns<products, share>(l, product), chunk);
-        kfi_fetch_some<16>(stage + 16 * at, cursor.p + i * cursor.apart, 2 * kfi_cursor_left<tile, chunks, 8>(cursor, i));
+        const int l = (int)threadIdx.x / chunks + i * kfi_cursor_lines<tile, chunks>(),
+                  chunk = (int)threadIdx.x % chunks;
+        const int at = transposed
+                           ? kfi_chunk_at<all>(l, kfi_by_turns<products, share / 8>(chunk, product))
+                           : kfi_chunk_at<all>(kfi_by_turns<products, share>(l, product), chunk);
+        kfi_fetch_some<16>(stage + 16 * at, cursor.p + i * cursor.apart,
+                           2 * kfi_cursor_left<tile, chunks, 8>(cursor, i));
     }
 }
 
-// ---- by way of registers, from any address: two loads of 16 bytes, from multiples of it, have the 8 elements between them. Where such
-// loads would reach out of the matrix, single elements.
+// ---- by way of registers, from any address: two loads of 16 bytes, from multiples of it, have the
+// 8 elements between them. Where such loads would reach out of the matrix, single elements.
 struct kfi_gemm_span {
     const char *begin, *end; // of a matrix
 };
 KFI_DEVICE kfi_gemm_span kfi_gemm_span_of(const void *p, kf_i64 ld, int lines, int length)
 {
-    const kfi_gemm_span span = {(const char *)p, (const char *)p + ((kf_i64)(lines - 1) * ld + length) * 2};
+    const kfi_gemm_span span = {(const char *)p,
+                                (const char *)p + ((kf_i64)(lines - 1) * ld + length) * 2};
     return span;
 }
 KFI_DEVICE bool kfi_chunk_inside(const char *p, const kfi_gemm_span &span)
@@ -87,7 +101,8 @@ KFI_DEVICE bool kfi_chunk_inside(const char *p, const kfi_gemm_span &span)
     const unsigned off = (unsigned)(unsigned long long)p & 15u;
     return p - off >= span.begin && p - off + (off ? 32 : 16) <= span.end;
 }
-// Of a chunk that ends its line, and begins at a multiple of 16 bytes, single elements too: what is behind them may be written by nobody.
+// Of a chunk that ends its line, and begins at a multiple of 16 bytes, single elements too: what is
+// behind them may be written by nobody.
 KFI_DEVICE void kfi_chunk_load(unsigned *w, const char *p, int left, const kfi_gemm_span &span)
 {
     const unsigned off = (unsigned)(unsigned long long)p & 15u;
@@ -123,22 +138,28 @@ KFI_DEVICE void kfi_chunk_align(unsigned *w, const char *p, int left, const kfi_
 }
 
 template <int tile, int lines, int chunks>
-KFI_DEVICE void kfi_stage_load(unsigned (*w)[8], const kfi_gemm_cursor &cursor, const kfi_gemm_span &span)
+KFI_DEVICE void kfi_stage_load(unsigned (*w)[8], const kfi_gemm_cursor &cursor,
+                               const kfi_gemm_span &span)
 {
 #pragma unroll
     for (int i = 0; i < lines / kfi_cursor_lines<tile, chunks>(); ++i)
-        kfi_chunk_load(w[i], cursor.p + i * cursor.apart, kfi_cursor_left<tile, chunks, 8>(cursor, i), span);
+        kfi_chunk_load(w[i], cursor.p + i * cursor.apart,
+                       kfi_cursor_left<tile, chunks, 8>(cursor, i), span);
 }
 template <int tile, int lines, int chunks, int products, int share, int transposed>
-KFI_DEVICE void kfi_stage_write(char *stage, unsigned (*w)[8], const kfi_gemm_cursor &cursor, const kfi_gemm_span &span, int product)
+KFI_DEVICE void kfi_stage_write(char *stage, unsigned (*w)[8], const kfi_gemm_cursor &cursor,
+                                const kfi_gemm_span &span, int product)
 {
     constexpr int all = transposed ? chunks * products : chunks;
 #pragma unroll
     for (int i = 0; i < lines / kfi_cursor_lines<tile, chunks>(); ++i) {
-        const int l = (int)threadIdx.x / chunks + i * kfi_cursor_lines<tile, chunks>(), chunk = (int)threadIdx.x % chunks;
-        const int at = transposed ? kfi_chunk_at<all>(l, kfi_by_turns<products, share / 8>(chunk, product))
-                                  : kfi_chunk_at<all>(kfi_by_turns<products, share>(l, product), chunk);
-        kfi_chunk_align(w[i], cursor.p + i * cursor.apart, kfi_cursor_left<tile, chunks, 8>(cursor, i), span);
+        const int l = (int)threadIdx.x / chunks + i * kfi_cursor_lines<tile, chunks>(),
+                  chunk = (int)threadIdx.x % chunks;
+        const int at = transposed
+                           ? kfi_chunk_at<all>(l, kfi_by_turns<products, share / 8>(chunk, product))
+                           : kfi_chunk_at<all>(kfi_by_turns<products, share>(l, product), chunk);
+        kfi_chunk_align(w[i], cursor.p + i * cursor.apart,
+                        kfi_cursor_left<tile, chunks, 8>(cursor, i), span);
         kfi_copy<16>(stage + 16 * at, w[i]);
     }
 }

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* kf/core/gemm_pack.h: panels of an operand of a product in C, [depths][lines], as a tile reads them. A part of core/gemm_lanes.h; alone
-   empty.
+/* kf/core/gemm_pack.h: panels of an operand of a product in C, [depths][lines], as a tile reads
+   them. A part of core/gemm_lanes.h; alone empty.
 
-   A panel's last lines, where the operand has no more, repeat one: what they give is not stored. Whole vectors are written, also over the
-   end of a line's depth: in ascending depths, and with KFI_GEMM_LINE bytes behind a panel. */
+   A panel's last lines, where the operand has no more, repeat one: what they give is not stored.
+   Whole vectors are written, also over the end of a line's depth: in ascending depths, and with
+   KFI_GEMM_LINE bytes behind a panel. */
 #ifdef KFI_GEMM_TYPE
 
 #if KFI_MM_LANES > 1
@@ -32,7 +33,8 @@ typedef int32_t KFI_GEMM(places) __attribute__((vector_size(KFI_GEMM_BYTES)));
 #endif
 #endif
 
-/* Vectors as rows become columns: one half is laid between the other, as often as halves have halves. */
+/* Vectors as rows become columns: one half is laid between the other, as often as halves have
+ * halves. */
 KFI_GEMM_INLINE void KFI_GEMM(transpose)(KFI_MM_VECTOR *r)
 {
 #if KFI_MM_LANES > 1
@@ -52,10 +54,11 @@ KFI_GEMM_INLINE void KFI_GEMM(transpose)(KFI_MM_VECTOR *r)
 #endif
 }
 
-/* A vector's lanes of lines by as many depths, lines[i] + at on, into columns of the panel: `depths` rows of it, of `room` numbers. One
-   function, which is called so often that its code is wanted once. */
-KFI_GEMM_FUNCTION void KFI_GEMM(pack_square)(KFI_MM_REAL *to, kf_i64 width, int room, int depths, const KFI_MM_ELEMENT *const *lines,
-                                             kf_i64 at)
+/* A vector's lanes of lines by as many depths, lines[i] + at on, into columns of the panel:
+   `depths` rows of it, of `room` numbers. One function, which is called so often that its code is
+   wanted once. */
+KFI_GEMM_FUNCTION void KFI_GEMM(pack_square)(KFI_MM_REAL *to, kf_i64 width, int room, int depths,
+                                             const KFI_MM_ELEMENT *const *lines, kf_i64 at)
 {
     KFI_MM_VECTOR r[KFI_MM_LANES], t[KFI_MM_LANES];
     KFI_GEMM_UNROLL
@@ -73,17 +76,22 @@ KFI_GEMM_FUNCTION void KFI_GEMM(pack_square)(KFI_MM_REAL *to, kf_i64 width, int 
     for (int i = 0; i < KFI_MM_LANES; ++i) t[i] = r[i];
     for (int i = 0; i < depths; ++i) memcpy(to + i * width, &t[i], (size_t)room * sizeof *to);
 }
-/* Lines that are contiguous along the depth. The first vector of a row may run over its end, a later one would over the start of the next.
+/* Lines that are contiguous along the depth. The first vector of a row may run over its end, a
+ * later one would over the start of the next.
  */
-KFI_GEMM_FUNCTION void KFI_GEMM(pack_lines)(KFI_MM_REAL *to, int width, int lines, kf_i64 depths, const KFI_MM_ELEMENT *from, kf_i64 step)
+KFI_GEMM_FUNCTION void KFI_GEMM(pack_lines)(KFI_MM_REAL *to, int width, int lines, kf_i64 depths,
+                                            const KFI_MM_ELEMENT *from, kf_i64 step)
 {
     KFI_MM_ELEMENT rest[KFI_MM_LANES][KFI_MM_LANES];
     const KFI_MM_ELEMENT *line[KFI_MM_LANES], *of_rest[KFI_MM_LANES];
     for (int g = 0; g < width; g += KFI_MM_LANES) {
-        const int room = g == 0 || width - g >= KFI_MM_LANES ? KFI_MM_LANES : width - g, left = (int)(depths % KFI_MM_LANES);
-        for (int i = 0; i < KFI_MM_LANES; ++i) line[i] = from + (g + i < lines ? g + i : lines - 1) * step;
+        const int room = g == 0 || width - g >= KFI_MM_LANES ? KFI_MM_LANES : width - g,
+                  left = (int)(depths % KFI_MM_LANES);
+        for (int i = 0; i < KFI_MM_LANES; ++i)
+            line[i] = from + (g + i < lines ? g + i : lines - 1) * step;
         kf_i64 d = 0;
-        for (; d + KFI_MM_LANES <= depths; d += KFI_MM_LANES) KFI_GEMM(pack_square)(to + d * width + g, width, room, KFI_MM_LANES, line, d);
+        for (; d + KFI_MM_LANES <= depths; d += KFI_MM_LANES)
+            KFI_GEMM(pack_square)(to + d * width + g, width, room, KFI_MM_LANES, line, d);
         if (left == 0) continue;
         memset(rest, 0, sizeof rest);
         for (int i = 0; i < KFI_MM_LANES; ++i) {
@@ -94,8 +102,8 @@ KFI_GEMM_FUNCTION void KFI_GEMM(pack_lines)(KFI_MM_REAL *to, int width, int line
     }
 }
 /* Lines that lie side by side. */
-KFI_GEMM_INLINE void KFI_GEMM(pack_beside)(KFI_MM_REAL *to, const int width, int lines, kf_i64 depths, const KFI_MM_ELEMENT *from,
-                                           kf_i64 step)
+KFI_GEMM_INLINE void KFI_GEMM(pack_beside)(KFI_MM_REAL *to, const int width, int lines,
+                                           kf_i64 depths, const KFI_MM_ELEMENT *from, kf_i64 step)
 {
     for (kf_i64 d = 0; d < depths; ++d, from += step, to += width) {
         KFI_MM_ELEMENT some[KFI_MM_COLS + KFI_MM_ROWS + KFI_MM_LANES];
@@ -112,10 +120,12 @@ KFI_GEMM_INLINE void KFI_GEMM(pack_beside)(KFI_MM_REAL *to, const int width, int
             p = some;
         }
         KFI_GEMM_UNROLL
-        for (int g = 0; g < width; g += KFI_MM_LANES) *(KFI_MM_ANYWHERE *)(to + g) = KFI_GEMM(load)(p + g);
+        for (int g = 0; g < width; g += KFI_MM_LANES)
+            *(KFI_MM_ANYWHERE *)(to + g) = KFI_GEMM(load)(p + g);
     }
 }
-KFI_GEMM_FUNCTION void KFI_GEMM(pack)(void *to, int is_b, int lines, kf_i64 depths, const void *from, kf_i64 line_step, kf_i64 depth_step)
+KFI_GEMM_FUNCTION void KFI_GEMM(pack)(void *to, int is_b, int lines, kf_i64 depths,
+                                      const void *from, kf_i64 line_step, kf_i64 depth_step)
 {
     const KFI_MM_ELEMENT *const p = (const KFI_MM_ELEMENT *)from;
     KFI_MM_REAL *const t = (KFI_MM_REAL *)to;
@@ -128,7 +138,8 @@ KFI_GEMM_FUNCTION void KFI_GEMM(pack)(void *to, int is_b, int lines, kf_i64 dept
 }
 
 /* Any steps: [lines][depths]. */
-KFI_HOST void KFI_GEMM(gather)(void *to, kf_i64 lines, kf_i64 depths, const void *from, kf_i64 line_step, kf_i64 depth_step)
+KFI_HOST void KFI_GEMM(gather)(void *to, kf_i64 lines, kf_i64 depths, const void *from,
+                               kf_i64 line_step, kf_i64 depth_step)
 {
     for (kf_i64 i = 0; i < lines; ++i)
         for (kf_i64 d = 0; d < depths; ++d) {

@@ -1,18 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
-// kf/core/gemm_sum.cuh: what gradients of products are made by, in CUDA. Products of tensors as they are, which all ops of a dtype share:
-// no activation is in them. And strips: what a kernel of an op's own does element by element, and adds up over rows.
+// kf/core/gemm_sum.cuh: what gradients of products are made by, in CUDA. Products of tensors as
+// they are, which all ops of a dtype share: no activation is in them. And strips: what a kernel of
+// an op's own does element by element, and adds up over rows.
 #ifndef KF_CORE_GEMM_SUM_CUH
 #define KF_CORE_GEMM_SUM_CUH
 
 #include "kf/core/gemm.cuh"
 
-// The tensors of a call, in the order of its arguments: elements from a line to the next, and from a matrix to the next.
+// The tensors of a call, in the order of its arguments: elements from a line to the next, and from
+// a matrix to the next.
 struct kfi_gemm_tensors {
     void *p[KFI_MAX_TENSORS];
     kf_i64 ld[KFI_MAX_TENSORS], matrix[KFI_MAX_TENSORS];
 };
 
-// out = beta * out + the sum of one or two products. Without out the sums are left where kfi_gemm::parts says.
+// out = beta * out + the sum of one or two products. Without out the sums are left where
+// kfi_gemm::parts says.
 struct kfi_gemm_terms {
     const void *a[2], *b[2];
     kf_i64 a_ld[2], a_matrix[2], b_ld[2], b_matrix[2];
@@ -22,7 +25,8 @@ struct kfi_gemm_terms {
     double beta;
 };
 
-// Elements that an op's own kernel goes over: a block has some columns and a part of the rows, of which a warp takes each eighth.
+// Elements that an op's own kernel goes over: a block has some columns and a part of the rows, of
+// which a warp takes each eighth.
 #define KFI_STRIP_THREADS 256
 #define KFI_STRIP_LINES 8
 struct kfi_strip {
@@ -30,7 +34,8 @@ struct kfi_strip {
     unsigned strips, parts;
     kf_i64 per;    // rows of a part
     int wide;      // as kfi_gemm::wide
-    void *made[2]; // [matrix][row][pitch]: gradients of products, or the left factor; NULL: nobody wants them
+    void *made[2]; // [matrix][row][pitch]: gradients of products, or the left factor; NULL: nobody
+                   // wants them
     kf_i64 pitch;
     void *sums; // partial ones: [matrix][part][vector][cols]
     int vectors;
@@ -49,7 +54,8 @@ struct kfi_totals {
 
 #ifdef KFI_DEVICE_PASS
 // Elements of what tensors are made of, and the numbers that are computed with.
-template <int of, int vec> KFI_DEVICE void kfi_gemm_unpack(typename kfi_real<kfi_of_real(of)>::type *values, const void *from)
+template <int of, int vec>
+KFI_DEVICE void kfi_gemm_unpack(typename kfi_real<kfi_of_real(of)>::type *values, const void *from)
 {
     if constexpr (of == KFI_OF_BF16)
         kfi_unpack_bf16<vec>(values, (const kf_bf16 *)from);
@@ -58,7 +64,8 @@ template <int of, int vec> KFI_DEVICE void kfi_gemm_unpack(typename kfi_real<kfi
     else
         kfi_copy<kfi_of_bytes(of) * vec>(values, from);
 }
-template <int of, int vec> KFI_DEVICE void kfi_gemm_pack(void *to, const typename kfi_real<kfi_of_real(of)>::type *values)
+template <int of, int vec>
+KFI_DEVICE void kfi_gemm_pack(void *to, const typename kfi_real<kfi_of_real(of)>::type *values)
 {
     if constexpr (of == KFI_OF_BF16)
         kfi_pack_bf16<vec>((kf_bf16 *)to, values);
@@ -69,12 +76,13 @@ template <int of, int vec> KFI_DEVICE void kfi_gemm_pack(void *to, const typenam
 }
 // Where sums go, of a row: to = beta * to + values.
 template <int of, int vec>
-KFI_DEVICE void kfi_gemm_keep(typename kfi_real<kfi_of_real(of)>::type *values, const kfi_gemm_cell &cell, kf_i64 matrix,
-                              const kfi_gemm_terms &t)
+KFI_DEVICE void kfi_gemm_keep(typename kfi_real<kfi_of_real(of)>::type *values,
+                              const kfi_gemm_cell &cell, kf_i64 matrix, const kfi_gemm_terms &t)
 {
     typedef typename kfi_real<kfi_of_real(of)>::type real;
     constexpr int size = kfi_of_bytes(of);
-    char *const to = (char *)t.out + (matrix * t.out_matrix + cell.row * t.out_ld + cell.col) * size;
+    char *const to =
+        (char *)t.out + (matrix * t.out_matrix + cell.row * t.out_ld + cell.col) * size;
     alignas(16) char stored[vec * size];
     if (t.beta != 0) { // what is there is read for no other
         real old[vec];
@@ -87,7 +95,8 @@ KFI_DEVICE void kfi_gemm_keep(typename kfi_real<kfi_of_real(of)>::type *values, 
     kfi_store_each<size, vec, 1>(to, stored, 0, cell.left, cell.whole);
 }
 
-// Where a tile leaves its sums: behind tiles that are alone, in a place of its own, as if it were the whole matrix.
+// Where a tile leaves its sums: behind tiles that are alone, in a place of its own, as if it were
+// the whole matrix.
 template <int size> KFI_DEVICE kfi_gemm_at kfi_gemm_apart(kfi_gemm *g, const kfi_gemm_at &at)
 {
     kfi_gemm_at own = at;
@@ -101,14 +110,18 @@ template <int size> KFI_DEVICE kfi_gemm_at kfi_gemm_apart(kfi_gemm *g, const kfi
     own.split = 0;
     return own;
 }
-// A vector of such a tile, of which blockIdx.y is the number: the sums of those that share it, in the order of the depth. False: there is none.
+// A vector of such a tile, of which blockIdx.y is the number: the sums of those that share it, in
+// the order of the depth. False: there is none.
 template <int size, int vec>
-KFI_DEVICE bool kfi_gemm_join_shared(typename kfi_real<size>::type *values, kfi_gemm_cell *cell, const kfi_gemm &g)
+KFI_DEVICE bool kfi_gemm_join_shared(typename kfi_real<size>::type *values, kfi_gemm_cell *cell,
+                                     const kfi_gemm &g)
 {
     typedef typename kfi_real<size>::type real;
     const int one = ((int)blockIdx.x * KFI_JOIN_THREADS + (int)threadIdx.x) * vec;
     const kfi_gemm_at at = kfi_gemm_locate<KFI_TILE_MIDDLE, 1>(g, g.alone + blockIdx.y);
-    static_assert(kfi_tile_rows(KFI_TILE_MIDDLE) == KFI_ALONE_TILE && kfi_tile_cols(KFI_TILE_MIDDLE) == KFI_ALONE_TILE, "kf: one grid of tiles");
+    static_assert(kfi_tile_rows(KFI_TILE_MIDDLE) == KFI_ALONE_TILE &&
+                      kfi_tile_cols(KFI_TILE_MIDDLE) == KFI_ALONE_TILE,
+                  "kf: one grid of tiles");
     cell->row = at.row + one / KFI_ALONE_TILE;
     cell->col = at.col + one % KFI_ALONE_TILE;
     cell->left = g.cols - cell->col;
@@ -116,7 +129,8 @@ KFI_DEVICE bool kfi_gemm_join_shared(typename kfi_real<size>::type *values, kfi_
     cell->at = 0;
     if (cell->row >= g.rows || cell->left <= 0) return false;
     const kf_i64 apart = (kf_i64)gridDim.y * (KFI_ALONE_TILE * KFI_ALONE_TILE);
-    const real *from = (const real *)g.parts + (kf_i64)blockIdx.y * (KFI_ALONE_TILE * KFI_ALONE_TILE) + one;
+    const real *from =
+        (const real *)g.parts + (kf_i64)blockIdx.y * (KFI_ALONE_TILE * KFI_ALONE_TILE) + one;
     alignas(16) real part[vec];
     kfi_copy<size * vec>(values, from);
     for (unsigned split = 1; split < g.splits; ++split) {
@@ -128,7 +142,8 @@ KFI_DEVICE bool kfi_gemm_join_shared(typename kfi_real<size>::type *values, kfi_
     return true;
 }
 
-// A thread's columns, and its rows of the block's part. left: columns; none of a thread that has nothing to do.
+// A thread's columns, and its rows of the block's part. left: columns; none of a thread that has
+// nothing to do.
 struct kfi_strip_part {
     kf_i64 matrix, row, end, col, left;
     unsigned part;
@@ -147,17 +162,21 @@ template <int vec> KFI_DEVICE kfi_strip_part kfi_strip_find(const kfi_strip &s)
     at.end = at.left <= 0 ? 0 : s.rows - at.part * s.per < s.per ? s.rows : (at.part + 1) * s.per;
     return at;
 }
-KFI_DEVICE kf_i64 kfi_strip_place(const kfi_gemm_tensors &t, int tensor, const kfi_strip_part &at, kf_i64 row)
+KFI_DEVICE kf_i64 kfi_strip_place(const kfi_gemm_tensors &t, int tensor, const kfi_strip_part &at,
+                                  kf_i64 row)
 {
     return at.matrix * t.matrix[tensor] + row * t.ld[tensor] + at.col;
 }
-template <int size> KFI_DEVICE void *kfi_strip_made(const kfi_strip &s, const kfi_strip_part &at, int product, kf_i64 row)
+template <int size>
+KFI_DEVICE void *kfi_strip_made(const kfi_strip &s, const kfi_strip_part &at, int product,
+                                kf_i64 row)
 {
     return (char *)s.made[product] + ((at.matrix * s.rows + row) * s.pitch + at.col) * size;
 }
 // The product at a vector's place.
 template <int size, int vec>
-KFI_DEVICE void kfi_strip_dot(typename kfi_real<size>::type *values, const kfi_strip &s, const kfi_strip_part &at, kf_i64 row)
+KFI_DEVICE void kfi_strip_dot(typename kfi_real<size>::type *values, const kfi_strip &s,
+                              const kfi_strip_part &at, kf_i64 row)
 {
     const kfi_gemm_cell cell = {(int)row, (int)at.col, 0, false, 0};
     if (s.dot.parts) {
@@ -169,7 +188,8 @@ KFI_DEVICE void kfi_strip_dot(typename kfi_real<size>::type *values, const kfi_s
 }
 // Adds a block's sums up, in the order of its warps. All threads come here.
 template <int size, int vec>
-KFI_DEVICE void kfi_strip_leave(const typename kfi_real<size>::type *sums, const kfi_strip &s, const kfi_strip_part &at, int vector)
+KFI_DEVICE void kfi_strip_leave(const typename kfi_real<size>::type *sums, const kfi_strip &s,
+                                const kfi_strip_part &at, int vector)
 {
     typedef typename kfi_real<size>::type real;
     __shared__ real buffer[KFI_STRIP_THREADS * vec];
@@ -178,7 +198,8 @@ KFI_DEVICE void kfi_strip_leave(const typename kfi_real<size>::type *sums, const
     for (int e = 0; e < vec; ++e) buffer[threadIdx.x * vec + e] = sums[e];
     __syncthreads();
     const kf_i64 first = (kf_i64)(blockIdx.x % s.strips) * 32 * vec;
-    real *const to = (real *)s.sums + ((at.matrix * s.parts + at.part) * s.vectors + vector) * s.cols + first;
+    real *const to =
+        (real *)s.sums + ((at.matrix * s.parts + at.part) * s.vectors + vector) * s.cols + first;
     for (int c = (int)threadIdx.x; c < 32 * vec; c += KFI_STRIP_THREADS) {
         real total = buffer[c];
 #pragma unroll
@@ -190,7 +211,8 @@ KFI_DEVICE void kfi_strip_leave(const typename kfi_real<size>::type *sums, const
 
 #ifndef KFI_DRIVER
 // of: what out is made of.
-template <int type, int of, int tile, int how, int layout> KFI_KERNEL void KFI_GEMM_BOUNDS(tile) kfk_gemm_sum(kfi_gemm_terms t, kfi_gemm g)
+template <int type, int of, int tile, int how, int layout>
+KFI_KERNEL void KFI_GEMM_BOUNDS(tile) kfk_gemm_sum(kfi_gemm_terms t, kfi_gemm g)
 {
 #ifdef KFI_DEVICE_PASS
     constexpr int size = kfi_of_real(type), vec = 16 / kfi_of_bytes(type);
@@ -203,11 +225,16 @@ template <int type, int of, int tile, int how, int layout> KFI_KERNEL void KFI_G
     for (int i = 0; i < kfi_tile_sums(tile); ++i) sums[i] = 0;
 #pragma unroll 1
     for (int i = 0; i < t.count; ++i) {
-        const bool second = i > 0; // by selection: an array that is read by a variable would be in memory
-        const char *const a = (const char *)(second ? t.a[1] : t.a[0]), *const b = (const char *)(second ? t.b[1] : t.b[0]);
-        const kf_i64 a_matrix = second ? t.a_matrix[1] : t.a_matrix[0], b_matrix = second ? t.b_matrix[1] : t.b_matrix[0];
-        const kfi_gemm_side side_a = {{a + at.matrix * a_matrix * kfi_of_bytes(type), nullptr}, {second ? t.a_ld[1] : t.a_ld[0], 0}};
-        const kfi_gemm_side side_b = {{b + at.matrix * b_matrix * kfi_of_bytes(type), nullptr}, {second ? t.b_ld[1] : t.b_ld[0], 0}};
+        const bool second =
+            i > 0; // by selection: an array that is read by a variable would be in memory
+        const char *const a = (const char *)(second ? t.a[1] : t.a[0]),
+                          *const b = (const char *)(second ? t.b[1] : t.b[0]);
+        const kf_i64 a_matrix = second ? t.a_matrix[1] : t.a_matrix[0],
+                     b_matrix = second ? t.b_matrix[1] : t.b_matrix[0];
+        const kfi_gemm_side side_a = {{a + at.matrix * a_matrix * kfi_of_bytes(type), nullptr},
+                                      {second ? t.a_ld[1] : t.a_ld[0], 0}};
+        const kfi_gemm_side side_b = {{b + at.matrix * b_matrix * kfi_of_bytes(type), nullptr},
+                                      {second ? t.b_ld[1] : t.b_ld[0], 0}};
         kfi_gemm_add<type, tile, layout, 1, how>(sums, side_a, side_b, at, g);
     }
     if (at.leaves || !t.out) {
@@ -233,7 +260,8 @@ template <int type, int of, int tile, int how, int layout> KFI_KERNEL void KFI_G
 }
 // By wgmma.
 template <int type, int of, int layout>
-KFI_KERNEL void KFI_RING_BOUNDS(KFI_TILE_TURNS) kfk_gemm_sum_wgmma(kfi_gemm_terms t, kfi_gemm g, const __grid_constant__ kfi_gemm_maps maps)
+KFI_KERNEL void KFI_RING_BOUNDS(KFI_TILE_TURNS)
+    kfk_gemm_sum_wgmma(kfi_gemm_terms t, kfi_gemm g, const __grid_constant__ kfi_gemm_maps maps)
 {
 #if defined(KFI_DEVICE_PASS) && KFI_HOPPER
     constexpr int tile = type == KFI_OF_TF32 ? KFI_TILE_ROUNDED : KFI_TILE_TURNS;
@@ -269,7 +297,8 @@ KFI_KERNEL void KFI_RING_BOUNDS(KFI_TILE_TURNS) kfk_gemm_sum_wgmma(kfi_gemm_term
 }
 // Of floats, as the sum of so many of tf32.
 template <int layout, int parts>
-KFI_KERNEL void KFI_HALVES_BOUNDS kfk_gemm_floats_wgmma(kfi_gemm_terms t, kfi_gemm g, const __grid_constant__ kfi_gemm_maps maps)
+KFI_KERNEL void KFI_HALVES_BOUNDS kfk_gemm_floats_wgmma(kfi_gemm_terms t, kfi_gemm g,
+                                                        const __grid_constant__ kfi_gemm_maps maps)
 {
 #if defined(KFI_DEVICE_PASS) && KFI_HOPPER
     kfi_begin();
@@ -280,9 +309,11 @@ KFI_KERNEL void KFI_HALVES_BOUNDS kfk_gemm_floats_wgmma(kfi_gemm_terms t, kfi_ge
     kfi_gemm_at at;
     int count;
     while (kfi_halves_next<1>(&own, &at, &count, g, maps)) {
-        const kfi_gemm_side a = {{(const float *)t.a[0] + at.matrix * t.a_matrix[0], (const float *)t.a[1] + at.matrix * t.a_matrix[1]},
+        const kfi_gemm_side a = {{(const float *)t.a[0] + at.matrix * t.a_matrix[0],
+                                  (const float *)t.a[1] + at.matrix * t.a_matrix[1]},
                                  {t.a_ld[0], t.a_ld[1]}};
-        const kfi_gemm_side b = {{(const float *)t.b[0] + at.matrix * t.b_matrix[0], (const float *)t.b[1] + at.matrix * t.b_matrix[1]},
+        const kfi_gemm_side b = {{(const float *)t.b[0] + at.matrix * t.b_matrix[0],
+                                  (const float *)t.b[1] + at.matrix * t.b_matrix[1]},
                                  {t.b_ld[0], t.b_ld[1]}};
         const bool leaves = at.leaves || !t.out;
         kfi_gemm in = g;
@@ -301,7 +332,8 @@ KFI_KERNEL void KFI_HALVES_BOUNDS kfk_gemm_floats_wgmma(kfi_gemm_terms t, kfi_ge
                 kfi_halves_take<layout, 1, parts>(values, own, cell, 0, a, b, at, t.count);
                 if (leaves) {
                     cell.row += there.row - at.row, cell.col += there.col - at.col;
-                    kfi_store<16>(kfi_gemm_part<4, 1, 4>(cell, there.matrix, there.split, 0, in), values);
+                    kfi_store<16>(kfi_gemm_part<4, 1, 4>(cell, there.matrix, there.split, 0, in),
+                                  values);
                 } else
                     kfi_gemm_keep<KFI_OF_F32, 4>(values, cell, at.matrix, t);
             }
@@ -311,7 +343,8 @@ KFI_KERNEL void KFI_HALVES_BOUNDS kfk_gemm_floats_wgmma(kfi_gemm_terms t, kfi_ge
 #endif
 }
 // Where blocks share a depth.
-template <int type, int of> KFI_KERNEL void KFI_BOUNDS(KFI_JOIN_THREADS) kfk_gemm_sum_joint(kfi_gemm_terms t, kfi_gemm g)
+template <int type, int of>
+KFI_KERNEL void KFI_BOUNDS(KFI_JOIN_THREADS) kfk_gemm_sum_joint(kfi_gemm_terms t, kfi_gemm g)
 {
 #ifdef KFI_DEVICE_PASS
     constexpr int size = kfi_of_real(type), vec = 16 / kfi_of_bytes(type);
@@ -329,21 +362,25 @@ template <int type, int of> KFI_KERNEL void KFI_BOUNDS(KFI_JOIN_THREADS) kfk_gem
     kfi_gemm_keep<of, vec>(values, cell, matrix, t);
 #endif
 }
-// of: what out is made of. A warp has 32 columns and each eighth part, so that a vector of few columns, of which there are many parts, does
-// not wait for one after the other; the warps' sums are added up in their order. Few additions: float64 costs nothing here.
-template <int type, int of> KFI_KERNEL void KFI_BOUNDS(KFI_TOTALS_THREADS) kfk_gemm_totals(kfi_totals t)
+// of: what out is made of. A warp has 32 columns and each eighth part, so that a vector of few
+// columns, of which there are many parts, does not wait for one after the other; the warps' sums
+// are added up in their order. Few additions: float64 costs nothing here.
+template <int type, int of>
+KFI_KERNEL void KFI_BOUNDS(KFI_TOTALS_THREADS) kfk_gemm_totals(kfi_totals t)
 {
 #ifdef KFI_DEVICE_PASS
     typedef typename kfi_real<kfi_of_real(type)>::type real;
     constexpr int warps = KFI_TOTALS_THREADS / 32;
     __shared__ double sums[KFI_TOTALS_THREADS];
     kfi_begin();
-    const kf_i64 one = (kf_i64)blockIdx.x * 32 + threadIdx.x % 32, matrix = one / t.cols, col = one - matrix * t.cols;
+    const kf_i64 one = (kf_i64)blockIdx.x * 32 + threadIdx.x % 32, matrix = one / t.cols,
+                 col = one - matrix * t.cols;
     const bool there = matrix < t.matrices;
     const real *const from = (const real *)t.parts + matrix * t.count * t.apart + col;
     double total = 0;
 #pragma unroll 8
-    for (kf_i64 part = threadIdx.x / 32; part < (there ? t.count : 0); part += warps) total += (double)from[part * t.apart];
+    for (kf_i64 part = threadIdx.x / 32; part < (there ? t.count : 0); part += warps)
+        total += (double)from[part * t.apart];
     sums[threadIdx.x] = total;
     __syncthreads();
     if (threadIdx.x >= 32 || !there) return;

@@ -1,20 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
-// kf/core/hopper.cuh: the asynchronous instructions of sm_90a, one function each: mbarriers, bulk copies and boxes of tensors (TMA),
-// barriers of some threads, registers that roles give to each other. wgmma.cuh has the products. An emulation has an equivalent of each.
-// Shared memory is named by addresses of 32 bits, in the window that the blocks of a cluster have in common.
+// kf/core/hopper.cuh: the asynchronous instructions of sm_90a, one function each: mbarriers, bulk
+// copies and boxes of tensors (TMA), barriers of some threads, registers that roles give to each
+// other. wgmma.cuh has the products. An emulation has an equivalent of each. Shared memory is named
+// by addresses of 32 bits, in the window that the blocks of a cluster have in common.
 #ifndef KF_CORE_HOPPER_CUH
 #define KF_CORE_HOPPER_CUH
 
 #include "kf/core/cluster.cuh"
 
-// Whether there are such instructions: by architecture, and by its features that no later one has (compute_90a). Host code cannot see it.
+// Whether there are such instructions: by architecture, and by its features that no later one has
+// (compute_90a). Host code cannot see it.
 #if defined(KF_EMULATE) || (defined(__CUDA_ARCH_FEAT_SM90_ALL) && defined(__CUDA_ARCH__))
 #define KFI_HOPPER 1
 #else
 #define KFI_HOPPER 0
 #endif
 
-// What a tensor is to TMA: cuTensorMapEncodeTiled fills it in. A kernel has it as a `const __grid_constant__` parameter.
+// What a tensor is to TMA: cuTensorMapEncodeTiled fills it in. A kernel has it as a `const
+// __grid_constant__` parameter.
 struct alignas(128) kfi_tensor_map {
     unsigned long long words[16];
 };
@@ -63,14 +66,16 @@ KFI_DEVICE void kfi_store_remote(unsigned to, unsigned v KFI_AND_CALLER)
 KFI_DEVICE void kfi_store_remote(unsigned to, float v0, float v1 KFI_AND_CALLER)
 {
 #ifdef KFI_PTX
-    asm volatile("st.shared::cluster.v2.f32 [%0], {%1, %2};" ::"r"(to), "f"(v0), "f"(v1) : "memory");
+    asm volatile("st.shared::cluster.v2.f32 [%0], {%1, %2};" ::"r"(to), "f"(v0), "f"(v1)
+                 : "memory");
 #else
     const float v[] = {v0, v1};
     kf_emu_store(to, v, 8 KFI_PASS_CALLER);
 #endif
 }
 
-// ---- mbarriers: 8 bytes of shared memory. A phase ends when `count` arrivals and all bytes that were expected have come.
+// ---- mbarriers: 8 bytes of shared memory. A phase ends when `count` arrivals and all bytes that
+// were expected have come.
 
 KFI_DEVICE void kfi_mbar_init(unsigned bar, int count KFI_AND_CALLER)
 {
@@ -101,12 +106,14 @@ KFI_DEVICE void kfi_mbar_arrive(unsigned bar KFI_AND_CALLER)
 KFI_DEVICE void kfi_mbar_expect(unsigned bar, int bytes KFI_AND_CALLER)
 {
 #ifdef KFI_PTX
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(bar), "r"(bytes) : "memory");
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(bar), "r"(bytes)
+                 : "memory");
 #else
     kf_emu_mbar_arrive(bar, bytes KFI_PASS_CALLER);
 #endif
 }
-// At another block's (kfi_mapa). Without .release.cluster, which would wait for all of the thread's memory accesses.
+// At another block's (kfi_mapa). Without .release.cluster, which would wait for all of the thread's
+// memory accesses.
 KFI_DEVICE void kfi_mbar_arrive_remote(unsigned bar KFI_AND_CALLER)
 {
 #ifdef KFI_PTX
@@ -115,12 +122,14 @@ KFI_DEVICE void kfi_mbar_arrive_remote(unsigned bar KFI_AND_CALLER)
     kf_emu_mbar_arrive(bar, 0 KFI_PASS_CALLER);
 #endif
 }
-// Whether the phase of this parity has ended: a barrier begins in phase 0, and the one before it counts as ended.
+// Whether the phase of this parity has ended: a barrier begins in phase 0, and the one before it
+// counts as ended.
 KFI_DEVICE bool kfi_mbar_try(unsigned bar, int parity KFI_AND_CALLER)
 {
 #ifdef KFI_PTX
     int ended;
-    asm volatile("{\n\t.reg .pred p;\n\tmbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n\tselp.b32 %0, 1, 0, p;\n\t}"
+    asm volatile("{\n\t.reg .pred p;\n\tmbarrier.try_wait.parity.shared::cta.b64 p, [%1], "
+                 "%2;\n\tselp.b32 %0, 1, 0, p;\n\t}"
                  : "=r"(ended)
                  : "r"(bar), "r"(parity)
                  : "memory");
@@ -129,7 +138,8 @@ KFI_DEVICE bool kfi_mbar_try(unsigned bar, int parity KFI_AND_CALLER)
     return kf_emu_mbar_test(bar, parity, false KFI_PASS_CALLER);
 #endif
 }
-// Returns when it has: the emulation lets other threads run, so that nobody may loop around kfi_mbar_try.
+// Returns when it has: the emulation lets other threads run, so that nobody may loop around
+// kfi_mbar_try.
 KFI_DEVICE void kfi_mbar_wait(unsigned bar, int parity KFI_AND_CALLER)
 {
 #ifdef KFI_PTX
@@ -139,7 +149,8 @@ KFI_DEVICE void kfi_mbar_wait(unsigned bar, int parity KFI_AND_CALLER)
     kf_emu_mbar_test(bar, parity, true KFI_PASS_CALLER);
 #endif
 }
-// What this thread wrote to shared memory, asynchronous copies and products that begin after it see.
+// What this thread wrote to shared memory, asynchronous copies and products that begin after it
+// see.
 KFI_DEVICE void kfi_async_fence(KFI_CALLER)
 {
 #ifdef KFI_PTX
@@ -149,13 +160,16 @@ KFI_DEVICE void kfi_async_fence(KFI_CALLER)
 #endif
 }
 
-// ---- boxes of a tensor, from these coordinates on, the innermost first. What is outside of the tensor loads as zero, and is not stored.
-// To an H200 it is an illegal instruction if the innermost coordinate is no multiple of 16 bytes, or one of a store is negative.
+// ---- boxes of a tensor, from these coordinates on, the innermost first. What is outside of the
+// tensor loads as zero, and is not stored. To an H200 it is an illegal instruction if the innermost
+// coordinate is no multiple of 16 bytes, or one of a store is negative.
 
-KFI_DEVICE void kfi_tma_load(unsigned to, const kfi_tensor_map *map, unsigned bar, int x, int y KFI_AND_CALLER)
+KFI_DEVICE void kfi_tma_load(unsigned to, const kfi_tensor_map *map, unsigned bar, int x,
+                             int y KFI_AND_CALLER)
 {
 #ifdef KFI_PTX
-    asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4}], [%2];" ::"r"(to),
+    asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
+                 "[%0], [%1, {%3, %4}], [%2];" ::"r"(to),
                  "l"(map), "r"(bar), "r"(x), "r"(y)
                  : "memory");
 #else
@@ -163,26 +177,29 @@ KFI_DEVICE void kfi_tma_load(unsigned to, const kfi_tensor_map *map, unsigned ba
     kf_emu_tma_load(to, map, bar, at, 2, 0 KFI_PASS_CALLER);
 #endif
 }
-KFI_DEVICE void kfi_tma_load3(unsigned to, const kfi_tensor_map *map, unsigned bar, int x, int y, int z KFI_AND_CALLER)
+KFI_DEVICE void kfi_tma_load3(unsigned to, const kfi_tensor_map *map, unsigned bar, int x, int y,
+                              int z KFI_AND_CALLER)
 {
 #ifdef KFI_PTX
-    asm volatile(
-        "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5}], [%2];" ::"r"(to),
-        "l"(map), "r"(bar), "r"(x), "r"(y), "r"(z)
-        : "memory");
+    asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
+                 "[%0], [%1, {%3, %4, %5}], [%2];" ::"r"(to),
+                 "l"(map), "r"(bar), "r"(x), "r"(y), "r"(z)
+                 : "memory");
 #else
     const int at[] = {x, y, z};
     kf_emu_tma_load(to, map, bar, at, 3, 0 KFI_PASS_CALLER);
 #endif
 }
-// What is read will be read no more, or by all blocks: which of it the L2 cache gives up first (createpolicy.fractional of all of it).
+// What is read will be read no more, or by all blocks: which of it the L2 cache gives up first
+// (createpolicy.fractional of all of it).
 #define KFI_READ_ONCE 0x12f0000000000000ull
 #define KFI_READ_OFTEN 0x14f0000000000000ull
-KFI_DEVICE void kfi_tma_load3(unsigned to, const kfi_tensor_map *map, unsigned bar, int x, int y, int z,
-                              unsigned long long policy KFI_AND_CALLER)
+KFI_DEVICE void kfi_tma_load3(unsigned to, const kfi_tensor_map *map, unsigned bar, int x, int y,
+                              int z, unsigned long long policy KFI_AND_CALLER)
 {
 #ifdef KFI_PTX
-    asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1, {%3, %4, %5}], "
+    asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes."
+                 "L2::cache_hint [%0], [%1, {%3, %4, %5}], "
                  "[%2], %6;" ::"r"(to),
                  "l"(map), "r"(bar), "r"(x), "r"(y), "r"(z), "l"(policy)
                  : "memory");
@@ -192,15 +209,17 @@ KFI_DEVICE void kfi_tma_load3(unsigned to, const kfi_tensor_map *map, unsigned b
     kf_emu_tma_load(to, map, bar, at, 3, 0 KFI_PASS_CALLER);
 #endif
 }
-// To the same place in each of the cluster's blocks that `blocks` has a bit for, whose own mbarrier counts the bytes.
-KFI_DEVICE void kfi_tma_multicast(unsigned to, const kfi_tensor_map *map, unsigned bar, int x, int y, unsigned blocks KFI_AND_CALLER)
+// To the same place in each of the cluster's blocks that `blocks` has a bit for, whose own mbarrier
+// counts the bytes.
+KFI_DEVICE void kfi_tma_multicast(unsigned to, const kfi_tensor_map *map, unsigned bar, int x,
+                                  int y, unsigned blocks KFI_AND_CALLER)
 {
 #ifdef KFI_PTX
-    asm volatile(
-        "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1, {%3, %4}], "
-        "[%2], %5;" ::"r"(to),
-        "l"(map), "r"(bar), "r"(x), "r"(y), "h"((unsigned short)blocks)
-        : "memory");
+    asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes."
+                 "multicast::cluster [%0], [%1, {%3, %4}], "
+                 "[%2], %5;" ::"r"(to),
+                 "l"(map), "r"(bar), "r"(x), "r"(y), "h"((unsigned short)blocks)
+                 : "memory");
 #else
     const int at[] = {x, y};
     kf_emu_tma_load(to, map, bar, at, 2, blocks KFI_PASS_CALLER);
@@ -209,19 +228,25 @@ KFI_DEVICE void kfi_tma_multicast(unsigned to, const kfi_tensor_map *map, unsign
 KFI_DEVICE void kfi_tma_store(unsigned from, const kfi_tensor_map *map, int x, int y KFI_AND_CALLER)
 {
 #ifdef KFI_PTX
-    asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group [%1, {%2, %3}], [%0];" ::"r"(from), "l"(map), "r"(x), "r"(y)
-                 : "memory");
+    asm volatile(
+        "cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group [%1, {%2, %3}], [%0];" ::"r"(
+            from),
+        "l"(map), "r"(x), "r"(y)
+        : "memory");
 #else
     const int at[] = {x, y};
     kf_emu_tma_store(from, map, at, 2 KFI_PASS_CALLER);
 #endif
 }
-KFI_DEVICE void kfi_tma_store3(unsigned from, const kfi_tensor_map *map, int x, int y, int z KFI_AND_CALLER)
+KFI_DEVICE void kfi_tma_store3(unsigned from, const kfi_tensor_map *map, int x, int y,
+                               int z KFI_AND_CALLER)
 {
 #ifdef KFI_PTX
-    asm volatile("cp.async.bulk.tensor.3d.global.shared::cta.tile.bulk_group [%1, {%2, %3, %4}], [%0];" ::"r"(from), "l"(map), "r"(x),
-                 "r"(y), "r"(z)
-                 : "memory");
+    asm volatile(
+        "cp.async.bulk.tensor.3d.global.shared::cta.tile.bulk_group [%1, {%2, %3, %4}], [%0];" ::
+            "r"(from),
+        "l"(map), "r"(x), "r"(y), "r"(z)
+        : "memory");
 #else
     const int at[] = {x, y, z};
     kf_emu_tma_store(from, map, at, 3 KFI_PASS_CALLER);
@@ -233,9 +258,11 @@ KFI_DEVICE void kfi_tma_store3(unsigned from, const kfi_tensor_map *map, int x, 
 KFI_DEVICE void kfi_bulk_load(unsigned to, const void *from, int bytes, unsigned bar KFI_AND_CALLER)
 {
 #ifdef KFI_PTX
-    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to), "l"(from), "r"(bytes),
-                 "r"(bar)
-                 : "memory");
+    asm volatile(
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::
+            "r"(to),
+        "l"(from), "r"(bytes), "r"(bar)
+        : "memory");
 #else
     kf_emu_bulk_load(to, from, bytes, bar KFI_PASS_CALLER);
 #endif
@@ -243,7 +270,9 @@ KFI_DEVICE void kfi_bulk_load(unsigned to, const void *from, int bytes, unsigned
 KFI_DEVICE void kfi_bulk_store(void *to, unsigned from, int bytes KFI_AND_CALLER)
 {
 #ifdef KFI_PTX
-    asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(to), "r"(from), "r"(bytes) : "memory");
+    asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(to), "r"(from),
+                 "r"(bytes)
+                 : "memory");
 #else
     kf_emu_bulk_store(to, from, bytes KFI_PASS_CALLER);
 #endif
@@ -259,7 +288,8 @@ KFI_DEVICE void kfi_bulk_commit(KFI_CALLER)
     kf_emu_bulk_commit(file, line);
 #endif
 }
-// Till all but the last `most` groups are in memory, or (read) have read shared memory, which may be written again then.
+// Till all but the last `most` groups are in memory, or (read) have read shared memory, which may
+// be written again then.
 template <int most> KFI_DEVICE void kfi_bulk_wait(KFI_CALLER)
 {
 #ifdef KFI_PTX
@@ -296,7 +326,8 @@ template <int threads> KFI_DEVICE void kfi_named_arrive(int id KFI_AND_CALLER)
     kf_emu_named(id, threads, false KFI_PASS_CALLER);
 #endif
 }
-// How many registers a thread has from now on: all threads of a warpgroup. More come when others have given as many back.
+// How many registers a thread has from now on: all threads of a warpgroup. More come when others
+// have given as many back.
 template <int count> KFI_DEVICE void kfi_fewer_registers(KFI_CALLER)
 {
 #ifdef KFI_PTX
@@ -314,18 +345,21 @@ template <int count> KFI_DEVICE void kfi_more_registers(KFI_CALLER)
 #endif
 }
 
-// Four matrices of 8 x 8 elements of 2 bytes to shared memory: lane l gives the address of row l % 8 of matrix l / 8, and has of each
-// matrix the elements 2 (l % 4) and 2 (l % 4) + 1 of row l / 4; transposed: of column l / 4.
-template <int transposed> KFI_DEVICE void kfi_stmatrix(unsigned to, const unsigned *v KFI_AND_CALLER)
+// Four matrices of 8 x 8 elements of 2 bytes to shared memory: lane l gives the address of row l %
+// 8 of matrix l / 8, and has of each matrix the elements 2 (l % 4) and 2 (l % 4) + 1 of row l / 4;
+// transposed: of column l / 4.
+template <int transposed>
+KFI_DEVICE void kfi_stmatrix(unsigned to, const unsigned *v KFI_AND_CALLER)
 {
 #ifdef KFI_PTX
     if (transposed)
-        asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(v[0]), "r"(v[1]), "r"(v[2]),
-                     "r"(v[3])
-                     : "memory");
+        asm volatile(
+            "stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to),
+            "r"(v[0]), "r"(v[1]), "r"(v[2]), "r"(v[3])
+            : "memory");
     else
-        asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(v[0]), "r"(v[1]), "r"(v[2]),
-                     "r"(v[3])
+        asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to),
+                     "r"(v[0]), "r"(v[1]), "r"(v[2]), "r"(v[3])
                      : "memory");
 #else
     kf_emu_stmatrix(to, v, transposed != 0 KFI_PASS_CALLER);

@@ -1,12 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-// kf/core/index_sort.cuh: the places of numbers, sorted by number and, of equal ones, by place: the order in which a gradient adds up what
-// many rows give to one. A stable counting sort by digits of 8 bits, the lowest first, in three launches a digit:
+// kf/core/index_sort.cuh: the places of numbers, sorted by number and, of equal ones, by place: the
+// order in which a gradient adds up what many rows give to one. A stable counting sort by digits of
+// 8 bits, the lowest first, in three launches a digit:
 //
 // count    a block counts the digits of its tile;
 // scan     a block per digit adds up those of all tiles before each one;
-// scatter  a block moves the places of its tile to where they belong: behind those of smaller digits, of the tiles and of the warps before.
+// scatter  a block moves the places of its tile to where they belong: behind those of smaller
+// digits, of the tiles and of the warps before.
 //
-// Then a search finds where each number begins. Integers alone, and every place is decided by what is sorted: the same in every run.
+// Then a search finds where each number begins. Integers alone, and every place is decided by what
+// is sorted: the same in every run.
 #ifndef KF_CORE_INDEX_SORT_CUH
 #define KF_CORE_INDEX_SORT_CUH
 
@@ -16,37 +19,48 @@
 #define KFI_SORT_BITS 8
 #endif
 #define KFI_SORT_THREADS (1 << KFI_SORT_BITS) // as many as a digit has values
-#ifndef KFI_SORT_ROUNDS                       // fewer where an emulation is to have several tiles of short tensors
+#ifndef KFI_SORT_ROUNDS // fewer where an emulation is to have several tiles of short tensors
 #define KFI_SORT_ROUNDS 8
 #endif
 #ifndef KFI_SORT_WIDE
-#define KFI_SORT_WIDE 4096 // numbers below which a warp searches for each: a search waits for memory at each step
+#define KFI_SORT_WIDE                                                                              \
+    4096 // numbers below which a warp searches for each: a search waits for memory at each step
 #endif
 #define KFI_SORT_TILE (KFI_SORT_THREADS * KFI_SORT_ROUNDS)
 #define KFI_SORT_WARPS (KFI_SORT_THREADS / 32)
 
 struct kfi_sort {
     const void *numbers;
-    kf_i64 count, below, skipped; // numbers outside of 0 to below - 1, and the skipped one, come last
-    const kf_i64 *from;           // places as the digits before have sorted them; NULL: as they are
-    kf_i64 *to, *begin;           // begin[v]: where number v's places begin; begin[below]: where those end
-    kf_i64 *counts, *totals;      // counts[digit][tile], totals[digit]
+    kf_i64 count, below,
+        skipped;        // numbers outside of 0 to below - 1, and the skipped one, come last
+    const kf_i64 *from; // places as the digits before have sorted them; NULL: as they are
+    kf_i64 *to, *begin; // begin[v]: where number v's places begin; begin[below]: where those end
+    kf_i64 *counts, *totals; // counts[digit][tile], totals[digit]
     kf_i64 tiles;
     int shift; // of the digit
     int wide;  // whether a warp looks for where a number begins, or a thread
 };
 
 #ifdef KFI_DEVICE_PASS
-KFI_DEVICE kf_i64 kfi_number(kfi_tag<KF_I64>, const void *p, kf_i64 i) { return ((const kf_i64 *)p)[i]; }
-KFI_DEVICE kf_i64 kfi_number(kfi_tag<KF_I32>, const void *p, kf_i64 i) { return ((const kf_i32 *)p)[i]; }
+KFI_DEVICE kf_i64 kfi_number(kfi_tag<KF_I64>, const void *p, kf_i64 i)
+{
+    return ((const kf_i64 *)p)[i];
+}
+KFI_DEVICE kf_i64 kfi_number(kfi_tag<KF_I32>, const void *p, kf_i64 i)
+{
+    return ((const kf_i32 *)p)[i];
+}
 
 template <int dtype> KFI_DEVICE kf_i64 kfi_sort_key(const kfi_sort &s, kf_i64 place)
 {
     const kf_i64 v = kfi_number(kfi_tag<dtype>(), s.numbers, place);
     return v >= 0 && v < s.below && v != s.skipped ? v : s.below;
 }
-// Of a thread's places, `apart` from each other, those and their digits, all on their way at once; -1 behind the last one.
-template <int dtype> KFI_DEVICE void kfi_sort_digits(const kfi_sort &s, kf_i64 first, int apart, kf_i64 *place, int *digit)
+// Of a thread's places, `apart` from each other, those and their digits, all on their way at once;
+// -1 behind the last one.
+template <int dtype>
+KFI_DEVICE void kfi_sort_digits(const kfi_sort &s, kf_i64 first, int apart, kf_i64 *place,
+                                int *digit)
 {
 #pragma unroll
     for (int r = 0; r < KFI_SORT_ROUNDS; ++r) {
@@ -55,7 +69,10 @@ template <int dtype> KFI_DEVICE void kfi_sort_digits(const kfi_sort &s, kf_i64 f
     }
 #pragma unroll
     for (int r = 0; r < KFI_SORT_ROUNDS; ++r)
-        digit[r] = place[r] < 0 ? -1 : (int)(kfi_sort_key<dtype>(s, place[r]) >> s.shift & (KFI_SORT_THREADS - 1));
+        digit[r] =
+            place[r] < 0
+                ? -1
+                : (int)(kfi_sort_key<dtype>(s, place[r]) >> s.shift & (KFI_SORT_THREADS - 1));
 }
 // The lanes of a warp with the same digit: what they add, one of them adds. All lanes call it.
 KFI_DEVICE unsigned kfi_sort_same(int digit)
@@ -68,8 +85,12 @@ KFI_DEVICE unsigned kfi_sort_same(int digit)
     }
     return same;
 }
-KFI_DEVICE int kfi_sort_rank(unsigned same) { return __popc(same & ((1u << threadIdx.x % 32) - 1)); }
-// The sum of what the threads before have, of KFI_SORT_THREADS; `room` holds as many values. total: of all of them.
+KFI_DEVICE int kfi_sort_rank(unsigned same)
+{
+    return __popc(same & ((1u << threadIdx.x % 32) - 1));
+}
+// The sum of what the threads before have, of KFI_SORT_THREADS; `room` holds as many values. total:
+// of all of them.
 KFI_DEVICE kf_i64 kfi_sort_before(kf_i64 own, kf_i64 *room, kf_i64 *total)
 {
     const int t = (int)threadIdx.x;
@@ -97,7 +118,8 @@ template <int dtype> KFI_KERNEL void KFI_BOUNDS(KFI_SORT_THREADS) kfk_index_coun
     __syncthreads();
     kf_i64 place[KFI_SORT_ROUNDS];
     int digit[KFI_SORT_ROUNDS];
-    kfi_sort_digits<dtype>(s, (kf_i64)blockIdx.x * KFI_SORT_TILE + threadIdx.x, KFI_SORT_THREADS, place, digit);
+    kfi_sort_digits<dtype>(s, (kf_i64)blockIdx.x * KFI_SORT_TILE + threadIdx.x, KFI_SORT_THREADS,
+                           place, digit);
 #pragma unroll
     for (int r = 0; r < KFI_SORT_ROUNDS; ++r) {
         const unsigned same = kfi_sort_same(digit[r]);
@@ -142,11 +164,14 @@ template <int dtype> KFI_KERNEL void KFI_BOUNDS(KFI_SORT_THREADS) kfk_index_scat
     kf_i64 place[KFI_SORT_ROUNDS];
     int digit[KFI_SORT_ROUNDS];
     unsigned same[KFI_SORT_ROUNDS];
-    kfi_sort_digits<dtype>(s, (kf_i64)blockIdx.x * KFI_SORT_TILE + warp * KFI_SORT_ROUNDS * 32 + lane, 32, place, digit);
+    kfi_sort_digits<dtype>(s,
+                           (kf_i64)blockIdx.x * KFI_SORT_TILE + warp * KFI_SORT_ROUNDS * 32 + lane,
+                           32, place, digit);
 #pragma unroll
     for (int r = 0; r < KFI_SORT_ROUNDS; ++r) {
         same[r] = kfi_sort_same(digit[r]);
-        if (digit[r] >= 0 && kfi_sort_rank(same[r]) == 0) of_warp[warp][digit[r]] += __popc(same[r]);
+        if (digit[r] >= 0 && kfi_sort_rank(same[r]) == 0)
+            of_warp[warp][digit[r]] += __popc(same[r]);
         __syncwarp();
     }
     __syncthreads();
@@ -159,7 +184,8 @@ template <int dtype> KFI_KERNEL void KFI_BOUNDS(KFI_SORT_THREADS) kfk_index_scat
     __syncthreads();
 #pragma unroll
     for (int r = 0; r < KFI_SORT_ROUNDS; ++r) {
-        const int rank = kfi_sort_rank(same[r]), first = digit[r] >= 0 ? of_warp[warp][digit[r]] : 0;
+        const int rank = kfi_sort_rank(same[r]),
+                  first = digit[r] >= 0 ? of_warp[warp][digit[r]] : 0;
         __syncwarp();
         if (digit[r] >= 0) {
             s.to[begin[digit[r]] + first + rank] = place[r];
@@ -174,7 +200,8 @@ template <int dtype> KFI_KERNEL void KFI_BOUNDS(KFI_SORT_THREADS) kfk_index_boun
 {
 #ifdef KFI_DEVICE_PASS
     kfi_begin();
-    // The first place whose number is v or more, between `low` and `high`: a warp looks at 32 places at a time, where there are few numbers.
+    // The first place whose number is v or more, between `low` and `high`: a warp looks at 32
+    // places at a time, where there are few numbers.
     const int lane = s.wide ? (int)threadIdx.x % 32 : 0, probes = s.wide ? 32 : 1;
     const kf_i64 v = ((kf_i64)blockIdx.x * KFI_SORT_THREADS + threadIdx.x) / probes;
     if (v > s.below) return;
@@ -203,13 +230,16 @@ KF_FN KFI_SMALL size_t kfi_sort_workspace(kf_i64 count, kf_i64 below)
 // Whether a launch may have as many blocks as it takes.
 KF_FN KFI_SMALL kf_result_t kfi_sort_fits(const kfi_name *name, kf_i64 count, kf_i64 below)
 {
-    if (kfi_sort_tiles(count) <= 0x7fffffff && below / KFI_SORT_THREADS <= 0x7ffffffe) return KF_SUCCESS;
-    return kfi_fail(KF_ERROR_UNSUPPORTED, name, "launch", "of %lld rows and a table of %lld needs more blocks than a launch may have",
+    if (kfi_sort_tiles(count) <= 0x7fffffff && below / KFI_SORT_THREADS <= 0x7ffffffe)
+        return KF_SUCCESS;
+    return kfi_fail(KF_ERROR_UNSUPPORTED, name, "launch",
+                    "of %lld rows and a table of %lld needs more blocks than a launch may have",
                     (long long)count, (long long)below);
 }
-// Sorts in a workspace. kernels: count, scan, scatter, bounds. Then s.begin and s.to are what was found.
-KF_FN KFI_SMALL kf_result_t kfi_sort_run(const kfi_name *name, const void *const *kernels, kfi_sort *s, void *workspace,
-                                         cudaStream_t stream)
+// Sorts in a workspace. kernels: count, scan, scatter, bounds. Then s.begin and s.to are what was
+// found.
+KF_FN KFI_SMALL kf_result_t kfi_sort_run(const kfi_name *name, const void *const *kernels,
+                                         kfi_sort *s, void *workspace, cudaStream_t stream)
 {
     kf_result_t result = kfi_sort_fits(name, s->count, s->below);
     if (result != KF_SUCCESS) return result;
@@ -221,20 +251,27 @@ KF_FN KFI_SMALL kf_result_t kfi_sort_run(const kfi_name *name, const void *const
     s->from = nullptr;
     s->to = places;
     void *args[] = {s};
-    for (s->shift = 0; s->shift == 0 || (s->shift < 63 && s->below >> s->shift > 0); s->shift += KFI_SORT_BITS) {
+    for (s->shift = 0; s->shift == 0 || (s->shift < 63 && s->below >> s->shift > 0);
+         s->shift += KFI_SORT_BITS) {
         if (s->shift > 0) {
             s->from = s->to;
             s->to = s->from == places ? places + s->count : places;
         }
         if (s->count == 0) break;
-        result = kfi_launch(name, kernels[0], dim3((unsigned)s->tiles), KFI_SORT_THREADS, args, stream);
-        if (result == KF_SUCCESS) result = kfi_launch(name, kernels[1], dim3(KFI_SORT_THREADS), KFI_SORT_THREADS, args, stream);
-        if (result == KF_SUCCESS) result = kfi_launch(name, kernels[2], dim3((unsigned)s->tiles), KFI_SORT_THREADS, args, stream);
+        result =
+            kfi_launch(name, kernels[0], dim3((unsigned)s->tiles), KFI_SORT_THREADS, args, stream);
+        if (result == KF_SUCCESS)
+            result = kfi_launch(name, kernels[1], dim3(KFI_SORT_THREADS), KFI_SORT_THREADS, args,
+                                stream);
+        if (result == KF_SUCCESS)
+            result = kfi_launch(name, kernels[2], dim3((unsigned)s->tiles), KFI_SORT_THREADS, args,
+                                stream);
         if (result != KF_SUCCESS) return result;
     }
     s->wide = s->below < KFI_SORT_WIDE;
     const kf_i64 searches = (s->below + 1) * (s->wide ? 32 : 1);
-    return kfi_launch(name, kernels[3], dim3((unsigned)kfi_ceil(searches, KFI_SORT_THREADS)), KFI_SORT_THREADS, args, stream);
+    return kfi_launch(name, kernels[3], dim3((unsigned)kfi_ceil(searches, KFI_SORT_THREADS)),
+                      KFI_SORT_THREADS, args, stream);
 }
 #endif
 

@@ -22,7 +22,8 @@ struct kfi_call {
     bool early;      // may begin while the kernel before it ends
     unsigned shared; // bytes of dynamic shared memory
     unsigned cluster;
-    unsigned most; // that the kernel is allowed of it: the same whatever this launch has, since other threads launch the kernel too
+    unsigned most; // that the kernel is allowed of it: the same whatever this launch has, since
+                   // other threads launch the kernel too
 };
 
 #endif

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// kf/core/launch_driver.cuh: what launch.cuh asks of CUDA, of its driver: where nvcc compiles neither kernels nor launchers, and
-// kernels are loaded (KF_LOAD_KERNEL).
+// kf/core/launch_driver.cuh: what launch.cuh asks of CUDA, of its driver: where nvcc compiles
+// neither kernels nor launchers, and kernels are loaded (KF_LOAD_KERNEL).
 #ifndef KF_CORE_LAUNCH_DRIVER_CUH
 #define KF_CORE_LAUNCH_DRIVER_CUH
 
@@ -23,9 +23,11 @@ KF_FN KFI_SMALL void kfi_write_instance(char *name, size_t size, const kfi_insta
     while (from && *from && used < size) {
         const size_t gap = strspn(from, "<, >"), word = strcspn(from + gap, "<, >");
         const char *const is = from + gap;
-        const bool act = word == 7 && strncmp(is, "kfi_act", word) == 0, state = word == 14 && strncmp(is, "kfi_from_state", word) == 0;
+        const bool act = word == 7 && strncmp(is, "kfi_act", word) == 0,
+                   state = word == 14 && strncmp(is, "kfi_from_state", word) == 0;
         if (act || state)
-            snprintf(name + used, size - used, "%.*s%d", (int)gap, from, act ? kernel->act : kernel->from_state);
+            snprintf(name + used, size - used, "%.*s%d", (int)gap, from,
+                     act ? kernel->act : kernel->from_state);
         else
             snprintf(name + used, size - used, "%.*s", (int)(gap + word), from);
         used += strlen(name + used);
@@ -38,55 +40,70 @@ typedef CUresult kfi_status;
 KF_FN const char *kfi_status_text(kfi_status status)
 {
     const char *text = nullptr;
-    return KF_DRIVER_CALL(cuGetErrorString)(status, &text) == CUDA_SUCCESS && text ? text : "unknown";
+    return KF_DRIVER_CALL(cuGetErrorString)(status, &text) == CUDA_SUCCESS && text ? text
+                                                                                   : "unknown";
 }
 // Whether there is no code for this device.
 KF_FN bool kfi_no_image(kfi_status status)
 {
-    return status == CUDA_ERROR_NO_BINARY_FOR_GPU || status == CUDA_ERROR_INVALID_PTX || status == CUDA_ERROR_UNSUPPORTED_PTX_VERSION ||
-           status == CUDA_ERROR_NOT_FOUND || status == CUDA_ERROR_INVALID_IMAGE;
+    return status == CUDA_ERROR_NO_BINARY_FOR_GPU || status == CUDA_ERROR_INVALID_PTX ||
+           status == CUDA_ERROR_UNSUPPORTED_PTX_VERSION || status == CUDA_ERROR_NOT_FOUND ||
+           status == CUDA_ERROR_INVALID_IMAGE;
 }
 
-// Of the current device; 0 where there is none: the launch says what is wrong. Of its code a schedule may rely on the first digits.
+// Of the current device; 0 where there is none: the launch says what is wrong. Of its code a
+// schedule may rely on the first digits.
 KF_FN KFI_SMALL int kfi_architecture()
 {
     CUdevice device = 0;
     int major = 0, minor = 0;
     if (KF_DRIVER_CALL(cuCtxGetDevice)(&device) != CUDA_SUCCESS ||
-        KF_DRIVER_CALL(cuDeviceGetAttribute)(&major, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, device) != CUDA_SUCCESS ||
-        KF_DRIVER_CALL(cuDeviceGetAttribute)(&minor, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, device) != CUDA_SUCCESS)
+        KF_DRIVER_CALL(cuDeviceGetAttribute)(&major, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR,
+                                             device) != CUDA_SUCCESS ||
+        KF_DRIVER_CALL(cuDeviceGetAttribute)(&minor, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR,
+                                             device) != CUDA_SUCCESS)
         return 0;
     return 100 * major + 10 * minor;
 }
-#define KFI_ARCHITECTURES kfi_architecture() // a loader's kernels are compiled for the device (kfi_load)
+#define KFI_ARCHITECTURES                                                                          \
+    kfi_architecture() // a loader's kernels are compiled for the device (kfi_load)
 
 // False where nobody may ask, or can.
 #if CUDA_VERSION >= 12080
-KF_FN bool kfi_count_devices(int *devices) { return KF_DRIVER_CALL(cuDeviceGetCount)(devices) == CUDA_SUCCESS; }
+KF_FN bool kfi_count_devices(int *devices)
+{
+    return KF_DRIVER_CALL(cuDeviceGetCount)(devices) == CUDA_SUCCESS;
+}
 KF_FN KFI_SMALL bool kfi_devices_of(cudaStream_t stream, int *current, int *own)
 {
     CUstreamCaptureStatus capture = CU_STREAM_CAPTURE_STATUS_NONE;
-    if (KF_DRIVER_CALL(cuStreamIsCapturing)(stream, &capture) != CUDA_SUCCESS || capture != CU_STREAM_CAPTURE_STATUS_NONE) return false;
-    return KF_DRIVER_CALL(cuCtxGetDevice)(current) == CUDA_SUCCESS && KF_DRIVER_CALL(cuStreamGetDevice)(stream, own) == CUDA_SUCCESS;
+    if (KF_DRIVER_CALL(cuStreamIsCapturing)(stream, &capture) != CUDA_SUCCESS ||
+        capture != CU_STREAM_CAPTURE_STATUS_NONE)
+        return false;
+    return KF_DRIVER_CALL(cuCtxGetDevice)(current) == CUDA_SUCCESS &&
+           KF_DRIVER_CALL(cuStreamGetDevice)(stream, own) == CUDA_SUCCESS;
 }
 #else
 KF_FN bool kfi_count_devices(int *) { return false; }
 KF_FN bool kfi_devices_of(cudaStream_t, int *, int *) { return false; }
 #endif
 
-// The kernel of this name. One compiled for an earlier generation than the device's would not wait for the kernel before it, nor know of
-// clusters.
+// The kernel of this name. One compiled for an earlier generation than the device's would not wait
+// for the kernel before it, nor know of clusters.
 KF_FN KFI_SMALL kf_result_t kfi_load(const kfi_name *name, const char *kernel, CUfunction *function)
 {
     const CUresult status = KF_LOAD_KERNEL(kernel, function);
     if (status != CUDA_SUCCESS)
-        return kfi_fail(kfi_no_image(status) ? KF_ERROR_NO_KERNEL_IMAGE : KF_ERROR_CUDA, name, "kernel",
-                        "%s was not loaded: CUDA error %d (%s)", kernel, (int)status, kfi_status_text(status));
+        return kfi_fail(kfi_no_image(status) ? KF_ERROR_NO_KERNEL_IMAGE : KF_ERROR_CUDA, name,
+                        "kernel", "%s was not loaded: CUDA error %d (%s)", kernel, (int)status,
+                        kfi_status_text(status));
     int version = 0;
     const int device = kfi_architecture();
-    if (KF_DRIVER_CALL(cuFuncGetAttribute)(&version, CU_FUNC_ATTRIBUTE_PTX_VERSION, *function) == CUDA_SUCCESS &&
+    if (KF_DRIVER_CALL(cuFuncGetAttribute)(&version, CU_FUNC_ATTRIBUTE_PTX_VERSION, *function) ==
+            CUDA_SUCCESS &&
         version / 10 != device / 100)
-        return kfi_fail(KF_ERROR_NO_KERNEL_IMAGE, name, "kernel", "%s was compiled for %d.%d, expected the device's %d.%d", kernel,
+        return kfi_fail(KF_ERROR_NO_KERNEL_IMAGE, name, "kernel",
+                        "%s was compiled for %d.%d, expected the device's %d.%d", kernel,
                         version / 10, version % 10, device / 100, device / 10 % 10);
     return KF_SUCCESS;
 }
@@ -99,12 +116,14 @@ KF_FN KFI_SMALL int kfi_most_threads(const void *kernel)
     CUfunction function = nullptr;
     int most = 0;
     if (KF_LOAD_KERNEL(text, &function) != CUDA_SUCCESS ||
-        KF_DRIVER_CALL(cuFuncGetAttribute)(&most, CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK, function) != CUDA_SUCCESS)
+        KF_DRIVER_CALL(cuFuncGetAttribute)(&most, CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK,
+                                           function) != CUDA_SUCCESS)
         return 0;
     return most;
 }
 
-KF_FN KFI_SMALL kf_result_t kfi_enqueue(const kfi_name *name, const void *kernel, const kfi_call &c, kfi_status *status)
+KF_FN KFI_SMALL kf_result_t kfi_enqueue(const kfi_name *name, const void *kernel, const kfi_call &c,
+                                        kfi_status *status)
 {
     char text[256];
     kfi_write_instance(text, sizeof text, (const kfi_instance *)kernel);
@@ -124,17 +143,20 @@ KF_FN KFI_SMALL kf_result_t kfi_enqueue(const kfi_name *name, const void *kernel
     }
     if (c.cluster > 1) {
         attributes[config.numAttrs].id = CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION;
-        attributes[config.numAttrs].value.clusterDim.y = attributes[config.numAttrs].value.clusterDim.z = 1;
+        attributes[config.numAttrs].value.clusterDim.y =
+            attributes[config.numAttrs].value.clusterDim.z = 1;
         attributes[config.numAttrs++].value.clusterDim.x = c.cluster;
     }
     if (c.shared > 48 << 10)
-        *status = KF_DRIVER_CALL(cuFuncSetAttribute)(function, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, (int)c.most);
+        *status = KF_DRIVER_CALL(cuFuncSetAttribute)(
+            function, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, (int)c.most);
 #ifdef KF_ON_LAUNCH
     char launcher[128];
     kfi_write_name(launcher, sizeof launcher, name);
     KF_ON_LAUNCH(launcher, (const void *)text, &config);
 #endif
-    if (*status == CUDA_SUCCESS) *status = KF_DRIVER_CALL(cuLaunchKernelEx)(&config, function, c.args, nullptr);
+    if (*status == CUDA_SUCCESS)
+        *status = KF_DRIVER_CALL(cuLaunchKernelEx)(&config, function, c.args, nullptr);
     return KF_SUCCESS;
 }
 #endif

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// kf/core/launch_runtime.cuh: what launch.cuh asks of CUDA, of its runtime: where nvcc compiles kernels and launchers.
+// kf/core/launch_runtime.cuh: what launch.cuh asks of CUDA, of its runtime: where nvcc compiles
+// kernels and launchers.
 #ifndef KF_CORE_LAUNCH_RUNTIME_CUH
 #define KF_CORE_LAUNCH_RUNTIME_CUH
 
@@ -18,7 +19,10 @@ typedef cudaError_t kfi_status;
 #define KFI_NO_ERROR cudaSuccess
 KF_FN const char *kfi_status_text(kfi_status status) { return cudaGetErrorString(status); }
 // Whether there is no code for this device.
-KF_FN bool kfi_no_image(kfi_status status) { return status == cudaErrorNoKernelImageForDevice || status == cudaErrorInvalidDeviceFunction; }
+KF_FN bool kfi_no_image(kfi_status status)
+{
+    return status == cudaErrorNoKernelImageForDevice || status == cudaErrorInvalidDeviceFunction;
+}
 
 // False where nobody may ask, or can.
 #if CUDART_VERSION >= 12080
@@ -26,7 +30,9 @@ KF_FN bool kfi_count_devices(int *devices) { return cudaGetDeviceCount(devices) 
 KF_FN KFI_SMALL bool kfi_devices_of(cudaStream_t stream, int *current, int *own)
 {
     cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
-    if (cudaStreamIsCapturing(stream, &capture) != cudaSuccess || capture != cudaStreamCaptureStatusNone) return false;
+    if (cudaStreamIsCapturing(stream, &capture) != cudaSuccess ||
+        capture != cudaStreamCaptureStatusNone)
+        return false;
     return cudaGetDevice(current) == cudaSuccess && cudaStreamGetDevice(stream, own) == cudaSuccess;
 }
 #else
@@ -43,7 +49,8 @@ KF_FN KFI_SMALL int kfi_most_threads(const void *kernel)
 }
 #endif
 
-KF_FN KFI_SMALL kf_result_t kfi_enqueue(const kfi_name *name, const void *kernel, const kfi_call &c, kfi_status *status)
+KF_FN KFI_SMALL kf_result_t kfi_enqueue(const kfi_name *name, const void *kernel, const kfi_call &c,
+                                        kfi_status *status)
 {
     cudaLaunchAttribute attributes[2] = {};
     cudaLaunchConfig_t config = {};
@@ -58,10 +65,13 @@ KF_FN KFI_SMALL kf_result_t kfi_enqueue(const kfi_name *name, const void *kernel
     }
     if (c.cluster > 1) {
         attributes[config.numAttrs].id = cudaLaunchAttributeClusterDimension;
-        attributes[config.numAttrs].val.clusterDim.y = attributes[config.numAttrs].val.clusterDim.z = 1;
+        attributes[config.numAttrs].val.clusterDim.y =
+            attributes[config.numAttrs].val.clusterDim.z = 1;
         attributes[config.numAttrs++].val.clusterDim.x = c.cluster;
     }
-    if (c.shared > 48 << 10) *status = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)c.most);
+    if (c.shared > 48 << 10)
+        *status =
+            cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)c.most);
 #ifdef KF_ON_LAUNCH
     char function[128];
     kfi_write_name(function, sizeof function, name);

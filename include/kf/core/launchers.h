@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* kf/core/launchers.h: what the generated kf_launchers.h and kf_launchers_<dtype>.cu have in common. */
+/* kf/core/launchers.h: what the generated kf_launchers.h and kf_launchers_<dtype>.cu have in
+ * common. */
 #ifndef KF_CORE_LAUNCHERS_H
 #define KF_CORE_LAUNCHERS_H
 
@@ -17,12 +18,14 @@ struct CUstream_st; /* a cudaStream_t and a CUstream are pointers to it */
 
 #define KFI_QUOTE(text) KFI_QUOTE_(text)
 #define KFI_QUOTE_(text) #text
-/* A launcher `name` has a second symbol, name_abi1, which compiled callers are bound to; a user's own launcher, whose
-   signature no version follows, name_abi1_<hash of the signature>. So a program and launchers that do not fit do not link,
-   or do not load, with the name of what is missing; nothing is checked at run time. */
+/* A launcher `name` has a second symbol, name_abi1, which compiled callers are bound to; a user's
+   own launcher, whose signature no version follows, name_abi1_<hash of the signature>. So a program
+   and launchers that do not fit do not link, or do not load, with the name of what is missing;
+   nothing is checked at run time. */
 #if defined(__GNUC__) && defined(__ELF__)
 #define KFI_ABI_SYMBOL(name) name "_abi" KFI_QUOTE(KF_ABI_VERSION)
-#define KFI_ABI_ALIAS(symbol, name) __asm__(".globl " symbol "\n\t.type " symbol ", %function\n\t.set " symbol ", " name);
+#define KFI_ABI_ALIAS(symbol, name)                                                                \
+    __asm__(".globl " symbol "\n\t.type " symbol ", %function\n\t.set " symbol ", " name);
 #endif
 #if defined(KFI_ABI_SYMBOL) && !defined(KFI_LAUNCHERS_SOURCE)
 #define KFI_LINKED(name) __asm__(KFI_ABI_SYMBOL(#name))
@@ -32,12 +35,13 @@ struct CUstream_st; /* a cudaStream_t and a CUstream are pointers to it */
 #define KFI_LINKED_AS(name, hash)
 #endif
 
-/* Whether launchers that were found at run time (dlopen, dlsym) fit this header. file: as in a message, "kf_launchers_f32";
-   built: what its kf_launchers_f32_abi_version() returns. */
+/* Whether launchers that were found at run time (dlopen, dlsym) fit this header. file: as in a
+   message, "kf_launchers_f32"; built: what its kf_launchers_f32_abi_version() returns. */
 KFI_HOST kf_result_t kf_check_abi(const char *file, int built)
 {
     if (built == KF_ABI_VERSION) return KF_SUCCESS;
-    snprintf(kfi_error_detail, sizeof kfi_error_detail, "kf: %.80s was built with ABI %d, this header is ABI %d: rebuild %.80s.cu", file,
+    snprintf(kfi_error_detail, sizeof kfi_error_detail,
+             "kf: %.80s was built with ABI %d, this header is ABI %d: rebuild %.80s.cu", file,
              built, KF_ABI_VERSION, file);
     return KF_ERROR_UNSUPPORTED;
 }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// kf/core/logits.cuh: ops over the rows of a product that is never all there, in CUDA: their parts' launchers are called for a chunk of rows
-// after the other, on one stream, and nobody waits for them.
+// kf/core/logits.cuh: ops over the rows of a product that is never all there, in CUDA: their parts'
+// launchers are called for a chunk of rows after the other, on one stream, and nobody waits for
+// them.
 #ifndef KF_CORE_LOGITS_CUH
 #define KF_CORE_LOGITS_CUH
 

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* kf/core/logits.h: ops over the rows of a product that is never all there, in C and for CUDA's launchers: how many rows are a chunk, how much
-   workspace that takes, and what is asked of a call's tensors. */
+/* kf/core/logits.h: ops over the rows of a product that is never all there, in C and for CUDA's
+   launchers: how many rows are a chunk, how much workspace that takes, and what is asked of a
+   call's tensors. */
 #ifndef KF_CORE_LOGITS_H
 #define KF_CORE_LOGITS_H
 
@@ -23,31 +24,36 @@ KFI_C_BEGIN
 #define KFI_LOGITS_ROWS 128
 #endif
 
-/* Of a row of logits: each begins where a cache line does, so that products read them by whole vectors, whatever the vocabulary. */
+/* Of a row of logits: each begins where a cache line does, so that products read them by whole
+ * vectors, whatever the vocabulary. */
 #define KFI_LOGITS_ALIGN 128
 
-/* Of sizes alone. chunk: its rows; pitch: elements from one row of logits to the next; logits: their bytes, with which the workspace begins. 0 of
-   sizes that are refused. */
+/* Of sizes alone. chunk: its rows; pitch: elements from one row of logits to the next; logits:
+   their bytes, with which the workspace begins. 0 of sizes that are refused. */
 typedef struct {
     kf_i64 chunk, pitch;
     size_t logits;
 } kfi_logits_plan;
 typedef size_t (*kfi_layer_bytes)(int64_t batch, int64_t rows, int64_t cols, int64_t depth);
 
-KFI_ONCE kfi_logits_plan kfi_logits_make_plan(kf_i64 rows, kf_i64 cols, kf_i64 depth, int size, kf_i64 bytes)
+KFI_ONCE kfi_logits_plan kfi_logits_make_plan(kf_i64 rows, kf_i64 cols, kf_i64 depth, int size,
+                                              kf_i64 bytes)
 {
     kfi_logits_plan p = {KFI_LOGITS_ROWS, 0, 0};
-    if (!kfi_fits(rows, cols, 1) || !kfi_fits(rows, depth, 1) || !kfi_fits(cols, depth, 1)) return p;
+    if (!kfi_fits(rows, cols, 1) || !kfi_fits(rows, depth, 1) || !kfi_fits(cols, depth, 1))
+        return p;
     p.pitch = (cols * size + KFI_LOGITS_ALIGN - 1) / KFI_LOGITS_ALIGN * KFI_LOGITS_ALIGN / size;
-    if (cols > 0 && bytes / size / p.pitch > p.chunk) p.chunk = bytes / size / p.pitch / KFI_LOGITS_ROWS * KFI_LOGITS_ROWS;
+    if (cols > 0 && bytes / size / p.pitch > p.chunk)
+        p.chunk = bytes / size / p.pitch / KFI_LOGITS_ROWS * KFI_LOGITS_ROWS;
     if (cols == 0 || p.chunk > rows) p.chunk = rows > 0 ? rows : 1;
-    p.logits = kfi_workspace((size_t)(p.chunk * p.pitch * size) + 1); /* that a call has one does not depend on its sizes */
+    p.logits = kfi_workspace((size_t)(p.chunk * p.pitch * size) +
+                             1); /* that a call has one does not depend on its sizes */
     return p;
 }
-/* All of it: what the layer needs for a chunk, and for the last one, which may be of fewer rows, comes behind the logits. backward: NULL, or what the
-   layer's gradients need. */
-KFI_ONCE size_t kfi_logits_workspace(kf_i64 rows, kf_i64 cols, kf_i64 depth, int size, kf_i64 bytes, kfi_layer_bytes forward,
-                                     kfi_layer_bytes backward)
+/* All of it: what the layer needs for a chunk, and for the last one, which may be of fewer rows,
+   comes behind the logits. backward: NULL, or what the layer's gradients need. */
+KFI_ONCE size_t kfi_logits_workspace(kf_i64 rows, kf_i64 cols, kf_i64 depth, int size, kf_i64 bytes,
+                                     kfi_layer_bytes forward, kfi_layer_bytes backward)
 {
     const kfi_logits_plan p = kfi_logits_make_plan(rows, cols, depth, size, bytes);
     const kf_i64 counts[] = {rows < p.chunk ? rows : p.chunk, rows % p.chunk};
@@ -73,23 +79,30 @@ KFI_ONCE kf_result_t kfi_logits_failed(kf_result_t result, const kfi_name *name)
     return result;
 }
 
-/* Whether tensors of other extents meet: rows of one beside rows of the other are apart in all, but not chunk by chunk. */
-KFI_ONCE kf_result_t kfi_check_logits_apart(const kfi_name *name, const kfi_arguments *arguments, const kfi_levels *levels, const kfi_operands *all)
+/* Whether tensors of other extents meet: rows of one beside rows of the other are apart in all, but
+ * not chunk by chunk. */
+KFI_ONCE kf_result_t kfi_check_logits_apart(const kfi_name *name, const kfi_arguments *arguments,
+                                            const kfi_levels *levels, const kfi_operands *all)
 {
     for (int i = 0; i < all->count; ++i)
         for (int j = 0; j < all->count; ++j) {
-            const char *const own = kfi_word(arguments->words, i), *const other = kfi_word(arguments->words, j);
+            const char *const own = kfi_word(arguments->words, i), *const other = kfi_word(
+                                                                       arguments->words, j);
             if (levels[i].words == levels[j].words || !kfi_clashes(all, NULL, i, j)) continue;
-            return kfi_fail(KF_ERROR_OVERLAP, name, own, "at %p overlaps %.*s at %p, expected memory apart", all->of[i].ptr,
+            return kfi_fail(KF_ERROR_OVERLAP, name, own,
+                            "at %p overlaps %.*s at %p, expected memory apart", all->of[i].ptr,
                             (int)strcspn(other, " "), other, all->of[j].ptr);
         }
     return KF_SUCCESS;
 }
 
-/* shapes: of each tensor a word, its extents: r rows, c columns, d depth; of two extents it has a stride. sizes: rows, cols, depth. Sets how far
-   apart rows are (apart[0]), and all->wanted: outputs that are there, and are to be written. */
-KFI_ONCE kf_result_t kfi_check_logits(const kfi_name *name, const kfi_arguments *arguments, const kfi_strides *strides, const char *shapes,
-                                      const kf_i64 *sizes, const void *workspace, size_t got, size_t expected, kfi_operands *all)
+/* shapes: of each tensor a word, its extents: r rows, c columns, d depth; of two extents it has a
+   stride. sizes: rows, cols, depth. Sets how far apart rows are (apart[0]), and all->wanted:
+   outputs that are there, and are to be written. */
+KFI_ONCE kf_result_t kfi_check_logits(const kfi_name *name, const kfi_arguments *arguments,
+                                      const kfi_strides *strides, const char *shapes,
+                                      const kf_i64 *sizes, const void *workspace, size_t got,
+                                      size_t expected, kfi_operands *all)
 {
     const kf_i64 left[] = {sizes[0], sizes[2]}, right[] = {sizes[1], sizes[2]};
     kf_i64 elements[KFI_MAX_TENSORS];
@@ -110,7 +123,10 @@ KFI_ONCE kf_result_t kfi_check_logits(const kfi_name *name, const kfi_arguments 
             levels[i].count = 1;
             levels[i].line = sizes[2];
             levels[i].size[0] = rows;
-            levels[i].words = shapes[0] == 'r' ? ". rows" : ". cols"; /* the first word is what a stride's name has behind the tensor's */
+            levels[i].words =
+                shapes[0] == 'r'
+                    ? ". rows"
+                    : ". cols"; /* the first word is what a stride's name has behind the tensor's */
             code = kfi_check_stride(name, arguments, strides, &levels[i], all, i);
             elements[i] = elements[i] ? all->of[i].extent : 0;
         }
@@ -121,8 +137,10 @@ KFI_ONCE kf_result_t kfi_check_logits(const kfi_name *name, const kfi_arguments 
     if (code != KF_SUCCESS || !written) return code;
     shape.elements = elements;
     code = kfi_check_operands(name, arguments, &shape, levels, all);
-    if (code == KF_SUCCESS && all->wanted) code = kfi_check_logits_apart(name, arguments, levels, all);
-    if (code == KF_SUCCESS && all->wanted) code = kfi_check_workspace(name, arguments, all, workspace, got, expected);
+    if (code == KF_SUCCESS && all->wanted)
+        code = kfi_check_logits_apart(name, arguments, levels, all);
+    if (code == KF_SUCCESS && all->wanted)
+        code = kfi_check_workspace(name, arguments, all, workspace, got, expected);
     return code;
 }
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// kf/core/mma.cuh: the instructions of sm_80 that matrix products are made of, one function each: copies to shared memory behind the
-// thread's back, matrices from shared memory to a warp's registers, and the product of them. An emulation has a twin of each.
+// kf/core/mma.cuh: the instructions of sm_80 that matrix products are made of, one function each:
+// copies to shared memory behind the thread's back, matrices from shared memory to a warp's
+// registers, and the product of them. An emulation has a twin of each.
 #ifndef KF_CORE_MMA_CUH
 #define KF_CORE_MMA_CUH
 
@@ -13,7 +14,8 @@
 #define KFI_OF_F64 3
 #define KFI_OF_TF32 4 // floats, of which a product has the first 11 bits
 
-// Whether there are such instructions. Host code cannot see it: it has to ask the kernel how many threads it may have (KFI_GEMM_BOUNDS).
+// Whether there are such instructions. Host code cannot see it: it has to ask the kernel how many
+// threads it may have (KFI_GEMM_BOUNDS).
 #if defined(KF_EMULATE) || (defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800)
 #define KFI_MMA 1
 #else
@@ -22,21 +24,27 @@
 
 #ifdef KFI_DEVICE_PASS
 
-// 4, 8 or 16 bytes, the first `read` of which are read and the rest zero. They have arrived when kfi_fetch_wait says so of the commit
-// behind them. 16 bytes pass the L1 cache by. Before sm_80 they have arrived at once; `read` is a multiple of 4 there.
+// 4, 8 or 16 bytes, the first `read` of which are read and the rest zero. They have arrived when
+// kfi_fetch_wait says so of the commit behind them. 16 bytes pass the L1 cache by. Before sm_80
+// they have arrived at once; `read` is a multiple of 4 there.
 template <int bytes> KFI_DEVICE void kfi_fetch_some(void *shared, const void *global, int read)
 {
-    static_assert(bytes == 4 || bytes == 8 || bytes == 16, "kf: a copy behind the thread's back is of 4, 8 or 16 bytes");
+    static_assert(bytes == 4 || bytes == 8 || bytes == 16,
+                  "kf: a copy behind the thread's back is of 4, 8 or 16 bytes");
 #if defined(KFI_PTX) && KFI_MMA
     const unsigned to = (unsigned)__cvta_generic_to_shared(shared);
     if (bytes == 16)
-        asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(global), "r"(read) : "memory");
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(global),
+                     "r"(read)
+                     : "memory");
     else
-        asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(to), "l"(global), "n"(bytes == 16 ? 8 : bytes), "r"(read)
+        asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(to), "l"(global),
+                     "n"(bytes == 16 ? 8 : bytes), "r"(read)
                      : "memory");
 #elif defined(KFI_PTX)
 #pragma unroll
-    for (int i = 0; i < bytes / 4; ++i) ((unsigned *)shared)[i] = 4 * i < read ? ((const unsigned *)global)[i] : 0;
+    for (int i = 0; i < bytes / 4; ++i)
+        ((unsigned *)shared)[i] = 4 * i < read ? ((const unsigned *)global)[i] : 0;
 #else
     kf_emu_fetch(shared, global, bytes, read);
 #endif
@@ -44,8 +52,9 @@ template <int bytes> KFI_DEVICE void kfi_fetch_some(void *shared, const void *gl
 
 #if KFI_MMA
 
-// Four matrices of 8 x 8 elements of 2 bytes. Lane l gives the address of row l % 8 of matrix l / 8, and gets of each matrix the elements
-// 2 (l % 4) and 2 (l % 4) + 1 of row l / 4; transposed: of column l / 4.
+// Four matrices of 8 x 8 elements of 2 bytes. Lane l gives the address of row l % 8 of matrix l /
+// 8, and gets of each matrix the elements 2 (l % 4) and 2 (l % 4) + 1 of row l / 4; transposed: of
+// column l / 4.
 template <int transposed> KFI_DEVICE void kfi_matrices(unsigned *v, const void *shared)
 {
 #ifdef KFI_PTX
@@ -65,17 +74,20 @@ template <int transposed> KFI_DEVICE void kfi_matrices(unsigned *v, const void *
 #endif
 }
 
-// d += a . b of a 16 x 16 and a 16 x 8 matrix. Of lane l, with g = l / 4 and t = 2 (l % 4): d has row g, columns t and t + 1, then row
-// g + 8; a the same rows' elements t and t + 1 of the depth, then (a[2], a[3]) those 8 further on; b column g's likewise.
+// d += a . b of a 16 x 16 and a 16 x 8 matrix. Of lane l, with g = l / 4 and t = 2 (l % 4): d has
+// row g, columns t and t + 1, then row g + 8; a the same rows' elements t and t + 1 of the depth,
+// then (a[2], a[3]) those 8 further on; b column g's likewise.
 template <int type> KFI_DEVICE void kfi_multiply(float *d, const unsigned *a, const unsigned *b)
 {
 #ifdef KFI_PTX
     if (type == KFI_OF_BF16)
-        asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+        asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, "
+                     "%5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
                      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
                      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
     else
-        asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+        asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, "
+                     "%6, %7}, {%8, %9}, {%0, %1, %2, %3};"
                      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
                      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 #else

@@ -11,18 +11,20 @@
 #if !defined(KF_PARALLEL_FOR) && defined(_OPENMP)
 #include <unistd.h>
 
-/* The process in which OpenMP's threads were started: in a forked child they do not exist, and its next parallel region
-   would wait for them for ever. One per program. */
+/* The process in which OpenMP's threads were started: in a forked child they do not exist, and its
+   next parallel region would wait for them for ever. One per program. */
 #ifdef __cplusplus
 extern "C" {
 #endif
-__attribute__((weak)) int kfi_omp_process; /* several threads may read and write it at the same time */
+__attribute__((
+    weak)) int kfi_omp_process; /* several threads may read and write it at the same time */
 #ifdef __cplusplus
 }
 #endif
 KFI_ONCE void kfi_omp_start(void)
 {
-    if (!__atomic_load_n(&kfi_omp_process, __ATOMIC_RELAXED)) __atomic_store_n(&kfi_omp_process, (int)getpid(), __ATOMIC_RELAXED);
+    if (!__atomic_load_n(&kfi_omp_process, __ATOMIC_RELAXED))
+        __atomic_store_n(&kfi_omp_process, (int)getpid(), __ATOMIC_RELAXED);
 }
 #endif
 
@@ -35,8 +37,9 @@ KFI_HOST void kfi_parallel(kf_i64 count, void (*fn)(void *, kf_i64), void *conte
     }
 #elif defined(_OPENMP)
 #ifdef __ELF__
-    /* At start-up, since the program may use OpenMP before kf does: a forked child runs serially, whoever started threads before. A function
-       that is a constructor would be in every unit, this is in those that call one. */
+    /* At start-up, since the program may use OpenMP before kf does: a forked child runs serially,
+       whoever started threads before. A function that is a constructor would be in every unit, this
+       is in those that call one. */
     static void (*at_start)(void) __attribute__((section(".init_array"))) = kfi_omp_start;
     __asm__ volatile("" : : "r"(&at_start));
 #else

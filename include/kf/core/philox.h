@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* kf/core/philox.h: the random bits of dropout. Philox4x32-10 (Salmon et al., SC 2011; constants from its table 2).
+/* kf/core/philox.h: the random bits of dropout. Philox4x32-10 (Salmon et al., SC 2011; constants
+   from its table 2).
 
-   Element i takes 16-bit word (i mod 8), low half first, of the 128 bits at counter i / 8: the mask depends on the seed,
-   the offset and the element alone. */
+   Element i takes 16-bit word (i mod 8), low half first, of the 128 bits at counter i / 8: the mask
+   depends on the seed, the offset and the element alone. */
 #ifndef KF_CORE_PHILOX_H
 #define KF_CORE_PHILOX_H
 
@@ -15,10 +16,11 @@ typedef unsigned long long kfi_u64;
 typedef struct {
     kfi_u32 keys[20]; /* of the ten rounds */
     kfi_u64 offset;
-    /* In the memory of the device that runs the kernel: the seed, instead of the above, and what is added to the offset; or NULL. */
+    /* In the memory of the device that runs the kernel: the seed, instead of the above, and what is
+     * added to the offset; or NULL. */
     const kfi_u64 *seed_at, *offset_at;
-    kfi_u32 threshold;    /* an element is dropped when its word is below: round(65536 p) */
-    float scale;          /* 1 / (1 - p) */
+    kfi_u32 threshold; /* an element is dropped when its word is below: round(65536 p) */
+    float scale;       /* 1 / (1 - p) */
     double scale_f64;
 } kfi_rng;
 
@@ -36,10 +38,13 @@ KFI_BOTH void kfi_set_seed(kfi_rng *rng, kfi_u64 seed)
     }
 }
 
-/* key = seed; counter words 0-1 = group, 2-3 = offset, low word first. Written by name: an array would be indexed. */
-KFI_BOTH void kfi_philox(const kfi_rng *rng, kfi_u64 group, kfi_u32 *w0, kfi_u32 *w1, kfi_u32 *w2, kfi_u32 *w3)
+/* key = seed; counter words 0-1 = group, 2-3 = offset, low word first. Written by name: an array
+ * would be indexed. */
+KFI_BOTH void kfi_philox(const kfi_rng *rng, kfi_u64 group, kfi_u32 *w0, kfi_u32 *w1, kfi_u32 *w2,
+                         kfi_u32 *w3)
 {
-    kfi_u32 c0 = (kfi_u32)group, c1 = (kfi_u32)(group >> 32), c2 = (kfi_u32)rng->offset, c3 = (kfi_u32)(rng->offset >> 32);
+    kfi_u32 c0 = (kfi_u32)group, c1 = (kfi_u32)(group >> 32), c2 = (kfi_u32)rng->offset,
+            c3 = (kfi_u32)(rng->offset >> 32);
 #if defined(__CUDA_ARCH__)
 #pragma unroll
 #elif defined(__GNUC__) && !defined(__clang__) && !defined(__CUDACC__)
@@ -60,7 +65,8 @@ KFI_BOTH void kfi_philox(const kfi_rng *rng, kfi_u64 group, kfi_u32 *w0, kfi_u32
 
 #ifndef __CUDACC_RTC__
 #include "kf/core/result.h"
-KFI_HOST kfi_rng kfi_make_rng(double p, kfi_u64 seed, kfi_u64 offset, const void *seed_at, const void *offset_at)
+KFI_HOST kfi_rng kfi_make_rng(double p, kfi_u64 seed, kfi_u64 offset, const void *seed_at,
+                              const void *offset_at)
 {
     kfi_rng rng;
     kfi_set_seed(&rng, seed);

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* kf/core/philox_tile.h: the random bits of a tile of elements on the CPU, in vectors where the compiler has them. */
+/* kf/core/philox_tile.h: the random bits of a tile of elements on the CPU, in vectors where the
+ * compiler has them. */
 #ifndef KF_CORE_PHILOX_TILE_H
 #define KF_CORE_PHILOX_TILE_H
 
@@ -12,9 +13,10 @@
 
 KFI_C_BEGIN
 
-/* Philox on x86: a lane of 64 bits holds one of a counter's words in its low half. The high half of a product is then a
-   shift away, its low half lies where the next round reads it, and nothing reads what is above. Vectors are named, and for
-   GCC the instruction: from a loop over lanes it makes three instructions of each product, or no vectors at all at -O2. */
+/* Philox on x86: a lane of 64 bits holds one of a counter's words in its low half. The high half of
+   a product is then a shift away, its low half lies where the next round reads it, and nothing
+   reads what is above. Vectors are named, and for GCC the instruction: from a loop over lanes it
+   makes three instructions of each product, or no vectors at all at -O2. */
 #if defined(__GNUC__) && defined(__SSE2__) && defined(__has_builtin) && !defined(__CUDACC__)
 #if defined(__AVX512F__) && (defined(__clang__) || __has_builtin(__builtin_ia32_pmuludq512_mask))
 #define KFI_LANES 8
@@ -45,12 +47,14 @@ KFI_INLINE kfi_lanes kfi_lanes_multiply(kfi_lanes a, kfi_u32 word)
 #if defined(__clang__)
     return (a & 0xFFFFFFFFu) * word; /* found by itself */
 #elif KFI_LANES == 8
-    return (kfi_lanes)__builtin_ia32_pmuludq512_mask((kfi_lane_ints)a, (kfi_lane_ints)kfi_lanes_of(word), (kfi_lane_longs)a,
-                                                     (unsigned char)255);
+    return (kfi_lanes)__builtin_ia32_pmuludq512_mask(
+        (kfi_lane_ints)a, (kfi_lane_ints)kfi_lanes_of(word), (kfi_lane_longs)a, (unsigned char)255);
 #elif KFI_LANES == 4
-    return (kfi_lanes)__builtin_ia32_pmuludq256((kfi_lane_ints)a, (kfi_lane_ints)kfi_lanes_of(word));
+    return (kfi_lanes)__builtin_ia32_pmuludq256((kfi_lane_ints)a,
+                                                (kfi_lane_ints)kfi_lanes_of(word));
 #else
-    return (kfi_lanes)__builtin_ia32_pmuludq128((kfi_lane_ints)a, (kfi_lane_ints)kfi_lanes_of(word));
+    return (kfi_lanes)__builtin_ia32_pmuludq128((kfi_lane_ints)a,
+                                                (kfi_lane_ints)kfi_lanes_of(word));
 #endif
 }
 KFI_INLINE kfi_counters kfi_counters_from(kfi_u64 group, kfi_u64 offset)
@@ -66,7 +70,8 @@ KFI_INLINE kfi_counters kfi_counters_from(kfi_u64 group, kfi_u64 offset)
 }
 KFI_INLINE void kfi_counters_round(kfi_counters *c, kfi_lanes k0, kfi_lanes k1)
 {
-    const kfi_lanes p0 = kfi_lanes_multiply(c->c0, 0xD2511F53u), p1 = kfi_lanes_multiply(c->c2, 0xCD9E8D57u);
+    const kfi_lanes p0 = kfi_lanes_multiply(c->c0, 0xD2511F53u),
+                    p1 = kfi_lanes_multiply(c->c2, 0xCD9E8D57u);
     c->c0 = (p1 >> 32) ^ c->c1 ^ k0;
     c->c1 = p1;
     c->c2 = (p0 >> 32) ^ c->c3 ^ k1;
@@ -74,7 +79,8 @@ KFI_INLINE void kfi_counters_round(kfi_counters *c, kfi_lanes k0, kfi_lanes k1)
 }
 KFI_INLINE void kfi_counters_store(const kfi_counters *c, kfi_u64 *low, kfi_u64 *high)
 {
-    const kfi_lanes w01 = (c->c0 & 0xFFFFFFFFu) | c->c1 << 32, w23 = (c->c2 & 0xFFFFFFFFu) | c->c3 << 32;
+    const kfi_lanes w01 = (c->c0 & 0xFFFFFFFFu) | c->c1 << 32,
+                    w23 = (c->c2 & 0xFFFFFFFFu) | c->c3 << 32;
     memcpy(low, &w01, sizeof w01);
     memcpy(high, &w23, sizeof w23);
 }
@@ -86,14 +92,17 @@ KFI_HOST void kfi_random_tile(uint16_t *words, const kfi_rng *rng, kf_i64 first)
     const kfi_u64 group = (kfi_u64)first / 8;
 #ifdef KFI_LANES
     kfi_u64 low[KFI_TILE / 8], high[KFI_TILE / 8];
-    for (int g = 0; g < KFI_TILE / 8; g += 2 * KFI_LANES) { /* two at a time: a round waits for its products */
+    for (int g = 0; g < KFI_TILE / 8;
+         g += 2 * KFI_LANES) { /* two at a time: a round waits for its products */
         const int h = g + KFI_LANES;
-        kfi_counters a = kfi_counters_from(group + (kfi_u64)g, rng->offset), b = kfi_counters_from(group + (kfi_u64)h, rng->offset);
+        kfi_counters a = kfi_counters_from(group + (kfi_u64)g, rng->offset),
+                     b = kfi_counters_from(group + (kfi_u64)h, rng->offset);
 #if !defined(__clang__)
 #pragma GCC unroll 10
 #endif
         for (int round = 0; round < 10; ++round) {
-            const kfi_lanes k0 = kfi_lanes_of(rng->keys[2 * round]), k1 = kfi_lanes_of(rng->keys[2 * round + 1]);
+            const kfi_lanes k0 = kfi_lanes_of(rng->keys[2 * round]),
+                            k1 = kfi_lanes_of(rng->keys[2 * round + 1]);
             kfi_counters_round(&a, k0, k1);
             kfi_counters_round(&b, k0, k1);
         }
@@ -111,7 +120,8 @@ KFI_HOST void kfi_random_tile(uint16_t *words, const kfi_rng *rng, kf_i64 first)
     }
 #else
     kfi_u32 w[(KFI_TILE + 8) / 2];
-    for (int g = 0; g < KFI_TILE / 8 + 1; ++g) kfi_philox(rng, group + (kfi_u64)g, &w[4 * g], &w[4 * g + 1], &w[4 * g + 2], &w[4 * g + 3]);
+    for (int g = 0; g < KFI_TILE / 8 + 1; ++g)
+        kfi_philox(rng, group + (kfi_u64)g, &w[4 * g], &w[4 * g + 1], &w[4 * g + 2], &w[4 * g + 3]);
 #if defined(__BYTE_ORDER__) && __BYTE_ORDER__ == __ORDER_BIG_ENDIAN__
     for (int i = 0; i < (KFI_TILE + 8) / 2; ++i) w[i] = w[i] << 16 | w[i] >> 16;
 #endif

@@ -56,15 +56,18 @@ KFI_HOST const char *kf_get_error_string(kf_result_t result)
     switch (result) {
     case KF_SUCCESS: return "success";
     case KF_ERROR_NULL_POINTER: return "a required pointer is NULL";
-    case KF_ERROR_INVALID_SIZE: return "a size is negative or the tensor does not fit in the address space";
+    case KF_ERROR_INVALID_SIZE:
+        return "a size is negative or the tensor does not fit in the address space";
     case KF_ERROR_INVALID_VALUE: return "a scalar argument is outside its range";
     case KF_ERROR_OVERLAP: return "tensors overlap in a way the function does not allow";
     case KF_ERROR_WORKSPACE: return "the workspace is missing or too small";
     case KF_ERROR_UNSUPPORTED: return "not supported";
-    case KF_ERROR_NO_KERNEL_IMAGE: return "the program holds no kernel for this GPU; compile for its architecture";
+    case KF_ERROR_NO_KERNEL_IMAGE:
+        return "the program holds no kernel for this GPU; compile for its architecture";
     case KF_ERROR_CUDA: return "a CUDA call failed";
     case KF_ERROR_OUT_OF_MEMORY: return "out of memory";
-    case KF_ERROR_MISALIGNED: return "a pointer is not aligned to its elements, or the workspace not to 256 bytes";
+    case KF_ERROR_MISALIGNED:
+        return "a pointer is not aligned to its elements, or the workspace not to 256 bytes";
     case KF_ERROR_DTYPE: return "a tensor has a dtype that the function does not take";
     case KF_ERROR_SHAPE: return "tensors have shapes that do not go together";
     case KF_ERROR_DEVICE: return "a tensor or a stream is of another device";
@@ -73,7 +76,8 @@ KFI_HOST const char *kf_get_error_string(kf_result_t result)
     return "unknown result code";
 }
 
-/* What exactly was wrong in this thread's last failed call: function, argument, what it got, what it expected. */
+/* What exactly was wrong in this thread's last failed call: function, argument, what it got, what
+ * it expected. */
 KFI_HOST const char *kf_get_last_error_detail(void) { return kfi_error_detail; }
 
 /* The function a message speaks of: a pattern and the activation's word that goes into it. */
@@ -95,12 +99,14 @@ KFI_ONCE void kfi_write_name(char *text, size_t size, const kfi_name *name)
     const int before = (int)strcspn(name->pattern, "{");
     const char *after = name->pattern + before + (name->pattern[before] ? 5 : 0);
     const int none = strcmp(name->word, "none") == 0;
-    snprintf(text, size, "%.*s%s%s", before, name->pattern, none || !name->pattern[before] ? "" : name->word, after + (none && *after == '_'));
+    snprintf(text, size, "%.*s%s%s", before, name->pattern,
+             none || !name->pattern[before] ? "" : name->word, after + (none && *after == '_'));
 }
 
 /* argument: a word, what the message is about. */
 KFI_PRINTF(4, 5)
-KFI_ONCE kf_result_t kfi_fail(kf_result_t result, const kfi_name *name, const char *argument, const char *format, ...)
+KFI_ONCE kf_result_t kfi_fail(kf_result_t result, const kfi_name *name, const char *argument,
+                              const char *format, ...)
 {
     char text[200];
     va_list arguments;
@@ -109,7 +115,8 @@ KFI_ONCE kf_result_t kfi_fail(kf_result_t result, const kfi_name *name, const ch
     va_end(arguments);
     kfi_write_name(kfi_error_detail, sizeof kfi_error_detail, name);
     const size_t used = strlen(kfi_error_detail);
-    snprintf(kfi_error_detail + used, sizeof kfi_error_detail - used, ": %.*s %s", (int)strcspn(argument, " "), argument, text);
+    snprintf(kfi_error_detail + used, sizeof kfi_error_detail - used, ": %.*s %s",
+             (int)strcspn(argument, " "), argument, text);
     return result;
 }
 

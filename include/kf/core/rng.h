@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* kf/core/rng.h: random bits as a kernel's argument, made on the host in C, C++ and CUDA. docs/device.md is the manual. */
+/* kf/core/rng.h: random bits as a kernel's argument, made on the host in C, C++ and CUDA.
+ * docs/device.md is the manual. */
 #ifndef KF_CORE_RNG_H
 #define KF_CORE_RNG_H
 
@@ -9,9 +10,11 @@ typedef kfi_rng kf_rng_t; /* passed by value; the same layout on both sides */
 
 /* Facts of the ABI: kernels that are compiled apart from the host's code are handed one. */
 #ifdef __cplusplus
-static_assert(sizeof(kf_rng_t) == 120 && alignof(kf_rng_t) == 8, "kf_rng_t is not what kf's ABI says");
+static_assert(sizeof(kf_rng_t) == 120 && alignof(kf_rng_t) == 8,
+              "kf_rng_t is not what kf's ABI says");
 #else
-_Static_assert(sizeof(kf_rng_t) == 120 && _Alignof(kf_rng_t) == 8, "kf_rng_t is not what kf's ABI says");
+_Static_assert(sizeof(kf_rng_t) == 120 && _Alignof(kf_rng_t) == 8,
+               "kf_rng_t is not what kf's ABI says");
 #endif
 
 #ifndef __CUDACC_RTC__
@@ -21,7 +24,9 @@ _Static_assert(sizeof(kf_rng_t) == 120 && _Alignof(kf_rng_t) == 8, "kf_rng_t is 
 KFI_HOST kf_result_t kf_make_rng(kf_rng_t *rng, double p, uint64_t seed, uint64_t offset)
 {
     const kfi_name name = {"kf_make_rng", "none"};
-    if (!rng) return kfi_fail(KF_ERROR_NULL_POINTER, &name, "rng", "is NULL, expected a pointer to a kf_rng_t");
+    if (!rng)
+        return kfi_fail(KF_ERROR_NULL_POINTER, &name, "rng",
+                        "is NULL, expected a pointer to a kf_rng_t");
     const kf_result_t valid = kfi_check_probability(&name, p);
     if (valid == KF_SUCCESS) *rng = kfi_make_rng(p, seed, offset, NULL, NULL);
     return valid;

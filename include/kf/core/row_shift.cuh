@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // kf/core/row_shift.cuh: rows of 2-byte elements that begin at any address, by 16-byte accesses.
 //
-// A thread's vectors of a row are eight elements from column 8 * i on, wherever the row begins: so bits do not depend on it. In memory they
-// lie `a` elements (0 to 7) behind the beginning of an aligned vector. A thread loads the aligned vectors in which its own ones begin, gets
-// those behind them from the next lane, and takes its elements out of both; results go the other way. A warp's vectors lie side by side,
-// so that only the first and the last of a warp concern another one. Where a row begins or ends inside an aligned vector its elements are
-// read and written one by one: nothing outside of the row is touched.
+// A thread's vectors of a row are eight elements from column 8 * i on, wherever the row begins: so
+// bits do not depend on it. In memory they lie `a` elements (0 to 7) behind the beginning of an
+// aligned vector. A thread loads the aligned vectors in which its own ones begin, gets those behind
+// them from the next lane, and takes its elements out of both; results go the other way. A warp's
+// vectors lie side by side, so that only the first and the last of a warp concern another one.
+// Where a row begins or ends inside an aligned vector its elements are read and written one by one:
+// nothing outside of the row is touched.
 #ifndef KF_CORE_ROW_SHIFT_CUH
 #define KF_CORE_ROW_SHIFT_CUH
 
@@ -18,7 +20,8 @@ struct kfi_shift {
     int a;     // elements from the aligned vector's first one to its own
     int lane;  // among the lanes of the warp that have the row
     int lanes; // how many they are, a power of two
-    int end;   // the aligned vector, in elements from the thread's first one on, in which the row ends
+    int end;   // the aligned vector, in elements from the thread's first one on, in which the row
+               // ends
     int rest;  // elements that it has of the row; 0: it ends where a vector does
 };
 // room: elements of the row from the thread's first one on.
@@ -41,8 +44,8 @@ KFI_DEVICE bool kfi_shift_ends(const kfi_shift &of, int count)
 KFI_DEVICE uint4 kfi_shift_lane(const uint4 &v, const kfi_shift &of, int by)
 {
     const int from = ((int)threadIdx.x & (32 - of.lanes)) + ((of.lane + by) & (of.lanes - 1));
-    return {__shfl_sync(0xffffffffu, v.x, from), __shfl_sync(0xffffffffu, v.y, from), __shfl_sync(0xffffffffu, v.z, from),
-            __shfl_sync(0xffffffffu, v.w, from)};
+    return {__shfl_sync(0xffffffffu, v.x, from), __shfl_sync(0xffffffffu, v.y, from),
+            __shfl_sync(0xffffffffu, v.z, from), __shfl_sync(0xffffffffu, v.w, from)};
 }
 // Of two vectors side by side the eight elements from number `from` (0 to 7) on.
 KFI_DEVICE uint4 kfi_shift_take(const uint4 &low, const uint4 &high, int from)
@@ -53,7 +56,8 @@ KFI_DEVICE uint4 kfi_shift_take(const uint4 &low, const uint4 &high, int from)
 #pragma unroll
     for (int i = 0; i < 5; ++i) w[i] = from & 2 ? w[i + 1] : w[i];
 #pragma unroll
-    for (int i = 0; i < 4; ++i) w[i] = (unsigned)(((unsigned long long)w[i + 1] << 32 | w[i]) >> (from & 1) * 16);
+    for (int i = 0; i < 4; ++i)
+        w[i] = (unsigned)(((unsigned long long)w[i + 1] << 32 | w[i]) >> (from & 1) * 16);
     return {w[0], w[1], w[2], w[3]};
 }
 // An aligned vector's elements from one number to another; the others are zero.
@@ -83,20 +87,25 @@ KFI_DEVICE void kfi_shift_soon(const void *src)
 #endif
 }
 // As kfi_row_ahead: of the aligned vectors those that lie in the row.
-template <int in_registers> KFI_DEVICE void kfi_shift_ahead(char *slot, const void *src, int first, int step, int space, const kfi_row_layout &g)
+template <int in_registers>
+KFI_DEVICE void kfi_shift_ahead(char *slot, const void *src, int first, int step, int space,
+                                const kfi_row_layout &g)
 {
     const kfi_shift of = kfi_shift_at(src, space, g);
     const char *const from = (const char *)src - of.a * 2;
     const bool begins = first == 0 && of.a > 0;
 #pragma unroll
     for (int s = 0; s < in_registers; ++s)
-        if ((s > 0 || !begins) && s * step + 8 <= of.a + space) kfi_fetch<16>(slot + s * 16, from + s * step * 2);
+        if ((s > 0 || !begins) && s * step + 8 <= of.a + space)
+            kfi_fetch<16>(slot + s * 16, from + s * step * 2);
     if (begins && space > 0) kfi_shift_soon(src);
     if (kfi_shift_ends(of, in_registers)) kfi_shift_soon(from + of.end * 2);
 }
-// As kfi_row_hold: src is the thread's first element; slot: where its vectors are by now, if they are (ringed).
+// As kfi_row_hold: src is the thread's first element; slot: where its vectors are by now, if they
+// are (ringed).
 template <int in_registers, bool ringed>
-KFI_DEVICE void kfi_shift_hold(void *dst, const char *slot, const void *src, int first, int step, int room, const kfi_row_layout &g)
+KFI_DEVICE void kfi_shift_hold(void *dst, const char *slot, const void *src, int first, int step,
+                               int room, const kfi_row_layout &g)
 {
     uint4 *const v = (uint4 *)dst;
     const kfi_shift of = kfi_shift_at(src, room, g);
@@ -107,9 +116,11 @@ KFI_DEVICE void kfi_shift_hold(void *dst, const char *slot, const void *src, int
 #pragma unroll
     for (int s = 0; s < in_registers; ++s) {
         v[s] = zero;
-        if ((s > 0 || !begins) && s * step + 8 <= of.a + room) kfi_copy<16>(&v[s], ringed ? slot + s * 16 : from + s * step * 2);
+        if ((s > 0 || !begins) && s * step + 8 <= of.a + room)
+            kfi_copy<16>(&v[s], ringed ? slot + s * 16 : from + s * step * 2);
     }
-    if (front && in_registers * step + 8 <= of.a + room) kfi_copy<16>(&next, from + in_registers * step * 2);
+    if (front && in_registers * step + 8 <= of.a + room)
+        kfi_copy<16>(&next, from + in_registers * step * 2);
     const bool ends = kfi_shift_ends(of, in_registers + front) && !(begins && of.end == 0);
     if (begins || ends) {
         const uint4 head = kfi_shift_read(from, begins ? of.a : 8, of.a + room);
@@ -122,7 +133,8 @@ KFI_DEVICE void kfi_shift_hold(void *dst, const char *slot, const void *src, int
     }
 #pragma unroll
     for (int s = 0; s < in_registers; ++s) {
-        const uint4 give = front ? s + 1 < in_registers ? v[s + 1 < in_registers ? s + 1 : 0] : next : v[s];
+        const uint4 give =
+            front ? s + 1 < in_registers ? v[s + 1 < in_registers ? s + 1 : 0] : next : v[s];
         v[s] = kfi_shift_take(v[s], kfi_shift_lane(give, of, 1), of.a);
     }
 }
@@ -134,7 +146,8 @@ struct kfi_shifted {
     uint4 last;   // the vector in which the row ends
 };
 // The thread's vector s of `in_registers`, in order.
-template <int in_registers> KFI_DEVICE void kfi_shift_store(kfi_shifted *so, const void *value, int s, const kfi_row_layout &g)
+template <int in_registers>
+KFI_DEVICE void kfi_shift_store(kfi_shifted *so, const void *value, int s, const kfi_row_layout &g)
 {
     const kfi_shift of = kfi_shift_at(so->first, so->room, g);
     const int step = so->step, room = so->room;
@@ -147,29 +160,36 @@ template <int in_registers> KFI_DEVICE void kfi_shift_store(kfi_shifted *so, con
     if (!begins && s * step + 8 <= of.a + room) kfi_store<16>(to + s * step * 2, &both);
     if (begins) kfi_shift_write(to, both, of.a, of.a + room);
     if (s * step == of.end) so->last = both;
-    const int left = of.a + room - s * step - 8;              // of the row, behind the last lane's vector
-    if (s + 1 == in_registers && of.lane == of.lanes - 1 && of.a > 0) // that one begins with elements of this warp
-        kfi_shift_write(to + (s * step + 8) * 2, kfi_shift_take(own, own, (8 - of.a) & 7), 0, of.a < left ? of.a : left);
+    const int left = of.a + room - s * step - 8; // of the row, behind the last lane's vector
+    if (s + 1 == in_registers && of.lane == of.lanes - 1 &&
+        of.a > 0) // that one begins with elements of this warp
+        kfi_shift_write(to + (s * step + 8) * 2, kfi_shift_take(own, own, (8 - of.a) & 7), 0,
+                        of.a < left ? of.a : left);
 }
 // After them all.
-template <int in_registers, int way> KFI_DEVICE void kfi_shift_done(const kfi_shifted &so, const kfi_row_layout &g)
+template <int in_registers, int way>
+KFI_DEVICE void kfi_shift_done(const kfi_shifted &so, const kfi_row_layout &g)
 {
     if (way % 2 || !in_registers) return;
     const kfi_shift of = kfi_shift_at(so.first, so.room, g);
     if (kfi_shift_ends(of, in_registers) && !(of.lane == 0 && of.a > 0 && of.end == 0))
         kfi_shift_write(so.first + (of.end - of.a) * 2, so.last, 0, of.rest);
 }
-// What stands in a kernel, whose `way` is 2 * persistent + whole: a row's vectors to registers, the next row's to shared memory, a result's to
-// memory (left: elements from the vector's first one on).
+// What stands in a kernel, whose `way` is 2 * persistent + whole: a row's vectors to registers, the
+// next row's to shared memory, a result's to memory (left: elements from the vector's first one
+// on).
 template <int in_registers, int way>
-KFI_DEVICE void kfi_shift_row(void *dst, const char *slot, const void *src, int first, int step, int room, const kfi_row_layout &g)
+KFI_DEVICE void kfi_shift_row(void *dst, const char *slot, const void *src, int first, int step,
+                              int room, const kfi_row_layout &g)
 {
     if (in_registers && way % 2 == 0)
         kfi_shift_hold<in_registers, (way > 1)>(dst, slot, src, first, step, room, g);
     else
         kfi_row_hold<2, 8, way % 2, in_registers>(dst, way == 3, slot, src, step, room);
 }
-template <int in_registers, int way> KFI_DEVICE void kfi_shift_next(char *slot, const void *src, int first, int step, int space, const kfi_row_layout &g)
+template <int in_registers, int way>
+KFI_DEVICE void kfi_shift_next(char *slot, const void *src, int first, int step, int space,
+                               const kfi_row_layout &g)
 {
     if (way % 2)
         kfi_row_ahead<2, 8, in_registers>(slot, src, step, space);
@@ -177,14 +197,16 @@ template <int in_registers, int way> KFI_DEVICE void kfi_shift_next(char *slot, 
         kfi_shift_ahead<in_registers>(slot, src, first, step, space, g);
 }
 template <int in_registers, int way>
-KFI_DEVICE void kfi_shift_put(kfi_shifted *so, const void *value, int s, kf_i64 off, kf_i64 left, const kfi_row_layout &g)
+KFI_DEVICE void kfi_shift_put(kfi_shifted *so, const void *value, int s, kf_i64 off, kf_i64 left,
+                              const kfi_row_layout &g)
 {
     if (in_registers && way % 2 == 0)
         kfi_shift_store<in_registers>(so, value, s, g);
     else
         kfi_row_store<2, 8, way % 2>((char (*)[2])so->first + off, value, left);
 }
-// What is done with each element of a vector. Nearly all vectors lie wholly in the row: of those none is compared with its end.
+// What is done with each element of a vector. Nearly all vectors lie wholly in the row: of those
+// none is compared with its end.
 template <int way, class each> KFI_DEVICE void kfi_shift_each(const each &element, kf_i64 left)
 {
     if (way % 2 || left >= 8) {
@@ -196,7 +218,8 @@ template <int way, class each> KFI_DEVICE void kfi_shift_each(const each &elemen
     }
 }
 // A vector of an operand that all rows share, of which most begin at an aligned address.
-template <int size, int vec, int whole> KFI_DEVICE void kfi_shift_load(void *dst, const void *src, kf_i64 left)
+template <int size, int vec, int whole>
+KFI_DEVICE void kfi_shift_load(void *dst, const void *src, kf_i64 left)
 {
     if (whole || (left >= vec && ((size_t)src & 15) == 0))
         kfi_row_load<size, vec, 1>(dst, src, left);

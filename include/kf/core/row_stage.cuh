@@ -1,9 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// kf/core/row_stage.cuh: a long row of 2-byte elements that begins at any address, staged in shared memory, where a block goes over it.
+// kf/core/row_stage.cuh: a long row of 2-byte elements that begins at any address, staged in shared
+// memory, where a block goes over it.
 //
-// Its aligned vectors are copied as they lie; only where it begins and ends are elements copied one by one, so that nothing outside of the
-// row is touched. A thread's elements in a reduction are `lanes` apart, which no banks of shared memory mind and no address has to be
-// aligned for: bits depend on the row's length alone. A result has its own aligned vectors, each of which one thread computes.
+// Its aligned vectors are copied as they lie; only where it begins and ends are elements copied one
+// by one, so that nothing outside of the row is touched. A thread's elements in a reduction are
+// `lanes` apart, which no banks of shared memory mind and no address has to be aligned for: bits
+// depend on the row's length alone. A result has its own aligned vectors, each of which one thread
+// computes.
 #ifndef KF_CORE_ROW_STAGE_CUH
 #define KF_CORE_ROW_STAGE_CUH
 
@@ -28,11 +31,14 @@ template <class type> KFI_DEVICE void kfi_stage_ask(kfi_stage<type> *row)
     kfi_fetch_commit();
 }
 // The first rounds, and the elements where the row begins and ends, by all threads of the block.
-template <class type> KFI_DEVICE kfi_stage<type> kfi_stage_row(char *place, const type *row, kf_i64 count)
+template <class type>
+KFI_DEVICE kfi_stage<type> kfi_stage_row(char *place, const type *row, kf_i64 count)
 {
-    const int a = kfi_stage_behind(row), cols = (int)count, lane = (int)threadIdx.x, begin = a > 0, rest = (a + cols) & 7;
+    const int a = kfi_stage_behind(row), cols = (int)count, lane = (int)threadIdx.x, begin = a > 0,
+              rest = (a + cols) & 7;
     char *const to = place + KFI_STAGE_SPARE;
-    kfi_stage<type> of = {(const char *)row - a * 2, to, begin + lane, (a + cols) / 8, (const type *)to + a};
+    kfi_stage<type> of = {(const char *)row - a * 2, to, begin + lane, (a + cols) / 8,
+                          (const type *)to + a};
     const int end = of.end * 8; // of whole vectors, in elements
 #pragma unroll
     for (int i = 0; i < KFI_STAGE_AHEAD; ++i) kfi_stage_ask(&of);
@@ -48,7 +54,10 @@ template <class type> KFI_DEVICE void kfi_stage_await(kfi_stage<type> *row)
     __syncthreads();
 }
 // Elements of a row that are this thread's.
-KFI_DEVICE int kfi_stage_count(kf_i64 cols, int lane, int lanes) { return lane < cols ? ((int)cols - lane + lanes - 1) / lanes : 0; }
+KFI_DEVICE int kfi_stage_count(kf_i64 cols, int lane, int lanes)
+{
+    return lane < cols ? ((int)cols - lane + lanes - 1) / lanes : 0;
+}
 KFI_DEVICE float kfi_stage_number(const kf_f16 *s)
 {
     float v;
@@ -62,7 +71,8 @@ KFI_DEVICE float kfi_stage_number(const kf_bf16 *s)
     return v;
 }
 // Eight elements, `apart` elements from each other, of which there are `left`; the others are zero.
-template <class type> KFI_DEVICE void kfi_stage_take(float (&v)[8], const type *src, int apart, int left)
+template <class type>
+KFI_DEVICE void kfi_stage_take(float (&v)[8], const type *src, int apart, int left)
 {
     if (left >= 8) {
 #pragma unroll
@@ -72,9 +82,11 @@ template <class type> KFI_DEVICE void kfi_stage_take(float (&v)[8], const type *
         for (int e = 0; e < 8; ++e) v[e] = e < left ? kfi_stage_number(src + e * apart) : 0;
     }
 }
-// What a reduction does with each of a thread's elements, whose values are in v. pass: the first one goes along with what comes.
+// What a reduction does with each of a thread's elements, whose values are in v. pass: the first
+// one goes along with what comes.
 template <int pass, class type, class each>
-KFI_DEVICE void kfi_stage_pass(kfi_stage<type> *of, float (&v)[8], const kfi_row_layout &g, const each &element)
+KFI_DEVICE void kfi_stage_pass(kfi_stage<type> *of, float (&v)[8], const kfi_row_layout &g,
+                               const each &element)
 {
     const int lane = (int)threadIdx.x;
     const int own = kfi_stage_count(g.cols, lane, g.lanes);
@@ -86,7 +98,8 @@ KFI_DEVICE void kfi_stage_pass(kfi_stage<type> *of, float (&v)[8], const kfi_row
         kfi_shift_each<0>(element, left);
     }
 }
-// Eight elements side by side, at any address, which is aligned for all of a block or for none; what is outside of the row is anything.
+// Eight elements side by side, at any address, which is aligned for all of a block or for none;
+// what is outside of the row is anything.
 template <class type> KFI_DEVICE void kfi_stage_vector(float (&v)[8], const type *src)
 {
     alignas(16) type found[8];

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* kf/core/stream.h: results that go to memory past the caches. An output that is larger than they are would be read before
-   it is written, line by line, and drive out what is still wanted: a third of an elementwise function's traffic. */
+/* kf/core/stream.h: results that go to memory past the caches. An output that is larger than they
+   are would be read before it is written, line by line, and drive out what is still wanted: a third
+   of an elementwise function's traffic. */
 #ifndef KF_CORE_STREAM_H
 #define KF_CORE_STREAM_H
 
@@ -48,8 +49,9 @@ KFI_INLINE void kfi_stream(void *to, const void *from, size_t bytes) { memcpy(to
 KFI_HOST void kfi_stream_end(void) {}
 #endif
 
-/* Hides from the compiler where a pointer points, so that it does not write a loop twice, for either target: it may swap the
-   operands of a product in one of them, and with them the sign of a NaN. */
+/* Hides from the compiler where a pointer points, so that it does not write a loop twice, for
+   either target: it may swap the operands of a product in one of them, and with them the sign of a
+   NaN. */
 #if KFI_STREAMS
 #define KFI_OPAQUE(pointer) __asm__("" : "+r"(pointer))
 #else

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* kf/core/tile.h: what the C backend works on at a time: 512 elements, in loops that compilers vectorise. */
+/* kf/core/tile.h: what the C backend works on at a time: 512 elements, in loops that compilers
+ * vectorise. */
 #ifndef KF_CORE_TILE_H
 #define KF_CORE_TILE_H
 
@@ -13,13 +14,14 @@
 
 KFI_C_BEGIN
 
-/* Elements that a traversal sets pointers to. What is computed at a time is a part: so few that the processor goes on computing while they are
-   streamed (core/stream.h), and fewer in an op of many operands, whose parts are converted on the stack. */
+/* Elements that a traversal sets pointers to. What is computed at a time is a part: so few that the
+   processor goes on computing while they are streamed (core/stream.h), and fewer in an op of many
+   operands, whose parts are converted on the stack. */
 #define KFI_TILE 512
 #define KFI_PART KFI_MAX_PART
 
-/* Iterations are independent, also where an output is an input (in place): said to the compiler instead of restrict,
-   which would not be true then. */
+/* Iterations are independent, also where an output is an input (in place): said to the compiler
+   instead of restrict, which would not be true then. */
 #if defined(__clang__)
 #define KFI_TILE_LOOP _Pragma("clang loop vectorize(assume_safety)")
 #define KFI_UNROLL _Pragma("unroll")
@@ -35,8 +37,9 @@ KFI_C_BEGIN
 #define KFI_UNROLL
 #endif
 
-/* Tiles of 2-byte elements are converted before and after the loop of the op: faster than in it (bench/NOTES.md), and for
-   f16 there are instructions, which gcc does not use by itself. n: whole vectors. */
+/* Tiles of 2-byte elements are converted before and after the loop of the op: faster than in it
+   (bench/NOTES.md), and for f16 there are instructions, which gcc does not use by itself. n: whole
+   vectors. */
 #if defined(__F16C__) && defined(__GNUC__) && !defined(__clang__) && !defined(__CUDACC__)
 typedef float kfi_8_floats __attribute__((vector_size(32)));
 typedef short kfi_8_halves __attribute__((vector_size(16)));

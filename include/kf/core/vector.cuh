@@ -10,17 +10,13 @@
 
 typedef int kf_i32;
 
-template <int tag>
-struct kfi_tag {};
-// Kernels whose gradient is that of the activation's result are those of another tag, which is negative: the complement of its id. Here what
-// an activation has that has no such gradient.
+template <int tag> struct kfi_tag {};
+// Kernels whose gradient is that of the activation's result are those of another tag, which is
+// negative: the complement of its id. Here what an activation has that has no such gradient.
+template <int act> KFI_BOTH constexpr int kfi_act_by(kfi_tag<act>) { return act; }
 template <int act>
-KFI_BOTH constexpr int kfi_act_by(kfi_tag<act>)
-{
-    return act;
-}
-template <int act>
-KFI_BOTH constexpr const char *kfi_act_rising(kfi_tag<act>) // its scalars that must not be negative for that (core/check.h)
+KFI_BOTH constexpr const char *
+kfi_act_rising(kfi_tag<act>) // its scalars that must not be negative for that (core/check.h)
 {
     return nullptr;
 }
@@ -36,32 +32,45 @@ struct kfi_scalars_f64 {
 #ifdef KFI_DEVICE_PASS
 KFI_DEVICE void kfi_move(kfi_tag<16>, void *d, const void *s) { *(uint4 *)d = *(const uint4 *)s; }
 KFI_DEVICE void kfi_move(kfi_tag<8>, void *d, const void *s) { *(uint2 *)d = *(const uint2 *)s; }
-KFI_DEVICE void kfi_move(kfi_tag<4>, void *d, const void *s) { *(unsigned *)d = *(const unsigned *)s; }
-KFI_DEVICE void kfi_move(kfi_tag<2>, void *d, const void *s) { *(unsigned short *)d = *(const unsigned short *)s; }
-KFI_DEVICE void kfi_move(kfi_tag<1>, void *d, const void *s) { *(unsigned char *)d = *(const unsigned char *)s; }
-template <int bytes>
-KFI_DEVICE void kfi_copy(void *d, const void *s)
+KFI_DEVICE void kfi_move(kfi_tag<4>, void *d, const void *s)
+{
+    *(unsigned *)d = *(const unsigned *)s;
+}
+KFI_DEVICE void kfi_move(kfi_tag<2>, void *d, const void *s)
+{
+    *(unsigned short *)d = *(const unsigned short *)s;
+}
+KFI_DEVICE void kfi_move(kfi_tag<1>, void *d, const void *s)
+{
+    *(unsigned char *)d = *(const unsigned char *)s;
+}
+template <int bytes> KFI_DEVICE void kfi_copy(void *d, const void *s)
 {
     constexpr int step = bytes < 16 ? bytes : 16;
 #pragma unroll
-    for (int i = 0; i < bytes; i += step) kfi_move(kfi_tag<step>(), (char *)d + i, (const char *)s + i);
+    for (int i = 0; i < bytes; i += step)
+        kfi_move(kfi_tag<step>(), (char *)d + i, (const char *)s + i);
 }
 
-// The same to global memory: left to itself the compiler makes single words of a vector that it has put together.
-template <int bytes>
-KFI_DEVICE void kfi_store(void *d, const void *s)
+// The same to global memory: left to itself the compiler makes single words of a vector that it has
+// put together.
+template <int bytes> KFI_DEVICE void kfi_store(void *d, const void *s)
 {
     if (bytes < 16) kfi_copy<bytes>(d, s);
 #pragma unroll
-    for (int i = 0; i + 16 <= bytes; i += 16) __stwb((uint4 *)((char *)d + i), *(const uint4 *)((const char *)s + i));
+    for (int i = 0; i + 16 <= bytes; i += 16)
+        __stwb((uint4 *)((char *)d + i), *(const uint4 *)((const char *)s + i));
 }
 
-// c ? a : b with both computed: opaque to the compiler, which would branch where one of them is expensive.
+// c ? a : b with both computed: opaque to the compiler, which would branch where one of them is
+// expensive.
 KFI_DEVICE float kfi_select(bool c, float a, float b)
 {
 #ifdef KFI_PTX
     float r;
-    asm("{ .reg .pred p; setp.ne.u32 p, %3, 0; selp.f32 %0, %1, %2, p; }" : "=f"(r) : "f"(a), "f"(b), "r"((unsigned)c));
+    asm("{ .reg .pred p; setp.ne.u32 p, %3, 0; selp.f32 %0, %1, %2, p; }"
+        : "=f"(r)
+        : "f"(a), "f"(b), "r"((unsigned)c));
     return r;
 #else
     return c ? a : b;
@@ -83,11 +92,11 @@ KFI_DEVICE char *kfi_dynamic()
 #endif
 }
 
-// Global to shared memory behind the thread's back, for data that the same thread reads later: it holds no registers on the
-// way. kfi_fetch_wait<n> returns when all but the last n commits have arrived.
+// Global to shared memory behind the thread's back, for data that the same thread reads later: it
+// holds no registers on the way. kfi_fetch_wait<n> returns when all but the last n commits have
+// arrived.
 #ifdef KF_EMULATE
-template <int bytes>
-KFI_DEVICE void kfi_fetch(void *shared, const void *global)
+template <int bytes> KFI_DEVICE void kfi_fetch(void *shared, const void *global)
 {
     if (bytes < 4)
         kfi_copy<bytes>(shared, global);
@@ -95,54 +104,49 @@ KFI_DEVICE void kfi_fetch(void *shared, const void *global)
         kf_emu_fetch(shared, global, bytes, bytes);
 }
 KFI_DEVICE void kfi_fetch_commit() { kf_emu_fetch_commit(); }
-template <int pending>
-KFI_DEVICE void kfi_fetch_wait()
-{
-    kf_emu_fetch_wait(pending);
-}
+template <int pending> KFI_DEVICE void kfi_fetch_wait() { kf_emu_fetch_wait(pending); }
 #elif defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
-template <int bytes>
-KFI_DEVICE void kfi_fetch(void *shared, const void *global)
+template <int bytes> KFI_DEVICE void kfi_fetch(void *shared, const void *global)
 {
     if (bytes < 4) {
         kfi_copy<bytes>(shared, global);
     } else {
         const unsigned to = (unsigned)__cvta_generic_to_shared(shared);
-        asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(to), "l"(global), "n"(bytes < 4 ? 4 : bytes) : "memory");
+        asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(to), "l"(global),
+                     "n"(bytes < 4 ? 4 : bytes)
+                     : "memory");
     }
 }
 KFI_DEVICE void kfi_fetch_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-template <int pending>
-KFI_DEVICE void kfi_fetch_wait()
+template <int pending> KFI_DEVICE void kfi_fetch_wait()
 {
     asm volatile("cp.async.wait_group %0;" ::"n"(pending) : "memory");
 }
 #else
-template <int bytes>
-KFI_DEVICE void kfi_fetch(void *shared, const void *global)
+template <int bytes> KFI_DEVICE void kfi_fetch(void *shared, const void *global)
 {
     kfi_copy<bytes>(shared, global);
 }
 KFI_DEVICE void kfi_fetch_commit() {}
-template <int pending>
-KFI_DEVICE void kfi_fetch_wait()
-{
-}
+template <int pending> KFI_DEVICE void kfi_fetch_wait() {}
 #endif
 
-// Whether subnormal numbers are flushed to zero: by -ftz=true, as in --use_fast_math, of which no macro tells. Answered when device code is
-// compiled; what depends on it the other way is not there then.
+// Whether subnormal numbers are flushed to zero: by -ftz=true, as in --use_fast_math, of which no
+// macro tells. Answered when device code is compiled; what depends on it the other way is not there
+// then.
 #if (defined(__CUDA_ARCH__) && defined(__NVCC__)) || defined(__CUDACC_RTC__)
 #define KFI_ASKS_FLUSH 1
 extern "C" __device__ int __nvvm_reflect(const char *);
 #endif
 
-// The first words of every kernel. It may have been launched early (kfi_overlaps), and waits here until what was launched
-// before it has finished and is seen; the next one may be launched early from here on.
+// The first words of every kernel. It may have been launched early (kfi_overlaps), and waits here
+// until what was launched before it has finished and is seen; the next one may be launched early
+// from here on.
 KFI_DEVICE void kfi_begin()
 {
 #if defined(KFI_ASKS_FLUSH) && !defined(KF_ALLOW_FAST_MATH)
-    if (__nvvm_reflect("__CUDA_FTZ")) asm volatile("kf_refuses_use_fast_math_and_ftz_unless_KF_ALLOW_FAST_MATH_is_defined;");
+    if (__nvvm_reflect("__CUDA_FTZ"))
+        asm volatile("kf_refuses_use_fast_math_and_ftz_unless_KF_ALLOW_FAST_MATH_is_defined;");
 #endif
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;" ::: "memory");
@@ -150,21 +154,26 @@ KFI_DEVICE void kfi_begin()
 #endif
 }
 
-// `unroll` vectors, `step` elements apart, of `size`-byte elements. All of them lie inside the tensor (full), or `left`
-// says how many elements the tensor still has from src on; the rest becomes zero.
+// `unroll` vectors, `step` elements apart, of `size`-byte elements. All of them lie inside the
+// tensor (full), or `left` says how many elements the tensor still has from src on; the rest
+// becomes zero.
 template <int size, int vec, int unroll>
 KFI_DEVICE void kfi_load_each(void *dst, const void *src, kf_i64 step, kf_i64 left, bool full)
 {
     if (full) {
 #pragma unroll
-        for (int u = 0; u < unroll; ++u) kfi_copy<size * vec>((char *)dst + u * (size * vec), (const char *)src + u * step * size);
+        for (int u = 0; u < unroll; ++u)
+            kfi_copy<size * vec>((char *)dst + u * (size * vec),
+                                 (const char *)src + u * step * size);
     } else {
         const unsigned long long zero = 0;
 #pragma unroll
         for (int u = 0; u < unroll; ++u)
 #pragma unroll
             for (int e = 0; e < vec; ++e)
-                kfi_copy<size>((char *)dst + (u * vec + e) * size, u * step + e < left ? (const char *)src + (u * step + e) * size : (const char *)&zero);
+                kfi_copy<size>((char *)dst + (u * vec + e) * size,
+                               u * step + e < left ? (const char *)src + (u * step + e) * size
+                                                   : (const char *)&zero);
     }
 }
 template <int size, int vec, int unroll>
@@ -172,68 +181,65 @@ KFI_DEVICE void kfi_store_each(void *dst, const void *src, kf_i64 step, kf_i64 l
 {
     if (full) {
 #pragma unroll
-        for (int u = 0; u < unroll; ++u) kfi_store<size * vec>((char *)dst + u * step * size, (const char *)src + u * (size * vec));
+        for (int u = 0; u < unroll; ++u)
+            kfi_store<size * vec>((char *)dst + u * step * size,
+                                  (const char *)src + u * (size * vec));
     } else {
 #pragma unroll
         for (int u = 0; u < unroll; ++u)
 #pragma unroll
             for (int e = 0; e < vec; ++e)
-                if (u * step + e < left) kfi_copy<size>((char *)dst + (u * step + e) * size, (const char *)src + (u * vec + e) * size);
+                if (u * step + e < left)
+                    kfi_copy<size>((char *)dst + (u * step + e) * size,
+                                   (const char *)src + (u * vec + e) * size);
     }
 }
 
 // Storage to compute type, exactly.
-template <int vec>
-KFI_DEVICE void kfi_unpack_f32(float *d, const float *s)
+template <int vec> KFI_DEVICE void kfi_unpack_f32(float *d, const float *s)
 {
 #pragma unroll
     for (int e = 0; e < vec; ++e) d[e] = s[e];
 }
-template <int vec>
-KFI_DEVICE void kfi_unpack_f16(float *d, const kf_f16 *s)
+template <int vec> KFI_DEVICE void kfi_unpack_f16(float *d, const kf_f16 *s)
 {
 #pragma unroll
     for (int e = 0; e < vec; ++e) d[e] = __half2float(s[e]);
 }
-template <int vec>
-KFI_DEVICE void kfi_unpack_bf16(float *d, const kf_bf16 *s)
+template <int vec> KFI_DEVICE void kfi_unpack_bf16(float *d, const kf_bf16 *s)
 {
 #pragma unroll
-    for (int e = 0; e + 1 < vec; e += 2) { // two at a time: one instruction each, where taking them apart first costs two
+    for (int e = 0; e + 1 < vec;
+         e += 2) { // two at a time: one instruction each, where taking them apart first costs two
         const unsigned w = *(const unsigned *)(s + e);
         d[e] = __uint_as_float(w << 16);
         d[e + 1] = __uint_as_float(w & 0xffff0000u);
     }
     if (vec % 2) d[vec - 1] = __bfloat162float(s[vec - 1]);
 }
-template <int vec>
-KFI_DEVICE void kfi_unpack_f64(double *d, const double *s)
+template <int vec> KFI_DEVICE void kfi_unpack_f64(double *d, const double *s)
 {
 #pragma unroll
     for (int e = 0; e < vec; ++e) d[e] = s[e];
 }
-template <int vec>
-KFI_DEVICE void kfi_unpack_i32(kf_i32 *d, const kf_i32 *s)
+template <int vec> KFI_DEVICE void kfi_unpack_i32(kf_i32 *d, const kf_i32 *s)
 {
 #pragma unroll
     for (int e = 0; e < vec; ++e) d[e] = s[e];
 }
-template <int vec>
-KFI_DEVICE void kfi_unpack_i64(kf_i64 *d, const kf_i64 *s)
+template <int vec> KFI_DEVICE void kfi_unpack_i64(kf_i64 *d, const kf_i64 *s)
 {
 #pragma unroll
     for (int e = 0; e < vec; ++e) d[e] = s[e];
 }
 
 // Conditions, as 0 or 1: a comparison, since an SM converts 16 numbers a clock.
-template <int vec>
-KFI_DEVICE void kfi_unpack_u8(float *d, const unsigned char *s)
+template <int vec> KFI_DEVICE void kfi_unpack_u8(float *d, const unsigned char *s)
 {
 #pragma unroll
     for (int e = 0; e < vec; ++e) d[e] = s[e] ? 1.0f : 0.0f;
 }
-template <int vec>
-KFI_DEVICE void kfi_unpack_u8(double *d, const unsigned char *s)
+template <int vec> KFI_DEVICE void kfi_unpack_u8(double *d, const unsigned char *s)
 {
 #pragma unroll
     for (int e = 0; e < vec; ++e) d[e] = s[e] ? 1.0 : 0.0;
@@ -274,22 +280,24 @@ KFI_DEVICE void kfi_cast(double *d, kf_i64 s) { *d = (double)s; }
 KFI_DEVICE void kfi_cast(kf_i64 *d, kf_i64 s) { *d = s; }
 KFI_DEVICE void kfi_cast(kf_f16 *d, kf_i64 s) { *d = __ll2half_rn(s); }
 KFI_DEVICE void kfi_cast(kf_bf16 *d, kf_i64 s) { kfi_cast(d, kfi_odd(s)); }
-KFI_DEVICE void kfi_cast(kf_i32 *d, kf_i64 s) { *d = (kf_i32)(s > 2147483647 ? 2147483647 : s < -2147483647 - 1 ? -2147483647 - 1 : s); }
+KFI_DEVICE void kfi_cast(kf_i32 *d, kf_i64 s)
+{
+    *d = (kf_i32)(s > 2147483647 ? 2147483647 : s < -2147483647 - 1 ? -2147483647 - 1 : s);
+}
 
 // Two floats at a time where the storage is 2 bytes: one instruction for both.
-template <int vec>
-KFI_DEVICE void kfi_pack_f16(kf_f16 *d, const float *s)
+template <int vec> KFI_DEVICE void kfi_pack_f16(kf_f16 *d, const float *s)
 {
     if (vec == 1) kfi_cast(d, s[0]);
 #pragma unroll
     for (int e = 0; e + 1 < vec; e += 2) *(__half2 *)(d + e) = __floats2half2_rn(s[e], s[e + 1]);
 }
-template <int vec>
-KFI_DEVICE void kfi_pack_bf16(kf_bf16 *d, const float *s)
+template <int vec> KFI_DEVICE void kfi_pack_bf16(kf_bf16 *d, const float *s)
 {
     if (vec == 1) kfi_cast(d, s[0]);
 #pragma unroll
-    for (int e = 0; e + 1 < vec; e += 2) *(__nv_bfloat162 *)(d + e) = __floats2bfloat162_rn(s[e], s[e + 1]);
+    for (int e = 0; e + 1 < vec; e += 2)
+        *(__nv_bfloat162 *)(d + e) = __floats2bfloat162_rn(s[e], s[e + 1]);
 }
 
 // Integers wrap: through unsigned, where that is defined.
@@ -298,9 +306,18 @@ KFI_DEVICE kf_i32 kfi_sub_i32(kf_i32 a, kf_i32 b) { return (kf_i32)((unsigned)a 
 KFI_DEVICE kf_i32 kfi_mul_i32(kf_i32 a, kf_i32 b) { return (kf_i32)((unsigned)a * (unsigned)b); }
 KFI_DEVICE kf_i32 kfi_max_i32(kf_i32 a, kf_i32 b) { return a > b ? a : b; }
 KFI_DEVICE kf_i32 kfi_min_i32(kf_i32 a, kf_i32 b) { return a < b ? a : b; }
-KFI_DEVICE kf_i64 kfi_add_i64(kf_i64 a, kf_i64 b) { return (kf_i64)((unsigned long long)a + (unsigned long long)b); }
-KFI_DEVICE kf_i64 kfi_sub_i64(kf_i64 a, kf_i64 b) { return (kf_i64)((unsigned long long)a - (unsigned long long)b); }
-KFI_DEVICE kf_i64 kfi_mul_i64(kf_i64 a, kf_i64 b) { return (kf_i64)((unsigned long long)a * (unsigned long long)b); }
+KFI_DEVICE kf_i64 kfi_add_i64(kf_i64 a, kf_i64 b)
+{
+    return (kf_i64)((unsigned long long)a + (unsigned long long)b);
+}
+KFI_DEVICE kf_i64 kfi_sub_i64(kf_i64 a, kf_i64 b)
+{
+    return (kf_i64)((unsigned long long)a - (unsigned long long)b);
+}
+KFI_DEVICE kf_i64 kfi_mul_i64(kf_i64 a, kf_i64 b)
+{
+    return (kf_i64)((unsigned long long)a * (unsigned long long)b);
+}
 KFI_DEVICE kf_i64 kfi_max_i64(kf_i64 a, kf_i64 b) { return a > b ? a : b; }
 KFI_DEVICE kf_i64 kfi_min_i64(kf_i64 a, kf_i64 b) { return a < b ? a : b; }
 #endif

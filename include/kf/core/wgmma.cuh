@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// kf/core/wgmma.cuh: products of a warpgroup (sm_90a): 64 rows, n columns, 16 of the depth, of elements of 2 bytes, or 8 of floats, added up in float. The
-// right operand is in shared memory, and the left one too or in registers; they are read and the sums written behind the threads' backs.
+// kf/core/wgmma.cuh: products of a warpgroup (sm_90a): 64 rows, n columns, 16 of the depth, of
+// elements of 2 bytes, or 8 of floats, added up in float. The right operand is in shared memory,
+// and the left one too or in registers; they are read and the sums written behind the threads'
+// backs.
 #ifndef KF_CORE_WGMMA_CUH
 #define KF_CORE_WGMMA_CUH
 
@@ -9,13 +11,15 @@
 
 #if defined(KFI_DEVICE_PASS) && KFI_HOPPER
 
-// Where an operand lies, in lines of 128 bytes whose chunks of 16 are swizzled, as TMA leaves them; the first one at a multiple of 1,024
-// bytes. Along the depth: 8 lines are `step` bytes from the next 8, `lead` is of no account. Along rows or columns: 64 of them are `lead`
-// bytes from the next 64, and 8 lines, of the depth, are `step` from the next 8. (PTX ISA, "Shared Memory Matrix Layout".)
+// Where an operand lies, in lines of 128 bytes whose chunks of 16 are swizzled, as TMA leaves them;
+// the first one at a multiple of 1,024 bytes. Along the depth: 8 lines are `step` bytes from the
+// next 8, `lead` is of no account. Along rows or columns: 64 of them are `lead` bytes from the next
+// 64, and 8 lines, of the depth, are `step` from the next 8. (PTX ISA, "Shared Memory Matrix
+// Layout".)
 KFI_DEVICE unsigned long long kfi_wgmma_operand(unsigned at, unsigned lead, unsigned step)
 {
-    return (unsigned long long)((at & 0x3ffff) >> 4) | (unsigned long long)(lead >> 4) << 16 | (unsigned long long)(step >> 4) << 32 |
-           1ull << 62;
+    return (unsigned long long)((at & 0x3ffff) >> 4) | (unsigned long long)(lead >> 4) << 16 |
+           (unsigned long long)(step >> 4) << 32 | 1ull << 62;
 }
 
 // Before the first product, and where registers were written that one reads or adds to.
@@ -54,88 +58,112 @@ KFI_DEVICE void kfi_wgmma_sum(float &v)
 #endif
 }
 
-// d = a . b, or (add) d + a . b. Of thread t, d has row 16 (t / 32) + t % 32 / 4, columns 8 j + 2 (t % 4) and the next, in d[4 j] and
-// d[4 j + 1]; in d[4 j + 2] and d[4 j + 3] those of the row 8 further on. Operands are as kfi_wgmma_operand says; transposed_a,
-// transposed_b: they lie along rows, or columns. a in registers: as kfi_multiply's, for each warp 16 of the rows.
+// d = a . b, or (add) d + a . b. Of thread t, d has row 16 (t / 32) + t % 32 / 4, columns 8 j + 2
+// (t % 4) and the next, in d[4 j] and d[4 j + 1]; in d[4 j + 2] and d[4 j + 3] those of the row 8
+// further on. Operands are as kfi_wgmma_operand says; transposed_a, transposed_b: they lie along
+// rows, or columns. a in registers: as kfi_multiply's, for each warp 16 of the rows.
 #ifdef KFI_PTX
-#define KFI_D8(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]), "+f"(d[i + 7])
+#define KFI_D8(i)                                                                                  \
+    "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]),    \
+        "+f"(d[i + 6]), "+f"(d[i + 7])
 #define KFI_D32(i) KFI_D8(i), KFI_D8(i + 8), KFI_D8(i + 16), KFI_D8(i + 24)
-#define KFI_R0                                                                                                                             \
-    "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, "                                                     \
+#define KFI_R0                                                                                     \
+    "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, "             \
     "%18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
-#define KFI_R32                                                                                                                            \
-    "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, "                                                \
+#define KFI_R32                                                                                    \
+    "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, "        \
     "%49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
-#define KFI_R64                                                                                                                            \
-    "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, %80, "                                                \
+#define KFI_R64                                                                                    \
+    "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, %80, "        \
     "%81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95"
-#define KFI_R96                                                                                                                            \
-    "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, %112, "                                   \
+#define KFI_R96                                                                                    \
+    "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, " \
+    "%112, "                                                                                       \
     "%113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
 
-// Statements of PTX differ in the numbers of their operands: one for each width, with p the product and its types.
-#define KFI_WGMMA_SHARED_16(p)                                                                                                             \
-    asm volatile("{\n\t.reg .pred add;\n\tsetp.ne.b32 add, %10, 0;\n\twgmma.mma_async.sync.aligned.m64n16k16.f32." p " {%0, %1, %2, "    \
-                 "%3, %4, %5, %6, %7}, %8, %9, add, 1, 1, %11, %12;\n\t}"                                                                  \
-                 : KFI_D8(0)                                                                                                               \
+// Statements of PTX differ in the numbers of their operands: one for each width, with p the product
+// and its types.
+#define KFI_WGMMA_SHARED_16(p)                                                                     \
+    asm volatile("{\n\t.reg .pred add;\n\tsetp.ne.b32 add, %10, "                                  \
+                 "0;\n\twgmma.mma_async.sync.aligned.m64n16k16.f32." p " {%0, %1, %2, "            \
+                 "%3, %4, %5, %6, %7}, %8, %9, add, 1, 1, %11, %12;\n\t}"                          \
+                 : KFI_D8(0)                                                                       \
                  : "l"(a), "l"(b), "r"(add), "n"(transposed_a), "n"(transposed_b))
-#define KFI_WGMMA_SHARED_64(p)                                                                                                             \
-    asm volatile("{\n\t.reg .pred add;\n\tsetp.ne.b32 add, %34, 0;\n\twgmma.mma_async.sync.aligned.m64n64k16.f32." p " {" KFI_R0           \
-                 "}, %32, %33, add, 1, 1, %35, %36;\n\t}"                                                                                  \
-                 : KFI_D32(0)                                                                                                              \
+#define KFI_WGMMA_SHARED_64(p)                                                                     \
+    asm volatile("{\n\t.reg .pred add;\n\tsetp.ne.b32 add, %34, "                                  \
+                 "0;\n\twgmma.mma_async.sync.aligned.m64n64k16.f32." p " {" KFI_R0                 \
+                 "}, %32, %33, add, 1, 1, %35, %36;\n\t}"                                          \
+                 : KFI_D32(0)                                                                      \
                  : "l"(a), "l"(b), "r"(add), "n"(transposed_a), "n"(transposed_b))
-#define KFI_WGMMA_SHARED_96(p)                                                                                                             \
-    asm volatile("{\n\t.reg .pred add;\n\tsetp.ne.b32 add, %50, 0;\n\twgmma.mma_async.sync.aligned.m64n96k16.f32." p " {" KFI_R0           \
-                 ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47}, %48, %49, add, 1, 1, %51, %52;\n\t}"    \
-                 : KFI_D32(0), KFI_D8(32), KFI_D8(40)                                                                                      \
+#define KFI_WGMMA_SHARED_96(p)                                                                     \
+    asm volatile("{\n\t.reg .pred add;\n\tsetp.ne.b32 add, %50, "                                  \
+                 "0;\n\twgmma.mma_async.sync.aligned.m64n96k16.f32." p " {" KFI_R0                 \
+                 ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, "   \
+                 "%47}, %48, %49, add, 1, 1, %51, %52;\n\t}"                                       \
+                 : KFI_D32(0), KFI_D8(32), KFI_D8(40)                                              \
                  : "l"(a), "l"(b), "r"(add), "n"(transposed_a), "n"(transposed_b))
-#define KFI_WGMMA_REGISTERS_64(p)                                                                                                          \
-    asm volatile("{\n\t.reg .pred add;\n\tsetp.ne.b32 add, %37, 0;\n\twgmma.mma_async.sync.aligned.m64n64k16.f32." p " {" KFI_R0           \
-                 "}, {%32, %33, %34, %35}, %36, add, 1, 1, %38;\n\t}"                                                                      \
-                 : KFI_D32(0)                                                                                                              \
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add), "n"(transposed_b))
-#define KFI_WGMMA_SHARED_128(p)                                                                                                            \
-    asm volatile("{\n\t.reg .pred add;\n\tsetp.ne.b32 add, %66, 0;\n\twgmma.mma_async.sync.aligned.m64n128k16.f32." p " {" KFI_R0          \
-                 ", " KFI_R32 "}, %64, %65, add, 1, 1, %67, %68;\n\t}"                                                                     \
-                 : KFI_D32(0), KFI_D32(32)                                                                                                 \
+#define KFI_WGMMA_REGISTERS_64(p)                                                                  \
+    asm volatile("{\n\t.reg .pred add;\n\tsetp.ne.b32 add, %37, "                                  \
+                 "0;\n\twgmma.mma_async.sync.aligned.m64n64k16.f32." p " {" KFI_R0                 \
+                 "}, {%32, %33, %34, %35}, %36, add, 1, 1, %38;\n\t}"                              \
+                 : KFI_D32(0)                                                                      \
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add),                   \
+                   "n"(transposed_b))
+#define KFI_WGMMA_SHARED_128(p)                                                                    \
+    asm volatile("{\n\t.reg .pred add;\n\tsetp.ne.b32 add, %66, "                                  \
+                 "0;\n\twgmma.mma_async.sync.aligned.m64n128k16.f32." p " {" KFI_R0 ", " KFI_R32   \
+                 "}, %64, %65, add, 1, 1, %67, %68;\n\t}"                                          \
+                 : KFI_D32(0), KFI_D32(32)                                                         \
                  : "l"(a), "l"(b), "r"(add), "n"(transposed_a), "n"(transposed_b))
-#define KFI_WGMMA_SHARED_TF32_128()                                                                                                        \
-    asm volatile("{\n\t.reg .pred add;\n\tsetp.ne.b32 add, %66, 0;\n\twgmma.mma_async.sync.aligned.m64n128k8.f32.tf32.tf32 {" KFI_R0         \
-                 ", " KFI_R32 "}, %64, %65, add, 1, 1;\n\t}"                                                                               \
-                 : KFI_D32(0), KFI_D32(32)                                                                                                 \
+#define KFI_WGMMA_SHARED_TF32_128()                                                                \
+    asm volatile("{\n\t.reg .pred add;\n\tsetp.ne.b32 add, %66, "                                  \
+                 "0;\n\twgmma.mma_async.sync.aligned.m64n128k8.f32.tf32.tf32 {" KFI_R0             \
+                 ", " KFI_R32 "}, %64, %65, add, 1, 1;\n\t}"                                       \
+                 : KFI_D32(0), KFI_D32(32)                                                         \
                  : "l"(a), "l"(b), "r"(add))
-#define KFI_WGMMA_REGISTERS_128(p)                                                                                                         \
-    asm volatile("{\n\t.reg .pred add;\n\tsetp.ne.b32 add, %69, 0;\n\twgmma.mma_async.sync.aligned.m64n128k16.f32." p " {" KFI_R0          \
-                 ", " KFI_R32 "}, {%64, %65, %66, %67}, %68, add, 1, 1, %70;\n\t}"                                                         \
-                 : KFI_D32(0), KFI_D32(32)                                                                                                 \
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add), "n"(transposed_b))
-#define KFI_WGMMA_SHARED_192(p)                                                                                                            \
-    asm volatile("{\n\t.reg .pred add;\n\tsetp.ne.b32 add, %98, 0;\n\twgmma.mma_async.sync.aligned.m64n192k16.f32." p " {" KFI_R0          \
-                 ", " KFI_R32 ", " KFI_R64 "}, %96, %97, add, 1, 1, %99, %100;\n\t}"                                                       \
-                 : KFI_D32(0), KFI_D32(32), KFI_D32(64)                                                                                    \
+#define KFI_WGMMA_REGISTERS_128(p)                                                                 \
+    asm volatile("{\n\t.reg .pred add;\n\tsetp.ne.b32 add, %69, "                                  \
+                 "0;\n\twgmma.mma_async.sync.aligned.m64n128k16.f32." p " {" KFI_R0 ", " KFI_R32   \
+                 "}, {%64, %65, %66, %67}, %68, add, 1, 1, %70;\n\t}"                              \
+                 : KFI_D32(0), KFI_D32(32)                                                         \
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add),                   \
+                   "n"(transposed_b))
+#define KFI_WGMMA_SHARED_192(p)                                                                    \
+    asm volatile("{\n\t.reg .pred add;\n\tsetp.ne.b32 add, %98, "                                  \
+                 "0;\n\twgmma.mma_async.sync.aligned.m64n192k16.f32." p " {" KFI_R0 ", " KFI_R32   \
+                 ", " KFI_R64 "}, %96, %97, add, 1, 1, %99, %100;\n\t}"                            \
+                 : KFI_D32(0), KFI_D32(32), KFI_D32(64)                                            \
                  : "l"(a), "l"(b), "r"(add), "n"(transposed_a), "n"(transposed_b))
-#define KFI_WGMMA_REGISTERS_192(p)                                                                                                         \
-    asm volatile("{\n\t.reg .pred add;\n\tsetp.ne.b32 add, %101, 0;\n\twgmma.mma_async.sync.aligned.m64n192k16.f32." p " {" KFI_R0         \
-                 ", " KFI_R32 ", " KFI_R64 "}, {%96, %97, %98, %99}, %100, add, 1, 1, %102;\n\t}"                                          \
-                 : KFI_D32(0), KFI_D32(32), KFI_D32(64)                                                                                    \
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add), "n"(transposed_b))
-#define KFI_WGMMA_SHARED_256(p)                                                                                                            \
-    asm volatile("{\n\t.reg .pred add;\n\tsetp.ne.b32 add, %130, 0;\n\twgmma.mma_async.sync.aligned.m64n256k16.f32." p " {" KFI_R0         \
-                 ", " KFI_R32 ", " KFI_R64 ", " KFI_R96 "}, %128, %129, add, 1, 1, %131, %132;\n\t}"                                       \
-                 : KFI_D32(0), KFI_D32(32), KFI_D32(64), KFI_D32(96)                                                                       \
+#define KFI_WGMMA_REGISTERS_192(p)                                                                 \
+    asm volatile("{\n\t.reg .pred add;\n\tsetp.ne.b32 add, %101, "                                 \
+                 "0;\n\twgmma.mma_async.sync.aligned.m64n192k16.f32." p " {" KFI_R0 ", " KFI_R32   \
+                 ", " KFI_R64 "}, {%96, %97, %98, %99}, %100, add, 1, 1, %102;\n\t}"               \
+                 : KFI_D32(0), KFI_D32(32), KFI_D32(64)                                            \
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add),                   \
+                   "n"(transposed_b))
+#define KFI_WGMMA_SHARED_256(p)                                                                    \
+    asm volatile("{\n\t.reg .pred add;\n\tsetp.ne.b32 add, %130, "                                 \
+                 "0;\n\twgmma.mma_async.sync.aligned.m64n256k16.f32." p " {" KFI_R0 ", " KFI_R32   \
+                 ", " KFI_R64 ", " KFI_R96 "}, %128, %129, add, 1, 1, %131, %132;\n\t}"            \
+                 : KFI_D32(0), KFI_D32(32), KFI_D32(64), KFI_D32(96)                               \
                  : "l"(a), "l"(b), "r"(add), "n"(transposed_a), "n"(transposed_b))
-#define KFI_WGMMA_REGISTERS_256(p)                                                                                                         \
-    asm volatile("{\n\t.reg .pred add;\n\tsetp.ne.b32 add, %133, 0;\n\twgmma.mma_async.sync.aligned.m64n256k16.f32." p " {" KFI_R0         \
-                 ", " KFI_R32 ", " KFI_R64 ", " KFI_R96 "}, {%128, %129, %130, %131}, %132, add, 1, 1, %134;\n\t}"                         \
-                 : KFI_D32(0), KFI_D32(32), KFI_D32(64), KFI_D32(96)                                                                       \
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add), "n"(transposed_b))
+#define KFI_WGMMA_REGISTERS_256(p)                                                                 \
+    asm volatile(                                                                                  \
+        "{\n\t.reg .pred add;\n\tsetp.ne.b32 add, %133, "                                          \
+        "0;\n\twgmma.mma_async.sync.aligned.m64n256k16.f32." p " {" KFI_R0 ", " KFI_R32            \
+        ", " KFI_R64 ", " KFI_R96 "}, {%128, %129, %130, %131}, %132, add, 1, 1, %134;\n\t}"       \
+        : KFI_D32(0), KFI_D32(32), KFI_D32(64), KFI_D32(96)                                        \
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add), "n"(transposed_b))
 #endif
 
 template <int n, int type, int transposed_a = 0, int transposed_b = 0>
-KFI_DEVICE void kfi_wgmma(float *d, unsigned long long a, unsigned long long b, int add KFI_AND_CALLER)
+KFI_DEVICE void kfi_wgmma(float *d, unsigned long long a, unsigned long long b,
+                          int add KFI_AND_CALLER)
 {
-    static_assert(n == 16 || n == 64 || n == 96 || n == 128 || n == 192 || n == 256, "kf: a product of a warpgroup is 16, 64, 96, 128, 192 or 256 wide");
-    static_assert(type != KFI_OF_TF32 || (n == 128 && !transposed_a && !transposed_b), "kf: tf32 lies along the depth, in 128 columns");
+    static_assert(n == 16 || n == 64 || n == 96 || n == 128 || n == 192 || n == 256,
+                  "kf: a product of a warpgroup is 16, 64, 96, 128, 192 or 256 wide");
+    static_assert(type != KFI_OF_TF32 || (n == 128 && !transposed_a && !transposed_b),
+                  "kf: tf32 lies along the depth, in 128 columns");
 #ifdef KFI_PTX
     constexpr bool bf16 = type == KFI_OF_BF16;
     constexpr bool f16 = type == KFI_OF_F16;
@@ -153,14 +181,18 @@ KFI_DEVICE void kfi_wgmma(float *d, unsigned long long a, unsigned long long b, 
     if constexpr (n == 256 && bf16) KFI_WGMMA_SHARED_256("bf16.bf16");
     if constexpr (n == 256 && f16) KFI_WGMMA_SHARED_256("f16.f16");
 #else
-    constexpr int of = type == KFI_OF_BF16 ? KF_EMU_BF16 : type == KFI_OF_TF32 ? KF_EMU_TF32 : KF_EMU_F16;
+    constexpr int of = type == KFI_OF_BF16   ? KF_EMU_BF16
+                       : type == KFI_OF_TF32 ? KF_EMU_TF32
+                                             : KF_EMU_F16;
     kf_emu_wgmma(n, of, d, nullptr, a, b, transposed_a, transposed_b, add KFI_PASS_CALLER);
 #endif
 }
 template <int n, int type, int transposed_b = 0>
-KFI_DEVICE void kfi_wgmma_registers(float *d, const unsigned *a, unsigned long long b, int add KFI_AND_CALLER)
+KFI_DEVICE void kfi_wgmma_registers(float *d, const unsigned *a, unsigned long long b,
+                                    int add KFI_AND_CALLER)
 {
-    static_assert(n == 64 || n == 128 || n == 192 || n == 256, "kf: a product of a warpgroup is 64, 128, 192 or 256 wide");
+    static_assert(n == 64 || n == 128 || n == 192 || n == 256,
+                  "kf: a product of a warpgroup is 64, 128, 192 or 256 wide");
 #ifdef KFI_PTX
     constexpr bool bf16 = type == KFI_OF_BF16;
     if constexpr (n == 64 && bf16) KFI_WGMMA_REGISTERS_64("bf16.bf16");
@@ -172,7 +204,8 @@ KFI_DEVICE void kfi_wgmma_registers(float *d, const unsigned *a, unsigned long l
     if constexpr (n == 256 && bf16) KFI_WGMMA_REGISTERS_256("bf16.bf16");
     if constexpr (n == 256 && !bf16) KFI_WGMMA_REGISTERS_256("f16.f16");
 #else
-    kf_emu_wgmma(n, type == KFI_OF_BF16 ? KF_EMU_BF16 : KF_EMU_F16, d, a, 0, b, 0, transposed_b, add KFI_PASS_CALLER);
+    kf_emu_wgmma(n, type == KFI_OF_BF16 ? KF_EMU_BF16 : KF_EMU_F16, d, a, 0, b, 0, transposed_b,
+                 add KFI_PASS_CALLER);
 #endif
 }
 // To the nearest number of 11 bits, as the bits of a float.
@@ -186,12 +219,15 @@ KFI_DEVICE unsigned kfi_tf32(float x)
     return kf_emu_tf32(x);
 #endif
 }
-// Of such numbers, 8 of the depth: d = a . b, or (add) d + a . b, 128 columns. Thread t has in a[0] row 16 (t / 32) + t % 32 / 4, number t % 4 of the
-// depth, in a[1] the row 8 further on, in a[2] and a[3] number t % 4 + 4 of both. b lies along the depth.
-KFI_DEVICE void kfi_wgmma_tf32(float *d, const unsigned *a, unsigned long long b, int add KFI_AND_CALLER)
+// Of such numbers, 8 of the depth: d = a . b, or (add) d + a . b, 128 columns. Thread t has in a[0]
+// row 16 (t / 32) + t % 32 / 4, number t % 4 of the depth, in a[1] the row 8 further on, in a[2]
+// and a[3] number t % 4 + 4 of both. b lies along the depth.
+KFI_DEVICE void kfi_wgmma_tf32(float *d, const unsigned *a, unsigned long long b,
+                               int add KFI_AND_CALLER)
 {
 #ifdef KFI_PTX
-    asm volatile("{\n\t.reg .pred add;\n\tsetp.ne.b32 add, %69, 0;\n\twgmma.mma_async.sync.aligned.m64n128k8.f32.tf32.tf32 {" KFI_R0 ", " KFI_R32
+    asm volatile("{\n\t.reg .pred add;\n\tsetp.ne.b32 add, %69, "
+                 "0;\n\twgmma.mma_async.sync.aligned.m64n128k8.f32.tf32.tf32 {" KFI_R0 ", " KFI_R32
                  "}, {%64, %65, %66, %67}, %68, add, 1, 1;\n\t}"
                  : KFI_D32(0), KFI_D32(32)
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* kf/runtime/apart.h: tensors that lie in any way, of elementwise ops that have a kernel for them: where they are, but for those that lie
-   across most others, which are turned first (outputs, last), a block at a time. */
+/* kf/runtime/apart.h: tensors that lie in any way, of elementwise ops that have a kernel for them:
+   where they are, but for those that lie across most others, which are turned first (outputs,
+   last), a block at a time. */
 #ifndef KF_RUNTIME_APART_H
 #define KF_RUNTIME_APART_H
 
@@ -9,17 +10,19 @@
 #ifdef KFI_RT_KERNELS
 #include "kf/core/map_apart.cuh"
 
-/* Whether a tensor lies across the last dimension, along which the others lie nearest: a warp would read a sector for each element. */
+/* Whether a tensor lies across the last dimension, along which the others lie nearest: a warp would
+ * read a sector for each element. */
 static int kfi_rt_lies_across(const kfi_rt_grid *g, int k)
 {
     const int in = g->ndim - 1;
     int across = 0;
-    for (int d = 0; d < in; ++d) across |= g->stride[k][d] && g->size[d] >= 8 && g->stride[k][d] < g->stride[k][in];
+    for (int d = 0; d < in; ++d)
+        across |= g->stride[k][d] && g->size[d] >= 8 && g->stride[k][d] < g->stride[k][in];
     return across && g->size[in] >= 8;
 }
 /* A block of the tensors as a kernel is told of it. */
-static void kfi_rt_lay_out(const kfi_rt_call *c, const kfi_rt_grid *g, const kfi_rt_block *b, int64_t size, unsigned turned,
-                           int64_t *layout)
+static void kfi_rt_lay_out(const kfi_rt_call *c, const kfi_rt_grid *g, const kfi_rt_block *b,
+                           int64_t size, unsigned turned, int64_t *layout)
 {
     int64_t *const sizes = layout + 1;
     const int count = g->ndim - b->along;
@@ -27,11 +30,13 @@ static void kfi_rt_lay_out(const kfi_rt_call *c, const kfi_rt_grid *g, const kfi
     for (int i = 0; i < count; ++i) sizes[i] = i ? g->size[b->along + i] : size;
     for (int k = 0; k < c->op->operand_count; ++k) {
         int64_t *const strides = sizes + (k + 1) * KFI_APART_DIMS, dense = 1;
-        for (int i = count - 1; i >= 0; dense *= sizes[i--]) strides[i] = turned >> k & 1 ? dense : g->stride[k][b->along + i];
+        for (int i = count - 1; i >= 0; dense *= sizes[i--])
+            strides[i] = turned >> k & 1 ? dense : g->stride[k][b->along + i];
     }
 }
 /* Moves those that lie across, between where they are and the room. */
-static kf_result_t kfi_rt_turn_block(const kfi_rt_call *c, const kfi_rt_grid *g, const kfi_rt_block *b, int64_t size, unsigned turned,
+static kf_result_t kfi_rt_turn_block(const kfi_rt_call *c, const kfi_rt_grid *g,
+                                     const kfi_rt_block *b, int64_t size, unsigned turned,
                                      int goes_out, const kfi_rt_room *room)
 {
     const kfi_rt_op *const op = c->op;
@@ -44,22 +49,29 @@ static kf_result_t kfi_rt_turn_block(const kfi_rt_call *c, const kfi_rt_grid *g,
         out = in;
         memcpy(out.to, in.from, sizeof out.to);
         memcpy(out.from, in.to, sizeof out.from);
-        result = goes_out ? c->ctx->device->move(op->name, c->ctx, own, room->of[k], &out, width, c->stream)
-                          : c->ctx->device->move(op->name, c->ctx, room->of[k], own, &in, width, c->stream);
+        result =
+            goes_out
+                ? c->ctx->device->move(op->name, c->ctx, own, room->of[k], &out, width, c->stream)
+                : c->ctx->device->move(op->name, c->ctx, room->of[k], own, &in, width, c->stream);
     }
     return result;
 }
-static kf_result_t kfi_rt_run_apart_block(const kfi_rt_call *c, kfi_rt_made *m, const kfi_rt_grid *g, const kfi_rt_block *b,
+static kf_result_t kfi_rt_run_apart_block(const kfi_rt_call *c, kfi_rt_made *m,
+                                          const kfi_rt_grid *g, const kfi_rt_block *b,
                                           unsigned turned, const kfi_rt_room *room)
 {
-    const int64_t left = g->size[b->along] - b->index[b->along], size = left < b->most ? left : b->most, whole = m->n[0];
+    const int64_t left = g->size[b->along] - b->index[b->along],
+                  size = left < b->most ? left : b->most, whole = m->n[0];
     int64_t layout[KFI_APART_LAYOUT];
     void *t[KFI_RT_TENSORS];
     kf_result_t result = kfi_rt_turn_block(c, g, b, size, turned, 0, room);
     for (int k = 0; k < c->op->operand_count; ++k) {
         int64_t at = 0;
         for (int d = 0; d <= b->along; ++d) at += b->index[d] * g->stride[k][d];
-        t[k] = !m->t[k] ? NULL : turned >> k & 1 ? room->of[k] : (char *)m->t[k] + at * (int64_t)kfi_rt_width(c->tensors[k]->dtype);
+        t[k] = !m->t[k] ? NULL
+               : turned >> k & 1
+                   ? room->of[k]
+                   : (char *)m->t[k] + at * (int64_t)kfi_rt_width(c->tensors[k]->dtype);
     }
     kfi_rt_lay_out(c, g, b, size, turned, layout);
     m->n[0] = size * b->inner;
@@ -69,21 +81,25 @@ static kf_result_t kfi_rt_run_apart_block(const kfi_rt_call *c, kfi_rt_made *m, 
 }
 static int kfi_rt_has_apart(const kfi_rt_call *c, const kfi_rt_made *m)
 {
-    return kfi_rt_launcher_of(m->entry, c->ctx->device->type)->apart && c->op->operand_count <= KFI_APART_TENSORS;
+    return kfi_rt_launcher_of(m->entry, c->ctx->device->type)->apart &&
+           c->op->operand_count <= KFI_APART_TENSORS;
 }
 /* A bit for each tensor that lies across. */
 static unsigned kfi_rt_turned(const kfi_rt_call *c, const kfi_rt_made *m, const kfi_rt_grid *g)
 {
     unsigned turned = 0;
-    for (int k = 0; k < c->op->operand_count; ++k) turned |= (unsigned)(m->t[k] && kfi_rt_lies_across(g, k)) << k;
+    for (int k = 0; k < c->op->operand_count; ++k)
+        turned |= (unsigned)(m->t[k] && kfi_rt_lies_across(g, k)) << k;
     return turned;
 }
-/* Dimensions in the order of the first output, or of a tensor that lies across it, if then fewer have to be turned. */
+/* Dimensions in the order of the first output, or of a tensor that lies across it, if then fewer
+ * have to be turned. */
 static kfi_rt_grid kfi_rt_best_grid(const kfi_rt_call *c, const kfi_rt_made *m, unsigned *turned)
 {
     kfi_rt_grid best = kfi_rt_make_grid(c, m, kfi_rt_first_output(c));
     *turned = kfi_rt_turned(c, m, &best);
-    for (unsigned others = *turned; others & (others - 1); others &= others - 1) { /* of two or more that are turned */
+    for (unsigned others = *turned; others & (others - 1);
+         others &= others - 1) { /* of two or more that are turned */
         const kfi_rt_grid g = kfi_rt_make_grid(c, m, __builtin_ctz(others));
         const unsigned own = kfi_rt_turned(c, m, &g);
         if (__builtin_popcount(own) < __builtin_popcount(*turned)) best = g, *turned = own;

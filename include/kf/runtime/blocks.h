@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* kf/runtime/blocks.h: tensors that lie in any way, of ops that compute elements, or the indices of a batch, one by one: a block at a time
-   by way of dense memory. */
+/* kf/runtime/blocks.h: tensors that lie in any way, of ops that compute elements, or the indices of
+   a batch, one by one: a block at a time by way of dense memory. */
 #ifndef KF_RUNTIME_BLOCKS_H
 #define KF_RUNTIME_BLOCKS_H
 
 #include "kf/runtime/launch.h"
 
-/* Elements of a block: on a GPU a launch takes microseconds, in which it moves megabytes. And of one index of a batch: of more it would be
-   a copy of the tensor, which is the caller's to make. */
+/* Elements of a block: on a GPU a launch takes microseconds, in which it moves megabytes. And of
+   one index of a batch: of more it would be a copy of the tensor, which is the caller's to make. */
 #define KFI_RT_BLOCK 2048
 #define KFI_RT_ACROSS 32768 /* where tensors lie across each other: tiles want several rows */
 #define KFI_RT_WIDEST (1 << 20)
@@ -15,8 +15,9 @@
 #define KFI_RT_BLOCK_OF_GPU (1 << 22)
 #endif
 
-/* How all tensors of a call go over the dimensions that are cut into blocks, the innermost last: all of an op that visits elements one by
-   one, else those of its batch, whose indices it computes apart from each other. What a tensor has behind them, `rest`, goes along whole.
+/* How all tensors of a call go over the dimensions that are cut into blocks, the innermost last:
+   all of an op that visits elements one by one, else those of its batch, whose indices it computes
+   apart from each other. What a tensor has behind them, `rest`, goes along whole.
  */
 typedef struct {
     int ndim;
@@ -32,9 +33,15 @@ static void kfi_rt_exchange(kfi_rt_grid *g, int count, int i)
     for (int k = 0; k < count; ++k) kfi_rt_swap(g->stride[k], i);
 }
 /* Whether an operand has the dimensions that are cut: else it is the same for all blocks. */
-static int kfi_rt_is_cut(const kfi_rt_op *op, int k) { return op->any_order || op->operands[k].extent[0] == op->batch; }
+static int kfi_rt_is_cut(const kfi_rt_op *op, int k)
+{
+    return op->any_order || op->operands[k].extent[0] == op->batch;
+}
 /* How many dimensions of the elements are cut: the first ones. */
-static int kfi_rt_cut(const kfi_rt_op *op, const kfi_rt_made *m) { return op->any_order ? m->ndim : kfi_rt_end(m, op->size[op->batch]); }
+static int kfi_rt_cut(const kfi_rt_op *op, const kfi_rt_made *m)
+{
+    return op->any_order ? m->ndim : kfi_rt_end(m, op->size[op->batch]);
+}
 /* Neighbours that all tensors go over as one are one. */
 static void kfi_rt_join_grid(kfi_rt_grid *g, int count)
 {
@@ -78,25 +85,31 @@ static kfi_rt_grid kfi_rt_make_grid(const kfi_rt_call *c, const kfi_rt_made *m, 
         g.size[g.ndim] = m->shape[d];
         for (int k = 0; k < count; ++k) {
             const kf_tensor_t *const t = c->tensors[k];
-            const int own = !t || !kfi_rt_is_cut(op, k) ? -1 : op->any_order ? d - (m->ndim - t->ndim) : d;
+            const int own = !t || !kfi_rt_is_cut(op, k) ? -1
+                            : op->any_order             ? d - (m->ndim - t->ndim)
+                                                        : d;
             g.stride[k][g.ndim] = own >= 0 && t->shape[own] != 1 ? t->strides[own] : 0;
         }
-        for (int i = g.ndim++; i > 0 && g.stride[by][i - 1] < g.stride[by][i]; --i) kfi_rt_exchange(&g, count, i);
+        for (int i = g.ndim++; i > 0 && g.stride[by][i - 1] < g.stride[by][i]; --i)
+            kfi_rt_exchange(&g, count, i);
     }
     kfi_rt_join_grid(&g, count);
     return g;
 }
-/* A block: of dimensions before `along` one index each, of that one `size` from `at` on, and the others whole. */
+/* A block: of dimensions before `along` one index each, of that one `size` from `at` on, and the
+ * others whole. */
 typedef struct {
     int along;
-    int64_t index[KF_MAX_DIMS], most, inner; /* most: of size; inner: elements of one index of `along` */
+    int64_t index[KF_MAX_DIMS], most,
+        inner; /* most: of size; inner: elements of one index of `along` */
 } kfi_rt_block;
 static kfi_rt_block kfi_rt_first_block(const kfi_rt_grid *g, int64_t limit)
 {
     kfi_rt_block b;
     memset(&b, 0, sizeof b);
     b.inner = 1;
-    for (b.along = g->ndim - 1; b.along > 0 && b.inner * g->size[b.along] < limit; --b.along) b.inner *= g->size[b.along];
+    for (b.along = g->ndim - 1; b.along > 0 && b.inner * g->size[b.along] < limit; --b.along)
+        b.inner *= g->size[b.along];
     b.most = limit / b.inner < g->size[b.along] ? limit / b.inner : g->size[b.along];
     return b;
 }
@@ -112,43 +125,48 @@ static int kfi_rt_next_block(const kfi_rt_grid *g, kfi_rt_block *b)
     return 0;
 }
 /* Where a tensor's elements of a block begin, and how they lie beside those of dense memory. */
-static int64_t kfi_rt_lay(const kfi_rt_call *c, const kfi_rt_grid *g, const kfi_rt_block *b, int k, int64_t size,
-                          kfi_rt_pair *dense_and_own)
+static int64_t kfi_rt_lay(const kfi_rt_call *c, const kfi_rt_grid *g, const kfi_rt_block *b, int k,
+                          int64_t size, kfi_rt_pair *dense_and_own)
 {
     const kf_tensor_t *const t = c->tensors[k];
     int64_t at = 0, dense = 1, side[2 * KF_MAX_DIMS];
     memset(dense_and_own, 0, sizeof *dense_and_own);
-    for (int d = t->ndim - 1; d >= g->rest[k]; --d) side[KF_MAX_DIMS + d] = dense, dense *= t->shape[d];
+    for (int d = t->ndim - 1; d >= g->rest[k]; --d)
+        side[KF_MAX_DIMS + d] = dense, dense *= t->shape[d];
     if (kfi_rt_is_cut(c->op, k)) {
         for (int d = 0; d <= b->along; ++d) at += b->index[d] * g->stride[k][d];
         for (int d = g->ndim - 1; d >= b->along; --d) side[d] = dense, dense *= g->size[d];
         for (int d = b->along; d < g->ndim; ++d)
-            kfi_rt_add_dimension(dense_and_own, d == b->along ? size : g->size[d], side[d], g->stride[k][d]);
+            kfi_rt_add_dimension(dense_and_own, d == b->along ? size : g->size[d], side[d],
+                                 g->stride[k][d]);
     }
-    for (int d = g->rest[k]; d < t->ndim; ++d) kfi_rt_add_dimension(dense_and_own, t->shape[d], side[KF_MAX_DIMS + d], t->strides[d]);
+    for (int d = g->rest[k]; d < t->ndim; ++d)
+        kfi_rt_add_dimension(dense_and_own, t->shape[d], side[KF_MAX_DIMS + d], t->strides[d]);
     kfi_rt_join_dimensions(dense_and_own);
     return at;
 }
 /* Or has nothing, as the factors of a product over a dimension of 0 do. */
 static int kfi_rt_lies_dense(const kfi_rt_pair *p)
 {
-    return (p->ndim == 1 && (p->size[0] == 1 || p->from[0] == 1)) || !kfi_rt_product(p->size, 0, p->ndim);
+    return (p->ndim == 1 && (p->size[0] == 1 || p->from[0] == 1)) ||
+           !kfi_rt_product(p->size, 0, p->ndim);
 }
 
-/* Memory of the pool for what does not lie dense: of each operand a part of its own, and the launcher's workspace. moved: a bit for each
-   operand that it is for. */
+/* Memory of the pool for what does not lie dense: of each operand a part of its own, and the
+   launcher's workspace. moved: a bit for each operand that it is for. */
 typedef struct {
     char *of[KFI_RT_TENSORS], *workspace;
     size_t workspace_bytes;
     void *all;
 } kfi_rt_room;
-static kf_result_t kfi_rt_make_room(const kfi_rt_call *c, kfi_rt_made *m, const kfi_rt_grid *g, const kfi_rt_block *b, unsigned moved,
-                                    kfi_rt_room *room)
+static kf_result_t kfi_rt_make_room(const kfi_rt_call *c, kfi_rt_made *m, const kfi_rt_grid *g,
+                                    const kfi_rt_block *b, unsigned moved, kfi_rt_room *room)
 {
     const kfi_rt_launcher *const launcher = kfi_rt_launcher_of(m->entry, c->ctx->device->type);
     size_t at[KFI_RT_TENSORS], bytes = 0;
     int64_t *const cut = &m->n[c->op->any_order ? 0 : c->op->batch];
-    const int64_t sizes[] = {b->most * b->inner, g->size[b->along] % b->most * b->inner}, whole = *cut;
+    const int64_t sizes[] = {b->most * b->inner, g->size[b->along] % b->most * b->inner},
+                  whole = *cut;
     memset(room, 0, sizeof *room);
     for (int i = 0; i < 2 && launcher->space; ++i) {
         *cut = sizes[i];
@@ -170,12 +188,13 @@ static kf_result_t kfi_rt_make_room(const kfi_rt_call *c, kfi_rt_made *m, const 
     return KF_SUCCESS;
 }
 /* The op on one block: what lies dense where it is, the rest moved to or from the room. */
-static kf_result_t kfi_rt_run_block(const kfi_rt_call *c, kfi_rt_made *m, const kfi_rt_grid *g, const kfi_rt_block *b,
-                                    const kfi_rt_room *room)
+static kf_result_t kfi_rt_run_block(const kfi_rt_call *c, kfi_rt_made *m, const kfi_rt_grid *g,
+                                    const kfi_rt_block *b, const kfi_rt_room *room)
 {
     const kfi_rt_op *const op = c->op;
     const kfi_rt_device *const device = c->ctx->device;
-    const int64_t left = g->size[b->along] - b->index[b->along], size = left < b->most ? left : b->most;
+    const int64_t left = g->size[b->along] - b->index[b->along],
+                  size = left < b->most ? left : b->most;
     int64_t *const cut = &m->n[op->any_order ? 0 : op->batch];
     const int64_t whole = *cut;
     void *t[KFI_RT_TENSORS];
@@ -185,7 +204,8 @@ static kf_result_t kfi_rt_run_block(const kfi_rt_call *c, kfi_rt_made *m, const 
         for (int k = 0; k < op->operand_count && result == KF_SUCCESS; ++k) {
             kfi_rt_pair p, back;
             if (pass == 0) t[k] = NULL;
-            const int goes_out = op->operands[k].is_out, goes_in = !goes_out || (op->operands[k].is_added && c->beta != 0);
+            const int goes_out = op->operands[k].is_out,
+                      goes_in = !goes_out || (op->operands[k].is_added && c->beta != 0);
             if (!m->t[k] || (pass && !goes_out)) continue;
             const size_t width = kfi_rt_width(c->tensors[k]->dtype);
             char *const own = (char *)m->t[k] + kfi_rt_lay(c, g, b, k, size, &p) * (int64_t)width;
@@ -195,11 +215,13 @@ static kf_result_t kfi_rt_run_block(const kfi_rt_call *c, kfi_rt_made *m, const 
             back = p;
             memcpy(back.to, p.from, sizeof back.to);
             memcpy(back.from, p.to, sizeof back.from);
-            result = pass ? device->move(op->name, c->ctx, own, room->of[k], &back, width, c->stream)
-                          : device->move(op->name, c->ctx, room->of[k], own, &p, width, c->stream);
+            result = pass
+                         ? device->move(op->name, c->ctx, own, room->of[k], &back, width, c->stream)
+                         : device->move(op->name, c->ctx, room->of[k], own, &p, width, c->stream);
         }
         if (pass == 0 && result == KF_SUCCESS)
-            result = kfi_rt_launch(c, m, t, NULL, room->workspace_bytes ? room->workspace : NULL, room->workspace_bytes, 0);
+            result = kfi_rt_launch(c, m, t, NULL, room->workspace_bytes ? room->workspace : NULL,
+                                   room->workspace_bytes, 0);
     }
     *cut = whole;
     return result;

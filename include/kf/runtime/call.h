@@ -13,24 +13,30 @@ static void kfi_rt_gather_scalars(const kfi_rt_call *c, kfi_rt_made *m)
     const kfi_rt_activation *const a = &c->op->activations[m->activation];
     int at = 0;
     for (int i = 0; i < c->op->scalars; ++i) m->s[at++] = c->scalars[i];
-    for (int i = 0; i < a->scalars; ++i) m->s[at++] = c->act_scalars ? c->act_scalars[i] : a->scalar[i];
+    for (int i = 0; i < a->scalars; ++i)
+        m->s[at++] = c->act_scalars ? c->act_scalars[i] : a->scalar[i];
     m->s[KFI_RT_P] = c->p;
     m->s[KFI_RT_BETA] = c->beta;
     for (int i = 0; i < c->op->integers; ++i) m->n[c->op->size_count + i] = c->integers[i];
 }
-/* Outputs that meet other tensors: the launchers look at dense ones and at rows themselves. In place a block has what it reads before it
-   writes; what all blocks read it would have from the second one on as the others left it. */
+/* Outputs that meet other tensors: the launchers look at dense ones and at rows themselves. In
+   place a block has what it reads before it writes; what all blocks read it would have from the
+   second one on as the others left it. */
 static kf_result_t kfi_rt_check_blocks(const kfi_rt_call *c)
 {
     for (int o = 0; o < c->op->operand_count; ++o) {
         const kf_tensor_t *const out = c->tensors[o];
         for (int k = 0; k < c->op->operand_count && out && c->op->operands[o].is_out; ++k) {
             const kf_tensor_t *const t = c->tensors[k];
-            if (!t || k == o || out->data >= t->data + kfi_rt_extent(t) || t->data >= out->data + kfi_rt_extent(out)) continue;
+            if (!t || k == o || out->data >= t->data + kfi_rt_extent(t) ||
+                t->data >= out->data + kfi_rt_extent(out))
+                continue;
             const int in_place = !c->op->operands[k].is_out && kfi_rt_is_cut(c->op, k);
             if (in_place && kfi_rt_same_view(out, t)) continue;
-            return kfi_rt_fail(KF_ERROR_OVERLAP, c->op->name, c->op->operands[o].name, "at %p overlaps %s at %p, expected memory apart%s",
-                               (void *)out->data, c->op->operands[k].name, (void *)t->data, in_place ? " or the same view" : "");
+            return kfi_rt_fail(KF_ERROR_OVERLAP, c->op->name, c->op->operands[o].name,
+                               "at %p overlaps %s at %p, expected memory apart%s",
+                               (void *)out->data, c->op->operands[k].name, (void *)t->data,
+                               in_place ? " or the same view" : "");
         }
     }
     return KF_SUCCESS;
@@ -63,9 +69,10 @@ static kf_result_t kfi_rt_prepare(const kfi_rt_call *c, kfi_rt_made *m)
         else if (kfi_rt_fits_blocks(op, m))
             m->in_blocks = 1;
         else
-            return kfi_rt_fail(KF_ERROR_UNSUPPORTED, op->name, op->operands[i].name,
-                               "is %s with strides %s, which takes a copy: kf_tensor_copy makes one", kfi_rt_list(t->shape, t->ndim).text,
-                               kfi_rt_list(t->strides, t->ndim).text);
+            return kfi_rt_fail(
+                KF_ERROR_UNSUPPORTED, op->name, op->operands[i].name,
+                "is %s with strides %s, which takes a copy: kf_tensor_copy makes one",
+                kfi_rt_list(t->shape, t->ndim).text, kfi_rt_list(t->strides, t->ndim).text);
     }
     kfi_rt_gather_scalars(c, m);
     return KF_SUCCESS;
@@ -75,8 +82,8 @@ static kf_result_t kfi_rt_carry_out(const kfi_rt_call *c, kfi_rt_made *m)
     if (!m->in_blocks) return kfi_rt_run_whole(c, m);
     const kf_result_t result = kfi_rt_check_blocks(c);
     if (result != KF_SUCCESS) return result;
-    /* All that is written has the dimensions that are cut: without an index there the launcher, which looks at the arguments, writes
-     * nothing. */
+    /* All that is written has the dimensions that are cut: without an index there the launcher,
+     * which looks at the arguments, writes nothing. */
     if (!kfi_rt_product(m->shape, 0, kfi_rt_cut(c->op, m))) return kfi_rt_run_whole(c, m);
 #ifdef KFI_RT_KERNELS
     if (kfi_rt_has_apart(c, m)) return kfi_rt_run_apart(c, m);

@@ -7,7 +7,10 @@
 
 /* ---- lives: each object counts in its context, which ends with the last of them */
 
-static void kfi_rt_retain(kf_context_t *ctx) { __atomic_add_fetch(&ctx->refs, 1, __ATOMIC_RELAXED); }
+static void kfi_rt_retain(kf_context_t *ctx)
+{
+    __atomic_add_fetch(&ctx->refs, 1, __ATOMIC_RELAXED);
+}
 static void kfi_rt_free_context(kf_context_t *ctx)
 {
     ctx->device->close(ctx);
@@ -28,7 +31,9 @@ static void kfi_rt_leave(kf_context_t *ctx)
 static void *kfi_rt_make(const char *function, kf_context_t *ctx, int kind, size_t size)
 {
     kfi_rt_object *const made = (kfi_rt_object *)calloc(1, size);
-    if (!made) return KFI_RT_NULL(void, KF_ERROR_OUT_OF_MEMORY, function, kfi_rt_word(kind), "of %zu bytes: the system has no more", size);
+    if (!made)
+        return KFI_RT_NULL(void, KF_ERROR_OUT_OF_MEMORY, function, kfi_rt_word(kind),
+                           "of %zu bytes: the system has no more", size);
     made->kind = kind;
     made->ctx = ctx;
     kfi_rt_retain(ctx);
@@ -66,20 +71,22 @@ kf_context_t *kf_context_create_abi(int device, int abi)
     const char *const function = "kf_context_create";
     if (abi != KF_RUNTIME_ABI)
         return KFI_RT_NULL(kf_context_t, KF_ERROR_UNSUPPORTED, function, "KF_RUNTIME_ABI",
-                           "is %d in the caller's file, expected %d as in the file with KF_RUNTIME_IMPLEMENTATION: compile both again", abi,
-                           KF_RUNTIME_ABI);
+                           "is %d in the caller's file, expected %d as in the file with "
+                           "KF_RUNTIME_IMPLEMENTATION: compile both again",
+                           abi, KF_RUNTIME_ABI);
     const kfi_rt_device *const found = kfi_rt_device_of(device);
     if (!found && device >= 0)
         return KFI_RT_NULL(kf_context_t, KF_ERROR_UNSUPPORTED, function, "device",
-                           "is %d, expected -1, the CPU: KF_RUNTIME_IMPLEMENTATION was compiled without CUDA; in a .cu it has both",
+                           "is %d, expected -1, the CPU: KF_RUNTIME_IMPLEMENTATION was compiled "
+                           "without CUDA; in a .cu it has both",
                            device);
     if (!found)
-        return KFI_RT_NULL(kf_context_t, KF_ERROR_INVALID_VALUE, function, "device", "is %d, expected -1 (the CPU) or the number of a GPU",
-                           device);
+        return KFI_RT_NULL(kf_context_t, KF_ERROR_INVALID_VALUE, function, "device",
+                           "is %d, expected -1 (the CPU) or the number of a GPU", device);
     kf_context_t *const ctx = (kf_context_t *)calloc(1, sizeof *ctx);
     if (!ctx)
-        return KFI_RT_NULL(kf_context_t, KF_ERROR_OUT_OF_MEMORY, function, "a context", "of %zu bytes: the system has no more",
-                           sizeof *ctx);
+        return KFI_RT_NULL(kf_context_t, KF_ERROR_OUT_OF_MEMORY, function, "a context",
+                           "of %zu bytes: the system has no more", sizeof *ctx);
     ctx->object.kind = KFI_RT_CONTEXT;
     ctx->object.ctx = ctx;
     ctx->device = found;
@@ -101,14 +108,17 @@ kf_result_t kf_context_destroy(kf_context_t *ctx)
 kf_result_t kf_context_synchronize(kf_context_t *ctx)
 {
     const kf_result_t result = KFI_RT_CHECK("kf_context_synchronize", "ctx", ctx, KFI_RT_CONTEXT);
-    return result == KF_SUCCESS ? ctx->device->synchronize("kf_context_synchronize", ctx, NULL) : result;
+    return result == KF_SUCCESS ? ctx->device->synchronize("kf_context_synchronize", ctx, NULL)
+                                : result;
 }
 kf_result_t kf_context_get_device_info(const kf_context_t *ctx, kf_device_info_t *info)
 {
     const char *const function = "kf_context_get_device_info";
     const kf_result_t result = KFI_RT_CHECK(function, "ctx", ctx, KFI_RT_CONTEXT);
     if (result != KF_SUCCESS) return result;
-    if (!info) return kfi_rt_fail(KF_ERROR_NULL_POINTER, function, "info", "is NULL, expected room for what is known of the device");
+    if (!info)
+        return kfi_rt_fail(KF_ERROR_NULL_POINTER, function, "info",
+                           "is NULL, expected room for what is known of the device");
     return ctx->device->info(function, ctx, info);
 }
 kf_result_t kf_set_debug_mode(kf_context_t *ctx, int on)

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* kf/runtime/convert.h: runs of elements from one dtype to another, on the CPU: each is rounded once, to the nearest, ties to even; to
-   whole numbers towards zero, held within their range, NaN as 0. */
+/* kf/runtime/convert.h: runs of elements from one dtype to another, on the CPU: each is rounded
+   once, to the nearest, ties to even; to whole numbers towards zero, held within their range, NaN
+   as 0. */
 #ifndef KF_RUNTIME_CONVERT_H
 #define KF_RUNTIME_CONVERT_H
 
@@ -40,19 +41,23 @@ static uint16_t kfi_rt_to_f16(float x)
     const uint32_t b = kfi_rt_bits(x), sign = b >> 16 & 0x8000, rest = b & 0x7fffffff;
     if (rest > 0x7f800000) return (uint16_t)(sign | 0x7e00);
     if (rest >= 0x477ff000) return (uint16_t)(sign | 0x7c00); /* 65520 and more */
-    if (rest >= 0x38800000) return (uint16_t)(sign | ((rest - (112u << 23) + 0xfff + (rest >> 13 & 1)) >> 13));
-    if (rest < 0x33000000) return (uint16_t)sign;                                /* below 2^-25 */
-    const uint32_t shift = 126 - (rest >> 23), m = (rest & 0x7fffff) | 0x800000; /* units of 2^-24: m >> shift */
+    if (rest >= 0x38800000)
+        return (uint16_t)(sign | ((rest - (112u << 23) + 0xfff + (rest >> 13 & 1)) >> 13));
+    if (rest < 0x33000000) return (uint16_t)sign; /* below 2^-25 */
+    const uint32_t shift = 126 - (rest >> 23),
+                   m = (rest & 0x7fffff) | 0x800000; /* units of 2^-24: m >> shift */
     const uint32_t whole = m >> shift, cut = m & ((1u << shift) - 1), tie = 1u << (shift - 1);
     return (uint16_t)(sign | (whole + (cut > tie || (cut == tie && (whole & 1)))));
 }
-/* A float that rounds to 8 or 11 bits as the number itself does: cut off, with the last bit set if anything was ("to odd"). */
+/* A float that rounds to 8 or 11 bits as the number itself does: cut off, with the last bit set if
+ * anything was ("to odd"). */
 static float kfi_rt_odd_f64(double x)
 {
     float f = (float)x;
     if (!(x - x == 0) || (double)f == x) return f;
     uint32_t b = kfi_rt_bits(f);
-    if ((f < 0 ? -(double)f : (double)f) > (x < 0 ? -x : x)) --b; /* rounded away from zero; from infinity, to the largest */
+    if ((f < 0 ? -(double)f : (double)f) > (x < 0 ? -x : x))
+        --b; /* rounded away from zero; from infinity, to the largest */
     return kfi_rt_from_bits(b | 1);
 }
 static float kfi_rt_odd_i64(int64_t x)
@@ -65,7 +70,8 @@ static float kfi_rt_odd_i64(int64_t x)
     return x < 0 ? -f : f;
 }
 
-/* ---- through the widest of their kind: floats of 4 bytes or fewer as float, others as themselves */
+/* ---- through the widest of their kind: floats of 4 bytes or fewer as float, others as themselves
+ */
 
 enum { KFI_RT_AS_FLOAT, KFI_RT_AS_DOUBLE, KFI_RT_AS_INTEGER };
 typedef struct {
@@ -82,11 +88,11 @@ static void kfi_rt_widen(kfi_rt_wide *w, const void *from, int dtype, int n)
     w->as = dtype == KF_F64                                          ? KFI_RT_AS_DOUBLE
             : dtype == KF_F32 || dtype == KF_F16 || dtype == KF_BF16 ? KFI_RT_AS_FLOAT
                                                                      : KFI_RT_AS_INTEGER;
-#define KFI_RT_EACH(member, type, value)                                                                                                   \
-    for (int j = 0; j < n; ++j) {                                                                                                          \
-        type x;                                                                                                                            \
-        memcpy(&x, (const char *)from + (size_t)j * sizeof x, sizeof x);                                                                   \
-        w->of.member[j] = value;                                                                                                           \
+#define KFI_RT_EACH(member, type, value)                                                           \
+    for (int j = 0; j < n; ++j) {                                                                  \
+        type x;                                                                                    \
+        memcpy(&x, (const char *)from + (size_t)j * sizeof x, sizeof x);                           \
+        w->of.member[j] = value;                                                                   \
     }
     switch (dtype) {
     case KF_F32: KFI_RT_EACH(f, float, x) break;
@@ -102,27 +108,40 @@ static void kfi_rt_widen(kfi_rt_wide *w, const void *from, int dtype, int n)
 static int64_t kfi_rt_whole(double x, int64_t least, int64_t most)
 {
     if (x != x) return 0;
-    return x >= (double)most ? most : x <= (double)least ? least : (int64_t)x; /* (double)INT64_MAX is 2^63 */
+    return x >= (double)most    ? most
+           : x <= (double)least ? least
+                                : (int64_t)x; /* (double)INT64_MAX is 2^63 */
 }
-static int64_t kfi_rt_within(int64_t x, int64_t least, int64_t most) { return x < least ? least : x > most ? most : x; }
+static int64_t kfi_rt_within(int64_t x, int64_t least, int64_t most)
+{
+    return x < least ? least : x > most ? most : x;
+}
 static float kfi_rt_narrow_float(const kfi_rt_wide *w, int j) /* for 2-byte floats */
 {
-    return w->as == KFI_RT_AS_FLOAT ? w->of.f[j] : w->as == KFI_RT_AS_DOUBLE ? kfi_rt_odd_f64(w->of.d[j]) : kfi_rt_odd_i64(w->of.i[j]);
+    return w->as == KFI_RT_AS_FLOAT    ? w->of.f[j]
+           : w->as == KFI_RT_AS_DOUBLE ? kfi_rt_odd_f64(w->of.d[j])
+                                       : kfi_rt_odd_i64(w->of.i[j]);
 }
 static void kfi_rt_narrow(const kfi_rt_wide *w, void *to, int dtype, int n)
 {
-#define KFI_RT_EACH(type, value)                                                                                                           \
-    for (int j = 0; j < n; ++j) {                                                                                                          \
-        const type x = (type)(value);                                                                                                      \
-        memcpy((char *)to + (size_t)j * sizeof x, &x, sizeof x);                                                                           \
+#define KFI_RT_EACH(type, value)                                                                   \
+    for (int j = 0; j < n; ++j) {                                                                  \
+        const type x = (type)(value);                                                              \
+        memcpy((char *)to + (size_t)j * sizeof x, &x, sizeof x);                                   \
     }
 #define KFI_RT_NUMBER(j) (w->as == KFI_RT_AS_FLOAT ? (double)w->of.f[j] : w->of.d[j])
-#define KFI_RT_WHOLE(j, least, most)                                                                                                       \
-    (w->as == KFI_RT_AS_INTEGER ? kfi_rt_within(w->of.i[j], least, most) : kfi_rt_whole(KFI_RT_NUMBER(j), least, most))
+#define KFI_RT_WHOLE(j, least, most)                                                               \
+    (w->as == KFI_RT_AS_INTEGER ? kfi_rt_within(w->of.i[j], least, most)                           \
+                                : kfi_rt_whole(KFI_RT_NUMBER(j), least, most))
     switch (dtype) {
     case KF_F32:
-        KFI_RT_EACH(float, w->as == KFI_RT_AS_FLOAT ? w->of.f[j] : w->as == KFI_RT_AS_DOUBLE ? (float)w->of.d[j] : (float)w->of.i[j]) break;
-    case KF_F64: KFI_RT_EACH(double, w->as == KFI_RT_AS_INTEGER ? (double)w->of.i[j] : KFI_RT_NUMBER(j)) break;
+        KFI_RT_EACH(float, w->as == KFI_RT_AS_FLOAT    ? w->of.f[j]
+                           : w->as == KFI_RT_AS_DOUBLE ? (float)w->of.d[j]
+                                                       : (float)w->of.i[j])
+        break;
+    case KF_F64:
+        KFI_RT_EACH(double, w->as == KFI_RT_AS_INTEGER ? (double)w->of.i[j] : KFI_RT_NUMBER(j))
+        break;
     case KF_F16: KFI_RT_EACH(uint16_t, kfi_rt_to_f16(kfi_rt_narrow_float(w, j))) break;
     case KF_BF16: KFI_RT_EACH(uint16_t, kfi_rt_to_bf16(kfi_rt_narrow_float(w, j))) break;
     case KF_I32: KFI_RT_EACH(int32_t, KFI_RT_WHOLE(j, INT32_MIN, INT32_MAX)) break;
@@ -136,13 +155,14 @@ static void kfi_rt_narrow(const kfi_rt_wide *w, void *to, int dtype, int n)
 
 /* ---- elements that lie `stride` apart, to and from ones side by side */
 
-#define KFI_RT_APART(body)                                                                                                                 \
-    for (int64_t j = 0; j < n; ++j) {                                                                                                      \
-        const char *const apart = (const char *)strided + j * stride * (int64_t)width;                                                     \
-        char *const side = (char *)together + (size_t)j * width;                                                                           \
-        body                                                                                                                               \
+#define KFI_RT_APART(body)                                                                         \
+    for (int64_t j = 0; j < n; ++j) {                                                              \
+        const char *const apart = (const char *)strided + j * stride * (int64_t)width;             \
+        char *const side = (char *)together + (size_t)j * width;                                   \
+        body                                                                                       \
     }
-static void kfi_rt_gather(void *together, const void *strided, int64_t stride, size_t width, int64_t n)
+static void kfi_rt_gather(void *together, const void *strided, int64_t stride, size_t width,
+                          int64_t n)
 {
     if (stride == 1)
         memcpy(together, strided, (size_t)n * width);
@@ -156,14 +176,16 @@ static void kfi_rt_gather(void *together, const void *strided, int64_t stride, s
         KFI_RT_APART(memcpy(side, apart, 8);)
 }
 #undef KFI_RT_APART
-static void kfi_rt_scatter(void *strided, const void *together, int64_t stride, size_t width, int64_t n)
+static void kfi_rt_scatter(void *strided, const void *together, int64_t stride, size_t width,
+                           int64_t n)
 {
     if (stride == 1) {
         memcpy(strided, together, (size_t)n * width);
         return;
     }
     for (int64_t j = 0; j < n; ++j)
-        memcpy((char *)strided + j * stride * (int64_t)width, (const char *)together + (size_t)j * width, width);
+        memcpy((char *)strided + j * stride * (int64_t)width,
+               (const char *)together + (size_t)j * width, width);
 }
 
 #endif

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* kf/runtime/device_cpu.h: what a CPU does for a context: memory by size classes over malloc, streams whose work is done when a call
-   returns, events that are times. */
+/* kf/runtime/device_cpu.h: what a CPU does for a context: memory by size classes over malloc,
+   streams whose work is done when a call returns, events that are times. */
 #ifndef KF_RUNTIME_DEVICE_CPU_H
 #define KF_RUNTIME_DEVICE_CPU_H
 
@@ -42,7 +42,8 @@ static void kfi_rt_trim(kf_context_t *ctx, size_t reserved)
             free(found);
         }
 }
-static kf_result_t kfi_rt_cpu_allocate(const char *function, kf_context_t *ctx, size_t bytes, const kf_stream_t *stream, void **found)
+static kf_result_t kfi_rt_cpu_allocate(const char *function, kf_context_t *ctx, size_t bytes,
+                                       const kf_stream_t *stream, void **found)
 {
     (void)stream;
     size_t size;
@@ -52,19 +53,24 @@ static kf_result_t kfi_rt_cpu_allocate(const char *function, kf_context_t *ctx, 
         ++ctx->stats.hits;
         return KF_SUCCESS;
     }
-    /* Classes do not have their peaks together: kept for good, memory would grow to almost twice what ever was in use. */
-    const size_t used = ctx->stats.in_use + size, most = used > ctx->stats.peak ? used : ctx->stats.peak, room = most + most / 8;
+    /* Classes do not have their peaks together: kept for good, memory would grow to almost twice
+     * what ever was in use. */
+    const size_t used = ctx->stats.in_use + size,
+                 most = used > ctx->stats.peak ? used : ctx->stats.peak, room = most + most / 8;
     if (ctx->stats.reserved + size > room) kfi_rt_trim(ctx, room - size);
     *found = aligned_alloc(256, size);
     if (!*found) {
         kfi_rt_trim(ctx, 0);
         *found = aligned_alloc(256, size);
     }
-    if (!*found) return kfi_rt_fail(KF_ERROR_OUT_OF_MEMORY, function, "bytes", "is %zu: the system has no more", bytes);
+    if (!*found)
+        return kfi_rt_fail(KF_ERROR_OUT_OF_MEMORY, function, "bytes",
+                           "is %zu: the system has no more", bytes);
     ctx->stats.reserved += size;
     return KF_SUCCESS;
 }
-static kf_result_t kfi_rt_cpu_release(const char *function, kf_context_t *ctx, void *ptr, size_t bytes, const kf_stream_t *stream)
+static kf_result_t kfi_rt_cpu_release(const char *function, kf_context_t *ctx, void *ptr,
+                                      size_t bytes, const kf_stream_t *stream)
 {
     (void)function, (void)stream;
     size_t size;
@@ -73,20 +79,31 @@ static kf_result_t kfi_rt_cpu_release(const char *function, kf_context_t *ctx, v
     ctx->kept[k] = ptr;
     return KF_SUCCESS;
 }
-static kf_result_t kfi_rt_cpu_clear(const char *function, kf_context_t *ctx) { return (void)function, kfi_rt_trim(ctx, 0), KF_SUCCESS; }
-static kf_result_t kfi_rt_cpu_count(const char *function, kf_context_t *ctx) { return (void)function, (void)ctx, KF_SUCCESS; }
+static kf_result_t kfi_rt_cpu_clear(const char *function, kf_context_t *ctx)
+{
+    return (void)function, kfi_rt_trim(ctx, 0), KF_SUCCESS;
+}
+static kf_result_t kfi_rt_cpu_count(const char *function, kf_context_t *ctx)
+{
+    return (void)function, (void)ctx, KF_SUCCESS;
+}
 static void kfi_rt_cpu_free(kf_context_t *ctx, void *ptr) { (void)ctx, free(ptr); }
 
 /* ---- the device */
 
-static kf_result_t kfi_rt_cpu_open(const char *function, kf_context_t *ctx) { return (void)function, (void)ctx, KF_SUCCESS; }
+static kf_result_t kfi_rt_cpu_open(const char *function, kf_context_t *ctx)
+{
+    return (void)function, (void)ctx, KF_SUCCESS;
+}
 static void kfi_rt_cpu_close(kf_context_t *ctx) { kfi_rt_trim(ctx, 0); }
-static kf_result_t kfi_rt_cpu_info(const char *function, const kf_context_t *ctx, kf_device_info_t *info)
+static kf_result_t kfi_rt_cpu_info(const char *function, const kf_context_t *ctx,
+                                   kf_device_info_t *info)
 {
     (void)function, (void)ctx;
     memset(info, 0, sizeof *info);
     snprintf(info->name, sizeof info->name, "CPU");
-    const long pages = sysconf(_SC_PHYS_PAGES), page = sysconf(_SC_PAGESIZE), processors = sysconf(_SC_NPROCESSORS_ONLN);
+    const long pages = sysconf(_SC_PHYS_PAGES), page = sysconf(_SC_PAGESIZE),
+               processors = sysconf(_SC_NPROCESSORS_ONLN);
     info->memory = pages > 0 && page > 0 ? (size_t)pages * (size_t)page : 0;
     info->multiprocessors = processors > 0 ? (int32_t)processors : 1;
     info->device_type = KF_DEVICE_CPU;
@@ -105,30 +122,39 @@ static double kfi_rt_seconds(void)
 #endif
     return (double)now.tv_sec + (double)now.tv_nsec * 1e-9;
 }
-static kf_result_t kfi_rt_cpu_stream(const char *function, kf_stream_t *stream, const kf_stream_config_t *config)
+static kf_result_t kfi_rt_cpu_stream(const char *function, kf_stream_t *stream,
+                                     const kf_stream_config_t *config)
 {
     return (void)function, (void)stream, (void)config, KF_SUCCESS;
 }
 static void kfi_rt_cpu_stream_destroy(kf_stream_t *stream) { (void)stream; }
-static kf_result_t kfi_rt_cpu_synchronize(const char *function, const kf_context_t *ctx, const kf_stream_t *stream)
+static kf_result_t kfi_rt_cpu_synchronize(const char *function, const kf_context_t *ctx,
+                                          const kf_stream_t *stream)
 {
     return (void)function, (void)ctx, (void)stream, KF_SUCCESS;
 }
-static kf_result_t kfi_rt_cpu_wait(const char *function, const kf_context_t *ctx, const kf_stream_t *stream, const kf_event_t *event)
+static kf_result_t kfi_rt_cpu_wait(const char *function, const kf_context_t *ctx,
+                                   const kf_stream_t *stream, const kf_event_t *event)
 {
     return (void)function, (void)ctx, (void)stream, (void)event, KF_SUCCESS;
 }
-static kf_result_t kfi_rt_cpu_follow(const char *function, const kf_context_t *ctx, const kf_stream_t *stream, int *follows)
+static kf_result_t kfi_rt_cpu_follow(const char *function, const kf_context_t *ctx,
+                                     const kf_stream_t *stream, int *follows)
 {
     return (void)function, (void)ctx, (void)stream, *follows = 1, KF_SUCCESS;
 }
-static kf_result_t kfi_rt_cpu_is_captured(const char *function, const kf_stream_t *stream, int *is_captured)
+static kf_result_t kfi_rt_cpu_is_captured(const char *function, const kf_stream_t *stream,
+                                          int *is_captured)
 {
     return (void)function, (void)stream, *is_captured = 0, KF_SUCCESS;
 }
-static kf_result_t kfi_rt_cpu_event(const char *function, kf_event_t *event) { return (void)function, (void)event, KF_SUCCESS; }
+static kf_result_t kfi_rt_cpu_event(const char *function, kf_event_t *event)
+{
+    return (void)function, (void)event, KF_SUCCESS;
+}
 static void kfi_rt_cpu_event_destroy(kf_event_t *event) { (void)event; }
-static kf_result_t kfi_rt_cpu_record(const char *function, kf_event_t *event, const kf_stream_t *stream)
+static kf_result_t kfi_rt_cpu_record(const char *function, kf_event_t *event,
+                                     const kf_stream_t *stream)
 {
     (void)function, (void)stream;
     event->at = kfi_rt_seconds();
@@ -138,16 +164,24 @@ static kf_result_t kfi_rt_cpu_query(const char *function, const kf_event_t *even
 {
     return (void)function, (void)event, *is_done = 1, KF_SUCCESS;
 }
-static kf_result_t kfi_rt_cpu_elapsed(const char *function, const kf_event_t *begin, const kf_event_t *end, float *ms)
+static kf_result_t kfi_rt_cpu_elapsed(const char *function, const kf_event_t *begin,
+                                      const kf_event_t *end, float *ms)
 {
     return (void)function, *ms = (float)((end->at - begin->at) * 1e3), KF_SUCCESS;
 }
-static kf_result_t kfi_rt_cpu_event_wait(const char *function, const kf_event_t *event) { return (void)function, (void)event, KF_SUCCESS; }
-
-static kf_result_t kfi_rt_cpu_move(const char *function, const kf_context_t *ctx, char *to, const char *from, const kfi_rt_pair *p,
-                                   size_t width, const kf_stream_t *stream)
+static kf_result_t kfi_rt_cpu_event_wait(const char *function, const kf_event_t *event)
 {
-    const int dtype = width == 1 ? KF_U8 : width == 2 ? KF_F16 : width == 4 ? KF_F32 : KF_F64; /* one of that width */
+    return (void)function, (void)event, KF_SUCCESS;
+}
+
+static kf_result_t kfi_rt_cpu_move(const char *function, const kf_context_t *ctx, char *to,
+                                   const char *from, const kfi_rt_pair *p, size_t width,
+                                   const kf_stream_t *stream)
+{
+    const int dtype = width == 1   ? KF_U8
+                      : width == 2 ? KF_F16
+                      : width == 4 ? KF_F32
+                                   : KF_F64; /* one of that width */
     (void)function, (void)ctx, (void)stream;
     kfi_rt_copy_host(to, dtype, from, dtype, p);
     return KF_SUCCESS;
@@ -155,14 +189,15 @@ static kf_result_t kfi_rt_cpu_move(const char *function, const kf_context_t *ctx
 static int kfi_rt_cpu_make_current(const kf_context_t *ctx) { return (void)ctx, 0; }
 static void kfi_rt_cpu_restore(int before) { (void)before; }
 
-static const kfi_rt_device kfi_rt_cpu = {KF_DEVICE_CPU,          kfi_rt_cpu_open,         kfi_rt_cpu_close,
-                                         kfi_rt_cpu_info,        kfi_rt_cpu_make_current, kfi_rt_cpu_restore,
-                                         kfi_rt_cpu_round,       kfi_rt_cpu_allocate,     kfi_rt_cpu_release,
-                                         kfi_rt_cpu_clear,       kfi_rt_cpu_count,        kfi_rt_cpu_free,
-                                         kfi_rt_cpu_move,        kfi_rt_cpu_stream,       kfi_rt_cpu_stream_destroy,
-                                         kfi_rt_cpu_synchronize, kfi_rt_cpu_wait,         kfi_rt_cpu_follow,
-                                         kfi_rt_cpu_is_captured, kfi_rt_cpu_event,        kfi_rt_cpu_event_destroy,
-                                         kfi_rt_cpu_record,      kfi_rt_cpu_query,        kfi_rt_cpu_event_wait,
-                                         kfi_rt_cpu_elapsed};
+static const kfi_rt_device kfi_rt_cpu = {
+    KF_DEVICE_CPU,          kfi_rt_cpu_open,         kfi_rt_cpu_close,
+    kfi_rt_cpu_info,        kfi_rt_cpu_make_current, kfi_rt_cpu_restore,
+    kfi_rt_cpu_round,       kfi_rt_cpu_allocate,     kfi_rt_cpu_release,
+    kfi_rt_cpu_clear,       kfi_rt_cpu_count,        kfi_rt_cpu_free,
+    kfi_rt_cpu_move,        kfi_rt_cpu_stream,       kfi_rt_cpu_stream_destroy,
+    kfi_rt_cpu_synchronize, kfi_rt_cpu_wait,         kfi_rt_cpu_follow,
+    kfi_rt_cpu_is_captured, kfi_rt_cpu_event,        kfi_rt_cpu_event_destroy,
+    kfi_rt_cpu_record,      kfi_rt_cpu_query,        kfi_rt_cpu_event_wait,
+    kfi_rt_cpu_elapsed};
 
 #endif

@@ -5,7 +5,8 @@
 
 #include "kf/runtime/view.h"
 
-/* The structs of DLPack's specification, which fixes their layout; a program may include DLPack's own header beside this one. */
+/* The structs of DLPack's specification, which fixes their layout; a program may include DLPack's
+ * own header beside this one. */
 typedef struct {
     uint8_t code, bits;
     uint16_t lanes;
@@ -27,13 +28,15 @@ typedef struct kfi_dl_managed {
 enum { KFI_DL_MAJOR = 1, KFI_DL_READ_ONLY = 1 };
 
 /* In the order of kf_dtype_t; DLPack's codes: 0 signed, 1 unsigned, 2 float, 4 bfloat, 6 bool. */
-static const kfi_dl_dtype kfi_dl_dtypes[] = {{2, 32, 1}, {2, 16, 1}, {4, 16, 1}, {2, 64, 1}, {0, 32, 1}, {0, 64, 1}, {1, 8, 1}};
+static const kfi_dl_dtype kfi_dl_dtypes[] = {{2, 32, 1}, {2, 16, 1}, {4, 16, 1}, {2, 64, 1},
+                                             {0, 32, 1}, {0, 64, 1}, {1, 8, 1}};
 
 static int kfi_rt_dtype_of(kfi_dl_dtype d)
 {
     if (d.code == 6 && d.bits == 8 && d.lanes == 1) return KF_U8;
     for (int i = 0; i <= KF_U8; ++i)
-        if (d.code == kfi_dl_dtypes[i].code && d.bits == kfi_dl_dtypes[i].bits && d.lanes == 1) return i;
+        if (d.code == kfi_dl_dtypes[i].code && d.bits == kfi_dl_dtypes[i].bits && d.lanes == 1)
+            return i;
     return -1;
 }
 static void kfi_rt_dlpack_release(void *managed)
@@ -63,25 +66,31 @@ kf_tensor_t *kf_tensor_from_dlpack(kf_context_t *ctx, struct DLManagedTensorVers
     const char *const function = "kf_tensor_from_dlpack";
     kfi_dl_managed *const m = (kfi_dl_managed *)(void *)managed;
     if (KFI_RT_CHECK(function, "ctx", ctx, KFI_RT_CONTEXT) != KF_SUCCESS) return NULL;
-    if (!m) return KFI_RT_NULL(kf_tensor_t, KF_ERROR_NULL_POINTER, function, "managed", "is NULL, expected a DLManagedTensorVersioned");
+    if (!m)
+        return KFI_RT_NULL(kf_tensor_t, KF_ERROR_NULL_POINTER, function, "managed",
+                           "is NULL, expected a DLManagedTensorVersioned");
     if (m->major != KFI_DL_MAJOR)
-        return KFI_RT_NULL(kf_tensor_t, KF_ERROR_UNSUPPORTED, function, "managed", "is of DLPack %u.%u, expected %d.x", (unsigned)m->major,
+        return KFI_RT_NULL(kf_tensor_t, KF_ERROR_UNSUPPORTED, function, "managed",
+                           "is of DLPack %u.%u, expected %d.x", (unsigned)m->major,
                            (unsigned)m->minor, KFI_DL_MAJOR);
     const kfi_dl_tensor *const t = &m->tensor;
     const int dtype = kfi_rt_dtype_of(t->dtype);
     if (dtype < 0)
-        return KFI_RT_NULL(kf_tensor_t, KF_ERROR_DTYPE, function, "dtype",
-                           "is DLPack's code %d with %d bits and %d lanes, expected one of KF_DTYPE_*", t->dtype.code, t->dtype.bits,
-                           t->dtype.lanes);
-    const kf_tensor_desc_t desc = {t->shape, t->strides, t->ndim, dtype, t->device_type, t->device_id};
+        return KFI_RT_NULL(
+            kf_tensor_t, KF_ERROR_DTYPE, function, "dtype",
+            "is DLPack's code %d with %d bits and %d lanes, expected one of KF_DTYPE_*",
+            t->dtype.code, t->dtype.bits, t->dtype.lanes);
+    const kf_tensor_desc_t desc = {t->shape, t->strides,     t->ndim,
+                                   dtype,    t->device_type, t->device_id};
     kfi_rt_layout l;
     if (kfi_rt_read_desc(function, ctx, &desc, &l) != KF_SUCCESS) return NULL;
     char *const data = t->data ? (char *)t->data + t->byte_offset : NULL;
     if (!data && l.reach)
-        return KFI_RT_NULL(kf_tensor_t, KF_ERROR_NULL_POINTER, function, "data", "is NULL, expected %lld elements", (long long)l.reach);
+        return KFI_RT_NULL(kf_tensor_t, KF_ERROR_NULL_POINTER, function, "data",
+                           "is NULL, expected %lld elements", (long long)l.reach);
     if ((uintptr_t)data % kfi_rt_width(dtype))
-        return KFI_RT_NULL(kf_tensor_t, KF_ERROR_MISALIGNED, function, "data", "is %p, expected a multiple of %zu", (void *)data,
-                           kfi_rt_width(dtype));
+        return KFI_RT_NULL(kf_tensor_t, KF_ERROR_MISALIGNED, function, "data",
+                           "is %p, expected a multiple of %zu", (void *)data, kfi_rt_width(dtype));
     kf_tensor_t *const made = kfi_rt_first(function, ctx, &l, data, KFI_RT_DLPACK);
     if (!made) return NULL;
     made->storage->managed = m;
@@ -95,8 +104,8 @@ struct DLManagedTensorVersioned *kf_tensor_to_dlpack(kf_tensor_t *tensor)
     if (KFI_RT_CHECK(function, "tensor", tensor, KFI_RT_TENSOR) != KF_SUCCESS) return NULL;
     kfi_rt_lent *const lent = (kfi_rt_lent *)calloc(1, sizeof *lent);
     if (!lent)
-        return KFI_RT_NULL(managed_t, KF_ERROR_OUT_OF_MEMORY, function, "tensor", "takes %zu bytes more: the system has no more",
-                           sizeof *lent);
+        return KFI_RT_NULL(managed_t, KF_ERROR_OUT_OF_MEMORY, function, "tensor",
+                           "takes %zu bytes more: the system has no more", sizeof *lent);
     kfi_rt_layout l = kfi_rt_layout_of(tensor);
     lent->tensor = kfi_rt_view(function, tensor, &l, 0);
     if (!lent->tensor) return free(lent), (managed_t *)NULL;

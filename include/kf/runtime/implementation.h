@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* kf/runtime/implementation.h: the definitions of kf/runtime.h, in the one file of a program that asks for them. */
+/* kf/runtime/implementation.h: the definitions of kf/runtime.h, in the one file of a program that
+ * asks for them. */
 #ifndef KF_RUNTIME_IMPLEMENTATION_H
 #define KF_RUNTIME_IMPLEMENTATION_H
 

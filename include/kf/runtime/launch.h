@@ -10,16 +10,17 @@ static const kfi_rt_launcher *kfi_rt_launcher_of(const kf_op_t *entry, int devic
     return device_type == KF_DEVICE_CPU ? &entry->cpu : &entry->cuda;
 }
 /* is_apart: by its function for tensors that lie in any way, whose layout is at `strides`. */
-static kf_result_t kfi_rt_launch(const kfi_rt_call *c, const kfi_rt_made *m, void *const *t, const int64_t *strides, void *room,
-                                 size_t bytes, int is_apart)
+static kf_result_t kfi_rt_launch(const kfi_rt_call *c, const kfi_rt_made *m, void *const *t,
+                                 const int64_t *strides, void *room, size_t bytes, int is_apart)
 {
     kf_context_t *const ctx = c->ctx;
     const int before = ctx->device->make_current(ctx);
     const kfi_rt_launcher *const launcher = kfi_rt_launcher_of(m->entry, ctx->device->type);
     const kfi_rt_function run = is_apart ? launcher->apart : launcher->run;
-    kf_result_t result =
-        run(t, m->n, strides, m->s, c->op->activations[m->activation].id, c->rng, room, bytes, c->stream ? c->stream->native : NULL);
-    if (result == KF_SUCCESS && ctx->debug) result = ctx->device->synchronize(c->op->name, ctx, c->stream);
+    kf_result_t result = run(t, m->n, strides, m->s, c->op->activations[m->activation].id, c->rng,
+                             room, bytes, c->stream ? c->stream->native : NULL);
+    if (result == KF_SUCCESS && ctx->debug)
+        result = ctx->device->synchronize(c->op->name, ctx, c->stream);
     ctx->device->restore(before);
     return result;
 }
@@ -29,7 +30,8 @@ static kf_result_t kfi_rt_run_whole(const kfi_rt_call *c, kfi_rt_made *m)
     const kfi_rt_launcher *const launcher = kfi_rt_launcher_of(m->entry, c->ctx->device->type);
     const size_t bytes = launcher->space ? launcher->space(m->n) : 0;
     void *room = NULL;
-    kf_result_t result = bytes ? kfi_rt_borrow(c->op->name, c->ctx, bytes, c->stream, &room) : KF_SUCCESS;
+    kf_result_t result =
+        bytes ? kfi_rt_borrow(c->op->name, c->ctx, bytes, c->stream, &room) : KF_SUCCESS;
     if (result != KF_SUCCESS) return result;
     result = kfi_rt_launch(c, m, m->t, m->apart ? m->strides : NULL, room, bytes, 0);
     if (room) (void)kfi_rt_give_back(c->op->name, c->ctx, room, c->stream);

@@ -20,18 +20,24 @@ static int kfi_rt_has_dtypes(const kf_op_t *entry, const int *dtypes, int count)
 }
 static kf_result_t kfi_rt_check_op(const char *function, const kf_op_t *op)
 {
-    return op ? KF_SUCCESS : kfi_rt_fail(KF_ERROR_NULL_POINTER, function, "op", "is NULL, expected what kf_op_lookup found");
+    return op ? KF_SUCCESS
+              : kfi_rt_fail(KF_ERROR_NULL_POINTER, function, "op",
+                            "is NULL, expected what kf_op_lookup found");
 }
-static kf_result_t kfi_rt_check_arguments(const char *function, const kf_op_t *op, const kf_op_arguments_t *a)
+static kf_result_t kfi_rt_check_arguments(const char *function, const kf_op_t *op,
+                                          const kf_op_arguments_t *a)
 {
     const char *const missing = !a                                 ? "arguments"
                                 : !a->tensors                      ? "tensors"
                                 : op->op->integers && !a->integers ? "integers"
                                 : op->op->scalars && !a->scalars   ? "scalars"
                                                                    : NULL;
-    return missing ? kfi_rt_fail(KF_ERROR_NULL_POINTER, function, missing, "is NULL, expected those of %s", op->launcher) : KF_SUCCESS;
+    return missing ? kfi_rt_fail(KF_ERROR_NULL_POINTER, function, missing,
+                                 "is NULL, expected those of %s", op->launcher)
+                   : KF_SUCCESS;
 }
-static kfi_rt_call kfi_rt_call_of(kf_context_t *ctx, const kf_op_t *op, const kf_op_arguments_t *a, kf_stream_t *stream)
+static kfi_rt_call kfi_rt_call_of(kf_context_t *ctx, const kf_op_t *op, const kf_op_arguments_t *a,
+                                  kf_stream_t *stream)
 {
     kfi_rt_call c;
     memset(&c, 0, sizeof c);
@@ -60,25 +66,31 @@ extern "C" {
 int kf_op_count(void)
 {
     int count = 0;
-    for (const kfi_rt_op *const *op = __start_kf_rt_ops; op < __stop_kf_rt_ops; ++op) count += (*op)->entry_count;
+    for (const kfi_rt_op *const *op = __start_kf_rt_ops; op < __stop_kf_rt_ops; ++op)
+        count += (*op)->entry_count;
     return count;
 }
 const kf_op_t *kf_op_at(int index)
 {
     int left = index;
-    for (const kfi_rt_op *const *op = __start_kf_rt_ops; op < __stop_kf_rt_ops && index >= 0; ++op) {
+    for (const kfi_rt_op *const *op = __start_kf_rt_ops; op < __stop_kf_rt_ops && index >= 0;
+         ++op) {
         if (left < (*op)->entry_count) return &(*op)->entries[left];
         left -= (*op)->entry_count;
     }
-    return KFI_RT_NULL(const kf_op_t, KF_ERROR_INVALID_VALUE, "kf_op_at", "index", "is %d, expected 0 to %d", index, kf_op_count() - 1);
+    return KFI_RT_NULL(const kf_op_t, KF_ERROR_INVALID_VALUE, "kf_op_at", "index",
+                       "is %d, expected 0 to %d", index, kf_op_count() - 1);
 }
-const kf_op_t *kf_op_lookup(const char *name, kf_activation_t activation, const int *dtypes, int count, int device_type)
+const kf_op_t *kf_op_lookup(const char *name, kf_activation_t activation, const int *dtypes,
+                            int count, int device_type)
 {
     const char *const function = "kf_op_lookup";
-    if (!name) return KFI_RT_NULL(const kf_op_t, KF_ERROR_NULL_POINTER, function, "name", "is NULL, expected that of an op");
+    if (!name)
+        return KFI_RT_NULL(const kf_op_t, KF_ERROR_NULL_POINTER, function, "name",
+                           "is NULL, expected that of an op");
     if (count < 0 || count > 3 || (count && !dtypes))
-        return KFI_RT_NULL(const kf_op_t, KF_ERROR_INVALID_VALUE, function, "dtypes", "are %d at %p, expected 1 to 3", count,
-                           (const void *)dtypes);
+        return KFI_RT_NULL(const kf_op_t, KF_ERROR_INVALID_VALUE, function, "dtypes",
+                           "are %d at %p, expected 1 to 3", count, (const void *)dtypes);
     int named = 0, with_activation = 0;
     for (const kfi_rt_op *const *op = __start_kf_rt_ops; op < __stop_kf_rt_ops; ++op) {
         if (!kfi_rt_is_named(*op, name)) continue;
@@ -87,48 +99,62 @@ const kf_op_t *kf_op_lookup(const char *name, kf_activation_t activation, const 
             const kf_op_t *const e = &(*op)->entries[i];
             if ((*op)->activations[e->activation].id != activation) continue;
             with_activation = 1;
-            if (kfi_rt_has_dtypes(e, dtypes, count) && (!device_type || kfi_rt_has_device(e, device_type))) return e;
+            if (kfi_rt_has_dtypes(e, dtypes, count) &&
+                (!device_type || kfi_rt_has_device(e, device_type)))
+                return e;
         }
     }
     if (!named)
         return KFI_RT_NULL(const kf_op_t, KF_ERROR_UNSUPPORTED, function, "name",
-                           "is %.60s, which this program does not have (kfgen runtime --ops)", name);
+                           "is %.60s, which this program does not have (kfgen runtime --ops)",
+                           name);
     if (!with_activation)
         return KFI_RT_NULL(const kf_op_t, KF_ERROR_UNSUPPORTED, function, "activation",
-                           "is %d, which %.60s does not have in this program (kfgen runtime --activations, KF_RUNTIME_ACTIVATIONS)",
+                           "is %d, which %.60s does not have in this program (kfgen runtime "
+                           "--activations, KF_RUNTIME_ACTIVATIONS)",
                            (int)activation, name);
     return KFI_RT_NULL(const kf_op_t, KF_ERROR_DTYPE, function, "dtypes",
-                       "are %s%s%s, which %.60s does not have in this program (kfgen runtime --dtypes, KF_RUNTIME_DTYPES)",
-                       count ? kfi_rt_dtype(dtypes[0]) : "none", count > 1 ? ", " : "", count > 1 ? kfi_rt_dtype(dtypes[1]) : "", name);
+                       "are %s%s%s, which %.60s does not have in this program (kfgen runtime "
+                       "--dtypes, KF_RUNTIME_DTYPES)",
+                       count ? kfi_rt_dtype(dtypes[0]) : "none", count > 1 ? ", " : "",
+                       count > 1 ? kfi_rt_dtype(dtypes[1]) : "", name);
 }
 kf_result_t kf_op_get_info(const kf_op_t *op, kf_op_info_t *info)
 {
     const kf_result_t result = kfi_rt_check_op("kf_op_get_info", op);
     if (result != KF_SUCCESS) return result;
-    if (!info) return kfi_rt_fail(KF_ERROR_NULL_POINTER, "kf_op_get_info", "info", "is NULL, expected room for what is known of the op");
+    if (!info)
+        return kfi_rt_fail(KF_ERROR_NULL_POINTER, "kf_op_get_info", "info",
+                           "is NULL, expected room for what is known of the op");
     const kfi_rt_op *const of = op->op;
     const kfi_rt_activation *const a = &of->activations[op->activation];
     memset(info, 0, sizeof *info);
     info->name = of->plain, info->activation = a->name, info->launcher = op->launcher;
     info->activation_id = a->id;
     info->on_cpu = op->cpu.run != NULL, info->on_cuda = op->cuda.run != NULL;
-    info->takes_dim = of->chooses_axis, info->takes_groups = of->chooses_groups, info->takes_dropout = of->dropout;
+    info->takes_dim = of->chooses_axis, info->takes_groups = of->chooses_groups,
+    info->takes_dropout = of->dropout;
     info->takes_beta = of->has_beta;
-    info->tensor_count = of->operand_count, info->integer_count = of->integers, info->scalar_count = of->scalars;
+    info->tensor_count = of->operand_count, info->integer_count = of->integers,
+    info->scalar_count = of->scalars;
     info->act_scalar_count = a->scalars;
     for (int i = 0; i < of->operand_count; ++i) {
         const kfi_rt_operand *const o = &of->operands[i];
         info->tensors[i].name = o->name;
-        info->tensors[i].dtype = kfi_rt_wanted_dtype(o->var, op->dtype[0], op->dtype[1], op->dtype[2]);
+        info->tensors[i].dtype =
+            kfi_rt_wanted_dtype(o->var, op->dtype[0], op->dtype[1], op->dtype[2]);
         info->tensors[i].is_output = o->is_out;
-        info->tensors[i].is_required = !(o->missing >> op->activation & 1u) && kfi_rt_is_read(o, op->activation);
+        info->tensors[i].is_required =
+            !(o->missing >> op->activation & 1u) && kfi_rt_is_read(o, op->activation);
     }
     for (int i = 0; i < of->integers; ++i) info->integers[i] = of->number_names[i];
     for (int i = 0; i < of->scalars; ++i) info->scalars[i] = of->number_names[of->integers + i];
-    for (int i = 0; i < a->scalars; ++i) info->act_scalars[i] = a->scalar_name[i], info->act_defaults[i] = a->scalar[i];
+    for (int i = 0; i < a->scalars; ++i)
+        info->act_scalars[i] = a->scalar_name[i], info->act_defaults[i] = a->scalar[i];
     return KF_SUCCESS;
 }
-kf_result_t kf_op_call(kf_context_t *ctx, const kf_op_t *op, const kf_op_arguments_t *arguments, kf_stream_t *stream)
+kf_result_t kf_op_call(kf_context_t *ctx, const kf_op_t *op, const kf_op_arguments_t *arguments,
+                       kf_stream_t *stream)
 {
     kf_result_t result = KFI_RT_CHECK("kf_op_call", "ctx", ctx, KFI_RT_CONTEXT);
     if (result == KF_SUCCESS) result = kfi_rt_check_stream("kf_op_call", ctx, stream);

@@ -5,8 +5,8 @@
 
 #include "kf/runtime/convert.h"
 
-/* Dimensions that two tensors have in common, the innermost last: those of one element are left out, and neighbours that both go over
-   as one are one. */
+/* Dimensions that two tensors have in common, the innermost last: those of one element are left
+   out, and neighbours that both go over as one are one. */
 typedef struct kfi_rt_pair {
     int ndim;
     int64_t size[KF_MAX_DIMS], to[KF_MAX_DIMS], from[KF_MAX_DIMS];
@@ -38,7 +38,8 @@ static void kfi_rt_join_dimensions(kfi_rt_pair *p)
     if (!p->ndim) p->ndim = 1, p->size[0] = p->to[0] = p->from[0] = 1;
 }
 /* n elements `to` and `from` apart. */
-static void kfi_rt_copy_run(char *to, int64_t to_stride, int to_dtype, const char *from, int64_t from_stride, int from_dtype, int64_t n)
+static void kfi_rt_copy_run(char *to, int64_t to_stride, int to_dtype, const char *from,
+                            int64_t from_stride, int from_dtype, int64_t n)
 {
     const size_t to_width = kfi_rt_width(to_dtype), from_width = kfi_rt_width(from_dtype);
     if (to_dtype == from_dtype && to_stride == 1 && from_stride == 1) {
@@ -57,27 +58,33 @@ static void kfi_rt_copy_run(char *to, int64_t to_stride, int to_dtype, const cha
     kfi_rt_wide wide;
     for (int64_t done = 0; done < n; done += KFI_RT_RUN) {
         const int run = n - done < KFI_RT_RUN ? (int)(n - done) : KFI_RT_RUN;
-        kfi_rt_gather(together, from + done * from_stride * (int64_t)from_width, from_stride, from_width, run);
+        kfi_rt_gather(together, from + done * from_stride * (int64_t)from_width, from_stride,
+                      from_width, run);
         if (to_dtype != from_dtype) {
             kfi_rt_widen(&wide, together, from_dtype, run);
             kfi_rt_narrow(&wide, together, to_dtype, run);
         }
-        kfi_rt_scatter(to + done * to_stride * (int64_t)to_width, together, to_stride, to_width, run);
+        kfi_rt_scatter(to + done * to_stride * (int64_t)to_width, together, to_stride, to_width,
+                       run);
     }
 }
-/* A tile of elements of one dtype, by way of memory of its own, so that each line of the cache is touched at one time: those of a side that
-   lie a power of two apart would drive each other out. */
+/* A tile of elements of one dtype, by way of memory of its own, so that each line of the cache is
+   touched at one time: those of a side that lie a power of two apart would drive each other out. */
 #define KFI_RT_TILE 32
-#define KFI_RT_TILED(name, type)                                                                                                           \
-    static void name(char *to, const char *from, int rows, int cols, const int64_t *to_strides, const int64_t *from_strides)               \
-    {                                                                                                                                      \
-        type tile[KFI_RT_TILE][KFI_RT_TILE];                                                                                               \
-        for (int c = 0; c < cols; ++c)                                                                                                     \
-            for (int r = 0; r < rows; ++r)                                                                                                 \
-                memcpy(&tile[r][c], from + (r * from_strides[0] + c * from_strides[1]) * (int64_t)sizeof(type), sizeof(type));             \
-        for (int r = 0; r < rows; ++r)                                                                                                     \
-            for (int c = 0; c < cols; ++c)                                                                                                 \
-                memcpy(to + (r * to_strides[0] + c * to_strides[1]) * (int64_t)sizeof(type), &tile[r][c], sizeof(type));                   \
+#define KFI_RT_TILED(name, type)                                                                   \
+    static void name(char *to, const char *from, int rows, int cols, const int64_t *to_strides,    \
+                     const int64_t *from_strides)                                                  \
+    {                                                                                              \
+        type tile[KFI_RT_TILE][KFI_RT_TILE];                                                       \
+        for (int c = 0; c < cols; ++c)                                                             \
+            for (int r = 0; r < rows; ++r)                                                         \
+                memcpy(&tile[r][c],                                                                \
+                       from + (r * from_strides[0] + c * from_strides[1]) * (int64_t)sizeof(type), \
+                       sizeof(type));                                                              \
+        for (int r = 0; r < rows; ++r)                                                             \
+            for (int c = 0; c < cols; ++c)                                                         \
+                memcpy(to + (r * to_strides[0] + c * to_strides[1]) * (int64_t)sizeof(type),       \
+                       &tile[r][c], sizeof(type));                                                 \
     }
 KFI_RT_TILED(kfi_rt_tile_1, uint8_t)
 KFI_RT_TILED(kfi_rt_tile_2, uint16_t)
@@ -85,33 +92,43 @@ KFI_RT_TILED(kfi_rt_tile_4, uint32_t)
 KFI_RT_TILED(kfi_rt_tile_8, uint64_t)
 #undef KFI_RT_TILED
 /* The plane of the dimensions along which the source and the target lie side by side. */
-static void kfi_rt_copy_plane(char *to, const char *from, const kfi_rt_pair *p, int by, int in, size_t width)
+static void kfi_rt_copy_plane(char *to, const char *from, const kfi_rt_pair *p, int by, int in,
+                              size_t width)
 {
-    void (*const tile)(char *, const char *, int, int, const int64_t *, const int64_t *) = width == 1   ? kfi_rt_tile_1
-                                                                                           : width == 2 ? kfi_rt_tile_2
-                                                                                           : width == 4 ? kfi_rt_tile_4
-                                                                                                        : kfi_rt_tile_8;
-    const int64_t to_strides[] = {p->to[by], p->to[in]}, from_strides[] = {p->from[by], p->from[in]}, bytes = (int64_t)width;
+    void (*const tile)(char *, const char *, int, int, const int64_t *, const int64_t *) =
+        width == 1   ? kfi_rt_tile_1
+        : width == 2 ? kfi_rt_tile_2
+        : width == 4 ? kfi_rt_tile_4
+                     : kfi_rt_tile_8;
+    const int64_t to_strides[] = {p->to[by], p->to[in]},
+                  from_strides[] = {p->from[by], p->from[in]}, bytes = (int64_t)width;
     for (int64_t r = 0; r < p->size[by]; r += KFI_RT_TILE)
         for (int64_t c = 0; c < p->size[in]; c += KFI_RT_TILE) {
             const int rows = p->size[by] - r < KFI_RT_TILE ? (int)(p->size[by] - r) : KFI_RT_TILE;
             const int cols = p->size[in] - c < KFI_RT_TILE ? (int)(p->size[in] - c) : KFI_RT_TILE;
-            tile(to + (r * to_strides[0] + c * to_strides[1]) * bytes, from + (r * from_strides[0] + c * from_strides[1]) * bytes, rows,
-                 cols, to_strides, from_strides);
+            tile(to + (r * to_strides[0] + c * to_strides[1]) * bytes,
+                 from + (r * from_strides[0] + c * from_strides[1]) * bytes, rows, cols, to_strides,
+                 from_strides);
         }
 }
-/* The dimension along which elements lie nearest to each other: the last one where others are as near, or have hardly any. */
+/* The dimension along which elements lie nearest to each other: the last one where others are as
+ * near, or have hardly any. */
 static int kfi_rt_nearest(const kfi_rt_pair *p, const int64_t *strides)
 {
     int found = p->ndim - 1;
     for (int i = p->ndim - 1; i >= 0; --i)
-        if (strides[i] && p->size[i] >= 8 && (!strides[found] || p->size[found] < 8 || strides[i] < strides[found])) found = i;
+        if (strides[i] && p->size[i] >= 8 &&
+            (!strides[found] || p->size[found] < 8 || strides[i] < strides[found]))
+            found = i;
     return found;
 }
-/* A plane is gone over at once where the two sides lie across each other, else a run of the last dimension. */
-static void kfi_rt_copy_host(char *to, int to_dtype, const char *from, int from_dtype, const kfi_rt_pair *p)
+/* A plane is gone over at once where the two sides lie across each other, else a run of the last
+ * dimension. */
+static void kfi_rt_copy_host(char *to, int to_dtype, const char *from, int from_dtype,
+                             const kfi_rt_pair *p)
 {
-    const int by = kfi_rt_nearest(p, p->from), nearest = kfi_rt_nearest(p, p->to), across = to_dtype == from_dtype && by != nearest;
+    const int by = kfi_rt_nearest(p, p->from), nearest = kfi_rt_nearest(p, p->to),
+              across = to_dtype == from_dtype && by != nearest;
     const int in = across ? nearest : p->ndim - 1;
     int64_t index[KF_MAX_DIMS] = {0}, to_at = 0, from_at = 0;
     for (;;) {
@@ -120,7 +137,8 @@ static void kfi_rt_copy_host(char *to, int to_dtype, const char *from, int from_
         if (across)
             kfi_rt_copy_plane(target, source, p, by, in, kfi_rt_width(to_dtype));
         else
-            kfi_rt_copy_run(target, p->to[in], to_dtype, source, p->from[in], from_dtype, p->size[in]);
+            kfi_rt_copy_run(target, p->to[in], to_dtype, source, p->from[in], from_dtype,
+                            p->size[in]);
         int i = p->ndim - 1;
         for (; i >= 0; --i) {
             if (i == in || (across && i == by)) continue;

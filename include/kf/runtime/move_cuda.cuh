@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// kf/runtime/move_cuda.cuh: elements from one way of lying in a GPU's memory to another. Part of kf/runtime/device_cuda.cuh.
+// kf/runtime/move_cuda.cuh: elements from one way of lying in a GPU's memory to another. Part of
+// kf/runtime/device_cuda.cuh.
 #ifndef KF_RUNTIME_MOVE_CUDA_CUH
 #define KF_RUNTIME_MOVE_CUDA_CUH
 
@@ -9,10 +10,10 @@
 #define KFI_RT_MOVE_THREADS 256
 #define KFI_RT_MOVE_AT_ONCE 4 // units of short rows that a thread has on their way
 
-#define KFI_RT_MOVE_KERNELS                                                                                                                \
-    KFI_ADDRESS(kfk_rt_rows<1>), KFI_ADDRESS(kfk_rt_rows<2>), KFI_ADDRESS(kfk_rt_rows<4>), KFI_ADDRESS(kfk_rt_rows<8>),                    \
-        KFI_ADDRESS(kfk_rt_rows<16>), KFI_ADDRESS(kfk_rt_turn<1>), KFI_ADDRESS(kfk_rt_turn<2>), KFI_ADDRESS(kfk_rt_turn<4>),               \
-        KFI_ADDRESS(kfk_rt_turn<8>)
+#define KFI_RT_MOVE_KERNELS                                                                        \
+    KFI_ADDRESS(kfk_rt_rows<1>), KFI_ADDRESS(kfk_rt_rows<2>), KFI_ADDRESS(kfk_rt_rows<4>),         \
+        KFI_ADDRESS(kfk_rt_rows<8>), KFI_ADDRESS(kfk_rt_rows<16>), KFI_ADDRESS(kfk_rt_turn<1>),    \
+        KFI_ADDRESS(kfk_rt_turn<2>), KFI_ADDRESS(kfk_rt_turn<4>), KFI_ADDRESS(kfk_rt_turn<8>)
 
 template <int width> struct kfi_rt_unit;
 template <> struct kfi_rt_unit<1> {
@@ -31,7 +32,8 @@ template <> struct kfi_rt_unit<16> {
     typedef uint4 type;
 };
 
-// Units that a thread moves, and elements of a tile's side: 32 bytes or more of a thread on their way, a sector or more of a warp's access.
+// Units that a thread moves, and elements of a tile's side: 32 bytes or more of a thread on their
+// way, a sector or more of a warp's access.
 #define KFI_RT_UNITS(width) ((width) >= 8 ? 4 : (width) == 4 ? 8 : 16)
 #define KFI_RT_SIDE(width) ((width) < 4 ? 64 : 32)
 
@@ -53,8 +55,9 @@ KFI_DEVICE void kfi_rt_find(const kfi_rt_outer &o, kf_i64 index, kf_i64 *to, kf_
 }
 #endif
 
-// Rows that both sides go over in one order. Units of `width` bytes: an element, or several that lie side by side in both.
-// A block has 1 << log units of each of several rows, or `is_long`: all of one row.
+// Rows that both sides go over in one order. Units of `width` bytes: an element, or several that
+// lie side by side in both. A block has 1 << log units of each of several rows, or `is_long`: all
+// of one row.
 struct kfi_rt_rows {
     kfi_rt_outer outer;
     kfi_divisor chunks; // blocks of a row
@@ -62,7 +65,9 @@ struct kfi_rt_rows {
     int log, is_long;
 };
 #ifdef KFI_DEVICE_PASS
-template <int width> KFI_DEVICE void kfi_rt_move_long(char *to, const char *from, const kfi_rt_rows &r, kf_i64 row, kf_i64 first)
+template <int width>
+KFI_DEVICE void kfi_rt_move_long(char *to, const char *from, const kfi_rt_rows &r, kf_i64 row,
+                                 kf_i64 first)
 {
     typedef typename kfi_rt_unit<width>::type unit_type;
     constexpr int each = KFI_RT_UNITS(width);
@@ -71,7 +76,8 @@ template <int width> KFI_DEVICE void kfi_rt_move_long(char *to, const char *from
     kfi_rt_find(r.outer, row, &to_at, &from_at);
     to += to_at * width;
     from += from_at * width;
-    const kf_i64 left = r.cols - first, to_step = r.to * (KFI_RT_MOVE_THREADS * width), from_step = r.from * (KFI_RT_MOVE_THREADS * width);
+    const kf_i64 left = r.cols - first, to_step = r.to * (KFI_RT_MOVE_THREADS * width),
+                 from_step = r.from * (KFI_RT_MOVE_THREADS * width);
 #pragma unroll
     for (int k = 0; k < each; ++k)
         if (k * KFI_RT_MOVE_THREADS < left) unit[k] = *(const unit_type *)(from + k * from_step);
@@ -81,7 +87,8 @@ template <int width> KFI_DEVICE void kfi_rt_move_long(char *to, const char *from
 }
 // Units `first` to first + KFI_RT_MOVE_AT_ONCE blocks of a rectangle of rows.
 template <int width>
-KFI_DEVICE void kfi_rt_move_short(char *to, const char *from, const kfi_rt_rows &r, kf_i64 row0, kf_i64 col0, int first)
+KFI_DEVICE void kfi_rt_move_short(char *to, const char *from, const kfi_rt_rows &r, kf_i64 row0,
+                                  kf_i64 col0, int first)
 {
     typedef typename kfi_rt_unit<width>::type unit_type;
     unit_type unit[KFI_RT_MOVE_AT_ONCE];
@@ -103,36 +110,45 @@ KFI_DEVICE void kfi_rt_move_short(char *to, const char *from, const kfi_rt_rows 
         if (target[k]) *(unit_type *)target[k] = unit[k];
 }
 #endif
-template <int width> KFI_KERNEL void KFI_BOUNDS(KFI_RT_MOVE_THREADS) kfk_rt_rows(char *to, const char *from, const kfi_rt_rows r)
+template <int width>
+KFI_KERNEL void KFI_BOUNDS(KFI_RT_MOVE_THREADS)
+    kfk_rt_rows(char *to, const char *from, const kfi_rt_rows r)
 {
 #ifdef KFI_DEVICE_PASS
     constexpr int each = KFI_RT_UNITS(width), units = each * KFI_RT_MOVE_THREADS;
-    const kf_i64 group = kfi_divide(blockIdx.x, r.chunks), chunk = blockIdx.x - group * (kf_i64)r.chunks.d;
+    const kf_i64 group = kfi_divide(blockIdx.x, r.chunks),
+                 chunk = blockIdx.x - group * (kf_i64)r.chunks.d;
     if (r.is_long) {
         kfi_rt_move_long<width>(to, from, r, group, chunk * units + threadIdx.x);
         return;
     }
     for (int k = 0; k < each; k += KFI_RT_MOVE_AT_ONCE)
-        kfi_rt_move_short<width>(to, from, r, group * (units >> r.log), chunk << r.log, (int)threadIdx.x + k * KFI_RT_MOVE_THREADS);
+        kfi_rt_move_short<width>(to, from, r, group * (units >> r.log), chunk << r.log,
+                                 (int)threadIdx.x + k * KFI_RT_MOVE_THREADS);
 #endif
 }
 
-// Planes that one side goes over along `cols` and the other along `rows`: tiles turned in shared memory.
+// Planes that one side goes over along `cols` and the other along `rows`: tiles turned in shared
+// memory.
 struct kfi_rt_planes {
     kfi_rt_outer outer;
     kfi_divisor across, down; // tiles along cols, along rows
     kf_i64 rows, cols, to_row, to_col, from_row, from_col;
 };
-// A warp reads along rows and writes along cols. A row of the tile is an odd number of 4-byte words, or of 8-byte ones: its columns lie in
-// different banks.
-template <int width> KFI_KERNEL void KFI_BOUNDS(KFI_RT_MOVE_THREADS) kfk_rt_turn(char *to, const char *from, const kfi_rt_planes p)
+// A warp reads along rows and writes along cols. A row of the tile is an odd number of 4-byte
+// words, or of 8-byte ones: its columns lie in different banks.
+template <int width>
+KFI_KERNEL void KFI_BOUNDS(KFI_RT_MOVE_THREADS)
+    kfk_rt_turn(char *to, const char *from, const kfi_rt_planes p)
 {
 #ifdef KFI_DEVICE_PASS
     typedef typename kfi_rt_unit<width>::type unit_type;
     constexpr int side = KFI_RT_SIDE(width), step = KFI_RT_MOVE_THREADS / side, each = side / step;
     __shared__ unit_type tile[side][side + (width < 4 ? 4 / width : 1)];
-    const kf_i64 above = kfi_divide(blockIdx.x, p.across), col0 = (blockIdx.x - above * (kf_i64)p.across.d) * side;
-    const kf_i64 plane = kfi_divide(above, p.down), row0 = (above - plane * (kf_i64)p.down.d) * side;
+    const kf_i64 above = kfi_divide(blockIdx.x, p.across),
+                 col0 = (blockIdx.x - above * (kf_i64)p.across.d) * side;
+    const kf_i64 plane = kfi_divide(above, p.down),
+                 row0 = (above - plane * (kf_i64)p.down.d) * side;
     const int lane = (int)threadIdx.x % side, first = (int)threadIdx.x / side;
     kf_i64 to_at = 0, from_at = 0;
     kfi_rt_find(p.outer, plane, &to_at, &from_at);
@@ -142,22 +158,25 @@ template <int width> KFI_KERNEL void KFI_BOUNDS(KFI_RT_MOVE_THREADS) kfk_rt_turn
     unit_type unit[each];
 #pragma unroll
     for (int k = 0; k < each; ++k)
-        if (row0 + lane < p.rows && col0 + first + k * step < p.cols) unit[k] = *(const unit_type *)(from + k * from_step);
+        if (row0 + lane < p.rows && col0 + first + k * step < p.cols)
+            unit[k] = *(const unit_type *)(from + k * from_step);
 #pragma unroll
     for (int k = 0; k < each; ++k)
-        if (row0 + lane < p.rows && col0 + first + k * step < p.cols) tile[lane][first + k * step] = unit[k];
+        if (row0 + lane < p.rows && col0 + first + k * step < p.cols)
+            tile[lane][first + k * step] = unit[k];
     __syncthreads();
 #pragma unroll
     for (int k = 0; k < each; ++k)
-        if (row0 + first + k * step < p.rows && col0 + lane < p.cols) *(unit_type *)(to + k * to_step) = tile[first + k * step][lane];
+        if (row0 + first + k * step < p.rows && col0 + lane < p.cols)
+            *(unit_type *)(to + k * to_step) = tile[first + k * step][lane];
 #endif
 }
 
 // ---- host
 
 #ifdef KFI_LAUNCHER_NAMES
-static kf_result_t kfi_rt_cuda_move(const char *, const kf_context_t *, char *, const char *, const kfi_rt_pair *, size_t,
-                                    const kf_stream_t *)
+static kf_result_t kfi_rt_cuda_move(const char *, const kf_context_t *, char *, const char *,
+                                    const kfi_rt_pair *, size_t, const kf_stream_t *)
 {
     const void *const kernels[] = {KFI_RT_MOVE_KERNELS};
     return (void)kernels, KF_SUCCESS;
@@ -185,12 +204,14 @@ static int kfi_rt_log(int n)
     while (1 << log < n) ++log;
     return log;
 }
-static kf_result_t kfi_rt_move_launch(const void *kernel, kf_i64 blocks, void **args, const kf_stream_t *stream)
+static kf_result_t kfi_rt_move_launch(const void *kernel, kf_i64 blocks, void **args,
+                                      const kf_stream_t *stream)
 {
     if (blocks > 0x7fffffff)
-        return kfi_fail(KF_ERROR_INVALID_SIZE, &kfi_rt_move_name, "to", "takes %lld blocks, expected at most 2147483647",
-                        (long long)blocks);
-    return kfi_launch(&kfi_rt_move_name, kernel, dim3((unsigned)blocks), KFI_RT_MOVE_THREADS, args, kfi_rt_native(stream), false);
+        return kfi_fail(KF_ERROR_INVALID_SIZE, &kfi_rt_move_name, "to",
+                        "takes %lld blocks, expected at most 2147483647", (long long)blocks);
+    return kfi_launch(&kfi_rt_move_name, kernel, dim3((unsigned)blocks), KFI_RT_MOVE_THREADS, args,
+                      kfi_rt_native(stream), false);
 }
 // As many elements to a unit as lie side by side, in all that both sides are made of.
 static int kfi_rt_unit_of(const char *to, const char *from, const kfi_rt_pair *p, size_t width)
@@ -200,17 +221,21 @@ static int kfi_rt_unit_of(const char *to, const char *from, const kfi_rt_pair *p
     if (p->to[in] != 1 || p->from[in] != 1) return unit;
     for (; unit < 16; unit *= 2) {
         const kf_i64 wanted = 2 * unit, bytes = (kf_i64)width;
-        bool fits = (uintptr_t)to % (uintptr_t)wanted == 0 && (uintptr_t)from % (uintptr_t)wanted == 0 && p->size[in] * bytes % wanted == 0;
-        for (int i = 0; i < in; ++i) fits = fits && p->to[i] * bytes % wanted == 0 && p->from[i] * bytes % wanted == 0;
+        bool fits = (uintptr_t)to % (uintptr_t)wanted == 0 &&
+                    (uintptr_t)from % (uintptr_t)wanted == 0 && p->size[in] * bytes % wanted == 0;
+        for (int i = 0; i < in; ++i)
+            fits = fits && p->to[i] * bytes % wanted == 0 && p->from[i] * bytes % wanted == 0;
         if (!fits) break;
     }
     return unit;
 }
-static kf_result_t kfi_rt_move_rows(char *to, const char *from, const kfi_rt_pair *given, size_t width, const kf_stream_t *stream)
+static kf_result_t kfi_rt_move_rows(char *to, const char *from, const kfi_rt_pair *given,
+                                    size_t width, const kf_stream_t *stream)
 {
     const void *const kernels[] = {KFI_RT_MOVE_KERNELS};
     kfi_rt_pair p = *given;
-    const int in = p.ndim - 1, unit = kfi_rt_unit_of(to, from, given, width), many = unit / (int)width;
+    const int in = p.ndim - 1, unit = kfi_rt_unit_of(to, from, given, width),
+              many = unit / (int)width;
     for (int i = 0; i < in && many > 1; ++i) p.to[i] /= many, p.from[i] /= many;
     p.size[in] /= many;
     kfi_rt_rows r;
@@ -222,38 +247,46 @@ static kf_result_t kfi_rt_move_rows(char *to, const char *from, const kfi_rt_pai
     const kf_i64 chunks = kfi_ceil(r.cols, (kf_i64)1 << r.log);
     r.chunks = kfi_make_divisor(chunks);
     void *args[] = {&to, &from, &r};
-    return kfi_rt_move_launch(kernels[kfi_rt_log(unit)], chunks * kfi_ceil(r.rows, units >> r.log), args, stream);
+    return kfi_rt_move_launch(kernels[kfi_rt_log(unit)], chunks * kfi_ceil(r.rows, units >> r.log),
+                              args, stream);
 }
-static kf_result_t kfi_rt_move_planes(char *to, const char *from, const kfi_rt_pair *p, int along_to, int along_from, size_t width,
+static kf_result_t kfi_rt_move_planes(char *to, const char *from, const kfi_rt_pair *p,
+                                      int along_to, int along_from, size_t width,
                                       const kf_stream_t *stream)
 {
     const void *const kernels[] = {KFI_RT_MOVE_KERNELS};
     kfi_rt_planes q;
     const kf_i64 planes = kfi_rt_outer_of(p, along_to, along_from, &q.outer);
     q.rows = p->size[along_from], q.cols = p->size[along_to];
-    q.to_row = p->to[along_from], q.to_col = p->to[along_to], q.from_row = p->from[along_from], q.from_col = p->from[along_to];
-    const kf_i64 across = kfi_ceil(q.cols, KFI_RT_SIDE(width)), down = kfi_ceil(q.rows, KFI_RT_SIDE(width));
+    q.to_row = p->to[along_from], q.to_col = p->to[along_to], q.from_row = p->from[along_from],
+    q.from_col = p->from[along_to];
+    const kf_i64 across = kfi_ceil(q.cols, KFI_RT_SIDE(width)),
+                 down = kfi_ceil(q.rows, KFI_RT_SIDE(width));
     q.across = kfi_make_divisor(across), q.down = kfi_make_divisor(down);
     void *args[] = {&to, &from, &q};
     return kfi_rt_move_launch(kernels[5 + kfi_rt_log(width)], planes * across * down, args, stream);
 }
-static kf_result_t kfi_rt_cuda_move(const char *function, const kf_context_t *ctx, char *to, const char *from, const kfi_rt_pair *p,
-                                    size_t width, const kf_stream_t *stream)
+static kf_result_t kfi_rt_cuda_move(const char *function, const kf_context_t *ctx, char *to,
+                                    const char *from, const kfi_rt_pair *p, size_t width,
+                                    const kf_stream_t *stream)
 {
     (void)function;
     const kfi_rt_current current(ctx);
     const int along_to = kfi_rt_nearest(p, p->to), along_from = kfi_rt_nearest(p, p->from);
-    return along_to == along_from ? kfi_rt_move_rows(to, from, p, width, stream)
-                                  : kfi_rt_move_planes(to, from, p, along_to, along_from, width, stream);
+    return along_to == along_from
+               ? kfi_rt_move_rows(to, from, p, width, stream)
+               : kfi_rt_move_planes(to, from, p, along_to, along_from, width, stream);
 }
 #endif
 #else
-// Neither nvcc nor an emulation of kernels compiles this: CUDA's own copies are there, and nothing else.
-static kf_result_t kfi_rt_cuda_move(const char *function, const kf_context_t *ctx, char *, const char *, const kfi_rt_pair *, size_t,
-                                    const kf_stream_t *)
+// Neither nvcc nor an emulation of kernels compiles this: CUDA's own copies are there, and nothing
+// else.
+static kf_result_t kfi_rt_cuda_move(const char *function, const kf_context_t *ctx, char *,
+                                    const char *, const kfi_rt_pair *, size_t, const kf_stream_t *)
 {
     (void)ctx;
-    return kfi_rt_fail(KF_ERROR_UNSUPPORTED, function, "from", "takes a kernel, and this file was compiled without any");
+    return kfi_rt_fail(KF_ERROR_UNSUPPORTED, function, "from",
+                       "takes a kernel, and this file was compiled without any");
 }
 #endif
 

@@ -10,14 +10,18 @@
 #define KFI_RT_SIZES 6
 #define KFI_RT_SHAPED 4 /* tensors that say sizes between them, at most */
 #define KFI_RT_SCALARS 16
-#define KFI_RT_P (KFI_RT_SCALARS - 1)            /* the place of a dropout's probability, behind all others */
-#define KFI_RT_BETA (KFI_RT_SCALARS - 2)         /* and that of beta */
-#define KFI_RT_DIMS (KF_MAX_DIMS + KFI_RT_SIZES) /* of elements whose dimensions are those of several tensors */
+#define KFI_RT_P (KFI_RT_SCALARS - 1) /* the place of a dropout's probability, behind all others   \
+                                       */
+#define KFI_RT_BETA (KFI_RT_SCALARS - 2) /* and that of beta */
+#define KFI_RT_DIMS                                                                                \
+    (KF_MAX_DIMS + KFI_RT_SIZES) /* of elements whose dimensions are those of several tensors */
 
-/* Which of kf's own activations a program has, and of which it has a kernel of its own on a GPU, where one serves them all: a bit for each
-   number, 1 << KF_ACTIVATION_RELU | 1 << KF_ACTIVATION_GELU. A program's own activations it has always. And which dtypes:
-   1 << KF_DTYPE_FLOAT32 | 1 << KF_DTYPE_BFLOAT16 leaves out functions whose elements are of any other; the whole numbers of labels and
-   indices are always there. KF_RUNTIME_CPU 0 leaves out all functions for tensors of the CPU, of a file that nvcc compiles. */
+/* Which of kf's own activations a program has, and of which it has a kernel of its own on a GPU,
+   where one serves them all: a bit for each number, 1 << KF_ACTIVATION_RELU | 1 <<
+   KF_ACTIVATION_GELU. A program's own activations it has always. And which dtypes: 1 <<
+   KF_DTYPE_FLOAT32 | 1 << KF_DTYPE_BFLOAT16 leaves out functions whose elements are of any other;
+   the whole numbers of labels and indices are always there. KF_RUNTIME_CPU 0 leaves out all
+   functions for tensors of the CPU, of a file that nvcc compiles. */
 #ifndef KF_RUNTIME_ACTIVATIONS
 #define KF_RUNTIME_ACTIVATIONS (-1)
 #endif
@@ -39,20 +43,24 @@
 #if (KF_RUNTIME_DTYPES) == 1
 typedef char kfi_rt_dtypes_are_named_KF_DTYPE[(KF_RUNTIME_DTYPES) == 1 ? 1 : -1];
 #endif
-typedef char kfi_rt_dtypes_are_numbered[KF_DTYPE_FLOAT16 == KF_F16 && KF_DTYPE_BFLOAT16 == KF_BF16 && KF_DTYPE_FLOAT64 == KF_F64 &&
-                                                KF_DTYPE_INT32 == KF_I32 && KF_DTYPE_INT64 == KF_I64 && KF_DTYPE_UINT8 == KF_U8
-                                            ? 1
-                                            : -1];
+typedef char
+    kfi_rt_dtypes_are_numbered[KF_DTYPE_FLOAT16 == KF_F16 && KF_DTYPE_BFLOAT16 == KF_BF16 &&
+                                       KF_DTYPE_FLOAT64 == KF_F64 && KF_DTYPE_INT32 == KF_I32 &&
+                                       KF_DTYPE_INT64 == KF_I64 && KF_DTYPE_UINT8 == KF_U8
+                                   ? 1
+                                   : -1];
 
-/* Of a launcher behind the calling convention of gen/kfgen/packed.py: tensors; sizes and integers; the struct of strides; scalars; the
-   number of the activation; seed and offset; workspace and its bytes; and a CUDA stream. */
+/* Of a launcher behind the calling convention of gen/kfgen/packed.py: tensors; sizes and integers;
+   the struct of strides; scalars; the number of the activation; seed and offset; workspace and its
+   bytes; and a CUDA stream. */
 #define KFI_RT_UNUSED __attribute__((unused))
-#define KFI_RT_PARAMETERS                                                                                                                  \
-    KFI_RT_UNUSED void *const *t, KFI_RT_UNUSED const int64_t *n, KFI_RT_UNUSED const int64_t *d, KFI_RT_UNUSED const double *s,           \
-        KFI_RT_UNUSED int a, KFI_RT_UNUSED const uint64_t *r, KFI_RT_UNUSED void *w, KFI_RT_UNUSED size_t b,                               \
-        KFI_RT_UNUSED struct CUstream_st *q
+#define KFI_RT_PARAMETERS                                                                          \
+    KFI_RT_UNUSED void *const *t, KFI_RT_UNUSED const int64_t *n, KFI_RT_UNUSED const int64_t *d,  \
+        KFI_RT_UNUSED const double *s, KFI_RT_UNUSED int a, KFI_RT_UNUSED const uint64_t *r,       \
+        KFI_RT_UNUSED void *w, KFI_RT_UNUSED size_t b, KFI_RT_UNUSED struct CUstream_st *q
 
-/* What a size is the product of: dimensions of the op's elements, or a number that is no extent of theirs. */
+/* What a size is the product of: dimensions of the op's elements, or a number that is no extent of
+ * theirs. */
 enum {
     KFI_RT_ALL,
     KFI_RT_BEFORE,
@@ -69,7 +77,8 @@ enum {
     KFI_RT_LAST
 };
 enum { KFI_RT_NEVER, KFI_RT_ALONE, KFI_RT_ALWAYS }; /* alone: if nothing lies behind it */
-/* Whose dtype a tensor has: of two of the op, of its sums, of its whole numbers, or from KFI_RT_FIXED on always the same. */
+/* Whose dtype a tensor has: of two of the op, of its sums, of its whole numbers, or from
+ * KFI_RT_FIXED on always the same. */
 enum { KFI_RT_T, KFI_RT_U, KFI_RT_ACC, KFI_RT_I, KFI_RT_FIXED };
 
 typedef struct {
@@ -79,8 +88,10 @@ typedef struct {
     unsigned char extents;              /* how many sizes its shape is made of */
     unsigned char extent[KFI_RT_SIZES]; /* numbers of sizes, the slowest first; */
     signed char twice;                  /* which of them is so many times two, -1: none */
-    unsigned char levels, field;        /* of strides: how many fields it has in the struct, and the first, that of its innermost level */
-    uint64_t missing, unread;           /* a bit for each of the op's activations with which it may be NULL; that reads nothing of it */
+    unsigned char levels, field; /* of strides: how many fields it has in the struct, and the first,
+                                    that of its innermost level */
+    uint64_t missing, unread; /* a bit for each of the op's activations with which it may be NULL;
+                                 that reads nothing of it */
 } kfi_rt_operand;
 typedef struct {
     const char *name;
@@ -90,10 +101,10 @@ typedef struct {
 } kfi_rt_activation;
 typedef kf_result_t (*kfi_rt_function)(KFI_RT_PARAMETERS);
 typedef struct {
-    kfi_rt_function run;               /* NULL: none on this device */
-    size_t (*space)(const int64_t *n); /* NULL: no workspace */
-    kf_result_t (*apart)(
-        KFI_RT_PARAMETERS); /* of tensors that lie in any way, by the layout at d (kf/core/map_apart.cuh); NULL: there is none */
+    kfi_rt_function run;                     /* NULL: none on this device */
+    size_t (*space)(const int64_t *n);       /* NULL: no workspace */
+    kf_result_t (*apart)(KFI_RT_PARAMETERS); /* of tensors that lie in any way, by the layout at d
+                                                (kf/core/map_apart.cuh); NULL: there is none */
 } kfi_rt_launcher;
 typedef struct kfi_rt_op kfi_rt_op;
 struct kf_op_t {
@@ -115,18 +126,22 @@ struct kfi_rt_op {
     int operand_count, activation_count, entry_count;
     int size_count, integers, scalars;
     unsigned char size[KFI_RT_SIZES];
-    signed char axis;                    /* the dimension that is the axis, where nobody names one */
-    unsigned char least;                 /* dimensions that its elements have at least */
-    unsigned char shaped_by;             /* the operand whose shape the sizes are read from */
-    unsigned char shaped[KFI_RT_SHAPED]; /* where it takes several: those, in the order in which they are read, then the last one again;
-                                            else that one alone */
-    unsigned char halves;                /* that operand is twice as long along the last dimension */
-    unsigned char any_order;             /* elements are visited one by one, in any order: any strides and broadcasting will do */
+    signed char axis;        /* the dimension that is the axis, where nobody names one */
+    unsigned char least;     /* dimensions that its elements have at least */
+    unsigned char shaped_by; /* the operand whose shape the sizes are read from */
+    unsigned char
+        shaped[KFI_RT_SHAPED]; /* where it takes several: those, in the order in which they are
+                                  read, then the last one again; else that one alone */
+    unsigned char halves;      /* that operand is twice as long along the last dimension */
+    unsigned char any_order;   /* elements are visited one by one, in any order: any strides and
+                                  broadcasting will do */
     unsigned char dropout, refuses_empty, has_beta;
     unsigned char joined; /* whether a tensor's innermost level lies side by side too */
     unsigned char chooses_axis, chooses_groups;
-    signed char batch;    /* the size whose indices are computed apart from each other, in all that is written; -1: there is none */
-    unsigned char by_all; /* every tensor says sizes: of the first one any number of dimensions, of the others one each */
+    signed char batch; /* the size whose indices are computed apart from each other, in all that is
+                          written; -1: there is none */
+    unsigned char by_all; /* every tensor says sizes: of the first one any number of dimensions, of
+                             the others one each */
 };
 
 #ifdef KFI_RT_KERNELS
@@ -139,8 +154,9 @@ struct kfi_rt_op {
 #else
 #define KFI_RT_ON_CPU(...) {NULL, NULL, NULL}
 #endif
-/* All of a program's ops, of as many files as `kfgen runtime` wrote for it: the linker puts what is in one section side by side. `retain`:
-   with --gc-sections lld throws away what only the section's bounds lead to; where the assembler does not know it, gcc would warn. */
+/* All of a program's ops, of as many files as `kfgen runtime` wrote for it: the linker puts what is
+   in one section side by side. `retain`: with --gc-sections lld throws away what only the section's
+   bounds lead to; where the assembler does not know it, gcc would warn. */
 #define KFI_RT_KEPT used
 #ifdef __has_attribute
 #if __has_attribute(retain)
@@ -148,9 +164,11 @@ struct kfi_rt_op {
 #define KFI_RT_KEPT used, retain
 #endif
 #endif
-#define KFI_RT_LIST_OP(stem)                                                                                                               \
-    _Pragma("GCC diagnostic push") _Pragma("GCC diagnostic ignored \"-Wattributes\"") static const kfi_rt_op *const kfi_rt_listed_##stem   \
-        __attribute__((section("kf_rt_ops"), KFI_RT_KEPT)) = &kfi_rt_op_##stem;                                                            \
+#define KFI_RT_LIST_OP(stem)                                                                       \
+    _Pragma("GCC diagnostic push")                                                                 \
+        _Pragma("GCC diagnostic ignored \"-Wattributes\"") static const kfi_rt_op *const           \
+            kfi_rt_listed_##stem __attribute__((section("kf_rt_ops"), KFI_RT_KEPT)) =              \
+                &kfi_rt_op_##stem;                                                                 \
     _Pragma("GCC diagnostic pop")
 #ifdef __cplusplus
 extern "C" {

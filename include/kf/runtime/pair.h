@@ -12,7 +12,8 @@ static kfi_rt_pair kfi_rt_make_pair(const kf_tensor_t *to, const int64_t *from)
     memset(&p, 0, sizeof p);
     for (int i = 0; i < to->ndim; ++i) {
         kfi_rt_add_dimension(&p, to->shape[i], to->strides[i], from[i]);
-        for (int k = p.ndim - 1; k > 0 && p.to[k - 1] < p.to[k]; --k) /* in the order of the target's memory */
+        for (int k = p.ndim - 1; k > 0 && p.to[k - 1] < p.to[k];
+             --k) /* in the order of the target's memory */
             kfi_rt_swap(p.size, k), kfi_rt_swap(p.to, k), kfi_rt_swap(p.from, k);
     }
     kfi_rt_join_dimensions(&p);
@@ -29,7 +30,8 @@ static int64_t kfi_rt_extent(const kf_tensor_t *t)
 static int kfi_rt_same_view(const kf_tensor_t *a, const kf_tensor_t *b)
 {
     int same = a->data == b->data && a->dtype == b->dtype && a->ndim == b->ndim;
-    for (int i = 0; i < a->ndim && same; ++i) same = a->shape[i] == b->shape[i] && (a->strides[i] == b->strides[i] || a->shape[i] == 1);
+    for (int i = 0; i < a->ndim && same; ++i)
+        same = a->shape[i] == b->shape[i] && (a->strides[i] == b->strides[i] || a->shape[i] == 1);
     return same;
 }
 

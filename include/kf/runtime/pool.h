@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* kf/runtime/pool.h: a context's pool: what is allocated, by whom it was not, the cap and the counts. Where memory comes from and is kept
-   is the device's own affair. */
+/* kf/runtime/pool.h: a context's pool: what is allocated, by whom it was not, the cap and the
+   counts. Where memory comes from and is kept is the device's own affair. */
 #ifndef KF_RUNTIME_POOL_H
 #define KF_RUNTIME_POOL_H
 
@@ -45,7 +45,8 @@ static void kfi_rt_remove(kfi_rt_table *table, const void *ptr)
     size_t i = kfi_rt_place(table, (uintptr_t)ptr);
     table->of[i].at = 0;
     --table->count;
-    for (i = (i + 1) & (table->places - 1); table->of[i].at; i = (i + 1) & (table->places - 1)) { /* those that had to go on from there */
+    for (i = (i + 1) & (table->places - 1); table->of[i].at;
+         i = (i + 1) & (table->places - 1)) { /* those that had to go on from there */
         const kfi_rt_allocation one = table->of[i];
         table->of[i].at = 0;
         table->of[kfi_rt_place(table, one.at)] = one;
@@ -54,15 +55,21 @@ static void kfi_rt_remove(kfi_rt_table *table, const void *ptr)
 
 /* ---- allocation, with the pool locked */
 
-static kf_result_t kfi_rt_take(const char *function, kf_context_t *ctx, size_t bytes, const kf_stream_t *stream, void **found)
+static kf_result_t kfi_rt_take(const char *function, kf_context_t *ctx, size_t bytes,
+                               const kf_stream_t *stream, void **found)
 {
     *found = NULL;
-    if (bytes > (size_t)1 << 58) return kfi_rt_fail(KF_ERROR_INVALID_SIZE, function, "bytes", "is %zu, expected at most 2^58", bytes);
+    if (bytes > (size_t)1 << 58)
+        return kfi_rt_fail(KF_ERROR_INVALID_SIZE, function, "bytes",
+                           "is %zu, expected at most 2^58", bytes);
     const size_t size = ctx->device->round(bytes);
     if (ctx->cap && ctx->stats.in_use + size > ctx->cap)
-        return kfi_rt_fail(KF_ERROR_OUT_OF_MEMORY, function, "bytes", "is %zu, with %zu in use of the pool's cap of %zu", bytes,
+        return kfi_rt_fail(KF_ERROR_OUT_OF_MEMORY, function, "bytes",
+                           "is %zu, with %zu in use of the pool's cap of %zu", bytes,
                            ctx->stats.in_use, ctx->cap);
-    if (!kfi_rt_grow(&ctx->living)) return kfi_rt_fail(KF_ERROR_OUT_OF_MEMORY, function, "bytes", "is %zu: the system has no more", bytes);
+    if (!kfi_rt_grow(&ctx->living))
+        return kfi_rt_fail(KF_ERROR_OUT_OF_MEMORY, function, "bytes",
+                           "is %zu: the system has no more", bytes);
     const kf_result_t result = ctx->device->allocate(function, ctx, size, stream, found);
     if (result != KF_SUCCESS) return result;
     kfi_rt_add(&ctx->living, *found, size);
@@ -70,12 +77,14 @@ static kf_result_t kfi_rt_take(const char *function, kf_context_t *ctx, size_t b
     if (ctx->stats.in_use > ctx->stats.peak) ctx->stats.peak = ctx->stats.in_use;
     return KF_SUCCESS;
 }
-static kf_result_t kfi_rt_give(const char *function, kf_context_t *ctx, void *ptr, const kf_stream_t *stream)
+static kf_result_t kfi_rt_give(const char *function, kf_context_t *ctx, void *ptr,
+                               const kf_stream_t *stream)
 {
     size_t size = 0;
     if (!kfi_rt_find(&ctx->living, ptr, &size))
-        return kfi_rt_fail(KF_ERROR_INVALID_VALUE, function, "ptr",
-                           "is %p, expected what kf_pool_allocate returned and nobody has deallocated", ptr);
+        return kfi_rt_fail(
+            KF_ERROR_INVALID_VALUE, function, "ptr",
+            "is %p, expected what kf_pool_allocate returned and nobody has deallocated", ptr);
     const kf_result_t result = ctx->device->release(function, ctx, ptr, size, stream);
     if (result != KF_SUCCESS) return result;
     kfi_rt_remove(&ctx->living, ptr);
@@ -83,15 +92,18 @@ static kf_result_t kfi_rt_give(const char *function, kf_context_t *ctx, void *pt
     return KF_SUCCESS;
 }
 
-/* Memory for the time of a call, whose name a message has. The context may be destroyed: a plan keeps it. */
-static kf_result_t kfi_rt_borrow(const char *function, kf_context_t *ctx, size_t bytes, const kf_stream_t *stream, void **found)
+/* Memory for the time of a call, whose name a message has. The context may be destroyed: a plan
+ * keeps it. */
+static kf_result_t kfi_rt_borrow(const char *function, kf_context_t *ctx, size_t bytes,
+                                 const kf_stream_t *stream, void **found)
 {
     pthread_mutex_lock(&ctx->lock);
     const kf_result_t result = kfi_rt_take(function, ctx, bytes, stream, found);
     pthread_mutex_unlock(&ctx->lock);
     return result;
 }
-static kf_result_t kfi_rt_give_back(const char *function, kf_context_t *ctx, void *ptr, const kf_stream_t *stream)
+static kf_result_t kfi_rt_give_back(const char *function, kf_context_t *ctx, void *ptr,
+                                    const kf_stream_t *stream)
 {
     pthread_mutex_lock(&ctx->lock);
     const kf_result_t result = kfi_rt_give(function, ctx, ptr, stream);
@@ -109,7 +121,8 @@ void *kf_pool_allocate(kf_context_t *ctx, size_t bytes, kf_stream_t *stream)
 {
     const char *const function = "kf_pool_allocate";
     void *found = NULL;
-    if (KFI_RT_CHECK(function, "ctx", ctx, KFI_RT_CONTEXT) != KF_SUCCESS || kfi_rt_check_stream(function, ctx, stream) != KF_SUCCESS)
+    if (KFI_RT_CHECK(function, "ctx", ctx, KFI_RT_CONTEXT) != KF_SUCCESS ||
+        kfi_rt_check_stream(function, ctx, stream) != KF_SUCCESS)
         return NULL;
     return kfi_rt_borrow(function, ctx, bytes, stream, &found) == KF_SUCCESS ? found : NULL;
 }
@@ -142,7 +155,9 @@ kf_result_t kf_pool_get_stats(kf_context_t *ctx, kf_pool_stats_t *stats)
 {
     kf_result_t result = KFI_RT_CHECK("kf_pool_get_stats", "ctx", ctx, KFI_RT_CONTEXT);
     if (result != KF_SUCCESS) return result;
-    if (!stats) return kfi_rt_fail(KF_ERROR_NULL_POINTER, "kf_pool_get_stats", "stats", "is NULL, expected room for the counts");
+    if (!stats)
+        return kfi_rt_fail(KF_ERROR_NULL_POINTER, "kf_pool_get_stats", "stats",
+                           "is NULL, expected room for the counts");
     pthread_mutex_lock(&ctx->lock);
     result = ctx->device->count("kf_pool_get_stats", ctx);
     if (result == KF_SUCCESS) *stats = ctx->stats;

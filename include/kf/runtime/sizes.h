@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* kf/runtime/sizes.h: what a call of given tensors is: which launcher, which sizes; or why there is none. */
+/* kf/runtime/sizes.h: what a call of given tensors is: which launcher, which sizes; or why there is
+ * none. */
 #ifndef KF_RUNTIME_SIZES_H
 #define KF_RUNTIME_SIZES_H
 
@@ -13,7 +14,10 @@ static const char *kfi_rt_dtype(int dtype)
 
 /* ---- tensors and dtypes */
 
-static int kfi_rt_is_read(const kfi_rt_operand *o, int activation) { return !(o->unread >> activation & 1u); }
+static int kfi_rt_is_read(const kfi_rt_operand *o, int activation)
+{
+    return !(o->unread >> activation & 1u);
+}
 static kf_result_t kfi_rt_check_tensors(const kfi_rt_call *c, const kfi_rt_made *m)
 {
     const kfi_rt_op *const op = c->op;
@@ -21,16 +25,22 @@ static kf_result_t kfi_rt_check_tensors(const kfi_rt_call *c, const kfi_rt_made 
         const kfi_rt_operand *const o = &op->operands[i];
         const kf_tensor_t *const t = c->tensors[i];
         if (!t && !(o->missing >> m->activation & 1u) && kfi_rt_is_read(o, m->activation))
-            return kfi_rt_fail(KF_ERROR_NULL_POINTER, op->name, o->name, "is NULL, expected a tensor");
+            return kfi_rt_fail(KF_ERROR_NULL_POINTER, op->name, o->name,
+                               "is NULL, expected a tensor");
         if (!t) continue;
         const kf_result_t result = kfi_rt_check(op->name, o->name, &t->object, KFI_RT_TENSOR);
         if (result != KF_SUCCESS) return result;
-        if (t->object.ctx != c->ctx) return kfi_rt_fail(KF_ERROR_DEVICE, op->name, o->name, "is of another context, expected one of ctx");
+        if (t->object.ctx != c->ctx)
+            return kfi_rt_fail(KF_ERROR_DEVICE, op->name, o->name,
+                               "is of another context, expected one of ctx");
         if (o->is_out && t->storage->read_only)
-            return kfi_rt_fail(KF_ERROR_INVALID_VALUE, op->name, o->name, "is read-only memory of DLPack, expected a tensor to write to");
+            return kfi_rt_fail(KF_ERROR_INVALID_VALUE, op->name, o->name,
+                               "is read-only memory of DLPack, expected a tensor to write to");
         if (o->is_out && t->repeats)
-            return kfi_rt_fail(KF_ERROR_OVERLAP, op->name, o->name, "is %s with strides %s, expected elements that lie apart",
-                               kfi_rt_list(t->shape, t->ndim).text, kfi_rt_list(t->strides, t->ndim).text);
+            return kfi_rt_fail(KF_ERROR_OVERLAP, op->name, o->name,
+                               "is %s with strides %s, expected elements that lie apart",
+                               kfi_rt_list(t->shape, t->ndim).text,
+                               kfi_rt_list(t->strides, t->ndim).text);
     }
     return KF_SUCCESS;
 }
@@ -41,22 +51,30 @@ static int kfi_rt_first_dtype(const kfi_rt_call *c, int var)
         if (c->tensors[i] && c->op->operands[i].var == var) return c->tensors[i]->dtype;
     return -1;
 }
-static const kf_op_t *kfi_rt_find_entry(const kfi_rt_op *op, int activation, int t, int u, int index)
+static const kf_op_t *kfi_rt_find_entry(const kfi_rt_op *op, int activation, int t, int u,
+                                        int index)
 {
     for (int i = 0; i < op->entry_count; ++i) {
         const kf_op_t *const e = &op->entries[i];
-        if (e->activation == activation && e->dtype[0] == t && e->dtype[1] == u && (e->dtype[2] == index || index < 0)) return e;
+        if (e->activation == activation && e->dtype[0] == t && e->dtype[1] == u &&
+            (e->dtype[2] == index || index < 0))
+            return e;
     }
     return NULL;
 }
 static int kfi_rt_has_device(const kf_op_t *entry, int device_type)
 {
-    return device_type == KF_DEVICE_CPU ? entry->cpu.run != NULL : device_type == KF_DEVICE_CUDA && entry->cuda.run != NULL;
+    return device_type == KF_DEVICE_CPU ? entry->cpu.run != NULL
+                                        : device_type == KF_DEVICE_CUDA && entry->cuda.run != NULL;
 }
 static int kfi_rt_wanted_dtype(int var, int t, int u, int index)
 {
     const int acc = t == KF_F64 ? KF_F64 : KF_F32;
-    return var == KFI_RT_T ? t : var == KFI_RT_U ? u : var == KFI_RT_ACC ? acc : var == KFI_RT_I ? index : var - KFI_RT_FIXED;
+    return var == KFI_RT_T     ? t
+           : var == KFI_RT_U   ? u
+           : var == KFI_RT_ACC ? acc
+           : var == KFI_RT_I   ? index
+                               : var - KFI_RT_FIXED;
 }
 static kf_result_t kfi_rt_choose(const kfi_rt_call *c, kfi_rt_made *m)
 {
@@ -65,30 +83,39 @@ static kf_result_t kfi_rt_choose(const kfi_rt_call *c, kfi_rt_made *m)
         if (op->activations[m->activation].id == c->activation) break;
     if (m->activation == op->activation_count)
         return kfi_rt_fail(KF_ERROR_UNSUPPORTED, op->name, "activation",
-                           "is %d, which this program does not have (kfgen runtime --activations, KF_RUNTIME_ACTIVATIONS)",
+                           "is %d, which this program does not have (kfgen runtime --activations, "
+                           "KF_RUNTIME_ACTIVATIONS)",
                            (int)c->activation);
     kf_result_t result = kfi_rt_check_tensors(c, m);
     if (result != KF_SUCCESS) return result;
-    const int t = kfi_rt_first_dtype(c, KFI_RT_T), named = kfi_rt_first_dtype(c, KFI_RT_U), u = named < 0 ? t : named;
-    const int whole = kfi_rt_first_dtype(c, KFI_RT_I), index = whole < 0 || whole == KF_I32 ? whole : KF_I64;
+    const int t = kfi_rt_first_dtype(c, KFI_RT_T), named = kfi_rt_first_dtype(c, KFI_RT_U),
+              u = named < 0 ? t : named;
+    const int whole = kfi_rt_first_dtype(c, KFI_RT_I),
+              index = whole < 0 || whole == KF_I32 ? whole : KF_I64;
     m->entry = kfi_rt_find_entry(op, m->activation, t, u, index);
     if (!m->entry)
         return kfi_rt_fail(KF_ERROR_DTYPE, op->name, op->operands[0].name,
-                           "has %s%s%s with activation %s, which this program does not have (kfgen runtime --dtypes, KF_RUNTIME_DTYPES)",
-                           kfi_rt_dtype(t), named < 0 ? "" : ", the others ", named < 0 ? "" : kfi_rt_dtype(u),
-                           op->activations[m->activation].name);
+                           "has %s%s%s with activation %s, which this program does not have (kfgen "
+                           "runtime --dtypes, KF_RUNTIME_DTYPES)",
+                           kfi_rt_dtype(t), named < 0 ? "" : ", the others ",
+                           named < 0 ? "" : kfi_rt_dtype(u), op->activations[m->activation].name);
     if (!kfi_rt_has_device(m->entry, c->ctx->device->type))
-        return kfi_rt_fail(KF_ERROR_UNSUPPORTED, op->name, "ctx", "is of a %s, and %s was compiled for the other device alone (%s)",
-                           c->ctx->device->type == KF_DEVICE_CPU ? "CPU" : "GPU", m->entry->launcher,
-                           c->ctx->device->type == KF_DEVICE_CPU ? "KF_RUNTIME_CPU" : "a .cu file has both");
+        return kfi_rt_fail(
+            KF_ERROR_UNSUPPORTED, op->name, "ctx",
+            "is of a %s, and %s was compiled for the other device alone (%s)",
+            c->ctx->device->type == KF_DEVICE_CPU ? "CPU" : "GPU", m->entry->launcher,
+            c->ctx->device->type == KF_DEVICE_CPU ? "KF_RUNTIME_CPU" : "a .cu file has both");
     if (c->entry && c->entry != m->entry)
-        return kfi_rt_fail(KF_ERROR_DTYPE, op->name, op->operands[0].name, "has %s, which is %s, expected tensors for %s", kfi_rt_dtype(t),
+        return kfi_rt_fail(KF_ERROR_DTYPE, op->name, op->operands[0].name,
+                           "has %s, which is %s, expected tensors for %s", kfi_rt_dtype(t),
                            m->entry->launcher, c->entry->launcher);
     for (int i = 0; i < op->operand_count; ++i) {
         const int wanted = kfi_rt_wanted_dtype(op->operands[i].var, t, u, index);
         if (c->tensors[i] && c->tensors[i]->dtype != wanted)
-            return kfi_rt_fail(KF_ERROR_DTYPE, op->name, op->operands[i].name, "is %s, expected %s beside %s of %s",
-                               kfi_rt_dtype(c->tensors[i]->dtype), kfi_rt_dtype(wanted), op->operands[0].name, kfi_rt_dtype(t));
+            return kfi_rt_fail(KF_ERROR_DTYPE, op->name, op->operands[i].name,
+                               "is %s, expected %s beside %s of %s",
+                               kfi_rt_dtype(c->tensors[i]->dtype), kfi_rt_dtype(wanted),
+                               op->operands[0].name, kfi_rt_dtype(t));
     }
     return KF_SUCCESS;
 }
@@ -124,7 +151,8 @@ static int kfi_rt_end(const kfi_rt_made *m, int what)
     default: return kfi_rt_begin(m, what) + 1;
     }
 }
-/* The product of dimensions [begin, end); -1: more than a tensor has, which those of several tensors may come to. */
+/* The product of dimensions [begin, end); -1: more than a tensor has, which those of several
+ * tensors may come to. */
 static int64_t kfi_rt_product(const int64_t *shape, int begin, int end)
 {
     int64_t n = 1;
@@ -135,13 +163,15 @@ static int64_t kfi_rt_product(const int64_t *shape, int begin, int end)
     return n;
 }
 /* The shape of an operand; returns how many dimensions. */
-static int kfi_rt_shape_of(const kfi_rt_call *c, const kfi_rt_made *m, const kfi_rt_operand *o, int64_t *shape)
+static int kfi_rt_shape_of(const kfi_rt_call *c, const kfi_rt_made *m, const kfi_rt_operand *o,
+                           int64_t *shape)
 {
     int n = 0;
     for (int k = 0; k < o->extents; ++k) {
         const int what = c->op->size[o->extent[k]], times = k == o->twice ? 2 : 1;
         if (what == KFI_RT_GROUPS) shape[n++] = c->groups;
-        for (int d = kfi_rt_begin(m, what); d < kfi_rt_end(m, what); ++d) shape[n++] = m->shape[d] * times;
+        for (int d = kfi_rt_begin(m, what); d < kfi_rt_end(m, what); ++d)
+            shape[n++] = m->shape[d] * times;
     }
     return n;
 }
@@ -160,14 +190,16 @@ static kf_result_t kfi_rt_broadcast_all(const kfi_rt_call *c, kfi_rt_made *m)
             if (*n == 1)
                 *n = t->shape[k];
             else if (t->shape[k] != 1 && t->shape[k] != *n)
-                return kfi_rt_fail(KF_ERROR_SHAPE, c->op->name, c->op->operands[i].name, "is %s, expected a shape that broadcasts with %s",
-                                   kfi_rt_list(t->shape, t->ndim).text, kfi_rt_list(m->shape, m->ndim).text);
+                return kfi_rt_fail(KF_ERROR_SHAPE, c->op->name, c->op->operands[i].name,
+                                   "is %s, expected a shape that broadcasts with %s",
+                                   kfi_rt_list(t->shape, t->ndim).text,
+                                   kfi_rt_list(m->shape, m->ndim).text);
         }
     }
     return KF_SUCCESS;
 }
-/* The dimensions of all sizes, one after the other, of several tensors: each has one for most of its sizes, and for one of them what is
- * left. */
+/* The dimensions of all sizes, one after the other, of several tensors: each has one for most of
+ * its sizes, and for one of them what is left. */
 static kf_result_t kfi_rt_join_shapes(const kfi_rt_call *c, kfi_rt_made *m)
 {
     const kfi_rt_op *const op = c->op;
@@ -177,22 +209,26 @@ static kf_result_t kfi_rt_join_shapes(const kfi_rt_call *c, kfi_rt_made *m)
     for (int i = 0; i < KFI_RT_SHAPED; ++i) {
         const kfi_rt_operand *const o = &op->operands[op->shaped[i]];
         const kf_tensor_t *const t = c->tensors[op->shaped[i]];
-        if (!t) return kfi_rt_fail(KF_ERROR_NULL_POINTER, op->name, o->name, "is NULL, expected a tensor, of whose shape the others are");
+        if (!t)
+            return kfi_rt_fail(KF_ERROR_NULL_POINTER, op->name, o->name,
+                               "is NULL, expected a tensor, of whose shape the others are");
         int left = t->ndim, unknown = -1, at = 0;
         for (int k = 0; k < o->extents; ++k) {
             if (count[o->extent[k]] < 0) unknown = o->extent[k];
             left -= count[o->extent[k]] < 0 ? 0 : count[o->extent[k]];
         }
         if (left < 0 || (left && unknown < 0))
-            return kfi_rt_fail(KF_ERROR_SHAPE, op->name, o->name, "is %s, expected %d dimensions%s", kfi_rt_list(t->shape, t->ndim).text,
-                               t->ndim - left, unknown < 0 ? "" : " or more");
+            return kfi_rt_fail(KF_ERROR_SHAPE, op->name, o->name, "is %s, expected %d dimensions%s",
+                               kfi_rt_list(t->shape, t->ndim).text, t->ndim - left,
+                               unknown < 0 ? "" : " or more");
         if (unknown >= 0) count[unknown] = left;
         for (int k = 0; k < o->extents; at += count[o->extent[k++]]) {
             const int s = o->extent[k];
             shape[s] = t->shape + at;
             times[s] = k == o->twice ? 2 : 1;
             if (times[s] == 2 && t->shape[at] % 2)
-                return kfi_rt_fail(KF_ERROR_SHAPE, op->name, o->name, "is %s, expected an even dimension %d: two tensors in one",
+                return kfi_rt_fail(KF_ERROR_SHAPE, op->name, o->name,
+                                   "is %s, expected an even dimension %d: two tensors in one",
                                    kfi_rt_list(t->shape, t->ndim).text, at);
         }
     }
@@ -211,7 +247,8 @@ static const kfi_rt_operand *kfi_rt_sized(const kfi_rt_op *op, int size)
             if (op->operands[i].extent[k] == size) found = &op->operands[i];
     return found;
 }
-/* The same where every tensor says some: each has one dimension for a size, but for the first, of which it has what is left. */
+/* The same where every tensor says some: each has one dimension for a size, but for the first, of
+ * which it has what is left. */
 static kf_result_t kfi_rt_join_all_shapes(const kfi_rt_call *c, kfi_rt_made *m)
 {
     const kfi_rt_op *const op = c->op;
@@ -223,8 +260,8 @@ static kf_result_t kfi_rt_join_all_shapes(const kfi_rt_call *c, kfi_rt_made *m)
         if (!t) continue;
         const int any = o->extent[0] == 0, own = o->extents - any, left = t->ndim - own;
         if (left < 0 || (left && !any))
-            return kfi_rt_fail(KF_ERROR_SHAPE, op->name, o->name, "is %s, expected %d dimensions%s", kfi_rt_list(t->shape, t->ndim).text,
-                               own, any ? " or more" : "");
+            return kfi_rt_fail(KF_ERROR_SHAPE, op->name, o->name, "is %s, expected %d dimensions%s",
+                               kfi_rt_list(t->shape, t->ndim).text, own, any ? " or more" : "");
         if (any && !shape[0]) m->axis = left, shape[0] = t->shape;
         for (int k = 0; k < own; ++k)
             if (!shape[o->extent[any + k]]) shape[o->extent[any + k]] = t->shape + left + k;
@@ -232,8 +269,10 @@ static kf_result_t kfi_rt_join_all_shapes(const kfi_rt_call *c, kfi_rt_made *m)
     m->ndim = m->axis + op->size_count - 1;
     for (int s = 0; s < op->size_count; ++s) {
         if (!shape[s])
-            return kfi_rt_fail(KF_ERROR_NULL_POINTER, op->name, kfi_rt_sized(op, s)->name, "is NULL, expected a tensor, which says a size");
-        memcpy(s ? m->shape + m->axis + s - 1 : m->shape, shape[s], (size_t)(s ? 1 : m->axis) * sizeof *shape[s]);
+            return kfi_rt_fail(KF_ERROR_NULL_POINTER, op->name, kfi_rt_sized(op, s)->name,
+                               "is NULL, expected a tensor, which says a size");
+        memcpy(s ? m->shape + m->axis + s - 1 : m->shape, shape[s],
+               (size_t)(s ? 1 : m->axis) * sizeof *shape[s]);
     }
     return KF_SUCCESS;
 }
@@ -245,19 +284,23 @@ static kf_result_t kfi_rt_read_shape(const kfi_rt_call *c, kfi_rt_made *m)
     if (op->any_order) return kfi_rt_broadcast_all(c, m);
     if (op->by_all) return kfi_rt_join_all_shapes(c, m);
     if (op->shaped[0] != op->shaped[1]) return kfi_rt_join_shapes(c, m);
-    if (!first) return kfi_rt_fail(KF_ERROR_NULL_POINTER, op->name, name, "is NULL, expected a tensor, of whose shape the others are");
+    if (!first)
+        return kfi_rt_fail(KF_ERROR_NULL_POINTER, op->name, name,
+                           "is NULL, expected a tensor, of whose shape the others are");
     m->ndim = first->ndim;
     memcpy(m->shape, first->shape, sizeof first->shape);
     if (m->ndim < op->least)
-        return kfi_rt_fail(KF_ERROR_SHAPE, op->name, name, "is %s, expected %d dimensions or more", kfi_rt_list(m->shape, m->ndim).text,
-                           op->least);
+        return kfi_rt_fail(KF_ERROR_SHAPE, op->name, name, "is %s, expected %d dimensions or more",
+                           kfi_rt_list(m->shape, m->ndim).text, op->least);
     const int axis = c->dim < 0 ? c->dim + m->ndim : c->dim;
     if (m->ndim && (axis < 0 || axis >= m->ndim))
-        return kfi_rt_fail(KF_ERROR_INVALID_VALUE, op->name, "dim", "is %d, expected %d to %d", c->dim, -m->ndim, m->ndim - 1);
+        return kfi_rt_fail(KF_ERROR_INVALID_VALUE, op->name, "dim", "is %d, expected %d to %d",
+                           c->dim, -m->ndim, m->ndim - 1);
     m->axis = axis;
     if (!op->halves) return KF_SUCCESS;
     if (m->shape[m->ndim - 1] % 2)
-        return kfi_rt_fail(KF_ERROR_SHAPE, op->name, name, "is %s, expected an even last dimension: two halves",
+        return kfi_rt_fail(KF_ERROR_SHAPE, op->name, name,
+                           "is %s, expected an even last dimension: two halves",
                            kfi_rt_list(m->shape, m->ndim).text);
     m->shape[m->ndim - 1] /= 2;
     return KF_SUCCESS;
@@ -274,7 +317,8 @@ static kf_result_t kfi_rt_measure_call(const kfi_rt_call *c, kfi_rt_made *m)
         m->n[i] = what == KFI_RT_GROUPS ? c->groups : n;
         fits &= n >= 0;
         if (op->refuses_empty && what == KFI_RT_AXIS && !n)
-            return kfi_rt_fail(KF_ERROR_INVALID_SIZE, op->name, "dim", "is %d of %s, expected a dimension with elements", c->dim,
+            return kfi_rt_fail(KF_ERROR_INVALID_SIZE, op->name, "dim",
+                               "is %d of %s, expected a dimension with elements", c->dim,
                                kfi_rt_list(m->shape, m->ndim).text);
     }
     for (int i = 0; i < op->operand_count; ++i) {
@@ -285,11 +329,12 @@ static kf_result_t kfi_rt_measure_call(const kfi_rt_call *c, kfi_rt_made *m)
         int same = n == t->ndim;
         for (int d = 0; d < n && same; ++d) same = shape[d] == t->shape[d];
         if (!same)
-            return kfi_rt_fail(KF_ERROR_SHAPE, op->name, op->operands[i].name, "is %s, expected %s", kfi_rt_list(t->shape, t->ndim).text,
-                               kfi_rt_list(shape, n).text);
+            return kfi_rt_fail(KF_ERROR_SHAPE, op->name, op->operands[i].name, "is %s, expected %s",
+                               kfi_rt_list(t->shape, t->ndim).text, kfi_rt_list(shape, n).text);
     }
     if (fits) return KF_SUCCESS;
-    return kfi_rt_fail(KF_ERROR_INVALID_SIZE, op->name, op->operands[op->shaped_by].name, "makes %s of all, expected at most 2^58 elements",
+    return kfi_rt_fail(KF_ERROR_INVALID_SIZE, op->name, op->operands[op->shaped_by].name,
+                       "makes %s of all, expected at most 2^58 elements",
                        kfi_rt_list(m->shape, m->ndim).text);
 }
 

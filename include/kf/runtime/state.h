@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* kf/runtime/state.h: what the runtime's objects are made of, what a device does for them, and errors. */
+/* kf/runtime/state.h: what the runtime's objects are made of, what a device does for them, and
+ * errors. */
 #ifndef KF_RUNTIME_STATE_H
 #define KF_RUNTIME_STATE_H
 
@@ -8,15 +9,24 @@
 
 #include "kf/runtime.h"
 
-/* What a handle is of. A destroyed one's number is KFI_RT_DEAD, which only debug mode keeps readable. */
-enum { KFI_RT_DEAD = 0x6b660000, KFI_RT_CONTEXT, KFI_RT_TENSOR, KFI_RT_STREAM, KFI_RT_EVENT, KFI_RT_PLAN };
+/* What a handle is of. A destroyed one's number is KFI_RT_DEAD, which only debug mode keeps
+ * readable. */
+enum {
+    KFI_RT_DEAD = 0x6b660000,
+    KFI_RT_CONTEXT,
+    KFI_RT_TENSOR,
+    KFI_RT_STREAM,
+    KFI_RT_EVENT,
+    KFI_RT_PLAN
+};
 typedef struct kfi_rt_object {
     int kind;
     kf_context_t *ctx;
     struct kfi_rt_object *next; /* of the destroyed ones that debug mode keeps */
 } kfi_rt_object;
 
-/* Living allocations of a pool and their sizes: open addressing, at most half full, a power of two of places. */
+/* Living allocations of a pool and their sizes: open addressing, at most half full, a power of two
+ * of places. */
 typedef struct {
     uintptr_t at;
     size_t bytes;
@@ -38,7 +48,8 @@ struct kf_context_t {
     kfi_rt_table living;
     kf_pool_stats_t stats;
     size_t cap;
-    void *kept[KFI_RT_CLASSES]; /* memory of a size class that nobody uses, each with the next one's address (device_cpu.h) */
+    void *kept[KFI_RT_CLASSES]; /* memory of a size class that nobody uses, each with the next one's
+                                   address (device_cpu.h) */
     void *native;               /* the device's own pool */
     kfi_rt_object *destroyed;
 };
@@ -55,8 +66,9 @@ typedef struct {
     void *data;
     int owner, read_only;
     void *managed;                /* of DLPack */
-    kfi_rt_user by[KFI_RT_USERS]; /* streams of GPUs beside its own context's default one that were given work on it */
-    int streams;                  /* how many; more than there is room for: any of its own context */
+    kfi_rt_user by[KFI_RT_USERS]; /* streams of GPUs beside its own context's default one that were
+                                     given work on it */
+    int streams; /* how many; more than there is room for: any of its own context */
 } kfi_rt_storage;
 struct kf_tensor_t {
     kfi_rt_object object;
@@ -69,7 +81,8 @@ struct kf_stream_t {
     kfi_rt_object object;
     int is_own, closed; /* closed: destroyed, and the default stream waits for what it was given */
     long refs;          /* a storage keeps the streams that work on it */
-    long behind;        /* of its context's tensors so many were made before it last waited for the default stream */
+    long behind; /* of its context's tensors so many were made before it last waited for the default
+                    stream */
     struct CUstream_st *native;
 };
 struct kf_event_t {
@@ -80,39 +93,50 @@ struct kf_event_t {
 };
 
 struct kfi_rt_pair; /* kf/runtime/move.h */
-/* What a kind of device does. Whoever calls has checked the arguments; `function` is who a message speaks of. */
+/* What a kind of device does. Whoever calls has checked the arguments; `function` is who a message
+ * speaks of. */
 struct kfi_rt_device {
     int type;
     kf_result_t (*open)(const char *function, kf_context_t *ctx);
     void (*close)(kf_context_t *ctx);
     kf_result_t (*info)(const char *function, const kf_context_t *ctx, kf_device_info_t *info);
-    /* The device is the thread's current one from make_current to restore, which is given what make_current returned. */
+    /* The device is the thread's current one from make_current to restore, which is given what
+     * make_current returned. */
     int (*make_current)(const kf_context_t *ctx);
     void (*restore)(int before);
     size_t (*round)(size_t bytes); /* what an allocation takes */
     /* These four with the pool locked. bytes: rounded. */
-    kf_result_t (*allocate)(const char *function, kf_context_t *ctx, size_t bytes, const kf_stream_t *stream, void **found);
-    kf_result_t (*release)(const char *function, kf_context_t *ctx, void *ptr, size_t bytes, const kf_stream_t *stream);
+    kf_result_t (*allocate)(const char *function, kf_context_t *ctx, size_t bytes,
+                            const kf_stream_t *stream, void **found);
+    kf_result_t (*release)(const char *function, kf_context_t *ctx, void *ptr, size_t bytes,
+                           const kf_stream_t *stream);
     kf_result_t (*clear)(const char *function, kf_context_t *ctx);
     kf_result_t (*count)(const char *function, kf_context_t *ctx); /* sets stats.reserved */
     void (*free_owned)(kf_context_t *ctx, void *ptr);
     /* Elements of `width` bytes, from one way of lying in the device's memory to another. */
-    kf_result_t (*move)(const char *function, const kf_context_t *ctx, char *to, const char *from, const struct kfi_rt_pair *p,
-                        size_t width, const kf_stream_t *stream);
-    kf_result_t (*stream_create)(const char *function, kf_stream_t *stream, const kf_stream_config_t *config);
+    kf_result_t (*move)(const char *function, const kf_context_t *ctx, char *to, const char *from,
+                        const struct kfi_rt_pair *p, size_t width, const kf_stream_t *stream);
+    kf_result_t (*stream_create)(const char *function, kf_stream_t *stream,
+                                 const kf_stream_config_t *config);
     void (*stream_destroy)(kf_stream_t *stream);
-    kf_result_t (*synchronize)(const char *function, const kf_context_t *ctx, const kf_stream_t *stream); /* NULL: all streams */
-    kf_result_t (*wait)(const char *function, const kf_context_t *ctx, const kf_stream_t *stream, const kf_event_t *event);
-    /* The stream waits for what the context's default one was given so far; not one that is captured, which may wait for nothing outside.
+    kf_result_t (*synchronize)(const char *function, const kf_context_t *ctx,
+                               const kf_stream_t *stream); /* NULL: all streams */
+    kf_result_t (*wait)(const char *function, const kf_context_t *ctx, const kf_stream_t *stream,
+                        const kf_event_t *event);
+    /* The stream waits for what the context's default one was given so far; not one that is
+     * captured, which may wait for nothing outside.
      */
-    kf_result_t (*follow)(const char *function, const kf_context_t *ctx, const kf_stream_t *stream, int *follows);
+    kf_result_t (*follow)(const char *function, const kf_context_t *ctx, const kf_stream_t *stream,
+                          int *follows);
     kf_result_t (*is_captured)(const char *function, const kf_stream_t *stream, int *is_captured);
     kf_result_t (*event_create)(const char *function, kf_event_t *event);
     void (*event_destroy)(kf_event_t *event);
     kf_result_t (*record)(const char *function, kf_event_t *event, const kf_stream_t *stream);
     kf_result_t (*query)(const char *function, const kf_event_t *event, int *is_done);
-    kf_result_t (*event_wait)(const char *function, const kf_event_t *event); /* the calling thread does */
-    kf_result_t (*elapsed)(const char *function, const kf_event_t *begin, const kf_event_t *end, float *ms);
+    kf_result_t (*event_wait)(const char *function,
+                              const kf_event_t *event); /* the calling thread does */
+    kf_result_t (*elapsed)(const char *function, const kf_event_t *begin, const kf_event_t *end,
+                           float *ms);
 };
 
 /* ---- errors */
@@ -125,19 +149,22 @@ static kfi_rt_text kfi_rt_list(const int64_t *numbers, int count)
     kfi_rt_text t;
     size_t used = (size_t)snprintf(t.text, sizeof t.text, "[");
     for (int i = 0; i < count; ++i)
-        used += (size_t)snprintf(t.text + used, sizeof t.text - used, i ? ", %lld" : "%lld", (long long)numbers[i]);
+        used += (size_t)snprintf(t.text + used, sizeof t.text - used, i ? ", %lld" : "%lld",
+                                 (long long)numbers[i]);
     snprintf(t.text + used, sizeof t.text - used, "]");
     return t;
 }
 KFI_PRINTF(4, 5)
-static kf_result_t kfi_rt_fail(kf_result_t result, const char *function, const char *argument, const char *format, ...)
+static kf_result_t kfi_rt_fail(kf_result_t result, const char *function, const char *argument,
+                               const char *format, ...)
 {
     char text[sizeof kfi_error_detail - 100]; /* the names in front of it are short */
     va_list arguments;
     va_start(arguments, format);
     vsnprintf(text, sizeof text, format, arguments);
     va_end(arguments);
-    snprintf(kfi_error_detail, sizeof kfi_error_detail, "%.60s: %.32s %s", function, argument, text);
+    snprintf(kfi_error_detail, sizeof kfi_error_detail, "%.60s: %.32s %s", function, argument,
+             text);
     return result;
 }
 /* As kfi_rt_fail, for functions that return a pointer. */
@@ -145,27 +172,37 @@ static kf_result_t kfi_rt_fail(kf_result_t result, const char *function, const c
 
 static const char *kfi_rt_word(int kind)
 {
-    static const char *const words[] = {"a destroyed handle", "a context", "a tensor", "a stream", "an event", "a plan"};
-    return kind >= KFI_RT_DEAD && kind <= KFI_RT_PLAN ? words[kind - KFI_RT_DEAD] : "no handle of kf";
+    static const char *const words[] = {"a destroyed handle", "a context", "a tensor",
+                                        "a stream",           "an event",  "a plan"};
+    return kind >= KFI_RT_DEAD && kind <= KFI_RT_PLAN ? words[kind - KFI_RT_DEAD]
+                                                      : "no handle of kf";
 }
 /* That a handle is of an object of this kind that lives. */
-static kf_result_t kfi_rt_check(const char *function, const char *argument, const kfi_rt_object *object, int kind)
+static kf_result_t kfi_rt_check(const char *function, const char *argument,
+                                const kfi_rt_object *object, int kind)
 {
-    if (!object) return kfi_rt_fail(KF_ERROR_NULL_POINTER, function, argument, "is NULL, expected %s", kfi_rt_word(kind));
+    if (!object)
+        return kfi_rt_fail(KF_ERROR_NULL_POINTER, function, argument, "is NULL, expected %s",
+                           kfi_rt_word(kind));
     if (object->kind != kind)
-        return kfi_rt_fail(KF_ERROR_HANDLE, function, argument, "is %s, expected %s", kfi_rt_word(object->kind), kfi_rt_word(kind));
+        return kfi_rt_fail(KF_ERROR_HANDLE, function, argument, "is %s, expected %s",
+                           kfi_rt_word(object->kind), kfi_rt_word(kind));
     if (kind == KFI_RT_CONTEXT && ((const kf_context_t *)object)->closed)
-        return kfi_rt_fail(KF_ERROR_HANDLE, function, argument, "is a destroyed context, which its tensors and streams keep");
+        return kfi_rt_fail(KF_ERROR_HANDLE, function, argument,
+                           "is a destroyed context, which its tensors and streams keep");
     return KF_SUCCESS;
 }
-#define KFI_RT_CHECK(function, argument, handle, kind) kfi_rt_check(function, argument, (handle) ? &(handle)->object : NULL, kind)
+#define KFI_RT_CHECK(function, argument, handle, kind)                                             \
+    kfi_rt_check(function, argument, (handle) ? &(handle)->object : NULL, kind)
 /* That a stream, if there is one, is of this context. */
-static kf_result_t kfi_rt_check_stream(const char *function, const kf_context_t *ctx, const kf_stream_t *stream)
+static kf_result_t kfi_rt_check_stream(const char *function, const kf_context_t *ctx,
+                                       const kf_stream_t *stream)
 {
     if (!stream) return KF_SUCCESS;
     const kf_result_t result = kfi_rt_check(function, "stream", &stream->object, KFI_RT_STREAM);
     if (result == KF_SUCCESS && stream->object.ctx != ctx)
-        return kfi_rt_fail(KF_ERROR_DEVICE, function, "stream", "is of another context, expected one of the tensors' own");
+        return kfi_rt_fail(KF_ERROR_DEVICE, function, "stream",
+                           "is of another context, expected one of the tensors' own");
     return result;
 }
 

@@ -6,7 +6,8 @@
 #include "kf/core/pitch.h"
 #include "kf/runtime/sizes.h"
 
-/* The distance of neighbours along dimensions [begin, end) of a tensor that are one level; 0: dense or nothing to say. -1: there is none.
+/* The distance of neighbours along dimensions [begin, end) of a tensor that are one level; 0: dense
+ * or nothing to say. -1: there is none.
  */
 static int64_t kfi_rt_distance(const kf_tensor_t *t, int begin, int end)
 {
@@ -28,9 +29,10 @@ static int kfi_rt_side_by_side(const kf_tensor_t *t, int begin, int end)
     }
     return 1;
 }
-/* Sets an operand's fields of the struct. Returns 0 where no number says how it lies. Its levels are the extents of its shape from the
-   first on, the fields begin with the innermost. */
-static int kfi_rt_set_strides(const kfi_rt_call *c, kfi_rt_made *m, const kfi_rt_operand *o, const kf_tensor_t *t)
+/* Sets an operand's fields of the struct. Returns 0 where no number says how it lies. Its levels
+   are the extents of its shape from the first on, the fields begin with the innermost. */
+static int kfi_rt_set_strides(const kfi_rt_call *c, kfi_rt_made *m, const kfi_rt_operand *o,
+                              const kf_tensor_t *t)
 {
     if (t->is_dense) return 1;
     if (!o->levels) return 0;
@@ -44,7 +46,10 @@ static int kfi_rt_set_strides(const kfi_rt_call *c, kfi_rt_made *m, const kfi_rt
     int64_t behind = 1;
     for (int d = begin[levels]; d < at; ++d) behind *= t->shape[d];
     /* The first extent that lies side by side. */
-    const int first = c->op->joined == KFI_RT_ALWAYS || (c->op->joined == KFI_RT_ALONE && behind == 1) ? levels - 1 : levels;
+    const int first =
+        c->op->joined == KFI_RT_ALWAYS || (c->op->joined == KFI_RT_ALONE && behind == 1)
+            ? levels - 1
+            : levels;
     if (!kfi_rt_side_by_side(t, begin[first], at)) return 0;
     for (int k = 0; k < first; ++k) {
         const int64_t distance = kfi_rt_distance(t, begin[k], begin[k + 1]);

@@ -66,19 +66,42 @@ class StencilKernel(Kernel):
         if self.bwd:
             # An element is the left neighbour of the next one, and the right one of the one before: of each it has what the expression gives.
             dout = gradient_of(out)
-            self.roots = list(gradient(graph, {root: graph.var(dout)}, [env[part] for part in x.parts]).values())
+            self.roots = list(
+                gradient(graph, {root: graph.var(dout)}, [env[part] for part in x.parts]).values()
+            )
             if None in self.roots or graph.variables(self.roots) & set(x.parts):
                 raise wrong(self.op, "expr", "is not linear in its neighbours", "add grad = false")
-            self.inputs = [*self.operands, Tensor(dout, "line", self.dtype, "in", "gradient", "T", (dout,), of=out)]
-            self.outputs = [Tensor(gradient_of(x.name), "line", self.dtype, "out", "gradient", "T", tuple(map(gradient_of, x.parts)), of=x.name,
-                                   exprs=self.roots, required=False)]
+            self.inputs = [
+                *self.operands,
+                Tensor(dout, "line", self.dtype, "in", "gradient", "T", (dout,), of=out),
+            ]
+            self.outputs = [
+                Tensor(
+                    gradient_of(x.name),
+                    "line",
+                    self.dtype,
+                    "out",
+                    "gradient",
+                    "T",
+                    tuple(map(gradient_of, x.parts)),
+                    of=x.name,
+                    exprs=self.roots,
+                    required=False,
+                )
+            ]
             self.operands[0].reads = "never"
         else:
             self.roots, self.inputs = [root], self.operands
-            self.outputs = [Tensor(out, "line", self.dtype, "out", "output", "T", (out,), exprs=self.roots)]
+            self.outputs = [
+                Tensor(out, "line", self.dtype, "out", "output", "T", (out,), exprs=self.roots)
+            ]
         self.read = self.inputs[-1]
-        self.graph, self.streams, self.keeps, self.scalars = graph, self.inputs + self.outputs, False, list(self.op.scalars)
-
+        self.graph, self.streams, self.keeps, self.scalars = (
+            graph,
+            self.inputs + self.outputs,
+            False,
+            list(self.op.scalars),
+        )
 
     def per_element(self, stream):
         return 1

@@ -14,7 +14,8 @@ struct stencil_call {
     kfi_arguments arguments;
     const void *kernel;
 };
-KF_FN kf_result_t stencil_run(const stencil_call &m, kf_i64 rows, kf_i64 cols, stencil_row *g, void **args, cudaStream_t stream)
+KF_FN kf_result_t stencil_run(const stencil_call &m, kf_i64 rows, kf_i64 cols, stencil_row *g,
+                              void **args, cudaStream_t stream)
 {
     const kf_i64 sizes[] = {rows, cols};
     kf_result_t result = kfi_check_sizes(&m.name, "rows cols", sizes, 2);

@@ -4,7 +4,8 @@
 
 #include "kf/core/map.h"
 
-static inline kf_result_t stencil_check(const kfi_name *name, const kfi_arguments *arguments, kf_i64 rows, kf_i64 cols, int *wanted)
+static inline kf_result_t stencil_check(const kfi_name *name, const kfi_arguments *arguments,
+                                        kf_i64 rows, kf_i64 cols, int *wanted)
 {
     const kf_i64 sizes[] = {rows, cols};
     kf_i64 elements[KFI_MAX_TENSORS];

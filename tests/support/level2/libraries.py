@@ -24,7 +24,9 @@ if __name__ == "__main__":
 # A unit of functions whose activation is an argument has the code of every activation in each of its kernels.
 ANY = 18
 
-Unit = collections.namedtuple("Unit", "library key name text make")  # key: the same for units that are the same object
+Unit = collections.namedtuple(
+    "Unit", "library key name text make"
+)  # key: the same for units that are the same object
 
 
 def length(unit):
@@ -38,14 +40,21 @@ def order(units, cores):
     once = {unit.key: unit for unit in reversed(units)}.values()
     place = {name: i for i, name in enumerate(dict.fromkeys(unit.library for unit in units))}
     long = sum(map(length, once)) / cores / 2
-    return sorted(once, key=lambda unit: (-1 if length(unit) > long else place[unit.library], -length(unit)))
+    return sorted(
+        once, key=lambda unit: (-1 if length(unit) > long else place[unit.library], -length(unit))
+    )
 
 
 class Builder:
     """units: of all libraries; finish: {library: what makes it of its objects}; say(library, seconds, error or None)."""
 
     def __init__(self, units, finish, say):
-        self.finish, self.say, self.began, self.lock = finish, say, time.monotonic(), threading.Lock()
+        self.finish, self.say, self.began, self.lock = (
+            finish,
+            say,
+            time.monotonic(),
+            threading.Lock(),
+        )
         self.units = units
         self.waits = {name: {u.key for u in units if u.library == name} for name in finish}
         self.errors, self.seconds = {}, {}
@@ -85,7 +94,10 @@ class Builder:
 
 def module(name):
     import kflib
-    spec = importlib.util.spec_from_file_location(f"level2_{name}", kflib.ROOT / f"tests/cuda/{name}.py")
+
+    spec = importlib.util.spec_from_file_location(
+        f"level2_{name}", kflib.ROOT / f"tests/cuda/{name}.py"
+    )
     found = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(found)
     return found
@@ -102,15 +114,28 @@ def of_numbers(name):
     import kflib
     import numeric
     from conftest import BUILD
-    kflib.build("cuda", list(numeric.CUDA[name]), BUILD / "cuda", numeric.BUILDS["cuda"][name], extra=counting.source(), link=counting.LINK)
+
+    kflib.build(
+        "cuda",
+        list(numeric.CUDA[name]),
+        BUILD / "cuda",
+        numeric.BUILDS["cuda"][name],
+        extra=counting.source(),
+        link=counting.LINK,
+    )
 
 
 def subnormal():
     import kflib
     import numeric
     from conftest import BUILD
+
     gemm = module("test_gemm")
-    flags = ["-O3", "-gencode=arch=compute_90a,code=sm_90a"] if kflib.capability() == (9, 0) else numeric.BUILDS["cuda"]["default"]
+    flags = (
+        ["-O3", "-gencode=arch=compute_90a,code=sm_90a"]
+        if kflib.capability() == (9, 0)
+        else numeric.BUILDS["cuda"]["default"]
+    )
     kflib.build("cuda", gemm.SUBNORMAL, BUILD / "cuda", flags)
 
 
@@ -139,6 +164,7 @@ LIBRARIES = {
 def recorded(ask):
     """[(arguments, options)] of the calls of kflib.build that `ask` makes; nothing is compiled."""
     import kflib
+
     build, calls = kflib.build, []
     kflib.build = lambda *arguments, **options: calls.append((arguments, options))
     try:
@@ -151,9 +177,13 @@ def recorded(ask):
 def units_of(name, calls):
     """The units of a library's files, which kflib.library then finds."""
     import kflib
+
     found = []
     for arguments, options in calls:
-        command, files, include = kflib.compilation(*arguments, **{k: v for k, v in options.items() if k not in ("link", "objects_", "jobs")})
+        command, files, include = kflib.compilation(
+            *arguments,
+            **{k: v for k, v in options.items() if k not in ("link", "objects_", "jobs")},
+        )
         for file, text in files.items():
             make = functools.partial(kflib.objects, command, {file: text}, include, 1)
             found.append(Unit(name, (*map(str, command), file, text), file, text, make))
@@ -164,22 +194,33 @@ def main(cores, ready, names):
     import gpu
     import kflib
     from conftest import BUILD
+
     ready.mkdir(parents=True, exist_ok=True)
 
     def say(name, seconds, error):
         (ready / name).write_text(error or "")
-        print(f"{seconds:6.0f} s  {name}: {f'FAILED{chr(10)}{error}' if error else 'ready'}", flush=True)
+        print(
+            f"{seconds:6.0f} s  {name}: {f'FAILED{chr(10)}{error}' if error else 'ready'}",
+            flush=True,
+        )
 
     kflib.rendered()
-    units, finish = [], {"helpers": lambda: gpu.build_helpers(BUILD / "cuda")} if "helpers" in names else {}
+    units, finish = (
+        [],
+        {"helpers": lambda: gpu.build_helpers(BUILD / "cuda")} if "helpers" in names else {},
+    )
     for name in [n for n in LIBRARIES if n in names]:
         try:
             calls = recorded(LIBRARIES[name])
-        except BaseException:  # pytest's Skipped, too: the device or the toolkit has not what these tests need
+        except (
+            BaseException
+        ):  # pytest's Skipped, too: the device or the toolkit has not what these tests need
             say(name, 0, traceback.format_exc())
             continue
         units += units_of(name, calls)
-        finish[name] = lambda calls=calls: [kflib.library(*arguments, **options) for arguments, options in calls]
+        finish[name] = lambda calls=calls: [
+            kflib.library(*arguments, **options) for arguments, options in calls
+        ]
     builder = Builder(units, finish, say)
     builder.run(cores)
     for name, seconds in sorted(builder.seconds.items(), key=lambda item: -item[1])[:20]:

@@ -15,7 +15,15 @@ class Part:
     """tests, files: {id: the line that counts}; end: pytest's exit status, None where it has not come to its end."""
 
     def __init__(self, name, text, ids=()):
-        self.name, self.ids, self.begin, self.end, self.collected, self.tests, self.files = name, list(ids), None, None, None, {}, {}
+        self.name, self.ids, self.begin, self.end, self.collected, self.tests, self.files = (
+            name,
+            list(ids),
+            None,
+            None,
+            None,
+            {},
+            {},
+        )
         for line in text.splitlines():
             try:
                 found = json.loads(line)
@@ -32,16 +40,24 @@ class Part:
             self.collected = found["collected"]
         elif found["when"] == "collect":
             self.files[found["id"]] = found
-        elif self.tests.get(found["id"], {}).get("outcome") != "failed":  # a teardown's failure counts as one of the test
+        elif (
+            self.tests.get(found["id"], {}).get("outcome") != "failed"
+        ):  # a teardown's failure counts as one of the test
             self.tests[found["id"]] = found
 
     def failed(self):
-        return sum(line["outcome"] == "failed" for line in [*self.tests.values(), *self.files.values()])
+        return sum(
+            line["outcome"] == "failed" for line in [*self.tests.values(), *self.files.values()]
+        )
 
 
 def part(path):
     ids = path.with_suffix(".ids")
-    return Part(path.stem, path.read_text(errors="replace"), ids.read_text().splitlines() if ids.exists() else ())
+    return Part(
+        path.stem,
+        path.read_text(errors="replace"),
+        ids.read_text().splitlines() if ids.exists() else (),
+    )
 
 
 def parts(paths):
@@ -55,18 +71,32 @@ def joined(found):
     """{id: line} of all lines: a later one's counts, but what was skipped says nothing of what was run before."""
     lines = {}
     for one in found:
-        lines |= {name: line for name, line in one.items() if not (line["outcome"] == "skipped" and name in lines)}
+        lines |= {
+            name: line
+            for name, line in one.items()
+            if not (line["outcome"] == "skipped" and name in lines)
+        }
     return lines
 
 
 def outcomes(parts):
     """{id: line} of tests, and of files of which no part has tests: they were skipped, or cannot be collected."""
     tests = joined(part.tests for part in parts)
-    there = {name.partition("::")[0] for name in [*tests, *(name for part in parts for name in part.ids)]}
-    return tests | {name: line for name, line in joined(part.files for part in parts).items() if name not in there}
+    there = {
+        name.partition("::")[0] for name in [*tests, *(name for part in parts for name in part.ids)]
+    }
+    return tests | {
+        name: line
+        for name, line in joined(part.files for part in parts).items()
+        if name not in there
+    }
 
 
 def missing(parts):
     """The tests that have no outcome."""
     had = outcomes(parts)
-    return [name for name in dict.fromkeys(name for part in parts for name in part.ids) if name not in had]
+    return [
+        name
+        for name in dict.fromkeys(name for part in parts for name in part.ids)
+        if name not in had
+    ]

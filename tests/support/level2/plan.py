@@ -6,7 +6,9 @@ import collections
 import re
 
 # paths, ignored: of files and folders; gpus: CUDA_VISIBLE_DEVICES; share: of plugin.py; needs: of libraries.LIBRARIES, and helpers.
-Part = collections.namedtuple("Part", "name paths workers gpus nice share needs ignored", defaults=("", (), ()))
+Part = collections.namedtuple(
+    "Part", "name paths workers gpus nice share needs ignored", defaults=("", (), ())
+)
 
 # The files of tests/cuda (test_NAME.py) that run together; where; workers on a GPU, if the host has cores for them: of numbers most of a test is
 # the oracle in NumPy, of large a tensor fills the memory; which libraries they need.
@@ -25,7 +27,18 @@ CUDA = (
     ("python_samples", "first", 1, ()),
 )
 # Hundredths of the cores' seconds at level 2, 46,000 in all, as 32 cores took them (bench/NOTES.md, "Level 2, an eighth time").
-FOLDERS = {"emu": 44, "headers": 30, "cpu": 13, "runtime": 4, "build": 2, "gen": 2, "frontends": 2, "docs": 1, "errors": 1, "fuzz": 1}
+FOLDERS = {
+    "emu": 44,
+    "headers": 30,
+    "cpu": 13,
+    "runtime": 4,
+    "build": 2,
+    "gen": 2,
+    "frontends": 2,
+    "docs": 1,
+    "errors": 1,
+    "fuzz": 1,
+}
 # A process more than cores for every four: tests wait for compilers' files, and for each other's.
 MORE = 1.25
 
@@ -33,7 +46,9 @@ MORE = 1.25
 def without_gpu(cores, gpus=0, chosen=()):
     """Parts of the other folders. chosen: "emu:26", "tests/emu/test_a.py:8", files joined by commas; a folder then has not the files named beside it.
     Some have tests on a GPU: not on the first, where a test of tests/cuda looks at how much memory is free."""
-    words = list(chosen) or [f"{name}:{max(1, round(cores * MORE * share / 100))}" for name, share in FOLDERS.items()]
+    words = list(chosen) or [
+        f"{name}:{max(1, round(cores * MORE * share / 100))}" for name, share in FOLDERS.items()
+    ]
     found, named = [], []
     for word in words:
         what, _, workers = word.rpartition(":")
@@ -42,7 +57,9 @@ def without_gpu(cores, gpus=0, chosen=()):
     files = [p for paths, _ in named for p in paths if p.endswith(".py")]
     for turn, (paths, workers) in enumerate(named):
         name = "+".join(re.sub(r"^tests/|test_|\.py$", "", p).replace("/", "_") for p in paths)[:60]
-        ignored = tuple(f for f in files if f not in paths and any(f.startswith(p + "/") for p in paths))
+        ignored = tuple(
+            f for f in files if f not in paths and any(f.startswith(p + "/") for p in paths)
+        )
         gpu = "" if not gpus else str(turn % (gpus - 1) + 1 if gpus > 1 else 0)
         found.append(Part(name, paths, workers, gpu, 10, ignored=ignored))
     return found
@@ -52,21 +69,44 @@ def places(where, gpus):
     """[(CUDA_VISIBLE_DEVICES, share)]"""
     if where == "twos":
         twos = max(1, gpus // 2)
-        return [(",".join(str(g) for g in (2 * k, 2 * k + 1) if g < gpus), f"{k}/{twos}") for k in range(twos)]
-    return {"first": [("0", "")], "last": [(str(gpus - 1), "")], "each": [(str(g), f"{g}/{gpus}") for g in range(gpus)]}[where]
+        return [
+            (",".join(str(g) for g in (2 * k, 2 * k + 1) if g < gpus), f"{k}/{twos}")
+            for k in range(twos)
+        ]
+    return {
+        "first": [("0", "")],
+        "last": [(str(gpus - 1), "")],
+        "each": [(str(g), f"{g}/{gpus}") for g in range(gpus)],
+    }[where]
 
 
 def with_gpu(gpus, cores, files):
     """Parts of tests/cuda. files: its test_*.py; one that nobody has listed needs what it builds itself."""
     listed = {word for words, *_ in CUDA for word in words.split()}
-    others = tuple((word, "each", 1, ()) for word in (f.removeprefix("test_").removesuffix(".py") for f in files) if word not in listed)
+    others = tuple(
+        (word, "each", 1, ())
+        for word in (f.removeprefix("test_").removesuffix(".py") for f in files)
+        if word not in listed
+    )
     found = []
     for words, where, workers, needs in CUDA + others:
-        paths = tuple(f"tests/cuda/test_{word}.py" for word in words.split() if f"test_{word}.py" in files)
+        paths = tuple(
+            f"tests/cuda/test_{word}.py" for word in words.split() if f"test_{word}.py" in files
+        )
         spread = places(where, gpus) if paths else []
         workers = max(1, min(workers, cores // gpus // 2))
-        found += [Part(words.split()[0] + (f".{i}" if len(spread) > 1 else ""), paths, workers, seen, 0, share if len(spread) > 1 else "", needs)
-                  for i, (seen, share) in enumerate(spread)]
+        found += [
+            Part(
+                words.split()[0] + (f".{i}" if len(spread) > 1 else ""),
+                paths,
+                workers,
+                seen,
+                0,
+                share if len(spread) > 1 else "",
+                needs,
+            )
+            for i, (seen, share) in enumerate(spread)
+        ]
     return found
 
 
@@ -81,4 +121,12 @@ def plan(gpus, cores, files, chosen=(), cuda=True):
 def of_list(parts, ids):
     """Those that have any of the tests."""
     files = {name.partition("::")[0] for name in ids}
-    return [p for p in parts if any(f == path or f.startswith(path + "/") for path in p.paths for f in files - set(p.ignored))]
+    return [
+        p
+        for p in parts
+        if any(
+            f == path or f.startswith(path + "/")
+            for path in p.paths
+            for f in files - set(p.ignored)
+        )
+    ]

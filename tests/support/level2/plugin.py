@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A pytest plug-in for tests in several processes, calls and machines: a log of the outcomes, a share of the tests, the tests of a list.
 
-    python tests/support/level2/plugin.py --outcomes build/level2/a.jsonl --share 0/4 tests/cuda     # and pytest's own words
+python tests/support/level2/plugin.py --outcomes build/level2/a.jsonl --share 0/4 tests/cuda     # and pytest's own words
 """
 
 import collections
@@ -25,18 +25,39 @@ TEXT = 3000  # characters of a failure that are kept
 
 def pytest_addoption(parser):
     group = parser.getgroup("level 2")
-    group.addoption("--outcomes", metavar="FILE.jsonl", help="a line for each outcome; all tests of the files asked for, chosen or not, in FILE.ids")
-    group.addoption("--share", metavar="I/N", help="one of N shares; an xdist_group stays together, tests marked `alone` are in share 0")
-    group.addoption("--only", metavar="FILE", help="the tests whose ids, or whose files, are lines of FILE")
+    group.addoption(
+        "--outcomes",
+        metavar="FILE.jsonl",
+        help="a line for each outcome; all tests of the files asked for, chosen or not, in FILE.ids",
+    )
+    group.addoption(
+        "--share",
+        metavar="I/N",
+        help="one of N shares; an xdist_group stays together, tests marked `alone` are in share 0",
+    )
+    group.addoption(
+        "--only", metavar="FILE", help="the tests whose ids, or whose files, are lines of FILE"
+    )
 
 
 def began(config):
     """What a log begins with: runs.py joins logs of the same commit and functions alone."""
     import promises
+
     kind, name = promises.machine()
-    commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=promises.ROOT, capture_output=True, text=True).stdout.strip()
-    return {"begin": [str(a) for a in config.invocation_params.args], "time": time.time(), "commit": commit, "kind": kind, "machine": name,
-            "processor": promises.processor(), "level": int(os.environ.get("KF_LEVEL", "1")), "families": promises.had()}
+    commit = subprocess.run(
+        ["git", "rev-parse", "HEAD"], cwd=promises.ROOT, capture_output=True, text=True
+    ).stdout.strip()
+    return {
+        "begin": [str(a) for a in config.invocation_params.args],
+        "time": time.time(),
+        "commit": commit,
+        "kind": kind,
+        "machine": name,
+        "processor": promises.processor(),
+        "level": int(os.environ.get("KF_LEVEL", "1")),
+        "families": promises.had(),
+    }
 
 
 class Log:
@@ -63,14 +84,26 @@ class Log:
     def pytest_runtest_logreport(self, report):
         if report.when != "call" and report.outcome == "passed":
             return
-        line = {"id": plain(report.nodeid), "when": report.when, "outcome": report.outcome, "seconds": round(report.duration, 2)}
+        line = {
+            "id": plain(report.nodeid),
+            "when": report.when,
+            "outcome": report.outcome,
+            "seconds": round(report.duration, 2),
+        }
         self.say(line | why(report))
 
     def pytest_collectreport(self, report):
         """A file that skips itself, or cannot be collected; with xdist each worker says so."""
-        if report.nodeid not in self.files and (report.outcome == "failed" or report.outcome == "skipped" and report.nodeid.endswith(".py")):
+        if report.nodeid not in self.files and (
+            report.outcome == "failed"
+            or report.outcome == "skipped"
+            and report.nodeid.endswith(".py")
+        ):
             self.files.add(report.nodeid)
-            self.say({"id": report.nodeid, "when": "collect", "outcome": report.outcome, "seconds": 0} | why(report))
+            self.say(
+                {"id": report.nodeid, "when": "collect", "outcome": report.outcome, "seconds": 0}
+                | why(report)
+            )
 
     def pytest_sessionfinish(self, exitstatus):
         self.say({"end": int(exitstatus)})
@@ -80,10 +113,19 @@ def why(report):
     if report.outcome == "failed":
         text = report.longreprtext
         first = next((w for w in text.splitlines() if w.startswith("E ")), text[-200:])
-        return {"first": first[:400], "text": text if len(text) <= TEXT else f"{text[:TEXT // 2]}\n...\n{text[-TEXT // 2:]}"}
+        return {
+            "first": first[:400],
+            "text": text
+            if len(text) <= TEXT
+            else f"{text[: TEXT // 2]}\n...\n{text[-TEXT // 2 :]}",
+        }
     if report.outcome == "skipped":
         told = report.longrepr
-        return {"reason": str(told[2] if isinstance(told, tuple) else getattr(report, "wasxfail", "") or told)[:300]}
+        return {
+            "reason": str(
+                told[2] if isinstance(told, tuple) else getattr(report, "wasxfail", "") or told
+            )[:300]
+        }
     return {}
 
 
@@ -110,11 +152,17 @@ class Choice:
     def pytest_collection_modifyitems(self, config, items):
         log, only, part = (config.getoption(name) for name in ("outcomes", "only", "share"))
         if log and getattr(config, "workerinput", {"workerid": "gw0"})["workerid"] == "gw0":
-            pathlib.Path(log).with_suffix(".ids").write_text("".join(f"{plain(item.nodeid)}\n" for item in items))
+            pathlib.Path(log).with_suffix(".ids").write_text(
+                "".join(f"{plain(item.nodeid)}\n" for item in items)
+            )
         found = list(items)
         if only:
             wanted = set(pathlib.Path(only).read_text().splitlines())
-            found = [item for item in found if {plain(item.nodeid), item.nodeid.partition("::")[0]} & wanted]
+            found = [
+                item
+                for item in found
+                if {plain(item.nodeid), item.nodeid.partition("::")[0]} & wanted
+            ]
         if part:
             found = share(found, part)
         kept = set(map(id, found))
@@ -126,7 +174,9 @@ class Choice:
 @pytest.hookimpl(trylast=True)  # after tests/conftest.py has told where its modules are
 def pytest_configure(config):
     log = config.getoption("outcomes")
-    config.in_parts = bool(log or config.getoption("only") or config.getoption("share"))  # tests/cuda/conftest.py asks
+    config.in_parts = bool(
+        log or config.getoption("only") or config.getoption("share")
+    )  # tests/cuda/conftest.py asks
     config.pluginmanager.register(Choice())
     if log and not hasattr(config, "workerinput") and not config.option.collectonly:
         config.pluginmanager.register(Log(config, pathlib.Path(log)))

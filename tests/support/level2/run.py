@@ -29,15 +29,41 @@ LINE = 60  # seconds from one line to the next
 
 def environment(gpus):
     """As `make test` has it. One thread in each process: there are as many processes as cores."""
-    path = [str(pathlib.Path(sys.executable).parent), os.environ["PATH"], *([] if shutil.which("nvcc") else ["/usr/local/cuda/bin"])]
-    return {"KF_BUDGET": "print", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "TORCHINDUCTOR_COMPILE_THREADS": "2", **os.environ,
-            "KF_LEVEL": "2", "PATH": os.pathsep.join(path), "CUDA_VISIBLE_DEVICES": gpus}
+    path = [
+        str(pathlib.Path(sys.executable).parent),
+        os.environ["PATH"],
+        *([] if shutil.which("nvcc") else ["/usr/local/cuda/bin"]),
+    ]
+    return {
+        "KF_BUDGET": "print",
+        "OMP_NUM_THREADS": "1",
+        "OPENBLAS_NUM_THREADS": "1",
+        "TORCHINDUCTOR_COMPILE_THREADS": "2",
+        **os.environ,
+        "KF_LEVEL": "2",
+        "PATH": os.pathsep.join(path),
+        "CUDA_VISIBLE_DEVICES": gpus,
+    }
 
 
 def command(part, out, only=None):
     """pytest with the plug-in. A test at a time goes to the worker that is free (loadgroup)."""
-    words = ["nice", "-n", str(part.nice), sys.executable, str(HERE / "plugin.py"), "-q", "-p", "no:cacheprovider", "-n", str(part.workers),
-             "--dist", "loadgroup", "--outcomes", str(out / f"{part.name}.jsonl")]
+    words = [
+        "nice",
+        "-n",
+        str(part.nice),
+        sys.executable,
+        str(HERE / "plugin.py"),
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "-n",
+        str(part.workers),
+        "--dist",
+        "loadgroup",
+        "--outcomes",
+        str(out / f"{part.name}.jsonl"),
+    ]
     words += ["--share", part.share] * bool(part.share) + ["--only", str(only)] * bool(only)
     return [*words, *(f"--ignore={f}" for f in part.ignored), *part.paths]
 
@@ -51,8 +77,15 @@ class Runner:
 
     def start(self, name, words, gpus):
         with open(self.out / f"{name}.out", "w") as said:
-            self.running[name] = subprocess.Popen(words, cwd=ROOT, env=environment(gpus), stdin=subprocess.DEVNULL, stdout=said,
-                                                  stderr=subprocess.STDOUT, process_group=0)
+            self.running[name] = subprocess.Popen(
+                words,
+                cwd=ROOT,
+                env=environment(gpus),
+                stdin=subprocess.DEVNULL,
+                stdout=said,
+                stderr=subprocess.STDOUT,
+                process_group=0,
+            )
         (self.out / f"{name}.pid").write_text(str(self.running[name].pid))
 
     def libraries(self, cores):
@@ -60,16 +93,26 @@ class Runner:
         needs = sorted({need for part in self.waiting for need in part.needs})
         if needs:
             shutil.rmtree(self.ready, ignore_errors=True)
-            words = [sys.executable, str(HERE / "libraries.py"), str(cores), str(self.ready), *needs]
+            words = [
+                sys.executable,
+                str(HERE / "libraries.py"),
+                str(cores),
+                str(self.ready),
+                *needs,
+            ]
             self.start(self.builder, words, os.environ.get("CUDA_VISIBLE_DEVICES", "0"))
 
     def can_start(self, part):
         """Its libraries are there, or nobody is making them."""
-        return self.builder not in self.running or all((self.ready / need).exists() for need in part.needs)
+        return self.builder not in self.running or all(
+            (self.ready / need).exists() for need in part.needs
+        )
 
     def step(self):
         """Whether anything is left."""
-        self.running = {name: process for name, process in self.running.items() if process.poll() is None}
+        self.running = {
+            name: process for name, process in self.running.items() if process.poll() is None
+        }
         for part in [p for p in self.waiting if self.can_start(p)]:
             self.waiting.remove(part)
             self.start(part.name, command(part, self.out, self.only), part.gpus)
@@ -100,12 +143,16 @@ def said(out):
     """A line on all parts, and on the libraries."""
     there = list(out.glob("ready*/*"))
     failed = "".join(f" FAILED {p.name}" for p in there if p.stat().st_size)
-    return report.status(logs.parts([out]), alive(out)) + (f" | libraries {len(there)}{failed}" if there else "")
+    return report.status(logs.parts([out]), alive(out)) + (
+        f" | libraries {len(there)}{failed}" if there else ""
+    )
 
 
 def told(out):
     parts = logs.parts([out])
-    begun = [p.stem for p in out.glob("*.pid") if p.stem != "run" and not p.stem.startswith("libraries")]
+    begun = [
+        p.stem for p in out.glob("*.pid") if p.stem != "run" and not p.stem.startswith("libraries")
+    ]
     print(report.report(parts, begun), end="", flush=True)
     return bool(report.again(parts)) or {p.name for p in parts} < set(begun)
 
@@ -149,23 +196,53 @@ def chosen(given):
 
 def detached(out):
     """This call again, in the background, in a session of its own."""
-    words = [sys.executable, str(HERE / "run.py"), *(word for word in sys.argv[1:] if word != "--detach")]
+    words = [
+        sys.executable,
+        str(HERE / "run.py"),
+        *(word for word in sys.argv[1:] if word != "--detach"),
+    ]
     with open(out / "run.out", "a") as text:
-        process = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=text, stderr=subprocess.STDOUT, start_new_session=True)
+        process = subprocess.Popen(
+            words,
+            stdin=subprocess.DEVNULL,
+            stdout=text,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
     (out / "run.pid").write_text(str(process.pid))
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("gpus", type=int, nargs="?", default=0)
     parser.add_argument("cores", type=int, nargs="?", default=os.cpu_count())
-    parser.add_argument("--parts", nargs="+", default=(), metavar="PATHS:WORKERS", help="of the other folders these alone")
+    parser.add_argument(
+        "--parts",
+        nargs="+",
+        default=(),
+        metavar="PATHS:WORKERS",
+        help="of the other folders these alone",
+    )
     parser.add_argument("--no-gpu", action="store_true", help="nothing of tests/cuda")
-    parser.add_argument("--only", type=lambda p: pathlib.Path(p).resolve(), metavar="FILE", help="tests of a list (report.py --write)")
-    parser.add_argument("--out", type=lambda p: pathlib.Path(p).resolve(), default=ROOT / "build/level2", metavar="DIR")
+    parser.add_argument(
+        "--only",
+        type=lambda p: pathlib.Path(p).resolve(),
+        metavar="FILE",
+        help="tests of a list (report.py --write)",
+    )
+    parser.add_argument(
+        "--out",
+        type=lambda p: pathlib.Path(p).resolve(),
+        default=ROOT / "build/level2",
+        metavar="DIR",
+    )
     parser.add_argument("--tag", default="", help="behind the parts' names, for a further call")
     parser.add_argument("--detach", action="store_true", help="return at once")
-    parser.add_argument("--watch", type=float, metavar="SECONDS", help="only wait for what runs, and report")
+    parser.add_argument(
+        "--watch", type=float, metavar="SECONDS", help="only wait for what runs, and report"
+    )
     given = parser.parse_args()
     if given.watch is not None:
         return watch(given.out, given.watch)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Joins logs of plugin.py, of several processes, calls and machines, into one run as promises.py takes it.
 
-    python tests/support/level2/runs.py cpu OUT.json LOG...     all that needs no GPU of its own, and tests/cuda as a machine without one has it
-    python tests/support/level2/runs.py gpu OUT.json LOG...     tests/cuda on a GPU
+python tests/support/level2/runs.py cpu OUT.json LOG...     all that needs no GPU of its own, and tests/cuda as a machine without one has it
+python tests/support/level2/runs.py gpu OUT.json LOG...     tests/cuda on a GPU
 """
 
 import argparse
@@ -26,17 +26,25 @@ def agreed(parts, word):
     """What all logs begin with."""
     told = {json.dumps(part.begin[word], sort_keys=True): part.name for part in parts}
     if len(told) != 1:
-        sys.exit(f"the logs are of several: {word}: " + "; ".join(f"{name}: {text[:200]}" for text, name in told.items()))
+        sys.exit(
+            f"the logs are of several: {word}: "
+            + "; ".join(f"{name}: {text[:200]}" for text, name in told.items())
+        )
     return parts[0].begin[word]
 
 
 def of_kind(kind, parts):
     """The logs with what a run of this kind has of them."""
     for part in parts:
+
         def counts(name, on_gpu=part.begin["kind"] == "gpu"):
             return on_gpu == (kind == "gpu") if name.startswith(CUDA) else kind == "cpu"
+
         part.ids = [name for name in part.ids if counts(name)]
-        part.tests, part.files = ({n: line for n, line in found.items() if counts(n)} for found in (part.tests, part.files))
+        part.tests, part.files = (
+            {n: line for n, line in found.items() if counts(n)}
+            for found in (part.tests, part.files)
+        )
     return [part for part in parts if part.ids or part.tests or part.files]
 
 
@@ -47,17 +55,30 @@ def joined(kind, parts):
         sys.exit(f"the logs have nothing of a run of kind {kind}")
     agreed(parts, "commit")
     level, families = agreed(parts, "level"), agreed(parts, "families")
-    machine = ", ".join(sorted({part.begin["machine" if kind == "gpu" else "processor"] for part in parts}))
+    machine = ", ".join(
+        sorted({part.begin["machine" if kind == "gpu" else "processor"] for part in parts})
+    )
     counts = promises.Counts()
     for name, line in logs.outcomes(parts).items():
         counts.add(name, line["outcome"])
-    left = collections.Counter(name.partition("::")[0].removeprefix("tests/") for name in logs.missing(parts))
+    left = collections.Counter(
+        name.partition("::")[0].removeprefix("tests/") for name in logs.missing(parts)
+    )
     whole = [f for f in counts.files() if f not in left] if level > 1 else []
-    return {"kind": kind, "machine": machine, "level": level, "families": families, "files": whole, "tests": counts.tests()}, left
+    return {
+        "kind": kind,
+        "machine": machine,
+        "level": level,
+        "families": families,
+        "files": whole,
+        "tests": counts.tests(),
+    }, left
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("kind", choices=("cpu", "gpu"))
     parser.add_argument("out", type=pathlib.Path)
     parser.add_argument("logs", nargs="+", help="logs, or folders of logs")
@@ -65,7 +86,9 @@ def main():
     run, left = joined(given.kind, logs.parts(given.logs))
     given.out.write_text(json.dumps(run, indent=0) + "\n")
     passed, failed, skipped = (sum(row[i] for row in run["tests"]) for i in (2, 3, 4))
-    print(f"{given.out}: {len(run['files'])} whole files, {passed} passed, {failed} failed, {skipped} skipped")
+    print(
+        f"{given.out}: {len(run['files'])} whole files, {passed} passed, {failed} failed, {skipped} skipped"
+    )
     print("".join(f"missing {n} of {file}\n" for file, n in sorted(left.items())), end="")
 
 

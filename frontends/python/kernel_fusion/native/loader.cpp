@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Kernels of launchers over CUDA's driver. One is asked for by its name before each launch; what a context has is looked up here, what it has not the
-   caller makes (kfp_set_maker), once. */
+/* Kernels of launchers over CUDA's driver. One is asked for by its name before each launch; what a
+   context has is looked up here, what it has not the caller makes (kfp_set_maker), once. */
 #include "loader.h"
 
 #include <dlfcn.h>
@@ -15,7 +15,8 @@ kfp_driver_functions kfp_driver;
 namespace
 {
 /* A kernel of a function that is about to be launched. 0: there is one. */
-typedef int (*maker)(const char *function, int device, void *stream, const char *kernel, const void **cubin, const char **lowered);
+typedef int (*maker)(const char *function, int device, void *stream, const char *kernel,
+                     const void **cubin, const char **lowered);
 typedef std::pair<CUcontext, std::string> place;
 
 maker make;
@@ -33,10 +34,12 @@ CUresult load(const char *name, CUfunction *function)
 {
     const void *cubin = nullptr;
     const char *lowered = nullptr;
-    if (!make || make(now.function, now.device, now.stream, name, &cubin, &lowered)) return CUDA_ERROR_NOT_FOUND;
+    if (!make || make(now.function, now.device, now.stream, name, &cubin, &lowered))
+        return CUDA_ERROR_NOT_FOUND;
     CUmodule module = nullptr; /* stays as long as its context */
     const CUresult status = kfp_driver.of_cuModuleLoadData(&module, cubin);
-    return status == CUDA_SUCCESS ? kfp_driver.of_cuModuleGetFunction(function, module, lowered) : status;
+    return status == CUDA_SUCCESS ? kfp_driver.of_cuModuleGetFunction(function, module, lowered)
+                                  : status;
 }
 
 CUresult context_of(int device, CUcontext *context)
@@ -50,7 +53,7 @@ CUresult context_of(int device, CUcontext *context)
     if (status == CUDA_SUCCESS) primary[device] = *context;
     return status;
 }
-}
+} // namespace
 
 kfp_context::kfp_context(int device) : status(kfp_driver.of_cuCtxGetCurrent(&before)), own(nullptr)
 {
@@ -74,7 +77,9 @@ extern "C" CUresult kfp_load(const char *name, CUfunction *function)
         const std::map<place, CUfunction>::const_iterator found = loaded.find(where);
         if (found != loaded.end()) return *function = found->second, CUDA_SUCCESS;
     }
-    status = load(name, function); /* not under the lock: the maker may wait for another thread, which launches */
+    status = load(
+        name,
+        function); /* not under the lock: the maker may wait for another thread, which launches */
     if (status != CUDA_SUCCESS) return status;
     const std::lock_guard<std::mutex> guard(lock);
     *function = loaded.emplace(where, *function).first->second;
@@ -92,18 +97,21 @@ KFP_EXPORT void kfp_set_maker(maker by) { make = by; }
 KFP_EXPORT void kfp_give_reason(const char *text) { now.reason = text; }
 KFP_EXPORT const char *kfp_reason(void) { return now.reason.c_str(); }
 
-/* Finds the driver, which is libcuda.so.1 unless a test says otherwise. 0, or the driver's number of an error; -1: there is none. */
+/* Finds the driver, which is libcuda.so.1 unless a test says otherwise. 0, or the driver's number
+ * of an error; -1: there is none. */
 KFP_EXPORT int kfp_open(const char *path)
 {
     void *const library = dlopen(path ? path : "libcuda.so.1", RTLD_NOW);
     if (!library) return -1;
-#define KFP_FIND(function)                                                                                                                 \
+#define KFP_FIND(function)                                                                         \
     if (!(kfp_driver.of_##function = (decltype(&function))dlsym(library, #function))) return -1;
-#define KFP_FIND_LATER(function) kfp_driver.of_##function = (decltype(&function))dlsym(library, #function);
+#define KFP_FIND_LATER(function)                                                                   \
+    kfp_driver.of_##function = (decltype(&function))dlsym(library, #function);
     KFP_DRIVER(KFP_FIND)
     KFP_LATER(KFP_FIND_LATER)
 #if CUDA_VERSION >= 12000
-    if (!kfp_driver.of_cuTensorMapEncodeTiled) kfp_driver.of_cuTensorMapEncodeTiled = [](auto...) { return CUDA_ERROR_NOT_SUPPORTED; };
+    if (!kfp_driver.of_cuTensorMapEncodeTiled)
+        kfp_driver.of_cuTensorMapEncodeTiled = [](auto...) { return CUDA_ERROR_NOT_SUPPORTED; };
 #endif
     return (int)kfp_driver.of_cuInit(0);
 }
@@ -114,8 +122,12 @@ KFP_EXPORT int kfp_architecture(int device)
     CUdevice number = 0;
     int major = 0, minor = 0;
     CUresult status = kfp_driver.of_cuDeviceGet(&number, device);
-    if (status == CUDA_SUCCESS) status = kfp_driver.of_cuDeviceGetAttribute(&major, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, number);
-    if (status == CUDA_SUCCESS) status = kfp_driver.of_cuDeviceGetAttribute(&minor, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, number);
+    if (status == CUDA_SUCCESS)
+        status = kfp_driver.of_cuDeviceGetAttribute(
+            &major, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, number);
+    if (status == CUDA_SUCCESS)
+        status = kfp_driver.of_cuDeviceGetAttribute(
+            &minor, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, number);
     return status == CUDA_SUCCESS ? 10 * major + minor : -(int)status;
 }
 
@@ -123,7 +135,8 @@ KFP_EXPORT int kfp_architecture(int device)
 KFP_EXPORT int kfp_capturing(void *stream)
 {
     CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
-    return kfp_driver.of_cuStreamIsCapturing((CUstream)stream, &status) == CUDA_SUCCESS && status != CU_STREAM_CAPTURE_STATUS_NONE;
+    return kfp_driver.of_cuStreamIsCapturing((CUstream)stream, &status) == CUDA_SUCCESS &&
+           status != CU_STREAM_CAPTURE_STATUS_NONE;
 }
 
 /* Calls a function with a device's primary context. */

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A device's memory, in a stream's order, for arrays whose library gives none. All return 0 or the driver's number of an error. */
+/* A device's memory, in a stream's order, for arrays whose library gives none. All return 0 or the
+ * driver's number of an error. */
 #include "loader.h"
 
 static CUstream of(void *stream) { return (CUstream)stream; }
@@ -9,12 +10,15 @@ KFP_EXPORT int kfp_allocate(int device, size_t size, void *stream, void **memory
 {
     const kfp_context context(device);
     CUdeviceptr found = 0;
-    const CUresult status = context.status == CUDA_SUCCESS ? kfp_driver.of_cuMemAllocAsync(&found, size, of(stream)) : context.status;
+    const CUresult status = context.status == CUDA_SUCCESS
+                                ? kfp_driver.of_cuMemAllocAsync(&found, size, of(stream))
+                                : context.status;
     *memory = (void *)found;
     return (int)status;
 }
 
-/* stream: NULL waits for all that the device was given, which cuMemFree does not do for what cuMemAllocAsync has given. */
+/* stream: NULL waits for all that the device was given, which cuMemFree does not do for what
+ * cuMemAllocAsync has given. */
 KFP_EXPORT int kfp_free(int device, void *memory, void *stream)
 {
     const kfp_context context(device);
@@ -28,18 +32,22 @@ KFP_EXPORT int kfp_free(int device, void *memory, void *stream)
 KFP_EXPORT int kfp_upload(int device, void *to, const void *from, size_t size, void *stream)
 {
     const kfp_context context(device);
-    return (int)(context.status == CUDA_SUCCESS ? kfp_driver.of_cuMemcpyHtoDAsync_v2((CUdeviceptr)to, from, size, of(stream)) : context.status);
+    return (int)(context.status == CUDA_SUCCESS
+                     ? kfp_driver.of_cuMemcpyHtoDAsync_v2((CUdeviceptr)to, from, size, of(stream))
+                     : context.status);
 }
 
 KFP_EXPORT int kfp_wait(int device, void *stream)
 {
     const kfp_context context(device);
-    return (int)(context.status == CUDA_SUCCESS ? kfp_driver.of_cuStreamSynchronize(of(stream)) : context.status);
+    return (int)(context.status == CUDA_SUCCESS ? kfp_driver.of_cuStreamSynchronize(of(stream))
+                                                : context.status);
 }
 
 /* The number of the device that an address is of. */
 KFP_EXPORT int kfp_device_of(const void *memory, int *device)
 {
-    return (int)kfp_driver.of_cuPointerGetAttribute(device, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, (CUdeviceptr)memory);
+    return (int)kfp_driver.of_cuPointerGetAttribute(device, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL,
+                                                    (CUdeviceptr)memory);
 }
 }

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* kf's C launchers behind one calling convention, so that who calls them needs no code for each function: which array holds what is said in
-   gen/kfgen/packed.py. A library of some functions has the same few symbols, whichever functions it has. */
+/* kf's C launchers behind one calling convention, so that who calls them needs no code for each
+   function: which array holds what is said in gen/kfgen/packed.py. A library of some functions has
+   the same few symbols, whichever functions it has. */
 #ifndef KF_NATIVE_PACKED_H
 #define KF_NATIVE_PACKED_H
 
@@ -9,7 +10,8 @@
 
 #define KFP_EXPORT __attribute__((visibility("default")))
 #define KFP_UNUSED __attribute__((unused))
-/* tensors; sizes and integers; the op's struct of strides, or NULL; scalars; seed and offset; workspace and its bytes; of CUDA's launchers the stream */
+/* tensors; sizes and integers; the op's struct of strides, or NULL; scalars; seed and offset;
+ * workspace and its bytes; of CUDA's launchers the stream */
 #ifdef KFP_CUDA
 #define KFP_STREAM , KFP_UNUSED void *q
 #define KFP_ARGUMENTS t, n, d, s, r, w, b, q
@@ -17,9 +19,10 @@
 #define KFP_STREAM
 #define KFP_ARGUMENTS t, n, d, s, r, w, b
 #endif
-#define KFP_PARAMETERS                                                                                                                     \
-    KFP_UNUSED void *const *t, KFP_UNUSED const int64_t *n, KFP_UNUSED const int64_t *d, KFP_UNUSED const double *s,                       \
-        KFP_UNUSED const uint64_t *r, KFP_UNUSED void *w, KFP_UNUSED size_t b KFP_STREAM
+#define KFP_PARAMETERS                                                                             \
+    KFP_UNUSED void *const *t, KFP_UNUSED const int64_t *n, KFP_UNUSED const int64_t *d,           \
+        KFP_UNUSED const double *s, KFP_UNUSED const uint64_t *r, KFP_UNUSED void *w,              \
+        KFP_UNUSED size_t b KFP_STREAM
 
 typedef struct {
     const char *name;

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The threads of kf's C library: the host's parallel loop where it has given one, else a small pool of its own. No OpenMP: a process that
-   has two libraries of it (PyTorch brings its own) has two pools that do not know of each other. */
+/* The threads of kf's C library: the host's parallel loop where it has given one, else a small pool
+   of its own. No OpenMP: a process that has two libraries of it (PyTorch brings its own) has two
+   pools that do not know of each other. */
 #define _GNU_SOURCE
 #include "packed.h"
 
@@ -20,16 +21,18 @@ typedef struct {
 
 enum { MOST = 256 };
 static _Atomic(host_fn) host;
-static _Atomic int wanted;                               /* threads; 0: as many as the process may use */
-static pthread_mutex_t busy = PTHREAD_MUTEX_INITIALIZER; /* held while a job runs: another caller's runs on its own thread */
+static _Atomic int wanted; /* threads; 0: as many as the process may use */
+static pthread_mutex_t busy =
+    PTHREAD_MUTEX_INITIALIZER; /* held while a job runs: another caller's runs on its own thread */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t begun = PTHREAD_COND_INITIALIZER, done = PTHREAD_COND_INITIALIZER;
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 /* Under `lock`: */
 static job *current;
-static int made;             /* threads there are */
-static int helpers, running; /* of the current job: threads that may still join it, that have and are not through */
-static uint64_t round_;      /* jobs so far */
+static int made; /* threads there are */
+static int helpers,
+    running; /* of the current job: threads that may still join it, that have and are not through */
+static uint64_t round_; /* jobs so far */
 
 KFP_EXPORT void kfp_set_threads(int threads) { atomic_store(&wanted, threads < 0 ? 0 : threads); }
 
@@ -64,8 +67,9 @@ static void *helper(void *unused)
     return unused;
 }
 
-/* A forked child has the thread that forked alone, and locks as other threads left them. The host's threads do not exist there either: its
-   loop would wait for them for ever, so the child works on its own thread, until somebody says otherwise. */
+/* A forked child has the thread that forked alone, and locks as other threads left them. The host's
+   threads do not exist there either: its loop would wait for them for ever, so the child works on
+   its own thread, until somebody says otherwise. */
 static void forget(void)
 {
     pthread_mutex_init(&busy, NULL);
@@ -90,7 +94,8 @@ static void start(int threads)
     pthread_attr_t detached;
     pthread_attr_init(&detached);
     pthread_attr_setdetachstate(&detached, PTHREAD_CREATE_DETACHED);
-    for (pthread_t thread; made < threads && pthread_create(&thread, &detached, helper, NULL) == 0;) ++made;
+    for (pthread_t thread; made < threads && pthread_create(&thread, &detached, helper, NULL) == 0;)
+        ++made;
     pthread_attr_destroy(&detached);
 }
 

@@ -14,7 +14,8 @@
 
 enum { TYPES = 8, T = TYPES, U, ACC, VARS, MOST = 512, BYTES = 6 };
 enum { KFS_NO_MEMORY = -1000, KFS_NO_STREAM };
-static const char *const type_names[TYPES] = {"float32", "float16", "bfloat16", "float64", "int32", "int64", "uint8", "bool"};
+static const char *const type_names[TYPES] = {"float32", "float16", "bfloat16", "float64",
+                                              "int32",   "int64",   "uint8",    "bool"};
 static int32_t types[TYPES];
 static kfs_op *ops;
 
@@ -22,7 +23,8 @@ typedef struct kfs_library {
     int (*run)(int, KFP_PARAMETERS);
     int (*run_on)(int, int, KFP_PARAMETERS, void *); // of a GPU
     size_t (*space)(int, const int64_t *);
-    const char *(*error)(int), *(*detail)(void), *(*reason)(void); // what the last call of this thread failed of
+    const char *(*error)(int), *(*detail)(void),
+        *(*reason)(void); // what the last call of this thread failed of
 } kfs_library;
 
 // Where tensors are, and what computes there.
@@ -34,7 +36,9 @@ typedef struct {
     handle implementations; // torch's, which live as long as the process
 } kfs_place;
 static kfs_place cpu, gpu;
-static const char *(*open_own)(int op, int on_gpu, int first, int second); // of an op that the program has made: NULL where it then can be called
+static const char *(*open_own)(
+    int op, int on_gpu, int first,
+    int second); // of an op that the program has made: NULL where it then can be called
 
 typedef struct {
     kfs_op *op;
@@ -63,7 +67,8 @@ static bool fail_for_memory(call *c, const char *what)
 {
     const char *why = c->place->gpu ? why_no_memory() : "";
     c->no_memory = c->place->gpu && is_out_of_memory(why);
-    snprintf(c->wrong, sizeof c->wrong, "kf.%s: %s: %s", c->op->name, what, *why ? why : "out of memory");
+    snprintf(c->wrong, sizeof c->wrong, "kf.%s: %s: %s", c->op->name, what,
+             *why ? why : "out of memory");
     return false;
 }
 
@@ -94,7 +99,10 @@ static void take_inputs(call *c, value *stack)
 }
 
 // NaN is within no bounds, but where there are none.
-static bool is_out(double x, double least, double most) { return (least > -INFINITY && !(x >= least)) || (most < INFINITY && !(x <= most)); }
+static bool is_out(double x, double least, double most)
+{
+    return (least > -INFINITY && !(x >= least)) || (most < INFINITY && !(x <= most));
+}
 
 // What stands behind the tensors, in the order of torch/_schema.py.
 static bool take_rest(call *c, const value *stack)
@@ -102,7 +110,8 @@ static bool take_rest(call *c, const value *stack)
     const kfs_op *op = c->op;
     const value *v = stack + op->inputs;
     c->integers = op->integers;
-    memcpy(c->numbers, v, (size_t)op->integers * sizeof *v), v += op->integers; // sizes come in front of them later
+    memcpy(c->numbers, v, (size_t)op->integers * sizeof *v),
+        v += op->integers; // sizes come in front of them later
     memcpy(c->scalars, v, (size_t)op->scalars * sizeof *v), v += op->scalars;
     const value *acts = v;
     v += op->acts;
@@ -113,15 +122,18 @@ static bool take_rest(call *c, const value *stack)
     if (op->dropout) c->rng = (handle)*v++;
     const int64_t number = op->has_act ? (int64_t)*v++ : op->activations[0];
     c->mask = op->backward ? (int64_t)*v : op->saves ? (int64_t)(*v & 0xFF) : -1;
-    while (c->activation < op->number_of_activations && op->activations[c->activation] != number) ++c->activation;
-    if (c->activation == op->number_of_activations) return fail(c, "has no activation of this number", "");
+    while (c->activation < op->number_of_activations && op->activations[c->activation] != number)
+        ++c->activation;
+    if (c->activation == op->number_of_activations)
+        return fail(c, "has no activation of this number", "");
     const int own = op->act_scalars[c->activation];
     memcpy(c->scalars + op->scalars, acts, (size_t)own * sizeof *acts);
     c->given = op->scalars + own;
     if (op->dropout) c->scalars[c->given++] = p;
     const double *bounds = op->bounds + (size_t)c->activation * (size_t)op->bound_count * 2;
     for (int i = 0; i < c->given; ++i)
-        if (is_out(c->scalars[i], bounds[2 * i], bounds[2 * i + 1])) return fail(c, "a number is out of its bounds", "");
+        if (is_out(c->scalars[i], bounds[2 * i], bounds[2 * i + 1]))
+            return fail(c, "a number is out of its bounds", "");
     for (int i = 0; i < op->betas; ++i, ++c->given) { // in front of p
         c->scalars[c->given] = op->dropout ? p : 0;
         if (op->dropout) c->scalars[c->given - 1] = 0;

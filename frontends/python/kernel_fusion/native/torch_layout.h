@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What _table.py, _sizes.py and _strides.py say of a call, in C++: sizes, shapes and strides from tensors of any number of dimensions. The
-   structs are filled by torch/_shim.py, whose fields are these in this order. */
+/* What _table.py, _sizes.py and _strides.py say of a call, in C++: sizes, shapes and strides from
+   tensors of any number of dimensions. The structs are filled by torch/_shim.py, whose fields are
+   these in this order. */
 #ifndef KF_NATIVE_TORCH_LAYOUT_H
 #define KF_NATIVE_TORCH_LAYOUT_H
 
@@ -8,7 +9,8 @@
 #include <string.h>
 
 enum { DIMS = 64, SIZES = 8, EXTENTS = 4, TENSORS = 24, FIELDS = 96, SHAPED = 4 };
-/* What a size is the product of: dimensions, or a number of its own; -1, -2, ...: the dimension of that number. */
+/* What a size is the product of: dimensions, or a number of its own; -1, -2, ...: the dimension of
+ * that number. */
 enum { ALL = 0, BEFORE, AXIS, AFTER, ALL_BUT_THREE, ONE, GROUPS, BETWEEN };
 enum { ALWAYS = 0, SAVED, GRADIENT, PLACE };
 
@@ -23,17 +25,22 @@ typedef struct {
 
 typedef struct {
     const char *name;
-    const kfs_tensor *tensors; /* inputs, then outputs */
-    const int32_t *functions[2]; /* of the CPU and of a GPU, [activation][T][U]: numbers in the library, -1 for none */
-    const struct kfs_library **own[2]; /* of an op that the program has made: libraries, [T][U], NULL where it was not called yet; NULL: the package's */
+    const kfs_tensor *tensors;   /* inputs, then outputs */
+    const int32_t *functions[2]; /* of the CPU and of a GPU, [activation][T][U]: numbers in the
+                                    library, -1 for none */
+    const struct kfs_library **own[2]; /* of an op that the program has made: libraries, [T][U],
+                                          NULL where it was not called yet; NULL: the package's */
     const int64_t *activations;
     const int32_t *act_scalars; /* of each activation */
     const double *bounds;       /* [activation][scalar][least, most] */
     int64_t copies;             /* inputs that were made contiguous: counted here */
-    int32_t inputs, outputs, integers, scalars, acts, dropout, has_axis, axis, has_groups, has_act, saves, backward;
-    int32_t parts[SIZES], sizes, order[SIZES]; /* each size: what it is of; those that the launcher takes */
+    int32_t inputs, outputs, integers, scalars, acts, dropout, has_axis, axis, has_groups, has_act,
+        saves, backward;
+    int32_t parts[SIZES], sizes,
+        order[SIZES]; /* each size: what it is of; those that the launcher takes */
     int32_t number_of_activations, basis, half, fields, workspace, least_dims, bound_count;
-    int32_t shaped[SHAPED], betas; /* the inputs that say the sizes between them, -1 behind the last; scalars in front of p that are 0 */
+    int32_t shaped[SHAPED], betas; /* the inputs that say the sizes between them, -1 behind the
+                                      last; scalars in front of p that are 0 */
 } kfs_op;
 
 typedef struct {
@@ -51,7 +58,8 @@ static inline void kfs_range(const kfs_op *op, kfs_layout *l, int s)
 }
 
 /* Whether a tensor of this shape can be the one that sizes are read from. */
-static inline bool kfs_lay_out(const kfs_op *op, kfs_layout *l, const int64_t *shape, int64_t dims, int64_t axis, int64_t groups)
+static inline bool kfs_lay_out(const kfs_op *op, kfs_layout *l, const int64_t *shape, int64_t dims,
+                               int64_t axis, int64_t groups)
 {
     if (dims > DIMS || dims < op->least_dims) return false;
     memcpy(l->shape, shape, (size_t)dims * sizeof *shape);
@@ -65,9 +73,11 @@ static inline bool kfs_lay_out(const kfs_op *op, kfs_layout *l, const int64_t *s
     return !op->has_groups || (groups >= 1 && l->shape[l->at] % groups == 0);
 }
 
-/* The same of several tensors, the dimensions of all sizes one after the other: each tensor has one for most of its sizes, and for one of them
-   what is left. Otherwise *wrong is the input that has too few or too many, or one that is no multiple of what it should be. */
-static inline bool kfs_join(const kfs_op *op, kfs_layout *l, int tensors, const int64_t *const *shapes, const int64_t *dims, int *wrong)
+/* The same of several tensors, the dimensions of all sizes one after the other: each tensor has one
+   for most of its sizes, and for one of them what is left. Otherwise *wrong is the input that has
+   too few or too many, or one that is no multiple of what it should be. */
+static inline bool kfs_join(const kfs_op *op, kfs_layout *l, int tensors,
+                            const int64_t *const *shapes, const int64_t *dims, int *wrong)
 {
     const int64_t *of[SIZES];
     int count[SIZES], times[SIZES];
@@ -110,7 +120,8 @@ static inline int64_t kfs_size(const kfs_op *op, const kfs_layout *l, int s)
 }
 
 /* A tensor's shape; returns its number of dimensions. */
-static inline int kfs_shape(const kfs_op *op, const kfs_layout *l, const kfs_tensor *t, int64_t *out)
+static inline int kfs_shape(const kfs_op *op, const kfs_layout *l, const kfs_tensor *t,
+                            int64_t *out)
 {
     int n = 0;
     for (int e = 0; e < t->extents; ++e) {
@@ -132,7 +143,8 @@ static inline bool kfs_dense(const int64_t *shape, const int64_t *strides, int f
 }
 
 /* The distance of neighbours along dimensions taken as one, 0 for dense; false: there is none. */
-static inline bool kfs_collapse(const int64_t *shape, const int64_t *strides, int first, int last, int64_t *out)
+static inline bool kfs_collapse(const int64_t *shape, const int64_t *strides, int first, int last,
+                                int64_t *out)
 {
     int64_t wanted = 0;
     bool begun = false;
@@ -151,16 +163,19 @@ static inline bool kfs_collapse(const int64_t *shape, const int64_t *strides, in
     return true;
 }
 
-/* Writes a tensor's strides into the op's struct; *some: whether they say anything. False: it must be made contiguous. */
-static inline bool kfs_strides(const kfs_op *op, const kfs_layout *l, const kfs_tensor *t, const int64_t *shape, const int64_t *strides,
-                               int dims, int64_t *fields, bool *some)
+/* Writes a tensor's strides into the op's struct; *some: whether they say anything. False: it must
+ * be made contiguous. */
+static inline bool kfs_strides(const kfs_op *op, const kfs_layout *l, const kfs_tensor *t,
+                               const int64_t *shape, const int64_t *strides, int dims,
+                               int64_t *fields, bool *some)
 {
     for (int d = 0; d < dims; ++d)
         if (shape[d] == 0) return true;
     if (kfs_dense(shape, strides, 0, dims)) return true;
     if (!t->levels) return false;
     int start = t->levels, begin[EXTENTS + 1] = {0}; /* of each extent the tensor's own dimension */
-    for (int e = 0; e < t->extents; ++e) begin[e + 1] = begin[e] + l->last[t->size[e]] - l->first[t->size[e]];
+    for (int e = 0; e < t->extents; ++e)
+        begin[e + 1] = begin[e] + l->last[t->size[e]] - l->first[t->size[e]];
     bool one = op->has_axis;
     for (int d = begin[start]; d < dims; ++d) one = one && shape[d] == 1;
     if (op->has_groups || one) --start;

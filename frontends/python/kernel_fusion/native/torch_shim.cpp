@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// kf's ops for PyTorch over libtorch's stable C ABI: what torch/_kernels.py does through ctypes, without Python. It knows no torch header
-// and is linked to no torch: its C functions are looked up in the libtorch that is loaded, so one library serves many versions. One boxed
-// kernel reads the table of ops; a trampoline each says which op it is.
+// kf's ops for PyTorch over libtorch's stable C ABI: what torch/_kernels.py does through ctypes,
+// without Python. It knows no torch header and is linked to no torch: its C functions are looked up
+// in the libtorch that is loaded, so one library serves many versions. One boxed kernel reads the
+// table of ops; a trampoline each says which op it is.
 #include "torch_call.h"
 
 // The first tensor says which device of its type it is.
@@ -24,7 +25,8 @@ static bool read_variables(call *c)
         int32_t *var = &c->vars[op->tensors[i].var];
         if (*var < 0) *var = c->type[i];
         if (!on_place(c, c->in[i])) return fail(c, "is on another device", op->tensors[i].name);
-        if (c->type[i] == TYPES) return fail(c, "has a dtype that no op takes", op->tensors[i].name);
+        if (c->type[i] == TYPES)
+            return fail(c, "has a dtype that no op takes", op->tensors[i].name);
     }
     if (c->vars[U] < 0) c->vars[U] = c->vars[T];
     c->vars[ACC] = c->vars[T] == 3 ? 3 : 0;
@@ -33,7 +35,8 @@ static bool read_variables(call *c)
 
 static handle contiguous(handle h)
 {
-    value stack[2] = {(value)h, 0}; // contiguous(Tensor, MemoryFormat): takes the one, gives the other
+    value stack[2] = {(value)h,
+                      0}; // contiguous(Tensor, MemoryFormat): takes the one, gives the other
     return p_aoti_torch_call_dispatcher("aten::contiguous", "", stack) ? NULL : (handle)stack[0];
 }
 
@@ -41,14 +44,17 @@ static bool check_input(call *c, int i)
 {
     const kfs_tensor *t = &c->op->tensors[i];
     int64_t wanted[2 * DIMS], *shape, *strides, dims;
-    if (c->type[i] != c->vars[t->var]) return fail(c, "has another dtype than is expected beside the others", t->name);
+    if (c->type[i] != c->vars[t->var])
+        return fail(c, "has another dtype than is expected beside the others", t->name);
     p_aoti_torch_get_sizes(c->in[i], &shape);
     p_aoti_torch_get_dim(c->in[i], &dims);
-    if (kfs_shape(c->op, &c->layout, t, wanted) != dims || memcmp(wanted, shape, (size_t)dims * sizeof *shape))
+    if (kfs_shape(c->op, &c->layout, t, wanted) != dims ||
+        memcmp(wanted, shape, (size_t)dims * sizeof *shape))
         return fail(c, "has another shape than is expected beside the others", t->name);
     if (t->unread[c->activation]) return true;
     p_aoti_torch_get_strides(c->in[i], &strides);
-    if (kfs_strides(c->op, &c->layout, t, shape, strides, (int)dims, c->fields, &c->strided)) return true;
+    if (kfs_strides(c->op, &c->layout, t, shape, strides, (int)dims, c->fields, &c->strided))
+        return true;
     __atomic_fetch_add(&c->op->copies, 1, __ATOMIC_RELAXED); // of several threads
     c->in[i] = contiguous(c->in[i]);
     return c->in[i] || fail_for_memory(c, t->name);
@@ -76,7 +82,8 @@ static bool check_inputs(call *c)
     const kfs_op *op = c->op;
     for (int i = 0; i < op->inputs; ++i) {
         const kfs_tensor *t = &op->tensors[i];
-        if (!c->in[i] && !t->unread[c->activation] && !t->absent) return fail(c, "is missing", t->name);
+        if (!c->in[i] && !t->unread[c->activation] && !t->absent)
+            return fail(c, "is missing", t->name);
     }
     if (!c->in[op->basis]) return fail(c, "is missing", op->tensors[op->basis].name);
     if (!read_variables(c) || !lay_out(c)) return false;
@@ -88,10 +95,13 @@ static bool check_inputs(call *c)
 static bool wanted(const call *c, int i)
 {
     const kfs_tensor *t = &c->op->tensors[c->op->inputs + i];
-    return t->use == GRADIENT ? c->mask >> i & 1 : t->use == SAVED ? c->mask != 0 : t->use != PLACE || c->in[t->place];
+    return t->use == GRADIENT ? c->mask >> i & 1
+           : t->use == SAVED  ? c->mask != 0
+                              : t->use != PLACE || c->in[t->place];
 }
 
-// The results, of which those that nobody wants have no elements; returns how many are wanted, -1 where memory is short.
+// The results, of which those that nobody wants have no elements; returns how many are wanted, -1
+// where memory is short.
 static int make_outputs(call *c)
 {
     const kfs_op *op = c->op;
@@ -105,7 +115,9 @@ static int make_outputs(call *c)
             strides[d] = length;
             length *= shape[d] > 1 ? shape[d] : 1;
         }
-        if (p_aoti_torch_empty_strided(dims, shape, strides, types[c->vars[t->var]], c->place->type, c->place->gpu ? c->device : -1, &c->out[i])) return -1;
+        if (p_aoti_torch_empty_strided(dims, shape, strides, types[c->vars[t->var]], c->place->type,
+                                       c->place->gpu ? c->device : -1, &c->out[i]))
+            return -1;
         found += wanted(c, i);
     }
     return found;
@@ -120,23 +132,30 @@ typedef struct {
 static int run_here(const call *c, int id, const given *g)
 {
     alignas(256) char small[4096];
-    void *space = g->bytes == 0 ? NULL : g->bytes <= sizeof small ? small : aligned_alloc(256, g->bytes);
+    void *space = g->bytes == 0              ? NULL
+                  : g->bytes <= sizeof small ? small
+                                             : aligned_alloc(256, g->bytes);
     if (g->bytes && !space) return KFS_NO_MEMORY;
-    const int code = c->library->run(id, g->t, g->n, c->strided ? c->fields : NULL, c->scalars, (const uint64_t *)g->rng, space, g->bytes);
+    const int code = c->library->run(id, g->t, g->n, c->strided ? c->fields : NULL, c->scalars,
+                                     (const uint64_t *)g->rng, space, g->bytes);
     if (g->bytes > sizeof small) free(space);
     return code;
 }
 
-// On torch's current stream. The workspace goes back to torch's allocator at once, which gives it to what comes later on this stream.
+// On torch's current stream. The workspace goes back to torch's allocator at once, which gives it
+// to what comes later on this stream.
 static int run_on_gpu(const call *c, int id, const given *g)
 {
     handle space = NULL;
     void *at = NULL, *stream = NULL;
     const int64_t size = (int64_t)g->bytes, one = 1;
     if (p_current_stream(c->device, &stream)) return KFS_NO_STREAM;
-    if (size && p_aoti_torch_empty_strided(1, &size, &one, types[BYTES], c->place->type, c->device, &space)) return KFS_NO_MEMORY;
+    if (size &&
+        p_aoti_torch_empty_strided(1, &size, &one, types[BYTES], c->place->type, c->device, &space))
+        return KFS_NO_MEMORY;
     if (space) p_aoti_torch_get_data_ptr(space, &at);
-    const int code = c->library->run_on(c->device, id, g->t, g->n, c->strided ? c->fields : NULL, c->scalars, (const uint64_t *)g->rng, at, g->bytes, stream);
+    const int code = c->library->run_on(c->device, id, g->t, g->n, c->strided ? c->fields : NULL,
+                                        c->scalars, (const uint64_t *)g->rng, at, g->bytes, stream);
     if (space) p_aoti_torch_delete_tensor_object(space);
     return code;
 }
@@ -148,7 +167,8 @@ static bool refused(call *c, int code)
     if (code < 0) return fail(c, "CUDA's driver gives no stream or no context of its device", "");
     const char *reason = at->reason ? at->reason() : "";
     if (*reason) return fail(c, reason, "");
-    snprintf(c->wrong, sizeof c->wrong, "kf.%s: %s: %s", c->op->name, at->error(code), at->detail());
+    snprintf(c->wrong, sizeof c->wrong, "kf.%s: %s: %s", c->op->name, at->error(code),
+             at->detail());
     return false;
 }
 
@@ -158,12 +178,14 @@ static bool compute(call *c, int id)
     given g;
     memset(&g, 0, sizeof g);
     for (int i = 0; i < op->inputs; ++i)
-        if (c->in[i] && !op->tensors[i].unread[c->activation]) p_aoti_torch_get_data_ptr(c->in[i], &g.t[i]);
+        if (c->in[i] && !op->tensors[i].unread[c->activation])
+            p_aoti_torch_get_data_ptr(c->in[i], &g.t[i]);
     for (int i = 0; i < op->outputs; ++i)
         if (wanted(c, i)) p_aoti_torch_get_data_ptr(c->out[i], &g.t[op->inputs + i]);
     if (c->rng) p_aoti_torch_get_data_ptr(c->rng, &g.rng);
     int count = 0;
-    for (; count < SIZES && op->order[count] >= 0; ++count) g.n[count] = kfs_size(op, &c->layout, op->order[count]);
+    for (; count < SIZES && op->order[count] >= 0; ++count)
+        g.n[count] = kfs_size(op, &c->layout, op->order[count]);
     memcpy(g.n + count, c->numbers, (size_t)c->integers * sizeof *g.n);
     g.bytes = op->workspace ? c->library->space(id, g.n) : 0;
     const int code = c->place->gpu ? run_on_gpu(c, id, &g) : run_here(c, id, &g);
@@ -178,7 +200,8 @@ static bool check_rng(call *c)
     p_aoti_torch_get_dim(c->rng, &dims);
     int64_t *strides;
     p_aoti_torch_get_strides(c->rng, &strides);
-    if (type_of(c->rng) != 5 || dims != 1 || shape[0] != 2 || !on_place(c, c->rng)) return fail(c, "rng is not two int64", "");
+    if (type_of(c->rng) != 5 || dims != 1 || shape[0] != 2 || !on_place(c, c->rng))
+        return fail(c, "rng is not two int64", "");
     if (strides[0] != 1) c->rng = contiguous(c->rng);
     return c->rng || fail_for_memory(c, "rng");
 }
@@ -196,7 +219,8 @@ static bool find_library(call *c, int first, int second)
             if (why) return fail(c, why, "");
         }
         c->library = __atomic_load_n(own, __ATOMIC_ACQUIRE);
-    } else if (!__atomic_load_n(&op->functions[on_gpu], __ATOMIC_ACQUIRE) && c->place->open(number)) {
+    } else if (!__atomic_load_n(&op->functions[on_gpu], __ATOMIC_ACQUIRE) &&
+               c->place->open(number)) {
         return fail(c, "no kernel for tensors on a GPU", "");
     }
     return true;
@@ -207,7 +231,8 @@ static bool execute(call *c, const value *stack)
     if (!take_rest(c, stack) || !check_inputs(c) || !check_rng(c)) return false;
     const int first = c->vars[T], second = c->vars[U];
     if (!find_library(c, first, second)) return false;
-    const int id = c->op->functions[c->place->gpu][(c->activation * TYPES + first) * TYPES + second];
+    const int id =
+        c->op->functions[c->place->gpu][(c->activation * TYPES + first) * TYPES + second];
     if (id < 0) return fail(c, "there is no function for these dtypes in the library", "");
     const int found = make_outputs(c);
     if (found < 0) return fail_for_memory(c, "its results");
@@ -236,11 +261,20 @@ static void boxed(kfs_op *op, const kfs_place *place, value *stack)
     if (!done) throw std::runtime_error(c.wrong);
 }
 
-template <int k> static void trampoline(value *stack, uint64_t, uint64_t) { boxed(&ops[k], &cpu, stack); }
-template <int k> static void trampoline_gpu(value *stack, uint64_t, uint64_t) { boxed(&ops[k], &gpu, stack); }
+template <int k> static void trampoline(value *stack, uint64_t, uint64_t)
+{
+    boxed(&ops[k], &cpu, stack);
+}
+template <int k> static void trampoline_gpu(value *stack, uint64_t, uint64_t)
+{
+    boxed(&ops[k], &gpu, stack);
+}
 typedef void (*kernel)(value *, uint64_t, uint64_t);
 template <int k> struct Fill {
-    static void in(kernel *to, kernel *to_gpu) { to[k] = trampoline<k>, to_gpu[k] = trampoline_gpu<k>, Fill<k - 1>::in(to, to_gpu); }
+    static void in(kernel *to, kernel *to_gpu)
+    {
+        to[k] = trampoline<k>, to_gpu[k] = trampoline_gpu<k>, Fill<k - 1>::in(to, to_gpu);
+    }
 };
 template <> struct Fill<-1> {
     static void in(kernel *, kernel *) {}
@@ -248,19 +282,24 @@ template <> struct Fill<-1> {
 static kernel kernels[2][MOST];
 static void *torch_cpu; // libtorch_cpu.so
 
-// Registers the kernel of an op of the table, under both of its names. Returns what this libtorch lacks, or NULL.
+// Registers the kernel of an op of the table, under both of its names. Returns what this libtorch
+// lacks, or NULL.
 extern "C" KFP_EXPORT const char *kfs_implement(int op, int on_gpu)
 {
     char name[256];
     const int length = snprintf(name, sizeof name, "%s.kernel", ops[op].name);
     const handle implementations = (on_gpu ? gpu : cpu).implementations;
-    if (length >= (int)sizeof name || p_aoti_torch_library_impl(implementations, ops[op].name, kernels[on_gpu][op])) return ops[op].name;
-    return p_aoti_torch_library_impl(implementations, name, kernels[on_gpu][op]) ? ops[op].name : NULL;
+    if (length >= (int)sizeof name ||
+        p_aoti_torch_library_impl(implementations, ops[op].name, kernels[on_gpu][op]))
+        return ops[op].name;
+    return p_aoti_torch_library_impl(implementations, name, kernels[on_gpu][op]) ? ops[op].name
+                                                                                 : NULL;
 }
 
 static const char *implement(kfs_place *place, const char *key, int count)
 {
-    if (p_aoti_torch_library_init_impl("kf", key, "kf", 0, &place->implementations)) return "aoti_torch_library_init_impl";
+    if (p_aoti_torch_library_init_impl("kf", key, "kf", 0, &place->implementations))
+        return "aoti_torch_library_init_impl";
     for (int i = 0; i < count; ++i)
         if (kfs_implement(i, place->gpu)) return ops[i].name;
     return NULL;
@@ -268,29 +307,34 @@ static const char *implement(kfs_place *place, const char *key, int count)
 
 extern "C" KFP_EXPORT int kfs_room(void) { return MOST; }
 
-// Registers kernels for the CPU, one for each of the first ops of the table, which has room for kfs_room. Returns what this libtorch lacks, or NULL.
-extern "C" KFP_EXPORT const char *kfs_register(const char *libtorch, kfs_op *table, int count, const kfs_library *found,
+// Registers kernels for the CPU, one for each of the first ops of the table, which has room for
+// kfs_room. Returns what this libtorch lacks, or NULL.
+extern "C" KFP_EXPORT const char *kfs_register(const char *libtorch, kfs_op *table, int count,
+                                               const kfs_library *found,
                                                const char *(*open)(int, int, int, int))
 {
     void *const library = torch_cpu = dlopen(libtorch, RTLD_NOW | RTLD_NOLOAD);
     if (!library || count > MOST) return library ? "room for so many ops" : "libtorch_cpu.so";
-#define LOOK(name, parameters)                                                                                                             \
-    *(void **)&p_##name = dlsym(library, #name);                                                                                           \
+#define LOOK(name, parameters)                                                                     \
+    *(void **)&p_##name = dlsym(library, #name);                                                   \
     if (!p_##name) return #name;
     FUNCTIONS(LOOK)
     *(void **)&p_delete_value = dlsym(library, "torch_delete_stable_ivalue");
     look_up_memory(library);
     const char *missing = look_up(library, "aoti_torch_device_type_", "cpu", &cpu.type);
-    for (int i = 0; i < TYPES && !missing; ++i) missing = look_up(library, "aoti_torch_dtype_", type_names[i], &types[i]);
+    for (int i = 0; i < TYPES && !missing; ++i)
+        missing = look_up(library, "aoti_torch_dtype_", type_names[i], &types[i]);
     if (missing) return missing;
     ops = table, cpu.library = *found, open_own = open;
     Fill<MOST - 1>::in(kernels[0], kernels[1]);
     return implement(&cpu, "CPU", count);
 }
 
-// After kfs_register, the same for CUDA, where `open` is called with an op's number before its first call: it calls kfs_open_gpu, or returns other than 0. key and
-// type: of PyTorch's dispatcher and of a tensor's device, CUDA and cuda but in tests.
-extern "C" KFP_EXPORT const char *kfs_register_gpu(const char *libtorch_cuda, const char *key, const char *type, int count, int (*open)(int))
+// After kfs_register, the same for CUDA, where `open` is called with an op's number before its
+// first call: it calls kfs_open_gpu, or returns other than 0. key and type: of PyTorch's dispatcher
+// and of a tensor's device, CUDA and cuda but in tests.
+extern "C" KFP_EXPORT const char *kfs_register_gpu(const char *libtorch_cuda, const char *key,
+                                                   const char *type, int count, int (*open)(int))
 {
     void *library = dlopen(libtorch_cuda, RTLD_NOW | RTLD_NOLOAD);
     if (!library) return "libtorch_cuda.so";
@@ -302,9 +346,11 @@ extern "C" KFP_EXPORT const char *kfs_register_gpu(const char *libtorch_cuda, co
     return implement(&gpu, key, count);
 }
 
-// What is called there, the same each time; and the numbers of an op's functions, in memory that stays.
+// What is called there, the same each time; and the numbers of an op's functions, in memory that
+// stays.
 extern "C" KFP_EXPORT void kfs_open_gpu(int op, const int32_t *functions, const kfs_library *found)
 {
     gpu.library = *found;
-    __atomic_store_n(&ops[op].functions[1], functions, __ATOMIC_RELEASE); // last: another thread calls what it finds
+    __atomic_store_n(&ops[op].functions[1], functions,
+                     __ATOMIC_RELEASE); // last: another thread calls what it finds
 }

@@ -5,8 +5,28 @@ refuses when it is made. An `inplace` is accepted, and computes out of place."""
 
 from kernel_fusion.nn import activations
 from kernel_fusion.nn.activations import *  # noqa: F403
-from kernel_fusion.nn.layers import GEGLU, GLU, ActGLU, Dropout, Linear, LogSoftmax, PReLU, ReGLU, Softmax, SwiGLU
-from kernel_fusion.nn.losses import BCEWithLogitsLoss, CrossEntropyLoss, HuberLoss, KLDivLoss, L1Loss, MSELoss, NLLLoss, SmoothL1Loss
+from kernel_fusion.nn.layers import (
+    GEGLU,
+    GLU,
+    ActGLU,
+    Dropout,
+    Linear,
+    LogSoftmax,
+    PReLU,
+    ReGLU,
+    Softmax,
+    SwiGLU,
+)
+from kernel_fusion.nn.losses import (
+    BCEWithLogitsLoss,
+    CrossEntropyLoss,
+    HuberLoss,
+    KLDivLoss,
+    L1Loss,
+    MSELoss,
+    NLLLoss,
+    SmoothL1Loss,
+)
 from kernel_fusion.nn.norms import (
     AddLayerNorm,
     AddRMSNorm,
@@ -23,7 +43,35 @@ from kernel_fusion.nn.norms import (
 )
 
 __all__ = [
-    "GEGLU", "GLU", "ActGLU", "AddLayerNorm", "AddRMSNorm", "BCEWithLogitsLoss", "BatchNorm1d", "BatchNorm2d", "BatchNorm3d", "CrossEntropyLoss",
-    "Dropout", "GemmaRMSNorm", "GroupNorm", "HuberLoss", "InstanceNorm1d", "InstanceNorm2d", "InstanceNorm3d", "KLDivLoss", "L1Loss", "LayerNorm",
-    "Linear", "LogSoftmax", "MSELoss", "NLLLoss", "PReLU", "RMSNorm", "ReGLU", "SmoothL1Loss", "Softmax", "SwiGLU"]
+    "GEGLU",
+    "GLU",
+    "ActGLU",
+    "AddLayerNorm",
+    "AddRMSNorm",
+    "BCEWithLogitsLoss",
+    "BatchNorm1d",
+    "BatchNorm2d",
+    "BatchNorm3d",
+    "CrossEntropyLoss",
+    "Dropout",
+    "GemmaRMSNorm",
+    "GroupNorm",
+    "HuberLoss",
+    "InstanceNorm1d",
+    "InstanceNorm2d",
+    "InstanceNorm3d",
+    "KLDivLoss",
+    "L1Loss",
+    "LayerNorm",
+    "Linear",
+    "LogSoftmax",
+    "MSELoss",
+    "NLLLoss",
+    "PReLU",
+    "RMSNorm",
+    "ReGLU",
+    "SmoothL1Loss",
+    "Softmax",
+    "SwiGLU",
+]
 __all__ += activations.__all__

@@ -15,19 +15,33 @@ def only(module: str, **given: Any) -> None:
     """Refuses arguments that PyTorch has and kf has not. given: (what was given, all that it may be)."""
     for name, (value, *known) in given.items():
         if value not in known:
-            raise ValueError(f"kf.nn.{module}: {name} is {value}, expected {' or '.join(map(str, known))}")
+            raise ValueError(
+                f"kf.nn.{module}: {name} is {value}, expected {' or '.join(map(str, known))}"
+            )
 
 
 def _attribute(twin: type[torch.nn.Module], activation: str, scalar: str) -> str:
     """What PyTorch calls a scalar: elu_alpha is ELU's alpha."""
-    return scalar if scalar in inspect.signature(twin).parameters else scalar.removeprefix(f"{activation}_")
+    return (
+        scalar
+        if scalar in inspect.signature(twin).parameters
+        else scalar.removeprefix(f"{activation}_")
+    )
 
 
 def _twin(name: str, activation: str, scalars: tuple[Value, ...]) -> type[torch.nn.Module]:
     base: Any = getattr(torch.nn, name)
-    function, names = _dispatch.lookup(activation), {s.name: _attribute(base, activation, s.name) for s in scalars}
-    fixed = {p.name: p.default for p in inspect.signature(base).parameters.values() if p.name not in (*names.values(), "inplace")
-             and p.kind is p.POSITIONAL_OR_KEYWORD and p.default is not p.empty}
+    function, names = (
+        _dispatch.lookup(activation),
+        {s.name: _attribute(base, activation, s.name) for s in scalars},
+    )
+    fixed = {
+        p.name: p.default
+        for p in inspect.signature(base).parameters.values()
+        if p.name not in (*names.values(), "inplace")
+        and p.kind is p.POSITIONAL_OR_KEYWORD
+        and p.default is not p.empty
+    }
 
     class Module(base):  # type: ignore[misc]
         def __init__(self, *args: Any, **kwargs: Any):
@@ -36,7 +50,9 @@ def _twin(name: str, activation: str, scalars: tuple[Value, ...]) -> type[torch.
             only(name, **{n: (getattr(self, n, default), default) for n, default in fixed.items()})
 
         def forward(self, input: Tensor) -> Any:
-            return function(input, **{scalar: float(getattr(self, own)) for scalar, own in names.items()})
+            return function(
+                input, **{scalar: float(getattr(self, own)) for scalar, own in names.items()}
+            )
 
     return Module
 
@@ -49,7 +65,9 @@ def _own(name: str, activation: str, scalars: tuple[Value, ...]) -> type[torch.n
             super().__init__()
             unknown = kwargs.keys() - defaults
             if unknown:
-                raise TypeError(f"kf.nn.{name} has no {sorted(unknown)[0]}; its arguments: {', '.join(defaults) or 'none'}")
+                raise TypeError(
+                    f"kf.nn.{name} has no {sorted(unknown)[0]}; its arguments: {', '.join(defaults) or 'none'}"
+                )
             self.scalars = defaults | kwargs
 
         def forward(self, input: Tensor) -> Any:
@@ -77,12 +95,18 @@ def _gelu() -> type[torch.nn.Module]:
 
 def _make(name: str, activation: str) -> type[torch.nn.Module]:
     scalars = _table.find("act", activation)[0].scalars[activation]
-    made = _gelu() if name == "GELU" else (_twin if hasattr(torch.nn, name) else _own)(name, activation, scalars)
+    made = (
+        _gelu()
+        if name == "GELU"
+        else (_twin if hasattr(torch.nn, name) else _own)(name, activation, scalars)
+    )
     made.__name__ = made.__qualname__ = name
     made.__module__ = __name__
     made.__doc__ = f"kf.ops.{activation} as a module{f', in place of torch.nn.{name}' if hasattr(torch.nn, name) else ''}."
     return made
 
 
-globals().update({name: _make(name, activation) for name, activation in _classes.activations().items()})
+globals().update(
+    {name: _make(name, activation) for name, activation in _classes.activations().items()}
+)
 __all__ = list(_classes.activations())

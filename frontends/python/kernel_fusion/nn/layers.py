@@ -16,18 +16,31 @@ class Linear(_Activated, torch.nn.Linear):
 
     op = "linear"
 
-    def __init__(self, *args: Any, activation: str = "none", fuse_wgrad_accumulation: bool = False, **kwargs: Any):
+    def __init__(
+        self,
+        *args: Any,
+        activation: str = "none",
+        fuse_wgrad_accumulation: bool = False,
+        **kwargs: Any,
+    ):
         super().__init__(*args, **kwargs)
         self._chosen(activation)
         self.fuse_wgrad_accumulation = fuse_wgrad_accumulation
 
     def forward(self, input: Tensor) -> Any:
-        if not (self.fuse_wgrad_accumulation and self.weight.requires_grad and torch.is_grad_enabled()):
+        if not (
+            self.fuse_wgrad_accumulation and self.weight.requires_grad and torch.is_grad_enabled()
+        ):
             return self.call(input, self.weight, self.bias)
         if not hasattr(self.weight, "main_grad"):
-            raise ValueError("kf.nn.Linear: weight has no main_grad, expected a tensor to which its gradient is added")
-        grads = {name: p.main_grad for name, p in (("weight", self.weight), ("bias", self.bias))
-                 if p is not None and p.requires_grad and hasattr(p, "main_grad")}
+            raise ValueError(
+                "kf.nn.Linear: weight has no main_grad, expected a tensor to which its gradient is added"
+            )
+        grads = {
+            name: p.main_grad
+            for name, p in (("weight", self.weight), ("bias", self.bias))
+            if p is not None and p.requires_grad and hasattr(p, "main_grad")
+        }
         return self.call(input, self.weight, self.bias, grads=grads)
 
 
@@ -36,11 +49,16 @@ class PReLU(torch.nn.PReLU):
 
     def forward(self, input: Tensor) -> Any:
         if self.num_parameters == 1:
-            x, weight = input if input.dim() else input[None], self.weight.expand(input.shape[-1] if input.dim() else 1)
+            x, weight = (
+                input if input.dim() else input[None],
+                self.weight.expand(input.shape[-1] if input.dim() else 1),
+            )
         elif input.dim() > 1 and input.shape[1] == self.num_parameters:
             x, weight = input.movedim(1, -1), self.weight
         else:
-            raise ValueError(f"kf.nn.PReLU: the input has the shape {tuple(input.shape)}, expected {self.num_parameters} in dimension 1")
+            raise ValueError(
+                f"kf.nn.PReLU: the input has the shape {tuple(input.shape)}, expected {self.num_parameters} in dimension 1"
+            )
         found: Tensor = ops.prelu_bias(x, weight, torch.zeros_like(weight))
         return found.reshape(input.shape) if self.num_parameters == 1 else found.movedim(-1, 1)
 
@@ -50,7 +68,9 @@ class GLU(torch.nn.GLU):
 
     def forward(self, input: Tensor) -> Any:
         if not input.dim() or input.shape[self.dim] % 2:
-            raise ValueError(f"kf.nn.GLU: the input has the shape {tuple(input.shape)}, expected an even dimension {self.dim}")
+            raise ValueError(
+                f"kf.nn.GLU: the input has the shape {tuple(input.shape)}, expected an even dimension {self.dim}"
+            )
         first, second = input.chunk(2, self.dim)
         return ops.sigmoid_mul(second, first)
 

@@ -10,23 +10,35 @@ from kernel_fusion import _dispatch, ops
 from kernel_fusion.nn.activations import only
 
 
-def _elements(name: str, op: str, scalars: tuple[str, ...] = (), absent: tuple[str, ...] = (), **fixed: Any) -> Any:
+def _elements(
+    name: str, op: str, scalars: tuple[str, ...] = (), absent: tuple[str, ...] = (), **fixed: Any
+) -> Any:
     """The class of a loss of elements, whose mean and sum are functions of their own. absent: tensors that kf does not take."""
-    functions = {"none": _dispatch.lookup(op), "mean": _dispatch.lookup(f"{op}_mean"), "sum": _dispatch.lookup(f"{op}_sum")}
+    functions = {
+        "none": _dispatch.lookup(op),
+        "mean": _dispatch.lookup(f"{op}_mean"),
+        "sum": _dispatch.lookup(f"{op}_sum"),
+    }
     base: Any = getattr(torch.nn, name)
 
     class Module(base):  # type: ignore[misc]
         def __init__(self, *args: Any, **kwargs: Any):
             super().__init__(*args, **kwargs)
-            only(name, **{n: (getattr(self, n), value) for n, value in fixed.items()}, **{n: (getattr(self, n), None) for n in absent},
-                 reduction=(self.reduction, *functions, *(("batchmean",) if op == "kl_div" else ())))
+            only(
+                name,
+                **{n: (getattr(self, n), value) for n, value in fixed.items()},
+                **{n: (getattr(self, n), None) for n in absent},
+                reduction=(self.reduction, *functions, *(("batchmean",) if op == "kl_div" else ())),
+            )
 
         def forward(self, input: Tensor, target: Tensor) -> Any:
             given = {n: float(getattr(self, n)) for n in scalars}
             if self.reduction == "none":
                 return functions["none"](input, target, **given)
             if self.reduction == "batchmean":
-                return functions["sum"](input, target, dim=None, **given) / (input.shape[0] if input.dim() else 1)
+                return functions["sum"](input, target, dim=None, **given) / (
+                    input.shape[0] if input.dim() else 1
+                )
             return functions[self.reduction](input, target, dim=None, **given)
 
     Module.__name__ = Module.__qualname__ = name
@@ -38,6 +50,8 @@ def _elements(name: str, op: str, scalars: tuple[str, ...] = (), absent: tuple[s
 MSELoss: type[torch.nn.MSELoss] = _elements("MSELoss", "mse")
 L1Loss: type[torch.nn.L1Loss] = _elements("L1Loss", "l1")
 HuberLoss: type[torch.nn.HuberLoss] = _elements("HuberLoss", "huber", ("delta",))
+
+
 class SmoothL1Loss(torch.nn.SmoothL1Loss):
     """Huber's loss over beta, the same number; of beta = 0 the L1 loss."""
 
@@ -54,7 +68,9 @@ class SmoothL1Loss(torch.nn.SmoothL1Loss):
         return function(input, target, delta=float(self.beta), **more) / self.beta
 
 
-BCEWithLogitsLoss: type[torch.nn.BCEWithLogitsLoss] = _elements("BCEWithLogitsLoss", "bce_with_logits", absent=("weight", "pos_weight"))
+BCEWithLogitsLoss: type[torch.nn.BCEWithLogitsLoss] = _elements(
+    "BCEWithLogitsLoss", "bce_with_logits", absent=("weight", "pos_weight")
+)
 KLDivLoss: type[torch.nn.KLDivLoss] = _elements("KLDivLoss", "kl_div", log_target=False)
 
 
@@ -72,7 +88,9 @@ def _weights_of(label: Tensor, weight: Tensor | None, ignored: int) -> Tensor:
 
 
 def _reduced(loss: Tensor, reduction: str, count: Any) -> Tensor:
-    return loss if reduction == "none" else loss.sum() if reduction == "sum" else loss.sum() / count()
+    return (
+        loss if reduction == "none" else loss.sum() if reduction == "sum" else loss.sum() / count()
+    )
 
 
 class CrossEntropyLoss(torch.nn.CrossEntropyLoss):
@@ -85,17 +103,27 @@ class CrossEntropyLoss(torch.nn.CrossEntropyLoss):
         x = _rows(input)
         if target.is_floating_point():
             if self.weight is not None or self.label_smoothing:
-                raise ValueError("kf.nn.CrossEntropyLoss: target is a distribution, which goes with neither weight nor label_smoothing")
+                raise ValueError(
+                    "kf.nn.CrossEntropyLoss: target is a distribution, which goes with neither weight nor label_smoothing"
+                )
             loss = ops.cross_entropy_soft(x, _rows(target))
             return _reduced(loss, self.reduction, lambda: loss.numel())
         if self.weight is None:
-            loss = ops.cross_entropy(x, target, ignore_index=self.ignore_index, label_smoothing=self.label_smoothing)
+            loss = ops.cross_entropy(
+                x, target, ignore_index=self.ignore_index, label_smoothing=self.label_smoothing
+            )
         else:
-            loss = ops.cross_entropy_weighted(x, target, self.weight, ignore_index=self.ignore_index)
-        return _reduced(loss, self.reduction, lambda: _weights_of(target, self.weight, self.ignore_index))
+            loss = ops.cross_entropy_weighted(
+                x, target, self.weight, ignore_index=self.ignore_index
+            )
+        return _reduced(
+            loss, self.reduction, lambda: _weights_of(target, self.weight, self.ignore_index)
+        )
 
 
 class NLLLoss(torch.nn.NLLLoss):
     def forward(self, input: Tensor, target: Tensor) -> Tensor:
         loss = ops.nll(_rows(input), target, self.weight, ignore_index=self.ignore_index)
-        return _reduced(loss, self.reduction, lambda: _weights_of(target, self.weight, self.ignore_index))
+        return _reduced(
+            loss, self.reduction, lambda: _weights_of(target, self.weight, self.ignore_index)
+        )

@@ -30,7 +30,11 @@ class _Activated(torch.nn.Module):
 
     def extra_repr(self) -> str:
         own = super().extra_repr()
-        return own if self.activation == "none" else ", ".join(part for part in (own, f"activation={self.activation}") if part)
+        return (
+            own
+            if self.activation == "none"
+            else ", ".join(part for part in (own, f"activation={self.activation}") if part)
+        )
 
 
 class _LastAxes(_Activated):
@@ -42,12 +46,16 @@ class _LastAxes(_Activated):
     def flat(self, x: Tensor) -> Tensor:
         n = len(self.normalized_shape)
         if tuple(x.shape[-n:]) != tuple(self.normalized_shape):
-            raise ValueError(f"kf.nn.{type(self).__name__}: the input has the shape {tuple(x.shape)}, expected (..., "
-                             f"{', '.join(map(str, self.normalized_shape))})")
+            raise ValueError(
+                f"kf.nn.{type(self).__name__}: the input has the shape {tuple(x.shape)}, expected (..., "
+                f"{', '.join(map(str, self.normalized_shape))})"
+            )
         return x if n == 1 else x.flatten(-n)
 
     def weights(self) -> tuple[Tensor | None, Tensor | None]:
-        return tuple(None if t is None else t.flatten() for t in (self.weight, getattr(self, "bias", None)))  # type: ignore[return-value]
+        return tuple(
+            None if t is None else t.flatten() for t in (self.weight, getattr(self, "bias", None))
+        )  # type: ignore[return-value]
 
 
 class LayerNorm(_LastAxes, torch.nn.LayerNorm):  # type: ignore[misc]
@@ -108,14 +116,18 @@ class AddRMSNorm(RMSNorm):
     op = "add_rms_norm"
 
     def forward(self, x: Tensor, residual: Tensor) -> Any:  # type: ignore[override]
-        out, added = self.call(self.flat(x), self.flat(residual), self.weights()[0], eps=self.epsilon(x))
+        out, added = self.call(
+            self.flat(x), self.flat(residual), self.weights()[0], eps=self.epsilon(x)
+        )
         return out.view(x.shape), added.view(x.shape)
 
 
 def _several(name: str, x: Tensor, values: int, of: str) -> None:
     """As PyTorch: one value has a mean, and no variance. Of none there is nothing to compute."""
     if values == 1:
-        raise ValueError(f"kf.nn.{name}: the input has the shape {tuple(x.shape)}: one value for each {of} has no variance")
+        raise ValueError(
+            f"kf.nn.{name}: the input has the shape {tuple(x.shape)}: one value for each {of} has no variance"
+        )
 
 
 class GroupNorm(_Activated, torch.nn.GroupNorm):
@@ -127,7 +139,12 @@ class GroupNorm(_Activated, torch.nn.GroupNorm):
 
     def forward(self, input: Tensor) -> Any:
         if input.dim() > 1:
-            _several("GroupNorm", input, input.shape[0] * (input.shape[1] // self.num_groups) * math.prod(input.shape[2:]), "group")
+            _several(
+                "GroupNorm",
+                input,
+                input.shape[0] * (input.shape[1] // self.num_groups) * math.prod(input.shape[2:]),
+                "group",
+            )
         return self.call(input, self.weight, self.bias, groups=self.num_groups, eps=self.eps)
 
 
@@ -140,7 +157,9 @@ class _InstanceNorm(_Activated):
         super().__init__(*args, **kwargs)
         self._chosen(activation)
         if getattr(self, "track_running_stats", False):
-            raise ValueError(f"kf.nn.{type(self).__name__}: track_running_stats is True, expected False")
+            raise ValueError(
+                f"kf.nn.{type(self).__name__}: track_running_stats is True, expected False"
+            )
 
     def forward(self, input: Tensor) -> Any:
         self._check_input_dim(input)
@@ -178,9 +197,22 @@ class _BatchNorm(_Activated):
         if self.training or self.running_mean is None:
             return self._of_batch(input)
         acc = wide(input)
-        weight = self.running_var.new_ones(()).expand_as(self.running_var) if self.weight is None else self.weight
-        bias = self.running_mean.new_zeros(()).expand_as(self.running_mean) if self.bias is None else self.bias
-        return self.call(input, *(t.to(acc) for t in (self.running_mean, self.running_var, weight, bias)), eps=self.eps, op="batch_norm")
+        weight = (
+            self.running_var.new_ones(()).expand_as(self.running_var)
+            if self.weight is None
+            else self.weight
+        )
+        bias = (
+            self.running_mean.new_zeros(()).expand_as(self.running_mean)
+            if self.bias is None
+            else self.bias
+        )
+        return self.call(
+            input,
+            *(t.to(acc) for t in (self.running_mean, self.running_var, weight, bias)),
+            eps=self.eps,
+            op="batch_norm",
+        )
 
     def _of_batch(self, x: Tensor) -> Any:
         """By the statistics of what is given, from which the running ones learn."""
@@ -192,7 +224,14 @@ class _BatchNorm(_Activated):
             momentum = 1 / float(self.num_batches_tracked) if momentum is None else momentum
             running = self.running_mean, self.running_var
         kept = [None if t is None else t.to(wide(x)) for t in running]
-        out = self.call(x, *kept, self.weight, self.bias, eps=self.eps, momentum=0.0 if momentum is None else momentum)
+        out = self.call(
+            x,
+            *kept,
+            self.weight,
+            self.bias,
+            eps=self.eps,
+            momentum=0.0 if momentum is None else momentum,
+        )
         for own, new in zip(running, kept):
             if own is not new:  # of another dtype
                 own.copy_(new)

@@ -32,7 +32,12 @@ def _define(op: _table.Op) -> list[Schema]:
     return schemas
 
 
-def _implement(schemas: list[Schema], make: Callable[[Schema], Any], key: str, register: Callable[[list[Schema]], None] | None) -> str | None:
+def _implement(
+    schemas: list[Schema],
+    make: Callable[[Schema], Any],
+    key: str,
+    register: Callable[[list[Schema]], None] | None,
+) -> str | None:
     """Registers what computes the ops: the shim, or, for the reason that is returned, what calls through ctypes."""
     covered = [s for s in schemas if register and _shim.covers(s)]
     why = None
@@ -52,7 +57,9 @@ def _implement(schemas: list[Schema], make: Callable[[Schema], Any], key: str, r
 def _share_threads() -> bool:
     """kf's chunks of work go to the threads that torch has, as many as torch.set_num_threads says: of its stable ABI, from 2.10 on."""
     try:
-        loop = ctypes.CDLL(str(pathlib.Path(torch.__file__).parent / "lib/libtorch_cpu.so")).torch_parallel_for
+        loop = ctypes.CDLL(
+            str(pathlib.Path(torch.__file__).parent / "lib/libtorch_cpu.so")
+        ).torch_parallel_for
     except (AttributeError, OSError):
         return False
     _library.share_threads(ctypes.cast(loop, ctypes.c_void_p), torch.get_num_threads)
@@ -84,9 +91,21 @@ def _function(op: _table.Op, activation: str) -> Callable[..., Any]:
     if op.own:
         schemas = _define(op)
         able = op.own.compiles()
-        _implement(schemas, _kernels.kernel, "CPU", _shim.register_own if able and WHY_NO_SHIM is None else None)
-        _implement(schemas, _cuda.kernel, "CUDA", _on_gpu if able and WHY_NO_SHIM_ON_GPU is None else None)
-    return _public.make(op, activation, getattr(torch.ops.kf, op.name).default, *_autograd.make(op, activation, torch.ops.kf))
+        _implement(
+            schemas,
+            _kernels.kernel,
+            "CPU",
+            _shim.register_own if able and WHY_NO_SHIM is None else None,
+        )
+        _implement(
+            schemas, _cuda.kernel, "CUDA", _on_gpu if able and WHY_NO_SHIM_ON_GPU is None else None
+        )
+    return _public.make(
+        op,
+        activation,
+        getattr(torch.ops.kf, op.name).default,
+        *_autograd.make(op, activation, torch.ops.kf),
+    )
 
 
 def gpu() -> str:

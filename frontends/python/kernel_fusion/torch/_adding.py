@@ -17,7 +17,9 @@ from kernel_fusion.torch._autograd import sources_of
 from kernel_fusion.torch._schema import Given, Schema, schema, wanted
 
 
-def _check(op: Op, where: str, operands: Mapping[str, Tensor | None], grads: Mapping[str, Tensor]) -> None:
+def _check(
+    op: Op, where: str, operands: Mapping[str, Tensor | None], grads: Mapping[str, Tensor]
+) -> None:
     """Before the forward."""
     for name, t in grads.items():
         of = operands.get(name)
@@ -28,17 +30,25 @@ def _check(op: Op, where: str, operands: Mapping[str, Tensor | None], grads: Map
         if not isinstance(t, Tensor):
             raise TypeError(f"{where}: grads[{name!r}] is {type(t).__name__}, expected a tensor")
         if t.dtype not in allowed or t.dtype != next(iter(grads.values())).dtype:
-            raise TypeError(f"{where}: grads[{name!r}] has the dtype {t.dtype}, expected {' or '.join(map(str, allowed))}, one for all")
+            raise TypeError(
+                f"{where}: grads[{name!r}] has the dtype {t.dtype}, expected {' or '.join(map(str, allowed))}, one for all"
+            )
         if t.shape != of.shape or t.device != of.device:
-            raise ValueError(f"{where}: grads[{name!r}] has the shape {tuple(t.shape)} on {t.device}, expected {tuple(of.shape)} on {of.device}")
+            raise ValueError(
+                f"{where}: grads[{name!r}] has the shape {tuple(t.shape)} on {t.device}, expected {tuple(of.shape)} on {of.device}"
+            )
         if t.requires_grad:
-            raise ValueError(f"{where}: grads[{name!r}] requires a gradient itself, expected a tensor that is written to")
+            raise ValueError(
+                f"{where}: grads[{name!r}] requires a gradient itself, expected a tensor that is written to"
+            )
 
 
 def _lies(where: str, t: Argument, layout: Layout, x: Tensor) -> tuple[int, ...]:
     found = _strides.of(t, layout, x.shape, x.stride())
     if found is None or _strides.BROADCAST in found:
-        raise ValueError(f"{where}: grads[{t.of!r}] has the strides {x.stride()}, expected rows side by side or apart")
+        raise ValueError(
+            f"{where}: grads[{t.of!r}] has the strides {x.stride()}, expected rows side by side or apart"
+        )
     return found
 
 
@@ -46,7 +56,9 @@ def _run(s: Schema, given: Given, grads: Mapping[str, Tensor]) -> list[Tensor]:
     """The gradients that given.mask asks for; those that are added are the caller's own tensors."""
     where, call = _kernels.where(s, given), s.call
     made = _kernels.plan(s, given, symbolic=False)
-    own = next(x.dtype for t, x in zip(call.inputs, given.tensors) if t.var == "T" and x is not None)
+    own = next(
+        x.dtype for t, x in zip(call.inputs, given.tensors) if t.var == "T" and x is not None
+    )
     second = next((t.dtype for t in grads.values()), own)
     words = dict.fromkeys((_kernels.WORDS[own], _kernels.WORDS[second]))
     made = dataclasses.replace(made, function=s.op.function(given.activation, tuple(words), True))
@@ -61,12 +73,19 @@ def _run(s: Schema, given: Given, grads: Mapping[str, Tensor]) -> list[Tensor]:
             make = torch.zeros if t.accumulated else torch.empty
             outputs.append(make(shape, dtype=second if t.accumulated else own, device=first.device))
     _kernels.call(s, given, made, outputs, strides, beta=1.0)
-    return [x.to(own) if t.accumulated and t.of not in grads else x for t, x in zip(call.outputs, outputs)]
+    return [
+        x.to(own) if t.accumulated and t.of not in grads else x
+        for t, x in zip(call.outputs, outputs)
+    ]
 
 
 def make(op: Op, activation: str, forward: Any) -> Callable[..., Any]:
     """The op's function with `grads`: (its arguments as the op of torch.library takes them, {operand: tensor})."""
-    s, names, sources = schema(op, True), [t.name for t in op.forward.inputs], sources_of(op, activation, False)
+    s, names, sources = (
+        schema(op, True),
+        [t.name for t in op.forward.inputs],
+        sources_of(op, activation, False),
+    )
     inputs = len(names)
     constant = [i for i, t in enumerate(op.forward.outputs) if t.use == "saved" or t.place_of]
     saves = schema(op, False).saves
@@ -78,21 +97,36 @@ def make(op: Op, activation: str, forward: Any) -> Callable[..., Any]:
             outs = (found,) if isinstance(found, Tensor) else found
             kept = {"in": args, "out": outs}
             ctx.save_for_backward(*(kept[kind][i] for kind, i in sources if kind in kept))
-            ctx.rest, ctx.grads = args[inputs:len(args) - saves], grads
+            ctx.rest, ctx.grads = args[inputs : len(args) - saves], grads
             ctx.mark_non_differentiable(*(outs[i] for i in constant))
             return found
 
         @staticmethod
         def backward(ctx: Any, *gradients: Tensor) -> Any:
             if torch.is_grad_enabled():
-                raise NotImplementedError(f"{op.said(activation)} has no second derivative where gradients are added to tensors (grads)")
+                raise NotImplementedError(
+                    f"{op.said(activation)} has no second derivative where gradients are added to tensors (grads)"
+                )
             kept = iter(ctx.saved_tensors)
-            tensors = [next(kept) if kind in ("in", "out") else gradients[i] if kind == "grad" else None for kind, i in sources]
+            tensors = [
+                next(kept) if kind in ("in", "out") else gradients[i] if kind == "grad" else None
+                for kind, i in sources
+            ]
             needs = dict(zip(names, ctx.needs_input_grad[1:]))
-            mask = sum(1 << i for i, t in enumerate(s.call.outputs) if needs[t.of] or t.of in ctx.grads)
+            mask = sum(
+                1 << i for i, t in enumerate(s.call.outputs) if needs[t.of] or t.of in ctx.grads
+            )
             found = _run(s, s.sort((*tensors, *ctx.rest, mask)), ctx.grads)
-            of = {t.of: x for t, x in zip(s.call.outputs, found) if needs[t.of] and t.of not in ctx.grads}
-            return None, *(of.get(name) for name in names), *[None] * (len(ctx.needs_input_grad) - 1 - inputs)
+            of = {
+                t.of: x
+                for t, x in zip(s.call.outputs, found)
+                if needs[t.of] and t.of not in ctx.grads
+            }
+            return (
+                None,
+                *(of.get(name) for name in names),
+                *[None] * (len(ctx.needs_input_grad) - 1 - inputs),
+            )
 
     Adding.__name__ = f"kf_{op.name}_adding"
 

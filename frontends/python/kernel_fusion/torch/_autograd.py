@@ -25,10 +25,14 @@ def sources_of(op: Op, activation: str, by_result: bool) -> list[tuple[str, int]
         if t.use == "gradient":
             found.append(("grad", outputs.index(t.of)))
         elif t.name in outputs:
-            given = by_result if t.use == "output" else not by_result  # what is saved is an input that the result stands for
+            given = (
+                by_result if t.use == "output" else not by_result
+            )  # what is saved is an input that the result stands for
             missing = activation in t.unread or (activation in t.by_result and not given)
             found.append(("none", 0) if missing else ("out", outputs.index(t.name)))
-        elif (activation in t.unread or (activation in t.by_result and by_result)) and t.use != "weight":
+        elif (
+            activation in t.unread or (activation in t.by_result and by_result)
+        ) and t.use != "weight":
             asked = t.name in op.backward.shaped_by or t is op.backward.template
             found.append(("shape", inputs.index(t.name)) if asked else ("none", 0))
         else:
@@ -39,7 +43,11 @@ def sources_of(op: Op, activation: str, by_result: bool) -> list[tuple[str, int]
 def make(op: Op, activation: str, namespace: Any) -> tuple[Any, Any, Any]:
     """(the op's forward, the Function around it, that of eager calls: past the overload's own Python, which torch.compile has to see)"""
     forward = getattr(namespace, op.name).kernel
-    return forward, around(op, activation, namespace, forward, False), around(op, activation, namespace, getattr(forward, "_op", forward), True)
+    return (
+        forward,
+        around(op, activation, namespace, forward, False),
+        around(op, activation, namespace, getattr(forward, "_op", forward), True),
+    )
 
 
 def around(op: Op, activation: str, namespace: Any, forward: Any, eager: bool) -> Any:
@@ -51,7 +59,9 @@ def around(op: Op, activation: str, namespace: Any, forward: Any, eager: bool) -
         return _without(op, forward)
     may = {activation} & {act for t in op.backward.inputs for act in t.by_result}
     spread = _formula.spreads(op, activation)
-    backward = _formula.make(op, activation)[1] if spread else getattr(namespace, f"{op.name}_bwd").kernel
+    backward = (
+        _formula.make(op, activation)[1] if spread else getattr(namespace, f"{op.name}_bwd").kernel
+    )
     return _with_backward(op, activation, forward, backward, may, eager)
 
 
@@ -89,9 +99,16 @@ def _by_other(op: Op, forward: Any, other: Op, with_grad: Any) -> Any:
 
         @staticmethod
         def backward(ctx: Any, *grads: Tensor) -> Any:
-            given = dict(zip(own, (*ctx.saved_tensors, *ctx.rest))) | {name: grads[i] for name, i in of_results.items()}
-            found = (again if torch.is_grad_enabled() else with_grad)(*[given[name] for name in its])
-            results = [found[found_at[gradient_of(name)]] if needed else None for name, needed in zip(inputs, ctx.needs_input_grad)]
+            given = dict(zip(own, (*ctx.saved_tensors, *ctx.rest))) | {
+                name: grads[i] for name, i in of_results.items()
+            }
+            found = (again if torch.is_grad_enabled() else with_grad)(
+                *[given[name] for name in its]
+            )
+            results = [
+                found[found_at[gradient_of(name)]] if needed else None
+                for name, needed in zip(inputs, ctx.needs_input_grad)
+            ]
             return *results, *[None] * len(ctx.rest)
 
     Function.__name__ = f"kf_{op.name}"
@@ -110,34 +127,61 @@ def again(op: Op, backward: Any) -> Any:
     """A backward that is part of a graph itself. Its own gradient is that of its formula, computed by PyTorch; or it says that there is none."""
     s = schema(op, True)
     outputs = [t.name for t in op.forward.outputs]
-    results = {i: t.by_result for i, t in enumerate(s.call.inputs) if t.name in outputs}  # which are given in place of inputs
+    results = {
+        i: t.by_result for i, t in enumerate(s.call.inputs) if t.name in outputs
+    }  # which are given in place of inputs
 
     class Twice(torch.autograd.Function):
         @staticmethod
         def forward(ctx: Any, *args: Any) -> Any:
             ctx.activation = words()[args[s.at["activation"]]] if op.has_act else "none"
-            ctx.save_for_backward(*args[:s.inputs])
-            ctx.rest = args[s.inputs:]
+            ctx.save_for_backward(*args[: s.inputs])
+            ctx.rest = args[s.inputs :]
             return backward(*args)
 
         @staticmethod
         def backward(ctx: Any, *grads: Tensor) -> Any:
             if formulas(op, ctx.activation) is None:
                 raise NotImplementedError(f"kf.{op.label or op.name} has no second derivative")
-            if not ctx.saved_tensors[s.call.inputs.index(s.call.template)].numel():  # sums over nothing, which a formula may refuse
-                zeros = [torch.zeros_like(t) if needed else None for t, needed in zip(ctx.saved_tensors, ctx.needs_input_grad)]
+            if not ctx.saved_tensors[
+                s.call.inputs.index(s.call.template)
+            ].numel():  # sums over nothing, which a formula may refuse
+                zeros = [
+                    torch.zeros_like(t) if needed else None
+                    for t, needed in zip(ctx.saved_tensors, ctx.needs_input_grad)
+                ]
                 return *zeros, *[None] * len(ctx.rest)
-            with torch.enable_grad():  # in names of their own: a result that is read is not a function of the input here
+            with (
+                torch.enable_grad()
+            ):  # in names of their own: a result that is read is not a function of the input here
                 given = [t if t is None else t.view_as(t) for t in ctx.saved_tensors]
-                by_result = any(t is not None for i, t in enumerate(given) if ctx.activation in results.get(i, ()))
+                by_result = any(
+                    t is not None
+                    for i, t in enumerate(given)
+                    if ctx.activation in results.get(i, ())
+                )
                 formula: Any = _formula.make(op, ctx.activation)[2 if by_result else 1]
                 found = formula(*given, *ctx.rest)
             found = (found,) if isinstance(found, Tensor) else found
             wanted: list[Any] = [t for t, needed in zip(given, ctx.needs_input_grad) if needed]
-            pairs = [(f, g) for f, g in zip(found, grads) if f.requires_grad and g is not None and g.shape == f.shape]
-            got = iter(torch.autograd.grad([f for f, _ in pairs], wanted, [g for _, g in pairs], create_graph=torch.is_grad_enabled(),
-                                           allow_unused=True, materialize_grads=True) if pairs else [torch.zeros_like(t) for t in wanted])
-            result = [next(got) if needed else None for needed in ctx.needs_input_grad[:s.inputs]]
+            pairs = [
+                (f, g)
+                for f, g in zip(found, grads)
+                if f.requires_grad and g is not None and g.shape == f.shape
+            ]
+            got = iter(
+                torch.autograd.grad(
+                    [f for f, _ in pairs],
+                    wanted,
+                    [g for _, g in pairs],
+                    create_graph=torch.is_grad_enabled(),
+                    allow_unused=True,
+                    materialize_grads=True,
+                )
+                if pairs
+                else [torch.zeros_like(t) for t in wanted]
+            )
+            result = [next(got) if needed else None for needed in ctx.needs_input_grad[: s.inputs]]
             return *result, *[None] * len(ctx.rest)
 
     Twice.__name__ = f"kf_{op.name}_bwd"
@@ -146,58 +190,113 @@ def again(op: Op, backward: Any) -> Any:
 
 def _keeps(op: Op, arguments: Sequence[str], sources: Sequence[tuple[str, int]]) -> list[str]:
     """What is kept of a call is what its backward reads, and nothing else. Names with an underscore are none of the op's."""
-    kept = [arguments[i] if kind == "in" else f"_out{i}" for kind, i in sources if kind in ("in", "out")] + (["rng"] if op.dropout else [])
+    kept = [
+        arguments[i] if kind == "in" else f"_out{i}" for kind, i in sources if kind in ("in", "out")
+    ] + (["rng"] if op.dropout else [])
     shapes = [(i, arguments[i]) for kind, i in sources if kind == "shape"]
-    return [f"_ctx.save_for_backward({', '.join(kept)})", *(f"_ctx.shape{i}, _ctx.dtype{i} = {name}.shape, {name}.dtype" for i, name in shapes)]
+    return [
+        f"_ctx.save_for_backward({', '.join(kept)})",
+        *(f"_ctx.shape{i}, _ctx.dtype{i} = {name}.shape, {name}.dtype" for i, name in shapes),
+    ]
 
 
-def _saves(op: Op, by: Sequence[tuple[str, int]], plain: Sequence[tuple[str, int]], signs: str) -> str:
+def _saves(
+    op: Op, by: Sequence[tuple[str, int]], plain: Sequence[tuple[str, int]], signs: str
+) -> str:
     """Whether the forward is asked for what is saved for a backward: not where the activation's result stands for all of it."""
-    of_both = [any(kind == "out" and op.forward.outputs[i].use == "saved" for kind, i in sources) for sources in (by, plain)]
+    of_both = [
+        any(kind == "out" and op.forward.outputs[i].use == "saved" for kind, i in sources)
+        for sources in (by, plain)
+    ]
     return "save" if of_both[0] else f"not ({signs})" if of_both[1] else "False"
 
 
 def _takes(op: Op, sources: Sequence[tuple[str, int]]) -> list[str]:
     """The backward's tensors, of what was kept."""
-    kept = [f"_kept{i}" for i, (kind, _) in enumerate(sources) if kind in ("in", "out")] + (["rng"] if op.dropout else [])
-    given = {"grad": "_grad{1}", "shape": "_grad0.new_empty((), dtype=_ctx.dtype{1}).expand(_ctx.shape{1})", "none": "None", "in": "_kept{0}",
-             "out": "_kept{0}"}
+    kept = [f"_kept{i}" for i, (kind, _) in enumerate(sources) if kind in ("in", "out")] + (
+        ["rng"] if op.dropout else []
+    )
+    given = {
+        "grad": "_grad{1}",
+        "shape": "_grad0.new_empty((), dtype=_ctx.dtype{1}).expand(_ctx.shape{1})",
+        "none": "None",
+        "in": "_kept{0}",
+        "out": "_kept{0}",
+    }
     tensors = ", ".join(given[kind].format(i, number) for i, (kind, number) in enumerate(sources))
-    return [*([f"{', '.join(kept)}, = _ctx.saved_tensors"] if kept else []), f"_tensors = {tensors},"]
+    return [
+        *([f"{', '.join(kept)}, = _ctx.saved_tensors"] if kept else []),
+        f"_tensors = {tensors},",
+    ]
 
 
 def _either(first: Sequence[str], second: Sequence[str]) -> list[str]:
     """By the result or by the inputs, as the forward found; where it is the same, no question."""
     if first == second:
         return [f"    {line}" for line in first]
-    return ["    if _ctx.by_result:", *(f"        {line}" for line in first), "    else:", *(f"        {line}" for line in second)]
+    return [
+        "    if _ctx.by_result:",
+        *(f"        {line}" for line in first),
+        "    else:",
+        *(f"        {line}" for line in second),
+    ]
 
 
 def _text(op: Op, activation: str, may: Collection[str], eager: bool) -> str:
     assert op.backward is not None
     s, names = schema(op, False), [t.name for t in op.forward.inputs]
-    arguments, outs = [name for _, name in s.arguments], [f"_out{i}" for i in range(len(op.forward.outputs))]
+    arguments, outs = (
+        [name for _, name in s.arguments],
+        [f"_out{i}" for i in range(len(op.forward.outputs))],
+    )
     by = sources_of(op, activation, bool(may))
     plain = sources_of(op, activation, False) if may and op.rising[activation] else by
-    rest = arguments[len(names):len(arguments) - s.saves]
+    rest = arguments[len(names) : len(arguments) - s.saves]
     asked = [name for name in rest if name != "rng"]
-    constant = [out for out, t in zip(outs, op.forward.outputs) if t.use == "saved" or t.place_of]  # which have no gradient
+    constant = [
+        out for out, t in zip(outs, op.forward.outputs) if t.use == "saved" or t.place_of
+    ]  # which have no gradient
     # Scalars with a sign for which a result does not tell its input.
     signs = " and ".join(f"act_{i} >= 0" for i in op.rising[activation])
     given = [*arguments[:-1], _saves(op, by, plain, signs)] if s.saves else arguments
-    lines = [f"def forward(_ctx, {', '.join(arguments)}):", f"    {', '.join(outs)} = _forward({', '.join(given)})",
-             *([f"    _ctx.by_result = {signs}"] if by != plain else []),
-             *_either(_keeps(op, arguments, by), _keeps(op, arguments, plain)), f"    _ctx.rest = ({''.join(f'{name}, ' for name in asked)})",
-             *([f"    _ctx.mark_non_differentiable({', '.join(constant)})"] if constant else [])]
+    lines = [
+        f"def forward(_ctx, {', '.join(arguments)}):",
+        f"    {', '.join(outs)} = _forward({', '.join(given)})",
+        *([f"    _ctx.by_result = {signs}"] if by != plain else []),
+        *_either(_keeps(op, arguments, by), _keeps(op, arguments, plain)),
+        f"    _ctx.rest = ({''.join(f'{name}, ' for name in asked)})",
+        *([f"    _ctx.mark_non_differentiable({', '.join(constant)})"] if constant else []),
+    ]
     [given_up, *more] = [f"_grad{i}" for i, out in enumerate(outs) if out not in constant]
-    alone = eager and bool(constant) and not more  # then the others' gradients, which nobody reads, need not be filled with zeros
-    lines += [*(["    _ctx.set_materialize_grads(False)"] if alone else []), f"    return {', '.join(outs)}"]
-    lines += [f"def backward(_ctx, {', '.join(f'_grad{i}' for i in range(len(outs)))}):",
-              *([f"    if {given_up} is None:", f"        return {', '.join(['None'] * len(arguments))}"] if alone else []),
-              *_either(_takes(op, by), _takes(op, plain)),
-              *([f"    {', '.join(asked)}, = _ctx.rest"] if asked else []), "    _needs = _ctx.needs_input_grad",
-              *_gradients(op, f"(*_tensors, {''.join(f'{name}, ' for name in rest)}_mask)")]
-    return "\n".join([*lines, f"    return {', '.join([*_given_back(op), *['None'] * len(arguments[len(names):])])}", ""])
+    alone = (
+        eager and bool(constant) and not more
+    )  # then the others' gradients, which nobody reads, need not be filled with zeros
+    lines += [
+        *(["    _ctx.set_materialize_grads(False)"] if alone else []),
+        f"    return {', '.join(outs)}",
+    ]
+    lines += [
+        f"def backward(_ctx, {', '.join(f'_grad{i}' for i in range(len(outs)))}):",
+        *(
+            [
+                f"    if {given_up} is None:",
+                f"        return {', '.join(['None'] * len(arguments))}",
+            ]
+            if alone
+            else []
+        ),
+        *_either(_takes(op, by), _takes(op, plain)),
+        *([f"    {', '.join(asked)}, = _ctx.rest"] if asked else []),
+        "    _needs = _ctx.needs_input_grad",
+        *_gradients(op, f"(*_tensors, {''.join(f'{name}, ' for name in rest)}_mask)"),
+    ]
+    return "\n".join(
+        [
+            *lines,
+            f"    return {', '.join([*_given_back(op), *['None'] * len(arguments[len(names) :])])}",
+            "",
+        ]
+    )
 
 
 def _computed(op: Op) -> dict[int, list[int]]:
@@ -216,27 +315,64 @@ def _gradients(op: Op, arguments: str) -> list[str]:
     """The backward's call, if anything is to be computed."""
     assert op.backward is not None
     computed = _computed(op)
-    mask = [f"({' or '.join(f'_needs[{i}]' for i in numbers)}) << {j}" for j, numbers in computed.items()]
+    mask = [
+        f"({' or '.join(f'_needs[{i}]' for i in numbers)}) << {j}"
+        for j, numbers in computed.items()
+    ]
     call = f"(_again if _grad_on() else _backward){arguments}"
     unasked = any(t.unchanged for t in op.backward.outputs)
-    return [f"    _mask = {' | '.join(mask)}", f"    _found = {call}{' if _mask else None' if unasked else ''}"] if computed else []
+    return (
+        [
+            f"    _mask = {' | '.join(mask)}",
+            f"    _found = {call}{' if _mask else None' if unasked else ''}",
+        ]
+        if computed
+        else []
+    )
 
 
 def _given_back(op: Op) -> list[str]:
     """What each input gets."""
     assert op.backward is not None
-    at, outputs = {i: j for j, numbers in _computed(op).items() for i in numbers}, op.backward.outputs
-    incoming = {t.of: [gradient_of(r.name) for r in op.forward.outputs].index(t.unchanged) for t in outputs if t.unchanged}
+    at, outputs = (
+        {i: j for j, numbers in _computed(op).items() for i in numbers},
+        op.backward.outputs,
+    )
+    incoming = {
+        t.of: [gradient_of(r.name) for r in op.forward.outputs].index(t.unchanged)
+        for t in outputs
+        if t.unchanged
+    }
     found = []
     for i, t in enumerate(op.forward.inputs):
-        one = f"_grad{incoming[t.name]}" if t.name in incoming else f"_found[{at.get(i)}]" if len(outputs) > 1 else "_found"
+        one = (
+            f"_grad{incoming[t.name]}"
+            if t.name in incoming
+            else f"_found[{at.get(i)}]"
+            if len(outputs) > 1
+            else "_found"
+        )
         found.append(f"{one} if _needs[{i}] else None" if t.name in incoming or i in at else "None")
     return found
 
 
-def _with_backward(op: Op, activation: str, forward: Any, backward: Any, may: Collection[str], eager: bool) -> Any:
+def _with_backward(
+    op: Op, activation: str, forward: Any, backward: Any, may: Collection[str], eager: bool
+) -> Any:
     """The Function as it would be written by hand for this op and activation: what is looked up is looked up here, once. may: holds the activation
     if its gradient may be by its result. eager: whether nothing traces it."""
-    names: dict[str, Any] = {"_forward": forward, "_backward": backward, "_again": again(op, backward).apply, "_grad_on": torch.is_grad_enabled}
-    exec(compile(_text(op, activation, may, eager), f"<{op.said(activation)}, gradient>", "exec"), names)
-    return type(f"kf_{op.name}", (torch.autograd.Function,), {n: staticmethod(names[n]) for n in ("forward", "backward")})
+    names: dict[str, Any] = {
+        "_forward": forward,
+        "_backward": backward,
+        "_again": again(op, backward).apply,
+        "_grad_on": torch.is_grad_enabled,
+    }
+    exec(
+        compile(_text(op, activation, may, eager), f"<{op.said(activation)}, gradient>", "exec"),
+        names,
+    )
+    return type(
+        f"kf_{op.name}",
+        (torch.autograd.Function,),
+        {n: staticmethod(names[n]) for n in ("forward", "backward")},
+    )

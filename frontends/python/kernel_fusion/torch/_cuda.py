@@ -17,7 +17,11 @@ from kernel_fusion.torch._schema import Given, Schema
 def _without_a_device() -> str | None:
     if not torch.backends.cuda.is_built():
         return "this PyTorch is built without CUDA"
-    return None if cuda_available() else "no CUDA device answers: is the driver (libcuda.so.1) installed, and a GPU visible?"
+    return (
+        None
+        if cuda_available()
+        else "no CUDA device answers: is the driver (libcuda.so.1) installed, and a GPU visible?"
+    )
 
 
 def why_not() -> str | None:
@@ -36,24 +40,45 @@ def _library(s: Schema) -> Any:
 
 
 def _refusal(s: Schema, activation: str, why: str) -> NotImplementedError:
-    return NotImplementedError(f"{s.op.said(activation)}: no kernel for tensors on cuda: {why}. Tensors on the CPU are taken: x.cpu()")
+    return NotImplementedError(
+        f"{s.op.said(activation)}: no kernel for tensors on cuda: {why}. Tensors on the CPU are taken: x.cpu()"
+    )
 
 
-def launch(s: Schema, made: _plan.Plan, addresses: list[int | None], sizes: list[int], strides: list[int] | None, scalars: Sequence[float],
-           rng: Tensor | None, device: torch.device) -> None:
+def launch(
+    s: Schema,
+    made: _plan.Plan,
+    addresses: list[int | None],
+    sizes: list[int],
+    strides: list[int] | None,
+    scalars: Sequence[float],
+    rng: Tensor | None,
+    device: torch.device,
+) -> None:
     def space(size: int) -> tuple[Tensor, int]:
         held = torch.empty(size, dtype=torch.uint8, device=device)
         return held, held.data_ptr()
 
     stream = torch.cuda.current_stream(device).cuda_stream
-    _library(s).call(made.function, addresses, sizes, strides, scalars, None if rng is None else rng.data_ptr(),
-                     space if s.call.workspace else None, device.index or 0, stream)
+    _library(s).call(
+        made.function,
+        addresses,
+        sizes,
+        strides,
+        scalars,
+        None if rng is None else rng.data_ptr(),
+        space if s.call.workspace else None,
+        device.index or 0,
+        stream,
+    )
 
 
 def reason(s: Schema, given: Given, made: _plan.Plan, error: Exception) -> BaseException | None:
     """Of what was refused: by the shim, where there is one of the op. What the loader kept may be of a call before, which nobody asked about."""
     if s.op.own:
-        return _shim.failed.take(error) or _kept(s.op.own.on_gpu.library(s.op.own.dtypes[made.function]), error)
+        return _shim.failed.take(error) or _kept(
+            s.op.own.on_gpu.library(s.op.own.dtypes[made.function]), error
+        )
     why = why_not()
     if why:
         return _refusal(s, given.activation, why)

@@ -14,8 +14,15 @@ from kernel_fusion._table import Call, Op, Tensor, formulas
 from kernel_fusion.torch._schema import schema
 
 SPREAD = "torch.broadcast_to("
-SPANS = {"all": "shape", "before": "shape[:at]", "axis": "shape[at:at + 1]", "after": "shape[at + 1:]", "all but three": "shape[:-3]",
-         "between": "shape[at:-2]", "one": "shape[:0]"}
+SPANS = {
+    "all": "shape",
+    "before": "shape[:at]",
+    "axis": "shape[at:at + 1]",
+    "after": "shape[at + 1:]",
+    "all but three": "shape[:-3]",
+    "between": "shape[at:-2]",
+    "one": "shape[:0]",
+}
 
 
 def _span(what: str | int) -> str:
@@ -29,7 +36,9 @@ def _extent(extent: str, op: Op) -> tuple[str, str]:
     if op.parts[name] == "groups":
         return name, name
     span = _span(op.parts[name])
-    return (f"{factor} * {name}", f"*[{factor} * n for n in {span}]") if factor else (name, f"*{span}")
+    return (
+        (f"{factor} * {name}", f"*[{factor} * n for n in {span}]") if factor else (name, f"*{span}")
+    )
 
 
 def _shape(op: Op, tensor: Tensor, own: bool) -> str:
@@ -38,10 +47,18 @@ def _shape(op: Op, tensor: Tensor, own: bool) -> str:
 
 def _sizes(op: Op, call: Call) -> list[str]:
     """`shape`, that of an elem; `at`, the axis; the sizes."""
-    template, measures = call.template, [f"{name} = {_span(what)}.numel()" for name, what in op.parts.items() if what != "groups"]
+    template, measures = (
+        call.template,
+        [f"{name} = {_span(what)}.numel()" for name, what in op.parts.items() if what != "groups"],
+    )
     if call.shaped_by:
         given = ", ".join(f"'{name}': {name}.shape" for name in call.shaped_by)
-        return [f"shape, at = elements({{{given}}})", "shape = torch.Size(shape)", *measures, *(f"{name} = 0.0" for name in call.betas)]
+        return [
+            f"shape, at = elements({{{given}}})",
+            "shape = torch.Size(shape)",
+            *measures,
+            *(f"{name} = 0.0" for name in call.betas),
+        ]
     lines = [f"shape = {template.name}.shape"]
     if template.kind == "half":
         lines.append("shape = torch.Size([*shape[:-1], shape[-1] // 2])")
@@ -52,7 +69,11 @@ def _sizes(op: Op, call: Call) -> list[str]:
 
 def _dtype(t: Tensor, template: Tensor) -> str:
     """Of a tensor's argument: an expression of the arguments as they are given."""
-    return f"{template.name}.dtype if {t.name} is None else {t.name}.dtype" if t.nullable or t.unread else f"{t.name}.dtype"
+    return (
+        f"{template.name}.dtype if {t.name} is None else {t.name}.dtype"
+        if t.nullable or t.unread
+        else f"{t.name}.dtype"
+    )
 
 
 def _given(op: Op, t: Tensor, template: Tensor, flat: bool, computed: bool) -> str:
@@ -60,36 +81,66 @@ def _given(op: Op, t: Tensor, template: Tensor, flat: bool, computed: bool) -> s
     text = t.name if flat else f"{t.name}.reshape({_shape(op, t, False)})"
     if t.nullable and t.absent is not None:
         text = f"{template.name}.new_full(({_shape(op, t, False)}), {t.absent}) if {t.name} is None else {text}"
-    return f"{t.name} = wide({text})" if t.var in ("T", "U", "acc") and computed else f"{t.name} = {text}"
+    return (
+        f"{t.name} = wide({text})"
+        if t.var in ("T", "U", "acc") and computed
+        else f"{t.name} = {text}"
+    )
 
 
 def _checks(op: Op, t: Tensor, template: Tensor, flat: bool) -> list[str]:
     """That a tensor is what the op would take: PyTorch's functions would broadcast it, or compute in another dtype."""
     shape = f"tuple({template.name}.shape)" if flat else f"({_shape(op, t, True)})"
-    wanted = {"T": "dtype_T", "acc": "torch.float64 if dtype_T == torch.float64 else torch.float32"}.get(t.var)
+    wanted = {
+        "T": "dtype_T",
+        "acc": "torch.float64 if dtype_T == torch.float64 else torch.float32",
+    }.get(t.var)
     there = f"{t.name} is not None and " if t.nullable else ""
     beside = f"beside {template.name} of "
-    lines = [f"if {there}tuple({t.name}.shape) != {shape}:",
-             f"    raise ValueError(f'{{where}}: {t.name} has the shape {{tuple({t.name}.shape)}}, expected {{{shape}}} {beside}the shape "
-             f"{{tuple({template.name}.shape)}}')"]
+    lines = [
+        f"if {there}tuple({t.name}.shape) != {shape}:",
+        f"    raise ValueError(f'{{where}}: {t.name} has the shape {{tuple({t.name}.shape)}}, expected {{{shape}}} {beside}the shape "
+        f"{{tuple({template.name}.shape)}}')",
+    ]
     if wanted:
-        lines += [f"if {there}{t.name}.dtype != ({wanted}):",
-                  f"    raise TypeError(f'{{where}}: {t.name} has the dtype {{{t.name}.dtype}}, expected {{{wanted}}} {beside}{{dtype_T}}')"]
+        lines += [
+            f"if {there}{t.name}.dtype != ({wanted}):",
+            f"    raise TypeError(f'{{where}}: {t.name} has the dtype {{{t.name}.dtype}}, expected {{{wanted}}} {beside}{{dtype_T}}')",
+        ]
     return lines
 
 
 def _text(op: Op, activation: str, backward: bool, statements: Sequence[str]) -> str:
-    call, template, flat = op.direction(backward), op.direction(backward).template, set(op.parts.values()) == {"all"}
+    call, template, flat = (
+        op.direction(backward),
+        op.direction(backward).template,
+        set(op.parts.values()) == {"all"},
+    )
     read = set().union(*(compile(line, "", "exec").co_names for line in statements))
-    dtypes = {"T": f"{template.name}.dtype"} | {t.name: _dtype(t, template) for t in call.inputs if t.var == "U"}
-    lines = [f"dtype_{name} = {text}" for name, text in dtypes.items()] + ([] if flat else _sizes(op, call))
-    lines += [f"{v.name} = act_{i}" for i, v in enumerate(op.scalars[activation])] + ["T = torch.float32 if dtype_T.itemsize == 2 else dtype_T"]
-    given = sorted((t for t in call.inputs if t.name in read), key=lambda t: t is template)  # from which others are made
+    dtypes = {"T": f"{template.name}.dtype"} | {
+        t.name: _dtype(t, template) for t in call.inputs if t.var == "U"
+    }
+    lines = [f"dtype_{name} = {text}" for name, text in dtypes.items()] + (
+        [] if flat else _sizes(op, call)
+    )
+    lines += [f"{v.name} = act_{i}" for i, v in enumerate(op.scalars[activation])] + [
+        "T = torch.float32 if dtype_T.itemsize == 2 else dtype_T"
+    ]
+    given = sorted(
+        (t for t in call.inputs if t.name in read), key=lambda t: t is template
+    )  # from which others are made
     if not backward:
-        lines += [line for t in given if t is not template for line in _checks(op, t, template, flat)]
+        lines += [
+            line for t in given if t is not template for line in _checks(op, t, template, flat)
+        ]
     inner = ""
-    if backward and op.family == "reduce":  # of no elements there is no gradient that would be divided by their number
-        statements = [re.sub(rf"/ ({'|'.join(op.parts)})\b", r"/ torch.sym_max(\1, 1)", line) for line in statements]
+    if (
+        backward and op.family == "reduce"
+    ):  # of no elements there is no gradient that would be divided by their number
+        statements = [
+            re.sub(rf"/ ({'|'.join(op.parts)})\b", r"/ torch.sym_max(\1, 1)", line)
+            for line in statements
+        ]
     if backward and spreads(op, activation):  # rounded first, so that the result stays a view
         name, _, text = statements[-1].partition(f" = {SPREAD}")
         inner, _, shape = text.rpartition(", (")
@@ -98,14 +149,22 @@ def _text(op: Op, activation: str, backward: bool, statements: Sequence[str]) ->
     results = []
     for t in call.outputs:
         text = t.name if flat else f"{t.name}.reshape({_shape(op, t, True)})"
-        results.append(f"rounded({text}, dtype_{t.of if t.var == 'U' else 'T'})" if t.var in ("T", "U") else text)
+        results.append(
+            f"rounded({text}, dtype_{t.of if t.var == 'U' else 'T'})"
+            if t.var in ("T", "U")
+            else text
+        )
     names = ", ".join(name for _, name in schema(op, backward).arguments)
     return "\n    ".join([f"def function({names}):", *lines, f"return {', '.join(results)}"]) + "\n"
 
 
 def spreads(op: Op, activation: str) -> bool:
     """Whether a gradient is that of the result, the same along the axis: then it is a view that nothing is written for, as PyTorch's own are."""
-    found = formulas(op, activation) if op.family == "reduce" and op.backward and len(op.backward.outputs) == 1 else None
+    found = (
+        formulas(op, activation)
+        if op.family == "reduce" and op.backward and len(op.backward.outputs) == 1
+        else None
+    )
     return found is not None and f" = {SPREAD}" in found[1][-1]
 
 
@@ -120,14 +179,22 @@ def rounded(t: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 
 @functools.cache
-def make(op: Op, activation: str) -> tuple[Callable[..., Any], Callable[..., Any], Callable[..., Any] | None]:
+def make(
+    op: Op, activation: str
+) -> tuple[Callable[..., Any], Callable[..., Any], Callable[..., Any] | None]:
     """(forward, backward, backward by the result)"""
     found = formulas(op, activation)
     assert found is not None
     made = []
     for backward, statements in enumerate(lines for lines in found if lines):
         elements = functools.partial(_of_several.elements, op, op.direction(bool(backward)))
-        names: dict[str, Any] = {"torch": torch, "wide": wide, "rounded": rounded, "where": op.said(activation), "elements": elements}
+        names: dict[str, Any] = {
+            "torch": torch,
+            "wide": wide,
+            "rounded": rounded,
+            "where": op.said(activation),
+            "elements": elements,
+        }
         text = _text(op, activation, bool(backward), statements)
         exec(compile(text, f"<{op.said(activation)} in PyTorch>", "exec"), names)
         made.append(names["function"])

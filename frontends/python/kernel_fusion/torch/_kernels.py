@@ -12,10 +12,21 @@ from kernel_fusion._arguments import PROBABILITY
 from kernel_fusion.torch import _shim
 from kernel_fusion.torch._schema import Given, Schema, wanted, words
 
-WORDS = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16", torch.float64: "f64", torch.int32: "i32", torch.int64: "i64",
-         torch.uint8: "u8", torch.bool: "u8"}
+WORDS = {
+    torch.float32: "f32",
+    torch.float16: "f16",
+    torch.bfloat16: "bf16",
+    torch.float64: "f64",
+    torch.int32: "i32",
+    torch.int64: "i64",
+    torch.uint8: "u8",
+    torch.bool: "u8",
+}
 DTYPES = {word: dtype for dtype, word in WORDS.items() if dtype is not torch.bool}
-NUMBERS = {"float": ("__float__", "a number"), "int": ("__index__", "a whole number")}  # of a schema: what such a value has, what it is called
+NUMBERS = {
+    "float": ("__float__", "a number"),
+    "int": ("__index__", "a whole number"),
+}  # of a schema: what such a value has, what it is called
 Result = Tensor | tuple[Tensor, ...]
 
 
@@ -25,7 +36,9 @@ def where(s: Schema, given: Given) -> str:
 
 def word(s: Schema, given: Given, name: str, dtype: torch.dtype) -> str:
     if dtype not in WORDS:
-        raise TypeError(f"{where(s, given)}: {name} has the dtype {dtype}, expected one of {', '.join(str(d) for d in WORDS)}")
+        raise TypeError(
+            f"{where(s, given)}: {name} has the dtype {dtype}, expected one of {', '.join(str(d) for d in WORDS)}"
+        )
     return WORDS[dtype]
 
 
@@ -34,19 +47,32 @@ def check(s: Schema, given: Given) -> None:
     first = next(t for t in given.tensors if t is not None)
     for t, x in zip(s.call.inputs, given.tensors):
         if x is not None and x.device != first.device:
-            raise ValueError(f"{where(s, given)}: {t.name} is on {x.device}, the others on {first.device}")
+            raise ValueError(
+                f"{where(s, given)}: {t.name} is on {x.device}, the others on {first.device}"
+            )
     rng = given.rng
-    if rng is not None and (rng.dtype != torch.int64 or tuple(rng.shape) != (2,) or rng.device != first.device):
-        raise ValueError(f"{where(s, given)}: rng is {rng.dtype} of the shape {tuple(rng.shape)} on {rng.device}, expected two int64 on "
-                         f"{first.device}")
-    values = [*s.call.scalars, *s.op.scalars[given.activation], *([PROBABILITY] if s.op.dropout else [])]
+    if rng is not None and (
+        rng.dtype != torch.int64 or tuple(rng.shape) != (2,) or rng.device != first.device
+    ):
+        raise ValueError(
+            f"{where(s, given)}: rng is {rng.dtype} of the shape {tuple(rng.shape)} on {rng.device}, expected two int64 on "
+            f"{first.device}"
+        )
+    values = [
+        *s.call.scalars,
+        *s.op.scalars[given.activation],
+        *([PROBABILITY] if s.op.dropout else []),
+    ]
     for value, scalar in zip(values, given.scalars):
         _plan.check_value(where(s, given), value, scalar)
 
 
 def plan(s: Schema, given: Given, symbolic: bool) -> _plan.Plan:
     check(s, given)
-    tensors = tuple(None if x is None else (x.shape, word(s, given, t.name, x.dtype)) for t, x in zip(s.call.inputs, given.tensors))
+    tensors = tuple(
+        None if x is None else (x.shape, word(s, given, t.name, x.dtype))
+        for t, x in zip(s.call.inputs, given.tensors)
+    )
     second = None if given.dtype is None else word(s, given, "dtype", given.dtype)
     make = _plan.plan if symbolic else _plan.cached
     return make(s.op, given.activation, s.backward, tensors, given.axis, given.groups, second)
@@ -61,8 +87,14 @@ def odd(s: Schema, where: str, args: Sequence[Any]) -> TypeError | None:
             return TypeError(f"{where}: {name} is {type(value).__name__}, expected a tensor")
         if kind in NUMBERS and (isinstance(value, bool) or not hasattr(value, NUMBERS[kind][0])):
             act, _, number = name.partition("_")
-            name = s.op.scalars[words()[args[s.at["activation"]]]][int(number)].name if act == "act" else name
-            return TypeError(f"{where}: {name} is {type(value).__name__}, expected {NUMBERS[kind][1]}")
+            name = (
+                s.op.scalars[words()[args[s.at["activation"]]]][int(number)].name
+                if act == "act"
+                else name
+            )
+            return TypeError(
+                f"{where}: {name} is {type(value).__name__}, expected {NUMBERS[kind][1]}"
+            )
     return None
 
 
@@ -85,8 +117,12 @@ def explain(s: Schema, error: Exception, args: Sequence[Any]) -> BaseException:
 def _outputs(s: Schema, given: Given, made: _plan.Plan) -> list[Tensor]:
     """Those that are not wanted have no elements: an op has as many results in every call."""
     first = next(t for t in given.tensors if t is not None)
-    return [torch.empty(shape if wanted(s.call, given, i) else (0,), dtype=DTYPES[dtype], device=first.device)
-            for i, (shape, dtype) in enumerate(zip(made.shapes, made.dtypes))]
+    return [
+        torch.empty(
+            shape if wanted(s.call, given, i) else (0,), dtype=DTYPES[dtype], device=first.device
+        )
+        for i, (shape, dtype) in enumerate(zip(made.shapes, made.dtypes))
+    ]
 
 
 def _result(found: Sequence[Tensor]) -> Result:
@@ -102,13 +138,41 @@ def fake(s: Schema) -> Callable[..., Result]:
 
 
 # Calls a launcher: of a schema and a plan; addresses, sizes and integers, strides, scalars, rng; on a device.
-Launch = Callable[[Schema, _plan.Plan, list[int | None], list[int], list[int] | None, Sequence[float], Tensor | None, torch.device], None]
+Launch = Callable[
+    [
+        Schema,
+        _plan.Plan,
+        list[int | None],
+        list[int],
+        list[int] | None,
+        Sequence[float],
+        Tensor | None,
+        torch.device,
+    ],
+    None,
+]
 
 
-def _cpu(s: Schema, made: _plan.Plan, addresses: list[int | None], sizes: list[int], strides: list[int] | None, scalars: Sequence[float],
-         rng: Tensor | None, _: torch.device) -> None:
+def _cpu(
+    s: Schema,
+    made: _plan.Plan,
+    addresses: list[int | None],
+    sizes: list[int],
+    strides: list[int] | None,
+    scalars: Sequence[float],
+    rng: Tensor | None,
+    _: torch.device,
+) -> None:
     """Through ctypes."""
-    _library.of(s.op).call(made.function, addresses, sizes, strides, scalars, None if rng is None else rng.data_ptr(), s.call.workspace)
+    _library.of(s.op).call(
+        made.function,
+        addresses,
+        sizes,
+        strides,
+        scalars,
+        None if rng is None else rng.data_ptr(),
+        s.call.workspace,
+    )
 
 
 LAUNCH: dict[str, Launch] = {"cpu": _cpu}  # by the type of a device
@@ -122,7 +186,9 @@ def _lacks(s: Schema, given: Given, made: _plan.Plan, error: Exception) -> BaseE
 
 
 # Why the shim refused a call that nothing is wrong with, by the type of a device; None: as it said itself.
-REASON: dict[str, Callable[[Schema, Given, _plan.Plan, Exception], BaseException | None]] = {"cpu": _lacks}
+REASON: dict[str, Callable[[Schema, Given, _plan.Plan, Exception], BaseException | None]] = {
+    "cpu": _lacks
+}
 
 
 def kernel(s: Schema) -> Callable[..., Result]:
@@ -137,8 +203,14 @@ def kernel(s: Schema) -> Callable[..., Result]:
     return run
 
 
-def call(s: Schema, given: Given, made: _plan.Plan, outputs: Sequence[Tensor], of_outputs: Mapping[str, tuple[int, ...]] | None = None,
-         beta: float = 0.0) -> None:
+def call(
+    s: Schema,
+    given: Given,
+    made: _plan.Plan,
+    outputs: Sequence[Tensor],
+    of_outputs: Mapping[str, tuple[int, ...]] | None = None,
+    beta: float = 0.0,
+) -> None:
     """of_outputs: the strides of those that are not dense. beta: of what is in them is added to them."""
     held, strides = _inputs(s, given, made)
     strides |= of_outputs or {}
@@ -146,13 +218,23 @@ def call(s: Schema, given: Given, made: _plan.Plan, outputs: Sequence[Tensor], o
     addresses += [x.data_ptr() if wanted(s.call, given, i) else None for i, x in enumerate(outputs)]
     device = outputs[0].device
     try:
-        LAUNCH[device.type](s, made, addresses, [*made.sizes, *given.integers], _strides.struct(s.call, strides),
-                            s.call.values(given.scalars, s.op.dropout, beta), None if given.rng is None else given.rng.contiguous(), device)
+        LAUNCH[device.type](
+            s,
+            made,
+            addresses,
+            [*made.sizes, *given.integers],
+            _strides.struct(s.call, strides),
+            s.call.values(given.scalars, s.op.dropout, beta),
+            None if given.rng is None else given.rng.contiguous(),
+            device,
+        )
     except _library.Refused as e:
         raise e.by(where(s, given)) from None
 
 
-def _inputs(s: Schema, given: Given, made: _plan.Plan) -> tuple[list[Tensor | None], dict[str, tuple[int, ...]]]:
+def _inputs(
+    s: Schema, given: Given, made: _plan.Plan
+) -> tuple[list[Tensor | None], dict[str, tuple[int, ...]]]:
     """Tensors as the launcher takes them, none where it reads nothing; and strides of those that are not dense."""
     held: list[Tensor | None] = []
     found: dict[str, tuple[int, ...]] = {}

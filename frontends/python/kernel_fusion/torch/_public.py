@@ -24,13 +24,19 @@ def seed_of(where: str, x: Tensor, rng: Any, training: bool) -> Tensor:
     if rng is None and not training:
         return torch.zeros(2, dtype=torch.int64, device=x.device)
     if rng is None:
-        return torch.randint(-2**63, 2**63 - 1, (2,), dtype=torch.int64, device=x.device)
+        return torch.randint(-(2**63), 2**63 - 1, (2,), dtype=torch.int64, device=x.device)
     if isinstance(rng, Tensor):
         return rng
     try:
-        return torch.tensor([v - 2**64 if v >= 2**63 else v for v in _arguments.seeds(rng)], dtype=torch.int64, device=x.device)
+        return torch.tensor(
+            [v - 2**64 if v >= 2**63 else v for v in _arguments.seeds(rng)],
+            dtype=torch.int64,
+            device=x.device,
+        )
     except (TypeError, ValueError, RuntimeError, OverflowError):
-        raise TypeError(f"{where}: rng is {rng!r:.60}, expected None, two whole numbers of 64 bits, seed and offset, or a tensor of them") from None
+        raise TypeError(
+            f"{where}: rng is {rng!r:.60}, expected None, two whole numbers of 64 bits, seed and offset, or a tensor of them"
+        ) from None
 
 
 def dtype_of(where: str, dtype: Any) -> torch.dtype:
@@ -41,44 +47,91 @@ def _text(op: Op, activation: str) -> str:
     """The function as Python would be written by hand: what is taken apart once here, eager calls and torch.compile need not take apart each time."""
     inputs = op.forward.inputs
     tensors, first = ", ".join(t.name for t in inputs), inputs[0].name
-    needs = " or ".join(f"({t.name} is not None and {t.name}.requires_grad)" if t.nullable else f"{t.name}.requires_grad" for t in inputs)
+    needs = " or ".join(
+        f"({t.name} is not None and {t.name}.requires_grad)"
+        if t.nullable
+        else f"{t.name}.requires_grad"
+        for t in inputs
+    )
     rest = _rest(op, activation)
-    lines = [f"def function{_arguments.signature(op, activation)}:",
-             "    if out is not None:",
-             "        raise TypeError(f'{where}: out is for NumPy arrays; PyTorch gets a new tensor')",
-             *(f"    if {name}:\n        raise TypeError(f'{{where}}: {name} is for NumPy arrays, which have an out')" for name in op.forward.betas),
-             "    try:",
-             f"        if any_autocast() and {first}.device.type in devices and autocast({first}.device.type):",
-             f"            {tensors}, = cast(({tensors},))"]
+    lines = [
+        f"def function{_arguments.signature(op, activation)}:",
+        "    if out is not None:",
+        "        raise TypeError(f'{where}: out is for NumPy arrays; PyTorch gets a new tensor')",
+        *(
+            f"    if {name}:\n        raise TypeError(f'{{where}}: {name} is for NumPy arrays, which have an out')"
+            for name in op.forward.betas
+        ),
+        "    try:",
+        f"        if any_autocast() and {first}.device.type in devices and autocast({first}.device.type):",
+        f"            {tensors}, = cast(({tensors},))",
+    ]
     if op.family == "reduce":
         shapes = [f"{t.name}.shape" for t in inputs]
         wrong = f"check_flat(where, inputs, ({', '.join(shapes)}))"
-        lines += ["        if dim is None:", *(f"            if {other} != {shapes[0]}:\n                {wrong}" for other in shapes[1:]),
-                  f"            {tensors}, dim = {', '.join(f'{t.name}.reshape(-1)' for t in inputs)}, 0"]
-    lines += [f"        save = grad_on() and ({needs})",
-              "    except AttributeError as e:", f"        raise odd(schema, where, ({tensors},)) or e from None", "    traced = compiling()"]
+        lines += [
+            "        if dim is None:",
+            *(
+                f"            if {other} != {shapes[0]}:\n                {wrong}"
+                for other in shapes[1:]
+            ),
+            f"            {tensors}, dim = {', '.join(f'{t.name}.reshape(-1)' for t in inputs)}, 0",
+        ]
+    lines += [
+        f"        save = grad_on() and ({needs})",
+        "    except AttributeError as e:",
+        f"        raise odd(schema, where, ({tensors},)) or e from None",
+        "    traced = compiling()",
+    ]
     pairs = [(a.name, b.name) for i, b in enumerate(inputs) for a in inputs[:i]]
     lines += ["    if save and traced:"] if pairs else []  # which takes no tensor twice
     for a, b in pairs:
-        lines += [f"        if {b} is {a} and {b} is not None:", f"            {b} = {b}.view_as({b})"]
+        lines += [
+            f"        if {b} is {a} and {b} is not None:",
+            f"            {b} = {b}.view_as({b})",
+        ]
     lines += [f"    given = ({tensors}, {rest})"]
-    results = ", ".join(f"found[{i}]" for i in op.forward.results) if len(op.forward.outputs) > 1 else "found"
-    lines += ["    if grads is not None:", "        found = adding(given, grads)", f"        return {results}"] if op.added else []
+    results = (
+        ", ".join(f"found[{i}]" for i in op.forward.results)
+        if len(op.forward.outputs) > 1
+        else "found"
+    )
+    lines += (
+        [
+            "    if grads is not None:",
+            "        found = adding(given, grads)",
+            f"        return {results}",
+        ]
+        if op.added
+        else []
+    )
     if _decomposes(op, activation):
-        lines += [f"    if traced and {first}.dtype in floats and decomposes():",
-                  *(f"        {line}" for v in (*op.forward.scalars, *op.scalars[activation]) for line in _bounds(op.said(activation), v)),
-                  "        return plain_apply(*given) if save else plain(*given)"]
-    lines += ["    try:",
-              "        if traced:",
-              "            found = whole(*given) if exporting() else apply(*given) if save else forward(*given)",
-              "        elif transformed() or forward_mode._current_level >= 0:",
-              "            found = careful(given, save)",
-              "        else:",
-              "            found = fast_apply(*given) if save else forward_now(*given)",
-              "    except (RuntimeError, TypeError) as e:",
-              "        raise explain(schema, e, given) from None"]
+        lines += [
+            f"    if traced and {first}.dtype in floats and decomposes():",
+            *(
+                f"        {line}"
+                for v in (*op.forward.scalars, *op.scalars[activation])
+                for line in _bounds(op.said(activation), v)
+            ),
+            "        return plain_apply(*given) if save else plain(*given)",
+        ]
+    lines += [
+        "    try:",
+        "        if traced:",
+        "            found = whole(*given) if exporting() else apply(*given) if save else forward(*given)",
+        "        elif transformed() or forward_mode._current_level >= 0:",
+        "            found = careful(given, save)",
+        "        else:",
+        "            found = fast_apply(*given) if save else forward_now(*given)",
+        "    except (RuntimeError, TypeError) as e:",
+        "        raise explain(schema, e, given) from None",
+    ]
     for i, t in enumerate(op.forward.outputs):
-        lines += [f"    if {t.place_of} is not None:", f"        {t.place_of}.copy_(found[{i}])"] if t.place_of else []
+        lines += (
+            [f"    if {t.place_of} is not None:", f"        {t.place_of}.copy_(found[{i}])"]
+            if t.place_of
+            else []
+        )
     return "\n".join([*lines, f"    return {results}", ""])
 
 
@@ -86,16 +139,34 @@ def _rest(op: Op, activation: str) -> str:
     """What stands behind the tensors when the op is called."""
     scalars = [v.name for v in op.scalars[activation]]
     acts = {f"act_{i}": scalars[i] if i < len(scalars) else "0.0" for i in range(op.act_scalars)}
-    words = {"activation": str(activations()[activation]), "rng": f"seed_of(where, {op.forward.inputs[0].name}, rng, training)",
-             "dtype": "dtype_of(where, dtype)", "p": "p if training else 0.0", **acts}
-    return ", ".join(words.get(name, name) for _, name in schema(op, False).arguments[len(op.forward.inputs):])
+    words = {
+        "activation": str(activations()[activation]),
+        "rng": f"seed_of(where, {op.forward.inputs[0].name}, rng, training)",
+        "dtype": "dtype_of(where, dtype)",
+        "p": "p if training else 0.0",
+        **acts,
+    }
+    return ", ".join(
+        words.get(name, name) for _, name in schema(op, False).arguments[len(op.forward.inputs) :]
+    )
 
 
 def _bounds(where: str, value: _table.Value) -> list[str]:
     """What the op checks and its formula does not. The number is not in the message: torch.compile may have a symbol of it."""
-    within = [f"{value.name} {sign} {bound}" for sign, bound in ((">=", value.least), ("<=", value.most)) if bound is not None]
+    within = [
+        f"{value.name} {sign} {bound}"
+        for sign, bound in ((">=", value.least), ("<=", value.most))
+        if bound is not None
+    ]
     said = " and ".join(within)
-    return [f"if not ({said}):", f"    raise ValueError({f'{where}: {value.name} is out of its bounds, expected {said}'!r})"] if within else []
+    return (
+        [
+            f"if not ({said}):",
+            f"    raise ValueError({f'{where}: {value.name} is out of its bounds, expected {said}'!r})",
+        ]
+        if within
+        else []
+    )
 
 
 def _decomposes(op: Op, activation: str) -> bool:
@@ -105,7 +176,7 @@ def _decomposes(op: Op, activation: str) -> bool:
 
 
 def decomposes() -> bool:
-    """"auto" is "opaque" in PyTorch before 2.13, whose is_exporting() torch.compile takes for true (pytorch/pytorch#176347)."""
+    """ "auto" is "opaque" in PyTorch before 2.13, whose is_exporting() torch.compile takes for true (pytorch/pytorch#176347)."""
     if config.compile_ops == "auto":
         return not torch.compiler.is_exporting()
     return config.compile_ops == "decompose"
@@ -123,9 +194,12 @@ def _differentiated(t: Any) -> bool:
 def careful(where: str, forward: Any, function: Any) -> Callable[[Sequence[Any], bool], Any]:
     """Calls an op inside a transform of torch.func or a level of forward-mode autograd, for which it has no rule: past them its result would be taken
     for a constant."""
+
     def call(given: Sequence[Any], save: bool) -> Any:
         tensors = [t for t in given if isinstance(t, Tensor)]
-        if forward_ad._current_level >= 0 and any(forward_ad.unpack_dual(t).tangent is not None for t in tensors):
+        if forward_ad._current_level >= 0 and any(
+            forward_ad.unpack_dual(t).tangent is not None for t in tensors
+        ):
             raise NotImplementedError(f"{where} has no forward-mode derivative")
         if not torch._C._are_functorch_transforms_active():
             return function.apply(*given) if save else forward(*given)
@@ -136,25 +210,46 @@ def careful(where: str, forward: Any, function: Any) -> Callable[[Sequence[Any],
     return call
 
 
-def make(op: Op, activation: str, whole: Any, forward: Any, function: Any, eager: Any) -> Callable[..., Any]:
+def make(
+    op: Op, activation: str, whole: Any, forward: Any, function: Any, eager: Any
+) -> Callable[..., Any]:
     """whole: what an exported program gets, which has a gradient wherever it is loaded."""
     where = op.said(activation)
     names: dict[str, Any] = {
-        "forward": forward, "forward_now": getattr(forward, "_op", forward), "apply": function.apply,
+        "forward": forward,
+        "forward_now": getattr(forward, "_op", forward),
+        "apply": function.apply,
         "fast_apply": FAST.__get__(None, eager) if FAST else eager.apply,
-        "whole": whole, "exporting": torch.compiler.is_exporting,
-        "compiling": torch.compiler.is_compiling, "transformed": torch._C._are_functorch_transforms_active,
-        "forward_mode": forward_ad, "careful": careful(where, forward, eager), "check_flat": _plan.check_flat, "inputs": op.forward.inputs,
-        "schema": schema(op, False), "explain": explain, "odd": odd, "where": where, "seed_of": seed_of, "dtype_of": dtype_of,
+        "whole": whole,
+        "exporting": torch.compiler.is_exporting,
+        "compiling": torch.compiler.is_compiling,
+        "transformed": torch._C._are_functorch_transforms_active,
+        "forward_mode": forward_ad,
+        "careful": careful(where, forward, eager),
+        "check_flat": _plan.check_flat,
+        "inputs": op.forward.inputs,
+        "schema": schema(op, False),
+        "explain": explain,
+        "odd": odd,
+        "where": where,
+        "seed_of": seed_of,
+        "dtype_of": dtype_of,
         "grad_on": torch.is_grad_enabled,
         "any_autocast": torch._C._is_any_autocast_enabled,
-        "autocast": torch.is_autocast_enabled, "devices": _autocast.DEVICES, "cast": lambda tensors: _autocast.cast(op, tensors)}
+        "autocast": torch.is_autocast_enabled,
+        "devices": _autocast.DEVICES,
+        "cast": lambda tensors: _autocast.cast(op, tensors),
+    }
     if op.added:
         names["adding"] = _adding.make(op, activation, forward)
     if _decomposes(op, activation):
         plain, plain_function = _autograd.decomposed(op, activation)
-        names |= {"plain": plain, "plain_apply": plain_function.apply, "decomposes": decomposes,
-                  "floats": tuple(DTYPES[word] for word in ("f32", "f16", "bf16", "f64"))}
+        names |= {
+            "plain": plain,
+            "plain_apply": plain_function.apply,
+            "decomposes": decomposes,
+            "floats": tuple(DTYPES[word] for word in ("f32", "f16", "bf16", "f64")),
+        }
     exec(compile(_text(op, activation), f"<{where}>", "exec"), names)
     made: Callable[..., Any] = names["function"]
     made.__qualname__ = where  # as Python's own errors about arguments have it

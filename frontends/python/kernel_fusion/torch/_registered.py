@@ -16,7 +16,11 @@ from kernel_fusion.torch._schema import Schema, words
 
 def _function(s: Schema, activation: str, namespace: Any, below: Any) -> Any:
     """Around the op without its gradient; around its backward, whose own is that of its formula."""
-    return _autograd.again(s.op, below) if s.backward else _autograd.around(s.op, activation, namespace, below, True)
+    return (
+        _autograd.again(s.op, below)
+        if s.backward
+        else _autograd.around(s.op, activation, namespace, below, True)
+    )
 
 
 def kernel(s: Schema, namespace: Any) -> Callable[..., Any]:
@@ -35,13 +39,20 @@ def kernel(s: Schema, namespace: Any) -> Callable[..., Any]:
         return function, _public.careful(where, below, function)
 
     def run(*args: Any) -> Any:
-        differentiated = torch.is_grad_enabled() and any(isinstance(t, Tensor) and t.requires_grad for t in args[:s.inputs])
+        differentiated = torch.is_grad_enabled() and any(
+            isinstance(t, Tensor) and t.requires_grad for t in args[: s.inputs]
+        )
         transformed = torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
         activation = "none" if activation_at is None else words().get(args[activation_at], "")
-        if not differentiated and not transformed or activation not in s.op.activations:  # which the op refuses itself
+        if (
+            not differentiated and not transformed or activation not in s.op.activations
+        ):  # which the op refuses itself
             return below(*args)
         if differentiated and s.saves:
-            args = (*args[:-1], True)  # whatever the call said: a program may have been exported without gradients
+            args = (
+                *args[:-1],
+                True,
+            )  # whatever the call said: a program may have been exported without gradients
         function, careful = made(activation)
         return careful(args, differentiated) if transformed else function.apply(*args)
 

@@ -24,7 +24,9 @@ class Given(NamedTuple):
     rng: Tensor | None
     activation: str
     dtype: Any
-    mask: int  # of a backward: which gradients; of a forward: whether what is saved for one is wanted
+    mask: (
+        int  # of a backward: which gradients; of a forward: whether what is saved for one is wanted
+    )
 
 
 @functools.cache
@@ -41,7 +43,9 @@ class Schema:
         self.inputs = len(self.call.inputs)
         self.saves = not backward and any(t.use == "saved" for t in self.call.outputs)
         self.arguments = self._arguments()
-        self.at = {name: i for i, (_, name) in enumerate(self.arguments)}  # where each is; "scalars" and "act": the first of them
+        self.at = {
+            name: i for i, (_, name) in enumerate(self.arguments)
+        }  # where each is; "scalars" and "act": the first of them
         self.at["scalars"] = self.inputs + len(self.call.integers)
         self.at["act"] = self.at["scalars"] + len(self.call.scalars)
 
@@ -49,14 +53,20 @@ class Schema:
         """[(type, name)]"""
         op, call = self.op, self.call
         found = [("Tensor?" if t.nullable or t.unread else "Tensor", t.name) for t in call.inputs]
-        found += [("int", v.name) for v in call.integers] + [("float", v.name) for v in call.scalars]
-        found += [("float", f"act_{i}") for i in range(op.act_scalars)] + ([("float", "p")] if op.dropout else [])
+        found += [("int", v.name) for v in call.integers] + [
+            ("float", v.name) for v in call.scalars
+        ]
+        found += [("float", f"act_{i}") for i in range(op.act_scalars)] + (
+            [("float", "p")] if op.dropout else []
+        )
         found += [("int", "dim")] if op.has_axis else []
         found += [("int", "groups")] if op.has_groups else []
         found += [("Tensor", "rng")] if op.dropout else []
         found += [("int", "activation")] if op.has_act else []
         found += [("ScalarType", "dtype")] if op.second == "results" else []
-        return found + ([("int", "needs")] if self.backward else [("bool", "save")] if self.saves else [])
+        return found + (
+            [("int", "needs")] if self.backward else [("bool", "save")] if self.saves else []
+        )
 
     @property
     def overloads(self) -> tuple[str, str]:
@@ -73,10 +83,18 @@ class Schema:
     def sort(self, args: Sequence[Any]) -> Given:
         at, op = self.at, self.op
         activation = words()[args[at["activation"]]] if op.has_act else "none"
-        scalars = args[at["scalars"]:at["act"] + len(op.scalars[activation])]
-        return Given(args[:self.inputs], args[self.inputs:at["scalars"]], (*scalars, args[at["p"]]) if op.dropout else scalars,
-                     args[at["dim"]] if op.has_axis else -1, args[at["groups"]] if op.has_groups else 1, args[at["rng"]] if op.dropout else None,
-                     activation, args[at["dtype"]] if "dtype" in at else None, args[-1] if self.backward or self.saves else ALL)
+        scalars = args[at["scalars"] : at["act"] + len(op.scalars[activation])]
+        return Given(
+            args[: self.inputs],
+            args[self.inputs : at["scalars"]],
+            (*scalars, args[at["p"]]) if op.dropout else scalars,
+            args[at["dim"]] if op.has_axis else -1,
+            args[at["groups"]] if op.has_groups else 1,
+            args[at["rng"]] if op.dropout else None,
+            activation,
+            args[at["dtype"]] if "dtype" in at else None,
+            args[-1] if self.backward or self.saves else ALL,
+        )
 
 
 def schema(op: Op, backward: bool) -> Schema:

@@ -20,46 +20,121 @@ from kernel_fusion._table import Layout, Tensor, Value, activations
 from kernel_fusion.torch._schema import Schema
 
 NATIVE = pathlib.Path(__file__).resolve().parents[1] / "native"
-SOURCES = ("torch_shim.cpp", "torch_call.h", "torch_abi.h", "torch_layout.h", "torch_memory.h", "packed.h")
+SOURCES = (
+    "torch_shim.cpp",
+    "torch_call.h",
+    "torch_abi.h",
+    "torch_layout.h",
+    "torch_memory.h",
+    "packed.h",
+)
 FLAGS = ("-std=c++17", "-O2", "-fPIC", "-shared", "-fvisibility=hidden", "-s")
 TYPES = ("f32", "f16", "bf16", "f64", "i32", "i64", "u8", "bool")  # in the order of the shim's
 VARS = {**{word: i for i, word in enumerate(TYPES)}, "T": 8, "U": 9, "acc": 10}
-PARTS = {word: i for i, word in enumerate(("all", "before", "axis", "after", "all but three", "one", "groups", "between"))}
+PARTS = {
+    word: i
+    for i, word in enumerate(
+        ("all", "before", "axis", "after", "all but three", "one", "groups", "between")
+    )
+}
 USES = {"saved": 1, "gradient": 2}
 LIBTORCH = pathlib.Path(torch.__file__).parent / "lib"
 OPEN = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int)
 OPEN_OWN = ctypes.CFUNCTYPE(ctypes.c_void_p, *[ctypes.c_int] * 4)
-LIBRARY = ("kfp_run", "kfp_run_on", "kfp_space", "kfp_error", "kfp_detail", "kfp_reason")  # kfs_library
+LIBRARY = (
+    "kfp_run",
+    "kfp_run_on",
+    "kfp_space",
+    "kfp_error",
+    "kfp_detail",
+    "kfp_reason",
+)  # kfs_library
 SHAPED = 4  # of torch_layout.h
 INT, LONG, DOUBLE, TEXT = ctypes.c_int32, ctypes.c_int64, ctypes.c_double, ctypes.c_char_p
 
 
 class _Tensor(ctypes.Structure):
-    _fields_ = [("name", TEXT), ("unread", ctypes.POINTER(ctypes.c_uint8)), ("extents", INT), ("size", INT * 4), ("factor", INT * 4), ("var", INT),
-                *[(n, INT) for n in ("optional", "absent", "levels", "field", "use", "place")]]
+    _fields_ = [
+        ("name", TEXT),
+        ("unread", ctypes.POINTER(ctypes.c_uint8)),
+        ("extents", INT),
+        ("size", INT * 4),
+        ("factor", INT * 4),
+        ("var", INT),
+        *[(n, INT) for n in ("optional", "absent", "levels", "field", "use", "place")],
+    ]
 
 
 class _Op(ctypes.Structure):
-    _fields_ = [("name", TEXT), ("tensors", ctypes.POINTER(_Tensor)), ("functions", ctypes.POINTER(INT) * 2), ("own", ctypes.c_void_p * 2),
-                ("activations", ctypes.POINTER(LONG)), ("act_scalars", ctypes.POINTER(INT)), ("bounds", ctypes.POINTER(DOUBLE)), ("copies", LONG),
-                *[(n, INT) for n in ("inputs", "outputs", "integers", "scalars", "acts", "dropout", "has_axis", "axis", "has_groups", "has_act",
-                                     "saves", "backward")],
-                ("parts", INT * 8), ("sizes", INT), ("order", INT * 8),
-                *[(n, INT) for n in ("number_of_activations", "basis", "half", "fields", "workspace", "least_dims", "bound_count")],
-                ("shaped", INT * SHAPED), ("betas", INT)]
+    _fields_ = [
+        ("name", TEXT),
+        ("tensors", ctypes.POINTER(_Tensor)),
+        ("functions", ctypes.POINTER(INT) * 2),
+        ("own", ctypes.c_void_p * 2),
+        ("activations", ctypes.POINTER(LONG)),
+        ("act_scalars", ctypes.POINTER(INT)),
+        ("bounds", ctypes.POINTER(DOUBLE)),
+        ("copies", LONG),
+        *[
+            (n, INT)
+            for n in (
+                "inputs",
+                "outputs",
+                "integers",
+                "scalars",
+                "acts",
+                "dropout",
+                "has_axis",
+                "axis",
+                "has_groups",
+                "has_act",
+                "saves",
+                "backward",
+            )
+        ],
+        ("parts", INT * 8),
+        ("sizes", INT),
+        ("order", INT * 8),
+        *[
+            (n, INT)
+            for n in (
+                "number_of_activations",
+                "basis",
+                "half",
+                "fields",
+                "workspace",
+                "least_dims",
+                "bound_count",
+            )
+        ],
+        ("shaped", INT * SHAPED),
+        ("betas", INT),
+    ]
 
 
 def compiled() -> pathlib.Path:
     """The shim's library, of the cache or new. It looks libtorch's functions up by name, so it is of no version of torch."""
-    digest = hashlib.sha256(repr(FLAGS).encode() + b"".join((NATIVE / name).read_bytes() for name in SOURCES)).hexdigest()[:16]
+    digest = hashlib.sha256(
+        repr(FLAGS).encode() + b"".join((NATIVE / name).read_bytes() for name in SOURCES)
+    ).hexdigest()[:16]
     path = cache() / f"torch_shim-{digest}.so"
     if not path.exists():
-        compiler = shutil.which(os.environ.get("CXX", "c++")) or shutil.which("g++") or shutil.which("clang++")
+        compiler = (
+            shutil.which(os.environ.get("CXX", "c++"))
+            or shutil.which("g++")
+            or shutil.which("clang++")
+        )
         if not compiler:
             raise OSError("there is no C++ compiler")
         path.parent.mkdir(parents=True, exist_ok=True)
-        made = path.with_name(f"{path.name}.{os.getpid()}")  # several processes may make it at the same time
-        done = subprocess.run([compiler, *FLAGS, str(NATIVE / SOURCES[0]), "-o", str(made), "-ldl"], capture_output=True, text=True)
+        made = path.with_name(
+            f"{path.name}.{os.getpid()}"
+        )  # several processes may make it at the same time
+        done = subprocess.run(
+            [compiler, *FLAGS, str(NATIVE / SOURCES[0]), "-o", str(made), "-ldl"],
+            capture_output=True,
+            text=True,
+        )
         if done.returncode:
             raise OSError(f"{compiler} failed: {done.stderr[-1000:]}")
         os.replace(made, path)
@@ -71,7 +146,14 @@ def _array(kind: Any, values: Sequence[Any]) -> Any:
 
 
 def _bounds(values: Sequence[Value], count: int) -> list[float]:
-    found = [x for v in values for x in (-float("inf") if v.least is None else v.least, float("inf") if v.most is None else v.most)]
+    found = [
+        x
+        for v in values
+        for x in (
+            -float("inf") if v.least is None else v.least,
+            float("inf") if v.most is None else v.most,
+        )
+    ]
     return found + [0.0] * (2 * count - len(found))
 
 
@@ -79,10 +161,19 @@ def _tensor(s: Schema, t: Tensor, sizes: Sequence[str]) -> _Tensor:
     parts = [extent.rpartition(" * ") for extent in t.shape]
     inputs = [x.name for x in s.call.inputs]
     return _Tensor(
-        t.name.encode(), _array(ctypes.c_uint8, [a in t.unread for a in s.op.activations]), len(parts),
-        (INT * 4)(*[sizes.index(name) for *_, name in parts]), (INT * 4)(*[int(factor or 1) for factor, *_ in parts]), VARS[t.var],
-        t.nullable or bool(t.unread), t.nullable, len(t.strides), s.call.strides.index(t.strides[0]) if t.strides else 0,
-        3 if t.place_of else USES.get(t.use, 0) if t.role != "in" else 0, inputs.index(t.place_of) if t.place_of else 0)
+        t.name.encode(),
+        _array(ctypes.c_uint8, [a in t.unread for a in s.op.activations]),
+        len(parts),
+        (INT * 4)(*[sizes.index(name) for *_, name in parts]),
+        (INT * 4)(*[int(factor or 1) for factor, *_ in parts]),
+        VARS[t.var],
+        t.nullable or bool(t.unread),
+        t.nullable,
+        len(t.strides),
+        s.call.strides.index(t.strides[0]) if t.strides else 0,
+        3 if t.place_of else USES.get(t.use, 0) if t.role != "in" else 0,
+        inputs.index(t.place_of) if t.place_of else 0,
+    )
 
 
 def _functions(s: Schema, library: Any) -> Any:
@@ -91,7 +182,9 @@ def _functions(s: Schema, library: Any) -> Any:
 
     def find(act: str, t: str, u: str) -> int:
         dtypes = (t, u) if op.second and u != t else (t,)
-        return int(library.find(op.function(act, dtypes, s.backward))) if dtypes in op.dtypes else -1
+        return (
+            int(library.find(op.function(act, dtypes, s.backward))) if dtypes in op.dtypes else -1
+        )
 
     return _array(INT, [find(act, t, u) for act in op.activations for t in TYPES for u in TYPES])
 
@@ -102,15 +195,43 @@ def _entry(s: Schema) -> _Op:
     values = [[*call.scalars, *op.scalars[a], *probability] for a in op.activations]
     most = max(len(v) for v in values)
     tensors = [_tensor(s, t, sizes) for t in (*call.inputs, *call.outputs)]
-    order, shaped = [sizes.index(n) for n in call.sizes], [[t.name for t in call.inputs].index(name) for name in call.shaped_by]
+    order, shaped = (
+        [sizes.index(n) for n in call.sizes],
+        [[t.name for t in call.inputs].index(name) for name in call.shaped_by],
+    )
     made = _Op(
-        s.name.encode(), _array(_Tensor, tensors), *_numbers(s), _array(LONG, [activations()[a] for a in op.activations]),
-        _array(INT, [len(op.scalars[a]) for a in op.activations]), _array(DOUBLE, [x for v in values for x in _bounds(v, most)]), 0,
-        len(call.inputs), len(call.outputs), len(call.integers), len(call.scalars), op.act_scalars, op.dropout, op.has_axis, op.axis or 0,
-        op.has_groups, op.has_act, s.saves, s.backward, (INT * 8)(*[what if isinstance(what, int) else PARTS[what] for what in op.parts.values()]),
-        len(sizes), (INT * 8)(*order, *[-1] * (8 - len(order))), len(op.activations), call.inputs.index(call.template), call.template.kind == "half",
-        len(call.strides), call.workspace, Layout.least(op), most,
-        (INT * SHAPED)(*shaped, *[-1] * (SHAPED - len(shaped))), len(call.betas))
+        s.name.encode(),
+        _array(_Tensor, tensors),
+        *_numbers(s),
+        _array(LONG, [activations()[a] for a in op.activations]),
+        _array(INT, [len(op.scalars[a]) for a in op.activations]),
+        _array(DOUBLE, [x for v in values for x in _bounds(v, most)]),
+        0,
+        len(call.inputs),
+        len(call.outputs),
+        len(call.integers),
+        len(call.scalars),
+        op.act_scalars,
+        op.dropout,
+        op.has_axis,
+        op.axis or 0,
+        op.has_groups,
+        op.has_act,
+        s.saves,
+        s.backward,
+        (INT * 8)(*[what if isinstance(what, int) else PARTS[what] for what in op.parts.values()]),
+        len(sizes),
+        (INT * 8)(*order, *[-1] * (8 - len(order))),
+        len(op.activations),
+        call.inputs.index(call.template),
+        call.template.kind == "half",
+        len(call.strides),
+        call.workspace,
+        Layout.least(op),
+        most,
+        (INT * SHAPED)(*shaped, *[-1] * (SHAPED - len(shaped))),
+        len(call.betas),
+    )
     return made
 
 
@@ -124,9 +245,11 @@ def _numbers(s: Schema) -> tuple[Any, Any]:
     pointers = ctypes.POINTER(INT) * 2
     if not s.op.own:
         return pointers(_functions(s, _library.library())), (ctypes.c_void_p * 2)()
-    libraries = [(ctypes.c_void_p * len(TYPES)**2)() for _ in range(2)]
+    libraries = [(ctypes.c_void_p * len(TYPES) ** 2)() for _ in range(2)]
     _kept.append(libraries)
-    return pointers(*[_array(INT, [-1] * len(TYPES)**2) for _ in range(2)]), (ctypes.c_void_p * 2)(*map(ctypes.addressof, libraries))
+    return pointers(*[_array(INT, [-1] * len(TYPES) ** 2) for _ in range(2)]), (
+        ctypes.c_void_p * 2
+    )(*map(ctypes.addressof, libraries))
 
 
 _table: Any = None
@@ -137,7 +260,12 @@ _kept: list[Any] = []  # what C calls and reads
 
 def _pointers(dll: Any) -> Any:
     """A library's functions, as kfs_library has them."""
-    found = (ctypes.c_void_p * len(LIBRARY))(*[ctypes.cast(getattr(dll, name), ctypes.c_void_p) if hasattr(dll, name) else None for name in LIBRARY])
+    found = (ctypes.c_void_p * len(LIBRARY))(
+        *[
+            ctypes.cast(getattr(dll, name), ctypes.c_void_p) if hasattr(dll, name) else None
+            for name in LIBRARY
+        ]
+    )
     _kept.append(found)
     return found
 
@@ -171,12 +299,18 @@ def _open_own(number: int, on_gpu: int, first: int, second: int) -> int | None:
     """The shim's question before the first call with these dtypes: None, or the address of what is said."""
     s = _schemas[number]
     try:
-        dtypes = (TYPES[first], TYPES[second]) if s.op.second and first != second else (TYPES[first],)
+        dtypes = (
+            (TYPES[first], TYPES[second]) if s.op.second and first != second else (TYPES[first],)
+        )
         own = s.op.own.on_gpu if on_gpu else s.op.own
         library = own.library(dtypes)
-        _table[number].functions[on_gpu][first * len(TYPES) + second] = library.find(s.op.function("none", dtypes, s.backward))
-        libraries = (ctypes.c_void_p * len(TYPES)**2).from_address(_table[number].own[on_gpu])
-        libraries[first * len(TYPES) + second] = ctypes.addressof(_pointers(library.dll))  # last: another thread calls what it finds
+        _table[number].functions[on_gpu][first * len(TYPES) + second] = library.find(
+            s.op.function("none", dtypes, s.backward)
+        )
+        libraries = (ctypes.c_void_p * len(TYPES) ** 2).from_address(_table[number].own[on_gpu])
+        libraries[first * len(TYPES) + second] = ctypes.addressof(
+            _pointers(library.dll)
+        )  # last: another thread calls what it finds
         return None
     except BaseException as e:  # C between here and the caller lets none through, and would call what is not there: KeyboardInterrupt too
         failed.error, failed.text = e, ctypes.create_string_buffer(_gpu.said(e).encode())
@@ -190,9 +324,15 @@ def register(schemas: Sequence[Schema]) -> None:
         raise OSError("KF_TORCH_SHIM is 0")
     dll = ctypes.CDLL(str(compiled()))
     pointer = ctypes.c_void_p
-    dll.kfs_register.argtypes, dll.kfs_register.restype = [TEXT, pointer, ctypes.c_int, pointer, OPEN_OWN], TEXT
+    dll.kfs_register.argtypes, dll.kfs_register.restype = (
+        [TEXT, pointer, ctypes.c_int, pointer, OPEN_OWN],
+        TEXT,
+    )
     dll.kfs_implement.restype = TEXT
-    dll.kfs_register_gpu.argtypes, dll.kfs_register_gpu.restype = [TEXT, TEXT, TEXT, ctypes.c_int, OPEN], TEXT
+    dll.kfs_register_gpu.argtypes, dll.kfs_register_gpu.restype = (
+        [TEXT, TEXT, TEXT, ctypes.c_int, OPEN],
+        TEXT,
+    )
     dll.kfs_open_gpu.argtypes, dll.kfs_open_gpu.restype = [ctypes.c_int, pointer, pointer], None
     table = (_Op * dll.kfs_room())()
     for i, s in enumerate(schemas):
@@ -200,10 +340,14 @@ def register(schemas: Sequence[Schema]) -> None:
     callback = OPEN_OWN(_open_own)
     _kept.append(callback)
     path = str(LIBTORCH / "libtorch_cpu.so").encode()
-    _refuse_missing(dll.kfs_register(path, table, len(schemas), _pointers(_library.library().dll), callback))
+    _refuse_missing(
+        dll.kfs_register(path, table, len(schemas), _pointers(_library.library().dll), callback)
+    )
     _schemas.extend(schemas)
     _table, _dll = table, dll
-    _counts.sources.append(lambda: [(s.op.name, entry.copies) for s, entry in zip(_schemas, _table)])
+    _counts.sources.append(
+        lambda: [(s.op.name, entry.copies) for s, entry in zip(_schemas, _table)]
+    )
 
 
 def register_own(schemas: Sequence[Schema], on_gpu: bool = False) -> None:
@@ -219,7 +363,12 @@ def register_own(schemas: Sequence[Schema], on_gpu: bool = False) -> None:
         _refuse_missing(_dll.kfs_implement(_schemas.index(s), on_gpu))
 
 
-def register_gpu(schemas: Sequence[Schema], libtorch: pathlib.Path | None = None, key: str = "CUDA", device: str = "cuda") -> None:
+def register_gpu(
+    schemas: Sequence[Schema],
+    libtorch: pathlib.Path | None = None,
+    key: str = "CUDA",
+    device: str = "cuda",
+) -> None:
     """After register, the same on GPUs. Their library is opened by the first call: a process that only imports kf starts no driver. What is not
     PyTorch's own is for tests."""
     if _dll is None:
@@ -238,4 +387,6 @@ def register_gpu(schemas: Sequence[Schema], libtorch: pathlib.Path | None = None
     callback = OPEN(opened)
     _kept.append(callback)
     path = str(libtorch or LIBTORCH / "libtorch_cuda.so").encode()
-    _refuse_missing(_dll.kfs_register_gpu(path, key.encode(), device.encode(), len(schemas), callback))
+    _refuse_missing(
+        _dll.kfs_register_gpu(path, key.encode(), device.encode(), len(schemas), callback)
+    )
