@@ -15,7 +15,7 @@ NAMES = {"KFI_MAX_" + name: value for name, value in vars(limits).items() if nam
 def defined(path):
     return {
         name: int(value)
-        for name, value in re.findall(r"#define (\w+_(?:MAX_)?\w+) (\d+)\b", path.read_text())
+        for name, value in re.findall(r"#define (\w+_(?:MAX_)?\w+) +(\d+)\b", path.read_text())
     }
 
 
