@@ -90,7 +90,7 @@ endif
 uninstall:
 	@[ -f "$(TREE)/$(INSTALLED)" ] || $(call FAIL,no kf is installed in $(TREE): $(INSTALLED) is not there)
 	@cd "$(TREE)" && list=$$(cat $(INSTALLED)) && echo "$$list" | while read -r file; do rm -f "$$file"; done
-	@cd "$(TREE)" && rmdir include/kf/any include/kf/ops include/kf/core include/kf/runtime include/kf share/cmake/kf share/kf 2>/dev/null || true
+	@cd "$(TREE)" && rmdir include/kf/core/*/ include/kf/any include/kf/ops include/kf/core include/kf/runtime include/kf share/cmake/kf share/kf 2>/dev/null || true
 
 dist: jinja
 	@$(KFPYTHON) gen/dist.py build/dist

@@ -20,9 +20,7 @@ ROOT = pathlib.Path(__file__).resolve().parent
 DATA = {
     "templates": "*.j2",
     "gen/spec": "*.toml",
-    "include/kf/core": "*.*h",
-    "include/kf/runtime": "*.*h",
-    "include/kf": "runtime.h*",
+    "include/kf": "*.*h*",
 }
 
 

@@ -4,7 +4,7 @@
    positions as a model was trained on; with the heads normalised first; with angles that are
    computed, which need no tables. A query at position p and a key at position r have a product that
    depends on p - r alone. */
-#include <kf/core/rope_table.h>
+#include <kf/rope_table.h>
 #include <kf/ops/rope_computed_qk.h>
 #include <kf/ops/rope_qk.h>
 #include <kf/ops/rope_rms_norm_qk.h>

@@ -10,6 +10,7 @@ ROOT = HERE / "data" if (HERE / "data").is_dir() else HERE.parents[1]
 SPECS = ROOT / "gen/spec"
 TEMPLATES = ROOT / "templates"
 INCLUDE = ROOT / "include"
+PUBLIC = "rope_table.h", "runtime.h", "runtime.hpp"  # hand-written headers of include/kf itself
 
 
 def version():
@@ -20,16 +21,16 @@ def version():
 
 
 def own_headers():
-    """The hand-written headers, as they are included: kf/core/..., kf/runtime/..., kf/runtime.h and kf/runtime.hpp."""
+    """The hand-written headers, as they are included: kf/core/..., kf/runtime/... and those of kf/ itself."""
     found = [
         p
         for folder in ("core", "runtime")
-        for p in (INCLUDE / "kf" / folder).iterdir()
+        for p in (INCLUDE / "kf" / folder).rglob("*")
         if p.suffix in (".h", ".cuh")
     ]
     return sorted(
         p.relative_to(INCLUDE).as_posix()
-        for p in [*found, INCLUDE / "kf/runtime.h", INCLUDE / "kf/runtime.hpp"]
+        for p in [*found, *(INCLUDE / "kf" / name for name in PUBLIC)]
     )
 
 

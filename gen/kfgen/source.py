@@ -70,7 +70,7 @@ def inline(path, files, inlined=lambda header: True):
     """The text of files[path], or of a header of include/, with what it includes of kf in its place; of that, what is `inlined`.
 
     A header comes once. The include guards stay, so that one which is first met inside an #if may come again outside. One without a guard
-    comes wherever it is included: it is another one each time (core/gemm_width.h).
+    comes wherever it is included: it is another one each time (core/matmul/width.h).
     """
     seen = {}  # header: the conditions that it was written under
 

@@ -71,7 +71,7 @@ def test_install(checkout, tmp_path):
     assert run(project / "program") == ways.SAID
     # Beside the headers the same as make install leaves, but for the list: Meson keeps its own.
     run("make", "install", f"PREFIX={tmp_path / 'make'}", cwd=checkout)
-    for file in ("share/pkgconfig/kf.pc", "share/cmake/kf/kfConfig.cmake", "share/cmake/kf/kfConfigVersion.cmake", "include/kf/core/map.h"):
+    for file in ("share/pkgconfig/kf.pc", "share/cmake/kf/kfConfig.cmake", "share/cmake/kf/kfConfigVersion.cmake", "include/kf/core/elementwise/elementwise.h"):
         assert (prefix / file).read_bytes() == (tmp_path / "make" / file).read_bytes(), file
     run("ninja", "-C", "build", "uninstall", cwd=checkout)
     assert not [p for p in prefix.rglob("*") if p.is_file()]
@@ -146,7 +146,7 @@ def test_subproject_follows_edits(tmp_path):
     assert run(project / "build/program") == ways.SAID
     assert "no work to do" in ninja(project)
 
-    edit(kf / "include/kf/core/map.h", "#endif", "#endif\n/* edited */")
+    edit(kf / "include/kf/core/elementwise/elementwise.h", "#endif", "#endif\n/* edited */")
     assert "program.c.o" in ninja(project)
 
     (kf / "templates/macros.j2").touch()  # the same headers: restat ends it there
@@ -210,7 +210,7 @@ def test_own_spec_cuda(tmp_path):
     edit(project / "my_ops.toml", 'expr = "residual +', 'expr = "residual -')
     assert "program.cu" in ninja(project)
     assert (project / "build/program.o").read_bytes() != built
-    edit(kf / "include/kf/core/map_args.cuh", "#define KFI_ROWS 0", "#define KFI_ROWS 0 // edited")
+    edit(kf / "include/kf/core/elementwise/args.cuh", "#define KFI_ROWS 0", "#define KFI_ROWS 0 // edited")
     said = ninja(project)
     assert "program.cu" in said and "program.c.o" not in said
     assert "no work to do" in ninja(project)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""kf/core/gemm.h under hand-written prologues and epilogues (support/gemm_core.c): every type, layout and width of vectors against wider
+"""kf/core/matmul/matmul.h under hand-written prologues and epilogues (support/gemm_core.c): every type, layout and width of vectors against wider
 arithmetic, by every compiler; nothing beyond a tensor's end or the workspace; the same bits for any number of threads, with a batch and alone."""
 
 import os

@@ -68,25 +68,25 @@ def test_guard_pages(lib, memory, group):
 
 PLANTED = {
     "a row value too many is read": (
-        "map_traverse.h",
+        "elementwise/traverse.h",
         r"memcpy\(room->tile\[k\], base \+ col \* s->size, \(size_t\)\(count \* s->size\)\)",
         "memcpy(room->tile[k], base + col * s->size, (size_t)((count + 1) * s->size))",
         "kf_cpu_bias_f32",
     ),
     "a tail is a whole tile": (
-        "map_tile.h",
+        "elementwise/tile.h",
         r"parted = count < t->count \|\| ",
         "parted = ",
         "kf_cpu_relu_f32",
     ),
     "the byte before the first is read": (
-        "map_tile.h",
+        "elementwise/tile.h",
         r"(char \*at = tensor \+ first \* s->size;)",
         r"\1 (void)*(volatile char *)(at - 1);",
         "kf_cpu_relu_f32",
     ),
     "an input is written": (
-        "map_traverse.h",
+        "elementwise/traverse.h",
         r"(if \(indirect\) kfi_finish\(m, &t, indirect, i, count, m->tile_size\);)",
         r"\1 *(volatile char *)(uintptr_t)m->operands.of[0].ptr = 1;",
         "kf_cpu_relu_f32",

@@ -130,7 +130,7 @@ FAULTS = {
         "kf_linear_cross_entropy_f32",
     ),
     "the last chunk has the first one's rows": (
-        "kf/core/logits.h",
+        "kf/core/linear_cross_entropy/linear_cross_entropy.h",
         r"rows % p\.chunk",
         "0",
         "kf_linear_cross_entropy_with_grad_f32",

@@ -183,35 +183,35 @@ def test_one_row_s_nan_stays_there(lib, memory):
 
 FAULTS = {
     "the first batch's tensors": (
-        "kf/core/gemm_seam.h",
+        "kf/core/matmul/seam.h",
         r"return at\[KFI_AXIS_BATCH\] \*",
         "return 0 *",
         "kf_linear_f32",
         SIZES,
     ),
     "the slopes of the row before": (
-        "kf/core/gemm_seam.h",
+        "kf/core/matmul/seam.h",
         r"\+ at\[KFI_AXIS_ROWS\]\) \* m->products",
         "+ 0) * m->products",
         "kf_linear_relu_bwd_f32",
         SIZES,
     ),
     "sums of the first part alone": (
-        "kf/core/gemm_op.h",
+        "kf/core/matmul/op.h",
         r"part < count; \+\+part",
         "part < 1; ++part",
         "kf_linear_bwd_f32",
         (1, 70, 20, 5),
     ),
     "what is there is not added": (
-        "kf/core/gemm_seam.h",
+        "kf/core/matmul/seam.h",
         r"if \(row->beta != 0\)",
         "if (0)",
         "kf_matmul_tn_f32",
         (2, 20, 33, 20),
     ),
     "the second weight is the first": (
-        "kf/core/gemm_op.h",
+        "kf/core/matmul/op.h",
         r"m->weights\[m->products - 1\]",
         "m->weights[0]",
         "kf_linear_silu_mul_bf16",

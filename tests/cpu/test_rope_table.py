@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""kf/core/rope_table.h: frequencies and tables against NumPy's, written as models' configurations have them; and what is refused."""
+"""kf/rope_table.h: frequencies and tables against NumPy's, written as models' configurations have them; and what is refused."""
 
 import ctypes
 import math
@@ -11,7 +11,7 @@ import pytest
 import refusals
 
 PLAIN, LINEAR, NTK, YARN, LLAMA3 = range(5)
-TEXT = """#include <kf/core/rope_table.h>
+TEXT = """#include <kf/rope_table.h>
 const char *detail(void) { return kf_get_last_error_detail(); }
 int frequencies(float *f, int64_t pairs, double base, const kf_rope_scaling_t *s) { return kf_rope_frequencies_f32(f, pairs, base, s); }
 int table_f32(float *c, float *s, int64_t n, int64_t p, double b, const kf_rope_scaling_t *x) { return kf_rope_table_f32(c, s, n, p, b, x); }

@@ -103,35 +103,35 @@ def test_valgrind(include, tmp_path):
 
 PLANTED = {
     "a row value too many is read": (
-        "kf/core/map_traverse.h",
+        "kf/core/elementwise/traverse.h",
         r"memcpy\(room->tile\[k\], base \+ col \* s->size, \(size_t\)\(count \* s->size\)\)",
         "memcpy(room->tile[k], base + col * s->size, (size_t)((count + 1) * s->size))",
         ("kf_cpu_bias_f32",),
         "heap-buffer-overflow",
     ),
     "a tail is written as a whole tile": (
-        "kf/core/map_tile.h",
+        "kf/core/elementwise/tile.h",
         r"parted = count < t->count \|\| ",
         "parted = ",
         ("kf_cpu_relu_f32",),
         "heap-buffer-overflow",
     ),
     "an overflow of int": (
-        "kf/core/map_traverse.h",
+        "kf/core/elementwise/traverse.h",
         r"kf_i64 i = chunk \* KFI_CHUNK \* KFI_TILE;",
         "kf_i64 i = chunk * KFI_CHUNK * KFI_TILE + (0x7fffffff + (int)(chunk + 1) == 3);",
         ("kf_cpu_relu_f32",),
         "signed integer overflow",
     ),
     "partial sums share their memory": (
-        "kf/core/map_traverse.h",
+        "kf/core/elementwise/traverse.h",
         r"\(\(kf_i64\)sum \* m->blocks \+ block\)",
         "((kf_i64)sum * m->blocks + 0 * block)",
         ("kf_cpu_bias_bwd_f32",),
         "data race",
     ),
     "partial sums begin as they are": (
-        "kf/core/map_traverse.h",
+        "kf/core/elementwise/traverse.h",
         r"memset\(partial, 0, \(size_t\)\(m->cols \* m->acc_size\)\);",
         "",
         ("kf_cpu_bias_bwd_f32",),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows of any length at any address, read by vectors (core/row_shift.cuh), on a GPU."""
+"""Rows of any length at any address, read by vectors (core/rows/shift.cuh), on a GPU."""
 
 import checks
 import kflib

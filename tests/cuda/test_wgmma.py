@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Products by wgmma (kf/core/gemm_hopper.cuh) on a GPU of compute capability 9.0, in code compiled for sm_90a: shapes that fill tiles and the ring of
+"""Products by wgmma (kf/core/matmul/hopper.cuh) on a GPU of compute capability 9.0, in code compiled for sm_90a: shapes that fill tiles and the ring of
 stages or do not, of every op that goes this way; and that it is this way that they go. Needs such a GPU."""
 
 import ctypes

@@ -39,10 +39,10 @@ def test_quotes(include):
 
 def test_the_map_is_whole():
     names = [
-        p.name
-        for folder in ("gen/kfgen", "include/kf/core")
-        for p in (ROOT / folder).iterdir()
-        if p.is_file() and not p.name.startswith("__")
+        p.relative_to(ROOT / folder).as_posix()
+        for folder, pattern in (("gen/kfgen", "*.py"), ("include/kf/core", "**/*.*h"))
+        for p in (ROOT / folder).glob(pattern)
+        if not p.name.startswith("__")
     ]
     assert [n for n in names if n not in PAGE] == []
     folders = [

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// kf/core/gemm.cuh under endings written by hand (gemm_kernel.cuh), run by the emulation in every
+// kf/core/matmul/matmul.cuh under endings written by hand (gemm_kernel.cuh), run by the emulation in every
 // order of threads, against plain loops in double: every tile, layout and way to load; sizes of 1
 // to 300, odd leading dimensions, bases of any alignment, several matrices, split depths, no depth
 // at all, NaN in a row. Outputs lie between guards. Prints the first value that is wrong.
@@ -15,7 +15,7 @@
 
 #include "gemm_kernel.cuh"
 
-#include <kf/core/gemm_few_host.cuh>
+#include <kf/core/matmul/skinny_host.cuh>
 
 static std::mt19937 source;
 static int below(int n) { return (int)(source() % (unsigned)n); }

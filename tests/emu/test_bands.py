@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ops over channels of one's own, in bands (core/row_band.cuh): reductions of every kind, passes that are no moments, many tensors, results of
+"""Ops over channels of one's own, in bands (core/rows/channel_block.cuh): reductions of every kind, passes that are no moments, many tensors, results of
 channels alone; and those that have no bands."""
 
 import cases

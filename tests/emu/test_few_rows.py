@@ -15,11 +15,11 @@ FUNCTIONS = faults.named(NAMES, "cuda")
 # One row and some; more than a thread has; as many as the second stage has groups; columns that are no whole strip.
 SIZES = [(1, 1024), (5, 520), (40, 1000), (64, 520)]
 LIMIT = 64
-CORE = "kf/core/row_reduce.cuh"
+CORE = "kf/core/rows/reduce.cuh"
 # file, text of it, what stands there instead
 SEEDED = {
     "columns are read when rows are written": (
-        "kf/core/row_host.cuh",
+        "kf/core/rows/host.cuh",
         r"&& !kfi_row_in_place\(operands\)",
         "",
     ),
@@ -116,7 +116,7 @@ MAP_NAMES = (
 )
 MAP_FUNCTIONS = faults.named(MAP_NAMES, "cuda")
 MAP_SIZES = [(1, 4096), (2, 88), (3, 40), (7, 5), (9, 136), (64, 80)]
-MAP_CORE = "kf/core/map_device.cuh"
+MAP_CORE = "kf/core/elementwise/device.cuh"
 MAP_SEEDED = {
     "a warp's last rows left out": (
         MAP_CORE,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""kf/core/gemm.cuh under endings written by hand, run by the emulation (gemm_words.cpp); and faults in it that must be noticed."""
+"""kf/core/matmul/matmul.cuh under endings written by hand, run by the emulation (gemm_words.cpp); and faults in it that must be noticed."""
 
 import os
 import subprocess
@@ -14,7 +14,7 @@ import toolkit
 from conftest import BUILD
 
 pytestmark = pytest.mark.skipif(not toolkit.include(), reason="no CUDA headers")
-MMA, LOAD, SIMT, TILE = (f"kf/core/gemm_{name}.cuh" for name in ("mma", "load", "simt", "tile"))
+MMA, LOAD, SIMT, TILE = (f"kf/core/matmul/{name}.cuh" for name in ("mma", "load", "simt", "tile"))
 WAIT, BARRIER = r"kfi_fetch_wait<stages - 2>\(\);( // %s)", r"__syncthreads\(\);( *// %s)"
 # file, text, what stands there instead
 SEEDED = {

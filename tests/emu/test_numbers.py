@@ -193,7 +193,7 @@ ref = "{expr.replace("abs(", "np.abs(")}"
 
 
 def test_as_many_reductions_as_a_pass_may_have(include, tmp_path):
-    """The words of core/row_reduce.cuh hold them all: sums, and in the last place, where an int has its sign, the least."""
+    """The words of core/rows/reduce.cuh hold them all: sums, and in the last place, where an int has its sign, the least."""
     words = [*(("sum", "max", "min")[i % 3] for i in range(limits.REDUCTIONS - 1)), "min"]
     terms = " + ".join(f"{word}(x * {i + 2})" for i, word in enumerate(words))
     path, _, functions = user_ops.load(

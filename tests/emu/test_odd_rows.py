@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows of any length at any address, read by vectors (core/row_shift.cuh): in the emulation, whose rows have up to 64 threads a block."""
+"""Rows of any length at any address, read by vectors (core/rows/shift.cuh): in the emulation, whose rows have up to 64 threads a block."""
 
 import re
 
@@ -42,7 +42,7 @@ SUMMED = (
     20,
     3334,
 )  # a block has several rows that are not in registers, whose terms it adds up in memory
-SHIFT = "kf/core/row_shift.cuh"
+SHIFT = "kf/core/rows/shift.cuh"
 SOFTMAX = "kf_softmax_bf16", 5, (20, 47, 510, 1023, 1026, 1539)
 # text of it, what stands there instead
 SHIFTED = {
@@ -82,7 +82,7 @@ SHIFTED = {
     "a warp's last elements are not written": (r"of\.a < left \? of\.a : left", "0 * left"),
     "a warp's last elements behind the row's end": (r"of\.a < left \? of\.a : left", "of.a"),
 }
-STAGE = "kf/core/row_stage.cuh"
+STAGE = "kf/core/rows/stage.cuh"
 STAGED = {
     "a round of a row that nobody waits for": (
         r"kfi_fetch_wait<KFI_STAGE_AHEAD>",
@@ -112,13 +112,13 @@ SEEDED |= {
     for what, change in STAGED.items()
 }
 SEEDED["three vectors a thread of a row that has four"] = (
-    "kf/core/row_host.cuh",
+    "kf/core/rows/host.cuh",
     r"cols <= 3 \* g->lanes",
     "cols <= 4 * g->lanes",
     *SOFTMAX,
 )
 SEEDED["the partial sums of a block's last row alone"] = (
-    "kf/core/row_reduce.cuh",
+    "kf/core/rows/reduce.cuh",
     r"there\[e\] \+= sum\[e\]",
     "there[e] = sum[e]",
     "kf_layer_norm_bwd_bf16",

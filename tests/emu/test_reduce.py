@@ -181,7 +181,7 @@ def test_nothing_has_no_largest(built):
 PLANS = r"""
 #include <cstdio>
 #include <cuda_runtime.h>
-#include <kf/core/reduce.cuh>
+#include <kf/core/reduction/reduction.cuh>
 int main()
 {
     for (long long outer, axis, vec; scanf("%lld %lld %lld", &outer, &axis, &vec) == 3;) {
@@ -273,22 +273,22 @@ def test_few_axes(spread, name):
 
 SPREAD_FAULTS = {
     "the first chunk in each warp": (
-        "kf/core/reduce.cuh",
+        "kf/core/reduction/reduction.cuh",
         r"first = x \+ \(\(y \* ahead\) << g\.x\)",
         "first = x",
     ),
     "a chunk of other warps": (
-        "kf/core/reduce.cuh",
+        "kf/core/reduction/reduction.cuh",
         r"buffer\[\(first \+ w\) \* 32 \+ lane\]\)",
         "buffer[first * 32 + lane])",
     ),
     "a chunk that is longer": (
-        "kf/core/reduce.cuh",
+        "kf/core/reduction/reduction.cuh",
         r"if \(g\.y > 0 && at\.loops > ahead\) at\.loops = ahead;",
         "",
     ),
     "a whole vector for the end of an axis": (
-        "kf/core/reduce_host.cuh",
+        "kf/core/reduction/host.cuh",
         r" \|\| g->axis % vec != 0",
         "",
     ),
@@ -346,14 +346,14 @@ def check_gathered(lib, f):
 
 
 GATHER_FAULTS = {
-    "the first block's for all": ("kf/core/reduce.cuh", r"slots\[r \* size", "slots[0 * size"),
+    "the first block's for all": ("kf/core/reduction/reduction.cuh", r"slots\[r \* size", "slots[0 * size"),
     "what all blocks send in one place": (
-        "kf/core/reduce.cuh",
+        "kf/core/reduction/reduction.cuh",
         r"slots \+ rank \* size",
         "slots + 0 * size",
     ),
     "nobody waits for what others send": (
-        "kf/core/reduce.cuh",
+        "kf/core/reduction/reduction.cuh",
         r"(kfi_cluster_arrive\(\);\n +)kfi_cluster_wait\(\);",
         r"\1",
     ),

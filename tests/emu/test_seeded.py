@@ -53,14 +53,14 @@ SEEDED = {
         ("memory",),
     ),
     "the mask of another group": (
-        "kf/core/map_device.cuh",
+        "kf/core/elementwise/device.cuh",
         r"\(kfi_u64\)index >> 3",
         "(kfi_u64)index >> 2",
         ("kf_dropout_f32", "kf_bias_relu_dropout_bwd_bf16"),
         (),
     ),
     "the mask of the next element": (
-        "kf/core/map_device.cuh",
+        "kf/core/elementwise/device.cuh",
         r"\(unsigned\)index & 7u",
         "(unsigned)(index + 1) & 7u",
         ("kf_dropout_f32", "kf_relu_dropout_state_f64"),
@@ -74,14 +74,14 @@ SEEDED = {
         (),
     ),
     "the mask of a row's vector that reaches into the next words": (
-        "kf/core/map_device.cuh",
+        "kf/core/elementwise/device.cuh",
         r"first \+ vec > 8",
         "first + vec > 9",
         ("kf_layer_norm_dropout_f32", "kf_layer_norm_relu_dropout_bwd_bf16"),
         (),
     ),
     "the mask of an odd row, a pair beside": (
-        "kf/core/map_device.cuh",
+        "kf/core/elementwise/device.cuh",
         r"if \(first & 2u\) w\[i\]",
         "if (first & 1u) w[i]",
         ("kf_layer_norm_dropout_bf16", "kf_layer_norm_dropout_state_f64"),
@@ -102,84 +102,84 @@ SEEDED = {
         (),
     ),
     "sums of another column": (
-        "kf/core/map_device.cuh",
+        "kf/core/elementwise/device.cuh",
         r"real total = buffer\[c\];",
         "real total = buffer[c ^ 1];",
         ("kf_bias_bwd_f32", "kf_bias_relu_bwd_bf16"),
         (),
     ),
     "the sum's last part left out": (
-        "kf/core/map.cuh",
+        "kf/core/elementwise/elementwise.cuh",
         r"if \(row < s\.parts && col",
         "if (row < s.parts - 1 && col",
         ("kf_bias_bwd_f32", "kf_bias_bwd_f64"),
         (),
     ),
     "the third of three last columns": (
-        "kf/core/map.cuh",
+        "kf/core/elementwise/elementwise.cuh",
         r"e < 3; \+\+e\)",
         "e < 2; ++e)",
         ("kf_layer_norm_bwd_f32", "kf_instance_norm_bwd_f32"),
         (),
     ),
     "the next channel": (
-        "kf/core/map_device.cuh",
+        "kf/core/elementwise/device.cuh",
         r"at\.next = at\.row \+ 1 <",
         "at.next = at.row + 2 <",
         ("kf_batch_norm_f32", "kf_batch_norm_bf16"),
         (),
     ),
     "a lane less in a shuffle": (
-        "kf/core/map_device.cuh",
+        "kf/core/elementwise/device.cuh",
         r"step = 16; step > 0; step >>= 1\) sum \+=",
         "step = 16; step > 1; step >>= 1) sum +=",
         ("kf_bias_bwd_f32", "kf_batch_norm_bwd_f32"),
         (),
     ),
     "a row's last warp": (
-        "kf/core/row_reduce.cuh",
+        "kf/core/rows/reduce.cuh",
         r"if \(own < warps\)",
         "if (own < warps - 1)",
         ("kf_softmax_f32", "kf_layer_norm_bwd_f32"),
         (),
     ),
     "a cluster's last block": (
-        "kf/core/row_reduce.cuh",
+        "kf/core/rows/reduce.cuh",
         r"if \(i < blocks\)",
         "if (i < blocks - 1)",
         ("kf_rms_norm_f32",),
         (),
     ),
     "the sums of a block's last row": (
-        "kf/core/row_reduce.cuh",
+        "kf/core/rows/reduce.cuh",
         r"y < rows",
         "y < rows - 1",
         ("kf_rms_norm_bwd_f32", "kf_layer_norm_bwd_f16"),
         (),
     ),
     "the sums of half a warp's rows": (
-        "kf/core/row_reduce.cuh",
+        "kf/core/rows/reduce.cuh",
         r"by >= g\.lanes",
         "by > g.lanes",
         ("kf_rms_norm_bwd_f32", "kf_layer_norm_bwd_f16"),
         (),
     ),
     "a row of a warp that has more vectors than three a thread": (
-        "kf/core/row_host.cuh",
+        "kf/core/rows/host.cuh",
         r"cols <= 3 \* g->lanes",
         "cols <= 4 * g->lanes",
         ("kf_layer_norm_bf16", "kf_add_rms_norm_f16"),
         (),
     ),
     "the next rows of a block too near": (
-        "kf/core/row_reduce.cuh",
+        "kf/core/rows/reduce.cuh",
         r"at\.apart = \(kf_i64\)\(gridDim\.x >> bits\) \* g\.groups",
         "at.apart = (kf_i64)gridDim.x",
         ("kf_rms_norm_bwd_f32", "kf_layer_norm_bwd_f16"),
         (),
     ),
     "a thread in the row before": (
-        "kf/core/row_reduce.cuh",
+        "kf/core/rows/reduce.cuh",
         r"g\.share >> 20",
         "g.share >> 21",
         ("kf_layer_norm_bwd_f16",),
@@ -193,7 +193,7 @@ SEEDED = {
         (),
     ),
     "the second of what a pass reduces": (
-        "kf/core/row_reduce.cuh",
+        "kf/core/rows/reduce.cuh",
         r"slot\[i \* 32 \+ own\]",
         "slot[own]",
         ("kf_layer_norm_bwd_f32",),
@@ -214,7 +214,7 @@ SEEDED = {
         (),
     ),
     "the last batch's part of a channel's gradient": (
-        "kf/core/row_host.cuh",
+        "kf/core/rows/host.cuh",
         r"nothing \? 0 : leaves;",
         "nothing ? 0 : leaves - 1;",
         ("kf_instance_norm_bwd_f32",),
@@ -228,21 +228,21 @@ SEEDED = {
         (),
     ),
     "segments side by side": (
-        "kf/core/row_segments.cuh",
+        "kf/core/rows/segments.cuh",
         r"\* gap : column",
         "* 0 : column",
         ("kf_group_norm_f32", "kf_group_norm_bwd_f32"),
         (),
     ),
     "the next channel an element late": (
-        "kf/core/row_segments.cuh",
+        "kf/core/rows/segments.cuh",
         r"\(channel \+ 1\) \* \(kf_i64\)g\.in\.inner\.d - in_segment",
         "(channel + 1) * (kf_i64)g.in.inner.d - in_segment + 1",
         ("kf_group_norm_f32", "kf_group_norm_bf16"),
         (),
     ),
     "a segment later than it is": (
-        "kf/core/row_segments.cuh",
+        "kf/core/rows/segments.cuh",
         r"p->at \+= gap",
         "p->at += 0 * gap",
         ("kf_group_norm_f32", "kf_group_norm_f16"),
@@ -256,7 +256,7 @@ SEEDED = {
         (),
     ),
     "a team's lanes of one channel": (
-        "kf/core/row_segments.cuh",
+        "kf/core/rows/segments.cuh",
         r"by >= g\.in\.wide; by >>= 1\) sum\[0\]",
         "by > g.in.wide; by >>= 1) sum[0]",
         ("kf_group_norm_bwd_f32",),
@@ -270,7 +270,7 @@ SEEDED = {
         (),
     ),
     "a channel's first element is the first channel's": (
-        "kf/core/row_segments.cuh",
+        "kf/core/rows/segments.cuh",
         r"\{ return kfi_plane_row\(row, p, g\); \}",
         "{ return kfi_plane_row(0 * row, p, g); }",
         ("kf_batch_norm_train_f32", "kf_batch_norm_train_bwd_bf16"),
@@ -284,7 +284,7 @@ SEEDED = {
         (),
     ),
     "another batch's queries": (
-        "kf/core/row_access.cuh",
+        "kf/core/rows/access.cuh",
         r"\(batch \* \(kf_i64\)g\.channels\.d \+ turn",
         "(0 * batch + turn",
         ("kf_scale_mask_softmax_f32", "kf_scale_mask_softmax_dropout_bwd_bf16"),
@@ -312,42 +312,42 @@ SEEDED = {
         (),
     ),
     "a product's gradient added to all that is there": (
-        "kf/core/gemm_sum.cuh",
+        "kf/core/matmul/sum.cuh",
         r"values\[e\] \+= \(real\)t\.beta \* old",
         "values[e] += old",
         ("kf_linear_bwd_f32", "kf_linear_bwd_bf16_f32"),
         (),
     ),
     "the second product with the first one's weights": (
-        "kf/core/gemm_sum.cuh",
+        "kf/core/matmul/sum.cuh",
         r"second \? t\.b\[1\]",
         "second ? t.b[0]",
         ("kf_linear_mul_bwd_f32", "kf_linear_mul_bwd_f16"),
         (),
     ),
     "a warp's rows left out of a bias' gradient": (
-        "kf/core/gemm_sum.cuh",
+        "kf/core/matmul/sum.cuh",
         r"line < KFI_STRIP_LINES; \+\+line",
         "line < KFI_STRIP_LINES - 1; ++line",
         ("kf_linear_bwd_f32",),
         (),
     ),
     "the last part left out of a bias' gradient": (
-        "kf/core/gemm_sum.cuh",
+        "kf/core/matmul/sum.cuh",
         r"there \? t\.count : 0",
         "there ? t.count - 1 : 0",
         ("kf_linear_bwd_f32", "kf_linear_bwd_f64"),
         (),
     ),
     "a warp's parts left out of a bias' gradient": (
-        "kf/core/gemm_sum.cuh",
+        "kf/core/matmul/sum.cuh",
         r"warp = 1; warp < warps",
         "warp = 2; warp < warps",
         ("kf_linear_bwd_f32",),
         (),
     ),
     "the first matrix' slopes in all of them": (
-        "kf/core/gemm_sum.cuh",
+        "kf/core/matmul/sum.cuh",
         r"\(at\.matrix \* s\.rows \+ row\)",
         "(row)",
         ("kf_linear_gelu_bwd_f32", "kf_linear_gelu_bwd_bf16"),
@@ -368,7 +368,7 @@ SEEDED = {
         (),
     ),
     "a weight's gradient over the rows of one block": (
-        "kf/core/gemm_back.cuh",
+        "kf/core/matmul/backward.cuh",
         r"p->choice\.splits < 2 \|\| !p->t\.out",
         "true",
         ("kf_linear_bwd_f32", "kf_linear_bwd_bf16"),
@@ -377,42 +377,42 @@ SEEDED = {
 }
 SEEDED |= {
     "the next channel's values for a band's": (
-        "kf/core/row_band.cuh",
+        "kf/core/rows/channel_block.cuh",
         r"return form == KFI_BAND_TWO \? \(e < split \?",
         "return form == KFI_BAND_TWO ? (e < split + 1 ?",
         ("kf_batch_norm_train_f32", "kf_batch_norm_train_bwd_bf16"),
         (),
     ),
     "a band's last warp": (
-        "kf/core/row_band.cuh",
+        "kf/core/rows/channel_block.cuh",
         r"if \(lane < warps\) own = buffer",
         "if (lane < warps - 1) own = buffer",
         ("kf_batch_norm_train_bwd_f32",),
         (),
     ),
     "a band's last row of threads": (
-        "kf/core/row_band.cuh",
+        "kf/core/rows/channel_block.cuh",
         r"w\.row < g\.rows; kfi_band_next\(&w\)\) +\\\n +own =",
         "w.row < g.rows - 1; kfi_band_next(&w)) own =",
         ("kf_batch_norm_train_bwd_f32",),
         (),
     ),
     "means that are taken for one": (
-        "kf/core/row_band.cuh",
+        "kf/core/rows/channel_block.cuh",
         r"return number \* d \* d;",
         "return 0 * d * d;",
         ("kf_batch_norm_train_f32", "kf_batch_norm_train_f64"),
         (),
     ),
     "the last part of a band that is shared out": (
-        "kf/core/row_band.cuh",
+        "kf/core/rows/channel_block.cuh",
         r"i < g\.parts; i \+= 32\) own = ",
         "i < g.parts - 1; i += 32) own = ",
         ("kf_batch_norm_train_f32", "kf_batch_norm_train_bwd_bf16"),
         (),
     ),
     "a band's columns with a gap for no gap": (
-        "kf/core/row_band.cuh",
+        "kf/core/rows/channel_block.cuh",
         r"\* \(p\.gap \+ g\.inner\) \+ u\.first",
         "* g.inner + u.first",
         ("kf_batch_norm_train_f32",),
@@ -421,14 +421,14 @@ SEEDED |= {
 }
 SEEDED |= {
     "half of what a thread has of a chunk": (
-        "kf/core/reduce.cuh",
+        "kf/core/reduction/reduction.cuh",
         r"more\[e\] = kfi_join\(word, more\[e\], more\[e \+ by\]\)",
         "more[e] = more[e + by]",
         ("kf_sum_f32", "kf_amax_bf16"),
         (),
     ),
     "a block too few where they go back": (
-        "kf/core/reduce.cuh",
+        "kf/core/reduction/reduction.cuh",
         r"gridDim\.x - 1 - blockIdx\.x : blockIdx\.x\) >> g\.cluster;(\s+)const unsigned rest",
         r"gridDim.x - 1 - (gridDim.x > 1 && !blockIdx.x ? 1 : blockIdx.x) : blockIdx.x) >> g.cluster;\1const unsigned rest",
         ("kf_var_f32", "kf_amax_bwd_f32"),
@@ -442,7 +442,7 @@ SEEDED |= {
         (),
     ),
     "the end of an axis as a whole vector": (
-        "kf/core/reduce.cuh",
+        "kf/core/reduction/reduction.cuh",
         r"i < at\.loops \? at\.last : 0",
         "i < at.loops ? at.left : 0",
         ("kf_sum_bwd_f32", "kf_amax_bwd_bf16"),
@@ -493,8 +493,12 @@ PRODUCTS = [
 SITES = [
     (path, i)
     for path in [
-        *(p for word in ("map", "row", "reduce") for p in sorted(CORE.glob(f"{word}*.cuh"))),
-        CORE / "gemm_sum.cuh",
+        *(
+            p
+            for folder in ("elementwise", "rows", "reduction")
+            for p in sorted((CORE / folder).glob("*.cuh"))
+        ),
+        CORE / "matmul/sum.cuh",
     ]
     for i in range(path.read_text().count(BARRIER))
 ]
@@ -502,13 +506,14 @@ SITES = [
 
 def users(path):
     """Functions that come by the barriers of a file."""
-    if path.name == "gemm_sum.cuh":
+    folder = path.parent.name
+    if folder == "matmul":
         return PRODUCTS
-    if path.name.startswith("reduce"):
-        return [f for f in REDUCED if (f["op"] in PLACES) == (path.name != "reduce.cuh")]
-    if path.name == "row_band.cuh":
+    if folder == "reduction":
+        return [f for f in REDUCED if (f["op"] in PLACES) == (path.name != "reduction.cuh")]
+    if path.name == "channel_block.cuh":
         return BANDS
-    return [f for f in SUMS if (f["family"] == "row") == path.name.startswith("row")]
+    return [f for f in SUMS if (f["family"] == "row") == (folder == "rows")]
 
 
 def caught(include, folder, functions, sanitizers, orders=tuple(ORDERS)):
@@ -568,11 +573,13 @@ def test_seeded_fault(include, tmp_path, what):
 
 
 @pytest.mark.parametrize(
-    "path, i", faults.some(SITES), ids=[f"{path.name}-{i}" for path, i in faults.some(SITES)]
+    "path, i",
+    faults.some(SITES),
+    ids=[f"{path.relative_to(CORE)}-{i}" for path, i in faults.some(SITES)],
 )
 def test_removed_barrier(include, tmp_path, path, i):
     parts = path.read_text().split(BARRIER)
-    changed = tmp_path / "kf/core" / path.name
+    changed = tmp_path / "kf/core" / path.relative_to(CORE)
     changed.parent.mkdir(parents=True)
     changed.write_text(BARRIER.join(parts[: i + 1]) + ";" + BARRIER.join(parts[i + 1 :]))
     # Thousands of reports take minutes. Only they see that a buffer is written again too soon, before the first barrier of a reduction.

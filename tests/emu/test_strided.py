@@ -28,25 +28,25 @@ def lib():
 # file, text, what stands there instead, functions: each is right for dense tensors.
 SEEDED = {
     "rows of heads as if they were dense": (
-        "kf/core/row_access.cuh",
+        "kf/core/rows/access.cuh",
         r"head \* p\.head",
         "0 * head",
         ("kf_scale_causal_softmax_f32",),
     ),
     "batches of planes as if they were dense": (
-        "kf/core/row_access.cuh",
+        "kf/core/rows/access.cuh",
         r"if \(p\.outer\) at",
         "if (0) at",
         ("kf_instance_norm_f32",),
     ),
     "outers of an axis side by side": (
-        "kf/core/reduce.cuh",
+        "kf/core/reduction/reduction.cuh",
         r"at\.start = (o|outer) \* p\.outer",
         r"at.start = \1 * g.axis",
         ("kf_sum_f32",),
     ),
     "parts are joined as the tensor lies": (
-        "kf/core/reduce_host.cuh",
+        "kf/core/reduction/host.cuh",
         r"pitches\[i\]\.row = plan\.results;",
         ";",
         ("kf_sum_f32",),

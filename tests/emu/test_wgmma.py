@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Products by wgmma (kf/core/gemm_hopper.cuh), run by the emulation: under hand-written epilogues, in every layout, and as launchers choose
+"""Products by wgmma (kf/core/matmul/hopper.cuh), run by the emulation: under hand-written epilogues, in every layout, and as launchers choose
 them where a test says that the device has such instructions; and faults in them that must be noticed."""
 
 import functools
@@ -17,7 +17,7 @@ from conftest import BUILD
 from wgmma import FUNCTIONS, INVARIANT, LAST
 
 pytestmark = pytest.mark.skipif(not toolkit.include(), reason="no CUDA headers")
-RING = "kf/core/gemm_hopper.cuh"
+RING = "kf/core/matmul/hopper.cuh"
 # file, text, what stands there instead
 SEEDED_RINGS = {
     "no turns": (RING, r"kfi_named_sync<256>\(r->group\);", ""),
@@ -81,7 +81,7 @@ SEEDED_RINGS = {
     ),
     "the rows of another warp": (RING, r"threadIdx\.x / 32 % 4 \* 16", "threadIdx.x / 32 % 2 * 16"),
 }
-FEW = "kf/core/gemm_few.cuh"
+FEW = "kf/core/matmul/skinny.cuh"
 SEEDED_FEW = {
     "a stage of few rows is read before it has come": (
         FEW,
@@ -164,7 +164,7 @@ SEEDED_FEW = {
     ),
     "a row too many": (FEW, r"row < g\.rows && group", "row <= g.rows && group"),
 }
-HALVES = "kf/core/gemm_tf32.cuh"
+HALVES = "kf/core/matmul/tf32.cuh"
 SEEDED_HALVES = {
     "a stage of floats is read before it has come": (
         HALVES,
@@ -248,7 +248,7 @@ SEEDED_HALVES = {
     ),
 }
 SEEDED_ROUNDED = {
-    "nothing is rounded": ("kf/core/gemm_hopper_host.cuh", r"KFI_OF_TF32 \? 11", "KFI_OF_TF32 ? 7"),
+    "nothing is rounded": ("kf/core/matmul/hopper_host.cuh", r"KFI_OF_TF32 \? 11", "KFI_OF_TF32 ? 7"),
     "the depth of a stage of 2-byte elements": (
         RING,
         r"kfi_ring_depth\(tile\), maps\)",
@@ -399,7 +399,7 @@ def test_last_tiles_are_shared(lib, f):
     assert all(bits == found[0] for bits in found) or f["dtypes"][0] not in ("bf16", "f16")
 
 
-SUM, TILE, PICK = "kf/core/gemm_sum.cuh", "kf/core/gemm_tile.cuh", "kf/core/gemm_pick.cuh"
+SUM, TILE, PICK = "kf/core/matmul/sum.cuh", "kf/core/matmul/tile.cuh", "kf/core/matmul/pick.cuh"
 SEEDED_LAST = {
     "the last part of a tile that is shared": (
         SUM,

@@ -284,28 +284,28 @@ ref = "(<w> * <e> + <p> - <t>) * <g> * <s> - sum(<w> * <e> + <p> - <t>)"
 # Faults to plant, and who must notice: tests/emu/test_seeded.py.
 FAULTS = {
     "a warp left out of a gathered row's sums": (
-        "kf/core/normed_lookup.cuh",
+        "kf/core/embedding_layer_norm/embedding_layer_norm.cuh",
         r"unsigned w = 1; w < warps",
         "unsigned w = 2; w < warps",
         ("kf_embedding_add_layer_norm_f32",),
         (),
     ),
     "a gathered row's sums read before all have left theirs": (
-        "kf/core/normed_lookup.cuh",
+        "kf/core/embedding_layer_norm/embedding_layer_norm.cuh",
         r"= v\[i\];\n\s*__syncthreads\(\);",
         "= v[i];",
         ("kf_embedding_add_layer_norm_f32",),
         (),
     ),
     "what lies behind the last cut of a number": (
-        "kf/core/normed_lookup.cuh",
+        "kf/core/embedding_layer_norm/embedding_layer_norm.cuh",
         r"cut \+ 1, last \+ 1",
         "cut + 1, last",
         ("kf_embedding_add_layer_norm_bwd_f32",),
         (),
     ),
     "what a number has before its first cut": (
-        "kf/core/normed_lookup.cuh",
+        "kf/core/embedding_layer_norm/embedding_layer_norm.cuh",
         r"begin < first \|\| end <= behind",
         "begin <= first || end <= behind",
         ("kf_embedding_add_layer_norm_bwd_f32",),
@@ -315,13 +315,13 @@ FAULTS = {
 # The same in C: tests/cpu/test_mutation.py.
 BROKEN = {
     "embeddings: the gradient of a row outside is whatever is there": (
-        "kf/core/normed_lookup.h",
+        "kf/core/embedding_layer_norm/embedding_layer_norm.h",
         r"memset\(slopes \+ \(size_t\)\(p \* m->rows\) \* bytes, 0, bytes\)",
         "(void)bytes",
         ("kf_cpu_embedding_add_layer_norm_bwd_f32",),
     ),
     "embeddings: the padding's number in every table": (
-        "kf/core/normed_lookup.h",
+        "kf/core/embedding_layer_norm/embedding_layer_norm.h",
         r"m->skipped\[i\]",
         "m->skipped[0]",
         ("kf_cpu_embedding_add_layer_norm_bwd_f32",),

@@ -241,7 +241,7 @@ FAULTS = {
         (),
     ),
     "half of the threads of a head": (
-        "kf/core/normed_pairs.cuh",
+        "kf/core/rope_norm/rope_norm.cuh",
         r"by = across / 2",
         "by = across / 4",
         ("kf_rope_rms_norm_qk_f32", "kf_rope_rms_norm_qk_bwd_f32"),
@@ -251,13 +251,13 @@ FAULTS = {
 # The same in C: tests/cpu/test_mutation.py.
 BROKEN = {
     "normalised heads: both weights' sums in one place": (
-        "kf/core/normed_pairs.h",
+        "kf/core/rope_norm/rope_norm.h",
         r"kfi_partial\(m->sums, block, tensor\)",
         "kfi_partial(m->sums, block, 0)",
         ("kf_cpu_rope_rms_norm_qk_bwd_f32",),
     ),
     "normalised heads: what is behind the pairs a vector too early": (
-        "kf/core/normed_pairs.h",
+        "kf/core/rope_norm/rope_norm.h",
         r"p->first\[0\] = paired \? p->at \* p->step : m->pairs \+ p->at",
         "p->first[0] = paired ? p->at * p->step : p->at",
         ("kf_cpu_rope_rms_norm_qk_f32",),

@@ -250,19 +250,19 @@ FAULTS = {
 # The same in C: tests/cpu/test_mutation.py.
 BROKEN = {
     "pairs: as many heads of the other tensor": (
-        "kf/core/pairs.h",
+        "kf/core/rope/rope.h",
         r"heads = m->heads\[tensor\]",
         "heads = m->heads[0]",
         ("kf_cpu_rope_qk_f32", "kf_cpu_rope_interleaved_qk_bwd_bf16"),
     ),
     "pairs: no positions are all the first": (
-        "kf/core/pairs.h",
+        "kf/core/rope/rope.h",
         r"!m->numbers \? row :",
         "!m->numbers ? 0 * row :",
         ("kf_cpu_rope_f32", "kf_cpu_rope_qk_bwd_f32"),
     ),
     "pairs: frequencies by the position": (
-        "kf/core/pairs.h",
+        "kf/core/rope/rope.h",
         r"m->computed \? 0 : position",
         "m->computed ? position / 4096 : position",
         ("kf_cpu_rope_computed_f32",),

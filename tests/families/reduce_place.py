@@ -4,28 +4,28 @@
 # Faults to plant, and who must notice: tests/emu/test_seeded.py.
 FAULTS = {
     "the place of the last of equal ones": (
-        "kf/core/reduce_place.cuh",
+        "kf/core/reduction/argreduce.cuh",
         r"b <= a : b >= a",
         "b < a : b > a",
         ("kf_argmax_f32", "kf_argmin_bf16"),
         (),
     ),
     "a place among the rows of one thread": (
-        "kf/core/reduce_place.cuh",
+        "kf/core/reduction/argreduce.cuh",
         r"\(kf_i64\)turn\[e\] << g\.y",
         "(kf_i64)turn[e]",
         ("kf_argmax_f32",),
         (),
     ),
     "the last of equal elements, two at a time": (
-        "kf/core/reduce_place.cuh",
+        "kf/core/reduction/argreduce.cuh",
         r"int e = vec - 1; e >= 0; --e",
         "int e = 0; e < vec; ++e",
         ("kf_argmax_bf16",),
         (),
     ),
     "the best of the vectors that come later": (
-        "kf/core/reduce_place.cuh",
+        "kf/core/reduction/argreduce.cuh",
         r"KFI_PLACE_ENDS - \(unsigned long long\)number",
         "(unsigned long long)number",
         ("kf_argmax_bf16", "kf_argmin_f16"),
@@ -35,19 +35,19 @@ FAULTS = {
 # The same in C: tests/cpu/test_mutation.py.
 BROKEN = {
     "a place: the last of equal ones": (
-        "kf/core/reduce_place.h",
+        "kf/core/reduction/argreduce.h",
         r"KFI_CPU_PLACES\(max, f32, float, uint32_t, le\)",
         "KFI_CPU_PLACES(max, f32, float, uint32_t, lt)",
         ("kf_cpu_argmax_f32", "kf_cpu_argmax_bf16"),
     ),
     "a place: all lanes' of the first one's": (
-        "kf/core/reduce_place.h",
+        "kf/core/reduction/argreduce.h",
         r"turn\[j\] \* m->down \+ k;",
         "turn[j] * m->down;",
         ("kf_cpu_argmax_f32", "kf_cpu_argmin_f64"),
     ),
     "a place: every part's where the first one's is": (
-        "kf/core/reduce_place.h",
+        "kf/core/reduction/argreduce.h",
         r"memcpy\(places \+ u->part \* m->results",
         "memcpy(places + 0 * u->part * m->results",
         ("kf_cpu_argmin_f32",),

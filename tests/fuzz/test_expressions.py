@@ -58,7 +58,7 @@ expressions = st.recursive(
     max_leaves=12,
 )
 POINTS = 64  # of each expression
-HEAD = '#include "kf/core/map.h"\n#define N 64\n'
+HEAD = '#include "kf/core/elementwise/elementwise.h"\n#define N 64\n'
 
 
 def graph_of(text):

@@ -133,8 +133,8 @@ def test_what_names_one_is_seen():
         "from kfgen.families.lookup import Lookup",
         "kf_cpu_embedding_bwd_f32(",
         "kf.ops.embedding(x)",
-        "#include <kf/core/lookup.h>",
-        "| lookup.cuh |",
+        "#include <kf/core/embedding/embedding.h>",
+        "| embedding.cuh |",
         '"lookup": (3, 4)',
         "(`embedding`, `rope`)",
     ):

@@ -1309,7 +1309,7 @@ def test_too_many_tensors(tmp_path, capsys, count, word):
     ],
 )
 def test_too_many_reductions(tmp_path, capsys, count, grads, said):
-    """Of one pass: as many fit the words of core/row_reduce.cuh. Those that wait for others are of another pass."""
+    """Of one pass: as many fit the words of core/rows/reduce.cuh. Those that wait for others are of another pass."""
     path, sums = tmp_path / "mine.toml", " + ".join(f"max(x * {i})" for i in range(2, count + 2))
     path.write_text(row(expr=f'"{sums}"', grads=grads))
     assert main(["list", "--spec", str(path)]) == 1

@@ -131,7 +131,9 @@ def test_core_alone(include, tmp_path):
     shared = "".join(
         f'#include "{h}"\n'
         for h in CORE_C
-        if not h.startswith(("kf/core/ma", "kf/core/convert", "kf/core/parallel"))
+        if not h.startswith(
+            ("kf/core/elementwise/", "kf/core/math", "kf/core/convert", "kf/core/parallel")
+        )
     )
     compile_cuda(
         include,

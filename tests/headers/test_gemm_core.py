@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""kf/core/gemm.cuh under endings written by hand (gemm_kernel.cuh), compiled: sums stay in registers, in every way to load; before sm_80 too,
+"""kf/core/matmul/matmul.cuh under endings written by hand (gemm_kernel.cuh), compiled: sums stay in registers, in every way to load; before sm_80 too,
 where a kernel of mma.sync may have 32 threads, by which a launcher knows it; and by NVRTC."""
 
 import re

@@ -25,10 +25,11 @@ if cases.LEVEL > 1:
         found[(i + 1) % len(found)] for i, found in enumerate(OF_HEADER.values()) if len(found) > 1
     ]
     CHOSEN = CHOSEN if cases.LEVEL < 3 else PROGRAMS
+CORE = kflib.ROOT / "include/kf/core"
 # Those that include host.h first, and say so.
 HOST = sorted(
-    p.name
-    for p in (kflib.ROOT / "include/kf/core").iterdir()
+    p.relative_to(CORE).as_posix()
+    for p in CORE.rglob("*.*h")
     if '\n#include "kf/core/host.h"\n' in p.read_text()
 )
 
@@ -92,9 +93,9 @@ def test_headers_for_the_host_say_so(include, header):
 @pytest.mark.parametrize(
     "header",
     sorted(
-        p.name
-        for p in (kflib.ROOT / "include/kf/core").iterdir()
-        if p.name not in (*HOST, "host.h")
+        found
+        for found in (p.relative_to(CORE).as_posix() for p in CORE.rglob("*.*h"))
+        if found not in (*HOST, "host.h")
     ),
 )
 def test_headers_of_core(include, header):

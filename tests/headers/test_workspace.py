@@ -12,7 +12,7 @@ from budget import NVCC  # noqa: E402
 
 pytestmark = pytest.mark.skipif(not NVCC, reason="no nvcc")
 SOURCE = r"""
-#include <kf/core/map.cuh>
+#include <kf/core/elementwise/elementwise.cuh>
 #ifndef KFI_DEVICE_PASS // the launchers' arithmetic is not in the device's pass
 static long long bad, shapes;
 static void check(kf_i64 rows, kf_i64 channels, kf_i64 cols, bool is_channel, int size, int threads)

@@ -41,8 +41,8 @@ DIALECTS = GCC | (
 FUNCTIONS = kflib.manifest()["functions"]
 STEMS = sorted({pathlib.Path(f["header"]).name for f in FUNCTIONS})
 CORE = kflib.ROOT / "include/kf/core"
-CORE_C = sorted(f"kf/core/{p.name}" for p in CORE.glob("*.h"))
-CORE_CUDA = sorted(f"kf/core/{p.name}" for p in CORE.glob("*.cuh"))
+CORE_C = sorted(f"kf/core/{p.relative_to(CORE)}" for p in CORE.rglob("*.h"))
+CORE_CUDA = sorted(f"kf/core/{p.relative_to(CORE)}" for p in CORE.rglob("*.cuh"))
 ALL_C = [
     *CORE_C,
     "kf/ops/activations.h",

@@ -74,14 +74,14 @@ FIRST = "".join(
     f"#include <{name}>\n"
     for name in (
         "cuda_runtime.h",
-        "kf/core/map.cuh",
-        "kf/core/row.cuh",
-        "kf/core/reduce.cuh",
+        "kf/core/elementwise/elementwise.cuh",
+        "kf/core/rows/rows.cuh",
+        "kf/core/reduction/reduction.cuh",
         "kf/ops/activations.cuh",
     )
 )
 FORWARD, REVERSED, RANDOM = 0, 1, 2
-FILL = 1056  # KFI_MAP_FILL of kf/core/map_host.cuh
+FILL = 1056  # KFI_MAP_FILL of kf/core/elementwise/host.cuh
 
 
 def flags(variant):

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* kf/core/gemm.h under hand-written prologues and epilogues: random products of every type and
+/* kf/core/matmul/matmul.h under hand-written prologues and epilogues: random products of every type and
    layout against the next wider type's, in tensors that end where their memory ends. Arguments: the
    seed, the number of products. Prints the worst error as a share of the bound, and a sum of all
    results' bits, which must not depend on the number of threads. */
@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "kf/core/gemm.h"
+#include "kf/core/matmul/matmul.h"
 
 enum { F32, F64, F16, BF16 };
 typedef struct {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Kernels over kf/core/gemm.cuh with what stands at a result's place written by hand, as generated
+// Kernels over kf/core/matmul/matmul.cuh with what stands at a result's place written by hand, as generated
 // ones have it: for the emulation's test and for a device's.
 //   one product      out = max(acc + bias, 0) + residual, pre = acc + bias; bias, residual and pre
 //   may be NULL two of one A     out = (acc0 + bias) * acc1
@@ -7,7 +7,7 @@
 #define GEMM_KERNEL_CUH
 
 #include <kf/core/device.cuh>
-#include <kf/core/gemm.cuh>
+#include <kf/core/matmul/matmul.cuh>
 
 template <int type> struct of_type;
 template <> struct of_type<KFI_OF_BF16> {

@@ -21,7 +21,7 @@ from kfgen.names import gradient_of
 from kfgen.words import KEEP
 
 DOT = "kfi_dot"  # in gradients of the left factor: what the product of the results' gradients and the weights gives an element of it
-VALUES = 12  # of an element that a seam reads and makes: include/kf/core/gemm_seam.h
+VALUES = 12  # of an element that a seam reads and makes: include/kf/core/matmul/seam.h
 SUMS = (
     "right",
     "row",
@@ -446,7 +446,7 @@ class Gemm(Family):
 
     @property
     def header(self):
-        return "kf/core/gemm_op"
+        return "kf/core/matmul/op"
 
     def own_fields(self, f, op):
         return gemm_fields.read(f, op, self.names)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The family `gemm` in C: its seams as functions over some elements of a row, one for each activation and what is computed in; the product itself is
-core/gemm.h's, for all ops."""
+core/matmul/matmul.h's, for all ops."""
 
 import functools
 from dataclasses import dataclass
@@ -128,7 +128,7 @@ class GemmC(C):
         return [seam for seam in self.k.seams if self.calls(seam)]
 
     def value(self, v):
-        """As core/gemm_seam.h reads it: a tensor by its number, `a` the first; a product, or its gradient, 0 or 1."""
+        """As core/matmul/seam.h reads it: a tensor by its number, `a` the first; a product, or its gradient, 0 or 1."""
         named = {p.name: str(i) for i, p in enumerate(self.k.products)}
         name = getattr(v, "name", v)
         at = {s.name: i for i, s in enumerate(self.k.ins + self.k.outs)}

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The family `gemm` in CUDA. Forward: core/gemm.cuh makes the sums of a tile, whose kernel then reads what else there is at a result's place; where
+"""The family `gemm` in CUDA. Forward: core/matmul/matmul.cuh makes the sums of a tile, whose kernel then reads what else there is at a result's place; where
 blocks share a depth, another kernel does that. A left factor that is made of tensors goes to the workspace first, by a kernel over elements.
-Backward: products of tensors as they are, which ops share, and kernels that go over elements (core/gemm_back.cuh)."""
+Backward: products of tensors as they are, which ops share, and kernels that go over elements (core/matmul/backward.cuh)."""
 
 import functools
 from dataclasses import replace
@@ -15,21 +15,21 @@ LAYOUTS = {
     "tt": 1,
     "nn": 2,
     "tn": 3,
-}  # which factors lie with lines along the depth: core/gemm_tile.cuh
-# The tiles and how operands come to them, in the order of core/gemm_op.cuh, by bytes of an element.
+}  # which factors lie with lines along the depth: core/matmul/tile.cuh
+# The tiles and how operands come to them, in the order of core/matmul/op.cuh, by bytes of an element.
 TILES = {
     2: [("MIDDLE", "WHOLE"), ("SMALL", "WHOLE"), ("MIDDLE", "ANY"), ("SMALL", "ANY")],
     4: [("WIDE", "WHOLE"), ("LEAST", "WHOLE"), ("WIDE", "ANY"), ("LEAST", "ANY")],
     8: [("LEAST", "WHOLE"), ("LEAST", "ANY")],
 }
-FEW = "16", "64"  # rows of a kernel for few of them, at most: core/gemm_few.cuh
+FEW = "16", "64"  # rows of a kernel for few of them, at most: core/matmul/skinny.cuh
 RING = (
     "TURNS",
     "LONG",
     "BROAD",
     "ONCE",
     "THREE",
-)  # by slabs: core/gemm_hopper.cuh, in the order of kfi_ring_number
+)  # by slabs: core/matmul/hopper.cuh, in the order of kfi_ring_number
 DOT = "kfi_dot"  # in gradients of the left factor: gemm.py
 
 
@@ -201,7 +201,7 @@ class GemmCuda(Cuda):
 
     @property
     def by_slabs(self):
-        """Whether results leave by a warp's slabs (core/gemm_hopper.cuh): one product, elements of 2 bytes, both factors along the depth, a row's values
+        """Whether results leave by a warp's slabs (core/matmul/hopper.cuh): one product, elements of 2 bytes, both factors along the depth, a row's values
         of one tensor at most."""
         k = self.k
         return (
@@ -240,7 +240,7 @@ class GemmCuda(Cuda):
 
     @property
     def instances(self):
-        """In the order of core/gemm_op.cuh, or of core/gemm_back.cuh."""
+        """In the order of core/matmul/op.cuh, or of core/matmul/backward.cuh."""
         return self.strip_instances + self.sum_instances if self.k.bwd else self.own_instances
 
     @property
@@ -273,7 +273,7 @@ class GemmCuda(Cuda):
 
     @property
     def by_wgmma(self):
-        """Whether there is a kernel for sm_90a: core/gemm_hopper.cuh."""
+        """Whether there is a kernel for sm_90a: core/matmul/hopper.cuh."""
         return not self.k.bwd and (self.k.dtype.size == 2 or self.rounds_in_place)
 
     @property
@@ -297,12 +297,12 @@ class GemmCuda(Cuda):
 
     @property
     def floats_by_wgmma(self):
-        """Whether there is a kernel of floats for sm_90a: core/gemm_tf32.cuh."""
+        """Whether there is a kernel of floats for sm_90a: core/matmul/tf32.cuh."""
         return not self.k.bwd and self.k.dtype.word == "f32" and not self.rounds_in_place
 
     @property
     def few_by_wgmma(self):
-        """Whether there are kernels of few rows for sm_90a: core/gemm_few.cuh."""
+        """Whether there are kernels of few rows for sm_90a: core/matmul/skinny.cuh."""
         return (
             self.by_wgmma
             and not self.k.rounded
@@ -342,7 +342,7 @@ class GemmCuda(Cuda):
 
     @property
     def strips(self):
-        """What goes over elements, backward in the order of core/gemm_back.cuh; None where there is nothing to do."""
+        """What goes over elements, backward in the order of core/matmul/backward.cuh; None where there is nothing to do."""
         seams = {seam.word: seam for seam in self.k.seams}
         if not self.k.bwd:
             return [self.loads] if self.loads else []
@@ -395,7 +395,7 @@ class GemmCuda(Cuda):
 
     @property
     def layouts(self):
-        """How the factors of the products lie, for the inputs and for the weights: core/gemm_tile.cuh."""
+        """How the factors of the products lie, for the inputs and for the weights: core/matmul/tile.cuh."""
         return {"nt": (2, 3), "nn": (0, 3), "tn": (0, 2), "tt": (1, 1)}[self.k.form]
 
     @property

@@ -117,7 +117,7 @@ class LookupKernel(Kernel):
 
     @property
     def element_codes(self):
-        """How many elements each tensor has, as core/lookup.h reads it."""
+        """How many elements each tensor has, as core/embedding/embedding.h reads it."""
         return "".join(
             {"table": "t", "number": "n", "elem": "e"}[s.kind] for s in self.inputs + self.outputs
         )

@@ -86,7 +86,7 @@ class LookupCuda(Cuda):
 
     @property
     def instances(self):
-        """In the order that core/lookup.cuh expects."""
+        """In the order that core/embedding/embedding.cuh expects."""
         return self.own_instances + (self.sort_instances if self.k.bwd else [])
 
     @property

@@ -217,7 +217,7 @@ class MapCuda(Cuda):
 
     @property
     def instances(self):
-        """The kernels a launcher chooses from, in the order that core/map.cuh expects."""
+        """The kernels a launcher chooses from, in the order that core/elementwise/elementwise.cuh expects."""
 
         def kernel(*parameters):
             state = ("from_state",) if self.k.keeps else ()

@@ -145,7 +145,7 @@ class NormedLookupKernel(RowsKernel):
 
     @property
     def element_codes(self):
-        """How many elements each tensor has, as core/gather_check.h reads it."""
+        """How many elements each tensor has, as core/embedding_layer_norm/gather_check.h reads it."""
         codes = {"number": "r", "per_row": "r", "row": "c", "elem": "e"} | dict(zip(TABLES, "012"))
         return "".join(codes[s.kind] for s in self.inputs + self.outputs)
 

@@ -116,7 +116,7 @@ class NormedLookupCuda(RowsCuda):
 
     @property
     def instances(self):
-        """In the order that core/normed_lookup.cuh expects."""
+        """In the order that core/embedding_layer_norm/embedding_layer_norm.cuh expects."""
         return self.own_instances + (sum(self.table_instances, []) if self.k.bwd else [])
 
     @property

@@ -53,7 +53,7 @@ class NormedPairsCuda(PairsCuda):
 
     @property
     def instances(self):
-        """In the order that core/normed_pairs.cuh expects: whether a thread has one vector of either side, or as many as it takes."""
+        """In the order that core/rope_norm/rope_norm.cuh expects: whether a thread has one vector of either side, or as many as it takes."""
         return [
             Instance(f"kfk_{self.k.name}", ("act", vec, once))
             for vec in (self.vec, 1)

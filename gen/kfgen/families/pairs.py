@@ -178,7 +178,7 @@ class PairsKernel(Kernel):
 
     @property
     def element_codes(self):
-        """How many elements each tensor has, as core/pairs.cuh and pairs.h read it."""
+        """How many elements each tensor has, as core/rope/rope.cuh and pairs.h read it."""
         return "".join(
             {"angle": "a", "frequency": "f", "number": "n", MORE: "m", "scale": "w"}.get(
                 s.kind, "e"

@@ -17,7 +17,7 @@ class ReduceC(RowsC):
 
     @property
     def codes(self):
-        """How each reduction joins, as core/reduce.h has it."""
+        """How each reduction joins, as core/reduction/reduction.h has it."""
         return [
             ("sum", "max", "min", "prod").index(word) for words in self.k.passes for word in words
         ]

@@ -12,7 +12,7 @@ from kfgen.families.reduce_cuda import ReduceCuda
 from kfgen.schedule import Instance
 from kfgen.words import COLUMN, ELEM, PLACES
 
-HEADER = "kf/core/reduce_place"
+HEADER = "kf/core/reduction/argreduce"
 WORDS = {"rowmax": "max", "rowmin": "min"}
 
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`row` in CUDA, ops over channels: bands of neighbouring channels, in a block's registers or shared by several in a launch for each pass; or a
-channel is a row in registers, where the sizes say so (core/row_band_host.cuh)."""
+channel is a row in registers, where the sizes say so (core/rows/channel_block_host.cuh)."""
 
 import functools
 from copy import copy as duplicate
@@ -167,7 +167,7 @@ class BandCuda(RowsCuda):
 
     @property
     def instances(self):
-        """The kernels a launcher chooses from: of bands in the order that core/row_band_host.cuh expects, then of rows."""
+        """The kernels a launcher chooses from: of bands in the order that core/rows/channel_block_host.cuh expects, then of rows."""
         return self.band_instances + self.rows_instances
 
     @property
@@ -200,7 +200,7 @@ class BandCuda(RowsCuda):
 
     @property
     def numbers(self):
-        """vec, in_registers, passes, values, reduced, kept, sets, acc_size of core/row_band_host.cuh's kfi_band_op."""
+        """vec, in_registers, passes, values, reduced, kept, sets, acc_size of core/rows/channel_block_host.cuh's kfi_band_op."""
         s = self.stages_of
         values = max(found.values for found in s)
         sets = 3 if any(found.moments for found in s) else 1

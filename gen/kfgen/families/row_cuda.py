@@ -190,7 +190,7 @@ class RowCuda(RowsCuda):
 
     @property
     def shifts(self):
-        """Whether rows in registers may begin at any address and be read by vectors (core/row_shift.cuh). Of 4-byte elements that was slower."""
+        """Whether rows in registers may begin at any address and be read by vectors (core/rows/shift.cuh). Of 4-byte elements that was slower."""
         return self.vec == 8 and not self.k.segments and not self.k.gathers
 
     @property
@@ -262,7 +262,7 @@ class RowCuda(RowsCuda):
 
     @property
     def staged(self):
-        """Whether long rows of an odd number of elements have a kernel that goes over them in shared memory (core/row_stage.cuh): where a row is one
+        """Whether long rows of an odd number of elements have a kernel that goes over them in shared memory (core/rows/stage.cuh): where a row is one
         tensor's, and no reduction asks for an element's column."""
         k = self.k
         plain = k.form == "rows" and not (
@@ -288,7 +288,7 @@ class RowCuda(RowsCuda):
 
     @property
     def core(self):
-        return ("kf/core/row_stage",) if self.staged else ()
+        return ("kf/core/rows/stage",) if self.staged else ()
 
     @property
     def last_pass(self):
@@ -303,7 +303,7 @@ class RowCuda(RowsCuda):
 
     @property
     def instances(self):
-        """The kernels a launcher chooses from, in the order that core/row_host.cuh expects."""
+        """The kernels a launcher chooses from, in the order that core/rows/host.cuh expects."""
         in_registers = [vectors for vectors, *_ in self.in_registers]
         found = [(v, 0) for v in in_registers[:-1]] + (
             [] if self.k.gathers else [(in_registers[-1], 1), (0, int(bool(self.k.sums)))]
@@ -359,7 +359,7 @@ class RowCuda(RowsCuda):
 
     @property
     def register_table(self):
-        """In a word each, as core/row_host.cuh has it: such a table is compiled for every launcher there is."""
+        """In a word each, as core/rows/host.cuh has it: such a table is compiled for every launcher there is."""
         return ", ".join(
             "0x" + "".join(f"{n:02x}" for n in (v, *(t // 32 for t in threads)))
             for v, *threads in self.in_registers

@@ -13,7 +13,7 @@
 #ifndef KF_CORE_INDEX_SORT_CUH
 #define KF_CORE_INDEX_SORT_CUH
 
-#include "kf/core/map.cuh"
+#include "kf/core/elementwise/elementwise.cuh"
 
 #ifndef KFI_SORT_BITS // of a digit: fewer where an emulation wants few threads
 #define KFI_SORT_BITS 8

@@ -14,10 +14,10 @@
 #define KFI_MAX_SUM_OUTPUTS                                                                        \
     4 /* gradients that one launch of CUDA's second stage adds up; there are as many launches as   \
          it takes */
-#define KFI_MAX_ROOM 20480  /* bytes on the stack of a traversal of tiles in C (core/map.h) */
+#define KFI_MAX_ROOM 20480  /* bytes on the stack of a traversal of tiles in C (core/elementwise/elementwise.h) */
 #define KFI_MAX_PART 128    /* elements that a tile function computes at a time */
 #define KFI_MAX_WORDS 4352  /* of them for random words, where an op has a dropout */
-#define KFI_MAX_FRAME 22528 /* bytes on the stack of a traversal of rows (core/row.h) */
+#define KFI_MAX_FRAME 22528 /* bytes on the stack of a traversal of rows (core/rows/rows.h) */
 #define KFI_MAX_STAGED                                                                             \
     4096 /* bytes on the stack of a tile function: what is converted or streamed by way of it */
 

@@ -8,7 +8,7 @@
 #include "kf/runtime/blocks.h"
 
 #ifdef KFI_RT_KERNELS
-#include "kf/core/map_apart.cuh"
+#include "kf/core/elementwise/strided.cuh"
 
 /* Whether a tensor lies across the last dimension, along which the others lie nearest: a warp would
  * read a sector for each element. */

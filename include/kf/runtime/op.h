@@ -104,7 +104,7 @@ typedef struct {
     kfi_rt_function run;                     /* NULL: none on this device */
     size_t (*space)(const int64_t *n);       /* NULL: no workspace */
     kf_result_t (*apart)(KFI_RT_PARAMETERS); /* of tensors that lie in any way, by the layout at d
-                                                (kf/core/map_apart.cuh); NULL: there is none */
+                                                (kf/core/elementwise/strided.cuh); NULL: there is none */
 } kfi_rt_launcher;
 typedef struct kfi_rt_op kfi_rt_op;
 struct kf_op_t {

@@ -2,7 +2,7 @@
 #ifndef STENCIL_CUH
 #define STENCIL_CUH
 
-#include "kf/core/map.cuh"
+#include "kf/core/elementwise/elementwise.cuh"
 
 struct stencil_row {
     kf_i64 all, cols;

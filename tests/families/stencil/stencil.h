@@ -2,7 +2,7 @@
 #ifndef STENCIL_H
 #define STENCIL_H
 
-#include "kf/core/map.h"
+#include "kf/core/elementwise/elementwise.h"
 
 static inline kf_result_t stencil_check(const kfi_name *name, const kfi_arguments *arguments,
                                         kf_i64 rows, kf_i64 cols, int *wanted)

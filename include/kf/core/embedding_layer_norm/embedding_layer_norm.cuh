@@ -1,0 +1,384 @@
+// SPDX-License-Identifier: Apache-2.0
+// kf/core/embedding_layer_norm/embedding_layer_norm.cuh: the schedules of rows that are gathered from several tables and
+// normalised.
+//
+// rows  1 to 8 warps have a row: as many as hold it in their registers, else all of a block, which
+// gather it again in each pass. A backward has as
+//       many blocks as the sizes say, each with every so manyth group of rows, so that a thread has
+//       the same columns of all its rows and the gradients of weights in registers (or in its
+//       block's own row of the workspace); it leaves the rows' gradients in the workspace.
+// runs  then, for each table, its numbers are sorted (index_sort.cuh), and what belongs to a number
+// is cut at every KFI_RUN places: a token that
+//       thousands of rows have is many threads' work. What of a number lies before and behind a cut
+//       is added up first,
+// sum   and then of each row of the table all that there is: a short run itself, or what is left of
+// a long one.
+#ifndef KF_CORE_EMBEDDING_LAYER_NORM_EMBEDDING_LAYER_NORM_CUH
+#define KF_CORE_EMBEDDING_LAYER_NORM_EMBEDDING_LAYER_NORM_CUH
+
+#include "kf/core/index_sort.cuh"
+
+#define KFI_GATHER_THREADS 256
+#define KFI_GATHER_WARPS (KFI_GATHER_THREADS / 32)
+#ifndef KFI_GATHER_FULL // fewer where an emulation is to have several turns of few rows
+#define KFI_GATHER_FULL(fewer)                                                                     \
+    ((kf_i64)KFI_MAP_SMS *                                                                         \
+     ((fewer) ? 4 : 3)) // blocks of a forward whose rows are a warp's: as many as run at a time
+#endif
+#define KFI_RUN 64 // places
+#define KFI_RUN_AHEAD 4
+#define KFI_RUN_THREADS 128
+
+struct kfi_gathering {
+    kf_i64 rows, cols, extent[3]; // extent: rows of each table
+    kf_i64 units;                 // vectors of a row
+    unsigned across;              // threads of a row
+    void *slopes;  // [plane][row][col], the rows' gradients; NULL: nobody wants a table's
+    void *partial; // [sum][part][stride]; NULL: nobody wants a weight's
+    kf_i64 parts, stride;
+};
+
+struct kfi_gathered_sums {
+    const void *slopes; // [row][col]
+    void *out;          // the gradient of a table
+    void *parts; // [2][cut][col]: of a number, what lies behind a cut up to the next one, and
+                 // before it
+    const void *numbers;
+    const kf_i64 *begin, *ids; // begin NULL: there are no rows
+    kf_i64 rows, cols, below, cuts;
+    kfi_divisor tiles; // of a row
+    kf_i64 items;
+    unsigned across, per_block;
+    double beta;
+};
+
+#ifdef KFI_DEVICE_PASS
+// Sums over the threads of a row, the same in all of them: over each warp, then over the warps in
+// their order. All of a block call it.
+template <int n, class R> KFI_DEVICE void kfi_gather_reduce(R *v, R *room, unsigned across)
+{
+#pragma unroll
+    for (int i = 0; i < n; ++i)
+#pragma unroll
+        for (int by = 16; by > 0; by /= 2) v[i] += __shfl_xor_sync(0xffffffffu, v[i], by);
+    if (across == 32) return;
+    const unsigned warp = threadIdx.x / 32, warps = across / 32, first = warp / warps * warps;
+    __syncthreads(); // the sums of the pass before have been read
+    if (threadIdx.x % 32 == 0)
+        for (int i = 0; i < n; ++i) room[warp * n + i] = v[i];
+    __syncthreads();
+    for (int i = 0; i < n; ++i) {
+        v[i] = room[first * n + i];
+        for (unsigned w = 1; w < warps; ++w) v[i] += room[(first + w) * n + i];
+    }
+}
+// Adds rows of [row][cols], from place `begin` to `end` - 1 of ids, in their order. ids NULL: rows
+// are their own places.
+template <int vec, class R>
+KFI_DEVICE void kfi_gather_add(R *sum, const R *from, const kf_i64 *ids, kf_i64 begin, kf_i64 end,
+                               kf_i64 cols)
+{
+    for (kf_i64 i = begin; i < end; i += KFI_RUN_AHEAD) {
+        alignas(16) R v[KFI_RUN_AHEAD][vec];
+#pragma unroll
+        for (int u = 0; u < KFI_RUN_AHEAD; ++u)
+            if (i + u < end)
+                kfi_copy<(int)sizeof v[0]>(v[u], from + (ids ? ids[i + u] : i + u) * cols);
+#pragma unroll
+        for (int u = 0; u < KFI_RUN_AHEAD; ++u)
+#pragma unroll
+            for (int e = 0; e < vec; ++e)
+                if (i + u < end) sum[e] += v[u][e];
+    }
+}
+// What a thread has of an item: one of `rows` rows, or cuts, and the first column of a vector;
+// whether it has any.
+template <int vec>
+KFI_DEVICE bool kfi_gathered_mine(const kfi_gathered_sums &s, kf_i64 item, kf_i64 rows, kf_i64 *row,
+                                  kf_i64 *col)
+{
+    const unsigned local = threadIdx.x / s.across, lane = threadIdx.x - local * s.across;
+    const kf_i64 group = kfi_divide(item, s.tiles);
+    *row = group * s.per_block + local;
+    *col = ((item - group * (kf_i64)s.tiles.d) * s.across + lane) * vec;
+    return local < s.per_block && *row < rows && *col < s.cols;
+}
+// What counts the vectors of a row: of one in registers there are few.
+template <int held> struct kfi_gather_unit {
+    typedef int type;
+};
+template <> struct kfi_gather_unit<0> {
+    typedef kf_i64 type;
+};
+template <int acc> struct kfi_gather_type {
+    typedef float type;
+};
+template <> struct kfi_gather_type<KF_F64> {
+    typedef double type;
+};
+KFI_DEVICE void kfi_gather_store(kfi_tag<KF_F32>, void *p, kf_i64 i, float v, float beta)
+{
+    ((float *)p)[i] = beta != 0 ? v + beta * ((float *)p)[i] : v;
+}
+KFI_DEVICE void kfi_gather_store(kfi_tag<KF_F64>, void *p, kf_i64 i, double v, double beta)
+{
+    ((double *)p)[i] = beta != 0 ? v + beta * ((double *)p)[i] : v;
+}
+#define KFI_GATHER_STORE(dtype, type, word)                                                        \
+    KFI_DEVICE void kfi_gather_store(kfi_tag<dtype>, void *p, kf_i64 i, float v, float beta)       \
+    {                                                                                              \
+        float old[1] = {0};                                                                        \
+        if (beta != 0)                                                                             \
+            kfi_unpack_##word<1>(old, (type *)p + i); /* what is there is read for no other */     \
+        kfi_cast((type *)p + i, beta != 0 ? v + beta * old[0] : v);                                \
+    }
+KFI_GATHER_STORE(KF_F16, kf_f16, f16)
+KFI_GATHER_STORE(KF_BF16, kf_bf16, bf16)
+#undef KFI_GATHER_STORE
+#endif
+
+#ifndef KFI_DRIVER
+// What is left of a number on both sides of each cut: a thread has a vector of it.
+template <int acc, int number, int vec>
+KFI_KERNEL void KFI_BOUNDS(KFI_RUN_THREADS) kfk_gathered_runs(kfi_gathered_sums s)
+{
+#ifdef KFI_DEVICE_PASS
+    kfi_begin();
+    typedef typename kfi_gather_type<acc>::type type;
+    for (kf_i64 item = blockIdx.x; item < s.items; item += gridDim.x) {
+        kf_i64 cut, col;
+        if (!kfi_gathered_mine<vec>(s, item, s.cuts, &cut, &col)) continue;
+        const kf_i64 first = cut * KFI_RUN,
+                     behind = first + KFI_RUN < s.rows ? first + KFI_RUN : s.rows;
+        const type *const from = (const type *)s.slopes + col;
+#pragma unroll
+        for (int side = 0; side < 2; ++side) { // the number of the first place, and of the last one
+            const kf_i64 v =
+                kfi_number(kfi_tag<number>(), s.numbers, s.ids[side ? behind - 1 : first]);
+            if (v < 0 || v >= s.below) continue;
+            const kf_i64 begin = s.begin[v], end = s.begin[v + 1];
+            if (begin == end || (side ? begin < first || end <= behind : begin >= first))
+                continue; // skipped, or not cut on this side
+            type sum[vec] = {};
+            kfi_gather_add<vec>(sum, from, s.ids, begin > first ? begin : first,
+                                end < behind ? end : behind, s.cols);
+            kfi_copy<(int)sizeof sum>((type *)s.parts + (side * s.cuts + cut) * s.cols + col, sum);
+        }
+    }
+#endif
+}
+template <int acc, int dtype, int vec>
+KFI_KERNEL void KFI_BOUNDS(KFI_RUN_THREADS) kfk_gathered_sum(kfi_gathered_sums s)
+{
+#ifdef KFI_DEVICE_PASS
+    kfi_begin();
+    typedef typename kfi_gather_type<acc>::type type;
+    for (kf_i64 item = blockIdx.x; item < s.items; item += gridDim.x) {
+        kf_i64 row, col;
+        if (!kfi_gathered_mine<vec>(s, item, s.below, &row, &col)) continue;
+        const kf_i64 begin = s.begin ? s.begin[row] : 0, end = s.begin ? s.begin[row + 1] : 0;
+        const kf_i64 cut = begin / KFI_RUN, last = (end - 1) / KFI_RUN;
+        type sum[vec] = {};
+        if (end <= begin || cut == last) {
+            kfi_gather_add<vec>(sum, (const type *)s.slopes + col, s.ids, begin, end, s.cols);
+        } else {
+            const type *const parts = (const type *)s.parts + col;
+            kfi_gather_add<vec>(sum, parts, nullptr, s.cuts + cut, s.cuts + cut + 1, s.cols);
+            kfi_gather_add<vec>(sum, parts, nullptr, cut + 1, last + 1, s.cols);
+        }
+#pragma unroll
+        for (int e = 0; e < vec; ++e)
+            kfi_gather_store(kfi_tag<dtype>(), s.out, row * s.cols + col + e, sum[e], (type)s.beta);
+    }
+#endif
+}
+#endif
+
+#ifdef KFI_HOST_PASS
+#include "kf/core/embedding_layer_norm/gather_check.h"
+
+struct kfi_gather_op {
+    kfi_name name;
+    kfi_arguments arguments;
+    const char *elements;       // of each tensor, as core/embedding_layer_norm/gather_check.h reads it
+    const void *const *kernels; // rows: {vector, held, a warp}, {vector, held}, {vector, 0}, {1,
+                                // 0}, forward {vector, held - 1, a warp}; count, scan, scatter,
+                                // bounds; runs: {vector}, {1}; sum: {vector}, {1}
+    int vec, held, acc_size, planes, sums; // held: vectors of a thread in registers
+};
+// Of a backward: of each table what is asked of it.
+struct kfi_gather_tables {
+    const void *numbers[KFI_GATHERED];
+    void *out[KFI_GATHERED]; // NULL: not wanted
+    kf_i64 skipped[KFI_GATHERED];
+    int plane[KFI_GATHERED];
+    double beta;
+};
+// Blocks that add up weights' gradients: as many as there is work for, two an SM.
+KF_FN KFI_SMALL kf_i64 kfi_gathering_parts(kf_i64 rows, kf_i64 cols)
+{
+    return kfi_clamp(rows * cols / 8192, 1, KFI_MAP_SMS * 2);
+}
+KF_FN KFI_SMALL kf_i64 kfi_gathering_stride(kf_i64 cols) { return kfi_ceil(cols, 4) * 4; }
+// Bytes of each part of the workspace: the rows' gradients, what lies beside cuts, weights' sums,
+// the sort.
+KF_FN KFI_SMALL void kfi_gathering_layout(size_t *bytes, const kf_i64 *sizes, int planes, int sums,
+                                          int acc_size)
+{
+    const kf_i64 rows = sizes[0], cols = sizes[1];
+    kf_i64 most = 0;
+    for (int i = 0; i < KFI_GATHERED; ++i) most = sizes[2 + i] > most ? sizes[2 + i] : most;
+    bytes[0] = kfi_workspace((size_t)(planes * rows * cols * acc_size));
+    bytes[1] = kfi_workspace((size_t)(2 * kfi_ceil(rows, KFI_RUN) * cols * acc_size));
+    bytes[2] = kfi_workspace(
+        (size_t)(sums * kfi_gathering_parts(rows, cols) * kfi_gathering_stride(cols) * acc_size));
+    bytes[3] = kfi_sort_workspace(rows, most);
+}
+KF_FN KFI_SMALL size_t kfi_gathering_workspace(kf_i64 rows, kf_i64 cols, kf_i64 vocab,
+                                               kf_i64 positions, kf_i64 types, int planes, int sums,
+                                               int acc_size)
+{
+    const kf_i64 sizes[] = {rows, cols, vocab, positions, types};
+    for (int i = 0; i < 5; ++i)
+        if (!kfi_fits(sizes[i], cols, 1)) return 0; // a call refuses them
+    if (cols == 0) return 0;
+    size_t bytes[4];
+    kfi_gathering_layout(bytes, sizes, planes, sums, acc_size);
+    return bytes[0] + bytes[1] + bytes[2] + bytes[3];
+}
+// Launches the kernel of the rows.
+KF_FN kf_result_t kfi_gathering_rows(const kfi_gather_op &m, const kfi_operands &operands, bool bwd,
+                                     kfi_gathering *g, void **args, cudaStream_t stream)
+{
+    const bool vectors = operands.bits % 16 == 0 && g->cols % m.vec == 0;
+    g->units = vectors ? g->cols / m.vec : g->cols;
+    unsigned warps = 1;
+    while (warps < KFI_GATHER_WARPS && g->units > (kf_i64)warps * 32 * m.held) warps *= 2;
+    const bool held = vectors && g->units <= (kf_i64)warps * 32 * m.held;
+    g->across = held ? warps * 32 : KFI_GATHER_THREADS;
+    const bool fewer = !bwd && held && g->units <= 32 * (m.held - 1);
+    const kf_i64 groups = kfi_ceil(g->rows, KFI_GATHER_THREADS / g->across),
+                 full = held && warps == 1 ? KFI_GATHER_FULL(fewer) : groups;
+    const kf_i64 blocks = bwd ? g->parts
+                          : groups < full
+                              ? groups
+                              : full; // a turn ahead they have the numbers of their next rows
+    if (groups > 0x7fffffff)
+        return kfi_fail(KF_ERROR_UNSUPPORTED, &m.name, "launch",
+                        "of %lld rows needs more blocks than a launch may have",
+                        (long long)g->rows);
+    return kfi_launch(&m.name,
+                      m.kernels[fewer     ? 4
+                                : held    ? warps > 1
+                                : vectors ? 2
+                                          : 3],
+                      dim3((unsigned)blocks), KFI_GATHER_THREADS, args, stream);
+}
+KF_FN kf_result_t kfi_gathering_run(const kfi_gather_op &m, const kf_i64 *sizes, kfi_gathering *g,
+                                    void **args, cudaStream_t stream)
+{
+    kfi_operands operands;
+    const kf_result_t result =
+        kfi_check_gathering(&m.name, &m.arguments, m.elements, sizes, 0, &operands);
+    if (result != KF_SUCCESS || !operands.wanted) return result;
+    g->rows = sizes[0];
+    g->cols = sizes[1];
+    for (int i = 0; i < KFI_GATHERED; ++i) g->extent[i] = sizes[2 + i];
+    return kfi_gathering_rows(m, operands, false, g, args, stream);
+}
+// The gradient of one table, of the rows' gradients.
+KF_FN kf_result_t kfi_gathering_table(const kfi_gather_op &m, const kfi_gather_tables &t, int i,
+                                      const kf_i64 *sizes, bool vectors, char *slopes, char *parts,
+                                      void *sort, cudaStream_t stream)
+{
+    const kf_i64 rows = sizes[0], cols = sizes[1];
+    kf_result_t result = KF_SUCCESS;
+    kfi_gathered_sums s = {slopes + t.plane[i] * rows * cols * m.acc_size,
+                           t.out[i],
+                           parts,
+                           t.numbers[i],
+                           nullptr,
+                           nullptr,
+                           rows,
+                           cols,
+                           sizes[2 + i],
+                           kfi_ceil(rows, KFI_RUN),
+                           kfi_make_divisor(1),
+                           0,
+                           0,
+                           0,
+                           t.beta};
+    if (s.below == 0) return result;
+    if (rows > 0) {
+        kfi_sort sorted = {t.numbers[i], rows,    s.below, t.skipped[i],
+                           nullptr,      nullptr, nullptr, nullptr,
+                           nullptr,      0,       0,       0};
+        result = kfi_sort_run(&m.name, m.kernels + 4, &sorted, sort, stream);
+        s.begin = sorted.begin;
+        s.ids = sorted.to;
+    }
+    const kf_i64 units = vectors ? cols / (16 / m.acc_size) : cols;
+    s.across = (unsigned)kfi_clamp(units, 1, KFI_RUN_THREADS);
+    s.per_block = KFI_RUN_THREADS / s.across;
+    const kf_i64 tiles = kfi_ceil(units, s.across);
+    s.tiles = kfi_make_divisor(tiles);
+    void *args[] = {&s};
+    for (int stage = rows > 0 ? 0 : 1; result == KF_SUCCESS && stage < 2; ++stage) {
+        s.items = tiles * kfi_ceil(stage ? s.below : s.cuts, s.per_block);
+        const kf_i64 blocks = kfi_clamp(s.items, 1, (kf_i64)KFI_MAP_SMS * (2048 / KFI_RUN_THREADS));
+        result = kfi_launch(&m.name, m.kernels[8 + 2 * stage + !vectors], dim3((unsigned)blocks),
+                            KFI_RUN_THREADS, args, stream, false);
+    }
+    return result;
+}
+KF_FN kf_result_t kfi_gathering_sum_run(const kfi_gather_op &m, const kf_i64 *sizes,
+                                        const kfi_gather_tables &t, kfi_gathering *g, void **args,
+                                        kfi_sums *s, const void *const *sum_kernels,
+                                        void *workspace, size_t workspace_bytes,
+                                        cudaStream_t stream)
+{
+    kfi_operands operands;
+    kf_result_t result =
+        kfi_check_gathering(&m.name, &m.arguments, m.elements, sizes, 1, &operands);
+    if (result != KF_SUCCESS || !operands.wanted) return result;
+    result = kfi_check_workspace(&m.name, &m.arguments, &operands, workspace, workspace_bytes,
+                                 kfi_gathering_workspace(sizes[0], sizes[1], sizes[2], sizes[3],
+                                                         sizes[4], m.planes, m.sums, m.acc_size));
+    bool tables = false;
+    for (int i = 0; result == KF_SUCCESS && i < KFI_GATHERED; ++i) {
+        tables = tables || t.out[i];
+        result = kfi_sort_fits(&m.name, sizes[0], sizes[2 + i]);
+    }
+    if (result != KF_SUCCESS) return result;
+    size_t bytes[4];
+    kfi_gathering_layout(bytes, sizes, m.planes, m.sums, m.acc_size);
+    char *const slopes = (char *)workspace, *const parts = slopes + bytes[0],
+                *const partial = parts + bytes[1];
+    const bool wanted = kfi_sums_wanted(s, nullptr, m.sums),
+               vectors = operands.bits % 16 == 0 && sizes[1] % m.vec == 0;
+    g->rows = sizes[0];
+    g->cols = sizes[1];
+    for (int i = 0; i < KFI_GATHERED; ++i) g->extent[i] = sizes[2 + i];
+    g->slopes = tables ? slopes : nullptr;
+    g->partial = wanted ? partial : nullptr;
+    g->parts = kfi_gathering_parts(g->rows, g->cols);
+    g->stride = kfi_gathering_stride(g->cols);
+    result = kfi_gathering_rows(m, operands, true, g, args, stream);
+    if (result == KF_SUCCESS && wanted) {
+        s->partial = partial;
+        s->parts = g->parts;
+        s->count = g->cols;
+        s->stride = g->stride;
+        result = kfi_launch_sums(&m.name, s, nullptr, m.sums, g->parts * g->stride * m.acc_size,
+                                 sum_kernels, 1, kfi_ceil(g->cols, 4 * KFI_SUM_LANES),
+                                 KFI_SUM_LANES * KFI_SUM_GROUPS, stream);
+    }
+    for (int i = 0; result == KF_SUCCESS && i < KFI_GATHERED; ++i)
+        if (t.out[i])
+            result = kfi_gathering_table(m, t, i, sizes, vectors, slopes, parts, partial + bytes[2],
+                                         stream);
+    return result;
+}
+#endif
+
+#endif

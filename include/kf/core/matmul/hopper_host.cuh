@@ -1,0 +1,230 @@
+// SPDX-License-Identifier: Apache-2.0
+// kf/core/matmul/hopper_host.cuh: which products go by wgmma (hopper.cuh), and their factors as
+// TMA is told of them.
+#ifndef KF_CORE_MATMUL_HOPPER_HOST_CUH
+#define KF_CORE_MATMUL_HOPPER_HOST_CUH
+
+#include "kf/core/matmul/hopper.cuh"
+#include "kf/core/matmul/pick.cuh"
+#include "kf/core/matmul/tf32.cuh"
+
+// A kernel of sm_90a. In the emulation it is there when a test says so.
+#if !(KF_SCHEDULES & 4)
+#define KFI_HOPPER_ADDRESS(...) nullptr
+#define KFI_HOPPER_STATE_ADDRESS(...) nullptr
+#elif defined(KF_EMULATE)
+#define KFI_HOPPER_ADDRESS(...) (kf_emu_hopper ? KFI_ADDRESS(__VA_ARGS__) : nullptr)
+#define KFI_HOPPER_STATE_ADDRESS(...) (kf_emu_hopper ? KFI_STATE_ADDRESS(__VA_ARGS__) : nullptr)
+#else
+#define KFI_HOPPER_ADDRESS KFI_ADDRESS
+#define KFI_HOPPER_STATE_ADDRESS KFI_STATE_ADDRESS
+#endif
+
+#ifdef KFI_HOST_PASS
+#include "kf/core/launch.cuh"
+
+// cuTensorMapEncodeTiled. Where nvcc compiles it is found at run time: nobody links with the driver
+// for it.
+typedef int (*kfi_encode_map)(kfi_tensor_map *map, int type, unsigned rank, void *p,
+                              const unsigned long long *sizes, const unsigned long long *strides,
+                              const unsigned *box, const unsigned *steps, int interleave,
+                              int swizzle, int promotion, int fill);
+#if defined(KF_EMULATE)
+KF_FN kfi_encode_map kfi_find_encode() { return (kfi_encode_map)kf_emu_encode; }
+#elif defined(KFI_DRIVER) && CUDA_VERSION >= 12000
+KF_FN int kfi_encode_by_driver(kfi_tensor_map *map, int type, unsigned rank, void *p,
+                               const unsigned long long *sizes, const unsigned long long *strides,
+                               const unsigned *box, const unsigned *steps, int interleave,
+                               int swizzle, int promotion, int fill)
+{
+    static_assert(sizeof *map == sizeof(CUtensorMap) &&
+                      alignof(kfi_tensor_map) >= alignof(CUtensorMap),
+                  "kf: a tensor map is the driver's");
+    return (int)KF_DRIVER_CALL(cuTensorMapEncodeTiled)(
+        (CUtensorMap *)(void *)map, (CUtensorMapDataType)type, rank, p,
+        (const cuuint64_t *)(const void *)sizes, (const cuuint64_t *)(const void *)strides, box,
+        steps, (CUtensorMapInterleave)interleave, (CUtensorMapSwizzle)swizzle,
+        (CUtensorMapL2promotion)promotion, (CUtensorMapFloatOOBfill)fill);
+}
+KF_FN kfi_encode_map kfi_find_encode() { return kfi_encode_by_driver; }
+#elif defined(KFI_DRIVER) || CUDART_VERSION < 12000
+KF_FN kfi_encode_map kfi_find_encode() { return nullptr; }
+#else
+KF_FN KFI_SMALL kfi_encode_map kfi_find_encode()
+{
+    static void *known = nullptr; // threads that ask at the same time write the same pointer
+    void *found = kfi_read_pointer(&known);
+    if (found) return (kfi_encode_map)found;
+    cudaDriverEntryPointQueryResult query;
+#if CUDART_VERSION >= 12050
+    const cudaError_t error = cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &found,
+                                                               12000, cudaEnableDefault, &query);
+#else
+    const cudaError_t error =
+        cudaGetDriverEntryPoint("cuTensorMapEncodeTiled", &found, cudaEnableDefault, &query);
+#endif
+    if (error != cudaSuccess || query != cudaDriverEntryPointSuccess) return nullptr;
+    kfi_write_pointer(&known, found);
+    return (kfi_encode_map)found;
+}
+#endif
+// Whether the code that the device runs has wgmma: compiled for another architecture, sm_90 too,
+// the kernel may have a warp's threads. A kernel that is loaded is loaded for this question, or, if
+// it is not found, is not there.
+#ifdef KF_EMULATE
+KF_FN bool kfi_has_wgmma(const void *kernel, int) { return kernel != nullptr; }
+#else
+KF_FN KFI_SMALL bool kfi_has_wgmma(const void *kernel, int threads)
+{
+    if (!kernel || !kfi_find_encode()) return false;
+    bool some = true;
+#ifdef KFI_ARCHITECTURES
+    const int list[] = {KFI_ARCHITECTURES};
+    some = false;
+    for (int arch : list) some = some || arch == 900;
+#endif
+    return some && kfi_most_threads(kernel) >= threads;
+}
+#endif
+
+// Whatever the number of rows beyond 64 and of columns: a result's bits do not depend on them.
+KF_FN bool kfi_gemm_by_wgmma(const kfi_gemm_sizes &s)
+{
+    return s.bytes == 2 && s.whole && s.mma && s.rows > 64 && s.depth > 0;
+}
+
+// Floats, whatever the number of rows beyond 64 and of columns, and all with KF_BATCH_INVARIANT:
+// other kernels' floats have other last bits. Of a shorter depth than a stage too: zeros are added.
+KF_FN bool kfi_gemm_by_halves(const kfi_gemm_sizes &s)
+{
+    return s.bytes == 4 && s.whole && s.rows > KFI_GEMM_CLASS && s.depth > 0;
+}
+// The tile of either; -1 where it is neither.
+KF_FN int kfi_gemm_wgmma_tile(const kfi_gemm_sizes &s, int type, int layout)
+{
+    const int floats = type == KFI_OF_TF32 && layout == 0 ? KFI_TILE_ROUNDED : KFI_TILE_HALVES;
+    return kfi_gemm_by_wgmma(s) ? KFI_TILE_TURNS : kfi_gemm_by_halves(s) ? floats : -1;
+}
+
+// Which tile of those that go by slabs: turns of all SMs, times clocks of a tile's steps of the
+// depth, and what of a tile's results nothing hides. All have the same bits. A right factor across
+// its depth comes in boxes of 64 columns.
+KF_FN int kfi_ring_number(int tile)
+{
+    return tile == KFI_TILE_TURNS ? 0 : tile - KFI_TILE_LONG + 1;
+} // among an op's kernels by slabs
+KF_FN KFI_SMALL int kfi_gemm_ring_tile(const kfi_gemm_sizes &s, int layout)
+{
+    static const struct {
+        int tile, step, tail;
+    } menu[] = {{KFI_TILE_LONG, 768, 1500},
+                {KFI_TILE_TURNS, 535, 1000},
+                {KFI_TILE_ONCE, 535, 1000},
+                {KFI_TILE_BROAD, 1040, 1500},
+                {KFI_TILE_THREE, 425, 850}};
+    kf_i64 least = -1;
+    int best = KFI_TILE_TURNS;
+    for (const auto &m : menu) {
+        const kf_i64 turns = kfi_ceil(kfi_gemm_tiles(s, m.tile), KFI_GEMM_SMS);
+        if ((layout & KFI_B_TRANSPOSED) && kfi_tile_cols(m.tile) % 64) continue;
+        if (turns == 1 && !kfi_ring_together(m.tile))
+            continue; // the second warpgroup would have nothing to do
+        const kf_i64 clocks = turns * kfi_ceil(s.depth, KFI_RING_DEPTH) * m.step +
+                              (kfi_ring_together(m.tile) ? turns : 1) * m.tail;
+        if (least >= 0 && clocks >= least) continue;
+        least = clocks;
+        best = m.tile;
+    }
+    return best;
+}
+
+// A factor: `outer` lines of `inner` elements, in boxes of 128 bytes of `lines` lines. turns:
+// whether each matrix has its own.
+struct kfi_mapped {
+    const void *p;
+    kf_i64 inner, outer, ld, matrices, apart;
+    int type, lines, bytes = 128; // bytes: of a line in a box
+};
+KF_FN KFI_SMALL bool kfi_map_factor(kfi_tensor_map *map, int *turns, const kfi_mapped &f)
+{
+    const kfi_encode_map encode = kfi_find_encode();
+    if (!encode || (f.outer > 1 && f.ld <= 0) || f.apart < 0) return false;
+    const int size = kfi_of_bytes(f.type);
+    const kf_i64 line = f.outer > 1 ? size * f.ld : kfi_ceil(size * f.inner, 16) * 16,
+                 limit = (kf_i64)1 << 40;
+    *turns = f.matrices > 1 && f.apart > 0;
+    const kf_i64 apart = *turns ? size * f.apart : line;
+    if (line >= limit || apart >= limit) return false;
+    const unsigned long long sizes[] = {(unsigned long long)f.inner, (unsigned long long)f.outer,
+                                        *turns ? (unsigned long long)f.matrices : 1};
+    const unsigned long long strides[] = {(unsigned long long)line, (unsigned long long)apart};
+    const unsigned box[] = {(unsigned)(f.bytes / size), (unsigned)f.lines, 1}, steps[] = {1, 1, 1};
+    const int of_type = f.type == KFI_OF_BF16   ? 9
+                        : f.type == KFI_OF_F16  ? 6
+                        : f.type == KFI_OF_TF32 ? 11
+                                                : 7; // CU_TENSOR_MAP_DATA_TYPE_
+    return encode(map, of_type, 3, const_cast<void *>(f.p), sizes, strides, box, steps, 0,
+                  f.bytes == 128 ? 3 : 2, 3, 0) == 0; // swizzled by a line's bytes
+}
+// The factors of one product, of two of one A, or of two that are added up (terms). False: not to
+// be had by TMA. rows, cols: of a tile.
+KF_FN KFI_SMALL bool kfi_gemm_map(kfi_gemm_maps *maps, const kfi_gemm_sizes &s, int type,
+                                  int layout, int terms, const kfi_gemm_side &a,
+                                  const kf_i64 *a_matrix, const kfi_gemm_side &b,
+                                  const kf_i64 *b_matrix, int rows = kfi_tile_rows(KFI_TILE_TURNS),
+                                  int cols = kfi_tile_cols(KFI_TILE_TURNS))
+{
+    const bool turned_a = layout & KFI_A_TRANSPOSED, turned_b = layout & KFI_B_TRANSPOSED;
+    const int depth = 128 / s.bytes, lines_a = turned_a ? depth : rows,
+              lines_b = turned_b ? depth : cols / s.products;
+    bool mapped = true;
+    maps->terms = terms;
+    for (int i = 0; mapped && i < terms; ++i) {
+        const kfi_mapped f = {a.p[i],
+                              turned_a ? s.rows : s.depth,
+                              turned_a ? s.depth : s.rows,
+                              a.ld[i],
+                              s.matrices,
+                              a_matrix[i],
+                              type,
+                              lines_a};
+        mapped = kfi_map_factor(&maps->a[i], &maps->turns_a[i], f);
+    }
+    for (int i = 0; mapped && i < (terms > s.products ? terms : s.products); ++i) {
+        const kfi_mapped f = {b.p[i],
+                              turned_b ? s.cols : s.depth,
+                              turned_b ? s.depth : s.cols,
+                              b.ld[i],
+                              s.matrices,
+                              b_matrix[i],
+                              type,
+                              lines_b};
+        mapped = kfi_map_factor(&maps->b[i], &maps->turns_b[i], f);
+    }
+    return mapped;
+}
+// Splits as kfi_gemm_pick has them.
+KF_FN KFI_SMALL kfi_gemm_choice kfi_gemm_wgmma_choice(const kfi_gemm_sizes &s, int tile)
+{
+    static_assert(KFI_GEMM_SLICE % KFI_RING_DEPTH == 0 && KFI_GEMM_SLICE % KFI_HALVES_DEPTH == 0,
+                  "kf: a split has whole stages");
+    kfi_gemm_choice choice = {tile, KFI_WHOLE, 1, s.depth};
+    kfi_gemm_split(&choice, s);
+    return choice;
+}
+// The launch, of a g that was filled in for the choice.
+KF_FN KFI_SMALL kf_result_t kfi_gemm_launch_wgmma(const kfi_name *name, const void *kernel,
+                                                  kfi_gemm_maps *maps, const kfi_gemm &g,
+                                                  const kfi_gemm_choice &choice, kf_i64 matrices,
+                                                  void **args, cudaStream_t stream)
+{
+    const int tile = choice.tile;
+    maps->units = (unsigned)kfi_gemm_units(choice, (kf_i64)g.tiles.d, matrices);
+    const unsigned sms = KFI_GEMM_SMS, blocks = maps->units < sms ? maps->units : sms;
+    return kfi_launch(
+        name, kernel, dim3(blocks), (unsigned)kfi_tile_threads(tile), args, stream, false,
+        (unsigned)(tile == KFI_TILE_HALVES ? kfi_halves_shared() : kfi_ring_shared(tile)));
+}
+#endif
+
+#endif

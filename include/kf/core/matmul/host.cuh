@@ -1,0 +1,126 @@
+// SPDX-License-Identifier: Apache-2.0
+// kf/core/matmul/host.cuh: what the launchers of products have in common, forward and backward.
+#ifndef KF_CORE_MATMUL_HOST_CUH
+#define KF_CORE_MATMUL_HOST_CUH
+
+#include "kf/core/matmul/skinny_host.cuh"
+#include "kf/core/matmul/sum.cuh"
+
+// Kernels that read by copies of 16 bytes, and from any address.
+#if KF_SCHEDULES & 2
+#define KFI_WHOLE_ADDRESS KFI_ADDRESS
+#define KFI_WHOLE_STATE_ADDRESS KFI_STATE_ADDRESS
+#else
+#define KFI_WHOLE_ADDRESS(...) nullptr
+#define KFI_WHOLE_STATE_ADDRESS(...) nullptr
+#endif
+#if KF_SCHEDULES & 1
+#define KFI_ANY_ADDRESS KFI_ADDRESS
+#define KFI_ANY_STATE_ADDRESS KFI_STATE_ADDRESS
+#else
+#define KFI_ANY_ADDRESS(...) nullptr
+#define KFI_ANY_STATE_ADDRESS(...) nullptr
+#endif
+// A kernel of devices before sm_80, whose code for others is never run; nor in the emulation.
+#if defined(KF_EMULATE) || !(KF_SCHEDULES & 1)
+#define KFI_OLD_ADDRESS(...) nullptr
+#define KFI_OLD_STATE_ADDRESS(...) nullptr
+#else
+#define KFI_OLD_ADDRESS KFI_ADDRESS
+#define KFI_OLD_STATE_ADDRESS KFI_STATE_ADDRESS
+#endif
+
+#ifdef KFI_HOST_PASS
+#include "kf/core/matmul/check.h"
+#include "kf/core/launch.cuh"
+
+// Kernels of a product of elements of so many bytes, of which the last one joins split depths, and
+// the one before, but of doubles, goes by wgmma.
+KF_FN int kfi_gemm_kernels(int bytes) { return bytes == 2 ? 7 : bytes == 4 ? 6 : 3; }
+KF_FN int kfi_gemm_wgmma_kernel(int bytes) { return kfi_gemm_kernels(bytes) - 2; }
+// Which of them makes a choice's tile.
+KF_FN int kfi_gemm_kernel_of(const kfi_gemm_choice &choice, int bytes)
+{
+    const int first = bytes == 2 ? KFI_TILE_MIDDLE : bytes == 4 ? KFI_TILE_WIDE : KFI_TILE_LEAST;
+    const int count = bytes == 8 ? 1 : 2; // of tiles by copies of 16 bytes
+    if (bytes == 2 && choice.tile == KFI_TILE_LEAST) return 4;
+    return (choice.how == KFI_WHOLE ? 0 : count) + choice.tile - first;
+}
+
+// Whether the code that the device runs has mma.sync: code for what came before may have a warp's
+// threads.
+KF_FN KFI_SMALL bool kfi_gemm_has_mma(const void *kernel)
+{
+#ifdef KF_EMULATE
+    return kernel != nullptr;
+#else
+#ifdef KFI_ARCHITECTURES
+    const int list[] = {KFI_ARCHITECTURES};
+    bool all = true;
+    for (int arch : list) all = all && arch >= 800;
+    if (all) return true;
+#endif
+#ifdef KFI_DRIVER
+    (void)kernel;
+    return false; // kernels are compiled for the device
+#else
+    cudaFuncAttributes found;
+    return cudaFuncGetAttributes(&found, kernel) != cudaSuccess ||
+           found.maxThreadsPerBlock > 32; // without code the launch says so
+#endif
+#endif
+}
+
+KF_FN KFI_SMALL kfi_gemm_sizes kfi_gemm_make_sizes(const kf_i64 *sizes, int products, int bytes)
+{
+    const kfi_gemm_sizes s = {sizes[KFI_AXIS_ROWS],
+                              sizes[KFI_AXIS_COLS],
+                              sizes[KFI_AXIS_DEPTH],
+                              sizes[KFI_AXIS_BATCH],
+                              products,
+                              bytes,
+                              true,
+                              true,
+                              false};
+    return s;
+}
+
+// The choice among the portable kernels that there are (KF_SCHEDULES), and whether the device's
+// code has mma.sync.
+KF_FN KFI_SMALL kfi_gemm_choice kfi_gemm_pick_of(kfi_gemm_sizes *s, const void *const *kernels)
+{
+    const void *const one = s->bytes != 2 || kernels[1] ? kernels[1] : kernels[3];
+    s->mma = s->bytes != 2 || !one || kfi_gemm_has_mma(one);
+    kfi_gemm_sizes own = *s;
+    own.whole = s->whole && kernels[0];
+    return kfi_gemm_pick(own);
+}
+KF_FN KFI_SMALL kf_result_t kfi_gemm_left_out(const kfi_name *name)
+{
+    return kfi_fail(KF_ERROR_UNSUPPORTED, name, "launch",
+                    "of such sizes and alignments has no kernel here: KF_SCHEDULES leaves it out");
+}
+
+// Whether lines and matrices of a tensor begin at multiples of 16 bytes.
+KF_FN KFI_SMALL bool kfi_gemm_whole(const kfi_gemm_tensors &t, int tensor, int size)
+{
+    return ((kf_i64)(uintptr_t)t.p[tensor] | t.ld[tensor] * size | t.matrix[tensor] * size) % 16 ==
+           0;
+}
+// As many tensors as there are: how many.
+KF_FN KFI_SMALL int kfi_gemm_fill_tensors(kfi_gemm_tensors *t, const char *shapes, kf_i64 cols,
+                                          const kfi_operands &given, const kfi_gemm_lie *from,
+                                          kfi_gemm_lie *lie)
+{
+    kfi_operands operands;
+    const int count = kfi_gemm_divide(shapes, cols, from, &given, lie, &operands);
+    for (int i = 0; i < count; ++i) {
+        t->p[i] = const_cast<void *>(operands.of[i].ptr);
+        t->ld[i] = lie[i].vector ? 0 : lie[i].step[lie[i].outer];
+        t->matrix[i] = lie[i].step[KFI_AXIS_BATCH];
+    }
+    return count;
+}
+#endif
+
+#endif

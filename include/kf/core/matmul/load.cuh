@@ -1,0 +1,168 @@
+// SPDX-License-Identifier: Apache-2.0
+// kf/core/matmul/load.cuh: a stage of an operand comes to shared memory, for mma.sync: elements of 2
+// bytes, in chunks of 8.
+//
+// A stage has `lines` lines as memory has them, of 4 chunks (32 of the depth) or, where an operand
+// is transposed, of as many as its tile is wide. Chunks are not where they would be in order, so
+// that the 8 rows of a matrix (kfi_matrices) come from 8 different sixteenths of the banks.
+#ifndef KF_CORE_MATMUL_LOAD_CUH
+#define KF_CORE_MATMUL_LOAD_CUH
+
+#include "kf/core/matmul/tile.cuh"
+
+#ifdef KFI_DEVICE_PASS
+
+// Where in its stage a chunk is.
+template <int chunks> KFI_DEVICE int kfi_chunk_at(int line, int chunk)
+{
+    return line * chunks + (chunks >= 8 ? chunk ^ (line & 7) : chunk ^ (line >> 1 & 3));
+}
+
+// Lines and chunks of several products stand by turns in a stage, `share` at a time, so that a warp
+// has the same columns of all of them: where number n of one product is.
+template <int products, int share> KFI_DEVICE int kfi_by_turns(int n, int product)
+{
+    return products > 1 ? n / share * (share * products) + product * share + n % share : n;
+}
+
+// A thread's way through an operand: of each stage it has one chunk of every so many lines.
+struct kfi_gemm_cursor {
+    const char *p;      // its first chunk of the stage that comes next
+    kf_i64 next, apart; // bytes to that of the stage behind it, and to the next line's
+    int lines, left;    // from there on: lines, and elements of a line
+};
+template <int tile, int chunks> KFI_DEVICE constexpr int kfi_cursor_lines()
+{
+    return kfi_tile_threads(tile) / chunks;
+}
+template <int size, int per, int tile, int chunks, int transposed>
+KFI_DEVICE kfi_gemm_cursor kfi_gemm_begin(const void *p, kf_i64 ld, int first, int outer_end,
+                                          int begin, int end)
+{
+    const int line = (int)threadIdx.x / chunks, chunk = (int)threadIdx.x % chunks * per;
+    const int outer = first + (transposed ? chunk : line),
+              depth = begin + (transposed ? line : chunk);
+    kfi_gemm_cursor cursor;
+    cursor.p = (const char *)p +
+               (transposed ? (kf_i64)depth * ld + outer : (kf_i64)outer * ld + depth) * size;
+    cursor.next = (transposed ? kfi_tile_depth(tile) * ld : kfi_tile_depth(tile)) * size;
+    cursor.apart = kfi_cursor_lines<tile, chunks>() * ld * size;
+    cursor.lines = transposed ? end - depth : outer_end - outer;
+    cursor.left = transposed ? outer_end - outer : end - depth;
+    return cursor;
+}
+template <int tile, int transposed> KFI_DEVICE void kfi_gemm_go(kfi_gemm_cursor &cursor)
+{
+    cursor.p += cursor.next;
+    if (transposed)
+        cursor.lines -= kfi_tile_depth(tile);
+    else
+        cursor.left -= kfi_tile_depth(tile);
+}
+// How many elements of a chunk there are, of the i-th line of the thread.
+template <int tile, int chunks, int per>
+KFI_DEVICE int kfi_cursor_left(const kfi_gemm_cursor &cursor, int i)
+{
+    return cursor.lines <= i * kfi_cursor_lines<tile, chunks>() || cursor.left <= 0 ? 0
+           : cursor.left < per                                                      ? cursor.left
+                                                                                    : per;
+}
+
+// ---- by copies of 16 bytes. lines and chunks: of one product.
+template <int tile, int lines, int chunks, int products, int share, int transposed>
+KFI_DEVICE void kfi_stage_whole(char *stage, const kfi_gemm_cursor &cursor, int product)
+{
+    constexpr int all = transposed ? chunks * products : chunks; // of a line in the stage
+#pragma unroll
+    for (int i = 0; i < lines / kfi_cursor_lines<tile, chunks>(); ++i) {
+        const int l = (int)threadIdx.x / chunks + i * kfi_cursor_lines<tile, chunks>(),
+                  chunk = (int)threadIdx.x % chunks;
+        const int at = transposed
+                           ? kfi_chunk_at<all>(l, kfi_by_turns<products, share / 8>(chunk, product))
+                           : kfi_chunk_at<all>(kfi_by_turns<products, share>(l, product), chunk);
+        kfi_fetch_some<16>(stage + 16 * at, cursor.p + i * cursor.apart,
+                           2 * kfi_cursor_left<tile, chunks, 8>(cursor, i));
+    }
+}
+
+// ---- by way of registers, from any address: two loads of 16 bytes, from multiples of it, have the
+// 8 elements between them. Where such loads would reach out of the matrix, single elements.
+struct kfi_gemm_span {
+    const char *begin, *end; // of a matrix
+};
+KFI_DEVICE kfi_gemm_span kfi_gemm_span_of(const void *p, kf_i64 ld, int lines, int length)
+{
+    const kfi_gemm_span span = {(const char *)p,
+                                (const char *)p + ((kf_i64)(lines - 1) * ld + length) * 2};
+    return span;
+}
+KFI_DEVICE bool kfi_chunk_inside(const char *p, const kfi_gemm_span &span)
+{
+    const unsigned off = (unsigned)(unsigned long long)p & 15u;
+    return p - off >= span.begin && p - off + (off ? 32 : 16) <= span.end;
+}
+// Of a chunk that ends its line, and begins at a multiple of 16 bytes, single elements too: what is
+// behind them may be written by nobody.
+KFI_DEVICE void kfi_chunk_load(unsigned *w, const char *p, int left, const kfi_gemm_span &span)
+{
+    const unsigned off = (unsigned)(unsigned long long)p & 15u;
+#pragma unroll
+    for (int i = 0; i < 8; ++i) w[i] = 0;
+    if (left == 0) return;
+    if (kfi_chunk_inside(p, span) && (off || left == 8)) {
+        kfi_copy<16>(w, p - off);
+        if (off) kfi_copy<16>(w + 4, p - off + 16);
+    } else {
+#pragma unroll
+        for (int e = 0; e < 8; ++e)
+            if (e < left) w[e / 2] |= (unsigned)((const unsigned short *)p)[e] << e % 2 * 16;
+    }
+}
+// Its 8 elements to the front, and zero behind its end.
+KFI_DEVICE void kfi_chunk_align(unsigned *w, const char *p, int left, const kfi_gemm_span &span)
+{
+    if (kfi_chunk_inside(p, span)) {
+        const unsigned off = (unsigned)(unsigned long long)p & 15u;
+#pragma unroll
+        for (int i = 0; i < 6; ++i) w[i] = off & 8u ? w[i + 2] : w[i];
+#pragma unroll
+        for (int i = 0; i < 5; ++i) w[i] = off & 4u ? w[i + 1] : w[i];
+#pragma unroll
+        for (int i = 0; i < 4; ++i) w[i] = __funnelshift_r(w[i], w[i + 1], off & 2u ? 16 : 0);
+    }
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+        const int own = left - 2 * i;
+        w[i] = own >= 2 ? w[i] : own == 1 ? w[i] & 0xffffu : 0;
+    }
+}
+
+template <int tile, int lines, int chunks>
+KFI_DEVICE void kfi_stage_load(unsigned (*w)[8], const kfi_gemm_cursor &cursor,
+                               const kfi_gemm_span &span)
+{
+#pragma unroll
+    for (int i = 0; i < lines / kfi_cursor_lines<tile, chunks>(); ++i)
+        kfi_chunk_load(w[i], cursor.p + i * cursor.apart,
+                       kfi_cursor_left<tile, chunks, 8>(cursor, i), span);
+}
+template <int tile, int lines, int chunks, int products, int share, int transposed>
+KFI_DEVICE void kfi_stage_write(char *stage, unsigned (*w)[8], const kfi_gemm_cursor &cursor,
+                                const kfi_gemm_span &span, int product)
+{
+    constexpr int all = transposed ? chunks * products : chunks;
+#pragma unroll
+    for (int i = 0; i < lines / kfi_cursor_lines<tile, chunks>(); ++i) {
+        const int l = (int)threadIdx.x / chunks + i * kfi_cursor_lines<tile, chunks>(),
+                  chunk = (int)threadIdx.x % chunks;
+        const int at = transposed
+                           ? kfi_chunk_at<all>(l, kfi_by_turns<products, share / 8>(chunk, product))
+                           : kfi_chunk_at<all>(kfi_by_turns<products, share>(l, product), chunk);
+        kfi_chunk_align(w[i], cursor.p + i * cursor.apart,
+                        kfi_cursor_left<tile, chunks, 8>(cursor, i), span);
+        kfi_copy<16>(stage + 16 * at, w[i]);
+    }
+}
+#endif
+
+#endif

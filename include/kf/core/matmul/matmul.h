@@ -1,0 +1,206 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* kf/core/matmul/matmul.h: products of matrices in C: store(A . B), where an op brings the store along, and
+   maybe what loads A or B.
+
+   One function for each element type, kfi_gemm_run_<type>, and the bytes of workspace that it
+   needs. core/matmul/plan.h says what operands are, core/matmul/block.h how the work is shared out,
+   core/matmul/skinny_rows.h what is done for a few rows, core/matmul/lanes.h what computes. Vectors are
+   those that the compiler's flags allow; without flags for x86 the best of the machine's, found
+   when the program runs. */
+#ifndef KF_CORE_MATMUL_MATMUL_H
+#define KF_CORE_MATMUL_MATMUL_H
+
+#include "kf/core/host.h"
+
+#include <string.h>
+
+#include "kf/core/matmul/block.h"
+#include "kf/core/matmul/skinny_rows.h"
+#include "kf/core/matmul/plan.h"
+#include "kf/core/math.h"
+#include "kf/core/tile.h"
+
+KFI_C_BEGIN
+
+/* Widths that are compiled: 1 single numbers, 2 those of 16 bytes, 4 AVX2 with FMA, 8 AVX-512.
+ * KFI_GEMM_WIDEST: bytes of the widest, for tests. */
+#ifndef KFI_GEMM_WIDEST
+#define KFI_GEMM_WIDEST 64
+#endif
+#if !defined(__GNUC__) || defined(__CUDACC__) || KFI_GEMM_WIDEST < 16
+#define KFI_GEMM_WIDTHS 1
+#elif defined(__AVX512F__) && defined(__AVX2__) && defined(__FMA__)
+#define KFI_GEMM_WIDTHS 8
+#elif defined(__AVX2__) && defined(__FMA__)
+#define KFI_GEMM_WIDTHS 4
+#elif defined(__x86_64__)
+#define KFI_GEMM_WIDTHS (2 | (KFI_GEMM_WIDEST >= 32 ? 4 : 0) | (KFI_GEMM_WIDEST >= 64 ? 8 : 0))
+#else
+#define KFI_GEMM_WIDTHS 2
+#endif
+
+#if defined(__clang__)
+#define KFI_GEMM_UNROLL _Pragma("clang loop unroll(full)")
+#elif KFI_GEMM_WIDTHS > 1
+#define KFI_GEMM_UNROLL _Pragma("GCC unroll 32")
+#else
+#define KFI_GEMM_UNROLL
+#endif
+#if defined(__clang__) && defined(__has_builtin)
+#if __has_builtin(__builtin_elementwise_fma)
+#define KFI_GEMM_ELEMENTWISE_FMA 1
+#endif
+#endif
+#ifndef KFI_GEMM_ELEMENTWISE_FMA
+#define KFI_GEMM_ELEMENTWISE_FMA 0
+#endif
+#if defined(__GNUC__)
+#define KFI_GEMM_UNUSED __attribute__((unused))
+#else
+#define KFI_GEMM_UNUSED
+#endif
+#if KFI_GEMM_WIDTHS >= 4
+/* All of a vector's lanes, as the compilers' builtins take them. */
+#define KFI_GEMM_MASK_8 ((unsigned char)-1)
+#if defined(__clang__)
+#define KFI_GEMM_MASK_16 ((unsigned short)-1)
+#else
+#define KFI_GEMM_MASK_16 ((short)-1)
+#endif
+typedef short kfi_cpu_8_halves __attribute__((vector_size(16)));
+typedef short kfi_cpu_16_halves __attribute__((vector_size(32)));
+#endif
+
+#if KFI_GEMM_WIDTHS & 1
+#define KFI_GEMM_BYTES 0
+#include "kf/core/matmul/width.h"
+#endif
+#if KFI_GEMM_WIDTHS & 2
+#define KFI_GEMM_BYTES 16
+#include "kf/core/matmul/width.h"
+#endif
+#if KFI_GEMM_WIDTHS & 4
+#define KFI_GEMM_BYTES 32
+#include "kf/core/matmul/width.h"
+#endif
+#if KFI_GEMM_WIDTHS & 8
+#define KFI_GEMM_BYTES 64
+#include "kf/core/matmul/width.h"
+#endif
+
+/* The widest vectors that the machine has, of those compiled. */
+#if KFI_GEMM_WIDTHS == 1
+#define KFI_GEMM_CHOOSE(type) return kfi_cpu_gemm_lanes_##type##_0()
+#elif KFI_GEMM_WIDTHS == 2
+#define KFI_GEMM_CHOOSE(type) return kfi_cpu_gemm_lanes_##type##_16()
+#elif KFI_GEMM_WIDTHS == 4
+#define KFI_GEMM_CHOOSE(type) return kfi_cpu_gemm_lanes_##type##_32()
+#elif KFI_GEMM_WIDTHS == 8
+#define KFI_GEMM_CHOOSE(type) return kfi_cpu_gemm_lanes_##type##_64()
+#else
+KFI_HOST int kfi_cpu_gemm_widest(void)
+{
+    if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma"))
+        return 16; /* all that have these have f16c */
+    return KFI_GEMM_WIDEST >= 64 && __builtin_cpu_supports("avx512f") ? 64 : 32;
+}
+#if KFI_GEMM_WIDTHS & 8
+#define KFI_GEMM_CHOOSE_64(type, widest)                                                           \
+    if ((widest) == 64) return kfi_cpu_gemm_lanes_##type##_64();
+#else
+#define KFI_GEMM_CHOOSE_64(type, widest)
+#endif
+#define KFI_GEMM_CHOOSE(type)                                                                      \
+    const int widest = kfi_cpu_gemm_widest();                                                      \
+    KFI_GEMM_CHOOSE_64(type, widest)                                                               \
+    return widest >= 32 ? kfi_cpu_gemm_lanes_##type##_32() : kfi_cpu_gemm_lanes_##type##_16()
+#endif
+KFI_HOST kfi_cpu_gemm_lanes kfi_cpu_gemm_lanes_f32(void) { KFI_GEMM_CHOOSE(f32); }
+KFI_HOST kfi_cpu_gemm_lanes kfi_cpu_gemm_lanes_f64(void) { KFI_GEMM_CHOOSE(f64); }
+KFI_HOST kfi_cpu_gemm_lanes kfi_cpu_gemm_lanes_f16(void) { KFI_GEMM_CHOOSE(f16); }
+KFI_HOST kfi_cpu_gemm_lanes kfi_cpu_gemm_lanes_bf16(void) { KFI_GEMM_CHOOSE(bf16); }
+#undef KFI_GEMM_CHOOSE
+
+typedef struct {
+    kfi_cpu_product product;
+    kf_i64 batches, slots;
+    char *workspace;
+    size_t bytes; /* of a slot */
+} kfi_cpu_gemm_batches;
+
+KFI_INLINE void kfi_cpu_gemm_advance(kfi_gemm_operand *o, kf_i64 bytes) /* of a batch's elements */
+{
+    if (o->data && bytes) o->data = (const char *)o->data + bytes * o->batch_step;
+}
+/* Every slots-th batch, one after the other. */
+KFI_HOST void kfi_cpu_gemm_slot(void *context, kf_i64 slot)
+{
+    const kfi_cpu_gemm_batches *const all = (const kfi_cpu_gemm_batches *)context;
+    for (kf_i64 batch = slot; batch < all->batches; batch += all->slots) {
+        kfi_cpu_product q = all->product;
+        char *const room = all->workspace + (size_t)slot * all->bytes;
+        q.batch = batch;
+        kfi_cpu_gemm_advance(&q.a, batch * q.v.size);
+        for (int i = 0; i < q.products; ++i) kfi_cpu_gemm_advance(&q.b[i], batch * q.v.size);
+        if (kfi_cpu_gemm_is_few(&q))
+            kfi_cpu_gemm_few_rows(&q, room);
+        else
+            kfi_cpu_gemm_blocks_of(&q, room);
+    }
+}
+KFI_HOST void kfi_cpu_gemm_run(const kfi_cpu_gemm_lanes *v, kf_i64 batch, kf_i64 rows, kf_i64 cols,
+                               kf_i64 depth, const kfi_gemm_operand *a, const kfi_gemm_operand *b,
+                               const kfi_gemm_operand *b2, kfi_gemm_store store, const void *seam,
+                               const kfi_gemm_result *result, void *workspace)
+{
+    kfi_cpu_gemm_batches all;
+    memset(&all, 0, sizeof all);
+    if (rows < 1 || cols < 1) return;
+    all.product.v = *v;
+    all.product.a = *a;
+    all.product.b[0] = *b;
+    if (b2) all.product.b[1] = *b2;
+    all.product.products = b2 ? 2 : 1;
+    all.product.store = store;
+    all.product.seam = seam;
+    if (result) all.product.result = *result;
+    all.product.rows = rows;
+    all.product.cols = cols;
+    all.product.depth = depth;
+    all.batches = batch;
+    all.workspace = (char *)workspace;
+    all.bytes = kfi_cpu_gemm_line(kfi_cpu_gemm_bytes(v->unit, rows, cols, depth, b2 ? 2 : 1));
+    all.slots = kfi_cpu_gemm_least(batch, kfi_cpu_gemm_slots(all.bytes));
+    const double work = (double)rows * (double)cols * ((double)depth + 8);
+    all.product.parallel = all.slots <= 1 && work > 8.0 * KF_OMP_MIN;
+    kfi_parallel(all.slots, kfi_cpu_gemm_slot, &all, (double)batch * work > 8.0 * KF_OMP_MIN);
+}
+/* Of sizes alone, of one batch as of many. */
+KFI_HOST size_t kfi_cpu_gemm_room(int unit, kf_i64 rows, kf_i64 cols, kf_i64 depth, int products)
+{
+    const size_t bytes = kfi_cpu_gemm_line(kfi_cpu_gemm_bytes(unit, rows, cols, depth, products));
+    return bytes * (size_t)kfi_cpu_gemm_slots(bytes);
+}
+
+#define KFI_GEMM_PUBLIC(type, unit)                                                                \
+    KFI_HOST size_t kfi_gemm_bytes_##type(kf_i64 rows, kf_i64 cols, kf_i64 depth, int products)    \
+    {                                                                                              \
+        return kfi_cpu_gemm_room(unit, rows, cols, depth, products);                               \
+    }                                                                                              \
+    KFI_HOST void kfi_gemm_run_##type(                                                             \
+        kf_i64 batch, kf_i64 rows, kf_i64 cols, kf_i64 depth, const kfi_gemm_operand *a,           \
+        const kfi_gemm_operand *b, const kfi_gemm_operand *b2, kfi_gemm_store store,               \
+        const void *seam, const kfi_gemm_result *result, void *workspace)                          \
+    {                                                                                              \
+        const kfi_cpu_gemm_lanes v = kfi_cpu_gemm_lanes_##type();                                  \
+        kfi_cpu_gemm_run(&v, batch, rows, cols, depth, a, b, b2, store, seam, result, workspace);  \
+    }
+KFI_GEMM_PUBLIC(f32, 4)
+KFI_GEMM_PUBLIC(f64, 8)
+KFI_GEMM_PUBLIC(f16, 4)
+KFI_GEMM_PUBLIC(bf16, 4)
+#undef KFI_GEMM_PUBLIC
+
+KFI_C_END
+
+#endif

@@ -1,0 +1,178 @@
+// SPDX-License-Identifier: Apache-2.0
+// kf/core/matmul/mma.cuh: the sums of a tile by mma.sync, of elements of 2 bytes, added up in float.
+// Four stages of 32 of the depth; while a warp multiplies 16 of it, the next 16 come from shared
+// memory, unless its registers hold what is on its way there. The order in which a result's
+// products are added up is that of the depth, whatever the tile.
+#ifndef KF_CORE_MATMUL_MMA_CUH
+#define KF_CORE_MATMUL_MMA_CUH
+
+#include "kf/core/matmul/load.cuh"
+
+#if defined(KFI_DEVICE_PASS) && KFI_MMA
+
+// 16 of the depth of a warp's rows, and of its columns, from a stage.
+template <int tile, int layout>
+KFI_DEVICE void kfi_mma_rows(unsigned (*a)[4], const char *stage, int step)
+{
+    constexpr int chunks = layout & KFI_A_TRANSPOSED ? kfi_tile_rows(tile) / 8 : 4;
+    const int lane = threadIdx.x % 32,
+              first = (int)threadIdx.x / 32 / kfi_tile_across(tile) * kfi_warp_rows(tile);
+#pragma unroll
+    for (int i = 0; i < kfi_warp_rows(tile) / 16; ++i) {
+        const int line = layout & KFI_A_TRANSPOSED ? step * 16 + lane % 8 + lane / 16 * 8
+                                                   : first + i * 16 + lane % 16;
+        const int chunk =
+            layout & KFI_A_TRANSPOSED ? (first + i * 16) / 8 + lane / 8 % 2 : step * 2 + lane / 16;
+        kfi_matrices<layout & KFI_A_TRANSPOSED ? 1 : 0>(
+            a[i], stage + 16 * kfi_chunk_at<chunks>(line, chunk));
+    }
+}
+template <int tile, int layout>
+KFI_DEVICE void kfi_mma_cols(unsigned (*b)[4], const char *stage, int step)
+{
+    constexpr int chunks = layout & KFI_B_TRANSPOSED ? kfi_tile_cols(tile) / 8 : 4;
+    const int lane = threadIdx.x % 32,
+              first = (int)threadIdx.x / 32 % kfi_tile_across(tile) * kfi_warp_cols(tile);
+#pragma unroll
+    for (int j = 0; j < kfi_warp_cols(tile) / 16; ++j) {
+        const int line = layout & KFI_B_TRANSPOSED ? step * 16 + lane % 16
+                                                   : first + j * 16 + lane % 8 + lane / 16 * 8;
+        const int chunk =
+            layout & KFI_B_TRANSPOSED ? (first + j * 16) / 8 + lane / 16 : step * 2 + lane / 8 % 2;
+        kfi_matrices<layout & KFI_B_TRANSPOSED ? 1 : 0>(
+            b[j], stage + 16 * kfi_chunk_at<chunks>(line, chunk));
+    }
+}
+template <int type, int tile>
+KFI_DEVICE void kfi_mma_all(float *sums, unsigned (*a)[4], unsigned (*b)[4])
+{
+    constexpr int cols = kfi_warp_cols(tile) / 8;
+#pragma unroll
+    for (int i = 0; i < kfi_warp_rows(tile) / 16; ++i)
+#pragma unroll
+        for (int j = 0; j < cols; ++j)
+            kfi_multiply<type>(sums + (i * cols + j) * 4, a[i], b[j / 2] + j % 2 * 2);
+}
+
+// Adds the product over the depth from at.begin to at.end to the sums. All threads come here;
+// afterwards shared memory is free.
+template <int type, int tile, int layout, int products, int how>
+KFI_DEVICE void kfi_gemm_mma(float *sums, const kfi_gemm_side &a, const kfi_gemm_side &b,
+                             const kfi_gemm_at &at, const kfi_gemm &g)
+{
+    constexpr int stages = kfi_tile_stages(tile), depth = kfi_tile_depth(tile),
+                  rows = kfi_tile_rows(tile), cols = kfi_tile_cols(tile);
+    constexpr int transposed_a = layout & KFI_A_TRANSPOSED ? 1 : 0,
+                  transposed_b = layout & KFI_B_TRANSPOSED ? 1 : 0,
+                  share = kfi_warp_cols(tile) / products;
+    constexpr int lines_a = transposed_a ? depth : rows,
+                  chunks_a = transposed_a ? rows / 8 : depth / 8;
+    constexpr int lines_b = transposed_b ? depth : cols / products,
+                  chunks_b = transposed_b ? cols / products / 8 : depth / 8; // of a product
+    constexpr int bytes_a = rows * depth * 2, bytes = (rows + cols) * depth * 2;
+    constexpr bool ahead = how == KFI_WHOLE;
+    static_assert(depth == 32, "kf: a stage is two steps of mma.sync");
+    char *const shared = kfi_dynamic();
+    const int count = (at.end - at.begin + depth - 1) / depth;
+    kfi_gemm_cursor cursor_a = kfi_gemm_begin<2, 8, tile, chunks_a, transposed_a>(
+                        a.p[0], a.ld[0], at.row, g.rows, at.begin, at.end),
+                    cursor_b[products];
+    kfi_gemm_span span_a = kfi_gemm_span_of(a.p[0], a.ld[0], transposed_a ? g.depth : g.rows,
+                                            transposed_a ? g.rows : g.depth),
+                  span_b[products];
+#pragma unroll
+    for (int p = 0; p < products; ++p) {
+        cursor_b[p] = kfi_gemm_begin<2, 8, tile, chunks_b, transposed_b>(b.p[p], b.ld[p], at.col,
+                                                                         g.cols, at.begin, at.end);
+        span_b[p] = kfi_gemm_span_of(b.p[p], b.ld[p], transposed_b ? g.depth : g.cols,
+                                     transposed_b ? g.cols : g.depth);
+    }
+    unsigned ahead_a[how == KFI_ANY ? lines_a / kfi_cursor_lines<tile, chunks_a>() : 1][8];
+    unsigned ahead_b[products][how == KFI_ANY ? lines_b / kfi_cursor_lines<tile, chunks_b>() : 1]
+                    [8];
+    unsigned part_a[ahead ? 2 : 1][kfi_warp_rows(tile) / 16][4],
+        part_b[ahead ? 2 : 1][kfi_warp_cols(tile) / 16][4];
+    // Stages come one after the other: each of these is done once for each, in this order.
+#define KFI_STAGE(n) shared + (n) % stages *bytes
+#define KFI_FETCH(n)                                                                               \
+    if (how == KFI_WHOLE && (n) < count) {                                                         \
+        kfi_stage_whole<tile, lines_a, chunks_a, 1, rows, transposed_a>(KFI_STAGE(n), cursor_a,    \
+                                                                        0);                        \
+        kfi_gemm_go<tile, transposed_a>(cursor_a);                                                 \
+    }                                                                                              \
+    _Pragma("unroll") for (int p = 0; how == KFI_WHOLE && p < products && (n) < count; ++p)        \
+    {                                                                                              \
+        kfi_stage_whole<tile, lines_b, chunks_b, products, share, transposed_b>(                   \
+            KFI_STAGE(n) + bytes_a, cursor_b[p], p);                                               \
+        kfi_gemm_go<tile, transposed_b>(cursor_b[p]);                                              \
+    }                                                                                              \
+    kfi_fetch_commit()
+#define KFI_LOAD_A(n)                                                                              \
+    if (how == KFI_ANY && (n) < count)                                                             \
+    kfi_stage_load<tile, lines_a, chunks_a>(ahead_a, cursor_a, span_a)
+#define KFI_WRITE_A(n)                                                                             \
+    if (how == KFI_ANY && (n) < count) {                                                           \
+        kfi_stage_write<tile, lines_a, chunks_a, 1, rows, transposed_a>(KFI_STAGE(n), ahead_a,     \
+                                                                        cursor_a, span_a, 0);      \
+        kfi_gemm_go<tile, transposed_a>(cursor_a);                                                 \
+    }
+#define KFI_LOAD_B(n)                                                                              \
+    _Pragma("unroll") for (int p = 0; how == KFI_ANY && p < products && (n) < count; ++p)          \
+        kfi_stage_load<tile, lines_b, chunks_b>(ahead_b[p], cursor_b[p], span_b[p])
+#define KFI_WRITE_B(n)                                                                             \
+    _Pragma("unroll") for (int p = 0; how == KFI_ANY && p < products && (n) < count; ++p)          \
+    {                                                                                              \
+        kfi_stage_write<tile, lines_b, chunks_b, products, share, transposed_b>(                   \
+            KFI_STAGE(n) + bytes_a, ahead_b[p], cursor_b[p], span_b[p], p);                        \
+        kfi_gemm_go<tile, transposed_b>(cursor_b[p]);                                              \
+    }
+#pragma unroll
+    for (int n = 0; n < stages - 1; ++n) {
+        KFI_FETCH(n);
+        KFI_LOAD_A(n);
+        KFI_WRITE_A(n)
+        KFI_LOAD_B(n);
+        KFI_WRITE_B(n)
+    }
+    kfi_fetch_wait<stages - 2>();
+    __syncthreads();
+    if (ahead && count > 0) {
+        kfi_mma_rows<tile, layout>(part_a[0], shared, 0);
+        kfi_mma_cols<tile, layout>(part_b[0], shared + bytes_a, 0);
+    }
+#pragma unroll 1
+    for (int n = 0; n < count; ++n) {
+        const char *const stage = shared + n % stages * bytes, *const next = shared + (n + 1) %
+                                                                                          stages *
+                                                                                          bytes;
+        const int later = n + stages - 1;
+        kfi_mma_rows<tile, layout>(part_a[ahead], stage, ahead);
+        kfi_mma_cols<tile, layout>(part_b[ahead], stage + bytes_a, ahead);
+        KFI_FETCH(later);
+        KFI_LOAD_A(later);
+        kfi_mma_all<type, tile>(sums, part_a[0], part_b[0]);
+        KFI_WRITE_A(later)
+        KFI_LOAD_B(later);
+        if (!ahead) {
+            kfi_mma_rows<tile, layout>(part_a[0], stage, 1);
+            kfi_mma_cols<tile, layout>(part_b[0], stage + bytes_a, 1);
+        }
+        kfi_fetch_wait<stages - 2>(); // of all stages up to the next one
+        __syncthreads();              // and nobody reads this one any more
+        if (ahead && n + 1 < count) {
+            kfi_mma_rows<tile, layout>(part_a[0], next, 0);
+            kfi_mma_cols<tile, layout>(part_b[0], next + bytes_a, 0);
+        }
+        kfi_mma_all<type, tile>(sums, part_a[ahead], part_b[ahead]);
+        KFI_WRITE_B(later)
+    }
+#undef KFI_STAGE
+#undef KFI_FETCH
+#undef KFI_LOAD_A
+#undef KFI_LOAD_B
+#undef KFI_WRITE_A
+#undef KFI_WRITE_B
+}
+#endif
+
+#endif

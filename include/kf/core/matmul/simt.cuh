@@ -1,0 +1,181 @@
+// SPDX-License-Identifier: Apache-2.0
+// kf/core/matmul/simt.cuh: the sums of a tile without mma.sync: of floats and doubles; and, on
+// devices before sm_80, of elements of 2 bytes, which become floats on the way. A lane has 8 rows
+// and 8 or 4 columns. Three stages of 16 of the depth lie in shared memory as they lie in memory: a
+// lane reads 16 bytes at a time, along the depth or (transposed) across it.
+#ifndef KF_CORE_MATMUL_SIMT_CUH
+#define KF_CORE_MATMUL_SIMT_CUH
+
+#include "kf/core/matmul/load.cuh"
+
+#ifdef KFI_DEVICE_PASS
+
+KFI_DEVICE void kfi_gemm_number(kfi_tag<KFI_OF_BF16>, float *d, const char *p)
+{
+    kfi_unpack_bf16<1>(d, (const kf_bf16 *)p);
+}
+KFI_DEVICE void kfi_gemm_number(kfi_tag<KFI_OF_F16>, float *d, const char *p)
+{
+    kfi_unpack_f16<1>(d, (const kf_f16 *)p);
+}
+KFI_DEVICE void kfi_gemm_number(kfi_tag<KFI_OF_F32>, float *d, const char *p) { kfi_copy<4>(d, p); }
+KFI_DEVICE void kfi_gemm_number(kfi_tag<KFI_OF_F64>, double *d, const char *p)
+{
+    kfi_copy<8>(d, p);
+}
+
+// Numbers from a line of a stage to the next. Lines along the depth are 16 bytes longer, so that 8
+// of them begin in different banks.
+KFI_BOTH constexpr int kfi_simt_pitch(int outer, int size, int transposed)
+{
+    return transposed ? outer : 16 + 16 / size;
+}
+
+// Elements that are copied at a time.
+KFI_BOTH constexpr int kfi_simt_per(int type, int how)
+{
+    return how == KFI_WHOLE && kfi_of_bytes(type) > 2 ? 16 / kfi_of_bytes(type) : 1;
+}
+// A stage of one product, of which the tile has `outer` rows or columns.
+template <int type, int tile, int outer, int products, int share, int transposed, int how>
+KFI_DEVICE void kfi_simt_stage(char *stage, const kfi_gemm_cursor &cursor, int product)
+{
+    constexpr int size = kfi_of_real(type), stored = kfi_of_bytes(type),
+                  per = kfi_simt_per(type, how);
+    constexpr int lines = transposed ? 16 : outer, chunks = (transposed ? outer : 16) / per,
+                  pitch = kfi_simt_pitch(outer * products, size, transposed);
+#pragma unroll
+    for (int i = 0; i < lines / kfi_cursor_lines<tile, chunks>(); ++i) {
+        const int line = (int)threadIdx.x / chunks + i * kfi_cursor_lines<tile, chunks>(),
+                  chunk = (int)threadIdx.x % chunks * per;
+        const int at = transposed ? line * pitch + kfi_by_turns<products, share>(chunk, product)
+                                  : kfi_by_turns<products, share>(line, product) * pitch + chunk;
+        const int left = kfi_cursor_left<tile, chunks, per>(cursor, i);
+        if (stored == size) {
+            kfi_fetch_some<per * size>(stage + at * size, cursor.p + i * cursor.apart, left * size);
+        } else {
+            typename kfi_real<size>::type value = 0;
+            if (left > 0) kfi_gemm_number(kfi_tag<type>(), &value, cursor.p + i * cursor.apart);
+            kfi_copy<size>(stage + at * size, &value);
+        }
+    }
+}
+
+KFI_DEVICE float kfi_fma(float a, float b, float c) { return __fmaf_rn(a, b, c); }
+KFI_DEVICE double kfi_fma(double a, double b, double c) { return fma(a, b, c); }
+
+// 16 bytes of the depth of a lane's 8 rows, times as many of its columns.
+template <int tile, int size, int layout>
+KFI_DEVICE void kfi_simt_step(typename kfi_real<size>::type *sums, const char *stage_a,
+                              const char *stage_b, int k)
+{
+    typedef typename kfi_real<size>::type real;
+    constexpr int per = 16 / size, cols = kfi_warp_cols(tile) / 8,
+                  transposed_a = layout & KFI_A_TRANSPOSED ? 1 : 0,
+                  transposed_b = layout & KFI_B_TRANSPOSED ? 1 : 0;
+    constexpr int pitch_a = kfi_simt_pitch(kfi_tile_rows(tile), size, transposed_a),
+                  pitch_b = kfi_simt_pitch(kfi_tile_cols(tile), size, transposed_b);
+    constexpr int beside_a = transposed_a ? per : 1, beside_b = transposed_b ? per : 1;
+    const real *const rows = (const real *)stage_a, *const columns = (const real *)stage_b;
+    const int warp = (int)threadIdx.x / 32, row = warp / kfi_tile_across(tile) * 32,
+              col = warp % kfi_tile_across(tile) * kfi_warp_cols(tile);
+    alignas(16) real a[8][per], b[per];
+    if (transposed_a) {
+#pragma unroll
+        for (int e = 0; e < per; ++e)
+#pragma unroll
+            for (int i = 0; i < 8; i += per) {
+                kfi_copy<16>(b, rows + (k + e) * pitch_a + row + kfi_lane_row<beside_a>(i));
+#pragma unroll
+                for (int n = 0; n < per; ++n) a[i + n][e] = b[n];
+            }
+    } else {
+#pragma unroll
+        for (int i = 0; i < 8; ++i)
+            kfi_copy<16>(a[i], rows + (row + kfi_lane_row<beside_a>(i)) * pitch_a + k);
+    }
+    if (transposed_b) {
+#pragma unroll
+        for (int e = 0; e < per; ++e)
+#pragma unroll
+            for (int j = 0; j < cols; j += per) {
+                kfi_copy<16>(b, columns + (k + e) * pitch_b + col + kfi_lane_col<beside_b>(j));
+#pragma unroll
+                for (int n = 0; n < per; ++n)
+#pragma unroll
+                    for (int i = 0; i < 8; ++i)
+                        sums[i * cols + j + n] = kfi_fma(a[i][e], b[n], sums[i * cols + j + n]);
+            }
+    } else {
+#pragma unroll
+        for (int j = 0; j < cols; ++j) {
+            kfi_copy<16>(b, columns + (col + kfi_lane_col<beside_b>(j)) * pitch_b + k);
+#pragma unroll
+            for (int e = 0; e < per; ++e)
+#pragma unroll
+                for (int i = 0; i < 8; ++i)
+                    sums[i * cols + j] = kfi_fma(a[i][e], b[e], sums[i * cols + j]);
+        }
+    }
+}
+
+// As kfi_gemm_mma.
+template <int type, int tile, int layout, int products, int how>
+KFI_DEVICE void kfi_gemm_simt(typename kfi_real<kfi_of_real(type)>::type *sums,
+                              const kfi_gemm_side &a, const kfi_gemm_side &b, const kfi_gemm_at &at,
+                              const kfi_gemm &g)
+{
+    constexpr int size = kfi_of_real(type), stages = kfi_tile_stages(tile),
+                  rows = kfi_tile_rows(tile), cols = kfi_tile_cols(tile);
+    constexpr int transposed_a = layout & KFI_A_TRANSPOSED ? 1 : 0,
+                  transposed_b = layout & KFI_B_TRANSPOSED ? 1 : 0,
+                  share = kfi_warp_cols(tile) / products;
+    constexpr int bytes_a =
+        (transposed_a ? 16 : rows) * kfi_simt_pitch(rows, size, transposed_a) * size;
+    constexpr int bytes =
+        bytes_a + (transposed_b ? 16 : cols) * kfi_simt_pitch(cols, size, transposed_b) * size;
+    constexpr int stored = kfi_of_bytes(type), per = kfi_simt_per(type, how);
+    constexpr int chunks_a = (transposed_a ? rows : 16) / per,
+                  chunks_b = (transposed_b ? cols / products : 16) / per;
+    char *const shared = kfi_dynamic();
+    const int count = (at.end - at.begin + 15) / 16;
+    kfi_gemm_cursor cursor_a = kfi_gemm_begin<stored, per, tile, chunks_a, transposed_a>(
+                        a.p[0], a.ld[0], at.row, g.rows, at.begin, at.end),
+                    cursor_b[products];
+#pragma unroll
+    for (int p = 0; p < products; ++p)
+        cursor_b[p] = kfi_gemm_begin<stored, per, tile, chunks_b, transposed_b>(
+            b.p[p], b.ld[p], at.col, g.cols, at.begin, at.end);
+#define KFI_FETCH(n)                                                                               \
+    if ((n) < count) {                                                                             \
+        char *const to = shared + (n) % stages * bytes;                                            \
+        kfi_simt_stage<type, tile, rows, 1, rows, transposed_a, how>(to, cursor_a, 0);             \
+        kfi_gemm_go<tile, transposed_a>(cursor_a);                                                 \
+        _Pragma("unroll") for (int p = 0; p < products; ++p)                                       \
+        {                                                                                          \
+            kfi_simt_stage<type, tile, cols / products, products, share, transposed_b, how>(       \
+                to + bytes_a, cursor_b[p], p);                                                     \
+            kfi_gemm_go<tile, transposed_b>(cursor_b[p]);                                          \
+        }                                                                                          \
+    }                                                                                              \
+    kfi_fetch_commit()
+#pragma unroll
+    for (int n = 0; n < stages - 1; ++n) {
+        KFI_FETCH(n);
+    }
+#pragma unroll 1
+    for (int n = 0; n < count; ++n) {
+        const char *const stage = shared + n % stages * bytes;
+        kfi_fetch_wait<stages - 2>(); // this stage has come
+        __syncthreads();              // to all; and nobody reads the one before it any more
+        KFI_FETCH(n + stages - 1);
+#pragma unroll
+        for (int k = 0; k < 16; k += 16 / size)
+            kfi_simt_step<tile, size, layout>(sums, stage, stage + bytes_a, k);
+    }
+    __syncthreads();
+#undef KFI_FETCH
+}
+#endif
+
+#endif

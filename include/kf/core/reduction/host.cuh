@@ -1,0 +1,275 @@
+// SPDX-License-Identifier: Apache-2.0
+// kf/core/reduction/host.cuh: what the launchers of the reduce family do: how an axis is shared out,
+// in how many launches. Part of kf/core/reduction/reduction.cuh where host code is compiled.
+#ifndef KF_CORE_REDUCTION_HOST_CUH
+#define KF_CORE_REDUCTION_HOST_CUH
+
+#include "kf/core/reduction/args.cuh"
+
+#ifdef KFI_HOST_PASS
+struct kfi_reducing {
+    kfi_name name;
+    kfi_arguments arguments;
+    const void *const *kernels; // {whole, single}, {flat}
+    int passes, vec, acc_size;
+    int most, all; // reductions of a pass at most, and of all
+    bool bwd;
+    bool refuses; // an axis without elements
+    bool again;   // a tensor is read by several sweeps
+    int longest; // vectors of a thread at most, where the order in which an axis is gone over makes
+                 // no difference; else 0
+    bool flat;   // whether there is a kernel for axes of aligned vectors alone
+    int ahead = 0; // vectors of a chunk, where several warps may share out an axis
+};
+#ifndef KFI_REDUCE_LEAST   // fewer where an emulation is to reach every kernel by short tensors
+#define KFI_REDUCE_LEAST 8 // vectors of a thread in a part at least
+#define KFI_REDUCE_WHOLE                                                                           \
+    64 // vectors of a thread up to which an axis has no parts: the launch that joins them takes
+       // longer than they save
+#endif
+#ifndef KFI_REDUCE_TILE // set for tuning alone
+#define KFI_REDUCE_TILE                                                                            \
+    3 // threads along inner, as a power of two: so few that there are blocks for all SMs without
+      // parts
+#define KFI_REDUCE_AHEAD                                                                           \
+    8 // vectors that a thread shall have: as many as are on their way at a time
+      // (ReduceKernel.ahead)
+#ifndef KFI_REDUCE_EACH
+#define KFI_REDUCE_EACH 4 // where nothing is reduced
+#endif
+#define KFI_REDUCE_FULL ((kf_i64)KFI_MAP_SMS * 1024) // threads that fill the device
+#define KFI_REDUCE_FEW ((kf_i64)KFI_MAP_SMS * 3)     // blocks that a device has at a time at least
+#define KFI_REDUCE_GATHERED                                                                        \
+    ((kf_i64)4 << 20) // vectors up to which a second launch takes longer than more blocks save
+#define KFI_REDUCE_SPREAD                                                                          \
+    ((kf_i64)KFI_MAP_SMS * 4) // axes up to which there is a scheduler for each
+#endif
+
+KF_FN unsigned kfi_reduce_tiles(kf_i64 vectors, int x)
+{
+    const kf_i64 tiles = kfi_ceil(vectors, (kf_i64)1 << x);
+    return tiles > 0x7fffffff ? 0x7fffffff : (unsigned)tiles;
+}
+KF_FN int kfi_log_up(kf_i64 n, int most)
+{
+    int log = 0;
+    while (log < most && ((kf_i64)1 << log) < n) ++log;
+    return log;
+}
+// By axis and inner alone. passes: of reductions; again: a later one, or what stores elements,
+// reads what an earlier one has read.
+KF_FN KFI_SMALL void kfi_reduce_plan(kfi_reduce *g, kf_i64 outer, kf_i64 axis, kf_i64 inner,
+                                     int vec, bool again, int passes)
+{
+    const int all = kfi_log_up(KFI_REDUCE_THREADS, 10);
+    kf_i64 parts = 1, unit = vec;
+    g->outer = outer;
+    g->axis = g->count = axis;
+    g->inner = inner;
+    g->results = outer * inner;
+    g->flat = inner == 1;
+    g->tiles = 1;
+    g->cluster = g->brief = 0;
+    g->stage = KFI_REDUCE_ALL;
+    if (passes == 0) {
+        const kf_i64 vectors = kfi_ceil(inner == 1 ? axis : inner, vec);
+        g->x = kfi_log_up(inner == 1 ? kfi_ceil(vectors, KFI_REDUCE_EACH) : vectors, all);
+        g->y = inner == 1 ? 0 : kfi_log_up(kfi_ceil(axis, KFI_REDUCE_EACH), all - g->x);
+        if (inner > 1) g->tiles = kfi_reduce_tiles(vectors, g->x);
+        unit = inner == 1 ? (kf_i64)vec << g->x : (kf_i64)1 << g->y;
+        parts = kfi_ceil(axis, unit * KFI_REDUCE_EACH);
+    } else if (g->flat) {
+        // One warp where it is enough, or where the L1 cache has what it reads again; else a thread
+        // keeps its vectors.
+        const kf_i64 vectors = kfi_ceil(axis, vec);
+        g->x = kfi_log_up(kfi_ceil(vectors, KFI_REDUCE_AHEAD),
+                          vectors > (again ? 512 : 1024) ? all : 5);
+        g->y = 0;
+        if (vectors > KFI_REDUCE_THREADS * KFI_REDUCE_WHOLE)
+            parts =
+                kfi_clamp(vectors / (KFI_REDUCE_THREADS * KFI_REDUCE_LEAST), 1, 16 * KFI_MAP_SMS);
+        unit = (kf_i64)KFI_REDUCE_THREADS * vec;
+    } else {
+        const kf_i64 vectors = kfi_ceil(inner, vec);
+        g->x = kfi_log_up(vectors, KFI_REDUCE_TILE);
+        g->y = kfi_log_up(kfi_ceil(axis, KFI_REDUCE_AHEAD), all - g->x);
+        const kf_i64 tiles = g->tiles = kfi_reduce_tiles(vectors, g->x);
+        unit = (kf_i64)1 << g->y;
+        if (axis > unit * KFI_REDUCE_WHOLE)
+            parts = kfi_clamp(axis / (unit * KFI_REDUCE_LEAST), 1,
+                              kfi_ceil(8 * KFI_MAP_SMS, tiles < 1 ? 1 : tiles));
+    }
+    g->length = kfi_ceil(kfi_ceil(axis, parts), unit) * unit;
+    g->parts = g->length > 0 ? (unsigned)kfi_ceil(axis, g->length) : 1;
+    if (g->parts == 1) g->length = axis;
+}
+// Fewer threads an axis than that, where there are axes enough to fill the device: what the threads
+// of one find together costs less.
+KF_FN KFI_SMALL void kfi_reduce_lengthen(kfi_reduce *g, int vec, int longest)
+{
+    const kf_i64 vectors = kfi_ceil(g->axis, vec);
+    while (g->flat && g->parts == 1 && g->x > 5 && vectors <= (kf_i64)longest << (g->x - 1) &&
+           g->outer >= KFI_REDUCE_FULL >> (g->x - 1))
+        --g->x;
+    if (!longest || g->parts == 1) return;
+    // And no more parts than there are blocks at a time: each ends with a join.
+    const kf_i64 of_part = kfi_ceil(g->outer, KFI_REDUCE_THREADS >> (g->x + g->y)) * g->tiles,
+                 unit = g->flat ? (kf_i64)KFI_REDUCE_THREADS * vec : (kf_i64)1 << g->y;
+    const kf_i64 parts = kfi_clamp(KFI_REDUCE_FEW / of_part, 2, g->parts);
+    g->length = kfi_ceil(kfi_ceil(g->axis, parts), unit) * unit;
+    g->parts = (unsigned)kfi_ceil(g->axis, g->length);
+}
+// Few axes of a warp each: as many warps as an axis has chunks, which are added up as one warp
+// would.
+KF_FN KFI_SMALL void kfi_reduce_spread(kfi_reduce *g, int vec, int ahead)
+{
+    if (!ahead || !g->flat || g->parts > 1 || g->x != 5 || g->axis % vec != 0 ||
+        g->outer > KFI_REDUCE_SPREAD)
+        return;
+    const kf_i64 chunks = kfi_ceil(g->axis, 32 * vec * ahead);
+    if (chunks << 5 <= KFI_REDUCE_THREADS) g->y = kfi_log_up(chunks, 5);
+}
+// Whether blocks may share out an axis and join its parts in the same launch.
+KF_FN bool kfi_reduce_clusters()
+{
+#ifdef KF_EMULATE
+    return true;
+#else
+    return kfi_overlaps();
+#endif
+}
+// Columns of a long axis: where as many blocks as a cluster has are enough to fill the device, one
+// launch. By axis and inner alone.
+KF_FN KFI_SMALL void kfi_reduce_gather(kfi_reduce *g, int vec)
+{
+    const kf_i64 vectors = kfi_ceil(g->inner, vec);
+    if (g->flat || g->parts == 1 || !kfi_reduce_clusters() ||
+        g->axis > KFI_REDUCE_GATHERED / vectors)
+        return;
+    const int x = kfi_log_up(
+        vectors, kfi_ceil(vectors, 1 << KFI_REDUCE_TILE) << KFI_REDUCE_CLUSTER < 2 * KFI_MAP_SMS
+                     ? KFI_REDUCE_TILE - 1
+                     : KFI_REDUCE_TILE);
+    const kf_i64 tiles = kfi_reduce_tiles(vectors, x);
+    int bits = KFI_REDUCE_CLUSTER;
+    while (bits > 0 && tiles << bits > 3 * KFI_MAP_SMS) --bits;
+    if (bits == 0 || tiles << bits < KFI_MAP_SMS / 2) return;
+    g->x = x;
+    g->y = kfi_log_up(KFI_REDUCE_THREADS, 10) - x;
+    g->tiles = (unsigned)tiles;
+    g->cluster = bits;
+    g->parts = 1u << bits;
+    g->length = kfi_ceil(kfi_ceil(g->axis, g->parts), (kf_i64)1 << g->y) << g->y;
+}
+KF_FN KFI_SMALL size_t kfi_reduce_workspace(kf_i64 outer, kf_i64 axis, kf_i64 inner, int vec,
+                                            bool again, int most, int all, int acc_size)
+{
+    if (!kfi_fits(outer, axis, inner)) return 0;
+    kfi_reduce g;
+    kfi_reduce_plan(&g, outer, axis, inner, vec, again, 1);
+    return g.parts > 1 ? kfi_workspace((size_t)g.results * ((size_t)most * g.parts + (size_t)all) *
+                                       (size_t)acc_size)
+                       : 0;
+}
+KF_FN KFI_SMALL kf_result_t kfi_reduce_launch(const kfi_reducing &m, const kfi_reduce &g,
+                                              bool whole, void **args, cudaStream_t stream)
+{
+    // Threads that share no result are others' places.
+    const int own = 1 << (g.x + g.y > 5 ? g.x + g.y : 5);
+    int threads = g.flat || g.stage < 0 || !(g.stage & 1) ? KFI_REDUCE_THREADS : own;
+    // Few axes: a block each, so that more multiprocessors have some. (A place's kernel has blocks
+    // of one size.)
+    while (!m.longest && g.stage < 0 && threads > own &&
+           kfi_ceil(g.outer, threads >> (g.x + g.y)) * g.parts * g.tiles <= KFI_MAP_SMS)
+        threads /= 2;
+    const double blocks = (double)kfi_ceil(g.outer, threads >> (g.x + g.y)) * g.parts * g.tiles;
+    if (blocks > 2147483647.0)
+        return kfi_fail(KF_ERROR_UNSUPPORTED, &m.name, "launch",
+                        "of %lld x %lld results needs more blocks than a launch may have",
+                        (long long)g.outer, (long long)g.inner);
+    const int values = m.longest || !m.passes
+                           ? 0
+                           : (g.flat ? threads : threads * m.vec) +
+                                 (g.cluster > 0 ? m.vec << (g.x + g.cluster) : 0);
+    return kfi_launch(&m.name,
+                      m.kernels[!whole             ? 1
+                                : m.flat && g.flat ? 2
+                                                   : 0],
+                      dim3((unsigned)blocks), (unsigned)threads, args, stream, true,
+                      (unsigned)(values * m.acc_size), 1u << g.cluster);
+}
+
+// args: the kernel's, of which g and those of pitches are some.
+KF_FN kf_result_t kfi_reduce_run(const kfi_reducing &m, kf_i64 outer, kf_i64 axis, kf_i64 inner,
+                                 const kfi_strides &strides, kfi_pitch *pitches, kfi_reduce *g,
+                                 void **args, void *workspace, size_t workspace_bytes,
+                                 cudaStream_t stream)
+{
+    const kf_i64 sizes[] = {outer, axis, inner};
+    kf_result_t result = kfi_check_sizes(&m.name, "outer axis inner", sizes, 3);
+    kfi_operands operands;
+    const kfi_levels levels = kfi_make_axis(outer, axis, inner);
+    if (result == KF_SUCCESS)
+        result = kfi_check_axis(&m.name, &m.arguments, &strides, &levels, inner == 1, &operands);
+    if (result != KF_SUCCESS || outer == 0 || inner == 0 || (axis == 0 && m.bwd)) return result;
+    if (axis == 0 && m.refuses)
+        return kfi_fail(KF_ERROR_INVALID_SIZE, &m.name, "axis",
+                        "is 0, expected 1 or more: the result has no value of no elements");
+    const kfi_shape shape = {outer * inner, 0, axis, 0, nullptr};
+    result = kfi_check_operands(&m.name, &m.arguments, &shape, &levels, &operands);
+    if (result != KF_SUCCESS || !operands.wanted) return result;
+    kfi_reduce_plan(g, outer, axis, inner, m.vec, m.again, m.passes);
+    kfi_reduce_lengthen(g, m.vec, m.longest);
+    const kfi_reduce plan = *g;
+    const size_t needed = m.passes ? kfi_reduce_workspace(outer, axis, inner, m.vec, m.again,
+                                                          m.most, m.all, m.acc_size)
+                                   : 0;
+    result =
+        kfi_check_workspace(&m.name, &m.arguments, &operands, workspace, workspace_bytes, needed);
+    if (result != KF_SUCCESS) return result;
+    for (int i = 0; i < operands.count; ++i) pitches[i] = operands.of[i].at;
+    const bool whole = operands.bits % 16 == 0 && operands.steps % m.vec == 0;
+    if (m.passes && m.ahead) {
+        kfi_reduce_spread(g, m.vec, m.ahead);
+        kfi_reduce_gather(g, m.vec);
+    }
+    if (g->parts == 1 || g->cluster > 0) {
+        const kf_i64 most = 1 << 29;
+        g->brief = m.ahead && (g->flat ? axis % m.vec == 0 && outer < most : outer == 1) &&
+                   axis < most && inner < most;
+        return kfi_reduce_launch(m, *g, whole, args, stream);
+    }
+    g->partial = workspace;
+    g->done = needed ? (char *)workspace +
+                           (size_t)plan.results * (size_t)m.most * plan.parts * (size_t)m.acc_size
+                     : nullptr;
+    for (int pass = 0; needed && pass < m.passes; ++pass) {
+        g->stage = 2 * pass;
+        result = kfi_reduce_launch(m, *g, whole, args, stream);
+        if (result != KF_SUCCESS) return result;
+        // The order in which parts are joined depends on how many they are, not on how many results
+        // there are.
+        const kfi_reduce own = *g;
+        g->outer = 1;
+        g->axis = g->length = plan.parts;
+        g->inner = plan.results;
+        g->flat = 0;
+        g->y = kfi_log_up(kfi_ceil(plan.parts, 4), kfi_log_up(KFI_REDUCE_THREADS, 10));
+        g->x = (int)kfi_clamp(kfi_log_up(KFI_REDUCE_THREADS, 10) - g->y, 0, 5);
+        g->tiles = (unsigned)kfi_ceil(kfi_ceil(plan.results, m.vec), (kf_i64)1 << g->x);
+        g->parts = 1;
+        g->stage = 2 * pass + 1;
+        for (int i = 0; i < operands.count; ++i)
+            pitches[i].row = plan.results; // what it reads is dense, and one outer
+        result = kfi_reduce_launch(m, *g, false, args, stream);
+        *g = own;
+        for (int i = 0; i < operands.count; ++i) pitches[i] = operands.of[i].at;
+        if (result != KF_SUCCESS) return result;
+    }
+    if (needed && !m.bwd) return KF_SUCCESS; // the last that joined parts has written the results
+    g->stage = needed ? 2 * m.passes : KFI_REDUCE_ALL;
+    return kfi_reduce_launch(m, *g, whole, args, stream);
+}
+#endif
+
+#endif

@@ -1,0 +1,333 @@
+// SPDX-License-Identifier: Apache-2.0
+// kf/core/rows/host.cuh: the schedule and the launches of the row family, on the host.
+#ifndef KF_CORE_ROWS_HOST_CUH
+#define KF_CORE_ROWS_HOST_CUH
+
+#include "kf/core/rows/args.cuh"
+
+#ifdef KFI_HOST_PASS
+// A way to have a row in registers (RowKernel.in_registers), 8 bits each: vectors of a thread; in
+// warps, the threads of a block, those where a row has a whole cluster, those where there are no
+// clusters.
+struct kfi_register_way {
+    int vectors, threads, most, alone;
+};
+KF_FN kfi_register_way kfi_register_way_of(unsigned bits)
+{
+    const kfi_register_way found = {(int)(bits >> 24), (int)(bits >> 16 & 255) * 32,
+                                    (int)(bits >> 8 & 255) * 32, (int)(bits & 255) * 32};
+    return found;
+}
+// The kernels of one op x dtypes: for each entry of `in_registers`, of which the last is that of
+// persistent blocks, which loop over the rows (where gradients are added up there is no other), and
+// then for rows that are not in registers, {whole, single}.
+struct kfi_row {
+    kfi_name name;
+    kfi_arguments arguments;
+    const void *const *kernels;
+    const unsigned *in_registers;
+    int holds;
+    int vec, sums, acc_size;
+    int fixed, ring; // bytes of shared memory, in all and a thread
+    bool per_row;    // some result is one per row
+    int layout = KFI_LAYOUT_ROWS;
+    int plane_sums = 0; // gradients of channels: of each plane (slice of a group's channel) a
+                        // value, which the second stage adds up
+    const unsigned char *runs =
+        nullptr; // how many gradients each launch of the second stage adds up; nullptr: it is one
+    size_t least = 0; // bytes of workspace that a call has to have, whether it uses them
+    bool strips =
+        false; // whether the last kernel is for few rows: it leaves nothing to the second stage
+    // Whether the last kernels are for rows of a warp or less, of which no thread has a fourth
+    // vector: whole ones of a warp, and odd ones.
+    bool warps = false, thirds = false;
+    bool staged = false; // whether the last kernel of all is for long odd rows, which it goes over
+                         // in shared memory
+};
+
+// How far a row may reach, by the architectures that the kernels are compiled for.
+struct kfi_reach {
+    int clusters; // blocks that may have a row: several where all are 9.0 or later
+    bool narrow;  // a block may have 99 KiB of shared memory alone, as in all of 12.x
+};
+KF_FN kfi_reach kfi_row_reach()
+{
+#ifdef KF_EMULATE
+    return {KFI_ROW_CLUSTER, false};
+#else
+    kfi_reach found = {kfi_overlaps() ? KFI_ROW_CLUSTER : 1, false};
+#ifdef KFI_ARCHITECTURES
+    const int list[] = {KFI_ARCHITECTURES};
+    for (int arch : list) found.narrow = found.narrow || arch / 100 == 12;
+#endif
+    return found;
+#endif
+}
+// Persistent blocks have their rows in shared memory, 208 KiB of it at most
+// (RowKernel.in_registers) beside what is fixed, or fewer threads.
+KF_FN void kfi_row_fit(kfi_register_way *how)
+{
+    how->most = (int)kfi_clamp(how->most * 5 / 13 / 32 * 32, 32, how->most);
+    how->threads = (int)kfi_clamp(how->threads, 0, how->most);
+}
+// Threads at most that a block of the kernels of persistent blocks has, of rows of any length.
+KF_FN KFI_SMALL int kfi_row_most(const kfi_row &m, const kfi_reach &reach)
+{
+    kfi_register_way how = kfi_register_way_of(m.in_registers[m.holds - 1]);
+    if (reach.clusters > 1 && reach.narrow) kfi_row_fit(&how);
+    const int most = (int)kfi_clamp(reach.clusters > 1 ? how.most : how.alone, 0, KFI_ROW_CAP);
+    return m.sums && most < KFI_ROW_SUM_BLOCK ? KFI_ROW_SUM_BLOCK : most;
+}
+// Rows at a time, of persistent blocks: as many as an H200 has room for, 512 threads an SM, where
+// gradients are added up at most as many blocks as have room for their shared memory. Clusters of
+// more than two leave one SM in eleven alone.
+#define KFI_ROW_RINGS 6
+KF_FN KFI_SMALL kf_i64 kfi_row_parts(const kfi_row_layout &g, int threads, bool sums)
+{
+    const kf_i64 blocks = KFI_MAP_SMS * kfi_clamp(512 / threads, 1, sums ? KFI_ROW_RINGS : 4);
+    const kf_i64 most = (g.cluster > 2 ? blocks - blocks / 11 : blocks) / g.cluster;
+    return kfi_clamp(kfi_ceil(g.rows, g.groups), 1, most > 1 ? most : 1);
+}
+// The schedule, by a row's length alone but for the number of blocks. Returns which kernel: an
+// index of kfi_row's table.
+KF_FN KFI_SMALL int kfi_make_row_layout(kfi_row_layout *g, kf_i64 rows, kf_i64 cols, int vec,
+                                        const unsigned *in_registers, int holds, bool sums,
+                                        const kfi_reach &reach, int *threads)
+{
+    const kf_i64 vectors = kfi_ceil(cols, vec);
+    const int clusters = reach.clusters;
+    g->rows = rows;
+    g->cols = cols;
+    g->cluster_bits = 0;
+    int found = 0;
+    kfi_register_way how = {};
+    for (; found < holds; ++found) {
+        how = kfi_register_way_of(in_registers[found]);
+        if (found + 1 == holds && clusters > 1 && reach.narrow) kfi_row_fit(&how);
+        const int limit = clusters > 1 ? how.most : how.alone,
+                  blocks = found + 1 < holds ? 1 : clusters;
+        if (vectors <= (kf_i64)how.vectors * blocks * kfi_clamp(limit, 0, KFI_ROW_CAP)) break;
+    }
+    kf_i64 lanes = kfi_clamp(512, 1, KFI_ROW_CAP);
+    if (found < holds) {
+        const kf_i64 full = how.vectors * kfi_clamp(how.threads, 1, KFI_ROW_CAP); // of a block
+        while (found + 1 == holds && 1 << g->cluster_bits < clusters &&
+               vectors > full << g->cluster_bits)
+            ++g->cluster_bits;
+        lanes = kfi_ceil(vectors, (kf_i64)how.vectors << g->cluster_bits);
+    }
+    g->cluster = 1 << g->cluster_bits;
+    g->lanes = (int)kfi_ceil(lanes, 32) * 32;
+    if (lanes <= 32)
+        for (g->lanes = 1; g->lanes < lanes;) g->lanes *= 2;
+    g->share = (int)kfi_ceil(1 << 20, g->lanes);
+    const int block = sums ? KFI_ROW_SUM_BLOCK : KFI_ROW_BLOCK;
+    g->groups =
+        found < holds && g->cluster == 1 && g->lanes <= (sums ? block : 32) ? block / g->lanes : 1;
+    *threads = g->lanes * g->groups;
+    g->loops = (int)kfi_clamp(kfi_ceil(vectors, g->lanes), 0, 0x7fffffff);
+    return found;
+}
+// Long rows of an odd number of 2-byte elements, of a block each: bytes of shared memory that one
+// has, with room for where it begins.
+#ifndef KFI_ROW_LONG // elements from which on, and bytes up to which; an emulation has fewer
+#define KFI_ROW_LONG 16384
+#define KFI_ROW_STAGE (208 << 10)
+#endif
+KF_FN kf_i64 kfi_row_stage(kf_i64 cols) { return kfi_ceil(cols + 8, 8) * 16 + 32; }
+KF_FN KFI_SMALL bool kfi_row_stages(kfi_row_layout *g, kf_i64 cols, const kfi_reach &reach,
+                                    int *threads)
+{
+    const kf_i64 bytes = kfi_row_stage(cols);
+    if (reach.clusters == 1 || reach.narrow || cols % 8 == 0 || cols < KFI_ROW_LONG ||
+        bytes > KFI_ROW_STAGE)
+        return false;
+    g->lanes = *threads = (int)kfi_clamp(2 * bytes > KFI_ROW_STAGE ? 1024 : 512, 1,
+                                         KFI_ROW_CAP); // 1,024 where no other block finds room
+    g->groups = g->cluster = 1;
+    g->share = g->cluster_bits = 0;
+    g->loops = (int)kfi_ceil(cols, 8 * g->lanes);
+    return true;
+}
+KF_FN KFI_SMALL size_t kfi_row_workspace(kf_i64 rows, kf_i64 cols, int vec, unsigned in_registers,
+                                         int sums, int acc_size)
+{
+    if (!kfi_fits(rows, cols, 1)) return 0;
+#ifdef KFI_DRIVER // enough for any device: none is asked, a program may have several
+    const kfi_reach all[] = {{1, false}, {KFI_ROW_CLUSTER, false}, {KFI_ROW_CLUSTER, true}};
+#else
+    const kfi_reach all[] = {kfi_row_reach()};
+#endif
+    kf_i64 most = 0;
+    for (const kfi_reach &reach : all) {
+        kfi_row_layout g;
+        int threads;
+        kfi_make_row_layout(&g, rows, cols, vec, &in_registers, 1, true, reach, &threads);
+        const kf_i64 parts = kfi_row_parts(g, threads, true);
+        most = parts > most ? parts : most;
+    }
+    return kfi_workspace((size_t)(most * kfi_ceil(cols, 4) * 4) * (size_t)(sums * acc_size));
+}
+
+KF_FN KFI_SMALL size_t kfi_plane_workspace(kf_i64 outer, kf_i64 channels, kf_i64 inner, int sums,
+                                           int acc_size)
+{
+    return kfi_fits(outer, channels, inner)
+               ? kfi_workspace((size_t)(outer * kfi_ceil(channels, 4) * 4) *
+                               (size_t)(sums * acc_size))
+               : 0;
+}
+
+// Of each gradient a value for each channel and slice of it. As many channels and slices as the
+// shape has, whatever the schedule is.
+KF_FN KFI_SMALL void kfi_make_segments(kfi_segments *in, const kf_i64 *sizes, int vec)
+{
+    const kf_i64 length = sizes[1], inner = sizes[4];
+    in->parts = sizes[3];
+    in->segment = kfi_make_divisor(in->parts * inner);
+    in->inner = kfi_make_divisor(inner);
+    in->several = length > 1;
+    in->across = inner == 1;
+    in->even = inner % vec == 0;
+    const kf_i64 vectors = in->across ? 1 : kfi_ceil(inner, vec),
+                 blocks = in->across ? kfi_ceil(in->parts, vec) : in->parts;
+    in->vectors = kfi_make_divisor(vectors);
+    in->units = length * vectors;
+    in->slices = kfi_ceil(in->units, KFI_SLICE);
+    in->items = blocks;
+}
+KF_FN KFI_SMALL void kfi_make_team(kfi_segments *in, int lanes)
+{
+    const kf_i64 team = lanes < 32 ? lanes : 32,
+                 most = in->across ? in->items : team / kfi_clamp(in->units, 1, team);
+    for (in->wide = 1; 2 * in->wide <= kfi_clamp(most, 1, team) && in->wide < in->items;)
+        in->wide *= 2;
+    const kf_i64 blocks = kfi_ceil(in->items, in->wide);
+    in->blocks = kfi_make_divisor(blocks);
+    in->items = blocks * in->slices;
+}
+KF_FN KFI_SMALL size_t kfi_group_workspace(kf_i64 outer, kf_i64 length, kf_i64 groups,
+                                           kf_i64 channels, kf_i64 inner, int vec, int sums,
+                                           int acc_size)
+{
+    const kf_i64 sizes[] = {outer, length, channels, inner};
+    if (groups < 1 || !kfi_all_fit(sizes, 4) || !kfi_divides(groups, channels)) return 0;
+    const kf_i64 segments[] = {outer, length, groups, channels / groups, inner};
+    kfi_segments in;
+    kfi_make_segments(&in, segments, vec);
+    return kfi_plane_workspace(outer * in.slices, channels, 1, sums, acc_size);
+}
+
+// Whether some output is written where an input is read.
+KF_FN KFI_SMALL bool kfi_row_in_place(const kfi_operands &all)
+{
+    for (int i = 0; i < all.count; ++i)
+        for (int j = 0; j < all.count; ++j)
+            if ((all.of[i].flags & KFI_OUT) && !(all.of[j].flags & KFI_OUT) && all.of[i].ptr &&
+                all.of[i].ptr == all.of[j].ptr)
+                return true;
+    return false;
+}
+// pitches: of each tensor, kernel arguments that are set here as g is.
+KF_FN KFI_APART kf_result_t kfi_row_run(const kfi_row &m, const kf_i64 *sizes,
+                                        const kfi_strides &strides, kfi_pitch *pitches,
+                                        kfi_row_layout *g, void **args, kfi_sums *s,
+                                        const void *const *sum_kernels, void *workspace,
+                                        size_t workspace_bytes, cudaStream_t stream)
+{
+    kfi_shape shape = {0, 0, 0, 0, nullptr};
+    kf_i64 segments[5] = {0, 0, 0, 0, 0};
+    kf_result_t result = kfi_check_layout(&m.name, m.layout, sizes, &shape, segments);
+    if (result != KF_SUCCESS) return result;
+    kfi_operands operands;
+    const kfi_levels levels = kfi_make_levels(m.layout, sizes);
+    result = kfi_check_strides(&m.name, &m.arguments, &strides, &levels, &operands);
+    if (result != KF_SUCCESS) return result;
+    const kf_i64 outer = shape.rows, channels = shape.channels, cols = shape.cols,
+                 rows = m.layout == KFI_LAYOUT_ROWS ? outer : outer * channels;
+    const bool nothing = rows == 0 || (cols == 0 && !m.per_row);
+    const bool groups = m.layout >= KFI_LAYOUT_GROUPS; // or channels: rows are in segments
+    const kf_i64 summed = groups ? channels * shape.parts : channels; // where planes or groups are
+    if (m.plane_sums ? summed == 0 : m.sums ? cols == 0 && !m.per_row : nothing) return KF_SUCCESS;
+    result = kfi_check_operands(&m.name, &m.arguments, &shape, &levels, &operands);
+    if (result != KF_SUCCESS || !operands.wanted) return result;
+    const int sums = m.sums + m.plane_sums;
+    const bool wanted = kfi_sums_wanted(s, m.runs, sums);
+    kfi_segments *const in = groups ? &((kfi_groups *)g)->in : nullptr;
+    if (groups) kfi_make_segments(in, segments, m.vec);
+    const kf_i64 leaves = groups ? outer * in->slices : outer; // values of a channel
+    const size_t needed =
+        !sums          ? m.least
+        : m.plane_sums ? kfi_plane_workspace(leaves, summed, 1, sums, m.acc_size)
+                       : kfi_row_workspace(rows, cols, m.vec, *m.in_registers, sums, m.acc_size);
+    result =
+        kfi_check_workspace(&m.name, &m.arguments, &operands, workspace, workspace_bytes, needed);
+    if (result != KF_SUCCESS) return result;
+    int threads;
+    const kfi_reach reach = kfi_row_reach();
+    int found = kfi_make_row_layout(g, rows, cols, m.vec, m.in_registers, m.holds, m.sums > 0,
+                                    reach, &threads);
+    const bool staged = m.staged && kfi_row_stages(g, cols, reach, &threads);
+    if (staged) found = m.holds; // as one that is not in registers
+    const bool narrow = groups && segments[4] > 1 &&
+                        segments[4] < m.vec; // a vector may touch more than two channels
+    if (groups) in->gaps = 0;
+    for (int i = 0; i < operands.count; ++i) {
+        pitches[i] = kfi_make_pitch(m.layout, &levels, operands.of[i].apart);
+        if (groups && strides.fields[i] != ' ') in->gaps |= pitches[i].gap != 0;
+    }
+    const bool whole = operands.bits % 16 == 0 && operands.steps % m.vec == 0 &&
+                       (groups ? (kf_i64)in->segment.d : cols) % m.vec == 0 && !narrow;
+    if (groups) kfi_make_team(in, g->lanes);
+    const bool persistent = m.sums || found + 1 == m.holds;
+    const bool three = !found && g->lanes <= 32 && cols <= 3 * g->lanes * m.vec;
+    const bool warps = three && m.warps && whole && g->lanes == 32,
+               thirds = three && m.thirds && !whole;
+    const kf_i64 parts = persistent ? kfi_row_parts(*g, threads, m.sums > 0)
+                                    : kfi_ceil(rows, g->groups),
+                 blocks = parts * g->cluster;
+    if (blocks > 0x7fffffff || g->loops == 0x7fffffff)
+        return kfi_fail(KF_ERROR_UNSUPPORTED, &m.name, "launch",
+                        "of %lld x %lld elements needs more blocks than a launch may have",
+                        (long long)rows, (long long)cols);
+    // Few rows, each of which would be a block's only one: the same bits as in two launches. Blocks
+    // of columns read what blocks of rows read, whoever comes first: not in place.
+    if (m.strips && wanted && !found && whole && g->cluster == 1 && rows > 0 &&
+        rows <= KFI_SUM_GROUPS && g->groups == 1 && kfi_row_parts(*g, threads, true) == rows &&
+        !kfi_row_in_place(operands)) {
+        const int columns = KFI_ROW_STRIP * m.vec,
+                  buffer = sums * KFI_SUM_GROUPS * (columns + 1) * (int)sizeof(double);
+        s->partial = nullptr;
+        s->parts = rows;
+        return kfi_launch(&m.name, m.kernels[2 * m.holds + 2],
+                          dim3((unsigned)(rows + kfi_ceil(cols, columns))), (unsigned)threads, args,
+                          stream, true, (unsigned)(buffer > m.fixed ? buffer : m.fixed), 1);
+    }
+    if (sums) {
+        s->partial = wanted ? workspace : nullptr;
+        s->parts = !m.plane_sums ? parts : nothing ? 0 : leaves;
+        s->count = m.plane_sums ? summed : cols;
+        s->stride = kfi_ceil(s->count, 4) * 4;
+    }
+    if (m.layout != KFI_LAYOUT_ROWS) g->channels = kfi_make_divisor(channels);
+    if (m.layout == KFI_LAYOUT_HEADS) g->queries = kfi_make_divisor(sizes[2]);
+    const int ring = found + 1 == m.holds ? m.ring : 0;
+    const unsigned shared = (unsigned)(m.fixed + (staged ? kfi_row_stage(cols) : ring * threads)),
+                   most = (unsigned)(m.fixed +
+                                     (staged ? KFI_ROW_STAGE : ring * kfi_row_most(m, reach)));
+    const int few = 2 * m.holds + 2, kernel = staged            ? few + m.warps + m.thirds
+                                              : warps || thirds ? few + (thirds && m.warps)
+                                                                : 2 * found + !whole;
+    if (!nothing || m.sums)
+        result = kfi_launch(&m.name, m.kernels[kernel], dim3((unsigned)blocks), (unsigned)threads,
+                            args, stream, !persistent, shared, (unsigned)g->cluster, most);
+    // A plane of one batch has written its channel's gradient itself.
+    if (result != KF_SUCCESS || !wanted || (m.plane_sums && !groups && s->parts == 1 && !m.runs))
+        return result;
+    return kfi_launch_sums(&m.name, s, m.runs, sums, s->parts * s->stride * m.acc_size, sum_kernels,
+                           1, kfi_ceil(s->count, 4 * KFI_SUM_LANES), KFI_SUM_LANES * KFI_SUM_GROUPS,
+                           stream);
+}
+#endif
+
+#endif

@@ -1,0 +1,231 @@
+// SPDX-License-Identifier: Apache-2.0
+// kf/core/rows/shift.cuh: rows of 2-byte elements that begin at any address, by 16-byte accesses.
+//
+// A thread's vectors of a row are eight elements from column 8 * i on, wherever the row begins: so
+// bits do not depend on it. In memory they lie `a` elements (0 to 7) behind the beginning of an
+// aligned vector. A thread loads the aligned vectors in which its own ones begin, gets those behind
+// them from the next lane, and takes its elements out of both; results go the other way. A warp's
+// vectors lie side by side, so that only the first and the last of a warp concern another one.
+// Where a row begins or ends inside an aligned vector its elements are read and written one by one:
+// nothing outside of the row is touched.
+#ifndef KF_CORE_ROWS_SHIFT_CUH
+#define KF_CORE_ROWS_SHIFT_CUH
+
+#include "kf/core/rows/access.cuh"
+#include "kf/core/rows/reduce.cuh"
+
+#ifdef KFI_DEVICE_PASS
+// Of what a thread has to do with its row's vectors in memory.
+struct kfi_shift {
+    int a;     // elements from the aligned vector's first one to its own
+    int lane;  // among the lanes of the warp that have the row
+    int lanes; // how many they are, a power of two
+    int end;   // the aligned vector, in elements from the thread's first one on, in which the row
+               // ends
+    int rest;  // elements that it has of the row; 0: it ends where a vector does
+};
+// room: elements of the row from the thread's first one on.
+KFI_DEVICE kfi_shift kfi_shift_at(const void *first, int room, const kfi_row_layout &g)
+{
+    kfi_shift of;
+    of.a = (int)((size_t)first & 15) / 2;
+    of.lanes = g.lanes < 32 ? g.lanes : 32;
+    of.lane = (int)threadIdx.x & (of.lanes - 1);
+    of.end = (of.a + room) & ~7;
+    of.rest = (of.a + room) & 7;
+    return of;
+}
+// Whether the thread has that vector, as one of `count`.
+KFI_DEVICE bool kfi_shift_ends(const kfi_shift &of, int count)
+{
+    const int step = of.lanes * 8;
+    return of.rest > 0 && of.end >= 0 && of.end < count * step && (of.end & (step - 1)) == 0;
+}
+KFI_DEVICE uint4 kfi_shift_lane(const uint4 &v, const kfi_shift &of, int by)
+{
+    const int from = ((int)threadIdx.x & (32 - of.lanes)) + ((of.lane + by) & (of.lanes - 1));
+    return {__shfl_sync(0xffffffffu, v.x, from), __shfl_sync(0xffffffffu, v.y, from),
+            __shfl_sync(0xffffffffu, v.z, from), __shfl_sync(0xffffffffu, v.w, from)};
+}
+// Of two vectors side by side the eight elements from number `from` (0 to 7) on.
+KFI_DEVICE uint4 kfi_shift_take(const uint4 &low, const uint4 &high, int from)
+{
+    unsigned w[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
+#pragma unroll
+    for (int i = 0; i < 6; ++i) w[i] = from & 4 ? w[i + 2] : w[i];
+#pragma unroll
+    for (int i = 0; i < 5; ++i) w[i] = from & 2 ? w[i + 1] : w[i];
+#pragma unroll
+    for (int i = 0; i < 4; ++i)
+        w[i] = (unsigned)(((unsigned long long)w[i + 1] << 32 | w[i]) >> (from & 1) * 16);
+    return {w[0], w[1], w[2], w[3]};
+}
+// An aligned vector's elements from one number to another; the others are zero.
+KFI_DEVICE uint4 kfi_shift_read(const char *src, int from, int to)
+{
+    alignas(16) unsigned short e[8];
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+        e[i] = 0;
+        if (i >= from && i < to) kfi_copy<2>(&e[i], src + i * 2);
+    }
+    return *(const uint4 *)e;
+}
+KFI_DEVICE void kfi_shift_write(char *dst, const uint4 &v, int from, int to)
+{
+#pragma unroll
+    for (int i = 0; i < 8; ++i)
+        if (i >= from && i < to) kfi_copy<2>(dst + i * 2, (const char *)&v + i * 2);
+}
+// A place that is read soon, by elements.
+KFI_DEVICE void kfi_shift_soon(const void *src)
+{
+#ifdef KFI_PTX
+    asm volatile("prefetch.global.L1 [%0];" ::"l"(src));
+#else
+    (void)src;
+#endif
+}
+// As kfi_row_ahead: of the aligned vectors those that lie in the row.
+template <int in_registers>
+KFI_DEVICE void kfi_shift_ahead(char *slot, const void *src, int first, int step, int space,
+                                const kfi_row_layout &g)
+{
+    const kfi_shift of = kfi_shift_at(src, space, g);
+    const char *const from = (const char *)src - of.a * 2;
+    const bool begins = first == 0 && of.a > 0;
+#pragma unroll
+    for (int s = 0; s < in_registers; ++s)
+        if ((s > 0 || !begins) && s * step + 8 <= of.a + space)
+            kfi_fetch<16>(slot + s * 16, from + s * step * 2);
+    if (begins && space > 0) kfi_shift_soon(src);
+    if (kfi_shift_ends(of, in_registers)) kfi_shift_soon(from + of.end * 2);
+}
+// As kfi_row_hold: src is the thread's first element; slot: where its vectors are by now, if they
+// are (ringed).
+template <int in_registers, bool ringed>
+KFI_DEVICE void kfi_shift_hold(void *dst, const char *slot, const void *src, int first, int step,
+                               int room, const kfi_row_layout &g)
+{
+    uint4 *const v = (uint4 *)dst;
+    const kfi_shift of = kfi_shift_at(src, room, g);
+    const char *const from = (const char *)src - of.a * 2;
+    const bool front = of.lane == 0, begins = first == 0 && of.a > 0;
+    const uint4 zero = {0, 0, 0, 0};
+    uint4 next = zero; // of the warp's last vector
+#pragma unroll
+    for (int s = 0; s < in_registers; ++s) {
+        v[s] = zero;
+        if ((s > 0 || !begins) && s * step + 8 <= of.a + room)
+            kfi_copy<16>(&v[s], ringed ? slot + s * 16 : from + s * step * 2);
+    }
+    if (front && in_registers * step + 8 <= of.a + room)
+        kfi_copy<16>(&next, from + in_registers * step * 2);
+    const bool ends = kfi_shift_ends(of, in_registers + front) && !(begins && of.end == 0);
+    if (begins || ends) {
+        const uint4 head = kfi_shift_read(from, begins ? of.a : 8, of.a + room);
+        const uint4 tail = kfi_shift_read(ends ? from + of.end * 2 : from, 0, ends ? of.rest : 0);
+        if (begins) v[0] = head;
+#pragma unroll
+        for (int s = 0; s < in_registers; ++s)
+            if (ends && s * step == of.end) v[s] = tail;
+        if (ends && in_registers * step == of.end) next = tail;
+    }
+#pragma unroll
+    for (int s = 0; s < in_registers; ++s) {
+        const uint4 give =
+            front ? s + 1 < in_registers ? v[s + 1 < in_registers ? s + 1 : 0] : next : v[s];
+        v[s] = kfi_shift_take(v[s], kfi_shift_lane(give, of, 1), of.a);
+    }
+}
+// What a thread's stores know of each other.
+struct kfi_shifted {
+    char *first; // the thread's first element
+    int step, room;
+    uint4 before; // what the lane before the first one has stored last
+    uint4 last;   // the vector in which the row ends
+};
+// The thread's vector s of `in_registers`, in order.
+template <int in_registers>
+KFI_DEVICE void kfi_shift_store(kfi_shifted *so, const void *value, int s, const kfi_row_layout &g)
+{
+    const kfi_shift of = kfi_shift_at(so->first, so->room, g);
+    const int step = so->step, room = so->room;
+    char *const to = so->first - of.a * 2;
+    const uint4 own = *(const uint4 *)value, up = kfi_shift_lane(own, of, -1);
+    const bool begins = s == 0 && of.lane == 0 && of.a > 0; // others have the elements before
+    uint4 both = of.lane == 0 ? so->before : up;
+    both = of.a > 0 ? kfi_shift_take(both, own, (8 - of.a) & 7) : own;
+    so->before = up;
+    if (!begins && s * step + 8 <= of.a + room) kfi_store<16>(to + s * step * 2, &both);
+    if (begins) kfi_shift_write(to, both, of.a, of.a + room);
+    if (s * step == of.end) so->last = both;
+    const int left = of.a + room - s * step - 8; // of the row, behind the last lane's vector
+    if (s + 1 == in_registers && of.lane == of.lanes - 1 &&
+        of.a > 0) // that one begins with elements of this warp
+        kfi_shift_write(to + (s * step + 8) * 2, kfi_shift_take(own, own, (8 - of.a) & 7), 0,
+                        of.a < left ? of.a : left);
+}
+// After them all.
+template <int in_registers, int way>
+KFI_DEVICE void kfi_shift_done(const kfi_shifted &so, const kfi_row_layout &g)
+{
+    if (way % 2 || !in_registers) return;
+    const kfi_shift of = kfi_shift_at(so.first, so.room, g);
+    if (kfi_shift_ends(of, in_registers) && !(of.lane == 0 && of.a > 0 && of.end == 0))
+        kfi_shift_write(so.first + (of.end - of.a) * 2, so.last, 0, of.rest);
+}
+// What stands in a kernel, whose `way` is 2 * persistent + whole: a row's vectors to registers, the
+// next row's to shared memory, a result's to memory (left: elements from the vector's first one
+// on).
+template <int in_registers, int way>
+KFI_DEVICE void kfi_shift_row(void *dst, const char *slot, const void *src, int first, int step,
+                              int room, const kfi_row_layout &g)
+{
+    if (in_registers && way % 2 == 0)
+        kfi_shift_hold<in_registers, (way > 1)>(dst, slot, src, first, step, room, g);
+    else
+        kfi_row_hold<2, 8, way % 2, in_registers>(dst, way == 3, slot, src, step, room);
+}
+template <int in_registers, int way>
+KFI_DEVICE void kfi_shift_next(char *slot, const void *src, int first, int step, int space,
+                               const kfi_row_layout &g)
+{
+    if (way % 2)
+        kfi_row_ahead<2, 8, in_registers>(slot, src, step, space);
+    else
+        kfi_shift_ahead<in_registers>(slot, src, first, step, space, g);
+}
+template <int in_registers, int way>
+KFI_DEVICE void kfi_shift_put(kfi_shifted *so, const void *value, int s, kf_i64 off, kf_i64 left,
+                              const kfi_row_layout &g)
+{
+    if (in_registers && way % 2 == 0)
+        kfi_shift_store<in_registers>(so, value, s, g);
+    else
+        kfi_row_store<2, 8, way % 2>((char (*)[2])so->first + off, value, left);
+}
+// What is done with each element of a vector. Nearly all vectors lie wholly in the row: of those
+// none is compared with its end.
+template <int way, class each> KFI_DEVICE void kfi_shift_each(const each &element, kf_i64 left)
+{
+    if (way % 2 || left >= 8) {
+#pragma unroll
+        for (int e = 0; e < 8; ++e) element(e, way % 2 == 0 || left > 0);
+    } else {
+#pragma unroll
+        for (int e = 0; e < 8; ++e) element(e, e < left);
+    }
+}
+// A vector of an operand that all rows share, of which most begin at an aligned address.
+template <int size, int vec, int whole>
+KFI_DEVICE void kfi_shift_load(void *dst, const void *src, kf_i64 left)
+{
+    if (whole || (left >= vec && ((size_t)src & 15) == 0))
+        kfi_row_load<size, vec, 1>(dst, src, left);
+    else
+        kfi_row_load<size, vec, 0>(dst, src, left);
+}
+#endif
+
+#endif
