@@ -17,11 +17,7 @@ except ImportError:  # setuptools before 70.1
     from wheel.bdist_wheel import bdist_wheel
 
 ROOT = pathlib.Path(__file__).resolve().parent
-DATA = {
-    "templates": "*.j2",
-    "gen/spec": "*.toml",
-    "include/kf": "*.*h*",
-}
+DATA = {"templates": "*.j2", "gen/spec": "*.toml", "include/kf": "*.*h*"}
 
 
 def builder():

@@ -2,6 +2,8 @@
 """NVRTC compiles every kernel of every function (at level 2 of every op and activation in two tuples of dtypes) and finds it by name, with no include
 directory but CUDA's and kf's; without a GPU. What is for the host alone says so."""
 
+import re
+
 import cases
 import kflib
 import nvrtc
@@ -30,7 +32,7 @@ CORE = kflib.ROOT / "include/kf/core"
 HOST = sorted(
     p.relative_to(CORE).as_posix()
     for p in CORE.rglob("*.*h")
-    if '\n#include "kf/core/host.h"\n' in p.read_text()
+    if re.search('\n#include "kf/(core/host|rope_table)\\.h"\n', p.read_text())
 )
 
 
