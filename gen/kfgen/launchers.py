@@ -113,7 +113,7 @@ def render(renderer):
     umbrella = f"kf/{user or 'kf'}.cuh"
     # Seen in files that include any of the umbrella's launchers: of the map family's, or of the user's.
     cuda_guard = renderer.guard(
-        f"{names.folder(user)}/activations.cuh" if user else "kf/core/elementwise/elementwise.cuh"
+        f"{names.folder(user)}/activations.cuh" if user else "kf/core/kernel.cuh"
     )
     renderer.header(
         header,

@@ -200,7 +200,7 @@ BROKEN = {
         ("kf_cpu_bias_dropout_add_f32",),
     ),
     "a dropped word too many": (
-        "kf/core/elementwise/elementwise.h",
+        "kf/core/philox_tile.h",
         r"\(word >= from\)",
         "(word > from + 40)",
         ("kf_cpu_dropout_f32",),

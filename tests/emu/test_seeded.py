@@ -53,14 +53,14 @@ SEEDED = {
         ("memory",),
     ),
     "the mask of another group": (
-        "kf/core/elementwise/device.cuh",
+        "kf/core/dropout.cuh",
         r"\(kfi_u64\)index >> 3",
         "(kfi_u64)index >> 2",
         ("kf_dropout_f32", "kf_bias_relu_dropout_bwd_bf16"),
         (),
     ),
     "the mask of the next element": (
-        "kf/core/elementwise/device.cuh",
+        "kf/core/dropout.cuh",
         r"\(unsigned\)index & 7u",
         "(unsigned)(index + 1) & 7u",
         ("kf_dropout_f32", "kf_relu_dropout_state_f64"),
@@ -74,14 +74,14 @@ SEEDED = {
         (),
     ),
     "the mask of a row's vector that reaches into the next words": (
-        "kf/core/elementwise/device.cuh",
+        "kf/core/dropout.cuh",
         r"first \+ vec > 8",
         "first + vec > 9",
         ("kf_layer_norm_dropout_f32", "kf_layer_norm_relu_dropout_bwd_bf16"),
         (),
     ),
     "the mask of an odd row, a pair beside": (
-        "kf/core/elementwise/device.cuh",
+        "kf/core/dropout.cuh",
         r"if \(first & 2u\) w\[i\]",
         "if (first & 1u) w[i]",
         ("kf_layer_norm_dropout_bf16", "kf_layer_norm_dropout_state_f64"),
@@ -109,14 +109,14 @@ SEEDED = {
         (),
     ),
     "the sum's last part left out": (
-        "kf/core/elementwise/elementwise.cuh",
+        "kf/core/sums.cuh",
         r"if \(row < s\.parts && col",
         "if (row < s.parts - 1 && col",
         ("kf_bias_bwd_f32", "kf_bias_bwd_f64"),
         (),
     ),
     "the third of three last columns": (
-        "kf/core/elementwise/elementwise.cuh",
+        "kf/core/sums.cuh",
         r"e < 3; \+\+e\)",
         "e < 2; ++e)",
         ("kf_layer_norm_bwd_f32", "kf_instance_norm_bwd_f32"),
@@ -130,7 +130,7 @@ SEEDED = {
         (),
     ),
     "a lane less in a shuffle": (
-        "kf/core/elementwise/device.cuh",
+        "kf/core/sums.cuh",
         r"step = 16; step > 0; step >>= 1\) sum \+=",
         "step = 16; step > 1; step >>= 1) sum +=",
         ("kf_bias_bwd_f32", "kf_batch_norm_bwd_f32"),
@@ -493,6 +493,7 @@ PRODUCTS = [
 SITES = [
     (path, i)
     for path in [
+        CORE / "sums.cuh",
         *(
             p
             for folder in ("elementwise", "rows", "reduction")

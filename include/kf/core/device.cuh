@@ -9,7 +9,7 @@
 #error "kf/core/device.cuh is CUDA: compile with nvcc or NVRTC"
 #endif
 
-#include "kf/core/elementwise/device.cuh"
+#include "kf/core/dropout.cuh"
 #include "kf/core/math.cuh"
 #include "kf/core/rng.h"
 

@@ -13,7 +13,7 @@
 #ifndef KF_CORE_INDEX_SORT_CUH
 #define KF_CORE_INDEX_SORT_CUH
 
-#include "kf/core/elementwise/elementwise.cuh"
+#include "kf/core/kernel.cuh"
 
 #ifndef KFI_SORT_BITS // of a digit: fewer where an emulation wants few threads
 #define KFI_SORT_BITS 8

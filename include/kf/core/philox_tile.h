@@ -129,6 +129,13 @@ KFI_HOST void kfi_random_tile(uint16_t *words, const kfi_rng *rng, kf_i64 first)
 #endif
 }
 
+KFI_INLINE uint32_t kfi_cpu_keep(uint16_t word, uint32_t from)
+{
+    return 0u - (uint32_t)(word >= from);
+}
+/* A condition per element of 8 bytes from one of 4. */
+KFI_INLINE uint64_t kfi_cpu_wide(uint32_t mask) { return (uint64_t)(int64_t)(int32_t)mask; }
+
 KFI_C_END
 
 #endif

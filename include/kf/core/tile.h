@@ -19,6 +19,8 @@ KFI_C_BEGIN
    operands, whose parts are converted on the stack. */
 #define KFI_TILE 512
 #define KFI_PART KFI_MAX_PART
+#define KFI_CHUNK 32    /* tiles that a thread takes at a time */
+#define KFI_SIMD 16     /* elements of a vector, at most */
 
 /* Iterations are independent, also where an output is an input (in place): said to the compiler
    instead of restrict, which would not be true then. */

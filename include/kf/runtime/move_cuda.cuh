@@ -5,7 +5,7 @@
 #define KF_RUNTIME_MOVE_CUDA_CUH
 
 #ifdef KFI_RT_KERNELS
-#include "kf/core/elementwise/elementwise.cuh"
+#include "kf/core/kernel.cuh"
 
 #define KFI_RT_MOVE_THREADS 256
 #define KFI_RT_MOVE_AT_ONCE 4 // units of short rows that a thread has on their way

@@ -8,12 +8,6 @@
 
 #ifdef KFI_DEVICE_PASS
 
-KFI_DEVICE kf_i64 kfi_divide(kf_i64 n, const kfi_divisor &d)
-{
-    return (kf_i64)((__umul64hi((unsigned long long)n, d.multiplier) >> d.shift) |
-                    ((unsigned long long)n & d.one));
-}
-
 // Where the row values of a vector lie.
 struct kfi_span {
     kf_i64 row, col; // of its first element; planes: the channel and the element in its plane
@@ -80,76 +74,6 @@ KFI_DEVICE real kfi_at(const real *values, int e, const kfi_span &at)
     return mode == KFI_PLANES ? (e < at.split ? values[0] : values[1]) : values[e];
 }
 
-template <int state> KFI_DEVICE void kfi_rng_begin(kfi_rng &rng)
-{
-    if (state) {
-        kfi_set_seed(&rng, *rng.seed_at);
-        rng.offset += *rng.offset_at;
-    }
-}
-// keep[e]: the word of element index + e. index is a multiple of vec, which divides 8.
-template <int vec> KFI_DEVICE void kfi_keep(kfi_u32 *keep, const kfi_rng &rng, kf_i64 index)
-{
-    kfi_u32 w[4];
-    kfi_philox(&rng, (kfi_u64)index >> 3, &w[0], &w[1], &w[2], &w[3]);
-    const unsigned first = (unsigned)index & 7u;
-    if (vec < 8) { // which of the four words: by selection, never by a computed index
-        if (first & 4u) {
-            w[0] = w[2];
-            w[1] = w[3];
-        }
-        if (vec < 4 && (first & 2u)) w[0] = w[1];
-        if (vec < 2 && (first & 1u)) w[0] >>= 16;
-    }
-#pragma unroll
-    for (int e = 0; e < vec; ++e) keep[e] = e % 2 ? w[e / 2] >> 16 : w[e / 2] & 0xffffu;
-}
-// The same of any index. whole: index is a multiple of vec; otherwise the vector may reach into the
-// next counter's eight words.
-template <int vec, int whole>
-KFI_DEVICE void kfi_row_keep(kfi_u32 *keep, const kfi_rng &rng, kf_i64 index)
-{
-    if (whole) {
-        kfi_keep<vec>(keep, rng, index);
-        return;
-    }
-    const unsigned first = (unsigned)index & 7u;
-    kfi_u32 w[8] = {};
-    kfi_philox(&rng, (kfi_u64)index >> 3, &w[0], &w[1], &w[2], &w[3]);
-    if (first + vec > 8) kfi_philox(&rng, ((kfi_u64)index >> 3) + 1, &w[4], &w[5], &w[6], &w[7]);
-    // By selection, never by a computed index.
-#pragma unroll
-    for (int i = 0; i < 6; ++i)
-        if (first & 4u) w[i] = w[i + 2];
-#pragma unroll
-    for (int i = 0; i < 5; ++i)
-        if (first & 2u) w[i] = w[i + 1];
-#pragma unroll
-    for (int e = 0; e < vec; ++e) {
-        const kfi_u32 even = w[e / 2] & 0xffffu, odd = w[e / 2] >> 16,
-                      next = w[e / 2 + 1] & 0xffffu;
-        keep[e] = first & 1u ? (e % 2 ? next : odd) : (e % 2 ? odd : even);
-    }
-}
-// The value if its word is kept, else 0. Opaque to the compiler, which would otherwise branch
-// around the activation of every element to save the tenth that is dropped.
-KFI_DEVICE float kfi_kept(kfi_u32 word, const kfi_rng &rng, float v)
-{
-#ifdef KFI_PTX
-    float r;
-    asm("{ .reg .pred p; setp.ge.u32 p, %2, %3; selp.f32 %0, %1, 0f00000000, p; }"
-        : "=f"(r)
-        : "f"(v), "r"(word), "r"(rng.threshold));
-    return r;
-#else
-    return word >= rng.threshold ? v : 0.0f;
-#endif
-}
-KFI_DEVICE double kfi_kept(kfi_u32 word, const kfi_rng &rng, double v)
-{
-    return word >= rng.threshold ? v : 0.0;
-}
-
 // What a thread of a sum kernel works on: one vector of columns, and every (parts * by)-th row of a
 // slab from `row` on. The blocks of a slab march down it together, so that DRAM sees them read one
 // region, not one each; those of the next slab take their place as they end, so that fast ones do
@@ -187,7 +111,6 @@ template <int vec> KFI_DEVICE kfi_place kfi_locate(const kfi_grid &g)
     return at;
 }
 
-KFI_DEVICE kf_i64 kfi_ceil4(kf_i64 n) { return (n + 3) & ~(kf_i64)3; }
 KFI_DEVICE kf_i64 kfi_ceil_device(kf_i64 a, int b) { return (a + b - 1) / b; }
 // The second stage reads whole vectors of partial sums: those behind the last column are written
 // too, so that nobody reads memory that nobody wrote. Where this thread writes such a zero; -1:
@@ -247,61 +170,6 @@ KFI_DEVICE void kfi_block_sum(real *partial, const real *sum, real *buffer, cons
     }
 }
 
-// What so many groups of the second stage have of a column, `stride` apart, added up by a warp: a
-// lane has two of them (one where there are 32).
-KFI_DEVICE double kfi_sum_groups(const double *column, int stride, int groups)
-{
-    const int lane = (int)(threadIdx.x % 32);
-    double sum = lane < groups ? column[lane * stride] : 0.0;
-    if (KFI_SUM_GROUPS == 64 && lane + 32 < groups) sum += column[(lane + 32) * stride];
-#pragma unroll
-    for (int step = 16; step > 0; step >>= 1) sum += __shfl_xor_sync(0xffffffffu, sum, step);
-    return sum;
-}
-// Output k, by selection: a computed index would put the arguments into local memory.
-KFI_DEVICE void *kfi_sum_out(const kfi_sums &s, unsigned k)
-{
-    return k == 0 ? s.out[0] : k == 1 ? s.out[1] : k == 2 ? s.out[2] : s.out[3];
-}
-// acc, dtype: codes of kf_dtype_t
-KFI_DEVICE void kfi_store_sum(kfi_tag<KF_F32>, void *out, kf_i64 i, double v)
-{
-    ((float *)out)[i] = (float)v;
-}
-KFI_DEVICE void kfi_store_sum(kfi_tag<KF_F64>, void *out, kf_i64 i, double v)
-{
-    ((double *)out)[i] = v;
-}
-KFI_DEVICE void kfi_store_sum(kfi_tag<KF_F16>, void *out, kf_i64 i, double v)
-{
-    kfi_cast((kf_f16 *)out + i, (float)v);
-}
-KFI_DEVICE void kfi_store_sum(kfi_tag<KF_BF16>, void *out, kf_i64 i, double v)
-{
-    kfi_cast((kf_bf16 *)out + i, (float)v);
-}
-KFI_DEVICE float kfi_load_sum(kfi_tag<KF_F32>, const void *p, kf_i64 i)
-{
-    return ((const float *)p)[i];
-}
-KFI_DEVICE void kfi_load_sums(kfi_tag<KF_F32>, double *v, const void *p, kf_i64 i)
-{
-    const float4 w = *(const float4 *)((const float *)p + i);
-    v[0] = w.x;
-    v[1] = w.y;
-    v[2] = w.z;
-    v[3] = w.w;
-}
-KFI_DEVICE void kfi_load_sums(kfi_tag<KF_F64>, double *v, const void *p, kf_i64 i)
-{
-    kfi_copy<16>(v, (const double *)p + i);
-    kfi_copy<16>(v + 2, (const double *)p + i + 2);
-}
-KFI_DEVICE double kfi_load_sum(kfi_tag<KF_F64>, const void *p, kf_i64 i)
-{
-    return ((const double *)p)[i];
-}
-
 // Of few rows, of which each thread has one: added up by the threads of a warp two by two, which
 // share out their columns as they go, then warp by warp, and stored. buffer: of shared memory, a
 // value for each warp and column. The order depends on the number of rows alone, but for who adds
@@ -349,14 +217,6 @@ KFI_DEVICE void kfi_few_sum(void *out, real (&sum)[vec], real *buffer, const kfi
         if (first + c < g.cols) kfi_store_sum(kfi_tag<dtype>(), out, first + c, total);
     }
 }
-
-#ifdef KFI_LAUNCHER_NAMES
-#include "kf/core/result.h"
-KF_FN kf_result_t kfi_named(const void *const *, const void *const * = nullptr)
-{
-    return KF_SUCCESS;
-}
-#endif
 
 #endif
 

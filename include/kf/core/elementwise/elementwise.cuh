@@ -14,60 +14,11 @@
 #ifndef KF_CORE_ELEMENTWISE_ELEMENTWISE_CUH
 #define KF_CORE_ELEMENTWISE_ELEMENTWISE_CUH
 
-#if defined(KFI_DECLARED_KF_LAUNCHERS) && !defined(KFI_LAUNCHERS_SOURCE)
-#error                                                                                             \
-    "kf: kf_launchers.h was included before kf.cuh, and its functions would be called instead of kf.cuh's: leave it out, or include it after kf.cuh, where it declares nothing"
-#endif
-
 #include "kf/core/elementwise/args.cuh"
 #include "kf/core/elementwise/device.cuh"
 #include "kf/core/elementwise/host.cuh"
 
 #ifndef KFI_DRIVER
-template <int acc, int dtype>
-KFI_KERNEL void KFI_BOUNDS(KFI_SUM_LANES *KFI_SUM_GROUPS) kfk_sum_partials(kfi_sums s)
-{
-#ifdef KFI_DEVICE_PASS
-    kfi_begin();
-    __shared__ double buffer[KFI_SUM_GROUPS][4 * KFI_SUM_LANES + 1];
-    void *const out = kfi_sum_out(s, blockIdx.y);
-    if (!out) return;
-    const int lane = (int)threadIdx.x % KFI_SUM_LANES, group = (int)threadIdx.x / KFI_SUM_LANES;
-    const kf_i64 col = ((kf_i64)blockIdx.x * KFI_SUM_LANES + lane) * 4;
-    double total[4] = {}; // few additions: float64 costs nothing here
-    for (kf_i64 k = group; k < s.parts; k += KFI_SUM_GROUPS * KFI_SUM_AHEAD) {
-        double v[KFI_SUM_AHEAD][4] = {};
-#pragma unroll
-        for (int u = 0; u < KFI_SUM_AHEAD; ++u) {
-            const kf_i64 row = k + u * KFI_SUM_GROUPS;
-            if (row < s.parts && col + 4 <= s.count)
-                kfi_load_sums(kfi_tag<acc>(), v[u], s.partial,
-                              (blockIdx.y * s.parts + row) * s.stride + col);
-        }
-#pragma unroll
-        for (int u = 0; u < KFI_SUM_AHEAD; ++u)
-#pragma unroll
-            for (int e = 0; e < 4; ++e) total[e] += v[u][e];
-    }
-    if (col + 4 > s.count) // of the last vector what is behind the columns is nobody's
-        for (kf_i64 row = group; row < s.parts; row += KFI_SUM_GROUPS)
-#pragma unroll
-            for (int e = 0; e < 3; ++e)
-                if (col + e < s.count)
-                    total[e] += kfi_load_sum(kfi_tag<acc>(), s.partial,
-                                             (blockIdx.y * s.parts + row) * s.stride + col + e);
-#pragma unroll
-    for (int e = 0; e < 4; ++e) buffer[group][4 * lane + e] = total[e];
-    __syncthreads();
-    // Now a warp has some columns, one after the other.
-    for (int c = (int)threadIdx.x / 32; c < 4 * KFI_SUM_LANES;
-         c += KFI_SUM_LANES * KFI_SUM_GROUPS / 32) {
-        const double sum = kfi_sum_groups(&buffer[0][c], 4 * KFI_SUM_LANES + 1, KFI_SUM_GROUPS);
-        const kf_i64 i = (kf_i64)blockIdx.x * KFI_SUM_LANES * 4 + c;
-        if (threadIdx.x % 32 == 0 && i < s.count) kfi_store_sum(kfi_tag<dtype>(), out, i, sum);
-    }
-#endif
-}
 
 // The same for planes: a block per channel, over the tiles that touch it.
 template <int acc, int dtype> KFI_KERNEL void KFI_BOUNDS(KFI_MAP_THREADS) kfk_sum_planes(kfi_sums s)

@@ -143,13 +143,6 @@ KFI_STORE_SUM(f64, double, v[j])
 KFI_STORE_SUM(f16, kf_f16, kfi_cpu_cast_f64_f16(v[j]))
 KFI_STORE_SUM(bf16, kf_bf16, kfi_cpu_cast_f64_bf16(v[j]))
 
-KFI_INLINE uint32_t kfi_cpu_keep(uint16_t word, uint32_t from)
-{
-    return 0u - (uint32_t)(word >= from);
-}
-/* A condition per element of 8 bytes from one of 4. */
-KFI_INLINE uint64_t kfi_cpu_wide(uint32_t mask) { return (uint64_t)(int64_t)(int32_t)mask; }
-
 KFI_C_END
 
 #endif

@@ -7,23 +7,6 @@
 #include "kf/core/elementwise/args.cuh"
 
 #ifdef KFI_HOST_PASS
-#include "kf/core/check.h"
-#include "kf/core/launch.cuh"
-
-KF_FN KFI_SMALL kfi_divisor kfi_make_divisor(kf_i64 d)
-{
-    kfi_divisor r = {(kfi_u64)d, 0, ~(kfi_u64)0, 0};
-    if (d > 1) { // ceil(2^(63 + bits) / d): below 2^64, exact for numerators below 2^63
-        int bits = 0;
-        while (((kfi_u64)1 << bits) < (kfi_u64)d) ++bits;
-        const unsigned __int128 top = (unsigned __int128)1 << (63 + bits);
-        r.multiplier = (kfi_u64)((top + (kfi_u64)d - 1) / (kfi_u64)d);
-        r.shift = (unsigned)(bits - 1);
-        r.one = 0;
-    }
-    return r;
-}
-
 // What the kernels of one op x dtypes look like.
 struct kfi_map {
     kfi_name name;
@@ -37,12 +20,6 @@ struct kfi_map {
     const unsigned char *runs =
         nullptr; // how many of them each launch of the second stage adds up; nullptr: it is one
 };
-
-KF_FN kf_i64 kfi_ceil(kf_i64 a, kf_i64 b) { return (a + b - 1) / b; }
-KF_FN kf_i64 kfi_clamp(kf_i64 v, kf_i64 low, kf_i64 high)
-{
-    return v > high ? (high < low ? low : high) : v < low ? low : v;
-}
 
 // Blocks that fill the largest GPU a few times over: below this many, smaller blocks are worth more
 // than long threads.
@@ -146,9 +123,6 @@ struct kfi_split {
     kf_i64 slabs;
     int bx;
 };
-#ifndef KFI_MAP_SMS
-#define KFI_MAP_SMS 132
-#endif
 #define KFI_MAP_STEPS 16
 KF_FN KFI_SMALL kfi_split kfi_make_split(kf_i64 rows, kf_i64 period, int size, int threads)
 {
@@ -207,37 +181,6 @@ KF_FN KFI_SMALL size_t kfi_map_workspace(kf_i64 rows, kf_i64 channels, kf_i64 co
     return kfi_workspace(
         (size_t)(split.parts * split.slabs * (aligned > single ? aligned : single)) *
         (size_t)(sums * acc_size));
-}
-
-// Whether somebody wants one of the gradients of all runs.
-KF_FN KFI_SMALL bool kfi_sums_wanted(const kfi_sums *s, const unsigned char *runs, int sums)
-{
-    bool wanted = false;
-    for (int run = 0, count; sums > 0; ++run, sums -= count) {
-        count = runs ? runs[run] : sums;
-        for (int k = 0; k < count; ++k) wanted = wanted || s[run].out[k];
-    }
-    return wanted;
-}
-// Launches the second stage, once for each run. s: the first run as the first stage has it, of the
-// others the outputs. bytes: of the partial sums of a gradient. kernels: `apart` from each run's to
-// the next one's.
-KF_FN KFI_SMALL kf_result_t kfi_launch_sums(const kfi_name *name, const kfi_sums *s,
-                                            const unsigned char *runs, int sums, kf_i64 bytes,
-                                            const void *const *kernels, int apart, kf_i64 blocks,
-                                            unsigned threads, cudaStream_t stream)
-{
-    kf_result_t result = KF_SUCCESS;
-    for (int run = 0, count, done = 0; result == KF_SUCCESS && done < sums; ++run, done += count) {
-        kfi_sums own = s[0];
-        count = runs ? runs[run] : sums;
-        own.partial = (char *)own.partial + done * bytes;
-        for (int k = 0; k < count; ++k) own.out[k] = s[run].out[k];
-        void *args[] = {&own};
-        result = kfi_launch(name, kernels[run * apart], dim3((unsigned)blocks, (unsigned)count),
-                            threads, args, stream);
-    }
-    return result;
 }
 
 // Gradients of few rows, which need no second stage: a block has all rows of some columns. Which

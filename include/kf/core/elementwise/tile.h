@@ -17,9 +17,7 @@
 KFI_C_BEGIN
 
 #define KFI_REPEAT 2048 /* rows up to this many columns are repeated into a buffer */
-#define KFI_CHUNK 32    /* tiles that a thread takes at a time */
 #define KFI_BLOCKS 64   /* parts of a reduced gradient */
-#define KFI_SIMD 16     /* elements of a vector, at most */
 #define KFI_GROUP                                                                                  \
     4 /* tiles of other rows but the same columns, whose sums are added up in registers */
 

@@ -9,7 +9,6 @@
 #include <string.h>
 
 #include "kf/core/check.h"
-#include "kf/core/elementwise/elementwise.h"
 #include "kf/core/parallel.h"
 #include "kf/core/tile.h"
 

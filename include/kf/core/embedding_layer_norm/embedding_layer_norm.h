@@ -7,6 +7,7 @@
 
 #include "kf/core/host.h"
 
+#include "kf/core/elementwise/elementwise.h"
 #include "kf/core/embedding_layer_norm/gather_check.h"
 #include "kf/core/embedding/embedding.h"
 

@@ -5,7 +5,7 @@
 #ifndef KF_CORE_LINEAR_CROSS_ENTROPY_LINEAR_CROSS_ENTROPY_CUH
 #define KF_CORE_LINEAR_CROSS_ENTROPY_LINEAR_CROSS_ENTROPY_CUH
 
-#include "kf/core/elementwise/elementwise.cuh"
+#include "kf/core/kernel.cuh"
 
 #ifdef KFI_HOST_PASS
 #include "kf/core/linear_cross_entropy/linear_cross_entropy.h"

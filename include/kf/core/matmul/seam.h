@@ -11,7 +11,7 @@
 
 #include "kf/core/matmul/matmul.h"
 #include "kf/core/matmul/check.h"
-#include "kf/core/elementwise/elementwise.h"
+#include "kf/core/philox_tile.h"
 
 KFI_C_BEGIN
 

@@ -6,7 +6,7 @@
 #ifndef KF_CORE_MATMUL_TILE_CUH
 #define KF_CORE_MATMUL_TILE_CUH
 
-#include "kf/core/elementwise/elementwise.cuh"
+#include "kf/core/kernel.cuh"
 #include "kf/core/mma.cuh"
 
 // The tiles: rows x columns of the result. Those of mma.sync are for elements of 2 bytes, the

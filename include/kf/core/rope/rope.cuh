@@ -6,7 +6,7 @@
 #ifndef KF_CORE_ROPE_ROPE_CUH
 #define KF_CORE_ROPE_ROPE_CUH
 
-#include "kf/core/elementwise/elementwise.cuh"
+#include "kf/core/kernel.cuh"
 
 #define KFI_PAIRS_THREADS 256
 

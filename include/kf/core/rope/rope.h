@@ -8,7 +8,6 @@
 
 #include <string.h>
 
-#include "kf/core/elementwise/elementwise.h"
 #include "kf/core/rope/check.h"
 #include "kf/core/parallel.h"
 #include "kf/core/tile.h"

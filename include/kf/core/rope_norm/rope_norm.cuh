@@ -11,7 +11,7 @@
 #ifndef KF_CORE_ROPE_NORM_ROPE_NORM_CUH
 #define KF_CORE_ROPE_NORM_ROPE_NORM_CUH
 
-#include "kf/core/elementwise/elementwise.cuh"
+#include "kf/core/sums.cuh"
 
 #define KFI_HEAD_THREADS 256
 #define KFI_HEAD_LANES 32

@@ -4,7 +4,7 @@
 #ifndef KF_CORE_ROWS_ARGS_CUH
 #define KF_CORE_ROWS_ARGS_CUH
 
-#include "kf/core/elementwise/elementwise.cuh"
+#include "kf/core/sums.cuh"
 #include "kf/core/math.cuh"
 #include "kf/core/pitch.h"
 
