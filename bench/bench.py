@@ -366,7 +366,7 @@ def run(args, found, started):
     timer = timing.Cuda() if args.backend == "cuda" else timing.Cpu(args.threads)
     library = (
         contenders.libraries(args, pool, timer, flags)
-        if any("cub" in c.peers and c.f["family"] == "reduce" for c in found)
+        if any("cub" in c.peers and c.f["family"] == "reduction" for c in found)
         else {}
     )
     library["ids"] = {a["name"]: a["id"] for a in kflib.manifest()["activations"]}

@@ -168,9 +168,9 @@ def _count(f, size):
 def _sizes(f, size, entry):
     """[(sizes, at)]: every shape that the function gets for one entry of `size`."""
     n, cols = _count(f, size)
-    if f["family"] == "reduce":
+    if f["family"] == "reduction":
         return [(of_axis(text, n), text) for text in entry.get("axes", ())]
-    if f["family"] == "row":
+    if f["family"] == "rows":
         lengths = [cols] if cols else entry.get("lengths", ())
         return [
             (sizes, f"{n // cols} x {cols}" if cols else length)
@@ -265,9 +265,9 @@ def _listed(entry, manifest, data):
             raise SystemExit(f"bench: {PATH.name}: {name} takes {', '.join(f['sizes'])}")
         at = (
             length_of(f, sizes)
-            if f["family"] == "row"
+            if f["family"] == "rows"
             else " x ".join(map(str, sizes))
-            if f["family"] == "reduce"
+            if f["family"] == "reduction"
             else ""
         )
         made = _made(f, sizes, at, entry, data, entry["peers"], manifest)

@@ -49,7 +49,7 @@ def parts(case):
     name = outermost(case)
     n = dict(zip(case.f["sizes"], case.sizes))[name]
     each = max(case.elements // n, getattr(peers.of(case.f), "EACH", lambda sizes: 0)(case.sizes))
-    if case.f["family"] != "map" and not case.f["dropout"]:
+    if case.f["family"] != "elementwise" and not case.f["dropout"]:
         return [({name: slice(*s)}, False) for s in _spans(n, max(1, PART // each))], True
     if case.f["form"] == "heads":  # with dropout: two heads, since bits are drawn on the CPU
         ends = [
@@ -62,7 +62,7 @@ def parts(case):
     if len(case.sizes) == 1:
         middle = (n - few) // 2 // 8 * 8
         found.append(({name: slice(middle, middle + few)}, few == n))
-    elif case.f["family"] == "map" and any(a["role"] == "sum" for a in case.outputs):
+    elif case.f["family"] == "elementwise" and any(a["role"] == "sum" for a in case.outputs):
         across, wide = case.f["sizes"][1], case.sizes[1]
         cols = min(wide, COLS if len(case.sizes) == 2 else 2)
         found += [
@@ -254,7 +254,7 @@ def kf(case, inputs, outputs, dropout, where):
                 added[name] = added.get(name, 0) + want
                 continue
             got = cut(outputs[name], a, part)
-            if case.f["family"] != "map":
+            if case.f["family"] != "elementwise":
                 worst = max(worst, _over_rows(case, name, got, want, where))
                 continue
             terms = case.elements // case.sizes[1] if a["role"] == "sum" else 0
@@ -290,7 +290,7 @@ def peer(case, inputs, found, where):
             )
     if case.f["dropout"]:
         return
-    for part, complete in parts(case)[0][: 2 if case.f["family"] == "map" else 1]:
+    for part, complete in parts(case)[0][: 2 if case.f["family"] == "elementwise" else 1]:
         want = reference(case, inputs, part, None)
         for name, tensor in found.items():
             a = arguments[name]

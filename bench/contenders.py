@@ -120,7 +120,7 @@ def out_calls(case, data):
 
     f, p = case.f, DROPOUT[2]
     mine = [{n: torch.empty_like(t) for n, t in outputs.items()} for _, outputs in data]
-    if f["family"] == "map":
+    if f["family"] == "elementwise":
         runs = [map_out.build(f, inputs, outputs, p) for (inputs, _), outputs in zip(data, mine)]
     elif make := row_out.OUT.get((f["op"], f["bwd"])):
         runs = [make(inputs, outputs, case.scalars, p) for (inputs, _), outputs in zip(data, mine)]
@@ -159,7 +159,7 @@ def peer_calls(case, data, args, library=None):
         ):
             continue
         if peer in ("cub", "cublas"):
-            if peer in (library or {}) and f["family"] == "reduce" and not f["bwd"]:
+            if peer in (library or {}) and f["family"] == "reduction" and not f["bwd"]:
                 found[peer] = library[peer](case), None
         elif peer == "liger":
             found[peer] = peers.of(f).liger(case, data)

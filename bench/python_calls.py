@@ -88,7 +88,7 @@ class Both:
         return (
             name,
             {w: n for w, n in words.items() if n not in scalars},
-            more | ({"dim": 1} if f["family"] == "reduce" else {}),
+            more | ({"dim": 1} if f["family"] == "reduction" else {}),
         )
 
     # ---- the launchers

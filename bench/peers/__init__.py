@@ -16,6 +16,8 @@ Another family is another file.
 import importlib
 import pathlib
 
+from kfgen.families import SYNONYMS
+
 from peers import map as map_family
 
 FAMILIES = {
@@ -24,8 +26,11 @@ FAMILIES = {
 }
 
 
+FORMER = {name: former for former, name in SYNONYMS.items()}  # what its files are called
+
+
 def of(f):
-    return FAMILIES[f["family"]]
+    return FAMILIES[FORMER[f["family"]]]
 
 
 def known(f):

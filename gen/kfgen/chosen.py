@@ -9,7 +9,7 @@ from kfgen.dtypes import INT_DTYPES
 from kfgen.emit import emit, reads
 from kfgen.entries import ANY_ID
 
-FAMILIES = ("map", "row", "reduce")
+FAMILIES = ("elementwise", "rows", "reduction")
 WORD = "activation"  # in names, where those of one activation have its word
 
 
@@ -133,7 +133,10 @@ def headers(renderer, op, kernels, extends):
         return
     user, stem = renderer.user, names.stem(op.pattern)
     folder, ops = names.folder_of_chosen(user), names.folder(user)
-    for ext, template in ((".cuh", "cuda/chosen.cuh.j2"), (".h", "cpu/chosen.h.j2")):
+    for ext, template in (
+        (".cuh", "op/runtime_activation.cuh.j2"),
+        (".h", "op/runtime_activation.h.j2"),
+    ):
         renderer.header(
             f"{folder}/{stem}{ext}",
             template,
@@ -152,7 +155,7 @@ def headers(renderer, op, kernels, extends):
     if strided := [apart(k) for k in own if lies_apart(k)]:
         renderer.header(
             f"{folder}/{stem}.apart.cuh",
-            "cuda/apart.cuh.j2",
+            "op/apart.cuh.j2",
             apart=strided,
             device=False,
             stem=stem,
@@ -166,14 +169,14 @@ def activations(renderer, codes):
     folder, user = names.folder_of_chosen(renderer.user), renderer.user
     renderer.header(
         f"{folder}/activations.h",
-        "cpu/chosen_activations.h.j2",
+        "op/runtime_activations.h.j2",
         activations=codes,
         user=user,
         word=WORD,
     )
     renderer.header(
         f"{folder}/activations.cuh",
-        "cuda/chosen_activations.cuh.j2",
+        "op/runtime_activations.cuh.j2",
         activations=codes,
         user=user,
         facts=f"{folder}/activations.h",

@@ -323,6 +323,7 @@ def main(argv=None):
     try:
         for folder in args.family:
             families.load(folder)
+        args.spec = specs.with_families(args.spec, args.family)
         code = args.function(args)
         sys.stdout.flush()
         return code

@@ -164,7 +164,7 @@ def pages(selection):
     titles = {family.name: family.title for family in families.FAMILIES.values()}
     common = {
         "version": render.version(),
-        "specs": [p.name for p in selection.spec.files],
+        "specs": [paths.called(p) for p in selection.spec.files],
         "titles": titles,
     }
     of = {family.name: [] for family in families.FAMILIES.values()}

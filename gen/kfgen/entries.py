@@ -311,7 +311,7 @@ class Op:
     since: str
     file: str
     builtin: bool
-    family: str = "map"
+    family: str = "elementwise"
     saved: dict = field(
         default_factory=dict
     )  # name: expression that is the same for a row, an output for the backward

@@ -6,6 +6,7 @@ import tomllib
 
 from kfgen import contract, manifest
 from kfgen.activation import ActCode
+from kfgen.paths import called
 from kfgen.render import ROOT, Renderer, parts
 from kfgen.source import cut, find, kernel_names
 
@@ -28,12 +29,18 @@ def entry_text(path, section, key):
 
 def path_of(selection, entry):
     return next(
-        p for p in selection.spec.files if (p.name if entry.builtin else str(p)) == entry.file
+        p for p in selection.spec.files if (called(p) if entry.builtin else str(p)) == entry.file
     )
 
 
 def shown(path):
     return str(path.relative_to(ROOT)) if path.is_relative_to(ROOT) else str(path)
+
+
+def of_backend(template, ext):
+    """Whether a backend's headers are made of it: by its name, or it is of both."""
+    suffixes = pathlib.PurePath(template).suffixes
+    return "/launchers/" not in template and suffixes in ([".j2"], [ext, ".j2"])
 
 
 def code(kernel, act, cpu):
@@ -93,12 +100,9 @@ def explain(selection, name, user=None):
         part("Kernels", kernel_names(launcher))
     renderer = Renderer(cut(selection, launcher), any_activation=False)
     renderer.render()
-    directory = "templates/cuda/" if not cpu else "templates/cpu/"
-    read = sorted(shown(p) for p in renderer.env.loader.read)
-    part(
-        "Templates", [t for t in read if f"/{directory}" in f"/{t}" or t.count("/") == 1]
-    )  # also those of a family in a folder of its own
     ext = ".h" if cpu else ".cuh"
+    read = sorted(shown(p) for p in renderer.env.loader.read)
+    part("Templates", [t for t in read if of_backend(t, ext)])
     own = f["header"].startswith("kf/user/")
     part(
         "Files",

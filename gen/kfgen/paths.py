@@ -8,9 +8,16 @@ import re
 HERE = pathlib.Path(__file__).resolve().parent
 ROOT = HERE / "data" if (HERE / "data").is_dir() else HERE.parents[1]
 SPECS = ROOT / "gen/spec"
+FAMILIES = HERE / "families"
 TEMPLATES = ROOT / "templates"
 INCLUDE = ROOT / "include"
 PUBLIC = "rope_table.h", "runtime.h", "runtime.hpp"  # hand-written headers of include/kf itself
+
+
+def called(path):
+    """How messages and banners name a spec file: a built-in one with its folder, since several have one name."""
+    built_in = HERE in path.parents or SPECS in path.parents
+    return f"{path.parent.name}/{path.name}" if built_in else path.name
 
 
 def version():
@@ -39,6 +46,7 @@ def digest():
     found = hashlib.sha256()
     for folder, pattern in (
         (HERE, "*.py"),
+        (HERE, "*.toml"),
         (TEMPLATES, "*.j2"),
         (SPECS, "*.toml"),
         (INCLUDE / "kf", "*.*h*"),

@@ -13,20 +13,28 @@ import jinja2
 from kfgen import chosen, expand, families, launchers, names
 from kfgen.activation import ActCode
 from kfgen.dtypes import DTYPES, ROUNDED
-from kfgen.paths import ROOT, TEMPLATES, version
+from kfgen.paths import ROOT, TEMPLATES, called, version
 
 DIGEST = "-digest-here"  # stands in the banner until the text is there
+SPECS = "-specs-here"  # the same, of the spec files
 
 
 class RecordingLoader(jinja2.FileSystemLoader):
     """Remembers which templates were read, for the depfile."""
 
-    def __init__(self, path):
+    def __init__(self, path, own):
+        """own: {family: the folder of its templates}; those of kf's own families are in folders of `path`."""
         super().__init__(path)
+        self.own = {family: jinja2.FileSystemLoader(folder) for family, folder in own.items()}
         self.read = set()
 
     def get_source(self, environment, template):
-        source = super().get_source(environment, template)
+        family, _, rest = template.partition("/")
+        source = (
+            self.own[family].get_source(environment, rest)
+            if family in self.own
+            else super().get_source(environment, template)
+        )
         self.read.add(pathlib.Path(source[1]))
         return source
 
@@ -48,9 +56,9 @@ COMPILED = Compiled()
 
 
 def environment():
-    folders = [TEMPLATES, *(family.templates for family in families.OWN.values())]
+    own = {family.name: family.templates for family in families.OWN.values()}
     return jinja2.Environment(
-        loader=RecordingLoader(folders),
+        loader=RecordingLoader(TEMPLATES, own),
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
@@ -224,17 +232,23 @@ class Renderer:
         """user: the stem of the user's own spec file, whose entries alone are rendered, beside installed headers. any_activation: with kf/any."""
         self.selection, self.user, self.any_activation = selection, user, any_activation
         self.env = environment()
-        self.env.globals.update(
-            version=version(), specs=", ".join(p.name for p in selection.spec.files), digest=DIGEST
-        )
+        self.env.globals.update(version=version(), digest=DIGEST, specs=SPECS)
         self.files = {}
 
     def add(self, path, template, **values):
-        text = tidy(self.env.get_template(template).render(file=path, **values))
+        specs = ", ".join(self.specs(values.get("kernels", ())))
+        text = self.env.get_template(template).render(file=path, **values)
+        text = tidy(text.replace(SPECS, specs, 1))
         # Of the file's own text: an edit elsewhere leaves the file as it is.
         self.files[path] = text.replace(
             DIGEST, hashlib.sha256(text.encode()).hexdigest()[: len(DIGEST)], 1
         )
+
+    def specs(self, kernels):
+        """The spec files that a header is made of: of its kernels' ops and activations, or, where it has no kernels, all that there are."""
+        entries = [entry for k in kernels for entry in (k.op, *(k.acts if k.has_act else ()))]
+        files = [e.file if e.builtin else pathlib.PurePath(e.file).name for e in entries]
+        return list(dict.fromkeys(files)) or [called(p) for p in self.selection.spec.files]
 
     def guard(self, path):
         return re.sub(r"[^A-Z0-9]", "_", path.upper())
@@ -248,7 +262,7 @@ class Renderer:
         prefix = names.folder(user)
         activations = f"{prefix}/activations"
         codes = [ActCode(a) for a in s.activations if not (user and a.builtin)]
-        for ext, template in ((".cuh", "cuda/activations.cuh.j2"), (".h", "cpu/activations.h.j2")):
+        for ext, template in ((".cuh", "op/activations.cuh.j2"), (".h", "op/activations.h.j2")):
             self.header(
                 activations + ext,
                 template,
@@ -271,8 +285,8 @@ class Renderer:
             stem = names.stem(op.pattern)
             device, host = ([k for k in kernels if word in k.backends] for word in ("cuda", "c"))
             for ext, template, own in (
-                (".cuh", "cuda/op.cuh.j2", device),
-                (".h", "cpu/op.h.j2", host),
+                (".cuh", "op/op.cuh.j2", device),
+                (".h", "op/op.h.j2", host),
             ):
                 if not own:
                     continue
@@ -303,14 +317,14 @@ class Renderer:
             for part in PARTS["cuh"] if device else ():
                 self.add(
                     f"{prefix}/{stem}.{part}.cuh",
-                    f"cuda/{part}.cuh.j2",
+                    f"op/{part}.cuh.j2",
                     kernels=device,
                     extends=extends,
                     device=part == "device",
                 )
             self.add(
                 f"{prefix}/{stem}.kernels.h",
-                f"cpu/{kernels[0].family.name}.h.j2",
+                f"{kernels[0].family.name}/kernel.h.j2",
                 kernels=host,
                 extends=extends,
             )

@@ -43,8 +43,8 @@ NONE = "nullptr"  # where a table of instances has none
 
 
 class Cuda:
-    template = ""  # templates/cuda/<it>.j2
-    run_template = ""  # the same of <it>_run.j2; the family's name
+    template = "kernel"  # templates/<family>/<it>.cuh.j2
+    run_template = "run"  # the same of its run function
     core = ()  # what its kernels need beside what all of the family have, without .cuh
 
     def __init__(self, kernel):

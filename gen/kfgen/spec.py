@@ -30,7 +30,8 @@ from kfgen.entries import (
     values,
 )
 from kfgen.families import FAMILIES
-from kfgen.paths import SPECS
+from kfgen.paths import FAMILIES as FAMILY_FOLDERS
+from kfgen.paths import SPECS, called
 from kfgen.spec_checks import (
     check_activation_expressions,
     check_by_result,
@@ -40,9 +41,23 @@ from kfgen.spec_checks import (
 )
 
 
+def stem_of(file):
+    """The word that names are made with of a user's spec file: its own, or its folder's where it is a family's ops.toml."""
+    path = pathlib.Path(file)
+    of_family = path.name == "ops.toml" and (path.parent / "family.py").is_file()
+    return path.resolve().parent.name if of_family else path.stem
+
+
+def with_families(files, folders):
+    """A user's spec files, before them the ops.toml of each folder of a family that has one."""
+    known = {pathlib.Path(f).resolve() for f in files}
+    own = [path for f in folders if (path := pathlib.Path(f) / "ops.toml").is_file()]
+    return [*(str(path) for path in own if path.resolve() not in known), *files]
+
+
 def user_stem(files):
     """What the headers of the user's own spec files are called after: kf/<stem>.h, kf/user/<stem>/."""
-    stem = "_".join(re.sub(r"[^a-z0-9]+", "_", pathlib.Path(f).stem.lower()) for f in files)
+    stem = "_".join(re.sub(r"[^a-z0-9]+", "_", stem_of(f).lower()) for f in files)
     if (
         not NAME.match(stem)
         or stem in ("kf", "core", "ops", "user", "runtime")
@@ -59,15 +74,13 @@ def user_stem(files):
 
 
 def builtin_files():
-    return sorted(
-        p for p in SPECS.glob("*.toml") if p.name != "aliases.toml"
-    )  # which has no entries (aliases.py)
+    return [SPECS / "activations.toml", *sorted(FAMILY_FOLDERS.glob("*/*.toml"))]
 
 
 def load(files=(), builtin=True):
     """All entries of the built-in files and of `files`, checked on their own and against each other."""
     own = (
-        _own(tuple((path, _text(path.name, path)) for path in builtin_files()))
+        _own(tuple((path, _text(called(path), path)) for path in builtin_files()))
         if builtin
         else Spec({}, {}, [])
     )
@@ -80,7 +93,7 @@ def _own(files):
     """The entries of the built-in files, [(path, text)], checked once: a process that loads one spec file after the other has them again."""
     spec = Spec({}, {}, [])
     for path, text in files:
-        _load_text(spec, path, path.name, text, True)
+        _load_text(spec, path, called(path), text, True)
     return _checked(spec, ())
 
 
@@ -135,7 +148,7 @@ def _entry(spec, op, name):
 
 
 def _load_file(spec, path, builtin):
-    name = path.name if builtin else str(path)
+    name = called(path) if builtin else str(path)
     _load_text(spec, path, name, _text(name, path), builtin)
 
 
@@ -264,7 +277,7 @@ def _id(spec, file, name, f, builtin):
     ident = (
         f.get("id", int, required=True, what="a number never used before")
         if builtin
-        else own_id(pathlib.Path(file).stem, name)
+        else own_id(stem_of(file), name)
     )
     if builtin and ident not in KF_IDS:
         raise f.error("id", f"{ident} is not one of kf's own", f"they are below {KF_IDS.stop}")
@@ -298,12 +311,12 @@ def load_op(spec, file, pattern, f, builtin):
     word = f.get(
         "family",
         str,
-        "map",
+        "elementwise",
         what=" or ".join(f'"{name}"' for name in FAMILIES).replace(" or ", ", ", len(FAMILIES) - 2),
     )
-    if word not in FAMILIES:
+    if families.named(word) not in FAMILIES:
         raise f.error("family", f"is {word!r}", f"the families are: {', '.join(FAMILIES)}")
-    family = FAMILIES[word]
+    family = FAMILIES[families.named(word)]
     said = scalars(f, limits.SCALARS)
     given = values(said)
     integers = tuple(name for name, value in given.items() if isinstance(value, int))
@@ -406,7 +419,7 @@ def load_op(spec, file, pattern, f, builtin):
         raise f.error(
             "empty",
             f"is {op.empty!r}",
-            'write "value", or "error" in an op of family = "reduce" that has no value then',
+            'write "value", or "error" in an op of family = "reduction" that has no value then',
         )
     if (op.types == "weights") != any(o.dtype == "U" for o in operands):
         raise f.error(
@@ -443,7 +456,7 @@ def _reduced_words(f, op):
         raise f.error(
             "reduced",
             "needs one result, elem operands, no {act} and no dropout",
-            'write an op of family = "reduce"',
+            'write an op of family = "reduction"',
         )
     return words
 
@@ -458,7 +471,7 @@ def _reduced(f, op, word):
         pass  # the op itself is refused for it, and comes first
     kept = {k: v for k, v in f.data.items() if k in ("operands", "scalars", "source", "since")}
     return kept | {
-        "family": "reduce",
+        "family": "reduction",
         "types": "results",
         "brief": f"the {word} of {op.brief}",
         "expr": text,
@@ -483,7 +496,7 @@ def _row_fields(f, family, taken, operands):
     )
     for field_, table in (("saved", saved), ("updates", updates), ("grads", grads)):
         if table and field_ not in family.fields:
-            raise f.error(field_, "belongs to ops over rows", 'add family = "row"')
+            raise f.error(field_, "belongs to ops over rows", 'add family = "rows"')
     names = taken | {n for o in operands for n in (o.name, *o.values)}
     for field_, given in (
         ("scalars", f.data.get("scalars", ())),

@@ -173,5 +173,5 @@ def check_layout(f, op):
         raise f.error(
             "layout",
             problem,
-            'rows of channels belong to family = "row" and operands "elem" and "per_row" (one value per channel)',
+            'rows of channels belong to family = "rows" and operands "elem" and "per_row" (one value per channel)',
         )

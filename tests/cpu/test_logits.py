@@ -16,7 +16,7 @@ SMALL = ("-DKFI_CPU_LOGITS_BYTES=1", "-DKFI_LOGITS_ROWS=64")  # rows of a chunk
 FUNCTIONS = [
     f
     for f in kflib.manifest()["functions"]
-    if f["family"] == "logits" and f["dtypes"][0] in ("f32", "bf16")
+    if f["family"] == "linear_cross_entropy" and f["dtypes"][0] in ("f32", "bf16")
 ]
 
 

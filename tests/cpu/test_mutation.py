@@ -686,17 +686,17 @@ def test_several_parts(memory, part):
 
     def takes(f):
         return (
-            (f["scratch"] or f["family"] == "row")
+            (f["scratch"] or f["family"] == "rows")
             and f["dtypes"][0] in DTYPES
             and len(f["sizes"]) > 1
-            and f["family"] != "reduce"
+            and f["family"] != "reduction"
         )
 
     if cases.LEVEL > 1:
         functions = [
             f
             for f in kflib.manifest()["functions"]
-            if (f["scratch"] or f["family"] == "row")
+            if (f["scratch"] or f["family"] == "rows")
             and f["activation"] in ("none", "relu")
             and f["dtypes"][0] in DTYPES
         ][part::PARTS]

@@ -14,7 +14,7 @@ from kfgen import check
 
 OWN = """
 [op.linear_softcap]
-family = "gemm"
+family = "matmul"
 brief = "softcap * tanh((x . weight^T + bias) / softcap)"
 operands = { x = "left", weight = "right", bias = { kind = "row", absent = 0 } }
 scalars = { softcap = 3 }
@@ -23,7 +23,7 @@ expr = "softcap * tanh(pre / softcap)"
 ref = "softcap * np.tanh((x @ weight.T + bias) / softcap)"
 
 [op."linear_{act}_layer_scale"]
-family = "gemm"
+family = "matmul"
 layout = "nn"
 brief = "act(x . weight + bias) * gamma + residual"
 operands = { x = "left", weight = "right", bias = { kind = "row", absent = 0 }, gamma = "row", residual = "elem" }
@@ -32,7 +32,7 @@ expr = "act(pre) * gamma + residual"
 ref = "act(x @ weight + bias) * gamma + residual"
 
 [op.gated_two]
-family = "gemm"
+family = "matmul"
 brief = "two results of two products, of what is made of two tensors"
 operands = { x = "left", z = "left", shift = { kind = "depth", absent = 0 }, a = "right", b = "right" }
 load = { value = "x * sigmoid(z + shift)" }

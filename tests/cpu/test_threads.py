@@ -67,7 +67,7 @@ def extents(f):
     """Those of a reduction: its axis in parts, of the last axis and of others."""
     return (
         [(3, 200001, 1), (2, 5000, 40), (3, 1000, 64)]
-        if f["family"] == "reduce"
+        if f["family"] == "reduction"
         else cases.of_form(f, EXTENTS)
     )
 

@@ -14,7 +14,7 @@ import pytest
 FUNCTIONS = [
     f
     for f in kflib.manifest()["functions"]
-    if f["family"] == "row" and f["activation"] == "none" and f["dtypes"][0] in ("f32", "bf16")
+    if f["family"] == "rows" and f["activation"] == "none" and f["dtypes"][0] in ("f32", "bf16")
 ]
 OPS = {}  # {header: functions}
 for _function in FUNCTIONS:

@@ -16,7 +16,7 @@ PLAIN = [f for f in kflib.manifest()["functions"] if not f.get("state")]
 SUMMED = [
     f
     for f in PLAIN
-    if f["family"] == "map"
+    if f["family"] == "elementwise"
     and f["bwd"]
     and f["scratch"]
     and f["activation"] == ("gelu" if f["op"].startswith("bias_{act}") else "none")

@@ -15,7 +15,7 @@ if not kflib.has_gpu():
 
 def of(features):
     """A few of the family with all of these; f16's kernels are bf16's with another conversion."""
-    found = [f for f in kflib.on("cuda", numeric.FUNCTIONS) if f["family"] == "gemm"]
+    found = [f for f in kflib.on("cuda", numeric.FUNCTIONS) if f["family"] == "matmul"]
     return selection.cover(
         lambda f: [(f["bwd"], f["dtypes"][0].replace("bf16", "f16"), *(f[x] for x in features))],
         found,

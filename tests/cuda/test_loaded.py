@@ -43,7 +43,7 @@ def products():
         else ("-arch=native",)
     )
     return kflib.build(
-        "cuda", [f for f in FUNCTIONS if f["family"] == "gemm"], BUILD / "cuda", ("-O3", *flags)
+        "cuda", [f for f in FUNCTIONS if f["family"] == "matmul"], BUILD / "cuda", ("-O3", *flags)
     )
 
 
@@ -54,14 +54,14 @@ def driver():
 
 @pytest.mark.parametrize("f", FUNCTIONS, ids=[f["name"] for f in FUNCTIONS])
 def test_the_same_bits(gpu, lib, products, driver, f):
-    if f["family"] == "gemm":
+    if f["family"] == "matmul":
         lib = products
     shapes = cases.of_form(f, robust.SHAPES) + cases.of_form(f, robust.LARGE)
-    if f["family"] == "reduce":
+    if f["family"] == "reduction":
         shapes = shapes + robust.PARTED
-    if f["family"] == "row":
+    if f["family"] == "rows":
         shapes = shapes + cases.rows_of(f, LONG)
     for sizes, shift in shapes:
         robust.loaded(gpu, lib, driver, f, sizes, shift)
-    for sizes in PRODUCTS if f["family"] == "gemm" else []:
+    for sizes in PRODUCTS if f["family"] == "matmul" else []:
         robust.loaded(gpu, lib, driver, f, sizes, 0)

@@ -86,7 +86,7 @@ def test_memory_stays(gpu, lib):
 def test_repeated(gpu, lib, f):
     """Sums are split by shape: more shapes for them."""
     shapes = cases.of_form(f, robust.LARGE) if f["scratch"] else cases.of_form(f, robust.LARGE)[:1]
-    shapes = shapes + (robust.PARTED if f["family"] == "reduce" else [])
+    shapes = shapes + (robust.PARTED if f["family"] == "reduction" else [])
     for sizes, shift in shapes:
         robust.repeated(gpu, lib, f, sizes, shift)
 

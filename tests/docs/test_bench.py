@@ -11,6 +11,7 @@ import tomllib
 import kflib
 import pytest
 from conftest import ROOT
+from kfgen.families import SYNONYMS
 
 BENCH = ROOT / "bench"
 sys.path.append(str(BENCH))
@@ -53,7 +54,7 @@ def test_every_case_has_sets_of_tensors(name, sets):
 def test_the_sets_that_are_run_by_hand(sets):
     assert 40 <= len(sets["headline"]) <= 60 and len(sets["smoke"]) == 12
     for name in ("headline", "smoke", "smoke_cpu"):
-        assert {c.f["family"] for c in sets[name]} >= {"map", "row", "reduce"} and {
+        assert {c.f["family"] for c in sets[name]} >= {"elementwise", "rows", "reduction"} and {
             c.f["bwd"] for c in sets[name]
         } == {False, True}
     gpu = [c for name, entry in SETS.items() if entry["backend"] == "cuda" for c in sets[name]]
@@ -137,6 +138,7 @@ def test_a_wrong_list_is_named(manifest, monkeypatch, tmp_path):
 
 
 FAMILIES = sorted({f["family"] for f in kflib.manifest()["functions"]})
+FORMER = {name: former for former, name in SYNONYMS.items()}  # what the files of peers are called
 
 
 def dictionary_keys(path):
@@ -156,7 +158,7 @@ def dictionary_keys(path):
 
 def test_every_op_that_a_set_names_has_a_formula(sets):
     """By its name in peers/, except that reductions of losses are made of the losses'. A new op is timed beside a copy until it has one."""
-    keys = {family: dictionary_keys(BENCH / f"peers/{family}.py") for family in FAMILIES}
+    keys = {family: dictionary_keys(BENCH / f"peers/{FORMER[family]}.py") for family in FAMILIES}
     named = {
         (c.f["family"], c.f["op"])
         for name in ("headline", "smoke", "smoke_cpu")
@@ -165,7 +167,7 @@ def test_every_op_that_a_set_names_has_a_formula(sets):
     losses = {
         op
         for family, op in named
-        if family == "reduce" and op.rsplit("_", 1)[0] in keys["map"]["FORWARD"]
+        if family == "reduction" and op.rsplit("_", 1)[0] in keys["elementwise"]["FORWARD"]
     }
     assert [
         op for family, op in sorted(named) if op not in keys[family]["FORWARD"] and op not in losses
@@ -175,7 +177,7 @@ def test_every_op_that_a_set_names_has_a_formula(sets):
 def test_formulas_are_of_ops(manifest):
     """None is left of an op that is gone."""
     for family in FAMILIES:
-        keys = dictionary_keys(BENCH / f"peers/{family}.py")
+        keys = dictionary_keys(BENCH / f"peers/{FORMER[family]}.py")
         ops = {f["op"] for f in manifest["functions"] if f["family"] == family}
         assert [
             op
@@ -189,7 +191,7 @@ def test_formulas_are_of_ops(manifest):
 def test_formulas_of_reductions():
     from peers import reduce
 
-    ops = {f["op"] for f in kflib.manifest()["functions"] if f["family"] == "reduce"}
+    ops = {f["op"] for f in kflib.manifest()["functions"] if f["family"] == "reduction"}
     assert set(reduce.FORWARD) <= ops
 
 

@@ -80,7 +80,7 @@ class Sample:
             return [
                 case for case in cases.runs(f) if checks.places(f, case[0], case[2])[1] <= self.most
             ]
-        return REDUCED if f["family"] == "reduce" else cases.of_form(f, FEW)
+        return REDUCED if f["family"] == "reduction" else cases.of_form(f, FEW)
 
     def orders(self, i):
         """Those of the case of this number: at level 1 one, with one vector a thread and with several by turns."""
@@ -135,14 +135,14 @@ SAMPLES = {
 def overwrites_what_was_picked(f):
     """Where an output may be the input, a thread writes what others have looked up by an index."""
     picks = any(a.get("index") and a["index"]["below"] == "cols" for a in f["arguments"])
-    return picks and f["family"] == "row" and bool(checks.in_place_pairs(f))
+    return picks and f["family"] == "rows" and bool(checks.in_place_pairs(f))
 
 
 def in_place(f):
     """(output, input) that share memory in one more call: where a thread writes what others read; at level 2 all of ops over rows."""
     return (
         checks.in_place_pairs(f)
-        if overwrites_what_was_picked(f) or cases.LEVEL > 1 and f["family"] == "row"
+        if overwrites_what_was_picked(f) or cases.LEVEL > 1 and f["family"] == "rows"
         else []
     )
 

@@ -43,7 +43,7 @@ def test_own(what, include, tmp_path):
     path, _, functions = user_ops.load(
         f"""
 [op.{what}]
-family = "row"
+family = "rows"
 layout = "channels"
 brief = "{what} of a channel"
 operands = {{ {operands} }}
@@ -72,7 +72,7 @@ def test_without_bands(tmp_path):
         _, _, functions = user_ops.load(
             f"""
 [op.odd]
-family = "row"
+family = "rows"
 layout = "channels"
 brief = "odd"
 operands = {{ x = {{ kind = "elem", grad = false }}, r = {{ kind = "per_row", dtype = "acc", grad = false }} }}

@@ -51,7 +51,7 @@ def test_a_user_s_reduction(include, tmp_path):
     path, selected, functions = user_ops.load(
         """
 [op."summed_{act}"]
-family = "reduce"
+family = "reduction"
 brief = "what an activation leaves of a distance from the mean"
 operands = { x = "elem", y = "elem" }
 expr = "sum(act((x - mean(x)) * y))"

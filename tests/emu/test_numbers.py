@@ -40,7 +40,7 @@ def memory(emu):
 def test_numbers(lib, emu, memory, f):
     all_shapes = selection.on_all_emulated_shapes()
     whole = f["name"] in all_shapes and (
-        f["family"] != "row" or cases.LEVEL == 1 or cases.whole_table(f)
+        f["family"] != "rows" or cases.LEVEL == 1 or cases.whole_table(f)
     )  # long rows take long
     emu.forget()
     if (
@@ -90,7 +90,7 @@ def test_multiprocessors(lib, emu, memory, f):
     """However many blocks share out a sum, it is within its bound; what is not summed has the same bits."""
     summed = {a["name"] for a in f["arguments"] if a.get("kind") in ("row", "channel", "group")}
     for sizes in (
-        [(600, 24), (90, 700), (12, 1504)] if f["family"] == "row" else cases.of_form(f, TALL)
+        [(600, 24), (90, 700), (12, 1504)] if f["family"] == "rows" else cases.of_form(f, TALL)
     ):
         found = []
         try:
@@ -112,7 +112,7 @@ def test_multiprocessors(lib, emu, memory, f):
     [
         f
         for f in numeric.GATE
-        if f["family"] == "row" and f["activation"] == "none" and not f["scratch"]
+        if f["family"] == "rows" and f["activation"] == "none" and not f["scratch"]
     ],
     "name",
 )
@@ -131,7 +131,7 @@ def test_only_an_activation_s_gradient_reads(include, tmp_path):
     path, _, functions = user_ops.load(
         """
 [op."centred_{act}"]
-family = "row"
+family = "rows"
 brief = "act(x + bias) without the mean of x"
 operands = { x = "elem", bias = { kind = "row", grad = false } }
 expr = "act(x + bias) - mean(x)"
@@ -166,7 +166,7 @@ def test_dropout_anywhere(what, include, tmp_path):
     path, _, functions = user_ops.load(
         f"""
 [op."masked{"_{act}" if "act(" in expr else ""}"]
-family = "row"
+family = "rows"
 brief = "masked"
 operands = {{ x = "elem", y = "elem", w = "row", r = "per_row" }}
 expr = "{expr}"
@@ -199,7 +199,7 @@ def test_as_many_reductions_as_a_pass_may_have(include, tmp_path):
     path, _, functions = user_ops.load(
         f"""
 [op.many]
-family = "row"
+family = "rows"
 brief = "many reductions"
 operands = {{ x = {{ kind = "elem", grad = false }} }}
 expr = "{terms}"

@@ -18,13 +18,13 @@ from conftest import BUILD
 
 OWN = """
 [op."distance_{act}"]
-family = "reduce"
+family = "reduction"
 brief = "the sum of |act(x - y)|"
 operands = { x = "elem", y = "elem" }
 expr = "sum(abs(act(x - y)))"
 ref = "sum(np.abs(act(x - y)))"
 [op.moments]
-family = "reduce"
+family = "reduction"
 brief = "mean and variance"
 operands = { x = "elem" }
 outputs = { centre = "mean(x)", spread = "d = x - mean(x); mean(d * d)" }
@@ -346,7 +346,11 @@ def check_gathered(lib, f):
 
 
 GATHER_FAULTS = {
-    "the first block's for all": ("kf/core/reduction/reduction.cuh", r"slots\[r \* size", "slots[0 * size"),
+    "the first block's for all": (
+        "kf/core/reduction/reduction.cuh",
+        r"slots\[r \* size",
+        "slots[0 * size",
+    ),
     "what all blocks send in one place": (
         "kf/core/reduction/reduction.cuh",
         r"slots \+ rank \* size",

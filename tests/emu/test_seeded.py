@@ -459,13 +459,13 @@ SUMS = [
     and f["dtypes"][0] in ("f32", "f64")
     and f["activation"] == "none"
     and not f["dropout"]
-    and (f["family"] == "map" or f["op"] == "layer_norm_{act}")
+    and (f["family"] == "elementwise" or f["op"] == "layer_norm_{act}")
 ]  # the code of all ops over rows
 # Reductions over an axis, one of which joins twice in a kernel; of places one.
 PLACES = [
     f["op"]
     for f in samples.MANIFEST
-    if f["family"] == "reduce" and any(a.get("var") == "I" for a in f["arguments"])
+    if f["family"] == "reduction" and any(a.get("var") == "I" for a in f["arguments"])
 ][:1]
 REDUCED = [
     f
@@ -514,7 +514,7 @@ def users(path):
         return [f for f in REDUCED if (f["op"] in PLACES) == (path.name != "reduction.cuh")]
     if path.name == "channel_block.cuh":
         return BANDS
-    return [f for f in SUMS if (f["family"] == "row") == (folder == "rows")]
+    return [f for f in SUMS if (f["family"] == "rows") == (folder == "rows")]
 
 
 def caught(include, folder, functions, sanitizers, orders=tuple(ORDERS)):
@@ -528,14 +528,14 @@ def caught(include, folder, functions, sanitizers, orders=tuple(ORDERS)):
         memory = emulator.Memory(emu, ((ORDERS[way], emulator.FILL), (ORDERS[way], 1)))
         try:
             for f in functions:
-                rows = f["family"] == "row"  # of which a persistent block is to have several
+                rows = f["family"] == "rows"  # of which a persistent block is to have several
                 emu.set(sms=1 if rows else 132)
                 for sizes, values, shift in cases.runs(f) + (
                     [(cases.rows_of(f, [[(40, 1000), 0]])[0][0], "normal", 0)] if rows else []
                 ):
                     checks.run(lib, memory, f, sizes, values, shift=shift)
                 if (
-                    f["form"] == "rows" and f["family"] == "map" and f["scratch"]
+                    f["form"] == "rows" and f["family"] == "elementwise" and f["scratch"]
                 ):  # more rows than one launch adds up
                     checks.run(lib, memory, f, (200, 24))
                 if rows:  # and a block of columns all of few

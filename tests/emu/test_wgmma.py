@@ -248,7 +248,11 @@ SEEDED_HALVES = {
     ),
 }
 SEEDED_ROUNDED = {
-    "nothing is rounded": ("kf/core/matmul/hopper_host.cuh", r"KFI_OF_TF32 \? 11", "KFI_OF_TF32 ? 7"),
+    "nothing is rounded": (
+        "kf/core/matmul/hopper_host.cuh",
+        r"KFI_OF_TF32 \? 11",
+        "KFI_OF_TF32 ? 7",
+    ),
     "the depth of a stage of 2-byte elements": (
         RING,
         r"kfi_ring_depth\(tile\), maps\)",

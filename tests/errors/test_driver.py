@@ -49,13 +49,13 @@ PRODUCTS = [
 
 
 def shapes(f):
-    if f["family"] == "gemm":
+    if f["family"] == "matmul":
         return PRODUCTS
-    if f["family"] == "row":
+    if f["family"] == "rows":
         return [sizes for sizes, _ in cases.rows_of(f, [[shape, 0] for shape in ROWS])]
     return (
         [(1, 40, 2), (64, 1000, 1), (3, 300001, 1), (2, 513, 640)]
-        if f["family"] == "reduce"
+        if f["family"] == "reduction"
         else cases.of_form(f, SHAPES)
     )
 
@@ -164,7 +164,7 @@ def device(driver):
 
 def test_kernels_without_wgmma(device):
     """What a loader compiles for sm_90 is empty there, and may have a warp's threads."""
-    products = [f for f in FUNCTIONS if f["family"] == "gemm" and f["dtypes"][0] == "bf16"]
+    products = [f for f in FUNCTIONS if f["family"] == "matmul" and f["dtypes"][0] == "bf16"]
     assert products
     for threads in (32, 0):
         device.log.threads, found = threads, set()

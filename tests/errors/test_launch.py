@@ -42,10 +42,10 @@ def lib(cuda):
 
 
 SHARED = {
-    "row": 48 << 10,
-    "reduce": 48 << 10,
-    "gemm": 99 << 10,
-    "logits": 99 << 10,
+    "rows": 48 << 10,
+    "reduction": 48 << 10,
+    "matmul": 99 << 10,
+    "linear_cross_entropy": 99 << 10,
 }  # what each device has
 
 
@@ -56,7 +56,7 @@ def test_the_callers_stream(cuda, functions):
         assert cuda.call(f, call.values, STREAM) == 0
         seen = cuda.seen
         least = 1 + (
-            f["scratch"] and f["family"] not in ("gemm", "map")
+            f["scratch"] and f["family"] not in ("matmul", "elementwise")
         )  # a depth that is not shared out needs one, and so do few rows
         assert least <= seen.count - before <= cases.most_launches(f) and seen.stream == STREAM, f[
             "name"
@@ -97,7 +97,7 @@ def test_its_own_runtime(cuda, tmp_path):
 
 
 ROWS = [
-    f for f in FUNCTIONS if f["family"] == "row" and f["activation"] == "none"
+    f for f in FUNCTIONS if f["family"] == "rows" and f["activation"] == "none"
 ]  # whose activation says nothing about a launch
 
 
@@ -216,7 +216,9 @@ def test_more_blocks_than_a_launch_may_have(cuda, functions):
 def test_more_channels_than_a_launch_may_have(cuda):
     """Of which some gradient is a channel's, by a block of its own: refused before anything is launched, unless nobody wants it."""
     planes = [
-        f for f in FUNCTIONS if f["family"] == "map" and f["scratch"] and "channels" in f["sizes"]
+        f
+        for f in FUNCTIONS
+        if f["family"] == "elementwise" and f["scratch"] and "channels" in f["sizes"]
     ]
     for f in planes:
         for channels in (2**31 - 1, 2**31, 2**32 + 5):

@@ -27,7 +27,7 @@ def test_who_has_one():
     assert all(
         f["scratch"] == bool(sums(f))
         for f in FUNCTIONS
-        if f["family"] not in ("reduce", "gemm", "logits")
+        if f["family"] not in ("reduction", "matmul", "linear_cross_entropy")
     )
     assert all(f["workspace"] for f in FUNCTIONS if f["bwd"] or f["scratch"])
 

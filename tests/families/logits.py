@@ -220,7 +220,7 @@ FAULTS = {
 def entry(pattern):
     """kf's own entry, but for its head: of what the op over rows has one of per row the names are that op's."""
     text = (
-        (kflib.ROOT / "gen/spec/logits.toml")
+        (kflib.ROOT / "gen/kfgen/families/linear_cross_entropy/ops.toml")
         .read_text()
         .partition(f"[op.{pattern}]\n")[2]
         .partition("\n\n")[0]
@@ -234,15 +234,17 @@ def entry(pattern):
 
 
 # tests/support/odd_names.py has these entries with all the names that there are.
-NAMES = {"logits": [entry("linear_cross_entropy"), entry("linear_cross_entropy_with_grad")]}
-FEW_NAMES = {"logits": 5}  # its code has few that do not begin with kfi_
-SOME_NAMES = {"logits": {"apart", "chunk", "weight"}}
+NAMES = {
+    "linear_cross_entropy": [entry("linear_cross_entropy"), entry("linear_cross_entropy_with_grad")]
+}
+FEW_NAMES = {"linear_cross_entropy": 5}  # its code has few that do not begin with kfi_
+SOME_NAMES = {"linear_cross_entropy": {"apart", "chunk", "weight"}}
 # Which functions there are: tests/gen/test_names.py.
 FUNCTIONS = {
     "linear_cross_entropy": (0, True, "with numbers of 32 bits too", False),
     "linear_cross_entropy_with_grad": (0, True, "with both of these", False),
 }
 # One function, and the tokens that its header may have: tests/headers/test_compile_cost.py.
-COMPILED = {"logits": ("kf_linear_cross_entropy_bf16", 104000)}
+COMPILED = {"linear_cross_entropy": ("kf_linear_cross_entropy_bf16", 104000)}
 # Of the Python package that level 1 builds it has none: units of theirs have all products in them, half a minute of compilation.
 ON_TENSORS = ["linear_cross_entropy_with_grad"]  # that level 1 has of functions on tensors

@@ -117,7 +117,7 @@ def check(call, got, weights=None):
 
 # tests/support/odd_names.py has these entries with all the names that there are.
 NAMES = {
-    "lookup": [
+    "embedding": [
         """
 operands = { <w> = "table", <i> = { kind = "number", dtype = "I", grad = false } }
 scalars = { padding_idx = { kind = "int", value = 2, default = -1 }, <s> = 2.0 }
@@ -129,7 +129,7 @@ ref = "<w> * <s>"
 # The kinds are right: what is not, is seen.
 REFUSED = {
     "a number without its dtype": (
-        '[op.rows_of]\nfamily = "lookup"\nbrief = "b"\noperands = { w = "table", i = "number" }\nexpr = "w"\nref = "w"\n',
+        '[op.rows_of]\nfamily = "embedding"\nbrief = "b"\noperands = { w = "table", i = "number" }\nexpr = "w"\nref = "w"\n',
         "op.rows_of",
         "operands",
         'i = { kind = "number", dtype = "T", grad = true }',
@@ -139,7 +139,7 @@ REFUSED = {
 # Which functions there are: tests/gen/test_names.py.
 FUNCTIONS = dict.fromkeys(("embedding",), (0, True, "with numbers of 32 bits too", True))
 # One function, and the tokens that its header may have: tests/headers/test_compile_cost.py.
-COMPILED = {"lookup": ("kf_embedding_bwd_bf16", 44500)}
+COMPILED = {"embedding": ("kf_embedding_bwd_bf16", 44500)}
 PACKAGED = ["embedding"]  # that the Python package has which level 1 builds
 ON_TENSORS = ["embedding"]  # that level 1 has of functions on tensors
 

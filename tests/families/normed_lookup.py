@@ -263,7 +263,7 @@ def backward(call, got, compute, limit):
 
 # tests/support/odd_names.py has these entries with all the names that there are.
 NAMES = {
-    "normed_lookup": [
+    "embedding_layer_norm": [
         """
 operands.<w> = "table"
 operands.<p> = "positions"
@@ -333,4 +333,4 @@ FUNCTIONS = dict.fromkeys(
 )
 ON_TENSORS = ["embedding_add_layer_norm"]  # that level 1 has of functions on tensors
 # One function, and the tokens that its header may have: tests/headers/test_compile_cost.py.
-COMPILED = {"normed_lookup": ("kf_embedding_add_layer_norm_bwd_bf16", 75000)}
+COMPILED = {"embedding_layer_norm": ("kf_embedding_add_layer_norm_bwd_bf16", 75000)}

@@ -265,7 +265,7 @@ BROKEN = {
 }
 # tests/support/odd_names.py has these entries with all the names that there are.
 NAMES = {
-    "normed_pairs": [
+    "rope_norm": [
         """
 operands.<x> = { kind = "neighbours", parts = ["<a>", "<b>"] }
 operands.<k> = "more"
@@ -287,7 +287,7 @@ FUNCTIONS = dict.fromkeys(
     (0, True, "with numbers of 32 bits too", True),
 )
 # One function, and the tokens that its header may have: tests/headers/test_compile_cost.py.
-COMPILED = {"normed_pairs": ("kf_rope_rms_norm_qk_bwd_bf16", 61000)}
+COMPILED = {"rope_norm": ("kf_rope_rms_norm_qk_bwd_bf16", 61000)}
 ON_TENSORS = ["rope_rms_norm_qk"]  # that level 1 has of functions on tensors
 
 
@@ -297,7 +297,7 @@ HALVES = '{ kind = "halves", parts = ["a", "b"] }'
 
 def normed(operands, norm):
     """An op of pairs behind a norm of each head."""
-    return cases.of_family("pairs").turned(operands, "normed_pairs") + f"norm = {norm}\n"
+    return cases.of_family("pairs").turned(operands, "rope_norm") + f"norm = {norm}\n"
 
 
 REFUSED = {

@@ -270,7 +270,7 @@ BROKEN = {
 }
 # tests/support/odd_names.py has these entries with all the names that there are.
 NAMES = {
-    "pairs": [
+    "rope": [
         """
 operands.<x> = { kind = "halves", parts = ["<a>", "<b>"] }
 operands.<k> = "more"
@@ -298,7 +298,7 @@ FUNCTIONS = dict.fromkeys(
     (0, True, "with numbers of 32 bits too", True),
 )
 # One function, and the tokens that its header may have: tests/headers/test_compile_cost.py.
-COMPILED = {"pairs": ("kf_rope_bf16", 44500)}
+COMPILED = {"rope": ("kf_rope_bf16", 44500)}
 PACKAGED = ["rope_qk"]  # that the Python package has which level 1 builds
 ON_TENSORS = [
     "rope",
@@ -312,7 +312,7 @@ ON_TENSORS = [
 HALVES = '{ kind = "halves", parts = ["a", "b"] }'
 
 
-def turned(operands, family="pairs"):
+def turned(operands, family="rope"):
     """An op of pairs."""
     place = '{ kind = "number", dtype = "I", grad = false }'
     return f'''[op.turn]

@@ -55,7 +55,7 @@ BROKEN = {
 }
 # tests/support/odd_names.py has these entries with all the names that there are.
 NAMES = {
-    "reduce": [
+    "reduction": [
         """
 operands = { <a> = { kind = "elem", grad = false } }
 outputs = { <y> = "max(<a>)", <i> = "argmax(<a>)" }
@@ -72,7 +72,7 @@ PACKAGED = ["argmax"]  # that the Python package has which level 1 builds
 PLAIN, NO_GRADIENT = '{ x = "elem" }', '{ x = { kind = "elem", grad = false } }'
 
 
-def reduce(outputs, operands=PLAIN, family="reduce"):
+def reduce(outputs, operands=PLAIN, family="reduction"):
     return f'''[op.total]
 family = "{family}"
 brief = "x's"
@@ -112,7 +112,7 @@ REFUSED = {
         "docs/hacking.md",
     ),
     "a place over rows": (
-        reduce('{ out = "argmax(x)" }', family="row"),
+        reduce('{ out = "argmax(x)" }', family="rows"),
         "op.total",
         "expr",
         "calls `argmax`; the words are",
@@ -124,13 +124,13 @@ REFUSED = {
 OWN_OPS = ("farthest", "nearest")
 OWN = """
 [op.farthest]
-family = "reduce"
+family = "reduction"
 brief = "where |x| is largest"
 operands = { x = { kind = "elem", grad = false } }
 outputs = { place = "argmax(abs(x))" }
 refs = { place = "argmax(abs(x))" }
 [op.nearest]
-family = "reduce"
+family = "reduction"
 brief = "the smallest |x| * scale, and where it is"
 operands = { x = { kind = "elem", grad = false } }
 scalars = { scale = 2 }

@@ -37,7 +37,7 @@ def has_formulas(f):
 ROUNDED = {"hardsigmoid": 1e-7}  # PyTorch's gradient has 1/6 of float32, in float64 too
 AGAIN = torchops.PLAIN if cases.LEVEL > 1 else torchops.few(torchops.PLAIN)
 # What torch.compile decomposes: of each op one activation at level 1, none of which needs the library.
-DECOMPOSED = [f for f in EVERY if f["family"] == "map" and has_formulas(f)]
+DECOMPOSED = [f for f in EVERY if f["family"] == "elementwise" and has_formulas(f)]
 BY_RESULT = [
     f
     for f in DECOMPOSED
@@ -89,7 +89,11 @@ def test_which_have_second_derivatives():
     factors."""
     without = {of(f).name for f in EVERY if not has_formulas(f)}
     assert (
-        not {f["op"] for f in EVERY if f["family"] in ("map", "reduce") and of(f).name in without}
+        not {
+            f["op"]
+            for f in EVERY
+            if f["family"] in ("elementwise", "reduction") and of(f).name in without
+        }
         and "softmax" not in without
     )
     assert {"layer_norm", "cross_entropy", "rms_norm", "linear", "linear_act_mul"} <= without

@@ -95,7 +95,7 @@ def op(draw, name, chained):
     return "\n".join(
         (
             f'[op."{name}{"_{act}" if act else ""}"]',
-            'family = "row"',
+            'family = "rows"',
             'brief = "random"',
             'types = "weights"' if weights else "",
             f'operands = {{ x = "elem", y = "elem", w = {weight}, r = "per_row" }}',
@@ -190,7 +190,7 @@ def test_found(expr, include, memory, tmp_path):
     right(
         f"""
 [op."found{"_{act}" if "act(" in expr else ""}"]
-family = "row"
+family = "rows"
 brief = "found"
 operands = {{ x = "elem", y = "elem", w = {{ kind = "row", absent = 1 }}, r = "per_row" }}
 expr = "{expr}"
@@ -220,7 +220,7 @@ def test_chained(include, memory, tmp_path):
         "".join(
             f"""
 [op.{name}]
-family = "row"
+family = "rows"
 brief = "{name}"
 operands = {{ x = "elem"{', y = "elem"' if "y" in expr else ""} }}
 expr = "{expr}"

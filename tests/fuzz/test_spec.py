@@ -26,7 +26,7 @@ ENTRIES = {
             "scalars": {"knee": 0.5},
         },
         "share_{act}": {
-            "family": "row",
+            "family": "rows",
             "brief": "a share of a row",
             "types": "weights",
             "scalars": {"gain": 0.5},

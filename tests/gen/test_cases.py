@@ -46,7 +46,7 @@ def test_shared_out_shapes_are_all_there():
     """Of the long rows an activation has a share, and the activations of a kernel have them all between them, whichever are left out."""
     kernels = {}
     for f in kflib.manifest()["functions"]:
-        if f["family"] == "row" and f["activation"] not in ("none", "gelu"):
+        if f["family"] == "rows" and f["activation"] not in ("none", "gelu"):
             kernels.setdefault((f["op"], f["bwd"], *f["dtypes"]), []).append(f)
     assert kernels
     for members in kernels.values():

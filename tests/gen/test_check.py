@@ -114,14 +114,14 @@ def with_field(entry, **fields):
 def test_altered_ops_are_found(pattern):
     """A reference that differs by a little in one operand is seen as a wrong value and as wrong gradients."""
     op = SPEC.ops[pattern]
-    name = "logits" if op.family == "logits" else op.operands[0].values[0]
+    name = "logits" if op.family == "linear_cross_entropy" else op.operands[0].values[0]
     in_one = (
-        f"{name} * {name}" if op.family != "gemm" else "({0}) * ({0})"
+        f"{name} * {name}" if op.family != "matmul" else "({0}) * ({0})"
     )  # whose operands have shapes of their own: a little in all of them
     refs = {out: text + f" + 1e-6 * {in_one.format(text)}" for out, text in op.refs.items()}
     found = []
     check._op(with_field(op, refs=refs), op.activations[-1], found)
-    at = f"{name} = " if op.family != "gemm" else "value = "
+    at = f"{name} = " if op.family != "matmul" else "value = "
     assert any("against its ref" in f and f"[op.{pattern}]" in f and at in f for f in found)
     if op.types == "one" and any(o.grad for o in op.operands):
         wide = with_field(
@@ -181,7 +181,7 @@ def test_message_and_exit_code(tmp_path, capsys):
 # A value may have the name of a word, as layer_norm's saved mean: to call the word is not to read the value.
 NAMED = """
 [op.centred_again]
-family = "row"
+family = "rows"
 brief = "y less its mean"
 operands = { x = "elem" }
 saved = { mean = "mean(y)" }
@@ -189,7 +189,7 @@ outputs = { y = "x - mean(x)", z = "y - mean" }
 refs = { y = "x - mean(x)", z = "y - mean(y)" }
 
 [op.centred]
-family = "row"
+family = "rows"
 brief = "x less its mean, and the mean"
 operands = { x = "elem" }
 outputs = { mean = "mean (x)", y = "x - mean (x)" }
@@ -240,13 +240,13 @@ def test_ops_without_gradients(tmp_path, capsys):
 
 FLOAT32 = """
 [op.naive]
-family = "row"
+family = "rows"
 brief = "a softmax that overflows"
 operands = { x = "elem" }
 expr = "exp(x) / sum(exp(x))"
 ref = "np.exp(x) / sum(np.exp(x))"
 [op.careful]
-family = "row"
+family = "rows"
 brief = "one that does not"
 operands = { x = "elem" }
 expr = "e = exp(x - stop(max(x))); e / sum(e)"

@@ -275,9 +275,9 @@ def test_again_where_it_must(what, stamped, checkout, tmp_path):
     header = tmp_path / "out/kf/ops/add.h"
     before = header.read_text()
     edited = {
-        "template": "templates/cpu/map.h.j2",
+        "template": "templates/elementwise/kernel.h.j2",
         "python": "gen/kfgen/names.py",
-        "entry": "gen/spec/map.toml",
+        "entry": "gen/kfgen/families/elementwise/ops.toml",
         "version": "include/kf/core/version.h",
     }
     if what in edited:
@@ -309,6 +309,9 @@ def test_again_where_it_must(what, stamped, checkout, tmp_path):
 
 def test_touched_is_not_changed(stamped, checkout, tmp_path):
     stamped()
-    for path in (tmp_path / "out/kf/ops/add.h", checkout / "gen/spec/map.toml"):
+    for path in (
+        tmp_path / "out/kf/ops/add.h",
+        checkout / "gen/kfgen/families/elementwise/ops.toml",
+    ):
         path.touch()
     assert "up to date" in stamped()

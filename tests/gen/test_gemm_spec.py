@@ -6,7 +6,7 @@ from kfgen import contract, spec
 from kfgen.expand import kernels
 
 ENTRY = {
-    "family": '"gemm"',
+    "family": '"matmul"',
     "brief": '"own"',
     "operands": '{ x = "left", weight = "right", bias = { kind = "row", absent = 0 } }',
     "saved": '{ pre = "acc + bias" }',

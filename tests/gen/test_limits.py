@@ -6,7 +6,8 @@ import re
 import kflib
 import pytest
 from kfgen import expand, limits, spec
-from kfgen.families import map_c, row_c
+from kfgen.families.elementwise import c as map_c
+from kfgen.families.rows import c as row_c
 
 HEADER = kflib.ROOT / "include/kf/core/limits.h"
 NAMES = {"KFI_MAX_" + name: value for name, value in vars(limits).items() if name.isupper()}

@@ -100,7 +100,7 @@ def test_counterparts():
         for name, a in tensors(f).items():
             if a["use"] == "gradient":
                 of = forward[a["of"]]
-                of_weights = f["family"] == "gemm" and a["var"] == "U"  # a forward has one dtype
+                of_weights = f["family"] == "matmul" and a["var"] == "U"  # a forward has one dtype
                 assert (of["role"] == "in") == (a["role"] != "in") and of["shape"] == a["shape"], (
                     f["name"],
                     name,
@@ -311,11 +311,11 @@ def test_stages():
     for f in FUNCTIONS.values():
         stages = 1 + any(a["role"] == "sum" for a in f["arguments"])
         assert all(f["stages"]) and (
-            len(f["stages"]) == stages or f["family"] not in ("map", "row")
+            len(f["stages"]) == stages or f["family"] not in ("elementwise", "rows")
         ), f["name"]
         assert all(len(set(stage)) == len(stage) for stage in f["stages"])
         if (
-            f["family"] not in ("gemm", "logits")
+            f["family"] not in ("matmul", "linear_cross_entropy")
         ):  # of a backward the products for the inputs and for the weights may be made by the same kernels
             assert len({name for stage in f["stages"] for name in stage}) == sum(
                 map(len, f["stages"])
@@ -438,7 +438,7 @@ def test_workspaces_of_two_calls():
             f["bwd"]
             or f["scratch"]
             or f["form"] in ("planes", "groups", "channels", "axis")
-            and f["family"] != "map"
+            and f["family"] != "elementwise"
         )
     assert all(
         bool(f["workspace"]) == ("WORKSPACE" in f["errors"]) == bool(f["workspace_arguments"])
@@ -520,7 +520,7 @@ def test_cost():
                 if a["kind"] in ("right", "two_rights") and a["role"] == "in"
             )
             extents, products = 3, 2 * weights * (2 if f["bwd"] else 1) * 3**4
-            if f["family"] == "logits":  # of no batch, and of one call's gradients
+            if f["family"] == "linear_cross_entropy":  # of no batch, and of one call's gradients
                 extents, products = 2, (6 if "dx" in tensors(f) else 2) * 3**3
         assert (
             eval(f["cost"]["bytes"], {}, sizes) == found
@@ -546,7 +546,9 @@ def test_strides():
     structs = {}
     for f in FUNCTIONS.values():
         given = [a for a in f["arguments"] if a["role"] == "strides"]
-        assert len(given) == (f["family"] in ("row", "reduce", "gemm", "logits")), f["name"]
+        assert len(given) == (
+            f["family"] in ("rows", "reduction", "matmul", "linear_cross_entropy")
+        ), f["name"]
         fields = given[0]["fields"] if given else []
         assert structs.setdefault(f["op"], (given and given[0]["struct"], fields)) == (
             given and given[0]["struct"],
@@ -556,7 +558,7 @@ def test_strides():
         for name, a in tensors(f).items():
             assert a["broadcast"] == (bool(a["strides"]) and a["role"] == "in")
             assert bool(a["strides"]) == (
-                bool(given) and (a["kind"] in ("elem", "left", "right") or f["family"] == "gemm")
+                bool(given) and (a["kind"] in ("elem", "left", "right") or f["family"] == "matmul")
             ), (f["name"], name)
             at = fields.index(a["strides"][0]) if a["strides"] else 0
             first = f"{name}_batch" if a["kind"] in ("row", "two_rows", "depth") else name

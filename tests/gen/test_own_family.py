@@ -16,15 +16,6 @@ from storage import EPS, from_float, to_float
 
 pytestmark = pytest.mark.xdist_group("own family")  # whose headers are made once
 FOLDER = kflib.ROOT / "tests/families/stencil"
-ENTRY = """
-[op.smooth]
-family = "stencil"
-brief = "middle * x and side * its neighbours"
-operands = { x = { kind = "line", parts = ["west", "here", "east"] } }
-scalars = { middle = 0.5, side = -0.25 }
-expr = "here * middle + side * (west - 2 * east)"
-ref = "here * middle + side * (west - 2 * east)"
-"""
 
 
 def kfgen(*arguments):
@@ -40,15 +31,14 @@ def kfgen(*arguments):
 def own(tmp_path_factory):
     """(functions, where their headers are, the words that name family and ops)."""
     folder = tmp_path_factory.mktemp("own")
-    (folder / "lines.toml").write_text(ENTRY)
-    words = ["--family", FOLDER, "--spec", folder / "lines.toml"]
+    words = ["--family", FOLDER]
     made = kfgen("render", *words, "--out", folder / "include")
     assert made.returncode == 0, made.stderr
     listed = json.loads(kfgen("list", "--json", *words).stdout)
     functions = [f for f in listed["functions"] if f["family"] == "stencil"]
     return (
         functions,
-        [kflib.ROOT / "include", kflib.rendered(), folder / "include", FOLDER.parent],
+        [kflib.ROOT / "include", kflib.rendered(), folder / "include", FOLDER / "include"],
         words,
     )
 
@@ -130,7 +120,7 @@ def test_what_is_said_of_it(own):
     assert (
         forward["axes"] is None
         and forward["backward"] == "kf_smooth_bwd_bf16"
-        and forward["header"] == "kf/user/lines/smooth"
+        and forward["header"] == "kf/user/stencil/smooth"
     )
     assert [a["in_place"] for a in forward["arguments"] if a["role"] == "out"] == [[]] and forward[
         "bytes"
@@ -139,7 +129,7 @@ def test_what_is_said_of_it(own):
         found.stderr
     )
     assert (
-        "templates/cuda/stencil_kernel.j2"
+        "stencil/templates/kernel.cuh.j2"
         in (found := kfgen("explain", *words, "kf_smooth_bwd_f32")).stdout
     ), found.stderr
 
@@ -149,8 +139,8 @@ def test_what_is_said_of_it(own):
     [
         ("", "has no FAMILY"),
         (
-            "from kfgen.families.map import Map\nFAMILY = Map()\n",
-            "there is a family called `map` already",
+            "from kfgen.families.elementwise.family import Elementwise\nFAMILY = Elementwise()\n",
+            "there is a family called `elementwise` already",
         ),
     ],
 )

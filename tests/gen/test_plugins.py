@@ -130,7 +130,7 @@ def test_what_names_one_is_seen():
     pattern, ops = words_of("lookup")
     for line in (
         'assert f["family"] == "lookup"',
-        "from kfgen.families.lookup import Lookup",
+        "from kfgen.families.embedding.family import Lookup",
         "kf_cpu_embedding_bwd_f32(",
         "kf.ops.embedding(x)",
         "#include <kf/core/embedding/embedding.h>",

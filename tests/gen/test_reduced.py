@@ -29,9 +29,9 @@ def path(tmp_path):
 def test_entries(path):
     ops = spec.load([path]).ops
     assert [ops[name].family for name in ("gap", "gap_mean", "gap_sum")] == [
-        "map",
-        "reduce",
-        "reduce",
+        "elementwise",
+        "reduction",
+        "reduction",
     ]
     for word in ("mean", "sum"):
         op = ops[f"gap_{word}"]

@@ -10,7 +10,7 @@ import sys
 import cases
 import kflib
 import pytest
-from kfgen import aliases, render, spec
+from kfgen import families, render, spec
 from kfgen.cli import main
 from kfgen.render import PARTS, ROOT, TEMPLATES, Renderer, Selection, parts
 
@@ -76,7 +76,7 @@ def test_an_edit_of_one_template_changes_its_files_alone(tmp_path, monkeypatch, 
         to.parent.mkdir(parents=True, exist_ok=True)
         to.write_bytes(p.read_bytes())
     monkeypatch.setattr(render, "TEMPLATES", copy)
-    run = copy / "cpu/map_run.j2"
+    run = copy / "elementwise/run.h.j2"
     run.write_text("/* edited */\n" + run.read_text())
     again = {
         p: t
@@ -86,7 +86,7 @@ def test_an_edit_of_one_template_changes_its_files_alone(tmp_path, monkeypatch, 
     changed = {p for p, t in again.items() if t != files[p]}
     assert (
         changed
-        == {p for p in again if "from templates/cpu/map.h.j2" in files[p]}
+        == {p for p in again if "from templates/elementwise/kernel.h.j2" in files[p]}
         == {"kf/ops/add.kernels.h", "kf/ops/act_dropout.kernels.h"}
     )
 
@@ -120,9 +120,10 @@ def test_depfile(tmp_path):
     target, _, rest = (tmp_path / "deps.d").read_text().partition(": ")
     assert pathlib.Path(target).is_file()
     listed = {pathlib.Path(p) for p in rest.split()}
-    used = {*TEMPLATES.glob("*.j2"), *TEMPLATES.glob("c*/*.j2")}
-    own = {ROOT / "gen/kfgen/kernel.py", ROOT / "gen/kfgen/families/map.py"}
-    entries = set((ROOT / "gen/spec").glob("*.toml")) - {aliases.PATH}  # which no header has
+    folders = [TEMPLATES / name for name in ("", "op", *families.FAMILIES)]
+    used = {p for folder in folders for p in folder.glob("*.j2")}
+    own = {ROOT / "gen/kfgen/kernel.py", ROOT / "gen/kfgen/families/elementwise/family.py"}
+    entries = set(spec.builtin_files())
     assert listed >= used | own | entries | {ROOT / "include/kf/core/version.h"}
 
 

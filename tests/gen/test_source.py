@@ -30,7 +30,7 @@ def said(capsys, *arguments):
         (
             "kf_add_relu_f16",
             [
-                "gen/spec/map.toml",
+                "gen/kfgen/families/elementwise/ops.toml",
                 '[op."add_{act}"]',
                 "[activation.relu]",
                 'expr = "where(x <= 0, 0, x)"',
@@ -40,17 +40,21 @@ def said(capsys, *arguments):
                 "(x <= 0.0f ? 0.0f : dy)",
                 "derived from its expr",
                 "kfk_add_f16<1, 8, 1>",
-                "templates/cuda/map_each.j2",
+                "templates/elementwise/each.cuh.j2",
                 "kf/ops/add.cuh",
             ],
         ),
         (
             "kf_bias_gelu_bwd_bf16",
-            ["dbias", "kfi_gelu_bwd_lp(x)", "templates/cuda/map_sum.j2", "kf/ops/bias.cuh"],
+            ["dbias", "kfi_gelu_bwd_lp(x)", "templates/elementwise/sum.cuh.j2", "kf/ops/bias.cuh"],
         ),
         (
             "kf_cpu_bias_gelu_bwd_bf16",
-            ["kf_result_t kf_cpu_bias_gelu_bwd_bf16(", "templates/cpu/map_run.j2", "kf/ops/bias.h"],
+            [
+                "kf_result_t kf_cpu_bias_gelu_bwd_bf16(",
+                "templates/elementwise/run.h.j2",
+                "kf/ops/bias.h",
+            ],
         ),
         (
             "kf_silu_dropout_state_f32",
@@ -69,7 +73,7 @@ def test_explain(capsys, name, parts):
     text = said(capsys, "explain", name)
     for part in parts:
         assert part in text
-    assert ("templates/cpu" in text) != ("templates/cuda" in text)
+    assert ("/kernel.h.j2" in text) != ("/run.cuh.j2" in text)
     assert "[activation.elu]" not in text and not re.search(r"[ \t]+$", text, re.M)
 
 
@@ -79,7 +83,7 @@ def test_explain_of_a_users_function(capsys, tmp_path):
     text = said(capsys, "explain", "kf_add_twice_f16", "--spec", str(path))
     assert (
         str(path) in text
-        and "gen/spec/map.toml" in text
+        and "gen/kfgen/families/elementwise/ops.toml" in text
         and "kf/user/mine/add.cuh" in text
         and "kf/mine.cuh" in text
     )

@@ -8,7 +8,7 @@ from kfgen.cli import main
 
 ACT = {"brief": '"twice x"', "expr": '"2 * x"', "ref": '"2 * x"'}
 ROW = {
-    "family": '"row"',
+    "family": '"rows"',
     "brief": '"x over its sum"',
     "operands": '{ x = "elem" }',
     "expr": '"x / sum(x)"',
@@ -47,7 +47,10 @@ def row(name="share", **change):
 
 def reduce(**change):
     return entry(
-        "op", '"total"', ROW | {"family": '"reduce"', "expr": '"sum(x)"', "ref": '"sum(x)"'}, change
+        "op",
+        '"total"',
+        ROW | {"family": '"reduction"', "expr": '"sum(x)"', "ref": '"sum(x)"'},
+        change,
     )
 
 
@@ -385,14 +388,14 @@ CASES = {
         "op.plus",
         "reduced",
         "needs one result, elem operands",
-        'family = "reduce"',
+        'family = "reduction"',
     ),
     "reduced with activations": (
         op(reduced='["sum"]'),
         "op.plus_{act}",
         "reduced",
         "no {act}",
-        'family = "reduce"',
+        'family = "reduction"',
     ),
     "queries and rows": (
         row(
@@ -451,8 +454,8 @@ CASES = {
         op(layout='"channels"'),
         "op.plus_{act}",
         "layout",
-        "of an op of family 'map'",
-        'family = "row"',
+        "of an op of family 'elementwise'",
+        'family = "rows"',
     ),
     "channels of rows": (
         row(layout='"channels"', operands='{ x = "elem", w = "row" }', expr='"x * w / sum(x)"'),
@@ -480,7 +483,7 @@ CASES = {
         "op.plus_{act}",
         "updates",
         "belongs to ops over rows",
-        'family = "row"',
+        'family = "rows"',
     ),
     "update of no operand": (
         row(updates='{ k = "sum(x)" }'),
@@ -749,7 +752,7 @@ CASES = {
         "op.total",
         "expr",
         "`out` differs along the axis",
-        'family = "row"',
+        'family = "rows"',
     ),
     "nothing reduced over an axis": (
         reduce(expr='"x"'),
@@ -770,7 +773,7 @@ CASES = {
         "op.total",
         "saved",
         "belongs to ops over rows",
-        'family = "row"',
+        'family = "rows"',
     ),
     "column over an axis": (
         reduce(expr='"sum(x * column)"'),
@@ -785,7 +788,7 @@ CASES = {
         "op.share",
         "empty",
         "is 'error'",
-        'family = "reduce"',
+        'family = "reduction"',
     ),
     **{
         f"operand called {name} over an axis": (
@@ -1001,7 +1004,7 @@ CASES = {
         "op.share",
         "expr",
         "reduces nothing over a row",
-        'leave out family = "row"',
+        'leave out family = "rows"',
     ),
     "a result of no tensor": (
         row(
@@ -1072,14 +1075,14 @@ CASES = {
         "op.plus_{act}",
         "saved",
         "belongs to ops over rows",
-        'family = "row"',
+        'family = "rows"',
     ),
     "grads elsewhere": (
         op(grads='{ a = "dout" }'),
         "op.plus_{act}",
         "grads",
         "belongs to ops over rows",
-        'family = "row"',
+        'family = "rows"',
     ),
     "saved of a list": (row(saved='["s"]'), "op.share", "saved", "is ['s']", "saved = { rstd"),
     "saved of a number": (

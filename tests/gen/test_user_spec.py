@@ -3,6 +3,7 @@
 
 import shutil
 import subprocess
+import tomllib
 
 import cases
 import checks
@@ -10,8 +11,11 @@ import kflib
 import pytest
 import toolkit
 from compilers import quick
+from kfgen import families
 from kfgen import spec as specs
 from kfgen.cli import main
+from kfgen.entries import Fields, Spec
+from kfgen.paths import called
 from kfgen.render import Renderer, Selection, parts
 
 SPEC = """
@@ -329,11 +333,11 @@ sum(np.where(column == label, {0}, 0)))" }}
 """
 LABEL = 'label = { kind = "per_row", dtype = "I", grad = false }'
 LOSSES = {
-    "rows": '[op.sharp_loss]\nfamily = "row"\nbrief = "2 lse - x[label]"\noperands = { x = "elem", '
+    "rows": '[op.sharp_loss]\nfamily = "rows"\nbrief = "2 lse - x[label]"\noperands = { x = "elem", '
     + LABEL
     + " }"
     + SHARP.format("x"),
-    "layer": '[op.linear_sharp_loss]\nfamily = "logits"\nrows = "sharp_loss"\nbrief = "of x . weight^T + bias"\n'
+    "layer": '[op.linear_sharp_loss]\nfamily = "linear_cross_entropy"\nrows = "sharp_loss"\nbrief = "of x . weight^T + bias"\n'
     'operands = { x = { kind = "left", grad = false }, weight = { kind = "right", grad = false }, bias = { kind = "row", grad = false, '
     "absent = 0 }, " + LABEL + " }" + SHARP.format("logits"),
 }
@@ -463,3 +467,23 @@ def test_unusual_ops(tmp_path, capsys):
             cases.of_form(f, {"flat": (1000,), "rows": (5, 300), "planes": (2, 3, 304)}),
             files=(path,),
         )
+
+
+@pytest.mark.parametrize("former, name", families.SYNONYMS.items())
+def test_former_names_of_families(former, name, tmp_path):
+    """A spec file may call a family what it was called before: the entries are the same."""
+    [op, *_] = [o for o in specs.load().ops.values() if o.family == name]
+    [path] = [p for p in specs.builtin_files() if called(p) == op.file]
+    entry = tomllib.loads(path.read_text())["op"][op.pattern]
+    found = [
+        specs.load_op(
+            made := Spec({}, {}, []),
+            "mine.toml",
+            op.pattern,
+            Fields("mine.toml", "op", entry | {"family": word}),
+            False,
+        )
+        or made.ops[op.pattern]
+        for word in (former, name)
+    ]
+    assert found[0] == found[1] and found[0].family == name

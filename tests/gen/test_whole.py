@@ -66,25 +66,27 @@ ref = "{expr}"
     "family, scalar, said",
     [
         (
-            "map",
+            "elementwise",
             '{ kind = "int", value = 1 }',
-            "`knee` is a whole number, which family 'map' does not take",
+            "`knee` is a whole number, which family 'elementwise' does not take",
         ),
         (
-            "reduce",
+            "reduction",
             '{ kind = "int", value = 1 }',
-            "`knee` is a whole number, which family 'reduce' does not take",
+            "`knee` is a whole number, which family 'reduction' does not take",
         ),
-        ("row", '{ kind = "int", value = 0.5 }', "knee is {'kind': 'int', 'value': 0.5}"),
-        ("row", '{ kind = "int" }', "knee is {'kind': 'int'}"),
-        ("row", '{ kind = "float", value = 1 }', "knee is {'kind': 'float', 'value': 1}"),
+        ("rows", '{ kind = "int", value = 0.5 }', "knee is {'kind': 'int', 'value': 0.5}"),
+        ("rows", '{ kind = "int" }', "knee is {'kind': 'int'}"),
+        ("rows", '{ kind = "float", value = 1 }', "knee is {'kind': 'float', 'value': 1}"),
     ],
 )
 def test_scalars_that_are_refused(tmp_path, family, scalar, said):
     path = tmp_path / "mine.toml"
     path.write_text(
         ENTRY.format(
-            family=family, scalar=scalar, expr="x * knee" if family == "map" else "sum(x) * knee"
+            family=family,
+            scalar=scalar,
+            expr="x * knee" if family == "elementwise" else "sum(x) * knee",
         )
     )
     with pytest.raises(spec.SpecError) as caught:

@@ -20,10 +20,10 @@ FUNCTIONS = {f["name"]: f for f in kflib.on("cuda", kflib.manifest()["functions"
 # One of each family, gradients whose sums have a second stage where there are any, and the tokens that its header may have beyond CUDA's own: what it
 # had when the budget was set, and a twelfth.
 ONE = {
-    "map": ("kf_bias_gelu_bwd_bf16", 39500),
-    "row": ("kf_layer_norm_bwd_bf16", 83000),
-    "reduce": ("kf_sum_f32", 46000),
-    "gemm": ("kf_linear_gelu_bwd_bf16", 57500),
+    "elementwise": ("kf_bias_gelu_bwd_bf16", 39500),
+    "rows": ("kf_layer_norm_bwd_bf16", 83000),
+    "reduction": ("kf_sum_f32", 46000),
+    "matmul": ("kf_linear_gelu_bwd_bf16", 57500),
     **cases.said("COMPILED"),
 }
 C_OVER = 3.5  # kf/kf.h and one call, times that op's own header and the call, in processor time; 0.3 more for each 1,000 functions beyond 5,200
@@ -81,7 +81,7 @@ def test_instructions_of_op_headers(include, tmp_path):
     counts it, with a call; a call of a norm compiles kernels that take longer than all headers."""
     flags = [f"-I{d}" for d in include]
     counts = {}
-    for name in ("floor", ONE["row"][0], ONE["reduce"][0]):
+    for name in ("floor", ONE["rows"][0], ONE["reduction"][0]):
         (tmp_path / "one.cu").write_text(
             budget.FLOOR
             + ("" if name == "floor" else f"#include <{FUNCTIONS[name]['header']}.cuh>\n")

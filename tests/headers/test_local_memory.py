@@ -18,7 +18,7 @@ OPS = (
 FUNCTIONS = [
     f
     for f in kflib.manifest()["functions"]
-    if f["family"] == "row"
+    if f["family"] == "rows"
     and f["activation"] == "none"
     and not f["state"]
     and not (len(f["dtypes"]) > 1 and f["bwd"] and cases.LEVEL == 1)

@@ -23,7 +23,7 @@ KINDS = kflib.on("cuda", selection.kinds(("bf16",)))
 if cases.LEVEL == 1:
     KINDS = selection.cover(
         lambda f: [(f["family"], f["bwd"]), (f["layout"],), (f["scratch"], f["state"])],
-        [f for f in KINDS if f["family"] != "logits"],
+        [f for f in KINDS if f["family"] != "linear_cross_entropy"],
     )  # whose calls are those of products and losses
 
 

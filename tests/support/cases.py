@@ -7,6 +7,8 @@ import importlib.util
 import os
 import pathlib
 
+from kfgen.families import SYNONYMS
+
 LEVEL = int(os.environ.get("KF_LEVEL", "1"))
 SHARE = 16  # of planted faults level 1 compiles and runs one in so many
 
@@ -199,11 +201,12 @@ LIKE = {"channels": "planes", "axis": "planes"}  # [outer, channels, inner], [ou
 
 
 FAMILIES = pathlib.Path(__file__).parents[1] / "families"
+FORMER = {name: former for former, name in SYNONYMS.items()}  # what its files are called
 
 
 @functools.cache
 def of_family(name):
-    path = FAMILIES / f"{name}.py"
+    path = FAMILIES / f"{FORMER.get(name, name)}.py"
     if not path.is_file():
         return None
     found = importlib.util.spec_from_file_location(f"kft_family_{name}", path)
@@ -251,7 +254,7 @@ def most_launches(f):
         getattr(own(f), "LAUNCHES", 2)
         if own(f)
         else 7
-        if f["family"] == "reduce"
+        if f["family"] == "reduction"
         else 3
         if channels(f)
         else 2
@@ -270,7 +273,7 @@ def whole_table(f):
     """Whether every kernel of a launcher's table must be reached: of the row family, whose long rows take long to emulate, by two
     activations, one whose gradient reads its argument and one whose does not. Below level 3 no further ones: they are other words
     in the same loops, and a long row takes the oracle twenty times as long as all short ones."""
-    return f["family"] == "map" or f["activation"] in ("none", "gelu") or LEVEL > 2
+    return f["family"] == "elementwise" or f["activation"] in ("none", "gelu") or LEVEL > 2
 
 
 def of_own_accesses(f):
@@ -312,7 +315,11 @@ def of_count(f, count, rest):
 def persistent(f):
     """Whether its blocks are persistent, loop over the rows and share out a sum: not over an axis, nor where each plane leaves a value."""
     return (
-        f["scratch"] and f["family"] != "reduce" and not own(f) and not planes(f) and not groups(f)
+        f["scratch"]
+        and f["family"] != "reduction"
+        and not own(f)
+        and not planes(f)
+        and not groups(f)
     )
 
 
@@ -406,7 +413,7 @@ def shapes(f, whole=None):
         "groups": (GROUPS, GROUPS_2),
     }
     base, more = of_form(f, tables)
-    if f["family"] == "reduce":
+    if f["family"] == "reduction":
         base, more = (
             [s for s in found if s[0][1] or f["empty"] == "value" or f["bwd"]]
             for found in (REDUCED, REDUCED_2)
@@ -415,7 +422,7 @@ def shapes(f, whole=None):
         base = base + of_form(f, SUMS)
     if channels(f):
         base = base + BANDS
-    if f["family"] == "row":
+    if f["family"] == "rows":
         base = base + rows_of(
             f,
             LINES
@@ -432,11 +439,13 @@ def runs(f, long=False, whole=None):
     ones, since a few huge terms would hide the others). long: rows that only a GPU is quick with, too; of a long axis, for which the oracle takes
     seconds, level 2 has a third, from function to function another one."""
     lengthy = {
-        "map": [],
-        "row": rows_of(f, LONG + MANY_ROWS if whole_table(f) else share_of(f, LONG))
-        if f["family"] == "row"
+        "elementwise": [],
+        "rows": rows_of(f, LONG + MANY_ROWS if whole_table(f) else share_of(f, LONG))
+        if f["family"] == "rows"
         else [],
-        "reduce": REDUCED_LONG[sum(map(ord, f["name"])) % 3 :: 3] if LEVEL == 2 else REDUCED_LONG,
+        "reduction": REDUCED_LONG[sum(map(ord, f["name"])) % 3 :: 3]
+        if LEVEL == 2
+        else REDUCED_LONG,
     }
     found, more = [], lengthy.get(f["family"], []) if long else []
     for i, (sizes, shift) in enumerate(shapes(f, whole) + more):

@@ -229,7 +229,7 @@ class Layout:
         rng = np.random.default_rng([seed, *self.sizes, len(f["name"])])
         self.tensors = {a["name"]: a for a in f["arguments"] if "kind" in a}
         self.own = cases.own(f)
-        self.rows = f["family"] != "map" and not self.own
+        self.rows = f["family"] != "elementwise" and not self.own
         self.scalar_type = np.float64 if self.kernel.dtype.compute == "f64" else np.float32
         self.scalars = {
             k: v if isinstance(v, int) else float(self.scalar_type(v))

@@ -57,7 +57,7 @@ def chosen(ops):
         found += [
             (f, KNOWN[name])
             for i, (act, name) in enumerate(f["functions"].items())
-            if (i + turn) % (4 if f["family"] == "map" else 11) == 0
+            if (i + turn) % (4 if f["family"] == "elementwise" else 11) == 0
             or f["dtypes"][0] == "i32"
             or (act == "leaky_relu" and f["bwd"])
         ]

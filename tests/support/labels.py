@@ -15,7 +15,7 @@ assert all({f["op"] for f in FUNCTIONS if len(f["dtypes"]) == n} == set(OPS) for
 # Whole numbers in comparisons of every shape, and as numbers among floats.
 OWN = """
 [op.windowed]
-family = "row"
+family = "rows"
 brief = "the elements of a window, the row's sum beside it"
 operands = { x = "elem", label = { kind = "per_row", dtype = "I", grad = false } }
 scalars = { reach = { kind = "int", value = 3 }, factor = 0.5 }

@@ -75,7 +75,7 @@ def large(gpu, lib, f, rest, rows, boundary=BOUNDARY):
     """f on (boundary / rest + a quarter of it, *rest): everything written is right."""
     # With a mask, without sums; then the sums, for which the oracle needs no mask. A gradient over a row reads the mask of the whole
     # row, so that no table has it: that elements behind the boundary have masks of their own is seen in the forward.
-    if f["dropout"] and not (f["family"] == "row" and f["bwd"]):
+    if f["dropout"] and not (f["family"] == "rows" and f["bwd"]):
         sums = tuple(a["name"] for a in f["arguments"] if a["role"] == "sum")
         _large(gpu, lib, f, rest, rows, boundary, sums, 0.5)
     _large(gpu, lib, f, rest, rows, boundary, (), 0.0)

@@ -13,7 +13,7 @@ from kfgen.render import Renderer, Selection
 
 # An entry's names are those in angle brackets; the plain one has them as they stand here.
 ENTRIES = {
-    "map": [
+    "elementwise": [
         """
 operands = { <a> = "elem", <b> = "elem", <r> = "row", <q> = { kind = "row", dtype = "acc" } }
 scalars = { <s> = 2.0 }
@@ -32,7 +32,7 @@ expr = "act(<a> * exp(<c> * <s>) + <w>)"
 ref = "act(<a> * np.exp(<c> * <s>) + <w>)"
 """,
     ],
-    "row": [
+    "rows": [
         """
 saved = { <l> = "sum(<a> + <m>)" }
 expr = "dropout(act(<a> * <s> - <l> * <p> + where(column <= query + (count - queries), <m>, <k>)))"
@@ -77,7 +77,7 @@ outputs = { <y> = "where(<n> == <i>, 0, <l> - pick(<a>, <n>)) * <s>" }
 refs = { <y> = "np.where(<n> == <i>, 0, np.log(sum(np.exp(<a>))) - pick(<a>, <n>)) * <s>" }
 """,
     ],
-    "reduce": [
+    "reduction": [
         """
 operands = { <a> = "elem", <b> = "elem" }
 scalars = { <s> = 2.0 }
@@ -85,7 +85,7 @@ outputs = { <y> = "mean(act(<a> - max(<b> * <s>)))" }
 refs = { <y> = "mean(act(<a> - max(<b> * <s>)))" }
 """
     ],
-    "gemm": [
+    "matmul": [
         """
 operands = { <x> = "left", <g> = "left", <w> = "right", <r> = "row", <e> = "elem" }
 scalars = { <s> = 2.0 }
@@ -108,7 +108,7 @@ for _name, _entries in cases.said("NAMES").items():
     ENTRIES[_name] = ENTRIES.get(_name, []) + _entries
 HOLE = re.compile(r"<(\w+)>")
 # One whose gradient reads its argument or the result, and that has a scalar; of products, one that they have.
-ACTIVATION = dict.fromkeys(ENTRIES, "elu") | {"gemm": "silu"}
+ACTIVATION = dict.fromkeys(ENTRIES, "elu") | {"matmul": "silu"}
 
 
 def code(text):

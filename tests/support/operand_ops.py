@@ -47,15 +47,15 @@ def _many(kind, count, grad):
 def _wide(family, kind, count, grad):
     """x through `count` operands of a kind."""
     operands, first, more = _many(kind, count, grad), "x", {}
-    if family == "row":
-        first, more = "x - mu", {"family": "row", "saved": '{ mu = "mean(x)" }'}
+    if family == "rows":
+        first, more = "x - mu", {"family": "rows", "saved": '{ mu = "mean(x)" }'}
     expr = _through(operands, first)
     # A row of groups adds up what is multiplied with its statistics, which the forward saves.
     return _op(
         f"{family}_{kind}_{count}_{'summed' if grad else 'read'}",
         expr,
         {"x": '"elem"'} | operands,
-        **({"ref": expr.replace("mu", "mean(x)")} if family == "row" else {}),
+        **({"ref": expr.replace("mu", "mean(x)")} if family == "rows" else {}),
         **more,
     )
 
@@ -63,10 +63,10 @@ def _wide(family, kind, count, grad):
 def _mixed(family, kind, order):
     """Gradients that are added up, of several dtypes."""
     operands = {n: f'{{ kind = "{kind}", dtype = "{d}" }}' for n, d in order}
-    expr = _through(operands, "x - mu" if family == "row" else "x")
+    expr = _through(operands, "x - mu" if family == "rows" else "x")
     more = (
-        {"family": "row", "saved": '{ mu = "mean(x)" }', "ref": expr.replace("mu", "mean(x)")}
-        if family == "row"
+        {"family": "rows", "saved": '{ mu = "mean(x)" }', "ref": expr.replace("mu", "mean(x)")}
+        if family == "rows"
         else {}
     )
     return _op(
@@ -78,7 +78,13 @@ def _mixed(family, kind, order):
 
 
 ORDERS = [(("w", "T"), ("b", "acc")), (("b", "acc"), ("w", "T"), ("v", "T"), ("c", "acc"))]
-KINDS = [("map", "row"), ("map", "channel"), ("row", "row"), ("row", "channel"), ("row", "group")]
+KINDS = [
+    ("elementwise", "row"),
+    ("elementwise", "channel"),
+    ("rows", "row"),
+    ("rows", "channel"),
+    ("rows", "group"),
+]
 WIDE = "\n".join([_wide(*KINDS[0], 8, False), *(_wide(f, k, 9, True) for f, k in KINDS)])
 WIDE += cases.by_level(
     "",

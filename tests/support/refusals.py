@@ -64,7 +64,7 @@ def library(backend):
 
 
 def extents(f):
-    return (1, 40, 2) if f["family"] == "reduce" else cases.of_form(f, EXTENTS)
+    return (1, 40, 2) if f["family"] == "reduction" else cases.of_form(f, EXTENTS)
 
 
 def tensors_of(f):

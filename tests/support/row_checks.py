@@ -16,7 +16,7 @@ from kfgen.words import KEEP, KEEP_SCALE, QUERY, query_names, row_names
 
 def extent(call):
     """(rows, cols)."""
-    if call.f["family"] == "reduce":
+    if call.f["family"] == "reduction":
         return call.sizes[0] * call.sizes[2], call.sizes[1]
     if cases.groups(call.f):
         outer, length, groups, channels, inner = segments(call)
@@ -87,7 +87,7 @@ def of_rows(call, array, tensor):
             array.reshape(outer, groups, length, channels, inner).swapaxes(1, 2)
         )
         return array.reshape(outer, length, groups * channels, inner)
-    if call.f["family"] != "reduce":
+    if call.f["family"] != "reduction":
         return array.reshape(storage.shape_of(call.f, call.sizes, tensor))
     outer, axis, inner = call.sizes
     return (
@@ -99,7 +99,7 @@ def of_rows(call, array, tensor):
 
 def columns(call, array, kind):
     """As [rows, cols]."""
-    if call.f["family"] == "reduce" and kind == "elem":
+    if call.f["family"] == "reduction" and kind == "elem":
         return np.ascontiguousarray(array.swapaxes(1, 2)).reshape(
             extent(call)
         )  # NumPy adds up in pairs only what lies side by side

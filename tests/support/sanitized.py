@@ -62,7 +62,7 @@ def chosen(which):
 def shapes(f, which=""):
     if which == "wgmma":
         return WGMMA
-    return cases.of_form(f, SHAPES) + {"row": cases.rows_of(f, LONG), "reduce": PARTED}.get(
+    return cases.of_form(f, SHAPES) + {"rows": cases.rows_of(f, LONG), "reduction": PARTED}.get(
         f["family"], []
     )
 

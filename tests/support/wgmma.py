@@ -13,7 +13,7 @@ def functions(dtypes=("bf16", "f16", "f32", "tf32")):
     found = [
         f
         for f in kflib.on("cuda", kflib.manifest()["functions"])
-        if f["family"] == "gemm"
+        if f["family"] == "matmul"
         and f["activation"] in ("none", "gelu", "elu")
         and f["dtypes"][0] in dtypes
         and (
@@ -46,7 +46,7 @@ def functions(dtypes=("bf16", "f16", "f32", "tf32")):
         ]
 
     return selection.cover(
-        thin if cases.LEVEL == 1 and ledger.unchanged("gemm") else features, found
+        thin if cases.LEVEL == 1 and ledger.unchanged("matmul") else features, found
     )
 
 

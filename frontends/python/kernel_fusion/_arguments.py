@@ -170,7 +170,7 @@ def bind(op: Op, activation: str, args: Sequence[Any], kwargs: Mapping[str, Any]
                 (0, 0) if a["rng"] is None or hasattr(a["rng"], "integers") else a["rng"]
             )  # a generator is not asked for what drops nothing
     axis = a.get("dim", op.axis)
-    flatten = op.family == "reduce" and axis is None
+    flatten = op.family == "reduction" and axis is None
     _check_out(where, op, a["out"])
     [beta] = scalars(
         where, [BETA], {"beta": a["beta"] if op.forward.betas else 0.0}

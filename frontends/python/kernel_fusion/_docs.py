@@ -73,7 +73,7 @@ def of(op: Op, activation: str) -> str:
     ]
     if op.has_axis:
         lines.append(
-            f"    dim: the axis; default {op.axis}{', None: all dimensions' if op.family == 'reduce' else ''}"
+            f"    dim: the axis; default {op.axis}{', None: all dimensions' if op.family == 'reduction' else ''}"
         )
     if op.has_groups:
         lines.append("    groups: how many, a divisor of the channels")

@@ -190,5 +190,5 @@ def fuse_row(
     saved: {name: expression} of values of a row that the gradient reads, so that it need not compute them again; expr may read them.
     """
     return _fused(
-        "fuse_row", expr, operands, {"family": "row"} | ({"saved": dict(saved)} if saved else {})
+        "fuse_row", expr, operands, {"family": "rows"} | ({"saved": dict(saved)} if saved else {})
     )

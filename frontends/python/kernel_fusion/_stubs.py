@@ -47,7 +47,7 @@ def _parameters(op: Op, activation: str) -> Iterator[str]:
             or TYPES.get(name)
             or (out if name == "out" else "float")
         )
-        kind += " | None" if name == "dim" and op.family == "reduce" else ""
+        kind += " | None" if name == "dim" and op.family == "reduction" else ""
         yield f"{name}: {kind}{'' if p.default is p.empty else f' = {p.default!r}'}"
 
 

@@ -26,7 +26,7 @@ GROUPS = ("elementwise", "fusion", "reduction")
 
 
 def _group(op: Op) -> str:
-    if op.family == "reduce":
+    if op.family == "reduction":
         return "reduction"
     return "elementwise" if set(op.parts.values()) == {"all"} else "fusion"
 

@@ -1,26 +1,47 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The families there are: a module of this folder each, and a user's own, in folders of their own."""
+"""The families: a folder each, kf's own in this one, a user's own anywhere. Both have the same files: family.py with an object FAMILY, a schedule
+for each backend in cuda.py and c.py, entries in ops.toml."""
 
 import importlib
-import importlib.util
-import inspect
 import pathlib
-import pkgutil
+import sys
+import types
 
 from kfgen.entries import NAME
 from kfgen.families.family import Family
 
+# Former names, which spec files may still have.
+SYNONYMS = {
+    "map": "elementwise",
+    "row": "rows",
+    "reduce": "reduction",
+    "gemm": "matmul",
+    "logits": "linear_cross_entropy",
+    "lookup": "embedding",
+    "pairs": "rope",
+    "normed_lookup": "embedding_layer_norm",
+    "normed_pairs": "rope_norm",
+}
 
-def _listed():
-    """Those of this folder: a module `<family>.py` has the class derived from Family whose name that is."""
-    for module in sorted(m.name for m in pkgutil.iter_modules(__path__)):
-        for made in vars(importlib.import_module(f"{__name__}.{module}")).values():
-            if inspect.isclass(made) and issubclass(made, Family) and made.name == module:
-                yield made()
+
+def _family(folder):
+    """The FAMILY of a folder's family.py, which is imported as kfgen.families.<folder>.family, so that it imports its neighbours alike everywhere."""
+    return getattr(importlib.import_module(f"{__name__}.{folder.name}.family"), "FAMILY", None)
 
 
-FAMILIES = {family.name: family for family in _listed()}
+def _builtin():
+    return [
+        _family(path.parent) for path in sorted(pathlib.Path(__file__).parent.glob("*/family.py"))
+    ]
+
+
+FAMILIES = {family.name: family for family in _builtin()}
 OWN = {}  # {folder: family}
+
+
+def named(word):
+    """The name of the family that an entry calls `word`."""
+    return word if word in FAMILIES else SYNONYMS.get(word, word)
 
 
 def of(op):
@@ -28,21 +49,32 @@ def of(op):
 
 
 def load(folder):
-    """Adds the family that a folder's family.py has as FAMILY. Its templates are those of the folder's templates/, its headers are included
-    as <folder's name>/..."""
+    """Adds the family of a user's folder. Its templates are those of the folder's templates/, called <family>/<file>; its headers are in include/."""
     folder = pathlib.Path(folder).resolve()
     if folder in OWN:
         return OWN[folder]
-    path = folder / "family.py"
+    path, package = folder / "family.py", f"{__name__}.{folder.name}"
     if not path.is_file() or not NAME.match(folder.name):
         fix = "a family is a folder, whose name is a lower-case word, with a family.py"
         raise ValueError(f"--family {folder}: {fix}")
-    found = importlib.util.spec_from_file_location(
-        f"kfgen_family_{folder.name}", path, submodule_search_locations=[str(folder)]
-    )
-    module = importlib.util.module_from_spec(found)
-    found.loader.exec_module(module)
-    family = getattr(module, "FAMILY", None)
+    if package in sys.modules:
+        raise ValueError(
+            f"{folder}: there is a family called `{folder.name}` already: rename the folder"
+        )
+    sys.modules[package] = types.ModuleType(package)
+    sys.modules[package].__path__ = [str(folder)]
+    try:
+        family = _checked(path, _family(folder))
+    except BaseException:
+        for name in [n for n in sys.modules if n == package or n.startswith(f"{package}.")]:
+            del sys.modules[name]
+        raise
+    family.templates = folder / "templates"
+    FAMILIES[family.name] = OWN[folder] = family
+    return family
+
+
+def _checked(path, family):
     if not isinstance(family, Family) or not NAME.match(family.name):
         raise ValueError(
             f"{path}: has no FAMILY, an object of a class derived from kfgen.families.family.Family, with a name"
@@ -51,6 +83,4 @@ def load(folder):
         raise ValueError(
             f"{path}: there is a family called `{family.name}` already: choose another name"
         )
-    family.templates = folder / "templates"
-    FAMILIES[family.name] = OWN[folder] = family
     return family

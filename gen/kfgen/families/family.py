@@ -4,18 +4,6 @@
 from kfgen import formulas
 from kfgen.entries import SpecError
 
-# Names of folders, where a family still has another one.
-FOLDERS = {
-    "map": "elementwise",
-    "row": "rows",
-    "reduce": "reduction",
-    "logits": "linear_cross_entropy",
-    "lookup": "embedding",
-    "pairs": "rope",
-    "normed_lookup": "embedding_layer_norm",
-    "normed_pairs": "rope_norm",
-}
-
 
 class Family:
     name = ""
@@ -64,8 +52,9 @@ class Family:
     @property
     def header(self):
         """What its ops' headers include, without .cuh or .h."""
-        folder = FOLDERS.get(self.name, self.name)
-        return f"kf/core/{folder}/{folder}"
+        if self.templates:
+            return f"{self.name}/{self.name}"
+        return f"kf/core/{self.name}/{self.name}"
 
     def own_fields(self, f, op):
         """Of an entry: {name: value} of the fields that no other family has."""

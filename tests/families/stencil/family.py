@@ -4,46 +4,12 @@
 import functools
 
 from kfgen import derive
-from kfgen.emit import emit
 from kfgen.families.family import Family, wrong
+from kfgen.families.stencil.c import StencilC
+from kfgen.families.stencil.cuda import StencilCuda
 from kfgen.gradient import gradient
 from kfgen.kernel import Kernel, Tensor
 from kfgen.names import gradient_of
-from kfgen.schedule import C, Cuda, Instance
-
-
-def values(k, target):
-    """[(lines, text)] of the result, or of what an element is to each of those that see it."""
-    found = [emit(k.graph, [root], target, {k.read.name: "given"}, fixed={}) for root in k.roots]
-    return [(lines, text) for lines, [text] in found]
-
-
-class StencilCuda(Cuda):
-    template = "stencil_kernel"
-
-    @property
-    def instances(self):
-        return [Instance(f"kfk_{self.k.name}", ("act",))]
-
-    @functools.cached_property
-    def code(self):
-        return values(self.k, self.target(frozenset()))
-
-    def listing(self):
-        return [line for lines, text in self.code for line in (*lines, text)]
-
-
-class StencilC(C):
-    @functools.cached_property
-    def code(self):
-        return values(self.k, self.target(self.k.acts[0]))
-
-    def run_arguments(self, launcher):
-        found = [a.name for a in self.k.tensor_arguments] + self.k.sizes
-        return ", ".join([*found, "kfi_scalars" if launcher.scalar_values else "NULL"])
-
-    def listing(self, act):
-        return [line for lines, text in self.code for line in (*lines, text)]
 
 
 class StencilKernel(Kernel):
@@ -111,7 +77,6 @@ class Stencil(Family):
     kernel = StencilKernel
     name = "stencil"
     title = "Neighbours"
-    header = "stencil/stencil"
     forms = {"lines": {"elem": "rows, cols", "line": "rows, cols"}}
     kinds = whole = ("line",)
     parts = {"line": 3}  # the one before, itself, the one behind

@@ -135,7 +135,7 @@ def _text(op: Op, activation: str, backward: bool, statements: Sequence[str]) ->
         ]
     inner = ""
     if (
-        backward and op.family == "reduce"
+        backward and op.family == "reduction"
     ):  # of no elements there is no gradient that would be divided by their number
         statements = [
             re.sub(rf"/ ({'|'.join(op.parts)})\b", r"/ torch.sym_max(\1, 1)", line)
@@ -162,7 +162,7 @@ def spreads(op: Op, activation: str) -> bool:
     """Whether a gradient is that of the result, the same along the axis: then it is a view that nothing is written for, as PyTorch's own are."""
     found = (
         formulas(op, activation)
-        if op.family == "reduce" and op.backward and len(op.backward.outputs) == 1
+        if op.family == "reduction" and op.backward and len(op.backward.outputs) == 1
         else None
     )
     return found is not None and f" = {SPREAD}" in found[1][-1]

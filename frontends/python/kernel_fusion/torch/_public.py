@@ -66,7 +66,7 @@ def _text(op: Op, activation: str) -> str:
         f"        if any_autocast() and {first}.device.type in devices and autocast({first}.device.type):",
         f"            {tensors}, = cast(({tensors},))",
     ]
-    if op.family == "reduce":
+    if op.family == "reduction":
         shapes = [f"{t.name}.shape" for t in inputs]
         wrong = f"check_flat(where, inputs, ({', '.join(shapes)}))"
         lines += [
@@ -172,7 +172,7 @@ def _bounds(where: str, value: _table.Value) -> list[str]:
 def _decomposes(op: Op, activation: str) -> bool:
     """Whether torch.compile may see the formula in place of the op: where each result is made of elements, so that it can be computed where its
     neighbours are."""
-    return op.family == "map" and _table.formulas(op, activation) is not None
+    return op.family == "elementwise" and _table.formulas(op, activation) is not None
 
 
 def decomposes() -> bool:

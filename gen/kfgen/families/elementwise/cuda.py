@@ -1,0 +1,257 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The family `map` in CUDA: a few vectors a thread; where gradients are summed over rows, a thread keeps its columns."""
+
+import functools
+
+from kfgen import chosen
+from kfgen.emit import emit
+from kfgen.schedule import CHEAP, NONE, STATIC_SHARED, Cuda, Instance
+from kfgen.words import KEEP, KEEP_SCALE
+
+RING = 2  # rows on their way in shared memory
+
+
+class ElementwiseCuda(Cuda):
+    def __init__(self, kernel):
+        super().__init__(kernel)
+        sizes = [s.dtype.size for s in self.k.loads + self.k.stores]
+        self.vec = 16 // max(sizes)
+        self.lanes = [
+            s for s in self.k.loads if s.reads != "result"
+        ]  # those that one kernel reads at most: the result is in the place of others
+        # One vector a thread is as fast as any for tensors that come from DRAM; random bits and row values cost enough
+        # set-up to share (bench/NOTES.md).
+        self.unroll = (
+            4 if self.k.keeps else 1 if not self.k.grid else 2 if len(self.k.row_loads) < 3 else 4
+        )
+
+    @functools.cached_property
+    def _loop(self):
+        """What the element loop is written with: target, names of variables and of nodes."""
+        target = self.target(CHEAP | (frozenset() if self.k.sums else {"quotient"}))  # sums cancel
+        env = {p: f"{p}_f[e]" for s in self.k.loads for p in s.parts} | {
+            KEEP: "keep[e]",
+            KEEP_SCALE: "keep_scale",
+        }
+        pick = "{}_f[e]" if self.k.sums else "kfi_at<mode>({}_f, e, at)"
+        fixed = {node: pick.format(name) for name, node in self.k.rows}
+        return target, env, fixed
+
+    @functools.cached_property
+    def split(self):
+        """(calls of a chosen activation ahead of the element loop, names of nodes in it)."""
+        calls, _, fixed = (
+            chosen.split(self.k.graph, self.loop_roots, *self._loop)
+            if self.k.chosen
+            else ([], [], self._loop[2])
+        )
+        return calls, fixed
+
+    @functools.cached_property
+    def code(self):
+        """(lines, texts per output part) of the element loop, and of the row values before it."""
+        target, env, _ = self._loop
+        return emit(self.k.graph, self.loop_roots, target, env, fixed=self.split[1])
+
+    @functools.cached_property
+    def row_code(self):
+        target = self.target(CHEAP)
+        derived = [(n, i) for n, i in self.k.rows if self.k.graph.nodes[i].op != "var"]
+        env = {p: f"{p}_f[e]" for s in self.k.row_loads for p in s.parts}
+        lines, texts = emit(self.k.graph, [i for _, i in derived], target, env, fixed={})
+        return lines, [(n, t) for (n, _), t in zip(derived, texts)]
+
+    @property
+    def size(self):
+        return max(s.dtype.size for s in self.k.loads + self.k.stores)
+
+    @property
+    def results(self):
+        return list(
+            zip(
+                (p for s in self.k.outputs for p in s.parts),
+                self.code[1],
+                (s for s in self.k.outputs for _ in s.parts),
+            )
+        )
+
+    @property
+    def factors(self):
+        """{sum: the row value it is multiplied by after adding up}."""
+        return {s.name: self._factor(s)[1] for s in self.k.sums if self._factor(s)}
+
+    def _factor(self, stream):
+        """A sum's product with a row value: (what is added up, the row value's name) or None. The factor is the same for
+        every term, so it is taken out of the loop."""
+        node = self.k.graph.nodes[stream.exprs[0]]
+        names_ = {i: n for n, i in self.k.rows}
+        if stream.role == "sum" and node.op == "mul":
+            for term, factor in (node.args, node.args[::-1]):
+                if factor in names_ and term not in names_:
+                    return term, names_[factor]
+        return None
+
+    @property
+    def loop_roots(self):
+        """What the element loop computes: the results, sums without their factors."""
+        return [(self._factor(s) or (e,))[0] for s in self.k.outputs for e in s.exprs]
+
+    def address(self, stream, half, source=""):
+        """Of a stream's part: its offset[, the registers], its step and what is left of it."""
+        middle = f"{source}_v, " if source else ""
+        if stream.kind != "half":
+            return f"first, {middle}step, left"
+        return f"half_first{' + g.cols' if half else ''}, {middle}2 * step, full ? vec : 2 * left"
+
+    def load_values(self, stream):
+        """The statement that loads a row operand's values."""
+        size = stream.dtype.size
+        if self.k.sums:
+            return f"if (at.rows > 0) kfi_spread_values<{size}, vec, mode>({stream.name}_v, {stream.name}, span)"
+        return f"kfi_load_values<{size}, vec, mode>({stream.name}_v, {stream.name}, at)"
+
+    @property
+    def each_blocks(self):
+        """Blocks per SM to ask for: as many threads as fit, where 32 registers are enough; nothing where they are not."""
+        parts = sum(len(s.parts) for s in self.lanes + self.k.stores)
+        small = (
+            self.k.dtype.compute != "f64"
+            and not self.k.keeps
+            and len(self.k.row_loads) < 2
+            and parts < 5
+        )
+        return ", unroll == 1 ? KFI_BLOCKS_8 : KFI_BLOCKS_6" if small else ""
+
+    @property
+    def sum_ring(self):
+        """Whether row values and sums leave no registers for the row that is on its way."""
+        return len(self.k.rows) + len(self.k.sums) > 3
+
+    @property
+    def ring(self):
+        return RING
+
+    @property
+    def sum_ahead(self):
+        """Rows on their way in registers: two where only one tensor is read."""
+        if len(self.lanes) == 1:
+            return "2"
+        if self.k.chosen:
+            return "1"
+        return (
+            f"{'act < 0 || ' if self.k.by_result else ''}kfi_act_bwd_reads(kfi_tag<act>()) ? 1 : 2"
+            if self.k.asks_reads
+            else "1"
+        )
+
+    def lane(self, stream):
+        """Its place among the tensors of a row on its way: the result has that of one that is not read then."""
+        return self.lanes.index(
+            next(
+                s
+                for s in self.lanes
+                if s is stream or (stream.reads == "result" and s.reads == "act")
+            )
+        )
+
+    @property
+    def sum_threads(self):
+        """Threads of a sum kernel's block. Two blocks of 512 hide each other's start and end; one of 768 leaves registers for row
+        values and sums, or what shared memory has room for in a ring of many tensors; where each element is much work, one of 1,024
+        starts least often (kfi_make_split)."""
+        if self.sum_ring:
+            return min(768, STATIC_SHARED // (RING * 16 * max(1, len(self.lanes))) // 64 * 64)
+        return 1024 if self.k.keeps and self.k.has_act else 512
+
+    @property
+    def kernel_parameters(self):
+        found = [f"const {s.dtype.device} *{s.name}" for s in self.k.loads + self.k.row_loads]
+        found += [f"{s.dtype.device} *{s.name}" for s in self.k.stores]
+        each = "kfi_apart each" if self.k.apart else "kfi_each each"
+        found += (
+            ["kfi_grid g", "kfi_sums sums"]
+            if self.k.sums
+            else [each] + (["kfi_rows g"] if self.k.grid else [])
+        )
+        found += [f"{self.k.scalar_ctype} {s}" for s in self.k.used_scalars]
+        return ", ".join(found + (["kfi_rng rng"] if self.k.keeps else []) + self.act_parameters)
+
+    @property
+    def kernel_arguments(self):
+        found = [s.name for s in self.k.loads + self.k.row_loads + self.k.stores]
+        found += (
+            ["kfi_g", "kfi_totals"] if self.k.sums else ["kfi_e"] + ["kfi_g"] * bool(self.k.grid)
+        )
+        return self.launched(*found, *self.k.used_scalars)
+
+    @property
+    def places(self):
+        """Which of the launcher's tensors each of a kernel's is."""
+        k, at = self.k, self.k.tensor_names.index
+        return [
+            f"kfi_by ? {at(k.result)} : {at(s.name)}" if k.chosen and s is k.carrier else at(s.name)
+            for s in k.loads + k.stores
+        ]
+
+    @property
+    def passed_on(self):
+        """What the run function hands to that of the gradient by the result."""
+        k = self.k
+        found = [a.name for a in k.tensor_arguments] + k.sizes + k.scalars
+        found += ["p", "kfi_seed", "kfi_offset", "seed", "offset"] if k.dropout else []
+        return ", ".join(
+            [*found, *(a.name for a in k.workspace_arguments), "stream", "kfi_scalars"]
+        )
+
+    @property
+    def template(self):
+        return "sum" if self.k.sums else "apart" if self.k.apart else "each"
+
+    @property
+    def shape(self):
+        return "outer, channels, inner, true" if self.k.has_channel else "rows, 0, cols, false"
+
+    @property
+    def workspace_bytes(self):
+        return f"kfi_map_workspace({self.shape}, {self.size}, {self.sum_threads}, {len(self.k.sums)}, {self.k.dtype.acc.size})"
+
+    @property
+    def instances(self):
+        """The kernels a launcher chooses from, in the order that core/elementwise/elementwise.cuh expects."""
+
+        def kernel(*parameters):
+            state = ("from_state",) if self.k.keeps else ()
+            return Instance(f"kfk_{self.k.name}", ("act", *parameters, *state))
+
+        if self.k.sums:
+            modes = ["KFI_ROWS"] + (["KFI_PLANES"] if self.k.has_channel else [])
+            return [kernel(vec, mode) for mode in modes for vec in (self.vec, 1)]
+        if self.k.apart:
+            return [kernel(self.vec)]
+        shapes = [(self.vec, self.unroll) if self.unroll > 1 else None, (self.vec, 1), (1, 1)]
+        if not self.k.grid:
+            return [kernel(*s) if s else NONE for s in shapes]
+        # Odd rows need vectors; what cannot have them is the same as rows of single elements.
+        modes = [("KFI_ROWS", shapes)] + (
+            [] if self.k.has_half else [("KFI_ODD_ROWS", shapes[:2] + [None])]
+        )
+        modes += [("KFI_PLANES", shapes)] if self.k.has_channel else []
+        return [kernel(*s, mode) if s else NONE for mode, of_mode in modes for s in of_mode]
+
+    @property
+    def sum_kernels(self):
+        return self.second_stage(
+            "kfk_sum_partials", *(["kfk_sum_planes"] if self.k.has_channel else [])
+        )
+
+    def listing(self):
+        """What is computed, in order, for a reader."""
+        lines = [
+            *self.row_code[0],
+            *(f"{n}_f[e] = {t};" for n, t in self.row_code[1]),
+            *self.code[0],
+        ]
+        return lines + [
+            f"{part}{'_s[e] +=' if s.role == 'sum' else ' ='} {text};"
+            for part, text, s in self.results
+        ]

@@ -1,0 +1,222 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The family `map`: results that are made of the elements beside them, row or channel operands broadcast, their gradients summed."""
+
+import functools
+
+from kfgen import derive, limits
+from kfgen.expr import Graph
+from kfgen.families.elementwise.c import ElementwiseC
+from kfgen.families.elementwise.cuda import ElementwiseCuda
+from kfgen.families.family import Family, one_broadcast
+from kfgen.gradient import gradient, substitute
+from kfgen.kernel import WEIGHTS, Kernel, Tensor
+from kfgen.names import gradient_of
+from kfgen.words import KEEP
+
+
+class ElementwiseKernel(Kernel):
+    @functools.cached_property
+    def cuda(self):
+        return ElementwiseCuda(self)
+
+    @functools.cached_property
+    def c(self):
+        return ElementwiseC(self)
+
+    def _sort(self):
+        self.limit("operands", "values of an element", [s.name for s in self.c.slots], limits.SLOTS)
+
+    @property
+    def has_half(self):
+        return "half" in self.kinds
+
+    @property
+    def grid(self):
+        """Whether elements lie in rows or planes, since some operand does not have one each."""
+        return self.has_channel or self.has_half or "row" in self.kinds
+
+    @property
+    def form(self):
+        return "planes" if self.has_channel else "rows" if self.grid else "flat"
+
+    def _build(self):
+        op = self.op
+        graph, env, outs = self.family.graph(op)
+        dtype_of = {"T": self.dtype, "U": self.second, "acc": self.dtype.acc}
+        self.operands = [
+            Tensor(
+                o.name,
+                o.kind,
+                dtype_of[o.dtype],
+                "in",
+                "weight" if o.kind in WEIGHTS else "input",
+                o.dtype,
+                o.values,
+            )
+            for o in op.operands
+        ]
+        out_dtype, out_var = self.second, "U" if len(self.dtypes) > 1 else "T"
+        if not self.bwd:
+            self.inputs = self.operands
+            self.outputs = [
+                Tensor(name, "elem", out_dtype, "out", "output", out_var, (name,), exprs=[node])
+                for name, node in outs.items()
+            ]
+        else:
+            douts = {name: graph.var(gradient_of(name)) for name in outs}
+            wanted = [o for o in op.operands if o.grad]
+            grads = gradient(
+                graph, {outs[n]: douts[n] for n in outs}, [env[v] for o in wanted for v in o.values]
+            )
+            self.outputs = []
+            for o in wanted:
+                stream = next(s for s in self.operands if s.name == o.name)
+                exprs = [
+                    grads[env[v]] if grads[env[v]] is not None else graph.const(0) for v in o.values
+                ]
+                twin = next(
+                    (s.name for s in self.outputs if s.exprs == exprs and s.kind == o.kind), ""
+                )
+                same = next(
+                    (
+                        gradient_of(n)
+                        for n in outs
+                        if o.kind == "elem" and o.dtype == out_var and exprs == [douts[n]]
+                    ),
+                    "",
+                )
+                self.outputs.append(
+                    Tensor(
+                        gradient_of(o.name),
+                        o.kind,
+                        stream.dtype,
+                        "sum" if stream.is_row else "out",
+                        "gradient",
+                        o.dtype,
+                        tuple(map(gradient_of, o.values)),
+                        of=o.name,
+                        same_as=twin,
+                        unchanged=same,
+                        exprs=exprs,
+                        required=False,
+                    )
+                )
+            seeds = [
+                Tensor(
+                    gradient_of(name),
+                    "elem",
+                    out_dtype,
+                    "in",
+                    "gradient",
+                    out_var,
+                    (gradient_of(name),),
+                    of=name,
+                )
+                for name in outs
+            ]
+            self.result = derive.activated(op, graph, outs)
+            again = [
+                Tensor(name, "elem", out_dtype, "in", "output", out_var, (name,))
+                for name in outs
+                if name == self.result
+            ]
+            self.inputs = self.operands + again + seeds
+        self.graph = graph
+        self.roots = [e for s in self.outputs for e in s.exprs]
+        read = graph.variables(self.roots)
+        plain = Graph()
+        linear = substitute(graph, plain, self.roots, {}, act=(lambda x: x, lambda x, dy: dy))
+        read_anyway = plain.variables(linear) if self.bwd else read
+        for s in self.inputs:
+            s.reads = (
+                "always"
+                if read_anyway & set(s.parts)
+                else "act"
+                if read & set(s.parts)
+                else "never"
+            )
+        self.by_result = bool(self.bwd and self.result) and any(
+            s.reads == "act" and not s.is_row for s in self.inputs
+        )
+        for s in self.inputs if self.by_result else ():
+            s.reads = "result" if s.name == self.result else s.reads
+        self.streams = self.inputs + self.outputs
+        self.scalars = [s for s in op.scalars]
+        self.keeps = KEEP in read
+
+    @functools.cached_property
+    def rows(self):
+        """Row values the element loop reads: [(name, node)]. A node is a row operand, or a subexpression of row operands
+        and scalars alone, which is computed once per row value instead of once per element. Not a condition: it is no number
+        to be stored, what it compares is."""
+        row_names = {p for s in self.row_loads for p in s.parts}
+        scalars = set(self.scalars)
+        row_only = {}
+        for i in self.graph.reachable(self.roots):
+            node = self.graph.nodes[i]
+            if node.op == "var":
+                row_only[i] = node.value in row_names
+            else:
+                used = [
+                    a
+                    for a in node.args
+                    if self.graph.nodes[a].op != "const"
+                    and self.graph.nodes[a].value not in scalars
+                ]
+                row_only[i] = (
+                    bool(used)
+                    and all(row_only[a] for a in used)
+                    and node.op not in ("act", "act_bwd")
+                )
+        frontier, found = set(), []
+
+        def read(nodes):
+            for i in nodes:
+                if self.graph.is_bool(i):
+                    read(self.graph.nodes[i].args)
+                elif row_only.get(i):
+                    frontier.add(i)
+
+        for i in self.graph.reachable(self.roots):
+            if not row_only.get(i):
+                read(self.graph.nodes[i].args)
+        read(self.roots)
+        for i in sorted(frontier):
+            node = self.graph.nodes[i]
+            found.append((node.value if node.op == "var" else f"row{len(found)}", i))
+        return found
+
+
+class Elementwise(Family):
+    kernel = ElementwiseKernel
+    name = "elementwise"
+    title = "Elementwise ops"
+    forms = {
+        "flat": {"elem": "n"},
+        "rows": {"elem": "rows, cols", "half": "rows, 2 * cols", "row": "cols"},
+        "planes": {"elem": "outer, channels, inner", "channel": "channels"},
+    }
+    axes = {
+        "flat": (None, {"n": "all"}),
+        "rows": (-1, {"rows": "before", "cols": "axis"}),
+        "planes": (1, {"outer": "before", "channels": "axis", "inner": "after"}),
+    }
+    kinds = ("elem", "row", "channel", "half")
+    fields = ("ints", "reduced")
+
+    def dtypes(self, kind, grad):
+        return () if kind in ("elem", "half") else ("acc",)
+
+    def check_operands(self, f, operands):
+        one_broadcast(f, operands)
+        if any(o.kind == "half" for o in operands) and any(
+            o.kind == "row" and o.grad for o in operands
+        ):
+            fix = 'add grad = false to the "row", or take two "elem" for the "half"'
+            raise f.error("operands", 'has a "half" beside a "row" with a gradient', fix)
+
+    def graph(self, op):
+        return derive.element_graph(op)
+
+
+FAMILY = Elementwise()

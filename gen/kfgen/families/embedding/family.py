@@ -1,0 +1,197 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The family `lookup`: rows of a table by their numbers; the table's gradient is added up by sorting the numbers."""
+
+import functools
+
+from kfgen import derive
+from kfgen.families.embedding.c import EmbeddingC
+from kfgen.families.embedding.cuda import EmbeddingCuda
+from kfgen.families.family import Family, said, wrong
+from kfgen.formulas import LIBRARIES, elementwise
+from kfgen.gradient import gradient
+from kfgen.kernel import Kernel, Tensor
+from kfgen.names import gradient_of
+
+SKIPPED = "padding_idx"  # the number whose row has no gradient
+
+
+class EmbeddingKernel(Kernel):
+    form = "lookup"
+    accumulates = property(lambda self: self.bwd)
+    summed_over = "the rows that have its number"
+
+    @functools.cached_property
+    def cuda(self):
+        return EmbeddingCuda(self)
+
+    @functools.cached_property
+    def c(self):
+        return EmbeddingC(self)
+
+    def _build(self):
+        op, family = self.op, self.family
+        self.graph, env, outs = family.graph(op)
+        dtype_of = {"T": self.dtype, "I": self.index_dtype}
+        self.operands = [
+            Tensor(
+                o.name,
+                o.kind,
+                dtype_of[o.dtype],
+                "in",
+                "weight" if o.kind == "table" else "input",
+                o.dtype,
+                o.values,
+            )
+            for o in op.operands
+        ]
+        [(result, value)] = outs.items()
+        self.table, self.number = (
+            next(s for s in self.operands if s.kind == kind) for kind in ("table", "number")
+        )
+        if not self.bwd:
+            self.inputs = self.operands
+            self.outputs = [
+                Tensor(result, "elem", self.dtype, "out", "output", "T", (result,), exprs=[value])
+            ]
+        else:
+            dout = gradient_of(result)
+            [slope] = gradient(
+                self.graph, {value: self.graph.var(dout)}, [env[self.table.name]]
+            ).values()
+            slope = self.graph.const(0) if slope is None else slope
+            self.inputs = [
+                *self.operands,
+                Tensor(dout, "elem", self.dtype, "in", "gradient", "T", (dout,), of=result),
+            ]
+            name = gradient_of(self.table.name)
+            self.outputs = [
+                Tensor(
+                    name,
+                    "table",
+                    self.dtype,
+                    "sum",
+                    "gradient",
+                    "T",
+                    (name,),
+                    of=self.table.name,
+                    exprs=[slope],
+                    required=False,
+                )
+            ]
+        self.roots = [e for s in self.outputs for e in s.exprs]
+        read = self.graph.variables(self.roots) | {self.number.name}
+        for s in self.inputs:
+            s.reads = "always" if s.name in read else "never"
+        self.streams = self.inputs + self.outputs
+        self.integers, self.keeps = list(op.integers), False
+        self.scalars = [s for s in op.scalars if s not in op.integers]
+
+    @property
+    def shaped_by(self):
+        return [self.number.name, self.table.name]
+
+    @property
+    def added(self):
+        return []  # its own kernel adds up
+
+    @property
+    def scratch(self):
+        return self.bwd
+
+    @property
+    def workspace_note(self):
+        return "; for the sorted numbers"
+
+    @property
+    def unread_scalars(self):
+        return [s for s in super().unread_scalars if s != SKIPPED or not self.bwd]
+
+    def below(self, stream):
+        return "vocab" if stream.name == self.number.name else None
+
+    def touched(self, stream):
+        return self.extents if stream.kind == "table" and not self.bwd else self.shape(stream)
+
+    def per_element(self, stream):
+        return 0 if stream.kind == "number" else 1
+
+    @property
+    def element_codes(self):
+        """How many elements each tensor has, as core/embedding/embedding.h reads it."""
+        return "".join(
+            {"table": "t", "number": "n", "elem": "e"}[s.kind] for s in self.inputs + self.outputs
+        )
+
+
+class Embedding(Family):
+    kernel = EmbeddingKernel
+    name = "embedding"
+    title = "Rows of tables"
+    forms = {"lookup": {"elem": "rows, cols", "table": "vocab, cols", "number": "rows"}}
+    sizes = {"lookup": "rows, cols, vocab"}
+    axes = {"lookup": (None, {"rows": "before", "cols": -2, "vocab": -1})}
+    kinds = ("table", "number")
+    indices = ("number",)
+    codes = {"table": 2, "number": 4}
+    integers = True
+    names = ("beta",)
+
+    def dtypes(self, kind, grad):
+        return ("I",) if kind == "number" else ()
+
+    def check_operands(self, f, operands):
+        kinds = sorted(o.kind for o in operands)
+        number = next((o for o in operands if o.kind == "number"), None)
+        if kinds != ["number", "table"] or number.dtype != "I" or number.grad:
+            fix = 'give it one of each: operands = { weight = "table", index = { kind = "number", dtype = "I", grad = false } }'
+            raise f.error("operands", f"are {said(operands)}", fix)
+
+    def graph(self, op):
+        return derive.element_graph(op)
+
+    def check(self, op, graph, env, outputs):
+        if set(outputs) != {"out"} or op.dropout or op.has_act or op.types != "one":
+            raise wrong(
+                op,
+                "expr",
+                "is more than one result of one dtype, without {act} and dropout",
+                "write the rest as an op of its own",
+            )
+        if op.integers != (SKIPPED,):
+            fix = f'add {SKIPPED} = {{ kind = "int", value = 2, default = -1 }}, the number whose row has no gradient'
+            raise wrong(op, "scalars", f"have the whole numbers {list(op.integers)}", fix)
+
+    def statements(self, k, act, library, by=False):
+        lib = LIBRARIES[library]
+        number, table, result = k.number.name, k.table.name, k.outputs[0].name
+        where = f"({number} >= 0) & ({number} < vocab)" + (
+            f" & ({number} != {SKIPPED})" if k.bwd else ""
+        )
+        lines = [
+            f"there_ = ({where}).reshape(rows, 1)",
+            f"place_ = {lib.bounded.format(number, 0, 'max(vocab, 1) - 1')}",
+        ]
+        if k.table.reads != "never":
+            lines.append(
+                f"{table} = {lib.name}.where(there_, {table}[place_], float('nan'))"
+                if not k.bwd
+                else f"{table} = {table}[place_]"
+            )
+        own, [text] = elementwise(k, act, library)
+        lines += own
+        if not k.bwd:
+            return [*lines, f"{result} = {text}"]
+        lines.append(f"terms_ = {lib.name}.where(there_, {text}, 0.0)")
+        if library == "numpy":
+            lines += [
+                "sums_ = np.zeros((vocab, cols), terms_.dtype)",
+                "np.add.at(sums_, place_, terms_)",
+            ]
+        else:
+            lines += [
+                "sums_ = torch.zeros((vocab, cols), dtype=terms_.dtype, device=terms_.device).index_add(0, place_, terms_)"
+            ]
+        return [*lines, f"{result} = sums_ + beta * {result} if beta else sums_"]
+
+
+FAMILY = Embedding()

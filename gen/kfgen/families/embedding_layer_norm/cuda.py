@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The family `normed_lookup` in CUDA: some warps have a row, in their registers or gathered again in each pass; then the tables' gradients, from the
+rows' own in the workspace, by sorted numbers."""
+
+import functools
+
+from kfgen.emit import emit
+from kfgen.families.embedding.cuda import SORT
+from kfgen.families.rows.over_rows_schedule import OverRowsCuda
+from kfgen.passes import program
+from kfgen.schedule import CHEAP, Instance
+from kfgen.words import COUNT, PER_COUNT
+
+
+class EmbeddingLayerNormCuda(OverRowsCuda):
+    @property
+    def vec(self):
+        return 16 // self.k.dtype.size
+
+    @property
+    def held(self):
+        """Vectors of a row that a thread keeps in registers: beside them a backward has as many sums for each weight."""
+        return 3 if self.k.bwd else 4
+
+    @property
+    def blocks(self):
+        """Of an SM at least, of a forward: four where a warp has a row of few vectors, three where it has one of more."""
+        return f"alone ? (held < {self.held} ? 4 : 3) : 1"
+
+    @property
+    def row_target(self):
+        return self.target(frozenset() if self.k.bwd else CHEAP)  # sums cancel
+
+    @functools.cached_property
+    def gather(self):
+        """(lines, a text for each value that is gathered)."""
+        return emit(
+            self.k.graph,
+            list(self.k.gathered),
+            self.row_target,
+            {s.name: f"{s.name}_f[e]" for s in self.k.tables},
+            fixed={},
+        )
+
+    @functools.cached_property
+    def program(self):
+        graph, roots = self.k.inner
+        env = {name: f"{name}_f[h][e]" for name in self.k.gathered.values()} | {
+            s.name: f"{s.name}_f[e]" for s in self.k.elems + self.k.weights
+        }
+        env |= {s.name: f"{s.name}_i" for s in self.k.values} | {
+            COUNT: "count",
+            PER_COUNT: "per_count",
+        }
+        return program(graph, roots, self.row_target, env)
+
+    @property
+    def passed(self):
+        """What the kernel is given of a call's tensors."""
+        return [*self.k.tables, *self.k.numbers, *self.k.weights, *self.k.values, *self.k.elems], [
+            *self.k.stores,
+            *self.k.results_of_rows,
+        ]
+
+    @property
+    def kernel_parameters(self):
+        read, written = self.passed
+        found = [f"const {s.dtype.device} *{s.name}" for s in read] + [
+            f"{s.dtype.device} *{s.name}" for s in written
+        ]
+        return ", ".join(
+            [
+                *found,
+                "kfi_gathering g",
+                *(f"{self.k.scalar_ctype} {s}" for s in self.k.used_scalars),
+            ]
+        )
+
+    @property
+    def kernel_arguments(self):
+        return ", ".join(
+            f"&{name}"
+            for name in [*(s.name for s in sum(self.passed, [])), "kfi_g", *self.k.used_scalars]
+        )
+
+    @property
+    def workspace_bytes(self):
+        k = self.k
+        return f"kfi_gathering_workspace({', '.join(k.sizes)}, {len(k.planes)}, {len(k.sums)}, {k.dtype.acc.size})"
+
+    @property
+    def own_instances(self):
+        ways = [(self.vec, self.held, 1), (self.vec, self.held, 0), (self.vec, 0, 0), (1, 0, 0)]
+        ways += [(self.vec, self.held - 1, 1)] * (
+            not self.k.bwd
+        )  # of 768 columns a thread of a warp has three vectors, not four
+        return [Instance(f"kfk_{self.k.name}", ("act", *way)) for way in ways]
+
+    @property
+    def table_instances(self):
+        """What sorts a table's numbers, then what adds up the rows' gradients."""
+        number, acc = (
+            f"KF_{dtype.word.upper()}" for dtype in (self.k.numbers[0].dtype, self.k.dtype.acc)
+        )
+        ways = (16 // self.k.dtype.acc.size, 1)
+        return [
+            *([Instance(f"kfk_index_{word}", (number,))] for word in SORT),
+            [Instance("kfk_gathered_runs", (acc, number, vec)) for vec in ways],
+            [
+                Instance("kfk_gathered_sum", (acc, f"KF_{self.k.dtype.word.upper()}", vec))
+                for vec in ways
+            ],
+        ]
+
+    @property
+    def instances(self):
+        """In the order that core/embedding_layer_norm/embedding_layer_norm.cuh expects."""
+        return self.own_instances + (sum(self.table_instances, []) if self.k.bwd else [])
+
+    @property
+    def stage_instances(self):
+        return [
+            self.own_instances,
+            *(self.table_instances if self.k.bwd else []),
+            *([self.sum_kernels] if self.k.added else []),
+        ]
+
+    @property
+    def sum_kernels(self):
+        return self.second_stage("kfk_sum_partials")
+
+    def listing(self):
+        """What is computed, in order, for a reader."""
+        made = [f"{name} = {text};" for name, text in zip(self.k.gathered.values(), self.gather[1])]
+        return [*self.gather[0], *made, *self.program.listing()]

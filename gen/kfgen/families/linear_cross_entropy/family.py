@@ -1,0 +1,261 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The family `logits`: an op over the rows of a product that is never all there. Rows are taken a chunk at a time, which lies in the workspace: the
+layer `linear`, the op over rows that an entry names, and where that makes the gradient of its rows too, the layer's gradients."""
+
+import functools
+from dataclasses import replace
+
+from kfgen.derive import row_graph
+from kfgen.entries import Operand
+from kfgen.families.family import Family, said, wrong
+from kfgen.families.linear_cross_entropy.calls import LinearCrossEntropyC, LinearCrossEntropyCuda
+from kfgen.families.matmul.family import Matmul
+from kfgen.families.rows.family import Rows
+from kfgen.formulas import LIBRARIES
+from kfgen.inside import Inside
+from kfgen.kernel import Kernel, Tensor
+from kfgen.names import gradient_of
+from kfgen.passes import copy
+from kfgen.words import COLUMN, COUNT
+
+PRODUCT = "linear_{act}"
+ROW = "logits"  # a row of the product, by which expressions read it
+LIES = ("left", "right", "row")
+LAYERS, ROWS = Matmul(), Rows()
+
+
+class LinearCrossEntropyKernel(Kernel):
+    form = "logits"
+    scratch, has_workspace = True, True
+    added = ()  # what it calls adds up
+    order_note = ", sums in a fixed order"
+    workspace_note = "; for a chunk of logits"
+
+    @functools.cached_property
+    def cuda(self):
+        return LinearCrossEntropyCuda(self)
+
+    @functools.cached_property
+    def c(self):
+        return LinearCrossEntropyC(self)
+
+    def _build(self):
+        op = self.op
+        graph, env, outs = self.family.graph(op)
+        dtype_of = {"T": self.dtype, "I": self.index_dtype, "acc": self.dtype.acc}
+        self.operands = [
+            Tensor(
+                o.name,
+                o.kind,
+                dtype_of[o.dtype],
+                "in",
+                "weight" if o.kind in ("right", "row") else "input",
+                o.dtype,
+                o.values,
+                absent=o.absent,
+            )
+            for o in op.operands
+        ]
+        self.inputs = self.operands
+        self.of = {kind: next(s for s in self.operands if s.kind == kind) for kind in LIES}
+        self.slopes = gradient_of(ROW) in outs
+        nodes = {name: node for name, node in outs.items() if name != gradient_of(ROW)} | {
+            name: env[name] for name in op.saved
+        }
+        self.outputs = [
+            Tensor(
+                name,
+                "per_row",
+                self.dtype.acc,
+                "out",
+                "saved" if name in op.saved else "output",
+                "acc",
+                (name,),
+                exprs=[node],
+                required=name not in op.saved,
+            )
+            for name, node in nodes.items()
+        ]
+        if self.slopes:
+            plain = self.dtype, "T"
+            of_weights = (self.second, "U") if self.second is not self.dtype else plain
+            wide = {"left": plain, "right": of_weights, "row": of_weights}
+            found = [
+                Tensor(
+                    gradient_of(s.name),
+                    kind,
+                    wide[kind][0],
+                    "out",
+                    "output",
+                    wide[kind][1],
+                    (gradient_of(s.name),),
+                    required=False,
+                )
+                for kind, s in self.of.items()
+            ]
+            self.outputs[len(op.outputs) - 1 : len(op.outputs) - 1] = found
+        roots = [
+            *(e for s in self.outputs for e in s.exprs),
+            *([outs[gradient_of(ROW)]] if self.slopes else []),
+        ]
+        self.graph, self.roots = copy(graph, roots, {})
+        self.streams = self.inputs + self.outputs
+        self.strided = [s.name for s in self.streams if s.kind in ("left", "right")]
+        self.integers, self.scalars, self.keeps = (
+            list(op.integers),
+            [s for s in op.scalars if s not in op.integers],
+            False,
+        )
+
+    @functools.cached_property
+    def parts(self):
+        """The kernels that it is made of: the layer, the op over rows and, where there are gradients, the layer's."""
+        layer, rows = self.op.made_of
+        own, number = (
+            self.dtypes[:1],
+            [self.index_dtype.word] * (self.index_dtype.word in self.dtypes),
+        )
+        wide = [self.second.word] * (self.second is not self.dtype)
+        found = [LAYERS.forward(layer, own), ROWS.forward(rows, (*own, *number))]
+        return found + ([LAYERS.backward(layer, (*own, *wide))] if self.slopes else [])
+
+    @property
+    def shaped_by(self):
+        return [self.of["right"].name, self.of["left"].name]
+
+    @property
+    def needs(self):
+        return list(self.op.made_of)
+
+    @property
+    def accumulates(self):
+        return self.slopes
+
+    def accumulated(self, stream):
+        return stream.kind in ("right", "row") and stream.role == "out"
+
+    def per_element(self, stream):
+        return 0
+
+    @property
+    def work(self):
+        return f"{6 if self.slopes else 2} * rows * cols * depth"
+
+    def formulas(self, by=False):
+        op, of = self.op, self.of
+        lines = [f"{ROW} = {of['left'].name} . {of['right'].name}^T + {of['row'].name}"]
+        lines += [
+            f"{name} = {op.made_of[1].pattern}'s of {ROW}" for name in (*op.saved, *op.outputs)
+        ]
+        if self.slopes:
+            d, (x, w, b) = gradient_of(ROW), (of[kind].name for kind in LIES)
+            lines += [
+                f"{gradient_of(x)} = {d} . {w}",
+                f"{gradient_of(w)} = {d}^T . {x} + beta * {gradient_of(w)}",
+                f"{gradient_of(b)} = sum over rows of {d} + beta * {gradient_of(b)}",
+            ]
+        return lines
+
+
+class LinearCrossEntropy(Family):
+    kernel = LinearCrossEntropyKernel
+    name = "linear_cross_entropy"
+    title = "Losses of logits that are never whole"
+    forms = {
+        "logits": {
+            "elem": "rows, cols",
+            "left": "rows, depth",
+            "right": "cols, depth",
+            "row": "cols",
+            "per_row": "rows",
+        }
+    }
+    sizes = {"logits": "rows, cols, depth"}
+    axes = {"logits": (None, {"rows": "before", "cols": -2, "depth": -1})}
+    levels = {"logits": ("",)}
+    autocast = "low"
+    types = ("gradients",)
+    second = "gradients of weights"
+    kinds = ("left", "right", "row", "per_row")
+    whole = ()
+    indices = LIES  # read by the layer
+    codes = {"left": 2, "right": 2}
+    fields = ("saved",)
+    oracle = "logits"
+    names = (ROW, "beta")
+    integers = True
+
+    def own_fields(self, f, op):
+        return {"rows": f.get("rows", str, required=True, what='"cross_entropy", the op over rows')}
+
+    def made_of(self, op):
+        return PRODUCT, op.own["rows"]
+
+    def dtypes(self, kind, grad):
+        return ("I", "acc") if kind == "per_row" and not grad else ()
+
+    def absent(self, kind):
+        return kind != "left" and kind != "right"
+
+    def check_operands(self, f, operands):
+        found = sorted(o.kind for o in operands if o.kind != "per_row")
+        if (
+            found != sorted(LIES)
+            or any(o.grad for o in operands)
+            or any(o.dtype == "T" for o in operands if o.kind == "per_row")
+        ):
+            fix = 'give it a "left", a "right", a "row" and what the op over rows has one of per row, all with grad = false'
+            raise f.error("operands", f"are {said(operands)}", fix)
+
+    def of_rows(self, op):
+        """The same as an op over rows whose logits are a tensor."""
+        rows = [Operand(ROW, "elem", grad=False), *(o for o in op.operands if o.kind == "per_row")]
+        return replace(op, family="rows", operands=rows, own={}, made_of=())
+
+    def graph(self, op):
+        return row_graph(self.of_rows(op), (COLUMN, COUNT), False)
+
+    def check(self, op, graph, env, outputs):
+        """That it says what the op over rows does that it names."""
+        _, rows = op.made_of
+        elem = (
+            next((o.name for o in rows.operands if o.kind == "elem"), None)
+            if rows.family == "rows"
+            else None
+        )
+        own = {elem: ROW, gradient_of(elem): gradient_of(ROW)} if elem else {}
+        renamed = Inside(own)
+        same = renamed.texts(rows.saved | rows.outputs) == Inside({}).texts(op.saved | op.outputs)
+        mine, other = (
+            [(renamed.name(o.name), o.kind, o.dtype, o.absent) for o in of.operands]
+            for of in (self.of_rows(op), rows)
+        )
+        if not own or not same or mine != other or op.scalars != rows.scalars or op.has_act:
+            raise wrong(
+                op,
+                "rows",
+                f"is {rows.pattern!r}, whose operands, scalars or expressions are others",
+                f"write those of that op, of `{ROW}`",
+            )
+
+    def statements(self, k, act, library, by=False):
+        lib, (x, w, b) = LIBRARIES[library], (k.of[kind].name for kind in LIES)
+        inner = ROWS.forward(self.of_rows(k.op), k.dtypes)
+        lines = [f"{ROW} = {x} @ {w}.swapaxes(-1, -2) + {b}", *ROWS.statements(inner, act, library)]
+        if not k.slopes:
+            return lines
+        d = gradient_of(ROW)
+        found = {
+            gradient_of(x): f"{d} @ {w}",
+            gradient_of(w): f"{d}.swapaxes(-1, -2) @ {x}",
+            gradient_of(b): f"{lib.reductions['sum']}({d}, 0)",
+        }
+        return lines + [
+            f"{name} = {text} + beta * {name} if beta else {text}"
+            if name != gradient_of(x)
+            else f"{name} = {text}"
+            for name, text in found.items()
+        ]
+
+
+FAMILY = LinearCrossEntropy()

@@ -1,0 +1,235 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The family `gemm` in C: its seams as functions over some elements of a row, one for each activation and what is computed in; the product itself is
+core/matmul/matmul.h's, for all ops."""
+
+import functools
+from dataclasses import dataclass
+
+from kfgen import names
+from kfgen.activation import bwd_reads_x, rising
+from kfgen.emit import Target, emit, reads
+from kfgen.expr import Graph
+from kfgen.gradient import substitute
+from kfgen.schedule import C
+from kfgen.words import KEEP, KEEP_SCALE
+
+ACTIVATIONS = ("act", "act_bwd")
+
+
+@dataclass
+class Function:
+    """A seam with an activation, as it is printed."""
+
+    name: str
+    builtin: bool  # whether it is there with kf's own activations
+    ctype: str
+    inputs: list  # (place among what the seam reads, name)
+    results: list  # (place among what it makes, name, text)
+    lines: list
+    scalars: list  # (name, place)
+    keeps: bool
+
+
+class MatmulC(C):
+    @property
+    def flavour(self):
+        return self.k.flavour
+
+    def calls(self, seam):
+        """Whether it calls the activation: it is a function for each of them then."""
+        graph = self.k.graph
+        return any(
+            graph.nodes[i].op in ACTIVATIONS
+            for i in graph.reachable([self.k.roots[r] for r in seam.roots])
+        )
+
+    def name(self, seam, act, by=False):
+        return names.seam(
+            seam.word, self.k.op.pattern, act.name if self.calls(seam) else "", by, self.flavour
+        )
+
+    @functools.cached_property
+    def functions(self):
+        """All of them, for the activations that the kernel has."""
+        found = []
+        for seam in self.k.seams:
+            if not self.calls(seam):
+                found.append(self._function(seam, self.k.acts[0], False))
+                continue
+            for act in self.k.acts:
+                found += [
+                    self._function(seam, act, by)
+                    for by in ((False, True) if self._has_by(seam, act) else (False,))
+                ]
+        return found
+
+    def _has_by(self, seam, act):
+        return seam.word == "slopes" and self.k.by(act)
+
+    def _graph(self, act, by):
+        """With the activation's gradient where that does not read its argument, or is by the result."""
+        if by:
+            return self.k.graph_by(act)
+        if not self.k.bwd or bwd_reads_x(act):
+            return self.k.graph, self.k.roots
+        graph = Graph()
+        own = {s: graph.var(s) for s in act.scalars}
+        return graph, substitute(
+            self.k.graph,
+            graph,
+            self.k.roots,
+            {},
+            act=(lambda x: graph.add("act", x), lambda x, dy: act.build_bwd(graph, x, dy, own)),
+        )
+
+    def target(self, act):
+        extra = "".join(f", {s}" for s in act.scalars)
+        return Target(
+            "kfi_cpu_",
+            self.flavour,
+            True,
+            act=lambda x: f"kfi_cpu_act_{act.name}_{self.flavour}({x}{extra})",
+            act_bwd=lambda x, dy: f"kfi_cpu_act_{act.name}_bwd_{self.flavour}({x}, {dy}{extra})",
+        )
+
+    def _function(self, seam, act, by):
+        graph, roots = self._graph(act, by)
+        roots, target = [roots[r] for r in seam.roots], self.target(act)
+        spelled = [getattr(v, "name", v) for v in seam.reads]
+        keep = "kfi_cpu_keep(keep[j], t->keep_from)"
+        env = {n: f"{n}_j" for n in spelled}
+        env |= {
+            KEEP: keep if target.mask_type == "uint32_t" else f"kfi_cpu_wide({keep})",
+            KEEP_SCALE: "keep_scale",
+        }
+        lines, texts = emit(graph, roots, target, env, fixed={})
+        printed = reads(graph, roots)
+        read = {graph.nodes[i].value for i in printed if graph.nodes[i].op == "var"}
+        if any(graph.nodes[i].op in (*ACTIVATIONS, "act_bwd_out") for i in printed):
+            read |= set(act.scalars)
+        scalars = [(s, i) for i, s in enumerate([*self.k.scalars, *act.scalars]) if s in read]
+        made = [getattr(v, "name", v) for v in seam.makes]
+        return Function(
+            self.name(seam, act, by),
+            act.builtin or not self.calls(seam),
+            self.k.scalar_ctype,
+            [(i, n) for i, n in enumerate(spelled) if n in read],
+            list(zip(range(len(made)), made, texts)),
+            lines,
+            scalars,
+            KEEP in read,
+        )
+
+    # ---- the run function ----------------------------------------------------------------------------------------
+
+    @property
+    def chosen(self):
+        """The seams whose function a launcher hands over."""
+        return [seam for seam in self.k.seams if self.calls(seam)]
+
+    def value(self, v):
+        """As core/matmul/seam.h reads it: a tensor by its number, `a` the first; a product, or its gradient, 0 or 1."""
+        named = {p.name: str(i) for i, p in enumerate(self.k.products)}
+        name = getattr(v, "name", v)
+        at = {s.name: i for i, s in enumerate(self.k.ins + self.k.outs)}
+        return chr(ord("a") + at[name]) if name in at else named.get(name, "0")
+
+    def codes(self, seam):
+        return "".join(map(self.value, seam.reads)), "".join(map(self.value, seam.makes))
+
+    @property
+    def shapes(self):
+        """The extents of each argument behind the batch: r rows, c columns, w twice as many, d depth."""
+        letters = {"rows": "r", "cols": "c", "2 * cols": "w", "depth": "d"}
+        return " ".join(
+            "".join(letters[extent] for extent in self.k.shape(s)[1:])
+            for s in self.k.inputs + self.k.outputs
+        )
+
+    def number(self, name):
+        """Of a tensor; -1: there is none."""
+        return next((i for i, s in enumerate(self.k.ins + self.k.outs) if s.name == name), -1)
+
+    @property
+    def factor(self):
+        """The number of the tensor that the left factor is, or that it is made of and lies as."""
+        return self.number(next(s.name for s in self.k.operands if s.kind == "left"))
+
+    @property
+    def passes_on(self):
+        """How the run function is told whether the result's gradient is that of the product."""
+        return (
+            "kfi_passes_on" if self.k.has_act and self.k.passed else str(int(bool(self.k.passed)))
+        )
+
+    @property
+    def run_parameters(self):
+        k = self.k
+        found = ["const char *kfi_word"] * k.has_act + [
+            f"kfi_seam_fn kfi_{seam.word}" for seam in self.chosen
+        ]
+        found += ["int kfi_reads"] * k.asks_reads + ["const char *kfi_rising"] * k.by_result
+        found += ["int kfi_passes_on"] if k.bwd and self.passes_on == "kfi_passes_on" else []
+        found += [f"{a.ctype}{a.name}" for a in k.tensor_arguments] + [
+            f"int64_t {s}" for s in k.sizes
+        ]
+        found += (
+            [f"{a.ctype}{a.name}" for a in k.stride_arguments]
+            + ["const void *kfi_scalars"]
+            + [f"{k.scalar_ctype} {s}" for s in k.betas]
+        )
+        return (
+            ", ".join(found)
+            + self.dropout_parameters
+            + "".join(f", {a.ctype}{a.name}" for a in self.workspace_arguments)
+        )
+
+    def run_arguments(self, launcher):
+        k, act = self.k, launcher.act
+        by, found = k.by(act), [f'"{act.name}"'] * k.has_act
+        for seam in self.chosen:
+            plain = self.name(seam, act)
+            found.append(
+                f"{k.result} ? {self.name(seam, act, True)} : {plain}"
+                if self._has_by(seam, act)
+                else plain
+            )
+        found += [
+            f"{k.result} ? 2 : {int(bwd_reads_x(act))}" if by else str(int(bwd_reads_x(act)))
+        ] * k.asks_reads
+        found += [f'"{rising(act)}"' if by and act.rising else "NULL"] * k.by_result
+        found += (
+            [str(int(bool(k.passes_on(act))))]
+            if k.bwd and self.passes_on == "kfi_passes_on"
+            else []
+        )
+        found += [a.name for a in k.tensor_arguments] + k.sizes + ["strides"] * bool(k.strided)
+        found += ["kfi_scalars" if launcher.scalar_values else "NULL", *k.betas]
+        return ", ".join(
+            found + launcher.cpu_dropout_arguments + [a.name for a in self.workspace_arguments]
+        )
+
+    @property
+    def vectors(self):
+        """How many the seams of slopes and of inputs make."""
+        return [sum(s.kind == kind for s in self.k.outs) for kind in ("row", "depth")]
+
+    @property
+    def workspace_bytes(self):
+        k = self.k
+        type_ = f"kfi_gemm_{k.dtype.word}()"
+        if not k.bwd:
+            return f"kfi_gemm_forward_bytes({type_}, batch, rows, cols, depth, {len(k.products)})"
+        return f"kfi_gemm_backward_bytes({type_}, batch, rows, cols, depth, {len(k.products)}, {self.vectors[0]}, {self.vectors[1]})"
+
+    def listing(self, act):
+        """What is computed, in order, for a reader."""
+        found = []
+        for seam in self.k.seams:
+            f = self._function(seam, act, False)
+            found += [
+                f"{seam.word}:",
+                *(f"    {line}" for line in f.lines),
+                *(f"    {name}_to[j] = {text};" for _, name, text in f.results),
+            ]
+        return found

@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The family `reduce` in C: strips along or across an axis, and a value of each of their elements."""
+
+from kfgen.activation import GIVEN, bwd_reads_x
+from kfgen.families.rows.over_rows_schedule import OverRowsC
+from kfgen.passes import inlined, program
+
+
+class ReductionC(OverRowsC):
+    code, chosen_type = "kfi_reduce_{}", "kfi_traversal"
+    body = "reduction/passes.h.j2"
+    join = None  # what joins what the parts have found, where those are no numbers
+
+    @property
+    def workspace_bytes(self):
+        return f"kfi_cpu_reduce_workspace(outer, axis, inner, {self.k.most}, {self.k.slots}, {self.k.part_size})"
+
+    @property
+    def codes(self):
+        """How each reduction joins, as core/reduction/reduction.h has it."""
+        return [
+            ("sum", "max", "min", "prod").index(word) for words in self.k.passes for word in words
+        ]
+
+    @property
+    def counts(self):
+        return [len(words) for words in self.k.passes]
+
+    def plan(self, act):
+        graph, roots = self.k.graph, self.k.roots
+        if act is not GIVEN and self.k.bwd and not bwd_reads_x(act):
+            graph, roots = inlined(graph, roots, act)
+        env = {s.name: f"{s.name}_j" for s in self.k.loads} | {
+            s.name: f"{s.name}_i[j]" for s in self.k.values
+        }
+        return program(
+            graph,
+            {s.name: r for s, r in zip(self.k.outputs, roots)},
+            self.target(act),
+            env,
+            each="{}_s[j]",
+        )
+
+    def calls(self, act):
+        """What the functions make of an activation that they are given."""
+        ops = {self.k.graph.nodes[i].op for i in self.k.graph.reachable(self.k.roots)}
+        return [c for c in ("act", "act_bwd") if c in ops] if act is GIVEN else []
+
+    def value(self, s):
+        """One of the values that a result of the forward, or its gradient, has."""
+        return (
+            f"kfi_cpu_load_{s.dtype.word}({s.name}[u.result + c])"
+            if s.dtype.size == 2
+            else f"{s.name}[u.result + c]"
+        )

@@ -1,0 +1,148 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The family `reduce`: results that are one per row, where a row is what lies along any axis, of the tensors' dtype or wider."""
+
+import functools
+from dataclasses import replace
+
+from kfgen import derive
+from kfgen.families.family import wrong
+from kfgen.families.reduction.argreduce import (
+    CALLS,
+    HEADER,
+    WORDS,
+    ArgreduceC,
+    ArgreduceCuda,
+    check_places,
+    sought,
+)
+from kfgen.families.reduction.c import ReductionC
+from kfgen.families.reduction.cuda import ReductionCuda
+from kfgen.families.rows.over_rows import OverRows, OverRowsKernel
+from kfgen.passes import reduced
+from kfgen.words import COUNT, ELEM
+
+
+class ReductionKernel(OverRowsKernel):
+    form = "axis"
+
+    @functools.cached_property
+    def cuda(self):
+        return ReductionCuda(self)
+
+    @functools.cached_property
+    def c(self):
+        return ReductionC(self)
+
+    def _build(self):
+        super()._build()
+        of_results = (self.second, "U") if self.op.types == "results" else (self.dtype, "T")
+        for s in self.streams:
+            s.dtype, s.var = (self.dtype, "T") if s.kind == "elem" else of_results
+
+    @property
+    def part_size(self):
+        """Bytes of a partial result of a reduction."""
+        return self.dtype.acc.size
+
+    @property
+    def scratch(self):
+        """For an axis that is shared out; what reduces nothing uses none."""
+        return self.slots > 0
+
+    @property
+    def refuses(self):
+        """Whether an axis without elements is an error."""
+        return self.op.empty == "error" and not self.bwd
+
+    @property
+    def order_note(self):
+        return ", in an order that follows from axis and inner" if self.scratch else ""
+
+    @property
+    def workspace_note(self):
+        return "; 0 bytes for a short axis"
+
+    @property
+    def passes(self):
+        """The words of each pass's reductions."""
+        return reduced(self.graph, self.roots)
+
+    @property
+    def slots(self):
+        """Reductions."""
+        return sum(map(len, self.passes))
+
+    @property
+    def most(self):
+        """Reductions of a pass."""
+        return max(map(len, self.passes), default=0)
+
+
+class ArgreduceKernel(ReductionKernel):
+    """Of an op whose result is the place of an element: value and place are one reduction, found in one sweep."""
+
+    header = HEADER
+    part_size = 16  # a place and the value there
+    order_note = ""
+
+    @functools.cached_property
+    def cuda(self):
+        return ArgreduceCuda(self)
+
+    @functools.cached_property
+    def c(self):
+        return ArgreduceC(self)
+
+    def _build(self):
+        super()._build()
+        (word, self.key), place = sought(self.graph, {s.name: s.exprs[0] for s in self.outputs})
+        self.word = WORDS[word]
+        for s in self.outputs:
+            s.required = s.name == place
+            if s.required:
+                s.dtype, s.var, self.place = self.index_dtype, "I", s
+            else:
+                self.value = s
+
+    value = None  # the result that has the element itself
+
+    @property
+    def passes(self):
+        return [[self.word]]
+
+
+class Reduction(OverRows):
+    kernel = ReductionKernel
+    name = "reduction"
+    title = "Reductions over an axis"
+    forms = {"axis": {"elem": "outer, axis, inner", "per_row": "outer, inner"}}
+    axes = {"axis": (-1, {"outer": "before", "axis": "axis", "inner": "after"})}
+    levels = {"axis": ("", "_outer")}
+    kinds = ("elem",)
+    types = ("results",)  # which may be float32 beside 2-byte tensors
+    fields = ("grads", "empty")
+    reads = (COUNT,)
+    dropout = False
+
+    def forward(self, op, dtypes):
+        return (ArgreduceKernel if op.indexed else ReductionKernel)(self, op, dtypes, False)
+
+    def graph(self, op):
+        return derive.row_graph(replace(op, words=op.words | CALLS), self.reads, self.dropout)
+
+    def check(self, op, graph, env, outputs):
+        super().check(op, graph, env, outputs)
+        if op.indexed:
+            check_places(op, graph, outputs)
+
+    def check_result(self, op, name, level):
+        if level == ELEM:
+            raise wrong(
+                op,
+                "expr",
+                f"`{name}` differs along the axis",
+                'reduce it, or write family = "rows" for a result of elements',
+            )
+
+
+FAMILY = Reduction()

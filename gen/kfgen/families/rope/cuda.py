@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The family `pairs` in CUDA: a thread has as many pairs of a head as a vector has elements."""
+
+import functools
+
+from kfgen.emit import emit
+from kfgen.schedule import CHEAP, Cuda, Instance
+
+
+class RopeCuda(Cuda):
+    @property
+    def vec(self):
+        return 16 // self.k.dtype.size
+
+    @functools.cached_property
+    def code(self):
+        """(lines, the text of each of the two results)."""
+        env = {p: f"{p}_f[e]" for s in self.k.paired for p in s.parts} | {
+            s.name: f"{s.name}_f[e]" for s in self.k.read_angles
+        }
+        env[self.k.number.name] = f"({self.k.dtype.compute_ctype}){self.k.number.name}_i"
+        return emit(self.k.graph, self.k.roots, self.target(CHEAP), env, fixed={})
+
+    @property
+    def results(self):
+        return list(zip(self.k.outputs[0].parts, self.code[1]))
+
+    @property
+    def passed(self):
+        more = [self.k.more[s.name] for s in self.k.paired] if self.k.second_source else []
+        return [*self.k.paired, *more, *self.k.read_angles, self.k.number]
+
+    @property
+    def kernel_parameters(self):
+        found = [f"const {s.dtype.device} *{s.name}" for s in self.passed] + [
+            f"{s.dtype.device} *{s.name}" for s in self.k.outputs
+        ]
+        return ", ".join(
+            [*found, "kfi_pairs g", *(f"{self.k.scalar_ctype} {s}" for s in self.k.used_scalars)]
+        )
+
+    @property
+    def kernel_arguments(self):
+        return ", ".join(
+            f"&{name}"
+            for name in [
+                *(s.name for s in [*self.passed, *self.k.outputs]),
+                "kfi_g",
+                *self.k.used_scalars,
+            ]
+        )
+
+    @property
+    def instances(self):
+        return [Instance(f"kfk_{self.k.name}", ("act", vec)) for vec in (self.vec, 1)]
+
+    def listing(self):
+        """What is computed, in order, for a reader."""
+        return [*self.code[0], *(f"{part} = {text};" for part, text in self.results)]

@@ -1,0 +1,310 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The family `pairs`: two elements of a head at a time, with what tables have for them at the row's position: rotary embeddings."""
+
+import functools
+
+from kfgen import derive
+from kfgen.families.family import Family, wrong
+from kfgen.families.rope.c import RopeC
+from kfgen.families.rope.cuda import RopeCuda
+from kfgen.formulas import LIBRARIES, elementwise
+from kfgen.gradient import gradient
+from kfgen.kernel import Kernel, Tensor
+from kfgen.names import gradient_of
+
+PAIRED = ("halves", "neighbours")
+MORE = "more"  # another tensor of pairs, with heads of its own, of which the same is computed
+ANGLES = (
+    "angle",
+    "frequency",
+)  # tables: a row for each position; one, of which positions are multiples
+COUNTED = "0 to rows - 1"  # what no positions stand for
+
+
+class RopeKernel(Kernel):
+    weights = ANGLES  # kinds of operands that are the same in every call
+
+    @property
+    def form(self):
+        return ("computed_" if self.computed else "") + ("both" if self.second_source else "paired")
+
+    @property
+    def computed(self):
+        """Whether angles are made of a row's position itself, which may be any: there is no table by positions."""
+        return any(s.kind == "frequency" for s in self.angles)
+
+    @property
+    def position_count(self):
+        """The call's positions in generated code."""
+        return "KFI_ANY_POSITION" if self.computed else "positions"
+
+    @functools.cached_property
+    def cuda(self):
+        return RopeCuda(self)
+
+    @functools.cached_property
+    def c(self):
+        return RopeC(self)
+
+    def _build(self):
+        op = self.op
+        self.graph, env, outs = self.family.graph(op)
+        dtype_of = {"T": self.dtype, "I": self.index_dtype, "acc": self.dtype.acc}
+        self.operands = [
+            Tensor(
+                o.name,
+                o.kind,
+                dtype_of[o.dtype],
+                "in",
+                "weight" if o.kind in self.weights else "input",
+                o.dtype,
+                o.values,
+                absent=COUNTED if o.kind == "number" else None,
+            )
+            for o in op.operands
+        ]
+        x = next(s for s in self.operands if s.kind in PAIRED)
+        more = next((s for s in self.operands if s.kind == MORE), None)
+        self.number = next(s for s in self.operands if s.kind == "number")
+        self.angles = [s for s in self.operands if s.kind in ANGLES]
+        self.neighbours = x.kind == "neighbours"
+        if not self.bwd:
+            self.inputs, self.source, self.second_source = self.operands, x, more
+            names = [f"{s.name}_out" for s in (x, more)] if more else ["out"]
+            self.outputs = [
+                Tensor(
+                    names[0],
+                    x.kind,
+                    self.dtype,
+                    "out",
+                    "output",
+                    "T",
+                    tuple(outs),
+                    exprs=list(outs.values()),
+                )
+            ]
+            self.outputs += [
+                Tensor(name, MORE, self.dtype, "out", "output", "T", ()) for name in names[1:]
+            ]
+        else:
+            douts = {name: self.graph.var(gradient_of(name)) for name in outs}
+            found = gradient(
+                self.graph, {outs[n]: douts[n] for n in outs}, [env[v] for v in x.parts]
+            )
+            slopes = [
+                self.graph.const(0) if found[env[v]] is None else found[env[v]] for v in x.parts
+            ]
+            of = [f"{s.name}_out" for s in (x, more)] if more else ["out"]
+            self.source = Tensor(
+                gradient_of(of[0]),
+                x.kind,
+                self.dtype,
+                "in",
+                "gradient",
+                "T",
+                tuple(map(gradient_of, outs)),
+                of=of[0],
+            )
+            self.second_source = (
+                Tensor(gradient_of(of[1]), MORE, self.dtype, "in", "gradient", "T", (), of=of[1])
+                if more
+                else None
+            )
+            self.inputs = [*self.operands, self.source, *([self.second_source] if more else [])]
+            self.outputs = [
+                Tensor(
+                    gradient_of(x.name),
+                    x.kind,
+                    self.dtype,
+                    "out",
+                    "gradient",
+                    "T",
+                    tuple(map(gradient_of, x.parts)),
+                    of=x.name,
+                    exprs=slopes,
+                    required=False,
+                )
+            ]
+            if more:
+                self.outputs.append(
+                    Tensor(
+                        gradient_of(more.name),
+                        MORE,
+                        self.dtype,
+                        "out",
+                        "gradient",
+                        "T",
+                        (),
+                        of=more.name,
+                        required=False,
+                    )
+                )
+        self.roots = [e for s in self.outputs for e in s.exprs]
+        read = self.graph.variables(self.roots) | {self.number.name, *self.source.parts}
+        # {tensor of pairs: the other one that the same is computed of}
+        both = [(x, more), (self.source, self.second_source), self.outputs] if more else []
+        self.more, as_first = {s.name: m for s, m in both}, {m.name: s for s, m in both}
+        for s in self.inputs:
+            of = as_first.get(s.name, s)
+            s.reads = "always" if read & {of.name, *of.parts} else "never"
+        self.streams = self.inputs + self.outputs
+        self.scalars, self.keeps = list(op.scalars), False
+
+    @property
+    def paired(self):
+        """The tensors of pairs that are read: what the results' other elements are copied from comes first."""
+        return [
+            self.source,
+            *(
+                s
+                for s in self.inputs
+                if s.kind in PAIRED and s.reads != "never" and s is not self.source
+            ),
+        ]
+
+    @property
+    def read_angles(self):
+        return [s for s in self.angles if s.reads != "never"]
+
+    def below(self, stream):
+        return "positions" if stream is self.number and not self.computed else None
+
+    def touched(self, stream):
+        """Of a table the row of each position."""
+        return ["rows", "pairs"] if stream.kind == "angle" else self.shape(stream)
+
+    def per_element(self, stream):
+        return 1 if stream.kind in PAIRED else 0
+
+    @property
+    def element_codes(self):
+        """How many elements each tensor has, as core/rope/rope.cuh and pairs.h read it."""
+        return "".join(
+            {"angle": "a", "frequency": "f", "number": "n", MORE: "m", "scale": "w"}.get(
+                s.kind, "e"
+            )
+            for s in self.inputs + self.outputs
+        )
+
+    @property
+    def head_counts(self):
+        """The call's heads of each row: of the first tensor, of the other one."""
+        return ("heads", "kv_heads" if self.second_source else "0")
+
+
+class Rope(Family):
+    kernel = RopeKernel
+    name = "rope"
+    title = "Pairs of elements, by positions"
+    forms = {
+        "paired": {
+            "elem": "rows, heads, dim",
+            "halves": "rows, heads, dim",
+            "neighbours": "rows, heads, dim",
+            "angle": "positions, pairs",
+            "number": "rows",
+        }
+    }
+    forms["both"] = {**forms["paired"], MORE: "rows, kv_heads, dim"}
+    sizes = {
+        "paired": "rows, heads, dim, pairs, positions",
+        "both": "rows, heads, kv_heads, dim, pairs, positions",
+    }
+    for form in ("paired", "both"):  # the same without a table by positions
+        forms[f"computed_{form}"] = {**forms[form], "frequency": "pairs"}
+        sizes[f"computed_{form}"] = sizes[form].removesuffix(", positions")
+    kinds = (*PAIRED, MORE, *ANGLES, "number")
+    whole = (*PAIRED, MORE)
+    parts = dict.fromkeys(PAIRED, 2)
+    indices = ("number", MORE)  # the other tensor's elements have the first one's names
+    codes = {"halves": 0, "neighbours": 0, MORE: 1, "angle": 2, "frequency": 2, "number": 4}
+
+    def dtypes(self, kind, grad):
+        return {"number": ("I",), "angle": ("acc",), "frequency": ("acc",)}.get(kind, ())
+
+    def check_operands(self, f, operands):
+        of = [
+            [o for o in operands if o.kind in kinds]
+            for kinds in (PAIRED, ("number",), ANGLES, (MORE,))
+        ]
+        fixed = (
+            all(not o.grad for o in of[1] + of[2])
+            and all(o.dtype == "I" for o in of[1])
+            and all(o.dtype == "acc" for o in of[2])
+        )
+        more = {f"{d}{o.name}_out" for o in of[0] + of[3] for d in ("", "d")} if of[3] else set()
+        for name in sorted(more & {v for o in operands for v in (o.name, *o.values)}):
+            raise f.error("operands", f"`{name}` is a result or its gradient", "rename it")
+        if (
+            [len(found) for found in of[:2]] != [1, 1]
+            or len(of[2]) > 8
+            or len(of[3]) > 1
+            or not fixed
+            or len({o.kind for o in of[2]}) > 1
+        ):
+            fix = (
+                'give it x = { kind = "halves", parts = ["a", "b"] }, or "neighbours", position = { kind = "number", dtype = "I", grad = false }, '
+                'tables, all "angle" or all "frequency", with dtype = "acc" and grad = false, and at most one other tensor of pairs, k = "more"'
+            )
+            raise f.error(
+                "operands", "are not one of pairs and one of positions, beside tables", fix
+            )
+
+    def graph(self, op):
+        return derive.element_graph(op)
+
+    def check(self, op, graph, env, outputs):
+        if len(outputs) != 2 or op.dropout or op.has_act or op.types != "one":
+            raise wrong(
+                op,
+                "outputs",
+                "are not two of one dtype, without {act} and dropout",
+                'write outputs = { real = "...", imag = "..." }',
+            )
+
+    def statements(self, k, act, library, by=False):
+        lib = LIBRARIES[library]
+        number = k.number.name
+        lines = [
+            f"{number} = {lib.name}.arange(rows{lib.device.format(k.source.name)}) if {number} is None else {number}",
+            f"there_ = ({number} >= 0).reshape(rows, 1, 1)"
+            if k.computed
+            else f"there_ = (({number} >= 0) & ({number} < positions)).reshape(rows, 1, 1)",
+        ]
+        if k.computed:
+            lines += [
+                f"{number} = {number}.reshape(rows, 1, 1)",
+                *(f"{s.name} = {s.name}.reshape(1, 1, pairs)" for s in k.read_angles),
+            ]
+        else:
+            lines.append(f"place_ = {lib.bounded.format(number, 0, 'max(positions, 1) - 1')}")
+            lines += [f"{s.name} = {s.name}[place_].reshape(rows, 1, pairs)" for s in k.read_angles]
+        first, second = (
+            ("0:2 * pairs:2", "1:2 * pairs:2") if k.neighbours else (":pairs", "pairs:2 * pairs")
+        )
+        own, texts = elementwise(k, act, library)
+        outside = "0.0" if k.bwd else "float('nan')"
+        result = k.outputs[0]
+        for heads, of in (("heads", lambda s: s), ("kv_heads", lambda s: k.more[s.name]))[
+            : 1 + bool(k.second_source)
+        ]:
+            lines += [
+                f"{', '.join(s.parts)} = {of(s).name}[:, :, {first}], {of(s).name}[:, :, {second}]"
+                for s in k.paired
+            ]
+            lines += own
+            lines += [
+                f"{part}_to_ = {lib.name}.where(there_, {text}, {outside})"
+                for part, text in zip(result.parts, texts)
+            ]
+            both = [f"{part}_to_" for part in result.parts]
+            if k.neighbours:
+                columns = ", ".join(f"{name}.reshape(rows, {heads}, pairs, 1)" for name in both)
+                both = [f"{lib.join}(({columns}), 3).reshape(rows, {heads}, 2 * pairs)"]
+            lines.append(
+                f"{of(result).name} = {lib.join}(({', '.join(both)}, {of(k.source).name}[:, :, 2 * pairs:]), 2)"
+            )
+        return lines
+
+
+FAMILY = Rope()

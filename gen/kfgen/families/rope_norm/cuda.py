@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The family `normed_pairs` in CUDA: some threads of a warp have a head, which they read once where each has a vector of either side."""
+
+import functools
+
+from kfgen.families.rope.cuda import RopeCuda
+from kfgen.passes import program
+from kfgen.schedule import CHEAP, Instance
+from kfgen.words import COUNT, PER_COUNT
+
+
+class RopeNormCuda(RopeCuda):
+    @functools.cached_property
+    def program(self):
+        env = {name: f"{name}_f[e]" for name in ("head", "weight", "dy")} | {
+            COUNT: "count",
+            PER_COUNT: "per_count",
+        }
+        return program(
+            self.k.norm, dict(self.k.normed), self.target(frozenset() if self.k.bwd else CHEAP), env
+        )
+
+    @property
+    def passed(self):
+        """What the kernel is given of a call's inputs."""
+        return [s for s in self.k.inputs if s.reads != "never"]
+
+    @property
+    def kernel_parameters(self):
+        found = [f"const {s.dtype.device} *{s.name}" for s in self.passed] + [
+            f"{s.dtype.device} *{s.name}" for s in self.k.stores
+        ]
+        return ", ".join(
+            [*found, "kfi_heads g", *(f"{self.k.scalar_ctype} {s}" for s in self.k.used_scalars)]
+        )
+
+    @property
+    def kernel_arguments(self):
+        return ", ".join(
+            f"&{name}"
+            for name in [
+                *(s.name for s in [*self.passed, *self.k.stores]),
+                "kfi_g",
+                *self.k.used_scalars,
+            ]
+        )
+
+    @property
+    def workspace_bytes(self):
+        return f"kfi_heads_workspace(rows, heads, kv_heads, dim, pairs, positions, {self.k.dtype.acc.size})"
+
+    @property
+    def instances(self):
+        """In the order that core/rope_norm/rope_norm.cuh expects: whether a thread has one vector of either side, or as many as it takes."""
+        return [
+            Instance(f"kfk_{self.k.name}", ("act", vec, once))
+            for vec in (self.vec, 1)
+            for once in (1, 0)
+        ]
+
+    @property
+    def sum_kernels(self):
+        return self.second_stage("kfk_sum_partials")
+
+    def listing(self):
+        """What is computed, in order, for a reader."""
+        turned = super().listing()
+        return (
+            [*turned, *self.program.listing()] if self.k.bwd else [*self.program.listing(), *turned]
+        )

@@ -1,0 +1,221 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`row` in CUDA, ops over channels: bands of neighbouring channels, in a block's registers or shared by several in a launch for each pass; or a
+channel is a row in registers, where the sizes say so (core/rows/channel_block_host.cuh)."""
+
+import functools
+from copy import copy as duplicate
+from dataclasses import dataclass, replace
+
+from kfgen import chosen
+from kfgen.families.rows.cuda import RowsCuda
+from kfgen.families.rows.over_rows_schedule import OverRowsCuda
+from kfgen.passes import copy
+from kfgen.schedule import Instance
+from kfgen.words import COLUMN, COUNT
+
+FORMS = ("KFI_BAND_ONE", "KFI_BAND_TWO", "KFI_BAND_EACH")
+
+
+@dataclass
+class Stage:
+    """A pass, or two that are one: a sum, and squared distances from the mean that is made of it."""
+
+    passes: list
+    moments: bool
+    first: int  # reductions of the stages before
+    at: int  # values of those in a block's shared memory
+
+    @property
+    def reductions(self):
+        return [r for p in self.passes for r in p.reductions]
+
+    @property
+    def values(self):
+        """That a block leaves of a channel: of moments also how many elements they are of."""
+        return 3 if self.moments else len(self.reductions)
+
+    @property
+    def lines(self):
+        return self.passes[0].lines
+
+    @property
+    def reads(self):
+        return self.passes[0].reads
+
+    @property
+    def calls(self):
+        return self.passes[0].calls
+
+
+class BandCuda(OverRowsCuda):
+    template = "band"
+    run_template = "band_run"
+    geometry, geometry_name = "kfi_bands", "kfi_g"
+    ahead = 4  # vectors of a thread that are on their way at a time, where a block does not hold its band
+
+    @classmethod
+    def takes(cls, k):
+        """Whether the op is one over channels, of whose elements nothing is asked but their values."""
+        if (
+            k.layout != "channels"
+            or not k.loads
+            or k.added
+            or k.keeps
+            or k.picks
+            or any(s.var == "I" for s in k.values)
+        ):
+            return False
+        own = cls(k)
+        read = set().union(own.program.reads, *(p.reads for p in own.program.passes))
+        return COLUMN not in k.graph.variables(k.roots) and not any(
+            s.place_of in read for s in k.outputs if s.place_of
+        )
+
+    @functools.cached_property
+    def program(self):
+        env = {s.name: f"{s.name}_f[e]" for s in self.k.sources} | {
+            s: f"(({self.k.compute}){s})" for s in self.k.integers
+        }
+        env |= self.k.value_env(self._of("{}_i"))
+        whole = {s: s for s in self.k.integers} | {COUNT: "kfi_g.cols"}
+        graph, roots = copy(self.k.graph, self.k.roots, {})
+        target = replace(self.rows_target, whole=whole, place="e", near="kfi_near<0>")
+        return self.k.program(
+            graph,
+            {s.name: r for s, r in zip(self.k.outputs, roots)},
+            target,
+            env,
+            (),
+            each=self._of("{}"),
+            split=chosen.split if self.k.chosen else None,
+        )
+
+    @functools.cached_property
+    def rows(self):
+        """The same kernel with the schedules of other rows: a channel is one in segments."""
+        found = duplicate(self.k)
+        found.__dict__["cuda"] = RowsCuda(found)
+        return found
+
+    @property
+    def rows_instances(self):
+        """Those of its kernels that hold a row: longer ones are left to bands."""
+        return self.rows.cuda.instances[:-2]
+
+    def _of(self, name):
+        """What a vector's element has of its channel's value."""
+        return f"kfi_band_of<kfi_form>({name}, e, kfi_split)"
+
+    @property
+    def in_registers(self):
+        """Vectors that a thread holds of each tensor."""
+        return 8 if len(self.k.loads) <= 2 else 4
+
+    @functools.cached_property
+    def stages_of(self):
+        found, passes = [], list(self.program.passes)
+        while passes:
+            moments = len(passes) > 1 and self._moments(passes[0], passes[1])
+            own = [passes.pop(0) for _ in range(2 if moments else 1)]
+            found.append(
+                Stage(
+                    own,
+                    moments,
+                    sum(len(s.reductions) for s in found),
+                    sum(s.values for s in found),
+                )
+            )
+        return found
+
+    def _moments(self, one, two):
+        """Whether the second pass sums up squared distances from the mean of what the first one sums up, a value as it is read."""
+        if (
+            len(one.reductions) != 1
+            or len(two.reductions) != 1
+            or one.lines
+            or one.sums
+            or two.sums
+            or one.calls
+            or two.calls
+        ):
+            return False
+        a, b = one.reductions[0], two.reductions[0]
+        means = [
+            name
+            for name, text in self._named(one).items()
+            if text == f"kfi_div_{self.k.flavour}({self._of(a.name)}, {COUNT})"
+        ]
+        apart = [f"{a.text} - {self._of(name)}" for name in means]
+        squares = [
+            (line.split(" = ")[0].split()[-1], line.split(" = ")[1].rstrip(";"))
+            for line in two.lines
+            if " = " in line
+        ]
+        return a.word == b.word == "sum" and any(
+            b.text == f"{t} * {t}" and text in apart for t, text in squares
+        )
+
+    def _named(self, step_of):
+        """{value of a row: its text}, of what follows a pass."""
+        step = step_of.after
+        lines = {
+            line.split(" = ")[0].split()[-1]: line.split(" = ")[1].rstrip(";")
+            for line in step.lines
+            if " = " in line
+        }
+        return {name: lines.get(text, text) for name, text in step.values}
+
+    @property
+    def instances(self):
+        """The kernels a launcher chooses from: of bands in the order that core/rows/channel_block_host.cuh expects, then of rows."""
+        return self.band_instances + self.rows_instances
+
+    @property
+    def band_instances(self):
+        stages = [
+            "KFI_BAND_REGISTERS",
+            *(f"KFI_BAND_PASS + {p}" for p in range(len(self.stages_of))),
+        ] + ["KFI_BAND_LAST"] * bool(self.k.stores)
+        name = f"kfk_{self.k.name}"
+        found = [
+            Instance(f"{name}_band", ("act", form, whole, stage))
+            for form in FORMS
+            for whole in (1, 0)
+            for stage in stages
+        ]
+        return found + [Instance(f"{name}_totals", ("act", p)) for p in range(len(self.stages_of))]
+
+    @property
+    def bounds(self):
+        """Threads of a block at most, and blocks of an SM: as many registers as hold a band, or what is on its way."""
+        in_registers = (
+            "form == KFI_BAND_ONE && whole ? 2 : 1"
+            if len(self.k.loads) == 1 and self.k.dtype.size == 4
+            else "1"
+        )
+        return (
+            f"form == KFI_BAND_EACH ? KFI_BAND_EACH_THREADS : KFI_BAND_THREADS, stage == KFI_BAND_REGISTERS ? {in_registers} : "
+            "form == KFI_BAND_EACH || (form == KFI_BAND_ONE && whole && stage >= KFI_BAND_PASS) ? 2 : 1"
+        )
+
+    @property
+    def numbers(self):
+        """vec, in_registers, passes, values, reduced, kept, sets, acc_size of core/rows/channel_block_host.cuh's kfi_band_op."""
+        s = self.stages_of
+        values = max(found.values for found in s)
+        sets = 3 if any(found.moments for found in s) else 1
+        return [
+            self.vec,
+            self.in_registers,
+            len(s),
+            values,
+            sum(len(found.reductions) for found in s),
+            sum(found.values for found in s),
+            sets,
+            self.k.dtype.acc.size,
+        ]
+
+    @property
+    def workspace_bytes(self):
+        vec, in_registers, _, values, reduced, _, _, acc = self.numbers
+        return f"kfi_band_workspace({', '.join(self.k.sizes)}, {vec}, {in_registers}, {values}, {reduced}, {acc})"

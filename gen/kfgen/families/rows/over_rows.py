@@ -1,0 +1,371 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What families over rows have in common: expressions that reduce over a row, and what may be said of them."""
+
+from collections import Counter
+from dataclasses import dataclass, replace
+
+from kfgen import derive, limits
+from kfgen.dtypes import DTYPE
+from kfgen.entries import SpecError, updated
+from kfgen.expr import ExprError, stages
+from kfgen.families.family import Family, wrong
+from kfgen.kernel import WEIGHTS, Kernel, Tensor
+from kfgen.names import gradient_of
+from kfgen.passes import copy, picks, program, stored
+from kfgen.words import COUNT, ELEM, KEEP, PER_COUNT, QUERIES, QUERY, ROW, UNIFORM
+
+PER_ROW = (
+    "per_row",
+    "per_plane",
+    "per_query",
+    "per_group",
+    "per_channel",
+)  # kinds of what is one per row
+LAYOUT_OF = {"channel": "planes", "group": "groups"}  # that an operand's kind asks for
+
+
+@dataclass
+class Pick:
+    """A row's value in the column that an operand names."""
+
+    source: Tensor
+    column: Tensor
+
+    @property
+    def name(self):
+        return f"{self.source.name}_at_{self.column.name}"
+
+
+class OverRowsKernel(Kernel):
+    def _build(self):
+        op = self.op
+        graph, env, outs = self.family.graph(op)
+        dtype_of = {
+            "T": self.dtype,
+            "U": self.second,
+            "acc": self.dtype.acc,
+            "I": self.index_dtype,
+            "u8": DTYPE["u8"],
+        }
+        saved = {name: env[name] for name in op.saved}
+        asked = (
+            [op.layout]
+            if op.layout
+            else [LAYOUT_OF[o.kind] for o in op.operands if o.kind in LAYOUT_OF]
+        )
+        self.layout = next(
+            iter(asked), "heads" if derive.has_queries(op, graph, env, outs) else "rows"
+        )
+        per_row = next(kind for kind in self.family.forms[self.form] if kind in PER_ROW)
+        self.operands = [
+            Tensor(
+                o.name,
+                per_row if o.kind == "per_row" else o.kind,
+                dtype_of[o.dtype],
+                "in",
+                "weight" if self.is_weight(o) else "input",
+                o.dtype,
+                o.values,
+                absent=o.absent,
+            )
+            for o in op.operands
+        ]
+
+        def result(name, node, kind="", use="output", **more):
+            kind = kind or ("elem" if graph.level(node) == ELEM else per_row)
+            dtype, var = (self.dtype, "T") if kind == "elem" else (self.dtype.acc, "acc")
+            return Tensor(name, kind, dtype, "out", use, var, (name,), exprs=[node], **more)
+
+        elems = (
+            [o.name for o in op.operands if o.kind == "elem"],
+            [n for n, node in outs.items() if graph.level(node) == ELEM],
+        )
+        grads_of = [gradient_of(o.name) for o in op.operands if o.kind == "elem" and o.grad]
+        self.strided = (
+            [*elems[0], *elems[1], *map(gradient_of, elems[1]), *grads_of]
+            if any(o.grad for o in op.operands)
+            else sum(elems, [])
+        )
+        if not self.bwd:
+            self.inputs = self.operands
+            self.outputs = [result(n, node) for n, node in outs.items()]
+            self.outputs += [
+                result(updated(n), env[updated(n)], per_row, required=False, place_of=n)
+                for n in op.updates
+            ]
+            self.outputs += [
+                result(n, node, per_row, "saved", required=False) for n, node in saved.items()
+            ]
+            replaced = {}
+        else:
+            grads = derive.gradients(op, graph, env, outs)
+            self.outputs = []
+            for o, stream in zip(op.operands, self.operands):
+                if o.grad:
+                    node = grads[o.name] if grads[o.name] is not None else graph.const(0)
+                    twin = next(
+                        (
+                            s.name
+                            for s in self.outputs
+                            if s.exprs == [node] and s.kind == stream.kind
+                        ),
+                        "",
+                    )
+                    name, role = gradient_of(o.name), "sum" if o.kind in WEIGHTS else "out"
+                    self.outputs.append(
+                        Tensor(
+                            name,
+                            stream.kind,
+                            stream.dtype,
+                            role,
+                            "gradient",
+                            o.dtype,
+                            (name,),
+                            of=o.name,
+                            same_as=twin,
+                            exprs=[node],
+                            required=False,
+                        )
+                    )
+            replaced = {node: name for name, node in saved.items()} | stored(graph)
+        # Operands that are numbers of columns.
+        self.columns = {
+            graph.nodes[node.args[1]].value for node in graph.nodes if node.op == "pick"
+        }
+        self.graph, self.roots = copy(graph, [s.exprs[0] for s in self.outputs], replaced)
+        for s, root in zip(self.outputs, self.roots):
+            s.exprs = [root]
+        read = self.graph.variables(self.roots)
+        if self.bwd:
+            activated = derive.activated(
+                op, graph, outs
+            )  # read by none: it would save no tensor of elements
+            again = [
+                replace(result(n, node), role="in", exprs=[])
+                for n, node in outs.items()
+                if n in read or n == activated
+            ]
+            kept = [Tensor(n, per_row, self.dtype.acc, "in", "saved", "acc", (n,)) for n in saved]
+            seeds = [
+                replace(result(gradient_of(n), node, use="gradient", of=n), role="in", exprs=[])
+                for n, node in outs.items()
+            ]
+            self.inputs = self.operands + again + kept + seeds
+        linear, roots = copy(self.graph, self.roots, {}, act=(lambda g, x: x, lambda g, x, dy: dy))
+        anyway = linear.variables(roots) if self.bwd else read
+        for s in self.inputs:
+            s.reads = "always" if s.name in anyway else "act" if s.name in read else "never"
+        self.streams = self.inputs + self.outputs
+        self.scalars = [s for s in op.scalars if s not in op.integers]
+        self.integers = list(op.integers)
+        self.keeps = KEEP in read
+        named = {s.name: s for s in self.inputs}
+        picked = picks(self.graph, self.roots)
+        self.picks = [
+            Pick(*(named[self.graph.nodes[a].value] for a in self.graph.nodes[i].args))
+            for i in picked
+        ]
+        self.along = {
+            graph.nodes[i].value
+            for graph, roots in [copy(self.graph, self.roots, picked)]
+            for i in graph.reachable(roots)
+        }
+
+    def is_weight(self, operand):
+        """Whether all rows share it, or, where a row is a channel's, all batches: then it is one per row."""
+        return operand.kind in WEIGHTS or (
+            operand.kind == "per_row" and operand.grad and self.layout == "channels"
+        )
+
+    def _sort(self):
+        self.loads = [
+            s for s in self.inputs if s.kind in ("elem", "shared") and s.name in self.along
+        ]
+        self.shared = [s for s in self.loads if s.kind == "shared"]
+        self.row_loads = [s for s in self.inputs if s.kind == "row" and s.name in self.along]
+        self.group_loads = [s for s in self.inputs if s.kind == "group" and s.name in self.along]
+        self.segments = self.layout in ("groups", "channels")
+        self.picked = [
+            s
+            for s in self.inputs
+            if s.kind in ("elem", "row") and s.reads != "never" and s.name not in self.along
+        ]
+        self.values = [
+            s for s in self.inputs if s.kind in (*PER_ROW, "channel") and s.reads != "never"
+        ]
+        # A gradient that is the same for a plane and added up over the batches: a value of each plane, and the second stage.
+        self.plane_sums = [s for s in self.sums if s.kind == "channel"]
+        # One that is added up within a row, over a channel's elements: a value of each channel and slice of it, and the second stage.
+        self.group_sums = [s for s in self.sums if s.kind == "group"]
+        self.sums = [s for s in self.sums if s.kind == "row"]
+        self.stores = [s for s in self.outputs if s.kind == "elem"]
+        self.results_of_rows = [s for s in self.outputs if s.kind in PER_ROW]
+        self.reductions = stages(self.graph, self.roots)
+        self.gathers = (
+            not self.reductions and not self.loads + self.row_loads + self.stores
+        )  # nothing goes along a row: a thread has it
+        self._refuse()
+        for count in Counter(self.reductions.values()).values():
+            if count > limits.REDUCTIONS:
+                problem = f"makes {count} reductions in one pass over the row of {'the backward' if self.bwd else 'the forward'}"
+                fix = f"at most {limits.REDUCTIONS} are possible: make two ops of it"
+                raise SpecError(self.op.file, f"op.{self.op.pattern}", "expr", problem, fix)
+
+    def _refuse(self):
+        """Complains of what there is no schedule for."""
+
+    @property
+    def form(self):
+        return self.layout
+
+    @property
+    def layout_code(self):
+        """KFI_LAYOUT_… of core/check.h."""
+        return list(self.family.forms).index(self.layout)
+
+    @property
+    def added(self):
+        return self.sums + self.plane_sums + self.group_sums
+
+    @property
+    def sources(self):
+        """Inputs that have a value for each element of a row."""
+        return self.loads + self.row_loads + self.group_loads
+
+    def of_pass(self, streams, names):
+        return [s for s in streams if s.name in names]
+
+    @property
+    def counts(self):
+        """What the expressions read of a call's sizes, as numbers: [(name, what comes before the size as a T, the size)]."""
+        read = self.graph.numbers(self.roots)
+        return [
+            (name, form, of)
+            for name, form, of in (
+                (COUNT, "", "cols"),
+                (PER_COUNT, "1 / ", "cols"),
+                (QUERIES, "", "queries"),
+            )
+            if name in read
+        ]
+
+    @property
+    def reads_query(self):
+        return QUERY in self.graph.variables(self.roots)
+
+    def index(self, stream):
+        return self.streams.index(stream)
+
+    @property
+    def laid(self):
+        """The tensors that a kernel reads or writes and that have strides."""
+        return [s for s in self.loads + self.picked + self.stores if s.kind == "elem"]
+
+    def value_type(self, s):
+        """In which a row's value is kept: whole numbers are themselves."""
+        return "kf_i64" if s.var == "I" else self.compute
+
+    def value_env(self, spelled):
+        """{value of a row: how it is read as a number}. spelled: as it is kept, with {} for its name."""
+        return {
+            s.name: f"(({self.compute}){text})" if s.var == "I" else text
+            for s, text in ((s, spelled.format(s.name)) for s in self.values)
+        }
+
+    @property
+    def compute(self):
+        return self.dtype.compute_ctype
+
+    def program(self, graph, roots, target, env, *more, **options):
+        """What is added up over a channel's elements of a row is a program of its own."""
+        apart = {s.name: roots.pop(s.name) for s in self.group_sums}
+        found = program(graph, roots, target, env, *more, **options)
+        found.groups = (
+            program(graph, apart, target, env, split=options.get("split")) if apart else None
+        )
+        return found
+
+
+class OverRows(Family):
+    oracle = "rows"
+    row_kinds = PER_ROW
+    reads = ()  # what expressions may read of a call's sizes
+    dropout = True
+
+    def graph(self, op):
+        return derive.row_graph(op, self.reads, self.dropout)
+
+    def check(self, op, graph, env, outputs):
+        if op.types == "pairs":
+            raise wrong(
+                op, "types", f"is {op.types!r}, but ops over rows have one dtype", "leave it out"
+            )
+        columns = {graph.nodes[node.args[1]].value for node in graph.nodes if node.op == "pick"}
+        self.check_rows(op, bool(columns))
+        for name in sorted(columns & {o.name for o in op.operands if o.dtype != "I"}):
+            fix = f'give `{name}` dtype = "I", grad = false'
+            raise wrong(
+                op,
+                "operands",
+                f"`{name}` is the number of a column, which pick() needs as a whole number",
+                fix,
+            )
+        for name in op.values_of_rows:
+            if graph.level(env[name]) != ROW:
+                problem = (
+                    "differs within a row" if graph.level(env[name]) == ELEM else "reads no tensor"
+                )
+                fix = "save what is the same for a row: sums and what is made of them"
+                raise wrong(
+                    op, "saved" if name in op.saved else "updates", f"`{name}` {problem}", fix
+                )
+        for name, node in outputs.items():
+            if graph.level(node) == UNIFORM:
+                raise wrong(
+                    op, "expr", f"`{name}` reads no tensor", "write an expression of the operands"
+                )
+            self.check_result(op, name, graph.level(node))
+        roots = [*outputs.values(), *(env[n] for n in op.values_of_rows)]
+        if not stages(graph, roots) and not graph.uses("pick", roots):
+            raise wrong(
+                op,
+                "expr",
+                "reduces nothing over a row and picks nothing from it",
+                f'leave out family = "{op.family}"',
+            )
+
+    def check_rows(self, op, picks):
+        """Complains of rows that are in segments, and are read in a way that wants them whole."""
+
+    def check_result(self, op, name, level):
+        """Complains of what a result differs over."""
+
+    def check_gradients(self, op):
+        """That a gradient there is, and that a closed one differs over what its operand differs over."""
+        derive.gradients(replace(op, grads={}), *self.graph(op))
+        try:
+            graph, env, outputs = self.graph(op)
+            found = derive.gradients(op, graph, env, outputs)
+        except ExprError as e:
+            e.field = getattr(e, "field", "grads")
+            raise
+        for name, node in found.items():
+            level = UNIFORM if node is None else graph.level(node)
+            if level == UNIFORM and name in op.grads:
+                raise wrong(
+                    op,
+                    "grads",
+                    f"that of `{name}` reads no tensor",
+                    "write an expression of the operands, the results and their gradients",
+                )
+            if level == UNIFORM:
+                raise wrong(
+                    op, "operands", f"the gradient for `{name}` is zero", "add grad = false to it"
+                )
+            if level == ELEM and graph.level(env[name]) == ROW:
+                raise wrong(
+                    op,
+                    "grads",
+                    f"that of `{name}` differs within a row, `{name}` does not",
+                    "add up what its elements give: sum(...)",
+                )

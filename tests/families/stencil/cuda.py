@@ -1,0 +1,26 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Its schedule in CUDA: a thread an element."""
+
+import functools
+
+from kfgen.emit import emit
+from kfgen.schedule import Cuda, Instance
+
+
+def values(k, target):
+    """[(lines, text)] of the result, or of what an element is to each of those that see it."""
+    found = [emit(k.graph, [root], target, {k.read.name: "given"}, fixed={}) for root in k.roots]
+    return [(lines, text) for lines, [text] in found]
+
+
+class StencilCuda(Cuda):
+    @property
+    def instances(self):
+        return [Instance(f"kfk_{self.k.name}", ("act",))]
+
+    @functools.cached_property
+    def code(self):
+        return values(self.k, self.target(frozenset()))
+
+    def listing(self):
+        return [line for lines, text in self.code for line in (*lines, text)]
