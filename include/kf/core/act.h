@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* kf/core/act.h: an activation that a function of C is given. What an op computes with its
-   activations is one always-inlined function, whose argument is a constant where it is called:
-   compilers make of it what they would make of the activation's own text. */
+/* kf/core/act.h: activation functions as arguments of C functions.
+ * Each op has one always-inlined function that takes its activation as a function pointer. Call
+ * sites pass a constant, so the compiler inlines the activation. */
 #ifndef KF_CORE_ACT_H
 #define KF_CORE_ACT_H
 
@@ -21,7 +21,7 @@ typedef struct {
 typedef struct {
     double v[KFI_MAX_ACT_SCALARS];
 } kfi_act_scalars_f64;
-/* The value of x; the gradient, of x or of the result and of dout. */
+/* The activation of x, and its gradient: of x (or of the result) and dout. */
 typedef float (*kfi_act_fn_f32)(float, kfi_act_scalars_f32);
 typedef float (*kfi_act_bwd_fn_f32)(float, float, kfi_act_scalars_f32);
 typedef double (*kfi_act_fn_f64)(double, kfi_act_scalars_f64);
@@ -29,8 +29,8 @@ typedef double (*kfi_act_bwd_fn_f64)(double, double, kfi_act_scalars_f64);
 typedef int32_t (*kfi_act_fn_i32)(int32_t, kfi_act_scalars_f32);
 typedef int64_t (*kfi_act_fn_i64)(int64_t, kfi_act_scalars_f32);
 
-/* The activation's own scalars, behind `first` of the op's. In registers: memory that results may
- * share would be read again for each. */
+/* Copies the activation's scalars, which follow the op's `first` scalars. The copy lives in
+ * registers: memory that results may alias would be reloaded per element. */
 KFI_INLINE kfi_act_scalars_f32 kfi_act_scalars_of_f32(const void *scalars, int first, int count)
 {
     kfi_act_scalars_f32 s = {{0}};

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* kf/core/check.h: the argument checks that every launcher of the map family makes before anything
- * is written. */
+/* kf/core/check.h: the argument checks of every launcher: sizes, strides, pointers, overlap,
+ * workspace. All of them run before anything is written. */
 #ifndef KF_CORE_CHECK_H
 #define KF_CORE_CHECK_H
 
@@ -9,90 +9,18 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "kf/core/dtype.h"
-#include "kf/core/limits.h"
-#include "kf/core/pitch.h"
+#include "kf/core/operand.h"
 #include "kf/core/result.h"
 
-/* What a tensor argument is. Its elements: n = rows * cols (elem), 2n (half), cols or channels
-   (row), 1 (one: a seed, an offset), rows (per_row), rows * channels (per_plane, and per_channel,
-   of one such row), rows * cols of all channels (shared), channels * parts (group). */
-enum {
-    KFI_ELEM = 0,
-    KFI_HALF = 1,
-    KFI_ROW = 2,
-    KFI_ONE = 3,
-    KFI_PER_ROW = 4,
-    KFI_PER_PLANE = 5,
-    KFI_SHARED = 6,
-    KFI_GROUPED = 7
-};
-enum { KFI_KIND = 7, KFI_OUT = 8, KFI_NULLABLE = 16, KFI_UNREAD = 32 };
-
-typedef struct {
-    const void *ptr;
-    int size;  /* bytes of an element */
-    int flags; /* a kind, KFI_OUT, KFI_NULLABLE, KFI_UNREAD */
-    int twin;  /* of an output: 1 + the index of an earlier tensor that may be the same pointer: an
-                  output that is proven equal, or the input that this one is the next value of */
-    uintptr_t bytes; /* that a call touches: none of a tensor that is NULL or not read */
-    kf_i64 extent;   /* elements from its first to its last one */
-    kf_i64 apart[KFI_MAX_LEVELS]; /* of a tensor that has strides: elements from one to the next of
-                                     each of kfi_levels */
-    kfi_pitch at;                 /* the same as kernels read it */
-} kfi_operand;
-
-typedef struct {
-    kfi_operand of[KFI_MAX_TENSORS];
-    int count, wanted; /* wanted: outputs that are not NULL */
-    uintptr_t bits;    /* of all tensors' addresses */
-    kf_i64 steps; /* and of the distances, in elements, between what lies side by side in those that
-                     have strides */
-} kfi_operands;
-
-/* The tensor arguments of a function: one short literal each, since every program that includes kf
- * parses them all. */
-typedef struct {
-    const char *words; /* their names: "x bias out" */
-    const char
-        *codes; /* three characters each: bytes of an element, flags, the twin, from '0' on */
-    const void *const *tensors;
-} kfi_arguments;
-
-/* The shape of a call: rows x cols elements, `channels` for the third size of a channel op (0
-   otherwise), and of a group's channels. elements: of each tensor, where they do not follow from
-   these and its kind; NULL: they do. */
-typedef struct {
-    kf_i64 rows, channels, cols, parts;
-    const kf_i64 *elements;
-} kfi_shape;
-
-/* What a caller said of strides: his struct as numbers (NULL: all is dense), and of each tensor
-   which of them is its first, from '0' on
-   (' ': it has none). */
-typedef struct {
-    const int64_t *given;
-    const char *fields;
-} kfi_strides;
-
-/* The sizes of a call that strides are of, the innermost first, and how many elements lie side by
-   side. words: what each adds to a tensor's name in the struct. */
-typedef struct {
-    int count;
-    kf_i64 line, size[KFI_MAX_LEVELS];
-    const char *words;
-} kfi_levels;
-
-/* A workspace begins at a multiple of so many bytes, and is a multiple of them long: what a
-   schedule puts side by side in it is aligned to whatever that schedule needs, and several
-   workspaces may lie behind each other. */
+/* Alignment of a workspace, in bytes; its size is a multiple of it. Each buffer that a schedule
+ * places in it is aligned for any use, and workspaces can follow each other. */
 enum { KFI_WORKSPACE_ALIGNED = 256 };
 KFI_HOST size_t kfi_workspace(size_t bytes)
 {
     return (bytes + KFI_WORKSPACE_ALIGNED - 1) / KFI_WORKSPACE_ALIGNED * KFI_WORKSPACE_ALIGNED;
 }
 
-/* Whether a query for a workspace has sizes that a call would accept. */
+/* Returns whether a workspace query has sizes that a call would accept. */
 KFI_HOST int kfi_fits(kf_i64 a, kf_i64 b, kf_i64 c)
 {
     return a >= 0 && b >= 0 && c >= 0 &&
@@ -109,16 +37,17 @@ KFI_HOST int kfi_all_fit(const kf_i64 *sizes, int count)
     return room >= 1.0;
 }
 
-/* Whether channels make so many groups: each has as many of them. */
+/* Returns whether the channels divide evenly into the groups. */
 KFI_HOST int kfi_divides(kf_i64 groups, kf_i64 channels)
 {
     return groups > 0 ? channels % groups == 0 : channels == 0;
 }
 
-/* Of what a call is made of, before that is set. Its operands may have any name, memset as well. */
+/* Clears the description of a call. A function of its own, since an operand may be called memset.
+ */
 KFI_ONCE void kfi_zero(void *all, size_t bytes) { memset(all, 0, bytes); }
 
-/* words: the names of the `count` sizes. Refuses negative ones and tensors over 2^62 bytes. */
+/* Refuses negative sizes and tensors over 2^58 elements. words: names of the `count` sizes. */
 KFI_ONCE kf_result_t kfi_check_sizes(const kfi_name *name, const char *words, const kf_i64 *sizes,
                                      int count)
 {
@@ -137,9 +66,9 @@ KFI_ONCE kf_result_t kfi_check_sizes(const kfi_name *name, const char *words, co
     return KF_SUCCESS;
 }
 
-/* How the rows of ops over rows lie: rows x cols; the planes of outer x channels x inner; batch x
-   heads x queries x keys; the groups of channels of outer x length x channels x inner, whose rows
-   are in `length` segments; the channels of outer x channels x inner, in `outer` segments. */
+/* Layouts of ops over rows: rows x cols; planes of outer x channels x inner; batch x heads x
+ * queries x keys; groups of channels of outer x length x channels x inner, with `length` segments
+ * per row; channels of outer x channels x inner, with `outer` segments per row. */
 enum {
     KFI_LAYOUT_ROWS,
     KFI_LAYOUT_PLANES,
@@ -148,9 +77,9 @@ enum {
     KFI_LAYOUT_CHANNELS
 };
 
-/* The sizes of such a call, and what they come to. In `s` a head or a group stands for a channel,
-   and the queries of all batches for rows. segments: the same as groups, where rows are in
-   segments. */
+/* Checks the sizes of such a call and computes its shape. In `s`, a head or a group counts as a
+ * channel, and rows are the queries of all batches. segments: sizes of the segmented layouts, in
+ * the order of GROUPS. */
 KFI_ONCE kf_result_t kfi_check_layout(const kfi_name *name, int layout, const kf_i64 *sizes,
                                       kfi_shape *s, kf_i64 *segments)
 {
@@ -163,7 +92,7 @@ KFI_ONCE kf_result_t kfi_check_layout(const kfi_name *name, int layout, const kf
     kf_i64 extents[5];
     for (int i = 0; i < count; ++i) extents[i] = sizes[i];
     if (grouped && sizes[2] > 0 && sizes[3] > 0)
-        extents[2] = 1; /* the channels are those of all groups */
+        extents[2] = 1; /* channels counts those of all groups */
     const kf_result_t result = kfi_check_sizes(name, words, extents, count);
     if (result != KF_SUCCESS) return result;
     if (grouped && !kfi_divides(sizes[2], sizes[3]))
@@ -187,8 +116,8 @@ KFI_ONCE kf_result_t kfi_check_layout(const kfi_name *name, int layout, const kf
     return KF_SUCCESS;
 }
 
-/* sizes: of [outer, length, groups, channels, inner] and the other layouts, as kfi_check_layout has
- * them. */
+/* Returns the levels of a layout. sizes: [outer, length, groups, channels, inner], or those of
+ * another layout as for kfi_check_layout. */
 KFI_ONCE kfi_levels kfi_make_levels(int layout, const kf_i64 *sizes)
 {
     kfi_levels l = {2,
@@ -203,12 +132,12 @@ KFI_ONCE kfi_levels kfi_make_levels(int layout, const kf_i64 *sizes)
     l.size[2] = sizes[0];
     l.line = layout == KFI_LAYOUT_HEADS ? sizes[3]
              : sizes[2] > 0             ? sizes[3] / sizes[2] * sizes[4]
-                                        : 0; /* of one group's channels */
+                                        : 0; /* the channels of one group */
     l.words = layout == KFI_LAYOUT_HEADS ? ". _head _batch" : ". _length _outer";
     return l;
 }
 
-/* As kfi_fail: of tensor i's field of level k. */
+/* kfi_fail for the stride of tensor i at level k. */
 #define KFI_FAIL_STRIDE(result, name, arguments, levels, i, k, ...)                                \
     do {                                                                                           \
         char kfi_text[96];                                                                         \
@@ -221,8 +150,8 @@ KFI_ONCE kfi_levels kfi_make_levels(int layout, const kf_i64 *sizes)
         return kfi_fail(result, name, kfi_text, __VA_ARGS__);                                      \
     } while (0)
 
-/* Of tensor i, how far apart its rows are; a number that is not given: as many elements as one of
-   the level below takes. Refuses negative ones and tensors over 2^58 elements. */
+/* Reads the row strides of tensor i. A stride of 0 means dense: the extent of the level below.
+ * Refuses negative strides and tensors over 2^58 elements. */
 KFI_ONCE kf_result_t kfi_check_stride(const kfi_name *name, const kfi_arguments *arguments,
                                       const kfi_strides *strides, const kfi_levels *l,
                                       kfi_operands *all, int i)
@@ -266,8 +195,8 @@ KFI_ONCE kf_result_t kfi_check_strides(const kfi_name *name, const kfi_arguments
     return KF_SUCCESS;
 }
 
-/* Of [outer, axis, inner], to be reduced over the axis. Without an inner size the axis lies side by
- * side: its elements have no stride but 1. */
+/* Returns the levels of [outer, axis, inner], reduced over the axis. If inner is 1 the axis is
+ * contiguous: its stride can only be 1. */
 KFI_ONCE kfi_levels kfi_make_axis(kf_i64 outer, kf_i64 axis, kf_i64 inner)
 {
     const kfi_levels l = {
@@ -295,7 +224,7 @@ KFI_ONCE kf_result_t kfi_check_axis(const kfi_name *name, const kfi_arguments *a
     return KF_SUCCESS;
 }
 
-/* As kernels read it. */
+/* Returns the strides as kernels read them. */
 KFI_ONCE kfi_pitch kfi_make_pitch(int layout, const kfi_levels *l, const kf_i64 *apart)
 {
     kfi_pitch p = {apart[0], 0, 0, 0};
@@ -309,8 +238,8 @@ KFI_ONCE kfi_pitch kfi_make_pitch(int layout, const kfi_levels *l, const kf_i64 
     return p;
 }
 
-/* The first level, from the smallest distance on, whose rows are nearer than what they take; -1:
- * they are all apart. need: that. */
+/* Returns the first level, by ascending stride, whose rows overlap, or -1 if none do. need: the
+ * stride it would require. */
 KFI_ONCE int kfi_crowded(const kfi_operand *o, const kfi_levels *l, kf_i64 *need)
 {
     int seen = 0;
@@ -328,8 +257,8 @@ KFI_ONCE int kfi_crowded(const kfi_operand *o, const kfi_levels *l, kf_i64 *need
     return -1;
 }
 
-/* Whether two tensors are columns of one larger matrix that are apart: all their rows begin as far
- * into its rows. */
+/* Returns whether two tensors are disjoint column ranges of one larger matrix: all their rows begin
+ * at the same offset in its rows. */
 KFI_ONCE int kfi_beside(const kfi_operand *a, const kfi_operand *b, const kfi_levels *l)
 {
     const uintptr_t at = (uintptr_t)a->ptr, other = (uintptr_t)b->ptr,
@@ -346,25 +275,26 @@ KFI_ONCE int kfi_beside(const kfi_operand *a, const kfi_operand *b, const kfi_le
     return between >= width && pitch - between >= width;
 }
 
-/* Conditions without branches, here and below: half the time that a host compiler takes for them.
- */
+/* Here and below, conditions have no branches: it halves the host compiler's time for them. */
 KFI_ONCE int kfi_meets(const kfi_operand *o, const void *begin,
-                       uintptr_t bytes) /* tensors of no bytes meet nothing */
+                       uintptr_t bytes) /* tensors of 0 bytes overlap nothing */
 {
     const uintptr_t at = (uintptr_t)o->ptr, other = (uintptr_t)begin;
     return (at < other + bytes) & (other < at + o->bytes) & (bytes > 0) & (o->bytes > 0);
 }
 
-/* Whether an output may be the same pointer as tensor j, in place: every element is read before it
-   is written, by the same thread; or it is equal to that output, or that input's next value. */
+/* Returns whether an output may be the same pointer as tensor j. In place: the same thread reads
+ * every element before it writes it. Otherwise the output equals tensor j or holds its next value.
+ */
 KFI_ONCE int kfi_may_share(const kfi_operand *out, const kfi_operand *other, int j)
 {
     const int same = (out->size == other->size) & (((out->flags ^ other->flags) & KFI_KIND) == 0);
-    const int twins = (out->twin == j + 1) | ((out->twin != 0) & (out->twin == other->twin));
-    return same & (twins | (((other->flags & KFI_OUT) == 0) & ((out->flags & KFI_KIND) < KFI_ROW)));
+    const int aliased = (out->alias == j + 1) | ((out->alias != 0) & (out->alias == other->alias));
+    return same &
+           (aliased | (((other->flags & KFI_OUT) == 0) & ((out->flags & KFI_KIND) < KFI_ROW)));
 }
 
-/* Whether their rows lie alike, as in place they have to. */
+/* Returns whether two tensors have the same strides, which in-place calls require. */
 KFI_ONCE int kfi_alike(const kfi_operand *a, const kfi_operand *b, const kfi_levels *l)
 {
     int same = 1;
@@ -373,7 +303,7 @@ KFI_ONCE int kfi_alike(const kfi_operand *a, const kfi_operand *b, const kfi_lev
     return same;
 }
 
-/* Whether tensor i is an output that shares memory with tensor j in a way that no call may. */
+/* Returns whether tensor i is an output that overlaps tensor j in a way that no call allows. */
 KFI_ONCE int kfi_clashes(const kfi_operands *all, const kfi_levels *l, int i, int j)
 {
     const kfi_operand *out = &all->of[i], *other = &all->of[j];
@@ -382,7 +312,7 @@ KFI_ONCE int kfi_clashes(const kfi_operands *all, const kfi_levels *l, int i, in
                                     : l && kfi_beside(out, other, l));
 }
 
-/* The levels that two tensors both lie along. */
+/* Returns the levels that both tensors share, or NULL. */
 KFI_ONCE const kfi_levels *kfi_common(const kfi_levels *levels, int each, int i, int j)
 {
     if (!levels || !each) return levels;
@@ -392,10 +322,10 @@ KFI_ONCE const kfi_levels *kfi_common(const kfi_levels *levels, int each, int i,
     return same ? a : NULL;
 }
 
-/* Reads the table of a call's tensors, and refuses what no call may do with them. levels: of
-   tensors that have strides, which are checked already, or of each tensor where the shape says how
-   many elements each has; NULL: none has. Of a call without a wanted output nothing else is asked.
- */
+/* Fills the table of a call's tensors, and refuses invalid pointers and overlaps.
+ * levels: NULL without strides. Otherwise the levels of the strided tensors, whose strides have
+ * been checked; or one per tensor if `s` gives the elements of each. A call without a wanted output
+ * needs no further checks. */
 KFI_ONCE kf_result_t kfi_check_operands(const kfi_name *name, const kfi_arguments *arguments,
                                         const kfi_shape *s, const kfi_levels *levels,
                                         kfi_operands *all)
@@ -422,7 +352,7 @@ KFI_ONCE kf_result_t kfi_check_operands(const kfi_name *name, const kfi_argument
         o->size = code[0] - '0';
         o->flags = code[1] - '0';
         o->ptr = o->flags & KFI_UNREAD ? NULL : arguments->tensors[i];
-        o->twin = code[2] - '0';
+        o->alias = code[2] - '0';
         o->bytes = o->ptr ? (uintptr_t)(levels && kind == KFI_ELEM && n ? o->extent : elements) *
                                 (uintptr_t)o->size
                           : 0;
@@ -463,9 +393,9 @@ KFI_ONCE kf_result_t kfi_check_operands(const kfi_name *name, const kfi_argument
     return KF_SUCCESS;
 }
 
-/* Of a gradient by the result `given`: the activation's scalars that must not be negative for it,
-   since they turn the other side of 0 into this one. words: their names, a point for each that may
-   be; NULL: all may. values: floats, or doubles of 8 bytes. */
+/* Checks a gradient computed from the result `given`: some scalars of the activation must not be
+ * negative, because they map the other side of 0 to this one. words: their names, '.' for each
+ * unrestricted scalar; NULL: all are unrestricted. values: floats, or doubles if size is 8. */
 KFI_ONCE kf_result_t kfi_check_rising(const kfi_name *name, const char *given, const char *words,
                                       const void *values, size_t size)
 {
@@ -483,27 +413,27 @@ KFI_ONCE kf_result_t kfi_check_rising(const kfi_name *name, const char *given, c
     return KF_SUCCESS;
 }
 
-/* p of a dropout; NaN fails. */
+/* Checks the probability of a dropout; NaN fails. */
 KFI_ONCE kf_result_t kfi_check_probability(const kfi_name *name, double p)
 {
     if (p >= 0.0 && p <= 1.0) return KF_SUCCESS;
     return kfi_fail(KF_ERROR_INVALID_VALUE, name, "p", "is %g, expected 0 <= p <= 1", p);
 }
 
-/* expected: what the function's twin says, whichever outputs are wanted. Only so much of a
- * workspace must be apart from the tensors. */
+/* Checks the workspace. expected: the result of <function>_workspace_bytes, whichever outputs are
+ * wanted. Only this many bytes must not overlap the tensors. */
 KFI_ONCE kf_result_t kfi_check_workspace(const kfi_name *name, const kfi_arguments *arguments,
                                          const kfi_operands *all, const void *workspace, size_t got,
                                          size_t expected)
 {
     if (expected == 0) return KF_SUCCESS;
     if (!workspace || got < expected) {
-        char twin[120];
-        kfi_write_name(twin, sizeof twin, name);
+        char launcher[120];
+        kfi_write_name(launcher, sizeof launcher, name);
         return kfi_fail(
             KF_ERROR_WORKSPACE, name, "workspace",
             "is %p of %llu bytes, expected %llu bytes (%s_workspace_bytes), aligned to %d",
-            workspace, (unsigned long long)got, (unsigned long long)expected, twin,
+            workspace, (unsigned long long)got, (unsigned long long)expected, launcher,
             KFI_WORKSPACE_ALIGNED);
     }
     if ((uintptr_t)workspace % KFI_WORKSPACE_ALIGNED != 0)

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* kf/core/choose.h: what functions whose activation is an argument (kf/any) do with its number and
- * its scalars. */
+/* kf/core/choose.h: checks and scalars of functions that take the activation as an argument
+ * (kf/any). */
 #ifndef KF_CORE_CHOOSE_H
 #define KF_CORE_CHOOSE_H
 
@@ -11,24 +11,27 @@
 #include "kf/core/limits.h"
 #include "kf/core/result.h"
 
-/* An activation by its number: KF_ACTIVATION_RELU, ..., users' own are numbers of their own. */
+/* Number of an activation: KF_ACTIVATION_RELU, ... A user's activation has its own number. */
 typedef int32_t kf_activation_t;
-/* The number of none: kernels whose activation is an argument are instantiated with it. */
+/* Tag of the run-time activation: kernels that take the activation as an argument are instantiated
+ * with it. */
 #define KF_ACT_ANY 0x7fffffff
 
-/* What launchers ask of an activation. */
+/* Properties of an activation that launchers need. */
 typedef struct {
     int id;
     const char *word;
-    const char *rising; /* its scalars that must not be negative where the gradient is by the result
-                           (core/check.h), or NULL */
+    /* names of its scalars that must not be negative if the gradient is computed from the result
+     * (core/check.h), or NULL */
+    const char *rising;
     unsigned char count, reads, by_result,
-        ints; /* scalars; whether its gradient reads its argument; may be by the result; is of
-                 integers too */
-    double scalars[KFI_MAX_ACT_SCALARS]; /* their defaults */
+        /* count: number of scalars; reads: its gradient reads its argument; by_result: its
+         * gradient may be computed from the result; ints: it is defined for integers */
+        ints;
+    double scalars[KFI_MAX_ACT_SCALARS]; /* default values */
 } kfi_act_facts;
 
-/* Whether a list like "none relu" has a word; NULL has none. */
+/* Returns whether a space-separated list contains a word; NULL is the empty list. */
 KFI_ONCE int kfi_lists(const char *words, const char *word)
 {
     const size_t length = strlen(word);
@@ -40,8 +43,8 @@ KFI_ONCE int kfi_lists(const char *words, const char *word)
     return 0;
 }
 
-/* The activation of a call. without: the words of those that the function does not have; ints: it
- * is of integers. */
+/* Finds the activation of a call. without: words of the activations that the function excludes;
+ * ints: the function computes on integers. */
 KFI_ONCE kf_result_t kfi_choose(const kfi_name *name, const kfi_act_facts *all, int count,
                                 const char *without, int ints, kf_activation_t id,
                                 const kfi_act_facts **chosen)
@@ -55,7 +58,7 @@ KFI_ONCE kf_result_t kfi_choose(const kfi_name *name, const kfi_act_facts *all, 
                     "is %d, expected the number of one that this function has", (int)id);
 }
 
-/* Its scalars as the caller gave them, NULL: their defaults. */
+/* Copies the caller's scalars, or the defaults if `given` is NULL. */
 KFI_ONCE void kfi_choose_scalars_f32(float *to, const kfi_act_facts *of, const float *given)
 {
     for (int i = 0; i < of->count; ++i) to[i] = given ? given[i] : (float)of->scalars[i];

@@ -1,54 +1,85 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* kf/core/config.h: every switch of the library, and the words that differ between compilers.
-
-   KF_BATCH_INVARIANT  Affects: products of matrices in CUDA. Defined, nothing of a row's results or
-   of its gradient depends on how many rows there are, bit for bit: blocks do not share the depth of
-   few rows. Of f16 and bf16 all kernels of tensor cores then add up in one order, those of sm_90a
-   too; floats do where alignment is the same, which in tn and tt the rows decide
-   (docs/families/gemm.md). Default: not defined, up to 64 rows are a class of their own. Cost:
-   where few rows have few columns and a long depth, up to 4 times as long. KF_OMP_MIN Affects: C
-   launchers. Elements below which a call stays on the calling thread. Default: 32768. Cost: none.
-   KF_ON_LAUNCH        Affects: CUDA launchers. KF_ON_LAUNCH(function, kernel, config) runs on the
-   calling thread before each launch: the function's name, the kernel's address on the host and the
-   cudaLaunchConfig_t *, which say what schedule was chosen (examples/06_launches.cu). With
-   KF_LOAD_KERNEL: the kernel's name and the CUlaunchConfig *. Default: nothing. Cost: none.
-   KF_LOAD_KERNEL      Affects: CUDA headers in files that nvcc does not compile; in others nothing.
-   Defined before the first of them, the host's C++ compiler compiles the launchers over CUDA's
-   driver API, and a kernel is what KF_LOAD_KERNEL(name, function) finds: a CUresult, and *function,
-   a CUfunction of the current context. name is what nvrtcAddNameExpression is asked for. Called
-   before each launch, on the calling thread, so it keeps what it has found (docs/nvrtc.md).
-   Default: such a file is refused. Cost: one call a launch. KF_DRIVER_CALL      Affects: files with
-   KF_LOAD_KERNEL. KF_DRIVER_CALL(function) is what is called for a function of the driver API, by
-   programs that look them up in libcuda themselves. Default: the function, which the program is
-   linked with (-lcuda). Cost: none. KF_EARLY_WEIGHTS    Affects: linear layers of up to 64 rows in
-   CUDA, in code for sm_90a. Defined, a kernel that is launched while the one before it ends reads
-   its weights at once: for programs in which no kernel of the stream that may still run writes
-   them. Default: not defined, the kernel waits first. Cost of the default: 1 to 2 us a call.
-   KF_EMULATE          Affects: CUDA headers. The host's C++ compiler compiles kernels and launchers
-   in one pass, for an emulation that runs them on the CPU: set by that of tests/emu, in its
-   cuda_runtime.h, which comes before kf's headers. Inline PTX has a twin in C then. Default: off.
-   KF_PARALLEL_FOR     Affects: C launchers. KF_PARALLEL_FOR(count, fn, ctx) runs fn(ctx, i) for 0
-   <= i < count in any order, on any threads. Default: OpenMP where it is on, a plain loop
-   otherwise. Results do not depend on it. KF_NODISCARD        Affects: all launchers. What tells
-   the compiler to warn where a call's result is not looked at: its errors would be lost. Default:
-   [[nodiscard]], or gcc's and clang's attribute in C. Defined as nothing, nobody is warned. Cost:
-   none. KF_SCHEDULES        Affects: products of matrices in CUDA. Which kernels a file compiles, 1
-   + 2 + 4: 1 those that read from any address, 2 those of mma.sync and of fused multiply-adds that
-   need copies of 16 bytes, 4 those of sm_90a. A call takes what there is; KF_ERROR_UNSUPPORTED
-   where there is nothing: without 1 for rows that begin anywhere, with 4 alone for all that wgmma
-   does not do. Default: 7. Cost: none; each kernel left out is one less to compile. KF_STREAM_MIN
-   Affects: C launchers compiled for AVX or more. Bytes from which on an output goes to memory past
-   the caches, unless it is an input too. Default: 16 MiB; more where the last cache is larger and
-   the next function reads the result at once. Results do not depend on it. KF_ALLOW_FAST_MATH
-   Affects: all launchers. Accepts what gives up NaN, infinities, subnormal numbers and the last
-   digits: -ffast-math, and nvcc's --use_fast_math. Not what makes the digits wrong: gcc needs
-   -fno-associative-math besides, and x87 arithmetic is refused in any case (core/math.h). Default:
-   refused. */
+/* kf/core/config.h: all switches of the library, and the keywords that differ between compilers.
+ * Define a switch before you include kf.
+ *
+ * KF_BATCH_INVARIANT
+ *   Makes each row's results and gradients independent of the number of rows, bit for bit: no
+ *   split-K over few rows. All tensor-core kernels of f16 and bf16, sm_90a included, then sum in
+ *   one order. float32 does too at equal alignment, which in tn and tt depends on the rows
+ *   (docs/families/gemm.md).
+ *   Affects: matrix products in CUDA. Default: not defined; up to 64 rows use their own kernels.
+ *   Cost: few rows with few columns and a long K take up to 4 times as long.
+ *
+ * KF_OMP_MIN
+ *   Number of elements below which a call stays on the calling thread.
+ *   Affects: C launchers. Default: 32768. Cost: none.
+ *
+ * KF_ON_LAUNCH
+ *   KF_ON_LAUNCH(function, kernel, config) runs on the calling thread before each launch. It
+ *   receives the function's name, the kernel's host address and the cudaLaunchConfig_t *, which
+ *   show the chosen schedule (examples/06_launches.cu). With KF_LOAD_KERNEL it receives the
+ *   kernel's name and the CUlaunchConfig *.
+ *   Affects: CUDA launchers. Default: nothing. Cost: none.
+ *
+ * KF_LOAD_KERNEL
+ *   The host's C++ compiler compiles the launchers over CUDA's driver API. KF_LOAD_KERNEL(name,
+ *   function) returns a CUresult and sets *function to a CUfunction of the current context. name is
+ *   the argument of nvrtcAddNameExpression. It is called on the calling thread before each launch,
+ *   so it should cache its results (docs/nvrtc.md).
+ *   Affects: CUDA headers in files that nvcc does not compile. Default: such a file is refused.
+ *   Cost: one call per launch.
+ *
+ * KF_DRIVER_CALL
+ *   KF_DRIVER_CALL(function) names a function of the driver API, for programs that look it up in
+ *   libcuda themselves.
+ *   Affects: files with KF_LOAD_KERNEL. Default: the function itself, linked with -lcuda. Cost:
+ *   none.
+ *
+ * KF_EARLY_WEIGHTS
+ *   A kernel launched while the previous one ends reads its weights at once. Define it only if no
+ *   kernel of the stream that may still run writes the weights.
+ *   Affects: linear layers of up to 64 rows in CUDA, in code for sm_90a. Default: not defined; the
+ *   kernel waits first. Cost of the default: 1 to 2 us per call.
+ *
+ * KF_EMULATE
+ *   The host's C++ compiler compiles kernels and launchers in one pass, for an emulation on the
+ *   CPU. The cuda_runtime.h of tests/emu defines it. Inline PTX then has an equivalent in C.
+ *   Affects: CUDA headers. Default: off.
+ *
+ * KF_PARALLEL_FOR
+ *   KF_PARALLEL_FOR(count, fn, ctx) runs fn(ctx, i) for 0 <= i < count in any order, on any
+ *   threads. Results do not depend on it.
+ *   Affects: C launchers. Default: OpenMP if enabled, a plain loop otherwise.
+ *
+ * KF_NODISCARD
+ *   Attribute that warns when a call's result is ignored, since its errors would be lost. Define it
+ *   as nothing to disable the warning.
+ *   Affects: all launchers. Default: [[nodiscard]], or the attribute of gcc and clang in C. Cost:
+ *   none.
+ *
+ * KF_SCHEDULES
+ *   Sum of the kernels that a file compiles: 1 those that read from any address; 2 those of
+ *   mma.sync and FMA that need 16-byte copies; 4 those of sm_90a. A call that finds no kernel
+ *   returns KF_ERROR_UNSUPPORTED: without 1 for rows of any alignment, with 4 alone for everything
+ *   that wgmma does not support.
+ *   Affects: matrix products in CUDA. Default: 7. Cost: none; each kernel left out saves its
+ *   compile time.
+ *
+ * KF_STREAM_MIN
+ *   Bytes from which an output bypasses the caches, unless it is an input too. Results do not
+ *   depend on it. Raise it if the last-level cache is larger and the next function reads the result
+ *   at once.
+ *   Affects: C launchers compiled for AVX or more. Default: 16 MiB.
+ *
+ * KF_ALLOW_FAST_MATH
+ *   Accepts -ffast-math, and nvcc's --use_fast_math, which give up NaN, infinities, subnormals and
+ *   the last digits. Flags that make results wrong stay refused: gcc also needs
+ *   -fno-associative-math, and x87 arithmetic never compiles (core/math.h).
+ *   Affects: all launchers. Default: refused. */
 #ifndef KF_CORE_CONFIG_H
 #define KF_CORE_CONFIG_H
 
-/* C++14 in the compiler's own dialect has what the C headers need, and is clang++'s default still.
- */
+/* C++14 in the compiler's own dialect suffices for the C headers; it is still clang++'s default. */
 #if defined(__cplusplus) && !defined(_MSVC_LANG)
 #if __cplusplus < 201402L ||                                                                       \
     (__cplusplus < 201703L && (defined(__STRICT_ANSI__) || defined(__CUDACC__)))
@@ -62,12 +93,12 @@
 #ifdef KFI_TOO_OLD
 #error "kf: needs C11 or C++17: compile with -std=c11, -std=c++17 or a later one"
 #define KFI_STOP                                                                                   \
-    "what follows would be thousands of errors" /* a file that is missing ends the compilation */
+    "what follows would be thousands of errors" /* a missing file ends the compilation */
 #include KFI_STOP
 #endif
 
-/* In C++ it is the result's type that has it: written before each launcher it would cost compile
- * time. */
+/* C++ puts the attribute on the result type: repeated on each launcher it would cost compile time.
+ */
 #if defined(__cplusplus) &&                                                                        \
     (__cplusplus >= 201703L || (defined(_MSVC_LANG) && _MSVC_LANG >= 201703L))
 #ifndef KF_NODISCARD
@@ -128,13 +159,13 @@
 #endif
 #endif
 
-/* Around all that the C headers compute. Sums are added up in the order in which they are written,
-   also where clang may choose
-   (-funsafe-math-optimizations, of which no macro tells): what is rounded by adding a large
-   constant and subtracting it again would not be rounded. And clang does not warn of loops that it
-   was asked to vectorise and cannot, those that call libm: it would even in headers of a system
-   path. (clang 14 does not mind the order after a minus sign: `magic - t`, not `-(t - magic)`.) For
-   other processors than x86 clang has no way back to its user's flags, and keeps to the order. */
+/* KFI_C_BEGIN and KFI_C_END enclose all arithmetic of the C headers. Sums keep the order in which
+ * they are written, even if clang may reorder them (-funsafe-math-optimizations, which no macro
+ * reports): reordering would undo the rounding by a large constant that is added and subtracted.
+ * They also silence clang's warning about loops that it cannot vectorise, those that call libm; it
+ * appears even for system headers. clang 14 ignores the order after a minus sign, so the code says
+ * `magic - t`, not `-(t - magic)`. On processors other than x86, clang cannot restore the user's
+ * flags and keeps the order. */
 #if defined(__clang__) && __clang_major__ >= 13 && !defined(__CUDACC__)
 #if defined(__x86_64__) || defined(__i386__)
 #define KFI_C_FLAGS_BEGIN _Pragma("float_control(push)") _Pragma("clang fp reassociate(off)")
@@ -152,36 +183,35 @@
 #define KFI_C_END
 #endif
 
-/* Host functions of the headers: costs nothing where it is not called, and nobody is warned. */
+/* Host functions of the headers: no cost if unused, and no warning. */
 #if defined(__GNUC__)
 #define KFI_HOST static inline __attribute__((unused))
 #else
 #define KFI_HOST static inline
 #endif
 
-/* Those that run once a call and never in a loop: small code that is quickly compiled, by everybody
- * who calls a launcher. */
+/* Functions that run once per call, never in a loop: small code that compiles quickly in every file
+ * that calls a launcher. */
 #if defined(__GNUC__)
 #define KFI_SMALL __attribute__((unused, cold))
 #else
 #define KFI_SMALL
 #endif
 #define KFI_ONCE static inline KFI_SMALL
-/* Not inlined: its parameters decide how much of an array is read, and gcc would warn of a caller
- * whose array is shorter. */
+/* Keeps a function out of line: its parameters decide how much of an array it reads, and gcc would
+ * warn about a caller whose array is shorter. */
 #if defined(__GNUC__)
 #define KFI_APART __attribute__((noinline))
 #else
 #define KFI_APART
 #endif
 
-/* A function that is compiled only where it is called: nvcc emits every other kernel, and warns
-   about every other unused static function. A call inside that names kfi_lazy is not even looked up
-   before: worth 0.15 s per 2,800. */
+/* A function that is compiled only if it is called: nvcc emits every non-template kernel, and warns
+ * about every unused static function. Calls inside that name kfi_lazy are not even looked up
+ * before: saves 0.15 s per 2,800. */
 #define KF_FN template <int kfi_lazy = 0> static inline
-/* Set where device code is compiled. The host's passes need no kernel's body, the device's no
-   launcher's checks: each is hidden from the other, which is a tenth of what the umbrella costs to
-   compile. */
+/* Separate the passes of nvcc: host passes skip kernel bodies, device passes skip the launchers'
+ * checks. This saves a tenth of the compile time of the umbrella header. */
 #if defined(__CUDA_ARCH__) || defined(__CUDACC_RTC__) || defined(KF_EMULATE)
 #define KFI_DEVICE_PASS 1
 #define KFI_ON_DEVICE(...) (__VA_ARGS__)
@@ -191,22 +221,22 @@
 #ifdef KFI_DEVICE_PASS
 #define KFI_BOUNDS(...) __launch_bounds__(__VA_ARGS__)
 #else
-#define KFI_BOUNDS(...) /* the host's compiler would read several hundred of them for nothing */
+#define KFI_BOUNDS(...) /* the host compiler would parse several hundred of them for nothing */
 #endif
 #if !defined(KFI_DEVICE_PASS) || defined(KF_EMULATE)
 #define KFI_HOST_PASS 1
 #endif
-/* nvcc's host pass makes of a kernel what a launch calls. */
+/* nvcc's host pass turns a kernel into a stub that a launch calls. */
 #if defined(KFI_HOST_PASS) && !defined(KFI_DEVICE_PASS) && !defined(KFI_DRIVER)
 #define KFI_STUBS 1
 #endif
-/* nvcc's device pass has to compile what a program calls: of a launcher it needs nothing but which
- * kernels that names. */
+/* nvcc's device pass compiles what the program calls; from a launcher it needs only the kernel
+ * names. */
 #if defined(KFI_DEVICE_PASS) && !defined(KFI_HOST_PASS) && !defined(__CUDACC_RTC__)
 #define KFI_LAUNCHER_NAMES 1
 #endif
-/* What a launch is given for a kernel; KFI_STATE_ADDRESS: where kfi_from_state is among its
- * template's arguments. */
+/* The kernel argument of a launch. KFI_STATE_ADDRESS: for kernels that have kfi_from_state among
+ * their template arguments. */
 #ifdef KF_EMULATE
 #define KFI_ADDRESS(...) kf_emu_kernel(__VA_ARGS__, #__VA_ARGS__)
 #elif defined(KFI_DRIVER)
@@ -221,7 +251,8 @@
         return (const void *)&found;                                                               \
     }()
 #else
-#define KFI_ADDRESS (const void *)/* a macro without arguments, since there are thousands */
+#define KFI_ADDRESS (const void *)/* a macro without arguments, since there are thousands of uses  \
+                                   */
 #endif
 #ifndef KFI_STATE_ADDRESS
 #define KFI_STATE_ADDRESS KFI_ADDRESS

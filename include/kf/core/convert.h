@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* kf/core/convert.h: 2-byte types, and conversions of every type to every other, each rounded once.
- */
+/* kf/core/convert.h: 2-byte types, and conversions between all types, each rounded once. */
 #ifndef KF_CORE_CONVERT_H
 #define KF_CORE_CONVERT_H
 
@@ -10,10 +9,9 @@
 
 KFI_C_BEGIN
 
-/* ---- 2-byte types
- * ---------------------------------------------------------------------------------------------- */
+/* ---- 2-byte types ---- */
 
-/* memcpy and not a member: under nvcc the types are CUDA's classes. */
+/* Uses memcpy: under nvcc the types are CUDA's classes, without a public member. */
 KFI_INLINE uint16_t kfi_cpu_bits_f16(kf_f16 x)
 {
     uint16_t u;
@@ -39,9 +37,9 @@ KFI_INLINE kf_bf16 kfi_cpu_from_bits_bf16(uint16_t u)
     return x;
 }
 
-/* After XNNPACK/FP16 (M. Dukhan): the exponent goes to the top of float's range, a product brings
- * it down, which also makes inf of 31 and quiets NaN; subnormals count from 0.5. No float subnormal
- * occurs: DAZ and FTZ change nothing. */
+/* Based on XNNPACK/FP16 (M. Dukhan). The shift puts the exponent at the top of float's range; the
+ * product brings it down, maps exponent 31 to inf, and quiets NaN. Subnormals count from 0.5. No
+ * float subnormal occurs, so DAZ and FTZ have no effect. */
 KFI_INLINE float kfi_cpu_f16_bits_to_f32(uint16_t h)
 {
     const uint32_t w = (uint32_t)h << 16, w2 = w + w;
@@ -52,7 +50,8 @@ KFI_INLINE float kfi_cpu_f16_bits_to_f32(uint16_t h)
         (w & 0x80000000u) |
         kfi_cpu_select_u32(m, kfi_cpu_bits_f32(subnormal), kfi_cpu_bits_f32(normal)));
 }
-/* The float addition of a power of two 13 binades up rounds at f16's last bit, to nearest even. */
+/* Adding a power of two 13 binades above the value rounds at the last bit of f16, to nearest even.
+ */
 KFI_INLINE uint16_t kfi_cpu_f32_to_f16_bits(float f)
 {
     const uint32_t w = kfi_cpu_bits_f32(f), sign = w & 0x80000000u, a = w ^ sign;
@@ -72,8 +71,8 @@ KFI_INLINE float kfi_cpu_bf16_bits_to_f32(uint16_t h)
 KFI_INLINE uint16_t kfi_cpu_f32_to_bf16_bits(float f)
 {
     const uint32_t w = kfi_cpu_bits_f32(f);
-    /* Rounding may make an infinity of a NaN, or carry out of it: its exponent and first bit are
-     * set again. */
+    /* Rounding may turn a NaN into an infinity or carry out of it: sets the exponent and the first
+     * fraction bit again. */
     return (uint16_t)(((w + 0x7fffu + ((w >> 16) & 1u)) | (kfi_cpu_ne_f32(f, f) & 0x7fc00000u)) >>
                       16);
 }
@@ -83,16 +82,15 @@ KFI_INLINE float kfi_cpu_load_bf16(kf_bf16 x)
     return kfi_cpu_bf16_bits_to_f32(kfi_cpu_bits_bf16(x));
 }
 
-/* ---- casts: one rounding, integers saturate, NaN -> 0
- * ------------------------------------------------------------ */
+/* ---- casts: one rounding, integers saturate, NaN becomes 0 ---- */
 
-/* 64-bit values are judged by their upper halves: 64-bit compares do not vectorise on SSE2. */
+/* 64-bit compares do not vectorise on SSE2: the upper halves decide. */
 KFI_INLINE uint32_t kfi_cpu_high_f64(double v) { return (uint32_t)(kfi_cpu_bits_f64(v) >> 32); }
 KFI_INLINE uint64_t kfi_cpu_widen_mask(uint32_t m) { return (uint64_t)(int64_t)(int32_t)m; }
 
-/* Nearest-even to p fraction bits, as subnormal below 2^emin: adding 1.5 * 2^(e + 52 - p) rounds
- * where a p-bit fraction ends. One rounding from the double; whatever is narrowed next is exact. e
- * stops at 128, where all have overflowed. */
+/* Rounds to nearest even at p fraction bits; subnormal below 2^emin. Adding 1.5 * 2^(e + 52 - p)
+ * rounds at the end of a p-bit fraction. This is the only rounding: the narrowing that follows is
+ * exact. e stops at 128, where every value has overflowed. */
 KFI_INLINE double kfi_cpu_round_f64(double v, int32_t p, int32_t emin)
 {
     const int32_t e = (int32_t)(kfi_cpu_high_f64(v) & 0x7ff00000u), low = (1023 + emin) << 20,
@@ -103,17 +101,17 @@ KFI_INLINE double kfi_cpu_round_f64(double v, int32_t p, int32_t emin)
     return kfi_cpu_from_bits_f64(kfi_cpu_bits_f64(r) |
                                  (kfi_cpu_bits_f64(v) & ~(UINT64_MAX >> 1))); /* -0 */
 }
-/* int32 to float and int64 to double rounded to odd: exact up to 2^24 and 2^53; beyond, the low
- * bits become one sticky bit. A later rounding to fewer bits is then as if there had been only that
- * one. */
+/* Round int32 to float and int64 to double, to odd: exact up to 2^24 and 2^53. Beyond, the low bits
+ * become one sticky bit. A second rounding to fewer bits then gives the result of a single
+ * rounding. */
 KFI_INLINE float kfi_cpu_odd_i32_f32(int32_t v)
 {
     const uint32_t u = (uint32_t)v, low = u & 0xffu;
     const uint32_t big = 0u - (uint32_t)(((u + 0x1000000u) >> 25) != 0u);
     return (float)(int32_t)kfi_cpu_select_u32(big, (u ^ low) | ((low + 0xffu) >> 8 << 7), u);
 }
-/* From halves, since neither SSE2 nor AVX2 converts: 2^52 + low and 2^84 + 2^63 + high 2^32 are
- * built as bits. */
+/* Joins two halves, because neither SSE2 nor AVX2 converts int64: builds 2^52 + low and 2^84 + 2^63
+ * + high 2^32 as bits. */
 KFI_INLINE double kfi_cpu_join_f64(uint32_t high, uint32_t low)
 {
     const double l = kfi_cpu_from_bits_f64((uint64_t)low | 0x4330000000000000u);
@@ -144,7 +142,7 @@ KFI_INLINE int32_t kfi_cpu_cast_f32_i32(float v)
     const uint32_t high = kfi_cpu_ge_f32(v, 0x1p31f), in = kfi_cpu_ge_f32(v, -0x1p31f) & ~high;
     const uint32_t low = kfi_cpu_lt_f32(v, -0x1p31f);
     const uint32_t i = (uint32_t)(int32_t)kfi_cpu_from_bits_f32(kfi_cpu_bits_f32(v) &
-                                                                in); /* 0 where it would not fit */
+                                                                in); /* 0 if v is out of range */
     return (int32_t)(i | (high & 0x7fffffffu) | (low & 0x80000000u));
 }
 
@@ -159,16 +157,17 @@ KFI_INLINE kf_bf16 kfi_cpu_cast_f64_bf16(double v)
     return kfi_cpu_from_bits_bf16(
         (uint16_t)(kfi_cpu_bits_f32((float)kfi_cpu_round_f64(v, 7, -126)) >> 16));
 }
-/* All ones where |v| >= 2^k and v is not NaN. */
+/* All ones if |v| >= 2^k and v is not NaN. */
 KFI_INLINE uint32_t kfi_cpu_beyond_f64(double v, int32_t k)
 {
     const uint32_t high = kfi_cpu_high_f64(v) & 0x7fffffffu, low = (uint32_t)kfi_cpu_bits_f64(v);
     const uint32_t sticky =
-        high | ((low | (0u - low)) >> 31); /* a NaN may have all its bits in the lower half */
+        /* a NaN may have all its fraction bits in the lower half */
+        high | ((low | (0u - low)) >> 31);
     return (0u - (uint32_t)((int32_t)high >= ((1023 + k) << 20))) &
            (0u - (uint32_t)((int32_t)sticky <= 0x7ff00000));
 }
-/* v where it fits, otherwise 0, so that the conversion below is defined. */
+/* Returns v if it fits in k bits, otherwise 0, so that the conversion that follows is defined. */
 KFI_INLINE double kfi_cpu_within_f64(double v, int32_t k)
 {
     const uint32_t in =

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// kf/core/device.cuh: words for kernels of one's own, those that kf's kernels are made of: vector
-// access, reductions over a warp and a block, random bits, dropout. docs/device.md is their manual.
+// kf/core/device.cuh: device functions for user kernels: vector access, warp and block reductions,
+// random bits, dropout. kf's own kernels use the same primitives; docs/device.md documents them.
 // Activations are in kf/ops/activations.cuh. Not part of kf/kf.cuh. Compiles under nvcc and NVRTC.
 #ifndef KF_CORE_DEVICE_CUH
 #define KF_CORE_DEVICE_CUH
@@ -15,7 +15,7 @@
 
 #ifdef KFI_DEVICE_PASS
 
-// ---- vectors: how storage becomes values. An access is of at most 16 bytes.
+// ---- vectors: conversion between storage and registers. One access moves at most 16 bytes.
 template <int vec> KFI_DEVICE constexpr bool kfi_is_vector()
 {
     static_assert(vec == 1 || vec == 2 || vec == 4 || vec == 8 || vec == 16,
@@ -97,8 +97,8 @@ KFI_DEVICE void kfi_store_left(double *p, const double *values, kf_i64 left, boo
     kfi_store_each<8, vec, 1>(p, v, 0, left, whole);
 }
 
-// ---- reductions. The order of the operations depends on the size of the block alone, and every
-// thread gets the same bits.
+// ---- reductions. The order of operations depends on the block size alone; all threads get the
+// same bits.
 enum { KFI_REDUCE_SUM, KFI_REDUCE_MAX, KFI_REDUCE_MIN };
 template <int op> KFI_DEVICE float kfi_combine(float a, float b)
 {
@@ -126,13 +126,13 @@ template <int op> KFI_DEVICE double kfi_reduce_warp(double v)
         v = kfi_combine<op>(v, __shfl_xor_sync(0xffffffffu, v, step));
     return v;
 }
-// Of 1, 2 or 3 dimensions, as warps count.
+// Linear thread index in a block of 1, 2 or 3 dimensions, in the order of warps.
 KFI_DEVICE unsigned kfi_thread()
 {
     return threadIdx.x + blockDim.x * (threadIdx.y + blockDim.y * threadIdx.z);
 }
 KFI_DEVICE unsigned kfi_warps() { return blockDim.x * blockDim.y * blockDim.z / 32; }
-// A value of each warp: one buffer a kernel, whatever is reduced.
+// Shared memory with one value per warp. Reductions of all operators share it.
 KFI_DEVICE float *kfi_parts_f32()
 {
     __shared__ float parts[32];
@@ -148,7 +148,7 @@ template <int op> KFI_DEVICE float kfi_reduce_block(float v)
     float *const parts = kfi_parts_f32();
     const unsigned lane = kfi_thread() % 32;
     v = kfi_reduce_warp<op>(v);
-    __syncthreads(); // the reduction before this one may still be read
+    __syncthreads(); // the previous reduction may still be reading parts
     if (lane == 0) parts[kfi_thread() / 32] = v;
     __syncthreads();
     return kfi_reduce_warp<op>(lane < kfi_warps()     ? parts[lane]
@@ -160,7 +160,7 @@ template <int op> KFI_DEVICE double kfi_reduce_block(double v)
     double *const parts = kfi_parts_f64();
     const unsigned lane = kfi_thread() % 32;
     v = kfi_reduce_warp<op>(v);
-    __syncthreads(); // the reduction before this one may still be read
+    __syncthreads(); // the previous reduction may still be reading parts
     if (lane == 0) parts[kfi_thread() / 32] = v;
     __syncthreads();
     return kfi_reduce_warp<op>(lane < kfi_warps()     ? parts[lane]
@@ -189,11 +189,11 @@ template <int vec> KFI_DEVICE void kfi_drop(double *values, const kfi_rng &rng, 
 }
 #endif
 
-// ---- the words. The host's pass sees their names alone.
+// ---- the public functions. The host pass sees their names only.
 
-// values[e] = p[e] for e < vec, as float (double for double). Without `left` p is aligned to the
-// vector, or to 16 bytes. left: how many elements there are from p on; values beyond are 0, nothing
-// beyond is read, and p is aligned to its elements.
+// Loads values[e] = p[e] for e < vec, as float (double for double). Without `left`, p must be
+// aligned to the vector, or to 16 bytes. left: number of elements from p to the end; later values
+// are 0, nothing beyond is read, and p needs element alignment only.
 template <int vec> KFI_DEVICE void kf_load(float *values, const float *p)
 {
     (void)KFI_ON_DEVICE(kfi_load_left<vec>(values, p, vec, kfi_is_vector<vec>()));
@@ -227,8 +227,8 @@ template <int vec> KFI_DEVICE void kf_load(double *values, const double *p, kf_i
     (void)KFI_ON_DEVICE(kfi_load_left<vec>(values, p, left, kfi_whole<8, vec>(p, left)));
 }
 
-// p[e] = values[e] for e < vec, rounded once to nearest even. `left` as above: nothing beyond is
-// written.
+// Stores p[e] = values[e] for e < vec, rounded once to nearest even. `left` as for kf_load: nothing
+// beyond it is written.
 template <int vec> KFI_DEVICE void kf_store(float *p, const float *values)
 {
     (void)KFI_ON_DEVICE(kfi_store_left<vec>(p, values, vec, kfi_is_vector<vec>()));
@@ -262,8 +262,8 @@ template <int vec> KFI_DEVICE void kf_store(double *p, const double *values, kf_
     (void)KFI_ON_DEVICE(kfi_store_left<vec>(p, values, left, kfi_whole<8, vec>(p, left)));
 }
 
-// Over the 32 lanes of a warp, all of which call; all get the result. A NaN among the values makes
-// it NaN.
+// Reduce over the 32 lanes of a warp. All lanes must call; all get the result. A NaN among the
+// values makes the result NaN.
 KFI_DEVICE float kf_warp_sum(float v) { return KFI_ON_DEVICE(kfi_reduce_warp<KFI_REDUCE_SUM>(v)); }
 KFI_DEVICE float kf_warp_max(float v) { return KFI_ON_DEVICE(kfi_reduce_warp<KFI_REDUCE_MAX>(v)); }
 KFI_DEVICE float kf_warp_min(float v) { return KFI_ON_DEVICE(kfi_reduce_warp<KFI_REDUCE_MIN>(v)); }
@@ -280,8 +280,8 @@ KFI_DEVICE double kf_warp_min(double v)
     return KFI_ON_DEVICE(kfi_reduce_warp<KFI_REDUCE_MIN>(v));
 }
 
-// Over a block of whole warps, all of whose threads call; all get the result. Two barriers, 128 or
-// 256 bytes of shared memory.
+// Reduce over a block of whole warps. All threads must call; all get the result. Costs two barriers
+// and 128 or 256 bytes of shared memory.
 KFI_DEVICE float kf_block_sum(float v)
 {
     return KFI_ON_DEVICE(kfi_reduce_block<KFI_REDUCE_SUM>(v));
@@ -307,14 +307,14 @@ KFI_DEVICE double kf_block_min(double v)
     return KFI_ON_DEVICE(kfi_reduce_block<KFI_REDUCE_MIN>(v));
 }
 
-// Random bits. A kf_rng_t is a kernel's argument, by value, made on the host by kf_make_rng
-// (rng.h). The 128 bits at a counter, as four words.
+// Random bits. A kf_rng_t is a kernel argument, passed by value and made on the host by kf_make_rng
+// (rng.h). kf_philox returns the 128 bits at a counter as four 32-bit words.
 KFI_DEVICE void kf_philox(unsigned *words, const kf_rng_t &rng, kfi_u64 counter)
 {
     (void)KFI_ON_DEVICE(kfi_philox(&rng, counter, words, words + 1, words + 2, words + 3));
 }
-// Drops and scales values[e], which are elements first + e of the tensor, as kf's dropout launchers
-// do. vec divides first.
+// Drops or scales values[e], elements first + e of the tensor, as kf's dropout launchers do. vec
+// must divide first.
 template <int vec> KFI_DEVICE void kf_dropout(float *values, const kf_rng_t &rng, kf_i64 first)
 {
     (void)KFI_ON_DEVICE(kfi_drop<vec>(values, rng, first));
@@ -323,8 +323,8 @@ template <int vec> KFI_DEVICE void kf_dropout(double *values, const kf_rng_t &rn
 {
     (void)KFI_ON_DEVICE(kfi_drop<vec>(values, rng, first));
 }
-// Seed and offset from device memory, for graphs that are replayed. What kf_make_rng was given as
-// offset is added.
+// Reads seed and offset from device memory, for CUDA graphs that are replayed. The offset adds to
+// the one given to kf_make_rng.
 KFI_DEVICE void kf_read_rng(kf_rng_t &rng, const void *seed, const void *offset)
 {
     (void)KFI_ON_DEVICE(kfi_set_seed(&rng, *(const kfi_u64 *)seed),

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// kf/core/launch.cuh: the one way a kernel is launched. What it asks of CUDA is asked of the
-// runtime, or of the driver.
+// kf/core/launch.cuh: launches a kernel through the CUDA runtime or the driver API. All of kf's
+// kernels are launched here.
 #ifndef KF_CORE_LAUNCH_CUH
 #define KF_CORE_LAUNCH_CUH
 
@@ -14,10 +14,10 @@
 #include "kf/core/launch_runtime.cuh"
 #endif
 
-// Whether kernels may be launched while the one before them still runs, and wait for it by
-// themselves (kfi_begin): where all code of this file is for compute capability 9.0 or later. By
-// the list of architectures, not by the device: a later one may run code that was compiled for an
-// earlier one, which does not wait.
+// Returns whether kernels may use programmatic dependent launch: they start while the previous
+// kernel runs, and wait for it themselves (kfi_begin). Requires that all code of this file is
+// compiled for compute capability 9.0 or later. The list of architectures decides, not the device:
+// a newer device may run code compiled for an older one, which does not wait.
 KF_FN bool kfi_overlaps()
 {
 #ifdef KFI_ARCHITECTURES
@@ -30,7 +30,7 @@ KF_FN bool kfi_overlaps()
 #endif
 }
 
-// Of a number, or a pointer, that several threads may read and write at the same time.
+// Relaxed atomic access to a number or pointer that several threads read and write.
 KF_FN void *kfi_read_pointer(void *const *p)
 {
 #ifdef __GNUC__
@@ -64,15 +64,15 @@ KF_FN void kfi_write_shared(int *p, int value)
 #endif
 }
 
-// The current device must be the stream's. CUDA itself launches all the same, and the kernel then
-// reads another device's memory. Where there is one device there is nothing to ask; of a stream
-// that is captured nothing may be asked.
+// Checks that the current device is the stream's. CUDA would launch anyway, and the kernel would
+// read another device's memory. With a single device there is nothing to check; a capturing stream
+// must not be queried.
 KF_FN KFI_SMALL kf_result_t kfi_check_device(const kfi_name *name, cudaStream_t stream)
 {
-    static int known = 0; // threads that ask at the same time write the same number
+    static int known = 0; // concurrent threads store the same number
     int devices = kfi_read_shared(&known);
     if (devices == 0) {
-        if (!kfi_count_devices(&devices)) return KF_SUCCESS; // the launch says what is wrong
+        if (!kfi_count_devices(&devices)) return KF_SUCCESS; // the launch reports the error
         kfi_write_shared(&known, devices);
     }
     int current = 0, own = 0;
@@ -82,12 +82,12 @@ KF_FN KFI_SMALL kf_result_t kfi_check_device(const kfi_name *name, cudaStream_t 
     return KF_SUCCESS;
 }
 
-// early: whether the kernel may be launched while the one before it ends. Not one of as many blocks
-// as there is room for, which stay: they would take the places that are free first, and be more on
-// one SM than on another. shared: bytes of dynamic shared memory. cluster: blocks that belong
-// together. most: bytes of shared memory that any launch of the kernel may take, where they are not
-// always as many. The status is the call's own: cudaGetLastError might report somebody else's
-// error.
+// Launches a kernel; returns the status of the launch call itself, since cudaGetLastError could
+// report an unrelated error.
+// early: allows programmatic dependent launch. Persistent kernels must not use it: their CTAs would
+// fill the slots that are free first, and load the SMs unevenly.
+// shared: bytes of dynamic shared memory. cluster: CTAs per cluster.
+// most: maximum bytes of dynamic shared memory over all launches of this kernel, if they differ.
 KF_FN KFI_SMALL kf_result_t kfi_launch(const kfi_name *name, const void *kernel, dim3 blocks,
                                        unsigned threads, void **args, cudaStream_t stream,
                                        bool early = true, unsigned shared = 0, unsigned cluster = 1,

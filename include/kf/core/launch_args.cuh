@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// kf/core/launch_args.cuh: a launch in the words of CUDA's runtime and, the same, of its driver.
+// kf/core/launch_args.cuh: the launch parameters, common to the CUDA runtime and the driver API.
 #ifndef KF_CORE_LAUNCH_ARGS_CUH
 #define KF_CORE_LAUNCH_ARGS_CUH
 
@@ -9,7 +9,7 @@
 #ifdef KFI_DRIVER
 #include <cuda.h>
 #include <vector_types.h>
-typedef CUstream cudaStream_t; // the runtime's name of the same type
+typedef CUstream cudaStream_t; // the runtime's name for the same type
 #else
 #include <cuda_runtime.h>
 #endif
@@ -19,11 +19,12 @@ struct kfi_call {
     unsigned threads;
     void **args;
     cudaStream_t stream;
-    bool early;      // may begin while the kernel before it ends
+    bool early;      // may start while the previous kernel runs
     unsigned shared; // bytes of dynamic shared memory
     unsigned cluster;
-    unsigned most; // that the kernel is allowed of it: the same whatever this launch has, since
-                   // other threads launch the kernel too
+    // dynamic shared memory that the kernel is allowed: the same for all its launches, since other
+    // threads launch it too
+    unsigned most;
 };
 
 #endif

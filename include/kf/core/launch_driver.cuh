@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// kf/core/launch_driver.cuh: what launch.cuh asks of CUDA, of its driver: where nvcc compiles
-// neither kernels nor launchers, and kernels are loaded (KF_LOAD_KERNEL).
+// kf/core/launch_driver.cuh: the CUDA calls of launch.cuh through the driver API, for files that
+// nvcc does not compile. KF_LOAD_KERNEL loads the kernels.
 #ifndef KF_CORE_LAUNCH_DRIVER_CUH
 #define KF_CORE_LAUNCH_DRIVER_CUH
 
@@ -10,7 +10,7 @@
 #include "kf/core/result.h"
 
 #ifdef KFI_DRIVER
-// A kernel: its name with the words kfi_act and kfi_from_state in the place of these values.
+// A kernel instance: its name, with the placeholders kfi_act and kfi_from_state, and their values.
 struct kfi_instance {
     const char *text; // "kfk_bias_f32<kfi_act, 4, 2, KFI_ROWS>"
     int act, from_state;
@@ -43,7 +43,7 @@ KF_FN const char *kfi_status_text(kfi_status status)
     return KF_DRIVER_CALL(cuGetErrorString)(status, &text) == CUDA_SUCCESS && text ? text
                                                                                    : "unknown";
 }
-// Whether there is no code for this device.
+// True if there is no code for this device.
 KF_FN bool kfi_no_image(kfi_status status)
 {
     return status == CUDA_ERROR_NO_BINARY_FOR_GPU || status == CUDA_ERROR_INVALID_PTX ||
@@ -51,8 +51,8 @@ KF_FN bool kfi_no_image(kfi_status status)
            status == CUDA_ERROR_INVALID_IMAGE;
 }
 
-// Of the current device; 0 where there is none: the launch says what is wrong. Of its code a
-// schedule may rely on the first digits.
+// Compute capability of the current device times 100 (900 for 9.0); 0 without a device, which the
+// launch then reports. A schedule may rely on the major number only.
 KF_FN KFI_SMALL int kfi_architecture()
 {
     CUdevice device = 0;
@@ -65,10 +65,9 @@ KF_FN KFI_SMALL int kfi_architecture()
         return 0;
     return 100 * major + 10 * minor;
 }
-#define KFI_ARCHITECTURES                                                                          \
-    kfi_architecture() // a loader's kernels are compiled for the device (kfi_load)
+#define KFI_ARCHITECTURES kfi_architecture() // a loader compiles kernels for the device (kfi_load)
 
-// False where nobody may ask, or can.
+// False if the stream may not be queried, or the toolkit cannot.
 #if CUDA_VERSION >= 12080
 KF_FN bool kfi_count_devices(int *devices)
 {
@@ -88,8 +87,8 @@ KF_FN bool kfi_count_devices(int *) { return false; }
 KF_FN bool kfi_devices_of(cudaStream_t, int *, int *) { return false; }
 #endif
 
-// The kernel of this name. One compiled for an earlier generation than the device's would not wait
-// for the kernel before it, nor know of clusters.
+// Loads a kernel by name. Refuses one compiled for an older generation than the device: it would
+// not wait for the previous kernel, and does not support clusters.
 KF_FN KFI_SMALL kf_result_t kfi_load(const kfi_name *name, const char *kernel, CUfunction *function)
 {
     const CUresult status = KF_LOAD_KERNEL(kernel, function);
@@ -108,7 +107,7 @@ KF_FN KFI_SMALL kf_result_t kfi_load(const kfi_name *name, const char *kernel, C
     return KF_SUCCESS;
 }
 
-// How many threads a block of this kernel may have; 0 where nobody knows.
+// Returns the maximum threads per block of this kernel; 0 if unknown.
 KF_FN KFI_SMALL int kfi_most_threads(const void *kernel)
 {
     char text[256];

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// kf/core/launch_runtime.cuh: what launch.cuh asks of CUDA, of its runtime: where nvcc compiles
-// kernels and launchers.
+// kf/core/launch_runtime.cuh: the CUDA calls of launch.cuh through the runtime, for files that nvcc
+// compiles.
 #ifndef KF_CORE_LAUNCH_RUNTIME_CUH
 #define KF_CORE_LAUNCH_RUNTIME_CUH
 
@@ -12,19 +12,20 @@
 #ifndef KFI_DRIVER
 
 #ifdef __CUDA_ARCH_LIST__
-#define KFI_ARCHITECTURES __CUDA_ARCH_LIST__ // what the kernels of this file are compiled for
+// architectures that this file's kernels are compiled for
+#define KFI_ARCHITECTURES __CUDA_ARCH_LIST__
 #endif
 
 typedef cudaError_t kfi_status;
 #define KFI_NO_ERROR cudaSuccess
 KF_FN const char *kfi_status_text(kfi_status status) { return cudaGetErrorString(status); }
-// Whether there is no code for this device.
+// True if there is no code for this device.
 KF_FN bool kfi_no_image(kfi_status status)
 {
     return status == cudaErrorNoKernelImageForDevice || status == cudaErrorInvalidDeviceFunction;
 }
 
-// False where nobody may ask, or can.
+// False if the stream may not be queried, or the toolkit cannot.
 #if CUDART_VERSION >= 12080
 KF_FN bool kfi_count_devices(int *devices) { return cudaGetDeviceCount(devices) == cudaSuccess; }
 KF_FN KFI_SMALL bool kfi_devices_of(cudaStream_t stream, int *current, int *own)
@@ -41,7 +42,7 @@ KF_FN bool kfi_devices_of(cudaStream_t, int *, int *) { return false; }
 #endif
 
 #ifndef KF_EMULATE
-// How many threads a block of this kernel may have; 0 where nobody knows.
+// Returns the maximum threads per block of this kernel; 0 if unknown.
 KF_FN KFI_SMALL int kfi_most_threads(const void *kernel)
 {
     cudaFuncAttributes found;

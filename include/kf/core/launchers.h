@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* kf/core/launchers.h: what the generated kf_launchers.h and kf_launchers_<dtype>.cu have in
- * common. */
+/* kf/core/launchers.h: shared by the generated kf_launchers.h and kf_launchers_<dtype>.cu. */
 #ifndef KF_CORE_LAUNCHERS_H
 #define KF_CORE_LAUNCHERS_H
 
@@ -14,14 +13,14 @@
 #include "kf/core/result.h"
 #include "kf/core/version.h"
 
-struct CUstream_st; /* a cudaStream_t and a CUstream are pointers to it */
+struct CUstream_st; /* cudaStream_t and CUstream are pointers to it */
 
 #define KFI_QUOTE(text) KFI_QUOTE_(text)
 #define KFI_QUOTE_(text) #text
-/* A launcher `name` has a second symbol, name_abi1, which compiled callers are bound to; a user's
-   own launcher, whose signature no version follows, name_abi1_<hash of the signature>. So a program
-   and launchers that do not fit do not link, or do not load, with the name of what is missing;
-   nothing is checked at run time. */
+/* Each launcher `name` has a second symbol, name_abi1, to which compiled callers bind. A user's own
+ * launcher has no ABI version: its symbol is name_abi1_<hash of the signature>. A program and
+ * launchers that do not match fail to link or load, and the error names the missing symbol. Nothing
+ * is checked at run time. */
 #if defined(__GNUC__) && defined(__ELF__)
 #define KFI_ABI_SYMBOL(name) name "_abi" KFI_QUOTE(KF_ABI_VERSION)
 #define KFI_ABI_ALIAS(symbol, name)                                                                \
@@ -35,8 +34,8 @@ struct CUstream_st; /* a cudaStream_t and a CUstream are pointers to it */
 #define KFI_LINKED_AS(name, hash)
 #endif
 
-/* Whether launchers that were found at run time (dlopen, dlsym) fit this header. file: as in a
-   message, "kf_launchers_f32"; built: what its kf_launchers_f32_abi_version() returns. */
+/* Checks that launchers found at run time (dlopen, dlsym) match this header. file: name for the
+ * message, "kf_launchers_f32"; built: the result of its kf_launchers_f32_abi_version(). */
 KFI_HOST kf_result_t kf_check_abi(const char *file, int built)
 {
     if (built == KF_ABI_VERSION) return KF_SUCCESS;

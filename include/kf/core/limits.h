@@ -1,24 +1,23 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* kf/core/limits.h: how much of everything a function may have. What C and CUDA hold is dimensioned
-   by these; kfgen, whose limits.py has the same numbers, refuses an entry that needs more. */
+/* kf/core/limits.h: upper bounds of what a function may have. They size the arrays of C and CUDA;
+ * kfgen has the same numbers in limits.py and refuses an entry that needs more. */
 #ifndef KF_CORE_LIMITS_H
 #define KF_CORE_LIMITS_H
 
-#define KFI_MAX_TENSORS 24 /* arguments: inputs, outputs, seed and offset of a dropout */
-#define KFI_MAX_LEVELS 3   /* sizes that a tensor has strides for */
-#define KFI_MAX_SCALARS                                                                            \
-    8 /* of an op: arguments each, none of which is held in an array of this length */
-#define KFI_MAX_ACT_SCALARS 4 /* of an activation */
-#define KFI_MAX_REDUCTIONS 16 /* of a pass over a row: 2 bits each of an int */
-#define KFI_MAX_SLOTS 32      /* pointers of a tile function in C: a bit each of an unsigned */
-#define KFI_MAX_SUM_OUTPUTS                                                                        \
-    4 /* gradients that one launch of CUDA's second stage adds up; there are as many launches as   \
-         it takes */
-#define KFI_MAX_ROOM 20480  /* bytes on the stack of a traversal of tiles in C (core/elementwise/elementwise.h) */
+#define KFI_MAX_TENSORS 24    /* tensor arguments: inputs, outputs, seed and offset of a dropout */
+#define KFI_MAX_LEVELS 3      /* strides of a tensor */
+#define KFI_MAX_SCALARS 8     /* scalars of an op: separate arguments, never stored in an array */
+#define KFI_MAX_ACT_SCALARS 4 /* scalars of an activation */
+#define KFI_MAX_REDUCTIONS 16 /* reductions in a pass over a row: 2 bits each in an int */
+#define KFI_MAX_SLOTS 32      /* pointers of a tile function in C: one bit each in an unsigned */
+/* Gradients that one launch of CUDA's second stage sums; more gradients take more launches. */
+#define KFI_MAX_SUM_OUTPUTS 4
+#define KFI_MAX_ROOM 20480  /* stack bytes of a traversal of tiles in C (core/elementwise/elementwise.h) */
 #define KFI_MAX_PART 128    /* elements that a tile function computes at a time */
-#define KFI_MAX_WORDS 4352  /* of them for random words, where an op has a dropout */
-#define KFI_MAX_FRAME 22528 /* bytes on the stack of a traversal of rows (core/rows/rows.h) */
+#define KFI_MAX_WORDS 4352  /* stack bytes for random words, part of KFI_MAX_ROOM, with a dropout  \
+                             */
+#define KFI_MAX_FRAME 22528 /* stack bytes of a traversal of rows (core/rows/rows.h) */
 #define KFI_MAX_STAGED                                                                             \
-    4096 /* bytes on the stack of a tile function: what is converted or streamed by way of it */
+    4096 /* stack bytes of a tile function: buffers for conversion and streaming */
 
 #endif

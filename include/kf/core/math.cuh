@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Math words of generated device code: kfi_<word>_f32 (a few ulp), kfi_<word>_f64 (CUDA's own) and
-// kfi_<word>_lp: float in and out, good to 1/4 ulp of the f16 or bf16 that the result becomes.
-// Fused operations are explicit: -fmad=false changes nothing. NaN and infinities are as in float64.
+// kf/core/math.cuh: math primitives of generated device code.
+// kfi_<name>_f32 is accurate to a few ulp, kfi_<name>_f64 is CUDA's own. kfi_<name>_lp is float in
+// and out, accurate to 1/4 ulp of the f16 or bf16 that the result becomes.
+// Fused operations are explicit, so -fmad=false changes nothing. NaN and infinities behave as in
+// float64.
 #ifndef KF_CORE_MATH_CUH
 #define KF_CORE_MATH_CUH
 
@@ -10,7 +12,8 @@
 #ifdef KFI_DEVICE_PASS
 
 #ifdef KFI_PTX
-// One MUFU each, without the range code of the non-ftz forms: callers keep both ends normal.
+// One MUFU instruction each, without the range code of the non-ftz forms. Callers keep argument and
+// result normal.
 KFI_DEVICE float kfi_ex2_ftz(float x)
 {
     float y;
@@ -42,7 +45,7 @@ KFI_DEVICE float kfi_sqrt_approx(float x)
     return y;
 }
 #else
-// The same in C.
+// The same in C, for the emulation.
 KFI_DEVICE float kfi_ftz(float x) { return fabsf(x) < 0x1p-126f ? copysignf(0.0f, x) : x; }
 KFI_DEVICE float kfi_ex2_ftz(float x) { return kfi_ftz((float)exp2((double)kfi_ftz(x))); }
 KFI_DEVICE float kfi_rcp_ftz(float x) { return kfi_ftz(1.0f / kfi_ftz(x)); }
@@ -93,16 +96,17 @@ KFI_DEVICE float kfi_div_f32(float a, float b) { return __fdiv_rn(a, b); }
 KFI_DEVICE double kfi_div_f64(double a, double b) { return a / b; }
 KFI_DEVICE float kfi_div_lp(float a, float b)
 {
-    // A power of two keeps the reciprocal normal. It goes to a first: scaled down, a loses
-    // digits only where the quotient is subnormal; scaled up, it overflows where the quotient does.
-    // One correction: without it a / a may be 1 - 2^-24, on the wrong side of a kink at 1.
+    // Scaling by a power of two keeps the reciprocal normal. It is applied to a first: scaling down
+    // loses digits of a only if the quotient is subnormal; scaling up overflows only if the
+    // quotient does. One correction step: without it a / a may be 1 - 2^-24, on the wrong side of a
+    // kink at 1.
     const float m = fabsf(b), c = m > 0x1p64f ? 0x1p-64f : m < 0x1p-64f ? 0x1p64f : 1.0f;
     const float n = a * c, d = b * c, r = kfi_rcp_ftz(d), q = n * r,
                 e = __fmaf_rn(__fmaf_rn(-d, q, n), r, q);
-    return e == e ? e : q; // q is infinite, or NaN itself
+    return e == e ? e : q; // q is infinite or NaN itself
 }
-// The same without the correction, off by 3 ulp of float32: for quotients that are only rounded to
-// 2 bytes.
+// Division without the correction step: 3 ulp of float32, for quotients that are only rounded to 2
+// bytes.
 KFI_DEVICE float kfi_quotient_lp(float a, float b)
 {
     const float m = fabsf(b), c = m > 0x1p64f ? 0x1p-64f : m < 0x1p-64f ? 0x1p64f : 1.0f;
@@ -123,7 +127,7 @@ KFI_DEVICE float kfi_exp_lp(float x)
 KFI_DEVICE float kfi_expm1_f32(float x)
 {
     // x = n ln 2 + f, expm1(x) = 2^n expm1(f) + 2^n - 1, all halved since n reaches 128.
-    const float c = fminf(fmaxf(x, -32.0f), 89.0f);         // -1 and inf from here on
+    const float c = fminf(fmaxf(x, -32.0f), 89.0f);         // constant -1 and inf beyond
     const float m = __fmaf_rn(c, 1.44269504f, 12583038.0f); // 1.5 * 2^23 + 126: exponent of 2^(n-1)
     const float n = m - 12583038.0f;
     const float h = __fmaf_rn(n, -0.693147182f, c);
@@ -140,7 +144,8 @@ KFI_DEVICE double kfi_expm1_f64(double x) { return expm1(x); }
 KFI_DEVICE float kfi_expm1_lp(float x)
 {
     const float e = kfi_ex2_ftz(x * 1.44269504f) - 1.0f;
-    return fabsf(x) > 0.01f ? e : x * __fmaf_rn(x, 0.5f, 1.0f); // either side is 2e-5 off there
+    // both branches are 2e-5 off at the switch
+    return fabsf(x) > 0.01f ? e : x * __fmaf_rn(x, 0.5f, 1.0f);
 }
 
 KFI_DEVICE float kfi_log_f32(float x) { return logf(x); }
@@ -148,7 +153,8 @@ KFI_DEVICE double kfi_log_f64(double x) { return log(x); }
 KFI_DEVICE float kfi_log_lp(float x)
 {
     const float l =
-        kfi_lg2(x); // absolute error 2^-22 around 1, hence the series, 7e-6 off at its end
+        // absolute error 2^-22 around 1: the series takes over there, 7e-6 off at its end
+        kfi_lg2(x);
     const float f = x - 1.0f, p = f * __fmaf_rn(f, __fmaf_rn(f, 0.333333333f, -0.5f), 1.0f);
     return fabsf(f) > 0.03f ? l * 0.693147182f : p;
 }
@@ -160,7 +166,7 @@ KFI_DEVICE float kfi_log1p_lp(float x)
     const float p = x * __fmaf_rn(x, __fmaf_rn(x, 0.333333333f, -0.5f), 1.0f);
     return fabsf(x) > 0.03f ? l * 0.693147182f : p;
 }
-// log1p01: 0 <= t <= 1 only, as in softplus.
+// log1p01: valid for 0 <= t <= 1 only, as softplus needs.
 KFI_DEVICE float kfi_log1p01_f32(float t)
 {
     float p = __fmaf_rn(-0.00329053029f, t, 0.0200864226f);
@@ -195,10 +201,10 @@ KFI_DEVICE float kfi_tanh_lp(float x)
 
 KFI_DEVICE float kfi_sigmoid_f32(float x)
 {
-    // exp(-x) as in CUDA's expf: a saturated product bounds the exponent n (here -102..150) and ex2
-    // takes the rest. 2^-24 on both sides keeps the reciprocal normal; the last product is
-    // subnormal.
-    const float c = kfi_max_f32(x, -105.0f); // 0 from here on, and d finite
+    // Computes exp(-x) as CUDA's expf does: a saturated product bounds the exponent n (here
+    // -102..150), and ex2 takes the rest. The factor 2^-24 on both sides keeps the reciprocal
+    // normal; the last product may be subnormal.
+    const float c = kfi_max_f32(x, -105.0f); // the result is 0 below, and d stays finite
     // -log2(e) / 252 and 102 / 252; 1.5 * 2^23 + 1, which leaves n + 103, the exponent of 2^(n-24)
     const float j = __saturatef(__fmaf_rn(c, -0.00572498032f, 0.404761905f));
     const float m = __fmaf_rn(j, 252.0f, 12582913.0f);
@@ -215,8 +221,8 @@ KFI_DEVICE double kfi_sigmoid_f64(double x)
 }
 KFI_DEVICE float kfi_sigmoid_lp(float x)
 {
-    // Scaled by 2^-24, so that x * sigmoid(x) is right down to bf16's smallest: sigmoid itself is
-    // below that by then.
+    // Scaled by 2^-24 so that x * sigmoid(x) is accurate down to the smallest bf16, where sigmoid
+    // itself is already smaller.
     const float e = kfi_ex2_ftz(__fmaf_rn(x, -1.44269504f, -24.0f));
     return 0x1p-24f * kfi_rcp_ftz(e + 0x1p-24f);
 }
@@ -235,23 +241,24 @@ KFI_DEVICE float kfi_erf_lp(float x)
 }
 
 // The normal distribution: Phi(-a) = exp(-a*a/2) P(t), t = 1 / (a + shift), Phi(x) = 1 - Phi(-x).
-// The exponential is scaled, by 2^24 (f32) or 2^12 (lp), and P scaled back: no factor is subnormal.
-// Polynomials of this file: gen/fit/fit_words.py.
+// The exponential is scaled by 2^24 (f32) or 2^12 (lp) and P is scaled back, so that no factor is
+// subnormal. Polynomials of this file: gen/fit/fit_words.py.
 KFI_DEVICE float kfi_tail_f32(float x) { return fminf(fabsf(x), 14.3f); } // Phi(-14.3) < 2^-150
-// 2^24 exp(-x*x/2) = result * s, a = kfi_tail_f32(x): what a*a lacks of x*x goes into ex2 alone.
+// Computes 2^24 exp(-x*x/2) = result * s, with a = kfi_tail_f32(x). The rounding error of a*a goes
+// into ex2 alone.
 KFI_DEVICE float kfi_gauss_f32(float x, float a, float *s)
 {
     const float h = a * a, l = __fmaf_rn(x, x, -h);
     const float m = __fmaf_rn(h, -0.721347511f, 12583063.0f); // log2(e) / 2; 1.5 * 2^23 + 127 + 24
     float f = __fmaf_rn(h, -0.721347511f, 12583063.0f - m);
-    f = __fmaf_rn(h, -9.62981516e-9f, f); // the rest of log2(e) / 2
+    f = __fmaf_rn(h, -9.62981516e-9f, f); // the low part of log2(e) / 2
     f = __fmaf_rn(l, -0.721347511f, f);
     *s = __uint_as_float(__float_as_uint(m) << 23);
     return kfi_ex2_ftz(f);
 }
 KFI_DEVICE float kfi_mills_f32(float a)
 {
-    // P amplifies errors in t: a Newton step, against the exact a + 3.
+    // P amplifies errors in t: one Newton step, against the exact a + 3.
     const float r = kfi_rcp_ftz(a + 3.0f);
     const float t = __fmaf_rn(__fmaf_rn(-r, a, __fmaf_rn(r, -3.0f, 1.0f)), r, r);
     float p = __fmaf_rn(0x1p-24f * -536.791809f, t, 0x1p-24f * 998.539124f);
@@ -280,7 +287,8 @@ KFI_DEVICE float kfi_gelu_f32(float x)
 {
     float s;
     const float a = kfi_tail_f32(x), w = kfi_gauss_f32(x, a, &s) * kfi_mills_f32(a);
-    // a * s first: with s last a tiny x, with a last the tail would lose digits. 0 * -inf is NaN.
+    // Multiplies a * s first: with s last a tiny x would lose digits, with a last the tail would. 0
+    // * -inf is NaN.
     return __fmaf_rn(x, x >= 0.0f ? 1.0f : 0.0f, -(a * s * w));
 }
 KFI_DEVICE float kfi_gelu_bwd_f32(float x)
@@ -321,13 +329,13 @@ KFI_DEVICE float kfi_gelu_lp(float x)
     p = __fmaf_rn(p, t, 0x1p-24f * 0.608818293f);
     p = __fmaf_rn(p, t, 0x1p-24f * 0.417121261f);
     p = __fmaf_rn(p, t, 0x1p-24f * -0.000479834183f);
-    // Phi = (x >= 0) - sign(x) e p: right at both zeros, where -0 takes 1 + 1/2.
+    // Phi = (x >= 0) - sign(x) e p, correct at both zeros: -0 takes 1 + 1/2.
     const float u = __int_as_float((~__float_as_int(x) & (int)0x80000000) | __float_as_int(e));
     return x * __fmaf_rn(u, p, x >= 0.0f ? 1.0f : 0.0f);
 }
 KFI_DEVICE float kfi_gelu_bwd_lp(float x)
 {
-    // a is |x| sqrt(log2(e) / 2), one product for the square and for a phi(a)
+    // a = |x| sqrt(log2(e) / 2): one product serves both the square and a phi(a)
     const float m = x * 0.849321800f, a = fabsf(m), t = kfi_rcp_ftz(a + 2.7f);
     const float e = kfi_ex2_ftz(__fmaf_rn(-m, m, 24.0f));
     float p = __fmaf_rn(0x1p-24f * -19.2354641f, t, 0x1p-24f * 28.6725121f);

@@ -1,15 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* kf/core/math.h: the scalar words of the C backend, kfi_cpu_<word>_<f32|f64|lp>.
+/* kf/core/math.h: the scalar primitives of the C backend, kfi_cpu_<name>_<f32|f64|lp>.
  *
- *   _f32   float, a few ulp over the whole range
- *   _lp    float in and out, for a result that is then rounded to f16 or bf16: relative error
- * 2^-13, and 2^-135 absolute where it is subnormal _f64   libm, scalar
+ *   _f32: float, accurate to a few ulp over the whole range
  *
- * All but _f64 is written so that a constant-trip loop over it vectorises with any flags, SSE2 at
- * -O2 included: no branches, no libm (errno), no float ?: (control flow unless -fno-trapping-math)
- * but selects by integer masks. What stays scalar on plain SSE2 is integer compares and products of
- * 64 bits. The bounds hold with and without FMA, and where sums are added up in the order written.
- * Coefficients: gen/fit/fit_words_c.py. */
+ *   _lp: float in and out, for a result that is then rounded to f16 or bf16: relative error 2^-13,
+ *   absolute error 2^-135 for subnormal results
+ *
+ *   _f64: libm, scalar
+ *
+ * All but _f64 vectorise in a constant-trip loop with any flags, SSE2 at -O2 included. They have no
+ * branches, no libm calls (errno) and no float ?: (control flow unless -fno-trapping-math); integer
+ * masks select instead. On plain SSE2 only 64-bit integer compares and products stay scalar.
+ *
+ * The bounds hold with and without FMA, if sums are evaluated in the order written. Coefficients:
+ * gen/fit/fit_words_c.py. */
 #ifndef KF_CORE_MATH_H
 #define KF_CORE_MATH_H
 
@@ -22,7 +26,7 @@
 
 KFI_C_BEGIN
 
-/* Words for which nothing is cheaper. */
+/* Primitives that have no cheaper low-precision form. */
 KFI_INLINE float kfi_cpu_div_lp(float a, float b) { return a / b; }
 KFI_INLINE float kfi_cpu_rcp_lp(float b) { return 1.0f / b; }
 KFI_INLINE float kfi_cpu_max_lp(float a, float b) { return kfi_cpu_max_f32(a, b); }

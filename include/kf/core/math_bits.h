@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* kf/core/math_bits.h: what compilers' flags the words of math.h rely on; bits, masks, selects,
+/* kf/core/math_bits.h: checks of the compiler flags that math.h relies on; bits, masks, selects,
  * arithmetic. */
 #ifndef KF_CORE_MATH_BITS_H
 #define KF_CORE_MATH_BITS_H
@@ -14,10 +14,10 @@
 
 #include "kf/core/dtype.h"
 
-/* Flags under which the words below would give wrong numbers. */
+/* Refuses flags under which the functions below return wrong numbers. */
 #if !defined(__ASSOCIATIVE_MATH__) && defined(__GNUC__) && __GNUC__ < 12 && !defined(__clang__) && \
     !defined(KF_ALLOW_FAST_MATH)
-#if defined(__GCC_IEC_559) && __GCC_IEC_559 == 0 /* all that an older gcc says of it */
+#if defined(__GCC_IEC_559) && __GCC_IEC_559 == 0 /* the only sign of it in an older gcc */
 #define KFI_ANY_ORDER 1
 #endif
 #elif defined(__ASSOCIATIVE_MATH__) && !defined(__clang__)
@@ -25,23 +25,25 @@
 #endif
 #if (defined(__FAST_MATH__) || defined(_M_FP_FAST) || __FINITE_MATH_ONLY__ + 0 > 0) &&             \
     !defined(KF_ALLOW_FAST_MATH)
-#error                                                                                             \
-    "kf: -ffast-math (or its -ffinite-math-only) breaks NaN, infinities and the rounding that kf's math relies on; compile without it (-O3 -fno-math-errno -fno-trapping-math gains as much), or with -ffast-math -fno-associative-math and KF_ALLOW_FAST_MATH defined"
+#error "kf: -ffast-math (or its -ffinite-math-only) breaks NaN, infinities and \
+the rounding that kf's math relies on; compile without it (-O3 -fno-math-errno \
+-fno-trapping-math gains as much), or with -ffast-math -fno-associative-math \
+and KF_ALLOW_FAST_MATH defined"
 #elif defined(KFI_ANY_ORDER)
 #error                                                                                             \
-    "kf: sums in any order, as of -fassociative-math, -funsafe-math-optimizations, -ffast-math and -Ofast, remove the rounding that kf's math relies on; compile without, or add -fno-associative-math"
+    "kf: sums in any order, as of -fassociative-math, -funsafe-math-optimizations, -ffast-math and \
+-Ofast, remove the rounding that kf's math relies on; compile without, or add -fno-associative-math"
 #elif defined(__FLT_EVAL_METHOD__)
 #if __FLT_EVAL_METHOD__ == 1 || __FLT_EVAL_METHOD__ == 2 ||                                        \
     (__FLT_EVAL_METHOD__ < 0 && !defined(__clang__))
-#error                                                                                             \
-    "kf: float arithmetic with more digits than a float, as of x87, does not round where kf's math relies on it; compile with -msse2 -mfpmath=sse"
+#error "kf: float arithmetic with more digits than a float, as of x87, does not round \
+where kf's math relies on it; compile with -msse2 -mfpmath=sse"
 #endif
 #endif
 
 KFI_C_BEGIN
 
-/* ---- bits, masks, selects
- * -------------------------------------------------------------------------------------- */
+/* ---- bits, masks, selects ---- */
 
 KFI_INLINE uint32_t kfi_cpu_bits_f32(float x)
 {
@@ -68,9 +70,8 @@ KFI_INLINE double kfi_cpu_from_bits_f64(uint64_t u)
     return x;
 }
 
-/* Comparisons give 0 or all ones; minus a truth value is what both compilers turn into a vector
- * compare. In 64 bits gcc does so from SSE4.2 on; for plain SSE2 the truth value makes a detour
- * through 32 bits. */
+/* Comparisons return 0 or all ones. Both compilers turn minus a truth value into a vector compare.
+ * For 64 bits gcc does so from SSE4.2 on; on plain SSE2 the truth value goes through 32 bits. */
 #if defined(__SSE2__) && !defined(__SSE4_2__)
 #define KFI_CPU_MASK64(c) ((uint64_t)(int64_t)-(int32_t)(c))
 #else
@@ -126,11 +127,9 @@ KFI_INLINE int64_t kfi_cpu_select_i64(uint64_t m, int64_t a, int64_t b)
     return (int64_t)kfi_cpu_select_u64(m, (uint64_t)a, (uint64_t)b);
 }
 
-/* ---- arithmetic
- * ------------------------------------------------------------------------------------------------
- */
+/* ---- arithmetic ---- */
 
-/* Integers wrap: through unsigned, where that is defined. */
+/* Integers wrap: computed as unsigned, where overflow is defined. */
 KFI_INLINE int32_t kfi_cpu_add_i32(int32_t a, int32_t b)
 {
     return (int32_t)((uint32_t)a + (uint32_t)b);
@@ -160,7 +159,8 @@ KFI_INLINE int32_t kfi_cpu_min_i32(int32_t a, int32_t b) { return a < b ? a : b;
 KFI_INLINE int64_t kfi_cpu_max_i64(int64_t a, int64_t b) { return a > b ? a : b; }
 KFI_INLINE int64_t kfi_cpu_min_i64(int64_t a, int64_t b) { return a < b ? a : b; }
 
-/* A fused multiply-add only where it is an instruction: elsewhere it would be a library call. */
+/* Fuses multiply and add only if the processor has the instruction: a library call would be slow.
+ */
 KFI_INLINE float kfi_cpu_fma_f32(float a, float b, float c)
 {
 #if defined(__FP_FAST_FMAF) && defined(__GNUC__)
@@ -170,8 +170,8 @@ KFI_INLINE float kfi_cpu_fma_f32(float a, float b, float c)
 #endif
 }
 
-/* NaN in either operand gives NaN: (b != b) takes b, and is nothing where b is a constant; a
- * comparison with a NaN a is false and takes a. */
+/* NaN in either operand gives NaN: (b != b) selects b, and disappears if b is constant; a
+ * comparison with NaN in a is false and selects a. */
 KFI_INLINE float kfi_cpu_max_f32(float a, float b)
 {
     return kfi_cpu_select_f32(kfi_cpu_le_f32(a, b) | kfi_cpu_ne_f32(b, b), b, a);
@@ -203,7 +203,7 @@ KFI_INLINE double kfi_cpu_div_f64(double a, double b) { return a / b; }
 KFI_INLINE float kfi_cpu_rcp_f32(float b) { return 1.0f / b; }
 KFI_INLINE double kfi_cpu_rcp_f64(double b) { return 1.0 / b; }
 
-/* Clamps that let NaN through. */
+/* Clamps that pass NaN through. */
 KFI_INLINE float kfi_cpu_at_least_f32(float x, float lo)
 {
     return kfi_cpu_select_f32(kfi_cpu_lt_f32(x, lo), lo, x);
@@ -212,9 +212,9 @@ KFI_INLINE float kfi_cpu_at_most_f32(float x, float hi)
 {
     return kfi_cpu_select_f32(kfi_cpu_gt_f32(x, hi), hi, x);
 }
-/* x between lo < 0 and hi > 0 by its bits: two instructions, where float selects are eight. As int,
- * positive floats are in order and negative ones below them; as unsigned, negative ones are in
- * order and above. NaN ends as lo or hi, and kfi_cpu_keep_nan_lp puts it back. Plain SSE2 has no
+/* Clamps x to lo < 0 and hi > 0 by its bits: two instructions instead of eight for float selects.
+ * As int, positive floats are ordered and above all negative ones; as unsigned, negative floats are
+ * ordered and above. NaN ends as lo or hi; kfi_cpu_keep_nan_lp restores it. Plain SSE2 has no
  * integer minimum. */
 #if defined(__SSE2__) && !defined(__SSE4_1__)
 KFI_INLINE float kfi_cpu_clamp_lp(float x, float lo, float hi)
@@ -234,7 +234,7 @@ KFI_INLINE float kfi_cpu_keep_nan_lp(float y, float x)
     return kfi_cpu_from_bits_f32(kfi_cpu_bits_f32(y) | (kfi_cpu_ne_f32(x, x) & 0x7fc00000u));
 }
 #endif
-/* |m| with the sign of s. */
+/* Returns |m| with the sign of s. */
 KFI_INLINE float kfi_cpu_with_sign_f32(float m, float s)
 {
     return kfi_cpu_from_bits_f32((kfi_cpu_bits_f32(m) & 0x7fffffffu) |

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* kf/core/math_exp.h: square roots, exponentials, tanh, sigmoid, logarithms (math.h says how
- * exact). */
+/* kf/core/math_exp.h: square roots, exponentials, tanh, sigmoid, logarithms. math.h states the
+ * accuracy. */
 #ifndef KF_CORE_MATH_EXP_H
 #define KF_CORE_MATH_EXP_H
 
@@ -10,14 +10,15 @@
 
 KFI_C_BEGIN
 
-/* Square root. sqrtf stays a call because of errno: an integer seed (Lomont, "Fast inverse square
- * root", 2003), Newton steps on 1/sqrt, and one last step with the exact residual x - s*s. */
+/* Square root. sqrtf would stay a call because of errno. Starts from an integer seed (Lomont, "Fast
+ * inverse square root", 2003), then Newton steps on 1/sqrt, and one last step with the exact
+ * residual x - s*s. */
 KFI_INLINE float kfi_cpu_sqrt_scaled(float x, uint32_t tiny)
-{ /* so that neither y*y*x nor the residual is subnormal */
+{ /* keeps y*y*x and the residual normal */
     return kfi_cpu_select_f32(tiny, x * 0x1p100f, x);
 }
-/* x*x - x2, where x2 is x*x rounded. Without FMA from halves of 12 bits, whose products are exact.
- */
+/* Returns x*x - x2, where x2 is x*x rounded. Without FMA it multiplies 12-bit halves, whose
+ * products are exact. */
 KFI_INLINE float kfi_cpu_square_rest(float x, float x2)
 {
 #if defined(__FP_FAST_FMAF) && defined(__GNUC__)
@@ -33,7 +34,7 @@ KFI_INLINE float kfi_cpu_rsqrt_rough(float v)
     const float y = kfi_cpu_from_bits_f32(0x5f375a86u - (kfi_cpu_bits_f32(v) >> 1));
     return kfi_cpu_rsqrt_newton(v, kfi_cpu_rsqrt_newton(v, y));
 }
-/* The root where 0 < x < inf, otherwise x itself (0, -0, inf, NaN), or NaN for a negative x. */
+/* Returns the root if 0 < x < inf, x itself for 0, -0, inf and NaN, and NaN for a negative x. */
 KFI_INLINE float kfi_cpu_sqrt_finish(float x, float root, uint32_t tiny)
 {
     const uint32_t negative = kfi_cpu_lt_f32(x, 0.0f),
@@ -66,12 +67,10 @@ KFI_INLINE float kfi_cpu_rsqrt_lp(float x) { return 1.0f / kfi_cpu_sqrt_lp(x); }
 KFI_INLINE double kfi_cpu_sqrt_f64(double x) { return sqrt(x); }
 KFI_INLINE double kfi_cpu_rsqrt_f64(double x) { return 1.0 / sqrt(x); }
 
-/* ---- polynomials
- * -----------------------------------------------------------------------------------------------
- */
+/* ---- polynomials ---- */
 
-/* Estrin's order, ascending coefficients: shorter chains than Horner's, which is what limits a loop
- * of 32 vectors. */
+/* Estrin's scheme, ascending coefficients: shorter dependency chains than Horner's, which limit a
+ * loop of 32 vectors. */
 KFI_INLINE float kfi_cpu_poly4_f32(float x, float x2, float c0, float c1, float c2, float c3)
 {
     return kfi_cpu_fma_f32(x2, kfi_cpu_fma_f32(x, c3, c2), kfi_cpu_fma_f32(x, c1, c0));
@@ -83,24 +82,23 @@ KFI_INLINE float kfi_cpu_poly6_f32(float x, float x2, float c0, float c1, float 
     return kfi_cpu_fma_f32(x2, high, kfi_cpu_fma_f32(x, c1, c0));
 }
 
-/* ---- exponentials
- * ---------------------------------------------------------------------------------------------- */
+/* ---- exponentials ---- */
 
 /* exp(x) = 2^n e^r with n = round(x / ln 2). Adding 1.5 * 2^23 rounds to an integer and leaves n in
- * the low bits of the sum t: bits(t) << 23 is n in the exponent field. */
+ * the low bits of the sum t: bits(t) << 23 puts n in the exponent field. */
 #define KFI_CPU_ROUND_F32 12582912.0f /* 1.5 * 2^23 */
 #define KFI_CPU_EVEN_F32 25165824.0f  /* 1.5 * 2^24: n is even, and n / 2 is in the low bits */
 KFI_INLINE float kfi_cpu_exp_t(float x, float magic)
 {
     return kfi_cpu_fma_f32(x, 1.44269504f /* 1/ln 2 */, magic);
 }
-/* r = x - n ln 2; the first part of ln 2 has 15 bits, so that n times it is exact. */
+/* r = x - n ln 2. The first part of ln 2 has 15 bits, so its product with n is exact. */
 KFI_INLINE float kfi_cpu_exp_r(float x, float n)
 {
     return kfi_cpu_fma_f32(n, -1.42860677e-6f, kfi_cpu_fma_f32(n, -0.693145752f, x));
 }
 KFI_INLINE float kfi_cpu_exp_r_lp(float x, float n) { return kfi_cpu_fma_f32(n, -0.693147181f, x); }
-/* e^r - 1 for |r| <= ln(2)/2; relative error 2^-26, and 2^-15. */
+/* e^r - 1 for |r| <= ln(2)/2, with relative error 2^-26 (f32) and 2^-15 (lp). */
 KFI_INLINE float kfi_cpu_expm1_poly(float r)
 {
     const float r2 = r * r,
@@ -118,7 +116,7 @@ KFI_INLINE float kfi_cpu_exp_scale(float t)
 {
     return kfi_cpu_from_bits_f32((kfi_cpu_bits_f32(t) << 23) + 0x3f800000u);
 }
-/* w 2^n for -190 <= n <= 63: the product with 2^(n + 64) is exact, so a subnormal result is rounded
+/* w 2^n for -190 <= n <= 63. The product with 2^(n + 64) is exact, so a subnormal result is rounded
  * once. */
 KFI_INLINE float kfi_cpu_exp_scale_up(float w, float t)
 {
@@ -129,13 +127,14 @@ KFI_INLINE float kfi_cpu_exp_scale_down(float w, float t)
     return kfi_cpu_exp_scale_up(w, t) * 0x1p-64f;
 }
 
-/* Where exp(x) is 0 by itself, by a factor of 0: products that underflow made a masked softmax take
- * three times as long. */
+/* Multiplies by 0 if exp(x) underflows: underflowing products made a masked softmax three times as
+ * slow. */
 KFI_INLINE float kfi_cpu_exp_or_0(float x, float s)
 {
     return kfi_cpu_from_bits_f32(kfi_cpu_bits_f32(s) & ~kfi_cpu_lt_f32(x, -104.0f));
 }
-/* Any sign of x needs 2^-150 to 2^128: n even, r twice as wide, and two products with 2^(n/2). */
+/* exp for both signs of x needs 2^-150 to 2^128: n is even, r twice as wide, and two products with
+ * 2^(n/2) follow. */
 KFI_INLINE float kfi_cpu_exp_f32(float x)
 {
     const float c =
@@ -147,9 +146,9 @@ KFI_INLINE float kfi_cpu_exp_f32(float x)
                                       0x1.1127cap-7f, 0x1.71c7cap-10f, 0x1.9b80a0p-13f);
     return (1.0f + kfi_cpu_fma_f32(r2, p, r)) * s * s;
 }
-/* The lp forms in powers of 2: u = x / ln 2, n = round(u), 2^(u - n). The exponent's bias is part
- * of the rounding constant, so that bits(t) << 23 is a power of 2 already. Horner's order:
- * instructions count, chains overlap. */
+/* The lp forms work in powers of 2: u = x / ln 2, n = round(u), 2^(u - n). The rounding constant
+ * includes the exponent's bias, so bits(t) << 23 is a power of 2. Horner's scheme: instruction
+ * count matters, chains overlap. */
 KFI_INLINE float kfi_cpu_exp2_poly_lp(float r)
 { /* 2^r for |r| <= 1/2; 2^-18 */
     const float p =
@@ -180,7 +179,7 @@ KFI_INLINE float kfi_cpu_exp_neg_f32(float x)
         1.0f + kfi_cpu_expm1_poly(kfi_cpu_exp_r(c, t - KFI_CPU_ROUND_F32)), t);
 }
 
-/* expm1 = 2^n q + (2^n - 1), at half size so that n = 128 fits; the sign of x makes -0 of -0. */
+/* expm1 = 2^n q + (2^n - 1), at half size so that n = 128 fits; the sign of x makes -0 from -0. */
 KFI_INLINE float kfi_cpu_expm1_f32(float x)
 {
     const float c = kfi_cpu_at_most_f32(kfi_cpu_at_least_f32(x, -18.0f), 89.0f);
@@ -232,16 +231,16 @@ KFI_INLINE float kfi_cpu_tanh_lp(float x)
 }
 KFI_INLINE double kfi_cpu_tanh_f64(double x) { return tanh(x); }
 
-/* With e = exp(-|x|): 1 / (1 + e), or e / (1 + e) where x < 0; nothing overflows and the left tail
+/* With e = exp(-|x|): 1 / (1 + e), or e / (1 + e) for x < 0. Nothing overflows, and the left tail
  * keeps its digits. */
 KFI_INLINE float kfi_cpu_sigmoid_f32(float x)
 {
     const float e = kfi_cpu_exp_neg_f32(-kfi_cpu_abs_f32(x));
     return kfi_cpu_select_f32(kfi_cpu_lt_f32(x, 0.0f), e, 1.0f) / (1.0f + e);
 }
-/* 2^-24 / (2^-24 + 2^-24 exp(-x)): scaled so that the left tail reaches the last subnormal before
- * exp is infinite, which is where the clamp on that side is (n = 152), and the quotient 0. NaN is
- * left to the caller: in silu the other factor has it. */
+/* 2^-24 / (2^-24 + 2^-24 exp(-x)). The scale lets the left tail reach the last subnormal before exp
+ * is infinite; there the clamp acts (n = 152), and the quotient is 0. The caller handles NaN: in
+ * silu the other factor has it. */
 KFI_INLINE float kfi_cpu_sigmoid_of_number(float x)
 {
     const float magic = KFI_CPU_ROUND_F32 + (127 - 24), c = kfi_cpu_clamp_lp(x, -105.36f, 64.0f);
@@ -261,9 +260,7 @@ KFI_INLINE double kfi_cpu_sigmoid_f64(double x)
     return (x < 0.0 ? e : 1.0) / (1.0 + e);
 }
 
-/* ---- logarithms
- * ------------------------------------------------------------------------------------------------
- */
+/* ---- logarithms ---- */
 
 /* v > 0, normal: v = 2^k m with m in [sqrt(1/2), sqrt(2)). */
 KFI_INLINE float kfi_cpu_log_k(float v)
@@ -293,8 +290,8 @@ KFI_INLINE float kfi_cpu_log_sum_lp(float f, float k)
         kfi_cpu_poly4_f32(f, f2, 0x1.54d7dep-2f, -0x1.028246p-2f, 0x1.bdfb44p-3f, -0x1.2ad972p-3f);
     return kfi_cpu_fma_f32(k, 0.693147181f, f + f2 * kfi_cpu_fma_f32(f, p, -0.5f));
 }
-/* y where 0 < u < inf; else x, or NaN for u < 0, or -inf for u == 0 (or-ing bits makes NaN or -inf
- * of any x <= 0). */
+/* Returns y for 0 < u < inf, NaN for u < 0, -inf for u == 0, otherwise x (or-ing bits makes NaN or
+ * -inf from any x <= 0). */
 KFI_INLINE float kfi_cpu_log_edges(float y, float x, float u)
 {
     const uint32_t regular = kfi_cpu_gt_f32(u, 0.0f) & kfi_cpu_lt_f32(u, INFINITY);
@@ -318,8 +315,8 @@ KFI_INLINE float kfi_cpu_log_lp(float x)
 }
 KFI_INLINE double kfi_cpu_log_f64(double x) { return log(x); }
 
-/* u = 1 + x loses low bits c (two-sum): they go back into f, scaled like u. By 2^(1-k) c/2 and not
- * 2^-k c, since k may be 128. */
+/* u = 1 + x loses low bits c (two-sum), which go back into f, scaled like u. The scale is 2^(1-k)
+ * c/2, not 2^-k c, because k may be 128. */
 KFI_INLINE float kfi_cpu_log1p_f(float x, float u, float k)
 {
     const float b = u - 1.0f, c = (1.0f - (u - b)) + (x - b);
@@ -329,7 +326,7 @@ KFI_INLINE float kfi_cpu_log1p_f(float x, float u, float k)
 KFI_INLINE float kfi_cpu_log1p_edges(float y, float x, float u)
 {
     const uint32_t tiny =
-        kfi_cpu_lt_f32(kfi_cpu_abs_f32(x), 0x1p-25f); /* x itself, and its sign if it is zero */
+        kfi_cpu_lt_f32(kfi_cpu_abs_f32(x), 0x1p-25f); /* x itself, with its sign if it is zero */
     return kfi_cpu_select_f32(tiny, x, kfi_cpu_log_edges(y, x, u));
 }
 KFI_INLINE float kfi_cpu_log1p_f32(float x)
@@ -344,7 +341,7 @@ KFI_INLINE float kfi_cpu_log1p_lp(float x)
 }
 KFI_INLINE double kfi_cpu_log1p_f64(double x) { return log1p(x); }
 
-/* log1p for 0 <= t <= 1, as in softplus: no range reduction, t + t^2 P(t). */
+/* log1p for 0 <= t <= 1, as softplus needs: t + t^2 P(t), without range reduction. */
 KFI_INLINE float kfi_cpu_log1p01_f32(float t)
 {
     const float t2 = t * t, t4 = t2 * t2;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* kf/core/math_normal.h: the normal distribution (erf, Phi, phi, gelu), sin and cos (math.h says
- * how exact). */
+/* kf/core/math_normal.h: the normal distribution (erf, Phi, phi, gelu), sin and cos. math.h states
+ * the accuracy. */
 #ifndef KF_CORE_MATH_NORMAL_H
 #define KF_CORE_MATH_NORMAL_H
 
@@ -10,11 +10,10 @@
 
 KFI_C_BEGIN
 
-/* ---- the normal distribution: erf, Phi, phi, gelu
- * -------------------------------------------------------------- */
+/* ---- the normal distribution: erf, Phi, phi, gelu ---- */
 
-/* erf t = -expm1(-t Q(t)) for t >= 0: one polynomial, relative accuracy everywhere, never above 1.
- * erf(4) rounds to 1. */
+/* erf t = -expm1(-t Q(t)) for t >= 0: one polynomial with relative accuracy everywhere, never above
+ * 1. erf(4) rounds to 1. */
 KFI_INLINE float kfi_cpu_erf_f32(float x)
 {
     const float t = kfi_cpu_at_most_f32(kfi_cpu_abs_f32(x), 4.0f), t2 = t * t;
@@ -34,8 +33,8 @@ KFI_INLINE float kfi_cpu_erf_lp(float x)
 }
 KFI_INLINE double kfi_cpu_erf_f64(double x) { return erf(x); }
 
-/* R(a) = Phi(-a) exp(a^2/2) for 0 <= a <= 14.5. (a + 2) R(a) is nearly flat, and a polynomial in y
- * = (a - 2)/(a + 2): its terms cancel less than those of R itself. Relative error 2^-25. */
+/* R(a) = Phi(-a) exp(a^2/2) for 0 <= a <= 14.5. (a + 2) R(a) is nearly flat: a polynomial in y = (a
+ * - 2)/(a + 2), whose terms cancel less than those of R. Relative error 2^-25. */
 KFI_INLINE float kfi_cpu_mills_f32(float a)
 {
     const float q = 1.0f / (a + 2.0f), y = (a - 2.0f) * q, y2 = y * y, y4 = y2 * y2;
@@ -47,7 +46,7 @@ KFI_INLINE float kfi_cpu_mills_f32(float a)
         kfi_cpu_fma_f32(y2, -0x1.26454cp-14f, kfi_cpu_fma_f32(y, 0x1.52888ep-15f, 0x1.786cf2p-11f));
     return q * kfi_cpu_fma_f32(y4, kfi_cpu_fma_f32(y4, high, mid), low);
 }
-/* a ratio for the lp forms; relative error 2^-15 */
+/* Rational approximation of R for the lp forms; relative error 2^-15. */
 KFI_INLINE float kfi_cpu_mills_lp(float a)
 {
     const float p =
@@ -55,9 +54,9 @@ KFI_INLINE float kfi_cpu_mills_lp(float a)
     const float q = kfi_cpu_fma_f32(a, kfi_cpu_fma_f32(a, 0.157472111f, 0.704610926f), 1.35692109f);
     return p / kfi_cpu_fma_f32(a, q, 1.0f);
 }
-/* 2^64 w exp(-a^2/2) for 0 <= a <= 14.5. Rounding a^2 alone would cost up to 50 ulp: its lost bits
- * join r. The factor is taken back where the result is added to something: a subnormal product by
- * itself costs some processors 100 cycles. */
+/* 2^64 w exp(-a^2/2) for 0 <= a <= 14.5. Rounding a^2 alone would cost up to 50 ulp: r takes the
+ * lost bits. The caller removes the factor when it adds the result to something, because a
+ * subnormal product costs some processors 100 cycles. */
 KFI_INLINE float kfi_cpu_gauss_up_f32(float w, float a)
 {
     const float a2 = a * a, t = kfi_cpu_exp_t(-0.5f * a2, KFI_CPU_ROUND_F32);
@@ -110,7 +109,7 @@ KFI_INLINE double kfi_cpu_normcdf_f64(double x)
     return 0.5 * erfc(-x * 0.707106781186547524 /* sqrt(1/2) */);
 }
 
-/* x Phi(x) = max(x, 0) - |x| Phi(-|x|). x * 0 for negative x keeps -0 and makes NaN of -inf. */
+/* x Phi(x) = max(x, 0) - |x| Phi(-|x|). For negative x, x * 0 keeps -0 and makes NaN from -inf. */
 KFI_INLINE float kfi_cpu_gelu_f32(float x)
 {
     const float a = kfi_cpu_abs_cut_f32(x),
@@ -127,7 +126,7 @@ KFI_INLINE float kfi_cpu_gelu_lp(float x)
 }
 KFI_INLINE double kfi_cpu_gelu_f64(double x) { return x * kfi_cpu_normcdf_f64(x); }
 
-/* Phi(x) + x phi(x) = T or 1 - T with T = (R(a) - a/sqrt(2 pi)) exp(-a^2/2). x * 0 makes NaN of
+/* Phi(x) + x phi(x) = T or 1 - T with T = (R(a) - a/sqrt(2 pi)) exp(-a^2/2). x * 0 makes NaN from
  * both infinities, as PyTorch does. The lp form saves only on a^2: R and exp cancel near -0.7518,
  * where the result is zero. */
 KFI_INLINE float kfi_cpu_either_tail(float x, float up)
@@ -156,14 +155,12 @@ KFI_INLINE double kfi_cpu_gelu_bwd_f64(double x)
     return kfi_cpu_normcdf_f64(x) + x * kfi_cpu_normpdf_f64(x);
 }
 
-/* ---- sin, cos
- * --------------------------------------------------------------------------------------------------
- */
+/* ---- sin, cos ---- */
 
-/* Reduction after Payne and Hanek, for all of float's range: a = m 2^(16 i) and a 2/pi mod 4 = m
- * (2^(16 i) 2/pi mod 4), the bracket from a table in parts of 29, 29 and 53 bits. m has 24 bits, so
- * the first two products are exact and can each be split into integer and fraction. quarter = 1
- * turns sin into cos. */
+/* Payne-Hanek reduction, for the whole range of float: a = m 2^(16 i), and a 2/pi mod 4 = m (2^(16
+ * i) 2/pi mod 4). A table holds the bracket in parts of 29, 29 and 53 bits. m has 24 bits, so the
+ * first two products are exact, and each splits into integer and fraction. quarter = 1 turns sin
+ * into cos. */
 #define KFI_CPU_ROUND_F64 6755399441055744.0 /* 1.5 * 2^52, as KFI_CPU_ROUND_F32 */
 KFI_INLINE float kfi_cpu_sincos_f32(float a, uint32_t quarter)
 {
@@ -176,9 +173,9 @@ KFI_INLINE float kfi_cpu_sincos_f32(float a, uint32_t quarter)
          0x1.bb81b6c52b328p-65, 0x1.b6c52b3278872p-65, 0x1.4acc9e21c8210p-63,
          0x1.3c439041fe516p-64}};
     const int32_t e = (int32_t)(kfi_cpu_bits_f32(a) >> 23) -
-                      150; /* a = integer 2^e; inf and NaN: row 6, end as NaN */
-    const int64_t i =
-        (e > 0 ? e : 0) >> 4; /* as wide as a double, otherwise the look-up stays scalar */
+                      150; /* a = integer 2^e; inf and NaN use row 6 and end as NaN */
+    const int64_t i = (e > 0 ? e : 0) >>
+                      4; /* has the width of a double: otherwise the table look-up stays scalar */
     const double m = (double)(a * kfi_cpu_from_bits_f32(0x3f800000u - ((uint32_t)i << 27)));
     const double p0 = m * part[0][i], t0 = p0 + KFI_CPU_ROUND_F64,
                  f0 = p0 - (t0 - KFI_CPU_ROUND_F64);

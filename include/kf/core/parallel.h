@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* kf/core/parallel.h: runs independent chunks of work on the threads there are. */
+/* kf/core/parallel.h: runs independent chunks of work on all available threads. */
 #ifndef KF_CORE_PARALLEL_H
 #define KF_CORE_PARALLEL_H
 
@@ -11,13 +11,12 @@
 #if !defined(KF_PARALLEL_FOR) && defined(_OPENMP)
 #include <unistd.h>
 
-/* The process in which OpenMP's threads were started: in a forked child they do not exist, and its
-   next parallel region would wait for them for ever. One per program. */
+/* Process that started OpenMP's threads. They do not exist in a forked child, whose next parallel
+ * region would wait for them for ever. One variable per program. */
 #ifdef __cplusplus
 extern "C" {
 #endif
-__attribute__((
-    weak)) int kfi_omp_process; /* several threads may read and write it at the same time */
+__attribute__((weak)) int kfi_omp_process; /* several threads may read and write it concurrently */
 #ifdef __cplusplus
 }
 #endif
@@ -37,9 +36,9 @@ KFI_HOST void kfi_parallel(kf_i64 count, void (*fn)(void *, kf_i64), void *conte
     }
 #elif defined(_OPENMP)
 #ifdef __ELF__
-    /* At start-up, since the program may use OpenMP before kf does: a forked child runs serially,
-       whoever started threads before. A function that is a constructor would be in every unit, this
-       is in those that call one. */
+    /* Records the process at start-up, because the program may use OpenMP before kf does. A forked
+     * child then runs serially, whoever started the threads. A constructor function would be
+     * emitted in every unit; this pointer is emitted only in units that call kfi_parallel. */
     static void (*at_start)(void) __attribute__((section(".init_array"))) = kfi_omp_start;
     __asm__ volatile("" : : "r"(&at_start));
 #else

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* kf/core/philox.h: the random bits of dropout. Philox4x32-10 (Salmon et al., SC 2011; constants
-   from its table 2).
-
-   Element i takes 16-bit word (i mod 8), low half first, of the 128 bits at counter i / 8: the mask
-   depends on the seed, the offset and the element alone. */
+/* kf/core/philox.h: the random bits of dropout: Philox4x32-10 (Salmon et al., SC 2011; constants
+ * from its table 2).
+ *
+ * Element i uses 16-bit word (i mod 8), low half first, of the 128 bits at counter i / 8. The mask
+ * therefore depends on the seed, the offset and the element index alone. */
 #ifndef KF_CORE_PHILOX_H
 #define KF_CORE_PHILOX_H
 
@@ -14,12 +14,12 @@ typedef unsigned kfi_u32;
 typedef unsigned long long kfi_u64;
 
 typedef struct {
-    kfi_u32 keys[20]; /* of the ten rounds */
+    kfi_u32 keys[20]; /* keys of the ten rounds */
     kfi_u64 offset;
-    /* In the memory of the device that runs the kernel: the seed, instead of the above, and what is
-     * added to the offset; or NULL. */
+    /* Device pointers: a seed that replaces `keys`, and a number added to `offset`; or NULL. The
+     * memory must belong to the device that runs the kernel. */
     const kfi_u64 *seed_at, *offset_at;
-    kfi_u32 threshold; /* an element is dropped when its word is below: round(65536 p) */
+    kfi_u32 threshold; /* the element is dropped if its word is below round(65536 p) */
     float scale;       /* 1 / (1 - p) */
     double scale_f64;
 } kfi_rng;
@@ -38,8 +38,8 @@ KFI_BOTH void kfi_set_seed(kfi_rng *rng, kfi_u64 seed)
     }
 }
 
-/* key = seed; counter words 0-1 = group, 2-3 = offset, low word first. Written by name: an array
- * would be indexed. */
+/* key = seed; counter words 0-1 = group, 2-3 = offset, low word first. Named results instead of an
+ * array, which the compiler would index in memory. */
 KFI_BOTH void kfi_philox(const kfi_rng *rng, kfi_u64 group, kfi_u32 *w0, kfi_u32 *w1, kfi_u32 *w2,
                          kfi_u32 *w3)
 {
@@ -74,7 +74,7 @@ KFI_HOST kfi_rng kfi_make_rng(double p, kfi_u64 seed, kfi_u64 offset, const void
     rng.seed_at = (const kfi_u64 *)seed_at;
     rng.offset_at = (const kfi_u64 *)offset_at;
     rng.threshold = (kfi_u32)(65536.0 * p + 0.5);
-    rng.scale_f64 = 1.0 / (1.0 - p); /* infinite for p = 1, where nothing is kept */
+    rng.scale_f64 = 1.0 / (1.0 - p); /* infinite for p = 1, where every element is dropped */
     rng.scale = (float)rng.scale_f64;
     return rng;
 }

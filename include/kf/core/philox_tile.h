@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* kf/core/philox_tile.h: the random bits of a tile of elements on the CPU, in vectors where the
- * compiler has them. */
+/* kf/core/philox_tile.h: random bits for a tile of elements on the CPU, vectorised if the compiler
+ * supports it. */
 #ifndef KF_CORE_PHILOX_TILE_H
 #define KF_CORE_PHILOX_TILE_H
 
@@ -13,10 +13,10 @@
 
 KFI_C_BEGIN
 
-/* Philox on x86: a lane of 64 bits holds one of a counter's words in its low half. The high half of
-   a product is then a shift away, its low half lies where the next round reads it, and nothing
-   reads what is above. Vectors are named, and for GCC the instruction: from a loop over lanes it
-   makes three instructions of each product, or no vectors at all at -O2. */
+/* Philox on x86. Each 64-bit lane holds one counter word in its low half. A shift extracts the high
+ * half of a product; the low half is already in place for the next round, which ignores the bits
+ * above. The vector types and, for GCC, the instructions are explicit: from a loop over lanes GCC
+ * makes three instructions per product, or no vectors at -O2. */
 #if defined(__GNUC__) && defined(__SSE2__) && defined(__has_builtin) && !defined(__CUDACC__)
 #if defined(__AVX512F__) && (defined(__clang__) || __has_builtin(__builtin_ia32_pmuludq512_mask))
 #define KFI_LANES 8
@@ -36,7 +36,7 @@ typedef struct {
     kfi_lanes c0, c1, c2, c3;
 } kfi_counters;
 
-/* In both halves: fewer instructions than in one. */
+/* Broadcasts into both halves, which takes fewer instructions than into one. */
 KFI_INLINE kfi_lanes kfi_lanes_of(kfi_u32 word)
 {
     const kfi_lane_halves zero = {0};
@@ -45,7 +45,7 @@ KFI_INLINE kfi_lanes kfi_lanes_of(kfi_u32 word)
 KFI_INLINE kfi_lanes kfi_lanes_multiply(kfi_lanes a, kfi_u32 word)
 {
 #if defined(__clang__)
-    return (a & 0xFFFFFFFFu) * word; /* found by itself */
+    return (a & 0xFFFFFFFFu) * word; /* clang selects pmuludq by itself */
 #elif KFI_LANES == 8
     return (kfi_lanes)__builtin_ia32_pmuludq512_mask(
         (kfi_lane_ints)a, (kfi_lane_ints)kfi_lanes_of(word), (kfi_lane_longs)a, (unsigned char)255);
@@ -86,7 +86,7 @@ KFI_INLINE void kfi_counters_store(const kfi_counters *c, kfi_u64 *low, kfi_u64 
 }
 #endif
 
-/* Element first + j has words[first % 8 + j]. */
+/* Fills `words`: element first + j uses words[first % 8 + j]. */
 KFI_HOST void kfi_random_tile(uint16_t *words, const kfi_rng *rng, kf_i64 first)
 {
     const kfi_u64 group = (kfi_u64)first / 8;

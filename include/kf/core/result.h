@@ -36,7 +36,7 @@ typedef enum KFI_RESULT_TYPE kf_result_t {
 #define KFI_PRINTF(text, first)
 #endif
 
-/* One per program and thread, in C and C++ alike: a weak symbol of one name. */
+/* One variable per program and thread, in C and C++ alike: a weak symbol. */
 #ifdef __cplusplus
 extern "C" {
 #endif
@@ -76,24 +76,23 @@ KFI_HOST const char *kf_get_error_string(kf_result_t result)
     return "unknown result code";
 }
 
-/* What exactly was wrong in this thread's last failed call: function, argument, what it got, what
- * it expected. */
+/* Describes this thread's last failed call: function, argument, what it got, what it expected. */
 KFI_HOST const char *kf_get_last_error_detail(void) { return kfi_error_detail; }
 
-/* The function a message speaks of: a pattern and the activation's word that goes into it. */
+/* Name of the function in a message: a pattern and the activation's word that replaces its hole. */
 typedef struct {
     const char *pattern; /* "kf_bias_{act}_add_f16" */
-    const char *word;    /* "gelu", or "none", which takes its underscore with it */
+    const char *word;    /* "gelu"; "none" is left out together with its underscore */
 } kfi_name;
 
-/* Words of a list like "x bias out": word k reaches to the next space. */
+/* Returns word k of a list like "x bias out", which extends to the next space. */
 KFI_ONCE const char *kfi_word(const char *words, int k)
 {
     for (; k > 0; --k) words = strchr(words, ' ') + 1;
     return words;
 }
 
-/* The function's name, as it was called. */
+/* Writes the name of the function as the caller wrote it. */
 KFI_ONCE void kfi_write_name(char *text, size_t size, const kfi_name *name)
 {
     const int before = (int)strcspn(name->pattern, "{");
@@ -103,7 +102,8 @@ KFI_ONCE void kfi_write_name(char *text, size_t size, const kfi_name *name)
              none || !name->pattern[before] ? "" : name->word, after + (none && *after == '_'));
 }
 
-/* argument: a word, what the message is about. */
+/* Writes the message and returns `result`. argument: name of the argument at fault (up to a space).
+ */
 KFI_PRINTF(4, 5)
 KFI_ONCE kf_result_t kfi_fail(kf_result_t result, const kfi_name *name, const char *argument,
                               const char *format, ...)

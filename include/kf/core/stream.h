@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* kf/core/stream.h: results that go to memory past the caches. An output that is larger than they
-   are would be read before it is written, line by line, and drive out what is still wanted: a third
-   of an elementwise function's traffic. */
+/* kf/core/stream.h: non-temporal stores, which bypass the caches. Ordinary stores to an output
+ * larger than the caches read each cache line before they write it, and evict data still needed.
+ * That read is a third of the traffic of an elementwise function. */
 #ifndef KF_CORE_STREAM_H
 #define KF_CORE_STREAM_H
 
@@ -12,9 +12,10 @@
 #include "kf/core/config.h"
 #include "kf/core/tile.h"
 
-#define KFI_LINE 64 /* bytes of a cache line: what is streamed begins with one */
+#define KFI_LINE 64 /* bytes of a cache line; streamed memory starts on one */
 
-/* Vectors of 32 bytes at least: 16 at a time were slower than ordinary stores (bench/NOTES.md). */
+/* Uses vectors of at least 32 bytes: 16-byte streams were slower than ordinary stores
+ * (bench/NOTES.md). */
 #if defined(__AVX__) && defined(__GNUC__) && !defined(__CUDACC__)
 #define KFI_STREAMS 1
 #if defined(__AVX512F__)
@@ -32,7 +33,7 @@ KFI_INLINE void kfi_stream_one(kfi_streamed *to, kfi_streamed v)
     __builtin_ia32_movntdq256(to, v);
 #endif
 }
-/* `bytes`: whole lines, at `to`. */
+/* Streams `bytes` bytes, a multiple of KFI_LINE, to `to`, which starts a cache line. */
 KFI_INLINE void kfi_stream(void *to, const void *from, size_t bytes)
 {
     for (size_t i = 0; i < bytes; i += sizeof(kfi_streamed)) {
@@ -41,7 +42,7 @@ KFI_INLINE void kfi_stream(void *to, const void *from, size_t bytes)
         kfi_stream_one((kfi_streamed *)(void *)((char *)to + i), v);
     }
 }
-/* Before another thread may read what this one has streamed. */
+/* Orders the streamed stores before later stores. Call it before another thread may read them. */
 KFI_HOST void kfi_stream_end(void) { __builtin_ia32_sfence(); }
 #else
 #define KFI_STREAMS 0
@@ -49,9 +50,8 @@ KFI_INLINE void kfi_stream(void *to, const void *from, size_t bytes) { memcpy(to
 KFI_HOST void kfi_stream_end(void) {}
 #endif
 
-/* Hides from the compiler where a pointer points, so that it does not write a loop twice, for
-   either target: it may swap the operands of a product in one of them, and with them the sign of a
-   NaN. */
+/* Hides from the compiler where a pointer points, so that it does not version a loop by target. It
+ * may swap the operands of a product in one version, which changes the sign of a NaN. */
 #if KFI_STREAMS
 #define KFI_OPAQUE(pointer) __asm__("" : "+r"(pointer))
 #else

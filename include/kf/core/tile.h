@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* kf/core/tile.h: what the C backend works on at a time: 512 elements, in loops that compilers
+/* kf/core/tile.h: the unit of work of the C backend: 512 elements, in loops that compilers
  * vectorise. */
 #ifndef KF_CORE_TILE_H
 #define KF_CORE_TILE_H
@@ -14,22 +14,22 @@
 
 KFI_C_BEGIN
 
-/* Elements that a traversal sets pointers to. What is computed at a time is a part: so few that the
-   processor goes on computing while they are streamed (core/stream.h), and fewer in an op of many
-   operands, whose parts are converted on the stack. */
+/* KFI_TILE: elements per step of a traversal. KFI_PART: elements computed at a time. A part is
+ * small enough to overlap its computation with streaming stores (core/stream.h), and smaller for
+ * ops with many operands, whose parts are converted on the stack. */
 #define KFI_TILE 512
 #define KFI_PART KFI_MAX_PART
 #define KFI_CHUNK 32    /* tiles that a thread takes at a time */
 #define KFI_SIMD 16     /* elements of a vector, at most */
 
-/* Iterations are independent, also where an output is an input (in place): said to the compiler
-   instead of restrict, which would not be true then. */
+/* Tells the compiler that iterations are independent, also in place (an output that is an input).
+ * `restrict` would be false in that case. */
 #if defined(__clang__)
 #define KFI_TILE_LOOP _Pragma("clang loop vectorize(assume_safety)")
 #define KFI_UNROLL _Pragma("unroll")
 #elif defined(__GNUC__)
 #define KFI_TILE_LOOP _Pragma("GCC ivdep")
-#if defined(__CUDACC__) /* whose front end knows no such pragma */
+#if defined(__CUDACC__) /* its front end rejects the pragma */
 #define KFI_UNROLL
 #else
 #define KFI_UNROLL _Pragma("GCC unroll 4")
@@ -39,9 +39,9 @@ KFI_C_BEGIN
 #define KFI_UNROLL
 #endif
 
-/* Tiles of 2-byte elements are converted before and after the loop of the op: faster than in it
-   (bench/NOTES.md), and for f16 there are instructions, which gcc does not use by itself. n: whole
-   vectors. */
+/* Tiles of 2-byte elements are converted before and after the loop of the op, which is faster than
+ * inside it (bench/NOTES.md). F16C has instructions that gcc does not generate by itself. n: a
+ * multiple of the vector length. */
 #if defined(__F16C__) && defined(__GNUC__) && !defined(__clang__) && !defined(__CUDACC__)
 typedef float kfi_8_floats __attribute__((vector_size(32)));
 typedef short kfi_8_halves __attribute__((vector_size(16)));
@@ -59,7 +59,7 @@ KFI_HOST void kfi_narrow_f16(const float *from, kf_f16 *to, int n)
     for (int j = 0; j < n; j += 8) {
         kfi_8_floats f;
         memcpy(&f, from + j, sizeof f);
-        const kfi_8_halves h = __builtin_ia32_vcvtps2ph256(f, 0 /* to nearest even */);
+        const kfi_8_halves h = __builtin_ia32_vcvtps2ph256(f, 0 /* round to nearest even */);
         memcpy((void *)(to + j), &h, sizeof h);
     }
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// kf/core/vector.cuh: vector memory access, and conversion between storage and compute types.
-// A vector is an array of `vec` elements in registers; its bytes move in accesses of up to 16.
+// kf/core/vector.cuh: vector memory access, and conversion between storage and compute types. A
+// vector is an array of `vec` elements in registers; one access moves up to 16 bytes.
 #ifndef KF_CORE_VECTOR_CUH
 #define KF_CORE_VECTOR_CUH
 
@@ -11,17 +11,19 @@
 typedef int kf_i32;
 
 template <int tag> struct kfi_tag {};
-// Kernels whose gradient is that of the activation's result are those of another tag, which is
-// negative: the complement of its id. Here what an activation has that has no such gradient.
+// Kernels that compute the gradient from the activation's result use another tag: the complement of
+// the id, which is negative. These are the defaults of an activation without such a gradient.
 template <int act> KFI_BOTH constexpr int kfi_act_by(kfi_tag<act>) { return act; }
 template <int act>
 KFI_BOTH constexpr const char *
-kfi_act_rising(kfi_tag<act>) // its scalars that must not be negative for that (core/check.h)
+// names of its scalars that must not be negative if the gradient is computed from the result
+// (core/check.h)
+kfi_act_rising(kfi_tag<act>)
 {
     return nullptr;
 }
 
-// Scalars travel by value: those of an activation here.
+// Scalars of an activation, passed by value.
 struct kfi_scalars_f32 {
     float v[KFI_MAX_ACT_SCALARS];
 };
@@ -52,8 +54,8 @@ template <int bytes> KFI_DEVICE void kfi_copy(void *d, const void *s)
         kfi_move(kfi_tag<step>(), (char *)d + i, (const char *)s + i);
 }
 
-// The same to global memory: left to itself the compiler makes single words of a vector that it has
-// put together.
+// Stores to global memory in vectors: the compiler would split an assembled vector into single
+// words.
 template <int bytes> KFI_DEVICE void kfi_store(void *d, const void *s)
 {
     if (bytes < 16) kfi_copy<bytes>(d, s);
@@ -62,7 +64,7 @@ template <int bytes> KFI_DEVICE void kfi_store(void *d, const void *s)
         __stwb((uint4 *)((char *)d + i), *(const uint4 *)((const char *)s + i));
 }
 
-// c ? a : b with both computed: opaque to the compiler, which would branch where one of them is
+// Returns c ? a : b with both computed. Opaque to the compiler, which would branch if one is
 // expensive.
 KFI_DEVICE float kfi_select(bool c, float a, float b)
 {
@@ -81,7 +83,7 @@ KFI_DEVICE double kfi_select(bool c, double a, double b) { return c ? a : b; }
 KFI_DEVICE float kfi_not_a_number(float) { return __int_as_float(0x7fffffff); }
 KFI_DEVICE double kfi_not_a_number(double) { return __longlong_as_double(0x7fffffffffffffffll); }
 
-// A block's own shared memory, of the launch's size: clusters of the emulation have no other.
+// Returns the CTA's dynamic shared memory: the only kind that clusters have in the emulation.
 KFI_DEVICE char *kfi_dynamic()
 {
 #ifdef KFI_PTX
@@ -92,9 +94,8 @@ KFI_DEVICE char *kfi_dynamic()
 #endif
 }
 
-// Global to shared memory behind the thread's back, for data that the same thread reads later: it
-// holds no registers on the way. kfi_fetch_wait<n> returns when all but the last n commits have
-// arrived.
+// Asynchronous copy from global to shared memory (cp.async), for data that the same thread reads
+// later; uses no registers. kfi_fetch_wait<n> returns when all but the last n commits have arrived.
 #ifdef KF_EMULATE
 template <int bytes> KFI_DEVICE void kfi_fetch(void *shared, const void *global)
 {
@@ -131,17 +132,15 @@ KFI_DEVICE void kfi_fetch_commit() {}
 template <int pending> KFI_DEVICE void kfi_fetch_wait() {}
 #endif
 
-// Whether subnormal numbers are flushed to zero: by -ftz=true, as in --use_fast_math, of which no
-// macro tells. Answered when device code is compiled; what depends on it the other way is not there
-// then.
+// Tells whether subnormals are flushed to zero (-ftz=true, part of --use_fast_math), which no macro
+// reports. The device compiler answers and drops the other branch.
 #if (defined(__CUDA_ARCH__) && defined(__NVCC__)) || defined(__CUDACC_RTC__)
 #define KFI_ASKS_FLUSH 1
 extern "C" __device__ int __nvvm_reflect(const char *);
 #endif
 
-// The first words of every kernel. It may have been launched early (kfi_overlaps), and waits here
-// until what was launched before it has finished and is seen; the next one may be launched early
-// from here on.
+// Begins every kernel. A kernel launched early (kfi_overlaps) waits here until the previous kernel
+// has finished and its writes are visible; from here on, the next kernel may start.
 KFI_DEVICE void kfi_begin()
 {
 #if defined(KFI_ASKS_FLUSH) && !defined(KF_ALLOW_FAST_MATH)
@@ -154,9 +153,9 @@ KFI_DEVICE void kfi_begin()
 #endif
 }
 
-// `unroll` vectors, `step` elements apart, of `size`-byte elements. All of them lie inside the
-// tensor (full), or `left` says how many elements the tensor still has from src on; the rest
-// becomes zero.
+// Loads `unroll` vectors of `size`-byte elements, `step` elements apart. If `full`, all lie inside
+// the tensor. Otherwise `left` is the number of elements from src to the end; the rest becomes
+// zero.
 template <int size, int vec, int unroll>
 KFI_DEVICE void kfi_load_each(void *dst, const void *src, kf_i64 step, kf_i64 left, bool full)
 {
@@ -195,7 +194,7 @@ KFI_DEVICE void kfi_store_each(void *dst, const void *src, kf_i64 step, kf_i64 l
     }
 }
 
-// Storage to compute type, exactly.
+// Convert storage to compute type, exactly.
 template <int vec> KFI_DEVICE void kfi_unpack_f32(float *d, const float *s)
 {
 #pragma unroll
@@ -210,7 +209,7 @@ template <int vec> KFI_DEVICE void kfi_unpack_bf16(float *d, const kf_bf16 *s)
 {
 #pragma unroll
     for (int e = 0; e + 1 < vec;
-         e += 2) { // two at a time: one instruction each, where taking them apart first costs two
+         e += 2) { // converts two at a time: one instruction each, while unpacking first costs two
         const unsigned w = *(const unsigned *)(s + e);
         d[e] = __uint_as_float(w << 16);
         d[e + 1] = __uint_as_float(w & 0xffff0000u);
@@ -233,7 +232,7 @@ template <int vec> KFI_DEVICE void kfi_unpack_i64(kf_i64 *d, const kf_i64 *s)
     for (int e = 0; e < vec; ++e) d[e] = s[e];
 }
 
-// Conditions, as 0 or 1: a comparison, since an SM converts 16 numbers a clock.
+// Convert conditions to 0 or 1 by comparison: an SM converts only 16 numbers per clock.
 template <int vec> KFI_DEVICE void kfi_unpack_u8(float *d, const unsigned char *s)
 {
 #pragma unroll
@@ -245,7 +244,8 @@ template <int vec> KFI_DEVICE void kfi_unpack_u8(double *d, const unsigned char 
     for (int e = 0; e < vec; ++e) d[e] = s[e] ? 1.0 : 0.0;
 }
 
-// Compute to storage type: one rounding, to nearest even; integers saturate and NaN becomes 0.
+// Convert compute to storage type: one rounding to nearest even; integers saturate and NaN becomes
+// 0.
 KFI_DEVICE void kfi_cast(float *d, float s) { *d = s; }
 KFI_DEVICE void kfi_cast(kf_f16 *d, float s) { *d = __float2half_rn(s); }
 KFI_DEVICE void kfi_cast(kf_bf16 *d, float s) { *d = __float2bfloat16_rn(s); }
@@ -257,7 +257,8 @@ KFI_DEVICE void kfi_cast(kf_f16 *d, double s) { *d = __double2half(s); }
 KFI_DEVICE void kfi_cast(double *d, double s) { *d = s; }
 KFI_DEVICE void kfi_cast(kf_i32 *d, double s) { *d = s != s ? 0 : __double2int_rz(s); }
 KFI_DEVICE void kfi_cast(kf_i64 *d, double s) { *d = s != s ? 0 : __double2ll_rz(s); }
-// Two roundings give one where the first is to odd: it keeps what the second needs to know.
+// Round to odd. A second rounding then gives the same result as a single one, because the last bit
+// is sticky.
 KFI_DEVICE float kfi_odd(double s)
 {
     const float z = __double2float_rz(s);
@@ -285,7 +286,7 @@ KFI_DEVICE void kfi_cast(kf_i32 *d, kf_i64 s)
     *d = (kf_i32)(s > 2147483647 ? 2147483647 : s < -2147483647 - 1 ? -2147483647 - 1 : s);
 }
 
-// Two floats at a time where the storage is 2 bytes: one instruction for both.
+// Convert two floats at a time to 2-byte storage: one instruction for both.
 template <int vec> KFI_DEVICE void kfi_pack_f16(kf_f16 *d, const float *s)
 {
     if (vec == 1) kfi_cast(d, s[0]);
@@ -300,7 +301,7 @@ template <int vec> KFI_DEVICE void kfi_pack_bf16(kf_bf16 *d, const float *s)
         *(__nv_bfloat162 *)(d + e) = __floats2bfloat162_rn(s[e], s[e + 1]);
 }
 
-// Integers wrap: through unsigned, where that is defined.
+// Integers wrap: computed as unsigned, where overflow is defined.
 KFI_DEVICE kf_i32 kfi_add_i32(kf_i32 a, kf_i32 b) { return (kf_i32)((unsigned)a + (unsigned)b); }
 KFI_DEVICE kf_i32 kfi_sub_i32(kf_i32 a, kf_i32 b) { return (kf_i32)((unsigned)a - (unsigned)b); }
 KFI_DEVICE kf_i32 kfi_mul_i32(kf_i32 a, kf_i32 b) { return (kf_i32)((unsigned)a * (unsigned)b); }
