@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* kf/runtime.hpp: the objects of kf/runtime.h for C++17, each destroyed with what holds it
-   (docs/runtime.md). They move and do not copy. Nothing is thrown: what a constructor could not
-   make is false, and kf_get_last_error_detail() says why. Each stands for its handle in calls of C.
- */
+/* kf/runtime.hpp: C++17 owners of the handles of kf/runtime.h (docs/runtime.md). Each destroys its
+ * handle, moves but does not copy, and converts to the handle in calls of C. Nothing throws: a
+ * failed constructor yields an object that is false, and kf_get_last_error_detail() describes the
+ * error. */
 #ifndef KF_RUNTIME_HPP
 #define KF_RUNTIME_HPP
 
@@ -15,7 +15,7 @@ template <class handle, kf_result_t (*destroy)(handle *)> class Owner
 {
   public:
     Owner() : of_(nullptr) {}
-    explicit Owner(handle *made) : of_(made) {} // takes it over
+    explicit Owner(handle *made) : of_(made) {} // takes ownership
     Owner(Owner &&other) noexcept : of_(other.release()) {}
     Owner &operator=(Owner &&other) noexcept
     {
@@ -25,9 +25,9 @@ template <class handle, kf_result_t (*destroy)(handle *)> class Owner
     Owner(const Owner &) = delete;
     Owner &operator=(const Owner &) = delete;
     ~Owner() { reset(); }
-    operator handle *() const { return of_; } // false: there is none
+    operator handle *() const { return of_; } // null if construction failed
     handle *get() const { return of_; }
-    handle *release() // from here on the caller's
+    handle *release() // passes ownership to the caller
     {
         handle *const found = of_;
         of_ = nullptr;
@@ -59,7 +59,7 @@ class Tensor : public Owner<kf_tensor_t, kf_tensor_destroy>
         : Owner(kf_tensor_create_from_memory(ctx, &memory, &desc))
     {
     }
-    // Views.
+    // Views share the memory of this tensor.
     Tensor slice(int dim, int64_t start, int64_t stop, int64_t step = 1) const
     {
         return Tensor(kf_tensor_slice(get(), dim, start, stop, step));

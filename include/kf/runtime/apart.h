@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* kf/runtime/apart.h: tensors that lie in any way, of elementwise ops that have a kernel for them:
-   where they are, but for those that lie across most others, which are turned first (outputs,
-   last), a block at a time. */
+/* kf/runtime/apart.h: elementwise ops on strided tensors on a GPU, through the strided kernel of
+ * the op. Tensors that are transposed relative to most others are copied first (outputs: last), one
+ * block at a time. */
 #ifndef KF_RUNTIME_APART_H
 #define KF_RUNTIME_APART_H
 
@@ -10,8 +10,8 @@
 #ifdef KFI_RT_KERNELS
 #include "kf/core/elementwise/strided.cuh"
 
-/* Whether a tensor lies across the last dimension, along which the others lie nearest: a warp would
- * read a sector for each element. */
+/* Returns whether tensor k is transposed: its last dimension, the innermost of the others, does not
+ * have its smallest stride. A warp would read a 32-byte sector per element. */
 static int kfi_rt_lies_across(const kfi_rt_grid *g, int k)
 {
     const int in = g->ndim - 1;
@@ -20,7 +20,7 @@ static int kfi_rt_lies_across(const kfi_rt_grid *g, int k)
         across |= g->stride[k][d] && g->size[d] >= 8 && g->stride[k][d] < g->stride[k][in];
     return across && g->size[in] >= 8;
 }
-/* A block of the tensors as a kernel is told of it. */
+/* Writes the layout of a block as the kernel reads it: dimensions, sizes, strides. */
 static void kfi_rt_lay_out(const kfi_rt_call *c, const kfi_rt_grid *g, const kfi_rt_block *b,
                            int64_t size, unsigned turned, int64_t *layout)
 {
@@ -34,7 +34,7 @@ static void kfi_rt_lay_out(const kfi_rt_call *c, const kfi_rt_grid *g, const kfi
             strides[i] = turned >> k & 1 ? dense : g->stride[k][b->along + i];
     }
 }
-/* Moves those that lie across, between where they are and the room. */
+/* Copies the transposed tensors of a block between their memory and the temporary memory. */
 static kf_result_t kfi_rt_turn_block(const kfi_rt_call *c, const kfi_rt_grid *g,
                                      const kfi_rt_block *b, int64_t size, unsigned turned,
                                      int goes_out, const kfi_rt_room *room)
@@ -84,7 +84,7 @@ static int kfi_rt_has_apart(const kfi_rt_call *c, const kfi_rt_made *m)
     return kfi_rt_launcher_of(m->entry, c->ctx->device->type)->apart &&
            c->op->operand_count <= KFI_APART_TENSORS;
 }
-/* A bit for each tensor that lies across. */
+/* Returns a bit mask of the transposed tensors. */
 static unsigned kfi_rt_turned(const kfi_rt_call *c, const kfi_rt_made *m, const kfi_rt_grid *g)
 {
     unsigned turned = 0;
@@ -92,14 +92,14 @@ static unsigned kfi_rt_turned(const kfi_rt_call *c, const kfi_rt_made *m, const 
         turned |= (unsigned)(m->t[k] && kfi_rt_lies_across(g, k)) << k;
     return turned;
 }
-/* Dimensions in the order of the first output, or of a tensor that lies across it, if then fewer
- * have to be turned. */
+/* Orders the dimensions as in the first output, or as in a tensor transposed to it if fewer tensors
+ * need a copy then. */
 static kfi_rt_grid kfi_rt_best_grid(const kfi_rt_call *c, const kfi_rt_made *m, unsigned *turned)
 {
     kfi_rt_grid best = kfi_rt_make_grid(c, m, kfi_rt_first_output(c));
     *turned = kfi_rt_turned(c, m, &best);
     for (unsigned others = *turned; others & (others - 1);
-         others &= others - 1) { /* of two or more that are turned */
+         others &= others - 1) { /* while two or more are transposed */
         const kfi_rt_grid g = kfi_rt_make_grid(c, m, __builtin_ctz(others));
         const unsigned own = kfi_rt_turned(c, m, &g);
         if (__builtin_popcount(own) < __builtin_popcount(*turned)) best = g, *turned = own;

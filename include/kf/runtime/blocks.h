@@ -1,30 +1,31 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* kf/runtime/blocks.h: tensors that lie in any way, of ops that compute elements, or the indices of
-   a batch, one by one: a block at a time by way of dense memory. */
+/* kf/runtime/blocks.h: ops on tensors whose strides no launcher takes, if the op computes elements,
+ * or batch indices, independently. Each block is gathered into contiguous memory, computed, and
+ * scattered. */
 #ifndef KF_RUNTIME_BLOCKS_H
 #define KF_RUNTIME_BLOCKS_H
 
 #include "kf/runtime/launch.h"
 
-/* Elements of a block: on a GPU a launch takes microseconds, in which it moves megabytes. And of
-   one index of a batch: of more it would be a copy of the tensor, which is the caller's to make. */
+/* Elements per block. A GPU launch takes microseconds, in which it moves megabytes, hence larger
+ * blocks. For batched ops a block is at least one batch index; it never is the whole tensor: making
+ * such a copy is the caller's decision. */
 #define KFI_RT_BLOCK 2048
-#define KFI_RT_ACROSS 32768 /* where tensors lie across each other: tiles want several rows */
+#define KFI_RT_ACROSS 32768 /* for transposed tensors: tiles need several rows */
 #define KFI_RT_WIDEST (1 << 20)
 #ifndef KFI_RT_BLOCK_OF_GPU
 #define KFI_RT_BLOCK_OF_GPU (1 << 22)
 #endif
 
-/* How all tensors of a call go over the dimensions that are cut into blocks, the innermost last:
-   all of an op that visits elements one by one, else those of its batch, whose indices it computes
-   apart from each other. What a tensor has behind them, `rest`, goes along whole.
- */
+/* Iteration space of a call: the dimensions that are cut into blocks, innermost last, with the
+ * strides of all tensors. For elementwise ops these are all dimensions, otherwise those of the
+ * batch. The remaining dimensions of a tensor, `rest`, move as a whole. */
 typedef struct {
     int ndim;
     int64_t size[KF_MAX_DIMS], stride[KFI_RT_TENSORS][KF_MAX_DIMS];
-    int rest[KFI_RT_TENSORS];         /* the first dimension of a tensor's own behind them */
-    int64_t elements[KFI_RT_TENSORS]; /* of its rest */
-    int64_t widest;                   /* the most of those that are cut */
+    int rest[KFI_RT_TENSORS];         /* first remaining dimension of each tensor */
+    int64_t elements[KFI_RT_TENSORS]; /* elements of the remaining dimensions */
+    int64_t widest;                   /* maximum of `elements` over the tensors that are cut */
 } kfi_rt_grid;
 
 static void kfi_rt_exchange(kfi_rt_grid *g, int count, int i)
@@ -32,17 +33,17 @@ static void kfi_rt_exchange(kfi_rt_grid *g, int count, int i)
     kfi_rt_swap(g->size, i);
     for (int k = 0; k < count; ++k) kfi_rt_swap(g->stride[k], i);
 }
-/* Whether an operand has the dimensions that are cut: else it is the same for all blocks. */
+/* Returns whether an operand has the dimensions that are cut; otherwise all blocks share it. */
 static int kfi_rt_is_cut(const kfi_rt_op *op, int k)
 {
     return op->any_order || op->operands[k].extent[0] == op->batch;
 }
-/* How many dimensions of the elements are cut: the first ones. */
+/* Returns the number of dimensions that are cut, counted from the first. */
 static int kfi_rt_cut(const kfi_rt_op *op, const kfi_rt_made *m)
 {
     return op->any_order ? m->ndim : kfi_rt_end(m, op->size[op->batch]);
 }
-/* Neighbours that all tensors go over as one are one. */
+/* Merges neighbouring dimensions that are contiguous in all tensors. */
 static void kfi_rt_join_grid(kfi_rt_grid *g, int count)
 {
     int last = 0;
@@ -58,14 +59,14 @@ static void kfi_rt_join_grid(kfi_rt_grid *g, int count)
     if (g->ndim) g->ndim = last + 1;
     if (!g->ndim) g->ndim = 1, g->size[0] = 1;
 }
-/* The first output that there is. */
+/* Returns the index of the first output that is present. */
 static int kfi_rt_first_output(const kfi_rt_call *c)
 {
     int by = 0;
     while (by < c->op->operand_count - 1 && !(c->tensors[by] && c->op->operands[by].is_out)) ++by;
     return by;
 }
-/* Dimensions in the order of the memory of operand `by`. */
+/* Builds the iteration space, in the order of operand `by` in memory. */
 static kfi_rt_grid kfi_rt_make_grid(const kfi_rt_call *c, const kfi_rt_made *m, int by)
 {
     const kfi_rt_op *const op = c->op;
@@ -96,12 +97,11 @@ static kfi_rt_grid kfi_rt_make_grid(const kfi_rt_call *c, const kfi_rt_made *m, 
     kfi_rt_join_grid(&g, count);
     return g;
 }
-/* A block: of dimensions before `along` one index each, of that one `size` from `at` on, and the
- * others whole. */
+/* A block: one index of each dimension before `along`, up to `most` indices of `along`, and all
+ * indices of the dimensions after it. */
 typedef struct {
     int along;
-    int64_t index[KF_MAX_DIMS], most,
-        inner; /* most: of size; inner: elements of one index of `along` */
+    int64_t index[KF_MAX_DIMS], most, inner; /* inner: elements per index of `along` */
 } kfi_rt_block;
 static kfi_rt_block kfi_rt_first_block(const kfi_rt_grid *g, int64_t limit)
 {
@@ -113,7 +113,7 @@ static kfi_rt_block kfi_rt_first_block(const kfi_rt_grid *g, int64_t limit)
     b.most = limit / b.inner < g->size[b.along] ? limit / b.inner : g->size[b.along];
     return b;
 }
-/* The next one; 0: there is none. */
+/* Advances to the next block; returns 0 after the last. */
 static int kfi_rt_next_block(const kfi_rt_grid *g, kfi_rt_block *b)
 {
     b->index[b->along] += b->most;
@@ -124,7 +124,8 @@ static int kfi_rt_next_block(const kfi_rt_grid *g, kfi_rt_block *b)
     }
     return 0;
 }
-/* Where a tensor's elements of a block begin, and how they lie beside those of dense memory. */
+/* Returns the offset of tensor k in a block, in elements, and its strides beside those of
+ * contiguous memory. */
 static int64_t kfi_rt_lay(const kfi_rt_call *c, const kfi_rt_grid *g, const kfi_rt_block *b, int k,
                           int64_t size, kfi_rt_pair *dense_and_own)
 {
@@ -145,15 +146,16 @@ static int64_t kfi_rt_lay(const kfi_rt_call *c, const kfi_rt_grid *g, const kfi_
     kfi_rt_join_dimensions(dense_and_own);
     return at;
 }
-/* Or has nothing, as the factors of a product over a dimension of 0 do. */
+/* Returns whether a block is contiguous, or empty (factors of a product over a dimension of size
+ * 0). */
 static int kfi_rt_lies_dense(const kfi_rt_pair *p)
 {
     return (p->ndim == 1 && (p->size[0] == 1 || p->from[0] == 1)) ||
            !kfi_rt_product(p->size, 0, p->ndim);
 }
 
-/* Memory of the pool for what does not lie dense: of each operand a part of its own, and the
-   launcher's workspace. moved: a bit for each operand that it is for. */
+/* Temporary memory from the pool: a part for each operand that is copied, and the launcher's
+ * workspace. moved: bit mask of those operands. */
 typedef struct {
     char *of[KFI_RT_TENSORS], *workspace;
     size_t workspace_bytes;
@@ -187,7 +189,8 @@ static kf_result_t kfi_rt_make_room(const kfi_rt_call *c, kfi_rt_made *m, const 
     for (int k = 0; k < c->op->operand_count; ++k) room->of[k] = room->workspace + at[k];
     return KF_SUCCESS;
 }
-/* The op on one block: what lies dense where it is, the rest moved to or from the room. */
+/* Runs the op on one block. Contiguous operands stay in place; the others are copied to and from
+ * the temporary memory. */
 static kf_result_t kfi_rt_run_block(const kfi_rt_call *c, kfi_rt_made *m, const kfi_rt_grid *g,
                                     const kfi_rt_block *b, const kfi_rt_room *room)
 {
@@ -226,7 +229,7 @@ static kf_result_t kfi_rt_run_block(const kfi_rt_call *c, kfi_rt_made *m, const 
     *cut = whole;
     return result;
 }
-/* Whether some tensor's elements do not lie nearest along its last dimension. */
+/* Returns whether the smallest stride of some tensor is not that of its last dimension. */
 static int kfi_rt_goes_across(const kfi_rt_call *c, const kfi_rt_grid *g)
 {
     for (int k = 0; k < c->op->operand_count; ++k) {

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* kf/runtime/call.h: a call of an op on tensors, for all functions that `kfgen runtime` writes. */
+/* kf/runtime/call.h: calls an op on tensors, for all functions that `kfgen runtime` writes. */
 #ifndef KF_RUNTIME_CALL_H
 #define KF_RUNTIME_CALL_H
 
@@ -7,7 +7,7 @@
 #include "kf/runtime/apart.h"
 #include "kf/runtime/strides.h"
 
-/* The launcher's scalars: the op's, the activation's; p. */
+/* Collects the launcher's scalars: those of the op, those of the activation, p and beta. */
 static void kfi_rt_gather_scalars(const kfi_rt_call *c, kfi_rt_made *m)
 {
     const kfi_rt_activation *const a = &c->op->activations[m->activation];
@@ -19,9 +19,9 @@ static void kfi_rt_gather_scalars(const kfi_rt_call *c, kfi_rt_made *m)
     m->s[KFI_RT_BETA] = c->beta;
     for (int i = 0; i < c->op->integers; ++i) m->n[c->op->size_count + i] = c->integers[i];
 }
-/* Outputs that meet other tensors: the launchers look at dense ones and at rows themselves. In
-   place a block has what it reads before it writes; what all blocks read it would have from the
-   second one on as the others left it. */
+/* Checks outputs that overlap other tensors. Launchers check contiguous and row-strided tensors
+ * themselves. In place, a block is read before it is written; an operand shared by all blocks would
+ * already be overwritten in the second. */
 static kf_result_t kfi_rt_check_blocks(const kfi_rt_call *c)
 {
     for (int o = 0; o < c->op->operand_count; ++o) {
@@ -41,14 +41,14 @@ static kf_result_t kfi_rt_check_blocks(const kfi_rt_call *c)
     }
     return KF_SUCCESS;
 }
-/* Whether a call can be made for some indices of its batch at a time. */
+/* Returns whether the call can run on some indices of its batch at a time. */
 static int kfi_rt_fits_blocks(const kfi_rt_op *op, const kfi_rt_made *m)
 {
     if (op->batch < 0) return 0;
     const int64_t elements = kfi_rt_product(m->shape, kfi_rt_cut(op, m), m->ndim);
     return elements >= 0 && elements <= KFI_RT_WIDEST;
 }
-/* Checks a call and finds what it is made of. */
+/* Checks a call and computes its launch arguments. */
 static kf_result_t kfi_rt_prepare(const kfi_rt_call *c, kfi_rt_made *m)
 {
     const kfi_rt_op *const op = c->op;
@@ -82,8 +82,8 @@ static kf_result_t kfi_rt_carry_out(const kfi_rt_call *c, kfi_rt_made *m)
     if (!m->in_blocks) return kfi_rt_run_whole(c, m);
     const kf_result_t result = kfi_rt_check_blocks(c);
     if (result != KF_SUCCESS) return result;
-    /* All that is written has the dimensions that are cut: without an index there the launcher,
-     * which looks at the arguments, writes nothing. */
+    /* Every output has the dimensions that are cut. If those are empty, the launcher checks the
+     * arguments and writes nothing. */
     if (!kfi_rt_product(m->shape, 0, kfi_rt_cut(c->op, m))) return kfi_rt_run_whole(c, m);
 #ifdef KFI_RT_KERNELS
     if (kfi_rt_has_apart(c, m)) return kfi_rt_run_apart(c, m);
@@ -96,7 +96,7 @@ static kf_result_t kfi_rt_run(const kfi_rt_call *c)
     kf_result_t result = kfi_rt_prepare(c, &m);
     if (result == KF_SUCCESS) result = kfi_rt_follow(c->op->name, c->ctx, c->stream);
     if (result != KF_SUCCESS) return result;
-    result = kfi_rt_carry_out(c, &m); /* which may fail after a part of it was launched */
+    result = kfi_rt_carry_out(c, &m); /* may fail after a part was launched */
     for (int i = 0; i < c->op->operand_count; ++i)
         if (c->tensors[i]) kfi_rt_use(c->tensors[i], c->ctx, c->stream);
     return result;

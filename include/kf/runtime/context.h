@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* kf/runtime/context.h: contexts, and how long objects live. */
+/* kf/runtime/context.h: contexts and the lifetime of objects. */
 #ifndef KF_RUNTIME_CONTEXT_H
 #define KF_RUNTIME_CONTEXT_H
 
 #include "kf/runtime/device_cpu.h"
 
-/* ---- lives: each object counts in its context, which ends with the last of them */
+/* ---- lifetimes: a context counts its objects and ends with the last of them */
 
 static void kfi_rt_retain(kf_context_t *ctx)
 {
@@ -27,7 +27,8 @@ static void kfi_rt_leave(kf_context_t *ctx)
 {
     if (__atomic_sub_fetch(&ctx->refs, 1, __ATOMIC_ACQ_REL) == 0) kfi_rt_free_context(ctx);
 }
-/* A new object of a context, all zeros; size: bytes. Its pointer is that of its first member. */
+/* Allocates an object of a context, `size` bytes of zeros. Its address is that of its first member.
+ */
 static void *kfi_rt_make(const char *function, kf_context_t *ctx, int kind, size_t size)
 {
     kfi_rt_object *const made = (kfi_rt_object *)calloc(1, size);

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* kf/runtime/convert.h: runs of elements from one dtype to another, on the CPU: each is rounded
-   once, to the nearest, ties to even; to whole numbers towards zero, held within their range, NaN
-   as 0. */
+/* kf/runtime/convert.h: converts arrays between dtypes on the CPU. Each element is rounded once, to
+ * nearest even. Conversion to integers truncates and saturates, and NaN becomes 0. */
 #ifndef KF_RUNTIME_CONVERT_H
 #define KF_RUNTIME_CONVERT_H
 
@@ -9,7 +8,7 @@
 
 #define KFI_RT_RUN 256
 
-/* ---- 2-byte floats, as bits */
+/* ---- 2-byte floats as bits */
 
 static float kfi_rt_from_bits(uint32_t bits)
 {
@@ -40,7 +39,7 @@ static uint16_t kfi_rt_to_f16(float x)
 {
     const uint32_t b = kfi_rt_bits(x), sign = b >> 16 & 0x8000, rest = b & 0x7fffffff;
     if (rest > 0x7f800000) return (uint16_t)(sign | 0x7e00);
-    if (rest >= 0x477ff000) return (uint16_t)(sign | 0x7c00); /* 65520 and more */
+    if (rest >= 0x477ff000) return (uint16_t)(sign | 0x7c00); /* 65520 and above */
     if (rest >= 0x38800000)
         return (uint16_t)(sign | ((rest - (112u << 23) + 0xfff + (rest >> 13 & 1)) >> 13));
     if (rest < 0x33000000) return (uint16_t)sign; /* below 2^-25 */
@@ -49,15 +48,15 @@ static uint16_t kfi_rt_to_f16(float x)
     const uint32_t whole = m >> shift, cut = m & ((1u << shift) - 1), tie = 1u << (shift - 1);
     return (uint16_t)(sign | (whole + (cut > tie || (cut == tie && (whole & 1)))));
 }
-/* A float that rounds to 8 or 11 bits as the number itself does: cut off, with the last bit set if
- * anything was ("to odd"). */
+/* Rounds to odd: truncates, and sets the last bit if anything was cut off. The result then rounds
+ * to 8 or 11 bits as the double does. */
 static float kfi_rt_odd_f64(double x)
 {
     float f = (float)x;
     if (!(x - x == 0) || (double)f == x) return f;
     uint32_t b = kfi_rt_bits(f);
     if ((f < 0 ? -(double)f : (double)f) > (x < 0 ? -x : x))
-        --b; /* rounded away from zero; from infinity, to the largest */
+        --b; /* rounded away from zero: steps back; infinity becomes the largest float */
     return kfi_rt_from_bits(b | 1);
 }
 static float kfi_rt_odd_i64(int64_t x)
@@ -70,8 +69,7 @@ static float kfi_rt_odd_i64(int64_t x)
     return x < 0 ? -f : f;
 }
 
-/* ---- through the widest of their kind: floats of 4 bytes or fewer as float, others as themselves
- */
+/* ---- conversion through the widest type of a kind: float for up to 4 bytes, others unchanged */
 
 enum { KFI_RT_AS_FLOAT, KFI_RT_AS_DOUBLE, KFI_RT_AS_INTEGER };
 typedef struct {
@@ -153,7 +151,7 @@ static void kfi_rt_narrow(const kfi_rt_wide *w, void *to, int dtype, int n)
 #undef KFI_RT_WHOLE
 }
 
-/* ---- elements that lie `stride` apart, to and from ones side by side */
+/* ---- strided elements, to and from contiguous ones */
 
 #define KFI_RT_APART(body)                                                                         \
     for (int64_t j = 0; j < n; ++j) {                                                              \

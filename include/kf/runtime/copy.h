@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* kf/runtime/copy.h: elements from one tensor to another, of any strides and dtypes. */
+/* kf/runtime/copy.h: copies one tensor to another, with any strides and dtypes. */
 #ifndef KF_RUNTIME_COPY_H
 #define KF_RUNTIME_COPY_H
 
@@ -63,7 +63,7 @@ kf_result_t kf_tensor_copy(kf_tensor_t *to, const kf_tensor_t *from, kf_stream_t
 #endif
     } else
         kfi_rt_copy_host(to->data, to->dtype, from->data, from->dtype, &pair);
-    kfi_rt_use(to, ctx, stream); /* after an error too: a part may have been launched */
+    kfi_rt_use(to, ctx, stream); /* after an error too, because a part may have been launched */
     kfi_rt_use(from, ctx, stream);
     return result;
 }

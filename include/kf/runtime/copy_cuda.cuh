@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// kf/runtime/copy_cuda.cuh: elements from one tensor to another where a GPU has one of them.
+// kf/runtime/copy_cuda.cuh: copies between tensors if at least one is on a GPU.
 #ifndef KF_RUNTIME_COPY_CUDA_CUH
 #define KF_RUNTIME_COPY_CUDA_CUH
 
 #include "kf/runtime/device_cuda.cuh"
 #include "kf/runtime/pair.h"
 
-// What lies side by side in both, of one dtype, CUDA itself copies, and from one device to another
-// rows of it too; other ways of lying are a kernel's, on one GPU: rows as well, which CUDA copies
-// there at 60 % of what a copy takes.
+// CUDA copies memory that is contiguous in both tensors and has one dtype, and rows between
+// devices. A kernel copies all other strides on one GPU, including rows, for which CUDA reaches 60
+// % of the speed of a contiguous copy.
 static kf_result_t kfi_rt_copy_cuda(const char *function, const kf_tensor_t *to,
                                     const kf_tensor_t *from, const kfi_rt_pair *p,
                                     const kf_stream_t *stream)

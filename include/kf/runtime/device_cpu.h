@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* kf/runtime/device_cpu.h: what a CPU does for a context: memory by size classes over malloc,
-   streams whose work is done when a call returns, events that are times. */
+/* kf/runtime/device_cpu.h: the CPU as the device of a context. Memory comes from malloc, cached by
+ * size class; streams finish their work in the call; events are times. */
 #ifndef KF_RUNTIME_DEVICE_CPU_H
 #define KF_RUNTIME_DEVICE_CPU_H
 
@@ -11,7 +11,7 @@
 
 /* ---- memory */
 
-/* Classes 256, 512, …, 2048, then four to each doubling. */
+/* Size classes: 256, 512, ..., 2048 bytes, then four per power of two. */
 static int kfi_rt_class(size_t bytes, size_t *size)
 {
     size_t step = 256;
@@ -26,7 +26,7 @@ static size_t kfi_rt_cpu_round(size_t bytes)
     size_t size;
     return kfi_rt_class(bytes, &size), size;
 }
-/* Gives back what is kept, the largest first, until no more than this is reserved. */
+/* Frees cached memory, the largest first, until at most `reserved` bytes are reserved. */
 static void kfi_rt_trim(kf_context_t *ctx, size_t reserved)
 {
     for (int k = KFI_RT_CLASSES - 1; k >= 0; --k)
@@ -53,8 +53,8 @@ static kf_result_t kfi_rt_cpu_allocate(const char *function, kf_context_t *ctx, 
         ++ctx->stats.hits;
         return KF_SUCCESS;
     }
-    /* Classes do not have their peaks together: kept for good, memory would grow to almost twice
-     * what ever was in use. */
+    /* Size classes do not peak together: without trimming, reserved memory would grow to almost
+     * twice the maximum in use. */
     const size_t used = ctx->stats.in_use + size,
                  most = used > ctx->stats.peak ? used : ctx->stats.peak, room = most + most / 8;
     if (ctx->stats.reserved + size > room) kfi_rt_trim(ctx, room - size);
@@ -117,7 +117,7 @@ static double kfi_rt_seconds(void)
     struct timespec now;
 #ifdef CLOCK_MONOTONIC
     clock_gettime(CLOCK_MONOTONIC, &now);
-#else /* with -std=c11, and no POSIX asked for */
+#else /* -std=c11 without POSIX */
     timespec_get(&now, TIME_UTC);
 #endif
     return (double)now.tv_sec + (double)now.tv_nsec * 1e-9;
@@ -181,7 +181,7 @@ static kf_result_t kfi_rt_cpu_move(const char *function, const kf_context_t *ctx
     const int dtype = width == 1   ? KF_U8
                       : width == 2 ? KF_F16
                       : width == 4 ? KF_F32
-                                   : KF_F64; /* one of that width */
+                                   : KF_F64; /* the type of that width */
     (void)function, (void)ctx, (void)stream;
     kfi_rt_copy_host(to, dtype, from, dtype, p);
     return KF_SUCCESS;

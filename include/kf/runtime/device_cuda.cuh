@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// kf/runtime/device_cuda.cuh: what a GPU does for a context: memory of a pool of CUDA's own, its
-// streams and events, and copies.
+// kf/runtime/device_cuda.cuh: a GPU as the device of a context: memory from a CUDA memory pool,
+// streams, events, copies.
 #ifndef KF_RUNTIME_DEVICE_CUDA_CUH
 #define KF_RUNTIME_DEVICE_CUDA_CUH
 
@@ -31,8 +31,7 @@ static void kfi_rt_cuda_restore(int before)
 {
     if (before >= 0) (void)cudaSetDevice(before);
 }
-// The context's device is the current one from here to the end of the block; then again the one
-// that was.
+// Makes the context's device current until the end of the scope, then restores the previous one.
 struct kfi_rt_current {
     int before;
     explicit kfi_rt_current(const kf_context_t *ctx) : before(kfi_rt_cuda_make_current(ctx)) {}
@@ -78,7 +77,7 @@ static kf_result_t kfi_rt_cuda_release(const char *function, kf_context_t *ctx, 
     const kfi_rt_current current(ctx);
     return kfi_rt_cuda_status(function, "cudaFreeAsync", cudaFreeAsync(ptr, kfi_rt_native(stream)));
 }
-// What was deallocated on a stream is the pool's own only when that stream has come as far.
+// Memory deallocated on a stream returns to the pool only when that stream has reached that point.
 static kf_result_t kfi_rt_cuda_clear(const char *function, kf_context_t *ctx)
 {
     const kfi_rt_current current(ctx);
@@ -114,13 +113,13 @@ static kf_result_t kfi_rt_cuda_open(const char *function, kf_context_t *ctx)
         return kfi_rt_fail(KF_ERROR_UNSUPPORTED, function, "device",
                            "is %d, which has no memory pools", ctx->id);
     cudaMemPoolProps wanted = {};
-    wanted.allocType = cudaMemAllocationTypePinned; // of device memory: resident
+    wanted.allocType = cudaMemAllocationTypePinned; // resident device memory
     wanted.location.type = cudaMemLocationTypeDevice;
     wanted.location.id = ctx->id;
     cudaMemPool_t pool = nullptr;
     result = kfi_rt_cuda_status(function, "cudaMemPoolCreate", cudaMemPoolCreate(&pool, &wanted));
     if (result != KF_SUCCESS) return result;
-    uint64_t keep = UINT64_MAX; // kf_pool_clear gives back, nothing else
+    uint64_t keep = UINT64_MAX; // only kf_pool_clear returns memory to the device
     result =
         kfi_rt_cuda_status(function, "cudaMemPoolSetAttribute",
                            cudaMemPoolSetAttribute(pool, cudaMemPoolAttrReleaseThreshold, &keep));
@@ -161,7 +160,7 @@ static kf_result_t kfi_rt_cuda_stream(const char *function, kf_stream_t *stream,
 {
     const kfi_rt_current current(stream->object.ctx);
     int least = 0,
-        greatest = 0; // as numbers: CUDA's fall as the priority rises, from 0, the default, down
+        greatest = 0; // numbers: CUDA's decrease from 0, the default, as the priority rises
     kf_result_t result = kfi_rt_cuda_status(function, "cudaDeviceGetStreamPriorityRange",
                                             cudaDeviceGetStreamPriorityRange(&least, &greatest));
     if (result != KF_SUCCESS) return result;
@@ -243,8 +242,8 @@ static kf_result_t kfi_rt_cuda_follow(const char *function, const kf_context_t *
     *follows = result == KF_SUCCESS;
     return result;
 }
-// That an event is not there yet is an answer. The runtime keeps it as its last error all the same,
-// which the next one who asks for that, as after a launch of his own, would take for his.
+// cudaErrorNotReady answers a query, but the runtime also keeps it as its last error. Clears it, so
+// that the caller does not attribute it to a later launch.
 static cudaError_t kfi_rt_cuda_answer(cudaError_t status)
 {
     if (status == cudaErrorNotReady) (void)cudaGetLastError();

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* kf/runtime/dlpack.h: tensors from and for other libraries, by DLPack 1.x. */
+/* kf/runtime/dlpack.h: exchange of tensors with other libraries through DLPack 1.x. */
 #ifndef KF_RUNTIME_DLPACK_H
 #define KF_RUNTIME_DLPACK_H
 
 #include "kf/runtime/view.h"
 
-/* The structs of DLPack's specification, which fixes their layout; a program may include DLPack's
- * own header beside this one. */
+/* The structs of the DLPack specification, which fixes their layout. A program may also include
+ * DLPack's own header. */
 typedef struct {
     uint8_t code, bits;
     uint16_t lanes;
@@ -15,7 +15,7 @@ typedef struct {
     void *data;
     int32_t device_type, device_id, ndim;
     kfi_dl_dtype dtype;
-    int64_t *shape, *strides; /* strides: in elements; NULL: dense */
+    int64_t *shape, *strides; /* strides: elements; NULL: contiguous */
     uint64_t byte_offset;
 } kfi_dl_tensor;
 typedef struct kfi_dl_managed {
@@ -27,7 +27,7 @@ typedef struct kfi_dl_managed {
 } kfi_dl_managed;
 enum { KFI_DL_MAJOR = 1, KFI_DL_READ_ONLY = 1 };
 
-/* In the order of kf_dtype_t; DLPack's codes: 0 signed, 1 unsigned, 2 float, 4 bfloat, 6 bool. */
+/* Indexed by kf_dtype_t. DLPack's codes: 0 signed, 1 unsigned, 2 float, 4 bfloat, 6 bool. */
 static const kfi_dl_dtype kfi_dl_dtypes[] = {{2, 32, 1}, {2, 16, 1}, {4, 16, 1}, {2, 64, 1},
                                              {0, 32, 1}, {0, 64, 1}, {1, 8, 1}};
 
@@ -44,7 +44,7 @@ static void kfi_rt_dlpack_release(void *managed)
     kfi_dl_managed *const m = (kfi_dl_managed *)managed;
     if (m->deleter) m->deleter(m);
 }
-/* What a tensor was lent as: freed by whom it was lent to. */
+/* A lent tensor. The borrower frees it through the deleter. */
 typedef struct {
     kfi_dl_managed managed;
     int64_t shape[KF_MAX_DIMS], strides[KF_MAX_DIMS];

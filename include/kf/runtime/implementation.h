@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* kf/runtime/implementation.h: the definitions of kf/runtime.h, in the one file of a program that
- * asks for them. */
+/* kf/runtime/implementation.h: the definitions of kf/runtime.h, for the one file of a program that
+ * defines KF_RUNTIME_IMPLEMENTATION. */
 #ifndef KF_RUNTIME_IMPLEMENTATION_H
 #define KF_RUNTIME_IMPLEMENTATION_H
 
@@ -8,7 +8,7 @@
 #error "kf: the runtime needs gcc or clang on a POSIX system with ELF objects"
 #endif
 
-/* Tests say KF_RUNTIME_CUDA, over a runtime of their own. */
+/* Tests define KF_RUNTIME_CUDA, over their own CUDA runtime. */
 #if defined(__CUDACC__) || defined(KF_RUNTIME_CUDA)
 #define KFI_RT_CUDA 1
 #if defined(__CUDACC__) || defined(KF_EMULATE)

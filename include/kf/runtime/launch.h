@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* kf/runtime/launch.h: a launcher on the device of a call's context. */
+/* kf/runtime/launch.h: runs a launcher on the device of a call's context. */
 #ifndef KF_RUNTIME_LAUNCH_H
 #define KF_RUNTIME_LAUNCH_H
 
@@ -9,7 +9,7 @@ static const kfi_rt_launcher *kfi_rt_launcher_of(const kf_op_t *entry, int devic
 {
     return device_type == KF_DEVICE_CPU ? &entry->cpu : &entry->cuda;
 }
-/* is_apart: by its function for tensors that lie in any way, whose layout is at `strides`. */
+/* is_apart: calls the function for strided tensors, whose layout is at `strides`. */
 static kf_result_t kfi_rt_launch(const kfi_rt_call *c, const kfi_rt_made *m, void *const *t,
                                  const int64_t *strides, void *room, size_t bytes, int is_apart)
 {
@@ -24,7 +24,7 @@ static kf_result_t kfi_rt_launch(const kfi_rt_call *c, const kfi_rt_made *m, voi
     ctx->device->restore(before);
     return result;
 }
-/* A call whose tensors are as the launcher takes them. */
+/* Runs a call whose tensors the launcher takes as they are. */
 static kf_result_t kfi_rt_run_whole(const kfi_rt_call *c, kfi_rt_made *m)
 {
     const kfi_rt_launcher *const launcher = kfi_rt_launcher_of(m->entry, c->ctx->device->type);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* kf/runtime/lookup.h: functions by name, and calls of them. */
+/* kf/runtime/lookup.h: finds functions by name and calls them. */
 #ifndef KF_RUNTIME_LOOKUP_H
 #define KF_RUNTIME_LOOKUP_H
 

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* kf/runtime/move.h: elements from one way of lying in memory to another, on the CPU. */
+/* kf/runtime/move.h: copies strided elements on the CPU. */
 #ifndef KF_RUNTIME_MOVE_H
 #define KF_RUNTIME_MOVE_H
 
 #include "kf/runtime/convert.h"
 
-/* Dimensions that two tensors have in common, the innermost last: those of one element are left
-   out, and neighbours that both go over as one are one. */
+/* Common dimensions of two tensors, innermost last. Dimensions of size 1 are left out; neighbours
+ * that are contiguous in both tensors are merged. */
 typedef struct kfi_rt_pair {
     int ndim;
     int64_t size[KF_MAX_DIMS], to[KF_MAX_DIMS], from[KF_MAX_DIMS];
@@ -37,7 +37,7 @@ static void kfi_rt_join_dimensions(kfi_rt_pair *p)
     if (p->ndim) p->ndim = last + 1;
     if (!p->ndim) p->ndim = 1, p->size[0] = p->to[0] = p->from[0] = 1;
 }
-/* n elements `to` and `from` apart. */
+/* Copies n elements with the given strides. */
 static void kfi_rt_copy_run(char *to, int64_t to_stride, int to_dtype, const char *from,
                             int64_t from_stride, int from_dtype, int64_t n)
 {
@@ -68,8 +68,8 @@ static void kfi_rt_copy_run(char *to, int64_t to_stride, int to_dtype, const cha
                        run);
     }
 }
-/* A tile of elements of one dtype, by way of memory of its own, so that each line of the cache is
-   touched at one time: those of a side that lie a power of two apart would drive each other out. */
+/* Copies a tile of elements of one dtype through local memory, so that each cache line is touched
+ * once. Lines a power of two apart would otherwise evict each other. */
 #define KFI_RT_TILE 32
 #define KFI_RT_TILED(name, type)                                                                   \
     static void name(char *to, const char *from, int rows, int cols, const int64_t *to_strides,    \
@@ -91,7 +91,7 @@ KFI_RT_TILED(kfi_rt_tile_2, uint16_t)
 KFI_RT_TILED(kfi_rt_tile_4, uint32_t)
 KFI_RT_TILED(kfi_rt_tile_8, uint64_t)
 #undef KFI_RT_TILED
-/* The plane of the dimensions along which the source and the target lie side by side. */
+/* Copies the plane spanned by the innermost dimensions of source and target. */
 static void kfi_rt_copy_plane(char *to, const char *from, const kfi_rt_pair *p, int by, int in,
                               size_t width)
 {
@@ -111,8 +111,8 @@ static void kfi_rt_copy_plane(char *to, const char *from, const kfi_rt_pair *p, 
                  from_strides);
         }
 }
-/* The dimension along which elements lie nearest to each other: the last one where others are as
- * near, or have hardly any. */
+/* Returns the dimension with the smallest stride; the last one if others have the same stride or
+ * hardly any elements. */
 static int kfi_rt_nearest(const kfi_rt_pair *p, const int64_t *strides)
 {
     int found = p->ndim - 1;
@@ -122,7 +122,7 @@ static int kfi_rt_nearest(const kfi_rt_pair *p, const int64_t *strides)
             found = i;
     return found;
 }
-/* A plane is gone over at once where the two sides lie across each other, else a run of the last
+/* Copies a plane at a time if source and target are transposed, otherwise a run of the last
  * dimension. */
 static void kfi_rt_copy_host(char *to, int to_dtype, const char *from, int from_dtype,
                              const kfi_rt_pair *p)

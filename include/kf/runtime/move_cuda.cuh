@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// kf/runtime/move_cuda.cuh: elements from one way of lying in a GPU's memory to another. Part of
-// kf/runtime/device_cuda.cuh.
+// kf/runtime/move_cuda.cuh: copies strided elements on a GPU. Part of kf/runtime/device_cuda.cuh.
+// kfk_rt_rows: both sides iterate in one order; 256 threads per CTA, and a CTA copies several short
+// rows or a part of a long one.
+// kfk_rt_turn: the sides are transposed; a CTA of 256 threads transposes one tile in shared memory.
 #ifndef KF_RUNTIME_MOVE_CUDA_CUH
 #define KF_RUNTIME_MOVE_CUDA_CUH
 
@@ -8,7 +10,7 @@
 #include "kf/core/kernel.cuh"
 
 #define KFI_RT_MOVE_THREADS 256
-#define KFI_RT_MOVE_AT_ONCE 4 // units of short rows that a thread has on their way
+#define KFI_RT_MOVE_AT_ONCE 4 // units of short rows that a thread loads before it stores
 
 #define KFI_RT_MOVE_KERNELS                                                                        \
     KFI_ADDRESS(kfk_rt_rows<1>), KFI_ADDRESS(kfk_rt_rows<2>), KFI_ADDRESS(kfk_rt_rows<4>),         \
@@ -32,12 +34,12 @@ template <> struct kfi_rt_unit<16> {
     typedef uint4 type;
 };
 
-// Units that a thread moves, and elements of a tile's side: 32 bytes or more of a thread on their
-// way, a sector or more of a warp's access.
+// Units per thread, and elements per side of a tile: at least 32 bytes in flight per thread, and at
+// least a sector per warp access.
 #define KFI_RT_UNITS(width) ((width) >= 8 ? 4 : (width) == 4 ? 8 : 16)
 #define KFI_RT_SIDE(width) ((width) < 4 ? 64 : 32)
 
-// Outer dimensions, the innermost first: of index i, i % size is along this one.
+// Outer dimensions, innermost first: index % size is the position along the first.
 struct kfi_rt_outer {
     int count;
     kfi_divisor size[KF_MAX_DIMS];
@@ -55,12 +57,12 @@ KFI_DEVICE void kfi_rt_find(const kfi_rt_outer &o, kf_i64 index, kf_i64 *to, kf_
 }
 #endif
 
-// Rows that both sides go over in one order. Units of `width` bytes: an element, or several that
-// lie side by side in both. A block has 1 << log units of each of several rows, or `is_long`: all
-// of one row.
+// Rows that both sides visit in one order. A unit has `width` bytes: one element, or several that
+// are contiguous on both sides. A CTA copies 1 << log units of each of several rows, or, if
+// is_long, units of one row.
 struct kfi_rt_rows {
     kfi_rt_outer outer;
-    kfi_divisor chunks; // blocks of a row
+    kfi_divisor chunks; // CTAs per row
     kf_i64 rows, cols, to, from;
     int log, is_long;
 };
@@ -85,7 +87,8 @@ KFI_DEVICE void kfi_rt_move_long(char *to, const char *from, const kfi_rt_rows &
     for (int k = 0; k < each; ++k)
         if (k * KFI_RT_MOVE_THREADS < left) *(unit_type *)(to + k * to_step) = unit[k];
 }
-// Units `first` to first + KFI_RT_MOVE_AT_ONCE blocks of a rectangle of rows.
+// Copies KFI_RT_MOVE_AT_ONCE units of a rectangle of rows, from unit `first` on, a block size
+// apart.
 template <int width>
 KFI_DEVICE void kfi_rt_move_short(char *to, const char *from, const kfi_rt_rows &r, kf_i64 row0,
                                   kf_i64 col0, int first)
@@ -128,15 +131,14 @@ KFI_KERNEL void KFI_BOUNDS(KFI_RT_MOVE_THREADS)
 #endif
 }
 
-// Planes that one side goes over along `cols` and the other along `rows`: tiles turned in shared
-// memory.
+// Transposed planes: one side is innermost along `cols`, the other along `rows`.
 struct kfi_rt_planes {
     kfi_rt_outer outer;
-    kfi_divisor across, down; // tiles along cols, along rows
+    kfi_divisor across, down; // tiles along cols and rows
     kf_i64 rows, cols, to_row, to_col, from_row, from_col;
 };
-// A warp reads along rows and writes along cols. A row of the tile is an odd number of 4-byte
-// words, or of 8-byte ones: its columns lie in different banks.
+// Transposes a tile through shared memory: a warp reads along rows and writes along cols. A row of
+// the tile has an odd number of 4-byte (or 8-byte) words, which avoids bank conflicts.
 template <int width>
 KFI_KERNEL void KFI_BOUNDS(KFI_RT_MOVE_THREADS)
     kfk_rt_turn(char *to, const char *from, const kfi_rt_planes p)
@@ -184,7 +186,8 @@ static kf_result_t kfi_rt_cuda_move(const char *, const kf_context_t *, char *, 
 #else
 static const kfi_name kfi_rt_move_name = {"kf_tensor_copy", "none"};
 
-// Dimensions of a pair but two, as the kernels count them; the number of their indices.
+// Fills the outer dimensions: all but the dimensions `but` and `but_too`. Returns the number of
+// their indices.
 static kf_i64 kfi_rt_outer_of(const kfi_rt_pair *p, int but, int but_too, kfi_rt_outer *o)
 {
     kf_i64 count = 1;
@@ -213,7 +216,8 @@ static kf_result_t kfi_rt_move_launch(const void *kernel, kf_i64 blocks, void **
     return kfi_launch(&kfi_rt_move_name, kernel, dim3((unsigned)blocks), KFI_RT_MOVE_THREADS, args,
                       kfi_rt_native(stream), false);
 }
-// As many elements to a unit as lie side by side, in all that both sides are made of.
+// Returns the widest unit in bytes: elements that are contiguous on both sides, with all addresses
+// and strides aligned to it.
 static int kfi_rt_unit_of(const char *to, const char *from, const kfi_rt_pair *p, size_t width)
 {
     const int in = p->ndim - 1;
@@ -279,8 +283,7 @@ static kf_result_t kfi_rt_cuda_move(const char *function, const kf_context_t *ct
 }
 #endif
 #else
-// Neither nvcc nor an emulation of kernels compiles this: CUDA's own copies are there, and nothing
-// else.
+// Compiled without kernels (neither nvcc nor the emulation): only CUDA's own copies are available.
 static kf_result_t kfi_rt_cuda_move(const char *function, const kf_context_t *ctx, char *,
                                     const char *, const kfi_rt_pair *, size_t, const kf_stream_t *)
 {

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* kf/runtime/op.h: what `kfgen runtime` writes of each op, and what a call of one is. */
+/* kf/runtime/op.h: description of an op, as `kfgen runtime` writes it, and of a call. */
 #ifndef KF_RUNTIME_OP_H
 #define KF_RUNTIME_OP_H
 
@@ -8,20 +8,22 @@
 
 #define KFI_RT_TENSORS 24
 #define KFI_RT_SIZES 6
-#define KFI_RT_SHAPED 4 /* tensors that say sizes between them, at most */
+#define KFI_RT_SHAPED 4 /* maximum number of tensors that together give the sizes */
 #define KFI_RT_SCALARS 16
-#define KFI_RT_P (KFI_RT_SCALARS - 1) /* the place of a dropout's probability, behind all others   \
-                                       */
-#define KFI_RT_BETA (KFI_RT_SCALARS - 2) /* and that of beta */
+/* index of a dropout's probability, after all other scalars */
+#define KFI_RT_P (KFI_RT_SCALARS - 1)
+#define KFI_RT_BETA (KFI_RT_SCALARS - 2) /* index of beta */
 #define KFI_RT_DIMS                                                                                \
-    (KF_MAX_DIMS + KFI_RT_SIZES) /* of elements whose dimensions are those of several tensors */
+    (KF_MAX_DIMS + KFI_RT_SIZES) /* dimensions of elements whose shape several tensors give */
 
-/* Which of kf's own activations a program has, and of which it has a kernel of its own on a GPU,
-   where one serves them all: a bit for each number, 1 << KF_ACTIVATION_RELU | 1 <<
-   KF_ACTIVATION_GELU. A program's own activations it has always. And which dtypes: 1 <<
-   KF_DTYPE_FLOAT32 | 1 << KF_DTYPE_BFLOAT16 leaves out functions whose elements are of any other;
-   the whole numbers of labels and indices are always there. KF_RUNTIME_CPU 0 leaves out all
-   functions for tensors of the CPU, of a file that nvcc compiles. */
+/* Selection of the functions that a program contains.
+ * KF_RUNTIME_ACTIVATIONS: kf's own activations, a bit each: 1 << KF_ACTIVATION_RELU | 1 <<
+ * KF_ACTIVATION_GELU. A program's own activations are always included.
+ * KF_RUNTIME_FAST: activations that have their own kernel on a GPU, where a single kernel could
+ * take any.
+ * KF_RUNTIME_DTYPES: element types: 1 << KF_DTYPE_FLOAT32 | 1 << KF_DTYPE_BFLOAT16. Integers of
+ * labels and indices are always included.
+ * KF_RUNTIME_CPU: 0 leaves out the functions for CPU tensors in a file that nvcc compiles. */
 #ifndef KF_RUNTIME_ACTIVATIONS
 #define KF_RUNTIME_ACTIVATIONS (-1)
 #endif
@@ -36,10 +38,10 @@
 #endif
 #define KFI_RT_HAS(id) ((id) > 62 || ((KF_RUNTIME_ACTIVATIONS) + 0ll) >> ((id) % 63) & 1)
 #define KFI_RT_TAKES(dtypes) (((KF_RUNTIME_DTYPES) & (dtypes)) == (dtypes))
-#define KFI_RT_NO_ACTIVATION 0x7fffffff /* the number of one that was left out */
+#define KFI_RT_NO_ACTIVATION 0x7fffffff /* number of an activation that was left out */
 #define KFI_RT_IS_FAST(id) ((id) < 63 && ((KF_RUNTIME_FAST) + 0ll) >> ((id) % 63) & 1)
 
-/* #if takes an enumerator, KF_BF16, for 0. */
+/* #if evaluates an enumerator, such as KF_BF16, as 0: refuses the mask that results. */
 #if (KF_RUNTIME_DTYPES) == 1
 typedef char kfi_rt_dtypes_are_named_KF_DTYPE[(KF_RUNTIME_DTYPES) == 1 ? 1 : -1];
 #endif
@@ -50,17 +52,17 @@ typedef char
                                    ? 1
                                    : -1];
 
-/* Of a launcher behind the calling convention of gen/kfgen/packed.py: tensors; sizes and integers;
-   the struct of strides; scalars; the number of the activation; seed and offset; workspace and its
-   bytes; and a CUDA stream. */
+/* Parameters of a launcher in the calling convention of gen/kfgen/packed.py: tensors; sizes and
+ * integers; the strides struct; scalars; activation number; seed and offset; workspace and its
+ * bytes; CUDA stream. */
 #define KFI_RT_UNUSED __attribute__((unused))
 #define KFI_RT_PARAMETERS                                                                          \
     KFI_RT_UNUSED void *const *t, KFI_RT_UNUSED const int64_t *n, KFI_RT_UNUSED const int64_t *d,  \
         KFI_RT_UNUSED const double *s, KFI_RT_UNUSED int a, KFI_RT_UNUSED const uint64_t *r,       \
         KFI_RT_UNUSED void *w, KFI_RT_UNUSED size_t b, KFI_RT_UNUSED struct CUstream_st *q
 
-/* What a size is the product of: dimensions of the op's elements, or a number that is no extent of
- * theirs. */
+/* Dimensions of the op's elements whose product is a size, or a number that is no extent of theirs.
+ */
 enum {
     KFI_RT_ALL,
     KFI_RT_BEFORE,
@@ -69,79 +71,79 @@ enum {
     KFI_RT_GROUPS,
     KFI_RT_ONE,
     KFI_RT_BUT_THREE,
-    KFI_RT_BETWEEN, /* from the axis to the last two */
-    KFI_RT_FIFTH,   /* from the last one */
+    KFI_RT_BETWEEN, /* from the axis up to the last two */
+    KFI_RT_FIFTH,   /* counted from the last dimension */
     KFI_RT_FOURTH,
     KFI_RT_THIRD,
     KFI_RT_SECOND,
     KFI_RT_LAST
 };
-enum { KFI_RT_NEVER, KFI_RT_ALONE, KFI_RT_ALWAYS }; /* alone: if nothing lies behind it */
-/* Whose dtype a tensor has: of two of the op, of its sums, of its whole numbers, or from
- * KFI_RT_FIXED on always the same. */
+enum { KFI_RT_NEVER, KFI_RT_ALONE, KFI_RT_ALWAYS }; /* ALONE: if no dimension follows */
+/* Dtype of a tensor: one of the op's two, that of its sums, that of its integers, or, from
+ * KFI_RT_FIXED on, always the same. */
 enum { KFI_RT_T, KFI_RT_U, KFI_RT_ACC, KFI_RT_I, KFI_RT_FIXED };
 
 typedef struct {
     const char *name;
     unsigned char is_out, var;
-    unsigned char is_added;             /* to beta times what is there */
-    unsigned char extents;              /* how many sizes its shape is made of */
-    unsigned char extent[KFI_RT_SIZES]; /* numbers of sizes, the slowest first; */
-    signed char twice;                  /* which of them is so many times two, -1: none */
-    unsigned char levels, field; /* of strides: how many fields it has in the struct, and the first,
-                                    that of its innermost level */
-    uint64_t missing, unread; /* a bit for each of the op's activations with which it may be NULL;
-                                 that reads nothing of it */
+    unsigned char is_added;             /* added to beta times the old contents */
+    unsigned char extents;              /* number of sizes in its shape */
+    unsigned char extent[KFI_RT_SIZES]; /* indices of the sizes, slowest first */
+    signed char twice;                  /* index of the size that is doubled, -1: none */
+    /* number of its fields in the strides struct; the first of them, which is that of the
+     * innermost level */
+    unsigned char levels, field;
+    /* bit masks over the op's activations: with which it may be NULL; which do not read it */
+    uint64_t missing, unread;
 } kfi_rt_operand;
 typedef struct {
     const char *name;
     int id, scalars;
-    double scalar[4]; /* the defaults */
+    double scalar[4]; /* default values */
     const char *scalar_name[4];
 } kfi_rt_activation;
 typedef kf_result_t (*kfi_rt_function)(KFI_RT_PARAMETERS);
 typedef struct {
-    kfi_rt_function run;                     /* NULL: none on this device */
-    size_t (*space)(const int64_t *n);       /* NULL: no workspace */
-    kf_result_t (*apart)(KFI_RT_PARAMETERS); /* of tensors that lie in any way, by the layout at d
-                                                (kf/core/elementwise/strided.cuh); NULL: there is none */
+    kfi_rt_function run;               /* NULL: not available on this device */
+    size_t (*space)(const int64_t *n); /* NULL: needs no workspace */
+    /* variant for strided tensors, with the layout at d (kf/core/elementwise/strided.cuh); NULL: none */
+    kf_result_t (*apart)(KFI_RT_PARAMETERS);
 } kfi_rt_launcher;
 typedef struct kfi_rt_op kfi_rt_op;
 struct kf_op_t {
     const kfi_rt_op *op;
     const char *launcher;    /* "kf_add_relu_f32" */
-    int dtype[3];            /* of T, U, I */
-    int word_count, word[3]; /* the dtypes of its name */
-    int activation;          /* a number of the op's activations */
+    int dtype[3];            /* dtypes of T, U, I */
+    int word_count, word[3]; /* dtypes in its name */
+    int activation;          /* index into the op's activations */
     kfi_rt_launcher cpu, cuda;
 };
 struct kfi_rt_op {
     const char *name;                /* "kf_fused_add_activation" */
-    const char *plain;               /* "add", without the place of the activation */
-    const char *const *other_names;  /* as plain, other spellings of it; NULL ends them */
-    const char *const *number_names; /* of integers, then of scalars */
+    const char *plain;               /* "add", without the placeholder of the activation */
+    const char *const *other_names;  /* aliases of `plain`, ended by NULL */
+    const char *const *number_names; /* names of the integers, then of the scalars */
     const kfi_rt_operand *operands;
     const kfi_rt_activation *activations;
-    const kf_op_t *entries; /* those of the same dtypes side by side */
+    const kf_op_t *entries; /* entries of the same dtypes are adjacent */
     int operand_count, activation_count, entry_count;
     int size_count, integers, scalars;
     unsigned char size[KFI_RT_SIZES];
-    signed char axis;        /* the dimension that is the axis, where nobody names one */
-    unsigned char least;     /* dimensions that its elements have at least */
-    unsigned char shaped_by; /* the operand whose shape the sizes are read from */
-    unsigned char
-        shaped[KFI_RT_SHAPED]; /* where it takes several: those, in the order in which they are
-                                  read, then the last one again; else that one alone */
-    unsigned char halves;      /* that operand is twice as long along the last dimension */
-    unsigned char any_order;   /* elements are visited one by one, in any order: any strides and
-                                  broadcasting will do */
+    signed char axis;        /* the reduced dimension unless the call names one */
+    unsigned char least;     /* minimum number of dimensions */
+    unsigned char shaped_by; /* the operand whose shape gives the sizes */
+    /* operands that give the sizes, in the order in which they are read, the last repeated; else
+     * only shaped_by */
+    unsigned char shaped[KFI_RT_SHAPED];
+    unsigned char halves;    /* its last dimension has twice the size */
+    unsigned char any_order; /* elementwise: takes any strides and broadcasting */
     unsigned char dropout, refuses_empty, has_beta;
-    unsigned char joined; /* whether a tensor's innermost level lies side by side too */
+    unsigned char joined; /* whether a tensor's innermost level is contiguous too */
     unsigned char chooses_axis, chooses_groups;
-    signed char batch; /* the size whose indices are computed apart from each other, in all that is
-                          written; -1: there is none */
-    unsigned char by_all; /* every tensor says sizes: of the first one any number of dimensions, of
-                             the others one each */
+    /* index of the size whose indices are computed independently in all outputs; -1: none */
+    signed char batch;
+    /* every tensor gives sizes: the first any number of dimensions, the others one each */
+    unsigned char by_all;
 };
 
 #ifdef KFI_RT_KERNELS
@@ -154,9 +156,9 @@ struct kfi_rt_op {
 #else
 #define KFI_RT_ON_CPU(...) {NULL, NULL, NULL}
 #endif
-/* All of a program's ops, of as many files as `kfgen runtime` wrote for it: the linker puts what is
-   in one section side by side. `retain`: with --gc-sections lld throws away what only the section's
-   bounds lead to; where the assembler does not know it, gcc would warn. */
+/* All ops of a program, from any number of files that `kfgen runtime` wrote: the linker gathers one
+ * section. `retain`: with --gc-sections, lld would discard data that only the section's bounds
+ * reference; gcc warns if the assembler does not support it. */
 #define KFI_RT_KEPT used
 #ifdef __has_attribute
 #if __has_attribute(retain)
@@ -179,12 +181,12 @@ extern const kfi_rt_op *const __stop_kf_rt_ops[] __attribute__((weak, visibility
 }
 #endif
 
-/* A call as its function was given it. */
+/* A call with the arguments of its function. */
 typedef struct {
     const kfi_rt_op *op;
-    const kf_op_t *entry; /* the one that it has to be, or NULL */
+    const kf_op_t *entry; /* the required entry, or NULL */
     kf_context_t *ctx;
-    const kf_tensor_t *const *tensors; /* in the order of the operands; NULL: absent */
+    const kf_tensor_t *const *tensors; /* one per operand; NULL: absent */
     const int64_t *integers;
     const double *scalars, *act_scalars; /* act_scalars NULL: the defaults */
     kf_stream_t *stream;
@@ -195,16 +197,17 @@ typedef struct {
     kf_activation_t activation;
 } kfi_rt_call;
 
-/* What comes of it. */
+/* A checked call: the arguments of the launcher. */
 typedef struct {
     const kf_op_t *entry;
-    int activation, axis, ndim; /* ndim: of the elements */
+    int activation, axis, ndim; /* ndim: dimensions of the elements */
     int64_t shape[KFI_RT_DIMS];
     int64_t n[KFI_RT_SIZES + 4];         /* sizes, then integers */
-    int64_t strides[KFI_RT_TENSORS * 3]; /* the struct; `apart`: some field is not 0 */
+    int64_t strides[KFI_RT_TENSORS * 3]; /* the strides struct */
     double s[KFI_RT_SCALARS];
     void *t[KFI_RT_TENSORS];
-    int apart, in_blocks; /* in_blocks: tensors lie in ways that no launcher takes */
+    /* apart: some stride is not 0; in_blocks: no launcher takes the strides */
+    int apart, in_blocks;
 } kfi_rt_made;
 
 #endif

@@ -32,8 +32,8 @@ static void kfi_rt_keep(kf_plan_t *plan, const kfi_rt_call *call)
     plan->call.scalars = plan->scalars;
     if (call->act_scalars) plan->call.act_scalars = plan->act_scalars;
 }
-/* Tensors that no launcher takes as they lie are looked at for overlap too, wherever they are this
- * time. */
+/* Runs a plan whose strides no launcher takes. The overlap check repeats, because it depends on the
+ * addresses. */
 static kf_result_t kfi_rt_run_plan_in_blocks(const kf_plan_t *plan, kfi_rt_call *call,
                                              kfi_rt_made *made, void *const *pointers)
 {
@@ -41,12 +41,12 @@ static kf_result_t kfi_rt_run_plan_in_blocks(const kf_plan_t *plan, kfi_rt_call 
     const kf_tensor_t *tensors[KFI_RT_TENSORS];
     for (int i = 0; i < call->op->operand_count; ++i) {
         tensors[i] = made->t[i] ? &shapes[i]
-                                : NULL; /* the launcher says which it misses, before it writes */
+                                : NULL; /* the launcher reports a missing tensor before it writes */
         if (!tensors[i]) continue;
         shapes[i] = plan->shapes[i];
         shapes[i].data = (char *)pointers[i];
-        const size_t width = kfi_rt_width(
-            shapes[i].dtype); /* what goes by way of dense memory the launcher does not see */
+        /* The launcher does not see operands that are copied to contiguous memory. */
+        const size_t width = kfi_rt_width(shapes[i].dtype);
         if ((uintptr_t)pointers[i] % width)
             return kfi_rt_fail(KF_ERROR_MISALIGNED, "kf_plan_run", call->op->operands[i].name,
                                "is %p, expected a multiple of %zu", pointers[i], width);

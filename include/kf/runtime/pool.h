@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* kf/runtime/pool.h: a context's pool: what is allocated, by whom it was not, the cap and the
-   counts. Where memory comes from and is kept is the device's own affair. */
+/* kf/runtime/pool.h: a context's memory pool: live allocations, the limit, the statistics. The
+ * device allocates and caches the memory. */
 #ifndef KF_RUNTIME_POOL_H
 #define KF_RUNTIME_POOL_H
 
 #include "kf/runtime/state.h"
 
-/* ---- the table of living allocations */
+/* ---- the table of live allocations */
 
 static size_t kfi_rt_place(const kfi_rt_table *table, uintptr_t at)
 {
@@ -14,7 +14,7 @@ static size_t kfi_rt_place(const kfi_rt_table *table, uintptr_t at)
     while (table->of[i].at && table->of[i].at != at) i = (i + 1) & (table->places - 1);
     return i;
 }
-/* Makes room for one more. Returns 0 where there is no memory for it. */
+/* Makes room for one more entry; returns 0 if there is no memory for it. */
 static int kfi_rt_grow(kfi_rt_table *table)
 {
     if (2 * (table->count + 1) <= table->places) return 1;
@@ -46,7 +46,7 @@ static void kfi_rt_remove(kfi_rt_table *table, const void *ptr)
     table->of[i].at = 0;
     --table->count;
     for (i = (i + 1) & (table->places - 1); table->of[i].at;
-         i = (i + 1) & (table->places - 1)) { /* those that had to go on from there */
+         i = (i + 1) & (table->places - 1)) { /* entries displaced from that position */
         const kfi_rt_allocation one = table->of[i];
         table->of[i].at = 0;
         table->of[kfi_rt_place(table, one.at)] = one;
@@ -92,8 +92,8 @@ static kf_result_t kfi_rt_give(const char *function, kf_context_t *ctx, void *pt
     return KF_SUCCESS;
 }
 
-/* Memory for the time of a call, whose name a message has. The context may be destroyed: a plan
- * keeps it. */
+/* Allocates memory for the duration of a call; messages name `function`. The context may be
+ * destroyed already: a plan keeps it. */
 static kf_result_t kfi_rt_borrow(const char *function, kf_context_t *ctx, size_t bytes,
                                  const kf_stream_t *stream, void **found)
 {

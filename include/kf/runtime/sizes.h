@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* kf/runtime/sizes.h: what a call of given tensors is: which launcher, which sizes; or why there is
- * none. */
+/* kf/runtime/sizes.h: chooses the launcher of a call and computes its sizes from the tensors, or
+ * reports why it cannot. */
 #ifndef KF_RUNTIME_SIZES_H
 #define KF_RUNTIME_SIZES_H
 
@@ -44,7 +44,7 @@ static kf_result_t kfi_rt_check_tensors(const kfi_rt_call *c, const kfi_rt_made 
     }
     return KF_SUCCESS;
 }
-/* The dtype of the first tensor of a variable; -1: there is none. */
+/* Returns the dtype of the first tensor of a type variable; -1: none. */
 static int kfi_rt_first_dtype(const kfi_rt_call *c, int var)
 {
     for (int i = 0; i < c->op->operand_count; ++i)
@@ -122,7 +122,7 @@ static kf_result_t kfi_rt_choose(const kfi_rt_call *c, kfi_rt_made *m)
 
 /* ---- shapes */
 
-/* The dimensions of the elements, from `begin` on, that a size is the product of. */
+/* Return the range [begin, end) of dimensions whose product is a size. */
 static int kfi_rt_begin(const kfi_rt_made *m, int what)
 {
     switch (what) {
@@ -151,8 +151,8 @@ static int kfi_rt_end(const kfi_rt_made *m, int what)
     default: return kfi_rt_begin(m, what) + 1;
     }
 }
-/* The product of dimensions [begin, end); -1: more than a tensor has, which those of several
- * tensors may come to. */
+/* Returns the product of dimensions [begin, end); -1 if it exceeds the size of any tensor, which
+ * joined shapes can. */
 static int64_t kfi_rt_product(const int64_t *shape, int begin, int end)
 {
     int64_t n = 1;
@@ -162,7 +162,7 @@ static int64_t kfi_rt_product(const int64_t *shape, int begin, int end)
         if (n > KFI_RT_MOST / shape[d]) return -1;
     return n;
 }
-/* The shape of an operand; returns how many dimensions. */
+/* Computes the shape of an operand; returns its number of dimensions. */
 static int kfi_rt_shape_of(const kfi_rt_call *c, const kfi_rt_made *m, const kfi_rt_operand *o,
                            int64_t *shape)
 {
@@ -175,7 +175,7 @@ static int kfi_rt_shape_of(const kfi_rt_call *c, const kfi_rt_made *m, const kfi
     }
     return n;
 }
-/* What the inputs broadcast to, where they may. */
+/* Broadcasts the shapes of all inputs. */
 static kf_result_t kfi_rt_broadcast_all(const kfi_rt_call *c, kfi_rt_made *m)
 {
     m->ndim = 0;
@@ -198,8 +198,8 @@ static kf_result_t kfi_rt_broadcast_all(const kfi_rt_call *c, kfi_rt_made *m)
     }
     return KF_SUCCESS;
 }
-/* The dimensions of all sizes, one after the other, of several tensors: each has one for most of
- * its sizes, and for one of them what is left. */
+/* Joins the shapes of several tensors into the dimensions of all sizes. A size has one dimension,
+ * except at most one per tensor, which takes the remaining ones. */
 static kf_result_t kfi_rt_join_shapes(const kfi_rt_call *c, kfi_rt_made *m)
 {
     const kfi_rt_op *const op = c->op;
@@ -238,7 +238,7 @@ static kf_result_t kfi_rt_join_shapes(const kfi_rt_call *c, kfi_rt_made *m)
         for (int d = 0; d < count[s]; ++d) m->shape[m->ndim++] = shape[s][d] / times[s];
     return KF_SUCCESS;
 }
-/* The first operand of whose shape a size is. */
+/* Returns the first operand that contains a size. */
 static const kfi_rt_operand *kfi_rt_sized(const kfi_rt_op *op, int size)
 {
     const kfi_rt_operand *found = op->operands;
@@ -247,8 +247,8 @@ static const kfi_rt_operand *kfi_rt_sized(const kfi_rt_op *op, int size)
             if (op->operands[i].extent[k] == size) found = &op->operands[i];
     return found;
 }
-/* The same where every tensor says some: each has one dimension for a size, but for the first, of
- * which it has what is left. */
+/* Joins shapes if every tensor gives sizes: one dimension per size, and the remaining ones for the
+ * first size. */
 static kf_result_t kfi_rt_join_all_shapes(const kfi_rt_call *c, kfi_rt_made *m)
 {
     const kfi_rt_op *const op = c->op;

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* kf/runtime/state.h: what the runtime's objects are made of, what a device does for them, and
- * errors. */
+/* kf/runtime/state.h: the runtime's objects, the interface of a device, and errors. */
 #ifndef KF_RUNTIME_STATE_H
 #define KF_RUNTIME_STATE_H
 
@@ -9,8 +8,7 @@
 
 #include "kf/runtime.h"
 
-/* What a handle is of. A destroyed one's number is KFI_RT_DEAD, which only debug mode keeps
- * readable. */
+/* Kind of an object. A destroyed one is KFI_RT_DEAD, which only debug mode keeps readable. */
 enum {
     KFI_RT_DEAD = 0x6b660000,
     KFI_RT_CONTEXT,
@@ -22,11 +20,11 @@ enum {
 typedef struct kfi_rt_object {
     int kind;
     kf_context_t *ctx;
-    struct kfi_rt_object *next; /* of the destroyed ones that debug mode keeps */
+    struct kfi_rt_object *next; /* list of destroyed objects that debug mode keeps */
 } kfi_rt_object;
 
-/* Living allocations of a pool and their sizes: open addressing, at most half full, a power of two
- * of places. */
+/* Hash table of a pool's live allocations and their sizes: open addressing, at most half full, a
+ * power of two slots. */
 typedef struct {
     uintptr_t at;
     size_t bytes;
@@ -43,69 +41,67 @@ struct kf_context_t {
     const kfi_rt_device *device;
     int id, debug, closed;
     long refs;
-    long made;            /* tensors of the pool, so far */
-    pthread_mutex_t lock; /* of all below */
+    long made;            /* tensors allocated from the pool so far */
+    pthread_mutex_t lock; /* guards all fields below */
     kfi_rt_table living;
     kf_pool_stats_t stats;
     size_t cap;
-    void *kept[KFI_RT_CLASSES]; /* memory of a size class that nobody uses, each with the next one's
-                                   address (device_cpu.h) */
+    void *kept[KFI_RT_CLASSES]; /* free list for each size class (device_cpu.h) */
     void *native;               /* the device's own pool */
     kfi_rt_object *destroyed;
 };
 
-/* Memory that tensors share. */
+/* Memory shared by tensors. */
 enum { KFI_RT_FOREIGN, KFI_RT_OWNED, KFI_RT_POOLED, KFI_RT_DLPACK };
 #define KFI_RT_USERS 4
 typedef struct {
     kf_context_t *ctx;
-    kf_stream_t *stream; /* of ctx; NULL: its default one */
+    kf_stream_t *stream; /* a stream of ctx; NULL: its default stream */
 } kfi_rt_user;
 typedef struct {
     long refs;
     void *data;
     int owner, read_only;
-    void *managed;                /* of DLPack */
-    kfi_rt_user by[KFI_RT_USERS]; /* streams of GPUs beside its own context's default one that were
-                                     given work on it */
-    int streams; /* how many; more than there is room for: any of its own context */
+    void *managed; /* a DLPack tensor */
+    /* streams of GPUs with work on this memory, besides the default stream of its own context */
+    kfi_rt_user by[KFI_RT_USERS];
+    int streams; /* number of them; more than KFI_RT_USERS: any stream of its own context */
 } kfi_rt_storage;
 struct kf_tensor_t {
     kfi_rt_object object;
-    int ndim, dtype, is_dense, repeats; /* repeats: elements share an address */
+    int ndim, dtype, is_dense, repeats; /* repeats: some elements share an address */
     char *data;
     int64_t count, shape[KF_MAX_DIMS], strides[KF_MAX_DIMS];
     kfi_rt_storage *storage;
 };
 struct kf_stream_t {
     kfi_rt_object object;
-    int is_own, closed; /* closed: destroyed, and the default stream waits for what it was given */
-    long refs;          /* a storage keeps the streams that work on it */
-    long behind; /* of its context's tensors so many were made before it last waited for the default
-                    stream */
+    int is_own, closed; /* closed: destroyed, and the default stream waits for its work */
+    long refs;          /* storages keep the streams that work on them */
+    long behind;        /* value of ctx->made when the stream last waited for the default stream */
     struct CUstream_st *native;
 };
 struct kf_event_t {
     kfi_rt_object object;
     int is_recorded;
     void *native;
-    double at; /* on the CPU: seconds */
+    double at; /* seconds, on the CPU */
 };
 
 struct kfi_rt_pair; /* kf/runtime/move.h */
-/* What a kind of device does. Whoever calls has checked the arguments; `function` is who a message
- * speaks of. */
+/* Interface of a device. The caller has checked the arguments; `function` is the name in messages.
+ */
 struct kfi_rt_device {
     int type;
     kf_result_t (*open)(const char *function, kf_context_t *ctx);
     void (*close)(kf_context_t *ctx);
     kf_result_t (*info)(const char *function, const kf_context_t *ctx, kf_device_info_t *info);
-    /* The device is the thread's current one from make_current to restore, which is given what
-     * make_current returned. */
+    /* make_current makes the device the thread's current one; restore takes its result and undoes
+     * it. */
     int (*make_current)(const kf_context_t *ctx);
     void (*restore)(int before);
-    size_t (*round)(size_t bytes); /* what an allocation takes */
-    /* These four with the pool locked. bytes: rounded. */
+    size_t (*round)(size_t bytes); /* bytes of an allocation, rounded up */
+    /* These four require the pool's lock. bytes: rounded. */
     kf_result_t (*allocate)(const char *function, kf_context_t *ctx, size_t bytes,
                             const kf_stream_t *stream, void **found);
     kf_result_t (*release)(const char *function, kf_context_t *ctx, void *ptr, size_t bytes,
@@ -113,7 +109,7 @@ struct kfi_rt_device {
     kf_result_t (*clear)(const char *function, kf_context_t *ctx);
     kf_result_t (*count)(const char *function, kf_context_t *ctx); /* sets stats.reserved */
     void (*free_owned)(kf_context_t *ctx, void *ptr);
-    /* Elements of `width` bytes, from one way of lying in the device's memory to another. */
+    /* Copies elements of `width` bytes between two strided layouts in the device's memory. */
     kf_result_t (*move)(const char *function, const kf_context_t *ctx, char *to, const char *from,
                         const struct kfi_rt_pair *p, size_t width, const kf_stream_t *stream);
     kf_result_t (*stream_create)(const char *function, kf_stream_t *stream,
@@ -123,9 +119,8 @@ struct kfi_rt_device {
                                const kf_stream_t *stream); /* NULL: all streams */
     kf_result_t (*wait)(const char *function, const kf_context_t *ctx, const kf_stream_t *stream,
                         const kf_event_t *event);
-    /* The stream waits for what the context's default one was given so far; not one that is
-     * captured, which may wait for nothing outside.
-     */
+    /* The stream waits for all work so far on the context's default stream, unless it is being
+     * captured: a captured stream cannot wait for outside work. */
     kf_result_t (*follow)(const char *function, const kf_context_t *ctx, const kf_stream_t *stream,
                           int *follows);
     kf_result_t (*is_captured)(const char *function, const kf_stream_t *stream, int *is_captured);
@@ -134,7 +129,7 @@ struct kfi_rt_device {
     kf_result_t (*record)(const char *function, kf_event_t *event, const kf_stream_t *stream);
     kf_result_t (*query)(const char *function, const kf_event_t *event, int *is_done);
     kf_result_t (*event_wait)(const char *function,
-                              const kf_event_t *event); /* the calling thread does */
+                              const kf_event_t *event); /* blocks the calling thread */
     kf_result_t (*elapsed)(const char *function, const kf_event_t *begin, const kf_event_t *end,
                            float *ms);
 };
@@ -142,7 +137,7 @@ struct kfi_rt_device {
 /* ---- errors */
 
 typedef struct {
-    char text[288]; /* of KFI_RT_DIMS numbers */
+    char text[288]; /* room for KFI_RT_DIMS numbers */
 } kfi_rt_text;
 static kfi_rt_text kfi_rt_list(const int64_t *numbers, int count)
 {
@@ -158,7 +153,7 @@ KFI_PRINTF(4, 5)
 static kf_result_t kfi_rt_fail(kf_result_t result, const char *function, const char *argument,
                                const char *format, ...)
 {
-    char text[sizeof kfi_error_detail - 100]; /* the names in front of it are short */
+    char text[sizeof kfi_error_detail - 100]; /* the names in front are short */
     va_list arguments;
     va_start(arguments, format);
     vsnprintf(text, sizeof text, format, arguments);
@@ -167,7 +162,7 @@ static kf_result_t kfi_rt_fail(kf_result_t result, const char *function, const c
              text);
     return result;
 }
-/* As kfi_rt_fail, for functions that return a pointer. */
+/* kfi_rt_fail for functions that return a pointer. */
 #define KFI_RT_NULL(type, ...) ((void)kfi_rt_fail(__VA_ARGS__), (type *)NULL)
 
 static const char *kfi_rt_word(int kind)
@@ -177,7 +172,7 @@ static const char *kfi_rt_word(int kind)
     return kind >= KFI_RT_DEAD && kind <= KFI_RT_PLAN ? words[kind - KFI_RT_DEAD]
                                                       : "no handle of kf";
 }
-/* That a handle is of an object of this kind that lives. */
+/* Checks that a handle refers to a live object of this kind. */
 static kf_result_t kfi_rt_check(const char *function, const char *argument,
                                 const kfi_rt_object *object, int kind)
 {
@@ -194,7 +189,7 @@ static kf_result_t kfi_rt_check(const char *function, const char *argument,
 }
 #define KFI_RT_CHECK(function, argument, handle, kind)                                             \
     kfi_rt_check(function, argument, (handle) ? &(handle)->object : NULL, kind)
-/* That a stream, if there is one, is of this context. */
+/* Checks that a stream, unless NULL, belongs to this context. */
 static kf_result_t kfi_rt_check_stream(const char *function, const kf_context_t *ctx,
                                        const kf_stream_t *stream)
 {
@@ -206,7 +201,7 @@ static kf_result_t kfi_rt_check_stream(const char *function, const kf_context_t 
     return result;
 }
 
-/* Bytes of an element; 0: no dtype. */
+/* Returns the bytes per element; 0: no dtype. */
 static size_t kfi_rt_width(int dtype)
 {
     static const unsigned char width[] = {4, 2, 2, 8, 4, 8, 1};

@@ -17,8 +17,8 @@ static kf_stream_t *kfi_rt_new_stream(const char *function, kf_context_t *ctx)
     if (stream) stream->refs = 1;
     return stream;
 }
-/* A context's default stream waits for what a stream, of this context or another, was given so far:
-   an event that nobody keeps. A CPU's has nothing that waits: then the caller does. */
+/* Makes a context's default stream wait for the work so far on a stream of this or another context,
+ * through a temporary event. A CPU has no stream that waits: the caller waits instead. */
 static kf_result_t kfi_rt_join(const char *function, const kf_context_t *ctx, kf_context_t *of,
                                const kf_stream_t *stream)
 {
@@ -32,9 +32,9 @@ static kf_result_t kfi_rt_join(const char *function, const kf_context_t *ctx, kf
     of->device->event_destroy(&event);
     return result;
 }
-/* The pool's memory is handed out in the order of the default stream, and may be what another
-   stream still works on: a stream waits for that before it is given work on tensors, if some were
-   made since it last did. */
+/* The pool reuses memory in the order of the default stream, so another stream may still work on
+ * it. A stream therefore waits before it receives work on tensors, if any were made since it last
+ * waited. */
 static kf_result_t kfi_rt_follow(const char *function, kf_context_t *ctx, kf_stream_t *stream)
 {
     if (!stream) return KF_SUCCESS;
@@ -98,7 +98,7 @@ kf_result_t kf_stream_wait_event(kf_stream_t *stream, kf_event_t *event)
         result = KFI_RT_CHECK(function, "stream", stream, KFI_RT_STREAM);
     if (result != KF_SUCCESS || !event->is_recorded) return result;
     const kf_context_t *const ctx =
-        stream ? stream->object.ctx : event->object.ctx; /* events go between contexts */
+        stream ? stream->object.ctx : event->object.ctx; /* events may cross contexts */
     return ctx->device == event->object.ctx->device
                ? ctx->device->wait(function, ctx, stream, event)
                : event->object.ctx->device->event_wait(function, event);
@@ -109,8 +109,8 @@ kf_result_t kf_stream_destroy(kf_stream_t *stream)
     if (!stream) return KF_SUCCESS;
     kf_result_t result = KFI_RT_CHECK(function, "stream", stream, KFI_RT_STREAM);
     if (result != KF_SUCCESS) return result;
-    kf_context_t *const ctx = stream->object.ctx; /* what is captured does not run: nothing waits
-                                                     for it, which would end the capture */
+    /* captured work does not run: nothing waits for it, since waiting would end the capture */
+    kf_context_t *const ctx = stream->object.ctx;
     int is_captured = 0;
     result = ctx->device->is_captured(function, stream, &is_captured);
     if (result == KF_SUCCESS && !is_captured) result = kfi_rt_join(function, ctx, ctx, stream);

@@ -1,14 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* kf/runtime/strides.h: rows that lie apart, as launchers take them: by the struct of strides. */
+/* kf/runtime/strides.h: strided rows, described by the strides struct of a launcher. */
 #ifndef KF_RUNTIME_STRIDES_H
 #define KF_RUNTIME_STRIDES_H
 
 #include "kf/core/pitch.h"
 #include "kf/runtime/sizes.h"
 
-/* The distance of neighbours along dimensions [begin, end) of a tensor that are one level; 0: dense
- * or nothing to say. -1: there is none.
- */
+/* Returns the stride of dimensions [begin, end) of a tensor, merged into one level; 0: contiguous,
+ * or nothing to describe; -1: they cannot be merged. */
 static int64_t kfi_rt_distance(const kf_tensor_t *t, int begin, int end)
 {
     int64_t found = 0, wanted = 0;
@@ -29,8 +28,8 @@ static int kfi_rt_side_by_side(const kf_tensor_t *t, int begin, int end)
     }
     return 1;
 }
-/* Sets an operand's fields of the struct. Returns 0 where no number says how it lies. Its levels
-   are the extents of its shape from the first on, the fields begin with the innermost. */
+/* Sets an operand's fields in the struct; returns 0 if no number describes its strides. Its levels
+ * are the extents of its shape from the first on; the fields begin with the innermost. */
 static int kfi_rt_set_strides(const kfi_rt_call *c, kfi_rt_made *m, const kfi_rt_operand *o,
                               const kf_tensor_t *t)
 {
@@ -45,7 +44,7 @@ static int kfi_rt_set_strides(const kfi_rt_call *c, kfi_rt_made *m, const kfi_rt
     begin[o->extents] = at;
     int64_t behind = 1;
     for (int d = begin[levels]; d < at; ++d) behind *= t->shape[d];
-    /* The first extent that lies side by side. */
+    /* Index of the first extent that is contiguous. */
     const int first =
         c->op->joined == KFI_RT_ALWAYS || (c->op->joined == KFI_RT_ALONE && behind == 1)
             ? levels - 1

@@ -6,14 +6,16 @@
 #include "kf/runtime/pool.h"
 #include "kf/runtime/stream.h"
 
-#define KFI_RT_MOST ((int64_t)1 << 58) /* elements from a tensor's first to its last */
+#define KFI_RT_MOST                                                                                \
+    ((int64_t)1 << 58) /* maximum elements from the first to the last of a tensor                  \
+                        */
 
 /* ---- descriptions */
 
 typedef struct {
     int ndim, dtype;
     int64_t shape[KF_MAX_DIMS], strides[KF_MAX_DIMS], count,
-        reach; /* reach: elements up to the last */
+        reach; /* reach: elements up to the last one */
 } kfi_rt_layout;
 
 static kf_result_t kfi_rt_measure(const char *function, const kf_tensor_desc_t *d, kfi_rt_layout *l)
@@ -70,8 +72,8 @@ static kf_result_t kfi_rt_read_desc(const char *function, const kf_context_t *ct
 
 /* ---- memory */
 
-/* Notes that a stream of `ctx` was given work on a tensor's memory, so that it is not handed out
-   before that is done. The two may be of two devices. A CPU's work is done already. */
+/* Records that a stream of `ctx` received work on a tensor's memory, so that the pool does not
+ * reuse it before the work is done. The devices may differ. Work on a CPU is already done. */
 static void kfi_rt_use(const kf_tensor_t *tensor, kf_context_t *ctx, kf_stream_t *stream)
 {
     kfi_rt_storage *const s = tensor->storage;
@@ -95,7 +97,7 @@ static void kfi_rt_use(const kf_tensor_t *tensor, kf_context_t *ctx, kf_stream_t
     pthread_mutex_unlock(&tensor->object.ctx->lock);
     if (!known && !has_room && !is_own)
         (void)ctx->device->synchronize("kf_tensor_copy", ctx,
-                                       stream); /* nobody would wait for it */
+                                       stream); /* nothing else would wait for it */
 }
 static kf_result_t kfi_rt_wait_for_users(const char *function, kf_context_t *ctx, kfi_rt_storage *s)
 {
@@ -103,8 +105,8 @@ static kf_result_t kfi_rt_wait_for_users(const char *function, kf_context_t *ctx
     kf_result_t result = is_any ? ctx->device->synchronize(function, ctx, NULL) : KF_SUCCESS;
     for (int i = 0; i < KFI_RT_USERS && i < s->streams; ++i) {
         const kfi_rt_user *const user = &s->by[i];
-        /* One that is closed its context's default stream waits for; and what a program keeps
-         * itself is not freed here. */
+        /* The default stream of the context already waits for its closed streams. Memory owned by
+         * the program is not freed here. */
         const int is_waited_for =
             user->ctx == ctx ? is_any || user->stream->closed
                              : s->owner == KFI_RT_FOREIGN && user->ctx->device != ctx->device;
@@ -135,8 +137,8 @@ static kf_result_t kfi_rt_storage_leave(const char *function, kf_context_t *ctx,
 
 /* ---- tensors */
 
-/* Whether elements share an address: some dimension, taken by falling stride, does not step over
- * what lies within it. */
+/* Returns whether elements share an address: some dimension, by decreasing stride, does not step
+ * over the dimensions inside it. */
 static int kfi_rt_repeats(const kfi_rt_layout *l)
 {
     int order[KF_MAX_DIMS], n = 0;
@@ -153,7 +155,7 @@ static int kfi_rt_repeats(const kfi_rt_layout *l)
     }
     return 0;
 }
-/* A tensor over a storage, which counts it. On failure the storage is left as it was. */
+/* Creates a tensor over a storage and counts it there. On failure the storage is unchanged. */
 static kf_tensor_t *kfi_rt_tensor(const char *function, kf_context_t *ctx, const kfi_rt_layout *l,
                                   kfi_rt_storage *s, char *data)
 {

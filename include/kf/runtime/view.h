@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* kf/runtime/view.h: other shapes of the same memory. */
+/* kf/runtime/view.h: views: other shapes of the same memory. */
 #ifndef KF_RUNTIME_VIEW_H
 #define KF_RUNTIME_VIEW_H
 
@@ -16,7 +16,7 @@ static kfi_rt_layout kfi_rt_layout_of(const kf_tensor_t *t)
     memcpy(l.strides, t->strides, sizeof l.strides);
     return l;
 }
-/* offset: elements from the tensor's first one. */
+/* Creates a view. offset: elements from the tensor's first element. */
 static kf_tensor_t *kfi_rt_view(const char *function, kf_tensor_t *t, kfi_rt_layout *l,
                                 int64_t offset)
 {
@@ -35,23 +35,25 @@ static kf_result_t kfi_rt_check_shape(const char *function, const int64_t *shape
                           : kfi_rt_fail(KF_ERROR_NULL_POINTER, function, "shape",
                                         "is NULL, expected %d numbers", ndim);
 }
-/* Strides of `to` with which it is the elements of `from` in their order, dimension by dimension
-   from the last. Returns 0 where there are none: some dimension of `to` would go over two of `from`
-   that do not lie side by side. */
+/* Computes strides of `to` such that it has the elements of `from` in order, dimension by dimension
+ * from the last. Returns 0 if there are none: a dimension of `to` would span dimensions of `from`
+ * that are not contiguous. */
 static int kfi_rt_restride(const kfi_rt_layout *from, kfi_rt_layout *to)
 {
     int f = from->ndim - 1;
-    int64_t left = 1, stride = 1; /* of a run of from's dimensions that lie side by side: elements
-                                     not yet given to `to`, and their distance */
+    /* a contiguous run of dimensions of `from`: elements not yet assigned to `to`, and their
+     * stride */
+    int64_t left = 1, stride = 1;
     for (int t = to->ndim - 1; t >= 0; --t) {
         const int64_t n = to->shape[t];
         if (n == 1) {
             to->strides[t] = left > 1 || f < 0 ? stride : from->strides[f];
             continue;
         }
-        for (; left == 1; --f) /* the next run begins; a dimension of one element is none */
+        for (; left == 1; --f) /* the next run begins; dimensions of size 1 are skipped */
             left = from->shape[f], stride = from->strides[f];
-        while (left % n != 0) { /* what is left is not enough, or breaks off: the run must go on */
+        /* too few elements are left, or they do not divide: the run must continue */
+        while (left % n != 0) {
             if (f < 0 || (from->shape[f] != 1 && from->strides[f] != stride * left)) return 0;
             left *= from->shape[f--];
         }
@@ -61,8 +63,8 @@ static int kfi_rt_restride(const kfi_rt_layout *from, kfi_rt_layout *to)
     }
     return 1;
 }
-/* Strides with which t has this shape by NumPy's rule of broadcasting; argument: what a message
- * speaks of. */
+/* Computes strides with which t broadcasts to this shape, by NumPy's rule. argument: name in
+ * messages. */
 static kf_result_t kfi_rt_broadcast(const char *function, const char *argument,
                                     const kf_tensor_t *t, const int64_t *shape, int ndim,
                                     int64_t *strides)
@@ -103,7 +105,7 @@ kf_tensor_t *kf_tensor_slice(kf_tensor_t *tensor, int dim, int64_t start, int64_
     kfi_rt_layout l = kfi_rt_layout_of(tensor);
     l.shape[dim] = (stop - start) / step + ((stop - start) % step != 0);
     if (l.shape[dim] > 1)
-        l.strides[dim] *= step; /* which is within the tensor, so that it does not overflow */
+        l.strides[dim] *= step; /* stays within the tensor, so it does not overflow */
     return kfi_rt_view(function, tensor, &l, start * tensor->strides[dim]);
 }
 kf_tensor_t *kf_tensor_permute(kf_tensor_t *tensor, const int *dims, int count)
