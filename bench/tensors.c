@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What functions on tensors cost beside their launchers, on the CPU: a call's nanoseconds, and
-   times over dense for tensors that lie otherwise.
-
-   kfgen runtime --ops add,layer_norm,softmax --dtypes f32,bf16 --activations none,relu -o
-   build/ops.h gcc -O2 -march=native -Ibuild -Iinclude -isystem build/include bench/tensors.c -o
-   build/tensors -lm && build/tensors */
+/* Overhead of functions on tensors over their launchers on the CPU: ns per call, and the time of
+ * strided tensors relative to dense ones.
+ *   kfgen runtime --ops add,layer_norm,softmax --dtypes f32,bf16 --activations none,relu \
+ *       -o build/ops.h
+ *   gcc -O2 -march=native -Ibuild -Iinclude -isystem build/include bench/tensors.c \
+ *       -o build/tensors -lm && build/tensors */
 #define _GNU_SOURCE
 #define KF_RUNTIME_IMPLEMENTATION
 #include "ops.h"
@@ -52,7 +52,7 @@ static kf_result_t call_op(void)
     return kf_op_call(ctx, op, &a, NULL);
 }
 
-/* Nanoseconds of a call, the median of many. */
+/* Returns the median time of a call, in ns. */
 static double timed(kf_result_t (*call)(void), int calls)
 {
     static double samples[SAMPLES];
@@ -114,7 +114,7 @@ static void layouts(const char *name, const char *of, int dtype)
         x = matrix(SIDE, SIDE, ways[i].x[0], ways[i].x[1], dtype),
         y = matrix(SIDE, SIDE, SIDE, 1, dtype);
         out = matrix(SIDE, SIDE, ways[i].out[0], ways[i].out[1], dtype);
-        if (*of == '1') kf_tensor_destroy(y), y = out; /* of one input: x, out */
+        if (*of == '1') kf_tensor_destroy(y), y = out; /* one input only: x, out */
         const double us = timed(call_op, 1) / 1e3;
         if (!i) dense = us;
         printf("%s %s, %s: %.0f us, %.2f of dense\n", name, dtype == KF_F32 ? "f32" : "bf16",

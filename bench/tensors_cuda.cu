@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// What functions on tensors cost on a GPU: the host's nanoseconds a call beside the launcher's, and
-// copies of tensors that lie otherwise beside a copy of as many bytes.
-//
-// kfgen runtime --ops add,layer_norm --dtypes f32,bf16 --activations none,relu -o build/ops.h
-// nvcc -O3 -arch=native -Ibuild -Iinclude -isystem build/include bench/tensors_cuda.cu -o
-// build/tensors_cuda && build/tensors_cuda
+// Cost of functions on tensors on a GPU: host ns per call compared with the launcher, and strided
+// copies compared with a copy of the same bytes.
+//   kfgen runtime --ops add,layer_norm --dtypes f32,bf16 --activations none,relu -o build/ops.h
+//   nvcc -O3 -arch=native -Ibuild -Iinclude -isystem build/include bench/tensors_cuda.cu \
+//       -o build/tensors_cuda && build/tensors_cuda
 #define KF_RUNTIME_IMPLEMENTATION
 #include "ops.h"
 #include <kf/ops/layer_norm.cuh>
@@ -59,8 +58,7 @@ static kf_result_t fused_add()
 }
 static kf_result_t run_plan() { return kf_plan_run(plan, pointers, nullptr); }
 
-// Nanoseconds of the host's processor a call, while the device keeps up: of 100 calls behind an
-// empty queue, the median of many.
+// Prints host ns per call while the device keeps up: 100 calls on an empty queue, median of many.
 static void overhead()
 {
     kf_result_t (*const calls[])() = {launch_add, run_plan, fused_add};
@@ -78,7 +76,7 @@ static void overhead()
     std::vector<double> samples[3];
     for (int s = -5; s < 200; ++s)
         for (int turn = 0; turn < 3; ++turn) {
-            const int c = (s + 5 + turn) % 3; // by turns
+            const int c = (s + 5 + turn) % 3; // alternates
             timespec begin, end;
             cudaDeviceSynchronize();
             clock_gettime(CLOCK_MONOTONIC, &begin);
@@ -97,7 +95,7 @@ static void overhead()
 static char *flush;
 enum { FLUSH = 256 << 20 };
 
-// Microseconds with nothing of it in L2.
+// Returns the time in us with a cold L2 cache.
 template <class F> static double timed(F call)
 {
     std::vector<double> samples;
@@ -121,26 +119,26 @@ static void copies(int dtype)
     const struct {
         const char *name;
         int64_t from[2], to[2];
-    } ways[] = {{"dense", {side, 1}, {side, 1}},
-                {"rows apart", {side + 8, 1}, {side, 1}},
-                {"rows apart by an odd pitch", {side + 3, 1}, {side + 5, 1}},
-                {"transposed", {1, side}, {side, 1}},
-                {"transposed, rows apart", {1, side + 8}, {side, 1}},
-                {"both transposed", {1, side}, {1, side}}};
-    for (auto &way : ways) {
-        kf_tensor_t *const from = matrix(side, side, way.from[0], way.from[1], dtype),
-                           *const to = matrix(side, side, way.to[0], way.to[1], dtype);
+    } cases[] = {{"dense", {side, 1}, {side, 1}},
+                 {"rows apart", {side + 8, 1}, {side, 1}},
+                 {"rows apart by an odd pitch", {side + 3, 1}, {side + 5, 1}},
+                 {"transposed", {1, side}, {side, 1}},
+                 {"transposed, rows apart", {1, side + 8}, {side, 1}},
+                 {"both transposed", {1, side}, {1, side}}};
+    for (auto &layout : cases) {
+        kf_tensor_t *const from = matrix(side, side, layout.from[0], layout.from[1], dtype),
+                           *const to = matrix(side, side, layout.to[0], layout.to[1], dtype);
         const double copy = timed([&] {
             cudaMemcpyAsync(kf_tensor_data(to), kf_tensor_data(from), bytes,
                             cudaMemcpyDeviceToDevice, 0);
         });
         const double own = timed([&] { check(kf_tensor_copy(to, from, nullptr) == KF_SUCCESS); });
         printf("copy of 4096 x 4096 %s, %s: %.1f us, %.0f %% of a copy\n",
-               dtype == KF_F32 ? "f32" : "bf16", way.name, own, 100 * copy / own);
+               dtype == KF_F32 ? "f32" : "bf16", layout.name, own, 100 * copy / own);
         for (kf_tensor_t *t : {from, to}) check(kf_tensor_destroy(t) == KF_SUCCESS);
     }
 }
-// add of tensors that lie otherwise, beside dense ones: what of a copy of as many bytes is left.
+// Times add of strided tensors, relative to dense ones and to a copy of the same bytes.
 static void layouts(int dtype)
 {
     const int64_t side = 4096;
@@ -148,22 +146,22 @@ static void layouts(int dtype)
     const struct {
         const char *name;
         int64_t a[2], b[2], out[2];
-    } ways[] = {{"dense", {side, 1}, {side, 1}, {side, 1}},
-                {"rows apart", {side + 8, 1}, {side + 8, 1}, {side + 8, 1}},
-                {"rows of one apart", {side + 8, 1}, {side, 1}, {side, 1}},
-                {"rows apart by an odd pitch", {side + 3, 1}, {side + 3, 1}, {side + 3, 1}},
-                {"rows apart by three odd pitches", {side + 3, 1}, {side + 1, 1}, {side + 5, 1}},
-                {"all transposed", {1, side}, {1, side}, {1, side}},
-                {"one transposed", {1, side}, {side, 1}, {side, 1}},
-                {"the result transposed", {side, 1}, {side, 1}, {1, side}},
-                {"every other of one", {2 * side, 2}, {side, 1}, {side, 1}},
-                {"a row for all", {0, 1}, {side, 1}, {side, 1}},
-                {"a column for all", {1, 0}, {side, 1}, {side, 1}}};
+    } cases[] = {{"dense", {side, 1}, {side, 1}, {side, 1}},
+                 {"rows apart", {side + 8, 1}, {side + 8, 1}, {side + 8, 1}},
+                 {"rows of one apart", {side + 8, 1}, {side, 1}, {side, 1}},
+                 {"rows apart by an odd pitch", {side + 3, 1}, {side + 3, 1}, {side + 3, 1}},
+                 {"rows apart by three odd pitches", {side + 3, 1}, {side + 1, 1}, {side + 5, 1}},
+                 {"all transposed", {1, side}, {1, side}, {1, side}},
+                 {"one transposed", {1, side}, {side, 1}, {side, 1}},
+                 {"the result transposed", {side, 1}, {side, 1}, {1, side}},
+                 {"every other of one", {2 * side, 2}, {side, 1}, {side, 1}},
+                 {"a row for all", {0, 1}, {side, 1}, {side, 1}},
+                 {"a column for all", {1, 0}, {side, 1}, {side, 1}}};
     double dense = 0;
-    for (auto &way : ways) {
-        kf_tensor_t *const a = matrix(side, side, way.a[0], way.a[1], dtype),
-                           *const b = matrix(side, side, way.b[0], way.b[1], dtype),
-                           *const c = matrix(side, side, way.out[0], way.out[1], dtype);
+    for (auto &layout : cases) {
+        kf_tensor_t *const a = matrix(side, side, layout.a[0], layout.a[1], dtype),
+                           *const b = matrix(side, side, layout.b[0], layout.b[1], dtype),
+                           *const c = matrix(side, side, layout.out[0], layout.out[1], dtype);
         const kf_tensor_t *const tensors[] = {a, b, c};
         kf_op_arguments_t arguments = {};
         arguments.tensors = tensors;
@@ -171,12 +169,12 @@ static void layouts(int dtype)
             timed([&] { check(kf_op_call(ctx, op, &arguments, nullptr) == KF_SUCCESS); });
         dense = dense ? dense : us;
         printf("add_relu %s 4096 x 4096, %s: %.1f us, %.0f %% of dense\n",
-               dtype == KF_F32 ? "f32" : "bf16", way.name, us, 100 * dense / us);
+               dtype == KF_F32 ? "f32" : "bf16", layout.name, us, 100 * dense / us);
         for (kf_tensor_t *t : {a, b, c}) check(kf_tensor_destroy(t) == KF_SUCCESS);
     }
 }
 
-// kf's own launchers of rows: a pitch of the columns, some more.
+// Times kf's row launchers with a dense and with larger pitches.
 static void pitches(int64_t rows, int64_t cols)
 {
     double dense[4] = {};

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Times the map kernels under other schedules than the launchers choose: threads per block
-// (-DKFI_MAP_THREADS=...), vectors per thread. Prints GB/s beside a copy of the same bytes. nvcc
-// -O3 -arch=sm_90 -I include -I build/include bench/tune.cu -o build/tune && build/tune
+// Times the elementwise kernels under other schedules than the launchers choose: threads per CTA
+// (-DKFI_MAP_THREADS=...) and vectors per thread. Prints GB/s beside a copy of the same bytes.
+//   nvcc -O3 -arch=sm_90 -I include -I build/include bench/tune.cu -o build/tune && build/tune
 #include <kf/ops/act.cuh>
 #include <kf/ops/act_dropout.cuh>
 #include <kf/ops/add.cuh>
@@ -156,7 +156,7 @@ int main()
     all<8, 4>();
     all<8, 8>();
 #endif
-    // Launchers as they choose.
+    // Launchers with their own choice.
     const size_t ws = (size_t)64 << 20;
     void *w = pool + 5 * 2 * MB256;
 #define ROWS(name, rows, cols, tensors, ...)                                                       \

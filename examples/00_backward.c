@@ -9,10 +9,10 @@ int main(void)
     const float x[6] = {-1, 0, 1, 2, 3, 4}, bias[3] = {0, 1, -1}, dout[6] = {1, 1, 1, 1, 1, 1};
     float dx[6], dbias[3];
     /* [readme] */
-    const size_t bytes = kf_cpu_bias_gelu_bwd_f32_workspace_bytes(
-        2, 3); /* of each function that takes a workspace */
-    void *workspace =
-        aligned_alloc(256, bytes); /* aligned to 256 bytes, separate from all tensors */
+    /* Every function that takes a workspace has this query. */
+    const size_t bytes = kf_cpu_bias_gelu_bwd_f32_workspace_bytes(2, 3);
+    /* A workspace is aligned to 256 bytes and overlaps no tensor. */
+    void *workspace = aligned_alloc(256, bytes);
     const kf_result_t result =
         kf_cpu_bias_gelu_bwd_f32(x, bias, NULL, dout, dx, dbias, 2, 3, workspace, bytes);
     free(workspace);

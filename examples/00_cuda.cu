@@ -6,7 +6,7 @@
 int main()
 {
     const int64_t rows = 8192, cols = 4096;
-    float *x, *bias, first; // in device memory; kf itself never allocates
+    float *x, *bias, first; // device memory; kf itself never allocates
     if (cudaMalloc(&x, rows * cols * sizeof *x) || cudaMalloc(&bias, cols * sizeof *bias))
         return std::puts("no GPU"), 77;
     if (cudaMemset(x, 0, rows * cols * sizeof *x) || cudaMemset(bias, 0, cols * sizeof *bias))

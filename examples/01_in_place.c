@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* gcc -O3 -march=native -isystem ~/.local/include 01_in_place.c -o 01_in_place -lm */
-/* An output may be an input of the same shape; what a call refuses, it refuses before it writes,
- * and says why. */
+/* In-place calls and overlap checks: an output may be an input of the same shape. Invalid calls are
+ * refused before anything is written, with a description of the error. */
 #include <kf/ops/act_mul.h>
 
 #include <stdio.h>
@@ -20,11 +20,11 @@ int main(void)
         return puts(kf_get_last_error_detail()), 1;
     printf("silu(1) * 2 = %.6f\n", (double)up[600]);
 
-    /* Half over an input is neither in place nor apart. */
+    /* Partial overlap is neither in place nor disjoint. */
     kf_result_t result = kf_cpu_silu_mul_f32(gate, up, up + 500, 500);
     if (result != KF_SUCCESS)
         return puts(kf_get_last_error_detail()),
-               1; /* apart: the first 500 elements are read, the last 500 written */
+               1; /* disjoint: reads the first 500 elements, writes the last 500 */
     result = kf_cpu_silu_mul_f32(gate, up, up + 1, 500);
     if (result != KF_ERROR_OVERLAP) return 1;
     printf("%s\n%s\n", kf_get_error_string(result), kf_get_last_error_detail());
@@ -33,6 +33,6 @@ int main(void)
     if (result != KF_ERROR_NULL_POINTER) return 1;
     printf("%s\n%s\n", kf_get_error_string(result), kf_get_last_error_detail());
 
-    /* Nothing to do is not an error, whatever the pointers. */
+    /* Empty tensors are no error, whatever the pointers. */
     return kf_cpu_silu_mul_f32(NULL, NULL, NULL, 0) == KF_SUCCESS ? 0 : 1;
 }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* gcc -O3 -march=native -isystem ~/.local/include 02_backward.c -o 02_backward -lm */
-/* The gradients of act(x + bias): dx for each element, dbias summed over the rows, which needs a
-   workspace. The caller allocates it, once: its size depends on the shape alone. */
+/* Gradients of act(x + bias): dx per element, dbias summed over the rows, which needs a workspace.
+ * Allocate it once: its size depends only on the shape. */
 #include <kf/ops/bias.h>
 
 #include <math.h>
@@ -39,7 +39,7 @@ int main(void)
     }
     printf("largest error against float64: %.1e\n", worst);
 
-    /* A gradient that nobody wants is NULL; the workspace is as large all the same. */
+    /* NULL skips a gradient; the workspace keeps its size. */
     result = kf_cpu_bias_silu_bwd_f32(x, bias, NULL, dout, dx, NULL, ROWS, COLS, workspace, bytes);
     free(workspace);
     return result == KF_SUCCESS && worst < 1e-6 ? 0 : 1;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // nvcc -O3 -arch=native -isystem ~/.local/include 03_device_functions.cu -o 03_device_functions
-// The activations inside a kernel of one's own: every one is a device function, with its gradient.
-// Exits with 77 when no GPU answers.
+// Activations inside your own kernel: each is a device function, and so is its gradient. Exits with
+// 77 without a GPU.
 #include <kf/ops/activations.cuh>
 
 #include <cstdio>
@@ -25,7 +25,7 @@ int main()
     for (int64_t i = 0; i < n; ++i) x[i] = h * (float)(i - 500);
     blend<<<(unsigned)((n + 255) / 256), 256>>>(x, y, slope, 0.25f, n);
     if (cudaGetLastError() != cudaSuccess || cudaDeviceSynchronize() != cudaSuccess)
-        return 1; // the launch's own error, and the kernel's
+        return 1; // errors of the launch and of the kernel
     for (int64_t i = 1; i + 1 < n; ++i) {
         const float difference = (y[i + 1] - y[i - 1]) / (2 * h);
         if (!(difference - slope[i] < 1e-3f && slope[i] - difference < 1e-3f)) return 1;

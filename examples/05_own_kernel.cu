@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // nvcc -O3 -arch=native -isystem ~/.local/include 05_own_kernel.cu -o 05_own_kernel
-// A kernel of one's own, fused by hand from kf's device functions (docs/device.md): sum = residual
-// + dropout(x), and out = weight * sum / rms(sum) row by row. One block a row, one pass over
-// memory. Exits with 77 when no GPU answers.
+// Your own kernel, fused by hand from kf's device functions (docs/device.md): sum = residual +
+// dropout(x), and out = weight * sum / rms(sum) per row. One CTA per row, one pass over memory.
+// Exits with 77 without a GPU.
 #include <kf/core/device.cuh>
 #include <kf/ops/act_dropout.h> // one op: nvcc takes 8.5 s for all of <kf/kf.h>
 
@@ -10,22 +10,22 @@
 #include <cstdio>
 #include <vector>
 
-enum { ROWS = 64, COLS = 1000, VEC = 8, THREADS = 128 }; // a row fits into a block's registers
+enum { ROWS = 64, COLS = 1000, VEC = 8, THREADS = 128 }; // a row fits in the registers of a CTA
 
 __global__ void dropout_add_rms_norm(const kf_bf16 *x, const kf_bf16 *residual, const float *weight,
                                      kf_bf16 *sum, float *out, kf_rng_t rng)
 {
     const int64_t row = blockIdx.x * (int64_t)COLS, col = threadIdx.x * VEC, left = COLS - col;
     float v[VEC], r[VEC], w[VEC], squares = 0;
-    kf_load<VEC>(v, x + row + col, left); // 0 beyond the row's end
+    kf_load<VEC>(v, x + row + col, left); // 0 beyond the end of the row
     kf_load<VEC>(r, residual + row + col, left);
-    kf_dropout<VEC>(v, rng, row + col); // the mask goes by elements of the tensor
+    kf_dropout<VEC>(v, rng, row + col); // the mask depends on the element index
     for (int e = 0; e < VEC; ++e) {
         v[e] += r[e];
         squares += v[e] * v[e];
     }
-    kf_store<VEC>(sum + row + col, v, left);                          // one rounding
-    const float scale = rsqrtf(kf_block_sum(squares) / COLS + 1e-6f); // every thread calls
+    kf_store<VEC>(sum + row + col, v, left);                          // rounded once
+    const float scale = rsqrtf(kf_block_sum(squares) / COLS + 1e-6f); // all threads must call
     kf_load<VEC>(w, weight + col, left);
     for (int e = 0; e < VEC; ++e) v[e] *= w[e] * scale;
     kf_store<VEC>(out + row + col, v, left);
@@ -59,8 +59,8 @@ int main()
         cudaFree(device))
         return 1;
 
-    // The same in double, with the mask of the C launcher: dropout is a function of seed, offset
-    // and element.
+    // The same in double, with the mask of the C launcher: dropout depends only on seed, offset and
+    // element index.
     if (kf_cpu_dropout_f32(ones.data(), mask.data(), n, 0.25f, 42, 7) != KF_SUCCESS) return 1;
     for (int r = 0; r < ROWS; ++r) {
         double t[COLS], squares = 0;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // nvcc -O3 -arch=native -isystem ~/.local/include 06_launches.cu -o 06_launches
-// What is launched for a call: KF_ON_LAUNCH, defined before kf's headers, is told each launch. Here
-// a layer norm of rows from 128 to 262,144 columns, and its gradients, whose weights' part takes a
-// second kernel. Exits with 77 when no GPU answers.
+// Prints the launches of a call: KF_ON_LAUNCH, defined before kf's headers, receives each of them.
+// Layer norms with rows of 128 to 262,144 columns, and their gradients, whose weight part takes a
+// second kernel. Exits with 77 without a GPU.
 #include <cuda_runtime.h>
 
 #include <cstdio>

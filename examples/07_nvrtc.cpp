@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-/* g++ -std=c++17 -O2 -isystem ~/.local/include -isystem /usr/local/cuda/include 07_nvrtc.cpp -o
-   07_nvrtc \ -L/usr/local/cuda/lib64 -lnvrtc -lcuda
-   ./07_nvrtc -I$HOME/.local/include -I/usr/local/cuda/include */
-// CUDA without nvcc: kf's launchers, compiled by g++, launch kernels that NVRTC compiles when they
-// are first asked for (nvrtc_loader.h, docs/nvrtc.md). An elementwise op, gradients of which one is
-// a sum, a norm and a reduction, each compared with the C function. The program's arguments are
-// NVRTC's. Exits with 77 when no GPU answers.
+/* g++ -std=c++17 -O2 -isystem ~/.local/include -isystem /usr/local/cuda/include \
+ *     07_nvrtc.cpp -o 07_nvrtc -L/usr/local/cuda/lib64 -lnvrtc -lcuda
+ * ./07_nvrtc -I$HOME/.local/include -I/usr/local/cuda/include */
+// CUDA without nvcc: g++ compiles kf's launchers, NVRTC each kernel at its first use
+// (docs/nvrtc.md). Compares an elementwise op, gradients, a norm and a reduction with the C
+// functions. The program passes its arguments to NVRTC. Exits with 77 without a GPU.
 #include "nvrtc_loader.h"
 
 static nvrtc_loader loader;
@@ -59,8 +58,7 @@ int main(int count, char **words)
     for (size_t c = 0; c < COLS; ++c) row[c] = ((float)(c % 7) - 3) / 8;
     const size_t bias_bytes = kf_bias_bwd_f32_workspace_bytes(ROWS, COLS),
                  sum_bytes = kf_sum_f32_workspace_bytes(1, ROWS, COLS);
-    const size_t bytes =
-        bias_bytes > sum_bytes ? bias_bytes : sum_bytes; // those of the C functions are other ones
+    const size_t bytes = bias_bytes > sum_bytes ? bias_bytes : sum_bytes;
     const size_t scratch_bytes = kf_cpu_bias_bwd_f32_workspace_bytes(ROWS, COLS) +
                                  kf_cpu_sum_f32_workspace_bytes(1, ROWS, COLS);
     void *const scratch = aligned_alloc(256, scratch_bytes);

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* gcc -O3 -march=native -isystem ~/.local/include 09_embedding.c -o 09_embedding -lm */
-/* What a language model begins with: a row of a table for each token, and its gradient; heads
-   turned by their positions. Tokens that are in no table give NaN, the padding's row has no
-   gradient; two micro-batches are added up by beta. */
+/* The first layers of a language model: an embedding, its gradient, and rotary position embedding.
+ * Tokens outside the table give NaN; the padding row has no gradient; beta sums the gradients of
+ * two micro-batches. */
 #include <kf/ops/embedding.h>
 #include <kf/ops/rope.h>
 
@@ -43,8 +43,7 @@ int main(void)
     const size_t bytes = kf_cpu_embedding_bwd_f32_workspace_bytes(TOKENS, COLS, VOCAB);
     void *workspace = aligned_alloc(256, bytes);
     if (!workspace) return 1;
-    for (int batch = 0; batch < 2;
-         ++batch) /* the first does not read dtable, the second adds to it */
+    for (int batch = 0; batch < 2; ++batch) /* beta = 0 overwrites dtable, beta = 1 adds to it */
         if (kf_cpu_embedding_bwd_f32(NULL, token, dout, dtable, TOKENS, COLS, VOCAB, PADDING, 1,
                                      (float)batch, workspace, bytes) != KF_SUCCESS)
             return puts(kf_get_last_error_detail()), 1;

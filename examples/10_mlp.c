@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* gcc -O3 -march=native -isystem ~/.local/include 10_mlp.c -o 10_mlp -lm */
-/* Two layers, y = gelu(x . W1^T + b1) . W2^T + b2, learn the sine. Of the hidden layer only the
-   value before the activation is kept: the layer behind it computes the activation as it reads it,
-   forward and backward, and gives the gradients of b1 with those of its own weights. */
+/* Two layers, y = gelu(x . W1^T + b1) . W2^T + b2, learn the sine. Only the hidden layer's
+ * pre-activation is stored. The second layer applies the activation as it reads it, forward and
+ * backward, and computes the gradient of b1 together with those of its own weights. */
 #include <kf/ops/act_linear.h>
 #include <kf/ops/linear.h>
 
@@ -24,7 +24,7 @@ static void learn(float *weight, const float *gradient, int n)
 
 static int step(void)
 {
-    /* b1 is added by the second layer, as `shift`: the first one is a product alone. */
+    /* The second layer adds b1 as its `shift`: the first one is a plain product. */
     if (kf_cpu_linear_f32(x, w1, NULL, pre, NULL, 1, ROWS, HIDDEN, 1, NULL, workspace,
                           sizeof workspace) != KF_SUCCESS)
         return 1;

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* kfgen runtime --ops linear --dtypes f32 -o functions.h
    gcc -O3 -march=native -I. -isystem ~/.local/include 11_layer.c -o 11_layer -lm */
-/* A linear layer on tensors, with its activation, and its gradients, the weights' added to those of
- * the batch before. */
-#define KF_RUNTIME_IMPLEMENTATION /* in one file of a program */
+/* A linear layer with its activation on tensors, and its gradients; the weight gradients are added
+ * to those of the previous batch. */
+/* Exactly one file of a program defines this. */
+#define KF_RUNTIME_IMPLEMENTATION
 #include "functions.h"
 #include <kf/runtime.h>
 
@@ -18,7 +19,7 @@ static int failed(const char *what)
     fprintf(stderr, "%s: %s\n", what, kf_get_last_error_detail());
     return 1;
 }
-/* A dense tensor of float32, each element `value`; NULL if it cannot be made. */
+/* Creates a contiguous float32 tensor filled with `value`; returns NULL on failure. */
 static kf_tensor_t *filled(int ndim, const int64_t *shape, float value)
 {
     const kf_tensor_desc_t dense = {shape, NULL, ndim, KF_DTYPE_FLOAT32, 0, 0};
@@ -49,13 +50,13 @@ int main(void)
     if (!x || !dx || !weight || !dweight || !bias || !dbias || !out || !dout || !pre)
         return failed("tensors");
 
-    /* relu(x . weight^T + bias); pre is what the activation's gradient reads. bias and pre may be
-     * NULL. */
+    /* relu(x . weight^T + bias); pre stores the pre-activation for the gradient. bias and pre may
+     * be NULL. */
     if (kf_fused_linear_activation(ctx, x, weight, bias, out, pre, KF_ACTIVATION_RELU, NULL) !=
         KF_SUCCESS)
         return failed("forward");
-    /* out is NULL: the gradient is by pre. What is in dweight and dbias times 1 is added to the
-     * gradients. */
+    /* out is NULL: the gradient is computed from pre. beta = 1 adds the gradients to dweight and
+     * dbias. */
     if (kf_fused_linear_activation_bwd(ctx, x, weight, bias, NULL, pre, dout, dx, dweight, dbias,
                                        KF_ACTIVATION_RELU, 1, NULL) != KF_SUCCESS)
         return failed("backward");

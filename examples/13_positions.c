@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* gcc -O3 -march=native -isystem ~/.local/include 13_positions.c -o 13_positions -lm */
-/* Queries and keys that are turned by their positions, in one call: over tables, for twice as many
-   positions as a model was trained on; with the heads normalised first; with angles that are
-   computed, which need no tables. A query at position p and a key at position r have a product that
-   depends on p - r alone. */
+/* Rotary position embedding of queries and keys in one call: from tables for twice the trained
+ * length, with normalised heads, and with computed angles, which need no tables. The product of a
+ * query at position p and a key at position r depends only on p - r. */
 #include <kf/rope_table.h>
 #include <kf/ops/rope_computed_qk.h>
 #include <kf/ops/rope_qk.h>

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* gcc -O3 -march=native -isystem ~/.local/include 14_bert.c -o 14_bert -lm */
-/* BERT's first layer: of each token the sum of its word's, its position's and its type's row,
-   normalised, in one call; and what a step of training has of it: the gradients of all three tables
-   and of the norm's weights. A token that is no word gives NaN, and no gradient. */
+/* BERT's first layer in one call: the sum of the word, position and type rows of each token,
+ * normalised. Then its backward: the gradients of all three tables and of the norm's weights. A
+ * token outside the table gives NaN and has no gradient. */
 #include <kf/ops/embedding_add_layer_norm.h>
 
 #include <math.h>

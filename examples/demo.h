@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What both backends of the demo share: tensors of random numbers, the clock, the table. The ops
- * are in demo_ops.h. */
+/* Shared by both backends of the demo: random tensors, the clock, the table. The ops are in
+ * demo_ops.h. */
 #include <math.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -23,7 +23,7 @@ static void must(kf_result_t result)
     exit(1);
 }
 
-/* Element i of a host tensor. bf16 is the upper half of a float. */
+/* Returns element i of a host tensor. bf16 is the upper half of a float. */
 static double value(const void *host, int is_bf16, int64_t i)
 {
     float f;
@@ -42,8 +42,8 @@ static void poison(tensor t)
 
 static void fetch(tensor t) { device_read(t.host, t.device, t.bytes); }
 
-/* A tensor of uniform random numbers in [low, low + width); of NaN when width is 0. A workspace is
- * aligned to 256 bytes, so all are. */
+/* Makes a tensor of uniform random numbers in [low, low + width), or of NaN if width is 0. All
+ * tensors are aligned to 256 bytes, as a workspace must be. */
 static tensor make(int64_t count, int is_bf16, float low, float width)
 {
     tensor t = {NULL, NULL, (size_t)count * (is_bf16 ? 2 : 4)};
@@ -83,7 +83,7 @@ static double median(double *times)
     return times[RUNS / 2];
 }
 
-/* NaN is the worst error there is, and stays it. */
+/* Returns the larger error. NaN is the largest, and stays. */
 static double worse(double worst, double got, double want)
 {
     const double error = fabs(got - want) / fmax(1, fabs(want));
@@ -109,7 +109,7 @@ static double gelu_slope(double x)
 static double silu(double x) { return x / (1 + exp(-x)); }
 static double silu_slope(double x) { return (1 + x / (1 + exp(x))) / (1 + exp(-x)); }
 
-/* x * 1 / (1 - p) or 0: element i takes 16-bit word i mod 8 of Philox4x32-10 with key seed and
+/* x * 1 / (1 - p) or 0. Element i uses 16-bit word i mod 8 of Philox4x32-10 with key `seed` and
  * counter {i / 8, offset}. */
 static double dropout(double x, int64_t i, double p, uint64_t seed, uint64_t offset)
 {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The demo on the CPU. By hand:  gcc -O3 -march=native -fopenmp -Iinclude -Ibuild/include
- * examples/demo_cpu.c -lm */
+/* The demo on the CPU. To compile it by hand:
+ *   gcc -O3 -march=native -fopenmp -Iinclude -Ibuild/include examples/demo_cpu.c -lm */
 #include <kf/kf.h>
 
 #include <stdlib.h>
@@ -28,7 +28,7 @@ static double seconds(void)
 static void timer_start(void) { started = seconds(); }
 static double timer_stop(void) { return 1e3 * (seconds() - started); }
 
-/* Tensors are the host's own. */
+/* Tensors use host memory. */
 static void *device_tensor(void *host, size_t bytes) { return bytes ? host : NULL; }
 static void device_write(void *device, const void *host, size_t bytes)
 {

@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// The demo on a GPU. By hand:  nvcc -O3 -arch=native -Iinclude -Ibuild/include
-// examples/demo_cuda.cu Exits with 77 when no GPU answers.
+// The demo on a GPU. To compile it by hand:
+//   nvcc -O3 -arch=native -Iinclude -Ibuild/include examples/demo_cuda.cu
+// Exits with 77 without a GPU.
 #include <kf/kf.cuh>
 
 #include <cstdio>
 #include <cstdlib>
 
-// Larger than the L2 cache of any GPU, so that times are those of memory.
+// Larger than the L2 cache of any GPU, so that the times measure memory.
 #define ROWS 16384
 #define COLS 4096
 #define CALL(name, dtype, ...) kf_##name##_##dtype(__VA_ARGS__, (cudaStream_t)0)

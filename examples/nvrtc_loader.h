@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// A loader for KF_LOAD_KERNEL, to be copied: a kernel is compiled by NVRTC when it is first asked
-// for, for the device of the context that asks, and kept as long as the program runs. Link with
-// -lnvrtc -lcuda. 07_nvrtc.cpp uses it.
+// A loader for KF_LOAD_KERNEL, for you to copy. NVRTC compiles a kernel on first use, for the
+// device of the current context; the program keeps it. Link with -lnvrtc -lcuda. 07_nvrtc.cpp uses
+// it.
 #ifndef NVRTC_LOADER_H
 #define NVRTC_LOADER_H
 
@@ -20,7 +20,8 @@ struct nvrtc_loader {
     std::mutex mutex;
     std::map<std::pair<CUcontext, std::string>, CUfunction> loaded;
 
-    // By any thread, before each launch: what was loaded for a context is only looked up.
+    // Thread-safe; called before each launch. Kernels already loaded in a context are only looked
+    // up.
     CUresult load(const char *name, CUfunction *function)
     {
         CUcontext context = nullptr;
@@ -42,7 +43,7 @@ struct nvrtc_loader {
         cuDeviceGetAttribute(&major, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, device);
         cuDeviceGetAttribute(&minor, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, device);
         const std::string architecture = "-arch=sm_" + std::to_string(10 * major + minor) +
-                                         (major == 9 ? "a" : ""); // all that there is on 9.0
+                                         (major == 9 ? "a" : ""); // every feature of 9.0
         std::vector<const char *> words(1, architecture.c_str());
         for (const std::string &option : options) words.push_back(option.c_str());
 

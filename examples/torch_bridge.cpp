@@ -1,12 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* kfgen runtime --ops add --activations none,relu -o functions.h
-   T=$(python -c 'import torch; print(torch.__path__[0])')
-   g++ -O2 -std=c++17 -I. -isystem ~/.local/include -isystem $T/include -isystem
-   $T/include/torch/csrc/api/include \ torch_bridge.cpp -o torch_bridge -L$T/lib -Wl,-rpath,$T/lib
-   -ltorch_cpu -lc10 For tensors on a GPU, too: -DBRIDGE_CUDA, -ltorch_cuda -lc10_cuda, and beside
-   it a file of two lines that nvcc compiles: #define KF_RUNTIME_IMPLEMENTATION #include
-   "functions.h" */
-// PyTorch's tensors given to kf's functions, as they lie, on PyTorch's current stream.
+ * T=$(python -c 'import torch; print(torch.__path__[0])')
+ * g++ -O2 -std=c++17 -I. -isystem ~/.local/include -isystem $T/include \
+ *     -isystem $T/include/torch/csrc/api/include torch_bridge.cpp -o torch_bridge \
+ *     -L$T/lib -Wl,-rpath,$T/lib -ltorch_cpu -lc10
+ * For tensors on a GPU add -DBRIDGE_CUDA -ltorch_cuda -lc10_cuda, and link with a second file that
+ * nvcc compiles:
+ *     #define KF_RUNTIME_IMPLEMENTATION
+ *     #include "functions.h" */
+// Passes PyTorch tensors to kf's functions without a copy, on PyTorch's current stream.
 #ifndef BRIDGE_CUDA
 #define KF_RUNTIME_IMPLEMENTATION
 #endif
@@ -36,7 +38,7 @@ static int dtype_of(const torch::Tensor &t)
     default: TORCH_CHECK(false, "kf has no dtype ", t.scalar_type());
     }
 }
-// One for each device, for as long as the program runs: its pool keeps workspaces.
+// One context per device for the whole program: its pool caches workspaces.
 static kf_context_t *context_of(const torch::Device &device)
 {
     static std::map<int, kf::Context> made;
@@ -48,13 +50,13 @@ static kf_context_t *context_of(const torch::Device &device)
     TORCH_CHECK(found, kf_get_last_error_detail());
     return found;
 }
-// A view of the tensor's memory, which must outlive it. A lazy conjugate or negative is none:
-// resolve_conj(), resolve_neg().
+// Wraps the tensor's memory, which must outlive the result. Lazy conjugates and negatives need
+// resolve_conj() or resolve_neg() before.
 static kf::Tensor tensor_from_torch(kf_context_t *ctx, const torch::Tensor &t)
 {
     TORCH_CHECK(t.is_cuda() || t.is_cpu(), "kf has no tensors of ", t.device());
     const int type =
-        t.is_cuda() ? KF_DEVICE_CUDA : KF_DEVICE_CPU; // refused where it is not the context's
+        t.is_cuda() ? KF_DEVICE_CUDA : KF_DEVICE_CPU; // refused unless it is the context's device
     const int32_t number = t.is_cuda() ? t.device().index() : 0;
     const kf_tensor_desc_t desc = {t.sizes().data(),
                                    t.strides().data(),
@@ -62,7 +64,7 @@ static kf::Tensor tensor_from_torch(kf_context_t *ctx, const torch::Tensor &t)
                                    dtype_of(t),
                                    type,
                                    number};
-    const kf_memory_desc_t memory = {t.data_ptr(), 0, 0}; // stays PyTorch's
+    const kf_memory_desc_t memory = {t.data_ptr(), 0, 0}; // PyTorch keeps its memory
     kf::Tensor made(ctx, memory, desc);
     TORCH_CHECK(made, kf_get_last_error_detail());
     return made;
@@ -74,9 +76,10 @@ static kf::Stream current_stream(kf_context_t *ctx, const torch::Device &device)
         return kf::Stream(ctx, at::cuda::getCurrentCUDAStream(device.index()).stream());
 #endif
     (void)ctx, (void)device;
-    return kf::Stream(); // the context's default one
+    return kf::Stream(); // the context's default stream
 }
-// relu(a + b), broadcast as PyTorch does. Without a gradient: kf_fused_add_activation_bwd has it.
+// relu(a + b) with PyTorch's broadcasting; no autograd (kf_fused_add_activation_bwd computes the
+// gradient).
 torch::Tensor fused_add_relu(const torch::Tensor &a, const torch::Tensor &b)
 {
     kf_context_t *const ctx = context_of(a.device());

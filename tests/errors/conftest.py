@@ -6,11 +6,11 @@ from refusals import FUNCTIONS, library
 
 @pytest.fixture(scope="session", params=["cpu", "cuda"])
 def lib(request):
-    """Every launcher of one backend. Refusals take no time, compiling does."""
+    """All launchers of one backend. Refused calls take no time; compiling does."""
     return library(request.param)
 
 
 @pytest.fixture(params=list(dict.fromkeys(f["op"] for f in FUNCTIONS)))
 def functions(request, lib):
-    """Every function of one op that the backend has: activations, dtypes, forward and backward, _state."""
+    """All functions of one op on the backend: activations, dtypes, forward and backward, _state."""
     return [f for f in kflib.on(lib.backend, FUNCTIONS) if f["op"] == request.param]

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Backwards whose gradient may be that of the activation's result: they need that or the inputs, and read one of the two."""
+"""Backwards that may compute the gradient from the activation's result: they require the result or
+the inputs, and read only one of them.
+"""
 
 import checks
 from refusals import (
@@ -43,7 +45,8 @@ def test_one_of_the_two_is_needed(lib, functions):
                 call.refuses(
                     NULL_POINTER,
                     a["name"],
-                    f"{a['name']} is NULL, expected a pointer to {count(f, a, call.sizes)} elements",
+                    f"{a['name']} is NULL, expected a pointer to "
+                    f"{count(f, a, call.sizes)} elements",
                 )
 
 
@@ -64,7 +67,7 @@ def test_a_scalar_that_makes_it_ambiguous(lib, functions):
 
 
 def test_overlap_of_what_is_read(lib, functions):
-    """The inputs if they are; where the result is given they may lie anywhere."""
+    """Outputs may overlap an input only if the result is given: the input is not read then."""
     for f in by_result(functions):
         for a in tensors_of(f):
             for name in (

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Launchers that g++ alone compiles, over CUDA's driver and kernels that are loaded by name: they launch what those that nvcc compiles do,
-instance by instance, block by block and byte by byte of the arguments."""
+"""Launchers that only g++ compiles, over the driver API and kernels loaded by name. They launch the
+same kernel instances, grids and argument bytes as those that nvcc compiles.
+"""
 
 import cases
 import kflib
@@ -61,7 +62,9 @@ def shapes(f):
 
 
 def calls(lib, f):
-    """Calls of all shapes with pointers that nobody reads: to whole vectors, to single elements, and without the gradients that are summed."""
+    """Calls of all shapes with pointers that nobody dereferences: aligned to vectors, to elements,
+    and without the summed gradients.
+    """
     for sizes in shapes(f):
         for shift, skipped in ((0, False), (1, False), (0, True)):
             call = (
@@ -93,7 +96,9 @@ def launches(lib, f, call):
 
 
 def test_the_same_launches(both):
-    """Of kernels that the generator lists: whoever compiles ahead what `kfgen source` names has all that a launcher may ask for."""
+    """Launchers request only kernels that the generator lists, so `kfgen source` names everything
+    that a program must compile ahead.
+    """
     runtime, driver = both
     listed = {
         launcher.name: source.kernel_names(launcher)
@@ -118,7 +123,9 @@ def test_the_same_launches(both):
 
 
 def test_the_record_has_something_of_everything(both):
-    """What is compared above: clusters, memory beyond 48 KiB, early launches, second stages."""
+    """The comparison above covers clusters, shared memory beyond 48 KiB, early launches and second
+    stages.
+    """
     runtime, driver = both
     seen = [
         one
@@ -131,10 +138,10 @@ def test_the_record_has_something_of_everything(both):
     assert any(one.grid[1] > 1 for one in seen) and any(not one.early for one in seen)
     allowed = {
         (one.name(), one.raised) for one in seen if one.raised
-    }  # by products on any device, by clusters of rows from 9.0 on
+    }  # matrix products use it on any device, clusters of rows from 9.0 on
     assert allowed and len(allowed) == len(dict(allowed)), sorted(
         allowed
-    )  # of a kernel always the same: other threads ask too
+    )  # the same for all launches of a kernel, because other threads launch it too
     for word in ("early", "cluster"):
         assert any(getattr(one, word) for one in seen) != late, word
     for word in ("_wgmma<", "_few<"):  # products in code for sm_90a
@@ -142,7 +149,7 @@ def test_the_record_has_something_of_everything(both):
 
 
 def test_the_workspace_is_enough_for_any_device(driver):
-    """And no device is asked for it: what one needs is what nvcc's launchers for it say, at most."""
+    """The driver's workspace query asks no device: no device needs more, by nvcc's launchers."""
     own = {a: recorded.build(FUNCTIONS, BUILD, a, PARTS) for a in (800, 900, 1200)}
     driver.log.architecture = 0
     for f in FUNCTIONS:
@@ -163,7 +170,7 @@ def device(driver):
 
 
 def test_kernels_without_wgmma(device):
-    """What a loader compiles for sm_90 is empty there, and may have a warp's threads."""
+    """Kernels that a loader compiles for sm_90 are empty there, and allow one warp of threads."""
     products = [f for f in FUNCTIONS if f["family"] == "matmul" and f["dtypes"][0] == "bf16"]
     assert products
     for threads in (32, 0):
@@ -190,7 +197,7 @@ def test_a_kernel_that_is_not_loaded(device, status, code):
 
 
 def test_a_kernel_of_another_generation(device):
-    """It would not wait for the kernel before it: refused before it runs."""
+    """Such a kernel would not wait for the previous one: it is refused before the launch."""
     device.log.image = 860
     f = FUNCTIONS[0]
     device.log.count = 0

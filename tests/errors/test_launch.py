@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every CUDA launcher asks of the runtime, over one that only counts: launches on the caller's stream within the limits
-of every GPU, and a launch's own status as the result."""
+"""CUDA launchers over a runtime that only counts: they launch on the caller's stream, within the
+limits of every GPU, and return the status of the launch itself.
+"""
 
 import ctypes
 import os
@@ -37,7 +38,7 @@ def cuda():
 
 @pytest.fixture(scope="module")
 def lib(cuda):
-    """Of which the functions are that are asked: here of no other backend."""
+    """Overrides the fixture that selects the functions: only this backend."""
     return cuda
 
 
@@ -46,7 +47,7 @@ SHARED = {
     "reduction": 48 << 10,
     "matmul": 99 << 10,
     "linear_cross_entropy": 99 << 10,
-}  # what each device has
+}  # bytes that every device has
 
 
 def test_the_callers_stream(cuda, functions):
@@ -57,7 +58,7 @@ def test_the_callers_stream(cuda, functions):
         seen = cuda.seen
         least = 1 + (
             f["scratch"] and f["family"] not in ("matmul", "elementwise")
-        )  # a depth that is not shared out needs one, and so do few rows
+        )  # products without split-K take one launch, and so do few rows
         assert least <= seen.count - before <= cases.most_launches(f) and seen.stream == STREAM, f[
             "name"
         ]
@@ -78,7 +79,9 @@ refusals.Call(refusals.library("cuda"), f).accepts("a valid call", ["out"])
 
 
 def test_its_own_runtime(cuda, tmp_path):
-    """A library that counts launches reaches the runtime that counts them where CUDA's own is there for all to find, as PyTorch loads it."""
+    """A library that counts launches reaches its own runtime, even if CUDA's is loaded globally, as
+    PyTorch does.
+    """
     (tmp_path / "runtime.c").write_text(
         "int cudaLaunchKernelExC(const void *c, const void *f, void **a) { return 100; }\n"
         "int cudaGetDevice(int *d) { return 100; }\nint cudaGetLastError(void) { return 100; }\n"
@@ -98,7 +101,7 @@ def test_its_own_runtime(cuda, tmp_path):
 
 ROWS = [
     f for f in FUNCTIONS if f["family"] == "rows" and f["activation"] == "none"
-]  # whose activation says nothing about a launch
+]  # the activation does not affect a launch
 
 
 @pytest.fixture(scope="module", params=[900, 1200] if cases.LEVEL == 1 else [800, 900, 1200])
@@ -107,8 +110,10 @@ def rows(request):
 
 
 def test_shared_memory(rows):
-    """Of rows in every schedule, with clusters and without: no more than a GPU has, and beyond 48 KiB the launcher says so before: of a kernel
-    always the same, since another thread may say it of rows of another length between this one's two calls."""
+    """Rows in every schedule, with and without clusters, use at most the shared memory of a GPU.
+    Beyond 48 KiB the launcher raises the limit first. The limit is constant per kernel, since
+    another thread may raise it between this thread's two calls.
+    """
     architecture, cuda = rows
     for f in ROWS:
         cuda.seen.raised, allowed = 0, {}
@@ -140,7 +145,7 @@ def test_shared_memory(rows):
     ],
 )
 def test_the_launchs_own_status(cuda, functions, status, code):
-    """A launch that fails is the call's result, and the second stage of a sum is not launched then."""
+    """A failed launch is the result of the call; the second stage of a sum is not launched."""
     cuda.seen.status = status
     try:
         for f in functions:
@@ -156,7 +161,9 @@ def test_the_launchs_own_status(cuda, functions, status, code):
 
 
 def test_the_streams_device(cuda, functions):
-    """Must be the current one: the message names both, and nothing is launched."""
+    """The stream must belong to the current device: the message names both, and nothing is
+    launched.
+    """
     for current, own in ((0, 1), (1, 0)):
         cuda.seen.current, cuda.seen.own = current, own
         try:
@@ -167,15 +174,15 @@ def test_the_streams_device(cuda, functions):
                     and cuda.seen.count == before
                 ), f["name"]
                 assert (
-                    cuda.detail
-                    == f"{f['name']}: stream is of device {own}, expected the current one, device {current}"
+                    cuda.detail == f"{f['name']}: stream is of device {own}, "
+                    f"expected the current one, device {current}"
                 )
         finally:
             cuda.seen.current = cuda.seen.own = 0
 
 
 def test_a_captured_stream_is_not_asked(cuda, functions):
-    """Its device: the question would end the capture."""
+    """A device query would end the capture."""
     cuda.seen.capturing = 1
     try:
         for f in functions:
@@ -194,13 +201,16 @@ LARGE = {
 
 
 def test_more_blocks_than_a_launch_may_have(cuda, functions):
-    """Pointers that nobody dereferences, tensors of 2^45 elements: refused by those that give a block to so many."""
+    """Tensors of 2^45 elements, whose pointers nobody dereferences: refused by functions that need
+    a CTA for a fixed number of elements.
+    """
     for f in functions:
         large = cases.own(f).LARGE if cases.own(f) else cases.of_form(f, LARGE)
         call = Call(cuda, f).set(**dict(zip(f["sizes"], large)))
         for i, a in enumerate(tensors_of(f)):
             call.set(**{a["name"]: (i + 1) * 2**52})
-        few = f["bwd"] and getattr(cases.own(f), "FEW_BLOCKS", False)  # whose sums they share out
+        # these sum with a fixed number of CTAs
+        few = f["bwd"] and getattr(cases.own(f), "FEW_BLOCKS", False)
         if cases.persistent(f) or cases.channels(f) or few:
             call.set(workspace_bytes=2**60, workspace=2**60).accepts("very many rows", ["sums"])
         else:
@@ -214,7 +224,9 @@ def test_more_blocks_than_a_launch_may_have(cuda, functions):
 
 
 def test_more_channels_than_a_launch_may_have(cuda):
-    """Of which some gradient is a channel's, by a block of its own: refused before anything is launched, unless nobody wants it."""
+    """Gradients per channel take one CTA each: too many are refused before any launch, unless no
+    such gradient is wanted.
+    """
     planes = [
         f
         for f in FUNCTIONS
@@ -240,7 +252,7 @@ def test_more_channels_than_a_launch_may_have(cuda):
 
 
 def test_products_that_are_left_out(tmp_path):
-    """Of a gradient whose other product has a kernel (KF_SCHEDULES): refused before anything is launched."""
+    """A gradient fails before any launch if KF_SCHEDULES leaves out one of its products."""
     f = next(f for f in kflib.manifest()["functions"] if f["name"] == "kf_linear_bwd_bf16")
     cuda = hostcuda.build([f], tmp_path, flags=("-DKF_SCHEDULES=2",))
     call = (
@@ -261,18 +273,21 @@ def test_products_that_are_left_out(tmp_path):
 
 HOOK = """
 #include <stdio.h>
-inline char kft_said[300];
-inline void kft_say(const char *function, const void *kernel, const cudaLaunchConfig_t *c)
+inline char kft_launch[300];
+inline void kft_record(const char *function, const void *kernel, const cudaLaunchConfig_t *c)
 {
-    snprintf(kft_said, sizeof kft_said, "%s %p %u %u %u %llu %p", function, kernel, c->gridDim.x, c->gridDim.y, c->blockDim.x,
-             (unsigned long long)c->dynamicSmemBytes, (void *)c->stream);
+    snprintf(kft_launch, sizeof kft_launch, "%s %p %u %u %u %llu %p", function, kernel,
+             c->gridDim.x, c->gridDim.y, c->blockDim.x, (unsigned long long)c->dynamicSmemBytes,
+             (void *)c->stream);
 }
-#define KF_ON_LAUNCH(function, kernel, config) kft_say(function, kernel, config)
+#define KF_ON_LAUNCH(function, kernel, config) kft_record(function, kernel, config)
 """
 
 
 def test_who_asked_is_told_each_launch(tmp_path):
-    """KF_ON_LAUNCH: the name of the function, activation and state included, and what the runtime is then given."""
+    """KF_ON_LAUNCH receives the function's name, with activation and state, and the launch
+    parameters.
+    """
     hook = tmp_path / "hook.h"
     hook.write_text(HOOK)
     chosen = [
@@ -285,10 +300,13 @@ def test_who_asked_is_told_each_launch(tmp_path):
     lib = hostcuda.build(
         chosen, tmp_path, flags=(*PARTS, "-include", str(hostcuda.HEADER), "-include", str(hook))
     )
-    said = (ctypes.c_char * 300).in_dll(lib.dll, "kft_said")
+    recorded = (ctypes.c_char * 300).in_dll(lib.dll, "kft_launch")
     for f in chosen:
         assert lib.call(f, Call(lib, f).values, STREAM) == 0
         seen = lib.seen
-        wanted = f"{f['name']} {seen.kernel:#x} {seen.grid[0]} {seen.grid[1]} {seen.block[0]} {seen.shared_bytes} {STREAM:#x}"
-        assert said.value.decode() == wanted
+        wanted = (
+            f"{f['name']} {seen.kernel:#x} {seen.grid[0]} {seen.grid[1]} {seen.block[0]} "
+            f"{seen.shared_bytes} {STREAM:#x}"
+        )
+        assert recorded.value.decode() == wanted
     assert any(f["state"] for f in chosen) and any(f["scratch"] for f in chosen)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The texts of errors: one per code, never longer than their buffer, one per thread, untouched by success."""
+"""Error texts: one per code, never longer than the buffer, one per thread, unchanged by success."""
 
 import threading
 
@@ -18,7 +18,7 @@ def test_codes_have_texts(lib):
 
 
 def test_long_messages_are_cut(lib):
-    """Names, pointers and numbers at their longest stay within the buffer."""
+    """The longest names, pointers and numbers fit into the buffer."""
     f = max(kflib.on(lib.backend, FUNCTIONS), key=lambda f: len(f["cpu_name"]))
     Call(lib, f).set(**{f["sizes"][-1]: -(2**63)}).refuses(
         INVALID_SIZE, f["sizes"][-1], str(-(2**63))
@@ -26,7 +26,7 @@ def test_long_messages_are_cut(lib):
 
 
 def test_success_leaves_the_detail_alone(lib):
-    """Nobody writes a text for a call that is right."""
+    """A successful call writes no text."""
     functions = kflib.on(lib.backend, FUNCTIONS)
     f, other = functions[0], functions[-1]
     Call(lib, f).set(**{f["sizes"][0]: -7}).refuses(INVALID_SIZE, f["sizes"][0])
@@ -37,21 +37,21 @@ def test_success_leaves_the_detail_alone(lib):
 
 def test_a_detail_per_thread(lib):
     f = kflib.on(lib.backend, FUNCTIONS)[0]
-    size, said = f["sizes"][0], {}
+    size, reported = f["sizes"][0], {}
     barrier = threading.Barrier(4)
 
     def fail(value):
         call = Call(lib, f).set(**{size: value})
         barrier.wait()
         code = lib.call(f, call.values)
-        barrier.wait()  # all have failed: whose text is whose?
-        said[value] = code, lib.detail
+        barrier.wait()  # all calls have failed: each thread reads its own text
+        reported[value] = code, lib.detail
 
     fail_all = [threading.Thread(target=fail, args=(-k,)) for k in range(1, 5)]
     for thread in fail_all:
         thread.start()
     for thread in fail_all:
         thread.join()
-    for value, (code, detail) in said.items():
+    for value, (code, detail) in reported.items():
         assert code == INVALID_SIZE and f"{size} is {value}, " in detail
-    assert len(said) == 4
+    assert len(reported) == 4

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tensors of every function that share memory: in place where the manifest allows it, refused otherwise."""
+"""Overlapping tensors of every function: in place if the manifest allows it, refused otherwise."""
 
 import cases
 from refusals import GAP, OVERLAP, SUCCESS, Call, item, outputs, tensors_of, unread
@@ -15,7 +15,7 @@ def in_place(o, other):
     return same or o["place_of"] == other["name"] or other["name"] in o["in_place"]
 
 
-def twins(o, other):
+def same_result(o, other):
     return (
         o["same_as"] == other["name"]
         or other["same_as"] == o["name"]
@@ -24,7 +24,7 @@ def twins(o, other):
 
 
 def expected(o, other):
-    """What a message asks for: the same pointer only where that would do."""
+    """The expectation in the message: it offers the same pointer only if that would be valid."""
     if other["role"] != "in":
         return "expected outputs that are apart"
     return (
@@ -35,14 +35,14 @@ def expected(o, other):
 
 
 def test_overlap(lib, functions):
-    """An output that lies partly on an input, on a row operand, on another output or on an output of another shape."""
+    """An output that partly overlaps an input, a row operand, or another output, of any shape."""
     for f in functions:
         tensors = tensors_of(f)
         for o in tensors:
             for other in tensors if o["role"] != "in" else ():
                 if other["name"] == o["name"] or unread(other):
                     continue
-                # The message is about the later of two outputs.
+                # The message names the later of two outputs.
                 later = max((o, other), key=tensors.index)
                 first, second = (
                     (later, o if later is other else other) if other["role"] != "in" else (o, other)
@@ -54,11 +54,11 @@ def test_overlap(lib, functions):
                     call.accepts(
                         f"{o['name']} in place of {other['name']}", [other["name"], *outputs(f)]
                     )
-                elif twins(o, other):
+                elif same_result(o, other):
                     call.accepts(f"{o['name']} the same as {other['name']}", outputs(f))
                 else:
                     call.refuses(OVERLAP, *words)
-                # One element further or back, and the last element onto the first: never allowed.
+                # One element forward or back, and the last element onto the first: never allowed.
                 step = max(item(o), item(other))
                 for shift in (
                     step,
@@ -89,7 +89,7 @@ def test_what_is_not_read_may_lie_anywhere(lib, functions):
                     )
 
 
-# Multiples of 8 bytes, all of them.
+# Each size is a multiple of 8 bytes.
 SIDE_BY_SIDE = {
     "flat": (64,),
     "rows": (4, 16),
@@ -100,9 +100,9 @@ SIDE_BY_SIDE = {
 
 
 def test_side_by_side(lib, functions):
-    """Tensors that touch do not overlap."""
+    """Adjacent tensors do not overlap."""
     for f in functions:
-        for order in (1, -1):  # an output behind an input, and before one
+        for order in (1, -1):  # an output after an input, and before it
             call = Call(lib, f, cases.of_form(f, SIDE_BY_SIDE))
             at = call.base + GAP
             for a in tensors_of(f)[::order]:
@@ -113,7 +113,7 @@ def test_side_by_side(lib, functions):
 
 
 def test_tensors_of_no_elements_overlap_nothing(lib, functions):
-    """A sum over no rows is written all the same, and an input without elements may point into it."""
+    """A sum over zero rows writes its result, and an input without elements may point into it."""
     for f in functions:
         call = Call(lib, f, (0,) + (16, 3, 6, 5, 2)[: len(f["sizes"]) - 1])
         for a in tensors_of(f):

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pointers of every function: NULL exactly where the manifest says so, and aligned to their elements."""
+"""Pointers of every function: NULL exactly where the manifest allows it, and element-aligned."""
 
 from refusals import MISALIGNED, NULL_POINTER, POISON, Call, count, item, outputs, sums, tensors_of
 
 
 def test_the_valid_call(lib, functions):
-    """Everything else here changes one thing of a call that is right."""
+    """The other tests change one argument of this valid call."""
     for f in functions:
         call = Call(lib, f)
         call.accepts("a valid call", outputs(f))
@@ -25,12 +25,14 @@ def test_null(lib, functions):
                 call.refuses(
                     NULL_POINTER,
                     a["name"],
-                    f"{a['name']} is NULL, expected a pointer to {count(f, a, call.sizes)} elements",
+                    f"{a['name']} is NULL, expected a pointer to "
+                    f"{count(f, a, call.sizes)} elements",
                 )
-        # All that may be NULL together; the workspace too where nothing is asked for: then nothing is launched.
+        # All nullable arguments at once; without outputs the workspace too, since nothing is
+        # launched then.
         nullable = [
             a["name"] for a in tensors_of(f) if a["null"] not in ("", "inputs")
-        ]  # the inputs or the result
+        ]  # inputs or the result
         call, wanted = (
             Call(lib, f).set_all(nullable, None),
             [n for n in outputs(f) if n not in nullable],
@@ -44,7 +46,8 @@ def test_null(lib, functions):
 def test_misaligned_to_the_element(lib, functions):
     for f in functions:
         for a in tensors_of(f):
-            for shift in {1, item(a) // 2} if item(a) > 1 else ():  # a byte is aligned anywhere
+            # every address is aligned for bytes
+            for shift in {1, item(a) // 2} if item(a) > 1 else ():
                 call = Call(lib, f)
                 call.set(**{a["name"]: call.address(a["name"]) + shift})
                 call.refuses(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Scalar arguments of every function: the probability, the state, and those of which any value is right."""
+"""Scalar arguments of every function: the probability, the state, and unrestricted ones."""
 
 from refusals import (
     FUNCTIONS,
@@ -12,7 +12,7 @@ from refusals import (
     tensors_of,
 )
 
-# What an argument may be, by its role, and where its bad values are tried. A new role is a new line here.
+# The role of an argument, and the tests that try its invalid values. A new role needs a line here.
 ROLES = {
     "in": "test_pointers, test_overlap",
     "out": "test_pointers, test_overlap",
@@ -61,7 +61,7 @@ def test_probability(lib, functions):
             Call(lib, f).set(p=p).refuses(
                 INVALID_VALUE, "p", f"p is {text}", "expected 0 <= p <= 1"
             )
-            # Scalars are looked at before sizes are found to be zero, and before pointers.
+            # Scalars are checked before zero sizes and before pointers.
             Call(lib, f).set(p=p, **{f["sizes"][0]: 0}).refuses(INVALID_VALUE, "p")
             Call(lib, f).set(p=p).set_all([a["name"] for a in tensors_of(f)], None).refuses(
                 INVALID_VALUE, "p"
@@ -71,7 +71,9 @@ def test_probability(lib, functions):
 
 
 def test_state(lib, functions):
-    """Seed and offset of a _state launcher are pointers as any other, which may be one."""
+    """Seed and offset of a _state launcher are pointers with the usual checks; both may be the
+    same.
+    """
     for f in functions:
         if not f["state"]:
             continue
@@ -91,7 +93,7 @@ def test_state(lib, functions):
 
 
 def test_state_overlaps(lib, functions):
-    """It is read while outputs and the workspace are written."""
+    """The state is read while outputs and the workspace are written."""
     for f in functions:
         for name in (*outputs(f), *([":workspace"] if f["scratch"] else [])) if f["state"] else ():
             argument = name.strip(":")
@@ -107,5 +109,5 @@ def test_any_value(lib, functions):
         for a in f["arguments"]:
             for value in ANY.get(a["role"], ()):
                 if f["bwd"] and a["name"] in f["rising"] and value < 0:
-                    continue  # test_by_result
+                    continue  # covered by test_by_result
                 Call(lib, f).set(**{a["name"]: value}).accepts(f"{a['name']} = {value}", outputs(f))

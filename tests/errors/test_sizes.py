@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sizes of every function: negative ones and products that overflow are refused, zero extents are success."""
+"""Sizes of every function: negative sizes and overflowing products are refused; zero is success."""
 
 import cases
 from refusals import INVALID_SIZE, Call, count, extents, outputs, sums, tensors_of
@@ -44,7 +44,7 @@ def test_negative_sizes(lib, functions):
                 Call(lib, f).set(**{size: value}).refuses(
                     INVALID_SIZE, size, f"{size} is {value}, expected 0 or more"
                 )
-        # Sizes come before pointers, and a negative one before a zero one.
+        # Sizes are checked before pointers, and negative sizes before zero ones.
         Call(lib, f).set_all(names_of(f), None).set(**{last: -3}).refuses(INVALID_SIZE, last)
         if first != last:
             Call(lib, f).set(**{first: 0, last: -3}).refuses(INVALID_SIZE, last)
@@ -52,7 +52,7 @@ def test_negative_sizes(lib, functions):
 
 
 def test_products_that_overflow(lib, functions):
-    """The message is about the first size that the ones before it leave no room for."""
+    """The message names the first size that makes the product too large."""
     for f in functions:
         own = cases.own(f)
         for sizes, wrong in (
@@ -60,18 +60,21 @@ def test_products_that_overflow(lib, functions):
         ):
             room = MOST
             for name, size in zip(f["sizes"], () if own else sizes):
-                size = 1 if name == "groups" else size  # the channels are those of all groups
+                size = 1 if name == "groups" else size  # `channels` counts those of all groups
                 wrong, room = wrong or (name if size > room else None), room // max(size, 1)
             call = Call(lib, f).set(**dict(zip(f["sizes"], sizes)))
             call.refuses(
                 INVALID_SIZE,
                 wrong,
-                f"{wrong} is {sizes[f['sizes'].index(wrong)]}, expected a tensor of at most 2^58 elements",
+                f"{wrong} is {sizes[f['sizes'].index(wrong)]}, "
+                "expected a tensor of at most 2^58 elements",
             )
 
 
 def test_channels_that_make_no_groups(lib, functions):
-    """Refused with a message that names both, before a zero extent is success and before any pointer; no workspace is asked for."""
+    """Channels that do not divide into groups are refused: the message names both, before a zero
+    extent succeeds and before any pointer check. The workspace query returns 0.
+    """
     for f in [f for f in functions if "groups" in f["sizes"]]:
         for groups, channels in ((2, 3), (4, 2), (0, 4), (3, 2**40)):
             call = (
@@ -91,7 +94,7 @@ def test_channels_that_make_no_groups(lib, functions):
 
 
 def test_zero_extents(lib, functions):
-    """Success without a pointer; what is summed over nothing is zero."""
+    """Succeeds without pointers; sums over nothing are zero."""
     for f in functions:
         sizes = extents(f)
         for i, size in enumerate(f["sizes"]):
@@ -113,7 +116,7 @@ def test_zero_extents(lib, functions):
             ]
             for name in over if lib.backend == "cpu" else ():
                 assert not call.span(name).any(), f"{call.name}: {name} over {size} = 0 is not zero"
-            if not written:  # nothing to write: no pointer is looked at
+            if not written:  # nothing to write: pointers are not checked
                 call = (
                     Call(lib, f, empty)
                     .set_all(names_of(f), None)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a call may not say of strides, and what of them is nobody's business."""
+"""Strides that a call must refuse, and strides that it must ignore."""
 
 import ctypes
 
@@ -10,7 +10,7 @@ from strided import BROADCAST, levels
 
 
 def strides(f, **given):
-    """The struct, with numbers for some of its fields."""
+    """Builds the strides struct; the fields that are not given are 0."""
     fields = next(a["fields"] for a in f["arguments"] if a["role"] == "strides")
     return (ctypes.c_int64 * len(fields))(*(given.get(name, 0) for name in fields))
 
@@ -22,7 +22,7 @@ def call(lib, f, sizes=None, **given):
 
 
 def free(f, a):
-    """The fields of a tensor that the call's sizes leave a meaning, with the elements that one of each takes where all is dense."""
+    """Returns the fields that matter at the call's sizes, with their strides in dense tensors."""
     sizes, room = levels(f, extents(f), a)
     found = []
     for field, n in zip(a["strides"], sizes):
@@ -33,7 +33,7 @@ def free(f, a):
 
 
 def crowded(f, a, **given):
-    """The first field, from the smallest distance on, whose rows would reach into each other."""
+    """Returns the first field, by ascending stride, whose rows would overlap."""
     sizes, room = levels(f, extents(f), a)
     apart = strided.dense([given.get(field, 0) for field in a["strides"]], sizes, room)
     for distance, n, field in sorted(
@@ -52,7 +52,9 @@ def test_all_zero_is_dense(lib, functions):
 
 
 def test_negative(lib, functions):
-    """Whatever else is wrong but for the sizes; also where there is nothing to do."""
+    """Negative strides are refused whatever else is wrong except the sizes, even if there is no
+    work.
+    """
     for f in functions:
         for a in strided.laid(f):
             for field in a["strides"]:
@@ -81,7 +83,7 @@ def test_too_far_apart(lib, functions):
 
 
 def test_an_output_s_rows_are_apart(lib, functions):
-    """An input's may overlap, and be one."""
+    """Rows of an input may overlap or coincide."""
     for f in functions:
         for a in strided.laid(f):
             for field, room in free(f, a):
@@ -99,7 +101,7 @@ def test_an_output_s_rows_are_apart(lib, functions):
 
 
 def test_fields_of_the_other_direction(lib, functions):
-    """One struct serves both: what this direction has no tensor of is not looked at."""
+    """One struct serves both directions: fields that this direction lacks are ignored."""
     for f in functions:
         own = {field for a in strided.laid(f) for field in a["strides"]}
         rest = {
@@ -114,7 +116,9 @@ def test_fields_of_the_other_direction(lib, functions):
 
 
 def test_extents_overlap(lib, functions):
-    """Tensors whose rows lie apart reach further: another one may not begin between them, but beside them."""
+    """The extent of a strided tensor includes its gaps: another tensor may lie beside the rows, as
+    columns of one matrix, but may not overlap them.
+    """
     for f in functions:
         out = next((a for a in strided.laid(f) if a["role"] != "in"), None)
         source = next((a for a in strided.laid(f) if a["role"] == "in" and not a["unread"]), None)

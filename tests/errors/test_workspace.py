@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The workspace of every function that sums: missing, too small, misaligned or shared with a tensor it is refused, whichever gradients are
-wanted; where <function>_workspace_bytes says 0 it is not looked at."""
+"""Workspaces of every function that takes one: refused if missing, too small, misaligned or
+overlapping a tensor, whichever gradients are wanted. If <function>_workspace_bytes is 0, the
+argument is ignored.
+"""
 
 from refusals import (
     FUNCTIONS,
@@ -22,7 +24,7 @@ def with_workspace(functions):
 
 
 def test_who_has_one():
-    """The tests below are about something."""
+    """Ensures that the tests below have functions to test."""
     assert len(with_workspace(FUNCTIONS)) > len(FUNCTIONS) / 20
     assert all(
         f["scratch"] == bool(sums(f))
@@ -33,7 +35,9 @@ def test_who_has_one():
 
 
 def test_no_bytes_may_be_null(lib, functions):
-    """Of a function that takes a workspace and uses none, <function>_workspace_bytes says 0; what it is given is not looked at."""
+    """<function>_workspace_bytes returns 0 for a function that takes a workspace but uses none; the
+    argument is ignored.
+    """
     for f in [f for f in functions if f["workspace"] and not f["scratch"]]:
         call = Call(lib, f)
         assert (
@@ -74,7 +78,7 @@ def test_missing_small_misaligned(lib, functions):
 
 
 def test_the_whole_size_whichever_gradients_are_wanted(lib, functions):
-    """What a schedule uses it for is its own matter. Of a call that wants nothing nothing is asked."""
+    """The required size does not depend on the wanted gradients. Without outputs it is 0."""
     for f in [f for f in with_workspace(functions) if sums(f)]:
         rest = set(outputs(f)) - set(sums(f))
         Call(lib, f).set_all(sums(f), None).accepts("no sum", rest)
@@ -88,7 +92,7 @@ def test_the_whole_size_whichever_gradients_are_wanted(lib, functions):
 
 
 def test_overlap(lib, functions):
-    """A tensor whose first or last element lies in the workspace; one beside it, before and behind, does not."""
+    """Refuses a tensor whose first or last element lies in the workspace; accepts adjacent ones."""
     for f in with_workspace(functions):
         for a in tensors_of(f):
             call = Call(lib, f)
@@ -105,10 +109,10 @@ def test_overlap(lib, functions):
                 begin - size + unit,
                 (begin + end) // 2 // unit * unit,
             }
-            # GAP is larger than any tensor: none that is moved here reaches another one.
+            # GAP is larger than any tensor: a moved tensor reaches no other.
             for at in sorted(inside):
                 call = Call(lib, f)
-                at += call.address(":workspace") - begin  # each call has an arena of its own
+                at += call.address(":workspace") - begin  # each call has its own arena
                 call.set(**{a["name"]: at})
                 if unread(a):
                     call.accepts(f"{a['name']}, which is not read, on the workspace", outputs(f))
@@ -126,14 +130,16 @@ def test_overlap(lib, functions):
 
 
 def test_only_what_is_used_must_be_apart(lib, functions):
-    """A caller's workspace may be larger than one call needs, and reach over what this call does not touch."""
+    """A caller's workspace may be larger than a call needs, and overlap tensors beyond the used
+    part.
+    """
     for f in with_workspace(functions):
         call = Call(lib, f)
-        call.set(workspace_bytes=2**40).accepts("a workspace that is said to reach far", outputs(f))
+        call.set(workspace_bytes=2**40).accepts("a workspace with a very large size", outputs(f))
 
 
 def test_query(lib, functions):
-    """Nonsense sizes ask for nothing; the size does not shrink when a tensor grows."""
+    """Invalid sizes need 0 bytes; the size grows monotonically with each extent."""
     for f in with_workspace(functions):
         sizes = list(extents(f))
         assert (

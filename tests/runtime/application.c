@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What a program does that holds tensors, on the device that it is told (-1: the CPU): C11 and
-   C++17, without CUDA. The definitions are another file's. Everything is checked against loops of
-   its own. */
+/* A program that holds tensors on the given device (-1: the CPU): C11 and C++17, without CUDA. The
+ * definitions are in another file. Everything is checked against plain loops. */
 #include "ops.h"
 
 #include <math.h>
@@ -35,7 +34,7 @@ static double gelu_slope(double x)
     return 0.5 * erfc(-x * 0.70710678118654752440) + x * 0.39894228040143267794 * exp(-0.5 * x * x);
 }
 
-/* A tensor of the device with an array's numbers. */
+/* Copies an array to a new tensor on the device. */
 static kf_tensor_t *to_device(kf_context_t *ctx, kf_context_t *cpu, float *from, size_t bytes,
                               const kf_tensor_desc_t *desc, kf_stream_t *stream)
 {
@@ -70,7 +69,7 @@ static void draw(float *x, int n, unsigned seed)
     }
 }
 
-/* Layer norm with gelu behind it, and its gradient by dout = 1, as the formulas say. */
+/* Checks layer norm with gelu, and its gradient for dout = 1, against the formulas. */
 static void check_norm(void)
 {
     for (int i = 0; i < ROWS; ++i) {
@@ -103,7 +102,7 @@ int main(int argc, char **argv)
     kf_event_t *const added = kf_event_create(ctx);
     CHECK(first && second && added);
 
-    /* Memory of the program's own, whose rows have something behind them. */
+    /* Memory of the program with gaps after its rows. */
     const int64_t apart[] = {COLS + 8, 1};
     const kf_tensor_desc_t pitched = {matrix_shape, apart, 2, KF_DTYPE_FLOAT32, 0, 0};
     kf_memory_desc_t own = {NULL, (size_t)ROWS * (COLS + 8) * sizeof(float), 0};
@@ -125,7 +124,7 @@ int main(int argc, char **argv)
                                                              kf_tensor_create(ctx, &row);
     CHECK(out && dx && mean && rstd && dw && dshift);
 
-    /* add + relu on one stream, what reads it on another. */
+    /* add + relu on one stream, and its reader on another. */
     OK(kf_fused_add_activation(ctx, x, y, sum, KF_ACTIVATION_RELU, first));
     OK(kf_event_record(added, first));
     OK(kf_stream_wait_event(second, added));
@@ -137,8 +136,7 @@ int main(int argc, char **argv)
         for (int j = 0; j < COLS; ++j)
             expect(sums[i][j], a[i][j] + b[i][j] > 0 ? a[i][j] + b[i][j] : 0, "add");
 
-    /* Backward, whose gradient of the result is the same everywhere: one number, seen as a matrix.
-     */
+    /* Backward with a constant gradient of the result: one number broadcast to a matrix. */
     float one = 1;
     const kf_tensor_desc_t number = {NULL, NULL, 0, KF_DTYPE_FLOAT32, 0, 0};
     kf_tensor_t *const unit = to_device(ctx, cpu, &one, sizeof one, &number, second);
@@ -152,7 +150,7 @@ int main(int argc, char **argv)
     to_host(dx, cpu, &grad[0][0], sizeof grad, &matrix, second);
     check_norm();
 
-    /* A view: the transposed sum, to the transposed of another. */
+    /* Views: copies the transposed sum to the transposed output. */
     kf_tensor_t *const turned = kf_tensor_transpose(sum, 0, 1), *const also =
                                                                     kf_tensor_transpose(out, 0, 1);
     CHECK(turned && also);
@@ -162,10 +160,10 @@ int main(int argc, char **argv)
         for (int j = 0; j < COLS; ++j)
             expect(grad[i][j], (double)sums[i][j] + found[i][j], "a view");
 
-    OK(kf_pool_deallocate(ctx, own.data, second)); /* once the second stream is done with it */
+    OK(kf_pool_deallocate(ctx, own.data, second)); /* after the second stream is done with it */
     kf_tensor_t *const tensors[] = {sum,  x,  y,      w,    shift, out,  dx,     mean,
                                     rstd, dw, dshift, unit, ones,  dout, turned, also};
-    OK(kf_context_destroy(ctx)); /* what is of it keeps it */
+    OK(kf_context_destroy(ctx)); /* its objects keep it alive */
     for (size_t i = 0; i < sizeof tensors / sizeof *tensors; ++i) OK(kf_tensor_destroy(tensors[i]));
     OK(kf_event_destroy(added));
     OK(kf_stream_destroy(second));

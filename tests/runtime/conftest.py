@@ -18,7 +18,7 @@ def api(runtime_library):
 
 @pytest.fixture
 def ctx(api):
-    """A context of the CPU whose destroyed handles are kept, so that a wrong use of one is an error."""
+    """A CPU context that keeps destroyed handles, so that a wrong use of one is an error."""
     made = api.context()
     assert api.set_debug_mode(made, 1) == 0
     yield made

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Objects of kf/runtime.hpp: moved, given away, made of nothing; all in a context that debug mode
-// lets count what is still alive.
+// Objects of kf/runtime.hpp: moved, released, default-constructed. A context in debug mode counts
+// the live ones.
 #include <cstdint>
 #include <cstdio>
 #include <cstring>
@@ -41,7 +41,7 @@ int main()
         CHECK(kf_event_record(done, stream) == KF_SUCCESS &&
               kf_stream_wait_event(plain, done) == KF_SUCCESS);
 
-        // Views keep the memory; a moved one is given away.
+        // Views keep the memory alive; release gives up ownership.
         kf::Tensor row = x.slice(0, 1, 2), turned = x.transpose(0, 1), same = x.permute(order, 2),
                    line = x.reshape(flat, 1);
         CHECK(row && turned && same && line && kf_tensor_size(turned, 0) == 3 &&
@@ -57,7 +57,7 @@ int main()
         CHECK(!x && kf_tensor_destroy(released) == KF_SUCCESS &&
               static_cast<float *>(kf_tensor_data(line))[5] == -6);
 
-        // A plan, in a container that moves what it holds.
+        // A plan in a container that moves its elements.
         const int dtypes[] = {KF_DTYPE_FLOAT32};
         const kf_tensor_t *const tensors[] = {line, line, line};
         kf_op_arguments_t arguments = {};
@@ -71,7 +71,7 @@ int main()
             CHECK(plan && kf_plan_run(plan, pointers, stream) == KF_SUCCESS && sums[3] == -8);
         kf::Plan none(ctx, nullptr, arguments);
         CHECK(!none && std::strstr(kf_runtime_error_detail(), "kf_plan_create: op is NULL"));
-        ctx.reset(); // they keep it
+        ctx.reset(); // its objects keep it alive
     }
     kf::Context none(7);
     CHECK(!none);

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which activations functions on tensors have, and with which kernels: one for all of them, or some of their own; some are left out."""
+"""The activations and kernels of functions on tensors: one kernel for all activations, or one each
+for some; masks leave out others.
+"""
 
 import re
 import subprocess
@@ -24,12 +26,14 @@ def library(once, request):
 
 
 def kernels(path):
-    said = subprocess.run(["nm", "-C", path], capture_output=True, text=True, check=True).stdout
-    return set(re.findall(r"kfk_add\w*<\d+", said))
+    symbols = subprocess.run(["nm", "-C", path], capture_output=True, text=True, check=True).stdout
+    return set(re.findall(r"kfk_add\w*<\d+", symbols))
 
 
 def result(ops, activation):
-    """(the code, relu's sum or another's) of a call on a GPU's tensors."""
+    """Returns the code of a call on a GPU's tensors, and whether the result is relu's sum or
+    another's.
+    """
     ctx = ops.context(0)
     x, out = np.linspace(-2, 2, 37, dtype=np.float32), np.zeros(37, np.float32)
     handles = {"a": ops.over(ctx, x, 0), "b": ops.over(ctx, x, 0), "out": ops.over(ctx, out, 0)}
@@ -75,7 +79,7 @@ def test_kernels(library, made):
     indirect=True,
 )
 def test_left_out(library):
-    """On the CPU there is nothing of it, either."""
+    """The CPU library also lacks it."""
     ops = runtime_ops.Ops(library, MADE)
     assert result(ops, "relu")[0] == 0
     for ctx in (ops.context(0), ops.context()):

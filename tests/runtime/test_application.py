@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A program that holds tensors (application.c), as its author compiles it: by gcc alone, as C++, with a unit that has both devices; under
-valgrind and the sanitizers; and, where there is a GPU, on it."""
+"""A program that holds tensors (application.c), compiled as users would: by gcc alone, as C++, with
+a file for both devices; under valgrind and the sanitizers; on a GPU if there is one.
+"""
 
 import shutil
 import subprocess
@@ -24,7 +25,7 @@ def include(tmp_path_factory):
 
 
 def build(include, tmp_path, compiler, definitions, *flags, link=()):
-    """The program and the definitions, each in a file of its own."""
+    """Compiles the program and the definitions, each in its own file."""
     files = [tmp_path / "application.o", tmp_path / "definitions.o"]
     subprocess.run(
         [*compiler, *WARNINGS, *flags, *include, "-c", PROGRAM, "-o", files[0]], check=True
@@ -72,7 +73,7 @@ def test_sanitizers(include, tmp_path):
 
 
 def test_owners(include, tmp_path):
-    """Objects of C++ that end with what holds them; what is lost or ended twice is seen by the sanitizers."""
+    """C++ owners destroy their handles; the sanitizers report leaks and double frees."""
     flags = [
         "-O1",
         "-g",
@@ -110,7 +111,7 @@ def test_valgrind(include, tmp_path):
 
 @pytest.mark.skipif(not toolkit.include(), reason="no CUDA headers")
 def test_emulated(include, tmp_path):
-    """By gcc, with a unit of both devices, over the emulation."""
+    """Compiled by gcc, with a file for both devices, over the emulation."""
     own = [
         f"-I{emulator.HERE}/include",
         f"-I{emulator.HERE}",

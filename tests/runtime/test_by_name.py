@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Functions by name, and plans: what they are called, what is said of them, and what is refused. That they compute what their launchers do:
-test_ops.py and test_emulated.py."""
+"""Functions by name, and plans: names, infos and errors. test_ops.py and test_emulated.py check
+that they compute the same as their launchers.
+"""
 
 import ctypes
 
@@ -11,7 +12,9 @@ from runtime_calls import FUNCTIONS, of
 
 
 def test_every_function(ops):
-    """All are listed, each is found by its name, and the info says what the manifest says."""
+    """The list has every function, lookup finds each by name, and its info agrees with the
+    manifest.
+    """
     listed = [ops.info(ops.op_at(i)).launcher.decode() for i in range(ops.op_count())]
     assert sorted(listed) == sorted(f["name"] for f in FUNCTIONS)
     for f in FUNCTIONS:
@@ -77,7 +80,7 @@ def test_wrong_names(ops):
 
 @pytest.fixture
 def sum_of(ops, ctx):
-    """A plan of sums of rows over tensors that are destroyed before it runs, and memory for it."""
+    """Makes a plan of row sums whose tensors are destroyed before it runs, and memory for it."""
     f, x, out = of("sum"), np.arange(12, dtype=np.float32).reshape(3, 4), np.zeros(3, np.float32)
     handles = {"x": ops.over(ctx, x, 0), "out": ops.over(ctx, out, 0)}
     arguments = ops.arguments(f, handles, {}, (0, 0), 0.0, -1, None)
@@ -150,7 +153,7 @@ def test_wrong_plans(ops, ctx, sum_of):
 
 
 def test_a_plan_that_takes_blocks(ops, ctx):
-    """What lies in no launcher's way is looked at for overlap at each address, and in place where it is the same view."""
+    """A plan in blocks checks overlap at each run's addresses; the same view is in place."""
     f, x = of("add_{act}"), np.arange(12, dtype=np.float32)
     room = np.zeros(40, np.float32)
     column = room[:24:2]
@@ -190,7 +193,7 @@ def test_a_plan_that_takes_blocks(ops, ctx):
 
 
 def test_a_plan_outlives_its_context(ops):
-    """One that takes memory of the pool, as one that takes none."""
+    """Holds for plans with and without memory from the pool."""
     f, x, room = of("add_{act}"), np.arange(12, dtype=np.float32), np.zeros(24, np.float32)
     for out in (room[::2], room[:12]):
         ctx = ops.context()
@@ -204,7 +207,9 @@ def test_a_plan_outlives_its_context(ops):
 
 
 def test_sizes_that_several_tensors_say(ops, ctx):
-    """Of rows of a table, and of pairs by positions: what is missing, and what does not fit the others, is named."""
+    """Errors of embeddings and rope name the missing tensor, or the one that does not fit the
+    others.
+    """
     f = of("embedding")
     table, index, out = (
         ops.create(ctx, shape, dtype) for shape, dtype in [((5, 3), 0), ((2, 2), 5), ((2, 2, 3), 0)]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Copies between tensors: any strides, and every dtype to every other, rounded once."""
+"""Copies between tensors: any strides, and every pair of dtypes, rounded once."""
 
 import ctypes
 import fractions
@@ -66,7 +66,7 @@ WHOLE = [
 
 
 def value(bits, dtype):
-    """Of one stored element: an exact fraction, or a float that is none."""
+    """Returns the value of one stored element: an exact fraction, or a nonfinite float."""
     if dtype in RANGE:
         return fractions.Fraction(int(bits))
     x = float(np.uint32(int(bits) << 16).view(np.float32)) if dtype == BF16 else float(bits)
@@ -74,7 +74,9 @@ def value(bits, dtype):
 
 
 def rounded(x, dtype):
-    """The element of a dtype that is nearest to an exact number, ties to even, by whole numbers alone: its value."""
+    """Returns the value of a dtype nearest to an exact number, ties to even, computed with integers
+    only.
+    """
     digits, least, most = FLOATS[dtype]
     if x == 0:
         return x
@@ -84,7 +86,7 @@ def rounded(x, dtype):
     while exponent > least and abs(x) < fractions.Fraction(2) ** exponent:
         exponent -= 1
     unit = fractions.Fraction(2) ** (max(exponent, least) - digits + 1)
-    units = round(x / unit)  # of fractions: ties to even
+    units = round(x / unit)  # fractions round ties to even
     return (
         np.copysign(np.inf, float(x > 0) - 0.5)
         if abs(units * unit) >= fractions.Fraction(2) ** (most + 1)
@@ -97,7 +99,7 @@ def expected(x, dtype):
         least, most = RANGE[dtype]
         if not isinstance(x, fractions.Fraction):
             return 0 if x != x else most if x > 0 else least
-        return min(max(int(x), least), most)  # int() goes towards zero
+        return min(max(int(x), least), most)  # int() truncates
     return rounded(x, dtype) if isinstance(x, fractions.Fraction) else x
 
 
@@ -136,7 +138,7 @@ def test_every_dtype_to_every_other(api, ctx, dtype, to):
 
 @pytest.mark.parametrize("seed", range(4))
 def test_any_strides(api, ctx, seed):
-    """Permuted, stepped, broadcast: as NumPy assigns; and nothing between the elements changes."""
+    """Permuted, stepped and broadcast copies equal NumPy's; elements in between do not change."""
     rng = np.random.default_rng(seed)
     for _ in range(150):
         shape = tuple(

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which dtypes functions on tensors have, and of which devices: KF_RUNTIME_DTYPES and KF_RUNTIME_CPU leave out others, and errors name them."""
+"""Dtypes and devices of functions on tensors: KF_RUNTIME_DTYPES and KF_RUNTIME_CPU leave out
+others, and the errors name them.
+"""
 
 import re
 import subprocess
@@ -17,7 +19,7 @@ WHOLE = {runtime_api.F32: "f32", runtime_ops.DTYPES["bf16"]: "bf16"}
 
 
 def functions(dtypes):
-    """Those of the manifest whose elements are of these dtypes, whatever the dtype of an index is."""
+    """Functions of the manifest with these element dtypes, whatever the dtype of an index."""
     return {
         f["name"]
         for f in MADE["functions"]
@@ -76,8 +78,11 @@ def test_left_out(tmp_path, mask, dtypes):
             and not f["bwd"]
         )
         code = ops.call(ctx, f, {"a": x, "b": x, "out": x}, ops.ids["relu"], {})
-        said = f"has {word} with activation relu, which this program does not have (kfgen runtime --dtypes, KF_RUNTIME_DTYPES)"
-        assert code == 0 if word in dtypes else ops.fails(code, "ERROR_DTYPE", said)
+        text = (
+            f"has {word} with activation relu, which this program does not have "
+            "(kfgen runtime --dtypes, KF_RUNTIME_DTYPES)"
+        )
+        assert code == 0 if word in dtypes else ops.fails(code, "ERROR_DTYPE", text)
         assert bool(ops.lookup(f)) == (word in dtypes)
         if dtypes == {"f32"} and word not in dtypes:
             assert ops.fails(
@@ -91,7 +96,9 @@ def test_left_out(tmp_path, mask, dtypes):
 
 
 def test_all_that_an_op_has(tmp_path):
-    """A product's launchers that round its factors are not among them: by its tensors' dtypes they are the others."""
+    """Launchers of products that round their factors have no function on tensors: their dtypes are
+    those of the exact ones.
+    """
     made = runtime_ops.choose(["matmul_nn"], None, ["none"])
     assert {d for f in made["functions"] for d in f["dtypes"]} == {
         "f32",
@@ -106,25 +113,25 @@ def test_all_that_an_op_has(tmp_path):
 
 
 def test_an_enumerator_is_refused(tmp_path):
-    """The preprocessor takes KF_BF16 for 0, which would be f32."""
+    """The preprocessor evaluates KF_BF16 as 0, which would select f32."""
     with pytest.raises(subprocess.CalledProcessError):
         build(tmp_path, "-DKF_RUNTIME_DTYPES=(1 << KF_BF16)")
 
 
 @pytest.mark.skipif(not toolkit.include(), reason="no CUDA headers")
 def test_on_a_gpu_alone(tmp_path):
-    """Of one dtype, without functions of the CPU, whose tensors are there all the same."""
+    """A library with one dtype and without functions of the CPU still has tensors of the CPU."""
     words = (
         "-DKF_RUNTIME_DTYPES=(1 << KF_DTYPE_BFLOAT16)",
         "-DKF_RUNTIME_FAST=(1 << KF_ACTIVATION_RELU)",
         "-DKF_RUNTIME_CPU=0",
     )
     path = runtime_ops.compile_emulated(tmp_path, MADE, *words)
-    said = subprocess.run(["nm", "-C", path], capture_output=True, text=True, check=True).stdout
-    kernels = set(re.findall(r"kfk_(?:add|sum)\w*", said))
+    symbols = subprocess.run(["nm", "-C", path], capture_output=True, text=True, check=True).stdout
+    kernels = set(re.findall(r"kfk_(?:add|sum)\w*", symbols))
     assert {"kfk_add_bf16", "kfk_add_activation_bf16", "kfk_add_activation_bwd_bf16"} < kernels
     assert all("_bf16" in name for name in kernels), kernels
-    assert "kfi_tile_add" not in said and "kf_cpu_add" not in said
+    assert "kfi_tile_add" not in symbols and "kf_cpu_add" not in symbols
     ops = runtime_ops.Ops(path, MADE)
     f = next(f for f in MADE["functions"] if f["name"] == "kf_add_relu_bf16")
     for ctx, on_cpu in ((ops.context(), True), (ops.context(0), False)):
@@ -135,7 +142,8 @@ def test_on_a_gpu_alone(tmp_path):
             assert ops.fails(
                 code,
                 "ERROR_UNSUPPORTED",
-                "is of a CPU, and kf_add_relu_bf16 was compiled for the other device alone (KF_RUNTIME_CPU)",
+                "is of a CPU, and kf_add_relu_bf16 was compiled for the other device alone "
+                "(KF_RUNTIME_CPU)",
             )
         else:
             assert code == 0 and x.tolist() == [0x4000, 0], ops.detail

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`kfgen runtime --each`: a header for each op, in programs of several files, in C and in C++, and all of them together."""
+"""`kfgen runtime --each`: one header per op, in programs of several files, in C and in C++, and all
+headers together.
+"""
 
 import subprocess
 
@@ -22,15 +24,19 @@ int main(void)
     float a[] = {1, -2, 3}, b[] = {1, 1, 1}, out[3];
     const int64_t shape[] = {1, 3};
     const kf_tensor_desc_t row = {shape, NULL, 2, KF_DTYPE_FLOAT32, 0, 0};
-    const kf_memory_desc_t of_a = {a, sizeof a, 0}, of_b = {b, sizeof b, 0}, of_out = {out, sizeof out, 0};
+    const kf_memory_desc_t of_a = {a, sizeof a, 0}, of_b = {b, sizeof b, 0};
+    const kf_memory_desc_t of_out = {out, sizeof out, 0};
     kf_context_t *const ctx = kf_context_create(-1);
-    kf_tensor_t *const x = kf_tensor_create_from_memory(ctx, &of_a, &row), *const y = kf_tensor_create_from_memory(ctx, &of_b, &row);
+    kf_tensor_t *const x = kf_tensor_create_from_memory(ctx, &of_a, &row);
+    kf_tensor_t *const y = kf_tensor_create_from_memory(ctx, &of_b, &row);
     kf_tensor_t *const z = kf_tensor_create_from_memory(ctx, &of_out, &row);
-    kf_result_t result = kf_fused_elementwise_add_activation(ctx, x, y, z, KF_ACTIVATION_RELU, NULL);
+    kf_result_t result =
+        kf_fused_elementwise_add_activation(ctx, x, y, z, KF_ACTIVATION_RELU, NULL);
     printf("%d %g %g %g", result, out[0], out[1], out[2]);
     result = kf_fused_layer_norm(ctx, z, NULL, NULL, x, NULL, NULL, 0.5, NULL);
     printf(" %d %g %g %d\\n", result, a[0] + a[2], a[1], kf_op_count());
-    return kf_tensor_destroy(x) || kf_tensor_destroy(y) || kf_tensor_destroy(z) || kf_context_destroy(ctx);
+    return kf_tensor_destroy(x) || kf_tensor_destroy(y) || kf_tensor_destroy(z) ||
+           kf_context_destroy(ctx);
 }
 """
 CHOSEN = ["--ops", "add,layer_norm", "--dtypes", "f32", "--activations", "none,relu"]
@@ -79,12 +85,16 @@ def test_two_headers_in_two_files(headers, compiler, tmp_path):
         )
         objects.append(tmp_path / f"{name}.o")
     subprocess.run([compiler.split()[0], *objects, "-o", tmp_path / "program", "-lm"], check=True)
-    said = subprocess.run([tmp_path / "program"], capture_output=True, text=True, check=True).stdout
-    assert said == "0 2 0 4 0 1.1239 -1.1239 8\n"
+    printed = subprocess.run(
+        [tmp_path / "program"], capture_output=True, text=True, check=True
+    ).stdout
+    assert printed == "0 2 0 4 0 1.1239 -1.1239 8\n"
 
 
 def test_definitions_after_declarations(headers, tmp_path):
-    """A file that has the declarations already, by a header of the program's own, and asks for the definitions then: of one header and of all."""
+    """A file that has the declarations through its own header may still request the definitions, of
+    one header and of all.
+    """
     for name in ("add", "all"):
         text = (
             f"#include <kf/runtime/{name}.h>\n#define KF_RUNTIME_IMPLEMENTATION\n"
@@ -114,7 +124,7 @@ def test_definitions_after_declarations(headers, tmp_path):
             ["nm", "--defined-only", tmp_path / "one.o"], capture_output=True, text=True, check=True
         ).stdout
         assert {"kf_context_create_abi", "kf_fused_add_activation_with"} <= set(names.split())
-    # R: lld's --gc-sections must not throw away the list by which functions are found by name.
+    # Flag R: lld's --gc-sections must keep the list that finds functions by name.
     sections = subprocess.run(
         ["readelf", "-SW", tmp_path / "one.o"], capture_output=True, text=True, check=True
     ).stdout
@@ -123,7 +133,9 @@ def test_definitions_after_declarations(headers, tmp_path):
 
 
 def test_every_op_has_a_header():
-    """What one header for all has, each once, and all.h has them all; no name is one of kf's own headers."""
+    """The separate headers together declare the functions of the single header, each once; all.h
+    includes them all. No op is named like one of kf's own headers.
+    """
     everything = kflib.manifest()
     found, whole = runtime.each(everything), runtime.render(everything, "ops.h")
     ops = {f["op"] for f in everything["functions"]}
@@ -164,8 +176,8 @@ def test_a_name_of_kf_s_own_is_refused(tmp_path, capsys):
         == 1
     )
     assert (
-        "--each: kf/runtime/copy.h is a header of kf's own: rename the op, or leave it out with --ops"
-        in capsys.readouterr().err
+        "--each: kf/runtime/copy.h is a header of kf's own: "
+        "rename the op, or leave it out with --ops" in capsys.readouterr().err
     )
     with pytest.raises(ValueError, match="kf/runtime/copy.h is a header of kf's own"):
         runtime.each(manifest.build(Selection(specs.load([str(spec)]), ["add"]), "own"))

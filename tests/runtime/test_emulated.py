@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Functions on a GPU's tensors, and copies from one way of lying to another, with the kernels' own source run by the emulation."""
+"""Functions on a GPU's tensors, and strided copies: the kernels' source on the emulation."""
 
 import ctypes
 
@@ -49,8 +49,8 @@ def launchers():
 @pytest.mark.parametrize("f", FUNCTIONS, ids=IDS)
 def test_the_launchers_bits(ops, ctx, launchers, f):
     call = Call(launchers, f, ops, ctx)
-    for way in runtime_ops.WAYS:
-        call.same(way=way)
+    for via in runtime_ops.ENTRY_POINTS:
+        call.same(via=via)
     if f["permutable"] and f["form"] == "flat" or ops.functions[f["op"], f["bwd"]].batch() >= 0:
         rng = np.random.default_rng(len(f["name"]))
         for _ in range(2):
@@ -58,7 +58,7 @@ def test_the_launchers_bits(ops, ctx, launchers, f):
 
 
 def test_a_stream(ops, ctx):
-    """Tensors know what works on them: a stream that was destroyed first."""
+    """Tensors keep the streams that work on them: a stream is destroyed before its tensor."""
     f = next(f for f in FUNCTIONS if f["op"] == "add_{act}" and not f["bwd"])
     x = np.arange(6, dtype=np.float32)
     out = np.zeros(6, np.float32)
@@ -70,7 +70,9 @@ def test_a_stream(ops, ctx):
 
 
 def test_sums_of_nothing_lie_where_the_result_does(ops, ctx):
-    """Over a dimension without elements: a result that lies in no launcher's way has its own elements, and what lies between them stays."""
+    """Sums over an empty dimension write the elements of a strided result, and nothing between
+    them.
+    """
     f = next(f for f in FUNCTIONS if f["op"] == "matmul_nt" and not f["bwd"])
     room = np.full((3, 8), 7, np.float32)
     handles = {
@@ -84,7 +86,7 @@ def test_sums_of_nothing_lie_where_the_result_does(ops, ctx):
 
 
 def test_the_cpu_beside_it(ops):
-    """One library has both, and says of each function for which device it is there."""
+    """One library serves both devices and reports the devices of each function."""
     f = next(f for f in FUNCTIONS if f["op"] == "add_{act}" and not f["bwd"])
     info = ops.info(ops.lookup(f, runtime_api.CUDA))
     assert (info.launcher, info.on_cpu, info.on_cuda) == (b"kf_add_f32", 1, 1)
@@ -103,7 +105,9 @@ DTYPES = {
 
 
 def drawn(rng, shape, dtype):
-    """An array of that shape that lies in some way: dense, in another order, with steps, with something behind its rows."""
+    """An array of that shape with random strides: dense, permuted, stepped, or with gaps after
+    rows.
+    """
     x = rng.integers(0, 100, shape).astype(dtype)
     if len(shape) > 1 and rng.random() < 0.3:
         room = np.zeros((*shape[:-1], shape[-1] + int(rng.integers(1, 9))), dtype)
@@ -114,7 +118,7 @@ def drawn(rng, shape, dtype):
 
 @pytest.mark.parametrize("seed", range(4 if cases.LEVEL == 1 else 200))
 def test_copies(ops, ctx, seed):
-    """From any way of lying to any other, broadcast too: as NumPy copies, and nothing beside them is written."""
+    """Copies between any strides, broadcast too, equal NumPy's and write nothing else."""
     rng = np.random.default_rng(seed)
     for _ in range(25 if cases.LEVEL == 1 else 10):
         dtype = list(DTYPES)[rng.integers(len(DTYPES))]
@@ -140,7 +144,9 @@ def test_copies(ops, ctx, seed):
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=[str(np.dtype(t)) for t in DTYPES.values()])
 def test_copies_of_long_rows(ops, ctx, dtype):
-    """Rows that have blocks of their own, by vectors and by single elements, and one that ends within a block; planes of more than a tile."""
+    """Long rows that span CTAs, in vectors and in single elements, with a partial last CTA; planes
+    larger than a tile.
+    """
     rng = np.random.default_rng(dtype)
     for shape, pitches, other in [
         ((3, 4099), (5, 3), False),

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Wrong calls: each is refused with a code and a message that names function, argument, what it got and what it expected."""
+"""Invalid calls: each is refused with a code and a message that names function, argument, what it
+got and what it expected.
+"""
 
 import ctypes
 import re
@@ -24,7 +26,7 @@ def handle_of(word):
 
 @pytest.fixture
 def made(api, ctx):
-    """One living object of each kind."""
+    """One live object of each kind."""
     found = {
         "context": ctx,
         "tensor": api.create(ctx, (2, 3)),
@@ -36,11 +38,11 @@ def made(api, ctx):
 
 
 def arguments(made, parameters):
-    """Of a call that is right as far as its handles go."""
+    """Arguments of a call whose handles are valid."""
     return [made[handle_of(p)] if handle_of(p) else None if "*" in p else 0 for p in parameters]
 
 
-# Plans are of ops, which this library has none of: test_by_name.py.
+# This library has no ops, hence no plans: test_by_name.py.
 WITH_HANDLES = [
     n
     for n, (_, parameters) in prototypes().items()
@@ -50,7 +52,7 @@ WITH_HANDLES = [
 
 @pytest.mark.parametrize("name", WITH_HANDLES)
 def test_wrong_handles(api, ctx, made, name):
-    """NULL, a destroyed one, one of another kind: in the place of each handle of every function."""
+    """NULL, a destroyed handle and a handle of another kind, for each handle of every function."""
     result, parameters = prototypes()[name]
     dead = api.create(ctx, (1,))
     api.destroy(("tensor", dead))
@@ -124,7 +126,7 @@ def test_wrong_descriptions(api, ctx, change, code, words):
 
 
 def test_long_names_are_whole(api):
-    """The longest of a function, and of what it says of an argument."""
+    """The longest function name, and the longest text about an argument."""
     long = max((f.name for f in runtime.functions(kflib.manifest())), key=len)
     text = (kflib.ROOT / "include/kf/runtime/state.h").read_text()
     assert len(long) <= int(re.search(r'"%\.(\d+)s: %\.32s %s"', text)[1])

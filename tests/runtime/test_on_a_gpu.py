@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The runtime's CUDA side over a runtime of the tests' own (support/fake_cudart.cpp), in which nothing happens before somebody waits for it:
-what is called on which stream, that memory is not handed back before the streams that work on it are done, and every call that may fail."""
+"""The runtime's CUDA side over a fake CUDA runtime (support/fake_cudart.cpp) that runs work only
+when something waits for it. Checks the stream of each call, that memory is not reused before its
+streams are done, and every call that may fail.
+"""
 
 import ctypes
 import subprocess
@@ -56,7 +58,7 @@ def ctx(gpu):
 
 
 def on_gpu(api, ctx, array, stream=None):
-    """A tensor with an array's values, which are there when its stream has come as far."""
+    """A tensor with an array's values, which are present once its stream has reached that point."""
     t, cpu = api.create(ctx, array.shape, F32), api.context()
     source = api.over(cpu, array, F32)
     assert api.tensor_copy(t, source, stream) == 0, api.detail
@@ -121,7 +123,7 @@ def test_an_event_between_two_streams(gpu, ctx):
         "ERROR_INVALID_VALUE",
         "is not done",
     )
-    assert gpu.fake.cudaGetLastError() == 0  # an answer is nobody's error
+    assert gpu.fake.cudaGetLastError() == 0  # a query leaves no error behind
     target = gpu.over(cpu, back, F32)
     assert gpu.stream_wait_event(b, event) == 0 and gpu.tensor_copy(target, t, b) == 0
     assert not back.any()
@@ -142,8 +144,9 @@ def test_an_event_between_two_streams(gpu, ctx):
 @pytest.mark.parametrize("streams", [1, 2, 4, 6])
 @pytest.mark.parametrize("gone", [False, True])
 def test_memory_waits_for_the_streams_that_work_on_it(gpu, ctx, streams, gone):
-    """A tensor destroyed while streams still copy from it, also when the streams are destroyed first. The copies run when all is done;
-    memory that was freed before would end the process."""
+    """A tensor destroyed while streams still copy from it, even if the streams are destroyed first.
+    The copies run at the end; memory freed too early would end the process.
+    """
     x, cpu = np.arange(6, dtype=np.float32), gpu.context()
     t, kept = on_gpu(gpu, ctx, x)
     assert gpu.context_synchronize(ctx) == 0
@@ -172,7 +175,9 @@ def test_memory_waits_for_the_streams_that_work_on_it(gpu, ctx, streams, gone):
 @pytest.mark.parametrize("gone", [False, True])
 @pytest.mark.parametrize("streams", [0, 1, 3, 6])
 def test_memory_waits_for_another_device(gpu, ctx, streams, gone):
-    """A tensor destroyed while the other GPU's streams (0: its default one) copy from it: its own GPU waits for them before memory is freed."""
+    """A tensor destroyed while another GPU's streams (0: its default stream) copy from it: its own
+    GPU waits for them before the memory is freed.
+    """
     other, x = gpu.context(0), np.arange(6, dtype=np.float32)
     t, kept = on_gpu(gpu, ctx, x)
     assert gpu.context_synchronize(ctx) == 0
@@ -202,7 +207,9 @@ def test_memory_waits_for_another_device(gpu, ctx, streams, gone):
 
 @pytest.mark.parametrize("streams", [0, 1, 6])
 def test_memory_of_the_cpu_waits_for_a_gpu(gpu, ctx, streams):
-    """What a CPU's pool hands out again, once GPUs have read it; the program's own memory nobody waits for."""
+    """A CPU's pool reuses memory only after GPUs have read it; nothing waits for the program's own
+    memory.
+    """
     cpu, back = gpu.context(), np.zeros(6, np.float32)
     made = [gpu.stream_create(ctx, None) for _ in range(streams)]
     targets, seen = [gpu.create(ctx, (6,)) for _ in made or [None]], gpu.over(cpu, back, F32)
@@ -232,9 +239,10 @@ def test_memory_of_the_cpu_waits_for_a_gpu(gpu, ctx, streams):
 
 
 def test_a_tensor_comes_behind_the_memory_s_last_users(gpu, ctx):
-    """One that is made where another one was, whose stream is not through: a stream that does not wait for the default one by itself has its first
-    work on it behind that. Later work waits for nothing more, nor does a captured stream, which must not; and nothing for
-    one that was wrapped."""
+    """A tensor reuses memory whose stream is still running: a non-blocking stream then waits before
+    its first work on the tensor. Later work does not wait again; captured and wrapped streams do
+    not wait.
+    """
     a, b = (gpu.stream_create(ctx, ctypes.byref(StreamConfig(0, 1, 0))) for _ in range(2))
     x, back, cpu = np.arange(6, dtype=np.float32), np.zeros(6, np.float32), gpu.context()
     first, kept = on_gpu(gpu, ctx, x, a)
@@ -266,13 +274,15 @@ def test_a_tensor_comes_behind_the_memory_s_last_users(gpu, ctx):
 
 
 def test_memory_waits_for_work_whose_call_failed(gpu, ctx):
-    """In debug mode a call waits for what it launched; where that fails, the work is still there."""
+    """Debug mode makes a call wait for its work; if the wait fails, the work remains
+    recorded.
+    """
     stream = gpu.stream_create(ctx, ctypes.byref(StreamConfig(0, 1, 0)))
     (t, kept), (other, more) = (on_gpu(gpu, ctx, np.arange(6, dtype=np.float32)) for _ in range(2))
     assert gpu.set_debug_mode(ctx, 1) == 0
     cpu, back = gpu.context(), np.zeros(6, np.float32)
     target = gpu.over(cpu, back, F32)
-    for _ in range(2):  # the second copy waits for nothing before it
+    for _ in range(2):  # the second copy does not wait for earlier work
         gpu.fake.fake_clear()
         assert gpu.tensor_copy(target, other, stream) == 0
     gpu.fake.fake_fail(gpu.log().split().index("cudaStreamSynchronize") + 1)
@@ -343,7 +353,7 @@ def test_debug_mode_waits(gpu, ctx):
 
 
 def everything(api, check):
-    """One call of each kind; check(result, …) of each: what it returned. Leaves nothing behind."""
+    """Calls each function once; check(result, ...) receives each result. Leaves nothing behind."""
     ctx = check(api.context_create_abi(1, runtime_api.ABI))
     if not ctx:
         return
@@ -379,11 +389,13 @@ def everything(api, check):
     api.context_destroy(ctx)
 
 
-def test_every_call_of_cuda_that_fails_is_said(gpu):
-    """Each in turn: exactly one function says so and names the call, and keeps no memory; unless it only tidies up."""
+def test_every_failed_call_of_cuda_is_reported(gpu):
+    """Fails each CUDA call once: exactly one function reports it, names the call and keeps no
+    memory. Calls that only clean up are silent.
+    """
 
     def left():
-        """Allocations that are there when all is done."""
+        """Returns the allocations that remain after all work."""
         assert (
             gpu.fake.cudaSetDevice(1)
             == gpu.fake.cudaDeviceSynchronize()
@@ -404,11 +416,11 @@ def test_every_call_of_cuda_that_fails_is_said(gpu):
         "cudaMemPoolTrimTo",
     } <= set(calls)
     for i, call in enumerate(calls):
-        said = []
+        reported = []
 
-        def check(found, said=said):
+        def check(found, reported=reported):
             if found is None or 0 < found < 15:
-                said.append(gpu.detail)
+                reported.append(gpu.detail)
             return found
 
         before = left()
@@ -417,12 +429,12 @@ def test_every_call_of_cuda_that_fails_is_said(gpu):
         gpu.fake.fake_fail(0)
         assert left() == before + (call == "cudaFreeAsync"), (i, call)
         assert any(
-            f": {call} failed: CUDA error 999 (as the test asked for)" in text for text in said
-        ) != (call in quiet), (i, call, said)
+            f": {call} failed: CUDA error 999 (as the test asked for)" in text for text in reported
+        ) != (call in quiet), (i, call, reported)
 
 
 def test_memory_that_the_library_owns(gpu, ctx, tmp_path):
-    """cudaFree with the last view."""
+    """The last view frees the memory with cudaFree."""
     libc = ctypes.CDLL(None)
     libc.malloc.restype = ctypes.c_void_p
     memory = Memory(libc.malloc(64), 64, 1)
@@ -434,7 +446,7 @@ def test_memory_that_the_library_owns(gpu, ctx, tmp_path):
 
 
 def test_the_fake_sees_what_is_not_ordered(library, tmp_path):
-    """Memory freed on one stream while another has not read it yet."""
+    """Detects memory that is freed on one stream before another has read it."""
     program = f"""
 import ctypes
 fake = ctypes.CDLL({str(library.parent / "libfake.so")!r})

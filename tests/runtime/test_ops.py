@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Functions on tensors: every function of the manifest through them gives its launcher's bits, with tensors of many dimensions, rows that lie apart,
-elements that lie in any way; and wrong calls are refused by name."""
+"""Functions on tensors: every function of the manifest gives its launcher's bits, for many
+dimensions, strided rows and strided elements; errors name the argument.
+"""
 
 import ctypes
 import itertools
@@ -16,15 +17,16 @@ from runtime_calls import FUNCTION_OF, FUNCTIONS, Call, apart, of
 
 @pytest.mark.parametrize("f", FUNCTIONS, ids=[f["name"] for f in FUNCTIONS])
 def test_the_launchers_bits(ops, ctx, launchers, f):
-    """By the function on tensors, by its name, and by a plan."""
+    """Calls each function directly, by its name, and through a plan."""
     call = Call(launchers, f, ops, ctx)
-    for way in runtime_ops.WAYS:
-        call.same(way=way)
+    for via in runtime_ops.ENTRY_POINTS:
+        call.same(via=via)
     unread = [n for n, a in call.tensors() if a["unread"]]
-    if unread:  # what is not read may be absent, where the shape is known from another one
+    if unread:  # a tensor that is not read may be absent if another one gives the shape
         function, _ = ops.function(f)
         call.same(absent=[n for n in unread if n != function.shaped_by["name"]])
-    if checks.result_of(f):  # by the activation's result, and by the inputs
+    # computes the gradient from the activation's result, and from the inputs
+    if checks.result_of(f):
         call.same(absent=checks.instead_of(f))
         Call(launchers, f, ops, ctx, (checks.result_of(f),)).same(absent=(checks.result_of(f),))
         assert (
@@ -41,11 +43,11 @@ def test_elements_in_any_order(ops, ctx, launchers, f):
     call = Call(launchers, f, ops, ctx)
     for _ in range(3):
         call.same({n: apart(call.arrays[n], rng) for n in call.arrays if rng.random() < 0.7})
-    call.same({n: apart(call.arrays[n], rng) for n in call.arrays}, way="plan")
+    call.same({n: apart(call.arrays[n], rng) for n in call.arrays}, via="plan")
 
 
 def test_more_elements_than_a_block(ops, ctx):
-    """Broadcast in both directions, in place, over several blocks: as NumPy adds."""
+    """Broadcasts in both directions and in place, over several blocks: equal to NumPy."""
     rng = np.random.default_rng(0)
     f = next(
         f
@@ -62,9 +64,7 @@ def test_more_elements_than_a_block(ops, ctx):
         ((33, 70), (33, 70)),
     ]:
         a, b = (rng.standard_normal(s).astype(np.float32) for s in (a_shape, b_shape))
-        out = (
-            np.zeros(np.broadcast_shapes(a_shape, b_shape), np.float32).T.copy().T
-        )  # column by column
+        out = np.zeros(np.broadcast_shapes(a_shape, b_shape), np.float32).T.copy().T  # column-major
         handles = {
             n: ops.over(ctx, x, runtime_api.F32) for n, x in (("a", a), ("b", b), ("out", out))
         }
@@ -84,9 +84,9 @@ ROWS = [
 
 @pytest.mark.parametrize("f", ROWS, ids=[f["name"] for f in ROWS])
 def test_rows_apart(ops, ctx, launchers, f):
-    """Every tensor of rows with something behind each of them."""
+    """Every tensor of rows has gaps after its rows."""
     call = Call(launchers, f, ops, ctx)
-    of = runtime_ops.extents(f)  # a group's channels lie side by side
+    of = runtime_ops.extents(f)  # the channels of a group are contiguous
     side = (
         len(of["inner"]) + (len(of["channels"]) if f["form"] == "groups" else 0)
         if "inner" in of
@@ -117,22 +117,22 @@ BY_BATCH = [
 
 @pytest.mark.parametrize("f", BY_BATCH, ids=[f["name"] for f in BY_BATCH])
 def test_batches_in_any_order(ops, ctx, launchers, f):
-    """What is computed for each index of a batch, of tensors whose elements lie apart: some indices at a time."""
+    """Ops with a batch accept strided elements: they compute some batch indices at a time."""
     rng = np.random.default_rng(len(f["name"]))
     call = Call(launchers, f, ops, ctx)
-    for way in ("function", "plan"):
+    for via in ("function", "plan"):
         call.same(
             {
                 n: apart(call.arrays[n], rng)
                 for n in call.arrays
-                if way == "plan" or rng.random() < 0.7
+                if via == "plan" or rng.random() < 0.7
             },
-            way=way,
+            via=via,
         )
 
 
 def test_more_rows_than_a_block(ops, ctx):
-    """Rows of a transposed matrix, in several blocks, the last one smaller; and in place."""
+    """Rows of a transposed matrix, in several blocks with a smaller last one; and in place."""
     rng = np.random.default_rng(0)
     for rows, cols in ((157, 40), (3, 5000)):
         x = rng.standard_normal((cols, rows)).astype(np.float32).T
@@ -145,11 +145,12 @@ def test_more_rows_than_a_block(ops, ctx):
 
 
 def test_in_place_of_what_all_blocks_read(ops, ctx):
-    """A result in the place of the table whose rows it is made of, both transposed: a block would read what another has written."""
+    """The result in place of the table that it gathers from, both transposed: a block would read
+    what another one wrote.
+    """
     table, index = np.arange(8000, dtype=np.float32).reshape(40, 200).T, np.arange(200)[::-1].copy()
-    handles = over(ops, ctx, weight=table, out=table) | {
-        "index": ops.over(ctx, index, runtime_api.I64)
-    }
+    handles = {name: ops.over(ctx, table, runtime_api.F32) for name in ("weight", "out")}
+    handles["index"] = ops.over(ctx, index, runtime_api.I64)
     code = ops.call(ctx, of("embedding"), handles, 0, {"padding_idx": -1, "scale": 1.0})
     assert ops.fails(code, "ERROR_OVERLAP", "kf_fused_embedding: out at", "overlaps weight at"), (
         table[:3, :3]
@@ -158,7 +159,9 @@ def test_in_place_of_what_all_blocks_read(ops, ctx):
 
 
 def test_what_takes_a_copy(ops, ctx, launchers):
-    """A sum over rows that lie in no launcher's way, a mask by an element's number, and one row of millions."""
+    """Refuses a sum over rows of any strides, a mask by element index, and one row of over a
+    million elements.
+    """
     for f, name in (
         (of("layer_norm_{act}", bwd=True), "x"),
         (of("layer_norm_{act}", bwd=True), "dx"),
@@ -185,7 +188,7 @@ def test_what_takes_a_copy(ops, ctx, launchers):
 
 
 def test_one_number_says_how_they_lie(ops, ctx):
-    """Rows that are the same everywhere, rows of one element apart, an axis behind which there is nothing."""
+    """Broadcast rows, rows of one strided element, and an axis without inner dimensions."""
     x = np.random.default_rng(3).standard_normal((2, 3, 5)).astype(np.float32)
     out = np.zeros((2, 3, 5), np.float32)
     one = ops.over(ctx, np.ascontiguousarray(x[:1, :1]), 0)
@@ -305,85 +308,10 @@ def test_wrong_axes(ops, ctx):
     ops.destroy(*(("tensor", t) for t in (x, out, empty, nothing, scalar)))
 
 
-def over(ops, ctx, **arrays):
-    return {name: ops.over(ctx, x, runtime_api.F32) for name, x in arrays.items()}
-
-
-def test_rows_and_batches_of_products(ops, ctx):
-    """A weight alone is for all rows, of any number of dimensions; one of three dimensions has a batch; one for all matrices is no copy."""
-    rng = np.random.default_rng(5)
-    for x_shape, weight_shape in (
-        ((4,), (6, 4)),
-        ((5, 4), (6, 4)),
-        ((2, 3, 5, 4), (6, 4)),
-        ((2, 3, 4), (2, 6, 4)),
-        ((2, 4), (2, 6, 4)),
-        ((2, 1, 2, 1, 2, 1, 3, 4), (6, 4)),
-        ((2, 3, 1, 2, 5, 4), (2, 3, 1, 6, 4)),
-    ):
-        x, weight = (rng.standard_normal(s).astype(np.float32) for s in (x_shape, weight_shape))
-        batch, rows = x_shape[: len(weight_shape) - 2], x_shape[len(weight_shape) - 2 : -1]
-        out = np.zeros((*batch, *rows, 6), np.float32)
-        handles = over(ops, ctx, x=x, weight=weight, out=out) | {"bias": None, "pre": None}
-        assert ops.call(ctx, of("linear_{act}"), handles, 0, {}) == 0, ops.detail
-        wanted = np.einsum(
-            "b...i,boi->b...o", x.reshape(-1, *rows, 4), weight.reshape(-1, 6, 4)
-        ).reshape(out.shape)
-        assert np.allclose(out, wanted, atol=1e-5)
-        ops.destroy(*(("tensor", h) for h in handles.values() if h))
-    x, weight, out = (
-        np.zeros(s, np.float32) for s in ((3, 64, 128), (200, 130), (3, 64, 200))
-    )  # too large to go by way of dense memory
-    x[...], weight[...] = rng.standard_normal(x.shape), rng.standard_normal(weight.shape)
-    handles = over(ops, ctx, x=x, weight=weight[:, :128], out=out) | {"bias": None, "pre": None}
-    one, handles["weight"] = (
-        handles["weight"],
-        ops.tensor_broadcast_to(handles["weight"], (ctypes.c_int64 * 3)(3, 200, 128), 3),
-    )
-    assert ops.call(ctx, of("linear_{act}"), handles, 0, {}) == 0, ops.detail
-    assert np.allclose(out, x @ weight[:, :128].T, atol=1e-3)
-    columns = np.ascontiguousarray(weight[:, :128].T)
-    turned = over(ops, ctx, x=x[0], weight=columns.T, out=out[0])
-    assert ops.fails(
-        ops.call(ctx, of("linear_{act}"), {**handles, **turned}, 0, {}),
-        "ERROR_UNSUPPORTED",
-        "weight is [200, 128] with strides [1, 200], which takes a copy",
-    )
-    ops.destroy(*(("tensor", h) for h in (one, *handles.values(), *turned.values()) if h))
-
-
-def test_products_that_are_added(ops, ctx):
-    """beta, of dense results and of those that go by way of dense memory, which begins with what is there."""
-    rng = np.random.default_rng(6)
-    a, b = (rng.standard_normal(s).astype(np.float32) for s in ((3, 4, 5), (3, 4, 6)))
-    for make in (lambda: np.ones((3, 5, 6), np.float32), lambda: np.ones((6, 5, 3), np.float32).T):
-        for beta in (0.0, 2.0):
-            out = make() if beta else make() * np.float32(np.nan)
-            handles = over(ops, ctx, a=a, b=b, out=out)
-            assert ops.call(ctx, of("matmul_tn"), handles, 0, {"alpha": 0.5, "beta": beta}) == 0, (
-                ops.detail
-            )
-            assert np.allclose(out, 0.5 * a.transpose(0, 2, 1) @ b + beta, atol=1e-5)
-            ops.destroy(*(("tensor", h) for h in handles.values()))
-
-
-def test_sums_of_nothing_lie_where_the_result_does(ops, ctx):
-    """Over a dimension without elements: a result that lies in no launcher's way has its own elements, and what lies between them stays."""
-    for f, shapes, scalars, axis in (
-        (of("matmul_tn"), {"a": (0, 3), "b": (0, 4)}, {"alpha": 1.0, "beta": 0.0}, None),
-        (of("sum"), {"x": (3, 0, 4)}, {}, 1),
-    ):
-        room = np.full((3, 8), 7, np.float32)
-        handles = over(ops, ctx, out=room[:, ::2]) | {
-            n: ops.create(ctx, s) for n, s in shapes.items()
-        }
-        assert ops.call(ctx, f, handles, 0, scalars, dim=axis) == 0, ops.detail
-        assert not room[:, ::2].any() and (room[:, 1::2] == 7).all(), room
-        ops.destroy(*(("tensor", h) for h in handles.values()))
-
-
 def test_more_elements_than_a_tensor_has(ops, ctx):
-    """What small tensors broadcast to, or are factors of: no overflow on the way to the message."""
+    """Small tensors that broadcast or multiply to more elements than a tensor may have: the sizes
+    do not overflow before the message.
+    """
 
     def large(*shape):
         handles.append(
@@ -411,80 +339,8 @@ def test_more_elements_than_a_tensor_has(ops, ctx):
     ops.destroy(*(("tensor", t) for t in handles))
 
 
-def test_two_weights_in_one(ops, ctx):
-    """Twice as many columns, which must be an even number."""
-    rng = np.random.default_rng(7)
-    for x_shape, weight_shape in (((5, 4), (6, 4)), ((2, 3, 5, 4), (6, 4)), ((2, 5, 4), (2, 6, 4))):
-        x, weight, bias = (
-            rng.standard_normal(s).astype(np.float32)
-            for s in (x_shape, weight_shape, weight_shape[:-1])
-        )
-        out, pre = (np.zeros((*x_shape[:-1], cols), np.float32) for cols in (3, 6))
-        handles = over(ops, ctx, x=x, weight=weight, bias=bias, out=out, pre=pre)
-        assert ops.call(ctx, of("linear_{act}_glu"), handles, 0, {}) == 0, ops.detail
-        more = bias if len(weight_shape) == 2 else bias[:, None]
-        wanted = x @ np.swapaxes(weight, -1, -2) + more
-        assert np.allclose(pre, wanted, atol=1e-5) and np.allclose(
-            out, wanted[..., :3] * wanted[..., 3:], atol=1e-5
-        )
-        ops.destroy(*(("tensor", h) for h in handles.values()))
-    made = {s: ops.create(ctx, s) for s in ((2, 3), (5, 3), (6, 3), (2, 2), (2, 5))}
-    for weight, pre, words in (
-        ((5, 3), None, "weight is [5, 3], expected an even dimension 0: two tensors in one"),
-        ((6, 3), (2, 5), "out is [2, 2], expected [2, 3]"),
-    ):
-        handles = {
-            "x": made[2, 3],
-            "weight": made[weight],
-            "bias": None,
-            "out": made[2, 2],
-            "pre": pre and made[pre],
-        }
-        assert ops.fails(
-            ops.call(ctx, of("linear_{act}_glu"), handles, 0, {}),
-            "ERROR_SHAPE",
-            "kf_fused_linear_activation_glu: " + words,
-        )
-    ops.destroy(*(("tensor", t) for t in made.values()))
-
-
-def test_wrong_products(ops, ctx):
-    name = "kf_fused_linear_activation: "
-    made = {
-        s: ops.create(ctx, s)
-        for s in ((2, 3), (5, 3), (5, 4), (2, 5), (2, 6), (3,), (2, 5, 3), (5,))
-    }
-    for x, weight, bias, out, words in (
-        ((2, 3), (5, 4), None, (2, 5), "weight is [5, 4], expected [5, 3]"),
-        ((2, 3), (3,), None, (2, 5), "weight is [3], expected 2 dimensions or more"),
-        ((3,), (2, 5, 3), None, (5,), "x is [3], expected 2 dimensions or more"),
-        ((2, 3), (5, 3), None, (2, 6), "out is [2, 6], expected [2, 5]"),
-        ((2, 3), (5, 3), (3,), (2, 5), "bias is [3], expected [5]"),
-    ):
-        handles = {
-            "x": made[x],
-            "weight": made[weight],
-            "bias": bias and made[bias],
-            "out": made[out],
-            "pre": None,
-        }
-        assert ops.fails(
-            ops.call(ctx, of("linear_{act}"), handles, 0, {}), "ERROR_SHAPE", name + words
-        )
-    handles = {"x": None, "weight": made[5, 3], "bias": None, "out": made[2, 5], "pre": None}
-    assert ops.fails(
-        ops.call(ctx, of("linear_{act}"), handles, 0, {}),
-        "ERROR_NULL_POINTER",
-        name + "x is NULL, expected a tensor",
-    )
-    handles = {"a": made[2, 5, 3], "b": made[2, 3], "out": made[5, 3]}
-    code = ops.call(ctx, of("matmul_tn"), handles, 0, {"alpha": 1.0, "beta": 0.0})
-    assert ops.fails(code, "ERROR_SHAPE", "a is [2, 5, 3], expected 2 dimensions")
-    ops.destroy(*(("tensor", t) for t in made.values()))
-
-
 def test_every_function_has_one():
-    """Of the whole manifest: a name for each op and direction, and no name twice."""
+    """The manifest gives each op and direction one name, and no name twice."""
     from kfgen import runtime
 
     everything = kflib.manifest()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The pool among threads, DLPack with NumPy, and the definitions as every compiler takes them."""
+"""The pool under threads, DLPack with NumPy, and the definitions in every compiler."""
 
 import ctypes
 import re
@@ -83,7 +83,7 @@ VERSIONED = b"dltensor_versioned"
 
 
 def lent_by_numpy(array):
-    """The struct that NumPy lends, taken over: whoever has it must call its deleter."""
+    """Returns the struct that NumPy lends; its taker must call the deleter."""
     capsule = array.__dlpack__(max_version=(1, 0))
     found = python.PyCapsule_GetPointer(capsule, VERSIONED)
     python.PyCapsule_SetName(capsule, b"used_dltensor_versioned")
@@ -91,7 +91,7 @@ def lent_by_numpy(array):
 
 
 class Lent:
-    """What NumPy's from_dlpack takes a capsule from."""
+    """An object from which NumPy's from_dlpack takes a capsule."""
 
     def __init__(self, managed):
         self.managed = managed
@@ -105,7 +105,7 @@ class Lent:
 
 @pytest.mark.parametrize("dtype", [d for d in NUMPY if d != BF16])
 def test_there_and_back(api, ctx, dtype):
-    """The memory is one, and NumPy's array lives as long as the last that refers to it."""
+    """Both share the memory, and NumPy's array lives until the last reference is gone."""
     x = np.arange(24).astype(NUMPY[dtype]).reshape(2, 3, 4).transpose(2, 0, 1)
     before = sys.getrefcount(x)
     t = api.tensor_from_dlpack(ctx, lent_by_numpy(x))
@@ -136,7 +136,7 @@ def test_read_only_memory(api, ctx):
     assert not np.from_dlpack(Lent(api.tensor_to_dlpack(t))).flags.writeable
     row = api.tensor_broadcast_to(
         y, (ctypes.c_int64 * 2)(3, 6), 2
-    )  # which kf writes nothing to, either
+    )  # kf does not write to it either
     for tensor, may_write in ((row, False), (y, True)):
         assert np.from_dlpack(Lent(api.tensor_to_dlpack(tensor))).flags.writeable == may_write
     api.destroy(("tensor", t), ("tensor", y), ("tensor", row))
@@ -160,7 +160,7 @@ def test_read_only_memory(api, ctx):
     ],
 )
 def test_wrong_structs(api, ctx, change, code, words):
-    """They stay the caller's: nothing is deleted."""
+    """Refused structs stay the caller's: the deleter is not called."""
     x, shape, negative = (
         np.arange(6, dtype=np.float32),
         (ctypes.c_int64 * 9)(6),
@@ -188,7 +188,9 @@ def test_wrong_structs(api, ctx, change, code, words):
     ["gcc -std=c11", "gcc -O3", "g++ -std=c++17", "clang -std=c11 -O2", "clang++ -std=c++20"],
 )
 def test_the_definitions_compile_without_a_word(tmp_path, compiler):
-    """With a file that has declarations alone, in C where the definitions are C++ and the other way round."""
+    """Compiles without warnings, beside a file with declarations only: in C with definitions in
+    C++, and in C++ with definitions in C.
+    """
     other = "gcc -std=c11" if "++" in compiler else "g++ -std=c++17"
     (tmp_path / "definitions.txt").write_text(runtime_api.IMPLEMENTATION)
     calls = "\n".join(
@@ -243,7 +245,7 @@ def test_a_cu_file_has_both_devices(tmp_path):
 
 
 def test_the_same_struct_sizes(tmp_path):
-    """ctypes' mirrors, and what a later version may only add to."""
+    """Sizes of the ctypes mirrors; later versions may only append to the structs."""
     sizes = {
         "kf_tensor_desc_t": ctypes.sizeof(runtime_api.Description),
         "kf_memory_desc_t": ctypes.sizeof(runtime_api.Memory),

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Random calls, 2,000 of each class of ops at level 2, against NumPy: tensors in any order, with steps, with something between their rows,
-broadcast, in place; on the CPU, over the emulation of kernels, on a GPU."""
+"""Random calls (2,000 per class of ops at level 2) against NumPy: tensors permuted, stepped, with
+gaps after rows, broadcast, in place; on the CPU, on the emulation, on a GPU.
+"""
 
 import cases
 import kflib
@@ -18,7 +19,7 @@ EACH = 20 if cases.LEVEL == 1 else 50
 
 @pytest.fixture(scope="session")
 def libraries(once):
-    """(device, class of ops) -> a library, compiled when first asked for."""
+    """(device, class of ops) -> library, compiled on first use."""
     builds = {
         "cpu": runtime_ops.compile_library,
         "emulated": runtime_ops.compile_emulated,
@@ -47,5 +48,5 @@ def test_against_numpy(libraries, device, of, part):
     ctx = ops.context(-1 if device == "cpu" else 0)
     memory = layouts.Managed() if device == "gpu" else layouts.Host()
     for seed in range(part * EACH, (part + 1) * EACH):
-        layouts.Case(ops, memory, of, functions, seed).run(ctx, runtime_ops.WAYS[seed % 3])
+        layouts.Case(ops, memory, of, functions, seed).run(ctx, runtime_ops.ENTRY_POINTS[seed % 3])
     assert ops.context_destroy(ctx) == 0

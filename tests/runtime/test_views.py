@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Views of tensors are NumPy's: shape, strides, address, and which shapes take a copy."""
+"""Views equal NumPy's: shape, strides, address, and the shapes that need a copy."""
 
 import ctypes
 
@@ -14,7 +14,9 @@ def numbers(values):
 
 
 def same(api, tensor, array):
-    """Strides of dimensions of one element, or of no elements, are nobody's business."""
+    """Compares a tensor with an array. Strides of dimensions with fewer than two elements are
+    ignored.
+    """
     shape, strides = api.layout(tensor)
     assert shape == array.shape
     if array.size:
@@ -28,7 +30,7 @@ def same(api, tensor, array):
 
 
 def reshaped(array, shape):
-    """NumPy's view of this shape; None where it would copy."""
+    """NumPy's view of this shape; None if NumPy would copy."""
     try:
         return np.reshape(array, shape, copy=False)
     except ValueError:
@@ -49,7 +51,7 @@ def shape_of(rng, count):
 
 
 def step(api, rng, tensor, array):
-    """One view of another: (tensor, array); tensor None where the array is, since there is none without a copy."""
+    """Returns a random view of a view: (tensor, array). tensor is None if NumPy would copy."""
     what, n = rng.integers(5), array.ndim
     if what == 0 and n:
         dim = int(rng.integers(n))
@@ -107,7 +109,7 @@ def test_chains_of_views(api, ctx, seed):
 
 
 def test_reshape_of_what_is_dense_in_another_order(api, ctx):
-    """A transposed tensor's dimensions join only where its strides say so."""
+    """Dimensions of a transposed tensor merge only if their strides allow it."""
     x = np.zeros((4, 6, 5), np.float64).transpose(1, 0, 2)
     t = api.over(ctx, x, F64)
     assert api.fails(
@@ -135,7 +137,7 @@ def test_memory_lives_as_long_as_a_view(api, ctx):
 
 
 def test_memory_that_is_owned_is_freed_once(api, ctx):
-    """By the last that refers to it: valgrind or a double free would end the process."""
+    """The last reference frees the memory: valgrind or a double free would end the process."""
     libc = ctypes.CDLL(None)
     libc.malloc.restype, libc.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
     for order in (1, -1):

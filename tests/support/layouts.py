@@ -230,7 +230,7 @@ class Case:
             else:
                 self.lying[name] = Lying(self.memory, self.rng, np.zeros(values.shape), words[name])
 
-    def run(self, ctx, way="function"):
+    def run(self, ctx, via="function"):
         handles = {
             n: x and self.ops.over(ctx, x.array, runtime_ops.DTYPES[x.word])
             for n, x in self.lying.items()
@@ -242,7 +242,7 @@ class Case:
             self.ops.ids[self.f["activation"]],
             self.scalars,
             dim=self.dim,
-            way=way,
+            via=via,
         )
         assert code == 0, (
             self.f["name"],

@@ -76,6 +76,7 @@ class DeviceInfo(ctypes.Structure):
 def prototypes():
     """{name: (type of the result, [types of the parameters])} of the functions that the header declares, as C's words."""
     text = re.sub(r"/\*.*?\*/", "", HEADER.read_text(), flags=re.S)
+    text = re.sub(r"\{\s*return [^{}]*\}", "", text)  # bodies of inline functions
     found = {}
     for result, name, parameters in re.findall(r"^([\w ]+?[ *]+)(kf_\w+)\(([^()]*)\);", text, re.M):
         found[name] = (

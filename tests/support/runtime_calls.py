@@ -77,8 +77,8 @@ class Call:
     def tensors(self):
         return self.layout.tensors.items()
 
-    def run(self, arrays=None, absent=(), way="function"):
-        """The code, and the outputs afterwards. arrays: some that lie otherwise, by name. way: one of runtime_ops.WAYS."""
+    def run(self, arrays=None, absent=(), via="function"):
+        """The code, and the outputs afterwards. arrays: some that lie otherwise, by name. via: one of runtime_ops.ENTRY_POINTS."""
         arrays = {n: np.array(v) for n, v in self.arrays.items()} | (arrays or {})
         handles = {
             n: None
@@ -97,13 +97,13 @@ class Call:
             self.layout.p,
             runtime_ops.dim(self.f),
             groups,
-            way=way,
+            via=via,
         )
         self.ops.destroy(*(("tensor", h) for h in handles.values() if h))
         return code, {n: arrays[n] for n in self.wanted}
 
-    def same(self, arrays=None, absent=(), way="function"):
-        code, found = self.run(arrays, absent, way)
+    def same(self, arrays=None, absent=(), via="function"):
+        code, found = self.run(arrays, absent, via)
         assert code == 0, (self.f["name"], self.ops.detail)
         for name, array in found.items():
             if name not in absent:

@@ -100,7 +100,7 @@ def compile_on_a_gpu(folder, made):
 
 
 # How a function is called: by its own name, by what kf_op_lookup finds, by a plan.
-WAYS = ("function", "by name", "plan")
+ENTRY_POINTS = ("function", "by name", "plan")
 
 
 class Info(ctypes.Structure):
@@ -243,12 +243,12 @@ class Ops(runtime_api.Api):
         dim=None,
         groups=None,
         stream=None,
-        way="function",
+        via="function",
     ):
         """tensors: {name: handle or None}. scalars: {name: number}, the activation's among them."""
-        if way != "function":
+        if via != "function":
             arguments = self.arguments(f, tensors, scalars, rng, p, dim, groups)
-            return (self.by_name if way == "by name" else self.by_plan)(ctx, f, arguments, stream)
+            return (self.by_name if via == "by name" else self.by_plan)(ctx, f, arguments, stream)
         found, fn = self.function(f)
         own = [scalars[a["name"]] for a in f["arguments"] if a["role"] == "act_scalar"]
         act_scalars = (ctypes.c_double * max(len(own), 1))(*own)
