@@ -296,7 +296,7 @@ def test_source_and_explain(kf, tmp_path):
 
 
 X, BIAS = np.ones((2, 3), "f"), np.ones(3, "f")
-SAID = [
+REFUSED = [
     (
         lambda kf: kf.fuse("gelu(x", x="elem"),
         ValueError,
@@ -410,9 +410,9 @@ SAID = [
 ]
 
 
-@pytest.mark.parametrize("number", range(len(SAID)))
+@pytest.mark.parametrize("number", range(len(REFUSED)))
 def test_what_is_refused(kf, number):
-    call, error, text = SAID[number]
+    call, error, text = REFUSED[number]
     with pytest.raises(error, match=re.escape(text)):
         call(kf)
 
@@ -552,7 +552,7 @@ def test_past_python(kf, tmp_path, monkeypatch):
             )
         m.setenv("KF_CACHE_DIR", str(tmp_path))
         m.setattr(f._own, "build", lambda path, dtypes: open("/dev/full", "wb", 0).write(b"x"))
-        with pytest.raises(OSError, match="its library cannot be kept"):
+        with pytest.raises(OSError, match="its library cannot be written"):
             f(
                 torch.ones(2, 3, dtype=torch.float64),
                 torch.ones(3, dtype=torch.float64),

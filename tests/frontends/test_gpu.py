@@ -103,9 +103,13 @@ def test_ops_of_the_program(driver, tmp_path):
             },
         )
         assert done.returncode == 0, done.stderr
-        said = done.stdout.splitlines()
-        assert len(said) == 6 and said[2].startswith("bf16 on a GPU: ") and said[2].endswith(".so")
-        kernels = [name for name in said if name.startswith("kf_")]
+        output = done.stdout.splitlines()
+        assert (
+            len(output) == 6
+            and output[2].startswith("bf16 on a GPU: ")
+            and output[2].endswith(".so")
+        )
+        kernels = [name for name in output if name.startswith("kf_")]
         launched = [k for k in done.stderr.splitlines() if "kfk_fused_" in k]
         assert (
             len(kernels) == 4
@@ -125,7 +129,7 @@ stub = ctypes.CDLL(sys.argv[2], ctypes.RTLD_GLOBAL)
 x, w = torch.randn(8, 64, dtype=torch.bfloat16), torch.randn(64, dtype=torch.bfloat16)
 _shim.register_gpu([s for s in own._ALL if _shim.covers(s)], sys.argv[2], "CPU", "cpu")
 _kernels.REASON["cpu"], _cuda.why_not = _cuda.reason, lambda: None if _gpu.opened() else "nobody opened it"
-def said(f):
+def described(f):
     try:
         f()
         return "ok"
@@ -133,19 +137,19 @@ def said(f):
         return f"{type(e).__name__}: {e}"
 kernel, _gpu.PATH = _gpu.PATH, "/nowhere"
 library, _gpu.library = _gpu.library, lambda: _gpu.Gpu(__import__("pathlib").Path("/nowhere"))
-print(said(lambda: kf.ops.bias_gelu(x, w)))
+print(described(lambda: kf.ops.bias_gelu(x, w)))
 _gpu.library = library
 _gpu._opened.append(_gpu.Gpu(kernel, driver=sys.argv[1]))
 g = x.clone().requires_grad_()
-print(said(lambda: kf.ops.gelu(g).backward(x)))
-print(said(lambda: kf.ops.layer_norm(g, w).backward(x)))
-print(said(lambda: kf.ops.bias_gelu(x, w[:5])))
-print(said(lambda: kf.ops.bias_gelu(x, torch.randn(64))))
-print(said(lambda: kf.ops.bias_mish(x, w)))
+print(described(lambda: kf.ops.gelu(g).backward(x)))
+print(described(lambda: kf.ops.layer_norm(g, w).backward(x)))
+print(described(lambda: kf.ops.bias_gelu(x, w[:5])))
+print(described(lambda: kf.ops.bias_gelu(x, torch.randn(64))))
+print(described(lambda: kf.ops.bias_mish(x, w)))
 import os
 os.environ["KF_OFFLINE"] = "1"
-print(said(lambda: kf.ops.bias_relu(x.double(), w.double())))
-print(said(lambda: torch.ops.kf.bias(x.double(), w.double(), 0.0, 0.0, _table.activations()["relu"])))
+print(described(lambda: kf.ops.bias_relu(x.double(), w.double())))
+print(described(lambda: torch.ops.kf.bias(x.double(), w.double(), 0.0, 0.0, _table.activations()["relu"])))
 rows = x[:1].expand(2**44, 64)
 os.environ.pop("KF_OFFLINE")
 f = kf.fuse("x * gate + 1", x="elem", gate="elem")
@@ -154,15 +158,15 @@ _compiled.OwnOnGpu.open = lambda self, path: _gpu.Gpu(path, driver=sys.argv[1], 
 print("without a driver of its own" if own.WHY_NO_SHIM_ON_GPU else "with a driver", file=sys.stderr)
 f(x, x)
 _shim.register_own([s for s in _shim._schemas if s.op is f._op], on_gpu=True)
-print(said(lambda: f(g, x).backward(x)))
+print(described(lambda: f(g, x).backward(x)))
 os.environ["KF_OFFLINE"] = "1"
-print(said(lambda: f(x.double(), x.double())))
-print(said(lambda: kf.ops.layer_norm(rows)))
-print(said(lambda: torch.ops.kf.layer_norm(rows, None, None, 1e-5, 0.0, 0.0, 0, False)))
-print(said(lambda: kf.ops.gelu(x[:1, :1].expand(2**25, 2**25))))
+print(described(lambda: f(x.double(), x.double())))
+print(described(lambda: kf.ops.layer_norm(rows)))
+print(described(lambda: torch.ops.kf.layer_norm(rows, None, None, 1e-5, 0.0, 0.0, 0, False)))
+print(described(lambda: kf.ops.gelu(x[:1, :1].expand(2**25, 2**25))))
 SPACE = ctypes.CFUNCTYPE(ctypes.c_size_t, ctypes.c_int, ctypes.c_void_p)(lambda function, sizes: 2**50)
 _gpu.library().dll.kfp_space = SPACE
-print(said(lambda: kf.ops.batch_norm_train(x.float(), torch.zeros(64), torch.ones(64))))
+print(described(lambda: kf.ops.batch_norm_train(x.float(), torch.zeros(64), torch.ones(64))))
 """
 STREAM_OF = """
 extern "C" int aoti_torch_get_current_cuda_stream(int, void **stream) { return *stream = (void *)0x5000, 0; }
@@ -184,34 +188,36 @@ def test_without_python(driver, tmp_path):
         env={**os.environ, "KF_CACHE_DIR": str(tmp_path / "cache"), "PYTHONPATH": path},
     )
     assert done.returncode == 0, done.stderr
-    said = done.stdout.splitlines()
-    assert said[0].startswith(
+    output = done.stdout.splitlines()
+    assert output[0].startswith(
         "NotImplementedError: kf.bias_gelu: no kernel for tensors on cuda: nobody opened it"
     )
-    assert said[1] == "ok" and (
-        said[2] == "ok" or "workspace is 0x" in said[2]
+    assert output[1] == "ok" and (
+        output[2] == "ok" or "workspace is 0x" in output[2]
     )  # the CPU's allocator aligns less
-    said = said[1:]
-    assert said[2].startswith("ValueError: kf.bias_gelu: bias has the shape") and said[
+    output = output[1:]
+    assert output[2].startswith("ValueError: kf.bias_gelu: bias has the shape") and output[
         3
     ].startswith("TypeError: ")
     assert (
-        said[4] == "ok"
+        output[4] == "ok"
         if kfpython.has("mish")
-        else said[4].startswith("NotImplementedError: kf.bias_mish: kf_bias_mish_bf16 is not in")
+        else output[4].startswith("NotImplementedError: kf.bias_mish: kf_bias_mish_bf16 is not in")
     )
     offline = "kf_bias_relu_f64: its kernel kfk_bias_f64<"
     assert (
-        said[5].startswith(f"RuntimeError: {offline}")
-        and "KF_OFFLINE is set" in said[5]
-        and "kf.bias: " in said[6]
-        and "KF_OFFLINE" in said[6]
+        output[5].startswith(f"RuntimeError: {offline}")
+        and "KF_OFFLINE is set" in output[5]
+        and "kf.bias: " in output[6]
+        and "KF_OFFLINE" in output[6]
     )
-    assert said[7] == "ok" and re.match(
-        r"RuntimeError: kf.fuse\('x \* gate \+ 1'\) for f64 is not in .*KF_OFFLINE is set", said[8]
+    assert output[7] == "ok" and re.match(
+        r"RuntimeError: kf.fuse\('x \* gate \+ 1'\) for f64 is not in .*KF_OFFLINE is "
+        r"set",
+        output[8],
     )
     for line, what in zip(
-        said[9:], ("layer_norm: ", "layer_norm: ", "act: ", "batch_norm_train: "), strict=True
+        output[9:], ("layer_norm: ", "layer_norm: ", "act: ", "batch_norm_train: "), strict=True
     ):
         assert line.startswith("OutOfMemoryError: kf." + what) and (
             "out of memory" in line or "can't allocate memory" in line
@@ -266,8 +272,8 @@ def test_kernels_are_the_launchers_own(driver, tmp_path):
     }
     assert len(chosen) > 20
     given = [ready(f) for f in chosen.values()]
-    said, launched = calls(driver, tmp_path, *given)
-    assert not [(g[0], s) for g, s in zip(given, said) if s != "ok"]
+    output, launched = calls(driver, tmp_path, *given)
+    assert not [(g[0], s) for g, s in zip(given, output) if s != "ok"]
     kernels = {
         k.partition("<")[0]
         for f in chosen.values()
@@ -289,8 +295,8 @@ def _stem(f):
 def test_compiled_once_and_kept(driver, tmp_path):
     """With the NVRTC of each call: a toolkit that CUDA_HOME names may be another one than what is found without."""
     nowhere = {"CUDA_HOME": "/nowhere"}
-    said, launched = calls(driver, tmp_path, ADD, ADD, **nowhere)
-    assert said == ["ok", "ok"] and len(launched) == 2 and launched[0] == launched[1]
+    output, launched = calls(driver, tmp_path, ADD, ADD, **nowhere)
+    assert output == ["ok", "ok"] and len(launched) == 2 and launched[0] == launched[1]
     [kept] = tmp_path.iterdir()
     assert re.fullmatch(r"kfk_bias_f32-sm_90a-[0-9a-f]{24}\.cubin", kept.name)
     before = kept.read_bytes()
@@ -304,11 +310,12 @@ def test_compiled_once_and_kept(driver, tmp_path):
 
 
 def test_offline(driver, tmp_path):
-    [said], launched = calls(driver, tmp_path, ADD, KF_OFFLINE="1")
+    [output], launched = calls(driver, tmp_path, ADD, KF_OFFLINE="1")
     assert (
         re.match(
-            r"RuntimeError: kf_bias_gelu_f32: its kernel kfk_bias_f32<.*> for sm_90a is not in .*KF_OFFLINE",
-            said,
+            r"RuntimeError: kf_bias_gelu_f32: its kernel kfk_bias_f32<.*> for sm_90a is not in "
+            r".*KF_OFFLINE",
+            output,
         )
         and not launched
     )
@@ -316,23 +323,23 @@ def test_offline(driver, tmp_path):
 
 def test_errors(driver, tmp_path):
     name, tensors, sizes = ADD
-    said, launched = calls(
+    output, launched = calls(
         driver,
         tmp_path,
         (name, [None, 1, 2], sizes),
         (name, tensors, [-1, 128]),
         ("kf_mish_f32", [0, 1], [4]),
     )
-    assert said[0].startswith("Refused: kf_bias_gelu_f32: a required pointer is NULL: x is NULL")
+    assert output[0].startswith("Refused: kf_bias_gelu_f32: a required pointer is NULL: x is NULL")
     assert (
-        said[1].startswith("Refused: kf_bias_gelu_f32: a size is negative")
-        and ": rows is -1" in said[1]
+        output[1].startswith("Refused: kf_bias_gelu_f32: a size is negative")
+        and ": rows is -1" in output[1]
     )
     lacks = "NotImplementedError: kf.mish: kf_mish_f32 is not in libkf_cuda.so, which was built for fewer"
     assert (
-        (said[2], len(launched)) == ("ok", 1)
+        (output[2], len(launched)) == ("ok", 1)
         if kfpython.has("mish")
-        else said[2].startswith(lacks) and not launched
+        else output[2].startswith(lacks) and not launched
     )
 
 
@@ -355,7 +362,7 @@ def test_an_interrupt_while_a_kernel_is_compiled(kf):
 
 def test_no_driver(tmp_path):
     script = "from kernel_fusion import _gpu\ntry:\n    _gpu.Gpu(driver='/nowhere/libcuda.so.1')\nexcept ImportError as e:\n    print(e)"
-    assert kfpython.python(script) == "no CUDA driver answers (libcuda.so.1)"
+    assert kfpython.python(script) == "no CUDA driver was found (libcuda.so.1)"
 
 
 def test_what_does_not_compile_is_said():
@@ -363,7 +370,7 @@ def test_what_does_not_compile_is_said():
     from kernel_fusion import _nvrtc
 
     with pytest.raises(
-        RuntimeError, match=r"does not compile kernel<1> for sm_90a:\n(.|\n)*nonsense"
+        RuntimeError, match=r"failed to compile kernel<1> for sm_90a:\n(.|\n)*nonsense"
     ):
         _nvrtc.compile_kernel(
             "template <int n> __global__ void kernel(int *p) { nonsense; }", "kernel<1>", "sm_90a"
@@ -452,12 +459,12 @@ def test_warmup(driver, tmp_path):
         for f in ("kf_bias_gelu_f32", "kf_bias_gelu_bwd_f32")
         for s in ([64, 128], [3, 7], [65, 128])
     ]
-    said, launched = calls(
+    output, launched = calls(
         driver, cache, *found, call_of("kf_bias_relu_f32", [64, 128]), KF_OFFLINE="1"
     )
-    assert said[:6] == ["ok"] * 6 and len({k.split()[0] for k in launched}) > 4
+    assert output[:6] == ["ok"] * 6 and len({k.split()[0] for k in launched}) > 4
     assert re.match(
-        r"RuntimeError: kf_bias_relu_f32: .*call it, or kf.warmup, once without", said[6]
+        r"RuntimeError: kf_bias_relu_f32: .*call it or kf.warmup once without", output[6]
     )
 
 
@@ -480,7 +487,7 @@ def test_every_kernel_that_is_launched_is_warmed():
 
 
 REFUSED = [
-    ({"ops": "nonsense"}, ValueError, "there is no op `nonsense`; those there are: "),
+    ({"ops": "nonsense"}, ValueError, "there is no op `nonsense`, expected one of "),
     (
         {"ops": "layer_norm", "activations": "nonsense"},
         ValueError,
@@ -488,16 +495,16 @@ REFUSED = [
     ),
     ({"ops": "act"}, ValueError, "act: activation is None, expected one of .*gelu"),
     ({"ops": [len]}, TypeError, "ops has a builtin_function_or_method, expected names of kf.ops"),
-    ({"ops": []}, ValueError, r"ops=\[\] and activations=None choose no function"),
+    ({"ops": []}, ValueError, r"ops=\[\] and activations=None select no function"),
     ({"ops": "relu", "dtypes": "int8"}, TypeError, "dtype is int8, expected one of float32"),
     (
         {"ops": "layer_norm", "dtypes": "int32"},
         ValueError,
-        "layer_norm has no function for dtypes='int32', but for float32, float16",
+        "layer_norm has no function for dtypes='int32', only for float32, float16",
     ),
     ({"ops": "relu", "arch": "sm_9"}, ValueError, "arch is 'sm_9', expected one of .*sm_90"),
     ({"ops": "relu", "arch": 90}, ValueError, "arch is 90, expected one of .*sm_90"),
-    ({"ops": "relu", "jobs": 0}, ValueError, "jobs is 0, expected a whole number from 1 on"),
+    ({"ops": "relu", "jobs": 0}, ValueError, "jobs is 0, expected a whole number of at least 1"),
 ]
 
 
@@ -512,7 +519,7 @@ def test_what_cannot_be_compiled_ahead(kf, name, tmp_path, monkeypatch):
     if name == "build_launchers":
         with pytest.raises(
             RuntimeError,
-            match=r"kf\.build_launchers: KF_OFFLINE is set, and .*/built/libkf_cuda.so is not there",
+            match=r"kf\.build_launchers: KF_OFFLINE is set, and .*/built/libkf_cuda.so is missing",
         ):
             kf.build_launchers(*where, "relu", dtypes="float32", arch="sm_90")
     else:
@@ -571,13 +578,13 @@ def test_launchers_built_ahead(driver, visible, tmp_path):
             ("kf_relu_f32", 8),
         )
     ]
-    said, launched = calls(
+    output, launched = calls(
         driver, cache, *found, script=BUILT, more=[folder], PATH="/nowhere", **visible
     )
     assert (
-        said[:3] == ["ok"] * 3
+        output[:3] == ["ok"] * 3
         and len(launched) == 3
-        and said[3].startswith("NotImplementedError: kf.relu: kf_relu_f32 is not in")
+        and output[3].startswith("NotImplementedError: kf.relu: kf_relu_f32 is not in")
     )
     assert calls(driver, cache, found[0]) == (["ok"], launched[:1])
 
@@ -585,19 +592,21 @@ def test_launchers_built_ahead(driver, visible, tmp_path):
 def test_folders_that_have_no_launchers(kf, tmp_path):
     with pytest.raises(
         ImportError,
-        match=r"kf.use_launchers: .* has not launchers.json and libkf_cuda.so, which kf.build_launchers writes",
+        match=r"kf.use_launchers: .* lacks launchers.json or libkf_cuda.so, which kf.build_launchers writes",
     ):
         kf.use_launchers(tmp_path)
     (tmp_path / "launchers.json").write_text('{"generator": "another"}')
     (tmp_path / "libkf_cuda.so").touch()
-    with pytest.raises(ImportError, match=r"kf.use_launchers: .* is of another version of kf"):
+    with pytest.raises(ImportError, match=r"kf.use_launchers: .* belongs to another version of kf"):
         kf.use_launchers(tmp_path)
 
 
 def test_launchers_are_chosen_once(driver, tmp_path):
     script = (
-        f"from kernel_fusion import _gpu, _table\nimport json, kernel_fusion as kf\n_gpu._opened.append(_gpu.Gpu(driver={str(driver)!r}))\n"
-        f"open({str(tmp_path / 'launchers.json')!r}, 'w').write(json.dumps(dict(generator=_table.generator())))\n"
+        f"from kernel_fusion import _gpu, _table\nimport json, kernel_fusion as "
+        f"kf\n_gpu._opened.append(_gpu.Gpu(driver={str(driver)!r}))\n"
+        f"open({str(tmp_path / 'launchers.json')!r}, "
+        f"'w').write(json.dumps(dict(generator=_table.generator())))\n"
         f"open({str(tmp_path / 'libkf_cuda.so')!r}, 'w').close()\n"
         f"try:\n    kf.use_launchers({str(tmp_path)!r})\nexcept RuntimeError as e:\n    print(e)"
     )

@@ -24,10 +24,10 @@ class Host:
     path = "the host"  # which kf.info() names where there is a GPU
 
     def __init__(self, library):
-        self.cpu, self.said, self.blocks = library, [], {}
+        self.cpu, self.log, self.blocks = library, [], {}
 
     def call(self, function, tensors, sizes, strides, scalars, rng, space, device, stream):
-        self.said.append(("call", device, stream))
+        self.log.append(("call", device, stream))
         held = space(4096) if space else None
         assert held is None or held[1] % 16 == 0
         self.cpu.call(function, tensors, sizes, strides, scalars, rng, space is not None)
@@ -39,14 +39,14 @@ class Host:
         return at
 
     def free(self, device, memory, stream):
-        self.said.append(("free", device, stream))
+        self.log.append(("free", device, stream))
         del self.blocks[memory]
 
     def upload(self, device, to, address, size, stream):
         ctypes.memmove(to, address, size)
 
     def wait(self, device, stream):
-        self.said.append(("wait", device, stream))
+        self.log.append(("wait", device, stream))
 
     def device_of(self, memory):
         return 0
@@ -181,7 +181,7 @@ def test_values(kf, gpu, of_cupy, kind):
             assert (
                 host(g).shape == w.shape and host(g).dtype == w.dtype and np.array_equal(host(g), w)
             ), name
-    assert len(gpu.said) >= len(CALLS)
+    assert len(gpu.log) >= len(CALLS)
 
 
 def test_bfloat16(kf, gpu):
@@ -217,7 +217,7 @@ def test_what_does_not_lie_so_is_copied(kf, gpu, of_cupy):
     )
     with pytest.raises(
         ValueError,
-        match="kf.layer_norm: x does not lie as the launcher takes it, .*: make it contiguous",
+        match="kf.layer_norm: x has strides that the launcher does not support, .*: make it contiguous",
     ):
         kf.ops.layer_norm(Interface(X.T))
 
@@ -225,7 +225,7 @@ def test_what_does_not_lie_so_is_copied(kf, gpu, of_cupy):
 def test_streams(kf, gpu, of_cupy):
     """The first array's; what is made on another one is waited for; memory of a user's stream is freed when all is done."""
     gc.collect()  # what other tests have left
-    gpu.said.clear()
+    gpu.log.clear()
     kf.ops.relu(Interface(X))
     kf.ops.relu(Interface(X, 7))
     row = Capsule(ROW)
@@ -233,7 +233,7 @@ def test_streams(kf, gpu, of_cupy):
     kf.ops.bias_relu(Interface(X, 7), Interface(ROW, 9))
     gc.collect()
     assert row.asked == [7]
-    assert gpu.said == [
+    assert gpu.log == [
         ("call", 0, 1),
         ("free", 0, 1),
         ("call", 0, 7),
@@ -248,15 +248,15 @@ def test_streams(kf, gpu, of_cupy):
     kf.ops.relu(of_cupy.ndarray(X, 5))
     kf.ops.batch_norm_train(Interface(X, 7))  # whose workspace is freed behind it
     gc.collect()
-    assert gpu.said[9] == ("call", 0, 5) and gpu.said[10:] == [
+    assert gpu.log[9] == ("call", 0, 5) and gpu.log[10:] == [
         ("call", 0, 7),
         ("free", 0, 7),
         ("free", 0, None),
     ]
     kf.ops.gelu_dropout(Interface(X, 7), rng=(3, 4))  # so is the memory of a seed
     gc.collect()
-    assert gpu.said[13:] == [("call", 0, 7), ("free", 0, 7), ("free", 0, None)]
-    gpu.said.clear()
+    assert gpu.log[13:] == [("call", 0, 7), ("free", 0, 7), ("free", 0, None)]
+    gpu.log.clear()
     row = kf.ops.relu(
         Interface(ROW)
     )  # of the default stream, in whose order it is not freed where another one reads it
@@ -264,18 +264,18 @@ def test_streams(kf, gpu, of_cupy):
     kf.ops.bias_relu(Interface(X, 7), flat)
     del row, flat
     gc.collect()
-    assert gpu.said == [
+    assert gpu.log == [
         ("call", 0, 1),
         ("wait", 0, 1),
         ("call", 0, 7),
         ("free", 0, None),
         ("free", 0, None),
     ]
-    gpu.said.clear()
+    gpu.log.clear()
     for stream, freed_on in ((1, 1), (None, 1), (7, None), (-1, None)):
         kf.ops.relu(Interface(X)).__dlpack__(stream=stream)
         gc.collect()
-        assert gpu.said[-1] == ("free", 0, freed_on)
+        assert gpu.log[-1] == ("free", 0, freed_on)
 
 
 def test_results_are_read_by_both(kf, gpu):
@@ -298,11 +298,11 @@ def test_results_are_read_by_both(kf, gpu):
         def __dlpack__(self, stream):
             return self.capsule
 
-    gpu.said.clear()
+    gpu.log.clear()
     given = Given()
     given.capsule = y.__dlpack__(stream=7)
     unused, other = y.__dlpack__(stream=-1), y.__dlpack__(stream=8)
-    assert gpu.said == [("wait", 0, 7)] and len(gpu.blocks) == 1
+    assert gpu.log == [("wait", 0, 7)] and len(gpu.blocks) == 1
     want = host(y)
     del y
     gc.collect()
@@ -359,24 +359,24 @@ def readonly(x):
         (
             lambda kf: kf.ops.relu(Interface(X), out=Interface(readonly(X))),
             ValueError,
-            "out is written, and is not dense, writable memory",
+            "out is an output, expected contiguous, writable memory",
         ),
         (
             lambda kf: kf.ops.relu(Interface(X), out=Interface(X.T)),
             ValueError,
-            r"out is float32 of the shape \(6, 4\), expected float32 of the shape",
+            r"out is float32 with shape \(6, 4\), expected float32 with shape",
         ),
         (
             lambda kf: kf.ops.gelu_dropout(Interface(X), rng=Interface(ROW)),
             ValueError,
-            r"rng is float32 of the shape \(6,\), expected two int64",
+            r"rng is float32 with shape \(6,\), expected two int64",
         ),
     ],
 )
 def test_errors(kf, gpu, call, error, text):
     with pytest.raises(error, match=text):
         call(kf)
-    assert not any(what == "call" for what, *_ in gpu.said)
+    assert not any(what == "call" for what, *_ in gpu.log)
 
 
 def test_a_formula_of_ones_own(kf, gpu, monkeypatch):
@@ -384,11 +384,11 @@ def test_a_formula_of_ones_own(kf, gpu, monkeypatch):
     monkeypatch.setattr(
         type(f._op.own),
         "on_gpu",
-        types.SimpleNamespace(call=lambda *a: gpu.said.append(a[0])),
+        types.SimpleNamespace(call=lambda *a: gpu.log.append(a[0])),
         raising=False,
     )
     made = f(Interface(X), Interface(ROW))
-    assert made.shape == (4, 6) and gpu.said == [f._op.function("none", ("f32",), False)]
+    assert made.shape == (4, 6) and gpu.log == [f._op.function("none", ("f32",), False)]
 
 
 DRIVER = """
@@ -436,7 +436,7 @@ def test_the_drivers_memory(tmp_path):
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == [
         "12345678 0",
-        f"out of memory on cuda:0: {1 << 41} bytes were asked for",
+        f"out of memory on cuda:0: {1 << 41} bytes were requested",
     ]
     assert done.stderr.splitlines() == [
         "wait for 0x5000",

@@ -55,7 +55,7 @@ def test_errors_are_kf_s_own(library):
 
 def test_threads_change_no_bits(kf):
     """In a process of its own, without PyTorch, whose threads they would be."""
-    said = kfpython.python("""
+    output = kfpython.python("""
 import numpy as np, kernel_fusion as kf
 rng = np.random.default_rng(1)
 x, weight = rng.normal(size=(700, 403)).astype(np.float32), rng.normal(size=403).astype(np.float32)
@@ -69,7 +69,7 @@ most.append(kf.get_threads() > 1)
 kf.set_threads(0)
 print(most, kf.get_threads() == before, len(set(found)))
 """)
-    assert said == "[1, 2, 5, True] True 1"
+    assert output == "[1, 2, 5, True] True 1"
     for wrong in (-1, "two", 1.5, True):
         with pytest.raises(
             ValueError,

@@ -237,7 +237,7 @@ def test_a_linear_layer_adds_its_gradients_to_main_grad():
     del layer.weight.main_grad
     with pytest.raises(
         ValueError,
-        match="kf.nn.Linear: weight has no main_grad, expected a tensor to which its gradient is added",
+        match="kf.nn.Linear: weight has no main_grad, expected a tensor that accumulates its gradient",
     ):
         layer(x)
 
@@ -246,10 +246,11 @@ def test_a_module_that_has_a_fused_function_is_copied(kf):
     """And kept in a file: the formula says all."""
     f = kf.fuse("gelu(x + bias) * scale", x="elem", bias="row", scale=2.0)
     assert copy.deepcopy(f) is f and copy.copy(f) is f and pickle.loads(pickle.dumps(f)) is f
-    said = kfpython.python(
-        f"import pickle, numpy as np; print(pickle.loads({pickle.dumps(f)!r})(np.zeros((2, 3)), np.ones(3)).shape)"
+    output = kfpython.python(
+        f"import pickle, numpy as np; print(pickle.loads({pickle.dumps(f)!r})(np.zeros((2, 3)), "
+        f"np.ones(3)).shape)"
     )
-    assert said == "(2, 3)"
+    assert output == "(2, 3)"
 
 
 @pytest.mark.level(2)
@@ -345,7 +346,7 @@ def test_lower_dtypes():
         (
             lambda: own.BatchNorm1d(3)(draw(1, 3)),
             ValueError,
-            "one value for each channel has no variance",
+            "expected more than one value per channel",
         ),
         (
             lambda: own.BatchNorm1d(3, affine=False)(draw(4, 0)),
@@ -355,7 +356,7 @@ def test_lower_dtypes():
         (
             lambda: own.InstanceNorm1d(3)(draw(2, 3, 1)),
             ValueError,
-            "kf.nn.InstanceNorm1d: the input has the shape (2, 3, 1): one value for each channel",
+            "kf.nn.InstanceNorm1d: the input has the shape (2, 3, 1), expected more than one value per channel",
         ),
         (
             lambda: own.InstanceNorm2d(3).eval()(draw(3, 1, 1)),
@@ -365,7 +366,7 @@ def test_lower_dtypes():
         (
             lambda: own.GroupNorm(6, 6)(draw(1, 6)),
             ValueError,
-            "kf.nn.GroupNorm: the input has the shape (1, 6): one value for each group",
+            "kf.nn.GroupNorm: the input has the shape (1, 6), expected more than one value per group",
         ),
         (
             lambda: own.GLU()(draw()),

@@ -25,10 +25,11 @@ print(took, *[m for m in ("torch", "numpy", "jinja2", "jax") if m in sys.modules
 
 
 def test_flags_are_read_when_asked_for():
-    said = python(
-        "import kernel_fusion as kf; print(kf.EXTENSION_LOADED, kf.CUDA_AVAILABLE in (True, False), kf.__version__)"
+    output = python(
+        "import kernel_fusion as kf; print(kf.EXTENSION_LOADED, kf.CUDA_AVAILABLE in (True, "
+        "False), kf.__version__)"
     )
-    assert said.startswith("True True 0.")
+    assert output.startswith("True True 0.")
 
 
 def test_instruction_sets(kf, monkeypatch):
@@ -56,7 +57,7 @@ def test_instruction_sets(kf, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "name, word, said",
+    "name, word, text",
     [
         (
             "KF_WHEEL_OPS",
@@ -66,20 +67,21 @@ def test_instruction_sets(kf, monkeypatch):
         (
             "KF_WHEEL_OPS",
             "layer_norm_gelu",
-            "KF_WHEEL_OPS: `layer_norm_gelu` is the op layer_norm with activation gelu: KF_WHEEL_OPS=layer_norm "
+            "KF_WHEEL_OPS: `layer_norm_gelu` is the op layer_norm with activation gelu: "
+            "KF_WHEEL_OPS=layer_norm "
             "KF_WHEEL_ACTIVATIONS=gelu",
         ),
         ("KF_WHEEL_ACTIVATIONS", "gellu", "KF_WHEEL_ACTIVATIONS: `gellu` is not one of: elu, "),
         ("KF_WHEEL_ISA", "v9", "KF_WHEEL_ISA: `v9` is not one of: v4, v3, v2|native"),
     ],
 )
-def test_what_an_installation_refuses(kf, monkeypatch, tmp_path, name, word, said):
+def test_what_an_installation_refuses(kf, monkeypatch, tmp_path, name, word, text):
     """Before anything is written, by the name that was set."""
     from kernel_fusion import _build
 
     monkeypatch.setenv("KF_WHEEL_OPS", "bias")
     monkeypatch.setenv(name, word)
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ValueError, match=text):
         _build.build(tmp_path)
     assert not any(tmp_path.iterdir())
 
@@ -91,7 +93,7 @@ def test_without_a_library(tmp_path):
         tmp_path / "kernel_fusion",
         ignore=shutil.ignore_patterns("lib", "__pycache__"),
     )
-    said = python(
+    output = python(
         """
 import kernel_fusion as kf, numpy as np
 print(kf.EXTENSION_LOADED, kf.info()["library"])
@@ -103,8 +105,8 @@ except ImportError as e:
         PYTHONPATH=os.pathsep.join([str(tmp_path), str(kflib.ROOT / "gen")]),
     )
     assert (
-        said.startswith("False None\nkf has no library of CPU kernels for this processor")
-        and "apt install gcc" in said
+        output.startswith("False None\nkf has no library of CPU kernels for this processor")
+        and "apt install gcc" in output
     )
 
 
@@ -130,14 +132,15 @@ def test_a_compressed_library(tmp_path, library):
     path = os.pathsep.join([str(tmp_path), str(kflib.ROOT / "gen")])
     lies = tmp_path / "kernel_fusion/lib" / library.path.name
     python(
-        f"import pathlib; from kernel_fusion import _compressed; _compressed.compress(pathlib.Path({str(lies)!r}))",
+        f"import pathlib; from kernel_fusion import _compressed; "
+        f"_compressed.compress(pathlib.Path({str(lies)!r}))",
         PYTHONPATH=path,
     )
     assert [p.name for p in (tmp_path / "kernel_fusion/lib").iterdir()] == [
         f"{library.path.name}.xz"
     ]
 
-    def said(cache, *hidden, **environment):
+    def output(cache, *hidden, **environment):
         return python(
             COMPRESSED.replace("sys.argv[1:]", repr(hidden)),
             PYTHONPATH=path,
@@ -146,17 +149,17 @@ def test_a_compressed_library(tmp_path, library):
             **environment,
         )
 
-    assert "was built without lzma" in said(tmp_path / "cache", "lzma") and not list(
+    assert "was built without lzma" in output(tmp_path / "cache", "lzma") and not list(
         tmp_path.glob("cache/*/*")
     )
-    first = said(tmp_path / "cache")
+    first = output(tmp_path / "cache")
     [kept] = tmp_path.glob("cache/*/*")
     assert first == f"3.0 {kept}" and kept.read_bytes() == library.path.read_bytes()
-    assert said(tmp_path / "cache", "lzma") == first  # unpacked already
+    assert output(tmp_path / "cache", "lzma") == first  # unpacked already
     (tmp_path / "file").touch()
-    assert said(tmp_path / "file/cache").startswith(f"3.0 {tmp_path}/kernel_fusion-") and not list(
-        tmp_path.glob("kernel_fusion-*")
-    )
+    assert output(tmp_path / "file/cache").startswith(
+        f"3.0 {tmp_path}/kernel_fusion-"
+    ) and not list(tmp_path.glob("kernel_fusion-*"))
 
 
 def test_the_cache_directory(tmp_path, monkeypatch):
@@ -187,7 +190,7 @@ def test_a_library_of_another_abi(kf, monkeypatch, library):
 
     monkeypatch.setattr(_table, "abi", lambda: 999)
     with pytest.raises(
-        ImportError, match="is of ABI version .*, this package of 999: install it again"
+        ImportError, match="has ABI version .*, expected 999: install the package again"
     ):
         _library.Library(library.path)
 

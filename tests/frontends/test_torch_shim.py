@@ -175,8 +175,8 @@ def test_nothing_leaks(kf):
 
 def test_without_a_compiler(kf, tmp_path, monkeypatch):
     """The same results by ctypes, and info() says why."""
-    said = python(SCRIPT, CXX="none", PATH=str(tmp_path), KF_CACHE_DIR=str(tmp_path))
-    assert said == f"{COMPUTED} ctypes: there is no C++ compiler"
+    output = python(SCRIPT, CXX="none", PATH=str(tmp_path), KF_CACHE_DIR=str(tmp_path))
+    assert output == f"{COMPUTED} ctypes: no C++ compiler was found"
     from kernel_fusion.torch import _shim
 
     broken = tmp_path / "c++"

@@ -30,7 +30,7 @@ kf.ops.bias_relu(array)
 kf.ops.add(array, tensor)
 wrong: int = kf.ops.relu(tensor)
 """
-SAID = {
+EXPECTED = {
     13: 'Unexpected keyword argument "epsilon" for "layer_norm_gelu"',
     14: 'Missing positional argument "bias" in call to "bias_relu"',
     15: 'Value of type variable "A" of "add" cannot be',
@@ -69,7 +69,9 @@ def test_mypy(tmp_path):
         if ": error: " in line and line not in found.values()
     ]
     assert not others and not done.stderr, done.stdout + done.stderr
-    assert set(found) == set(SAID) and all(SAID[n] in line for n, line in found.items()), found
+    assert set(found) == set(EXPECTED) and all(EXPECTED[n] in line for n, line in found.items()), (
+        found
+    )
 
 
 def test_stubs_are_the_functions(kf):

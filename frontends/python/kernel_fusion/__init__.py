@@ -1,15 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""kf's fused deep-learning kernels for Python: `import kernel_fusion as kf`. Importing it needs no framework, compiler or GPU.
+"""kf: fused deep-learning kernels for Python. Usually imported as `import kernel_fusion as kf`.
 
-kf.ops          every op, over NumPy arrays, PyTorch tensors, and CuPy's and others' arrays on a GPU
-kf.nn           modules of PyTorch over them
-kf.fuse(...)    an op of one's own, from its formula; kf.fuse_row(...) over rows
-kf.fused_…      the same with a stream of a kf.Context, as C programs have them
-kf.kernels      the C launchers as they are, unchecked
-kf.config       what torch.compile sees
-kf.benchmarks   how long functions take
-kf.info()       which library is used, and what was copied
-kf.warmup(...)  kernels for GPUs compiled before a call asks for them; kf.build_launchers(...), kf.use_launchers(...) in a folder for other machines
+Importing the package requires no framework, compiler or GPU.
+
+- kf.ops: every op, for NumPy arrays, PyTorch tensors and GPU arrays such as CuPy's
+- kf.nn: PyTorch modules over the ops
+- kf.fuse, kf.fuse_row: make an op from a formula
+- kf.fused_<op>: an op with a `stream` argument (kf.Context, kf.Stream), as in the C runtime
+- kf.kernels: the unchecked C launchers
+- kf.config: what torch.compile sees of an op
+- kf.benchmarks: timing of functions on the CPU
+- kf.info: which libraries are loaded, and which inputs were copied
+- kf.warmup: compiles GPU kernels before the first call
+- kf.build_launchers, kf.use_launchers: GPU kernels compiled ahead of time for other machines
 """
 
 import importlib
@@ -59,7 +62,7 @@ __version__ = version()
 
 
 def __getattr__(name: str) -> Any:
-    """What takes time is looked at when somebody asks."""
+    """Imports submodules and lazy names on first access."""
     if name in ("benchmarks", "config", "kernels", "nn", "ops"):
         return importlib.import_module(f"kernel_fusion.{name}")
     lazy = {

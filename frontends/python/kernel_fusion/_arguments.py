@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What callers give an op: the signature that follows from its entry, and the values sorted by what they are."""
+"""Arguments of an op: its Python signature, derived from the op's entry, and their validation."""
 
 import functools
 import inspect
@@ -27,12 +27,14 @@ BETA = Value("beta", 0.0, None, None)
 
 @dataclass(frozen=True)
 class Arguments:
+    """Validated arguments of one call."""
+
     where: str
-    tensors: tuple[Any, ...]  # one for each input, None where it is absent
-    scalars: tuple[float, ...]  # the op's, the activation's, p
+    tensors: tuple[Any, ...]  # one per input, None if absent
+    scalars: tuple[float, ...]  # the op's, the activation's, then p
     integers: tuple[int, ...]
     axis: int = -1
-    flatten: bool = False  # dim=None: all dimensions are one
+    flatten: bool = False  # dim=None: all dimensions become one
     groups: int = 1
     second: str | None = None
     rng: Any = None
@@ -41,7 +43,7 @@ class Arguments:
 
 
 def parameters(op: Op, activation: str) -> list[Parameter]:
-    """In the order of the C function's arguments; what may be left out behind what may not."""
+    """Parameters in the order of the C function's arguments, required ones first."""
     inputs = sorted(op.forward.inputs, key=lambda t: t.nullable)
     found = [
         Parameter(
@@ -72,7 +74,7 @@ def signature(op: Op, activation: str) -> inspect.Signature:
 
 
 def dtype_word(where: str, dtype: Any) -> str:
-    """kf's word for a dtype that is said in any framework's way."""
+    """Returns kf's name of a dtype given in any framework's spelling."""
     text = (
         getattr(dtype, "__name__", None)
         or getattr(dtype, "name", None)
@@ -106,7 +108,12 @@ def integers(where: str, call: Call, given: Mapping[str, Any]) -> tuple[int, ...
 
 
 def seeds(rng: Any) -> list[int]:
-    """Two's complement of whole numbers of 64 bits: every framework draws the same of them. TypeError, OverflowError: they are none."""
+    """Converts integers to unsigned 64-bit values (two's complement), the same for every
+    framework.
+
+    Raises:
+        TypeError, OverflowError: a value is no integer or exceeds 64 bits.
+    """
     found = [operator.index(v) for v in rng]
     if any(not -(2**63) <= v < 2**64 for v in found):
         raise OverflowError
@@ -114,13 +121,14 @@ def seeds(rng: Any) -> list[int]:
 
 
 def _check_out(where: str, op: Op, out: Any) -> None:
-    """Of several results, each by its name."""
+    """Checks the names in `out` if the op has several results."""
     names = [op.forward.outputs[i].name for i in op.forward.results]
     if out is None or len(names) == 1:
         return
     if not isinstance(out, Mapping):
         raise TypeError(
-            f"{where}: out is {type(out).__name__}, expected a dictionary of arrays, of {', '.join(names)}"
+            f"{where}: out is {type(out).__name__}, expected a dictionary of arrays with the keys "
+            f"{', '.join(names)}"
         )
     for name in out:
         if name not in names:
@@ -131,7 +139,7 @@ def _check_out(where: str, op: Op, out: Any) -> None:
 def _plain(
     op: Op, activation: str
 ) -> tuple[tuple[str, ...], dict[str, Any], frozenset[str], frozenset[str]]:
-    """(those that may be given by place, defaults, all, those that must be given)"""
+    """Returns (positional names, defaults, all names, required names)."""
     found = signature(op, activation).parameters
     placed = tuple(n for n, p in found.items() if p.kind is not Parameter.KEYWORD_ONLY)
     defaults = {n: p.default for n, p in found.items() if p.default is not Parameter.empty}
@@ -141,7 +149,7 @@ def _plain(
 def _bound(
     where: str, op: Op, activation: str, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """As inspect.Signature.bind does, in a fifth of its time; what is wrong it says itself."""
+    """Binds arguments in a fifth of the time of inspect.Signature.bind, which reports errors."""
     placed, defaults, known, needed = _plain(op, activation)
     given = dict(zip(placed, args))
     if (
@@ -159,22 +167,20 @@ def _bound(
 
 
 def bind(op: Op, activation: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Arguments:
-    where = op.said(activation)
+    where = op.display_name(activation)
     a = _bound(where, op, activation, args, kwargs)
     values = [*op.forward.scalars, *op.scalars[activation]]
     if op.dropout:
         values.append(PROBABILITY)
         if not a["training"]:
             a["p"] = 0.0
-            a["rng"] = (
-                (0, 0) if a["rng"] is None or hasattr(a["rng"], "integers") else a["rng"]
-            )  # a generator is not asked for what drops nothing
+            # Without dropout no random numbers are drawn from a generator.
+            a["rng"] = (0, 0) if a["rng"] is None or hasattr(a["rng"], "integers") else a["rng"]
     axis = a.get("dim", op.axis)
     flatten = op.family == "reduction" and axis is None
     _check_out(where, op, a["out"])
-    [beta] = scalars(
-        where, [BETA], {"beta": a["beta"] if op.forward.betas else 0.0}
-    )  # axpby's beta is a scalar of its own
+    # The beta of axpby is a scalar of the op, not this one.
+    [beta] = scalars(where, [BETA], {"beta": a["beta"] if op.forward.betas else 0.0})
     if beta and a["out"] is None:
         raise ValueError(
             f"{where}: beta is {beta:g}, expected 0 without out, to which the result is added"

@@ -1,13 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Builds what of this package is generated: the table of ops, type stubs, and kf's C kernels as shared libraries, one for each instruction set.
-setup.py calls it, and tests do, for a package beside the checkout. It needs kfgen and a C compiler, which the package itself does not.
+"""Builds the package's generated parts: op table, type stubs, shared libraries of C kernels.
 
-KF_WHEEL_OPS          ops of the libraries, by pattern or stem, separated by commas; "none": no library. Default: all.
-KF_WHEEL_ACTIVATIONS  default: NAMED below; "all": all.
-KF_WHEEL_ISA          instruction sets, of v2, v3, v4. Default: the best of this processor's. Libraries of several are compressed (_compressed.py).
-KF_WHEEL_CUDA         "0": no library of CUDA launchers. Default: one, if there are a C++ compiler and CUDA's headers.
-KF_WHEEL_CFLAGS       further words for both compilers, behind kf's own: -march=native, -O0. Default: none.
-KF_WHEEL_JOBS         compilers that run at the same time. Default: one a core.
+setup.py calls `build`; tests call it for a package beside the checkout. Building requires kfgen
+and a C compiler, which the installed package does not. Environment variables:
+
+KF_WHEEL_OPS          ops of the libraries, by pattern or stem, separated by commas; "none": no
+                      library; default: all
+KF_WHEEL_ACTIVATIONS  activations; "all": all; default: NAMED below
+KF_WHEEL_ISA          instruction sets out of v2, v3, v4; default: the best of this processor.
+                      Libraries of several sets are compressed (_compressed.py).
+KF_WHEEL_CUDA         "0": no library of CUDA launchers; default: one, if a C++ compiler and
+                      CUDA's headers are found
+KF_WHEEL_CFLAGS       further flags for both compilers, after kf's own, such as -march=native
+KF_WHEEL_JOBS         number of concurrent compilers; default: one per core
 """
 
 import concurrent.futures
@@ -30,7 +35,7 @@ from kernel_fusion import _compressed, _isa, _nvrtc
 
 OPTIONS = {"ops": "KF_WHEEL_OPS=", "activations": "KF_WHEEL_ACTIVATIONS="}
 NATIVE = pathlib.Path(__file__).resolve().parent / "native"
-# Of 19 activations those that models name: the others would double the libraries (bench/NOTES.md).
+# Activations that common models use. All 19 would double the libraries (bench/NOTES.md).
 NAMED = ("none", "relu", "gelu", "gelu_tanh", "silu", "sigmoid", "tanh")
 COMPILE = (
     "-std=c11",
@@ -45,10 +50,8 @@ COMPILE = (
     "-fno-asynchronous-unwind-tables",
 )
 LINK = ("-shared", "-s", "-Wl,--gc-sections", "-Wl,-O1", "-Wl,--hash-style=gnu")
-OPTIONAL = (
-    ("-fvect-cost-model=dynamic",),
-    ("-fuse-ld=gold", "-Wl,--icf=all"),
-)  # where the compiler has them: gcc's vectoriser, fewer bytes
+# Flags used only if the compiler accepts them: gcc's vectoriser and identical code folding.
+OPTIONAL = (("-fvect-cost-model=dynamic",), ("-fuse-ld=gold", "-Wl,--icf=all"))
 
 
 def _words(name: str, default: str) -> list[str]:
@@ -60,7 +63,7 @@ def _more() -> list[str]:
 
 
 def selection() -> Any:
-    """What KF_WHEEL_OPS and KF_WHEEL_ACTIVATIONS choose; None: nothing."""
+    """Returns the Selection of KF_WHEEL_OPS and KF_WHEEL_ACTIVATIONS, or None for no library."""
     ops, acts = _words("KF_WHEEL_OPS", ""), _words("KF_WHEEL_ACTIVATIONS", ",".join(NAMED))
     if ops == ["none"]:
         return None
@@ -68,7 +71,7 @@ def selection() -> Any:
 
 
 def isas() -> list[str]:
-    """What KF_WHEEL_ISA chooses."""
+    """Returns the instruction sets of KF_WHEEL_ISA."""
     found = _words("KF_WHEEL_ISA", ",".join(_isa.runnable()[:1]))
     for word in found:
         if word not in _isa.known():
@@ -77,7 +80,7 @@ def isas() -> list[str]:
 
 
 def compiler() -> tuple[str | None, tuple[str, ...]]:
-    """The C compiler and the optional words that it takes; (None, ()) without one."""
+    """Returns the C compiler and the optional flags it accepts, or (None, ()) without one."""
     found = shutil.which(os.environ.get("CC", "cc")) or shutil.which("gcc") or shutil.which("clang")
     if not found:
         return None, ()
@@ -116,7 +119,7 @@ COMPILE_CUDA = (
 
 
 def cuda_compiler() -> tuple[str, pathlib.Path] | None:
-    """The C++ compiler and CUDA's headers, if there are both."""
+    """Returns the C++ compiler and the CUDA include directory, or None if either is missing."""
     found, headers = (
         shutil.which(os.environ.get("CXX", "c++"))
         or shutil.which("g++")
@@ -139,12 +142,17 @@ def library(
     flags: Sequence[str] = (),
     dtypes: tuple[str, ...] | None = None,
 ) -> None:
-    """Compiles a selection's C launchers for an instruction set, and links them into one library. flags: further words for the compiler.
-    dtypes: of these alone."""
+    """Compiles a selection's C launchers for an instruction set into one shared library.
+
+    Args:
+        flags: further compiler flags.
+        dtypes: the only dtypes to compile; None compiles all.
+    """
     cc, optional = compiler()
     if not cc:
         raise RuntimeError(
-            "kf: the CPU kernels need a C compiler (apt install gcc libc6-dev), or KF_WHEEL_OPS=none for a package without them"
+            "kf: the CPU kernels need a C compiler (apt install gcc libc6-dev), or "
+            "KF_WHEEL_OPS=none for a package without them"
         )
     link = tuple(w for w in optional if w.startswith(("-fuse-ld", "-Wl,")))
     words = (*COMPILE, *(w for w in optional if w not in link), *_isa.WORDS[isa], *flags, *_more())
@@ -171,11 +179,18 @@ def cuda_library(
     dtypes: tuple[str, ...] | None = None,
     names: Collection[str] | None = None,
 ) -> None:
-    """The same of a selection's CUDA launchers, which a C++ compiler compiles; there are no kernels in it. names: of these functions alone."""
+    """Compiles a selection's CUDA launchers, without kernels, into one library with the C++
+    compiler.
+
+    Args:
+        dtypes: the only dtypes to compile; None compiles all.
+        names: the only functions to compile; None compiles all.
+    """
     found = cuda_compiler()
     if not found:
         raise RuntimeError(
-            "kf: the CUDA launchers need a C++ compiler (apt install g++) and CUDA's headers (cuda.h; CUDA_HOME says where), or "
+            "kf: the CUDA launchers need a C++ compiler (apt install g++) and CUDA's headers "
+            "(cuda.h; set CUDA_HOME), or "
             "KF_WHEEL_CUDA=0 for a package without them"
         )
     texts = packed_cuda.sources(
@@ -215,9 +230,8 @@ def _compile(
             return f"{folder / source.name}.o"
 
         jobs = int(os.environ.get("KF_WHEEL_JOBS", 0)) or os.cpu_count()
-        order = sorted(
-            texts, key=lambda n: -len(texts[n])
-        )  # the longest first, so that no core waits for one file at the end
+        # The longest files are compiled first, to balance the load over the cores.
+        order = sorted(texts, key=lambda n: -len(texts[n]))
         with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
             objects = [*pool.map(one, [*(folder / n for n in order), *own])]
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -225,7 +239,7 @@ def _compile(
 
 
 def stubs(package: pathlib.Path) -> None:
-    """As the package says that has this folder's table."""
+    """Generates type stubs in a subprocess that imports the package of this folder."""
     path = os.pathsep.join([str(package.parent), *sys.path])
     subprocess.run(
         [sys.executable, "-m", "kernel_fusion._stubs", str(package)],
@@ -235,7 +249,7 @@ def stubs(package: pathlib.Path) -> None:
 
 
 def build(package: pathlib.Path) -> None:
-    """Writes into a package's folder what is generated."""
+    """Writes the generated files into a package's folder."""
     chosen = selection()
     found = isas() if chosen else []
     write_all(frontend.files(Selection(specs.load())), package, [])
@@ -253,5 +267,5 @@ def build(package: pathlib.Path) -> None:
 
 
 def platform_tag() -> str:
-    """Of a wheel that has libraries."""
+    """Returns the platform tag of a wheel with libraries."""
     return f"linux_{platform.machine()}"

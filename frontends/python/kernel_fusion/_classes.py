@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Names of the modules of kf.nn that are made of the table: PyTorch's, where it has the same."""
+"""Class names of kf.nn's activation modules: torch.nn's names where it has the activation."""
 
 from kernel_fusion import _table
 
-# As torch.nn writes them; others are their words with capitals.
+# Spellings of torch.nn. Other activations are converted to CamelCase.
 TORCH = {
     "relu": "ReLU",
     "leaky_relu": "LeakyReLU",
@@ -25,7 +25,7 @@ OWN = {"gelu_tanh": "GELUTanh", "quick_gelu": "QuickGELU", "relu_squared": "ReLU
 
 
 def activations() -> dict[str, str]:
-    """{class: activation}"""
+    """Returns {class name: activation}."""
     known = TORCH | OWN
     return {
         known.get(name) or "".join(w.capitalize() for w in name.split("_")): name

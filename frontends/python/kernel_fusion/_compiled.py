@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The functions of one op that a program has made: for the dtypes that are called, at the first call, compiled by the system's C compiler, or for
-a GPU its C++ compiler, into a library of the user's cache directory, from which later processes take it. A file's name is a digest of all that it is
-made of.
+"""Libraries of ops made by kf.fuse: compiled per dtype tuple at the first call, and cached.
 
-KF_CACHE_DIR   the directory; default: that of the user.
-KF_OFFLINE=1   compiles nothing: what is not in the cache is an error.
+The system's C compiler (for a GPU its C++ compiler) writes a library into the user's cache
+directory, from which later processes load it. The file name contains a digest of all inputs of the
+compilation.
+
+KF_CACHE_DIR   the directory; default: the user's cache directory
+KF_OFFLINE=1   nothing is compiled; a missing library is an error
 """
 
 import contextlib
@@ -29,7 +31,7 @@ Dtypes = tuple[str, ...]
 
 @functools.cache
 def _generator(*files: str) -> str:
-    """Of kfgen, its templates and kf's headers, and of this package's part of a library."""
+    """Digest of kfgen, its templates, kf's headers, and the given native sources."""
     native = hashlib.sha256(b"".join((_build.NATIVE / name).read_bytes() for name in files))
     return f"{paths.digest()} {native.hexdigest()}"
 
@@ -40,23 +42,23 @@ def compiler() -> str | None:
 
 
 class Own:
-    """An op's functions on the CPU. Called as a Library is."""
+    """Functions of a user-made op on the CPU, with the interface of `_library.Library`."""
 
     def __init__(self, name: str, entry: dict[str, Any], label: str):
         self.name, self.entry, self.label = name, entry, label
         self.lock = threading.Lock()
-        self.made: dict[Dtypes, Any] = {}  # Library, or what stands in for one
+        self.made: dict[Dtypes, Any] = {}  # Library or Interpreted
         self.dtypes: dict[str, Dtypes] = {}  # {function: its dtypes}
 
-    def of(self, op: Op) -> None:
-        """Learns the names of its functions."""
+    def set_op(self, op: Op) -> None:
+        """Records the function names of the op."""
         self.dtypes = {
             op.function("none", d, backward): d for d in op.dtypes for backward in (False, True)
         }
 
     @staticmethod
     def compiles() -> bool:
-        """Whether what computes it is a library for sure: without a compiler NumPy may have to."""
+        """True if a compiled library computes the op, not the NumPy fallback."""
         return compiler() is not None
 
     @functools.cached_property
@@ -65,8 +67,8 @@ class Own:
         made.dtypes = self.dtypes
         return made
 
-    def told(self) -> list[Any]:
-        """What a library is made of beside the op."""
+    def digest_inputs(self) -> list[Any]:
+        """Inputs of the digest besides the op itself."""
         return [_isa.runnable()[:1], _build.COMPILE, _build.LINK, _generator("packed.h", "pool.c")]
 
     def open(self, path: pathlib.Path) -> Any:
@@ -77,25 +79,26 @@ class Own:
             path, self.selection(dtypes), (*_isa.runnable(), _isa.BASE)[0], dtypes=dtypes
         )
 
-    def otherwise(self, dtypes: Dtypes) -> Any:
-        """What computes where nothing can be compiled; None: it can."""
+    def fallback(self, dtypes: Dtypes) -> Any:
+        """Returns the NumPy fallback if there is no compiler, else None."""
         if compiler() is not None:
             return None
         from kernel_fusion._interpreted import Interpreted
 
         warnings.warn(
-            f"kf.{self.label}: there is no C compiler (apt install gcc libc6-dev), so NumPy computes it, slowly",
+            f"kf.{self.label}: no C compiler was found (apt install gcc libc6-dev), so NumPy "
+            f"computes it, slowly",
             stacklevel=10,
         )
         return Interpreted(self.manifest(dtypes))
 
     def path(self, dtypes: Dtypes) -> pathlib.Path:
-        told = [self.name, self.entry, dtypes, *self.told()]
-        digest = hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:24]
+        digest_inputs = [self.name, self.entry, dtypes, *self.digest_inputs()]
+        digest = hashlib.sha256(json.dumps(digest_inputs, sort_keys=True).encode()).hexdigest()[:24]
         return _files.cache() / f"{self.name}_{'_'.join(dtypes)}-{digest}.so"
 
     def find(self, function: str) -> int:
-        """Whether there is such a function, or can be: 0, -1."""
+        """Returns 0 if the function exists or can be compiled, else -1."""
         return 0 if function in self.dtypes else -1
 
     def lacks(self, function: str) -> NotImplementedError:
@@ -114,21 +117,25 @@ class Own:
     def _load(self, dtypes: Dtypes) -> Any:
         path = self.path(dtypes)
         if path.exists():
-            with contextlib.suppress(OSError):  # not what was written there
+            # A damaged cache file is compiled again.
+            with contextlib.suppress(OSError):
                 return self.open(path)
         if _files.offline():
             raise RuntimeError(
-                f"kf.{self.label} for {', '.join(dtypes)} is not in {path.parent}, and KF_OFFLINE is set: call it once without, "
+                f"kf.{self.label} for {', '.join(dtypes)} is not in {path.parent}, and KF_OFFLINE "
+                f"is set: call it once without, "
                 "with the same KF_CACHE_DIR"
             )
-        other = self.otherwise(dtypes)
+        other = self.fallback(dtypes)
         if other is not None:
             return other
         self._compile(path, dtypes)
         return self.open(path)
 
     def _compile(self, path: pathlib.Path, dtypes: Dtypes) -> None:
-        """In a file beside it, which then gets its name: several processes may do it at the same time."""
+        """Compiles into a temporary file, then renames it: several processes may do so
+        concurrently.
+        """
         new = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}")
         try:
             self.build(new, dtypes)
@@ -136,7 +143,8 @@ class Own:
         except OSError as e:
             raise OSError(
                 e.errno,
-                f"kf.{self.label}: its library cannot be kept ({e.strerror}); KF_CACHE_DIR chooses another directory",
+                f"kf.{self.label}: its library cannot be written ({e.strerror}); set KF_CACHE_DIR "
+                f"to another directory",
                 str(path),
             ) from None
         finally:
@@ -150,7 +158,7 @@ class Own:
         return manifest.build(self.selection(dtypes))
 
     def state(self) -> dict[str, str]:
-        """{dtypes: what computes them}, of those that were called."""
+        """Returns {dtypes: library path or fallback} for the dtypes called so far."""
         return {
             ", ".join(d): str(getattr(made, "path", "NumPy: there is no C compiler"))
             for d, made in self.made.items()
@@ -158,9 +166,12 @@ class Own:
 
 
 class OwnOnGpu(Own):
-    """The same on GPUs: launchers that a C++ compiler compiles, for which NVRTC compiles kernels. Called as a Gpu is."""
+    """Functions of a user-made op on GPUs, with the interface of `_gpu.Gpu`.
 
-    def told(self) -> list[Any]:
+    A C++ compiler compiles the launchers; NVRTC compiles the kernels.
+    """
+
+    def digest_inputs(self) -> list[Any]:
         return [
             "cuda",
             _build.COMPILE_CUDA,
@@ -177,9 +188,10 @@ class OwnOnGpu(Own):
     def build(self, path: pathlib.Path, dtypes: Dtypes) -> None:
         _build.cuda_library(path, self.selection(dtypes), dtypes)
 
-    def otherwise(self, dtypes: Dtypes) -> Any:
+    def fallback(self, dtypes: Dtypes) -> Any:
         if _build.cuda_compiler() is None:
             raise NotImplementedError(
-                f"kf.{self.label}: on a GPU it needs a C++ compiler (apt install g++) and CUDA's headers: {_nvrtc.HOW}"
+                f"kf.{self.label}: a GPU call needs a C++ compiler (apt install g++) and CUDA's "
+                f"headers: {_nvrtc.HOW}"
             )
         return None

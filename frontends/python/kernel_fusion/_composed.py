@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Functions of kf.ops that are several calls: a product of NumPy's or PyTorch's, and kf's ops around it. What runs stands in each one's text."""
+"""Functions of kf.ops that call several ops, or a product of NumPy or PyTorch beside kf's ops."""
 
 import math
 from collections.abc import Callable
@@ -9,12 +9,20 @@ from kernel_fusion import _dispatch, _table, ops
 
 
 def gelu(x: Any, *, approximate: str = "none", out: Any = None) -> Any:
-    """x * Phi(x), Phi the normal distribution function; approximate="tanh": PyTorch's approximation of it, which is kf.ops.gelu_tanh.
+    """x * Phi(x), where Phi is the cumulative distribution function of the normal distribution.
 
-        x: [any], float32 float16 bfloat16 float64
-        approximate: "none" or "tanh"
-    Returns out [any].
-    TypeError: a dtype that there is no function for. ValueError: approximate is neither "none" nor "tanh"."""
+    Args:
+        x: [...], float32 float16 bfloat16 float64
+        approximate: "none", or "tanh" for the tanh approximation (kf.ops.gelu_tanh)
+        out: array that receives the result; not for PyTorch tensors
+
+    Returns:
+        out [...]
+
+    Raises:
+        TypeError: the dtype has no function.
+        ValueError: approximate is neither "none" nor "tanh".
+    """
     if approximate not in ("none", "tanh"):
         raise ValueError(f"kf.gelu: approximate is {approximate!r}, expected 'none' or 'tanh'")
     function = ops.gelu_tanh if approximate == "tanh" else ops._plain_gelu
@@ -22,18 +30,28 @@ def gelu(x: Any, *, approximate: str = "none", out: Any = None) -> Any:
 
 
 def fused_linear_activation(x: Any, weight: Any, bias: Any = None, activation: str = "none") -> Any:
-    """act(x @ weight.T + bias): kf.ops.linear_<activation>; of an activation that linear has not, kf.ops.linear and then that.
+    """act(x @ weight.T + bias).
 
-        x: […, in]
+    Calls kf.ops.linear_<activation> if it exists, else kf.ops.linear and then the activation.
+
+    Args:
+        x: [..., in], float32 float16 bfloat16 float64
         weight: [out, in], x's dtype
-        bias: [out], x's dtype; None: there is none
-        activation: its name
-    Returns out […, out].
-    TypeError: a dtype that there is no function for. ValueError: shapes that do not go together; an activation that there is not."""
+        bias: [out], x's dtype, or None
+        activation: name of an activation
+
+    Returns:
+        out [..., out]
+
+    Raises:
+        TypeError: the dtype has no function.
+        ValueError: shapes do not match, or the activation does not exist.
+    """
     whole = _dispatch.has("linear", activation)
     if not whole and not _dispatch.has("act", activation):
         raise ValueError(
-            f"kf.fused_linear_activation: activation is {activation}, expected one of {', '.join(_table.activations())}"
+            f"kf.fused_linear_activation: activation is {activation}, expected one of "
+            f"{', '.join(_table.activations())}"
         )
     function = getattr(ops, _dispatch.word("linear" if whole else "act", activation))
     _product("fused_linear_activation", "x", x, "weight", weight)
@@ -41,36 +59,49 @@ def fused_linear_activation(x: Any, weight: Any, bias: Any = None, activation: s
 
 
 def matmul(a: Any, b: Any, *, alpha: float = 1.0) -> Any:
-    """alpha * a @ b: kf.ops.matmul_nn, or that of the other three which takes the factors as they lie: b = weight.T is read as weight.
+    """alpha * a @ b.
 
-        a: [batch…, rows…, depth], float32 float16 bfloat16 float64
-        b: [batch…, depth, cols], a's dtype; or [depth, cols] for all
+    Calls the one of kf.ops.matmul_nn, _nt, _tn and _tt that reads both factors without a copy: for
+    b = weight.T it reads weight.
+
+    Args:
+        a: [batch..., rows..., depth], float32 float16 bfloat16 float64
+        b: [batch..., depth, cols], a's dtype; or [depth, cols] for all batches
         alpha: any number
-    Returns out [batch…, rows…, cols].
-    TypeError: a dtype that there is no function for. ValueError: shapes that do not go together."""
+
+    Returns:
+        out [batch..., rows..., cols]
+
+    Raises:
+        TypeError: the dtype has no function.
+        ValueError: shapes do not match.
+    """
     _arrays("matmul", a=a, b=b)
     if 2 != len(b.shape) != len(a.shape):
         raise ValueError(
-            f"kf.matmul: b has the shape {tuple(b.shape)}, expected two dimensions or as many as a of the shape {tuple(a.shape)}"
+            f"kf.matmul: b has the shape {tuple(b.shape)}, expected two dimensions or as many as "
+            f"a of the shape {tuple(a.shape)}"
         )
-    # What does not go together matmul_nn says, of the factors as they were given.
+    # matmul_nn reports shapes that do not match, for the factors as given.
     fits = (
         len(b.shape) > 1
         and a.shape[-1:] == b.shape[-2:-1]
         and (len(b.shape) == 2 or a.shape[:-2] == b.shape[:-2])
     )
-    turn_a = fits and len(a.shape) == len(b.shape) and _lies_turned(a)
-    turn_b = fits and _lies_turned(b)
+    transpose_a = fits and len(a.shape) == len(b.shape) and _is_transposed(a)
+    transpose_b = fits and _is_transposed(b)
     function = getattr(
-        ops, f"_plain_matmul_{'t' if turn_a else 'n'}{'t' if turn_b else 'n'}__matmul"
+        ops, f"_plain_matmul_{'t' if transpose_a else 'n'}{'t' if transpose_b else 'n'}__matmul"
     )
     return function(
-        a.swapaxes(-1, -2) if turn_a else a, b.swapaxes(-1, -2) if turn_b else b, alpha=alpha
+        a.swapaxes(-1, -2) if transpose_a else a,
+        b.swapaxes(-1, -2) if transpose_b else b,
+        alpha=alpha,
     )
 
 
-def _lies_turned(t: Any) -> bool:
-    """Whether the columns of a matrix are its rows in memory."""
+def _is_transposed(t: Any) -> bool:
+    """True if a matrix is stored column-major."""
     if len(t.shape) < 2:
         return False
     strides, one = (t.stride(), 1) if hasattr(t, "stride") else (t.strides, t.itemsize)
@@ -80,16 +111,26 @@ def _lies_turned(t: Any) -> bool:
 def fused_attention_score(
     q: Any, k: Any, scale: float | None = None, mask: Any = None, causal: bool = False
 ) -> Any:
-    """softmax(q @ k.T * scale + mask) over the keys: the product by NumPy or PyTorch, the rest by kf.ops.scale_mask_softmax, scale_bool_mask_softmax
-    or scale_causal_softmax.
+    """softmax(q @ k.T * scale + mask) over the keys.
 
-        q: [batch…, heads, queries, dim]
-        k: [batch…, heads, keys, dim], q's dtype
-        scale: None: 1 / sqrt(dim)
-        mask: [batch…, queries, keys], the same for all heads: added, of q's dtype, or bool, True where a key is seen; None: there is none
-        causal: a query sees the keys up to its own place; not beside a mask
-    Returns out [batch…, heads, queries, keys].
-    TypeError: a dtype that there is no function for. ValueError: shapes that do not go together."""
+    NumPy or PyTorch computes the product, which stores all scores; kf.ops.scale_mask_softmax,
+    scale_bool_mask_softmax or scale_causal_softmax computes the rest.
+
+    Args:
+        q: [batch..., heads, queries, dim]
+        k: [batch..., heads, keys, dim], q's dtype
+        scale: any number; None stands for 1 / sqrt(dim)
+        mask: [batch..., queries, keys], the same for all heads: q's dtype, added; or bool, True
+            where a key is visible; or None
+        causal: if True, a query sees the keys up to its own index; excludes mask
+
+    Returns:
+        out [batch..., heads, queries, keys]
+
+    Raises:
+        TypeError: the dtype has no function.
+        ValueError: shapes do not match.
+    """
     _product("fused_attention_score", "q", q, "k", k)
     if mask is not None and causal:
         raise ValueError(
@@ -117,31 +158,43 @@ def fused_multihead_attention(
     mask: Any = None,
     causal: bool = False,
 ) -> Any:
-    """Attention of several heads: fused_attention_score of each, times v: both products by NumPy or PyTorch, with all scores in memory between them.
+    """Multi-head attention: fused_attention_score of each head, times v.
 
-        q: [batch…, queries, heads * dim]
-        k: [batch…, keys, heads * dim], q's dtype
-        v: [batch…, keys, heads * dim of values], q's dtype
-        num_heads: how many
-        scale: as of fused_attention_score
-        mask: likewise
-        causal: likewise
-    Returns out [batch…, queries, heads * dim of values].
-    TypeError: a dtype that there is no function for. ValueError: shapes that do not go together."""
+    NumPy or PyTorch computes both products, and all scores are stored between them.
+
+    Args:
+        q: [batch..., queries, heads * dim]
+        k: [batch..., keys, heads * dim], q's dtype
+        v: [batch..., keys, heads * value_dim], q's dtype
+        num_heads: number of heads
+        scale: as in fused_attention_score
+        mask: as in fused_attention_score
+        causal: as in fused_attention_score
+
+    Returns:
+        out [batch..., queries, heads * value_dim]
+
+    Raises:
+        TypeError: the dtype has no function.
+        ValueError: shapes do not match.
+    """
     if isinstance(num_heads, bool) or not hasattr(num_heads, "__index__"):
         raise TypeError(
-            f"kf.fused_multihead_attention: num_heads is {type(num_heads).__name__}, expected a whole number"
+            f"kf.fused_multihead_attention: num_heads is {type(num_heads).__name__}, expected a "
+            f"whole number"
         )
     _arrays("fused_multihead_attention", q=q, k=k, v=v)
     for name, t in (("q", q), ("k", k), ("v", v)):
         if len(t.shape) < 2 or num_heads < 1 or t.shape[-1] % num_heads:
             raise ValueError(
-                f"kf.fused_multihead_attention: {name} has the shape {tuple(t.shape)}, expected a last dimension that num_heads = "
+                f"kf.fused_multihead_attention: {name} has the shape {tuple(t.shape)}, expected a "
+                f"last dimension that num_heads = "
                 f"{num_heads} divides"
             )
     if tuple(k.shape[:-1]) != tuple(v.shape[:-1]):
         raise ValueError(
-            f"kf.fused_multihead_attention: v has the shape {tuple(v.shape)}, expected {(*k.shape[:-1], 'any')} beside k of the shape "
+            f"kf.fused_multihead_attention: v has the shape {tuple(v.shape)}, expected "
+            f"{(*k.shape[:-1], 'any')} beside k of the shape "
             f"{tuple(k.shape)}"
         )
 
@@ -155,14 +208,14 @@ def fused_multihead_attention(
 
 
 def _arrays(where: str, **given: Any) -> None:
-    """Before shapes are asked for."""
+    """Checks that each argument is an array, before its shape is read."""
     for name, t in given.items():
         if not hasattr(t, "shape") or not hasattr(t, "dtype"):
             raise TypeError(f"kf.{where}: {name} is {type(t).__name__}, expected an array")
 
 
 def _product(where: str, first: str, a: Any, second: str, b: Any) -> None:
-    """Whether a @ b.T is one: NumPy and PyTorch say so in other words, and broadcast."""
+    """Checks the shapes and dtypes of a @ b.T, so that NumPy and PyTorch report the same errors."""
     _arrays(where, **{first: a, second: b})
     batch = tuple(b.shape[:-2])
     if (
@@ -174,7 +227,8 @@ def _product(where: str, first: str, a: Any, second: str, b: Any) -> None:
     ):
         wanted = (*(a.shape[:-2] if batch else ()), "any", a.shape[-1] if a.shape else "any")
         raise ValueError(
-            f"kf.{where}: {second} has the shape {tuple(b.shape)}, expected {wanted} beside {first} of the shape {tuple(a.shape)}"
+            f"kf.{where}: {second} has the shape {tuple(b.shape)}, expected {wanted} beside "
+            f"{first} of the shape {tuple(a.shape)}"
         )
     if a.dtype != b.dtype:
         raise TypeError(
@@ -192,13 +246,16 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
         fused_multihead_attention,
     )
 }
-# Their types, which are those of what they are given: as in ops.pyi.
+# Type stubs of these functions for ops.pyi; A is the type of all arrays of a call.
 STUBS = (
     'def gelu(x: A, *, approximate: str = "none", out: A | None = None) -> A: ...',
-    'def fused_linear_activation(x: A, weight: A, bias: A | None = None, activation: str = "none") -> A: ...',
+    "def fused_linear_activation(x: A, weight: A, bias: A | None = None, activation: str = "
+    '"none") -> A: ...',
     "def matmul(a: A, b: A, *, alpha: float = 1.0) -> A: ...",
-    "def fused_attention_score(q: A, k: A, scale: float | None = None, mask: A | None = None, causal: bool = False) -> A: ...",
-    "def fused_multihead_attention(q: A, k: A, v: A, num_heads: int, scale: float | None = None, mask: A | None = None, causal: bool = False) "
+    "def fused_attention_score(q: A, k: A, scale: float | None = None, mask: A | None = None, "
+    "causal: bool = False) -> A: ...",
+    "def fused_multihead_attention(q: A, k: A, v: A, num_heads: int, scale: float | None = None, "
+    "mask: A | None = None, causal: bool = False) "
     "-> A: ...",
     "def _plain_gelu(x: A, *, out: A | None = None) -> A: ...",
 )

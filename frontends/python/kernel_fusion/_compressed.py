@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Libraries that lie in the package compressed by xz, as in a wheel for many machines: less than half of what a wheel's own deflate makes of them
-(bench/NOTES.md). The one that a processor uses is unpacked at its first use into the user's cache directory, where later processes find it."""
+"""Libraries compressed with xz, as in a wheel for many machines.
+
+xz needs less than half of the bytes of a wheel's deflate (bench/NOTES.md). The first process that
+uses a library unpacks it into the user's cache directory, where later processes find it.
+"""
 
 import atexit
 import hashlib
@@ -18,7 +21,7 @@ def _beside(path: pathlib.Path) -> pathlib.Path:
 
 
 def compress(path: pathlib.Path) -> None:
-    """Puts a library's compressed form in its place."""
+    """Replaces a library by its compressed file."""
     import lzma
 
     _beside(path).write_bytes(lzma.compress(path.read_bytes(), preset=9 | lzma.PRESET_EXTREME))
@@ -30,18 +33,19 @@ def exists(path: pathlib.Path) -> bool:
 
 
 def find(path: pathlib.Path) -> pathlib.Path:
-    """Where a library can be loaded from: as it lies, or unpacked."""
+    """Returns the path a library can be loaded from, after unpacking it if need be."""
     return path if path.exists() or not _beside(path).exists() else _unpacked(path)
 
 
 def _unpacked(path: pathlib.Path) -> pathlib.Path:
     data = _beside(path).read_bytes()
+    # Without a writable cache directory, each process unpacks into a temporary one.
     try:
         folder = _files.cache() / f"{path.stem}-{hashlib.sha256(data).hexdigest()[:24]}"
         if not (folder / path.name).exists():
             _files.write(folder / path.name, _decompressed(path, data))
         return folder / path.name
-    except OSError:  # nothing can be kept there: for this process alone
+    except OSError:
         own = pathlib.Path(tempfile.mkdtemp(prefix="kernel_fusion-"))
         atexit.register(shutil.rmtree, own, ignore_errors=True)
         _files.write(own / path.name, _decompressed(path, data))
@@ -53,7 +57,8 @@ def _decompressed(path: pathlib.Path, data: bytes) -> bytes:
         import lzma
     except ImportError:
         raise ImportError(
-            f"{_beside(path)} is compressed, and this Python was built without lzma: pip install . in a checkout of kf, which "
-            "compiles libraries as they are"
+            f"{_beside(path)} is compressed, and this Python was built without lzma: run pip "
+            f"install . in a checkout of kf, "
+            "which compiles uncompressed libraries"
         ) from None
     return lzma.decompress(data)

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the package has done so far, for info()."""
+"""Counters that kf.info() reports."""
 
 import collections
 from collections.abc import Callable, Iterable
 
 _copies: collections.Counter[str] = collections.Counter()
-sources: list[Callable[[], Iterable[tuple[str, int]]]] = []  # others that count
+sources: list[Callable[[], Iterable[tuple[str, int]]]] = []  # other counters, such as the shim's
 
 
 def copied(op: str) -> None:
@@ -13,7 +13,7 @@ def copied(op: str) -> None:
 
 
 def copies() -> dict[str, int]:
-    """{op: inputs that were made contiguous}, in either direction."""
+    """Returns {op: number of inputs that were copied to be contiguous}, forward and backward."""
     found = collections.Counter(_copies)
     for source in sources:
         for op, count in source():

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A function for each op and activation, which goes by the kind of its first argument: a PyTorch tensor, an array on a GPU, or anything that NumPy
-reads."""
+"""Functions of kf.ops: each dispatches on its first argument to PyTorch, a GPU array, or NumPy."""
 
 import dataclasses
 import importlib
@@ -10,7 +9,8 @@ from typing import Any
 
 from kernel_fusion import _arguments, _docs, _table
 
-# PyTorch's Tensor and kf's functions for it, from when both are there: a program that has not imported torch gives no tensors.
+# torch.Tensor and kf's functions for it, once both are imported. A program that has not imported
+# torch passes no tensors.
 TENSOR: Any = ()
 TORCH: Any = None
 
@@ -20,16 +20,17 @@ def look_for_torch() -> None:
     if TORCH is None and "torch" in sys.modules:
         found = importlib.import_module("kernel_fusion.torch")
         TENSOR = sys.modules["torch"].Tensor
-        TORCH = found  # last: another thread that finds it asks for TENSOR
+        # Assigned last: another thread that sees TORCH reads TENSOR.
+        TORCH = found
 
 
 def _is_tensor(x: Any) -> bool:
-    """Before that was looked for: of any class, such as Parameter."""
+    """True for torch.Tensor and its subclasses, before kernel_fusion.torch is imported."""
     return isinstance(x, getattr(sys.modules.get("torch"), "Tensor", ()))
 
 
 def _arrays(op: _table.Op, activation: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """By the first array: NumPy's, and what NumPy reads; or one on a GPU."""
+    """Calls the op for NumPy arrays or for GPU arrays, whichever the first array is."""
     from kernel_fusion import _gpu_array, _gpu_calls, _numpy
 
     arguments = _arguments.bind(op, activation, args, kwargs)
@@ -62,7 +63,7 @@ def make(op: _table.Op, activation: str) -> Callable[..., Any]:
 
 
 def _alias(found: dict[str, Any]) -> Callable[..., Any]:
-    """Another spelling: its own words for the arguments, in its own order."""
+    """Makes a function of another spelling, with its own argument names and order."""
     op, activation = _table.find(found["op"], found["activation"])
     function, words = (
         lookup(op.word(activation)),
@@ -88,7 +89,7 @@ _made: dict[str, Callable[..., Any]] = {}
 
 
 def composed() -> dict[str, Callable[..., Any]]:
-    """{name: function of several calls}"""
+    """Returns {name: function} of _composed.py."""
     functions: dict[str, Callable[..., Any]] = importlib.import_module(
         "kernel_fusion._composed"
     ).FUNCTIONS
@@ -96,14 +97,18 @@ def composed() -> dict[str, Callable[..., Any]]:
 
 
 def plain(name: str, label: str = "") -> Callable[..., Any]:
-    """The function of an op alone. label: what its messages call it."""
+    """Returns the function of one op.
+
+    Args:
+        label: name of the op in error messages.
+    """
     look_for_torch()
     op, activation = _table.functions()[name]
     return make(dataclasses.replace(op, label=label) if label else op, activation)
 
 
 def lookup(name: str) -> Callable[..., Any]:
-    """A function by its name or by another spelling."""
+    """Returns a function of kf.ops by its name or an alias."""
     if name not in _made:
         if name in composed():
             _made[name] = composed()[name]
@@ -112,7 +117,7 @@ def lookup(name: str) -> Callable[..., Any]:
         elif name in _table.aliases():
             _made[name] = _alias(_table.aliases()[name])
         else:
-            raise AttributeError(f"kf.ops has no `{name}`; dir(kf.ops) lists what there is")
+            raise AttributeError(f"kf.ops has no `{name}`; dir(kf.ops) lists all functions")
     return _made[name]
 
 
@@ -121,18 +126,16 @@ def names() -> list[str]:
 
 
 def word(name: str, activation: str | None = None) -> str:
-    """A function of kf.ops by its op, which any of its names says, and its activation."""
+    """Returns the name of a kf.ops function, given any name of its op and an activation."""
     op, act = _table.find(name, activation)
     return op.word(act)
 
 
 def has(name: str, activation: str) -> bool:
-    """Whether an op has functions with this activation."""
+    """True if the op has functions with this activation."""
     return activation in _table.ops()[name].activations
 
 
-for _constant in (
-    word,
-    has,
-):  # torch.compile calls them and does not trace them: of names, they are what they are
+# torch.compile calls these functions instead of tracing them: they are constant for given names.
+for _constant in (word, has):
     setattr(_constant, "_dynamo_marked_constant", True)  # noqa: B010

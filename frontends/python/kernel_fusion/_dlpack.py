@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""DLPack of memory on a GPU, by ctypes: what a capsule holds, and a capsule of an array of kf's."""
+"""DLPack for GPU memory through ctypes: imports capsules and exports kf's arrays."""
 
 import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-CUDA = (2, 13)  # kDLCUDA, kDLCUDAManaged: the kinds of devices whose addresses a kernel reads
+CUDA = (2, 13)  # kDLCUDA, kDLCUDAManaged: device types whose addresses a kernel can read
 NAMES = {
     (2, 32): "float32",
     (2, 16): "float16",
@@ -18,10 +18,8 @@ NAMES = {
     (6, 8): "bool",
 }
 CODES = {name: code for code, name in NAMES.items()}
-FRESH, USED = (
-    b"dltensor",
-    b"used_dltensor",
-)  # what a capsule is called; a name lives as long as its capsules
+# Names of an unused and of a consumed capsule; they must outlive their capsules.
+FRESH, USED = (b"dltensor", b"used_dltensor")
 
 
 class _Tensor(ctypes.Structure):
@@ -44,7 +42,8 @@ class _Managed(ctypes.Structure):
 
 
 DELETER = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
-_api = ctypes.PyDLL(None)  # not ctypes.pythonapi, whose functions' types are everybody's
+# A separate handle, since the function types of ctypes.pythonapi are shared by all modules.
+_api = ctypes.PyDLL(None)
 _pointer, _valid, _rename, _new = (
     _api.PyCapsule_GetPointer,
     _api.PyCapsule_IsValid,
@@ -62,7 +61,7 @@ _address_of_dead = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_
 
 @dataclass(frozen=True)
 class Found:
-    """What a capsule says. shape and strides in elements."""
+    """A tensor imported from a capsule; shape and strides in elements."""
 
     address: int
     shape: tuple[int, ...]
@@ -72,7 +71,7 @@ class Found:
 
 
 class Owner:
-    """Keeps the memory of a capsule that was taken."""
+    """Keeps the memory of an imported capsule alive."""
 
     def __init__(self, address: int):
         self.address = address
@@ -84,20 +83,21 @@ class Owner:
 
 
 def take(capsule: Any) -> Found:
-    """A capsule's memory, which is ours from now on."""
+    """Imports a capsule's tensor and takes ownership of it."""
     address = _pointer(capsule, FRESH)
     _rename(capsule, USED)
     t, owner = _Managed.from_address(address).tensor, Owner(address)
     dtype = (
-        NAMES.get((t.code, t.bits), f"of DLPack's code {t.code} and {t.bits} bits")
+        NAMES.get((t.code, t.bits), f"with DLPack code {t.code} and {t.bits} bits")
         if t.lanes == 1
-        else f"of {t.lanes} lanes"
+        else f"with {t.lanes} lanes"
     )
     strides = tuple(t.strides[: t.ndim]) if t.strides else None
     return Found((t.data or 0) + t.offset, tuple(t.shape[: t.ndim]), strides, dtype, owner)
 
 
-_alive: dict[int, tuple[Any, ...]] = {}  # what capsules that were given need, by their address
+# Objects that exported capsules keep alive, by address.
+_alive: dict[int, tuple[Any, ...]] = {}
 
 
 def _delete(address: int) -> None:
@@ -105,7 +105,7 @@ def _delete(address: int) -> None:
 
 
 def _destroyed(capsule: int) -> None:
-    """Of one that nobody took."""
+    """Releases a capsule that no consumer imported."""
     if _valid(capsule, FRESH):
         _alive.pop(_address_of_dead(capsule, FRESH), None)
 
@@ -116,7 +116,7 @@ DELETE, DESTROYED = DELETER(_delete), DELETER(_destroyed)
 def give(
     owner: Any, address: int, device: int, shape: Sequence[int], strides: Sequence[int], dtype: str
 ) -> Any:
-    """A capsule that keeps `owner`."""
+    """Returns a capsule that keeps `owner` alive."""
     n, m = (ctypes.c_int64 * len(shape))(*shape), (ctypes.c_int64 * len(shape))(*strides)
     code, bits = CODES[dtype]
     made = _Managed(

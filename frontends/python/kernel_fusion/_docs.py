@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What help() says of an op: the formula, every argument's shape and dtype, errors, source; of its entry alone."""
+"""Docstrings of kf.ops, generated from an op's entry."""
 
 from kernel_fusion._table import Op, Tensor, Value
 
@@ -15,26 +15,28 @@ NAMES = {
 
 
 def _dtype(op: Op, t: Tensor) -> str:
+    """Describes a tensor's dtype."""
     if t.var in NAMES:
         return NAMES[t.var]
     first = op.forward.template.name
     if t.var == "acc":
-        return f"float32, float64 beside {first} of that"
+        return f"float32; float64 if {first} is float64"
     if t.var == "U":
-        return "the dtype asked for" if op.second == "results" else f"{first}'s dtype, or float32"
+        return "the requested dtype" if op.second == "results" else f"{first}'s dtype or float32"
     return (
         " ".join(NAMES[d] for d in NAMES if d in {d[0] for d in op.dtypes})
         if t.name == first
-        else f"{first}'s"
+        else f"{first}'s dtype"
     )
 
 
 def _shape(op: Op, t: Tensor) -> str:
+    """Describes a tensor's shape; "..." stands for any number of dimensions."""
     words = {
-        "all": "any",
-        "before": "…",
-        "after": "…",
-        "all but three": "…",
+        "all": "...",
+        "before": "...",
+        "after": "...",
+        "all but three": "...",
         "groups": "groups",
         "one": "",
     }
@@ -43,13 +45,14 @@ def _shape(op: Op, t: Tensor) -> str:
         factor, _, size = extent.rpartition(" * ")
         what = op.parts[size]
         if op.forward.shaped_by:
-            parts.append(size if isinstance(what, int) else f"{size}…")
+            parts.append(size if isinstance(what, int) else f"{size}...")
             continue
         parts.append(words.get(str(what), f"{factor}{' * ' if factor else ''}{size}"))
     return f"[{', '.join(p for p in parts if p)}]"
 
 
 def _value(v: Value) -> str:
+    """Describes a scalar: bounds and default."""
     bounds = [
         f"at least {v.least:g}" if v.least is not None else "",
         f"at most {v.most:g}" if v.most is not None else "",
@@ -60,7 +63,8 @@ def _value(v: Value) -> str:
 
 
 def of(op: Op, activation: str) -> str:
-    lines = [f"{op.brief}{f', with act = {activation}' if op.has_act else ''}.", ""]
+    """Returns the docstring of a function of kf.ops."""
+    lines = [f"{op.brief}{f', with act = {activation}' if op.has_act else ''}.", "", "Args:"]
     for t in op.forward.inputs:
         absent = (
             f"; None stands for {t.absent if isinstance(t.absent, str) else f'{t.absent:g}'}"
@@ -73,28 +77,43 @@ def of(op: Op, activation: str) -> str:
     ]
     if op.has_axis:
         lines.append(
-            f"    dim: the axis; default {op.axis}{', None: all dimensions' if op.family == 'reduction' else ''}"
+            f"    dim: axis; default "
+            f"{op.axis}{', None reduces all dimensions' if op.family == 'reduce' else ''}"
         )
     if op.has_groups:
-        lines.append("    groups: how many, a divisor of the channels")
+        lines.append("    groups: number of groups, a divisor of the number of channels")
     lines += [
-        f"    {name}: how much of what is in out is added to it; default 0. NumPy arrays alone"
+        f"    {name}: factor of the old values of out, which are added to the result; default 0; "
+        "NumPy and GPU arrays only"
         for name in op.forward.betas
     ]
     if op.added:
         lines.append(
-            f"    grads: of PyTorch: {{operand: tensor}}, of {', '.join(op.added)}: their gradients are added to these tensors, "
-            "whose rows may lie apart, of the operand's dtype or float32; they then have no gradient of autograd's"
+            f"    grads: {{operand: tensor}} for operands out of {', '.join(op.added)}; PyTorch "
+            f"only. The backward "
+            "adds the operand's gradient to the tensor instead of passing it to autograd. The "
+            "tensor has "
+            "the operand's shape, its dtype or float32, and contiguous or strided rows"
         )
     if op.dropout:
         lines += [
-            "    p: the probability that an element is dropped; training: False drops nothing",
+            "    p: probability that an element is dropped; default 0.5",
+            "    training: if False, no element is dropped; default True",
             "    rng: seed and offset; None draws them from the default generator",
         ]
-    results = [op.forward.outputs[i] for i in op.forward.results]
-    lines += ["", f"Returns {', '.join(f'{t.name} {_shape(op, t)}' for t in results)}."]
-    lines += [f"{t.place_of} gets its next value." for t in op.forward.outputs if t.place_of]
+    several = len(op.forward.results) > 1
     lines.append(
-        "TypeError: a dtype that there is no function for. ValueError: shapes that do not go together, or a number out of its bounds."
+        f"    out: {'{result: array}, which receive' if several else 'array that receives'} the "
+        f"result"
+        f"{'s' if several else ''}; NumPy and GPU arrays only"
     )
-    return "\n".join([*lines, *([f"Source: {op.source}."] if op.source else [])])
+    results = [op.forward.outputs[i] for i in op.forward.results]
+    lines += ["", "Returns:", f"    {', '.join(f'{t.name} {_shape(op, t)}' for t in results)}"]
+    lines += [f"    {t.place_of} is updated in place" for t in op.forward.outputs if t.place_of]
+    lines += [
+        "",
+        "Raises:",
+        "    TypeError: the dtypes have no function.",
+        "    ValueError: shapes do not match, or a number is out of its bounds.",
+    ]
+    return "\n".join([*lines, *(["", f"Source: {op.source}."] if op.source else [])])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files that are made at run time: where they are kept, and how, since several processes may make one at the same time."""
+"""Cache files made at run time, safe against concurrent processes."""
 
 import contextlib
 import os
@@ -8,12 +8,14 @@ import threading
 
 
 def cache() -> pathlib.Path:
-    """Where files are kept that are made at run time: KF_CACHE_DIR, or the user's cache directory."""
+    """Returns the directory of files made at run time: KF_CACHE_DIR, or the user's cache
+    directory.
+    """
     own = os.environ.get("KF_CACHE_DIR")
     if own:
-        return pathlib.Path(
-            own
-        ).absolute()  # a library's name without a folder would be looked for elsewhere
+        # ctypes looks a library without a folder up elsewhere.
+        return pathlib.Path(own).absolute()
+    # The system does not know the user.
     try:
         return (
             pathlib.Path(
@@ -21,19 +23,19 @@ def cache() -> pathlib.Path:
             ).absolute()
             / "kernel_fusion"
         )
-    except RuntimeError:  # of a user whom the system does not know
+    except RuntimeError:
         raise OSError(
             "there is no home directory for what is made at run time: KF_CACHE_DIR chooses another"
         ) from None
 
 
 def offline() -> bool:
-    """Whether nothing may be compiled: KF_OFFLINE."""
+    """True if KF_OFFLINE forbids compilation."""
     return os.environ.get("KF_OFFLINE", "0") not in ("", "0")
 
 
 def write(path: pathlib.Path, data: bytes) -> None:
-    """Into a file beside it, which then gets its name: whoever finds it finds all of it."""
+    """Writes a temporary file, then renames it, so that readers see complete files."""
     new = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}")
     path.parent.mkdir(parents=True, exist_ok=True)
     try:

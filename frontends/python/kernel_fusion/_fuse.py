@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""kf.fuse and kf.fuse_row: an op of one's own from its formula, made by the same generator and templates as kf's own ops. The gradient is derived."""
+"""kf.fuse and kf.fuse_row: make an op from a formula, with the generator of kf's own ops.
+
+The gradient is derived from the formula.
+"""
 
 import hashlib
 import json
@@ -12,11 +15,15 @@ from kernel_fusion import _arguments, _compiled, _dispatch, _table
 
 DTYPES = {word: long for long, word in _arguments.LONG.items()}
 _made: dict[str, "Fused"] = {}
-_lock = threading.Lock()  # two threads that make the same op would register it with PyTorch twice
+# Two threads that make the same op would register it with PyTorch twice.
+_lock = threading.Lock()
 
 
 class Fused:
-    """A function over NumPy arrays and PyTorch tensors. Its operands are its arguments in the order in which they were named."""
+    """An op made by kf.fuse or kf.fuse_row, callable with NumPy arrays and PyTorch tensors.
+
+    Its arguments are the operands in the order in which they were named.
+    """
 
     def __init__(self, entry: dict[str, Any], label: str):
         from kfgen import entries, expr, frontend, fused, manifest
@@ -29,12 +36,13 @@ class Fused:
             made = manifest.build(chosen)
             found, formulas = frontend.table(made)["ops"][0], frontend.formulas(made).get(name, {})
         except (entries.SpecError, expr.ExprError) as e:
-            raise ValueError(f"kf.{label}: {_said(e)}") from None
+            raise ValueError(f"kf.{label}: {_describe(e)}") from None
         self._own = _compiled.Own(name, entry, label)
         self._op = _table.entry(found, {"none": ()}, {"none": ()}, label, self._own, formulas)
-        self._own.of(self._op)
+        self._own.set_op(self._op)
         if "torch" in sys.modules:
-            _dispatch.look_for_torch()  # registers the op now, since torch.compile could not while it traces
+            # torch.compile cannot register an op while it traces, so it is registered here.
+            _dispatch.look_for_torch()
         self._function = _dispatch.make(self._op, "none")
         self.__name__ = self.__qualname__ = name
         self.__doc__ = self._function.__doc__
@@ -47,7 +55,7 @@ class Fused:
         return f"<kf.{self._op.label}>"
 
     def __deepcopy__(self, memo: Any) -> "Fused":
-        """A module that has it is copied as one that has a function."""
+        """Returns self: copies of a module share the function."""
         return self
 
     def __reduce__(self) -> Any:
@@ -61,7 +69,20 @@ class Fused:
         return (word,)
 
     def source(self, dtype: Any = "float32", *, backward: bool = False, target: str = "c") -> str:
-        """The kernel as one text that needs no headers of kf: C, or target="cuda"."""
+        """Returns the kernel as one self-contained source text that needs no headers of kf.
+
+        Args:
+            dtype: dtype of the elements, in any framework's spelling
+            backward: if True, the kernel of the gradients
+            target: "c" or "cuda"
+
+        Returns:
+            The source text.
+
+        Raises:
+            TypeError: the op has no function for dtype.
+            ValueError: target is unknown, or the op has no gradient.
+        """
         from kfgen import fused, names, source
 
         if target not in ("c", "cuda"):
@@ -75,7 +96,15 @@ class Fused:
         )
 
     def explain(self, dtype: Any = "float32") -> str:
-        """The formulas of result and gradients, bytes and operations, and which library computes the dtypes that were called."""
+        """Describes the op: formulas of results and gradients, bytes and operations, compiled
+        libraries.
+
+        Args:
+            dtype: dtype of the elements, in any framework's spelling
+
+        Returns:
+            The description, one fact per line.
+        """
         made = self._own.manifest(self._dtypes(dtype))
         lines = [f"kf.{self._op.label}, torch.ops.kf.{self._op.name}"]
         for f in (f for f in made["functions"] if not f["state"]):
@@ -97,8 +126,8 @@ class Fused:
         return "\n".join(lines)
 
 
-def _said(error: Any) -> str:
-    """Of a spec entry's error, without the place in a file that does not exist."""
+def _describe(error: Any) -> str:
+    """Describes an entry's error without its position in a file, since there is no file."""
     field = getattr(error, "field", "expr")
     return (
         f"{'the formula' if field == 'expr' else field} {error.problem}; {error.fix}"
@@ -110,12 +139,13 @@ def _said(error: Any) -> str:
 def _fields(
     what: str, text: Any, named: Mapping[str, Any], more: dict[str, Any]
 ) -> tuple[dict[str, Any], str]:
-    """(the fields of a spec entry, what messages call the op)."""
+    """Returns (fields of the op's entry, name of the op in messages)."""
     if not isinstance(text, (str, Mapping)) or not all(
         isinstance(t, str) for t in (text.values() if isinstance(text, Mapping) else ())
     ):
         raise TypeError(
-            f"kf.{what}: the formula is {type(text).__name__}, expected an expression in quotes, or {{name: expression}}"
+            f"kf.{what}: the formula is {type(text).__name__}, expected an expression in quotes, "
+            f"or {{name: expression}}"
         )
     label = (
         f"{what}({text if isinstance(text, str) else dict(text)!r})"
@@ -133,7 +163,8 @@ def _fields(
             operands[name] = value if isinstance(value, str) else dict(value)
         else:
             raise TypeError(
-                f"kf.{label}: {name} is {type(value).__name__}, expected a kind of operand such as 'elem', or a number, the default of a "
+                f"kf.{label}: {name} is {type(value).__name__}, expected a kind of operand such "
+                f"as 'elem', or a number, the default of a "
                 "scalar"
             )
     outputs = {"expr": text} if isinstance(text, str) else {"outputs": dict(text)}
@@ -166,15 +197,25 @@ def _of_entry(entry: dict[str, Any], label: str) -> Fused:
 
 
 def fuse(expr: str | Mapping[str, str], /, **operands: Any) -> Fused:
-    """An op of elements, from its formula:
+    """Makes an elementwise op from its formula; the gradient is derived.
 
         f = kf.fuse("gelu(x + bias) * gate", x="elem", bias="row", gate="elem")
         y = f(x, bias, gate)
 
-    expr: kf's expression language, kf's activations by name among its words; {name: expression} for several results.
-    operands: of each name in it the kind, "elem" (the result's shape), "row" (a value a column), "channel" (a value a channel, axis 1), or
-    {"kind": ..., "grad": False}; or a number, which makes it a scalar with that default.
-    ValueError says what is wrong with them.
+    Args:
+        expr: a formula in kf's expression language, in which activations are functions such as
+            silu(x); or {name: formula} for several results
+        **operands: for each name in the formula its kind: "elem" (the result's shape), "row" (one
+            value per column) or "channel" (one value per channel, axis 1); or a dictionary such as
+            {"kind": "row", "grad": False}; or a number, which makes the name a scalar with that
+            default
+
+    Returns:
+        A function of NumPy arrays, GPU arrays and PyTorch tensors, with the operands as arguments.
+
+    Raises:
+        TypeError: an argument has the wrong type.
+        ValueError: the formula or an operand is invalid; the message says why.
     """
     return _fused("fuse", expr, operands, {})
 
@@ -182,12 +223,26 @@ def fuse(expr: str | Mapping[str, str], /, **operands: Any) -> Fused:
 def fuse_row(
     expr: str | Mapping[str, str], /, *, saved: Mapping[str, str] | None = None, **operands: Any
 ) -> Fused:
-    """An op over rows, the last axis: its formula may also call sum, mean, max, min and prod of one argument, which go over the row.
+    """Makes an op over rows (the last axis) from its formula; the gradient is derived.
+
+    The formula may also call sum, mean, max, min and prod with one argument, which reduce over the
+    row.
 
         f = kf.fuse_row("x * rsqrt(mean(x * x) + eps) * (1 + w)", x="elem", w="row", eps=1e-6)
 
-    operands: as of fuse, and "per_row"; of "row" and "per_row" {"kind": "row", "absent": 1}, which may be left out.
-    saved: {name: expression} of values of a row that the gradient reads, so that it need not compute them again; expr may read them.
+    Args:
+        expr: as in kf.fuse
+        saved: {name: formula} of row values that the forward stores for the gradient; expr may use
+            the names
+        **operands: as in kf.fuse, and "per_row" (one value per row); {"kind": "row", "absent": 1}
+            makes a "row" or "per_row" operand optional
+
+    Returns:
+        A function of NumPy arrays, GPU arrays and PyTorch tensors, with the operands as arguments.
+
+    Raises:
+        TypeError: an argument has the wrong type.
+        ValueError: the formula or an operand is invalid; the message says why.
     """
     return _fused(
         "fuse_row", expr, operands, {"family": "rows"} | ({"saved": dict(saved)} if saved else {})

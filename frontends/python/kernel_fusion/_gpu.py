@@ -1,9 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""kf's kernels on a GPU: launchers are in a library of the package (lib/libkf_cuda.so), which needs CUDA's driver alone; a kernel is compiled by
-NVRTC when a launch first asks for it, kept in the user's cache directory, and loaded from there by later processes.
+"""Runs kf's kernels on a GPU.
 
-KF_CACHE_DIR   the directory; default: that of the user.
-KF_OFFLINE=1   compiles nothing: what is not in the cache is an error.
+lib/libkf_cuda.so of the package holds the launchers and depends on the CUDA driver only. NVRTC
+compiles a kernel when a launch first needs it; the cubin is kept in the user's cache directory,
+from which later processes load it.
+
+KF_CACHE_DIR   the directory; default: the user's cache directory
+KF_OFFLINE=1   nothing is compiled; a missing kernel is an error
 """
 
 import contextlib
@@ -19,20 +22,17 @@ from kernel_fusion import _compressed, _files, _nvrtc, _table
 from kernel_fusion._library import Refused
 
 PATH = pathlib.Path(__file__).resolve().parent / "lib" / "libkf_cuda.so"
-ARGUMENTS: Any = [
-    *[ctypes.c_int] * 2,
-    *[ctypes.c_void_p] * 6,
-    ctypes.c_size_t,
-    ctypes.c_void_p,
-]  # of kfp_run_on: native/loader.cpp
+# Parameters of kfp_run_on (native/loader.cpp).
+ARGUMENTS: Any = [*[ctypes.c_int] * 2, *[ctypes.c_void_p] * 6, ctypes.c_size_t, ctypes.c_void_p]
 _AT: Any = ctypes.c_void_p
+# Functions of native/memory.cpp.
 MEMORY = {
     "kfp_allocate": [ctypes.c_int, ctypes.c_size_t, _AT, _AT],
     "kfp_free": [ctypes.c_int, _AT, _AT],
     "kfp_wait": [ctypes.c_int, _AT],
     "kfp_upload": [ctypes.c_int, _AT, _AT, ctypes.c_size_t, _AT],
     "kfp_device_of": [_AT, _AT],
-}  # native/memory.cpp
+}
 NO_MEMORY = 2  # CUDA_ERROR_OUT_OF_MEMORY
 MAKER = ctypes.CFUNCTYPE(
     ctypes.c_int,
@@ -43,12 +43,10 @@ MAKER = ctypes.CFUNCTYPE(
     ctypes.POINTER(ctypes.c_void_p),
     ctypes.POINTER(ctypes.c_char_p),
 )
-DEVICE_CODES = (
-    7,
-    8,
-    9,
-)  # of kf_result_t: no image, CUDA, memory; all others are about the arguments
-Space = Callable[[int], tuple[Any, int]]  # bytes -> (what keeps them, their address)
+# Codes of kf_result_t that do not concern arguments: no image, CUDA error, out of memory.
+DEVICE_CODES = (7, 8, 9)
+# Allocates bytes; returns (owner, address).
+Space = Callable[[int], tuple[Any, int]]
 
 
 @functools.cache
@@ -61,7 +59,7 @@ def _selection() -> Any:
 
 @functools.lru_cache(16)
 def text(function: str) -> str:
-    """All that a function's kernels are compiled from."""
+    """Returns the source text a function's kernels are compiled from."""
     from kfgen import source
 
     return str(source.source(_selection(), function))
@@ -69,7 +67,11 @@ def text(function: str) -> str:
 
 @functools.cache
 def kernels(function: str) -> tuple[str, ...]:
-    """What its launches choose from: of a dropout those that read seed and offset where they lie, as kfgen's packed_cuda.functions has it."""
+    """Returns the kernels a function's launches choose from.
+
+    A dropout uses the kernels that read seed and offset from device memory, as in kfgen's
+    packed_cuda.functions.
+    """
     from kfgen import source
 
     named, _ = source.find(_selection(), function)
@@ -80,27 +82,28 @@ def kernels(function: str) -> tuple[str, ...]:
 
 
 def architecture_word(number: int) -> str:
-    """An architecture as NVRTC takes it: from 9.0 on with the instructions of that generation alone."""
+    """Returns NVRTC's name of an architecture; from 9.0 on with architecture-specific features."""
     return f"sm_{number}{'a' if number >= 90 else ''}"
 
 
-def said(error: BaseException) -> str:
-    """A KeyboardInterrupt says nothing."""
+def describe(error: BaseException) -> str:
+    """Describes an exception; one without a text, such as KeyboardInterrupt, by its type."""
     return str(error) or type(error).__name__
 
 
 class Thread(threading.local):
-    error: BaseException | None = None  # why there was no kernel for its last launch
+    error: BaseException | None = None  # why the thread's last launch had no kernel
 
 
 class Launchers:
-    """A library of launchers as it lies, without a driver: which functions it has."""
+    """A library of launchers, opened without a CUDA driver."""
 
     def __init__(self, path: pathlib.Path = PATH):
         if not _compressed.exists(path):
             raise ImportError(
-                f"there is no {path}: the package was installed where CUDA's headers or a C++ compiler were missing, or with "
-                "KF_WHEEL_CUDA=0; install it again where they are"
+                f"{path} does not exist: the package was installed without CUDA's headers or a "
+                f"C++ compiler, or with "
+                "KF_WHEEL_CUDA=0; install both, then the package again"
             )
         self.path = _compressed.find(path)
         self.dll = ctypes.CDLL(str(self.path))
@@ -108,7 +111,7 @@ class Launchers:
         abi = ctypes.c_int.in_dll(self.dll, "kfp_abi").value
         if abi != _table.abi():
             raise ImportError(
-                f"{path} is of ABI version {abi}, this package of {_table.abi()}: install it again"
+                f"{path} has ABI version {abi}, expected {_table.abi()}: install the package again"
             )
         self.find = functools.cache(self._find)
 
@@ -118,13 +121,19 @@ class Launchers:
 
     def lacks(self, function: str) -> NotImplementedError:
         return NotImplementedError(
-            f"{_table.said_of(function)}: {function} is not in {self.path.name}, which was built for fewer ops or activations "
-            "(KF_WHEEL_OPS, KF_WHEEL_ACTIVATIONS); kf.build_launchers makes others"
+            f"{_table.display_name_of(function)}: {function} is not in {self.path.name}, which "
+            f"was built "
+            f"for fewer ops or activations "
+            "(KF_WHEEL_OPS, KF_WHEEL_ACTIVATIONS); kf.build_launchers can compile it"
         )
 
 
 class Gpu(Launchers):
-    """The library, with a driver; as _library.Library, of addresses on a GPU. built: a folder of kernels that were compiled ahead of time."""
+    """A library of launchers with a driver: like _library.Library, for GPU addresses.
+
+    Args:
+        built: folder of kernels compiled ahead of time.
+    """
 
     def __init__(
         self,
@@ -149,13 +158,12 @@ class Gpu(Launchers):
         status = self.dll.kfp_open(driver.encode() if driver else None)
         if status:
             raise ImportError(
-                "no CUDA driver answers (libcuda.so.1)"
+                "no CUDA driver was found (libcuda.so.1)"
                 if status < 0
-                else f"CUDA's driver does not start: error {status}"
+                else f"the CUDA driver failed to initialise: error {status}"
             )
-        self.cubins: dict[
-            tuple[str, str], tuple[bytes, bytes]
-        ] = {}  # they live as long as the maker's answers are read
+        # Images and names must outlive the loader's reads of the maker's answers.
+        self.cubins: dict[tuple[str, str], tuple[bytes, bytes]] = {}
         self.maker = MAKER(self._make)
         self.dll.kfp_set_maker(self.maker)
         self.architecture = functools.cache(self._architecture)
@@ -164,7 +172,8 @@ class Gpu(Launchers):
         number: int = self.dll.kfp_architecture(device)
         if number < 0:
             raise RuntimeError(
-                f"CUDA's driver does not say what device {device} is: error {-number}"
+                f"the CUDA driver does not report the architecture of device {device}: error "
+                f"{-number}"
             )
         return architecture_word(number)
 
@@ -180,7 +189,12 @@ class Gpu(Launchers):
         device: int,
         stream: int,
     ) -> None:
-        """As _library.Library.call; rng: the device's own address; space: allocates the workspace, where there may be one."""
+        """Launches a function as _library.Library.call does.
+
+        Args:
+            rng: device address of seed and offset.
+            space: allocates the workspace of a function that has one.
+        """
         found = self.find(function)
         if found < 0:
             raise self.lacks(function)
@@ -207,7 +221,7 @@ class Gpu(Launchers):
         if error is not None:
             raise error
         if code < 0:
-            raise RuntimeError(f"{function}: CUDA's driver gives no context of device {device}")
+            raise RuntimeError(f"{function}: the CUDA driver has no context for device {device}")
         if code:
             raise Refused(
                 RuntimeError if code in DEVICE_CODES else ValueError,
@@ -215,39 +229,39 @@ class Gpu(Launchers):
                 self.dll.kfp_detail(),
             )
 
-    # ---- memory, of a device and in a stream's order
+    # ---- memory of a device, stream-ordered
 
     def allocate(self, device: int, size: int, stream: int) -> int:
         found = ctypes.c_void_p()
         code = self.dll.kfp_allocate(device, size, stream, ctypes.byref(found))
         if code == NO_MEMORY:
-            raise MemoryError(f"out of memory on cuda:{device}: {size} bytes were asked for")
-        self._check(code, "allocates nothing")
+            raise MemoryError(f"out of memory on cuda:{device}: {size} bytes were requested")
+        self._check(code, "failed to allocate memory")
         return found.value or 0
 
     def free(self, device: int, memory: int, stream: int | None) -> None:
-        self._check(self.dll.kfp_free(device, memory, stream), "frees nothing")
+        self._check(self.dll.kfp_free(device, memory, stream), "failed to free memory")
 
     def upload(self, device: int, to: int, address: int, size: int, stream: int) -> None:
         self._check(
-            self.dll.kfp_upload(device, to, address, size, stream), "copies nothing to a device"
+            self.dll.kfp_upload(device, to, address, size, stream), "failed to copy to the device"
         )
 
     def wait(self, device: int, stream: int) -> None:
-        self._check(self.dll.kfp_wait(device, stream), "waits for no stream")
+        self._check(self.dll.kfp_wait(device, stream), "failed to synchronise a stream")
 
     def device_of(self, memory: int) -> int:
         found = ctypes.c_int()
         self._check(
             self.dll.kfp_device_of(memory, ctypes.byref(found)),
-            f"does not know the address {memory:#x}",
+            f"has no device for the address {memory:#x}",
         )
         return found.value
 
     @staticmethod
     def _check(code: int, what: str) -> None:
         if code:
-            raise RuntimeError(f"CUDA's driver {what}: error {code}")
+            raise RuntimeError(f"the CUDA driver {what}: error {code}")
 
     # ---- kernels
 
@@ -260,27 +274,32 @@ class Gpu(Launchers):
         cubin: Any,
         lowered: Any,
     ) -> int:
-        """The loader's question, in the midst of a launch: an exception is kept for the call."""
+        """Callback of the loader during a launch: returns a kernel's cubin and lowered name.
+
+        An exception is stored for the call to raise.
+        """
+        # C code between here and the caller cannot propagate an exception, KeyboardInterrupt
+        # included.
         try:
             image, name = self.made(
                 function.decode(), kernel.decode(), self.architecture(device), stream
             )
             cubin[0], lowered[0] = ctypes.cast(ctypes.c_char_p(image), ctypes.c_void_p), name
             return 0
-        except BaseException as e:  # C between here and the caller lets none through, and would load what is not there: KeyboardInterrupt too
+        except BaseException as e:
             self.now.error = e
-            self.dll.kfp_give_reason(said(e).encode())
+            self.dll.kfp_give_reason(describe(e).encode())
             return 1
 
     def failed(self) -> BaseException | None:
-        """Why there was no kernel for this thread's last launch, once."""
+        """Returns why this thread's last launch had no kernel, and clears it."""
         error, self.now.error = self.now.error, None
         return error
 
     def made(
         self, function: str, kernel: str, architecture: str, stream: int | None = None
     ) -> tuple[bytes, bytes]:
-        """(cubin, name in it), from memory, from disk, or by NVRTC."""
+        """Returns (cubin, lowered name) from memory, from disk, or from NVRTC."""
         with self.lock:
             key = kernel, architecture
             if key not in self.cubins:
@@ -302,18 +321,21 @@ class Gpu(Launchers):
         self, function: str, kernel: str, architecture: str, path: pathlib.Path, stream: int | None
     ) -> tuple[bytes, bytes]:
         if _files.offline():
-            how = "call it, or kf.warmup, once" if self.text is text else "call it once"
+            how = "call it or kf.warmup once" if self.text is text else "call it once"
             raise RuntimeError(
-                f"{function}: its kernel {kernel} for {architecture} is not in {path.parent}, and KF_OFFLINE is set: {how} without, "
-                "with the same KF_CACHE_DIR"
+                f"{function}: its kernel {kernel} for {architecture} is not in {path.parent}, and "
+                f"KF_OFFLINE is set: {how} without "
+                "KF_OFFLINE and with the same KF_CACHE_DIR"
             )
         if self.dll.kfp_capturing(stream):
             raise RuntimeError(
-                f"{function}: its kernel {kernel} is not compiled yet, and the stream is being captured into a graph: call it once "
+                f"{function}: its kernel {kernel} is not compiled yet, and the stream is being "
+                f"captured into a graph: call it once "
                 "with these sizes before"
             )
         found = _nvrtc.compile_kernel(self.text(function), kernel, architecture)
-        with contextlib.suppress(OSError):  # where nothing can be kept, nothing is
+        # Without a writable directory the kernel stays in memory only.
+        with contextlib.suppress(OSError):
             write(path, found)
         return found
 
@@ -326,7 +348,7 @@ def _named(
 
 
 def file(function: str, kernel: str, architecture: str) -> pathlib.Path:
-    """Where a kernel that this NVRTC compiles is kept."""
+    """Returns the cache file of a kernel compiled by this NVRTC."""
     return _named(
         _files.cache(),
         kernel,
@@ -336,14 +358,14 @@ def file(function: str, kernel: str, architecture: str) -> pathlib.Path:
 
 
 def built_file(folder: pathlib.Path, function: str, kernel: str, architecture: str) -> pathlib.Path:
-    """Where it is in a folder of kf.build_launchers, whichever NVRTC compiled it."""
+    """Returns the file of a kernel in a folder of kf.build_launchers, independent of the NVRTC."""
     return _named(
         folder, kernel, architecture, (function, kernel, architecture, _table.generator())
     )
 
 
 def read(path: pathlib.Path) -> tuple[bytes, bytes] | None:
-    """The name in the first row, then the cubin."""
+    """Reads a cubin file, whose first line is the lowered name; returns (cubin, name)."""
     try:
         name, _, image = path.read_bytes().partition(b"\n")
     except OSError:
@@ -360,7 +382,7 @@ _opened: list[Gpu] = []
 
 
 def library() -> Gpu:
-    """The launchers, opened at the first call."""
+    """Returns the launchers, opened at the first call."""
     if not _opened:
         with _lock:
             if not _opened:
@@ -369,10 +391,10 @@ def library() -> Gpu:
 
 
 def use(path: pathlib.Path, built: pathlib.Path) -> None:
-    """Opens other launchers in place of the package's, whose functions nobody may have asked for yet."""
+    """Opens other launchers instead of the package's, before any function was called."""
     with _lock:
         if _opened:
-            raise RuntimeError(f"kf.use_launchers: launchers are in use already, {_opened[0].path}")
+            raise RuntimeError(f"kf.use_launchers: launchers are already in use: {_opened[0].path}")
         _opened.append(Gpu(path, built=built))
 
 

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Arrays on a GPU of any library: what an object says of itself by the CUDA array interface (version 3) or DLPack, and an array of kf's own, which
-has both, for results of libraries that give no memory."""
+"""Arrays on a GPU: reads the CUDA array interface (version 3) and DLPack, and defines kf's array.
+
+kf's own array implements both, for results of libraries that provide no allocator.
+"""
 
 import contextlib
 from collections.abc import Sequence
@@ -10,7 +12,7 @@ import numpy as np
 
 from kernel_fusion import _dlpack, _gpu
 
-LEGACY, DEFAULT = 1, (1, 2)  # the default streams, as both interfaces number them
+LEGACY, DEFAULT = 1, (1, 2)  # the default streams in both interfaces
 WORDS = {
     "float32": "f32",
     "float16": "f16",
@@ -26,7 +28,7 @@ BYTES = {"f32": 4, "f16": 2, "bf16": 2, "f64": 8, "i32": 4, "i64": 8, "u8": 1}
 
 
 def is_one(x: Any) -> bool:
-    """Whether it lies on a GPU."""
+    """True if x is an array on a GPU."""
     if isinstance(x, np.ndarray) or x is None:
         return False
     return hasattr(x, "__cuda_array_interface__") or (
@@ -35,7 +37,7 @@ def is_one(x: Any) -> bool:
 
 
 def dense(shape: Sequence[int]) -> tuple[int, ...]:
-    """Strides of elements that lie side by side."""
+    """Row-major strides of a contiguous array, in elements."""
     found, distance = [], 1
     for n in reversed(shape):
         found.append(distance)
@@ -44,7 +46,10 @@ def dense(shape: Sequence[int]) -> tuple[int, ...]:
 
 
 class Array:
-    """Memory on a GPU. dtype: as NumPy calls it. Its work is in the order of `stream`."""
+    """An array in GPU memory, whose work is ordered on `stream`.
+
+    `dtype` is NumPy's name; `strides` are in elements.
+    """
 
     def __init__(
         self,
@@ -65,7 +70,7 @@ class Array:
             device,
             stream,
         )
-        self.strides = dense(shape) if strides is None else strides  # in elements
+        self.strides = dense(shape) if strides is None else strides  # elements
         self.word, self.writable, self.owner = WORDS.get(dtype, ""), writable, owner
 
     @property
@@ -79,7 +84,7 @@ class Array:
         )
 
     def flat(self) -> "Array":
-        """All dimensions as one, of what is dense."""
+        """Returns a contiguous array with all dimensions joined."""
         return Array(
             self.address,
             (int(np.prod(self.shape)),),
@@ -93,7 +98,7 @@ class Array:
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
         if self.dtype == "bfloat16":
-            raise AttributeError("the CUDA array interface has no bfloat16; DLPack has")
+            raise AttributeError("the CUDA array interface has no bfloat16; use DLPack")
         size = BYTES[self.word]
         return {
             "shape": self.shape,
@@ -115,9 +120,11 @@ class Array:
         dl_device: Any = None,
         copy: bool | None = None,
     ) -> Any:
-        """stream: the one that will read it; -1: nobody waits."""
+        """Exports the array for a consumer on `stream`; -1 requests no synchronisation."""
         if copy or dl_device not in (None, self.__dlpack_device__()):
-            raise BufferError("an array of kf's is given as it lies, and nothing else")
+            raise BufferError(
+                "a kf array can be exported only without a copy and from its own device"
+            )
         if stream == -1 or (stream or LEGACY) != self.stream:
             self.read_elsewhere()
         if stream != -1 and (stream or LEGACY) != self.stream:
@@ -125,7 +132,9 @@ class Array:
         return _dlpack.give(self, self.address, self.device, self.shape, self.strides, self.dtype)
 
     def read_elsewhere(self) -> None:
-        """By work of another stream, in whose order it is not freed: its memory then waits for the device."""
+        """Marks the memory as used by another stream: it is freed only after the device has
+        finished.
+        """
         owner = self.owner
         while isinstance(owner, Array):
             owner = owner.owner
@@ -133,12 +142,15 @@ class Array:
             owner.freed_on = None
 
     def __repr__(self) -> str:
-        return f"<kf array on cuda:{self.device}, {self.dtype} of the shape {self.shape}>"
+        return f"<kf array on cuda:{self.device}, dtype {self.dtype}, shape {self.shape}>"
 
 
 class Memory:
-    """Of a device, from now on in a stream's order. freed_on: where it is freed when nobody has it, if that stream is sure to be there; None: when
-    the device has done all that it was given."""
+    """Stream-ordered device memory.
+
+    `freed_on` is the stream the memory is freed on, if it surely still exists then; with None
+    freeing waits until the device has finished all work.
+    """
 
     def __init__(self, device: int, stream: int, size: int, freed_on: int | None):
         self.device, self.freed_on, self.address = device, freed_on, 0
@@ -146,7 +158,8 @@ class Memory:
 
     def __del__(self) -> None:
         if self.address:
-            with contextlib.suppress(Exception):  # the process may be at its end
+            # The process may be shutting down.
+            with contextlib.suppress(Exception):
                 _gpu.library().free(self.device, self.address, self.freed_on)
 
 
@@ -163,7 +176,11 @@ def _device_of(x: Any, address: int) -> int:
 
 
 def read(where: str, name: str, x: Any, stream: int | None) -> Array:
-    """What an object says of its memory. stream: that of the call, None where this object decides it."""
+    """Describes an object's memory as an Array.
+
+    Args:
+        stream: the call's stream; None if this object determines it.
+    """
     if isinstance(x, Array):
         return x
     if hasattr(x, "__cuda_array_interface__"):
@@ -182,7 +199,7 @@ def read(where: str, name: str, x: Any, stream: int | None) -> Array:
         )
     else:
         raise TypeError(
-            f"{where}: {name} is {type(x).__name__}, expected an array on a GPU as the others are"
+            f"{where}: {name} is {type(x).__name__}, expected an array on a GPU like the others"
         )
     if not found.word:
         raise TypeError(
@@ -202,7 +219,7 @@ def _of_interface(where: str, name: str, x: Any) -> Array:
         raise ValueError(
             f"{where}: {name} has strides of {strides} bytes, expected multiples of {size}"
         )
-    # None: nobody need wait for anything, so the default stream will do
+    # Stream None means that no one has to wait, so the default stream is correct.
     return Array(
         address or 0,
         tuple(told["shape"]),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is installed, where it is, and what it has done."""
+"""Version, installed libraries, and what was loaded and copied."""
 
 import ctypes
 import importlib
@@ -16,7 +16,7 @@ def version() -> str:
 
 
 def cuda_available() -> bool:
-    """Whether a CUDA device answers."""
+    """True if a CUDA device is available."""
     try:
         cuda = ctypes.CDLL("libcuda.so.1")
     except OSError:
@@ -28,7 +28,13 @@ def cuda_available() -> bool:
 
 
 def get_include() -> str:
-    """The include directory of kf's headers, for C, C++ and CUDA. They are generated at the first call, which takes seconds."""
+    """Returns the include directory of kf's headers for C, C++ and CUDA.
+
+    The first call generates the headers, which takes seconds.
+
+    Returns:
+        Path of the directory.
+    """
     from kfgen import package, paths, render, spec
 
     folder = _files.cache() / f"include-{version()}-{paths.digest()}"
@@ -42,8 +48,13 @@ def get_include() -> str:
 
 
 def info() -> dict[str, Any]:
-    """The version, the CPU library that this processor gets, its functions and threads; what computes PyTorch's tensors, on the CPU and on a GPU;
-    inputs that had to be made contiguous, by op."""
+    """Describes the installation and the state of this process.
+
+    Returns:
+        A dictionary: the version; the CPU library of this processor, its number of functions and
+            threads; what computes PyTorch tensors on the CPU and on a GPU; and the number of
+            inputs that were copied to be contiguous, by op.
+    """
     found: dict[str, Any] = {
         "version": version(),
         "instruction sets": list(_isa.runnable()),

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a fused op does where there is no C compiler: NumPy runs the statements that the manifest has of each function, in float64. Called as a
-Library is, with addresses."""
+"""NumPy fallback of fused ops without a C compiler.
+
+Executes each function's NumPy statements from the manifest, in float64.
+"""
 
 import ctypes
 import importlib
@@ -26,7 +28,7 @@ LOW = np.uint64(2**32 - 1)
 
 
 def special() -> Any:
-    """scipy.special, or what of it statements read."""
+    """Returns scipy.special, or a substitute for the functions that statements use."""
     try:
         return importlib.import_module("scipy.special")
     except ImportError:
@@ -39,7 +41,7 @@ def special() -> Any:
 
 
 def kept(count: int, p: float, seed: int, offset: int) -> Array:
-    """The mask of a dropout, as the kernels draw it: Philox4x32-10, 16 bits an element."""
+    """Returns the mask of a dropout as the kernels draw it: Philox4x32-10, 16 bits per element."""
     blocks = np.arange(-(-count // 8), dtype=np.uint64)
     c = [
         blocks & LOW,
@@ -78,6 +80,8 @@ def narrowed(a: Array, dtype: str) -> Array:
 
 
 class Interpreted:
+    """Functions of one op, with the interface of `_library.Library`."""
+
     def __init__(self, made: Mapping[str, Any]):
         self.functions = {f["name"]: f for f in made["functions"] if not f["state"]}
         self.statements = {
@@ -144,7 +148,7 @@ class Interpreted:
     def _array(
         self, a: Mapping[str, Any], at: int, values: Mapping[str, Any], fields: Mapping[str, int]
     ) -> Array:
-        """The memory of a tensor as an array of its shape in the manifest."""
+        """Returns a view of a tensor's memory, in its manifest shape."""
         shape, dtype = self._extents(a, values), np.dtype(STORED[a["dtype"]])
         steps = [dtype.itemsize * int(np.prod(shape[i + 1 :])) for i in range(len(shape))]
         for i, field in enumerate(reversed(a["strides"])):

@@ -1,17 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Instruction sets that kf's C library is compiled for: which there are, with which words for the compiler, and which this processor runs."""
+"""Instruction sets of kf's C library: their compiler flags, and which ones this processor runs."""
 
 import os
 import pathlib
 import platform
 
-# The levels of x86-64, by what /proc/cpuinfo calls that which they add and kf's kernels use.
+# x86-64 levels, with the /proc/cpuinfo flags that each adds and kf's kernels use.
 FLAGS = {
     "v4": {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"},
     "v3": {"avx2", "bmi1", "bmi2", "f16c", "fma", "movbe"},
     "v2": {"sse4_2", "ssse3", "popcnt"},
 }
-# v2's library runs where there is no AVX2: products leave out what they would choose there at run time.
+# The v2 library runs without AVX2, so matmul must not select AVX2 code at run time.
 WORDS = {
     "v4": ("-march=x86-64-v4", "-mprefer-vector-width=512"),
     "v3": ("-march=x86-64-v3",),
@@ -19,12 +19,12 @@ WORDS = {
     "native": ("-march=native",),
     "base": (),
 }
-BASE = "base"  # what every processor of its kind runs: of ops that are compiled where there is less than x86-64-v2
-OTHER = "native"  # on other processors: one library, for the one that it was built on
+BASE = "base"  # runs on every processor; for ops compiled where not even x86-64-v2 is supported
+OTHER = "native"  # on other architectures: one library, for the processor it was built on
 
 
 def known() -> tuple[str, ...]:
-    """Those that libraries may be built for here, the best first."""
+    """Instruction sets that libraries can be built for on this machine, best first."""
     return tuple(FLAGS) if platform.machine() in ("x86_64", "AMD64") else (OTHER,)
 
 
@@ -40,7 +40,7 @@ def _flags() -> set[str]:
 
 
 def runnable() -> tuple[str, ...]:
-    """Those of this processor, the best first; KF_ISA chooses one, whatever the processor says of itself."""
+    """Instruction sets this processor runs, best first; KF_ISA overrides the detection."""
     asked = os.environ.get("KF_ISA")
     if asked:
         if asked not in known():

@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Launchers and their kernels that are compiled ahead of time, in a folder: for machines without NVRTC, compilers and CUDA's headers, and for ops
-and activations that the installed package was built without."""
+"""Launchers and kernels compiled ahead of time into a folder.
+
+The folder serves machines without NVRTC, compilers and CUDA headers. It may contain ops and
+activations that the installed package lacks.
+"""
 
 import functools
 import json
@@ -13,7 +16,7 @@ from kernel_fusion import _files, _gpu, _table
 from kernel_fusion._warmup import Chosen, Warmed, architectures, compile_kernels, threads, total
 
 LIBRARY = "libkf_cuda.so"
-SAID = "launchers.json"  # written last: whoever finds it finds all
+DESCRIPTION = "launchers.json"  # written last, so a folder that has it is complete
 
 
 def build_launchers(
@@ -25,15 +28,31 @@ def build_launchers(
     arch: str | Iterable[str] | None = None,
     jobs: int | None = None,
 ) -> Warmed:
-    """Writes a folder that has the launchers of these functions, compiled by the C++ compiler, and every kernel that they may ask for:
+    """Compiles the launchers and all GPU kernels of some functions into a folder for other
+    machines.
 
-        kf.build_launchers("launchers", ["layer_norm_mish"], dtypes=["bfloat16"], arch=["sm_80", "sm_90"])
+        kf.build_launchers("launchers", ["layer_norm_mish"], dtypes=["bfloat16"],
+                           arch=["sm_80", "sm_90"])
 
-    A program that says kf.use_launchers("launchers") before its first call on a GPU then needs the driver alone. It is the same host code and the
-    same kernels as the package's own, and the same results. All arguments are kf.warmup's, but ops and activations may be any that kf has, and there
-    need not be launchers in the package. What is in the folder is not compiled again; its launchers are those of the last call.
+    A program that calls kf.use_launchers("launchers") before its first GPU call then needs only
+    the CUDA driver. Host code, kernels and results are those of the package. Ops and activations
+    may be any that kf has, whichever the package was built with. Existing kernels are not compiled
+    again; the launchers are those of the last call.
 
-    Returns and raises what kf.warmup does, and RuntimeError where there is no C++ compiler or no header of CUDA's.
+    Args:
+        path: the folder
+        ops: as in kf.warmup
+        activations: as in kf.warmup
+        dtypes: as in kf.warmup
+        arch: as in kf.warmup
+        jobs: as in kf.warmup
+
+    Returns:
+        A named tuple as from kf.warmup.
+
+    Raises:
+        RuntimeError: no C++ compiler or CUDA headers were found.
+        Other errors as in kf.warmup.
     """
     from kfgen import manifest, packed_cuda, spec
     from kfgen.render import Selection
@@ -61,19 +80,20 @@ def build_launchers(
     done = total(
         [compile_kernels("build_launchers", functions, code, place, number) for code in codes]
     )
-    _files.write(folder / SAID, (json.dumps(about, indent=1) + "\n").encode())
+    _files.write(folder / DESCRIPTION, (json.dumps(about, indent=1) + "\n").encode())
     return done
 
 
 def _library(folder: pathlib.Path, selection: Any, functions: Collection[str]) -> None:
-    """In a file beside it, which then gets its name: a process that has the one before keeps that."""
+    """Compiles a temporary library, then renames it; processes that loaded the old one keep it."""
     from kernel_fusion import _build
 
     if _files.offline():
         raise RuntimeError(
-            f"kf.build_launchers: KF_OFFLINE is set, and {folder / LIBRARY} is not there, or of other functions"
+            f"kf.build_launchers: KF_OFFLINE is set, and {folder / LIBRARY} is missing or has "
+            f"other functions"
         )
-    (folder / SAID).unlink(missing_ok=True)
+    (folder / DESCRIPTION).unlink(missing_ok=True)
     new = folder / f".{LIBRARY}.{os.getpid()}"
     try:
         _build.cuda_library(new, selection, names=frozenset(functions))
@@ -83,28 +103,38 @@ def _library(folder: pathlib.Path, selection: Any, functions: Collection[str]) -
 
 
 def _about(folder: pathlib.Path) -> dict[str, Any] | None:
-    """What a folder says that it has; None: it is none, or not whole."""
+    """Returns a folder's description, or None if the folder is missing or incomplete."""
     try:
-        found: dict[str, Any] = json.loads((folder / SAID).read_bytes())
+        found: dict[str, Any] = json.loads((folder / DESCRIPTION).read_bytes())
     except (OSError, ValueError):
         return None
     return found if (folder / LIBRARY).exists() else None
 
 
 def use_launchers(path: str | os.PathLike[str]) -> None:
-    """Takes launchers and kernels from a folder of kf.build_launchers in place of the package's: before the first call on a GPU. A kernel that is
-    not in it, as of another GPU, is looked for and compiled as without it; a function that is not in it raises.
+    """Uses launchers and kernels of a kf.build_launchers folder instead of the package's.
 
-    ImportError: there is no such folder, it is of another version of kf, or no driver answers. RuntimeError: launchers are in use already.
+    Call it before the first GPU call. Kernels that the folder lacks, such as those of another
+    architecture, are searched and compiled as usual; calls of functions that it lacks raise.
+
+    Args:
+        path: the folder
+
+    Raises:
+        ImportError: the folder does not exist or belongs to another version of kf, or no CUDA
+            driver was found.
+        RuntimeError: launchers are already in use.
     """
     folder = pathlib.Path(path).resolve()
     about = _about(folder)
     if about is None:
         raise ImportError(
-            f"kf.use_launchers: {folder} has not {SAID} and {LIBRARY}, which kf.build_launchers writes"
+            f"kf.use_launchers: {folder} lacks {DESCRIPTION} or {LIBRARY}, which "
+            f"kf.build_launchers writes"
         )
     if about["generator"] != _table.generator():
         raise ImportError(
-            f"kf.use_launchers: {folder} is of another version of kf; build it again by kf.build_launchers"
+            f"kf.use_launchers: {folder} belongs to another version of kf; run kf.build_launchers "
+            f"again"
         )
     _gpu.use(folder / LIBRARY, folder)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Loads kf's C library for this processor and calls its functions, by ctypes alone."""
+"""Loads kf's C library for this processor and calls its functions through ctypes."""
 
 import ctypes
 import functools
@@ -12,12 +12,19 @@ from typing import Any
 from kernel_fusion import _compressed, _isa, _table
 
 FOLDER = pathlib.Path(__file__).resolve().parent / "lib"
-KINDS: Any = [ctypes.c_int, *[ctypes.c_void_p] * 6, ctypes.c_size_t]  # of kfp_run: native/packed.h
+KINDS: Any = [
+    ctypes.c_int,
+    *[ctypes.c_void_p] * 6,
+    ctypes.c_size_t,
+]  # parameters of kfp_run (native/packed.h)
 ALIGNED = 256
 
 
 class Refused(ValueError):
-    """A launcher's own refusal, which begins with its name in C. Who called it says what its caller has called: `by`."""
+    """Error returned by a launcher, whose text begins with the launcher's C name.
+
+    `by` replaces that name by the one the caller used.
+    """
 
     def __init__(self, kind: type[Exception], error: bytes, detail: bytes):
         launcher, _, why = detail.decode().partition(": ")
@@ -29,7 +36,7 @@ class Refused(ValueError):
 
 
 class Library:
-    """A library of packed functions."""
+    """A shared library of packed functions (native/packed.h)."""
 
     def __init__(self, path: pathlib.Path):
         self.path = path
@@ -46,7 +53,7 @@ class Library:
         abi = ctypes.c_int.in_dll(self.dll, "kfp_abi").value
         if abi != _table.abi():
             raise ImportError(
-                f"{path} is of ABI version {abi}, this package of {_table.abi()}: install it again"
+                f"{path} has ABI version {abi}, expected {_table.abi()}: install the package again"
             )
         self.find = functools.cache(self._find)
         _every.append(self)
@@ -59,7 +66,7 @@ class Library:
     def lacks(self, function: str) -> NotImplementedError:
         fewer = "which was built for fewer ops or activations (KF_WHEEL_OPS, KF_WHEEL_ACTIVATIONS)"
         return NotImplementedError(
-            f"{_table.said_of(function)}: {function} is not in {self.path.name}, {fewer}"
+            f"{_table.display_name_of(function)}: {function} is not in {self.path.name}, {fewer}"
         )
 
     @property
@@ -76,7 +83,14 @@ class Library:
         rng: int | None = None,
         workspace: bool = False,
     ) -> None:
-        """tensors: their addresses; sizes: integers behind them; rng: the address of seed and offset."""
+        """Calls a function.
+
+        Args:
+            tensors: addresses, None for absent tensors.
+            sizes: sizes, then integer arguments.
+            rng: address of seed and offset.
+            workspace: True if the function takes a workspace.
+        """
         found = self.find(function)
         if found < 0:
             raise self.lacks(function)
@@ -94,7 +108,7 @@ class Library:
 
 
 def scratch(size: int) -> tuple[ctypes.Array[ctypes.c_char] | None, int | None]:
-    """Memory, and the address in it that is aligned."""
+    """Allocates memory; returns (owner, aligned address)."""
     if not size:
         return None, None
     held = (ctypes.c_char * (size + ALIGNED))()
@@ -103,9 +117,9 @@ def scratch(size: int) -> tuple[ctypes.Array[ctypes.c_char] | None, int | None]:
 
 _lock = threading.Lock()
 _loaded: list[Library] = []
-_every: list[Library] = []  # that, and those of ops that the program has made
-_threads, _loop = 0, None  # what all of them are told
-_count: Callable[[], int] | None = None  # of the host's loop: its threads
+_every: list[Library] = []  # the package's library and those of user-made ops
+_threads, _loop = 0, None  # settings of all libraries
+_count: Callable[[], int] | None = None  # number of threads of the host's loop
 
 
 def _adopt(library: Library) -> None:
@@ -115,12 +129,17 @@ def _adopt(library: Library) -> None:
 
 
 def of(op: _table.Op) -> Any:
-    """The library that has an op's functions."""
+    """Returns the library with an op's functions."""
     return op.own or library()
 
 
 def share_threads(loop: ctypes.c_void_p, count: Callable[[], int]) -> None:
-    """All chunks of work go to the host's loop from now on: as torch_parallel_for. count: how many threads that has."""
+    """Runs all chunks of work in the host's parallel loop from now on.
+
+    Args:
+        loop: address of a function like torch_parallel_for.
+        count: returns the loop's number of threads.
+    """
     global _loop, _count
     _loop, _count = loop, count
     for found in _every:
@@ -129,14 +148,14 @@ def share_threads(loop: ctypes.c_void_p, count: Callable[[], int]) -> None:
 
 
 def _forget_loop() -> None:
-    """As the libraries themselves do (native/pool.c): the host's threads do not exist in a child."""
+    """Resets the loop in a forked child, where the host's threads do not exist (native/pool.c)."""
     global _threads, _loop, _count
     if _loop is not None:
         _threads, _loop, _count = 1, None, None
 
 
 def library() -> Library:
-    """That of this processor, loaded at the first call."""
+    """Returns the library of this processor, loaded at the first call."""
     if not _loaded:
         with _lock:
             if not _loaded:
@@ -152,8 +171,10 @@ def _load() -> Library:
             return Library(_compressed.find(path))
     there = ", ".join(sorted(p.name for p in FOLDER.glob("*.so*"))) or "none"
     raise ImportError(
-        f"kf has no library of CPU kernels for this processor ({', '.join(able) or 'less than x86-64-v2'}); in {FOLDER}: {there}. "
-        "Install the package where a C compiler is: apt install gcc libc6-dev; pip install --force-reinstall ."
+        f"kf has no library of CPU kernels for this processor "
+        f"({', '.join(able) or 'below x86-64-v2'}); in {FOLDER}: {there}. "
+        "Install a C compiler, then the package again: apt install gcc libc6-dev; pip install "
+        "--force-reinstall ."
     )
 
 
@@ -165,7 +186,16 @@ def available() -> bool:
 
 
 def set_threads(threads: int) -> None:
-    """How many threads a call uses; 0: as many as the process has processors. Where PyTorch is, torch.set_num_threads says it in place of this."""
+    """Sets the number of threads of a call on the CPU.
+
+    When PyTorch is imported, its threads are used, and torch.set_num_threads sets their number.
+
+    Args:
+        threads: number of threads; 0 uses all processors available to the process
+
+    Raises:
+        ValueError: threads is no integer or is negative.
+    """
     global _threads
     if isinstance(threads, bool) or not hasattr(threads, "__index__") or threads < 0:
         raise ValueError(
@@ -178,5 +208,6 @@ def set_threads(threads: int) -> None:
 
 
 def get_threads() -> int:
+    """Returns the number of threads of a call on the CPU."""
     threads: int = library().dll.kfp_threads()
     return threads if _count is None else _count()

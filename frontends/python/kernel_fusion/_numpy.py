@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""kf's ops over NumPy arrays, and over what gives its memory by DLPack or the array interface."""
+"""kf's ops for NumPy arrays and for objects with DLPack or the array interface."""
 
 import functools
 import importlib
@@ -28,12 +28,14 @@ Array = np.ndarray[Any, Any]
 
 @functools.cache
 def word_of(dtype: np.dtype[Any]) -> str:
-    """kf's word for a dtype; none: empty. NumPy makes a dtype's name anew each time."""
+    """Returns kf's name of a dtype, or an empty string; cached, since dtype.name is slow."""
     return WORDS.get(dtype.name, "")
 
 
 def dtype_of(word: str, given: Sequence[Array | None]) -> np.dtype[Any]:
-    """NumPy has no bfloat16 of its own: that of the arrays which were given."""
+    """Returns the NumPy dtype; for bfloat16, which NumPy lacks, that of the given arrays or
+    ml_dtypes.
+    """
     plain: np.dtype[Any] | None = PLAIN.get(word)
     if plain is not None:
         return plain
@@ -45,7 +47,7 @@ def dtype_of(word: str, given: Sequence[Array | None]) -> np.dtype[Any]:
     try:
         own = np.dtype(importlib.import_module("ml_dtypes").bfloat16)
     except ImportError:
-        raise TypeError("NumPy has no bfloat16 of its own: pip install ml_dtypes") from None
+        raise TypeError("NumPy has no bfloat16: pip install ml_dtypes") from None
     return own
 
 
@@ -68,38 +70,38 @@ def array(where: str, name: str, value: Any) -> Array:
         )
     if not found.dtype.isnative:
         raise TypeError(
-            f"{where}: {name} has the dtype {found.dtype.str}, expected the byte order of this machine"
+            f"{where}: {name} has the dtype {found.dtype.str}, expected this machine's byte order"
         )
     return found
 
 
 def _of_dlpack(where: str, name: str, value: Any) -> Array:
+    # NumPy lacks the dtype, or the tensor requires a gradient.
     try:
         return np.from_dlpack(value)
-    except (
-        BufferError,
-        RuntimeError,
-        TypeError,
-        ValueError,
-    ) as e:  # a dtype that NumPy has not, a tensor with a gradient
+    except (BufferError, RuntimeError, TypeError, ValueError) as e:
         raise TypeError(
-            f"{where}: {name} is {type(value).__name__}, of which NumPy makes no array: {e}"
+            f"{where}: {name} is {type(value).__name__}, which NumPy cannot convert: {e}"
         ) from None
 
 
 def _result(
     where: str, t: Tensor, given: Any, shape: tuple[int, ...], dtype: np.dtype[Any]
 ) -> Array:
-    """An output: that which the caller gave, or a new one."""
+    """Returns an output: the caller's array after checks, or a new one."""
     if given is None:
         return np.empty(shape, dtype)
     out = array(where, t.name, given)
     if out.shape != shape or out.dtype != dtype:
         raise ValueError(
-            f"{where}: {t.name} is {out.dtype} of the shape {out.shape}, expected {dtype} of the shape {shape}"
+            f"{where}: {t.name} is {out.dtype} with shape {out.shape}, expected {dtype} with "
+            f"shape {shape}"
         )
     if not out.flags.c_contiguous or not out.flags.writeable or not out.flags.aligned:
-        raise ValueError(f"{where}: {t.name} is not dense, writable memory: {of_memory(out)}")
+        raise ValueError(
+            f"{where}: {t.name} is an output, expected contiguous, writable memory: "
+            f"{of_memory(out)}"
+        )
     return out
 
 
@@ -108,7 +110,7 @@ def of_memory(x: Array) -> str:
     lies = (
         "read-only"
         if not flags.writeable
-        else f"of the strides {x.strides} bytes"
+        else f"strided by {x.strides} bytes"
         if not flags.c_contiguous
         else "not aligned to its elements"
     )
@@ -116,14 +118,15 @@ def of_memory(x: Array) -> str:
 
 
 def seed_of(where: str, rng: Any) -> Array:
-    """Seed and offset of a dropout: two numbers that are given, or drawn from a generator."""
+    """Returns seed and offset of a dropout: two given integers, or drawn from a generator."""
     if rng is None or isinstance(rng, np.random.Generator):
         return (rng or np.random.default_rng()).integers(0, 2**63, 2, np.uint64)
     try:
         found = np.array(seeds(rng), dtype=np.uint64)
     except (TypeError, ValueError, OverflowError):
         raise TypeError(
-            f"{where}: rng is {rng!r:.60}, expected None, a numpy.random.Generator or two whole numbers, seed and offset"
+            f"{where}: rng is {rng!r:.60}, expected None, a numpy.random.Generator or two whole "
+            f"numbers, seed and offset"
         ) from None
     if found.shape != (2,):
         raise ValueError(
@@ -137,13 +140,12 @@ def _inputs(op: Op, where: str, arguments: Arguments) -> list[Array | None]:
         None if value is None else array(where, t.name, value)
         for t, value in zip(op.forward.inputs, arguments.tensors)
     ]
-    return [
-        a if a is None or type(a) is np.ndarray else a.view(np.ndarray) for a in given
-    ]  # a matrix stays one in any shape
+    # Subclasses such as np.matrix do not reshape freely.
+    return [a if a is None or type(a) is np.ndarray else a.view(np.ndarray) for a in given]
 
 
 def call(op: Op, activation: str, arguments: Arguments) -> Any:
-    """Runs the op's forward; returns its results."""
+    """Runs the op's forward and returns its results."""
     where, forward = arguments.where, op.forward
     given = _inputs(op, where, arguments)
     if arguments.flatten and given[0] is not None:
@@ -172,7 +174,9 @@ def call(op: Op, activation: str, arguments: Arguments) -> Any:
 def _output(
     op: Op, where: str, i: int, plan: _plan.Plan, given: Sequence[Array | None], out: Any
 ) -> Array | None:
-    """What is saved for a backward is not asked for; what goes to an input's place is that input."""
+    """Returns one output: None if it is saved for a backward, an input that is updated in place,
+    or an array.
+    """
     t, forward = op.forward.outputs[i], op.forward
     if t.use == "saved":
         return None
@@ -180,7 +184,8 @@ def _output(
         place = given[[x.name for x in forward.inputs].index(t.place_of)]
         if place is not None and not (place.flags.c_contiguous and place.flags.writeable):
             raise ValueError(
-                f"{where}: {t.place_of} gets its next value, and is not dense, writable memory: {of_memory(place)}"
+                f"{where}: {t.place_of} is updated in place, expected contiguous, writable "
+                f"memory: {of_memory(place)}"
             )
         return place
     wanted = out if len(forward.results) == 1 else (out or {}).get(t.name)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""NVRTC, CUDA's compiler as a library, by ctypes alone: where it and CUDA's headers are, and one kernel of a text as a cubin."""
+"""Finds NVRTC (CUDA's run-time compiler) and CUDA's headers; compiles kernels through ctypes."""
 
 import ctypes
 import functools
@@ -9,15 +9,18 @@ import sys
 from typing import Any
 
 PLACES = ("/usr/local/cuda", "/opt/cuda")
-HOW = "pip install nvidia-cuda-nvrtc nvidia-cuda-runtime, of the driver's CUDA version, or set CUDA_HOME to a toolkit"
+HOW = (
+    "pip install nvidia-cuda-nvrtc nvidia-cuda-runtime (the driver's CUDA version), or set "
+    "CUDA_HOME to a toolkit"
+)
 
 
 class Missing(RuntimeError):
-    """There is no NVRTC, or no headers of CUDA."""
+    """NVRTC or CUDA's headers were not found."""
 
 
 def _tops() -> list[pathlib.Path]:
-    """Where a toolkit may be: CUDA_HOME first, then NVIDIA's packages, then the usual directories."""
+    """Candidate toolkit folders: CUDA_HOME, then NVIDIA's Python packages, then the usual ones."""
     own = os.environ.get("CUDA_HOME")
     wheels = [
         p for d in sys.path for p in sorted(pathlib.Path(d or ".").glob("nvidia/*")) if p.is_dir()
@@ -27,7 +30,7 @@ def _tops() -> list[pathlib.Path]:
 
 @functools.cache
 def include(needed: str = "cuda_fp16.h") -> pathlib.Path | None:
-    """CUDA's include directory."""
+    """Returns CUDA's include directory."""
     folders = (d for top in _tops() for d in (top / "include", *top.glob("targets/*/include")))
     return next((d for d in folders if (d / needed).exists()), None)
 
@@ -44,14 +47,14 @@ def _paths() -> list[pathlib.Path]:
 
 @functools.cache
 def which() -> str:
-    """What tells one NVRTC from another without loading it, which takes a tenth of a second."""
+    """Identifies the NVRTC without loading it, since loading takes 0.1 s."""
     found = _paths()
     return f"{found[0]} {found[0].stat().st_size}" if found else version()
 
 
 @functools.cache
 def library() -> Any:
-    """The library. The part of it that it looks for by name alone is loaded first: it may be in no search path."""
+    """Loads NVRTC, after its builtins library, which may be outside of the search path."""
     for path in [*map(str, _paths()), "libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so"]:
         try:
             for part in (
@@ -73,7 +76,7 @@ def version() -> str:
 
 @functools.cache
 def architectures() -> tuple[int, ...]:
-    """Those that it compiles for, as 10 * major + minor."""
+    """Supported architectures, as 10 * major + minor."""
     count = ctypes.c_int()
     _check(library().nvrtcGetNumSupportedArchs(ctypes.byref(count)), "nvrtcGetNumSupportedArchs")
     found = (ctypes.c_int * count.value)()
@@ -97,7 +100,11 @@ def _log(program: ctypes.c_void_p) -> str:
 
 
 def compile_kernel(text: str, kernel: str, architecture: str) -> tuple[bytes, bytes]:
-    """(the cubin, the kernel's name in it). architecture: "sm_90a"."""
+    """Compiles one kernel; returns (cubin, lowered name).
+
+    Args:
+        architecture: for example "sm_90a".
+    """
     headers = include()
     if headers is None:
         raise Missing(f"CUDA's headers (cuda_fp16.h) were not found: {HOW}")
@@ -113,7 +120,8 @@ def compile_kernel(text: str, kernel: str, architecture: str) -> tuple[bytes, by
             program, len(words), (ctypes.c_char_p * len(words))(*(w.encode() for w in words))
         ):
             raise RuntimeError(
-                f"NVRTC {version()} does not compile {kernel} for {architecture}:\n{_log(program)[:4000]}"
+                f"NVRTC {version()} failed to compile {kernel} for "
+                f"{architecture}:\n{_log(program)[:4000]}"
             )
         lowered, size = ctypes.c_char_p(), ctypes.c_size_t()
         _check(

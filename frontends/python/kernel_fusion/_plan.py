@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a call of given tensors is, before it is made: which function, which sizes, what its results are; or why there is no such call, as a TypeError
-or a ValueError that names op, argument, shapes and dtypes. The same for every framework."""
+"""Plans a call from shapes and dtypes: function, sizes and results, the same for every framework.
+
+Invalid calls raise a TypeError or a ValueError that names op, argument, shapes and dtypes.
+"""
 
 import functools
 from collections.abc import Mapping, Sequence
@@ -9,14 +11,16 @@ from dataclasses import dataclass
 from kernel_fusion import _sizes
 from kernel_fusion._table import WIDE, Call, Layout, Op, Shape, ShapeError, Tensor, Value
 
-Given = tuple[Shape, str]  # shape and dtype of a tensor
+Given = tuple[Shape, str]  # (shape, dtype) of a tensor
 
 
 @dataclass(frozen=True)
 class Plan:
+    """Function, layout and results of a call."""
+
     function: str
     layout: Layout
-    shapes: tuple[tuple[int, ...], ...]  # of the outputs
+    shapes: tuple[tuple[int, ...], ...]  # outputs
     dtypes: tuple[str, ...]
     sizes: tuple[int, ...]
 
@@ -30,10 +34,15 @@ def plan(
     groups: int = 1,
     second: str | None = None,
 ) -> Plan:
-    """given: a tensor for each input, None for those that are absent or not read. second: the dtype of results that are of another one (cast)."""
+    """Plans a call.
+
+    Args:
+        given: one tensor per input; None if it is absent or not read.
+        second: dtype of the results, if it is an argument (cast).
+    """
     call, where = (
         op.direction(backward),
-        f"{op.said(activation)}{' (backward)' if backward else ''}",
+        f"{op.display_name(activation)}{' (backward)' if backward else ''}",
     )
     missing = [
         t.name
@@ -43,7 +52,8 @@ def plan(
     if missing:
         raise TypeError(f"{where}: {missing[0]} is missing")
     first = given[call.inputs.index(call.template)]
-    assert first is not None  # whose shape is asked for
+    # The shape of this tensor is read.
+    assert first is not None
     variables = _variables(op, activation, call, where, given, second)
     try:
         if call.shaped_by:
@@ -69,12 +79,12 @@ def plan(
     )
 
 
-cached = functools.lru_cache(4096)(
-    plan
-)  # for shapes that are numbers: most programs make few different calls
+# For shapes of numbers, not symbols: most programs make few different calls.
+cached = functools.lru_cache(4096)(plan)
 
 
 def _words(op: Op, variables: Mapping[str, str]) -> tuple[str, ...]:
+    """Returns the dtypes in the function's name."""
     return (
         (variables["T"], variables["U"])
         if op.second and (op.second == "results" or variables["U"] != variables["T"])
@@ -90,7 +100,7 @@ def _variables(
     given: Sequence[Given | None],
     second: str | None,
 ) -> dict[str, str]:
-    """The dtype that each type variable is."""
+    """Returns the dtype of each type variable."""
 
     def first(var: str) -> str | None:
         return next(
@@ -113,11 +123,13 @@ def _variables(
             "the result",
         )
         raise TypeError(
-            f"{where}: {what} has the dtype {found['U']}, expected {pairs.replace(', ', ' or ')} beside {named} of {own}"
+            f"{where}: {what} has the dtype {found['U']}, expected {pairs.replace(', ', ' or ')} "
+            f"beside {named} of {own}"
         )
     if own in ("i32", "i64") and activation not in op.integer_activations:
         raise TypeError(
-            f"{where}: {named} has the dtype {own}, expected a floating-point one: of integers there is "
+            f"{where}: {named} has the dtype {own}, expected a floating-point dtype: the "
+            f"activations for integers are "
             f"{', '.join(op.integer_activations)}"
         )
     return found
@@ -132,7 +144,8 @@ def _check_sizes(op: Op, where: str, layout: Layout, backward: bool) -> None:
             )
     if op.empty == "error" and not backward and layout.sizes[op.forward.sizes.index("axis")] == 0:
         raise ValueError(
-            f"{where}: the axis {layout.at} of the shape {layout.shape} has no elements, and nothing has no {op.word('none')}"
+            f"{where}: the axis {layout.at} of the shape {layout.shape} has no elements, so "
+            f"{op.word('none')} is undefined"
         )
 
 
@@ -149,28 +162,31 @@ def _check(
     wanted = variables.get(t.var, t.var)
     if dtype != wanted:
         raise TypeError(
-            f"{where}: {t.name} has the dtype {dtype}, expected {wanted} beside {named} of {first[1]}"
+            f"{where}: {t.name} has the dtype {dtype}, expected {wanted} beside {named} of "
+            f"{first[1]}"
         )
     expected = layout.of(t)
     if len(shape) != len(expected) or any(a != b for a, b in zip(shape, expected)):
         raise ValueError(
-            f"{where}: {t.name} has the shape {tuple(shape)}, expected {expected} beside {named} of the shape {tuple(first[0])}"
+            f"{where}: {t.name} has the shape {tuple(shape)}, expected {expected} beside {named} "
+            f"of the shape {tuple(first[0])}"
         )
 
 
 def check_flat(where: str, inputs: Sequence[Tensor], given: Sequence[Shape | None]) -> None:
-    """Of tensors whose dimensions will all be one: that they had the same ones, which as many elements do not say."""
+    """Checks that all tensors have the same shape before their dimensions are joined."""
     first = given[0]
     assert first is not None
     for t, shape in zip(inputs, given):
         if shape is not None and t.kind == "elem" and tuple(shape) != tuple(first):
             raise ValueError(
-                f"{where}: {t.name} has the shape {tuple(shape)}, expected {tuple(first)} beside {inputs[0].name} of that shape"
+                f"{where}: {t.name} has the shape {tuple(shape)}, expected {tuple(first)} beside "
+                f"{inputs[0].name} of that shape"
             )
 
 
 def check_value(where: str, value: Value, given: float) -> None:
-    """Whether a scalar is within its bounds; NaN is within none."""
+    """Checks a scalar's bounds; NaN is out of bounds."""
     low, high = value.least, value.most
     if low is not None and not given >= low or high is not None and not given <= high:
         bounds = [

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sizes that no tensor alone says, such as those of products: of a batch of weights and of what they are multiplied with."""
+"""Sizes inferred from several tensors, such as those of a product."""
 
 from collections.abc import Mapping
 
@@ -7,8 +7,15 @@ from kernel_fusion._table import Call, Op, Shape, ShapeError
 
 
 def elements(op: Op, call: Call, shapes: Mapping[str, Shape]) -> tuple[tuple[int, ...], int]:
-    """(the dimensions of all sizes, one after the other; the first behind the batch's), of the tensors that say them. Each of them has as many
-    dimensions as its sizes need, but for one size of any number of them, which is what is left."""
+    """Infers all sizes from the tensors of `call.shaped_by`.
+
+    Each tensor has one dimension per size, except for one size of any number of dimensions, which
+    takes the rest.
+
+    Returns:
+        (dimensions of all sizes, one size after the other; index of the first dimension after
+            those of the first size)
+    """
     count = {size: 1 for size, what in op.parts.items() if isinstance(what, int)}
     parts = {
         t.name: [extent.rpartition(" * ") for extent in t.shape]

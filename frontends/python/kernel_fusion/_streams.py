@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Contexts and streams, as C programs have them (kf/runtime.h), and the functions that take a stream: kf.fused_bias_relu(x, bias, stream=stream).
-Of the CPU, where what was called is done when its call returns."""
+"""Contexts, streams and functions with a `stream` argument, as in the C runtime (kf/runtime.h).
+
+They run on the CPU only, where a call is complete when it returns: kf.fused_bias_relu(x, bias,
+stream=stream).
+"""
 
 import functools
 from collections.abc import Callable
@@ -21,7 +24,16 @@ def _whole(where: str, name: str, value: Any) -> int:
 
 
 class Context:
-    """A device: the CPU, -1. On a GPU there are no contexts in Python: calls go to the stream of whoever made the array."""
+    """A device: -1 is the CPU. GPU calls use the stream of the arrays' library instead of a
+    context.
+
+    Args:
+        device_id: -1
+
+    Raises:
+        NotImplementedError: device_id is the number of a GPU.
+        ValueError: device_id is below -1.
+    """
 
     def __init__(self, device_id: int = CPU):
         self.device_id = _whole("kf.Context", "device_id", device_id)
@@ -31,23 +43,28 @@ class Context:
             )
         if self.device_id > CPU:
             why = (
-                "on a GPU a call goes to PyTorch's or CuPy's current stream"
+                "a GPU call runs on PyTorch's or CuPy's current stream"
                 if cuda_available()
-                else "no CUDA device answers"
+                else "no CUDA device was found"
             )
             raise NotImplementedError(
                 f"kf.Context: device_id is {device_id}, expected -1 (the CPU): {why}"
             )
 
     def synchronize(self) -> None:
-        """Waits for all that its streams were given."""
+        """Waits until all work of the context's streams is complete."""
 
     def __repr__(self) -> str:
         return f"kf.Context(device_id={self.device_id})"
 
 
 class Stream:
-    """Work of a context, done in its order. priority: greater is higher; of the CPU it changes nothing."""
+    """A queue of work of a context, executed in order.
+
+    Args:
+        context: a kf.Context
+        priority: a greater number is a higher priority; ignored on the CPU
+    """
 
     def __init__(self, context: Context, priority: int = 0):
         if not isinstance(context, Context):
@@ -57,25 +74,26 @@ class Stream:
         self.context, self.priority = context, _whole("kf.Stream", "priority", priority)
 
     def synchronize(self) -> None:
-        """Waits for all that it was given."""
+        """Waits until all work of the stream is complete."""
 
     def __repr__(self) -> str:
         return f"kf.Stream({self.context!r}, priority={self.priority})"
 
 
 def _name(name: str) -> str | None:
-    """What kf.ops calls a function whose name begins with fused_."""
+    """Returns the kf.ops name of a function whose name may begin with fused_."""
     known = (*_table.functions(), *_table.aliases(), *_dispatch.composed())
     return next((n for n in (name, name.removeprefix(PREFIX)) if n in known), None)
 
 
 @functools.cache
 def function(name: str) -> Callable[..., Any]:
-    """kf.fused_<name>: the function of kf.ops, which takes a stream besides."""
+    """Makes kf.fused_<name>: the function of kf.ops with a `stream` argument."""
     found = _name(name)
     if found is None:
         raise AttributeError(
-            f"module 'kernel_fusion' has no attribute '{name}': kf.ops has neither it nor `{name.removeprefix(PREFIX)}`"
+            f"module 'kernel_fusion' has no attribute '{name}': kf.ops has neither it nor "
+            f"`{name.removeprefix(PREFIX)}`"
         )
     of_ops = getattr(ops, found)
 
@@ -87,12 +105,12 @@ def function(name: str) -> Callable[..., Any]:
     fused.__name__ = fused.__qualname__ = name
     fused.__module__ = "kernel_fusion"
     fused.__doc__ = (
-        f"kf.ops.{found}; stream: a kf.Stream, None: its context's default one.\n\n{of_ops.__doc__}"
+        f"kf.ops.{found} on a stream (a kf.Stream; None is the default stream).\n\n{of_ops.__doc__}"
     )
     return fused
 
 
 def names() -> list[str]:
-    """All of them; of two spellings that differ by fused_ alone, one."""
+    """Names of all functions, one for spellings that differ by fused_ only."""
     known = (*_table.functions(), *_table.aliases(), *_dispatch.composed())
     return sorted({PREFIX + n.removeprefix(PREFIX) for n in known})

@@ -1,18 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Strides of a framework's tensor as a launcher takes them: one number for each size in front of what lies side by side."""
+"""Converts a framework's strides into a launcher's: one per size outside of the innermost."""
 
 from collections.abc import Mapping, Sequence
 
 from kernel_fusion._table import Call, Layout, Tensor
 
-BROADCAST = -(2**63)  # KF_BROADCAST: a distance of 0
+BROADCAST = -(2**63)  # KF_BROADCAST: stride 0
 
 
 def of(
     t: Tensor, layout: Layout, shape: Sequence[int], strides: Sequence[int]
 ) -> tuple[int, ...] | None:
-    """A tensor's fields in the struct of strides, those of its outermost size first, 0 for dense; empty where it has none; None: it must be made
-    contiguous. strides: in elements."""
+    """Returns a tensor's fields of the stride struct, outermost size first; 0 means contiguous.
+
+    Returns an empty tuple if the tensor has no strides, None if it must be copied. `strides` is in
+    elements.
+    """
     if 0 in shape or _dense(shape, strides):
         return (0,) * len(t.strides)
     if not t.strides:
@@ -23,7 +26,8 @@ def of(
     if layout.op.has_groups or (
         layout.op.has_axis and all(shape[d] == 1 for part in dims[start:] for d in part)
     ):
-        start -= 1  # a group's channels lie side by side, and the elements of an axis behind which there is nothing
+        # The channels of a group must be contiguous, and so must an axis with nothing after it.
+        start -= 1
     own = [d for part in dims[start:] for d in part]
     if not _dense([shape[d] for d in own], [strides[d] for d in own]):
         return None
@@ -36,16 +40,17 @@ def of(
 
 
 def _parts(t: Tensor, layout: Layout) -> list[range]:
-    """A tensor's own dimensions, by the extents that they are."""
+    """Returns the tensor's own dimensions of each extent."""
     found, at = [], 0
     for extent in t.shape:
-        count = len(layout.dims[extent.rpartition(" * ")[2]])  # "2 * cols" is one of cols
+        count = len(layout.dims[extent.rpartition(" * ")[2]])  # "2 * cols" is one dimension of cols
         found.append(range(at, at + count))
         at += count
     return found
 
 
 def _dense(shape: Sequence[int], strides: Sequence[int]) -> bool:
+    """True if the dimensions are contiguous."""
     wanted = 1
     for n, s in zip(reversed(shape), reversed(strides)):
         if n != 1 and s != wanted:
@@ -55,7 +60,7 @@ def _dense(shape: Sequence[int], strides: Sequence[int]) -> bool:
 
 
 def _collapsed(dims: Sequence[tuple[int, int]]) -> int | None:
-    """The distance of neighbours along some dimensions taken as one."""
+    """Returns the stride of several dimensions joined into one, or None if that is impossible."""
     if not dims:
         return 0
     distance = dims[-1][1]
@@ -68,7 +73,7 @@ def _collapsed(dims: Sequence[tuple[int, int]]) -> int | None:
 
 
 def struct(call: Call, found: Mapping[str, Sequence[int]]) -> list[int] | None:
-    """The whole struct, from the fields of some tensors; None: all is dense."""
+    """Returns the whole stride struct, or None if all tensors are contiguous."""
     if not found:
         return None
     values = dict.fromkeys(call.strides, 0)

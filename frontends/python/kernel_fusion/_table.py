@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The ops there are, as kfgen wrote them down (ops.json), and what follows for tensors of any number of dimensions: sizes and shapes. No framework:
-a shape is any sequence of numbers, symbolic ones included, a dtype is kf's word for it."""
+"""The ops of kf (ops.json, written by kfgen), with sizes and shapes for any number of dimensions.
+
+Independent of frameworks: a shape is a sequence of numbers, symbolic ones included; a dtype is
+kf's name.
+"""
 
 import functools
 import json
@@ -12,20 +15,14 @@ from typing import Any
 from kfgen import names
 
 HERE = pathlib.Path(__file__).resolve().parent
-WIDE = {
-    "f32": "f32",
-    "f16": "f32",
-    "bf16": "f32",
-    "f64": "f64",
-    "i32": "f32",
-    "i64": "f32",
-}  # what is summed, and a row's values
+# Dtype of sums and of row values.
+WIDE = {"f32": "f32", "f16": "f32", "bf16": "f32", "f64": "f64", "i32": "f32", "i64": "f32"}
 Shape = Sequence[int]
 
 
 @dataclass(frozen=True)
 class Tensor:
-    """A tensor argument of a call: its fields are those of kfgen's manifest."""
+    """A tensor argument of a call, with the fields of kfgen's manifest."""
 
     name: str
     role: str
@@ -34,21 +31,23 @@ class Tensor:
     kind: str
     shape: tuple[str, ...]
     var: str
-    absent: float | str | None  # a number, or what stands for it in words
+    absent: float | str | None  # a number, or a description
     place_of: str
-    same_as: str  # of a gradient: an earlier one that is equal
-    unchanged: str  # of a gradient: the incoming one that it is as it is
+    same_as: str  # gradients: an earlier gradient that is equal
+    unchanged: str  # gradients: the incoming gradient it equals
     strides: tuple[str, ...]
     accumulated: bool
     nullable: bool
-    unread: frozenset[str]  # activations whose gradient does not read it
-    by_result: frozenset[
-        str
-    ]  # activations whose gradient may be by their result: of a backward, which has that for its other inputs so marked
+    unread: frozenset[str]  # activations whose gradient does not read the tensor
+    # Activations whose gradient may use the result: the backward then takes the result instead of
+    # its other inputs with this mark.
+    by_result: frozenset[str]
 
 
 @dataclass(frozen=True)
 class Value:
+    """A scalar or integer argument."""
+
     name: str
     default: float | None
     least: float | None
@@ -66,14 +65,16 @@ class Call:
     workspace: bool
     integers: tuple[Value, ...]
     scalars: tuple[Value, ...]
-    betas: tuple[
-        str, ...
-    ]  # how much of what is there results are added to: behind all scalars but p
-    shaped_by: tuple[str, ...]  # inputs that say the sizes between them, where it takes several
+    # Factors of the old values of results that are accumulated; they follow all scalars but p.
+    betas: tuple[str, ...]
+    shaped_by: tuple[str, ...]  # inputs that determine the sizes jointly, if several do
 
     @functools.cached_property
     def template(self) -> Tensor:
-        """The tensor whose shape the sizes are read from, or of several the one that others are compared with, which is of the op's dtype."""
+        """Tensor whose shape determines the sizes.
+
+        If several do, the one with the op's dtype, to which errors compare the others.
+        """
         if self.shaped_by:
             say = [t for name in reversed(self.shaped_by) for t in self.inputs if t.name == name]
             return next((t for t in say if t.var == "T"), say[0])
@@ -82,11 +83,11 @@ class Call:
 
     @functools.cached_property
     def results(self) -> list[int]:
-        """Numbers of the outputs that callers get: not what is saved, nor what goes to an input's place."""
+        """Indices of the outputs that callers receive."""
         return [i for i, t in enumerate(self.outputs) if t.use == "output" and not t.place_of]
 
     def values(self, given: Sequence[float], dropout: bool, beta: float = 0.0) -> Sequence[float]:
-        """Scalars as the launcher takes them. beta: 0 does not read what is there."""
+        """Scalars in the launcher's order; beta = 0 does not read the old values."""
         if not self.betas:
             return given
         end = len(given) - dropout
@@ -95,34 +96,33 @@ class Call:
 
 @dataclass(frozen=True, eq=False)
 class Op:
+    """An op, as kfgen.frontend describes it."""
+
     name: str
     pattern: str
     brief: str
     source: str
     family: str
     axis: int | None
-    parts: dict[str, str | int]  # {size: what it is the product of}
+    parts: dict[str, str | int]  # {size: dimensions it is the product of}
     dropout: bool
     empty: str
-    autocast: str  # float32, promote, same
+    autocast: str  # low, float32, promote or same
     activations: tuple[str, ...]
     integer_activations: tuple[str, ...]
     dtypes: frozenset[tuple[str, ...]]
-    second: str  # what the second dtype is of: weights, results
+    second: str  # tensors of the second dtype: weights, results
     forward: Call
     backward: Call | None
-    with_grad: str = (
-        ""  # the op that has its results and their gradients in one call, where it has no backward
-    )
-    scalars: dict[str, tuple[Value, ...]] = field(default_factory=dict)  # of activations
-    label: str = ""  # what messages call it, where that is not its name
-    own: Any = (
-        None  # the library that has its functions, where that is not the package's: _compiled.Own
-    )
-    rising: dict[str, tuple[int, ...]] = field(
-        default_factory=dict
-    )  # the numbers of those that may not be negative for a gradient by the result
-    formulas: dict[str, list[list[str]]] | None = None  # of own ops: as in formulas.json
+    # The op that computes results and their gradients in one call, if this op has no backward.
+    with_grad: str = ""
+    scalars: dict[str, tuple[Value, ...]] = field(default_factory=dict)  # {activation: its scalars}
+    label: str = ""  # name in messages, if not the op's own
+    # Library of the functions, if not the package's: _compiled.Own.
+    own: Any = None
+    # {activation: indices of scalars that must not be negative for a gradient by the result}.
+    rising: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    formulas: dict[str, list[list[str]]] | None = None  # user-made ops: as in formulas.json
 
     @functools.cached_property
     def has_act(self) -> bool:
@@ -130,7 +130,7 @@ class Op:
 
     @functools.cached_property
     def has_axis(self) -> bool:
-        """Whether callers choose the axis: elsewhere it is the last, or that of the channels which groups are made of."""
+        """True if callers choose the axis; otherwise it is the last one, or the channels' one."""
         return "after" in self.parts.values() and not self.has_groups
 
     @functools.cached_property
@@ -139,20 +139,20 @@ class Op:
 
     @functools.cached_property
     def added(self) -> tuple[str, ...]:
-        """Operands whose gradients may be added to what is there."""
+        """Operands whose gradients may be accumulated into an existing tensor."""
         return tuple(t.of for t in self.backward.outputs if t.accumulated) if self.backward else ()
 
     @functools.cached_property
     def act_scalars(self) -> int:
-        """The most that one of its activations has."""
+        """Maximum number of scalars of the op's activations."""
         return max(len(s) for s in self.scalars.values())
 
     def word(self, activation: str) -> str:
-        """Its name with this activation, as users call it."""
+        """Public name of the op with this activation."""
         return str(names.fill(self.pattern, activation))
 
-    def said(self, activation: str) -> str:
-        """How messages begin."""
+    def display_name(self, activation: str) -> str:
+        """Name that begins an error message."""
         return f"kf.{self.label or self.word(activation) or activation}"
 
     def function(self, activation: str, dtypes: tuple[str, ...], backward: bool) -> str:
@@ -168,8 +168,10 @@ class Op:
 
 
 class Layout:
-    """How the tensors of one call lie, from the shape of `call.template`, or from that which several make (_sizes.py): what each size is, and the
-    shape of each tensor."""
+    """Sizes of a call and shapes of its tensors.
+
+    `shape` is that of `call.template`, or the one inferred from several tensors (_sizes.py).
+    """
 
     def __init__(self, op: Op, call: Call, shape: Shape, axis: int, groups: int):
         self.op, self.call, self.groups = op, call, groups
@@ -183,7 +185,7 @@ class Layout:
         }
 
     def _elements(self, shape: tuple[int, ...], axis: int) -> tuple[int, ...]:
-        """The shape of an "elem"; of a "half" that is twice as long at the axis, which is the last."""
+        """Shape of an "elem" tensor; that of a "half" has twice its last dimension."""
         least = self.least(self.op)
         if len(shape) < least:
             raise ShapeError(self.call.template.name, shape, f"at least {least} dimensions")
@@ -197,12 +199,12 @@ class Layout:
 
     @staticmethod
     def least(op: Op) -> int:
-        """Dimensions that a tensor has at least."""
+        """Minimum number of dimensions of a tensor."""
         fixed = [-what for what in op.parts.values() if isinstance(what, int)]
         return max([*fixed, 0 if op.axis is None else op.axis + 1 if op.axis >= 0 else -op.axis])
 
     def _of(self, what: str | int, n: int) -> tuple[int, ...]:
-        """The dimensions that a size is the product of."""
+        """Dimensions whose product is the size."""
         if isinstance(what, int):
             return (n + what,)
         of: dict[str, Callable[[], range]] = {
@@ -230,7 +232,7 @@ class Layout:
         return [self.size(s) for s in self.call.sizes]
 
     def of(self, tensor: Tensor) -> tuple[int, ...]:
-        """A tensor's shape: the dimensions behind each of its extents."""
+        """Returns a tensor's shape."""
         found: list[int] = []
         for extent in tensor.shape:
             factor, _, name = extent.rpartition(" * ")
@@ -242,7 +244,7 @@ class Layout:
 
 
 class ShapeError(ValueError):
-    """A tensor, its shape, and what was expected; who reports it adds the op."""
+    """Shape error of a tensor; the caller adds the op's name."""
 
     def __init__(self, tensor: str, shape: Shape, expected: str):
         super().__init__(f"{tensor} has the shape {tuple(shape)}, expected {expected}")
@@ -283,7 +285,7 @@ def entry(
     own: Any = None,
     formulas: Any = None,
 ) -> Op:
-    """An op of what kfgen.frontend says of it."""
+    """Makes an Op from kfgen.frontend's description."""
     same = {
         k: found[k]
         for k in (
@@ -324,13 +326,13 @@ def _read() -> dict[str, Any]:
 
 @functools.cache
 def activations() -> dict[str, int]:
-    """{name: id}, as in the ABI."""
+    """Returns {name: id}, with the ids of the ABI."""
     return {name: a["id"] for name, a in _read()["activations"].items()}
 
 
 @functools.cache
 def ops() -> dict[str, Op]:
-    """{name: op}"""
+    """Returns {name: op}."""
     scalars = {
         name: tuple(Value(**v) for v in a["scalars"]) for name, a in _read()["activations"].items()
     }
@@ -348,18 +350,19 @@ def _formulas() -> dict[str, dict[str, list[list[str]]]]:
 
 
 def formulas(op: Op, activation: str) -> list[list[str]] | None:
-    """The statements of torch of its two directions, where there are such that may be differentiated again."""
-    return (op.formulas if op.own else _formulas().get(op.name, {})).get(activation)  # type: ignore[union-attr]
+    """Returns the PyTorch statements of both directions, or None if they are not differentiable."""
+    found = op.formulas if op.own else _formulas().get(op.name, {})
+    return found.get(activation)  # type: ignore[union-attr]
 
 
 @functools.cache
 def functions() -> dict[str, tuple[Op, str]]:
-    """{what users call: (op, activation)}"""
+    """Returns {public name: (op, activation)}."""
     return {op.word(act): (op, act) for op in ops().values() for act in op.activations}
 
 
-def said_of(function: str) -> str:
-    """How messages about a C function begin: as kf.ops has it. Of a call that failed: thousands of names are made."""
+def display_name_of(function: str) -> str:
+    """Name in messages of a C function; slow, for failed calls only."""
     for op in ops().values():
         for activation in op.activations:
             for dtypes in op.dtypes:
@@ -367,13 +370,14 @@ def said_of(function: str) -> str:
                     op.function(activation, dtypes, False),
                     op.function(activation, dtypes, True),
                 ):
-                    return f"{op.said(activation)}{' (backward)' if function == op.function(activation, dtypes, True) else ''}"
+                    backward = function == op.function(activation, dtypes, True)
+                    return f"{op.display_name(activation)}{' (backward)' if backward else ''}"
     return "kf"
 
 
 @functools.cache
 def aliases() -> dict[str, dict[str, Any]]:
-    """{another spelling: op, activation, arguments, defaults}"""
+    """Returns {alias: op, activation, arguments, defaults}."""
     return {a["name"]: a for a in _read()["aliases"]}
 
 
@@ -383,13 +387,13 @@ def abi() -> int:
 
 
 def generator() -> str:
-    """Of all that kernels are generated from, when this package was made."""
+    """Digest of everything kernels are generated from, at the package's build."""
     return str(_read()["generator"])
 
 
 @functools.cache
 def find(name: str, activation: str | None = None) -> tuple[Op, str]:
-    """An op by its name, its pattern or one of its functions, with an activation."""
+    """Finds an op by name, pattern or function name; returns it with the activation."""
     by_pattern = {op.pattern: op for op in ops().values()}
     op = ops().get(name) or by_pattern.get(name)
     if op:
@@ -401,4 +405,4 @@ def find(name: str, activation: str | None = None) -> tuple[Op, str]:
         )
     if name in functions() and activation is None:
         return functions()[name]
-    raise ValueError(f"kf: there is no op `{name}`; those there are: {', '.join(ops())}")
+    raise ValueError(f"kf: there is no op `{name}`, expected one of {', '.join(ops())}")

@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""kf.warmup: kernels for GPUs that are compiled before a call asks for them. What it has in common with kf.build_launchers: which functions are
-meant, and their kernels compiled by several threads, each into the file where a launch looks for it."""
+"""kf.warmup: compiles GPU kernels before a call needs them.
+
+Shared with kf.build_launchers: selection of functions, and concurrent compilation of their kernels
+into the files where a launch looks for them.
+"""
 
 import concurrent.futures
 import os
@@ -15,13 +18,12 @@ from typing import Any, NamedTuple
 from kernel_fusion import _arguments, _files, _gpu, _nvrtc, _table
 
 Pair = tuple[_table.Op, str]
-Place = Callable[
-    [str, str, str], pathlib.Path
-]  # (function, kernel, architecture) -> the file that the kernel is in
+# (function, kernel, architecture) -> file of the kernel
+Place = Callable[[str, str, str], pathlib.Path]
 
 
 class Warmed(NamedTuple):
-    """Kernels that were compiled, kernels that were there, and the seconds that it took."""
+    """Number of kernels compiled, number of kernels already present, and seconds taken."""
 
     compiled: int
     there: int
@@ -38,7 +40,10 @@ def _several(given: Any) -> list[Any]:
 
 @dataclass(frozen=True)
 class Chosen:
-    """The functions that a caller means, by what kf.warmup's arguments say. what: the caller, for messages."""
+    """Functions selected by the arguments of kf.warmup.
+
+    `what` is the caller's name in messages.
+    """
 
     what: str
     ops: Any
@@ -46,7 +51,10 @@ class Chosen:
     dtypes: Any
 
     def pairs(self) -> list[Pair]:
-        """Ops with activations, each once; without a name all of them. An op that has results and gradients in one call comes with its forward."""
+        """Returns (op, activation) pairs without duplicates.
+
+        An op with results and gradients in one call is included with its forward.
+        """
         asked = (
             None
             if self.activations is None
@@ -63,7 +71,8 @@ class Chosen:
             found = [pair for name in _several(self.ops) for pair in self._named(name, asked)]
         if not found:
             raise ValueError(
-                f"kf.{self.what}: ops={self.ops!r} and activations={self.activations!r} choose no function"
+                f"kf.{self.what}: ops={self.ops!r} and activations={self.activations!r} select no "
+                f"function"
             )
         with_grad = [(_table.ops()[op.with_grad], a) for op, a in found if op.with_grad]
         return list(dict.fromkeys([*found, *with_grad]))
@@ -71,12 +80,13 @@ class Chosen:
     def _activation(self, name: Any) -> str:
         if name not in _table.activations():
             raise ValueError(
-                f"kf.{self.what}: activations has {name!r}, expected some of {', '.join(_table.activations())}"
+                f"kf.{self.what}: activations has {name!r}, expected some of "
+                f"{', '.join(_table.activations())}"
             )
         return str(name)
 
     def _named(self, name: Any, activations: list[str] | None) -> list[Pair]:
-        """A name of kf.ops, in any spelling, or, with activations, an op."""
+        """Resolves a name of kf.ops in any spelling, or an op combined with activations."""
         if not isinstance(name, str):
             raise TypeError(
                 f"kf.{self.what}: ops has a {type(name).__name__}, expected names of kf.ops"
@@ -91,7 +101,12 @@ class Chosen:
     def functions(
         self, there: Callable[[str], bool], lacks: Callable[[str], Exception]
     ) -> list[str]:
-        """Both directions, of those that are there. An op that was named and has none is refused, as lacks says, or for its dtypes."""
+        """Returns the available functions of both directions.
+
+        Args:
+            there: True if a function is available.
+            lacks: makes the error for a named op without functions.
+        """
         words = (
             None
             if self.dtypes is None
@@ -113,14 +128,15 @@ class Chosen:
                     long for long, word in _arguments.LONG.items() if word in {d for d, _ in every}
                 )
                 raise ValueError(
-                    f"kf.{self.what}: {op.word(activation)} has no function for dtypes={self.dtypes!r}, but for {has}"
+                    f"kf.{self.what}: {op.word(activation)} has no function for "
+                    f"dtypes={self.dtypes!r}, only for {has}"
                 )
             found += own
         return found
 
 
 def architectures(what: str, given: Any) -> list[str]:
-    """As NVRTC takes them; of nothing that of the current device."""
+    """Returns NVRTC architecture names; by default the current device's."""
     if given is None:
         torch = sys.modules.get("torch")
         return [
@@ -132,45 +148,48 @@ def architectures(what: str, given: Any) -> list[str]:
 
 
 def _architecture(what: str, given: Any) -> str:
-    said = re.fullmatch(r"sm_(\d+)a?", given) if isinstance(given, str) else None
-    if not said or int(said[1]) not in _nvrtc.architectures():
+    matched = re.fullmatch(r"sm_(\d+)a?", given) if isinstance(given, str) else None
+    if not matched or int(matched[1]) not in _nvrtc.architectures():
         raise ValueError(
-            f"kf.{what}: arch is {given!r}, expected one of {', '.join(f'sm_{n}' for n in _nvrtc.architectures())}, for which this "
-            f"NVRTC {_nvrtc.version()} compiles"
+            f"kf.{what}: arch is {given!r}, expected one of "
+            f"{', '.join(f'sm_{n}' for n in _nvrtc.architectures())}, which "
+            f"NVRTC {_nvrtc.version()} supports"
         )
-    return _gpu.architecture_word(int(said[1]))
+    return _gpu.architecture_word(int(matched[1]))
 
 
 def threads(what: str, given: Any) -> int:
     if given is None:
         return len(os.sched_getaffinity(0))
     if isinstance(given, bool) or not hasattr(given, "__index__") or given.__index__() < 1:
-        raise ValueError(f"kf.{what}: jobs is {given!r}, expected a whole number from 1 on")
+        raise ValueError(f"kf.{what}: jobs is {given!r}, expected a whole number of at least 1")
     return int(given.__index__())
 
 
 def compile_kernels(
     what: str, functions: Sequence[str], architecture: str, place: Place, jobs: int
 ) -> Warmed:
-    """All that launches of the functions may ask for."""
+    """Compiles all kernels that launches of the functions may use."""
     begin = time.monotonic()
     asked = {place(f, k, architecture): (f, k) for f in functions for k in _gpu.kernels(f)}
     missing = {path: of for path, of in asked.items() if _gpu.read(path) is None}
     if missing and _files.offline():
         path, (function, kernel) = next(iter(missing.items()))
         raise RuntimeError(
-            f"kf.{what}: KF_OFFLINE is set, and {len(missing)} of {len(asked)} kernels for {architecture} are not in {path.parent}, "
+            f"kf.{what}: KF_OFFLINE is set, and {len(missing)} of {len(asked)} kernels for "
+            f"{architecture} are not in {path.parent}, "
             f"the first {function}'s {kernel}"
         )
 
     def compiled(path: pathlib.Path, text: str, kernel: str) -> int:
-        if _gpu.read(path) is not None:  # another process has made it since
+        # Another process has compiled it in the meantime.
+        if _gpu.read(path) is not None:
             return 0
         try:
             _gpu.write(path, _nvrtc.compile_kernel(text, kernel, architecture))
         except OSError as e:
             raise OSError(
-                e.errno, f"kf.{what}: a kernel cannot be kept ({e.strerror})", str(path)
+                e.errno, f"kf.{what}: a kernel cannot be written ({e.strerror})", str(path)
             ) from None
         return 1
 
@@ -204,21 +223,31 @@ def warmup(
     arch: str | Iterable[str] | None = None,
     jobs: int | None = None,
 ) -> Warmed:
-    """Compiles every kernel that calls of these functions may ask for on a GPU, by NVRTC, into KF_CACHE_DIR, where launches look for it:
+    """Compiles all GPU kernels that calls of some functions may use, into KF_CACHE_DIR.
+
+    Later calls, also of other processes, load them from there. The call may be interrupted and run
+    concurrently. Ops of kf.fuse are not supported.
 
         kf.warmup(["layer_norm_gelu", "softmax"], dtypes=["bfloat16"], arch="sm_90")
 
-    ops: names of kf.ops, each with its gradient; None: all that the package's library has, which are thousands.
-    activations: of each of the ops, which are named without one then; None: those that the names have.
-    dtypes: of the functions' elements; None: all that they have.
-    arch: for these GPUs, of which none need be there; None: the current device's.
-    jobs: threads that compile; None: one a core.
+    Args:
+        ops: names of kf.ops, each with its gradient; None selects all of the package's library,
+            which takes hours
+        activations: activations to combine with each op; None keeps those in the names
+        dtypes: dtypes of the elements; None selects all
+        arch: GPU architectures, which need not be present; None selects the current device's
+        jobs: number of threads; None uses one per core
 
-    Returns how many kernels were compiled, how many were there, and the seconds. It may be interrupted, and run beside itself. Not kf.fuse's ops.
+    Returns:
+        A named tuple: number of kernels compiled, number of kernels already there, seconds.
 
-    TypeError, ValueError: there is no such op, activation, dtype or architecture. NotImplementedError: the package was installed without the
-    function. ImportError: or without launchers; of arch=None: no driver answers. RuntimeError: there is no NVRTC, KF_OFFLINE is set and a kernel is
-    missing, or one does not compile. OSError: a kernel cannot be kept.
+    Raises:
+        TypeError, ValueError: an op, activation, dtype or architecture does not exist.
+        NotImplementedError: the installed library lacks the function.
+        ImportError: the package has no launchers; or, with arch=None, no CUDA driver was found.
+        RuntimeError: NVRTC was not found, KF_OFFLINE is set and a kernel is missing, or a kernel
+            failed to compile.
+        OSError: a kernel cannot be written.
     """
     number = threads("warmup", jobs)
     library = _gpu.library() if arch is None or _gpu.opened() else _gpu.Launchers()

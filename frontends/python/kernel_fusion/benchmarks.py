@@ -1,14 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How long functions of arrays or tensors take on the CPU.
+"""Timing of functions of arrays or tensors on the CPU.
 
     from kernel_fusion import benchmarks
     print(benchmarks.benchmark_kernel(kf.ops.gelu, [x]))
-    print(benchmarks.compare_implementations({"kf": kf.ops.gelu, "torch": torch.nn.functional.gelu}, x))
+    gelus = {"kf": kf.ops.gelu, "torch": torch.nn.functional.gelu}
+    print(benchmarks.compare_implementations(gelus, x))
 
-A sample is one call that finds the caches cold: between calls a buffer larger than them is written, which is what a call meets in a program that
-touches more than its operands. cold=False leaves operands where the call before left them, and times several calls in a row where one is shorter than
-the clock tells apart. What is told is the median and the middle half of the samples, not the best: a machine has neighbours. Implementations take
-turns, so that a slower minute is everybody's. Bytes are those of all operands and results, each once: what has to be moved at least."""
+A sample is one call with cold caches: before it, a buffer larger than the caches is written. This
+is the state a call meets in a program that touches more than its operands. cold=False leaves the
+operands in the caches and times several calls per sample if one is too short for the clock.
+
+Reported are the median and the middle half of the samples, not the minimum, since machines are
+shared. Implementations are timed in rotation, so that disturbances affect all of them. `bytes`
+counts each operand and result once: the minimum that has to be moved.
+"""
 
 import html
 import pathlib
@@ -20,28 +25,30 @@ from typing import Any
 
 import numpy as np
 
-ENOUGH = 50_000  # nanoseconds of a sample, where calls may follow each other
+ENOUGH = 50_000  # minimum duration of a sample with warm caches, in nanoseconds
 MOST_CACHE = 1 << 28
 
 
 @dataclass(frozen=True)
 class Timing:
-    """Samples of one function, in seconds for a call."""
+    """Samples of one function, in seconds per call."""
 
     name: str
     samples: tuple[float, ...]
-    bytes: int | None  # of operands and results; None: they are no arrays
+    bytes: int | None  # bytes of operands and results; None if they are no arrays
     cold: bool
-    difference: float | None = (
-        None  # the largest from the first implementation's result; None: it is the first, or they do not compare
-    )
+    # Largest difference from the first implementation's result; None for the first, or if the
+    # results cannot be compared.
+    difference: float | None = None
 
     @property
     def median(self) -> float:
+        """Median of the samples, in seconds."""
         return statistics.median(self.samples)
 
     @property
     def quartiles(self) -> tuple[float, float]:
+        """First and third quartile of the samples, in seconds."""
         found = (
             statistics.quantiles(self.samples, n=4, method="inclusive")
             if len(self.samples) > 1
@@ -51,13 +58,13 @@ class Timing:
 
     @property
     def spread(self) -> float:
-        """The middle half of the samples, as a share of the median."""
+        """Interquartile range divided by the median."""
         low, high = self.quartiles
         return (high - low) / self.median
 
     @property
     def bandwidth(self) -> float | None:
-        """Bytes a second."""
+        """Bytes per second."""
         return None if self.bytes is None else self.bytes / self.median
 
     def __str__(self) -> str:
@@ -67,12 +74,14 @@ class Timing:
             else f", {self.bandwidth / 1e9:.3g} GB/s of {self.bytes} bytes"
         )
         low, high = map(_seconds, self.quartiles)
-        return f"{self.name}: {_seconds(self.median)} (middle half {low} to {high}){speed}, {'cold' if self.cold else 'warm'} caches"
+        caches = "cold" if self.cold else "warm"
+        middle = f"middle half {low} to {high}"
+        return f"{self.name}: {_seconds(self.median)} ({middle}){speed}, {caches} caches"
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Timings, the first of which the others are measured by. str(): a table."""
+    """Timings of several implementations, relative to the first; str() gives a table."""
 
     timings: tuple[Timing, ...]
     head: tuple[str, ...] = field(
@@ -86,6 +95,7 @@ class Comparison:
         raise KeyError(name)
 
     def rows(self) -> list[tuple[str, ...]]:
+        """Rows of the table, as texts."""
         first = self.timings[0].median
         return [
             (
@@ -112,21 +122,29 @@ class Comparison:
         return "\n".join([lines[0], "-|-".join("-" * w for w in width), *lines[1:]])
 
     def plot(self, path: str | pathlib.Path | None = None) -> str:
-        """Bars of the medians with their middle halves, as an SVG picture; written to path where one is given."""
+        """Draws bars of the medians, with their middle halves.
+
+        Args:
+            path: file to write, or None
+
+        Returns:
+            The SVG text.
+        """
         most = max(t.quartiles[1] for t in self.timings)
         height, lines = 28 * len(self.timings) + 12, []
         for i, t in enumerate(self.timings):
             y, (low, high) = 8 + 28 * i, t.quartiles
             lines += [
                 f'<text x="150" y="{y + 15}" text-anchor="end">{html.escape(t.name)}</text>',
-                f'<rect x="160" y="{y}" width="{400 * t.median / most:.1f}" height="20" fill="#4878a8"/>',
-                f'<path d="M{160 + 400 * low / most:.1f} {y + 10}H{160 + 400 * high / most:.1f}" stroke="#222" stroke-width="2"/>',
+                f'<rect x="160" y="{y}" width="{400 * t.median / most:.1f}" height="20" '
+                f'fill="#4878a8"/>',
+                f'<path d="M{160 + 400 * low / most:.1f} {y + 10}H{160 + 400 * high / most:.1f}" '
+                f'stroke="#222" stroke-width="2"/>',
                 f'<text x="570" y="{y + 15}">{_seconds(t.median)}</text>',
             ]
         text = (
-            f'<svg xmlns="http://www.w3.org/2000/svg" width="660" height="{height}" font-family="sans-serif" font-size="13">\n'
-            + "\n".join(lines)
-            + "\n</svg>\n"
+            f'<svg xmlns="http://www.w3.org/2000/svg" width="660" height="{height}" '
+            f'font-family="sans-serif" font-size="13">\n' + "\n".join(lines) + "\n</svg>\n"
         )
         if path is not None:
             pathlib.Path(path).write_text(text)
@@ -141,7 +159,7 @@ def _seconds(s: float) -> str:
 
 
 def _cache_bytes() -> int:
-    """Of the largest cache that a processor says it has; 64 MiB where it says nothing."""
+    """Size of the largest cache in bytes, at least 64 MiB."""
     found = [64 << 20]
     for path in pathlib.Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"):
         text = path.read_text().strip()
@@ -150,7 +168,7 @@ def _cache_bytes() -> int:
 
 
 class _Flush:
-    """Writes more than the caches hold."""
+    """Evicts the caches by writing a larger buffer."""
 
     def __init__(self) -> None:
         self.memory = np.zeros(2 * _cache_bytes() // 8)
@@ -183,20 +201,22 @@ def _refuse(where: str, fns: Sequence[Any], inputs: Any, warmup: int, repeat: in
     for name, value, least in (("warmup", warmup, 0), ("repeat", repeat, 1)):
         if isinstance(value, bool) or not hasattr(value, "__index__") or value < least:
             raise ValueError(
-                f"kf.benchmarks.{where}: {name} is {value!r}, expected a whole number of at least {least}"
+                f"kf.benchmarks.{where}: {name} is {value!r}, expected a whole number of at least "
+                f"{least}"
             )
     for a in _arrays(inputs):
         if getattr(getattr(a, "device", None), "type", "cpu") != "cpu":
             raise NotImplementedError(
-                f"kf.benchmarks.{where}: an input is on {a.device}; only what runs on the CPU is timed"
+                f"kf.benchmarks.{where}: an input is on {a.device}, expected the CPU"
             )
 
 
 def _several(call: Callable[[], Any], cold: bool) -> int:
-    """How many calls a sample takes."""
+    """Number of calls per sample."""
     if cold:
         return 1
-    took = min(_sample(call, 1) for _ in range(3)) * 1e9  # one alone may be interrupted
+    # A single call may be interrupted.
+    took = min(_sample(call, 1) for _ in range(3)) * 1e9
     return max(1, min(1000, ENOUGH // max(round(took), 1)))
 
 
@@ -208,7 +228,7 @@ def _sample(call: Callable[[], Any], count: int) -> float:
 
 
 def _differs(first: Any, other: Any) -> float | None:
-    """The largest difference of two results; None where they are no arrays of one shape."""
+    """Largest difference of two results; None if they are no arrays of one shape."""
     pairs = list(zip(_arrays(first), _arrays(other)))
     if not pairs or any(tuple(a.shape) != tuple(b.shape) for a, b in pairs):
         return None
@@ -217,7 +237,7 @@ def _differs(first: Any, other: Any) -> float | None:
         return np.asarray((a.detach().double() if hasattr(a, "detach") else a), np.float64)
 
     def most(a: Any, b: Any) -> float:
-        """Infinities that are the same, and NaN in one place, differ by nothing."""
+        """Equal infinities and common NaN count as equal."""
         with np.errstate(invalid="ignore"):
             return float(
                 np.max(
@@ -242,9 +262,8 @@ def _run(
     samples: dict[str, list[float]] = {name: [] for name in calls}
     names = list(calls)
     for i in range(repeat):
-        for name in (
-            names[i % len(names) :] + names[: i % len(names)]
-        ):  # nobody is always behind the same one
+        # The order rotates, so that no function always follows the same one.
+        for name in names[i % len(names) :] + names[: i % len(names)]:
             if flush:
                 flush()
             samples[name].append(_sample(calls[name], counts[name]))
@@ -267,7 +286,23 @@ def _run(
 def benchmark_kernel(
     fn: Callable[..., Any], inputs: Any, warmup: int = 10, repeat: int = 100, *, cold: bool = True
 ) -> Timing:
-    """Times fn(*inputs), or fn(**inputs). warmup: calls before the first sample; repeat: samples."""
+    """Times fn(*inputs), or fn(**inputs).
+
+    Args:
+        fn: function to time
+        inputs: sequence or dictionary of arguments, or one argument
+        warmup: number of calls before the first sample
+        repeat: number of samples
+        cold: if True, caches are evicted before each sample
+
+    Returns:
+        The Timing.
+
+    Raises:
+        TypeError: fn is no function.
+        ValueError: warmup or repeat is no integer or too small.
+        NotImplementedError: an input is not on the CPU.
+    """
     _refuse("benchmark_kernel", [fn], inputs, warmup, repeat)
     [found] = _run(
         {getattr(fn, "__name__", type(fn).__name__): _call(fn, inputs)},
@@ -286,10 +321,25 @@ def compare_implementations(
     repeat: int = 100,
     cold: bool = True,
 ) -> Comparison:
-    """Times functions of the same inputs in turns, and says by how much their results differ from the first one's."""
+    """Times several functions of the same inputs in rotation, and compares their results.
+
+    Args:
+        fns: {name: function}; the first one is the reference
+        inputs: arguments of each function
+        warmup: as in benchmark_kernel
+        repeat: as in benchmark_kernel
+        cold: as in benchmark_kernel
+
+    Returns:
+        The Comparison.
+
+    Raises:
+        TypeError, ValueError, NotImplementedError: as in benchmark_kernel.
+    """
     if not isinstance(fns, Mapping) or not fns:
         raise TypeError(
-            f"kf.benchmarks.compare_implementations: the functions are {type(fns).__name__}, expected {{name: function}}"
+            f"kf.benchmarks.compare_implementations: the functions are {type(fns).__name__}, "
+            f"expected {{name: function}}"
         )
     _refuse("compare_implementations", list(fns.values()), inputs, warmup, repeat)
     return Comparison(

@@ -1,9 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a program may choose.
+"""Settings of the package.
 
-compile_ops    what torch.compile sees of an op that makes each element of its own: "opaque", the op itself, which calls kf's kernel; "decompose", its
-               formula and its gradient's in PyTorch's functions, which Inductor computes together with their neighbours; "auto", the formula in
-               torch.compile and the op in torch.export. Of sums, ops over rows and dropout it sees the op."""
+compile_ops: what torch.compile sees of an elementwise op. Reductions, ops over rows and dropout
+are always opaque.
+
+- "opaque": the op itself, which calls kf's kernel
+- "decompose": the formulas of result and gradient in PyTorch functions, which Inductor fuses with
+  their neighbours
+- "auto" (default): "decompose" in torch.compile, "opaque" in torch.export
+"""
 
 import sys
 import types
@@ -13,7 +18,7 @@ compile_ops = "auto"
 
 
 class _Checked(types.ModuleType):
-    """Of this module: a word that is misspelt would be taken for another one's."""
+    """Type of this module: refuses unknown settings and values."""
 
     def __setattr__(self, name: str, value: object) -> None:
         if name == "compile_ops" and value not in MODES:

@@ -1,17 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""kf's C launchers as they are: no shapes, dtypes or devices are looked at, nothing is made contiguous, no result is made, no gradient recorded.
-What does not fit reads and writes memory that is none of its own.
+"""kf's C launchers, unchecked: no shapes, dtypes or devices are checked, nothing is copied,
+allocated or recorded for autograd. Wrong arguments read and write foreign memory.
 
     kf.kernels.fusion.bias_gelu_f32(x, bias, out, rows, cols)
     kf.kernels.reduction.sum_f32(x, out, outer, axis, inner)
 
-elementwise    of tensors of one shape alone
-reduction      over an axis
-fusion         all others: with operands that are broadcast, over rows, losses
+- elementwise: ops whose tensors all have one shape
+- reduction: ops over an axis
+- fusion: all others, with broadcast operands, over rows, losses
 
-A function's arguments are those of the C launcher in their order: tensors, as arrays, PyTorch tensors, addresses or None; sizes; strides, of those
-that have them, as a sequence of the struct's fields, or None; integers, scalars, beta; p, seed and offset. The workspace is the function's own. dir()
-of a group lists the functions, help() of one its arguments. ValueError says which argument the launcher itself refuses."""
+Arguments are those of the C launcher, in its order: tensors (arrays, PyTorch tensors, addresses or
+None); sizes; strides, where it takes them, as a sequence of the struct's fields or None; integers,
+scalars, beta; p, seed and offset. The workspace is allocated internally. dir() of a group lists
+its functions, help() of a function its arguments. ValueError reports an argument that the launcher
+refuses.
+"""
 
 import ctypes
 import functools
@@ -49,7 +52,7 @@ def _functions(group: str) -> dict[str, tuple[Op, str, tuple[str, ...], bool]]:
 
 
 def _names(op: Op, activation: str, backward: bool) -> tuple[list[str], list[str]]:
-    """(tensors, the rest) of a launcher's arguments."""
+    """Returns (tensors, other arguments) of a launcher."""
     call = op.direction(backward)
     scalars = [*(v.name for v in (*call.scalars, *op.scalars[activation])), *call.betas]
     rest = [
@@ -84,7 +87,8 @@ def _make(
     def kernel(*args: Any) -> None:
         if len(args) != count:
             raise TypeError(
-                f"{where} takes {count} arguments, {', '.join([*tensors, *rest])}; {len(args)} are given"
+                f"{where} takes {count} arguments, {', '.join([*tensors, *rest])}; {len(args)} "
+                f"are given"
             )
         more = args[given:]
         numbers, strides = more[:sizes], more[sizes] if call.strides else None
@@ -105,7 +109,11 @@ def _make(
 
     kernel.__name__ = kernel.__qualname__ = name
     kernel.__module__ = f"kernel_fusion.kernels.{_group(op)}"
-    kernel.__doc__ = f"{function}'s C launcher: {op.brief}{', its gradient' if backward else ''}. Nothing is checked but what the launcher checks."
+    kernel.__doc__ = (
+        f"{'Gradient of ' if backward else ''}{op.brief}.\n\n"
+        f"Calls the C launcher of {function}, without checks beyond the launcher's own.\n\n"
+        f"Args:\n    {', '.join([*tensors, *rest])}"
+    )
     kernel.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
         [inspect.Parameter(n, inspect.Parameter.POSITIONAL_ONLY) for n in (*tensors, *rest)]
     )
@@ -113,18 +121,20 @@ def _make(
 
 
 class Group:
-    """Functions, made when they are asked for."""
+    """A group of launchers, made on first access."""
 
     def __init__(self, name: str):
         self._name = name
 
     def __getattr__(self, name: str) -> Callable[..., None]:
-        if name.startswith("_"):  # such as copy and pickle ask for, of one that has no _name yet
+        # copy and pickle ask for special names before _name exists.
+        if name.startswith("_"):
             raise AttributeError(name)
         found = _functions(self._name).get(name)
         if found is None:
             raise AttributeError(
-                f"kf.kernels.{self._name} has no `{name}`; dir(kf.kernels.{self._name}) lists what there is"
+                f"kf.kernels.{self._name} has no `{name}`; dir(kf.kernels.{self._name}) lists its "
+                f"functions"
             )
         made = _make(name, *found)
         self.__dict__[name] = made

@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""kf's ops by name: `kf.ops.layer_norm_gelu(x, weight, bias)`, `kf.ops.call("layer_norm", x, weight, bias, activation="gelu")`. A function
-is made when it is first asked for. Nothing but them is here: an op called `sum` would stand in the way of code that adds something up."""
+"""kf's ops by name, such as kf.ops.layer_norm_gelu(x, weight, bias).
+
+Functions are made on first access. The module defines nothing else, since names such as `sum`
+would shadow builtins.
+"""
 
 import sys
 from collections.abc import Callable
@@ -15,15 +18,30 @@ _self = sys.modules[__name__]
 
 
 def __getattr__(name: str) -> Callable[..., Any]:
-    op, _, label = name.removeprefix("_plain_").partition(
-        "__"
-    )  # _plain_matmul_nn__matmul: as a function of several calls has it
+    # For functions of _composed.py, which name themselves in messages.
+    """Makes the function `name`; _plain_matmul_nn__matmul is matmul_nn under the label "matmul"."""
+    op, _, label = name.removeprefix("_plain_").partition("__")
     found = globals()[name] = _plain(op, label) if name.startswith("_plain_") else lookup(name)
     return found
 
 
 def call(name: str, *args: Any, activation: str | None = None, **kwargs: Any) -> Any:
-    """An op by its name and, where it has one, its activation: call("layer_norm", x, weight, bias, activation="gelu")."""
+    """Calls an op by its name and, if it has one, its activation.
+
+        kf.ops.call("layer_norm", x, weight, bias, activation="gelu")
+
+    Args:
+        name: name of an op or of a function
+        *args: arguments of the function
+        activation: name of an activation, or None
+        **kwargs: keyword arguments of the function
+
+    Returns:
+        The function's results.
+
+    Raises:
+        ValueError: the op or the activation does not exist.
+    """
     return getattr(_self, _word(name, activation))(*args, **kwargs)
 
 

@@ -1,7 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Modules over kf's ops. Those that torch.nn has are its subclasses, with the same arguments, parameters and state_dict: a model may take one in
-place of the other. A norm or a dropout takes its activation with it: LayerNorm(8, activation="gelu"). What a module cannot do as PyTorch does it
-refuses when it is made. An `inplace` is accepted, and computes out of place."""
+"""PyTorch modules over kf's ops.
+
+Modules that torch.nn has are its subclasses with the same arguments, parameters and state_dict, so
+a model may use either. Norms, Linear and Dropout take a fused activation: LayerNorm(8,
+activation="gelu"). A module refuses options that it cannot honour when it is made. `inplace` is
+accepted, but computes out of place.
+"""
 
 from kernel_fusion.nn import activations
 from kernel_fusion.nn.activations import *  # noqa: F403

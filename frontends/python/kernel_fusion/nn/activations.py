@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A module for each activation, made of the table. Its type stub, activations.pyi, is generated."""
+"""A module per activation, generated from the op table, with the stub activations.pyi."""
 
 import inspect
 from typing import Any
@@ -12,7 +12,11 @@ from kernel_fusion._table import Value
 
 
 def only(module: str, **given: Any) -> None:
-    """Refuses arguments that PyTorch has and kf has not. given: (what was given, all that it may be)."""
+    """Refuses values of arguments that kf does not support.
+
+    Args:
+        given: {name: (value, supported values...)}.
+    """
     for name, (value, *known) in given.items():
         if value not in known:
             raise ValueError(
@@ -20,16 +24,19 @@ def only(module: str, **given: Any) -> None:
             )
 
 
-def _attribute(twin: type[torch.nn.Module], activation: str, scalar: str) -> str:
-    """What PyTorch calls a scalar: elu_alpha is ELU's alpha."""
+def _attribute(base: type[torch.nn.Module], activation: str, scalar: str) -> str:
+    """Returns torch.nn's name of a scalar: elu_alpha is ELU's alpha."""
     return (
         scalar
-        if scalar in inspect.signature(twin).parameters
+        if scalar in inspect.signature(base).parameters
         else scalar.removeprefix(f"{activation}_")
     )
 
 
-def _twin(name: str, activation: str, scalars: tuple[Value, ...]) -> type[torch.nn.Module]:
+def _torch_subclass(
+    name: str, activation: str, scalars: tuple[Value, ...]
+) -> type[torch.nn.Module]:
+    """Makes a subclass of torch.nn's module of that name."""
     base: Any = getattr(torch.nn, name)
     function, names = (
         _dispatch.lookup(activation),
@@ -46,7 +53,7 @@ def _twin(name: str, activation: str, scalars: tuple[Value, ...]) -> type[torch.
     class Module(base):  # type: ignore[misc]
         def __init__(self, *args: Any, **kwargs: Any):
             super().__init__(*args, **kwargs)
-            # Hardtanh's min_value is another word for min_val, and no attribute.
+            # Hardtanh's min_value, an alias of min_val, is no attribute.
             only(name, **{n: (getattr(self, n, default), default) for n, default in fixed.items()})
 
         def forward(self, input: Tensor) -> Any:
@@ -57,7 +64,8 @@ def _twin(name: str, activation: str, scalars: tuple[Value, ...]) -> type[torch.
     return Module
 
 
-def _own(name: str, activation: str, scalars: tuple[Value, ...]) -> type[torch.nn.Module]:
+def _module(name: str, activation: str, scalars: tuple[Value, ...]) -> type[torch.nn.Module]:
+    """Makes a module of an activation that torch.nn lacks."""
     function, defaults = _dispatch.lookup(activation), {s.name: s.default for s in scalars}
 
     class Module(torch.nn.Module):
@@ -66,7 +74,8 @@ def _own(name: str, activation: str, scalars: tuple[Value, ...]) -> type[torch.n
             unknown = kwargs.keys() - defaults
             if unknown:
                 raise TypeError(
-                    f"kf.nn.{name} has no {sorted(unknown)[0]}; its arguments: {', '.join(defaults) or 'none'}"
+                    f"kf.nn.{name} has no {sorted(unknown)[0]}; its arguments: "
+                    f"{', '.join(defaults) or 'none'}"
                 )
             self.scalars = defaults | kwargs
 
@@ -98,11 +107,12 @@ def _make(name: str, activation: str) -> type[torch.nn.Module]:
     made = (
         _gelu()
         if name == "GELU"
-        else (_twin if hasattr(torch.nn, name) else _own)(name, activation, scalars)
+        else (_torch_subclass if hasattr(torch.nn, name) else _module)(name, activation, scalars)
     )
     made.__name__ = made.__qualname__ = name
     made.__module__ = __name__
-    made.__doc__ = f"kf.ops.{activation} as a module{f', in place of torch.nn.{name}' if hasattr(torch.nn, name) else ''}."
+    instead = f", a replacement of torch.nn.{name}" if hasattr(torch.nn, name) else ""
+    made.__doc__ = f"kf.ops.{activation} as a module{instead}."
     return made
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Linear layers, gates, softmax, dropout."""
+"""Linear layers, gated units, softmax and dropout."""
 
 from typing import Any
 
@@ -11,8 +11,16 @@ from kernel_fusion.nn.norms import _Activated
 
 
 class Linear(_Activated, torch.nn.Linear):
-    """act(input . weight^T + bias). fuse_wgrad_accumulation: the weight's gradient is added to weight.main_grad, a tensor of its shape, of its dtype
-    or float32, in the product that makes it, and weight.grad stays as it is; the bias's likewise, where it has a main_grad."""
+    """act(input @ weight.T + bias), a replacement of torch.nn.Linear.
+
+    Args:
+        *args, **kwargs: as torch.nn.Linear
+        activation: name of an activation
+        fuse_wgrad_accumulation: if True, the backward adds the weight's gradient to
+            weight.main_grad, in the product that computes it, and leaves weight.grad unchanged;
+            likewise for a bias with main_grad. main_grad has the parameter's shape, and its dtype
+            or float32.
+    """
 
     op = "linear"
 
@@ -24,7 +32,7 @@ class Linear(_Activated, torch.nn.Linear):
         **kwargs: Any,
     ):
         super().__init__(*args, **kwargs)
-        self._chosen(activation)
+        self._set_activation(activation)
         self.fuse_wgrad_accumulation = fuse_wgrad_accumulation
 
     def forward(self, input: Tensor) -> Any:
@@ -34,7 +42,8 @@ class Linear(_Activated, torch.nn.Linear):
             return self.call(input, self.weight, self.bias)
         if not hasattr(self.weight, "main_grad"):
             raise ValueError(
-                "kf.nn.Linear: weight has no main_grad, expected a tensor to which its gradient is added"
+                "kf.nn.Linear: weight has no main_grad, expected a tensor that accumulates its "
+                "gradient"
             )
         grads = {
             name: p.main_grad
@@ -45,7 +54,10 @@ class Linear(_Activated, torch.nn.Linear):
 
 
 class PReLU(torch.nn.PReLU):
-    """Of several parameters, those of dimension 1: where that is not the last the input is copied."""
+    """A replacement of torch.nn.PReLU.
+
+    Several parameters belong to dimension 1; if that is not the last one, the input is copied.
+    """
 
     def forward(self, input: Tensor) -> Any:
         if self.num_parameters == 1:
@@ -57,48 +69,64 @@ class PReLU(torch.nn.PReLU):
             x, weight = input.movedim(1, -1), self.weight
         else:
             raise ValueError(
-                f"kf.nn.PReLU: the input has the shape {tuple(input.shape)}, expected {self.num_parameters} in dimension 1"
+                f"kf.nn.PReLU: the input has the shape {tuple(input.shape)}, expected "
+                f"{self.num_parameters} in dimension 1"
             )
         found: Tensor = ops.prelu_bias(x, weight, torch.zeros_like(weight))
         return found.reshape(input.shape) if self.num_parameters == 1 else found.movedim(-1, 1)
 
 
 class GLU(torch.nn.GLU):
-    """PyTorch's: the first half times the sigmoid of the second. The halves are copied apart."""
+    """A replacement of torch.nn.GLU: the first half times the sigmoid of the second.
+
+    Both halves are copied.
+    """
 
     def forward(self, input: Tensor) -> Any:
         if not input.dim() or input.shape[self.dim] % 2:
             raise ValueError(
-                f"kf.nn.GLU: the input has the shape {tuple(input.shape)}, expected an even dimension {self.dim}"
+                f"kf.nn.GLU: the input has the shape {tuple(input.shape)}, expected an even "
+                f"dimension {self.dim}"
             )
         first, second = input.chunk(2, self.dim)
         return ops.sigmoid_mul(second, first)
 
 
 class ActGLU(_Activated):
-    """act(the first half of the last axis) times the second: of a product that gives gate and value side by side."""
+    """act(first half of the last axis) * second half, for products with gate and value
+    concatenated.
+
+    Args:
+        activation: name of an activation
+    """
 
     op = "act_glu"
 
     def __init__(self, activation: str):
         super().__init__()
-        self._chosen(activation)
+        self._set_activation(activation)
 
     def forward(self, input: Tensor) -> Any:
         return self.call(input)
 
 
 class SwiGLU(ActGLU):
+    """ActGLU with silu."""
+
     def __init__(self) -> None:
         super().__init__("silu")
 
 
 class GEGLU(ActGLU):
+    """ActGLU with gelu."""
+
     def __init__(self) -> None:
         super().__init__("gelu")
 
 
 class ReGLU(ActGLU):
+    """ActGLU with relu."""
+
     def __init__(self) -> None:
         super().__init__("relu")
 
@@ -106,7 +134,8 @@ class ReGLU(ActGLU):
 def _along(function: Any, x: Tensor, dim: int | None, name: str) -> Tensor:
     if dim is None:
         raise ValueError(f"kf.nn.{name}: dim is None, expected a dimension")
-    if not x.dim() and dim in (0, -1):  # one element, of which PyTorch too makes a row
+    # PyTorch, too, treats a scalar as a row.
+    if not x.dim() and dim in (0, -1):
         return _along(function, x[None], 0, name)[0]
     last = dim in (-1, x.dim() - 1)
     found: Tensor = function(x if last else x.movedim(dim, -1))
@@ -114,27 +143,33 @@ def _along(function: Any, x: Tensor, dim: int | None, name: str) -> Tensor:
 
 
 class Softmax(torch.nn.Softmax):
-    """Along another dimension than the last the input is copied."""
+    """A replacement of torch.nn.Softmax; copies the input unless dim is the last dimension."""
 
     def forward(self, input: Tensor) -> Tensor:
         return _along(ops.softmax, input, self.dim, "Softmax")
 
 
 class LogSoftmax(torch.nn.LogSoftmax):
-    """Along another dimension than the last the input is copied."""
+    """A replacement of torch.nn.LogSoftmax; copies the input unless dim is the last dimension."""
 
     def forward(self, input: Tensor) -> Tensor:
         return _along(ops.log_softmax, input, self.dim, "LogSoftmax")
 
 
 class Dropout(_Activated, torch.nn.Dropout):
-    """act(input), of which elements are dropped."""
+    """dropout(act(input)), a replacement of torch.nn.Dropout.
+
+    Args:
+        p: probability that an element is dropped
+        inplace: ignored
+        activation: name of an activation
+    """
 
     op = "act_dropout"
 
     def __init__(self, p: float = 0.5, inplace: bool = False, activation: str = "none"):
         super().__init__(p, inplace)
-        self._chosen(activation)
+        self._set_activation(activation)
 
     def forward(self, input: Tensor) -> Any:
         return self.call(input, p=self.p, training=self.training)

@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Losses. Targets have the inputs' shape and dtype, or are labels; nothing is broadcast. What is summed over rows is float32 beside 2-byte inputs."""
+"""Loss modules.
+
+Targets have the inputs' shape and dtype, or are class indices; nothing is broadcast. Sums over
+rows are float32 for 2-byte inputs.
+"""
 
 from typing import Any
 
@@ -13,7 +17,11 @@ from kernel_fusion.nn.activations import only
 def _elements(
     name: str, op: str, scalars: tuple[str, ...] = (), absent: tuple[str, ...] = (), **fixed: Any
 ) -> Any:
-    """The class of a loss of elements, whose mean and sum are functions of their own. absent: tensors that kf does not take."""
+    """Makes the class of an elementwise loss, whose mean and sum are ops of their own.
+
+    Args:
+        absent: tensor arguments of PyTorch that kf does not support.
+    """
     functions = {
         "none": _dispatch.lookup(op),
         "mean": _dispatch.lookup(f"{op}_mean"),
@@ -43,7 +51,9 @@ def _elements(
 
     Module.__name__ = Module.__qualname__ = name
     Module.__module__ = __name__
-    Module.__doc__ = f"kf.ops.{op}, {op}_mean and {op}_sum, in place of torch.nn.{name}."
+    Module.__doc__ = (
+        f"A replacement of torch.nn.{name}: kf.ops.{op}, {op}_mean or {op}_sum, by reduction."
+    )
     return Module
 
 
@@ -53,7 +63,7 @@ HuberLoss: type[torch.nn.HuberLoss] = _elements("HuberLoss", "huber", ("delta",)
 
 
 class SmoothL1Loss(torch.nn.SmoothL1Loss):
-    """Huber's loss over beta, the same number; of beta = 0 the L1 loss."""
+    """A replacement of torch.nn.SmoothL1Loss: Huber loss / beta; with beta = 0 the L1 loss."""
 
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
@@ -75,12 +85,12 @@ KLDivLoss: type[torch.nn.KLDivLoss] = _elements("KLDivLoss", "kl_div", log_targe
 
 
 def _rows(x: Tensor) -> Tensor:
-    """Classes, which are PyTorch's second dimension, are the last: copied where they are not."""
+    """Moves the classes, PyTorch's second dimension, to the last one; a copy if they differ."""
     return x if x.dim() < 3 else x.movedim(1, -1)
 
 
 def _weights_of(label: Tensor, weight: Tensor | None, ignored: int) -> Tensor:
-    """What a mean is divided by."""
+    """Divisor of a mean: sum of the weights of all labels that are not ignored."""
     counts = label != ignored
     if weight is None:
         return counts.sum()
@@ -94,6 +104,8 @@ def _reduced(loss: Tensor, reduction: str, count: Any) -> Tensor:
 
 
 class CrossEntropyLoss(torch.nn.CrossEntropyLoss):
+    """A replacement of torch.nn.CrossEntropyLoss; does not combine weight with label_smoothing."""
+
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
         if self.weight is not None:
@@ -104,7 +116,8 @@ class CrossEntropyLoss(torch.nn.CrossEntropyLoss):
         if target.is_floating_point():
             if self.weight is not None or self.label_smoothing:
                 raise ValueError(
-                    "kf.nn.CrossEntropyLoss: target is a distribution, which goes with neither weight nor label_smoothing"
+                    "kf.nn.CrossEntropyLoss: target is a distribution, expected class indices "
+                    "beside weight or label_smoothing"
                 )
             loss = ops.cross_entropy_soft(x, _rows(target))
             return _reduced(loss, self.reduction, lambda: loss.numel())
@@ -122,6 +135,8 @@ class CrossEntropyLoss(torch.nn.CrossEntropyLoss):
 
 
 class NLLLoss(torch.nn.NLLLoss):
+    """A replacement of torch.nn.NLLLoss."""
+
     def forward(self, input: Tensor, target: Tensor) -> Tensor:
         loss = ops.nll(_rows(input), target, self.weight, ignore_index=self.ignore_index)
         return _reduced(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Norms: torch.nn's, with an activation behind them; and those with a residual in front, which PyTorch has not."""
+"""Normalisation modules with a fused activation, and with a residual, which PyTorch lacks."""
 
 import math
 from typing import Any
@@ -11,18 +11,18 @@ from kernel_fusion import _dispatch, ops
 
 
 def wide(x: Tensor) -> torch.dtype:
-    """In which statistics are kept."""
+    """Dtype of statistics."""
     return torch.float64 if x.dtype == torch.float64 else torch.float32
 
 
 class _Activated(torch.nn.Module):
-    """Says which of an op's functions it calls."""
+    """Base of modules whose op has an activation."""
 
     op = ""
     activation = "none"
 
-    def _chosen(self, activation: str) -> None:
-        _dispatch.word(self.op, activation)  # ValueError: there is none
+    def _set_activation(self, activation: str) -> None:
+        _dispatch.word(self.op, activation)  # ValueError for an unknown one
         self.activation = activation
 
     def call(self, *args: Any, op: str = "", **kwargs: Any) -> Any:
@@ -38,7 +38,7 @@ class _Activated(torch.nn.Module):
 
 
 class _LastAxes(_Activated):
-    """Of a shape that may be of several axes, which are one to kf."""
+    """Base of norms over normalized_shape, whose axes are joined into one."""
 
     normalized_shape: tuple[int, ...]
     weight: Tensor | None
@@ -47,7 +47,8 @@ class _LastAxes(_Activated):
         n = len(self.normalized_shape)
         if tuple(x.shape[-n:]) != tuple(self.normalized_shape):
             raise ValueError(
-                f"kf.nn.{type(self).__name__}: the input has the shape {tuple(x.shape)}, expected (..., "
+                f"kf.nn.{type(self).__name__}: the input has the shape {tuple(x.shape)}, expected "
+                f"(..., "
                 f"{', '.join(map(str, self.normalized_shape))})"
             )
         return x if n == 1 else x.flatten(-n)
@@ -59,11 +60,18 @@ class _LastAxes(_Activated):
 
 
 class LayerNorm(_LastAxes, torch.nn.LayerNorm):  # type: ignore[misc]
+    """act(layer_norm(input)), a replacement of torch.nn.LayerNorm.
+
+    Args:
+        *args, **kwargs: as torch.nn.LayerNorm
+        activation: name of an activation
+    """
+
     op = "layer_norm"
 
     def __init__(self, *args: Any, activation: str = "none", **kwargs: Any):
         super().__init__(*args, **kwargs)
-        self._chosen(activation)
+        self._set_activation(activation)
 
     def forward(self, input: Tensor) -> Tensor:
         found: Tensor = self.call(self.flat(input), *self.weights(), eps=self.eps)
@@ -71,14 +79,23 @@ class LayerNorm(_LastAxes, torch.nn.LayerNorm):  # type: ignore[misc]
 
 
 class RMSNorm(_LastAxes, torch.nn.RMSNorm):  # type: ignore[misc]
+    """act(rms_norm(x)), a replacement of torch.nn.RMSNorm.
+
+    Args:
+        *args, **kwargs: as torch.nn.RMSNorm
+        activation: name of an activation
+    """
+
     op = "rms_norm"
 
     def __init__(self, *args: Any, activation: str = "none", **kwargs: Any):
         super().__init__(*args, **kwargs)
-        self._chosen(activation)
+        self._set_activation(activation)
 
     def epsilon(self, x: Tensor) -> float:
-        """As PyTorch: without one, that of the dtype which is computed in."""
+        """Returns eps; by default, as in PyTorch, the machine epsilon of the
+        computation's dtype.
+        """
         return float(torch.finfo(wide(x)).eps if self.eps is None else self.eps)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -87,7 +104,12 @@ class RMSNorm(_LastAxes, torch.nn.RMSNorm):  # type: ignore[misc]
 
 
 class GemmaRMSNorm(_LastAxes):
-    """x * rstd * (1 + weight), weight beginning with 0."""
+    """x * rstd * (1 + weight), with weight initialised to 0.
+
+    Args:
+        dim: size of the last dimension
+        eps: added to the mean square
+    """
 
     op = "gemma_rms_norm"
 
@@ -101,7 +123,7 @@ class GemmaRMSNorm(_LastAxes):
 
 
 class AddLayerNorm(LayerNorm):
-    """(act(layer_norm(x + residual)), x + residual)"""
+    """Returns (act(layer_norm(x + residual)), x + residual); arguments as LayerNorm."""
 
     op = "add_layer_norm"
 
@@ -111,7 +133,7 @@ class AddLayerNorm(LayerNorm):
 
 
 class AddRMSNorm(RMSNorm):
-    """(act(rms_norm(x + residual)), x + residual)"""
+    """Returns (act(rms_norm(x + residual)), x + residual); arguments as RMSNorm."""
 
     op = "add_rms_norm"
 
@@ -123,19 +145,27 @@ class AddRMSNorm(RMSNorm):
 
 
 def _several(name: str, x: Tensor, values: int, of: str) -> None:
-    """As PyTorch: one value has a mean, and no variance. Of none there is nothing to compute."""
+    """Refuses a single value, whose variance is undefined, as PyTorch does."""
     if values == 1:
         raise ValueError(
-            f"kf.nn.{name}: the input has the shape {tuple(x.shape)}: one value for each {of} has no variance"
+            f"kf.nn.{name}: the input has the shape {tuple(x.shape)}, expected more than one "
+            f"value per {of}"
         )
 
 
 class GroupNorm(_Activated, torch.nn.GroupNorm):
+    """act(group_norm(input)), a replacement of torch.nn.GroupNorm.
+
+    Args:
+        *args, **kwargs: as torch.nn.GroupNorm
+        activation: name of an activation
+    """
+
     op = "group_norm"
 
     def __init__(self, *args: Any, activation: str = "none", **kwargs: Any):
         super().__init__(*args, **kwargs)
-        self._chosen(activation)
+        self._set_activation(activation)
 
     def forward(self, input: Tensor) -> Any:
         if input.dim() > 1:
@@ -155,7 +185,7 @@ class _InstanceNorm(_Activated):
 
     def __init__(self, *args: Any, activation: str = "none", **kwargs: Any):
         super().__init__(*args, **kwargs)
-        self._chosen(activation)
+        self._set_activation(activation)
         if getattr(self, "track_running_stats", False):
             raise ValueError(
                 f"kf.nn.{type(self).__name__}: track_running_stats is True, expected False"
@@ -170,15 +200,15 @@ class _InstanceNorm(_Activated):
 
 
 class InstanceNorm1d(_InstanceNorm, torch.nn.InstanceNorm1d):
-    pass
+    """act(instance_norm(input)), a replacement of torch.nn.InstanceNorm1d."""
 
 
 class InstanceNorm2d(_InstanceNorm, torch.nn.InstanceNorm2d):
-    pass
+    """act(instance_norm(input)), a replacement of torch.nn.InstanceNorm2d."""
 
 
 class InstanceNorm3d(_InstanceNorm, torch.nn.InstanceNorm3d):
-    pass
+    """act(instance_norm(input)), a replacement of torch.nn.InstanceNorm3d."""
 
 
 class _BatchNorm(_Activated):
@@ -190,7 +220,7 @@ class _BatchNorm(_Activated):
 
     def __init__(self, *args: Any, activation: str = "none", **kwargs: Any):
         super().__init__(*args, **kwargs)
-        self._chosen(activation)
+        self._set_activation(activation)
 
     def forward(self, input: Tensor) -> Any:
         self._check_input_dim(input)
@@ -215,7 +245,7 @@ class _BatchNorm(_Activated):
         )
 
     def _of_batch(self, x: Tensor) -> Any:
-        """By the statistics of what is given, from which the running ones learn."""
+        """Normalises by the batch's statistics and updates the running ones."""
         _several(type(self).__name__, x, x.shape[0] * math.prod(x.shape[2:]), "channel")
         running: tuple[Any, Any] = (None, None)
         momentum: Any = self.momentum
@@ -233,18 +263,18 @@ class _BatchNorm(_Activated):
             momentum=0.0 if momentum is None else momentum,
         )
         for own, new in zip(running, kept):
-            if own is not new:  # of another dtype
+            if own is not new:  # another dtype
                 own.copy_(new)
         return out
 
 
 class BatchNorm1d(_BatchNorm, torch.nn.BatchNorm1d):
-    pass
+    """act(batch_norm(input)), a replacement of torch.nn.BatchNorm1d."""
 
 
 class BatchNorm2d(_BatchNorm, torch.nn.BatchNorm2d):
-    pass
+    """act(batch_norm(input)), a replacement of torch.nn.BatchNorm2d."""
 
 
 class BatchNorm3d(_BatchNorm, torch.nn.BatchNorm3d):
-    pass
+    """act(batch_norm(input)), a replacement of torch.nn.BatchNorm3d."""

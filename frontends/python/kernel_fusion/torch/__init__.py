@@ -1,7 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""kf's ops for PyTorch: `torch.ops.kf.<op>`, which has its gradient, `torch.ops.kf.<op>.kernel`, which has none, and what kf.ops calls for tensors,
-which is the second with a gradient around it. Imported by kf.ops where torch is; import it yourself before loading an exported program that has kf's
-ops."""
+"""kf's ops for PyTorch.
+
+`torch.ops.kf.<op>` has a gradient; `torch.ops.kf.<op>.kernel` has none, and kf.ops wraps it in its
+own gradient. kf.ops imports this module when torch is imported. Import it yourself before loading
+an exported program that uses kf's ops.
+"""
 
 import ctypes
 import functools
@@ -21,7 +24,7 @@ LIBRARY = Library("kf", "DEF")
 
 
 def _define(op: _table.Op) -> list[Schema]:
-    """Both directions of an op, but for their kernels."""
+    """Defines both directions of an op, without kernels."""
     schemas = [schema(op, backward) for backward in ((False, True) if op.backward else (False,))]
     for s in schemas:
         fake = _kernels.fake(s)
@@ -38,7 +41,7 @@ def _implement(
     key: str,
     register: Callable[[list[Schema]], None] | None,
 ) -> str | None:
-    """Registers what computes the ops: the shim, or, for the reason that is returned, what calls through ctypes."""
+    """Registers the kernels of the ops: the shim's, or ctypes' for the reason that is returned."""
     covered = [s for s in schemas if register and _shim.covers(s)]
     why = None
     try:
@@ -55,7 +58,7 @@ def _implement(
 
 
 def _share_threads() -> bool:
-    """kf's chunks of work go to the threads that torch has, as many as torch.set_num_threads says: of its stable ABI, from 2.10 on."""
+    """Runs kf's work on PyTorch's threads, through the stable ABI (PyTorch 2.10 and newer)."""
     try:
         loop = ctypes.CDLL(
             str(pathlib.Path(torch.__file__).parent / "lib/libtorch_cpu.so")
@@ -80,14 +83,16 @@ _registering = threading.Lock()
 
 
 def function(op: _table.Op, activation: str) -> Callable[..., Any]:
-    """What kf.ops calls for tensors."""
-    with _registering:  # functools.cache may call twice what two threads ask for at once, and an op is registered once
+    """Returns the function that kf.ops calls for tensors."""
+    # functools.cache may call twice for concurrent requests, but an op can be registered only
+    # once.
+    with _registering:
         return _function(op, activation)
 
 
 @functools.cache
 def _function(op: _table.Op, activation: str) -> Callable[..., Any]:
-    """An op that the program has made, which has one activation, is registered here."""
+    """Makes the function; registers a user-made op, which has one activation."""
     if op.own:
         schemas = _define(op)
         able = op.own.compiles()
@@ -109,10 +114,10 @@ def _function(op: _table.Op, activation: str) -> Callable[..., Any]:
 
 
 def gpu() -> str:
-    """What computes tensors on a GPU, for info()."""
+    """Describes what computes tensors on a GPU, for kf.info()."""
     return _cuda.why_not() or str(_gpu.library().path)
 
 
 def kernels(why_no_shim: str | None = WHY_NO_SHIM) -> str:
-    """What is behind the ops, for info()."""
+    """Describes how the ops are called, for kf.info()."""
     return f"ctypes: {why_no_shim}" if why_no_shim else "shim"

@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Gradients that are added to tensors of the caller's, in the sum that makes them: what accumulates a weight's gradient over several batches needs no
-tensor between the two, and may be float32 beside weights of 2 bytes."""
+"""Gradients accumulated into the caller's tensors by the kernel that computes them.
+
+Accumulating a weight's gradient over several batches needs no temporary tensor, and the
+accumulator may be float32 for 2-byte weights.
+"""
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
@@ -20,7 +23,7 @@ from kernel_fusion.torch._schema import Given, Schema, schema, wanted
 def _check(
     op: Op, where: str, operands: Mapping[str, Tensor | None], grads: Mapping[str, Tensor]
 ) -> None:
-    """Before the forward."""
+    """Checks `grads` before the forward."""
     for name, t in grads.items():
         of = operands.get(name)
         if name not in op.added or of is None:
@@ -31,29 +34,32 @@ def _check(
             raise TypeError(f"{where}: grads[{name!r}] is {type(t).__name__}, expected a tensor")
         if t.dtype not in allowed or t.dtype != next(iter(grads.values())).dtype:
             raise TypeError(
-                f"{where}: grads[{name!r}] has the dtype {t.dtype}, expected {' or '.join(map(str, allowed))}, one for all"
+                f"{where}: grads[{name!r}] has the dtype {t.dtype}, expected "
+                f"{' or '.join(map(str, allowed))}, the same for all"
             )
         if t.shape != of.shape or t.device != of.device:
             raise ValueError(
-                f"{where}: grads[{name!r}] has the shape {tuple(t.shape)} on {t.device}, expected {tuple(of.shape)} on {of.device}"
+                f"{where}: grads[{name!r}] has the shape {tuple(t.shape)} on {t.device}, expected "
+                f"{tuple(of.shape)} on {of.device}"
             )
         if t.requires_grad:
             raise ValueError(
-                f"{where}: grads[{name!r}] requires a gradient itself, expected a tensor that is written to"
+                f"{where}: grads[{name!r}] requires a gradient, expected a tensor without"
             )
 
 
-def _lies(where: str, t: Argument, layout: Layout, x: Tensor) -> tuple[int, ...]:
+def _output_strides(where: str, t: Argument, layout: Layout, x: Tensor) -> tuple[int, ...]:
     found = _strides.of(t, layout, x.shape, x.stride())
     if found is None or _strides.BROADCAST in found:
         raise ValueError(
-            f"{where}: grads[{t.of!r}] has the strides {x.stride()}, expected rows side by side or apart"
+            f"{where}: grads[{t.of!r}] has the strides {x.stride()}, expected contiguous or "
+            f"strided rows"
         )
     return found
 
 
 def _run(s: Schema, given: Given, grads: Mapping[str, Tensor]) -> list[Tensor]:
-    """The gradients that given.mask asks for; those that are added are the caller's own tensors."""
+    """Computes the gradients in given.mask; accumulated ones are the caller's own tensors."""
     where, call = _kernels.where(s, given), s.call
     made = _kernels.plan(s, given, symbolic=False)
     own = next(
@@ -66,7 +72,7 @@ def _run(s: Schema, given: Given, grads: Mapping[str, Tensor]) -> list[Tensor]:
     for i, t in enumerate(call.outputs):
         if t.of in grads:
             outputs.append(grads[t.of])
-            strides[t.name] = _lies(where, t, made.layout, grads[t.of])
+            strides[t.name] = _output_strides(where, t, made.layout, grads[t.of])
         else:
             shape = made.shapes[i] if wanted(call, given, i) else (0,)
             first = next(x for x in given.tensors if x is not None)
@@ -80,7 +86,10 @@ def _run(s: Schema, given: Given, grads: Mapping[str, Tensor]) -> list[Tensor]:
 
 
 def make(op: Op, activation: str, forward: Any) -> Callable[..., Any]:
-    """The op's function with `grads`: (its arguments as the op of torch.library takes them, {operand: tensor})."""
+    """Makes the op's function with `grads`.
+
+    It takes the arguments of the torch.library op and {operand: tensor}.
+    """
     s, names, sources = (
         schema(op, True),
         [t.name for t in op.forward.inputs],
@@ -105,7 +114,8 @@ def make(op: Op, activation: str, forward: Any) -> Callable[..., Any]:
         def backward(ctx: Any, *gradients: Tensor) -> Any:
             if torch.is_grad_enabled():
                 raise NotImplementedError(
-                    f"{op.said(activation)} has no second derivative where gradients are added to tensors (grads)"
+                    f"{op.display_name(activation)} has no second derivative where gradients are "
+                    f"added to tensors (grads)"
                 )
             kept = iter(ctx.saved_tensors)
             tensors = [
@@ -131,7 +141,7 @@ def make(op: Op, activation: str, forward: Any) -> Callable[..., Any]:
     Adding.__name__ = f"kf_{op.name}_adding"
 
     def call(args: Sequence[Any], grads: Mapping[str, Tensor]) -> Any:
-        where = op.said(activation)
+        where = op.display_name(activation)
         if torch.compiler.is_compiling():
             raise NotImplementedError(f"{where}: grads is not traced by torch.compile")
         _check(op, where, dict(zip(names, args)), grads)

@@ -1,6 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Autocast, in front of the gradient, so that casts have their own: what the manifest says of an op, float32 for sums and losses, autocast's own
-dtype for products, the widest of the tensors' dtypes, or what is given; weights beside 2-byte tensors are of their dtype or float32."""
+"""Autocast, applied before autograd so that casts are differentiated.
+
+The manifest names each op's policy: float32 for sums and losses, autocast's dtype for products,
+the widest dtype of the tensors, or no change. Weights of 2-byte tensors get their dtype or
+float32.
+"""
 
 import functools
 from collections.abc import Sequence
@@ -11,11 +15,12 @@ from torch import Tensor
 from kernel_fusion._table import WIDE, Op
 from kernel_fusion.torch._kernels import DTYPES, WORDS
 
-DEVICES = ("cpu", "cuda")  # that torch has autocast for, of those that an op may be called on
+# Device types with autocast on which ops can be called.
+DEVICES = ("cpu", "cuda")
 
 
 def cast(op: Op, tensors: Sequence[Tensor | None]) -> list[Tensor | None]:
-    """The op's inputs, cast to dtypes that go together."""
+    """Casts the op's inputs to compatible dtypes."""
     own = [
         x.dtype
         for t, x in zip(op.forward.inputs, tensors)
@@ -26,9 +31,8 @@ def cast(op: Op, tensors: Sequence[Tensor | None]) -> list[Tensor | None]:
     wide = functools.reduce(
         torch.promote_types, [*own, torch.float32] if op.autocast == "float32" else own
     )
-    if (
-        op.autocast == "low" and wide != torch.float64
-    ):  # which PyTorch's own products leave as it is, too
+    # Like PyTorch's own products, which leave float64 unchanged.
+    if op.autocast == "low" and wide != torch.float64:
         wide = torch.get_autocast_dtype(next(x.device.type for x in tensors if x is not None))
     sums = DTYPES[WIDE[WORDS[wide]]]
     weights = [

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The gradient around an op: a torch.autograd.Function of its two directions, in the form whose forward has ctx, which costs least."""
+"""Gradients of ops: a torch.autograd.Function per op and activation.
+
+Functions use the older form whose forward receives ctx, which has the least overhead.
+"""
 
 import functools
 from collections.abc import Collection, Sequence
@@ -11,13 +14,18 @@ from torch import Tensor
 
 from kernel_fusion._table import Op, formulas, ops
 from kernel_fusion.torch import _formula
-from kernel_fusion.torch._schema import schema, words
+from kernel_fusion.torch._schema import schema, activation_names
 
 
 def sources_of(op: Op, activation: str, by_result: bool) -> list[tuple[str, int]]:
-    """Where each input of the backward comes from: (in, out or grad, number); (shape, number) where nothing of it is read but how large it is;
-    (none, 0). Weights are given whether or not they are read: their dtype is that of their gradients. by_result: with the activation's result in
-    place of inputs."""
+    """Returns the source of each input of the backward.
+
+    A source is (in, out or grad, index); (shape, index) if only the shape is read; or (none, 0).
+    Weights are passed even if unread, since their dtype is that of their gradients.
+
+    Args:
+        by_result: True if the backward uses the activation's result instead of inputs.
+    """
     assert op.backward is not None
     inputs, outputs = [t.name for t in op.forward.inputs], [t.name for t in op.forward.outputs]
     found = []
@@ -25,9 +33,8 @@ def sources_of(op: Op, activation: str, by_result: bool) -> list[tuple[str, int]
         if t.use == "gradient":
             found.append(("grad", outputs.index(t.of)))
         elif t.name in outputs:
-            given = (
-                by_result if t.use == "output" else not by_result
-            )  # what is saved is an input that the result stands for
+            # A saved tensor counts as an input that the result replaces.
+            given = by_result if t.use == "output" else not by_result
             missing = activation in t.unread or (activation in t.by_result and not given)
             found.append(("none", 0) if missing else ("out", outputs.index(t.name)))
         elif (
@@ -41,7 +48,10 @@ def sources_of(op: Op, activation: str, by_result: bool) -> list[tuple[str, int]
 
 
 def make(op: Op, activation: str, namespace: Any) -> tuple[Any, Any, Any]:
-    """(the op's forward, the Function around it, that of eager calls: past the overload's own Python, which torch.compile has to see)"""
+    """Returns (forward, Function for torch.compile, Function for eager calls).
+
+    Eager calls skip the overload's Python code, which torch.compile must see.
+    """
     forward = getattr(namespace, op.name).kernel
     return (
         forward,
@@ -51,7 +61,11 @@ def make(op: Op, activation: str, namespace: Any) -> tuple[Any, Any, Any]:
 
 
 def around(op: Op, activation: str, namespace: Any, forward: Any, eager: bool) -> Any:
-    """The Function around something that computes the op. eager: whether torch.compile does not trace it itself."""
+    """Makes the Function around a callable that computes the op.
+
+    Args:
+        eager: True if torch.compile does not trace the Function.
+    """
     if op.with_grad:
         other = ops()[op.with_grad]
         return _by_other(op, forward, other, getattr(namespace, other.name).kernel)
@@ -80,7 +94,7 @@ def _without(op: Op, forward: Any) -> Any:
 
 
 def _by_other(op: Op, forward: Any, other: Op, with_grad: Any) -> Any:
-    """The gradient is what another op computes beside the results, once those's own gradients are known: with the results again."""
+    """Makes a Function whose gradient another op computes together with the results."""
     own, its = ([name for _, name in schema(o, False).arguments] for o in (op, other))
     inputs, count = [t.name for t in op.forward.inputs], len(op.forward.inputs)
     of_results = {gradient_of(t.name): i for i, t in enumerate(op.forward.outputs)}
@@ -116,25 +130,30 @@ def _by_other(op: Op, forward: Any, other: Op, with_grad: Any) -> Any:
 
 
 def decomposed(op: Op, activation: str) -> tuple[Any, Any]:
-    """What make gives, of PyTorch's own functions alone: torch.compile reads them. The gradient is kf's formula too, not what autograd would make of
-    the result's: at ties, and where a chain of factors overflows, it is another."""
+    """Returns make's forward and Function in PyTorch's own functions, which torch.compile reads.
+
+    The gradient is kf's formula. Autograd of the forward would differ at ties and where a chain of
+    factors overflows.
+    """
     forward, backward, _ = _formula.make(op, activation)
     return forward, _with_backward(op, activation, forward, backward, (), False)
 
 
 @functools.cache
 def again(op: Op, backward: Any) -> Any:
-    """A backward that is part of a graph itself. Its own gradient is that of its formula, computed by PyTorch; or it says that there is none."""
+    """Makes a differentiable backward, whose gradient PyTorch computes from its formula.
+
+    It raises NotImplementedError if the formula is not differentiable.
+    """
     s = schema(op, True)
     outputs = [t.name for t in op.forward.outputs]
-    results = {
-        i: t.by_result for i, t in enumerate(s.call.inputs) if t.name in outputs
-    }  # which are given in place of inputs
+    # Results that may replace inputs.
+    results = {i: t.by_result for i, t in enumerate(s.call.inputs) if t.name in outputs}
 
     class Twice(torch.autograd.Function):
         @staticmethod
         def forward(ctx: Any, *args: Any) -> Any:
-            ctx.activation = words()[args[s.at["activation"]]] if op.has_act else "none"
+            ctx.activation = activation_names()[args[s.at["activation"]]] if op.has_act else "none"
             ctx.save_for_backward(*args[: s.inputs])
             ctx.rest = args[s.inputs :]
             return backward(*args)
@@ -143,17 +162,15 @@ def again(op: Op, backward: Any) -> Any:
         def backward(ctx: Any, *grads: Tensor) -> Any:
             if formulas(op, ctx.activation) is None:
                 raise NotImplementedError(f"kf.{op.label or op.name} has no second derivative")
-            if not ctx.saved_tensors[
-                s.call.inputs.index(s.call.template)
-            ].numel():  # sums over nothing, which a formula may refuse
+            # The formula may reject an empty reduction.
+            if not ctx.saved_tensors[s.call.inputs.index(s.call.template)].numel():
                 zeros = [
                     torch.zeros_like(t) if needed else None
                     for t, needed in zip(ctx.saved_tensors, ctx.needs_input_grad)
                 ]
                 return *zeros, *[None] * len(ctx.rest)
-            with (
-                torch.enable_grad()
-            ):  # in names of their own: a result that is read is not a function of the input here
+            # Views of its own: here a result is no function of the input.
+            with torch.enable_grad():
                 given = [t if t is None else t.view_as(t) for t in ctx.saved_tensors]
                 by_result = any(
                     t is not None
@@ -189,7 +206,9 @@ def again(op: Op, backward: Any) -> Any:
 
 
 def _keeps(op: Op, arguments: Sequence[str], sources: Sequence[tuple[str, int]]) -> list[str]:
-    """What is kept of a call is what its backward reads, and nothing else. Names with an underscore are none of the op's."""
+    """Lines that save what the backward reads. Names with an underscore never clash
+    with the op's.
+    """
     kept = [
         arguments[i] if kind == "in" else f"_out{i}" for kind, i in sources if kind in ("in", "out")
     ] + (["rng"] if op.dropout else [])
@@ -203,7 +222,10 @@ def _keeps(op: Op, arguments: Sequence[str], sources: Sequence[tuple[str, int]])
 def _saves(
     op: Op, by: Sequence[tuple[str, int]], plain: Sequence[tuple[str, int]], signs: str
 ) -> str:
-    """Whether the forward is asked for what is saved for a backward: not where the activation's result stands for all of it."""
+    """Expression that is True if the forward must compute the outputs saved for a backward.
+
+    It need not where the activation's result replaces all of them.
+    """
     of_both = [
         any(kind == "out" and op.forward.outputs[i].use == "saved" for kind, i in sources)
         for sources in (by, plain)
@@ -212,7 +234,7 @@ def _saves(
 
 
 def _takes(op: Op, sources: Sequence[tuple[str, int]]) -> list[str]:
-    """The backward's tensors, of what was kept."""
+    """Lines that build the backward's tensors from the saved ones."""
     kept = [f"_kept{i}" for i, (kind, _) in enumerate(sources) if kind in ("in", "out")] + (
         ["rng"] if op.dropout else []
     )
@@ -231,7 +253,7 @@ def _takes(op: Op, sources: Sequence[tuple[str, int]]) -> list[str]:
 
 
 def _either(first: Sequence[str], second: Sequence[str]) -> list[str]:
-    """By the result or by the inputs, as the forward found; where it is the same, no question."""
+    """Chooses between lines by ctx.by_result, unless both are equal."""
     if first == second:
         return [f"    {line}" for line in first]
     return [
@@ -243,6 +265,7 @@ def _either(first: Sequence[str], second: Sequence[str]) -> list[str]:
 
 
 def _text(op: Op, activation: str, may: Collection[str], eager: bool) -> str:
+    """Source text of forward and backward."""
     assert op.backward is not None
     s, names = schema(op, False), [t.name for t in op.forward.inputs]
     arguments, outs = (
@@ -253,10 +276,9 @@ def _text(op: Op, activation: str, may: Collection[str], eager: bool) -> str:
     plain = sources_of(op, activation, False) if may and op.rising[activation] else by
     rest = arguments[len(names) : len(arguments) - s.saves]
     asked = [name for name in rest if name != "rng"]
-    constant = [
-        out for out, t in zip(outs, op.forward.outputs) if t.use == "saved" or t.place_of
-    ]  # which have no gradient
-    # Scalars with a sign for which a result does not tell its input.
+    # These outputs have no gradient.
+    constant = [out for out, t in zip(outs, op.forward.outputs) if t.use == "saved" or t.place_of]
+    # Conditions on scalars under which a result determines its input.
     signs = " and ".join(f"act_{i} >= 0" for i in op.rising[activation])
     given = [*arguments[:-1], _saves(op, by, plain, signs)] if s.saves else arguments
     lines = [
@@ -268,9 +290,8 @@ def _text(op: Op, activation: str, may: Collection[str], eager: bool) -> str:
         *([f"    _ctx.mark_non_differentiable({', '.join(constant)})"] if constant else []),
     ]
     [given_up, *more] = [f"_grad{i}" for i, out in enumerate(outs) if out not in constant]
-    alone = (
-        eager and bool(constant) and not more
-    )  # then the others' gradients, which nobody reads, need not be filled with zeros
+    # The other outputs' gradients, which are never read, need not be filled with zeros.
+    alone = eager and bool(constant) and not more
     lines += [
         *(["    _ctx.set_materialize_grads(False)"] if alone else []),
         f"    return {', '.join(outs)}",
@@ -300,7 +321,10 @@ def _text(op: Op, activation: str, may: Collection[str], eager: bool) -> str:
 
 
 def _computed(op: Op) -> dict[int, list[int]]:
-    """{number of a gradient that is computed: numbers of the inputs that it is of}. Not the incoming one, and of equal ones the first."""
+    """Returns {index of a computed gradient: indices of its inputs}.
+
+    Gradients equal to the incoming one are left out; of equal gradients the first is computed.
+    """
     assert op.backward is not None
     inputs, outputs = [t.name for t in op.forward.inputs], op.backward.outputs
     at = {t.name: j for j, t in enumerate(outputs)}
@@ -312,7 +336,7 @@ def _computed(op: Op) -> dict[int, list[int]]:
 
 
 def _gradients(op: Op, arguments: str) -> list[str]:
-    """The backward's call, if anything is to be computed."""
+    """Lines that call the backward if any gradient is needed."""
     assert op.backward is not None
     computed = _computed(op)
     mask = [
@@ -332,7 +356,7 @@ def _gradients(op: Op, arguments: str) -> list[str]:
 
 
 def _given_back(op: Op) -> list[str]:
-    """What each input gets."""
+    """Expressions of each input's gradient."""
     assert op.backward is not None
     at, outputs = (
         {i: j for j, numbers in _computed(op).items() for i in numbers},
@@ -359,8 +383,12 @@ def _given_back(op: Op) -> list[str]:
 def _with_backward(
     op: Op, activation: str, forward: Any, backward: Any, may: Collection[str], eager: bool
 ) -> Any:
-    """The Function as it would be written by hand for this op and activation: what is looked up is looked up here, once. may: holds the activation
-    if its gradient may be by its result. eager: whether nothing traces it."""
+    """Makes a specialised Function for one op and activation.
+
+    Args:
+        may: contains the activation if its gradient may use the result.
+        eager: True if nothing traces the Function.
+    """
     names: dict[str, Any] = {
         "_forward": forward,
         "_backward": backward,
@@ -368,7 +396,9 @@ def _with_backward(
         "_grad_on": torch.is_grad_enabled,
     }
     exec(
-        compile(_text(op, activation, may, eager), f"<{op.said(activation)}, gradient>", "exec"),
+        compile(
+            _text(op, activation, may, eager), f"<{op.display_name(activation)}, gradient>", "exec"
+        ),
         names,
     )
     return type(

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the ops do with tensors on a GPU: kf's kernels on the current stream, workspaces from PyTorch's allocator."""
+"""Kernels for CUDA tensors: launched on the current stream, with workspaces of PyTorch's
+allocator.
+"""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -20,12 +22,12 @@ def _without_a_device() -> str | None:
     return (
         None
         if cuda_available()
-        else "no CUDA device answers: is the driver (libcuda.so.1) installed, and a GPU visible?"
+        else "no CUDA device was found: is the driver (libcuda.so.1) installed, and a GPU visible?"
     )
 
 
 def why_not() -> str | None:
-    """Why there are no kernels for tensors on a GPU; None: there are."""
+    """Returns why there are no kernels for CUDA tensors, or None if there are."""
     why = _without_a_device()
     if why is None:
         try:
@@ -41,7 +43,8 @@ def _library(s: Schema) -> Any:
 
 def _refusal(s: Schema, activation: str, why: str) -> NotImplementedError:
     return NotImplementedError(
-        f"{s.op.said(activation)}: no kernel for tensors on cuda: {why}. Tensors on the CPU are taken: x.cpu()"
+        f"{s.op.display_name(activation)}: no kernel for tensors on cuda: {why}. CPU tensors are "
+        f"supported: x.cpu()"
     )
 
 
@@ -74,7 +77,11 @@ def launch(
 
 
 def reason(s: Schema, given: Given, made: _plan.Plan, error: Exception) -> BaseException | None:
-    """Of what was refused: by the shim, where there is one of the op. What the loader kept may be of a call before, which nobody asked about."""
+    """Returns the error behind a failed call of the shim, or None.
+
+    An error stored by the loader may belong to an earlier call; it counts only if the shim
+    reported it.
+    """
     if s.op.own:
         return _shim.failed.take(error) or _kept(
             s.op.own.on_gpu.library(s.op.own.dtypes[made.function]), error
@@ -90,7 +97,7 @@ def reason(s: Schema, given: Given, made: _plan.Plan, error: Exception) -> BaseE
 
 def _kept(library: _gpu.Gpu, error: Exception) -> BaseException | None:
     kept = library.failed()
-    return kept if _shim.was_said(kept, error) else None
+    return kept if _shim.was_reported(kept, error) else None
 
 
 LAUNCH["cuda"], REASON["cuda"] = launch, reason
@@ -104,7 +111,8 @@ def kernel(s: Schema) -> Callable[..., Result]:
         why = None if known else _without_a_device() if s.op.own else why_not()
         if why:
             given = s.sort(args)
-            plan(s, given, symbolic=False)  # what is wrong with the call is said first
+            # Errors of the call itself take precedence.
+            plan(s, given, symbolic=False)
             raise _refusal(s, given.activation, why)
         return run(*args)
 

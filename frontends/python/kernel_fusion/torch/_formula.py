@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An op's two directions in PyTorch's own functions, with the arguments of the ops of torch.library: made of the statements that the manifest has.
-Numbers of 2 bytes are computed in float32 and rounded once, as the kernels do."""
+"""Both directions of an op in PyTorch functions, built from the manifest's statements.
+
+They take the arguments of the torch.library ops. 2-byte values are computed in float32 and rounded
+once, as the kernels do.
+"""
 
 import functools
 import re
@@ -26,12 +29,14 @@ SPANS = {
 
 
 def _span(what: str | int) -> str:
-    """The dimensions of `shape` that a size is the product of."""
+    """Slice of `shape` whose product is the size."""
     return SPANS[what] if isinstance(what, str) else f"shape[{what}:{what + 1 or ''}]"
 
 
 def _extent(extent: str, op: Op) -> tuple[str, str]:
-    """An extent of a tensor: (in the manifest, the dimensions that it stands for)."""
+    """Returns an extent of a tensor in two spellings: size in the manifest, dimensions
+    in `shape`.
+    """
     factor, _, name = extent.rpartition(" * ")
     if op.parts[name] == "groups":
         return name, name
@@ -46,7 +51,7 @@ def _shape(op: Op, tensor: Tensor, own: bool) -> str:
 
 
 def _sizes(op: Op, call: Call) -> list[str]:
-    """`shape`, that of an elem; `at`, the axis; the sizes."""
+    """Lines that compute `shape` (of an elementwise tensor), `at` (the axis) and the sizes."""
     template, measures = (
         call.template,
         [f"{name} = {_span(what)}.numel()" for name, what in op.parts.items() if what != "groups"],
@@ -68,7 +73,7 @@ def _sizes(op: Op, call: Call) -> list[str]:
 
 
 def _dtype(t: Tensor, template: Tensor) -> str:
-    """Of a tensor's argument: an expression of the arguments as they are given."""
+    """Expression of a tensor's dtype."""
     return (
         f"{template.name}.dtype if {t.name} is None else {t.name}.dtype"
         if t.nullable or t.unread
@@ -77,10 +82,15 @@ def _dtype(t: Tensor, template: Tensor) -> str:
 
 
 def _given(op: Op, t: Tensor, template: Tensor, flat: bool, computed: bool) -> str:
-    """A tensor in its shape in the manifest. computed: whether with it, and not just handed on."""
+    """Line that brings a tensor into its manifest shape.
+
+    Args:
+        computed: True if the formula computes with it; False if it is only passed on.
+    """
     text = t.name if flat else f"{t.name}.reshape({_shape(op, t, False)})"
     if t.nullable and t.absent is not None:
-        text = f"{template.name}.new_full(({_shape(op, t, False)}), {t.absent}) if {t.name} is None else {text}"
+        full = f"{template.name}.new_full(({_shape(op, t, False)}), {t.absent})"
+        text = f"{full} if {t.name} is None else {text}"
     return (
         f"{t.name} = wide({text})"
         if t.var in ("T", "U", "acc") and computed
@@ -89,7 +99,7 @@ def _given(op: Op, t: Tensor, template: Tensor, flat: bool, computed: bool) -> s
 
 
 def _checks(op: Op, t: Tensor, template: Tensor, flat: bool) -> list[str]:
-    """That a tensor is what the op would take: PyTorch's functions would broadcast it, or compute in another dtype."""
+    """Lines that check a tensor's shape and dtype, where PyTorch would broadcast or promote."""
     shape = f"tuple({template.name}.shape)" if flat else f"({_shape(op, t, True)})"
     wanted = {
         "T": "dtype_T",
@@ -99,18 +109,21 @@ def _checks(op: Op, t: Tensor, template: Tensor, flat: bool) -> list[str]:
     beside = f"beside {template.name} of "
     lines = [
         f"if {there}tuple({t.name}.shape) != {shape}:",
-        f"    raise ValueError(f'{{where}}: {t.name} has the shape {{tuple({t.name}.shape)}}, expected {{{shape}}} {beside}the shape "
+        f"    raise ValueError(f'{{where}}: {t.name} has the shape {{tuple({t.name}.shape)}}, "
+        f"expected {{{shape}}} {beside}the shape "
         f"{{tuple({template.name}.shape)}}')",
     ]
     if wanted:
         lines += [
             f"if {there}{t.name}.dtype != ({wanted}):",
-            f"    raise TypeError(f'{{where}}: {t.name} has the dtype {{{t.name}.dtype}}, expected {{{wanted}}} {beside}{{dtype_T}}')",
+            f"    raise TypeError(f'{{where}}: {t.name} has the dtype {{{t.name}.dtype}}, "
+            f"expected {{{wanted}}} {beside}{{dtype_T}}')",
         ]
     return lines
 
 
 def _text(op: Op, activation: str, backward: bool, statements: Sequence[str]) -> str:
+    """Source text of one direction."""
     call, template, flat = (
         op.direction(backward),
         op.direction(backward).template,
@@ -126,22 +139,21 @@ def _text(op: Op, activation: str, backward: bool, statements: Sequence[str]) ->
     lines += [f"{v.name} = act_{i}" for i, v in enumerate(op.scalars[activation])] + [
         "T = torch.float32 if dtype_T.itemsize == 2 else dtype_T"
     ]
-    given = sorted(
-        (t for t in call.inputs if t.name in read), key=lambda t: t is template
-    )  # from which others are made
+    # The template comes last: others are made from it.
+    given = sorted((t for t in call.inputs if t.name in read), key=lambda t: t is template)
     if not backward:
         lines += [
             line for t in given if t is not template for line in _checks(op, t, template, flat)
         ]
     inner = ""
-    if (
-        backward and op.family == "reduction"
-    ):  # of no elements there is no gradient that would be divided by their number
+    # An empty reduction has no elements whose gradient would be divided by their number.
+    if backward and op.family == "reduction":
         statements = [
             re.sub(rf"/ ({'|'.join(op.parts)})\b", r"/ torch.sym_max(\1, 1)", line)
             for line in statements
         ]
-    if backward and spreads(op, activation):  # rounded first, so that the result stays a view
+    # Rounding comes first, so that the result stays a view.
+    if backward and spreads(op, activation):
         name, _, text = statements[-1].partition(f" = {SPREAD}")
         inner, _, shape = text.rpartition(", (")
         statements = [*statements[:-1], f"{name} = {SPREAD}({inner}).to(dtype_T), ({shape}"]
@@ -159,7 +171,7 @@ def _text(op: Op, activation: str, backward: bool, statements: Sequence[str]) ->
 
 
 def spreads(op: Op, activation: str) -> bool:
-    """Whether a gradient is that of the result, the same along the axis: then it is a view that nothing is written for, as PyTorch's own are."""
+    """True if a gradient broadcasts the result's gradient along the axis: it is then a view."""
     found = (
         formulas(op, activation)
         if op.family == "reduction" and op.backward and len(op.backward.outputs) == 1
@@ -169,12 +181,16 @@ def spreads(op: Op, activation: str) -> bool:
 
 
 def wide(t: torch.Tensor) -> torch.Tensor:
+    """Converts 2-byte floats to float32."""
     return t.to(torch.float32) if t.dtype.itemsize == 2 else t
 
 
 def rounded(t: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """No t.to(dtype) that is t itself: of a Function whose result is in its graph twice, torch.compile of PyTorch 2.11 loses the gradient
-    (pytorch/pytorch#180642)."""
+    """Converts to dtype without a no-op t.to(dtype).
+
+    If a Function returns a result twice, torch.compile of PyTorch 2.11 loses the gradient
+    (pytorch/pytorch#180642).
+    """
     return t if t.dtype == dtype else t.to(dtype)
 
 
@@ -182,7 +198,7 @@ def rounded(t: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 def make(
     op: Op, activation: str
 ) -> tuple[Callable[..., Any], Callable[..., Any], Callable[..., Any] | None]:
-    """(forward, backward, backward by the result)"""
+    """Returns (forward, backward, backward by the result or None)."""
     found = formulas(op, activation)
     assert found is not None
     made = []
@@ -192,10 +208,10 @@ def make(
             "torch": torch,
             "wide": wide,
             "rounded": rounded,
-            "where": op.said(activation),
+            "where": op.display_name(activation),
             "elements": elements,
         }
         text = _text(op, activation, bool(backward), statements)
-        exec(compile(text, f"<{op.said(activation)} in PyTorch>", "exec"), names)
+        exec(compile(text, f"<{op.display_name(activation)} in PyTorch>", "exec"), names)
         made.append(names["function"])
     return made[0], made[1], made[2] if len(made) > 2 else None

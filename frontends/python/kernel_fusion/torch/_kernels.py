@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the ops of torch.library do: on the CPU, through the C library; with fake tensors, shapes and dtypes alone."""
+"""Kernels of the torch.library ops: through ctypes on the CPU, shapes and dtypes for
+fake tensors.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -10,7 +12,7 @@ from torch import Tensor
 from kernel_fusion import _counts, _library, _plan, _strides
 from kernel_fusion._arguments import PROBABILITY
 from kernel_fusion.torch import _shim
-from kernel_fusion.torch._schema import Given, Schema, wanted, words
+from kernel_fusion.torch._schema import Given, Schema, wanted, activation_names
 
 WORDS = {
     torch.float32: "f32",
@@ -23,27 +25,26 @@ WORDS = {
     torch.bool: "u8",
 }
 DTYPES = {word: dtype for dtype, word in WORDS.items() if dtype is not torch.bool}
-NUMBERS = {
-    "float": ("__float__", "a number"),
-    "int": ("__index__", "a whole number"),
-}  # of a schema: what such a value has, what it is called
+# {type in a schema: (attribute of such values, name in messages)}
+NUMBERS = {"float": ("__float__", "a number"), "int": ("__index__", "a whole number")}
 Result = Tensor | tuple[Tensor, ...]
 
 
 def where(s: Schema, given: Given) -> str:
-    return f"{s.op.said(given.activation)}{' (backward)' if s.backward else ''}"
+    return f"{s.op.display_name(given.activation)}{' (backward)' if s.backward else ''}"
 
 
 def word(s: Schema, given: Given, name: str, dtype: torch.dtype) -> str:
     if dtype not in WORDS:
         raise TypeError(
-            f"{where(s, given)}: {name} has the dtype {dtype}, expected one of {', '.join(str(d) for d in WORDS)}"
+            f"{where(s, given)}: {name} has the dtype {dtype}, expected one of "
+            f"{', '.join(str(d) for d in WORDS)}"
         )
     return WORDS[dtype]
 
 
 def check(s: Schema, given: Given) -> None:
-    """Devices and scalars."""
+    """Checks devices and scalars."""
     first = next(t for t in given.tensors if t is not None)
     for t, x in zip(s.call.inputs, given.tensors):
         if x is not None and x.device != first.device:
@@ -55,7 +56,8 @@ def check(s: Schema, given: Given) -> None:
         rng.dtype != torch.int64 or tuple(rng.shape) != (2,) or rng.device != first.device
     ):
         raise ValueError(
-            f"{where(s, given)}: rng is {rng.dtype} of the shape {tuple(rng.shape)} on {rng.device}, expected two int64 on "
+            f"{where(s, given)}: rng is {rng.dtype} with shape {tuple(rng.shape)} on "
+            f"{rng.device}, expected two int64 on "
             f"{first.device}"
         )
     values = [
@@ -79,7 +81,11 @@ def plan(s: Schema, given: Given, symbolic: bool) -> _plan.Plan:
 
 
 def odd(s: Schema, where: str, args: Sequence[Any]) -> TypeError | None:
-    """What says that an argument is no tensor or no number. args: those of the op, or the first ones."""
+    """Returns an error for the first argument of the wrong type, or None.
+
+    Args:
+        args: the op's arguments, or its first ones.
+    """
     for (kind, name), value in zip(s.arguments, args):
         if kind == "Tensor" and value is None:
             return TypeError(f"{where}: {name} is missing")
@@ -88,7 +94,7 @@ def odd(s: Schema, where: str, args: Sequence[Any]) -> TypeError | None:
         if kind in NUMBERS and (isinstance(value, bool) or not hasattr(value, NUMBERS[kind][0])):
             act, _, number = name.partition("_")
             name = (
-                s.op.scalars[words()[args[s.at["activation"]]]][int(number)].name
+                s.op.scalars[activation_names()[args[s.at["activation"]]]][int(number)].name
                 if act == "act"
                 else name
             )
@@ -99,7 +105,10 @@ def odd(s: Schema, where: str, args: Sequence[Any]) -> TypeError | None:
 
 
 def explain(s: Schema, error: Exception, args: Sequence[Any]) -> BaseException:
-    """Of a call that the shim refused, which knows one kind of exception, and PyTorch's for memory: the error that Python's own checks find."""
+    """Returns the error Python's checks find for a call that the shim refused.
+
+    The shim can raise only one kind of exception, besides PyTorch's out-of-memory error.
+    """
     if isinstance(error, torch.OutOfMemoryError):
         return error
     try:
@@ -108,14 +117,15 @@ def explain(s: Schema, error: Exception, args: Sequence[Any]) -> BaseException:
             return found
         made = plan(s, given, symbolic=False)
         device = next(t for t in given.tensors if t is not None).device
-        reason = REASON.get(device.type)  # none of a device that kf has no kernels for
+        # None for a device without kernels.
+        reason = REASON.get(device.type)
         return reason and isinstance(error, RuntimeError) and reason(s, given, made, error) or error
     except (TypeError, ValueError) as e:
         return e
 
 
 def _outputs(s: Schema, given: Given, made: _plan.Plan) -> list[Tensor]:
-    """Those that are not wanted have no elements: an op has as many results in every call."""
+    """Allocates outputs; an unwanted one has no elements, since an op always returns all."""
     first = next(t for t in given.tensors if t is not None)
     return [
         torch.empty(
@@ -130,6 +140,8 @@ def _result(found: Sequence[Tensor]) -> Result:
 
 
 def fake(s: Schema) -> Callable[..., Result]:
+    """Makes the fake kernel of torch.library."""
+
     def run(*args: Any) -> Result:
         given = s.sort(args)
         return _result(_outputs(s, given, plan(s, given, symbolic=True)))
@@ -137,7 +149,7 @@ def fake(s: Schema) -> Callable[..., Result]:
     return run
 
 
-# Calls a launcher: of a schema and a plan; addresses, sizes and integers, strides, scalars, rng; on a device.
+# Calls a launcher: schema and plan; addresses, sizes and integers, strides, scalars, rng; device.
 Launch = Callable[
     [
         Schema,
@@ -163,7 +175,7 @@ def _cpu(
     rng: Tensor | None,
     _: torch.device,
 ) -> None:
-    """Through ctypes."""
+    """Calls a CPU launcher through ctypes."""
     _library.of(s.op).call(
         made.function,
         addresses,
@@ -175,7 +187,7 @@ def _cpu(
     )
 
 
-LAUNCH: dict[str, Launch] = {"cpu": _cpu}  # by the type of a device
+LAUNCH: dict[str, Launch] = {"cpu": _cpu}  # launchers by device type
 
 
 def _lacks(s: Schema, given: Given, made: _plan.Plan, error: Exception) -> BaseException | None:
@@ -185,7 +197,7 @@ def _lacks(s: Schema, given: Given, made: _plan.Plan, error: Exception) -> BaseE
     return library.lacks(made.function) if library.find(made.function) < 0 else None
 
 
-# Why the shim refused a call that nothing is wrong with, by the type of a device; None: as it said itself.
+# Explains why the shim refused a valid call, by device type; None keeps the shim's own text.
 REASON: dict[str, Callable[[Schema, Given, _plan.Plan, Exception], BaseException | None]] = {
     "cpu": _lacks
 }
@@ -211,7 +223,12 @@ def call(
     of_outputs: Mapping[str, tuple[int, ...]] | None = None,
     beta: float = 0.0,
 ) -> None:
-    """of_outputs: the strides of those that are not dense. beta: of what is in them is added to them."""
+    """Calls the launcher.
+
+    Args:
+        of_outputs: strides of outputs that are not contiguous.
+        beta: factor of the old values in accumulated outputs.
+    """
     held, strides = _inputs(s, given, made)
     strides |= of_outputs or {}
     addresses: list[int | None] = [None if x is None else x.data_ptr() for x in held]
@@ -235,7 +252,7 @@ def call(
 def _inputs(
     s: Schema, given: Given, made: _plan.Plan
 ) -> tuple[list[Tensor | None], dict[str, tuple[int, ...]]]:
-    """Tensors as the launcher takes them, none where it reads nothing; and strides of those that are not dense."""
+    """Returns the launcher's inputs, None where it reads nothing, and the non-zero strides."""
     held: list[Tensor | None] = []
     found: dict[str, tuple[int, ...]] = {}
     for t, x in zip(s.call.inputs, given.tensors):

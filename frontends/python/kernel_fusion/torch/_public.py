@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A function for each op and activation over PyTorch's tensors: the arguments that people give, in the order that the op takes."""
+"""Functions of kf.ops for PyTorch tensors, which map public arguments to those of the torch ops."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -14,13 +14,17 @@ from kernel_fusion.torch import _adding, _autocast, _autograd
 from kernel_fusion.torch._kernels import DTYPES, explain, odd
 from kernel_fusion.torch._schema import schema
 
-# Past Function.apply's Python, which looks for transforms of functorch and wraps ctx: a third of what a call with a gradient costs.
+# Bypasses Function.apply's Python code (functorch checks, ctx wrapping): a third of the cost of a
+# call with a gradient.
 FAST: Any = vars(torch._C._FunctionBase).get("apply")
 
 
 def seed_of(where: str, x: Tensor, rng: Any, training: bool) -> Tensor:
-    """Seed and offset of a dropout as a tensor of x's device: drawn from the default generator, so that manual_seed decides, torch.compile traces
-    it and a graph that is replayed draws anew. Where nothing is dropped the generator stays as it is, as PyTorch's dropout leaves it."""
+    """Returns seed and offset of a dropout as a tensor on x's device.
+
+    They are drawn from the default generator: manual_seed determines them, torch.compile traces
+    the call, and a replayed graph draws again. Without dropout the generator does not advance.
+    """
     if rng is None and not training:
         return torch.zeros(2, dtype=torch.int64, device=x.device)
     if rng is None:
@@ -35,7 +39,8 @@ def seed_of(where: str, x: Tensor, rng: Any, training: bool) -> Tensor:
         )
     except (TypeError, ValueError, RuntimeError, OverflowError):
         raise TypeError(
-            f"{where}: rng is {rng!r:.60}, expected None, two whole numbers of 64 bits, seed and offset, or a tensor of them"
+            f"{where}: rng is {rng!r:.60}, expected None, two whole numbers of 64 bits (seed and "
+            f"offset), or a tensor of them"
         ) from None
 
 
@@ -44,7 +49,7 @@ def dtype_of(where: str, dtype: Any) -> torch.dtype:
 
 
 def _text(op: Op, activation: str) -> str:
-    """The function as Python would be written by hand: what is taken apart once here, eager calls and torch.compile need not take apart each time."""
+    """Source text of a specialised function, so that calls need no argument inspection."""
     inputs = op.forward.inputs
     tensors, first = ", ".join(t.name for t in inputs), inputs[0].name
     needs = " or ".join(
@@ -57,13 +62,16 @@ def _text(op: Op, activation: str) -> str:
     lines = [
         f"def function{_arguments.signature(op, activation)}:",
         "    if out is not None:",
-        "        raise TypeError(f'{where}: out is for NumPy arrays; PyTorch gets a new tensor')",
+        "        raise TypeError(f'{where}: out is for NumPy arrays; PyTorch calls return a new "
+        "tensor')",
         *(
-            f"    if {name}:\n        raise TypeError(f'{{where}}: {name} is for NumPy arrays, which have an out')"
+            f"    if {name}:\n        raise TypeError(f'{{where}}: {name} is for NumPy arrays, "
+            f"which have out')"
             for name in op.forward.betas
         ),
         "    try:",
-        f"        if any_autocast() and {first}.device.type in devices and autocast({first}.device.type):",
+        f"        if any_autocast() and {first}.device.type in devices and "
+        f"autocast({first}.device.type):",
         f"            {tensors}, = cast(({tensors},))",
     ]
     if op.family == "reduction":
@@ -84,7 +92,8 @@ def _text(op: Op, activation: str) -> str:
         "    traced = compiling()",
     ]
     pairs = [(a.name, b.name) for i, b in enumerate(inputs) for a in inputs[:i]]
-    lines += ["    if save and traced:"] if pairs else []  # which takes no tensor twice
+    # torch.compile does not accept the same tensor twice.
+    lines += ["    if save and traced:"] if pairs else []
     for a, b in pairs:
         lines += [
             f"        if {b} is {a} and {b} is not None:",
@@ -111,14 +120,15 @@ def _text(op: Op, activation: str) -> str:
             *(
                 f"        {line}"
                 for v in (*op.forward.scalars, *op.scalars[activation])
-                for line in _bounds(op.said(activation), v)
+                for line in _bounds(op.display_name(activation), v)
             ),
             "        return plain_apply(*given) if save else plain(*given)",
         ]
     lines += [
         "    try:",
         "        if traced:",
-        "            found = whole(*given) if exporting() else apply(*given) if save else forward(*given)",
+        "            found = whole(*given) if exporting() else apply(*given) if save else "
+        "forward(*given)",
         "        elif transformed() or forward_mode._current_level >= 0:",
         "            found = careful(given, save)",
         "        else:",
@@ -136,7 +146,7 @@ def _text(op: Op, activation: str) -> str:
 
 
 def _rest(op: Op, activation: str) -> str:
-    """What stands behind the tensors when the op is called."""
+    """Arguments of the op after the tensors."""
     scalars = [v.name for v in op.scalars[activation]]
     acts = {f"act_{i}": scalars[i] if i < len(scalars) else "0.0" for i in range(op.act_scalars)}
     words = {
@@ -152,17 +162,21 @@ def _rest(op: Op, activation: str) -> str:
 
 
 def _bounds(where: str, value: _table.Value) -> list[str]:
-    """What the op checks and its formula does not. The number is not in the message: torch.compile may have a symbol of it."""
+    """Lines that check a scalar's bounds, which a formula does not.
+
+    The message omits the value, since torch.compile may have a symbol for it.
+    """
     within = [
         f"{value.name} {sign} {bound}"
         for sign, bound in ((">=", value.least), ("<=", value.most))
         if bound is not None
     ]
-    said = " and ".join(within)
+    bounds = " and ".join(within)
     return (
         [
-            f"if not ({said}):",
-            f"    raise ValueError({f'{where}: {value.name} is out of its bounds, expected {said}'!r})",
+            f"if not ({bounds}):",
+            f"    raise "
+            f"ValueError({f'{where}: {value.name} is out of its bounds, expected {bounds}'!r})",
         ]
         if within
         else []
@@ -170,20 +184,25 @@ def _bounds(where: str, value: _table.Value) -> list[str]:
 
 
 def _decomposes(op: Op, activation: str) -> bool:
-    """Whether torch.compile may see the formula in place of the op: where each result is made of elements, so that it can be computed where its
-    neighbours are."""
+    """True if torch.compile may see the formula instead of the op: only for elementwise ops."""
     return op.family == "elementwise" and _table.formulas(op, activation) is not None
 
 
 def decomposes() -> bool:
-    """ "auto" is "opaque" in PyTorch before 2.13, whose is_exporting() torch.compile takes for true (pytorch/pytorch#176347)."""
+    """True if torch.compile sees formulas.
+
+    "auto" is "opaque" before PyTorch 2.13, where torch.compile assumes is_exporting()
+    (pytorch/pytorch#176347).
+    """
     if config.compile_ops == "auto":
         return not torch.compiler.is_exporting()
     return config.compile_ops == "decompose"
 
 
 def _differentiated(t: Any) -> bool:
-    """Whether torch.func's grad, or autograd outside of its vmap, records what is done with a tensor: at any of its levels."""
+    """True if torch.func's grad, or autograd outside of its vmap, records operations
+    on a tensor.
+    """
     while torch._C._functorch.is_functorch_wrapped_tensor(t):
         if t.requires_grad:
             return True
@@ -192,8 +211,10 @@ def _differentiated(t: Any) -> bool:
 
 
 def careful(where: str, forward: Any, function: Any) -> Callable[[Sequence[Any], bool], Any]:
-    """Calls an op inside a transform of torch.func or a level of forward-mode autograd, for which it has no rule: past them its result would be taken
-    for a constant."""
+    """Makes a function that calls an op inside a torch.func transform or forward-mode autograd.
+
+    Without its checks the op's result would be treated as a constant there.
+    """
 
     def call(given: Sequence[Any], save: bool) -> Any:
         tensors = [t for t in given if isinstance(t, Tensor)]
@@ -213,8 +234,12 @@ def careful(where: str, forward: Any, function: Any) -> Callable[[Sequence[Any],
 def make(
     op: Op, activation: str, whole: Any, forward: Any, function: Any, eager: Any
 ) -> Callable[..., Any]:
-    """whole: what an exported program gets, which has a gradient wherever it is loaded."""
-    where = op.said(activation)
+    """Makes the function of kf.ops for tensors.
+
+    Args:
+        whole: the op for exported programs, which has a gradient wherever it is loaded.
+    """
+    where = op.display_name(activation)
     names: dict[str, Any] = {
         "forward": forward,
         "forward_now": getattr(forward, "_op", forward),
@@ -252,5 +277,5 @@ def make(
         }
     exec(compile(_text(op, activation), f"<{where}>", "exec"), names)
     made: Callable[..., Any] = names["function"]
-    made.__qualname__ = where  # as Python's own errors about arguments have it
+    made.__qualname__ = where  # appears in Python's own errors about arguments
     return made

@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The gradient of `torch.ops.kf.<op>` itself: for calls that do not go through kf.ops, those of an exported program among them. PyTorch asks a
-function of Python for it at each call, gradient or none, which costs microseconds: so kf.ops and torch.compile call the overload that has none."""
+"""Gradients of `torch.ops.kf.<op>` for direct calls, such as those of exported programs.
+
+PyTorch calls a Python function at each such call, even without a gradient, which costs
+microseconds. kf.ops and torch.compile therefore call the overload without a gradient.
+"""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -11,11 +14,11 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from kernel_fusion.torch import _autograd, _public
-from kernel_fusion.torch._schema import Schema, words
+from kernel_fusion.torch._schema import Schema, activation_names
 
 
 def _function(s: Schema, activation: str, namespace: Any, below: Any) -> Any:
-    """Around the op without its gradient; around its backward, whose own is that of its formula."""
+    """Wraps the op, or its backward, in a Function."""
     return (
         _autograd.again(s.op, below)
         if s.backward
@@ -24,18 +27,18 @@ def _function(s: Schema, activation: str, namespace: Any, below: Any) -> Any:
 
 
 def kernel(s: Schema, namespace: Any) -> Callable[..., Any]:
-    """For PyTorch's key Autograd."""
+    """Makes the kernel for PyTorch's dispatch key Autograd."""
     activation_at = s.at.get("activation")
 
     def below(*args: Any) -> Any:
-        """The same op, so that it is this one that an exported program has."""
+        """Calls the same op below autograd, so that an exported program contains this op."""
         with torch._C._AutoDispatchBelowAutograd():
             return getattr(namespace, s.name).default(*args)
 
     @functools.cache
     def made(activation: str) -> tuple[Any, Callable[[Sequence[Any], bool], Any]]:
         function = _function(s, activation, namespace, below)
-        where = f"{s.op.said(activation)}{' (backward)' if s.backward else ''}"
+        where = f"{s.op.display_name(activation)}{' (backward)' if s.backward else ''}"
         return function, _public.careful(where, below, function)
 
     def run(*args: Any) -> Any:
@@ -43,16 +46,16 @@ def kernel(s: Schema, namespace: Any) -> Callable[..., Any]:
             isinstance(t, Tensor) and t.requires_grad for t in args[: s.inputs]
         )
         transformed = torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
-        activation = "none" if activation_at is None else words().get(args[activation_at], "")
-        if (
-            not differentiated and not transformed or activation not in s.op.activations
-        ):  # which the op refuses itself
+        activation = (
+            "none" if activation_at is None else activation_names().get(args[activation_at], "")
+        )
+        # The op itself reports an unknown activation.
+        if not differentiated and not transformed or activation not in s.op.activations:
             return below(*args)
         if differentiated and s.saves:
-            args = (
-                *args[:-1],
-                True,
-            )  # whatever the call said: a program may have been exported without gradients
+            # Saved whatever the call requested: the program may have been exported without
+            # gradients.
+            args = (*args[:-1], True)
         function, careful = made(activation)
         return careful(args, differentiated) if transformed else function.apply(*args)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an op of torch.library takes, in which order: tensors, integers and scalars as its entry has them, then what says which call it is."""
+"""Schemas of the torch.library ops: tensors, integers and scalars of the op, then call options."""
 
 import functools
 from collections.abc import Sequence
@@ -9,33 +9,33 @@ from torch import Tensor
 
 from kernel_fusion._table import Call, Op, activations
 
-ALL = -1  # mask: every gradient
-KERNEL = "kernel"  # the overload that has no gradient, and is the same otherwise
+ALL = -1  # mask of all gradients
+KERNEL = "kernel"  # overload without a gradient
 
 
 class Given(NamedTuple):
-    """An op's arguments, sorted."""
+    """Arguments of an op, sorted by kind."""
 
     tensors: Sequence[Tensor | None]
     integers: Sequence[int]
-    scalars: Sequence[float]  # the op's, as many of the activation's as it has, p
+    scalars: Sequence[float]  # the op's, the activation's, then p
     axis: int
     groups: int
     rng: Tensor | None
     activation: str
     dtype: Any
-    mask: (
-        int  # of a backward: which gradients; of a forward: whether what is saved for one is wanted
-    )
+    # Gradients to compute (backward), or non-zero if saved outputs are needed (forward).
+    mask: int
 
 
 @functools.cache
-def words() -> dict[int, str]:
+def activation_names() -> dict[int, str]:
+    """Returns {id: activation}."""
     return {number: name for name, number in activations().items()}
 
 
 class Schema:
-    """Of one direction of an op."""
+    """Schema of one direction of an op."""
 
     def __init__(self, op: Op, backward: bool):
         self.op, self.backward, self.call = op, backward, op.direction(backward)
@@ -43,14 +43,13 @@ class Schema:
         self.inputs = len(self.call.inputs)
         self.saves = not backward and any(t.use == "saved" for t in self.call.outputs)
         self.arguments = self._arguments()
-        self.at = {
-            name: i for i, (_, name) in enumerate(self.arguments)
-        }  # where each is; "scalars" and "act": the first of them
+        # Index of each argument; "scalars" and "act" are the first scalar of each kind.
+        self.at = {name: i for i, (_, name) in enumerate(self.arguments)}
         self.at["scalars"] = self.inputs + len(self.call.integers)
         self.at["act"] = self.at["scalars"] + len(self.call.scalars)
 
     def _arguments(self) -> list[tuple[str, str]]:
-        """[(type, name)]"""
+        """Returns [(type, name)]."""
         op, call = self.op, self.call
         found = [("Tensor?" if t.nullable or t.unread else "Tensor", t.name) for t in call.inputs]
         found += [("int", v.name) for v in call.integers] + [
@@ -70,19 +69,19 @@ class Schema:
 
     @property
     def overloads(self) -> tuple[str, str]:
-        """Its names: the op that users call first, which is the one that PyTorch takes where a call names none."""
+        """Names: the op that users call, which is PyTorch's default overload, then the kernel."""
         return self.name, f"{self.name}.{KERNEL}"
 
     @property
     def text(self) -> str:
-        """Behind a name."""
+        """Arguments and results, which follow the name in a schema."""
         results = ["Tensor"] * len(self.call.outputs)
         given = ", ".join(f"{t} {n}" for t, n in self.arguments)
         return f"({given}) -> {results[0] if len(results) == 1 else '(' + ', '.join(results) + ')'}"
 
     def sort(self, args: Sequence[Any]) -> Given:
         at, op = self.at, self.op
-        activation = words()[args[at["activation"]]] if op.has_act else "none"
+        activation = activation_names()[args[at["activation"]]] if op.has_act else "none"
         scalars = args[at["scalars"] : at["act"] + len(op.scalars[activation])]
         return Given(
             args[: self.inputs],
@@ -105,7 +104,7 @@ _schema = functools.cache(Schema)
 
 
 def wanted(call: Call, given: Given, i: int) -> bool:
-    """Whether an output is computed."""
+    """True if an output is computed."""
     t = call.outputs[i]
     if t.use == "gradient":
         return bool(given.mask >> i & 1)

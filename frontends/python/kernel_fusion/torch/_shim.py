@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The ops' kernels without Python: native/torch_shim.cpp, compiled where it is used, at the first import, and kept by what it was made of. Without
-a C++ compiler, or with KF_TORCH_SHIM=0, ctypes does the same (_kernels.py)."""
+"""Native kernels of the ops (native/torch_shim.cpp), which avoid Python's overhead.
+
+The shim is compiled at the first import and cached under a digest of its sources. Without a C++
+compiler, or with KF_TORCH_SHIM=0, ctypes is used instead (_kernels.py).
+"""
 
 import ctypes
 import hashlib
@@ -29,7 +32,7 @@ SOURCES = (
     "packed.h",
 )
 FLAGS = ("-std=c++17", "-O2", "-fPIC", "-shared", "-fvisibility=hidden", "-s")
-TYPES = ("f32", "f16", "bf16", "f64", "i32", "i64", "u8", "bool")  # in the order of the shim's
+TYPES = ("f32", "f16", "bf16", "f64", "i32", "i64", "u8", "bool")  # order of the shim's enum
 VARS = {**{word: i for i, word in enumerate(TYPES)}, "T": 8, "U": 9, "acc": 10}
 PARTS = {
     word: i
@@ -41,15 +44,9 @@ USES = {"saved": 1, "gradient": 2}
 LIBTORCH = pathlib.Path(torch.__file__).parent / "lib"
 OPEN = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int)
 OPEN_OWN = ctypes.CFUNCTYPE(ctypes.c_void_p, *[ctypes.c_int] * 4)
-LIBRARY = (
-    "kfp_run",
-    "kfp_run_on",
-    "kfp_space",
-    "kfp_error",
-    "kfp_detail",
-    "kfp_reason",
-)  # kfs_library
-SHAPED = 4  # of torch_layout.h
+# Members of kfs_library.
+LIBRARY = ("kfp_run", "kfp_run_on", "kfp_space", "kfp_error", "kfp_detail", "kfp_reason")
+SHAPED = 4  # SHAPED of torch_layout.h
 INT, LONG, DOUBLE, TEXT = ctypes.c_int32, ctypes.c_int64, ctypes.c_double, ctypes.c_char_p
 
 
@@ -113,7 +110,10 @@ class _Op(ctypes.Structure):
 
 
 def compiled() -> pathlib.Path:
-    """The shim's library, of the cache or new. It looks libtorch's functions up by name, so it is of no version of torch."""
+    """Returns the shim's library, from the cache or compiled.
+
+    It looks libtorch's functions up by name, so it is independent of torch's version.
+    """
     digest = hashlib.sha256(
         repr(FLAGS).encode() + b"".join((NATIVE / name).read_bytes() for name in SOURCES)
     ).hexdigest()[:16]
@@ -125,11 +125,10 @@ def compiled() -> pathlib.Path:
             or shutil.which("clang++")
         )
         if not compiler:
-            raise OSError("there is no C++ compiler")
+            raise OSError("no C++ compiler was found")
         path.parent.mkdir(parents=True, exist_ok=True)
-        made = path.with_name(
-            f"{path.name}.{os.getpid()}"
-        )  # several processes may make it at the same time
+        # Several processes may compile it concurrently.
+        made = path.with_name(f"{path.name}.{os.getpid()}")
         done = subprocess.run(
             [compiler, *FLAGS, str(NATIVE / SOURCES[0]), "-o", str(made), "-ldl"],
             capture_output=True,
@@ -177,7 +176,7 @@ def _tensor(s: Schema, t: Tensor, sizes: Sequence[str]) -> _Tensor:
 
 
 def _functions(s: Schema, library: Any) -> Any:
-    """[activation][T][U]"""
+    """Returns function indices as [activation][T][U]."""
     op = s.op
 
     def find(act: str, t: str, u: str) -> int:
@@ -236,12 +235,12 @@ def _entry(s: Schema) -> _Op:
 
 
 def covers(s: Schema) -> bool:
-    """Not an op whose result's dtype is an argument."""
+    """True unless the result's dtype is an argument."""
     return s.op.second != "results"
 
 
 def _numbers(s: Schema) -> tuple[Any, Any]:
-    """(functions, libraries) of the CPU and a GPU, of an op that the program has made none yet."""
+    """Returns (functions, libraries) for CPU and GPU; a user-made op has none yet."""
     pointers = ctypes.POINTER(INT) * 2
     if not s.op.own:
         return pointers(_functions(s, _library.library())), (ctypes.c_void_p * 2)()
@@ -254,12 +253,13 @@ def _numbers(s: Schema) -> tuple[Any, Any]:
 
 _table: Any = None
 _dll: Any = None
-_schemas: list[Schema] = []  # of the table's ops
-_kept: list[Any] = []  # what C calls and reads
+_schemas: list[Schema] = []  # ops of the table
+# Objects that C code calls and reads.
+_kept: list[Any] = []
 
 
 def _pointers(dll: Any) -> Any:
-    """A library's functions, as kfs_library has them."""
+    """Returns a library's functions in the order of kfs_library."""
     found = (ctypes.c_void_p * len(LIBRARY))(
         *[
             ctypes.cast(getattr(dll, name), ctypes.c_void_p) if hasattr(dll, name) else None
@@ -275,29 +275,35 @@ def _refuse_missing(missing: bytes | None) -> None:
         raise OSError(f"this torch lacks {missing.decode()}")
 
 
-def was_said(error: BaseException | None, said: Exception) -> bool:
-    """Whether the shim said so, which has no room for all of a text."""
-    return error is not None and _gpu.said(error)[:200] in str(said)
+def was_reported(error: BaseException | None, reported: Exception) -> bool:
+    """True if the shim reported the error, whose text it may have truncated."""
+    return error is not None and _gpu.describe(error)[:200] in str(reported)
 
 
 class _Failed(threading.local):
-    """Why this thread's last call of an op that the program has made could not be made."""
+    """Why this thread's last call of a user-made op failed."""
 
     error: BaseException | None = None
     text: Any = None
 
-    def take(self, said: Exception) -> BaseException | None:
-        """Once, if it is what the shim said; it may be of a call before, which nobody asked about."""
+    def take(self, reported: Exception) -> BaseException | None:
+        """Returns and clears the error if the shim reported it; it may belong to an
+        earlier call.
+        """
         error, self.error = self.error, None
-        return error if was_said(error, said) else None
+        return error if was_reported(error, reported) else None
 
 
 failed = _Failed()
 
 
 def _open_own(number: int, on_gpu: int, first: int, second: int) -> int | None:
-    """The shim's question before the first call with these dtypes: None, or the address of what is said."""
+    """Callback of the shim before the first call with these dtypes.
+
+    Returns None, or the address of an error text.
+    """
     s = _schemas[number]
+    # C code between here and the caller cannot propagate an exception, KeyboardInterrupt included.
     try:
         dtypes = (
             (TYPES[first], TYPES[second]) if s.op.second and first != second else (TYPES[first],)
@@ -308,17 +314,20 @@ def _open_own(number: int, on_gpu: int, first: int, second: int) -> int | None:
             s.op.function("none", dtypes, s.backward)
         )
         libraries = (ctypes.c_void_p * len(TYPES) ** 2).from_address(_table[number].own[on_gpu])
-        libraries[first * len(TYPES) + second] = ctypes.addressof(
-            _pointers(library.dll)
-        )  # last: another thread calls what it finds
+        # Assigned last: another thread calls what it finds.
+        libraries[first * len(TYPES) + second] = ctypes.addressof(_pointers(library.dll))
         return None
-    except BaseException as e:  # C between here and the caller lets none through, and would call what is not there: KeyboardInterrupt too
-        failed.error, failed.text = e, ctypes.create_string_buffer(_gpu.said(e).encode())
+    except BaseException as e:
+        failed.error, failed.text = e, ctypes.create_string_buffer(_gpu.describe(e).encode())
         return ctypes.addressof(failed.text)
 
 
 def register(schemas: Sequence[Schema]) -> None:
-    """Makes the shim's kernels those of the ops that it covers, on the CPU; OSError says why it cannot."""
+    """Registers the shim's CPU kernels.
+
+    Raises:
+        OSError: the shim cannot be used.
+    """
     global _table, _dll
     if os.environ.get("KF_TORCH_SHIM") == "0":
         raise OSError("KF_TORCH_SHIM is 0")
@@ -351,9 +360,9 @@ def register(schemas: Sequence[Schema]) -> None:
 
 
 def register_own(schemas: Sequence[Schema], on_gpu: bool = False) -> None:
-    """After register, the same of an op that the program has made, on the CPU and then on a GPU."""
+    """Registers kernels of user-made ops, on the CPU first, then on a GPU; requires `register`."""
     if _dll is None:
-        raise OSError("there is no shim")
+        raise OSError("the shim is not loaded")
     if len(_schemas) + len(schemas) > len(_table):
         raise OSError("the shim has no room for more ops")
     for s in schemas:
@@ -369,17 +378,21 @@ def register_gpu(
     key: str = "CUDA",
     device: str = "cuda",
 ) -> None:
-    """After register, the same on GPUs. Their library is opened by the first call: a process that only imports kf starts no driver. What is not
-    PyTorch's own is for tests."""
+    """Registers the shim's GPU kernels; requires `register`.
+
+    The first call opens the library of launchers, so that importing kf does not initialise a
+    driver. The arguments other than `schemas` are for tests.
+    """
     if _dll is None:
-        raise OSError("there is no shim")
+        raise OSError("the shim is not loaded")
 
     def opened(op: int) -> int:
+        # C code would call missing functions. _cuda.why_not reports the reason.
         try:
             library = _gpu.library()
             found = _functions(schemas[op], library)
-        except BaseException:  # C would call what is not there
-            return 1  # why_not of _cuda.py says why
+        except BaseException:
+            return 1
         _kept.append(found)
         _dll.kfs_open_gpu(op, ctypes.cast(found, ctypes.c_void_p), _pointers(library.dll))
         return 0
