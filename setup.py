@@ -1,7 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What pyproject.toml cannot say: the version, from the one place where it is written; what the generator reads, which goes into the package as
-kfgen/data, laid out as in the checkout (gen/kfgen/paths.py); and what kernel_fusion has that is generated, its C libraries above all
-(frontends/python/kernel_fusion/_build.py says what decides about them)."""
+"""Dynamic parts of the package's build that pyproject.toml cannot express.
+
+- the version, read from include/kf/core/version.h
+- kfgen/data: the generator's input files, laid out as in the checkout (gen/kfgen/paths.py)
+- generated files of kernel_fusion, such as its C libraries, configured by the variables of
+  frontends/python/kernel_fusion/_build.py
+"""
 
 import pathlib
 import re
@@ -11,9 +15,10 @@ import sys
 from setuptools import setup
 from setuptools.command.build_py import build_py
 
+# setuptools before 70.1
 try:
     from setuptools.command.bdist_wheel import bdist_wheel
-except ImportError:  # setuptools before 70.1
+except ImportError:
     from wheel.bdist_wheel import bdist_wheel
 
 ROOT = pathlib.Path(__file__).resolve().parent
@@ -21,7 +26,7 @@ DATA = {"templates": "*.j2", "gen/spec": "*.toml", "include/kf": "*.*h*"}
 
 
 def builder():
-    """The package's own; imported when something is built, since it needs jinja2."""
+    """Returns the package's _build module, imported only for a build, since it needs jinja2."""
     sys.path[:0] = [
         path for path in (str(ROOT / "gen"), str(ROOT / "frontends/python")) if path not in sys.path
     ]
@@ -31,9 +36,12 @@ def builder():
 
 
 class WithData(build_py):
+    """Copies the generator's data and builds the generated files."""
+
     def run(self):
         super().run()
-        if self.editable_mode:  # the checkout's own are read
+        # An editable install reads the checkout's data.
+        if self.editable_mode:
             builder().build(ROOT / "frontends/python/kernel_fusion")
             return
         data = pathlib.Path(self.build_lib) / "kfgen/data"
@@ -47,7 +55,7 @@ class WithData(build_py):
 
 
 class OfPlatform(bdist_wheel):
-    """Libraries are a platform's, but of no Python's version."""
+    """Tags a wheel with libraries by platform, without a Python version."""
 
     def get_tag(self):
         libraries = builder().selection() is not None and builder().compiler()[0]

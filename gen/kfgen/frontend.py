@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What frontends read, made of the manifest alone: an entry for each op, with what its functions have in common, and type stubs.
+"""Data of frontends, derived from the manifest: one entry per op with what its functions share.
 
-An entry's `forward` and `backward` are calls: tensors in their order, sizes, the fields of strides, integers and scalars, as a function's arguments
-are. What differs by activation is said once for each activation: its scalars, which inputs a backward does not read, and (`by_result`) for which
-activations it takes the activation's result, an input too, in place of the others that are so marked.
+`forward` and `backward` of an entry are calls: tensors in order, sizes, fields of strides,
+integers and scalars, as in a function's arguments. Data that depends on the activation is stored
+once per activation: its scalars, the inputs its backward does not read (`unread`), and whether its
+backward takes the activation's result instead of the inputs with this mark (`by_result`).
 """
 
 import json
@@ -30,7 +31,7 @@ VALUE = ("name", "default", "least", "most")
 
 
 def _call(members):
-    """Of functions that differ by activation and dtypes."""
+    """One direction of an op, from functions that differ by activation and dtypes."""
     f = members[0]
     found = {
         "tensors": [],
@@ -47,7 +48,8 @@ def _call(members):
             unread = [m["activation"] for m in plain if m["arguments"][i]["unread"]]
             instead = [m["activation"] for m in plain if m["arguments"][i]["null"] == "result"]
             given = [m["activation"] for m in plain if m["arguments"][i]["null"] == "inputs"]
-            var = a["dtype"] if a["var"] == "I" else a["var"]  # which is one, of all functions here
+            # The dtype is the same in all functions here.
+            var = a["dtype"] if a["var"] == "I" else a["var"]
             found["tensors"].append(
                 {k: a[k] for k in TENSOR}
                 | {
@@ -69,11 +71,17 @@ def _call(members):
 
 
 def _entry(pattern, op, members, with_grad):
-    """with_grad: the op that has its results and gradients in one call, where it has no gradient of its own."""
+    """Entry of an op.
+
+    Args:
+        with_grad: the op that computes results and gradients in one call, if this op has no
+            gradient.
+    """
     forward, backward = ([f for f in members if f["bwd"] is bwd] for bwd in (False, True))
     f, axes = forward[0], packed.axes(forward[0])
     of_u = {v["of"] for m in forward for v in m["variables"] if v["name"] == "U"}
-    # A cast asks for its result's dtype; reductions, which have float32 results of 2-byte tensors too (packed.py), give that of their tensors.
+    # Dtype of results is an argument of a cast. Reductions return their tensors' dtype; their
+    # functions with float32 results of 2-byte tensors are left out (packed.py).
     second = (
         "weights"
         if "weights" in of_u
@@ -106,7 +114,9 @@ def _entry(pattern, op, members, with_grad):
 
 
 def table(made):
-    """Of a manifest: {"ops": entries, "activations": {name: id, scalars, those that may not be negative by_result}, "aliases": as there}."""
+    """Returns the table of a manifest: {"abi", "ops": entries, "activations": {name: id, scalars,
+    scalars that must not be negative by_result}, "aliases"}.
+    """
     groups, scalars, rising = {}, {}, {}
     for f in packed.functions(made):
         groups.setdefault(f["op"], []).append(f)
@@ -136,9 +146,11 @@ def table(made):
 
 
 def formulas(made):
-    """{op: {activation: the statements of torch of forward and backward, and of a backward by the result}}, of a manifest's ops that have a gradient
-    which is one of the operands and results alone: a framework may differentiate it again. Not where it reads what a forward saved, a mask, or rows
-    by their numbers."""
+    """Returns {op: {activation: PyTorch statements of forward, backward, backward by the result}}.
+
+    Only for ops whose gradient depends on operands and results alone, so that a framework can
+    differentiate it again. Excluded are gradients that read saved tensors, masks or row indices.
+    """
     found, other = {}, set()
     for f in (f for f in packed.functions(made) if not f["integer"]):
         name = names.stem(f["op"])
@@ -157,7 +169,7 @@ def formulas(made):
 
 
 def files(selection):
-    """{path in the package: text}"""
+    """Returns {path in the package: text}."""
     made = manifest.build(selection)
     found = {
         "ops.json": table(made) | {"generator": paths.digest()},

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An op that a program makes while it runs: the fields of a spec entry, from which the same becomes as from one in a file. Its expressions may also
-call kf's activations by name: silu(x + bias), leaky_relu(x, 0.2)."""
+"""Ops made at run time from the fields of a spec entry, handled like entries of a file.
+
+Their formulas may also call activations: silu(x + bias), leaky_relu(x, 0.2).
+"""
 
 import functools
 
@@ -11,25 +13,28 @@ from kfgen.paths import SPECS
 from kfgen.render import Selection
 from kfgen.words import PRIMITIVES
 
-FILE = "kf.fuse"  # in place of a file's name, in errors
+FILE = "kf.fuse"  # file name in errors
 
 
 @functools.cache
 def activations():
-    """{name: Activation}, of kf's own alone."""
+    """Returns {name: Activation} of kf's own activations."""
     return specs.load_files([SPECS / "activations.toml"]).activations
 
 
 def _word(act):
-    """What a call of an activation adds to a graph. Its gradient is the activation's own where that has a closed form, as an activation's has
-    that stands in an op's name."""
+    """Makes the function that inserts an activation into a graph.
+
+    Its gradient is the activation's closed form, if it has one, as for an activation in an op's
+    name.
+    """
 
     def build(graph, args):
         if not 1 <= len(args) <= 1 + len(act.scalars):
-            wanted = " and, if need be, ".join(["x", *act.scalars])
-            raise ExprError(f"calls `{act.name}` with {len(args)} arguments, it takes {wanted}")
+            wanted = " and, optionally, ".join(["x", *act.scalars])
+            raise ExprError(f"calls `{act.name}` with {len(args)} arguments, expected {wanted}")
         x, *given = args
-        scalars = {name: graph.const(said.default) for name, said in act.said.items()} | dict(
+        scalars = {name: graph.const(scalar.default) for name, scalar in act.said.items()} | dict(
             zip(act.scalars, given)
         )
         node = act.build(graph, x, scalars)
@@ -42,7 +47,7 @@ def _word(act):
 
 @functools.cache
 def words():
-    """{name: function}; what the language has as a primitive it has already."""
+    """Returns {name: function} of activations that are not primitives of the language."""
     return {
         name: _word(act)
         for name, act in activations().items()
@@ -51,7 +56,11 @@ def words():
 
 
 def spec(name, entry):
-    """A spec of this one op. entry: the fields of [op.<name>]; a reference is not asked for."""
+    """Makes a Spec with this op only.
+
+    Args:
+        entry: the fields of [op.<name>], without a reference.
+    """
     found = Spec({"none": activations()["none"]}, {}, [])
     outputs = entry.get("outputs", {})
     data = entry | ({"refs": dict.fromkeys(outputs, "0")} if outputs else {"ref": "0"})

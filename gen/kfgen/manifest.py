@@ -1,17 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The list of public functions that tests, benchmarks, documentation and frontends read."""
+"""The manifest: all public functions, for tests, benchmarks, documentation and frontends."""
 
 from kfgen import abi, aliases, chosen, contract, formulas, names
 from kfgen.activation import bwd_reads_x
 from kfgen.dtypes import DTYPE, FLOAT_DTYPES, INT_DTYPES
 
 BYTES_NOTE = "bytes: per element of the result, every tensor once; row tensors are not counted"
-EPSILON = {"f32": 2.0**-23, "f64": 2.0**-52}  # of what is computed in
+SHARED = """
+    op family form layout dtypes variables bwd state dropout sizes workspace_arguments
+    scratch
+""".split()  # fields of functions with the activation as an argument
+EPSILON = {"f32": 2.0**-23, "f64": 2.0**-52}  # machine epsilon of the computation's dtype
 
 
 def null(k, stream, act):
-    """What a NULL pointer means: nothing that may be ("" then); the number `absent`; that it is not read, or not written; of the activation's
-    result that the gradient is by the inputs, and of those that it is by the result."""
+    """Meaning of a NULL pointer; docs/manifest.md lists the values of the field `null`."""
     if stream.role != "in":
         return "" if stream.required else "skipped"
     if k.unread(stream, act):
@@ -22,14 +25,18 @@ def null(k, stream, act):
 
 
 def index(k, stream):
-    """Of an operand that is the number of a column: what it may be, and what comes of any other."""
+    """Valid range of a column index and the effect of other values, or None for other operands."""
     below = k.below(stream) if stream.role == "in" else None
     return below and {"least": 0, "below": below, "outside": "no gradient" if k.bwd else "NaN"}
 
 
 def tensor(k, stream, act, backward):
-    """A tensor argument; docs/manifest.md says what each field is. backward: the kernel of the gradients, if there is one."""
-    laid = (
+    """Describes a tensor argument (docs/manifest.md).
+
+    Args:
+        backward: kernel of the gradients, or None.
+    """
+    strides = (
         [stream.name + level for level in k.levels_of(stream.name)]
         if stream.name in k.strided
         else []
@@ -51,8 +58,8 @@ def tensor(k, stream, act, backward):
         "unchanged": stream.unchanged,
         "place_of": stream.place_of,
         "in_place": contract.in_place(k, stream) if stream.role != "in" else [],
-        "strides": laid,
-        "broadcast": bool(laid) and stream.role == "in",
+        "strides": strides,
+        "broadcast": bool(strides) and stream.role == "in",
         "gradient": next((s.name for s in backward.streams if s.of == stream.name), "")
         if backward
         else "",
@@ -64,23 +71,23 @@ def tensor(k, stream, act, backward):
     }
 
 
-# What a NULL pointer means that is no tensor's.
+# Meaning of a NULL pointer that is no tensor.
 NULL = {"strides": "dense", "workspace": "no bytes", "activation_scalars": "the defaults"}
 
 
 def value(k, act, argument):
-    """Any other argument."""
-    said = (
+    """Describes an argument that is no tensor."""
+    scalar = (
         (k.op.said | act.said).get(argument.name)
         if argument.role in ("scalar", "integer", "act_scalar")
         else None
     )
     found = {"name": argument.name, "role": argument.role, "ctype": argument.ctype.strip()}
-    if said:
+    if scalar:
         found |= {
-            "default": said.default,
-            "least": said.least,
-            "most": said.most,
+            "default": scalar.default,
+            "least": scalar.least,
+            "most": scalar.most,
             "unread": argument.name in k.unread_scalars,
         }
     if argument.role == "beta":
@@ -98,7 +105,7 @@ def value(k, act, argument):
 
 
 def variables(k):
-    """The type variables of a function: what each is and what it is of."""
+    """Type variables of a function: name, dtype, and the tensors that have it."""
     found = [{"name": "T", "dtype": k.dtype.word, "of": "elements"}]
     if k.op.types not in ("one", "gradients"):
         found.append(
@@ -121,7 +128,7 @@ def variables(k):
 
 
 def tolerance(k, act):
-    """How far a result may be from the exact one: None where it is exact, or rounded once."""
+    """Error bound of a result; None if it is exact or rounded once."""
     compute = k.dtype.compute
     if k.op.types == "pairs" or compute not in EPSILON:
         return None
@@ -133,8 +140,11 @@ def tolerance(k, act):
 
 
 def autocast(k):
-    """What a framework that chooses dtypes for its user gives it: "low" to products, the dtype of 2 bytes that it works with; "float32" to sums and
-    losses; tensors of several dtypes in the widest ("promote"); else what it is given ("same")."""
+    """Policy for frameworks that choose dtypes.
+
+    "low" (products): the framework's 2-byte dtype; "float32": sums and losses; "promote": tensors
+    of several dtypes in the widest; "same": no change.
+    """
     if k.family.autocast:
         return k.family.autocast
     if k.dtypes[0] not in FLOAT_DTYPES or k.op.types == "pairs":
@@ -145,7 +155,7 @@ def autocast(k):
 
 
 def saves(launcher, backward):
-    """What the backward reads of its forward's tensors."""
+    """Tensors of the forward that the backward reads."""
     if not backward:
         return []
     return [
@@ -154,7 +164,9 @@ def saves(launcher, backward):
 
 
 def saves_by_result(launcher, backward):
-    """The same where its gradient is by the activation's result; None if there is no such gradient."""
+    """Tensors of the forward that a backward by the activation's result reads, or None without
+    one.
+    """
     if not backward or not backward.by(launcher.act):
         return None
     return [
@@ -163,7 +175,9 @@ def saves_by_result(launcher, backward):
 
 
 def axes(k):
-    """How tensors of any number of dimensions become the sizes: (families/family.py). None: their shapes alone do not say them all."""
+    """Mapping of tensors' dimensions to sizes (`Family.axes`); None if shapes do not determine
+    them.
+    """
     if k.form not in k.family.axes:
         return None
     axis, of = k.family.axes[k.form]
@@ -172,7 +186,10 @@ def axes(k):
 
 
 def cost(k, tensors):
-    """Bytes of every tensor once and operations, as expressions of the sizes; by the activation's result, where the gradient may be."""
+    """Bytes (every tensor once) and operations, as expressions of the sizes.
+
+    A gradient that may use the activation's result is counted that way.
+    """
     touched = {s.name: k.touched(s) for s in k.inputs + k.outputs}
     moved = [
         (" * ".join(touched[t["name"]]), DTYPE[t["dtype"]].size)
@@ -189,7 +206,7 @@ def cost(k, tensors):
 
 
 def of_kernel(k):
-    """What its functions have in common."""
+    """Fields shared by a kernel's functions."""
     return {
         "variables": variables(k),
         "axes": axes(k),
@@ -209,7 +226,11 @@ def backward_of(k):
 
 
 def function(launcher, user=None, common=None, backward=None):
-    """backward: the kernel of the gradients, where the caller has it."""
+    """Describes one function.
+
+    Args:
+        backward: kernel of the gradients, if the caller has it.
+    """
     k, act = launcher.kernel, launcher.act
     backward = backward or backward_of(k)
     folder = names.folder(user if user and not (k.op.builtin and act.builtin) else None)
@@ -276,17 +297,23 @@ def function(launcher, user=None, common=None, backward=None):
 
 
 def any_activation(k, members, user):
-    """The functions of a kernel whose activation is an argument. members: the kernel's own functions, as the manifest has them."""
+    """Describes the functions of a kernel with the activation as an argument.
+
+    Args:
+        members: the kernel's other functions, as described in the manifest.
+    """
     found, one = [], chosen.kernel(k)
     for launcher in one.launchers:
         of = {f["activation"]: f for f in members if f["state"] == launcher.state}
         first = next(iter(of.values()))
-        header = f"{names.folder_of_chosen(user if any(not a.builtin for a in k.acts) or not k.op.builtin else None)}/{names.stem(k.op.pattern)}"
+        builtin = k.op.builtin and all(a.builtin for a in k.acts)
+        folder = names.folder_of_chosen(None if builtin else user)
+        header = f"{folder}/{names.stem(k.op.pattern)}"
         tensors = {}
         for alike in zip(*([a for a in f["arguments"] if "kind" in a] for f in of.values())):
-            said = {a["null"] for a in alike}
+            meanings = {a["null"] for a in alike}
             tensors[alike[0]["name"]] = alike[0] | {
-                "null": said.pop() if len(said) == 1 else "activation",
+                "null": meanings.pop() if len(meanings) == 1 else "activation",
                 "unread": all(a["unread"] for a in alike),
             }
         others = {a["name"]: a for a in first["arguments"] if "kind" not in a}
@@ -306,30 +333,14 @@ def any_activation(k, members, user):
                 "cpu_workspace": launcher.cpu_workspace if k.has_workspace else None,
                 "stages": one.cuda.stages(launcher),
                 "arguments": arguments,
-                **{
-                    key: first[key]
-                    for key in (
-                        "op",
-                        "family",
-                        "form",
-                        "layout",
-                        "dtypes",
-                        "variables",
-                        "bwd",
-                        "state",
-                        "dropout",
-                        "sizes",
-                        "workspace_arguments",
-                        "scratch",
-                    )
-                },
+                **{key: first[key] for key in SHARED},
             }
         )
     return found
 
 
 def statements(kernels):
-    """{what functions have as `statements`: {library: lines}}: the same for all dtypes."""
+    """Returns {key: {library: lines}}, the same for all dtypes."""
     found = {}
     for k in kernels:
         for act in k.acts:
@@ -344,12 +355,14 @@ def statements(kernels):
 
 
 def signatures(selection):
-    """What build has as `signature` of each of its functions."""
+    """Signatures of all functions, without the rest of the manifest."""
     return [_signature(launcher) for k in selection.all_kernels() for launcher in k.launchers]
 
 
 def forwards(selection, wanted):
-    """Of the forwards of each of these (op, activation) the first one that build has, made alone."""
+    """Describes the first forward function of each (op, activation), without the rest of the
+    manifest.
+    """
     found = {}
     for op, act in wanted:
         kernels = selection.kernels(op)
@@ -370,7 +383,11 @@ def _signature(launcher):
 
 
 def build(selection, user=None):
-    """The whole manifest of a selection, in the order of the spec. user: the stem of spec files rendered beside the rest."""
+    """Builds the manifest of a selection, in the order of the spec.
+
+    Args:
+        user: stem of the user's spec files, which are rendered beside kf's own.
+    """
     kernels = selection.all_kernels()
     backward = {(k.op.pattern, k.dtypes): k for k in kernels if k.bwd}
     found = [
@@ -417,48 +434,18 @@ def build(selection, user=None):
     }
 
 
-# What include/kf/core calls its own.
-CORE_NAMES = (
-    "f16",
-    "bf16",
-    "i32",
-    "i64",
-    "u32",
-    "u64",
-    "result_t",
-    "dtype_t",
-    "activation_t",
-    "context_t",
-    "tensor_t",
-    "stream_t",
-    "event_t",
-    "get_error_string",
-    "get_last_error_detail",
-    "check_abi",
-    "load",
-    "store",
-    "warp_sum",
-    "warp_max",
-    "warp_min",
-    "block_sum",
-    "block_max",
-    "block_min",
-    "philox",
-    "dropout",
-    "rng_t",
-    "make_rng",
-    "read_rng",
-    "rope_scheme_t",
-    "rope_scaling_t",
-    "rope_magnitude",
-    "rope_frequencies_f32",
-    "rope_table_f32",
-    "rope_table_f64",
-)
+# Names defined by include/kf/core.
+CORE_NAMES = """
+    f16 bf16 i32 i64 u32 u64 result_t dtype_t activation_t context_t tensor_t stream_t
+    event_t get_error_string get_last_error_detail check_abi load store warp_sum warp_max
+    warp_min block_sum block_max block_min philox dropout rng_t make_rng read_rng
+    rope_scheme_t rope_scaling_t rope_magnitude rope_frequencies_f32 rope_table_f32
+    rope_table_f64
+""".split()
 
 
 def clashes(selection, user=None):
-    """Names that two entries would give to two things of one language: [(name, first, second)]."""
+    """Returns [(name, first, second)] of names that two entries define."""
     seen = {(cpu, f"kf_{name}"): "kf's core" for name in CORE_NAMES for cpu in (False, True)}
     found = []
 
@@ -468,7 +455,7 @@ def clashes(selection, user=None):
         seen[cpu, name] = what
 
     def take_both(name, what):
-        """C programs may include kf.h beside kf_launchers.h, which declares the names of CUDA's launchers."""
+        """Reserves a name in CUDA and in C: a C program may include kf.h beside kf_launchers.h."""
         take(name, what)
         take(name, what, cpu=True)
 
@@ -487,14 +474,16 @@ def clashes(selection, user=None):
     for k in selection.all_kernels():
         take(f"kfk_{k.name}", f"op `{k.op.pattern}`")
         for launcher in k.launchers:
-            what = f"op `{k.op.pattern}` with activation `{launcher.act.name}`{', backward' if k.bwd else ''}"
+            direction = ", backward" if k.bwd else ""
+            what = f"op `{k.op.pattern}` with activation `{launcher.act.name}`{direction}"
             take_both(launcher.name, what)
             take(launcher.cpu_name, what, cpu=True)
             if k.has_workspace:
                 take_both(launcher.workspace, what)
                 take(launcher.cpu_workspace, what, cpu=True)
         for launcher in chosen.kernel(k).launchers if chosen.has(k) else ():
-            what = f"op `{k.op.pattern}` with the activation as an argument{', backward' if k.bwd else ''}"
+            direction = ", backward" if k.bwd else ""
+            what = f"op `{k.op.pattern}` with the activation as an argument{direction}"
             take_both(launcher.name, what)
             take(launcher.cpu_name, what, cpu=True)
     return found

@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""C launchers behind one calling convention, as sources of a shared library that frontends load: which of the arrays holds what is said once,
-here, and frontends need no code for each function. frontends/python/kernel_fusion/native/packed.h is the C side of it."""
+"""C launchers behind one calling convention, as sources of a shared library for frontends.
+
+This module defines the contents of each argument array, so that frontends need no code per
+function. frontends/python/kernel_fusion/native/packed.h is its C side.
+"""
 
 import pathlib
 
@@ -8,13 +11,17 @@ from kfgen.dtypes import DTYPE, ROUNDED
 from kfgen.render import environment, tidy
 from kfgen.render import version as kf_version
 
-MANY = 12  # functions of one file: the longest file is what a build waits for
+MANY = 12  # maximum number of functions per file; a build waits for the longest file
 SCALARS = ("scalar", "act_scalar", "beta", "probability")
 
 
 def axes(f):
-    """How tensors of any number of dimensions become a function's sizes, as the manifest says. Where it says nothing, the first size is what a tensor
-    has dimensions of beside its others, and the inputs that say them are those which have one that no input before has. None: they do not say all."""
+    """Returns how tensors of any number of dimensions become a function's sizes.
+
+    Without data in the manifest, the first size takes all dimensions besides those of the other
+    sizes, and the inputs that determine the sizes are those with a size that no input before has.
+    None: tensors' shapes do not determine all sizes.
+    """
     if f["axes"]:
         return f["axes"]
     first, *others = f["sizes"]
@@ -31,9 +38,12 @@ def axes(f):
 
 
 def functions(manifest):
-    """Those that a library may have: a `_state` twin is one that reads seed and offset where they lie, as `rng` is read for all. Of whole numbers
-    frameworks have 64 bits; results are of their tensors' dtype where there are such, and of tensors in float32 products are as exact as that is.
-    Without those whose sizes do not follow from tensors' shapes: nobody could call them by tensors alone."""
+    """Selects the functions of a library.
+
+    Left out are `_state` functions (`rng` is always read from memory), 32-bit integers, results of
+    another dtype than the tensors' if a function with the same dtype exists, TF32 products, and
+    functions whose sizes do not follow from tensors' shapes.
+    """
     plain = {f["op"] for f in manifest["functions"] if len(f["dtypes"]) == 1}
 
     def left_out(f, v):
@@ -48,9 +58,14 @@ def functions(manifest):
 
 
 def words(f, typed=False):
-    """The arguments of a C launcher, read from the arrays: tensors in their order; sizes, then integers; strides; scalars, the activation's,
-    beta and p behind the op's; seed and offset; the workspace. typed: of functions on tensors: pointers as C++ takes them, beta and p in
-    places of their own."""
+    """Arguments of a C launcher, read from the arrays.
+
+    The order within the arrays is: tensors; sizes, then integers; strides; the op's scalars, the
+    activation's, beta, p; seed and offset; workspace.
+
+    Args:
+        typed: for functions on kf_tensor_t: typed pointers for C++; beta and p at fixed indices.
+    """
     order = {
         "in": "t",
         "out": "t",
@@ -88,12 +103,14 @@ def words(f, typed=False):
 
 
 def space(f):
-    """How much workspace it needs, of the same sizes."""
+    """Arguments of a launcher's workspace function."""
     return ", ".join(f"n[{f['sizes'].index(s)}]" for s in f["workspace_arguments"])
 
 
 def units(found):
-    """{file name: (header, functions)}: one file for a header and dtypes, or several where those are many."""
+    """Returns {file name: (header, functions)}: one file per header and dtypes, or several of
+    MANY.
+    """
     groups = {}
     for f in found:
         groups.setdefault((f["header"], "_".join(f["dtypes"])), []).append(f)
@@ -108,7 +125,9 @@ def units(found):
 
 
 def sources(found):
-    """{file name: text} of a library that has these functions. It knows their names, so that a caller can ask which it has."""
+    """Returns {file name: text} of a library with these functions, including a table of their
+    names.
+    """
     env = environment()
     env.globals.update(version=kf_version(), words=words, space=space)
     texts = {

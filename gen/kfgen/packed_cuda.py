@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""CUDA's launchers behind packed.py's calling convention, which a C++ compiler alone compiles over CUDA's driver: a library that has every launcher
-and no kernel. Kernels are loaded when a launch asks for them (frontends/python/kernel_fusion/native/loader.cpp)."""
+"""CUDA launchers behind packed.py's calling convention, compiled by a C++ compiler.
+
+The library contains all launchers and no kernel: kernels are loaded through the CUDA driver when a
+launch requests them (frontends/python/kernel_fusion/native/loader.cpp).
+"""
 
 from kfgen import packed
 from kfgen.dtypes import DTYPE
@@ -9,22 +12,24 @@ from kfgen.render import version as kf_version
 
 
 def functions(manifest):
-    """[(the name that callers know, the function that is called)]: seed and offset of a dropout lie in the device's memory, where a `_state` twin
-    reads them."""
+    """Returns [(public name, function that is called)].
+
+    For a dropout the `_state` function is called, which reads seed and offset from device memory.
+    """
 
     def key(f):
         return f["op"], f["activation"], tuple(f["dtypes"]), f["bwd"]
 
-    twins = {key(f): f for f in manifest["functions"] if f["state"]}
+    with_state = {key(f): f for f in manifest["functions"] if f["state"]}
     return [
-        (f["name"], twins.get(key(f), f))
+        (f["name"], with_state.get(key(f), f))
         for f in packed.functions(manifest)
         if "cuda" in f["backends"]
     ]
 
 
 def words(f):
-    """The arguments of a launcher, read from the arrays as packed.words reads them."""
+    """Arguments of a CUDA launcher, read from the arrays as in packed.words."""
     arrays = {
         "in": "t",
         "out": "t",
@@ -59,7 +64,7 @@ def words(f):
 
 
 def sources(found):
-    """{file name: text} of a library that has these functions."""
+    """Returns {file name: text} of a library with these functions."""
     env = environment()
     env.globals.update(version=kf_version(), words=words, space=packed.space)
     called = {f["name"]: name for name, f in found}

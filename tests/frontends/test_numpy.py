@@ -327,7 +327,7 @@ REFUSED = [
         (np.ones((2, 3), ">f4"), np.ones(3, "f")),
         {},
         TypeError,
-        "kf.bias_relu: x has the dtype >f4, expected the byte order of this machine",
+        "kf.bias_relu: x has the dtype >f4, expected this machine's byte order",
     ),
     (
         "bias_relu",

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Kernels of launchers over CUDA's driver. One is asked for by its name before each launch; what a
-   context has is looked up here, what it has not the caller makes (kfp_set_maker), once. */
+/* Loads kernels through the CUDA driver. Each launch requests its kernel by name: a kernel already
+   loaded into the current context is looked up, another one is made once by the caller's callback
+   (kfp_set_maker). */
 #include "loader.h"
 
 #include <dlfcn.h>
@@ -14,20 +15,20 @@ kfp_driver_functions kfp_driver;
 
 namespace
 {
-/* A kernel of a function that is about to be launched. 0: there is one. */
+/* Makes a kernel of the function being launched: its image and lowered name. 0 means success. */
 typedef int (*maker)(const char *function, int device, void *stream, const char *kernel,
                      const void **cubin, const char **lowered);
-typedef std::pair<CUcontext, std::string> place;
+typedef std::pair<CUcontext, std::string> kernel_key;
 
 maker make;
 std::mutex lock;
-std::map<place, CUfunction> loaded;
+std::map<kernel_key, CUfunction> loaded;
 std::map<int, CUcontext> primary;
 thread_local struct {
     const char *function;
     int device;
     void *stream;
-    std::string reason; /* why there is no kernel */
+    std::string reason; /* why the maker failed */
 } now;
 
 CUresult load(const char *name, CUfunction *function)
@@ -36,7 +37,7 @@ CUresult load(const char *name, CUfunction *function)
     const char *lowered = nullptr;
     if (!make || make(now.function, now.device, now.stream, name, &cubin, &lowered))
         return CUDA_ERROR_NOT_FOUND;
-    CUmodule module = nullptr; /* stays as long as its context */
+    CUmodule module = nullptr; /* lives as long as its context */
     const CUresult status = kfp_driver.of_cuModuleLoadData(&module, cubin);
     return status == CUDA_SUCCESS ? kfp_driver.of_cuModuleGetFunction(function, module, lowered)
                                   : status;
@@ -71,18 +72,17 @@ extern "C" CUresult kfp_load(const char *name, CUfunction *function)
     CUcontext context = nullptr;
     CUresult status = kfp_driver.of_cuCtxGetCurrent(&context);
     if (status != CUDA_SUCCESS) return status;
-    const place where(context, name);
+    const kernel_key key(context, name);
     {
         const std::lock_guard<std::mutex> guard(lock);
-        const std::map<place, CUfunction>::const_iterator found = loaded.find(where);
+        const std::map<kernel_key, CUfunction>::const_iterator found = loaded.find(key);
         if (found != loaded.end()) return *function = found->second, CUDA_SUCCESS;
     }
-    status = load(
-        name,
-        function); /* not under the lock: the maker may wait for another thread, which launches */
+    /* Outside of the lock: the maker may wait for another thread that launches. */
+    status = load(name, function);
     if (status != CUDA_SUCCESS) return status;
     const std::lock_guard<std::mutex> guard(lock);
-    *function = loaded.emplace(where, *function).first->second;
+    *function = loaded.emplace(key, *function).first->second;
     return CUDA_SUCCESS;
 }
 
@@ -93,12 +93,12 @@ extern const kfp_entry kfp_table[];
 
 KFP_EXPORT void kfp_set_maker(maker by) { make = by; }
 
-/* The maker says so why it returns other than 0; who called the launcher reads it. */
+/* The maker stores why it failed; the launcher's caller reads it. */
 KFP_EXPORT void kfp_give_reason(const char *text) { now.reason = text; }
 KFP_EXPORT const char *kfp_reason(void) { return now.reason.c_str(); }
 
-/* Finds the driver, which is libcuda.so.1 unless a test says otherwise. 0, or the driver's number
- * of an error; -1: there is none. */
+/* Opens the driver, libcuda.so.1 by default. Returns 0, the driver's error code, or -1 without a
+ * driver. */
 KFP_EXPORT int kfp_open(const char *path)
 {
     void *const library = dlopen(path ? path : "libcuda.so.1", RTLD_NOW);
@@ -116,7 +116,7 @@ KFP_EXPORT int kfp_open(const char *path)
     return (int)kfp_driver.of_cuInit(0);
 }
 
-/* 10 * major + minor of a device; negative: an error of the driver. */
+/* Returns 10 * major + minor of a device, or the driver's negated error code. */
 KFP_EXPORT int kfp_architecture(int device)
 {
     CUdevice number = 0;
@@ -131,7 +131,7 @@ KFP_EXPORT int kfp_architecture(int device)
     return status == CUDA_SUCCESS ? 10 * major + minor : -(int)status;
 }
 
-/* Whether the stream is being captured into a graph, where nothing can be loaded. */
+/* True during stream capture, when no kernel can be loaded. */
 KFP_EXPORT int kfp_capturing(void *stream)
 {
     CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
@@ -139,7 +139,7 @@ KFP_EXPORT int kfp_capturing(void *stream)
            status != CU_STREAM_CAPTURE_STATUS_NONE;
 }
 
-/* Calls a function with a device's primary context. */
+/* Calls a function in a device's primary context. Returns -1 without a context. */
 KFP_EXPORT int kfp_run_on(int device, int id, KFP_PARAMETERS)
 {
     const kfp_context context(device);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What kf's launchers ask of CUDA's driver, as a library gets it that starts where there is none;
- * and where their kernels come from (loader.cpp). */
+/* Driver functions of kf's launchers, looked up at run time so that the library also loads without
+ * a driver, and the loader of their kernels (loader.cpp). */
 #ifndef KF_NATIVE_LOADER_H
 #define KF_NATIVE_LOADER_H
 
@@ -8,24 +8,28 @@
 
 #include "packed.h"
 #ifndef KFP_CUDA
-#error "kf: all files of this library are compiled with -DKFP_CUDA: their functions take a stream"
+#error "kf: compile all files of this library with -DKFP_CUDA: their functions take a stream"
 #endif
 
-/* The driver's functions by their names; NULL before kfp_open. */
-#define KFP_DRIVER(do)                                                                                                                                                                                                                         \
-    do                                                                                                                                                                                                                                         \
-    (cuLaunchKernelEx) do(cuFuncSetAttribute) do(cuFuncGetAttribute) do(cuCtxGetDevice) do(cuDeviceGetAttribute) do(cuDeviceGetCount) do(cuStreamIsCapturing) do(cuGetErrorString) do(cuInit) do(cuDeviceGet) do(cuDevicePrimaryCtxRetain) do( \
-        cuCtxGetCurrent) do(cuCtxSetCurrent) do(cuModuleLoadData) do(cuModuleGetFunction) do(cuMemAllocAsync) do(cuMemFreeAsync) do(cuMemFree_v2) do(cuMemcpyHtoDAsync_v2) do(cuStreamSynchronize) do(cuCtxSynchronize) do(cuPointerGetAttribute)
+/* Required driver functions, and optional ones of newer versions. */
+/* clang-format off */
+#define KFP_DRIVER(X)                                                                              \
+    X(cuLaunchKernelEx) X(cuFuncSetAttribute) X(cuFuncGetAttribute) X(cuCtxGetDevice)              \
+    X(cuDeviceGetAttribute) X(cuDeviceGetCount) X(cuStreamIsCapturing) X(cuGetErrorString)         \
+    X(cuInit) X(cuDeviceGet) X(cuDevicePrimaryCtxRetain) X(cuCtxGetCurrent) X(cuCtxSetCurrent)     \
+    X(cuModuleLoadData) X(cuModuleGetFunction) X(cuMemAllocAsync) X(cuMemFreeAsync)                \
+    X(cuMemFree_v2) X(cuMemcpyHtoDAsync_v2) X(cuStreamSynchronize) X(cuCtxSynchronize)             \
+    X(cuPointerGetAttribute)
 #if CUDA_VERSION >= 12080
-#define KFP_LATER(do)                                                                              \
-    do (cuStreamGetDevice) do(cuTensorMapEncodeTiled)
+#define KFP_LATER(X) X(cuStreamGetDevice) X(cuTensorMapEncodeTiled)
 #elif CUDA_VERSION >= 12000
-#define KFP_LATER(do)                                                                              \
-    do (cuTensorMapEncodeTiled)
+#define KFP_LATER(X) X(cuTensorMapEncodeTiled)
 #else
-#define KFP_LATER(do)
+#define KFP_LATER(X)
 #endif
+/* clang-format on */
 
+/* NULL before kfp_open. */
 typedef struct {
 #define KFP_MEMBER(function) decltype(&function) of_##function;
     KFP_DRIVER(KFP_MEMBER)
@@ -35,8 +39,7 @@ typedef struct {
 extern "C" kfp_driver_functions kfp_driver;
 extern "C" CUresult kfp_load(const char *name, CUfunction *function);
 
-/* For its lifetime the thread has a device's primary context, which is the one that CUDA's runtime
- * uses; then the one that it had. */
+/* Makes a device's primary context, which the CUDA runtime uses, current for its lifetime. */
 struct kfp_context {
     explicit kfp_context(int device);
     ~kfp_context();

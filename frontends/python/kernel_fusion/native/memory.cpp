@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A device's memory, in a stream's order, for arrays whose library gives none. All return 0 or the
- * driver's number of an error. */
+/* Stream-ordered device memory, for arrays of libraries without an allocator. All functions return
+ * 0 or the driver's error code. */
 #include "loader.h"
 
-static CUstream of(void *stream) { return (CUstream)stream; }
+static CUstream as_stream(void *stream) { return (CUstream)stream; }
 
 extern "C" {
 KFP_EXPORT int kfp_allocate(int device, size_t size, void *stream, void **memory)
@@ -11,40 +11,42 @@ KFP_EXPORT int kfp_allocate(int device, size_t size, void *stream, void **memory
     const kfp_context context(device);
     CUdeviceptr found = 0;
     const CUresult status = context.status == CUDA_SUCCESS
-                                ? kfp_driver.of_cuMemAllocAsync(&found, size, of(stream))
+                                ? kfp_driver.of_cuMemAllocAsync(&found, size, as_stream(stream))
                                 : context.status;
     *memory = (void *)found;
     return (int)status;
 }
 
-/* stream: NULL waits for all that the device was given, which cuMemFree does not do for what
- * cuMemAllocAsync has given. */
+/* Frees memory in stream order; with stream NULL after all work of the device, for which cuMemFree
+ * does not wait if cuMemAllocAsync allocated the memory. */
 KFP_EXPORT int kfp_free(int device, void *memory, void *stream)
 {
     const kfp_context context(device);
     if (context.status != CUDA_SUCCESS) return (int)context.status;
-    if (stream) return (int)kfp_driver.of_cuMemFreeAsync((CUdeviceptr)memory, of(stream));
+    if (stream) return (int)kfp_driver.of_cuMemFreeAsync((CUdeviceptr)memory, as_stream(stream));
     const CUresult done = kfp_driver.of_cuCtxSynchronize();
     return (int)(done == CUDA_SUCCESS ? kfp_driver.of_cuMemFree_v2((CUdeviceptr)memory) : done);
 }
 
-/* What `from` has may change when it returns. */
+/* Copies host memory, which may be modified after the return. */
 KFP_EXPORT int kfp_upload(int device, void *to, const void *from, size_t size, void *stream)
 {
     const kfp_context context(device);
     return (int)(context.status == CUDA_SUCCESS
-                     ? kfp_driver.of_cuMemcpyHtoDAsync_v2((CUdeviceptr)to, from, size, of(stream))
+                     ? kfp_driver.of_cuMemcpyHtoDAsync_v2((CUdeviceptr)to, from, size,
+                                                          as_stream(stream))
                      : context.status);
 }
 
 KFP_EXPORT int kfp_wait(int device, void *stream)
 {
     const kfp_context context(device);
-    return (int)(context.status == CUDA_SUCCESS ? kfp_driver.of_cuStreamSynchronize(of(stream))
-                                                : context.status);
+    return (int)(context.status == CUDA_SUCCESS
+                     ? kfp_driver.of_cuStreamSynchronize(as_stream(stream))
+                     : context.status);
 }
 
-/* The number of the device that an address is of. */
+/* Stores the device of an address. */
 KFP_EXPORT int kfp_device_of(const void *memory, int *device)
 {
     return (int)kfp_driver.of_cuPointerGetAttribute(device, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL,

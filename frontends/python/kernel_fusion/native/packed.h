@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* kf's C launchers behind one calling convention, so that who calls them needs no code for each
-   function: which array holds what is said in gen/kfgen/packed.py. A library of some functions has
-   the same few symbols, whichever functions it has. */
+/* One calling convention for all of kf's C launchers, so that a frontend needs no code per
+   function. gen/kfgen/packed.py defines the contents of each array. Every library exports the same
+   symbols, whichever functions it contains. */
 #ifndef KF_NATIVE_PACKED_H
 #define KF_NATIVE_PACKED_H
 
@@ -10,8 +10,8 @@
 
 #define KFP_EXPORT __attribute__((visibility("default")))
 #define KFP_UNUSED __attribute__((unused))
-/* tensors; sizes and integers; the op's struct of strides, or NULL; scalars; seed and offset;
- * workspace and its bytes; of CUDA's launchers the stream */
+/* t: tensors; n: sizes, then integers; d: the op's stride struct or NULL; s: scalars; r: seed and
+ * offset; w, b: workspace and its bytes; q: stream (CUDA only). */
 #ifdef KFP_CUDA
 #define KFP_STREAM , KFP_UNUSED void *q
 #define KFP_ARGUMENTS t, n, d, s, r, w, b, q
@@ -27,11 +27,11 @@
 typedef struct {
     const char *name;
     int (*run)(KFP_PARAMETERS);
-    size_t (*space)(const int64_t *n); /* NULL: takes no workspace */
+    size_t (*space)(const int64_t *n); /* workspace bytes; NULL without a workspace */
 } kfp_entry;
 
 #ifndef KFP_CUDA
-/* pool.c: what kf's launchers give their chunks of work to. */
+/* Parallel loop of kf's launchers (pool.c). */
 void kfp_parallel_for(int64_t count, void (*fn)(void *, int64_t), void *context);
 #define KF_PARALLEL_FOR(count, fn, context) kfp_parallel_for(count, fn, context)
 #endif

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The threads of kf's C library: the host's parallel loop where it has given one, else a small pool
-   of its own. No OpenMP: a process that has two libraries of it (PyTorch brings its own) has two
-   pools that do not know of each other. */
+/* Threads of kf's C library: the host's parallel loop if it has set one, else a small pool. OpenMP
+   is not used: in a process with two OpenMP libraries (PyTorch ships one) both would create
+   threads independently. */
 #define _GNU_SOURCE
 #include "packed.h"
 
@@ -10,7 +10,7 @@
 #include <stdatomic.h>
 
 typedef void (*range_fn)(int64_t begin, int64_t end, void *context);
-/* As torch_parallel_for of libtorch's stable ABI. */
+/* Signature of torch_parallel_for in libtorch's stable ABI. */
 typedef int (*host_fn)(int64_t begin, int64_t end, int64_t grain, range_fn fn, void *context);
 typedef struct {
     void (*fn)(void *, int64_t);
@@ -19,30 +19,30 @@ typedef struct {
     _Atomic int64_t next;
 } job;
 
-enum { MOST = 256 };
+enum { MAX_THREADS = 256 };
 static _Atomic(host_fn) host;
-static _Atomic int wanted; /* threads; 0: as many as the process may use */
-static pthread_mutex_t busy =
-    PTHREAD_MUTEX_INITIALIZER; /* held while a job runs: another caller's runs on its own thread */
+static _Atomic int wanted; /* number of threads; 0 uses all processors of the process */
+/* Held while a job runs; a concurrent caller's job runs on its own thread. */
+static pthread_mutex_t busy = PTHREAD_MUTEX_INITIALIZER;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t begun = PTHREAD_COND_INITIALIZER, done = PTHREAD_COND_INITIALIZER;
 static pthread_once_t once = PTHREAD_ONCE_INIT;
-/* Under `lock`: */
+/* Guarded by `lock`: */
 static job *current;
-static int made; /* threads there are */
-static int helpers,
-    running; /* of the current job: threads that may still join it, that have and are not through */
-static uint64_t round_; /* jobs so far */
+static int made;        /* number of helper threads */
+static int helpers;     /* threads that may still join the current job */
+static int running;     /* threads that work on the current job */
+static uint64_t round_; /* number of jobs so far */
 
 KFP_EXPORT void kfp_set_threads(int threads) { atomic_store(&wanted, threads < 0 ? 0 : threads); }
 
 KFP_EXPORT int kfp_threads(void)
 {
     const int asked = atomic_load(&wanted);
-    if (asked) return asked < MOST ? asked : MOST;
+    if (asked) return asked < MAX_THREADS ? asked : MAX_THREADS;
     cpu_set_t mask;
     const int found = sched_getaffinity(0, sizeof mask, &mask) ? 1 : CPU_COUNT(&mask);
-    return found < MOST ? found : MOST;
+    return found < MAX_THREADS ? found : MAX_THREADS;
 }
 
 static void work(job *j)
@@ -67,10 +67,10 @@ static void *helper(void *unused)
     return unused;
 }
 
-/* A forked child has the thread that forked alone, and locks as other threads left them. The host's
-   threads do not exist there either: its loop would wait for them for ever, so the child works on
-   its own thread, until somebody says otherwise. */
-static void forget(void)
+/* Resets the state in a forked child, which has only the forking thread, and locks in any state.
+   The host's threads do not exist there, and its loop would wait for them forever: the child uses
+   one thread until kfp_set_threads changes that. */
+static void reset_in_child(void)
 {
     pthread_mutex_init(&busy, NULL);
     pthread_mutex_init(&lock, NULL);
@@ -81,7 +81,7 @@ static void forget(void)
     if (atomic_exchange(&host, NULL)) atomic_store(&wanted, 1);
 }
 
-static void at_start(void) { pthread_atfork(NULL, NULL, forget); }
+static void at_start(void) { pthread_atfork(NULL, NULL, reset_in_child); }
 
 KFP_EXPORT void kfp_set_parallel_for(host_fn fn)
 {

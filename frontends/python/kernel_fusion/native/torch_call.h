@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A call of an op: what computes it, and its arguments as torch gives them on a stack.
+// One call of an op: its library, and its arguments from PyTorch's stack.
 #ifndef KF_NATIVE_TORCH_CALL_H
 #define KF_NATIVE_TORCH_CALL_H
 
@@ -12,7 +12,7 @@
 #include <stddef.h>
 #include <stdlib.h>
 
-enum { TYPES = 8, T = TYPES, U, ACC, VARS, MOST = 512, BYTES = 6 };
+enum { TYPES = 8, T = TYPES, U, ACC, VARS, MAX_OPS = 512, BYTES = 6 };
 enum { KFS_NO_MEMORY = -1000, KFS_NO_STREAM };
 static const char *const type_names[TYPES] = {"float32", "float16", "bfloat16", "float64",
                                               "int32",   "int64",   "uint8",    "bool"};
@@ -21,39 +21,38 @@ static kfs_op *ops;
 
 typedef struct kfs_library {
     int (*run)(int, KFP_PARAMETERS);
-    int (*run_on)(int, int, KFP_PARAMETERS, void *); // of a GPU
+    int (*run_on)(int, int, KFP_PARAMETERS, void *); // only on a GPU
     size_t (*space)(int, const int64_t *);
-    const char *(*error)(int), *(*detail)(void),
-        *(*reason)(void); // what the last call of this thread failed of
+    const char *(*error)(int);
+    const char *(*detail)(void), *(*reason)(void); // error of this thread's last call
 } kfs_library;
 
-// Where tensors are, and what computes there.
+// A backend: device type, library and registration.
 typedef struct {
-    int32_t type; // of the device, as torch counts them
+    int32_t type; // PyTorch's number of the device type
     bool gpu;
     kfs_library library;
-    int (*open)(int); // of a GPU: before an op's first call there, 0 where it then can be called
-    handle implementations; // torch's, which live as long as the process
-} kfs_place;
-static kfs_place cpu, gpu;
-static const char *(*open_own)(
-    int op, int on_gpu, int first,
-    int second); // of an op that the program has made: NULL where it then can be called
+    int (*open)(int);       // called before an op's first call on a GPU; 0 means success
+    handle implementations; // PyTorch's registrations, which live as long as the process
+} kfs_backend;
+static kfs_backend cpu, gpu;
+// Called before the first call of a user-made op with these dtypes; NULL means success.
+static const char *(*open_own)(int op, int on_gpu, int first, int second);
 
 typedef struct {
     kfs_op *op;
-    const kfs_place *place;
+    const kfs_backend *backend;
     const kfs_library *library;
-    int32_t device; // of those of its type
+    int32_t device; // index among the devices of its type
     handle in[TENSORS], out[TENSORS], rng;
-    int32_t type[TENSORS]; // numbers of dtypes
+    int32_t type[TENSORS]; // dtype indices
     int64_t numbers[SIZES + 16], fields[FIELDS], axis, groups, mask;
     double scalars[32];
     int integers, given, activation;
     bool strided, no_memory;
     kfs_layout layout;
     int32_t vars[VARS];
-    char wrong[1000]; // last: it is written where it is read
+    char wrong[1000]; // error text; last, since it is not initialised
 } call;
 
 static bool fail(call *c, const char *what, const char *name)
@@ -62,11 +61,11 @@ static bool fail(call *c, const char *what, const char *name)
     return false;
 }
 
-// Of an allocation that failed.
+// Reports a failed allocation.
 static bool fail_for_memory(call *c, const char *what)
 {
-    const char *why = c->place->gpu ? why_no_memory() : "";
-    c->no_memory = c->place->gpu && is_out_of_memory(why);
+    const char *why = c->backend->gpu ? why_no_memory() : "";
+    c->no_memory = c->backend->gpu && is_out_of_memory(why);
     snprintf(c->wrong, sizeof c->wrong, "kf.%s: %s: %s", c->op->name, what,
              *why ? why : "out of memory");
     return false;
@@ -85,7 +84,7 @@ static void take_inputs(call *c, value *stack)
     const kfs_op *op = c->op;
     for (int i = 0; i < op->inputs; ++i) {
         handle h = (handle)stack[i];
-        if (op->tensors[i].optional && h) { // optional: a value on the heap
+        if (op->tensors[i].optional && h) { // an optional value is on the heap
             value *held = (value *)h;
             h = (handle)*held;
             if (p_delete_value) {
@@ -98,20 +97,20 @@ static void take_inputs(call *c, value *stack)
     }
 }
 
-// NaN is within no bounds, but where there are none.
+// True if x is out of its bounds; NaN is out of any bounds.
 static bool is_out(double x, double least, double most)
 {
     return (least > -INFINITY && !(x >= least)) || (most < INFINITY && !(x <= most));
 }
 
-// What stands behind the tensors, in the order of torch/_schema.py.
+// Reads the arguments after the tensors, in the order of torch/_schema.py.
 static bool take_rest(call *c, const value *stack)
 {
     const kfs_op *op = c->op;
     const value *v = stack + op->inputs;
     c->integers = op->integers;
-    memcpy(c->numbers, v, (size_t)op->integers * sizeof *v),
-        v += op->integers; // sizes come in front of them later
+    // Sizes are later placed before the integers.
+    memcpy(c->numbers, v, (size_t)op->integers * sizeof *v), v += op->integers;
     memcpy(c->scalars, v, (size_t)op->scalars * sizeof *v), v += op->scalars;
     const value *acts = v;
     v += op->acts;
@@ -134,7 +133,7 @@ static bool take_rest(call *c, const value *stack)
     for (int i = 0; i < c->given; ++i)
         if (is_out(c->scalars[i], bounds[2 * i], bounds[2 * i + 1]))
             return fail(c, "a number is out of its bounds", "");
-    for (int i = 0; i < op->betas; ++i, ++c->given) { // in front of p
+    for (int i = 0; i < op->betas; ++i, ++c->given) { // inserts zeros before p
         c->scalars[c->given] = op->dropout ? p : 0;
         if (op->dropout) c->scalars[c->given - 1] = 0;
     }

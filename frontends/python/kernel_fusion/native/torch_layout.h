@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What _table.py, _sizes.py and _strides.py say of a call, in C++: sizes, shapes and strides from
-   tensors of any number of dimensions. The structs are filled by torch/_shim.py, whose fields are
-   these in this order. */
+/* Sizes, shapes and strides of a call from tensors of any number of dimensions: the C++ version of
+   _table.py, _sizes.py and _strides.py. torch/_shim.py fills the structs, and declares the same
+   fields in the same order. */
 #ifndef KF_NATIVE_TORCH_LAYOUT_H
 #define KF_NATIVE_TORCH_LAYOUT_H
 
@@ -9,38 +9,37 @@
 #include <string.h>
 
 enum { DIMS = 64, SIZES = 8, EXTENTS = 4, TENSORS = 24, FIELDS = 96, SHAPED = 4 };
-/* What a size is the product of: dimensions, or a number of its own; -1, -2, ...: the dimension of
- * that number. */
+/* Dimensions whose product is a size. Negative values are the index of one dimension. */
 enum { ALL = 0, BEFORE, AXIS, AFTER, ALL_BUT_THREE, ONE, GROUPS, BETWEEN };
 enum { ALWAYS = 0, SAVED, GRADIENT, PLACE };
 
 typedef struct {
     const char *name;
-    const uint8_t *unread; /* by number of the activation */
+    const uint8_t *unread; /* [activation] */
     int32_t extents, size[EXTENTS], factor[EXTENTS];
-    int32_t var;              /* a dtype's number; behind them T, U, acc */
-    int32_t optional, absent; /* in the schema; whether it may be absent at all */
+    int32_t var;              /* index of a dtype, or T, U, acc */
+    int32_t optional, absent; /* optional in the schema; may be absent in a call */
     int32_t levels, field, use, place;
 } kfs_tensor;
 
 typedef struct {
     const char *name;
-    const kfs_tensor *tensors;   /* inputs, then outputs */
-    const int32_t *functions[2]; /* of the CPU and of a GPU, [activation][T][U]: numbers in the
-                                    library, -1 for none */
-    const struct kfs_library **own[2]; /* of an op that the program has made: libraries, [T][U],
-                                          NULL where it was not called yet; NULL: the package's */
+    const kfs_tensor *tensors; /* inputs, then outputs */
+    /* Function indices on the CPU and on a GPU: [activation][T][U], -1 if missing. */
+    const int32_t *functions[2];
+    /* Libraries of a user-made op: [T][U], NULL before the first call; NULL for kf's own ops. */
+    const struct kfs_library **own[2];
     const int64_t *activations;
-    const int32_t *act_scalars; /* of each activation */
+    const int32_t *act_scalars; /* [activation]: number of scalars */
     const double *bounds;       /* [activation][scalar][least, most] */
-    int64_t copies;             /* inputs that were made contiguous: counted here */
+    int64_t copies;             /* number of inputs that were copied to be contiguous */
     int32_t inputs, outputs, integers, scalars, acts, dropout, has_axis, axis, has_groups, has_act,
         saves, backward;
-    int32_t parts[SIZES], sizes,
-        order[SIZES]; /* each size: what it is of; those that the launcher takes */
+    int32_t parts[SIZES];        /* dimensions of each size */
+    int32_t sizes, order[SIZES]; /* number of sizes; sizes in the launcher's order */
     int32_t number_of_activations, basis, half, fields, workspace, least_dims, bound_count;
-    int32_t shaped[SHAPED], betas; /* the inputs that say the sizes between them, -1 behind the
-                                      last; scalars in front of p that are 0 */
+    int32_t shaped[SHAPED]; /* inputs that determine the sizes jointly, then -1 */
+    int32_t betas;          /* number of zero scalars before p */
 } kfs_op;
 
 typedef struct {
@@ -57,7 +56,7 @@ static inline void kfs_range(const kfs_op *op, kfs_layout *l, int s)
     l->last[s] = what < 0 ? n + what + 1 : last[what];
 }
 
-/* Whether a tensor of this shape can be the one that sizes are read from. */
+/* Computes the layout from the shape of one tensor; false if the shape is invalid. */
 static inline bool kfs_lay_out(const kfs_op *op, kfs_layout *l, const int64_t *shape, int64_t dims,
                                int64_t axis, int64_t groups)
 {
@@ -73,9 +72,10 @@ static inline bool kfs_lay_out(const kfs_op *op, kfs_layout *l, const int64_t *s
     return !op->has_groups || (groups >= 1 && l->shape[l->at] % groups == 0);
 }
 
-/* The same of several tensors, the dimensions of all sizes one after the other: each tensor has one
-   for most of its sizes, and for one of them what is left. Otherwise *wrong is the input that has
-   too few or too many, or one that is no multiple of what it should be. */
+/* Computes the layout from several tensors, with the dimensions of all sizes in sequence. Each
+   tensor has one dimension per size, and the rest for at most one size not yet known. On failure,
+   *wrong is the input with too few or too many dimensions, or a dimension that is no multiple of
+   its factor. */
 static inline bool kfs_join(const kfs_op *op, kfs_layout *l, int tensors,
                             const int64_t *const *shapes, const int64_t *dims, int *wrong)
 {
@@ -119,7 +119,7 @@ static inline int64_t kfs_size(const kfs_op *op, const kfs_layout *l, int s)
     return found;
 }
 
-/* A tensor's shape; returns its number of dimensions. */
+/* Computes a tensor's shape; returns its number of dimensions. */
 static inline int kfs_shape(const kfs_op *op, const kfs_layout *l, const kfs_tensor *t,
                             int64_t *out)
 {
@@ -142,7 +142,8 @@ static inline bool kfs_dense(const int64_t *shape, const int64_t *strides, int f
     return true;
 }
 
-/* The distance of neighbours along dimensions taken as one, 0 for dense; false: there is none. */
+/* Computes the stride of several dimensions joined into one, 0 if all have one element. Returns
+   false if they cannot be joined. */
 static inline bool kfs_collapse(const int64_t *shape, const int64_t *strides, int first, int last,
                                 int64_t *out)
 {
@@ -163,8 +164,8 @@ static inline bool kfs_collapse(const int64_t *shape, const int64_t *strides, in
     return true;
 }
 
-/* Writes a tensor's strides into the op's struct; *some: whether they say anything. False: it must
- * be made contiguous. */
+/* Writes a tensor's strides into the op's struct, and sets *some if one is not zero. Returns false
+   if the tensor must be copied. */
 static inline bool kfs_strides(const kfs_op *op, const kfs_layout *l, const kfs_tensor *t,
                                const int64_t *shape, const int64_t *strides, int dims,
                                int64_t *fields, bool *some)
@@ -173,7 +174,7 @@ static inline bool kfs_strides(const kfs_op *op, const kfs_layout *l, const kfs_
         if (shape[d] == 0) return true;
     if (kfs_dense(shape, strides, 0, dims)) return true;
     if (!t->levels) return false;
-    int start = t->levels, begin[EXTENTS + 1] = {0}; /* of each extent the tensor's own dimension */
+    int start = t->levels, begin[EXTENTS + 1] = {0}; /* first dimension of each extent */
     for (int e = 0; e < t->extents; ++e)
         begin[e + 1] = begin[e] + l->last[t->size[e]] - l->first[t->size[e]];
     bool one = op->has_axis;

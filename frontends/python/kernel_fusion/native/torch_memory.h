@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* PyTorch's own exception where its allocator has no memory: torch.OutOfMemoryError, which programs
-   catch to try less. The stable ABI has error codes alone. A handler finds an exception by its
-   class's name, which is declared here; its object is made by PyTorch's own constructor, looked up
-   in the libtorch that is loaded. Where that is missing it is a runtime_error with the same words.
- */
+/* Throws PyTorch's torch.OutOfMemoryError, which programs catch to retry with less memory. The
+   stable ABI only has error codes. Handlers match exceptions by class name, declared here;
+   PyTorch's own constructor, looked up in the loaded libtorch, makes the object. Without the
+   constructor a runtime_error with the same text is thrown. */
 #ifndef KF_NATIVE_TORCH_MEMORY_H
 #define KF_NATIVE_TORCH_MEMORY_H
 
@@ -16,8 +15,9 @@
 #include <string>
 #include <typeinfo>
 
-namespace c10 /* as in c10/util/Exception.h: the names, and the parameters of the constructor; no
-                 object is made of these classes */
+/* Declarations as in c10/util/Exception.h: class names and constructor parameters. No object of
+   these classes is constructed here. */
+namespace c10
 {
 struct SourceLocation {
     const char *function, *file;
@@ -26,10 +26,10 @@ struct SourceLocation {
 struct Error : std::exception {};
 struct OutOfMemoryError : Error {};
 } // namespace c10
-enum { KFS_ERROR_BYTES = 4096 }; /* more than any version's exception has */
+enum { KFS_ERROR_BYTES = 4096 }; /* at least the size of the exception in every version */
 static void (*make_error)(void *, c10::SourceLocation, std::string);
-static const char *(*error_text)(
-    void); /* of newer versions: what the last function of the stable ABI failed of */
+/* Only in newer versions: the error of the last failed function of the stable ABI. */
+static const char *(*error_text)(void);
 
 static void look_up_memory(void *library)
 {
@@ -41,7 +41,7 @@ static void look_up_memory(void *library)
 #endif
 }
 
-/* Why the allocator failed, as PyTorch says it; nothing of versions that do not tell. */
+/* PyTorch's text about a failed allocation; empty in older versions. */
 static const char *why_no_memory(void)
 {
     const char *text = error_text ? error_text() : NULL;
@@ -58,8 +58,8 @@ static bool is_out_of_memory(const char *text)
     if (!make_error) throw std::runtime_error(text);
     void *error = abi::__cxa_allocate_exception(KFS_ERROR_BYTES);
     make_error(error, c10::SourceLocation{"kf", "torch_shim.cpp", 0}, std::string(text));
-    abi::__cxa_throw(error, const_cast<std::type_info *>(&typeid(c10::OutOfMemoryError)),
-                     NULL); /* what it has allocated stays */
+    /* Without a destructor, the exception's own allocations leak. */
+    abi::__cxa_throw(error, const_cast<std::type_info *>(&typeid(c10::OutOfMemoryError)), NULL);
 }
 
 #endif

@@ -1,18 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
-// kf's ops for PyTorch over libtorch's stable C ABI: what torch/_kernels.py does through ctypes,
-// without Python. It knows no torch header and is linked to no torch: its C functions are looked up
-// in the libtorch that is loaded, so one library serves many versions. One boxed kernel reads the
-// table of ops; a trampoline each says which op it is.
+// Kernels of kf's PyTorch ops over libtorch's stable C ABI: the same as torch/_kernels.py does
+// through ctypes, without Python. The library includes no torch header and links to no torch; it
+// looks functions up in the loaded libtorch, so it serves many versions. One boxed kernel reads the
+// table of ops, and a trampoline per op passes the op's index.
 #include "torch_call.h"
 
-// The first tensor says which device of its type it is.
-static bool on_place(call *c, handle h)
+// Checks a tensor's device; the first tensor sets the index of the call's device.
+static bool on_device(call *c, handle h)
 {
     int32_t type = 0, index = 0;
     p_aoti_torch_get_device_type(h, &type);
-    if (c->place->gpu) p_aoti_torch_get_device_index(h, &index);
+    if (c->backend->gpu) p_aoti_torch_get_device_index(h, &index);
     if (c->device < 0) c->device = index;
-    return type == c->place->type && index == c->device;
+    return type == c->backend->type && index == c->device;
 }
 
 static bool read_variables(call *c)
@@ -24,9 +24,9 @@ static bool read_variables(call *c)
         c->type[i] = type_of(c->in[i]);
         int32_t *var = &c->vars[op->tensors[i].var];
         if (*var < 0) *var = c->type[i];
-        if (!on_place(c, c->in[i])) return fail(c, "is on another device", op->tensors[i].name);
+        if (!on_device(c, c->in[i])) return fail(c, "is on another device", op->tensors[i].name);
         if (c->type[i] == TYPES)
-            return fail(c, "has a dtype that no op takes", op->tensors[i].name);
+            return fail(c, "has a dtype that no op supports", op->tensors[i].name);
     }
     if (c->vars[U] < 0) c->vars[U] = c->vars[T];
     c->vars[ACC] = c->vars[T] == 3 ? 3 : 0;
@@ -36,7 +36,7 @@ static bool read_variables(call *c)
 static handle contiguous(handle h)
 {
     value stack[2] = {(value)h,
-                      0}; // contiguous(Tensor, MemoryFormat): takes the one, gives the other
+                      0}; // contiguous(Tensor, MemoryFormat) consumes and returns a handle
     return p_aoti_torch_call_dispatcher("aten::contiguous", "", stack) ? NULL : (handle)stack[0];
 }
 
@@ -45,22 +45,22 @@ static bool check_input(call *c, int i)
     const kfs_tensor *t = &c->op->tensors[i];
     int64_t wanted[2 * DIMS], *shape, *strides, dims;
     if (c->type[i] != c->vars[t->var])
-        return fail(c, "has another dtype than is expected beside the others", t->name);
+        return fail(c, "has a dtype that does not match the other tensors", t->name);
     p_aoti_torch_get_sizes(c->in[i], &shape);
     p_aoti_torch_get_dim(c->in[i], &dims);
     if (kfs_shape(c->op, &c->layout, t, wanted) != dims ||
         memcmp(wanted, shape, (size_t)dims * sizeof *shape))
-        return fail(c, "has another shape than is expected beside the others", t->name);
+        return fail(c, "has a shape that does not match the other tensors", t->name);
     if (t->unread[c->activation]) return true;
     p_aoti_torch_get_strides(c->in[i], &strides);
     if (kfs_strides(c->op, &c->layout, t, shape, strides, (int)dims, c->fields, &c->strided))
         return true;
-    __atomic_fetch_add(&c->op->copies, 1, __ATOMIC_RELAXED); // of several threads
+    __atomic_fetch_add(&c->op->copies, 1, __ATOMIC_RELAXED);
     c->in[i] = contiguous(c->in[i]);
     return c->in[i] || fail_for_memory(c, t->name);
 }
 
-// The sizes, from one input or from several.
+// Computes the sizes from one input or several.
 static bool lay_out(call *c)
 {
     const kfs_op *op = c->op;
@@ -74,7 +74,7 @@ static bool lay_out(call *c)
     } while (++count < SHAPED && op->shaped[count] >= 0);
     return (op->shaped[0] < 0 ? kfs_lay_out(op, &c->layout, shapes[0], dims[0], c->axis, c->groups)
                               : kfs_join(op, &c->layout, count, shapes, dims, &wrong)) ||
-           fail(c, "has a shape that the op has no sizes for", op->tensors[wrong].name);
+           fail(c, "has a shape that the op does not support", op->tensors[wrong].name);
 }
 
 static bool check_inputs(call *c)
@@ -100,8 +100,8 @@ static bool wanted(const call *c, int i)
                               : t->use != PLACE || c->in[t->place];
 }
 
-// The results, of which those that nobody wants have no elements; returns how many are wanted, -1
-// where memory is short.
+// Allocates the results; unwanted ones get no elements. Returns the number of wanted results, or
+// -1 without memory.
 static int make_outputs(call *c)
 {
     const kfs_op *op = c->op;
@@ -115,8 +115,9 @@ static int make_outputs(call *c)
             strides[d] = length;
             length *= shape[d] > 1 ? shape[d] : 1;
         }
-        if (p_aoti_torch_empty_strided(dims, shape, strides, types[c->vars[t->var]], c->place->type,
-                                       c->place->gpu ? c->device : -1, &c->out[i]))
+        if (p_aoti_torch_empty_strided(dims, shape, strides, types[c->vars[t->var]],
+                                       c->backend->type, c->backend->gpu ? c->device : -1,
+                                       &c->out[i]))
             return -1;
         found += wanted(c, i);
     }
@@ -126,7 +127,7 @@ static int make_outputs(call *c)
 typedef struct {
     void *t[2 * TENSORS], *rng;
     int64_t n[2 * SIZES + 16];
-    size_t bytes; // of the workspace
+    size_t bytes; // size of the workspace
 } given;
 
 static int run_here(const call *c, int id, const given *g)
@@ -142,16 +143,16 @@ static int run_here(const call *c, int id, const given *g)
     return code;
 }
 
-// On torch's current stream. The workspace goes back to torch's allocator at once, which gives it
-// to what comes later on this stream.
+// Launches on PyTorch's current stream. The workspace returns to PyTorch's allocator at once, which
+// reuses it in stream order.
 static int run_on_gpu(const call *c, int id, const given *g)
 {
     handle space = NULL;
     void *at = NULL, *stream = NULL;
     const int64_t size = (int64_t)g->bytes, one = 1;
     if (p_current_stream(c->device, &stream)) return KFS_NO_STREAM;
-    if (size &&
-        p_aoti_torch_empty_strided(1, &size, &one, types[BYTES], c->place->type, c->device, &space))
+    if (size && p_aoti_torch_empty_strided(1, &size, &one, types[BYTES], c->backend->type,
+                                           c->device, &space))
         return KFS_NO_MEMORY;
     if (space) p_aoti_torch_get_data_ptr(space, &at);
     const int code = c->library->run_on(c->device, id, g->t, g->n, c->strided ? c->fields : NULL,
@@ -164,7 +165,7 @@ static bool refused(call *c, int code)
 {
     const kfs_library *at = c->library;
     if (code == KFS_NO_MEMORY) return fail_for_memory(c, "its workspace");
-    if (code < 0) return fail(c, "CUDA's driver gives no stream or no context of its device", "");
+    if (code < 0) return fail(c, "the CUDA driver has no stream or no context for its device", "");
     const char *reason = at->reason ? at->reason() : "";
     if (*reason) return fail(c, reason, "");
     snprintf(c->wrong, sizeof c->wrong, "kf.%s: %s: %s", c->op->name, at->error(code),
@@ -188,7 +189,7 @@ static bool compute(call *c, int id)
         g.n[count] = kfs_size(op, &c->layout, op->order[count]);
     memcpy(g.n + count, c->numbers, (size_t)c->integers * sizeof *g.n);
     g.bytes = op->workspace ? c->library->space(id, g.n) : 0;
-    const int code = c->place->gpu ? run_on_gpu(c, id, &g) : run_here(c, id, &g);
+    const int code = c->backend->gpu ? run_on_gpu(c, id, &g) : run_here(c, id, &g);
     return code == 0 || refused(c, code);
 }
 
@@ -200,18 +201,18 @@ static bool check_rng(call *c)
     p_aoti_torch_get_dim(c->rng, &dims);
     int64_t *strides;
     p_aoti_torch_get_strides(c->rng, &strides);
-    if (type_of(c->rng) != 5 || dims != 1 || shape[0] != 2 || !on_place(c, c->rng))
+    if (type_of(c->rng) != 5 || dims != 1 || shape[0] != 2 || !on_device(c, c->rng))
         return fail(c, "rng is not two int64", "");
     if (strides[0] != 1) c->rng = contiguous(c->rng);
     return c->rng || fail_for_memory(c, "rng");
 }
 
-// The library that has the call's function, which is made or opened if this is the first such call.
+// Finds the library of the call's function, and opens it at the first such call.
 static bool find_library(call *c, int first, int second)
 {
     const kfs_op *op = c->op;
-    const int number = (int)(op - ops), on_gpu = c->place->gpu;
-    c->library = &c->place->library;
+    const int number = (int)(op - ops), on_gpu = c->backend->gpu;
+    c->library = &c->backend->library;
     if (op->own[on_gpu]) {
         const kfs_library **own = &op->own[on_gpu][first * TYPES + second];
         if (!__atomic_load_n(own, __ATOMIC_ACQUIRE)) {
@@ -220,7 +221,7 @@ static bool find_library(call *c, int first, int second)
         }
         c->library = __atomic_load_n(own, __ATOMIC_ACQUIRE);
     } else if (!__atomic_load_n(&op->functions[on_gpu], __ATOMIC_ACQUIRE) &&
-               c->place->open(number)) {
+               c->backend->open(number)) {
         return fail(c, "no kernel for tensors on a GPU", "");
     }
     return true;
@@ -232,21 +233,21 @@ static bool execute(call *c, const value *stack)
     const int first = c->vars[T], second = c->vars[U];
     if (!find_library(c, first, second)) return false;
     const int id =
-        c->op->functions[c->place->gpu][(c->activation * TYPES + first) * TYPES + second];
-    if (id < 0) return fail(c, "there is no function for these dtypes in the library", "");
+        c->op->functions[c->backend->gpu][(c->activation * TYPES + first) * TYPES + second];
+    if (id < 0) return fail(c, "the library has no function for these dtypes", "");
     const int found = make_outputs(c);
     if (found < 0) return fail_for_memory(c, "its results");
     return found == 0 || compute(c, id);
 }
 
-static void boxed(kfs_op *op, const kfs_place *place, value *stack)
+static void boxed(kfs_op *op, const kfs_backend *backend, value *stack)
 {
     call c;
     memset(&c, 0, offsetof(call, wrong));
-    c.op = op, c.place = place, c.device = -1;
+    c.op = op, c.backend = backend, c.device = -1;
     take_inputs(&c, stack);
     const bool done = execute(&c, stack);
-    // The inputs are the kernel's own, and so are results that nobody will get.
+    // The kernel owns the inputs, and on failure the results.
     for (int i = 0; i < op->inputs; ++i)
         if (c.in[i]) p_aoti_torch_delete_tensor_object(c.in[i]);
     if (c.rng) p_aoti_torch_delete_tensor_object(c.rng);
@@ -279,11 +280,11 @@ template <int k> struct Fill {
 template <> struct Fill<-1> {
     static void in(kernel *, kernel *) {}
 };
-static kernel kernels[2][MOST];
+static kernel kernels[2][MAX_OPS];
 static void *torch_cpu; // libtorch_cpu.so
 
-// Registers the kernel of an op of the table, under both of its names. Returns what this libtorch
-// lacks, or NULL.
+// Registers the kernel of an op of the table under both of its names. Returns the name of a missing
+// libtorch function, or NULL.
 extern "C" KFP_EXPORT const char *kfs_implement(int op, int on_gpu)
 {
     char name[256];
@@ -296,25 +297,25 @@ extern "C" KFP_EXPORT const char *kfs_implement(int op, int on_gpu)
                                                                                  : NULL;
 }
 
-static const char *implement(kfs_place *place, const char *key, int count)
+static const char *implement(kfs_backend *backend, const char *key, int count)
 {
-    if (p_aoti_torch_library_init_impl("kf", key, "kf", 0, &place->implementations))
+    if (p_aoti_torch_library_init_impl("kf", key, "kf", 0, &backend->implementations))
         return "aoti_torch_library_init_impl";
     for (int i = 0; i < count; ++i)
-        if (kfs_implement(i, place->gpu)) return ops[i].name;
+        if (kfs_implement(i, backend->gpu)) return ops[i].name;
     return NULL;
 }
 
-extern "C" KFP_EXPORT int kfs_room(void) { return MOST; }
+extern "C" KFP_EXPORT int kfs_room(void) { return MAX_OPS; }
 
-// Registers kernels for the CPU, one for each of the first ops of the table, which has room for
-// kfs_room. Returns what this libtorch lacks, or NULL.
+// Registers CPU kernels of the first `count` ops of the table, which has kfs_room entries. Returns
+// the name of a missing libtorch function, or NULL.
 extern "C" KFP_EXPORT const char *kfs_register(const char *libtorch, kfs_op *table, int count,
                                                const kfs_library *found,
                                                const char *(*open)(int, int, int, int))
 {
     void *const library = torch_cpu = dlopen(libtorch, RTLD_NOW | RTLD_NOLOAD);
-    if (!library || count > MOST) return library ? "room for so many ops" : "libtorch_cpu.so";
+    if (!library || count > MAX_OPS) return library ? "room for so many ops" : "libtorch_cpu.so";
 #define LOOK(name, parameters)                                                                     \
     *(void **)&p_##name = dlsym(library, #name);                                                   \
     if (!p_##name) return #name;
@@ -326,13 +327,13 @@ extern "C" KFP_EXPORT const char *kfs_register(const char *libtorch, kfs_op *tab
         missing = look_up(library, "aoti_torch_dtype_", type_names[i], &types[i]);
     if (missing) return missing;
     ops = table, cpu.library = *found, open_own = open;
-    Fill<MOST - 1>::in(kernels[0], kernels[1]);
+    Fill<MAX_OPS - 1>::in(kernels[0], kernels[1]);
     return implement(&cpu, "CPU", count);
 }
 
-// After kfs_register, the same for CUDA, where `open` is called with an op's number before its
-// first call: it calls kfs_open_gpu, or returns other than 0. key and type: of PyTorch's dispatcher
-// and of a tensor's device, CUDA and cuda but in tests.
+// Registers GPU kernels, after kfs_register. Before an op's first call, `open` is called with its
+// index; it calls kfs_open_gpu, or returns non-zero. key and type are the dispatch key and the
+// device type: CUDA and cuda, except in tests.
 extern "C" KFP_EXPORT const char *kfs_register_gpu(const char *libtorch_cuda, const char *key,
                                                    const char *type, int count, int (*open)(int))
 {
@@ -346,11 +347,10 @@ extern "C" KFP_EXPORT const char *kfs_register_gpu(const char *libtorch_cuda, co
     return implement(&gpu, key, count);
 }
 
-// What is called there, the same each time; and the numbers of an op's functions, in memory that
-// stays.
+// Sets the GPU library, the same in each call, and an op's function indices, which must stay valid.
 extern "C" KFP_EXPORT void kfs_open_gpu(int op, const int32_t *functions, const kfs_library *found)
 {
     gpu.library = *found;
-    __atomic_store_n(&ops[op].functions[1], functions,
-                     __ATOMIC_RELEASE); // last: another thread calls what it finds
+    // Stored last: another thread calls the functions it finds.
+    __atomic_store_n(&ops[op].functions[1], functions, __ATOMIC_RELEASE);
 }
