@@ -102,7 +102,7 @@ endif
 
 uninstall:
 	@[ -f "$(TREE)/$(INSTALLED)" ] || \
-	    $(call FAIL,no kf is installed in $(TREE): $(INSTALLED) is missing)
+	    $(call FAIL,no kf is installed in $(TREE): $(INSTALLED) is not there)
 	@cd "$(TREE)" && list=$$(cat $(INSTALLED)) && echo "$$list" | \
 	    while read -r file; do rm -f "$$file"; done
 	@cd "$(TREE)" && rmdir include/kf/core/*/ include/kf/any include/kf/ops include/kf/core \
@@ -159,9 +159,10 @@ python:
 	@command -v $(PYTHON) >/dev/null || \
 	    $(call FAIL,python3 is missing: apt install python3 python3-venv)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
-	    $(call FAIL,$$($(PYTHON) --version) is too old: apt install python3.11 python3.11-venv)
+	    $(call FAIL,$$($(PYTHON) --version) is too old$(NEEDED))
 
 comma := ,
+NEEDED := $(comma) kf needs 3.11: apt install python3.11 python3.11-venv
 
 jinja: python
 	@$(PYTHON) $(HAS_JINJA) || $(MAKE) --no-print-directory $(VENV)/demo.stamp

@@ -1,11 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Linear layers beside the libraries' products, all contenders of a shape in turns in one run: kf's launchers, with bias, activation, residual and
-saved value; cuBLAS, cuBLASLt's own epilogues (torch._addmm_activation: relu and tanh-gelu), torch.compile. Groups are [layers.NAME] of shapes.toml.
+"""Linear layers beside library products, with all contenders of a shape shuffled in one run.
+
+Contenders: kf's launchers with bias, activation, residual and saved value; cuBLAS; cuBLASLt's
+epilogues (torch._addmm_activation: relu and tanh-gelu); torch.compile. Groups are [layers.NAME] of
+shapes.toml.
 
     python3 bench/layers.py --group epilogues --pace burst --out bench/results/h200/layers.json
-    python3 bench/layers.py --build-only        what a run compiles, and no run
+    python3 bench/layers.py --build-only     compiles everything, measures nothing
 
-Paces (timing.PACES): shuffled, one call after the other; burst, each sample after a moment of nothing; sustained, after 0.2 s of the same.
+Paces (timing.PACES): shuffled, without pauses; burst, each sample after a pause; sustained, after
+0.2 s of the same call.
 """
 
 import argparse
@@ -20,7 +24,7 @@ import tomllib
 
 HERE = pathlib.Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent / "tests/support"), str(HERE.parent / "gen")]
-COLD = 220e6  # bytes of inputs that are gone through in turn
+COLD = 220e6  # bytes of inputs that are cycled through
 FLAGS = "-O3 -gencode arch=compute_90a,code=sm_90a"
 DATA = "inputs N(0, 1), weights N(0, 1) / sqrt(depth)"
 
@@ -30,7 +34,7 @@ def groups():
 
 
 def function_of(words, dtype):
-    """The launcher of a contender: of "kf linear_gelu pre bias" kf_linear_gelu_bf16."""
+    """Returns the launcher of a contender: "kf linear_gelu pre bias" gives kf_linear_gelu_bf16."""
     return f"kf_{words[1]}_{dtype}"
 
 
@@ -40,7 +44,7 @@ def parse(contender):
 
 
 class Tensors:
-    """What a shape's contenders read, as many sets as it takes to have them out of the cache, and write."""
+    """Tensors of a shape's contenders, in enough sets to exceed the cache."""
 
     def __init__(self, torch, dtype, sizes, device="cuda"):
         self.torch, self.device, (self.rows, self.cols, self.depth) = torch, device, sizes
@@ -75,7 +79,7 @@ class Tensors:
 
     @functools.cached_property
     def turned(self):
-        """{layout: factors that lie so, whose product is x . weight^T}."""
+        """Returns {layout: factors in that layout whose product is x @ weight.T}."""
         x, weight = ([t.mT.contiguous() for t in tensors] for tensors in (self.x, self.weight))
         return {
             "nt": (self.x, self.weight),
@@ -86,7 +90,7 @@ class Tensors:
 
 
 def by_kf(lib, functions, t, dtype, words, options, stream):
-    """call(number of a set)."""
+    """Returns call(set index) of kf."""
     f = functions[function_of(words, dtype)]
     sizes, names = (1, t.rows, t.cols, t.depth), {a["name"] for a in f["arguments"]}
     need, torch = lib.workspace_bytes(f, sizes), t.torch
@@ -126,7 +130,7 @@ def by_kf(lib, functions, t, dtype, words, options, stream):
 
 
 def by_torch(t, words, options):
-    """The same of PyTorch's functions."""
+    """Returns call(set index) of PyTorch."""
     F, torch, what = t.torch.nn.functional, t.torch, words[1]
     bias = t.bias if "bias" in options else None
     if what == "product":
@@ -139,7 +143,7 @@ def by_torch(t, words, options):
         )
     if what == "linear":
         return lambda i: F.linear(t.x[i], t.weight[i], bias)
-    if what in ("relu", "gelu_tanh"):  # cuBLASLt's
+    if what in ("relu", "gelu_tanh"):  # cuBLASLt
         return lambda i: torch._addmm_activation(
             t.bias, t.x[i], t.weight[i].t(), use_gelu=what == "gelu_tanh"
         )
@@ -157,7 +161,7 @@ def by_torch(t, words, options):
 
 
 def wanted(t, words):
-    """What a contender's result should be, of the first set."""
+    """Expected result of a contender on the first set."""
     F, product = t.torch.nn.functional, lambda w: t.x[0].double() @ w.double().t()
     name, acc = words[1], product(t.weight[0])
     if name in ("linear_silu_mul", "gated"):
@@ -176,15 +180,16 @@ def wanted(t, words):
 
 
 def error(got, want):
-    """Root mean square of the difference, relative to the result's own."""
+    """Root mean square of the difference, relative to that of the result."""
     return float((got.double() - want).square().mean().sqrt() / want.square().mean().sqrt())
 
 
 def measure(group, sizes, libs, functions, timer, pace, rounds, torch):
-    """A row of the results."""
+    """Returns a row of the results."""
     dtype, contenders = group["dtype"], group["contenders"]
     if any(c.startswith("compile") for c in contenders):
-        torch._dynamo.reset()  # else another shape would count as a recompilation
+        # Otherwise another shape would count as a recompilation.
+        torch._dynamo.reset()
     t, calls, off = Tensors(torch, dtype, sizes), {}, {}
     for contender in contenders:
         words, options = parse(contender)
@@ -227,12 +232,13 @@ def geomean(values):
     return math.exp(sum(map(math.log, values)) / len(values))
 
 
-def said(rows):
-    """Of each ratio its geometric mean and its least, one line each."""
+def summary(rows):
+    """Summarises each ratio by geometric mean and minimum, one line each."""
     for ratio in dict.fromkeys(r for row in rows for r in row["ratios"]):
         found = [(row["ratios"][ratio], row["sizes"]) for row in rows if ratio in row["ratios"]]
         print(
-            f"{ratio:<52} {geomean([f for f, _ in found]):.3f}, least {min(found)[0]:.3f} at {min(found)[1]}",
+            f"{ratio:<52} {geomean([f for f, _ in found]):.3f}, least {min(found)[0]:.3f} at "
+            f"{min(found)[1]}",
             flush=True,
         )
 
@@ -264,7 +270,7 @@ def arguments():
 
 
 def build(args, chosen):
-    """({whether weights are read early: the launchers}, the manifest's entries)."""
+    """Returns ({weights read early: launchers}, manifest entries)."""
     import kflib
 
     names = {
@@ -333,7 +339,7 @@ def main():
                 torch.cuda.empty_cache()
             if not args.build_only:
                 print(f"--- {name}, {pace}, at {time.monotonic() - started:.0f} s")
-                said(mine)
+                summary(mine)
             rows += mine
     if args.out and not args.build_only:
         import store

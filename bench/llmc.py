@@ -1,10 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""llm.c's own kernels beside kf's, on llm.c's shapes (batch 8, 1,024 words, 768 channels, 50,257 words in rows of 50,304), in CUDA graphs, in
-shuffled rounds. llm.c is no part of this repository: python3 bench/llmc.py --source A_CHECKOUT [--out FILE]; needs a GPU.
+"""llm.c's kernels beside kf's on llm.c's shapes, in CUDA graphs and shuffled rounds.
 
-Its layer norm, residual, gelu, classifier and bias gradient are those it trains with (llmc/, bf16), its softmax the fastest of dev/cuda (float32).
-It is compiled as its Makefile does, with --use_fast_math. Both sides' results are compared before they are timed. llm.c's gradients add to what is
-there and its classifier overwrites the logits: so kf's is in place too.
+Shapes: batch 8, 1,024 tokens, 768 channels, vocabulary 50,257 in rows of 50,304. llm.c is not part
+of this repository. Requires a GPU.
+
+    python3 bench/llmc.py --source CHECKOUT_OF_LLM.C [--out FILE]
+
+Layer norm, residual, gelu, classifier and bias gradient are llm.c's training kernels (llmc/,
+bf16); softmax is the fastest of dev/cuda (float32). They are compiled with the flags of llm.c's
+Makefile, --use_fast_math included. Results of both sides are compared before timing. llm.c's
+gradients accumulate and its classifier overwrites the logits, so kf runs in place too.
 """
 
 import argparse
@@ -23,8 +28,8 @@ OWN_FLAGS = (
     "--use_fast_math",
     "-DENABLE_BF16",
     "-w",
-)  # its Makefile's, and no warnings
-# cuBLAS is named by a header that all of dev/cuda includes; nothing of it is called here.
+)  # flags of llm.c's Makefile, and no warnings
+# A header of dev/cuda includes cuBLAS, but nothing calls it.
 STUB = """#pragma once
 typedef void *cublasHandle_t, *cublasLtHandle_t;
 typedef int cublasStatus_t, cublasComputeType_t, cublasMath_t;
@@ -87,14 +92,14 @@ extern "C" void llmc_softmax(float *out, float *x, int N, int C, void *s)
 
 
 def built(source, folder, flags):
-    """llm.c's functions."""
+    """Compiles llm.c's functions."""
     stubs = folder / "llmc"
     stubs.mkdir(parents=True, exist_ok=True)
     for name in ("cublas_v2.h", "cublasLt.h"):
         (stubs / name).write_text(STUB if name == "cublas_v2.h" else "")
     products = (
         source / "llmc/matmul.cuh"
-    ).read_text()  # its launchers need cuBLASLt, the bias's kernels do not
+    ).read_text()  # these launchers need cuBLASLt, the bias kernels do not
     (stubs / "bias_kernels.cuh").write_text(
         products[products.index("// CUDA kernels") : products.index("// kernel launchers")]
     )
@@ -124,7 +129,7 @@ def built(source, folder, flags):
 
 
 def words(*values):
-    """Tensors as pointers, whole numbers as ints."""
+    """Converts tensors to pointers and integers to C ints."""
     kinds = {float: ctypes.c_float, int: ctypes.c_int}
     return [
         kinds[type(v)](v) if type(v) in kinds else ctypes.c_void_p(v.data_ptr()) for v in values
@@ -132,7 +137,7 @@ def words(*values):
 
 
 class Pairs:
-    """Of each kernel both sides' calls, over sets of tensors that are not in the cache."""
+    """Calls of both sides for each kernel, over sets of tensors that exceed the cache."""
 
     def __init__(self, torch, lib, functions, llmc, stream, sets):
         self.torch, self.lib, self.functions, self.llmc, self.stream, self.sets = (
@@ -356,7 +361,7 @@ class Pairs:
         )
 
 
-# kernel: kf's function, its sizes, bytes that it moves at least, sets of tensors
+# {kernel: (kf's function, its sizes, minimum bytes moved, sets of tensors)}
 KERNELS = {
     "layer_norm": ("kf_layer_norm_bf16", (ROWS, C), 2 * ROWS * C * 2, 12),
     "residual": ("kf_add_layer_norm_bf16", (ROWS, C), 4 * ROWS * C * 2, 8),

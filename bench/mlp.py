@@ -1,6 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A GELU MLP block in training, forward and backward, bf16: kf's launchers beside PyTorch, eager and by torch.compile, each in a CUDA graph, in
-shuffled rounds. python3 bench/mlp.py [--out FILE]; needs a GPU; `--flags` are nvcc's."""
+"""A GELU MLP block in training (bf16): kf's launchers beside PyTorch, eager and compiled.
+
+Forward and backward run in CUDA graphs, in shuffled rounds. Requires a GPU.
+
+    python3 bench/mlp.py [--out FILE] [--flags "flags of nvcc"]
+"""
 
 import argparse
 import json
@@ -10,7 +14,7 @@ import sys
 
 HERE = pathlib.Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent / "tests/support"), str(HERE.parent / "gen")]
-BLOCKS = [(8192, 768, 3072), (8192, 4096, 16384)]  # rows, a row's length outside and inside
+BLOCKS = [(8192, 768, 3072), (8192, 4096, 16384)]  # rows, outer and inner row length
 NAMES = "kf_linear_gelu_bf16", "kf_linear_bf16", "kf_linear_bwd_bf16", "kf_linear_gelu_bwd_bf16"
 FLAGS = "-O3 -gencode arch=compute_90a,code=sm_90a"
 RESULTS = "dx", "dw1", "db1", "dw2", "db2"
@@ -31,7 +35,7 @@ def tensors(torch, rows, outside, inside):
 
 
 def by_kf(torch, lib, functions, t, sizes, stream):
-    """(a call of the four launchers, that gives what they make; each of them)"""
+    """Returns (call of the four launchers with its results, the launchers)."""
     rows, outside, inside = sizes
     made = {"d" + n: torch.empty_like(t[n]) for n in ("x", "w1", "b1", "w2", "b2")} | {
         "y": torch.empty_like(t["x"])
@@ -123,7 +127,7 @@ def by_torch(torch, t, compiled):
 
 
 def differs(got, want):
-    """The largest root mean square of a result's difference, relative to its own."""
+    """Largest relative root mean square difference of a result."""
     return max(
         float((a.float() - b.float()).square().mean().sqrt() / b.float().square().mean().sqrt())
         for a, b in zip(got, want)

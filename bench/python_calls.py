@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Cases through Python, forward and backward as a PyTorch user calls them: kf.ops and autograd, beside PyTorch's formula, eager and compiled, and
-on a GPU beside the C launchers on tensors that are there. A case is a forward; its gradient goes with it.
+"""Measures kf.ops and autograd through Python, forward and backward, beside PyTorch's formula.
 
-The package kernel_fusion is the one that Python finds: `pip install .` first.
+PyTorch runs eager and compiled; on a GPU the C launchers on preallocated tensors are measured too.
+A case is a forward with its gradient. Install kernel_fusion first: `pip install .`.
 """
 
 import functools
@@ -18,7 +18,7 @@ from peers.map import TORCH
 
 
 class Both:
-    """A case's two directions, and what their calls are given: `sets` sets of tensors, none of which two roles share."""
+    """Both directions of a case, with `sets` sets of distinct tensors."""
 
     def __init__(self, case, pool, sets):
         self.case, self.forward, self.gradient, self.pool = case, case, case.gradient, pool
@@ -42,7 +42,7 @@ class Both:
         return self.pool.take(("python", name, dtype, i), math.prod(shape), dtype, how).view(shape)
 
     def run(self, i, call):
-        """[results and gradients] of call({input: tensor}) -> results."""
+        """Returns [results and gradients] of call({input: tensor}) -> results."""
         if not self.gradient:
             return call(self.given[i])
         t = {n: v.detach() for n, v in self.given[i].items()}
@@ -53,7 +53,7 @@ class Both:
     # ---- kf through Python
 
     def kf(self, rng=None):
-        """call({input: tensor}) by the name that users know, its arguments by theirs."""
+        """Returns call({input: tensor}) through kf.ops."""
         name, words, more = self.named()
         own = function(name)
         more = more | ({"rng": rng} if rng else {})
@@ -65,7 +65,7 @@ class Both:
         return call
 
     def named(self):
-        """(name in kf.ops, {its word: the tensor's name}, other arguments)."""
+        """Returns (name in kf.ops, {argument: tensor's name}, other arguments)."""
         f = self.case.f
         scalars = self.case.scalars | ({"p": contenders.DROPOUT[2]} if f["dropout"] else {})
         aliases = [
@@ -94,7 +94,9 @@ class Both:
     # ---- the launchers
 
     def launchers(self, lib, stream):
-        """(a call that runs both directions of a set, [{output: tensor} of the forward], the same of the gradient, what that is given)."""
+        """Returns (call of both directions on a set, forward outputs, gradient outputs,
+        arguments).
+        """
         calls, made, gradients, inputs = [], [], [], []
         f, g = self.forward, self.gradient
         for i, given in enumerate(self.given):
@@ -126,17 +128,17 @@ class Both:
         return torch.compile(fn, fullgraph=True, dynamic=False, mode=args.mode) if compiled else fn
 
     def peers(self, args):
-        """{peer: call of a set's number} of PyTorch's."""
+        """Returns {peer: call(set index)} of PyTorch."""
         found = {}
         for name in ("eager", "compile"):
             if name in self.case.peers and not (name == "compile" and args.no_compile):
                 found[name] = functools.partial(self.run, call=self.torch(args, name == "compile"))
         return found
 
-    # ---- whether it is right
+    # ---- correctness
 
     def check(self, launched, key):
-        """The largest error over its tolerance, of kf's results through Python and of their gradients."""
+        """Returns the largest error of kf's results and gradients divided by its tolerance."""
         seed, offset, _ = contenders.DROPOUT
         found = self.run(0, self.kf((seed, offset) if self.case.f["dropout"] else None))
         results = dict(zip(self.results, found))
@@ -165,7 +167,7 @@ def function(name):
 
 
 def measure(case, lib, pool, timer, args):
-    """(a row of the results, what its bytes are of, times): of the forward, or of forward and backward together."""
+    """Returns (result row, basis of its bytes, times) of the forward or of both directions."""
     if "compile" in case.peers:
         torch._dynamo.reset()
     sets = contenders.sets_of(case, args.backend)

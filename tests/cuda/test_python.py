@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""kf.ops over PyTorch's tensors on a GPU, what is not of each op (test_python_ops.py): dropout's mask is the CPU's, a graph draws anew, streams and
-threads, torch.compile; what a second process finds on disk."""
+"""kf.ops over PyTorch tensors on a GPU: dropout, CUDA graphs, streams, threads, other arrays,
+caches.
+
+test_python_ops.py tests each op.
+"""
 
 import threading
 
@@ -28,7 +31,7 @@ def kf():
 
 
 def test_rows_apart(kf):
-    """Rows of a wider matrix, as they lie: the same bits as of a copy, and none is made."""
+    """Strided rows give the bits of a copy, and are not copied."""
     kf_copies = dict(kf.info()["copies"])
     wide = torch.randn(64, 1000, device="cuda", dtype=torch.bfloat16)
     assert torch.equal(
@@ -38,7 +41,7 @@ def test_rows_apart(kf):
 
 
 def test_dropout(kf):
-    """The mask is the one of the CPU, by seed and offset that lie on the device; it follows manual_seed, and a graph draws anew."""
+    """The mask equals the CPU's and follows manual_seed; each replay of a graph draws again."""
     x = torch.rand(10000) + 1
     assert torch.equal(
         kf.ops.dropout(x.cuda(), p=0.3, rng=(5, 6)).cpu() == 0,
@@ -73,16 +76,16 @@ print(kf.ops.bias_relu(x, x[0]).sum().item())
 
 
 def test_nothing_is_compiled_in_a_graph(kf, tmp_path):
-    said = kfpython.python(IN_A_GRAPH, KF_CACHE_DIR=str(tmp_path))
+    output = kfpython.python(IN_A_GRAPH, KF_CACHE_DIR=str(tmp_path))
     assert (
-        "kf_bias_relu_f32: its kernel kfk_bias_f32<" in said
-        and "is not compiled yet, and the stream is being captured" in said
+        "kf_bias_relu_f32: its kernel kfk_bias_f32<" in output
+        and "is not compiled yet, and the stream is being captured" in output
     )
-    assert said.endswith("30.0")
+    assert output.endswith("30.0")
 
 
 def test_streams_and_threads(kf):
-    """Calls on a stream that is behind do not read what another one has not written; threads of their own have the device's context."""
+    """Calls are stream-ordered; new threads use the device's context."""
     x, side = torch.randn(1 << 22, device="cuda"), torch.cuda.Stream()
     want, found = kf.ops.gelu(x * 2), []
     side.wait_stream(torch.cuda.current_stream())
@@ -137,10 +140,13 @@ print([t.detach().cpu().numpy().tobytes().hex() for t in (y, x.grad)])
 
 
 def test_ahead_of_time(kf, tmp_path):
-    """What kf.warmup and kf.build_launchers compile for this device is all that a process needs which may compile nothing; with the same bits."""
+    """A process that may not compile runs with kernels of kf.warmup or kf.build_launchers, with
+    the same bits.
+    """
     built, asked = tmp_path / "built", "'bias_gelu', dtypes='float32'"
     kfpython.python(
-        f"import torch, kernel_fusion as kf; kf.warmup({asked}); kf.build_launchers({str(built)!r}, {asked})",
+        f"import torch, kernel_fusion as kf; kf.warmup({asked}); "
+        f"kf.build_launchers({str(built)!r}, {asked})",
         KF_CACHE_DIR=str(tmp_path),
     )
     from_cache = kfpython.python(AHEAD, KF_CACHE_DIR=str(tmp_path), KF_OFFLINE="1")
@@ -153,7 +159,7 @@ def test_ahead_of_time(kf, tmp_path):
     "text, operands, scalars", EACH + ROWS, ids=[e[0][:12] for e in EACH + ROWS]
 )
 def test_fuse(kf, text, operands, scalars):
-    """Ops that the program makes, as the CPU computes them; their launchers are compiled here."""
+    """User-made ops compared with the CPU; their launchers are compiled here."""
     f, shape = made(kf, text, operands, scalars), shape_of(operands)
     for dtype, tolerance in DTYPES.values():
         given = draw(operands, shape, dtype)
@@ -172,7 +178,7 @@ def test_fuse(kf, text, operands, scalars):
 
 
 def test_gradients_are_added(kf):
-    """As on the CPU: to tensors whose rows lie apart, in float32 beside weights of 2 bytes."""
+    """Gradients accumulate in strided tensors, in float32 for 2-byte weights."""
     rng = torch.Generator().manual_seed(1)
     x, w, up = (
         torch.randn(shape, generator=rng).bfloat16() for shape in ((64, 96), (80, 96), (64, 80))
@@ -189,7 +195,7 @@ def test_gradients_are_added(kf):
 
 
 def lying_on(cupy, x):
-    """{kind: the same values}: CuPy's array; what has the CUDA array interface alone; what has DLPack alone."""
+    """Returns {kind: array}: CuPy; CUDA array interface only; DLPack only."""
     own = cupy.asarray(x)
 
     class Interface:
@@ -207,7 +213,7 @@ def lying_on(cupy, x):
 
 @pytest.mark.parametrize("kind", ["CuPy", "interface", "DLPack"])
 def test_other_arrays(kf, kind):
-    """CuPy's arrays, and those of the CUDA array interface or DLPack: as NumPy's, on their stream; CuPy reads what kf makes."""
+    """CuPy arrays and others run on their streams; CuPy reads kf's results."""
     cupy = pytest.importorskip("cupy")
     rng = np.random.default_rng(1)
     x, w, label = (
@@ -243,7 +249,7 @@ def test_other_arrays(kf, kind):
 
 
 def test_memory_lasts_as_long_as_what_reads_it(kf):
-    """On a stream of its own, behind work that takes longer than the calls do: a seed's memory, and that of a result that nobody has any more."""
+    """The memory of seeds and discarded results outlives long-running work on a stream."""
     cupy = pytest.importorskip("cupy")
     x = np.linspace(-2, 2, 64 * 1000, dtype=np.float32).reshape(64, 1000)
     with cupy.cuda.Stream(non_blocking=True):
@@ -273,7 +279,7 @@ def test_bfloat16_by_dlpack(kf):
 
 
 def test_out_of_memory(kf):
-    """PyTorch's own exception, from a result and from what is made contiguous; the next call works."""
+    """Results and copies raise PyTorch's exception; the next call works."""
     x = torch.randn(1, 64, device="cuda")
     rows = x.expand(2**40, 64)
     for call in (

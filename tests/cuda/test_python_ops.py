@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Each of kf.ops over PyTorch's tensors on a GPU: what tests/frontends asks of it on the CPU. One op a family at level 1, from level 2 on all."""
+"""Each op of kf.ops over PyTorch tensors on a GPU: one op per family at level 1, all
+from level 2.
+"""
 
 import cases
 import kfpython
@@ -15,7 +17,7 @@ from torchops import ids  # noqa: E402
 pytestmark = pytest.mark.skipif(
     not torch.cuda.is_available(), reason="no GPU, or a PyTorch without CUDA"
 )
-# A kernel is compiled at its first call: of each op one function.
+# A kernel is compiled at its first call, so one function per op is tested.
 of_each_family = pytest.mark.parametrize(
     "f", cases.by_level(torchops.few_of_each_family(), torchops.of_each_op(torchops.PLAIN)), ids=ids
 )
@@ -48,6 +50,6 @@ def test_gradcheck(kf, f):
 
 @of_each_family
 def test_compile(kf, f, monkeypatch):
-    """By Inductor, in whose graph the op is one call."""
+    """Inductor calls the op once."""
     monkeypatch.setattr(kf.config, "compile_ops", "opaque")
     torch_checks.compiled(kf, f, "cuda", "inductor")

@@ -5,7 +5,7 @@ import pytest
 
 @pytest.fixture(scope="session")
 def kf():
-    """The package, with few kernels at level 1."""
+    """The package, with the kernels of few ops at level 1."""
     kfpython.use()
     import kernel_fusion
 

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Places along an axis over NumPy arrays: of any dimension, and of all."""
+"""argmax and argmin over NumPy arrays."""
 
 import numpy as np
 
 
 def test_places(kf):
     x = np.random.default_rng(0).normal(size=(2, 3, 4)).astype(np.float32)
-    x[:, 1] = x[:, 2]  # of equal ones the first
+    x[:, 1] = x[:, 2]  # the first of equal values
     for dim in (-1, 0, 1):
         value, index = kf.ops.argmax(x, dim=dim)
         assert (

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""kf.benchmarks: what is called how often in which order, what is made of the samples, and what is refused."""
+"""kf.benchmarks: order and number of calls, statistics, and errors."""
 
 import re
 import types
@@ -18,7 +18,7 @@ def benchmarks(kf):
 
 @pytest.fixture
 def clock(benchmarks, monkeypatch):
-    """A clock that functions of waiting() set forward: in milliseconds, each call by the next of them."""
+    """A fake clock, which functions made by waiting() advance by given milliseconds per call."""
     now = types.SimpleNamespace(ns=0)
     monkeypatch.setattr(benchmarks, "time", types.SimpleNamespace(perf_counter_ns=lambda: now.ns))
 
@@ -54,7 +54,9 @@ def test_one_function(benchmarks, clock):
 
 
 def test_short_calls_are_timed_in_a_row(benchmarks, clock):
-    """50 of a microsecond each, whatever happens to one of three probes; unless caches are to be cold."""
+    """Times 50 calls of 1 us per sample, even if one of three probes is disturbed; not with cold
+    caches.
+    """
     calls = []
     found = benchmarks.benchmark_kernel(
         clock(calls, 1, 7, *[0.001] * 200), [0], warmup=0, repeat=3, cold=False
@@ -66,7 +68,7 @@ def test_short_calls_are_timed_in_a_row(benchmarks, clock):
 
 
 def test_cold_caches(benchmarks, monkeypatch):
-    """More than the largest cache is written before each sample."""
+    """A buffer larger than the largest cache is written before each sample."""
     flushed = []
     monkeypatch.setattr(
         benchmarks._Flush, "__call__", lambda self: flushed.append(self.memory.nbytes)
@@ -102,7 +104,7 @@ def test_comparison(benchmarks, clock, tmp_path):
 
 
 def test_what_is_no_number_does_not_differ(benchmarks):
-    """From itself; from another value it does, by as much."""
+    """Equal NaN and infinities have no difference."""
     x = np.array([np.nan, np.inf, -np.inf, 1])
     found = benchmarks.compare_implementations(
         {

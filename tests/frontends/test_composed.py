@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""kf.ops' functions of several calls, over arrays and tensors, against PyTorch's; and kf.ops.call."""
+"""Functions of _composed.py and kf.ops.call, compared with PyTorch."""
 
 import re
 
@@ -176,7 +176,7 @@ def test_what_is_refused(kf, number):
 
 
 def test_compile(kf):
-    """kf.ops.call and functions of several calls are one graph."""
+    """kf.ops.call and composed functions compile into one graph."""
     torch._dynamo.reset()
     x, w, b = draw(3, 4), draw(6, 4), draw(6)
 

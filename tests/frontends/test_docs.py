@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""docs/python.md: its Python is run as one program, and what it says is printed is."""
+"""Runs the Python examples of docs/python.md as one program and compares the printed lines."""
 
 import importlib.util
 import re
@@ -11,7 +11,7 @@ PAGE = (kflib.ROOT / "docs/python.md").read_text()
 
 
 def test_the_page():
-    """What needs PyTorch is a section of its own, left out where that is not installed."""
+    """The section "PyTorch" is skipped if PyTorch is not installed."""
     sections = [
         s
         for s in re.split(r"^(?=## )", PAGE, flags=re.M)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows of a table in kf.ops, over arrays and tensors: values and gradients against PyTorch's, as one graph, and what is refused."""
+"""Embedding ops over arrays and tensors, compared with PyTorch; compilation and errors."""
 
 import numpy as np
 import pytest
@@ -38,7 +38,7 @@ def test_gradients_further_on(kf):
 
 
 def test_no_such_row(kf):
-    """NaN, and no gradient."""
+    """An index outside of the table gives NaN and no gradient."""
     weight, index = draw(7, 4), torch.tensor([1, 7, -1])
     out = kf.ops.embedding(weight, index)
     assert out[1:].isnan().all() and torch.equal(out[0], weight[1])
@@ -103,7 +103,7 @@ def test_what_is_refused(kf, given, error, text):
 
 @pytest.mark.level(2)
 def test_the_embeddings_of_bert(kf):
-    """Three tables and a norm in one call: what PyTorch's functions make of them, and their gradients."""
+    """Three tables and a norm in one call, compared with PyTorch's functions."""
     rng = torch.Generator().manual_seed(5)
     tables = [
         torch.randn(n, 4, generator=rng, dtype=torch.float64).requires_grad_() for n in (7, 5, 2)

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""kf.fuse and kf.fuse_row: values and gradients of formulas, random ones among them, against PyTorch in float64 and NumPy; the cache on disk; what
-there is without a compiler; what is refused, in which words."""
+"""kf.fuse and kf.fuse_row: values and gradients compared with PyTorch and NumPy, and errors."""
 
 import os
 import re
@@ -30,7 +29,9 @@ def close(got, want, tolerance, what):
 
 
 def compare(f, texts, operands, scalars, dtype, shape=SHAPE, seed=0):
-    """Every result, and the gradients of their weighted sum; NumPy gets the same bits."""
+    """Compares every result and the gradients of their weighted sum; NumPy arrays give the same
+    bits.
+    """
     torch_dtype, tolerance = DTYPES[dtype]
     given = draw(operands, shape, torch_dtype, seed)
     exact = {n: t.detach().double().requires_grad_() for n, t in given.items()}
@@ -119,7 +120,7 @@ def test_a_dropout(kf):
 
 
 def _texts(st):
-    """Formulas of x, y and b whose values and derivatives are of a size that float64 compares well."""
+    """Random formulas of x, y and b whose values and derivatives float64 can compare well."""
     leaf = st.sampled_from(["x", "y", "b", "k", "0.5", "3", "-1.25"])
 
     def grow(inner):
@@ -175,12 +176,12 @@ def _texts(st):
     return st.recursive(leaf, grow, max_leaves=8)
 
 
-PARTS = cases.by_level(1, 4)  # minutes in all, which nobody else should wait for
+PARTS = cases.by_level(1, 4)  # takes minutes, so it runs alone
 
 
 @pytest.mark.parametrize("part", range(PARTS))
 def test_random_formulas(kf, part):
-    """Several of them are the results of one op, which is compiled once."""
+    """Several formulas are the results of one op, compiled once."""
     hypothesis = pytest.importorskip("hypothesis")
     st = hypothesis.strategies
 
@@ -207,11 +208,11 @@ def test_random_formulas(kf, part):
     assert tried
 
 
-# ---- what PyTorch asks of it
+# ---- PyTorch integration
 
 
 def test_torch(kf, monkeypatch):
-    """opcheck, gradcheck, a graph of torch.compile, of torch.export; one tensor in two places."""
+    """opcheck, gradcheck, torch.compile, torch.export, and one tensor used twice."""
     f = kf.fuse("gelu(x + bias) * gate", x="elem", bias="row", gate="elem")
     given = draw({"x": "elem", "bias": "row", "gate": "elem"})
     assert torch.autograd.gradcheck(f, list(given.values())) and torch.autograd.gradgradcheck(
@@ -250,7 +251,7 @@ def test_autocast_and_strides(kf):
 
 
 def test_on_a_gpu_it_says_what_is_missing(kf):
-    """As torch's dispatcher calls it for tensors on cuda, without a driver; where there is one, it is asked for what the CPU's tensors are not."""
+    """A CUDA call without a driver raises; with a driver it reports what the call lacks."""
     from kernel_fusion.torch import WHY_NO_SHIM_ON_GPU
 
     f = kf.fuse("gelu(x + bias) * gate", x="elem", bias="row", gate="elem")
@@ -272,11 +273,11 @@ def test_a_broken_driver(tmp_path):
     assert python(script, LD_LIBRARY_PATH=str(tmp_path)) == "False [1.0, 1.0]"
 
 
-# ---- what it tells
+# ---- errors
 
 
 def test_source_and_explain(kf, tmp_path):
-    """The source is a program's, without headers."""
+    """The source compiles without kf's headers."""
     f = kf.fuse("gelu(x + bias) * gate", x="elem", bias="row", gate="elem")
     f(*(np.ones(s, "f") for s in ((2, 3), 3, (2, 3))))
     text = f.explain()
@@ -417,7 +418,7 @@ def test_what_is_refused(kf, number):
         call(kf)
 
 
-# ---- the cache, and doing without a compiler
+# ---- the cache, and the fallback
 
 SCRIPT = """
 import numpy as np, kernel_fusion as kf
@@ -446,7 +447,9 @@ def failing(**environment):
 
 
 def test_cache(tmp_path):
-    """Two processes compile it at the same time; later ones need no compiler; a file that is no library is made again."""
+    """Two processes compile concurrently; later ones need no compiler; a damaged file
+    is replaced.
+    """
     environment = {"KF_CACHE_DIR": str(tmp_path)}
     assert "is not in" in failing(**environment, KF_OFFLINE="1") and not list(tmp_path.iterdir())
     running = [process(SCRIPT, **environment) for _ in range(2)]
@@ -466,7 +469,7 @@ def test_cache(tmp_path):
 
 
 def test_without_a_compiler(tmp_path):
-    """NumPy computes it, and a warning says so once."""
+    """NumPy computes the op, with one warning."""
     script = "import warnings; warnings.simplefilter('always')\n" + SCRIPT.replace(
         "print(f(", "f(np.ones((1, 2), 'f'), np.ones(2, 'f')); print(f("
     )
@@ -479,7 +482,7 @@ def test_without_a_compiler(tmp_path):
 
 
 def _both(kf, f, call):
-    """What is computed by the library, and by what stands in for it."""
+    """Results of the library and of the NumPy fallback."""
     from kernel_fusion._interpreted import Interpreted
 
     own = f._own
@@ -495,7 +498,7 @@ def _both(kf, f, call):
     "text, operands, scalars", EACH + ROWS, ids=[text for text, *_ in EACH + ROWS]
 )
 def test_numpy_computes_the_same(kf, text, operands, scalars):
-    """Values and gradients, of rows that lie apart too."""
+    """Values and gradients of the fallback, also for strided rows."""
     f = made(kf, text, operands, scalars)
     for dtype in cases.by_level(("f32", "bf16") if text == EACH[0][0] else ("f32",), tuple(DTYPES)):
         given = draw(operands, shape_of(operands), DTYPES[dtype][0])
@@ -523,7 +526,7 @@ def test_numpy_drops_the_same(kf):
 
 
 def test_numpy_without_scipy(monkeypatch):
-    """What stands in for scipy.special."""
+    """The substitute of scipy.special."""
     import scipy.special
     from kernel_fusion import _interpreted
 
@@ -534,7 +537,7 @@ def test_numpy_without_scipy(monkeypatch):
 
 
 def test_past_python(kf, tmp_path, monkeypatch):
-    """The shim's calls of an op of the program's own: the bits of those through ctypes; what cannot be compiled is said as ctypes says it."""
+    """The shim's calls of a user-made op give the bits and the errors of ctypes."""
     import kernel_fusion.torch as own
     from kernel_fusion.torch import _kernels
     from kernel_fusion.torch._schema import schema
@@ -543,7 +546,7 @@ def test_past_python(kf, tmp_path, monkeypatch):
         pytest.skip("there is no shim")
     f, found = kf.fuse("silu(x + bias) * gate - 0.25", x="elem", bias="row", gate="elem"), []
     with monkeypatch.context() as m:
-        m.setattr(_kernels, "call", None)  # that of ctypes
+        m.setattr(_kernels, "call", None)  # the ctypes kernel
         for dtype in (torch.float32, torch.bfloat16):
             x, bias, gate = (torch.randn(shape, dtype=dtype) for shape in ((4, 6), 6, (4, 6)))
             out = f(x.requires_grad_(), bias, gate)
@@ -575,7 +578,9 @@ def test_past_python(kf, tmp_path, monkeypatch):
 
 
 def test_gradients_that_are_there_already(kf):
-    """Of equal ones one is computed; the incoming one is handed on; each alone is asked for, and they may be differentiated again."""
+    """Equal gradients are computed once, an unchanged one is passed on; each may be requested
+    alone and differentiated again.
+    """
     f = kf.fuse("gelu(x + y) + z", x="elem", y="elem", z="elem")
     x, y, z, up = (torch.randn(5, 7, dtype=torch.float64, requires_grad=True) for _ in range(4))
     calls = recorded_backwards(f, lambda: torch.autograd.grad(f(x, y, z), [x, y, z], up.detach()))
@@ -591,7 +596,7 @@ def test_gradients_that_are_there_already(kf):
         assert torch.equal(alone, got) and masks == ([] if i == 2 else [1])
     assert torch.autograd.gradgradcheck(f, (x, y, z))
     x.grad = None
-    f(x, x, x).backward(up.detach())  # of one tensor in three places they are added up
+    f(x, x, x).backward(up.detach())  # the gradients of one tensor used three times are summed
     close(
         x.grad,
         sum(
@@ -604,7 +609,7 @@ def test_gradients_that_are_there_already(kf):
 
 
 def recorded_backwards(f, call):
-    """(what a call returns, the masks of gradients that its backwards are asked for)."""
+    """Returns (result of the call, gradient masks its backwards requested)."""
     masks = []
 
     class Recorder(torch.utils._python_dispatch.TorchDispatchMode):

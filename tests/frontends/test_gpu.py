@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The library of CUDA launchers and the kernels that it is given, over a driver that computes nothing (fake_libcuda.cpp): which kernels are
-asked for, that NVRTC compiles them once, what is kept on disk, and what is said where something is missing. tests/cuda/test_python.py has numbers."""
+"""The library of CUDA launchers over a driver that computes nothing (fake_libcuda.cpp): requested
+kernels, compilation, cache and errors.
+
+tests/cuda/test_python.py compares numbers.
+"""
 
 import json
 import os
@@ -57,7 +60,9 @@ def driver(tmp_path_factory):
 
 
 def calls(driver, cache, *found, script=SCRIPT, more=(), **environment):
-    """([what each call gave], [the kernels that were launched, with their blocks]) of a new process."""
+    """Runs calls in a new process; returns ([their outcomes], [launched kernels with block
+    sizes]).
+    """
     path = os.pathsep.join([str(kfpython.package()), str(kflib.ROOT / "gen")])
     done = subprocess.run(
         [sys.executable, "-c", script, str(driver), json.dumps(found), *map(str, more)],
@@ -88,7 +93,7 @@ for f in (kf.fuse("gelu(x + bias) * gate", x="elem", bias="row", gate="elem"), k
 
 
 def test_ops_of_the_program(driver, tmp_path):
-    """kf.fuse's: their launchers are compiled once, and launch kernels of their own formula."""
+    """Launchers of a kf.fuse op are compiled once, and launch kernels of their own formula."""
     path = os.pathsep.join([str(kfpython.package()), str(kflib.ROOT / "gen")])
     for offline in ("0", "1"):
         done = subprocess.run(
@@ -174,7 +179,9 @@ extern "C" int aoti_torch_get_current_cuda_stream(int, void **stream) { return *
 
 
 def test_without_python(driver, tmp_path):
-    """The shim's calls on a GPU, for which the CPU's tensors stand here: kernels, streams, workspaces, and what is said of a call that fails."""
+    """The shim's GPU calls, with CPU tensors in place of GPU tensors: kernels, streams, workspaces
+    and errors.
+    """
     (tmp_path / "stream.cpp").write_text(STREAM_OF)
     stub = tmp_path / "libtorch_cuda.so"
     subprocess.run(
@@ -194,7 +201,7 @@ def test_without_python(driver, tmp_path):
     )
     assert output[1] == "ok" and (
         output[2] == "ok" or "workspace is 0x" in output[2]
-    )  # the CPU's allocator aligns less
+    )  # the CPU's allocator aligns less strictly
     output = output[1:]
     assert output[2].startswith("ValueError: kf.bias_gelu: bias has the shape") and output[
         3
@@ -225,7 +232,7 @@ def test_without_python(driver, tmp_path):
     launched = [k for k in done.stderr.splitlines() if "kfk_act" in k]
     fused = [
         k for k in done.stderr.splitlines() if "kfk_fused_" in k
-    ]  # where a driver is, the first call is registered for GPUs too
+    ]  # with a driver, the first call registers GPU kernels too
     assert [sum("_bwd_" in k for k in fused), all(k.endswith(" on 0x5000") for k in fused)] == [
         1,
         True,
@@ -242,7 +249,7 @@ ADD = ("kf_bias_gelu_f32", [0, 1, 2], [64, 128])
 
 
 def ready(f):
-    """The arguments of a call of a manifest's function, all tensors apart."""
+    """Arguments of a call of a manifest's function, with distinct tensors."""
     tensors = [a for a in f["arguments"] if a["role"] in ("in", "out", "sum")]
     sizes = {s: n for s, n in zip(f["sizes"], (8, 16, 4, 4, 8, 8))} | (
         {"pairs": 2} if "pairs" in f["sizes"] else {}
@@ -257,7 +264,7 @@ def ready(f):
 
 
 def test_kernels_are_the_launchers_own(driver, tmp_path):
-    """Of every op and direction of the package: what is launched is one of the kernels that the manifest lists for the function."""
+    """Each launched kernel is one that the manifest lists for the function."""
     kfpython.use()
     from kfgen import packed, packed_cuda
 
@@ -293,7 +300,7 @@ def _stem(f):
 
 
 def test_compiled_once_and_kept(driver, tmp_path):
-    """With the NVRTC of each call: a toolkit that CUDA_HOME names may be another one than what is found without."""
+    """The cache key includes the NVRTC, which CUDA_HOME may change."""
     nowhere = {"CUDA_HOME": "/nowhere"}
     output, launched = calls(driver, tmp_path, ADD, ADD, **nowhere)
     assert output == ["ok", "ok"] and len(launched) == 2 and launched[0] == launched[1]
@@ -344,7 +351,7 @@ def test_errors(driver, tmp_path):
 
 
 def test_an_interrupt_while_a_kernel_is_compiled(kf):
-    """C gets no exception; it is told that there is no kernel, and the call raises."""
+    """The callback reports a failure to C, and the call raises the exception."""
     from kernel_fusion import _gpu
 
     def interrupted(*given):
@@ -393,8 +400,10 @@ for name, given in json.loads(sys.argv[1]):
 
 
 def start(cache, *found, driver=None, **environment):
-    """A new process that calls functions of the package by name. driver: that of a GPU, which has to be found by its path: NVRTC itself opens what is
-    called libcuda.so.1, and asks more of it."""
+    """Starts a process that calls functions by name.
+
+    `driver` is the path of a GPU's driver: NVRTC itself loads libcuda.so.1 and needs more of it.
+    """
     path = os.pathsep.join([str(kfpython.package()), str(kflib.ROOT / "gen")])
     return subprocess.Popen(
         [sys.executable, "-c", AHEAD, json.dumps(found), *([str(driver)] if driver else [])],
@@ -412,7 +421,7 @@ def said_by(process):
 
 
 def kernels_of(*functions):
-    """{(function, kernel)} that a launch may ask for, as the manifest says."""
+    """Returns {(function, kernel)} that launches may request, according to the manifest."""
     from kfgen import packed_cuda
 
     named = dict(packed_cuda.functions(kflib.manifest()))
@@ -426,14 +435,16 @@ def call_of(function, sizes):
 
 @pytest.fixture
 def visible(driver, tmp_path):
-    """The environment of a process that finds the driver by its name."""
+    """Environment of a process that finds the driver by name."""
     (tmp_path / "system").mkdir()
     (tmp_path / "system/libcuda.so.1").symlink_to(driver)
     return {"LD_LIBRARY_PATH": str(tmp_path / "system")}
 
 
 def test_warmup(driver, tmp_path):
-    """Two processes at once, of a GPU that is not there and of the one that is; then calls compile nothing, with any kernel that they choose."""
+    """Two processes warm up concurrently, for an absent and for the present GPU; later calls
+    compile nothing.
+    """
     cache, given = tmp_path / "cache", {"ops": "bias_gelu", "dtypes": "float32"}
     wanted = len(kernels_of("kf_bias_gelu_f32", "kf_bias_gelu_bwd_f32"))
     both = [
@@ -469,7 +480,9 @@ def test_warmup(driver, tmp_path):
 
 
 def test_every_kernel_that_is_launched_is_warmed():
-    """Of every op and direction of the package, a dropout's among them, which reads seed and offset where they lie."""
+    """Covers every op and direction of the package, dropout with seeds in device
+    memory included.
+    """
     kfpython.use()
     from kernel_fusion import _gpu
     from kfgen import packed
@@ -549,7 +562,9 @@ kf.use_launchers(sys.argv[3])
 
 
 def test_launchers_built_ahead(driver, visible, tmp_path):
-    """A folder for a machine that has the driver alone: it launches what the package launches, and an activation that the package need not have."""
+    """A folder for a machine with only the driver launches the package's kernels, and an
+    activation that the package may lack.
+    """
     folder, cache = tmp_path / "built", tmp_path / "cache"
     functions = [
         f"kf_{act}_{direction}f32" for act in ("gelu", "mish") for direction in ("", "bwd_")

@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""kf.ops over arrays on a GPU of any library: by the CUDA array interface, by DLPack, and CuPy's. The GPU is the host here, whose functions compute;
-streams, devices and memory are those that were asked for. tests/cuda/test_python.py has CuPy itself."""
+"""kf.ops over GPU arrays: CUDA array interface, DLPack and CuPy, simulated in host memory.
+
+The CPU's functions compute; the fake library records streams, devices and memory.
+tests/cuda/test_python.py uses CuPy itself.
+"""
 
 import contextlib
 import ctypes
@@ -19,9 +22,9 @@ RNG = np.random.default_rng(0)
 
 
 class Host:
-    """A GPU's library: the CPU's functions; what was asked for is written down."""
+    """A fake GPU library, which calls the CPU's functions and records requests."""
 
-    path = "the host"  # which kf.info() names where there is a GPU
+    path = "the host"  # kf.info() reports it on a GPU
 
     def __init__(self, library):
         self.cpu, self.log, self.blocks = library, [], {}
@@ -62,7 +65,7 @@ def gpu(kf, library, monkeypatch):
 
 
 class Interface:
-    """As Numba's arrays are."""
+    """An array with the CUDA array interface, like Numba's."""
 
     def __init__(self, array, stream=None, **more):
         self.array, self.told = array, {"stream": stream, **more}
@@ -81,7 +84,7 @@ class Interface:
 
 
 class Capsule:
-    """DLPack alone."""
+    """An array with DLPack only."""
 
     def __init__(self, array, device=0):
         self.array, self.device, self.asked = array, device, []
@@ -105,7 +108,7 @@ class Capsule:
 
 
 def cupy():
-    """A CuPy of the host's memory."""
+    """A fake CuPy over host memory."""
     made = types.ModuleType("cupy")
 
     class ndarray(Interface):
@@ -133,7 +136,7 @@ def of_cupy(monkeypatch):
 
 
 def host(x):
-    """An array's elements; a result's owner lives as long as it."""
+    """Copies an array's elements to NumPy."""
     if hasattr(x, "array"):
         return x.array
     dtype = np.dtype(x.dtype) if x.dtype != "bfloat16" else np.dtype(np.uint16)
@@ -171,7 +174,7 @@ CALLS = [
 
 @pytest.mark.parametrize("kind", ["interface", "DLPack", "CuPy"])
 def test_values(kf, gpu, of_cupy, kind):
-    """Those of NumPy's arrays, to the bit; CuPy's results are CuPy's."""
+    """Results equal NumPy's to the bit; CuPy arrays give CuPy arrays."""
     make = {"interface": Interface, "DLPack": Capsule, "CuPy": of_cupy.ndarray}[kind]
     for name, arrays, more in CALLS:
         want = getattr(kf.ops, name)(*arrays, **more)
@@ -195,7 +198,7 @@ def test_bfloat16(kf, gpu):
 
 
 def test_places(kf, gpu, of_cupy):
-    """out=, and what is updated where it lies."""
+    """out=, and inputs that are updated in place."""
     out, mean, var = (Interface(np.zeros(s, np.float32)) for s in ((4, 6), 6, 6))
     assert kf.ops.relu(Interface(X), out=out) is out and np.array_equal(out.array, np.maximum(X, 0))
     kf.ops.batch_norm_train(Interface(X), mean, var, momentum=1.0)
@@ -223,8 +226,10 @@ def test_what_does_not_lie_so_is_copied(kf, gpu, of_cupy):
 
 
 def test_streams(kf, gpu, of_cupy):
-    """The first array's; what is made on another one is waited for; memory of a user's stream is freed when all is done."""
-    gc.collect()  # what other tests have left
+    """A call runs on the first array's stream and waits for the others; memory of a foreign stream
+    is freed after synchronisation.
+    """
+    gc.collect()  # removes arrays of other tests
     gpu.log.clear()
     kf.ops.relu(Interface(X))
     kf.ops.relu(Interface(X, 7))
@@ -246,20 +251,19 @@ def test_streams(kf, gpu, of_cupy):
     ]
     of_cupy.cuda.get_current_stream().ptr = 5
     kf.ops.relu(of_cupy.ndarray(X, 5))
-    kf.ops.batch_norm_train(Interface(X, 7))  # whose workspace is freed behind it
+    kf.ops.batch_norm_train(Interface(X, 7))  # its workspace is freed after it
     gc.collect()
     assert gpu.log[9] == ("call", 0, 5) and gpu.log[10:] == [
         ("call", 0, 7),
         ("free", 0, 7),
         ("free", 0, None),
     ]
-    kf.ops.gelu_dropout(Interface(X, 7), rng=(3, 4))  # so is the memory of a seed
+    kf.ops.gelu_dropout(Interface(X, 7), rng=(3, 4))  # likewise the memory of a seed
     gc.collect()
     assert gpu.log[13:] == [("call", 0, 7), ("free", 0, 7), ("free", 0, None)]
     gpu.log.clear()
-    row = kf.ops.relu(
-        Interface(ROW)
-    )  # of the default stream, in whose order it is not freed where another one reads it
+    # A result of the default stream is not freed in stream order if another stream reads it.
+    row = kf.ops.relu(Interface(ROW))
     flat = row.flat()
     kf.ops.bias_relu(Interface(X, 7), flat)
     del row, flat
@@ -279,7 +283,9 @@ def test_streams(kf, gpu, of_cupy):
 
 
 def test_results_are_read_by_both(kf, gpu):
-    """A result as an input, by either interface; its memory lives as long as a capsule of it, taken or not."""
+    """A result is an input through either interface; a capsule keeps its memory alive, imported or
+    not.
+    """
     y = kf.ops.relu(Interface(X, 7))
     assert y.__cuda_array_interface__ == {
         "shape": (4, 6),

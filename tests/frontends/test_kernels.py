@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""kf.kernels: the C launchers as they are. That kf.ops computes the same stands for their numbers, which test_native.py has."""
+"""kf.kernels: the C launchers called directly. test_native.py tests their numbers."""
 
 import copy
 import inspect
@@ -45,13 +45,13 @@ def test_calls(kf):
     total = np.full(3, np.nan, np.float32)
     k.reduction.sum_f32(x, total, 3, 8, 1, None)
     assert (total == kf.ops.sum(x)).all()
-    half = np.full((3, 4), np.nan, np.float32)  # rows apart, statistics not asked for
+    half = np.full((3, 4), np.nan, np.float32)  # strided rows, statistics not requested
     k.fusion.layer_norm_f32(x, None, None, half, None, None, 3, 4, (8, 0), 1e-5)
     assert (half == kf.ops.layer_norm(x[:, :4])).all()
     dx, dbias = np.full_like(x, np.nan), np.full(8, np.nan, np.float32)
     k.fusion.bias_relu_bwd_f32(
         x, bias, None, np.ones_like(x), dx, dbias, 3, 8
-    )  # by the inputs, without the result
+    )  # gradient by the inputs, without the result
     assert (dx == (x + bias > 0)).all() and (dbias == dx.sum(0)).all()
     k.elementwise.relu_dropout_f32(x, out, x.size, 0.5, 7, 9)
     assert (out == kf.ops.relu_dropout(x, p=0.5, rng=(7, 9))).all()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A layer and its loss in one: values and gradients are those of PyTorch's layer and loss, whose logits are all there; as one graph."""
+"""Linear cross entropy compared with PyTorch's layer and loss, which materialise the logits."""
 
 import numpy as np
 import pytest
@@ -74,7 +74,7 @@ def test_gradcheck(kf):
 
 @computes
 def test_gradients_with_the_loss(kf):
-    """In one call, of a mean's gradient as PyTorch's users write it."""
+    """Loss and gradients in one call, for the gradient of a mean."""
     x, weight, bias, label = draw(6, 4), draw(7, 4), draw(7), labels(6)
     mean = F.cross_entropy(F.linear(x, weight, bias), label)
     each = torch.full((6,), 1 / (label != -100).sum().item(), dtype=torch.float64)
@@ -93,7 +93,7 @@ def test_gradients_with_the_loss(kf):
 @computes
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
 def test_dtypes(kf, dtype):
-    """The loss is float32; autocast gives the layer its dtype."""
+    """The loss is float32; autocast determines the layer's dtype."""
     x, weight, label = (
         draw(6, 4).detach().to(dtype).requires_grad_(),
         draw(7, 4).detach().to(dtype),
@@ -132,7 +132,7 @@ def test_opcheck(kf):
 
 @computes
 def test_compile(kf):
-    """As one graph, of sizes that change; the same bits as without it."""
+    """One graph with dynamic shapes gives the same bits as eager mode."""
     torch._dynamo.reset()
     compiled = torch.compile(
         kf.ops.linear_cross_entropy, fullgraph=True, dynamic=True, backend="aot_eager"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The package's C library: its functions against the float64 oracle through the one calling convention of all, and its threads."""
+"""The package's C library: functions against the float64 oracle, and threads."""
 
 import subprocess
 
@@ -30,7 +30,7 @@ def packed(library):
     "header, bwd", GROUPS, ids=[f"{h}{'-bwd' if b else ''}" for h, b in GROUPS]
 )
 def test_numbers(packed, header, bwd):
-    """Each function that the library has, on a shape that is cut into chunks and on one that is not."""
+    """Each function on a shape that is split into chunks and on one that is not."""
     memory = checks.CpuMemory()
     there = [f for f in GROUPS[header, bwd] if packed.has(f)]
     for f in there:
@@ -40,7 +40,7 @@ def test_numbers(packed, header, bwd):
 
 
 def test_a_wrong_function_is_noticed(packed):
-    """These tests see it where a call reaches another function's kernel."""
+    """The tests detect a call of another function's kernel."""
     relu, gelu = (
         next(f for f in FUNCTIONS if f["name"] == f"kf_{name}_f32") for name in ("relu", "gelu")
     )
@@ -54,7 +54,7 @@ def test_errors_are_kf_s_own(library):
 
 
 def test_threads_change_no_bits(kf):
-    """In a process of its own, without PyTorch, whose threads they would be."""
+    """Runs in a process without PyTorch, whose threads would be used."""
     output = kfpython.python("""
 import numpy as np, kernel_fusion as kf
 rng = np.random.default_rng(1)
@@ -84,7 +84,9 @@ print(most, kf.get_threads() == before, len(set(found)))
     ids=["plain", "thread", "address"],
 )
 def test_pool(tmp_path, flags, argument):
-    """Every chunk once: four callers at the same time, in a forked child, through the host's loop."""
+    """Each chunk runs once: with four concurrent callers, in a forked child, and in the host's
+    loop.
+    """
     source = kflib.ROOT / "tests/frontends/pool.c"
     command = [
         "gcc",

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""kf.nn: each module that torch.nn has against torch.nn's, with the same state_dict: values, gradients, statistics; and what is refused."""
+"""kf.nn compared with torch.nn, with the same state_dict: values, gradients, statistics, errors."""
 
 import copy
 import itertools
@@ -130,7 +130,7 @@ TWINS = [c for c in (*NORMS, *LAYERS, *ELEMENTS, *KL, *ROWS, *ACTS) if c[4] in O
 
 
 def pair(name, args, kwargs):
-    """PyTorch's and kf's, with the same parameters, drawn."""
+    """Returns PyTorch's and kf's module with the same random parameters."""
     theirs = getattr(nn, name)(*args, **copy.deepcopy(kwargs)).double()
     mine = getattr(own, name)(*args, **copy.deepcopy(kwargs)).double()
     for i, p in enumerate(theirs.parameters()):
@@ -139,7 +139,7 @@ def pair(name, args, kwargs):
     return theirs, mine
 
 
-# PyTorch's gradient of hardsigmoid has 1/6 of float32, in float64 too.
+# PyTorch's hardsigmoid gradient uses 1/6 in float32, even for float64.
 ROUNDED = {"Hardsigmoid": 1e-8}
 
 
@@ -148,7 +148,7 @@ def same(got, want, tolerance=1e-10):
 
 
 def test_every_activation_s_module_is_made():
-    """Also those that the package has no kernels of."""
+    """Includes activations without kernels in the package."""
     for name in _classes.activations():
         assert isinstance(getattr(own, name)(), getattr(nn, name, nn.Module))
 
@@ -168,7 +168,7 @@ def test_twins(name, args, kwargs, inputs, op):
                 t.clone().requires_grad_() if t.is_floating_point() and i == 0 else t
                 for i, t in enumerate(inputs)
             ]
-            for _ in range(2 if training else 1):  # statistics are learnt twice
+            for _ in range(2 if training else 1):  # statistics are updated twice
                 out = module(*given)
             leaves = [given[0], *module.parameters()]
             found.append(
@@ -206,7 +206,9 @@ def test_an_activation_behind_a_norm():
 
 
 def test_a_linear_layer_adds_its_gradients_to_main_grad():
-    """Over two batches, of float32 beside bfloat16 too; grad stays empty, and without the flag main_grad is nobody's."""
+    """Accumulates over two batches, also in float32 for bfloat16; grad stays None, and without the
+    flag main_grad is unused.
+    """
     for dtype, wide, tolerance in (
         (torch.float64, torch.float64, 1e-12),
         (torch.bfloat16, torch.float32, 2e-2),
@@ -228,7 +230,7 @@ def test_a_linear_layer_adds_its_gradients_to_main_grad():
     before = layer.bias.grad.clone()
     layer(x).sum().backward()
     assert torch.equal(layer.bias.grad, before) and layer.bias.main_grad.abs().sum() > 0
-    layer.bias.requires_grad_(False)  # frozen
+    layer.bias.requires_grad_(False)  # frozen parameters
     added = layer.bias.main_grad.clone()
     layer(x).sum().backward()
     assert torch.equal(layer.bias.main_grad, added)
@@ -243,7 +245,7 @@ def test_a_linear_layer_adds_its_gradients_to_main_grad():
 
 
 def test_a_module_that_has_a_fused_function_is_copied(kf):
-    """And kept in a file: the formula says all."""
+    """A module with a kf.fuse op can be copied and pickled."""
     f = kf.fuse("gelu(x + bias) * scale", x="elem", bias="row", scale=2.0)
     assert copy.deepcopy(f) is f and copy.copy(f) is f and pickle.loads(pickle.dumps(f)) is f
     output = kfpython.python(
@@ -277,12 +279,12 @@ def test_modules_of_kf_alone():
 
 
 def test_a_norm_of_no_channels():
-    """Which is not one value a channel. PyTorch's cannot say what its gradient is."""
+    """An empty channel dimension is accepted; PyTorch's gradient of it fails."""
     assert own.BatchNorm1d(0).double()(draw(4, 0)).shape == (4, 0)
 
 
 def test_lower_dtypes():
-    """A module in bfloat16 keeps float32 statistics for the call."""
+    """A bfloat16 module computes its statistics in float32."""
     x = draw(64, 6).bfloat16()
     theirs, mine = nn.BatchNorm1d(6).bfloat16(), own.BatchNorm1d(6).bfloat16()
     assert (
@@ -356,7 +358,8 @@ def test_lower_dtypes():
         (
             lambda: own.InstanceNorm1d(3)(draw(2, 3, 1)),
             ValueError,
-            "kf.nn.InstanceNorm1d: the input has the shape (2, 3, 1), expected more than one value per channel",
+            "kf.nn.InstanceNorm1d: the input has the shape (2, 3, 1), expected more than one "
+            "value per channel",
         ),
         (
             lambda: own.InstanceNorm2d(3).eval()(draw(3, 1, 1)),
@@ -366,7 +369,8 @@ def test_lower_dtypes():
         (
             lambda: own.GroupNorm(6, 6)(draw(1, 6)),
             ValueError,
-            "kf.nn.GroupNorm: the input has the shape (1, 6), expected more than one value per group",
+            "kf.nn.GroupNorm: the input has the shape (1, 6), expected more than one value per "
+            "group",
         ),
         (
             lambda: own.GLU()(draw()),
@@ -399,7 +403,7 @@ def test_what_is_refused(make, error, text):
 
 
 def test_compile_of_a_model():
-    """Modules are in one graph of torch.compile; a model's weights go from one kind of module to the other."""
+    """A model compiles into one graph; its state_dict loads into the other library's modules."""
 
     def model(kind):
         return torch.nn.Sequential(

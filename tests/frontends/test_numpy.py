@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""kf.ops over NumPy arrays: shapes of any number of dimensions, strides, out=, dropout, other spellings; and what is refused, in which words."""
+"""kf.ops over NumPy arrays: shapes, strides, out=, dropout, aliases and errors."""
 
 import inspect
 import re
@@ -92,7 +92,7 @@ def test_running_statistics_are_updated_in_place(kf):
     ],
 )
 def test_strides(kf, name, make, copies):
-    """Rows that lie apart are taken as they are; what a launcher cannot take is copied once, and counted."""
+    """Strided rows are read directly; other layouts are copied once, and counted."""
     x = make()
     before = kf.info()["copies"].get("layer_norm", 0)
     close(kf.ops.layer_norm(x), layer_norm(x).astype(np.float32))
@@ -142,7 +142,7 @@ def test_out(kf):
 
 
 def test_a_scalar_named_beta(kf):
-    """axpby's own, which is no share of what an `out` holds."""
+    """The beta of axpby is a scalar of the op, not the factor of `out`."""
     from kernel_fusion import _arguments, _table
 
     x = np.ones(3, "f")
@@ -196,7 +196,7 @@ def test_two_byte_dtypes(kf):
 
 
 def test_bfloat16(kf, monkeypatch):
-    """Of whoever gives NumPy one."""
+    """bfloat16 from ml_dtypes, and the error without it."""
     x, bfloat16 = draw(8, 16), pytest.importorskip("ml_dtypes").bfloat16
     low = kf.ops.cast(x, "bfloat16")
     assert (
@@ -211,7 +211,7 @@ def test_bfloat16(kf, monkeypatch):
 
 
 def test_other_arrays(kf):
-    """Of somebody else's, by what they offer."""
+    """Objects with DLPack or the array interface."""
     x = draw(3, 4)
     offers = (
         {"__array_interface__": x.__array_interface__},
@@ -222,7 +222,7 @@ def test_other_arrays(kf):
 
 
 def test_a_tensor_beside_an_array(kf):
-    """What NumPy makes no array of is refused by name: its gradient would be lost."""
+    """A tensor that NumPy cannot convert is refused, since its gradient would be lost."""
     torch = pytest.importorskip("torch")
     x = np.ones((2, 3), np.float32)
     close(kf.ops.bias_relu(x, torch.ones(3)), x + 1)
@@ -237,7 +237,7 @@ def test_a_tensor_beside_an_array(kf):
 
 
 def test_a_matrix_is_an_array(kf):
-    """Which stays one of two dimensions where an array would not."""
+    """np.matrix is always two-dimensional."""
     with warnings.catch_warnings(action="ignore"):
         x = np.matrix(draw(2, 3))
     got = kf.ops.sum(x, dim=None)
@@ -249,7 +249,7 @@ def test_a_matrix_is_an_array(kf):
 
 
 def test_aliases(kf):
-    """Every other spelling is there, and calls its function with the operands in its own order."""
+    """Every alias calls its function with the arguments in the alias's order."""
     names = dir(kf.ops)
     assert {a["name"] for a in TABLE["aliases"]} <= set(names)
     x, bias = draw(3, 4), draw(4)
@@ -513,13 +513,13 @@ REFUSED = [
     "name, args, kwargs, error, text", REFUSED, ids=[f"{i}-{s[0]}" for i, s in enumerate(REFUSED)]
 )
 def test_what_is_refused(kf, name, args, kwargs, error, text):
-    """Before the call; op, argument, shapes and dtypes are named."""
+    """Errors name op, argument, shapes and dtypes."""
     with pytest.raises(error, match=re.escape(text)):
         getattr(kf.ops, name)(*args, **kwargs)
 
 
 def test_a_launcher_s_refusal_names_what_was_called(kf):
-    """Not the C function, which the caller has never seen."""
+    """Errors of a launcher name the Python function instead of the C function."""
     memory, x = np.ones(9, "f"), np.ones((2, 3), "f")
     overlaps = "tensors overlap in a way the function does not allow: out at 0x.* overlaps"
     for name, call in (
@@ -543,7 +543,7 @@ def test_names_that_are_none(kf):
 
 
 def test_every_function_has_a_signature_and_a_docstring(kf):
-    """Of its entry: each argument with shape and dtype, what it returns, which errors."""
+    """Docstrings describe each argument, the results and the errors."""
     functions = {(f["op"], f["activation"]) for f in packed.functions(kflib.manifest())}
     found = {}
     for name in dir(kf.ops):
@@ -562,4 +562,4 @@ def test_every_function_has_a_signature_and_a_docstring(kf):
             assert "Returns:\n" in function.__doc__ and "TypeError: " in function.__doc__
     assert (
         len(found) == len(functions) + len(TABLE["aliases"]) + 5
-    )  # call, and four of _composed.py
+    )  # call, and four functions of _composed.py

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""PyTorch's own sample inputs on the CPU (support/torch_samples.py)."""
+"""PyTorch's sample inputs on the CPU (support/torch_samples.py)."""
 
 import pytest
 import pytorch
@@ -10,9 +10,7 @@ pytest.importorskip("expecttest", reason="torch's samples need it")
 import torch_samples as samples  # noqa: E402
 
 
-@pytest.mark.xdist_group(
-    "op_db"
-)  # which takes seconds to import: by one process, and by none that only collects tests
+@pytest.mark.xdist_group("op_db")  # slow to import, so it is imported in the test
 @pytest.mark.parametrize("name", samples.CALLS)
 def test_samples(kf, name):
     samples.check(kf, name, "cpu")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `import kernel_fusion` needs, how long it takes, which library it finds, and what it says where there is none."""
+"""Import time, selection of the library, installation options, caches."""
 
 import os
 import shutil
@@ -12,7 +12,9 @@ from kfpython import python
 
 
 def test_import_is_light():
-    """No framework, no template engine, no library: under 0.3 s of processor time, the better of three."""
+    """Imports no framework, template engine or library; takes under 0.3 s of processor time (best
+    of three).
+    """
     script = """
 import time; begin = time.process_time()
 import kernel_fusion, sys
@@ -76,7 +78,7 @@ def test_instruction_sets(kf, monkeypatch):
     ],
 )
 def test_what_an_installation_refuses(kf, monkeypatch, tmp_path, name, word, text):
-    """Before anything is written, by the name that was set."""
+    """Errors name the environment variable, and nothing is written."""
     from kernel_fusion import _build
 
     monkeypatch.setenv("KF_WHEEL_OPS", "bias")
@@ -87,7 +89,7 @@ def test_what_an_installation_refuses(kf, monkeypatch, tmp_path, name, word, tex
 
 
 def test_without_a_library(tmp_path):
-    """The import works, and a call says what is missing and what to do."""
+    """The import works; a call reports how to install the library."""
     shutil.copytree(
         kfpython.package() / "kernel_fusion",
         tmp_path / "kernel_fusion",
@@ -122,7 +124,7 @@ except ImportError as e:
 
 
 def test_a_compressed_library(tmp_path, library):
-    """Unpacked once; where nothing can be kept, for one process alone."""
+    """The library is unpacked once, or per process without a writable cache."""
     shutil.copytree(
         kfpython.package() / "kernel_fusion",
         tmp_path / "kernel_fusion",
@@ -155,7 +157,7 @@ def test_a_compressed_library(tmp_path, library):
     first = output(tmp_path / "cache")
     [kept] = tmp_path.glob("cache/*/*")
     assert first == f"3.0 {kept}" and kept.read_bytes() == library.path.read_bytes()
-    assert output(tmp_path / "cache", "lzma") == first  # unpacked already
+    assert output(tmp_path / "cache", "lzma") == first  # already unpacked
     (tmp_path / "file").touch()
     assert output(tmp_path / "file/cache").startswith(
         f"3.0 {tmp_path}/kernel_fusion-"
@@ -163,7 +165,9 @@ def test_a_compressed_library(tmp_path, library):
 
 
 def test_the_cache_directory(tmp_path, monkeypatch):
-    """Of wherever the process is; where the system knows no home of the user, the message says what to do."""
+    """Independent of the working directory; the error for a user without a home names
+    KF_CACHE_DIR.
+    """
     from kernel_fusion import _files
 
     monkeypatch.chdir(tmp_path)
@@ -196,7 +200,7 @@ def test_a_library_of_another_abi(kf, monkeypatch, library):
 
 
 def test_functions_that_were_left_out(kf):
-    """A library may have any of the functions; what it has not it says by name."""
+    """A call of a function that the library lacks names it."""
     numpy = pytest.importorskip("numpy")
     if kfpython.WHOLE:
         pytest.skip("the library has all functions")
@@ -220,7 +224,7 @@ def test_info(kf, library):
 
 @pytest.mark.level(2)
 def test_include(kf, tmp_path, monkeypatch):
-    """The headers, generated when somebody asks for them."""
+    """Headers are generated at the first request."""
     monkeypatch.setenv("KF_CACHE_DIR", str(tmp_path))
     assert kf.get_include() == kf.get_include() and kf.get_include().startswith(str(tmp_path))
     source = kflib.ROOT / "examples/00_cpu.c"

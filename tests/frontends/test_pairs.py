@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ops whose sizes several inputs say between them, beside products (test_products.py), rows of a table and a layer's loss: rotary embeddings."""
+"""Rotary embeddings: ops whose sizes are inferred from several inputs."""
 
 import numpy as np
 import pytest
@@ -15,7 +15,7 @@ def draw(*shape, grad=True, seed=0):
 
 
 def alike(got, want, inputs):
-    """Values and gradients, of float64."""
+    """Compares values and gradients in float64."""
     for g, w in zip(got, want, strict=True):
         assert g.shape == w.shape and torch.allclose(g, w, 1e-10, 1e-10)
     ups = [draw(*w.shape, grad=False, seed=9) for w in want]
@@ -29,7 +29,7 @@ def alike(got, want, inputs):
 
 
 def rope(x, cosine, sine, position):
-    """Over the first elements of each head, the halves of which are pairs."""
+    """Reference: rotates pairs of the first elements of each head."""
     pairs = cosine.shape[1]
     c, s = (t[position].unsqueeze(-2) for t in (cosine, sine))
     a, b, rest = x.split((pairs, pairs, x.shape[-1] - 2 * pairs), -1)
@@ -37,7 +37,7 @@ def rope(x, cosine, sine, position):
 
 
 def test_rotary_embeddings(kf):
-    """Of q and k of [batch, length, heads, dim]; without positions a row's is its own number."""
+    """q and k of [batch, length, heads, dim]; without positions, a row's position is its index."""
     q, k, cosine, sine = (
         draw(2, 3, 4, 6),
         draw(2, 3, 2, 6),
@@ -59,7 +59,7 @@ def test_rotary_embeddings(kf):
 
 
 def test_compiled(kf):
-    """As one graph, of sizes that change."""
+    """One graph with dynamic shapes."""
     torch._dynamo.reset()
     compiled = torch.compile(kf.ops.rope_qk, fullgraph=True, dynamic=True, backend="aot_eager")
     for rows in (3, 5):

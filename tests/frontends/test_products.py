@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Products of matrices in kf.ops: which shapes they take, over arrays and tensors, how factors may lie, autocast, and what is refused. Values and
-gradients of each op by itself are test_torch.py's."""
+"""Matrix products in kf.ops: shapes, strides, autocast, accumulation and errors.
+
+test_torch.py tests values and gradients of each op.
+"""
 
 import functools
 import re
@@ -32,7 +34,7 @@ def test_rows_of_any_dimensions(kf, lead):
 
 
 def test_batches(kf):
-    """The weight's dimensions before its two are a batch's; rows may have several behind them."""
+    """Leading dimensions of a weight are batch dimensions; x may have several row dimensions."""
 
     def layer(x, w, b):
         return F.relu(
@@ -54,7 +56,7 @@ def test_batches(kf):
 
 
 def test_two_weights_in_one(kf):
-    """Gate and up of one weight, of one product of twice as many columns; over arrays too."""
+    """Gate and up projection in one weight, over arrays too."""
 
     def layer(x, w, b=None):
         gate, up = torch.einsum("b...i,boi->b...o" if w.dim() > 2 else "...i,oi->...o", x, w).chunk(
@@ -85,7 +87,7 @@ def test_two_weights_in_one(kf):
 
 
 def test_no_depth(kf):
-    """A product of nothing is zero; bias and activation are applied."""
+    """A product over no elements is zero; bias and activation are applied."""
     bias = draw(6)
     same(
         kf.ops.linear_relu, lambda x, w, b: F.relu(F.linear(x, w, b)), draw(3, 0), draw(6, 0), bias
@@ -99,7 +101,9 @@ def copies(kf, name, call, *tensors):
 
 
 def test_factors_as_they_lie(kf):
-    """Rows apart, matrices apart, one for all matrices of a batch: as they are; anything else is copied once, and counted."""
+    """Strided rows and matrices and broadcast matrices are read directly; other layouts are copied
+    once, and counted.
+    """
     x, weight, deep = (draw(*s).detach() for s in ((8, 6), (7, 6), (3, 7, 6)))
     for given, count in (
         ((x[:, :4], weight[:, :4]), 0),
@@ -129,7 +133,7 @@ def test_factors_as_they_lie(kf):
 
 
 def test_a_gradient_as_it_lies(kf):
-    """One number for all, as a sum's gradient is, and a tensor whose rows are apart."""
+    """A broadcast incoming gradient, and one with strided rows."""
     x, weight = draw(5, 4), draw(6, 4)
     for up in (
         torch.ones((), dtype=torch.float64).expand(5, 6),
@@ -161,7 +165,9 @@ def test_matmul_reads_a_transposed_factor_as_it_lies(kf):
 
 
 def test_autocast(kf):
-    """In its own dtype of 2 bytes, as PyTorch's products are; leaves keep theirs, and float64 stays."""
+    """Products use autocast's 2-byte dtype as PyTorch's do; leaves keep their dtype, and float64
+    is unchanged.
+    """
     x, w, b = (draw(*s).detach().float().requires_grad_() for s in ((5, 4), (6, 4), (6,)))
     with torch.autocast("cpu", torch.bfloat16):
         got, want = kf.ops.linear_relu(x, w, b), torch.relu(F.linear(x, w, b))
@@ -196,7 +202,7 @@ def test_dropout(kf):
 
 
 def test_fused_linear_activation_compiled(kf):
-    """It runs the one kernel, and torch.compile sees it in one graph; of an activation that linear has not, two."""
+    """Runs one kernel in one graph; two kernels if linear lacks the activation."""
     x, w, b = draw(5, 4), draw(6, 4), draw(6)
     for activation, ops in (("gelu", ["kf.linear"]), ("none", ["kf.linear"])):
         torch._dynamo.reset()
@@ -224,7 +230,7 @@ def test_fused_linear_activation_compiled(kf):
 
 
 def test_gradients_that_are_added(kf):
-    """To tensors of the caller's, twice what is added once; what is not among them has its gradient as ever."""
+    """Gradients accumulate in the caller's tensors; other operands get theirs from autograd."""
     same_for_both = [(dtype, dtype) for dtype in (torch.float64, torch.float32, torch.bfloat16)]
     for dtype, wide in (*same_for_both, (torch.bfloat16, torch.float32)):
         x, w, b, up = (
@@ -274,7 +280,9 @@ def test_gradients_that_are_added(kf):
 
 
 def test_what_is_kept_for_the_backward(kf):
-    """Of relu its result alone, so that the value before it is not even stored; of gelu that value. Of a negative slope, too."""
+    """relu saves its result only, and the value before it is not stored; gelu and negative slopes
+    save that value.
+    """
     x, w = draw(50, 4), draw(60, 4)
     calls = [
         (kf.ops.linear_relu, F.relu, 1),
@@ -473,7 +481,7 @@ REFUSED = [
 
 @pytest.mark.parametrize("number", range(len(REFUSED)))
 def test_what_is_refused(kf, number):
-    """The same words over tensors and arrays."""
+    """Errors are the same for tensors and arrays."""
     call, text = REFUSED[number]
     x = torch.ones(5, 4)
     for given in (x, x.numpy()):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""kf.Context, kf.Stream, and kf.fused_…: what kf.ops has, with a stream."""
+"""kf.Context, kf.Stream, and kf.fused_<op> with a stream."""
 
 import inspect
 import re
@@ -36,7 +36,7 @@ def test_tensors(kf):
 
 
 def test_every_function_of_ops(kf):
-    """Under its own name, or with fused_ in front of it; none is two."""
+    """Every function is available under one fused_ name."""
     from kernel_fusion import _streams
 
     names = _streams.names()

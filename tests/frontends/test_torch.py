@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""kf.ops over PyTorch tensors: values and gradients of every op against the user's own formula in float64; dropout, autocast, strides, errors."""
+"""kf.ops over PyTorch tensors: values and gradients against float64, dropout, autocast, errors."""
 
 import os
 import re
@@ -26,7 +26,7 @@ def test_values_and_gradients(kf, f):
 
 
 def test_the_comparison_bites(kf):
-    """A wrong formula, or a gradient of another input, is seen."""
+    """The tests detect a wrong formula and a gradient of another input."""
     f = next(f for f in torchops.PLAIN if ids(f) == "bias_gelu")
     c = case(f, "f32")
     want = c.reference()[0][0]
@@ -36,7 +36,7 @@ def test_the_comparison_bites(kf):
 
 @each
 def test_each_gradient_alone(kf, f):
-    """Of one input alone, in place of all, it is the same; the others are not computed."""
+    """A gradient requested alone equals the one requested with all; others are not computed."""
     c = case(f, "f32")
     x = {n: t.detach() for n, t in c.tensors.items()}
     both = torch.autograd.grad(
@@ -57,7 +57,7 @@ def test_of_no_elements(kf, f):
 
 @pytest.mark.level(2)
 def test_derivatives_of_reductions_of_nothing(kf):
-    """Which are not divided by how many there are."""
+    """The gradient of an empty mean does not divide by zero."""
     for name, operands in (("mean", 1), ("mse_mean", 2), ("logsumexp", 1), ("var", 1)):
         given = [torch.randn(2, 0, 3, requires_grad=True) for _ in range(operands)]
         first = torch.autograd.grad(
@@ -89,7 +89,7 @@ def test_absent_operands(kf):
 
 
 def test_what_is_kept_for_the_backward(kf):
-    """What a gradient does not read is not held: the sum of a tensor needs its shape alone."""
+    """Tensors that a gradient does not read are not saved: a sum needs only the shape."""
     kept = []
     with torch.autograd.graph.saved_tensors_hooks(
         lambda t: kept.append(tuple(t.shape)) or t, lambda t: t
@@ -102,7 +102,7 @@ def test_what_is_kept_for_the_backward(kf):
 
 
 def test_no_zeros_for_what_nobody_differentiates(kf):
-    """A norm's mean and rstd, a layer's values before its activation: results of the op, whose gradients nobody reads."""
+    """Unread gradients of saved outputs (mean, rstd, pre-activation) are not filled with zeros."""
 
     class Recorder(torch.utils._python_dispatch.TorchDispatchMode):
         def __torch_dispatch__(self, function, types, args=(), kwargs=None):
@@ -128,14 +128,15 @@ def test_no_zeros_for_what_nobody_differentiates(kf):
             or "_to_copy" in name
             and out.dtype != torch.bfloat16
         ], called
-    out = kf.ops.layer_norm(x)  # whose gradient is not there at all
+    # The gradient does not exist at all.
+    out = kf.ops.layer_norm(x)
     assert Nothing.apply(out).requires_grad and torch.autograd.grad(
         Nothing.apply(out), [x], torch.ones(4, 6), allow_unused=True
     ) == (None,)
 
 
 class Nothing(torch.autograd.Function):
-    """Gives no gradient on."""
+    """Function that passes on no gradient."""
 
     @staticmethod
     def forward(ctx, x):
@@ -147,7 +148,7 @@ class Nothing(torch.autograd.Function):
 
 
 def test_a_sum_s_gradient_is_a_view(kf):
-    """As PyTorch's own: nothing is written for it, in any dtype; of any axis."""
+    """As in PyTorch, no memory is written, for any dtype and axis."""
     for dtype in (torch.float32, torch.bfloat16, torch.float64):
         x = torch.randn(4, 6, 5, dtype=dtype, requires_grad=True)
         for dim in (0, 1, -1, None):
@@ -162,13 +163,15 @@ def test_a_sum_s_gradient_is_a_view(kf):
 
 
 def test_a_gradient_by_the_result_keeps_the_result(kf):
-    """Which is there anyway, instead of the inputs; not where a negative slope would make it ambiguous."""
+    """The result is saved instead of the inputs, except for a negative slope, where it is
+    ambiguous.
+    """
     x, bias = torch.randn(50, 7, requires_grad=True), torch.randn(7, requires_grad=True)
     calls = [
         (lambda: kf.ops.bias_relu(x, bias), lambda: torch.relu(x + bias), False),
         (lambda: kf.ops.bias_gelu(x, bias), lambda: torch.nn.functional.gelu(x + bias), True),
     ]
-    for slope in cases.by_level((), (0.25, -0.25)):  # the library of level 1 has no leaky_relu
+    for slope in cases.by_level((), (0.25, -0.25)):  # the level 1 library lacks leaky_relu
         calls.append(
             (
                 lambda slope=slope: kf.ops.bias_leaky_relu(x, bias, negative_slope=slope),
@@ -191,7 +194,7 @@ def test_a_gradient_by_the_result_keeps_the_result(kf):
 
 
 def test_without_a_gradient_nothing_is_saved(kf):
-    """Outputs that only a backward reads have no elements then."""
+    """Outputs that only a backward reads have no elements."""
     op = torch.ops.kf.layer_norm.default
     x = torch.randn(3, 4)
     assert [tuple(t.shape) for t in op(x, None, None, 1e-5, 0.0, 0.0, 0, False)] == [
@@ -246,8 +249,9 @@ def test_dropout(kf):
     want = torch.rand(3)
     torch.manual_seed(5)
     kf.ops.gelu_dropout(x, training=False)
-    assert torch.equal(torch.rand(3), want)  # the generator is as it was where nothing is dropped
-    large = (2**64 - 7, -9)  # of 64 bits, with a sign or without
+    # Without dropout the generator does not advance.
+    assert torch.equal(torch.rand(3), want)
+    large = (2**64 - 7, -9)  # 64 bits, signed or unsigned
     assert (
         kf.ops.gelu_dropout(x, rng=large).detach().numpy().tobytes()
         == kf.ops.gelu_dropout(x.detach().numpy(), rng=large).tobytes()
@@ -267,7 +271,9 @@ def test_running_statistics(kf):
 
 @pytest.mark.parametrize("weights", [torch.float32, torch.bfloat16])
 def test_autocast(kf, weights):
-    """As the manifest says of each op; casts lie in front of the gradient, so that each leaf's has its own dtype."""
+    """Follows each op's policy in the manifest; casts are differentiated, so each leaf's gradient
+    has its dtype.
+    """
     w, x = torch.randn(8, 8, requires_grad=True), torch.randn(4, 8)
     g = torch.ones(8, dtype=weights, requires_grad=True)
     with torch.autocast("cpu", torch.bfloat16):
@@ -298,7 +304,7 @@ def test_strides(kf):
         before = kf.info()["copies"].get("layer_norm", 0)
         close(kf.ops.layer_norm(view), torch.nn.functional.layer_norm(view, view.shape[-1:]), 1e-5)
         assert kf.info()["copies"].get("layer_norm", 0) - before == copies, view.stride()
-    z = torch.randn(4, dtype=torch.complex64).conj().imag  # a view that torch negates lazily
+    z = torch.randn(4, dtype=torch.complex64).conj().imag  # a lazily negated view
     close(kf.ops.relu(z), torch.relu(z), 0)
 
 
@@ -402,7 +408,9 @@ REFUSED = [
 
 @pytest.mark.parametrize("number", range(len(REFUSED)))
 def test_what_is_refused(kf, number):
-    """With tensors, and with fake ones, the same words; op, argument, shapes and dtypes are named."""
+    """Errors are the same for tensors and fake tensors; they name op, argument, shapes
+    and dtypes.
+    """
     call, error, text = REFUSED[number]
     x = torch.randn(3, 5)
     with pytest.raises(error, match=re.escape(text)):
@@ -424,7 +432,7 @@ def test_any_number_of_dimensions(kf):
 
 
 def test_numbers_without_bounds(kf):
-    """NaN is one, as in NumPy."""
+    """NaN is accepted for scalars without bounds, as for NumPy arrays."""
     x = torch.randn(3, 5)
     assert (
         kf.ops.matmul(x, x.t(), alpha=float("nan")).isnan().all()
@@ -433,7 +441,9 @@ def test_numbers_without_bounds(kf):
 
 
 def test_transforms_that_would_lose_a_derivative(kf):
-    """Of forward-mode autograd and torch.func: refused by name, where the result would be taken for a constant. vmap alone is no derivative."""
+    """Forward-mode autograd and torch.func derivatives raise instead of treating the result as a
+    constant; vmap alone is allowed.
+    """
     from torch.autograd import forward_ad
 
     x, weight = torch.randn(4, 6), torch.ones(6)
@@ -468,7 +478,7 @@ def test_transforms_that_would_lose_a_derivative(kf):
 
 
 def test_a_parameter_given_to_a_function_that_is_older_than_torch():
-    """The function was made when nobody had imported PyTorch."""
+    """The function was made before PyTorch was imported."""
     output = kfpython.python("""
 import kernel_fusion as kf
 relu = kf.ops.relu
@@ -479,7 +489,7 @@ print(relu(torch.nn.Parameter(torch.ones(2))).requires_grad)
 
 
 def test_an_op_made_by_many_threads_at_once():
-    """It is registered with PyTorch once, whoever comes first: with a formula, and with a tensor for one that is older than PyTorch."""
+    """The op is registered once, whether by its formula or by a call with a tensor."""
     output = kfpython.python("""
 import sys, threading
 import kernel_fusion as kf
@@ -516,13 +526,14 @@ def test_threads_are_torch_s(kf):
 
 
 def test_after_a_fork(kf):
-    """As in a worker of a DataLoader: torch's threads do not exist in it, and its loop would wait for them; also where it then says how many threads
-    it wants, or loads a library of its own."""
+    """A DataLoader worker has none of PyTorch's threads; it may set its threads or
+    load libraries.
+    """
     x, squared = torch.randn(700, 403), kf.fuse("x * x", x="elem")
     want, product = (
         kf.ops.layer_norm_gelu(x).numpy().tobytes(),
         (x * x).numpy().tobytes(),
-    )  # what torch computes it computes before the fork
+    )  # PyTorch computes before the fork
 
     def normed(threads):
         return kf.get_threads() == threads and kf.ops.layer_norm_gelu(x).numpy().tobytes() == want

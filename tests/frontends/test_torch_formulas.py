@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An op's formulas in PyTorch's functions: its second derivative, and what torch.compile sees in place of it."""
+"""Formulas of ops in PyTorch functions: second derivatives, and decomposition in torch.compile."""
 
 import re
 
@@ -34,9 +34,9 @@ def has_formulas(f):
     return _table.formulas(of(f), f["activation"]) is not None
 
 
-ROUNDED = {"hardsigmoid": 1e-7}  # PyTorch's gradient has 1/6 of float32, in float64 too
+ROUNDED = {"hardsigmoid": 1e-7}  # PyTorch uses 1/6 in float32, even for float64
 AGAIN = torchops.PLAIN if cases.LEVEL > 1 else torchops.few(torchops.PLAIN)
-# What torch.compile decomposes: of each op one activation at level 1, none of which needs the library.
+# Ops that torch.compile decomposes, with one activation at level 1; none needs the library.
 DECOMPOSED = [f for f in EVERY if f["family"] == "elementwise" and has_formulas(f)]
 BY_RESULT = [
     f
@@ -51,7 +51,7 @@ if cases.LEVEL == 1:
 
 @pytest.mark.parametrize("f", AGAIN, ids=ids)
 def test_second_derivatives(kf, f):
-    """As PyTorch checks them; where a gradient reads what its forward saved, the second one is refused by name."""
+    """gradgradcheck; a gradient that reads saved tensors has no second derivative and raises."""
     c = case(f, "f64")
     tensors = [c.tensors[n] for n in c.wanted]
 
@@ -69,7 +69,7 @@ def test_second_derivatives(kf, f):
 
 
 def test_second_derivatives_by_the_result(kf):
-    """Where the gradient reads its forward's result, which is a function of the inputs."""
+    """Gradients that read the forward's result, a function of the inputs."""
     x, bias = (torch.randn(s, dtype=torch.float64, requires_grad=True) for s in ((3, 5), 5))
     assert _table.formulas(*_table.find("relu"))[2]
     assert torch.autograd.gradgradcheck(kf.ops.relu, [x]) and torch.autograd.gradgradcheck(
@@ -85,8 +85,7 @@ def test_second_derivatives_by_the_result(kf):
 
 
 def test_which_have_second_derivatives():
-    """All that are made of elements or reduce an axis, and softmax, whose gradient reads its result alone; of products those that keep nothing but
-    factors."""
+    """Elementwise ops, reductions and softmax, and products that save only their factors."""
     without = {of(f).name for f in EVERY if not has_formulas(f)}
     assert (
         not {
@@ -122,7 +121,7 @@ def test_third_derivatives_and_a_penalty_of_gradients(kf):
 
 @pytest.mark.parametrize("f", DECOMPOSED, ids=ids)
 def test_decomposed(kf, f, monkeypatch):
-    """Values and gradients of what torch.compile is shown, run as it is."""
+    """Values and gradients of the decomposed functions in eager mode."""
     import kernel_fusion.torch as own
 
     function = own.function(of(f), f["activation"])
@@ -151,7 +150,7 @@ def test_decomposed(kf, f, monkeypatch):
 
 
 def test_a_gradient_at_a_tie_is_kf_s(kf, monkeypatch):
-    """Not what PyTorch would make of the formula: a clamp of relu6 would give 1 at 6."""
+    """kf's gradient, not autograd's of the formula: the clamp of relu6 would give 1 at 6."""
     import kernel_fusion.torch as own
 
     function = own.function(*_table.find("relu6"))
@@ -161,7 +160,7 @@ def test_a_gradient_at_a_tie_is_kf_s(kf, monkeypatch):
 
 
 def graph_of(function, *args):
-    """The functions that a compiled graph calls, and its result."""
+    """Returns the functions called by a compiled graph, and its result."""
     found = []
 
     def backend(module, inputs):
@@ -185,7 +184,7 @@ def test_what_torch_compile_sees(kf, monkeypatch):
     def call(x, bias):
         return kf.ops.layer_norm(kf.ops.bias_gelu(x, bias) * 2)
 
-    # Before PyTorch 2.13 torch.compile cannot be told from torch.export, which keeps the ops, with the gradient in them.
+    # Before PyTorch 2.13 torch.compile looks like torch.export, which keeps ops with gradients.
     own = "kernel" if TORCH >= (2, 13) else "default"
     ops, formula = {f"kf.layer_norm.{own}", f"kf.bias.{own}"}, {f"kf.layer_norm.{own}"}
     for mode, seen in (
@@ -232,7 +231,7 @@ def test_what_torch_compile_sees(kf, monkeypatch):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_no_result_is_in_the_graph_twice(kf, monkeypatch, dtype):
-    """Nothing is rounded to the dtype that it has: torch.compile of PyTorch 2.11 loses the gradient of such a result."""
+    """No value is cast to its own dtype: torch.compile of PyTorch 2.11 would lose the gradient."""
     monkeypatch.setattr(kf.config, "compile_ops", "decompose")
     given, graphs = (
         [torch.randn(shape, dtype=dtype, requires_grad=True) for shape in ((4, 6), (6,))],
@@ -260,7 +259,7 @@ def test_no_result_is_in_the_graph_twice(kf, monkeypatch, dtype):
 @pytest.mark.level(2)
 @pytest.mark.parametrize("mode", ["decompose", "opaque"])
 def test_inductor(kf, monkeypatch, mode):
-    """Forward and backward, fused by Inductor with what stands around, where "auto" is "opaque" (before PyTorch 2.13) too."""
+    """Inductor fuses forward and backward with their neighbours, also where "auto" is "opaque"."""
     monkeypatch.setattr(kf.config, "compile_ops", mode)
     x, bias = torch.randn(40, 6, requires_grad=True), torch.randn(6, requires_grad=True)
 

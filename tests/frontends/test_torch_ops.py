@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What torch asks of custom ops: opcheck, gradcheck, torch.compile and torch.export, for one op a family at level 1, for all at level 2."""
+"""opcheck, gradcheck, torch.compile and torch.export: one op per family at level 1, all at level
+2.
+"""
 
 import cases
 import kfpython
@@ -38,7 +40,9 @@ def test_the_op_itself_has_its_gradient(kf, f):
 
 
 def test_what_the_op_itself_refuses(kf):
-    """Where it has no derivative it says so, as kf.ops does; a result that is taken for a constant would be a wrong gradient."""
+    """A missing derivative raises, as in kf.ops: treating the result as a constant
+    would be wrong.
+    """
     import kernel_fusion.torch  # noqa: F401, which registers them
     from kernel_fusion import _table
     from torch.autograd import forward_ad
@@ -89,7 +93,7 @@ def test_what_the_op_itself_refuses(kf):
     each_row, [want] = torch.func.vmap(norm)(x), torch.autograd.grad(norm(x).square().sum(), [x])
     assert torch.equal(torch.autograd.grad(each_row.square().sum(), [x])[0], want)
     relu = _table.activations()["relu"]
-    grad = torch.ops.kf.act_bwd(x, None, up, 0.0, 0.0, relu, 1)  # whose second derivative there is
+    grad = torch.ops.kf.act_bwd(x, None, up, 0.0, 0.0, relu, 1)  # this op has a second derivative
     assert torch.equal(torch.autograd.grad(grad.sum(), [up])[0], (x > 0).float())
     with pytest.raises(RuntimeError, match="no activation of this number"):
         torch.ops.kf.act(x, 0.0, 0.0, -1)
@@ -107,7 +111,7 @@ def test_compile(kf, f, monkeypatch):
 
 
 def test_compile_of_a_model(kf):
-    """By Inductor's way of splitting forward and backward; dropout follows manual_seed; running statistics are updated."""
+    """Inductor's partitioner; dropout follows manual_seed; running statistics are updated."""
     norm = torch.nn.Parameter(torch.ones(8))
 
     def model(x, mean, var):
@@ -164,7 +168,7 @@ def test_export(kf, f):
 
 
 def test_every_op_is_registered(kf):
-    """Of the table, both directions, with schemas that say which tensors may be absent."""
+    """Both directions, with schemas that mark optional tensors."""
     from kernel_fusion import _table
 
     for op in _table.ops().values():
@@ -177,12 +181,13 @@ def test_every_op_is_registered(kf):
             assert torch.ops.kf.__getattr__(name).overloads() == [
                 "default",
                 "kernel",
-            ]  # in this order: a call that names none gets the gradient
+            ]  # the first overload, which has the gradient, is the default
     text = str(torch.ops.kf.layer_norm.default._schema)
     assert (
         text
         == (
-            "kf::layer_norm(Tensor x, Tensor? weight, Tensor? bias, float eps, float act_0, float act_1, int activation, bool save) "
+            "kf::layer_norm(Tensor x, Tensor? weight, Tensor? bias, float eps, float act_0, float "
+            "act_1, int activation, bool save) "
             "-> (Tensor, Tensor, Tensor)"
         )
         and kfpython.OPS

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The ops' two kernels, the shim's and the one that calls through ctypes, do the same; and what is done where the first cannot be had."""
+"""The shim's and the ctypes kernels behave alike; fallback without a compiler."""
 
 import os
 import subprocess
@@ -28,7 +28,7 @@ COMPUTED = "[[0.0, 1.75]] [[0.0, 1.0]]"
 
 @pytest.fixture(scope="module")
 def kernels(kf):
-    """{op: that of ctypes}"""
+    """Returns {op: its ctypes kernel}."""
     import kernel_fusion.torch as own
     from kernel_fusion import _table
     from kernel_fusion.torch import _kernels
@@ -44,7 +44,7 @@ def kernels(kf):
 
 
 def strided(t):
-    """The same values, rows apart; where it has rows."""
+    """Copies x with strided rows, if it has rows."""
     if not isinstance(t, torch.Tensor) or t.dim() < 2:
         return t
     return torch.cat([t, torch.full_like(t, 1)], -1)[..., : t.shape[-1]]
@@ -60,7 +60,9 @@ def permuted(t):
 
 @pytest.mark.parametrize("f", [f for f in torchops.ALL if f["backward"]], ids=ids)
 def test_same_bits(kf, kernels, f):
-    """Both directions, each dtype; tensors as they lie, rows apart, in another order of dimensions; each gradient alone, and none."""
+    """Both directions, all dtypes; contiguous, strided and permuted tensors; each
+    gradient alone.
+    """
     for dtype in sorted(
         {g["dtypes"][0] for g in torchops.FUNCTIONS if g["op"] == f["op"]} & set(torchops.TOLERANCE)
     ):
@@ -84,7 +86,7 @@ def test_same_bits(kf, kernels, f):
 
 
 def test_both_refuse_the_same(kf, kernels):
-    """The shim in one kind of exception, of which kf.ops makes the other's."""
+    """The shim raises one kind of exception, which kf.ops replaces by ctypes' errors."""
     x, w = torch.randn(3, 4), torch.ones(4)
     wrong = {
         "bias": [
@@ -136,7 +138,7 @@ def test_both_refuse_the_same(kf, kernels):
 
 
 def test_another_device_s_own_error_stays(kf):
-    """Of tensors that kf has no kernels for, here meta's, PyTorch's error is what the caller sees."""
+    """For devices without kernels (meta), the caller sees PyTorch's error."""
     from kernel_fusion import _table
     from kernel_fusion.torch import _kernels
     from kernel_fusion.torch._schema import schema
@@ -153,7 +155,7 @@ def test_another_device_s_own_error_stays(kf):
 
 
 def test_nothing_leaks(kf):
-    """Inputs, results that nobody gets, copies: a thousand calls of each kind leave no tensor's memory behind."""
+    """A thousand calls of each kind leak no input, discarded result or copy."""
     x, wide = torch.randn(64, 1024, requires_grad=True), torch.randn(1024, 64).t()
 
     def calls(times):
@@ -169,12 +171,12 @@ def test_nothing_leaks(kf):
 
     calls(20)
     before = used()
-    calls(100)  # of a megabyte
+    calls(100)  # one megabyte each
     assert used() - before < 20 << 20
 
 
 def test_without_a_compiler(kf, tmp_path, monkeypatch):
-    """The same results by ctypes, and info() says why."""
+    """ctypes gives the same results, and kf.info() reports the reason."""
     output = python(SCRIPT, CXX="none", PATH=str(tmp_path), KF_CACHE_DIR=str(tmp_path))
     assert output == f"{COMPUTED} ctypes: no C++ compiler was found"
     from kernel_fusion.torch import _shim

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The package passes mypy --strict, and a user's program is checked against its generated stubs."""
+"""mypy --strict on the package, and on a user program against the generated stubs."""
 
 import importlib
 import inspect
@@ -39,7 +39,7 @@ EXPECTED = {
 
 
 def test_mypy(tmp_path):
-    """One run for both, since it reads torch."""
+    """One run checks both, since reading torch is slow."""
     (tmp_path / "program.py").write_text(PROGRAM.lstrip())
     path = os.pathsep.join([str(kfpython.package()), str(kflib.ROOT / "gen")])
     command = [
@@ -75,7 +75,7 @@ def test_mypy(tmp_path):
 
 
 def test_stubs_are_the_functions(kf):
-    """The same arguments in the same order with the same defaults as inspect tells of what is called."""
+    """Stubs have the arguments, order and defaults of inspect.signature."""
     stub = (kfpython.package() / "kernel_fusion/ops.pyi").read_text()
     names = {"torch": importlib.import_module("types").SimpleNamespace(Tensor=object)}
     exec(compile(stub.replace("import torch\n", ""), "ops.pyi", "exec"), names)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The Python package as tests use it: built once beside the checkout, with the C kernels of few ops at level 1 and of all from level 2 on."""
+"""Builds the Python package beside the checkout, with few ops at level 1, all from level 2."""
 
 import ctypes
 import hashlib
@@ -14,7 +14,7 @@ import cases
 import kflib
 
 SOURCE = kflib.ROOT / "frontends/python"
-# Every family and every layout of operands that differs in the frontend's code, in as few functions as possible.
+# Covers every family and operand layout of the frontend's code with few functions.
 OPS = (
     "act",
     "bias",
@@ -39,19 +39,20 @@ OPS = (
 )
 ACTIVATIONS = ("none", "relu", "gelu")
 WHOLE = cases.LEVEL > 1
-# From level 2 on the environment may say fewer: all activations of all ops are an hour of compilation.
+# From level 2 on the environment may reduce this: all activations take an hour to compile.
 CHOSEN = {
     "KF_WHEEL_OPS": "" if WHOLE else ",".join(OPS),
     "KF_WHEEL_ACTIVATIONS": os.environ.get("KF_WHEEL_ACTIVATIONS", "all")
     if WHOLE
     else ",".join(ACTIVATIONS),
-    # At level 1 a third of the seconds: what a wheel is compiled with is test_pip's and level 2's, and the kernels' own tests'.
+    # Level 1 compiles without optimisation, in a third of the time; test_pip and level 2 use wheel
+    # flags.
     "KF_WHEEL_CFLAGS": "" if WHOLE else "-O0",
 }
 
 
 def has(activation):
-    """Whether the package has it."""
+    """True if the package has the activation."""
     return CHOSEN["KF_WHEEL_ACTIVATIONS"] == "all" or activation in CHOSEN[
         "KF_WHEEL_ACTIVATIONS"
     ].split(",")
@@ -72,8 +73,7 @@ def _digest():
 
 
 def in_few_files(compile_):
-    """_build's _compile, of a dozen of its files in one: each reads the same headers, which is three quarters of what C takes and half
-    of CUDA's."""
+    """Wraps _build._compile to join a dozen files: parsing headers takes most of the time."""
 
     def together(path, chosen, command, texts, *more):
         names = sorted(n for n in texts if not n.startswith("packed_table."))
@@ -93,8 +93,11 @@ def in_few_files(compile_):
 
 
 def package():
-    """The folder that has the package in it. At level 1 its libraries' files are compiled a dozen together: each by itself are those of one op in
-    test_pip, and all of them from level 2 on."""
+    """Returns the folder that contains the package.
+
+    At level 1 its source files are compiled a dozen together; test_pip and level 2 compile them
+    separately.
+    """
     folder = kflib.ROOT / "build/tests/python" / f"{kflib.rendered().name}-{_digest()}"
     with kflib.locked(folder.parent):
         if not (folder / "whole").exists():
@@ -124,8 +127,10 @@ CACHE = kflib.ROOT / "build/tests/python/cache"
 
 
 def use():
-    """Makes `import kernel_fusion` find it; what it makes at run time does not go into the user's own folder. With libraries: kernel_fusion.torch
-    decides when it is imported, as some tests do while they are collected, whether there is a shim to be used."""
+    """Makes `import kernel_fusion` find the package, with a cache directory of its own.
+
+    Builds the libraries, since kernel_fusion.torch decides at its import whether to use the shim.
+    """
     os.environ.setdefault("KF_CACHE_DIR", str(CACHE))
     folder = str(package())
     if folder not in sys.path:
@@ -134,7 +139,7 @@ def use():
 
 
 def python(script, **environment):
-    """What a new process prints, in which the package is found."""
+    """Runs a program in a new process that finds the package; returns its output."""
     path = os.pathsep.join([str(package()), str(kflib.ROOT / "gen")])
     done = subprocess.run(
         [sys.executable, "-c", script],
@@ -147,7 +152,9 @@ def python(script, **environment):
 
 
 class Packed:
-    """The package's library, called as kflib.Lib's functions are: the arguments by name, addresses of memory."""
+    """The package's library with the interface of kflib.Lib: arguments by name, addresses of
+    memory.
+    """
 
     backend = "cpu"
 
@@ -179,4 +186,4 @@ class Packed:
         return 0
 
     def workspace_bytes(self, f, sizes):
-        return 0  # the package's own
+        return 0  # the package's library

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""PyTorch, where it is installed, ready to be a reference."""
+"""PyTorch as a reference, if it is installed."""
 
 import pytest
 
-# MKL's vector functions, which PyTorch's CPU kernels call in float32 and float64.
+# MKL's vector functions that PyTorch's CPU kernels call in float32 and float64.
 BY_MKL = (
     "exp",
     "expm1",
@@ -21,8 +21,12 @@ BY_MKL = (
 
 
 def load():
-    """Skips where there is none. Each of MKL's functions is called once by one thread: where two threads make a process's first call at
-    once, one of them can get results that are good to 1e-9 only (exp in float64, PyTorch 2.13: 1 process of 180)."""
+    """Imports PyTorch, or skips the test.
+
+    Calls each MKL function once in one thread. If two threads make a process's first call
+    concurrently, one may get results accurate to only 1e-9 (exp in float64, PyTorch 2.13: 1
+    process of 180).
+    """
     torch = pytest.importorskip("torch")
     for dtype in (torch.float32, torch.float64):
         for name in BY_MKL:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What checks.py and row_checks.py have in common: entries by name; values as they are stored, drawn and compared."""
+"""Stored values and manifest entries, shared by checks.py and row_checks.py."""
 
 import functools
 import math
@@ -9,7 +9,7 @@ from kfgen import expand
 from kfgen.spec import load
 
 EPS = {"f32": 2.0**-23, "f64": 2.0**-52}
-TINY = {"f32": 2.0**-149, "f64": 1e-300}  # SciPy, the oracle, is not accurate below
+TINY = {"f32": 2.0**-149, "f64": 1e-300}  # below this SciPy, the oracle, is inaccurate
 MANTISSA = {
     "f16": (10, -14, 65504.0),
     "bf16": (7, -126, 3.3895313892515355e38),
@@ -28,7 +28,7 @@ STORAGE = {
 
 
 def ulp(x, dtype):
-    """The spacing of dtype at |x|."""
+    """Spacing of dtype at |x|."""
     bits, least, _ = MANTISSA[dtype]
     with np.errstate(all="ignore"):
         exponent = np.floor(np.log2(np.abs(x)))
@@ -37,7 +37,7 @@ def ulp(x, dtype):
 
 
 def to_float(raw, dtype):
-    """Storage to float64, exactly."""
+    """Converts stored values to float64, exactly."""
     with np.errstate(invalid="ignore"):  # a signalling NaN
         if dtype == "f16":
             return raw.view(np.float16).astype(np.float64)
@@ -47,7 +47,7 @@ def to_float(raw, dtype):
 
 
 def from_float(x, dtype):
-    """Float64 to storage, to nearest even with one rounding."""
+    """Converts float64 to stored values, rounding once to nearest even."""
     with np.errstate(all="ignore"):
         if dtype == "f16":
             return x.astype(np.float16).view(np.uint16)
@@ -68,13 +68,13 @@ def from_float(x, dtype):
 
 
 def workspace(size):
-    """(an array that holds it, the address of so many bytes in it that are aligned as a workspace has to be; None: none are asked for)."""
+    """Returns (owner, aligned address) of a workspace, None for no bytes."""
     held = np.zeros(size + 256, np.uint8)
     return held, held.ctypes.data + -held.ctypes.data % 256 if size else None
 
 
 def shape_of(f, sizes, tensor):
-    """The array shape of a tensor of a function: its extents in the manifest are sizes and products of them, such as 2 * cols."""
+    """Array shape of a function's tensor, whose extents are sizes and products such as 2 * cols."""
     at = dict(zip(f["sizes"], sizes))
     return tuple(
         math.prod(int(at.get(word, word)) for word in extent.split(" * "))
@@ -131,7 +131,9 @@ SPECIAL = np.array(
 
 
 def draw(rng, shape, dtype, values, positive=False):
-    """Random storage values. values: normal, wide (all exponents), special (edges among normal ones)."""
+    """Draws stored values: normal, wide (all exponents), or special (edge values among normal
+    ones).
+    """
     n = int(np.prod(shape))
     if dtype in ("i32", "i64"):
         info = np.iinfo(STORAGE[dtype])
@@ -168,7 +170,8 @@ def same(value, want, where):
     bad = np.flatnonzero(value != want)
     if bad.size:
         raise Failure(
-            f"{where}: {bad.size} of {value.size} wrong, first at {bad[0]}: got {value[bad[0]]:.0f}, expected {want[bad[0]]:.0f}"
+            f"{where}: {bad.size} of {value.size} wrong, first at {bad[0]}: got "
+            f"{value[bad[0]]:.0f}, expected {want[bad[0]]:.0f}"
         )
 
 
@@ -177,7 +180,7 @@ def compare(value, want, dtype, compute, k, s, slope, top, alone, where, loose=F
         exact = k * (EPS[compute] * s + TINY[compute] * slope)
         if (
             alone and compute == "f32"
-        ):  # an activation by itself: k ulp of the result, where that is a normal number
+        ):  # single activation: k ulp of the result, if that is a normal number
             exact = np.where(np.abs(want) >= 2.0**-126, k * ulp(want, compute), exact)
         tolerance = (
             exact
@@ -187,18 +190,20 @@ def compare(value, want, dtype, compute, k, s, slope, top, alone, where, loose=F
             )
         )
         largest = MANTISSA[dtype][2]
-        # Where an intermediate leaves float32's range, or the result that of its dtype, infinities are right too.
+        # Infinities are correct if an intermediate exceeds float32's range, or the result its
+        # dtype's.
         overflow = (np.abs(want) + tolerance > largest) | (top > MANTISSA[compute][2] / 4)
         good = np.where(np.isnan(want), np.isnan(value), np.abs(value - want) <= tolerance)
         good |= np.isinf(want) & (value == want)
         good |= overflow & ~np.isfinite(value)
-        # 0 * inf on the way to a gradient: 0 if the zero is a kink's guard, NaN if it is a factor, infinite if it is not
-        # quite zero. All three stand for it.
+        # 0 * inf in a gradient gives 0 (the zero guards a kink), NaN (the zero is a factor) or
+        # infinity (the zero is inexact). All three are accepted.
         good |= loose & np.isnan(want) & (~np.isfinite(value) | (value == 0))
         bad = np.flatnonzero(~good)
     if bad.size:
         i = bad[0]
         raise Failure(
-            f"{where}: {bad.size} of {value.size} wrong, first at {i}: got {value.flat[i]!r}, expected {want.flat[i]!r} "
+            f"{where}: {bad.size} of {value.size} wrong, first at {i}: got {value.flat[i]!r}, "
+            f"expected {want.flat[i]!r} "
             f"+- {np.broadcast_to(tolerance, value.shape).flat[i]:.3g}"
         )

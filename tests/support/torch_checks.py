@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What torch asks of a custom op, of one function on a device: values, gradients, opcheck, gradcheck, torch.compile."""
+"""Checks of one op on a device: values, gradients, opcheck, gradcheck, torch.compile."""
 
 import torch
 import torchops
@@ -7,7 +7,7 @@ from torchops import TOLERANCE, case, close, ids
 
 
 def values_and_gradients(kf, f, device):
-    """In each dtype, against the formula in float64."""
+    """Compares each dtype with the formula in float64."""
     for dtype in sorted(
         {g["dtypes"][0] for g in torchops.FUNCTIONS if g["op"] == f["op"]} & set(TOLERANCE)
     ):
@@ -35,23 +35,24 @@ def values_and_gradients(kf, f, device):
             close(m.cpu(), t, 8 * TOLERANCE[dtype], f"{ids(f)} {dtype} d{name}")
 
 
-UNDEFINED = ("cross_entropy_soft",)  # of no classes: NaN here, 0 in PyTorch
+UNDEFINED = ("cross_entropy_soft",)  # without classes: NaN here, 0 in PyTorch
 
 
 def of_no_elements(kf, f):
-    """Each size 0 in turn, and all: results and gradients as PyTorch's formula has them, where it has any. Sums over nothing are 0."""
+    """Compares shapes with each size 0 in turn, and all, with PyTorch's formula, if it
+    is defined.
+    """
     whole = torchops.sizes_of(f)
     for shape in (
         *(tuple(0 if i == at else n for i, n in enumerate(whole)) for at in range(len(whole))),
         (0,) * len(whole),
     ):
         c = case(f, "f32", shape=shape)
+        # Labels without classes, an empty maximum, or formulas that PyTorch defines for some
+        # inputs only.
         try:
             want, given = c.reference()
-        except (
-            IndexError,
-            RuntimeError,
-        ):  # labels of no class; nothing to take a largest of; or formulas that PyTorch has for some elements alone
+        except (IndexError, RuntimeError):
             want, given = None, None
         try:
             got = torchops.results(c.call(kf))
@@ -78,7 +79,7 @@ def of_no_elements(kf, f):
 
 
 def opcheck(kf, f, device):
-    """Both directions, or the one that there is, as the function calls them."""
+    """Runs opcheck on the directions of a function's calls."""
     from kernel_fusion.torch._schema import schema
 
     c, calls = torchops.recorded(kf, f, device)
@@ -100,7 +101,7 @@ def opcheck(kf, f, device):
 
 
 def leaves(c, args):
-    """The arguments of an op, of which tensors that it has a gradient of ask for it."""
+    """Returns an op's arguments, with gradients required where possible."""
     return [
         a.clone().requires_grad_() if t.name in c.wanted and a is not None else a
         for t, a in zip(c.op.forward.inputs, args)
@@ -108,7 +109,7 @@ def leaves(c, args):
 
 
 def of_the_op_itself(kf, f, device):
-    """The op as it is called without kf.ops: the same results and gradients, also where it is told that nothing is to be saved for them."""
+    """Checks direct calls of the torch op, also if told not to save for the backward."""
     c, calls = torchops.recorded(kf, f, device)
     args, s = leaves(c, calls[0][1]), c.op.forward
     want = torchops.results(c.call(kf))
@@ -140,7 +141,7 @@ def gradcheck(kf, f, device):
 
 
 def compiled(kf, f, device, backend):
-    """As one graph, of sizes that change; forward and backward of the op give the same bits as without it. With compile_ops "opaque"."""
+    """Checks that one graph with dynamic shapes gives the bits of eager mode, with opaque ops."""
     torch._dynamo.reset()
     own, kwargs = getattr(kf.ops, ids(f)), case(f).kwargs
 

@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""PyTorch's own sample inputs, which look for what goes wrong: no dimensions, no elements, views, odd numbers. kf.ops against PyTorch's function on
-each, value and gradient; a sample of something that kf has not (broadcasting, several axes, other reductions) is left out."""
+"""Runs kf.ops on PyTorch's sample inputs: scalars, empty tensors, views, unusual values.
+
+Compares values and gradients with PyTorch's function; skips samples that kf does not support
+(broadcasting, several axes, other reductions).
+"""
 
 import cases
 import torch
@@ -17,7 +20,7 @@ def gelu(ops, x, a, k):
 
 
 def binary(name):
-    """Of a and b of one shape."""
+    """Calls of functions of two tensors of one shape."""
 
     def call(ops, x, a, k):
         return (
@@ -113,7 +116,7 @@ def nll(ops, x, a, k):
 
 
 def loss(name):
-    """Of elements; its mean and sum over all are functions of their own."""
+    """Calls of an elementwise loss, whose mean and sum are functions of their own."""
 
     def call(ops, x, a, k):
         reduction = k.get("reduction", "mean")
@@ -135,7 +138,7 @@ def loss(name):
 
 
 def glu(ops, x, a, k):
-    """PyTorch's gates by its second half, kf by its first."""
+    """PyTorch gates by its second half, kf by its first."""
     dim = (a[0] if a else k.get("dim", -1)) % x.dim()
     return LEFT_OUT if dim != x.dim() - 1 else ops.sigmoid_glu(torch.cat(x.chunk(2, -1)[::-1], -1))
 
@@ -180,8 +183,8 @@ CALLS = cases.by_level(LEVEL_1, LEVEL_1 | LEVEL_2)
 
 
 def check(kf, name, device):
-    """Every sample of one of PyTorch's functions that kf has."""
-    from torch.testing._internal.common_methods_invocations import op_db  # which takes seconds
+    """Checks every supported sample of one PyTorch function."""
+    from torch.testing._internal.common_methods_invocations import op_db  # slow to import
 
     op = next(op for op in op_db if op.name == name)
     called = 0

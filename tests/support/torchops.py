@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Calls of kf.ops over PyTorch tensors, drawn for each op, and what they should give: the benchmarks' formulas in float64, with their autograd."""
+"""Calls of kf.ops with random tensors, and references: the benchmarks' formulas in float64."""
 
 import functools
 import sys
@@ -28,7 +28,7 @@ FORMS = {
     "channels": (3, 2, 4),
     "axis": (2, 4, 3),
     **dict.fromkeys(("nt", "nn", "tn", "tt"), (2, 3, 5, 4)),
-}  # of products: batch, rows, cols, depth
+}  # batch, rows, cols, depth
 DTYPES = {
     "f32": torch.float32,
     "f16": torch.float16,
@@ -37,9 +37,9 @@ DTYPES = {
     "i64": torch.int64,
     "i32": torch.int32,
 }
-DROPPED = {"p": 0.4, "rng": (3, 4)}  # of dropouts
+DROPPED = {"p": 0.4, "rng": (3, 4)}  # dropouts
 TOLERANCE = {"f32": 2e-5, "f16": 4e-3, "bf16": 3e-2, "f64": 1e-9}
-# What the benchmarks leave out: the weights of classes; and -1 as the number of no row.
+# References that the benchmarks lack: class weights, and -1 as an invalid row index.
 OWN = {
     "nll": lambda t: [
         torch.nn.functional.nll_loss(
@@ -51,12 +51,12 @@ OWN = {
 
 
 def sizes_of(f):
-    """What its tensors' shapes follow from: where several of them say the sizes, all of those."""
+    """Returns the shape parameters of an op's tensors."""
     return FORMS.get(f["form"]) or cases.own(f).TORCH
 
 
 def chosen(function):
-    """Whether the library has it: at level 2 every op with three activations, the identity among them where it is one."""
+    """True if the library has the function; at level 2 three activations per op."""
     some = ("none", "gelu", "leaky_relu" if kfpython.WHOLE else "relu")
     acts = [a for a in _table.ops()[_name(function)].activations if a in some and kfpython.has(a)]
     return (kfpython.WHOLE or _name(function) in kfpython.OPS) and function["activation"] in acts
@@ -66,7 +66,7 @@ def _name(function):
     return next(op.name for op in _table.ops().values() if op.pattern == function["op"])
 
 
-# One function for each op and activation, the first dtypes.
+# One function per op and activation, with the first dtypes.
 ALL = list(
     {
         (f["op"], f["activation"]): f
@@ -78,7 +78,7 @@ PLAIN = [f for f in ALL if not f["dropout"] and f["backward"]]
 
 
 def of_each_op(found):
-    """One of each op, with an activation that is none of the trivial ones where it has such."""
+    """Selects one function per op, with a non-trivial activation if possible."""
     order = sorted(found, key=lambda f: f["activation"] != "gelu")
     names = {id(f) for f in {f["op"]: f for f in reversed(order)}.values()}
     return [f for f in found if id(f) in names]
@@ -105,7 +105,7 @@ class Case:
         return getattr(kf.ops, ids(self.f))(**given, **self.kwargs)
 
     def on(self, device):
-        """The same case, its tensors on a device."""
+        """Returns the case with its tensors on a device."""
         for name, t in self.tensors.items():
             self.tensors[name] = t.detach().to(device).requires_grad_(t.requires_grad)
         return self
@@ -115,7 +115,9 @@ class Case:
         return [n for n, t in self.tensors.items() if t.requires_grad]
 
     def reference(self, drop=lambda x: x):
-        """(results, {input: gradient of the first result's sum weighted by `up`}), in float64."""
+        """Returns (results, {input: gradient of the first result's sum weighted by `up`}) in
+        float64.
+        """
         given = {
             n: t.detach().double().requires_grad_(t.requires_grad) if t.is_floating_point() else t
             for n, t in self.tensors.items()
@@ -157,9 +159,8 @@ def case(f, dtype="f64", seed=0, shape=None, grad=True):
     axis, groups = (1, 3 if op.has_groups else 1)
     template = op.forward.template
     first = (*shape[:-1], 2 * shape[-1]) if template.kind == "half" else shape
-    layout = op.expand(
-        op.forward, first, axis, groups
-    )  # of products: batch and rows have one dimension each
+    # In products, batch and rows have one dimension each.
+    layout = op.expand(op.forward, first, axis, groups)
     tensors = {}
     for a, t in zip([a for a in f["arguments"] if a["role"] == "in"], op.forward.inputs):
         own = {"T": dtype, "U": dtype, "acc": _table.WIDE[dtype]}.get(t.var, t.var)
@@ -197,7 +198,7 @@ def close(got, want, tolerance, what=""):
 
 @functools.cache
 def few_of_each_family():
-    """One op a family: what takes seconds each, such as torch.compile."""
+    """Selects one op per family, for slow checks such as torch.compile."""
     return list(
         {
             f["family"]: f
@@ -208,7 +209,7 @@ def few_of_each_family():
 
 
 def recorded(kf, f, device="cpu", dtype="f32"):
-    """(a case, [(op, arguments)] of the calls that its two directions make)."""
+    """Returns (case, [(op, arguments)]) of the calls its directions make."""
     calls = []
 
     class Recorder(torch.utils._python_dispatch.TorchDispatchMode):
@@ -238,7 +239,7 @@ def draw(*shape):
 
 
 def same(call, reference, *tensors):
-    """Over tensors, with gradients, and over arrays."""
+    """Compares a call over tensors with gradients with one over arrays."""
     got, want = call(*tensors), reference(*tensors)
     assert got.shape == want.shape and torch.allclose(got, want, 1e-11, 1e-11)
     for m, t in zip(*(torch.autograd.grad(r.square().sum(), tensors) for r in (got, want))):
