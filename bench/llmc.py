@@ -33,7 +33,8 @@ OWN_FLAGS = (
 STUB = """#pragma once
 typedef void *cublasHandle_t, *cublasLtHandle_t;
 typedef int cublasStatus_t, cublasComputeType_t, cublasMath_t;
-enum { CUBLAS_STATUS_SUCCESS, CUBLAS_COMPUTE_32F, CUBLAS_COMPUTE_32F_FAST_TF32, CUBLAS_TF32_TENSOR_OP_MATH, CUBLAS_DEFAULT_MATH };
+enum { CUBLAS_STATUS_SUCCESS, CUBLAS_COMPUTE_32F, CUBLAS_COMPUTE_32F_FAST_TF32 };
+enum { CUBLAS_TF32_TENSOR_OP_MATH, CUBLAS_DEFAULT_MATH };
 inline int cublasCreate(cublasHandle_t *) { return 1; }
 inline int cublasLtCreate(cublasLtHandle_t *) { return 1; }
 inline int cublasSetMathMode(cublasHandle_t, cublasMath_t) { return 1; }
@@ -49,35 +50,45 @@ cudaDeviceProp deviceProp;
 typedef floatX F;
 extern "C" {
 int llmc_begin(int) { return (int)cudaGetDeviceProperties(&deviceProp, 0); }
-void llmc_layernorm(F *out, float *mean, float *rstd, F *x, F *w, F *b, int B, int T, int C, void *s)
+void llmc_layernorm(F *out, float *mean, float *rstd, F *x, F *w, F *b, int B, int T, int C,
+                    void *s)
 {
     layernorm_forward(out, mean, rstd, x, w, b, B, T, C, (cudaStream_t)s);
 }
-void llmc_residual(F *sum, F *out, float *mean, float *rstd, F *x, F *y, F *w, F *b, int N, int C, void *s)
+void llmc_residual(F *sum, F *out, float *mean, float *rstd, F *x, F *y, F *w, F *b, int N,
+                   int C, void *s)
 {
     fused_residual_forward5(sum, out, mean, rstd, x, y, w, b, N, C, (cudaStream_t)s);
 }
-void llmc_layernorm_bwd(F *dx, F *dw, F *db, float *room, F *dout, F *x, F *w, float *mean, float *rstd, int B, int T, int C, void *s)
+void llmc_layernorm_bwd(F *dx, F *dw, F *db, float *room, F *dout, F *x, F *w, float *mean,
+                        float *rstd, int B, int T, int C, void *s)
 {
     layernorm_backward(dx, dw, db, room, dout, x, w, mean, rstd, B, T, C, (cudaStream_t)s);
 }
 void llmc_gelu(F *out, F *x, int n, void *s) { gelu_forward(out, x, n, (cudaStream_t)s); }
 void llmc_gelu_bwd(F *d, F *x, int n, void *s) { gelu_backward_inplace(d, x, n, (cudaStream_t)s); }
-void llmc_classifier(F *logits, float *losses, float dloss, int *targets, int B, int T, int V, int P, void *s)
+void llmc_classifier(F *logits, float *losses, float dloss, int *targets, int B, int T, int V,
+                     int P, void *s)
 {
     fused_classifier(logits, losses, dloss, targets, B, T, V, P, True, (cudaStream_t)s);
 }
-void llmc_bias(F *dbias, float *room, F *dout, int B, int T, int OC, void *s) // as matmul_backward launches them
+// Launches the same kernels as matmul_backward.
+void llmc_bias(F *dbias, float *room, F *dout, int B, int T, int OC, void *s)
 {
-    int threads = deviceProp.maxThreadsPerMultiProcessor == 1536 ? 768 : 1024, across = CEIL_DIV(OC, 8 * (int)x128::size);
-    int down = max(1, deviceProp.maxThreadsPerMultiProcessor * deviceProp.multiProcessorCount / (threads * across));
+    const cudaDeviceProp &p = deviceProp;
+    int threads = p.maxThreadsPerMultiProcessor == 1536 ? 768 : 1024;
+    int across = CEIL_DIV(OC, 8 * (int)x128::size);
+    int down = max(1, p.maxThreadsPerMultiProcessor * p.multiProcessorCount / (threads * across));
     dim3 block(4, 8, threads / WARP_SIZE);
     if (down == 1) {
-        matmul_backward_bias_kernel9<<<dim3(across, down), block, 0, (cudaStream_t)s>>>(dbias, dout, B, T, OC, std::bool_constant<false>{});
+        matmul_backward_bias_kernel9<<<dim3(across, down), block, 0, (cudaStream_t)s>>>(
+            dbias, dout, B, T, OC, std::bool_constant<false>{});
         return;
     }
-    matmul_backward_bias_kernel9<<<dim3(across, down), block, 0, (cudaStream_t)s>>>(room, dout, B, T, OC, std::bool_constant<true>{});
-    reduce_add_sum_kernel<<<CEIL_DIV(OC, 256 * f128::size), 256, 0, (cudaStream_t)s>>>(dbias, room, OC, down);
+    matmul_backward_bias_kernel9<<<dim3(across, down), block, 0, (cudaStream_t)s>>>(
+        room, dout, B, T, OC, std::bool_constant<true>{});
+    reduce_add_sum_kernel<<<CEIL_DIV(OC, 256 * f128::size), 256, 0, (cudaStream_t)s>>>(
+        dbias, room, OC, down);
 }
 }
 """
@@ -86,7 +97,8 @@ STUDIED = r"""
 #include "dev/cuda/softmax_forward.cu"
 extern "C" void llmc_softmax(float *out, float *x, int N, int C, void *s)
 {
-    softmax_forward_online_kernel8<<<ceil_div(N * 32, 512), 512, 0, (cudaStream_t)s>>>(out, x, N, C);
+    softmax_forward_online_kernel8<<<ceil_div(N * 32, 512), 512, 0, (cudaStream_t)s>>>(
+        out, x, N, C);
 }
 """
 
@@ -136,7 +148,7 @@ def words(*values):
     ]
 
 
-class Pairs:
+class KernelPairs:
     """Calls of both sides for each kernel, over sets of tensors that exceed the cache."""
 
     def __init__(self, torch, lib, functions, llmc, stream, sets):
@@ -403,7 +415,7 @@ def main():
     timer, rows = timing.Cuda(), []
     for name, (function, sizes, moved, sets) in KERNELS.items():
         own, other, results = getattr(
-            Pairs(torch, lib, functions, llmc, timer.stream.cuda_stream, sets), name
+            KernelPairs(torch, lib, functions, llmc, timer.stream.cuda_stream, sets), name
         )()
         own(0), other(0)
         torch.cuda.synchronize()
@@ -434,7 +446,7 @@ def main():
         torch.cuda.empty_cache()
     if args.out:
         command = "python3 bench/llmc.py --source llm.c --out bench/results/h200/llmc.json"
-        said = {
+        summary = {
             "command": command,
             "machine": machine.describe("cuda", "nvcc", flags, 1),
             "rounds": args.rounds,
@@ -442,7 +454,7 @@ def main():
             "data": DATA,
             "source": f"llm.c f1e2ace, {' '.join(OWN_FLAGS)}",
         }
-        store.write(args.out, said, rows)
+        store.write(args.out, summary, rows)
 
 
 if __name__ == "__main__":

@@ -193,13 +193,13 @@ def main():
         rows.append(row)
     if args.out and rows:
         method = "a step in a CUDA graph, rounds in shuffled order, one set of tensors"
-        said = {
+        summary = {
             "command": "python3 bench/mlp.py",
             "machine": machine.describe("cuda", "nvcc", flags, 1),
             "method": method,
             "rows": rows,
         }
-        args.out.write_text(json.dumps(said, indent=1) + "\n")
+        args.out.write_text(json.dumps(summary, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -126,7 +126,10 @@ def test_compile(kf, monkeypatch, mode):
 
 
 def test_another_process_compiles_nothing(kf):
-    script = "import torch, kernel_fusion as kf\nx = torch.ones(3, 5, device='cuda')\nprint(kf.ops.bias_relu(x, x[0]).sum().item())"
+    script = (
+        "import torch, kernel_fusion as kf\nx = torch.ones(3, 5, "
+        "device='cuda')\nprint(kf.ops.bias_relu(x, x[0]).sum().item())"
+    )
     assert kfpython.python(script) == kfpython.python(script, KF_OFFLINE="1") == "30.0"
 
 

@@ -1,6 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
+import subprocess
+
+import kflib
 import kfpython
 import pytest
+import toolkit
 
 
 @pytest.fixture(scope="session")
@@ -17,3 +21,24 @@ def library(kf):
     from kernel_fusion import _library
 
     return _library.library()
+
+
+@pytest.fixture(scope="session")
+def driver(tmp_path_factory):
+    """A CUDA driver that computes nothing, compiled from fake_libcuda.cpp."""
+    path = tmp_path_factory.mktemp("driver") / "libcuda.so"
+    subprocess.run(
+        [
+            "g++",
+            "-shared",
+            "-fPIC",
+            "-std=c++17",
+            "-isystem",
+            str(toolkit.include()),
+            str(kflib.ROOT / "tests/support/fake_libcuda.cpp"),
+            "-o",
+            str(path),
+        ],
+        check=True,
+    )
+    return path

@@ -190,3 +190,14 @@ def test_compile(kf):
     assert torch.allclose(
         torch.compile(model, fullgraph=True, backend="aot_eager")(x, w, b), model(x, w, b), 1e-12
     )
+
+
+def test_names_that_are_none(kf):
+    with pytest.raises(AttributeError, match="kf.ops has no `nothing`"):
+        _ = kf.ops.nothing
+    with pytest.raises(ValueError, match="there is no op `nothing`, expected one of linear"):
+        kf.ops.call("nothing", np.ones(3, np.float32))
+    with pytest.raises(
+        ValueError, match="kf.bias: activation is swish, expected one of none, relu"
+    ):
+        kf.ops.call("bias", np.ones(3, np.float32), np.ones(3, np.float32), activation="swish")

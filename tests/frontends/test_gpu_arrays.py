@@ -220,7 +220,8 @@ def test_what_does_not_lie_so_is_copied(kf, gpu, of_cupy):
     )
     with pytest.raises(
         ValueError,
-        match="kf.layer_norm: x has strides that the launcher does not support, .*: make it contiguous",
+        match="kf.layer_norm: x has strides that the launcher does not support, .*: make it "
+        "contiguous",
     ):
         kf.ops.layer_norm(Interface(X.T))
 

@@ -215,16 +215,16 @@ def test_a_linear_layer_adds_its_gradients_to_main_grad():
     ):
         layer = own.Linear(6, 3, activation="relu", fuse_wgrad_accumulation=True).to(dtype)
         layer.weight.main_grad = torch.zeros(3, 6, dtype=wide)
-        twin = nn.Linear(6, 3).double()
-        twin.load_state_dict({n: t.double() for n, t in layer.state_dict().items()})
+        base = nn.Linear(6, 3).double()
+        base.load_state_dict({n: t.double() for n, t in layer.state_dict().items()})
         for seed in (1, 2):
             x = torch.randn(5, 6, generator=torch.Generator().manual_seed(seed)).to(dtype)
             (layer(x) * 2).sum().backward()
-            (torch.relu(twin(x.double())) * 2).sum().backward()
+            (torch.relu(base(x.double())) * 2).sum().backward()
         assert layer.weight.grad is None
-        assert (layer.weight.main_grad.double() - twin.weight.grad).abs().max() <= tolerance * 20
+        assert (layer.weight.main_grad.double() - base.weight.grad).abs().max() <= tolerance * 20
         assert (
-            layer.bias.grad.double() - twin.bias.grad
+            layer.bias.grad.double() - base.bias.grad
         ).abs().max() <= tolerance * 20 and layer.bias.grad.dtype == dtype
     layer.bias.main_grad = torch.zeros(3)
     before = layer.bias.grad.clone()
@@ -239,7 +239,8 @@ def test_a_linear_layer_adds_its_gradients_to_main_grad():
     del layer.weight.main_grad
     with pytest.raises(
         ValueError,
-        match="kf.nn.Linear: weight has no main_grad, expected a tensor that accumulates its gradient",
+        match="kf.nn.Linear: weight has no main_grad, expected a tensor that accumulates its "
+        "gradient",
     ):
         layer(x)
 
@@ -258,13 +259,13 @@ def test_a_module_that_has_a_fused_function_is_copied(kf):
 @pytest.mark.level(2)
 def test_modules_of_kf_alone():
     x, r = draw(4, 6), draw(4, 6).flip(0)
-    for module, twin in (
+    for module, base in (
         (own.AddLayerNorm(6), nn.LayerNorm(6)),
         (own.AddRMSNorm(6), nn.RMSNorm(6, eps=None)),
     ):
         out, added = module.double()(x, r)
         same(added, x + r)
-        same(out, twin.double()(x + r))
+        same(out, base.double()(x + r))
     gemma = own.GemmaRMSNorm(6).double()
     gemma.weight.data.normal_()
     same(gemma(x), nn.functional.rms_norm(x, (6,), 1 + gemma.weight, 1e-6))

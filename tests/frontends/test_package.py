@@ -19,7 +19,8 @@ def test_import_is_light():
 import time; begin = time.process_time()
 import kernel_fusion, sys
 took = time.process_time() - begin
-print(took, *[m for m in ("torch", "numpy", "jinja2", "jax") if m in sys.modules], "libkf" in open("/proc/self/maps").read())
+modules = [m for m in ("torch", "numpy", "jinja2", "jax") if m in sys.modules]
+print(took, *modules, "libkf" in open("/proc/self/maps").read())
 """
     found = [python(script).split() for _ in range(3)]
     assert {tuple(words) for _, *words in found} == {("False",)}
@@ -184,7 +185,8 @@ def test_the_cache_directory(tmp_path, monkeypatch):
     )
     with pytest.raises(
         OSError,
-        match="there is no home directory for what is made at run time: KF_CACHE_DIR chooses another",
+        match="there is no home directory for what is made at run time: KF_CACHE_DIR chooses "
+        "another",
     ):
         _files.cache()
 

@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Matrix products in kf.ops: shapes, strides, autocast, accumulation and errors.
-
-test_torch.py tests values and gradients of each op.
-"""
+"""Matrix products in kf.ops: shapes, strides, autocast, accumulation and errors."""
 
 import functools
 import re
@@ -427,7 +424,7 @@ def test_what_is_refused_of_what_is_added(kf, number):
         call(kf, torch.ones(5, 4), torch.ones(6, 4, requires_grad=True))
 
 
-REFUSED = [
+MISMATCHED = [
     (
         lambda kf, x: kf.ops.linear(x, x[:, :3]),
         "kf.linear: weight has the shape (5, 3), expected (5, 4) beside x of the shape (5, 4)",
@@ -479,10 +476,10 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize("number", range(len(REFUSED)))
+@pytest.mark.parametrize("number", range(len(MISMATCHED)))
 def test_what_is_refused(kf, number):
     """Errors are the same for tensors and arrays."""
-    call, text = REFUSED[number]
+    call, text = MISMATCHED[number]
     x = torch.ones(5, 4)
     for given in (x, x.numpy()):
         with pytest.raises(ValueError, match=re.escape(text)):

@@ -221,7 +221,8 @@ def test_what_torch_compile_sees(kf, monkeypatch):
         graph_of(kf.ops.add, x, bias)
     with pytest.raises(
         ValueError,
-        match="kf.config.compile_ops: it is set to 'decomposed', expected one of auto, opaque, decompose",
+        match="kf.config.compile_ops: it is set to 'decomposed', expected one of auto, opaque, "
+        "decompose",
     ):
         kf.config.compile_ops = "decomposed"
     with pytest.raises(AttributeError, match="kf.config has no `compile_op`; it has compile_ops"):

@@ -24,17 +24,18 @@ a: NDArray[Any] = kf.ops.layer_norm_gelu(array, eps=1e-5)
 t: torch.Tensor = kf.ops.fused_layer_norm_gelu(tensor, torch.nn.Parameter(tensor[0]))
 both: tuple[torch.Tensor, torch.Tensor] = kf.ops.add_rms_norm(tensor, tensor)
 kf.ops.sum(array, dim=None)
-module: torch.nn.Module = torch.nn.Sequential(kf.nn.LayerNorm(8, activation="gelu"), kf.nn.ELU(alpha=2.0), kf.nn.QuickGELU())
+norm = kf.nn.LayerNorm(8, activation="gelu")
+module: torch.nn.Module = torch.nn.Sequential(norm, kf.nn.ELU(alpha=2.0), kf.nn.QuickGELU())
 kf.ops.layer_norm_gelu(array, epsilon=1e-5)
 kf.ops.bias_relu(array)
 kf.ops.add(array, tensor)
 wrong: int = kf.ops.relu(tensor)
 """
 EXPECTED = {
-    13: 'Unexpected keyword argument "epsilon" for "layer_norm_gelu"',
-    14: 'Missing positional argument "bias" in call to "bias_relu"',
-    15: 'Value of type variable "A" of "add" cannot be',
-    16: "Incompatible types in assignment",
+    14: 'Unexpected keyword argument "epsilon" for "layer_norm_gelu"',
+    15: 'Missing positional argument "bias" in call to "bias_relu"',
+    16: 'Value of type variable "A" of "add" cannot be',
+    17: "Incompatible types in assignment",
 }
 
 

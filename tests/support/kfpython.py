@@ -3,6 +3,7 @@
 
 import ctypes
 import hashlib
+import json
 import os
 import pathlib
 import shutil
@@ -187,3 +188,58 @@ class Packed:
 
     def workspace_bytes(self, f, sizes):
         return 0  # the package's library
+
+
+# Calls of launchers in a new process over a driver that computes nothing (fake_libcuda.cpp).
+LAUNCHES = """
+import ctypes, json, os, sys
+STREAM = 0x5000
+from kernel_fusion import _gpu
+g = _gpu.Gpu(driver=sys.argv[1])
+memory = ctypes.create_string_buffer(1 << 20)
+at = -(-ctypes.addressof(memory) // 4096) * 4096
+def call(function, tensors, sizes, scalars=(), rng=None):
+    try:
+        there = [None if t is None else at + 65536 * t for t in tensors]
+        space = lambda n: (None, at + 65536 * 14)
+        g.call(function, there, sizes, None, scalars, rng and at, space, 0, STREAM)
+        return "ok"
+    except Exception as e:
+        return f"{type(e).__name__}: {e}"
+print(json.dumps([call(*c) for c in json.loads(sys.argv[2])]))
+"""
+
+
+def calls(driver, cache, *found, script=LAUNCHES, more=(), **environment):
+    """Runs calls in a new process; returns ([their outcomes], [launched kernels with block
+    sizes]).
+    """
+    path = os.pathsep.join([str(package()), str(kflib.ROOT / "gen")])
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(driver), json.dumps(found), *map(str, more)],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "KF_CACHE_DIR": str(cache), "PYTHONPATH": path, **environment},
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout), done.stderr.splitlines()
+
+
+def ready(f):
+    """Arguments of a call of a manifest's function, with distinct tensors."""
+    tensors = [a for a in f["arguments"] if a["role"] in ("in", "out", "sum")]
+    sizes = {s: n for s, n in zip(f["sizes"], (8, 16, 4, 4, 8, 8))} | (
+        {"pairs": 2} if "pairs" in f["sizes"] else {}
+    )
+    scalars = [
+        a.get("default") or 0.5
+        for a in f["arguments"]
+        if a["role"] in ("scalar", "act_scalar", "beta", "probability")
+    ]
+    integers = [0 for a in f["arguments"] if a["role"] == "integer"]
+    return f["name"], list(range(len(tensors))), [*sizes.values(), *integers], scalars, f["dropout"]
+
+
+def stem(f):
+    """Name of the header of a manifest's function."""
+    return f["header"].rsplit("/", 1)[-1]

@@ -159,7 +159,7 @@ def case(f, dtype="f64", seed=0, shape=None, grad=True):
     axis, groups = (1, 3 if op.has_groups else 1)
     template = op.forward.template
     first = (*shape[:-1], 2 * shape[-1]) if template.kind == "half" else shape
-    # In products, batch and rows have one dimension each.
+    # For products, batch and rows have one dimension each.
     layout = op.expand(op.forward, first, axis, groups)
     tensors = {}
     for a, t in zip([a for a in f["arguments"] if a["role"] == "in"], op.forward.inputs):

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from kernel_fusion._table import Op, formulas, ops
 from kernel_fusion.torch import _formula
-from kernel_fusion.torch._schema import schema, activation_names
+from kernel_fusion.torch._schema import activation_names, schema
 
 
 def sources_of(op: Op, activation: str, by_result: bool) -> list[tuple[str, int]]:

@@ -12,7 +12,7 @@ from torch import Tensor
 from kernel_fusion import _counts, _library, _plan, _strides
 from kernel_fusion._arguments import PROBABILITY
 from kernel_fusion.torch import _shim
-from kernel_fusion.torch._schema import Given, Schema, wanted, activation_names
+from kernel_fusion.torch._schema import Given, Schema, activation_names, wanted
 
 WORDS = {
     torch.float32: "f32",
