@@ -396,7 +396,8 @@ REFUSED = [
         (np.ones((2, 3), "f"), np.ones((2, 3), "f")),
         {"out": np.ones((2, 3), "f")},
         TypeError,
-        "kf.add_layer_norm: out is ndarray, expected a dictionary of arrays, of out, residual_out",
+        "kf.add_layer_norm: out is ndarray, expected a dictionary of arrays with the keys out, "
+        "residual_out",
     ),
     (
         "add_layer_norm",
