@@ -3,8 +3,11 @@
 
 `forward` and `backward` of an entry are calls: tensors in order, sizes, fields of strides,
 integers and scalars, as in a function's arguments. Data that depends on the activation is stored
-once per activation: its scalars, the inputs its backward does not read (`unread`), and whether its
-backward takes the activation's result instead of the inputs with this mark (`by_result`).
+once per activation:
+- its scalars
+- `unread`: the inputs that its backward does not read
+- `by_result`: whether its backward takes the activation's result instead of the inputs with this
+  mark
 """
 
 import json

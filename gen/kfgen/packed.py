@@ -19,8 +19,8 @@ def axes(f):
     """Returns how tensors of any number of dimensions become a function's sizes.
 
     Without data in the manifest, the first size takes all dimensions besides those of the other
-    sizes, and the inputs that determine the sizes are those with a size that no input before has.
-    None: tensors' shapes do not determine all sizes.
+    sizes. Then the inputs with a size that no earlier input has determine the sizes. None:
+    tensors' shapes do not determine all sizes.
     """
     if f["axes"]:
         return f["axes"]
@@ -40,9 +40,12 @@ def axes(f):
 def functions(manifest):
     """Selects the functions of a library.
 
-    Left out are `_state` functions (`rng` is always read from memory), 32-bit integers, results of
-    another dtype than the tensors' if a function with the same dtype exists, TF32 products, and
-    functions whose sizes do not follow from tensors' shapes.
+    Left out are:
+    - `_state` functions, since `rng` is always read from memory
+    - 32-bit integers
+    - results of another dtype than the tensors', if a function with the same dtype exists
+    - TF32 products
+    - functions whose sizes do not follow from tensors' shapes
     """
     plain = {f["op"] for f in manifest["functions"] if len(f["dtypes"]) == 1}
 

@@ -212,7 +212,8 @@ def test_functions_that_were_left_out(kf):
         kf.ops.mish(numpy.ones(3, numpy.float32))
     from kernel_fusion import _table
 
-    assert _table.display_name_of("kf_layer_norm_gelu_bwd_bf16_f32") == "kf.layer_norm_gelu (backward)"
+    name = _table.display_name_of("kf_layer_norm_gelu_bwd_bf16_f32")
+    assert name == "kf.layer_norm_gelu (backward)"
 
 
 def test_info(kf, library):

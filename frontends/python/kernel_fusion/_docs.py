@@ -48,7 +48,7 @@ def _shape(op: Op, t: Tensor) -> str:
             parts.append(size if isinstance(what, int) else f"{size}...")
             continue
         parts.append(words.get(str(what), f"{factor}{' * ' if factor else ''}{size}"))
-    return f"[{', '.join(p for p in parts if p)}]"
+    return f"[{', '.join(p for p in parts if p)}]".replace("..., ...", "...")
 
 
 def _value(v: Value) -> str:

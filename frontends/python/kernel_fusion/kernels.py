@@ -110,7 +110,8 @@ def _make(
     kernel.__name__ = kernel.__qualname__ = name
     kernel.__module__ = f"kernel_fusion.kernels.{_group(op)}"
     kernel.__doc__ = (
-        f"{'Gradient of ' if backward else ''}{op.brief}.\n\n"
+        f"{'Gradient of ' if backward else ''}{op.brief}"
+        f"{f', with act = {activation}' if op.has_act else ''}.\n\n"
         f"Calls the C launcher of {function}, without checks beyond the launcher's own.\n\n"
         f"Args:\n    {', '.join([*tensors, *rest])}"
     )
