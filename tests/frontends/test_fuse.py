@@ -324,7 +324,7 @@ REFUSED = [
     (
         lambda kf: kf.fuse("silu(x, 1)", x="elem"),
         ValueError,
-        "the formula calls `silu` with 2 arguments, it takes x",
+        "the formula calls `silu` with 2 arguments, expected x",
     ),
     (
         lambda kf: kf.fuse("mean(x)", x="elem"),

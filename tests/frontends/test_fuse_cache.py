@@ -61,7 +61,7 @@ def test_cache(tmp_path):
         and made.stat().st_size > 1000
     )
     (tmp_path / "file").write_text("")
-    assert "KF_CACHE_DIR chooses another directory" in failing(
+    assert "set KF_CACHE_DIR to another directory" in failing(
         KF_CACHE_DIR=str(tmp_path / "file" / "below")
     )
 

@@ -258,5 +258,5 @@ def test_launchers_are_chosen_once(driver, tmp_path):
         f"try:\n    kf.use_launchers({str(tmp_path)!r})\nexcept RuntimeError as e:\n    print(e)"
     )
     assert re.fullmatch(
-        r"kf.use_launchers: launchers are in use already, .*/libkf_cuda.so", kfpython.python(script)
+        r"kf.use_launchers: launchers are already in use: .*/libkf_cuda.so", kfpython.python(script)
     )

@@ -340,7 +340,7 @@ def readonly(x):
         (
             lambda kf: kf.ops.bias_relu(Interface(X), ROW),
             TypeError,
-            "bias is ndarray, expected an array on a GPU as the others are",
+            "bias is ndarray, expected an array on a GPU like the others",
         ),
         (
             lambda kf: kf.ops.bias_relu(X, Interface(ROW)),
