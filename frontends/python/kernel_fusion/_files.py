@@ -24,9 +24,7 @@ def cache() -> pathlib.Path:
             / "kernel_fusion"
         )
     except RuntimeError:
-        raise OSError(
-            "there is no home directory for what is made at run time: KF_CACHE_DIR chooses another"
-        ) from None
+        raise OSError("no home directory was found for the cache: set KF_CACHE_DIR") from None
 
 
 def offline() -> bool:

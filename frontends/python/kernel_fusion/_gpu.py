@@ -308,10 +308,10 @@ class Gpu(Launchers):
                     if self.built
                     else None
                 )
-                self.cubins[key] = found or self._kept(function, kernel, architecture, stream)
+                self.cubins[key] = found or self._from_disk(function, kernel, architecture, stream)
             return self.cubins[key]
 
-    def _kept(
+    def _from_disk(
         self, function: str, kernel: str, architecture: str, stream: int | None
     ) -> tuple[bytes, bytes]:
         path = file(function, kernel, architecture)

@@ -40,7 +40,7 @@ def special() -> Any:
         )
 
 
-def kept(count: int, p: float, seed: int, offset: int) -> Array:
+def dropout_mask(count: int, p: float, seed: int, offset: int) -> Array:
     """Returns the mask of a dropout as the kernels draw it: Philox4x32-10, 16 bits per element."""
     blocks = np.arange(-(-count // 8), dtype=np.uint64)
     c = [
@@ -177,7 +177,7 @@ class Interpreted:
         whole = next(self._extents(a, values) for a in f["arguments"] if a.get("kind") == "elem")
         p = values["p"]
         return {
-            "keep": kept(math.prod(whole), p, seed, offset).reshape(whole),
+            "keep": dropout_mask(math.prod(whole), p, seed, offset).reshape(whole),
             "keep_scale": 1 / (1 - p) if p < 1 else 0.0,
         }
 

@@ -253,16 +253,16 @@ class _BatchNorm(_Activated):
             self.num_batches_tracked.add_(1)
             momentum = 1 / float(self.num_batches_tracked) if momentum is None else momentum
             running = self.running_mean, self.running_var
-        kept = [None if t is None else t.to(wide(x)) for t in running]
+        statistics = [None if t is None else t.to(wide(x)) for t in running]
         out = self.call(
             x,
-            *kept,
+            *statistics,
             self.weight,
             self.bias,
             eps=self.eps,
             momentum=0.0 if momentum is None else momentum,
         )
-        for own, new in zip(running, kept):
+        for own, new in zip(running, statistics):
             if own is not new:  # another dtype
                 own.copy_(new)
         return out

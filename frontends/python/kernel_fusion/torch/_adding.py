@@ -104,8 +104,8 @@ def make(op: Op, activation: str, forward: Any) -> Callable[..., Any]:
         def forward(ctx: Any, grads: Mapping[str, Tensor], *args: Any) -> Any:
             found = forward(*args)
             outs = (found,) if isinstance(found, Tensor) else found
-            kept = {"in": args, "out": outs}
-            ctx.save_for_backward(*(kept[kind][i] for kind, i in sources if kind in kept))
+            saved = {"in": args, "out": outs}
+            ctx.save_for_backward(*(saved[kind][i] for kind, i in sources if kind in saved))
             ctx.rest, ctx.grads = args[inputs : len(args) - saves], grads
             ctx.mark_non_differentiable(*(outs[i] for i in constant))
             return found
@@ -117,9 +117,9 @@ def make(op: Op, activation: str, forward: Any) -> Callable[..., Any]:
                     f"{op.display_name(activation)} has no second derivative where gradients are "
                     f"added to tensors (grads)"
                 )
-            kept = iter(ctx.saved_tensors)
+            saved = iter(ctx.saved_tensors)
             tensors = [
-                next(kept) if kind in ("in", "out") else gradients[i] if kind == "grad" else None
+                next(saved) if kind in ("in", "out") else gradients[i] if kind == "grad" else None
                 for kind, i in sources
             ]
             needs = dict(zip(names, ctx.needs_input_grad[1:]))

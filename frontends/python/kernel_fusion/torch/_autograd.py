@@ -140,7 +140,7 @@ def decomposed(op: Op, activation: str) -> tuple[Any, Any]:
 
 
 @functools.cache
-def again(op: Op, backward: Any) -> Any:
+def differentiable_backward(op: Op, backward: Any) -> Any:
     """Makes a differentiable backward, whose gradient PyTorch computes from its formula.
 
     It raises NotImplementedError if the formula is not differentiable.
@@ -209,12 +209,12 @@ def _keeps(op: Op, arguments: Sequence[str], sources: Sequence[tuple[str, int]])
     """Lines that save what the backward reads. Names with an underscore never clash
     with the op's.
     """
-    kept = [
+    saved = [
         arguments[i] if kind == "in" else f"_out{i}" for kind, i in sources if kind in ("in", "out")
     ] + (["rng"] if op.dropout else [])
     shapes = [(i, arguments[i]) for kind, i in sources if kind == "shape"]
     return [
-        f"_ctx.save_for_backward({', '.join(kept)})",
+        f"_ctx.save_for_backward({', '.join(saved)})",
         *(f"_ctx.shape{i}, _ctx.dtype{i} = {name}.shape, {name}.dtype" for i, name in shapes),
     ]
 
@@ -235,7 +235,7 @@ def _saves(
 
 def _takes(op: Op, sources: Sequence[tuple[str, int]]) -> list[str]:
     """Lines that build the backward's tensors from the saved ones."""
-    kept = [f"_kept{i}" for i, (kind, _) in enumerate(sources) if kind in ("in", "out")] + (
+    saved = [f"_kept{i}" for i, (kind, _) in enumerate(sources) if kind in ("in", "out")] + (
         ["rng"] if op.dropout else []
     )
     given = {
@@ -247,7 +247,7 @@ def _takes(op: Op, sources: Sequence[tuple[str, int]]) -> list[str]:
     }
     tensors = ", ".join(given[kind].format(i, number) for i, (kind, number) in enumerate(sources))
     return [
-        *([f"{', '.join(kept)}, = _ctx.saved_tensors"] if kept else []),
+        *([f"{', '.join(saved)}, = _ctx.saved_tensors"] if saved else []),
         f"_tensors = {tensors},",
     ]
 
@@ -392,7 +392,7 @@ def _with_backward(
     names: dict[str, Any] = {
         "_forward": forward,
         "_backward": backward,
-        "_again": again(op, backward).apply,
+        "_again": differentiable_backward(op, backward).apply,
         "_grad_on": torch.is_grad_enabled,
     }
     exec(

@@ -83,7 +83,7 @@ def reason(s: Schema, given: Given, made: _plan.Plan, error: Exception) -> BaseE
     reported it.
     """
     if s.op.own:
-        return _shim.failed.take(error) or _kept(
+        return _shim.failed.take(error) or _stored_error(
             s.op.own.on_gpu.library(s.op.own.dtypes[made.function]), error
         )
     why = why_not()
@@ -92,12 +92,12 @@ def reason(s: Schema, given: Given, made: _plan.Plan, error: Exception) -> BaseE
     library = _gpu.library()
     if library.find(made.function) < 0:
         return library.lacks(made.function)
-    return _kept(library, error)
+    return _stored_error(library, error)
 
 
-def _kept(library: _gpu.Gpu, error: Exception) -> BaseException | None:
-    kept = library.failed()
-    return kept if _shim.was_reported(kept, error) else None
+def _stored_error(library: _gpu.Gpu, error: Exception) -> BaseException | None:
+    stored = library.failed()
+    return stored if _shim.was_reported(stored, error) else None
 
 
 LAUNCH["cuda"], REASON["cuda"] = launch, reason

@@ -80,7 +80,7 @@ def plan(s: Schema, given: Given, symbolic: bool) -> _plan.Plan:
     return make(s.op, given.activation, s.backward, tensors, given.axis, given.groups, second)
 
 
-def odd(s: Schema, where: str, args: Sequence[Any]) -> TypeError | None:
+def argument_error(s: Schema, where: str, args: Sequence[Any]) -> TypeError | None:
     """Returns an error for the first argument of the wrong type, or None.
 
     Args:
@@ -113,7 +113,7 @@ def explain(s: Schema, error: Exception, args: Sequence[Any]) -> BaseException:
         return error
     try:
         given = s.sort(args)
-        if found := odd(s, where(s, given), args):
+        if found := argument_error(s, where(s, given), args):
             return found
         made = plan(s, given, symbolic=False)
         device = next(t for t in given.tensors if t is not None).device

@@ -11,7 +11,7 @@ from torch.autograd import forward_ad
 from kernel_fusion import _arguments, _plan, _table, config
 from kernel_fusion._table import Op, activations
 from kernel_fusion.torch import _adding, _autocast, _autograd
-from kernel_fusion.torch._kernels import DTYPES, explain, odd
+from kernel_fusion.torch._kernels import DTYPES, argument_error, explain
 from kernel_fusion.torch._schema import schema
 
 # Bypasses Function.apply's Python code (functorch checks, ctx wrapping): a third of the cost of a
@@ -88,7 +88,7 @@ def _text(op: Op, activation: str) -> str:
     lines += [
         f"        save = grad_on() and ({needs})",
         "    except AttributeError as e:",
-        f"        raise odd(schema, where, ({tensors},)) or e from None",
+        f"        raise argument_error(schema, where, ({tensors},)) or e from None",
         "    traced = compiling()",
     ]
     pairs = [(a.name, b.name) for i, b in enumerate(inputs) for a in inputs[:i]]
@@ -130,7 +130,7 @@ def _text(op: Op, activation: str) -> str:
         "            found = whole(*given) if exporting() else apply(*given) if save else "
         "forward(*given)",
         "        elif transformed() or forward_mode._current_level >= 0:",
-        "            found = careful(given, save)",
+        "            found = guarded(given, save)",
         "        else:",
         "            found = fast_apply(*given) if save else forward_now(*given)",
         "    except (RuntimeError, TypeError) as e:",
@@ -210,7 +210,7 @@ def _differentiated(t: Any) -> bool:
     return bool(t.requires_grad)
 
 
-def careful(where: str, forward: Any, function: Any) -> Callable[[Sequence[Any], bool], Any]:
+def guarded(where: str, forward: Any, function: Any) -> Callable[[Sequence[Any], bool], Any]:
     """Makes a function that calls an op inside a torch.func transform or forward-mode autograd.
 
     Without its checks the op's result would be treated as a constant there.
@@ -250,12 +250,12 @@ def make(
         "compiling": torch.compiler.is_compiling,
         "transformed": torch._C._are_functorch_transforms_active,
         "forward_mode": forward_ad,
-        "careful": careful(where, forward, eager),
+        "guarded": guarded(where, forward, eager),
         "check_flat": _plan.check_flat,
         "inputs": op.forward.inputs,
         "schema": schema(op, False),
         "explain": explain,
-        "odd": odd,
+        "argument_error": argument_error,
         "where": where,
         "seed_of": seed_of,
         "dtype_of": dtype_of,

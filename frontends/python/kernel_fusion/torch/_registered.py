@@ -20,7 +20,7 @@ from kernel_fusion.torch._schema import Schema, activation_names
 def _function(s: Schema, activation: str, namespace: Any, below: Any) -> Any:
     """Wraps the op, or its backward, in a Function."""
     return (
-        _autograd.again(s.op, below)
+        _autograd.differentiable_backward(s.op, below)
         if s.backward
         else _autograd.around(s.op, activation, namespace, below, True)
     )
@@ -39,7 +39,7 @@ def kernel(s: Schema, namespace: Any) -> Callable[..., Any]:
     def made(activation: str) -> tuple[Any, Callable[[Sequence[Any], bool], Any]]:
         function = _function(s, activation, namespace, below)
         where = f"{s.op.display_name(activation)}{' (backward)' if s.backward else ''}"
-        return function, _public.careful(where, below, function)
+        return function, _public.guarded(where, below, function)
 
     def run(*args: Any) -> Any:
         differentiated = torch.is_grad_enabled() and any(
@@ -56,7 +56,7 @@ def kernel(s: Schema, namespace: Any) -> Callable[..., Any]:
             # Saved whatever the call requested: the program may have been exported without
             # gradients.
             args = (*args[:-1], True)
-        function, careful = made(activation)
-        return careful(args, differentiated) if transformed else function.apply(*args)
+        function, guarded = made(activation)
+        return guarded(args, differentiated) if transformed else function.apply(*args)
 
     return run

@@ -245,7 +245,7 @@ def _numbers(s: Schema) -> tuple[Any, Any]:
     if not s.op.own:
         return pointers(_functions(s, _library.library())), (ctypes.c_void_p * 2)()
     libraries = [(ctypes.c_void_p * len(TYPES) ** 2)() for _ in range(2)]
-    _kept.append(libraries)
+    _alive.append(libraries)
     return pointers(*[_array(INT, [-1] * len(TYPES) ** 2) for _ in range(2)]), (
         ctypes.c_void_p * 2
     )(*map(ctypes.addressof, libraries))
@@ -255,7 +255,7 @@ _table: Any = None
 _dll: Any = None
 _schemas: list[Schema] = []  # ops of the table
 # Objects that C code calls and reads.
-_kept: list[Any] = []
+_alive: list[Any] = []
 
 
 def _pointers(dll: Any) -> Any:
@@ -266,7 +266,7 @@ def _pointers(dll: Any) -> Any:
             for name in LIBRARY
         ]
     )
-    _kept.append(found)
+    _alive.append(found)
     return found
 
 
@@ -347,7 +347,7 @@ def register(schemas: Sequence[Schema]) -> None:
     for i, s in enumerate(schemas):
         table[i] = _entry(s)
     callback = OPEN_OWN(_open_own)
-    _kept.append(callback)
+    _alive.append(callback)
     path = str(LIBTORCH / "libtorch_cpu.so").encode()
     _refuse_missing(
         dll.kfs_register(path, table, len(schemas), _pointers(_library.library().dll), callback)
@@ -393,12 +393,12 @@ def register_gpu(
             found = _functions(schemas[op], library)
         except BaseException:
             return 1
-        _kept.append(found)
+        _alive.append(found)
         _dll.kfs_open_gpu(op, ctypes.cast(found, ctypes.c_void_p), _pointers(library.dll))
         return 0
 
     callback = OPEN(opened)
-    _kept.append(callback)
+    _alive.append(callback)
     path = str(libtorch or LIBTORCH / "libtorch_cuda.so").encode()
     _refuse_missing(
         _dll.kfs_register_gpu(path, key.encode(), device.encode(), len(schemas), callback)
