@@ -87,7 +87,7 @@ static const kfi_name NAME = {"product", ""};
 template <int type, int tile, int layout, int products>
 static bool run_ring(launch c, kf_result_t *result)
 {
-    constexpr bool halves = tile == KFI_TILE_HALVES;
+    constexpr bool halves = tile == KFI_TILE_WGMMA_3XTF32;
     kfi_gemm_maps maps;
     void *args[] = {c.e, c.g, &maps},
          *halves_args[] = {&c.a, &c.b, c.a_matrices, c.b_matrices, c.e, c.g, &maps};
@@ -101,8 +101,9 @@ static bool run_ring(launch c, kf_result_t *result)
         kernel = KFI_ADDRESS(ring_product<type, layout, products>);
     *result =
         kfi_launch(&NAME, kernel, dim3(1 + below(3)),
-                   kfi_tile_threads(halves ? tile : KFI_TILE_TURNS), halves ? halves_args : args,
-                   nullptr, false, halves ? kfi_halves_shared() : kfi_ring_shared(KFI_TILE_TURNS));
+                   kfi_policy(halves ? tile : KFI_TILE_WGMMA_128x128_PINGPONG).threads,
+                   halves ? halves_args : args, nullptr, false,
+                   halves ? kfi_halves_shared() : kfi_ring_shared(KFI_TILE_WGMMA_128x128_PINGPONG));
     return true;
 }
 template <int type, int layout, int products>
@@ -123,24 +124,24 @@ static bool run_few(const launch &c, kf_result_t *result)
                                           : KFI_ADDRESS(few_product<type, layout, products, 64>);
     *result = kfi_launch(&NAME, kernel,
                          dim3((unsigned)(c.g->tiles.d * c.sizes.matrices) << maps.share_bits),
-                         kfi_tile_threads(KFI_TILE_FEW), args, nullptr, false,
+                         kfi_policy(KFI_TILE_WGMMA_SKINNY).threads, args, nullptr, false,
                          kfi_few_shared(wide, layout, stages), 1u << maps.share_bits);
     return true;
 }
 template <int type, int tile, int layout, int products, int how>
 static bool run(launch c, kf_result_t *result)
 {
-    if constexpr (tile == KFI_TILE_FEW) {
+    if constexpr (tile == KFI_TILE_WGMMA_SKINNY) {
         if (!run_few<type, layout, products>(c, result)) return false;
-    } else if constexpr (tile == KFI_TILE_TURNS || tile == KFI_TILE_ROUNDED ||
-                         tile == KFI_TILE_HALVES) {
+    } else if constexpr (tile == KFI_TILE_WGMMA_128x128_PINGPONG || tile == KFI_TILE_WGMMA_TF32 ||
+                         tile == KFI_TILE_WGMMA_3XTF32) {
         if (!run_ring<type, tile, layout, products>(c, result)) return false;
     } else {
         void *args[] = {&c.a, &c.b, c.a_matrices, c.b_matrices, c.e, c.g};
         const unsigned blocks =
             (unsigned)(c.g->row_tiles * c.g->col_tiles * c.sizes.matrices * c.splits);
         *result = kfi_launch(&NAME, KFI_ADDRESS(product<type, tile, layout, products, how>),
-                             dim3(blocks), kfi_tile_threads(tile), args, nullptr, true,
+                             dim3(blocks), kfi_policy(tile).threads, args, nullptr, true,
                              kfi_gemm_shared(tile, kfi_of_bytes(type), layout));
     }
     void *args[] = {c.e, c.g};
@@ -284,12 +285,12 @@ template <int type> static bool passes(const tested &k, const problem &p)
                                   k.products, (int)sizeof(stored),
                                   true,       k.how == KFI_WHOLE,
                                   false};
-    const bool ring = k.tile == KFI_TILE_TURNS || k.tile == KFI_TILE_ROUNDED;
-    const int stage = ring                        ? kfi_ring_depth(k.tile)
-                      : k.tile == KFI_TILE_HALVES ? KFI_HALVES_DEPTH
-                                                  : kfi_tile_depth(k.tile);
+    const bool ring = k.tile == KFI_TILE_WGMMA_128x128_PINGPONG || k.tile == KFI_TILE_WGMMA_TF32;
+    const int stage = ring                              ? kfi_policy(k.tile).stage_k
+                      : k.tile == KFI_TILE_WGMMA_3XTF32 ? KFI_HALVES_DEPTH
+                                                        : kfi_policy(k.tile).stage_k;
     kfi_gemm_choice choice = {k.tile, k.how, 1, p.depth};
-    if (p.splits > 1 && p.depth > stage && k.tile != KFI_TILE_FEW) {
+    if (p.splits > 1 && p.depth > stage && k.tile != KFI_TILE_WGMMA_SKINNY) {
         choice.slice = ((p.depth + p.splits - 1) / p.splits + stage - 1) / stage * stage;
         choice.splits = (p.depth + choice.slice - 1) / choice.slice;
     }
@@ -335,14 +336,15 @@ static bool picks()
         kfi_gemm_sizes s;
         int tile, how;
         bool split;
-    } rows[] = {{{4096, 4096, 4096, 1, 1, 2, true, true, false}, KFI_TILE_MIDDLE, KFI_WHOLE, false},
-                {{4096, 4096, 4095, 1, 1, 2, true, false, false}, KFI_TILE_MIDDLE, KFI_ANY, false},
-                {{100, 100, 100, 1, 1, 2, true, true, false}, KFI_TILE_SMALL, KFI_WHOLE, false},
-                {{4096, 4096, 4096, 1, 1, 2, false, true, false}, KFI_TILE_LEAST, KFI_ANY, false},
-                {{4096, 4096, 4096, 1, 1, 4, true, true, false}, KFI_TILE_WIDE, KFI_WHOLE, false},
-                {{64, 1024, 4096, 1, 1, 2, true, true, false}, KFI_TILE_SMALL, KFI_WHOLE, true},
-                {{65, 1024, 4096, 1, 1, 2, true, true, false}, KFI_TILE_SMALL, KFI_WHOLE, false},
-                {{768, 768, 16384, 1, 1, 2, true, true, true}, -1, KFI_WHOLE, true}};
+    } rows[] = {
+        {{4096, 4096, 4096, 1, 1, 2, true, true, false}, KFI_TILE_MMA_128x128, KFI_WHOLE, false},
+        {{4096, 4096, 4095, 1, 1, 2, true, false, false}, KFI_TILE_MMA_128x128, KFI_ANY, false},
+        {{100, 100, 100, 1, 1, 2, true, true, false}, KFI_TILE_MMA_64x64, KFI_WHOLE, false},
+        {{4096, 4096, 4096, 1, 1, 2, false, true, false}, KFI_TILE_SIMT_64x64, KFI_ANY, false},
+        {{4096, 4096, 4096, 1, 1, 4, true, true, false}, KFI_TILE_SIMT_128x128, KFI_WHOLE, false},
+        {{64, 1024, 4096, 1, 1, 2, true, true, false}, KFI_TILE_MMA_64x64, KFI_WHOLE, true},
+        {{65, 1024, 4096, 1, 1, 2, true, true, false}, KFI_TILE_MMA_64x64, KFI_WHOLE, false},
+        {{768, 768, 16384, 1, 1, 2, true, true, true}, -1, KFI_WHOLE, true}};
     for (const auto &r : rows) {
         const kfi_gemm_choice c = kfi_gemm_pick(r.s);
         if ((r.tile >= 0 && c.tile != r.tile) || c.how != r.how || (c.splits > 1) != r.split ||
@@ -430,50 +432,51 @@ static int kernels_of(char word, const tested **kernels)
 #define CHOOSE(letter, table)                                                                      \
     if (word == letter) return *kernels = table, (int)(sizeof table / sizeof *table)
 #if ONLY < 0 || ONLY == 0
-    static const tested any[] = {LAYOUTS(KFI_OF_F16, KFI_TILE_MIDDLE, 1, KFI_WHOLE),
-                                 LAYOUTS(KFI_OF_BF16, KFI_TILE_SMALL, 1, KFI_WHOLE),
-                                 LAYOUTS(KFI_OF_BF16, KFI_TILE_MIDDLE, 1, KFI_ANY),
-                                 LAYOUTS(KFI_OF_F16, KFI_TILE_SMALL, 1, KFI_ANY),
-                                 LAYOUTS(KFI_OF_BF16, KFI_TILE_MIDDLE, 2, KFI_WHOLE),
-                                 LAYOUTS(KFI_OF_F16, KFI_TILE_SMALL, 2, KFI_ANY),
-                                 LAYOUTS(KFI_OF_F32, KFI_TILE_WIDE, 1, KFI_WHOLE),
-                                 LAYOUTS(KFI_OF_F32, KFI_TILE_WIDE, 1, KFI_ANY),
-                                 LAYOUTS(KFI_OF_F32, KFI_TILE_LEAST, 2, KFI_ANY),
-                                 LAYOUTS(KFI_OF_F64, KFI_TILE_LEAST, 1, KFI_WHOLE),
-                                 LAYOUTS(KFI_OF_F64, KFI_TILE_LEAST, 1, KFI_ANY),
-                                 LAYOUTS(KFI_OF_BF16, KFI_TILE_LEAST, 1, KFI_ANY),
-                                 LAYOUTS(KFI_OF_F16, KFI_TILE_LEAST, 1, KFI_ANY)};
+    static const tested any[] = {LAYOUTS(KFI_OF_F16, KFI_TILE_MMA_128x128, 1, KFI_WHOLE),
+                                 LAYOUTS(KFI_OF_BF16, KFI_TILE_MMA_64x64, 1, KFI_WHOLE),
+                                 LAYOUTS(KFI_OF_BF16, KFI_TILE_MMA_128x128, 1, KFI_ANY),
+                                 LAYOUTS(KFI_OF_F16, KFI_TILE_MMA_64x64, 1, KFI_ANY),
+                                 LAYOUTS(KFI_OF_BF16, KFI_TILE_MMA_128x128, 2, KFI_WHOLE),
+                                 LAYOUTS(KFI_OF_F16, KFI_TILE_MMA_64x64, 2, KFI_ANY),
+                                 LAYOUTS(KFI_OF_F32, KFI_TILE_SIMT_128x128, 1, KFI_WHOLE),
+                                 LAYOUTS(KFI_OF_F32, KFI_TILE_SIMT_128x128, 1, KFI_ANY),
+                                 LAYOUTS(KFI_OF_F32, KFI_TILE_SIMT_64x64, 2, KFI_ANY),
+                                 LAYOUTS(KFI_OF_F64, KFI_TILE_SIMT_64x64, 1, KFI_WHOLE),
+                                 LAYOUTS(KFI_OF_F64, KFI_TILE_SIMT_64x64, 1, KFI_ANY),
+                                 LAYOUTS(KFI_OF_BF16, KFI_TILE_SIMT_64x64, 1, KFI_ANY),
+                                 LAYOUTS(KFI_OF_F16, KFI_TILE_SIMT_64x64, 1, KFI_ANY)};
     CHOOSE('\0', any);
 #endif
 #if ONLY < 0 || ONLY == 'r' // by wgmma
-    static const tested rings[] = {LAYOUTS(KFI_OF_BF16, KFI_TILE_TURNS, 1, KFI_WHOLE),
-                                   LAYOUTS(KFI_OF_F16, KFI_TILE_TURNS, 1, KFI_WHOLE),
-                                   LAYOUTS(KFI_OF_BF16, KFI_TILE_TURNS, 2, KFI_WHOLE)};
+    static const tested rings[] = {
+        LAYOUTS(KFI_OF_BF16, KFI_TILE_WGMMA_128x128_PINGPONG, 1, KFI_WHOLE),
+        LAYOUTS(KFI_OF_F16, KFI_TILE_WGMMA_128x128_PINGPONG, 1, KFI_WHOLE),
+        LAYOUTS(KFI_OF_BF16, KFI_TILE_WGMMA_128x128_PINGPONG, 2, KFI_WHOLE)};
     CHOOSE('r', rings);
 #endif
 #if ONLY < 0 || ONLY == 'f' // by wgmma, few rows
-    static const tested few[] = {TESTED(KFI_OF_BF16, KFI_TILE_FEW, 0, 1, KFI_WHOLE),
-                                 TESTED(KFI_OF_BF16, KFI_TILE_FEW, 1, 1, KFI_WHOLE),
-                                 TESTED(KFI_OF_F16, KFI_TILE_FEW, 0, 1, KFI_WHOLE),
-                                 TESTED(KFI_OF_F16, KFI_TILE_FEW, 1, 1, KFI_WHOLE),
-                                 TESTED(KFI_OF_BF16, KFI_TILE_FEW, 0, 2, KFI_WHOLE),
-                                 TESTED(KFI_OF_BF16, KFI_TILE_FEW, 1, 2, KFI_WHOLE),
-                                 TESTED(KFI_OF_BF16, KFI_TILE_FEW, 2, 1, KFI_WHOLE),
-                                 TESTED(KFI_OF_F16, KFI_TILE_FEW, 3, 1, KFI_WHOLE)};
+    static const tested few[] = {TESTED(KFI_OF_BF16, KFI_TILE_WGMMA_SKINNY, 0, 1, KFI_WHOLE),
+                                 TESTED(KFI_OF_BF16, KFI_TILE_WGMMA_SKINNY, 1, 1, KFI_WHOLE),
+                                 TESTED(KFI_OF_F16, KFI_TILE_WGMMA_SKINNY, 0, 1, KFI_WHOLE),
+                                 TESTED(KFI_OF_F16, KFI_TILE_WGMMA_SKINNY, 1, 1, KFI_WHOLE),
+                                 TESTED(KFI_OF_BF16, KFI_TILE_WGMMA_SKINNY, 0, 2, KFI_WHOLE),
+                                 TESTED(KFI_OF_BF16, KFI_TILE_WGMMA_SKINNY, 1, 2, KFI_WHOLE),
+                                 TESTED(KFI_OF_BF16, KFI_TILE_WGMMA_SKINNY, 2, 1, KFI_WHOLE),
+                                 TESTED(KFI_OF_F16, KFI_TILE_WGMMA_SKINNY, 3, 1, KFI_WHOLE)};
     CHOOSE('f', few);
 #endif
 #if ONLY < 0 || ONLY == 'h' // floats by wgmma
-    static const tested halves[] = {LAYOUTS(KFI_OF_F32, KFI_TILE_HALVES, 1, KFI_WHOLE),
-                                    LAYOUTS(KFI_OF_F32, KFI_TILE_HALVES, 2, KFI_WHOLE)};
+    static const tested halves[] = {LAYOUTS(KFI_OF_F32, KFI_TILE_WGMMA_3XTF32, 1, KFI_WHOLE),
+                                    LAYOUTS(KFI_OF_F32, KFI_TILE_WGMMA_3XTF32, 2, KFI_WHOLE)};
     CHOOSE('h', halves);
 #endif
 #if ONLY < 0 || ONLY == 't' // the same of one part
-    static const tested rounded[] = {TESTED(KFI_OF_TF32, KFI_TILE_ROUNDED, 0, 1, KFI_WHOLE),
-                                     TESTED(KFI_OF_TF32, KFI_TILE_HALVES, 1, 1, KFI_WHOLE),
-                                     TESTED(KFI_OF_TF32, KFI_TILE_HALVES, 2, 1, KFI_WHOLE),
-                                     TESTED(KFI_OF_TF32, KFI_TILE_HALVES, 3, 1, KFI_WHOLE),
-                                     TESTED(KFI_OF_TF32, KFI_TILE_ROUNDED, 0, 2, KFI_WHOLE),
-                                     TESTED(KFI_OF_TF32, KFI_TILE_HALVES, 2, 2, KFI_WHOLE)};
+    static const tested rounded[] = {TESTED(KFI_OF_TF32, KFI_TILE_WGMMA_TF32, 0, 1, KFI_WHOLE),
+                                     TESTED(KFI_OF_TF32, KFI_TILE_WGMMA_3XTF32, 1, 1, KFI_WHOLE),
+                                     TESTED(KFI_OF_TF32, KFI_TILE_WGMMA_3XTF32, 2, 1, KFI_WHOLE),
+                                     TESTED(KFI_OF_TF32, KFI_TILE_WGMMA_3XTF32, 3, 1, KFI_WHOLE),
+                                     TESTED(KFI_OF_TF32, KFI_TILE_WGMMA_TF32, 0, 2, KFI_WHOLE),
+                                     TESTED(KFI_OF_TF32, KFI_TILE_WGMMA_3XTF32, 2, 2, KFI_WHOLE)};
     CHOOSE('t', rounded);
 #endif
     return 0;

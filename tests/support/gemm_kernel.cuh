@@ -98,11 +98,12 @@ KFI_KERNEL void KFI_GEMM_BOUNDS(tile) product(kfi_gemm_side a, kfi_gemm_side b, 
 }
 
 template <int type, int layout, int products>
-KFI_KERNEL void KFI_RING_BOUNDS(KFI_TILE_TURNS)
+KFI_KERNEL void KFI_RING_BOUNDS(KFI_TILE_WGMMA_128x128_PINGPONG)
     ring_product(ending e, kfi_gemm g, const __grid_constant__ kfi_gemm_maps maps)
 {
 #if defined(KFI_DEVICE_PASS) && KFI_HOPPER
-    constexpr int tile = type == KFI_OF_TF32 ? KFI_TILE_ROUNDED : KFI_TILE_TURNS,
+    constexpr int tile =
+                      type == KFI_OF_TF32 ? KFI_TILE_WGMMA_TF32 : KFI_TILE_WGMMA_128x128_PINGPONG,
                   vec = vector_of(type);
     kfi_begin();
     kfi_ring ring = kfi_ring_begin<tile>();
@@ -110,7 +111,7 @@ KFI_KERNEL void KFI_RING_BOUNDS(KFI_TILE_TURNS)
     kfi_ring_consume<tile, products>(&ring, g, maps);
     kfi_gemm_at at;
     while (kfi_ring_next<tile, products>(&ring, &at, g, maps)) {
-        float sums[kfi_tile_rows(tile) / 64][kfi_tile_cols(tile) / 2];
+        float sums[kfi_policy(tile).rows / 64][kfi_policy(tile).cols / 2];
         kfi_ring_multiply<type, tile, layout>(sums, &ring);
         if (g.splits > 1) {
             kfi_ring_leave<tile, products>(sums, at, g);
@@ -142,7 +143,7 @@ KFI_KERNEL void KFI_FEW_BOUNDS few_product(ending e, kfi_gemm g,
 {
 #if defined(KFI_DEVICE_PASS) && KFI_HOPPER
     const kfi_gemm_at at =
-        kfi_gemm_locate<KFI_TILE_FEW, products>(g, blockIdx.x >> maps.share_bits);
+        kfi_gemm_locate<KFI_TILE_WGMMA_SKINNY, products>(g, blockIdx.x >> maps.share_bits);
     const kfi_few own = kfi_few_begin<wide, layout, products>(at, maps);
     if (threadIdx.x >= KFI_FEW_MULTIPLY)
         return kfi_few_produce<wide, layout, products>(own, at, maps);
@@ -173,7 +174,7 @@ KFI_KERNEL void KFI_HALVES_BOUNDS halves_product(kfi_gemm_side a, kfi_gemm_side 
     kfi_halves own = kfi_halves_begin<parts>();
     if (own.group == 3) return kfi_halves_load<layout, products, parts>(&own, g, maps);
     if (own.group == 2) return kfi_halves_split<layout, products, parts>(&own, g, maps);
-    kfi_more_registers<208>();
+    kfi_more_registers<kfi_policy(KFI_TILE_WGMMA_3XTF32).consumer_registers>();
     kfi_gemm_at at;
     int count;
     while (kfi_halves_next<products>(&own, &at, &count, g, maps)) {

@@ -18,17 +18,27 @@ LAYOUTS = {
 }  # which factors lie with lines along the depth: core/matmul/tile.cuh
 # The tiles and how operands come to them, in the order of core/matmul/op.cuh, by bytes of an element.
 TILES = {
-    2: [("MIDDLE", "WHOLE"), ("SMALL", "WHOLE"), ("MIDDLE", "ANY"), ("SMALL", "ANY")],
-    4: [("WIDE", "WHOLE"), ("LEAST", "WHOLE"), ("WIDE", "ANY"), ("LEAST", "ANY")],
-    8: [("LEAST", "WHOLE"), ("LEAST", "ANY")],
+    2: [
+        ("MMA_128x128", "WHOLE"),
+        ("MMA_64x64", "WHOLE"),
+        ("MMA_128x128", "ANY"),
+        ("MMA_64x64", "ANY"),
+    ],
+    4: [
+        ("SIMT_128x128", "WHOLE"),
+        ("SIMT_64x64", "WHOLE"),
+        ("SIMT_128x128", "ANY"),
+        ("SIMT_64x64", "ANY"),
+    ],
+    8: [("SIMT_64x64", "WHOLE"), ("SIMT_64x64", "ANY")],
 }
 FEW = "16", "64"  # rows of a kernel for few of them, at most: core/matmul/skinny.cuh
 RING = (
-    "TURNS",
-    "LONG",
-    "BROAD",
-    "ONCE",
-    "THREE",
+    "WGMMA_128x128_PINGPONG",
+    "WGMMA_128x192_PINGPONG",
+    "WGMMA_128x256_COOPERATIVE",
+    "WGMMA_128x128_COOPERATIVE",
+    "WGMMA_128x96_COOPERATIVE",
 )  # by slabs: core/matmul/hopper.cuh, in the order of kfi_ring_number
 DOT = "kfi_dot"  # in gradients of the left factor: gemm.py
 
@@ -256,7 +266,7 @@ class MatmulCuda(Cuda):
             for tile, how in TILES[size]
         ]
         if size == 2:
-            found.append(Old(name, (act, "KFI_TILE_LEAST", "KFI_ANY", *state)))
+            found.append(Old(name, (act, "KFI_TILE_SIMT_64x64", "KFI_ANY", *state)))
         if self.by_wgmma or self.floats_by_wgmma:
             found.append(Hopper(f"kfk_{self.k.name}_wgmma", (act, *state)))
         few = (
@@ -288,7 +298,7 @@ class MatmulCuda(Cuda):
 
     @property
     def wgmma_tile(self):
-        return "KFI_TILE_ROUNDED" if self.k.rounded else "KFI_TILE_TURNS"
+        return "KFI_TILE_WGMMA_TF32" if self.k.rounded else "KFI_TILE_WGMMA_128x128_PINGPONG"
 
     @property
     def parts(self):
@@ -378,7 +388,7 @@ class MatmulCuda(Cuda):
             ]
             if size == 2:
                 found.append(
-                    Old("kfk_gemm_sum", (own, of, "KFI_TILE_LEAST", "KFI_ANY", str(layout)))
+                    Old("kfk_gemm_sum", (own, of, "KFI_TILE_SIMT_64x64", "KFI_ANY", str(layout)))
                 )
                 found.append(Hopper("kfk_gemm_sum_wgmma", (own, of, str(layout))))
             if size == 4 and self.k.rounded and layout == LAYOUTS["nt"]:

@@ -275,7 +275,7 @@ KF_FN KFI_SMALL void kfi_back_term(kfi_back_product *p, const kfi_back_factor &a
 // Whether wgmma makes it, by the tile that it would have.
 KF_FN KFI_SMALL bool kfi_back_maps(kfi_back_product *p, const kfi_back_call &c, const void *kernel)
 {
-    if (!kfi_has_wgmma(kernel, kfi_tile_threads(p->tile))) return false;
+    if (!kfi_has_wgmma(kernel, kfi_policy(p->tile).threads)) return false;
     const kfi_gemm_terms &t = p->t;
     const kfi_gemm_side a = {{t.a[0], t.a[1]}, {t.a_ld[0], t.a_ld[1]}},
                         b = {{t.b[0], t.b[1]}, {t.b_ld[0], t.b_ld[1]}};
@@ -337,7 +337,7 @@ KF_FN KFI_SMALL kf_result_t kfi_back_multiply(const kfi_back_call &c, kfi_back_p
             ? kfi_gemm_launch_wgmma(&c.op->name, kernels[kfi_gemm_wgmma_kernel(size)], &p->maps,
                                     p->g, p->choice, p->sizes.matrices, args, c.stream)
             : kfi_launch(&c.op->name, kernels[kfi_gemm_kernel_of(p->choice, size)],
-                         dim3((unsigned)blocks), (unsigned)kfi_tile_threads(p->choice.tile), args,
+                         dim3((unsigned)blocks), (unsigned)kfi_policy(p->choice.tile).threads, args,
                          c.stream, true,
                          kfi_gemm_shared(p->choice.tile, size, c.op->layouts[p->of]));
     if (result != KF_SUCCESS || p->choice.splits < 2 || !p->t.out) return result;

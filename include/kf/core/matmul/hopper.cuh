@@ -16,62 +16,42 @@
 #include "kf/core/matmul/tile.cuh"
 #include "kf/core/wgmma.cuh"
 
-// Whether both warpgroups have halves of the rows of the same tile; else every second tile, in
-// turns.
-KFI_BOTH constexpr bool kfi_ring_together(int tile) { return tile >= KFI_TILE_BROAD; }
-KFI_BOTH constexpr int kfi_ring_stages(int tile)
-{
-    return tile == KFI_TILE_LONG || tile == KFI_TILE_BROAD ? 4 : tile >= KFI_TILE_ONCE ? 6 : 5;
-}
-KFI_BOTH constexpr int kfi_ring_rows(int tile)
-{
-    return kfi_ring_together(tile) ? 64 : kfi_tile_rows(tile);
-}                           // of a warpgroup
 #define KFI_SLAB_BYTES 2048 // 16 rows of 64 results of 2 bytes at most, swizzled as TMA has them
-KFI_BOTH constexpr int kfi_slab_buffers(int tile)
-{
-    return kfi_ring_together(tile) ? 2 : 4;
-}                         // of a warp
-#define KFI_RING_DEPTH 64 // of a stage of 2-byte elements: 128 bytes of a line
-#define KFI_RING_SLAB 64  // columns of 16 rows that a warp goes on with at a time
+#define KFI_RING_DEPTH 64   // of a stage of 2-byte elements: 128 bytes of a line
+#define KFI_RING_SLAB 64    // columns of 16 rows that a warp goes on with at a time
 #define KFI_RING_OWN (16 * KFI_RING_SLAB / 32) // sums of a lane
 
-KFI_BOTH constexpr int kfi_ring_a(int tile)
+KFI_BOTH constexpr int kfi_ring_rows(int tile) // of a warpgroup
 {
-    return kfi_tile_rows(tile) * KFI_RING_DEPTH * 2;
-} // bytes of a stage
+    return kfi_policy(tile).cooperative ? 64 : kfi_policy(tile).rows;
+}
+KFI_BOTH constexpr int kfi_ring_a(int tile) // bytes of a stage
+{
+    return kfi_policy(tile).rows * KFI_RING_DEPTH * 2;
+}
 KFI_BOTH constexpr int kfi_ring_stage(int tile)
 {
-    return kfi_ring_a(tile) + kfi_tile_cols(tile) * KFI_RING_DEPTH * 2;
-}
-KFI_BOTH constexpr int kfi_slab_cols(int tile)
-{
-    return tile == KFI_TILE_THREE ? 32 : KFI_RING_SLAB;
-} // of the result
-// Values of a lane that are made at a time: with 192 sums there are registers for half a slab.
-KFI_BOTH constexpr int kfi_slab_part(int tile)
-{
-    return tile == KFI_TILE_LONG || kfi_slab_cols(tile) == 32 ? 16 : 32;
+    return kfi_ring_a(tile) + kfi_policy(tile).cols * KFI_RING_DEPTH * 2;
 }
 KFI_BOTH constexpr int kfi_ring_across(int tile)
 {
-    return kfi_tile_cols(tile) / kfi_slab_cols(tile);
+    return kfi_policy(tile).cols / kfi_policy(tile).slab_cols;
 }
-KFI_BOTH constexpr int kfi_ring_slabs(int tile)
+KFI_BOTH constexpr int kfi_ring_slabs(int tile) // of a warp
 {
     return kfi_ring_rows(tile) / 64 * kfi_ring_across(tile);
-} // of a warp
-KFI_BOTH constexpr int kfi_ring_depth(int tile)
+}
+// Bytes of the slabs of all warps, and of the values of a row of both consumer warpgroups.
+KFI_BOTH constexpr int kfi_slab_bytes(int tile)
 {
-    return tile == KFI_TILE_ROUNDED ? KFI_RING_DEPTH / 2 : KFI_RING_DEPTH;
-} // of a stage
+    return kfi_policy(tile).slab_buffers > 0
+               ? 8 * kfi_policy(tile).slab_buffers * KFI_SLAB_BYTES + 2 * kfi_policy(tile).cols * 2
+               : 0;
+}
 // Stages, mbarriers; from a multiple of 1,024 bytes on.
 KFI_BOTH constexpr int kfi_ring_shared(int tile)
 {
-    return 1024 + kfi_ring_stages(tile) * (kfi_ring_stage(tile) + 2 * 8) +
-           (tile == KFI_TILE_ROUNDED
-                ? 0
-                : 8 * kfi_slab_buffers(tile) * KFI_SLAB_BYTES + 2 * kfi_tile_cols(tile) * 2);
+    return 1024 + kfi_policy(tile).stages * (kfi_ring_stage(tile) + 2 * 8) + kfi_slab_bytes(tile);
 }
 
 // The factors, as TMA knows them: of two products of one A, or of two products that are added up
@@ -91,7 +71,7 @@ struct kfi_gemm_maps {
 // Where there are no such instructions the code is empty. Host code sees it by how many threads the
 // kernel may have.
 #ifdef KFI_DEVICE_PASS
-#define KFI_RING_BOUNDS(tile) __launch_bounds__(KFI_HOPPER ? kfi_tile_threads(tile) : 32, 1)
+#define KFI_RING_BOUNDS(tile) __launch_bounds__(KFI_HOPPER ? kfi_policy(tile).threads : 32, 1)
 #else
 #define KFI_RING_BOUNDS(tile)
 #endif
@@ -111,7 +91,7 @@ struct kfi_ring {
 
 template <int tile> KFI_DEVICE void kfi_ring_go(kfi_ring *r, int count)
 {
-    constexpr int stages = kfi_ring_stages(tile);
+    constexpr int stages = kfi_policy(tile).stages;
     r->stage += count % stages;
     r->phase ^= count / stages & 1;
     if (r->stage < stages) return;
@@ -121,7 +101,7 @@ template <int tile> KFI_DEVICE void kfi_ring_go(kfi_ring *r, int count)
 
 template <int tile> KFI_DEVICE int kfi_ring_each(const kfi_gemm_at &at)
 {
-    return (at.end - at.begin + kfi_ring_depth(tile) - 1) / kfi_ring_depth(tile);
+    return (at.end - at.begin + kfi_policy(tile).stage_k - 1) / kfi_policy(tile).stage_k;
 } // stages of a term
 // Stages of a tile; none behind the last one.
 template <int tile, int products>
@@ -144,28 +124,26 @@ KFI_DEVICE kfi_ring kfi_ring_begin(const kfi_gemm *g = nullptr,
 {
     kfi_ring r;
     r.stages = (kfi_window(kfi_dynamic()) + 1023) & ~1023u;
-    constexpr int stages = kfi_ring_stages(tile);
+    constexpr int stages = kfi_policy(tile).stages;
     r.slabs = r.stages + stages * kfi_ring_stage(tile);
-    r.full = r.slabs + (tile == KFI_TILE_ROUNDED ? 0
-                                                 : 8 * kfi_slab_buffers(tile) * KFI_SLAB_BYTES +
-                                                       2 * kfi_tile_cols(tile) * 2);
+    r.full = r.slabs + kfi_slab_bytes(tile);
     r.empty = r.full + 8 * stages;
     if (threadIdx.x == 0) {
         for (int i = 0; i < stages; ++i) {
             kfi_mbar_init(r.full + 8 * i, 1);
-            kfi_mbar_init(r.empty + 8 * i, kfi_ring_together(tile) ? 2 : 1);
+            kfi_mbar_init(r.empty + 8 * i, kfi_policy(tile).cooperative ? 2 : 1);
         }
         kfi_mbar_made();
     }
     r.ahead = r.stage = r.phase = 0;
-    if (tile >= KFI_TILE_ONCE && ahead &&
+    if (kfi_policy(tile).producer_registers == 0 && ahead &&
         threadIdx.x == 0) { // more than one turn does not gain by it
         const kfi_gemm_at at = kfi_gemm_locate<tile, products>(*g, blockIdx.x);
         const int each = kfi_ring_each<tile>(at);
         for (; r.ahead < each && r.ahead < stages; ++r.ahead) {
             r.stage = r.ahead;
             kfi_ring_load<tile, layout, products>(
-                r, at, 0, at.begin + r.ahead * kfi_ring_depth(tile), *ahead);
+                r, at, 0, at.begin + r.ahead * kfi_policy(tile).stage_k, *ahead);
         }
         r.stage = 0;
         kfi_ring_go<tile>(&r, r.ahead);
@@ -174,9 +152,9 @@ KFI_DEVICE kfi_ring kfi_ring_begin(const kfi_gemm *g = nullptr,
     r.group = __shfl_sync(0xffffffffu, (int)threadIdx.x / 128,
                           0); // the same for a warp, and the compiler knows it
     const int warp = __shfl_sync(0xffffffffu, (int)threadIdx.x / 32, 0) - 4;
-    r.row = r.slabs + 8 * kfi_slab_buffers(tile) * KFI_SLAB_BYTES +
-            (r.group - 1) * kfi_tile_cols(tile) * 2;
-    r.slabs += warp * kfi_slab_buffers(tile) * KFI_SLAB_BYTES;
+    r.row = r.slabs + 8 * kfi_policy(tile).slab_buffers * KFI_SLAB_BYTES +
+            (r.group - 1) * kfi_policy(tile).cols * 2;
+    r.slabs += warp * kfi_policy(tile).slab_buffers * KFI_SLAB_BYTES;
     r.count = r.other = r.used = 0;
     r.unit = blockIdx.x;
     return r;
@@ -188,14 +166,14 @@ template <int tile, int layout, int products>
 KFI_DEVICE void kfi_ring_load(const kfi_ring &r, const kfi_gemm_at &at, int term, int depth,
                               const kfi_gemm_maps &maps)
 {
-    constexpr int cols = kfi_tile_cols(tile) / products;
+    constexpr int cols = kfi_policy(tile).cols / products;
     const unsigned to = r.stages + r.stage * kfi_ring_stage(tile), bar = r.full + 8 * r.stage;
     const kfi_tensor_map *const a = maps.a + term;
     const int of_a = (int)at.matrix * maps.turns_a[term];
     kfi_mbar_expect(bar, kfi_ring_stage(tile));
     if (layout & KFI_A_TRANSPOSED) {
 #pragma unroll
-        for (int i = 0; i < kfi_tile_rows(tile); i += 64)
+        for (int i = 0; i < kfi_policy(tile).rows; i += 64)
             kfi_tma_load3(to + i * 128, a, bar, at.row + i, depth, of_a);
     } else {
         kfi_tma_load3(to, a, bar, depth, at.row, of_a);
@@ -217,9 +195,8 @@ KFI_DEVICE void kfi_ring_load(const kfi_ring &r, const kfi_gemm_at &at, int term
 template <int tile, int layout, int products>
 KFI_DEVICE void kfi_ring_produce(kfi_ring *r, const kfi_gemm &g, const kfi_gemm_maps &maps)
 {
-    if (tile < KFI_TILE_ONCE)
-        kfi_fewer_registers<kfi_ring_together(tile) ? 40
-                                                    : 24>(); // what it has at the launch is enough
+    if constexpr (kfi_policy(tile).producer_registers > 0)
+        kfi_fewer_registers<kfi_policy(tile).producer_registers>();
     if (threadIdx.x != 0) return;
     for (; r->unit < maps.units; r->unit += gridDim.x) {
         const kfi_gemm_at at = kfi_gemm_locate<tile, products>(g, r->unit);
@@ -231,7 +208,7 @@ KFI_DEVICE void kfi_ring_produce(kfi_ring *r, const kfi_gemm &g, const kfi_gemm_
             const int term = i >= each;
             kfi_mbar_wait(r->empty + 8 * r->stage, r->phase ^ 1);
             kfi_ring_load<tile, layout, products>(
-                *r, at, term, at.begin + (i - term * each) * kfi_ring_depth(tile), maps);
+                *r, at, term, at.begin + (i - term * each) * kfi_policy(tile).stage_k, maps);
             kfi_ring_go<tile>(r, 1);
         }
     }
@@ -243,10 +220,11 @@ KFI_DEVICE void kfi_ring_produce(kfi_ring *r, const kfi_gemm &g, const kfi_gemm_
 template <int tile, int products>
 KFI_DEVICE void kfi_ring_consume(kfi_ring *r, const kfi_gemm &g, const kfi_gemm_maps &maps)
 {
-    if (tile < KFI_TILE_ONCE) kfi_more_registers<kfi_ring_together(tile) ? 232 : 240>();
+    if constexpr (kfi_policy(tile).consumer_registers > 0)
+        kfi_more_registers<kfi_policy(tile).consumer_registers>();
     r->stage = r->phase = 0; // the compiler does not know that only the first thread went ahead,
                              // and wgmma wants uniform registers
-    if (kfi_ring_together(tile) || r->group == 1) return;
+    if (kfi_policy(tile).cooperative || r->group == 1) return;
     kfi_ring_go<tile>(r, kfi_ring_count<tile, products>(r->unit, g, maps));
     r->unit += gridDim.x;
     kfi_named_arrive<256>(1);
@@ -258,14 +236,14 @@ KFI_DEVICE bool kfi_ring_next(kfi_ring *r, kfi_gemm_at *at, const kfi_gemm &g,
     if (r->unit >= maps.units) return false;
     *at = kfi_gemm_locate<tile, products>(g, r->unit);
     r->count = kfi_ring_each<tile>(*at) * maps.terms;
-    if (!kfi_ring_together(tile))
+    if (!kfi_policy(tile).cooperative)
         r->other = kfi_ring_count<tile, products>(r->unit + gridDim.x, g, maps);
-    r->unit += kfi_ring_together(tile) ? gridDim.x : 2 * gridDim.x;
+    r->unit += kfi_policy(tile).cooperative ? gridDim.x : 2 * gridDim.x;
     return true;
 }
 
 template <int type, int tile, int layout>
-KFI_DEVICE void kfi_ring_stage_add(float (*sums)[kfi_tile_cols(tile) / 2], const kfi_ring &r,
+KFI_DEVICE void kfi_ring_stage_add(float (*sums)[kfi_policy(tile).cols / 2], const kfi_ring &r,
                                    bool first)
 {
     constexpr int step_a = layout & KFI_A_TRANSPOSED ? 2048 : 32,
@@ -274,24 +252,24 @@ KFI_DEVICE void kfi_ring_stage_add(float (*sums)[kfi_tile_cols(tile) / 2], const
     constexpr int transposed_a = layout & KFI_A_TRANSPOSED ? 1 : 0,
                   transposed_b = layout & KFI_B_TRANSPOSED ? 1 : 0;
     const unsigned at = r.stages + r.stage * kfi_ring_stage(tile),
-                   own = kfi_ring_together(tile) ? (r.group - 1) * 8192 : 0;
+                   own = kfi_policy(tile).cooperative ? (r.group - 1) * 8192 : 0;
     const unsigned long long a = kfi_wgmma_operand(at + own, 8192, 1024),
                              b = kfi_wgmma_operand(at + kfi_ring_a(tile), 8192, 1024);
 #pragma unroll
     for (int q = 0; q < 4; ++q)
 #pragma unroll
         for (int m = 0; m < kfi_ring_rows(tile) / 64; ++m)
-            kfi_wgmma<kfi_tile_cols(tile), type, transposed_a, transposed_b>(
+            kfi_wgmma<kfi_policy(tile).cols, type, transposed_a, transposed_b>(
                 sums[m], a + (m * 8192 + q * step_a) / 16, b + q * step_b / 16, !first || q > 0);
 }
 // The sums of a tile. A warpgroup multiplies only in its turn: a waiter that is laps ahead of an
 // mbarrier takes an old phase for its own.
 template <int type, int tile, int layout>
-KFI_DEVICE void kfi_ring_multiply(float (*sums)[kfi_tile_cols(tile) / 2], kfi_ring *r)
+KFI_DEVICE void kfi_ring_multiply(float (*sums)[kfi_policy(tile).cols / 2], kfi_ring *r)
 {
     const bool tells = threadIdx.x % 128 == 0;
     unsigned last = 0;
-    if (!kfi_ring_together(tile)) kfi_named_sync<256>(r->group);
+    if (!kfi_policy(tile).cooperative) kfi_named_sync<256>(r->group);
 #pragma unroll 1
     for (int i = 0; i < r->count; ++i) {
         kfi_mbar_wait(r->full + 8 * r->stage, r->phase);
@@ -303,14 +281,14 @@ KFI_DEVICE void kfi_ring_multiply(float (*sums)[kfi_tile_cols(tile) / 2], kfi_ri
         last = r->empty + 8 * r->stage;
         kfi_ring_go<tile>(r, 1);
     }
-    if (!kfi_ring_together(tile)) kfi_named_arrive<256>(3 - r->group);
+    if (!kfi_policy(tile).cooperative) kfi_named_arrive<256>(3 - r->group);
     kfi_wgmma_wait<0>();
 #pragma unroll
     for (int m = 0; m < kfi_ring_rows(tile) / 64; ++m)
 #pragma unroll
-        for (int i = 0; i < kfi_tile_cols(tile) / 2; ++i) kfi_wgmma_sum(sums[m][i]);
+        for (int i = 0; i < kfi_policy(tile).cols / 2; ++i) kfi_wgmma_sum(sums[m][i]);
     if (tells) kfi_mbar_arrive(last);
-    if (!kfi_ring_together(tile)) kfi_ring_go<tile>(r, r->other);
+    if (!kfi_policy(tile).cooperative) kfi_ring_go<tile>(r, r->other);
 }
 
 // ---- results of 2 bytes as wgmma leaves them: a warp's slabs of 16 rows and 64 columns. Of lane
@@ -330,17 +308,17 @@ KFI_DEVICE kfi_slab kfi_slab_begin(const kfi_ring &r, const kfi_gemm_at &at, int
 {
     constexpr int across = kfi_ring_across(tile);
     kfi_slab s;
-    s.row = at.row + (kfi_ring_together(tile) ? (r.group - 1) * 64 : number / across * 64) +
+    s.row = at.row + (kfi_policy(tile).cooperative ? (r.group - 1) * 64 : number / across * 64) +
             (int)threadIdx.x / 32 % 4 * 16;
-    s.col = at.col + number % across * kfi_slab_cols(tile);
-    s.values = r.row + number % across * kfi_slab_cols(tile) * 2;
+    s.col = at.col + number % across * kfi_policy(tile).slab_cols;
+    s.values = r.row + number % across * kfi_policy(tile).slab_cols * 2;
     return s;
 }
 // The next buffer, which is the next one till something is stored from it.
 template <int tile> KFI_DEVICE void kfi_slab_take(kfi_slab *s, const kfi_ring &r)
 {
-    s->at = r.slabs + (r.used & (kfi_slab_buffers(tile) - 1)) * KFI_SLAB_BYTES;
-    if (threadIdx.x % 32 == 0) kfi_bulk_wait_read<kfi_slab_buffers(tile) - 1>();
+    s->at = r.slabs + (r.used & (kfi_policy(tile).slab_buffers - 1)) * KFI_SLAB_BYTES;
+    if (threadIdx.x % 32 == 0) kfi_bulk_wait_read<kfi_policy(tile).slab_buffers - 1>();
     __syncwarp();
 }
 // A row's values, of a tile: read before the product, put where the slabs find them behind it.
@@ -349,23 +327,23 @@ KFI_DEVICE void kfi_slab_read_row(unsigned short *own, const void *p, const kfi_
                                   const kfi_gemm &g)
 {
 #pragma unroll
-    for (int i = 0; i < kfi_tile_cols(tile); i += 128) {
+    for (int i = 0; i < kfi_policy(tile).cols; i += 128) {
         const int col = i + (int)threadIdx.x % 128;
-        own[i / 128] = p && col < kfi_tile_cols(tile) && at.col + col < g.cols
+        own[i / 128] = p && col < kfi_policy(tile).cols && at.col + col < g.cols
                            ? ((const unsigned short *)p)[at.col + col]
                            : 0;
     }
 }
 template <int tile> KFI_DEVICE void kfi_slab_put_row(const unsigned short *own, const kfi_ring &r)
 {
-    if (kfi_ring_together(tile))
+    if (kfi_policy(tile).cooperative)
         kfi_named_sync<128>(
             2 +
             r.group); // in turns, all of the warpgroup have been at a barrier since they read them
 #pragma unroll
-    for (int i = 0; i < kfi_tile_cols(tile); i += 128) {
+    for (int i = 0; i < kfi_policy(tile).cols; i += 128) {
         const int col = i + (int)threadIdx.x % 128;
-        if (col < kfi_tile_cols(tile))
+        if (col < kfi_policy(tile).cols)
             *(unsigned short *)kfi_slab_memory(r.row + 2 * col) = own[i / 128];
     }
     kfi_named_sync<128>(2 + r.group);
@@ -467,9 +445,9 @@ KFI_DEVICE void kfi_ring_gather(float *v)
 }
 // A lane's vectors. All lanes come here.
 template <int tile, int products>
-KFI_DEVICE void kfi_ring_put(float *own, float (*sums)[kfi_tile_cols(tile) / 2], int number)
+KFI_DEVICE void kfi_ring_put(float *own, float (*sums)[kfi_policy(tile).cols / 2], int number)
 {
-    constexpr int across = kfi_tile_cols(tile) / KFI_RING_SLAB;
+    constexpr int across = kfi_policy(tile).cols / KFI_RING_SLAB;
 #pragma unroll
     for (int n = 0; n < kfi_ring_slabs(tile); ++n) {
         if (n != number) continue;
@@ -477,7 +455,7 @@ KFI_DEVICE void kfi_ring_put(float *own, float (*sums)[kfi_tile_cols(tile) / 2],
         for (int i = 0; i < KFI_RING_OWN;
              ++i) { // own: [row, 8 further on][32 columns, of a product][8 columns][2]
             const int half = i / 8 % 2, j = i / 2 % 4,
-                      col = products > 1 ? half * (kfi_tile_cols(tile) / 2) + n % across * 32
+                      col = products > 1 ? half * (kfi_policy(tile).cols / 2) + n % across * 32
                                          : n % across * 64 + half * 32;
             own[i] = sums[n / across][(col + 8 * j) / 2 + i / 16 * 2 + i % 2];
         }
@@ -490,7 +468,7 @@ template <int tile, int products, int vec = 8>
 KFI_DEVICE bool kfi_ring_find(kfi_gemm_cell *cell, int number, int vector, const kfi_gemm_at &at,
                               const kfi_gemm &g)
 {
-    constexpr int across = kfi_tile_cols(tile) / KFI_RING_SLAB, wide = KFI_RING_SLAB / products;
+    constexpr int across = kfi_policy(tile).cols / KFI_RING_SLAB, wide = KFI_RING_SLAB / products;
     const int lane = (int)threadIdx.x % 32, turn = vector / (8 / vec),
               second = products > 1 ? turn : turn / 2;
     cell->row =
@@ -513,7 +491,7 @@ KFI_DEVICE void kfi_ring_take(float *values, const float *own, int vector, int p
 }
 // Partial sums, where blocks share the depth of a tile (kfi_gemm_leave).
 template <int tile, int products>
-KFI_DEVICE void kfi_ring_leave(float (*sums)[kfi_tile_cols(tile) / 2], const kfi_gemm_at &at,
+KFI_DEVICE void kfi_ring_leave(float (*sums)[kfi_policy(tile).cols / 2], const kfi_gemm_at &at,
                                const kfi_gemm &g)
 {
 #pragma unroll 1

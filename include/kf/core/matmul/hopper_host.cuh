@@ -102,35 +102,46 @@ KF_FN bool kfi_gemm_by_halves(const kfi_gemm_sizes &s)
 // The tile of either; -1 where it is neither.
 KF_FN int kfi_gemm_wgmma_tile(const kfi_gemm_sizes &s, int type, int layout)
 {
-    const int floats = type == KFI_OF_TF32 && layout == 0 ? KFI_TILE_ROUNDED : KFI_TILE_HALVES;
-    return kfi_gemm_by_wgmma(s) ? KFI_TILE_TURNS : kfi_gemm_by_halves(s) ? floats : -1;
+    const int floats =
+        type == KFI_OF_TF32 && layout == 0 ? KFI_TILE_WGMMA_TF32 : KFI_TILE_WGMMA_3XTF32;
+    return kfi_gemm_by_wgmma(s)    ? KFI_TILE_WGMMA_128x128_PINGPONG
+           : kfi_gemm_by_halves(s) ? floats
+                                   : -1;
 }
 
-// Which tile of those that go by slabs: turns of all SMs, times clocks of a tile's steps of the
-// depth, and what of a tile's results nothing hides. All have the same bits. A right factor across
-// its depth comes in boxes of 64 columns.
+// Index of a tile among an op's kernels that store through slabs.
 KF_FN int kfi_ring_number(int tile)
 {
-    return tile == KFI_TILE_TURNS ? 0 : tile - KFI_TILE_LONG + 1;
-} // among an op's kernels by slabs
-KF_FN KFI_SMALL int kfi_gemm_ring_tile(const kfi_gemm_sizes &s, int layout)
+    return tile == KFI_TILE_WGMMA_128x128_PINGPONG ? 0 : tile - KFI_TILE_WGMMA_128x192_PINGPONG + 1;
+}
+// Picks the tile of a kernel that stores through slabs: estimated clocks are waves x K-steps x
+// clocks per step, plus the epilogue that no mainloop overlaps. All tiles give the same bits.
+// Skips tiles without a kernel, and, where B is transposed, those that boxes of 64 columns do not
+// divide. Tests define KFI_GEMM_TILE to force a tile.
+#ifndef KFI_GEMM_TILE
+#define KFI_GEMM_TILE -1
+#endif
+KF_FN KFI_SMALL int kfi_gemm_ring_tile(const kfi_gemm_sizes &s, int layout,
+                                       const void *const *kernels)
 {
+    if (KFI_GEMM_TILE >= 0) return KFI_GEMM_TILE;
     static const struct {
         int tile, step, tail;
-    } menu[] = {{KFI_TILE_LONG, 768, 1500},
-                {KFI_TILE_TURNS, 535, 1000},
-                {KFI_TILE_ONCE, 535, 1000},
-                {KFI_TILE_BROAD, 1040, 1500},
-                {KFI_TILE_THREE, 425, 850}};
+    } menu[] = {{KFI_TILE_WGMMA_128x192_PINGPONG, 768, 1500},
+                {KFI_TILE_WGMMA_128x128_PINGPONG, 535, 1000},
+                {KFI_TILE_WGMMA_128x128_COOPERATIVE, 535, 1000},
+                {KFI_TILE_WGMMA_128x256_COOPERATIVE, 1040, 1500},
+                {KFI_TILE_WGMMA_128x96_COOPERATIVE, 425, 850}};
     kf_i64 least = -1;
-    int best = KFI_TILE_TURNS;
+    int best = KFI_TILE_WGMMA_128x128_PINGPONG;
     for (const auto &m : menu) {
-        const kf_i64 turns = kfi_ceil(kfi_gemm_tiles(s, m.tile), KFI_GEMM_SMS);
-        if ((layout & KFI_B_TRANSPOSED) && kfi_tile_cols(m.tile) % 64) continue;
-        if (turns == 1 && !kfi_ring_together(m.tile))
-            continue; // the second warpgroup would have nothing to do
-        const kf_i64 clocks = turns * kfi_ceil(s.depth, KFI_RING_DEPTH) * m.step +
-                              (kfi_ring_together(m.tile) ? turns : 1) * m.tail;
+        const bool cooperative = kfi_policy(m.tile).cooperative;
+        const kf_i64 waves = kfi_ceil(kfi_gemm_tiles(s, m.tile), KFI_GEMM_SMS);
+        if (!kernels[kfi_ring_number(m.tile)]) continue;
+        if ((layout & KFI_B_TRANSPOSED) && kfi_policy(m.tile).cols % 64) continue;
+        if (waves == 1 && !cooperative) continue; // the second warpgroup would be idle
+        const kf_i64 clocks =
+            waves * kfi_ceil(s.depth, KFI_RING_DEPTH) * m.step + (cooperative ? waves : 1) * m.tail;
         if (least >= 0 && clocks >= least) continue;
         least = clocks;
         best = m.tile;
@@ -171,8 +182,9 @@ KF_FN KFI_SMALL bool kfi_map_factor(kfi_tensor_map *map, int *turns, const kfi_m
 KF_FN KFI_SMALL bool kfi_gemm_map(kfi_gemm_maps *maps, const kfi_gemm_sizes &s, int type,
                                   int layout, int terms, const kfi_gemm_side &a,
                                   const kf_i64 *a_matrix, const kfi_gemm_side &b,
-                                  const kf_i64 *b_matrix, int rows = kfi_tile_rows(KFI_TILE_TURNS),
-                                  int cols = kfi_tile_cols(KFI_TILE_TURNS))
+                                  const kf_i64 *b_matrix,
+                                  int rows = kfi_policy(KFI_TILE_WGMMA_128x128_PINGPONG).rows,
+                                  int cols = kfi_policy(KFI_TILE_WGMMA_128x128_PINGPONG).cols)
 {
     const bool turned_a = layout & KFI_A_TRANSPOSED, turned_b = layout & KFI_B_TRANSPOSED;
     const int depth = 128 / s.bytes, lines_a = turned_a ? depth : rows,
@@ -222,8 +234,8 @@ KF_FN KFI_SMALL kf_result_t kfi_gemm_launch_wgmma(const kfi_name *name, const vo
     maps->units = (unsigned)kfi_gemm_units(choice, (kf_i64)g.tiles.d, matrices);
     const unsigned sms = KFI_GEMM_SMS, blocks = maps->units < sms ? maps->units : sms;
     return kfi_launch(
-        name, kernel, dim3(blocks), (unsigned)kfi_tile_threads(tile), args, stream, false,
-        (unsigned)(tile == KFI_TILE_HALVES ? kfi_halves_shared() : kfi_ring_shared(tile)));
+        name, kernel, dim3(blocks), (unsigned)kfi_policy(tile).threads, args, stream, false,
+        (unsigned)(tile == KFI_TILE_WGMMA_3XTF32 ? kfi_halves_shared() : kfi_ring_shared(tile)));
 }
 #endif
 

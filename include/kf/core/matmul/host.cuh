@@ -41,9 +41,11 @@ KF_FN int kfi_gemm_wgmma_kernel(int bytes) { return kfi_gemm_kernels(bytes) - 2;
 // Which of them makes a choice's tile.
 KF_FN int kfi_gemm_kernel_of(const kfi_gemm_choice &choice, int bytes)
 {
-    const int first = bytes == 2 ? KFI_TILE_MIDDLE : bytes == 4 ? KFI_TILE_WIDE : KFI_TILE_LEAST;
+    const int first = bytes == 2   ? KFI_TILE_MMA_128x128
+                      : bytes == 4 ? KFI_TILE_SIMT_128x128
+                                   : KFI_TILE_SIMT_64x64;
     const int count = bytes == 8 ? 1 : 2; // of tiles by copies of 16 bytes
-    if (bytes == 2 && choice.tile == KFI_TILE_LEAST) return 4;
+    if (bytes == 2 && choice.tile == KFI_TILE_SIMT_64x64) return 4;
     return (choice.how == KFI_WHOLE ? 0 : count) + choice.tile - first;
 }
 

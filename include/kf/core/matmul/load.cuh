@@ -33,7 +33,7 @@ struct kfi_gemm_cursor {
 };
 template <int tile, int chunks> KFI_DEVICE constexpr int kfi_cursor_lines()
 {
-    return kfi_tile_threads(tile) / chunks;
+    return kfi_policy(tile).threads / chunks;
 }
 template <int size, int per, int tile, int chunks, int transposed>
 KFI_DEVICE kfi_gemm_cursor kfi_gemm_begin(const void *p, kf_i64 ld, int first, int outer_end,
@@ -45,7 +45,7 @@ KFI_DEVICE kfi_gemm_cursor kfi_gemm_begin(const void *p, kf_i64 ld, int first, i
     kfi_gemm_cursor cursor;
     cursor.p = (const char *)p +
                (transposed ? (kf_i64)depth * ld + outer : (kf_i64)outer * ld + depth) * size;
-    cursor.next = (transposed ? kfi_tile_depth(tile) * ld : kfi_tile_depth(tile)) * size;
+    cursor.next = (transposed ? kfi_policy(tile).stage_k * ld : kfi_policy(tile).stage_k) * size;
     cursor.apart = kfi_cursor_lines<tile, chunks>() * ld * size;
     cursor.lines = transposed ? end - depth : outer_end - outer;
     cursor.left = transposed ? outer_end - outer : end - depth;
@@ -55,9 +55,9 @@ template <int tile, int transposed> KFI_DEVICE void kfi_gemm_go(kfi_gemm_cursor 
 {
     cursor.p += cursor.next;
     if (transposed)
-        cursor.lines -= kfi_tile_depth(tile);
+        cursor.lines -= kfi_policy(tile).stage_k;
     else
-        cursor.left -= kfi_tile_depth(tile);
+        cursor.left -= kfi_policy(tile).stage_k;
 }
 // How many elements of a chunk there are, of the i-th line of the thread.
 template <int tile, int chunks, int per>

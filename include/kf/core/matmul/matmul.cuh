@@ -15,8 +15,8 @@
 // how many threads the kernel may have.
 #ifdef KFI_DEVICE_PASS
 #define KFI_GEMM_BOUNDS(tile)                                                                      \
-    __launch_bounds__(KFI_MMA || !kfi_tile_mma(tile) ? kfi_tile_threads(tile) : 32,                \
-                      kfi_tile_blocks(tile))
+    __launch_bounds__(KFI_MMA || !kfi_policy(tile).mma ? kfi_policy(tile).threads : 32,            \
+                      kfi_policy(tile).min_blocks)
 #else
 #define KFI_GEMM_BOUNDS(tile)
 #endif
@@ -26,7 +26,7 @@
 // that have none.
 template <int type, int tile> KFI_DEVICE constexpr bool kfi_gemm_runs()
 {
-    return kfi_tile_mma(tile) ? KFI_MMA : !KFI_MMA || kfi_of_bytes(type) > 2;
+    return kfi_policy(tile).mma ? KFI_MMA : !KFI_MMA || kfi_of_bytes(type) > 2;
 }
 // Adds a block's part of A . B to the sums: size bytes of a number that sums are made of.
 template <int type, int tile, int layout, int products, int how>
@@ -34,7 +34,7 @@ KFI_DEVICE void kfi_gemm_add(typename kfi_real<kfi_of_real(type)>::type *sums,
                              const kfi_gemm_side &a, const kfi_gemm_side &b, const kfi_gemm_at &at,
                              const kfi_gemm &g)
 {
-    if constexpr (!kfi_tile_mma(tile)) {
+    if constexpr (!kfi_policy(tile).mma) {
         kfi_gemm_simt<type, tile, layout, products, how>(sums, a, b, at, g);
     } else {
 #if KFI_MMA

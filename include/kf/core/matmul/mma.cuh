@@ -14,9 +14,9 @@
 template <int tile, int layout>
 KFI_DEVICE void kfi_mma_rows(unsigned (*a)[4], const char *stage, int step)
 {
-    constexpr int chunks = layout & KFI_A_TRANSPOSED ? kfi_tile_rows(tile) / 8 : 4;
+    constexpr int chunks = layout & KFI_A_TRANSPOSED ? kfi_policy(tile).rows / 8 : 4;
     const int lane = threadIdx.x % 32,
-              first = (int)threadIdx.x / 32 / kfi_tile_across(tile) * kfi_warp_rows(tile);
+              first = (int)threadIdx.x / 32 / kfi_policy(tile).warps_across * kfi_warp_rows(tile);
 #pragma unroll
     for (int i = 0; i < kfi_warp_rows(tile) / 16; ++i) {
         const int line = layout & KFI_A_TRANSPOSED ? step * 16 + lane % 8 + lane / 16 * 8
@@ -30,9 +30,9 @@ KFI_DEVICE void kfi_mma_rows(unsigned (*a)[4], const char *stage, int step)
 template <int tile, int layout>
 KFI_DEVICE void kfi_mma_cols(unsigned (*b)[4], const char *stage, int step)
 {
-    constexpr int chunks = layout & KFI_B_TRANSPOSED ? kfi_tile_cols(tile) / 8 : 4;
+    constexpr int chunks = layout & KFI_B_TRANSPOSED ? kfi_policy(tile).cols / 8 : 4;
     const int lane = threadIdx.x % 32,
-              first = (int)threadIdx.x / 32 % kfi_tile_across(tile) * kfi_warp_cols(tile);
+              first = (int)threadIdx.x / 32 % kfi_policy(tile).warps_across * kfi_warp_cols(tile);
 #pragma unroll
     for (int j = 0; j < kfi_warp_cols(tile) / 16; ++j) {
         const int line = layout & KFI_B_TRANSPOSED ? step * 16 + lane % 16
@@ -60,8 +60,8 @@ template <int type, int tile, int layout, int products, int how>
 KFI_DEVICE void kfi_gemm_mma(float *sums, const kfi_gemm_side &a, const kfi_gemm_side &b,
                              const kfi_gemm_at &at, const kfi_gemm &g)
 {
-    constexpr int stages = kfi_tile_stages(tile), depth = kfi_tile_depth(tile),
-                  rows = kfi_tile_rows(tile), cols = kfi_tile_cols(tile);
+    constexpr int stages = kfi_policy(tile).stages, depth = kfi_policy(tile).stage_k,
+                  rows = kfi_policy(tile).rows, cols = kfi_policy(tile).cols;
     constexpr int transposed_a = layout & KFI_A_TRANSPOSED ? 1 : 0,
                   transposed_b = layout & KFI_B_TRANSPOSED ? 1 : 0,
                   share = kfi_warp_cols(tile) / products;

@@ -36,7 +36,7 @@ struct kfi_gemm_op {
     const void *const *
         kernels; // by kfi_gemm_kernel_of; the last one joins split depths. Behind them, where
                  // `loads`, the factor's strip; of 2 bytes those of few rows, up to 16 and up to 64
-    int size; // bytes of an element
+    int size;    // bytes of an element
     int left, products, weights[2];
     int layout;
     bool loads; // whether the left factor is made of tensors: then it goes to the workspace first
@@ -149,13 +149,13 @@ KF_FN KFI_SMALL bool kfi_forward_slabs(const kfi_gemm_op &op, const kfi_gemm_siz
                                        const kfi_forward_call &c, bool wide, int tile)
 {
     const kfi_gemm_tensors &t = *c.t;
-    bool mapped = op.slabs > 0 && wide;
+    bool mapped = wide;
     for (int i = 0; mapped && i < op.slabs; ++i) {
         const int r = op.results[i];
         if (!t.p[r]) continue;
         const kfi_mapped f = {t.p[r],  s.cols,     s.rows,
                               t.ld[r], s.matrices, t.matrix[r],
-                              op.type, 16,         2 * kfi_slab_cols(tile)};
+                              op.type, 16,         2 * kfi_policy(tile).slab_cols};
         mapped = kfi_map_factor(&c.maps->results[i], &c.maps->turns_results[i], f);
     }
     return mapped;
@@ -163,7 +163,7 @@ KF_FN KFI_SMALL bool kfi_forward_slabs(const kfi_gemm_op &op, const kfi_gemm_siz
 // Which kernel of sm_90a would do it, by sizes alone: its tile; -1 where none.
 KF_FN KFI_SMALL int kfi_forward_tile(const kfi_gemm_op &op, const kfi_gemm_sizes &s)
 {
-    return kfi_gemm_by_few(s, op.layout) ? KFI_TILE_FEW
+    return kfi_gemm_by_few(s, op.layout) ? KFI_TILE_WGMMA_SKINNY
                                          : kfi_gemm_wgmma_tile(s, op.type, op.layout);
 }
 // By wgmma, if the operands and the device allow it: false where they do not.
@@ -172,20 +172,23 @@ KF_FN KFI_SMALL bool kfi_gemm_forward_wgmma(const kfi_gemm_op &op, const kfi_gem
                                             kf_result_t *result)
 {
     int tile = kfi_forward_tile(op, s);
-    const bool few = tile == KFI_TILE_FEW;
+    const bool few = tile == KFI_TILE_WGMMA_SKINNY;
     if (tile < 0) return false;
-    const int wanted = kfi_gemm_ring_tile(s, op.layout);
-    const bool slabs = tile == KFI_TILE_TURNS && kfi_forward_slabs(op, s, c, wide, wanted);
-    if (slabs) tile = wanted;
     const void *const *const behind = op.kernels + kfi_gemm_kernels(op.size) + op.loads;
+    bool slabs = tile == KFI_TILE_WGMMA_128x128_PINGPONG && op.slabs > 0;
+    if (slabs) {
+        const int wanted = kfi_gemm_ring_tile(s, op.layout, behind + 2);
+        slabs = kfi_forward_slabs(op, s, c, wide, wanted);
+        if (slabs) tile = wanted;
+    }
     const void *const kernel = few     ? behind[s.rows > 16]
                                : slabs ? behind[2 + kfi_ring_number(tile)]
                                        : op.kernels[kfi_gemm_wgmma_kernel(op.size)];
-    if (!kfi_has_wgmma(kernel, kfi_tile_threads(tile))) return false;
-    const int rows = few ? kfi_few_lines(s) : kfi_tile_rows(tile);
+    if (!kfi_has_wgmma(kernel, kfi_policy(tile).threads)) return false;
+    const int rows = few ? kfi_few_lines(s) : kfi_policy(tile).rows;
     const kfi_gemm_choice choice =
         few ? kfi_gemm_choice{tile, KFI_WHOLE, 1, s.depth} : kfi_gemm_wgmma_choice(s, tile);
-    if (!kfi_forward_map(op, s, c, rows, kfi_tile_cols(tile)) ||
+    if (!kfi_forward_map(op, s, c, rows, kfi_policy(tile).cols) ||
         !kfi_gemm_fill(c.g, s, choice, wide, nullptr))
         return false;
     *result = few ? kfi_gemm_launch_few(&op.name, kernel, c.maps, *c.g, s, op.layout,
@@ -231,7 +234,7 @@ KF_FN kf_result_t kfi_gemm_forward_run(const kfi_gemm_op &op, const kf_i64 *size
     const void *const kernel = op.kernels[kfi_gemm_kernel_of(choice, op.size)];
     if (!kernel) return kfi_gemm_left_out(&op.name);
     result = kfi_launch(&op.name, kernel, dim3((unsigned)blocks),
-                        (unsigned)kfi_tile_threads(choice.tile), c.args, c.stream, true,
+                        (unsigned)kfi_policy(choice.tile).threads, c.args, c.stream, true,
                         kfi_gemm_shared(choice.tile, op.size, op.layout));
     if (result != KF_SUCCESS || choice.splits < 2) return result;
     const dim3 joint = kfi_gemm_joint(c.g, s, 16 / op.size);

@@ -30,8 +30,8 @@ struct kfi_gemm_choice {
 
 KF_FN kf_i64 kfi_gemm_tiles(const kfi_gemm_sizes &s, int tile)
 {
-    return s.matrices * kfi_ceil(s.rows, kfi_tile_rows(tile)) *
-           kfi_ceil(s.cols, kfi_tile_cols(tile) / s.products);
+    return s.matrices * kfi_ceil(s.rows, kfi_policy(tile).rows) *
+           kfi_ceil(s.cols, kfi_policy(tile).cols / s.products);
 }
 // Rows up to 64 are a class of their own. Of more of them a forward's depth is not split: what a
 // row gives would depend on the others; with KF_BATCH_INVARIANT it never is.
@@ -51,11 +51,11 @@ KF_FN kf_i64 kfi_gemm_units(const kfi_gemm_choice &c, kf_i64 tiles, kf_i64 matri
     64 // of a depth, that a split has a multiple of: stages of every tile, and so the same sums
 KF_FN KFI_SMALL void kfi_gemm_split(kfi_gemm_choice *choice, const kfi_gemm_sizes &s)
 {
-    const int lesser = s.bytes == 2 ? KFI_TILE_SMALL : KFI_TILE_LEAST;
+    const int lesser = s.bytes == 2 ? KFI_TILE_MMA_64x64 : KFI_TILE_SIMT_64x64;
     const int tile = !s.grows || s.bytes == 8 ? lesser
-                     : s.bytes == 2           ? KFI_TILE_MIDDLE
-                                              : KFI_TILE_WIDE,
-              stage = kfi_tile_depth(tile);
+                     : s.bytes == 2           ? KFI_TILE_MMA_128x128
+                                              : KFI_TILE_SIMT_128x128,
+              stage = kfi_policy(tile).stage_k;
     choice->splits = 1;
     choice->slice = s.depth;
     if (!s.grows && s.rows > KFI_GEMM_CLASS) return;
@@ -85,7 +85,7 @@ KF_FN KFI_SMALL void kfi_gemm_split(kfi_gemm_choice *choice, const kfi_gemm_size
 KF_FN KFI_SMALL kf_i64 kfi_gemm_clocks(const kfi_gemm_sizes &s, const kfi_gemm_choice &choice,
                                        int rate)
 {
-    const kf_i64 elements = (kf_i64)kfi_tile_rows(choice.tile) * kfi_tile_cols(choice.tile),
+    const kf_i64 elements = (kf_i64)kfi_policy(choice.tile).rows * kfi_policy(choice.tile).cols,
                  tiles = kfi_gemm_tiles(s, choice.tile);
     return kfi_ceil(kfi_gemm_units(choice, tiles, 1), KFI_GEMM_SMS) *
            (elements * (choice.slice + 64) / rate + 1000);
@@ -94,12 +94,12 @@ KF_FN KFI_SMALL kfi_gemm_choice kfi_gemm_pick(const kfi_gemm_sizes &s)
 {
     static const struct {
         int tile, how, bytes, rate; // products a clock and SM
-    } menu[] = {{KFI_TILE_MIDDLE, KFI_WHOLE, 2, 1100}, {KFI_TILE_SMALL, KFI_WHOLE, 2, 700},
-                {KFI_TILE_MIDDLE, KFI_ANY, 2, 700},    {KFI_TILE_SMALL, KFI_ANY, 2, 500},
-                {KFI_TILE_WIDE, KFI_WHOLE, 4, 115},    {KFI_TILE_LEAST, KFI_WHOLE, 4, 90},
-                {KFI_TILE_WIDE, KFI_ANY, 4, 105},      {KFI_TILE_LEAST, KFI_ANY, 4, 80},
-                {KFI_TILE_LEAST, KFI_WHOLE, 8, 50},    {KFI_TILE_LEAST, KFI_ANY, 8, 50}};
-    kfi_gemm_choice best = {KFI_TILE_LEAST, KFI_ANY, 1, 0}, choice;
+    } menu[] = {{KFI_TILE_MMA_128x128, KFI_WHOLE, 2, 1100}, {KFI_TILE_MMA_64x64, KFI_WHOLE, 2, 700},
+                {KFI_TILE_MMA_128x128, KFI_ANY, 2, 700},    {KFI_TILE_MMA_64x64, KFI_ANY, 2, 500},
+                {KFI_TILE_SIMT_128x128, KFI_WHOLE, 4, 115}, {KFI_TILE_SIMT_64x64, KFI_WHOLE, 4, 90},
+                {KFI_TILE_SIMT_128x128, KFI_ANY, 4, 105},   {KFI_TILE_SIMT_64x64, KFI_ANY, 4, 80},
+                {KFI_TILE_SIMT_64x64, KFI_WHOLE, 8, 50},    {KFI_TILE_SIMT_64x64, KFI_ANY, 8, 50}};
+    kfi_gemm_choice best = {KFI_TILE_SIMT_64x64, KFI_ANY, 1, 0}, choice;
     kf_i64 least = -1;
     kfi_gemm_split(&best, s);
     for (const auto &m : menu) {
@@ -107,7 +107,7 @@ KF_FN KFI_SMALL kfi_gemm_choice kfi_gemm_pick(const kfi_gemm_sizes &s)
         choice = best;
         choice.tile = m.tile;
         choice.how = m.how;
-        if (choice.alone > 0 && kfi_tile_rows(m.tile) != KFI_ALONE_TILE)
+        if (choice.alone > 0 && kfi_policy(m.tile).rows != KFI_ALONE_TILE)
             continue; // the same parts by every kernel
         const kf_i64 clocks = kfi_gemm_clocks(s, choice, m.rate);
         if (least >= 0 && clocks >= least) continue;
@@ -132,15 +132,15 @@ KF_FN KFI_SMALL size_t kfi_gemm_workspace(const kfi_gemm_sizes &s)
 // Dynamic shared memory: the stages, or later the rows that warps put there.
 KF_FN KFI_SMALL unsigned kfi_gemm_shared(int tile, int bytes, int layout)
 {
-    const int number = bytes == 8 ? 8 : 4, rows = kfi_tile_rows(tile), cols = kfi_tile_cols(tile),
-              depth = kfi_tile_depth(tile);
+    const int number = bytes == 8 ? 8 : 4, rows = kfi_policy(tile).rows,
+              cols = kfi_policy(tile).cols, depth = kfi_policy(tile).stage_k;
     const int line = depth + 16 / number; // without mma.sync, along the depth
-    const int stage = kfi_tile_mma(tile)
+    const int stage = kfi_policy(tile).mma
                           ? (rows + cols) * depth * 2
                           : number * ((layout & KFI_A_TRANSPOSED ? rows * depth : rows * line) +
                                       (layout & KFI_B_TRANSPOSED ? cols * depth : cols * line));
-    const int stages = kfi_tile_stages(tile) * stage,
-              put = kfi_tile_threads(tile) / 32 * 16 * kfi_put_pitch(tile) * number;
+    const int stages = kfi_policy(tile).stages * stage,
+              put = kfi_policy(tile).threads / 32 * 16 * kfi_put_pitch(tile) * number;
     return (unsigned)(stages > put ? stages : put);
 }
 
@@ -149,8 +149,8 @@ KF_FN KFI_SMALL unsigned kfi_gemm_shared(int tile, int bytes, int layout)
 KF_FN KFI_SMALL bool kfi_gemm_fill(kfi_gemm *g, const kfi_gemm_sizes &s,
                                    const kfi_gemm_choice &choice, bool wide, void *parts)
 {
-    const kf_i64 most = 0x7fffff00, down = kfi_ceil(s.rows, kfi_tile_rows(choice.tile)),
-                 across = kfi_ceil(s.cols, kfi_tile_cols(choice.tile) / s.products);
+    const kf_i64 most = 0x7fffff00, down = kfi_ceil(s.rows, kfi_policy(choice.tile).rows),
+                 across = kfi_ceil(s.cols, kfi_policy(choice.tile).cols / s.products);
     if (s.rows > most || s.cols > most || s.depth > most || down > most / across ||
         down * across > most / (s.matrices * choice.splits))
         return false;

@@ -73,12 +73,12 @@ KFI_DEVICE void kfi_simt_step(typename kfi_real<size>::type *sums, const char *s
     constexpr int per = 16 / size, cols = kfi_warp_cols(tile) / 8,
                   transposed_a = layout & KFI_A_TRANSPOSED ? 1 : 0,
                   transposed_b = layout & KFI_B_TRANSPOSED ? 1 : 0;
-    constexpr int pitch_a = kfi_simt_pitch(kfi_tile_rows(tile), size, transposed_a),
-                  pitch_b = kfi_simt_pitch(kfi_tile_cols(tile), size, transposed_b);
+    constexpr int pitch_a = kfi_simt_pitch(kfi_policy(tile).rows, size, transposed_a),
+                  pitch_b = kfi_simt_pitch(kfi_policy(tile).cols, size, transposed_b);
     constexpr int beside_a = transposed_a ? per : 1, beside_b = transposed_b ? per : 1;
     const real *const rows = (const real *)stage_a, *const columns = (const real *)stage_b;
-    const int warp = (int)threadIdx.x / 32, row = warp / kfi_tile_across(tile) * 32,
-              col = warp % kfi_tile_across(tile) * kfi_warp_cols(tile);
+    const int warp = (int)threadIdx.x / 32, row = warp / kfi_policy(tile).warps_across * 32,
+              col = warp % kfi_policy(tile).warps_across * kfi_warp_cols(tile);
     alignas(16) real a[8][per], b[per];
     if (transposed_a) {
 #pragma unroll
@@ -125,8 +125,8 @@ KFI_DEVICE void kfi_gemm_simt(typename kfi_real<kfi_of_real(type)>::type *sums,
                               const kfi_gemm_side &a, const kfi_gemm_side &b, const kfi_gemm_at &at,
                               const kfi_gemm &g)
 {
-    constexpr int size = kfi_of_real(type), stages = kfi_tile_stages(tile),
-                  rows = kfi_tile_rows(tile), cols = kfi_tile_cols(tile);
+    constexpr int size = kfi_of_real(type), stages = kfi_policy(tile).stages,
+                  rows = kfi_policy(tile).rows, cols = kfi_policy(tile).cols;
     constexpr int transposed_a = layout & KFI_A_TRANSPOSED ? 1 : 0,
                   transposed_b = layout & KFI_B_TRANSPOSED ? 1 : 0,
                   share = kfi_warp_cols(tile) / products;

@@ -31,7 +31,7 @@ KFI_BOTH constexpr int kfi_few_sums(int wide) { return 64 * kfi_few_pitch(wide) 
 
 #ifdef KFI_DEVICE_PASS
 #define KFI_FEW_BOUNDS                                                                             \
-    __launch_bounds__(KFI_HOPPER ? kfi_tile_threads(KFI_TILE_FEW) : 32, KFI_FEW_BLOCKS)
+    __launch_bounds__(KFI_HOPPER ? kfi_policy(KFI_TILE_WGMMA_SKINNY).threads : 32, KFI_FEW_BLOCKS)
 #else
 #define KFI_FEW_BOUNDS
 #endif

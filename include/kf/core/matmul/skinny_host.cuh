@@ -17,7 +17,7 @@
 // bits are those of kfi_gemm_by_wgmma.
 KF_FN bool kfi_few_is_faster(const kfi_gemm_sizes &s)
 {
-    const kf_i64 tiles = kfi_gemm_tiles(s, KFI_TILE_FEW);
+    const kf_i64 tiles = kfi_gemm_tiles(s, KFI_TILE_WGMMA_SKINNY);
     return tiles <= KFI_GEMM_SMS || (tiles <= 2 * KFI_GEMM_SMS && s.depth >= KFI_FEW_DEPTH);
 }
 
@@ -51,7 +51,7 @@ struct kfi_few_choice {
 };
 KF_FN KFI_SMALL kfi_few_choice kfi_gemm_few_pick(const kfi_gemm_sizes &s)
 {
-    const kf_i64 tiles = kfi_gemm_tiles(s, KFI_TILE_FEW);
+    const kf_i64 tiles = kfi_gemm_tiles(s, KFI_TILE_WGMMA_SKINNY);
     kfi_few_choice found = {0, 1, true};
     const int most = s.rows <= KFI_GEMM_CLASS ? 2 : 0;
     while (found.share_bits < most && (tiles << found.share_bits) * 10 < KFI_GEMM_SMS * 9 &&
@@ -96,8 +96,8 @@ KF_FN KFI_SMALL kf_result_t kfi_gemm_launch_few(const kfi_name *name, const void
     const unsigned share = 1u << choice.share_bits,
                    most = kfi_few_shared(wide, layout, kfi_few_stages(wide, layout, 1));
     return kfi_launch(name, kernel, dim3((unsigned)((kf_i64)g.tiles.d * s.matrices) * share),
-                      (unsigned)kfi_tile_threads(KFI_TILE_FEW), args, stream, choice.early,
-                      kfi_few_shared(wide, layout, maps->stages), share, most);
+                      (unsigned)kfi_policy(KFI_TILE_WGMMA_SKINNY).threads, args, stream,
+                      choice.early, kfi_few_shared(wide, layout, maps->stages), share, most);
 }
 #endif
 

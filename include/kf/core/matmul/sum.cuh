@@ -118,9 +118,9 @@ KFI_DEVICE bool kfi_gemm_join_shared(typename kfi_real<size>::type *values, kfi_
 {
     typedef typename kfi_real<size>::type real;
     const int one = ((int)blockIdx.x * KFI_JOIN_THREADS + (int)threadIdx.x) * vec;
-    const kfi_gemm_at at = kfi_gemm_locate<KFI_TILE_MIDDLE, 1>(g, g.alone + blockIdx.y);
-    static_assert(kfi_tile_rows(KFI_TILE_MIDDLE) == KFI_ALONE_TILE &&
-                      kfi_tile_cols(KFI_TILE_MIDDLE) == KFI_ALONE_TILE,
+    const kfi_gemm_at at = kfi_gemm_locate<KFI_TILE_MMA_128x128, 1>(g, g.alone + blockIdx.y);
+    static_assert(kfi_policy(KFI_TILE_MMA_128x128).rows == KFI_ALONE_TILE &&
+                      kfi_policy(KFI_TILE_MMA_128x128).cols == KFI_ALONE_TILE,
                   "kf: one grid of tiles");
     cell->row = at.row + one / KFI_ALONE_TILE;
     cell->col = at.col + one % KFI_ALONE_TILE;
@@ -260,18 +260,19 @@ KFI_KERNEL void KFI_GEMM_BOUNDS(tile) kfk_gemm_sum(kfi_gemm_terms t, kfi_gemm g)
 }
 // By wgmma.
 template <int type, int of, int layout>
-KFI_KERNEL void KFI_RING_BOUNDS(KFI_TILE_TURNS)
+KFI_KERNEL void KFI_RING_BOUNDS(KFI_TILE_WGMMA_128x128_PINGPONG)
     kfk_gemm_sum_wgmma(kfi_gemm_terms t, kfi_gemm g, const __grid_constant__ kfi_gemm_maps maps)
 {
 #if defined(KFI_DEVICE_PASS) && KFI_HOPPER
-    constexpr int tile = type == KFI_OF_TF32 ? KFI_TILE_ROUNDED : KFI_TILE_TURNS;
+    constexpr int tile =
+        type == KFI_OF_TF32 ? KFI_TILE_WGMMA_TF32 : KFI_TILE_WGMMA_128x128_PINGPONG;
     kfi_begin();
     kfi_ring ring = kfi_ring_begin<tile>();
     if (ring.group == 0) return kfi_ring_produce<tile, layout, 1>(&ring, g, maps);
     kfi_ring_consume<tile, 1>(&ring, g, maps);
     kfi_gemm_at at;
     while (kfi_ring_next<tile, 1>(&ring, &at, g, maps)) {
-        float sums[kfi_tile_rows(tile) / 64][kfi_tile_cols(tile) / 2];
+        float sums[kfi_policy(tile).rows / 64][kfi_policy(tile).cols / 2];
         kfi_ring_multiply<type, tile, layout>(sums, &ring);
         if (at.leaves || !t.out) {
             kfi_gemm in = g;
@@ -305,7 +306,7 @@ KFI_KERNEL void KFI_HALVES_BOUNDS kfk_gemm_floats_wgmma(kfi_gemm_terms t, kfi_ge
     kfi_halves own = kfi_halves_begin<parts>();
     if (own.group == 3) return kfi_halves_load<layout, 1, parts>(&own, g, maps);
     if (own.group == 2) return kfi_halves_split<layout, 1, parts>(&own, g, maps);
-    kfi_more_registers<208>();
+    kfi_more_registers<kfi_policy(KFI_TILE_WGMMA_3XTF32).consumer_registers>();
     kfi_gemm_at at;
     int count;
     while (kfi_halves_next<1>(&own, &at, &count, g, maps)) {

@@ -43,7 +43,8 @@ KFI_BOTH constexpr int kfi_halves_shared()
 }
 
 #ifdef KFI_DEVICE_PASS
-#define KFI_HALVES_BOUNDS __launch_bounds__(KFI_HOPPER ? kfi_tile_threads(KFI_TILE_HALVES) : 32, 1)
+#define KFI_HALVES_BOUNDS                                                                          \
+    __launch_bounds__(KFI_HOPPER ? kfi_policy(KFI_TILE_WGMMA_3XTF32).threads : 32, 1)
 #else
 #define KFI_HALVES_BOUNDS
 #endif
@@ -121,7 +122,7 @@ KFI_DEVICE bool kfi_halves_next(kfi_halves *h, kfi_gemm_at *at, int *count, cons
                                 const kfi_gemm_maps &maps)
 {
     if (h->unit >= maps.units) return false;
-    *at = kfi_gemm_locate<KFI_TILE_HALVES, products>(g, h->unit);
+    *at = kfi_gemm_locate<KFI_TILE_WGMMA_3XTF32, products>(g, h->unit);
     *count = kfi_halves_each(*at) * maps.terms;
     h->unit += gridDim.x;
     return true;
@@ -151,7 +152,7 @@ template <int layout, int products, int parts>
 KFI_DEVICE void kfi_halves_load(kfi_halves *h, const kfi_gemm &g, const kfi_gemm_maps &maps)
 {
     constexpr int cols = 128 / products;
-    kfi_fewer_registers<24>();
+    kfi_fewer_registers<kfi_policy(KFI_TILE_WGMMA_3XTF32).producer_registers>();
     if (threadIdx.x % 128 != 0) return;
     kfi_gemm_at at;
     int count;

@@ -9,62 +9,66 @@
 #include "kf/core/kernel.cuh"
 #include "kf/core/mma.cuh"
 
-// The tiles: rows x columns of the result. Those of mma.sync are for elements of 2 bytes, the
-// others for floats and doubles.
-#define KFI_TILE_MIDDLE 0 // 128 x 128
-#define KFI_TILE_SMALL 1  // 64 x 64
-#define KFI_TILE_WIDE 2   // 128 x 128 without mma.sync
-#define KFI_TILE_LEAST 3  // 64 x 64 without
-#define KFI_TILE_TURNS 4  // 128 x 128 by wgmma (hopper.cuh)
-#define KFI_TILE_FEW 5    // up to 64 x 64 by wgmma (skinny.cuh)
-#define KFI_TILE_HALVES 6 // 128 x 128 of floats by wgmma (tf32.cuh)
-#define KFI_TILE_ROUNDED                                                                           \
-    7 // 128 x 128 of floats rounded to tf32, both along the depth (hopper.cuh)
-#define KFI_TILE_LONG 8   // 128 x 192 by wgmma, in turns
-#define KFI_TILE_BROAD 9  // 128 x 256 by wgmma, two warpgroups together
-#define KFI_TILE_ONCE 10  // 128 x 128 by wgmma, together
-#define KFI_TILE_THREE 11 // 128 x 96 by wgmma, together
-KFI_BOTH constexpr bool kfi_tile_mma(int tile) { return tile < KFI_TILE_WIDE; }
-KFI_BOTH constexpr int kfi_tile_down(int tile) { return tile == KFI_TILE_WIDE ? 4 : 2; } // warps
-KFI_BOTH constexpr int kfi_tile_across(int) { return 2; }                                // warps
-KFI_BOTH constexpr int kfi_warp_rows(int tile) // of a warp
+// Tiles, named by instruction, rows x columns, and schedule.
+#define KFI_TILE_MMA_128x128 0
+#define KFI_TILE_MMA_64x64 1
+#define KFI_TILE_SIMT_128x128 2
+#define KFI_TILE_SIMT_64x64 3
+#define KFI_TILE_WGMMA_128x128_PINGPONG 4    // gemm_hopper.cuh
+#define KFI_TILE_WGMMA_SKINNY 5              // gemm_few.cuh
+#define KFI_TILE_WGMMA_3XTF32 6              // gemm_tf32.cuh
+#define KFI_TILE_WGMMA_TF32 7                // gemm_hopper.cuh, layout nt
+#define KFI_TILE_WGMMA_128x192_PINGPONG 8    // gemm_hopper.cuh
+#define KFI_TILE_WGMMA_128x256_COOPERATIVE 9 // gemm_hopper.cuh
+#define KFI_TILE_WGMMA_128x128_COOPERATIVE 10
+#define KFI_TILE_WGMMA_128x96_COOPERATIVE 11
+
+struct kfi_tile_policy {
+    int rows, cols;               // of the result
+    int warps_down, warps_across; // the tile's accumulators are split over this grid of warps
+    int threads, min_blocks;      // launch bounds: block size, blocks per SM
+    int stage_k, stages;          // elements of K in a pipeline stage; stages (0: chosen at launch)
+    bool mma;                     // mma.sync
+    bool cooperative; // wgmma: both consumer warpgroups share a tile (else they alternate tiles)
+    int producer_registers, consumer_registers; // setmaxnreg; 0: as launched
+    // Epilogue through shared memory: columns of a warp's slab, values that a lane converts at a
+    // time (half a slab where registers are short), slabs in flight
+    int slab_cols, slab_part, slab_buffers;
+};
+KFI_BOTH constexpr kfi_tile_policy kfi_policy(int tile)
 {
-    return tile == KFI_TILE_MIDDLE || tile == KFI_TILE_TURNS || tile >= KFI_TILE_HALVES ? 64 : 32;
+    // clang-format off
+    constexpr kfi_tile_policy policies[] = {
+        // rows cols warps threads,blocks K,stages  mma    coop   registers  slab
+        {128, 128, 2, 2, 128, 2, 32, 4,             true,  false,   0,   0,   0,  0, 0}, // MMA_128x128
+        { 64,  64, 2, 2, 128, 2, 32, 4,             true,  false,   0,   0,   0,  0, 0}, // MMA_64x64
+        {128, 128, 4, 2, 256, 2, 16, 3,             false, false,   0,   0,   0,  0, 0}, // SIMT_128x128
+        { 64,  64, 2, 2, 128, 3, 16, 3,             false, false,   0,   0,   0,  0, 0}, // SIMT_64x64
+        {128, 128, 4, 1, 384, 1, 64, 5,             false, false,  24, 240,  64, 32, 4}, // WGMMA_128x128_PINGPONG
+        { 64,  64, 4, 1, 160, 3, 64, 0,             false, false,   0,   0,   0,  0, 0}, // WGMMA_SKINNY
+        {128, 128, 8, 1, 512, 1, 32, 4,             false, true,   24, 208,   0,  0, 0}, // WGMMA_3XTF32
+        {128, 128, 4, 1, 384, 1, 32, 5,             false, false,  24, 240,  64,  0, 0}, // WGMMA_TF32
+        {128, 192, 4, 1, 384, 1, 64, 4,             false, false,  24, 240,  64, 16, 4}, // WGMMA_128x192_PINGPONG
+        {128, 256, 8, 1, 384, 1, 64, 4,             false, true,   40, 232,  64, 32, 2}, // WGMMA_128x256_COOPERATIVE
+        {128, 128, 8, 1, 384, 1, 64, 6,             false, true,    0,   0,  64, 32, 2}, // WGMMA_128x128_COOPERATIVE
+        {128,  96, 8, 1, 384, 1, 64, 6,             false, true,    0,   0,  32, 16, 2}, // WGMMA_128x96_COOPERATIVE
+    };
+    // clang-format on
+    return policies[tile];
+}
+// The part of a tile that one warp accumulates, and accumulators per thread (MMA, SIMT).
+KFI_BOTH constexpr int kfi_warp_rows(int tile)
+{
+    return kfi_policy(tile).rows / kfi_policy(tile).warps_down;
 }
 KFI_BOTH constexpr int kfi_warp_cols(int tile)
 {
-    if (tile >= KFI_TILE_LONG)
-        return tile == KFI_TILE_LONG    ? 96
-               : tile == KFI_TILE_BROAD ? 128
-               : tile == KFI_TILE_THREE ? 48
-                                        : 64;
-    return tile == KFI_TILE_SMALL || tile == KFI_TILE_LEAST || tile == KFI_TILE_FEW ? 32 : 64;
+    return kfi_policy(tile).cols / kfi_policy(tile).warps_across;
 }
-KFI_BOTH constexpr int kfi_tile_rows(int tile) { return kfi_tile_down(tile) * kfi_warp_rows(tile); }
-KFI_BOTH constexpr int kfi_tile_cols(int tile)
-{
-    return kfi_tile_across(tile) * kfi_warp_cols(tile);
-}
-KFI_BOTH constexpr int kfi_tile_threads(int tile)
-{
-    return tile == KFI_TILE_TURNS || tile >= KFI_TILE_ROUNDED ? 384
-           : tile == KFI_TILE_FEW                             ? 160
-           : tile == KFI_TILE_HALVES ? 512
-                                     : kfi_tile_down(tile) * kfi_tile_across(tile) * 32;
-}
-KFI_BOTH constexpr int kfi_tile_blocks(int tile)
-{
-    return tile == KFI_TILE_LEAST ? 3 : 2;
-} // of an SM, at least
-KFI_BOTH constexpr int kfi_tile_depth(int tile)
-{
-    return kfi_tile_mma(tile) ? 32 : 16;
-} // of a stage
-KFI_BOTH constexpr int kfi_tile_stages(int tile) { return kfi_tile_mma(tile) ? 4 : 3; }
 KFI_BOTH constexpr int kfi_tile_sums(int tile)
 {
     return kfi_warp_rows(tile) * kfi_warp_cols(tile) / 32;
-} // of a thread
+}
 
 // Bytes of an element, and of a number that its sums are made of.
 KFI_BOTH constexpr int kfi_of_bytes(int type)
@@ -158,8 +162,8 @@ KFI_DEVICE kfi_gemm_at kfi_gemm_locate(const kfi_gemm &g, unsigned block = block
     const unsigned down =
         g.row_tiles - first < KFI_TILES_DOWN ? g.row_tiles - first : KFI_TILES_DOWN;
     const unsigned in_band = own - first * g.col_tiles, across = in_band / down;
-    at.row = (int)(first + in_band - across * down) * kfi_tile_rows(tile);
-    at.col = (int)across * (kfi_tile_cols(tile) / products);
+    at.row = (int)(first + in_band - across * down) * kfi_policy(tile).rows;
+    at.col = (int)across * (kfi_policy(tile).cols / products);
     at.matrix = splits > 1 ? turn / splits : turn;
     at.split = turn - (unsigned)at.matrix * splits;
     at.begin = (int)at.split * g.slice; // there is no split without depth
@@ -197,7 +201,7 @@ KFI_DEVICE void kfi_gemm_put(const typename kfi_real<size>::type *sums, int numb
 #pragma unroll
     for (int n = 0; n < rows; ++n) {
         if (n != number) continue;
-        if (kfi_tile_mma(tile)) {
+        if (kfi_policy(tile).mma) {
 #pragma unroll
             for (int c = 0; c < lane_cols; ++c) {
                 const typename kfi_real<size>::type *const s = sums + (n * lane_cols + c) * 4;
@@ -231,8 +235,9 @@ KFI_DEVICE bool kfi_gemm_find(kfi_gemm_cell *cell, int number, int turn, const k
                   "kf: 16 rows of a warp have a vector for each lane");
     const int warp = (int)threadIdx.x / 32, one = turn * 32 + (int)threadIdx.x % 32;
     const int row = one / in_row, col = one % in_row * vec;
-    cell->row = at.row + warp / kfi_tile_across(tile) * kfi_warp_rows(tile) + number * 16 + row;
-    cell->col = at.col + warp % kfi_tile_across(tile) * wide + col;
+    cell->row =
+        at.row + warp / kfi_policy(tile).warps_across * kfi_warp_rows(tile) + number * 16 + row;
+    cell->col = at.col + warp % kfi_policy(tile).warps_across * wide + col;
     cell->left = g.cols - cell->col;
     cell->whole = g.wide && cell->left >= vec;
     cell->at = row * kfi_put_pitch(tile) + col;
