@@ -10,7 +10,7 @@ import kflib
 import pytest
 import torch
 from conftest import BUILD
-from wgmma import FUNCTIONS, INVARIANT, LAST
+from wgmma import FUNCTIONS, INVARIANT, LAST, TILED, TILES, check_tiles
 
 if not kflib.has_gpu():
     pytest.skip("no CUDA device answers", allow_module_level=True)
@@ -22,9 +22,16 @@ PLAIN, ROUNDS, TURNS = (
     NAMED[name] for name in ("kf_linear_bf16", "kf_linear_tf32", "kf_linear_nn_tf32")
 )
 FLAGS = ("-O3", "-gencode=arch=compute_90a,code=sm_90a")
-COUNTED = """extern "C" int kft_threads;
-#define KF_ON_LAUNCH(function, kernel, config) kft_threads = (int)(config)->blockDim.x
+COUNTED = """extern "C" int kft_threads, kft_shared;
+#define KF_ON_LAUNCH(function, kernel, config) \
+    (kft_threads = (int)(config)->blockDim.x, kft_shared = (int)(config)->dynamicSmemBytes)
 """
+# Which tile the kernels that store through slabs have, and how many SMs the device is taken for.
+FORCED = """extern "C" int kft_tile, kft_sms;
+#define KFI_GEMM_TILE kft_tile
+#define KFI_GEMM_SMS kft_sms
+"""
+NUMBERS = "int kft_threads = 0, kft_shared = 0, kft_tile = -1, kft_sms = 132;\n"
 LARGE = (2, 1024, 2304, 768)  # for tiles of 128 x 128
 SHAPES = [
     (1, 130, 136, 72),
@@ -47,17 +54,29 @@ FEW = [
 ]
 
 
-def build(functions=FUNCTIONS, flags=FLAGS):
-    header = BUILD / "cuda/threads.h"
+# With one SM and with three: several tiles a block, batches, columns that are no multiple of a slab's nor of a
+# vector's, and a K loop around the pipeline; with 132 a block has one tile, or two.
+TILE_SHAPES = [
+    (1, (2, 300, 520, 136)),
+    (3, (3, 130, 264, 712)),
+    (1, (1, 200, 131, 72)),
+    (3, (2, 257, 1003, 200)),
+    (132, (1, 2048, 2304, 520)),
+    (132, (2, 1000, 1032, 520)),
+]
+
+
+def build(functions=FUNCTIONS, flags=FLAGS, text=COUNTED):
+    header = BUILD / ("cuda/threads.h" if text == COUNTED else "cuda/forced.h")
     header.parent.mkdir(parents=True, exist_ok=True)
-    header.write_text(COUNTED)
+    header.write_text(text)
     functions = [*functions, *(f for f in (PLAIN, ROUNDS, TURNS) if f not in functions)]
     return kflib.build(
         "cuda",
         functions,
         BUILD / "cuda",
         (*flags, "-include", str(header)),
-        extra={"threads.cu": "int kft_threads = 0;\n"},
+        extra={"threads.cu": NUMBERS},
     )
 
 
@@ -87,6 +106,36 @@ def test_launchers(lib, f):
                 else (160, 384)
             )
             assert ctypes.c_int.in_dll(lib.dll, "kft_threads").value in threads
+
+
+@pytest.fixture(scope="module")
+def forced():
+    return build(TILED, (*FLAGS, "-DKF_SCHEDULES=4"), COUNTED + FORCED)
+
+
+@pytest.mark.parametrize("f", TILED, ids=lambda f: f["name"])
+def test_tiles(forced, f):
+    """Each tile of the kernels that store through slabs, forced: the same bits by all of them."""
+    memory = checks.CudaMemory()
+    tile, sms, shared = (
+        ctypes.c_int.in_dll(forced.dll, f"kft_{name}") for name in ("tile", "sms", "shared")
+    )
+    launched = {}
+
+    def force(number):
+        if tile.value >= 0:
+            launched[tile.value] = shared.value
+        tile.value = number
+
+    try:
+        for sms.value, sizes in TILE_SHAPES:
+            check_tiles(forced, memory, f, sizes, force)
+            force(-1)
+            if sizes[2] % 8 == 0:  # the tile is told by a block's shared memory
+                assert len(set(launched.values())) == len(TILES), launched
+            launched.clear()
+    finally:
+        tile.value, sms.value = -1, 132
 
 
 @pytest.mark.parametrize("f", LAST, ids=lambda f: f["name"])

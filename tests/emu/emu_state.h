@@ -37,7 +37,8 @@ uint3 threadIdx, blockIdx;
 dim3 blockDim, gridDim;
 
 extern "C" {
-int kf_emu_order, kf_emu_sms = 132, kf_emu_gemm_sms = 1, kf_emu_gemm_class = 64, kf_emu_fill = 1056,
+int kf_emu_order, kf_emu_sms = 132, kf_emu_gemm_sms = 1, kf_emu_gemm_class = 64, kf_emu_gemm_tile = -1,
+                  kf_emu_fill = 1056,
                   kf_emu_failure, kf_emu_aborts = 1;
 unsigned long long kf_emu_seed = 1;
 long kf_emu_launches, kf_emu_conflicts;

@@ -14,7 +14,7 @@ import invariant
 import pytest
 import toolkit
 from conftest import BUILD
-from wgmma import FUNCTIONS, INVARIANT, LAST
+from wgmma import FUNCTIONS, INVARIANT, LAST, TILED, check_tiles
 
 pytestmark = pytest.mark.skipif(not toolkit.include(), reason="no CUDA headers")
 RING = "kf/core/matmul/hopper.cuh"
@@ -47,13 +47,13 @@ SEEDED_RINGS = {
     "sums before they are there": (RING, r"kfi_wgmma_wait<0>\(\);", "kfi_wgmma_wait<1>();"),
     "the first product adds to what was there": (RING, r"!first \|\| q > 0", "true"),
     "mbarriers that copies do not see": (RING, r"kfi_mbar_made\(\);", ""),
-    "two arrivals where one comes": (
+    "two arrivals where one comes": (RING, r"kfi_policy\(tile\)\.cooperative \? 2 : 1\);", "2);"),
+    "more registers than there are": (
         RING,
-        r"kfi_mbar_init\(r\.empty \+ 8 \* i, 1\);",
-        "kfi_mbar_init(r.empty + 8 * i, 2);",
+        r"kfi_more_registers<kfi_policy\(tile\)\.consumer_registers>",
+        "kfi_more_registers<256>",
     ),
-    "more registers than there are": (RING, r"kfi_more_registers<240>", "kfi_more_registers<256>"),
-    "the other tile is not gone through": (RING, r"kfi_ring_go\(r, r->other\);", ""),
+    "the other tile is not gone through": (RING, r"kfi_ring_go<tile>\(r, r->other\);", ""),
     "the next row of A": (RING, r"a, bar, depth, at\.row, of_a", "a, bar, depth, at.row + 1, of_a"),
     "rows 64 further on are the first ones": (RING, r"a \+ \(m \* 8192 \+", "a + (0 * m +"),
     "another quarter of a stage": (RING, r"b \+ q \* step_b / 16", "b + (q ^ 1) * step_b / 16"),
@@ -65,8 +65,8 @@ SEEDED_RINGS = {
     "the first split's depth in all of them": (RING, r"at\.begin \+ \(i - term", "(i - term"),
     "partial sums of the first split alone": (
         RING,
-        r"at\.matrix, at\.split, p, g\), values",
-        "at.matrix, 0, p, g), values",
+        r"at\.matrix, at\.split, p, g\)",
+        "at.matrix, 0, p, g)",
     ),
     "columns of another lane": (RING, r"\*high, bit\);", "*high, 3 - bit);"),
     "columns that a lane keeps": (
@@ -255,7 +255,7 @@ SEEDED_ROUNDED = {
     ),
     "the depth of a stage of 2-byte elements": (
         RING,
-        r"kfi_ring_depth\(tile\), maps\)",
+        r"kfi_policy\(tile\)\.stage_k, maps\)",
         "KFI_RING_DEPTH, maps)",
     ),
     "the first four columns of eight twice": (
@@ -324,9 +324,15 @@ SHAPES = [
 ]
 
 
+# Several tiles a block, where the device has one SM; a K loop around the pipeline of a single tile; columns that are no
+# multiple of a slab's, nor of a vector's.
+TILE_SHAPES = [(2, 130, 264, 136), (1, 72, 40, 712), (2, 130, 131, 72)]
+
+
 @pytest.fixture(scope="module")
 def lib(include):
-    return emulator.build(FUNCTIONS, BUILD / "emu", include=include)
+    functions = [*FUNCTIONS, *(f for f in TILED if f not in FUNCTIONS)]
+    return emulator.build(functions, BUILD / "emu", include=include)
 
 
 @pytest.mark.parametrize("f", FUNCTIONS, ids=[f["name"] for f in FUNCTIONS])
@@ -346,6 +352,21 @@ def test_launchers(lib, f):
         assert not [name for name in emu.missing() if "_wgmma<" in name or "_few<" in name]
     finally:
         emu.set(hopper=0, gemm_sms=1)
+
+
+@pytest.mark.parametrize("f", TILED, ids=lambda f: f["name"])
+def test_tiles(lib, f):
+    """Each tile of the kernels that store through slabs, forced."""
+    emu = emulator.Emulator(lib)
+    memory = emulator.Memory(emu, cases.by_level(((emulator.RANDOM, 2),), emulator.RUNS))
+    emu.set(hopper=1)
+    emu.forget()
+    try:
+        for sizes in TILE_SHAPES:
+            check_tiles(lib, memory, f, sizes, lambda tile: emu.set(gemm_tile=tile))
+        assert not [name for name in emu.missing() if "_slabs<" in name]
+    finally:
+        emu.set(hopper=0, gemm_tile=-1)
 
 
 @pytest.mark.parametrize("f", INVARIANT, ids=lambda f: f["name"])

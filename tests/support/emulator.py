@@ -28,6 +28,7 @@ COMMON = (
     "-DKFI_MAP_SMS=kf_emu_sms",
     "-DKFI_GEMM_SMS=kf_emu_gemm_sms",
     "-DKFI_GEMM_CLASS=kf_emu_gemm_class",
+    "-DKFI_GEMM_TILE=kf_emu_gemm_tile",
     "-DKFI_FEW_STAGES=3",
     "-DKFI_ROW_CAP=64",
     "-DKFI_ROW_LONG=4096",
@@ -131,6 +132,7 @@ def products(include, folder, variant, only=None):
             *flags(variant),
             "-UKFI_GEMM_SMS",
             "-UKFI_GEMM_CLASS",
+            "-UKFI_GEMM_TILE",
             "-Og",
             *(f"-I{d}" for d in folders),
         )  # it runs longer than it is compiled

@@ -1,10 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which functions' products go by wgmma where the device's code has it."""
+"""Functions whose products use wgmma where the device's code has it, and the check that forces each of its tiles."""
+
+import re
 
 import cases
+import checks
 import kflib
 import ledger
 import selection
+import strided
 
 
 def functions(dtypes=("bf16", "f16", "f32", "tf32")):
@@ -68,3 +72,65 @@ def gradient_of(*dtypes):
 
 # Gradients of weights whose last tiles several blocks share: one of each way to multiply.
 LAST = [gradient_of("bf16", "f16"), gradient_of("f32"), gradient_of("tf32")]
+
+
+# ---- tiles of kernels that store through slabs
+
+# {name: number} of the tiles that KFI_GEMM_TILE can force.
+TILES = {
+    name: int(number)
+    for name, number in re.findall(
+        r"#define KFI_TILE_(WGMMA_\d+x\d+_\w+) (\d+)",
+        (kflib.ROOT / "include/kf/core/gemm_tile.cuh").read_text(),
+    )
+}
+# One function per op, dtype and activation with such kernels: residual, pre-activation output, made left factor.
+TILED = selection.cover(
+    lambda f: [("op", f["op"]), ("dtype", f["dtypes"][0]), ("activation", f["activation"])],
+    [
+        f
+        for f in kflib.on("cuda", kflib.manifest()["functions"])
+        if f["family"] == "gemm"
+        and f["activation"] in ("none", "gelu", "elu")
+        and any("_slabs<" in name for stage in f["stages"] for name in stage)
+    ],
+)
+
+
+def padded(f, sizes):
+    """Strides for which every row of `cols` elements begins at a multiple of 16 bytes."""
+    cols, found = sizes[2], {}
+    for a in strided.laid(f):
+        extents, line = strided.levels(f, sizes, a)
+        if line == cols:
+            found[a["name"]] = [-(-cols // 8) * 8] + [0] * (len(extents) - 1)
+    return found
+
+
+def outputs(lib, memory, f, sizes, drop=()):
+    """The outputs of a call, which writes nothing else."""
+    call = checks.Layout(lib, f, sizes, drop=drop)
+    memory.spans = call.spans()
+    result, back = memory.run(call.image, lambda base: lib.call(f, call.given(base)))
+    assert result == 0, lib.detail
+    call.untouched(back)
+    return call.outputs(back)
+
+
+def check_tiles(lib, memory, f, sizes, force):
+    """Runs f with each tile forced: the first one's results are right, the others' have the same bits, nothing else is written.
+    Where cols is no multiple of 8, padded rows give the bits of dense ones, which a kernel with direct stores computes.
+    force: called with a tile's number before its calls."""
+    optional = tuple(a["name"] for a in f["arguments"] if a["name"] in ("pre", "bias"))
+    first, run = None, checks.run
+    for name, number in TILES.items():
+        force(number)
+        found = [run(lib, memory, f, sizes)]
+        if sizes[2] % 8 == 0:
+            found.append(run(lib, memory, f, sizes, drop=optional))
+        else:
+            call = strided.Call(checks.Layout(lib, f, sizes), padded(f, sizes))
+            strided.compare(*call.run(lib, memory), found[0], f"tile {name}")
+        first, run = first or found, outputs
+        for want, got in zip(first, found):
+            assert all(checks.same_bits(want[k], got[k]) for k in want), (name, sizes)
