@@ -39,7 +39,8 @@ extern "C" int kf_emu_encode(void *to, int type, unsigned rank, void *base, cons
 /* Where an address is whose chunks of 16 bytes are swizzled. */
 static uint32_t swizzled(uint32_t a, int mode) { return a ^ ((a >> 7 & ((1u << mode) - 1)) << 4); }
 
-/* Calls f(shared address, global address or nullptr, bytes) for chunks of up to 16 bytes. */
+/* Calls f(shared address, global address or nullptr, bytes) for chunks of up to 16 bytes. A store
+ * clips a row of the tensor at 16 bytes, as an H200 does: it writes the padding behind an odd end. */
 template <class F> static void chunks(const flight &f, F call)
 {
     if (!f.tensor) {
@@ -60,7 +61,8 @@ template <class F> static void chunks(const flight &f, F call)
         }
         const long x = f.c[0] + lin % inner / e;
         const uint32_t s = swizzled(f.smem + (uint32_t)lin, m.swizzle);
-        if (in && x >= 0 && x + 16 / e <= (long)m.dim[0]) {
+        const long whole = f.kind == STORE ? 1 : 16 / e;
+        if (in && x >= 0 && x + whole <= (long)m.dim[0]) {
             call(s, m.base + offset + x * e, 16);
             continue;
         }

@@ -149,7 +149,8 @@ KF_FN KFI_SMALL bool kfi_forward_slabs(const kfi_gemm_op &op, const kfi_gemm_siz
                                        const kfi_forward_call &c, bool wide, int tile)
 {
     const kfi_gemm_tensors &t = *c.t;
-    bool mapped = wide;
+    // A TMA store clips rows at 16 bytes: it would write the padding behind a row's odd end.
+    bool mapped = wide && s.cols % (16 / s.bytes) == 0;
     for (int i = 0; mapped && i < op.slabs; ++i) {
         const int r = op.results[i];
         if (!t.p[r]) continue;
