@@ -110,7 +110,7 @@ def test_launchers(lib, f):
 
 @pytest.fixture(scope="module")
 def forced():
-    return build(TILED, (*FLAGS, "-DKF_SCHEDULES=4"), COUNTED + FORCED)
+    return build(TILED, (*FLAGS, "-DKF_SCHEDULES=12"), COUNTED + FORCED)
 
 
 @pytest.mark.parametrize("f", TILED, ids=lambda f: f["name"])

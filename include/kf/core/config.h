@@ -1,81 +1,50 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* kf/core/config.h: all switches of the library, and the keywords that differ between compilers.
- * Define a switch before you include kf.
- *
- * KF_BATCH_INVARIANT
- *   Makes each row's results and gradients independent of the number of rows, bit for bit: no
- *   split-K over few rows. All tensor-core kernels of f16 and bf16, sm_90a included, then sum in
- *   one order. float32 does too at equal alignment, which in tn and tt depends on the rows
- *   (docs/families/gemm.md).
- *   Affects: matrix products in CUDA. Default: not defined; up to 64 rows use their own kernels.
- *   Cost: few rows with few columns and a long K take up to 4 times as long.
- *
- * KF_OMP_MIN
- *   Number of elements below which a call stays on the calling thread.
- *   Affects: C launchers. Default: 32768. Cost: none.
- *
- * KF_ON_LAUNCH
- *   KF_ON_LAUNCH(function, kernel, config) runs on the calling thread before each launch. It
- *   receives the function's name, the kernel's host address and the cudaLaunchConfig_t *, which
- *   show the chosen schedule (examples/06_launches.cu). With KF_LOAD_KERNEL it receives the
- *   kernel's name and the CUlaunchConfig *.
- *   Affects: CUDA launchers. Default: nothing. Cost: none.
- *
- * KF_LOAD_KERNEL
- *   The host's C++ compiler compiles the launchers over CUDA's driver API. KF_LOAD_KERNEL(name,
- *   function) returns a CUresult and sets *function to a CUfunction of the current context. name is
- *   the argument of nvrtcAddNameExpression. It is called on the calling thread before each launch,
- *   so it should cache its results (docs/nvrtc.md).
- *   Affects: CUDA headers in files that nvcc does not compile. Default: such a file is refused.
- *   Cost: one call per launch.
- *
- * KF_DRIVER_CALL
- *   KF_DRIVER_CALL(function) names a function of the driver API, for programs that look it up in
- *   libcuda themselves.
- *   Affects: files with KF_LOAD_KERNEL. Default: the function itself, linked with -lcuda. Cost:
- *   none.
- *
- * KF_EARLY_WEIGHTS
- *   A kernel launched while the previous one ends reads its weights at once. Define it only if no
- *   kernel of the stream that may still run writes the weights.
- *   Affects: linear layers of up to 64 rows in CUDA, in code for sm_90a. Default: not defined; the
- *   kernel waits first. Cost of the default: 1 to 2 us per call.
- *
- * KF_EMULATE
- *   The host's C++ compiler compiles kernels and launchers in one pass, for an emulation on the
- *   CPU. The cuda_runtime.h of tests/emu defines it. Inline PTX then has an equivalent in C.
- *   Affects: CUDA headers. Default: off.
- *
- * KF_PARALLEL_FOR
- *   KF_PARALLEL_FOR(count, fn, ctx) runs fn(ctx, i) for 0 <= i < count in any order, on any
- *   threads. Results do not depend on it.
- *   Affects: C launchers. Default: OpenMP if enabled, a plain loop otherwise.
- *
- * KF_NODISCARD
- *   Attribute that warns when a call's result is ignored, since its errors would be lost. Define it
- *   as nothing to disable the warning.
- *   Affects: all launchers. Default: [[nodiscard]], or the attribute of gcc and clang in C. Cost:
- *   none.
- *
- * KF_SCHEDULES
- *   Sum of the kernels that a file compiles: 1 those that read from any address; 2 those of
- *   mma.sync and FMA that need 16-byte copies; 4 those of sm_90a. A call that finds no kernel
- *   returns KF_ERROR_UNSUPPORTED: without 1 for rows of any alignment, with 4 alone for everything
- *   that wgmma does not support.
- *   Affects: matrix products in CUDA. Default: 7. Cost: none; each kernel left out saves its
- *   compile time.
- *
- * KF_STREAM_MIN
- *   Bytes from which an output bypasses the caches, unless it is an input too. Results do not
- *   depend on it. Raise it if the last-level cache is larger and the next function reads the result
- *   at once.
- *   Affects: C launchers compiled for AVX or more. Default: 16 MiB.
- *
- * KF_ALLOW_FAST_MATH
- *   Accepts -ffast-math, and nvcc's --use_fast_math, which give up NaN, infinities, subnormals and
- *   the last digits. Flags that make results wrong stay refused: gcc also needs
- *   -fno-associative-math, and x87 arithmetic never compiles (core/math.h).
- *   Affects: all launchers. Default: refused. */
+/* kf/core/config.h: every switch of the library, and the words that differ between compilers.
+
+   KF_BATCH_INVARIANT  Affects: products of matrices in CUDA. Defined, nothing of a row's results or
+   of its gradient depends on how many rows there are, bit for bit: blocks do not share the depth of
+   few rows. Of f16 and bf16 all kernels of tensor cores then add up in one order, those of sm_90a
+   too; floats do where alignment is the same, which in tn and tt the rows decide
+   (docs/families/gemm.md). Default: not defined, up to 64 rows are a class of their own. Cost:
+   where few rows have few columns and a long depth, up to 4 times as long. KF_OMP_MIN Affects: C
+   launchers. Elements below which a call stays on the calling thread. Default: 32768. Cost: none.
+   KF_ON_LAUNCH        Affects: CUDA launchers. KF_ON_LAUNCH(function, kernel, config) runs on the
+   calling thread before each launch: the function's name, the kernel's address on the host and the
+   cudaLaunchConfig_t *, which say what schedule was chosen (examples/06_launches.cu). With
+   KF_LOAD_KERNEL: the kernel's name and the CUlaunchConfig *. Default: nothing. Cost: none.
+   KF_LOAD_KERNEL      Affects: CUDA headers in files that nvcc does not compile; in others nothing.
+   Defined before the first of them, the host's C++ compiler compiles the launchers over CUDA's
+   driver API, and a kernel is what KF_LOAD_KERNEL(name, function) finds: a CUresult, and *function,
+   a CUfunction of the current context. name is what nvrtcAddNameExpression is asked for. Called
+   before each launch, on the calling thread, so it keeps what it has found (docs/nvrtc.md).
+   Default: such a file is refused. Cost: one call a launch. KF_DRIVER_CALL      Affects: files with
+   KF_LOAD_KERNEL. KF_DRIVER_CALL(function) is what is called for a function of the driver API, by
+   programs that look them up in libcuda themselves. Default: the function, which the program is
+   linked with (-lcuda). Cost: none. KF_EARLY_WEIGHTS    Affects: linear layers of up to 64 rows in
+   CUDA, in code for sm_90a. Defined, a kernel that is launched while the one before it ends reads
+   its weights at once: for programs in which no kernel of the stream that may still run writes
+   them. Default: not defined, the kernel waits first. Cost of the default: 1 to 2 us a call.
+   KF_EMULATE          Affects: CUDA headers. The host's C++ compiler compiles kernels and launchers
+   in one pass, for an emulation that runs them on the CPU: set by that of tests/emu, in its
+   cuda_runtime.h, which comes before kf's headers. Inline PTX has a twin in C then. Default: off.
+   KF_PARALLEL_FOR     Affects: C launchers. KF_PARALLEL_FOR(count, fn, ctx) runs fn(ctx, i) for 0
+   <= i < count in any order, on any threads. Default: OpenMP where it is on, a plain loop
+   otherwise. Results do not depend on it. KF_NODISCARD        Affects: all launchers. What tells
+   the compiler to warn where a call's result is not looked at: its errors would be lost. Default:
+   [[nodiscard]], or gcc's and clang's attribute in C. Defined as nothing, nobody is warned. Cost:
+   none. KF_SCHEDULES        Affects: products of matrices in CUDA. Which kernels a file compiles, 1
+   + 2 + 4 + 8: 1 those that read from any address, 2 those of mma.sync and of fused multiply-adds
+   that need copies of 16 bytes, 4 those of sm_90a, 8 two more tiles of those for small results (a
+   single wave). A call takes what there is; KF_ERROR_UNSUPPORTED where there is nothing: without 1
+   for rows that begin anywhere, with 4 alone for all that wgmma does not do. Default: 15. Cost:
+   none; each kernel left out is one less to compile. KF_STREAM_MIN
+   Affects: C launchers compiled for AVX or more. Bytes from which on an output goes to memory past
+   the caches, unless it is an input too. Default: 16 MiB; more where the last cache is larger and
+   the next function reads the result at once. Results do not depend on it. KF_ALLOW_FAST_MATH
+   Affects: all launchers. Accepts what gives up NaN, infinities, subnormal numbers and the last
+   digits: -ffast-math, and nvcc's --use_fast_math. Not what makes the digits wrong: gcc needs
+   -fno-associative-math besides, and x87 arithmetic is refused in any case (core/math.h). Default:
+   refused. */
 #ifndef KF_CORE_CONFIG_H
 #define KF_CORE_CONFIG_H
 
@@ -122,7 +91,7 @@
 #define KF_OMP_MIN 32768
 #endif
 #ifndef KF_SCHEDULES
-#define KF_SCHEDULES 7
+#define KF_SCHEDULES 15
 #endif
 #ifndef KF_STREAM_MIN
 #define KF_STREAM_MIN (16 << 20)

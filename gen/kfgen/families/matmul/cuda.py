@@ -40,6 +40,7 @@ RING = (
     "WGMMA_128x128_COOPERATIVE",
     "WGMMA_128x96_COOPERATIVE",
 )  # by slabs: core/matmul/hopper.cuh, in the order of kfi_ring_number
+SINGLE_WAVE = RING[3:]  # tiles that KF_SCHEDULES may leave out
 DOT = "kfi_dot"  # in gradients of the left factor: gemm.py
 
 
@@ -67,9 +68,15 @@ class Old(Scheduled):
 
 
 class Hopper(Scheduled):
-    """Of sm_90a."""
+    """A kernel of sm_90a."""
 
     word = "HOPPER"
+
+
+class SingleWave(Scheduled):
+    """A kernel of sm_90a for grids of a single wave."""
+
+    word = "SINGLE_WAVE"
 
 
 BY = {"WHOLE": Whole, "ANY": Any}
@@ -275,7 +282,12 @@ class MatmulCuda(Cuda):
             else []
         )
         few += (
-            [Hopper(f"kfk_{self.k.name}_slabs", (act, f"KFI_TILE_{tile}")) for tile in RING]
+            [
+                (SingleWave if tile in SINGLE_WAVE else Hopper)(
+                    f"kfk_{self.k.name}_slabs", (act, f"KFI_TILE_{tile}")
+                )
+                for tile in RING
+            ]
             if self.by_slabs
             else []
         )

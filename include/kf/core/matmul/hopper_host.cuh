@@ -20,6 +20,13 @@
 #define KFI_HOPPER_STATE_ADDRESS KFI_STATE_ADDRESS
 #endif
 
+// Cooperative tiles for grids of a single wave.
+#if KF_SCHEDULES & 8
+#define KFI_SINGLE_WAVE_ADDRESS KFI_HOPPER_ADDRESS
+#else
+#define KFI_SINGLE_WAVE_ADDRESS(...) nullptr
+#endif
+
 #ifdef KFI_HOST_PASS
 #include "kf/core/launch.cuh"
 
@@ -132,6 +139,7 @@ KF_FN KFI_SMALL int kfi_gemm_ring_tile(const kfi_gemm_sizes &s, int layout,
                 {KFI_TILE_WGMMA_128x128_COOPERATIVE, 535, 1000},
                 {KFI_TILE_WGMMA_128x256_COOPERATIVE, 1040, 1500},
                 {KFI_TILE_WGMMA_128x96_COOPERATIVE, 425, 850}};
+    const bool single_wave = kernels[kfi_ring_number(KFI_TILE_WGMMA_128x128_COOPERATIVE)];
     kf_i64 least = -1;
     int best = KFI_TILE_WGMMA_128x128_PINGPONG;
     for (const auto &m : menu) {
@@ -139,7 +147,7 @@ KF_FN KFI_SMALL int kfi_gemm_ring_tile(const kfi_gemm_sizes &s, int layout,
         const kf_i64 waves = kfi_ceil(kfi_gemm_tiles(s, m.tile), KFI_GEMM_SMS);
         if (!kernels[kfi_ring_number(m.tile)]) continue;
         if ((layout & KFI_B_TRANSPOSED) && kfi_policy(m.tile).cols % 64) continue;
-        if (waves == 1 && !cooperative) continue; // the second warpgroup would be idle
+        if (waves == 1 && !cooperative && single_wave) continue; // a warpgroup would be idle
         const kf_i64 clocks =
             waves * kfi_ceil(s.depth, KFI_RING_DEPTH) * m.step + (cooperative ? waves : 1) * m.tail;
         if (least >= 0 && clocks >= least) continue;
