@@ -1,14 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-// kf/core/rows/access.cuh: a row's vectors: from memory into registers and back, on their way
-// through shared memory; its first element; dropout's words.
+// kf/core/rows/access.cuh: vector access to a row: loads into registers, stores, asynchronous copies
+// through shared memory, row addresses, and words of dropout.
 #ifndef KF_CORE_ROWS_ACCESS_CUH
 #define KF_CORE_ROWS_ACCESS_CUH
 
 #include "kf/core/rows/args.cuh"
 
 #ifdef KFI_DEVICE_PASS
-// Of [batch, heads, queries, cols] the row whose turn it is: a query's of all heads one after the
-// other, which read the same row of what heads share. Behind the last one, a row that there is not.
+// Row index in [batch, heads, queries, cols] for position `turn`. All heads of one query are
+// consecutive, so the row of the operand that heads share stays cached. Past the last row, returns
+// an index out of range.
 KFI_DEVICE kf_i64 kfi_row_index(const kfi_row_layout &g, kf_i64 turn)
 {
     const kf_i64 unit = kfi_divide(turn, g.channels), batch = kfi_divide(unit, g.queries);
@@ -16,16 +17,16 @@ KFI_DEVICE kf_i64 kfi_row_index(const kfi_row_layout &g, kf_i64 turn)
                (kf_i64)g.queries.d +
            unit - batch * (kf_i64)g.queries.d;
 }
-// A thread's s-th vector: elements from its first one to there, and that there are from there on.
-// What is in registers is short: an int. A column, or what is compared with columns, as a place
-// behind column `from`: those that are no place of a vector, and what lies beyond them, are before
-// it or behind it. A row in registers has few columns: a is cut to 30 bits once a row.
+// Column `a` as an index relative to column `from`. Columns outside the vector map to an index
+// before or after it. A row in registers has few columns: `a` is clamped to 30 bits once per row.
 template <int in_registers> KFI_DEVICE int kfi_near(kf_i64 a, kf_i64 from)
 {
     if (in_registers) return (a < -1 ? -1 : a > 0x3fffffff ? 0x3fffffff : (int)a) - (int)from;
     return a < from ? -1 : a - from > 16 ? 16 : (int)(a - from);
 }
 
+// Offset of a thread's vector s from its first element, and the elements from there to the end of
+// the row. For rows in registers both are computed as int.
 template <int in_registers> KFI_DEVICE kf_i64 kfi_row_off(int s, int step)
 {
     return in_registers ? (kf_i64)(s * step) : (kf_i64)s * step;
@@ -34,8 +35,8 @@ template <int in_registers> KFI_DEVICE kf_i64 kfi_row_left(kf_i64 room, int s, i
 {
     return in_registers ? (kf_i64)((int)room - s * step) : room - (kf_i64)s * step;
 }
-// A vector of a row, of which `left` elements are in it; the others are zero. whole: rows hold
-// whole vectors, aligned to 16.
+// Loads a vector of which `left` elements are in the row; the others are zero. whole: rows consist
+// of whole vectors aligned to 16 bytes.
 template <int size, int vec, int whole>
 KFI_DEVICE void kfi_row_load(void *dst, const void *src, kf_i64 left)
 {
@@ -67,10 +68,10 @@ KFI_DEVICE void kfi_row_store(void *dst, const void *src, kf_i64 left)
     }
 }
 
-// A thread's vectors of a row, or of a row operand, on their way through shared memory, and from
-// there into registers. Its places of 16 bytes, of which conditions use fewer, lie side by side, an
-// odd number of them, so that neighbours' do not fall into the same banks: an access needs no
-// arithmetic. space, left: elements from its first one on that there are.
+// Copies a thread's vectors of a row, or of a row operand, asynchronously into its slots in shared
+// memory. A thread's 16-byte slots are contiguous and odd in number: neighbours use different
+// banks, and an access needs no arithmetic. Conditions (1 byte) use part of a slot. space: elements
+// from the thread's first one to the end of the row.
 template <int size, int vec, int in_registers>
 KFI_DEVICE void kfi_row_ahead(char *slot, const void *src, int step, int space)
 {
@@ -96,7 +97,8 @@ template <int bytes> KFI_DEVICE void kfi_row_take(void *dst, const char *slot, k
     for (int i = 0; i < bytes / 16; ++i)
         ((uint4 *)dst)[i] = left > 0 ? ((const uint4 *)slot)[i] : zero;
 }
-// All that a thread holds of a row, from its places (ringed) or from the tensor.
+// Loads all of a thread's vectors of a row into registers: from its slots (ringed) or from the
+// tensor.
 template <int size, int vec, int whole, int in_registers>
 KFI_DEVICE void kfi_row_hold(void *dst, bool ringed, const char *slot, const void *src, int step,
                              int room)
@@ -109,16 +111,15 @@ KFI_DEVICE void kfi_row_hold(void *dst, bool ringed, const char *slot, const voi
                                      room - s * step);
         else if (whole)
             kfi_row_load<size, vec, 1>(to, (const char (*)[size])src + s * step,
-                                       room - s * step); // one instruction an address
+                                       room - s * step); // one instruction per address
         else
             kfi_row_load<size, vec, 0>(to, (const char *)src + (kf_i64)(s * step) * size,
                                        room - s * step); // fewer registers
     }
 }
-// That all of it is on its way before the first value is looked at: ptxas likes to load the last
-// vectors when the first ones are used up, a wait more. So the first word is made to depend on a
-// word of each vector, by a mask that it cannot know to be 0. (Not of vectors of two bytes, as two
-// conditions are: they hold no word.)
+// Makes the first word depend on a word of each vector, through a mask that ptxas cannot know to be
+// 0. Otherwise ptxas delays the last loads until the first vectors are consumed, which adds a
+// memory latency. Skipped for 2-byte vectors (two conditions), which hold no whole word.
 KFI_DEVICE unsigned kfi_row_zero(const kfi_row_layout &g)
 {
     return (unsigned)((unsigned long long)g.cols >> 63);
@@ -136,7 +137,7 @@ KFI_DEVICE void kfi_row_await(void *first, const type (&values)[in_registers][ve
     (void)first, (void)values, (void)g;
 #endif
 }
-// The same number, which the compiler cannot know to be the same.
+// Returns the same number as an opaque copy.
 KFI_DEVICE int kfi_segment_again(int first, const kfi_row_layout &g)
 {
 #ifdef KFI_PTX
@@ -147,8 +148,8 @@ KFI_DEVICE int kfi_segment_again(int first, const kfi_row_layout &g)
 #endif
     return first;
 }
-// A result as it is stored, where others are computed from it: rounded as one of two, which is one
-// instruction of many a clock; that of one alone has a quarter of the throughput.
+// Rounds a stored result to its dtype where further results are computed from it. Converts a pair:
+// the paired conversion has four times the throughput of the scalar one.
 #define KFI_ROW_STORED(type, word)                                                                 \
     KFI_DEVICE float kfi_stored_##word(float v)                                                    \
     {                                                                                              \
@@ -160,14 +161,14 @@ KFI_DEVICE int kfi_segment_again(int first, const kfi_row_layout &g)
     }
 KFI_ROW_STORED(kf_f16, f16)
 KFI_ROW_STORED(kf_bf16, bf16)
-// The first element of a row.
+// Offset of a row's first element.
 KFI_DEVICE kf_i64 kfi_row_row(kf_i64 row, const kfi_pitch &p) { return row * p.row; }
 KFI_DEVICE kf_i64 kfi_plane_row(kf_i64 row, const kfi_pitch &p, const kfi_row_layout &g)
 {
     kf_i64 at = row * p.row;
     if (p.outer)
         at += kfi_divide(row, g.channels) *
-              p.outer; // not where all is dense: the same of all threads
+              p.outer; // skipped for contiguous tensors; uniform over all threads
     return at;
 }
 KFI_DEVICE kf_i64 kfi_head_row(kf_i64 row, const kfi_pitch &p, const kfi_row_layout &g)
@@ -179,10 +180,9 @@ KFI_DEVICE kf_i64 kfi_head_row(kf_i64 row, const kfi_pitch &p, const kfi_row_lay
     }
     return at;
 }
-// A row operand on its way to the caches at a kernel's beginning, where there are so few rows that
-// no other block will have brought it: the last pass loads it vector by vector, and each would wait
-// for memory.
-#define KFI_ROW_FEW 132 // blocks of one row: one an SM
+// Prefetches a row operand at kernel start if there are so few rows that no other block has cached
+// it. The last pass loads it vector by vector, and each load would wait for memory.
+#define KFI_ROW_FEW 132 // blocks of one row: one per SM
 template <int in_registers, class type>
 KFI_DEVICE void kfi_row_prefetch(const type *src, int first, int step, const kfi_row_layout &g)
 {
@@ -196,7 +196,7 @@ KFI_DEVICE void kfi_row_prefetch(const type *src, int first, int step, const kfi
     (void)src, (void)first, (void)step, (void)g;
 #endif
 }
-// The value of a row operand that is absent.
+// Fills a vector with the default value of an absent row operand.
 #define KFI_ROW_ABSENT(type, number)                                                               \
     template <int count> KFI_DEVICE void kfi_row_absent(type *to, number v)                        \
     {                                                                                              \
@@ -206,8 +206,8 @@ KFI_ROW_ABSENT(float, float)
 KFI_ROW_ABSENT(double, double)
 KFI_ROW_ABSENT(kf_f16, float)
 KFI_ROW_ABSENT(kf_bf16, float)
-// A thread's vectors of a row operand, at once: with the row (if it is absent, its value), or
-// (asked) behind the reductions.
+// Loads all of a thread's vectors of a row operand at once: with the row (or fills in the default
+// value if it is absent), or, with `asked`, after the reductions.
 template <int in_registers, int vec, class type, class number>
 KFI_DEVICE void kfi_row_operand(type (&to)[in_registers][vec], const type *src, int first, int step,
                                 const kfi_row_layout &g, number absent)
@@ -217,7 +217,8 @@ KFI_DEVICE void kfi_row_operand(type (&to)[in_registers][vec], const type *src, 
                                                          (int)g.cols - first);
     else
         kfi_row_absent<in_registers * vec>(to[0],
-                                           absent); // not behind the loads, which it would await
+                                           // Not after the loads, for which it would wait.
+                                           absent);
 }
 template <bool asked, int in_registers, int vec, class type>
 KFI_DEVICE void kfi_row_early(type (&to)[in_registers][vec], const type *src, int first, int step,
@@ -228,11 +229,11 @@ KFI_DEVICE void kfi_row_early(type (&to)[in_registers][vec], const type *src, in
                                                          room);
 }
 
-// Hides from the compiler that these 2-byte values were converted before: it would keep the floats,
-// twice the registers. Where there would not be enough of those (many), from ptxas too, which sees
-// through an empty statement and spills: no size is negative. Of wider values (each as several of 2
-// bytes) hides what a pass made of them: of eight vectors ptxas keeps some beside them, and spills
-// it. And of a value of the row how it was computed: nvcc would divide again for each vector.
+// Opaque copy of values in registers. Hides earlier conversions of 2-byte values: nvcc would keep
+// the floats, which take twice the registers. many: hides them from ptxas too, which sees through
+// an empty statement and would spill. Wider values count as several 2-byte ones: ptxas would keep
+// intermediate results of eight vectors and spill. For a value per row it prevents nvcc from
+// repeating a division per vector.
 template <int count, int many> KFI_DEVICE void kfi_row_forget(void *values, const kfi_row_layout &g)
 {
 #ifdef KFI_PTX

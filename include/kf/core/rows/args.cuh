@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// kf/core/rows/args.cuh: what the kernels of the row family are told: how rows are shared out among
+// kf/core/rows/args.cuh: kernel parameters of the rows family: the schedules, the mapping of rows to
 // threads, and rows in segments.
 #ifndef KF_CORE_ROWS_ARGS_CUH
 #define KF_CORE_ROWS_ARGS_CUH
@@ -8,44 +8,47 @@
 #include "kf/core/math.cuh"
 #include "kf/core/pitch.h"
 
-// Of [outer, length, groups, channels, inner] a row is a group's of a batch: `length` segments of
-// channels * inner elements, the other groups' between two of them. (A channel's of [outer,
-// channels, inner] is one of [1, outer, channels, 1, inner].) A gradient for channels is added up
-// by teams, of a row's warps or of fewer threads than that: a team has some channels at a time, and
-// a slice of them, whose units are vectors of a channel, or (across: inner is 1) segments, where a
-// vector lies across channels.
+// Rows in segments: of [outer, length, groups, channels, inner], a row is one group of one batch:
+// `length` segments of channels * inner elements, with the other groups between them. A row that is
+// a channel of [outer, channels, inner] is one of [1, outer, channels, 1, inner].
+//
+// Channel gradients are summed by teams: the warps of a row, or fewer threads. A team processes
+// some channels and one slice of them at a time. A slice consists of units: vectors of a channel,
+// or, if inner is 1 (across), segments, whose vectors span channels.
 struct kfi_segments {
-    kfi_divisor segment, inner; // elements of a segment, and of a channel in it
-    kf_i64 parts;               // channels of a group
-    kf_i64 units, slices;       // of a channel
-    kfi_divisor vectors;        // of a channel in a segment
-    kfi_divisor blocks;         // of channels: those of a team
+    kfi_divisor segment, inner; // elements per segment, and per channel of a segment
+    kf_i64 parts;               // channels per group
+    kf_i64 units, slices;       // per channel
+    kfi_divisor vectors;        // per channel and segment
+    kfi_divisor blocks;         // blocks of channels; a team processes one at a time
     kf_i64 items;               // blocks * slices
-    int even;                   // a vector holds one channel's elements alone
+    int even;                   // a vector never spans two channels
     int across;
-    int wide;    // lanes of a team that lie along channels
-    int several; // segments of a row
-    int gaps;    // some tensor's lie apart: one branch for all tensors, two would be registers for
-                 // each element
+    int wide;    // lanes of a team along the channel axis
+    int several; // a row has more than one segment
+    // Some tensor has gaps between its segments. One flag for all tensors: two would cost registers
+    // per element.
+    int gaps;
 };
-#define KFI_SLICE 256 // units of a slice
+#define KFI_SLICE 256 // units per slice
 
-// How rows are shared out among threads.
+// Mapping of rows to threads.
 struct kfi_row_layout {
     kf_i64 rows, cols;
-    int lanes;   // threads of a block that have a row: a power of two up to a warp, or whole warps
-    int groups;  // rows of a block at a time
-    int cluster; // blocks that have a row: 1 << cluster_bits
+    int lanes;   // threads of a block per row: a power of two up to a warp, or whole warps
+    int groups;  // rows per block at a time
+    int cluster; // blocks per row: 1 << cluster_bits
     int cluster_bits;
-    int share; // 2^20 / lanes, rounded up: threadIdx.x * share >> 20 is threadIdx.x / lanes, of up
-               // to 1,024 threads
-    int loops; // vectors of a thread where they are not in registers
-    kfi_divisor channels; // rows that are planes of [outer, channels, inner] have one of so many
-                          // channels; heads likewise
-    kfi_divisor queries;  // rows of a head
+    // ceil(2^20 / lanes): threadIdx.x * share >> 20 == threadIdx.x / lanes for up to 1,024 threads
+    int share;
+    int loops; // vectors per thread of rows that are not in registers
+    // Channels: rows that are planes of [outer, channels, inner] cycle through them; likewise
+    // heads.
+    kfi_divisor channels;
+    kfi_divisor queries; // rows per head
 };
-// And of rows in segments: a kernel's parameter of its own, since what ptxas makes of the other
-// kernels changes with the parameters' sizes.
+// Layout of rows in segments. A separate parameter type: a larger kfi_row_layout would change the
+// code that ptxas generates for the other kernels.
 struct kfi_groups {
     kfi_row_layout row;
     kfi_segments in;
@@ -55,17 +58,17 @@ struct kfi_groups {
 #define KFI_MAX 1
 #define KFI_MIN 2
 #define KFI_PROD 3
-#ifndef KFI_ROW_BLOCK     // set for tuning alone
-#define KFI_ROW_BLOCK 128 // threads of a block that has several rows
+#ifndef KFI_ROW_BLOCK     // overridden for tuning only
+#define KFI_ROW_BLOCK 128 // threads of a block that processes several rows
 #endif
 #ifndef KFI_ROW_SUM_BLOCK
-#define KFI_ROW_SUM_BLOCK 256 // where gradients are added up
+#define KFI_ROW_SUM_BLOCK 256 // the same for kernels that sum gradients over rows
 #endif
-#define KFI_ROW_STRIP 4 // threads along the columns of a block that adds up gradients of few rows
-#ifndef KFI_ROW_CAP     // threads of a row in a block; fewer where an emulation is to reach every
-                        // kernel by short rows
+#define KFI_ROW_STRIP 4 // threads along the columns of a block that sums gradients over few rows
+// Threads per row and block. An emulation lowers it to reach every kernel with short rows.
+#ifndef KFI_ROW_CAP
 #define KFI_ROW_CAP 1024
-#define KFI_ROW_CLUSTER 8 // blocks of a row
+#define KFI_ROW_CLUSTER 8 // blocks per row
 #endif
 
 #endif

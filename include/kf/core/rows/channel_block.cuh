@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// kf/core/rows/channel_block.cuh: ops over channels, band by band: where a thread's vectors are, and what the
-// threads of a band reduce together.
+// kf/core/rows/channel_block.cuh: ops over channels by channel blocks: thread coordinates, vector access, and
+// reductions per channel over the threads of a block.
 #ifndef KF_CORE_ROWS_CHANNEL_BLOCK_CUH
 #define KF_CORE_ROWS_CHANNEL_BLOCK_CUH
 
@@ -9,29 +9,29 @@
 #include "kf/core/rows/channel_block_args.cuh"
 
 #ifdef KFI_DEVICE_PASS
-// Channels that a vector may touch.
+// Number of channels that a vector may span.
 template <int form, int vec> KFI_DEVICE constexpr int kfi_band_slots()
 {
     return form == KFI_BAND_ONE ? 1 : form == KFI_BAND_TWO ? 2 : vec;
 }
-// Which of them element e is of: from `split` on the second one's.
+// Value of the channel of element e; elements from `split` on belong to the second channel.
 template <int form, class R> KFI_DEVICE R kfi_band_of(const R *v, int e, int split)
 {
     return form == KFI_BAND_TWO ? (e < split ? v[0] : v[form == KFI_BAND_TWO])
                                 : v[form == KFI_BAND_EACH ? e : 0];
 }
 
-// Where a thread is.
+// Coordinates of a thread.
 template <int slots> struct kfi_band_thread {
-    kf_i64 channel, part; // the band's first one; which of its blocks
-    int segs;             // channels that it has
-    kf_i64 unit, end;     // the thread's first one; behind the block's last one
-    kf_i64 row;           // forms TWO and EACH: of the first one
-    int col, split;       // and where in a row, in vectors; elements of its first channel
-    int slot[slots];      // its channels
+    kf_i64 channel, part; // first channel of the channel block; index of the CUDA block within it
+    int segs;             // channels of the channel block
+    kf_i64 unit, end;     // first unit of the thread; one past the last unit of the block
+    kf_i64 row;           // forms TWO and EACH: row of the first unit
+    int col, split;       // its column, in vectors; elements of its first channel
+    int slot[slots];      // channel indices
 };
-// Blocks of all bands' first parts come first, so that they go through memory in its order. back:
-// in reverse, so that those come first whose vectors the kernel before this one has read last.
+// Computes the coordinates. Blocks are ordered part-major to stream through memory. back: reverses
+// the order, to start with the vectors that the previous kernel left in L2.
 template <int form, int vec>
 KFI_DEVICE kfi_band_thread<kfi_band_slots<form, vec>()> kfi_band_enter(const kfi_bands &g,
                                                                        bool back)
@@ -59,7 +59,7 @@ KFI_DEVICE kfi_band_thread<kfi_band_slots<form, vec>()> kfi_band_enter(const kfi
     }
     return at;
 }
-// Vector s of a thread: where it is, and how many of its elements there are.
+// Position of a thread's vector s, and its number of valid elements.
 struct kfi_band_unit {
     kf_i64 row, first;
     int left;
@@ -80,20 +80,20 @@ KFI_DEVICE kfi_band_unit kfi_band_at(const kfi_bands &g, const Thread &at, kf_i6
     u.left = unit < at.end && left > 0 ? (left < vec ? (int)left : vec) : 0;
     return u;
 }
-// The same number alone.
+// Number of valid elements only.
 template <int form, int vec, int whole, class Thread>
 KFI_DEVICE int kfi_band_left(const kfi_bands &g, const Thread &at, kf_i64 s)
 {
     if (whole) return at.unit + s * g.threads < at.end ? vec : 0;
     return kfi_band_at<form, vec>(g, at, s).left;
 }
-// One of its channels that the band has: the second one of the last vector is none.
+// Channel index clamped to the channel block: the second channel of the last vector may not exist.
 template <class Thread> KFI_DEVICE int kfi_band_slot(const Thread &at, int s)
 {
     return at.slot[s] < at.segs ? at.slot[s] : at.segs - 1;
 }
-// Hides from the compiler that these 2-byte values were converted before: it would keep the floats,
-// twice the registers.
+// Opaque copy of 2-byte values, so that nvcc does not keep their converted floats, which take twice
+// the registers.
 template <int count> KFI_DEVICE void kfi_band_forget(void *values, const kfi_bands &g)
 {
 #ifdef KFI_PTX
@@ -105,8 +105,8 @@ template <int count> KFI_DEVICE void kfi_band_forget(void *values, const kfi_ban
     (void)values, (void)g;
 #endif
 }
-// The same number, which the compiler cannot know to be the same: where vectors lie is worked out
-// again, kept it is registers for each.
+// Opaque copy of a unit index, so that offsets of vectors are recomputed instead of kept in
+// registers.
 KFI_DEVICE kf_i64 kfi_band_again(kf_i64 unit, const kfi_bands &g)
 {
 #ifdef KFI_PTX
@@ -117,7 +117,7 @@ KFI_DEVICE kf_i64 kfi_band_again(kf_i64 unit, const kfi_bands &g)
 #endif
     return unit;
 }
-// The element of a tensor that a vector begins with, as if its channels lay side by side.
+// Offset of a vector's first element, if the channels were contiguous.
 KFI_DEVICE kf_i64 kfi_band_place(const kfi_bands &g, kf_i64 channel, const kfi_band_unit &u,
                                  const kfi_pitch &p)
 {
@@ -159,7 +159,7 @@ KFI_DEVICE void kfi_band_store(void *dst, const void *src, const kfi_bands &g, c
     }
 }
 
-// What a thread's elements are joined to, channel by channel.
+// Joins a thread's elements channel by channel.
 template <int word, int form, int vec, class R>
 KFI_DEVICE void kfi_band_fold(R *to, const R *from, int split)
 {
@@ -176,8 +176,8 @@ KFI_DEVICE void kfi_band_fold(R *to, const R *from, int split)
             to[form == KFI_BAND_TWO] = kfi_join(word, to[form == KFI_BAND_TWO], from[e]);
     }
 }
-// The places of a channel's values among those that the threads left, by a lane of its team: a loop
-// over the rows of threads.
+// Iterates over the slots in shared memory that hold a channel's values, for one lane of the
+// channel's team.
 struct kfi_band_cursor {
     int at, col, row, first, width, step;
 };
@@ -215,15 +215,14 @@ KFI_DEVICE int kfi_band_index(const kfi_bands &g, const kfi_band_cursor &w)
             kfi_join(word, v, __shfl_xor_sync(0xffffffffu, v, by));                                \
         return v;                                                                                  \
     }                                                                                              \
-    /* The distance of `number` values, whose sum is `sum`, from a mean, squared, times the        \
-     * number. */                                                                                  \
+    /* number * (sum / number - mean)^2. */                                                        \
     KFI_DEVICE type kfi_band_apart(type number, type sum, type mean)                               \
     {                                                                                              \
         const type d = number > 0 ? sum / number - mean : (type)0;                                 \
         return number * d * d;                                                                     \
     }                                                                                              \
-    /* What a band's threads have of a channel: totals[k]. All threads call, and may read it when  \
-     * they return. */                                                                             \
+    /* Reduces each channel over the block: totals[k]. Called by all threads; synchronises at the  \
+     * end. */                                                                                     \
     template <int word, int form, int vec, class Thread>                                           \
     KFI_DEVICE void kfi_band_reduce(type *totals, const type *v, type *buffer, const kfi_bands &g, \
                                     const Thread &at)                                              \
@@ -260,11 +259,10 @@ KFI_DEVICE int kfi_band_index(const kfi_bands &g, const kfi_band_cursor &w)
         }                                                                                          \
         __syncthreads();                                                                           \
     }                                                                                              \
-    /* Sums, and squared distances from the mean: of `number` values each thread has their sum and \
-     * their squared distances from their */                                                       \
-    /* own mean; those of two sets together are theirs and, for each, its number times its mean's  \
-     * squared distance from the common one. */                                                    \
-    /* totals: [3][segs], the numbers behind both. */                                              \
+    /* Combines sums and squared distances from the mean. Each thread has `number` values, their   \
+     */                                                                                            \
+    /* sum, and squared distances from their own mean; a set moved to the common mean adds */      \
+    /* number * (own mean - common mean)^2. totals: [3][segs]: sums, squares, numbers. */          \
     template <int form, int vec, class Thread>                                                     \
     KFI_DEVICE void kfi_band_moments(type *totals, const type *sum, const type *square,            \
                                      const type *number, type *buffer, const kfi_bands &g,         \
@@ -319,7 +317,7 @@ KFI_DEVICE int kfi_band_index(const kfi_bands &g, const kfi_band_cursor &w)
         }                                                                                          \
         __syncthreads();                                                                           \
     }                                                                                              \
-    /* A channel's total of a pass, of all parts, by a warp: value v. And of moments. */           \
+    /* Total of value v of a channel over all parts, by a warp; and the same for moments. */       \
     template <int word>                                                                            \
     KFI_DEVICE type kfi_band_total(const type *partial, int v, kf_i64 channel, const kfi_bands &g) \
     {                                                                                              \
@@ -345,7 +343,7 @@ KFI_DEVICE int kfi_band_index(const kfi_bands &g, const kfi_band_cursor &w)
     }
 KFI_BAND_REDUCE(float)
 KFI_BAND_REDUCE(double)
-// Of a block's totals, the first `count` of its values, to their places among the band's parts.
+// Stores the first `count` values of a block's totals to the partial sums.
 template <class R, class Thread>
 KFI_DEVICE void kfi_band_leave(const R *totals, int count, const kfi_bands &g, const Thread &at)
 {
@@ -355,12 +353,12 @@ KFI_DEVICE void kfi_band_leave(const R *totals, int count, const kfi_bands &g, c
                 totals[v * g.segs + k];
 }
 
-// Sums of a thread's values of a channel, and of their distances from one of them, `from`: without
-// that the squares would cancel.
+// Sums of a thread's values per channel, and of their distances from the reference value `from`,
+// which avoids cancellation in the squares.
 template <int form, int vec, class R> struct kfi_band_gathered {
     R from[kfi_band_slots<form, vec>()];
     R sum[form == KFI_BAND_ONE ? 2 : vec], apart[form == KFI_BAND_ONE ? 2 : vec],
-        square[form == KFI_BAND_ONE ? 2 : vec]; // of one: two chains
+        square[form == KFI_BAND_ONE ? 2 : vec]; // form ONE: two independent chains
     int number[kfi_band_slots<form, vec>()];
 };
 template <int form, int vec, class R>
@@ -368,7 +366,7 @@ KFI_DEVICE void kfi_band_gather(kfi_band_gathered<form, vec, R> *m, const R *v, 
 {
     constexpr int slots = kfi_band_slots<form, vec>();
 #pragma unroll
-    for (int s = 0; s < slots; ++s) { // the first one of the channel that the thread has
+    for (int s = 0; s < slots; ++s) { // reference: first value of the channel that the thread has
         const int e = form == KFI_BAND_EACH ? s : 0, more = form == KFI_BAND_ONE    ? left
                                                             : form == KFI_BAND_EACH ? e < left
                                                             : s == 0 ? (left < split ? left : split)
@@ -390,15 +388,15 @@ KFI_DEVICE void kfi_band_gather(kfi_band_gathered<form, vec, R> *m, const R *v, 
         if (e < left) m->sum[i] += v[e], m->apart[i] += d, m->square[i] += d * d;
     }
 }
-// Vectors after which a thread goes on from another value than a channel's first one: some elements
-// of each channel.
+// Number of vectors after which a thread moves the reference from the channel's first value to the
+// running mean.
 template <int form> KFI_DEVICE constexpr int kfi_band_few()
 {
     return form == KFI_BAND_EACH ? 4 : 1;
 }
-// From here on from what is nearly the mean of what was gathered. Where the first value of a
-// channel is far from the others, all of their squares would be of that distance, and what is left
-// of the sum of n of them once it is taken off would have n times their roundings.
+// Moves the reference to approximately the mean of the values so far. If the first value is an
+// outlier, the squares of all n distances are large, and subtracting their mean would leave n times
+// their rounding error.
 template <int form, int vec, class R>
 KFI_DEVICE void kfi_band_centre(kfi_band_gathered<form, vec, R> *m, int split)
 {
@@ -409,7 +407,7 @@ KFI_DEVICE void kfi_band_centre(kfi_band_gathered<form, vec, R> *m, int split)
 #pragma unroll
     for (int i = 0; i < chains; ++i) m->apart[i] = m->square[i] = 0;
 #pragma unroll
-    for (int s = 0; s < slots; ++s) { // the sums go to one of the channel's chains
+    for (int s = 0; s < slots; ++s) { // add the sums to one of the channel's chains
         const int i = form == KFI_BAND_EACH ? s : s == 0 ? 0 : chains - 1;
         const R was = m->from[s], number = (R)m->number[s],
                 share = m->number[s] > 0 ? (R)kfi_rcp_ftz((float)m->number[s]) : (R)0;
@@ -433,7 +431,7 @@ KFI_DEVICE void kfi_band_settle(R *totals, const kfi_band_gathered<form, vec, R>
         number[s] = (R)m.number[s];
         const R over = m.number[s] > 0 ? apart[s] / number[s] : (R)0;
         square[s] -= over * apart[s];
-        if (square[s] < 0) square[s] = 0; // of values that are nearly equal
+        if (square[s] < 0) square[s] = 0; // nearly equal values may round below zero
     }
     kfi_band_moments<form, vec>(totals, sum, square, number, buffer, g, at);
 }

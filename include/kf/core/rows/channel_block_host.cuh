@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// kf/core/rows/channel_block_host.cuh: ops over channels, band by band: the schedule and the launches, on the
-// host.
+// kf/core/rows/channel_block_host.cuh: ops over channels by channel blocks: host-side schedule and launches.
 #ifndef KF_CORE_ROWS_CHANNEL_BLOCK_HOST_CUH
 #define KF_CORE_ROWS_CHANNEL_BLOCK_HOST_CUH
 
@@ -8,17 +7,19 @@
 #include "kf/core/rows/channel_block_args.cuh"
 
 #ifdef KFI_HOST_PASS
-// The kernels of one op x dtypes: for each form {whole, single}, of each as many as a block that
-// holds its band needs (one), each pass and, where elements are stored, the last one; then, for
-// each pass, what adds up the parts.
+// Kernels of one op and dtype tuple: per form and {aligned, element by element}: one that holds its
+// channel block, one per pass, and, if elements are stored, the last one. Then one per pass that
+// adds up the parts.
 struct kfi_band_op {
     kfi_name name;
     kfi_arguments arguments;
     const void *const *kernels;
-    int vec, in_registers;       // vectors that a thread holds
-    int passes, values, reduced; // passes; values of one, at most; reductions of all
-    int kept, sets; // values of all passes in shared memory; values of a thread's channel that are
-                    // added up at once
+    int vec, in_registers; // vectors that a thread holds
+    // number of passes; maximum number of values per pass; reductions in total
+    int passes, values, reduced;
+    // kept: values of all passes in shared memory. sets: values per thread and channel that are
+    // reduced together.
+    int kept, sets;
     int acc_size;
     bool stores, per_row;
 };
@@ -26,11 +27,11 @@ struct kfi_band_op {
 KF_FN KFI_SMALL kf_i64 kfi_band_rounds(kf_i64 bands, kf_i64 units, kf_i64 threads, kf_i64 most)
 {
     while (threads * most < units && bands * kfi_ceil(units, threads * most) > 1 << 20)
-        most *= 2; // where a launch would not do
+        most *= 2; // within the limit of a launch
     while (most > 4 && bands * kfi_ceil(units, threads * most) < KFI_BAND_BLOCKS) most /= 2;
     return most;
 }
-// By the shape alone. Returns the form.
+// Partitions a tensor, by its shape only. Returns the form.
 KF_FN KFI_SMALL int kfi_make_bands(kfi_bands *g, const kf_i64 *sizes, int vec, int in_registers,
                                    int *block)
 {
@@ -39,7 +40,7 @@ KF_FN KFI_SMALL int kfi_make_bands(kfi_bands *g, const kf_i64 *sizes, int vec, i
     g->outer = outer;
     g->channels = channels;
     g->inner = inner;
-    int unit = 1; // channels that are whole vectors
+    int unit = 1; // channels that form whole vectors
     while (inner * unit % vec != 0) unit *= 2;
     int form = unit == 1 ? KFI_BAND_ONE : inner < vec ? KFI_BAND_EACH : KFI_BAND_TWO;
     if (form == KFI_BAND_TWO && unit * inner / vec > KFI_BAND_THREADS) form = KFI_BAND_ONE;
@@ -54,23 +55,25 @@ KF_FN KFI_SMALL int kfi_make_bands(kfi_bands *g, const kf_i64 *sizes, int vec, i
     kf_i64 most = form == KFI_BAND_EACH ? KFI_BAND_EACH_THREADS : KFI_BAND_THREADS;
     kf_i64 rows = most / g->wide;
     g->share = g->units;
-    if (g->units <= in_registers * rows * g->wide) { // threads that hold as much as they can, or
-                                                     // more of them where there are few bands
+    // As few threads as hold the channel block, or more if there are few channel blocks.
+    if (g->units <= in_registers * rows * g->wide) {
         const kf_i64 spread =
             kfi_clamp((kf_i64)KFI_BAND_BLOCKS * 256 / (bands > 0 ? bands : 1), 1, g->units);
         const kf_i64 least = kfi_ceil(g->units, in_registers),
                      threads = kfi_ceil(least > spread ? least : spread, 32) * 32;
         rows = kfi_clamp(kfi_ceil(threads, g->wide), 1, rows);
         g->threads = (int)(rows * g->wide);
-    } else { // a launch for each pass: smaller blocks, of which one begins where another one ends
+        // One launch per pass. Smaller blocks: one starts when another one ends.
+    } else {
         most = 2 * g->wide <= most && form != KFI_BAND_EACH ? most / 2 : most;
         g->threads = (int)(most / g->wide * g->wide);
-        // As many values of a channel as a thread may add up without losing digits.
+        // Limits the number of values that a thread sums per channel, for accuracy.
         g->share = g->threads *
                    kfi_band_rounds(bands, g->units, g->threads, form == KFI_BAND_EACH ? 64 : 16);
         if (g->share >= g->units)
             g->share = g->threads *
-                       kfi_ceil(g->units, 2 * g->threads); // one part means that a block holds it
+                       // At least two parts: one part would mean that a block holds it.
+                       kfi_ceil(g->units, 2 * g->threads);
     }
     g->rows = g->threads / g->wide;
     g->parts = g->units > 0 ? kfi_ceil(g->units, g->share) : 1;
@@ -102,7 +105,7 @@ KF_FN KFI_SMALL size_t kfi_band_workspace(kf_i64 outer, kf_i64 channels, kf_i64 
     kfi_make_bands(&g, sizes, vec, in_registers, &block);
     return kfi_band_needs(g, values, reduced, acc_size);
 }
-// Whether each vector lies in one place, aligned to 16 bytes.
+// True if all vectors are contiguous and aligned to 16 bytes.
 KF_FN KFI_SMALL bool kfi_band_whole(const kfi_bands &g, int form, int vec,
                                     const kfi_operands &operands, const char *fields,
                                     const kfi_pitch *pitches)
@@ -119,16 +122,17 @@ KF_FN KFI_SMALL bool kfi_band_whole(const kfi_bands &g, int form, int vec,
     return whole;
 }
 
-// Whether a channel is a row in registers (host.cuh), by some lanes, a block or a cluster, in
-// place of bands: it is read once then, in one launch. That is faster where its planes are whole
-// vectors; of small tensors and very short channels, whatever their planes are.
+// True if channels are processed as rows in registers (row_host.cuh) instead of by channel blocks.
+// They are then read once, in one launch. This is faster for planes of whole vectors, small
+// tensors, and very short channels.
 KF_FN KFI_SMALL bool kfi_band_as_rows(const kfi_row &m, const kf_i64 *sizes)
 {
-    if (!kfi_all_fit(sizes, 3)) return false; // which is refused
+    if (!kfi_all_fit(sizes, 3)) return false; // the launcher reports it
     const kf_i64 channels = sizes[1], inner = sizes[2], cols = sizes[0] * inner;
     const bool whole = inner % m.vec == 0, few_elements = channels * cols <= KFI_BAND_SMALL;
     const bool narrow = cols <= 128 && inner > 1 &&
-                        inner < m.vec; // so many channels that blocks of a band do little
+                        // So many channels that CUDA blocks of a channel block have little work.
+                        inner < m.vec;
     if (channels < KFI_BAND_CHANNELS || !(whole || few_elements || narrow)) return false;
     kfi_row_layout g;
     int threads;
@@ -136,7 +140,7 @@ KF_FN KFI_SMALL bool kfi_band_as_rows(const kfi_row &m, const kf_i64 *sizes)
                                kfi_row_reach(), &threads) < m.holds;
 }
 
-// pitches: of each tensor, kernel arguments that are set here as g is.
+// Runs an op over channels. Sets `g` and the pitches, which are kernel arguments.
 KF_FN KFI_APART kf_result_t kfi_band_run(const kfi_band_op &m, const kf_i64 *sizes,
                                          const kfi_strides &strides, kfi_pitch *pitches,
                                          kfi_bands *g, void **args, void *workspace,

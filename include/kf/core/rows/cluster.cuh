@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// kf/core/rows/cluster.cuh: a row of several blocks: their cluster, and values sent from one to
-// another through mbarriers.
+// kf/core/rows/cluster.cuh: clusters of blocks that share a row, and asynchronous stores to the
+// shared memory of other blocks, completed through mbarriers.
 #ifndef KF_CORE_ROWS_CLUSTER_CUH
 #define KF_CORE_ROWS_CLUSTER_CUH
 
@@ -9,9 +9,9 @@
 
 #ifdef KFI_DEVICE_PASS
 #if KFI_CLUSTERS
-// Values for other blocks: an mbarrier is what a block waits for, one thread of each block sends to
-// it, and says (expect) how many bytes will come. Not a barrier of the cluster, which waits until
-// all that was stored before it has reached memory.
+// Exchange of values within a cluster. A block waits on its mbarrier; one thread of each block
+// sends to it and announces the number of bytes (expect). A cluster barrier would be slower: it
+// waits until all earlier stores have reached memory.
 #ifdef KFI_PTX
 KFI_DEVICE unsigned kfi_shared(const void *p) { return (unsigned)__cvta_generic_to_shared(p); }
 KFI_DEVICE void kfi_mbarrier_open(unsigned long long *barrier)
@@ -57,7 +57,7 @@ KFI_DEVICE void kfi_cluster_send(double *slot, unsigned long long *barrier, int 
         "d"(v), "r"(kfi_cluster_place(barrier, rank))
         : "memory");
 }
-#else // the emulation has the barrier alone
+#else // the emulation uses the cluster barrier
 KFI_DEVICE void kfi_mbarrier_open(unsigned long long *) {}
 KFI_DEVICE void kfi_mbarrier_expect(unsigned long long *, int) {}
 KFI_DEVICE void kfi_mbarrier_await(unsigned long long *, int)

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// kf/core/rows/host.cuh: the schedule and the launches of the row family, on the host.
+// kf/core/rows/host.cuh: host-side schedule and launches of the rows family.
 #ifndef KF_CORE_ROWS_HOST_CUH
 #define KF_CORE_ROWS_HOST_CUH
 
 #include "kf/core/rows/args.cuh"
 
 #ifdef KFI_HOST_PASS
-// A way to have a row in registers (RowKernel.in_registers), 8 bits each: vectors of a thread; in
-// warps, the threads of a block, those where a row has a whole cluster, those where there are no
-// clusters.
+// Limits of a schedule that holds rows in registers (RowCuda.in_registers), packed into 32 bits:
+// vectors per thread; then, in warps, the maximum block size without a cluster, with a full
+// cluster, and on devices without clusters.
 struct kfi_register_way {
     int vectors, threads, most, alone;
 };
@@ -18,9 +18,9 @@ KF_FN kfi_register_way kfi_register_way_of(unsigned bits)
                                     (int)(bits >> 8 & 255) * 32, (int)(bits & 255) * 32};
     return found;
 }
-// The kernels of one op x dtypes: for each entry of `in_registers`, of which the last is that of
-// persistent blocks, which loop over the rows (where gradients are added up there is no other), and
-// then for rows that are not in registers, {whole, single}.
+// Kernels of one op and dtype tuple: for each entry of `limits`, then for KFI_ROWS_REREAD,
+// {aligned, unaligned}. The last entry is that of KFI_ROWS_PERSISTENT, the only one if gradients
+// are summed over rows. Then the optional kernels below, in their order.
 struct kfi_row {
     kfi_name name;
     kfi_arguments arguments;
@@ -28,27 +28,30 @@ struct kfi_row {
     const unsigned *in_registers;
     int holds;
     int vec, sums, acc_size;
-    int fixed, ring; // bytes of shared memory, in all and a thread
-    bool per_row;    // some result is one per row
+    int fixed, ring; // bytes of shared memory: per block and per thread
+    bool per_row;    // an output has one value per row
     int layout = KFI_LAYOUT_ROWS;
-    int plane_sums = 0; // gradients of channels: of each plane (slice of a group's channel) a
-                        // value, which the second stage adds up
+    // Channel gradients: each plane, or slice of a group's channel, yields a partial sum for the
+    // second stage.
+    int plane_sums = 0;
     const unsigned char *runs =
-        nullptr; // how many gradients each launch of the second stage adds up; nullptr: it is one
-    size_t least = 0; // bytes of workspace that a call has to have, whether it uses them
+        // Gradients per launch of the second stage; nullptr: one launch.
+        nullptr;
+    size_t least = 0; // bytes of workspace that a call must provide even if unused
     bool strips =
-        false; // whether the last kernel is for few rows: it leaves nothing to the second stage
-    // Whether the last kernels are for rows of a warp or less, of which no thread has a fourth
-    // vector: whole ones of a warp, and odd ones.
+        // A kernel for few rows that needs no second stage.
+        false;
+    // KFI_ROWS_WARP: three-vector kernels for rows of at most a warp: aligned rows of a whole warp;
+    // unaligned ones.
     bool warps = false, thirds = false;
-    bool staged = false; // whether the last kernel of all is for long odd rows, which it goes over
-                         // in shared memory
+    // KFI_ROWS_STAGED: long unaligned rows, staged in shared memory.
+    bool staged = false;
 };
 
-// How far a row may reach, by the architectures that the kernels are compiled for.
+// Limits set by the architectures that the kernels are compiled for.
 struct kfi_reach {
-    int clusters; // blocks that may have a row: several where all are 9.0 or later
-    bool narrow;  // a block may have 99 KiB of shared memory alone, as in all of 12.x
+    int clusters; // maximum blocks per row: more than one if all are 9.0 or later
+    bool narrow;  // a block has at most 99 KiB of shared memory, as in all of 12.x
 };
 KF_FN kfi_reach kfi_row_reach()
 {
@@ -63,14 +66,14 @@ KF_FN kfi_reach kfi_row_reach()
     return found;
 #endif
 }
-// Persistent blocks have their rows in shared memory, 208 KiB of it at most
-// (RowKernel.in_registers) beside what is fixed, or fewer threads.
+// Reduces the block size to the smaller shared memory: persistent blocks keep rows in up to 208 KiB
+// of it (RowCuda.in_registers).
 KF_FN void kfi_row_fit(kfi_register_way *how)
 {
     how->most = (int)kfi_clamp(how->most * 5 / 13 / 32 * 32, 32, how->most);
     how->threads = (int)kfi_clamp(how->threads, 0, how->most);
 }
-// Threads at most that a block of the kernels of persistent blocks has, of rows of any length.
+// Maximum block size of the persistent kernels, for rows of any length.
 KF_FN KFI_SMALL int kfi_row_most(const kfi_row &m, const kfi_reach &reach)
 {
     kfi_register_way how = kfi_register_way_of(m.in_registers[m.holds - 1]);
@@ -78,9 +81,9 @@ KF_FN KFI_SMALL int kfi_row_most(const kfi_row &m, const kfi_reach &reach)
     const int most = (int)kfi_clamp(reach.clusters > 1 ? how.most : how.alone, 0, KFI_ROW_CAP);
     return m.sums && most < KFI_ROW_SUM_BLOCK ? KFI_ROW_SUM_BLOCK : most;
 }
-// Rows at a time, of persistent blocks: as many as an H200 has room for, 512 threads an SM, where
-// gradients are added up at most as many blocks as have room for their shared memory. Clusters of
-// more than two leave one SM in eleven alone.
+// Number of rows that persistent blocks process at a time: as many as fit an H200 with 512 threads
+// per SM. With sums over rows also limited by shared memory. Clusters of more than two blocks leave
+// one SM in eleven idle.
 #define KFI_ROW_RINGS 6
 KF_FN KFI_SMALL kf_i64 kfi_row_parts(const kfi_row_layout &g, int threads, bool sums)
 {
@@ -88,8 +91,8 @@ KF_FN KFI_SMALL kf_i64 kfi_row_parts(const kfi_row_layout &g, int threads, bool 
     const kf_i64 most = (g.cluster > 2 ? blocks - blocks / 11 : blocks) / g.cluster;
     return kfi_clamp(kfi_ceil(g.rows, g.groups), 1, most > 1 ? most : 1);
 }
-// The schedule, by a row's length alone but for the number of blocks. Returns which kernel: an
-// index of kfi_row's table.
+// Chooses the schedule, from the row length only; the row count only sets the number of blocks.
+// Returns the kernel as an index of kfi_row's table.
 KF_FN KFI_SMALL int kfi_make_row_layout(kfi_row_layout *g, kf_i64 rows, kf_i64 cols, int vec,
                                         const unsigned *in_registers, int holds, bool sums,
                                         const kfi_reach &reach, int *threads)
@@ -110,7 +113,8 @@ KF_FN KFI_SMALL int kfi_make_row_layout(kfi_row_layout *g, kf_i64 rows, kf_i64 c
     }
     kf_i64 lanes = kfi_clamp(512, 1, KFI_ROW_CAP);
     if (found < holds) {
-        const kf_i64 full = how.vectors * kfi_clamp(how.threads, 1, KFI_ROW_CAP); // of a block
+        // vectors of a full block
+        const kf_i64 full = how.vectors * kfi_clamp(how.threads, 1, KFI_ROW_CAP);
         while (found + 1 == holds && 1 << g->cluster_bits < clusters &&
                vectors > full << g->cluster_bits)
             ++g->cluster_bits;
@@ -128,9 +132,10 @@ KF_FN KFI_SMALL int kfi_make_row_layout(kfi_row_layout *g, kf_i64 rows, kf_i64 c
     g->loops = (int)kfi_clamp(kfi_ceil(vectors, g->lanes), 0, 0x7fffffff);
     return found;
 }
-// Long rows of an odd number of 2-byte elements, of a block each: bytes of shared memory that one
-// has, with room for where it begins.
-#ifndef KFI_ROW_LONG // elements from which on, and bytes up to which; an emulation has fewer
+// Bytes of shared memory for a long row of an odd number of 2-byte elements, with spare vectors at
+// both ends. Each row has one block.
+// Minimum length in elements, maximum size in bytes. An emulation lowers both.
+#ifndef KFI_ROW_LONG
 #define KFI_ROW_LONG 16384
 #define KFI_ROW_STAGE (208 << 10)
 #endif
@@ -143,7 +148,7 @@ KF_FN KFI_SMALL bool kfi_row_stages(kfi_row_layout *g, kf_i64 cols, const kfi_re
         bytes > KFI_ROW_STAGE)
         return false;
     g->lanes = *threads = (int)kfi_clamp(2 * bytes > KFI_ROW_STAGE ? 1024 : 512, 1,
-                                         KFI_ROW_CAP); // 1,024 where no other block finds room
+                                         KFI_ROW_CAP); // 1,024 if only one block fits
     g->groups = g->cluster = 1;
     g->share = g->cluster_bits = 0;
     g->loops = (int)kfi_ceil(cols, 8 * g->lanes);
@@ -153,7 +158,7 @@ KF_FN KFI_SMALL size_t kfi_row_workspace(kf_i64 rows, kf_i64 cols, int vec, unsi
                                          int sums, int acc_size)
 {
     if (!kfi_fits(rows, cols, 1)) return 0;
-#ifdef KFI_DRIVER // enough for any device: none is asked, a program may have several
+#ifdef KFI_DRIVER // enough for any device: a program may use several
     const kfi_reach all[] = {{1, false}, {KFI_ROW_CLUSTER, false}, {KFI_ROW_CLUSTER, true}};
 #else
     const kfi_reach all[] = {kfi_row_reach()};
@@ -178,8 +183,8 @@ KF_FN KFI_SMALL size_t kfi_plane_workspace(kf_i64 outer, kf_i64 channels, kf_i64
                : 0;
 }
 
-// Of each gradient a value for each channel and slice of it. As many channels and slices as the
-// shape has, whatever the schedule is.
+// Partitions channel gradients into slices: one partial sum per channel and slice. The number of
+// slices depends on the shape only.
 KF_FN KFI_SMALL void kfi_make_segments(kfi_segments *in, const kf_i64 *sizes, int vec)
 {
     const kf_i64 length = sizes[1], inner = sizes[4];
@@ -218,7 +223,7 @@ KF_FN KFI_SMALL size_t kfi_group_workspace(kf_i64 outer, kf_i64 length, kf_i64 g
     return kfi_plane_workspace(outer * in.slices, channels, 1, sums, acc_size);
 }
 
-// Whether some output is written where an input is read.
+// True if an output overlaps an input.
 KF_FN KFI_SMALL bool kfi_row_in_place(const kfi_operands &all)
 {
     for (int i = 0; i < all.count; ++i)
@@ -228,7 +233,7 @@ KF_FN KFI_SMALL bool kfi_row_in_place(const kfi_operands &all)
                 return true;
     return false;
 }
-// pitches: of each tensor, kernel arguments that are set here as g is.
+// Runs an op over rows. Sets `g` and the pitches, which are kernel arguments.
 KF_FN KFI_APART kf_result_t kfi_row_run(const kfi_row &m, const kf_i64 *sizes,
                                         const kfi_strides &strides, kfi_pitch *pitches,
                                         kfi_row_layout *g, void **args, kfi_sums *s,
@@ -246,8 +251,9 @@ KF_FN KFI_APART kf_result_t kfi_row_run(const kfi_row &m, const kf_i64 *sizes,
     const kf_i64 outer = shape.rows, channels = shape.channels, cols = shape.cols,
                  rows = m.layout == KFI_LAYOUT_ROWS ? outer : outer * channels;
     const bool nothing = rows == 0 || (cols == 0 && !m.per_row);
-    const bool groups = m.layout >= KFI_LAYOUT_GROUPS; // or channels: rows are in segments
-    const kf_i64 summed = groups ? channels * shape.parts : channels; // where planes or groups are
+    const bool groups = m.layout >= KFI_LAYOUT_GROUPS; // rows are in segments (groups or channels)
+    // gradients per tensor of planes or groups
+    const kf_i64 summed = groups ? channels * shape.parts : channels;
     if (m.plane_sums ? summed == 0 : m.sums ? cols == 0 && !m.per_row : nothing) return KF_SUCCESS;
     result = kfi_check_operands(&m.name, &m.arguments, &shape, &levels, &operands);
     if (result != KF_SUCCESS || !operands.wanted) return result;
@@ -255,7 +261,7 @@ KF_FN KFI_APART kf_result_t kfi_row_run(const kfi_row &m, const kf_i64 *sizes,
     const bool wanted = kfi_sums_wanted(s, m.runs, sums);
     kfi_segments *const in = groups ? &((kfi_groups *)g)->in : nullptr;
     if (groups) kfi_make_segments(in, segments, m.vec);
-    const kf_i64 leaves = groups ? outer * in->slices : outer; // values of a channel
+    const kf_i64 leaves = groups ? outer * in->slices : outer; // partial sums per channel
     const size_t needed =
         !sums          ? m.least
         : m.plane_sums ? kfi_plane_workspace(leaves, summed, 1, sums, m.acc_size)
@@ -268,9 +274,9 @@ KF_FN KFI_APART kf_result_t kfi_row_run(const kfi_row &m, const kf_i64 *sizes,
     int found = kfi_make_row_layout(g, rows, cols, m.vec, m.in_registers, m.holds, m.sums > 0,
                                     reach, &threads);
     const bool staged = m.staged && kfi_row_stages(g, cols, reach, &threads);
-    if (staged) found = m.holds; // as one that is not in registers
+    if (staged) found = m.holds; // the index of rows that are not in registers
     const bool narrow = groups && segments[4] > 1 &&
-                        segments[4] < m.vec; // a vector may touch more than two channels
+                        segments[4] < m.vec; // a vector may span more than two channels
     if (groups) in->gaps = 0;
     for (int i = 0; i < operands.count; ++i) {
         pitches[i] = kfi_make_pitch(m.layout, &levels, operands.of[i].apart);
@@ -290,8 +296,8 @@ KF_FN KFI_APART kf_result_t kfi_row_run(const kfi_row &m, const kf_i64 *sizes,
         return kfi_fail(KF_ERROR_UNSUPPORTED, &m.name, "launch",
                         "of %lld x %lld elements needs more blocks than a launch may have",
                         (long long)rows, (long long)cols);
-    // Few rows, each of which would be a block's only one: the same bits as in two launches. Blocks
-    // of columns read what blocks of rows read, whoever comes first: not in place.
+    // Few rows with one block each: sums over rows in the same launch, with the same bits as in two
+    // launches. Not in place: blocks of columns read the inputs concurrently with blocks of rows.
     if (m.strips && wanted && !found && whole && g->cluster == 1 && rows > 0 &&
         rows <= KFI_SUM_GROUPS && g->groups == 1 && kfi_row_parts(*g, threads, true) == rows &&
         !kfi_row_in_place(operands)) {
@@ -321,7 +327,7 @@ KF_FN KFI_APART kf_result_t kfi_row_run(const kfi_row &m, const kf_i64 *sizes,
     if (!nothing || m.sums)
         result = kfi_launch(&m.name, m.kernels[kernel], dim3((unsigned)blocks), (unsigned)threads,
                             args, stream, !persistent, shared, (unsigned)g->cluster, most);
-    // A plane of one batch has written its channel's gradient itself.
+    // A plane of one batch has stored its channel's gradient itself.
     if (result != KF_SUCCESS || !wanted || (m.plane_sums && !groups && s->parts == 1 && !m.runs))
         return result;
     return kfi_launch_sums(&m.name, s, m.runs, sums, s->parts * s->stride * m.acc_size, sum_kernels,

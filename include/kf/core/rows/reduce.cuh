@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// kf/core/rows/reduce.cuh: where a thread of a row is, and what the threads of a row reduce
-// together.
+// kf/core/rows/reduce.cuh: thread coordinates in a row, and reductions over the threads of a row:
+// shuffles, then shared memory across warps, then the cluster.
 #ifndef KF_CORE_ROWS_REDUCE_CUH
 #define KF_CORE_ROWS_REDUCE_CUH
 
 #include "kf/core/rows/cluster.cuh"
 
 #ifdef KFI_DEVICE_PASS
-// Where one warp has a row, ptxas need not know of others.
+// Tells ptxas that exactly one warp has a row.
 template <int one> KFI_DEVICE void kfi_row_of_warp(const kfi_row_layout &g)
 {
 #ifdef KFI_PTX
@@ -18,22 +18,25 @@ template <int one> KFI_DEVICE void kfi_row_of_warp(const kfi_row_layout &g)
     (void)g;
 #endif
 }
-// Where a thread is.
+// Coordinates of a thread.
 struct kfi_row_thread {
-    kf_i64 block;    // or cluster of blocks
-    kf_i64 row;      // its first one
-    kf_i64 apart;    // rows from there to its next one
-    int rank;        // of the block in the row's cluster
-    int group, lane; // which of the block's rows, and where in it
-    int first, step; // its first column, and from one vector to the next
-    int reach; // where vectors of a warp lie side by side: from there on they hold nothing of the
-               // row, nor the aligned ones in its place
-    int turn, phase; // which of two sets of places in shared memory the row has: free again when
-                     // the next row but one comes
+    kf_i64 block;    // block or cluster index
+    kf_i64 row;      // first row
+    kf_i64 apart;    // row stride: from one row of the thread to the next
+    int rank;        // rank of the block in the row's cluster
+    int group, lane; // row index within the block, and thread index within the row
+    int first, step; // first column, and column stride between vectors
+    // For warps whose vectors are contiguous (side > 0): offsets from here on are past the end of
+    // the row, for aligned vectors too.
+    int reach;
+    // Which of the two sets of slots in shared memory the row uses; a set is free again two rows
+    // later.
+    int turn, phase;
 };
-// At first in a kernel. split: a row may have a cluster, whose blocks open `barriers` mbarriers
-// each, at the beginning of shared memory. side: vectors of a thread that lie a warp apart, so that
-// a warp's are side by side; 0: all threads' first ones do, then the second ones.
+// Computes the coordinates at kernel start. split: a row may have a cluster, and each block
+// initialises `barriers` mbarriers at the beginning of shared memory. side: number of vectors per
+// thread if a warp's vectors are contiguous (stride of one warp); 0: stride of all threads of the
+// row.
 template <int vec, int split, int side>
 KFI_DEVICE kfi_row_thread kfi_row_enter(const kfi_row_layout &g, int barriers)
 {
@@ -46,8 +49,8 @@ KFI_DEVICE kfi_row_thread kfi_row_enter(const kfi_row_layout &g, int barriers)
         kfi_cluster_arrive();
     }
 #endif
-    const int bits = split ? g.cluster_bits : 0; // a division would come before the first load: 20
-                                                 // instructions, one after the other
+    // Shifts: a division before the first load would cost 20 dependent instructions.
+    const int bits = split ? g.cluster_bits : 0;
     at.group = (int)threadIdx.x * g.share >> 20;
     at.lane = (int)threadIdx.x - at.group * g.lanes;
     at.first = (at.rank * g.lanes + at.lane) * vec;
@@ -62,8 +65,8 @@ KFI_DEVICE kfi_row_thread kfi_row_enter(const kfi_row_layout &g, int barriers)
     at.apart = (kf_i64)(gridDim.x >> bits) * g.groups;
     return at;
 }
-// Whether the block has a strip of columns in place of a row; then a thread has a vector of some
-// rows, one after the other.
+// Makes the block sum a strip of columns instead of processing rows. Each thread then has one
+// vector of every few rows. Returns whether the block does so.
 template <int vec>
 KFI_DEVICE bool kfi_row_strip_enter(kfi_row_thread *at, const kfi_row_layout &g,
                                     const kfi_sums &sums)
@@ -71,13 +74,14 @@ KFI_DEVICE bool kfi_row_strip_enter(kfi_row_thread *at, const kfi_row_layout &g,
     if (blockIdx.x < sums.parts) return false;
     at->first =
         ((int)(blockIdx.x - sums.parts) * KFI_ROW_STRIP + (int)threadIdx.x % KFI_ROW_STRIP) * vec;
-    at->step = (int)g.cols; // its second one is behind the end
+    at->step = (int)g.cols; // past the end of the row: one vector per row
     at->row = (int)threadIdx.x / KFI_ROW_STRIP;
     at->apart = (int)blockDim.x / KFI_ROW_STRIP;
     at->group = at->lane = 0;
     return true;
 }
-// The terms of a row, as a block of its own would leave them for the second stage.
+// Stores the terms of a row to shared memory, as a block of that row would leave them for the
+// second stage.
 template <int vec, class type>
 KFI_DEVICE void kfi_row_strip_put(int gradient, int row, type (&sum)[vec])
 {
@@ -90,7 +94,7 @@ KFI_DEVICE void kfi_row_strip_put(int gradient, int row, type (&sum)[vec])
         sum[e] = 0;
     }
 }
-// And all of them, as that adds them up.
+// Adds them up in the order of the second stage and stores the result.
 template <int dtype, int vec, int count>
 KFI_DEVICE void kfi_row_strip_store(const kfi_sums &sums, const kfi_row_layout &g)
 {
@@ -109,13 +113,14 @@ KFI_DEVICE void kfi_row_strip_store(const kfi_sums &sums, const kfi_row_layout &
         }
     }
 }
-// A vector's terms, added to the block's partial sums where those are not in registers: all of
-// these are on their way before the first is stored.
+// Adds a vector's terms to the block's partial sums in memory (rows not in registers). Loads all of
+// them before the first store.
 template <int in_registers, int vec, class type>
 KFI_DEVICE void kfi_row_add(type *partial, type (&sum)[vec], kf_i64 at, const kfi_sums &sums)
 {
     constexpr int access =
-        16 / (int)sizeof(type) < vec ? 16 / (int)sizeof(type) : vec; // stride is whole accesses
+        // stride consists of whole accesses
+        16 / (int)sizeof(type) < vec ? 16 / (int)sizeof(type) : vec;
     alignas(16) type there[vec] = {};
     if (!in_registers && partial) {
 #pragma unroll
@@ -130,7 +135,7 @@ KFI_DEVICE void kfi_row_add(type *partial, type (&sum)[vec], kf_i64 at, const kf
                 kfi_store<access *(int)sizeof(type)>(partial + at + e, there + e);
     }
 }
-// Nobody sends to another block before.
+// Waits until all blocks of the cluster have initialised their mbarriers.
 template <int split> KFI_DEVICE void kfi_row_entered(const kfi_row_layout &g)
 {
 #if KFI_CLUSTERS
@@ -154,7 +159,7 @@ template <int split> KFI_DEVICE void kfi_row_entered(const kfi_row_layout &g)
 #define KFI_ROW_ACROSS(type) (void)barrier;
 #endif
 
-// What float and double have in common.
+// Defined for float and double.
 #define KFI_ROW_WORDS(type, f)                                                                     \
     KFI_DEVICE type kfi_join(int word, type a, type b)                                             \
     {                                                                                              \
@@ -163,7 +168,7 @@ template <int split> KFI_DEVICE void kfi_row_entered(const kfi_row_layout &g)
                : word == KFI_MAX  ? kfi_max_##f(a, b)                                              \
                                   : kfi_min_##f(a, b);                                             \
     }                                                                                              \
-    /* Of no terms. */                                                                             \
+    /* Identity element of the reduction. */                                                       \
     KFI_DEVICE void kfi_nothing(int word, type *v)                                                 \
     {                                                                                              \
         *v = word == KFI_SUM ? 0                                                                   \
@@ -171,16 +176,14 @@ template <int split> KFI_DEVICE void kfi_row_entered(const kfi_row_layout &g)
                  ? 1                                                                               \
                  : (type)__int_as_float(word == KFI_MAX ? (int)0xff800000 : 0x7f800000);           \
     }                                                                                              \
-    /* Of `lanes` neighbours, each of them has the result. Written out: a loop would take three    \
-     * times as many instructions. */                                                              \
+    /* All-reduce over `lanes` neighbouring lanes. Unrolled: a loop takes 3x the instructions. */  \
     template <int words, int lanes, int count> KFI_DEVICE void kfi_row_shuffle(type(&v)[count])    \
     {                                                                                              \
         _Pragma("unroll") for (int by = lanes >> 1; by > 0; by >>= 1)                              \
             _Pragma("unroll") for (int i = 0; i < count; ++i) v[i] =                               \
                 kfi_join(words >> 2 * i & 3, v[i], __shfl_xor_sync(0xffffffffu, v[i], by));        \
     }                                                                                              \
-    /* What a row's warps left in shared memory, a value each for each reduction, 32 values apart, \
-     * added up by each of them. */                                                                \
+    /* All-reduce over a row's warps: slot holds a value per reduction (stride 32) and warp. */    \
     template <int words, int lanes, int count>                                                     \
     KFI_DEVICE void kfi_row_fold(type(&v)[count], const type *slot, int warps)                     \
     {                                                                                              \
@@ -192,7 +195,7 @@ template <int split> KFI_DEVICE void kfi_row_entered(const kfi_row_layout &g)
         }                                                                                          \
         kfi_row_shuffle<words, lanes>(v);                                                          \
     }                                                                                              \
-    /* And its blocks. */                                                                          \
+    /* Reduction over a row's blocks. */                                                           \
     KFI_DEVICE type kfi_row_gather(int word, const type *slot, int blocks)                         \
     {                                                                                              \
         type v = slot[0];                                                                          \
@@ -200,12 +203,11 @@ template <int split> KFI_DEVICE void kfi_row_entered(const kfi_row_layout &g)
             kfi_join(word, v, slot[i]);                                                            \
         return v;                                                                                  \
     }                                                                                              \
-    /* What a pass reduces, of all threads of a row, `words` says how, 2 bits each. Of a kernel's  \
-     * `passes` it is number `pass`, of its */                                                     \
-    /* `all` reductions these begin at `first`. Shared memory: mbarriers, then for each turn and   \
-     * reduction a value of each warp, then of */                                                  \
-    /* each block of a cluster. */                                                                 \
-    /* alone: in a row that has one block the first warp alone needs the result. */                \
+    /* Reduces the `count` values of pass number `pass` (of `passes`) over all threads of a row.   \
+     */                                                                                            \
+    /* `words`: 2 bits per reduction. `first`: index among the kernel's `all` reductions. */       \
+    /* Shared memory: mbarriers; then per turn and reduction a value per warp, then per block. */  \
+    /* alone: in a row of one block, only the first warp needs the result. */                      \
     template <int words, int split, int alone, int pass, int passes, int first, int all,           \
               int count>                                                                           \
     KFI_DEVICE void kfi_row_reduce(type(&v)[count], const kfi_row_layout &g,                       \
@@ -237,7 +239,7 @@ template <int split> KFI_DEVICE void kfi_row_entered(const kfi_row_layout &g)
         }                                                                                          \
         KFI_ROW_ACROSS(type)                                                                       \
     }                                                                                              \
-    /* Partial sums of nothing, where they are not in registers. */                                \
+    /* Clears the partial sums in memory. */                                                       \
     template <int vec>                                                                             \
     KFI_DEVICE void kfi_row_clear(type *partial, int first, int step, kf_i64 stride)               \
     {                                                                                              \
@@ -245,11 +247,8 @@ template <int split> KFI_DEVICE void kfi_row_entered(const kfi_row_layout &g)
             _Pragma("unroll") for (int e = 0; e < vec; ++e) if (c + e < stride) partial[c + e] =   \
                 0;                                                                                 \
     }                                                                                              \
-    /* A block's partial sums of one gradient: a thread's columns, in vectors `step` apart, added  \
-     * up over the block's rows: across a warp                                                     \
-     */                                                                                            \
-    /* that has several of them, then what its warps, or rows of whole warps, have left in buffer: \
-     * places for all sums of each thread. */                                                      \
+    /* Partial sums of one gradient over the block's rows: first across a warp that has */         \
+    /* several rows, then across warps or rows through `buffer` (all sums of each thread). */      \
     template <int in_registers, int vec>                                                           \
     KFI_DEVICE void kfi_row_sums(type *partial, type(&sum)[in_registers][vec], type *buffer,       \
                                  const kfi_row_layout &g, int group, int first, int step)          \
@@ -258,7 +257,7 @@ template <int split> KFI_DEVICE void kfi_row_entered(const kfi_row_layout &g)
         if (g.groups == 1) {                                                                       \
             constexpr int access = 16 / (int)sizeof(type) < vec                                    \
                                        ? 16 / (int)sizeof(type)                                    \
-                                       : vec; /* padded is whole accesses */                       \
+                                       : vec; /* padded consists of whole accesses */              \
             _Pragma("unroll") for (int s = 0; s < in_registers; ++s) _Pragma(                      \
                 "unroll") for (int e = 0; e < vec; e += access) if (first + s * step + e < padded) \
                 kfi_store<access *(int)sizeof(type)>(partial + first + s * step + e, sum[s] + e);  \

@@ -1,19 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
-// kf/core/rows/rows.cuh: the schedule of the row family: norms, softmax, losses, reductions over the last
-// axis.
+// kf/core/rows/rows.cuh: CUDA schedules of the rows family: norms, softmax, losses, reductions over the
+// last axis.
 //
-// Some threads have a row: a power of two up to a warp, or whole warps, or, of a long row, so many
-// threads of each block of a cluster. They hold it in registers, as vectors of 16 bytes that lie as
-// many vectors apart as there are threads (of 2-byte elements as many as a warp has, so that a
-// warp's lie side by side), so that it is read once; a row that is too long for that is read again
-// in each pass, where the L2 cache has it. What a pass reduces is added up in a thread, then across
-// the threads by shuffles, then (whole warps) through shared memory, then (clusters) through each
-// other's shared memory. Which thread has which element depends on the row's length and the
-// architecture alone: not on how many rows there are, nor on alignment, which only decides how wide
-// an access is. So a row's bits depend on nothing else either.
+// Schedule: a row is shared by 1 to 32 lanes of a warp, by whole warps of a block, or by a cluster
+// of up to 8 blocks. Each thread holds 16-byte vectors of its row in registers, so the row is read
+// once. Vectors of one thread are as far apart as the threads of the row reach (2-byte elements: of
+// its warp). A row that is too long for registers is read again in each pass, mostly from L2.
 //
-// Where a gradient is reduced over the rows, blocks are persistent and loop over the rows; each
-// adds up in registers, and the map family's second stage adds up the blocks' partial sums.
+// Reductions: each thread reduces its own elements, then warp shuffles, then shared memory across
+// warps, then distributed shared memory across the cluster. The assignment of elements to threads
+// depends on the row length and the architecture only, so a row's bits do not depend on the number
+// of rows or on alignment. Alignment only decides the width of an access.
+//
+// Gradients summed over rows: persistent blocks loop over the rows and accumulate in registers. The
+// second stage of the elementwise family adds up their partial sums.
 #ifndef KF_CORE_ROWS_ROWS_CUH
 #define KF_CORE_ROWS_ROWS_CUH
 

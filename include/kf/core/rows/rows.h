@@ -1,13 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* kf/core/rows/rows.h: the schedule of the row family on the CPU.
+/* kf/core/rows/rows.h: the schedule of the rows family on the CPU.
 
-   An op's traversal goes over some rows, and over each of them once a pass: a function over a row,
-   which finds what it needs in the traversal's frame and leaves there what the next pass needs. It
-   takes tiles of KFI_STRIP elements, whose loop the compiler vectorises; what a pass reduces is
-   kept in as many accumulators, which are then folded in a fixed order, so a row's bits depend on
-   nothing but the row. What is left at a row's end is copied to a tile, of which so many elements
-   count. How rows are shared out depends on the shape alone, so results do not depend on the number
-   of threads. */
+   An op's traversal visits rows and calls one function per pass and row. These functions share a
+   frame: a pass reads there what the traversal and the earlier passes stored. Each function
+   processes tiles of KFI_STRIP elements in a loop that the compiler vectorises. A reduction keeps
+   KFI_STRIP accumulators and folds them in a fixed order, so a row's bits depend on the row only. A
+   row's remainder is copied into a tile, of which only the valid elements count. The partition of
+   rows depends on the shape only, so results do not depend on the number of threads. */
 #ifndef KF_CORE_ROWS_ROWS_H
 #define KF_CORE_ROWS_ROWS_H
 
@@ -19,16 +18,16 @@ KFI_C_BEGIN
 
 #define KFI_STRIP 64 /* accumulators of a reduction */
 
-/* In a loop over strips, of its counter: gcc -O3 would put the loops of two strips into one
-   (-floop-unroll-and-jam), which it then does not vectorise. */
+/* Keeps the counter of a loop over strips opaque: gcc -O3 would fuse the loops of two strips
+   (-floop-unroll-and-jam) and then fail to vectorise them. */
 #if defined(__GNUC__)
 #define KFI_EACH_STRIP(i) __asm__("" : "+r"(i))
 #else
 #define KFI_EACH_STRIP(i) (void)(i)
 #endif
 
-/* Accumulators without a term, and their fold, whose loops have constant lengths: each is an
- * instruction or two. */
+/* Accumulator initialisation and the final fold. The loops have constant lengths, so each compiles
+   to a few instructions. */
 #define KFI_FOLD_STEP(join, n)                                                                     \
     for (int j = 0; j < n; ++j) a[j] = join(a[j], a[j + n]);
 #define KFI_FOLD(word, type, nothing, join)                                                        \
@@ -57,14 +56,14 @@ KFI_FOLD(max_f64, double, -(double)INFINITY, kfi_cpu_max_f64)
 KFI_FOLD(min_f32, float, (float)INFINITY, kfi_cpu_min_f32)
 KFI_FOLD(min_f64, double, (double)INFINITY, kfi_cpu_min_f64)
 
-/* A column, or what is compared with columns, as a place behind column `from`: those that are no
-   place of a strip, and what lies beyond them, are before it or behind it. */
+/* Column `a` as an index relative to column `from`. Columns outside the strip map to -1 (before it)
+   or to KFI_STRIP (after it). */
 KFI_INLINE int kfi_cpu_near(kf_i64 a, kf_i64 from)
 {
     return a < from ? -1 : a - from > KFI_STRIP ? KFI_STRIP : (int)(a - from);
 }
 
-/* What is left of a row, as a tile; NULL stays NULL. */
+/* Copies a row's remainder into a zeroed tile. NULL stays NULL. */
 KFI_HOST const void *kfi_tail(void *tile, const void *from, int left, int size)
 {
     if (!from) return NULL;
@@ -73,8 +72,8 @@ KFI_HOST const void *kfi_tail(void *tile, const void *from, int left, int size)
     return tile;
 }
 
-/* Whether an output goes past the caches (core/stream.h), by way of a tile: a large one whose rows
-   begin with a line and that is no input, whose lines are there already. */
+/* True if an output is stored with non-temporal stores from a tile (core/stream.h). Requires a
+   large output with line-aligned rows that is not also an input, whose lines are cached already. */
 KFI_HOST int kfi_row_streams(const kfi_cpu_map *m, int operand, int size)
 {
     const void *ptr = m->operands.of[operand].ptr;
@@ -86,19 +85,19 @@ KFI_HOST int kfi_row_streams(const kfi_cpu_map *m, int operand, int size)
     return streams;
 }
 
-/* Dropout's random words, those of a whole tile at a time: the strips of a row lie side by side, as
- * rows do. */
+/* Random words of dropout, generated a tile at a time: consecutive strips and rows are contiguous.
+ */
 typedef struct {
     const kfi_rng *rng;
-    kf_i64 from; /* the first element that has its word here; a multiple of 8 */
+    kf_i64 from; /* first element whose word is stored; a multiple of 8 */
     uint16_t words[KFI_TILE + 8];
 } kfi_words;
 KFI_HOST void kfi_words_begin(kfi_words *w, const kfi_rng *rng)
 {
     w->rng = rng;
-    w->from = -KFI_TILE; /* of no element that there is */
+    w->from = -KFI_TILE; /* holds no element yet */
 }
-/* Of KFI_STRIP elements from `first` on. */
+/* Returns the words of KFI_STRIP elements from `first` on. */
 KFI_HOST const uint16_t *kfi_strip_words(kfi_words *w, kf_i64 first)
 {
     if (first < w->from || first + KFI_STRIP > w->from + KFI_TILE) {
@@ -108,7 +107,7 @@ KFI_HOST const uint16_t *kfi_strip_words(kfi_words *w, kf_i64 first)
     return w->words + (first - w->from);
 }
 
-/* Rows that a thread takes at a time. */
+/* Number of row blocks; a thread processes one block at a time. */
 KFI_HOST kf_i64 kfi_row_blocks(kf_i64 rows, kf_i64 cols)
 {
     const kf_i64 chunk = (kf_i64)KFI_CHUNK * KFI_TILE, per = cols >= chunk ? 1
@@ -117,13 +116,13 @@ KFI_HOST kf_i64 kfi_row_blocks(kf_i64 rows, kf_i64 cols)
     return (rows + per - 1) / per;
 }
 
-/* n / d of numbers from 0 on: by a division of 32 bits where they suffice. */
+/* n / d for nonnegative numbers, by a 32-bit division where possible. */
 KFI_INLINE kf_i64 kfi_quotient(kf_i64 n, kf_i64 d)
 {
     return (n | d) >> 32 ? n / d : (kf_i64)((uint32_t)n / (uint32_t)d);
 }
 KFI_INLINE kf_i64 kfi_rest(kf_i64 n, kf_i64 d) { return n - kfi_quotient(n, d) * d; }
-/* The first element of a row of tensor `operand`. */
+/* Offset of a row's first element in tensor `operand`. */
 KFI_INLINE kf_i64 kfi_row_at(const kfi_cpu_map *m, int operand, kf_i64 row)
 {
     const kfi_pitch *p = &m->operands.of[operand].at;
@@ -134,14 +133,14 @@ KFI_INLINE kf_i64 kfi_row_at(const kfi_cpu_map *m, int operand, kf_i64 row)
     }
     return at;
 }
-/* Rows in segments, `gap` elements between two of them: where column i of a row is, behind its
-   first element, and whether `count` columns from there on lie side by side. */
+/* Offset of column i from the row's first element, for rows in segments that are `gap` elements
+   apart. */
 KFI_INLINE kf_i64 kfi_segment_at(const kfi_cpu_map *m, kf_i64 gap, kf_i64 i)
 {
     return gap ? i + kfi_quotient(i, m->segment) * gap : i;
 }
-/* Columns from i on that lie side by side: what is left of the segment, or `count` where a row is
- * one. */
+/* Number of contiguous columns from i on: the rest of the segment, or `count` in a row without
+   gaps. */
 KFI_INLINE kf_i64 kfi_segment_room(const kfi_cpu_map *m, kf_i64 gap, kf_i64 i, int count)
 {
     return gap ? m->segment - kfi_rest(i, m->segment) : count;
@@ -150,8 +149,7 @@ KFI_INLINE int kfi_segment_whole(const kfi_cpu_map *m, kf_i64 gap, kf_i64 i, int
 {
     return kfi_segment_room(m, gap, i, count) >= count;
 }
-/* A segment or a part of one, which may be short: without a call for each, where its length allows.
- */
+/* Copies a segment or a part of one. Inlined, because segments may be short. */
 KFI_INLINE void kfi_segment_copy(char *to, const char *from, kf_i64 bytes)
 {
     if (bytes % 16 != 0)
@@ -159,17 +157,17 @@ KFI_INLINE void kfi_segment_copy(char *to, const char *from, kf_i64 bytes)
     else
         for (kf_i64 k = 0; k < bytes; k += 16) memcpy(to + k, from + k, 16);
 }
-/* Segments lie too far apart for the processor to see what comes next. */
+/* Prefetch distance in segments: the hardware prefetcher does not follow the gaps. */
 #define KFI_SEGMENTS_AHEAD 32
 #if defined(__GNUC__)
 #define KFI_PREFETCH(address) __builtin_prefetch((const void *)(address))
 #else
 #define KFI_PREFETCH(address) ((void)(address))
 #endif
-/* The first columns of a row in short segments, as its first pass copied them: the other passes
- * read them side by side. */
+/* Contiguous copy of the first columns of a row in short segments. The first pass fills it, later
+   passes read it. */
 typedef struct {
-    kf_i64 row, columns, room, gap; /* room: bytes; gap: of the tensor */
+    kf_i64 row, columns, room, gap; /* room: bytes; gap: of the tensor, in elements */
     char *bytes;
 } kfi_gathered;
 KFI_INLINE kfi_gathered kfi_gather(const kfi_cpu_map *m, int operand, char *bytes, size_t room)
@@ -182,8 +180,8 @@ KFI_INLINE kfi_gathered kfi_gather(const kfi_cpu_map *m, int operand, char *byte
     none.bytes = bytes;
     return none;
 }
-/* `count` columns from i on of a row, which begins at `from`: where they are, or, those that are no
- * strip side by side, a copy. */
+/* Returns `count` columns from column i on of the row that begins at `from`: their address if they
+   are a contiguous strip, otherwise the address of a copy. */
 KFI_HOST const void *kfi_segment_tile(const kfi_cpu_map *m, kfi_gathered *g, void *tile,
                                       const void *from, kf_i64 row, kf_i64 i, int count, int size)
 {
@@ -219,19 +217,20 @@ KFI_HOST void kfi_segment_scatter(const kfi_cpu_map *m, kf_i64 gap, void *to, co
         at += run + gap;
     }
 }
-/* Columns of a row that are one channel's: known, where the next ones are mostly of it as well,
- * without a division. */
+/* Range of columns that belong to one channel, kept between calls to avoid divisions. */
 typedef struct {
     kf_i64 begin, end, channel;
-    kf_i64 filled; /* the channel, of all groups, whose value a whole tile has, or the first of
-                      channels side by side; -1: of none */
+    /* Index, over all groups, of the channel whose value fills the tile, or of the first of
+       contiguous channels; -1: none. */
+    kf_i64 filled;
 } kfi_channel;
 KFI_INLINE kfi_channel kfi_channel_begin(void)
 {
     const kfi_channel none = {0, 0, 0, -1};
     return none;
 }
-/* Sets it for column i. Returns the columns from there on, of `count`, that are of it. */
+/* Sets the range for column i. Returns how many of the `count` columns from i on belong to that
+   channel. */
 KFI_HOST int kfi_channel_at(const kfi_cpu_map *m, kfi_channel *c, kf_i64 i, int count)
 {
     if (i < c->begin || i >= c->end) {
@@ -242,15 +241,14 @@ KFI_HOST int kfi_channel_at(const kfi_cpu_map *m, kfi_channel *c, kf_i64 i, int 
     }
     return c->end - i < count ? (int)(c->end - i) : count;
 }
-/* A tile of the values of channels, those of group `group`, for `count` columns from i on. NULL:
- * its value is there for good. */
+/* Fills a tile with the channel values of group `group` for `count` columns from column i on. If
+   `from` is NULL, the tile already holds the default value. */
 KFI_HOST const void *kfi_channel_tile(const kfi_cpu_map *m, kfi_channel *c, void *tile,
                                       const void *from, kf_i64 group, kf_i64 i, int count, int size)
 {
     if (!from) return tile;
     const char *values = (const char *)from + group * m->parts * size;
-    if (m->inner ==
-        1) { /* channels side by side, the same ones in each strip where it holds whole segments */
+    if (m->inner == 1) { /* contiguous channels: strips of whole segments repeat the same ones */
         kf_i64 channel = kfi_rest(i, m->segment);
         const kf_i64 filled = c->filled;
         c->filled = count == KFI_STRIP ? group * m->parts + channel : -1;
@@ -278,12 +276,12 @@ KFI_HOST const void *kfi_channel_tile(const kfi_cpu_map *m, kfi_channel *c, void
     }
     return tile;
 }
-/* Adds a tile of terms, which it overwrites, to its channels' sums. */
+/* Adds a tile of terms to the sums of their channels. Overwrites the terms. */
 #define KFI_CHANNEL_ADD(word, type)                                                                \
     KFI_HOST void kfi_channel_add_##word(const kfi_cpu_map *m, kfi_channel *c, type *sums,         \
                                          type *terms, kf_i64 i, int count)                         \
     {                                                                                              \
-        if (m->inner == 1) { /* channels side by side */                                           \
+        if (m->inner == 1) { /* contiguous channels */                                             \
             kf_i64 at = kfi_rest(i, m->segment);                                                   \
             for (int j = 0, run; j < count; j += run, at = 0) {                                    \
                 run = m->segment - at < count - j ? (int)(m->segment - at) : count - j;            \
@@ -302,7 +300,7 @@ KFI_HOST const void *kfi_channel_tile(const kfi_cpu_map *m, kfi_channel *c, void
 KFI_CHANNEL_ADD(f32, float)
 KFI_CHANNEL_ADD(f64, double)
 
-/* A group's values of gradient `sum`, one of each channel, which are added up over the batches. */
+/* Partial sums of gradient `sum`, one per channel of the group; the batches are added up later. */
 KFI_HOST char *kfi_group_partial(const kfi_cpu_map *m, kf_i64 row, int sum)
 {
     return m->partial + (sum * m->rows + row) * m->parts * m->acc_size;
@@ -315,7 +313,8 @@ KFI_HOST size_t kfi_cpu_group_workspace(kf_i64 outer, kf_i64 length, kf_i64 grou
     return fits ? kfi_workspace((size_t)(outer * channels) * (size_t)(sums * acc_size)) : 0;
 }
 
-/* A plane's value of gradient `sum`, which is added up over the batches; NULL: nobody wants any. */
+/* Partial sum of gradient `sum` of one plane; the batches are added up later. NULL: no gradient is
+   wanted. */
 KFI_HOST char *kfi_plane_partial(const kfi_cpu_map *m, kf_i64 row, int sum)
 {
     return m->partial ? m->partial + (sum * m->rows + row) * m->acc_size : NULL;
@@ -328,7 +327,8 @@ KFI_HOST size_t kfi_cpu_plane_workspace(kf_i64 outer, kf_i64 channels, kf_i64 in
                : 0;
 }
 
-/* per_row: some result is one per row, which rows without columns have as well. */
+/* Runs an op over rows. per_row: an output has one value per row, so rows without columns are
+   computed too. */
 KFI_HOST kf_result_t kfi_cpu_rows(kfi_cpu_map *m, int layout, const kf_i64 *sizes,
                                   void (*traverse)(void *, kf_i64), int per_row, void *workspace,
                                   size_t workspace_bytes)
@@ -344,7 +344,8 @@ KFI_HOST kf_result_t kfi_cpu_rows(kfi_cpu_map *m, int layout, const kf_i64 *size
     const int groups = layout >= KFI_LAYOUT_GROUPS, planes = layout == KFI_LAYOUT_PLANES || groups;
     const kf_i64 summed =
         groups ? channels * shape.parts
-               : channels; /* where each plane, or each channel of a group, leaves a value */
+               /* Number of channels for which each plane, or each group, stores a partial sum. */
+               : channels;
     m->rows = layout == KFI_LAYOUT_ROWS ? outer : outer * channels;
     m->cols = cols;
     m->channels = channels;
@@ -375,7 +376,7 @@ KFI_HOST kf_result_t kfi_cpu_rows(kfi_cpu_map *m, int layout, const kf_i64 *size
     if (m->blocks < 1) m->blocks = 1;
     m->per_block = (m->rows + m->blocks - 1) / m->blocks;
     if (!planes || !nothing) kfi_parallel(m->blocks, traverse, m, m->elements >= KF_OMP_MIN);
-    if (planes) { /* what is left to add up are the batches */
+    if (planes) { /* the batches remain to be added up */
         m->blocks = nothing ? 0 : outer;
         m->cols = summed;
     }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// kf/core/rows/segments.cuh: rows in segments: where a column is, vectors that reach from one
-// segment into the next, and gradients for channels.
+// kf/core/rows/segments.cuh: rows in segments: column offsets, vectors that span two segments, and
+// channel gradients.
 #ifndef KF_CORE_ROWS_SEGMENTS_CUH
 #define KF_CORE_ROWS_SEGMENTS_CUH
 
@@ -8,13 +8,13 @@
 #include "kf/core/rows/reduce.cuh"
 
 #ifdef KFI_DEVICE_PASS
-// Rows in segments, and where in one a column is.
+// Offset of a row in segments, and of a column in it.
 KFI_DEVICE kf_i64 kfi_segment_row(kf_i64 row, const kfi_pitch &p, const kfi_row_layout &g)
 {
     return kfi_plane_row(row, p, g);
 }
-// What is in registers is short: 2 instructions, not 12. (Such a multiplier is exact for numerators
-// below 2^31.)
+// Quotient. For rows in registers 2 instructions instead of 12: the 32-bit multiplier is exact for
+// numerators below 2^31.
 template <int in_registers> KFI_DEVICE kf_i64 kfi_segment_divide(kf_i64 n, const kfi_divisor &d)
 {
     if (!in_registers) return kfi_divide(n, d);
@@ -28,11 +28,11 @@ KFI_DEVICE kf_i64 kfi_segment_at(const kfi_groups &g, kf_i64 gap, kf_i64 column)
     return g.in.gaps ? column + kfi_segment_divide<in_registers>(column, g.in.segment) * gap
                      : column;
 }
-// From one column to the next without a division: where it is and how many from there on are in the
-// segment; or the channel of the group and how many are of it.
+// Position that advances column by column without a division: an offset, and the columns left in
+// its segment; or a channel of the group, and the columns left of it.
 struct kfi_along {
     kf_i64 at;
-    int room; // at most 2^30, more than a vector
+    int room; // clamped to 2^30, more than a vector
 };
 KFI_DEVICE int kfi_to_int(kf_i64 n) { return n < 1 << 30 ? (int)n : 1 << 30; }
 template <int in_registers>
@@ -67,8 +67,9 @@ KFI_DEVICE void kfi_channel_next(const kfi_groups &g, kfi_along *p)
         p->room = kfi_to_int((kf_i64)g.in.inner.d);
     }
 }
-// As kfi_row_load and the others; src, dst: the row's first element. whole: segments hold whole
-// vectors, of one channel and the next one, or (across) of one each.
+// Counterparts of kfi_row_load and the other functions for rows in segments. src, dst: the row's
+// first element. whole: segments consist of whole vectors, each within one or two adjacent
+// channels, or (across) with one element per channel.
 template <int size, int vec, int whole, int in_registers>
 KFI_DEVICE void kfi_segment_load(void *dst, const void *src, kf_i64 gap, kf_i64 column, kf_i64 left,
                                  const kfi_groups &g)
@@ -127,16 +128,18 @@ KFI_DEVICE void kfi_segment_hold(void *dst, bool ringed, const char *slot, const
                                                              room - s * step, g);
     }
 }
-// A thread's place in its team, and what it has of an item.
+// Coordinates of a thread in its team, and its part of an item.
 struct kfi_team {
     int lanes, lane;
-    kf_i64 first, count; // its first item, and from one to the next
+    kf_i64 first, count; // first item, and stride
 };
 struct kfi_item {
-    kf_i64 slice, channel; // of the thread, the first one of a vector that lies across channels
-    kf_i64 unit, end;      // its first unit, and that behind its last one
+    // channel of the thread; with `across`, of the first element of its vector
+    kf_i64 slice, channel;
+    kf_i64 unit, end; // first unit, and one past the last
     int step,
-        left; // from one unit to the next; elements across channels, or 1: there is such a channel
+        // step: unit stride; left: valid elements of a vector (across), or 1 if the channel exists.
+        left;
 };
 KFI_DEVICE kfi_team kfi_row_team(const kfi_row_layout &g, const kfi_row_thread &at)
 {
@@ -164,7 +167,7 @@ KFI_DEVICE kfi_item kfi_row_item(const kfi_groups &g, const kfi_team &team, kf_i
                                                        : g.in.units;
     return of;
 }
-// A unit's first column, the segment that it is in, and how many elements it has.
+// Returns a unit's first column. Sets its segment and its number of elements.
 template <int vec, int in_registers>
 KFI_DEVICE kf_i64 kfi_row_unit(const kfi_groups &g, const kfi_item &of, kf_i64 unit,
                                kf_i64 *segment, kf_i64 *left)
@@ -174,7 +177,7 @@ KFI_DEVICE kf_i64 kfi_row_unit(const kfi_groups &g, const kfi_item &of, kf_i64 u
     *left = g.in.across ? of.left : (kf_i64)g.in.inner.d - from;
     return *segment * (kf_i64)g.in.segment.d + of.channel * (kf_i64)g.in.inner.d + from;
 }
-// whole: segments hold whole vectors.
+// whole: segments consist of whole vectors.
 template <int size, int vec, int whole>
 KFI_DEVICE void kfi_row_unit_load(void *dst, const void *src, kf_i64 left, const kfi_groups &g)
 {
@@ -183,7 +186,7 @@ KFI_DEVICE void kfi_row_unit_load(void *dst, const void *src, kf_i64 left, const
     else
         kfi_row_load<size, vec, 0>(dst, src, left);
 }
-// What a team has added up of its channels, to their places among the partial sums.
+// Reduces a team's sums of its channels and stores them to the partial sums.
 #define KFI_ROW_LEAVE(type)                                                                        \
     template <int vec>                                                                             \
     KFI_DEVICE void kfi_row_leave(type *partial, type(&sum)[vec], const kfi_groups &g,             \

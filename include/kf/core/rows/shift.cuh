@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// kf/core/rows/shift.cuh: rows of 2-byte elements that begin at any address, by 16-byte accesses.
+// kf/core/rows/shift.cuh: unaligned rows of 2-byte elements, read and written by aligned 16-byte
+// accesses.
 //
-// A thread's vectors of a row are eight elements from column 8 * i on, wherever the row begins: so
-// bits do not depend on it. In memory they lie `a` elements (0 to 7) behind the beginning of an
-// aligned vector. A thread loads the aligned vectors in which its own ones begin, gets those behind
-// them from the next lane, and takes its elements out of both; results go the other way. A warp's
-// vectors lie side by side, so that only the first and the last of a warp concern another one.
-// Where a row begins or ends inside an aligned vector its elements are read and written one by one:
-// nothing outside of the row is touched.
+// A thread's vectors are 8 elements from column 8 * i on, at any alignment of the row, so bits do
+// not depend on it. In memory they begin `a` elements (0 to 7) into an aligned vector. A thread
+// loads the aligned vectors in which its own ones begin, gets the following ones from the next lane
+// by shuffles, and extracts its elements from both. Stores go the other way. A warp's vectors are
+// contiguous, so only its first and last one involve another warp. Vectors at the ends of a row are
+// accessed element by element: nothing outside the row is touched.
 #ifndef KF_CORE_ROWS_SHIFT_CUH
 #define KF_CORE_ROWS_SHIFT_CUH
 
@@ -15,16 +15,16 @@
 #include "kf/core/rows/reduce.cuh"
 
 #ifdef KFI_DEVICE_PASS
-// Of what a thread has to do with its row's vectors in memory.
+// Alignment of a thread's vectors, and the end of its row.
 struct kfi_shift {
-    int a;     // elements from the aligned vector's first one to its own
-    int lane;  // among the lanes of the warp that have the row
-    int lanes; // how many they are, a power of two
-    int end;   // the aligned vector, in elements from the thread's first one on, in which the row
-               // ends
-    int rest;  // elements that it has of the row; 0: it ends where a vector does
+    int a;     // elements from the aligned vector's first one to the thread's first one
+    int lane;  // lane among the lanes of the warp that share the row
+    int lanes; // number of these lanes, a power of two
+    // Offset, in elements from the thread's first one, of the aligned vector in which the row ends.
+    int end;
+    int rest; // elements of the row in that vector; 0: the row ends at a vector's end
 };
-// room: elements of the row from the thread's first one on.
+// room: elements from the thread's first one to the end of the row.
 KFI_DEVICE kfi_shift kfi_shift_at(const void *first, int room, const kfi_row_layout &g)
 {
     kfi_shift of;
@@ -35,7 +35,7 @@ KFI_DEVICE kfi_shift kfi_shift_at(const void *first, int room, const kfi_row_lay
     of.rest = (of.a + room) & 7;
     return of;
 }
-// Whether the thread has that vector, as one of `count`.
+// True if the thread has that vector among its `count`.
 KFI_DEVICE bool kfi_shift_ends(const kfi_shift &of, int count)
 {
     const int step = of.lanes * 8;
@@ -47,7 +47,7 @@ KFI_DEVICE uint4 kfi_shift_lane(const uint4 &v, const kfi_shift &of, int by)
     return {__shfl_sync(0xffffffffu, v.x, from), __shfl_sync(0xffffffffu, v.y, from),
             __shfl_sync(0xffffffffu, v.z, from), __shfl_sync(0xffffffffu, v.w, from)};
 }
-// Of two vectors side by side the eight elements from number `from` (0 to 7) on.
+// Extracts the 8 elements from number `from` (0 to 7) on from two adjacent vectors.
 KFI_DEVICE uint4 kfi_shift_take(const uint4 &low, const uint4 &high, int from)
 {
     unsigned w[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
@@ -60,7 +60,7 @@ KFI_DEVICE uint4 kfi_shift_take(const uint4 &low, const uint4 &high, int from)
         w[i] = (unsigned)(((unsigned long long)w[i + 1] << 32 | w[i]) >> (from & 1) * 16);
     return {w[0], w[1], w[2], w[3]};
 }
-// An aligned vector's elements from one number to another; the others are zero.
+// Reads elements `from` to `to` of an aligned vector; the others are zero.
 KFI_DEVICE uint4 kfi_shift_read(const char *src, int from, int to)
 {
     alignas(16) unsigned short e[8];
@@ -77,7 +77,7 @@ KFI_DEVICE void kfi_shift_write(char *dst, const uint4 &v, int from, int to)
     for (int i = 0; i < 8; ++i)
         if (i >= from && i < to) kfi_copy<2>(dst + i * 2, (const char *)&v + i * 2);
 }
-// A place that is read soon, by elements.
+// Prefetches an address to L1, for element accesses.
 KFI_DEVICE void kfi_shift_soon(const void *src)
 {
 #ifdef KFI_PTX
@@ -86,7 +86,7 @@ KFI_DEVICE void kfi_shift_soon(const void *src)
     (void)src;
 #endif
 }
-// As kfi_row_ahead: of the aligned vectors those that lie in the row.
+// Counterpart of kfi_row_ahead. Copies the aligned vectors that are within the row.
 template <int in_registers>
 KFI_DEVICE void kfi_shift_ahead(char *slot, const void *src, int first, int step, int space,
                                 const kfi_row_layout &g)
@@ -101,8 +101,8 @@ KFI_DEVICE void kfi_shift_ahead(char *slot, const void *src, int first, int step
     if (begins && space > 0) kfi_shift_soon(src);
     if (kfi_shift_ends(of, in_registers)) kfi_shift_soon(from + of.end * 2);
 }
-// As kfi_row_hold: src is the thread's first element; slot: where its vectors are by now, if they
-// are (ringed).
+// Counterpart of kfi_row_load_all. src: the thread's first element; slot: the copied vectors in
+// shared memory (ringed).
 template <int in_registers, bool ringed>
 KFI_DEVICE void kfi_shift_hold(void *dst, const char *slot, const void *src, int first, int step,
                                int room, const kfi_row_layout &g)
@@ -112,7 +112,7 @@ KFI_DEVICE void kfi_shift_hold(void *dst, const char *slot, const void *src, int
     const char *const from = (const char *)src - of.a * 2;
     const bool front = of.lane == 0, begins = first == 0 && of.a > 0;
     const uint4 zero = {0, 0, 0, 0};
-    uint4 next = zero; // of the warp's last vector
+    uint4 next = zero; // the one after the warp's last vector
 #pragma unroll
     for (int s = 0; s < in_registers; ++s) {
         v[s] = zero;
@@ -138,14 +138,14 @@ KFI_DEVICE void kfi_shift_hold(void *dst, const char *slot, const void *src, int
         v[s] = kfi_shift_take(v[s], kfi_shift_lane(give, of, 1), of.a);
     }
 }
-// What a thread's stores know of each other.
+// State that a thread's stores share.
 struct kfi_shifted {
     char *first; // the thread's first element
     int step, room;
-    uint4 before; // what the lane before the first one has stored last
+    uint4 before; // last vector stored by the lane before the first one
     uint4 last;   // the vector in which the row ends
 };
-// The thread's vector s of `in_registers`, in order.
+// Stores the thread's vector s of `in_registers`; called in order.
 template <int in_registers>
 KFI_DEVICE void kfi_shift_store(kfi_shifted *so, const void *value, int s, const kfi_row_layout &g)
 {
@@ -153,20 +153,22 @@ KFI_DEVICE void kfi_shift_store(kfi_shifted *so, const void *value, int s, const
     const int step = so->step, room = so->room;
     char *const to = so->first - of.a * 2;
     const uint4 own = *(const uint4 *)value, up = kfi_shift_lane(own, of, -1);
-    const bool begins = s == 0 && of.lane == 0 && of.a > 0; // others have the elements before
+    // another thread has the elements before
+    const bool begins = s == 0 && of.lane == 0 && of.a > 0;
     uint4 both = of.lane == 0 ? so->before : up;
     both = of.a > 0 ? kfi_shift_take(both, own, (8 - of.a) & 7) : own;
     so->before = up;
     if (!begins && s * step + 8 <= of.a + room) kfi_store<16>(to + s * step * 2, &both);
     if (begins) kfi_shift_write(to, both, of.a, of.a + room);
     if (s * step == of.end) so->last = both;
-    const int left = of.a + room - s * step - 8; // of the row, behind the last lane's vector
+    const int left = of.a + room - s * step - 8; // elements of the row after the last lane's vector
     if (s + 1 == in_registers && of.lane == of.lanes - 1 &&
-        of.a > 0) // that one begins with elements of this warp
+        // The next aligned vector begins with elements of this warp.
+        of.a > 0)
         kfi_shift_write(to + (s * step + 8) * 2, kfi_shift_take(own, own, (8 - of.a) & 7), 0,
                         of.a < left ? of.a : left);
 }
-// After them all.
+// Stores the row's last, incomplete vector.
 template <int in_registers, int way>
 KFI_DEVICE void kfi_shift_done(const kfi_shifted &so, const kfi_row_layout &g)
 {
@@ -175,9 +177,9 @@ KFI_DEVICE void kfi_shift_done(const kfi_shifted &so, const kfi_row_layout &g)
     if (kfi_shift_ends(of, in_registers) && !(of.lane == 0 && of.a > 0 && of.end == 0))
         kfi_shift_write(so.first + (of.end - of.a) * 2, so.last, 0, of.rest);
 }
-// What stands in a kernel, whose `way` is 2 * persistent + whole: a row's vectors to registers, the
-// next row's to shared memory, a result's to memory (left: elements from the vector's first one
-// on).
+// Entry points of a kernel of any schedule: load a row's vectors into registers, copy the next
+// row's vectors to shared memory, store a result. left: elements from the vector's first one to the
+// end of the row.
 template <int in_registers, int way>
 KFI_DEVICE void kfi_shift_row(void *dst, const char *slot, const void *src, int first, int step,
                               int room, const kfi_row_layout &g)
@@ -205,8 +207,8 @@ KFI_DEVICE void kfi_shift_put(kfi_shifted *so, const void *value, int s, kf_i64 
     else
         kfi_row_store<2, 8, way % 2>((char (*)[2])so->first + off, value, left);
 }
-// What is done with each element of a vector. Nearly all vectors lie wholly in the row: of those
-// none is compared with its end.
+// Applies a function to each element of a vector. Almost all vectors are entirely within the row;
+// these skip the comparisons.
 template <int way, class each> KFI_DEVICE void kfi_shift_each(const each &element, kf_i64 left)
 {
     if (way % 2 || left >= 8) {
@@ -217,7 +219,7 @@ template <int way, class each> KFI_DEVICE void kfi_shift_each(const each &elemen
         for (int e = 0; e < 8; ++e) element(e, e < left);
     }
 }
-// A vector of an operand that all rows share, of which most begin at an aligned address.
+// Loads a vector of an operand that all rows share; most of them are aligned.
 template <int size, int vec, int whole>
 KFI_DEVICE void kfi_shift_load(void *dst, const void *src, kf_i64 left)
 {

@@ -1,27 +1,27 @@
 // SPDX-License-Identifier: Apache-2.0
-// kf/core/rows/stage.cuh: a long row of 2-byte elements that begins at any address, staged in shared
-// memory, where a block goes over it.
+// kf/core/rows/stage.cuh: long unaligned rows of 2-byte elements, staged in shared memory by one
+// block per row.
 //
-// Its aligned vectors are copied as they lie; only where it begins and ends are elements copied one
-// by one, so that nothing outside of the row is touched. A thread's elements in a reduction are
-// `lanes` apart, which no banks of shared memory mind and no address has to be aligned for: bits
-// depend on the row's length alone. A result has its own aligned vectors, each of which one thread
-// computes.
+// Aligned vectors are copied asynchronously; elements before the first and after the last one are
+// copied one by one, so nothing outside the row is touched. In a reduction a thread's elements have
+// a stride of `lanes`: free of bank conflicts and of alignment requirements, so bits depend on the
+// row length only. A result is stored by its own aligned vectors, each computed by one thread.
 #ifndef KF_CORE_ROWS_STAGE_CUH
 #define KF_CORE_ROWS_STAGE_CUH
 
 #include "kf/core/rows/shift.cuh"
 
 #ifdef KFI_DEVICE_PASS
-#define KFI_STAGE_SPARE 16 // bytes before and behind a row, which a result's vectors reach into
-// Elements from an aligned vector's first one to this address.
+// bytes before and after a row, covered by a result's first and last vector
+#define KFI_STAGE_SPARE 16
+// Elements from the aligned vector's first one to this address.
 KFI_DEVICE int kfi_stage_behind(const void *p) { return (int)((size_t)p & 15) / 2; }
-#define KFI_STAGE_AHEAD 6 // rounds on their way, a vector a thread each
-// A row on its way: its aligned vectors, and how many rounds of them have been asked for.
+#define KFI_STAGE_AHEAD 6 // stages in flight, one vector per thread each
+// A row in flight: its aligned vectors, and the number of stages issued.
 template <class type> struct kfi_stage {
-    const char *from; // the vector in which the row begins
+    const char *from; // the aligned vector in which the row begins
     char *to;
-    int next, end;   // a thread's next vector, and the first one that is not wholly in the row
+    int next, end;   // a thread's next vector; the first one that is not entirely in the row
     const type *row; // its first element in shared memory
 };
 template <class type> KFI_DEVICE void kfi_stage_ask(kfi_stage<type> *row)
@@ -30,7 +30,7 @@ template <class type> KFI_DEVICE void kfi_stage_ask(kfi_stage<type> *row)
     row->next += (int)blockDim.x;
     kfi_fetch_commit();
 }
-// The first rounds, and the elements where the row begins and ends, by all threads of the block.
+// Issues the first stages and copies the elements at both ends of the row; called by all threads.
 template <class type>
 KFI_DEVICE kfi_stage<type> kfi_stage_row(char *place, const type *row, kf_i64 count)
 {
@@ -39,21 +39,21 @@ KFI_DEVICE kfi_stage<type> kfi_stage_row(char *place, const type *row, kf_i64 co
     char *const to = place + KFI_STAGE_SPARE;
     kfi_stage<type> of = {(const char *)row - a * 2, to, begin + lane, (a + cols) / 8,
                           (const type *)to + a};
-    const int end = of.end * 8; // of whole vectors, in elements
+    const int end = of.end * 8; // whole vectors, in elements
 #pragma unroll
     for (int i = 0; i < KFI_STAGE_AHEAD; ++i) kfi_stage_ask(&of);
     if (begin && lane >= a && lane < 8) kfi_copy<2>(of.to + lane * 2, of.from + lane * 2);
     if (lane < rest) kfi_copy<2>(of.to + (end + lane) * 2, of.from + (end + lane) * 2);
     return of;
 }
-// One round more, and then whatever a reduction's next eight elements of each thread need has come.
+// Issues one more stage, then waits until the stage that the next reduction step reads has arrived.
 template <class type> KFI_DEVICE void kfi_stage_await(kfi_stage<type> *row)
 {
     kfi_stage_ask(row);
     kfi_fetch_wait<KFI_STAGE_AHEAD>();
     __syncthreads();
 }
-// Elements of a row that are this thread's.
+// Number of elements of a row that this thread has.
 KFI_DEVICE int kfi_stage_count(kf_i64 cols, int lane, int lanes)
 {
     return lane < cols ? ((int)cols - lane + lanes - 1) / lanes : 0;
@@ -70,7 +70,7 @@ KFI_DEVICE float kfi_stage_number(const kf_bf16 *s)
     kfi_unpack_bf16<1>(&v, s);
     return v;
 }
-// Eight elements, `apart` elements from each other, of which there are `left`; the others are zero.
+// Loads 8 elements with a given stride, of which `left` are in the row; the others are zero.
 template <class type>
 KFI_DEVICE void kfi_stage_take(float (&v)[8], const type *src, int apart, int left)
 {
@@ -82,8 +82,8 @@ KFI_DEVICE void kfi_stage_take(float (&v)[8], const type *src, int apart, int le
         for (int e = 0; e < 8; ++e) v[e] = e < left ? kfi_stage_number(src + e * apart) : 0;
     }
 }
-// What a reduction does with each of a thread's elements, whose values are in v. pass: the first
-// one goes along with what comes.
+// Applies a reduction to each of a thread's elements, with their values in v. pass: pass 0 overlaps
+// with the copies.
 template <int pass, class type, class each>
 KFI_DEVICE void kfi_stage_pass(kfi_stage<type> *of, float (&v)[8], const kfi_row_layout &g,
                                const each &element)
@@ -98,8 +98,8 @@ KFI_DEVICE void kfi_stage_pass(kfi_stage<type> *of, float (&v)[8], const kfi_row
         kfi_shift_each<0>(element, left);
     }
 }
-// Eight elements side by side, at any address, which is aligned for all of a block or for none;
-// what is outside of the row is anything.
+// Loads 8 contiguous elements at any alignment, uniform over the block. Elements outside the row
+// are garbage.
 template <class type> KFI_DEVICE void kfi_stage_vector(float (&v)[8], const type *src)
 {
     alignas(16) type found[8];
@@ -112,7 +112,7 @@ template <class type> KFI_DEVICE void kfi_stage_vector(float (&v)[8], const type
 #pragma unroll
     for (int e = 0; e < 8; ++e) v[e] = kfi_stage_number(found + e);
 }
-// A result's vector that begins at column `first`, which may be before the row's first one.
+// Stores a result's vector that begins at column `first`, which may be negative.
 KFI_DEVICE void kfi_stage_store(void *row, const void *value, int first, int cols)
 {
     char *const to = (char *)row + first * 2;
