@@ -88,7 +88,7 @@ STAGED = {
         r"kfi_fetch_wait<KFI_STAGE_AHEAD>",
         "kfi_fetch_wait<KFI_STAGE_AHEAD + 1>",
     ),
-    "rounds that nobody asks for": (r"kfi_stage_ask\(row\);", ""),
+    "rounds that nobody asks for": (r"kfi_stage_issue\(row\);", ""),
     "other threads' elements before they have come": (
         r"(kfi_fetch_wait<KFI_STAGE_AHEAD>\(\);\s*)__syncthreads\(\);",
         r"\1",

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The family `row` in CUDA: a row in the registers of a few threads, of a block or of a cluster, or read again in each pass."""
+"""CUDA schedules of the family `row`: a row in the registers of a few threads, a block or a cluster,
+or read again in each pass.
+"""
 
 import functools
 from dataclasses import replace
@@ -10,13 +12,24 @@ from kfgen.passes import copy, picks, stored
 from kfgen.schedule import STATIC_SHARED, Instance
 from kfgen.words import COLUMN, COUNT, KEEP, KEEP_SCALE, QUERIES, QUERY, TRANSCENDENTAL
 
-EARLY = 128  # bytes of row operands that a thread loads at once
+EARLY = 128  # budget of row operands that a thread loads at once, in bytes
+
+# kfi_rows_schedule of core/row_args.cuh
+REGISTERS, WARP, REREAD, PERSISTENT = (
+    f"KFI_ROWS_{word}" for word in ("REGISTERS", "WARP", "REREAD", "PERSISTENT")
+)
+
+
+def aligned(schedule):
+    return f"{schedule} | KFI_ROWS_ALIGNED"
 
 
 class RowsCuda(OverRowsCuda):
     @property
     def early(self):
-        """Bytes of row operands at once: beside dropout's words of eight elements half as many, measured 4 to 8 % faster than spilling."""
+        """Budget of row operands that a thread loads at once, in bytes. Halved next to eight random
+        words of dropout, which measured 4 to 8 % faster than spilling.
+        """
         return EARLY // 2 if self.k.keeps and self.vec == 8 else EARLY
 
     @property
@@ -26,13 +39,13 @@ class RowsCuda(OverRowsCuda):
     @functools.cached_property
     def program(self):
         return self._program(
-            "" if self.forgets else "in_registers ? name_h[in_registers ? s : 0][e] : {}",
+            "" if self.reconverts else "in_registers ? name_h[in_registers ? s : 0][e] : {}",
             "kfi_near<in_registers>",
         )
 
     @functools.cached_property
     def staged_program(self):
-        """The same where nothing is kept in registers from pass to pass."""
+        """The program of the staged kernel, which keeps nothing in registers between passes."""
         return self._program("", "kfi_near<0>")
 
     def _program(self, keep, near):
@@ -49,8 +62,10 @@ class RowsCuda(OverRowsCuda):
         }
         graph, roots = copy(self.k.graph, self.k.roots, picks(self.k.graph, self.k.roots))
         again = {
-            name: i for i, name in stored(graph).items()
-        }  # as others read it: once more rounded it is the same
+            name: i
+            for i, name in stored(graph).items()
+            # Read by others as stored: rounding again does not change it.
+        }
         whole = {s.name: f"{s.name}_i[0]" for s in self.k.values} | {s: s for s in self.k.integers}
         whole |= {COLUMN: "column", QUERY: "query", COUNT: "g.cols", QUERIES: "(kf_i64)g.queries.d"}
         target = replace(self.rows_target, whole=whole, place="e", near=near)
@@ -66,17 +81,19 @@ class RowsCuda(OverRowsCuda):
 
     @property
     def in_registers(self):
-        """The ways to hold a row in registers, for ever longer rows: (vectors of a thread, threads of a block that a row may have,
-        threads at most where blocks are as many as a cluster may have, threads at most where there are no clusters: 0, not this
-        way). The last one is that of blocks that loop over the rows, a cluster of them at each where a block is not enough."""
+        """Limits of the schedules that hold a row in registers, by row length: (vectors per thread,
+        maximum threads per row without a cluster, with a full cluster, and on devices without
+        clusters; 0: not there). The last entry is KFI_ROWS_PERSISTENT, whose rows may have a
+        cluster.
+        """
         if self.k.gathers:
             return [(1, 32, 32, 32), (1, 32, 32, 0)]
         size, loads = 16 // self.vec, len(self.k.loads)
-        if self.k.sums:  # 16 values of each tensor, and as many sums
+        if self.k.sums:  # 16 values per tensor, and as many sums
             vectors = 2 if size == 2 or loads > 2 else 4
             return [
                 (vectors, 512, 512, min(256, STATIC_SHARED // self._ring(vectors) // 32 * 32))
-            ]  # without clusters: of every device
+            ]  # without clusters, for all devices
         vectors = (
             4
             if loads > 2
@@ -84,54 +101,59 @@ class RowsCuda(OverRowsCuda):
             if size > 2 and loads == 1 and not self.k.row_loads + self.k.group_loads
             else 8
         )
-        most = min(512, (208 << 10) // self._ring(vectors) // 64 * 64)  # of shared memory
+        most = min(512, (208 << 10) // self._ring(vectors) // 64 * 64)  # shared memory
         persistent = (vectors, min(256, most), most, 0)
-        if self.k.group_sums:  # beside the row's values those of its channels, and sums
+        if self.k.group_sums:  # next to the row: values of its channels, and sums
             return [(4, 256, 256, 256), persistent]
-        if loads > 2 and self.transcendental:  # values and what is computed of them: 128 registers
+        if loads > 2 and self.transcendental:  # values and intermediate results take 128 registers
             return [(4, 256, 256, 256), persistent]
         if loads > 1:
             most = (
                 384 if size == 2 else 512
-            )  # two blocks an SM, whose threads have 80 or 64 registers
+                # Two blocks per SM, with 80 or 64 registers per thread.
+            )
             return [(4, most, most, most), persistent]
-        if self.transcendental:  # what is computed of a value is in registers as well: 32 of them
+        if self.transcendental:  # intermediate results take 32 more registers
             few = (
                 512 if self.last_pass else 32
-            )  # what stores no elements keeps nothing: one warp as far as eight vectors go
+                # Without stores nothing is kept: one warp for up to eight vectors.
+            )
             return (
                 [(4, 256, 256, 1024), persistent]
                 if size == 2
                 else [(4, few, few, few), (8, 512, 512, 1024), persistent]
             )
         full = 256 if size == 2 else 512
-        # Few threads, few shuffles; with weights so few vectors that theirs find room beside them.
+        # Fewer threads need fewer shuffles. With weights: few vectors, so that their vectors fit
+        # too.
         few = full if self.k.row_loads else 32
         return [(4, few, few, few), (8, full, full, 1024), persistent]
 
-    def _kept_vectors(self, vectors):
-        """16-byte parts of row operands that a thread of a persistent block keeps in shared memory."""
+    def _cached_vectors(self, vectors):
+        """16-byte parts of row operands that a thread of a persistent block caches in shared memory."""
         return 0 if self.k.sums else sum(vectors * self.parts(s) for s in self.k.row_loads)
 
     def parts(self, stream):
-        """16-byte parts of a vector."""
+        """Number of 16-byte parts of a vector."""
         return self.vec * stream.dtype.size // 16
 
-    def kept_at(self, stream):
-        """The first such part of a row operand."""
+    def cached_at(self, stream):
+        """Index of a row operand's first part in that cache."""
         return sum(
             self.in_registers[-1][0] * self.parts(s)
             for s in self.k.row_loads[: self.k.row_loads.index(stream)]
         )
 
     @property
-    def forgets(self):
-        """Whether 2-byte values are converted again in each pass, since the registers would not hold twice as many bytes."""
+    def reconverts(self):
+        """True if each pass converts 2-byte values again: floats would take twice the registers."""
         return not self.k.sums and not self.transcendental and not stored(self.k.graph)
 
     @property
-    def divides_once(self):
-        """Whether a row's values are hidden from the compiler once they are computed: beside a stored sum it divides again for each vector."""
+    def hides_row_values(self):
+        """True if values per row become opaque once computed. Next to a stored sum, the compiler would
+        otherwise repeat their division for each vector.
+        """
         return bool(stored(self.k.graph)) and not self.k.sums
 
     def _depth(self, vectors):
@@ -139,33 +161,37 @@ class RowsCuda(OverRowsCuda):
 
     @property
     def depth(self):
-        """Rows on their way in shared memory, where blocks are persistent down the rows."""
+        """Rows in flight in shared memory (KFI_ROWS_PERSISTENT)."""
         return self._depth(self.in_registers[-1][0])
 
     @property
     def fetched(self):
-        """Values of a row that travel with it: those of a size that such a copy may have, the larger ones first."""
+        """Values per row that are copied ahead with it: sizes that cp.async supports, the larger ones
+        first.
+        """
         there = [s for s in self.k.values if s.kind != "channel" and not self.k.gathers]
         return sorted((s for s in there if s.dtype.size >= 4), key=lambda s: -s.dtype.size)
 
     def fetched_at(self, stream):
-        """Its byte among those of a row."""
+        """Byte offset of a value among those of a row."""
         return sum(s.dtype.size for s in self.fetched[: self.fetched.index(stream)])
 
     @property
     def fetched_bytes(self):
-        """Bytes of a row's values."""
+        """Bytes of a row's values, padded."""
         largest = max((s.dtype.size for s in self.fetched), default=1)
         return -(-sum(s.dtype.size for s in self.fetched) // largest) * largest
 
     def _fetched_from(self, vectors):
         return 16 * (
-            self._depth(vectors) * len(self.k.loads) * vectors + self._kept_vectors(vectors)
+            self._depth(vectors) * len(self.k.loads) * vectors + self._cached_vectors(vectors)
         )
 
     @property
     def fetched_from(self):
-        """The first of them, in bytes of a thread's shared memory: behind the rows on their way and the row operands."""
+        """Byte offset of the values in a thread's shared memory: after the rows in flight and the row
+        operands.
+        """
         return self._fetched_from(self.in_registers[-1][0])
 
     def _ring(self, vectors):
@@ -176,24 +202,30 @@ class RowsCuda(OverRowsCuda):
 
     @property
     def ring(self):
-        """Bytes of shared memory a thread; at the end the sums of a gradient. Few: the L1 cache, through which rows come, has the rest."""
+        """Bytes of shared memory per thread; reused for the sums of a gradient at the end. Kept small,
+        because the L1 cache has the rest.
+        """
         return self._ring(self.in_registers[-1][0])
 
     @property
     def fixed(self):
-        """Bytes of shared memory a block: for each reduction a place for each warp and for each block of a cluster (8), for
-        each pass an mbarrier, all that twice, since the next row comes before all have read them."""
+        """Bytes of shared memory per block: a slot per reduction for each warp and each block of a
+        cluster (8), and an mbarrier per pass. Twice, because the next row may begin before all have
+        read them.
+        """
         size = 2 * (self.slots * (32 + 8) * self.k.dtype.acc.size + len(self.program.passes) * 8)
         return -(-size // 16) * 16
 
     @property
     def shifts(self):
-        """Whether rows in registers may begin at any address and be read by vectors (core/rows/shift.cuh). Of 4-byte elements that was slower."""
+        """True if unaligned rows in registers are accessed by vectors (core/rows/shift.cuh). For 4-byte
+        elements that was slower.
+        """
         return self.vec == 8 and not self.k.segments and not self.k.gathers
 
     @property
     def asks_ringed(self):
-        """Whether there is what lies in shared memory in aligned rows alone."""
+        """True if some operand uses the shared memory of aligned rows only."""
         return (
             not self.shifts
             or any(s.dtype.size != 2 for s in self.k.loads)
@@ -203,7 +235,9 @@ class RowsCuda(OverRowsCuda):
 
     @property
     def skips(self):
-        """Whether a warp skips vectors that hold nothing of an odd row: norms of one tensor gain by it, others spill, or wait longer."""
+        """True if a warp skips vectors past the end of an unaligned row. Faster for norms of one
+        tensor; other kernels spill or wait longer.
+        """
         return (
             self.shifts
             and len(self.k.loads) == 1
@@ -213,15 +247,16 @@ class RowsCuda(OverRowsCuda):
 
     @property
     def late_sums(self):
-        """{gradient that is summed over the rows and needs every pass: its text}."""
+        """{gradient summed over the rows that needs all passes: its text}."""
         return {
             s.name: self.program.texts[s.name] for s in self.k.sums if s.name in self.program.texts
         }
 
     @property
     def strips(self):
-        """Whether gradients that are summed over few rows may be summed in the same launch, by blocks that have columns: where an element's terms
-        need no reduction of its row. Of two at most, for which there is shared memory."""
+        """True if gradients summed over few rows are summed in the same launch, by blocks of columns.
+        Their terms must not need a reduction of the row. At most two, limited by shared memory.
+        """
         k = self.k
         early = [p.sums for p in self.program.passes[:1]]
         return (
@@ -235,9 +270,11 @@ class RowsCuda(OverRowsCuda):
         )
 
     @property
-    def warps(self):
-        """Blocks an SM of a kernel more, for rows of which a warp has three vectors a thread (768 columns are usual), where there are row
-        operands, which are loaded with the row. 0: there is no such kernel."""
+    def warp_blocks(self):
+        """Blocks per SM of the KFI_ROWS_WARP kernel for aligned rows, with three vectors per thread
+        (768 columns are common). For ops with row operands, which it loads with the row. 0: no such
+        kernel.
+        """
         k = self.k
         if (
             not k.row_loads
@@ -254,14 +291,15 @@ class RowsCuda(OverRowsCuda):
         return 8 if len(k.loads) == 1 else 6
 
     @property
-    def thirds(self):
-        """Whether odd rows of a warp or less, of which a thread has no fourth vector, have a kernel of their own."""
+    def three_vectors(self):
+        """True if unaligned rows of at most a warp have a three-vector kernel."""
         return self.shifts and not self.k.sums and self.in_registers[0][0] == 4
 
     @property
     def staged(self):
-        """Whether long rows of an odd number of elements have a kernel that goes over them in shared memory (core/rows/stage.cuh): where a row is one
-        tensor's, and no reduction asks for an element's column."""
+        """True if long unaligned rows have a kernel that stages them in shared memory
+        (core/rows/stage.cuh). For ops of one tensor whose reductions do not use the column.
+        """
         k = self.k
         plain = k.form == "rows" and not (
             k.sums or k.row_loads or k.shared or k.keeps or k.chosen or k.segments or k.has_channel
@@ -290,7 +328,7 @@ class RowsCuda(OverRowsCuda):
 
     @property
     def last_pass(self):
-        """Whether a row's elements are gone over once more when all is reduced."""
+        """True if a pass over the elements follows the reductions."""
         return bool(self.k.stores or self.late_sums)
 
     @property
@@ -301,35 +339,40 @@ class RowsCuda(OverRowsCuda):
 
     @property
     def instances(self):
-        """The kernels a launcher chooses from, in the order that core/rows/host.cuh expects."""
-        in_registers = [vectors for vectors, *_ in self.in_registers]
-        found = [(v, 0) for v in in_registers[:-1]] + (
-            [] if self.k.gathers else [(in_registers[-1], 1), (0, int(bool(self.k.sums)))]
-        )
+        """Kernels that a launcher chooses from, in the order of core/row_host.cuh."""
+        vectors = [v for v, *_ in self.in_registers]
+        found = [(v, REGISTERS) for v in vectors[:-1]]
+        if not self.k.gathers:
+            found += [(vectors[-1], PERSISTENT), (0, REREAD)]
+        found = [(v, schedule) for v, own in found for schedule in (aligned(own), own)]
+        found += [(vectors[0], aligned(REGISTERS))] * self.strips
+        found += [(3, aligned(WARP))] * bool(self.warp_blocks) + [(3, WARP)] * self.three_vectors
         state = ("from_state",) if self.k.keeps else ()
-        ways = [(vectors, 2 * stay + whole) for vectors, stay in found for whole in (1, 0)]
-        ways += (
-            [(in_registers[0], 1)] * self.strips
-            + [(3, 1)] * bool(self.warps)
-            + [(3, 0)] * self.thirds
-        )
-        found = [
-            Instance(f"kfk_{self.k.name}", ("act", vectors, way, *state)) for vectors, way in ways
-        ]
-        return found + [Instance(f"kfk_{self.k.name}_staged", ("act",))] * self.staged
+        kernel = f"kfk_{self.k.name}"
+        return [Instance(kernel, ("act", v, schedule, *state)) for v, schedule in found] + [
+            Instance(f"{kernel}_staged", ("act",))
+        ] * self.staged
 
     @property
     def bounds(self):
-        """Threads of a block at most: of a row, or of several rows' blocks."""
-        if self.strips:
-            return str(max(self.in_registers[-1][2], 512))
-        least = 256 if self.k.sums else 128
-        warps = f"in_registers == 3 ? {least} : " if self.warps or self.thirds else ""
+        """Launch bounds: maximum block size, for one or several rows, and minimum blocks per SM."""
+        persistent = max(self.in_registers[-1][2], 512)
+        if self.k.sums:  # all blocks are persistent, or sum strips
+            return str(persistent)
         found = [
-            f"in_registers == {vectors} ? {max(alone, least)} : "
+            f"in_registers == {vectors} ? {max(alone, 128)} : "
             for vectors, _, _, alone in self.in_registers[:-1]
         ]
-        # Two tensors, or weights all at once: a few registers too many would leave room for one block of 512 threads alone.
+        if self.warp_blocks or self.three_vectors:
+            found.insert(0, f"kfi_rows_kind(schedule) == {WARP} ? 128 : ")
+        threads = "".join(found) + ("512" if self.k.group_sums else "1024")
+        return f"schedule >= {PERSISTENT} ? {persistent} : {threads}{self._blocks}"
+
+    @property
+    def _blocks(self):
+        """Launch bounds: minimum blocks per SM, after a comma; empty: none."""
+        # Two tensors, or all weights at once: a few more registers would leave only one block of 512
+        # threads per SM.
         most = (
             2
             if len(self.k.loads) > 1
@@ -337,27 +380,17 @@ class RowsCuda(OverRowsCuda):
             if self.k.row_loads
             else 0
         )
-        asked = most and not self.k.sums and self.k.dtype.size < 8
-        blocks = (
-            f", way < 2 && in_registers{' == 4' if len(self.k.loads) == 1 else ''} ? {most} : 1"
-            if asked
-            else ""
-        )
-        if self.warps:
-            blocks = f", in_registers == 3 && way ? {self.warps} : " + (
-                blocks.removeprefix(", ") or "1"
-            )
-        return (
-            f"way > 1 ? {max(self.in_registers[-1][2], 512)} : "
-            + warps
-            + "".join(found)
-            + ("512" if self.k.group_sums else "1024")
-            + blocks
-        )
+        blocks = ""
+        if most and self.k.dtype.size < 8:
+            short = " == 4" if len(self.k.loads) == 1 else ""
+            blocks = f"schedule < {PERSISTENT} && in_registers{short} ? {most} : 1"
+        if self.warp_blocks:
+            blocks = f"schedule == ({aligned(WARP)}) ? {self.warp_blocks} : {blocks or 1}"
+        return f", {blocks}" if blocks else ""
 
     @property
     def register_table(self):
-        """In a word each, as core/rows/host.cuh has it: such a table is compiled for every launcher there is."""
+        """The limits as packed words (core/rows/host.cuh), compiled into every launcher."""
         return ", ".join(
             "0x" + "".join(f"{n:02x}" for n in (v, *(t // 32 for t in threads)))
             for v, *threads in self.in_registers
@@ -379,7 +412,7 @@ class RowsCuda(OverRowsCuda):
         return self.second_stage("kfk_sum_partials")
 
     def place(self, stream, row):
-        """The element that a row of a tensor begins with."""
+        """Offset of a row's first element in a tensor."""
         if stream.kind != "elem":
             return f"{row} * g.cols"
         word = "segment" if self.k.segments else self.k.form.removesuffix("s")

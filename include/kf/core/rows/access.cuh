@@ -84,7 +84,7 @@ KFI_DEVICE void kfi_row_ahead(char *slot, const void *src, int step, int space)
                 kfi_fetch<bytes>(slot + (s * parts + i) * 16,
                                  (const char *)((const char (*)[size])src + s * step) + i * 16);
 }
-template <int bytes> KFI_DEVICE void kfi_row_take(void *dst, const char *slot, kf_i64 left)
+template <int bytes> KFI_DEVICE void kfi_row_load_slot(void *dst, const char *slot, kf_i64 left)
 {
     const uint4 zero = {0, 0, 0, 0};
     if (bytes < 16) {
@@ -100,15 +100,15 @@ template <int bytes> KFI_DEVICE void kfi_row_take(void *dst, const char *slot, k
 // Loads all of a thread's vectors of a row into registers: from its slots (ringed) or from the
 // tensor.
 template <int size, int vec, int whole, int in_registers>
-KFI_DEVICE void kfi_row_hold(void *dst, bool ringed, const char *slot, const void *src, int step,
-                             int room)
+KFI_DEVICE void kfi_row_load_row(void *dst, bool ringed, const char *slot, const void *src,
+                                 int step, int room)
 {
 #pragma unroll
     for (int s = 0; s < in_registers; ++s) {
         void *const to = (char *)dst + s * size * vec;
         if (ringed)
-            kfi_row_take<size * vec>(to, slot + s * (size * vec < 16 ? 16 : size * vec),
-                                     room - s * step);
+            kfi_row_load_slot<size * vec>(to, slot + s * (size * vec < 16 ? 16 : size * vec),
+                                          room - s * step);
         else if (whole)
             kfi_row_load<size, vec, 1>(to, (const char (*)[size])src + s * step,
                                        room - s * step); // one instruction per address
@@ -125,8 +125,8 @@ KFI_DEVICE unsigned kfi_row_zero(const kfi_row_layout &g)
     return (unsigned)((unsigned long long)g.cols >> 63);
 }
 template <bool asked, int in_registers, int vec, class type>
-KFI_DEVICE void kfi_row_await(void *first, const type (&values)[in_registers][vec],
-                              const kfi_row_layout &g)
+KFI_DEVICE void kfi_row_wait(void *first, const type (&values)[in_registers][vec],
+                             const kfi_row_layout &g)
 {
 #ifdef KFI_PTX
     const unsigned zero = kfi_row_zero(g);
@@ -138,7 +138,7 @@ KFI_DEVICE void kfi_row_await(void *first, const type (&values)[in_registers][ve
 #endif
 }
 // Returns the same number as an opaque copy.
-KFI_DEVICE int kfi_segment_again(int first, const kfi_row_layout &g)
+KFI_DEVICE int kfi_segment_opaque(int first, const kfi_row_layout &g)
 {
 #ifdef KFI_PTX
     const int zero = (int)kfi_row_zero(g);
@@ -213,20 +213,18 @@ KFI_DEVICE void kfi_row_operand(type (&to)[in_registers][vec], const type *src, 
                                 const kfi_row_layout &g, number absent)
 {
     if (src)
-        kfi_row_hold<sizeof(type), vec, 1, in_registers>(to, false, nullptr, src + first, step,
-                                                         (int)g.cols - first);
-    else
-        kfi_row_absent<in_registers * vec>(to[0],
-                                           // Not after the loads, for which it would wait.
-                                           absent);
+        kfi_row_load_row<sizeof(type), vec, 1, in_registers>(to, false, nullptr, src + first, step,
+                                                             (int)g.cols - first);
+    else // not after the loads, for which it would wait
+        kfi_row_absent<in_registers * vec>(to[0], absent);
 }
 template <bool asked, int in_registers, int vec, class type>
-KFI_DEVICE void kfi_row_early(type (&to)[in_registers][vec], const type *src, int first, int step,
-                              int room)
+KFI_DEVICE void kfi_row_load_early(type (&to)[in_registers][vec], const type *src, int first,
+                                   int step, int room)
 {
     if (asked && src)
-        kfi_row_hold<sizeof(type), vec, 1, in_registers>(to, false, nullptr, src + first, step,
-                                                         room);
+        kfi_row_load_row<sizeof(type), vec, 1, in_registers>(to, false, nullptr, src + first, step,
+                                                             room);
 }
 
 // Opaque copy of values in registers. Hides earlier conversions of 2-byte values: nvcc would keep
@@ -234,7 +232,7 @@ KFI_DEVICE void kfi_row_early(type (&to)[in_registers][vec], const type *src, in
 // an empty statement and would spill. Wider values count as several 2-byte ones: ptxas would keep
 // intermediate results of eight vectors and spill. For a value per row it prevents nvcc from
 // repeating a division per vector.
-template <int count, int many> KFI_DEVICE void kfi_row_forget(void *values, const kfi_row_layout &g)
+template <int count, int many> KFI_DEVICE void kfi_row_opaque(void *values, const kfi_row_layout &g)
 {
 #ifdef KFI_PTX
     unsigned *const words = (unsigned *)values;

@@ -8,6 +8,21 @@
 #include "kf/core/math.cuh"
 #include "kf/core/pitch.h"
 
+// Schedules of a kernel. Its template argument `schedule` is one of them, or that with the flag
+// KFI_ROWS_ALIGNED: rows consist of whole vectors aligned to 16 bytes.
+enum kfi_rows_schedule {
+    KFI_ROWS_ALIGNED = 1,
+    KFI_ROWS_REGISTERS = 0,  // one position in the grid per row; the row is held in registers
+    KFI_ROWS_WARP = 2,       // the same, with three vectors per thread and at most a warp per row
+    KFI_ROWS_REREAD = 4,     // each pass reads the row again; persistent if gradients are summed
+    KFI_ROWS_PERSISTENT = 6, // in registers; persistent blocks copy the next row to shared memory
+    KFI_ROWS_STAGED = 8      // a kernel of its own: each row is staged in shared memory by a block
+};
+#ifdef KFI_DEVICE_PASS
+KFI_DEVICE constexpr int kfi_rows_kind(int schedule) { return schedule & ~KFI_ROWS_ALIGNED; }
+KFI_DEVICE constexpr bool kfi_rows_aligned(int schedule) { return schedule & KFI_ROWS_ALIGNED; }
+#endif
+
 // Rows in segments: of [outer, length, groups, channels, inner], a row is one group of one batch:
 // `length` segments of channels * inner elements, with the other groups between them. A row that is
 // a channel of [outer, channels, inner] is one of [1, outer, channels, 1, inner].

@@ -94,7 +94,7 @@ template <class Thread> KFI_DEVICE int kfi_band_slot(const Thread &at, int s)
 }
 // Opaque copy of 2-byte values, so that nvcc does not keep their converted floats, which take twice
 // the registers.
-template <int count> KFI_DEVICE void kfi_band_forget(void *values, const kfi_bands &g)
+template <int count> KFI_DEVICE void kfi_band_opaque(void *values, const kfi_bands &g)
 {
 #ifdef KFI_PTX
     const unsigned zero = (unsigned)((unsigned long long)g.cols >> 63);
@@ -107,7 +107,7 @@ template <int count> KFI_DEVICE void kfi_band_forget(void *values, const kfi_ban
 }
 // Opaque copy of a unit index, so that offsets of vectors are recomputed instead of kept in
 // registers.
-KFI_DEVICE kf_i64 kfi_band_again(kf_i64 unit, const kfi_bands &g)
+KFI_DEVICE kf_i64 kfi_band_opaque_unit(kf_i64 unit, const kfi_bands &g)
 {
 #ifdef KFI_PTX
     const kf_i64 zero = (kf_i64)((unsigned long long)g.cols >> 63);
@@ -118,8 +118,8 @@ KFI_DEVICE kf_i64 kfi_band_again(kf_i64 unit, const kfi_bands &g)
     return unit;
 }
 // Offset of a vector's first element, if the channels were contiguous.
-KFI_DEVICE kf_i64 kfi_band_place(const kfi_bands &g, kf_i64 channel, const kfi_band_unit &u,
-                                 const kfi_pitch &p)
+KFI_DEVICE kf_i64 kfi_band_offset(const kfi_bands &g, kf_i64 channel, const kfi_band_unit &u,
+                                  const kfi_pitch &p)
 {
     return channel * p.row + u.row * (p.gap + g.inner) + u.first;
 }
@@ -128,7 +128,7 @@ KFI_DEVICE void kfi_band_load(void *dst, const void *src, const kfi_bands &g, co
                               const kfi_band_unit &u, const kfi_pitch &p)
 {
     const char (*const from)[size] =
-        (const char (*)[size])src + kfi_band_place(g, at.channel, u, p);
+        (const char (*)[size])src + kfi_band_offset(g, at.channel, u, p);
     if (whole || form == KFI_BAND_ONE) {
         kfi_row_load<size, vec, whole>(dst, from, u.left);
     } else {
@@ -146,7 +146,7 @@ template <int size, int vec, int form, int whole, class Thread>
 KFI_DEVICE void kfi_band_store(void *dst, const void *src, const kfi_bands &g, const Thread &at,
                                const kfi_band_unit &u, const kfi_pitch &p)
 {
-    char (*const to)[size] = (char (*)[size])dst + kfi_band_place(g, at.channel, u, p);
+    char (*const to)[size] = (char (*)[size])dst + kfi_band_offset(g, at.channel, u, p);
     if (whole || form == KFI_BAND_ONE) {
         kfi_row_store<size, vec, whole>(to, src, u.left);
     } else {
@@ -216,7 +216,7 @@ KFI_DEVICE int kfi_band_index(const kfi_bands &g, const kfi_band_cursor &w)
         return v;                                                                                  \
     }                                                                                              \
     /* number * (sum / number - mean)^2. */                                                        \
-    KFI_DEVICE type kfi_band_apart(type number, type sum, type mean)                               \
+    KFI_DEVICE type kfi_band_deviation(type number, type sum, type mean)                           \
     {                                                                                              \
         const type d = number > 0 ? sum / number - mean : (type)0;                                 \
         return number * d * d;                                                                     \
@@ -275,14 +275,14 @@ KFI_DEVICE int kfi_band_index(const kfi_bands &g, const kfi_band_cursor &w)
             type S = kfi_band_team<KFI_SUM>(sum[0], 32),                                           \
                  W = kfi_band_team<KFI_SUM>(number[0], 32);                                        \
             type Q = kfi_band_team<KFI_SUM>(                                                       \
-                square[0] + kfi_band_apart(number[0], sum[0], W > 0 ? S / W : (type)0), 32);       \
+                square[0] + kfi_band_deviation(number[0], sum[0], W > 0 ? S / W : (type)0), 32);   \
             if (lane == 0) buffer[warp] = S, buffer[32 + warp] = Q, buffer[64 + warp] = W;         \
             __syncthreads();                                                                       \
             const type s = lane < warps ? buffer[lane] : (type)0,                                  \
                        q = lane < warps ? buffer[32 + lane] : (type)0;                             \
             const type n = lane < warps ? buffer[64 + lane] : (type)0;                             \
             S = kfi_band_team<KFI_SUM>(s, 32), W = kfi_band_team<KFI_SUM>(n, 32);                  \
-            Q = kfi_band_team<KFI_SUM>(q + kfi_band_apart(n, s, W > 0 ? S / W : (type)0), 32);     \
+            Q = kfi_band_team<KFI_SUM>(q + kfi_band_deviation(n, s, W > 0 ? S / W : (type)0), 32); \
             if (threadIdx.x == 0) totals[0] = S, totals[1] = Q, totals[2] = W;                     \
         } else {                                                                                   \
             _Pragma("unroll") for (int s = 0; s < slots; ++s)                                      \
@@ -308,7 +308,7 @@ KFI_DEVICE int kfi_band_index(const kfi_bands &g, const kfi_band_cursor &w)
                          w.row < g.rows; kfi_band_next(&w)) {                                      \
                         const int i = kfi_band_index<form, vec>(g, w);                             \
                         Q += buffer[all + i] +                                                     \
-                             kfi_band_apart(buffer[2 * all + i], buffer[i], mean);                 \
+                             kfi_band_deviation(buffer[2 * all + i], buffer[i], mean);             \
                     }                                                                              \
                 Q = kfi_band_team<KFI_SUM>(Q, g.team);                                             \
                 if (k < at.segs && from == 0)                                                      \
@@ -331,21 +331,22 @@ KFI_DEVICE int kfi_band_index(const kfi_bands &g, const kfi_band_cursor &w)
     KFI_DEVICE void kfi_band_total_moments(type *sum, type *square, const type *partial,           \
                                            kf_i64 channel, const kfi_bands &g)                     \
     {                                                                                              \
-        const kf_i64 apart = g.channels * g.parts;                                                 \
-        const type *const S = partial + channel * g.parts, *const Q = S + apart,                   \
-                          *const W = Q + apart;                                                    \
+        const kf_i64 stride = g.channels * g.parts;                                                \
+        const type *const S = partial + channel * g.parts, *const Q = S + stride,                  \
+                          *const W = Q + stride;                                                   \
         *sum = kfi_band_total<KFI_SUM>(partial, 0, channel, g);                                    \
         const type mean = *sum / kfi_band_total<KFI_SUM>(partial, 2, channel, g);                  \
         type own = 0;                                                                              \
         _Pragma("unroll 4") for (kf_i64 i = (int)threadIdx.x % 32; i < g.parts; i += 32) own +=    \
-            Q[i] + kfi_band_apart(W[i], S[i], mean);                                               \
+            Q[i] + kfi_band_deviation(W[i], S[i], mean);                                           \
         *square = kfi_band_team<KFI_SUM>(own, 32);                                                 \
     }
 KFI_BAND_REDUCE(float)
 KFI_BAND_REDUCE(double)
 // Stores the first `count` values of a block's totals to the partial sums.
 template <class R, class Thread>
-KFI_DEVICE void kfi_band_leave(const R *totals, int count, const kfi_bands &g, const Thread &at)
+KFI_DEVICE void kfi_band_store_partial(const R *totals, int count, const kfi_bands &g,
+                                       const Thread &at)
 {
     for (int v = 0; v < count; ++v)
         for (int k = (int)threadIdx.x; k < at.segs; k += (int)blockDim.x)
@@ -357,7 +358,7 @@ KFI_DEVICE void kfi_band_leave(const R *totals, int count, const kfi_bands &g, c
 // which avoids cancellation in the squares.
 template <int form, int vec, class R> struct kfi_band_gathered {
     R from[kfi_band_slots<form, vec>()];
-    R sum[form == KFI_BAND_ONE ? 2 : vec], apart[form == KFI_BAND_ONE ? 2 : vec],
+    R sum[form == KFI_BAND_ONE ? 2 : vec], deviation[form == KFI_BAND_ONE ? 2 : vec],
         square[form == KFI_BAND_ONE ? 2 : vec]; // form ONE: two independent chains
     int number[kfi_band_slots<form, vec>()];
 };
@@ -385,7 +386,7 @@ KFI_DEVICE void kfi_band_gather(kfi_band_gathered<form, vec, R> *m, const R *v, 
     for (int e = 0; e < vec; ++e) {
         const R d = v[e] - kfi_band_of<form>(m->from, e, split);
         const int i = form == KFI_BAND_ONE ? e % 2 : e;
-        if (e < left) m->sum[i] += v[e], m->apart[i] += d, m->square[i] += d * d;
+        if (e < left) m->sum[i] += v[e], m->deviation[i] += d, m->square[i] += d * d;
     }
 }
 // Number of vectors after which a thread moves the reference from the channel's first value to the
@@ -401,36 +402,37 @@ template <int form, int vec, class R>
 KFI_DEVICE void kfi_band_centre(kfi_band_gathered<form, vec, R> *m, int split)
 {
     constexpr int slots = kfi_band_slots<form, vec>(), chains = form == KFI_BAND_ONE ? 2 : vec;
-    R apart[slots], square[slots];
-    kfi_band_fold<KFI_SUM, form, chains>(apart, m->apart, split);
+    R deviation[slots], square[slots];
+    kfi_band_fold<KFI_SUM, form, chains>(deviation, m->deviation, split);
     kfi_band_fold<KFI_SUM, form, chains>(square, m->square, split);
 #pragma unroll
-    for (int i = 0; i < chains; ++i) m->apart[i] = m->square[i] = 0;
+    for (int i = 0; i < chains; ++i) m->deviation[i] = m->square[i] = 0;
 #pragma unroll
     for (int s = 0; s < slots; ++s) { // add the sums to one of the channel's chains
         const int i = form == KFI_BAND_EACH ? s : s == 0 ? 0 : chains - 1;
         const R was = m->from[s], number = (R)m->number[s],
                 share = m->number[s] > 0 ? (R)kfi_rcp_ftz((float)m->number[s]) : (R)0;
-        m->from[s] = was + apart[s] * share;
-        const R by = m->from[s] - was, rest = apart[s] - number * by,
-                left = square[s] - by * (apart[s] + rest);
-        if (m->number[s] > 0) m->apart[i] = rest, m->square[i] = left < 0 ? (R)0 : left;
+        m->from[s] = was + deviation[s] * share;
+        const R by = m->from[s] - was, rest = deviation[s] - number * by,
+                left = square[s] - by * (deviation[s] + rest);
+        if (m->number[s] > 0) m->deviation[i] = rest, m->square[i] = left < 0 ? (R)0 : left;
     }
 }
 template <int form, int vec, class R, class Thread>
-KFI_DEVICE void kfi_band_settle(R *totals, const kfi_band_gathered<form, vec, R> &m, R *buffer,
+KFI_DEVICE void kfi_band_finish(R *totals, const kfi_band_gathered<form, vec, R> &m, R *buffer,
                                 const kfi_bands &g, const Thread &at)
 {
     constexpr int slots = kfi_band_slots<form, vec>();
-    R sum[slots], apart[slots], square[slots], number[slots];
+    R sum[slots], deviation[slots], square[slots], number[slots];
     kfi_band_fold<KFI_SUM, form, (form == KFI_BAND_ONE ? 2 : vec)>(sum, m.sum, at.split);
-    kfi_band_fold<KFI_SUM, form, (form == KFI_BAND_ONE ? 2 : vec)>(apart, m.apart, at.split);
+    kfi_band_fold<KFI_SUM, form, (form == KFI_BAND_ONE ? 2 : vec)>(deviation, m.deviation,
+                                                                   at.split);
     kfi_band_fold<KFI_SUM, form, (form == KFI_BAND_ONE ? 2 : vec)>(square, m.square, at.split);
 #pragma unroll
     for (int s = 0; s < slots; ++s) {
         number[s] = (R)m.number[s];
-        const R over = m.number[s] > 0 ? apart[s] / number[s] : (R)0;
-        square[s] -= over * apart[s];
+        const R over = m.number[s] > 0 ? deviation[s] / number[s] : (R)0;
+        square[s] -= over * deviation[s];
         if (square[s] < 0) square[s] = 0; // nearly equal values may round below zero
     }
     kfi_band_moments<form, vec>(totals, sum, square, number, buffer, g, at);

@@ -55,25 +55,24 @@ KF_FN KFI_SMALL int kfi_make_bands(kfi_bands *g, const kf_i64 *sizes, int vec, i
     kf_i64 most = form == KFI_BAND_EACH ? KFI_BAND_EACH_THREADS : KFI_BAND_THREADS;
     kf_i64 rows = most / g->wide;
     g->share = g->units;
-    // As few threads as hold the channel block, or more if there are few channel blocks.
     if (g->units <= in_registers * rows * g->wide) {
+        // The fewest threads that hold the channel block, or more if there are few channel blocks.
         const kf_i64 spread =
             kfi_clamp((kf_i64)KFI_BAND_BLOCKS * 256 / (bands > 0 ? bands : 1), 1, g->units);
         const kf_i64 least = kfi_ceil(g->units, in_registers),
                      threads = kfi_ceil(least > spread ? least : spread, 32) * 32;
         rows = kfi_clamp(kfi_ceil(threads, g->wide), 1, rows);
         g->threads = (int)(rows * g->wide);
-        // One launch per pass. Smaller blocks: one starts when another one ends.
     } else {
+        // One launch per pass. Smaller blocks: one starts when another one ends.
         most = 2 * g->wide <= most && form != KFI_BAND_EACH ? most / 2 : most;
         g->threads = (int)(most / g->wide * g->wide);
         // Limits the number of values that a thread sums per channel, for accuracy.
         g->share = g->threads *
                    kfi_band_rounds(bands, g->units, g->threads, form == KFI_BAND_EACH ? 64 : 16);
         if (g->share >= g->units)
-            g->share = g->threads *
-                       // At least two parts: one part would mean that a block holds it.
-                       kfi_ceil(g->units, 2 * g->threads);
+            // At least two parts: one part would mean that a block holds it.
+            g->share = g->threads * kfi_ceil(g->units, 2 * g->threads);
     }
     g->rows = g->threads / g->wide;
     g->parts = g->units > 0 ? kfi_ceil(g->units, g->share) : 1;
@@ -130,9 +129,8 @@ KF_FN KFI_SMALL bool kfi_band_as_rows(const kfi_row &m, const kf_i64 *sizes)
     if (!kfi_all_fit(sizes, 3)) return false; // the launcher reports it
     const kf_i64 channels = sizes[1], inner = sizes[2], cols = sizes[0] * inner;
     const bool whole = inner % m.vec == 0, few_elements = channels * cols <= KFI_BAND_SMALL;
-    const bool narrow = cols <= 128 && inner > 1 &&
-                        // So many channels that CUDA blocks of a channel block have little work.
-                        inner < m.vec;
+    // So many channels that CUDA blocks of a channel block have little work.
+    const bool narrow = cols <= 128 && inner > 1 && inner < m.vec;
     if (channels < KFI_BAND_CHANNELS || !(whole || few_elements || narrow)) return false;
     kfi_row_layout g;
     int threads;

@@ -6,16 +6,16 @@
 #include "kf/core/rows/args.cuh"
 
 #ifdef KFI_HOST_PASS
-// Limits of a schedule that holds rows in registers (RowCuda.in_registers), packed into 32 bits:
-// vectors per thread; then, in warps, the maximum block size without a cluster, with a full
+// Limits of a schedule that limit_count rows in registers (RowCuda.in_registers), packed into 32
+// bits: vectors per thread; then, in warps, the maximum block size without a cluster, with a full
 // cluster, and on devices without clusters.
-struct kfi_register_way {
+struct kfi_row_limits {
     int vectors, threads, most, alone;
 };
-KF_FN kfi_register_way kfi_register_way_of(unsigned bits)
+KF_FN kfi_row_limits kfi_unpack_row_limits(unsigned bits)
 {
-    const kfi_register_way found = {(int)(bits >> 24), (int)(bits >> 16 & 255) * 32,
-                                    (int)(bits >> 8 & 255) * 32, (int)(bits & 255) * 32};
+    const kfi_row_limits found = {(int)(bits >> 24), (int)(bits >> 16 & 255) * 32,
+                                  (int)(bits >> 8 & 255) * 32, (int)(bits & 255) * 32};
     return found;
 }
 // Kernels of one op and dtype tuple: for each entry of `limits`, then for KFI_ROWS_REREAD,
@@ -25,8 +25,8 @@ struct kfi_row {
     kfi_name name;
     kfi_arguments arguments;
     const void *const *kernels;
-    const unsigned *in_registers;
-    int holds;
+    const unsigned *limits;
+    int limit_count;
     int vec, sums, acc_size;
     int fixed, ring; // bytes of shared memory: per block and per thread
     bool per_row;    // an output has one value per row
@@ -34,16 +34,13 @@ struct kfi_row {
     // Channel gradients: each plane, or slice of a group's channel, yields a partial sum for the
     // second stage.
     int plane_sums = 0;
-    const unsigned char *runs =
-        // Gradients per launch of the second stage; nullptr: one launch.
-        nullptr;
-    size_t least = 0; // bytes of workspace that a call must provide even if unused
-    bool strips =
-        // A kernel for few rows that needs no second stage.
-        false;
-    // KFI_ROWS_WARP: three-vector kernels for rows of at most a warp: aligned rows of a whole warp;
-    // unaligned ones.
-    bool warps = false, thirds = false;
+    // Gradients per launch of the second stage; nullptr: one launch.
+    const unsigned char *runs = nullptr;
+    size_t least = 0;    // bytes of workspace that a call must provide even if unused
+    bool strips = false; // a kernel for few rows that needs no second stage
+    // KFI_ROWS_WARP: three-vector kernels, for aligned rows of a whole warp, and for unaligned rows
+    // of at most a warp.
+    bool warp_aligned = false, warp_unaligned = false;
     // KFI_ROWS_STAGED: long unaligned rows, staged in shared memory.
     bool staged = false;
 };
@@ -68,17 +65,17 @@ KF_FN kfi_reach kfi_row_reach()
 }
 // Reduces the block size to the smaller shared memory: persistent blocks keep rows in up to 208 KiB
 // of it (RowCuda.in_registers).
-KF_FN void kfi_row_fit(kfi_register_way *how)
+KF_FN void kfi_row_fit(kfi_row_limits *limit)
 {
-    how->most = (int)kfi_clamp(how->most * 5 / 13 / 32 * 32, 32, how->most);
-    how->threads = (int)kfi_clamp(how->threads, 0, how->most);
+    limit->most = (int)kfi_clamp(limit->most * 5 / 13 / 32 * 32, 32, limit->most);
+    limit->threads = (int)kfi_clamp(limit->threads, 0, limit->most);
 }
 // Maximum block size of the persistent kernels, for rows of any length.
 KF_FN KFI_SMALL int kfi_row_most(const kfi_row &m, const kfi_reach &reach)
 {
-    kfi_register_way how = kfi_register_way_of(m.in_registers[m.holds - 1]);
-    if (reach.clusters > 1 && reach.narrow) kfi_row_fit(&how);
-    const int most = (int)kfi_clamp(reach.clusters > 1 ? how.most : how.alone, 0, KFI_ROW_CAP);
+    kfi_row_limits limit = kfi_unpack_row_limits(m.limits[m.limit_count - 1]);
+    if (reach.clusters > 1 && reach.narrow) kfi_row_fit(&limit);
+    const int most = (int)kfi_clamp(reach.clusters > 1 ? limit.most : limit.alone, 0, KFI_ROW_CAP);
     return m.sums && most < KFI_ROW_SUM_BLOCK ? KFI_ROW_SUM_BLOCK : most;
 }
 // Number of rows that persistent blocks process at a time: as many as fit an H200 with 512 threads
@@ -94,7 +91,7 @@ KF_FN KFI_SMALL kf_i64 kfi_row_parts(const kfi_row_layout &g, int threads, bool 
 // Chooses the schedule, from the row length only; the row count only sets the number of blocks.
 // Returns the kernel as an index of kfi_row's table.
 KF_FN KFI_SMALL int kfi_make_row_layout(kfi_row_layout *g, kf_i64 rows, kf_i64 cols, int vec,
-                                        const unsigned *in_registers, int holds, bool sums,
+                                        const unsigned *limits, int limit_count, bool sums,
                                         const kfi_reach &reach, int *threads)
 {
     const kf_i64 vectors = kfi_ceil(cols, vec);
@@ -103,22 +100,22 @@ KF_FN KFI_SMALL int kfi_make_row_layout(kfi_row_layout *g, kf_i64 rows, kf_i64 c
     g->cols = cols;
     g->cluster_bits = 0;
     int found = 0;
-    kfi_register_way how = {};
-    for (; found < holds; ++found) {
-        how = kfi_register_way_of(in_registers[found]);
-        if (found + 1 == holds && clusters > 1 && reach.narrow) kfi_row_fit(&how);
-        const int limit = clusters > 1 ? how.most : how.alone,
-                  blocks = found + 1 < holds ? 1 : clusters;
-        if (vectors <= (kf_i64)how.vectors * blocks * kfi_clamp(limit, 0, KFI_ROW_CAP)) break;
+    kfi_row_limits limit = {};
+    for (; found < limit_count; ++found) {
+        limit = kfi_unpack_row_limits(limits[found]);
+        if (found + 1 == limit_count && clusters > 1 && reach.narrow) kfi_row_fit(&limit);
+        const int most = clusters > 1 ? limit.most : limit.alone,
+                  blocks = found + 1 < limit_count ? 1 : clusters;
+        if (vectors <= (kf_i64)limit.vectors * blocks * kfi_clamp(most, 0, KFI_ROW_CAP)) break;
     }
     kf_i64 lanes = kfi_clamp(512, 1, KFI_ROW_CAP);
-    if (found < holds) {
+    if (found < limit_count) {
         // vectors of a full block
-        const kf_i64 full = how.vectors * kfi_clamp(how.threads, 1, KFI_ROW_CAP);
-        while (found + 1 == holds && 1 << g->cluster_bits < clusters &&
+        const kf_i64 full = limit.vectors * kfi_clamp(limit.threads, 1, KFI_ROW_CAP);
+        while (found + 1 == limit_count && 1 << g->cluster_bits < clusters &&
                vectors > full << g->cluster_bits)
             ++g->cluster_bits;
-        lanes = kfi_ceil(vectors, (kf_i64)how.vectors << g->cluster_bits);
+        lanes = kfi_ceil(vectors, (kf_i64)limit.vectors << g->cluster_bits);
     }
     g->cluster = 1 << g->cluster_bits;
     g->lanes = (int)kfi_ceil(lanes, 32) * 32;
@@ -126,8 +123,9 @@ KF_FN KFI_SMALL int kfi_make_row_layout(kfi_row_layout *g, kf_i64 rows, kf_i64 c
         for (g->lanes = 1; g->lanes < lanes;) g->lanes *= 2;
     g->share = (int)kfi_ceil(1 << 20, g->lanes);
     const int block = sums ? KFI_ROW_SUM_BLOCK : KFI_ROW_BLOCK;
-    g->groups =
-        found < holds && g->cluster == 1 && g->lanes <= (sums ? block : 32) ? block / g->lanes : 1;
+    g->groups = found < limit_count && g->cluster == 1 && g->lanes <= (sums ? block : 32)
+                    ? block / g->lanes
+                    : 1;
     *threads = g->lanes * g->groups;
     g->loops = (int)kfi_clamp(kfi_ceil(vectors, g->lanes), 0, 0x7fffffff);
     return found;
@@ -154,7 +152,7 @@ KF_FN KFI_SMALL bool kfi_row_stages(kfi_row_layout *g, kf_i64 cols, const kfi_re
     g->loops = (int)kfi_ceil(cols, 8 * g->lanes);
     return true;
 }
-KF_FN KFI_SMALL size_t kfi_row_workspace(kf_i64 rows, kf_i64 cols, int vec, unsigned in_registers,
+KF_FN KFI_SMALL size_t kfi_row_workspace(kf_i64 rows, kf_i64 cols, int vec, unsigned limits,
                                          int sums, int acc_size)
 {
     if (!kfi_fits(rows, cols, 1)) return 0;
@@ -167,7 +165,7 @@ KF_FN KFI_SMALL size_t kfi_row_workspace(kf_i64 rows, kf_i64 cols, int vec, unsi
     for (const kfi_reach &reach : all) {
         kfi_row_layout g;
         int threads;
-        kfi_make_row_layout(&g, rows, cols, vec, &in_registers, 1, true, reach, &threads);
+        kfi_make_row_layout(&g, rows, cols, vec, &limits, 1, true, reach, &threads);
         const kf_i64 parts = kfi_row_parts(g, threads, true);
         most = parts > most ? parts : most;
     }
@@ -233,6 +231,39 @@ KF_FN KFI_SMALL bool kfi_row_in_place(const kfi_operands &all)
                 return true;
     return false;
 }
+// The schedule of a kernel. found: index of the limits that kfi_make_row_layout has chosen.
+KF_FN KFI_SMALL kfi_rows_schedule kfi_row_schedule(const kfi_row &m, const kfi_row_layout &g,
+                                                   int found, bool staged, bool aligned)
+{
+    if (staged) return KFI_ROWS_STAGED;
+    if (found == m.limit_count) return KFI_ROWS_REREAD;
+    if (m.sums || found + 1 == m.limit_count) return KFI_ROWS_PERSISTENT;
+    const bool three = !found && g.lanes <= 32 && g.cols <= 3 * g.lanes * m.vec;
+    const bool warp = aligned ? m.warp_aligned && g.lanes == 32 : m.warp_unaligned;
+    return three && warp ? KFI_ROWS_WARP : KFI_ROWS_REGISTERS;
+}
+// The index of a schedule's kernel in kfi_row's table.
+KF_FN KFI_SMALL int kfi_row_kernel(const kfi_row &m, kfi_rows_schedule schedule, int found,
+                                   bool aligned)
+{
+    const int optional = 2 * m.limit_count + 2;
+    if (schedule == KFI_ROWS_STAGED) return optional + m.warp_aligned + m.warp_unaligned;
+    if (schedule == KFI_ROWS_WARP) return optional + (!aligned && m.warp_aligned);
+    return 2 * found + !aligned;
+}
+// Launches the kernel for few rows (m.strips), whose last blocks sum strips of columns.
+KF_FN KFI_SMALL kf_result_t kfi_row_run_strips(const kfi_row &m, const kfi_row_layout &g,
+                                               int threads, void **args, kfi_sums *s,
+                                               cudaStream_t stream)
+{
+    const int columns = KFI_ROW_STRIP * m.vec, sums = m.sums + m.plane_sums,
+              buffer = sums * KFI_SUM_GROUPS * (columns + 1) * (int)sizeof(double);
+    s->partial = nullptr;
+    s->parts = g.rows;
+    return kfi_launch(&m.name, m.kernels[2 * m.limit_count + 2],
+                      dim3((unsigned)(g.rows + kfi_ceil(g.cols, columns))), (unsigned)threads, args,
+                      stream, true, (unsigned)(buffer > m.fixed ? buffer : m.fixed), 1);
+}
 // Runs an op over rows. Sets `g` and the pitches, which are kernel arguments.
 KF_FN KFI_APART kf_result_t kfi_row_run(const kfi_row &m, const kf_i64 *sizes,
                                         const kfi_strides &strides, kfi_pitch *pitches,
@@ -262,21 +293,21 @@ KF_FN KFI_APART kf_result_t kfi_row_run(const kfi_row &m, const kf_i64 *sizes,
     kfi_segments *const in = groups ? &((kfi_groups *)g)->in : nullptr;
     if (groups) kfi_make_segments(in, segments, m.vec);
     const kf_i64 leaves = groups ? outer * in->slices : outer; // partial sums per channel
-    const size_t needed =
-        !sums          ? m.least
-        : m.plane_sums ? kfi_plane_workspace(leaves, summed, 1, sums, m.acc_size)
-                       : kfi_row_workspace(rows, cols, m.vec, *m.in_registers, sums, m.acc_size);
+    const size_t needed = !sums ? m.least
+                          : m.plane_sums
+                              ? kfi_plane_workspace(leaves, summed, 1, sums, m.acc_size)
+                              : kfi_row_workspace(rows, cols, m.vec, *m.limits, sums, m.acc_size);
     result =
         kfi_check_workspace(&m.name, &m.arguments, &operands, workspace, workspace_bytes, needed);
     if (result != KF_SUCCESS) return result;
     int threads;
     const kfi_reach reach = kfi_row_reach();
-    int found = kfi_make_row_layout(g, rows, cols, m.vec, m.in_registers, m.holds, m.sums > 0,
+    int found = kfi_make_row_layout(g, rows, cols, m.vec, m.limits, m.limit_count, m.sums > 0,
                                     reach, &threads);
     const bool staged = m.staged && kfi_row_stages(g, cols, reach, &threads);
-    if (staged) found = m.holds; // the index of rows that are not in registers
-    const bool narrow = groups && segments[4] > 1 &&
-                        segments[4] < m.vec; // a vector may span more than two channels
+    if (staged) found = m.limit_count; // the index of rows that are not in registers
+    // A vector may span more than two channels.
+    const bool narrow = groups && segments[4] > 1 && segments[4] < m.vec;
     if (groups) in->gaps = 0;
     for (int i = 0; i < operands.count; ++i) {
         pitches[i] = kfi_make_pitch(m.layout, &levels, operands.of[i].apart);
@@ -285,10 +316,8 @@ KF_FN KFI_APART kf_result_t kfi_row_run(const kfi_row &m, const kf_i64 *sizes,
     const bool whole = operands.bits % 16 == 0 && operands.steps % m.vec == 0 &&
                        (groups ? (kf_i64)in->segment.d : cols) % m.vec == 0 && !narrow;
     if (groups) kfi_make_team(in, g->lanes);
-    const bool persistent = m.sums || found + 1 == m.holds;
-    const bool three = !found && g->lanes <= 32 && cols <= 3 * g->lanes * m.vec;
-    const bool warps = three && m.warps && whole && g->lanes == 32,
-               thirds = three && m.thirds && !whole;
+    const kfi_rows_schedule schedule = kfi_row_schedule(m, *g, found, staged, whole);
+    const bool persistent = m.sums || schedule == KFI_ROWS_PERSISTENT;
     const kf_i64 parts = persistent ? kfi_row_parts(*g, threads, m.sums > 0)
                                     : kfi_ceil(rows, g->groups),
                  blocks = parts * g->cluster;
@@ -300,15 +329,8 @@ KF_FN KFI_APART kf_result_t kfi_row_run(const kfi_row &m, const kf_i64 *sizes,
     // launches. Not in place: blocks of columns read the inputs concurrently with blocks of rows.
     if (m.strips && wanted && !found && whole && g->cluster == 1 && rows > 0 &&
         rows <= KFI_SUM_GROUPS && g->groups == 1 && kfi_row_parts(*g, threads, true) == rows &&
-        !kfi_row_in_place(operands)) {
-        const int columns = KFI_ROW_STRIP * m.vec,
-                  buffer = sums * KFI_SUM_GROUPS * (columns + 1) * (int)sizeof(double);
-        s->partial = nullptr;
-        s->parts = rows;
-        return kfi_launch(&m.name, m.kernels[2 * m.holds + 2],
-                          dim3((unsigned)(rows + kfi_ceil(cols, columns))), (unsigned)threads, args,
-                          stream, true, (unsigned)(buffer > m.fixed ? buffer : m.fixed), 1);
-    }
+        !kfi_row_in_place(operands))
+        return kfi_row_run_strips(m, *g, threads, args, s, stream);
     if (sums) {
         s->partial = wanted ? workspace : nullptr;
         s->parts = !m.plane_sums ? parts : nothing ? 0 : leaves;
@@ -317,16 +339,14 @@ KF_FN KFI_APART kf_result_t kfi_row_run(const kfi_row &m, const kf_i64 *sizes,
     }
     if (m.layout != KFI_LAYOUT_ROWS) g->channels = kfi_make_divisor(channels);
     if (m.layout == KFI_LAYOUT_HEADS) g->queries = kfi_make_divisor(sizes[2]);
-    const int ring = found + 1 == m.holds ? m.ring : 0;
+    const int ring = found + 1 == m.limit_count ? m.ring : 0;
     const unsigned shared = (unsigned)(m.fixed + (staged ? kfi_row_stage(cols) : ring * threads)),
                    most = (unsigned)(m.fixed +
                                      (staged ? KFI_ROW_STAGE : ring * kfi_row_most(m, reach)));
-    const int few = 2 * m.holds + 2, kernel = staged            ? few + m.warps + m.thirds
-                                              : warps || thirds ? few + (thirds && m.warps)
-                                                                : 2 * found + !whole;
     if (!nothing || m.sums)
-        result = kfi_launch(&m.name, m.kernels[kernel], dim3((unsigned)blocks), (unsigned)threads,
-                            args, stream, !persistent, shared, (unsigned)g->cluster, most);
+        result = kfi_launch(&m.name, m.kernels[kfi_row_kernel(m, schedule, found, whole)],
+                            dim3((unsigned)blocks), (unsigned)threads, args, stream, !persistent,
+                            shared, (unsigned)g->cluster, most);
     // A plane of one batch has stored its channel's gradient itself.
     if (result != KF_SUCCESS || !wanted || (m.plane_sums && !groups && s->parts == 1 && !m.runs))
         return result;

@@ -22,7 +22,7 @@ template <int one> KFI_DEVICE void kfi_row_of_warp(const kfi_row_layout &g)
 struct kfi_row_thread {
     kf_i64 block;    // block or cluster index
     kf_i64 row;      // first row
-    kf_i64 apart;    // row stride: from one row of the thread to the next
+    kf_i64 stride;   // from one row of the thread to the next, in rows
     int rank;        // rank of the block in the row's cluster
     int group, lane; // row index within the block, and thread index within the row
     int first, step; // first column, and column stride between vectors
@@ -62,7 +62,7 @@ KFI_DEVICE kfi_row_thread kfi_row_enter(const kfi_row_layout &g, int barriers)
     }
     at.block = blockIdx.x >> bits;
     at.row = at.block * g.groups + at.group;
-    at.apart = (kf_i64)(gridDim.x >> bits) * g.groups;
+    at.stride = (kf_i64)(gridDim.x >> bits) * g.groups;
     return at;
 }
 // Makes the block sum a strip of columns instead of processing rows. Each thread then has one
@@ -76,14 +76,14 @@ KFI_DEVICE bool kfi_row_strip_enter(kfi_row_thread *at, const kfi_row_layout &g,
         ((int)(blockIdx.x - sums.parts) * KFI_ROW_STRIP + (int)threadIdx.x % KFI_ROW_STRIP) * vec;
     at->step = (int)g.cols; // past the end of the row: one vector per row
     at->row = (int)threadIdx.x / KFI_ROW_STRIP;
-    at->apart = (int)blockDim.x / KFI_ROW_STRIP;
+    at->stride = (int)blockDim.x / KFI_ROW_STRIP;
     at->group = at->lane = 0;
     return true;
 }
 // Stores the terms of a row to shared memory, as a block of that row would leave them for the
 // second stage.
 template <int vec, class type>
-KFI_DEVICE void kfi_row_strip_put(int gradient, int row, type (&sum)[vec])
+KFI_DEVICE void kfi_row_strip_add(int gradient, int row, type (&sum)[vec])
 {
     constexpr int stride = KFI_ROW_STRIP * vec + 1;
     double *const to = (double *)kfi_dynamic() + (gradient * KFI_SUM_GROUPS + row) * stride +
@@ -207,7 +207,7 @@ template <int split> KFI_DEVICE void kfi_row_entered(const kfi_row_layout &g)
      */                                                                                            \
     /* `words`: 2 bits per reduction. `first`: index among the kernel's `all` reductions. */       \
     /* Shared memory: mbarriers; then per turn and reduction a value per warp, then per block. */  \
-    /* alone: in a row of one block, only the first warp needs the result. */                      \
+    /* alone: only the first warp of a one-block row needs the result. */                          \
     template <int words, int split, int alone, int pass, int passes, int first, int all,           \
               int count>                                                                           \
     KFI_DEVICE void kfi_row_reduce(type(&v)[count], const kfi_row_layout &g,                       \

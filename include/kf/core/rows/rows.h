@@ -342,10 +342,8 @@ KFI_HOST kf_result_t kfi_cpu_rows(kfi_cpu_map *m, int layout, const kf_i64 *size
     if (result != KF_SUCCESS) return result;
     const kf_i64 outer = shape.rows, channels = shape.channels, cols = shape.cols;
     const int groups = layout >= KFI_LAYOUT_GROUPS, planes = layout == KFI_LAYOUT_PLANES || groups;
-    const kf_i64 summed =
-        groups ? channels * shape.parts
-               /* Number of channels for which each plane, or each group, stores a partial sum. */
-               : channels;
+    /* Number of channels for which each plane, or each group, stores a partial sum. */
+    const kf_i64 summed = groups ? channels * shape.parts : channels;
     m->rows = layout == KFI_LAYOUT_ROWS ? outer : outer * channels;
     m->cols = cols;
     m->channels = channels;

@@ -114,15 +114,15 @@ KFI_DEVICE void kfi_segment_ahead(char *slot, const void *src, kf_i64 gap, int f
                                     0, space - s * step);
 }
 template <int size, int vec, int whole, int in_registers>
-KFI_DEVICE void kfi_segment_hold(void *dst, bool ringed, const char *slot, const void *src,
-                                 kf_i64 gap, int first, int step, int room, const kfi_groups &g)
+KFI_DEVICE void kfi_segment_load_row(void *dst, bool ringed, const char *slot, const void *src,
+                                     kf_i64 gap, int first, int step, int room, const kfi_groups &g)
 {
 #pragma unroll
     for (int s = 0; s < in_registers; ++s) {
         void *const to = (char *)dst + s * size * vec;
         if (ringed)
-            kfi_row_take<size * vec>(to, slot + s * (size * vec < 16 ? 16 : size * vec),
-                                     room - s * step);
+            kfi_row_load_slot<size * vec>(to, slot + s * (size * vec < 16 ? 16 : size * vec),
+                                          room - s * step);
         else
             kfi_segment_load<size, vec, whole, in_registers>(to, src, gap, first + s * step,
                                                              room - s * step, g);
@@ -187,10 +187,10 @@ KFI_DEVICE void kfi_row_unit_load(void *dst, const void *src, kf_i64 left, const
         kfi_row_load<size, vec, 0>(dst, src, left);
 }
 // Reduces a team's sums of its channels and stores them to the partial sums.
-#define KFI_ROW_LEAVE(type)                                                                        \
+#define KFI_ROW_STORE_PARTIAL(type)                                                                \
     template <int vec>                                                                             \
-    KFI_DEVICE void kfi_row_leave(type *partial, type(&sum)[vec], const kfi_groups &g,             \
-                                  const kfi_team &team, const kfi_item &of)                        \
+    KFI_DEVICE void kfi_row_store_partial(type *partial, type(&sum)[vec], const kfi_groups &g,     \
+                                          const kfi_team &team, const kfi_item &of)                \
     {                                                                                              \
         if (!g.in.across) {                                                                        \
             _Pragma("unroll") for (int e = 1; e < vec; ++e) sum[0] += sum[e];                      \
@@ -205,8 +205,8 @@ KFI_DEVICE void kfi_row_unit_load(void *dst, const void *src, kf_i64 left, const
         _Pragma("unroll") for (int e = 0; e < vec; ++e) if (team.lane < g.in.wide && e < of.left)  \
             partial[of.channel + e] = sum[e];                                                      \
     }
-KFI_ROW_LEAVE(float)
-KFI_ROW_LEAVE(double)
+KFI_ROW_STORE_PARTIAL(float)
+KFI_ROW_STORE_PARTIAL(double)
 #endif
 
 #endif

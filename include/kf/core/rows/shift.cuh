@@ -48,7 +48,7 @@ KFI_DEVICE uint4 kfi_shift_lane(const uint4 &v, const kfi_shift &of, int by)
             __shfl_sync(0xffffffffu, v.z, from), __shfl_sync(0xffffffffu, v.w, from)};
 }
 // Extracts the 8 elements from number `from` (0 to 7) on from two adjacent vectors.
-KFI_DEVICE uint4 kfi_shift_take(const uint4 &low, const uint4 &high, int from)
+KFI_DEVICE uint4 kfi_shift_extract(const uint4 &low, const uint4 &high, int from)
 {
     unsigned w[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
 #pragma unroll
@@ -78,7 +78,7 @@ KFI_DEVICE void kfi_shift_write(char *dst, const uint4 &v, int from, int to)
         if (i >= from && i < to) kfi_copy<2>(dst + i * 2, (const char *)&v + i * 2);
 }
 // Prefetches an address to L1, for element accesses.
-KFI_DEVICE void kfi_shift_soon(const void *src)
+KFI_DEVICE void kfi_shift_prefetch(const void *src)
 {
 #ifdef KFI_PTX
     asm volatile("prefetch.global.L1 [%0];" ::"l"(src));
@@ -98,14 +98,14 @@ KFI_DEVICE void kfi_shift_ahead(char *slot, const void *src, int first, int step
     for (int s = 0; s < in_registers; ++s)
         if ((s > 0 || !begins) && s * step + 8 <= of.a + space)
             kfi_fetch<16>(slot + s * 16, from + s * step * 2);
-    if (begins && space > 0) kfi_shift_soon(src);
-    if (kfi_shift_ends(of, in_registers)) kfi_shift_soon(from + of.end * 2);
+    if (begins && space > 0) kfi_shift_prefetch(src);
+    if (kfi_shift_ends(of, in_registers)) kfi_shift_prefetch(from + of.end * 2);
 }
 // Counterpart of kfi_row_load_all. src: the thread's first element; slot: the copied vectors in
 // shared memory (ringed).
 template <int in_registers, bool ringed>
-KFI_DEVICE void kfi_shift_hold(void *dst, const char *slot, const void *src, int first, int step,
-                               int room, const kfi_row_layout &g)
+KFI_DEVICE void kfi_shift_load_row(void *dst, const char *slot, const void *src, int first,
+                                   int step, int room, const kfi_row_layout &g)
 {
     uint4 *const v = (uint4 *)dst;
     const kfi_shift of = kfi_shift_at(src, room, g);
@@ -135,7 +135,7 @@ KFI_DEVICE void kfi_shift_hold(void *dst, const char *slot, const void *src, int
     for (int s = 0; s < in_registers; ++s) {
         const uint4 give =
             front ? s + 1 < in_registers ? v[s + 1 < in_registers ? s + 1 : 0] : next : v[s];
-        v[s] = kfi_shift_take(v[s], kfi_shift_lane(give, of, 1), of.a);
+        v[s] = kfi_shift_extract(v[s], kfi_shift_lane(give, of, 1), of.a);
     }
 }
 // State that a thread's stores share.
@@ -156,64 +156,65 @@ KFI_DEVICE void kfi_shift_store(kfi_shifted *so, const void *value, int s, const
     // another thread has the elements before
     const bool begins = s == 0 && of.lane == 0 && of.a > 0;
     uint4 both = of.lane == 0 ? so->before : up;
-    both = of.a > 0 ? kfi_shift_take(both, own, (8 - of.a) & 7) : own;
+    both = of.a > 0 ? kfi_shift_extract(both, own, (8 - of.a) & 7) : own;
     so->before = up;
     if (!begins && s * step + 8 <= of.a + room) kfi_store<16>(to + s * step * 2, &both);
     if (begins) kfi_shift_write(to, both, of.a, of.a + room);
     if (s * step == of.end) so->last = both;
     const int left = of.a + room - s * step - 8; // elements of the row after the last lane's vector
-    if (s + 1 == in_registers && of.lane == of.lanes - 1 &&
-        // The next aligned vector begins with elements of this warp.
-        of.a > 0)
-        kfi_shift_write(to + (s * step + 8) * 2, kfi_shift_take(own, own, (8 - of.a) & 7), 0,
+    // The next aligned vector begins with elements of this warp.
+    if (s + 1 == in_registers && of.lane == of.lanes - 1 && of.a > 0)
+        kfi_shift_write(to + (s * step + 8) * 2, kfi_shift_extract(own, own, (8 - of.a) & 7), 0,
                         of.a < left ? of.a : left);
 }
 // Stores the row's last, incomplete vector.
-template <int in_registers, int way>
+template <int in_registers, int schedule>
 KFI_DEVICE void kfi_shift_done(const kfi_shifted &so, const kfi_row_layout &g)
 {
-    if (way % 2 || !in_registers) return;
+    if (kfi_rows_aligned(schedule) || !in_registers) return;
     const kfi_shift of = kfi_shift_at(so.first, so.room, g);
     if (kfi_shift_ends(of, in_registers) && !(of.lane == 0 && of.a > 0 && of.end == 0))
         kfi_shift_write(so.first + (of.end - of.a) * 2, so.last, 0, of.rest);
 }
-// Entry points of a kernel of any schedule: load a row's vectors into registers, copy the next
-// row's vectors to shared memory, store a result. left: elements from the vector's first one to the
-// end of the row.
-template <int in_registers, int way>
+// Entry points of a kernel of any `schedule` (kfi_rows_schedule): load a row's vectors into
+// registers, copy the next row's vectors to shared memory, store a result. left: elements from the
+// vector's first one to the end of the row.
+template <int in_registers, int schedule>
 KFI_DEVICE void kfi_shift_row(void *dst, const char *slot, const void *src, int first, int step,
                               int room, const kfi_row_layout &g)
 {
-    if (in_registers && way % 2 == 0)
-        kfi_shift_hold<in_registers, (way > 1)>(dst, slot, src, first, step, room, g);
+    if (in_registers && !kfi_rows_aligned(schedule))
+        kfi_shift_load_row<in_registers, kfi_rows_kind(schedule) == KFI_ROWS_PERSISTENT>(
+            dst, slot, src, first, step, room, g);
     else
-        kfi_row_hold<2, 8, way % 2, in_registers>(dst, way == 3, slot, src, step, room);
+        kfi_row_load_row<2, 8, kfi_rows_aligned(schedule), in_registers>(
+            dst, schedule == (KFI_ROWS_PERSISTENT | KFI_ROWS_ALIGNED), slot, src, step, room);
 }
-template <int in_registers, int way>
+template <int in_registers, int schedule>
 KFI_DEVICE void kfi_shift_next(char *slot, const void *src, int first, int step, int space,
                                const kfi_row_layout &g)
 {
-    if (way % 2)
+    if (kfi_rows_aligned(schedule))
         kfi_row_ahead<2, 8, in_registers>(slot, src, step, space);
     else
         kfi_shift_ahead<in_registers>(slot, src, first, step, space, g);
 }
-template <int in_registers, int way>
-KFI_DEVICE void kfi_shift_put(kfi_shifted *so, const void *value, int s, kf_i64 off, kf_i64 left,
-                              const kfi_row_layout &g)
+template <int in_registers, int schedule>
+KFI_DEVICE void kfi_shift_store_vector(kfi_shifted *so, const void *value, int s, kf_i64 off,
+                                       kf_i64 left, const kfi_row_layout &g)
 {
-    if (in_registers && way % 2 == 0)
+    if (in_registers && !kfi_rows_aligned(schedule))
         kfi_shift_store<in_registers>(so, value, s, g);
     else
-        kfi_row_store<2, 8, way % 2>((char (*)[2])so->first + off, value, left);
+        kfi_row_store<2, 8, kfi_rows_aligned(schedule)>((char (*)[2])so->first + off, value, left);
 }
 // Applies a function to each element of a vector. Almost all vectors are entirely within the row;
 // these skip the comparisons.
-template <int way, class each> KFI_DEVICE void kfi_shift_each(const each &element, kf_i64 left)
+template <int schedule, class each> KFI_DEVICE void kfi_shift_each(const each &element, kf_i64 left)
 {
-    if (way % 2 || left >= 8) {
+    if (kfi_rows_aligned(schedule) || left >= 8) {
 #pragma unroll
-        for (int e = 0; e < 8; ++e) element(e, way % 2 == 0 || left > 0);
+        for (int e = 0; e < 8; ++e) element(e, !kfi_rows_aligned(schedule) || left > 0);
     } else {
 #pragma unroll
         for (int e = 0; e < 8; ++e) element(e, e < left);
