@@ -187,7 +187,7 @@ def arithmetic(k):
 def moved_bytes(k, act):
     """Per element of the result, every tensor of its shape once."""
     along = [
-        s for s in k.inputs + k.outputs if not s.is_row and s not in k.picked
+        s for s in k.inputs + k.outputs if not s.is_row and s not in k.gathered_inputs
     ]  # by the activation's result, where it may be
     return sum(
         s.dtype.size * k.per_element(s)

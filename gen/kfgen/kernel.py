@@ -73,7 +73,7 @@ class Kernel(Signature):
     strided = ()  # the op's tensors that have strides, those of its forward first; none: all is dense
     layout = ""  # how the rows of an op over rows lie
     columns = ()  # names of operands that are numbers of columns
-    picked = ()  # operands of which nothing is read but a row's value in one column
+    gathered_inputs = ()  # operands of which nothing is read but a row's value in one column
     result = None  # of a backward: the output that is the activation's result as it is
     by_result = False  # whether an activation's gradient may be that of the result, which makes inputs unnecessary
     parts = ()  # kernels whose launchers its own call

@@ -79,7 +79,7 @@ class EmbeddingLayerNormKernel(OverRowsKernel):
             dict.fromkeys(s.exprs[0] for s in self.table_sums)
         )  # of a row's gradients: one, where those of all tables are equal
         self.gathered = gathered(self.graph, self.roots, {s.name for s in self.tables})
-        self.segments, self.group_sums, self.plane_sums, self.picked = False, [], [], []
+        self.segments, self.group_sums, self.plane_sums, self.gathered_inputs = False, [], [], []
 
     @property
     def plane_numbers(self):

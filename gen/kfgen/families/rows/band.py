@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`row` in CUDA, ops over channels: bands of neighbouring channels, in a block's registers or shared by several in a launch for each pass; or a
-channel is a row in registers, where the sizes say so (core/rows/channel_block_host.cuh)."""
+"""CUDA schedule of `row` for ops over channels: blocks of adjacent channels, in the registers of
+one CUDA block, or shared by several with a launch per pass. Depending on the sizes, a channel is a
+row in registers instead (core/rows/channel_block_host.cuh).
+"""
 
 import functools
 from copy import copy as duplicate
@@ -18,12 +20,12 @@ FORMS = ("KFI_BAND_ONE", "KFI_BAND_TWO", "KFI_BAND_EACH")
 
 @dataclass
 class Stage:
-    """A pass, or two that are one: a sum, and squared distances from the mean that is made of it."""
+    """A pass, or two fused passes: a sum, and squared distances from the mean computed from it."""
 
     passes: list
     moments: bool
-    first: int  # reductions of the stages before
-    at: int  # values of those in a block's shared memory
+    first: int  # reductions of the earlier stages
+    at: int  # offset of the stage's values in shared memory
 
     @property
     def reductions(self):
@@ -31,7 +33,7 @@ class Stage:
 
     @property
     def values(self):
-        """That a block leaves of a channel: of moments also how many elements they are of."""
+        """Values that a block stores per channel. Moments have their element count too."""
         return 3 if self.moments else len(self.reductions)
 
     @property
@@ -51,11 +53,11 @@ class BandCuda(OverRowsCuda):
     template = "band"
     run_template = "band_run"
     geometry, geometry_name = "kfi_bands", "kfi_g"
-    ahead = 4  # vectors of a thread that are on their way at a time, where a block does not hold its band
+    ahead = 4  # vectors of a thread in flight, if a block does not hold its channel block
 
     @classmethod
     def takes(cls, k):
-        """Whether the op is one over channels, of whose elements nothing is asked but their values."""
+        """True if the op is one over channels whose elements are only read as values."""
         if (
             k.layout != "channels"
             or not k.loads
@@ -92,23 +94,23 @@ class BandCuda(OverRowsCuda):
 
     @functools.cached_property
     def rows(self):
-        """The same kernel with the schedules of other rows: a channel is one in segments."""
+        """The same kernel with the schedules of other rows: a channel is a row in segments."""
         found = duplicate(self.k)
         found.__dict__["cuda"] = RowsCuda(found)
         return found
 
     @property
     def rows_instances(self):
-        """Those of its kernels that hold a row: longer ones are left to bands."""
+        """The kernels that hold a row; longer rows are processed by channel blocks."""
         return self.rows.cuda.instances[:-2]
 
     def _of(self, name):
-        """What a vector's element has of its channel's value."""
+        """The value of the channel of a vector's element."""
         return f"kfi_band_of<kfi_form>({name}, e, kfi_split)"
 
     @property
     def in_registers(self):
-        """Vectors that a thread holds of each tensor."""
+        """Vectors per thread and tensor in registers."""
         return 8 if len(self.k.loads) <= 2 else 4
 
     @functools.cached_property
@@ -128,7 +130,9 @@ class BandCuda(OverRowsCuda):
         return found
 
     def _moments(self, one, two):
-        """Whether the second pass sums up squared distances from the mean of what the first one sums up, a value as it is read."""
+        """True if the second pass sums squared distances from the mean of the values that the first
+        one sums.
+        """
         if (
             len(one.reductions) != 1
             or len(two.reductions) != 1
@@ -156,7 +160,7 @@ class BandCuda(OverRowsCuda):
         )
 
     def _named(self, step_of):
-        """{value of a row: its text}, of what follows a pass."""
+        """{value per row: its text} of the step after a pass."""
         step = step_of.after
         lines = {
             line.split(" = ")[0].split()[-1]: line.split(" = ")[1].rstrip(";")
@@ -167,7 +171,9 @@ class BandCuda(OverRowsCuda):
 
     @property
     def instances(self):
-        """The kernels a launcher chooses from: of bands in the order that core/rows/channel_block_host.cuh expects, then of rows."""
+        """Kernels that a launcher chooses from: for channel blocks in the order of
+        core/rows/channel_block_host.cuh, then for rows.
+        """
         return self.band_instances + self.rows_instances
 
     @property
@@ -187,20 +193,23 @@ class BandCuda(OverRowsCuda):
 
     @property
     def bounds(self):
-        """Threads of a block at most, and blocks of an SM: as many registers as hold a band, or what is on its way."""
+        """Launch bounds: maximum block size, and blocks per SM limited by the registers of a
+        channel block or of the vectors in flight.
+        """
         in_registers = (
             "form == KFI_BAND_ONE && whole ? 2 : 1"
             if len(self.k.loads) == 1 and self.k.dtype.size == 4
             else "1"
         )
         return (
-            f"form == KFI_BAND_EACH ? KFI_BAND_EACH_THREADS : KFI_BAND_THREADS, stage == KFI_BAND_REGISTERS ? {in_registers} : "
-            "form == KFI_BAND_EACH || (form == KFI_BAND_ONE && whole && stage >= KFI_BAND_PASS) ? 2 : 1"
+            "form == KFI_BAND_EACH ? KFI_BAND_EACH_THREADS : KFI_BAND_THREADS, "
+            f"stage == KFI_BAND_REGISTERS ? {in_registers} : form == KFI_BAND_EACH || "
+            "(form == KFI_BAND_ONE && whole && stage >= KFI_BAND_PASS) ? 2 : 1"
         )
 
     @property
     def numbers(self):
-        """vec, in_registers, passes, values, reduced, kept, sets, acc_size of core/rows/channel_block_host.cuh's kfi_band_op."""
+        """vec, in_registers, passes, values, reduced, kept, sets, acc_size of kfi_band_op."""
         s = self.stages_of
         values = max(found.values for found in s)
         sets = 3 if any(found.moments for found in s) else 1
@@ -218,4 +227,5 @@ class BandCuda(OverRowsCuda):
     @property
     def workspace_bytes(self):
         vec, in_registers, _, values, reduced, _, _, acc = self.numbers
-        return f"kfi_band_workspace({', '.join(self.k.sizes)}, {vec}, {in_registers}, {values}, {reduced}, {acc})"
+        sizes = ", ".join(self.k.sizes)
+        return f"kfi_band_workspace({sizes}, {vec}, {in_registers}, {values}, {reduced}, {acc})"

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The family `row` in C: a traversal of rows, and for each activation its passes over one, of functions over a strip of it."""
+"""C schedule of the family `row`: a traversal of rows, and per activation its passes over a row,
+made of functions over a strip.
+"""
 
 import functools
 import re
@@ -13,19 +15,20 @@ from kfgen.passes import copy, inlined, picks
 from kfgen.words import COLUMN, COUNT, KEEP, KEEP_SCALE, QUERIES, QUERY
 
 STRIP = 64  # KFI_STRIP
-WORDS = 1152  # bytes of a kfi_words
-REST = 512  # bytes of a frame for pointers, and at most as many for values of a row
+WORDS = 1152  # sizeof(kfi_words)
+REST = 512  # frame bytes for pointers; values per row take at most as many again
 
 
 @functools.lru_cache(4096)
 def words(text):
-    """The names in a function's text, found once: dozens are asked for."""
+    """The identifiers in a function's text, cached: the text is searched dozens of times."""
     return frozenset(re.findall(r"\w+", text))
 
 
 class Sharing:
-    """The functions of a kernel's passes in C. What several activations have word for word is written once, under the name of the
-    kernel if the first activation has it, else of the first one that has."""
+    """Functions of a kernel's passes in C, shared by activations with identical text. The first
+    activation names a shared function; the kernel's first activation uses the kernel's name.
+    """
 
     def __init__(self, kernel, extends):
         self.kernel, self.extends, self.seen, self.name, self.passes, self.label = (
@@ -38,11 +41,11 @@ class Sharing:
         )
 
     def begin(self, text):
-        """The passes of a Text are to come."""
+        """Starts the passes of a Text."""
         self.passes, self.label = [], text.name
 
     def tile(self, role, macro, *arguments):
-        """The text of a function that was not there yet, else "". `name` is then its name."""
+        """The text of a new function, or "" if it exists. Sets `name` to its name."""
         text = macro("@", *arguments)
         if (role, text) in self.seen:
             self.name = self.seen[role, text]
@@ -54,7 +57,7 @@ class Sharing:
         return text.replace("@", self.name)
 
     def row(self, calls, *arguments):
-        """The same of the next pass over a row. calls: of an activation that it is given."""
+        """The same for the next pass over a row. calls: calls of a run-time activation."""
         text = self.tile(*arguments)
         self.passes.append((self.name, calls))
         return text
@@ -65,7 +68,7 @@ class RowsC(OverRowsC):
 
     def __init__(self, kernel):
         super().__init__(kernel)
-        self._plans = {}  # by activation
+        self._plans = {}  # per activation
 
     def plan(self, act):
         """The passes for one activation, or for GIVEN."""
@@ -74,7 +77,7 @@ class RowsC(OverRowsC):
         return self._plans[act.name]
 
     def calls(self, body):
-        """What the text of a function makes of an activation that it is given."""
+        """The text that a function uses for a run-time activation."""
         return [c for c in ("act", "act_bwd") if self.mentions(body, CALLS[c])]
 
     def _program(self, act):
@@ -90,7 +93,8 @@ class RowsC(OverRowsC):
         graph, roots = self.k.graph, self.k.roots
         if (
             act is not GIVEN and self.k.bwd and not bwd_reads_x(act)
-        ):  # the argument is not computed then: what it is made of may be NULL
+            # The argument is not computed then: its inputs may be NULL.
+        ):
             graph, roots = inlined(graph, roots, act)
         graph, roots = copy(graph, roots, picks(graph, roots))
         T = self.k.compute
@@ -116,14 +120,15 @@ class RowsC(OverRowsC):
             KEEP_SCALE: "keep_scale",
             KEEP: keep if target.mask_type == "uint32_t" else f"kfi_cpu_wide({keep})",
         }
-        # Twice the code: for the few ops that have no activations, whose exp() is most of their time.
+        # Twice the code, for the few ops without activations, which spend most of their time in
+        # exp().
         hold = "" if self.k.has_act else "kfi_on_stack ? name_h[j] : {}"
         return self.k.program(
             graph, {s.name: r for s, r in zip(self.k.outputs, roots)}, target, env, keep=hold
         )
 
     def sharing(self, extends):
-        """What finds the functions that activations have in common. extends: beside those of an installed header."""
+        """The functions that activations share. extends: next to those of an installed header."""
         return Sharing(self.k.name, extends)
 
     @property
@@ -137,11 +142,11 @@ class RowsC(OverRowsC):
     @property
     def frame_sources(self):
         """Operands that passes read."""
-        return self.k.sources + self.k.picked
+        return self.k.sources + self.k.gathered_inputs
 
     @property
     def frame_values(self):
-        """{value of a row that the traversal works out: its type}."""
+        """{value per row that the traversal computes: its type}."""
         T = self.k.compute
         found = {f"{s.name}_i": self.k.value_type(s) for s in self.k.values} | {
             f"{p.name}_i": T for p in self.k.picks
@@ -154,7 +159,9 @@ class RowsC(OverRowsC):
 
     @property
     def _frame_plans(self):
-        """Of all activations, whichever are selected: a user's activation has the frame that is installed."""
+        """The activations to plan for: all of them, whichever are selected, so that a user's
+        activation has the installed frame.
+        """
         return [
             self.plan(text.act)
             for text in self.texts(
@@ -168,29 +175,29 @@ class RowsC(OverRowsC):
 
     @property
     def _share(self):
-        """Bytes of a frame for what passes leave to others, of each kind that there is: what a strip of each tensor leaves."""
+        """Frame bytes for values that passes hand on, per kind: the tail tile of each tensor."""
         strips = sum(s.dtype.size for s in self.k.sources + self.k.stores)
         strips += sum(self.k.dtype.acc.size for s in self.k.added if s not in self.k.plane_sums)
         left = limits.FRAME - STRIP * strips - REST - WORDS * self.k.keeps
-        return left // (bool(self.kept_names) + bool(self.k.segments and self.k.loads))
+        return left // (bool(self.cached_names) + bool(self.k.segments and self.k.loads))
 
     @property
     def on_stack(self):
-        """Columns of a row whose values are kept between passes."""
+        """Number of columns of a row whose values are cached between passes."""
         return (
             self._share
-            // (len(self.kept_names) * DTYPE[self.k.dtype.compute].size)
+            // (len(self.cached_names) * DTYPE[self.k.dtype.compute].size)
             // STRIP
             * STRIP
         )
 
     @property
     def gathered(self):
-        """Bytes of a row in segments that are copied side by side, of each tensor."""
+        """Bytes of a row in segments that are copied contiguously, per tensor."""
         return min(16 << 10, self._share // len(self.k.loads) // 512 * 512)
 
     @property
-    def kept_names(self):
+    def cached_names(self):
         return list(dict.fromkeys(n for plan in self._frame_plans for n in plan.kept))
 
     @staticmethod
@@ -198,7 +205,7 @@ class RowsC(OverRowsC):
         return name in words(text)
 
     def assigned(self, plan, index):
-        """The names that pass `index` sets, or the last one (None)."""
+        """The names that pass number `index` sets; None: the last pass."""
         found = (
             []
             if index is None
@@ -208,7 +215,9 @@ class RowsC(OverRowsC):
         return ([n for n, _ in plan.before.values] if index == 0 or not plan.passes else []) + found
 
     def strip_parameters(self, plan, act, names_, body):
-        """{name: declaration} of what the text of a function over a tile mentions. names_: of the row's computed values."""
+        """{name: declaration} of the names in a function over a tile. names_: the row's computed
+        values.
+        """
         T, acc = self.k.compute, self.k.dtype.acc.ctype
         found = {
             "left": "const int left",
@@ -233,11 +242,13 @@ class RowsC(OverRowsC):
         return {n: text for n, text in found.items() if self.mentions(body, n)}
 
     def stack_ways(self, parameters):
-        """Where a function over a tile keeps values: of the first columns of a row, then of the others, which it computes again."""
+        """Variants of a function over a tile with cached values: for the first columns of a row,
+        and for the others, which compute them again.
+        """
         return [1, 0] if "kfi_on_stack" in parameters else [0]
 
     def strip_arguments(self, parameters, which, on_stack=0):
-        """Of the call for the tile at column i. which: "whole", the "last" one, which has been copied, or "either"."""
+        """Arguments for the tile at column i. which: "whole", "last" (copied) or "either"."""
         tile = {"whole": self.tile, "last": lambda s: f"{s.name}_t", "either": self.strip}[which]
         found = {
             "left": "KFI_STRIP" if which == "whole" else "left",
@@ -255,7 +266,7 @@ class RowsC(OverRowsC):
         return ", ".join(found.get(n, n) for n in parameters)
 
     def frame_locals(self, plan, act, names_, body, assigned):
-        """What the text of a function over a row mentions, taken from its frame."""
+        """Declarations that a function over a row takes from its frame."""
         T, acc = self.k.compute, self.k.dtype.acc.ctype
         found = {
             "m": "const kfi_cpu_map *m = kfi_f->m;",
@@ -320,17 +331,18 @@ class RowsC(OverRowsC):
             for i, n in enumerate(names_)
         }
         assert len(names_) <= self.most_names, (
-            f"{self.k.name}: {act.name} computes {len(names_)} values of a row, the others {self.most_names}"
+            f"{self.k.name}: {act.name} computes {len(names_)} values of a row, "
+            f"the others {self.most_names}"
         )
         return [text for n, text in found.items() if n in assigned or self.mentions(body, n)]
 
     def constant(self, s):
-        """The value of an operand that is absent, as it is stored."""
+        """The default value of an absent operand, in its stored form."""
         text = f"{float(s.absent)!r}" + ("" if self.k.dtype.compute == "f64" else "f")
         return self.cast(s, text)
 
     def tile(self, s):
-        """A whole tile of an operand, which begins at column i."""
+        """A whole tile of an operand, beginning at column i."""
         if self.k.segments:
             return self.segment(s, "KFI_STRIP")
         start = self.start(s)
@@ -341,32 +353,35 @@ class RowsC(OverRowsC):
         )
 
     def strip(self, s):
-        """A tile of an operand, whole or what is left of a row."""
+        """A tile of an operand: whole, or the row's remainder."""
         if self.k.segments:
             return self.segment(s, "left")
         at = f"{s.name} + {self.start(s)}"
-        tile = f"left == KFI_STRIP ? {at} : (const {s.ctype} *)kfi_tail({s.name}_t, {at}, left, {s.dtype.size})"
+        rest = f"(const {s.ctype} *)kfi_tail({s.name}_t, {at}, left, {s.dtype.size})"
+        tile = f"left == KFI_STRIP ? {at} : {rest}"
         return f"!{s.name} ? {s.name}_t : {tile}" if s.absent is not None else tile
 
     def segment(self, s, count):
-        """A tile of a row in segments: where it lies, or a copy."""
+        """A tile of a row in segments: its address or a copy."""
         if s.kind == "group":
-            return f"(const {s.ctype} *)kfi_channel_tile(m, {s.name}_n, {s.name}_t, {s.name}, channel, i, {count}, {s.dtype.size})"
-        return f"(const {s.ctype} *)kfi_segment_tile(m, {s.name}_g, {s.name}_t, {s.name}, row, i, {count}, {s.dtype.size})"
+            call = f"kfi_channel_tile(m, {s.name}_n, {s.name}_t, {s.name}, channel"
+        else:
+            call = f"kfi_segment_tile(m, {s.name}_g, {s.name}_t, {s.name}, row"
+        return f"(const {s.ctype} *){call}, i, {count}, {s.dtype.size})"
 
     def start(self, s):
-        """Its element in column i of a row, at whose beginning a frame's pointer stands."""
+        """The element in column i of a row, relative to the frame's pointer."""
         return "kfi_shared * cols + i" if s.kind == "shared" else "i"
 
     def tail(self, s):
-        """The statement that copies what is left of a row."""
+        """The statement that copies a row's remainder."""
         if self.k.segments:
             return f"(void){self.segment(s, 'left').partition(')')[2]};"
         copy = f"kfi_tail({s.name}_t, {s.name} + {self.start(s)}, left, {s.dtype.size});"
         return f"if ({s.name}) {{ {copy} }}" if s.absent is not None else copy
 
     def pick_value(self, pick):
-        """A row's value in a column: NaN where there is no such column."""
+        """A row's element in a given column (pick); NaN if the column is out of range."""
         s, at = pick.source, f"{pick.column.name}[row]"
         text = f"{'kfi_f.' if s.kind == 'elem' else ''}{s.name}[{at}]"
         text = (
@@ -378,7 +393,7 @@ class RowsC(OverRowsC):
         return f"{at} >= 0 && {at} < cols ? {text} : ({self.k.compute})NAN"
 
     def value(self, s):
-        """A row's value; a number in place of what is absent or not read."""
+        """A value per row; a constant if it is absent or not read."""
         of = f"{s.name}[{'channel' if s.kind == 'channel' else 'row'}]"
         text = (
             f"kfi_cpu_load_{s.dtype.word}({of})"

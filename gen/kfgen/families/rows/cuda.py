@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""CUDA schedules of the family `row`: a row in the registers of a few threads, a block or a cluster,
-or read again in each pass.
+"""CUDA schedules of the family `row`: a row in the registers of a few threads, a block or a
+cluster, or read again in each pass.
 """
 
 import functools
@@ -130,7 +130,9 @@ class RowsCuda(OverRowsCuda):
         return [(4, few, few, few), (8, full, full, 1024), persistent]
 
     def _cached_vectors(self, vectors):
-        """16-byte parts of row operands that a thread of a persistent block caches in shared memory."""
+        """16-byte parts of row operands that a thread of a persistent block caches in shared
+        memory.
+        """
         return 0 if self.k.sums else sum(vectors * self.parts(s) for s in self.k.row_loads)
 
     def parts(self, stream):
@@ -151,8 +153,8 @@ class RowsCuda(OverRowsCuda):
 
     @property
     def hides_row_values(self):
-        """True if values per row become opaque once computed. Next to a stored sum, the compiler would
-        otherwise repeat their division for each vector.
+        """True if values per row become opaque once computed. Next to a stored sum, the compiler
+        would otherwise repeat their division for each vector.
         """
         return bool(stored(self.k.graph)) and not self.k.sums
 
@@ -166,8 +168,8 @@ class RowsCuda(OverRowsCuda):
 
     @property
     def fetched(self):
-        """Values per row that are copied ahead with it: sizes that cp.async supports, the larger ones
-        first.
+        """Values per row that are copied ahead with it: sizes that cp.async supports, the larger
+        ones first.
         """
         there = [s for s in self.k.values if s.kind != "channel" and not self.k.gathers]
         return sorted((s for s in there if s.dtype.size >= 4), key=lambda s: -s.dtype.size)
@@ -189,8 +191,8 @@ class RowsCuda(OverRowsCuda):
 
     @property
     def fetched_from(self):
-        """Byte offset of the values in a thread's shared memory: after the rows in flight and the row
-        operands.
+        """Byte offset of the values in a thread's shared memory: after the rows in flight and the
+        row operands.
         """
         return self._fetched_from(self.in_registers[-1][0])
 
@@ -202,8 +204,8 @@ class RowsCuda(OverRowsCuda):
 
     @property
     def ring(self):
-        """Bytes of shared memory per thread; reused for the sums of a gradient at the end. Kept small,
-        because the L1 cache has the rest.
+        """Bytes of shared memory per thread; reused for the sums of a gradient at the end. Kept
+        small, because the L1 cache has the rest.
         """
         return self._ring(self.in_registers[-1][0])
 
@@ -218,8 +220,8 @@ class RowsCuda(OverRowsCuda):
 
     @property
     def shifts(self):
-        """True if unaligned rows in registers are accessed by vectors (core/rows/shift.cuh). For 4-byte
-        elements that was slower.
+        """True if unaligned rows in registers are accessed by vectors (core/rows/shift.cuh). For
+        4-byte elements that was slower.
         """
         return self.vec == 8 and not self.k.segments and not self.k.gathers
 
@@ -254,8 +256,9 @@ class RowsCuda(OverRowsCuda):
 
     @property
     def strips(self):
-        """True if gradients summed over few rows are summed in the same launch, by blocks of columns.
-        Their terms must not need a reduction of the row. At most two, limited by shared memory.
+        """True if gradients summed over few rows are summed in the same launch, by blocks of
+        columns. Their terms must not need a reduction of the row. At most two, limited by shared
+        memory.
         """
         k = self.k
         early = [p.sums for p in self.program.passes[:1]]
@@ -371,8 +374,8 @@ class RowsCuda(OverRowsCuda):
     @property
     def _blocks(self):
         """Launch bounds: minimum blocks per SM, after a comma; empty: none."""
-        # Two tensors, or all weights at once: a few more registers would leave only one block of 512
-        # threads per SM.
+        # Two tensors, or all weights at once: a few more registers would leave only one block of
+        # 512 threads per SM.
         most = (
             2
             if len(self.k.loads) > 1
@@ -400,7 +403,8 @@ class RowsCuda(OverRowsCuda):
     def workspace_bytes(self):
         k, acc = self.k, self.k.dtype.acc.size
         if k.sums:
-            return f"kfi_row_workspace(rows, cols, {self.vec}, {self.register_table}, {len(k.sums)}, {acc})"
+            more = f"{self.register_table}, {len(k.sums)}, {acc}"
+            return f"kfi_row_workspace(rows, cols, {self.vec}, {more})"
         if k.group_sums:
             return (
                 f"kfi_group_workspace({', '.join(k.sizes)}, {self.vec}, {len(k.group_sums)}, {acc})"

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The family `row`: results of elements, or one per row, that need sums over their row, such as norms, softmax and losses."""
+"""The family `row`: outputs per element or per row that need reductions over the row, such as
+norms, softmax and losses.
+"""
 
 import functools
 
@@ -29,7 +31,9 @@ class RowsKernel(OverRowsKernel):
 
     @property
     def has_workspace(self):
-        """A forward takes one where rows may be few and of all batches, planes or channels: blocks may come to share one out."""
+        """True if calls take workspace. For layouts whose rows may be few and long, forwards take
+        one too: several blocks may share a row.
+        """
         return super().has_workspace or self.layout in self.family.long_rows
 
     @property
@@ -44,13 +48,17 @@ class RowsKernel(OverRowsKernel):
 
     def _refuse(self):
         if not self.reductions and self.stores and any(p.source.kind == "elem" for p in self.picks):
-            problem = "stores elements and picks one of a tensor that they may overwrite, with no reduction between"
+            problem = (
+                "stores elements and picks one of a tensor that they may overwrite, "
+                "with no reduction between"
+            )
             raise SpecError(
                 self.op.file, f"op.{self.op.pattern}", "expr", problem, "make two ops of it"
             )
         if (
             self.group_sums and not self.reductions
-        ):  # which all threads of a row wait for: results may be stored in place of what others still read
+            # All threads of a row must wait at a reduction before results overwrite inputs.
+        ):
             problem = (
                 'has a gradient for a "group" and a backward that reduces nothing over the row'
             )
@@ -63,7 +71,10 @@ class RowsKernel(OverRowsKernel):
             )
         for s in self.group_sums:
             if stages(self.graph, s.exprs):
-                problem = f"the gradient for `{s.name[1:]}` needs a sum over the row, for which it would wait"
+                problem = (
+                    f"the gradient for `{s.name[1:]}` needs a sum over the row, "
+                    "for which it would wait"
+                )
                 raise SpecError(
                     self.op.file,
                     f"op.{self.op.pattern}",
@@ -77,8 +88,9 @@ class Rows(OverRows):
     kernel = RowsKernel
     name = "rows"
     title = "Ops over rows"
-    # As in core/check.h: rows; planes, a channel's of a batch each; heads, where a row is a query's; groups of channels, in `length` segments
-    # of channels / groups * inner elements each; with layout = "channels" a channel's of all batches, in `outer` segments.
+    # Layouts of core/check.h. rows. planes: a row is a channel of a batch. heads: a row is a query
+    # of a head. groups: a row is a group of channels, in `length` segments of channels / groups *
+    # inner elements. channels: a row is a channel of all batches, in `outer` segments.
     forms = {
         "rows": {"elem": "rows, cols", "row": "cols", "per_row": "rows"},
         "planes": {

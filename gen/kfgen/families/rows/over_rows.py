@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What families over rows have in common: expressions that reduce over a row, and what may be said of them."""
+"""Base of the families over rows: expressions that reduce over a row, and their checks."""
 
 from collections import Counter
 from dataclasses import dataclass, replace
@@ -20,13 +20,14 @@ PER_ROW = (
     "per_query",
     "per_group",
     "per_channel",
-)  # kinds of what is one per row
-LAYOUT_OF = {"channel": "planes", "group": "groups"}  # that an operand's kind asks for
+    # Kinds of values, one per row.
+)
+LAYOUT_OF = {"channel": "planes", "group": "groups"}  # layout that an operand's kind implies
 
 
 @dataclass
 class Pick:
-    """A row's value in the column that an operand names."""
+    """A row's element in the column that an operand gives (pick)."""
 
     source: Tensor
     column: Tensor
@@ -103,7 +104,7 @@ class OverRowsKernel(Kernel):
             for o, stream in zip(op.operands, self.operands):
                 if o.grad:
                     node = grads[o.name] if grads[o.name] is not None else graph.const(0)
-                    twin = next(
+                    equal = next(
                         (
                             s.name
                             for s in self.outputs
@@ -122,13 +123,13 @@ class OverRowsKernel(Kernel):
                             o.dtype,
                             (name,),
                             of=o.name,
-                            same_as=twin,
+                            same_as=equal,
                             exprs=[node],
                             required=False,
                         )
                     )
             replaced = {node: name for name, node in saved.items()} | stored(graph)
-        # Operands that are numbers of columns.
+        # Operands that are column indices.
         self.columns = {
             graph.nodes[node.args[1]].value for node in graph.nodes if node.op == "pick"
         }
@@ -139,18 +140,20 @@ class OverRowsKernel(Kernel):
         if self.bwd:
             activated = derive.activated(
                 op, graph, outs
-            )  # read by none: it would save no tensor of elements
+            )  # excluded: reading it would not save a tensor
             again = [
                 replace(result(n, node), role="in", exprs=[])
                 for n, node in outs.items()
                 if n in read or n == activated
             ]
-            kept = [Tensor(n, per_row, self.dtype.acc, "in", "saved", "acc", (n,)) for n in saved]
+            saved_inputs = [
+                Tensor(n, per_row, self.dtype.acc, "in", "saved", "acc", (n,)) for n in saved
+            ]
             seeds = [
                 replace(result(gradient_of(n), node, use="gradient", of=n), role="in", exprs=[])
                 for n, node in outs.items()
             ]
-            self.inputs = self.operands + again + kept + seeds
+            self.inputs = self.operands + again + saved_inputs + seeds
         linear, roots = copy(self.graph, self.roots, {}, act=(lambda g, x: x, lambda g, x, dy: dy))
         anyway = linear.variables(roots) if self.bwd else read
         for s in self.inputs:
@@ -172,7 +175,9 @@ class OverRowsKernel(Kernel):
         }
 
     def is_weight(self, operand):
-        """Whether all rows share it, or, where a row is a channel's, all batches: then it is one per row."""
+        """True if all rows share the operand, or, with layout "channels", all batches: it is then
+        one value per row.
+        """
         return operand.kind in WEIGHTS or (
             operand.kind == "per_row" and operand.grad and self.layout == "channels"
         )
@@ -185,7 +190,7 @@ class OverRowsKernel(Kernel):
         self.row_loads = [s for s in self.inputs if s.kind == "row" and s.name in self.along]
         self.group_loads = [s for s in self.inputs if s.kind == "group" and s.name in self.along]
         self.segments = self.layout in ("groups", "channels")
-        self.picked = [
+        self.gathered_inputs = [
             s
             for s in self.inputs
             if s.kind in ("elem", "row") and s.reads != "never" and s.name not in self.along
@@ -193,9 +198,11 @@ class OverRowsKernel(Kernel):
         self.values = [
             s for s in self.inputs if s.kind in (*PER_ROW, "channel") and s.reads != "never"
         ]
-        # A gradient that is the same for a plane and added up over the batches: a value of each plane, and the second stage.
+        # Gradients of a value per channel, summed over the batches: one partial sum per plane, then
+        # the second stage.
         self.plane_sums = [s for s in self.sums if s.kind == "channel"]
-        # One that is added up within a row, over a channel's elements: a value of each channel and slice of it, and the second stage.
+        # Gradients of values per channel, summed within a row: one partial sum per channel and
+        # slice, then the second stage.
         self.group_sums = [s for s in self.sums if s.kind == "group"]
         self.sums = [s for s in self.sums if s.kind == "row"]
         self.stores = [s for s in self.outputs if s.kind == "elem"]
@@ -203,16 +210,18 @@ class OverRowsKernel(Kernel):
         self.reductions = stages(self.graph, self.roots)
         self.gathers = (
             not self.reductions and not self.loads + self.row_loads + self.stores
-        )  # nothing goes along a row: a thread has it
+            # Nothing is read along a row: one thread per row.
+        )
         self._refuse()
         for count in Counter(self.reductions.values()).values():
             if count > limits.REDUCTIONS:
-                problem = f"makes {count} reductions in one pass over the row of {'the backward' if self.bwd else 'the forward'}"
+                direction = "backward" if self.bwd else "forward"
+                problem = f"makes {count} reductions in one pass over the row of the {direction}"
                 fix = f"at most {limits.REDUCTIONS} are possible: make two ops of it"
                 raise SpecError(self.op.file, f"op.{self.op.pattern}", "expr", problem, fix)
 
     def _refuse(self):
-        """Complains of what there is no schedule for."""
+        """Raises an error if no schedule supports the op."""
 
     @property
     def form(self):
@@ -220,7 +229,7 @@ class OverRowsKernel(Kernel):
 
     @property
     def layout_code(self):
-        """KFI_LAYOUT_… of core/check.h."""
+        """The KFI_LAYOUT_ code of core/check.h."""
         return list(self.family.forms).index(self.layout)
 
     @property
@@ -229,7 +238,7 @@ class OverRowsKernel(Kernel):
 
     @property
     def sources(self):
-        """Inputs that have a value for each element of a row."""
+        """Inputs that have a value per element of a row."""
         return self.loads + self.row_loads + self.group_loads
 
     def of_pass(self, streams, names):
@@ -237,7 +246,9 @@ class OverRowsKernel(Kernel):
 
     @property
     def counts(self):
-        """What the expressions read of a call's sizes, as numbers: [(name, what comes before the size as a T, the size)]."""
+        """Sizes of a call that the expressions read as numbers: [(name, text before the size,
+        size)].
+        """
         read = self.graph.numbers(self.roots)
         return [
             (name, form, of)
@@ -258,15 +269,15 @@ class OverRowsKernel(Kernel):
 
     @property
     def laid(self):
-        """The tensors that a kernel reads or writes and that have strides."""
-        return [s for s in self.loads + self.picked + self.stores if s.kind == "elem"]
+        """Tensors with strides that a kernel reads or writes; it takes a kfi_pitch of each."""
+        return [s for s in self.loads + self.gathered_inputs + self.stores if s.kind == "elem"]
 
     def value_type(self, s):
-        """In which a row's value is kept: whole numbers are themselves."""
+        """C type of a value per row: int64_t for whole numbers."""
         return "kf_i64" if s.var == "I" else self.compute
 
     def value_env(self, spelled):
-        """{value of a row: how it is read as a number}. spelled: as it is kept, with {} for its name."""
+        """{value per row: its text as a number}. spelled: the stored form, with {} for its name."""
         return {
             s.name: f"(({self.compute}){text})" if s.var == "I" else text
             for s, text in ((s, spelled.format(s.name)) for s in self.values)
@@ -277,11 +288,11 @@ class OverRowsKernel(Kernel):
         return self.dtype.compute_ctype
 
     def program(self, graph, roots, target, env, *more, **options):
-        """What is added up over a channel's elements of a row is a program of its own."""
-        apart = {s.name: roots.pop(s.name) for s in self.group_sums}
+        """The program, with the sums over a channel's elements of a row as a program of its own."""
+        groups = {s.name: roots.pop(s.name) for s in self.group_sums}
         found = program(graph, roots, target, env, *more, **options)
         found.groups = (
-            program(graph, apart, target, env, split=options.get("split")) if apart else None
+            program(graph, groups, target, env, split=options.get("split")) if groups else None
         )
         return found
 
@@ -289,7 +300,7 @@ class OverRowsKernel(Kernel):
 class OverRows(Family):
     oracle = "rows"
     row_kinds = PER_ROW
-    reads = ()  # what expressions may read of a call's sizes
+    reads = ()  # size names that expressions may read
     dropout = True
 
     def graph(self, op):
@@ -335,13 +346,13 @@ class OverRows(Family):
             )
 
     def check_rows(self, op, picks):
-        """Complains of rows that are in segments, and are read in a way that wants them whole."""
+        """Raises an error if rows in segments are read in an unsupported way."""
 
     def check_result(self, op, name, level):
-        """Complains of what a result differs over."""
+        """Raises an error if a result has an unsupported shape."""
 
     def check_gradients(self, op):
-        """That a gradient there is, and that a closed one differs over what its operand differs over."""
+        """Checks that each gradient exists, and that a given one has the shape of its operand."""
         derive.gradients(replace(op, grads={}), *self.graph(op))
         try:
             graph, env, outputs = self.graph(op)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What schedules of families over rows have in common."""
+"""Base of the schedules of families over rows."""
 
 from dataclasses import replace
 
@@ -8,7 +8,7 @@ from kfgen.schedule import CHEAP, C, Cuda
 
 
 class OverRowsCuda(Cuda):
-    geometry, geometry_name = "", "g"  # how a launch cuts its rows, a parameter of its kernels
+    geometry, geometry_name = "", "g"  # kernel parameter that maps rows to threads
 
     @property
     def vec(self):
@@ -18,14 +18,14 @@ class OverRowsCuda(Cuda):
 
     @property
     def slots(self):
-        """Reductions of a row: each has its own places in shared memory."""
+        """Number of reductions per row; each has its own slots in shared memory."""
         return sum(len(p.reductions) for p in self.program.passes)
 
     @property
     def kernel_parameters(self):
         found = [
             f"const {s.dtype.device} *{s.name}"
-            for s in self.k.sources + self.k.values + self.k.picked
+            for s in self.k.sources + self.k.values + self.k.gathered_inputs
         ]
         found += [f"{s.dtype.device} *{s.name}" for s in self.k.stores + self.k.results_of_rows]
         found += [f"{self.geometry} {self.geometry_name}"] + [
@@ -43,7 +43,7 @@ class OverRowsCuda(Cuda):
             s.name
             for s in self.k.sources
             + self.k.values
-            + self.k.picked
+            + self.k.gathered_inputs
             + self.k.stores
             + self.k.results_of_rows
         ]
@@ -65,12 +65,14 @@ class OverRowsCuda(Cuda):
         )
 
     def listing(self):
-        """What is computed, in order, for a reader."""
+        """The computed statements in order, for documentation."""
         return self.program.listing()
 
 
 class OverRowsC(C):
-    code = "{}"  # what a launcher hands over of its activation's code, of the kernel's name and the activation's
+    # The launcher's arguments for the activation: function names from the kernel's and the
+    # activation's name.
+    code = "{}"
 
     def run_arguments(self, launcher):
         k, act = self.k, launcher.act
@@ -92,7 +94,7 @@ class OverRowsC(C):
     chosen_type = "const kfi_row_pass *"
 
     def chosen_code(self, word):
-        """What a call traverses with whose activation is an argument."""
+        """The passes of a call with a run-time activation."""
         return self.code.format(f"{self.k.name}_{word}")
 
     def chosen_arguments(self, launcher):
@@ -116,7 +118,7 @@ class OverRowsC(C):
         )
 
     def listing(self, act):
-        """What is computed, in order, for a reader."""
+        """The computed statements in order, for documentation."""
         return self.plan(act).listing()
 
     def reads(self, found):
@@ -127,11 +129,11 @@ class OverRowsC(C):
         )
 
     def scalars(self, act, found):
-        """(name, index) of the scalars that a program reads."""
+        """[(name, index)] of the scalars that a program reads."""
         names_ = self.reads(found)
         everywhere = self.k.graph.variables(self.k.roots)
         own = [s for s in self.k.scalars if s in everywhere]
-        acts = list(act.scalars) if "act" in names_ or self.k.bwd else []  # none of GIVEN
+        acts = list(act.scalars) if "act" in names_ or self.k.bwd else []  # GIVEN has none
         return [
             (s, i)
             for i, s in enumerate(self.k.scalars + list(act.scalars))
@@ -139,11 +141,11 @@ class OverRowsC(C):
         ]
 
     def load(self, s):
-        """An element of a tile of the C backend."""
+        """An element of a tile, as a number."""
         if s.dtype.word == "f16":
             return f"{s.name}_f[j]"
         if s.dtype.word == "u8":
-            # 0 or 1: gcc -O2 does not vectorise a comparison of bytes among floats.
+            # 0 or 1: gcc -O2 does not vectorise comparisons of bytes next to floats.
             return f"({self.k.compute})(int)(({s.name}[j] + 255u) >> 8)"
         return f"kfi_cpu_load_bf16({s.name}[j])" if s.dtype.word == "bf16" else f"{s.name}[j]"
 
