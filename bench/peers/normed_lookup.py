@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows of several tables, normalised, as a PyTorch user writes them."""
+"""Embeddings of several tables, added up and normalised, as a PyTorch user writes them."""
 
 import torch.nn.functional as F
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rotary embeddings behind a root mean square norm of each head, as a PyTorch user writes them."""
+"""Rotary embeddings after a root mean square norm of each head, as a PyTorch user writes them."""
 
 import torch
 

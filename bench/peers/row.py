@@ -1,14 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ops over rows as a PyTorch user writes them, on tensors in kf's shapes."""
+"""Ops over rows as a PyTorch user writes them, on tensors with kf's shapes."""
 
 import torch
 import torch.nn.functional as F
 
-BATCH = 32  # of batch norm in NHWC, whose places are many
+BATCH = 32  # batch of batch norm in NHWC, which has many positions
 
 
 def _layer_norm(t, s, x):
-    """PyTorch takes weights of x's dtype alone: as its autocast does, in that of the weights."""
+    """PyTorch accepts only weights of x's dtype: computes in that of the weights, like its
+    autocast.
+    """
     return F.layer_norm(x.to(t["weight"].dtype), x.shape[-1:], t["weight"], t["bias"], s["eps"]).to(
         x.dtype
     )
@@ -19,7 +21,9 @@ def _rms_norm(t, s, x):
 
 
 def _group_norm(t, s):
-    """x: [outer, length, channels, inner]; as PyTorch has it [outer, channels, length, inner], strided where that is NHWC."""
+    """x: [outer, length, channels, inner]. PyTorch's [outer, channels, length, inner] is a strided
+    view of NHWC.
+    """
     y = F.group_norm(t["x"].permute(0, 2, 1, 3), s["groups"], t["weight"], t["bias"], s["eps"])
     return y.permute(0, 2, 1, 3)
 
@@ -57,7 +61,7 @@ def _scores(t, s):
 def _cross_entropy(t, s, weight=None):
     weight = (
         None if weight is None else weight.to(t["x"].dtype)
-    )  # kf's are float32 beside 2-byte logits
+    )  # kf's losses are float32 for 2-byte logits
     return F.cross_entropy(
         t["x"],
         t["label"],
@@ -101,7 +105,7 @@ FORWARD = {
         t["x"], t["label"], reduction="none", ignore_index=int(s["ignore_index"])
     ),
 }
-ONE_PASS = {"cross_entropy_with_grad": ("x",)}  # the loss and dx, its gradient
+ONE_PASS = {"cross_entropy_with_grad": ("x",)}  # the loss and its gradient dx
 
 
 def _softmax_gradient(t, s):

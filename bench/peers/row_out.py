@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""PyTorch's functions over rows that write into given tensors, where it has them."""
+"""PyTorch's functions over rows that write into given tensors, where they exist."""
 
 import torch
 
@@ -13,7 +13,7 @@ def _layer_norm_into(x, t, s, out, kept):
 
 
 def _kept(t):
-    """Where PyTorch puts the mean and rstd of rows."""
+    """Receives PyTorch's mean and rstd of rows."""
     return [torch.empty(len(t["x"]), 1, dtype=t["x"].dtype) for _ in range(2)]
 
 
@@ -55,7 +55,7 @@ def _l2_normalize(t, o, s, p):
 def _cross_entropy(t, o, s, p):
     logs = torch.empty_like(t["x"])
     loss, total = (torch.empty(n, dtype=logs.dtype) for n in ((len(logs),), ()))
-    o["loss"] = loss  # in the logits' dtype: PyTorch's is
+    o["loss"] = loss  # PyTorch's loss has the logits' dtype
 
     def call():
         torch.log_softmax(t["x"], -1, out=logs)

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an op over rows should give: values and gradients of its `ref` in float64, and how far rounding may take each result.
+"""Reference of ops over rows: values and gradients of `ref` in float64, and a bound on the rounding
+error of each result.
 
-Gradients come from a tape over NumPy, which has nothing in common with kfgen's own differentiation. The error is followed
-through the formula (running error analysis): what an operation makes of its arguments' errors, and its own rounding.
+Gradients come from a tape over NumPy that shares nothing with kfgen's own differentiation. The
+error is followed through the formula (running error analysis): the propagated errors of an
+operation's arguments, plus its own rounding.
 """
 
 import functools
@@ -19,7 +21,7 @@ from kfgen.words import BOOLEAN, PER_COUNT, PLACES, PRIMITIVES, row_names
 
 
 class Tape(np.lib.mixins.NDArrayOperatorsMixin):
-    """A value and what it was made of: [(tape, function that turns its adjoint into the tape's)]."""
+    """A value and its inputs: [(tape, function from its adjoint to that tape's)]."""
 
     def __init__(self, value, parents=()):
         self.value, self.parents = np.asarray(value, np.float64), parents
@@ -76,7 +78,7 @@ def _reduce(a):
 
 
 def _extreme(a, b, word):
-    """The largest or least: of a row, where ties share the gradient, or of two."""
+    """Maximum or minimum: of a row, where ties share the gradient, or of two values."""
     if b is not None:
         return (np.maximum if word == "max" else np.minimum)(a, b)
     y = (np.max if word == "max" else np.min)(
@@ -89,7 +91,7 @@ def _extreme(a, b, word):
 
 
 def _product(a):
-    def rule(d):  # what is left of the product without each element
+    def rule(d):  # product of the other elements
         others = [np.prod(np.delete(a.value, i, -1), -1) for i in range(a.value.shape[-1])]
         return d * (np.stack(others, -1) if others else np.zeros_like(a.value))
 
@@ -97,7 +99,7 @@ def _product(a):
 
 
 def _place(word):
-    return lambda a: Tape(getattr(np, word)(a.value, -1, keepdims=True))  # NumPy's words too
+    return lambda a: Tape(getattr(np, word)(a.value, -1, keepdims=True))  # also named so in NumPy
 
 
 WORDS = {
@@ -111,12 +113,13 @@ WORDS = {
 
 
 def reference(op, act, inputs, scalars, stored=None, keep=None, keep_scale=1.0):
-    """({output: Tape}, {operand: Tape}) of float64 arrays that broadcast to [rows, cols]. stored: of outputs that others read, what
-    these are to read. keep: where dropout keeps an element."""
+    """({output: Tape}, {operand: Tape}) for float64 arrays that broadcast to [rows, cols].
+
+    stored: outputs that others read, with their stored values. keep: elements that dropout keeps.
+    """
     leaves = {n: Tape(v) for n, v in inputs.items()}
-    along = [
-        o.name for o in op.operands if o.kind not in ("per_row", "channel", "number")
-    ]  # what is one per row has a last axis of 1
+    # Values per row have a last axis of 1.
+    along = [o.name for o in op.operands if o.kind not in ("per_row", "channel", "number")]
     scalars = scalars | row_names(max(np.shape(inputs[n])[-1] for n in along), np)
 
     def apply_act(z):
@@ -141,7 +144,7 @@ def reference(op, act, inputs, scalars, stored=None, keep=None, keep_scale=1.0):
 
 
 def gradients(outputs, leaves, douts):
-    """{operand: gradient, of its own shape}."""
+    """{operand: gradient, in its own shape}."""
     order, seen = [], set()
 
     def visit(t):
@@ -166,7 +169,7 @@ def gradients(outputs, leaves, douts):
 
 
 def _like(d, shape):
-    """Summed over the axes that were broadcast."""
+    """Sums over the axes that were broadcast."""
     d = np.asarray(d, np.float64)
     while d.ndim > len(shape):
         d = d.sum(0)
@@ -192,8 +195,9 @@ EXACT = {"neg", "abs", "where", "rowmax", "rowmin", "max", "min"}
 
 
 class Bound:
-    """Of each result: its value, the error that rounding may make, and where float32's range was left on the way. An output that
-    others read is a variable to them, which has what was stored."""
+    """Value and error bound of each result, and whether float32 overflowed on the way. An output
+    that others read is a variable to them, with its stored value.
+    """
 
     def __init__(self, kernel, act):
         graph, roots = passes.inlined(kernel.graph, kernel.roots, act, passes.stored(kernel.graph))
@@ -201,13 +205,17 @@ class Bound:
         self.doubles = kernel.dtype.compute == "f64"
 
     def evaluate(self, env, count, eps, tiny, largest):
-        """[(value, error)], rows in which some value is beyond `largest`. Arrays are [rows, cols] or [rows, 1]."""
+        """[(value, error)], and the rows in which a value exceeds `largest`. Arrays are [rows,
+        cols] or [rows, 1].
+        """
         value, error, beyond = self.follow(env, count, eps, tiny, largest, {})
         beyond = np.broadcast_to(beyond, np.broadcast_shapes(np.shape(beyond), (1, 1)))
         return [(value[r], error[r]) for r in self.roots], beyond.any(-1)
 
     def follow(self, env, count, eps, tiny, largest, errors):
-        """({node: value}, {node: error}, where some value is beyond `largest`). errors: of variables that have some already."""
+        """({node: value}, {node: error}, where a value exceeds `largest`). errors: known errors of
+        variables.
+        """
         env = env | row_names(count, np)
         nodes = self.graph.reachable(self.roots)
         value = dict(zip(nodes, evaluate(self.graph, nodes, env, np, sp)))
@@ -218,7 +226,7 @@ class Bound:
                 args = [error[a] for a in node.args]
                 if not self.graph.is_bool(i):
                     beyond = beyond | (np.abs(np.where(np.isfinite(v), v, 0.0)) > largest)
-                if node.op == "var" and self.graph.is_bool(i):  # dropout's mask
+                if node.op == "var" and self.graph.is_bool(i):  # the mask of dropout
                     error[i] = np.zeros((), bool)
                 elif node.op in ("const", "var"):
                     rounded = node.op == "var" and (self.doubles or node.value == PER_COUNT)
@@ -239,9 +247,8 @@ class Bound:
                         )
                     )
                     reach = terms.sum(-1, keepdims=True)
-                    beyond = beyond | (
-                        reach > largest
-                    )  # in another order a sum may leave the range on its way
+                    # Summed in another order, the partial sums may overflow.
+                    beyond = beyond | (reach > largest)
                     error[i] = np.sum(np.broadcast_to(args[0], terms.shape), -1, keepdims=True)
                     error[i] = error[i] + eps * (3 + np.sqrt(count) / 4) * reach + tiny * count
                 elif node.op == "rowprod":
@@ -250,7 +257,7 @@ class Bound:
                         np.broadcast_shapes(np.shape(value[node.args[0]]), (1, count)),
                     )
                     logs = np.nan_to_num(np.log2(np.abs(term)), nan=0.0, posinf=0.0, neginf=0.0)
-                    # In another order a product may leave the range on its way.
+                    # A partial product may overflow in another order.
                     reach = np.maximum(
                         logs.clip(0).sum(-1, keepdims=True),
                         -logs.clip(max=0).sum(-1, keepdims=True),
@@ -261,10 +268,11 @@ class Bound:
                         if np.ndim(args[0])
                         else args[0] * count
                     )
+                    # Roundings near 1 have the same sign.
                     error[i] = (
                         np.nan_to_num(np.abs(v), posinf=0.0) * (share + eps * (3 + count / 16))
                         + tiny
-                    )  # near 1 roundings go the same way
+                    )
                 elif node.op == "pick":  # an operand has no error
                     error[i] = np.zeros(())
                 elif node.op in ("rowmax", "rowmin"):
@@ -273,7 +281,7 @@ class Bound:
                         if np.ndim(args[0])
                         else args[0]
                     )
-                elif node.op in ("max", "min"):  # near equality either may be taken
+                elif node.op in ("max", "min"):  # near equality, either may be the result
                     a, b = (value[n] for n in node.args)
                     taken = np.where((a >= b) == (node.op == "max"), args[0], args[1])
                     error[i] = np.where(
@@ -284,9 +292,9 @@ class Bound:
                 else:
                     names, partials = _partials(node.op)
                     local = dict(zip(names, (value[a] for a in node.args))) | {"y": v}
-                    slopes = [evaluate(g, [p], local, np, sp)[0] for g, p in partials]
+                    derivatives = [evaluate(g, [p], local, np, sp)[0] for g, p in partials]
                     error[i] = sum(
-                        np.nan_to_num(np.abs(s) * e, posinf=0.0) for s, e in zip(slopes, args)
+                        np.nan_to_num(np.abs(s) * e, posinf=0.0) for s, e in zip(derivatives, args)
                     )
                     if node.op not in EXACT:
                         error[i] = error[i] + eps * np.nan_to_num(np.abs(v), posinf=0.0) + tiny

@@ -1,13 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The family `normed_lookup`: shapes [rows, cols, vocab, positions, types], numbers of which some are of no row, and the oracle in float64: the
-closed form of layer norm and its gradient, which nothing that is tested shares."""
+"""Test cases of the family `normed_lookup`: shapes [rows, cols, vocab, positions, types], indices
+of which some are out of range, and a float64 oracle. The oracle is the closed form of layer norm
+and its gradient, independent of the code under test.
+"""
 
 import cases
 import numpy as np
 import storage
 
-# Rows of whole vectors and not, of a warp, of several and of a block, longer than what a block holds of every dtype; more rows of one number than are
-# added up at a time, tables of more rows than a digit of the sort tells apart; nothing at all.
+# Rows with and without whole vectors; of a warp, of several, of a block, and longer than a block
+# holds in any dtype. More rows of one index than a run, tables of more rows than one digit of the
+# sort, and empty shapes.
 SHAPES = [
     [(6, 16, 8, 4, 2), 0],
     [(5, 13, 9, 3, 2), 1],
@@ -41,26 +44,28 @@ OVERFLOWS = [
     ((3, 2**30, 3, 3, 2**30), "cols"),
     ((2**59, 1, 1, 1, 1), "rows"),
     ((1, 1, 1, 1, 2**59), "types"),
-]  # the size that is too much
-LAUNCHES = 34  # of a call: the rows, the weights' sums; for each table three for each digit of the sort, its bounds, two for the sums
+]  # the size that is too large
+# Launches per call: the rows, the sums of weights; per table three per digit of the sort, its
+# bounds, two for the sums.
+LAUNCHES = 34
 CALLS = (
     [(1, 1, 1, 1, 1), (3, 5, 4, 3, 2), (2, 49, 3, 2, 2)],
     [(67, 97, 33, 40, 2), (301, 130, 65, 300, 2)],
 )
-TORCH = (3, 4, 7, 5, 2)  # as PyTorch's tests call it
+TORCH = (3, 4, 7, 5, 2)  # sizes of PyTorch's tests
 EXTENTS = {
     "rows": (2, 3),
     "cols": (8,),
     "vocab": (7,),
     "positions": (5,),
     "types": (2,),
-}  # as those of functions on tensors do
+}  # like those of functions on tensors
 COUNTED = [
     ("rows", "cols"),
     ("vocab", "cols"),
     ("positions", "cols"),
     ("types", "cols"),
-]  # sizes of tensors whose elements are counted
+]  # sizes of the tensors, to count elements
 LOOKUP = cases.of_family("lookup")
 READ_AT_PLACES, FAR, prepare = LOOKUP.READ_AT_PLACES, LOOKUP.FAR, LOOKUP.prepare
 TABLES = {"word": "index", "position_table": "position", "type_table": "type"}
@@ -73,7 +78,7 @@ def draw(rng, call, a, values):
         most = call.sizes[call.f["sizes"].index(below)]
         found = rng.integers(0, max(most, 1), shape)
         padding = call.f["scalars"]["padding_idx"] if below == "vocab" else -1
-        if values == "wide":  # all rows have a gradient: the last number's places end where all do
+        if values == "wide":  # all rows have a gradient: the last run ends with the rows
             return np.where(found == padding, 0, found).astype(storage.STORAGE[a["dtype"]])
         if below == "vocab":
             found = np.where(rng.random(shape) < 0.1, padding, found)
@@ -93,7 +98,7 @@ def draw(rng, call, a, values):
         if table or values == "special" and a["name"] != "dout" and not accumulated
         else "normal",
     )
-    if values == "wide" and table:  # what has squares
+    if values == "wide" and table:  # values whose squares are finite
         found = storage.from_float(
             np.clip(storage.to_float(found, a["dtype"]), -(2.0**12), 2.0**12), a["dtype"]
         )
@@ -101,7 +106,7 @@ def draw(rng, call, a, values):
 
 
 def gather(call):
-    """(where a row has all its numbers, the rows' sums, the sums of their magnitudes)."""
+    """(rows whose indices are all in range, the rows' sums, the sums of their magnitudes)."""
     there = np.ones(call.sizes[0], bool)
     for i, number in enumerate(TABLES.values()):
         there &= (call.data[number] >= 0) & (call.data[number] < call.sizes[2 + i])
@@ -122,10 +127,8 @@ def moments(call, x):
 
 
 def fill(call):
-    """The mean and rstd that a backward is given are the forward's, NaN where a number is of no row."""
-    if (
-        not call.f["bwd"] or not {"mean", "rstd"} <= call.data.keys()
-    ):  # of an entry of somebody else's
+    """Gives a backward the forward's mean and rstd; NaN for rows with an index out of range."""
+    if not call.f["bwd"] or not {"mean", "rstd"} <= call.data.keys():  # an entry of a user
         return
     with np.errstate(all="ignore"):
         there, x, _ = gather(call)
@@ -177,13 +180,11 @@ def forward(call, got, compute, limit):
     mean, r = moments(call, x)
     weight = weight_of(call)
     bias = np.zeros(n) if "bias" in call.drop else storage.to_float(call.data["bias"], dtype)
-    off = size + size.sum(1, keepdims=True) / max(n, 1)  # how far x - mean may be wrong
+    off = size + size.sum(1, keepdims=True) / max(n, 1)  # error of x - mean
     unsure = 1 + r * r * (np.abs(x - mean) * off).sum(1, keepdims=True) / max(
         n, 1
-    )  # and r, for itself
-    lost = there[:, None] & ~(
-        (size * size).sum(1, keepdims=True) < limit
-    )  # also where there is a NaN
+    )  # error of r itself
+    lost = there[:, None] & ~((size * size).sum(1, keepdims=True) < limit)  # compares NaN too
     outside = ~there[:, None]
     k = 8 + np.sqrt(n) / 4
     own = r * np.abs(weight) * (off + np.abs(x - mean) * unsure) + np.abs(bias)
@@ -261,7 +262,7 @@ def backward(call, got, compute, limit):
         compare(call, got, name, compute, k + np.sqrt(count), want, bound, least + 1, skip[:, None])
 
 
-# tests/support/odd_names.py has these entries with all the names that there are.
+# Entries of tests/support/odd_names.py, with all names.
 NAMES = {
     "embedding_layer_norm": [
         """
@@ -281,7 +282,7 @@ ref = "(<w> * <e> + <p> - <t>) * <g> * <s> - sum(<w> * <e> + <p> - <t>)"
 }
 
 
-# Faults to plant, and who must notice: tests/emu/test_seeded.py.
+# Faults to plant, and the tests that must notice: tests/emu/test_seeded.py.
 FAULTS = {
     "a warp left out of a gathered row's sums": (
         "kf/core/embedding_layer_norm/embedding_layer_norm.cuh",
@@ -327,10 +328,10 @@ BROKEN = {
         ("kf_cpu_embedding_add_layer_norm_bwd_f32",),
     ),
 }
-# Which functions there are: tests/gen/test_names.py.
+# Expected functions: tests/gen/test_names.py.
 FUNCTIONS = dict.fromkeys(
     ("embedding_add_layer_norm",), (0, True, "with numbers of 32 bits too", True)
 )
-ON_TENSORS = ["embedding_add_layer_norm"]  # that level 1 has of functions on tensors
-# One function, and the tokens that its header may have: tests/headers/test_compile_cost.py.
+ON_TENSORS = ["embedding_add_layer_norm"]  # level 1 tests these functions on tensors
+# One function, and the maximum tokens of its header: tests/headers/test_compile_cost.py.
 COMPILED = {"embedding_layer_norm": ("kf_embedding_add_layer_norm_bwd_bf16", 75000)}

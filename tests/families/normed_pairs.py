@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The family `normed_pairs`: shapes [rows, heads, kv_heads, dim, pairs, positions] of two tensors, positions of which some are of no row, and the
-oracle in float64: the closed form of root mean square and its gradient, which nothing that is tested shares."""
+"""Test cases of the family `normed_pairs`: shapes [rows, heads, kv_heads, dim, pairs, positions] of
+two tensors, positions of which some are out of range, and a float64 oracle. The oracle is the
+closed form of the root mean square norm and its gradient, independent of the code under test.
+"""
 
 import types
 
@@ -31,9 +33,8 @@ def draw(rng, call, a, values):
     found = storage.draw(
         rng, shape, a["dtype"], "normal" if values == "wide" and a["kind"] == "scale" else values
     )
-    if (
-        values == "wide" and len(shape) == 3
-    ):  # squares of the largest are infinite: every other row is of what has squares
+    # Squares of the largest overflow: every other row has values whose squares are finite.
+    if values == "wide" and len(shape) == 3:
         some = storage.to_float(found[::2], a["dtype"])
         found[::2] = storage.from_float(np.clip(some, -(2.0**12), 2.0**12), a["dtype"])
     return found
@@ -50,7 +51,7 @@ def sides(call, array, pairs):
 
 
 def turned(call, given, size, outside):
-    """(what is turned, back in a backward; the terms that it is made of, without signs)."""
+    """(rotated values, rotated back in a backward; magnitudes of their terms)."""
     pairs, positions, number = call.sizes[-2], call.sizes[-1], call.data["position"]
     number = np.arange(call.sizes[0]) if "position" in call.drop else number
     there = (number >= 0) & (number < positions)
@@ -74,12 +75,12 @@ def turned(call, given, size, outside):
 
 
 def reach(weight):
-    """By how much a weight makes more of what is rounded to 0 before it."""
+    """Factor by which a weight enlarges values that were rounded to 0 before it."""
     return 1 + np.abs(weight[np.isfinite(weight)]).max(initial=0)
 
 
 def gradients(call, x, weight, dout, r, limit):
-    """({result: (value, terms, how far a rounding to 0 reaches)}, the heads whose sums are too large)."""
+    """({result: (value, terms, reach of a rounding to 0)}, the heads whose sums overflow)."""
     dim = call.sizes[3]
     dy, size = turned(call, dout, np.abs(dout), 0.0)
     added, terms = (
@@ -106,7 +107,7 @@ def gradients(call, x, weight, dout, r, limit):
         own,
         of_weight,
         ~((terms + 1) * np.maximum(r**3, 1) * largest * most < limit) | ~(r**3 > limit**-0.75),
-    )  # what is too large, or too small
+    )  # too large or too small
 
 
 def check(call, got, weights=None):
@@ -141,7 +142,7 @@ def check_one(call, got, name, heads):
     with np.errstate(all="ignore"):
         squares = (x * x).sum(-1, keepdims=True)
         r = 1 / np.sqrt(squares / max(dim, 1) + eps)
-        lost = ~(squares < limit)  # also where there is a NaN
+        lost = ~(squares < limit)  # compares NaN too
         if not bwd:
             normed = x * r * weight
             want, size = turned(call, normed, np.abs(normed), np.nan)
@@ -169,8 +170,9 @@ def check_one(call, got, name, heads):
         compare(f"d{name}_weight", terms, *of_weight, lost.any() | np.zeros(dim, bool))
 
 
-# As many heads in both, fewer of the second, none of one of them; one vector of either side a thread and several, whole ones and not, heads of
-# one thread and of a warp, several heads a block and more than a block has; nothing behind the pairs, no pairs, nothing at all.
+# Equal head counts, fewer in the second tensor, none in one of them; one vector per side and
+# thread, and several; whole vectors or not; heads of one thread and of a warp; several heads per
+# block and more than a block; no elements after the pairs, no pairs, empty shapes.
 FORMS = {
     "both": types.SimpleNamespace(
         SHAPES=[
@@ -224,7 +226,7 @@ FORMS = {
 }
 
 
-# Faults to plant, and who must notice: tests/emu/test_seeded.py.
+# Faults to plant, and the tests that must notice: tests/emu/test_seeded.py.
 FAULTS = {
     "the last head of a block left out of a weight's gradient": (
         "kf/ops/rope_rms_norm_qk.device.cuh",
@@ -263,7 +265,7 @@ BROKEN = {
         ("kf_cpu_rope_rms_norm_qk_f32",),
     ),
 }
-# tests/support/odd_names.py has these entries with all the names that there are.
+# Entries of tests/support/odd_names.py, with all names.
 NAMES = {
     "rope_norm": [
         """
@@ -281,22 +283,22 @@ refs = { <u> = "(<a> * <c> - <b> * <d>) * <e>", <t> = "<a> * <d> + <b> * <c>" }
 """
     ]
 }
-# Which functions there are: tests/gen/test_names.py.
+# Expected functions: tests/gen/test_names.py.
 FUNCTIONS = dict.fromkeys(
     ("rope_rms_norm_qk", "rope_interleaved_rms_norm_qk"),
     (0, True, "with numbers of 32 bits too", True),
 )
-# One function, and the tokens that its header may have: tests/headers/test_compile_cost.py.
+# One function, and the maximum tokens of its header: tests/headers/test_compile_cost.py.
 COMPILED = {"rope_norm": ("kf_rope_rms_norm_qk_bwd_bf16", 61000)}
-ON_TENSORS = ["rope_rms_norm_qk"]  # that level 1 has of functions on tensors
+ON_TENSORS = ["rope_rms_norm_qk"]  # level 1 tests these functions on tensors
 
 
-# What is wrong with an entry: (text, entry, field, what the message says, what the fix says); tests/gen/test_spec_errors.py.
+# Faulty entries: (text, entry, field, message, fix); tests/gen/test_spec_errors.py.
 HALVES = '{ kind = "halves", parts = ["a", "b"] }'
 
 
 def normed(operands, norm):
-    """An op of pairs behind a norm of each head."""
+    """An op of pairs after a norm of each head."""
     return cases.of_family("pairs").turned(operands, "rope_norm") + f"norm = {norm}\n"
 
 

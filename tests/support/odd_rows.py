@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows of 2-byte elements of any length and at any address: what they give, whose bits depend on neither alignment nor distance."""
+"""Rows of 2-byte elements of any length and alignment: results are right, and their bits depend on
+neither alignment nor strides.
+"""
 
 import checks
 import faults
 import strided
 
-# One tensor in registers, two, with weights, of float32 too, gradients of weights, a picked column, what rows share.
+# One tensor in registers, two, with weights (of float32 too), gradients of weights, a gathered
+# column, an operand that heads share.
 NAMES = (
     "kf_softmax_bf16",
     "kf_softmax_bwd_f16",
@@ -24,13 +27,17 @@ def sizes_of(f, rows, cols):
 
 
 def alignments(f):
-    """Of each tensor another one, of all together each of the eight; the first call is aligned."""
+    """Alignments per tensor, different for each; over all calls each of the eight. The first call
+    is aligned.
+    """
     count = sum("kind" in a for a in f["arguments"])
     return [0] + [tuple((turn + 3 * i * turn + i) % 8 for i in range(count)) for turn in range(8)]
 
 
 def check(lib, memory, f, rows, cols):
-    """Right, and the same bits at every alignment, in place, and of rows that lie apart; without what may be absent too."""
+    """Checks the result, and that bits are the same at every alignment, in place, with strides, and
+    without optional operands.
+    """
     sizes, first = sizes_of(f, rows, cols), None
     for shift in alignments(f):
         got = checks.run(lib, memory, f, sizes, ("normal", "special")[cols % 2], shift=shift)
@@ -56,5 +63,6 @@ def check(lib, memory, f, rows, cols):
         )
         if any(not checks.same_bits(array, odd[name]) for name, array in whole.items()):
             raise checks.Failure(
-                f"{f['name']} {sizes}: other bits without {', '.join(absent)} where rows are not aligned"
+                f"{f['name']} {sizes}: other bits without {', '.join(absent)} "
+                "where rows are not aligned"
             )

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The numbers of functions over rows, or over an axis, whose rows lie [outer, inner] side by side: what their tensors hold,
-and what they should give (storage.py does the rest)."""
+"""Inputs and expected results of functions over rows or over an axis (storage.py does the rest)."""
 
 import functools
 import math
@@ -27,14 +26,15 @@ def extent(call):
 
 
 def segments(call):
-    """(outer, length, groups, channels of a group, inner) of rows that are groups."""
+    """(outer, length, groups, channels per group, inner) of rows that are groups."""
     outer, length, groups, channels, inner = call.sizes
     return outer, length, groups, channels // max(groups, 1), inner
 
 
 def draw(rng, call, a, values):
-    """As storage.draw, but one row of three has the unusual values, and the two below it normal ones: what spreads to other rows,
-    or is added up with them, is seen."""
+    """Draws like storage.draw, but unusual values only for one row of three, and normal ones for
+    the two below it. Values that leak into other rows, or are summed with them, are then noticed.
+    """
     if a["kind"] == "shared":
         return mask(rng, storage.shape_of(call.f, call.sizes, a), a["dtype"])
     rows, cols = extent(call)
@@ -44,16 +44,15 @@ def draw(rng, call, a, values):
         "channel": call.sizes[1:2],
         "group": call.sizes[3:4],
     }.get(a["kind"], (rows,))
-    if a["var"] == "I":  # labels, of which some are ignored, and some of no column
+    if a["var"] == "I":  # labels, some ignored, some out of range
         far = 2**40 if a["dtype"] == "i64" else 2**30
         found = np.where(rng.random(shape) < 0.2, -100, rng.integers(0, max(cols, 1), shape))
         return np.where(
             rng.random(shape) < 0.1, rng.choice([-1, cols, far, -far], shape), found
         ).astype(storage.STORAGE[a["dtype"]])
     array = storage.draw(rng, shape, a["dtype"], "normal", a["positive"])
-    if a["kind"] == "elem" and any(
-        "prod(" in text for text in call.kernel.op.outputs.values()
-    ):  # near 1: the product keeps its range
+    # Near 1, so that the product stays in range.
+    if a["kind"] == "elem" and any("prod(" in text for text in call.kernel.op.outputs.values()):
         sizes = np.exp2(rng.standard_normal(shape) * min(1.0, 60.0 / max(cols, 1))) * rng.choice(
             [-1.0, 1.0], shape
         )
@@ -66,17 +65,19 @@ def draw(rng, call, a, values):
 
 
 def mask(rng, shape, dtype):
-    """Which keys a query may see, as numbers to add or as conditions: some of them, of one query in five none, of another one all."""
+    """A mask over keys, as numbers to add or as conditions: some keys, none for one query of five,
+    all for another one.
+    """
     seen = (rng.random(shape) < 0.7) & (rng.random((*shape[:-1], 1)) < 0.8) | (
         rng.random((*shape[:-1], 1)) < 0.2
     )
-    if dtype == "u8":  # any number but 0 will do
+    if dtype == "u8":  # any number but 0 is true
         return np.where(seen, rng.integers(1, 256, shape), 0).astype(np.uint8)
     return storage.from_float(np.where(seen, rng.standard_normal(shape), -np.inf), dtype)
 
 
 def of_rows(call, array, tensor):
-    """From [rows, cols] to the tensor's shape."""
+    """Reshapes [rows, cols] to the tensor's shape."""
     kind = tensor["kind"]
     if cases.channels(call.f) and kind == "elem":
         outer, channels, inner = call.sizes
@@ -98,11 +99,10 @@ def of_rows(call, array, tensor):
 
 
 def columns(call, array, kind):
-    """As [rows, cols]."""
+    """Reshapes a tensor to [rows, cols]."""
     if call.f["family"] == "reduction" and kind == "elem":
-        return np.ascontiguousarray(array.swapaxes(1, 2)).reshape(
-            extent(call)
-        )  # NumPy adds up in pairs only what lies side by side
+        # NumPy sums pairwise along a contiguous axis only.
+        return np.ascontiguousarray(array.swapaxes(1, 2)).reshape(extent(call))
     if cases.channels(call.f) and kind == "elem":
         return np.ascontiguousarray(array.reshape(call.sizes).swapaxes(0, 1)).reshape(extent(call))
     if cases.groups(call.f) and kind in ("elem", "group"):
@@ -123,7 +123,7 @@ def columns(call, array, kind):
 
 
 def by_channel(call, array):
-    """Of rows that are groups, as [outer * length * inner, groups * channels]."""
+    """Reshapes rows that are groups to [outer * length * inner, groups * channels]."""
     outer, length, groups, channels, inner = segments(call)
     return (
         array.reshape(outer, groups, length, channels, inner)
@@ -138,7 +138,7 @@ def key(call):
 
 @functools.cache
 def _forward(pattern, dtypes, bwd, activation, files):
-    """What the forward makes that the backward reads: (graph, {name: node})."""
+    """The forward's values that the backward reads: (graph, {name: node})."""
     kernel, act = (
         storage.kernel_of(pattern, dtypes, bwd, files),
         storage.spec(files).activations[activation],
@@ -165,7 +165,7 @@ def environment(call, data):
 
 
 def fill(call):
-    """The backward's inputs that the forward makes, of the data that was drawn."""
+    """Computes the backward's inputs that come from the forward, from the drawn data."""
     made = [
         s
         for s in call.kernel.inputs
@@ -195,8 +195,9 @@ def _bound(pattern, dtypes, bwd, activation, files):
 
 
 def from_nan(bound, env, cols):
-    """Per result, where it is NaN since an input is: with the other inputs small it is NaN too, without the NaN it is not. That
-    holds in every range."""
+    """Per result, where it is NaN because an input is: it is NaN with the other inputs small, and
+    not without the NaN. This holds in every range.
+    """
     small = {
         n: np.clip(v, -8.0, 8.0) if np.ndim(v) and n != QUERY else v for n, v in env.items()
     } | row_names(cols, np)
@@ -241,39 +242,41 @@ def check(call, got, weights=None):
             eps * np.abs(np.nan_to_num(want, posinf=0.0, neginf=0.0))
         )
         own = storage.to_float(got[s.name], s.dtype.word)
-        if s.var == "I":  # exact, whatever the values are
+        if s.var == "I":  # exact for all values
             storage.same(own.reshape(-1), want.reshape(-1), f"{call.where}: {s.name}")
             continue
         sure = np.isnan(want) & nan
-        # Of a row where float32's range was left nothing else is known; what infinities give a gradient, see storage.compare.
+        # Rows that overflowed float32 have no other expectation. Infinities in gradients: see
+        # storage.compare.
         skip = np.broadcast_to(beyond[:, None], shape) & ~sure
         loose = np.broadcast_to(~finite & kernel.bwd, shape) & ~sure
-        if s.kind == "channel":  # the planes of a batch side by side
+        if s.kind == "channel":  # reshapes to the planes of a batch
             want, error, sure, skip, loose = (
                 v.reshape(call.sizes[:2]) for v in (want, error, sure, skip, loose)
             )
-        if (
-            s.kind == "group"
-        ):  # the groups of a batch side by side, a channel's elements below each other
+        # Reshapes to the groups of a batch, with a channel's elements in one column.
+        if s.kind == "group":
             want, error, sure, skip, loose = (
                 by_channel(call, v) for v in (want, error, sure, skip, loose)
             )
-        if (
-            s.role == "sum"
-        ):  # a column has an element of every row: one that is NaN makes it NaN, one that is not known hides it
+        # A column has an element of every row: a NaN makes the sum NaN, an unknown one makes it
+        # unknown.
+        if s.role == "sum":
             skip = (skip | (loose & np.isnan(want))).any(0) & ~sure.any(0)
             loose = False
+            # Weights of a batch.
             times = (
                 np.ones(len(want))
                 if weights is None
                 else np.repeat(weights, len(want) // len(weights))
-            )  # of a batch
+            )
             with np.errstate(all="ignore"):
                 terms = np.abs(np.nan_to_num(want, posinf=0.0, neginf=0.0)).T @ times
                 want, error = want.T @ times, error.T @ times + eps * np.sqrt(times.sum()) * terms
         own = own.reshape(-1) if s.role == "sum" else columns(call, own, s.kind)
-        # The error that `found` came with is all of the bound: compare's scale is it in units of eps, slope one for what is
-        # subnormal when it is stored. Its `top` excuses results of intermediates that left the range: 0, since those are skipped.
+        # The error in `found` is the whole bound: compare's scale expresses it in units of eps,
+        # with slope one for results stored as subnormals. Its `top` excuses intermediates that
+        # overflowed: 0, because those are skipped.
         with np.errstate(over="ignore"):
             scale = error / eps
         storage.compare(

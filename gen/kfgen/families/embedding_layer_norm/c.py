@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The family `normed_lookup` in C: each pass over a row a part of it at a time, gathered anew, in loops that compilers vectorise."""
+"""C schedule of the family `normed_lookup`: each pass processes parts of a row, gathered anew, in
+vectorisable loops.
+"""
 
 import functools
 
@@ -12,7 +14,7 @@ from kfgen.words import COUNT, PER_COUNT
 class EmbeddingLayerNormC(ByNumberC):
     @functools.cached_property
     def gather(self):
-        """(lines, a text for each value that is gathered)."""
+        """(lines, text of each gathered value)."""
         return emit(
             self.k.graph,
             list(self.k.gathered),
@@ -36,9 +38,10 @@ class EmbeddingLayerNormC(ByNumberC):
     @property
     def workspace_bytes(self):
         k = self.k
-        return f"kfi_cpu_gathering_workspace({', '.join(k.sizes)}, {len(k.planes)}, {len(k.sums)}, {k.dtype.acc.size})"
+        more = f"{len(k.planes)}, {len(k.sums)}, {k.dtype.acc.size}"
+        return f"kfi_cpu_gathering_workspace({', '.join(k.sizes)}, {more})"
 
     def listing(self, act):
-        """What is computed, in order, for a reader."""
+        """The computed statements in order, for documentation."""
         made = [f"{name} = {text};" for name, text in zip(self.k.gathered.values(), self.gather[1])]
         return [*self.gather[0], *made, *self.program.listing()]

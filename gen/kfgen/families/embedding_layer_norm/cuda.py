@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The family `normed_lookup` in CUDA: some warps have a row, in their registers or gathered again in each pass; then the tables' gradients, from the
-rows' own in the workspace, by sorted numbers."""
+"""CUDA schedule of the family `normed_lookup`: some warps share a row, in registers or gathered
+again in each pass. Gradients of the tables follow from the rows' gradients in the workspace, by
+sorted indices.
+"""
 
 import functools
 
@@ -19,21 +21,23 @@ class EmbeddingLayerNormCuda(OverRowsCuda):
 
     @property
     def held(self):
-        """Vectors of a row that a thread keeps in registers: beside them a backward has as many sums for each weight."""
+        """Vectors of a row per thread in registers. A backward has as many sums per weight next to
+        them.
+        """
         return 3 if self.k.bwd else 4
 
     @property
     def blocks(self):
-        """Of an SM at least, of a forward: four where a warp has a row of few vectors, three where it has one of more."""
+        """Launch bound: minimum blocks per SM of a forward."""
         return f"alone ? (held < {self.held} ? 4 : 3) : 1"
 
     @property
     def row_target(self):
-        return self.target(frozenset() if self.k.bwd else CHEAP)  # sums cancel
+        return self.target(frozenset() if self.k.bwd else CHEAP)  # the terms of sums cancel
 
     @functools.cached_property
     def gather(self):
-        """(lines, a text for each value that is gathered)."""
+        """(lines, text of each gathered value)."""
         return emit(
             self.k.graph,
             list(self.k.gathered),
@@ -56,7 +60,7 @@ class EmbeddingLayerNormCuda(OverRowsCuda):
 
     @property
     def passed(self):
-        """What the kernel is given of a call's tensors."""
+        """Tensors that the kernel takes: (read, written)."""
         return [*self.k.tables, *self.k.numbers, *self.k.weights, *self.k.values, *self.k.elems], [
             *self.k.stores,
             *self.k.results_of_rows,
@@ -86,35 +90,35 @@ class EmbeddingLayerNormCuda(OverRowsCuda):
     @property
     def workspace_bytes(self):
         k = self.k
-        return f"kfi_gathering_workspace({', '.join(k.sizes)}, {len(k.planes)}, {len(k.sums)}, {k.dtype.acc.size})"
+        more = f"{len(k.planes)}, {len(k.sums)}, {k.dtype.acc.size}"
+        return f"kfi_gathering_workspace({', '.join(k.sizes)}, {more})"
 
     @property
     def own_instances(self):
-        ways = [(self.vec, self.held, 1), (self.vec, self.held, 0), (self.vec, 0, 0), (1, 0, 0)]
-        ways += [(self.vec, self.held - 1, 1)] * (
-            not self.k.bwd
-        )  # of 768 columns a thread of a warp has three vectors, not four
-        return [Instance(f"kfk_{self.k.name}", ("act", *way)) for way in ways]
+        found = [(self.vec, self.held, 1), (self.vec, self.held, 0), (self.vec, 0, 0), (1, 0, 0)]
+        if not self.k.bwd:  # rows of 768 columns have three vectors per thread of a warp
+            found.append((self.vec, self.held - 1, 1))
+        return [Instance(f"kfk_{self.k.name}", ("act", *arguments)) for arguments in found]
 
     @property
     def table_instances(self):
-        """What sorts a table's numbers, then what adds up the rows' gradients."""
+        """Kernels that sort a table's indices, then sum the rows' gradients."""
         number, acc = (
             f"KF_{dtype.word.upper()}" for dtype in (self.k.numbers[0].dtype, self.k.dtype.acc)
         )
-        ways = (16 // self.k.dtype.acc.size, 1)
+        vectors = (16 // self.k.dtype.acc.size, 1)
         return [
             *([Instance(f"kfk_index_{word}", (number,))] for word in SORT),
-            [Instance("kfk_gathered_runs", (acc, number, vec)) for vec in ways],
+            [Instance("kfk_gathered_runs", (acc, number, vec)) for vec in vectors],
             [
                 Instance("kfk_gathered_sum", (acc, f"KF_{self.k.dtype.word.upper()}", vec))
-                for vec in ways
+                for vec in vectors
             ],
         ]
 
     @property
     def instances(self):
-        """In the order that core/embedding_layer_norm/embedding_layer_norm.cuh expects."""
+        """Kernels in the order of core/normed_lookup.cuh."""
         return self.own_instances + (sum(self.table_instances, []) if self.k.bwd else [])
 
     @property
@@ -130,6 +134,6 @@ class EmbeddingLayerNormCuda(OverRowsCuda):
         return self.second_stage("kfk_sum_partials")
 
     def listing(self):
-        """What is computed, in order, for a reader."""
+        """The computed statements in order, for documentation."""
         made = [f"{name} = {text};" for name, text in zip(self.k.gathered.values(), self.gather[1])]
         return [*self.gather[0], *made, *self.program.listing()]

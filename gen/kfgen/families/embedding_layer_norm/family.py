@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The family `normed_lookup`: rows of three tables by their numbers, and an op over rows of what they make together: BERT's embeddings."""
+"""The family `normed_lookup`: embeddings of three tables, added up, and an op over rows of their
+sum, as in BERT.
+"""
 
 import copy
 import functools
@@ -14,15 +16,12 @@ from kfgen.families.rows.over_rows import OverRows, OverRowsKernel
 from kfgen.formulas import LIBRARIES
 from kfgen.words import ELEM, REDUCTIONS
 
-TABLES = {
-    "table": "vocab",
-    "positions": "positions",
-    "types": "types",
-}  # kinds of tables: the size that is how many rows there are
+# Kinds of tables: the size that is their number of rows.
+TABLES = {"table": "vocab", "positions": "positions", "types": "types"}
 
 
 def gathered(graph, roots, tables):
-    """{node: its name} of what is made of the tables' elements alone, where it is read by something else."""
+    """{node: its name} of the values that are computed from tables only and read by other nodes."""
     own, uses = {}, set(roots)
     for i in graph.reachable(roots):
         node = graph.nodes[i]
@@ -75,22 +74,23 @@ class EmbeddingLayerNormKernel(OverRowsKernel):
         self.sums = [s for s in self.outputs if s.kind == "row"]
         self.stores = [s for s in self.outputs if s.kind == "elem"]
         self.results_of_rows = [s for s in self.outputs if s.kind == "per_row"]
-        self.planes = list(
-            dict.fromkeys(s.exprs[0] for s in self.table_sums)
-        )  # of a row's gradients: one, where those of all tables are equal
+        # Distinct row gradients: tables with the same gradient share one.
+        self.planes = list(dict.fromkeys(s.exprs[0] for s in self.table_sums))
         self.gathered = gathered(self.graph, self.roots, {s.name for s in self.tables})
         self.segments, self.group_sums, self.plane_sums, self.gathered_inputs = False, [], [], []
 
     @property
     def plane_numbers(self):
-        """Which of a row's gradients is that of each table."""
+        """Index, among the row gradients, of each table's."""
         return [self.planes.index(s.exprs[0]) for s in self.table_sums]
 
     @property
     def inner(self):
-        """(graph, {name: node}) of what is computed of a row's gathered values: results, a row's gradients, and weights' terms."""
+        """(graph, {name: node}) computed from a row's gathered values: outputs, row gradients and
+        terms of weights.
+        """
         roots = {s.name: s.exprs[0] for s in [*self.stores, *self.results_of_rows, *self.sums]}
-        roots |= {f"slope{i}": node for i, node in enumerate(self.planes)}
+        roots |= {f"row_grad{i}": node for i, node in enumerate(self.planes)}
         graph, found = passes.copy(self.graph, list(roots.values()), self.gathered)
         return graph, dict(zip(roots, found))
 
@@ -112,7 +112,7 @@ class EmbeddingLayerNormKernel(OverRowsKernel):
 
     @property
     def skipped(self):
-        """Of each table the number that has no gradient."""
+        """The index without gradient (padding) of each table."""
         return [SKIPPED, *["-1"] * (len(self.tables) - 1)]
 
     def accumulated(self, stream):
@@ -145,7 +145,7 @@ class EmbeddingLayerNormKernel(OverRowsKernel):
 
     @property
     def element_codes(self):
-        """How many elements each tensor has, as core/embedding_layer_norm/gather_check.h reads it."""
+        """Sizes of the tensors, one code each (core/embedding_layer_norm/gather_check.h)."""
         codes = {"number": "r", "per_row": "r", "row": "c", "elem": "e"} | dict(zip(TABLES, "012"))
         return "".join(codes[s.kind] for s in self.inputs + self.outputs)
 
@@ -192,7 +192,8 @@ class EmbeddingLayerNorm(OverRows):
         ]
         if kinds != [*TABLES, *["number"] * len(TABLES)] or odd:
             fix = (
-                'give it word = "table", position_table = "positions", type_table = "types", then index, position and type, each '
+                'give it word = "table", position_table = "positions", type_table = "types", '
+                "then index, position and type, each "
                 '{ kind = "number", dtype = "I", grad = false }, then what is a "row"'
             )
             raise f.error("operands", f"are {said(operands)}", fix)
@@ -207,7 +208,10 @@ class EmbeddingLayerNorm(OverRows):
                 "write the rest as an op of its own",
             )
         if op.integers != (SKIPPED,):
-            fix = f'add {SKIPPED} = {{ kind = "int", value = 2, default = -1 }}, the row of the first table that has no gradient'
+            fix = (
+                f'add {SKIPPED} = {{ kind = "int", value = 2, default = -1 }}, '
+                "the row of the first table that has no gradient"
+            )
             raise wrong(op, "scalars", f"have the whole numbers {list(op.integers)}", fix)
         words = {n.op for n in graph.nodes} & (set(REDUCTIONS.values()) | {"pick"})
         if words != {"sum"} or graph.level(outputs["out"]) != ELEM:
@@ -234,13 +238,15 @@ class EmbeddingLayerNorm(OverRows):
             f"{s.name} = {lib.name}.where(there_, {s.name}[place{i}_], {outside})"
             for i, s in enumerate(k.tables)
         ]
-        if k.bwd:  # a row of no number has no gradient: zeros in place of all that it is made of
+        # Rows with an index out of range have no gradient: zeros replace their inputs.
+        if k.bwd:
             lines += [
-                f"{s.name} = {lib.name}.where(there_, {s.name}.reshape(rows, {'cols' if s.kind == 'elem' else '1'}), 0.0)"
+                f"{s.name} = {lib.name}.where(there_, {s.name}.reshape(rows, "
+                f"{'cols' if s.kind == 'elem' else '1'}), 0.0)"
                 + (".reshape(rows)" if s.kind == "per_row" else "")
                 for s in k.elems + k.values
             ]
-        plain = copy.copy(k)  # the op over rows, of what was gathered
+        plain = copy.copy(k)  # the op over rows of the gathered values
         plain.inputs = [replace(s, kind="elem") if s.kind in TABLES else s for s in k.inputs]
         plain.outputs = [
             replace(s, kind="elem", role="out", name=f"{s.name}_terms_") if s.kind in TABLES else s
@@ -251,14 +257,16 @@ class EmbeddingLayerNorm(OverRows):
             name = next(t.name for t in k.table_sums if t.of == s.name)
             terms = f"{name}_terms_"
             if k.skipped[i] == SKIPPED:
-                terms = f"{lib.name}.where(({k.numbers[i].name} != {SKIPPED}).reshape(rows, 1), {terms}, 0.0)"
+                wanted = f"({k.numbers[i].name} != {SKIPPED}).reshape(rows, 1)"
+                terms = f"{lib.name}.where({wanted}, {terms}, 0.0)"
             if library == "numpy":
                 lines += [
                     f"sums_ = np.zeros(({sizes[i]}, cols), {name}_terms_.dtype)",
                     f"np.add.at(sums_, place{i}_, {terms})",
                 ]
             else:
-                made = f"torch.zeros(({sizes[i]}, cols), dtype={name}_terms_.dtype, device={name}_terms_.device)"
+                like = f"dtype={name}_terms_.dtype, device={name}_terms_.device"
+                made = f"torch.zeros(({sizes[i]}, cols), {like})"
                 lines += [f"sums_ = {made}.index_add(0, place{i}_, {terms})"]
             lines.append(f"{name} = sums_ + beta * {name} if beta else sums_")
         return lines

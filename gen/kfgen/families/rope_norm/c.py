@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The family `normed_pairs` in C: each pass over a head a part of it at a time, in loops that compilers vectorise."""
+"""C schedule of the family `normed_pairs`: each pass processes parts of a head in vectorisable
+loops.
+"""
 
 import functools
 
@@ -19,7 +21,8 @@ class RopeNormC(RopeC):
 
     @property
     def workspace_bytes(self):
-        return f"kfi_cpu_heads_workspace(rows, heads, kv_heads, dim, pairs, positions, {self.k.dtype.acc.size})"
+        sizes = "rows, heads, kv_heads, dim, pairs, positions"
+        return f"kfi_cpu_heads_workspace({sizes}, {self.k.dtype.acc.size})"
 
     @property
     def run_parameters(self):
@@ -33,7 +36,7 @@ class RopeNormC(RopeC):
         )
 
     def listing(self, act):
-        """What is computed, in order, for a reader."""
+        """The computed statements in order, for documentation."""
         turned = super().listing(act)
         return (
             [*turned, *self.program.listing()] if self.k.bwd else [*self.program.listing(), *turned]

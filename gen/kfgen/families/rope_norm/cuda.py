@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The family `normed_pairs` in CUDA: some threads of a warp have a head, which they read once where each has a vector of either side."""
+"""CUDA schedule of the family `normed_pairs`: some lanes of a warp share a head, which they read
+once if each has one vector per side.
+"""
 
 import functools
 
@@ -22,7 +24,7 @@ class RopeNormCuda(RopeCuda):
 
     @property
     def passed(self):
-        """What the kernel is given of a call's inputs."""
+        """Inputs that the kernel takes."""
         return [s for s in self.k.inputs if s.reads != "never"]
 
     @property
@@ -47,11 +49,14 @@ class RopeNormCuda(RopeCuda):
 
     @property
     def workspace_bytes(self):
-        return f"kfi_heads_workspace(rows, heads, kv_heads, dim, pairs, positions, {self.k.dtype.acc.size})"
+        sizes = "rows, heads, kv_heads, dim, pairs, positions"
+        return f"kfi_heads_workspace({sizes}, {self.k.dtype.acc.size})"
 
     @property
     def instances(self):
-        """In the order that core/rope_norm/rope_norm.cuh expects: whether a thread has one vector of either side, or as many as it takes."""
+        """Kernels in the order of core/rope_norm/rope_norm.cuh: one vector per side and thread, or
+        several.
+        """
         return [
             Instance(f"kfk_{self.k.name}", ("act", vec, once))
             for vec in (self.vec, 1)
@@ -63,7 +68,7 @@ class RopeNormCuda(RopeCuda):
         return self.second_stage("kfk_sum_partials")
 
     def listing(self):
-        """What is computed, in order, for a reader."""
+        """The computed statements in order, for documentation."""
         turned = super().listing()
         return (
             [*turned, *self.program.listing()] if self.k.bwd else [*self.program.listing(), *turned]

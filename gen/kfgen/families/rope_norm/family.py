@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The family `normed_pairs`: heads that are normalised, by what is added up over the elements of each, and then turned as `pairs` does."""
+"""The family `normed_pairs`: heads that are normalised by a reduction over their elements, then
+rotated as in `pairs`.
+"""
 
 import functools
 from types import SimpleNamespace
@@ -17,15 +19,12 @@ from kfgen.kernel import Tensor
 from kfgen.names import gradient_of
 from kfgen.words import COUNT, ELEM, PER_COUNT, REDUCTIONS, UNIFORM
 
-HEAD, WEIGHT, GIVEN = (
-    "head",
-    "weight",
-    "dy",
-)  # what `norm` reads: an element of a head, the weight of its place; the gradient of what it gives
+# Names that `norm` reads: an element of a head, its weight, and the gradient of the result.
+HEAD, WEIGHT, GIVEN = ("head", "weight", "dy")
 
 
 def norm_graph(op):
-    """(graph, {name: node}, the node of a normalised element)."""
+    """(graph, {name: node}, node of a normalised element)."""
     graph = Graph(dict.fromkeys(op.scalars, UNIFORM))
     env = {name: graph.var(name) for name in (HEAD, WEIGHT, *op.scalars)}
     return graph, env, parse(graph, op.own["norm"], env)
@@ -50,7 +49,7 @@ class RopeNormKernel(RopeKernel):
         self.scales = [s for s in self.operands if s.kind == "scale"]
         self.whole = [
             s for s in self.operands if s.kind not in ("scale", *ANGLES, "number")
-        ]  # the tensors of heads, as the forward has them
+        ]  # the forward's tensors of heads
         if self.bwd:
             given = self.norm.var(GIVEN)
             found = gradient(self.norm, {normed: given}, [env[HEAD], env[WEIGHT]])
@@ -83,7 +82,7 @@ class RopeNormKernel(RopeKernel):
 
     @property
     def gradients(self):
-        """Of the weights: of the first tensor's, of the other one's."""
+        """Gradients of the weights: of the first and of the second tensor."""
         return [s for s in self.outputs if s.kind == "scale"]
 
     @property
@@ -131,7 +130,7 @@ class RopeNorm(Rope):
     forms = {"both": {**Rope.forms["both"], "scale": "dim"}}
     sizes = {"both": Rope.sizes["both"]}
     kinds = (*(kind for kind in Rope.kinds if kind != "frequency"), "scale")
-    indices = (*Rope.indices, "scale")  # `norm` reads them, one for each tensor
+    indices = (*Rope.indices, "scale")  # `norm` reads them, one per tensor
     codes = {**Rope.codes, "scale": 2}
     names = (HEAD, WEIGHT)
     autocast = "float32"
@@ -170,7 +169,7 @@ class RopeNorm(Rope):
             )
 
     def _normalised(self, k, lib, tensor, weight, heads):
-        """(lines, texts) of what `norm` gives, or of its gradients."""
+        """(lines, texts) of `norm` or of its gradients."""
         frame = SimpleNamespace(elem=["rows", heads, "dim"], reduced=(2,), all=frozenset((0, 1, 2)))
         axes = {
             HEAD: frame.all,
@@ -188,7 +187,8 @@ class RopeNorm(Rope):
         lib = LIBRARIES[library]
         number, sources = k.number.name, (k.source, k.second_source)
         lines = [
-            f"{number} = {lib.name}.arange(rows{lib.device.format(k.source.name)}) if {number} is None else {number}",
+            f"{number} = {lib.name}.arange(rows{lib.device.format(k.source.name)}) "
+            f"if {number} is None else {number}",
             f"there_ = (({number} >= 0) & ({number} < positions)).reshape(rows, 1, 1)",
             f"place_ = {lib.bounded.format(number, 0, 'max(positions, 1) - 1')}",
             f"{COUNT}, {PER_COUNT} = dim, 1 / max(dim, 1)",

@@ -91,10 +91,8 @@ class RowsC(OverRowsC):
                 ),
             )
         graph, roots = self.k.graph, self.k.roots
-        if (
-            act is not GIVEN and self.k.bwd and not bwd_reads_x(act)
-            # The argument is not computed then: its inputs may be NULL.
-        ):
+        # The argument is not computed then: its inputs may be NULL.
+        if act is not GIVEN and self.k.bwd and not bwd_reads_x(act):
             graph, roots = inlined(graph, roots, act)
         graph, roots = copy(graph, roots, picks(graph, roots))
         T = self.k.compute

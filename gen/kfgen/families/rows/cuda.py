@@ -61,11 +61,8 @@ class RowsCuda(OverRowsCuda):
             KEEP_SCALE: "keep_scale",
         }
         graph, roots = copy(self.k.graph, self.k.roots, picks(self.k.graph, self.k.roots))
-        again = {
-            name: i
-            for i, name in stored(graph).items()
-            # Read by others as stored: rounding again does not change it.
-        }
+        # Read by others as stored: rounding again does not change it.
+        again = {name: i for i, name in stored(graph).items()}
         whole = {s.name: f"{s.name}_i[0]" for s in self.k.values} | {s: s for s in self.k.integers}
         whole |= {COLUMN: "column", QUERY: "query", COUNT: "g.cols", QUERIES: "(kf_i64)g.queries.d"}
         target = replace(self.rows_target, whole=whole, place="e", near=near)
@@ -108,16 +105,12 @@ class RowsCuda(OverRowsCuda):
         if loads > 2 and self.transcendental:  # values and intermediate results take 128 registers
             return [(4, 256, 256, 256), persistent]
         if loads > 1:
-            most = (
-                384 if size == 2 else 512
-                # Two blocks per SM, with 80 or 64 registers per thread.
-            )
+            # Two blocks per SM, with 80 or 64 registers per thread.
+            most = 384 if size == 2 else 512
             return [(4, most, most, most), persistent]
         if self.transcendental:  # intermediate results take 32 more registers
-            few = (
-                512 if self.last_pass else 32
-                # Without stores nothing is kept: one warp for up to eight vectors.
-            )
+            # Without stores nothing is kept: one warp for up to eight vectors.
+            few = 512 if self.last_pass else 32
             return (
                 [(4, 256, 256, 1024), persistent]
                 if size == 2

@@ -55,10 +55,8 @@ class RowsKernel(OverRowsKernel):
             raise SpecError(
                 self.op.file, f"op.{self.op.pattern}", "expr", problem, "make two ops of it"
             )
-        if (
-            self.group_sums and not self.reductions
-            # All threads of a row must wait at a reduction before results overwrite inputs.
-        ):
+        # All threads of a row must wait at a reduction before results overwrite inputs.
+        if self.group_sums and not self.reductions:
             problem = (
                 'has a gradient for a "group" and a backward that reduces nothing over the row'
             )

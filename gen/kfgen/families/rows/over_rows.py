@@ -14,14 +14,8 @@ from kfgen.names import gradient_of
 from kfgen.passes import copy, picks, program, stored
 from kfgen.words import COUNT, ELEM, KEEP, PER_COUNT, QUERIES, QUERY, ROW, UNIFORM
 
-PER_ROW = (
-    "per_row",
-    "per_plane",
-    "per_query",
-    "per_group",
-    "per_channel",
-    # Kinds of values, one per row.
-)
+# Kinds of values, one per row.
+PER_ROW = ("per_row", "per_plane", "per_query", "per_group", "per_channel")
 LAYOUT_OF = {"channel": "planes", "group": "groups"}  # layout that an operand's kind implies
 
 
@@ -208,10 +202,8 @@ class OverRowsKernel(Kernel):
         self.stores = [s for s in self.outputs if s.kind == "elem"]
         self.results_of_rows = [s for s in self.outputs if s.kind in PER_ROW]
         self.reductions = stages(self.graph, self.roots)
-        self.gathers = (
-            not self.reductions and not self.loads + self.row_loads + self.stores
-            # Nothing is read along a row: one thread per row.
-        )
+        # Nothing is read along a row: one thread per row.
+        self.gathers = not self.reductions and not self.loads + self.row_loads + self.stores
         self._refuse()
         for count in Counter(self.reductions.values()).values():
             if count > limits.REDUCTIONS:

@@ -1,18 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
-// kf/core/embedding_layer_norm/embedding_layer_norm.cuh: the schedules of rows that are gathered from several tables and
-// normalised.
+// kf/core/embedding_layer_norm/embedding_layer_norm.cuh: embeddings of several tables, added up and normalised: CUDA schedules
+// and launches.
 //
-// rows  1 to 8 warps have a row: as many as hold it in their registers, else all of a block, which
-// gather it again in each pass. A backward has as
-//       many blocks as the sizes say, each with every so manyth group of rows, so that a thread has
-//       the same columns of all its rows and the gradients of weights in registers (or in its
-//       block's own row of the workspace); it leaves the rows' gradients in the workspace.
-// runs  then, for each table, its numbers are sorted (index_sort.cuh), and what belongs to a number
-// is cut at every KFI_RUN places: a token that
-//       thousands of rows have is many threads' work. What of a number lies before and behind a cut
-//       is added up first,
-// sum   and then of each row of the table all that there is: a short run itself, or what is left of
-// a long one.
+// Rows kernel: 1 to 8 warps share a row. They hold it in registers if it fits, otherwise each pass
+// gathers the row again with the whole block. Blocks of KFI_GATHER_THREADS threads take groups of
+// rows grid-stride. Backward: the grid size depends only on the shape. A thread has the same
+// columns of all its rows, so it sums the gradients of weights in registers, or in the block's row
+// of the workspace. The rows' gradients are stored in the workspace.
+//
+// Runs kernel: the indices of each table are sorted (index_sort.cuh), and the rows of one index (a
+// run) are cut every KFI_RUN places, so that a frequent token is shared by many threads. This
+// kernel sums the parts of runs on both sides of each cut.
+//
+// Sum kernel: sums each row of a table, directly for a run without a cut, otherwise from the parts.
+// The order of sums is fixed, so results are deterministic.
 #ifndef KF_CORE_EMBEDDING_LAYER_NORM_EMBEDDING_LAYER_NORM_CUH
 #define KF_CORE_EMBEDDING_LAYER_NORM_EMBEDDING_LAYER_NORM_CUH
 
@@ -20,41 +21,40 @@
 
 #define KFI_GATHER_THREADS 256
 #define KFI_GATHER_WARPS (KFI_GATHER_THREADS / 32)
-#ifndef KFI_GATHER_FULL // fewer where an emulation is to have several turns of few rows
-#define KFI_GATHER_FULL(fewer)                                                                     \
-    ((kf_i64)KFI_MAP_SMS *                                                                         \
-     ((fewer) ? 4 : 3)) // blocks of a forward whose rows are a warp's: as many as run at a time
+#ifndef KFI_GATHER_FULL // overridden by an emulation, to have several iterations with few rows
+// Blocks of a forward with a warp per row: as many as fit the device at a time.
+#define KFI_GATHER_FULL(fewer) ((kf_i64)KFI_MAP_SMS * ((fewer) ? 4 : 3))
 #endif
-#define KFI_RUN 64 // places
+#define KFI_RUN 64 // rows
 #define KFI_RUN_AHEAD 4
 #define KFI_RUN_THREADS 128
 
 struct kfi_gathering {
     kf_i64 rows, cols, extent[3]; // extent: rows of each table
-    kf_i64 units;                 // vectors of a row
-    unsigned across;              // threads of a row
-    void *slopes;  // [plane][row][col], the rows' gradients; NULL: nobody wants a table's
-    void *partial; // [sum][part][stride]; NULL: nobody wants a weight's
+    kf_i64 units;                 // vectors per row
+    unsigned across;              // threads per row
+    void *row_grads;              // rows' gradients, [plane][row][col]; NULL: not wanted
+    void *partial;                // [sum][part][stride]; NULL: no weight's gradient is wanted
     kf_i64 parts, stride;
 };
 
 struct kfi_gathered_sums {
-    const void *slopes; // [row][col]
-    void *out;          // the gradient of a table
-    void *parts; // [2][cut][col]: of a number, what lies behind a cut up to the next one, and
-                 // before it
+    const void *row_grads; // [row][col]
+    void *out;             // gradient of the table
+    // [2][cut][col]: sums of a run from a cut to the next one, and before the next one
+    void *parts;
     const void *numbers;
-    const kf_i64 *begin, *ids; // begin NULL: there are no rows
+    const kf_i64 *begin, *ids; // begin: NULL if there are no rows
     kf_i64 rows, cols, below, cuts;
-    kfi_divisor tiles; // of a row
+    kfi_divisor tiles; // per row
     kf_i64 items;
     unsigned across, per_block;
     double beta;
 };
 
 #ifdef KFI_DEVICE_PASS
-// Sums over the threads of a row, the same in all of them: over each warp, then over the warps in
-// their order. All of a block call it.
+// Sums over the threads of a row, returned to all of them: over each warp by shuffles, then
+// over the warps in their order. Called by all threads of the block.
 template <int n, class R> KFI_DEVICE void kfi_gather_reduce(R *v, R *room, unsigned across)
 {
 #pragma unroll
@@ -72,8 +72,8 @@ template <int n, class R> KFI_DEVICE void kfi_gather_reduce(R *v, R *room, unsig
         for (unsigned w = 1; w < warps; ++w) v[i] += room[(first + w) * n + i];
     }
 }
-// Adds rows of [row][cols], from place `begin` to `end` - 1 of ids, in their order. ids NULL: rows
-// are their own places.
+// Adds rows of [row][cols] at places `begin` to `end` - 1 of ids, in this order. ids NULL:
+// places are row indices.
 template <int vec, class R>
 KFI_DEVICE void kfi_gather_add(R *sum, const R *from, const kf_i64 *ids, kf_i64 begin, kf_i64 end,
                                kf_i64 cols)
@@ -91,8 +91,8 @@ KFI_DEVICE void kfi_gather_add(R *sum, const R *from, const kf_i64 *ids, kf_i64 
                 if (i + u < end) sum[e] += v[u][e];
     }
 }
-// What a thread has of an item: one of `rows` rows, or cuts, and the first column of a vector;
-// whether it has any.
+// Coordinates of a thread in an item: one of `rows` rows or cuts, and the first column of a
+// vector. Returns whether it has any.
 template <int vec>
 KFI_DEVICE bool kfi_gathered_mine(const kfi_gathered_sums &s, kf_i64 item, kf_i64 rows, kf_i64 *row,
                                   kf_i64 *col)
@@ -103,7 +103,7 @@ KFI_DEVICE bool kfi_gathered_mine(const kfi_gathered_sums &s, kf_i64 item, kf_i6
     *col = ((item - group * (kf_i64)s.tiles.d) * s.across + lane) * vec;
     return local < s.per_block && *row < rows && *col < s.cols;
 }
-// What counts the vectors of a row: of one in registers there are few.
+// Type that counts the vectors of a row: rows in registers have few.
 template <int held> struct kfi_gather_unit {
     typedef int type;
 };
@@ -128,8 +128,8 @@ KFI_DEVICE void kfi_gather_store(kfi_tag<KF_F64>, void *p, kf_i64 i, double v, d
     KFI_DEVICE void kfi_gather_store(kfi_tag<dtype>, void *p, kf_i64 i, float v, float beta)       \
     {                                                                                              \
         float old[1] = {0};                                                                        \
-        if (beta != 0)                                                                             \
-            kfi_unpack_##word<1>(old, (type *)p + i); /* what is there is read for no other */     \
+        /* Reads the old value only if it is used. */                                              \
+        if (beta != 0) kfi_unpack_##word<1>(old, (type *)p + i);                                   \
         kfi_cast((type *)p + i, beta != 0 ? v + beta * old[0] : v);                                \
     }
 KFI_GATHER_STORE(KF_F16, kf_f16, f16)
@@ -138,7 +138,7 @@ KFI_GATHER_STORE(KF_BF16, kf_bf16, bf16)
 #endif
 
 #ifndef KFI_DRIVER
-// What is left of a number on both sides of each cut: a thread has a vector of it.
+// Sums of a run on both sides of each cut; one thread per vector of columns.
 template <int acc, int number, int vec>
 KFI_KERNEL void KFI_BOUNDS(KFI_RUN_THREADS) kfk_gathered_runs(kfi_gathered_sums s)
 {
@@ -150,15 +150,15 @@ KFI_KERNEL void KFI_BOUNDS(KFI_RUN_THREADS) kfk_gathered_runs(kfi_gathered_sums 
         if (!kfi_gathered_mine<vec>(s, item, s.cuts, &cut, &col)) continue;
         const kf_i64 first = cut * KFI_RUN,
                      behind = first + KFI_RUN < s.rows ? first + KFI_RUN : s.rows;
-        const type *const from = (const type *)s.slopes + col;
+        const type *const from = (const type *)s.row_grads + col;
 #pragma unroll
-        for (int side = 0; side < 2; ++side) { // the number of the first place, and of the last one
+        for (int side = 0; side < 2; ++side) { // the index at the first place, and at the last one
             const kf_i64 v =
                 kfi_number(kfi_tag<number>(), s.numbers, s.ids[side ? behind - 1 : first]);
             if (v < 0 || v >= s.below) continue;
             const kf_i64 begin = s.begin[v], end = s.begin[v + 1];
             if (begin == end || (side ? begin < first || end <= behind : begin >= first))
-                continue; // skipped, or not cut on this side
+                continue; // padding, or not cut on this side
             type sum[vec] = {};
             kfi_gather_add<vec>(sum, from, s.ids, begin > first ? begin : first,
                                 end < behind ? end : behind, s.cols);
@@ -180,7 +180,7 @@ KFI_KERNEL void KFI_BOUNDS(KFI_RUN_THREADS) kfk_gathered_sum(kfi_gathered_sums s
         const kf_i64 cut = begin / KFI_RUN, last = (end - 1) / KFI_RUN;
         type sum[vec] = {};
         if (end <= begin || cut == last) {
-            kfi_gather_add<vec>(sum, (const type *)s.slopes + col, s.ids, begin, end, s.cols);
+            kfi_gather_add<vec>(sum, (const type *)s.row_grads + col, s.ids, begin, end, s.cols);
         } else {
             const type *const parts = (const type *)s.parts + col;
             kfi_gather_add<vec>(sum, parts, nullptr, s.cuts + cut, s.cuts + cut + 1, s.cols);
@@ -200,13 +200,14 @@ KFI_KERNEL void KFI_BOUNDS(KFI_RUN_THREADS) kfk_gathered_sum(kfi_gathered_sums s
 struct kfi_gather_op {
     kfi_name name;
     kfi_arguments arguments;
-    const char *elements;       // of each tensor, as core/embedding_layer_norm/gather_check.h reads it
-    const void *const *kernels; // rows: {vector, held, a warp}, {vector, held}, {vector, 0}, {1,
-                                // 0}, forward {vector, held - 1, a warp}; count, scan, scatter,
-                                // bounds; runs: {vector}, {1}; sum: {vector}, {1}
-    int vec, held, acc_size, planes, sums; // held: vectors of a thread in registers
+    const char *elements; // sizes of the tensors, one code each (core/embedding_layer_norm/gather_check.h)
+    // Rows: {vector, held, a warp}, {vector, held}, {vector, 0}, {1, 0}; forward: {vector,
+    // held - 1, a warp}, backward: count, scan, scatter, bounds; runs: {vector}, {1}; sum:
+    // {vector}, {1}.
+    const void *const *kernels;
+    int vec, held, acc_size, planes, sums; // held: vectors per thread in registers
 };
-// Of a backward: of each table what is asked of it.
+// Backward: parameters of each table's gradient.
 struct kfi_gather_tables {
     const void *numbers[KFI_GATHERED];
     void *out[KFI_GATHERED]; // NULL: not wanted
@@ -214,14 +215,15 @@ struct kfi_gather_tables {
     int plane[KFI_GATHERED];
     double beta;
 };
-// Blocks that add up weights' gradients: as many as there is work for, two an SM.
+// Number of blocks that sum the gradients of weights: by the amount of work, at most two per
+// SM.
 KF_FN KFI_SMALL kf_i64 kfi_gathering_parts(kf_i64 rows, kf_i64 cols)
 {
     return kfi_clamp(rows * cols / 8192, 1, KFI_MAP_SMS * 2);
 }
 KF_FN KFI_SMALL kf_i64 kfi_gathering_stride(kf_i64 cols) { return kfi_ceil(cols, 4) * 4; }
-// Bytes of each part of the workspace: the rows' gradients, what lies beside cuts, weights' sums,
-// the sort.
+// Bytes of each part of the workspace: the rows' gradients, the sums at cuts, the sums of
+// weights, the sort.
 KF_FN KFI_SMALL void kfi_gathering_layout(size_t *bytes, const kf_i64 *sizes, int planes, int sums,
                                           int acc_size)
 {
@@ -240,13 +242,13 @@ KF_FN KFI_SMALL size_t kfi_gathering_workspace(kf_i64 rows, kf_i64 cols, kf_i64 
 {
     const kf_i64 sizes[] = {rows, cols, vocab, positions, types};
     for (int i = 0; i < 5; ++i)
-        if (!kfi_fits(sizes[i], cols, 1)) return 0; // a call refuses them
+        if (!kfi_fits(sizes[i], cols, 1)) return 0; // the launcher reports it
     if (cols == 0) return 0;
     size_t bytes[4];
     kfi_gathering_layout(bytes, sizes, planes, sums, acc_size);
     return bytes[0] + bytes[1] + bytes[2] + bytes[3];
 }
-// Launches the kernel of the rows.
+// Launches the rows kernel.
 KF_FN kf_result_t kfi_gathering_rows(const kfi_gather_op &m, const kfi_operands &operands, bool bwd,
                                      kfi_gathering *g, void **args, cudaStream_t stream)
 {
@@ -259,10 +261,8 @@ KF_FN kf_result_t kfi_gathering_rows(const kfi_gather_op &m, const kfi_operands 
     const bool fewer = !bwd && held && g->units <= 32 * (m.held - 1);
     const kf_i64 groups = kfi_ceil(g->rows, KFI_GATHER_THREADS / g->across),
                  full = held && warps == 1 ? KFI_GATHER_FULL(fewer) : groups;
-    const kf_i64 blocks = bwd ? g->parts
-                          : groups < full
-                              ? groups
-                              : full; // a turn ahead they have the numbers of their next rows
+    // Blocks of a forward that take several groups prefetch the indices one iteration ahead.
+    const kf_i64 blocks = bwd ? g->parts : groups < full ? groups : full;
     if (groups > 0x7fffffff)
         return kfi_fail(KF_ERROR_UNSUPPORTED, &m.name, "launch",
                         "of %lld rows needs more blocks than a launch may have",
@@ -286,14 +286,14 @@ KF_FN kf_result_t kfi_gathering_run(const kfi_gather_op &m, const kf_i64 *sizes,
     for (int i = 0; i < KFI_GATHERED; ++i) g->extent[i] = sizes[2 + i];
     return kfi_gathering_rows(m, operands, false, g, args, stream);
 }
-// The gradient of one table, of the rows' gradients.
+// Sums the gradient of one table from the rows' gradients.
 KF_FN kf_result_t kfi_gathering_table(const kfi_gather_op &m, const kfi_gather_tables &t, int i,
-                                      const kf_i64 *sizes, bool vectors, char *slopes, char *parts,
-                                      void *sort, cudaStream_t stream)
+                                      const kf_i64 *sizes, bool vectors, char *row_grads,
+                                      char *parts, void *sort, cudaStream_t stream)
 {
     const kf_i64 rows = sizes[0], cols = sizes[1];
     kf_result_t result = KF_SUCCESS;
-    kfi_gathered_sums s = {slopes + t.plane[i] * rows * cols * m.acc_size,
+    kfi_gathered_sums s = {row_grads + t.plane[i] * rows * cols * m.acc_size,
                            t.out[i],
                            parts,
                            t.numbers[i],
@@ -352,14 +352,14 @@ KF_FN kf_result_t kfi_gathering_sum_run(const kfi_gather_op &m, const kf_i64 *si
     if (result != KF_SUCCESS) return result;
     size_t bytes[4];
     kfi_gathering_layout(bytes, sizes, m.planes, m.sums, m.acc_size);
-    char *const slopes = (char *)workspace, *const parts = slopes + bytes[0],
+    char *const row_grads = (char *)workspace, *const parts = row_grads + bytes[0],
                 *const partial = parts + bytes[1];
     const bool wanted = kfi_sums_wanted(s, nullptr, m.sums),
                vectors = operands.bits % 16 == 0 && sizes[1] % m.vec == 0;
     g->rows = sizes[0];
     g->cols = sizes[1];
     for (int i = 0; i < KFI_GATHERED; ++i) g->extent[i] = sizes[2 + i];
-    g->slopes = tables ? slopes : nullptr;
+    g->row_grads = tables ? row_grads : nullptr;
     g->partial = wanted ? partial : nullptr;
     g->parts = kfi_gathering_parts(g->rows, g->cols);
     g->stride = kfi_gathering_stride(g->cols);
@@ -375,8 +375,8 @@ KF_FN kf_result_t kfi_gathering_sum_run(const kfi_gather_op &m, const kf_i64 *si
     }
     for (int i = 0; result == KF_SUCCESS && i < KFI_GATHERED; ++i)
         if (t.out[i])
-            result = kfi_gathering_table(m, t, i, sizes, vectors, slopes, parts, partial + bytes[2],
-                                         stream);
+            result = kfi_gathering_table(m, t, i, sizes, vectors, row_grads, parts,
+                                         partial + bytes[2], stream);
     return result;
 }
 #endif

@@ -1,7 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* kf/core/embedding_layer_norm/embedding_layer_norm.h: rows that are gathered from several tables and normalised, in C. A
-   backward leaves the rows' gradients in the workspace, and the gradients of weights, added up over
-   the rows of a block; then each table's is added up as that of a lookup (core/embedding/embedding.h). */
+/* kf/core/embedding_layer_norm/embedding_layer_norm.h: embeddings of several tables, added up and normalised, on the CPU.
+
+   Forward: threads share blocks of rows; each pass over a row processes parts of it. Backward: a
+   first step stores the rows' gradients in the workspace and sums the gradients of weights per
+   block of rows. Then each table's gradient is summed like that of an embedding (core/embedding/embedding.h).
+   Partitions depend on the shape only, so results do not depend on the number of threads. */
 #ifndef KF_CORE_EMBEDDING_LAYER_NORM_EMBEDDING_LAYER_NORM_H
 #define KF_CORE_EMBEDDING_LAYER_NORM_EMBEDDING_LAYER_NORM_H
 
@@ -13,29 +16,29 @@
 
 KFI_C_BEGIN
 
-#define KFI_GATHER_HELD                                                                            \
-    1024 /* columns of a row that is gathered once; a longer one is in each pass */
+/* Maximum columns of a row that is gathered once; longer rows are gathered again in each pass. */
+#define KFI_GATHER_HELD 1024
 
 typedef struct kfi_cpu_gathering {
     kfi_name name;
     kfi_arguments arguments;
-    const char *element_codes; /* of each tensor, as core/embedding_layer_norm/gather_check.h reads it */
-    const void *const *from;   /* the inputs */
-    void *const *to;           /* the outputs */
+    const char *element_codes; /* sizes of the tensors, one code each (core/embedding_layer_norm/gather_check.h) */
+    const void *const *from;   /* inputs */
+    void *const *to;           /* outputs */
     const void *numbers[KFI_GATHERED];
-    int number_size, size, acc_size, planes,
-        bwd; /* bytes of a number, of an element, of what is added up */
-    /* A row. at: its rows of the tables; NULL: some number is outside. slopes, sums: of a backward;
-     * NULL: not wanted */
-    void (*row)(const struct kfi_cpu_gathering *m, kf_i64 row, const kf_i64 *at, char *slopes,
+    int number_size, size, acc_size; /* bytes of an index, of an element, of an accumulator */
+    int planes, bwd;                 /* number of row gradients; whether it is a backward */
+    /* Processes a row. at: its row index in each table; NULL: an index is out of range. row_grads,
+       sums: in a backward; NULL: not wanted. */
+    void (*row)(const struct kfi_cpu_gathering *m, kf_i64 row, const kf_i64 *at, char *row_grads,
                 char *const *sums);
     const void *scalars;
     kf_i64 sizes[2 + KFI_GATHERED], rows, cols,
         per_block;    /* sizes: rows, cols, rows of each table */
-    char *slopes;     /* [plane][row][col] */
-    kfi_cpu_map sums; /* of weights' gradients */
-    /* of a backward: of each table its gradient, the number that has none, and which of a row's
-     * gradients is its own */
+    char *row_grads;  /* [plane][row][col] */
+    kfi_cpu_map sums; /* sums of the gradients of weights */
+    /* Backward, per table: its gradient, the index without gradient (padding), and which row
+       gradient is the table's. */
     void *out[KFI_GATHERED];
     kf_i64 skipped[KFI_GATHERED];
     int plane[KFI_GATHERED];
@@ -44,7 +47,8 @@ typedef struct kfi_cpu_gathering {
     void (*store)(void *to, const void *sums, double beta, int count);
 } kfi_cpu_gathering;
 
-/* Of a row from a column on, as what is computed with; zeros behind it, up to whole vectors. */
+/* Number of elements rounded up to whole SIMD vectors. Loads convert `count` elements from a column
+   on and fill up with zeros; saves convert back. */
 KFI_HOST int kfi_gather_whole(kf_i64 count)
 {
     return (int)(count + KFI_SIMD - 1) / KFI_SIMD * KFI_SIMD;
@@ -81,8 +85,8 @@ KFI_GATHER_WIDENED(bf16, kf_bf16)
 #undef KFI_GATHER_SAME
 #undef KFI_GATHER_WIDENED
 
-/* Terms behind each other: `count` of KFI_SIMD are added to the sums of a vector's places, and
- * those to one; or a part of a row to a part of sums. */
+/* Adds up to KFI_SIMD terms to the accumulators of a vector; folds these to one value; adds a part
+   of a row to a part of sums. */
 #define KFI_GATHER_SUMS(word, type)                                                                \
     KFI_INLINE void kfi_gather_add_##word(type *sums, const type *terms, int count)                \
     {                                                                                              \
@@ -126,21 +130,22 @@ KFI_HOST void kfi_gather_rows(void *context, kf_i64 block)
                                         : ((const int32_t *)m->numbers[i])[row];
             inside = inside && at[i] >= 0 && at[i] < m->sizes[2 + i];
         }
-        char *const slopes = m->slopes ? m->slopes + row * m->cols * m->acc_size : NULL;
+        char *const row_grads = m->row_grads ? m->row_grads + row * m->cols * m->acc_size : NULL;
         if (inside || !m->bwd)
-            m->row(m, row, inside ? at : NULL, slopes, sums);
+            m->row(m, row, inside ? at : NULL, row_grads, sums);
         else
-            for (int p = 0; slopes && p < m->planes; ++p)
-                memset(slopes + (size_t)(p * m->rows) * bytes, 0, bytes);
+            for (int p = 0; row_grads && p < m->planes; ++p)
+                memset(row_grads + (size_t)(p * m->rows) * bytes, 0, bytes);
     }
 }
 
-/* Parts of the rows that leave sums of their own: so many, whatever the threads. */
+/* Number of row blocks with their own partial sums; independent of the number of threads. */
 KFI_HOST kf_i64 kfi_gathering_blocks(kf_i64 rows, kf_i64 cols)
 {
     return kfi_blocks_of(rows, rows * cols);
 }
-/* Bytes of each part of the workspace: the rows' gradients, weights' sums, sorted numbers. */
+/* Bytes of each part of the workspace: the rows' gradients, the sums of weights, the sorted
+   indices. */
 KFI_HOST void kfi_cpu_gathering_layout(size_t *bytes, const kf_i64 *sizes, int planes, int sums,
                                        int acc_size)
 {
@@ -158,13 +163,14 @@ KFI_HOST size_t kfi_cpu_gathering_workspace(kf_i64 rows, kf_i64 cols, kf_i64 voc
     const kf_i64 sizes[] = {rows, cols, vocab, positions, types};
     size_t bytes[3];
     for (int i = 0; i < 2 + KFI_GATHERED; ++i)
-        if (!kfi_fits(sizes[i], cols, 1)) return 0; /* a call refuses them */
+        if (!kfi_fits(sizes[i], cols, 1)) return 0; /* the launcher reports it */
     if (cols == 0) return 0;
     kfi_cpu_gathering_layout(bytes, sizes, planes, sums, acc_size);
     return bytes[0] + bytes[1] + bytes[2];
 }
 
-/* The gradient of table i, of the rows' gradients. sorted: room for the places of its numbers. */
+/* Sums the gradient of table i from the rows' gradients. sorted: workspace for its sorted indices.
+ */
 KFI_HOST void kfi_gather_table(const kfi_cpu_gathering *m, int i, char *sorted)
 {
     kfi_cpu_lookup t;
@@ -173,7 +179,7 @@ KFI_HOST void kfi_gather_table(const kfi_cpu_gathering *m, int i, char *sorted)
     t.number_size = m->number_size;
     t.size = m->size;
     t.given_size = m->acc_size;
-    t.dout = m->slopes + m->plane[i] * m->rows * m->cols * m->acc_size;
+    t.dout = m->row_grads + m->plane[i] * m->rows * m->cols * m->acc_size;
     t.to = m->out[i];
     t.part = m->part;
     t.store = m->store;
@@ -210,7 +216,7 @@ KFI_HOST kf_result_t kfi_cpu_gathering_run(kfi_cpu_gathering *m, void *workspace
     if (result != KF_SUCCESS) return result;
     kfi_cpu_gathering_layout(bytes, m->sizes, m->planes, s->sums, m->acc_size);
     for (int i = 0; i < KFI_GATHERED; ++i)
-        if (m->out[i]) m->slopes = (char *)workspace;
+        if (m->out[i]) m->row_grads = (char *)workspace;
     s->partial = (char *)workspace + bytes[0];
     s->acc_size = m->acc_size;
     s->cols = m->cols;

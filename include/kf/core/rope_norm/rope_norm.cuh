@@ -1,13 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-// kf/core/rope_norm/rope_norm.cuh: the schedule of heads that are normalised and turned. 1 to 32
-// neighbouring threads of a warp have a head, add up by shuffles, and read it once where each has a
-// vector of either side; where it takes more, once a pass. A block has heads of the first tensor,
-// then of the other one.
+// kf/core/rope_norm/rope_norm.cuh: heads that are normalised and rotated (rope): CUDA schedule and
+// launches.
 //
-// Forward: a block has a group of heads of either. Backward: as many blocks as the sizes say, each
-// with every so manyth group of heads, so that a thread has the same elements of all its heads, and
-// the gradient of their weights in registers, or, where they take more, in its own row of the
-// workspace; then a second kernel adds up what the blocks have left.
+// 1 to 32 adjacent lanes of a warp share a head and reduce by shuffles. They read the head once if
+// each lane has one vector per side, otherwise once per pass. A block processes heads of the first
+// tensor, then of the second one.
+//
+// Forward: one group of heads of each tensor per block. Backward: the grid size depends only on the
+// shape, and blocks take groups of heads grid-stride. A thread has the same elements of all its
+// heads, so it sums the gradient of their weight in registers, or in its own row of the workspace
+// if a head needs several vectors. A second kernel adds up the partial sums of the blocks.
 #ifndef KF_CORE_ROPE_NORM_ROPE_NORM_CUH
 #define KF_CORE_ROPE_NORM_ROPE_NORM_CUH
 
@@ -15,22 +17,21 @@
 
 #define KFI_HEAD_THREADS 256
 #define KFI_HEAD_LANES 32
-#define KFI_HEAD_PARTS                                                                             \
-    (KFI_HEAD_THREADS /                                                                            \
-     KFI_HEAD_LANES) // rows of the workspace of a block whose threads have no sums in registers
+// Rows of the workspace per block whose threads have no sums in registers.
+#define KFI_HEAD_PARTS (KFI_HEAD_THREADS / KFI_HEAD_LANES)
 
 struct kfi_heads {
-    kf_i64 all[2];        // heads of all rows, of either tensor
-    kfi_divisor heads[2]; // of a row
+    kf_i64 all[2];        // heads of all rows, per tensor
+    kfi_divisor heads[2]; // per row
     kf_i64 dim, pairs, positions;
-    kf_i64 units;    // of a head: vectors of pairs, and of what lies behind them
-    unsigned across; // threads of a head: 1, 2, ... 32
-    void *partial;   // [tensor][part][stride]; NULL: nobody wants a weight's gradient
+    kf_i64 units;    // per head: vectors of pairs and of the elements after them
+    unsigned across; // threads per head: 1, 2, ... 32
+    void *partial;   // [tensor][part][stride]; NULL: no weight's gradient is wanted
     kf_i64 parts, stride;
 };
 
 #ifdef KFI_DEVICE_PASS
-// The sum over the threads of a head, the same in all of them.
+// Sum over the threads of a head, returned to all of them.
 template <class R> KFI_DEVICE R kfi_head_sum(R v, unsigned across)
 {
     for (unsigned by = across / 2; by > 0; by /= 2) v += __shfl_xor_sync(0xffffffffu, v, (int)by);
@@ -44,11 +45,11 @@ template <class R> KFI_DEVICE R kfi_head_sum(R v, unsigned across)
 struct kfi_normed {
     kfi_name name;
     kfi_arguments arguments;
-    const char *elements;       // of each tensor, as core/rope/check.h reads it
+    const char *elements;       // sizes of the tensors, one code each (core/rope/check.h)
     const void *const *kernels; // {vector, once}, {vector}, {1, once}, {1}
     int vec, acc_size;
 };
-// Blocks that add up a weight's gradient: as many as there is work for, two an SM.
+// Number of blocks that sum a weight's gradient: by the amount of work, at most two per SM.
 KF_FN KFI_SMALL kf_i64 kfi_head_parts(kf_i64 rows, kf_i64 heads, kf_i64 dim)
 {
     return KFI_HEAD_PARTS * kfi_clamp(rows * heads * dim / (KFI_HEAD_PARTS * 4096), 1,

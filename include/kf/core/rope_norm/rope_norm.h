@@ -1,7 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* kf/core/rope_norm/rope_norm.h: heads that are normalised and turned, in C: each pass over a head some of
-   its pairs at a time, put side by side first, and then some of what lies behind them. Gradients of
-   weights are added up over the rows of a block, in the workspace, and then over the blocks. */
+/* kf/core/rope_norm/rope_norm.h: heads that are normalised and rotated (rope), on the CPU.
+
+   Each pass over a head processes some of its pairs at a time, copied to contiguous storage, and
+   then the elements after the pairs. Gradients of weights are summed per block of rows in the
+   workspace, then over the blocks. Partitions depend on the shape only. */
 #ifndef KF_CORE_ROPE_NORM_ROPE_NORM_H
 #define KF_CORE_ROPE_NORM_ROPE_NORM_H
 
@@ -15,16 +17,17 @@ KFI_C_BEGIN
 typedef struct kfi_cpu_heads {
     kfi_name name;
     kfi_arguments arguments;
-    const char *element_codes; /* of each tensor, as core/rope/check.h reads it */
+    const char *element_codes; /* sizes of the tensors, one code each (core/rope/check.h) */
     const void *numbers;
-    int number_size, size, acc_size; /* bytes of a position, of an element, of what is added up */
-    int beside;                      /* whether the elements of a pair lie side by side */
+    int number_size, size, acc_size; /* bytes of a position, of an element, of an accumulator */
+    int beside;                      /* the elements of a pair are adjacent */
     const void *heads[2], *scales[2], *given[2],
-        *tables[KFI_PAIR_TABLES]; /* of both tensors; given: the gradients of the results */
-    void *to[2];                  /* NULL: not wanted */
-    void *const *sum_outputs;     /* the gradients of both weights; NULL in a forward */
+        /* Both tensors each; given: gradients of the outputs. */
+        *tables[KFI_PAIR_TABLES];
+    void *to[2];              /* NULL: not wanted */
+    void *const *sum_outputs; /* gradients of both weights; NULL in a forward */
     const kfi_sum_writer *stores;
-    /* partial: of the gradient of the head's weight; NULL: not wanted */
+    /* Processes a head. partial: sums of the gradient of the head's weight; NULL: not wanted. */
     void (*head)(const struct kfi_cpu_heads *m, int tensor, kf_i64 head, kf_i64 position,
                  void *partial);
     const void *scalars;
@@ -32,14 +35,14 @@ typedef struct kfi_cpu_heads {
     kfi_cpu_map *sums;
 } kfi_cpu_heads;
 
-/* Some pairs of a head, or some elements behind them. */
+/* Some pairs of a head, or some elements after the pairs. */
 typedef struct {
-    kf_i64 at;       /* the first one's number, pairs first */
-    kf_i64 first[2]; /* the first element of either side */
+    kf_i64 at;       /* index of the first one; pairs come first */
+    kf_i64 first[2]; /* first element of each side */
     int count, sides, step;
 } kfi_head_part;
 
-/* The next part of a head, the first one of {0}; 0 behind the last one. */
+/* Advances to the next part of a head, beginning with {0}. Returns 0 past the last one. */
 KFI_HOST int kfi_head_next(const kfi_cpu_heads *m, kfi_head_part *p)
 {
     p->at += p->count;
@@ -57,8 +60,8 @@ KFI_HOST int kfi_head_whole(const kfi_head_part *p)
     return (p->count + KFI_SIMD - 1) / KFI_SIMD * KFI_SIMD;
 }
 
-/* A side of a part, or of the tables what the part's pairs have, as what is computed with; zeros
- * behind it, up to whole vectors. */
+/* Loads one side of a part, or the part's values of a table, converted; fills up to whole SIMD
+   vectors with zeros. Saves convert back. */
 #define KFI_HEAD_SAME(word, type)                                                                  \
     KFI_HOST void kfi_head_load_##word(const kfi_head_part *p, const void *from, int step,         \
                                        type *to)                                                   \
@@ -93,8 +96,7 @@ KFI_HEAD_WIDENED(bf16, kf_bf16)
 #undef KFI_HEAD_SAME
 #undef KFI_HEAD_WIDENED
 
-/* Adds terms to the sums of a side's elements; the sum of what the elements of a vector have added
- * up. */
+/* Adds terms to the sums of a side's elements; folds the accumulators of a vector to one value. */
 #define KFI_HEAD_SUMS(word, type)                                                                  \
     KFI_HOST void kfi_head_add_##word(const kfi_head_part *p, int side, type *sums,                \
                                       const type *terms)                                           \
@@ -132,7 +134,7 @@ KFI_HOST void kfi_heads_rows(void *context, kf_i64 block)
     }
 }
 
-/* Parts of the rows that leave sums of their own: so many, whatever the threads. */
+/* Number of row blocks with their own partial sums; independent of the number of threads. */
 KFI_HOST kf_i64 kfi_heads_blocks(kf_i64 rows, kf_i64 all, kf_i64 dim)
 {
     return kfi_blocks_of(rows, rows * all * dim);
