@@ -10,7 +10,7 @@ import json
 import math
 import pathlib
 
-import report
+import filed
 
 FOLDER = pathlib.Path(__file__).resolve().parents[1] / "docs/img"
 DRAWING = 2  # counted up when the same data are to be drawn in another way
@@ -37,7 +37,7 @@ def direction(row):
 def by_length(which, *ops):
     """{op: {(dtype, bwd): [[row length or shape, percent of a copy], ...]}}; an op may be "op, NHWC"."""
     found = {op: {} for op in ops}
-    for r in report.load(which)["rows"]:
+    for r in filed.load(which)["rows"]:
         op = r["op"].replace("_{act}", "") + (f", {r['variant']}" if r["variant"] else "")
         if op in found:
             found[op].setdefault(f"{r['dtypes'][0]} {direction(r)}", []).append(
@@ -87,7 +87,7 @@ def rows_cpu():
 def against(which, peers, select, title):
     """{panel: [[function, {peer: [ratio, half its spread or None]}], ...]}, the worst ratio first."""
     panels = {}
-    for r in report.load(which)["rows"]:
+    for r in filed.load(which)["rows"]:
         ratios = {p: [round(r["speedup"][p], 3), spread(r, p)] for p in peers if p in r["speedup"]}
         if ratios and select(r):
             panels.setdefault(title(r), []).append(
@@ -139,7 +139,7 @@ def small_rows():
 def sorted_shares(which, value, title):
     """{panel: {series: values, sorted}}"""
     panels = {}
-    for r in report.load(which)["rows"]:
+    for r in filed.load(which)["rows"]:
         for series, v in value(r):
             panels.setdefault(title(r), {}).setdefault(series, []).append(round(v, 2))
     return {

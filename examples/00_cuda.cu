@@ -13,9 +13,11 @@ int main()
         return 1;
     const float one = 1;
     if (cudaMemcpy(bias, &one, sizeof one, cudaMemcpyHostToDevice)) return 1;
+    /* [readme] */
     const cudaStream_t stream = 0; // x = gelu(x + bias), in place: one pass over memory
     if (kf_bias_gelu_f32(x, bias, x, rows, cols, stream) != KF_SUCCESS)
         return std::puts(kf_get_last_error_detail()), 1;
+    /* [readme] */
     if (cudaMemcpy(&first, x, sizeof first, cudaMemcpyDeviceToHost)) return 1; // waits
     std::printf("gelu(0 + 1) = %.4f\n", (double)first);
 }

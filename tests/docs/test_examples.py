@@ -27,7 +27,7 @@ LAUNCHED = [  # by 07_nvrtc.cpp: kernels as their cubins name them, blocks and t
     "_Z18kfk_layer_norm_f32ILi7ELi4ELi1EE 512 1 64",
     "_Z11kfk_sum_f32ILi0ELi1EE 32 1 256",
 ]
-SAID = {
+OUTPUTS = {
     "00_cpu.c": "-0.1587 0.8413 0.0000 1.9545 3.9999 2.9960\n",
     "00_backward.c": "dbias 1.0019 2.0838 1.5119\n",
     "08_tensors.c": "2 6 0 0 4 8\n",
@@ -102,10 +102,10 @@ def test_c(name, compiler, prefix, tmp_path):
         tmp_path / "example",
         "-lm",
     )
-    said = run(tmp_path / "example").stdout
-    assert said.endswith("\n"), "an example says what it found"
-    if name in SAID:
-        assert said == SAID[name]
+    printed = run(tmp_path / "example").stdout
+    assert printed.endswith("\n"), "an example says what it found"
+    if name in OUTPUTS:
+        assert printed == OUTPUTS[name]
 
 
 def test_demo(prefix, tmp_path):
@@ -245,3 +245,14 @@ def test_an_example_is_short_and_says_how_it_is_compiled(path):
         assert "pip install" in text
     else:
         assert f"{path.name} -o {path.stem}" in text.split("#include")[0]
+
+
+def test_readme_shows_what_the_examples_print():
+    """test_c runs the C program, test_pip the Python one, test_cuda on a GPU the CUDA one."""
+    text = (ROOT / "README.md").read_text()
+    shown = {
+        name: output
+        for output, name in re.findall(r"`([^`]*)`<!-- output: examples/(\S+) -->", text)
+    }
+    assert set(shown) == set(re.findall(r"<!-- file: examples/(\S+) -->", text))
+    assert shown["00_cpu.c"] + "\n" == OUTPUTS["00_cpu.c"]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is published of the filed measurements: nothing that holds a peer's time on the host."""
+"""Checks of the published measurements: no ratio includes a peer's time on the host."""
 
 import json
 import sys
@@ -9,15 +9,17 @@ from conftest import ROOT
 
 sys.path.append(str(ROOT / "bench"))
 import charts  # noqa: E402
-import report  # noqa: E402
+import filed  # noqa: E402
+import set_pages  # noqa: E402
 import store  # noqa: E402
+import tables  # noqa: E402
 
 GPU = sorted(p.relative_to(ROOT).as_posix() for p in (ROOT / "bench/results/h200").glob("*.json"))
-LAUNCHED_AT_ONCE = {"cub"}  # a peer without a framework's code between call and launch
+LAUNCHED_AT_ONCE = {"cub"}  # no framework between call and launch
 
 
 def how_timed(row, peer):
-    """As the file says: in a graph, behind a full queue ("events" of elementwise results), behind a waiting kernel; or otherwise."""
+    """Returns "graph", "events" (behind a full queue), "queued" (behind a waiting kernel), or None."""
     how = row["times"][peer].get("how", "")
     return (
         how
@@ -30,7 +32,7 @@ def how_timed(row, peer):
 
 @pytest.mark.parametrize("file", GPU)
 def test_a_ratio_is_published_only_if_no_host_time_is_in_it(file):
-    """An event on an idle GPU and a few calls behind it time the peer's Python: such a file withdraws the peer, and its table has no ratio of it."""
+    """A file timed by an event on an idle GPU includes the peer's Python, so it withdraws the peer."""
     data = json.loads((ROOT / file).read_text())
     for row in data["rows"]:
         for peer in set(row.get("speedup", ())) - set(data.get("withdrawn", ())) - LAUNCHED_AT_ONCE:
@@ -49,15 +51,15 @@ def test_withdrawn_peers_are_left_out(file):
     )
     left = {peer for row in data["rows"] for peer in row["speedup"]} - set(data["withdrawn"])
     for peer, why in data["withdrawn"].items():
-        assert f"**Ratios to {report.PEERS[peer]} are withdrawn**: {why}." in report.about(which)
-        assert report.PEERS[peer] not in report.peers(which) + report.losses(which) + report.every(
+        assert f"**Ratios to {filed.PEERS[peer]} are withdrawn**: {why}." in tables.about(which)
+        assert filed.PEERS[peer] not in tables.peers(which) + tables.losses(which) + tables.every(
             which
         )
-    assert {peer for row in report.load(which)["rows"] for peer in row["speedup"]} == left
+    assert {peer for row in filed.load(which)["rows"] for peer in row["speedup"]} == left
 
 
 def test_the_charts_are_those_of_the_filed_results():
-    """By a hash of what they show: python3 bench/report.py draws them again."""
+    """Compares a hash of their data; python3 bench/report.py draws them again."""
     assert charts.stale() == []
     assert {p.stem for p in charts.FOLDER.iterdir()} == set(charts.CHARTS)
     page = (ROOT / "docs/performance.md").read_text()
@@ -65,10 +67,10 @@ def test_the_charts_are_those_of_the_filed_results():
 
 
 def test_a_chart_of_other_data_is_stale(monkeypatch):
-    """One figure of one file differs."""
-    data = json.loads(json.dumps(report.load("h200/rows")))
+    """Changes one figure of one file."""
+    data = json.loads(json.dumps(filed.load("h200/rows")))
     data["rows"][0]["percent_of_copy"] += 1
-    monkeypatch.setattr(report, "load", lambda which: data)
+    monkeypatch.setattr(filed, "load", lambda which: data)
     monkeypatch.setattr(
         charts, "CHARTS", {"softmax": lambda: charts.by_length("h200/rows", "cross_entropy")}
     )
@@ -78,7 +80,7 @@ def test_a_chart_of_other_data_is_stale(monkeypatch):
 
 
 def test_results_are_filed_with_as_many_digits_as_mean_something(tmp_path):
-    """Nothing is lost, and every filed result was written so."""
+    """Rounds to four significant digits, and every filed result was written that way."""
     times = {"us": 3442.792001806083, "iqr_us": 1.23456789e-07, "samples": 12345678}
     store.write(
         tmp_path / "made.json",
@@ -99,3 +101,17 @@ def test_results_are_filed_with_as_many_digits_as_mean_something(tmp_path):
     for path in filed:
         data = json.loads(path.read_text())
         assert store.rounded(data) == data, path
+
+
+def test_every_filed_set_has_a_page():
+    """A run of the driver on the H200 or the CPU is published by a page of its own."""
+    left = {"cpu/products", "cpu/python"}  # quoted in bench/NOTES alone
+    files = {
+        p.relative_to(filed.RESULTS).with_suffix("").as_posix()
+        for folder in ("h200", "cpu")
+        for p in (filed.RESULTS / folder).glob("*.json")
+    }
+    assert files - left == set(set_pages.SETS)
+    index = (ROOT / "docs/performance.md").read_text()
+    names = [p.name for p in set_pages.pages()]
+    assert [name for name in names if f"(performance/{name})" not in index] == []
