@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The code that docs/hacking.md, nvrtc.md and contributing.md quote stands in the files that they name; hacking.md's
-map of files misses none of the generator's and core's."""
+"""Checks docs/hacking.md: quoted code stands in the named files (also of nvrtc.md and
+contributing.md), the tree names every folder, and every named identifier exists."""
 
 import re
 
@@ -37,33 +37,29 @@ def test_quotes(include):
         assert squeezed(text) in squeezed(source), f"{where} no longer has:\n{text}"
 
 
-def test_the_map_is_whole():
-    names = [
-        p.relative_to(ROOT / folder).as_posix()
-        for folder, pattern in (("gen/kfgen", "*.py"), ("include/kf/core", "**/*.*h"))
-        for p in (ROOT / folder).glob(pattern)
-        if not p.name.startswith("__")
-    ]
-    assert [n for n in names if n not in PAGE] == []
+def test_the_tree_is_whole():
+    """The tree names every folder of code; a family's own folders stand for all families'."""
+    tree = PAGE.split("## Where things are")[1].split("\n## ")[0]
+    own = {f.name for f in families.FAMILIES.values()} | {"<family>", "build", "__pycache__"}
     folders = [
         p.name
-        for folder in ("", "tests", "templates", "gen")
-        for p in (ROOT / folder).iterdir()
-        if p.is_dir()
+        for parent in (
+            "",
+            "gen",
+            "gen/kfgen",
+            "include/kf",
+            "include/kf/core",
+            "templates",
+            "tests",
+        )
+        for p in (ROOT / parent).iterdir()
+        if p.is_dir() and not p.name.startswith((".", "build")) and "egg-info" not in p.name
     ]
-    skip = {"build", "__pycache__"}
-    assert [
-        n
-        for n in folders
-        if n not in PAGE
-        and n not in skip
-        and not n.startswith((".", "build"))
-        and n != "kfgen.egg-info"
-    ] == []
+    assert [n for n in folders if n not in own and f"{n}/" not in tree] == []
 
 
 def test_each_family_has_a_page():
-    """With every form that its tensors lie in, and the parts that a reader looks for."""
+    """Each page has all forms of the family's tensors and the sections that a reader expects."""
     pages = {p.stem: p.read_text() for p in (ROOT / "docs/families").glob("*.md")}
     assert {families.named(stem) for stem in pages} == set(families.FAMILIES)
     former = {name: stem for stem, name in families.SYNONYMS.items()}  # what the pages are called
@@ -77,7 +73,7 @@ def test_each_family_has_a_page():
 
 
 def test_internal_names_exist(include):
-    """What these pages name is in the sources: a rename takes the pages along."""
+    """Internal names on these pages exist in the sources, so a rename updates the pages."""
     sources = [
         p
         for folder in (
