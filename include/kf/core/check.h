@@ -240,7 +240,7 @@ KFI_ONCE kfi_pitch kfi_make_pitch(int layout, const kfi_levels *l, const kf_i64 
 
 /* Returns the first level, by ascending stride, whose rows overlap, or -1 if none do. need: the
  * stride it would require. */
-KFI_ONCE int kfi_crowded(const kfi_operand *o, const kfi_levels *l, kf_i64 *need)
+KFI_ONCE int kfi_overlapping_level(const kfi_operand *o, const kfi_levels *l, kf_i64 *need)
 {
     int seen = 0;
     *need = l->line;
@@ -259,7 +259,7 @@ KFI_ONCE int kfi_crowded(const kfi_operand *o, const kfi_levels *l, kf_i64 *need
 
 /* Returns whether two tensors are disjoint column ranges of one larger matrix: all their rows begin
  * at the same offset in its rows. */
-KFI_ONCE int kfi_beside(const kfi_operand *a, const kfi_operand *b, const kfi_levels *l)
+KFI_ONCE int kfi_disjoint_columns(const kfi_operand *a, const kfi_operand *b, const kfi_levels *l)
 {
     const uintptr_t at = (uintptr_t)a->ptr, other = (uintptr_t)b->ptr,
                     width = (uintptr_t)l->line * (uintptr_t)a->size;
@@ -276,8 +276,8 @@ KFI_ONCE int kfi_beside(const kfi_operand *a, const kfi_operand *b, const kfi_le
 }
 
 /* Here and below, conditions have no branches: it halves the host compiler's time for them. */
-KFI_ONCE int kfi_meets(const kfi_operand *o, const void *begin,
-                       uintptr_t bytes) /* tensors of 0 bytes overlap nothing */
+KFI_ONCE int kfi_touches(const kfi_operand *o, const void *begin,
+                         uintptr_t bytes) /* tensors of 0 bytes overlap nothing */
 {
     const uintptr_t at = (uintptr_t)o->ptr, other = (uintptr_t)begin;
     return (at < other + bytes) & (other < at + o->bytes) & (bytes > 0) & (o->bytes > 0);
@@ -295,7 +295,7 @@ KFI_ONCE int kfi_may_share(const kfi_operand *out, const kfi_operand *other, int
 }
 
 /* Returns whether two tensors have the same strides, which in-place calls require. */
-KFI_ONCE int kfi_alike(const kfi_operand *a, const kfi_operand *b, const kfi_levels *l)
+KFI_ONCE int kfi_same_strides(const kfi_operand *a, const kfi_operand *b, const kfi_levels *l)
 {
     int same = 1;
     for (int k = 0; l && k < l->count; ++k)
@@ -307,13 +307,14 @@ KFI_ONCE int kfi_alike(const kfi_operand *a, const kfi_operand *b, const kfi_lev
 KFI_ONCE int kfi_clashes(const kfi_operands *all, const kfi_levels *l, int i, int j)
 {
     const kfi_operand *out = &all->of[i], *other = &all->of[j];
-    if ((out->flags & KFI_OUT) == 0 || !kfi_meets(out, other->ptr, other->bytes)) return 0;
-    return !(out->ptr == other->ptr ? kfi_may_share(out, other, j) && kfi_alike(out, other, l)
-                                    : l && kfi_beside(out, other, l));
+    if ((out->flags & KFI_OUT) == 0 || !kfi_touches(out, other->ptr, other->bytes)) return 0;
+    return !(out->ptr == other->ptr
+                 ? kfi_may_share(out, other, j) && kfi_same_strides(out, other, l)
+                 : l && kfi_disjoint_columns(out, other, l));
 }
 
 /* Returns the levels that both tensors share, or NULL. */
-KFI_ONCE const kfi_levels *kfi_common(const kfi_levels *levels, int each, int i, int j)
+KFI_ONCE const kfi_levels *kfi_common_levels(const kfi_levels *levels, int each, int i, int j)
 {
     if (!levels || !each) return levels;
     const kfi_levels *a = levels + i, *b = levels + j;
@@ -369,7 +370,7 @@ KFI_ONCE kf_result_t kfi_check_operands(const kfi_name *name, const kfi_argument
                             arguments->tensors[i], o->size);
         kf_i64 need;
         const int crowded = own && (kind == KFI_ELEM || each) && o->flags & KFI_OUT && o->bytes
-                                ? kfi_crowded(o, own, &need)
+                                ? kfi_overlapping_level(o, own, &need)
                                 : -1;
         if (crowded >= 0)
             KFI_FAIL_STRIDE(KF_ERROR_OVERLAP, name, arguments, own, i, crowded,
@@ -377,7 +378,7 @@ KFI_ONCE kf_result_t kfi_check_operands(const kfi_name *name, const kfi_argument
                             (long long)o->apart[crowded], (long long)need);
         for (int j = 0; j < i; ++j) {
             const int out = o->flags & KFI_OUT ? i : j, other = i + j - out;
-            const kfi_levels *both = kfi_common(levels, each, out, other);
+            const kfi_levels *both = kfi_common_levels(levels, each, out, other);
             if (!kfi_clashes(all, both, out, other)) continue;
             return kfi_fail(KF_ERROR_OVERLAP, name, kfi_word(arguments->words, out),
                             "at %p overlaps %.*s at %p, expected %s", all->of[out].ptr,
@@ -385,7 +386,7 @@ KFI_ONCE kf_result_t kfi_check_operands(const kfi_name *name, const kfi_argument
                             kfi_word(arguments->words, other), all->of[other].ptr,
                             (all->of[other].flags & KFI_OUT) ? "outputs that are apart"
                             : !kfi_may_share(&all->of[out], &all->of[other], other) ? "memory apart"
-                            : kfi_alike(&all->of[out], &all->of[other], both)
+                            : kfi_same_strides(&all->of[out], &all->of[other], both)
                                 ? "the same pointer (in place) or memory apart"
                                 : "the same strides in place, or memory apart");
         }
@@ -441,7 +442,7 @@ KFI_ONCE kf_result_t kfi_check_workspace(const kfi_name *name, const kfi_argumen
                         "is %p, expected memory aligned to %d bytes", workspace,
                         KFI_WORKSPACE_ALIGNED);
     for (int i = 0; i < all->count; ++i)
-        if (kfi_meets(&all->of[i], workspace, expected))
+        if (kfi_touches(&all->of[i], workspace, expected))
             return kfi_fail(
                 KF_ERROR_OVERLAP, name, "workspace",
                 "at %p overlaps %.*s at %p, expected %llu bytes apart from every tensor", workspace,

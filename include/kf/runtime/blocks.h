@@ -11,7 +11,7 @@
  * blocks. For batched ops a block is at least one batch index; it never is the whole tensor: making
  * such a copy is the caller's decision. */
 #define KFI_RT_BLOCK 2048
-#define KFI_RT_ACROSS 32768 /* for transposed tensors: tiles need several rows */
+#define KFI_RT_BLOCK_TRANSPOSED 32768 /* for transposed tensors: tiles need several rows */
 #define KFI_RT_WIDEST (1 << 20)
 #ifndef KFI_RT_BLOCK_OF_GPU
 #define KFI_RT_BLOCK_OF_GPU (1 << 22)
@@ -39,7 +39,7 @@ static int kfi_rt_is_cut(const kfi_rt_op *op, int k)
     return op->any_order || op->operands[k].extent[0] == op->batch;
 }
 /* Returns the number of dimensions that are cut, counted from the first. */
-static int kfi_rt_cut(const kfi_rt_op *op, const kfi_rt_made *m)
+static int kfi_rt_cut(const kfi_rt_op *op, const kfi_rt_prepared *m)
 {
     return op->any_order ? m->ndim : kfi_rt_end(m, op->size[op->batch]);
 }
@@ -67,7 +67,7 @@ static int kfi_rt_first_output(const kfi_rt_call *c)
     return by;
 }
 /* Builds the iteration space, in the order of operand `by` in memory. */
-static kfi_rt_grid kfi_rt_make_grid(const kfi_rt_call *c, const kfi_rt_made *m, int by)
+static kfi_rt_grid kfi_rt_make_grid(const kfi_rt_call *c, const kfi_rt_prepared *m, int by)
 {
     const kfi_rt_op *const op = c->op;
     const int count = op->operand_count, cut = kfi_rt_cut(op, m);
@@ -126,8 +126,9 @@ static int kfi_rt_next_block(const kfi_rt_grid *g, kfi_rt_block *b)
 }
 /* Returns the offset of tensor k in a block, in elements, and its strides beside those of
  * contiguous memory. */
-static int64_t kfi_rt_lay(const kfi_rt_call *c, const kfi_rt_grid *g, const kfi_rt_block *b, int k,
-                          int64_t size, kfi_rt_pair *dense_and_own)
+static int64_t kfi_rt_block_layout(const kfi_rt_call *c, const kfi_rt_grid *g,
+                                   const kfi_rt_block *b, int k, int64_t size,
+                                   kfi_rt_pair *dense_and_own)
 {
     const kf_tensor_t *const t = c->tensors[k];
     int64_t at = 0, dense = 1, side[2 * KF_MAX_DIMS];
@@ -148,7 +149,7 @@ static int64_t kfi_rt_lay(const kfi_rt_call *c, const kfi_rt_grid *g, const kfi_
 }
 /* Returns whether a block is contiguous, or empty (factors of a product over a dimension of size
  * 0). */
-static int kfi_rt_lies_dense(const kfi_rt_pair *p)
+static int kfi_rt_is_contiguous(const kfi_rt_pair *p)
 {
     return (p->ndim == 1 && (p->size[0] == 1 || p->from[0] == 1)) ||
            !kfi_rt_product(p->size, 0, p->ndim);
@@ -160,39 +161,40 @@ typedef struct {
     char *of[KFI_RT_TENSORS], *workspace;
     size_t workspace_bytes;
     void *all;
-} kfi_rt_room;
-static kf_result_t kfi_rt_make_room(const kfi_rt_call *c, kfi_rt_made *m, const kfi_rt_grid *g,
-                                    const kfi_rt_block *b, unsigned moved, kfi_rt_room *room)
+} kfi_rt_scratch;
+static kf_result_t kfi_rt_make_scratch(const kfi_rt_call *c, kfi_rt_prepared *m,
+                                       const kfi_rt_grid *g, const kfi_rt_block *b, unsigned moved,
+                                       kfi_rt_scratch *scratch)
 {
     const kfi_rt_launcher *const launcher = kfi_rt_launcher_of(m->entry, c->ctx->device->type);
     size_t at[KFI_RT_TENSORS], bytes = 0;
     int64_t *const cut = &m->n[c->op->any_order ? 0 : c->op->batch];
     const int64_t sizes[] = {b->most * b->inner, g->size[b->along] % b->most * b->inner},
                   whole = *cut;
-    memset(room, 0, sizeof *room);
+    memset(scratch, 0, sizeof *scratch);
     for (int i = 0; i < 2 && launcher->space; ++i) {
         *cut = sizes[i];
         const size_t wanted = sizes[i] ? launcher->space(m->n) : 0;
-        if (wanted > room->workspace_bytes) room->workspace_bytes = wanted;
+        if (wanted > scratch->workspace_bytes) scratch->workspace_bytes = wanted;
     }
     *cut = whole;
-    bytes = (room->workspace_bytes + 255) / 256 * 256;
+    bytes = (scratch->workspace_bytes + 255) / 256 * 256;
     for (int k = 0; k < c->op->operand_count; ++k) {
         at[k] = bytes;
         if (!m->t[k] || !(moved >> k & 1)) continue;
         const int64_t elements = g->elements[k] * (kfi_rt_is_cut(c->op, k) ? sizes[0] : 1);
         bytes += ((size_t)elements * kfi_rt_width(c->tensors[k]->dtype) + 255) / 256 * 256;
     }
-    const kf_result_t result = kfi_rt_borrow(c->op->name, c->ctx, bytes, c->stream, &room->all);
+    const kf_result_t result = kfi_rt_borrow(c->op->name, c->ctx, bytes, c->stream, &scratch->all);
     if (result != KF_SUCCESS) return result;
-    room->workspace = (char *)room->all;
-    for (int k = 0; k < c->op->operand_count; ++k) room->of[k] = room->workspace + at[k];
+    scratch->workspace = (char *)scratch->all;
+    for (int k = 0; k < c->op->operand_count; ++k) scratch->of[k] = scratch->workspace + at[k];
     return KF_SUCCESS;
 }
 /* Runs the op on one block. Contiguous operands stay in place; the others are copied to and from
  * the temporary memory. */
-static kf_result_t kfi_rt_run_block(const kfi_rt_call *c, kfi_rt_made *m, const kfi_rt_grid *g,
-                                    const kfi_rt_block *b, const kfi_rt_room *room)
+static kf_result_t kfi_rt_run_block(const kfi_rt_call *c, kfi_rt_prepared *m, const kfi_rt_grid *g,
+                                    const kfi_rt_block *b, const kfi_rt_scratch *scratch)
 {
     const kfi_rt_op *const op = c->op;
     const kfi_rt_device *const device = c->ctx->device;
@@ -211,26 +213,28 @@ static kf_result_t kfi_rt_run_block(const kfi_rt_call *c, kfi_rt_made *m, const 
                       goes_in = !goes_out || (op->operands[k].is_added && c->beta != 0);
             if (!m->t[k] || (pass && !goes_out)) continue;
             const size_t width = kfi_rt_width(c->tensors[k]->dtype);
-            char *const own = (char *)m->t[k] + kfi_rt_lay(c, g, b, k, size, &p) * (int64_t)width;
-            const int is_dense = kfi_rt_lies_dense(&p);
-            if (pass == 0) t[k] = is_dense ? own : room->of[k];
+            char *const own =
+                (char *)m->t[k] + kfi_rt_block_layout(c, g, b, k, size, &p) * (int64_t)width;
+            const int is_dense = kfi_rt_is_contiguous(&p);
+            if (pass == 0) t[k] = is_dense ? own : scratch->of[k];
             if (is_dense || !(pass ? goes_out : goes_in)) continue;
             back = p;
             memcpy(back.to, p.from, sizeof back.to);
             memcpy(back.from, p.to, sizeof back.from);
-            result = pass
-                         ? device->move(op->name, c->ctx, own, room->of[k], &back, width, c->stream)
-                         : device->move(op->name, c->ctx, room->of[k], own, &p, width, c->stream);
+            result =
+                pass ? device->move(op->name, c->ctx, own, scratch->of[k], &back, width, c->stream)
+                     : device->move(op->name, c->ctx, scratch->of[k], own, &p, width, c->stream);
         }
         if (pass == 0 && result == KF_SUCCESS)
-            result = kfi_rt_launch(c, m, t, NULL, room->workspace_bytes ? room->workspace : NULL,
-                                   room->workspace_bytes, 0);
+            result =
+                kfi_rt_launch(c, m, t, NULL, scratch->workspace_bytes ? scratch->workspace : NULL,
+                              scratch->workspace_bytes, 0);
     }
     *cut = whole;
     return result;
 }
 /* Returns whether the smallest stride of some tensor is not that of its last dimension. */
-static int kfi_rt_goes_across(const kfi_rt_call *c, const kfi_rt_grid *g)
+static int kfi_rt_has_transposed(const kfi_rt_call *c, const kfi_rt_grid *g)
 {
     for (int k = 0; k < c->op->operand_count; ++k) {
         const kf_tensor_t *const t = c->tensors[k];
@@ -242,22 +246,22 @@ static int kfi_rt_goes_across(const kfi_rt_call *c, const kfi_rt_grid *g)
     }
     return 0;
 }
-static kf_result_t kfi_rt_run_blocks(const kfi_rt_call *c, kfi_rt_made *m)
+static kf_result_t kfi_rt_run_blocks(const kfi_rt_call *c, kfi_rt_prepared *m)
 {
     const kfi_rt_grid g = kfi_rt_make_grid(c, m, kfi_rt_first_output(c));
     const int64_t limit = c->ctx->device->type == KF_DEVICE_CUDA ? KFI_RT_BLOCK_OF_GPU
-                          : kfi_rt_goes_across(c, &g)            ? KFI_RT_ACROSS
+                          : kfi_rt_has_transposed(c, &g)         ? KFI_RT_BLOCK_TRANSPOSED
                                                                  : KFI_RT_BLOCK;
     kfi_rt_block b = kfi_rt_first_block(&g, limit > g.widest ? limit / g.widest : 1);
-    kfi_rt_room room;
-    kf_result_t result = kfi_rt_make_room(c, m, &g, &b, ~0u, &room);
+    kfi_rt_scratch scratch;
+    kf_result_t result = kfi_rt_make_scratch(c, m, &g, &b, ~0u, &scratch);
     if (result != KF_SUCCESS) return result;
     int more = 1;
     while (more && result == KF_SUCCESS) {
-        result = kfi_rt_run_block(c, m, &g, &b, &room);
+        result = kfi_rt_run_block(c, m, &g, &b, &scratch);
         more = kfi_rt_next_block(&g, &b);
     }
-    (void)kfi_rt_give_back(c->op->name, c->ctx, room.all, c->stream);
+    (void)kfi_rt_give_back(c->op->name, c->ctx, scratch.all, c->stream);
     return result;
 }
 

@@ -8,7 +8,7 @@
 #include "kf/runtime/strides.h"
 
 /* Collects the launcher's scalars: those of the op, those of the activation, p and beta. */
-static void kfi_rt_gather_scalars(const kfi_rt_call *c, kfi_rt_made *m)
+static void kfi_rt_gather_scalars(const kfi_rt_call *c, kfi_rt_prepared *m)
 {
     const kfi_rt_activation *const a = &c->op->activations[m->activation];
     int at = 0;
@@ -42,14 +42,14 @@ static kf_result_t kfi_rt_check_blocks(const kfi_rt_call *c)
     return KF_SUCCESS;
 }
 /* Returns whether the call can run on some indices of its batch at a time. */
-static int kfi_rt_fits_blocks(const kfi_rt_op *op, const kfi_rt_made *m)
+static int kfi_rt_fits_blocks(const kfi_rt_op *op, const kfi_rt_prepared *m)
 {
     if (op->batch < 0) return 0;
     const int64_t elements = kfi_rt_product(m->shape, kfi_rt_cut(op, m), m->ndim);
     return elements >= 0 && elements <= KFI_RT_WIDEST;
 }
 /* Checks a call and computes its launch arguments. */
-static kf_result_t kfi_rt_prepare(const kfi_rt_call *c, kfi_rt_made *m)
+static kf_result_t kfi_rt_prepare(const kfi_rt_call *c, kfi_rt_prepared *m)
 {
     const kfi_rt_op *const op = c->op;
     memset(m, 0, sizeof *m);
@@ -77,7 +77,7 @@ static kf_result_t kfi_rt_prepare(const kfi_rt_call *c, kfi_rt_made *m)
     kfi_rt_gather_scalars(c, m);
     return KF_SUCCESS;
 }
-static kf_result_t kfi_rt_carry_out(const kfi_rt_call *c, kfi_rt_made *m)
+static kf_result_t kfi_rt_execute(const kfi_rt_call *c, kfi_rt_prepared *m)
 {
     if (!m->in_blocks) return kfi_rt_run_whole(c, m);
     const kf_result_t result = kfi_rt_check_blocks(c);
@@ -92,11 +92,11 @@ static kf_result_t kfi_rt_carry_out(const kfi_rt_call *c, kfi_rt_made *m)
 }
 static kf_result_t kfi_rt_run(const kfi_rt_call *c)
 {
-    kfi_rt_made m;
+    kfi_rt_prepared m;
     kf_result_t result = kfi_rt_prepare(c, &m);
     if (result == KF_SUCCESS) result = kfi_rt_follow(c->op->name, c->ctx, c->stream);
     if (result != KF_SUCCESS) return result;
-    result = kfi_rt_carry_out(c, &m); /* may fail after a part was launched */
+    result = kfi_rt_execute(c, &m); /* may fail after a part was launched */
     for (int i = 0; i < c->op->operand_count; ++i)
         if (c->tensors[i]) kfi_rt_use(c->tensors[i], c->ctx, c->stream);
     return result;

@@ -10,7 +10,7 @@ static const kfi_rt_launcher *kfi_rt_launcher_of(const kf_op_t *entry, int devic
     return device_type == KF_DEVICE_CPU ? &entry->cpu : &entry->cuda;
 }
 /* is_apart: calls the function for strided tensors, whose layout is at `strides`. */
-static kf_result_t kfi_rt_launch(const kfi_rt_call *c, const kfi_rt_made *m, void *const *t,
+static kf_result_t kfi_rt_launch(const kfi_rt_call *c, const kfi_rt_prepared *m, void *const *t,
                                  const int64_t *strides, void *room, size_t bytes, int is_apart)
 {
     kf_context_t *const ctx = c->ctx;
@@ -25,7 +25,7 @@ static kf_result_t kfi_rt_launch(const kfi_rt_call *c, const kfi_rt_made *m, voi
     return result;
 }
 /* Runs a call whose tensors the launcher takes as they are. */
-static kf_result_t kfi_rt_run_whole(const kfi_rt_call *c, kfi_rt_made *m)
+static kf_result_t kfi_rt_run_whole(const kfi_rt_call *c, kfi_rt_prepared *m)
 {
     const kfi_rt_launcher *const launcher = kfi_rt_launcher_of(m->entry, c->ctx->device->type);
     const size_t bytes = launcher->space ? launcher->space(m->n) : 0;

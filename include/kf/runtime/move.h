@@ -113,7 +113,7 @@ static void kfi_rt_copy_plane(char *to, const char *from, const kfi_rt_pair *p, 
 }
 /* Returns the dimension with the smallest stride; the last one if others have the same stride or
  * hardly any elements. */
-static int kfi_rt_nearest(const kfi_rt_pair *p, const int64_t *strides)
+static int kfi_rt_innermost(const kfi_rt_pair *p, const int64_t *strides)
 {
     int found = p->ndim - 1;
     for (int i = p->ndim - 1; i >= 0; --i)
@@ -127,7 +127,7 @@ static int kfi_rt_nearest(const kfi_rt_pair *p, const int64_t *strides)
 static void kfi_rt_copy_host(char *to, int to_dtype, const char *from, int from_dtype,
                              const kfi_rt_pair *p)
 {
-    const int by = kfi_rt_nearest(p, p->from), nearest = kfi_rt_nearest(p, p->to),
+    const int by = kfi_rt_innermost(p, p->from), nearest = kfi_rt_innermost(p, p->to),
               across = to_dtype == from_dtype && by != nearest;
     const int in = across ? nearest : p->ndim - 1;
     int64_t index[KF_MAX_DIMS] = {0}, to_at = 0, from_at = 0;

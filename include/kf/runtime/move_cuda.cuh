@@ -2,7 +2,8 @@
 // kf/runtime/move_cuda.cuh: copies strided elements on a GPU. Part of kf/runtime/device_cuda.cuh.
 // kfk_rt_rows: both sides iterate in one order; 256 threads per CTA, and a CTA copies several short
 // rows or a part of a long one.
-// kfk_rt_turn: the sides are transposed; a CTA of 256 threads transposes one tile in shared memory.
+// kfk_rt_transpose: the sides are transposed; a CTA of 256 threads transposes one tile in shared
+// memory.
 #ifndef KF_RUNTIME_MOVE_CUDA_CUH
 #define KF_RUNTIME_MOVE_CUDA_CUH
 
@@ -14,8 +15,9 @@
 
 #define KFI_RT_MOVE_KERNELS                                                                        \
     KFI_ADDRESS(kfk_rt_rows<1>), KFI_ADDRESS(kfk_rt_rows<2>), KFI_ADDRESS(kfk_rt_rows<4>),         \
-        KFI_ADDRESS(kfk_rt_rows<8>), KFI_ADDRESS(kfk_rt_rows<16>), KFI_ADDRESS(kfk_rt_turn<1>),    \
-        KFI_ADDRESS(kfk_rt_turn<2>), KFI_ADDRESS(kfk_rt_turn<4>), KFI_ADDRESS(kfk_rt_turn<8>)
+        KFI_ADDRESS(kfk_rt_rows<8>), KFI_ADDRESS(kfk_rt_rows<16>),                                 \
+        KFI_ADDRESS(kfk_rt_transpose<1>), KFI_ADDRESS(kfk_rt_transpose<2>),                        \
+        KFI_ADDRESS(kfk_rt_transpose<4>), KFI_ADDRESS(kfk_rt_transpose<8>)
 
 template <int width> struct kfi_rt_unit;
 template <> struct kfi_rt_unit<1> {
@@ -46,7 +48,7 @@ struct kfi_rt_outer {
     kf_i64 to[KF_MAX_DIMS], from[KF_MAX_DIMS];
 };
 #ifdef KFI_DEVICE_PASS
-KFI_DEVICE void kfi_rt_find(const kfi_rt_outer &o, kf_i64 index, kf_i64 *to, kf_i64 *from)
+KFI_DEVICE void kfi_rt_offsets(const kfi_rt_outer &o, kf_i64 index, kf_i64 *to, kf_i64 *from)
 {
     for (int i = 0; i < o.count; ++i) {
         const kf_i64 rest = kfi_divide(index, o.size[i]), at = index - rest * (kf_i64)o.size[i].d;
@@ -75,7 +77,7 @@ KFI_DEVICE void kfi_rt_move_long(char *to, const char *from, const kfi_rt_rows &
     constexpr int each = KFI_RT_UNITS(width);
     unit_type unit[each];
     kf_i64 to_at = first * r.to, from_at = first * r.from;
-    kfi_rt_find(r.outer, row, &to_at, &from_at);
+    kfi_rt_offsets(r.outer, row, &to_at, &from_at);
     to += to_at * width;
     from += from_at * width;
     const kf_i64 left = r.cols - first, to_step = r.to * (KFI_RT_MOVE_THREADS * width),
@@ -103,7 +105,7 @@ KFI_DEVICE void kfi_rt_move_short(char *to, const char *from, const kfi_rt_rows 
         kf_i64 to_at = col * r.to, from_at = col * r.from;
         target[k] = nullptr;
         if (row < r.rows && col < r.cols) {
-            kfi_rt_find(r.outer, row, &to_at, &from_at);
+            kfi_rt_offsets(r.outer, row, &to_at, &from_at);
             target[k] = to + to_at * width;
             unit[k] = *(const unit_type *)(from + from_at * width);
         }
@@ -141,7 +143,7 @@ struct kfi_rt_planes {
 // the tile has an odd number of 4-byte (or 8-byte) words, which avoids bank conflicts.
 template <int width>
 KFI_KERNEL void KFI_BOUNDS(KFI_RT_MOVE_THREADS)
-    kfk_rt_turn(char *to, const char *from, const kfi_rt_planes p)
+    kfk_rt_transpose(char *to, const char *from, const kfi_rt_planes p)
 {
 #ifdef KFI_DEVICE_PASS
     typedef typename kfi_rt_unit<width>::type unit_type;
@@ -153,7 +155,7 @@ KFI_KERNEL void KFI_BOUNDS(KFI_RT_MOVE_THREADS)
                  row0 = (above - plane * (kf_i64)p.down.d) * side;
     const int lane = (int)threadIdx.x % side, first = (int)threadIdx.x / side;
     kf_i64 to_at = 0, from_at = 0;
-    kfi_rt_find(p.outer, plane, &to_at, &from_at);
+    kfi_rt_offsets(p.outer, plane, &to_at, &from_at);
     from += (from_at + (row0 + lane) * p.from_row + (col0 + first) * p.from_col) * width;
     to += (to_at + (row0 + first) * p.to_row + (col0 + lane) * p.to_col) * width;
     const kf_i64 from_step = p.from_col * (step * width), to_step = p.to_row * (step * width);
@@ -276,7 +278,7 @@ static kf_result_t kfi_rt_cuda_move(const char *function, const kf_context_t *ct
 {
     (void)function;
     const kfi_rt_current current(ctx);
-    const int along_to = kfi_rt_nearest(p, p->to), along_from = kfi_rt_nearest(p, p->from);
+    const int along_to = kfi_rt_innermost(p, p->to), along_from = kfi_rt_innermost(p, p->from);
     return along_to == along_from
                ? kfi_rt_move_rows(to, from, p, width, stream)
                : kfi_rt_move_planes(to, from, p, along_to, along_from, width, stream);

@@ -208,6 +208,6 @@ typedef struct {
     void *t[KFI_RT_TENSORS];
     /* apart: some stride is not 0; in_blocks: no launcher takes the strides */
     int apart, in_blocks;
-} kfi_rt_made;
+} kfi_rt_prepared;
 
 #endif

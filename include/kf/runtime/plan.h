@@ -8,7 +8,7 @@
 struct kf_plan_t {
     kfi_rt_object object;
     kfi_rt_call call; /* its arrays are the plan's own, below */
-    kfi_rt_made made;
+    kfi_rt_prepared made;
     kf_tensor_t shapes[KFI_RT_TENSORS];
     const kf_tensor_t *tensors[KFI_RT_TENSORS];
     int64_t integers[KF_OP_MAX_NUMBERS];
@@ -35,7 +35,7 @@ static void kfi_rt_keep(kf_plan_t *plan, const kfi_rt_call *call)
 /* Runs a plan whose strides no launcher takes. The overlap check repeats, because it depends on the
  * addresses. */
 static kf_result_t kfi_rt_run_plan_in_blocks(const kf_plan_t *plan, kfi_rt_call *call,
-                                             kfi_rt_made *made, void *const *pointers)
+                                             kfi_rt_prepared *made, void *const *pointers)
 {
     kf_tensor_t shapes[KFI_RT_TENSORS];
     const kf_tensor_t *tensors[KFI_RT_TENSORS];
@@ -52,7 +52,7 @@ static kf_result_t kfi_rt_run_plan_in_blocks(const kf_plan_t *plan, kfi_rt_call 
                                "is %p, expected a multiple of %zu", pointers[i], width);
     }
     call->tensors = tensors;
-    return kfi_rt_carry_out(call, made);
+    return kfi_rt_execute(call, made);
 }
 
 #ifdef __cplusplus
@@ -67,7 +67,7 @@ kf_plan_t *kf_plan_create(kf_context_t *ctx, const kf_op_t *op, const kf_op_argu
         kfi_rt_check_arguments(function, op, arguments) != KF_SUCCESS)
         return NULL;
     const kfi_rt_call call = kfi_rt_call_of(ctx, op, arguments, NULL);
-    kfi_rt_made made;
+    kfi_rt_prepared made;
     if (kfi_rt_prepare(&call, &made) != KF_SUCCESS) return NULL;
     kf_plan_t *const plan = (kf_plan_t *)kfi_rt_make(function, ctx, KFI_RT_PLAN, sizeof *plan);
     if (!plan) return NULL;
@@ -87,7 +87,7 @@ kf_result_t kf_plan_run(const kf_plan_t *plan, void *const *pointers, kf_stream_
     result = kfi_rt_follow(function, plan->object.ctx, stream);
     if (result != KF_SUCCESS) return result;
     kfi_rt_call call = plan->call;
-    kfi_rt_made made = plan->made;
+    kfi_rt_prepared made = plan->made;
     call.stream = stream;
     for (int i = 0; i < call.op->operand_count; ++i) made.t[i] = made.t[i] ? pointers[i] : NULL;
     return made.in_blocks ? kfi_rt_run_plan_in_blocks(plan, &call, &made, pointers)

@@ -18,7 +18,7 @@ static int kfi_rt_is_read(const kfi_rt_operand *o, int activation)
 {
     return !(o->unread >> activation & 1u);
 }
-static kf_result_t kfi_rt_check_tensors(const kfi_rt_call *c, const kfi_rt_made *m)
+static kf_result_t kfi_rt_check_tensors(const kfi_rt_call *c, const kfi_rt_prepared *m)
 {
     const kfi_rt_op *const op = c->op;
     for (int i = 0; i < op->operand_count; ++i) {
@@ -76,7 +76,7 @@ static int kfi_rt_wanted_dtype(int var, int t, int u, int index)
            : var == KFI_RT_I   ? index
                                : var - KFI_RT_FIXED;
 }
-static kf_result_t kfi_rt_choose(const kfi_rt_call *c, kfi_rt_made *m)
+static kf_result_t kfi_rt_choose(const kfi_rt_call *c, kfi_rt_prepared *m)
 {
     const kfi_rt_op *const op = c->op;
     for (m->activation = 0; m->activation < op->activation_count; ++m->activation)
@@ -123,7 +123,7 @@ static kf_result_t kfi_rt_choose(const kfi_rt_call *c, kfi_rt_made *m)
 /* ---- shapes */
 
 /* Return the range [begin, end) of dimensions whose product is a size. */
-static int kfi_rt_begin(const kfi_rt_made *m, int what)
+static int kfi_rt_begin(const kfi_rt_prepared *m, int what)
 {
     switch (what) {
     case KFI_RT_AXIS:
@@ -137,7 +137,7 @@ static int kfi_rt_begin(const kfi_rt_made *m, int what)
     default: return 0;
     }
 }
-static int kfi_rt_end(const kfi_rt_made *m, int what)
+static int kfi_rt_end(const kfi_rt_prepared *m, int what)
 {
     switch (what) {
     case KFI_RT_ALL:
@@ -163,7 +163,7 @@ static int64_t kfi_rt_product(const int64_t *shape, int begin, int end)
     return n;
 }
 /* Computes the shape of an operand; returns its number of dimensions. */
-static int kfi_rt_shape_of(const kfi_rt_call *c, const kfi_rt_made *m, const kfi_rt_operand *o,
+static int kfi_rt_shape_of(const kfi_rt_call *c, const kfi_rt_prepared *m, const kfi_rt_operand *o,
                            int64_t *shape)
 {
     int n = 0;
@@ -176,7 +176,7 @@ static int kfi_rt_shape_of(const kfi_rt_call *c, const kfi_rt_made *m, const kfi
     return n;
 }
 /* Broadcasts the shapes of all inputs. */
-static kf_result_t kfi_rt_broadcast_all(const kfi_rt_call *c, kfi_rt_made *m)
+static kf_result_t kfi_rt_broadcast_all(const kfi_rt_call *c, kfi_rt_prepared *m)
 {
     m->ndim = 0;
     for (int i = 0; i < c->op->operand_count; ++i)
@@ -200,7 +200,7 @@ static kf_result_t kfi_rt_broadcast_all(const kfi_rt_call *c, kfi_rt_made *m)
 }
 /* Joins the shapes of several tensors into the dimensions of all sizes. A size has one dimension,
  * except at most one per tensor, which takes the remaining ones. */
-static kf_result_t kfi_rt_join_shapes(const kfi_rt_call *c, kfi_rt_made *m)
+static kf_result_t kfi_rt_join_shapes(const kfi_rt_call *c, kfi_rt_prepared *m)
 {
     const kfi_rt_op *const op = c->op;
     const int64_t *shape[KFI_RT_SIZES] = {NULL};
@@ -249,7 +249,7 @@ static const kfi_rt_operand *kfi_rt_sized(const kfi_rt_op *op, int size)
 }
 /* Joins shapes if every tensor gives sizes: one dimension per size, and the remaining ones for the
  * first size. */
-static kf_result_t kfi_rt_join_all_shapes(const kfi_rt_call *c, kfi_rt_made *m)
+static kf_result_t kfi_rt_join_all_shapes(const kfi_rt_call *c, kfi_rt_prepared *m)
 {
     const kfi_rt_op *const op = c->op;
     const int64_t *shape[KFI_RT_SIZES] = {NULL};
@@ -276,7 +276,7 @@ static kf_result_t kfi_rt_join_all_shapes(const kfi_rt_call *c, kfi_rt_made *m)
     }
     return KF_SUCCESS;
 }
-static kf_result_t kfi_rt_read_shape(const kfi_rt_call *c, kfi_rt_made *m)
+static kf_result_t kfi_rt_read_shape(const kfi_rt_call *c, kfi_rt_prepared *m)
 {
     const kfi_rt_op *const op = c->op;
     const kf_tensor_t *const first = c->tensors[op->shaped_by];
@@ -305,7 +305,7 @@ static kf_result_t kfi_rt_read_shape(const kfi_rt_call *c, kfi_rt_made *m)
     m->shape[m->ndim - 1] /= 2;
     return KF_SUCCESS;
 }
-static kf_result_t kfi_rt_measure_call(const kfi_rt_call *c, kfi_rt_made *m)
+static kf_result_t kfi_rt_measure_call(const kfi_rt_call *c, kfi_rt_prepared *m)
 {
     const kfi_rt_op *const op = c->op;
     kf_result_t result = kfi_rt_read_shape(c, m);

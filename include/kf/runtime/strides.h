@@ -30,7 +30,7 @@ static int kfi_rt_side_by_side(const kf_tensor_t *t, int begin, int end)
 }
 /* Sets an operand's fields in the struct; returns 0 if no number describes its strides. Its levels
  * are the extents of its shape from the first on; the fields begin with the innermost. */
-static int kfi_rt_set_strides(const kfi_rt_call *c, kfi_rt_made *m, const kfi_rt_operand *o,
+static int kfi_rt_set_strides(const kfi_rt_call *c, kfi_rt_prepared *m, const kfi_rt_operand *o,
                               const kf_tensor_t *t)
 {
     if (t->is_dense) return 1;
