@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Drives the pool of frontends/python/kernel_fusion/native/pool.c: each chunk of each job runs once,
- * for concurrent callers, before and after a fork. */
+/* Drives the pool of frontends/python/kernel_fusion/native/pool.c: each chunk runs once, for
+ * concurrent callers, before and after a fork. */
 #include "packed.h"
 
 #include <pthread.h>
