@@ -141,10 +141,8 @@ KFI_ONCE kfi_levels kfi_make_levels(int layout, const kf_i64 *sizes)
 #define KFI_FAIL_STRIDE(result, name, arguments, levels, i, k, ...)                                \
     do {                                                                                           \
         char kfi_text[96];                                                                         \
-        const char *const kfi_tensor = kfi_word((arguments)->words, i), *const kfi_level =         \
-                                                                            kfi_word(              \
-                                                                                (levels)->words,   \
-                                                                                k);                \
+        const char *const kfi_tensor = kfi_word((arguments)->words, i);                            \
+        const char *const kfi_level = kfi_word((levels)->words, k);                                \
         snprintf(kfi_text, sizeof kfi_text, "strides->%.*s%.*s", (int)strcspn(kfi_tensor, " "),    \
                  kfi_tensor, *kfi_level == '.' ? 0 : (int)strcspn(kfi_level, " "), kfi_level);     \
         return kfi_fail(result, name, kfi_text, __VA_ARGS__);                                      \

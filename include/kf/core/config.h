@@ -220,8 +220,8 @@
         return (const void *)&found;                                                               \
     }()
 #else
-#define KFI_ADDRESS (const void *)/* a macro without arguments, since there are thousands of uses  \
-                                   */
+/* Without arguments: there are thousands of uses. */
+#define KFI_ADDRESS (const void *)
 #endif
 #ifndef KFI_STATE_ADDRESS
 #define KFI_STATE_ADDRESS KFI_ADDRESS

@@ -14,10 +14,8 @@
 #define KFI_MAX_SUM_OUTPUTS 4
 #define KFI_MAX_ROOM 20480  /* stack bytes of a traversal of tiles in C (core/elementwise/elementwise.h) */
 #define KFI_MAX_PART 128    /* elements that a tile function computes at a time */
-#define KFI_MAX_WORDS 4352  /* stack bytes for random words, part of KFI_MAX_ROOM, with a dropout  \
-                             */
+#define KFI_MAX_WORDS 4352  /* bytes of KFI_MAX_ROOM for random words, with a dropout */
 #define KFI_MAX_FRAME 22528 /* stack bytes of a traversal of rows (core/rows/rows.h) */
-#define KFI_MAX_STAGED                                                                             \
-    4096 /* stack bytes of a tile function: buffers for conversion and streaming */
+#define KFI_MAX_STAGED 4096 /* stack bytes of a tile function, to convert and to stream */
 
 #endif

@@ -13,8 +13,8 @@
 /* index of a dropout's probability, after all other scalars */
 #define KFI_RT_P (KFI_RT_SCALARS - 1)
 #define KFI_RT_BETA (KFI_RT_SCALARS - 2) /* index of beta */
-#define KFI_RT_DIMS                                                                                \
-    (KF_MAX_DIMS + KFI_RT_SIZES) /* dimensions of elements whose shape several tensors give */
+/* Maximum dimensions of elements whose shape several tensors give. */
+#define KFI_RT_DIMS (KF_MAX_DIMS + KFI_RT_SIZES)
 
 /* Selection of the functions that a program contains.
  * KF_RUNTIME_ACTIVATIONS: kf's own activations, a bit each: 1 << KF_ACTIVATION_RELU | 1 <<

@@ -6,9 +6,8 @@
 #include "kf/runtime/pool.h"
 #include "kf/runtime/stream.h"
 
-#define KFI_RT_MOST                                                                                \
-    ((int64_t)1 << 58) /* maximum elements from the first to the last of a tensor                  \
-                        */
+/* Maximum elements from the first to the last of a tensor. */
+#define KFI_RT_MOST ((int64_t)1 << 58)
 
 /* ---- descriptions */
 
