@@ -350,7 +350,7 @@ REFUSED = [
     (
         lambda kf, x, w: kf.ops.linear(x, w, grads={"weight": w.detach().double()}),
         TypeError,
-        "kf.linear: grads['weight'] has the dtype torch.float64, expected torch.float32, one for "
+        "kf.linear: grads['weight'] has the dtype torch.float64, expected torch.float32, the same for "
         "all",
     ),
     (
