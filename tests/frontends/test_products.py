@@ -350,8 +350,8 @@ REFUSED = [
     (
         lambda kf, x, w: kf.ops.linear(x, w, grads={"weight": w.detach().double()}),
         TypeError,
-        "kf.linear: grads['weight'] has the dtype torch.float64, expected torch.float32, the same for "
-        "all",
+        "kf.linear: grads['weight'] has the dtype torch.float64, expected torch.float32, the same "
+        "for all",
     ),
     (
         lambda kf, x, w: kf.ops.linear(x, w, grads={"weight": w.detach().t()}),
