@@ -365,7 +365,8 @@ def test_lower_dtypes():
         (
             lambda: own.InstanceNorm2d(3).eval()(draw(3, 1, 1)),
             ValueError,
-            "kf.nn.InstanceNorm2d: the input has the shape (1, 3, 1, 1), expected more than one value",
+            "kf.nn.InstanceNorm2d: the input has the shape (1, 3, 1, 1), expected more than "
+            "one value",
         ),
         (
             lambda: own.GroupNorm(6, 6)(draw(1, 6)),
