@@ -134,8 +134,8 @@ KF_FN KFI_SMALL bool kfi_band_as_rows(const kfi_row &m, const kf_i64 *sizes)
     if (channels < KFI_BAND_CHANNELS || !(whole || few_elements || narrow)) return false;
     kfi_row_layout g;
     int threads;
-    return kfi_make_row_layout(&g, channels, cols, m.vec, m.in_registers, m.holds, false,
-                               kfi_row_reach(), &threads) < m.holds;
+    return kfi_make_row_layout(&g, channels, cols, m.vec, m.limits, m.limit_count, false,
+                               kfi_row_reach(), &threads) < m.limit_count;
 }
 
 // Runs an op over channels. Sets `g` and the pitches, which are kernel arguments.
