@@ -469,8 +469,8 @@ BROKEN = {
     ),
     "row: partial sums are not cleared": (
         "kf/ops/rms_norm.kernels.h",
-        r"if \(kfi_f\.kfi_dweight0_p\) \{ memset",
-        "if (!kfi_f.kfi_dweight0_p) { memset",
+        r"if \(kfi_f\.kfi_dweight0_p\) \{(\s+)memset",
+        r"if (!kfi_f.kfi_dweight0_p) {\1memset",
         ("kf_cpu_rms_norm_bwd_f32", "kf_cpu_rms_norm_bwd_bf16_f32"),
     ),
     "row: a tail's sums go on from the row before": (

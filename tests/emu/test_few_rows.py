@@ -20,7 +20,7 @@ CORE = "kf/core/rows/reduce.cuh"
 SEEDED = {
     "columns are read when rows are written": (
         "kf/core/rows/host.cuh",
-        r"&& !kfi_row_in_place\(operands\)",
+        r"&&\s+!kfi_row_in_place\(operands\)",
         "",
     ),
     "a row left out": (

@@ -166,15 +166,15 @@ SEEDED = {
     ),
     "a row of a warp that has more vectors than three a thread": (
         "kf/core/rows/host.cuh",
-        r"cols <= 3 \* g->lanes",
-        "cols <= 4 * g->lanes",
+        r"cols <= 3 \* g\.lanes",
+        "cols <= 4 * g.lanes",
         ("kf_layer_norm_bf16", "kf_add_rms_norm_f16"),
         (),
     ),
     "the next rows of a block too near": (
         "kf/core/rows/reduce.cuh",
-        r"at\.apart = \(kf_i64\)\(gridDim\.x >> bits\) \* g\.groups",
-        "at.apart = (kf_i64)gridDim.x",
+        r"at\.stride = \(kf_i64\)\(gridDim\.x >> bits\) \* g\.groups",
+        "at.stride = (kf_i64)gridDim.x",
         ("kf_rms_norm_bwd_f32", "kf_layer_norm_bwd_f16"),
         (),
     ),
@@ -229,7 +229,7 @@ SEEDED = {
     ),
     "segments side by side": (
         "kf/core/rows/segments.cuh",
-        r"\* gap : column",
+        r"\* gap\s+: column",
         "* 0 : column",
         ("kf_group_norm_f32", "kf_group_norm_bwd_f32"),
         (),
@@ -257,8 +257,8 @@ SEEDED = {
     ),
     "a team's lanes of one channel": (
         "kf/core/rows/segments.cuh",
-        r"by >= g\.in\.wide; by >>= 1\) sum\[0\]",
-        "by > g.in.wide; by >>= 1) sum[0]",
+        r"by >= g\.in\.wide; by >>= 1\)(\s+\\\s+)sum\[0\]",
+        r"by > g.in.wide; by >>= 1)\1sum[0]",
         ("kf_group_norm_bwd_f32",),
         (),
     ),
@@ -271,8 +271,8 @@ SEEDED = {
     ),
     "a channel's first element is the first channel's": (
         "kf/core/rows/segments.cuh",
-        r"\{ return kfi_plane_row\(row, p, g\); \}",
-        "{ return kfi_plane_row(0 * row, p, g); }",
+        r"return kfi_plane_row\(row, p, g\);",
+        "return kfi_plane_row(0 * row, p, g);",
         ("kf_batch_norm_train_f32", "kf_batch_norm_train_bwd_bf16"),
         (),
     ),
@@ -292,7 +292,7 @@ SEEDED = {
     ),
     "a mask on its way a row late": (
         "kf/ops/scale_bool_mask_softmax.device.cuh",
-        r"kfi_shared_next = kfi_divide\(kfi_turn \+ (\w \* )?apart,",
+        r"kfi_shared_next = kfi_divide\(kfi_turn \+ (\w \* )?row_stride,",
         "kfi_shared_next = kfi_divide(kfi_turn,",
         ("kf_scale_bool_mask_softmax_f32", "kf_scale_bool_mask_softmax_bf16"),
         (),
@@ -306,7 +306,7 @@ SEEDED = {
     ),
     "the row before on its way": (
         "kf/ops/rms_norm.device.cuh",
-        r"\(row \+ apart\)",
+        r"\(row \+ row_stride\)",
         "(row)",
         ("kf_rms_norm_bwd_f32",),
         (),

@@ -35,8 +35,8 @@ SEEDED = {
     ),
     "batches of planes as if they were dense": (
         "kf/core/rows/access.cuh",
-        r"if \(p\.outer\) at",
-        "if (0) at",
+        r"if \(p\.outer\)(\s+)at",
+        r"if (0)\1at",
         ("kf_instance_norm_f32",),
     ),
     "outers of an axis side by side": (

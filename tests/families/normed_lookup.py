@@ -317,7 +317,7 @@ FAULTS = {
 BROKEN = {
     "embeddings: the gradient of a row outside is whatever is there": (
         "kf/core/embedding_layer_norm/embedding_layer_norm.h",
-        r"memset\(slopes \+ \(size_t\)\(p \* m->rows\) \* bytes, 0, bytes\)",
+        r"memset\(row_grads \+ \(size_t\)\(p \* m->rows\) \* bytes, 0, bytes\)",
         "(void)bytes",
         ("kf_cpu_embedding_add_layer_norm_bwd_f32",),
     ),
