@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The promise matrix: every test that promises.toml names exists, its page is what the filed runs say, nothing in it failed."""
+"""Checks docs/promises.md: its tests exist and passed, and it matches the filed runs."""
 
 import ast
 import os
@@ -26,7 +26,7 @@ def test_the_test_exists(pattern):
 
 
 def test_every_promise_is_proven_by_a_run():
-    """By a test that ran and passed somewhere."""
+    """A test of each promise ran and passed somewhere, and none failed."""
     results = promises.filed()
     for promise in promises.load():
         counts = [
@@ -42,7 +42,8 @@ def test_every_promise_is_proven_by_a_run():
 def test_the_page_is_what_the_runs_say():
     text = promises.PAGE.read_text()
     assert text == promises.page(promises.filed()), "run: python3 tests/support/promises.py"
-    assert len(re.findall(r"^\| \d+ \|", text, re.M)) >= len(PATTERNS)
+    assert len(re.findall(r"^\| \w+ \| `tests/", text, re.M)) >= len(PATTERNS)
+    assert len(re.findall(r"^## \d+\. ", text, re.M)) == len(promises.load())
 
 
 def test_results_are_counted():
@@ -57,7 +58,7 @@ def test_results_are_counted():
 
 
 def collected(session):
-    """(files, tests) that a whole run of this level has. Where pytest was asked for less, it is asked again."""
+    """Returns (files, tests) of a whole run of this level; collects again if pytest runs a part."""
     option = session.config.option
     if session.config.args in ([str(ROOT / "tests")], ["tests"]) and not (
         option.keyword or option.markexpr or option.ignore
@@ -81,7 +82,7 @@ def collected(session):
 
 
 def test_every_file_of_tests_is_run(request):
-    """pytest leaves out directories of certain names by itself; and each level has something of every promise that needs no GPU."""
+    """pytest skips directories of certain names; each level has a test of every promise without GPU."""
     files, tests = collected(request.session)
     assert files == {p.relative_to(ROOT).as_posix() for p in (ROOT / "tests").glob("**/test_*.py")}
     run = {test.removeprefix("tests/") for test in tests}
@@ -93,7 +94,7 @@ def test_every_file_of_tests_is_run(request):
 
 
 def test_the_ledger(tmp_path, monkeypatch):
-    """A family counts as unchanged for as long as its digest is the filed one, and a run of level 2 is whole when nothing is missing of it."""
+    """A family is unchanged while its digest is the filed one; a run is whole if it misses nothing."""
     monkeypatch.setattr(ledger, "LEDGER", tmp_path / "families.json")
     family, *others = ledger.families()
     ledger.unchanged.cache_clear()

@@ -13,6 +13,7 @@ import os
 import pathlib
 import platform
 import re
+import textwrap
 import tomllib
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -21,10 +22,13 @@ PAGE = ROOT / "docs/promises.md"
 OUTCOMES = ("passed", "failed", "skipped")
 HEAD = """# What kf promises, and what proves it
 
-Written by `tests/support/promises.py` from test runs; nothing here is filled in by hand. A row is a promise (the numbers are
-the project's own), a family of functions ("all": what concerns every header), and a test. What was skipped names what that
-machine lacks; a promise that only a GPU can prove has its results in the GPU's column. "-": the filed run did not have that test, so that
-until the next one a row with nothing else says what is to be proven, not that it is.
+Each promise with the tests that prove it and the results of the last whole test runs. The page is
+for users who depend on a promise and for contributors who change code behind one.
+`python3 tests/support/promises.py` writes it from the filed runs; do not edit it.
+
+- *family*: the functions that a row is about; "all" concerns every header.
+- *skipped*: that machine lacked something, such as a GPU, clang or valgrind.
+- *-*: the filed run did not have that test. A row with nothing else is not proven yet.
 """
 
 
@@ -152,6 +156,23 @@ def cell(result, pattern, family):
     return ", ".join(words) or "-"
 
 
+def rows(results, kinds, pattern):
+    """Table rows of one test pattern, one per family."""
+    families = {
+        of for r in results.values() for test, of, *_ in r["tests"] if covers(pattern, test)
+    } - {"all"}
+    lines = []
+    for family in sorted(families) or ["all"]:
+        cells = [cell(results[k], pattern, family) for k in kinds]
+        if family != "all":  # a file that was skipped as a whole names no function
+            cells = [
+                cell(results[k], pattern.partition("::")[0], "all") if c == "-" else c
+                for k, c in zip(kinds, cells)
+            ]
+        lines.append(f"| {family} | `tests/{pattern}` | {' | '.join(cells)} |")
+    return lines
+
+
 def page(results):
     kinds = [k for k in ("cpu", "gpu") if k in results]
     had = {
@@ -160,39 +181,22 @@ def page(results):
         )
         for k in kinds
     }
-    lines = [HEAD] + [
-        f"- {'Without a GPU' if k == 'cpu' else 'With a GPU'}: {results[k]['machine']}, KF_LEVEL={results[k]['level']}, "
-        f"{had[k]} functions"
-        for k in kinds
-    ]
-    lines += [
-        "",
-        "| | promise | family | proven by | "
-        + " | ".join("without a GPU" if k == "cpu" else "with a GPU" for k in kinds)
-        + " |",
-        "| --: | :-- | :-- | :-- |" + " :-- |" * len(kinds),
-    ]
+    lines = [HEAD]
+    for k in kinds:
+        where = "Without a GPU" if k == "cpu" else "With a GPU"
+        text = (
+            f"{where}: {results[k]['machine']}, KF_LEVEL={results[k]['level']}, {had[k]} functions."
+        )
+        lines += textwrap.wrap(text, 100, initial_indent="- ", subsequent_indent="  ")
+    columns = ["without a GPU" if k == "cpu" else "with a GPU" for k in kinds]
     for promise in load():
+        lines += ["", f"## {promise['number']}. {promise['title']}", ""]
+        lines += [
+            f"| family | proven by | {' | '.join(columns)} |",
+            "| :-- | :-- |" + " :-- |" * len(kinds),
+        ]
         for pattern in promise["tests"]:
-            families = sorted(
-                {
-                    of
-                    for r in results.values()
-                    for test, of, *_ in r["tests"]
-                    if covers(pattern, test)
-                }
-                - {"all"}
-            ) or ["all"]
-            for family in families:
-                cells = [cell(results[k], pattern, family) for k in kinds]
-                if family != "all":  # a file that was skipped as a whole names no function
-                    cells = [
-                        cell(results[k], pattern.partition("::")[0], "all") if c == "-" else c
-                        for k, c in zip(kinds, cells)
-                    ]
-                lines.append(
-                    f"| {promise['number']} | {promise['title']} | {family} | `tests/{pattern}` | {' | '.join(cells)} |"
-                )
+            lines += rows(results, kinds, pattern)
     return "\n".join(lines) + "\n"
 
 
