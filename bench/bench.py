@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The benchmark driver: builds the launchers of a set of cases, checks each against float64, times it beside its peers.
+"""Benchmark driver: builds, checks (against float64) and times a set of cases and their peers.
 
     python3 bench/bench.py --set headline --out bench/results/h200/headline.json
     python3 bench/bench.py --set compile --filter gelu --out bench/results/h200/compile.json
     python3 bench/bench.py --set family --threads 2 --out bench/results/cpu/family.json
-    python3 bench/bench.py --page       README's and docs/performance.md's tables and charts, from the filed results
+    python3 bench/bench.py --page       all published pages and charts, from the filed results
 
-Cases are data (shapes.toml), bytes come from the manifest, peers are a file for each family (peers/). Times are medians over rounds in
-shuffled order; a percentage of copy is of a copy of as many bytes, timed in the same rounds. A result that is wrong is not timed, and fails
-the run.
+Cases are data (shapes.toml), bytes come from the manifest, peers are one file per family (peers/).
+Times are medians over rounds in shuffled order. Percentages are of a copy of as many bytes, timed
+in the same rounds. A wrong result is not timed and fails the run.
 """
 
 import argparse
@@ -29,7 +29,10 @@ sys.path[:0] = [str(HERE), str(HERE.parent / "tests" / "support")]
 
 import store  # noqa: E402
 
-OUTPUTS = "kf and eager_out write preallocated tensors; eager and torch.compile return fresh ones from PyTorch's allocator"
+OUTPUTS = (
+    "kf and eager_out write preallocated tensors; "
+    "eager and torch.compile return fresh ones from PyTorch's allocator"
+)
 NAME = {"cuda": "name", "cpu": "cpu_name"}
 UNITS = {
     "us": "microseconds per call, median",
@@ -47,11 +50,11 @@ def arguments():
     p.add_argument(
         "--set", help="a [set.NAME] of shapes.toml; headline where there is a GPU, else family"
     )
-    p.add_argument("--backend", choices=("cpu", "cuda"), help="the set's, if it is not said")
+    p.add_argument("--backend", choices=("cpu", "cuda"), help="default: the set's")
     p.add_argument(
         "--page",
         action="store_true",
-        help="measure nothing: make the pages anew from the filed results",
+        help="measure nothing: write the pages from the filed results",
     )
     p.add_argument("--list", action="store_true", help="measure nothing: print the cases")
     p.add_argument("--out", type=pathlib.Path)
@@ -65,7 +68,7 @@ def arguments():
         "--limit-seconds",
         type=float,
         default=float("inf"),
-        help="start no case after so many seconds",
+        help="start no case after this many seconds",
     )
     p.add_argument(
         "--rounds", type=int, default=5, help="each has every contender twice, in shuffled order"
@@ -104,7 +107,7 @@ def measure(case, lib, pool, timer, args, library):
         row, both, times = python_calls.measure(case, lib, pool, timer, args)
         return row | figures(both, times)
     if "compile" in case.peers:
-        torch._dynamo.reset()  # else the next function of the same code would count as a recompilation
+        torch._dynamo.reset()  # or the next function of the same code counts as a recompilation
     sets, stream = (
         contenders.sets_of(case, args.backend),
         timer.stream.cuda_stream if args.backend == "cuda" else 0,
@@ -138,7 +141,7 @@ def measure(case, lib, pool, timer, args, library):
     )
 
     own = {}
-    if case.any:  # of the same tensors
+    if case.any:  # on the same tensors
         for tensor in data[0][1].values():
             tensors.poison(tensor)
         own["any"] = contenders.any_calls(case, lib, pool, data, stream, library["ids"])
@@ -157,7 +160,7 @@ def measure(case, lib, pool, timer, args, library):
             timed[name] = call
             if case.memory and args.backend == "cuda":
                 peak[name] = contenders.peak(call)
-        except Exception as error:  # noqa: BLE001 (a peer that fails is reported, and the others are timed)
+        except Exception as error:  # noqa: BLE001 (reported; the other peers are still timed)
             wrong[name] = {"failed": f"{type(error).__name__}: {error}"[:300]}
     times = timer.measure(timed, sets, args.rounds) | wrong
     if case.memory:
@@ -193,7 +196,8 @@ def line(row):
     )
     memory = "  ".join(f"{n} {mib} MiB" for n, mib in row.get("peak_mib", {}).items())
     return (
-        f"{row['function']:<40} {sizes:<16} {row['times']['kf']['us']:>9.1f} us  {row['gbps']:>7.1f} GB/s  "
+        f"{row['function']:<40} {sizes:<16} {row['times']['kf']['us']:>9.1f} us  "
+        f"{row['gbps']:>7.1f} GB/s  "
         f"{row['percent_of_copy']:>5.1f} % of copy  {peers}  {failed}  {memory}"
     ).rstrip()
 
@@ -213,7 +217,7 @@ def write(args, header, rows, left):
 
 
 def fill_compile_cache(args):
-    """Runs each peer's torch.compile in other processes, so that the timed run finds it in the cache on disk."""
+    """Compiles the peers in other processes, so that the timed run finds them in the disk cache."""
     words = [sys.executable, str(HERE / "bench.py"), *sys.argv[1:]]
     shards = [subprocess.Popen([*words, "--shard", f"{i}/{args.jobs}"]) for i in range(args.jobs)]
     for shard in shards:
@@ -221,7 +225,7 @@ def fill_compile_cache(args):
 
 
 def compiling(case, pool, args):
-    """The calls that compile something when they are first made, over one set."""
+    """Returns the calls that compile something at first use, over one set of tensors."""
     if case.python:
         import python_calls
 
@@ -258,7 +262,7 @@ def compile_only(cases, pool, args, started):
 
 
 def summary(rows):
-    """The last lines of a run: what is slow, and what is slower than a peer."""
+    """Prints the end of a run: the slowest cases, and those slower than a peer."""
     good = [r for r in rows if "wrong" not in r]
     print(f"\n{len(good)} cases measured, {len(rows) - len(good)} wrong")
     print("lowest percentages of copy:")
@@ -275,7 +279,7 @@ def summary(rows):
 
 
 def chosen(args):
-    """The cases of the set; args.backend is the set's from here on."""
+    """Returns the cases of the set; sets args.backend to the set's."""
     import case
     import kflib
 
@@ -291,10 +295,10 @@ def chosen(args):
 
 
 def prepare(args):
-    """PyTorch as the peers need it."""
+    """Configures PyTorch for the peers."""
     if args.backend == "cpu":  # before any OpenMP runtime starts
         os.environ["OMP_NUM_THREADS"] = str(args.threads)
-    else:  # the processes are the parallelism; the same in all of them, so that they share the cache
+    else:  # processes run in parallel instead; equal in all of them, so that they share the cache
         os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
     import torch
     import torch._functorch.config as functorch_config
@@ -302,23 +306,23 @@ def prepare(args):
 
     torch.backends.cuda.matmul.allow_tf32 = args.tf32
     functorch_config.donated_buffer = False  # the graph of compiled autograd is kept and run again
-    # What is tuned while other processes fill the compile cache was tuned on a busy GPU: only the quiet run's choice counts.
+    # While other processes fill the cache the GPU is busy: only the quiet run's tuning counts.
     inductor_config.autotune_local_cache = False
     if args.backend == "cpu":
         torch.set_num_threads(args.threads)
 
 
 def head(args, flags):
-    """What is said of the run as a whole."""
+    """Returns the head of a result file: command, machine, method, data, units."""
     import data
     import machine
     import timing
 
     cuda = args.backend == "cuda"
     compiler = "nvcc" if cuda else os.environ.get("CC", "gcc")
-    said = [word.replace(f"{HERE.parent}/", "") for word in sys.argv[1:]]
+    words = [word.replace(f"{HERE.parent}/", "") for word in sys.argv[1:]]
     found = {
-        "command": shlex.join(["python3", "bench/bench.py", *said]),
+        "command": shlex.join(["python3", "bench/bench.py", *words]),
         "set": args.set,
         "backend": args.backend,
         "machine": machine.describe(args.backend, compiler, flags, args.threads),
@@ -356,7 +360,8 @@ def run(args, found, started):
     functions = list({f["name"]: f for f in each}.values())
     lib = kflib.build(args.backend, functions, args.build_dir, flags=flags) if functions else None
     print(
-        f"{len(functions)} functions built in {time.monotonic() - started:.0f} s; {len(found)} cases",
+        f"{len(functions)} functions built in {time.monotonic() - started:.0f} s; "
+        f"{len(found)} cases",
         flush=True,
     )
     compiles = not args.no_compile and any(p.startswith("compile") for c in found for p in c.peers)
@@ -375,7 +380,7 @@ def run(args, found, started):
         timer.warm_up()
         header["clocks_before"] = machine.clocks()
 
-    gc.freeze()  # what is loaded by now stays: collections during the run need not look at it
+    gc.freeze()  # collections during the run skip what is loaded by now
     rows, saved = [], time.monotonic()
     for done, case in enumerate(found):
         if time.monotonic() - started > args.limit_seconds:
@@ -383,7 +388,7 @@ def run(args, found, started):
             break
         try:
             row = measure(case, lib, pool, timer, args, library)
-        except Exception as error:  # noqa: BLE001 (wrong or refused: the other cases are still worth their time)
+        except Exception as error:  # noqa: BLE001 (wrong or refused; others are still timed)
             row = {
                 "function": case.f[NAME[args.backend]],
                 "sizes": list(case.sizes),
@@ -392,9 +397,9 @@ def run(args, found, started):
         rows.append(row)
         print(line(row), flush=True)
         if "CUDA error" in row.get("wrong", ""):
-            print("stopped: after such an error the device answers nothing more")
+            print("stopped: after a CUDA error the device fails every call")
             break
-        if time.monotonic() - saved > 60:  # so that a run that is cut off leaves what it has
+        if time.monotonic() - saved > 60:  # an interrupted run keeps its rows
             write(args, header, rows, len(found) - len(rows))
             saved = time.monotonic()
     if args.backend == "cuda":

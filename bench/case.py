@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Turns shapes.toml, with a file of shapes/ for each family, and the manifest into a list of cases: one function at one shape. Needs no GPU and no
-PyTorch."""
+"""Makes the cases of a set, one function at one shape each, from shapes.toml and the manifest.
+
+Files in shapes/ add a family's cases. Needs neither GPU nor PyTorch.
+"""
 
 import dataclasses
 import math
@@ -9,7 +11,7 @@ import tomllib
 
 ITEM = {"f32": 4, "f16": 2, "bf16": 2, "f64": 8, "i32": 4, "i64": 8, "u8": 1}
 PATH = pathlib.Path(__file__).with_name("shapes.toml")
-# What rows of batches, heads and groups are made of: as many channels as PyTorch's users have, and the same for every function.
+# Extents of batches, heads and groups: typical numbers of channels, equal for every function.
 CHANNELS, HEADS, GROUPS, PARTS, BATCH = 64, 16, 32, 8, 32
 
 
@@ -18,16 +20,16 @@ class Case:
     f: dict  # the function's entry of the manifest
     sizes: tuple
     peers: tuple = ()
-    at: object = ""  # the column of a table: elements a row, or a shape in words
-    skip: tuple = ()  # tensors that nobody asks for: NULL
+    at: object = ""  # column of a table: elements per row, or a shape as text
+    skip: tuple = ()  # tensors that are not wanted: NULL
     shared: bool = False  # gradients that are proven equal share one pointer
     scalars: dict = dataclasses.field(default_factory=dict)
-    forward: dict = None  # of a gradient: its forward's entry
-    any: dict = None  # the function for any activation that it may be called by
-    memory: bool = False  # whether it is said how much memory each contender takes
-    by_result: list = None  # of one by the activation's result: its statements of torch
+    forward: dict = None  # a gradient's forward: its manifest entry
+    any: dict = None  # its variant with run-time activation
+    memory: bool = False  # whether to report peak memory
+    by_result: list = None  # a gradient from the result: torch statements
     python: str = ""  # called through Python: "forward", or "both", with its gradient
-    gradient: object = None  # then the gradient's case
+    gradient: object = None  # the gradient's case for "both"
 
     @property
     def key(self):
@@ -35,7 +37,7 @@ class Case:
 
     @property
     def variant(self):
-        """NHWC, where a group's or a channel's elements of a place lie side by side."""
+        """ "NHWC" if the channels of a pixel are contiguous, else ""."""
         return "NHWC" if self.f["form"] in ("groups", "channels") and self.sizes[-1] == 1 else ""
 
     @property
@@ -44,7 +46,7 @@ class Case:
 
     @property
     def outputs(self):
-        """What a call writes: a gradient that shares another's memory is not listed again."""
+        """Written arguments; a gradient that shares another's memory is listed once."""
         return [
             a
             for a in self.f["arguments"]
@@ -55,7 +57,7 @@ class Case:
 
     @property
     def results(self):
-        """What PyTorch's form of the forward returns, in order: outputs that nobody may leave out."""
+        """Outputs that PyTorch's forward returns, in order: those that may not be NULL."""
         return [
             a["name"]
             for a in (self.forward or self.f)["arguments"]
@@ -74,7 +76,7 @@ class Case:
 
     @property
     def wanted(self):
-        """The inputs whose gradients are asked for."""
+        """Inputs whose gradients are wanted."""
         written = {
             a["name"]
             for a in self.f["arguments"]
@@ -84,7 +86,7 @@ class Case:
 
     @property
     def elements(self):
-        """Of a result: how many groups its channels make does not count. Where one tensor does not say all sizes, of the largest that has rows."""
+        """Elements of a result, or of the largest tensor with rows if no tensor has all sizes."""
         if not self.f["axes"] or self.f["axes"]["shaped_by"]:
             return max(
                 math.prod(self.shape(a))
@@ -94,7 +96,7 @@ class Case:
         return math.prod(n for name, n in zip(self.f["sizes"], self.sizes) if name != "groups")
 
     def shape(self, a):
-        """Its extents in the manifest are sizes and products of them, such as 2 * cols."""
+        """Shape of a tensor, whose extents are products of sizes, such as 2 * cols."""
         at = dict(zip(self.f["sizes"], self.sizes))
         return tuple(
             math.prod(int(at.get(word, word)) for word in extent.split(" * "))
@@ -106,9 +108,10 @@ class Case:
 
     @property
     def bytes(self):
-        """Every tensor that the call touches, once: of one that is read at places of its own, as much as the manifest says."""
+        """Bytes of every tensor of the call, once; the manifest says how much of a gathered one."""
         if not self.f["axes"] or self.f["axes"]["shaped_by"]:
-            whole = eval(self.f["cost"]["bytes"], {}, dict(zip(self.f["sizes"], self.sizes)))  # noqa: S307 (kfgen's own expression)
+            at = dict(zip(self.f["sizes"], self.sizes))
+            whole = eval(self.f["cost"]["bytes"], {}, at)  # noqa: S307 (kfgen's own expression)
             return whole - sum(self.size(a) for a in self.f["arguments"] if a["name"] in self.skip)
         return sum(
             self.size(a)
@@ -118,15 +121,15 @@ class Case:
 
 
 def forward_of(f, functions):
-    """The forward of a gradient: where what it is given of it comes from."""
+    """Returns the forward of a gradient, which writes its saved inputs."""
     return next(g for g in functions if g["name"] == f["forward"])
 
 
-# ---- sizes -------------------------------------------------------------------------------------------------------
+# ---- sizes ----
 
 
 def of_rows(form, n, length):
-    """[sizes] of n elements in rows of `length`: those of an op over rows, NCHW and NHWC where there are both."""
+    """Sizes of an op over rows: n elements in rows of `length`; NCHW and NHWC if both exist."""
     rows = n // length
     queries = min(length, rows // HEADS)
     found = {
@@ -143,7 +146,7 @@ def of_rows(form, n, length):
 
 
 def length_of(f, sizes):
-    """Elements of a row."""
+    """Returns the elements of a row."""
     at = dict(zip(f["sizes"], sizes))
     if f["form"] == "groups":
         return at["length"] * at["channels"] // at["groups"] * at["inner"]
@@ -151,14 +154,14 @@ def length_of(f, sizes):
 
 
 def of_axis(text, n):
-    """The sizes of "64 x * x 4096", where * is what is left of n elements."""
+    """Sizes of "64 x * x 4096"; * fills up to n elements."""
     words = text.split(" x ")
     left = n // math.prod(int(w) for w in words if w != "*")
     return tuple(left if w == "*" else int(w) for w in words)
 
 
 def _count(f, size):
-    """(elements, and the row length that the shape gives)."""
+    """Returns (elements, row length or None)."""
     if "shape" in size:
         return math.prod(size["shape"]), size["shape"][1]
     widths = [ITEM[a["dtype"]] for a in f["arguments"] if a.get("kind") in ("elem", "half")]
@@ -166,7 +169,7 @@ def _count(f, size):
 
 
 def _sizes(f, size, entry):
-    """[(sizes, at)]: every shape that the function gets for one entry of `size`."""
+    """Returns [(sizes, at)]: the shapes of a function for one entry of `size`."""
     n, cols = _count(f, size)
     if f["family"] == "reduction":
         return [(of_axis(text, n), text) for text in entry.get("axes", ())]
@@ -187,15 +190,15 @@ def _sizes(f, size, entry):
     ]
 
 
-# ---- sets --------------------------------------------------------------------------------------------------------
+# ---- sets ----
 
 
 def _made(f, sizes, at, entry, data, peers, manifest):
     functions = manifest["functions"]
     skip = tuple(data["unasked"].get(f["op"], ()))
-    if (
-        not f["bwd"] and not entry.get("python")
-    ):  # what a forward leaves for a gradient, as large as its result: peers write no such thing either
+    if not f["bwd"] and not entry.get(
+        "python"
+    ):  # saved tensors as large as the result, which peers do not write
         skip += tuple(
             a["name"]
             for a in f["arguments"]
@@ -209,7 +212,7 @@ def _made(f, sizes, at, entry, data, peers, manifest):
     scalars |= {k: v for k, v in data["scalars"].items() if k in scalars}
     scalars |= {
         name: n for name, n in zip(f["sizes"], sizes) if name == "groups"
-    }  # which no tensor's shape says
+    }  # no tensor's shape has it
     by_result = (
         f["bwd"]
         and f["statements_by_result"]
@@ -236,7 +239,7 @@ def _made(f, sizes, at, entry, data, peers, manifest):
 
 
 def _taken(f, entry, lists):
-    """Whether a set has this function."""
+    """Returns whether a set has this function."""
     if f["family"] not in entry["families"] or f["state"]:
         return False
     which = entry["functions"]
@@ -255,7 +258,7 @@ def _peers(f, entry, lists, at):
 
 
 def _listed(entry, manifest, data):
-    """The cases that a set names one by one."""
+    """Yields the cases that a set lists by name."""
     by_name = {f[key]: f for f in manifest["functions"] for key in ("name", "cpu_name")}
     for name, *sizes in entry["cases"]:
         if name not in by_name:
@@ -281,7 +284,7 @@ def _listed(entry, manifest, data):
 
 
 def read():
-    """The tables of shapes.toml with what the families' own files add: cases to its sets, entries to its other tables."""
+    """Reads shapes.toml and adds the families' cases and entries."""
     data = tomllib.loads(PATH.read_text())
     for path in sorted(PATH.with_suffix("").glob("*.toml")):
         more = tomllib.loads(path.read_text())
@@ -293,7 +296,7 @@ def read():
 
 
 def load(name, manifest):
-    """(the set's entry, its cases)."""
+    """Returns (entry of the set, its cases)."""
     data = read()
     if name not in data["set"]:
         raise SystemExit(
@@ -303,7 +306,7 @@ def load(name, manifest):
         data["set"][name],
         data["functions"],
         {},
-    )  # by key: two shapes of as many elements are one case to a function of n
+    )  # keyed: two shapes with equal n are one case of a flat function
     if "cases" in entry:
         return entry, list({c.key: c for c in _listed(entry, manifest, data)}.values())
     for f in manifest["functions"]:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The charts of docs/performance.md: SVG files in docs/img, drawn by matplotlib from the filed results.
+"""Draws the charts of docs/performance.md from the filed results: SVG files in docs/img.
 
-What a chart shows is data first (`CHARTS[name]()`), and a hash of it stands in the file: whether a chart is stale is told without
-drawing it. Wins and losses have one colour; the line at 1, or at 100 %, parts them.
+`CHARTS[name]()` returns the data of a chart. Its hash stands in the file, so stale charts are
+detected without drawing. Wins and losses share one colour; a line at 1, or 100 %, divides them.
 """
 
 import hashlib
@@ -13,12 +13,12 @@ import pathlib
 import filed
 
 FOLDER = pathlib.Path(__file__).resolve().parents[1] / "docs/img"
-DRAWING = 2  # counted up when the same data are to be drawn in another way
+DRAWING = 2  # increment to redraw the same data in another style
 COLOURS = {
     "f32": "#1f5fa8",
     "bf16": "#c4501b",
     "f16": "#4f772d",
-}  # blue and orange: told apart in greyscale and by the colour-blind
+}  # blue and orange differ in greyscale and for colour-blind readers
 SHORT = {
     "compile": ("torch.compile", "o"),
     "compile_autograd": ("torch.compile, autograd", "^"),
@@ -27,7 +27,7 @@ SHORT = {
 }
 
 
-# ---- what is shown -----------------------------------------------------------------------------------------------
+# ---- data ----
 
 
 def direction(row):
@@ -35,7 +35,7 @@ def direction(row):
 
 
 def by_length(which, *ops):
-    """{op: {(dtype, bwd): [[row length or shape, percent of a copy], ...]}}; an op may be "op, NHWC"."""
+    """Percent of a copy by op and "dtype direction": [[row length or shape, percent], ...]."""
     found = {op: {} for op in ops}
     for r in filed.load(which)["rows"]:
         op = r["op"].replace("_{act}", "") + (f", {r['variant']}" if r["variant"] else "")
@@ -85,7 +85,7 @@ def rows_cpu():
 
 
 def against(which, peers, select, title):
-    """{panel: [[function, {peer: [ratio, half its spread or None]}], ...]}, the worst ratio first."""
+    """Ratios by panel: [[function, {peer: [ratio, half its spread or None]}], ...], worst first."""
     panels = {}
     for r in filed.load(which)["rows"]:
         ratios = {p: [round(r["speedup"][p], 3), spread(r, p)] for p in peers if p in r["speedup"]}
@@ -102,7 +102,7 @@ def against(which, peers, select, title):
 
 
 def spread(row, peer):
-    """Half the interquartile range of the ratio, from those of both times; None where the file does not have them."""
+    """Half the interquartile range of the ratio, or None if the file lacks those of the times."""
     times = [row["times"][peer], row["times"]["kf"]]
     if not all("iqr_us" in t for t in times):
         return None
@@ -137,7 +137,7 @@ def small_rows():
 
 
 def sorted_shares(which, value, title):
-    """{panel: {series: values, sorted}}"""
+    """Sorted values by panel and series."""
     panels = {}
     for r in filed.load(which)["rows"]:
         for series, v in value(r):
@@ -177,7 +177,7 @@ def stamp(name):
 
 
 def stale():
-    """Charts whose file is not there or was drawn from other data."""
+    """Lists charts whose file is missing or was drawn from other data."""
     files = {name: FOLDER / f"{name}.svg" for name in CHARTS}
     return [
         name
@@ -186,7 +186,7 @@ def stale():
     ]
 
 
-# ---- how it is drawn ---------------------------------------------------------------------------------------------
+# ---- drawing ----
 
 
 def grid(pyplot, count, columns, width, height, **shared):

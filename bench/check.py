@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether a result is right, before it is timed: against float64 PyTorch and its autograd.
+"""Checks a result against float64 PyTorch and its autograd before it is timed.
 
-Of elementwise ops parts of the timed call are compared: the first and the last rows, and for reduced gradients a block of columns over all
-rows. Of ops over rows and reductions every row, in parts, whose reduced gradients are added up; with dropout the first and the last rows. Every
-element of every output must have been written. The full comparison, with derived bounds, is the tests' business.
+Elementwise ops: the first and last rows, and a block of columns over all rows for reduced
+gradients. Rows and reductions: every row, in parts whose reduced gradients are summed; with
+dropout the first and last rows. Every element must be written. Tests compare fully, by bounds.
 """
 
 import functools
@@ -15,7 +15,7 @@ import torch
 from data import unwritten
 from peers.map import no_drop
 
-# Relative to the result: a few roundings in f32, one ulp in a 2-byte dtype; what is absolute stands for cancellation.
+# Relative to the result: a few roundings in f32, one ulp in 2 bytes. ABSOLUTE allows cancellation.
 RELATIVE = {"f32": 2e-5, "f16": 2.0**-10, "bf16": 2.0**-7}
 ABSOLUTE = 5e-6
 OVER_ROWS = {
@@ -23,12 +23,12 @@ OVER_ROWS = {
     "tf32": 4e-3,
     "f16": 4e-3,
     "bf16": 2e-2,
-}  # of ops over rows, relative to the result and to the mean of their magnitudes
+}  # ops over rows: relative to the result and to the mean magnitude
 SMALL, COLS, PART = (
     1 << 16,
     16,
     1 << 25,
-)  # elements of a part at an end; columns of a block; elements of a part where all are compared
+)  # elements of a part at an end; columns of a block; elements of a part if all are compared
 
 
 class Wrong(AssertionError):
@@ -36,7 +36,7 @@ class Wrong(AssertionError):
 
 
 def outermost(case):
-    """The size along which rows, or whatever does not depend on each other, lie."""
+    """Returns the size along which results are independent."""
     return "channels" if case.f["form"] == "channels" else case.f["sizes"][0]
 
 
@@ -45,13 +45,13 @@ def _spans(n, step):
 
 
 def parts(case):
-    """[({size: slice}, whether sums are complete in it)], and whether together they are the whole call, so that sums may be added up."""
+    """Returns ([({size: slice}, whether sums are complete)], whether the parts cover the call)."""
     name = outermost(case)
     n = dict(zip(case.f["sizes"], case.sizes))[name]
     each = max(case.elements // n, getattr(peers.of(case.f), "EACH", lambda sizes: 0)(case.sizes))
     if case.f["family"] != "elementwise" and not case.f["dropout"]:
         return [({name: slice(*s)}, False) for s in _spans(n, max(1, PART // each))], True
-    if case.f["form"] == "heads":  # with dropout: two heads, since bits are drawn on the CPU
+    if case.f["form"] == "heads":  # with dropout: two heads, since the CPU draws the bits
         ends = [
             {size: slice(i, i + 1) for size, i in zip(case.f["sizes"][:2], at)}
             for at in ((0, 0), (n - 1, case.sizes[1] - 1))
@@ -72,7 +72,7 @@ def parts(case):
 
 
 def cut(tensor, a, part):
-    """A tensor's part: along each of its extents that is a size of the part, or (a packed tensor's) twice one."""
+    """Cuts a tensor along each extent that is a size of the part, or twice one (packed)."""
     for axis, extent in enumerate(a["shape"]):
         for size, span in part.items():
             if extent == size:
@@ -87,7 +87,10 @@ def cut(tensor, a, part):
 
 @functools.lru_cache(maxsize=16)
 def keep_mask(seed, offset, p, sizes, bounds, device):
-    """kf's dropout mask on a part: element i is kept if word i mod 8 of Philox4x32-10(counter i / 8) is not below 65536 p."""
+    """kf's dropout mask on a part.
+
+    Keeps element i if 16-bit number i mod 8 of Philox4x32-10 at counter i / 8 is >= 65536 p.
+    """
     from checks import philox_words
 
     index = np.zeros([1] * len(sizes), np.int64)
@@ -113,7 +116,7 @@ def _dropping(case, part, dropout, device):
 
 
 def reference(case, inputs, part, dropout, scale=1.0):
-    """{output: float64 tensor} on a part. dropout: (seed, offset, p). scale: of the first input."""
+    """Returns {output: float64 tensor} on a part; scale multiplies the first input."""
     f, family = case.f, peers.of(case.f)
     t = {a["name"]: cut(inputs[a["name"]], a, part) for a in case.inputs}
     t = {n: v.double() if v.is_floating_point() else v for n, v in t.items()}
@@ -126,7 +129,7 @@ def reference(case, inputs, part, dropout, scale=1.0):
         ]
         return {
             a["name"]: names[a["name"] if a["name"] in names else a["same_as"]] for a in gradients
-        }  # a peer has no memory that two share
+        }  # a peer's gradients do not share memory
     if f["bwd"] and f["op"] in getattr(family, "GRADIENT", {}):
         return family.GRADIENT[f["op"]](t, case.scalars)
     fn = peers.forward(
@@ -148,13 +151,16 @@ def reference(case, inputs, part, dropout, scale=1.0):
 
 
 def _operand(tensor, kind, shape):
-    """As float64, broadcast to the result's shape."""
+    """Converts to float64 and broadcasts to the result's shape."""
     t = tensor.double().cpu().numpy()
     return np.broadcast_to(t[None, :, None] if kind == "channel" else t, shape)
 
 
 def undecided(case, inputs, part, dropout):
-    """{sum: what terms near a kink may be off by, which may take either branch}, by the tests' rule (kfgen's oracle): 0 where there is none near."""
+    """Returns {sum: tolerance for terms near a kink, which may take either branch}.
+
+    The rule is that of the tests (kfgen's oracle): 0 without such terms.
+    """
     import checks
 
     f, compute = case.f, "f32"
@@ -189,16 +195,19 @@ def undecided(case, inputs, part, dropout):
         largest = np.broadcast_to(s, shape).max(axis=axes)
         found[name] = torch.from_numpy(
             np.where(count, 2.0 * count * largest, 0.0)
-        )  # of one branch what it gives, of the other about as much
+        )  # both branches have about this magnitude
     return found
 
 
 def _elementwise(name, a, got, want, sums, where, moves=0.0):
-    """The largest error in units of the tolerance. A few elements may sit at a kink, where a rounding decides the branch. sums: of how many terms
-    each is a sum, of which none may be off; moves: by how much more those at a kink may move it."""
+    """Returns the largest error in units of the tolerance.
+
+    A few elements may sit at a kink, where a rounding decides the branch. sums: number of terms of
+    each sum (no sum may be off); moves: further tolerance for terms at a kink.
+    """
     want = want.to(got.dtype).double()
     got = got.double()
-    # The terms of a sum are of order one: its error grows with their number, not with what they cancel to.
+    # Terms of a sum are of order one: the error grows with their number, not with the result.
     absolute = ABSOLUTE + 4 * RELATIVE["f32"] * math.sqrt(sums) + moves
     error = (got - want).abs() / (RELATIVE[a["dtype"]] * want.abs() + absolute)
     good = (error <= 1) | (got == want) | (got.isnan() & want.isnan())
@@ -207,13 +216,14 @@ def _elementwise(name, a, got, want, sums, where, moves=0.0):
     if not bad <= allowed or bool((got.isnan() & ~want.isnan()).any()):
         i = int((~good).reshape(-1).nonzero()[0])
         raise Wrong(
-            f"{where}: {name}: {bad} of {good.numel()} wrong, first at {i}: got {got.reshape(-1)[i]}, expected {want.reshape(-1)[i]}"
+            f"{where}: {name}: {bad} of {good.numel()} wrong, first at {i}: "
+            f"got {got.reshape(-1)[i]}, expected {want.reshape(-1)[i]}"
         )
     return float(torch.where(good & error.isfinite(), error, 0.0).max())
 
 
 def _over_rows(case, name, got, want, where):
-    """The largest error, relative to the result and to the mean of the results, in units of what is allowed."""
+    """Returns the largest error, relative to result and mean magnitude, over the limit."""
     got, want = got.double(), want.double()
     allowed = max(
         OVER_ROWS[case.f["dtypes"][0]],
@@ -228,14 +238,14 @@ def _over_rows(case, name, got, want, where):
     if not worst <= 1:
         i = int(error.nan_to_num(nan=torch.inf).argmax())
         raise Wrong(
-            f"{where}: {name}: error {worst * allowed:.3g}, allowed {allowed:.3g}, at {i}: got {got.reshape(-1)[i]}, "
-            f"expected {want.reshape(-1)[i]}"
+            f"{where}: {name}: error {worst * allowed:.3g}, allowed {allowed:.3g}, at {i}: "
+            f"got {got.reshape(-1)[i]}, expected {want.reshape(-1)[i]}"
         )
     return worst
 
 
 def kf(case, inputs, outputs, dropout, where):
-    """Raises Wrong, or returns the largest error over its tolerance."""
+    """Returns the largest error over its tolerance, or raises Wrong."""
     for name, tensor in outputs.items():
         if unwritten(tensor):
             raise Wrong(f"{where}: {name}: {unwritten(tensor)} elements were not written")
@@ -249,7 +259,7 @@ def kf(case, inputs, outputs, dropout, where):
                 continue
             sums = (
                 not set(part) & set(a["shape"]) and not complete and a["kind"] != "elem"
-            )  # a part of what is added up
+            )  # a partial sum
             if sums:
                 added[name] = added.get(name, 0) + want
                 continue
@@ -281,7 +291,10 @@ def kf(case, inputs, outputs, dropout, where):
 
 
 def peer(case, inputs, found, where):
-    """That a peer computes the same function, in its own accuracy. Its dropout mask is another: there only the shapes are compared."""
+    """Checks that a peer computes the same function, in its own accuracy.
+
+    Its dropout mask differs, so with dropout only shapes are compared.
+    """
     arguments = {a["name"]: a for a in case.f["arguments"]}
     for name, got in found.items():
         if tuple(got.shape) != case.shape(arguments[name]):
@@ -299,7 +312,7 @@ def peer(case, inputs, found, where):
             got, ref = cut(tensor, a, part).double(), want[name].double()
             both = got.isfinite() & ref.isfinite()
             got, ref = got[both], ref[both]
-            # Eager rounds every intermediate, and a 2-byte quotient next to a kink lands on its other side: a share may differ.
+            # Eager rounds every intermediate, so a 2-byte quotient may cross a kink.
             limit = 1e-3 if case.f["dtypes"] == ["f32"] else 0.1
             terms = case.elements // case.sizes[1] if a["role"] == "sum" else 0
             off = (

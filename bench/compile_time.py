@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What compiling one function costs: by NVRTC as one text (`kfgen source`), by NVRTC through the op's header, by nvcc to
-device code alone and to an object. Processor time, so that what else the machine does does not count.
+"""Measures the processor time of compiling one function.
+
+By NVRTC as one text (`kfgen source`) and through the op's header; by nvcc to device code and to an
+object. Processor time excludes other work of the machine.
 
     python3 bench/compile_time.py [--step 5] [--nvcc-step 100]
 
-writes bench/results/compile/nvrtc.json and the table of docs/compile_time.md that is made from it (--docs: that alone).
+writes bench/results/compile/nvrtc.json and the table of docs/compile_time.md (--docs: that alone).
 """
 
 import argparse
@@ -31,7 +33,7 @@ RESULT, PAGE, MARK = (
     ROOT / "docs/compile_time.md",
     "<!-- bench/compile_time.py -->",
 )
-WAYS = {
+METHODS = {
     "nvrtc_text": "NVRTC, one text of `kfgen source`",
     "nvrtc_header": "NVRTC, the op's header",
     "nvcc_cubin": "nvcc -cubin, the op's header",
@@ -44,7 +46,8 @@ def nvcc_seconds(f, include, folder, *what):
     arguments = f["signature"].split("(", 1)[1].rsplit(")", 1)[0]
     names = ", ".join([a["name"] for a in f["arguments"]] + ["stream"])
     (folder / "one.cu").write_text(
-        f"#include <{f['header']}.cuh>\nkf_result_t call({arguments}) {{ return {f['name']}({names}); }}\n"
+        f"#include <{f['header']}.cuh>\n"
+        f"kf_result_t call({arguments}) {{ return {f['name']}({names}); }}\n"
     )
     command = [
         toolkit.nvcc(),
@@ -61,7 +64,7 @@ def nvcc_seconds(f, include, folder, *what):
 
 
 def every(functions, step):
-    """Every so many of them, and of an op that falls through one."""
+    """Returns every `step`-th function, and one of each op that this misses."""
     found = functions[::step]
     return found + list(
         {f["op"]: f for f in functions if f["op"] not in {g["op"] for g in found}}.values()
@@ -74,11 +77,11 @@ def measure(step, nvcc_step):
         launcher.name: launcher for k in selection.all_kernels() for launcher in k.launchers
     }
     functions = kflib.on("cuda", kflib.manifest()["functions"])
-    seconds = {way: [] for way in WAYS}
+    seconds = {method: [] for method in METHODS}
     with tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)
         include = kflib.render(folder)
-        nvrtc.compile_text("", arch=ARCH)  # the library is in memory from here on
+        nvrtc.compile_text("", arch=ARCH)  # loads the library
         for f in every(functions, step):
             asked = source.kernel_names(launchers[f["name"]])
             seconds["nvrtc_text"].append(
@@ -101,29 +104,30 @@ def measure(step, nvcc_step):
         "nvcc": re.search(r"V([\d.]+)", version)[1],
         "functions": len(functions),
         "seconds": {
-            way: {
+            method: {
                 "functions": len(t),
                 "median": round(statistics.median(t), 3),
                 "least": round(min(t), 3),
                 "most": round(max(t), 3),
             }
-            for way, t in seconds.items()
+            for method, t in seconds.items()
         },
     }
 
 
 def table(result):
     lines = [
-        f"Processor seconds for one function of the {result['functions']:,}, all its kernels, {result['arch']}, CUDA {result['nvcc']}, "
-        f"{result['cpu']}:",
+        f"Processor seconds for one function of the {result['functions']:,}, all its kernels, "
+        f"{result['arch']}, CUDA {result['nvcc']}, {result['cpu']}:",
         "",
         "| | median | least | most | functions measured |",
         "|:--|--:|--:|--:|--:|",
     ]
-    for way, words in WAYS.items():
-        t = result["seconds"][way]
+    for method, words in METHODS.items():
+        t = result["seconds"][method]
         lines.append(
-            f"| {words} | {t['median']:.2f} | {t['least']:.2f} | {t['most']:.2f} | {t['functions']} |"
+            f"| {words} | {t['median']:.2f} | {t['least']:.2f} | {t['most']:.2f} "
+            f"| {t['functions']} |"
         )
     return "\n".join(lines)
 

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is timed of a case: kf's launcher, a copy of as many bytes, and the peers; each a function of the number of a tensor set."""
+"""The contenders of a case: kf's launcher, a copy of as many bytes, and the peers.
+
+Each is a function of the index of a tensor set.
+"""
 
 import numpy as np
 import peers
@@ -7,12 +10,12 @@ import peers.map as maps
 import torch
 
 DROPOUT = (0x1234567890ABCDEF, 77, 0.1)  # seed, offset, p
-COLD_BYTES = 192 << 20  # three times the largest L2 in use, and a little
-WHOLE = 256 << 20  # tensors from here on evict themselves: one set of them is cold
+COLD_BYTES = 192 << 20  # over three times the largest L2 in use
+WHOLE = 256 << 20  # larger tensors evict themselves: one set is cold
 
 
 def bound(case, f, lib, pool, inputs, outputs, stream, more=()):
-    """A launcher on these tensors; what is not among them is NULL. more: values of other arguments, by name."""
+    """Binds a launcher to tensors; missing ones are NULL. more: further arguments by name."""
     need = lib.workspace_bytes(f, list(case.sizes))
     seed, offset, p = DROPOUT
     values = (
@@ -40,7 +43,7 @@ def bound(case, f, lib, pool, inputs, outputs, stream, more=()):
 
 
 def fill_saved(case, lib, pool, inputs, stream):
-    """What a gradient is given of its forward: kf's own."""
+    """Computes the saved inputs of a gradient by kf's forward."""
     outputs = {n: inputs[n] for n in case.saved}
     for a in case.forward["arguments"]:
         if (
@@ -54,7 +57,7 @@ def fill_saved(case, lib, pool, inputs, stream):
 
 
 def any_calls(case, lib, pool, data, stream, ids):
-    """The same by the function whose activation is an argument. ids: {activation: its number}."""
+    """Calls by the run-time activation variant. ids: {activation: number}."""
     names = [a["name"] for a in case.f["arguments"] if a["role"] == "act_scalar"]
     held = np.array(
         [case.scalars[n] for n in names] + [0.0],
@@ -85,7 +88,10 @@ def kf_calls(case, lib, pool, data, stream):
 
 
 def autograd(case, fn, data):
-    """The gradients by PyTorch's autograd. Its graph is kept: the forward pass runs once per tensor set, unless the op is forward and backward."""
+    """Gradients by PyTorch's autograd, with the graph kept.
+
+    The forward runs once per tensor set, unless the op is forward and backward in one.
+    """
     one_pass = case.f["op"] in getattr(peers.of(case.f), "ONE_PASS", ())
     wanted, kept = peers.of(case.f).ONE_PASS[case.f["op"]] if one_pass else case.wanted, {}
 
@@ -115,7 +121,7 @@ def autograd(case, fn, data):
 
 
 def out_calls(case, data):
-    """PyTorch's functions that write into given tensors; None where it has none."""
+    """PyTorch's functions that write into given tensors, or None."""
     from peers import map_out, row_out
 
     f, p = case.f, DROPOUT[2]
@@ -136,7 +142,7 @@ def out_calls(case, data):
 
 
 def peer_calls(case, data, args, library=None):
-    """{peer: (call, names of its results)}; library: of peers that are no PyTorch, {name: maker}."""
+    """Returns {peer: (call, names of results)}; library: {name: maker} of other libraries."""
     f, p, found = case.f, DROPOUT[2], {}
     if not peers.known(f):
         return {}
@@ -189,7 +195,7 @@ def peer_calls(case, data, args, library=None):
 
 
 def peak(call):
-    """Bytes that a call takes at most beside what is there before it, its results among them."""
+    """Peak bytes of a call, results included, above what is allocated before it."""
     torch.cuda.synchronize()
     torch.cuda.empty_cache()
     before = torch.cuda.memory_allocated()
@@ -201,8 +207,11 @@ def peak(call):
 
 
 def copied(moved):
-    """Bytes of the copy that moves as many, to 0.4 %: a copy of a number of bytes that has few factors of two runs at two thirds of the speed
-    (65,537 pages of 4 KiB at 2.75 TB/s, 65,536 at 4.2)."""
+    """Bytes of the copy that moves as many, within 0.4 %.
+
+    Sizes with few factors of two copy at two thirds of the speed (65,537 pages of 4 KiB at 2.75
+    TB/s, 65,536 at 4.2).
+    """
     unit = max(4096, 1 << max(moved.bit_length() - 9, 0))
     return max(moved // 2 // unit, 1) * unit
 
@@ -224,25 +233,25 @@ def copy_calls(case, pool, sets, backend):
 
 
 def sets_of(case, backend):
-    """How many sets of tensors are gone through in turn, so that none is in the cache."""
+    """Number of tensor sets to rotate through, so that none is in the cache."""
     if backend == "cpu":
         return 1
     bytes_of = [case.size(a) for a in case.inputs + case.outputs if not a["unread"]]
     along = [
         size for size in bytes_of if 2 * size >= max(bytes_of)
-    ]  # not a bias, a table, labels: those may stay in the cache
+    ]  # a bias, a table or labels may stay in the cache
     return 1 if min(along) >= WHOLE else max(3, -(-COLD_BYTES // case.bytes))
 
 
 def libraries(args, pool, timer, flags):
-    """{peer: case -> a call} of what is no PyTorch: CUB's sum of as many bytes."""
+    """Returns {peer: case -> call} of other libraries: CUB's sum of as many bytes."""
     if args.backend != "cuda" or args.shard:
         return {}
     from peers import library
 
     cub = library.cub(args.build_dir / "cub", flags)
 
-    def make(case):  # as many tensors in turn as kf's: one alone would be read from the cache
+    def make(case):  # rotates through as many tensors as kf, or it would read from the cache
         calls = [
             cub(
                 pool.scratch(case.bytes, "cub", i, how="normal")[: case.bytes // 4],

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tensors of a case: drawn once, kept, and lent to every case that needs as many."""
+"""Tensors of the cases: drawn once, kept, and shared by all cases of equal needs."""
 
 import math
 
@@ -8,8 +8,9 @@ import torch
 from peers.map import TORCH
 
 DISTRIBUTION = (
-    "inputs N(0, 1), drawn once in float32 and rounded to the dtype, but for labels, masks and probabilities; variances |N(0, 1)| + 0.1; "
-    "what a gradient is given of its forward is kf's own; outputs filled with a NaN pattern before the check"
+    "inputs N(0, 1), drawn once in float32 and rounded to the dtype, but for labels, masks and "
+    "probabilities; variances |N(0, 1)| + 0.1; what a gradient is given of its forward is kf's "
+    "own; outputs filled with a NaN pattern before the check"
 )
 
 # A NaN that no arithmetic produces: its payload shows where a kernel did not write.
@@ -41,7 +42,7 @@ class Pool:
         return flat.abs_().add_(0.1) if how == "positive" else flat
 
     def _shaped(self, shape, dtype, how, case):
-        """What depends on more than the number of elements."""
+        """Draws tensors whose values depend on the shape."""
         if how == "words":
             return torch.randint(
                 case.sizes[1], shape, generator=self.generator, device=self.device, dtype=dtype
@@ -69,13 +70,13 @@ class Pool:
         values = self._normal(math.prod(shape)).view(shape)
         if how == "distribution":
             return values.softmax(-1).to(dtype)
-        if how == "small":  # as a layer's weights are
+        if how == "small":  # weights of a layer
             return (values / 64).to(dtype)
         assert how == "near_one", how
         return torch.exp(values / shape[1] ** 0.5).to(dtype)
 
     def take(self, key, count, dtype, how=None):
-        """how: None for what is written before it is read."""
+        """Returns a flat buffer; how is None for tensors that are written first."""
         flat = self.buffers.get(key)
         if flat is None or flat.numel() < count:
             self.buffers.pop(key, None)
@@ -88,7 +89,7 @@ class Pool:
         return flat[:count]
 
     def tensors(self, case, index, saved=()):
-        """({input: tensor}, {output: tensor}) of set number `index`. saved: inputs that the forward will write."""
+        """Returns ({input: tensor}, {output: tensor}) of a set; the forward writes `saved`."""
         found, taken = ({}, {}), {}
         for part, arguments in zip(found, (case.inputs, case.outputs)):
             for a in arguments:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a result must say about where it was measured."""
+"""Describes the machine of a measurement: processor, GPU, versions, compiler, clocks."""
 
 import pathlib
 import platform
@@ -22,14 +22,14 @@ def _first(pattern, text):
 
 
 def clocks():
-    """{what: value} of the GPU as it is now; nothing is set."""
+    """Reads clocks, power and temperature of the GPU; sets nothing."""
     fields = ["clocks.sm", "clocks.mem", "power.draw", "temperature.gpu"]
     text = _run("nvidia-smi", f"--query-gpu={','.join(fields)}", "--format=csv,noheader")
     return dict(zip(fields, text.splitlines()[0].split(", "))) if text else None
 
 
 def flags(backend):
-    """The compiler's: the tests' ones, for a GPU that has wgmma those that compile it."""
+    """Compiler flags: the tests', with sm_90a for a GPU that has wgmma."""
     import kflib
 
     if backend == "cpu":

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The file of a result."""
+"""Writes the file of a result."""
 
 import json
 
-DIGITS = 4  # significant: below any spread between two runs; with all seventeen the files were a fifth of a release's archive
+DIGITS = 4  # significant digits, below the spread of two runs; all seventeen bloat the archive
 
 
 def rounded(value):
-    """As it is, with its floating-point numbers to DIGITS digits."""
+    """Rounds floating-point numbers to DIGITS significant digits, recursively."""
     if isinstance(value, float):
         return float(f"{value:.{DIGITS}g}")
     if isinstance(value, dict):
@@ -16,7 +16,7 @@ def rounded(value):
 
 
 def write(path, head, rows):
-    """What was measured where, then one row per line: a changed figure is one line of a diff."""
+    """Writes the head, then one row per line, so a changed figure is one line of a diff."""
     path.parent.mkdir(parents=True, exist_ok=True)
     body = ",\n".join(json.dumps(rounded(r)) for r in rows)
     temporary = path.with_suffix(".tmp")

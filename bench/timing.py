@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Times several contenders in rounds, each round in an order of its own.
+"""Times several contenders in rounds of shuffled order, in seconds per call.
 
-A contender is a function of the number of a tensor set; the sets are cycled through, so that no call finds its inputs in the cache. A drift
-of the clocks meets all alike. On a GPU no host code runs while the clock does: calls are replayed as a CUDA graph; what cannot be captured is
-launched behind a kernel that waits until all of it is queued. Times are seconds per call.
+A contender is a function of the index of a tensor set. Rotating through the sets keeps inputs out
+of the cache; interleaving lets drifting clocks affect all alike. On a GPU no host time is measured:
+calls replay as a CUDA graph, or are queued behind a kernel that waits for all of them.
 """
 
 import collections
@@ -16,8 +16,8 @@ import torch
 
 BATCH = 2e-3  # about what one sample takes
 METHOD = (
-    "rounds in shuffled order, inside CUDA graphs; what cannot be captured is queued behind a waiting kernel, so that no host time is in it; "
-    "inputs cold in the L2 cache"
+    "rounds in shuffled order, inside CUDA graphs; what cannot be captured is queued behind a "
+    "waiting kernel, so that no host time is in it; inputs cold in the L2 cache"
 )
 PACES = {
     "shuffled": "one sample after the other",
@@ -25,7 +25,7 @@ PACES = {
     "sustained": "each sample at the end of 0.2 s of the same",
 }
 CPU_METHOD = "rounds in shuffled order, one call a sample, wall clock"
-SPIN_PER_SECOND = 2e9  # cycles of torch.cuda._sleep, at the highest clock there is
+SPIN_PER_SECOND = 2e9  # cycles of torch.cuda._sleep at the highest clock
 
 
 def summary(samples):
@@ -38,7 +38,7 @@ def summary(samples):
 
 
 def interleave(names, rounds, sample, seed=0):
-    """{name: samples}, two of each a round, in shuffled order."""
+    """Returns {name: samples}: two per contender and round, in shuffled order."""
     found, order = {name: [] for name in names}, random.Random(seed)
     for _ in range(rounds):
         both = [*names, *names]
@@ -48,8 +48,8 @@ def interleave(names, rounds, sample, seed=0):
     return found
 
 
-class Ring:
-    """Keeps the last results alive, so that the caching allocator cannot hand out one hot buffer call after call."""
+class KeepAlive:
+    """Keeps the last results alive, so that the allocator cannot reuse one hot buffer."""
 
     def __init__(self, call, sets):
         self.call, self.kept = call, collections.deque(maxlen=sets)
@@ -60,14 +60,14 @@ class Ring:
 
 class Cuda:
     def __init__(self):
-        # Everything runs on one stream, the peers' forward passes too: graphs cannot be captured on the default one, and
-        # autograd runs a backward where its forward ran.
+        # One stream for everything, forward passes included: graphs cannot be captured on the
+        # default stream, and autograd runs a backward where its forward ran.
         self.stream = torch.cuda.Stream()
         torch.cuda.set_stream(self.stream)
         self.pairs = [torch.cuda.Event(enable_timing=True) for _ in range(2)]
 
     def warm_up(self, seconds=0.3):
-        """Brings the clocks up."""
+        """Raises the clocks."""
         a = torch.randn(1 << 26, device="cuda")
         b = torch.empty_like(a)
         end = time.perf_counter() + seconds
@@ -85,10 +85,10 @@ class Cuda:
         return start.elapsed_time(stop) * 1e-3
 
     def _estimate(self, call, sets):
-        """(seconds of a call, seconds that the host takes for it)"""
+        """Returns (seconds of a call, host seconds of it)."""
         for i in range(
             max(sets, 3)
-        ):  # a first call may load modules, and each set's may run its forward pass
+        ):  # a first call may load modules; the first of a set may run its forward
             call(i % sets)
         self.stream.synchronize()
         start = time.perf_counter()
@@ -100,7 +100,7 @@ class Cuda:
         self.stream.synchronize()
         graph.capture_begin(
             capture_error_mode="thread_local"
-        )  # autograd launches from a thread of its own
+        )  # autograd launches from its own thread
         try:
             for i in range(calls):
                 call(i % sets)
@@ -111,7 +111,7 @@ class Cuda:
         return graph
 
     def _paced(self, work, pace):
-        """A sample of a graph that is replayed."""
+        """Returns one sample of a replayed graph."""
         if pace == "sustained":
             taken = self._events(work)
             for _ in range(int(0.2 / taken)):
@@ -122,26 +122,29 @@ class Cuda:
         return self._events(work)
 
     def measure(self, contenders, sets, rounds, pace="shuffled"):
-        """{name: summary, with how it was timed}; one that fails says why instead. No rounds: everything is called, and nothing timed."""
-        torch.cuda.empty_cache()  # the pools of the last case's graphs: nothing can be freed while one is captured
+        """Returns {name: summary with how it was timed, or why it failed}.
+
+        Without rounds everything is called and nothing timed.
+        """
+        torch.cuda.empty_cache()  # pools of previous graphs; nothing can be freed during a capture
         failed, estimates = {}, {}
-        rings = {name: Ring(call, sets) for name, call in contenders.items()}
-        for name, ring in rings.items():
+        kept_calls = {name: KeepAlive(call, sets) for name, call in contenders.items()}
+        for name, kept_call in kept_calls.items():
             try:
-                estimates[name] = self._estimate(ring, sets)
-            except Exception as error:  # noqa: BLE001 (a peer that cannot run is a result, kf's own failure is raised below)
+                estimates[name] = self._estimate(kept_call, sets)
+            except Exception as error:  # noqa: BLE001 (a peer's failure is a result)
                 failed[name] = f"{type(error).__name__}: {error}"[:300]
         if "kf" in failed:
             raise RuntimeError(failed["kf"])
         work, per_sample, how, waits = {}, {}, {}, {}
         for name, (estimate, host) in estimates.items():
-            ring = rings[name]
+            kept_call = kept_calls[name]
             calls = (
                 math.ceil(min(max(1, math.ceil(BATCH / max(estimate, 2e-6))), 256) / sets) * sets
             )
             try:
                 work[name], per_sample[name], how[name] = (
-                    self._graph(ring, calls, sets).replay,
+                    self._graph(kept_call, calls, sets).replay,
                     calls,
                     "graph",
                 )
@@ -157,7 +160,11 @@ class Cuda:
                 )
             calls = min(calls, 20)
             work[name], per_sample[name] = (
-                (lambda ring=ring, calls=calls: [ring(i % sets) for i in range(calls)]),
+                (
+                    lambda kept_call=kept_call, calls=calls: [
+                        kept_call(i % sets) for i in range(calls)
+                    ]
+                ),
                 calls,
             )
             waits[name] = int(2 * host * calls * SPIN_PER_SECOND)
@@ -165,7 +172,7 @@ class Cuda:
         def sample(name):
             if how[name] == "graph":
                 return self._paced(work[name], pace) / per_sample[name]
-            torch.cuda._sleep(waits[name])  # until the host has queued all
+            torch.cuda._sleep(waits[name])  # until the host has queued everything
             return self._events(work[name]) / per_sample[name]
 
         samples = interleave(list(work), rounds, sample)
@@ -178,7 +185,7 @@ class Cuda:
 
 
 class Cpu:
-    """One call per sample: at the sizes of a result a call takes milliseconds."""
+    """Times one call per sample, since calls take milliseconds."""
 
     def __init__(self, threads):
         self.threads = threads

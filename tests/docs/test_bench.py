@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The benchmark driver without a GPU: its cases, their shapes and bytes, and (where there is PyTorch) its baselines' formulas and a small run."""
+"""Tests the benchmark driver without a GPU: cases, shapes, bytes, and a small run.
+
+With PyTorch also the formulas of its baselines.
+"""
 
 import ast
 import importlib.util
@@ -28,7 +31,7 @@ def sets(manifest):
 
 @pytest.mark.parametrize("name", SETS)
 def test_every_case_is_a_call(name, sets):
-    """Sizes as the launcher takes them, and no case twice."""
+    """Sizes are as the launcher takes them, and no case appears twice."""
     assert len({c.key for c in sets[name]}) == len(sets[name]) > 0
     for c in sets[name]:
         assert len(c.sizes) == len(c.f["sizes"]) and all(
@@ -42,7 +45,7 @@ def test_every_case_is_a_call(name, sets):
 @needs_torch
 @pytest.mark.parametrize("name", SETS)
 def test_every_case_has_sets_of_tensors(name, sets):
-    """However a family calls the kinds of its tensors: so many sets that together they are larger than any L2 cache, or one set that is."""
+    """The tensor sets of a case together, or a single one, exceed any L2 cache."""
     import contenders
 
     for c in sets[name]:
@@ -64,7 +67,7 @@ def test_the_sets_that_are_run_by_hand(sets):
 
 
 def test_the_headline_s_rows_are_measured(sets):
-    """README's table names functions and sizes that the set has."""
+    """The set has the functions and sizes of README's table."""
     keys = {(c.f["name"], *c.sizes) for c in sets["headline"]}
     assert [
         row
@@ -80,7 +83,7 @@ def one(sets, function, *sizes):
 
 
 def test_bytes_are_those_of_every_tensor_once(sets):
-    """By hand."""
+    """Compares with bytes computed by hand."""
     n = 1 << 26
     assert one(sets, "kf_gelu_bf16", n).bytes == 2 * 2 * n
     assert one(sets, "kf_bias_gelu_bf16", 16384, 4096).bytes == 2 * (2 * n + 4096)
@@ -142,7 +145,7 @@ FORMER = {name: former for former, name in SYNONYMS.items()}  # what the files o
 
 
 def dictionary_keys(path):
-    """The string keys of the dictionaries in a file, by name: of FORWARD, BACKWARD and the like, without importing PyTorch."""
+    """Returns {name: string keys} of the dictionaries in a file, without importing PyTorch."""
     found = {}
     for node in ast.walk(ast.parse(path.read_text())):
         if (
@@ -157,7 +160,10 @@ def dictionary_keys(path):
 
 
 def test_every_op_that_a_set_names_has_a_formula(sets):
-    """By its name in peers/, except that reductions of losses are made of the losses'. A new op is timed beside a copy until it has one."""
+    """peers/ has a formula per op; reductions of losses use the losses'.
+
+    A new op is timed beside a copy until it has one.
+    """
     keys = {family: dictionary_keys(BENCH / f"peers/{FORMER[family]}.py") for family in FAMILIES}
     named = {
         (c.f["family"], c.f["op"])
@@ -175,7 +181,7 @@ def test_every_op_that_a_set_names_has_a_formula(sets):
 
 
 def test_formulas_are_of_ops(manifest):
-    """None is left of an op that is gone."""
+    """No formula remains of a removed op."""
     for family in FAMILIES:
         keys = dictionary_keys(BENCH / f"peers/{FORMER[family]}.py")
         ops = {f["op"] for f in manifest["functions"] if f["family"] == family}
@@ -211,7 +217,7 @@ def test_gradients_that_share_memory_are_compared_with_each_of_a_peer_s(sets):
 
 @needs_torch
 def test_results_of_tf32_are_checked(sets):
-    """As what they are stored as, in their own accuracy: what PyTorch computes is right, what is off by a tenth is not."""
+    """Accepts PyTorch's results in tf32's accuracy and rejects results off by a tenth."""
     import argparse
     import dataclasses
 
@@ -244,7 +250,7 @@ def test_results_of_tf32_are_checked(sets):
 
 
 def small_gradient(sets, function, sizes):
-    """(the case on few elements, its inputs, what float64 computes of them)."""
+    """Returns a case on few elements, its inputs, its float64 outputs and its check."""
     import dataclasses
 
     import check
@@ -293,7 +299,7 @@ def test_one_wrong_column_of_a_reduced_gradient_is_seen(sets, function, sizes):
 
 @needs_torch
 def test_a_column_may_be_off_by_what_its_elements_near_a_kink_are_worth(sets):
-    """By the rule of kf's own tests: there either branch is right."""
+    """Either branch is right at a kink, as in kf's own tests."""
     import check
 
     c, inputs, outputs_of, checked = small_gradient(sets, "kf_bias_relu_add_bwd_f32", (64, 32))
@@ -316,7 +322,7 @@ def test_a_column_may_be_off_by_what_its_elements_near_a_kink_are_worth(sets):
 
 @needs_torch
 def test_a_small_run_is_right(tmp_path):
-    """Every function is compared with float64, every baseline with it, and all is timed."""
+    """Compares every function and baseline with float64 and times all."""
     out = tmp_path / "smoke.json"
     command = [
         sys.executable,
@@ -367,7 +373,7 @@ def test_layers_groups_name_what_there_is():
     ],
 )
 def test_layers_formulas_of_torch(contender):
-    """Each is what kf's launchers are compared with, and something else is not."""
+    """Each formula equals the reference, and a disturbed result does not."""
     torch = pytest.importorskip("torch")
     import layers
 
@@ -379,7 +385,7 @@ def test_layers_formulas_of_torch(contender):
 
 
 def test_llmc_is_compiled_as_its_makefile_does(tmp_path, monkeypatch):
-    """With approximate exponentials and quotients: without them its softmax, classifier and gelu are slower than what its users have."""
+    """Uses --use_fast_math, without which llm.c is slower than for its users."""
     import llmc
 
     (tmp_path / "llmc").mkdir()

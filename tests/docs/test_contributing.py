@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""docs/contributing.md, done as it says: its files are written, its commands run, its outputs expected."""
+"""Executes docs/contributing.md: writes its files, runs its commands, expects its outputs."""
 
 import os
 import pathlib
@@ -42,16 +42,18 @@ def shell(line, cwd):
 
 
 def test_the_page_works(checkout):
-    said, outputs = "", 0
+    printed, outputs = "", 0
     for step in STEP.finditer((ROOT / "docs/contributing.md").read_text()):
         text = step["text"]
         if step["file"]:
             (checkout / step["file"]).write_text(text)
         elif step[1] == "run":
-            said = "".join(shell(line, checkout) for line in text.splitlines())
+            printed = "".join(shell(line, checkout) for line in text.splitlines())
         else:
             outputs += 1
-            assert " ".join(text.split()) in " ".join(said.split()), f"expected\n{text}in\n{said}"
+            assert " ".join(text.split()) in " ".join(printed.split()), (
+                f"expected\n{text}in\n{printed}"
+            )
     assert outputs == 6, "the page has lost its marks"
     page = (ROOT / "docs/contributing.md").read_text()
     assert page.index("pip install jinja2 numpy scipy") < page.index("kfgen check"), (
@@ -61,7 +63,8 @@ def test_the_page_works(checkout):
         (checkout / "both.cu").write_text("""
 #include <kf/my_ops.cuh>
 #include <kf/my_acts.cuh>
-kf_result_t op(const kf_bf16 *x, kf_bf16 *out) { return kf_gelu_layer_scale_bf16(x, x, x, out, 2, 2, 0); }
+kf_result_t op(const kf_bf16 *x, kf_bf16 *out)
+{ return kf_gelu_layer_scale_bf16(x, x, x, out, 2, 2, 0); }
 kf_result_t act(const float *x, float *out) { return kf_add_logsigmoid_f32(x, x, out, 2, 0); }
 __global__ void own(float *x) { *x = kf_logsigmoid(*x); }
 """)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The examples compile without a warning, as C and as C++, against headers laid out as `make install` leaves them, and run."""
+"""Compiles the examples as C and C++ without warnings against installed headers, and runs them."""
 
 import pathlib
 import re
@@ -20,7 +20,7 @@ NVCC = shutil.which("nvcc") or next(
     (str(p) for p in [pathlib.Path("/usr/local/cuda/bin/nvcc")] if p.exists()), None
 )
 NO_GPU = 77
-LAUNCHED = [  # by 07_nvrtc.cpp: kernels as their cubins name them, blocks and threads
+LAUNCHED = [  # 07_nvrtc.cpp launches these: kernels as named in cubins, blocks and threads
     "_Z11kfk_add_f32ILi1ELi4ELi1EE 500 1 256",
     "_Z16kfk_bias_bwd_f32ILi7ELi4ELi0EE 256 1 512",
     "_Z16kfk_sum_partialsILi0ELi0EE 32 1 512",
@@ -34,7 +34,10 @@ OUTPUTS = {
     "11_layer.c": "30 120 2060 530\n",
     "09_embedding.c": "0 2 0 4 2 of each token; token 5: NaN; turned -0.6023 2.7635\n",
     "12_vocabulary.c": "a loss of 3.9 at first, of less than 0.2 after 60 steps\n",
-    "13_positions.c": "1.05 1.05 normalised; 1.22 1.22, one behind the other; -1.14 at the same place; computed angles are the same\n",
+    "13_positions.c": (
+        "1.05 1.05 normalised; 1.22 1.22, one behind the other; -1.14 at the same place; "
+        "computed angles are the same\n"
+    ),
 }
 
 
@@ -48,7 +51,7 @@ def run(*command, status=(0,)):
 
 @pytest.fixture(scope="module")
 def prefix(once):
-    """An include directory with core, the generated headers and those of examples/my_ops.toml."""
+    """Returns an include directory with core, generated headers and those of my_ops.toml."""
     return once("headers of the examples", installed)
 
 
@@ -109,7 +112,7 @@ def test_c(name, compiler, prefix, tmp_path):
 
 
 def test_demo(prefix, tmp_path):
-    """README's first command: what it calls, of small tensors, with its own checks against float64. On a GPU it calls the same."""
+    """Runs the program of `make demo` on small tensors, with its checks against float64."""
     run(
         "gcc",
         "-O1",
@@ -140,7 +143,7 @@ def test_cuda(name, prefix, tmp_path):
 
 
 def linked_with_driver(tmp_path):
-    """Words for the linker: the machine's driver, or one that prints launches."""
+    """Linker options for the machine's driver, or for one that prints launches."""
     if kflib.has_gpu():
         return ["-l:libcuda.so.1"]
     fake = ROOT / "tests/support/fake_libcuda.cpp"
@@ -166,7 +169,7 @@ def linked_with_driver(tmp_path):
     cases.by_level(["g++ -std=c++17"], ["g++ -std=c++17", "g++ -std=c++20", "clang++ -std=c++17"]),
 )
 def test_nvrtc(compiler, prefix, tmp_path):
-    """Built without nvcc. Where there is no GPU each kernel is compiled, found in its cubin and launched all the same, and computes nothing."""
+    """Builds without nvcc. Without a GPU a fake driver loads and launches each kernel."""
     headers, library = toolkit.nvrtc_to_link()
     words = [w for d in (prefix, toolkit.include(), headers) for w in ("-isystem", d)]
     run(
@@ -201,7 +204,7 @@ def test_nvrtc(compiler, prefix, tmp_path):
 
 @pytest.mark.level(2)
 def test_torch_bridge(prefix, tmp_path):
-    """PyTorch's headers and library, of the version that is installed, without a GPU."""
+    """Uses headers and library of the installed PyTorch, without a GPU."""
     torch = pathlib.Path(pytest.importorskip("torch").__file__).parent
     run(
         kflib.sys.executable,

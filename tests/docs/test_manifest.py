@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""docs/manifest.md has every field of the manifest and none beside, of the type that its values have, and its examples are such values."""
+"""Checks docs/manifest.md: it has exactly the manifest's fields, with right types and examples."""
 
 import json
 import re
@@ -23,7 +23,7 @@ TYPES = {
 
 
 def things():
-    """{what a table of the page is about: all there is of it}."""
+    """Returns {name of a table: all entries of the manifest that it describes}."""
     m = kflib.manifest()
     arguments = [a for f in m["functions"] for a in f["arguments"]]
     tensors = [a for a in arguments if "kind" in a]
@@ -46,7 +46,7 @@ def things():
 
 
 def documented():
-    """{table: [(fields of a line, its types, its example)]}."""
+    """Returns {table: [(fields of a line, its types, its example)]}."""
     found = {}
     for name, rows in TABLE.findall(PAGE):
         for row in rows.splitlines():
@@ -58,9 +58,9 @@ def documented():
 
 
 def test_every_field():
-    said, there = documented(), things()
-    assert said.keys() == there.keys()
-    for name, rows in said.items():
+    described, there = documented(), things()
+    assert described.keys() == there.keys()
+    for name, rows in described.items():
         fields = [field for of_row, _, _ in rows for field in of_row]
         assert sorted(fields) == sorted({key for thing in there[name] for key in thing}), name
 

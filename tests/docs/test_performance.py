@@ -19,7 +19,7 @@ LAUNCHED_AT_ONCE = {"cub"}  # no framework between call and launch
 
 
 def how_timed(row, peer):
-    """Returns "graph", "events" (behind a full queue), "queued" (behind a waiting kernel), or None."""
+    """Returns "graph", "events" (full queue), "queued" (behind a waiting kernel), or None."""
     how = row["times"][peer].get("how", "")
     return (
         how
@@ -32,7 +32,7 @@ def how_timed(row, peer):
 
 @pytest.mark.parametrize("file", GPU)
 def test_a_ratio_is_published_only_if_no_host_time_is_in_it(file):
-    """A file timed by an event on an idle GPU includes the peer's Python, so it withdraws the peer."""
+    """A file timed on an idle GPU includes the peer's Python, so it withdraws the peer."""
     data = json.loads((ROOT / file).read_text())
     for row in data["rows"]:
         for peer in set(row.get("speedup", ())) - set(data.get("withdrawn", ())) - LAUNCHED_AT_ONCE:

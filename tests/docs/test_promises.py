@@ -82,7 +82,7 @@ def collected(session):
 
 
 def test_every_file_of_tests_is_run(request):
-    """pytest skips directories of certain names; each level has a test of every promise without GPU."""
+    """pytest skips some directories by name; each level tests every promise without a GPU."""
     files, tests = collected(request.session)
     assert files == {p.relative_to(ROOT).as_posix() for p in (ROOT / "tests").glob("**/test_*.py")}
     run = {test.removeprefix("tests/") for test in tests}
@@ -94,7 +94,7 @@ def test_every_file_of_tests_is_run(request):
 
 
 def test_the_ledger(tmp_path, monkeypatch):
-    """A family is unchanged while its digest is the filed one; a run is whole if it misses nothing."""
+    """A family is unchanged while its digest is the filed one; a whole run misses nothing."""
     monkeypatch.setattr(ledger, "LEDGER", tmp_path / "families.json")
     family, *others = ledger.families()
     ledger.unchanged.cache_clear()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""README.md says what the repository holds: its code is the examples' code, its lists are the specification's, its figures the filed results'.
+"""Checks README.md: its code is the examples', its counts and figures are current.
 
 After a change of those: KF_UPDATE=1 pytest tests/docs/test_readme.py
 """
@@ -21,7 +21,7 @@ UPDATE = os.environ.get("KF_UPDATE")
 
 
 def code(path):
-    """An example's text without its licence line; what stands between its marks, if it has such."""
+    """Returns an example's text without its licence line, or the part between its marks."""
     text = (ROOT / path).read_text()
     if "/* [readme] */" in text:
         return textwrap.dedent(text.split("/* [readme] */")[1].lstrip("\n")).rstrip() + "\n"
@@ -29,12 +29,12 @@ def code(path):
 
 
 def entry(path):
-    """The last op of a spec file."""
+    """Returns the last op of a spec file."""
     return "[op." + (ROOT / path).read_text().split("[op.")[-1]
 
 
 def filled(text):
-    """README with everything that is taken from elsewhere taken anew."""
+    """Returns README with all quoted code taken anew."""
 
     def fence(kind, content):
         nonlocal text
@@ -84,7 +84,7 @@ def test_links_lead_somewhere(page):
 
 
 def anchors(page):
-    """Of a page's headings, as GitHub makes them; and those that it names itself."""
+    """Returns the anchors of a page: of headings, as GitHub makes them, and explicit ones."""
     text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.S | re.M)
     headings = (
         re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", h).lower()
@@ -96,7 +96,7 @@ def anchors(page):
 
 
 def test_launchers_of_f32_are_counted(manifest):
-    """Beside what they took to compile when they were fewer."""
+    """docs/launchers.md has the current number of f32 launchers."""
     count = sum(f["launchers"] == "kf_launchers_f32" for f in manifest["functions"])
     page = ROOT / "docs/launchers.md"
     text = page.read_text()
@@ -116,7 +116,7 @@ def test_launchers_of_f32_are_counted(manifest):
     ),
 )
 def test_functions_named_in_pages_exist(page, manifest):
-    """Whatever looks like one of kf's functions is one, or is the examples' own."""
+    """Every name that looks like a function of kf is one, or an example's own."""
     known = {
         f[n]
         for f in manifest["functions"] + manifest["any"]
@@ -135,7 +135,10 @@ def test_functions_named_in_pages_exist(page, manifest):
     }
     acts = [a["name"] for a in manifest["activations"]] + ["logsigmoid"]
     known |= {f"kf_{a}{b}{c}" for a in acts for b in ("", "_bwd") for c in ("", "_double")}
-    ops = r"(\w+_)?layer_scale|(\w+_)?l1_distance|tempered_softmax|sum_and_difference|(\w+_)?logsigmoid|rms_norm_(\w+_)?scale"
+    ops = (
+        r"(\w+_)?layer_scale|(\w+_)?l1_distance|tempered_softmax|sum_and_difference"
+        r"|(\w+_)?logsigmoid|rms_norm_(\w+_)?scale"
+    )
     own = re.compile(rf"kf_(cpu_)?({ops})(_\w+)?\Z")
     for name in set(re.findall(r"\bkf_[a-z0-9_]+\b(?![{*…(]?…)", (ROOT / page).read_text())):
         # a prefix; Meson's variables; a file; tests

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""docs/reference is what the spec says now, and its signature patterns are every function's signature."""
+"""Checks docs/reference: it is current, and its patterns give every function's signature."""
 
 import re
 
@@ -34,7 +34,7 @@ def test_the_pages_are_those_of_the_spec():
 
 
 def filled(name, arguments, act, variables, first):
-    """A pattern with an activation and dtypes in their places: the signature in C. first: the first dtype's word."""
+    """Returns the C signature of a pattern with activation and dtypes; first: the first dtype."""
     t, u, i = variables["T"], variables.get("U", variables["T"]), variables.get("I", "i64")
     name = name.replace("[cpu_]", "cpu_").replace(
         "{act}_" if act == "none" else "{act}", "" if act == "none" else act
@@ -83,7 +83,7 @@ def test_every_result_code_is_documented():
 
 
 def test_a_page_is_compact():
-    """Ops of a family on one page that can be read: a third of what all functions by name took."""
+    """The page of each family stays below 1,000 lines."""
     assert all(
         len((FOLDER / f"{f.name}.md").read_text().splitlines()) < 1000
         for f in families.FAMILIES.values()
