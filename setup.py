@@ -22,7 +22,7 @@ except ImportError:
     from wheel.bdist_wheel import bdist_wheel
 
 ROOT = pathlib.Path(__file__).resolve().parent
-DATA = {"templates": "*.j2", "gen/spec": "*.toml", "include/kf": "*.*h*"}
+DATA = {"templates": "*.j2", "include/kf": "*.*h*"}
 
 
 def builder():

@@ -25,8 +25,9 @@ sys.path[:0] = [str(ROOT / "gen"), str(ROOT / "tests/support")]
 import kflib  # noqa: E402
 import nvrtc  # noqa: E402
 import toolkit  # noqa: E402
-from kfgen import source, spec  # noqa: E402
-from kfgen.render import Selection  # noqa: E402
+from kfgen.entries import spec  # noqa: E402
+from kfgen.render import source  # noqa: E402
+from kfgen.render.render import Selection  # noqa: E402
 
 RESULT, PAGE, MARK = (
     ROOT / "bench/results/compile/nvrtc.json",

@@ -15,9 +15,10 @@ import sys
 import tarfile
 
 sys.dont_write_bytecode = True
-from kfgen import package, paths, single  # noqa: E402
-from kfgen import spec as specs  # noqa: E402
-from kfgen.render import Renderer, Selection  # noqa: E402
+from kfgen import paths  # noqa: E402
+from kfgen.entries import spec as specs  # noqa: E402
+from kfgen.render import package, single  # noqa: E402
+from kfgen.render.render import Renderer, Selection  # noqa: E402
 
 
 def git(*arguments):

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""kfgen: expands gen/spec/*.toml into kf's headers, documentation and function list."""
+"""kfgen: expands families/*/*.toml into kf's headers, documentation and function list."""

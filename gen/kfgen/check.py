@@ -8,12 +8,16 @@ rules shows as a difference between the two.
 import numpy as np
 import scipy.special as sp
 
-from kfgen import families, oracle, passes, product_oracle, row_oracle
-from kfgen.emit import evaluate
-from kfgen.expand import counted
-from kfgen.expr import ExprError, Graph, parse
-from kfgen.gradient import substitute
-from kfgen.words import COMPARISONS, KEEP, KEEP_SCALE, query_names, row_names
+from kfgen import families
+from kfgen.entries.expand import counted
+from kfgen.families import reference as elements_reference
+from kfgen.families.matmul import reference as matmul_reference
+from kfgen.families.rows import reference as rows_reference
+from kfgen.language import passes
+from kfgen.language.emit import evaluate
+from kfgen.language.expr import ExprError, Graph, parse
+from kfgen.language.gradient import substitute
+from kfgen.language.primitives import COMPARISONS, KEEP, KEEP_SCALE, query_names, row_names
 
 DY = -1.75  # the incoming gradient: not 1, so that a dexpr that forgets it is seen
 STENCIL = np.array([-2.0, -1.0, 1.0, 2.0])
@@ -178,7 +182,7 @@ def _activation(act, failures):
         )
         (slope,) = evaluate(graph, [dx], {"x": x, "dy": np.ones_like(x), **scalars}, np, sp)
         try:
-            ref = oracle.act_value(act, x, scalars) + 0 * x
+            ref = elements_reference.act_value(act, x, scalars) + 0 * x
         except Exception as e:  # the reference is a text of the user's
             raise Trouble(f"{place} ref: cannot be evaluated: {e}") from None
         _compare(
@@ -192,7 +196,7 @@ def _activation(act, failures):
             )
         kept = {n: v[smooth] if np.ndim(v) else v for n, v in points.items()}
         fd, tolerance = _difference(
-            lambda at, scalars=scalars: oracle.act_value(act, at, scalars), x[smooth]
+            lambda at, scalars=scalars: elements_reference.act_value(act, at, scalars), x[smooth]
         )
         _compare(
             failures,
@@ -204,7 +208,7 @@ def _activation(act, failures):
             abs(DY) * tolerance,
         )
         try:
-            dref = oracle.act_derivative(act, x, scalars) + 0 * x
+            dref = elements_reference.act_derivative(act, x, scalars) + 0 * x
         except Exception as e:
             field, fix = ("dref", "") if act.dref else ("ref", "; give the activation a dref")
             raise Trouble(
@@ -240,7 +244,7 @@ def _by_result(act, place, points, y, dref, away, failures):
     scalars = {n: points[n] for n in names}
     got = evaluate(graph, [root], {"y": y, "dy": np.ones_like(y), **scalars}, np, sp)[0] + 0 * y
     try:
-        want = oracle.act_derivative_out(act, y, scalars)
+        want = elements_reference.act_derivative_out(act, y, scalars)
     except Exception as e:  # a text of the user's
         raise Trouble(f"{place} dref_out: cannot be evaluated: {e}") from None
     with np.errstate(all="ignore"):
@@ -358,7 +362,7 @@ def _logits_op(op, act, failures):
 
 def _product_op(op, act, failures):
     place = f"{op.file}: [op.{op.pattern}]" + (f" with {act.name}" if op.has_act else "")
-    product_oracle.check(
+    matmul_reference.check(
         op,
         act,
         families.of(op),
@@ -388,7 +392,7 @@ def _map_op(op, act, failures):
 
     def reference(at):
         try:
-            return oracle.values(op, act, at, scalars, keep, 1.25)
+            return elements_reference.values(op, act, at, scalars, keep, 1.25)
         except Exception as e:  # the reference is a text of the user's
             raise Trouble(f"{place} ref: cannot be evaluated: {e}") from None
 
@@ -404,10 +408,12 @@ def _map_op(op, act, failures):
             1e-9 * np.abs(want[name]) + 1e-11,
         )
     try:
-        duals = oracle.reference(op, act, inputs, scalars, keep, 1.25) if gradients else {}
+        duals = (
+            elements_reference.reference(op, act, inputs, scalars, keep, 1.25) if gradients else {}
+        )
     except Exception as e:
         raise Trouble(
-            f"{place} ref: cannot be differentiated: {e}; write it with {oracle.known()}"
+            f"{place} ref: cannot be differentiated: {e}; write it with {elements_reference.known()}"
         ) from None
     for name, node in gradients.items():
         got = np.broadcast_to(evaluate(graph, [node], env, np, sp)[0], (POINTS,))
@@ -487,7 +493,7 @@ def _row_op(op, act, failures):
 
     def reference(at):
         try:
-            return row_oracle.reference(op, act, at, scalars, None, *mask.values())
+            return rows_reference.reference(op, act, at, scalars, None, *mask.values())
         except Exception as e:  # the reference is a text of the user's
             raise Trouble(f"{place} ref: cannot be evaluated or differentiated: {e}") from None
 
@@ -524,7 +530,7 @@ def _row_op(op, act, failures):
     if not any(o.grad for o in op.operands):
         return
     douts = {n: rng.standard_normal(shapes[n]) for n in op.outputs}
-    exact = row_oracle.gradients(tapes, leaves, douts)
+    exact = rows_reference.gradients(tapes, leaves, douts)
     got = results(True, inputs | found | {f"d{n}": d for n, d in douts.items()})
     for o in op.operands:
         if not o.grad:

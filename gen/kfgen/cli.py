@@ -8,11 +8,15 @@ import os
 import pathlib
 import sys
 
-from kfgen import aliases, docs, families, manifest, names, package, runtime, single, source, stamp
-from kfgen import explain as explaining
-from kfgen import spec as specs
-from kfgen.expand import counted
-from kfgen.render import Renderer, Selection, write, write_all
+from kfgen import families
+from kfgen.entries import aliases
+from kfgen.entries import spec as specs
+from kfgen.entries.expand import counted
+from kfgen.interfaces import manifest, runtime
+from kfgen.model import names, stamp
+from kfgen.render import docs, package, single, source
+from kfgen.render import explain as explaining
+from kfgen.render.render import Renderer, Selection, write, write_all
 
 
 def build_parser():
@@ -292,7 +296,7 @@ def check(args):
 
 
 def explain(args):
-    print(explaining.explain(selected(args), args.name, user_of(args)), end="")
+    print(explaining.explain(selected(args), args.name, manifest.function, user_of(args)), end="")
     return 0
 
 

@@ -7,12 +7,15 @@ one-hot). Notes, not errors: a formula may be meant for a range.
 import numpy as np
 import scipy.special as sp
 
-from kfgen import families, oracle, passes, row_oracle
+from kfgen import families
 from kfgen.check import COLS, ROWS, SHAPES, direction
-from kfgen.emit import evaluate
-from kfgen.expr import Graph
-from kfgen.gradient import substitute
-from kfgen.words import KEEP, KEEP_SCALE, query_names, row_names
+from kfgen.families import reference as elements_reference
+from kfgen.families.rows import reference as rows_reference
+from kfgen.language import passes
+from kfgen.language.emit import evaluate
+from kfgen.language.expr import Graph
+from kfgen.language.gradient import substitute
+from kfgen.language.primitives import KEEP, KEEP_SCALE, query_names, row_names
 
 SCALES = (1e4, -1e4, 1e-4, -1e-4)
 LOST = 1e-3  # of the largest value of a result: single ones may be small because terms that have nothing to do with each other cancel
@@ -66,7 +69,7 @@ def _activation(act):
     for scale in SCALES:
         x = np.float32(scale * np.linspace(0.5, 1.5, 9))
         with np.errstate(all="ignore"):
-            want = oracle.act_value(act, x.astype(np.float64), act.scalars)
+            want = elements_reference.act_value(act, x.astype(np.float64), act.scalars)
         _first(
             [
                 (
@@ -158,12 +161,12 @@ def _op(op, act):
         env = inputs | op.scalars | names | {KEEP: keep, KEEP_SCALE: 1.25}
         with np.errstate(all="ignore"):
             if rows:
-                tapes, _ = row_oracle.reference(
+                tapes, _ = rows_reference.reference(
                     op, act, inputs, op.scalars | query_names(ROWS, ROWS // 2, np), None, keep, 1.25
                 )
                 want = {n: t.value for n, t in tapes.items()}
             else:
-                want = oracle.values(op, act, inputs, op.scalars, keep, 1.25)
+                want = elements_reference.values(op, act, inputs, op.scalars, keep, 1.25)
             values = _results(op, act, False, env, True)
             _first([(n, _judge(place, n, at, values[n], want[n])) for n in op.outputs], seen)
             if any(o.grad for o in op.operands):

@@ -7,7 +7,7 @@ import re
 
 HERE = pathlib.Path(__file__).resolve().parent
 ROOT = HERE / "data" if (HERE / "data").is_dir() else HERE.parents[1]
-SPECS = ROOT / "gen/spec"
+ENTRIES = HERE / "entries"  # kf's activations and aliases; the ops are beside their families
 FAMILIES = HERE / "families"
 TEMPLATES = ROOT / "templates"
 INCLUDE = ROOT / "include"
@@ -16,8 +16,7 @@ PUBLIC = "rope_table.h", "runtime.h", "runtime.hpp"  # hand-written headers of i
 
 def called(path):
     """How messages and banners name a spec file: a built-in one with its folder, since several have one name."""
-    built_in = HERE in path.parents or SPECS in path.parents
-    return f"{path.parent.name}/{path.name}" if built_in else path.name
+    return f"{path.parent.name}/{path.name}" if HERE in path.parents else path.name
 
 
 def version():
@@ -48,7 +47,6 @@ def digest():
         (HERE, "*.py"),
         (HERE, "*.toml"),
         (TEMPLATES, "*.j2"),
-        (SPECS, "*.toml"),
         (INCLUDE / "kf", "*.*h*"),
     ):
         for path in sorted(folder.rglob(pattern)):

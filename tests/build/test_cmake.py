@@ -6,7 +6,7 @@ import shutil
 import cases
 import pytest
 import ways
-from kfgen import package
+from kfgen.render import package
 
 pytestmark = ways.needs_cmake
 LANGUAGES = {"C": "program.c", "CXX": "program.cpp", "CUDA": "program.cu"}

@@ -16,9 +16,11 @@ import kflib
 import pytest
 import toolkit
 from conftest import ROOT
-from kfgen import abi, launchers, spec
 from kfgen.cli import main
-from kfgen.dtypes import DTYPES
+from kfgen.entries import spec
+from kfgen.interfaces import abi
+from kfgen.model.dtypes import DTYPES
+from kfgen.render import launchers
 
 NVCC = toolkit.nvcc()
 needs_nvcc = pytest.mark.skipif(not NVCC, reason="no nvcc")

@@ -62,26 +62,16 @@ def setup(project, *options):
 @pytest.mark.level(2)
 def test_install(checkout, tmp_path):
     """The page's lines; the tests are off for what pytest would do here."""
-    ways.shell(
-        ways.snippet("meson-install", [("-Dops", "-Dtests=disabled -Dops")]), checkout, tmp_path
-    )
+    ways.shell(ways.snippet("meson-install", [("-Dops", "-Dtests=disabled -Dops")]), checkout, tmp_path)
     prefix = tmp_path / ".local"
-    assert {p.name for p in (prefix / "include/kf/ops").glob("*.h")} == {
-        "activations.h",
-        *ways.headers("add", "bias"),
-    }
+    assert {p.name for p in (prefix / "include/kf/ops").glob("*.h")} == {"activations.h", *ways.headers("add", "bias")}
     assert "kf_cpu_add_silu_f32" not in (prefix / "include/kf/ops/add.h").read_text()
     project = ways.consumer(tmp_path / "project")
     ways.shell(ways.snippet("compile"), project, tmp_path)
     assert run(project / "program") == ways.SAID
     # Beside the headers the same as make install leaves, but for the list: Meson keeps its own.
     run("make", "install", f"PREFIX={tmp_path / 'make'}", cwd=checkout)
-    for file in (
-        "share/pkgconfig/kf.pc",
-        "share/cmake/kf/kfConfig.cmake",
-        "share/cmake/kf/kfConfigVersion.cmake",
-        "include/kf/core/elementwise/elementwise.h",
-    ):
+    for file in ("share/pkgconfig/kf.pc", "share/cmake/kf/kfConfig.cmake", "share/cmake/kf/kfConfigVersion.cmake", "include/kf/core/elementwise/elementwise.h"):
         assert (prefix / file).read_bytes() == (tmp_path / "make" / file).read_bytes(), file
     run("ninja", "-C", "build", "uninstall", cwd=checkout)
     assert not [p for p in prefix.rglob("*") if p.is_file()]
@@ -94,19 +84,9 @@ def test_directories_of_ones_own(checkout, tmp_path, inside):
     """--includedir and --datadir, below the prefix and beside it: what is installed finds the headers."""
     prefix = tmp_path / "prefix"
     include, data = ("inc/deep", "data") if inside else (tmp_path / "include", tmp_path / "data")
-    setup(
-        checkout,
-        f"--prefix={prefix}",
-        f"--includedir={include}",
-        f"--datadir={data}",
-        "-Dtests=disabled",
-        "-Dops=add",
-        "-Ddtypes=f32",
-    )
+    setup(checkout, f"--prefix={prefix}", f"--includedir={include}", f"--datadir={data}", "-Dtests=disabled", "-Dops=add", "-Ddtypes=f32")
     run(MESON, "install", "-C", "build", cwd=checkout)
-    said = run(
-        "pkg-config", "--variable=includedir", "kf", PKG_CONFIG_PATH=prefix / data / "pkgconfig"
-    ).strip()
+    said = run("pkg-config", "--variable=includedir", "kf", PKG_CONFIG_PATH=prefix / data / "pkgconfig").strip()
     assert (prefix / include).samefile(said)
     project = ways.consumer(tmp_path / "project", CMakeLists__txt=ways.snippet("cmake"))
     if ways.CMAKE:
@@ -119,61 +99,38 @@ def test_directories_of_ones_own(checkout, tmp_path, inside):
 @pytest.mark.parametrize("source", ["archive", "checkout"])
 def test_subproject(tmp_path, archive, source):
     """The page's lines: the archive through a wrap, or a checkout. Options choose; nothing of kf's own is run."""
-    project = ways.consumer(
-        tmp_path, meson__build=ways.snippet("meson") + "test('own', find_program('true'))\n"
-    )
+    project = ways.consumer(tmp_path, meson__build=ways.snippet("meson") + "test('own', find_program('true'))\n")
     if source == "checkout":
         with_checkout(project)
     else:
         sum_ = hashlib.sha256(archive.read_bytes()).hexdigest()
-        wrap = ways.snippet(
-            "wrap", [("https://example.org/", f"file://{archive.parent}/"), ("SUM", sum_)]
-        )
+        wrap = ways.snippet("wrap", [("https://example.org/", f"file://{archive.parent}/"), ("SUM", sum_)])
         ways.consumer(project, **{"subprojects/kf__wrap": wrap})
     ways.shell(ways.snippet("meson-run", [("build -D", f"build {' '.join(STRICT)} -D")]), project)
     assert run(project / "build/program") == ways.SAID
     kf = project / "build/subprojects" / ("kf" if source == "checkout" else f"kf-{ways.VERSION}")
-    assert {p.name for p in (kf / "include/kf/ops").glob("*.h")} == {
-        "activations.h",
-        *ways.headers("add", "bias"),
-    }
+    assert {p.name for p in (kf / "include/kf/ops").glob("*.h")} == {"activations.h", *ways.headers("add", "bias")}
     assert "no work to do" in ninja(project)
     for options, installed in ((["--skip-subprojects"], 0), ([], 1)):
         run(MESON, "install", "-C", "build", *options, cwd=project, DESTDIR=tmp_path / "root")
         assert len(list((tmp_path / "root").rglob("kf.h"))) == installed
-    assert [
-        t["name"] for t in json.loads(run(MESON, "introspect", "build", "--tests", cwd=project))
-    ] == ["own"]
+    assert [t["name"] for t in json.loads(run(MESON, "introspect", "build", "--tests", cwd=project))] == ["own"]
     # What was left out is not there, although the archive has it ready: the build's own headers come first.
-    (project / "program.c").write_text(
-        "#include <kf/kf.h>\nint main(void) { return kf_cpu_add_bf16(NULL, NULL, NULL, 0); }\n"
-    )
+    (project / "program.c").write_text("#include <kf/kf.h>\nint main(void) { return kf_cpu_add_bf16(NULL, NULL, NULL, 0); }\n")
     assert "kf_cpu_add_bf16" in run("ninja", "-C", "build", cwd=project, fails=True)
 
 
 def test_options_of_the_parent(tmp_path):
     """A parent's own option of the same name chooses for kf, too; default_options does as well."""
-    text = ways.snippet(
-        "meson", [("dependency('kf')", "dependency('kf', default_options: ['ops=add'])")]
-    )
-    project = ways.consumer(
-        tmp_path,
-        meson__build=text,
-        meson_options__txt="option('dtypes', type: 'array', value: ['f32'])\n",
-    )
+    text = ways.snippet("meson", [("dependency('kf')", "dependency('kf', default_options: ['ops=add'])")])
+    project = ways.consumer(tmp_path, meson__build=text, meson_options__txt="option('dtypes', type: 'array', value: ['f32'])\n")
     with_checkout(project)
     setup(project)
     ninja(project)
     said = run(MESON, "setup", "wrong", "-Dkf:ops=silu_mul", cwd=project, fails=True)
-    assert (
-        "ERROR: Problem encountered: kfgen: error: --ops: `silu_mul` is the op act_mul" in said
-        and "Traceback" not in said
-    )
+    assert "ERROR: Problem encountered: kfgen: error: --ops: `silu_mul` is the op act_mul" in said and "Traceback" not in said
     ops = project / "build/subprojects/kf/include/kf/ops"
-    assert {p.name for p in ops.glob("*.h")} == {
-        "activations.h",
-        *ways.headers("add"),
-    } and "bf16" not in (ops / "add.h").read_text()
+    assert {p.name for p in ops.glob("*.h")} == {"activations.h", *ways.headers("add")} and "bf16" not in (ops / "add.h").read_text()
     assert run(project / "build/program") == ways.SAID
 
 
@@ -196,9 +153,7 @@ def test_subproject_follows_edits(tmp_path):
     said = ninja(project)
     assert "kfgen" in said and "program.c.o" not in said
 
-    edit(
-        kf / "gen/kfgen/families/elementwise/ops.toml", 'expr = "act(a + b)"', 'expr = "act(a - b)"'
-    )
+    edit(kf / "gen/kfgen/families/elementwise/ops.toml", 'expr = "act(a + b)"', 'expr = "act(a - b)"')
     said = ninja(project)
     assert "program.c.o" in said and "other.c.o" not in said
     assert run(project / "build/program") == "0 0 8\n"
@@ -212,9 +167,7 @@ def test_subproject_follows_edits(tmp_path):
 @pytest.mark.level(2)
 def test_own_spec(tmp_path):
     """The parent's own entry: in its program, again after an edit of the spec or of kf's templates, and not otherwise."""
-    project = ways.consumer(
-        tmp_path, meson__build=ways.snippet("meson-own"), my_ops__toml=SPEC, program__c=OWN
-    )
+    project = ways.consumer(tmp_path, meson__build=ways.snippet("meson-own"), my_ops__toml=SPEC, program__c=OWN)
     kf = with_checkout(project)
     setup(project, *STRICT)
     ninja(project)
@@ -223,11 +176,7 @@ def test_own_spec(tmp_path):
 
     edit(project / "my_ops.toml", 'expr = "residual +', 'expr = "residual -')
     said = ninja(project)
-    assert (
-        said.count("render --one-file") == 1
-        and "program.c.o" in said
-        and "kf umbrellas" not in said
-    )
+    assert said.count("render --one-file") == 1 and "program.c.o" in said and "kf umbrellas" not in said
     assert run(project / "build/program") == "0.5 1, -0.5 0\n"
     assert "no work to do" in ninja(project)
 
@@ -239,7 +188,7 @@ def test_own_spec(tmp_path):
     assert "/* edited */" in (project / "build/my_ops.h").read_text()
     assert "no work to do" in ninja(project)
 
-    edit(project / "my_ops.toml", 'gamma * act(x)"\nref', 'gamma * act(z)"\nref')
+    edit(project / "my_ops.toml", "gamma * act(x)\"\nref", "gamma * act(z)\"\nref")
     said = run("ninja", "-C", "build", cwd=project, fails=True)
     assert "kfgen: error: " in said and "my_ops.toml" in said and "z" in said
 
@@ -249,14 +198,9 @@ def test_own_spec(tmp_path):
 def test_own_spec_cuda(tmp_path):
     """The same for a .cu of the parent's, by a custom target; the object has the parent's kernels alone."""
     # A cut kf: kfgen is given the same choice.
-    text = ways.snippet(
-        "meson-own",
-        [("'--one-file'", "'--one-file', '--dtypes', 'f32,f16', '--activations', 'relu,gelu'")],
-    )
+    text = ways.snippet("meson-own", [("'--one-file'", "'--one-file', '--dtypes', 'f32,f16', '--activations', 'relu,gelu'")])
     text += ways.snippet("meson-cuda", [("'-O3'", "'-O3', '-Werror', 'all-warnings'")])
-    project = ways.consumer(
-        tmp_path, meson__build=text, my_ops__toml=SPEC, program__c=OWN, program__cu=OWN_CUDA
-    )
+    project = ways.consumer(tmp_path, meson__build=text, my_ops__toml=SPEC, program__c=OWN, program__cu=OWN_CUDA)
     kf = with_checkout(project)
     setup(project, "-Dkf:dtypes=f32,f16", "-Dkf:activations=relu,gelu")
     ninja(project)

@@ -7,7 +7,7 @@ import cases
 import kflib
 import pytest
 import ways
-from kfgen import package
+from kfgen.render import package
 
 pytestmark = ways.needs_pkg_config
 GCC = "gcc -O3 -march=native"

@@ -9,9 +9,10 @@ import subprocess
 import cases
 import pytest
 import ways
-from kfgen import names, single
-from kfgen import spec as specs
-from kfgen.render import Selection
+from kfgen.entries import spec as specs
+from kfgen.model import names
+from kfgen.render import single
+from kfgen.render.render import Selection
 from ways import run
 
 WARNINGS, NVCC_WARNINGS = ways.WARNINGS.split(), ways.NVCC_WARNINGS.split()

@@ -18,8 +18,8 @@ import numeric
 import pytest
 import selection
 from conftest import BUILD
-from kfgen import spec as specs
-from kfgen.render import Selection
+from kfgen.entries import spec as specs
+from kfgen.render.render import Selection
 
 DTYPES = ("f32", "bf16")
 FLAGS = ("-Og", "-ffp-contract=off")

@@ -6,10 +6,11 @@ import re
 
 import kflib
 from conftest import ROOT
-from kfgen import contract, families
-from kfgen import spec as specs
-from kfgen.render import Selection
-from kfgen.words import WORDS
+from kfgen import families
+from kfgen.entries import spec as specs
+from kfgen.language.primitives import WORDS
+from kfgen.model import contract
+from kfgen.render.render import Selection
 
 PAGE = (ROOT / "docs/hacking.md").read_text()
 QUOTE = re.compile(r"<!-- (in|explain): (\S+) -->\n```\w*\n(.*?)```\n", re.S)

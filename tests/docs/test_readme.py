@@ -12,9 +12,10 @@ import kflib
 import pytest
 import runtime_api
 from conftest import ROOT
-from kfgen import families, runtime
-from kfgen import spec as specs
-from kfgen.manifest import CORE_NAMES
+from kfgen import families
+from kfgen.entries import spec as specs
+from kfgen.interfaces import runtime
+from kfgen.interfaces.manifest import CORE_NAMES
 
 README = ROOT / "README.md"
 UPDATE = os.environ.get("KF_UPDATE")

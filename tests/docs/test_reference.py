@@ -5,9 +5,10 @@ import re
 
 import pytest
 from conftest import ROOT
-from kfgen import docs, families
-from kfgen import spec as specs
-from kfgen.render import Selection
+from kfgen import families
+from kfgen.entries import spec as specs
+from kfgen.render import docs
+from kfgen.render.render import Selection
 
 FOLDER = ROOT / "docs/reference"
 TYPES = {

@@ -10,7 +10,8 @@ import pytest
 import toolkit
 import user_ops
 from conftest import BUILD
-from kfgen import manifest, spec
+from kfgen.entries import spec
+from kfgen.interfaces import manifest
 
 OPS = [
     (op, dtype) for op, dtype in chosen.SOME if op != "{act}_glu" and dtype not in ("i32", "f64")

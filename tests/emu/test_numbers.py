@@ -14,7 +14,7 @@ import selection
 import toolkit
 import user_ops
 from conftest import BUILD
-from kfgen import limits
+from kfgen.model import limits
 
 ORDERS = cases.by_level(emulator.RUNS[1:], emulator.RUNS)
 LONGER = cases.by_level(16400, 20000)  # columns of a row that no dtype holds

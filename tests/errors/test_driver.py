@@ -9,8 +9,9 @@ import pytest
 import recorded
 import selection
 import toolkit
-from kfgen import source, spec
-from kfgen.render import Selection
+from kfgen.entries import spec
+from kfgen.render import source
+from kfgen.render.render import Selection
 from refusals import BUILD, CUDA, DEVICE, NO_KERNEL_IMAGE, NULL_POINTER, PARTS, Call, tensors_of
 
 pytestmark = pytest.mark.skipif(not toolkit.include(), reason="no CUDA headers")

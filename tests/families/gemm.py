@@ -5,8 +5,8 @@ import functools
 
 import numpy as np
 import storage
-from kfgen import product_oracle
-from kfgen.words import KEEP, KEEP_SCALE
+from kfgen.families.matmul import reference as matmul_reference
+from kfgen.language.primitives import KEEP, KEEP_SCALE
 
 # Parts of whole vectors and others, one row, fewer than a tile and more, more than a block along each axis, several batches; nothing along one axis.
 SHAPES = [
@@ -96,7 +96,9 @@ def fill(call):
         return
     op = call.kernel.op
     forward = storage.kernel_of(op.pattern, tuple(call.f["dtypes"][:1]), False, call.files)
-    found = product_oracle.Product(forward, call.act).run(environment(call, call.data), call.sizes)
+    found = matmul_reference.Product(forward, call.act).run(
+        environment(call, call.data), call.sizes
+    )
     for name in made:
         call.data[name] = storage.from_float(
             np.ascontiguousarray(found[name].value), call.kernel.dtype.word
@@ -114,7 +116,7 @@ def environment(call, data):
 
 @functools.cache
 def _product(pattern, dtypes, bwd, activation, files, by):
-    return product_oracle.Product(
+    return matmul_reference.Product(
         storage.kernel_of(pattern, dtypes, bwd, files),
         storage.spec(files).activations[activation],
         by,
@@ -140,7 +142,7 @@ def check(call, got, weights=None):
         if call.backend != "cpu" and dtype in ("f16", "bf16", "tf32")
         else 0.0
     )
-    rounding = product_oracle.Rounding(
+    rounding = matmul_reference.Rounding(
         storage.EPS[compute],
         storage.TINY[compute],
         storage.MANTISSA[compute][2] / 4,

@@ -207,7 +207,7 @@ ADD = ("kf_bias_gelu_f32", [0, 1, 2], [64, 128])
 def test_kernels_are_the_launchers_own(driver, tmp_path):
     """Each launched kernel is one that the manifest lists for the function."""
     kfpython.use()
-    from kfgen import packed, packed_cuda
+    from kfgen.interfaces import packed, packed_cuda
 
     named = {name: f for name, f in packed_cuda.functions(kflib.manifest())}
     chosen = {

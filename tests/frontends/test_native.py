@@ -9,7 +9,7 @@ import kflib
 import kfpython
 import numeric
 import pytest
-from kfgen import packed as packing
+from kfgen.interfaces import packed as packing
 from storage import Failure
 
 NATIVE = kfpython.SOURCE / "kernel_fusion/native"

@@ -8,7 +8,7 @@ import kflib
 import kfpython
 import numpy as np
 import pytest
-from kfgen import frontend, packed
+from kfgen.interfaces import frontend, packed
 
 TABLE = frontend.table(kflib.manifest())
 RNG = np.random.default_rng(0)

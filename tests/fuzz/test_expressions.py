@@ -9,10 +9,10 @@ import numpy as np
 import scipy.special as sp
 from hypothesis import given
 from hypothesis import strategies as st
-from kfgen.emit import Target, emit, evaluate
-from kfgen.expr import ExprError, Graph, parse
-from kfgen.gradient import gradient
-from kfgen.words import BOOLEAN, WORDS
+from kfgen.language.emit import Target, emit, evaluate
+from kfgen.language.expr import ExprError, Graph, parse
+from kfgen.language.gradient import gradient
+from kfgen.language.primitives import BOOLEAN, WORDS
 
 from examples import examples
 

@@ -9,8 +9,9 @@ import tomllib
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from kfgen import expand, manifest, spec
-from kfgen.render import Selection
+from kfgen.entries import expand, spec
+from kfgen.interfaces import manifest
+from kfgen.render.render import Selection
 
 from examples import examples
 

@@ -7,8 +7,10 @@ import os
 import re
 
 import pytest
-from kfgen import abi, spec
-from kfgen.render import ROOT, Selection
+from kfgen.entries import spec
+from kfgen.interfaces import abi
+from kfgen.paths import called
+from kfgen.render.render import ROOT, Selection
 
 GOLDEN = ROOT / "tests/golden/abi.golden"
 SELECTION = Selection(spec.load())
@@ -83,16 +85,18 @@ def test_what_asks_for_a_version(old, new, breaks):
 def test_an_edited_spec_is_seen(tmp_path, monkeypatch):
     """A scalar more, an operand swapped, an id changed: through the loader, not in the text."""
     before = abi.text(SELECTION)
-    originals = {p.name: p.read_text() for p in spec.builtin_files()}
+    originals = {called(p): p.read_text() for p in spec.builtin_files()}
+    edited_files = [tmp_path / file for file in originals]
+    monkeypatch.setattr(spec, "builtin_files", lambda: edited_files)
     for name, pattern, instead in [
-        ("activations.toml", r"id = 7\n", "id = 30\n"),
+        ("entries/activations.toml", r"id = 7\n", "id = 30\n"),
         (
-            "map.toml",
+            "elementwise/ops.toml",
             r'operands = { x = "elem", bias = "row" }',
             'operands = { bias = "row", x = "elem" }',
         ),
         (
-            "activations.toml",
+            "entries/activations.toml",
             r"scalars = { negative_slope = [\d.]+ }",
             "scalars = { slope = 0.01 }",
         ),
@@ -102,6 +106,6 @@ def test_an_edited_spec_is_seen(tmp_path, monkeypatch):
             edited = edited.replace("negative_slope", "slope")
         assert edited != originals[name]
         for file, text in originals.items():
+            (tmp_path / file).parent.mkdir(exist_ok=True)
             (tmp_path / file).write_text(edited if file == name else text)
-        monkeypatch.setattr(spec, "SPECS", tmp_path)
         assert abi.broken(before, abi.text(Selection(spec.load()))), instead

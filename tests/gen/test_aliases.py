@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Other spellings of functions: gen/spec/aliases.toml, as the manifest and `kfgen list --aliases` have it, and what is refused in it."""
+"""Other spellings of functions: gen/kfgen/entries/aliases.toml, as the manifest and `kfgen list --aliases` have it, and what is refused in it."""
 
 import kflib
 import pytest
-from kfgen import aliases, spec
 from kfgen.cli import main
-from kfgen.entries import SpecError
-from kfgen.render import Selection
+from kfgen.entries import aliases, spec
+from kfgen.model.entries import SpecError
+from kfgen.render.render import Selection
 
 SELECTION = Selection(spec.load())
 FUNCTIONS = kflib.manifest()["functions"]

@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What float32 arithmetic may stray from float64's values (kfgen/oracle.py)."""
+"""What float32 arithmetic may stray from float64's values (kfgen/families/reference.py)."""
 
 import numpy as np
-from kfgen import oracle, product_oracle, row_oracle
-from kfgen import spec as specs
-from kfgen.expand import kernels
+from kfgen.entries import spec as specs
+from kfgen.entries.expand import kernels
+from kfgen.families import reference as elements_reference
+from kfgen.families.matmul import reference as matmul_reference
+from kfgen.families.rows import reference as rows_reference
 
 EPS, TINY = 2.0**-24, 2.0**-150
 
@@ -12,7 +14,9 @@ EPS, TINY = 2.0**-24, 2.0**-150
 def bound(pattern, activation, **values):
     loaded = specs.load()
     kernel = next(k for k in kernels(loaded.ops[pattern], ("f32",)) if not k.bwd)
-    return oracle.Bound(kernel, loaded.activations[activation]).evaluate(values, EPS, TINY)[0]
+    return elements_reference.Bound(kernel, loaded.activations[activation]).evaluate(
+        values, EPS, TINY
+    )[0]
 
 
 def test_the_larger_of_two_rounded_values():
@@ -44,7 +48,7 @@ def test_the_larger_of_two_values_of_a_row():
     """The same for ops over rows: relu6 of what a norm gives."""
     loaded = specs.load()
     kernel = next(k for k in kernels(loaded.ops["rms_norm_{act}"], ("f32",)) if not k.bwd)
-    bound = row_oracle.Bound(kernel, loaded.activations["relu6"])
+    bound = rows_reference.Bound(kernel, loaded.activations["relu6"])
     x = np.array([[1.0, -1.0, 6.0 / np.sqrt(2.0), 1e-3]])
     (value, error), *_ = bound.evaluate(
         {"x": x, "weight": np.full((1, 4), 1e-30), "eps": 0.0}, 4, EPS, 2.0**-140, 3.4e38
@@ -73,13 +77,13 @@ def test_a_subnormal_factor_takes_bits_from_the_other_terms():
     eps = 2.0**-23
 
     def limit(least):
-        rounding = product_oracle.Rounding(eps, 2.0**-149, 8e37, least=least)
+        rounding = matmul_reference.Rounding(eps, 2.0**-149, 8e37, least=least)
         numbers = [
-            product_oracle.Number(v, np.zeros_like(v), np.zeros(v.shape, bool))
+            matmul_reference.Number(v, np.zeros_like(v), np.zeros(v.shape, bool))
             for v in (a[None], b[:, None])
         ]
         return 2 * (
-            product_oracle.Product._times(*numbers, rounding).error.item() + eps * abs(a @ b)
+            matmul_reference.Product._times(*numbers, rounding).error.item() + eps * abs(a @ b)
         )  # 2: a gradient's factor
 
     off = abs(aligned_sum(a, b, -14, 25) - a @ b)

@@ -6,9 +6,11 @@ import copy
 
 import numpy as np
 import pytest
-from kfgen import check, derive, entries, notes, spec
+from kfgen import check, notes
 from kfgen.cli import main
-from kfgen.render import Selection
+from kfgen.entries import spec
+from kfgen.model import derive, entries
+from kfgen.render.render import Selection
 
 SPEC = spec.load()
 ACTS = list(SPEC.activations.values())
@@ -135,9 +137,9 @@ def test_altered_ops_are_found(pattern):
 
 
 def test_wrong_rule_of_a_primitive_is_found(monkeypatch):
-    from kfgen import words
+    from kfgen.language import primitives
 
-    monkeypatch.setitem(words.PRIMITIVES, "div", ("ab", {"a": "dy / b", "b": "-(dy * y)"}))
+    monkeypatch.setitem(primitives.PRIMITIVES, "div", ("ab", {"a": "dy / b", "b": "-(dy * y)"}))
     found, op = [], SPEC.ops["div_{act}"]
     check._op(op, op.activations[0], found)
     assert any("gradient for b" in f for f in found)

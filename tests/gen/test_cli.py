@@ -11,9 +11,9 @@ import time
 
 import kflib
 import pytest
-from kfgen import spec as specs
 from kfgen.cli import main
-from kfgen.render import Selection
+from kfgen.entries import spec as specs
+from kfgen.render.render import Selection
 
 KFGEN = kflib.ROOT / "gen/bin/kfgen"
 OWN = """
@@ -217,7 +217,7 @@ def test_the_files_that_a_build_will_have(tmp_path, capsys):
     )
     assert lines[: len(written)] == written
     assert {pathlib.Path(p).name for p in lines[len(written) :]} >= {
-        "map.toml",
+        "ops.toml",
         "cli.py",
         "render.py",
     }
@@ -276,7 +276,7 @@ def test_again_where_it_must(what, stamped, checkout, tmp_path):
     before = header.read_text()
     edited = {
         "template": "templates/elementwise/kernel.h.j2",
-        "python": "gen/kfgen/names.py",
+        "python": "gen/kfgen/model/names.py",
         "entry": "gen/kfgen/families/elementwise/ops.toml",
         "version": "include/kf/core/version.h",
     }

@@ -4,10 +4,10 @@
 import numpy as np
 import pytest
 import scipy.special as sp
-from kfgen.emit import Target, emit, evaluate
-from kfgen.expr import Graph, parse
-from kfgen.gradient import gradient, substitute
-from kfgen.words import OVER_ROWS, PRIMITIVES
+from kfgen.language.emit import Target, emit, evaluate
+from kfgen.language.expr import Graph, parse
+from kfgen.language.gradient import gradient, substitute
+from kfgen.language.primitives import OVER_ROWS, PRIMITIVES
 
 CUDA = Target("kfi_", "f32", False)
 C = Target("kfi_cpu_", "f32", True)

@@ -2,8 +2,9 @@
 """Entries of products of matrices that are refused, with what to do; and what one that is not makes."""
 
 import pytest
-from kfgen import contract, spec
-from kfgen.expand import kernels
+from kfgen.entries import spec
+from kfgen.entries.expand import kernels
+from kfgen.model import contract
 
 ENTRY = {
     "family": '"matmul"',

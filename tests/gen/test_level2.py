@@ -55,7 +55,7 @@ def call(tree):
                 "level": 2,
                 "machine": "m",
                 "processor": "p",
-                "families": {"map": {"functions": 1}},
+                "families": {"elementwise": {"functions": 1}},
             },
         )
 
@@ -111,7 +111,7 @@ def test_joined_as_one_run_is_recorded(logged):
     run_, left = runs.joined("cpu", parts)
     assert (
         run_["tests"] == whole.tests()
-        and ["gen/test_some.py::test_function", "map", 1, 0, 0] in run_["tests"]
+        and ["gen/test_some.py::test_function", "elementwise", 1, 0, 0] in run_["tests"]
     )
     assert ["gen/test_some.py::test_many", "all", 39, 1, 0] in run_["tests"] and [
         "gen/test_none.py",
@@ -125,7 +125,7 @@ def test_joined_as_one_run_is_recorded(logged):
         "kind": "cpu",
         "machine": "p",
         "level": 2,
-        "families": {"map": {"functions": 1}},
+        "families": {"elementwise": {"functions": 1}},
     }
 
 

@@ -5,9 +5,10 @@ import re
 
 import kflib
 import pytest
-from kfgen import expand, limits, spec
+from kfgen.entries import expand, spec
 from kfgen.families.elementwise import c as map_c
 from kfgen.families.rows import c as row_c
+from kfgen.model import limits
 
 HEADER = kflib.ROOT / "include/kf/core/limits.h"
 NAMES = {"KFI_MAX_" + name: value for name, value in vars(limits).items() if name.isupper()}

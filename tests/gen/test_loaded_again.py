@@ -4,8 +4,9 @@ another."""
 
 import dataclasses
 
-from kfgen import manifest, spec
-from kfgen.render import Selection
+from kfgen.entries import spec
+from kfgen.interfaces import manifest
+from kfgen.render.render import Selection
 
 TWICE = '[activation.twice]\nbrief = "2 x"\nexpr = "2 * x"\nref = "2 * x"\n'
 

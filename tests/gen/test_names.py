@@ -9,10 +9,11 @@ import cases
 import kflib
 import odd_names
 import pytest
-from kfgen import names, spec
 from kfgen.cli import main
-from kfgen.render import ROOT
-from kfgen.words import REDUCTIONS
+from kfgen.entries import spec
+from kfgen.language.primitives import REDUCTIONS
+from kfgen.model import names
+from kfgen.render.render import ROOT
 
 MANIFEST = kflib.manifest()
 FUNCTIONS = {f["name"]: f for f in MANIFEST["functions"]}

@@ -3,8 +3,8 @@
 of the same kernel, and rows that lay apart had other last bits than the same rows side by side (tests/cuda/test_strided.py)."""
 
 import pytest
-from kfgen.emit import Target, emit
-from kfgen.expr import Graph, parse
+from kfgen.language.emit import Target, emit
+from kfgen.language.expr import Graph, parse
 
 NAMES = ("a", "b", "c", "d")
 

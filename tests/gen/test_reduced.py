@@ -4,8 +4,8 @@
 import json
 
 import pytest
-from kfgen import spec
 from kfgen.cli import main
+from kfgen.entries import spec
 
 TEXT = """
 [op.gap]

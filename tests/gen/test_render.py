@@ -10,9 +10,11 @@ import sys
 import cases
 import kflib
 import pytest
-from kfgen import families, render, spec
+from kfgen import families
 from kfgen.cli import main
-from kfgen.render import PARTS, ROOT, TEMPLATES, Renderer, Selection, parts
+from kfgen.entries import spec
+from kfgen.render import render
+from kfgen.render.render import PARTS, ROOT, TEMPLATES, Renderer, Selection, parts
 
 GOLDEN = ROOT / "tests/golden"
 ENDS = tuple(
@@ -122,7 +124,7 @@ def test_depfile(tmp_path):
     listed = {pathlib.Path(p) for p in rest.split()}
     folders = [TEMPLATES / name for name in ("", "op", *families.FAMILIES)]
     used = {p for folder in folders for p in folder.glob("*.j2")}
-    own = {ROOT / "gen/kfgen/kernel.py", ROOT / "gen/kfgen/families/elementwise/family.py"}
+    own = {ROOT / "gen/kfgen/model/kernel.py", ROOT / "gen/kfgen/families/elementwise/family.py"}
     entries = set(spec.builtin_files())
     assert listed >= used | own | entries | {ROOT / "include/kf/core/version.h"}
 

@@ -4,11 +4,12 @@
 import numpy as np
 import pytest
 import scipy.special as sp
-from kfgen import expand, row_oracle, spec
-from kfgen.emit import evaluate
-from kfgen.expr import ExprError, Graph, parse, stages
-from kfgen.gradient import gradient
-from kfgen.words import ELEM, KEEP, KEEP_SCALE, ROW, UNIFORM, row_names
+from kfgen.entries import expand, spec
+from kfgen.families.rows import reference as rows_reference
+from kfgen.language.emit import evaluate
+from kfgen.language.expr import ExprError, Graph, parse, stages
+from kfgen.language.gradient import gradient
+from kfgen.language.primitives import ELEM, KEEP, KEEP_SCALE, ROW, UNIFORM, row_names
 
 ROWS, COLS = 3, 7
 # name: (expression of x, w and eps, the same in NumPy, passes forward, passes of the gradient of x)
@@ -270,7 +271,7 @@ def test_a_sum_may_leave_the_range_on_its_way():
     kernel = next(
         k for k in expand.kernels(loaded.ops["mean"]) if k.dtypes == ("f32",) and not k.bwd
     )
-    bound = row_oracle.Bound(kernel, loaded.activations["none"])
+    bound = rows_reference.Bound(kernel, loaded.activations["none"])
     x = np.array([[2e38, 2e38, -2e38, -2e38], [2e36, 2e36, -2e36, -2e36]])
     _, beyond = bound.evaluate({"x": x}, 4, 2.0**-24, 0.0, 3.4e38)
     assert beyond.tolist() == [True, False]

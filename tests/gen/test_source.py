@@ -10,9 +10,10 @@ import cases
 import pytest
 import toolkit
 from compilers import quick
-from kfgen import source, spec
 from kfgen.cli import main
-from kfgen.render import Selection
+from kfgen.entries import spec
+from kfgen.render import source
+from kfgen.render.render import Selection
 
 SELECTION = Selection(spec.load())
 

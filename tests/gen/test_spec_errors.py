@@ -3,8 +3,8 @@
 
 import cases
 import pytest
-from kfgen import spec
 from kfgen.cli import main
+from kfgen.entries import spec
 
 ACT = {"brief": '"twice x"', "expr": '"2 * x"', "ref": '"2 * x"'}
 ROW = {
@@ -120,14 +120,14 @@ CASES = {
         act("gelu"),
         "activation.gelu",
         "name",
-        "already defined in activations.toml",
+        "already defined in entries/activations.toml",
         "another name",
     ),
     "duplicate op": (
         op("add_{act}"),
         "op.add_{act}",
         "name",
-        "already defined in map.toml",
+        "already defined in elementwise/ops.toml",
         "another name",
     ),
     "bad activation name": (
@@ -801,8 +801,8 @@ CASES = {
         for name in ("axis", "inner", "count")
     },
     # Ops over rows.
-    "family of a number": (row(family="3"), "op.share", "family", "is 3", '"row"'),
-    "unknown family": (row(family='"col"'), "op.share", "family", "is 'col'", ", row"),
+    "family of a number": (row(family="3"), "op.share", "family", "is 3", '"rows"'),
+    "unknown family": (row(family='"col"'), "op.share", "family", "is 'col'", ", rows"),
     "row's kinds": (
         row(operands='{ x = "half" }'),
         "op.share",

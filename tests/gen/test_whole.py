@@ -3,8 +3,8 @@
 
 import kflib
 import pytest
-from kfgen import spec
-from kfgen.expr import Graph, parse
+from kfgen.entries import spec
+from kfgen.language.expr import Graph, parse
 
 FUNCTIONS = kflib.manifest()["functions"]
 

@@ -7,8 +7,8 @@ import cases
 import kflib
 import pytest
 from compilers import ALL_C, DIALECTS, STEMS, WARNINGS, fails, file_of, flags, passes, write
-from kfgen import runtime
-from kfgen.render import parts
+from kfgen.interfaces import runtime
+from kfgen.render.render import parts
 
 
 @pytest.mark.parametrize("dialect", cases.by_level(["c11"], DIALECTS))

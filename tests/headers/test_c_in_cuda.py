@@ -9,8 +9,8 @@ import pytest
 import toolkit
 from compilers import quick
 from kfgen import families
-from kfgen import spec as specs
-from kfgen.render import Selection
+from kfgen.entries import spec as specs
+from kfgen.render.render import Selection
 
 NVCC = toolkit.nvcc()
 pytestmark = pytest.mark.skipif(not NVCC, reason="no nvcc")

@@ -10,8 +10,8 @@ import cases
 import pytest
 import toolkit
 from conftest import ROOT
-from kfgen import spec
-from kfgen.manifest import CORE_NAMES
+from kfgen.entries import spec
+from kfgen.interfaces.manifest import CORE_NAMES
 
 NVCC = toolkit.nvcc()
 needs_nvcc = pytest.mark.skipif(not NVCC, reason="no nvcc")

@@ -9,8 +9,8 @@ import kflib
 import nvrtc
 import pytest
 import toolkit
-from kfgen import spec
-from kfgen.render import Selection
+from kfgen.entries import spec
+from kfgen.render.render import Selection
 
 pytestmark = pytest.mark.skipif(not (toolkit.nvrtc() and toolkit.include()), reason="no NVRTC")
 SELECTION = Selection(spec.load())

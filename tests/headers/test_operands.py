@@ -8,7 +8,7 @@ import cases
 import operand_ops
 import pytest
 from compilers import NVCC, addresses, flags, passes, write
-from kfgen.schedule import STATIC_SHARED
+from kfgen.model.schedule import STATIC_SHARED
 
 pytestmark = pytest.mark.skipif(not NVCC, reason="no nvcc")
 

@@ -8,9 +8,10 @@ import subprocess
 import cases
 import kflib
 import pytest
-from kfgen import cli, manifest, runtime
-from kfgen import spec as specs
-from kfgen.render import Selection
+from kfgen import cli
+from kfgen.entries import spec as specs
+from kfgen.interfaces import manifest, runtime
+from kfgen.render.render import Selection
 
 ONE = """#define KF_RUNTIME_IMPLEMENTATION
 #include <kf/runtime/add.h>

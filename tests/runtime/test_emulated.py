@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import runtime_api
 import runtime_ops
-from kfgen import runtime
+from kfgen.interfaces import runtime
 from runtime_calls import Call, apart
 
 MADE = runtime_ops.choose(

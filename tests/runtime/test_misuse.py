@@ -9,7 +9,7 @@ import re
 import kflib
 import pytest
 import runtime_api
-from kfgen import runtime
+from kfgen.interfaces import runtime
 from runtime_api import CUDA, F32, Memory, StreamConfig, prototypes
 
 HANDLES = {

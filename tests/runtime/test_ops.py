@@ -340,8 +340,8 @@ def test_more_elements_than_a_tensor_has(ops, ctx):
 
 
 def test_every_function_has_one():
-    """The manifest gives each op and direction one name, and no name twice."""
-    from kfgen import runtime
+    """Of the whole manifest: a name for each op and direction, and no name twice."""
+    from kfgen.interfaces import runtime
 
     everything = kflib.manifest()
     made = runtime.functions(everything)

@@ -12,7 +12,7 @@ import math
 import cases
 import numpy as np
 import row_checks
-from kfgen import oracle
+from kfgen.families import reference as elements_reference
 from storage import (
     EPS,
     MANTISSA,
@@ -121,7 +121,9 @@ class CudaMemory:
 
 @functools.cache
 def bound_of(pattern, dtypes, bwd, act, files=(), by=False):
-    return oracle.Bound(kernel_of(pattern, dtypes, bwd, files), spec(files).activations[act], by)
+    return elements_reference.Bound(
+        kernel_of(pattern, dtypes, bwd, files), spec(files).activations[act], by
+    )
 
 
 def result_of(f):
@@ -297,7 +299,7 @@ class Layout:
     def fill(self):
         """The activation's result, which its backward is given: what the forward makes of the data that was drawn."""
         keep, keep_scale = self.mask() if self.f["dropout"] else (None, 1.0)
-        found = oracle.values(
+        found = elements_reference.values(
             self.kernel.op, self.act, self.values(), self.scalars, keep, keep_scale
         )[self.kernel.result]
         self.data[self.kernel.result] = from_float(
@@ -448,7 +450,9 @@ def check(
         if result is None or result in drop or result not in data
         else to_float(data[result], tensors[result]["dtype"])
     )
-    duals = oracle.reference(kernel.op, act, env, scalars | act_scalars, keep, keep_scale, result)
+    duals = elements_reference.reference(
+        kernel.op, act, env, scalars | act_scalars, keep, keep_scale, result
+    )
     bound_env = dict(env) | scalars | {"keep": keep, "keep_scale": keep_scale}
     if f["bwd"]:
         bound_env |= {} if result is None else {kernel.result: result}
@@ -579,7 +583,7 @@ def check_integer(f, kernel, act, data, got, where):
     kind = STORAGE[f["dtypes"][0]]
     with np.errstate(all="ignore"):
         inputs = {n: data[n] for n in (s.name for s in kernel.operands)}
-        want = oracle._eval(
+        want = elements_reference._eval(
             kernel.op.refs["out"],
             {**inputs, "act": lambda z: np.maximum(z, 0) if act.name == "relu" else z},
         ).astype(kind)

@@ -9,7 +9,7 @@ import os
 
 import checks
 import numpy as np
-from kfgen import limits
+from kfgen.model import limits
 
 PAGE = mmap.PAGESIZE
 PAGES = 320  # of a slot: the largest workspace is a product's

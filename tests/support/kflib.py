@@ -20,9 +20,9 @@ import time
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "gen"))
 
-from kfgen import manifest as manifests  # noqa: E402
-from kfgen import spec as specs  # noqa: E402
-from kfgen.render import Renderer, Selection, write_all  # noqa: E402
+from kfgen.entries import spec as specs  # noqa: E402
+from kfgen.interfaces import manifest as manifests  # noqa: E402
+from kfgen.render.render import Renderer, Selection, write_all  # noqa: E402
 
 CTYPES = {
     "int64_t": ctypes.c_int64,

@@ -7,7 +7,8 @@ import time
 
 import cases
 import toolkit
-from kfgen import names, source
+from kfgen.model import names
+from kfgen.render import source
 
 ARCH = "compute_90"  # to PTX: what a real architecture adds, ptxas, does not depend on who compiles the source
 

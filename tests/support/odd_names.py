@@ -7,9 +7,9 @@ import re
 import cases
 import checks
 import kflib
-from kfgen import spec
+from kfgen.entries import spec
 from kfgen.families import FAMILIES
-from kfgen.render import Renderer, Selection
+from kfgen.render.render import Renderer, Selection
 
 # An entry's names are those in angle brackets; the plain one has them as they stand here.
 ENTRIES = {

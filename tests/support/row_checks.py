@@ -8,9 +8,11 @@ import cases
 import numpy as np
 import scipy.special as sp
 import storage
-from kfgen import families, passes, row_oracle
-from kfgen.emit import evaluate
-from kfgen.words import KEEP, KEEP_SCALE, QUERY, query_names, row_names
+from kfgen import families
+from kfgen.families.rows import reference as rows_reference
+from kfgen.language import passes
+from kfgen.language.emit import evaluate
+from kfgen.language.primitives import KEEP, KEEP_SCALE, QUERY, query_names, row_names
 
 
 def extent(call):
@@ -189,7 +191,7 @@ def fill(call):
 
 @functools.cache
 def _bound(pattern, dtypes, bwd, activation, files):
-    return row_oracle.Bound(
+    return rows_reference.Bound(
         storage.kernel_of(pattern, dtypes, bwd, files), storage.spec(files).activations[activation]
     )
 
@@ -224,7 +226,7 @@ def check(call, got, weights=None):
     k = call.f["tolerance"]["factor"]
     wants = {}
     if not kernel.bwd:
-        tapes, _ = row_oracle.reference(
+        tapes, _ = rows_reference.reference(
             kernel.op,
             call.act,
             {s.name: env[s.name] for s in kernel.operands},

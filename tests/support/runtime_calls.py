@@ -6,7 +6,7 @@ import checks
 import numpy as np
 import runtime_ops
 import storage
-from kfgen import runtime
+from kfgen.interfaces import runtime
 
 # Of the CPU: of each layout some.
 OPS = [

@@ -9,9 +9,9 @@ import emulator
 import kflib
 import numpy as np
 import runtime_api
-from kfgen import manifest, runtime
-from kfgen import spec as specs
-from kfgen.render import Selection
+from kfgen.entries import spec as specs
+from kfgen.interfaces import manifest, runtime
+from kfgen.render.render import Selection
 
 DTYPES = {"f32": 0, "f16": 1, "bf16": 2, "f64": 3, "i32": 4, "i64": 5, "u8": 6}
 KINDS = {

@@ -5,8 +5,8 @@ import functools
 import math
 
 import numpy as np
-from kfgen import expand
-from kfgen.spec import load
+from kfgen.entries import expand
+from kfgen.entries.spec import load
 
 EPS = {"f32": 2.0**-23, "f64": 2.0**-52}
 TINY = {"f32": 2.0**-149, "f64": 1e-300}  # below this SciPy, the oracle, is inaccurate

@@ -10,7 +10,7 @@ import kflib
 import kfpython
 import numpy as np
 import torch
-from kfgen import packed
+from kfgen.interfaces import packed
 
 sys.path.append(str(kflib.ROOT / "bench"))
 import peers  # noqa: E402

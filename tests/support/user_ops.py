@@ -2,8 +2,9 @@
 """Ops of a user's own spec, written by a test."""
 
 import kflib
-from kfgen import manifest, spec
-from kfgen.render import Selection
+from kfgen.entries import spec
+from kfgen.interfaces import manifest
+from kfgen.render.render import Selection
 
 
 def selected(path, activations):

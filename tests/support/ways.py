@@ -12,8 +12,8 @@ import sys
 import cases
 import kflib
 import pytest
-from kfgen import render
 from kfgen.paths import version
+from kfgen.render import render
 
 ROOT = kflib.ROOT
 PAGE = ROOT / "docs/install.md"

@@ -26,10 +26,10 @@ import tempfile
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from kfgen import frontend, manifest, packed, packed_cuda
-from kfgen import spec as specs
+from kfgen.entries import spec as specs
+from kfgen.interfaces import frontend, manifest, packed, packed_cuda
 from kfgen.paths import INCLUDE
-from kfgen.render import Renderer, Selection, unknown, write_all
+from kfgen.render.render import Renderer, Selection, unknown, write_all
 
 from kernel_fusion import _compressed, _isa, _nvrtc
 

@@ -20,7 +20,9 @@ import warnings
 from collections.abc import Sequence
 from typing import Any
 
-from kfgen import fused, manifest, paths, source
+from kfgen import paths
+from kfgen.interfaces import fused, manifest
+from kfgen.render import source
 
 from kernel_fusion import _build, _files, _gpu, _isa, _nvrtc
 from kernel_fusion._library import Library

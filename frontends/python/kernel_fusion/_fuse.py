@@ -26,7 +26,9 @@ class Fused:
     """
 
     def __init__(self, entry: dict[str, Any], label: str):
-        from kfgen import entries, expr, frontend, fused, manifest
+        from kfgen.interfaces import frontend, fused, manifest
+        from kfgen.language import expr
+        from kfgen.model import entries
 
         name = (
             f"fused_{hashlib.sha256(json.dumps(entry, sort_keys=False).encode()).hexdigest()[:12]}"
@@ -69,21 +71,10 @@ class Fused:
         return (word,)
 
     def source(self, dtype: Any = "float32", *, backward: bool = False, target: str = "c") -> str:
-        """Returns the kernel as one self-contained source text that needs no headers of kf.
-
-        Args:
-            dtype: dtype of the elements, in any framework's spelling
-            backward: if True, the kernel of the gradients
-            target: "c" or "cuda"
-
-        Returns:
-            The source text.
-
-        Raises:
-            TypeError: the op has no function for dtype.
-            ValueError: target is unknown, or the op has no gradient.
-        """
-        from kfgen import fused, names, source
+        """The kernel as one text that needs no headers of kf: C, or target="cuda"."""
+        from kfgen.interfaces import fused
+        from kfgen.model import names
+        from kfgen.render import source
 
         if target not in ("c", "cuda"):
             raise ValueError(f"kf.{self._op.label}: target is {target!r}, expected 'c' or 'cuda'")

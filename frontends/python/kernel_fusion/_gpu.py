@@ -51,28 +51,24 @@ Space = Callable[[int], tuple[Any, int]]
 
 @functools.cache
 def _selection() -> Any:
-    from kfgen import spec
-    from kfgen.render import Selection
+    from kfgen.entries import spec
+    from kfgen.render.render import Selection
 
     return Selection(spec.load())
 
 
 @functools.lru_cache(16)
 def text(function: str) -> str:
-    """Returns the source text a function's kernels are compiled from."""
-    from kfgen import source
+    """All that a function's kernels are compiled from."""
+    from kfgen.render import source
 
     return str(source.source(_selection(), function))
 
 
 @functools.cache
 def kernels(function: str) -> tuple[str, ...]:
-    """Returns the kernels a function's launches choose from.
-
-    A dropout uses the kernels that read seed and offset from device memory, as in kfgen's
-    packed_cuda.functions.
-    """
-    from kfgen import source
+    """What its launches choose from: of a dropout those that read seed and offset where they lie, as kfgen's packed_cuda.functions has it."""
+    from kfgen.render import source
 
     named, _ = source.find(_selection(), function)
     launcher = next(

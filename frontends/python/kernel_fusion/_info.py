@@ -28,14 +28,10 @@ def cuda_available() -> bool:
 
 
 def get_include() -> str:
-    """Returns the include directory of kf's headers for C, C++ and CUDA.
-
-    The first call generates the headers, which takes seconds.
-
-    Returns:
-        Path of the directory.
-    """
-    from kfgen import package, paths, render, spec
+    """The include directory of kf's headers, for C, C++ and CUDA. They are generated at the first call, which takes seconds."""
+    from kfgen import paths
+    from kfgen.entries import spec
+    from kfgen.render import package, render
 
     folder = _files.cache() / f"include-{version()}-{paths.digest()}"
     if not (folder / "whole").exists():

@@ -54,8 +54,9 @@ def build_launchers(
         RuntimeError: no C++ compiler or CUDA headers were found.
         Other errors as in kf.warmup.
     """
-    from kfgen import manifest, packed_cuda, spec
-    from kfgen.render import Selection
+    from kfgen.entries import spec
+    from kfgen.interfaces import manifest, packed_cuda
+    from kfgen.render.render import Selection
 
     chosen, folder = Chosen("build_launchers", ops, activations, dtypes), pathlib.Path(path)
     pairs, codes, number = (

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from kfgen import names
+from kfgen.model import names
 
 HERE = pathlib.Path(__file__).resolve().parent
 # Dtype of sums and of row values.
@@ -285,7 +285,7 @@ def entry(
     own: Any = None,
     formulas: Any = None,
 ) -> Op:
-    """Makes an Op from kfgen.frontend's description."""
+    """An op of what kfgen.interfaces.frontend says of it."""
     same = {
         k: found[k]
         for k in (

@@ -7,8 +7,8 @@ import pathlib
 import sys
 import types
 
-from kfgen.entries import NAME
 from kfgen.families.family import Family
+from kfgen.model.entries import NAME
 
 # Former names, which spec files may still have.
 SYNONYMS = {

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the generator asks of a family. What stands here is the answer of one that has nothing special."""
 
-from kfgen import formulas
-from kfgen.entries import SpecError
+from kfgen.language import formulas
+from kfgen.model.entries import SpecError
 
 
 class Family:
@@ -45,6 +45,9 @@ class Family:
     rounds = (
         False  # whether there are functions that round the factors of its products (dtypes.ROUNDED)
     )
+    runtime_activation = (
+        False  # whether its functions are also there with the activation as an argument
+    )
     heavy = False  # whether its kernels take long to compile: of kf's activations it has those that say so
     autocast = ""  # what a framework that chooses dtypes gives it, where that does not follow from an op's expressions: manifest.autocast
     second = ""  # of a function with two dtypes that no entry speaks of: what the second one is of
@@ -73,7 +76,7 @@ class Family:
         return ()
 
     def inside(self, op, rename):
-        """An entry's fields that no other family has, with all names as the generated code has them (inside.Inside)."""
+        """An entry's fields that no other family has, with all names as the generated code has them (rename.Inside)."""
         return op.own
 
     def backward_dtypes(self, op, own, dtypes):

@@ -52,9 +52,9 @@ typedef char
                                    ? 1
                                    : -1];
 
-/* Parameters of a launcher in the calling convention of gen/kfgen/packed.py: tensors; sizes and
- * integers; the strides struct; scalars; activation number; seed and offset; workspace and its
- * bytes; CUDA stream. */
+/* Of a launcher behind the calling convention of gen/kfgen/interfaces/packed.py: tensors; sizes and integers;
+   the struct of strides; scalars; the number of the activation; seed and offset; workspace and its
+   bytes; and a CUDA stream. */
 #define KFI_RT_UNUSED __attribute__((unused))
 #define KFI_RT_PARAMETERS                                                                          \
     KFI_RT_UNUSED void *const *t, KFI_RT_UNUSED const int64_t *n, KFI_RT_UNUSED const int64_t *d,  \

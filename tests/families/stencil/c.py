@@ -4,7 +4,7 @@
 import functools
 
 from kfgen.families.stencil.cuda import values
-from kfgen.schedule import C
+from kfgen.model.schedule import C
 
 
 class StencilC(C):

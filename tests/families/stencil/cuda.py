@@ -3,8 +3,8 @@
 
 import functools
 
-from kfgen.emit import emit
-from kfgen.schedule import Cuda, Instance
+from kfgen.language.emit import emit
+from kfgen.model.schedule import Cuda, Instance
 
 
 def values(k, target):

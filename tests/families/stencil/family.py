@@ -3,13 +3,13 @@
 
 import functools
 
-from kfgen import derive
 from kfgen.families.family import Family, wrong
 from kfgen.families.stencil.c import StencilC
 from kfgen.families.stencil.cuda import StencilCuda
-from kfgen.gradient import gradient
-from kfgen.kernel import Kernel, Tensor
-from kfgen.names import gradient_of
+from kfgen.language.gradient import gradient
+from kfgen.model import derive
+from kfgen.model.kernel import Kernel, Tensor
+from kfgen.model.names import gradient_of
 
 
 class StencilKernel(Kernel):

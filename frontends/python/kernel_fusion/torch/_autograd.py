@@ -9,7 +9,7 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 import torch
-from kfgen.names import gradient_of
+from kfgen.model.names import gradient_of
 from torch import Tensor
 
 from kernel_fusion._table import Op, formulas, ops

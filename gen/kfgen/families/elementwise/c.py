@@ -4,15 +4,15 @@
 import functools
 from dataclasses import dataclass
 
-from kfgen import limits
-from kfgen.activation import CALLS, GIVEN, bwd_reads_x, rising
-from kfgen.dtypes import DTYPE, Dtype
-from kfgen.emit import emit, reads
-from kfgen.expr import Graph
-from kfgen.gradient import substitute
-from kfgen.kernel import Kernel
-from kfgen.schedule import C, Text
-from kfgen.words import KEEP, KEEP_SCALE, TRANSCENDENTAL
+from kfgen.language.emit import emit, reads
+from kfgen.language.expr import Graph
+from kfgen.language.gradient import substitute
+from kfgen.language.primitives import KEEP, KEEP_SCALE, TRANSCENDENTAL
+from kfgen.model import limits
+from kfgen.model.activation import CALLS, GIVEN, bwd_reads_x, rising
+from kfgen.model.dtypes import DTYPE, Dtype
+from kfgen.model.kernel import Kernel
+from kfgen.model.schedule import C, Text
 
 GROUP = 4  # KFI_GROUP
 SLOT_KINDS = {

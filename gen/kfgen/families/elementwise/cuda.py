@@ -3,10 +3,10 @@
 
 import functools
 
-from kfgen import chosen
-from kfgen.emit import emit
-from kfgen.schedule import CHEAP, NONE, STATIC_SHARED, Cuda, Instance
-from kfgen.words import KEEP, KEEP_SCALE
+from kfgen.language.emit import emit
+from kfgen.language.primitives import KEEP, KEEP_SCALE
+from kfgen.model import runtime_activation
+from kfgen.model.schedule import CHEAP, NONE, STATIC_SHARED, Cuda, Instance
 
 RING = 2  # rows on their way in shared memory
 
@@ -41,7 +41,7 @@ class ElementwiseCuda(Cuda):
     def split(self):
         """(calls of a chosen activation ahead of the element loop, names of nodes in it)."""
         calls, _, fixed = (
-            chosen.split(self.k.graph, self.loop_roots, *self._loop)
+            runtime_activation.split(self.k.graph, self.loop_roots, *self._loop)
             if self.k.chosen
             else ([], [], self._loop[2])
         )

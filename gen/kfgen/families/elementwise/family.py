@@ -3,15 +3,15 @@
 
 import functools
 
-from kfgen import derive, limits
-from kfgen.expr import Graph
 from kfgen.families.elementwise.c import ElementwiseC
 from kfgen.families.elementwise.cuda import ElementwiseCuda
 from kfgen.families.family import Family, one_broadcast
-from kfgen.gradient import gradient, substitute
-from kfgen.kernel import WEIGHTS, Kernel, Tensor
-from kfgen.names import gradient_of
-from kfgen.words import KEEP
+from kfgen.language.expr import Graph
+from kfgen.language.gradient import gradient, substitute
+from kfgen.language.primitives import KEEP
+from kfgen.model import derive, limits
+from kfgen.model.kernel import WEIGHTS, Kernel, Tensor
+from kfgen.model.names import gradient_of
 
 
 class ElementwiseKernel(Kernel):
@@ -190,6 +190,7 @@ class ElementwiseKernel(Kernel):
 class Elementwise(Family):
     kernel = ElementwiseKernel
     name = "elementwise"
+    runtime_activation = True
     title = "Elementwise ops"
     forms = {
         "flat": {"elem": "n"},

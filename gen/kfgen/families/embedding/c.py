@@ -3,8 +3,8 @@
 
 import functools
 
-from kfgen.emit import emit
-from kfgen.schedule import C
+from kfgen.language.emit import emit
+from kfgen.model.schedule import C
 
 
 class ByNumberC(C):

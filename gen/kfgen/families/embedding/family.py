@@ -3,14 +3,14 @@
 
 import functools
 
-from kfgen import derive
 from kfgen.families.embedding.c import EmbeddingC
 from kfgen.families.embedding.cuda import EmbeddingCuda
 from kfgen.families.family import Family, said, wrong
-from kfgen.formulas import LIBRARIES, elementwise
-from kfgen.gradient import gradient
-from kfgen.kernel import Kernel, Tensor
-from kfgen.names import gradient_of
+from kfgen.language.formulas import LIBRARIES, elementwise
+from kfgen.language.gradient import gradient
+from kfgen.model import derive
+from kfgen.model.kernel import Kernel, Tensor
+from kfgen.model.names import gradient_of
 
 SKIPPED = "padding_idx"  # the number whose row has no gradient
 

@@ -5,10 +5,10 @@ vectorisable loops.
 
 import functools
 
-from kfgen.emit import emit
 from kfgen.families.embedding.c import ByNumberC
-from kfgen.passes import program
-from kfgen.words import COUNT, PER_COUNT
+from kfgen.language.emit import emit
+from kfgen.language.passes import program
+from kfgen.language.primitives import COUNT, PER_COUNT
 
 
 class EmbeddingLayerNormC(ByNumberC):

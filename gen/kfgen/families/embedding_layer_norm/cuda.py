@@ -6,12 +6,12 @@ sorted indices.
 
 import functools
 
-from kfgen.emit import emit
 from kfgen.families.embedding.cuda import SORT
 from kfgen.families.rows.over_rows_schedule import OverRowsCuda
-from kfgen.passes import program
-from kfgen.schedule import CHEAP, Instance
-from kfgen.words import COUNT, PER_COUNT
+from kfgen.language.emit import emit
+from kfgen.language.passes import program
+from kfgen.language.primitives import COUNT, PER_COUNT
+from kfgen.model.schedule import CHEAP, Instance
 
 
 class EmbeddingLayerNormCuda(OverRowsCuda):

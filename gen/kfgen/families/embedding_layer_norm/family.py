@@ -7,14 +7,15 @@ import copy
 import functools
 from dataclasses import replace
 
-from kfgen import contract, formulas, passes
 from kfgen.families.embedding.family import SKIPPED
 from kfgen.families.embedding_layer_norm.c import EmbeddingLayerNormC
 from kfgen.families.embedding_layer_norm.cuda import EmbeddingLayerNormCuda
 from kfgen.families.family import said, wrong
 from kfgen.families.rows.over_rows import OverRows, OverRowsKernel
-from kfgen.formulas import LIBRARIES
-from kfgen.words import ELEM, REDUCTIONS
+from kfgen.language import formulas, passes
+from kfgen.language.formulas import LIBRARIES
+from kfgen.language.primitives import ELEM, REDUCTIONS
+from kfgen.model import contract
 
 # Kinds of tables: the size that is their number of rows.
 TABLES = {"table": "vocab", "positions": "positions", "types": "types"}

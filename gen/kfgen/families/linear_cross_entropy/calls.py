@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The family `logits` in both backends: which launchers a chunk of rows goes through, and what they are given."""
 
-from kfgen import names
-from kfgen.names import gradient_of
-from kfgen.schedule import C, Cuda
-from kfgen.signature import Launcher
+from kfgen.model import names
+from kfgen.model.names import gradient_of
+from kfgen.model.schedule import C, Cuda
+from kfgen.model.signature import Launcher
 
 
 class Calls:

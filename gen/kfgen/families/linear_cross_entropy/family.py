@@ -5,18 +5,18 @@ layer `linear`, the op over rows that an entry names, and where that makes the g
 import functools
 from dataclasses import replace
 
-from kfgen.derive import row_graph
-from kfgen.entries import Operand
 from kfgen.families.family import Family, said, wrong
 from kfgen.families.linear_cross_entropy.calls import LinearCrossEntropyC, LinearCrossEntropyCuda
 from kfgen.families.matmul.family import Matmul
 from kfgen.families.rows.family import Rows
-from kfgen.formulas import LIBRARIES
-from kfgen.inside import Inside
-from kfgen.kernel import Kernel, Tensor
-from kfgen.names import gradient_of
-from kfgen.passes import copy
-from kfgen.words import COLUMN, COUNT
+from kfgen.language.formulas import LIBRARIES
+from kfgen.language.passes import copy
+from kfgen.language.primitives import COLUMN, COUNT
+from kfgen.model.derive import row_graph
+from kfgen.model.entries import Operand
+from kfgen.model.kernel import Kernel, Tensor
+from kfgen.model.names import gradient_of
+from kfgen.model.rename import Inside
 
 PRODUCT = "linear_{act}"
 ROW = "logits"  # a row of the product, by which expressions read it

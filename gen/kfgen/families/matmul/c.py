@@ -5,13 +5,13 @@ core/matmul/matmul.h's, for all ops."""
 import functools
 from dataclasses import dataclass
 
-from kfgen import names
-from kfgen.activation import bwd_reads_x, rising
-from kfgen.emit import Target, emit, reads
-from kfgen.expr import Graph
-from kfgen.gradient import substitute
-from kfgen.schedule import C
-from kfgen.words import KEEP, KEEP_SCALE
+from kfgen.language.emit import Target, emit, reads
+from kfgen.language.expr import Graph
+from kfgen.language.gradient import substitute
+from kfgen.language.primitives import KEEP, KEEP_SCALE
+from kfgen.model import names
+from kfgen.model.activation import bwd_reads_x, rising
+from kfgen.model.schedule import C
 
 ACTIVATIONS = ("act", "act_bwd")
 

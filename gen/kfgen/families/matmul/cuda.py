@@ -6,9 +6,9 @@ Backward: products of tensors as they are, which ops share, and kernels that go 
 import functools
 from dataclasses import replace
 
-from kfgen.emit import emit
-from kfgen.schedule import CHEAP, NONE, OWN, Cuda, Instance
-from kfgen.words import KEEP, KEEP_SCALE
+from kfgen.language.emit import emit
+from kfgen.language.primitives import KEEP, KEEP_SCALE
+from kfgen.model.schedule import CHEAP, NONE, OWN, Cuda, Instance
 
 LAYOUTS = {
     "nt": 0,

@@ -5,20 +5,20 @@ on its way out (its `expr`) are expressions; their gradients are derived, those 
 import functools
 from dataclasses import dataclass, replace
 
-from kfgen import limits, names
-from kfgen.derive import activated, in_order
-from kfgen.dtypes import ROUNDED
-from kfgen.expr import ExprError, Graph, parse
 from kfgen.families.family import Family, wrong
 from kfgen.families.matmul import fields
 from kfgen.families.matmul.c import MatmulC
 from kfgen.families.matmul.cuda import MatmulCuda
 from kfgen.families.matmul.fields import ACC, JOINED
 from kfgen.families.matmul.text import formulas, statements
-from kfgen.gradient import gradient, substitute
-from kfgen.kernel import Kernel, Tensor
-from kfgen.names import gradient_of
-from kfgen.words import KEEP
+from kfgen.language.expr import ExprError, Graph, parse
+from kfgen.language.gradient import gradient, substitute
+from kfgen.language.primitives import KEEP
+from kfgen.model import limits, names
+from kfgen.model.derive import activated, in_order
+from kfgen.model.dtypes import ROUNDED
+from kfgen.model.kernel import Kernel, Tensor
+from kfgen.model.names import gradient_of
 
 DOT = "kfi_dot"  # in gradients of the left factor: what the product of the results' gradients and the weights gives an element of it
 VALUES = 12  # of an element that a seam reads and makes: include/kf/core/matmul/seam.h

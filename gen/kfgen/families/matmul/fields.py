@@ -3,8 +3,8 @@
 
 import ast
 
-from kfgen.entries import UNUSABLE, usable
 from kfgen.families.family import wrong
+from kfgen.model.entries import UNUSABLE, usable
 
 ACC = "acc"  # the product, where an entry names none
 JOINED = {

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What functions of the family `gemm` compute, in words: the formulas of a contract, and statements of NumPy and torch."""
 
-from kfgen import contract
-from kfgen.formulas import LIBRARIES, Printer, inlined
-from kfgen.words import KEEP
+from kfgen.language.formulas import LIBRARIES, Printer, inlined
+from kfgen.language.primitives import KEEP
+from kfgen.model import contract
 
 DOT = "kfi_dot"
 

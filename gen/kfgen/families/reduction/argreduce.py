@@ -4,13 +4,13 @@ numbers. What argmax and argmin mean is an expression of the language's own word
 
 import functools
 
-from kfgen.emit import emit
-from kfgen.expr import ExprError
 from kfgen.families.family import wrong
 from kfgen.families.reduction.c import ReductionC
 from kfgen.families.reduction.cuda import ReductionCuda
-from kfgen.schedule import Instance
-from kfgen.words import COLUMN, ELEM, PLACES
+from kfgen.language.emit import emit
+from kfgen.language.expr import ExprError
+from kfgen.language.primitives import COLUMN, ELEM, PLACES
+from kfgen.model.schedule import Instance
 
 HEADER = "kf/core/reduction/argreduce"
 WORDS = {"rowmax": "max", "rowmin": "min"}

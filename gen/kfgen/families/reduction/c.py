@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The family `reduce` in C: strips along or across an axis, and a value of each of their elements."""
 
-from kfgen.activation import GIVEN, bwd_reads_x
 from kfgen.families.rows.over_rows_schedule import OverRowsC
-from kfgen.passes import inlined, program
+from kfgen.language.passes import inlined, program
+from kfgen.model.activation import GIVEN, bwd_reads_x
 
 
 class ReductionC(OverRowsC):

@@ -3,10 +3,10 @@
 
 import functools
 
-from kfgen import chosen
 from kfgen.families.rows.over_rows_schedule import OverRowsCuda
-from kfgen.passes import program
-from kfgen.schedule import Instance
+from kfgen.language.passes import program
+from kfgen.model import runtime_activation
+from kfgen.model.schedule import Instance
 
 
 class ReductionCuda(OverRowsCuda):
@@ -67,7 +67,7 @@ class ReductionCuda(OverRowsCuda):
             self.rows_target,
             env,
             each="{}_s[e]",
-            split=chosen.split if self.k.chosen else None,
+            split=runtime_activation.split if self.k.chosen else None,
         )
 
     @property

@@ -4,7 +4,6 @@
 import functools
 from dataclasses import replace
 
-from kfgen import derive
 from kfgen.families.family import wrong
 from kfgen.families.reduction.argreduce import (
     CALLS,
@@ -18,8 +17,9 @@ from kfgen.families.reduction.argreduce import (
 from kfgen.families.reduction.c import ReductionC
 from kfgen.families.reduction.cuda import ReductionCuda
 from kfgen.families.rows.over_rows import OverRows, OverRowsKernel
-from kfgen.passes import reduced
-from kfgen.words import COUNT, ELEM
+from kfgen.language.passes import reduced
+from kfgen.language.primitives import COUNT, ELEM
+from kfgen.model import derive
 
 
 class ReductionKernel(OverRowsKernel):
@@ -114,6 +114,7 @@ class ArgreduceKernel(ReductionKernel):
 class Reduction(OverRows):
     kernel = ReductionKernel
     name = "reduction"
+    runtime_activation = True
     title = "Reductions over an axis"
     forms = {"axis": {"elem": "outer, axis, inner", "per_row": "outer, inner"}}
     axes = {"axis": (-1, {"outer": "before", "axis": "axis", "inner": "after"})}

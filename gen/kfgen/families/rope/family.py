@@ -3,14 +3,14 @@
 
 import functools
 
-from kfgen import derive
 from kfgen.families.family import Family, wrong
 from kfgen.families.rope.c import RopeC
 from kfgen.families.rope.cuda import RopeCuda
-from kfgen.formulas import LIBRARIES, elementwise
-from kfgen.gradient import gradient
-from kfgen.kernel import Kernel, Tensor
-from kfgen.names import gradient_of
+from kfgen.language.formulas import LIBRARIES, elementwise
+from kfgen.language.gradient import gradient
+from kfgen.model import derive
+from kfgen.model.kernel import Kernel, Tensor
+from kfgen.model.names import gradient_of
 
 PAIRED = ("halves", "neighbours")
 MORE = "more"  # another tensor of pairs, with heads of its own, of which the same is computed

@@ -6,8 +6,8 @@ loops.
 import functools
 
 from kfgen.families.rope.c import RopeC
-from kfgen.passes import program
-from kfgen.words import COUNT, PER_COUNT
+from kfgen.language.passes import program
+from kfgen.language.primitives import COUNT, PER_COUNT
 
 
 class RopeNormC(RopeC):

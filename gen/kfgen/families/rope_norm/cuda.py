@@ -6,9 +6,9 @@ once if each has one vector per side.
 import functools
 
 from kfgen.families.rope.cuda import RopeCuda
-from kfgen.passes import program
-from kfgen.schedule import CHEAP, Instance
-from kfgen.words import COUNT, PER_COUNT
+from kfgen.language.passes import program
+from kfgen.language.primitives import COUNT, PER_COUNT
+from kfgen.model.schedule import CHEAP, Instance
 
 
 class RopeNormCuda(RopeCuda):

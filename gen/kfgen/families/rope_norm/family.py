@@ -6,18 +6,18 @@ rotated as in `pairs`.
 import functools
 from types import SimpleNamespace
 
-from kfgen import contract, limits
-from kfgen.emit import counts
-from kfgen.expr import ExprError, Graph, parse, stages
 from kfgen.families.family import wrong
 from kfgen.families.rope.family import ANGLES, MORE, Rope, RopeKernel
 from kfgen.families.rope_norm.c import RopeNormC
 from kfgen.families.rope_norm.cuda import RopeNormCuda
-from kfgen.formulas import LIBRARIES, Printer, elementwise
-from kfgen.gradient import gradient
-from kfgen.kernel import Tensor
-from kfgen.names import gradient_of
-from kfgen.words import COUNT, ELEM, PER_COUNT, REDUCTIONS, UNIFORM
+from kfgen.language.emit import counts
+from kfgen.language.expr import ExprError, Graph, parse, stages
+from kfgen.language.formulas import LIBRARIES, Printer, elementwise
+from kfgen.language.gradient import gradient
+from kfgen.language.primitives import COUNT, ELEM, PER_COUNT, REDUCTIONS, UNIFORM
+from kfgen.model import contract, limits
+from kfgen.model.kernel import Tensor
+from kfgen.model.names import gradient_of
 
 # Names that `norm` reads: an element of a head, its weight, and the gradient of the result.
 HEAD, WEIGHT, GIVEN = ("head", "weight", "dy")

@@ -8,12 +8,12 @@ import functools
 from copy import copy as duplicate
 from dataclasses import dataclass, replace
 
-from kfgen import chosen
 from kfgen.families.rows.cuda import RowsCuda
 from kfgen.families.rows.over_rows_schedule import OverRowsCuda
-from kfgen.passes import copy
-from kfgen.schedule import Instance
-from kfgen.words import COLUMN, COUNT
+from kfgen.language.passes import copy
+from kfgen.language.primitives import COLUMN, COUNT
+from kfgen.model import runtime_activation
+from kfgen.model.schedule import Instance
 
 FORMS = ("KFI_BAND_ONE", "KFI_BAND_TWO", "KFI_BAND_EACH")
 
@@ -89,7 +89,7 @@ class BandCuda(OverRowsCuda):
             env,
             (),
             each=self._of("{}"),
-            split=chosen.split if self.k.chosen else None,
+            split=runtime_activation.split if self.k.chosen else None,
         )
 
     @functools.cached_property

@@ -7,12 +7,12 @@ import functools
 import re
 from dataclasses import replace
 
-from kfgen import limits
-from kfgen.activation import CALLS, GIVEN, bwd_reads_x
-from kfgen.dtypes import DTYPE
 from kfgen.families.rows.over_rows_schedule import OverRowsC
-from kfgen.passes import copy, inlined, picks
-from kfgen.words import COLUMN, COUNT, KEEP, KEEP_SCALE, QUERIES, QUERY
+from kfgen.language.passes import copy, inlined, picks
+from kfgen.language.primitives import COLUMN, COUNT, KEEP, KEEP_SCALE, QUERIES, QUERY
+from kfgen.model import limits
+from kfgen.model.activation import CALLS, GIVEN, bwd_reads_x
+from kfgen.model.dtypes import DTYPE
 
 STRIP = 64  # KFI_STRIP
 WORDS = 1152  # sizeof(kfi_words)

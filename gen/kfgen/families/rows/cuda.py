@@ -6,11 +6,19 @@ cluster, or read again in each pass.
 import functools
 from dataclasses import replace
 
-from kfgen import chosen
 from kfgen.families.rows.over_rows_schedule import OverRowsCuda
-from kfgen.passes import copy, picks, stored
-from kfgen.schedule import STATIC_SHARED, Instance
-from kfgen.words import COLUMN, COUNT, KEEP, KEEP_SCALE, QUERIES, QUERY, TRANSCENDENTAL
+from kfgen.language.passes import copy, picks, stored
+from kfgen.language.primitives import (
+    COLUMN,
+    COUNT,
+    KEEP,
+    KEEP_SCALE,
+    QUERIES,
+    QUERY,
+    TRANSCENDENTAL,
+)
+from kfgen.model import runtime_activation
+from kfgen.model.schedule import STATIC_SHARED, Instance
 
 EARLY = 128  # budget of row operands that a thread loads at once, in bytes
 
@@ -73,7 +81,7 @@ class RowsCuda(OverRowsCuda):
             env,
             [s.name for s in self.k.sums],
             keep=keep,
-            split=chosen.split if self.k.chosen else None,
+            split=runtime_activation.split if self.k.chosen else None,
         )
 
     @property

@@ -5,15 +5,15 @@ norms, softmax and losses.
 
 import functools
 
-from kfgen.derive import has_queries
-from kfgen.entries import SpecError
-from kfgen.expr import stages
 from kfgen.families.family import one_broadcast, wrong
 from kfgen.families.rows.band import BandCuda
 from kfgen.families.rows.c import RowsC
 from kfgen.families.rows.cuda import RowsCuda
 from kfgen.families.rows.over_rows import OverRows, OverRowsKernel
-from kfgen.words import COLUMN, COUNT, QUERIES, QUERY
+from kfgen.language.expr import stages
+from kfgen.language.primitives import COLUMN, COUNT, QUERIES, QUERY
+from kfgen.model.derive import has_queries
+from kfgen.model.entries import SpecError
 
 
 class RowsKernel(OverRowsKernel):
@@ -85,6 +85,7 @@ class RowsKernel(OverRowsKernel):
 class Rows(OverRows):
     kernel = RowsKernel
     name = "rows"
+    runtime_activation = True
     title = "Ops over rows"
     # Layouts of core/check.h. rows. planes: a row is a channel of a batch. heads: a row is a query
     # of a head. groups: a row is a group of channels, in `length` segments of channels / groups *

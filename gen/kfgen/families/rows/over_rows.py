@@ -4,15 +4,15 @@
 from collections import Counter
 from dataclasses import dataclass, replace
 
-from kfgen import derive, limits
-from kfgen.dtypes import DTYPE
-from kfgen.entries import SpecError, updated
-from kfgen.expr import ExprError, stages
 from kfgen.families.family import Family, wrong
-from kfgen.kernel import WEIGHTS, Kernel, Tensor
-from kfgen.names import gradient_of
-from kfgen.passes import copy, picks, program, stored
-from kfgen.words import COUNT, ELEM, KEEP, PER_COUNT, QUERIES, QUERY, ROW, UNIFORM
+from kfgen.language.expr import ExprError, stages
+from kfgen.language.passes import copy, picks, program, stored
+from kfgen.language.primitives import COUNT, ELEM, KEEP, PER_COUNT, QUERIES, QUERY, ROW, UNIFORM
+from kfgen.model import derive, limits
+from kfgen.model.dtypes import DTYPE
+from kfgen.model.entries import SpecError, updated
+from kfgen.model.kernel import WEIGHTS, Kernel, Tensor
+from kfgen.model.names import gradient_of
 
 # Kinds of values, one per row.
 PER_ROW = ("per_row", "per_plane", "per_query", "per_group", "per_channel")

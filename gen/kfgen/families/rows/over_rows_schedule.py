@@ -3,8 +3,8 @@
 
 from dataclasses import replace
 
-from kfgen.activation import bwd_reads_x
-from kfgen.schedule import CHEAP, C, Cuda
+from kfgen.model.activation import bwd_reads_x
+from kfgen.model.schedule import CHEAP, C, Cuda
 
 
 class OverRowsCuda(Cuda):

@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Spec files: reading, checking, expanding; kf's activations and aliases."""

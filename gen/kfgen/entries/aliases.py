@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Other spellings of functions (gen/kfgen/entries/aliases.toml): the one source of them for every frontend. Data alone: no header has them, and no
+operand of a function is renamed for one."""
+
+import tomllib
+
+from kfgen.model import names
+from kfgen.model.entries import NAME, SpecError
+from kfgen.paths import ENTRIES
+
+PATH = ENTRIES / "aliases.toml"
+FIELDS = {"function": str, "arguments": dict, "defaults": dict}
+GIVEN = (
+    "in",
+    "integer",
+    "scalar",
+    "act_scalar",
+    "probability",
+)  # what an alias may take; seed and offset are the caller's generator's
+
+
+def load(path=PATH):
+    """{alias or its pattern: its fields}."""
+    found = tomllib.loads(path.read_text()).get("alias", {})
+    for key, entry in found.items():
+        for field, kind in FIELDS.items():
+            if not isinstance(entry.get(field, {} if field == "defaults" else None), kind):
+                raise SpecError(
+                    path.name,
+                    f"alias.{key}",
+                    field,
+                    "is missing or of another kind",
+                    f"write a {kind.__name__}",
+                )
+        if unknown := set(entry) - set(FIELDS):
+            raise SpecError(
+                path.name,
+                f"alias.{key}",
+                sorted(unknown)[0],
+                "is not known",
+                f"the fields are {', '.join(FIELDS)}",
+            )
+    return found
+
+
+def named(ops):
+    """{function without prefix and dtypes: (op, activation)}."""
+    return {names.fill(op.pattern, act.name): (op, act) for op in ops for act in op.activations}
+
+
+def expanded(found, ops):
+    """[(alias, its entry, its pattern, (op, activation), or None where there is no such function)]."""
+    functions, patterns = named(ops), {op.pattern: op for op in ops}
+    for key, entry in found.items():
+        op = patterns.get(entry["function"]) if "{act}" in key else None
+        if op:
+            for act in op.activations:
+                yield names.fill(key, act.name), entry, key, (op, act)
+        else:
+            yield key, entry, key, functions.get(entry["function"])
+
+
+def targets(ops):
+    """[(op, activation)] of kf's aliases, for whose functions `problems` asks."""
+    return [target for *_, target in expanded(load(), ops) if target]
+
+
+def of(functions, ops, found=None):
+    """What the manifest has of each alias of its `functions`: the function by its op and activation, the order of its arguments, defaults.
+    A user's function that has an alias's name is the one that is meant."""
+    known = {(f["op"], f["activation"]) for f in functions}
+    every = [
+        (alias, entry, *target)
+        for alias, entry, _, target in expanded(load() if found is None else found, ops)
+        if target
+    ]
+    return [
+        {
+            "name": alias,
+            "op": op.pattern,
+            "activation": act.name,
+            "defaults": entry.get("defaults", {}),
+            "arguments": [
+                {"name": word, "of": argument} for word, argument in entry["arguments"].items()
+            ],
+        }
+        for alias, entry, op, act in every
+        if (op.pattern, act.name) in known and alias not in named(ops)
+    ]
+
+
+def problems(functions, ops, found=None):
+    """What is wrong with the aliases, a line each. functions: the manifest's, those of `targets` at least."""
+    taken, wrong = dict.fromkeys(named(ops), "a function"), []
+    forward = {
+        (f["op"], f["activation"]): f
+        for f in reversed(functions)
+        if not f["bwd"] and not f["state"]
+    }
+    for alias, entry, key, target in expanded(load() if found is None else found, ops):
+        where = f"{PATH.name}: alias.{key}"
+        if not target:
+            wrong.append(
+                f"{where}: function `{entry['function']}` is neither an op's pattern nor a function's name"
+            )
+            continue
+        if not NAME.match(alias) or alias in taken:
+            wrong.append(
+                f"{where}: `{alias}` is {taken.get(alias, 'no lower-case name')}; give it another one"
+            )
+        taken[alias] = f"alias.{key} already"
+        wrong += [
+            f"{where}: `{alias}`: {text}"
+            for text in _arguments(entry, forward[target[0].pattern, target[1].name])
+        ]
+    return wrong
+
+
+def _arguments(entry, f):
+    """What is wrong with an alias's arguments for the function f."""
+    has = {a["name"]: a for a in f["arguments"] if a["role"] in GIVEN}
+    given, defaults = list(entry["arguments"].values()), entry.get("defaults", {})
+    wrong = [
+        f"{f['name']} has no input or scalar `{a}`; it has {', '.join(has)}"
+        for a in [*given, *defaults]
+        if a not in has
+    ]
+    wrong += [f"`{a}` is given twice" for a in sorted({a for a in given if given.count(a) > 1})]
+    for name, a in has.items():
+        default = defaults.get(name, a.get("default"))
+        if name not in given and not a.get("null") and default is None:
+            wrong.append(f"`{name}` is neither an argument nor has it a default")
+        if name in defaults and (a["role"] == "in" or not _within(default, a)):
+            wrong.append(f"the default of `{name}` is no number that {f['name']} takes")
+    return wrong
+
+
+def _within(value, a):
+    least, most = a.get("least"), a.get("most")
+    return (
+        isinstance(value, (int, float))
+        and (least is None or value >= least)
+        and (most is None or value <= most)
+    )

@@ -1,0 +1,371 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What an op that is a product of matrices should give in float64, and how far rounding may take each result; and, for `kfgen check`, whether that
+is what its `ref` says, whose gradients come from a tape over NumPy.
+
+Arrays have the batch as their first axis, all of them.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from kfgen.families import reference as elements_reference
+from kfgen.families.rows import reference as rows_reference
+from kfgen.language.expr import Graph
+from kfgen.language.gradient import substitute
+from kfgen.language.primitives import KEEP, KEEP_SCALE
+
+DOT = "kfi_dot"
+LEAST = 2.0**-126  # of normal numbers of float32
+
+
+@dataclass
+class Number:
+    """Values, the error that rounding may make of each, and where float32's range was left on the way."""
+
+    value: np.ndarray
+    error: np.ndarray
+    beyond: np.ndarray
+
+
+@dataclass
+class Rounding:
+    eps: float
+    tiny: float
+    largest: float
+    store: object = (
+        None  # of what is stored in between: values -> (how far each may be moved, the largest)
+    )
+    factor: object = (
+        None  # the same of a left factor that is made of tensors, where a backend rounds it
+    )
+    factors: float = 0.0  # how far a product may round each of its factors, relatively
+    least: float = (
+        0.0  # where a tensor core multiplies, the least normal number of what it multiplies
+    )
+
+
+EXACT = Rounding(0.0, 0.0, np.inf)
+
+
+def turned(array):
+    return array.swapaxes(-1, -2)
+
+
+def inlined(k, act, by):
+    """(a graph with the activation's own expressions, its roots)."""
+    if by:
+        return k.graph_by(act)
+    graph = Graph()
+    own = {s: graph.var(s) for s in act.scalars}
+    return graph, substitute(
+        k.graph,
+        graph,
+        k.roots,
+        {},
+        act=(lambda x: act.build(graph, x, own), lambda x, dy: act.build_bwd(graph, x, dy, own)),
+    )
+
+
+class _Elements(rows_reference.Bound):
+    def __init__(self, graph, roots, doubles):
+        self.graph, self.roots = elements_reference.expand(graph, roots)
+        self.doubles = doubles
+
+    def numbers(self, env, shape, rounding, errors):
+        """Of each root, of arrays that broadcast to a shape."""
+        value, error, beyond = self.follow(
+            env, shape[-1], rounding.eps, rounding.tiny, rounding.largest, errors
+        )
+        return [
+            Number(*(np.broadcast_to(v, shape) for v in (value[r], error[r], beyond)))
+            for r in self.roots
+        ]
+
+
+class Product:
+    """A kernel with an activation."""
+
+    def __init__(self, kernel, act, by=False):
+        self.k, (graph, roots) = kernel, inlined(kernel, act, by)
+        doubles, first = kernel.dtype.compute == "f64", len(kernel.outs)
+
+        def elements(places):
+            return _Elements(graph, [roots[i] for i in places], doubles)
+
+        self.doubles = doubles
+        self.passes_on = kernel.bwd and bool(kernel.passes_on(act)) and not by
+        self.factor = elements([len(roots) - 1])
+        self.left = [s.name for s in kernel.operands if s.kind in ("left", "depth")]
+        self.elem = [i for i, s in enumerate(kernel.outs) if s.kind in ("elem", "row")]
+        self.inner = [i for i, s in enumerate(kernel.outs) if s.kind in ("left", "depth")]
+        self.results = elements(self.elem)
+        self.inputs = elements(self.inner)
+        self.slopes = elements(range(first, first + len(kernel.products)) if kernel.bwd else ())
+
+    def run(self, env, sizes, rounding=EXACT, beta=0.0):
+        """{output: Number}, also of each of two that lie in one. env: tensors as they lie, absent ones as 0, and scalars, keep and keep_scale."""
+        k = self.k
+        batch, rows, cols, depth = sizes
+        env = dict(env)
+        for s in k.inputs + k.outputs:
+            if (halves := k.halves_of(s)) and s.name in env:
+                env |= zip(halves, np.split(env[s.name], [cols], k.joined_at(s)))
+        for s in k.operands:
+            if s.kind in ("left", "right") and k.form["left" != s.kind] == "t":
+                env[s.name] = turned(env[s.name])  # [rows, depth], [depth, cols]
+            elif s.kind in ("row", "depth") and np.ndim(env[s.name]):
+                env[s.name] = env[s.name][:, None, :]
+        with np.errstate(all="ignore"):
+            [factor] = self.factor.numbers(env, (batch, rows, depth), rounding, {})
+            factor = factor if k.plain else self._stored(factor, rounding.factor)
+            found = (
+                self._backward(env, sizes, rounding, factor)
+                if k.bwd
+                else self._forward(env, sizes, rounding, factor)
+            )
+            for s in k.outs:
+                found[s.name] = self._as_it_lies(s, found[s.name])
+                if beta and k.accumulated(s):
+                    old = beta * env[s.name]
+                    n = found[s.name]
+                    error = n.error + 2 * rounding.eps * np.nan_to_num(
+                        np.abs(old) + np.abs(n.value), posinf=0.0
+                    )
+                    found[s.name] = Number(n.value + old, error, n.beyond)
+            for s in k.outputs:
+                if halves := k.halves_of(s):
+                    both = [(n.value, n.error, n.beyond) for n in map(found.get, halves)]
+                    found[s.name] = Number(
+                        *(np.concatenate(of, k.joined_at(s)) for of in zip(*both))
+                    )
+        return found
+
+    def _as_it_lies(self, s, n):
+        """A gradient of a factor, turned back."""
+        if s.kind in ("left", "right") and self.k.form["left" != s.kind] == "t":
+            return Number(*(turned(v) for v in (n.value, n.error, n.beyond)))
+        return n
+
+    def _forward(self, env, sizes, rounding, factor):
+        acc = {
+            p.name: self._times(factor, self._exact(env[p.weight.name], rounding), rounding)
+            for p in self.k.products
+        }
+        numbers = self._of(self.results, env, acc, (sizes[0], sizes[1], sizes[2]), rounding)
+        return dict(zip((self.k.outs[i].name for i in self.elem), numbers))
+
+    def _backward(self, env, sizes, rounding, factor):
+        k, (batch, rows, cols, depth) = self.k, sizes
+        slopes = self._of(self.slopes, env, {}, (batch, rows, cols), rounding)
+        slopes = slopes if self.passes_on else [self._stored(n, rounding.store) for n in slopes]
+        found = dict(
+            zip(
+                (k.outs[i].name for i in self.elem),
+                self._of(self.results, env, {}, (batch, rows, cols), rounding),
+            )
+        )
+        dots = [
+            self._times(n, self._exact(turned(env[p.weight.name]), rounding), rounding)
+            for n, p in zip(slopes, k.products)
+        ]
+        dot = (
+            dots[0]
+            if len(dots) == 1
+            else Number(
+                *(
+                    a + b
+                    for a, b in zip(
+                        *(
+                            (
+                                d.value,
+                                d.error + rounding.eps * np.abs(np.nan_to_num(d.value)),
+                                d.beyond,
+                            )
+                            for d in dots
+                        )
+                    )
+                )
+            )
+        )
+        inner = self._of(self.inputs, env, {DOT: dot}, (batch, rows, depth), rounding)
+        found |= dict(zip((k.outs[i].name for i in self.inner), inner))
+        for n, p in zip(slopes, k.products):
+            if any(s.of == p.weight.name for s in k.outs):
+                found[f"d{p.weight.name}"] = self._times(
+                    Number(*(turned(v) for v in (factor.value, factor.error, factor.beyond))),
+                    n,
+                    rounding,
+                )
+        for s in k.outs:
+            if s.kind in ("row", "depth"):
+                found[s.name] = self._summed(found[s.name], rounding)
+        return found
+
+    @staticmethod
+    def _of(elements, env, numbers, shape, rounding):
+        if not elements.roots:
+            return []
+        found = elements.numbers(
+            env | {n: v.value for n, v in numbers.items()},
+            shape,
+            rounding,
+            {n: v.error for n, v in numbers.items()},
+        )
+        for n in numbers.values():
+            for f in found:
+                f.beyond = f.beyond | n.beyond
+        return found
+
+    def _exact(self, value, rounding):
+        return Number(
+            value,
+            (rounding.eps if self.doubles else 0.0)
+            * np.abs(np.nan_to_num(value, posinf=0.0, neginf=0.0)),
+            np.zeros(value.shape, bool),
+        )
+
+    @staticmethod
+    def _times(a, b, rounding):
+        """A product of matrices, added up in any order.
+
+        A tensor core aligns the terms of a sum, and the sum before, to the largest exponent among them, and cuts off what is behind its last bit. A
+        term's exponent is that of its factors as they are stored, and a subnormal number is stored with the exponent of the least normal one:
+        f16's 2^-24 times 30,000 takes as many bits from the others as 2^-14 times 30,000 would. Of n terms aligned to 2^e each is off by less than
+        2^(e - 24), and so is the sum, together by n + 2 halves of an eps of the largest: within (4 + sqrt(n)) eps up to the 16 terms that are added
+        up at a time, if the magnitudes that count are those of factors which are no smaller than the least normal number."""
+        size_a, size_b = (np.nan_to_num(np.abs(v), nan=0.0, posinf=0.0) for v in (a.value, b.value))
+        size, count = size_a @ size_b, a.value.shape[-1]
+        aligned = (
+            np.matmul(
+                *(np.where(s > 0, np.maximum(s, rounding.least), 0.0) for s in (size_a, size_b))
+            )
+            if rounding.least
+            else size
+        )
+        if rounding.factors:
+            a, b = (
+                Number(
+                    n.value,
+                    n.error + rounding.factors * np.maximum(s, LEAST),
+                    n.beyond | (s > rounding.largest),
+                )
+                for n, s in ((a, size_a), (b, size_b))
+            )
+        error = (
+            a.error @ size_b
+            + size_a @ b.error
+            + a.error @ b.error
+            + rounding.eps * (4 + np.sqrt(count)) * aligned
+            + rounding.tiny * count
+        )
+        unknown = (
+            a.beyond.astype(float) @ np.ones_like(size_b)
+            + np.ones_like(size_a) @ b.beyond.astype(float)
+            > 0
+        )
+        return Number(a.value @ b.value, error, (size > rounding.largest) | unknown)
+
+    @staticmethod
+    def _summed(n, rounding):
+        size, count = np.nan_to_num(np.abs(n.value), nan=0.0, posinf=0.0).sum(1), n.value.shape[1]
+        error = n.error.sum(1) + rounding.eps * (4 + np.sqrt(count)) * size + rounding.tiny * count
+        return Number(n.value.sum(1), error, (size > rounding.largest) | n.beyond.any(1))
+
+    @staticmethod
+    def _stored(n, store):
+        """A slope, or a left factor that is made of tensors: rounded to the tensors' dtype."""
+        if not store:
+            return n
+        moved, largest = store(n.value)
+        return Number(
+            n.value,
+            n.error + moved,
+            n.beyond
+            | (np.abs(np.nan_to_num(n.value, posinf=0.0, neginf=0.0)) + n.error + moved > largest),
+        )
+
+
+# ---- kfgen check -------------------------------------------------------------------------------------------------
+
+SIZES = (2, 5, 4, 3)  # batch, rows, cols, depth
+
+
+def shapes(op, family):
+    """{operand: its shape} for SIZES."""
+    at = dict(zip(("batch", "rows", "cols", "depth"), SIZES))
+    form = family.forms[op.layout or "nt"]
+    return {o.name: tuple(at[e] for e in form[o.kind].split(", ")) for o in op.operands}
+
+
+def _reference(op, act, inputs, scalars, keep, b):
+    """Of one batch: ({output: Tape}, {operand: Tape})."""
+    mask = () if keep is None else (keep[b], 1.25)
+    return rows_reference.reference(
+        op, act, {n: v[b] for n, v in inputs.items()}, scalars, None, *mask
+    )
+
+
+def check(op, act, family, compare, trouble):
+    """Compares values, and gradients with those of the reference and with its differences. compare(what, points, got, want, tolerance)."""
+    rng, scalars = np.random.default_rng(11), op.scalars | act.scalars
+    inputs = {n: rng.standard_normal(shape) for n, shape in shapes(op, family).items()}
+    keep = rng.random(SIZES[:3]) < 0.7 if op.dropout else None
+    names = scalars | ({KEEP: keep, KEEP_SCALE: 1.25} if op.dropout else {})
+    batches = range(SIZES[0])
+
+    def reference(at):
+        try:
+            return [_reference(op, act, at, scalars, keep, b) for b in batches]
+        except Exception as e:  # the reference is a text of the user's
+            raise trouble(f"ref: cannot be evaluated or differentiated: {e}") from None
+
+    def values(taped):
+        return {
+            n: np.stack([np.broadcast_to(outs[n].value, SIZES[1:3]) for outs, _ in taped])
+            for n in op.outputs
+        }
+
+    taped = reference(inputs)
+    want = values(taped)
+    found = Product(family.forward(op, ("f64",)), act).run(inputs | names, SIZES)
+    for n in op.outputs:
+        compare(
+            f"expr of {n} against its ref",
+            {"value": want[n]},
+            found[n].value,
+            want[n],
+            1e-9 * np.abs(want[n]) + 1e-11,
+        )
+    if not any(o.grad for o in op.operands):
+        return
+    douts = {f"d{n}": rng.standard_normal(SIZES[:3]) for n in op.outputs}
+    exact = [
+        rows_reference.gradients(outs, leaves, {n: douts[f"d{n}"][b] for n in op.outputs})
+        for b, (outs, leaves) in zip(batches, taped)
+    ]
+    kernel = family.backward(op, ("f64",))
+    env = inputs | names | {n: v.value for n, v in found.items()} | douts
+    for by in (False, True) if kernel.by(act) else (False,):
+        got = Product(kernel, act, by).run(env, SIZES)
+        for o in [o for o in op.operands if o.grad]:
+            right, value = np.stack([e[o.name] for e in exact]), got[f"d{o.name}"].value
+            compare(
+                f"gradient for {o.name} against the derivative of ref",
+                {o.name: inputs[o.name]},
+                value,
+                right,
+                1e-9 * np.abs(right) + 1e-11,
+            )
+            way, near = rng.standard_normal(inputs[o.name].shape), []
+            for step in (1e-5, -1e-5):
+                moved = values(reference(inputs | {o.name: inputs[o.name] + step * way}))
+                near.append(sum((moved[n] * douts[f"d{n}"]).sum() for n in op.outputs))
+            slope = np.array([(near[0] - near[1]) / 2e-5])
+            compare(
+                f"gradient for {o.name} against finite differences of ref",
+                {"step": slope},
+                np.array([(value * way).sum()]),
+                slope,
+                1e-6 * np.abs(slope) + 1e-6 * np.abs(value * way).sum(),
+            )

@@ -1,0 +1,334 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a function should give: values and gradients in float64 from the `ref` fields, which are written independently of
+the expressions, and how far float32 arithmetic may stray from them.
+
+Gradients come from forward-mode differentiation of the reference (dual numbers over NumPy), not from kfgen's own reverse
+mode: the two have no code in common.
+"""
+
+import functools
+
+import numpy as np
+import scipy.special as sp
+
+from kfgen.language.emit import evaluate
+from kfgen.language.expr import Graph, parse
+from kfgen.language.gradient import gradient, substitute
+
+UFUNC_RULES = {
+    np.add: lambda y, a, b: (1.0, 1.0),
+    np.subtract: lambda y, a, b: (1.0, -1.0),
+    np.multiply: lambda y, a, b: (b, a),
+    np.divide: lambda y, a, b: (1 / b, -a / (b * b)),
+    np.negative: lambda y, a: (-1.0,),
+    np.square: lambda y, a: (2 * a,),
+    np.sqrt: lambda y, a: (0.5 / y,),
+    np.exp: lambda y, a: (y,),
+    np.expm1: lambda y, a: (np.exp(a),),
+    np.log: lambda y, a: (1 / a,),
+    np.log1p: lambda y, a: (1 / (1 + a),),
+    np.tanh: lambda y, a: (1 / np.square(np.cosh(a)),),
+    np.abs: lambda y, a: (np.sign(a),),
+    np.sin: lambda y, a: (np.cos(a),),
+    np.cos: lambda y, a: (-np.sin(a),),
+    np.power: lambda y, a, b: (b * np.power(a, b - 1.0), 0.0 * a),
+    # A tie gives each half; NaN passes the gradient to both.
+    np.maximum: lambda y, a, b: (
+        np.where(a < b, 0.0, np.where(a == b, 0.5, 1.0)),
+        np.where(b < a, 0.0, np.where(a == b, 0.5, 1.0)),
+    ),
+    np.minimum: lambda y, a, b: (
+        np.where(a > b, 0.0, np.where(a == b, 0.5, 1.0)),
+        np.where(b > a, 0.0, np.where(a == b, 0.5, 1.0)),
+    ),
+    np.logaddexp: lambda y, a, b: (np.exp(a - y), np.exp(b - y)),
+    sp.expit: lambda y, a: (sp.expit(a) * sp.expit(-a),),
+    sp.ndtr: lambda y, a: (np.exp(-0.5 * a * a) * 0.3989422804014327,),
+    sp.erf: lambda y, a: (1.1283791670955126 * np.exp(-a * a),),
+}
+
+
+def known():
+    """The functions that a reference may use where it is differentiated, in words."""
+    return ", ".join(
+        sorted(
+            f"{'np' if hasattr(np, ufunc.__name__) else 'sp'}.{ufunc.__name__}"
+            for ufunc in UFUNC_RULES
+        )
+    )
+
+
+class Dual(np.lib.mixins.NDArrayOperatorsMixin):
+    """A value and its derivatives with respect to each input."""
+
+    def __init__(self, value, tangents):
+        self.value, self.tangents = value, tangents
+
+    def __array_ufunc__(self, ufunc, method, *args, **kwargs):
+        if method != "__call__" or kwargs or ufunc not in UFUNC_RULES:
+            if (
+                method == "__call__"
+                and not kwargs
+                and ufunc.nout == 1
+                and ufunc.types[0].endswith("?")
+            ):
+                return ufunc(*(a.value if isinstance(a, Dual) else a for a in args))
+            raise TypeError(
+                f"the reference uses np.{ufunc.__name__}, whose derivative kfgen does not know"
+            )
+        values = [a.value if isinstance(a, Dual) else a for a in args]
+        y = ufunc(*values)
+        partials = UFUNC_RULES[ufunc](y, *values)
+        tangents = {}
+        for a, partial in zip(args, partials):
+            for name, t in (a.tangents if isinstance(a, Dual) else {}).items():
+                product = partial * t
+                tangents[name] = tangents[name] + product if name in tangents else product
+        return Dual(y, tangents)
+
+    def __array_function__(self, function, types, args, kwargs):
+        if function is np.where:
+            condition, a, b = args
+            names = {n for v in (a, b) if isinstance(v, Dual) for n in v.tangents}
+
+            def pick(v, n):
+                return v.tangents.get(n, 0.0) if isinstance(v, Dual) else 0.0
+
+            def val(v):
+                return v.value if isinstance(v, Dual) else v
+
+            return Dual(
+                np.where(condition, val(a), val(b)),
+                {n: np.where(condition, pick(a, n), pick(b, n)) for n in names},
+            )
+        if function is np.clip:
+            return np.minimum(np.maximum(args[0], args[1]), args[2])
+        if function is np.ones_like:
+            return np.ones_like(args[0].value)
+        return NotImplemented
+
+
+def expit(v):
+    """sigmoid, also where its result is subnormal (SciPy's is 0 there)."""
+    if isinstance(v, Dual):
+        return sp.expit(v)
+    return np.exp(np.minimum(v, 0)) / (1 + np.exp(-np.abs(v)))
+
+
+@functools.cache
+def _compiled(text):
+    return compile(" ".join(text.split()), "<ref>", "eval")
+
+
+def _eval(text, names):
+    with np.errstate(all="ignore"):
+        # One dictionary: a lambda inside a reference sees globals only.
+        return eval(_compiled(text), {"np": np, "sp": sp, "expit": expit, **names})  # noqa: S307 (the user's own spec file)
+
+
+def act_value(act, x, scalars):
+    return _eval(act.ref, {"x": x, **scalars})
+
+
+def act_derivative(act, x, scalars):
+    if act.dref is not None:
+        return _eval(act.dref, {"x": x, **scalars})
+    with np.errstate(all="ignore"):
+        dual = _eval(act.ref, {"x": Dual(x, {"x": np.ones_like(x)}), **scalars})
+    return np.broadcast_to(dual.tangents.get("x", 0.0), x.shape)
+
+
+def act_derivative_out(act, y, scalars):
+    """By the result y."""
+    return np.broadcast_to(_eval(act.dref_out, {"y": y, **scalars}), np.shape(y))
+
+
+def reference(op, act, inputs, scalars, keep=None, keep_scale=1.0, result=None):
+    """{output: Dual} of an op on float64 arrays of one shape; tangents by operand value name. result: the activation's, by which its derivative
+    is then made."""
+
+    def apply_act(z):
+        dz = (
+            act_derivative(act, z.value, scalars)
+            if result is None
+            else act_derivative_out(act, result, scalars)
+        )
+        return Dual(act_value(act, z.value, scalars), {n: dz * t for n, t in z.tangents.items()})
+
+    def dropout(z):
+        return Dual(
+            np.where(keep, z.value * keep_scale, 0.0),
+            {n: np.where(keep, t * keep_scale, 0.0) for n, t in z.tangents.items()},
+        )
+
+    names = (
+        {n: Dual(v, {n: np.ones_like(v)}) for n, v in inputs.items()}
+        | scalars
+        | {"act": apply_act, "dropout": dropout}
+    )
+    with np.errstate(all="ignore"):
+        return {name: _eval(text, names) for name, text in op.refs.items()}
+
+
+def values(op, act, inputs, scalars, keep=None, keep_scale=1.0):
+    """{output: float64 array} of an op, without derivatives."""
+    names = (
+        inputs
+        | scalars
+        | {
+            "act": lambda z: act_value(act, z, scalars),
+            "dropout": lambda z: np.where(keep, z * keep_scale, 0.0),
+        }
+    )
+    return {name: _eval(text, names) for name, text in op.refs.items()}
+
+
+# What a fused word stands for: its rounding is measured against the formula's.
+EXPANSIONS = {"gelu": "a * normcdf(a)", "gelu_bwd": "normcdf(a) + a * normpdf(a)"}
+
+
+def expand(source, roots):
+    target, new = Graph(source.levels), {}
+    for i in source.reachable(roots):
+        node = source.nodes[i]
+        args = [new[a] for a in node.args]
+        new[i] = (
+            parse(target, EXPANSIONS[node.op], {"a": args[0]})
+            if node.op in EXPANSIONS
+            else target.add(node.op, *args, value=node.value)
+        )
+    return target, [new[r] for r in roots]
+
+
+class Bound:
+    """S = |y| + sum of |dy/dt * t| over the formula's rounded intermediates t, for each result of a kernel, in float64."""
+
+    def __init__(self, kernel, act, by=False):
+        """by: with the activation's gradient by its result."""
+        self.graph = Graph()
+        scalars = {s: self.graph.var(s) for s in act.scalars}
+        if by:
+            self.graph, self.roots = kernel.graph_by(act)
+        else:
+            self.roots = substitute(
+                kernel.graph,
+                self.graph,
+                kernel.roots,
+                {},
+                act=(
+                    lambda x: act.build(self.graph, x, scalars),
+                    lambda x, dy: act.build_bwd(self.graph, x, dy, scalars),
+                ),
+            )
+        self.graph, self.roots = expand(self.graph, self.roots)
+        self.terms = []  # per root: [(intermediate, adjoint)]
+        # In float64 the oracle rounds as well: its error counts as one rounding of the inputs.
+        inputs = kernel.dtype.compute == "f64"
+        for root in self.roots:
+            inner = [
+                i
+                for i in self.graph.reachable([root])
+                if (self.graph.nodes[i].args or (inputs and self.graph.nodes[i].op == "var"))
+                and not self.graph.is_bool(i)
+            ]
+            adjoints = gradient(self.graph, {root: self.graph.const(1)}, inner)
+            self.terms.append(
+                [(i, adjoints[i]) for i in inner if adjoints[i] is not None and i != root]
+            )
+        self.extremes = [self._extremes(root) for root in self.roots]
+
+        # Comparisons of rounded values: near equality either branch is right.
+        self.kinks = []
+        for i in self.graph.reachable(self.roots):
+            node = self.graph.nodes[i]
+            if node.op in ("lt", "le", "gt", "ge", "eq", "ne"):
+                for side in node.args:
+                    inner = [
+                        j
+                        for j in self.graph.reachable([side])
+                        if self.graph.nodes[j].args and not self.graph.is_bool(j)
+                    ]
+                    if inner:
+                        adjoints = gradient(self.graph, {side: self.graph.const(1)}, inner)
+                        self.kinks.append(
+                            (
+                                *node.args,
+                                [(j, adjoints[j]) for j in inner if adjoints[j] is not None],
+                            )
+                        )
+
+    def _extremes(self, root):
+        """Of the larger and the smaller of two values on the way to a result: (one, the other, the result's derivative by it, [(a rounded
+        intermediate of either, its derivative)]). Where the two are as near as their roundings, the one not taken may be taken: it
+        counts as well."""
+        found = []
+        for i in self.graph.reachable([root]):
+            node = self.graph.nodes[i]
+            if node.op not in ("max", "min"):
+                continue
+            terms = []
+            for side in node.args:
+                inner = [
+                    j
+                    for j in self.graph.reachable([side])
+                    if self.graph.nodes[j].args and not self.graph.is_bool(j)
+                ]
+                adjoints = gradient(self.graph, {side: self.graph.const(1)}, inner) if inner else {}
+                terms += [(j, adjoints[j]) for j in inner if adjoints[j] is not None]
+            by = gradient(self.graph, {root: self.graph.const(1)}, [i])[i]
+            if terms and by is not None:
+                found.append((*node.args, by, terms))
+        return found
+
+    def undecided(self, env, eps, tiny, largest):
+        """Where the function may do either: a comparison of rounded values near equality, or a value on the way that is
+        finite in float64 and beyond float32's range."""
+        where = np.zeros(1, bool)
+        with np.errstate(all="ignore"):
+            for a, b, terms in self.kinks:
+                va, vb, *values = evaluate(
+                    self.graph, [a, b] + [n for pair in terms for n in pair], env, np, sp
+                )
+                reach = sum(
+                    np.nan_to_num(np.abs(t * d)) * eps + np.nan_to_num(np.abs(d)) * tiny
+                    for t, d in zip(values[::2], values[1::2])
+                )
+                where = where | (np.abs(va - vb) <= 4 * reach)
+            inner = [
+                i
+                for i in self.graph.reachable(self.roots)
+                if self.graph.nodes[i].args and not self.graph.is_bool(i)
+            ]
+            for value in evaluate(self.graph, inner, env, np, sp):
+                where = where | (np.isfinite(value) & (np.abs(value) > largest))
+        return where
+
+    def evaluate(self, env, eps, tiny):
+        """Per root (S, sum of |dy/dt|, largest finite |t|). eps, tiny: what the arithmetic rounds by, of normal and of subnormal numbers."""
+        results = []
+        with np.errstate(all="ignore"):
+            for root, terms, extremes in zip(self.roots, self.terms, self.extremes):
+                nodes = [root] + [n for pair in terms for n in pair]
+                y, *values = evaluate(self.graph, nodes, env, np, sp)
+                s, slope, top = np.abs(y), np.ones_like(y), np.where(np.isfinite(y), np.abs(y), 0.0)
+                for t, adjoint in zip(values[::2], values[1::2]):
+                    s = s + np.nan_to_num(np.abs(t * adjoint), nan=0.0, posinf=0.0)
+                    slope = slope + np.nan_to_num(np.abs(adjoint), nan=0.0, posinf=0.0)
+                    top = np.fmax(top, np.where(np.isfinite(t), np.abs(t), 0.0))
+                for a, b, by, near in extremes:
+                    va, vb, factor, *values = evaluate(
+                        self.graph, [a, b, by] + [n for pair in near for n in pair], env, np, sp
+                    )
+                    factor = np.nan_to_num(np.abs(factor), posinf=0.0)
+                    reach = sum(
+                        np.nan_to_num(np.abs(t * d), posinf=0.0)
+                        for t, d in zip(values[::2], values[1::2])
+                    )
+                    moves = sum(np.nan_to_num(np.abs(d), posinf=0.0) for d in values[1::2])
+                    either = np.abs(va - vb) <= 4 * (eps * reach + tiny * moves)
+                    s, slope = (
+                        s + np.where(either, factor * reach, 0.0),
+                        slope + np.where(either, factor * moves, 0.0),
+                    )
+                results.append((s, slope, top))
+        return results

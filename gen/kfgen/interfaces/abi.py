@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What compiled launchers and their callers must agree on, as text: KF_ABI_VERSION names it.
+
+Each line is `words: statement`, and each word of it is one fact. Facts may be added; one that is gone or has changed breaks
+programs that were compiled before, and asks for a new version.
+"""
+
+import re
+
+from kfgen.model import runtime_activation
+from kfgen.model.dtypes import INT_DTYPES
+from kfgen.model.entries import ANY_ID
+from kfgen.paths import INCLUDE
+
+CORE = INCLUDE / "kf/core"
+
+
+def version():
+    return int(re.search(r"#define KF_ABI_VERSION (\d+)", (CORE / "version.h").read_text())[1])
+
+
+def _codes(header, enum):
+    body = re.search(rf"enum (?:KFI_\w+ )?{enum} {{(.*?)}}", (CORE / header).read_text(), re.S)[1]
+    return [(number, f"{enum} {name}") for name, number in re.findall(r"(KF_\w+) = (\d+)", body)]
+
+
+def _structs():
+    return [
+        (name, f"struct {{ {' '.join(body.split())} }}")
+        for body, name in re.findall(
+            r"typedef struct \{(.*?)\} (\w+);", (CORE / "dtype.h").read_text(), re.S
+        )
+    ]
+
+
+def _parameters(kernel, arguments):
+    """With T, U and I for the element types of the function's name, S for those of its scalars."""
+    types = {s.name: s.dtype.word for s in kernel.inputs + kernel.outputs}
+    letters = {kernel.index_dtype.word: "I"} if kernel.op.indexed else {}
+    letters |= {kernel.second.word: "U", kernel.dtype.word: "T"}
+
+    def text(a):
+        if a.name in types and a.role in ("in", "out"):
+            return f"{'const ' if a.role == 'in' else ''}{letters.get(types[a.name], types[a.name])} *{a.name}"
+        if a.role in ("scalar", "act_scalar", "beta", "probability"):
+            return f"S {a.name}"
+        if a.role == "activation_scalars":
+            return f"const S *{a.name}"
+        return f"{a.ctype}{a.name}"
+
+    return [text(a) for a in arguments]
+
+
+def _functions(selection):
+    for k in selection.all_kernels():
+        integers = ", integers" if k.dtypes[0] in INT_DTYPES else ""
+        for first in [
+            x for x in k.launchers if x.act is k.acts[0]
+        ]:  # one for each state; activations differ in their scalars alone
+            what = (
+                f"{k.op.pattern}{', state' if first.state else ''}{', backward' if k.bwd else ''}"
+            )
+            own = [a for a in first.arguments if a.role != "act_scalar"]
+            end = next(
+                (i for i, a in enumerate(own) if a.role in ("probability", "workspace")), len(own)
+            )
+            parts = [
+                *_parameters(k, own[:end]),
+                *(["activation's scalars"] if k.has_act else []),
+                *_parameters(k, own[end:]),
+                "stream",
+            ]
+            yield k.words, f"{what} ({', '.join(parts)})"
+            for act in k.acts if k.has_act else ():
+                yield act.name, f"activations of {what}{integers}"
+        for launcher in runtime_activation.kernel(k).launchers if runtime_activation.has(k) else ():
+            what = f"{k.op.pattern}{', state' if launcher.state else ''}{', backward' if k.bwd else ''}, activation as an argument"
+            yield k.words, f"{what} ({', '.join([*_parameters(k, launcher.arguments), 'stream'])})"
+        if k.has_workspace:
+            yield (
+                k.words,
+                f"{k.op.pattern}, {'backward, ' if k.bwd else ''}workspace_bytes ({k.size_parameters})",
+            )
+
+
+def _strides(selection):
+    """Structs of strides grow at their ends: each field is a fact."""
+    for op in selection.ops:
+        for k in selection.kernels(op)[:1]:
+            if k.strided:
+                yield from (
+                    (k.stride_struct, f"strides, number {i}: {name}")
+                    for i, name in enumerate(k.stride_fields)
+                )
+
+
+def facts(selection):
+    """[(word, statement)], each once, in the spec's order."""
+    found = _codes("result.h", "kf_result_t") + _codes("dtype.h", "kf_dtype_t") + _structs()
+    found += [
+        (str(a.id), f"activation {a.name} ({', '.join(a.scalars)})") for a in selection.activations
+    ]
+    size, aligned = re.search(
+        r"sizeof\(kf_rng_t\) == (\d+) && alignof\(kf_rng_t\) == (\d+)", (CORE / "rng.h").read_text()
+    ).groups()
+    found += [
+        (size, "bytes of kf_rng_t"),
+        (aligned, "alignment of kf_rng_t"),
+        ("256", "alignment of a workspace, and of its size"),
+    ]
+    found += [
+        (str(ANY_ID), "KF_ACT_ANY"),
+        ("-9223372036854775808", "KF_BROADCAST"),
+        *_strides(selection),
+    ]
+    return list(dict.fromkeys([*found, *_functions(selection)]))
+
+
+def text(selection):
+    lines = {}
+    for word, statement in facts(selection):
+        lines.setdefault(statement, []).append(word)
+    return f"{version()}: KF_ABI_VERSION\n" + "".join(
+        f"{' '.join(words)}: {statement}\n" for statement, words in lines.items()
+    )
+
+
+def parse(text_):
+    """(version, facts) of such a text."""
+    lines = [line.split(": ", 1) for line in text_.splitlines()]
+    found = {(word, statement) for words, statement in lines for word in words.split()}
+    return next(int(word) for word, statement in found if statement == "KF_ABI_VERSION"), {
+        f for f in found if f[1] != "KF_ABI_VERSION"
+    }
+
+
+def broken(before, now):
+    """The facts that changed or went although both texts have one version."""
+    (old_version, old), (new_version, new) = parse(before), parse(now)
+    return sorted(old - new) if old_version == new_version else []

@@ -1,0 +1,186 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Data of frontends, derived from the manifest: one entry per op with what its functions share.
+
+`forward` and `backward` of an entry are calls: tensors in order, sizes, fields of strides,
+integers and scalars, as in a function's arguments. Data that depends on the activation is stored
+once per activation:
+- its scalars
+- `unread`: the inputs that its backward does not read
+- `by_result`: whether its backward takes the activation's result instead of the inputs with this
+  mark
+"""
+
+import json
+
+from kfgen import paths
+from kfgen.interfaces import manifest, packed
+from kfgen.model import names
+from kfgen.model.dtypes import INT_DTYPES
+
+TENSOR = (
+    "name",
+    "role",
+    "use",
+    "of",
+    "kind",
+    "shape",
+    "var",
+    "absent",
+    "place_of",
+    "same_as",
+    "unchanged",
+    "strides",
+    "accumulated",
+)
+VALUE = ("name", "default", "least", "most")
+
+
+def _call(members):
+    """One direction of an op, from functions that differ by activation and dtypes."""
+    f = members[0]
+    found = {
+        "tensors": [],
+        "sizes": f["sizes"],
+        "strides": [],
+        "workspace": f["workspace"] is not None,
+        "integers": [],
+        "scalars": [],
+        "betas": [a["name"] for a in f["arguments"] if a["role"] == "beta"],
+    }
+    for i, a in enumerate(f["arguments"]):
+        if "use" in a:
+            plain = [m for m in members if m["dtypes"] == f["dtypes"]]
+            unread = [m["activation"] for m in plain if m["arguments"][i]["unread"]]
+            instead = [m["activation"] for m in plain if m["arguments"][i]["null"] == "result"]
+            given = [m["activation"] for m in plain if m["arguments"][i]["null"] == "inputs"]
+            # The dtype is the same in all functions here.
+            var = a["dtype"] if a["var"] == "I" else a["var"]
+            found["tensors"].append(
+                {k: a[k] for k in TENSOR}
+                | {
+                    "var": var,
+                    "nullable": a["absent"] is not None
+                    or a["null"] == "skipped"
+                    or bool(instead or given),
+                    "unread": unread,
+                    "by_result": instead or given,
+                }
+            )
+        elif a["role"] == "strides":
+            found["strides"] = a["fields"]
+        elif a["role"] in ("integer", "scalar"):
+            found["integers" if a["role"] == "integer" else "scalars"].append(
+                {k: a[k] for k in VALUE}
+            )
+    return found
+
+
+def _entry(pattern, op, members, with_grad):
+    """Entry of an op.
+
+    Args:
+        with_grad: the op that computes results and gradients in one call, if this op has no
+            gradient.
+    """
+    forward, backward = ([f for f in members if f["bwd"] is bwd] for bwd in (False, True))
+    f, axes = forward[0], packed.axes(forward[0])
+    of_u = {v["of"] for m in forward for v in m["variables"] if v["name"] == "U"}
+    # Dtype of results is an argument of a cast. Reductions return their tensors' dtype; their
+    # functions with float32 results of 2-byte tensors are left out (packed.py).
+    second = (
+        "weights"
+        if "weights" in of_u
+        else "results"
+        if of_u and all(len(m["dtypes"]) > 1 for m in forward)
+        else ""
+    )
+    return {
+        "name": names.stem(pattern),
+        "pattern": pattern,
+        "brief": op["brief"],
+        "source": op["source"],
+        "family": f["family"],
+        "axis": axes["axis"],
+        "sizes": axes["sizes"],
+        "shaped_by": axes["shaped_by"],
+        "dropout": f["dropout"],
+        "empty": f["empty"],
+        "autocast": f["autocast"],
+        "activations": list(dict.fromkeys(m["activation"] for m in forward)),
+        "integer_activations": list(
+            dict.fromkeys(m["activation"] for m in forward if m["dtypes"][0] in INT_DTYPES)
+        ),
+        "dtypes": [list(d) for d in dict.fromkeys(tuple(m["dtypes"]) for m in forward)],
+        "second": second,
+        "forward": _call(forward),
+        "backward": _call(backward) if backward else None,
+        "with_grad": "" if backward else with_grad,
+    }
+
+
+def table(made):
+    """Returns the table of a manifest: {"abi", "ops": entries, "activations": {name: id, scalars,
+    scalars that must not be negative by_result}, "aliases"}.
+    """
+    groups, scalars, rising = {}, {}, {}
+    for f in packed.functions(made):
+        groups.setdefault(f["op"], []).append(f)
+        scalars.setdefault(
+            f["activation"],
+            [{k: a[k] for k in VALUE} for a in f["arguments"] if a["role"] == "act_scalar"],
+        )
+        rising[f["activation"]] = f["rising"] or rising.get(f["activation"], [])
+    ops = {op["pattern"]: op for op in made["ops"]}
+
+    def with_grad(pattern):
+        return names.stem(f"{pattern}_with_grad") if f"{pattern}_with_grad" in groups else ""
+
+    return {
+        "abi": made["abi_version"],
+        "ops": [
+            _entry(pattern, ops[pattern], members, with_grad(pattern))
+            for pattern, members in groups.items()
+        ],
+        "activations": {
+            a["name"]: {"id": a["id"], "scalars": scalars[a["name"]], "rising": rising[a["name"]]}
+            for a in made["activations"]
+            if a["name"] in scalars
+        },
+        "aliases": made["aliases"],
+    }
+
+
+def formulas(made):
+    """Returns {op: {activation: PyTorch statements of forward, backward, backward by the result}}.
+
+    Only for ops whose gradient depends on operands and results alone, so that a framework can
+    differentiate it again. Excluded are gradients that read saved tensors, masks or row indices.
+    """
+    found, other = {}, set()
+    for f in (f for f in packed.functions(made) if not f["integer"]):
+        name = names.stem(f["op"])
+        if (
+            f["dropout"]
+            or f["backward"] is None
+            or not f["axes"]
+            or any(a.get("use") == "saved" and a["role"] == "in" for a in f["arguments"])
+        ):
+            other.add(name)
+        lines = found.setdefault(name, {}).setdefault(f["activation"], [None, None, None])
+        lines[f["bwd"]] = made["statements"][f["statements"]]["torch"]
+        if f["bwd"] and f["statements_by_result"]:
+            lines[2] = made["statements"][f["statements_by_result"]]["torch"]
+    return {name: lines for name, lines in found.items() if name not in other}
+
+
+def files(selection):
+    """Returns {path in the package: text}."""
+    made = manifest.build(selection)
+    found = {
+        "ops.json": table(made) | {"generator": paths.digest()},
+        "formulas.json": formulas(made),
+    }
+    return {
+        name: json.dumps(what, separators=(",", ":"), sort_keys=True) + "\n"
+        for name, what in found.items()
+    }

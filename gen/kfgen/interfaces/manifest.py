@@ -1,0 +1,490 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The manifest: all public functions, for tests, benchmarks, documentation and frontends."""
+
+from kfgen.entries import aliases
+from kfgen.interfaces import abi
+from kfgen.language import formulas
+from kfgen.model import contract, names, runtime_activation
+from kfgen.model.activation import bwd_reads_x
+from kfgen.model.dtypes import DTYPE, FLOAT_DTYPES, INT_DTYPES
+
+BYTES_NOTE = "bytes: per element of the result, every tensor once; row tensors are not counted"
+SHARED = """
+    op family form layout dtypes variables bwd state dropout sizes workspace_arguments
+    scratch
+""".split()  # fields of functions with the activation as an argument
+EPSILON = {"f32": 2.0**-23, "f64": 2.0**-52}  # machine epsilon of the computation's dtype
+
+
+def null(k, stream, act):
+    """Meaning of a NULL pointer; docs/manifest.md lists the values of the field `null`."""
+    if stream.role != "in":
+        return "" if stream.required else "skipped"
+    if k.unread(stream, act):
+        return "unread"
+    if k.by(act) and stream.reads in ("result", "act"):
+        return "inputs" if stream.reads == "result" else "result"
+    return "" if stream.absent is None else "absent"
+
+
+def index(k, stream):
+    """Valid range of a column index and the effect of other values, or None for other operands."""
+    below = k.below(stream) if stream.role == "in" else None
+    return below and {"least": 0, "below": below, "outside": "no gradient" if k.bwd else "NaN"}
+
+
+def tensor(k, stream, act, backward):
+    """Describes a tensor argument (docs/manifest.md).
+
+    Args:
+        backward: kernel of the gradients, or None.
+    """
+    strides = (
+        [stream.name + level for level in k.levels_of(stream.name)]
+        if stream.name in k.strided
+        else []
+    )
+    summed = stream.of and stream.role != "in" and stream.kind not in k.family.whole
+    return {
+        "name": stream.name,
+        "role": stream.role,
+        "use": stream.use,
+        "of": stream.of,
+        "kind": stream.kind,
+        "shape": k.shape(stream),
+        "dtype": stream.dtype.word,
+        "var": stream.var,
+        "null": null(k, stream, act),
+        "unread": stream.role == "in" and k.unread(stream, act),
+        "absent": stream.absent,
+        "same_as": stream.same_as,
+        "unchanged": stream.unchanged,
+        "place_of": stream.place_of,
+        "in_place": contract.in_place(k, stream) if stream.role != "in" else [],
+        "strides": strides,
+        "broadcast": bool(strides) and stream.role == "in",
+        "gradient": next((s.name for s in backward.streams if s.of == stream.name), "")
+        if backward
+        else "",
+        "summed_over": k.summed_extents(stream) if summed else [],
+        "accumulated": bool(stream.role != "in" and k.betas and k.accumulated(stream)),
+        "index": index(k, stream),
+        "memory": "device",
+        "positive": any(o.name == stream.name and o.positive for o in k.op.operands),
+    }
+
+
+# Meaning of a NULL pointer that is no tensor.
+NULL = {"strides": "dense", "workspace": "no bytes", "activation_scalars": "the defaults"}
+
+
+def value(k, act, argument):
+    """Describes an argument that is no tensor."""
+    scalar = (
+        (k.op.said | act.said).get(argument.name)
+        if argument.role in ("scalar", "integer", "act_scalar")
+        else None
+    )
+    found = {"name": argument.name, "role": argument.role, "ctype": argument.ctype.strip()}
+    if scalar:
+        found |= {
+            "default": scalar.default,
+            "least": scalar.least,
+            "most": scalar.most,
+            "unread": argument.name in k.unread_scalars,
+        }
+    if argument.role == "beta":
+        found |= {"default": 0.0, "least": None, "most": None, "unread": False}
+    if argument.role == "strides":
+        found |= {"struct": k.stride_struct, "fields": k.stride_fields}
+    if argument.role == "size":
+        found |= {"least": 1 if k.refuses and argument.name == "axis" else 0}
+    if "*" in argument.ctype:
+        found |= {
+            "memory": "host" if argument.role in ("strides", "activation_scalars") else "device",
+            "null": NULL.get(argument.role, ""),
+        }
+    return found
+
+
+def variables(k):
+    """Type variables of a function: name, dtype, and the tensors that have it."""
+    found = [{"name": "T", "dtype": k.dtype.word, "of": "elements"}]
+    if k.op.types not in ("one", "gradients"):
+        found.append(
+            {
+                "name": "U",
+                "dtype": k.second.word,
+                "of": "weights" if k.op.types == "weights" else "results",
+            }
+        )
+    elif k.second is not k.dtype:
+        found.append({"name": "U", "dtype": k.second.word, "of": k.family.second})
+    found += (
+        [{"name": "I", "dtype": k.index_dtype.word, "of": "whole numbers"}] if k.op.indexed else []
+    )
+    return found + (
+        [{"name": "acc", "dtype": k.dtype.acc.word, "of": "sums and values of rows"}]
+        if any(s.var == "acc" for s in k.streams)
+        else []
+    )
+
+
+def tolerance(k, act):
+    """Error bound of a result; None if it is exact or rounded once."""
+    compute = k.dtype.compute
+    if k.op.types == "pairs" or compute not in EPSILON:
+        return None
+    return {
+        "factor": max(act.ulp[compute], 2.0),
+        "epsilon": EPSILON[compute],
+        "ulp": int(k.dtype.size < 4),
+    }
+
+
+def autocast(k):
+    """Policy for frameworks that choose dtypes.
+
+    "low" (products): the framework's 2-byte dtype; "float32": sums and losses; "promote": tensors
+    of several dtypes in the widest; "same": no change.
+    """
+    if k.family.autocast:
+        return k.family.autocast
+    if k.dtypes[0] not in FLOAT_DTYPES or k.op.types == "pairs":
+        return "same"
+    if k.graph.levels is not None or k.op.reduced:
+        return "float32"
+    return "promote" if sum(s.var == "T" and s.use != "gradient" for s in k.inputs) > 1 else "same"
+
+
+def saves(launcher, backward):
+    """Tensors of the forward that the backward reads."""
+    if not backward:
+        return []
+    return [
+        s.name for s in backward.inputs if s.use != "gradient" and backward.reads(s, launcher.act)
+    ]
+
+
+def saves_by_result(launcher, backward):
+    """Tensors of the forward that a backward by the activation's result reads, or None without
+    one.
+    """
+    if not backward or not backward.by(launcher.act):
+        return None
+    return [
+        s.name for s in backward.inputs if s.use != "gradient" and s.reads in ("always", "result")
+    ]
+
+
+def axes(k):
+    """Mapping of tensors' dimensions to sizes (`Family.axes`); None if shapes do not determine
+    them.
+    """
+    if k.form not in k.family.axes:
+        return None
+    axis, of = k.family.axes[k.form]
+    batch = next((s for s, what in of.items() if what in ("all", "before", "all but three")), None)
+    return {"axis": axis, "sizes": of, "batch": batch, "shaped_by": list(k.shaped_by)}
+
+
+def cost(k, tensors):
+    """Bytes (every tensor once) and operations, as expressions of the sizes.
+
+    A gradient that may use the activation's result is counted that way.
+    """
+    touched = {s.name: k.touched(s) for s in k.inputs + k.outputs}
+    moved = [
+        (" * ".join(touched[t["name"]]), DTYPE[t["dtype"]].size)
+        for t in tensors
+        if not t["unread"] and t["null"] != "result"
+    ]
+    shapes = {}
+    for shape, size in moved:
+        shapes[shape] = shapes.get(shape, 0) + size
+    return {
+        "bytes": " + ".join(f"{size} * {shape}" for shape, size in shapes.items()),
+        "flops": " * ".join([str(k.flops), *k.extents]) + (f" + {k.work}" if k.work else ""),
+    }
+
+
+def of_kernel(k):
+    """Fields shared by a kernel's functions."""
+    return {
+        "variables": variables(k),
+        "axes": axes(k),
+        "formula": contract.formulas(k),
+        "flops": k.flops,
+        "workspace_arguments": k.sizes if k.has_workspace else [],
+        "scratch": k.scratch,
+        "autocast": autocast(k),
+        "permutable": k.permutable,
+        "backends": list(k.backends),
+        "architecture": k.family.architecture,
+    }
+
+
+def backward_of(k):
+    return k if k.bwd else k.family.backward(k.op, k.dtypes) if k.has_backward else None
+
+
+def function(launcher, user=None, common=None, backward=None):
+    """Describes one function.
+
+    Args:
+        backward: kernel of the gradients, if the caller has it.
+    """
+    k, act = launcher.kernel, launcher.act
+    backward = backward or backward_of(k)
+    folder = names.folder(user if user and not (k.op.builtin and act.builtin) else None)
+    tensors = [tensor(k, s, act, backward) for s in k.inputs + k.outputs]
+    by_name = {t["name"]: t for t in tensors}
+    arguments = [
+        by_name[a.name] if a.role in ("in", "out") else value(k, act, a) for a in launcher.arguments
+    ]
+    defaults = k.op.scalars | act.scalars | dict.fromkeys(k.betas, 0.0)
+    moved = [
+        s
+        for s in k.inputs + k.outputs
+        if not s.is_row and not by_name[s.name]["unread"] and by_name[s.name]["null"] != "result"
+    ]
+    other = names.function(k.op.pattern, act.name, k.forward_dtypes, not k.bwd, launcher.state)
+    return {
+        "name": launcher.name,
+        "cpu_name": launcher.cpu_name,
+        "op": k.op.pattern,
+        "activation": act.name,
+        "base": names.fill(k.op.pattern, act.name),
+        "family": k.family.name,
+        "layout": k.layout,
+        "form": k.form,
+        "header": f"{folder}/{names.stem(k.op.pattern)}",
+        "dtypes": list(k.dtypes),
+        "bwd": k.bwd,
+        "forward": other if k.bwd else launcher.name,
+        "backward": launcher.name if k.bwd else other if k.has_backward else None,
+        "saves": saves(launcher, backward),
+        "saves_by_result": saves_by_result(launcher, backward),
+        "rising": [s for s in act.scalars if s in act.rising]
+        if backward and backward.by(act)
+        else [],
+        "errors": contract.codes(k, act),
+        "formula_by_result": contract.formulas(k, True) if k.by(act) else None,
+        "statements": names.formula(k.op.pattern, act.name, k.bwd),
+        "statements_by_result": names.formula(k.op.pattern, act.name, k.bwd, k.by(act))
+        if k.by(act)
+        else None,
+        "tolerance": tolerance(k, act),
+        "stages": k.cuda.stages(launcher) if "cuda" in k.backends else [],
+        "state": launcher.state,
+        "dropout": k.dropout,
+        "sizes": k.sizes,
+        "arguments": arguments,
+        "scalars": {s: defaults[s] for s in [*k.integers, *k.scalars, *act.scalars, *k.betas]},
+        "workspace": launcher.workspace if k.has_workspace else None,
+        "cpu_workspace": launcher.cpu_workspace if k.has_workspace else None,
+        "signature": _signature(launcher),
+        "cpu_signature": f"kf_result_t {launcher.cpu_name}({launcher.cpu_parameters})",
+        "cost": cost(k, tensors),
+        "bytes": sum(s.dtype.size * k.per_element(s) for s in moved),
+        "integer": k.dtypes[0] in INT_DTYPES and k.op.types == "one",
+        "reads_x": bwd_reads_x(act),
+        "empty": k.op.empty,
+        "source": k.op.source,
+        "launchers": names.launchers(user if folder != names.folder() else None, k.dtypes[0])
+        if "cuda" in k.backends
+        else "",
+        "since": k.op.since,
+        **(common or of_kernel(k)),
+    }
+
+
+def any_activation(k, members, user):
+    """The functions of a kernel whose activation is an argument. members: the kernel's own functions, as the manifest has them."""
+    found, one = [], runtime_activation.kernel(k)
+    for launcher in one.launchers:
+        of = {f["activation"]: f for f in members if f["state"] == launcher.state}
+        first = next(iter(of.values()))
+        builtin = k.op.builtin and all(a.builtin for a in k.acts)
+        folder = names.folder_of_chosen(None if builtin else user)
+        header = f"{folder}/{names.stem(k.op.pattern)}"
+        tensors = {}
+        for alike in zip(*([a for a in f["arguments"] if "kind" in a] for f in of.values())):
+            meanings = {a["null"] for a in alike}
+            tensors[alike[0]["name"]] = alike[0] | {
+                "null": meanings.pop() if len(meanings) == 1 else "activation",
+                "unread": all(a["unread"] for a in alike),
+            }
+        others = {a["name"]: a for a in first["arguments"] if "kind" not in a}
+        arguments = [
+            tensors.get(a.name) or others.get(a.name) or value(one, launcher.act, a)
+            for a in launcher.arguments
+        ]
+        found.append(
+            {
+                "name": launcher.name,
+                "cpu_name": launcher.cpu_name,
+                "header": header,
+                "functions": {act: f["name"] for act, f in of.items()},
+                "signature": f"kf_result_t {launcher.name}({launcher.cuda_parameters})",
+                "cpu_signature": f"kf_result_t {launcher.cpu_name}({launcher.cpu_parameters})",
+                "workspace": launcher.workspace if k.has_workspace else None,
+                "cpu_workspace": launcher.cpu_workspace if k.has_workspace else None,
+                "stages": one.cuda.stages(launcher),
+                "arguments": arguments,
+                **{key: first[key] for key in SHARED},
+            }
+        )
+    return found
+
+
+def statements(kernels):
+    """Returns {key: {library: lines}}, the same for all dtypes."""
+    found = {}
+    for k in kernels:
+        for act in k.acts:
+            for by in (False, True) if k.by(act) else (False,):
+                key = names.formula(k.op.pattern, act.name, k.bwd, by)
+                if key not in found:
+                    found[key] = {
+                        library: k.family.statements(k, act, library, by)
+                        for library in formulas.LIBRARIES
+                    }
+    return found
+
+
+def signatures(selection):
+    """Signatures of all functions, without the rest of the manifest."""
+    return [_signature(launcher) for k in selection.all_kernels() for launcher in k.launchers]
+
+
+def forwards(selection, wanted):
+    """Describes the first forward function of each (op, activation), without the rest of the
+    manifest.
+    """
+    found = {}
+    for op, act in wanted:
+        kernels = selection.kernels(op)
+        first = next(
+            x for k in kernels if not k.bwd for x in k.launchers if x.act is act and not x.state
+        )
+        found[op.pattern, act.name] = function(
+            first,
+            None,
+            None,
+            next((k for k in kernels if k.bwd and k.dtypes == first.kernel.dtypes), None),
+        )
+    return list(found.values())
+
+
+def _signature(launcher):
+    return f"kf_result_t {launcher.name}({launcher.cuda_parameters})"
+
+
+def build(selection, user=None):
+    """Builds the manifest of a selection, in the order of the spec.
+
+    Args:
+        user: stem of the user's spec files, which are rendered beside kf's own.
+    """
+    kernels = selection.all_kernels()
+    backward = {(k.op.pattern, k.dtypes): k for k in kernels if k.bwd}
+    found = [
+        function(launcher, user, common, backward.get((k.op.pattern, k.dtypes)))
+        for k in kernels
+        for common in [of_kernel(k)]
+        for launcher in k.launchers
+    ]
+    own = {}
+    for f in found:
+        own.setdefault((f["op"], tuple(f["dtypes"]), f["bwd"]), []).append(f)
+    of_any = [
+        f
+        for k in kernels
+        if runtime_activation.has(k)
+        for f in any_activation(k, own[k.op.pattern, k.dtypes, k.bwd], user)
+    ]
+    activations = [
+        {
+            "name": a.name,
+            "id": a.id,
+            "brief": a.brief,
+            "scalars": a.scalars,
+            "ulp": a.ulp,
+            "rounding": a.rounding,
+            "source": a.source,
+            "budget": a.budget,
+        }
+        for a in selection.activations
+    ]
+    ops = [
+        {"pattern": op.pattern, "brief": op.brief, "source": op.source, "since": op.since}
+        for op in selection.ops
+    ]
+    return {
+        "functions": found,
+        "any": of_any,
+        "statements": statements(kernels),
+        "activations": activations,
+        "ops": ops,
+        "aliases": aliases.of(found, selection.ops),
+        "abi_version": abi.version(),
+        "note": BYTES_NOTE,
+    }
+
+
+# Names defined by include/kf/core.
+CORE_NAMES = """
+    f16 bf16 i32 i64 u32 u64 result_t dtype_t activation_t context_t tensor_t stream_t
+    event_t get_error_string get_last_error_detail check_abi load store warp_sum warp_max
+    warp_min block_sum block_max block_min philox dropout rng_t make_rng read_rng
+    rope_scheme_t rope_scaling_t rope_magnitude rope_frequencies_f32 rope_table_f32
+    rope_table_f64
+""".split()
+
+
+def clashes(selection, user=None):
+    """Returns [(name, first, second)] of names that two entries define."""
+    seen = {(cpu, f"kf_{name}"): "kf's core" for name in CORE_NAMES for cpu in (False, True)}
+    found = []
+
+    def take(name, what, cpu=False):
+        if (cpu, name) in seen:
+            found.append((name, seen[cpu, name], what))
+        seen[cpu, name] = what
+
+    def take_both(name, what):
+        """Reserves a name in CUDA and in C: a C program may include kf.h beside kf_launchers.h."""
+        take(name, what)
+        take(name, what, cpu=True)
+
+    for dtype in DTYPE:
+        for what in ("abi_version", "error_string", "error_detail"):
+            take_both(f"{names.launchers(user, dtype)}_{what}", "the launchers' own functions")
+    for a in selection.activations:
+        for bwd in (False, True) if a.name != "none" else ():
+            take_both(names.scalar(a.name, bwd), f"activation `{a.name}`")
+            take(names.scalar(a.name, bwd, double=True), f"activation `{a.name}`", cpu=True)
+    for op in selection.ops:
+        stem = names.stem(op.pattern)
+        if stem in ("activations", "ops"):
+            found.append((f"kf/ops/{stem}", "kf itself", f"op `{op.pattern}`"))
+        take(f"kf/ops/{stem}", f"op `{op.pattern}`")
+    for k in selection.all_kernels():
+        take(f"kfk_{k.name}", f"op `{k.op.pattern}`")
+        for launcher in k.launchers:
+            direction = ", backward" if k.bwd else ""
+            what = f"op `{k.op.pattern}` with activation `{launcher.act.name}`{direction}"
+            take_both(launcher.name, what)
+            take(launcher.cpu_name, what, cpu=True)
+            if k.has_workspace:
+                take_both(launcher.workspace, what)
+                take(launcher.cpu_workspace, what, cpu=True)
+        for launcher in (
+            runtime_activation.kernel(k).launchers if runtime_activation.has(k) else ()
+        ):
+            direction = ", backward" if k.bwd else ""
+            what = f"op `{k.op.pattern}` with the activation as an argument{direction}"
+            take_both(launcher.name, what)
+            take(launcher.cpu_name, what, cpu=True)
+    return found

@@ -1,0 +1,146 @@
+# SPDX-License-Identifier: Apache-2.0
+"""C launchers behind one calling convention, as sources of a shared library for frontends.
+
+This module defines the contents of each argument array, so that frontends need no code per
+function. frontends/python/kernel_fusion/native/packed.h is its C side.
+"""
+
+import pathlib
+
+from kfgen.model.dtypes import DTYPE, ROUNDED
+from kfgen.render.render import environment, tidy
+from kfgen.render.render import version as kf_version
+
+MANY = 12  # maximum number of functions per file; a build waits for the longest file
+SCALARS = ("scalar", "act_scalar", "beta", "probability")
+
+
+def axes(f):
+    """Returns how tensors of any number of dimensions become a function's sizes.
+
+    Without data in the manifest, the first size takes all dimensions besides those of the other
+    sizes. Then the inputs with a size that no earlier input has determine the sizes. None:
+    tensors' shapes do not determine all sizes.
+    """
+    if f["axes"]:
+        return f["axes"]
+    first, *others = f["sizes"]
+    known, shaped_by = set(), []
+    for a in f["arguments"]:
+        own = {extent.rpartition(" * ")[2] for extent in a.get("shape") or ()}
+        if a["role"] == "in" and a["absent"] is None and own - known:
+            shaped_by.append(a["name"])
+            known |= own
+    sizes = {first: "before", **{size: i - len(others) for i, size in enumerate(others)}}
+    return (
+        {"axis": None, "sizes": sizes, "shaped_by": shaped_by} if known == set(f["sizes"]) else None
+    )
+
+
+def functions(manifest):
+    """Selects the functions of a library.
+
+    Left out are:
+    - `_state` functions, since `rng` is always read from memory
+    - 32-bit integers
+    - results of another dtype than the tensors', if a function with the same dtype exists
+    - TF32 products
+    - functions whose sizes do not follow from tensors' shapes
+    """
+    plain = {f["op"] for f in manifest["functions"] if len(f["dtypes"]) == 1}
+
+    def left_out(f, v):
+        other = v["of"] == "results" and f["op"] in plain and v["dtype"] != f["dtypes"][0]
+        return other or (v["name"] == "I" and v["dtype"] != "i64") or f["dtypes"][0] in ROUNDED
+
+    return [
+        f
+        for f in manifest["functions"]
+        if not f["state"] and axes(f) and not any(left_out(f, v) for v in f["variables"])
+    ]
+
+
+def words(f, typed=False):
+    """Arguments of a C launcher, read from the arrays.
+
+    The order within the arrays is: tensors; sizes, then integers; strides; the op's scalars, the
+    activation's, beta, p; seed and offset; workspace.
+
+    Args:
+        typed: for functions on kf_tensor_t: typed pointers for C++; beta and p at fixed indices.
+    """
+    order = {
+        "in": "t",
+        "out": "t",
+        "sum": "t",
+        "size": "n",
+        "integer": "n",
+        **dict.fromkeys(SCALARS, "s"),
+    }
+    at, found = dict.fromkeys("tns", 0), []
+    places = {"probability": "KFI_RT_P", "beta": "KFI_RT_BETA"}
+    alone = {
+        "seed": "r[0]",
+        "offset": "r[1]",
+        "activation": "a",
+        "activation_scalars": "kfi_of_act",
+    }
+    for a in f["arguments"]:
+        array = order.get(a["role"])
+        if array:
+            cast = "(float)" if a.get("ctype") == "float" else ""
+            if typed and a["role"] in places:
+                found.append(f"{cast}s[{places[a['role']]}]")
+                continue
+            if typed and array == "t":
+                cast = f"({'const ' if a['role'] == 'in' else ''}{DTYPE[a['dtype']].ctype} *)"
+            found.append(f"{cast}{array}[{at[array]}]")
+            at[array] += 1
+        elif a["role"] == "strides":
+            found.append(f"(const {a['struct']} *)d")
+        else:
+            found.append(
+                alone.get(a["role"]) or {"workspace": "w", "workspace_bytes": "b"}[a["name"]]
+            )
+    return ", ".join(found)
+
+
+def space(f):
+    """Arguments of a launcher's workspace function."""
+    return ", ".join(f"n[{f['sizes'].index(s)}]" for s in f["workspace_arguments"])
+
+
+def units(found):
+    """Returns {file name: (header, functions)}: one file per header and dtypes, or several of
+    MANY.
+    """
+    groups = {}
+    for f in found:
+        groups.setdefault((f["header"], "_".join(f["dtypes"])), []).append(f)
+    files = {}
+    for (header, dtypes), members in groups.items():
+        for i in range(0, len(members), MANY):
+            files[f"{pathlib.Path(header).name}_{dtypes}_{i // MANY}.c"] = (
+                header,
+                members[i : i + MANY],
+            )
+    return files
+
+
+def sources(found):
+    """Returns {file name: text} of a library with these functions, including a table of their
+    names.
+    """
+    env = environment()
+    env.globals.update(version=kf_version(), words=words, space=space)
+    texts = {
+        name: env.get_template("python/packed.c.j2").render(
+            file=name, header=header, functions=members
+        )
+        for name, (header, members) in units(found).items()
+    }
+    ordered = sorted(found, key=lambda f: f["name"])
+    texts["packed_table.c"] = env.get_template("python/packed_table.c.j2").render(
+        file="packed_table.c", functions=ordered
+    )
+    return {name: tidy(text) for name, text in texts.items()}

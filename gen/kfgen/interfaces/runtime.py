@@ -1,0 +1,410 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Functions on tensors (kf/runtime.h) for the ops that a program uses, in one header or one for each op, made from the manifest alone: descriptions
+that include/kf/runtime/call.h reads, and one function for each op and direction, whose dtype and activation are found at run time."""
+
+from dataclasses import dataclass, field
+
+from kfgen.interfaces import packed
+from kfgen.model import limits, names
+from kfgen.model.dtypes import ROUNDED
+from kfgen.model.entries import ANY_ID
+from kfgen.paths import INCLUDE
+from kfgen.render.render import environment, tidy, version
+
+WHAT = {
+    "all": "ALL",
+    "before": "BEFORE",
+    "axis": "AXIS",
+    "after": "AFTER",
+    "groups": "GROUPS",
+    "one": "ONE",
+    "all but three": "BUT_THREE",
+    "between": "BETWEEN",
+    -5: "FIFTH",
+    -4: "FOURTH",
+    -3: "THIRD",
+    -2: "SECOND",
+    -1: "LAST",
+}
+VARIABLES = ("T", "U", "acc", "I")
+ALL = "kf/runtime/all.h"
+SHAPED = 4  # tensors that say sizes between them, at most: KFI_RT_SHAPED
+DTYPES = ("f32", "f16", "bf16", "f64", "i32", "i64", "u8")  # by their number
+
+
+@dataclass
+class Function:
+    """Of one op and direction."""
+
+    members: list  # of the manifest, of all activations and dtypes
+    activations: list = field(
+        default_factory=list
+    )  # those that they have, as the manifest has them
+    any: list = field(
+        default_factory=list
+    )  # their functions whose activation is an argument, one for the same dtypes
+
+    def __post_init__(self):
+        self.first = self.members[0]
+        self.op, self.bwd = self.first["op"], self.first["bwd"]
+        self.has_act = "{act}" in self.op
+        self.tensors = [a for a in self.first["arguments"] if "use" in a]
+        self.stem = names.formula(self.op, "activation" if self.has_act else "none", self.bwd)
+        self.name = f"kf_fused_{self.stem}"
+        self.plain = (
+            f"kf_fused_{names.formula(self.op, 'none', self.bwd)}"
+            if any(f["activation"] == "none" for f in self.members)
+            else None
+        )
+        self.by_all = not self.first[
+            "axes"
+        ]  # all tensors say sizes: one any number of dimensions, the others one each
+        self.axes = self.first["axes"] or self._named_sizes()
+        self.what = self.axes["sizes"]
+        self.groups, self.axis = "groups" in self.what.values(), self.axes["axis"]
+        self.chooses_axis = (
+            "after" in self.what.values() and not self.groups and self.first["form"] == "axis"
+        )
+        self.dropout = self.first["dropout"]
+        self.any_order = self.first["permutable"] and not any(
+            a["summed_over"] for a in self.tensors
+        )
+        self.several = self.axes["shaped_by"]
+        self.shaped_by = self._shaped_by()
+        most = max(
+            self.members, key=lambda f: len(f["dtypes"])
+        )  # of fewer dtypes some tensors' are the same
+        self.var = {a["name"]: a["var"] for a in most["arguments"] if "use" in a}
+        self.ids = {a["name"]: a["id"] for a in self.activations}
+        self.betas = [a["name"] for a in self.arguments("beta")]
+
+    def _named_sizes(self):
+        """The first size is what a tensor has dimensions of beside its others."""
+        first, *others = self.first["sizes"]
+        return {
+            "axis": None,
+            "sizes": {first: "before", **{size: i - len(others) for i, size in enumerate(others)}},
+            "batch": None,
+            "shaped_by": [],
+        }
+
+    def _shaped_by(self):
+        """The tensor that gives the sizes: of the elements' own shape, one that every activation reads, if there is one; where it takes two, that
+        with which others are compared."""
+        if self.by_all:
+            return self.tensors[0]
+        if self.several:
+            return next(a for a in self.tensors if a["name"] == self.several[-1])
+        whole = sorted(
+            (a for a in self.tensors if a["role"] == "in" and a["kind"] in ("elem", "half")),
+            key=lambda a: a["kind"] == "half",
+        )
+        return next((a for a in whole if not self.unread(a) and not self.missing(a)), whole[0])
+
+    def batch(self):
+        """The number of the size whose indices have nothing to do with each other: of no sum over them, and of no mask by an element's number."""
+        size = self.axes["batch"]
+        apart = (
+            size
+            and not self.dropout
+            and all(a["shape"][:1] == [size] for a in self.tensors if a["role"] != "in")
+        )
+        return list(self.what).index(size) if apart else -1
+
+    def arguments(self, *roles):
+        return [a for a in self.first["arguments"] if a["role"] in roles]
+
+    @property
+    def integers(self):
+        return [a["name"] for a in self.arguments("integer")]
+
+    @property
+    def scalars(self):
+        return [a["name"] for a in self.arguments("scalar")]
+
+    def unread(self, tensor):
+        """Numbers of the activations that read nothing of it."""
+        at = [a["name"] for a in self.first["arguments"]].index(tensor["name"])
+        return sorted({self.number(f) for f in self.members if f["arguments"][at].get("unread")})
+
+    def missing(self, tensor):
+        """Numbers of the activations with which it may be NULL although it is read."""
+        at = [a["name"] for a in self.first["arguments"]].index(tensor["name"])
+        return sorted(
+            {
+                self.number(f)
+                for f in self.members
+                if f["arguments"][at]["null"] not in ("", "unread")
+            }
+        )
+
+    def number(self, f):
+        return [a["name"] for a in self.activations].index(f["activation"])
+
+    def parameters(self, act=True, with_scalars=True):
+        """Of its function: [(type, name)]."""
+        found = [("kf_context_t *", "ctx")]
+        found += [
+            ("const kf_tensor_t *" if a["role"] == "in" else "kf_tensor_t *", a["name"])
+            for a in self.tensors
+        ]
+        found += [("int ", "dim")] if self.chooses_axis else []
+        found += [("int64_t ", "groups")] if self.groups else []
+        found += [("int64_t ", name) for name in self.integers] + [
+            ("double ", name) for name in self.scalars
+        ]
+        if self.has_act and act:
+            found += [("kf_activation_t ", "act")] + (
+                [("const double *", "act_scalars")] if with_scalars else []
+            )
+        found += [("double ", name) for name in self.betas]
+        found += (
+            [("double ", "p"), ("uint64_t ", "seed"), ("uint64_t ", "offset")]
+            if self.dropout
+            else []
+        )
+        return [*found, ("kf_stream_t *", "stream")]
+
+    def declared(self, act=True, with_scalars=True):
+        return ", ".join(f"{kind}{name}" for kind, name in self.parameters(act, with_scalars))
+
+    def passed(self, act="act", scalars="NULL"):
+        """What a shorter function gives the one with all."""
+        return ", ".join(
+            {"act": act, "act_scalars": scalars}.get(name, name) for _, name in self.parameters()
+        )
+
+    def operand(self, a):
+        """The fields of kfi_rt_operand."""
+        order = list(self.what)
+        factors, _, sizes = (
+            zip(*(extent.rpartition(" * ") for extent in a["shape"]))
+            if a["shape"]
+            else ((), (), ())
+        )
+        assert set(factors) <= {"", "2"}, (self.name, a["name"])
+        extents, twice = (
+            [order.index(size) for size in sizes],
+            factors.index("2") if "2" in factors else -1,
+        )
+        fields = next((s["fields"] for s in self.arguments("strides")), [])
+        levels = [fields.index(name) for name in a["strides"]]
+        assert levels == list(range(levels[0], levels[0] + len(levels))) if levels else True, (
+            self.name,
+            a["name"],
+        )
+        var = self.var[a["name"]].upper()
+        var = f"KFI_RT_{var}" if self.var[a["name"]] in VARIABLES else f"KFI_RT_FIXED + KF_{var}"
+        missing, mask = (
+            sum(1 << i for i in numbers) for numbers in (self.missing(a), self.unread(a))
+        )
+        numbers = ", ".join(map(str, extents)) or "0"
+        return (
+            f'{{"{a["name"]}", {int(a["role"] != "in")}, {var}, {int(a["accumulated"])}, {len(extents)}, {{{numbers}}}, {twice}, {len(levels)}, '
+            f"{levels[0] if levels else 0}, {missing:#x}, {mask:#x}}}"
+        )
+
+    def shaped(self):
+        names = self.several or [self.shaped_by["name"]]
+        names = names + names[-1:] * (SHAPED - len(names))
+        return (
+            f"{{{', '.join(str([a['name'] for a in self.tensors].index(name)) for name in names)}}}"
+        )
+
+    def there(self, f):
+        """The condition under which a program has a function: its activation and the dtypes of its elements are not left out."""
+        return (
+            f"KFI_RT_HAS({self.ids[f['activation']]}) && {self.takes(f)}"
+            if self.has_act
+            else self.takes(f)
+        )
+
+    def takes(self, f):
+        return f"KFI_RT_TAKES({sum(1 << DTYPES.index(d) for d in {v['dtype'] for v in f['variables'] if v['name'] in 'TU'}):#x})"
+
+    def description(self):
+        """The fields of kfi_rt_op behind its tables."""
+        least = [-what for what in self.what.values() if isinstance(what, int)]
+        least += [] if self.axis is None else [self.axis + 1 if self.axis >= 0 else -self.axis]
+        entries = f"kfi_rt_entries_{self.stem}"
+        made = ", ".join(f"KFI_RT_{WHAT[what]}" for what in self.what.values())
+        return ", ".join(
+            str(x)
+            for x in (
+                len(self.tensors),
+                len(self.activations),
+                f"(int)(sizeof {entries} / sizeof *{entries}) - 1",
+                len(self.what),
+                len(self.integers),
+                len(self.scalars),
+                f"{{{made}}}",
+                -1 if self.axis is None else self.axis,
+                max(least, default=0),
+                self.tensors.index(self.shaped_by),
+                self.shaped(),
+                int(self.shaped_by["kind"] == "half"),
+                int(self.any_order),
+                int(self.dropout),
+                int(self.first["empty"] == "error" and not self.bwd),
+                int(bool(self.betas)),
+                "KFI_RT_ALWAYS"
+                if self.groups
+                else "KFI_RT_ALONE"
+                if self.chooses_axis
+                else "KFI_RT_NEVER",
+                int(self.chooses_axis),
+                int(self.groups),
+                self.batch(),
+                int(self.by_all),
+            )
+        )
+
+    def any_of(self, f):
+        """The function for any activation that stands for this one on a GPU."""
+        return next(g for g in self.any if g["dtypes"] == f["dtypes"])
+
+    @property
+    def lies_apart(self):
+        """Whether a GPU has kernels of tensors that lie in any way (chosen.lies_apart)."""
+        return bool(self.any) and self.any_order
+
+    def apart(self, f):
+        """The call of such a function for any activation."""
+        others = f | {
+            "arguments": [
+                a for a in f["arguments"] if a["role"] not in ("activation", "activation_scalars")
+            ]
+        }
+        return f"kfi_run_{f['name'].removeprefix('kf_')}_apart<{ANY_ID}>({packed.words(others, typed=True)}, q, a, kfi_of_act, d)"
+
+    def act_scalars(self, f):
+        """An array of what is behind the op's scalars, as long as an activation may have."""
+        ctype = (
+            next(a["ctype"] for a in f["arguments"] if a["role"] == "activation_scalars")
+            .removeprefix("const ")
+            .removesuffix(" *")
+        )
+        return f"const {ctype} kfi_of_act[] = {{{', '.join(f'({ctype})s[{len(self.scalars) + i}]' for i in range(limits.ACT_SCALARS))}}};"
+
+    def entry(self, f):
+        known = {v["name"]: v["dtype"] for v in f["variables"]}
+        dtypes = [known["T"], known.get("U", known["T"]), known.get("I", known["T"])]
+        both = (("cpu_name", "cpu_workspace"), ("name", "workspace"))
+        cpu, cuda = (
+            f"kfi_rt_run_{f[name]}, {'kfi_rt_space_' + f[name] if f[space] else 'NULL'}"
+            for name, space in both
+        )
+        apart = f"kfi_rt_apart_{self.any_of(f)['name']}" if self.lies_apart else "NULL"
+        of_tensors, of_name = (
+            ", ".join(f"KF_{d.upper()}" for d in words) for words in (dtypes, f["dtypes"])
+        )
+        return (
+            f'{{&kfi_rt_op_{self.stem}, "{f["name"]}", {{{of_tensors}}}, {len(f["dtypes"])}, {{{of_name}}}, {self.number(f)}, '
+            f"KFI_RT_ON_CPU({cpu}, NULL), KFI_RT_ON_GPU({cuda}, {apart})}}"
+        )
+
+
+def spellings(f, known):
+    """What kf_op_lookup finds a function by; the first is what it is called there."""
+    own = [f.plain.removeprefix("kf_fused_")] if f.plain else []
+    own += [f.stem] + [
+        name.removeprefix("kf_fused_") for name, of, act in known if of is f and not act
+    ]
+    return list(dict.fromkeys(own))
+
+
+def takes_tensors(f):
+    """Whether a launcher is one of a function on tensors. A `_state` twin is not: who replays a graph calls launchers. Nor is one that rounds:
+    its tensors' dtypes are those of the function that does not."""
+    return not f["state"] and ROUNDED.keys().isdisjoint(f["dtypes"])
+
+
+def functions(manifest):
+    """In the manifest's order."""
+    groups = {}
+    for f in manifest["functions"]:
+        if takes_tensors(f):
+            groups.setdefault((f["op"], f["bwd"]), []).append(f)
+    known = {a["name"]: a for a in manifest["activations"]}
+    of_any = {}
+    for f in manifest["any"]:
+        if takes_tensors(f):
+            of_any.setdefault((f["op"], f["bwd"]), []).append(f)
+    return [
+        Function(
+            members,
+            [known[name] for name in dict.fromkeys(f["activation"] for f in members)],
+            of_any.get(key, []),
+        )
+        for key, members in groups.items()
+    ]
+
+
+def aliases(manifest, made):
+    """[(name, function, whether it takes an activation)] of other spellings whose arguments are the function's own."""
+    named = {f.op: f for f in made if not f.bwd}
+    spelled = {a["name"].removeprefix("fused_"): a for a in manifest["aliases"]}
+    taken, found = {f.name for f in made} | {f.plain for f in made}, []
+    for name, a in spelled.items():
+        f = named.get(a["op"])
+        inputs = [t["name"] for t in f.tensors if t["role"] == "in"] if f else []
+        same = (
+            f
+            and [x["of"] for x in a["arguments"]] == inputs
+            and a["activation"] == "none"
+            and not a["defaults"]
+        )
+        if same and f"kf_fused_{name}" not in taken:
+            found.append((f"kf_fused_{name}", f, False))
+            others = (x for x in manifest["activations"] if x["name"] != "none")
+            if f.has_act and any(f"{name}_{x['name']}" in spelled for x in others):
+                found.append((f"kf_fused_{name}_activation", f, True))
+    return found
+
+
+def render(manifest, name):
+    """The header's text. name: of the file, which its guard is called after."""
+    made = functions(manifest)
+    return _header(manifest, name, made, aliases(manifest, made))
+
+
+def each(manifest):
+    """{path below an include directory: text}: kf/runtime/<op>.h for each op, and all.h with all of them."""
+    made, found = functions(manifest), {}
+    known = aliases(manifest, made)
+    for op in dict.fromkeys(f.op for f in made):
+        name = f"kf/runtime/{names.stem(op)}.h"
+        if (INCLUDE / name).exists() or name == ALL:
+            raise ValueError(
+                f"--each: {name} is a header of kf's own: rename the op, or leave it out with --ops"
+            )
+        own = [f for f in made if f.op == op]
+        found[name] = _header(manifest, name, own, [a for a in known if a[1] in own])
+    return found | {
+        ALL: tidy(
+            environment()
+            .get_template("runtime/all.h.j2")
+            .render(file=ALL, headers=list(found), version=version())
+        )
+    }
+
+
+def _header(manifest, name, made, known):
+    env = environment()
+    texts = {
+        "file": name,
+        "spellings": {f.name: spellings(f, known) for f in made},
+        "guard": "".join(c if c.isalnum() else "_" for c in name).upper(),
+        "functions": made,
+        "aliases": known,
+        "headers": list(dict.fromkeys(m["header"] for f in made for m in f.members)),
+        "any_headers": list(
+            dict.fromkeys(g["header"] + ".apart" * f.lies_apart for f in made for g in f.any)
+        ),
+        "activations": manifest["activations"],
+        "words": packed.words,
+        "space": packed.space,
+        "version": version(),
+        "abi": manifest["abi_version"],
+    }
+    return tidy(env.get_template("runtime/ops.h.j2").render(**texts))

@@ -1,0 +1,353 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Prints an expression graph as CUDA or as C, and evaluates it with NumPy."""
+
+from dataclasses import dataclass
+
+from kfgen.language.expr import Graph
+from kfgen.language.primitives import BOOLEAN, COLUMN, COMPARISONS, COUNT, ELEM, KEEP
+
+COMPARE = {"lt": "<", "le": "<=", "gt": ">", "ge": ">=", "eq": "==", "ne": "!="}
+INFIX = {"add": ("+", 1), "sub": ("-", 1), "mul": ("*", 2)}
+# Nodes in which an argument's last bits may show: they jump there, or cancel. A quotient that meets none on its way to a
+# result that is rounded to 2 bytes needs no correction.
+DELICATE = BOOLEAN | {"act", "act_bwd", "act_bwd_out", "max", "min", "add", "sub", "stored"}
+ATOM = 9
+
+
+@dataclass(frozen=True)
+class Target:
+    """How one backend spells things. flavour: f32, f64, i32, i64, or lp (float32 for 2-byte results)."""
+
+    prefix: str  # of the math words
+    flavour: str
+    masks: bool  # conditions are integer bit masks (C) or bool (CUDA)
+    cheap: frozenset = frozenset()  # words that take their lp form all the same
+    act: object = None  # (x) -> text
+    act_bwd: object = None  # (x, dy) -> text
+    act_bwd_out: object = None  # (y, dy) -> text
+    chosen_argument: object = (
+        None  # (x) -> text, what a chosen activation's gradient is given for x
+    )
+    stored: object = None  # (x) -> text, rounded to the dtype of results; None: it is the one that is computed with
+    whole: object = None  # {variable that is a whole number: how it is spelled as one of 64 bits}
+    place: str = ""  # of an element behind the column that `column` stands for
+    near: str = ""  # (a whole number, a column): its place behind that column, as an int
+
+    @property
+    def ctype(self):
+        return {"f64": "double", "i32": "kf_i32", "i64": "kf_i64"}.get(self.flavour, "float")
+
+    @property
+    def fuses(self):
+        """Whether the compiler takes a product and a sum for one operation, as it sees fit."""
+        return not self.masks and self.flavour not in ("i32", "i64")
+
+    @property
+    def words(self):
+        return "f32" if self.flavour == "lp" else self.flavour
+
+    @property
+    def mask_type(self):
+        return (
+            ("uint64_t" if self.flavour in ("f64", "i64") else "uint32_t") if self.masks else "bool"
+        )
+
+    def const(self, value):
+        if self.flavour in ("i32", "i64"):
+            return f"{int(value)}" if self.flavour == "i32" else f"(kf_i64){int(value)}"
+        if value == float("inf"):
+            return ("(double)" if self.flavour == "f64" else "") + (
+                "INFINITY" if self.masks else "__int_as_float(0x7f800000)"
+            )
+        text = repr(float(value))
+        return text if self.flavour == "f64" else text + "f"
+
+
+def emit(graph, roots, target, env, fixed=(), named=(), head=None, apart=False):
+    """(lines that define temporaries, one text per root). A node that is used twice gets a temporary. In CUDA a product that is one is
+    rounded for all that read it: where it is added to something a compiler may fuse the two, in one instance of a kernel and not in another,
+    whose bits are to be the same. apart: so are the roots.
+
+    env spells variables; fixed spells whole nodes, whose arguments are then not printed. named: {node: (name of its own temporary,
+    what that is set to, with {} for the node's text)}. head: where to put what is the same for all elements of a loop, and keeps compilers
+    from vectorising it: {its definition: its name}.
+    """
+    fixed = dict(fixed)
+    order = _needed(graph, roots, fixed, Graph.compares_whole)
+    exact = set(
+        graph.reachable(
+            [a for i in order if graph.nodes[i].op in DELICATE for a in graph.nodes[i].args]
+        )
+    )
+    uses = {i: roots.count(i) for i in order}
+    for i in order:
+        for a in () if i in fixed or graph.compares_whole(i) else graph.nodes[i].args:
+            uses[a] += 1
+    lines, text = [], {}
+    for i in order:
+        if i in fixed:
+            text[i] = (fixed[i], ATOM)
+            continue
+        body, level = _print(graph, i, target, env, text, i in exact, head, fixed)
+        temporary = i in named or (uses[i] > 1 and graph.nodes[i].op not in ("const", "var"))
+        if (temporary or (apart and i in roots)) and target.fuses and graph.nodes[i].op == "mul":
+            body, level = _rounded(graph, i, target, text), ATOM
+        if i in named:
+            name, form = named[i]
+            lines.append(f"const {target.ctype} {name} = {form.replace('{}', body)};")
+            body, level = name, ATOM
+        elif temporary:
+            name = f"t{len(lines)}"
+            lines.append(
+                f"const {target.mask_type if graph.is_bool(i) else target.ctype} {name} = {body};"
+            )
+            body, level = name, ATOM
+        text[i] = (body, level)
+    return lines, [text[r][0] for r in roots]
+
+
+def reads(graph, roots, fixed=()):
+    """The nodes that emit() prints: what the generated code must have declared."""
+    return _needed(graph, roots, dict.fromkeys(fixed))
+
+
+def _expensive(graph, i):
+    """Whether a compiler would rather branch than compute it for nothing: then it branches around every element."""
+    return any(
+        graph.nodes[a].op not in {"const", "var", "neg", "add", "sub", "mul"}
+        for a in graph.reachable([i])
+    )
+
+
+def _is_silu(graph, node):
+    """x * sigmoid(x): in C one word, whose sigmoid need not see to NaN."""
+    factor = graph.nodes[node.args[1]]
+    return factor.op == "sigmoid" and factor.args[0] == node.args[0]
+
+
+def _needed(graph, roots, fixed, is_leaf=lambda graph, i: False):
+    seen, stack = set(), list(roots)
+    while stack:
+        i = stack.pop()
+        if i not in seen:
+            seen.add(i)
+            stack.extend(() if i in fixed or is_leaf(graph, i) else graph.nodes[i].args)
+    return sorted(seen)
+
+
+def _whole(graph, i, target):
+    """A whole number, as one of 64 bits."""
+    node = graph.nodes[i]
+    if node.op == "const":
+        return f"(kf_i64){int(node.value)}"
+    if node.op == "var":
+        return (
+            f"({target.whole[COLUMN]} + {target.place})"
+            if node.value == COLUMN
+            else target.whole[node.value]
+        )
+    args = [_whole(graph, a, target) for a in node.args]
+    return f"{target.prefix}{'sub' if node.op == 'neg' else node.op}_i64({', '.join(['(kf_i64)0', *args] if node.op == 'neg' else args)})"
+
+
+MIRRORED = {"lt": "gt", "le": "ge", "gt": "lt", "ge": "le", "eq": "eq", "ne": "ne"}
+
+
+def _ahead(head, ctype, text):
+    """The name of what is worked out ahead of a loop."""
+    if head is None:
+        return text
+    return head.setdefault(f"const {ctype} {{}} = {text};", f"kfi_ahead{len(head)}")
+
+
+def _compare_whole(graph, i, target, head):
+    """A comparison of whole numbers. Of an element's column with what is the same for its row: of the element's place with that of the
+    other's, an int, which is worked out once for all elements."""
+    op, (a, b) = graph.nodes[i].op, graph.nodes[i].args
+    if graph.nodes[b].value == COLUMN:
+        op, a, b = MIRRORED[op], b, a
+    near = graph.nodes[a].value == COLUMN and graph.level(b) < ELEM
+    texts = [_whole(graph, x, target) for x in (a, b)]
+    if near:
+        texts = [
+            target.place,
+            _ahead(head, "int", f"{target.near}({texts[1]}, {target.whole[COLUMN]})"),
+        ]
+    if not target.masks:
+        return f"{texts[0]} {COMPARE[op]} {texts[1]}", 0
+    mask = f"{target.prefix}{op}_{'i32' if near else 'i64'}({', '.join(texts)})"
+    if (target.mask_type == "uint64_t") == near:
+        mask = f"{target.prefix}wide({mask})" if near else f"(uint32_t){mask}"
+    return _ahead(head if graph.level(i) < ELEM else None, target.mask_type, mask), ATOM
+
+
+def _print(graph, i, target, env, text, exact, head, fixed):
+    node = graph.nodes[i]
+    args = [] if graph.compares_whole(i) else [text[a][0] for a in node.args]
+
+    def at(k, level):
+        body, own = text[node.args[k]]
+        return body if own >= level else f"({body})"
+
+    floats = target.flavour not in ("i32", "i64")
+    match node.op:
+        case "const":
+            body = target.const(node.value)
+            return body, ATOM if not body.startswith(("-", "(")) else 3
+        case "var":
+            return env.get(node.value, node.value), ATOM
+        case "mul" if target.masks and target.flavour == "lp" and _is_silu(graph, node):
+            return f"{target.prefix}silu_lp({args[0]})", ATOM
+        case "add" | "sub" if target.fuses and all(
+            graph.nodes[a].op == "mul" and a not in fixed for a in node.args
+        ):
+            return _of_two_products(graph, node, target, text), ATOM if node.args[0] != node.args[
+                1
+            ] else 2
+        case "add" | "sub" | "mul" if floats:
+            sign, level = INFIX[node.op]
+            return f"{at(0, level)} {sign} {at(1, level + 1)}", level
+        case "add" | "sub" | "mul" | "max" | "min" if not floats:
+            return f"{target.prefix}{node.op}_{target.flavour}({', '.join(args)})", ATOM
+        case "neg":
+            return (
+                (f"-{at(0, 4)}", 3)
+                if floats
+                else (f"{target.prefix}sub_{target.flavour}(0, {args[0]})", ATOM)
+            )
+        case "where" if not target.masks and graph.nodes[node.args[0]].value == KEEP:
+            return (
+                f"kfi_kept({args[0]}, rng, {args[1]})",
+                ATOM,
+            )  # the other arm is 0: kfgen writes no other
+        case "where" if target.masks:
+            return f"{target.prefix}select_{target.words}({', '.join(args)})", ATOM
+        case "where" if any(_expensive(graph, a) for a in node.args[1:]):
+            return f"kfi_select({text[node.args[0]][0]}, {args[1]}, {args[2]})", ATOM
+        case "where":
+            return f"({text[node.args[0]][0]} ? {at(1, 1)} : {at(2, 1)})", ATOM
+        case op if op in COMPARISONS and graph.compares_whole(i):
+            return _compare_whole(graph, i, target, head)
+        case op if op in COMPARE and target.masks:
+            return f"{target.prefix}{op}_{target.words}({', '.join(args)})", ATOM
+        case op if op in COMPARE:
+            return f"{at(0, 1)} {COMPARE[op]} {at(1, 1)}", 0
+        case "and" | "or":
+            sign = {"and": "&", "or": "|"}[node.op] * (1 if target.masks else 2)
+            return f"({at(0, 1)}) {sign} ({at(1, 1)})", 0
+        case "not":
+            return ("~" if target.masks else "!") + f"({args[0]})", 3
+        case "act":
+            return target.act(*args), ATOM
+        case "act_bwd":
+            return target.act_bwd(*args), ATOM
+        case "act_bwd_out":
+            return target.act_bwd_out(*args), ATOM
+        case "stored":
+            return (target.stored(*args), ATOM) if target.stored else text[node.args[0]]
+        case "div" if "quotient" in target.cheap and not exact:
+            return f"{target.prefix}quotient_lp({', '.join(args)})", ATOM
+        case op:
+            flavour = "lp" if op in target.cheap else target.flavour
+            return f"{target.prefix}{op}_{flavour}({', '.join(args)})", ATOM
+
+
+def _rounded(graph, i, target, text):
+    """A product that no sum is fused with."""
+    a, b = (text[x][0] for x in graph.nodes[i].args)
+    return f"{target.prefix}mul_{target.words}({a}, {b})"
+
+
+def _of_two_products(graph, node, target, text):
+    """a * b + c * d, whose first product is the one that is not rounded: a compiler may take either, another one in each instance of a kernel.
+    Twice the same is twice what has been rounded."""
+    first, second = node.args
+    if first == second and node.op == "add":
+        return f"{target.const(2)} * {text[first][0]}"
+    a, b = (text[x][0] for x in graph.nodes[first].args)
+    body, level = text[second]
+    addend = body if node.op == "add" else f"-{body}" if level == ATOM else f"-({body})"
+    return f"{target.prefix}fma_{target.words}({a}, {b}, {addend})"
+
+
+def _picked(a, columns, np):
+    """Each row's value in its column: of [rows, columns] or [1, columns]."""
+    if not np.shape(a)[-1]:
+        return np.zeros(np.shape(columns))
+    index = np.clip(columns, 0, np.shape(a)[-1] - 1).astype(np.int64)
+    return np.take_along_axis(np.broadcast_to(a, (index.shape[0], np.shape(a)[-1])), index, -1)
+
+
+def evaluate(graph, roots, env, np, sp):
+    """The roots in float64. env: {variable: array}; np and sp (scipy.special) are passed in, rendering needs neither."""
+    words = {
+        "add": np.add,
+        "sub": np.subtract,
+        "mul": np.multiply,
+        "div": np.divide,
+        "neg": np.negative,
+        "abs": np.abs,
+        "max": np.maximum,
+        "min": np.minimum,
+        "exp": np.exp,
+        "expm1": np.expm1,
+        "log": np.log,
+        "log1p": np.log1p,
+        "log1p01": np.log1p,
+        "sqrt": np.sqrt,
+        "rsqrt": lambda a: 1 / np.sqrt(a),
+        "rcp": lambda a: 1 / a,
+        "sin": np.sin,
+        "cos": np.cos,
+        "tanh": np.tanh,
+        "sigmoid": sp.expit,
+        "erf": sp.erf,
+        "normcdf": sp.ndtr,
+        "normpdf": lambda a: np.exp(-0.5 * a * a) * 0.3989422804014327,
+        "gelu": lambda a: a * sp.ndtr(a),
+        "gelu_bwd": lambda a: sp.ndtr(a) + a * np.exp(-0.5 * a * a) * 0.3989422804014327,
+        "where": np.where,
+        "lt": np.less,
+        "le": np.less_equal,
+        "gt": np.greater,
+        "ge": np.greater_equal,
+        "eq": np.equal,
+        # A sum of what has become the same for the row: as many terms as there are columns.
+        "sum": lambda a: (
+            np.sum(a, axis=-1, keepdims=True)
+            * (env[COUNT] if np.shape(a)[-1:] in ((), (1,)) else 1)
+        ),
+        "rowmax": lambda a: np.max(a, axis=-1, keepdims=True, initial=-np.inf),
+        "rowmin": lambda a: np.min(a, axis=-1, keepdims=True, initial=np.inf),
+        "stop": lambda a: a,
+        "stored": lambda a: a,
+        "rowprod": lambda a: (
+            np.prod(a, axis=-1, keepdims=True)
+            ** (env[COUNT] if np.shape(a)[-1:] in ((), (1,)) else 1)
+        ),
+        "pick": lambda a, b: np.where((b >= 0) & (b < np.shape(a)[-1]), _picked(a, b, np), np.nan),
+        "ne": np.not_equal,
+        "and": np.logical_and,
+        "or": np.logical_or,
+        "not": np.logical_not,
+    }
+    value = {}
+    with np.errstate(all="ignore"):
+        for i in graph.reachable(roots):
+            node = graph.nodes[i]
+            if node.op == "const":
+                value[i] = np.float64(node.value)
+            elif node.op == "var":
+                value[i] = env[node.value]
+            else:
+                value[i] = words[node.op](*(value[a] for a in node.args))
+    return [value[r] for r in roots]
+
+
+def counts(graph, roots):
+    """Arithmetic operations per element: what the documentation calls flops."""
+    free = BOOLEAN | {"const", "var", "where", "neg", "abs", "stored"}
+    return sum(
+        graph.nodes[i].op not in free and graph.nodes[i].value != KEEP
+        for i in graph.reachable(roots)
+    )

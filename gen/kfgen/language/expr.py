@@ -1,0 +1,329 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The expression language: a DAG of primitives, and the parser that builds it. primitives.py has the primitives, gradient.py the gradients.
+
+An expression is Python syntax, `act(a + b)` or `t = exp(x); t / (1 + t)`, parsed with `ast`. Nodes are hash-consed, so a
+common subexpression is one node, and are never re-associated: what is written is what is computed.
+"""
+
+import ast
+import functools
+from dataclasses import dataclass
+
+from kfgen.language.primitives import (
+    BOOLEAN,
+    COMPARISONS,
+    COUNT,
+    ELEM,
+    KEEP,
+    KEEP_SCALE,
+    PER_COUNT,
+    PRIMITIVES,
+    QUERIES,
+    QUERY,
+    REDUCTIONS,
+    ROW,
+    ROW_WORDS,
+    UNIFORM,
+    WORDS,
+)
+
+COMPARE = {ast.Lt: "lt", ast.LtE: "le", ast.Gt: "gt", ast.GtE: "ge", ast.Eq: "eq", ast.NotEq: "ne"}
+ARITHMETIC = {ast.Add: "add", ast.Sub: "sub", ast.Mult: "mul", ast.Div: "div"}
+
+
+class ExprError(Exception):
+    """A message about an expression, without the place it stands in (the caller knows that)."""
+
+
+@dataclass(frozen=True)
+class Node:
+    op: str  # a primitive, "const" or "var"
+    args: tuple = ()
+    value: object = None  # the number of a const, the name of a var
+
+
+class Graph:
+    """Nodes in the order they are computed: the arguments of nodes[i] all come before i."""
+
+    def __init__(self, levels=None, whole=()):
+        """levels: of the variables that are not ELEM, where expressions may reduce over a row; None: they may not. whole: the variables that
+        are whole numbers of 64 bits, such as labels."""
+        self.whole = frozenset(whole)
+        self.nodes, self._index, self._level, self._reached = [], {}, {}, {}
+        self.words = {}  # functions (graph, nodes) -> node that expressions may call beside the language's own words
+        self.closed = {}  # {node: (what it is a function of, function dy -> its gradient)}, where the derived one is not wanted
+        self.levels = (
+            None
+            if levels is None
+            else {
+                COUNT: UNIFORM,
+                PER_COUNT: UNIFORM,
+                KEEP_SCALE: UNIFORM,
+                QUERY: ROW,
+                QUERIES: UNIFORM,
+                **levels,
+            }
+        )
+
+    def add(self, op, *args, value=None):
+        node = Node(op, args, value)
+        # 0.0 == -0.0 and 1 == 1.0 == True: the key carries the type and sign as well.
+        key = (op, args, repr(value))
+        if key not in self._index:
+            self._index[key] = len(self.nodes)
+            self.nodes.append(node)
+        return self._index[key]
+
+    def const(self, value):
+        return self.add("const", value=value)
+
+    def var(self, name):
+        return self.add("var", value=name)
+
+    def level(self, i):
+        """UNIFORM, ROW or ELEM. What a row operand gives each column is ELEM here: it differs within a row."""
+        if i not in self._level:
+            node = self.nodes[i]
+            if node.op in ("const", "var"):
+                found = UNIFORM if node.op == "const" else (self.levels or {}).get(node.value, ELEM)
+            else:
+                found = (
+                    ROW
+                    if node.op in REDUCTIONS.values() or node.op == "pick"
+                    else max(self.level(a) for a in node.args)
+                )
+            self._level[i] = found
+        return self._level[i]
+
+    def is_whole(self, i):
+        """Whether it is a whole number of 64 bits: one, or a sum of such. A number that is written in an expression is one among them."""
+        node = self.nodes[i]
+        if node.op == "const":
+            return abs(node.value) != float("inf") and float(node.value).is_integer()
+        return (
+            node.value in self.whole
+            if node.op == "var"
+            else node.op in ("add", "sub", "neg") and all(map(self.is_whole, node.args))
+        )
+
+    def compares_whole(self, i):
+        """Whether it is a comparison of whole numbers, which takes them as they are; all else takes them as numbers of its dtype."""
+        node = self.nodes[i]
+        return (
+            node.op in COMPARISONS
+            and all(map(self.is_whole, node.args))
+            and any(self.variables([a]) for a in node.args)
+        )
+
+    def is_bool(self, i):
+        return self.nodes[i].op in BOOLEAN or self.nodes[i].value == KEEP
+
+    def reachable(self, roots):
+        """The nodes that the roots need, in computing order. Found once: what a node needs never changes."""
+        roots = tuple(roots)
+        if roots not in self._reached:
+            seen, stack = set(), list(roots)
+            while stack:
+                i = stack.pop()
+                if i not in seen:
+                    seen.add(i)
+                    stack.extend(self.nodes[i].args)
+            self._reached[roots] = tuple(sorted(seen))
+        return self._reached[roots]
+
+    def variables(self, roots):
+        return {self.nodes[i].value for i in self.reachable(roots) if self.nodes[i].op == "var"}
+
+    def numbers(self, roots):
+        """The variables that are read as numbers, not in comparisons of whole numbers alone."""
+        seen, stack = set(), list(roots)
+        while stack:
+            i = stack.pop()
+            if i not in seen:
+                seen.add(i)
+                stack.extend(() if self.compares_whole(i) else self.nodes[i].args)
+        return {self.nodes[i].value for i in seen if self.nodes[i].op == "var"}
+
+    def uses(self, op, roots):
+        return any(self.nodes[i].op == op for i in self.reachable(roots))
+
+
+def parse(graph, text, env):
+    """Adds the expression to the graph and returns its node. env: the names it may read, as nodes."""
+    try:
+        return _parse(graph, text, env)
+    except RecursionError:  # Python's parser and what traverses its tree
+        raise ExprError("is nested too deeply; name its parts: `t = ...; t + 1`") from None
+
+
+@functools.lru_cache(4096)
+def _tree(text):
+    """Read once: each dtype's kernel is made of the same texts."""
+    return ast.parse(text).body
+
+
+def _parse(graph, text, env):
+    try:
+        body = _tree(text.strip())
+    except SyntaxError as e:
+        raise ExprError(f"is not an expression: {e.msg} in `{text.strip()}`") from None
+    except (ValueError, MemoryError):  # characters that no source has; a parser's own limits
+        raise ExprError("is not an expression that Python's parser reads") from None
+    if not body or not isinstance(body[-1], ast.Expr):
+        raise ExprError("must end with the expression that is its value")
+    env = dict(env)
+    for statement in body[:-1]:
+        match statement:
+            case ast.Assign(targets=[ast.Name(id=name)], value=value):
+                if name in env or name in PRIMITIVES:
+                    raise ExprError(
+                        f"assigns `{name}`, which already has a meaning; choose another name"
+                    )
+                env[name] = _build(graph, value, env)
+            case _:
+                raise ExprError(
+                    f"may only hold `name = expression` before its value, not `{ast.unparse(statement)}`"
+                )
+    root = _build(graph, body[-1].value, env)
+    if graph.is_bool(root):
+        raise ExprError("is a condition; use where(condition, a, b)")
+    return root
+
+
+MOST = 3.4028234663852886e38  # float32's largest: the same number is written for every dtype
+
+
+def _number(graph, value):
+    if not abs(value) <= MOST:
+        raise ExprError("has a number that float32 does not hold; the largest is 3.4e38")
+    return graph.const(value)
+
+
+def _build(graph, tree, env):
+    def number(t):
+        i = _build(graph, t, env)
+        if graph.is_bool(i):
+            raise ExprError(
+                f"uses the condition `{ast.unparse(t)}` as a number; use where(condition, a, b)"
+            )
+        return i
+
+    def condition(t):
+        i = _build(graph, t, env)
+        if not graph.is_bool(i):
+            raise ExprError(
+                f"uses the number `{ast.unparse(t)}` as a condition; compare it with something"
+            )
+        return i
+
+    match tree:
+        case ast.Constant(value=bool()):
+            raise ExprError("has no True or False")
+        case ast.Constant(value=int() | float() as value):
+            return _number(graph, value)
+        case ast.Name(id=name):
+            if env.get(name) is None:  # nor a word, such as act
+                raise ExprError(
+                    f"reads `{name}`, which is not one of: {', '.join(sorted(n for n in env if env[n] is not None)) or 'none'}"
+                )
+            return env[name]
+        case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() | float() as value)) if (
+            not isinstance(value, bool)
+        ):
+            return _number(graph, -value)
+        case ast.UnaryOp(op=ast.USub(), operand=a):
+            return graph.add("neg", number(a))
+        case ast.UnaryOp(op=ast.Not(), operand=a):
+            return graph.add("not", condition(a))
+        case ast.BinOp(op=op, left=a, right=b) if type(op) in ARITHMETIC:
+            return graph.add(ARITHMETIC[type(op)], number(a), number(b))
+        case ast.Compare(left=a, ops=[op], comparators=[b]) if type(op) in COMPARE:
+            return graph.add(COMPARE[type(op)], number(a), number(b))
+        case ast.BoolOp(op=op, values=values):
+            word, node = "and" if isinstance(op, ast.And) else "or", condition(values[0])
+            for value in values[1:]:
+                node = graph.add(word, node, condition(value))
+            return node
+        case ast.Call(func=ast.Name(id=name), args=args, keywords=[]):
+            return _call(graph, name, args, number, condition, env)
+    raise ExprError(f"uses `{ast.unparse(tree)}`, which the expression language does not have")
+
+
+def _call(graph, name, args, number, condition, env):
+    if graph.levels is not None and (name in ROW_WORDS or (name in REDUCTIONS and len(args) == 1)):
+        return _reduce(graph, name, [number(a) for a in args])
+    if name in ROW_WORDS:
+        raise ExprError(f"calls `{name}`, which this op's family does not have")
+    if name in graph.words:
+        return graph.words[name](graph, [number(a) for a in args])
+    if name not in WORDS and not (name == "act_bwd" and name in env):
+        raise ExprError(
+            f"calls `{name}`; the words are: {', '.join(sorted([*WORDS, *graph.words]))}"
+        )
+    arity = 1 if name == "dropout" else len(PRIMITIVES[name][0])
+    if len(args) != arity:
+        raise ExprError(f"calls `{name}` with {len(args)} arguments, it takes {arity}")
+    if name == "where":
+        return graph.add("where", condition(args[0]), number(args[1]), number(args[2]))
+    nodes = [number(a) for a in args]
+    if name in ("act", "dropout") and name not in env:
+        raise ExprError(f"calls `{name}`, which has no meaning here")
+    if name == "dropout":
+        scaled = graph.add("mul", nodes[0], graph.var(KEEP_SCALE))
+        return graph.add("where", graph.var(KEEP), scaled, graph.const(0))
+    return graph.add(name, *nodes)
+
+
+def _reduce(graph, name, args):
+    arity = 2 if name == "pick" else 1
+    if len(args) != arity:
+        raise ExprError(f"calls `{name}` with {len(args)} arguments, it takes {arity}")
+    if name == "pick":
+        tensor, column = (graph.nodes[a] for a in args)
+        if (
+            tensor.op != "var"
+            or column.op != "var"
+            or graph.level(args[0]) < ELEM
+            or graph.level(args[1]) != ROW
+        ):
+            raise ExprError(
+                "calls `pick` of something else than an operand and, for each row, the number of a column: pick(x, label)"
+            )
+        return graph.add("pick", *args)
+    [a] = args
+    if name == "stop":
+        return graph.add("stop", a)
+    if graph.level(a) < ELEM:
+        raise ExprError(f"calls `{name}` of what is the same for a whole row")
+    if name == "mean":
+        return graph.add("div", graph.add("sum", a), graph.var(COUNT))
+    return graph.add(REDUCTIONS[name], a)
+
+
+def total(graph, i):
+    """The sum of i over a row. What is the same for the row is taken out, and terms are added up apart: a sum of what needs
+    another sum would be another pass over the row."""
+    if graph.level(i) < ELEM:
+        return graph.add("mul", i, graph.var(COUNT))
+    node, row = graph.nodes[i], [graph.level(a) < ELEM for a in graph.nodes[i].args]
+    match node.op, row:
+        case "neg", _:
+            return graph.add("neg", total(graph, node.args[0]))
+        case "add" | "sub", _:
+            return graph.add(node.op, *(total(graph, a) for a in node.args))
+        case "mul", [True, _]:
+            return graph.add("mul", node.args[0], total(graph, node.args[1]))
+        case "mul" | "div", [_, True]:
+            return graph.add(node.op, total(graph, node.args[0]), node.args[1])
+    return graph.add("sum", i)
+
+
+def stages(graph, roots):
+    """{reduction: how many passes over the row must end before its own}, of those that the roots need."""
+    depth, found = {}, {}
+    for i in graph.reachable(roots):
+        before = max((depth[a] for a in graph.nodes[i].args), default=0)
+        if graph.nodes[i].op in REDUCTIONS.values():
+            found[i] = before
+        depth[i] = before + (i in found)
+    return found

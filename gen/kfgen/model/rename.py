@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A kernel as the generated code has it inside: operands, results and scalars enter it under names that nothing else has there, so that a spec may
+call them anything but a keyword or one of kf's public names. Launchers and run functions have the public names; what they call has these."""
+
+import ast
+import functools
+from dataclasses import replace
+
+from kfgen.model import names
+from kfgen.model.entries import updated
+
+
+class _Renamed(ast.NodeTransformer):
+    def __init__(self, own):
+        self.own = own
+
+    def visit_Name(self, node):
+        return ast.Name(self.own.get(node.id, node.id), node.ctx)
+
+    def visit_Call(self, node):
+        """A word that it calls is none of them: `mean(mean)` reads one."""
+        return ast.Call(node.func, [self.visit(a) for a in node.args], node.keywords)
+
+
+@functools.lru_cache(4096)
+def _text(text, own):
+    return ast.unparse(_Renamed(dict(own)).visit(ast.parse(text.strip())))
+
+
+class Inside:
+    """own: {public name: name inside}."""
+
+    def __init__(self, own):
+        self.own, self._items = own, tuple(own.items())
+
+    def name(self, name):
+        return self.own.get(name, name)
+
+    def text(self, text):
+        """An expression."""
+        return text and _text(text, self._items)
+
+    def names(self, table):
+        """{name: anything}."""
+        return {self.name(n): value for n, value in table.items()}
+
+    def texts(self, table):
+        """{name: expression}."""
+        return {self.name(n): self.text(text) for n, text in table.items()}
+
+
+def _with_gradients(named, results):
+    """Expressions may read the gradients of results."""
+    own = {n: names.inside(n) for n in named}
+    return own | {names.gradient_of(n): names.gradient_of(own[n]) for n in results}
+
+
+class _Key:
+    """By which an entry is found again: it has no hash of its own."""
+
+    def __init__(self, entry):
+        self.entry = entry
+
+    def __hash__(self):
+        return id(self.entry)
+
+    def __eq__(self, other):
+        return self.entry is other.entry
+
+
+def activation(act):
+    return _activation(_Key(act))
+
+
+@functools.lru_cache(1024)
+def _activation(key):
+    act = key.entry
+    if not act.scalars:
+        return act
+    inside = Inside({n: names.inside(n) for n in act.scalars})
+    return replace(
+        act,
+        expr=inside.text(act.expr),
+        dexpr=inside.text(act.dexpr),
+        dexpr_out=inside.text(act.dexpr_out),
+        scalars=inside.names(act.scalars),
+        said=inside.names(act.said),
+        rising=tuple(map(inside.name, act.rising)),
+    )
+
+
+def op(public, family):
+    """The op with all that it names renamed."""
+    own = _with_gradients(
+        [
+            *(n for o in public.operands for n in (o.name, *o.parts)),
+            *public.scalars,
+            *public.outputs,
+            *public.saved,
+            *family.named(public),
+        ],
+        public.outputs,
+    )
+    own |= {updated(n): updated(own[n]) for n in public.updates}
+    inside = Inside(own)
+    operands = [
+        replace(o, name=inside.name(o.name), parts=tuple(map(inside.name, o.parts)))
+        for o in public.operands
+    ]
+    return replace(
+        public,
+        operands=operands,
+        outputs=inside.texts(public.outputs),
+        scalars=inside.names(public.scalars),
+        saved=inside.texts(public.saved),
+        said=inside.names(public.said),
+        integers=tuple(map(inside.name, public.integers)),
+        updates=inside.texts(public.updates),
+        grads=inside.texts(public.grads),
+        own=family.inside(public, inside),
+        activations=[activation(a) for a in public.activations],
+    )
+
+
+@functools.lru_cache(1024)
+def _op(key, family):
+    return op(key.entry, family)
+
+
+def kernel(k):
+    """The kernel of that op."""
+    found = type(k)(k.family, _op(_Key(k.op), k.family), k.dtypes, k.bwd)
+    found.acts = [activation(a) for a in k.acts]
+    return found

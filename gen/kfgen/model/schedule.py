@@ -1,0 +1,333 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the schedules of one backend have in common, whatever the family: how a kernel's code is spelled there."""
+
+from dataclasses import dataclass
+
+from kfgen.language.emit import Target
+from kfgen.model import limits
+from kfgen.model.activation import CALLS, GIVEN, bwd_reads_x
+
+# CUDA words whose cheap form is as good as float32's own operations: an op may use it on 2-byte tensors even where its
+# result is added to something. Everything else is exact outside activations.
+CHEAP = {"div", "sqrt", "rsqrt", "rcp"}
+# Parameters of a run function, after the probability: seed and offset, or what is added to the offset of a `_state` launcher, and where those lie.
+DROPOUT = (
+    "uint64_t kfi_seed",
+    "uint64_t kfi_offset",
+    "const uint64_t *seed",
+    "const uint64_t *offset",
+)
+OWN = {"act": "kfi_act", "from_state": "kfi_from_state"}  # a run function's own template parameters
+STATIC_SHARED = (
+    48 << 10
+)  # bytes of shared memory that a block may have without asking, on every device
+
+
+@dataclass(frozen=True)
+class Instance:
+    """A kernel with its template arguments."""
+
+    kernel: str
+    arguments: tuple
+
+    def __str__(self):
+        return f"KFI_{'STATE_' if 'from_state' in self.arguments else ''}ADDRESS({self.name(OWN)})"
+
+    def name(self, values=None):
+        """values: of the launcher's own parameters."""
+        values = values or {}
+        return f"{self.kernel}<{', '.join(str(values.get(a, a)) for a in self.arguments)}>"
+
+
+NONE = "nullptr"  # where a table of instances has none
+
+
+class Cuda:
+    template = "kernel"  # templates/<family>/<it>.cuh.j2
+    run_template = "run"  # the same of its run function
+    core = ()  # what its kernels need beside what all of the family have, without .cuh
+
+    def __init__(self, kernel):
+        self.k = kernel
+
+    def target(self, cheap):
+        """cheap: the words that take their cheap form on 2-byte tensors."""
+        k, act = self.k, "kfi_tag<act>()"
+
+        def either(x):
+            by, result = (
+                ("kfi_activation", k.carrier.name if k.carrier else k.result)
+                if k.chosen and k.by_result
+                else ("act", k.result)
+            )
+            return f"{by} < 0 ? {result}_f[e] : {x}" if k.by_result else x
+
+        if k.chosen:  # of what is no element's; of vectors chosen.calls writes them
+            own = f"{k.act_flavour}({{}}, scalars, kfi_activation)"
+            return Target(
+                "kfi_",
+                k.flavour,
+                False,
+                cheap=cheap if k.dtype.flavour == "lp" else frozenset(),
+                chosen_argument=either,
+                act=lambda x: f"kfi_chosen_{own.format(x)}",
+                act_bwd=lambda x, dy: f"kfi_chosen_bwd_{own.format(f'{either(x)}, {dy}')}",
+            )
+
+        return Target(
+            "kfi_",
+            k.flavour,
+            False,
+            cheap=cheap if k.dtype.flavour == "lp" else frozenset(),
+            act=lambda x: f"kfi_act_{k.act_flavour}({act}, {x}, scalars)",
+            act_bwd=lambda x, dy: f"kfi_act_bwd_{k.act_flavour}({act}, {either(x)}, {dy}, scalars)",
+        )
+
+    def packs(self, stream):
+        """Two results at a time are converted to 2-byte storage by one instruction."""
+        return self.k.dtype.compute == "f32" and stream.dtype.size == 2
+
+    @property
+    def sum_runs(self):
+        """The gradients of each launch of the second stage: neighbours of one dtype, as many as a launch takes."""
+        runs = []
+        for s in self.k.added:
+            if not runs or s.dtype != runs[-1][0].dtype or len(runs[-1]) == limits.SUM_OUTPUTS:
+                runs.append([])
+            runs[-1].append(s)
+        return runs
+
+    @property
+    def several_runs(self):
+        return len(self.sum_runs) > 1
+
+    def second_stage(self, *kernels):
+        """The kernels of each of them."""
+        acc = f"KF_{self.k.dtype.acc.word.upper()}"
+        return [
+            Instance(kernel, (acc, f"KF_{run[0].dtype.word.upper()}"))
+            for run in self.sum_runs
+            for kernel in kernels
+        ]
+
+    @property
+    def stage_instances(self):
+        """Those that each launch of a call chooses from."""
+        return [self.instances, *([self.sum_kernels] if self.k.added else [])]
+
+    def stages(self, launcher):
+        """The names of the kernels that each stage of a launcher chooses from, as NVRTC's nvrtcAddNameExpression takes them."""
+        acts = [launcher.act.id, *([~launcher.act.id] if self.k.by(launcher.act) else [])]
+        return [
+            list(
+                dict.fromkeys(
+                    i.name({"act": str(act), "from_state": str(int(launcher.state))})
+                    for act in acts
+                    for i in stage
+                    if i != NONE
+                )
+            )
+            for stage in self.stage_instances
+        ]
+
+    @property
+    def keep_scale(self):
+        return "rng.scale_f64" if self.k.dtype.compute == "f64" else "rng.scale"
+
+    @property
+    def run_parameters(self):
+        found = [f"{a.ctype}{a.name}" for a in self.k.tensor_arguments] + [
+            f"int64_t {s}" for s in self.k.sizes
+        ]
+        found += [f"{a.ctype}{a.name}" for a in self.k.stride_arguments]
+        found += [f"int64_t {s}" for s in self.k.integers] + [
+            f"{self.k.scalar_ctype} {s}" for s in self.k.scalars + self.k.betas
+        ]
+        if self.k.dropout:
+            found += [f"{self.k.scalar_ctype} p", *DROPOUT]
+        found += [f"{a.ctype}{a.name}" for a in self.k.workspace_arguments] + [
+            "cudaStream_t stream"
+        ]
+        if self.k.chosen:
+            layout = ["const int64_t *kfi_layout"] * self.k.apart
+            return ", ".join(
+                found + [f"{a.ctype}{a.name}" for a in self.k.choice_arguments] + layout
+            )
+        return ", ".join(
+            found + ([f"{self.k.scalar_struct} kfi_scalars = {{}}"] if self.k.has_act else [])
+        )
+
+    @property
+    def act_parameters(self):
+        """Of a kernel."""
+        return [f"{self.k.scalar_struct} scalars"] * self.k.has_act + [
+            "int kfi_activation"
+        ] * self.k.chosen
+
+    @property
+    def act_arguments(self):
+        """The same of a kernel's launch."""
+        return ["kfi_scalars"] * self.k.has_act + ["kfi_activation"] * self.k.chosen
+
+    def launched(self, *names):
+        """What the launch of a kernel hands over, as the run function calls it."""
+        return ", ".join(
+            f"&{n}" for n in (*names, *["kfi_random"] * self.k.keeps, *self.act_arguments)
+        )
+
+    @property
+    def act_word(self):
+        return f'"{self.k.acts[0].name}"' if self.k.chosen else "kfi_act_word(kfi_tag<kfi_act>())"
+
+    @property
+    def act_rising(self):
+        return (
+            "kfi_by ? kfi_chosen->rising : nullptr"
+            if self.k.chosen
+            else "kfi_act_rising(kfi_tag<kfi_act>())"
+        )
+
+    @property
+    def tensor_codes(self):
+        asked = (
+            ("kfi_reads", "kfi_by")
+            if self.k.chosen
+            else ("kfi_act_bwd_reads(kfi_tag<kfi_act>())", "kfi_act < 0")
+        )
+        return self.k.tensor_codes(*asked)
+
+    @property
+    def chosen_type(self):
+        """What the activation is computed in."""
+        return {"f64": "double", "i32": "kf_i32", "i64": "kf_i64"}.get(self.k.act_flavour, "float")
+
+    def conditions(self, stream):
+        """Under which the stream is there to be read."""
+        found = {"act": ["kfi_act_bwd_reads(kfi_tag<act>())"], "result": ["act < 0"]}.get(
+            stream.reads, []
+        )
+        if found and self.k.chosen:
+            return [stream.name]  # the launcher hands over nothing else that is not read
+        return found + ([stream.name] if stream.absent is not None else [])
+
+    def guard(self, stream):
+        found = self.conditions(stream)
+        return f"if ({' && '.join(found)}) " if found else ""
+
+
+@dataclass
+class Text:
+    """One text of a kernel's functions in C, and the activations that have it."""
+
+    act: object  # what it is written for: an activation, or GIVEN
+    acts: list
+    by: bool = False  # whether the gradient is by the result
+
+    @property
+    def name(self):
+        return self.acts[0].name
+
+    @property
+    def given(self):
+        return self.act is GIVEN
+
+
+class C:
+    def __init__(self, kernel):
+        self.k = kernel
+
+    @property
+    def act_flavour(self):
+        """C's cheap forms are less exact than CUDA's: the terms of a sum, which may cancel, take the exact ones."""
+        return self.k.flavour if self.k.added else self.k.act_flavour
+
+    def stand_in(self, act):
+        """What the functions of an activation are written for: a gradient that does not read its argument, which may be NULL, is that of few."""
+        return act if not self.k.has_act or (self.k.bwd and not bwd_reads_x(act)) else GIVEN
+
+    def texts(self, acts):
+        found = {}
+        for act in acts:
+            own = self.stand_in(act)
+            found.setdefault(own.name, Text(own, [])).acts.append(act)
+        return list(found.values())
+
+    def given_parameters(self, calls):
+        """Of a function that is given its activation. calls: which of CALLS it makes."""
+        found = [f"{CALLS[c]}_fn_{self.k.flavour} {CALLS[c]}" for c in calls]
+        return "".join(f", {p}" for p in found + (["const int kfi_count"] if found else []))
+
+    def given_arguments(self, calls, act=None):
+        """The same of its call: the activation's functions, by default those that the caller is given itself."""
+        found = [
+            f"kfi_cpu_act_{act.name}{c.removeprefix('act')}_of_{self.act_flavour}"
+            if act
+            else CALLS[c]
+            for c in calls
+        ]
+        return "".join(
+            f", {a}"
+            for a in found + ([str(len(act.scalars)) if act else "kfi_count"] if found else [])
+        )
+
+    @property
+    def given_struct(self):
+        return f"kfi_act_scalars_{'f64' if self.k.scalar_ctype == 'double' else 'f32'}"
+
+    def given_scalars(self, where):
+        """What such a function does first. where: the call's scalars are."""
+        return f"const {self.given_struct} kfi_s = {self.given_struct.replace('scalars_', 'scalars_of_')}({where}, {len(self.k.scalars)}, kfi_count);"
+
+    def given_on(self, calls):
+        """{name: declaration} of what such a function hands over to those that it calls for a part of a row."""
+        functions = {CALLS[c]: f"{CALLS[c]}_fn_{self.k.flavour} {CALLS[c]}" for c in calls}
+        return functions | ({"kfi_s": f"const {self.given_struct} kfi_s"} if calls else {})
+
+    def target(self, act):
+        if act is GIVEN:
+            return Target(
+                "kfi_cpu_",
+                self.k.flavour,
+                True,
+                act=lambda x: f"kfi_act({x}, kfi_s)",
+                act_bwd=lambda x, dy: f"kfi_act_bwd({x}, {dy}, kfi_s)",
+                act_bwd_out=lambda y, dy: f"kfi_act_bwd({y}, {dy}, kfi_s)",
+            )
+        flavour = self.act_flavour
+        extra = "".join(f", {s}" for s in act.scalars)
+        return Target(
+            "kfi_cpu_",
+            self.k.flavour,
+            True,
+            act=lambda x: f"kfi_cpu_act_{act.name}_{flavour}({x}{extra})",
+            act_bwd=lambda x, dy: f"kfi_cpu_act_{act.name}_bwd_{flavour}({x}, {dy}{extra})",
+            act_bwd_out=lambda y, dy: f"kfi_cpu_act_{act.name}_bwd_out_{flavour}({y}, {dy}{extra})",
+        )
+
+    @property
+    def scalar_places(self):
+        """[(name, its place among the op's)] of the scalars that the expressions read."""
+        return [(s, i) for i, s in enumerate(self.k.scalars) if s in self.k.used_scalars]
+
+    @property
+    def is_staged(self):
+        """Whether elements are widened before the loop that computes, and narrowed behind it."""
+        return self.k.dtype.size == 2
+
+    @property
+    def workspace_arguments(self):
+        """Of the run function, which has them where it uses them."""
+        return self.k.workspace_arguments if self.k.scratch else []
+
+    @property
+    def stores(self):
+        """What stores each gradient that is added up, in its own dtype."""
+        return [f"kfi_store_sum_{s.dtype.word}" for s in self.k.added]
+
+    @property
+    def dropout_parameters(self):
+        return (
+            f", {', '.join([f'{self.k.scalar_ctype} p', *DROPOUT])}, int kfi_from_state"
+            if self.k.dropout
+            else ""
+        )

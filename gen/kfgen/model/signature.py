@@ -1,0 +1,341 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The arguments of a kernel's launchers: their names, types and order, and how C's checks read them."""
+
+import functools
+from dataclasses import dataclass
+
+from kfgen.model import names
+
+
+@dataclass(frozen=True)
+class Argument:
+    ctype: str  # as it stands before the name
+    name: str
+    # in, out, size, strides, integer, scalar, act_scalar, activation, activation_scalars, probability, seed, offset, seed_at, offset_at, offset_add,
+    # workspace
+    role: str
+
+
+# Of a `_state` launcher: the offset that is used is *offset + offset_add, so that two dropouts of one graph differ.
+STATE = [
+    Argument("const uint64_t *", "seed", "seed_at"),
+    Argument("const uint64_t *", "offset", "offset_at"),
+    Argument("uint64_t ", "offset_add", "offset_add"),
+]
+
+
+@dataclass
+class Launcher:
+    kernel: object
+    act: object
+    state: bool
+
+    @functools.cached_property
+    def name(self):
+        return names.function(
+            self.kernel.op.pattern, self.act.name, self.kernel.dtypes, self.kernel.bwd, self.state
+        )
+
+    @functools.cached_property
+    def cpu_name(self):
+        return names.function(
+            self.kernel.op.pattern,
+            self.act.name,
+            self.kernel.dtypes,
+            self.kernel.bwd,
+            self.state,
+            cpu=True,
+        )
+
+    @property
+    def workspace(self):
+        return names.workspace(self.name)
+
+    @property
+    def cpu_workspace(self):
+        return names.workspace(self.cpu_name)
+
+    @functools.cached_property
+    def arguments(self):
+        """The public signature but for the stream, in order."""
+        k, scalar = self.kernel, self.kernel.scalar_ctype
+        found = k.tensor_arguments + [Argument("int64_t ", s, "size") for s in k.sizes]
+        found += k.stride_arguments + [Argument("int64_t ", s, "integer") for s in k.integers]
+        found += [Argument(f"{scalar} ", s, "scalar") for s in k.scalars]
+        found += [Argument(f"{scalar} ", s, "act_scalar") for s in self.act.scalars]
+        found += k.choice_arguments
+        found += [Argument(f"{scalar} ", s, "beta") for s in k.betas]
+        if k.dropout:
+            found.append(Argument(f"{scalar} ", "p", "probability"))
+            found += (
+                STATE
+                if self.state
+                else [
+                    Argument("uint64_t ", "seed", "seed"),
+                    Argument("uint64_t ", "offset", "offset"),
+                ]
+            )
+        return found + k.workspace_arguments
+
+    @property
+    def cuda_parameters(self):
+        return ", ".join([f"{a.ctype}{a.name}" for a in self.arguments] + ["cudaStream_t stream"])
+
+    @property
+    def cpu_parameters(self):
+        return ", ".join(f"{a.ctype}{a.name}" for a in self.arguments)
+
+    @property
+    def cpu_types(self):
+        return ", ".join(a.ctype.strip() for a in self.arguments)
+
+    @property
+    def run_arguments(self):
+        """Of the run function; an activation without scalars leaves out the last one: 2,400 launchers are parsed faster."""
+        k = self.kernel
+        found = (
+            [a.name for a in k.tensor_arguments]
+            + k.sizes
+            + [a.name for a in k.stride_arguments]
+            + list(k.integers)
+            + k.scalars
+        )
+        found += k.betas
+        if k.dropout:
+            found += (
+                ["p", "0", "offset_add", "seed", "offset"]
+                if self.state
+                else ["p", "seed", "offset", "nullptr", "nullptr"]
+            )
+        found += [a.name for a in k.workspace_arguments] + ["stream"]
+        found += [f"{{{{{', '.join(self.act.scalars)}}}}}"] if self.act.scalars else []
+        return ", ".join(found + [a.name for a in k.choice_arguments])
+
+    @property
+    def scalar_values(self):
+        return self.kernel.scalars + list(self.act.scalars) + self.kernel.betas
+
+    @property
+    def cpu_dropout_arguments(self):
+        if not self.kernel.dropout:
+            return []
+        return (
+            ["p", "0", "offset_add", "seed", "offset", "1"]
+            if self.state
+            else ["p", "seed", "offset", "NULL", "NULL", "0"]
+        )
+
+
+class Signature:
+    """What a kernel is to its callers. kernel.Kernel has the rest."""
+
+    @property
+    def launchers(self):
+        """Made once for the activations that it has: a copy of a kernel has launchers of its own."""
+        key = id(self), *map(id, self.acts)
+        if self.__dict__.get("_launchers", (None,))[0] != key:
+            self._launchers = (
+                key,
+                [
+                    Launcher(self, act, state)
+                    for act in self.acts
+                    for state in ((False, True) if self.dropout else (False,))
+                ],
+            )
+        return self._launchers[1]
+
+    @property
+    def scalar_ctype(self):
+        return "double" if self.dtype.compute == "f64" else "float"
+
+    @property
+    def scalar_struct(self):
+        return "kfi_scalars_f64" if self.dtype.compute == "f64" else "kfi_scalars_f32"
+
+    def pattern_text(self, state):
+        return (
+            f'{state} ? "{self.state_pattern}" : "{self.pattern}"'
+            if self.dropout
+            else f'"{self.pattern}"'
+        )
+
+    def cpu_pattern_text(self, state):
+        return (
+            f'{state} ? "{self.cpu_state_pattern}" : "{self.cpu_pattern}"'
+            if self.dropout
+            else f'"{self.cpu_pattern}"'
+        )
+
+    @property
+    def tensor_arguments(self):
+        return [Argument(f"const {s.ctype} *", s.name, "in") for s in self.inputs] + [
+            Argument(f"{s.ctype} *", s.name, "out") for s in self.outputs
+        ]
+
+    @property
+    def stride_arguments(self):
+        return (
+            [Argument(f"const {self.stride_struct} *", "strides", "strides")]
+            if self.strided
+            else []
+        )
+
+    @property
+    def stride_struct(self):
+        return names.strides(self.op.pattern)
+
+    @property
+    def levels(self):
+        """What each number of a tensor's strides adds to its name, the innermost first."""
+        return self.family.levels[self.form]
+
+    def levels_of(self, name):
+        """Those of one tensor, of either direction."""
+        return self.levels
+
+    @property
+    def stride_fields(self):
+        return [name + level for name in self.strided for level in self.levels_of(name)]
+
+    @property
+    def stride_codes(self):
+        """Where the numbers of each tensor begin, as core/check.h reads it."""
+        first, at = {}, ord("0")
+        for name in self.strided:
+            first[name], at = chr(at), at + len(self.levels_of(name))
+        return "".join(first.get(name, " ") for name in self.tensor_names)
+
+    @property
+    def choice_arguments(self):
+        """Which activation, and its scalars, where those are arguments."""
+        scalars = Argument(
+            f"const {self.scalar_ctype} *", "activation_scalars", "activation_scalars"
+        )
+        return (
+            [Argument("kf_activation_t ", "activation", "activation"), scalars]
+            if self.chosen
+            else []
+        )
+
+    @property
+    def workspace_arguments(self):
+        given = [
+            Argument("void *", "workspace", "workspace"),
+            Argument("size_t ", "workspace_bytes", "workspace"),
+        ]
+        return given if self.has_workspace else []
+
+    def _twin(self, cpu):
+        """The function that says how much workspace is needed, for all activations: that of `none`, or where an op has no such function an
+        internal one. The others' are macros."""
+        if any(a.name == "none" for a in self.op.activations):
+            return names.workspace(
+                names.function(self.op.pattern, "none", self.dtypes, self.bwd, cpu=cpu)
+            )
+        return names.workspace(names.internal("kfi", self.op.pattern, self.dtypes, self.bwd, cpu))
+
+    @property
+    def twins(self):
+        """[(macro, function)] for CUDA and for C, of its launchers that have no function of their own."""
+        of = [(x.workspace, x.cpu_workspace) for x in self.launchers] if self.has_workspace else []
+        return [
+            [(own, real) for own in column if own != real]
+            for column, real in zip(zip(*of), (self.workspace, self.cpu_workspace))
+        ] or [[], []]
+
+    @property
+    def lone(self):
+        """The launcher, where a kernel can have no other: it is the run function itself."""
+        return self.launchers[0] if not self.op.has_act and not self.dropout else None
+
+    @property
+    def size_parameters(self):
+        return ", ".join(f"int64_t {s}" for s in self.sizes)
+
+    @property
+    def size_types(self):
+        return ", ".join("int64_t" for _ in self.sizes)
+
+    @property
+    def tensors(self):
+        """Every tensor argument as (name, bytes of an element, kind, use, twin). Uses: in; act, read by the gradients of some activations; result,
+        read in place of those; unread; state; out; optional, an output that may be NULL. twin: the earlier tensor, counted from 1, whose place an
+        output may share: an output that is proven equal, or the input that it is the next value of."""
+        index, found = {}, []
+        for s in self.inputs + self.outputs:
+            use = (
+                {"act": "act", "result": "result", "never": "unread"}.get(s.reads, "in")
+                if s.role == "in"
+                else "out"
+                if s.required
+                else "optional"
+            )
+            if s.absent is not None and use in ("in", "act"):
+                use = {"in": "absent", "act": "act_absent"}[use]
+            twin = s.same_as or s.place_of
+            found.append((s.name, s.dtype.size, s.kind, use, index[twin] + 1 if twin else 0))
+            index[s.name] = len(index)
+        return found + self.state_tensors
+
+    @property
+    def state_tensors(self):
+        return [(name, 8, "one", "state", 0) for name in ("seed", "offset")] if self.dropout else []
+
+    @property
+    def tensor_names(self):
+        return [t[0] for t in self.tensors]
+
+    def tensor_codes(self, reads, by=""):
+        """The tensors as core/check.h reads them: a literal, chosen by what the call asks for. reads, by: whether the activation's gradient
+        reads its argument, or the result."""
+        # As core/check.h has them, and the flags.
+        kinds = {
+            "elem": 0,
+            "half": 1,
+            "row": 2,
+            "channel": 2,
+            "one": 3,
+            "per_row": 4,
+            "per_plane": 5,
+            "per_query": 5,
+            "per_group": 5,
+            "per_channel": 5,
+            "shared": 6,
+            "group": 7,
+        } | self.family.codes
+        out, nullable, unread = 8, 16, 32
+
+        def codes(reads, from_state):
+            uses = {
+                "in": 0,
+                "act": 0 if reads == 1 else nullable | unread,
+                "unread": nullable | unread,
+                "state": 0 if from_state else nullable,
+                "result": 0 if reads == 2 else nullable | unread,
+                "absent": nullable,
+                "act_absent": nullable | (0 if reads == 1 else unread),
+                "out": out,
+                "optional": out | nullable,
+            }
+
+            def digit(n):
+                return chr(ord("0") + n)
+
+            return (
+                '"'
+                + "".join(
+                    f"{size}{digit(kinds[kind] | uses[use])}{digit(twin)}"
+                    for _, size, kind, use, twin in self.tensors
+                )
+                + '"'
+            )
+
+        def chosen(name, asked, of):
+            return f"{name} ? {of(True)} : {of(False)}" if asked else of(True)
+
+        def of_state(r):
+            return chosen("kfi_from_state", self.dropout, lambda s: codes(r, s))
+
+        if self.by_result:
+            return f"{by} ? {of_state(2)} : {chosen(reads, True, lambda r: of_state(int(r)))}"
+        return chosen(reads, self.asks_reads, lambda r: of_state(int(r)))

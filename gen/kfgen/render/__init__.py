@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Templates to headers, pages and installed files."""

@@ -1,0 +1,209 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The reference pages: a family each, the activations, and what all functions have in common; from the same model as the headers."""
+
+import pathlib
+import re
+
+from kfgen import families, paths
+from kfgen.model import contract, names
+from kfgen.render import render
+
+VARIES = ("T", "U", "I", "acc")
+
+
+# ---- an op -------------------------------------------------------------------------------------------------------
+
+
+def type_words(kernels):
+    """{tensor: its type as the page writes it} of an op's kernels in one direction, one for each of its dtypes: T, U and I are the dtypes in
+    the function's name, acc is what sums are made in; else a type that is always the same."""
+    columns = {
+        "T": [k.dtype.word for k in kernels],
+        "U": [k.second.word for k in kernels],
+        "I": [k.index_dtype.word for k in kernels],
+        "acc": [k.dtype.acc.word for k in kernels],
+    }
+    found = {}
+    for i, s in enumerate(kernels[0].inputs + kernels[0].outputs):
+        own = [(k.inputs + k.outputs)[i].dtype.word for k in kernels]
+        found[s.name] = next((word for word, column in columns.items() if own == column), own[0])
+    return found
+
+
+def named(k, words):
+    """A function's name on the page, for both backends and all of its dtypes."""
+    words = words + ["I"] if k.op.indexed else words
+    return names.function(k.op.pattern, "{act}", words, k.bwd).replace("kf_", "kf_[cpu_]", 1)
+
+
+def signature(k, types):
+    """One line for all dtypes and activations of an op in one direction."""
+    launcher = next((a for a in k.launchers if not a.act.scalars and not a.state), k.launchers[0])
+    arguments = []
+    for a in launcher.arguments:
+        varies = types.get(a.name) in VARIES
+        arguments.append(
+            (f"{'const ' if 'const' in a.ctype else ''}{types[a.name]} *" if varies else a.ctype)
+            + a.name
+        )
+    name = named(k, ["T", "U"] if k.two_dtypes else ["T"])
+    return f"kf_result_t {name}({', '.join(arguments)}[, cudaStream_t stream]);"
+
+
+def workspace(k):
+    return f"size_t {names.workspace(named(k, ['T', 'U'] if k.two_dtypes else ['T']))}({k.size_parameters});"
+
+
+def use(k, stream):
+    role = {"in": "in", "out": "out", "sum": "out, summed"}[stream.role]
+    return "; ".join(x for x in (role, contract.notes(k, stream)) if x)
+
+
+def tensors(kernels, types):
+    """[name, shape, dtype, what the forward does with it, the backward]"""
+    found = {}
+    for k in kernels:
+        for s in k.inputs + k.outputs:
+            row = found.setdefault(
+                (s.name, contract.shape(k, s), types[k.bwd][s.name]), {False: "", True: ""}
+            )
+            row[k.bwd] = use(k, s)
+    return [[*key, uses[False], uses[True]] for key, uses in found.items()]
+
+
+def formulas(k):
+    """Its lines; of a gradient that may be by the activation's result both."""
+    found = contract.formulas(k)
+    return (
+        [*found, f"with {k.result}:", *(f"    {line}" for line in contract.formulas(k, True))]
+        if k.by_result
+        else found
+    )
+
+
+def facts(k):
+    """What is counted and what may go wrong, in one direction."""
+    operations = f"{k.flops} operation{'s' if k.flops != 1 else ''}{' and the activation' if k.has_act else ''}"
+    if contract.gathers(k):
+        text = f"{operations} and a value of each tensor a row"
+    else:
+        moved = sorted({contract.moved_bytes(k, a) for a in k.acts})
+        text = f"{operations} and {' to '.join(map(str, dict.fromkeys((moved[0], moved[-1]))))} bytes an element in {k.words}"
+    unread = f". Not read: {', '.join(k.unread_scalars)}" if k.unread_scalars else ""
+    order = f"; computed {k.order_note.lstrip(', ')}" if k.order_note else ""
+    return f"{text}{order}{unread}. {contract.errors(k)}"
+
+
+def entry(op, kernels):
+    """An op as the template shows it, of its kernels in f32 or in the first dtypes that it has."""
+    first = [
+        next(k for k in kernels if k.bwd is bwd) for bwd in dict.fromkeys(k.bwd for k in kernels)
+    ]
+    types = {k.bwd: type_words([other for other in kernels if other.bwd is k.bwd]) for k in first}
+    return {
+        "op": op,
+        "stem": names.stem(op.pattern),
+        "brief": op.brief,
+        "cuda": any("cuda" in k.backends for k in kernels),
+        "dtypes": list(dict.fromkeys(k.words for k in kernels)),
+        "activations": len(kernels[0].acts) if "{act}" in op.pattern else 0,
+        "signatures": [
+            f"typedef struct {{ int64_t {', '.join(k.stride_fields)}; }} {k.stride_struct};"
+            for k in first[:1]
+            if k.strided
+        ]
+        + [
+            line
+            for k in first
+            for line in [signature(k, types[k.bwd]), *([workspace(k)] if k.has_workspace else [])]
+        ],
+        "tensors": tensors(first, types),
+        "formulas": [line for k in first for line in formulas(k)],
+        "facts": [("Backward" if k.bwd else "Forward", facts(k)) for k in first],
+        "backward": len(first) > 1 or first[0].bwd,
+    }
+
+
+# ---- what all have in common -------------------------------------------------------------------------------------
+
+
+def result_codes():
+    """[number, name, text] as core/result.h has them."""
+    text = (paths.INCLUDE / "kf/core/result.h").read_text()
+    said = dict(re.findall(r'case (KF_\w+):\s*return "([^"]+)"', text))
+    return [
+        (int(n), name, said[name]) for name, n in re.findall(r"^\s+(KF_\w+) = (\d+)", text, re.M)
+    ]
+
+
+def edges(found):
+    return ", ".join(f"{x} → {y}" for x, y in found.items())
+
+
+def spaced(page):
+    """A blank line between blocks of different kinds, and no two: Jinja's line statements swallow those of the template."""
+    found, fenced, before = [], False, ""
+    for line in page.strip().split("\n"):
+        kind = (
+            ""
+            if not line
+            else next((k for k in ("#", "|", "- ", "```") if line.startswith(k)), "text")
+        )
+        kind = "- " if line.startswith("  ") and before == "- " else kind
+        if not fenced and kind and found[-1:] != [""] and found and (kind != before or kind == "#"):
+            found.append("")
+        if fenced or line or found[-1:] != [""]:
+            found.append(line)
+        fenced ^= line.startswith("```")
+        before = kind
+    return "\n".join(found) + "\n"
+
+
+def pages(selection):
+    """{file name: text}"""
+    env = render.environment()
+    env.filters["cell"] = lambda text: text.replace("|", "\\|")
+    titles = {family.name: family.title for family in families.FAMILIES.values()}
+    common = {
+        "version": render.version(),
+        "specs": [paths.called(p) for p in selection.spec.files],
+        "titles": titles,
+    }
+    of = {family.name: [] for family in families.FAMILIES.values()}
+    for op in selection.ops:
+        if kernels := selection.kernels(op):
+            of[op.family].append(entry(op, kernels))
+    of = {family: ops for family, ops in of.items() if ops}
+    count, on_cuda = (
+        sum(len(k.launchers) for k in selection.all_kernels() if word in k.backends)
+        for word in ("c", "cuda")
+    )
+    acts = [
+        {
+            "a": a,
+            "edges": edges(a.edges),
+            "dedges": edges(a.dedges),
+            "expr": contract.one_line(a.expr),
+            "dexpr": a.dexpr and contract.one_line(a.dexpr),
+        }
+        for a in selection.activations
+    ]
+    texts = {
+        f"{family}.md": env.get_template("docs/family.md.j2").render(
+            family=family, ops=ops, **common
+        )
+        for family, ops in of.items()
+    }
+    texts["activations.md"] = env.get_template("docs/activations.md.j2").render(acts=acts, **common)
+    texts["README.md"] = env.get_template("docs/index.md.j2").render(
+        of=of, count=count, on_cuda=on_cuda, codes=result_codes(), **common
+    )
+    return {name: spaced(text) for name, text in texts.items()}
+
+
+def write(selection, out):
+    """Writes the pages into a folder; returns their paths."""
+    found = pages(selection)
+    for name, text in found.items():
+        render.write(pathlib.Path(out) / name, text)
+    return [pathlib.Path(out) / name for name in sorted(found)]

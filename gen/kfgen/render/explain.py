@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Everything about one function, from its spec entries to the files it lands in, in words for a reader."""
+
+import pathlib
+import tomllib
+
+from kfgen.model import contract
+from kfgen.model.activation import ActCode
+from kfgen.paths import called
+from kfgen.render.render import ROOT, Renderer, parts
+from kfgen.render.source import cut, find, kernel_names
+
+
+def entry_text(path, section, key):
+    """The entry's own lines of its spec file."""
+    lines, inside, text = [], False, False
+    for line in pathlib.Path(path).read_text().splitlines():
+        if not text and line.startswith("["):
+            table = tomllib.loads(line)
+            inside = key in table.get(section, {})
+        if inside:
+            lines.append(line)
+        if line.count('"""') % 2 or line.count("'''") % 2:
+            text = not text
+    while lines and (not lines[-1].strip() or lines[-1].startswith("#")):
+        lines.pop()
+    return lines
+
+
+def path_of(selection, entry):
+    return next(
+        p for p in selection.spec.files if (called(p) if entry.builtin else str(p)) == entry.file
+    )
+
+
+def shown(path):
+    return str(path.relative_to(ROOT)) if path.is_relative_to(ROOT) else str(path)
+
+
+def of_backend(template, ext):
+    """Whether a backend's headers are made of it: by its name, or it is of both."""
+    suffixes = pathlib.PurePath(template).suffixes
+    return "/launchers/" not in template and suffixes in ([".j2"], [ext, ".j2"])
+
+
+def code(kernel, act, cpu):
+    """The lines that one element costs, as they stand in the generated code, and the activation's function."""
+    lines = kernel.c.listing(act) if cpu else kernel.cuda.listing()
+    text = " ".join(lines)
+    for f in ActCode(act).functions(cpu):
+        for bwd, body in ((False, f.fwd), (True, f.bwd)):
+            word = (
+                f"kfi_cpu_act_{act.name}{'_bwd' if bwd else ''}_{f.flavour}("
+                if cpu
+                else f"kfi_act{'_bwd' if bwd else ''}_{f.flavour}("
+            )
+            if word in text:
+                arguments = ", ".join(
+                    (["x", "dy"] if bwd else ["x"]) + (list(act.scalars) if cpu else ["s"])
+                )
+                lines += [
+                    f"where {word}{'' if cpu else 'tag, '}{arguments}) is",
+                    *(f"    {line}" for line in body[0]),
+                    f"    {body[1]}",
+                ]
+    return lines
+
+
+def explain(selection, name, described, user=None):
+    """described: manifest.function."""
+    launcher, cpu = find(selection, name)
+    k, act = launcher.kernel, launcher.act
+    pattern = k.op.pattern.removesuffix(f"_{k.op.reduction}") if k.op.reduction else k.op.pattern
+    entries = [("op", pattern, k.op)] + ([("activation", act.name, act)] if k.has_act else [])
+    out = [f"{name}: {k.title}", ""]
+
+    def part(title, lines):
+        out.extend([title, *(f"    {line}".rstrip() for line in lines), ""])
+
+    for section, key, entry in entries:
+        path = path_of(selection, entry)
+        part(f"Spec, {shown(path)}", entry_text(path, section, key))
+    f = described(launcher, user)
+    part("Signature", [(f["cpu_signature"] if cpu else f["signature"]) + ";"])
+    part("Contract", contract.lines(k, whole=True))
+    both = [kernel for kernel in selection.kernels(k.op) if kernel.dtypes == k.dtypes]
+    for kernel in both:
+        for target, is_c in (("CUDA", False), ("C", True))["cuda" not in kernel.backends :]:
+            part(
+                f"{'Backward' if kernel.bwd else 'Forward'} of an element in {target}",
+                code(kernel, act, is_c),
+            )
+    if any(kernel.bwd for kernel in both):
+        lines = ["the op's: derived from its expr"]
+        if k.has_act:
+            lines.append(
+                f"the activation's: {'closed form, its dexpr' if act.dexpr else 'derived from its expr'}"
+            )
+        part("Derivative", lines)
+    if not cpu:
+        part("Kernels", kernel_names(launcher))
+    renderer = Renderer(cut(selection, launcher), any_activation=False)
+    renderer.render()
+    ext = ".h" if cpu else ".cuh"
+    read = sorted(shown(p) for p in renderer.env.loader.read)
+    part("Templates", [t for t in read if of_backend(t, ext)])
+    own = f["header"].startswith("kf/user/")
+    part(
+        "Files",
+        [
+            *parts(f["header"] + ext),
+            f"kf/user/{user}/activations{ext}"
+            if own and not act.builtin
+            else f"kf/ops/activations{ext}",
+            f"kf/{user}{ext} includes them" if own else f"kf/kf{ext} includes them",
+            *([] if cpu else [f"kf/{f['launchers']}.cu has it with C linkage"]),
+        ],
+    )
+    return "\n".join(out).rstrip() + "\n"

@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What an installed kf has beside its headers, for pkg-config and CMake; and the installation itself.
+
+The files find the headers from where they lie themselves, so an installed tree, or a release archive, may be moved.
+"""
+
+import os
+import pathlib
+import posixpath
+
+from kfgen import paths
+from kfgen.render.render import Renderer, environment, write
+
+DEFAULTS = {"prefix": "/usr/local", "includedir": "include", "datadir": "share"}
+PKG_CONFIG, CMAKE = ("kf.pc",), ("kfConfig.cmake", "kfConfigVersion.cmake")
+LIST = "share/kf/installed.txt"
+# What nvcc is to compile for, where nobody knows better: Hopper's own instructions (wgmma), which code for 9.0 without the `a` lacks, and for all
+# other devices from 8.0 on what the driver compiles once. As nvcc's flags, and in CMake's words; meson.build has the flags too.
+NVCC_ARCH = "-gencode=arch=compute_90a,code=sm_90a -gencode=arch=compute_80,code=compute_80"
+ARCHITECTURES = "90a-real;80-virtual"
+
+
+def folders(datadir="share"):
+    """{file: the directory that it is installed in}"""
+    return {
+        **{n: f"{datadir}/pkgconfig" for n in PKG_CONFIG},
+        **{n: f"{datadir}/cmake/kf" for n in CMAKE},
+    }
+
+
+def template(name, **values):
+    values |= {"version": paths.version(), "nvcc_arch": NVCC_ARCH, "architectures": ARCHITECTURES}
+    return environment().get_template(f"package/{name}.j2").render(**values)
+
+
+def flat(prefix=DEFAULTS["prefix"], includedir=DEFAULTS["includedir"], datadir=DEFAULTS["datadir"]):
+    """{name: text}. Directories are relative to the prefix, or absolute."""
+    include = posixpath.normpath(posixpath.join(prefix, includedir))
+    relative = not posixpath.isabs(includedir) and not posixpath.isabs(datadir)
+    found = {}
+    for name, folder in folders(datadir).items():
+        up = posixpath.relpath("/", posixpath.join("/", folder)) if relative else prefix
+        # As a system path /usr/include, which compilers search anyhow, would come before the directories of C++, whose
+        # headers expect it behind them.
+        values = {
+            "up": up,
+            "include": includedir if relative else include,
+            "relative": relative,
+            "searched": include == "/usr/include",
+        }
+        found[name] = template(name, **values)
+    return found
+
+
+def tree(selection, prefix=DEFAULTS["prefix"], rendered=None):
+    """{path below the prefix: text} of everything that is installed. rendered: the headers, where the caller has them."""
+    headers = {h: (paths.INCLUDE / h).read_text() for h in paths.own_headers()}
+    headers |= rendered or Renderer(selection).render()
+    found = {f"include/{h}": text for h, text in headers.items()}
+    where = folders()
+    found |= {f"{where[name]}/{name}": text for name, text in flat(prefix).items()}
+    return {**found, LIST: "".join(f"{path}\n" for path in sorted([*found, LIST]))}
+
+
+def install(selection, prefix, destdir=""):
+    """Writes the tree, and removes what an earlier installation had and this one has not."""
+    if not prefix:
+        raise ValueError("--prefix is empty")
+    prefix = os.path.abspath(prefix)
+    root = pathlib.Path(destdir + prefix if destdir else prefix)
+    files = tree(selection, pathlib.Path(prefix).as_posix())
+    before = (root / LIST).read_text().splitlines() if (root / LIST).is_file() else []
+    for path in before:
+        if path not in files and path.startswith(("include/kf/", "share/")) and ".." not in path:
+            (root / path).unlink(missing_ok=True)
+    changed = sum(write(root / path, text) for path, text in files.items())
+    return f"{len(files)} files in {root}, {changed} changed"

@@ -1,0 +1,137 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One kernel as a single text: its headers, cut to it, with every kf header that they include written in their place."""
+
+import difflib
+import re
+
+from kfgen.model import names
+from kfgen.render.render import ROOT, Renderer, Selection, with_acts
+
+INCLUDE = re.compile(r'\s*#\s*include\s*["<](kf/[^">]+)[">]')
+DIRECTIVE = re.compile(r"\s*#\s*(ifndef|ifdef|if|elif|else|endif|define)\b\s*(.*)")
+
+GUARD = re.compile(r"^#ifndef (\w+)\n#define \1$", re.M)
+
+QUIET = """#ifdef __NVCC_DIAG_PRAGMA_SUPPORT__
+#pragma nv_diag_suppress 177  // functions that other kernels would use
+#endif
+
+"""
+
+
+def _named(kernels):
+    """{name: (launcher, whether the name is its C one)}"""
+    return {
+        name: (launcher, cpu)
+        for k in kernels
+        for launcher in k.launchers
+        for name, cpu in ((launcher.name, False), (launcher.cpu_name, True))
+    }
+
+
+def _may_have(selection, op, name):
+    """Whether the function can be one of the op's: what all of an op's kernels are takes a second to find out."""
+    begins = {
+        f"kf_{cpu}{names.fill(op.pattern, a.name)}_"
+        for a in selection.activations
+        for cpu in ("", "cpu_")
+    }
+    return any(name.startswith(begin) for begin in begins)
+
+
+def find(selection, name):
+    """(launcher, whether the name is its C one)."""
+    known = _named(
+        k for op in selection.ops if _may_have(selection, op, name) for k in selection.kernels(op)
+    )
+    if name not in known:
+        known = _named(selection.all_kernels())
+        near = difflib.get_close_matches(name, known, n=5, cutoff=0.4)
+        raise ValueError(
+            f"`{name}` is not a function of kf"
+            + (f"; near it are: {', '.join(near)}" if near else "")
+            + "; `kfgen list` shows all"
+        )
+    return known[name]
+
+
+def cut(selection, launcher):
+    """The selection with this launcher's kernel and activation alone, and what it calls."""
+    k, act = launcher.kernel, launcher.act
+    found, of = Selection(selection.spec), {}
+    for kernel in (k, *k.parts):
+        of.setdefault(kernel.op.pattern, []).append(with_acts(kernel, [act]))
+    found.ops = [selection.spec.ops[pattern] for pattern in of]
+    found.activations, found.dtypes, found._kernels = [act], list(k.dtypes), of
+    return found
+
+
+def inline(path, files, inlined=lambda header: True):
+    """The text of files[path], or of a header of include/, with what it includes of kf in its place; of that, what is `inlined`.
+
+    A header comes once. The include guards stay, so that one which is first met inside an #if may come again outside. One without a guard
+    comes wherever it is included: it is another one each time (core/matmul/width.h).
+    """
+    seen = {}  # header: the conditions that it was written under
+
+    def read(path):
+        text = files[path] if path in files else (ROOT / "include" / path).read_text()
+        return text, GUARD.search(text)
+
+    def expand(path, conditions):
+        text, guard = read(path)
+        stack, lines = list(conditions), []
+        for line in text.splitlines():
+            if (m := INCLUDE.match(line)) and inlined(m[1]):
+                here = [c for c in stack if c]
+                if not read(m[1])[1] or not any(
+                    set(before) <= set(here) for before in seen.get(m[1], [])
+                ):
+                    seen.setdefault(m[1], []).append(here)
+                    lines += expand(m[1], here)
+                continue
+            if m := DIRECTIVE.match(line):
+                word, rest = m.groups()
+                if word in ("if", "ifdef", "ifndef"):
+                    stack.append(
+                        "" if guard and word == "ifndef" and rest == guard[1] else f"{word} {rest}"
+                    )
+                elif word in ("elif", "else"):
+                    stack[-1] += f" / {word} {rest}"
+                elif word == "endif":
+                    stack.pop()
+            lines.append(line)
+        return lines
+
+    return re.sub(r"\n{3,}", "\n\n", "\n".join(expand(path, [])) + "\n")
+
+
+def kernel_names(launcher):
+    """What NVRTC's nvrtcAddNameExpression is asked for: the instances that the launcher chooses from, and those of a sum's second stage."""
+    stages = launcher.kernel.cuda.stages(launcher) if "cuda" in launcher.kernel.backends else []
+    return list(dict.fromkeys(name for stage in stages for name in stage))
+
+
+def source(selection, name):
+    launcher, cpu = find(selection, name)
+    k = launcher.kernel
+    files = Renderer(cut(selection, launcher), any_activation=False).render()
+    text = inline(f"kf/ops/{names.stem(k.op.pattern)}{'.h' if cpu else '.cuh'}", files)
+    return _about(launcher, cpu) + text
+
+
+def _about(launcher, cpu):
+    lines = [
+        "SPDX-License-Identifier: Apache-2.0",
+        f"{launcher.cpu_name if cpu else launcher.name} of kf in one text, by `kfgen source`. ",
+    ]
+    if cpu:
+        lines[1] += "Compile as C11 or C++17, link with -lm."
+        return "\n".join(["/* " + lines[0] + " */", "/* " + lines[1] + " */"]) + "\n"
+    lines += [
+        "With nvcc: call the launcher at the end. With NVRTC (only CUDA's include directory is needed): ask for those of",
+        *(f"    {n}" for n in kernel_names(launcher)),
+        "that are launched, by nvrtcAddNameExpression; and compile the same text by g++, with KF_LOAD_KERNEL (docs/nvrtc.md), which has the",
+        "launcher call for a kernel by such a name, and launch it.",
+    ]
+    return "".join(f"// {line}".rstrip() + "\n" for line in lines) + QUIET
