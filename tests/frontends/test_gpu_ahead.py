@@ -52,7 +52,7 @@ def outcomes(process):
 
 def kernels_of(*functions):
     """Returns {(function, kernel)} that launches may request, according to the manifest."""
-    from kfgen import packed_cuda
+    from kfgen.interfaces import packed_cuda
 
     named = dict(packed_cuda.functions(kflib.manifest()))
     return {(f, k) for f in functions for stage in named[f]["stages"] for k in stage}
@@ -115,7 +115,7 @@ def test_every_kernel_that_is_launched_is_warmed():
     """
     kfpython.use()
     from kernel_fusion import _gpu
-    from kfgen import packed
+    from kfgen.interfaces import packed
 
     chosen = {
         (f["op"], f["bwd"]): f["name"]

@@ -78,7 +78,9 @@ def prototypes():
     text = re.sub(r"/\*.*?\*/", "", HEADER.read_text(), flags=re.S)
     text = re.sub(r"\{\s*return [^{}]*\}", "", text)  # bodies of inline functions
     found = {}
-    for result, name, parameters in re.findall(r"^([\w ]+?[ *\n]+)(kf_\w+)\(([^()]*)\);", text, re.M):
+    for result, name, parameters in re.findall(
+        r"^([\w ]+?[ *\n]+)(kf_\w+)\(([^()]*)\);", text, re.M
+    ):
         found[name] = (
             result.strip(),
             []

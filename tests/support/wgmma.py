@@ -81,7 +81,7 @@ TILES = {
     name: int(number)
     for name, number in re.findall(
         r"#define KFI_TILE_(WGMMA_\d+x\d+_\w+) (\d+)",
-        (kflib.ROOT / "include/kf/core/gemm_tile.cuh").read_text(),
+        (kflib.ROOT / "include/kf/core/matmul/tile.cuh").read_text(),
     )
 }
 # One function per op, dtype and activation with such kernels: residual, pre-activation output, made left factor.

@@ -480,9 +480,7 @@ def clashes(selection, user=None):
             if k.has_workspace:
                 take_both(launcher.workspace, what)
                 take(launcher.cpu_workspace, what, cpu=True)
-        for launcher in (
-            runtime_activation.kernel(k).launchers if runtime_activation.has(k) else ()
-        ):
+        for launcher in runtime_activation.kernel(k).launchers if runtime_activation.has(k) else ():
             direction = ", backward" if k.bwd else ""
             what = f"op `{k.op.pattern}` with the activation as an argument{direction}"
             take_both(launcher.name, what)
