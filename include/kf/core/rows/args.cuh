@@ -12,12 +12,11 @@
 // KFI_ROWS_ALIGNED: rows consist of whole vectors aligned to 16 bytes.
 enum kfi_rows_schedule {
     KFI_ROWS_ALIGNED = 1,
-    KFI_ROWS_REGISTERS = 0, // one position in the grid per row; the row is held in registers
-    KFI_ROWS_WARP = 2,      // the same, with three vectors per thread and at most a warp per row
-    KFI_ROWS_REREAD = 4,    // each pass reads the row again; persistent if gradients are summed
-    KFI_ROWS_PERSISTENT =
-        6,              // row in registers; blocks loop, and copy the next row to shared memory
-    KFI_ROWS_STAGED = 8 // a kernel of its own: each row is staged in shared memory by a block
+    KFI_ROWS_REGISTERS = 0,  // one position in the grid per row; the row is held in registers
+    KFI_ROWS_WARP = 2,       // the same, with three vectors per thread and at most a warp per row
+    KFI_ROWS_REREAD = 4,     // each pass reads the row again; persistent if gradients are summed
+    KFI_ROWS_PERSISTENT = 6, // blocks loop over rows; the next row is copied to shared memory
+    KFI_ROWS_STAGED = 8      // a kernel of its own: each row is staged in shared memory by a block
 };
 #ifdef KFI_DEVICE_PASS
 KFI_DEVICE constexpr int kfi_rows_kind(int schedule) { return schedule & ~KFI_ROWS_ALIGNED; }
