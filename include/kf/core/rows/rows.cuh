@@ -4,13 +4,14 @@
 //
 // Schedule: a row is shared by 1 to 32 lanes of a warp, by whole warps of a block, or by a cluster
 // of up to 8 blocks. Each thread holds 16-byte vectors of its row in registers, so the row is read
-// once. Vectors of one thread are as far apart as the threads of the row reach (2-byte elements: of
-// its warp). A row that is too long for registers is read again in each pass, mostly from L2.
+// once. The stride between a thread's vectors is one vector of all threads of the row (2-byte
+// elements: of its warp). A row that is too long for registers is read again in each pass, mostly
+// from L2.
 //
 // Reductions: each thread reduces its own elements, then warp shuffles, then shared memory across
-// warps, then distributed shared memory across the cluster. The assignment of elements to threads
-// depends on the row length and the architecture only, so a row's bits do not depend on the number
-// of rows or on alignment. Alignment only decides the width of an access.
+// warps, then distributed shared memory across the cluster. The row length and the architecture
+// alone assign elements to threads: a row's bits do not depend on the number of rows or on
+// alignment. Alignment only decides the width of an access.
 //
 // Gradients summed over rows: persistent blocks loop over the rows and accumulate in registers. The
 // second stage of the elementwise family adds up their partial sums.
