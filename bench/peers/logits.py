@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A layer and its loss, as a PyTorch user writes them, all logits at once; and Liger's kernels, which take some rows at a time."""
+"""A linear layer and its loss: PyTorch with all logits, Liger by chunks of rows."""
 
 import torch
 import torch.nn.functional as F
@@ -23,7 +23,7 @@ def _loss(t, s):
 
 
 def liger(case, data):
-    """(a call, names of its results): the gradients of the sum."""
+    """(a call, names of its results): gradients of the summed loss."""
     from liger_kernel.ops.fused_linear_cross_entropy import LigerFusedLinearCrossEntropyFunction
 
     s = case.scalars
@@ -53,10 +53,11 @@ FORWARD = {
 }
 ONE_PASS = {"linear_cross_entropy_with_grad": ("x", "weight", "bias")}
 DRAW = dict.fromkeys(FORWARD, {"label": "words", "weight": "small", "bias": "small"})
-# Gradients of 2 bytes are rounded after each chunk of rows: of a word that is a label, terms of about 1 that may cancel.
+# 2-byte gradients are rounded after each chunk of rows; for a token that is a label, terms of about
+# 1 may cancel.
 LIMIT = dict.fromkeys(FORWARD, lambda sizes: 0.05)
-ROWS_DIFFER = True  # a word that is a label has a gradient a thousand times as large as others'
+ROWS_DIFFER = True  # gradients of label tokens are a thousand times larger than others
 
 
-def EACH(sizes):  # noqa: N802 (of a row the numbers that are there)
+def EACH(sizes):  # noqa: N802 (elements per row)
     return sizes[1]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows of tables, as a PyTorch user writes them."""
+"""Embeddings in PyTorch."""
 
 import torch.nn.functional as F
 

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Elementwise ops and activations as a PyTorch user writes them, and their gradients in closed form: what torch.compile turns into one
-kernel, reading and writing what kf's backward reads and writes."""
+"""Elementwise ops and activations in PyTorch, and their gradients in closed form.
+
+torch.compile turns a gradient into one kernel that reads and writes the tensors of kf's backward.
+"""
 
 import torch
 import torch.nn.functional as F
@@ -249,15 +251,16 @@ def torch_dropout(p):
 
 
 def random_mask(p):
-    """The dropout of a closed-form gradient: it draws the mask again, as kf does, and reads none."""
+    """Dropout of a closed-form gradient: draws the mask again, like kf, instead of reading it."""
     scale = 1.0 / (1.0 - p)
     return lambda d: torch.where(torch.rand_like(d) >= p, d * scale, 0)
 
 
 def backward(f, outputs, scalars, drop=no_drop):
-    """fn: {name: tensor} -> the gradients `outputs` (entries of the manifest), computed in float32 and rounded once.
+    """fn: {name: tensor} -> the gradients `outputs` (entries of the manifest).
 
-    An input that the derivative does not read is there all the same: the compiler drops what comes of it.
+    Computes in float32 and rounds once. Inputs that the derivative does not read are passed too:
+    the compiler drops them.
     """
     act, act_bwd, op = (
         ACTIVATIONS[f["activation"]],

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""PyTorch eager at its best on the CPU: every tensor preallocated, out= and in-place forms, as few passes as there are.
+"""The fastest PyTorch eager code on the CPU: preallocated tensors, out= and in-place forms.
 
-build(f, t, outs, p) -> a function without arguments that fills `outs`. Intermediates are in the op's dtype, as
-they are for a PyTorch user. Where PyTorch has no out= form (noted) the call allocates.
+build(f, t, outs, p) -> a function without arguments that fills `outs`. Intermediates have the op's
+dtype. The call allocates if PyTorch has no out= form (noted).
 """
 
 import functools
@@ -115,7 +115,7 @@ ACT_BWD = {
 
 
 class _Eager:
-    """The tensors of one case: inputs and outputs by name, and scratch tensors of the result's shape."""
+    """Tensors of one case: inputs and outputs by name, scratch tensors of the result's shape."""
 
     def __init__(self, f, t, outs, p):
         self.t, self.o, self.s, self.p = t, outs, f["scalars"], p
@@ -128,7 +128,7 @@ class _Eager:
         self.half = self.like.new_full((), 0.5)
 
     def scratch(self, name):
-        """Made on first use, which is before the timing."""
+        """Allocates on first use, before the timing."""
         if name not in self.scratch_:
             self.scratch_[name] = torch.empty_like(self.like)
         return self.scratch_[name]
@@ -144,7 +144,7 @@ class _Eager:
         torch.addcmul(self.zero, mask, y, value=1 / (1 - self.p), out=out)
 
     def into(self, name):
-        """The gradient's own tensor, or scratch where nobody asked for it."""
+        """The gradient's tensor, or scratch if it is not wanted."""
         return self.o[name] if name in self.o else self.scratch(name)
 
 
@@ -415,7 +415,7 @@ def _dropout_bwd(e):
 
 
 def _of_both(fill):
-    """Of a loss of x - target, whose gradients are each other's negatives."""
+    """Gradients of a loss of x - target, which are each other's negatives."""
 
     def run(e):
         fill(e, e.into("dx"))
@@ -474,7 +474,7 @@ BACKWARD = {
 
 
 def build(f, t, outs, p):
-    """A call without arguments that fills `outs`, {name: tensor}; a gradient missing there is not asked for."""
+    """A function that fills `outs`, {name: tensor}; missing gradients are not wanted."""
     e = _Eager(f, t, outs, p)
     run = (BACKWARD if f["bwd"] else FORWARD)[f["op"]]
     return lambda: run(e)

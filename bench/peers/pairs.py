@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rotary embeddings, as a PyTorch user writes them."""
+"""Rotary embeddings in PyTorch."""
 
 import torch
 
@@ -31,7 +31,7 @@ def _both(turn):
 
 
 def _computed(turn):
-    """cos and sin of float32 angles, as a user's module makes them at each call."""
+    """Computes cosine and sine of float32 angles at each call, as modules do."""
 
     def fn(t, x):
         angle = t["position"].to(t["frequency"].dtype)[:, None] * t["frequency"]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reductions of [outer, axis, inner] over the axis, as a PyTorch user writes them."""
+"""Reductions of [outer, axis, inner] over the axis in PyTorch."""
 
 import torch
 import torch.nn.functional as F
@@ -47,5 +47,5 @@ FORWARD |= {f"huber_{word}": _loss(F.huber_loss, word, delta="delta") for word i
 DRAW = {op: {"target": "uniform"} for op in FORWARD if "bce" in op or "kl_div" in op} | {
     "prod": {"x": "near_one"}
 }
-# Near 1 the roundings of a product's factors go the same way.
+# Near 1 the roundings of a product's factors have the same sign.
 LIMIT = {"prod": lambda sizes: 2.0**-27 * sizes[1]}

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* kf/rope_table.h: the tables that rotary embeddings read, and the frequencies of those that
-   are computed, made on the host in float64 and rounded once: include it where they are made, and
-   link with -lm. docs/families/pairs.md is the manual. */
+/* kf/rope_table.h: computes the tables and frequencies of rotary embeddings on the host, in
+   float64, rounded once. Include it where you make the tables and link with -lm. The manual is
+   docs/families/pairs.md. */
 #ifndef KF_ROPE_TABLE_H
 #define KF_ROPE_TABLE_H
 
@@ -13,24 +13,30 @@
 
 KFI_C_BEGIN
 
-/* How frequencies are changed for more positions than a model was trained on. */
+/* Scaling of the frequencies, for more positions than a model was trained on. */
 typedef enum {
     KF_ROPE_PLAIN,
-    KF_ROPE_LINEAR, /* all of them divided by the factor */
-    KF_ROPE_NTK,    /* the base times factor^(dim / (dim - 2)): the highest stays, the lowest is
-                       divided by the factor */
-    KF_ROPE_YARN, /* divided where a pair turns less than `low` times within the original positions,
-                     not where it does more than `high` times */
-    KF_ROPE_LLAMA3 /* the same, between the two by turns and not by the pair's number */
+    /* Divides all frequencies by the factor. */
+    KF_ROPE_LINEAR,
+    /* Multiplies the base by factor^(dim / (dim - 2)): keeps the highest frequency, divides the
+       lowest by the factor. */
+    KF_ROPE_NTK,
+    /* Divides the frequency of pairs that rotate fewer than `low` times within the original
+       positions, keeps those that rotate more than `high` times; in between interpolates by the
+       pair's index. */
+    KF_ROPE_YARN,
+    /* Like KF_ROPE_YARN, but interpolates by the number of rotations. */
+    KF_ROPE_LLAMA3
 } kf_rope_scheme_t;
 
-/* All zero: none. */
+/* All fields zero: no scaling. */
 typedef struct {
     kf_rope_scheme_t scheme;
-    double factor;    /* how many times as many positions */
+    double factor;    /* ratio of the extended to the original number of positions */
     double original;  /* positions that the model was trained on: yarn and llama3 */
-    double low, high; /* turns; 0: 1 and 32 (yarn), 1 and 4 (llama3) */
-    double magnitude; /* of cosines and sines; 0: 0.1 log(factor) + 1 (yarn), 1 (the others) */
+    double low, high; /* rotations; 0: 1 and 32 (yarn), 1 and 4 (llama3) */
+    /* Factor of cosines and sines; 0: 0.1 log(factor) + 1 (yarn), 1 (other schemes). */
+    double magnitude;
 } kf_rope_scaling_t;
 
 #define KFI_TURN 6.283185307179586476925 /* 2 pi */
@@ -41,13 +47,14 @@ KFI_HOST double kfi_rope_high(const kf_rope_scaling_t *s)
     return s->high > 0 ? s->high : s->scheme == KF_ROPE_YARN ? 32 : 4;
 }
 
-/* The pair, of `pairs`, that turns so many times within the original positions: no whole number. */
+/* Returns the (fractional) index of the pair that rotates `turns` times in the original positions.
+ */
 KFI_HOST double kfi_rope_pair(const kf_rope_scaling_t *s, double pairs, double base, double turns)
 {
     return pairs * log(s->original / (turns * KFI_TURN)) / log(base);
 }
 
-/* How much of a frequency is divided by the factor: 0 to 1. */
+/* Returns the weight, 0 to 1, of the frequency divided by the factor. */
 KFI_HOST double kfi_rope_share(const kf_rope_scaling_t *s, int64_t pair, int64_t pairs, double base,
                                double frequency)
 {
@@ -102,8 +109,8 @@ KFI_HOST kf_result_t kfi_check_rope(const kfi_name *name, int64_t positions, int
     return KF_SUCCESS;
 }
 
-/* What a table's cosines and sines are multiplied with: the argument `scale` of functions that
- * compute them. */
+/* Returns the factor of a table's cosines and sines. Pass it as `scale` to functions that compute
+ * the angles. */
 KFI_HOST double kf_rope_magnitude(const kf_rope_scaling_t *scaling)
 {
     if (!scaling || scaling->scheme == KF_ROPE_PLAIN) return 1;
@@ -111,7 +118,8 @@ KFI_HOST double kf_rope_magnitude(const kf_rope_scaling_t *scaling)
     return scaling->scheme == KF_ROPE_YARN ? 0.1 * log(scaling->factor) + 1 : 1;
 }
 
-/* frequency [pairs]: pair i turns by base^(-i / pairs) a position. scaling: NULL for none. */
+/* Sets frequency [pairs]: pair i rotates by base^(-i / pairs) per position. scaling: NULL for none.
+ */
 KFI_HOST kf_result_t kf_rope_frequencies_f32(float *frequency, int64_t pairs, double base,
                                              const kf_rope_scaling_t *scaling)
 {
@@ -126,7 +134,7 @@ KFI_HOST kf_result_t kf_rope_frequencies_f32(float *frequency, int64_t pairs, do
     return KF_SUCCESS;
 }
 
-/* size: of an element of the tables, floats or doubles. */
+/* Fills the tables. size: bytes of an element, float or double. */
 KFI_HOST kf_result_t kfi_rope_table(const kfi_name *name, void *cosine, void *sine, int size,
                                     int64_t positions, int64_t pairs, double base,
                                     const kf_rope_scaling_t *scaling)
@@ -155,7 +163,7 @@ KFI_HOST kf_result_t kfi_rope_table(const kfi_name *name, void *cosine, void *si
     return KF_SUCCESS;
 }
 
-/* cosine, sine [positions, pairs], of position * frequency: what rope and its other forms read. */
+/* Sets cosine and sine [positions, pairs] of position * frequency, for rope and its variants. */
 KFI_HOST kf_result_t kf_rope_table_f32(float *cosine, float *sine, int64_t positions, int64_t pairs,
                                        double base, const kf_rope_scaling_t *scaling)
 {
@@ -164,7 +172,7 @@ KFI_HOST kf_result_t kf_rope_table_f32(float *cosine, float *sine, int64_t posit
                           scaling);
 }
 
-/* The same for functions of doubles. */
+/* Like kf_rope_table_f32, for functions of doubles. */
 KFI_HOST kf_result_t kf_rope_table_f64(double *cosine, double *sine, int64_t positions,
                                        int64_t pairs, double base, const kf_rope_scaling_t *scaling)
 {

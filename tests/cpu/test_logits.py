@@ -137,14 +137,14 @@ FAULTS = {
     ),
     "gradients of weights of the last chunk alone": (
         "kf/ops/linear_cross_entropy_with_grad.kernels.h",
-        r"kfi_first \? 1 : ",
+        r"kfi_first\s+\? 1\s+:\s+",
         "",
         "kf_linear_cross_entropy_with_grad_bf16_f32",
     ),
     "rows of the inputs' gradient lie as the inputs'": (
         "kf/ops/linear_cross_entropy_with_grad.kernels.h",
-        r"kfi_layer\.dx = strides->dx",
-        "kfi_layer.dx = strides->x",
+        r"kfi_layer_strides\.dx = strides->dx",
+        "kfi_layer_strides.dx = strides->x",
         "kf_linear_cross_entropy_with_grad_f32",
     ),
 }

@@ -111,7 +111,7 @@ PLANTED = {
     ),
     "a tail is written as a whole tile": (
         "kf/core/elementwise/tile.h",
-        r"parted = count < t->count \|\| ",
+        r"parted =\s+count < t->count \|\| ",
         "parted = ",
         ("kf_cpu_relu_f32",),
         "heap-buffer-overflow",

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reductions over an axis beyond the numbers of those that there are: entries of a user's own, and bits that depend on axis and inner
-alone, in C and in the emulation of CUDA."""
+"""Reductions over an axis: entries of a user, and bits that depend on axis and inner alone.
+
+Runs in C and in the emulation of CUDA.
+"""
 
 import subprocess
 
@@ -30,16 +32,16 @@ operands = { x = "elem" }
 outputs = { centre = "mean(x)", spread = "d = x - mean(x); mean(d * d)" }
 refs = { centre = "mean(x)", spread = "mean((x - mean(x)) * (x - mean(x)))" }
 """
-PLACES = cases.of_family("reduce_place")
+ARG_CASES = cases.of_family("reduce_place")
 SIZES = [(3, 300, 1), (1, 9000, 1), (2, 70, 9), (1, 900, 20), (2, 0, 3), (2, 3, 130)]
 
 
 @pytest.fixture(scope="module", params=["cpu", "emu"])
 def built(request, include, tmp_path_factory):
-    """(the library, an arena, the spec file, functions): those above, and some of kf's own."""
+    """(library, memory, spec file, functions): the ops above and some of kf's own."""
     folder = tmp_path_factory.mktemp("own")
-    path, _, functions = user_ops.load(OWN + PLACES.OWN, folder, activations=["none", "silu"])
-    own = ("distance_{act}", "moments", *PLACES.OWN_OPS)
+    path, _, functions = user_ops.load(OWN + ARG_CASES.OWN, folder, activations=["none", "silu"])
+    own = ("distance_{act}", "moments", *ARG_CASES.OWN_OPS)
     functions = [
         f
         for f in functions
@@ -48,12 +50,12 @@ def built(request, include, tmp_path_factory):
     functions += [
         f
         for f in kflib.manifest()["functions"]
-        if f["op"] in ("sum", "std", "amax", *PLACES.FUNCTIONS) and f["dtypes"] == ["f32"]
+        if f["op"] in ("sum", "std", "amax", *ARG_CASES.FUNCTIONS) and f["dtypes"] == ["f32"]
     ]
     functions += [
         f
         for f in kflib.manifest()["functions"]
-        if f["op"] in PLACES.FUNCTIONS and f["dtypes"] in (["f16"], ["bf16"])
+        if f["op"] in ARG_CASES.FUNCTIONS and f["dtypes"] in (["f16"], ["bf16"])
     ]
     directories = [*include, folder]
     if request.param == "cpu":
@@ -83,12 +85,12 @@ def test_own_entries(built):
             )
 
 
-def test_own_places(built):
-    """Of an expression's values, with the value there or without."""
+def test_own_argreduce(built):
+    """argmax and argmin of an expression, with and without the value."""
     lib, memory, path, functions = built
-    own = [f for f in functions if f["op"] in PLACES.OWN_OPS]
+    own = [f for f in functions if f["op"] in ARG_CASES.OWN_OPS]
     assert {(f["op"], *f["dtypes"]) for f in own} == {
-        (op, *d) for op in PLACES.OWN_OPS for d in (("f32",), ("bf16",), ("bf16", "i32"))
+        (op, *d) for op in ARG_CASES.OWN_OPS for d in (("f32",), ("bf16",), ("bf16", "i32"))
     }
     for f in own:
         for i, sizes in enumerate(s for s in SIZES if s[1]):
@@ -102,7 +104,10 @@ def test_own_places(built):
     [(3, 300, 1), (1, 9000, 1), (2, 70, 9), (1, 900, 20), (40, 8, 1), (2, 1, 5), (1, 3000, 130)],
 )
 def test_the_first_of_equals(built, sizes):
-    """Whichever lane, thread or part has it; a NaN is before all numbers, the first of them; 0 and -0 are equal."""
+    """The first of equal elements wins across lanes, threads and parts.
+
+    NaN precedes all numbers; 0 and -0 are equal.
+    """
     lib, memory, _, functions = built
     for seed, draws in enumerate(
         (
@@ -115,7 +120,7 @@ def test_the_first_of_equals(built, sizes):
         )
     ):
         rng = np.random.default_rng(seed)
-        for f in [f for f in functions if f["op"] in PLACES.FUNCTIONS]:
+        for f in [f for f in functions if f["op"] in ARG_CASES.FUNCTIONS]:
             call = checks.Layout(lib, f, sizes)
             dtype = f["dtypes"][0]
             call.put("x", storage.from_float(rng.choice(draws, call.data["x"].shape), dtype))
@@ -134,14 +139,14 @@ def test_the_first_of_equals(built, sizes):
             assert (np.signbit(value) == np.signbit(best))[~np.isnan(best)].all(), (
                 f["name"],
                 draws,
-            )  # 0 or -0, whichever it was
+            )  # 0 keeps its sign
 
 
 @pytest.mark.parametrize(
     "axis, inner", [(300, 1), (9000, 1), (9001, 1), (37, 9), (900, 20), (900, 32)]
 )
 def test_bits(built, axis, inner):
-    """One result among many has the bits that it has alone, at another alignment, and from a tensor that is all of it."""
+    """A result has the same bits alone, among others and at another alignment."""
     lib, memory, _, functions = built
     for f in [f for f in functions if f["op"] in ("sum", "std")]:
         many = checks.Layout(lib, f, (5, axis, inner))
@@ -164,7 +169,7 @@ def test_bits(built, axis, inner):
 
 
 def test_nothing_has_no_largest(built):
-    """But a sum; as PyTorch has it."""
+    """An empty axis has no largest element but a sum, as in PyTorch."""
     lib, memory, _, functions = built
     total, largest = (
         next(f for f in functions if f["op"] == op and not f["bwd"]) for op in ("sum", "amax")
@@ -188,24 +193,28 @@ int main()
         kfi_reduce g, longer;
         kfi_reduce_plan(&g, outer, axis, 1, (int)vec, false, 1);
         longer = g;
-        kfi_reduce_lengthen(&longer, (int)vec, 64);
+        kfi_reduce_use_fewer_threads(&longer, (int)vec, 64);
         kfi_reduce never = g;
-        kfi_reduce_lengthen(&never, (int)vec, 0);
-        printf("%d %d %d %d %d ", 1 << g.x, 1 << longer.x, 1 << never.x, (int)g.parts, (int)longer.parts);
+        kfi_reduce_use_fewer_threads(&never, (int)vec, 0);
+        printf("%d %d %d ", 1 << g.x, 1 << longer.x, 1 << never.x);
+        printf("%d %d ", (int)g.parts, (int)longer.parts);
         printf("%d %lld\n", (int)never.parts, (long long)longer.length);
     }
 }
 """
 
 
-def test_threads_of_a_place(include, tmp_path):
-    """Of many long axes each has fewer threads, of up to 64 vectors, at least a warp, never so few that they do not fill the device; of few and
-    very long ones each has fewer parts, not fewer than there are blocks at a time; of sums, whose bits would change, none has."""
+def test_threads_of_argreduce(include, tmp_path):
+    """argmax uses fewer threads for many long axes and fewer parts for few, very long ones.
+
+    Threads have up to 64 vectors, an axis at least a warp, and threads fill the device. There are
+    at least as many parts as resident blocks. Sums, whose bits would change, keep their threads.
+    """
     (tmp_path / "plans.cpp").write_text(PLANS)
     headers = [f"-I{d}" for d in (emulator.HERE / "include", emulator.HERE, *include)]
     flags = [
         f for f in emulator.flags("plain") if not f.startswith("-DKFI_")
-    ]  # as a device has them
+    ]  # values of a real device
     objects = str(emulator.runtime(tmp_path, "plain"))
     subprocess.run(
         ["g++", "-std=c++17", *headers, *flags, "plans.cpp", objects, "-o", "plans"],
@@ -244,9 +253,10 @@ def test_threads_of_a_place(include, tmp_path):
         )
 
 
-# Of a warp, whose chunks several have where axes are few; of half a vector more, which one warp has; of a block.
-SPREAD = [96, 1030, 2048, 3072, 4096]
-SPREAD_NAMES = (
+# Axes of one warp, whose chunks several warps share if axes are few; of half a vector more, for
+# which one warp works; of one block.
+FEW_AXES = [96, 1030, 2048, 3072, 4096]
+FEW_AXES_NAMES = (
     "kf_sum_bf16",
     "kf_sum_f32",
     "kf_amax_bf16",
@@ -258,20 +268,20 @@ SPREAD_NAMES = (
 
 
 @pytest.fixture(scope="session")
-def spread():
+def few_axes_lib():
     if not toolkit.include():
         pytest.skip("no CUDA headers")
-    return emulator.build(faults.named(SPREAD_NAMES, "cuda"), BUILD / "emu")
+    return emulator.build(faults.named(FEW_AXES_NAMES, "cuda"), BUILD / "emu")
 
 
-@pytest.mark.parametrize("name", SPREAD_NAMES)
-def test_few_axes(spread, name):
-    """Of few axes each has a block, and as many warps as it has chunks: the bits are those that it has among many."""
+@pytest.mark.parametrize("name", FEW_AXES_NAMES)
+def test_few_axes(few_axes_lib, name):
+    """Each of few axes gets a block and a warp per chunk: the bits are the same as among many."""
     (f,) = faults.named((name,), "cuda")
-    check_few(spread, f)
+    check_few(few_axes_lib, f)
 
 
-SPREAD_FAULTS = {
+FEW_AXES_FAULTS = {
     "the first chunk in each warp": (
         "kf/core/reduction/reduction.cuh",
         r"first = x \+ \(\(y \* ahead\) << g\.x\)",
@@ -298,7 +308,7 @@ SPREAD_FAULTS = {
 def check_few(lib, f):
     emu = emulator.Emulator(lib)
     memory = emulator.Memory(emu)
-    for axis in SPREAD:
+    for axis in FEW_AXES:
         found = []
         try:
             for sms in (132, 1):
@@ -311,9 +321,9 @@ def check_few(lib, f):
                 raise checks.Failure(f"{f['name']} {axis}: {out} has other bits in few blocks")
 
 
-# (axis, columns, multiprocessors, launches): clusters of eight, four and two blocks, the last of which may have nothing, or a part of one; too
-# few columns, and too many.
-GATHERED = [
+# (axis, columns, SMs, launches): clusters of eight, four and two blocks, of which the last may have
+# no part or a shorter one; too few columns, and too many.
+CLUSTER_SHAPES = [
     (900, 130, 24, 1),
     (200, 130, 24, 1),
     (130, 130, 12, 1),
@@ -323,17 +333,17 @@ GATHERED = [
 ]
 
 
-@pytest.mark.parametrize("name", SPREAD_NAMES)
-def test_columns_of_a_long_axis(spread, name):
-    """Their parts are joined in the launch that finds them, by the blocks of a cluster."""
+@pytest.mark.parametrize("name", FEW_AXES_NAMES)
+def test_columns_of_a_long_axis(few_axes_lib, name):
+    """A cluster combines the parts of columns in the launch that reduces them."""
     (f,) = faults.named((name,), "cuda")
-    check_gathered(spread, f)
+    check_clusters(few_axes_lib, f)
 
 
-def check_gathered(lib, f):
+def check_clusters(lib, f):
     emu = emulator.Emulator(lib)
     vec = 16 // kflib.SIZE[f["dtypes"][0]]
-    for axis, cols, sms, launches in GATHERED:
+    for axis, cols, sms, launches in CLUSTER_SHAPES:
         for outer, shift in ((1, 0), (2, 1)):
             memory, before = emulator.Memory(emu, emulator.RUNS[1:]), emu.launches
             try:
@@ -345,12 +355,8 @@ def check_gathered(lib, f):
             assert made == launches or made > launches > 1, (axis, cols, sms, made)
 
 
-GATHER_FAULTS = {
-    "the first block's for all": (
-        "kf/core/reduction/reduction.cuh",
-        r"slots\[r \* size",
-        "slots[0 * size",
-    ),
+CLUSTER_FAULTS = {
+    "the first block's for all": ("kf/core/reduction/reduction.cuh", r"slots\[r \* size", "slots[0 * size"),
     "what all blocks send in one place": (
         "kf/core/reduction/reduction.cuh",
         r"slots \+ rank \* size",
@@ -366,7 +372,7 @@ GATHER_FAULTS = {
 
 SEEDED = {
     what: (check, *place)
-    for check, found in ((check_few, SPREAD_FAULTS), (check_gathered, GATHER_FAULTS))
+    for check, found in ((check_few, FEW_AXES_FAULTS), (check_clusters, CLUSTER_FAULTS))
     for what, place in found.items()
 }
 

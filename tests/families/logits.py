@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The family `logits`: shapes [rows, cols, depth], labels of which some are no column, and the oracle in float64."""
+"""Linear cross entropy: shapes [rows, cols, depth], labels (some out of range), float64 oracle."""
 
 import re
 
@@ -7,7 +7,7 @@ import kflib
 import numpy as np
 import storage
 
-# More rows than a chunk of 64 has, and fewer; few rows; whole vectors and others; nothing along an axis.
+# More and fewer rows than a chunk of 64; few rows; whole and partial vectors; empty axes.
 SHAPES = [
     [(4, 8, 12), 0],
     [(5, 8, 6), 0],
@@ -29,18 +29,17 @@ MORE = [
     for k in (1, 64, 130)
 ]
 LARGE = (1, 2**40, 1)
-# The size that is too much.
+# (sizes, the size that overflows)
 OVERFLOWS = [
     ((2**30, 3, 2**30), "depth"),
     ((3, 2**30, 2**30), "depth"),
     ((2**30, 2**30, 3), "cols"),
     ((2**59, 1, 1), "rows"),
 ]
-LAUNCHES = (
-    3 * 8
-)  # of a chunk: a product that blocks share, a row op, gradients with their sums; up to three chunks
-TORCH = (3, 5, 4)  # as PyTorch's tests call it
-EXTENTS = {"rows": (5,), "cols": (9,), "depth": (4,)}  # as those of functions on tensors do
+# Per chunk: a split-K product, a row op, gradients with their reductions; up to three chunks.
+LAUNCHES = 3 * 8
+TORCH = (3, 5, 4)  # sizes in the PyTorch tests
+EXTENTS = {"rows": (5,), "cols": (9,), "depth": (4,)}  # sizes in the tests of functions on tensors
 COUNTED = [
     ("rows", "depth"),
     ("cols", "depth"),
@@ -48,17 +47,21 @@ COUNTED = [
 ]  # sizes of tensors whose elements are counted
 IGNORED = -100
 ROWS_OF_A_PRODUCT = True
-KERNELS_OF_OTHERS = True  # whose own tests reach each of them
+KERNELS_OF_OTHERS = True  # tested by their own families
 
 
 def prepare(call):
-    """Gradients of what is a weight are added to half of what is there in some calls."""
+    """Sets beta = 0.5 in some calls."""
     if "beta" in call.scalars and sum(call.sizes) % 2:
         call.scalars["beta"] = 0.5
 
 
 def draw(rng, call, a, values):
-    """Factors of about 1, wide: over some powers of two; special: some that are none and no numbers, so few that most rows are of numbers."""
+    """Draws factors of about 1.
+
+    wide: over several powers of two. special: a few zeros, infinities and NaNs, so few that most
+    rows are finite.
+    """
     shape = storage.shape_of(call.f, call.sizes, a)
     if a["dtype"][0] == "i":
         cols = call.sizes[1]
@@ -79,18 +82,18 @@ def draw(rng, call, a, values):
 
 
 def chunks(call):
-    """How many times a gradient of 2 bytes may be rounded."""
+    """Number of roundings of a 2-byte gradient."""
     return 1 + call.sizes[0] // 64
 
 
 def product(a, error_a, b, eps):
-    """(a . b, how far off), of numbers whose first factor is off."""
+    """(a . b, error bound), for a first factor with error `error_a`."""
     size_a, size_b = (np.abs(np.nan_to_num(v, posinf=0.0, neginf=0.0)) for v in (a, b))
     return a @ b, error_a @ size_b + eps * (4 + np.sqrt(a.shape[-1])) * (size_a @ size_b)
 
 
 class Expected:
-    """Values, and of each the error that rounding may make."""
+    """Expected values and their error bounds."""
 
     def __init__(self, call):
         f, s = call.f, call.scalars
@@ -138,7 +141,7 @@ class Expected:
         one = np.zeros(logits.shape)
         one[np.flatnonzero(there), label[there]] = 1 - smoothing
         p, rise = e / total[:, None], (1 + 2 * z * lse)[:, None]
-        slope = dloss[:, None] * (p * rise - one - smoothing / max(cols, 1))
+        dlogits = dloss[:, None] * (p * rise - one - smoothing / max(cols, 1))
         off = (
             p * np.abs(rise) * (2 * own)[:, None]
             + p * 2 * z * own[:, None]
@@ -146,12 +149,12 @@ class Expected:
         )
         off = np.abs(dloss)[:, None] * off
         keep = (there & ~skipped)[:, None]
-        slope, off = np.where(keep, slope, 0.0), np.where(keep, off, 0.0)
-        off = self.stored(slope, off)
-        self.found["dx"] = product(slope, off, weight, eps)
+        dlogits, off = np.where(keep, dlogits, 0.0), np.where(keep, off, 0.0)
+        off = self.stored(dlogits, off)
+        self.found["dx"] = product(dlogits, off, weight, eps)
         for name, (value, error) in (
-            ("dweight", product(slope.T, off.T, x, eps)),
-            ("dbias", product(slope.T, off.T, np.ones((len(label), 1)), eps)),
+            ("dweight", product(dlogits.T, off.T, x, eps)),
+            ("dbias", product(dlogits.T, off.T, np.ones((len(label), 1)), eps)),
         ):
             value, error = (v.reshape(call.data[name].shape) for v in (value, error))
             beta = s.get("beta", 0.0)
@@ -159,14 +162,14 @@ class Expected:
             error = error + 2 * eps * (np.abs(old) + np.abs(value))
             if (
                 self.rounds and call.tensors[name]["dtype"] == dtype
-            ):  # what is there after each chunk
+            ):  # each chunk rounds the accumulated gradient
                 other = np.abs(np.nan_to_num(x)) if name == "dweight" else np.ones((len(label), 1))
-                size = np.abs(old) + (np.abs(np.nan_to_num(slope)).T @ other).reshape(value.shape)
+                size = np.abs(old) + (np.abs(np.nan_to_num(dlogits)).T @ other).reshape(value.shape)
                 error = error + chunks(call) * storage.ulp(size, self.dtype)
             self.found[name] = value + old, error
 
     def stored(self, values, error):
-        """Of numbers that lie in the workspace in the tensors' dtype."""
+        """Error bound after a store to the workspace in the tensors' dtype."""
         return (
             error + 0.5 * storage.ulp(np.nan_to_num(values, posinf=0.0, neginf=0.0), self.dtype)
             if self.rounds
@@ -184,7 +187,7 @@ def check(call, got, weights=None):
             a = call.tensors[name]
             want, error = expected.found[name]
             found = storage.to_float(own, a["dtype"])
-            if not finite:  # of other rows and columns all is as ever
+            if not finite:  # compares the finite rows and columns only
                 found = np.where(np.isfinite(want), found, want)
             scale = (
                 error + expected.eps * np.abs(np.nan_to_num(want, posinf=0.0, neginf=0.0))
@@ -205,7 +208,7 @@ def check(call, got, weights=None):
             )
 
 
-# Faults to plant, and who must notice: tests/emu/test_seeded.py.
+# Faults to plant and the functions that must fail: tests/emu/test_seeded.py.
 FAULTS = {
     "losses of the first rows in every chunk": (
         "kf/ops/linear_cross_entropy.host.cuh",
@@ -218,7 +221,7 @@ FAULTS = {
 
 
 def entry(pattern):
-    """kf's own entry, but for its head: of what the op over rows has one of per row the names are that op's."""
+    """The body of kf's own entry. Its per_row operands keep the names of the op over rows."""
     text = (
         (kflib.ROOT / "gen/kfgen/families/linear_cross_entropy/ops.toml")
         .read_text()
@@ -233,18 +236,16 @@ def entry(pattern):
     return re.sub(r"\b(x|weight|bias)( = \{ kind)", r"<\1>\2", "\n".join(["", *lines, ""]))
 
 
-# tests/support/odd_names.py has these entries with all the names that there are.
-NAMES = {
-    "linear_cross_entropy": [entry("linear_cross_entropy"), entry("linear_cross_entropy_with_grad")]
-}
-FEW_NAMES = {"linear_cross_entropy": 5}  # its code has few that do not begin with kfi_
+# Entries that tests/support/odd_names.py renders with unusual names.
+NAMES = {"linear_cross_entropy": [entry("linear_cross_entropy"), entry("linear_cross_entropy_with_grad")]}
+FEW_NAMES = {"linear_cross_entropy": 5}  # its code has few names that do not begin with kfi_
 SOME_NAMES = {"linear_cross_entropy": {"apart", "chunk", "weight"}}
-# Which functions there are: tests/gen/test_names.py.
+# Expected functions: tests/gen/test_names.py.
 FUNCTIONS = {
     "linear_cross_entropy": (0, True, "with numbers of 32 bits too", False),
     "linear_cross_entropy_with_grad": (0, True, "with both of these", False),
 }
-# One function, and the tokens that its header may have: tests/headers/test_compile_cost.py.
+# One function and the maximum tokens of its header: tests/headers/test_compile_cost.py.
 COMPILED = {"linear_cross_entropy": ("kf_linear_cross_entropy_bf16", 104000)}
-# Of the Python package that level 1 builds it has none: units of theirs have all products in them, half a minute of compilation.
-ON_TENSORS = ["linear_cross_entropy_with_grad"]  # that level 1 has of functions on tensors
+# Not in the Python package of level 1: it would compile all matrix products, half a minute.
+ON_TENSORS = ["linear_cross_entropy_with_grad"]  # functions on tensors tested at level 1

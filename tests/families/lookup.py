@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The family `lookup`: shapes [rows, cols, vocab], numbers of which some are of no row, and the oracle in float64."""
+"""Embedding: shapes [rows, cols, vocab], indices (some out of range) and the float64 oracle."""
 
 import numpy as np
 import storage
 
-# Rows of a whole number of vectors for four loads a thread and for one, of single elements; more vectors than a block has threads; tables of
-# more rows than a digit of the sort tells apart; more rows than a tile of the sort; nothing at all.
+# Rows for four vectors per thread, for one, and of single elements; more vectors than threads in a
+# block; tables with more rows than a digit of the sort has values; more rows than a tile of the
+# sort; empty tensors.
 SHAPES = [
     [(6, 14, 8), 0],
     [(5, 13, 9), 1],
@@ -29,27 +30,30 @@ MORE = [
     for c in (1, 7, 16, 96, 257)
     for v in (1, 2, 255, 256, 1000)
 ]
-LARGE = (2**45, 1, 2)  # more blocks than a launch may have
+LARGE = (2**45, 1, 2)  # needs more blocks than a grid may have
 OVERFLOWS = [
     ((2**30, 2**30, 3), "cols"),
     ((3, 2**30, 2**30), "cols"),
     ((2**59, 1, 1), "rows"),
     ((1, 1, 2**59), "vocab"),
-]  # the size that is too much
-LAUNCHES = (
-    11  # of a call with a table of 70,000: three for each digit of the sort, its bounds, the sums
-)
+]  # (sizes, the size that overflows)
+# Launches for a table of 70,000 rows: three per digit of the sort, its bounds, the sums.
+LAUNCHES = 11
 
 
-TORCH = (3, 4, 7)  # as PyTorch's tests call it
-EXTENTS = {"rows": (2, 3), "cols": (8,), "vocab": (7,)}  # as those of functions on tensors do
+TORCH = (3, 4, 7)  # sizes in the PyTorch tests
+EXTENTS = {
+    "rows": (2, 3),
+    "cols": (8,),
+    "vocab": (7,),
+}  # sizes in the tests of functions on tensors
 COUNTED = [("rows", "cols"), ("vocab", "cols")]  # sizes of tensors whose elements are counted
-READ_AT_PLACES = True  # of a table what is read is counted, not the whole
+READ_AT_PLACES = True  # only the table rows that are read count as traffic
 FAR = {"i64": 2**40, "i32": 2**31 - 1}
 
 
 def prepare(call):
-    """A gradient is added to half of what is there in some calls."""
+    """Sets beta = 0.5 in some backward calls."""
     if call.f["bwd"] and sum(call.sizes) % 2:
         call.scalars["beta"] = 0.5
 
@@ -60,7 +64,7 @@ def draw(rng, call, a, values):
         vocab = call.sizes[2]
         found = rng.integers(0, max(vocab, 1), shape)
         padding = call.f["scalars"]["padding_idx"]
-        if values == "wide":  # all rows have a gradient: the last number's places end where all do
+        if values == "wide":  # every index is valid: the last token ends with the last row
             return np.where(found == padding, 0, found).astype(storage.STORAGE[a["dtype"]])
         found = np.where(rng.random(shape) < 0.1, padding, found)
         outside = rng.choice([-1, vocab, FAR[a["dtype"]], -FAR[a["dtype"]]], shape)
@@ -115,7 +119,7 @@ def check(call, got, weights=None):
     )
 
 
-# tests/support/odd_names.py has these entries with all the names that there are.
+# Entries that tests/support/odd_names.py renders with unusual names.
 NAMES = {
     "embedding": [
         """
@@ -126,33 +130,34 @@ ref = "<w> * <s>"
 """
     ]
 }
-# The kinds are right: what is not, is seen.
+# Invalid entries: (text, entry, field, message, fix); tests/gen/test_spec_errors.py.
 REFUSED = {
     "a number without its dtype": (
-        '[op.rows_of]\nfamily = "embedding"\nbrief = "b"\noperands = { w = "table", i = "number" }\nexpr = "w"\nref = "w"\n',
+        '[op.rows_of]\nfamily = "embedding"\nbrief = "b"\n'
+        'operands = { w = "table", i = "number" }\nexpr = "w"\nref = "w"\n',
         "op.rows_of",
         "operands",
         'i = { kind = "number", dtype = "T", grad = true }',
         'index = { kind = "number", dtype = "I", grad = false }',
     )
 }
-# Which functions there are: tests/gen/test_names.py.
+# Expected functions: tests/gen/test_names.py.
 FUNCTIONS = dict.fromkeys(("embedding",), (0, True, "with numbers of 32 bits too", True))
-# One function, and the tokens that its header may have: tests/headers/test_compile_cost.py.
+# One function and the maximum tokens of its header: tests/headers/test_compile_cost.py.
 COMPILED = {"embedding": ("kf_embedding_bwd_bf16", 44500)}
-PACKAGED = ["embedding"]  # that the Python package has which level 1 builds
-ON_TENSORS = ["embedding"]  # that level 1 has of functions on tensors
+PACKAGED = ["embedding"]  # the Python package of level 1 has it
+ON_TENSORS = ["embedding"]  # functions on tensors tested at level 1
 
 
 def reference(t):
-    """PyTorch's own, which has no -1 as the number of no row: tests/support/torchops.py."""
+    """PyTorch's embedding, which refuses the index -1 (tests/support/torchops.py)."""
     import torch
 
     return [torch.nn.functional.embedding(t["index"], t["weight"])]
 
 
 REFERENCES = {"embedding": reference}
-# Faults to plant, and who must notice: tests/emu/test_seeded.py.
+# Faults to plant and the functions that must fail: tests/emu/test_seeded.py.
 FAULTS = {
     "where the last number's places end": (
         "kf/core/index_sort.cuh",
@@ -163,8 +168,8 @@ FAULTS = {
     ),
     "digits of the second half of a tile": (
         "kf/core/index_sort.cuh",
-        r"first \+ r \* apart",
-        "first + 0 * apart",
+        r"first \+ r \* stride",
+        "first + 0 * stride",
         ("kf_embedding_bwd_f32",),
         (),
     ),

@@ -1,13 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The family `pairs`: shapes [rows, heads, dim, pairs, positions], of two tensors [rows, heads, kv_heads, dim, pairs, positions]; positions of which
-some are of no row, and the oracle in float64."""
+"""Rope: shapes, positions (some out of range) and the float64 oracle.
+
+Shapes are [rows, heads, dim, pairs, positions]; with two tensors
+[rows, heads, kv_heads, dim, pairs, positions].
+"""
 
 import types
 
 import numpy as np
 import storage
 
-# Whole vectors and not, all of a head or part of it, no pairs at all, more units than a block has threads, several heads a block; nothing at all.
+# Whole and partial vectors, whole and partial heads, no pairs, more vectors than threads in a
+# block, several heads per block; empty tensors.
 SHAPES = [
     [(4, 2, 8, 4, 6), 0],
     [(5, 3, 13, 5, 3), 1],
@@ -34,20 +38,21 @@ OVERFLOWS = [
     ((2**30, 2**28, 3, 1, 1), "dim"),
     ((3, 1, 1, 2**30, 2**30), "pairs"),
     ((2**59, 1, 1, 1, 1), "rows"),
-]  # the size that is too much
-# Of a program that calls every function, small and of several parts for threads: tests/support/every_call.c.
+]  # (sizes, the size that overflows)
+# Sizes for the program that calls every function (tests/support/every_call.c): small ones, and ones
+# with several units per thread.
 CALLS = (
     [(1, 1, 2, 1, 1), (3, 2, 5, 2, 4), (2, 3, 49, 20, 3), (5, 1, 300, 150, 2)],
     [(67, 9, 97, 40, 33), (301, 2, 130, 65, 300)],
 )
-TORCH = (3, 2, 6, 2, 5)  # as PyTorch's tests call it
+TORCH = (3, 2, 6, 2, 5)  # sizes in the PyTorch tests
 EXTENTS = {
     "rows": (2, 3),
     "heads": (2,),
     "dim": (10,),
     "pairs": (4,),
     "positions": (9,),
-}  # as those of functions on tensors do
+}  # sizes in the tests of functions on tensors
 COUNTED = [
     ("rows", "heads", "dim"),
     ("positions", "pairs"),
@@ -56,7 +61,7 @@ FAR = {"i64": 2**40, "i32": 2**31 - 1}
 
 
 def extents(call):
-    """(pairs, positions that there are): where angles are computed, any but negative ones."""
+    """(pairs, number of positions). Computed angles accept every position from 0 on."""
     return (call.sizes[-1], 2**62) if call.f["form"].startswith("computed") else call.sizes[-2:]
 
 
@@ -118,15 +123,15 @@ def check_one(call, got, name, source):
                 np.cos(angle) * scale,
                 np.sin(angle) * scale,
                 (2 + np.abs(angle)) * scale,
-            )  # an angle is rounded
+            )  # the angle is rounded
         else:
             tables = (
                 call.data[name_].astype(np.float64) if positions else np.zeros((1, pairs))
                 for name_ in ("cosine", "sine")
             )
             (cosine, sine), off = (table[place][:, None] for table in tables), 0.0
-        sine = -sine if call.f["bwd"] else sine  # turned back
-        # An angle's rounding may turn these about.
+        sine = -sine if call.f["bwd"] else sine  # the backward rotates back
+        # The rounding of an angle may change the sign of these.
         unsure = there[:, None, None] & (
             np.minimum(np.abs(cosine), np.abs(sine)) <= storage.EPS[compute] * off
         )
@@ -149,7 +154,7 @@ def check_one(call, got, name, source):
     for to, value in zip(sides(call, want, pairs), sides(call, found, pairs)):
         to[...] = np.where(
             endless & ~np.isfinite(value), value, to
-        )  # of infinite ones some sum of infinities
+        )  # infinite elements give an arbitrary sum of infinities
     storage.compare(
         found,
         want,
@@ -164,7 +169,7 @@ def check_one(call, got, name, source):
     )
 
 
-# Of two tensors: as many heads in both, fewer of the second, none of one of them.
+# Two tensors: equally many heads, fewer heads in the second, no heads in one of them.
 FORMS = {
     "both": types.SimpleNamespace(
         SHAPES=[
@@ -210,7 +215,7 @@ FORMS = {
         check=check,
     )
 }
-# The same without a table by positions.
+# The forms without a table by position.
 SINGLE = types.SimpleNamespace(
     SHAPES=SHAPES,
     MORE=MORE,
@@ -237,7 +242,7 @@ for _form, _of in (("computed_paired", SINGLE), ("computed_both", FORMS["both"])
     )
 
 
-# Faults to plant, and who must notice: tests/emu/test_seeded.py.
+# Faults to plant and the functions that must fail: tests/emu/test_seeded.py.
 FAULTS = {
     "the first head of the other tensor in this one's place": (
         "kf/ops/rope_qk.device.cuh",
@@ -247,7 +252,7 @@ FAULTS = {
         (),
     )
 }
-# The same in C: tests/cpu/test_mutation.py.
+# Faults in C: tests/cpu/test_mutation.py.
 BROKEN = {
     "pairs: as many heads of the other tensor": (
         "kf/core/rope/rope.h",
@@ -257,8 +262,8 @@ BROKEN = {
     ),
     "pairs: no positions are all the first": (
         "kf/core/rope/rope.h",
-        r"!m->numbers \? row :",
-        "!m->numbers ? 0 * row :",
+        r"!m->numbers\s+\? row",
+        "!m->numbers ? 0 * row",
         ("kf_cpu_rope_f32", "kf_cpu_rope_qk_bwd_f32"),
     ),
     "pairs: frequencies by the position": (
@@ -268,7 +273,7 @@ BROKEN = {
         ("kf_cpu_rope_computed_f32",),
     ),
 }
-# tests/support/odd_names.py has these entries with all the names that there are.
+# Entries that tests/support/odd_names.py renders with unusual names.
 NAMES = {
     "rope": [
         """
@@ -283,7 +288,7 @@ refs = { <u> = "(<a> * <c> - <b> * <d>) * <s>", <v> = "<a> * <d> + <b> * <c>" }
 """
     ]
 }
-# Which functions there are: tests/gen/test_names.py.
+# Expected functions: tests/gen/test_names.py.
 FUNCTIONS = dict.fromkeys(
     (
         "rope",
@@ -297,23 +302,23 @@ FUNCTIONS = dict.fromkeys(
     ),
     (0, True, "with numbers of 32 bits too", True),
 )
-# One function, and the tokens that its header may have: tests/headers/test_compile_cost.py.
+# One function and the maximum tokens of its header: tests/headers/test_compile_cost.py.
 COMPILED = {"rope": ("kf_rope_bf16", 44500)}
-PACKAGED = ["rope_qk"]  # that the Python package has which level 1 builds
+PACKAGED = ["rope_qk"]  # the Python package of level 1 has it
 ON_TENSORS = [
     "rope",
     "rope_interleaved_qk",
     "rope_computed",
     "rope_computed_qk",
-]  # that level 1 has of functions on tensors
+]  # functions on tensors tested at level 1
 
 
-# What is wrong with an entry: (text, entry, field, what the message says, what the fix says); tests/gen/test_spec_errors.py.
+# Invalid entries: (text, entry, field, message, fix); tests/gen/test_spec_errors.py.
 HALVES = '{ kind = "halves", parts = ["a", "b"] }'
 
 
 def turned(operands, family="rope"):
-    """An op of pairs."""
+    """The text of an op that swaps the elements of pairs."""
     place = '{ kind = "number", dtype = "I", grad = false }'
     return f'''[op.turn]
 family = "{family}"
@@ -329,14 +334,14 @@ REFUSED = {
         turned(f'q = {HALVES}, k = "more", v = "more"'),
         "op.turn",
         "operands",
-        "not one of pairs",
+        "not one tensor of pairs",
         'k = "more"',
     ),
     "a second tensor of pairs alone": (
         turned('k = "more"'),
         "op.turn",
         "operands",
-        "not one of pairs",
+        "not one tensor of pairs",
         "halves",
     ),
     "an operand called as a result is": (
@@ -348,12 +353,12 @@ REFUSED = {
     ),
     "a table and frequencies": (
         turned(
-            f'x = {HALVES}, c = {{ kind = "angle", dtype = "acc", grad = false }}, f = {{ kind = "frequency", '
-            'dtype = "acc", grad = false }'
+            f'x = {HALVES}, c = {{ kind = "angle", dtype = "acc", grad = false }}, '
+            'f = { kind = "frequency", dtype = "acc", grad = false }'
         ),
         "op.turn",
         "operands",
-        "not one of pairs",
+        "not one tensor of pairs",
         '"frequency"',
     ),
 }

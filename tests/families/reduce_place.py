@@ -1,59 +1,59 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Of the family `reduce` those that find places, argmax and argmin."""
+"""argmax and argmin, of the family `reduce`."""
 
-# Faults to plant, and who must notice: tests/emu/test_seeded.py.
+# Faults to plant and the functions that must fail: tests/emu/test_seeded.py.
 FAULTS = {
-    "the place of the last of equal ones": (
+    "index of the last of equal elements": (
         "kf/core/reduction/argreduce.cuh",
         r"b <= a : b >= a",
         "b < a : b > a",
         ("kf_argmax_f32", "kf_argmin_bf16"),
         (),
     ),
-    "a place among the rows of one thread": (
+    "index among the rows of one thread": (
         "kf/core/reduction/argreduce.cuh",
-        r"\(kf_i64\)turn\[e\] << g\.y",
-        "(kf_i64)turn[e]",
+        r"\(kf_i64\)vector\[e\] << g\.y",
+        "(kf_i64)vector[e]",
         ("kf_argmax_f32",),
         (),
     ),
-    "the last of equal elements, two at a time": (
+    "the last of equal elements in the packed kernel": (
         "kf/core/reduction/argreduce.cuh",
         r"int e = vec - 1; e >= 0; --e",
         "int e = 0; e < vec; ++e",
         ("kf_argmax_bf16",),
         (),
     ),
-    "the best of the vectors that come later": (
+    "the best of later vectors": (
         "kf/core/reduction/argreduce.cuh",
-        r"KFI_PLACE_ENDS - \(unsigned long long\)number",
+        r"KFI_ARGREDUCE_NUMBERS - \(unsigned long long\)number",
         "(unsigned long long)number",
         ("kf_argmax_bf16", "kf_argmin_f16"),
         (),
     ),
 }
-# The same in C: tests/cpu/test_mutation.py.
+# Faults in C: tests/cpu/test_mutation.py.
 BROKEN = {
-    "a place: the last of equal ones": (
+    "argmax: the last of equal elements": (
         "kf/core/reduction/argreduce.h",
-        r"KFI_CPU_PLACES\(max, f32, float, uint32_t, le\)",
-        "KFI_CPU_PLACES(max, f32, float, uint32_t, lt)",
+        r"KFI_CPU_ARGREDUCE\(max, f32, float, uint32_t, le\)",
+        "KFI_CPU_ARGREDUCE(max, f32, float, uint32_t, lt)",
         ("kf_cpu_argmax_f32", "kf_cpu_argmax_bf16"),
     ),
-    "a place: all lanes' of the first one's": (
+    "argmax: every lane has the index of the first": (
         "kf/core/reduction/argreduce.h",
-        r"turn\[j\] \* m->down \+ k;",
-        "turn[j] * m->down;",
+        r"strip\[j\] \* m->down \+ k;",
+        "strip[j] * m->down;",
         ("kf_cpu_argmax_f32", "kf_cpu_argmin_f64"),
     ),
-    "a place: every part's where the first one's is": (
+    "argmax: every part stores to the first part": (
         "kf/core/reduction/argreduce.h",
-        r"memcpy\(places \+ u->part \* m->results",
-        "memcpy(places + 0 * u->part * m->results",
+        r"memcpy\(indices \+ u->part \* m->results",
+        "memcpy(indices + 0 * u->part * m->results",
         ("kf_cpu_argmin_f32",),
     ),
 }
-# tests/support/odd_names.py has these entries with all the names that there are.
+# Entries that tests/support/odd_names.py renders with unusual names.
 NAMES = {
     "reduction": [
         """
@@ -63,12 +63,12 @@ refs = { <y> = "max(<a>)", <i> = "argmax(<a>)" }
 """
     ]
 }
-# Which functions there are: tests/gen/test_names.py.
+# Expected functions: tests/gen/test_names.py.
 FUNCTIONS = dict.fromkeys(("argmax", "argmin"), (0, True, "with numbers of 32 bits too", False))
-PACKAGED = ["argmax"]  # that the Python package has which level 1 builds
+PACKAGED = ["argmax"]  # the Python package of level 1 has it
 
 
-# What is wrong with an entry: (text, entry, field, what the message says, what the fix says); tests/gen/test_spec_errors.py.
+# Invalid entries: (text, entry, field, message, fix); tests/gen/test_spec_errors.py.
 PLAIN, NO_GRADIENT = '{ x = "elem" }', '{ x = { kind = "elem", grad = false } }'
 
 
@@ -83,35 +83,35 @@ refs = {outputs}
 
 
 REFUSED = {
-    "a place that has a gradient": (
+    "an index with a gradient": (
         reduce('{ out = "argmax(x)" }'),
         "op.total",
         "outputs",
-        "more than one place and the value there",
+        "more than one index and the value at that index",
         "grad = false",
     ),
-    "a place among other things": (
+    "an index within an expression": (
         reduce('{ out = "argmax(x) + 1" }', NO_GRADIENT),
         "op.total",
         "outputs",
-        "more than one place",
+        "more than one index",
         "argmax(x)",
     ),
-    "a place and another value": (
+    "an index and an unrelated value": (
         reduce('{ out = "min(x)", index = "argmax(x)" }', NO_GRADIENT),
         "op.total",
         "outputs",
-        "more than one place",
+        "more than one index",
         "argmax(x)",
     ),
-    "a place of a sum": (
+    "the index of a sum": (
         reduce('{ out = "argmax(sum(x))" }'),
         "op.total",
         "expr",
         "calls `argmax` of 1 arguments",
         "docs/hacking.md",
     ),
-    "a place over rows": (
+    "an index in an op over rows": (
         reduce('{ out = "argmax(x)" }', family="rows"),
         "op.total",
         "expr",
@@ -120,7 +120,7 @@ REFUSED = {
     ),
 }
 
-# Of a user's own: tests/emu/test_reduce.py.
+# Entries of a user: tests/emu/test_reduce.py.
 OWN_OPS = ("farthest", "nearest")
 OWN = """
 [op.farthest]

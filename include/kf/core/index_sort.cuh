@@ -1,44 +1,46 @@
 // SPDX-License-Identifier: Apache-2.0
-// kf/core/index_sort.cuh: the places of numbers, sorted by number and, of equal ones, by place: the
-// order in which a gradient adds up what many rows give to one. A stable counting sort by digits of
-// 8 bits, the lowest first, in three launches a digit:
+// kf/core/index_sort.cuh: sorts row indices by token, and by index for equal tokens. This is the
+// order in which the gradient of a table adds the rows of a token. A stable LSD radix sort with
+// digits of 8 bits, three launches per digit:
 //
-// count    a block counts the digits of its tile;
-// scan     a block per digit adds up those of all tiles before each one;
-// scatter  a block moves the places of its tile to where they belong: behind those of smaller
-// digits, of the tiles and of the warps before.
+// count    a block counts the digits of its tile (grid: tiles);
+// scan     a block per digit computes the exclusive prefix sums of its counts over the tiles;
+// scatter  a block moves the indices of its tile behind those of smaller digits, of earlier tiles
+// and
+//          of earlier warps.
 //
-// Then a search finds where each number begins. Integers alone, and every place is decided by what
-// is sorted: the same in every run.
+// Then kfk_index_bounds searches the start of each token. Block: KFI_SORT_THREADS threads, static
+// shared memory. All arithmetic is on integers, so the result is the same in every run.
 #ifndef KF_CORE_INDEX_SORT_CUH
 #define KF_CORE_INDEX_SORT_CUH
 
 #include "kf/core/kernel.cuh"
 
-#ifndef KFI_SORT_BITS // of a digit: fewer where an emulation wants few threads
+#ifndef KFI_SORT_BITS // bits per digit; the emulation sets fewer, for fewer threads
 #define KFI_SORT_BITS 8
 #endif
-#define KFI_SORT_THREADS (1 << KFI_SORT_BITS) // as many as a digit has values
-#ifndef KFI_SORT_ROUNDS // fewer where an emulation is to have several tiles of short tensors
+#define KFI_SORT_THREADS (1 << KFI_SORT_BITS) // one per value of a digit
+#ifndef KFI_SORT_ROUNDS // the emulation sets fewer, for several tiles of short tensors
 #define KFI_SORT_ROUNDS 8
 #endif
+// Vocabulary size below which a warp, not a thread, searches the start of each token: every step of
+// a search waits for memory.
 #ifndef KFI_SORT_WIDE
-#define KFI_SORT_WIDE                                                                              \
-    4096 // numbers below which a warp searches for each: a search waits for memory at each step
+#define KFI_SORT_WIDE 4096
 #endif
 #define KFI_SORT_TILE (KFI_SORT_THREADS * KFI_SORT_ROUNDS)
 #define KFI_SORT_WARPS (KFI_SORT_THREADS / 32)
 
 struct kfi_sort {
     const void *numbers;
-    kf_i64 count, below,
-        skipped;        // numbers outside of 0 to below - 1, and the skipped one, come last
-    const kf_i64 *from; // places as the digits before have sorted them; NULL: as they are
-    kf_i64 *to, *begin; // begin[v]: where number v's places begin; begin[below]: where those end
+    // Tokens outside [0, below) and the token `skipped` sort last.
+    kf_i64 count, below, skipped;
+    const kf_i64 *from;      // indices sorted by the previous digits; NULL: 0 to count - 1
+    kf_i64 *to, *begin;      // begin[v]: start of token v in `to`; begin[below]: end of the last
     kf_i64 *counts, *totals; // counts[digit][tile], totals[digit]
     kf_i64 tiles;
-    int shift; // of the digit
-    int wide;  // whether a warp looks for where a number begins, or a thread
+    int shift; // bit position of the digit
+    int wide;  // a warp searches each token's start; otherwise a thread
 };
 
 #ifdef KFI_DEVICE_PASS
@@ -51,30 +53,30 @@ KFI_DEVICE kf_i64 kfi_number(kfi_tag<KF_I32>, const void *p, kf_i64 i)
     return ((const kf_i32 *)p)[i];
 }
 
-template <int dtype> KFI_DEVICE kf_i64 kfi_sort_key(const kfi_sort &s, kf_i64 place)
+template <int dtype> KFI_DEVICE kf_i64 kfi_sort_key(const kfi_sort &s, kf_i64 index)
 {
-    const kf_i64 v = kfi_number(kfi_tag<dtype>(), s.numbers, place);
+    const kf_i64 v = kfi_number(kfi_tag<dtype>(), s.numbers, index);
     return v >= 0 && v < s.below && v != s.skipped ? v : s.below;
 }
-// Of a thread's places, `apart` from each other, those and their digits, all on their way at once;
-// -1 behind the last one.
+// Loads a thread's indices, `stride` apart, and their digits, all loads in flight at once; -1 past
+// the end.
 template <int dtype>
-KFI_DEVICE void kfi_sort_digits(const kfi_sort &s, kf_i64 first, int apart, kf_i64 *place,
+KFI_DEVICE void kfi_sort_digits(const kfi_sort &s, kf_i64 first, int stride, kf_i64 *index,
                                 int *digit)
 {
 #pragma unroll
     for (int r = 0; r < KFI_SORT_ROUNDS; ++r) {
-        const kf_i64 i = first + r * apart;
-        place[r] = i < s.count ? s.from ? s.from[i] : i : -1;
+        const kf_i64 i = first + r * stride;
+        index[r] = i < s.count ? s.from ? s.from[i] : i : -1;
     }
 #pragma unroll
     for (int r = 0; r < KFI_SORT_ROUNDS; ++r)
         digit[r] =
-            place[r] < 0
+            index[r] < 0
                 ? -1
-                : (int)(kfi_sort_key<dtype>(s, place[r]) >> s.shift & (KFI_SORT_THREADS - 1));
+                : (int)(kfi_sort_key<dtype>(s, index[r]) >> s.shift & (KFI_SORT_THREADS - 1));
 }
-// The lanes of a warp with the same digit: what they add, one of them adds. All lanes call it.
+// Returns the lanes of the warp with the same digit, of which one adds for all. All lanes call it.
 KFI_DEVICE unsigned kfi_sort_same(int digit)
 {
     unsigned same = __ballot_sync(0xffffffffu, digit >= 0);
@@ -89,9 +91,9 @@ KFI_DEVICE int kfi_sort_rank(unsigned same)
 {
     return __popc(same & ((1u << threadIdx.x % 32) - 1));
 }
-// The sum of what the threads before have, of KFI_SORT_THREADS; `room` holds as many values. total:
-// of all of them.
-KFI_DEVICE kf_i64 kfi_sort_before(kf_i64 own, kf_i64 *room, kf_i64 *total)
+// Exclusive prefix sum over KFI_SORT_THREADS threads. `room`: one slot per thread. `*total`: the
+// sum.
+KFI_DEVICE kf_i64 kfi_sort_exclusive_sum(kf_i64 own, kf_i64 *room, kf_i64 *total)
 {
     const int t = (int)threadIdx.x;
     kf_i64 sum = own;
@@ -116,10 +118,10 @@ template <int dtype> KFI_KERNEL void KFI_BOUNDS(KFI_SORT_THREADS) kfk_index_coun
     __shared__ int found[KFI_SORT_THREADS];
     found[threadIdx.x] = 0;
     __syncthreads();
-    kf_i64 place[KFI_SORT_ROUNDS];
+    kf_i64 index[KFI_SORT_ROUNDS];
     int digit[KFI_SORT_ROUNDS];
     kfi_sort_digits<dtype>(s, (kf_i64)blockIdx.x * KFI_SORT_TILE + threadIdx.x, KFI_SORT_THREADS,
-                           place, digit);
+                           index, digit);
 #pragma unroll
     for (int r = 0; r < KFI_SORT_ROUNDS; ++r) {
         const unsigned same = kfi_sort_same(digit[r]);
@@ -140,7 +142,7 @@ template <int dtype> KFI_KERNEL void KFI_BOUNDS(KFI_SORT_THREADS) kfk_index_scan
     for (kf_i64 first = 0; first < s.tiles; first += KFI_SORT_THREADS) {
         const kf_i64 i = first + threadIdx.x;
         kf_i64 all;
-        const kf_i64 sum = kfi_sort_before(i < s.tiles ? counts[i] : 0, room, &all);
+        const kf_i64 sum = kfi_sort_exclusive_sum(i < s.tiles ? counts[i] : 0, room, &all);
         if (i < s.tiles) counts[i] = before + sum;
         before += all;
         __syncthreads();
@@ -157,16 +159,16 @@ template <int dtype> KFI_KERNEL void KFI_BOUNDS(KFI_SORT_THREADS) kfk_index_scat
     __shared__ int of_warp[KFI_SORT_WARPS][KFI_SORT_THREADS];
     const int t = (int)threadIdx.x, warp = t / 32, lane = t % 32;
     kf_i64 all;
-    begin[t] = kfi_sort_before(s.totals[t], room, &all) + s.counts[t * s.tiles + blockIdx.x];
+    begin[t] = kfi_sort_exclusive_sum(s.totals[t], room, &all) + s.counts[t * s.tiles + blockIdx.x];
     for (int w = 0; w < KFI_SORT_WARPS; ++w) of_warp[w][t] = 0;
     __syncthreads();
-    // A warp has a run of its own, in rounds of neighbours.
-    kf_i64 place[KFI_SORT_ROUNDS];
+    // Each warp scatters a contiguous run of indices, 32 at a time.
+    kf_i64 index[KFI_SORT_ROUNDS];
     int digit[KFI_SORT_ROUNDS];
     unsigned same[KFI_SORT_ROUNDS];
     kfi_sort_digits<dtype>(s,
                            (kf_i64)blockIdx.x * KFI_SORT_TILE + warp * KFI_SORT_ROUNDS * 32 + lane,
-                           32, place, digit);
+                           32, index, digit);
 #pragma unroll
     for (int r = 0; r < KFI_SORT_ROUNDS; ++r) {
         same[r] = kfi_sort_same(digit[r]);
@@ -188,7 +190,7 @@ template <int dtype> KFI_KERNEL void KFI_BOUNDS(KFI_SORT_THREADS) kfk_index_scat
                   first = digit[r] >= 0 ? of_warp[warp][digit[r]] : 0;
         __syncwarp();
         if (digit[r] >= 0) {
-            s.to[begin[digit[r]] + first + rank] = place[r];
+            s.to[begin[digit[r]] + first + rank] = index[r];
             if (rank == 0) of_warp[warp][digit[r]] = first + __popc(same[r]);
         }
         __syncwarp();
@@ -200,8 +202,8 @@ template <int dtype> KFI_KERNEL void KFI_BOUNDS(KFI_SORT_THREADS) kfk_index_boun
 {
 #ifdef KFI_DEVICE_PASS
     kfi_begin();
-    // The first place whose number is v or more, between `low` and `high`: a warp looks at 32
-    // places at a time, where there are few numbers.
+    // Searches the first position with a token of at least v in [low, high), with 32 probes per
+    // step if a warp searches.
     const int lane = s.wide ? (int)threadIdx.x % 32 : 0, probes = s.wide ? 32 : 1;
     const kf_i64 v = ((kf_i64)blockIdx.x * KFI_SORT_THREADS + threadIdx.x) / probes;
     if (v > s.below) return;
@@ -224,10 +226,10 @@ template <int dtype> KFI_KERNEL void KFI_BOUNDS(KFI_SORT_THREADS) kfk_index_boun
 KF_FN kf_i64 kfi_sort_tiles(kf_i64 count) { return kfi_ceil(count, KFI_SORT_TILE); }
 KF_FN KFI_SMALL size_t kfi_sort_workspace(kf_i64 count, kf_i64 below)
 {
-    const kf_i64 words = below + 1 + 2 * count + KFI_SORT_THREADS * (kfi_sort_tiles(count) + 1);
-    return (size_t)kfi_ceil(words * 8, 256) * 256;
+    const kf_i64 elements = below + 1 + 2 * count + KFI_SORT_THREADS * (kfi_sort_tiles(count) + 1);
+    return (size_t)kfi_ceil(elements * 8, 256) * 256;
 }
-// Whether a launch may have as many blocks as it takes.
+// Fails if a launch would need more blocks than a grid may have.
 KF_FN KFI_SMALL kf_result_t kfi_sort_fits(const kfi_name *name, kf_i64 count, kf_i64 below)
 {
     if (kfi_sort_tiles(count) <= 0x7fffffff && below / KFI_SORT_THREADS <= 0x7ffffffe)
@@ -236,8 +238,8 @@ KF_FN KFI_SMALL kf_result_t kfi_sort_fits(const kfi_name *name, kf_i64 count, kf
                     "of %lld rows and a table of %lld needs more blocks than a launch may have",
                     (long long)count, (long long)below);
 }
-// Sorts in a workspace. kernels: count, scan, scatter, bounds. Then s.begin and s.to are what was
-// found.
+// Sorts in the workspace. kernels: count, scan, scatter, bounds. The results are s->begin and
+// s->to.
 KF_FN KFI_SMALL kf_result_t kfi_sort_run(const kfi_name *name, const void *const *kernels,
                                          kfi_sort *s, void *workspace, cudaStream_t stream)
 {
@@ -245,17 +247,17 @@ KF_FN KFI_SMALL kf_result_t kfi_sort_run(const kfi_name *name, const void *const
     if (result != KF_SUCCESS) return result;
     s->tiles = kfi_sort_tiles(s->count);
     s->begin = (kf_i64 *)workspace;
-    kf_i64 *const places = s->begin + s->below + 1;
-    s->counts = places + 2 * s->count;
+    kf_i64 *const indices = s->begin + s->below + 1;
+    s->counts = indices + 2 * s->count;
     s->totals = s->counts + KFI_SORT_THREADS * s->tiles;
     s->from = nullptr;
-    s->to = places;
+    s->to = indices;
     void *args[] = {s};
     for (s->shift = 0; s->shift == 0 || (s->shift < 63 && s->below >> s->shift > 0);
          s->shift += KFI_SORT_BITS) {
         if (s->shift > 0) {
             s->from = s->to;
-            s->to = s->from == places ? places + s->count : places;
+            s->to = s->from == indices ? indices + s->count : indices;
         }
         if (s->count == 0) break;
         result =

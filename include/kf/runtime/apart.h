@@ -29,7 +29,7 @@ static void kfi_rt_write_layout(const kfi_rt_call *c, const kfi_rt_grid *g, cons
     layout[0] = count;
     for (int i = 0; i < count; ++i) sizes[i] = i ? g->size[b->along + i] : size;
     for (int k = 0; k < c->op->operand_count; ++k) {
-        int64_t *const strides = sizes + (k + 1) * KFI_APART_DIMS, dense = 1;
+        int64_t *const strides = sizes + (k + 1) * KFI_STRIDED_DIMS, dense = 1;
         for (int i = count - 1; i >= 0; dense *= sizes[i--])
             strides[i] = transposed >> k & 1 ? dense : g->stride[k][b->along + i];
     }
@@ -63,7 +63,7 @@ static kf_result_t kfi_rt_run_apart_block(const kfi_rt_call *c, kfi_rt_prepared 
 {
     const int64_t left = g->size[b->along] - b->index[b->along],
                   size = left < b->most ? left : b->most, whole = m->n[0];
-    int64_t layout[KFI_APART_LAYOUT];
+    int64_t layout[KFI_STRIDED_LAYOUT];
     void *t[KFI_RT_TENSORS];
     kf_result_t result = kfi_rt_copy_transposed(c, g, b, size, transposed, 0, scratch);
     for (int k = 0; k < c->op->operand_count; ++k) {
@@ -84,7 +84,7 @@ static kf_result_t kfi_rt_run_apart_block(const kfi_rt_call *c, kfi_rt_prepared 
 static int kfi_rt_has_apart(const kfi_rt_call *c, const kfi_rt_prepared *m)
 {
     return kfi_rt_launcher_of(m->entry, c->ctx->device->type)->apart &&
-           c->op->operand_count <= KFI_APART_TENSORS;
+           c->op->operand_count <= KFI_STRIDED_TENSORS;
 }
 /* Returns a bit mask of the transposed tensors. */
 static unsigned kfi_rt_transposed(const kfi_rt_call *c, const kfi_rt_prepared *m,

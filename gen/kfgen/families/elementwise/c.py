@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The family `map` in C: a function over a tile of elements, whose loops compilers vectorise."""
+"""Elementwise ops in C: a function over a tile of elements, whose loops compilers vectorise."""
 
 import functools
 from dataclasses import dataclass
@@ -26,13 +26,15 @@ SLOT_KINDS = {
 
 @dataclass
 class TileCode:
+    """The loop of a tile function."""
+
     lines: list
-    reads: set  # the names of the slots that are read
-    scalars: list  # (name, index) of those that are read
+    reads: set  # names of the slots that are read
+    scalars: list  # (name, index) of the scalars that are read
     results: list  # (slot, text)
-    groups: bool  # several rows at a time
-    streams: bool  # results may go to memory past the caches
-    calls: list  # of an activation that the function is given
+    groups: bool  # computes several rows at a time
+    streams: bool  # results may bypass the caches
+    calls: list  # calls of a run-time activation
 
 
 @dataclass
@@ -62,7 +64,7 @@ class Slot:
         return "const " if self.role in ("load", "row", "derived") else ""
 
     def at(self, group):
-        """The slot's element: of one tile, or of tile u of a group, in which row values and sums are those of tile 0."""
+        """The slot's element in a tile, or in tile u of a group, which shares row values."""
         return (
             f"{self.name}[j + u * {self.name}_n]"
             if group and self.role == "load"
@@ -71,7 +73,10 @@ class Slot:
 
     @property
     def staged(self):
-        """Converted a tile at a time, before and after the loop: f16 always; bf16, two instructions in, where the loop is long."""
+        """True if elements are converted a tile at a time, outside the loop.
+
+        f16 always is; bf16, which takes two instructions, if the loop has an activation.
+        """
         return self.kernel.dtype.compute == "f32" and (
             self.dtype.word == "f16" or (self.dtype.word == "bf16" and self.kernel.has_act)
         )
@@ -102,7 +107,7 @@ class Slot:
 
 class ElementwiseC(C):
     def texts(self, acts):
-        """By the result or not, the loops of some activations are cut otherwise."""
+        """Groups activations whose tile functions have the same structure."""
         found = {}
         for act in acts:
             for by in (False, True) if self.k.by(act) else (False,):
@@ -112,11 +117,14 @@ class ElementwiseC(C):
         return list(found.values())
 
     def code(self, act, by=False, given=False):
-        """The tile loop for one activation. by: whether its gradient is by the result. given: written for whichever the function is given."""
+        """The tile loop for one activation.
+
+        by: its gradient is computed from the result. given: the activation is a run-time argument.
+        """
         target = self.target(GIVEN if given else act)
         graph, roots, rows = self.k.graph, self.k.roots, dict((i, n) for n, i in self.k.rows)
         if by or (self.k.bwd and not bwd_reads_x(act)):
-            # This gradient does not read its argument, so that argument must not be loaded: its pointer may be NULL.
+            # This gradient does not read its argument, whose pointer may be NULL.
             graph = Graph()
             scalars = {s: graph.var(s) for s in act.scalars}
             copies = substitute(
@@ -161,7 +169,7 @@ class ElementwiseC(C):
         )
 
     def _weight(self, act, by):
-        """The arithmetic of an element, in exponentials."""
+        """The cost of an element, in exponentials."""
         graph = Graph()
         x, dy, scalars = graph.var("x"), graph.var("dy"), {s: graph.var(s) for s in act.scalars}
         if by:
@@ -177,19 +185,24 @@ class ElementwiseC(C):
         )
 
     def _groups(self, act, by):
-        """Whether C adds up several rows at a time in registers: where a sum's load and store are much of the work, not
-        where a row's arithmetic would be written out several times, or f16's conversions, which want a loop of their own."""
+        """True if several rows are summed at a time in registers.
+
+        This pays if the load and store of a sum are a large part of the work: for cheap arithmetic
+        and not for f16, whose conversions need a loop of their own.
+        """
         return bool(self.k.sums) and self.k.dtype.word != "f16" and self._weight(act, by) == 0
 
     def _streams(self, act, by):
-        """Whether C may write results past the caches: not where the arithmetic takes longer than memory (bench/NOTES.md), as
-        float64's always does, which calls libm."""
+        """True if results may bypass the caches: unless the arithmetic takes longer than memory.
+
+        float64 arithmetic calls libm and always does (bench/NOTES.md).
+        """
         work = self._weight(act, by) * (8 if self.k.dtype.compute == "f64" else 1) + self.k.keeps
         return work <= sum(s.dtype.size * len(s.parts) for s in self.k.stores) / 4
 
     @functools.cached_property
     def slots(self):
-        """What the tile function finds behind its pointers, in order: loads, row values, results."""
+        """The pointers of a tile function, in order: loads, row values, derived values, results."""
         index = {s.name: i for i, s in enumerate(self.k.inputs + self.k.outputs)}
         found = [
             Slot("load", p, s.dtype, index[s.name], h, self.k)
@@ -220,12 +233,15 @@ class ElementwiseC(C):
 
     @functools.cached_property
     def part(self):
-        """How many elements are computed at a time: as many as a traversal has room for in tiles of all slots, and a tile function in
-        buffers of what it converts, and of results on their way past the caches."""
+        """Elements computed at a time, as a C expression.
+
+        Limited by the traversal's scratch memory (a tile per slot) and by the tile function's
+        buffers for conversions and streaming stores.
+        """
         tile = sum(s.dtype.size for s in self.slots)
         buffers = (
             GROUP if self.k.sums and self.k.dtype.word != "f16" else 1
-        )  # of each result, see _groups
+        )  # per result, see _groups
         own = sum(4 for s in self.slots if s.staged) + buffers * sum(
             s.dtype.size for s in self.slots if s.role == "store"
         )
@@ -299,7 +315,7 @@ class ElementwiseC(C):
     chosen_type = "kfi_tile_fn"
 
     def chosen_code(self, word):
-        """What a call traverses with whose activation is an argument."""
+        """The tile function of a run-time activation."""
         return f"kfi_tile_{self.k.name}_{word}"
 
     def chosen_arguments(self, launcher):
@@ -314,7 +330,7 @@ class ElementwiseC(C):
         )
 
     def listing(self, act):
-        """What is computed, in order, for a reader."""
+        """The computation in order, for readers."""
         tile = self.code(act)
         return [
             *self.row_code[0],

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The family `map` in CUDA: a few vectors a thread; where gradients are summed over rows, a thread keeps its columns."""
+"""Elementwise ops in CUDA: a few vectors per thread, or columns of a reduced gradient."""
 
 import functools
 
@@ -8,7 +8,7 @@ from kfgen.language.primitives import KEEP, KEEP_SCALE
 from kfgen.model import runtime_activation
 from kfgen.model.schedule import CHEAP, NONE, STATIC_SHARED, Cuda, Instance
 
-RING = 2  # rows on their way in shared memory
+STAGES = 2  # pipeline stages (rows) in shared memory
 
 
 class ElementwiseCuda(Cuda):
@@ -16,18 +16,17 @@ class ElementwiseCuda(Cuda):
         super().__init__(kernel)
         sizes = [s.dtype.size for s in self.k.loads + self.k.stores]
         self.vec = 16 // max(sizes)
-        self.lanes = [
-            s for s in self.k.loads if s.reads != "result"
-        ]  # those that one kernel reads at most: the result is in the place of others
-        # One vector a thread is as fast as any for tensors that come from DRAM; random bits and row values cost enough
-        # set-up to share (bench/NOTES.md).
+        # Tensors that one kernel reads at most: the result replaces others.
+        self.lanes = [s for s in self.k.loads if s.reads != "result"]
+        # One vector per thread is as fast as any number for tensors in DRAM. Random bits and row
+        # values have a set-up cost worth sharing (bench/NOTES.md).
         self.unroll = (
             4 if self.k.keeps else 1 if not self.k.grid else 2 if len(self.k.row_loads) < 3 else 4
         )
 
     @functools.cached_property
     def _loop(self):
-        """What the element loop is written with: target, names of variables and of nodes."""
+        """(target, names of variables, names of nodes) of the element loop."""
         target = self.target(CHEAP | (frozenset() if self.k.sums else {"quotient"}))  # sums cancel
         env = {p: f"{p}_f[e]" for s in self.k.loads for p in s.parts} | {
             KEEP: "keep[e]",
@@ -39,7 +38,7 @@ class ElementwiseCuda(Cuda):
 
     @functools.cached_property
     def split(self):
-        """(calls of a chosen activation ahead of the element loop, names of nodes in it)."""
+        """(calls of a run-time activation ahead of the element loop, names of nodes in it)."""
         calls, _, fixed = (
             runtime_activation.split(self.k.graph, self.loop_roots, *self._loop)
             if self.k.chosen
@@ -49,7 +48,7 @@ class ElementwiseCuda(Cuda):
 
     @functools.cached_property
     def code(self):
-        """(lines, texts per output part) of the element loop, and of the row values before it."""
+        """(lines, texts per output part) of the element loop."""
         target, env, _ = self._loop
         return emit(self.k.graph, self.loop_roots, target, env, fixed=self.split[1])
 
@@ -77,12 +76,14 @@ class ElementwiseCuda(Cuda):
 
     @property
     def factors(self):
-        """{sum: the row value it is multiplied by after adding up}."""
+        """{sum: the row value that multiplies it after the reduction}."""
         return {s.name: self._factor(s)[1] for s in self.k.sums if self._factor(s)}
 
     def _factor(self, stream):
-        """A sum's product with a row value: (what is added up, the row value's name) or None. The factor is the same for
-        every term, so it is taken out of the loop."""
+        """(term, row value's name) of a sum that is a product with a row value, else None.
+
+        The factor is the same for every term, so it is moved out of the loop.
+        """
         node = self.k.graph.nodes[stream.exprs[0]]
         names_ = {i: n for n, i in self.k.rows}
         if stream.role == "sum" and node.op == "mul":
@@ -93,26 +94,27 @@ class ElementwiseCuda(Cuda):
 
     @property
     def loop_roots(self):
-        """What the element loop computes: the results, sums without their factors."""
+        """The results of the element loop; sums without their factors."""
         return [(self._factor(s) or (e,))[0] for s in self.k.outputs for e in s.exprs]
 
     def address(self, stream, half, source=""):
-        """Of a stream's part: its offset[, the registers], its step and what is left of it."""
+        """Arguments for one part of a stream: offset[, registers], step, elements left."""
         middle = f"{source}_v, " if source else ""
         if stream.kind != "half":
             return f"first, {middle}step, left"
         return f"half_first{' + g.cols' if half else ''}, {middle}2 * step, full ? vec : 2 * left"
 
     def load_values(self, stream):
-        """The statement that loads a row operand's values."""
+        """Statement that loads the values of a row operand."""
         size = stream.dtype.size
         if self.k.sums:
-            return f"if (at.rows > 0) kfi_spread_values<{size}, vec, mode>({stream.name}_v, {stream.name}, span)"
+            call = f"kfi_spread_values<{size}, vec, mode>({stream.name}_v, {stream.name}, span)"
+            return f"if (at.rows > 0) {call}"
         return f"kfi_load_values<{size}, vec, mode>({stream.name}_v, {stream.name}, at)"
 
     @property
     def each_blocks(self):
-        """Blocks per SM to ask for: as many threads as fit, where 32 registers are enough; nothing where they are not."""
+        """Minimum blocks per SM, if 32 registers per thread suffice; otherwise empty."""
         parts = sum(len(s.parts) for s in self.lanes + self.k.stores)
         small = (
             self.k.dtype.compute != "f64"
@@ -123,17 +125,17 @@ class ElementwiseCuda(Cuda):
         return ", unroll == 1 ? KFI_BLOCKS_8 : KFI_BLOCKS_6" if small else ""
 
     @property
-    def sum_ring(self):
-        """Whether row values and sums leave no registers for the row that is on its way."""
+    def sum_staged(self):
+        """True if row values and sums leave no registers for prefetched rows."""
         return len(self.k.rows) + len(self.k.sums) > 3
 
     @property
-    def ring(self):
-        return RING
+    def sum_stages(self):
+        return STAGES
 
     @property
     def sum_ahead(self):
-        """Rows on their way in registers: two where only one tensor is read."""
+        """Rows prefetched in registers: two if the kernel reads one tensor."""
         if len(self.lanes) == 1:
             return "2"
         if self.k.chosen:
@@ -145,7 +147,7 @@ class ElementwiseCuda(Cuda):
         )
 
     def lane(self, stream):
-        """Its place among the tensors of a row on its way: the result has that of one that is not read then."""
+        """Index of a tensor in a pipeline stage. The result uses the slot of one it replaces."""
         return self.lanes.index(
             next(
                 s
@@ -156,18 +158,21 @@ class ElementwiseCuda(Cuda):
 
     @property
     def sum_threads(self):
-        """Threads of a sum kernel's block. Two blocks of 512 hide each other's start and end; one of 768 leaves registers for row
-        values and sums, or what shared memory has room for in a ring of many tensors; where each element is much work, one of 1,024
-        starts least often (kfi_make_split)."""
-        if self.sum_ring:
-            return min(768, STATIC_SHARED // (RING * 16 * max(1, len(self.lanes))) // 64 * 64)
+        """Threads per block of a sum kernel (kfi_make_split).
+
+        512: two blocks per SM overlap their start and end. Up to 768: leaves registers for row
+        values and sums; shared memory for the stages limits it. 1,024: expensive elements, fewest
+        block starts.
+        """
+        if self.sum_staged:
+            return min(768, STATIC_SHARED // (STAGES * 16 * max(1, len(self.lanes))) // 64 * 64)
         return 1024 if self.k.keeps and self.k.has_act else 512
 
     @property
     def kernel_parameters(self):
         found = [f"const {s.dtype.device} *{s.name}" for s in self.k.loads + self.k.row_loads]
         found += [f"{s.dtype.device} *{s.name}" for s in self.k.stores]
-        each = "kfi_apart each" if self.k.apart else "kfi_each each"
+        each = "kfi_strided each" if self.k.apart else "kfi_each each"
         found += (
             ["kfi_grid g", "kfi_sums sums"]
             if self.k.sums
@@ -185,8 +190,8 @@ class ElementwiseCuda(Cuda):
         return self.launched(*found, *self.k.used_scalars)
 
     @property
-    def places(self):
-        """Which of the launcher's tensors each of a kernel's is."""
+    def tensor_indices(self):
+        """Index of each of a kernel's tensors among the launcher's."""
         k, at = self.k, self.k.tensor_names.index
         return [
             f"kfi_by ? {at(k.result)} : {at(s.name)}" if k.chosen and s is k.carrier else at(s.name)
@@ -195,7 +200,7 @@ class ElementwiseCuda(Cuda):
 
     @property
     def passed_on(self):
-        """What the run function hands to that of the gradient by the result."""
+        """Arguments that the run function passes to the one of the gradient by the result."""
         k = self.k
         found = [a.name for a in k.tensor_arguments] + k.sizes + k.scalars
         found += ["p", "kfi_seed", "kfi_offset", "seed", "offset"] if k.dropout else []
@@ -213,11 +218,12 @@ class ElementwiseCuda(Cuda):
 
     @property
     def workspace_bytes(self):
-        return f"kfi_map_workspace({self.shape}, {self.size}, {self.sum_threads}, {len(self.k.sums)}, {self.k.dtype.acc.size})"
+        sums, acc = len(self.k.sums), self.k.dtype.acc.size
+        return f"kfi_map_workspace({self.shape}, {self.size}, {self.sum_threads}, {sums}, {acc})"
 
     @property
     def instances(self):
-        """The kernels a launcher chooses from, in the order that core/elementwise/elementwise.cuh expects."""
+        """Kernels a launcher chooses from, in the order that core/elementwise/elementwise.cuh expects."""
 
         def kernel(*parameters):
             state = ("from_state",) if self.k.keeps else ()
@@ -231,7 +237,7 @@ class ElementwiseCuda(Cuda):
         shapes = [(self.vec, self.unroll) if self.unroll > 1 else None, (self.vec, 1), (1, 1)]
         if not self.k.grid:
             return [kernel(*s) if s else NONE for s in shapes]
-        # Odd rows need vectors; what cannot have them is the same as rows of single elements.
+        # Odd rows need vectors; without vectors they equal rows of single elements.
         modes = [("KFI_ROWS", shapes)] + (
             [] if self.k.has_half else [("KFI_ODD_ROWS", shapes[:2] + [None])]
         )
@@ -245,7 +251,7 @@ class ElementwiseCuda(Cuda):
         )
 
     def listing(self):
-        """What is computed, in order, for a reader."""
+        """The computation in order, for readers."""
         lines = [
             *self.row_code[0],
             *(f"{n}_f[e] = {t};" for n, t in self.row_code[1]),

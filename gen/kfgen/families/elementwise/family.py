@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The family `map`: results that are made of the elements beside them, row or channel operands broadcast, their gradients summed."""
+"""The family `map`: elementwise ops. Row and channel operands are broadcast."""
 
 import functools
 
@@ -32,7 +32,7 @@ class ElementwiseKernel(Kernel):
 
     @property
     def grid(self):
-        """Whether elements lie in rows or planes, since some operand does not have one each."""
+        """True if elements are in rows or planes: some operand is smaller than the result."""
         return self.has_channel or self.has_half or "row" in self.kinds
 
     @property
@@ -43,6 +43,7 @@ class ElementwiseKernel(Kernel):
         op = self.op
         graph, env, outs = self.family.graph(op)
         dtype_of = {"T": self.dtype, "U": self.second, "acc": self.dtype.acc}
+        self.graph = graph
         self.operands = [
             Tensor(
                 o.name,
@@ -55,77 +56,69 @@ class ElementwiseKernel(Kernel):
             )
             for o in op.operands
         ]
-        out_dtype, out_var = self.second, "U" if len(self.dtypes) > 1 else "T"
-        if not self.bwd:
+        if self.bwd:
+            self._build_backward(env, outs)
+        else:
             self.inputs = self.operands
             self.outputs = [
-                Tensor(name, "elem", out_dtype, "out", "output", out_var, (name,), exprs=[node])
-                for name, node in outs.items()
+                self._of_result(name, "out", "output", exprs=[node]) for name, node in outs.items()
             ]
-        else:
-            douts = {name: graph.var(gradient_of(name)) for name in outs}
-            wanted = [o for o in op.operands if o.grad]
-            grads = gradient(
-                graph, {outs[n]: douts[n] for n in outs}, [env[v] for o in wanted for v in o.values]
-            )
-            self.outputs = []
-            for o in wanted:
-                stream = next(s for s in self.operands if s.name == o.name)
-                exprs = [
-                    grads[env[v]] if grads[env[v]] is not None else graph.const(0) for v in o.values
-                ]
-                twin = next(
-                    (s.name for s in self.outputs if s.exprs == exprs and s.kind == o.kind), ""
-                )
-                same = next(
-                    (
-                        gradient_of(n)
-                        for n in outs
-                        if o.kind == "elem" and o.dtype == out_var and exprs == [douts[n]]
-                    ),
-                    "",
-                )
-                self.outputs.append(
-                    Tensor(
-                        gradient_of(o.name),
-                        o.kind,
-                        stream.dtype,
-                        "sum" if stream.is_row else "out",
-                        "gradient",
-                        o.dtype,
-                        tuple(map(gradient_of, o.values)),
-                        of=o.name,
-                        same_as=twin,
-                        unchanged=same,
-                        exprs=exprs,
-                        required=False,
-                    )
-                )
-            seeds = [
-                Tensor(
-                    gradient_of(name),
-                    "elem",
-                    out_dtype,
-                    "in",
-                    "gradient",
-                    out_var,
-                    (gradient_of(name),),
-                    of=name,
-                )
-                for name in outs
-            ]
-            self.result = derive.activated(op, graph, outs)
-            again = [
-                Tensor(name, "elem", out_dtype, "in", "output", out_var, (name,))
-                for name in outs
-                if name == self.result
-            ]
-            self.inputs = self.operands + again + seeds
-        self.graph = graph
         self.roots = [e for s in self.outputs for e in s.exprs]
-        read = graph.variables(self.roots)
+        self._set_reads()
+        self.streams = self.inputs + self.outputs
+        self.scalars = [s for s in op.scalars]
+
+    def _of_result(self, name, role, use, **more):
+        """A tensor with the shape and dtype of the op's results."""
+        var = "U" if len(self.dtypes) > 1 else "T"
+        return Tensor(name, "elem", self.second, role, use, var, (name,), **more)
+
+    def _build_backward(self, env, outs):
+        """Sets the inputs and outputs of a backward: gradients of the operands that have one."""
+        op, graph = self.op, self.graph
+        douts = {name: graph.var(gradient_of(name)) for name in outs}
+        wanted = [o for o in op.operands if o.grad]
+        grads = gradient(
+            graph, {outs[n]: douts[n] for n in outs}, [env[v] for o in wanted for v in o.values]
+        )
+        self.outputs = []
+        for o in wanted:
+            exprs = [
+                grads[env[v]] if grads[env[v]] is not None else graph.const(0) for v in o.values
+            ]
+            self.outputs.append(self._gradient_of(o, exprs, douts))
+        seeds = [self._of_result(gradient_of(n), "in", "gradient", of=n) for n in outs]
+        self.result = derive.activated(op, graph, outs)
+        again = [self._of_result(n, "in", "output") for n in outs if n == self.result]
+        self.inputs = self.operands + again + seeds
+
+    def _gradient_of(self, o, exprs, douts):
+        """The gradient of operand `o`, and which earlier or incoming gradient it equals."""
+        stream = next(s for s in self.operands if s.name == o.name)
+        out_var = "U" if len(self.dtypes) > 1 else "T"
+        equal = next((s.name for s in self.outputs if s.exprs == exprs and s.kind == o.kind), "")
+        is_like_out = o.kind == "elem" and o.dtype == out_var
+        unchanged = next((gradient_of(n) for n in douts if is_like_out and exprs == [douts[n]]), "")
+        return Tensor(
+            gradient_of(o.name),
+            o.kind,
+            stream.dtype,
+            "sum" if stream.is_row else "out",
+            "gradient",
+            o.dtype,
+            tuple(map(gradient_of, o.values)),
+            of=o.name,
+            same_as=equal,
+            unchanged=unchanged,
+            exprs=exprs,
+            required=False,
+        )
+
+    def _set_reads(self):
+        """Sets when each input is read: always, act, result or never (Tensor.reads)."""
+        read = self.graph.variables(self.roots)
         plain = Graph()
-        linear = substitute(graph, plain, self.roots, {}, act=(lambda x: x, lambda x, dy: dy))
+        linear = substitute(self.graph, plain, self.roots, {}, act=(lambda x: x, lambda x, dy: dy))
         read_anyway = plain.variables(linear) if self.bwd else read
         for s in self.inputs:
             s.reads = (
@@ -140,15 +133,16 @@ class ElementwiseKernel(Kernel):
         )
         for s in self.inputs if self.by_result else ():
             s.reads = "result" if s.name == self.result else s.reads
-        self.streams = self.inputs + self.outputs
-        self.scalars = [s for s in op.scalars]
         self.keeps = KEEP in read
 
     @functools.cached_property
     def rows(self):
-        """Row values the element loop reads: [(name, node)]. A node is a row operand, or a subexpression of row operands
-        and scalars alone, which is computed once per row value instead of once per element. Not a condition: it is no number
-        to be stored, what it compares is."""
+        """Row values that the element loop reads: [(name, node)].
+
+        A node is a row operand, or a subexpression of row operands and scalars alone. The latter is
+        computed once per row value instead of once per element. Conditions are excluded, as they
+        cannot be stored; their operands are included.
+        """
         row_names = {p for s in self.row_loads for p in s.parts}
         scalars = set(self.scalars)
         row_only = {}

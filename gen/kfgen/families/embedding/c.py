@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The family `lookup` in C: parts of a row, in loops that compilers vectorise."""
+"""Embeddings in C: parts of a row, in loops that compilers vectorise."""
 
 import functools
 
@@ -8,7 +8,7 @@ from kfgen.model.schedule import C
 
 
 class ByNumberC(C):
-    """What the loops of a call are given where some of its scalars are whole numbers."""
+    """Parameters and arguments of a run function with integer scalars."""
 
     @property
     def run_parameters(self):
@@ -27,7 +27,7 @@ class ByNumberC(C):
 class EmbeddingC(ByNumberC):
     @functools.cached_property
     def code(self):
-        """(lines, the text of the result)."""
+        """(lines, text of the result)."""
         lines, [text] = emit(
             self.k.graph,
             self.k.roots,
@@ -39,7 +39,7 @@ class EmbeddingC(ByNumberC):
 
     @property
     def read(self):
-        """The tensors of elements that the expression reads, the one along rows first: at most two."""
+        """Tensors that the expression reads (at most two); the one with the result's rows first."""
         return sorted(
             (s for s in self.k.inputs if s.reads != "never" and s is not self.k.number),
             key=lambda s: s.kind == "table",
@@ -47,10 +47,10 @@ class EmbeddingC(ByNumberC):
 
     @property
     def workspace_bytes(self):
-        return "kfi_cpu_lookup_workspace(rows, cols, vocab)"
+        return "kfi_cpu_embedding_workspace(rows, cols, vocab)"
 
     def listing(self, act):
-        """What is computed, in order, for a reader."""
+        """The computation in order, for readers."""
         result = self.k.outputs[0].name
         return [
             *self.code[0],

@@ -1,17 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The family `lookup` in CUDA: a row's vectors in several threads, four of them on their way in each; the gradient a row of the table at a time."""
+"""Embeddings in CUDA: several threads copy a row of the table, or sum a row of its gradient."""
 
 import functools
 
 from kfgen.language.emit import emit
 from kfgen.model.schedule import CHEAP, Cuda, Instance
 
-SORT = (
-    "count",
-    "scan",
-    "scatter",
-    "bounds",
-)  # kernels of core/index_sort.cuh, in the order in which launches take them
+# Kernels of core/index_sort.cuh, in launch order.
+SORT = ("count", "scan", "scatter", "bounds")
 
 
 class EmbeddingCuda(Cuda):
@@ -25,7 +21,7 @@ class EmbeddingCuda(Cuda):
 
     @functools.cached_property
     def code(self):
-        """(lines, the text of the result)."""
+        """(lines, text of the result)."""
         target = self.target(frozenset() if self.k.bwd else CHEAP | {"quotient"})  # sums cancel
         lines, [text] = emit(
             self.k.graph,
@@ -46,7 +42,7 @@ class EmbeddingCuda(Cuda):
             f"{s.dtype.device} *{s.name}" for s in self.k.outputs
         ]
         return ", ".join(
-            [*found, "kfi_lookup g", *(f"{self.k.scalar_ctype} {s}" for s in self.scalars)]
+            [*found, "kfi_embedding g", *(f"{self.k.scalar_ctype} {s}" for s in self.scalars)]
         )
 
     @property
@@ -57,7 +53,7 @@ class EmbeddingCuda(Cuda):
 
     @property
     def passed(self):
-        """(inputs, outputs) of the kernel itself: the numbers of a gradient's rows are sorted before."""
+        """(inputs, outputs) of the kernel. A gradient reads sorted rows instead of the tokens."""
         return [
             s
             for s in self.k.inputs
@@ -70,7 +66,7 @@ class EmbeddingCuda(Cuda):
 
     @property
     def workspace_bytes(self):
-        return "kfi_lookup_workspace(rows, cols, vocab)"
+        return "kfi_embedding_workspace(rows, cols, vocab)"
 
     @property
     def sort_instances(self):
@@ -81,12 +77,12 @@ class EmbeddingCuda(Cuda):
 
     @property
     def own_instances(self):
-        ways = [(self.vec,), (1,)] if self.k.bwd else [(self.vec, 4), (self.vec, 1), (1, 1)]
-        return [Instance(f"kfk_{self.k.name}", ("act", *way)) for way in ways]
+        shapes = [(self.vec,), (1,)] if self.k.bwd else [(self.vec, 4), (self.vec, 1), (1, 1)]
+        return [Instance(f"kfk_{self.k.name}", ("act", *shape)) for shape in shapes]
 
     @property
     def instances(self):
-        """In the order that core/embedding/embedding.cuh expects."""
+        """Kernels in the order that core/embedding/embedding.cuh expects."""
         return self.own_instances + (self.sort_instances if self.k.bwd else [])
 
     @property
@@ -94,7 +90,7 @@ class EmbeddingCuda(Cuda):
         return [*([i] for i in self.sort_instances if self.k.bwd), self.own_instances]
 
     def listing(self):
-        """What is computed, in order, for a reader."""
+        """The computation in order, for readers."""
         result = self.k.outputs[0].name
         return [
             *self.code[0],

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The family `lookup`: rows of a table by their numbers; the table's gradient is added up by sorting the numbers."""
+"""The family `lookup`: embedding. The table's gradient sums rows sorted by token."""
 
 import functools
 
@@ -12,7 +12,7 @@ from kfgen.model import derive
 from kfgen.model.kernel import Kernel, Tensor
 from kfgen.model.names import gradient_of
 
-SKIPPED = "padding_idx"  # the number whose row has no gradient
+SKIPPED = "padding_idx"  # the token whose row has no gradient
 
 
 class EmbeddingKernel(Kernel):
@@ -55,10 +55,10 @@ class EmbeddingKernel(Kernel):
             ]
         else:
             dout = gradient_of(result)
-            [slope] = gradient(
+            [grad] = gradient(
                 self.graph, {value: self.graph.var(dout)}, [env[self.table.name]]
             ).values()
-            slope = self.graph.const(0) if slope is None else slope
+            grad = self.graph.const(0) if grad is None else grad
             self.inputs = [
                 *self.operands,
                 Tensor(dout, "elem", self.dtype, "in", "gradient", "T", (dout,), of=result),
@@ -74,7 +74,7 @@ class EmbeddingKernel(Kernel):
                     "T",
                     (name,),
                     of=self.table.name,
-                    exprs=[slope],
+                    exprs=[grad],
                     required=False,
                 )
             ]
@@ -92,7 +92,7 @@ class EmbeddingKernel(Kernel):
 
     @property
     def added(self):
-        return []  # its own kernel adds up
+        return []  # the family's own kernel sums
 
     @property
     def scratch(self):
@@ -117,7 +117,7 @@ class EmbeddingKernel(Kernel):
 
     @property
     def element_codes(self):
-        """How many elements each tensor has, as core/embedding/embedding.h reads it."""
+        """Code of each tensor's number of elements, for core/lookup.h."""
         return "".join(
             {"table": "t", "number": "n", "elem": "e"}[s.kind] for s in self.inputs + self.outputs
         )
@@ -143,7 +143,10 @@ class Embedding(Family):
         kinds = sorted(o.kind for o in operands)
         number = next((o for o in operands if o.kind == "number"), None)
         if kinds != ["number", "table"] or number.dtype != "I" or number.grad:
-            fix = 'give it one of each: operands = { weight = "table", index = { kind = "number", dtype = "I", grad = false } }'
+            fix = (
+                'give it one of each: operands = { weight = "table", '
+                'index = { kind = "number", dtype = "I", grad = false } }'
+            )
             raise f.error("operands", f"are {said(operands)}", fix)
 
     def graph(self, op):
@@ -158,8 +161,11 @@ class Embedding(Family):
                 "write the rest as an op of its own",
             )
         if op.integers != (SKIPPED,):
-            fix = f'add {SKIPPED} = {{ kind = "int", value = 2, default = -1 }}, the number whose row has no gradient'
-            raise wrong(op, "scalars", f"have the whole numbers {list(op.integers)}", fix)
+            fix = (
+                f'add {SKIPPED} = {{ kind = "int", value = 2, default = -1 }}, '
+                "the token whose row has no gradient"
+            )
+            raise wrong(op, "scalars", f"have the integers {list(op.integers)}", fix)
 
     def statements(self, k, act, library, by=False):
         lib = LIBRARIES[library]
@@ -189,7 +195,8 @@ class Embedding(Family):
             ]
         else:
             lines += [
-                "sums_ = torch.zeros((vocab, cols), dtype=terms_.dtype, device=terms_.device).index_add(0, place_, terms_)"
+                "sums_ = torch.zeros((vocab, cols), dtype=terms_.dtype, device=terms_.device)"
+                ".index_add(0, place_, terms_)"
             ]
         return [*lines, f"{result} = sums_ + beta * {result} if beta else sums_"]
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The family `logits` in both backends: which launchers a chunk of rows goes through, and what they are given."""
+"""Linear cross entropy in both backends: the launchers called per chunk of rows."""
 
 from kfgen.model import names
 from kfgen.model.names import gradient_of
@@ -8,12 +8,12 @@ from kfgen.model.signature import Launcher
 
 
 class Calls:
-    """null: how the backend writes no pointer; cpu: whether it is C."""
+    """The calls of a chunk. null: the backend's null pointer; cpu: True for C."""
 
     cpu, null = False, "nullptr"
 
-    def place(self, name):
-        """A tensor of the chunk: of all rows one further on."""
+    def pointer(self, name):
+        """Pointer to the chunk's first row of a tensor."""
         k = self.k
         at, stream = next((i, s) for i, s in enumerate(k.streams) if s.name == name)
         if stream.kind not in ("left", "per_row"):
@@ -26,9 +26,9 @@ class Calls:
         return name
 
     def given(self, layer):
-        """What each argument of those that it calls is."""
+        """{parameter of a called launcher: argument}."""
         k, (x, weight, bias) = self.k, (self.k.of[kind].name for kind in ("left", "right", "row"))
-        found = {s.name: self.place(s.name) for s in k.streams if s.kind == "per_row"}
+        found = {s.name: self.pointer(s.name) for s in k.streams if s.kind == "per_row"}
         found |= {name: self.scalar(name) for name in (*k.integers, *k.scalars)}
         found |= {
             "rows": "kfi_count",
@@ -37,23 +37,23 @@ class Calls:
             "batch": "1",
             "stream": "stream",
         }
-        found["strides"] = "&kfi_layer" if layer else "&kfi_apart"
+        found["strides"] = "&kfi_layer_strides" if layer else "&kfi_rows_strides"
         if not layer:
             return found | dict.fromkeys((self.row, gradient_of(self.row)), "kfi_logits")
         found |= {
-            "x": self.place(x),
+            "x": self.pointer(x),
             "weight": weight,
             "bias": bias,
             "workspace": "kfi_inner",
             "workspace_bytes": "kfi_bytes",
         }
         found |= {"out": "kfi_logits", "pre": self.null}
-        if k.slopes:
-            slopes = {
-                f"d{name}": self.place(f"d{of}")
+        if k.with_grads:
+            grads = {
+                f"d{name}": self.pointer(f"d{of}")
                 for name, of in (("x", x), ("weight", weight), ("bias", bias))
             }
-            found |= slopes | {
+            found |= grads | {
                 "dout": "kfi_logits",
                 "beta": f"kfi_first ? 1 : {self.scalar('beta')}",
             }
@@ -61,7 +61,7 @@ class Calls:
 
     @property
     def row(self):
-        """What the op over rows calls its logits."""
+        """Name of the logits operand in the op over rows."""
         return next(o.name for o in self.k.op.made_of[1].operands if o.kind == "elem")
 
     @property
@@ -91,16 +91,16 @@ class Calls:
 
     @property
     def logits(self):
-        """[(struct of strides, its member)] of a chunk of logits, and of their gradient, which lies in the same place."""
+        """[(struct of strides, its member)] of a chunk's logits and, in place, their gradient."""
         return [
             (struct, name)
-            for struct, own in (("kfi_layer", "out"), ("kfi_apart", self.row))
+            for struct, own in (("kfi_layer_strides", "out"), ("kfi_rows_strides", self.row))
             for name in (own, gradient_of(own))
         ]
 
     @property
     def strides(self):
-        """[(the layer's tensor, this op's)] of those that have strides."""
+        """[(the layer's tensor, this op's)] of the strided tensors."""
         k = self.k
         found = {"x": k.of["left"].name, "weight": k.of["right"].name}
         found |= {gradient_of(name): gradient_of(own) for name, own in found.items()}
@@ -112,19 +112,20 @@ class Calls:
 
     @property
     def shapes(self):
-        """The extents of each tensor: r rows, c columns, d depth."""
+        """Extents of each tensor, one letter each: r rows, c cols, d depth."""
         return " ".join(
             "".join(extent[0] for extent in self.k.shape(s)) for s in self.k.inputs + self.k.outputs
         )
 
     @property
     def workspace_bytes(self):
-        """Of a chunk, and of what the layer needs for it, in each direction."""
+        """Workspace size: the chunk, and the layer's workspace in each direction."""
         layers = [part for part in self.k.parts if part.op is self.k.op.made_of[0]]
         of = [part.cpu_workspace if self.cpu else f"{part.workspace}<>" for part in layers] + [
             self.null
         ]
-        return f"kfi_logits_workspace(rows, cols, depth, {self.k.dtype.size}, {self.chunk_bytes}, {of[0]}, {of[1]})"
+        size = f"{self.k.dtype.size}, {self.chunk_bytes}"
+        return f"kfi_logits_workspace(rows, cols, depth, {size}, {of[0]}, {of[1]})"
 
 
 class LinearCrossEntropyC(Calls, C):
@@ -161,7 +162,7 @@ class LinearCrossEntropyC(Calls, C):
         return ", ".join(found + [a.name for a in self.workspace_arguments])
 
     def listing(self, act):
-        """What is computed, in order, for a reader."""
+        """The computation in order, for readers."""
         return [f"{name}(...)" for name, _ in self.calls]
 
 
@@ -177,5 +178,5 @@ class LinearCrossEntropyCuda(Calls, Cuda):
         return [stage for part in self.k.parts for stage in part.cuda.stage_instances]
 
     def listing(self):
-        """What is computed, in order, for a reader."""
+        """The computation in order, for readers."""
         return [f"{name}(...)" for name, _ in self.calls]

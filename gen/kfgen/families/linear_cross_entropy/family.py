@@ -1,6 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The family `logits`: an op over the rows of a product that is never all there. Rows are taken a chunk at a time, which lies in the workspace: the
-layer `linear`, the op over rows that an entry names, and where that makes the gradient of its rows too, the layer's gradients."""
+"""The family `logits`: linear cross entropy, an op over the rows of a matrix product.
+
+The product is never materialised. A call computes the logits of a chunk of rows in the workspace
+with the layer `linear` and applies the op over rows that the entry names. If that op computes the
+gradient of its rows, the layer's gradients follow.
+"""
 
 import functools
 from dataclasses import replace
@@ -19,15 +23,15 @@ from kfgen.model.names import gradient_of
 from kfgen.model.rename import Inside
 
 PRODUCT = "linear_{act}"
-ROW = "logits"  # a row of the product, by which expressions read it
-LIES = ("left", "right", "row")
+ROW = "logits"  # name of a row of the product in expressions
+LAYER_KINDS = ("left", "right", "row")
 LAYERS, ROWS = Matmul(), Rows()
 
 
 class LinearCrossEntropyKernel(Kernel):
     form = "logits"
     scratch, has_workspace = True, True
-    added = ()  # what it calls adds up
+    added = ()  # the called launchers sum
     order_note = ", sums in a fixed order"
     workspace_note = "; for a chunk of logits"
 
@@ -57,8 +61,8 @@ class LinearCrossEntropyKernel(Kernel):
             for o in op.operands
         ]
         self.inputs = self.operands
-        self.of = {kind: next(s for s in self.operands if s.kind == kind) for kind in LIES}
-        self.slopes = gradient_of(ROW) in outs
+        self.of = {kind: next(s for s in self.operands if s.kind == kind) for kind in LAYER_KINDS}
+        self.with_grads = gradient_of(ROW) in outs
         nodes = {name: node for name, node in outs.items() if name != gradient_of(ROW)} | {
             name: env[name] for name in op.saved
         }
@@ -76,27 +80,11 @@ class LinearCrossEntropyKernel(Kernel):
             )
             for name, node in nodes.items()
         ]
-        if self.slopes:
-            plain = self.dtype, "T"
-            of_weights = (self.second, "U") if self.second is not self.dtype else plain
-            wide = {"left": plain, "right": of_weights, "row": of_weights}
-            found = [
-                Tensor(
-                    gradient_of(s.name),
-                    kind,
-                    wide[kind][0],
-                    "out",
-                    "output",
-                    wide[kind][1],
-                    (gradient_of(s.name),),
-                    required=False,
-                )
-                for kind, s in self.of.items()
-            ]
-            self.outputs[len(op.outputs) - 1 : len(op.outputs) - 1] = found
+        if self.with_grads:
+            self.outputs[len(op.outputs) - 1 : len(op.outputs) - 1] = self._gradients()
         roots = [
             *(e for s in self.outputs for e in s.exprs),
-            *([outs[gradient_of(ROW)]] if self.slopes else []),
+            *([outs[gradient_of(ROW)]] if self.with_grads else []),
         ]
         self.graph, self.roots = copy(graph, roots, {})
         self.streams = self.inputs + self.outputs
@@ -107,9 +95,28 @@ class LinearCrossEntropyKernel(Kernel):
             False,
         )
 
+    def _gradients(self):
+        """The outputs that are gradients of the layer's operands."""
+        plain = self.dtype, "T"
+        of_weights = (self.second, "U") if self.second is not self.dtype else plain
+        wide = {"left": plain, "right": of_weights, "row": of_weights}
+        return [
+            Tensor(
+                gradient_of(s.name),
+                kind,
+                wide[kind][0],
+                "out",
+                "output",
+                wide[kind][1],
+                (gradient_of(s.name),),
+                required=False,
+            )
+            for kind, s in self.of.items()
+        ]
+
     @functools.cached_property
     def parts(self):
-        """The kernels that it is made of: the layer, the op over rows and, where there are gradients, the layer's."""
+        """Kernels of the layer, the op over rows and, with gradients, the layer's backward."""
         layer, rows = self.op.made_of
         own, number = (
             self.dtypes[:1],
@@ -117,7 +124,7 @@ class LinearCrossEntropyKernel(Kernel):
         )
         wide = [self.second.word] * (self.second is not self.dtype)
         found = [LAYERS.forward(layer, own), ROWS.forward(rows, (*own, *number))]
-        return found + ([LAYERS.backward(layer, (*own, *wide))] if self.slopes else [])
+        return found + ([LAYERS.backward(layer, (*own, *wide))] if self.with_grads else [])
 
     @property
     def shaped_by(self):
@@ -129,7 +136,7 @@ class LinearCrossEntropyKernel(Kernel):
 
     @property
     def accumulates(self):
-        return self.slopes
+        return self.with_grads
 
     def accumulated(self, stream):
         return stream.kind in ("right", "row") and stream.role == "out"
@@ -139,7 +146,7 @@ class LinearCrossEntropyKernel(Kernel):
 
     @property
     def work(self):
-        return f"{6 if self.slopes else 2} * rows * cols * depth"
+        return f"{6 if self.with_grads else 2} * rows * cols * depth"
 
     def formulas(self, by=False):
         op, of = self.op, self.of
@@ -147,8 +154,8 @@ class LinearCrossEntropyKernel(Kernel):
         lines += [
             f"{name} = {op.made_of[1].pattern}'s of {ROW}" for name in (*op.saved, *op.outputs)
         ]
-        if self.slopes:
-            d, (x, w, b) = gradient_of(ROW), (of[kind].name for kind in LIES)
+        if self.with_grads:
+            d, (x, w, b) = gradient_of(ROW), (of[kind].name for kind in LAYER_KINDS)
             lines += [
                 f"{gradient_of(x)} = {d} . {w}",
                 f"{gradient_of(w)} = {d}^T . {x} + beta * {gradient_of(w)}",
@@ -178,7 +185,7 @@ class LinearCrossEntropy(Family):
     second = "gradients of weights"
     kinds = ("left", "right", "row", "per_row")
     whole = ()
-    indices = LIES  # read by the layer
+    indices = LAYER_KINDS  # only the layer reads them
     codes = {"left": 2, "right": 2}
     fields = ("saved",)
     oracle = "logits"
@@ -200,15 +207,18 @@ class LinearCrossEntropy(Family):
     def check_operands(self, f, operands):
         found = sorted(o.kind for o in operands if o.kind != "per_row")
         if (
-            found != sorted(LIES)
+            found != sorted(LAYER_KINDS)
             or any(o.grad for o in operands)
             or any(o.dtype == "T" for o in operands if o.kind == "per_row")
         ):
-            fix = 'give it a "left", a "right", a "row" and what the op over rows has one of per row, all with grad = false'
+            fix = (
+                'give it a "left", a "right", a "row" and the "per_row" operands of the op over '
+                "rows, all with grad = false"
+            )
             raise f.error("operands", f"are {said(operands)}", fix)
 
     def of_rows(self, op):
-        """The same as an op over rows whose logits are a tensor."""
+        """The op over rows whose logits are a tensor."""
         rows = [Operand(ROW, "elem", grad=False), *(o for o in op.operands if o.kind == "per_row")]
         return replace(op, family="rows", operands=rows, own={}, made_of=())
 
@@ -216,7 +226,7 @@ class LinearCrossEntropy(Family):
         return row_graph(self.of_rows(op), (COLUMN, COUNT), False)
 
     def check(self, op, graph, env, outputs):
-        """That it says what the op over rows does that it names."""
+        """Checks that operands, scalars and expressions equal those of the op over rows."""
         _, rows = op.made_of
         elem = (
             next((o.name for o in rows.operands if o.kind == "elem"), None)
@@ -234,15 +244,15 @@ class LinearCrossEntropy(Family):
             raise wrong(
                 op,
                 "rows",
-                f"is {rows.pattern!r}, whose operands, scalars or expressions are others",
-                f"write those of that op, of `{ROW}`",
+                f"is {rows.pattern!r}, whose operands, scalars or expressions differ",
+                f"copy those of that op, with `{ROW}` for its tensor",
             )
 
     def statements(self, k, act, library, by=False):
-        lib, (x, w, b) = LIBRARIES[library], (k.of[kind].name for kind in LIES)
+        lib, (x, w, b) = LIBRARIES[library], (k.of[kind].name for kind in LAYER_KINDS)
         inner = ROWS.forward(self.of_rows(k.op), k.dtypes)
         lines = [f"{ROW} = {x} @ {w}.swapaxes(-1, -2) + {b}", *ROWS.statements(inner, act, library)]
-        if not k.slopes:
+        if not k.with_grads:
             return lines
         d = gradient_of(ROW)
         found = {

@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reductions of the family `reduce` that say where: the place of an axis's largest or least element, the first of equal ones, NaN before all
-numbers. What argmax and argmin mean is an expression of the language's own words; the schedules find value and place in one sweep."""
+"""argmax and argmin, part of the family `reduce`.
+
+The result is the index of the first of equal elements; NaN precedes all numbers. argmax and argmin
+expand to expressions in the language's primitives; the schedules find value and index in one sweep.
+"""
 
 import functools
 
@@ -16,7 +19,7 @@ HEADER = "kf/core/reduction/argreduce"
 WORDS = {"rowmax": "max", "rowmin": "min"}
 
 
-def place(graph, word, key):
+def argreduce(graph, word, key):
     """The node of argmax(key), argmin(key)."""
     best = graph.add(word, key)
     there = graph.add("or", graph.add("eq", key, best), graph.add("ne", key, key))
@@ -30,9 +33,10 @@ def _call(word):
         name = next(n for n, of in PLACES.items() if of == word)
         if len(args) != 1 or graph.level(args[0]) < ELEM:
             raise ExprError(
-                f"calls `{name}` of {len(args)} arguments, or of what is the same along the axis: it takes one, of elements"
+                f"calls `{name}` of {len(args)} arguments, or of a value that is constant along "
+                "the axis: it takes one argument that differs along the axis"
             )
-        return place(graph, word, args[0])
+        return argreduce(graph, word, args[0])
 
     return build
 
@@ -40,37 +44,41 @@ def _call(word):
 CALLS = {name: _call(word) for name, word in PLACES.items()}
 
 
-def placed(graph, i):
-    """(rowmax or rowmin, key) of a node that is a place, else None."""
+def match_argreduce(graph, i):
+    """(rowmax or rowmin, key) of an argmax or argmin node, else None."""
     for j in graph.reachable([i]):
         node = graph.nodes[j]
-        if node.op in WORDS and place(graph, node.op, node.args[0]) == i:
+        if node.op in WORDS and argreduce(graph, node.op, node.args[0]) == i:
             return node.op, node.args[0]
     return None
 
 
-def sought(graph, outputs):
-    """((rowmax or rowmin, key), the name of the result that is its place), where the results are that and at most the value there; else None."""
-    found = {name: placed(graph, i) for name, i in outputs.items()}
-    places = [name for name, what in found.items() if what]
-    if len(places) != 1:
+def find_argreduce(graph, outputs):
+    """((rowmax or rowmin, key), name of the index output), or None.
+
+    The outputs must be one index and at most the value at that index.
+    """
+    found = {name: match_argreduce(graph, i) for name, i in outputs.items()}
+    indices = [name for name, match in found.items() if match]
+    if len(indices) != 1:
         return None
-    word, key = found[places[0]]
-    values = [i for name, i in outputs.items() if name != places[0]]
-    return ((word, key), places[0]) if values in ([], [graph.add(word, key)]) else None
+    word, key = found[indices[0]]
+    values = [i for name, i in outputs.items() if name != indices[0]]
+    return ((word, key), indices[0]) if values in ([], [graph.add(word, key)]) else None
 
 
-def check_places(op, graph, outputs):
+def check_argreduce(op, graph, outputs):
     if (
-        sought(graph, outputs) is None
+        find_argreduce(graph, outputs) is None
         or op.has_act
         or op.types != "one"
         or any(o.grad for o in op.operands)
     ):
-        fix = 'write outputs = { out = "max(x)", index = "argmax(x)" } of operands with grad = false, without {act}, or index alone'
-        raise wrong(
-            op, "outputs", "are more than one place and the value there, which a sweep finds", fix
+        fix = (
+            'write outputs = { out = "max(x)", index = "argmax(x)" }, or index alone, of operands '
+            "with grad = false and without {act}"
         )
+        raise wrong(op, "outputs", "are more than one index and the value at that index", fix)
 
 
 class ArgreduceCuda(ReductionCuda):
@@ -85,7 +93,7 @@ class ArgreduceCuda(ReductionCuda):
 
     @property
     def flat(self):
-        """Whether two elements are compared at a time: those of two bytes, as they are."""
+        """True if the packed kernel applies: 2-byte elements that are compared unchanged."""
         node = self.k.graph.nodes[self.k.key]
         return self.k.dtype.size == 2 and node.op == "var" and len(self.k.loads) == 1
 
@@ -94,11 +102,11 @@ class ArgreduceCuda(ReductionCuda):
         return super().instances[:2] + [Instance(f"kfk_{self.k.name}_packed", ("act",))] * self.flat
 
     def listing(self):
-        """What is computed, in order, for a reader."""
+        """The computation in order, for readers."""
         return [
             "over the axis:",
             *(f"    {line}" for line in self.key[0]),
-            f"    value, place = first {self.k.word} of {self.key[1]};",
+            f"    value, index = first {self.k.word} of {self.key[1]};",
         ]
 
 
@@ -107,7 +115,7 @@ class ArgreduceC(ReductionC):
 
     @property
     def join(self):
-        return f"kfi_place_parts_{self.k.word}_{self.k.dtype.compute}"
+        return f"kfi_argreduce_join_partials_{self.k.word}_{self.k.dtype.compute}"
 
     @functools.cached_property
     def key(self):
@@ -122,9 +130,9 @@ class ArgreduceC(ReductionC):
         return lines, text
 
     def listing(self, act):
-        """What is computed, in order, for a reader."""
+        """The computation in order, for readers."""
         return [
             "over the axis:",
             *(f"    {line}" for line in self.key[0]),
-            f"    value, place = first {self.k.word} of {self.key[1]};",
+            f"    value, index = first {self.k.word} of {self.key[1]};",
         ]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The family `reduce` in C: strips along or across an axis, and a value of each of their elements."""
+"""Reductions over an axis in C: loops over strips, along or across the axis."""
 
 from kfgen.families.rows.over_rows_schedule import OverRowsC
 from kfgen.language.passes import inlined, program
@@ -9,15 +9,16 @@ from kfgen.model.activation import GIVEN, bwd_reads_x
 class ReductionC(OverRowsC):
     code, chosen_type = "kfi_reduce_{}", "kfi_traversal"
     body = "reduction/passes.h.j2"
-    join = None  # what joins what the parts have found, where those are no numbers
+    join = None  # function that combines the parts' results (argmax, argmin)
 
     @property
     def workspace_bytes(self):
-        return f"kfi_cpu_reduce_workspace(outer, axis, inner, {self.k.most}, {self.k.slots}, {self.k.part_size})"
+        sizes = f"{self.k.most}, {self.k.slots}, {self.k.part_size}"
+        return f"kfi_cpu_reduce_workspace(outer, axis, inner, {sizes})"
 
     @property
     def codes(self):
-        """How each reduction joins, as core/reduction/reduction.h has it."""
+        """Operation code of each reduction, as in core/reduce.h."""
         return [
             ("sum", "max", "min", "prod").index(word) for words in self.k.passes for word in words
         ]
@@ -42,12 +43,12 @@ class ReductionC(OverRowsC):
         )
 
     def calls(self, act):
-        """What the functions make of an activation that they are given."""
+        """Calls of a run-time activation."""
         ops = {self.k.graph.nodes[i].op for i in self.k.graph.reachable(self.k.roots)}
         return [c for c in ("act", "act_bwd") if c in ops] if act is GIVEN else []
 
     def value(self, s):
-        """One of the values that a result of the forward, or its gradient, has."""
+        """C expression of a value that exists once per result (such as an incoming gradient)."""
         return (
             f"kfi_cpu_load_{s.dtype.word}({s.name}[u.result + c])"
             if s.dtype.size == 2

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The family `reduce` in CUDA: sweeps over an axis, which blocks may share out."""
+"""Reductions over an axis in CUDA: sweeps over the axis, which blocks may split."""
 
 import functools
 
@@ -11,23 +11,23 @@ from kfgen.model.schedule import Instance
 
 class ReductionCuda(OverRowsCuda):
     geometry = "kfi_reduce"
-    flat = True  # whether a third kernel is for axes whose elements lie side by side, in aligned vectors
-    longest = 0  # vectors of a thread at most, where bits do not depend on which thread has which
+    flat = True  # a third kernel serves contiguous axes of aligned vectors
+    longest = 0  # maximum vectors per thread, if the result does not depend on the order; else 0
 
     @functools.cached_property
     def sweeps(self):
-        """What each sweep over the axis reads: the passes, then the one that stores elements."""
+        """Tensors read by each sweep over the axis: the passes, then the stores."""
         return [p.reads for p in self.program.passes] + (
             [self.program.reads] if self.k.stores else []
         )
 
     def swept(self, stream, sweep):
-        """Whether an earlier sweep has read it."""
+        """True if an earlier sweep reads the stream."""
         return any(stream.name in read for read in self.sweeps[:sweep])
 
     @property
     def again(self):
-        """Whether some tensor is read by several sweeps."""
+        """True if several sweeps read the same tensor."""
         return any(
             s.name in read and self.swept(s, i)
             for i, read in enumerate(self.sweeps)
@@ -36,18 +36,21 @@ class ReductionCuda(OverRowsCuda):
 
     @property
     def ahead(self):
-        """Vectors of a tensor that a thread has on their way."""
+        """Vectors of a tensor that a thread has in flight."""
         return 8 if len(self.k.loads) < 2 and self.k.slots else 4 if len(self.k.loads) < 4 else 2
 
     @property
     def chunk(self):
-        """Vectors of a chunk, which warps may share out; 0: they may not."""
+        """Vectors per chunk, if warps may share an axis; otherwise 0."""
         return self.ahead
 
     @property
     def blocks(self):
-        """How many of them an SM shall have: what float32 spills for that in columns costs less than the room; a vector of 2-byte columns is twice
-        as many values (bench/NOTES.md)."""
+        """Minimum blocks per SM, as a suffix of the launch bounds.
+
+        In columns, the spills of float32 cost less than lower occupancy. A vector of 2-byte columns
+        has twice as many values (bench/NOTES.md).
+        """
         return (
             ""
             if not self.again or self.k.dtype.size == 8
@@ -73,7 +76,8 @@ class ReductionCuda(OverRowsCuda):
     @property
     def workspace_bytes(self):
         again = str(self.again).lower()
-        return f"kfi_reduce_workspace(outer, axis, inner, {self.vec}, {again}, {self.k.most}, {self.k.slots}, {self.k.part_size})"
+        sizes = f"{self.k.most}, {self.k.slots}, {self.k.part_size}"
+        return f"kfi_reduce_workspace(outer, axis, inner, {self.vec}, {again}, {sizes})"
 
     @property
     def instances(self):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The family `reduce`: results that are one per row, where a row is what lies along any axis, of the tensors' dtype or wider."""
+"""The family `reduce`: reductions over any axis, in the tensors' dtype or in float32."""
 
 import functools
 from dataclasses import replace
@@ -11,8 +11,8 @@ from kfgen.families.reduction.argreduce import (
     WORDS,
     ArgreduceC,
     ArgreduceCuda,
-    check_places,
-    sought,
+    check_argreduce,
+    find_argreduce,
 )
 from kfgen.families.reduction.c import ReductionC
 from kfgen.families.reduction.cuda import ReductionCuda
@@ -46,12 +46,12 @@ class ReductionKernel(OverRowsKernel):
 
     @property
     def scratch(self):
-        """For an axis that is shared out; what reduces nothing uses none."""
+        """True if a split axis needs a workspace: only if something is reduced."""
         return self.slots > 0
 
     @property
     def refuses(self):
-        """Whether an axis without elements is an error."""
+        """True if an axis without elements is an error."""
         return self.op.empty == "error" and not self.bwd
 
     @property
@@ -64,25 +64,25 @@ class ReductionKernel(OverRowsKernel):
 
     @property
     def passes(self):
-        """The words of each pass's reductions."""
+        """Operations of the reductions of each pass."""
         return reduced(self.graph, self.roots)
 
     @property
     def slots(self):
-        """Reductions."""
+        """Number of reductions of all passes."""
         return sum(map(len, self.passes))
 
     @property
     def most(self):
-        """Reductions of a pass."""
+        """Maximum number of reductions per pass."""
         return max(map(len, self.passes), default=0)
 
 
 class ArgreduceKernel(ReductionKernel):
-    """Of an op whose result is the place of an element: value and place are one reduction, found in one sweep."""
+    """argmax or argmin: index and value are one reduction, found in one sweep."""
 
     header = HEADER
-    part_size = 16  # a place and the value there
+    part_size = 16  # bytes of an index and a value
     order_note = ""
 
     @functools.cached_property
@@ -95,16 +95,18 @@ class ArgreduceKernel(ReductionKernel):
 
     def _build(self):
         super()._build()
-        (word, self.key), place = sought(self.graph, {s.name: s.exprs[0] for s in self.outputs})
+        (word, self.key), index = find_argreduce(
+            self.graph, {s.name: s.exprs[0] for s in self.outputs}
+        )
         self.word = WORDS[word]
         for s in self.outputs:
-            s.required = s.name == place
+            s.required = s.name == index
             if s.required:
-                s.dtype, s.var, self.place = self.index_dtype, "I", s
+                s.dtype, s.var, self.index_output = self.index_dtype, "I", s
             else:
                 self.value = s
 
-    value = None  # the result that has the element itself
+    value = None  # the output with the element itself
 
     @property
     def passes(self):
@@ -120,7 +122,7 @@ class Reduction(OverRows):
     axes = {"axis": (-1, {"outer": "before", "axis": "axis", "inner": "after"})}
     levels = {"axis": ("", "_outer")}
     kinds = ("elem",)
-    types = ("results",)  # which may be float32 beside 2-byte tensors
+    types = ("results",)  # results may be float32 for 2-byte tensors
     fields = ("grads", "empty")
     reads = (COUNT,)
     dropout = False
@@ -134,7 +136,7 @@ class Reduction(OverRows):
     def check(self, op, graph, env, outputs):
         super().check(op, graph, env, outputs)
         if op.indexed:
-            check_places(op, graph, outputs)
+            check_argreduce(op, graph, outputs)
 
     def check_result(self, op, name, level):
         if level == ELEM:

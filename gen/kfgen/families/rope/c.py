@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The family `pairs` in C: a part of a head's pairs at a time, in loops that compilers vectorise."""
+"""Rotary embeddings in C: blocks of a head's pairs, in loops that compilers vectorise."""
 
 import functools
 
@@ -10,7 +10,7 @@ from kfgen.model.schedule import C
 class RopeC(C):
     @functools.cached_property
     def code(self):
-        """(lines, the text of each of the two results)."""
+        """(lines, texts of the two results)."""
         env = {p: f"{p}_j" for s in self.k.paired for p in s.parts} | {
             s.name: f"{s.name}_j" for s in self.k.read_angles
         }
@@ -33,5 +33,5 @@ class RopeC(C):
         return ", ".join([*found, "kfi_scalars" if launcher.scalar_values else "NULL"])
 
     def listing(self, act):
-        """What is computed, in order, for a reader."""
+        """The computation in order, for readers."""
         return [*self.code[0], *(f"{part}[j] = {text};" for part, text in self.results)]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The family `pairs` in CUDA: a thread has as many pairs of a head as a vector has elements."""
+"""Rotary embeddings in CUDA: a thread rotates one vector of pairs of a head."""
 
 import functools
 
@@ -14,7 +14,7 @@ class RopeCuda(Cuda):
 
     @functools.cached_property
     def code(self):
-        """(lines, the text of each of the two results)."""
+        """(lines, texts of the two results)."""
         env = {p: f"{p}_f[e]" for s in self.k.paired for p in s.parts} | {
             s.name: f"{s.name}_f[e]" for s in self.k.read_angles
         }
@@ -36,7 +36,7 @@ class RopeCuda(Cuda):
             f"{s.dtype.device} *{s.name}" for s in self.k.outputs
         ]
         return ", ".join(
-            [*found, "kfi_pairs g", *(f"{self.k.scalar_ctype} {s}" for s in self.k.used_scalars)]
+            [*found, "kfi_rope g", *(f"{self.k.scalar_ctype} {s}" for s in self.k.used_scalars)]
         )
 
     @property
@@ -55,5 +55,5 @@ class RopeCuda(Cuda):
         return [Instance(f"kfk_{self.k.name}", ("act", vec)) for vec in (self.vec, 1)]
 
     def listing(self):
-        """What is computed, in order, for a reader."""
+        """The computation in order, for readers."""
         return [*self.code[0], *(f"{part} = {text};" for part, text in self.results)]

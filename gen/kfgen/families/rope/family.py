@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The family `pairs`: two elements of a head at a time, with what tables have for them at the row's position: rotary embeddings."""
+"""The family `pairs`: rotary embeddings. Pairs of a head's elements are rotated by an angle."""
 
 import functools
 
@@ -13,16 +13,14 @@ from kfgen.model.kernel import Kernel, Tensor
 from kfgen.model.names import gradient_of
 
 PAIRED = ("halves", "neighbours")
-MORE = "more"  # another tensor of pairs, with heads of its own, of which the same is computed
-ANGLES = (
-    "angle",
-    "frequency",
-)  # tables: a row for each position; one, of which positions are multiples
-COUNTED = "0 to rows - 1"  # what no positions stand for
+MORE = "more"  # a second tensor of pairs with its own number of heads, computed in the same way
+# Kinds of tables: one row per position, or one row of frequencies.
+ANGLES = ("angle", "frequency")
+COUNTED = "0 to rows - 1"  # positions if the operand is NULL
 
 
 class RopeKernel(Kernel):
-    weights = ANGLES  # kinds of operands that are the same in every call
+    weights = ANGLES  # kinds of operands that do not change between calls
 
     @property
     def form(self):
@@ -30,12 +28,12 @@ class RopeKernel(Kernel):
 
     @property
     def computed(self):
-        """Whether angles are made of a row's position itself, which may be any: there is no table by positions."""
+        """True if angles are computed from the position; there is no table by position."""
         return any(s.kind == "frequency" for s in self.angles)
 
     @property
     def position_count(self):
-        """The call's positions in generated code."""
+        """The number of positions in generated code."""
         return "KFI_ANY_POSITION" if self.computed else "positions"
 
     @functools.cached_property
@@ -68,91 +66,63 @@ class RopeKernel(Kernel):
         self.number = next(s for s in self.operands if s.kind == "number")
         self.angles = [s for s in self.operands if s.kind in ANGLES]
         self.neighbours = x.kind == "neighbours"
-        if not self.bwd:
-            self.inputs, self.source, self.second_source = self.operands, x, more
-            names = [f"{s.name}_out" for s in (x, more)] if more else ["out"]
-            self.outputs = [
-                Tensor(
-                    names[0],
-                    x.kind,
-                    self.dtype,
-                    "out",
-                    "output",
-                    "T",
-                    tuple(outs),
-                    exprs=list(outs.values()),
-                )
-            ]
-            self.outputs += [
-                Tensor(name, MORE, self.dtype, "out", "output", "T", ()) for name in names[1:]
-            ]
+        names = [f"{s.name}_out" for s in (x, more)] if more else ["out"]
+        if self.bwd:
+            self._build_backward(x, more, names, env, outs)
         else:
-            douts = {name: self.graph.var(gradient_of(name)) for name in outs}
-            found = gradient(
-                self.graph, {outs[n]: douts[n] for n in outs}, [env[v] for v in x.parts]
-            )
-            slopes = [
-                self.graph.const(0) if found[env[v]] is None else found[env[v]] for v in x.parts
-            ]
-            of = [f"{s.name}_out" for s in (x, more)] if more else ["out"]
-            self.source = Tensor(
-                gradient_of(of[0]),
-                x.kind,
-                self.dtype,
-                "in",
-                "gradient",
-                "T",
-                tuple(map(gradient_of, outs)),
-                of=of[0],
-            )
-            self.second_source = (
-                Tensor(gradient_of(of[1]), MORE, self.dtype, "in", "gradient", "T", (), of=of[1])
-                if more
-                else None
-            )
-            self.inputs = [*self.operands, self.source, *([self.second_source] if more else [])]
+            self.inputs, self.source, self.second_source = self.operands, x, more
             self.outputs = [
-                Tensor(
-                    gradient_of(x.name),
-                    x.kind,
-                    self.dtype,
-                    "out",
-                    "gradient",
-                    "T",
-                    tuple(map(gradient_of, x.parts)),
-                    of=x.name,
-                    exprs=slopes,
-                    required=False,
+                self._of_pairs(n, kind, "out", "output", parts, exprs=exprs)
+                for n, kind, parts, exprs in zip(
+                    names, (x.kind, MORE), (tuple(outs), ()), (list(outs.values()), [])
                 )
             ]
-            if more:
-                self.outputs.append(
-                    Tensor(
-                        gradient_of(more.name),
-                        MORE,
-                        self.dtype,
-                        "out",
-                        "gradient",
-                        "T",
-                        (),
-                        of=more.name,
-                        required=False,
-                    )
-                )
         self.roots = [e for s in self.outputs for e in s.exprs]
+        self._set_reads(x, more)
+        self.streams = self.inputs + self.outputs
+        self.scalars, self.keeps = list(op.scalars), False
+
+    def _of_pairs(self, name, kind, role, use, parts, **more):
+        """A tensor of pairs in the op's dtype."""
+        return Tensor(name, kind, self.dtype, role, use, "T", parts, **more)
+
+    def _build_backward(self, x, more, names, env, outs):
+        """Sets the inputs and outputs of a backward."""
+        douts = {name: self.graph.var(gradient_of(name)) for name in outs}
+        found = gradient(self.graph, {outs[n]: douts[n] for n in outs}, [env[v] for v in x.parts])
+        grads = [self.graph.const(0) if found[env[v]] is None else found[env[v]] for v in x.parts]
+        sources = [
+            self._of_pairs(gradient_of(of), kind, "in", "gradient", parts, of=of)
+            for of, kind, parts in zip(names, (x.kind, MORE), (tuple(map(gradient_of, outs)), ()))
+        ]
+        self.source, self.second_source = (*sources, None)[:2]
+        self.inputs = [*self.operands, *sources]
+        self.outputs = [
+            self._of_pairs(
+                gradient_of(s.name),
+                s.kind,
+                "out",
+                "gradient",
+                tuple(map(gradient_of, s.parts)) if s is x else (),
+                of=s.name,
+                exprs=grads if s is x else [],
+                required=False,
+            )
+            for s in ((x, more) if more else (x,))
+        ]
+
+    def _set_reads(self, x, more):
+        """Sets which inputs are read, and `more`: {first tensor of pairs: its second tensor}."""
         read = self.graph.variables(self.roots) | {self.number.name, *self.source.parts}
-        # {tensor of pairs: the other one that the same is computed of}
         both = [(x, more), (self.source, self.second_source), self.outputs] if more else []
         self.more, as_first = {s.name: m for s, m in both}, {m.name: s for s, m in both}
         for s in self.inputs:
             of = as_first.get(s.name, s)
             s.reads = "always" if read & {of.name, *of.parts} else "never"
-        self.streams = self.inputs + self.outputs
-        self.scalars, self.keeps = list(op.scalars), False
 
     @property
     def paired(self):
-        """The tensors of pairs that are read: what the results' other elements are copied from comes first."""
+        """Tensors of pairs that are read. The first also provides the elements behind the pairs."""
         return [
             self.source,
             *(
@@ -170,7 +140,7 @@ class RopeKernel(Kernel):
         return "positions" if stream is self.number and not self.computed else None
 
     def touched(self, stream):
-        """Of a table the row of each position."""
+        """Extents that a call reads: of a table, one row per position."""
         return ["rows", "pairs"] if stream.kind == "angle" else self.shape(stream)
 
     def per_element(self, stream):
@@ -178,7 +148,7 @@ class RopeKernel(Kernel):
 
     @property
     def element_codes(self):
-        """How many elements each tensor has, as core/rope/rope.cuh and pairs.h read it."""
+        """Code of each tensor's number of elements, for core/pairs_check.h."""
         return "".join(
             {"angle": "a", "frequency": "f", "number": "n", MORE: "m", "scale": "w"}.get(
                 s.kind, "e"
@@ -188,7 +158,7 @@ class RopeKernel(Kernel):
 
     @property
     def head_counts(self):
-        """The call's heads of each row: of the first tensor, of the other one."""
+        """Heads per row in generated code: first tensor, second tensor."""
         return ("heads", "kv_heads" if self.second_source else "0")
 
 
@@ -210,13 +180,13 @@ class Rope(Family):
         "paired": "rows, heads, dim, pairs, positions",
         "both": "rows, heads, kv_heads, dim, pairs, positions",
     }
-    for form in ("paired", "both"):  # the same without a table by positions
+    for form in ("paired", "both"):  # without a table by position
         forms[f"computed_{form}"] = {**forms[form], "frequency": "pairs"}
         sizes[f"computed_{form}"] = sizes[form].removesuffix(", positions")
     kinds = (*PAIRED, MORE, *ANGLES, "number")
     whole = (*PAIRED, MORE)
     parts = dict.fromkeys(PAIRED, 2)
-    indices = ("number", MORE)  # the other tensor's elements have the first one's names
+    indices = ("number", MORE)  # the second tensor's elements have the first one's names
     codes = {"halves": 0, "neighbours": 0, MORE: 1, "angle": 2, "frequency": 2, "number": 4}
 
     def dtypes(self, kind, grad):
@@ -243,11 +213,13 @@ class Rope(Family):
             or len({o.kind for o in of[2]}) > 1
         ):
             fix = (
-                'give it x = { kind = "halves", parts = ["a", "b"] }, or "neighbours", position = { kind = "number", dtype = "I", grad = false }, '
-                'tables, all "angle" or all "frequency", with dtype = "acc" and grad = false, and at most one other tensor of pairs, k = "more"'
+                'give it x = { kind = "halves", parts = ["a", "b"] }, or "neighbours", '
+                'position = { kind = "number", dtype = "I", grad = false }, tables, all "angle" or '
+                'all "frequency", with dtype = "acc" and grad = false, and at most one other '
+                'tensor of pairs, k = "more"'
             )
             raise f.error(
-                "operands", "are not one of pairs and one of positions, beside tables", fix
+                "operands", "are not one tensor of pairs, one of positions, and tables", fix
             )
 
     def graph(self, op):
@@ -266,7 +238,8 @@ class Rope(Family):
         lib = LIBRARIES[library]
         number = k.number.name
         lines = [
-            f"{number} = {lib.name}.arange(rows{lib.device.format(k.source.name)}) if {number} is None else {number}",
+            f"{number} = {lib.name}.arange(rows{lib.device.format(k.source.name)}) "
+            f"if {number} is None else {number}",
             f"there_ = ({number} >= 0).reshape(rows, 1, 1)"
             if k.computed
             else f"there_ = (({number} >= 0) & ({number} < positions)).reshape(rows, 1, 1)",
@@ -302,7 +275,8 @@ class Rope(Family):
                 columns = ", ".join(f"{name}.reshape(rows, {heads}, pairs, 1)" for name in both)
                 both = [f"{lib.join}(({columns}), 3).reshape(rows, {heads}, 2 * pairs)"]
             lines.append(
-                f"{of(result).name} = {lib.join}(({', '.join(both)}, {of(k.source).name}[:, :, 2 * pairs:]), 2)"
+                f"{of(result).name} = {lib.join}"
+                f"(({', '.join(both)}, {of(k.source).name}[:, :, 2 * pairs:]), 2)"
             )
         return lines
 

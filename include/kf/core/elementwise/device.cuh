@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// kf/core/elementwise/device.cuh: the device words of the map family. Part of kf/core/elementwise/elementwise.cuh where device
-// code is compiled.
+// kf/core/elementwise/device.cuh: device functions of elementwise kernels: addressing of broadcasts, random
+// words of dropout, reductions of gradients over rows and planes. Included by kf/core/elementwise/elementwise.cuh when
+// device code is compiled.
 #ifndef KF_CORE_ELEMENTWISE_DEVICE_CUH
 #define KF_CORE_ELEMENTWISE_DEVICE_CUH
 
@@ -8,11 +9,11 @@
 
 #ifdef KFI_DEVICE_PASS
 
-// Where the row values of a vector lie.
+// Position of a vector in its row or plane.
 struct kfi_span {
-    kf_i64 row, col; // of its first element; planes: the channel and the element in its plane
-    kf_i64 next;     // planes: the next plane's channel
-    int split;       // elements before the row or plane ends
+    kf_i64 row, col; // first element; planes: the channel and the element in its plane
+    kf_i64 next;     // planes: channel of the next plane
+    int split;       // elements before the end of the row or plane
 };
 template <int vec, int mode> KFI_DEVICE kfi_span kfi_find(const kfi_rows &g, kf_i64 first)
 {
@@ -34,8 +35,8 @@ template <int vec, int mode> KFI_DEVICE kfi_span kfi_find(const kfi_rows &g, kf_
     }
     return at;
 }
-// Row values of a vector: one per element, or (planes) those of its two channels, which kfi_at
-// picks from.
+// Number of row values of a vector: one per element; planes: two channels, among which kfi_at
+// selects.
 template <int vec, int mode> struct kfi_width {
     static constexpr int value = mode == KFI_PLANES ? 2 : vec;
 };
@@ -55,7 +56,7 @@ KFI_DEVICE void kfi_load_values(void *dst, const void *src, const kfi_span &at)
                            s + (e < at.split ? at.col + e : e - at.split) * size);
     }
 }
-// One for each element, whatever the mode: for threads that keep them for many rows.
+// Loads one row value per element in every mode, for threads that reuse them over many rows.
 template <int size, int vec, int mode>
 KFI_DEVICE void kfi_spread_values(void *dst, const void *src, const kfi_span &at)
 {
@@ -74,19 +75,19 @@ KFI_DEVICE real kfi_at(const real *values, int e, const kfi_span &at)
     return mode == KFI_PLANES ? (e < at.split ? values[0] : values[1]) : values[e];
 }
 
-// What a thread of a sum kernel works on: one vector of columns, and every (parts * by)-th row of a
-// slab from `row` on. The blocks of a slab march down it together, so that DRAM sees them read one
-// region, not one each; those of the next slab take their place as they end, so that fast ones do
-// not run far ahead.
-struct kfi_place {
+// Work of a thread of a sum kernel: one vector of columns and every (parts * by)-th row of a slab
+// from `row` on. The blocks of a slab advance through it together, so that DRAM serves one region
+// instead of one per block. Blocks of the next slab start as these end, so that fast blocks do not
+// run far ahead.
+struct kfi_sum_position {
     kf_i64 row, col, col_begin;
-    int rows; // of this thread, 0 where it has nothing to do: memory ends long before 2^31 of them
+    int rows; // rows per thread, 0 if it has no work; memory cannot hold 2^31 of them
     unsigned tile, part;
 };
-template <int vec> KFI_DEVICE kfi_place kfi_locate(const kfi_grid &g)
+template <int vec> KFI_DEVICE kfi_sum_position kfi_locate(const kfi_grid &g)
 {
-    kfi_place at;
-    if (g.few) { // no divisions before the first load
+    kfi_sum_position at;
+    if (g.few) { // avoids divisions before the first load
         const int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
         at.part = 0;
         at.tile = blockIdx.x;
@@ -102,32 +103,31 @@ template <int vec> KFI_DEVICE kfi_place kfi_locate(const kfi_grid &g)
     const unsigned slab = at.part / g.parts;
     at.row = slab * g.slab + (kf_i64)(at.part - slab * g.parts) * g.by + ty;
     const kf_i64 end = (slab + 1) * g.slab < g.rows ? (slab + 1) * g.slab : g.rows,
-                 apart = (kf_i64)g.parts * g.by;
+                 stride = (kf_i64)g.parts * g.by;
     at.col_begin = (kf_i64)at.tile * g.bx * vec;
     at.col = at.col_begin + (threadIdx.x - ty * (unsigned)g.bx) * vec;
     at.rows = ty >= (unsigned)g.by || at.col >= g.cols || at.row >= end
                   ? 0
-                  : (int)((end - at.row - 1) / apart) + 1;
+                  : (int)((end - at.row - 1) / stride) + 1;
     return at;
 }
 
 KFI_DEVICE kf_i64 kfi_ceil_device(kf_i64 a, int b) { return (a + b - 1) / b; }
-// The second stage reads whole vectors of partial sums: those behind the last column are written
-// too, so that nobody reads memory that nobody wrote. Where this thread writes such a zero; -1:
-// nowhere.
-KFI_DEVICE kf_i64 kfi_padding(const kfi_grid &g, const kfi_place &at)
+// Returns the index at which this thread writes a padding zero to the partial sums, or -1. The
+// second stage reads whole vectors, so the columns behind the last one must be initialised.
+KFI_DEVICE kf_i64 kfi_padding(const kfi_grid &g, const kfi_sum_position &at)
 {
     const kf_i64 width = kfi_ceil4(g.cols), col = g.cols + threadIdx.x;
     return at.tile + 1 == g.tiles && col < width ? at.part * width + col : -1;
 }
-// Adds up a block's sums and writes them to the partial sums: one per column, or (planes) one per
-// channel that the tile touches. buffer: max(vec, 2) values of shared memory a thread. The order of
-// the additions depends on the shape alone.
+// Reduces a block's sums and stores the partial sums: one per column, or (planes) one per channel
+// that the tile overlaps. buffer: max(vec, 2) values of shared memory per thread. The order of
+// additions depends on the shape alone.
 template <int vec, int mode, class real>
 KFI_DEVICE void kfi_block_sum(real *partial, const real *sum, real *buffer, const kfi_grid &g,
-                              const kfi_place &at, const kfi_span &span)
+                              const kfi_sum_position &at, const kfi_span &span)
 {
-    __syncthreads(); // the buffer may still be read by the sum before
+    __syncthreads(); // the previous sum may still read the buffer
     if (mode != KFI_PLANES) {
 #pragma unroll
         for (int e = 0; e < vec; ++e) buffer[threadIdx.x * vec + e] = sum[e];
@@ -143,18 +143,18 @@ KFI_DEVICE void kfi_block_sum(real *partial, const real *sum, real *buffer, cons
         if (padding >= 0) partial[padding] = 0;
         return;
     }
-    real own[2] = {0, 0}; // of the vector's two channels
+    real own[2] = {0, 0}; // the vector's two channels
 #pragma unroll
     for (int e = 0; e < vec; ++e) own[e >= span.split] += sum[e];
     buffer[2 * threadIdx.x] = own[0];
     buffer[2 * threadIdx.x + 1] = own[1];
     __syncthreads();
-    // A warp per channel of the tile: its lanes go over the threads whose vectors touch it.
+    // One warp per channel of the tile: its lanes read the threads whose vectors overlap it.
     const kf_i64 inner = (kf_i64)g.r.width.d, first_plane = kfi_divide(at.col_begin, g.r.width);
     const unsigned lane = threadIdx.x % 32;
     for (kf_i64 slot = threadIdx.x / 32; slot < g.slots; slot += blockDim.x / 32) {
         const kf_i64 begin = (first_plane + slot) * inner - at.col_begin,
-                     end = begin + inner; // in the tile's columns
+                     end = begin + inner; // relative to the tile's first column
         const int from = begin > 0 ? (int)(begin / vec) : 0;
         const int to =
             (int)(kfi_ceil_device(end < (kf_i64)g.bx * vec ? end : (kf_i64)g.bx * vec, vec));
@@ -170,18 +170,18 @@ KFI_DEVICE void kfi_block_sum(real *partial, const real *sum, real *buffer, cons
     }
 }
 
-// Of few rows, of which each thread has one: added up by the threads of a warp two by two, which
-// share out their columns as they go, then warp by warp, and stored. buffer: of shared memory, a
-// value for each warp and column. The order depends on the number of rows alone, but for who adds
-// two NaNs, of which a processor may keep the first one's sign: one and the same NaN is stored.
+// Reduces few rows, one row per thread, and stores the sums. Threads of a warp combine pairwise and
+// halve their columns at each step; then warps are added in order. buffer: shared memory, one value
+// per warp and column. The order of additions depends on the number of rows alone. The sign of a
+// sum of two NaNs may depend on the operand order, so one canonical NaN is stored.
 template <int dtype, int vec, class real>
 KFI_DEVICE void kfi_few_sum(void *out, real (&sum)[vec], real *buffer, const kfi_grid &g)
 {
     const int thread = (int)threadIdx.x, warp = thread / 32, lane = thread % 32, bits = g.few - 1,
               width = g.bx * vec, warps = g.by >> bits;
     const kf_i64 first = (kf_i64)blockIdx.x * width;
-    int own = (lane & (g.bx - 1)) * vec,
-        left = vec; // its first column of the block's, and how many
+    // First column of this thread in the block, and their number.
+    int own = (lane & (g.bx - 1)) * vec, left = vec;
     bool writes = true;
     if (!out) return;
 #pragma unroll
@@ -189,7 +189,7 @@ KFI_DEVICE void kfi_few_sum(void *out, real (&sum)[vec], real *buffer, const kfi
         const int half = vec >> (j + 1), by = g.bx << j;
         const bool upper = lane & by;
         if (j >= bits) break;
-        if (half == 0) { // they have the same column
+        if (half == 0) { // both threads hold the same column
             sum[0] += __shfl_xor_sync(0xffffffffu, sum[0], by);
             writes &= !upper;
             continue;
@@ -203,7 +203,7 @@ KFI_DEVICE void kfi_few_sum(void *out, real (&sum)[vec], real *buffer, const kfi
         if (upper) own += half;
         left = half;
     }
-    __syncthreads(); // the buffer may still be read by the sum before
+    __syncthreads(); // the previous sum may still read the buffer
 #pragma unroll
     for (int e = 0; e < vec; ++e)
         if (writes && e < left) buffer[warp * width + own + e] = sum[e];

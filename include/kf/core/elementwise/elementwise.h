@@ -1,15 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* kf/core/elementwise/elementwise.h: the schedule of the map family on the CPU, the same for every op.
+/* kf/core/elementwise/elementwise.h: elementwise ops on the CPU: argument checks, parallel traversal and reduced
+   gradients, the same for every op.
 
-   An op is a function over tiles of 512 elements, whose loop the compiler vectorises. This file
-   traverses a tensor, in parallel: it gives that function as many whole tiles at a time as it can,
-   copies what is left at an end into scratch tiles, repeats row values so that narrow rows fill
-   whole tiles, and adds up reduced gradients. How the work is split depends on the op and the shape
-   alone, so results do not depend on the number of threads.
+   An op is a function over tiles of at most 512 elements, whose loop the compiler vectorises. The
+   traversal passes it as many whole tiles per call as possible and copies partial tiles through
+   scratch tiles. It repeats row values, so that narrow rows fill whole tiles, and accumulates
+   reduced gradients. The split depends on the op and the shape alone, so results do not depend on
+   the number of threads.
 
-   Callers' threads may have small stacks. What a traversal keeps there is KFI_MAX_ROOM bytes,
-   whatever the op: its tiles are smaller where it has many operands, and narrow rows are repeated
-   where they fit. */
+   Callers' threads may have small stacks: a traversal uses KFI_MAX_ROOM bytes whatever the op. Ops
+   with many operands use smaller tiles; narrow rows are repeated only if they fit. */
 #ifndef KF_CORE_ELEMENTWISE_ELEMENTWISE_H
 #define KF_CORE_ELEMENTWISE_ELEMENTWISE_H
 
@@ -57,7 +57,7 @@ KFI_HOST kf_result_t kfi_cpu_flat(kfi_cpu_map *m, kf_i64 n)
     return KF_SUCCESS;
 }
 
-/* The second stage: adds up a tile of columns' partial sums in the order of the blocks. */
+/* Second stage: adds the partial sums of a tile of columns in block order. */
 KFI_HOST void kfi_sum_partials(void *context, kf_i64 tile)
 {
     const kfi_cpu_map *m = (const kfi_cpu_map *)context;
@@ -80,7 +80,8 @@ KFI_HOST void kfi_sum_partials(void *context, kf_i64 tile)
     }
 }
 
-/* rows x cols, or outer x channels x inner (channels > 0; sizes are checked by then). */
+/* Runs rows x cols, or outer x channels x inner (channels > 0). The caller has checked the sizes.
+ */
 KFI_HOST kf_result_t kfi_cpu_grid(kfi_cpu_map *m, kf_i64 rows, kf_i64 channels, kf_i64 cols,
                                   int is_channel, void *workspace, size_t workspace_bytes)
 {
@@ -111,14 +112,14 @@ KFI_HOST kf_result_t kfi_cpu_grid(kfi_cpu_map *m, kf_i64 rows, kf_i64 channels, 
     m->stream = kfi_streams(m);
     const kf_i64 units = m->plane ? (m->elements + KFI_TILE - 1) / KFI_TILE : m->rows;
     const kf_i64 chunk = (kf_i64)KFI_CHUNK * KFI_TILE;
-    /* Reduced gradients: as many parts as the workspace was asked for. Otherwise chunks of a fixed
-     * size. */
+    /* Reduced gradients use the number of blocks that the workspace was sized for; other ops use
+     * chunks of a fixed size. */
     m->blocks = m->sums ? kfi_blocks_of(m->plane ? (m->elements + KFI_TILE - 1) / KFI_TILE : rows,
                                         m->elements)
                         : (m->elements + chunk - 1) / chunk;
     if (m->blocks > units) m->blocks = units > 0 ? units : 1;
     m->per_block = (units + m->blocks - 1) / m->blocks;
-    /* Rows of whole parts are as well looped over one by one as repeated on smaller tiles. */
+    /* Rows of whole parts gain nothing from repetition on smaller tiles. */
     const int repeat = !m->plane && m->cols <= KFI_REPEAT &&
                        kfi_size_tiles(m, m->cols, m->cols % m->part ? m->part : KFI_TILE);
     if (!repeat) kfi_size_tiles(m, 0, m->part);

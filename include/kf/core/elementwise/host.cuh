@@ -1,35 +1,35 @@
 // SPDX-License-Identifier: Apache-2.0
-// kf/core/elementwise/host.cuh: what the launchers of the map family do. Part of kf/core/elementwise/elementwise.cuh where host
-// code is compiled.
+// kf/core/elementwise/host.cuh: argument checks, launch configuration and workspace of elementwise kernels.
+// Included by kf/core/elementwise/elementwise.cuh when host code is compiled.
 #ifndef KF_CORE_ELEMENTWISE_HOST_CUH
 #define KF_CORE_ELEMENTWISE_HOST_CUH
 
 #include "kf/core/elementwise/args.cuh"
 
 #ifdef KFI_HOST_PASS
-// What the kernels of one op x dtypes look like.
+// The kernels of one op and dtype tuple.
 struct kfi_map {
     kfi_name name;
     kfi_arguments arguments;
     const void *const *kernels; // see the callers
     int vec, unroll;
     int size;     // bytes of the widest element
-    int threads;  // of a sum kernel's block, of which an SM holds 1024 / threads
+    int threads;  // per block of a sum kernel; an SM holds 1024 / threads blocks
     int sums;     // outputs reduced to rows or channels
-    int acc_size; // bytes of their accumulators
-    const unsigned char *runs =
-        nullptr; // how many of them each launch of the second stage adds up; nullptr: it is one
+    int acc_size; // bytes of an accumulator
+    // Outputs per launch of the second stage; nullptr: one launch.
+    const unsigned char *runs = nullptr;
 };
 
-// Blocks that fill the largest GPU a few times over: below this many, smaller blocks are worth more
-// than long threads.
+// Number of blocks that fills the largest GPU several times. With fewer blocks, more threads are
+// faster than more vectors per thread.
 #ifndef KFI_MAP_FILL
 #define KFI_MAP_FILL 1056
 #endif
 
-// Threads for `n` elements: of kernels[] {vector, unroll}, {vector, 1} and {1, 1} the first that is
-// possible and fills the GPU. Vector u of a thread lies u * step elements behind its first; step 0:
-// consecutive.
+// Launches threads for n elements with the first of kernels[] = {vector, unroll}, {vector, 1}, {1,
+// 1} that is possible and fills the GPU. Vector u of a thread begins u * step elements behind its
+// first; step 0: consecutive blocks.
 KF_FN KFI_SMALL kf_result_t kfi_launch_each(const kfi_map &m, const void *const *kernels, kf_i64 n,
                                             bool vectors, kfi_each *e, kf_i64 step, void **args,
                                             cudaStream_t stream)
@@ -77,8 +77,8 @@ KF_FN KFI_SMALL kf_result_t kfi_check_grid(const kfi_map &m, kf_i64 rows, kf_i64
                            is_channel ? 3 : 2);
 }
 
-// Rows x cols, or outer x channels x inner (channels > 0). kernels[]: three for whole vectors in a
-// row, three for rows of any length (not for halves: their rows are apart), three for planes
+// Runs rows x cols, or outer x channels x inner (channels > 0). kernels[]: three for rows of whole
+// vectors, three for rows of any length (not for halves, whose rows are strided), three for planes
 // (channel ops). g, e: kernel arguments to fill in.
 KF_FN kf_result_t kfi_map_rows(const kfi_map &m, kf_i64 rows, kf_i64 channels, kf_i64 cols,
                                bool is_channel, bool halves, kfi_rows *g, kfi_each *e, void **args,
@@ -93,13 +93,13 @@ KF_FN kf_result_t kfi_map_rows(const kfi_map &m, kf_i64 rows, kf_i64 channels, k
     result = kfi_check_operands(&m.name, &m.arguments, &shape, nullptr, &operands);
     if (result != KF_SUCCESS || !operands.wanted) return result;
     const bool plane = is_channel && cols > 1;
-    if (is_channel && !plane) cols = channels; // NHWC: the channels are the columns
+    if (is_channel && !plane) cols = channels; // NHWC: channels are columns
     const bool aligned = operands.bits % 16 == 0, whole = cols % m.vec == 0;
     const bool vectors = aligned && cols >= m.vec && (whole || !halves);
     g->cols = cols;
     g->width = kfi_make_divisor(plane || !vectors || !whole ? cols : cols / m.vec);
     g->channels = kfi_make_divisor(is_channel ? channels : 1);
-    // The vectors of a thread lie whole periods apart, as many as keep them aligned.
+    // A thread's vectors are a whole number of periods apart that keeps them aligned.
     const kf_i64 period = plane ? channels * cols : cols;
     kf_i64 unit = 1;
     while (period * unit % m.vec != 0) unit *= 2;
@@ -111,15 +111,15 @@ KF_FN kf_result_t kfi_map_rows(const kfi_map &m, kf_i64 rows, kf_i64 channels, k
                            n, vectors, e, step, args, stream);
 }
 
-// How the blocks of a sum kernel share out the work: tiles of bx vectors of columns, and by * parts
-// rows at a time. By the shape alone, so that results depend on nothing else and the workspace can
-// be asked for ahead of the call. period: columns of a row, all channels' planes of a batch. A wave
-// of blocks, 1,024 threads an SM, works on one slab of rows; there are several where that leaves
-// each thread KFI_MAP_STEPS rows. A slab keeps the blocks together, and costs a start and an end of
-// each: four for blocks of 512 threads, of which one works while another one ends; two or one for
-// larger blocks, whose starts cost more.
+// Grid of a sum kernel: tiles of bx vectors of columns, `parts` blocks along the rows of a slab. It
+// depends on the shape alone, so that results do too and the workspace is known before the call.
+// period: columns of a row, or all channels' planes of a batch.
+// One wave of blocks (1,024 threads per SM) works on one slab of rows. There are several slabs if
+// each thread then still has KFI_MAP_STEPS rows. Slabs keep blocks together in memory but cost the
+// start and end of each block. Blocks of 512 threads overlap these and get up to four slabs; larger
+// blocks get two or one.
 struct kfi_split {
-    kf_i64 parts; // of a slab
+    kf_i64 parts; // per slab
     kf_i64 slabs;
     int bx;
 };
@@ -127,28 +127,25 @@ struct kfi_split {
 KF_FN KFI_SMALL kfi_split kfi_make_split(kf_i64 rows, kf_i64 period, int size, int threads)
 {
     const short shares[] = {1,  2,  3,  4,  6,  8,  11,  12,  16,
-                            22, 32, 33, 44, 66, 88, 132, 264, 528}; // what divides 264, or nearly
+                            22, 32, 33, 44, 66, 88, 132, 264, 528}; // (nearly) divide 264
     const kf_i64 vectors = kfi_ceil(period * size, 16), blocks = KFI_MAP_SMS * (1024 / threads);
     kfi_split best = {1, 1, (int)kfi_clamp(vectors, 1, KFI_MAP_THREADS)};
     kf_i64 best_score = -1;
     for (int i = 0; i < 18; ++i) {
         kf_i64 bx = kfi_ceil(vectors, shares[i]);
-        if (bx > 8)
-            bx = bx > 64
-                     ? kfi_ceil(bx, 32) * 32
-                     : kfi_ceil(bx, 8) * 8; // whole lines of 128 bytes; of wide tiles, whole warps
+        // Whole lines of 128 bytes; wide tiles: whole warps.
+        if (bx > 8) bx = bx > 64 ? kfi_ceil(bx, 32) * 32 : kfi_ceil(bx, 8) * 8;
         if (bx > threads) continue;
         const kf_i64 tiles = kfi_ceil(vectors > 0 ? vectors : 1, bx > 0 ? bx : 1),
                      waves = kfi_ceil(tiles, blocks);
         const kf_i64 parts = waves > 1 ? 1 : blocks / tiles;
-        if (best_score >= 0 && bx < 64)
-            break; // narrower: short accesses; planes: too many partial sums
+        // Narrower tiles have short accesses and, for planes, too many partial sums.
+        if (best_score >= 0 && bx < 64) break;
         const kf_i64 lanes =
             kfi_clamp(threads / (bx > 0 ? bx : 1) * parts, 1, rows > 0 ? rows : 1) * vectors;
         const kf_i64 busy = 1000 * lanes / (threads * blocks * waves);
-        const kf_i64 score =
-            10 * (busy > 960 ? 960 : busy) -
-            10000 * parts / (rows + 1); // 128 of 132 SMs are enough; partial sums cost
+        // 128 of 132 SMs are enough; partial sums cost.
+        const kf_i64 score = 10 * (busy > 960 ? 960 : busy) - 10000 * parts / (rows + 1);
         if (score <= best_score) continue;
         best_score = score;
         best.bx = bx > 0 ? (int)bx : 1;
@@ -160,8 +157,8 @@ KF_FN KFI_SMALL kfi_split kfi_make_split(kf_i64 rows, kf_i64 period, int size, i
     return best;
 }
 KF_FN kf_i64 kfi_slots(kf_i64 tile_cols, kf_i64 inner) { return tile_cols / inner + 2; }
-// Partial sums of one part: one per column, to whole vectors; planes: one per tile and channel that
-// it may touch.
+// Partial sums of one part: one per column, padded to whole vectors; planes: one per tile and
+// channel that it may overlap.
 KF_FN kf_i64 kfi_partials(kf_i64 period, kf_i64 inner, bool plane, kf_i64 tile_cols)
 {
     return plane ? kfi_ceil(period, tile_cols) * kfi_slots(tile_cols, inner)
@@ -174,19 +171,17 @@ KF_FN KFI_SMALL size_t kfi_map_workspace(kf_i64 rows, kf_i64 channels, kf_i64 co
     const bool plane = is_channel && cols > 1;
     const kf_i64 period = plane ? channels * cols : is_channel ? channels : cols;
     const kfi_split split = kfi_make_split(rows, period, size, threads);
-    const kf_i64 aligned = kfi_partials(
-        period, cols, plane, (kf_i64)split.bx * 16 / size); // of a part, for tiles of vectors
-    const kf_i64 single =
-        kfi_partials(period, cols, plane, kfi_clamp(period, 1, KFI_MAP_THREADS)); // and of elements
+    // Partial sums per part, with tiles of vectors and with tiles of single elements.
+    const kf_i64 aligned = kfi_partials(period, cols, plane, (kf_i64)split.bx * 16 / size);
+    const kf_i64 single = kfi_partials(period, cols, plane, kfi_clamp(period, 1, KFI_MAP_THREADS));
     return kfi_workspace(
         (size_t)(split.parts * split.slabs * (aligned > single ? aligned : single)) *
         (size_t)(sums * acc_size));
 }
 
-// Gradients of few rows, which need no second stage: a block has all rows of some columns. Which
-// threads have them depends on their number alone, not on how many columns a thread has.
-#define KFI_MAP_FEW_BYTES                                                                          \
-    (64 << 10) // of a row: as many blocks as there are at a time, of 64 bytes each
+// Launches gradients of few rows without a second stage: a block reduces all rows of its columns.
+// The assignment of rows to threads depends on their number alone, not on the columns of a thread.
+#define KFI_MAP_FEW_BYTES (64 << 10) // maximum bytes of a row: one wave of blocks, 64 bytes each
 KF_FN KFI_SMALL kf_result_t kfi_map_few(const kfi_map &m, kfi_grid *g, int vec, void **args,
                                         cudaStream_t stream)
 {
@@ -201,8 +196,8 @@ KF_FN KFI_SMALL kf_result_t kfi_map_few(const kfi_map &m, kfi_grid *g, int vec, 
                       stream);
 }
 
-// The same where gradients are reduced. kernels[]: {vector, rows}, {1, rows}, {vector, planes}, {1,
-// planes}; sum_kernels: what adds up the partial sums, of rows and (channel ops) of planes.
+// Runs an op with reduced gradients. kernels[]: {vector, rows}, {1, rows}, {vector, planes}, {1,
+// planes}; sum_kernels: second stage for rows and (channel ops) for planes.
 KF_FN kf_result_t kfi_map_sum(const kfi_map &m, kf_i64 rows, kf_i64 channels, kf_i64 cols,
                               bool is_channel, kfi_grid *g, void **args, kfi_sums *s,
                               const void *const *sum_kernels, void *workspace,
@@ -230,7 +225,7 @@ KF_FN kf_result_t kfi_map_sum(const kfi_map &m, kf_i64 rows, kf_i64 channels, kf
                      period * m.size <= KFI_MAP_FEW_BYTES;
     const bool vectors =
         operands.bits % 16 == 0 && period % m.vec == 0 && (!plane || cols >= m.vec) &&
-        !(few && rows * period <= 16 * KFI_MAP_FILL); // a warp for each scheduler at most
+        !(few && rows * period <= 16 * KFI_MAP_FILL); // at most one warp per scheduler
     const int vec = vectors ? m.vec : 1;
     const kfi_split split = kfi_make_split(rows, period, m.size, m.threads);
     const kf_i64 parts = split.parts * split.slabs;
@@ -255,8 +250,8 @@ KF_FN kf_result_t kfi_map_sum(const kfi_map &m, kf_i64 rows, kf_i64 channels, kf
     s->tiles = tiles;
     s->slots = g->slots;
     s->partial = wanted ? workspace : nullptr;
-    if (parts * tiles > 0x7fffffff ||
-        (plane && wanted && channels > 0x7fffffff)) // the second stage has a block for each channel
+    // The second stage of planes has one block per channel.
+    if (parts * tiles > 0x7fffffff || (plane && wanted && channels > 0x7fffffff))
         return kfi_fail(KF_ERROR_UNSUPPORTED, &m.name, "launch",
                         "of %lld x %lld elements needs more blocks than a launch may have",
                         (long long)rows, (long long)period);

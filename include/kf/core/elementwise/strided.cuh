@@ -1,37 +1,39 @@
 // SPDX-License-Identifier: Apache-2.0
-// kf/core/elementwise/strided.cuh: elementwise ops over tensors that lie in any way, each with strides of its
-// own over dimensions that all have in common.
+// kf/core/elementwise/strided.cuh: elementwise ops over strided tensors. The tensors share their dimensions;
+// each has strides of its own.
 //
-// A thread has one vector of a row, the innermost dimension. Where all rows hold whole vectors (or
-// one value, for all of the row) it is read as such; else its elements lie 32 apart, so that those
-// of a warp lie side by side, whatever the address.
+// A thread computes one vector of a row (the innermost dimension). If every tensor's rows hold
+// whole aligned vectors or broadcast one value, the thread loads vectors. Otherwise its elements
+// are 32 apart, so that the lanes of a warp access neighbouring elements at any alignment.
+// Grid: rows * ceil(cols / vector), block: 256 threads, no shared memory. Called by functions on
+// tensors (cuda/apart.cuh.j2).
 #ifndef KF_CORE_ELEMENTWISE_STRIDED_CUH
 #define KF_CORE_ELEMENTWISE_STRIDED_CUH
 
 #include "kf/core/elementwise/elementwise.cuh"
 
-#define KFI_APART_TENSORS 8
-#define KFI_APART_DIMS                                                                             \
-    8 // of a layout: its number of dimensions, their sizes, then each tensor's strides, in
-      // elements, the outermost first
-#define KFI_APART_LAYOUT ((KFI_APART_TENSORS + 1) * KFI_APART_DIMS + 1)
+#define KFI_STRIDED_TENSORS 8
+#define KFI_STRIDED_DIMS 8
+// Layout: the number of dimensions, their sizes, then each tensor's strides [elements], the
+// outermost dimension first.
+#define KFI_STRIDED_LAYOUT ((KFI_STRIDED_TENSORS + 1) * KFI_STRIDED_DIMS + 1)
 
-// What a kernel is given of it.
-struct kfi_apart {
-    kfi_divisor width;                    // threads of a row, or warps
-    kfi_divisor size[KFI_APART_DIMS - 1]; // of the outer dimensions, the innermost first
+// Kernel argument: the layout, the innermost dimension first.
+struct kfi_strided {
+    kfi_divisor width;                      // threads per row, or warps per row
+    kfi_divisor size[KFI_STRIDED_DIMS - 1]; // outer dimensions, the innermost first
     kf_i64 rows, cols;
-    kf_i64 stride[KFI_APART_TENSORS][KFI_APART_DIMS]; // the innermost first
-    int dims;                                         // outer ones
-    int step;  // from one element of a thread to the next: 1, or 32
-    int whole; // rows are read by vectors
+    kf_i64 stride[KFI_STRIDED_TENSORS][KFI_STRIDED_DIMS]; // the innermost first
+    int dims;                                             // number of outer dimensions
+    int step;  // distance between elements of a thread: 1 or 32
+    int whole; // rows are accessed by vectors
 };
 
 #ifdef KFI_DEVICE_PASS
-// Where a thread's first element lies in each tensor, and how many are left of its row from there
-// on. false: there is none.
+// Sets the offset of a thread's first element in each tensor and the elements left of its row.
+// Returns false if the thread has none.
 template <int tensors, int vec>
-KFI_DEVICE bool kfi_find_apart(kf_i64 *at, kf_i64 *left, const kfi_apart &a)
+KFI_DEVICE bool kfi_find_strided(kf_i64 *at, kf_i64 *left, const kfi_strided &a)
 {
     const kf_i64 thread = (kf_i64)blockIdx.x * KFI_MAP_THREADS + threadIdx.x;
     const kf_i64 unit = a.step == 1 ? thread : thread / 32;
@@ -50,10 +52,10 @@ KFI_DEVICE bool kfi_find_apart(kf_i64 *at, kf_i64 *left, const kfi_apart &a)
     *left = a.cols - col;
     return *left > 0;
 }
-// What is not left becomes zero.
+// Loads a vector; elements past the row's end become zero.
 template <int size, int vec>
-KFI_DEVICE void kfi_load_apart(void *v, const void *src, kf_i64 at, kf_i64 left, const kfi_apart &a,
-                               int k)
+KFI_DEVICE void kfi_load_strided(void *v, const void *src, kf_i64 at, kf_i64 left,
+                                 const kfi_strided &a, int k)
 {
     const char *const s = (const char *)src + at * size;
     if (a.whole && left >= vec && a.stride[k][0]) {
@@ -68,8 +70,8 @@ KFI_DEVICE void kfi_load_apart(void *v, const void *src, kf_i64 at, kf_i64 left,
                        e * a.step < left ? s + e * step : (const char *)&zero);
 }
 template <int size, int vec>
-KFI_DEVICE void kfi_store_apart(void *dst, const void *v, kf_i64 at, kf_i64 left,
-                                const kfi_apart &a, int k)
+KFI_DEVICE void kfi_store_strided(void *dst, const void *v, kf_i64 at, kf_i64 left,
+                                  const kfi_strided &a, int k)
 {
     char *const d = (char *)dst + at * size;
     if (a.whole && left >= vec) {
@@ -84,8 +86,9 @@ KFI_DEVICE void kfi_store_apart(void *dst, const void *v, kf_i64 at, kf_i64 left
 #endif
 
 #ifdef KFI_HOST_PASS
-// Whether a tensor's rows hold vectors of vec elements: or one value alone.
-KF_FN KFI_SMALL bool kfi_whole_apart(const kfi_operand *o, const kf_i64 *stride, int dims, int vec)
+// True if a tensor's rows hold aligned vectors of vec elements, or one broadcast value.
+KF_FN KFI_SMALL bool kfi_is_vectorizable(const kfi_operand *o, const kf_i64 *stride, int dims,
+                                         int vec)
 {
     const kf_i64 bytes = (kf_i64)o->size * vec < 16 ? (kf_i64)o->size * vec : 16;
     if (stride[0] == 0) return true;
@@ -93,13 +96,13 @@ KF_FN KFI_SMALL bool kfi_whole_apart(const kfi_operand *o, const kf_i64 *stride,
     for (int i = 1; i <= dims; ++i) whole = whole && stride[i] * o->size % bytes == 0;
     return whole;
 }
-// places: of the kernel's tensors, which one of the launcher's each is. That they lie apart from
-// each other, and inside their memory, is the caller's to know.
-KF_FN kf_result_t kfi_map_apart(const kfi_map &m, kf_i64 n, const int64_t *layout,
-                                const int *places, int tensors, kfi_apart *a, void **args,
-                                cudaStream_t stream)
+// Launches a strided elementwise kernel. indices[k]: the launcher's tensor that is the kernel's
+// tensor k. The caller ensures that outputs do not overlap and that strides stay inside the memory.
+KF_FN kf_result_t kfi_map_strided(const kfi_map &m, kf_i64 n, const int64_t *layout,
+                                  const int *indices, int tensors, kfi_strided *a, void **args,
+                                  cudaStream_t stream)
 {
-    const kfi_shape shape = {1, 0, n > 0, 0, nullptr}; // of one element
+    const kfi_shape shape = {1, 0, n > 0, 0, nullptr}; // one element: strides are not checked
     kfi_operands operands;
     const kf_result_t result =
         kfi_check_operands(&m.name, &m.arguments, &shape, nullptr, &operands);
@@ -112,10 +115,10 @@ KF_FN kf_result_t kfi_map_apart(const kfi_map &m, kf_i64 n, const int64_t *layou
     for (int i = 0; i < in; ++i)
         a->size[i] = kfi_make_divisor(layout[in - i]), a->rows *= layout[in - i];
     for (int k = 0; k < tensors; ++k) {
-        const int64_t *const given = layout + 1 + (places[k] + 1) * KFI_APART_DIMS;
+        const int64_t *const given = layout + 1 + (indices[k] + 1) * KFI_STRIDED_DIMS;
         for (int i = 0; i <= in; ++i) a->stride[k][i] = given[in - i];
-        a->whole &= !operands.of[places[k]].ptr ||
-                    kfi_whole_apart(&operands.of[places[k]], a->stride[k], in, m.vec);
+        a->whole &= !operands.of[indices[k]].ptr ||
+                    kfi_is_vectorizable(&operands.of[indices[k]], a->stride[k], in, m.vec);
     }
     a->step = a->whole || a->cols < 64 ? 1 : 32;
     const kf_i64 width = kfi_ceil(a->cols, (kf_i64)m.vec * a->step),

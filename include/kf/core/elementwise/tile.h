@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* kf/core/elementwise/tile.h: a tile of an op on the CPU: what its function is given, where its operands
- * are, what is copied at an end. */
+/* kf/core/elementwise/tile.h: tiles of an elementwise op on the CPU: arguments of a tile function, scratch
+ * memory of a traversal, and copies of partial tiles. */
 #ifndef KF_CORE_ELEMENTWISE_TILE_H
 #define KF_CORE_ELEMENTWISE_TILE_H
 
@@ -18,31 +18,31 @@ KFI_C_BEGIN
 
 #define KFI_REPEAT 2048 /* rows up to this many columns are repeated into a buffer */
 #define KFI_BLOCKS 64   /* parts of a reduced gradient */
-#define KFI_GROUP                                                                                  \
-    4 /* tiles of other rows but the same columns, whose sums are added up in registers */
+/* Tiles of the same columns in consecutive rows whose sums are accumulated in registers. */
+#define KFI_GROUP 4
 
 typedef struct {
-    void *p[KFI_MAX_SLOTS];     /* of the first tile; */
-    kf_i64 step[KFI_MAX_SLOTS]; /* the next one's lie so many elements behind */
-    int tiles;                  /* any number; of a group KFI_GROUP or 1 */
-    int count;           /* elements of each: whole parts, as many as are computed at a time */
-    unsigned stream;     /* bit k: what p[k] points at goes past the caches */
-    int stores;          /* some tensor is written, not sums alone */
-    const void *scalars; /* the op's, then the activation's; float, or double for f64 */
-    const uint16_t
-        *keep[KFI_GROUP]; /* dropout: random words of each tile; those from keep_from on are kept */
+    void *p[KFI_MAX_SLOTS];     /* pointer of each slot, first tile */
+    kf_i64 step[KFI_MAX_SLOTS]; /* elements from one tile to the next */
+    int tiles;                  /* any number; groups: KFI_GROUP or 1 */
+    int count;                  /* elements per tile: a multiple of the op's part */
+    unsigned stream;            /* bit k: writes to p[k] bypass the caches */
+    int stores;                 /* some tensor is written, not only sums */
+    const void *scalars;        /* the op's, then the activation's: float, or double for f64 */
+    /* Dropout: random words of each tile. Words >= keep_from keep their element. */
+    const uint16_t *keep[KFI_GROUP];
     uint32_t keep_from;
     double keep_scale;
 } kfi_tile;
 typedef void (*kfi_tile_fn)(const kfi_tile *t);
-/* Whether a tile function streams what slot k points at, by way of a buffer of its own. */
+/* True if a tile function writes slot k with streaming stores, through a buffer of its own. */
 KFI_INLINE int kfi_is_streamed(const kfi_tile *t, int k)
 {
     return KFI_STREAMS && (t->stream >> k & 1u);
 }
 
-/* What stands behind t->p[k]: an operand (its index), or a row value that is derived from row
- * operands. */
+/* Slot k of a tile function (t->p[k]): a load or store of an operand, a row operand, a value
+ * derived from row operands, or a sum. */
 enum { KFI_SLOT_LOAD, KFI_SLOT_STORE, KFI_SLOT_ROW, KFI_SLOT_DERIVED, KFI_SLOT_SUM };
 typedef struct {
     int kind, operand, half, size;
@@ -54,40 +54,39 @@ typedef void (*kfi_sum_writer)(void *out, kf_i64 i, const double *v, int count);
 typedef struct {
     kfi_name name;
     kfi_arguments arguments;
-    const kfi_row_pass *passes; /* of rows: up to a NULL */
+    const kfi_row_pass *passes; /* ops over rows: terminated by NULL */
     const kfi_slot *slots;
     int slot_count, sums, acc_size, part;
     kfi_tile_fn tile;
-    void (*derive)(
-        const kfi_tile *t,
-        int width); /* derived row values from row values, 16 at a time; NULL: there are none */
+    /* Computes derived row values from row values, 16 at a time. NULL: none. */
+    void (*derive)(const kfi_tile *t, int width);
     const void *scalars;
-    const kf_i64 *integers; /* scalars that are whole numbers */
+    const kf_i64 *integers; /* integer scalars */
     const kfi_rng *rng;
-    kfi_strides strides;          /* of rows */
+    kfi_strides strides;          /* strides of rows */
     void *const *sum_outputs;     /* NULL is skipped */
-    const kfi_sum_writer *stores; /* of each, in its dtype */
-    /* set by the traversal */
+    const kfi_sum_writer *stores; /* writer of each sum, in its dtype */
+    /* Set by the traversal. */
     kfi_operands operands;
     kf_i64 rows, cols, channels, queries, inner, elements, blocks, per_block;
-    kf_i64 segment, parts; /* rows in segments: elements of one, channels of a group */
-    int plane, tile_size;  /* tile_size: elements of a tile */
-    unsigned stream;       /* bit k: slot k is an output that goes past the caches */
+    kf_i64 segment, parts; /* segmented rows: elements per segment, channels per group */
+    int plane, tile_size;  /* tile_size: elements per tile */
+    unsigned stream;       /* bit k: slot k is an output that bypasses the caches */
     char *partial;
 } kfi_cpu_map;
 
-/* Random words of a group's tiles, at the end of a traversal's memory. */
+/* Random words of a group's tiles, at the end of a traversal's scratch memory. */
 typedef uint16_t kfi_group_words[KFI_TILE + 32];
 typedef char kfi_words_fit[KFI_GROUP * sizeof(kfi_group_words) <= KFI_MAX_WORDS ? 1 : -1];
 
-/* A traversal's memory: a tile of each slot, and rows with a tile behind them of row values and
- * sums that are repeated. */
+/* Scratch memory of a traversal: a tile per slot; for repeated row values and sums, a row followed
+ * by a tile. */
 typedef struct {
     char *tile[KFI_MAX_SLOTS], *repeated[KFI_MAX_SLOTS];
     KFI_ON_A_LINE char bytes[KFI_MAX_ROOM];
 } kfi_room;
-/* Its bytes. cols: of a row that is repeated; 0: none is. Row values that are repeated need no
- * tile. */
+/* Returns the bytes of scratch memory. cols: length of a repeated row, 0 for none. Repeated row
+ * values need no tile. */
 KFI_HOST kf_i64 kfi_room_bytes(const kfi_cpu_map *m, kf_i64 tile_size, kf_i64 cols)
 {
     kf_i64 bytes = 0;
@@ -100,8 +99,8 @@ KFI_HOST kf_i64 kfi_room_bytes(const kfi_cpu_map *m, kf_i64 tile_size, kf_i64 co
     }
     return bytes;
 }
-/* Whether tiles of so many elements, or of the smaller size that fits, leave room for such rows.
- * least: the smallest that will do. */
+/* Sets the largest tile size, KFI_TILE or a fraction of at least `least`, whose scratch memory
+ * fits. Returns 0 if none does. */
 KFI_HOST int kfi_size_tiles(kfi_cpu_map *m, kf_i64 cols, int least)
 {
     for (m->tile_size = KFI_TILE; m->tile_size >= least; m->tile_size /= 2)
@@ -109,7 +108,8 @@ KFI_HOST int kfi_size_tiles(kfi_cpu_map *m, kf_i64 cols, int least)
             return 1;
     return 0;
 }
-KFI_HOST void kfi_share_room(const kfi_cpu_map *m, kfi_room *room, kf_i64 cols)
+/* Assigns the scratch memory to the slots. */
+KFI_HOST void kfi_assign_room(const kfi_cpu_map *m, kfi_room *room, kf_i64 cols)
 {
     char *at = room->bytes;
     for (int k = 0; k < m->slot_count; ++k) {
@@ -123,7 +123,7 @@ KFI_HOST void kfi_share_room(const kfi_cpu_map *m, kfi_room *room, kf_i64 cols)
     }
 }
 
-/* Large outputs that are no input: such a one's lines are in the cache already. */
+/* Returns the slots of large outputs that are not also inputs, whose lines the cache holds. */
 KFI_HOST unsigned kfi_streams(const kfi_cpu_map *m)
 {
     unsigned found = 0;
@@ -152,8 +152,9 @@ KFI_HOST void kfi_run_tiles(const kfi_cpu_map *m, kfi_tile *t, kfi_room *room, k
     m->tile(t);
 }
 
-/* Whole tiles at the front of `left` elements, as many as a call may have; 1 for what is less than
- * a tile. */
+/* Returns the number of whole tiles among `left` elements, limited to one call; 1 for a partial
+ * tile.
+ */
 KFI_HOST int kfi_whole(const kfi_cpu_map *m, kf_i64 left)
 {
     const kf_i64 tiles = left / m->tile_size, most = m->rng ? KFI_GROUP : KFI_CHUNK;
@@ -170,7 +171,7 @@ KFI_HOST kfi_tile kfi_make_tile(const kfi_cpu_map *m)
     return t;
 }
 
-/* `count` copies of one element, which may be the first. */
+/* Writes `count` copies of one element, which may be the destination's first. */
 KFI_HOST void kfi_fill(unsigned char *to, const char *value, int count, int size)
 {
     if (size == 2) {
@@ -193,8 +194,8 @@ KFI_HOST int kfi_is_half(const kfi_cpu_map *m, const kfi_slot *s)
     return (m->operands.of[s->operand].flags & KFI_KIND) == KFI_HALF;
 }
 
-/* Copies `count` elements between a tensor and a scratch tile. A half operand is traversed by (row,
- * column) segments. */
+/* Copies `count` elements between a tensor and a scratch tile. A half operand is copied row segment
+ * by row segment. */
 KFI_HOST void kfi_move_elements(const kfi_cpu_map *m, const kfi_slot *s, char *tensor, char *tile,
                                 kf_i64 first, int count, int store)
 {
@@ -224,17 +225,16 @@ KFI_HOST void kfi_move_elements(const kfi_cpu_map *m, const kfi_slot *s, char *t
 
 KFI_HOST char *kfi_element(const kfi_cpu_map *m, const kfi_slot *s, kf_i64 i)
 {
-    const kf_i64 before =
-        kfi_is_half(m, s) ? (i / m->cols + s->half) * m->cols : 0; /* of the other half */
+    /* Elements of the other half before element i. */
+    const kf_i64 before = kfi_is_half(m, s) ? (i / m->cols + s->half) * m->cols : 0;
     return (char *)(uintptr_t)m->operands.of[s->operand].ptr + (i + before) * s->size;
 }
 
-/* Points loads and stores at `tiles` tiles, the first of elements first .. first + count - 1, the
-   others `step` behind each other. Those that are not whole parts, or of halves that reach into the
-   next row, go through scratch, side by side, which `finish` writes back: as many as a tile of
-   scratch holds. */
-KFI_HOST unsigned kfi_aim(const kfi_cpu_map *m, kfi_tile *t, const kfi_room *room, kf_i64 first,
-                          int count, int tiles, kf_i64 step)
+/* Points loads and stores at `tiles` tiles of `count` elements, the first at element `first`,
+   `step` apart. Tiles that are not whole parts, and halves that cross a row end, use consecutive
+   scratch tiles, which kfi_finish writes back. Returns the slots that use scratch. */
+KFI_HOST unsigned kfi_point_tile(const kfi_cpu_map *m, kfi_tile *t, const kfi_room *room,
+                                 kf_i64 first, int count, int tiles, kf_i64 step)
 {
     unsigned indirect = 0;
     t->tiles = tiles;
@@ -248,7 +248,7 @@ KFI_HOST unsigned kfi_aim(const kfi_cpu_map *m, kfi_tile *t, const kfi_room *roo
         const int parted =
             count < t->count || (kfi_is_half(m, s) && first % m->cols + count > m->cols);
         t->step[k] =
-            kfi_is_half(m, s) && step % m->cols == 0 ? 2 * step : step; /* rows of both halves */
+            kfi_is_half(m, s) && step % m->cols == 0 ? 2 * step : step; /* rows hold both halves */
         t->stores |= base && s->kind == KFI_SLOT_STORE;
         if (base && !parted) {
             t->p[k] = kfi_element(m, s, first);
@@ -268,6 +268,7 @@ KFI_HOST unsigned kfi_aim(const kfi_cpu_map *m, kfi_tile *t, const kfi_room *roo
     }
     return indirect;
 }
+/* Writes scratch tiles of stores back to their tensors. */
 KFI_HOST void kfi_finish(const kfi_cpu_map *m, const kfi_tile *t, unsigned indirect, kf_i64 first,
                          int count, kf_i64 step)
 {

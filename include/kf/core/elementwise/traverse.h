@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* kf/core/elementwise/traverse.h: the ways through a tensor: flat, narrow rows repeated, rows in tiles,
- * planes; reduced gradients of a block. */
+/* kf/core/elementwise/traverse.h: traversals of an elementwise op on the CPU (flat, repeated narrow rows,
+ * tiles of wide rows, planes) and the reduced gradients of a block. */
 #ifndef KF_CORE_ELEMENTWISE_TRAVERSE_H
 #define KF_CORE_ELEMENTWISE_TRAVERSE_H
 
@@ -10,7 +10,7 @@
 
 KFI_C_BEGIN
 
-/* Every operand has the result's shape. */
+/* Traverses tensors that all have the result's shape. */
 KFI_HOST void kfi_traverse_flat(void *context, kf_i64 chunk)
 {
     const kfi_cpu_map *m = (const kfi_cpu_map *)context;
@@ -19,18 +19,18 @@ KFI_HOST void kfi_traverse_flat(void *context, kf_i64 chunk)
     kf_i64 i = chunk * KFI_CHUNK * KFI_TILE;
     const kf_i64 end =
         i + KFI_CHUNK * KFI_TILE < m->elements ? i + KFI_CHUNK * KFI_TILE : m->elements;
-    kfi_share_room(m, &room, 0);
+    kfi_assign_room(m, &room, 0);
     for (; i < end; i += (kf_i64)t.tiles * m->tile_size) {
         const int count = end - i < m->tile_size ? (int)(end - i) : m->tile_size;
         const unsigned indirect =
-            kfi_aim(m, &t, &room, i, count, kfi_whole(m, end - i), m->tile_size);
+            kfi_point_tile(m, &t, &room, i, count, kfi_whole(m, end - i), m->tile_size);
         kfi_run_tiles(m, &t, &room, i, m->tile_size);
         if (indirect) kfi_finish(m, &t, indirect, i, count, m->tile_size);
     }
     if (m->stream) kfi_stream_end();
 }
 
-/* Adds `count` sums of the accumulator type; the order is the index's. */
+/* Adds `count` sums of the accumulator type in index order. */
 KFI_HOST void kfi_add_sums(char *into, const char *from, kf_i64 count, int acc_size)
 {
     if (acc_size == 8)
@@ -46,8 +46,8 @@ KFI_HOST char *kfi_partial(const kfi_cpu_map *m, kf_i64 block, int sum)
     return m->partial ? m->partial + ((kf_i64)sum * m->blocks + block) * width * m->acc_size : NULL;
 }
 
-/* Row values, repeated until a whole tile fits behind any column, what is derived from them, and
- * sums of nothing. */
+/* Repeats row values until a whole tile fits behind any column, derives values from them and clears
+ * the sums. */
 KFI_HOST void kfi_repeat_rows(const kfi_cpu_map *m, const kfi_room *room)
 {
     const kf_i64 width = m->cols + m->tile_size;
@@ -63,19 +63,18 @@ KFI_HOST void kfi_repeat_rows(const kfi_cpu_map *m, const kfi_room *room)
     if (!m->derive) return;
     kfi_tile r = kfi_make_tile(m);
     for (kf_i64 c = 0; c < width; c += m->tile_size) {
-        const kf_i64 from = width - c < m->tile_size
-                                ? width - m->tile_size
-                                : c; /* the last tile overlaps the one before */
+        /* The last tile overlaps the previous one. */
+        const kf_i64 from = width - c < m->tile_size ? width - m->tile_size : c;
         for (int k = 0; k < m->slot_count; ++k)
             if (m->slots[k].kind == KFI_SLOT_ROW || m->slots[k].kind == KFI_SLOT_DERIVED)
                 r.p[k] = room->repeated[k] + from * m->slots[k].size;
         m->derive(&r, m->tile_size);
     }
 }
-/* Points row values and sums at those of a column. The sums of a tile that is not whole parts are
- * apart, as some are of elements behind it. */
-KFI_HOST void kfi_aim_repeated(const kfi_cpu_map *m, kfi_tile *t, const kfi_room *room, kf_i64 col,
-                               int count, kf_i64 step)
+/* Points row values and sums at a column. A tile that is not whole parts has separate sums, since
+ * some of its elements lie past the end. */
+KFI_HOST void kfi_point_repeated(const kfi_cpu_map *m, kfi_tile *t, const kfi_room *room,
+                                 kf_i64 col, int count, kf_i64 step)
 {
     for (int k = 0; k < m->slot_count; ++k) {
         const kfi_slot *s = &m->slots[k];
@@ -87,13 +86,13 @@ KFI_HOST void kfi_aim_repeated(const kfi_cpu_map *m, kfi_tile *t, const kfi_room
         memset(t->p[k], 0, (size_t)(t->count * s->size));
     }
 }
-KFI_HOST void kfi_take_sums(const kfi_cpu_map *m, const kfi_room *room, kf_i64 col, int count)
+KFI_HOST void kfi_add_tile_sums(const kfi_cpu_map *m, const kfi_room *room, kf_i64 col, int count)
 {
     for (int k = 0; k < m->slot_count; ++k)
         if (m->slots[k].kind == KFI_SLOT_SUM)
             kfi_add_sums(room->repeated[k] + col * m->acc_size, room->tile[k], count, m->acc_size);
 }
-KFI_HOST void kfi_leave_sums(const kfi_cpu_map *m, const kfi_room *room, kf_i64 block)
+KFI_HOST void kfi_store_partial_sums(const kfi_cpu_map *m, const kfi_room *room, kf_i64 block)
 {
     const kf_i64 width = m->cols + m->tile_size;
     for (int k = 0, n = 0; k < m->slot_count; ++k) {
@@ -107,20 +106,20 @@ KFI_HOST void kfi_leave_sums(const kfi_cpu_map *m, const kfi_room *room, kf_i64 
     }
 }
 
-/* rows x cols with narrow rows: row values are repeated, so that tiles reach over row ends as if
- * the tensor were flat. */
+/* Traverses rows x cols with narrow rows. Row values are repeated, so that tiles cross row ends as
+ * if the tensor were flat. */
 KFI_HOST void kfi_traverse_repeated(void *context, kf_i64 block)
 {
     const kfi_cpu_map *m = (const kfi_cpu_map *)context;
     kfi_room room;
     kfi_tile t = kfi_make_tile(m);
-    kfi_share_room(m, &room, m->cols);
+    kfi_assign_room(m, &room, m->cols);
     kfi_repeat_rows(m, &room);
     kf_i64 i = block * m->per_block * m->cols, col = 0;
     const kf_i64 last = (block + 1) * m->per_block < m->rows ? (block + 1) * m->per_block : m->rows,
                  end = last * m->cols;
-    /* Tiles a period apart have the same columns. Groups of them for sums; otherwise neighbours up
-     * to the end of the row. */
+    /* Tiles one period apart have the same columns. Sums use groups of these; other ops use
+     * neighbouring tiles up to the end of the row. */
     kf_i64 period = m->cols, inner = 0;
     while (period % m->tile_size != 0) period *= 2;
     while (i < end) {
@@ -130,11 +129,11 @@ KFI_HOST void kfi_traverse_repeated(void *context, kf_i64 block)
                           : m->sums || end - i < m->cols - col ? 1
                                                                : kfi_whole(m, m->cols - col);
         const kf_i64 step = group ? period : m->tile_size;
-        const unsigned indirect = kfi_aim(m, &t, &room, i, count, tiles, step);
-        kfi_aim_repeated(m, &t, &room, col, count, group ? 0 : m->tile_size);
+        const unsigned indirect = kfi_point_tile(m, &t, &room, i, count, tiles, step);
+        kfi_point_repeated(m, &t, &room, col, count, group ? 0 : m->tile_size);
         kfi_run_tiles(m, &t, &room, i, step);
         if (indirect) kfi_finish(m, &t, indirect, i, count, step);
-        if (count < t.count) kfi_take_sums(m, &room, col, count);
+        if (count < t.count) kfi_add_tile_sums(m, &room, col, count);
         const kf_i64 done = group ? m->tile_size : (kf_i64)tiles * m->tile_size;
         i += done;
         col = (col + done) % m->cols;
@@ -145,16 +144,17 @@ KFI_HOST void kfi_traverse_repeated(void *context, kf_i64 block)
         }
     }
     if (m->stream) kfi_stream_end();
-    kfi_leave_sums(m, &room, block);
+    kfi_store_partial_sums(m, &room, block);
 }
 
-/* Tiles that begin at an element of a wide row: those of the rows below for sums and derived row
-   values, its neighbours otherwise. first: of its columns in this block. */
+/* Runs the tiles that begin at an element of a wide row: tiles of the rows below for sums and
+   derived row values, neighbouring tiles otherwise. first: the block's first tile of these columns.
+ */
 KFI_HOST void kfi_traverse_tiles(const kfi_cpu_map *m, kfi_tile *t, kfi_room *room, kf_i64 block,
                                  kf_i64 row, kf_i64 col, int count, int tiles, int first)
 {
     const kf_i64 i = row * m->cols + col, step = m->sums || m->derive ? m->cols : m->tile_size;
-    const unsigned indirect = kfi_aim(m, t, room, i, count, tiles, step);
+    const unsigned indirect = kfi_point_tile(m, t, room, i, count, tiles, step);
     const int whole = count == t->count;
     for (int k = 0, n = 0; k < m->slot_count; ++k) {
         const kfi_slot *s = &m->slots[k];
@@ -191,16 +191,15 @@ KFI_HOST void kfi_traverse_tiles(const kfi_cpu_map *m, kfi_tile *t, kfi_room *ro
         }
 }
 
-/* The columns of a tile that begins at one: of a row's end as many whole parts as there are, which
- * need no copy, then what is left. */
+/* Returns the columns of a tile that begins at `col`. A row's end gives whole parts first, which
+ * need no copy, then the rest. */
 KFI_HOST int kfi_columns(const kfi_cpu_map *m, kf_i64 col)
 {
     const int left = m->cols - col < m->tile_size ? (int)(m->cols - col) : m->tile_size;
     return left < m->part ? left : left / m->part * m->part;
 }
 
-/* rows x cols with wide rows: a tile stays in its row, its columns' row values are read in place.
- */
+/* Traverses rows x cols with wide rows. A tile stays in its row; row values are read in place. */
 KFI_HOST void kfi_traverse_columns(void *context, kf_i64 block)
 {
     const kfi_cpu_map *m = (const kfi_cpu_map *)context;
@@ -208,11 +207,11 @@ KFI_HOST void kfi_traverse_columns(void *context, kf_i64 block)
     kfi_tile t = kfi_make_tile(m);
     const kf_i64 begin = block * m->per_block,
                  end = begin + m->per_block < m->rows ? begin + m->per_block : m->rows;
-    kfi_share_room(m, &room, 0);
+    kfi_assign_room(m, &room, 0);
     for (int n = 0; n < m->sums; ++n)
         if (m->partial) memset(kfi_partial(m, block, n), 0, (size_t)(m->cols * m->acc_size));
-    /* For sums, groups of rows. Derived row values belong to a tile's columns: then the rows are
-       the inner loop, and groups cost less calls as well. Otherwise neighbours in a row. */
+    /* Sums use groups of rows. Derived row values belong to a tile's columns, so rows are the inner
+       loop and groups save calls. Other ops use neighbouring tiles of a row. */
     const int grouped = m->sums || m->derive;
     for (kf_i64 from = 0, to; from < m->cols; from = to) {
         to = m->derive ? from + kfi_columns(m, from) : m->cols;
@@ -232,8 +231,8 @@ KFI_HOST void kfi_traverse_columns(void *context, kf_i64 block)
     if (m->stream) kfi_stream_end();
 }
 
-/* The sum of `count` values of the accumulator type: lane l has values l, l + 16, ..., and the
- * lanes are added up in order. */
+/* Sums `count` values of the accumulator type. Lane l adds values l, l + 16, ...; then the lanes
+ * are added in order. */
 KFI_HOST double kfi_total(const char *values, int count, int acc_size)
 {
     double lane[KFI_SIMD] = {0}, total = 0.0;
@@ -279,7 +278,8 @@ KFI_HOST void kfi_flush_sums(const kfi_cpu_map *m, kfi_tile *t, kf_i64 block, kf
     }
 }
 
-/* Row values of a tile that begins at element `at` of a plane; whole: it lies in that plane. */
+/* Fills the row values of a tile that begins at element `start` of a plane. whole: the tile does
+ * not leave the plane. */
 KFI_HOST void kfi_fill_channels(const kfi_cpu_map *m, kfi_tile *t, const kfi_room *room,
                                 kf_i64 plane, kf_i64 start, int whole)
 {
@@ -299,22 +299,22 @@ KFI_HOST void kfi_fill_channels(const kfi_cpu_map *m, kfi_tile *t, const kfi_roo
         }
     }
     if (m->derive) m->derive(t, whole ? KFI_SIMD : m->tile_size);
-    for (int k = 0; whole && k < m->slot_count; ++k) /* one channel: all values are the first */
+    for (int k = 0; whole && k < m->slot_count; ++k) /* one channel: all values are equal */
         if (m->slots[k].kind == KFI_SLOT_DERIVED)
             kfi_fill((unsigned char *)room->tile[k], room->tile[k], m->tile_size, m->slots[k].size);
 }
 
-/* outer x channels x inner: flat tiles whose row values are filled in by channel. */
+/* Traverses outer x channels x inner in flat tiles; row values are filled in by channel. */
 KFI_HOST void kfi_traverse_planes(void *context, kf_i64 block)
 {
     const kfi_cpu_map *m = (const kfi_cpu_map *)context;
     kfi_room room;
     kfi_tile t = kfi_make_tile(m);
-    kf_i64 i = block * m->per_block * KFI_TILE, filled = -1,
-           summed = -1; /* planes that the row values and sums stand for */
+    /* Planes of the current row values (filled) and of the current sums (summed). */
+    kf_i64 i = block * m->per_block * KFI_TILE, filled = -1, summed = -1;
     const kf_i64 end =
         i + m->per_block * KFI_TILE < m->elements ? i + m->per_block * KFI_TILE : m->elements;
-    kfi_share_room(m, &room, 0);
+    kfi_assign_room(m, &room, 0);
     for (int n = 0; n < m->sums; ++n)
         if (m->partial) memset(kfi_partial(m, block, n), 0, (size_t)(m->channels * m->acc_size));
     for (int k = 0; k < m->slot_count; ++k)
@@ -324,9 +324,9 @@ KFI_HOST void kfi_traverse_planes(void *context, kf_i64 block)
         }
     for (; i < end; i += (kf_i64)t.tiles * m->tile_size) {
         const int count = end - i < m->tile_size ? (int)(end - i) : m->tile_size;
-        const kf_i64 plane = i / m->inner, left = (plane + 1) * m->inner - i; /* of the plane */
+        const kf_i64 plane = i / m->inner, left = (plane + 1) * m->inner - i;
         const int tiles = kfi_whole(m, left < end - i ? left : end - i);
-        const int whole = left >= m->tile_size; /* the tile lies in one plane */
+        const int whole = left >= m->tile_size; /* the tile stays in one plane */
         if (m->sums && summed >= 0 && (!whole || summed != plane))
             kfi_flush_sums(m, &t, block, summed * m->inner, m->tile_size);
         summed = whole && count == m->tile_size ? plane : -1;
@@ -334,8 +334,9 @@ KFI_HOST void kfi_traverse_planes(void *context, kf_i64 block)
             kfi_fill_channels(m, &t, &room, plane, i - plane * m->inner, whole);
             filled = whole ? plane : -1;
         }
-        const unsigned indirect = kfi_aim(m, &t, &room, i, count, m->sums ? 1 : tiles,
-                                          m->tile_size); /* groups of neighbours: slower */
+        /* Sums take one tile at a time: groups of neighbours were slower. */
+        const unsigned indirect =
+            kfi_point_tile(m, &t, &room, i, count, m->sums ? 1 : tiles, m->tile_size);
         kfi_run_tiles(m, &t, &room, i, m->tile_size);
         if (indirect) kfi_finish(m, &t, indirect, i, count, m->tile_size);
         if (m->sums && summed < 0) kfi_flush_sums(m, &t, block, i, count);

@@ -154,7 +154,7 @@ KFI_HOST void kfi_cpu_gathering_layout(size_t *bytes, const kf_i64 *sizes, int p
     bytes[0] = kfi_workspace((size_t)(planes * sizes[0] * sizes[1] * acc_size));
     bytes[1] = kfi_workspace(
         (size_t)(sums * kfi_gathering_blocks(sizes[0], sizes[1]) * sizes[1] * acc_size));
-    bytes[2] = kfi_cpu_lookup_workspace(sizes[0], sizes[1], most);
+    bytes[2] = kfi_cpu_embedding_workspace(sizes[0], sizes[1], most);
 }
 KFI_HOST size_t kfi_cpu_gathering_workspace(kf_i64 rows, kf_i64 cols, kf_i64 vocab,
                                             kf_i64 positions, kf_i64 types, int planes, int sums,
@@ -173,7 +173,7 @@ KFI_HOST size_t kfi_cpu_gathering_workspace(kf_i64 rows, kf_i64 cols, kf_i64 voc
  */
 KFI_HOST void kfi_gather_table(const kfi_cpu_gathering *m, int i, char *sorted)
 {
-    kfi_cpu_lookup t;
+    kfi_cpu_embedding t;
     kfi_zero(&t, sizeof t);
     t.numbers = m->numbers[i];
     t.number_size = m->number_size;
@@ -188,7 +188,7 @@ KFI_HOST void kfi_gather_table(const kfi_cpu_gathering *m, int i, char *sorted)
     t.cols = m->cols;
     t.vocab = m->sizes[2 + i];
     t.skipped = m->skipped[i];
-    kfi_cpu_lookup_sums(&t, sorted);
+    kfi_cpu_embedding_sums(&t, sorted);
 }
 
 KFI_HOST kf_result_t kfi_cpu_gathering_run(kfi_cpu_gathering *m, void *workspace,

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* kf/core/embedding_layer_norm/gather_check.h: what launchers of rows of several tables, in CUDA and in C, ask beside
- * what all do. */
+/* kf/core/embedding_layer_norm/gather_check.h: argument checks of ops that gather rows of three tables, for CUDA and C.
+ */
 #ifndef KF_CORE_EMBEDDING_LAYER_NORM_GATHER_CHECK_H
 #define KF_CORE_EMBEDDING_LAYER_NORM_GATHER_CHECK_H
 
@@ -8,11 +8,12 @@
 
 #include "kf/core/check.h"
 
-#define KFI_GATHERED 3 /* tables */
+#define KFI_GATHERED 3 /* number of tables */
 
-/* sizes: rows, cols, then rows of each table. codes: how many elements each tensor has: 0 to 2 as
-   that table, r as rows, c as cols, e as rows x cols. Of no elements a forward has nothing to do,
-   and a backward of no columns: operands->wanted is 0. */
+/* Checks the sizes and tensors of a call. sizes: rows, cols, then the rows of each table. codes:
+   number of elements of each tensor: '0' to '2' that table, 'r' rows, 'c' cols, 'e' rows x cols.
+   Sets operands->wanted to 0 if there is nothing to do: no rows (forward) or no columns (backward).
+ */
 KFI_ONCE kf_result_t kfi_check_gathering(const kfi_name *name, const kfi_arguments *arguments,
                                          const char *codes, const kf_i64 *sizes, int bwd,
                                          kfi_operands *operands)

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* kf/core/linear_cross_entropy/linear_cross_entropy.h: ops over the rows of a product that is never all there, in C and for CUDA's
-   launchers: how many rows are a chunk, how much workspace that takes, and what is asked of a
-   call's tensors. */
+/* kf/core/linear_cross_entropy/linear_cross_entropy.h: linear cross entropy, for C and CUDA launchers: rows per chunk, workspace size
+   and argument checks. The logits [rows, cols] of all rows are never materialised; the workspace
+   holds those of one chunk. */
 #ifndef KF_CORE_LINEAR_CROSS_ENTROPY_LINEAR_CROSS_ENTROPY_H
 #define KF_CORE_LINEAR_CROSS_ENTROPY_LINEAR_CROSS_ENTROPY_H
 
@@ -13,7 +13,7 @@
 
 KFI_C_BEGIN
 
-/* Of a chunk of logits, about; a chunk has KFI_LOGITS_ROWS rows at least. */
+/* Approximate bytes of a chunk of logits; a chunk has at least KFI_LOGITS_ROWS rows. */
 #ifndef KFI_CPU_LOGITS_BYTES
 #define KFI_CPU_LOGITS_BYTES (16 << 20)
 #endif
@@ -24,12 +24,12 @@ KFI_C_BEGIN
 #define KFI_LOGITS_ROWS 128
 #endif
 
-/* Of a row of logits: each begins where a cache line does, so that products read them by whole
- * vectors, whatever the vocabulary. */
+/* Alignment of a row of logits in bytes: rows begin on cache lines, so that matrix products read
+ * whole vectors for every vocabulary size. */
 #define KFI_LOGITS_ALIGN 128
 
-/* Of sizes alone. chunk: its rows; pitch: elements from one row of logits to the next; logits:
-   their bytes, with which the workspace begins. 0 of sizes that are refused. */
+/* Depends on the sizes alone. chunk: rows per chunk; pitch: elements from one row of logits to the
+   next; logits: bytes at the start of the workspace, 0 for invalid sizes. */
 typedef struct {
     kf_i64 chunk, pitch;
     size_t logits;
@@ -46,12 +46,13 @@ KFI_ONCE kfi_logits_plan kfi_logits_make_plan(kf_i64 rows, kf_i64 cols, kf_i64 d
     if (cols > 0 && bytes / size / p.pitch > p.chunk)
         p.chunk = bytes / size / p.pitch / KFI_LOGITS_ROWS * KFI_LOGITS_ROWS;
     if (cols == 0 || p.chunk > rows) p.chunk = rows > 0 ? rows : 1;
-    p.logits = kfi_workspace((size_t)(p.chunk * p.pitch * size) +
-                             1); /* that a call has one does not depend on its sizes */
+    /* At least one byte: every call has a workspace, whatever its sizes. */
+    p.logits = kfi_workspace((size_t)(p.chunk * p.pitch * size) + 1);
     return p;
 }
-/* All of it: what the layer needs for a chunk, and for the last one, which may be of fewer rows,
-   comes behind the logits. backward: NULL, or what the layer's gradients need. */
+/* Returns the bytes of the workspace: the logits, then what the layer needs for a full chunk or for
+   the last one, which may have fewer rows. backward: workspace of the layer's gradients, or NULL.
+ */
 KFI_ONCE size_t kfi_logits_workspace(kf_i64 rows, kf_i64 cols, kf_i64 depth, int size, kf_i64 bytes,
                                      kfi_layer_bytes forward, kfi_layer_bytes backward)
 {
@@ -67,22 +68,22 @@ KFI_ONCE size_t kfi_logits_workspace(kf_i64 rows, kf_i64 cols, kf_i64 depth, int
     return p.logits + kfi_workspace(most);
 }
 
-/* What a part's launcher says is this function's own failure. */
+/* Reports the error of a called launcher under this function's name. */
 KFI_ONCE kf_result_t kfi_logits_failed(kf_result_t result, const kfi_name *name)
 {
-    char said[sizeof kfi_error_detail];
+    char detail[sizeof kfi_error_detail];
     if (result == KF_SUCCESS) return result;
-    snprintf(said, sizeof said, "%s", kfi_error_detail + strcspn(kfi_error_detail, ":"));
+    snprintf(detail, sizeof detail, "%s", kfi_error_detail + strcspn(kfi_error_detail, ":"));
     kfi_write_name(kfi_error_detail, sizeof kfi_error_detail, name);
     const size_t used = strlen(kfi_error_detail);
-    snprintf(kfi_error_detail + used, sizeof kfi_error_detail - used, "%s", said);
+    snprintf(kfi_error_detail + used, sizeof kfi_error_detail - used, "%s", detail);
     return result;
 }
 
-/* Whether tensors of other extents meet: rows of one beside rows of the other are apart in all, but
- * not chunk by chunk. */
-KFI_ONCE kf_result_t kfi_check_logits_apart(const kfi_name *name, const kfi_arguments *arguments,
-                                            const kfi_levels *levels, const kfi_operands *all)
+/* Refuses tensors of different extents whose memory overlaps. Interleaved rows would be disjoint
+ * over the whole call but not chunk by chunk. */
+KFI_ONCE kf_result_t kfi_check_logits_overlap(const kfi_name *name, const kfi_arguments *arguments,
+                                              const kfi_levels *levels, const kfi_operands *all)
 {
     for (int i = 0; i < all->count; ++i)
         for (int j = 0; j < all->count; ++j) {
@@ -96,9 +97,9 @@ KFI_ONCE kf_result_t kfi_check_logits_apart(const kfi_name *name, const kfi_argu
     return KF_SUCCESS;
 }
 
-/* shapes: of each tensor a word, its extents: r rows, c columns, d depth; of two extents it has a
-   stride. sizes: rows, cols, depth. Sets how far apart rows are (apart[0]), and all->wanted:
-   outputs that are there, and are to be written. */
+/* Checks sizes, strides, tensors and workspace of a call. shapes: one word per tensor, a letter per
+   extent: r rows, c cols, d depth; a tensor with two extents has a stride. sizes: rows, cols,
+   depth. Sets the row strides (apart[0]) and all->wanted, the number of outputs to write. */
 KFI_ONCE kf_result_t kfi_check_logits(const kfi_name *name, const kfi_arguments *arguments,
                                       const kfi_strides *strides, const char *shapes,
                                       const kf_i64 *sizes, const void *workspace, size_t got,
@@ -123,10 +124,8 @@ KFI_ONCE kf_result_t kfi_check_logits(const kfi_name *name, const kfi_arguments 
             levels[i].count = 1;
             levels[i].line = sizes[2];
             levels[i].size[0] = rows;
-            levels[i].words =
-                shapes[0] == 'r'
-                    ? ". rows"
-                    : ". cols"; /* the first word is what a stride's name has behind the tensor's */
+            /* The first word is the suffix of the stride's name. */
+            levels[i].words = shapes[0] == 'r' ? ". rows" : ". cols";
             code = kfi_check_stride(name, arguments, strides, &levels[i], all, i);
             elements[i] = elements[i] ? all->of[i].extent : 0;
         }
@@ -138,7 +137,7 @@ KFI_ONCE kf_result_t kfi_check_logits(const kfi_name *name, const kfi_arguments 
     shape.elements = elements;
     code = kfi_check_operands(name, arguments, &shape, levels, all);
     if (code == KF_SUCCESS && all->wanted)
-        code = kfi_check_logits_apart(name, arguments, levels, all);
+        code = kfi_check_logits_overlap(name, arguments, levels, all);
     if (code == KF_SUCCESS && all->wanted)
         code = kfi_check_workspace(name, arguments, all, workspace, got, expected);
     return code;

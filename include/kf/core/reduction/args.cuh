@@ -1,37 +1,36 @@
 // SPDX-License-Identifier: Apache-2.0
-// kf/core/reduction/args.cuh: what the kernels of the reduce family are given by their launchers.
+// kf/core/reduction/args.cuh: kernel argument and tuning constants of reductions over an axis.
 #ifndef KF_CORE_REDUCTION_ARGS_CUH
 #define KF_CORE_REDUCTION_ARGS_CUH
 
 #include "kf/core/rows/args.cuh"
 
-#ifndef KFI_REDUCE_THREADS // fewer where an emulation is to reach every kernel by short tensors
+#ifndef KFI_REDUCE_THREADS // the emulation sets less, to reach every kernel with short tensors
 #define KFI_REDUCE_THREADS 256
 #endif
-#ifndef KFI_REDUCE_CLUSTER // 3 in the emulation
-#define KFI_REDUCE_CLUSTER                                                                         \
-    0 // blocks at most, as a power of two, of a cluster that joins an axis' parts. 0: none, since
-      // sums are slower (bench/NOTES.md)
+// log2 of the maximum cluster size that combines the parts of an axis. 0: no clusters, since sums
+// are slower with them (bench/NOTES.md). The emulation sets 3.
+#ifndef KFI_REDUCE_CLUSTER
+#define KFI_REDUCE_CLUSTER 0
 #endif
-#define KFI_REDUCE_ALL                                                                             \
-    -1 // stage: all passes, then results or gradients. From 0 on: 2 * pass, of a part; 2 * pass +
-       // 1, joins the parts
+// `stage` of a launch that runs all passes, then stores results or gradients. Other stages: 2 *
+// pass reduces a part, 2 * pass + 1 combines the parts.
+#define KFI_REDUCE_ALL -1
 
-// The work of a launch.
+// Kernel argument: the work of a launch.
 struct kfi_reduce {
-    kf_i64 outer, axis, inner; // of what it reads: where parts are joined 1, parts, results
-    kf_i64 count;              // elements that a result is made of
-    kf_i64 length;             // of the axis in a part
+    kf_i64 outer, axis, inner; // extents read; a launch that combines parts: 1, parts, results
+    kf_i64 count;              // elements per result
+    kf_i64 length;             // axis elements per part
     kf_i64 results;            // outer * inner of the call
     void *partial, *done;  // partial[reduction of the pass][part][result], done[reduction][result]
-    unsigned parts, tiles; // of the axis; of inner, in columns
-    int cluster; // blocks that have the parts of an axis and join them themselves, as a power of
-                 // two
-    int x, y;    // threads along the vectors of columns (flat: of the axis), along the axis (flat:
-                 // warps that share out its chunks); as powers of two
+    unsigned parts, tiles; // parts of the axis, tiles of columns along inner
+    int cluster;           // log2 of the cluster size: its blocks reduce and combine the parts
+    // log2 of the threads along the vectors of columns (flat: along the axis) and along the axis
+    // (flat: warps that share the chunks of one axis).
+    int x, y;
     int flat, stage;
-    int brief; // whether a launch is all of it, and what a thread has is told by numbers of 32 bits
-               // (kfi_reduce_brief)
+    int index_32; // one launch, whole vectors, offsets in 32 bits: kfi_reduce_enter_32
 };
 
 #endif

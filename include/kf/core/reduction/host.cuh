@@ -1,48 +1,46 @@
 // SPDX-License-Identifier: Apache-2.0
-// kf/core/reduction/host.cuh: what the launchers of the reduce family do: how an axis is shared out,
-// in how many launches. Part of kf/core/reduction/reduction.cuh where host code is compiled.
+// kf/core/reduction/host.cuh: argument checks, launch configuration and split of reductions over an
+// axis. Included by kf/core/reduction/reduction.cuh when host code is compiled.
 #ifndef KF_CORE_REDUCTION_HOST_CUH
 #define KF_CORE_REDUCTION_HOST_CUH
 
 #include "kf/core/reduction/args.cuh"
 
 #ifdef KFI_HOST_PASS
-struct kfi_reducing {
+struct kfi_reduce_op {
     kfi_name name;
     kfi_arguments arguments;
     const void *const *kernels; // {whole, single}, {flat}
     int passes, vec, acc_size;
-    int most, all; // reductions of a pass at most, and of all
+    int most, all; // reductions per pass at most, and in all passes
     bool bwd;
-    bool refuses; // an axis without elements
-    bool again;   // a tensor is read by several sweeps
-    int longest; // vectors of a thread at most, where the order in which an axis is gone over makes
-                 // no difference; else 0
-    bool flat;   // whether there is a kernel for axes of aligned vectors alone
-    int ahead = 0; // vectors of a chunk, where several warps may share out an axis
+    bool refuses; // an empty axis is an error
+    bool again;   // several sweeps read the same tensor
+    // Maximum vectors per thread if the result does not depend on the order of the axis; otherwise
+    // 0.
+    int longest;
+    bool flat;     // a separate kernel for contiguous axes of aligned vectors exists
+    int ahead = 0; // vectors per chunk, if several warps may share an axis; otherwise 0
 };
-#ifndef KFI_REDUCE_LEAST   // fewer where an emulation is to reach every kernel by short tensors
-#define KFI_REDUCE_LEAST 8 // vectors of a thread in a part at least
-#define KFI_REDUCE_WHOLE                                                                           \
-    64 // vectors of a thread up to which an axis has no parts: the launch that joins them takes
-       // longer than they save
+#ifndef KFI_REDUCE_LEAST   // the emulation sets less, to reach every kernel with short tensors
+#define KFI_REDUCE_LEAST 8 // minimum vectors per thread of a part
+// Vectors per thread up to which an axis is not split: the launch that combines the parts would
+// take longer than the split saves.
+#define KFI_REDUCE_WHOLE 64
 #endif
-#ifndef KFI_REDUCE_TILE // set for tuning alone
-#define KFI_REDUCE_TILE                                                                            \
-    3 // threads along inner, as a power of two: so few that there are blocks for all SMs without
-      // parts
-#define KFI_REDUCE_AHEAD                                                                           \
-    8 // vectors that a thread shall have: as many as are on their way at a time
-      // (ReduceKernel.ahead)
+#ifndef KFI_REDUCE_TILE // set only for tuning
+// log2 of the threads along inner: so few that all SMs get blocks without a split.
+#define KFI_REDUCE_TILE 3
+// Vectors per thread: as many as are in flight at a time (ReduceKernel.ahead).
+#define KFI_REDUCE_AHEAD 8
 #ifndef KFI_REDUCE_EACH
-#define KFI_REDUCE_EACH 4 // where nothing is reduced
+#define KFI_REDUCE_EACH 4 // vectors per thread of a kernel without a reduction
 #endif
 #define KFI_REDUCE_FULL ((kf_i64)KFI_MAP_SMS * 1024) // threads that fill the device
-#define KFI_REDUCE_FEW ((kf_i64)KFI_MAP_SMS * 3)     // blocks that a device has at a time at least
-#define KFI_REDUCE_GATHERED                                                                        \
-    ((kf_i64)4 << 20) // vectors up to which a second launch takes longer than more blocks save
-#define KFI_REDUCE_SPREAD                                                                          \
-    ((kf_i64)KFI_MAP_SMS * 4) // axes up to which there is a scheduler for each
+#define KFI_REDUCE_FEW ((kf_i64)KFI_MAP_SMS * 3)     // minimum resident blocks of the device
+// Vectors up to which a cluster is faster than a second launch with more blocks.
+#define KFI_REDUCE_CLUSTER_VECTORS ((kf_i64)4 << 20)
+#define KFI_REDUCE_FEW_AXES ((kf_i64)KFI_MAP_SMS * 4) // at most one axis per warp scheduler
 #endif
 
 KF_FN unsigned kfi_reduce_tiles(kf_i64 vectors, int x)
@@ -50,14 +48,15 @@ KF_FN unsigned kfi_reduce_tiles(kf_i64 vectors, int x)
     const kf_i64 tiles = kfi_ceil(vectors, (kf_i64)1 << x);
     return tiles > 0x7fffffff ? 0x7fffffff : (unsigned)tiles;
 }
+// Returns ceil(log2(n)), at most `most`.
 KF_FN int kfi_log_up(kf_i64 n, int most)
 {
     int log = 0;
     while (log < most && ((kf_i64)1 << log) < n) ++log;
     return log;
 }
-// By axis and inner alone. passes: of reductions; again: a later one, or what stores elements,
-// reads what an earlier one has read.
+// Chooses threads and parts from axis and inner alone. passes: number of reduction passes. again: a
+// later pass or the stores read what an earlier pass has read.
 KF_FN KFI_SMALL void kfi_reduce_plan(kfi_reduce *g, kf_i64 outer, kf_i64 axis, kf_i64 inner,
                                      int vec, bool again, int passes)
 {
@@ -69,7 +68,7 @@ KF_FN KFI_SMALL void kfi_reduce_plan(kfi_reduce *g, kf_i64 outer, kf_i64 axis, k
     g->results = outer * inner;
     g->flat = inner == 1;
     g->tiles = 1;
-    g->cluster = g->brief = 0;
+    g->cluster = g->index_32 = 0;
     g->stage = KFI_REDUCE_ALL;
     if (passes == 0) {
         const kf_i64 vectors = kfi_ceil(inner == 1 ? axis : inner, vec);
@@ -79,8 +78,8 @@ KF_FN KFI_SMALL void kfi_reduce_plan(kfi_reduce *g, kf_i64 outer, kf_i64 axis, k
         unit = inner == 1 ? (kf_i64)vec << g->x : (kf_i64)1 << g->y;
         parts = kfi_ceil(axis, unit * KFI_REDUCE_EACH);
     } else if (g->flat) {
-        // One warp where it is enough, or where the L1 cache has what it reads again; else a thread
-        // keeps its vectors.
+        // One warp if it suffices, or if the L1 cache holds what is read again. Otherwise threads
+        // keep their vectors in registers.
         const kf_i64 vectors = kfi_ceil(axis, vec);
         g->x = kfi_log_up(kfi_ceil(vectors, KFI_REDUCE_AHEAD),
                           vectors > (again ? 512 : 1024) ? all : 5);
@@ -103,33 +102,33 @@ KF_FN KFI_SMALL void kfi_reduce_plan(kfi_reduce *g, kf_i64 outer, kf_i64 axis, k
     g->parts = g->length > 0 ? (unsigned)kfi_ceil(axis, g->length) : 1;
     if (g->parts == 1) g->length = axis;
 }
-// Fewer threads an axis than that, where there are axes enough to fill the device: what the threads
-// of one find together costs less.
-KF_FN KFI_SMALL void kfi_reduce_lengthen(kfi_reduce *g, int vec, int longest)
+// Argmax, argmin: uses fewer threads per axis if the axes fill the device, which makes the
+// combination of threads cheaper.
+KF_FN KFI_SMALL void kfi_reduce_use_fewer_threads(kfi_reduce *g, int vec, int longest)
 {
     const kf_i64 vectors = kfi_ceil(g->axis, vec);
     while (g->flat && g->parts == 1 && g->x > 5 && vectors <= (kf_i64)longest << (g->x - 1) &&
            g->outer >= KFI_REDUCE_FULL >> (g->x - 1))
         --g->x;
     if (!longest || g->parts == 1) return;
-    // And no more parts than there are blocks at a time: each ends with a join.
+    // No more parts than resident blocks: each part ends with a combination.
     const kf_i64 of_part = kfi_ceil(g->outer, KFI_REDUCE_THREADS >> (g->x + g->y)) * g->tiles,
                  unit = g->flat ? (kf_i64)KFI_REDUCE_THREADS * vec : (kf_i64)1 << g->y;
     const kf_i64 parts = kfi_clamp(KFI_REDUCE_FEW / of_part, 2, g->parts);
     g->length = kfi_ceil(kfi_ceil(g->axis, parts), unit) * unit;
     g->parts = (unsigned)kfi_ceil(g->axis, g->length);
 }
-// Few axes of a warp each: as many warps as an axis has chunks, which are added up as one warp
-// would.
-KF_FN KFI_SMALL void kfi_reduce_spread(kfi_reduce *g, int vec, int ahead)
+// Few axes of one warp each: uses one warp per chunk of an axis. Chunks are added in the order of
+// one warp, so the bits are the same.
+KF_FN KFI_SMALL void kfi_reduce_use_more_warps(kfi_reduce *g, int vec, int ahead)
 {
     if (!ahead || !g->flat || g->parts > 1 || g->x != 5 || g->axis % vec != 0 ||
-        g->outer > KFI_REDUCE_SPREAD)
+        g->outer > KFI_REDUCE_FEW_AXES)
         return;
     const kf_i64 chunks = kfi_ceil(g->axis, 32 * vec * ahead);
     if (chunks << 5 <= KFI_REDUCE_THREADS) g->y = kfi_log_up(chunks, 5);
 }
-// Whether blocks may share out an axis and join its parts in the same launch.
+// True if a cluster may split an axis and combine its parts in the same launch.
 KF_FN bool kfi_reduce_clusters()
 {
 #ifdef KF_EMULATE
@@ -138,13 +137,13 @@ KF_FN bool kfi_reduce_clusters()
     return kfi_overlaps();
 #endif
 }
-// Columns of a long axis: where as many blocks as a cluster has are enough to fill the device, one
-// launch. By axis and inner alone.
-KF_FN KFI_SMALL void kfi_reduce_gather(kfi_reduce *g, int vec)
+// Columns of a long axis: uses one launch with clusters if these fill the device. Depends on axis
+// and inner alone.
+KF_FN KFI_SMALL void kfi_reduce_use_cluster(kfi_reduce *g, int vec)
 {
     const kf_i64 vectors = kfi_ceil(g->inner, vec);
     if (g->flat || g->parts == 1 || !kfi_reduce_clusters() ||
-        g->axis > KFI_REDUCE_GATHERED / vectors)
+        g->axis > KFI_REDUCE_CLUSTER_VECTORS / vectors)
         return;
     const int x = kfi_log_up(
         vectors, kfi_ceil(vectors, 1 << KFI_REDUCE_TILE) << KFI_REDUCE_CLUSTER < 2 * KFI_MAP_SMS
@@ -171,14 +170,13 @@ KF_FN KFI_SMALL size_t kfi_reduce_workspace(kf_i64 outer, kf_i64 axis, kf_i64 in
                                        (size_t)acc_size)
                        : 0;
 }
-KF_FN KFI_SMALL kf_result_t kfi_reduce_launch(const kfi_reducing &m, const kfi_reduce &g,
+KF_FN KFI_SMALL kf_result_t kfi_reduce_launch(const kfi_reduce_op &m, const kfi_reduce &g,
                                               bool whole, void **args, cudaStream_t stream)
 {
-    // Threads that share no result are others' places.
+    // Threads of a block that share a result.
     const int own = 1 << (g.x + g.y > 5 ? g.x + g.y : 5);
     int threads = g.flat || g.stage < 0 || !(g.stage & 1) ? KFI_REDUCE_THREADS : own;
-    // Few axes: a block each, so that more multiprocessors have some. (A place's kernel has blocks
-    // of one size.)
+    // Few axes: one block each, to use more SMs. (The argmax kernel has a fixed block size.)
     while (!m.longest && g.stage < 0 && threads > own &&
            kfi_ceil(g.outer, threads >> (g.x + g.y)) * g.parts * g.tiles <= KFI_MAP_SMS)
         threads /= 2;
@@ -199,8 +197,8 @@ KF_FN KFI_SMALL kf_result_t kfi_reduce_launch(const kfi_reducing &m, const kfi_r
                       (unsigned)(values * m.acc_size), 1u << g.cluster);
 }
 
-// args: the kernel's, of which g and those of pitches are some.
-KF_FN kf_result_t kfi_reduce_run(const kfi_reducing &m, kf_i64 outer, kf_i64 axis, kf_i64 inner,
+// Runs a reduction. args: the kernel's arguments, which include g and the pitches.
+KF_FN kf_result_t kfi_reduce_run(const kfi_reduce_op &m, kf_i64 outer, kf_i64 axis, kf_i64 inner,
                                  const kfi_strides &strides, kfi_pitch *pitches, kfi_reduce *g,
                                  void **args, void *workspace, size_t workspace_bytes,
                                  cudaStream_t stream)
@@ -219,7 +217,7 @@ KF_FN kf_result_t kfi_reduce_run(const kfi_reducing &m, kf_i64 outer, kf_i64 axi
     result = kfi_check_operands(&m.name, &m.arguments, &shape, &levels, &operands);
     if (result != KF_SUCCESS || !operands.wanted) return result;
     kfi_reduce_plan(g, outer, axis, inner, m.vec, m.again, m.passes);
-    kfi_reduce_lengthen(g, m.vec, m.longest);
+    kfi_reduce_use_fewer_threads(g, m.vec, m.longest);
     const kfi_reduce plan = *g;
     const size_t needed = m.passes ? kfi_reduce_workspace(outer, axis, inner, m.vec, m.again,
                                                           m.most, m.all, m.acc_size)
@@ -230,13 +228,13 @@ KF_FN kf_result_t kfi_reduce_run(const kfi_reducing &m, kf_i64 outer, kf_i64 axi
     for (int i = 0; i < operands.count; ++i) pitches[i] = operands.of[i].at;
     const bool whole = operands.bits % 16 == 0 && operands.steps % m.vec == 0;
     if (m.passes && m.ahead) {
-        kfi_reduce_spread(g, m.vec, m.ahead);
-        kfi_reduce_gather(g, m.vec);
+        kfi_reduce_use_more_warps(g, m.vec, m.ahead);
+        kfi_reduce_use_cluster(g, m.vec);
     }
     if (g->parts == 1 || g->cluster > 0) {
         const kf_i64 most = 1 << 29;
-        g->brief = m.ahead && (g->flat ? axis % m.vec == 0 && outer < most : outer == 1) &&
-                   axis < most && inner < most;
+        g->index_32 = m.ahead && (g->flat ? axis % m.vec == 0 && outer < most : outer == 1) &&
+                      axis < most && inner < most;
         return kfi_reduce_launch(m, *g, whole, args, stream);
     }
     g->partial = workspace;
@@ -247,8 +245,7 @@ KF_FN kf_result_t kfi_reduce_run(const kfi_reducing &m, kf_i64 outer, kf_i64 axi
         g->stage = 2 * pass;
         result = kfi_reduce_launch(m, *g, whole, args, stream);
         if (result != KF_SUCCESS) return result;
-        // The order in which parts are joined depends on how many they are, not on how many results
-        // there are.
+        // The order of combination depends on the number of parts, not on the number of results.
         const kfi_reduce own = *g;
         g->outer = 1;
         g->axis = g->length = plan.parts;
@@ -260,13 +257,13 @@ KF_FN kf_result_t kfi_reduce_run(const kfi_reducing &m, kf_i64 outer, kf_i64 axi
         g->parts = 1;
         g->stage = 2 * pass + 1;
         for (int i = 0; i < operands.count; ++i)
-            pitches[i].row = plan.results; // what it reads is dense, and one outer
+            pitches[i].row = plan.results; // partial results are contiguous, outer = 1
         result = kfi_reduce_launch(m, *g, false, args, stream);
         *g = own;
         for (int i = 0; i < operands.count; ++i) pitches[i] = operands.of[i].at;
         if (result != KF_SUCCESS) return result;
     }
-    if (needed && !m.bwd) return KF_SUCCESS; // the last that joined parts has written the results
+    if (needed && !m.bwd) return KF_SUCCESS; // the last combination has stored the results
     g->stage = needed ? 2 * m.passes : KFI_REDUCE_ALL;
     return kfi_reduce_launch(m, *g, whole, args, stream);
 }

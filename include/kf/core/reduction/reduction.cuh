@@ -1,20 +1,25 @@
 // SPDX-License-Identifier: Apache-2.0
-// kf/core/reduction/reduction.cuh: the schedule of the reduce family: [outer, axis, inner] to [outer, inner].
+// kf/core/reduction/reduction.cuh: device functions of reductions over an axis, [outer, axis, inner] to
+// [outer, inner]. reduce_host.cuh chooses grid and split; reduction/kernel.cuh.j2 is the kernel.
 //
-// flat     inner = 1. Some lanes of a warp, or all threads of a block, share the axis in vectors
-// that lie as many vectors apart. columns  inner > 1. A thread has a vector of columns, and loops
-// over the axis; others of its block have the rows between. What reduces nothing (the gradient of a
-// sum) goes through memory in its order, four vectors a thread.
+// flat     inner = 1. Some lanes of a warp, or all threads of a block, reduce one axis. Thread t
+//          reads vectors t, t + threads, ... and the threads combine by shuffles and shared memory.
+// columns  inner > 1. A thread reads one vector of columns and loops over the axis; the other
+//          threads of its block read the rows in between.
+// A kernel without a reduction (the gradient of a sum) streams through memory, four vectors a
+// thread.
 //
-// A long axis is shared out among blocks in parts. A pass is a launch then, which leaves a partial
-// result for each part, and one that joins them: columns of parts, by the same kernel. Later
-// passes, and gradients, take what a thread has left in its registers, which is an axis of up to
-// 2,048 vectors (flat) or a few hundred elements (columns); a longer one they read again, from the
-// L2 cache where it fits.
+// Grid: one block per group of outer x tile of columns x part; block: up to 256 threads; dynamic
+// shared memory: one value per thread (flat), one vector per thread (columns).
 //
-// Which thread adds up which elements in which order depends on axis and inner alone: not on outer,
-// nor on alignment, which only decides how wide an access is. So a result's bits depend on nothing
-// else either. (A place is the same in any order: there outer counts too.)
+// Split axis: blocks reduce parts of a long axis. Each pass then takes two launches: one stores a
+// partial result per part, one reduces the partial results as columns, with the same kernel. Later
+// passes and gradients reuse the elements that a thread holds in registers: an axis of up to 2,048
+// vectors (flat) or a few hundred elements (columns). They read a longer axis again.
+//
+// Order of sums: the assignment of elements to threads depends on axis and inner alone. Alignment
+// only changes the width of an access, so the bits of a result depend on neither outer nor
+// alignment. (An argmax is the same in any order; there the split depends on outer too.)
 #ifndef KF_CORE_REDUCTION_REDUCTION_CUH
 #define KF_CORE_REDUCTION_REDUCTION_CUH
 
@@ -24,21 +29,21 @@
 #include "kf/core/rows/reduce.cuh"
 
 #ifdef KFI_DEVICE_PASS
-// Where a thread is. It has `loops` vectors, which have `left` elements, the last one `last`.
+// Work of a thread: `loops` vectors of `left` elements each; the last one has `last` elements.
 struct kfi_reduce_at {
-    kf_i64 start, step;        // of the first tensor: a kfi_reduce_place
-    kf_i64 outer, row, column; // where its first one is, row along the axis (flat: column is)
-    kf_i64 result;             // the first of its `results` results
-    int loops, full;           // full: how many of them are whole vectors
-    int counted;               // how many are added up as they are: all, or (flat) the whole ones
+    kf_i64 start, step;        // kfi_reduce_offsets of the first tensor
+    kf_i64 outer, row, column; // first vector; row is along the axis (flat: column is)
+    kf_i64 result;             // index of the first of `results` results
+    int loops, full;           // full: number of whole vectors
+    int counted;               // vectors reduced without a mask: all, or (flat) the whole ones
     unsigned part;
-    int left, last, results, writes; // writes: whether it is the thread that writes them
+    int left, last, results, writes; // writes: this thread stores the results
 };
-// Of whole vectors along an axis, or of one outer's columns: a third of the instructions before the
-// first load, which small tensors wait for. ahead: vectors of a chunk, which a warp has where an
-// axis is shared out (kfi_reduce_spread).
+// kfi_reduce_enter for whole vectors along an axis, or for columns of one outer, in 32-bit offsets.
+// It needs a third of the instructions before the first load, which bound small tensors. ahead:
+// vectors of a chunk, one warp's share of a split axis (kfi_reduce_use_more_warps).
 template <int vec, int ahead>
-KFI_DEVICE kfi_reduce_at kfi_reduce_brief(const kfi_reduce &g, const kfi_pitch &p)
+KFI_DEVICE kfi_reduce_at kfi_reduce_enter_32(const kfi_reduce &g, const kfi_pitch &p)
 {
     constexpr int log = vec == 8 ? 3 : vec == 4 ? 2 : vec == 2 ? 1 : 0;
     const int t = (int)threadIdx.x, x = t & ((1 << g.x) - 1), y = (t >> g.x) & ((1 << g.y) - 1),
@@ -79,14 +84,14 @@ KFI_DEVICE kfi_reduce_at kfi_reduce_brief(const kfi_reduce &g, const kfi_pitch &
     at.counted = at.loops;
     return at;
 }
+// Computes the work of the calling thread.
 template <int vec, int ahead = 0>
 KFI_DEVICE kfi_reduce_at kfi_reduce_enter(const kfi_reduce &g, const kfi_pitch &p)
 {
-    if (g.brief) return kfi_reduce_brief<vec, ahead>(g, p);
+    if (g.index_32) return kfi_reduce_enter_32<vec, ahead>(g, p);
     constexpr int log = vec == 8 ? 3 : vec == 4 ? 2 : vec == 2 ? 1 : 0;
     const int t = (int)threadIdx.x, x = t & ((1 << g.x) - 1), y = (t >> g.x) & ((1 << g.y) - 1);
-    // Each launch goes the other way than the one before it: what that has read last is in the L2
-    // cache.
+    // Launches alternate their direction: the L2 cache holds what the previous one read last.
     const unsigned block =
         (g.stage > 0 && (g.stage & 2) ? gridDim.x - 1 - blockIdx.x : blockIdx.x) >> g.cluster;
     const unsigned rest = g.flat ? block : block / g.tiles,
@@ -126,17 +131,17 @@ KFI_DEVICE kfi_reduce_at kfi_reduce_enter(const kfi_reduce &g, const kfi_pitch &
         at.writes = y == 0 && (g.cluster == 0 || at.part == 0);
     }
     at.full = at.left < vec ? 0 : at.last < vec ? at.loops - 1 : at.loops;
-    at.counted = g.flat ? at.full : at.loops; // columns are added up each by itself: what is behind
-                                              // the last one is not stored
+    // Columns are reduced separately, so values past the last column are harmless: not stored.
+    at.counted = g.flat ? at.full : at.loops;
     return at;
 }
-// And in a tensor: its vectors begin at start + i * step for i < loops.
-struct kfi_reduce_place {
+// Offsets of a thread's vectors in one tensor: start + i * step for i < loops.
+struct kfi_reduce_offsets {
     kf_i64 start, step;
 };
 template <int vec>
-KFI_DEVICE kfi_reduce_place kfi_reduce_begin(const kfi_reduce &g, const kfi_reduce_at &at,
-                                             const kfi_pitch &p)
+KFI_DEVICE kfi_reduce_offsets kfi_reduce_begin(const kfi_reduce &g, const kfi_reduce_at &at,
+                                               const kfi_pitch &p)
 {
     const kf_i64 start = at.outer * p.outer + at.column;
     if (g.flat) return {start, vec << g.x};
@@ -162,9 +167,9 @@ KFI_DEVICE void kfi_reduce_store(void *dst, const void *src, int left)
     else
         kfi_row_store<size, vec, 0>(dst, src, left);
 }
-// The vectors i to i + ahead, all on their way before the first is looked at.
+// Issues the loads of vectors i to i + ahead - 1 before the first is used.
 template <int size, int vec, int whole, int ahead>
-KFI_DEVICE void kfi_reduce_fetch(void *to, const void *from, const kfi_reduce_place &p,
+KFI_DEVICE void kfi_reduce_fetch(void *to, const void *from, const kfi_reduce_offsets &p,
                                  const kfi_reduce_at &at, int i)
 {
     const char *const first = (const char *)from + p.start * size;
@@ -180,7 +185,7 @@ KFI_DEVICE void kfi_reduce_fetch(void *to, const void *from, const kfi_reduce_pl
                                               kfi_reduce_left(at, i + u));
     }
 }
-// One of each of a thread's results, from a tensor that has as many; NULL is not read.
+// Loads one value per result of a thread from a tensor [outer, inner]; NULL gives zeros.
 template <int size, int vec>
 KFI_DEVICE void kfi_reduce_values(void *to, const void *from, const kfi_reduce &g,
                                   const kfi_reduce_at &at)
@@ -195,8 +200,8 @@ KFI_DEVICE void kfi_reduce_values(void *to, const void *from, const kfi_reduce &
     }
 }
 
-// At first in a kernel: the blocks of a cluster have begun.
-KFI_DEVICE void kfi_reduce_begun(const kfi_reduce &g)
+// Signals that this block has started, at the start of a kernel that uses clusters.
+KFI_DEVICE void kfi_reduce_cluster_arrive(const kfi_reduce &g)
 {
 #if KFI_CLUSTERS
     if (!g.flat && g.cluster > 0) kfi_cluster_arrive();
@@ -204,39 +209,40 @@ KFI_DEVICE void kfi_reduce_begun(const kfi_reduce &g)
 }
 #if KFI_CLUSTERS
 #ifdef KFI_PTX
-KFI_DEVICE void kfi_reduce_send(float *slot, int rank, float v)
+KFI_DEVICE void kfi_reduce_store_remote(float *slot, int rank, float v)
 {
     asm volatile("st.shared::cluster.f32 [%0], %1;" ::"r"(kfi_cluster_place(slot, rank)), "f"(v)
                  : "memory");
 }
-KFI_DEVICE void kfi_reduce_send(double *slot, int rank, double v)
+KFI_DEVICE void kfi_reduce_store_remote(double *slot, int rank, double v)
 {
     asm volatile("st.shared::cluster.f64 [%0], %1;" ::"r"(kfi_cluster_place(slot, rank)), "d"(v)
                  : "memory");
 }
 #else
-KFI_DEVICE void kfi_reduce_send(float *slot, int rank, float v)
+KFI_DEVICE void kfi_reduce_store_remote(float *slot, int rank, float v)
 {
     *kf_emu_remote(slot, (unsigned)rank) = v;
 }
-KFI_DEVICE void kfi_reduce_send(double *slot, int rank, double v)
+KFI_DEVICE void kfi_reduce_store_remote(double *slot, int rank, double v)
 {
     *kf_emu_remote(slot, (unsigned)rank) = v;
 }
 #endif
-// What the blocks of a cluster have, joined in their order: all of them get it. slots: shared
-// memory for that. more: whether it is not the last time.
+// Combines the values of a cluster's blocks in block order; all blocks get the result. slots:
+// shared memory, one value per block and column. more: another call follows.
 template <int vec, class type>
-KFI_DEVICE void kfi_reduce_across(int word, type (&v)[vec], type *slots, const kfi_reduce &g,
-                                  bool more)
+KFI_DEVICE void kfi_reduce_cluster_join(int word, type (&v)[vec], type *slots, const kfi_reduce &g,
+                                        bool more)
 {
     const int x = (int)threadIdx.x & ((1 << g.x) - 1), y = (int)threadIdx.x >> g.x,
               size = vec << g.x;
     const int rank = (int)(blockIdx.x & (g.parts - 1));
-    kfi_cluster_wait(); // the others have begun, and have read what they were sent before
+    kfi_cluster_wait(); // the other blocks have started and have read the previous values
     if (y < 1 << g.cluster)
 #pragma unroll
-        for (int e = 0; e < vec; ++e) kfi_reduce_send(slots + rank * size + x * vec + e, y, v[e]);
+        for (int e = 0; e < vec; ++e)
+            kfi_reduce_store_remote(slots + rank * size + x * vec + e, y, v[e]);
     kfi_cluster_arrive();
     kfi_cluster_wait();
 #pragma unroll
@@ -253,8 +259,8 @@ template <int vec, class type> KFI_DEVICE void kfi_reduce_clear(int word, type (
 #pragma unroll
     for (int e = 0; e < vec; ++e) kfi_nothing(word, &v[e]);
 }
-// Flat, one sum is kept of all that a thread has: as many additions, and seven registers less of
-// 2-byte vectors.
+// Adds the sums of a chunk to those of the thread. A flat thread keeps one sum for all lanes of its
+// vectors: the same number of additions, and seven registers fewer for 2-byte vectors.
 template <int vec, class type>
 KFI_DEVICE void kfi_reduce_add(int word, type (&v)[vec], type (&more)[vec], const kfi_reduce &g)
 {
@@ -267,8 +273,8 @@ KFI_DEVICE void kfi_reduce_add(int word, type (&v)[vec], type (&more)[vec], cons
     for (int e = 0; e < vec; ++e)
         if (e == 0 || !g.flat) v[e] = kfi_join(word, v[e], more[e]);
 }
-// Columns that several warps have: threads of a warp join them two by two and share them out as
-// they go, then a thread joins a column of all warps.
+// Combines columns over several warps. Threads of a warp combine pairwise and halve their columns
+// at each step; then one thread combines a column of all warps.
 template <int vec, class type>
 KFI_DEVICE void kfi_reduce_columns(int word, type (&v)[vec], type *buffer, const kfi_reduce &g)
 {
@@ -283,7 +289,7 @@ KFI_DEVICE void kfi_reduce_columns(int word, type (&v)[vec], type *buffer, const
         const int half = vec >> (j + 1), by = 16 >> j;
         const bool upper = (lane & by) != 0;
         if (!(by >> g.x)) break;
-        if (half == 0) { // one column is left, which both have
+        if (half == 0) { // both threads hold the same, last column
             v[0] = kfi_join(word, v[0], __shfl_xor_sync(0xffffffffu, v[0], by));
             writes = writes && !upper;
             continue;
@@ -310,15 +316,14 @@ KFI_DEVICE void kfi_reduce_columns(int word, type (&v)[vec], type *buffer, const
 #pragma unroll
     for (int e = 0; e < vec; ++e) v[e] = of_group[column + e];
 }
-// What the threads have that share a result, and the blocks of a cluster: all of them get it.
+// Combines the values of all threads that share a result, and of a cluster's blocks; all get it.
 template <int vec, class type>
 KFI_DEVICE void kfi_reduce_join(int word, type (&v)[vec], const kfi_reduce &g, bool more)
 {
-    type *const buffer = (type *)kfi_dynamic(); // of a warp 32 values, or vectors
+    type *const buffer = (type *)kfi_dynamic(); // 32 values per warp (columns: vectors)
     const int low = g.flat ? 0 : g.x, high = g.flat ? g.x : g.x + g.y, warp = (int)threadIdx.x / 32,
               lane = (int)threadIdx.x % 32;
-    if (g.flat &&
-        g.y > 0) { // the chunks of an axis, in the order in which one warp would come to them
+    if (g.flat && g.y > 0) { // warps share an axis: chunks are added in the order of one warp
         const int first = warp >> g.y << g.y;
         __syncthreads();
         buffer[warp * 32 + lane] = v[0];
@@ -346,17 +351,17 @@ KFI_DEVICE void kfi_reduce_join(int word, type (&v)[vec], const kfi_reduce &g, b
                           : kfi_join(word, v[0], buffer[(first + w) * 32 + lane]);
     }
 #if KFI_CLUSTERS
-    if (!g.flat && g.cluster > 0) kfi_reduce_across(word, v, buffer + blockDim.x * vec, g, more);
+    if (!g.flat && g.cluster > 0)
+        kfi_reduce_cluster_join(word, v, buffer + blockDim.x * vec, g, more);
 #endif
     if (g.flat)
 #pragma unroll
         for (int e = 1; e < vec; ++e) v[e] = v[0];
 }
-// Of reduction `own` of a pass what the parts have left, joined by the threads of a launch for
-// that.
+// Loads and combines the partial results of reduction `own` of a pass.
 template <int vec, class type>
-KFI_DEVICE void kfi_reduce_parts(int word, type (&v)[vec], int own, const kfi_reduce &g,
-                                 const kfi_reduce_at &at)
+KFI_DEVICE void kfi_reduce_load_partials(int word, type (&v)[vec], int own, const kfi_reduce &g,
+                                         const kfi_reduce_at &at)
 {
     const type *const from = (const type *)g.partial + own * g.axis * g.inner + at.start;
     for (int i = 0; i < at.loops; ++i)
@@ -365,8 +370,8 @@ KFI_DEVICE void kfi_reduce_parts(int word, type (&v)[vec], int own, const kfi_re
             if (e < at.left) v[e] = kfi_join(word, v[e], from[i * at.step + e]);
 }
 template <int vec, class type>
-KFI_DEVICE void kfi_reduce_keep(const type (&v)[vec], void *to, kf_i64 row, const kfi_reduce &g,
-                                const kfi_reduce_at &at)
+KFI_DEVICE void kfi_reduce_store_partial(const type (&v)[vec], void *to, kf_i64 row,
+                                         const kfi_reduce &g, const kfi_reduce_at &at)
 {
     if (at.writes)
 #pragma unroll
@@ -374,8 +379,8 @@ KFI_DEVICE void kfi_reduce_keep(const type (&v)[vec], void *to, kf_i64 row, cons
             if (e < at.results) ((type *)to)[row * g.results + at.result + e] = v[e];
 }
 template <int vec, class type>
-KFI_DEVICE void kfi_reduce_take(type (&v)[vec], kf_i64 row, const kfi_reduce &g,
-                                const kfi_reduce_at &at)
+KFI_DEVICE void kfi_reduce_load_result(type (&v)[vec], kf_i64 row, const kfi_reduce &g,
+                                       const kfi_reduce_at &at)
 {
 #pragma unroll
     for (int e = 0; e < vec; ++e) v[e] = 0;

@@ -1,12 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* kf/core/reduction/reduction.h: the schedule of the reduce family on the CPU: [outer, axis, inner] to [outer,
-   inner].
+/* kf/core/reduction/reduction.h: reductions over an axis on the CPU, [outer, axis, inner] to [outer, inner].
 
-   A unit is up to KFI_STRIP neighbouring results of one outer. It goes down the axis once a pass,
-   in strips of KFI_STRIP elements, whose loop the compiler vectorises; with inner below KFI_STRIP /
-   2 a strip holds several places of the axis, whose accumulators are joined at the end. A long axis
-   is shared out in parts, whose results are joined in their order. All of this follows from axis
-   and inner alone, so results depend neither on outer nor on the number of threads. */
+   A unit is up to KFI_STRIP neighbouring results of one outer. Each pass reads the axis in strips
+   of KFI_STRIP elements, whose loop the compiler vectorises. If inner is at most KFI_STRIP / 2, a
+   strip holds several axis positions, whose accumulators are combined at the end. A long axis is
+   split into parts, whose partial results are combined in order. The split follows from axis and
+   inner alone, so results depend neither on outer nor on the number of threads. */
 #ifndef KF_CORE_REDUCTION_REDUCTION_H
 #define KF_CORE_REDUCTION_REDUCTION_H
 
@@ -16,42 +15,42 @@
 
 KFI_C_BEGIN
 
-#define KFI_CPU_REDUCE_ALL                                                                         \
-    (-1) /* stage: all passes, then results or gradients; from 0 on: that pass, of a part; or what \
-            follows the last one */
-#ifndef KFI_REDUCE_PART       /* set by tests alone */
-#define KFI_REDUCE_PART 65536 /* elements of a unit in a part at least */
+/* `stage` that runs all passes, then stores results or gradients. Stages from 0 on run one pass
+   over a part, or the stores after the last pass. */
+#define KFI_CPU_REDUCE_ALL (-1)
+#ifndef KFI_REDUCE_PART       /* only tests set it */
+#define KFI_REDUCE_PART 65536 /* minimum elements of a unit per part */
 #endif
 #define KFI_REDUCE_PARTS 4096
-#define KFI_REDUCE_RUN                                                                             \
-    32 /* strips, or parts, that are joined before they are added to the others: rounding grows    \
-          with the longest run */
+/* Strips, or parts, that are combined before they are added to the total: rounding errors grow with
+   the longest run of additions. */
+#define KFI_REDUCE_RUN 32
 
 typedef struct {
     kfi_name name;
     kfi_arguments arguments;
     const void *scalars;
     kfi_strides strides;
-    const unsigned char
-        *codes; /* how the reductions of all passes are joined: 0 sum, 1 max, 2 min, 3 prod */
-    const unsigned char *counts; /* reductions of each pass */
+    /* Operation of every reduction of all passes: 0 sum, 1 max, 2 min, 3 prod. */
+    const unsigned char *codes;
+    const unsigned char *counts; /* reductions per pass */
     int passes, most, all, acc_size, bwd;
-    int refuses;          /* an axis without elements */
-    void (*join)(void *); /* what joins what parts have found, where those are no numbers: of this
-                             traversal */
-    /* set by the traversal */
+    int refuses; /* an empty axis is an error */
+    /* Combines the partial results of this traversal (argmax, argmin). NULL: plain reductions. */
+    void (*join)(void *);
+    /* Set by the traversal. */
     kfi_operands operands;
     kf_i64 outer, axis, inner, results, strips, length, parts, units, per_block, total;
-    int stage, down; /* down: places of the axis in a strip */
-    char *partial,
-        *done; /* partial[reduction of the pass][part][result], done[reduction][result] */
+    int stage, down; /* down: axis positions per strip */
+    /* partial[reduction of the pass][part][result], done[reduction][result] */
+    char *partial, *done;
 } kfi_cpu_reduce;
 
-/* A part of a unit: strips from place `begin` of the axis on, m->down places each, of `lanes`
- * elements, the last one of `last`. */
+/* A part of a unit: strips from axis position `begin` on, m->down positions and `lanes` elements
+ * each; the last one has `last` elements. */
 typedef struct {
     kf_i64 outer, begin, column, strips, result, part;
-    int lanes, last, width; /* width: results */
+    int lanes, last, width; /* width: number of results */
 } kfi_unit;
 
 KFI_HOST kfi_unit kfi_reduce_unit(const kfi_cpu_reduce *m, kf_i64 i)
@@ -73,39 +72,39 @@ KFI_HOST kfi_unit kfi_reduce_unit(const kfi_cpu_reduce *m, kf_i64 i)
     return u;
 }
 
-/* Accumulators of the same result joined, in all of its lanes; partial results, and what has become
- * of them. */
-#define KFI_CPU_REDUCE_WORDS(type, f)                                                              \
+/* Broadcast of a result to all its lanes, and stores, loads and combination of partial results. */
+#define KFI_CPU_REDUCE_FUNCTIONS(type, f)                                                          \
     KFI_INLINE void kfi_reduce_spread_##f(type *a, int width)                                      \
     {                                                                                              \
         const type first = a[0];                                                                   \
-        if (width == 1) { /* each copied from the one before it they would wait for each other */  \
+        if (width == 1) { /* avoids a chain of dependent copies */                                 \
             for (int j = 1; j < KFI_STRIP; ++j) a[j] = first;                                      \
         } else {                                                                                   \
             for (int j = width; j < KFI_STRIP; ++j) a[j] = a[j - width];                           \
         }                                                                                          \
     }                                                                                              \
-    KFI_INLINE void kfi_reduce_keep_##f(const type *a, char *to, kf_i64 row,                       \
-                                        const kfi_cpu_reduce *m, const kfi_unit *u)                \
+    KFI_INLINE void kfi_reduce_store_partial_##f(const type *a, char *to, kf_i64 row,              \
+                                                 const kfi_cpu_reduce *m, const kfi_unit *u)       \
     {                                                                                              \
         memcpy((type *)(void *)to + row * m->results + u->result, a,                               \
                (size_t)u->width * sizeof *a);                                                      \
     }                                                                                              \
-    KFI_INLINE void kfi_reduce_take_##f(type *a, kf_i64 row, const kfi_cpu_reduce *m,              \
-                                        const kfi_unit *u)                                         \
+    KFI_INLINE void kfi_reduce_load_result_##f(type *a, kf_i64 row, const kfi_cpu_reduce *m,       \
+                                               const kfi_unit *u)                                  \
     {                                                                                              \
         memcpy(a, (const type *)(const void *)m->done + row * m->results + u->result,              \
                (size_t)u->width * sizeof *a);                                                      \
         kfi_reduce_spread_##f(a, u->width);                                                        \
     }                                                                                              \
-    KFI_INLINE type kfi_reduce_both_##f(int code, type a, type b)                                  \
+    KFI_INLINE type kfi_reduce_combine_##f(int code, type a, type b)                               \
     {                                                                                              \
         return code == 0   ? a + b                                                                 \
                : code == 1 ? kfi_cpu_max_##f(a, b)                                                 \
                : code == 2 ? kfi_cpu_min_##f(a, b)                                                 \
                            : a * b;                                                                \
     }                                                                                              \
-    KFI_HOST void kfi_reduce_parts_##f(kfi_cpu_reduce *m, int code, kf_i64 own, kf_i64 row)        \
+    KFI_HOST void kfi_reduce_join_partials_##f(kfi_cpu_reduce *m, int code, kf_i64 own,            \
+                                               kf_i64 row)                                         \
     {                                                                                              \
         const type *const from =                                                                   \
             (const type *)(const void *)m->partial + own * m->parts * m->results;                  \
@@ -115,14 +114,14 @@ KFI_HOST kfi_unit kfi_reduce_unit(const kfi_cpu_reduce *m, kf_i64 i)
             for (kf_i64 part = 0; part < m->parts; part += KFI_REDUCE_RUN) {                       \
                 type run = from[part * m->results + i];                                            \
                 for (kf_i64 k = part + 1; k < part + KFI_REDUCE_RUN && k < m->parts; ++k)          \
-                    run = kfi_reduce_both_##f(code, run, from[k * m->results + i]);                \
-                all = part == 0 ? run : kfi_reduce_both_##f(code, all, run);                       \
+                    run = kfi_reduce_combine_##f(code, run, from[k * m->results + i]);             \
+                all = part == 0 ? run : kfi_reduce_combine_##f(code, all, run);                    \
             }                                                                                      \
             to[i] = all;                                                                           \
         }                                                                                          \
     }
-KFI_CPU_REDUCE_WORDS(float, f32)
-KFI_CPU_REDUCE_WORDS(double, f64)
+KFI_CPU_REDUCE_FUNCTIONS(float, f32)
+KFI_CPU_REDUCE_FUNCTIONS(double, f64)
 
 #define KFI_REDUCE_JOIN(word, f, type)                                                             \
     KFI_INLINE void kfi_reduce_join_##word##_##f(type *a, const kfi_cpu_reduce *m,                 \
@@ -146,16 +145,15 @@ KFI_REDUCE_JOIN(max, f64, double)
 KFI_REDUCE_JOIN(min, f32, float)
 KFI_REDUCE_JOIN(min, f64, double)
 
-/* The strips of a unit in one tensor, found once for all of them: worked out strip by strip it was
- * a sixth of a gradient's time in the cache. */
+/* The strips of a unit in one tensor, computed once per unit: computing them per strip took a sixth
+ * of a gradient's time in the cache. */
 typedef struct {
-    char *first;      /* strip 0 */
-    const char *most; /* where a whole strip may be read last, where what lies between is the
-                         tensor's as well */
-    kf_i64 step,
-        apart; /* bytes from a strip to the next one, from a place of the axis to the next one */
-    int whole, dense, size, width; /* lanes of a strip that needs no tile, none where the tensor is
-                                      absent; side by side; bytes of an element; results */
+    char *first;         /* strip 0 */
+    const char *most;    /* last address at which a whole strip may be read; NULL: none */
+    kf_i64 step, stride; /* bytes from strip to strip, from axis position to axis position */
+    int whole;           /* lanes of a strip that needs no scratch tile; -1: always needs one */
+    int dense;           /* the lanes of a strip are contiguous */
+    int size, width;     /* bytes per element, number of results */
 } kfi_strips;
 
 KFI_INLINE kfi_strips kfi_strips_of(const kfi_cpu_reduce *m, const kfi_unit *u, const void *tensor,
@@ -181,18 +179,18 @@ KFI_HOST const void *kfi_strip_copy(const kfi_strips *s, void *tile, const char 
                                           : kfi_tail(tile, from, lanes, s->size);
     memset(tile, 0, (size_t)(KFI_STRIP * s->size));
     for (int j = 0; j < lanes; j += s->width)
-        memcpy((char *)tile + j * s->size, from + j / s->width * s->apart,
+        memcpy((char *)tile + j * s->size, from + j / s->width * s->stride,
                (size_t)(s->width * s->size));
     return tile;
 }
-/* To read: where it stands, or, where that would be read beyond its end or what lies between rows,
- * copied. */
+/* Returns strip i for reading: in place, or a copy if the read would cross the end or the gap
+ * between rows. */
 KFI_INLINE const void *kfi_reduce_strip(const kfi_strips *s, void *tile, kf_i64 i, int lanes)
 {
     const char *const from = s->first + i * s->step;
     return lanes == s->whole ? (const void *)from : kfi_strip_copy(s, tile, from, lanes);
 }
-/* To write: where it stands, or a tile, which is then stored. */
+/* Returns where to write strip i: in place, or a tile that kfi_strip_store then copies. */
 KFI_INLINE void *kfi_strip_to(const kfi_strips *s, void *tile, kf_i64 i, int lanes)
 {
     return lanes == s->whole ? (void *)(s->first + i * s->step) : tile;
@@ -202,7 +200,7 @@ KFI_HOST void kfi_strip_store(const kfi_strips *s, const void *tile, kf_i64 i, i
     char *const to = s->first + i * s->step;
     const int run = s->dense ? lanes : s->width;
     for (int j = 0; j < lanes; j += run)
-        memcpy(to + j / run * s->apart, (const char *)tile + j * s->size, (size_t)(run * s->size));
+        memcpy(to + j / run * s->stride, (const char *)tile + j * s->size, (size_t)(run * s->size));
 }
 
 KFI_HOST void kfi_reduce_plan(kfi_cpu_reduce *m, kf_i64 outer, kf_i64 axis, kf_i64 inner)
@@ -282,13 +280,13 @@ KFI_HOST kf_result_t kfi_cpu_reduce_run(kfi_cpu_reduce *m, kf_i64 outer, kf_i64 
         if (m->join) m->join(m);
         for (int k = 0; !m->join && k < m->counts[pass]; ++k) {
             if (m->acc_size == 8)
-                kfi_reduce_parts_f64(m, m->codes[first + k], k, first + k);
+                kfi_reduce_join_partials_f64(m, m->codes[first + k], k, first + k);
             else
-                kfi_reduce_parts_f32(m, m->codes[first + k], k, first + k);
+                kfi_reduce_join_partials_f32(m, m->codes[first + k], k, first + k);
         }
         first += m->counts[pass];
     }
-    if (needed && !m->bwd) { /* the results alone, of whole units */
+    if (needed && !m->bwd) { /* only the results remain, one per unit */
         m->parts = 1;
         m->length = axis;
     }

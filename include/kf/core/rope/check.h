@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* kf/core/rope/check.h: what launchers of pairs, in CUDA and in C, ask beside what all do. */
+/* kf/core/rope/check.h: size checks of rope, for CUDA and C. */
 #ifndef KF_CORE_ROPE_CHECK_H
 #define KF_CORE_ROPE_CHECK_H
 
@@ -7,13 +7,13 @@
 
 #include "kf/core/check.h"
 
-#define KFI_ANY_POSITION INT64_MAX /* of ops that have no table by positions */
+#define KFI_ANY_POSITION INT64_MAX /* `positions` of ops without tables by position */
 
-/* Sizes, and how many elements each tensor has, by a code for each: a as a table, f as one row of
-   it, n as the positions, w as dim, e as rows x heads x dim, m as another one of `more` heads. */
-KFI_ONCE kf_result_t kfi_check_pairs(const kfi_name *name, const char *codes, kf_i64 rows,
-                                     kf_i64 heads, kf_i64 more, kf_i64 dim, kf_i64 pairs,
-                                     kf_i64 positions, kf_i64 *elements)
+/* Checks the sizes and sets the number of elements of each tensor by its code: 'a' positions x
+   pairs, 'f' pairs, 'n' rows, 'w' dim, 'e' rows x heads x dim, 'm' rows x more x dim. */
+KFI_ONCE kf_result_t kfi_rope_check(const kfi_name *name, const char *codes, kf_i64 rows,
+                                    kf_i64 heads, kf_i64 more, kf_i64 dim, kf_i64 pairs,
+                                    kf_i64 positions, kf_i64 *elements)
 {
     const kf_i64 of_result[] = {rows, heads, dim}, of_other[] = {rows, more, dim},
                  of_table[] = {positions, pairs};

@@ -72,7 +72,7 @@ KF_FN kf_result_t kfi_heads_run(const kfi_normed &m, kf_i64 rows, kf_i64 heads, 
 {
     kf_i64 elements[KFI_MAX_TENSORS] = {};
     kf_result_t result =
-        kfi_check_pairs(&m.name, m.elements, rows, heads, more, dim, pairs, positions, elements);
+        kfi_rope_check(&m.name, m.elements, rows, heads, more, dim, pairs, positions, elements);
     if (result != KF_SUCCESS || dim == 0 || (!s && (rows == 0 || heads + more == 0))) return result;
     const kfi_shape shape = {rows, 0, (heads > 0 ? heads : more) * dim, 0, elements};
     kfi_operands operands;

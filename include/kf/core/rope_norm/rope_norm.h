@@ -22,10 +22,9 @@ typedef struct kfi_cpu_heads {
     int number_size, size, acc_size; /* bytes of a position, of an element, of an accumulator */
     int beside;                      /* the elements of a pair are adjacent */
     const void *heads[2], *scales[2], *given[2],
-        /* Both tensors each; given: gradients of the outputs. */
-        *tables[KFI_PAIR_TABLES];
-    void *to[2];              /* NULL: not wanted */
-    void *const *sum_outputs; /* gradients of both weights; NULL in a forward */
+        *tables[KFI_ROPE_TABLES]; /* of both tensors; given: the gradients of the results */
+    void *to[2];                  /* NULL: not wanted */
+    void *const *sum_outputs;     /* the gradients of both weights; NULL in a forward */
     const kfi_sum_writer *stores;
     /* Processes a head. partial: sums of the gradient of the head's weight; NULL: not wanted. */
     void (*head)(const struct kfi_cpu_heads *m, int tensor, kf_i64 head, kf_i64 position,
@@ -66,19 +65,19 @@ KFI_HOST int kfi_head_whole(const kfi_head_part *p)
     KFI_HOST void kfi_head_load_##word(const kfi_head_part *p, const void *from, int step,         \
                                        type *to)                                                   \
     {                                                                                              \
-        kfi_pair_move(to, 1, from, step, p->count, (int)sizeof(type));                             \
+        kfi_rope_move(to, 1, from, step, p->count, (int)sizeof(type));                             \
         memset(to + p->count, 0, (size_t)(kfi_head_whole(p) - p->count) * sizeof(type));           \
     }                                                                                              \
     KFI_HOST void kfi_head_save_##word(const kfi_head_part *p, void *to, const type *from)         \
     {                                                                                              \
-        kfi_pair_move(to, p->step, from, 1, p->count, (int)sizeof(type));                          \
+        kfi_rope_move(to, p->step, from, 1, p->count, (int)sizeof(type));                          \
     }
 #define KFI_HEAD_WIDENED(word, type)                                                               \
     KFI_HOST void kfi_head_load_##word(const kfi_head_part *p, const void *from, int step,         \
                                        float *to)                                                  \
     {                                                                                              \
         type side[KFI_PART];                                                                       \
-        kfi_pair_move(side, 1, from, step, p->count, (int)sizeof(type));                           \
+        kfi_rope_move(side, 1, from, step, p->count, (int)sizeof(type));                           \
         memset((void *)(side + p->count), 0,                                                       \
                (size_t)(kfi_head_whole(p) - p->count) * sizeof(type));                             \
         kfi_widen_##word(side, to, kfi_head_whole(p));                                             \
@@ -87,7 +86,7 @@ KFI_HOST int kfi_head_whole(const kfi_head_part *p)
     {                                                                                              \
         type side[KFI_PART];                                                                       \
         kfi_narrow_##word(from, side, kfi_head_whole(p));                                          \
-        kfi_pair_move(to, p->step, side, 1, p->count, (int)sizeof(type));                          \
+        kfi_rope_move(to, p->step, side, 1, p->count, (int)sizeof(type));                          \
     }
 KFI_HEAD_SAME(f32, float)
 KFI_HEAD_SAME(f64, double)
@@ -154,8 +153,8 @@ KFI_HOST kf_result_t kfi_cpu_heads_run(kfi_cpu_heads *m, kf_i64 rows, kf_i64 hea
 {
     const kf_i64 chunk = (kf_i64)KFI_CHUNK * KFI_TILE, all = heads + more;
     kf_i64 elements[KFI_MAX_TENSORS];
-    kf_result_t result = kfi_check_pairs(&m->name, m->element_codes, rows, heads, more, dim, pairs,
-                                         positions, elements);
+    kf_result_t result = kfi_rope_check(&m->name, m->element_codes, rows, heads, more, dim, pairs,
+                                        positions, elements);
     if (result != KF_SUCCESS || dim == 0 || (!m->sum_outputs && (rows == 0 || all == 0)))
         return result;
     kfi_cpu_map sums;
