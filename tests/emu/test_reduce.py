@@ -356,7 +356,11 @@ def check_clusters(lib, f):
 
 
 CLUSTER_FAULTS = {
-    "the first block's for all": ("kf/core/reduction/reduction.cuh", r"slots\[r \* size", "slots[0 * size"),
+    "the first block's for all": (
+        "kf/core/reduction/reduction.cuh",
+        r"slots\[r \* size",
+        "slots[0 * size",
+    ),
     "what all blocks send in one place": (
         "kf/core/reduction/reduction.cuh",
         r"slots \+ rank \* size",

@@ -237,7 +237,9 @@ def entry(pattern):
 
 
 # Entries that tests/support/odd_names.py renders with unusual names.
-NAMES = {"linear_cross_entropy": [entry("linear_cross_entropy"), entry("linear_cross_entropy_with_grad")]}
+NAMES = {
+    "linear_cross_entropy": [entry("linear_cross_entropy"), entry("linear_cross_entropy_with_grad")]
+}
 FEW_NAMES = {"linear_cross_entropy": 5}  # its code has few names that do not begin with kfi_
 SOME_NAMES = {"linear_cross_entropy": {"apart", "chunk", "weight"}}
 # Expected functions: tests/gen/test_names.py.

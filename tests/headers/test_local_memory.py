@@ -59,7 +59,9 @@ def test_rows_are_in_registers(dtype, include, tmp_path):
     took 20 % longer, with 200 the gradient of instance_norm 60 %, with 380 layer_norm of float32 weights 180 %."""
     chosen = [f for f in FUNCTIONS if f["dtypes"][0] == dtype]
     found = frames(addresses(chosen), include, tmp_path)
-    held = {name: size for name, size in found.items() if re.search("ILi0ELi([48]ELi1|3ELi3)E", name)}
+    held = {
+        name: size for name, size in found.items() if re.search("ILi0ELi([48]ELi1|3ELi3)E", name)
+    }
     assert len(held) > len(chosen) / 2 and len(found) > len(held)
     assert not {name: size for name, size in held.items() if size > FEW}
 

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// kf/core/dropout.cuh: device functions that draw dropout's random bits (Philox) and apply its mask.
+// kf/core/dropout.cuh: device functions that draw dropout's random bits (Philox) and apply its
+// mask.
 #ifndef KF_CORE_DROPOUT_CUH
 #define KF_CORE_DROPOUT_CUH
 

@@ -19,8 +19,8 @@ KFI_C_BEGIN
  * ops with many operands, whose parts are converted on the stack. */
 #define KFI_TILE 512
 #define KFI_PART KFI_MAX_PART
-#define KFI_CHUNK 32    /* tiles that a thread takes at a time */
-#define KFI_SIMD 16     /* elements of a vector, at most */
+#define KFI_CHUNK 32 /* tiles that a thread takes at a time */
+#define KFI_SIMD 16  /* elements of a vector, at most */
 
 /* Tells the compiler that iterations are independent, also in place (an output that is an input).
  * `restrict` would be false in that case. */

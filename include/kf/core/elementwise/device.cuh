@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// kf/core/elementwise/device.cuh: device functions of elementwise kernels: addressing of broadcasts, random
-// words of dropout, reductions of gradients over rows and planes. Included by kf/core/elementwise/elementwise.cuh when
-// device code is compiled.
+// kf/core/elementwise/device.cuh: device functions of elementwise kernels: addressing of
+// broadcasts, random words of dropout, reductions of gradients over rows and planes. Included by
+// kf/core/elementwise/elementwise.cuh when device code is compiled.
 #ifndef KF_CORE_ELEMENTWISE_DEVICE_CUH
 #define KF_CORE_ELEMENTWISE_DEVICE_CUH
 

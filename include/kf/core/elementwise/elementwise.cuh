@@ -1,16 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
-// kf/core/elementwise/elementwise.cuh: the schedules of the map family. Kernels take args.cuh, speak the words of
-// device.cuh, and are launched by host.cuh.
+// kf/core/elementwise/elementwise.cuh: elementwise kernels and the second stage of their reduced
+// gradients. args.cuh has the kernel arguments, device.cuh the device functions, host.cuh the
+// launch configuration.
 //
-// each   one vector per thread (a few for dropout), whatever is broadcast: the vector's place among
-// the rows or planes is
-//        found by one multiplication. Nothing is kept in flight by hand: 2,048 threads an SM, 16
-//        bytes each, are enough. Several vectors per thread lie whole rows (or batches) apart, so
-//        that they share their row values.
-// sum    some gradient is reduced to a row or to channels. A block works on a rectangle of rows x
-// columns (batches x
-//        channels * inner): a thread keeps its columns, loops over the rows, and adds up in
-//        registers; partial sums go to the workspace, a second small kernel adds them.
+// each   No gradient is reduced. One 16-byte vector per thread, or a few (dropout, broadcasts) that
+//        lie whole rows or batches apart and share their row values. One multiplication finds the
+//        row or plane of a vector. Grid: ceil(vectors / 256), block: 256 threads, no shared memory.
+//        There is no software pipeline: 2,048 threads per SM with 16 bytes each hide the latency.
+// sum    Some gradient is reduced to a row or to channels. A block works on a tile of rows x
+//        columns (batches x channels * inner). A thread keeps its columns, loops over the rows and
+//        accumulates in registers; partial sums go to the workspace. kfk_sum_partials or
+//        kfk_sum_planes (below) adds them in a fixed order, in float64.
+//
+// Results depend on sizes and alignment alone: no kernel uses atomics. The templates
+// elementwise/*.cuh.j2 include this header.
 #ifndef KF_CORE_ELEMENTWISE_ELEMENTWISE_CUH
 #define KF_CORE_ELEMENTWISE_ELEMENTWISE_CUH
 
@@ -20,7 +23,7 @@
 
 #ifndef KFI_DRIVER
 
-// The same for planes: a block per channel, over the tiles that touch it.
+// Sums the partial sums of planes: one block per channel reads the tiles that overlap it.
 template <int acc, int dtype> KFI_KERNEL void KFI_BOUNDS(KFI_MAP_THREADS) kfk_sum_planes(kfi_sums s)
 {
 #ifdef KFI_DEVICE_PASS

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* kf/core/elementwise/elementwise.h: elementwise ops on the CPU: argument checks, parallel traversal and reduced
-   gradients, the same for every op.
+/* kf/core/elementwise/elementwise.h: elementwise ops on the CPU: argument checks, parallel
+   traversal and reduced gradients, the same for every op.
 
    An op is a function over tiles of at most 512 elements, whose loop the compiler vectorises. The
    traversal passes it as many whole tiles per call as possible and copies partial tiles through

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// kf/core/elementwise/host.cuh: argument checks, launch configuration and workspace of elementwise kernels.
-// Included by kf/core/elementwise/elementwise.cuh when host code is compiled.
+// kf/core/elementwise/host.cuh: argument checks, launch configuration and workspace of elementwise
+// kernels. Included by kf/core/elementwise/elementwise.cuh when host code is compiled.
 #ifndef KF_CORE_ELEMENTWISE_HOST_CUH
 #define KF_CORE_ELEMENTWISE_HOST_CUH
 

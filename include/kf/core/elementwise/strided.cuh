@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// kf/core/elementwise/strided.cuh: elementwise ops over strided tensors. The tensors share their dimensions;
-// each has strides of its own.
+// kf/core/elementwise/strided.cuh: elementwise ops over strided tensors. The tensors share their
+// dimensions; each has strides of its own.
 //
 // A thread computes one vector of a row (the innermost dimension). If every tensor's rows hold
 // whole aligned vectors or broadcast one value, the thread loads vectors. Otherwise its elements

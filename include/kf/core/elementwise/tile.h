@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* kf/core/elementwise/tile.h: tiles of an elementwise op on the CPU: arguments of a tile function, scratch
- * memory of a traversal, and copies of partial tiles. */
+/* kf/core/elementwise/tile.h: tiles of an elementwise op on the CPU: arguments of a tile function,
+ * scratch memory of a traversal, and copies of partial tiles. */
 #ifndef KF_CORE_ELEMENTWISE_TILE_H
 #define KF_CORE_ELEMENTWISE_TILE_H
 

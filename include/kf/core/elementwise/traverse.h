@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* kf/core/elementwise/traverse.h: traversals of an elementwise op on the CPU (flat, repeated narrow rows,
- * tiles of wide rows, planes) and the reduced gradients of a block. */
+/* kf/core/elementwise/traverse.h: traversals of an elementwise op on the CPU (flat, repeated narrow
+ * rows, tiles of wide rows, planes) and the reduced gradients of a block. */
 #ifndef KF_CORE_ELEMENTWISE_TRAVERSE_H
 #define KF_CORE_ELEMENTWISE_TRAVERSE_H
 

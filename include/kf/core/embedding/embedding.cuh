@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// kf/core/embedding/embedding.cuh: launches of embedding (rows of a table by index) and of the table's gradient.
+// kf/core/embedding/embedding.cuh: launches of embedding (rows of a table by index) and of the
+// table's gradient.
 //
 // lookup  Several threads copy one row, four vectors each (one vector for some row lengths), so
 // that

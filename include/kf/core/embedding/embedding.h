@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* kf/core/embedding/embedding.h: embedding on the CPU (rows of a table by index), and the gradient of the table,
- * which adds the rows of each token in order. */
+/* kf/core/embedding/embedding.h: embedding on the CPU (rows of a table by index), and the gradient
+ * of the table, which adds the rows of each token in order. */
 #ifndef KF_CORE_EMBEDDING_EMBEDDING_H
 #define KF_CORE_EMBEDDING_EMBEDDING_H
 

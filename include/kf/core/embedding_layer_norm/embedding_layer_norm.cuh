@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// kf/core/embedding_layer_norm/embedding_layer_norm.cuh: embeddings of several tables, added up and normalised: CUDA schedules
-// and launches.
+// kf/core/embedding_layer_norm/embedding_layer_norm.cuh: embeddings of several tables, added up and
+// normalised: CUDA schedules and launches.
 //
 // Rows kernel: 1 to 8 warps share a row. They hold it in registers if it fits, otherwise each pass
 // gathers the row again with the whole block. Blocks of KFI_GATHER_THREADS threads take groups of
@@ -200,7 +200,8 @@ KFI_KERNEL void KFI_BOUNDS(KFI_RUN_THREADS) kfk_gathered_sum(kfi_gathered_sums s
 struct kfi_gather_op {
     kfi_name name;
     kfi_arguments arguments;
-    const char *elements; // sizes of the tensors, one code each (core/embedding_layer_norm/gather_check.h)
+    const char
+        *elements; // sizes of the tensors, one code each (core/embedding_layer_norm/gather_check.h)
     // Rows: {vector, held, a warp}, {vector, held}, {vector, 0}, {1, 0}; forward: {vector,
     // held - 1, a warp}, backward: count, scan, scatter, bounds; runs: {vector}, {1}; sum:
     // {vector}, {1}.

@@ -1,10 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* kf/core/embedding_layer_norm/embedding_layer_norm.h: embeddings of several tables, added up and normalised, on the CPU.
+/* kf/core/embedding_layer_norm/embedding_layer_norm.h: embeddings of several tables, added up and
+   normalised, on the CPU.
 
    Forward: threads share blocks of rows; each pass over a row processes parts of it. Backward: a
    first step stores the rows' gradients in the workspace and sums the gradients of weights per
-   block of rows. Then each table's gradient is summed like that of an embedding (core/embedding/embedding.h).
-   Partitions depend on the shape only, so results do not depend on the number of threads. */
+   block of rows. Then each table's gradient is summed like that of an embedding
+   (core/embedding/embedding.h). Partitions depend on the shape only, so results do not depend on
+   the number of threads. */
 #ifndef KF_CORE_EMBEDDING_LAYER_NORM_EMBEDDING_LAYER_NORM_H
 #define KF_CORE_EMBEDDING_LAYER_NORM_EMBEDDING_LAYER_NORM_H
 
@@ -22,7 +24,8 @@ KFI_C_BEGIN
 typedef struct kfi_cpu_gathering {
     kfi_name name;
     kfi_arguments arguments;
-    const char *element_codes; /* sizes of the tensors, one code each (core/embedding_layer_norm/gather_check.h) */
+    const char *element_codes; /* sizes of the tensors, one code each
+                                  (core/embedding_layer_norm/gather_check.h) */
     const void *const *from;   /* inputs */
     void *const *to;           /* outputs */
     const void *numbers[KFI_GATHERED];

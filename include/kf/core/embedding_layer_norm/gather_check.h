@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* kf/core/embedding_layer_norm/gather_check.h: argument checks of ops that gather rows of three tables, for CUDA and C.
+/* kf/core/embedding_layer_norm/gather_check.h: argument checks of ops that gather rows of three
+ * tables, for CUDA and C.
  */
 #ifndef KF_CORE_EMBEDDING_LAYER_NORM_GATHER_CHECK_H
 #define KF_CORE_EMBEDDING_LAYER_NORM_GATHER_CHECK_H

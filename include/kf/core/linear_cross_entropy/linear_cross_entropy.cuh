@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// kf/core/linear_cross_entropy/linear_cross_entropy.cuh: ops over the rows of a product that is never all there, in CUDA: their parts'
-// launchers are called for a chunk of rows after the other, on one stream, and nobody waits for
-// them.
+// kf/core/linear_cross_entropy/linear_cross_entropy.cuh: linear cross entropy in CUDA. For each
+// chunk of rows the host calls the launchers of the layer, the loss and the layer's gradients on
+// one stream. It does not synchronise.
 #ifndef KF_CORE_LINEAR_CROSS_ENTROPY_LINEAR_CROSS_ENTROPY_CUH
 #define KF_CORE_LINEAR_CROSS_ENTROPY_LINEAR_CROSS_ENTROPY_CUH
 

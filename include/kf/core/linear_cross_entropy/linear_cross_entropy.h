@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* kf/core/linear_cross_entropy/linear_cross_entropy.h: linear cross entropy, for C and CUDA launchers: rows per chunk, workspace size
-   and argument checks. The logits [rows, cols] of all rows are never materialised; the workspace
-   holds those of one chunk. */
+/* kf/core/linear_cross_entropy/linear_cross_entropy.h: linear cross entropy, for C and CUDA
+   launchers: rows per chunk, workspace size and argument checks. The logits [rows, cols] of all
+   rows are never materialised; the workspace holds those of one chunk. */
 #ifndef KF_CORE_LINEAR_CROSS_ENTROPY_LINEAR_CROSS_ENTROPY_H
 #define KF_CORE_LINEAR_CROSS_ENTROPY_LINEAR_CROSS_ENTROPY_H
 

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// kf/core/matmul/backward.cuh: gradients of ops that are products of matrices, in CUDA. Up to five steps:
+// kf/core/matmul/backward.cuh: gradients of ops that are products of matrices, in CUDA. Up to five
+// steps:
 //
 // slopes   a strip: the gradients of the products, to the workspace, and of what is read at a
 // result's place; factor   a strip: the left factor, to the workspace, where it is made of tensors;

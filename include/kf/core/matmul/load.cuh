@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// kf/core/matmul/load.cuh: a stage of an operand comes to shared memory, for mma.sync: elements of 2
-// bytes, in chunks of 8.
+// kf/core/matmul/load.cuh: a stage of an operand comes to shared memory, for mma.sync: elements of
+// 2 bytes, in chunks of 8.
 //
 // A stage has `lines` lines as memory has them, of 4 chunks (32 of the depth) or, where an operand
 // is transposed, of as many as its tile is wide. Chunks are not where they would be in order, so

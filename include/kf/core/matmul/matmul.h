@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* kf/core/matmul/matmul.h: products of matrices in C: store(A . B), where an op brings the store along, and
-   maybe what loads A or B.
+/* kf/core/matmul/matmul.h: products of matrices in C: store(A . B), where an op brings the store
+   along, and maybe what loads A or B.
 
    One function for each element type, kfi_gemm_run_<type>, and the bytes of workspace that it
    needs. core/matmul/plan.h says what operands are, core/matmul/block.h how the work is shared out,
-   core/matmul/skinny_rows.h what is done for a few rows, core/matmul/lanes.h what computes. Vectors are
-   those that the compiler's flags allow; without flags for x86 the best of the machine's, found
+   core/matmul/skinny_rows.h what is done for a few rows, core/matmul/lanes.h what computes. Vectors
+   are those that the compiler's flags allow; without flags for x86 the best of the machine's, found
    when the program runs. */
 #ifndef KF_CORE_MATMUL_MATMUL_H
 #define KF_CORE_MATMUL_MATMUL_H

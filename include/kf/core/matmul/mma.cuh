@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// kf/core/matmul/mma.cuh: the sums of a tile by mma.sync, of elements of 2 bytes, added up in float.
-// Four stages of 32 of the depth; while a warp multiplies 16 of it, the next 16 come from shared
-// memory, unless its registers hold what is on its way there. The order in which a result's
+// kf/core/matmul/mma.cuh: the sums of a tile by mma.sync, of elements of 2 bytes, added up in
+// float. Four stages of 32 of the depth; while a warp multiplies 16 of it, the next 16 come from
+// shared memory, unless its registers hold what is on its way there. The order in which a result's
 // products are added up is that of the depth, whatever the tile.
 #ifndef KF_CORE_MATMUL_MMA_CUH
 #define KF_CORE_MATMUL_MMA_CUH

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // kf/core/matmul/op.cuh: ops that are products of matrices, in CUDA: what their kernels have in
-// common, and their launchers. matmul.cuh makes the sums; an op's kernel reads what else it needs at
-// a result's place, and stores.
+// common, and their launchers. matmul.cuh makes the sums; an op's kernel reads what else it needs
+// at a result's place, and stores.
 #ifndef KF_CORE_MATMUL_OP_CUH
 #define KF_CORE_MATMUL_OP_CUH
 

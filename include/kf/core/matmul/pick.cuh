@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// kf/core/matmul/pick.cuh: which tile a product takes, and over how many blocks its depth is split. A
-// function of sizes and alignment alone, in numbers of one GPU (an H100's): so are workspaces, and
-// the order in which results are added up.
+// kf/core/matmul/pick.cuh: which tile a product takes, and over how many blocks its depth is split.
+// A function of sizes and alignment alone, in numbers of one GPU (an H100's): so are workspaces,
+// and the order in which results are added up.
 #ifndef KF_CORE_MATMUL_PICK_CUH
 #define KF_CORE_MATMUL_PICK_CUH
 

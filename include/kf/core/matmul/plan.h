@@ -15,8 +15,9 @@
 #include "kf/core/config.h"
 #include "kf/core/dtype.h"
 
-#define KFI_GEMM_LINE 64 /* bytes that panels are aligned to, and that may be written behind one   \
-                          */
+#define KFI_GEMM_LINE                                                                              \
+    64 /* bytes that panels are aligned to, and that may be written behind one                     \
+        */
 #define KFI_GEMM_DEPTH_BYTES 2048 /* of a line of a panel */
 #define KFI_GEMM_UNIT 48          /* rows of a block of the result: a multiple of every tile's */
 #define KFI_GEMM_TALL 192         /* rows that one block of B is used for */

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* kf/core/matmul/seam.h: what happens to elements on their way into a product of matrices and out of
-   it, in C: a function over some elements of a row, which is given each value that it reads, and
+/* kf/core/matmul/seam.h: what happens to elements on their way into a product of matrices and out
+   of it, in C: a function over some elements of a row, which is given each value that it reads, and
    each that it makes, side by side in what is computed in. */
 #ifndef KF_CORE_MATMUL_SEAM_H
 #define KF_CORE_MATMUL_SEAM_H

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// kf/core/matmul/skinny.cuh: products of few rows, elements of 2 bytes, by wgmma (sm_90a). The operands
-// change places: 64 columns of the result are the 64 rows of a wgmma, and its columns, 16 or 64 of
-// them, are the result's rows. So the right factor, which is nearly all that there is to read, is
-// read once, and by as many blocks as there are.
+// kf/core/matmul/skinny.cuh: products of few rows, elements of 2 bytes, by wgmma (sm_90a). The
+// operands change places: 64 columns of the result are the 64 rows of a wgmma, and its columns, 16
+// or 64 of them, are the result's rows. So the right factor, which is nearly all that there is to
+// read, is read once, and by as many blocks as there are.
 //
 // The blocks of a cluster share the depth of 64 columns. Each sends its partial sums to the block
 // that finishes their columns, which adds them up in the order of the depth. How many share depends

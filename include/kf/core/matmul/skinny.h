@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* kf/core/matmul/skinny.h: a few rows of A times B as it lies, contiguous along the depth, which is read
-   once: that is all the time it takes. A part of core/matmul/lanes.h; alone empty.
+/* kf/core/matmul/skinny.h: a few rows of A times B as it lies, contiguous along the depth, which is
+   read once: that is all the time it takes. A part of core/matmul/lanes.h; alone empty.
 
    A is packed as vectors along the depth, of all rows in turn: one stream, whatever lies between
    its rows (core/matmul/skinny_rows.h). */

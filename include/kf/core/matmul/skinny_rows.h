@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* kf/core/matmul/skinny_rows.h: products in C of fewer rows than a tile has: A is packed as a whole, B
- * is read as it lies, once. */
+/* kf/core/matmul/skinny_rows.h: products in C of fewer rows than a tile has: A is packed as a
+ * whole, B is read as it lies, once. */
 #ifndef KF_CORE_MATMUL_SKINNY_ROWS_H
 #define KF_CORE_MATMUL_SKINNY_ROWS_H
 
@@ -12,8 +12,8 @@
 
 KFI_C_BEGIN
 
-/* B as core/matmul/skinny.h reads it. Of columns that are side by side, as those of a single depth may
-   be, the answer must not depend on how far apart depths lie. */
+/* B as core/matmul/skinny.h reads it. Of columns that are side by side, as those of a single depth
+   may be, the answer must not depend on how far apart depths lie. */
 KFI_HOST int kfi_cpu_gemm_is_few(const kfi_cpu_product *q)
 {
     int few = q->rows <= KFI_GEMM_FEW_ROWS && q->depth > 0 && q->depth <= KFI_GEMM_FEW_DEPTH;

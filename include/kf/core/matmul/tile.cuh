@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// kf/core/matmul/tile.cuh: how a product of matrices is shared out. A block has a tile of the result,
-// and each of its warps a part of that, whose sums stay in registers until the depth ends. Then the
-// warp puts them, 16 rows at a time, into shared memory of its own, and every lane takes vectors of
-// neighbours in a row: that is where a kernel's own code goes on.
+// kf/core/matmul/tile.cuh: how a product of matrices is shared out. A block has a tile of the
+// result, and each of its warps a part of that, whose sums stay in registers until the depth ends.
+// Then the warp puts them, 16 rows at a time, into shared memory of its own, and every lane takes
+// vectors of neighbours in a row: that is where a kernel's own code goes on.
 #ifndef KF_CORE_MATMUL_TILE_CUH
 #define KF_CORE_MATMUL_TILE_CUH
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// kf/core/reduction/argreduce.cuh: device functions of argmax and argmin over an axis. The result is the
-// index of the first of equal elements; NaN precedes all numbers, as in PyTorch.
+// kf/core/reduction/argreduce.cuh: device functions of argmax and argmin over an axis. The result
+// is the index of the first of equal elements; NaN precedes all numbers, as in PyTorch.
 //
 // A thread compares its elements in axis order and keeps the best value and the number of its
 // vector. Threads and parts combine by value, then by index, so the order of combination does not

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* kf/core/reduction/argreduce.h: argmax and argmin over an axis on the CPU. The result is the index of the
-   first of equal elements; NaN precedes all numbers.
+/* kf/core/reduction/argreduce.h: argmax and argmin over an axis on the CPU. The result is the index
+   of the first of equal elements; NaN precedes all numbers.
 
    Each lane of a strip keeps its best value and the number of its strip. The lanes of a result are
    combined by value, then by index; parts are combined in order. */

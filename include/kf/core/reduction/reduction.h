@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* kf/core/reduction/reduction.h: reductions over an axis on the CPU, [outer, axis, inner] to [outer, inner].
+/* kf/core/reduction/reduction.h: reductions over an axis on the CPU, [outer, axis, inner] to
+   [outer, inner].
 
    A unit is up to KFI_STRIP neighbouring results of one outer. Each pass reads the axis in strips
    of KFI_STRIP elements, whose loop the compiler vectorises. If inner is at most KFI_STRIP / 2, a

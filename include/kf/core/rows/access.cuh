@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// kf/core/rows/access.cuh: vector access to a row: loads into registers, stores, asynchronous copies
-// through shared memory, row addresses, and words of dropout.
+// kf/core/rows/access.cuh: vector access to a row: loads into registers, stores, asynchronous
+// copies through shared memory, row addresses, and words of dropout.
 #ifndef KF_CORE_ROWS_ACCESS_CUH
 #define KF_CORE_ROWS_ACCESS_CUH
 

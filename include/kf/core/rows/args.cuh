@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// kf/core/rows/args.cuh: kernel parameters of the rows family: the schedules, the mapping of rows to
-// threads, and rows in segments.
+// kf/core/rows/args.cuh: kernel parameters of the rows family: the schedules, the mapping of rows
+// to threads, and rows in segments.
 #ifndef KF_CORE_ROWS_ARGS_CUH
 #define KF_CORE_ROWS_ARGS_CUH
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// kf/core/rows/channel_block.cuh: ops over channels by channel blocks: thread coordinates, vector access, and
-// reductions per channel over the threads of a block.
+// kf/core/rows/channel_block.cuh: ops over channels by channel blocks: thread coordinates, vector
+// access, and reductions per channel over the threads of a block.
 #ifndef KF_CORE_ROWS_CHANNEL_BLOCK_CUH
 #define KF_CORE_ROWS_CHANNEL_BLOCK_CUH
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// kf/core/rows/channel_block_args.cuh: kernel parameters of ops over channels: the partition of a tensor into
-// channel blocks.
+// kf/core/rows/channel_block_args.cuh: kernel parameters of ops over channels: the partition of a
+// tensor into channel blocks.
 #ifndef KF_CORE_ROWS_CHANNEL_BLOCK_ARGS_CUH
 #define KF_CORE_ROWS_CHANNEL_BLOCK_ARGS_CUH
 

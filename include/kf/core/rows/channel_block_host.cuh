@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// kf/core/rows/channel_block_host.cuh: ops over channels by channel blocks: host-side schedule and launches.
+// kf/core/rows/channel_block_host.cuh: ops over channels by channel blocks: host-side schedule and
+// launches.
 #ifndef KF_CORE_ROWS_CHANNEL_BLOCK_HOST_CUH
 #define KF_CORE_ROWS_CHANNEL_BLOCK_HOST_CUH
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// kf/core/rows/rows.cuh: CUDA schedules of the rows family: norms, softmax, losses, reductions over the
-// last axis.
+// kf/core/rows/rows.cuh: CUDA schedules of the rows family: norms, softmax, losses, reductions over
+// the last axis.
 //
 // Schedule: a row is shared by 1 to 32 lanes of a warp, by whole warps of a block, or by a cluster
 // of up to 8 blocks. Each thread holds 16-byte vectors of its row in registers, so the row is read
