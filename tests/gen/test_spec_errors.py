@@ -1416,7 +1416,7 @@ def test_ids(tmp_path, monkeypatch):
 
 
 def test_ids_of_kf(tmp_path, monkeypatch):
-    """What is checked of the files in gen/spec."""
+    """What is checked of kf's own files."""
     for ids, said in (
         ((None, 1), "id: is missing"),
         ((1, 1), "id: 1 is already twice's"),

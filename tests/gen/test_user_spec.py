@@ -14,7 +14,8 @@ from compilers import quick
 from kfgen import families
 from kfgen.cli import main
 from kfgen.entries import spec as specs
-from kfgen.model.entries import Fields, Spec
+from kfgen.entries.fields import Fields
+from kfgen.model.entries import Spec
 from kfgen.paths import called
 from kfgen.render.render import Renderer, Selection, parts
 

@@ -11,6 +11,7 @@ import struct
 import tomllib
 
 from kfgen import families
+from kfgen.entries.fields import Fields, is_number, scalars, values
 from kfgen.entries.spec_checks import (
     check_activation_expressions,
     check_by_result,
@@ -26,17 +27,13 @@ from kfgen.model.entries import (
     PATTERN,
     UNUSABLE,
     Activation,
-    Fields,
     Op,
     Operand,
     Spec,
     SpecError,
-    is_number,
     own_id,
-    scalars,
     updated,
     usable,
-    values,
 )
 from kfgen.paths import ENTRIES, called
 from kfgen.paths import FAMILIES as FAMILY_FOLDERS

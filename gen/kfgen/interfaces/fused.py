@@ -7,9 +7,10 @@ Their formulas may also call activations: silu(x + bias), leaky_relu(x, 0.2).
 import functools
 
 from kfgen.entries import spec as specs
+from kfgen.entries.fields import Fields
 from kfgen.language.expr import ExprError
 from kfgen.language.primitives import PRIMITIVES
-from kfgen.model.entries import Fields, Spec
+from kfgen.model.entries import Spec
 from kfgen.paths import ENTRIES
 from kfgen.render.render import Selection
 

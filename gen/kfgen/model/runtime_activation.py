@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Functions whose activation is an argument: what such a kernel is to the templates, and their headers, kf/any/."""
+"""Functions whose activation is an argument: what such a kernel is to the templates."""
 
 import copy
 from dataclasses import dataclass, field, replace
@@ -123,61 +123,3 @@ def split(graph, roots, target, env, fixed=(), named=None, again=()):
             inside[i] = f"({form.replace('{}', f'{name}[e]')})"
             lines.append(f"const {target.ctype} {fixed[i]} = {form.replace('{}', f'{name}[e]')};")
     return calls, lines, fixed
-
-
-def headers(renderer, op, kernels, extends):
-    """Adds the headers of an op's functions to a Renderer's. kernels: with all activations that they know; extends: kf's own op with a user's."""
-    own = [k for k in kernels if has(k)]
-    if not own:
-        return
-    user, stem = renderer.user, names.stem(op.pattern)
-    folder, ops = names.folder_of_chosen(user), names.folder(user)
-    for ext, template in (
-        (".cuh", "op/runtime_activation.cuh.j2"),
-        (".h", "op/runtime_activation.h.j2"),
-    ):
-        renderer.header(
-            f"{folder}/{stem}{ext}",
-            template,
-            op=op,
-            kernels=own,
-            chosen=[kernel(k) for k in own],
-            device=False,
-            user=user,
-            stem=stem,
-            facts=f"{folder}/activations.h",
-            extends=extends,
-            all_acts=len(renderer.selection.activations),
-            op_header=f"{ops}/{stem}{ext}",
-            activations_header=f"{folder}/activations{ext}",
-        )
-    if strided := [apart(k) for k in own if lies_apart(k)]:
-        renderer.header(
-            f"{folder}/{stem}.apart.cuh",
-            "op/apart.cuh.j2",
-            apart=strided,
-            device=False,
-            stem=stem,
-            extends=extends,
-            chosen_header=f"{folder}/{stem}.cuh",
-        )
-
-
-def activations(renderer, codes):
-    """Adds what those headers have in common: the activations by their numbers."""
-    folder, user = names.folder_of_chosen(renderer.user), renderer.user
-    renderer.header(
-        f"{folder}/activations.h",
-        "op/runtime_activations.h.j2",
-        activations=codes,
-        user=user,
-        word=WORD,
-    )
-    renderer.header(
-        f"{folder}/activations.cuh",
-        "op/runtime_activations.cuh.j2",
-        activations=codes,
-        user=user,
-        facts=f"{folder}/activations.h",
-        functions=f"{names.folder(user)}/activations.cuh",
-    )

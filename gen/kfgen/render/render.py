@@ -12,11 +12,11 @@ import jinja2
 
 from kfgen import families
 from kfgen.entries import expand
-from kfgen.model import names, runtime_activation
+from kfgen.model import names
 from kfgen.model.activation import ActCode
 from kfgen.model.dtypes import DTYPES, ROUNDED
 from kfgen.paths import HERE, ROOT, TEMPLATES, called, version
-from kfgen.render import launchers
+from kfgen.render import launchers, runtime_activation
 
 DIGEST = "-digest-here"  # stands in the banner until the text is there
 SPECS = "-specs-here"  # the same, of the spec files
