@@ -110,7 +110,7 @@ def test_wheel(tmp_path, source):
 
 @pytest.mark.level(2)
 def test_whole_wheel(tmp_path, monkeypatch):
-    """All ops for three instruction sets, by whatever compilers there are: its size, which bench/NOTES.md explains."""
+    """All ops for three instruction sets, by whatever compilers there are: its size, which bench/NOTES/python.md explains."""
     found, files, _ = wheel(tmp_path, ways.copy(tmp_path / "checkout"), KF_WHEEL_ISA="v2,v3,v4", KF_WHEEL_JOBS=os.cpu_count())
     assert found.name == f"kernel_fusion-{ways.VERSION}-py3-none-linux_x86_64.whl"
     cuda = {"kernel_fusion/lib/libkf_cuda.so"} if toolkit.include() else set()  # which needs CUDA's headers, and no nvcc

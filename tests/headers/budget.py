@@ -73,7 +73,7 @@ def umbrella_goal(launchers):
 
 
 def umbrella_budget(launchers):
-    """What it may cost while that is missed (bench/NOTES.md, "The umbrella is over its budget"): what 6,982 launchers do, and the goal's slope."""
+    """What it may cost while that is missed (bench/NOTES/compile_time.md, "The umbrella is over its budget"): what 6,982 launchers do, and the goal's slope."""
     return 2.84 + 0.25 * (launchers - 6982) / 1000
 
 

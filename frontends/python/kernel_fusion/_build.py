@@ -35,7 +35,7 @@ from kernel_fusion import _compressed, _isa, _nvrtc
 
 OPTIONS = {"ops": "KF_WHEEL_OPS=", "activations": "KF_WHEEL_ACTIVATIONS="}
 NATIVE = pathlib.Path(__file__).resolve().parent / "native"
-# Activations that common models use. All 19 would double the libraries (bench/NOTES.md).
+# Activations that common models use. All 19 would double the libraries (bench/NOTES/python.md).
 NAMED = ("none", "relu", "gelu", "gelu_tanh", "silu", "sigmoid", "tanh")
 COMPILE = (
     "-std=c11",

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Libraries compressed with xz, as in a wheel for many machines.
 
-xz needs less than half of the bytes of a wheel's deflate (bench/NOTES.md). The first process that
-uses a library unpacks it into the user's cache directory, where later processes find it.
+xz needs less than half of the bytes of a wheel's deflate (bench/NOTES/python.md). The first process
+that uses a library unpacks it into the user's cache directory, where later processes find it.
 """
 
 import atexit

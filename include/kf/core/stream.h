@@ -15,7 +15,7 @@
 #define KFI_LINE 64 /* bytes of a cache line; streamed memory starts on one */
 
 /* Uses vectors of at least 32 bytes: 16-byte streams were slower than ordinary stores
- * (bench/NOTES.md). */
+ * (bench/NOTES/cpu.md). */
 #if defined(__AVX__) && defined(__GNUC__) && !defined(__CUDACC__)
 #define KFI_STREAMS 1
 #if defined(__AVX512F__)

@@ -40,7 +40,7 @@ KFI_C_BEGIN
 #endif
 
 /* Tiles of 2-byte elements are converted before and after the loop of the op, which is faster than
- * inside it (bench/NOTES.md). F16C has instructions that gcc does not generate by itself. n: a
+ * inside it (bench/NOTES/cpu.md). F16C has instructions that gcc does not generate by itself. n: a
  * multiple of the vector length. */
 #if defined(__F16C__) && defined(__GNUC__) && !defined(__clang__) && !defined(__CUDACC__)
 typedef float kfi_8_floats __attribute__((vector_size(32)));

@@ -26,7 +26,7 @@ CUDA = (
     ("python", "last", 1, ()),
     ("python_samples", "first", 1, ()),
 )
-# Hundredths of the cores' seconds at level 2, 46,000 in all, as 32 cores took them (bench/NOTES.md, "Level 2, an eighth time").
+# Hundredths of the cores' seconds at level 2, 46,000 in all, as 32 cores took them (bench/NOTES/tests.md, "Level 2, an eighth time").
 FOLDERS = {
     "emu": 44,
     "headers": 30,

@@ -193,10 +193,8 @@ class ElementwiseC(C):
         return bool(self.k.sums) and self.k.dtype.word != "f16" and self._weight(act, by) == 0
 
     def _streams(self, act, by):
-        """True if results may bypass the caches: unless the arithmetic takes longer than memory.
-
-        float64 arithmetic calls libm and always does (bench/NOTES.md).
-        """
+        """Whether C may write results past the caches: not where the arithmetic takes longer than memory (bench/NOTES/cpu.md), as
+        float64's always does, which calls libm."""
         work = self._weight(act, by) * (8 if self.k.dtype.compute == "f64" else 1) + self.k.keeps
         return work <= sum(s.dtype.size * len(s.parts) for s in self.k.stores) / 4
 

@@ -46,11 +46,8 @@ class ReductionCuda(OverRowsCuda):
 
     @property
     def blocks(self):
-        """Minimum blocks per SM, as a suffix of the launch bounds.
-
-        In columns, the spills of float32 cost less than lower occupancy. A vector of 2-byte columns
-        has twice as many values (bench/NOTES.md).
-        """
+        """How many of them an SM shall have: what float32 spills for that in columns costs less than the room; a vector of 2-byte columns is twice
+        as many values (bench/NOTES/reduction.md)."""
         return (
             ""
             if not self.again or self.k.dtype.size == 8

@@ -9,7 +9,7 @@
 #define KFI_REDUCE_THREADS 256
 #endif
 // log2 of the maximum cluster size that combines the parts of an axis. 0: no clusters, since sums
-// are slower with them (bench/NOTES.md). The emulation sets 3.
+// are slower with them (bench/NOTES/reduction.md). The emulation sets 3.
 #ifndef KFI_REDUCE_CLUSTER
 #define KFI_REDUCE_CLUSTER 0
 #endif
