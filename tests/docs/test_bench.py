@@ -141,7 +141,7 @@ def test_a_wrong_list_is_named(manifest, monkeypatch, tmp_path):
 
 
 FAMILIES = sorted({f["family"] for f in kflib.manifest()["functions"]})
-FORMER = {name: former for former, name in SYNONYMS.items()}  # what the files of peers are called
+FORMER = {name: former for former, name in SYNONYMS.items()}  # names of the peers' files
 
 
 def dictionary_keys(path):

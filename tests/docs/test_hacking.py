@@ -63,7 +63,7 @@ def test_each_family_has_a_page():
     """Each page has all forms of the family's tensors and the sections that a reader expects."""
     pages = {p.stem: p.read_text() for p in (ROOT / "docs/families").glob("*.md")}
     assert {families.named(stem) for stem in pages} == set(families.FAMILIES)
-    former = {name: stem for stem, name in families.SYNONYMS.items()}  # what the pages are called
+    former = {name: stem for stem, name in families.SYNONYMS.items()}  # names of the pages
     for family in families.FAMILIES.values():
         text = pages[former[family.name]]
         assert f"](families/{former[family.name]}.md)" in PAGE
