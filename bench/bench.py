@@ -27,6 +27,10 @@ import time
 HERE = pathlib.Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent / "tests" / "support")]
 
+import folders  # noqa: E402
+
+folders.add()
+
 import store  # noqa: E402
 
 OUTPUTS = (

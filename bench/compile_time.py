@@ -22,6 +22,10 @@ import tempfile
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / "gen"), str(ROOT / "tests/support")]
 
+import folders  # noqa: E402
+
+folders.add()
+
 import kflib  # noqa: E402
 import nvrtc  # noqa: E402
 import toolkit  # noqa: E402

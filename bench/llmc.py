@@ -21,6 +21,10 @@ import sys
 
 HERE = pathlib.Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent / "tests/support"), str(HERE.parent / "gen")]
+
+import folders  # noqa: E402
+
+folders.add()
 B, T, C, V, P = 8, 1024, 768, 50257, 50304
 ROWS = B * T
 OWN_FLAGS = (

@@ -14,7 +14,11 @@ import sys
 
 HERE = pathlib.Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent / "tests/support"), str(HERE.parent / "gen")]
-BLOCKS = [(8192, 768, 3072), (8192, 4096, 16384)]  # rows, outer and inner row length
+
+import folders  # noqa: E402
+
+folders.add()
+BLOCKS = [(8192, 768, 3072), (8192, 4096, 16384)]  # rows, a row's length outside and inside
 NAMES = "kf_linear_gelu_bf16", "kf_linear_bf16", "kf_linear_bwd_bf16", "kf_linear_gelu_bwd_bf16"
 FLAGS = "-O3 -gencode arch=compute_90a,code=sm_90a"
 RESULTS = "dx", "dw1", "db1", "dw2", "db2"

@@ -13,6 +13,10 @@ gc.disable()  # until all tests are collected: what is made by then stays
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / "tests/support"), str(ROOT / "gen")]
 
+import folders  # noqa: E402
+
+folders.add()
+
 import cases  # noqa: E402
 import kflib  # noqa: E402
 import once as once_a_run  # noqa: E402

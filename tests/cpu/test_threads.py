@@ -10,6 +10,7 @@ import sys
 import threading
 
 import cases
+import folders
 import kflib
 import numpy as np
 import pytest
@@ -132,7 +133,7 @@ def build(variant, folder):
 def digests(lib, **environment):
     paths = [
         str(pathlib.Path(__file__).parent),
-        str(kflib.ROOT / "tests/support"),
+        *folders.PATHS,
         str(kflib.ROOT / "gen"),
         str(kflib.ROOT / "tests"),
     ]
@@ -209,7 +210,7 @@ def test_fork(parent):
     """A child that calls ops on large tensors after the parent's threads were started, or before, returns with the same results."""
     paths = [
         str(pathlib.Path(__file__).parent),
-        str(kflib.ROOT / "tests/support"),
+        *folders.PATHS,
         str(kflib.ROOT / "gen"),
         str(kflib.ROOT / "tests"),
     ]

@@ -70,9 +70,15 @@ def gpu():
         return gpus.Gpu(helpers)
 
 
-@pytest.fixture(autouse=True)
-def turns(request):
-    alone, single = (request.node.get_closest_marker(m) for m in ("alone", "one_at_a_time"))
+@contextlib.contextmanager
+def turn_of(test):
+    alone, single = (test.get_closest_marker(m) for m in ("alone", "one_at_a_time"))
     with turn("alone.lock", fcntl.LOCK_EX if alone else fcntl.LOCK_SH):
         with turn("single.lock", fcntl.LOCK_EX) if single else contextlib.nullcontext():
             yield
+
+
+@pytest.fixture(autouse=True)
+def turns(request):
+    with turn_of(request.node):
+        yield

@@ -18,6 +18,10 @@ import xml.etree.ElementTree as xml
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "tests/support"), str(ROOT / "gen")]
 
+import folders  # noqa: E402
+
+folders.add()
+
 import counting  # noqa: E402
 import kflib  # noqa: E402
 import numeric  # noqa: E402

@@ -481,7 +481,7 @@ BANDS = [
     and f["dtypes"] in (["f32"], ["f64"])
     and f["activation"] == "none"
 ]
-# Two vectors of sums over rows. Barriers of the products themselves are test_gemm.py's.
+# Two vectors of sums over rows. Barriers of the products themselves are tests/families/matmul's.
 PRODUCTS = [
     f
     for f in samples.MANIFEST

@@ -9,6 +9,10 @@ import sys
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "tests/support"), str(ROOT / "gen"), str(pathlib.Path(__file__).parent)]
 
+import folders  # noqa: E402
+
+folders.add()
+
 import checks  # noqa: E402
 import emulator  # noqa: E402
 import kflib  # noqa: E402

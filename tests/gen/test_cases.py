@@ -7,6 +7,7 @@ import sys
 
 import cases
 import checks
+import folders
 import kflib
 
 
@@ -30,9 +31,8 @@ for sample in samples.SAMPLES.values():
 
 def test_every_shape_fits_the_arena_of_the_sanitizers():
     """Level 2's at every level: they take an hour to run."""
-    path = os.pathsep.join(
-        str(kflib.ROOT / d) for d in ("tests", "tests/support", "tests/emu", "gen")
-    )
+    tests, emu, gen = (str(kflib.ROOT / d) for d in ("tests", "tests/emu", "gen"))
+    path = os.pathsep.join([tests, *folders.PATHS, emu, gen])
     done = subprocess.run(
         [sys.executable, "-c", SANITIZED],
         env={**os.environ, "KF_LEVEL": "2", "PYTHONPATH": path},

@@ -132,7 +132,7 @@ def test_kink_of_abs():
 
 DIFFERENTIABLE = sorted(
     n for n, (_, rules) in PRIMITIVES.items() if rules and n != "act" and n not in OVER_ROWS
-)  # those: test_rows.py
+)  # those: tests/families/rows/test_gen_expressions.py
 RANGE = {
     "log": (0.2, 4),
     "sqrt": (0.2, 4),

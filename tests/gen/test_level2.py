@@ -10,7 +10,7 @@ import pytest
 from conftest import ROOT
 from level2 import libraries, logs, plan, plugin, report, run, runs
 
-FILES = sorted(p.name for p in (ROOT / "tests/cuda").glob("test_*.py"))
+FILES = plan.cuda_files(ROOT)
 MODULE = """import pytest
 group = pytest.mark.xdist_group("one")
 @pytest.mark.parametrize("n", range(40))
@@ -224,7 +224,7 @@ def test_the_plan(gpus, cores):
     on_gpu = [p for p in parts if p.needs or p.nice == 0]
     assert {need for p in on_gpu for need in p.needs} <= {*libraries.LIBRARIES, "helpers"}
     for file in FILES:  # on each GPU a share, or whole on one
-        shares = sorted(p.share for p in on_gpu if f"tests/cuda/{file}" in p.paths)
+        shares = sorted(p.share for p in on_gpu if file in p.paths)
         assert (
             shares in ([""], [f"{i}/{len(shares)}" for i in range(len(shares))])
             if gpus
@@ -236,13 +236,16 @@ def test_the_plan(gpus, cores):
     assert not gpus or robust.gpus == "0"  # with the test that is alone
     assert all(0 < p.workers <= max(1, cores // gpus // 2) for p in on_gpu)
     others = [p for p in parts if p not in on_gpu]
-    folders = {p.parent.name for p in (ROOT / "tests").glob("*/test_*.py")}
-    assert {path.removeprefix("tests/") for p in others for path in p.paths} == folders
-    assert [p.gpus for p in others if p.paths == ("tests/cuda",)] == [""]
+    tests = [p.relative_to(ROOT).parts[1] for p in (ROOT / "tests").glob("**/test_*.py")]
+    assert {path.split("/")[1] for p in others for path in p.paths} == set(tests)
+    [without] = [p for p in others if p.name == "cuda_without"]
+    assert without.gpus == "" and {*without.paths[1:]} == {f for f in FILES if "families/" in f}
+    [families] = [p for p in others if p.paths == ("tests/families",)]
+    assert set(families.ignored) == {*without.paths[1:]}
     assert all(
         (p.gpus != "0" if gpus > 1 else p.gpus == "0" * gpus) and p.nice > 0
         for p in others
-        if p.paths != ("tests/cuda",)
+        if p != without
     )
     assert cores <= sum(p.workers for p in others) <= 1.5 * cores + 4
 
@@ -286,15 +289,15 @@ def test_a_part_waits_for_its_libraries(tmp_path):
         def poll(self):
             return self.ended
 
-    parts = plan.with_gpu(1, 8, ["test_few.py", "test_chosen.py", "test_hopper.py", "test_new.py"])
+    parts = plan.with_gpu(1, 8, [*map(plan.file_of, ("rows/few_rows", "chosen", "hopper", "new"))])
     runner, process = Dry(tmp_path, parts), Process()
     runner.running = {"libraries": process}
     assert runner.step() and started == ["hopper", "new"]
     runner.ready.mkdir()
     for name in ("few", "odd_rows", "gemm", "subnormal"):
-        assert runner.step() and "few" not in started
+        assert runner.step() and "rows_few_rows" not in started
         (runner.ready / name).touch()
-    assert runner.step() and started == ["hopper", "new", "few"]
+    assert runner.step() and started == ["hopper", "new", "rows_few_rows"]
     process.ended = 1
     assert not runner.step() and started[-1] == "chosen"
 

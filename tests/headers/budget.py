@@ -21,6 +21,10 @@ import tempfile
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "support"))
 
+import folders  # noqa: E402
+
+folders.add()
+
 import kflib  # noqa: E402
 import toolkit  # noqa: E402
 from instructions import NVCC, kernels_in  # noqa: E402

@@ -16,6 +16,10 @@ import tempfile
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "support"))
 
+import folders  # noqa: E402
+
+folders.add()
+
 import kflib  # noqa: E402
 
 NVCC = (

@@ -206,9 +206,16 @@ FORMER = {name: former for former, name in SYNONYMS.items()}  # what its files a
 
 @functools.cache
 def of_family(name):
-    path = FAMILIES / f"{FORMER.get(name, name)}.py"
-    if not path.is_file():
-        return None
+    from kfgen.families.family import FOLDERS
+
+    path = FAMILIES / FOLDERS.get(name, name) / "cases.py"
+    return loaded(path) if path.is_file() else None
+
+
+@functools.cache
+def loaded(path):
+    """The module in tests/families/<family>/cases*.py."""
+    name = "_".join([path.parent.name, path.stem])
     found = importlib.util.spec_from_file_location(f"kft_family_{name}", path)
     module = importlib.util.module_from_spec(found)
     found.loader.exec_module(module)
@@ -233,7 +240,7 @@ def listed(word):
 
 
 def _said(word):
-    found = [of_family(path.stem) for path in sorted(FAMILIES.glob("*.py"))]
+    found = [loaded(path) for path in sorted(FAMILIES.glob("*/cases*.py"))]
     return [getattr(own, word) for own in found if hasattr(own, word)]
 
 

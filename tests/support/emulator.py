@@ -123,11 +123,12 @@ def runtime(build_dir, variant):
 
 
 def products(include, folder, variant, only=None):
-    """The program of products (gemm_words.cpp) in a folder, compiled with these headers if it is not there. only: the mode whose kernels it has,
+    """The program of products (emu_core.cpp of tests/families/matmul) in a folder, compiled with these headers if it is not there. only: the mode whose kernels it has,
     "" for those of no mode; it ends with status 2 where another one is asked for."""
     program = folder / variant
     if not program.exists():
-        folders = [HERE / "include", HERE, HERE.parent / "support", *include]
+        own = HERE.parent / "families/matmul"
+        folders = [HERE / "include", HERE, own, *include]
         words = (
             *flags(variant),
             "-UKFI_GEMM_SMS",
@@ -137,7 +138,7 @@ def products(include, folder, variant, only=None):
             *(f"-I{d}" for d in folders),
         )  # it runs longer than it is compiled
         words += () if only is None else (f"-DONLY={ord(only[0]) if only else 0}",)
-        sources = HERE / "gemm_words.cpp", runtime(kflib.ROOT / "build/tests/emu", variant)
+        sources = own / "emu_core.cpp", runtime(kflib.ROOT / "build/tests/emu", variant)
         subprocess.run(
             ["g++", "-std=c++17", *words, *map(str, sources), "-o", str(program)], check=True
         )

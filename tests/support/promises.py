@@ -224,6 +224,12 @@ def joined(filed, run):
     }
 
 
+def kind_of(test):
+    """The folder of a test, or the one whose kind of tests a file of tests/families/<family> has: test_<kind>*.py."""
+    found = re.match(r"families/\w+/test_([a-z]+)", test)
+    return found[1] if found else test.partition("/")[0]
+
+
 def is_whole(runs):
     """Of runs of one level that have between them every file of tests: the families that all of them have had, as they are now, of which
     nothing failed, nor anything that runs functions of no one family."""
@@ -238,7 +244,7 @@ def is_whole(runs):
     shared = [
         test
         for family, test in failed
-        if family == "all" and test.partition("/")[0] in ("cpu", "emu", "errors")
+        if family == "all" and kind_of(test) in ("cpu", "emu", "errors")
     ]
     if missing or shared:
         print(
@@ -277,4 +283,7 @@ if __name__ == "__main__":
     import sys
 
     sys.path[:0] = [str(ROOT / "tests/support"), str(ROOT / "gen")]
+    import folders
+
+    folders.add()
     main()

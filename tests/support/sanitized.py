@@ -12,6 +12,10 @@ import sys
 
 sys.path[:0] = [str(pathlib.Path(__file__).parent), str(pathlib.Path(__file__).parents[2] / "gen")]
 
+import folders  # noqa: E402
+
+folders.add()
+
 import cases  # noqa: E402
 import checks  # noqa: E402
 import kflib  # noqa: E402

@@ -8,6 +8,10 @@ import sys
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "tests/support"), str(ROOT / "gen")]
 
+import folders  # noqa: E402
+
+folders.add()
+
 import cases  # noqa: E402
 import checks  # noqa: E402
 import kflib  # noqa: E402

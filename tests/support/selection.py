@@ -12,7 +12,7 @@ import cases
 import kflib
 import ledger
 
-# Without tf32's, which are launchers of f32's kernels but for those by wgmma: tests/emu/test_wgmma.py and tests/cuda/test_wgmma.py have one for each.
+# Without tf32's, which are launchers of f32's kernels but for those by wgmma: tests/families/matmul/test_emu_wgmma.py and tests/families/matmul/test_cuda_wgmma.py have one for each.
 FUNCTIONS = [f for f in kflib.manifest()["functions"] if f["dtypes"][0] != "tf32"]
 
 

@@ -20,6 +20,9 @@ import traceback
 if __name__ == "__main__":
     ROOT = pathlib.Path(__file__).resolve().parents[3]
     sys.path[0:1] = [str(ROOT / d) for d in ("tests", "tests/support", "gen")]
+    import folders
+
+    folders.add()
 
 # A unit of functions whose activation is an argument has the code of every activation in each of its kernels.
 ANY = 18
@@ -93,10 +96,13 @@ class Builder:
 
 
 def module(name):
+    """The file of tests that plan.CUDA calls so."""
     import kflib
 
+    from level2 import plan
+
     spec = importlib.util.spec_from_file_location(
-        f"level2_{name}", kflib.ROOT / f"tests/cuda/{name}.py"
+        f"level2_{name.replace('/', '_')}", kflib.ROOT / plan.file_of(name)
     )
     found = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(found)
@@ -130,7 +136,7 @@ def subnormal():
     import numeric
     from conftest import BUILD
 
-    gemm = module("test_gemm")
+    gemm = module("matmul/core")
     flags = (
         ["-O3", "-gencode=arch=compute_90a,code=sm_90a"]
         if kflib.capability() == (9, 0)
@@ -140,8 +146,8 @@ def subnormal():
 
 
 def wgmma():
-    fixture("test_wgmma", "lib")
-    fixture("test_wgmma", "invariant_libs")
+    fixture("matmul/wgmma", "lib")
+    fixture("matmul/wgmma", "invariant_libs")
 
 
 # What asks kflib.build for all that tests of these names need (plan.CUDA), by the tests' own words. First what tests take longest that need it.
@@ -149,15 +155,15 @@ LIBRARIES = {
     "default": lambda: of_numbers("default"),
     "nofma": lambda: of_numbers("nofma"),
     "wgmma": wgmma,
-    "products": lambda: fixture("test_loaded", "products"),
-    "loaded": lambda: fixture("test_loaded", "driver"),
-    "few": lambda: fixture("test_few", "lib"),
-    "gemm": lambda: [fixture("test_gemm", name) for name in ("narrow", "plain")],
+    "products": lambda: fixture("loaded", "products"),
+    "loaded": lambda: fixture("loaded", "driver"),
+    "few": lambda: fixture("rows/few_rows", "lib"),
+    "gemm": lambda: [fixture("matmul/core", name) for name in ("narrow", "plain")],
     "subnormal": subnormal,
-    "odd_rows": lambda: fixture("test_odd_rows", "lib"),
-    "sanitizers_wgmma": lambda: fixture("test_sanitizers", "wgmma"),
-    "sanitizers": lambda: fixture("test_sanitizers", "lib"),
-    "chosen": lambda: [fixture("test_chosen", name) for name in ("plain", "contracted")],
+    "odd_rows": lambda: fixture("rows/odd_rows", "lib"),
+    "sanitizers_wgmma": lambda: fixture("sanitizers", "wgmma"),
+    "sanitizers": lambda: fixture("sanitizers", "lib"),
+    "chosen": lambda: [fixture("chosen", name) for name in ("plain", "contracted")],
 }
 
 

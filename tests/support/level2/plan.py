@@ -10,17 +10,22 @@ Part = collections.namedtuple(
     "Part", "name paths workers gpus nice share needs ignored", defaults=("", (), ())
 )
 
-# The files of tests/cuda (test_NAME.py) that run together; where; workers on a GPU, if the host has cores for them: of numbers most of a test is
+# The files that run together, tests/cuda/test_NAME.py or, FAMILY/NAME, tests/families/FAMILY/test_cuda_NAME.py; where; workers on a GPU, if the host has cores for them: of numbers most of a test is
 # the oracle in NumPy, of large a tensor fills the memory; which libraries they need.
 CUDA = (
     ("hopper", "first", 1, ()),
     ("numbers strided robust", "each", 6, ("default", "nofma", "helpers")),
-    ("few odd_rows gemm", "each", 1, ("few", "odd_rows", "gemm", "subnormal")),
+    (
+        "rows/few_rows rows/odd_rows matmul/core",
+        "each",
+        1,
+        ("few", "odd_rows", "gemm", "subnormal"),
+    ),
     ("chosen", "each", 2, ("chosen",)),
     ("large", "each", 1, ("default", "helpers")),
     ("devices", "twos", 3, ("default", "helpers")),
     ("loaded", "each", 2, ("products", "loaded", "default", "helpers")),
-    ("wgmma", "each", 1, ("wgmma",)),
+    ("matmul/wgmma", "each", 1, ("wgmma",)),
     ("sanitizers", "each", 3, ("sanitizers", "sanitizers_wgmma")),
     ("python_ops", "each", 2, ()),
     ("python", "last", 1, ()),
@@ -28,9 +33,10 @@ CUDA = (
 )
 # Hundredths of the cores' seconds at level 2, 46,000 in all, as 32 cores took them (bench/NOTES/tests.md, "Level 2, an eighth time").
 FOLDERS = {
-    "emu": 44,
+    "emu": 34,
     "headers": 30,
-    "cpu": 13,
+    "cpu": 10,
+    "families": 13,
     "runtime": 4,
     "build": 2,
     "gen": 2,
@@ -43,7 +49,32 @@ FOLDERS = {
 MORE = 1.25
 
 
-def without_gpu(cores, gpus=0, chosen=()):
+def is_cuda(test):
+    """Whether a test, or a file of tests, needs a GPU: it is of tests/cuda, or of a family's test_cuda*.py."""
+    return bool(re.match(r"tests/(cuda/|families/\w+/test_cuda)", test))
+
+
+def cuda_files(root):
+    """The files of tests that need a GPU, as paths from the root."""
+    found = [p.relative_to(root).as_posix() for p in (root / "tests").glob("**/test_*.py")]
+    return sorted(filter(is_cuda, found))
+
+
+def file_of(word):
+    """The path of a file that CUDA names."""
+    family, _, name = word.rpartition("/")
+    return (
+        f"tests/families/{family}/test_cuda_{name}.py" if family else f"tests/cuda/test_{name}.py"
+    )
+
+
+def word_of(file):
+    """What CUDA calls a file."""
+    name = file.rpartition("/")[2].removesuffix(".py").removeprefix("test_")
+    return f"{file.split('/')[2]}/{name.removeprefix('cuda_')}" if "families/" in file else name
+
+
+def without_gpu(cores, gpus=0, chosen=(), files=()):
     """Parts of the other folders. chosen: "emu:26", "tests/emu/test_a.py:8", files joined by commas; a folder then has not the files named beside it.
     Some have tests on a GPU: not on the first, where a test of tests/cuda looks at how much memory is free."""
     words = list(chosen) or [
@@ -54,7 +85,7 @@ def without_gpu(cores, gpus=0, chosen=()):
         what, _, workers = word.rpartition(":")
         paths = tuple(p if p.startswith("tests/") else f"tests/{p}" for p in what.split(","))
         named.append((paths, int(workers)))
-    files = [p for paths, _ in named for p in paths if p.endswith(".py")]
+    files = [*(p for paths, _ in named for p in paths if p.endswith(".py")), *files]
     for turn, (paths, workers) in enumerate(named):
         name = "+".join(re.sub(r"^tests/|test_|\.py$", "", p).replace("/", "_") for p in paths)[:60]
         ignored = tuple(
@@ -81,23 +112,17 @@ def places(where, gpus):
 
 
 def with_gpu(gpus, cores, files):
-    """Parts of tests/cuda. files: its test_*.py; one that nobody has listed needs what it builds itself."""
-    listed = {word for words, *_ in CUDA for word in words.split()}
-    others = tuple(
-        (word, "each", 1, ())
-        for word in (f.removeprefix("test_").removesuffix(".py") for f in files)
-        if word not in listed
-    )
+    """Parts of the tests that need a GPU. files: cuda_files; one that nobody has listed needs what it builds itself."""
+    listed = {file_of(word) for words, *_ in CUDA for word in words.split()}
+    others = tuple((word_of(f), "each", 1, ()) for f in files if f not in listed)
     found = []
     for words, where, workers, needs in CUDA + others:
-        paths = tuple(
-            f"tests/cuda/test_{word}.py" for word in words.split() if f"test_{word}.py" in files
-        )
+        paths = tuple(f for f in map(file_of, words.split()) if f in files)
         spread = places(where, gpus) if paths else []
         workers = max(1, min(workers, cores // gpus // 2))
         found += [
             Part(
-                words.split()[0] + (f".{i}" if len(spread) > 1 else ""),
+                words.split()[0].replace("/", "_") + (f".{i}" if len(spread) > 1 else ""),
                 paths,
                 workers,
                 seen,
@@ -113,9 +138,10 @@ def with_gpu(gpus, cores, files):
 def plan(gpus, cores, files, chosen=(), cuda=True):
     """All parts. Without the parts named, all of level 2: tests/cuda also as a machine without a GPU has it, where each file skips itself."""
     found = with_gpu(gpus, cores, files) if gpus and cuda else []
+    of_families = tuple(f for f in files if not f.startswith("tests/cuda/"))
     if not chosen:
-        found.append(Part("cuda_without", ("tests/cuda",), 0, "", 10))
-    return found + without_gpu(cores, gpus, chosen)
+        found.append(Part("cuda_without", ("tests/cuda", *of_families), 0, "", 10))
+    return found + without_gpu(cores, gpus, chosen, of_families)
 
 
 def of_list(parts, ids):

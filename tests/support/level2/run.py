@@ -184,7 +184,7 @@ def run(out, parts, cores, only, tag):
 
 def chosen(given):
     """The parts of a call; a part of an earlier call of the same name keeps its log, so that this one needs a tag."""
-    files = sorted(p.name for p in (ROOT / "tests/cuda").glob("test_*.py"))
+    files = plan.cuda_files(ROOT)
     parts = plan.plan(given.gpus, given.cores, files, given.parts, not given.no_gpu)
     if given.only:
         parts = plan.of_list(parts, given.only.read_text().splitlines())

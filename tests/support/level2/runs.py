@@ -14,12 +14,14 @@ import sys
 if __name__ == "__main__":
     HERE = pathlib.Path(__file__).resolve()
     sys.path[0:1] = [str(HERE.parents[1]), str(HERE.parents[3] / "gen")]
+    import folders
+
+    folders.add()
 
 import promises
 
 from level2 import logs
-
-CUDA = "tests/cuda/"
+from level2.plan import is_cuda
 
 
 def agreed(parts, word):
@@ -38,7 +40,7 @@ def of_kind(kind, parts):
     for part in parts:
 
         def counts(name, on_gpu=part.begin["kind"] == "gpu"):
-            return on_gpu == (kind == "gpu") if name.startswith(CUDA) else kind == "cpu"
+            return on_gpu == (kind == "gpu") if is_cuda(name) else kind == "cpu"
 
         part.ids = [name for name in part.ids if counts(name)]
         part.tests, part.files = (

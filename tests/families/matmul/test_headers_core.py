@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""kf/core/matmul/matmul.cuh under endings written by hand (gemm_kernel.cuh), compiled: sums stay in registers, in every way to load; before sm_80 too,
+"""kf/core/matmul/matmul.cuh under endings written by hand (kernel.cuh), compiled: sums stay in registers, in every way to load; before sm_80 too,
 where a kernel of mma.sync may have 32 threads, by which a launcher knows it; and by NVRTC."""
 
 import re
@@ -11,7 +11,7 @@ import pytest
 import toolkit
 from compilers import NVCC, passes, write
 
-INCLUDE = [kflib.ROOT / "include", kflib.ROOT / "tests/support"]
+INCLUDE = [kflib.ROOT / "include", kflib.ROOT / "tests/families/matmul"]
 SIGNATURE = "(kfi_gemm_side, kfi_gemm_side, kf_i64, kf_i64, ending, kfi_gemm)"
 BF16, F32, F64 = 0, 2, 3
 MIDDLE, SMALL, WIDE, LEAST = range(4)
@@ -40,7 +40,7 @@ def run(kernels, folder, *options):
     text = "".join(
         f"template __global__ void product<{', '.join(map(str, k))}>{SIGNATURE};\n" for k in kernels
     )
-    [source] = write(folder, {"products.cu": '#include "gemm_kernel.cuh"\n' + text})
+    [source] = write(folder, {"products.cu": '#include "kernel.cuh"\n' + text})
     return passes(
         [
             NVCC,
@@ -90,5 +90,5 @@ def test_before_sm_80(tmp_path):
 @pytest.mark.skipif(not toolkit.nvrtc(), reason="no NVRTC")
 def test_nvrtc():
     kernels = ["product<0, 0, 0, 1, 0>", "product<3, 3, 3, 1, 1>", "joint<0, 1>"]
-    _, names, log = nvrtc.compile_text('#include "gemm_kernel.cuh"\n', kernels, INCLUDE)
+    _, names, log = nvrtc.compile_text('#include "kernel.cuh"\n', kernels, INCLUDE)
     assert len(names) == 3 and "error" not in log

@@ -120,7 +120,7 @@ REFUSED = {
     ),
 }
 
-# Entries of a user: tests/emu/test_reduce.py.
+# Of a user's own: tests/families/reduction/test_emu.py.
 OWN_OPS = ("farthest", "nearest")
 OWN = """
 [op.farthest]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rotary embeddings: ops whose sizes are inferred from several inputs."""
+"""Ops whose sizes several inputs say between them, beside products (tests/families/matmul), rows of a table and a layer's loss: rotary embeddings."""
 
 import numpy as np
 import pytest

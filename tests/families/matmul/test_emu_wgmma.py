@@ -293,7 +293,7 @@ def passes(program, mode="rings", seed=1):
 def test_products(include, once, variant):
     program = once(
         f"products, {variant}", lambda folder: emulator.products(include, folder, variant)
-    )  # test_gemm's too
+    )  # test_emu_core's too
     for mode in ROUNDS:
         for seed in range(1, cases.by_level(1, 5) + 1):
             assert passes(program, mode, seed)

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// kf/core/matmul/matmul.cuh under endings written by hand (gemm_kernel.cuh), run by the emulation in every
+// kf/core/matmul/matmul.cuh under endings written by hand (kernel.cuh), run by the emulation in every
 // order of threads, against plain loops in double: every tile, layout and way to load; sizes of 1
 // to 300, odd leading dimensions, bases of any alignment, several matrices, split depths, no depth
 // at all, NaN in a row. Outputs lie between guards. Prints the first value that is wrong.
-// gemm_words [CASES] [SEED] [rings, few, halves or tf32]
+// emu_core [CASES] [SEED] [rings, few, halves or tf32]
 #include <cuda_runtime.h>
 #include <sanitizer/asan_interface.h>
 
@@ -13,7 +13,7 @@
 #include <random>
 #include <vector>
 
-#include "gemm_kernel.cuh"
+#include "kernel.cuh"
 
 #include <kf/core/matmul/skinny_host.cuh>
 

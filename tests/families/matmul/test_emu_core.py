@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""kf/core/matmul/matmul.cuh under endings written by hand, run by the emulation (gemm_words.cpp); and faults in it that must be noticed."""
+"""kf/core/matmul/matmul.cuh under endings written by hand, run by the emulation (emu_core.cpp); and faults in it that must be noticed."""
 
 import os
 import subprocess
@@ -86,7 +86,7 @@ def passes(program, variant="plain"):
 def test_products(include, once, variant):
     program = once(
         f"products, {variant}", lambda folder: emulator.products(include, folder, variant)
-    )  # test_wgmma's too
+    )  # test_emu_wgmma's too
     assert passes(program, variant)
 
 

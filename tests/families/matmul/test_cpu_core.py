@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""kf/core/matmul/matmul.h under hand-written prologues and epilogues (support/gemm_core.c): every type, layout and width of vectors against wider
+"""kf/core/matmul/matmul.h under hand-written prologues and epilogues (core.c): every type, layout and width of vectors against wider
 arithmetic, by every compiler; nothing beyond a tensor's end or the workspace; the same bits for any number of threads, with a batch and alone."""
 
 import os
@@ -11,7 +11,7 @@ import kflib
 import pytest
 from compilers import CLANG, WARNINGS
 
-SOURCE = kflib.ROOT / "tests/support/gemm_core.c"
+SOURCE = kflib.ROOT / "tests/families/matmul/core.c"
 WAYS = {
     "gcc -O2 -std=c11 -DKFI_GEMM_WIDEST=16": 16,
     "g++ -O2 -std=c++17 -x c++ -mavx2 -mfma": 32,

@@ -1,0 +1,30 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Fixtures of tests/cuda and tests/frontends, for the files here of the same kind: test_cuda*.py and test_frontends*.py."""
+
+import importlib.util
+import pathlib
+
+import pytest
+
+
+def conftest(folder):
+    """The module that pytest loads for another folder."""
+    path = pathlib.Path(__file__).resolve().parents[1] / folder / "conftest.py"
+    spec = importlib.util.spec_from_file_location(f"kft_conftest_{folder}", path)
+    found = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(found)
+    return found
+
+
+CUDA, FRONTENDS = conftest("cuda"), conftest("frontends")
+kf, library = FRONTENDS.kf, FRONTENDS.library
+
+
+@pytest.fixture(autouse=True)
+def turns(request):
+    """A test on a GPU takes its turn, as those of tests/cuda do."""
+    if not request.path.name.startswith("test_cuda"):
+        yield
+        return
+    with CUDA.turn_of(request.node):
+        yield

@@ -1,0 +1,24 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Puts the folders of the tests' own modules on sys.path, so that each module is imported by its bare name: those of tests/support and, after
+them, tests/families/<family>. A script puts tests/support on sys.path itself, then calls `add`."""
+
+import pathlib
+import sys
+
+SUPPORT = pathlib.Path(__file__).resolve().parent
+PACKAGES = {"level2"}  # imported as level2.<module>
+
+
+def folders(parent):
+    return [
+        p
+        for p in sorted(parent.iterdir())
+        if p.is_dir() and p.name not in PACKAGES and not p.name.startswith(("_", "."))
+    ]
+
+
+PATHS = [str(p) for p in (SUPPORT, *folders(SUPPORT), *folders(SUPPORT.parent / "families"))]
+
+
+def add():
+    sys.path += [path for path in PATHS if path not in sys.path]
