@@ -127,7 +127,7 @@ frontends: $(VENV)/frontends.stamp
 
 level2:
 	@$(MAKE) --no-print-directory test KF_LEVEL=2
-	@$(VENV)/bin/python tests/support/promises.py build/promises.json
+	@$(VENV)/bin/python tests/support/runs/promises.py build/promises.json
 
 LOG ?= build/robust.txt
 robust: $(VENV)/test.stamp

@@ -74,6 +74,6 @@ def include():
 
 @pytest.fixture(scope="session")
 def once(request, tmp_path_factory):
-    """once(name, make): what make(folder) returns, made once a run for all workers (support/once.py)."""
+    """once(name, make): what make(folder) returns, made once a run for all workers (support/builds/once.py)."""
     own = tmp_path_factory.getbasetemp()
     return once_a_run.Once((own.parent if hasattr(request.config, "workerinput") else own) / "once")

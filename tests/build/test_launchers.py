@@ -460,7 +460,7 @@ def test_without_nvcc(include, tmp_path):
     page = (ROOT / "docs/nvrtc.md").read_text()
     (tmp_path / "loader.h").write_text(re.search(r"<!-- file: loader.h -->\n```cpp\n(.*?)```", page, re.S)[1])
     (tmp_path / "loader.cpp").write_text('#include "loader.h"\nCUresult (*my_loader)(const char *, CUfunction *);\n')
-    driver = ROOT / "tests/support/fake_libcuda.cpp"
+    driver = ROOT / "tests/support/gpu/fake_libcuda.cpp"
     passes("g++", "-std=c++17", "-fPIC", "-shared", "-isystem", toolkit.include(), tmp_path / "loader.cpp", driver, "-o", tmp_path / "libdriver.so")
     passes("g++", "-std=c++17", "-O2", "-Wall", "-Wextra", "-Werror", "-fPIC", "-shared", "-include", tmp_path / "loader.h", "-isystem", tmp_path,
            "-isystem", include[0], "-isystem", toolkit.include(), "-x", "c++", tmp_path / "kf/kf_launchers_f32.cu", "-x", "none",
@@ -497,7 +497,7 @@ def test_every_launcher_compiles(dtype, include, manifest, tmp_path):
 
 
 def test_ctypes_types_are_those_of_the_manifest(manifest):
-    """Every argument's C type is one that tests/support/kflib.py, or a user, can hand over by value; a struct of strides is int64_t throughout."""
+    """Every argument's C type is one that tests/support/builds/kflib.py, or a user, can hand over by value; a struct of strides is int64_t throughout."""
     assert {a["ctype"] for f in manifest["functions"] for a in f["arguments"] if "ctype" in a and a["role"] != "strides"} <= {
         *kflib.CTYPES, "void *", "const uint64_t *"} and ctypes.sizeof(ctypes.c_int64) == 8
 

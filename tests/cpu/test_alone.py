@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A row's result is the same bits whatever rows lie around it, for every C function: the check is support/robust.py's, which
+"""A row's result is the same bits whatever rows lie around it, for every C function: the check is support/gpu/robust.py's, which
 tests/cuda/test_robust.py asks of the launchers."""
 
 import cases

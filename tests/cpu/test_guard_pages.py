@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """No function reads or writes a byte outside its tensors: each lies directly in front of a page that nobody may touch, or directly
-behind one, and the system kills who does (support/guarded.py)."""
+behind one, and the system kills who does (support/builds/guarded.py)."""
 
 import cases
 import checks

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What several workers ask for at the same time is made once (support/once.py)."""
+"""What several workers ask for at the same time is made once (support/builds/once.py)."""
 
 import multiprocessing
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A program that calls every C kernel (support/every_call.c) under AddressSanitizer, UndefinedBehaviorSanitizer, ThreadSanitizer
+"""A program that calls every C kernel (support/builds/every_call.c) under AddressSanitizer, UndefinedBehaviorSanitizer, ThreadSanitizer
 and valgrind: nothing is reported, and a fault that is planted in the headers is."""
 
 import os

@@ -22,7 +22,7 @@ SANITIZER = shutil.which("compute-sanitizer") or next(
 @pytest.fixture(scope="module")
 def program(tmp_path_factory):
     path = tmp_path_factory.mktemp("hopper") / "words"
-    folders = [f"-I{kflib.ROOT / d}" for d in ("include", "tests/support")]
+    folders = [f"-I{kflib.ROOT / d}" for d in ("include", "tests/support/gpu")]
     subprocess.run(
         [
             toolkit.nvcc(),

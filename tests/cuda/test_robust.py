@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every launcher promises beyond right numbers, on a GPU: support/robust.py has the checks, one per test here."""
+"""What every launcher promises beyond right numbers, on a GPU: support/gpu/robust.py has the checks, one per test here."""
 
 import cases
 import checks

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""compute-sanitizer's four tools over every kernel (support/sanitized.py) report nothing; each reports a fault that is planted."""
+"""compute-sanitizer's four tools over every kernel (support/gpu/sanitized.py) report nothing; each reports a fault that is planted."""
 
 import os
 import pathlib

@@ -146,7 +146,7 @@ def linked_with_driver(tmp_path):
     """Linker options for the machine's driver, or for one that prints launches."""
     if kflib.has_gpu():
         return ["-l:libcuda.so.1"]
-    fake = ROOT / "tests/support/fake_libcuda.cpp"
+    fake = ROOT / "tests/support/gpu/fake_libcuda.cpp"
     run(
         "g++",
         "-std=c++17",

@@ -13,7 +13,7 @@ from conftest import BUILD
 
 pytestmark = pytest.mark.skipif(not toolkit.include(), reason="no CUDA headers")
 SOURCE = emulator.HERE / "hopper_words.cpp"
-SUPPORT = emulator.HERE.parent / "support"
+SUPPORT = emulator.HERE.parent / "support/gpu"
 SEEDS = cases.by_level(3, 20)
 
 

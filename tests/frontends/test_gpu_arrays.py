@@ -427,7 +427,7 @@ def test_the_drivers_memory(tmp_path):
             "-std=c++17",
             "-isystem",
             str(toolkit.include()),
-            str(kflib.ROOT / "tests/support/fake_libcuda.cpp"),
+            str(kflib.ROOT / "tests/support/gpu/fake_libcuda.cpp"),
             "-o",
             str(tmp_path / "libcuda.so"),
         ],

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""PyTorch's sample inputs on the CPU (support/torch_samples.py)."""
+"""PyTorch's own sample inputs on the CPU (support/python/torch_samples.py)."""
 
 import pytest
 import pytorch

@@ -26,7 +26,7 @@ def test_the_headers_have_the_same():
     assert defined(core / "elementwise/tile.h")["KFI_GROUP"] == map_c.GROUP
     assert defined(core / "rows/rows.h")["KFI_STRIP"] == row_c.STRIP
     assert NAMES and defined(HEADER) == NAMES
-    assert defined(kflib.ROOT / "tests/support/every_call.h") == {
+    assert defined(kflib.ROOT / "tests/support/builds/every_call.h") == {
         "KFT_TENSORS": limits.TENSORS,
         "KFT_SIZES": 8,
     }

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From what `kfgen list --json` prints alone (tests/support/from_manifest.py): shapes for fake kernels, prototypes of calls on tensors, a program
+"""From what `kfgen list --json` prints alone (tests/support/functions/from_manifest.py): shapes for fake kernels, prototypes of calls on tensors, a program
 that makes two calls through one workspace, results by the formulas. What they are compared with comes from the tests' own tools."""
 
 import ast
@@ -67,7 +67,7 @@ def functions(manifest):
 
 
 def test_nothing_else_is_read():
-    tree = ast.parse((kflib.ROOT / "tests/support/from_manifest.py").read_text())
+    tree = ast.parse((kflib.ROOT / "tests/support/functions/from_manifest.py").read_text())
     assert [
         ast.unparse(node)
         for node in ast.walk(tree)

@@ -7,6 +7,7 @@ import pathlib
 import re
 import sys
 
+import folders
 import pytest
 from kflib import ROOT
 
@@ -147,8 +148,10 @@ def test_the_order_of_core():
 def own_modules():
     """{module: folder} of what Python files here can import by name."""
     found = {"kfgen": "kfgen", "kernel_fusion": "frontends", "conftest": "tests"}
-    for folder in ("bench", "tests/support", "tests/headers"):
+    for folder in ("bench", "tests/headers"):
         found |= {p.stem: folder for p in (ROOT / folder).glob("*.py")}
+    for folder in folders.PATHS:
+        found |= {p.stem: "tests/support" for p in pathlib.Path(folder).glob("*.py")}
     return found
 
 

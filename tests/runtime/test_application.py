@@ -115,7 +115,7 @@ def test_emulated(include, tmp_path):
     own = [
         f"-I{emulator.HERE}/include",
         f"-I{emulator.HERE}",
-        f"-I{kflib.ROOT}/tests/support",
+        f"-I{kflib.ROOT}/tests/support/emulation",
         *emulator.flags("plain"),
     ]
     definitions = ["g++", "-std=c++17", "-x", "c++", "-include", "emulated_memory.h", *own]

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The runtime's CUDA side over a fake CUDA runtime (support/fake_cudart.cpp) that runs work only
-when something waits for it. Checks the stream of each call, that memory is not reused before its
-streams are done, and every call that may fail.
-"""
+"""The runtime's CUDA side over a runtime of the tests' own (support/gpu/fake_cudart.cpp), in which nothing happens before somebody waits for it:
+what is called on which stream, that memory is not handed back before the streams that work on it are done, and every call that may fail."""
 
 import ctypes
 import subprocess
@@ -16,7 +14,7 @@ import toolkit
 from runtime_api import F16, F32, Memory, Stats, StreamConfig
 
 pytestmark = pytest.mark.skipif(not toolkit.include(), reason="no CUDA headers")
-FAKE = kflib.ROOT / "tests/support/fake_cudart.cpp"
+FAKE = kflib.ROOT / "tests/support/gpu/fake_cudart.cpp"
 
 
 def build(folder):

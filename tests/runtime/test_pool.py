@@ -15,7 +15,7 @@ import toolkit
 from runtime_api import BF16, NUMPY, WARNINGS
 
 INCLUDE = f"-I{kflib.ROOT / 'include'}"
-SOURCE = kflib.ROOT / "tests/support/pool_threads.c"
+SOURCE = kflib.ROOT / "tests/support/runtime/pool_threads.c"
 
 
 @pytest.mark.parametrize(

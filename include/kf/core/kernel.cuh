@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// kf/core/kernel.cuh: the base of every family's CUDA headers. It includes vector access, random
-// bits, argument checks and the launch, and defines division by a launch constant and the block
-// limits of __launch_bounds__.
+// kf/core/kernel.cuh: the base of every family's CUDA headers. It includes vector access,
+// random bits, argument checks and the launch, and defines division by a launch constant and the
+// block limits of __launch_bounds__.
 #ifndef KF_CORE_KERNEL_CUH
 #define KF_CORE_KERNEL_CUH
 

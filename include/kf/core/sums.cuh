@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// kf/core/sums.cuh: the second stage of a column sum: adds the partial sums that blocks have stored
-// in the workspace. Used by elementwise, rows, matmul, rope_norm and embedding_layer_norm.
+// kf/core/sums.cuh: the second stage of a column sum: adds the partial sums that blocks
+// have stored in the workspace. Used by elementwise, rows, rope_norm and embedding_layer_norm.
 #ifndef KF_CORE_SUMS_CUH
 #define KF_CORE_SUMS_CUH
 

@@ -66,7 +66,7 @@ COUNTED = [
     ("positions", "cols"),
     ("types", "cols"),
 ]  # sizes of the tensors, to count elements
-LOOKUP = cases.of_family("lookup")
+LOOKUP = cases.of_family("embedding")
 READ_AT_PLACES, FAR, prepare = LOOKUP.READ_AT_PLACES, LOOKUP.FAR, LOOKUP.prepare
 TABLES = {"word": "index", "position_table": "position", "type_table": "type"}
 
@@ -262,7 +262,7 @@ def backward(call, got, compute, limit):
         compare(call, got, name, compute, k + np.sqrt(count), want, bound, least + 1, skip[:, None])
 
 
-# Entries of tests/support/odd_names.py, with all names.
+# tests/support/functions/odd_names.py has these entries with all the names that there are.
 NAMES = {
     "embedding_layer_norm": [
         """

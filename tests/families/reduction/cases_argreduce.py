@@ -53,7 +53,7 @@ BROKEN = {
         ("kf_cpu_argmin_f32",),
     ),
 }
-# Entries that tests/support/odd_names.py renders with unusual names.
+# tests/support/functions/odd_names.py has these entries with all the names that there are.
 NAMES = {
     "reduction": [
         """

@@ -32,7 +32,7 @@ operands = { x = "elem" }
 outputs = { centre = "mean(x)", spread = "d = x - mean(x); mean(d * d)" }
 refs = { centre = "mean(x)", spread = "mean((x - mean(x)) * (x - mean(x)))" }
 """
-ARG_CASES = cases.of_family("reduce_place")
+ARG_CASES = cases.loaded(cases.FAMILIES / "reduction/cases_argreduce.py")
 SIZES = [(3, 300, 1), (1, 9000, 1), (2, 70, 9), (1, 900, 20), (2, 0, 3), (2, 3, 130)]
 
 

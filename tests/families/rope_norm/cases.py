@@ -265,7 +265,7 @@ BROKEN = {
         ("kf_cpu_rope_rms_norm_qk_f32",),
     ),
 }
-# Entries of tests/support/odd_names.py, with all names.
+# tests/support/functions/odd_names.py has these entries with all the names that there are.
 NAMES = {
     "rope_norm": [
         """
@@ -299,7 +299,7 @@ HALVES = '{ kind = "halves", parts = ["a", "b"] }'
 
 def normed(operands, norm):
     """An op of pairs after a norm of each head."""
-    return cases.of_family("pairs").turned(operands, "rope_norm") + f"norm = {norm}\n"
+    return cases.of_family("rope").turned(operands, "rope_norm") + f"norm = {norm}\n"
 
 
 REFUSED = {

@@ -18,6 +18,7 @@
 #define KF_CORE_EMBEDDING_LAYER_NORM_EMBEDDING_LAYER_NORM_CUH
 
 #include "kf/core/index_sort.cuh"
+#include "kf/core/sums.cuh"
 
 #define KFI_GATHER_THREADS 256
 #define KFI_GATHER_WARPS (KFI_GATHER_THREADS / 32)

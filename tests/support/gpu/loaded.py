@@ -5,7 +5,7 @@ the loader of the examples."""
 import kflib
 import toolkit
 
-HEADER = kflib.ROOT / "tests/support/loaded_kernels.h"
+HEADER = kflib.ROOT / "tests/support/gpu/loaded_kernels.h"
 DRIVER = "-l:libcuda.so.1"
 
 

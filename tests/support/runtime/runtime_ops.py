@@ -66,7 +66,7 @@ def compile_emulated(folder, made, *defined):
         f"-I{emulator.HERE}/include",
         f"-I{emulator.HERE}",
         *include(folder, made),
-        f"-I{kflib.ROOT}/tests/support",
+        f"-I{kflib.ROOT}/tests/support/emulation",
         *emulator.flags("plain"),
     ]
     link = [emulator.runtime(kflib.ROOT / "build/tests/emu", "plain")]

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The promise matrix: which test proves which promise (promises.toml), for which family, and how the last runs ended.
 
-Every pytest run writes build/promises.json. `python3 tests/support/promises.py build/promises.json` files it as one of
+Every pytest run writes build/promises.json. `python3 tests/support/runs/promises.py build/promises.json` files it as one of
 bench/results/promises/*.json, one a kind of machine, and writes docs/promises.md from all of them. Runs of level 2 that have between them
 every test file are also what the ledger (ledger.py) is written from, the families of them of which nothing failed. `make level2` does both.
 """
@@ -16,7 +16,7 @@ import re
 import textwrap
 import tomllib
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
+ROOT = pathlib.Path(__file__).resolve().parents[3]
 RESULTS = ROOT / "bench/results/promises"
 PAGE = ROOT / "docs/promises.md"
 OUTCOMES = ("passed", "failed", "skipped")
@@ -33,7 +33,7 @@ for users who depend on a promise and for contributors who change code behind on
 
 
 def load():
-    return tomllib.loads((ROOT / "tests/support/promises.toml").read_text())["promise"]
+    return tomllib.loads((ROOT / "tests/support/runs/promises.toml").read_text())["promise"]
 
 
 def processor():

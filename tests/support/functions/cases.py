@@ -7,7 +7,6 @@ import importlib.util
 import os
 import pathlib
 
-from kfgen.families import SYNONYMS
 
 LEVEL = int(os.environ.get("KF_LEVEL", "1"))
 SHARE = 16  # of planted faults level 1 compiles and runs one in so many
@@ -200,15 +199,13 @@ SUMS = {
 LIKE = {"channels": "planes", "axis": "planes"}  # [outer, channels, inner], [outer, axis, inner]
 
 
-FAMILIES = pathlib.Path(__file__).parents[1] / "families"
-FORMER = {name: former for former, name in SYNONYMS.items()}  # what its files are called
+FAMILIES = pathlib.Path(__file__).parents[2] / "families"
 
 
 @functools.cache
 def of_family(name):
-    from kfgen.families.family import FOLDERS
-
-    path = FAMILIES / FOLDERS.get(name, name) / "cases.py"
+    """The module tests/families/<name>/cases.py, or None."""
+    path = FAMILIES / name / "cases.py"
     return loaded(path) if path.is_file() else None
 
 

@@ -10,7 +10,7 @@ import hostcuda
 import kflib
 import toolkit
 
-HEADER = kflib.ROOT / "tests/support/recorded_launches.h"
+HEADER = kflib.ROOT / "tests/support/gpu/recorded_launches.h"
 PARAMETERS, BYTES, LAUNCHES = 24, 640, 24
 
 

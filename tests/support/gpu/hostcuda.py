@@ -10,7 +10,7 @@ import toolkit
 
 # Words for the linker: the library's calls reach its own runtime, though CUDA's may be there for all to find, as PyTorch loads it.
 OWN = ("-Wl,-Bsymbolic",)
-HEADER = kflib.ROOT / "tests/support/counting_cuda.h"
+HEADER = kflib.ROOT / "tests/support/gpu/counting_cuda.h"
 
 
 class Launches(ctypes.Structure):

@@ -11,12 +11,12 @@ what was made for it first.
 import collections
 import fnmatch
 import os
-import pathlib
 import resource
 import subprocess
 import tempfile
 import time
 
+import kflib
 import pytest
 
 # (group, its tests, the first that fits, seconds)
@@ -60,7 +60,7 @@ def piece():
     with tempfile.TemporaryDirectory() as folder:
         for _ in range(2):
             begin = used()
-            source = pathlib.Path(__file__).with_name("every_call.c")
+            source = kflib.ROOT / "tests/support/builds/every_call.c"
             subprocess.run(
                 ["gcc", "-std=gnu11", "-O2", "-c", source, "-o", f"{folder}/piece.o"], check=True
             )

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Calls launchers under compute-sanitizer, each tensor in an allocation of its own size: what the tools are to look at.
 
-    compute-sanitizer --tool memcheck python3 tests/support/sanitized.py LIBRARY SHARD SHARDS [wgmma]
+    compute-sanitizer --tool memcheck python3 tests/support/gpu/sanitized.py LIBRARY SHARD SHARDS [wgmma]
 
 wgmma: products of bf16 in code for sm_90a.
 """
@@ -10,7 +10,8 @@ import ctypes
 import pathlib
 import sys
 
-sys.path[:0] = [str(pathlib.Path(__file__).parent), str(pathlib.Path(__file__).parents[2] / "gen")]
+ROOT = pathlib.Path(__file__).resolve().parents[3]
+sys.path[:0] = [str(ROOT / "tests/support"), str(ROOT / "gen")]
 
 import folders  # noqa: E402
 

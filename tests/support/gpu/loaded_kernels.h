@@ -4,7 +4,7 @@
 #ifndef KFT_LOADED_KERNELS_H
 #define KFT_LOADED_KERNELS_H
 
-#include "../../examples/nvrtc_loader.h"
+#include "../../../examples/nvrtc_loader.h"
 
 inline CUresult kft_load(const char *name, CUfunction *function)
 {

@@ -5,7 +5,7 @@ ACTIVATIONS. Prints how many ran, or the first check that failed; what the sanit
 import pathlib
 import sys
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
+ROOT = pathlib.Path(__file__).resolve().parents[3]
 sys.path[:0] = [str(ROOT / "tests/support"), str(ROOT / "gen")]
 
 import folders  # noqa: E402
