@@ -41,7 +41,7 @@ def test_every_promise_is_proven_by_a_run():
 
 def test_the_page_is_what_the_runs_say():
     text = promises.PAGE.read_text()
-    assert text == promises.page(promises.filed()), "run: python3 tests/support/promises.py"
+    assert text == promises.page(promises.filed()), "run: python3 tests/support/runs/promises.py"
     assert len(re.findall(r"^\| \w+ \| `tests/", text, re.M)) >= len(PATTERNS)
     assert len(re.findall(r"^## \d+\. ", text, re.M)) == len(promises.load())
 

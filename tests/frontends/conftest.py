@@ -35,7 +35,7 @@ def driver(tmp_path_factory):
             "-std=c++17",
             "-isystem",
             str(toolkit.include()),
-            str(kflib.ROOT / "tests/support/fake_libcuda.cpp"),
+            str(kflib.ROOT / "tests/support/gpu/fake_libcuda.cpp"),
             "-o",
             str(path),
         ],

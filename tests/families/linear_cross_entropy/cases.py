@@ -236,7 +236,7 @@ def entry(pattern):
     return re.sub(r"\b(x|weight|bias)( = \{ kind)", r"<\1>\2", "\n".join(["", *lines, ""]))
 
 
-# Entries that tests/support/odd_names.py renders with unusual names.
+# Entries that tests/support/functions/odd_names.py renders with unusual names.
 NAMES = {
     "linear_cross_entropy": [entry("linear_cross_entropy"), entry("linear_cross_entropy_with_grad")]
 }

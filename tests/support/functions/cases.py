@@ -7,7 +7,6 @@ import importlib.util
 import os
 import pathlib
 
-
 LEVEL = int(os.environ.get("KF_LEVEL", "1"))
 SHARE = 16  # of planted faults level 1 compiles and runs one in so many
 

@@ -24,7 +24,7 @@ HEAD = """# What kf promises, and what proves it
 
 Each promise with the tests that prove it and the results of the last whole test runs. The page is
 for users who depend on a promise and for contributors who change code behind one.
-`python3 tests/support/promises.py` writes it from the filed runs; do not edit it.
+`python3 tests/support/runs/promises.py` writes it from the filed runs; do not edit it.
 
 - *family*: the functions that a row is about; "all" concerns every header.
 - *skipped*: that machine lacked something, such as a GPU, clang or valgrind.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// kf/core/rope/rope.cuh: launch of rotary embeddings (rope) in CUDA; cuda/pairs_kernel.j2 is the
+// kf/core/rope/rope.cuh: launch of rotary embeddings (rope) in CUDA; rope/kernel.cuh.j2 is the
 // kernel.
 //
 // Several threads rotate one head of a row. A thread loads as many pairs as a vector has elements:
