@@ -96,7 +96,7 @@ class Call:
 
 @dataclass(frozen=True, eq=False)
 class Op:
-    """An op, as kfgen.frontend describes it."""
+    """An op, as kfgen.interfaces.frontend describes it."""
 
     name: str
     pattern: str

@@ -22,7 +22,7 @@ from kfgen.model.schedule import STATIC_SHARED, Instance
 
 EARLY = 128  # budget of row operands that a thread loads at once, in bytes
 
-# kfi_rows_schedule of core/row_args.cuh
+# kfi_rows_schedule of core/rows/args.cuh
 REGISTERS, WARP, REREAD, PERSISTENT = (
     f"KFI_ROWS_{word}" for word in ("REGISTERS", "WARP", "REREAD", "PERSISTENT")
 )
@@ -343,7 +343,7 @@ class RowsCuda(OverRowsCuda):
 
     @property
     def instances(self):
-        """Kernels that a launcher chooses from, in the order of core/row_host.cuh."""
+        """Kernels that a launcher chooses from, in the order of core/rows/host.cuh."""
         vectors = [v for v, *_ in self.in_registers]
         found = [(v, REGISTERS) for v in vectors[:-1]]
         if not self.k.gathers:

@@ -31,7 +31,7 @@ struct kfi_reduce_op {
 #ifndef KFI_REDUCE_TILE // set only for tuning
 // log2 of the threads along inner: so few that all SMs get blocks without a split.
 #define KFI_REDUCE_TILE 3
-// Vectors per thread: as many as are in flight at a time (ReduceKernel.ahead).
+// Vectors per thread: as many as are in flight at a time (ReductionKernel.ahead).
 #define KFI_REDUCE_AHEAD 8
 #ifndef KFI_REDUCE_EACH
 #define KFI_REDUCE_EACH 4 // vectors per thread of a kernel without a reduction

@@ -6,7 +6,7 @@
 #include "kf/core/rows/args.cuh"
 
 #ifdef KFI_HOST_PASS
-// Limits of a schedule that limit_count rows in registers (RowCuda.in_registers), packed into 32
+// Limits of a schedule that limit_count rows in registers (RowsCuda.in_registers), packed into 32
 // bits: vectors per thread; then, in warps, the maximum block size without a cluster, with a full
 // cluster, and on devices without clusters.
 struct kfi_row_limits {
@@ -64,7 +64,7 @@ KF_FN kfi_reach kfi_row_reach()
 #endif
 }
 // Reduces the block size to the smaller shared memory: persistent blocks keep rows in up to 208 KiB
-// of it (RowCuda.in_registers).
+// of it (RowsCuda.in_registers).
 KF_FN void kfi_row_fit(kfi_row_limits *limit)
 {
     limit->most = (int)kfi_clamp(limit->most * 5 / 13 / 32 * 32, 32, limit->most);
