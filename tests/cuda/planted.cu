@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// One fault for each tool of compute-sanitizer, so that a silent tool is known to be awake.
+// Kernels with one fault for each tool of compute-sanitizer. A tool that reports nothing here does
+// not work.
 #include <cuda_runtime.h>
 #include <string.h>
 
@@ -9,7 +10,7 @@ __global__ void race(int *out)
 {
     __shared__ int shared[64];
     shared[threadIdx.x] = (int)threadIdx.x;
-    out[threadIdx.x] = shared[threadIdx.x ^ 32]; // the other warp's, without a barrier
+    out[threadIdx.x] = shared[threadIdx.x ^ 32]; // written by the other warp, without a barrier
 }
 
 __global__ void uninitialised(int *out, const int *in) { out[threadIdx.x] = in[threadIdx.x] + 1; }
@@ -26,7 +27,8 @@ __global__ void wrong_mask(int *out)
 __global__ void not_all(int *out, int n)
 {
     for (int i = (int)threadIdx.x; i < n;
-         i += (int)blockDim.x) { // the last round is not everybody's
+         /* Only one warp reaches the barrier of the last iteration. */
+         i += (int)blockDim.x) {
         out[threadIdx.x] += i;
         __syncthreads();
     }

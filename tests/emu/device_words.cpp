@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The public device words (kf/core/device.cuh) in small kernels of one's own, run by the emulation
-// in every order of threads, against plain loops. Prints the first value that is wrong.
+// Tests the public device functions (kf/core/device.cuh) in small user kernels, run by the emulator
+// in every thread order, against plain loops. Prints the first wrong value.
 #include <cuda_runtime.h>
 
 #include <cmath>
@@ -84,7 +84,8 @@ template <class T> static bool reductions(int warps)
     return true;
 }
 
-// Any offset and length; what lies outside is not touched; the mask is the launchers'.
+// Tests vectors at any offset and length: elements outside stay unchanged, and the dropout mask
+// equals the launchers'.
 static bool vectors(int vec, int offset, int n)
 {
     kf_rng_t rng;

@@ -1,12 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Part of emu.cpp: what Hopper's instructions do behind the threads' backs, and which shared memory
-   that concerns.
+/* Part of emu.cpp: state and checks of asynchronous operations (TMA, bulk copies, wgmma).
 
-   Time is counted in switches of threads. What is asynchronous is under way from its issue until a
-   random later switch. What it reads or writes is marked, from its issue until a wait has told a
-   thread of its end, by 16 bytes of shared memory: who touches it before is reported, whatever the
-   timing of this run was. All of it begins with a cluster's first such instruction: others cost
-   nothing. */
+   Time counts thread switches. An operation is in flight from its issue to a random later switch.
+   A shadow cell describes each 16 bytes of dynamic shared memory: it counts the operations in
+   flight that read and write them. The count drops when a wait has made the completion visible to a
+   thread. A conflicting access before that is reported, whether or not this run's timing showed it.
+   This state is created at a cluster's first Hopper instruction, so other kernels pay nothing. */
 #ifndef KF_EMU_ASYNC_H
 #define KF_EMU_ASYNC_H
 
@@ -19,29 +18,29 @@
 #include "emu_cluster.h"
 
 #define WINDOW 0x400u
-#define POISON 0x7fc0deadu /* a NaN: accumulators that a product has */
+#define POISON 0x7fc0deadu /* NaN pattern of accumulators that a wgmma owns */
 #define MAP_MAGIC 0x6b666d6170ull
 
 int kf_emu_delay = 14, kf_emu_hopper = 0;
 
-struct place {
+struct call_site {
     const char *file;
     int line;
 };
 
-struct tensor_map { /* 128 bytes, as CUtensorMap */
+struct tensor_map { /* 128 bytes, like CUtensorMap */
     uint64_t magic;
     char *base;
     uint64_t stride[4];
     uint32_t dim[5];
     unsigned short box[5];
-    unsigned char rank, element,
-        swizzle; /* bytes of an element; 0 none, 1 of 32 bytes, 2 of 64, 3 of 128 */
-    bool rounds; /* floats, to tf32 */
+    /* element: bytes. swizzle: 0 none, 1 of 32 bytes, 2 of 64, 3 of 128. */
+    unsigned char rank, element, swizzle;
+    bool rounds; /* rounds floats to TF32 */
     char rest[43];
 };
 
-/* Transfers that nobody was told of: in which phase they came. */
+/* Phase and destination of a completed transfer that no thread has waited for yet. */
 struct arrival {
     unsigned phase;
     uint32_t smem;
@@ -49,73 +48,77 @@ struct arrival {
 };
 struct mbar {
     int count, pending;
-    long bytes, flying; /* still expected; of transfers under way */
+    long bytes, in_flight; /* expected bytes; bytes in flight */
     unsigned phase;
     bool fenced;
-    int maker, late; /* threads that this phase's end woke and that did not run since */
-    place made;
-    std::vector<arrival> came;
+    /* owner: thread that initialised it. waking: threads woken but not run since. */
+    int owner, waking;
+    call_site init_at;
+    std::vector<arrival> arrived;
 };
 
-struct granule {                  /* 16 bytes of shared memory */
-    unsigned short reads, writes; /* by what is asynchronous */
+/* State of 16 bytes of shared memory. */
+struct shadow_cell {
+    unsigned short reads, writes; /* asynchronous operations in flight */
     unsigned short warp;
-    unsigned lanes,
-        stamp; /* of the last write by threads that no fence.proxy.async of its lanes followed */
-    unsigned seen; /* when the copy in `shadow` was made */
+    /* lanes: threads of `warp` that wrote and did not fence since. epoch: last such write. */
+    unsigned lanes, epoch;
+    unsigned copied; /* epoch of the copy in `shadow` */
 };
 
-struct chain {   /* accumulators of a warpgroup that are not the threads' own at present */
-    int n, mine; /* threads that have not got them back */
-    size_t last; /* product */
+/* Accumulators of a warpgroup that wgmma owns. */
+struct accumulators {
+    /* unreturned: threads that have not got their registers back */
+    int n, unreturned;
+    size_t last; /* index of the last product */
     float *d[128];
-    std::vector<float> sum; /* 64 x n */
+    std::vector<float> sum; /* [64, n] */
 };
 
 enum { LOAD, STORE, STORED, PRODUCT };
-struct flight {
+struct async_op {
     int kind;
     uint64_t due;
     int thread;
-    place at;
+    call_site at;
     uint32_t smem, bar;
     char *global;
     tensor_map map;
     int c[5], bytes;
-    bool tensor, done, told;
-    std::vector<unsigned char> before; /* the source, as it was */
-    /* products */
-    int n, ta, tb, add, came, group, of;
+    bool tensor, done, retired;
+    std::vector<unsigned char> before; /* source bytes at issue */
+    /* wgmma only */
+    int n, ta, tb, add, arrived, group, of;
     bool registers;
     uint64_t da, db;
-    std::shared_ptr<chain> sum;
+    std::shared_ptr<accumulators> sum;
     const unsigned *a_at[128];
     unsigned a[128][4];
 };
-typedef std::shared_ptr<flight> fly;
+typedef std::shared_ptr<async_op> async_op_ptr;
 
 struct warpgroup {
-    std::deque<fly> products;
-    size_t first; /* number of products[0] */
-    std::vector<std::shared_ptr<chain>> chains;
+    std::deque<async_op_ptr> products;
+    size_t first; /* index of products[0] */
+    std::vector<std::shared_ptr<accumulators>> chains;
     uint64_t due;
 };
 
 enum { FOR_PHASE, FOR_BULK, FOR_PRODUCT, FOR_NAMED, FOR_POOL };
 struct async_thread {
-    int wait, amount; /* AT_ASYNC: for what */
+    int wait, amount; /* state AT_ASYNC: kind and amount of the wait */
     char detail[56];
     uint32_t bar;
     unsigned phase;
-    bool read, late, fenced;
+    bool read, waking, fenced;
     size_t product;
-    unsigned stamp; /* of its last fence.proxy.async */
+    unsigned epoch; /* epoch of its last fence.proxy.async */
     int registers;
-    std::vector<fly> open;
-    std::deque<std::vector<fly>> groups;
-    size_t products, told;             /* issued; told to be over */
-    std::vector<size_t> ends;          /* of its groups of products */
-    std::map<uint32_t, unsigned> seen; /* phases it was let through by */
+    std::vector<async_op_ptr> open;
+    std::deque<std::vector<async_op_ptr>> groups;
+    size_t products, retired;            /* wgmma issued; wgmma waited for */
+    std::vector<size_t> ends;            /* products issued before each commit */
+    std::map<uint32_t, unsigned> passed; /* last phase that the thread passed, by mbarrier */
 };
 struct named_barrier {
     int expected;
@@ -125,18 +128,19 @@ struct named_barrier {
 static struct {
     bool on, in_thread; /* in_thread: a thread runs, not the scheduler */
     uint64_t now;
-    unsigned stamp, random, delay;
-    std::vector<fly> flying;
+    unsigned epoch, random, delay;
+    std::vector<async_op_ptr> in_flight;
     std::map<uint32_t, mbar> bars;
-    std::vector<granule> granules[MOST_BLOCKS];
-    std::vector<char> shadow[MOST_BLOCKS]; /* what asynchronous reads may have seen: tells of plain
-                                              stores, which nobody announces */
-    unsigned fenced[MOST_BLOCKS];          /* when a thread of the block last fenced */
-    named_barrier barriers[MOST_BLOCKS][16];
-    long pool[MOST_BLOCKS]; /* registers that are free */
+    std::vector<shadow_cell> cells[MAX_CLUSTER];
+    /* shadow: bytes that asynchronous reads saw; reveals plain stores, which are not
+     instrumented. */
+    std::vector<char> shadow[MAX_CLUSTER];
+    unsigned fenced[MAX_CLUSTER]; /* epoch of the last fence by a thread of the block */
+    named_barrier barriers[MAX_CLUSTER][16];
+    long pool[MAX_CLUSTER]; /* registers in the block's pool (setmaxnreg) */
     std::vector<async_thread> threads;
     std::vector<warpgroup> groups;
-    uint64_t asleep[MOST_BLOCKS * MOST_THREADS / WARP], lane_asleep[MOST_BLOCKS * MOST_THREADS];
+    uint64_t asleep[MAX_CLUSTER * MAX_THREADS / WARP], lane_asleep[MAX_CLUSTER * MAX_THREADS];
     char text[768];
 } async;
 
@@ -144,8 +148,8 @@ static async_thread &self() { return async.threads[(size_t)emu.current]; }
 static int rank_of(uint32_t a) { return (int)(a >> 24); }
 static long offset_of(uint32_t a) { return (long)(a & 0xffffffu) - (long)WINDOW; }
 
-/* From a thread: it stops. From the scheduler, where something ended: the launch does. */
-static void fail(const place &at, const char *format, ...)
+/* Reports a fault. Stops the thread if called from one, else fails the launch. */
+static void fail(const call_site &at, const char *format, ...)
 {
     char text[512];
     va_list arguments;
@@ -157,7 +161,7 @@ static void fail(const place &at, const char *format, ...)
         a->file = at.file;
         a->line = at.line;
         a->mask = 0;
-        if (!a->word) a->word = "its end";
+        if (!a->instruction) a->instruction = "its end";
         snprintf(async.text, sizeof async.text, "thread %%u: %s", text);
         stop(async.text, 0);
     }
@@ -165,44 +169,45 @@ static void fail(const place &at, const char *format, ...)
     begin_report("%s (issued at %s:%d)", text, at.file, at.line);
 }
 
-/* What a thread waits for. */
+/* Describes the operation that a thread waits for. */
 static const char *async_detail(const thread *a)
 {
     return async.on && a->state == AT_ASYNC ? async.threads[(size_t)(a - emu.threads)].detail : "";
 }
 
-static unsigned any(unsigned n)
+static unsigned async_random(unsigned n)
 {
     async.random = async.random * 1664525u + 1013904223u;
     return n ? (unsigned)(((uint64_t)async.random * n) >> 32) : 0;
 }
-static uint64_t later() /* mostly soon, at times very late */
+/* Due time of a new operation: mostly soon, sometimes very late. */
+static uint64_t random_due_time()
 {
-    const unsigned most = any(async.delay + 1);
-    return async.now + (async.delay ? 1 + any(1u << most) : 0);
+    const unsigned most = async_random(async.delay + 1);
+    return async.now + (async.delay ? 1 + async_random(1u << most) : 0);
 }
 
 static void async_begin()
 {
     async.on = true;
     async.now = 0;
-    async.stamp = 1;
+    async.epoch = 1;
     async.random =
         (unsigned)(emu.random >> 16) ^ (unsigned)kf_emu_seed * 2654435761u ^ blockIdx.x * 40503u;
-    async.delay = kf_emu_delay > 4 ? 4 + any((unsigned)kf_emu_delay - 3)
-                                   : (unsigned)kf_emu_delay; /* a launch's own */
-    async.flying.clear();
+    async.delay = kf_emu_delay > 4 ? 4 + async_random((unsigned)kf_emu_delay - 3)
+                                   : (unsigned)kf_emu_delay; /* drawn per launch */
+    async.in_flight.clear();
     async.bars.clear();
     memset(async.lane_asleep, 0, sizeof async.lane_asleep);
     for (uint64_t &until : async.asleep)
-        until = kf_emu_order == 2 && any(4) == 0 ? 1u << any(13) : 0;
-    const size_t threads = (size_t)(emu.size * MOST_THREADS);
+        until = kf_emu_order == 2 && async_random(4) == 0 ? 1u << async_random(13) : 0;
+    const size_t threads = (size_t)(emu.size * MAX_THREADS);
     async.threads.assign(threads, async_thread{});
     async.groups.assign(threads / 128, warpgroup{});
     const int registers = std::min(65536 / emu.count / 8 * 8, 255);
     for (async_thread &p : async.threads) p.registers = registers;
     for (int b = 0; b < emu.size; ++b) {
-        async.granules[b].assign(emu.dynamic_bytes / 16 + 1, granule{});
+        async.cells[b].assign(emu.dynamic_bytes / 16 + 1, shadow_cell{});
         async.shadow[b].assign(emu.dynamic_bytes, (char)0xff);
         for (named_barrier &n : async.barriers[b]) n = named_barrier{};
         async.fenced[b] = 0;
@@ -210,23 +215,23 @@ static void async_begin()
     }
 }
 
-/* An instruction begins. */
-static place come(const char *word, const char *file, int line)
+/* Begins an instruction of the current thread. */
+static call_site begin_instruction(const char *instruction, const char *file, int line)
 {
     if (!async.on) async_begin();
     async.in_thread = true;
-    come_to(READY, 0, word, file, line);
+    enter_state(READY, 0, instruction, file, line);
     return {file, line};
 }
 
 /* ---- shared memory */
 
-static char *bytes_at(uint32_t a, size_t bytes, const place &at, bool own)
+static char *bytes_at(uint32_t a, size_t bytes, const call_site &at, bool own)
 {
-    const int rank = rank_of(a), mine = emu.current / MOST_THREADS;
+    const int rank = rank_of(a), mine = emu.current / MAX_THREADS;
     const long off = offset_of(a);
     if (rank >= emu.size) fail(at, "shared address %08x: the cluster has no block %d", a, rank);
-    const block *const b = &emu.blocks[rank % MOST_BLOCKS];
+    const block *const b = &emu.blocks[rank % MAX_CLUSTER];
     if (off < 0 || (size_t)off + bytes > emu.dynamic_bytes)
         fail(at,
              "shared address %08x: %zu bytes from %ld on are outside of the block's %zu bytes of "
@@ -245,50 +250,52 @@ static char *bytes_at(uint32_t a, size_t bytes, const place &at, bool own)
     return emu.failed ? emu.blocks[0].dynamic : b->dynamic + off;
 }
 
-template <class F> static void granules_of(uint32_t a, size_t bytes, F f)
+template <class F> static void for_each_cell(uint32_t a, size_t bytes, F f)
 {
-    std::vector<granule> &g = async.granules[rank_of(a)];
+    std::vector<shadow_cell> &g = async.cells[rank_of(a)];
     const size_t off = (size_t)offset_of(a);
     for (size_t i = off / 16; i < (off + bytes + 15) / 16 && i < g.size(); ++i) f(g[i]);
 }
-/* The bytes of a granule: where they are in their block, and how many. */
-static size_t granule_at(int rank, const granule &g)
+/* Offset of a cell's bytes in the block's memory, and their number. */
+static size_t cell_offset(int rank, const shadow_cell &g)
 {
-    return (size_t)(&g - async.granules[rank].data()) * 16;
+    return (size_t)(&g - async.cells[rank].data()) * 16;
 }
-static size_t granule_bytes(size_t off) { return std::min((size_t)16, emu.dynamic_bytes - off); }
+static size_t cell_bytes(size_t off) { return std::min((size_t)16, emu.dynamic_bytes - off); }
 
-static void show(uint32_t a, size_t bytes) /* asynchronous reads see what is there */
+/* Records the bytes that an asynchronous read sees. */
+static void snapshot(uint32_t a, size_t bytes)
 {
     const int rank = rank_of(a);
-    granules_of(a, bytes, [&](granule &g) {
-        const size_t off = granule_at(rank, g);
-        memcpy(&async.shadow[rank][off], emu.blocks[rank].dynamic + off, granule_bytes(off));
-        g.seen = async.stamp;
+    for_each_cell(a, bytes, [&](shadow_cell &g) {
+        const size_t off = cell_offset(rank, g);
+        memcpy(&async.shadow[rank][off], emu.blocks[rank].dynamic + off, cell_bytes(off));
+        g.copied = async.epoch;
     });
 }
-static bool plainly_written(uint32_t a, size_t bytes) /* since, and nobody fenced */
+/* True if a plain store changed the bytes since the snapshot and no thread has fenced. */
+static bool written_unfenced(uint32_t a, size_t bytes)
 {
     const int rank = rank_of(a);
     bool found = false;
-    granules_of(a, bytes, [&](granule &g) {
-        const size_t off = granule_at(rank, g);
-        found |= g.stamp == 0 && async.fenced[rank] <= g.seen &&
-                 memcmp(&async.shadow[rank][off], emu.blocks[rank].dynamic + off,
-                        granule_bytes(off)) != 0;
+    for_each_cell(a, bytes, [&](shadow_cell &g) {
+        const size_t off = cell_offset(rank, g);
+        found |=
+            g.epoch == 0 && async.fenced[rank] <= g.copied &&
+            memcmp(&async.shadow[rank][off], emu.blocks[rank].dynamic + off, cell_bytes(off)) != 0;
     });
     return found;
 }
 
-/* By what is asynchronous. */
-static void check_read(uint32_t a, size_t bytes, const place &at)
+/* Checks an asynchronous read of shared memory. */
+static void check_read(uint32_t a, size_t bytes, const call_site &at)
 {
-    bool writes = false, unfenced = plainly_written(a, bytes);
-    granules_of(a, bytes, [&](granule &g) {
+    bool writes = false, unfenced = written_unfenced(a, bytes);
+    for_each_cell(a, bytes, [&](shadow_cell &g) {
         writes |= g.writes != 0;
-        for (int lane = 0; g.stamp && lane < WARP; ++lane)
+        for (int lane = 0; g.epoch && lane < WARP; ++lane)
             if (g.lanes >> lane & 1 &&
-                async.threads[(size_t)(g.warp * WARP + lane)].stamp <= g.stamp)
+                async.threads[(size_t)(g.warp * WARP + lane)].epoch <= g.epoch)
                 unfenced = true;
     });
     if (writes)
@@ -296,27 +303,29 @@ static void check_read(uint32_t a, size_t bytes, const place &at)
              "reads shared memory (at %ld) that an asynchronous copy may still be writing: nobody "
              "waited for it",
              offset_of(a));
-    if (!unfenced) return show(a, bytes);
+    if (!unfenced) return snapshot(a, bytes);
     fail(at,
          "reads, asynchronously, shared memory (at %ld) that was written without fence.proxy.async "
          "after it",
          offset_of(a));
 }
-static void mark_written(granule &g) /* by this thread */
+/* Records a write by the current thread. */
+static void mark_written(shadow_cell &g)
 {
     const unsigned short warp = (unsigned short)(emu.current / WARP);
-    if (g.stamp == 0 || g.warp != warp) g.lanes = 0;
-    for (int lane = 0; lane < WARP && g.lanes; ++lane) /* those that fenced theirs since */
-        if (g.lanes >> lane & 1 && async.threads[(size_t)(warp * WARP + lane)].stamp > g.stamp)
+    if (g.epoch == 0 || g.warp != warp) g.lanes = 0;
+    /* drops lanes that have fenced since their write */
+    for (int lane = 0; lane < WARP && g.lanes; ++lane)
+        if (g.lanes >> lane & 1 && async.threads[(size_t)(warp * WARP + lane)].epoch > g.epoch)
             g.lanes &= ~(1u << lane);
     g.warp = warp;
-    g.stamp = async.stamp;
+    g.epoch = async.epoch;
     g.lanes |= 1u << emu.current % WARP;
 }
-static void check_write(uint32_t a, size_t bytes, const place &at, bool by_thread)
+static void check_write(uint32_t a, size_t bytes, const call_site &at, bool by_thread)
 {
     const char *what = nullptr;
-    granules_of(a, bytes, [&](granule &g) {
+    for_each_cell(a, bytes, [&](shadow_cell &g) {
         if (g.reads)
             what =
                 "that an asynchronous store or product may still be reading: nobody waited for it";
@@ -330,48 +339,48 @@ uint32_t kf_emu_window(const void *p, const char *file, int line)
 {
     const size_t off = (uintptr_t)p - (uintptr_t)block_of(emu.current)->dynamic;
     if (off > emu.dynamic_bytes)
-        fail(come("shared address", file, line),
+        fail(begin_instruction("shared address", file, line),
              "has an address outside of its block's dynamic memory");
-    return (uint32_t)(emu.current / MOST_THREADS) << 24 | (uint32_t)(off + WINDOW);
+    return (uint32_t)(emu.current / MAX_THREADS) << 24 | (uint32_t)(off + WINDOW);
 }
 uint32_t kf_emu_mapa(uint32_t address, unsigned rank, const char *file, int line)
 {
-    const place at = come("mapa", file, line);
+    const call_site at = begin_instruction("mapa", file, line);
     if (rank >= (unsigned)emu.size)
         fail(at, "wants memory of block %u of the cluster, which is smaller", rank);
     return (address & 0xffffffu) | rank << 24;
 }
 
-/* ---- who waits goes on when what it waits for is there */
+/* ---- waits: a thread becomes ready when the condition it waits for holds */
 
-static bool bulk_left(const async_thread &p, int most, bool read)
+static bool bulk_pending(const async_thread &p, int most, bool read)
 {
     for (size_t i = 0; i + (size_t)most < p.groups.size(); ++i)
-        for (const fly &f : p.groups[i])
+        for (const async_op_ptr &f : p.groups[i])
             if (!(read ? f->kind != STORE || f->done : f->done)) return true;
     return false;
 }
-static bool is_there(const async_thread &p, int t)
+static bool wait_is_over(const async_thread &p, int t)
 {
     if (p.wait == FOR_PHASE) return async.bars[p.bar].phase != p.phase;
-    if (p.wait == FOR_BULK) return !bulk_left(p, p.amount, p.read);
-    if (p.wait == FOR_POOL) return async.pool[t / MOST_THREADS] >= p.amount;
+    if (p.wait == FOR_BULK) return !bulk_pending(p, p.amount, p.read);
+    if (p.wait == FOR_POOL) return async.pool[t / MAX_THREADS] >= p.amount;
     if (p.wait == FOR_PRODUCT) {
         const warpgroup &g = async.groups[(size_t)(t / 128)];
         return p.product <= g.first || g.products[p.product - 1 - g.first]->done;
     }
-    return false; /* FOR_NAMED: the last to come says so */
+    return false; /* FOR_NAMED: the last thread to arrive wakes the others */
 }
 static void wake()
 {
     for (int b = 0; b < emu.size; ++b)
-        for (int t = b * MOST_THREADS; t < b * MOST_THREADS + emu.count; ++t) {
+        for (int t = b * MAX_THREADS; t < b * MAX_THREADS + emu.count; ++t) {
             async_thread &p = async.threads[(size_t)t];
-            if (emu.threads[t].state != AT_ASYNC || !is_there(p, t)) continue;
+            if (emu.threads[t].state != AT_ASYNC || !wait_is_over(p, t)) continue;
             emu.threads[t].state = READY;
             if (p.wait != FOR_PHASE) continue;
-            p.late = true;
-            ++async.bars[p.bar].late;
+            p.waking = true;
+            ++async.bars[p.bar].waking;
         }
 }
 template <class... A> static void wait_for(int what, const char *format, A... a)
@@ -379,7 +388,7 @@ template <class... A> static void wait_for(int what, const char *format, A... a)
     self().wait = what;
     snprintf(self().detail, sizeof self().detail, format, a...);
     emu.threads[emu.current].state = AT_ASYNC;
-    to_main();
+    switch_to_scheduler();
 }
 
 #endif

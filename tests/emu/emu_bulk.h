@@ -1,6 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Part of emu.cpp: bulk copies: of bytes, and of boxes of a tensor (TMA), whose destination is full
- * of ones till they come. */
+/* Part of emu.cpp: TMA and bulk copies.
+
+   The destination of a load holds ones (NaN) until the copy completes. A tensor map holds base,
+   sizes, strides, box and swizzle; kf_emu_encode() accepts only what cuTensorMapEncodeTiled accepts
+   and this file emulates. */
 #ifndef KF_EMU_BULK_H
 #define KF_EMU_BULK_H
 
@@ -10,7 +13,7 @@ extern "C" int kf_emu_encode(void *to, int type, unsigned rank, void *base, cons
                              const uint64_t *stride, const unsigned *box, const unsigned *step,
                              int interleave, int swizzle, int, int fill)
 {
-    const int sizes[] = {1, 2, 4, 4, 8, 8, 2, 4, 8, 2, 4, 4, 4}; /* CUtensorMapDataType */
+    const int sizes[] = {1, 2, 4, 4, 8, 8, 2, 4, 8, 2, 4, 4, 4}; /* indexed by CUtensorMapDataType */
     tensor_map m = {};
     static_assert(sizeof m == 128, "a tensor map");
     if (rank < 1 || rank > 5 || (uintptr_t)base % 16 || interleave || fill || type < 0 ||
@@ -21,7 +24,7 @@ extern "C" int kf_emu_encode(void *to, int type, unsigned rank, void *base, cons
     m.rank = (unsigned char)rank;
     m.element = (unsigned char)sizes[type];
     m.swizzle = (unsigned char)swizzle;
-    m.rounds = type == 11 || type == 12; /* to tf32 */
+    m.rounds = type == 11 || type == 12; /* types TFLOAT32 */
     for (unsigned i = 0; i < rank; ++i) {
         if (dim[i] == 0 || dim[i] > 1ull << 32 || box[i] == 0 || box[i] > 256 || step[i] != 1)
             return 1;
@@ -36,12 +39,12 @@ extern "C" int kf_emu_encode(void *to, int type, unsigned rank, void *base, cons
     return 0;
 }
 
-/* Where an address is whose chunks of 16 bytes are swizzled. */
+/* Applies the swizzle of 16-byte chunks to an address. */
 static uint32_t swizzled(uint32_t a, int mode) { return a ^ ((a >> 7 & ((1u << mode) - 1)) << 4); }
 
 /* Calls f(shared address, global address or nullptr, bytes) for chunks of up to 16 bytes. A store
- * clips a row of the tensor at 16 bytes, as an H200 does: it writes the padding behind an odd end. */
-template <class F> static void chunks(const flight &f, F call)
+   clips rows of the tensor at 16 bytes, like an H200: it writes the padding after an odd end. */
+template <class F> static void chunks(const async_op &f, F call)
 {
     if (!f.tensor) {
         for (int i = 0; i < f.bytes; i += 16) call(f.smem + (uint32_t)i, f.global + i, 16);
@@ -73,7 +76,7 @@ template <class F> static void chunks(const flight &f, F call)
                  e);
     }
 }
-static void check_global(const void *p, int bytes, const place &at)
+static void check_global(const void *p, int bytes, const call_site &at)
 {
 #if defined(KF_EMU_ASAN)
     if (p && __asan_region_is_poisoned(const_cast<void *>(p), (size_t)bytes))
@@ -83,18 +86,18 @@ static void check_global(const void *p, int bytes, const place &at)
 #endif
 }
 
-static fly fly_of(int kind, uint32_t smem, int bytes, const place &at)
+static async_op_ptr new_op(int kind, uint32_t smem, int bytes, const call_site &at)
 {
-    fly f = std::make_shared<flight>();
+    async_op_ptr f = std::make_shared<async_op>();
     f->kind = kind;
     f->smem = smem;
     f->bytes = bytes;
     f->at = at;
     f->thread = emu.current;
-    f->due = later();
+    f->due = random_due_time();
     return f;
 }
-static void set_tensor(flight *f, const void *map, const int *c, int rank)
+static void set_tensor(async_op *f, const void *map, const int *c, int rank)
 {
     memcpy(&f->map, map, sizeof f->map);
     const tensor_map &m = f->map;
@@ -117,27 +120,28 @@ static void set_tensor(flight *f, const void *map, const int *c, int rank)
 
 /* ---- loads */
 
-static void send_load(const fly &f)
+static void send_load(const async_op_ptr &f)
 {
     bytes_at(f->bar, 8, f->at, false);
-    expect_flight(f->bar, f->bytes, f->at);
+    expect_bytes(f->bar, f->bytes, f->at);
     char *const to = bytes_at(f->smem, (size_t)f->bytes, f->at, false);
     check_write(f->smem, (size_t)f->bytes, f->at, false);
     memset(to, 0xff, (size_t)f->bytes);
-    granules_of(f->smem, (size_t)f->bytes, [](granule &g) {
+    for_each_cell(f->smem, (size_t)f->bytes, [](shadow_cell &g) {
         ++g.writes;
-        g.stamp = 0;
+        g.epoch = 0;
     });
-    async.flying.push_back(f);
+    async.in_flight.push_back(f);
 }
 void kf_emu_tma_load(uint32_t to, const void *map, uint32_t bar, const int *c, int rank,
                      unsigned blocks, const char *file, int line)
 {
-    const place at = come("cp.async.bulk.tensor load", file, line);
-    const unsigned own = 1u << emu.current / MOST_THREADS;
-    for (int b = 0; b < MOST_BLOCKS; ++b) {
+    const call_site at = begin_instruction("cp.async.bulk.tensor load", file, line);
+    const unsigned own = 1u << emu.current / MAX_THREADS;
+    for (int b = 0; b < MAX_CLUSTER; ++b) {
         if (!((blocks ? blocks : own) >> b & 1)) continue;
-        const fly f = fly_of(LOAD, blocks ? (to & 0xffffffu) | (uint32_t)b << 24 : to, 0, at);
+        const async_op_ptr f =
+            new_op(LOAD, blocks ? (to & 0xffffffu) | (uint32_t)b << 24 : to, 0, at);
         f->bar = blocks ? (bar & 0xffffffu) | (uint32_t)b << 24 : bar;
         set_tensor(f.get(), map, c, rank);
         send_load(f);
@@ -146,11 +150,11 @@ void kf_emu_tma_load(uint32_t to, const void *map, uint32_t bar, const int *c, i
 void kf_emu_bulk_load(uint32_t to, const void *from, int bytes, uint32_t bar, const char *file,
                       int line)
 {
-    const place at = come("cp.async.bulk load", file, line);
+    const call_site at = begin_instruction("cp.async.bulk load", file, line);
     if (bytes % 16 || to % 16 || (uintptr_t)from % 16)
         fail(at, "a bulk copy of %d bytes, or from or to an address, that is no multiple of 16",
              bytes);
-    const fly f = fly_of(LOAD, to, bytes, at);
+    const async_op_ptr f = new_op(LOAD, to, bytes, at);
     f->bar = bar;
     f->global = (char *)const_cast<void *>(from);
     send_load(f);
@@ -158,7 +162,7 @@ void kf_emu_bulk_load(uint32_t to, const void *from, int bytes, uint32_t bar, co
 
 /* ---- stores */
 
-static void keep_source(flight *f)
+static void keep_source(async_op *f)
 {
     f->before.clear();
     chunks(*f, [&](uint32_t s, char *, int n) {
@@ -166,59 +170,62 @@ static void keep_source(flight *f)
         f->before.insert(f->before.end(), p, p + n);
     });
 }
-static void send_store(const fly &f)
+static void send_store(const async_op_ptr &f)
 {
     bytes_at(f->smem, (size_t)f->bytes, f->at, true);
     check_read(f->smem, (size_t)f->bytes, f->at);
-    granules_of(f->smem, (size_t)f->bytes, [](granule &g) { ++g.reads; });
+    for_each_cell(f->smem, (size_t)f->bytes, [](shadow_cell &g) { ++g.reads; });
     keep_source(f.get());
     self().open.push_back(f);
-    async.flying.push_back(f);
+    async.in_flight.push_back(f);
 }
 void kf_emu_tma_store(uint32_t from, const void *map, const int *c, int rank, const char *file,
                       int line)
 {
-    const place at = come("cp.async.bulk.tensor store", file, line);
+    const call_site at = begin_instruction("cp.async.bulk.tensor store", file, line);
     for (int i = 0; i < rank; ++i)
         if (c[i] < 0)
             fail(at,
                  "stores a box from coordinate %d on: a GPU takes that for an illegal instruction",
                  c[i]);
-    const fly f = fly_of(STORE, from, 0, at);
+    const async_op_ptr f = new_op(STORE, from, 0, at);
     set_tensor(f.get(), map, c, rank);
     send_store(f);
 }
 void kf_emu_bulk_store(void *to, uint32_t from, int bytes, const char *file, int line)
 {
-    const place at = come("cp.async.bulk store", file, line);
+    const call_site at = begin_instruction("cp.async.bulk store", file, line);
     if (bytes % 16 || from % 16 || (uintptr_t)to % 16)
         fail(at, "a bulk copy of %d bytes, or from or to an address, that is no multiple of 16",
              bytes);
-    const fly f = fly_of(STORE, from, bytes, at);
+    const async_op_ptr f = new_op(STORE, from, bytes, at);
     f->global = (char *)to;
     send_store(f);
 }
 void kf_emu_bulk_commit(const char *file, int line)
 {
-    come("cp.async.bulk.commit_group", file, line);
+    begin_instruction("cp.async.bulk.commit_group", file, line);
     self().groups.emplace_back();
     self().groups.back().swap(self().open);
 }
 void kf_emu_bulk_wait(int most, bool read, const char *file, int line)
 {
-    come(read ? "cp.async.bulk.wait_group.read" : "cp.async.bulk.wait_group", file, line);
+    begin_instruction(read ? "cp.async.bulk.wait_group.read" : "cp.async.bulk.wait_group", file,
+                      line);
     async_thread &p = self();
     p.amount = most;
     p.read = read;
-    if (bulk_left(p, most, read)) wait_for(FOR_BULK, "%d of %d groups", most, (int)p.groups.size());
+    if (bulk_pending(p, most, read))
+        wait_for(FOR_BULK, "%d of %d groups", most, (int)p.groups.size());
     for (size_t i = 0; i + (size_t)most < p.groups.size(); ++i)
-        for (const fly &f : p.groups[i]) {
-            if (!f->told) granules_of(f->smem, (size_t)f->bytes, [](granule &g) { --g.reads; });
-            f->told = true;
+        for (const async_op_ptr &f : p.groups[i]) {
+            if (!f->retired)
+                for_each_cell(f->smem, (size_t)f->bytes, [](shadow_cell &g) { --g.reads; });
+            f->retired = true;
         }
-    while (p.groups.size() > (size_t)most) { /* forget those that are over */
+    while (p.groups.size() > (size_t)most) { /* drops completed groups */
         bool done = true;
-        for (const fly &f : p.groups.front()) done = done && f->done;
+        for (const async_op_ptr &f : p.groups.front()) done = done && f->done;
         if (!done) break;
         p.groups.pop_front();
     }

@@ -1,29 +1,30 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Part of emu.cpp: sm_80's copies behind the threads' backs. */
+/* Part of emu.cpp: cp.async. Each thread queues its late copies; cp.async.wait_group performs
+   them. */
 #ifndef KF_EMU_FETCH_H
 #define KF_EMU_FETCH_H
 
 #include "emu_meet.h"
 
-#define MOST_COPIES 256
+#define MAX_COPIES 256
 struct copies {
-    int count, group; /* group: commits so far */
+    int count, group; /* group: number of commits so far */
     struct {
         void *to;
         unsigned char bytes[16];
         int count, group;
-    } of[MOST_COPIES];
+    } of[MAX_COPIES];
 };
 
 bool kf_emu_fetch_is_late() { return kf_emu_order == 0 || (kf_emu_order == 2 && random_below(2)); }
 
 void kf_emu_fetch_late(void *shared, const void *bytes, int count, const char *file, int line)
 {
-    thread *self = come_to(READY, 0, "cp.async", file, line);
+    thread *self = enter_state(READY, 0, "cp.async", file, line);
     if (!self->copies) self->copies = (copies *)calloc(1, sizeof *self->copies);
     copies *const c = self->copies;
-    if (c->count == MOST_COPIES)
-        stop("thread %u has more copies under way than there is room for, %u", MOST_COPIES);
+    if (c->count == MAX_COPIES)
+        stop("thread %u has more copies under way than there is room for, %u", MAX_COPIES);
     auto *const one = &c->of[c->count++];
     one->to = shared;
     one->count = count;

@@ -1,16 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Part of emu.cpp: a thread as a fiber, a stack of its own that main changes to and comes back
- * from. */
+/* Part of emu.cpp: threads as fibers. Each fiber has its own stack; the scheduler (main) switches
+   to a fiber and gets control back when the thread waits or returns. */
 #ifndef KF_EMU_FIBERS_H
 #define KF_EMU_FIBERS_H
 
 #include "emu_state.h"
 
-/* emu_time.h */
+/* Defined in emu_time.h. */
 static void async_resume(int t);
 static void async_end_thread(int t);
 
-/* Saves what a call must keep, on the stack that is left, and goes on with the other. */
+/* Saves the callee-saved registers on the current stack, stores its pointer in *from, and continues
+   on stack `to`. */
 extern "C" void kf_emu_switch(void **from, void *to);
 #if defined(__x86_64__)
 __asm__(".text\n.globl kf_emu_switch\n.hidden kf_emu_switch\n.type "
@@ -23,7 +24,7 @@ __asm__(".text\n.globl kf_emu_switch\n.hidden kf_emu_switch\n.type "
 #error "the emulation switches stacks in assembler, written for x86-64"
 #endif
 
-static void to_main()
+static void switch_to_scheduler()
 {
     fiber *f = emu.threads[emu.current].on;
 #if defined(KF_EMU_TSAN)
@@ -47,7 +48,8 @@ static void end_thread(int t)
     ++emu.done;
     ++b->done;
     if (emu.threads[t].arrivals == emu.phase) ++emu.arrived;
-#if defined(KF_EMU_ASAN) /* other blocks may have its address still, and nobody the memory */
+/* AddressSanitizer: other blocks may still hold this address, which is now invalid. */
+#if defined(KF_EMU_ASAN)
     if (b->dynamic && b->done == emu.count)
         __asan_poison_memory_region(b->dynamic, emu.dynamic_bytes);
 #endif
@@ -58,7 +60,7 @@ static void fiber_main()
 #if defined(KF_EMU_ASAN)
     __sanitizer_finish_switch_fiber(nullptr, &emu.main_stack, &emu.main_bytes);
 #endif
-    for (;;) { /* one thread after the other */
+    for (;;) { /* runs one thread after another */
         const int t = emu.current;
 #if defined(KF_EMU_TSAN)
         __tsan_acquire(&emu.launch_mark);
@@ -69,17 +71,17 @@ static void fiber_main()
         __tsan_release(&emu.done_mark);
 #endif
         end_thread(t);
-        to_main();
+        switch_to_scheduler();
     }
 }
 
-static fiber *take_fiber()
+static fiber *acquire_fiber()
 {
     fiber *f = emu.free_fibers;
 #if defined(KF_EMU_TSAN)
-    /* Two threads of a launch that are one to ThreadSanitizer hide a race between them, and what
-     * the first had waited for from the second. */
-    if (f && f->launch == kf_emu_launches && emu.fibers < MOST_FIBERS) f = nullptr;
+    /* ThreadSanitizer would take two threads of a launch that share a fiber for one. That hides
+       races between them. */
+    if (f && f->launch == kf_emu_launches && emu.fibers < MAX_FIBERS) f = nullptr;
 #endif
     if (f) {
         emu.free_fibers = f->next;
@@ -95,9 +97,9 @@ static fiber *take_fiber()
     }
     f->stack += page;
     void **top = (void **)(f->stack + STACK_BYTES);
-    *--top = nullptr; /* a call leaves the stack 8 bytes off 16 */
+    *--top = nullptr; /* the ABI leaves the stack 8 bytes off 16 at a call */
     *--top = (void *)fiber_main;
-    f->sp = top - 6; /* the registers that a switch pops */
+    f->sp = top - 6; /* registers that kf_emu_switch pops */
     ++emu.fibers;
 #if defined(KF_EMU_TSAN)
     f->tsan = __tsan_create_fiber(0);
@@ -105,7 +107,7 @@ static fiber *take_fiber()
     return f;
 }
 
-static void end_fiber(fiber *f)
+static void destroy_fiber(fiber *f)
 {
 #if defined(KF_EMU_ASAN)
     __asan_unpoison_memory_region(f->stack, STACK_BYTES);
@@ -118,7 +120,7 @@ static void end_fiber(fiber *f)
     --emu.fibers;
 }
 
-static void give_fiber(fiber *f)
+static void release_fiber(fiber *f)
 {
 #if defined(KF_EMU_TSAN)
     f->launch = kf_emu_launches;
@@ -134,7 +136,7 @@ static void give_fiber(fiber *f)
 static void run_thread(int t)
 {
     thread *self = &emu.threads[t];
-    const unsigned number = (unsigned)t % MOST_THREADS;
+    const unsigned number = (unsigned)t % MAX_THREADS;
     emu.current = t;
     async_resume(t);
     if (emu.size > 1) blockIdx = block_of(t)->index;
@@ -142,7 +144,7 @@ static void run_thread(int t)
     threadIdx.y = number / blockDim.x % blockDim.y;
     threadIdx.z = number / blockDim.x / blockDim.y;
     if (self->state == NEW) {
-        self->on = take_fiber();
+        self->on = acquire_fiber();
         ++block_of(t)->begun;
     }
     self->state = READY;
@@ -156,7 +158,7 @@ static void run_thread(int t)
 #if defined(KF_EMU_ASAN)
     __sanitizer_finish_switch_fiber(emu.main_fake, nullptr, nullptr);
 #endif
-    if (self->state == DONE) give_fiber(self->on);
+    if (self->state == DONE) release_fiber(self->on);
 }
 
 #endif

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Part of emu.cpp: what the threads of a warp, a warpgroup or a cluster do together with Hopper's
-   instructions: matrices to shared memory, stores to another block, barriers of some of the
-   threads, registers that roles give to each other. */
+/* Part of emu.cpp: Hopper instructions of several threads: stmatrix, st.shared::cluster, named
+   barriers (bar.sync, bar.arrive) and setmaxnreg. */
 #ifndef KF_EMU_GROUPS_H
 #define KF_EMU_GROUPS_H
 
@@ -15,12 +14,12 @@ struct matrices_out {
 void kf_emu_stmatrix(uint32_t address, const unsigned *v, bool transposed, const char *file,
                      int line)
 {
-    const place at = come("stmatrix", file, line);
+    const call_site at = begin_instruction("stmatrix", file, line);
     matrices_out own = {address, v, transposed};
     bytes_at(address, 16, at, true);
     if (address % 16) fail(at, "a row of a matrix at %08x, no multiple of 16", address);
     check_write(address, 16, at, true);
-    meet(
+    warp_collective(
         "stmatrix",
         [](void *const *lanes) {
             for (int i = 0; i < 4; ++i) {
@@ -28,16 +27,17 @@ void kf_emu_stmatrix(uint32_t address, const unsigned *v, bool transposed, const
                 for (int r = 0; r < 8; ++r) {
                     const uint32_t to = ((const matrices_out *)lanes[8 * i + r])->address;
                     char *const row = emu.blocks[rank_of(to)].dynamic + offset_of(to);
-                    const int turned = ((const matrices_out *)lanes[0])->transposed;
+                    const int transposed = ((const matrices_out *)lanes[0])->transposed;
                     banks |= 1u << to / 16 % 8;
-                    for (int c = 0; c < 8; ++c) { /* element (r, c) is in lane 4 r + c / 2 of the
-                                                     matrix, transposed in 4 c + r / 2 */
+                    /* Element (r, c) belongs to lane 4 r + c / 2 of the matrix; transposed to lane
+                       4 c + r / 2. */
+                    for (int c = 0; c < 8; ++c) {
                         const matrices_out *const m =
-                            (const matrices_out *)lanes[turned ? 4 * c + r / 2 : 4 * r + c / 2];
-                        memcpy(row + 2 * c, (const char *)&m->v[i] + 2 * (turned ? r % 2 : c % 2),
-                               2);
+                            (const matrices_out *)lanes[transposed ? 4 * c + r / 2 : 4 * r + c / 2];
+                        memcpy(row + 2 * c,
+                               (const char *)&m->v[i] + 2 * (transposed ? r % 2 : c % 2), 2);
                     }
-                    granules_of(to, 16, [](granule &g) { g.lanes = ~0u; });
+                    for_each_cell(to, 16, [](shadow_cell &g) { g.lanes = ~0u; });
                 }
                 kf_emu_conflicts += banks != 0xff;
             }
@@ -47,7 +47,7 @@ void kf_emu_stmatrix(uint32_t address, const unsigned *v, bool transposed, const
 
 void kf_emu_store(uint32_t address, const void *v, int bytes, const char *file, int line)
 {
-    const place at = come("st.shared::cluster", file, line);
+    const call_site at = begin_instruction("st.shared::cluster", file, line);
     char *const to = bytes_at(address, (size_t)bytes, at, false);
     check_write(address, (size_t)bytes, at, true);
     memcpy(to, v, (size_t)bytes);
@@ -55,10 +55,10 @@ void kf_emu_store(uint32_t address, const void *v, int bytes, const char *file, 
 
 void kf_emu_named(int id, int count, bool waits, const char *file, int line)
 {
-    const place at = come(waits ? "bar.sync" : "bar.arrive", file, line);
+    const call_site at = begin_instruction(waits ? "bar.sync" : "bar.arrive", file, line);
     if (id < 1 || id > 15 || count < 32 || count % 32 || count > emu.count)
         fail(at, "barrier %d of %d threads", id, count);
-    named_barrier &b = async.barriers[emu.current / MOST_THREADS][id];
+    named_barrier &b = async.barriers[emu.current / MAX_THREADS][id];
     if (!b.who.empty() && b.expected != count)
         fail(at, "barrier %d of %d threads, others say %d", id, count, b.expected);
     if (std::find(b.who.begin(), b.who.end(), emu.current) != b.who.end())
@@ -79,14 +79,14 @@ void kf_emu_named(int id, int count, bool waits, const char *file, int line)
 
 void kf_emu_registers(int count, bool more, const char *file, int line)
 {
-    const place at = come("setmaxnreg", file, line);
+    const call_site at = begin_instruction("setmaxnreg", file, line);
     async_thread &p = self();
     if (count < 24 || count > 256 || count % 8) fail(at, "setmaxnreg of %d", count);
     if (more ? count < p.registers : count > p.registers)
         fail(at, "setmaxnreg.%s to %d of a thread that has %d", more ? "inc" : "dec", count,
              p.registers);
     p.amount = count - p.registers;
-    long &pool = async.pool[emu.current / MOST_THREADS];
+    long &pool = async.pool[emu.current / MAX_THREADS];
     while (p.amount > pool) wait_for(FOR_POOL, "%d more, %ld are free", p.amount, pool);
     pool -= p.amount;
     p.registers = count;

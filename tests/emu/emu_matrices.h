@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Part of emu.cpp: sm_80's matrices. A lane's registers are on its stack, where those of the others
- * can be reached. */
+/* Part of emu.cpp: ldmatrix and mma.sync, as warp collectives. Each lane passes the address of its
+   registers, which lie on its fiber's stack; one lane computes for all. */
 #ifndef KF_EMU_MATRICES_H
 #define KF_EMU_MATRICES_H
 
@@ -16,7 +16,7 @@ void kf_emu_matrices_of(unsigned *v, const uint4 *row, const void *shared, int t
                         const char *file, int line)
 {
     matrices own = {v, row, shared, transposed};
-    meet(
+    warp_collective(
         transposed ? "ldmatrix.trans" : "ldmatrix",
         [](void *const *lanes) {
             for (int i = 0; i < 4; ++i) {
@@ -47,7 +47,7 @@ struct product {
     const unsigned *a, *b;
     bool bf16;
 };
-static float number_of(unsigned short bits, bool bf16)
+static float to_float(unsigned short bits, bool bf16)
 {
     if (bf16) return kf_emu_bits<float>((unsigned)bits << 16);
     const int exponent = bits >> 10 & 31, fraction = bits & 1023;
@@ -56,26 +56,27 @@ static float number_of(unsigned short bits, bool bf16)
     return sign * (exponent ? ldexpf(1.0f + (float)fraction / 1024.0f, exponent - 15)
                             : ldexpf((float)fraction, -24));
 }
-/* Exponents: the least of a normal number of the type, and that of a number as it is stored. */
-static int least_exponent(int of) { return of == KF_EMU_F16 ? -14 : -126; }
+/* Exponent of the smallest normal number of a type, and exponent of a number as it is stored. */
+static int min_exponent(int of) { return of == KF_EMU_F16 ? -14 : -126; }
 static int stored_exponent(float x, int least)
 {
     const int own = ilogbf(x);
     return own < least ? least : own;
 }
 static bool subnormal(float x, int least) { return x != 0 && fabsf(x) < ldexpf(1.0f, least); }
-/* As a tensor core adds up: the products, and the sum before, are aligned to the largest exponent,
-   and what is behind the last bit is cut off. A product's exponent is that of its factors as they
-   are stored, a subnormal one's that of the least normal number: so one of them with a large factor
-   takes bits from the others that its value would leave them. */
-#define KEPT_BITS 25 /* behind the point, where the largest exponent is 0 */
+/* Adds products as a tensor core does: aligns them and the previous sum to the largest exponent,
+   and truncates what is below the last bit. A product's exponent is the sum of its factors' stored
+   exponents; a subnormal factor has the exponent of the smallest normal number. A subnormal factor
+   times a large one therefore costs the other terms precision. */
+#define KEPT_BITS 25 /* fraction bits when the largest exponent is 0 */
 static float add_aligned(float sum, const float *a, int step_a, const float *b, int step_b,
                          int count, int least)
 {
     int most = sum != 0 ? ilogbf(sum) : INT_MIN;
     for (int k = 0; k < count; ++k) {
         const float x = a[k * step_a], y = b[k * step_b];
-        if (!std::isfinite(x * y) || !std::isfinite(sum)) return NAN; /* the caller's business */
+        /* the caller handles NaN and infinity */
+        if (!std::isfinite(x * y) || !std::isfinite(sum)) return NAN;
         if (x != 0 && y != 0)
             most = std::max(most, stored_exponent(x, least) + stored_exponent(y, least));
     }
@@ -87,9 +88,9 @@ static float add_aligned(float sum, const float *a, int step_a, const float *b, 
     const float near = (float)value;
     return fabs((double)near) > fabs(value) ? nextafterf(near, 0.0f) : near;
 }
-/* 16 of the depth, of tf32 8: in fours, as products of a warpgroup are added up (emu_wgmma.h),
-   since a GPU has the same bits of both. Sums in float are as far off as aligned ones, and quicker,
-   but where a factor is subnormal. */
+/* Adds `count` products (16, TF32: 8) in groups of four, in the order of wgmma (emu_wgmma.h),
+   because a GPU gives the same bits for both. Plain float sums have the same error as aligned ones
+   and are faster, except if a factor is subnormal. */
 static void add_products(float *sum, const float *a, int step_a, const float *b, int step_b,
                          int count, bool small, int least)
 {
@@ -114,7 +115,7 @@ void kf_emu_multiply(float *d, const unsigned *a, const unsigned *b, bool bf16, 
                      int line)
 {
     product own = {d, a, b, bf16};
-    meet(
+    warp_collective(
         "mma",
         [](void *const *lanes) {
             float left[16][16], right[8][16];
@@ -124,14 +125,14 @@ void kf_emu_multiply(float *d, const unsigned *a, const unsigned *b, bool bf16, 
                 for (int i = 0; i < 4; ++i)
                     for (int e = 0; e < 2; ++e)
                         left[g + i % 2 * 8][t + e + i / 2 * 8] =
-                            number_of((unsigned short)(p->a[i] >> 16 * e), p->bf16);
+                            to_float((unsigned short)(p->a[i] >> 16 * e), p->bf16);
                 for (int i = 0; i < 2; ++i)
                     for (int e = 0; e < 2; ++e)
                         right[g][t + e + i * 8] =
-                            number_of((unsigned short)(p->b[i] >> 16 * e), p->bf16);
+                            to_float((unsigned short)(p->b[i] >> 16 * e), p->bf16);
             }
             const int least =
-                least_exponent(((const product *)lanes[0])->bf16 ? KF_EMU_BF16 : KF_EMU_F16);
+                min_exponent(((const product *)lanes[0])->bf16 ? KF_EMU_BF16 : KF_EMU_F16);
             bool small[24];
             for (int i = 0; i < 24; ++i)
                 small[i] = some_subnormal(i < 16 ? left[i] : right[i - 16], 1, 16, least);

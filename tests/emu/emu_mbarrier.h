@@ -1,31 +1,35 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Part of emu.cpp: mbarriers: arrivals, bytes that are expected and come, phases and who is let
- * through by them. */
+/* Part of emu.cpp: mbarriers: arrivals, transaction bytes and phases.
+
+   A thread that passes a phase has waited for the transfers that completed in it. Reports: a
+   missing or unfenced init, wrong byte counts, too many arrivals, a phase that ends while threads
+   of the previous one have not resumed, and a phase that a thread passes twice. */
 #ifndef KF_EMU_MBARRIER_H
 #define KF_EMU_MBARRIER_H
 
 #include "emu_async.h"
 
-static mbar *bar_at(uint32_t a, const place &at)
+static mbar *bar_at(uint32_t a, const call_site &at)
 {
     const auto i = async.bars.find(a);
     if (i == async.bars.end()) fail(at, "no mbarrier was made at shared address %08x", a);
     return i == async.bars.end() ? nullptr : &i->second;
 }
 
-static void end_phase(uint32_t a, mbar *b, const place &at) /* if all has come */
+/* Ends the phase if all arrivals and bytes have come. */
+static void end_phase(uint32_t a, mbar *b, const call_site &at)
 {
     if (b->pending || b->bytes) return;
-    if (b->flying)
+    if (b->in_flight)
         fail(at,
              "the mbarrier at %08x (%s:%d) ends a phase while %ld bytes for it are under way: "
              "expect_tx said too few",
-             a, b->made.file, b->made.line, b->flying);
-    if (b->late)
+             a, b->init_at.file, b->init_at.line, b->in_flight);
+    if (b->waking)
         fail(at,
              "the mbarrier at %08x (%s:%d) ends phase %u before all that waited for the one before "
              "it have gone on: they may miss it",
-             a, b->made.file, b->made.line, b->phase);
+             a, b->init_at.file, b->init_at.line, b->phase);
     ++b->phase;
     b->pending = b->count;
     wake();
@@ -33,21 +37,21 @@ static void end_phase(uint32_t a, mbar *b, const place &at) /* if all has come *
 
 void kf_emu_mbar_init(uint32_t a, int count, const char *file, int line)
 {
-    const place at = come("mbarrier.init", file, line);
+    const call_site at = begin_instruction("mbarrier.init", file, line);
     bytes_at(a, 8, at, true);
     if (a % 8 || count < 1) fail(at, "an mbarrier at %08x for %d arrivals", a, count);
     async.bars[a] = mbar{count, count, 0, 0, 0, false, emu.current, 0, at, {}};
 }
 void kf_emu_fence_init(const char *file, int line)
 {
-    come("fence.mbarrier_init", file, line);
+    begin_instruction("fence.mbarrier_init", file, line);
     for (auto &i : async.bars)
-        if (i.second.maker == emu.current) i.second.fenced = true;
+        if (i.second.owner == emu.current) i.second.fenced = true;
 }
 
 void kf_emu_mbar_arrive(uint32_t a, long expect, const char *file, int line)
 {
-    const place at = come("mbarrier.arrive", file, line);
+    const call_site at = begin_instruction("mbarrier.arrive", file, line);
     bytes_at(a, 8, at, expect != 0);
     mbar *const b = bar_at(a, at);
     b->bytes += expect;
@@ -55,28 +59,28 @@ void kf_emu_mbar_arrive(uint32_t a, long expect, const char *file, int line)
         fail(at, "the mbarrier at %08x expects %ld bytes, more than 2^20 - 1", a, b->bytes);
     if (b->pending == 0)
         fail(at, "more arrivals at the mbarrier at %08x (%s:%d) in phase %u than its %d", a,
-             b->made.file, b->made.line, b->phase, b->count);
+             b->init_at.file, b->init_at.line, b->phase, b->count);
     --b->pending;
     end_phase(a, b, at);
 }
 
-/* Who is let through by a phase knows of what came in it. */
-static void tell(mbar *b, unsigned phase)
+/* Retires the transfers that completed up to `phase`: a thread has waited for them. */
+static void retire_arrivals(mbar *b, unsigned phase)
 {
-    for (size_t i = 0; i < b->came.size();) {
-        const arrival x = b->came[i];
+    for (size_t i = 0; i < b->arrived.size();) {
+        const arrival x = b->arrived[i];
         if ((int)(x.phase - phase) > 0) {
             ++i;
             continue;
         }
-        granules_of(x.smem, (size_t)x.bytes, [](granule &g) { --g.writes; });
-        b->came.erase(b->came.begin() + (long)i);
+        for_each_cell(x.smem, (size_t)x.bytes, [](shadow_cell &g) { --g.writes; });
+        b->arrived.erase(b->arrived.begin() + (long)i);
     }
 }
 
 bool kf_emu_mbar_test(uint32_t a, int parity, bool waits, const char *file, int line)
 {
-    const place at = come("mbarrier wait", file, line);
+    const call_site at = begin_instruction("mbarrier wait", file, line);
     bytes_at(a, 8, at, true);
     mbar *const b = bar_at(a, at);
     if (parity != 0 && parity != 1) fail(at, "waits for parity %d", parity);
@@ -90,33 +94,33 @@ bool kf_emu_mbar_test(uint32_t a, int parity, bool waits, const char *file, int 
     } else {
         by = b->phase - 1;
     }
-    const auto seen = p.seen.find(a);
-    if (seen != p.seen.end() && seen->second == by)
+    const auto passed = p.passed.find(a);
+    if (passed != p.passed.end() && passed->second == by)
         fail(at,
              "is let through twice by phase %d of the mbarrier at %08x (%s:%d): wrong parity, or "
              "laps ahead of it",
-             (int)by, a, b->made.file, b->made.line);
-    p.seen[a] = by;
-    tell(b, by);
+             (int)by, a, b->init_at.file, b->init_at.line);
+    p.passed[a] = by;
+    retire_arrivals(b, by);
     return true;
 }
 
-/* ---- bytes */
+/* ---- transaction bytes */
 
-static void expect_flight(uint32_t bar, int bytes, const place &at)
+static void expect_bytes(uint32_t bar, int bytes, const call_site &at)
 {
     mbar *const b = bar_at(bar, at);
     if (!b->fenced)
         fail(at, "the mbarrier at %08x (%s:%d) was made without fence.mbarrier_init after it", bar,
-             b->made.file, b->made.line);
-    b->flying += bytes;
+             b->init_at.file, b->init_at.line);
+    b->in_flight += bytes;
 }
-static void arrive_bytes(const fly &f)
+static void arrive_bytes(const async_op_ptr &f)
 {
     mbar *const b = bar_at(f->bar, f->at);
     if (!b) return;
-    b->flying -= f->bytes;
-    b->came.push_back({b->phase, f->smem, f->bytes});
+    b->in_flight -= f->bytes;
+    b->arrived.push_back({b->phase, f->smem, f->bytes});
     b->bytes -= f->bytes;
     if (b->pending == 0 && b->bytes < 0)
         return fail(f->at, "%ld bytes more than expected came to the mbarrier at %08x", -b->bytes,
@@ -126,12 +130,12 @@ static void arrive_bytes(const fly &f)
 
 void kf_emu_fence_async(const char *file, int line)
 {
-    come("fence.proxy.async", file, line);
-    self().stamp = async.fenced[emu.current / MOST_THREADS] = ++async.stamp;
-    ++async.stamp;
+    begin_instruction("fence.proxy.async", file, line);
+    self().epoch = async.fenced[emu.current / MAX_THREADS] = ++async.epoch;
+    ++async.epoch;
 }
 
-/* For a report of threads that wait for ever. */
+/* Lists the mbarriers that threads wait for, after a deadlock. */
 static void list_mbarriers()
 {
     for (const auto &i : async.bars) {
@@ -141,10 +145,11 @@ static void list_mbarriers()
             wanted |= emu.threads[t].state == AT_ASYNC && async.threads[t].wait == FOR_PHASE &&
                       async.threads[t].bar == i.first;
         if (wanted)
-            say("  mbarrier %08x+%ld (%s:%d): phase %u waits for %d of %d arrivals and %ld bytes, "
+            append_report(
+                "  mbarrier %08x+%ld (%s:%d): phase %u waits for %d of %d arrivals and %ld bytes, "
                 "of which %ld are under way\n",
-                i.first & 0xff000000u, offset_of(i.first), b.made.file, b.made.line, b.phase,
-                b.pending, b.count, b.bytes, b.flying);
+                i.first & 0xff000000u, offset_of(i.first), b.init_at.file, b.init_at.line, b.phase,
+                b.pending, b.count, b.bytes, b.in_flight);
     }
 }
 

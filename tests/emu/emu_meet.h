@@ -1,32 +1,33 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Part of emu.cpp: barriers, and what the lanes of a warp do together. */
+/* Part of emu.cpp: block barriers and warp collectives (shuffles, votes, __syncwarp, ldmatrix,
+   mma). */
 #ifndef KF_EMU_MEET_H
 #define KF_EMU_MEET_H
 
 #include "emu_report.h"
 
 #if defined(KF_EMU_TSAN)
-/* What those who meet are ordered by: place 0 is the block's barrier, 1 + w its warp w, 33 its
-   cluster's barrier (the mark of the first block). Another mark every other phase, since one who is
-   late must not see what others did after the meeting, and for the next block. */
-static char *mark_of(int place, int phase)
+/* ThreadSanitizer mark of a barrier. slot: 0 block barrier, 1 + w __syncwarp of warp w, 33 cluster
+   barrier (mark of the first block). Marks alternate by phase: a slow thread must not acquire what
+   others wrote after the barrier. Each block has its own marks. */
+static char *mark_of(int slot, int phase)
 {
     static char marks[1 << 16];
-    const unsigned block =
-        emu.blocks_run + (place == 33 ? 0 : (unsigned)emu.current / MOST_THREADS);
-    return &marks[((block * 34 + (unsigned)place) * 2 + (unsigned)phase % 2) % sizeof marks];
+    const unsigned block = emu.blocks_run + (slot == 33 ? 0 : (unsigned)emu.current / MAX_THREADS);
+    return &marks[((block * 34 + (unsigned)slot) * 2 + (unsigned)phase % 2) % sizeof marks];
 }
 #endif
 
-/* ---- barriers and warps. A thread that waits goes back to main, which goes on with it when its
- * state is READY again. */
+/* ---- barriers and warps. A waiting thread switches to the scheduler, which resumes it when its
+   state is READY. */
 
-static thread *come_to(int state, unsigned mask, const char *word, const char *file, int line)
+static thread *enter_state(int state, unsigned mask, const char *instruction, const char *file,
+                           int line)
 {
     thread *self = &emu.threads[emu.current];
     self->state = state;
     self->mask = mask;
-    self->word = word;
+    self->instruction = instruction;
     self->file = file;
     self->line = line;
     return self;
@@ -34,9 +35,9 @@ static thread *come_to(int state, unsigned mask, const char *word, const char *f
 
 int kf_emu_barrier(int kind, int predicate, const char *file, int line)
 {
-    const char *const words[] = {"__syncthreads", "__syncthreads_and", "__syncthreads_or",
+    const char *const names[] = {"__syncthreads", "__syncthreads_and", "__syncthreads_or",
                                  "__syncthreads_count"};
-    thread *self = come_to(AT_BARRIER, 0, words[kind], file, line);
+    thread *self = enter_state(AT_BARRIER, 0, names[kind], file, line);
     self->kind = kind;
     self->predicate = predicate != 0;
     ++block_of(emu.current)->waiting;
@@ -44,21 +45,21 @@ int kf_emu_barrier(int kind, int predicate, const char *file, int line)
     char *const mark = mark_of(0, self->phase++);
     __tsan_release(mark);
 #endif
-    to_main();
+    switch_to_scheduler();
 #if defined(KF_EMU_TSAN)
     __tsan_acquire(mark);
 #endif
     return (int)self->result;
 }
 
-/* All threads of a block are at a barrier. */
+/* Completes a barrier that all threads of the block have reached. */
 static void end_barrier(block *b)
 {
-    thread *const threads = &emu.threads[(b - emu.blocks) * MOST_THREADS];
+    thread *const threads = &emu.threads[(b - emu.blocks) * MAX_THREADS];
     int sum = 0;
     b->waiting = 0;
     for (int t = 0; t < emu.count; ++t) {
-        if (!same_place(&threads[t], &threads[0])) {
+        if (!same_state(&threads[t], &threads[0])) {
             begin_report("threads meet at different barriers");
             list_threads((int)(threads - emu.threads), emu.count);
             return;
@@ -76,13 +77,13 @@ static void end_barrier(block *b)
 
 unsigned kf_emu_lane() { return (unsigned)emu.current % WARP; }
 
-uint64_t kf_emu_exchange(const char *word, unsigned mask, uint64_t value, int source,
+uint64_t kf_emu_exchange(const char *instruction, unsigned mask, uint64_t value, int source,
                          const char *file, int line)
 {
-    thread *self = come_to(AT_WARP, mask, word, file, line);
+    thread *self = enter_state(AT_WARP, mask, instruction, file, line);
     self->value = value;
     self->source = source;
-    to_main();
+    switch_to_scheduler();
     return self->result;
 }
 
@@ -90,8 +91,8 @@ void kf_emu_syncwarp(unsigned mask, const char *file, int line)
 {
 #if defined(KF_EMU_TSAN)
     thread *self = &emu.threads[emu.current];
-    char *const mark = mark_of(1 + emu.current % MOST_THREADS / WARP,
-                               mask == 0xffffffffu ? self->warp_phase++ : 0);
+    char *const mark =
+        mark_of(1 + emu.current % MAX_THREADS / WARP, mask == 0xffffffffu ? self->warp_phase++ : 0);
     __tsan_release(mark);
 #endif
     kf_emu_exchange("__syncwarp", mask, 0, -1, file, line);
@@ -100,38 +101,40 @@ void kf_emu_syncwarp(unsigned mask, const char *file, int line)
 #endif
 }
 
-/* Thread t has come to a warp word: when all lanes of its mask have, each gets its result. */
-static void meet_lanes(int t)
+/* Completes a warp instruction if all lanes of thread t's mask have reached it: gives each lane its
+   result. */
+static void complete_warp(int t)
 {
     const thread *self = &emu.threads[t];
     const int first = t / WARP * WARP;
     uint64_t bits = 0;
     if (!(self->mask >> (t - first) & 1)) {
-        begin_report("thread %d is not in the mask that it gives", t % MOST_THREADS);
+        begin_report("thread %d is not in the mask that it gives", t % MAX_THREADS);
         list_threads(t, 1);
         return;
     }
     for (int i = 0; i < WARP; ++i) {
-        const int lane = kf_emu_order == 0
-                             ? WARP - 1 - i
-                             : i; /* who comes last first: mostly that one is missing */
+        const int lane = kf_emu_order == 0 ? WARP - 1 - i
+                                           /* Checks the lane that runs last first, since it is
+                                              usually the missing one. */
+                                           : i;
         if (!(self->mask >> lane & 1)) continue;
-        if (first % MOST_THREADS + lane >= emu.count ||
-            !same_place(&emu.threads[first + lane], self))
+        if (first % MAX_THREADS + lane >= emu.count ||
+            !same_state(&emu.threads[first + lane], self))
             return;
         bits |= (emu.threads[first + lane].value & 1) << lane;
     }
-    if (self->together) {
+    if (self->collective) {
         void *lanes[WARP];
         for (int lane = 0; lane < WARP; ++lane)
             lanes[lane] = (void *)emu.threads[first + lane].value;
-        self->together(lanes);
+        self->collective(lanes);
     }
     for (int lane = 0; lane < WARP; ++lane) {
         if (!(self->mask >> lane & 1)) continue;
         thread *a = &emu.threads[first + lane];
-        a->together = nullptr;
-        /* A lane outside of the mask has no value to give: all ones, a NaN. */
+        a->collective = nullptr;
+        /* A lane outside the mask provides no value: all ones, a NaN. */
         a->result = a->source < 0                 ? bits
                     : self->mask >> a->source & 1 ? emu.threads[first + a->source].value
                                                   : ~(uint64_t)0;
@@ -140,12 +143,12 @@ static void meet_lanes(int t)
         if (self->mask >> lane & 1) emu.threads[first + lane].state = READY;
 }
 
-/* A word of the whole warp that one of its lanes does for all, with what each gives. */
-static void meet(const char *word, void (*together)(void *const *lanes), void *own,
-                 const char *file, int line)
+/* Executes a warp collective: one lane computes for all from what each lane passes in `own`. */
+static void warp_collective(const char *instruction, void (*collective)(void *const *lanes),
+                            void *own, const char *file, int line)
 {
-    emu.threads[emu.current].together = together;
-    kf_emu_exchange(word, 0xffffffffu, (uint64_t)own, -1, file, line);
+    emu.threads[emu.current].collective = collective;
+    kf_emu_exchange(instruction, 0xffffffffu, (uint64_t)own, -1, file, line);
 }
 
 #endif

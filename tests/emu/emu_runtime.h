@@ -1,17 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Part of emu.cpp: the calls of CUDA's runtime, and what those who test ask. */
+/* Part of emu.cpp: the CUDA runtime calls that launchers make, and the test controls of emu.h. */
 #ifndef KF_EMU_RUNTIME_H
 #define KF_EMU_RUNTIME_H
 
 #include "emu_run.h"
 
-/* Entries by their function's address. */
+/* Hash table of kernel entries by function address. */
 struct entry {
     const void *function;
     kf_emu_call call;
     const char *name;
     bool offered, launched;
-    size_t dynamic_bytes; /* that a launch may have */
+    size_t dynamic_bytes; /* limit of dynamic shared memory per launch */
     entry *next;
 };
 static entry *entries[1 << 14];
@@ -24,7 +24,7 @@ const void *kf_emu_enter(const void *function, kf_emu_call call, const char *nam
     while (e && e->function != function) e = e->next;
     if (!e) {
         e = (entry *)calloc(1, sizeof *e);
-        *e = entry{function, call, name, false, false, USUAL_DYNAMIC, *list};
+        *e = entry{function, call, name, false, false, DEFAULT_DYNAMIC, *list};
         *list = e;
     }
     e->offered = true;
@@ -40,8 +40,8 @@ static entry *find_entry(const void *p)
     return nullptr;
 }
 
-/* Gives the blocks of a cluster, 1 if the launch does not ask for any. Error codes as an H100
- * returns them. */
+/* Reads the cluster size from the launch attributes, 1 if there is none. Error codes are an
+   H100's. */
 static cudaError_t cluster_of(const cudaLaunchConfig_t *config, unsigned *size)
 {
     *size = 1;
@@ -50,9 +50,9 @@ static cudaError_t cluster_of(const cudaLaunchConfig_t *config, unsigned *size)
         if (config->attrs[i].id != cudaLaunchAttributeClusterDimension ||
             (d.x == 0 && d.y == 0 && d.z == 0))
             continue;
-        if (d.x == 0 || d.y == 0 || d.z == 0 || d.x > MOST_BLOCKS || config->gridDim.x % d.x != 0)
+        if (d.x == 0 || d.y == 0 || d.z == 0 || d.x > MAX_CLUSTER || config->gridDim.x % d.x != 0)
             return cudaErrorInvalidClusterSize;
-        if (d.y != 1 || d.z != 1) return cudaErrorNotSupported; /* here */
+        if (d.y != 1 || d.z != 1) return cudaErrorNotSupported; /* not emulated */
         *size = d.x;
     }
     return cudaSuccess;
@@ -67,7 +67,7 @@ cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t *config, const void *ke
     kf_emu_failure = 0;
     entry *const e = (entry *)kernel;
     if (result == cudaSuccess && !(e && find_entry(e))) result = cudaErrorInvalidDeviceFunction;
-    if (result == cudaSuccess && (threads == 0 || threads > MOST_THREADS || b.z > 64 ||
+    if (result == cudaSuccess && (threads == 0 || threads > MAX_THREADS || b.z > 64 ||
                                   (unsigned long long)g.x * g.y * g.z == 0 || g.x > 0x7fffffff ||
                                   g.y > 65535 || g.z > 65535))
         result = cudaErrorInvalidConfiguration;
@@ -75,7 +75,7 @@ cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t *config, const void *ke
         result = cudaErrorInvalidValue;
     unsigned size = 1;
     if (result == cudaSuccess) result = cluster_of(config, &size);
-#if defined(KF_EMU_TSAN) /* which has no room for more fibers */
+#if defined(KF_EMU_TSAN) /* ThreadSanitizer has no room for more fibers */
     if (result == cudaSuccess && size * threads > 4096) result = cudaErrorNotSupported;
 #endif
     if (result == cudaSuccess) {
@@ -97,7 +97,7 @@ cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t *config, const void *ke
                 fprintf(stderr, "kf_emu: %s", emu.report);
                 abort();
             }
-            drop_threads();
+            free_waiting_threads();
             result = cudaErrorLaunchFailure;
         }
     }
@@ -105,11 +105,10 @@ cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t *config, const void *ke
     return result;
 }
 
-/* What a kernel's launches may have of dynamic memory from now on: up to what an H100's block may
- * have, 227 KiB. */
+/* Sets a kernel's limit of dynamic shared memory, at most 227 KiB as on an H100. */
 cudaError_t cudaFuncSetAttribute(const void *kernel, enum cudaFuncAttribute what, int value)
 {
-    if (what != cudaFuncAttributeMaxDynamicSharedMemorySize || value < 0 || value > MOST_DYNAMIC)
+    if (what != cudaFuncAttributeMaxDynamicSharedMemorySize || value < 0 || value > MAX_DYNAMIC)
         return cudaErrorInvalidValue;
     pthread_mutex_lock(&lock);
     entry *const e = find_entry(kernel);
@@ -150,7 +149,7 @@ cudaError_t cudaGetDevice(int *device)
     return cudaSuccess;
 }
 
-/* A device of capability 7.5: what kf's portable kernels are for. */
+/* Describes a device of compute capability 7.5, for which kf's portable kernels are meant. */
 cudaError_t cudaDeviceGetAttribute(int *value, enum cudaDeviceAttr attribute, int)
 {
     switch (attribute) {
@@ -158,9 +157,9 @@ cudaError_t cudaDeviceGetAttribute(int *value, enum cudaDeviceAttr attribute, in
     case cudaDevAttrComputeCapabilityMajor: *value = 7; return cudaSuccess;
     case cudaDevAttrComputeCapabilityMinor: *value = 5; return cudaSuccess;
     case cudaDevAttrWarpSize: *value = WARP; return cudaSuccess;
-    case cudaDevAttrMaxThreadsPerBlock: *value = MOST_THREADS; return cudaSuccess;
+    case cudaDevAttrMaxThreadsPerBlock: *value = MAX_THREADS; return cudaSuccess;
     case cudaDevAttrMaxThreadsPerMultiProcessor: *value = 1024; return cudaSuccess;
-    case cudaDevAttrMaxSharedMemoryPerBlock: *value = USUAL_DYNAMIC; return cudaSuccess;
+    case cudaDevAttrMaxSharedMemoryPerBlock: *value = DEFAULT_DYNAMIC; return cudaSuccess;
     case cudaDevAttrMemoryPoolsSupported: *value = 1; return cudaSuccess;
     default: return cudaErrorInvalidValue;
     }

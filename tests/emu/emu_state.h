@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Part of emu.cpp: what is known of the launch that runs, its blocks and its threads. */
+/* Part of emu.cpp: state of the running launch, its blocks and its threads. */
 #ifndef KF_EMU_STATE_H
 #define KF_EMU_STATE_H
 
@@ -23,23 +23,22 @@
 #endif
 #if defined(KF_EMU_TSAN)
 #include <sanitizer/tsan_interface.h>
-#define MOST_FIBERS                                                                                \
-    2048 /* it makes one in a third of a millisecond, of a MiB and up to 14 mappings, of which a   \
-            process has 65,530 */
+/* ThreadSanitizer takes a third of a millisecond, a MiB and up to 14 of the process's 65,530
+   mappings for a fiber. */
+#define MAX_FIBERS 2048
 #endif
-#define MOST_THREADS 1024
-#define MOST_BLOCKS 8            /* of a cluster */
-#define USUAL_DYNAMIC (48 << 10) /* of a kernel that nobody asked more for */
-#define MOST_DYNAMIC (227 << 10)
+#define MAX_THREADS 1024
+#define MAX_CLUSTER 8              /* blocks of a cluster */
+#define DEFAULT_DYNAMIC (48 << 10) /* bytes without cudaFuncSetAttribute */
+#define MAX_DYNAMIC (227 << 10)
 #define WARP 32
 
 uint3 threadIdx, blockIdx;
 dim3 blockDim, gridDim;
 
 extern "C" {
-int kf_emu_order, kf_emu_sms = 132, kf_emu_gemm_sms = 1, kf_emu_gemm_class = 64, kf_emu_gemm_tile = -1,
-                  kf_emu_fill = 1056,
-                  kf_emu_failure, kf_emu_aborts = 1;
+int kf_emu_order, kf_emu_sms = 132, kf_emu_gemm_sms = 1, kf_emu_gemm_class = 64,
+                  kf_emu_gemm_tile = -1, kf_emu_fill = 1056, kf_emu_failure, kf_emu_aborts = 1;
 unsigned long long kf_emu_seed = 1;
 long kf_emu_launches, kf_emu_conflicts;
 }
@@ -51,8 +50,8 @@ static const char *const STATES[] = {"has not begun", "can go on", "waits at", "
 struct fiber {
     void *sp;
     char *stack;
-    fiber *next; /* of those that are free */
-    long launch; /* that it was last in */
+    fiber *next; /* free list */
+    long launch; /* last launch that used it */
     void *fake;  /* AddressSanitizer's */
     void *tsan;  /* ThreadSanitizer's */
 };
@@ -60,21 +59,21 @@ struct fiber {
 struct thread {
     int state, line;
     fiber *on;
-    const char *word, *file; /* what it waits at, in `line` */
-    int kind, predicate;     /* of a barrier */
-    int phase, warp_phase;   /* barriers so far; meetings of the whole warp */
+    const char *instruction, *file; /* instruction that it executes, and the source position */
+    int kind, predicate;            /* block barrier only */
+    int phase, warp_phase;          /* block barriers passed; full-warp __syncwarp calls */
     unsigned mask;
     int source;
-    int arrivals, waits; /* at the cluster's barrier so far */
+    int arrivals, waits; /* cluster barriers so far */
     uint64_t value, result;
-    void (*together)(void *const *lanes); /* a warp's word that one of the lanes does for all: of
-                                             what `value` of each points at */
-    struct copies *copies;                /* that are under way */
+    /* collective: computes a warp collective for all lanes, from the pointers in their `value`. */
+    void (*collective)(void *const *lanes);
+    struct copies *copies; /* cp.async copies in flight */
 };
 
 struct block {
     uint3 index;
-    int begun, waiting, done; /* threads */
+    int begun, waiting, done; /* numbers of threads */
     char *dynamic;
 };
 
@@ -82,15 +81,17 @@ static struct {
     void *main_sp, *main_fake, *main_tsan;
     const void *main_stack;
     size_t main_bytes;
-    fiber *free_fibers, *last_free; /* ThreadSanitizer: in the order in which they became free */
+    /* ThreadSanitizer reuses the fiber that has been free for longest */
+    fiber *free_fibers, *last_free;
     int fibers;
-    block blocks[MOST_BLOCKS];
-    int count, size;          /* threads of a block, blocks of a cluster */
-    int current;              /* thread */
-    int done, arrived, phase; /* of the cluster: threads that returned; of its barrier, those that
-                                 came and how often it was */
+    block blocks[MAX_CLUSTER];
+    int count, size; /* threads per block, blocks per cluster */
+    int current;     /* index of the current thread */
+    /* Cluster: done counts returned threads; arrived and phase belong to its barrier. */
+    int done, arrived, phase;
     size_t dynamic_bytes;
-    const char *fault; /* what the current thread is WRONG for: takes its number and another one */
+    /* Format of the report for a thread in state WRONG: prints its index and fault_number. */
+    const char *fault;
     unsigned fault_number;
     const void *function;
     kf_emu_call call;
@@ -98,15 +99,15 @@ static struct {
     const char *name;
     bool failed;
     unsigned long long random;
-    char launch_mark, done_mark; /* what ThreadSanitizer orders by, and mark_of() */
+    char launch_mark, done_mark; /* ThreadSanitizer marks */
     unsigned blocks_run;
     char report[4096];
-    thread threads[MOST_BLOCKS * MOST_THREADS]; /* those of a cluster's next block begin
-                                                   MOST_THREADS further on */
+    /* Threads of block b begin at b * MAX_THREADS. */
+    thread threads[MAX_CLUSTER * MAX_THREADS];
 } emu;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
-static block *block_of(int t) { return &emu.blocks[(unsigned)t / MOST_THREADS]; }
+static block *block_of(int t) { return &emu.blocks[(unsigned)t / MAX_THREADS]; }
 
 static unsigned random_below(unsigned n)
 {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Part of emu.cpp: when what is asynchronous ends, and threads that sleep so that others get far
- * ahead of them. */
+/* Part of emu.cpp: completion of asynchronous operations, and threads that sleep at random so that
+   others run far ahead of them. */
 #ifndef KF_EMU_TIME_H
 #define KF_EMU_TIME_H
 
@@ -15,7 +15,7 @@ static void round_to_tf32(char *at, int bytes)
         memcpy(at + i, &rounded, 4);
     }
 }
-static void end_load(const fly &f)
+static void end_load(const async_op_ptr &f)
 {
     if (emu.blocks[rank_of(f->smem)].done == emu.count)
         return fail(f->at, "a block has ended before a copy to it has");
@@ -28,10 +28,11 @@ static void end_load(const fly &f)
             memset(to, 0, (size_t)n);
         if (f->tensor && f->map.rounds) round_to_tf32(to, n);
     });
-    show(f->smem, (size_t)f->bytes);
+    snapshot(f->smem, (size_t)f->bytes);
     arrive_bytes(f);
 }
-static void end_read(const fly &f) /* of a store, that writes later */
+/* Ends the read of a store's source; its write completes later. */
+static void end_read(const async_op_ptr &f)
 {
     const std::vector<unsigned char> was = f->before;
     keep_source(f.get());
@@ -39,10 +40,10 @@ static void end_read(const fly &f) /* of a store, that writes later */
         return fail(f->at, "shared memory that a bulk store reads changed before its end");
     f->kind = STORED;
     f->done = false;
-    f->due = later();
+    f->due = random_due_time();
     wake();
 }
-static void end_store(const fly &f)
+static void end_store(const async_op_ptr &f)
 {
     size_t i = 0;
     chunks(*f, [&](uint32_t, char *to, int n) {
@@ -52,7 +53,7 @@ static void end_store(const fly &f)
     });
     wake();
 }
-static void end_flight(const fly &f)
+static void complete_op(const async_op_ptr &f)
 {
     f->done = true;
     if (f->kind == LOAD) return end_load(f);
@@ -63,24 +64,24 @@ static void end_flight(const fly &f)
 }
 static void run_due()
 {
-    for (size_t i = 0; i < async.flying.size() && !emu.failed;) {
-        const fly f = async.flying[i];
-        if (f->due <= async.now) end_flight(f);
+    for (size_t i = 0; i < async.in_flight.size() && !emu.failed;) {
+        const async_op_ptr f = async.in_flight[i];
+        if (f->due <= async.now) complete_op(f);
         if (f->due <= async.now && f->done)
-            async.flying.erase(async.flying.begin() + (long)i);
+            async.in_flight.erase(async.in_flight.begin() + (long)i);
         else
             ++i;
     }
 }
 
-/* ---- what a launch's loop asks */
+/* ---- hooks of the scheduler */
 
 static void async_resume(int t)
 {
     if (!async.on) return;
     async_thread &p = async.threads[(size_t)t];
-    if (p.late) --async.bars[p.bar].late;
-    p.late = false;
+    if (p.waking) --async.bars[p.bar].waking;
+    p.waking = false;
     async.in_thread = true;
 }
 static void async_tick()
@@ -88,31 +89,32 @@ static void async_tick()
     if (!async.on) return;
     async.in_thread = false;
     ++async.now;
-    if (!async.flying.empty()) run_due();
+    if (!async.in_flight.empty()) run_due();
 }
-/* In random order a warp, a warpgroup or a lane alone sleeps at times: turns are too fair, and
-   nothing but a word of the warp keeps lanes together. */
+/* A warp, a warpgroup or a single lane sleeps now and then in random order. Plain scheduling is too
+   fair, and only warp instructions keep lanes together. */
 static bool async_asleep(int t)
 {
     if (!async.on || kf_emu_order != 2) return false;
     uint64_t &until = async.asleep[t / WARP];
-    if (until <= async.now && t % WARP == 0 && any(24) == 0) {
-        until = async.now + (1u << any(13));
-        for (int w = t / 128 * 4, end = any(2) ? w + 4 : w; w < end; ++w) async.asleep[w] = until;
+    if (until <= async.now && t % WARP == 0 && async_random(24) == 0) {
+        until = async.now + (1u << async_random(13));
+        for (int w = t / 128 * 4, end = async_random(2) ? w + 4 : w; w < end; ++w)
+            async.asleep[w] = until;
     }
-    if (async.lane_asleep[t] <= async.now && any(1500) == 0)
-        async.lane_asleep[t] = async.now + (1u << any(14));
+    if (async.lane_asleep[t] <= async.now && async_random(1500) == 0)
+        async.lane_asleep[t] = async.now + (1u << async_random(14));
     return until > async.now || async.lane_asleep[t] > async.now;
 }
-/* No thread can go on: what is asynchronous still can, and who sleeps. */
+/* Advances time when no thread can run: to the next completion or to the end of a sleep. */
 static bool async_advance()
 {
     if (!async.on) return false;
     async.in_thread = false;
     uint64_t next = ~0ull;
-    for (const fly &f : async.flying) next = std::min(next, f->due);
+    for (const async_op_ptr &f : async.in_flight) next = std::min(next, f->due);
     for (int b = 0; b < emu.size; ++b)
-        for (int t = b * MOST_THREADS; t < b * MOST_THREADS + emu.count; ++t)
+        for (int t = b * MAX_THREADS; t < b * MAX_THREADS + emu.count; ++t)
             for (uint64_t until : {async.asleep[t / WARP], async.lane_asleep[t]})
                 if (until > async.now && emu.threads[t].state <= READY)
                     next = std::min(next, until);
@@ -122,36 +124,36 @@ static bool async_advance()
     return true;
 }
 
-/* What a thread may not leave behind. */
+/* Checks that a returning thread leaves no operation without its wait. */
 static void async_end_thread(int t)
 {
     if (!async.on) return;
     const async_thread &p = async.threads[(size_t)t];
     const thread *const a = &emu.threads[t];
-    for (const fly &f : p.open)
-        if (!f->told) fail(f->at, "returns with a bulk store that was not committed");
+    for (const async_op_ptr &f : p.open)
+        if (!f->retired) fail(f->at, "returns with a bulk store that was not committed");
     for (const auto &g : p.groups)
-        for (const fly &f : g)
-            if (!f->told)
+        for (const async_op_ptr &f : g)
+            if (!f->retired)
                 fail(f->at,
                      "returns before its bulk store has read shared memory: no wait_group.read");
-    if (p.told != p.products)
+    if (p.retired != p.products)
         fail({a->file ? a->file : "?", a->line}, "returns without waiting for its wgmma");
 }
-/* Or a cluster. */
+/* Checks the same at the end of a cluster, and completes all stores. */
 static void async_end()
 {
     if (!async.on) return;
     async.in_thread = false;
     for (const auto &i : async.bars)
-        if (!i.second.came.empty() && !emu.failed)
-            fail(i.second.made,
+        if (!i.second.arrived.empty() && !emu.failed)
+            fail(i.second.init_at,
                  "a block ended and nobody waited for what came to its mbarrier at %08x", i.first);
-    while (!emu.failed && !async.flying.empty()) {
+    while (!emu.failed && !async.in_flight.empty()) {
         async.now = ~0ull;
         run_due();
     }
-    async.flying.clear();
+    async.in_flight.clear();
     async.on = false;
 }
 

@@ -1,15 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Kernels for the tests of the emulation itself: right ones for each of its words, and one for each
-   fault that it must report. kft_run(which, threads, blocks, cluster, bytes, out) launches one on
-   `out`, an array of 64-bit words; in clusters of so many blocks (0: in none), with so many bytes
-   of dynamic memory. */
+/* Kernels that test the emulator: correct ones for each of its features, and one for each fault
+   that it must report.
+
+   kft_run(which, threads, blocks, cluster, bytes, out) launches one on `out`, an array of 64-bit
+   words, with `cluster` blocks per cluster (0: no clusters) and `bytes` of dynamic memory. */
 #include <cuda_runtime.h>
 
 #include "kf/core/dtype.h"
 
 typedef long long word;
 
-/* Reads what nobody has written. */
+/* Reads uninitialised shared memory. */
 template <int unused> static __global__ void unwritten(word *out)
 {
     __shared__ double buffer[64];
@@ -20,7 +21,7 @@ template <int unused> static __global__ void unwritten(word *out)
     bytes[3] = 1;
 }
 
-/* Each thread needs what the others wrote before two barriers. */
+/* Reverses the threads' values; needs both barriers. */
 template <int unused> static __global__ void reversal(word *out)
 {
     __shared__ word buffer[1024];
@@ -32,7 +33,7 @@ template <int unused> static __global__ void reversal(word *out)
     out[blockIdx.x * blockDim.x + threadIdx.x] = buffer[threadIdx.x] + 10000 * blockIdx.x;
 }
 
-/* Each thread writes what the others of its block do not, and reads what nobody has written. */
+/* Each thread writes an element of its own and reads uninitialised memory first. */
 static __global__ void dynamic(word *out)
 {
     double *const buffer = (double *)kf_emu_dynamic();
@@ -54,8 +55,8 @@ static __device__ void cluster_sync()
     kf_emu_cluster_wait();
 }
 
-/* Each thread sends a value to every block of its cluster; sums what its neighbour was sent;
- * fetches the sums of all blocks. */
+/* Each thread sends a value to every block of its cluster, sums what its neighbour received, and
+   then adds the sums of all blocks. */
 static __global__ void all_to_all(word *out)
 {
     word *const box = (word *)kf_emu_dynamic(), *const sums =
@@ -64,7 +65,7 @@ static __global__ void all_to_all(word *out)
                    next = (threadIdx.x + 1) % blockDim.x;
     word sum = 0, total = 0;
     kf_emu_cluster_arrive();
-    sums[threadIdx.x] = -1; /* one's own, meanwhile */
+    sums[threadIdx.x] = -1; /* own memory, between arrive and wait */
     kf_emu_cluster_wait();
     for (unsigned r = 0; r < size; ++r)
         *kf_emu_remote(box + rank * blockDim.x + threadIdx.x, r) =
@@ -76,13 +77,13 @@ static __global__ void all_to_all(word *out)
     sum = sums[next];
     cluster_sync();
     for (unsigned r = 0; r < size; ++r) total += *kf_emu_remote(&sums[threadIdx.x], r);
-    kf_emu_cluster_arrive(); /* nobody returns before all have read */
+    kf_emu_cluster_arrive(); /* keeps the block alive until all have read */
     out[2 * (blockIdx.x * blockDim.x + threadIdx.x)] = sum;
     out[2 * (blockIdx.x * blockDim.x + threadIdx.x) + 1] = total;
     kf_emu_cluster_wait();
 }
 
-/* Threads that have returned count as arrived, whether they did arrive or not. */
+/* Threads that returned count as arrived, whether or not they had arrived. */
 static __global__ void some_return(word *out)
 {
     if (threadIdx.x % 3 == 0) return;
@@ -110,18 +111,18 @@ static __global__ void shuffles(word *out)
     mine[7] = 0;
     if (lane < 8)
         mine[7] = __shfl_sync(0xffu, (int)threadIdx.x, 20) ==
-                  -1; /* a lane outside of the mask has nothing to give */
+                  -1; /* a lane outside the mask provides no value */
 }
 
-/* What each thread copies and commits twice; how it looks before the first, between, and behind the
- * last has been waited for. */
+/* Stores what a thread sees of two cp.async copies: before the first wait, between, and after the
+   last. */
 static __global__ void copies(word *out)
 {
     alignas(16) __shared__ word buffer[2 * 64];
     const word first[2] = {1000 + threadIdx.x, 2000 + threadIdx.x},
                second[2] = {3000 + threadIdx.x, 4000 + threadIdx.x};
     word *const mine = out + 4 * threadIdx.x, *const own = buffer + 2 * threadIdx.x;
-    kf_emu_fetch(own, first, 16, 8); /* of which 8 bytes are read */
+    kf_emu_fetch(own, first, 16, 8); /* reads 8 bytes, zero-fills the rest */
     kf_emu_fetch_commit();
     kf_emu_fetch_wait(1);
     mine[0] = own[0];
@@ -130,27 +131,27 @@ static __global__ void copies(word *out)
     kf_emu_fetch(own, second, 16, 16);
     kf_emu_fetch_commit();
     kf_emu_fetch_commit();
-    kf_emu_fetch_wait(1); /* all but the empty one */
+    kf_emu_fetch_wait(1); /* all groups but the empty one */
     mine[2] = own[0] + 10000 * own[1];
     kf_emu_fetch(own, first, 8, 8);
     kf_emu_fetch_commit();
-    mine[3] = own[0]; /* nobody waited */
+    mine[3] = own[0]; /* not waited for */
 }
-/* The elements of four matrices are their numbers: 64 a matrix. */
+/* Loads four matrices whose elements are their indices, 64 per matrix. */
 static __global__ void four_matrices(word *out)
 {
     alignas(16) __shared__ unsigned short rows[32][8];
     for (int e = 0; e < 8; ++e)
         rows[threadIdx.x][e] = (unsigned short)(threadIdx.x * 8 + (unsigned)e);
     __syncwarp();
-    for (int turned = 0; turned < 2; ++turned) {
+    for (int transposed = 0; transposed < 2; ++transposed) {
         unsigned v[4];
-        kf_emu_matrices(v, rows[threadIdx.x], turned);
-        for (int i = 0; i < 4; ++i) out[(turned * 32 + threadIdx.x) * 4 + i] = v[i];
+        kf_emu_matrices(v, rows[threadIdx.x], transposed);
+        for (int i = 0; i < 4; ++i) out[(transposed * 32 + threadIdx.x) * 4 + i] = v[i];
     }
 }
-/* Row r of a is r + 1 at depth r and 1 at depth 15 - r, column c of b is 2^k at depth k times c +
- * 1, in both types. */
+/* Row r of A is r + 1 at k = r and 1 at k = 15 - r. Column c of B is 2^k (c + 1). Tests both
+   types. */
 static __global__ void multiplied(word *out)
 {
     const int g = (int)threadIdx.x / 4, t = (int)threadIdx.x % 4 * 2;
@@ -202,7 +203,7 @@ static __global__ void atomics(word *out)
     atomicMin(&out[2], -(word)threadIdx.x);
     atomicAdd((double *)&out[3], 0.5);
     if (atomicCAS(&out[4], (word)0, (word)1) == 0)
-        atomicAdd(&out[5], (word)1); /* one of all threads */
+        atomicAdd(&out[5], (word)1); /* exactly one of all threads */
     if (atomicExch(&out[6], (word)7) != 7) atomicAdd(&out[7], (word)1);
 }
 
@@ -213,11 +214,11 @@ static __global__ void indices(word *out)
     out[block * blockDim.x * blockDim.y * blockDim.z + thread] = block * 1000 + thread;
 }
 
-/* Who came first: what no result may depend on. */
+/* Records the order of threads, on which no result may depend. */
 static __global__ void order(word *out)
 {
-    const word place = out[0]++;
-    out[1 + place] = blockIdx.x * blockDim.x + threadIdx.x;
+    const word position = out[0]++;
+    out[1 + position] = blockIdx.x * blockDim.x + threadIdx.x;
 }
 
 static __global__ void barrier_not_reached(word *out)
@@ -264,7 +265,7 @@ static __global__ void beyond_its_memory(word *)
 {
     cluster_sync();
     if (blockIdx.x == 1 && threadIdx.x == 5)
-        kf_emu_remote((word *)(kf_emu_dynamic() + 60), 0); /* of 64 bytes */
+        kf_emu_remote((word *)(kf_emu_dynamic() + 60), 0); /* only 64 bytes exist */
     cluster_sync();
 }
 static __global__ void no_such_block(word *)
@@ -291,7 +292,7 @@ static __global__ void ended_since(word *)
     cluster_sync();
     if (blockIdx.x == 0) return;
     cluster_sync();
-    *other = 1; /* nobody's */
+    *other = 1; /* memory of a block that has ended */
 }
 static __global__ void static_in_a_cluster(word *out)
 {
@@ -316,15 +317,15 @@ static __global__ void beyond_the_warp(word *out)
     out[threadIdx.x] = __shfl_sync(0xffffffffu, 1, 1);
 }
 
-/* No barrier: in forward order all is well. */
+/* Lacks a barrier, which goes unnoticed in forward order. */
 static __global__ void race(word *out)
 {
     __shared__ word buffer[1024];
     buffer[threadIdx.x] = threadIdx.x;
     out[blockIdx.x * blockDim.x + threadIdx.x] = threadIdx.x == 0 ? 0 : buffer[threadIdx.x - 1];
 }
-/* What is read must be read by all before it is written again: the second barrier of reversal() is
- * missing. */
+/* Lacks the second barrier of reversal(): a value is overwritten before all threads have read
+   it. */
 static __global__ void late_readers(word *out)
 {
     __shared__ word buffer[1024];
@@ -335,7 +336,7 @@ static __global__ void late_readers(word *out)
     __syncthreads();
     out[blockIdx.x * blockDim.x + threadIdx.x] = buffer[threadIdx.x];
 }
-/* The same within a thread, and another block's memory: no race. */
+/* No race: the same thread, and memory of another block. */
 static __global__ void no_race(word *out)
 {
     __shared__ word buffer[1024];
@@ -344,7 +345,7 @@ static __global__ void no_race(word *out)
 }
 static __global__ void race_of_blocks(word *out) { out[threadIdx.x] = blockIdx.x; }
 
-/* What was sent to one's own block arrives with a barrier of the cluster alone. */
+/* Uses a block barrier where values from another block require a cluster barrier. */
 static __global__ void race_in_a_cluster(word *out)
 {
     word *const box = (word *)kf_emu_dynamic();
@@ -358,7 +359,7 @@ static __global__ void race_in_a_cluster(word *out)
 static __global__ void beyond_dynamic(word *out)
 {
     char *const mine = kf_emu_dynamic() + threadIdx.x;
-    *mine = 1; /* of 41, by 42 threads */
+    *mine = 1; /* 42 threads write 41 bytes */
     out[threadIdx.x] = *mine;
 }
 
@@ -366,7 +367,7 @@ static __global__ void beyond_shared(word *out)
 {
     __shared__ word buffer[16];
     word *const mine = buffer + threadIdx.x;
-    *mine = 1; /* of 16, by 17 threads */
+    *mine = 1; /* 17 threads write 16 elements */
     out[threadIdx.x] = *mine;
 }
 
@@ -422,7 +423,7 @@ extern "C" int kft_run(const char *which, unsigned threads, unsigned blocks, uns
         config.gridDim = cube ? dim3(blocks, 3, 2) : dim3(blocks);
         config.blockDim = cube ? dim3(threads, 2, 4) : dim3(threads);
         config.dynamicSmemBytes = bytes;
-        cudaLaunchAttribute attributes[2] = {}; /* a cluster of 0 x 0 x 0 blocks is none */
+        cudaLaunchAttribute attributes[2] = {}; /* a cluster of 0 x 0 x 0 blocks means none */
         attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
         attributes[0].val.programmaticStreamSerializationAllowed = 1;
         attributes[1].id = cudaLaunchAttributeClusterDimension;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Every instruction of kf/core/hopper.cuh and wgmma.cuh (hopper_kernels.cuh) against plain loops:
-// in the emulation, in every order of threads, where misuses must be noticed too; compiled by nvcc,
-// on a GPU. Prints what is wrong. hopper_words [SEEDS]
+// Tests every instruction of kf/core/hopper.cuh and wgmma.cuh (hopper_kernels.cuh) against plain
+// loops. The emulator runs them in every thread order and must report misuses; compiled by nvcc,
+// the program runs on a GPU. Prints what is wrong. Usage: hopper_words [SEEDS]
 #include <cuda_runtime.h>
 
 #include <cmath>
@@ -19,9 +19,8 @@ static std::mt19937 source(1);
 static const kfi_name NAME = {"instruction", ""};
 static int below(int n) { return (int)(source() % (unsigned)n); }
 
-// Memory that the host and kernels read and write: as long as the program runs, at a multiple of
-// 128 bytes.
-template <class T> static T *take(size_t count)
+// Allocates memory for the host and kernels, filled with ones, aligned to 128 bytes.
+template <class T> static T *allocate(size_t count)
 {
     void *p = nullptr;
 #ifdef KF_EMULATE
@@ -32,7 +31,7 @@ template <class T> static T *take(size_t count)
     std::memset(p, 0xff, count * sizeof(T));
     return (T *)p;
 }
-static void give(void *p)
+static void release(void *p)
 {
 #ifdef KF_EMULATE
     std::free(p);
@@ -41,7 +40,7 @@ static void give(void *p)
 #endif
 }
 
-// The map of a tensor of elements of 2 bytes, dims[0] the innermost, dense.
+// Encodes the map of a contiguous tensor of 2-byte elements; dims[0] is the innermost size.
 static kfi_tensor_map map_of(unsigned short *p, int rank, const int *dims, const int *boxes,
                              bool swizzle)
 {
@@ -76,10 +75,10 @@ static kfi_tensor_map map_of(unsigned short *p, int rank, const int *dims, const
 
 template <class K>
 static bool run(const void *kernel, K args, unsigned blocks, unsigned threads, unsigned shared,
-                unsigned together = 1)
+                unsigned cluster_size = 1)
 {
-    if (kfi_launch(&NAME, kernel, dim3(blocks), threads, args, nullptr, false, shared, together) !=
-        KF_SUCCESS)
+    if (kfi_launch(&NAME, kernel, dim3(blocks), threads, args, nullptr, false, shared,
+                   cluster_size) != KF_SUCCESS)
         return false;
 #ifndef KF_EMULATE
     return cudaDeviceSynchronize() == cudaSuccess;
@@ -96,33 +95,34 @@ static double number(unsigned short v, bool bf16)
                                  : std::ldexp(fraction, 1 - bias - wide);
     return v >> 15 ? -size : size;
 }
-static unsigned short random_number(bool bf16) // of 1/4 to 1
+static unsigned short random_number(bool bf16) // magnitude between 1/4 and 1
 {
     return (unsigned short)((below(2) << 15) | (bf16 ? 0x3e80 + below(256) : 0x3400 + below(2048)));
 }
 
 static bool bulks()
 {
-    float *const in = take<float>(1024), *const out = take<float>(1024);
+    float *const in = allocate<float>(1024), *const out = allocate<float>(1024);
     for (int i = 0; i < 1024; ++i) in[i] = (float)i;
     int bytes = 4080;
     void *args[] = {(void *)&in, (void *)&out, &bytes};
     bool good = run(KFI_ADDRESS(bulk), args, 1, 64, 32768);
     for (int i = 0; good && i < 1024; ++i)
         good = i < 1020 ? out[i] == (float)i + 1 : std::isnan(out[i]);
-    give(in);
-    give(out);
+    release(in);
+    release(out);
     return good;
 }
 
-// from, to: the box's coordinates in each of the tensors.
+// Copies a box from coordinates `from` of one tensor to coordinates `to` of another.
 static bool boxes(bool deep, bool swizzle, const int *from, const int *to)
 {
     const int dims[] = {72, 11, 3}, size[] = {64, 4, deep ? 2 : 1}, rank = deep ? 3 : 2,
               all = 72 * 11 * 3, inside = size[0] * size[1] * size[2];
-    unsigned short *const x = take<unsigned short>(all), *const y = take<unsigned short>(all),
-                          *const seen = take<unsigned short>(inside);
-    int *const where = take<int>(6), bytes = 2 * inside, is_deep = deep;
+    unsigned short *const x = allocate<unsigned short>(all),
+                          *const y = allocate<unsigned short>(all),
+                          *const seen = allocate<unsigned short>(inside);
+    int *const where = allocate<int>(6), bytes = 2 * inside, is_deep = deep;
     for (int i = 0; i < all; ++i) x[i] = (unsigned short)(1 + i);
     for (int i = 0; i < 3; ++i) {
         where[i] = from[i];
@@ -132,7 +132,8 @@ static bool boxes(bool deep, bool swizzle, const int *from, const int *to)
                    of_y = map_of(y, rank, dims, size, swizzle);
     void *args[] = {&of_x, &of_y, (void *)&where, (void *)&bytes, &is_deep, (void *)&seen};
     bool good = run(KFI_ADDRESS(box), args, 1, 64, 32768);
-    const auto value = [&](int a, int b, int c) { // of the box
+    /* Element (a, b, c) of the box. */
+    const auto value = [&](int a, int b, int c) {
         const int i = a + from[0], j = b + from[1], k = c + (deep ? from[2] : 0);
         const bool in = i >= 0 && i < dims[0] && j >= 0 && j < dims[1] && k >= 0 && k < dims[2];
         return in ? x[(k * dims[1] + j) * dims[0] + i] : (unsigned short)0;
@@ -146,16 +147,17 @@ static bool boxes(bool deep, bool swizzle, const int *from, const int *to)
         const bool in = a >= 0 && a < size[0] && b >= 0 && b < size[1] && c >= 0 && c < size[2];
         good = y[i] == (in ? value(a, b, c) : 0xffff);
     }
-    for (void *p : {(void *)x, (void *)y, (void *)seen, (void *)where}) give(p);
+    for (void *p : {(void *)x, (void *)y, (void *)seen, (void *)where}) release(p);
     return good;
 }
 
 template <int n, int type, int transposed_a, int transposed_b, int registers> static bool products()
 {
     const bool bf16 = type == KFI_OF_BF16;
-    unsigned short *const a = take<unsigned short>(4096), *const b = take<unsigned short>(64 * n),
-                          *const plain = take<unsigned short>(4096);
-    float *const d = take<float>(64 * n);
+    unsigned short *const a = allocate<unsigned short>(4096),
+                          *const b = allocate<unsigned short>(64 * n),
+                          *const plain = allocate<unsigned short>(4096);
+    float *const d = allocate<float>(64 * n);
     int add = below(2);
     for (int i = 0; i < 4096; ++i) plain[i] = random_number(bf16);
     for (int i = 0; i < 4096; ++i) a[i] = transposed_a ? plain[i % 64 * 64 + i / 64] : plain[i];
@@ -173,27 +175,28 @@ template <int n, int type, int transposed_a, int transposed_b, int registers> st
                    number(transposed_b ? b[k * n + i % n] : b[i % n * 64 + k], bf16);
         good = std::fabs(sum - d[i]) < 1e-4;
     }
-    for (void *p : {(void *)a, (void *)b, (void *)plain, (void *)d}) give(p);
+    for (void *p : {(void *)a, (void *)b, (void *)plain, (void *)d}) release(p);
     return good;
 }
 
 template <int in, int back> static bool matrix()
 {
-    unsigned short *const from = take<unsigned short>(256), *const to = take<unsigned short>(256);
+    unsigned short *const from = allocate<unsigned short>(256), *const to =
+                                                                    allocate<unsigned short>(256);
     for (int i = 0; i < 256; ++i) from[i] = (unsigned short)i;
     void *args[] = {(void *)&from, (void *)&to};
     bool good = run(KFI_ADDRESS(matrices<in, back>), args, 1, 32, 4096);
     for (int i = 0; good && i < 256; ++i)
         good = to[i] == (in == back ? i : i / 64 * 64 + i % 8 * 8 + i % 64 / 8);
-    give(from);
-    give(to);
+    release(from);
+    release(to);
     return good;
 }
 
 static bool clusters(int blocks)
 {
-    unsigned short *const x = take<unsigned short>(512 * blocks);
-    float *const out = take<float>(64 * 2 * blocks);
+    unsigned short *const x = allocate<unsigned short>(512 * blocks);
+    float *const out = allocate<float>(64 * 2 * blocks);
     double all = 0;
     for (int i = 0; i < 512 * blocks; ++i) all += x[i] = (unsigned short)below(100);
     const int dims[] = {64, 8 * blocks}, size[] = {64, 8};
@@ -208,14 +211,14 @@ static bool clusters(int blocks)
         }
         good = good && sum == all;
     }
-    give(x);
-    give(out);
+    release(x);
+    release(out);
     return good;
 }
 
 static bool role(int count)
 {
-    unsigned *const in = take<unsigned>(256 * count), *const out = take<unsigned>(256);
+    unsigned *const in = allocate<unsigned>(256 * count), *const out = allocate<unsigned>(256);
     for (int i = 0; i < 256 * count; ++i) in[i] = source();
     void *args[] = {(void *)&in, (void *)&out, &count};
     bool good = run(KFI_ADDRESS(roles), args, 1, 384, 32768);
@@ -225,8 +228,8 @@ static bool role(int count)
             sum += (i + 1) * (in[256 * i + t % 128] + in[256 * i + 128 + t % 128]);
         good = sum == out[t];
     }
-    give(in);
-    give(out);
+    release(in);
+    release(out);
     return good;
 }
 
@@ -268,7 +271,7 @@ static bool instructions()
 }
 
 #ifdef KF_EMULATE
-// What its report must say.
+// Tests that the emulator reports each misuse.
 static bool misuses()
 {
     static const struct {
@@ -294,8 +297,8 @@ static bool misuses()
                 {NOT_WAITED, "without waiting for its wgmma", nullptr},
                 {STAGE_TOO_SOON, "may still be reading", nullptr}};
     static_assert(sizeof list / sizeof *list == MISUSES, "each is tried");
-    unsigned short *const x = take<unsigned short>(72 * 8);
-    float *out = take<float>(256);
+    unsigned short *const x = allocate<unsigned short>(72 * 8);
+    float *out = allocate<float>(256);
     const int dims[] = {72, 8}, size[] = {64, 4};
     kfi_tensor_map map = map_of(x, 2, dims, size, true);
     bool good = true;
@@ -312,15 +315,15 @@ static bool misuses()
                     m.says, noticed ? report : "it ran");
         good = false;
     }
-    give(x);
-    give(out);
+    release(x);
+    release(out);
     return good;
 }
 #endif
 
-int main(int count, char **words)
+int main(int count, char **arguments)
 {
-    const int seeds = count > 1 ? std::atoi(words[1]) : 1;
+    const int seeds = count > 1 ? std::atoi(arguments[1]) : 1;
 #ifdef KF_EMULATE
     kf_emu_aborts = 0;
     for (kf_emu_order = 0; kf_emu_order < 3; ++kf_emu_order)

@@ -519,12 +519,12 @@ def test_accesses_out_of_bounds_are_reported():
         assert done.returncode == 66 and re.search(
             "global-buffer-overflow|insufficient space for an object", done.stderr
         ), done.stderr[:3000]
-        assert f"faults.cpp:{line_of('of 16, by 17 threads')}" in done.stderr
+        assert f"faults.cpp:{line_of('17 threads write 16 elements')}" in done.stderr
         assert in_a_process(path, "beyond_shared", "asan", threads=16).returncode == 0
         for which, threads, cluster, fault, text in (
-            ("beyond_dynamic", 42, 0, "heap-buffer-overflow", "of 41, by 42 threads"),
-            ("beyond_dynamic", 42, 2, "heap-buffer-overflow", "of 41, by 42 threads"),
-            ("ended_since", 42, 2, "use-after-poison", "nobody's"),
+            ("beyond_dynamic", 42, 0, "heap-buffer-overflow", "42 threads write 41 bytes"),
+            ("beyond_dynamic", 42, 2, "heap-buffer-overflow", "42 threads write 41 bytes"),
+            ("ended_since", 42, 2, "use-after-poison", "a block that has ended"),
         ):
             done = in_a_process(path, which, "asan", threads=threads, cluster=cluster, dynamic=41)
             assert done.returncode == 66 and fault in done.stderr, done.stderr[:3000]

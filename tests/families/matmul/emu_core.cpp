@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// kf/core/matmul/matmul.cuh under endings written by hand (kernel.cuh), run by the emulation in every
-// order of threads, against plain loops in double: every tile, layout and way to load; sizes of 1
-// to 300, odd leading dimensions, bases of any alignment, several matrices, split depths, no depth
-// at all, NaN in a row. Outputs lie between guards. Prints the first value that is wrong.
-// emu_core [CASES] [SEED] [rings, few, halves or tf32]
+// Tests kf/core/matmul/matmul.cuh with hand-written epilogues (gemm_kernel.cuh), run by the
+// emulator in every thread order, against plain loops in double.
+// It covers every tile, layout and load; sizes of 1 to 300; odd leading dimensions; unaligned
+// bases; batches; split-K; K = 0; NaN in a row. Outputs lie between guard elements. Prints the
+// first wrong value.
+// Usage: gemm_words [CASES] [SEED] [rings, few, halves or tf32]
 #include <cuda_runtime.h>
 #include <sanitizer/asan_interface.h>
 
@@ -17,64 +18,66 @@
 
 #include <kf/core/matmul/skinny_host.cuh>
 
+#include "gemm_choices.h"
+
 static std::mt19937 source;
 static int below(int n) { return (int)(source() % (unsigned)n); }
 
 template <class T> static double number(T v) { return (double)(float)v; }
 template <> [[maybe_unused]] double number(double v) { return v; }
-// What a product has of an element.
+// Value of an element as a factor of a product.
 template <int type, class T> static double factor(T v)
 {
     return type == KFI_OF_TF32 ? (double)kf_emu_bits<float>(kf_emu_tf32((float)v)) : number(v);
 }
 
-// What a test is about. splits: of few rows the blocks of a cluster, 1 << splits.
+// One test case. splits: split-K count; skinny M: log2 of the cluster size, plus 1.
 struct problem {
     int rows, cols, depth, matrices, splits;
     bool whole = false, bias = false, residual = false, pre = false, nan = false;
 };
 
-// A matrix among others' memory: `skip` elements into a buffer, lines `ld` apart. whole: they begin
-// at multiples of 16 bytes.
+// A matrix inside a larger buffer: it begins `skip` elements into it, with leading dimension `ld`.
+// whole: rows begin at multiples of 16 bytes.
 template <class T> struct matrix {
     std::vector<T> data;
     size_t skip;
-    kf_i64 ld, apart;
-    int lines, length, matrices;
+    kf_i64 ld, matrix_stride;
+    int rows, length, matrices;
     bool whole;
-    matrix(int lines, int length, int matrices, bool whole)
-        : lines(lines), length(length), matrices(matrices), whole(whole)
+    matrix(int rows, int length, int matrices, bool whole)
+        : rows(rows), length(length), matrices(matrices), whole(whole)
     {
         ld = whole ? (length + 7) / 8 * 8 + 8 * below(2) : length + below(4);
-        apart = (lines > 0 ? lines : 1) * ld + (whole ? 8 * below(2) : below(3));
-        const size_t room = (size_t)(lines > 0 ? lines - 1 : 0) * ld + length;
-        skip = whole ? 0 : (size_t)below(9); // what is allocated begins at a multiple of 16 bytes,
-                                             // and ends where the last line does
-        data = std::vector<T>(skip + (size_t)apart * (matrices - 1) + room);
+        matrix_stride = (rows > 0 ? rows : 1) * ld + (whole ? 8 * below(2) : below(3));
+        const size_t room = (size_t)(rows > 0 ? rows - 1 : 0) * ld + length;
+        /* The buffer begins at a multiple of 16 bytes and ends where the last row ends. */
+        skip = whole ? 0 : (size_t)below(9);
+        data = std::vector<T>(skip + (size_t)matrix_stride * (matrices - 1) + room);
         const float fine =
-            sizeof(T) == 4 ? 0x1p-23f : 0.0f; // floats have more bits than a half of one has
+            sizeof(T) == 4 ? 0x1p-23f : 0.0f; // floats have more bits than half of one has
         for (T &v : data) v = T((float)(below(17) - 8) / 8.0f + (float)below(1 << 19) * fine);
     }
     ~matrix() { ASAN_UNPOISON_MEMORY_REGION(data.data(), data.size() * sizeof(T)); }
-    // From here on AddressSanitizer reports who reads what is between lines: in a workspace nobody
-    // writes that. Of lines that begin anywhere, loads of 16 bytes have some of it.
+    // Makes AddressSanitizer report reads between rows, which are uninitialised in a workspace.
+    // Rows that begin anywhere are exempt: loads of 16 bytes read past their end.
     void guard()
     {
-        for (kf_i64 m = 0, line = 0; whole && m < matrices; line = 0, ++m)
-            for (; line < lines; ++line) {
-                const kf_i64 begin = m * apart + line * ld, next = line + 1 < lines ? begin + ld
-                                                                   : m + 1 < matrices
-                                                                       ? (m + 1) * apart
-                                                                       : begin + length;
+        for (kf_i64 m = 0, row = 0; whole && m < matrices; row = 0, ++m)
+            for (; row < rows; ++row) {
+                const kf_i64 begin = m * matrix_stride + row * ld,
+                             next = row + 1 < rows     ? begin + ld
+                                    : m + 1 < matrices ? (m + 1) * matrix_stride
+                                                       : begin + length;
                 T *const end = at() + begin + length;
                 ASAN_POISON_MEMORY_REGION(end, (next - begin - length) * sizeof(T));
             }
     }
     T *at() { return data.data() + skip; }
-    T &operator()(kf_i64 m, kf_i64 line, kf_i64 i) { return at()[m * apart + line * ld + i]; }
+    T &operator()(kf_i64 m, kf_i64 row, kf_i64 i) { return at()[m * matrix_stride + row * ld + i]; }
 };
 
-// What a kernel is launched with.
+// Arguments of a launch.
 struct launch {
     ending *e;
     kfi_gemm *g;
@@ -85,29 +88,29 @@ struct launch {
 };
 static const kfi_name NAME = {"product", ""};
 template <int type, int tile, int layout, int products>
-static bool run_ring(launch c, kf_result_t *result)
+static bool run_pipelined(launch c, kf_result_t *result)
 {
-    constexpr bool halves = tile == KFI_TILE_WGMMA_3XTF32;
+    constexpr bool tf32x3 = tile == KFI_TILE_WGMMA_3XTF32;
     kfi_gemm_maps maps;
     void *args[] = {c.e, c.g, &maps},
-         *halves_args[] = {&c.a, &c.b, c.a_matrices, c.b_matrices, c.e, c.g, &maps};
+         *tf32x3_args[] = {&c.a, &c.b, c.a_matrices, c.b_matrices, c.e, c.g, &maps};
     if (!kfi_gemm_map(&maps, c.sizes, type, layout, 1, c.a, c.a_matrices, c.b, c.b_matrices))
         return false;
     maps.units = (unsigned)(c.g->row_tiles * c.g->col_tiles * c.sizes.matrices * c.splits);
     const void *kernel;
-    if constexpr (halves)
+    if constexpr (tf32x3)
         kernel = KFI_ADDRESS(halves_product<type, layout, products>);
     else
         kernel = KFI_ADDRESS(ring_product<type, layout, products>);
     *result =
         kfi_launch(&NAME, kernel, dim3(1 + below(3)),
-                   kfi_policy(halves ? tile : KFI_TILE_WGMMA_128x128_PINGPONG).threads,
-                   halves ? halves_args : args, nullptr, false,
-                   halves ? kfi_halves_shared() : kfi_ring_shared(KFI_TILE_WGMMA_128x128_PINGPONG));
+                   kfi_policy(tf32x3 ? tile : KFI_TILE_WGMMA_128x128_PINGPONG).threads,
+                   tf32x3 ? tf32x3_args : args, nullptr, false,
+                   tf32x3 ? kfi_halves_shared() : kfi_ring_shared(KFI_TILE_WGMMA_128x128_PINGPONG));
     return true;
 }
 template <int type, int layout, int products>
-static bool run_few(const launch &c, kf_result_t *result)
+static bool run_skinny(const launch &c, kf_result_t *result)
 {
     kfi_gemm_maps maps;
     void *args[] = {c.e, c.g, &maps};
@@ -132,10 +135,10 @@ template <int type, int tile, int layout, int products, int how>
 static bool run(launch c, kf_result_t *result)
 {
     if constexpr (tile == KFI_TILE_WGMMA_SKINNY) {
-        if (!run_few<type, layout, products>(c, result)) return false;
+        if (!run_skinny<type, layout, products>(c, result)) return false;
     } else if constexpr (tile == KFI_TILE_WGMMA_128x128_PINGPONG || tile == KFI_TILE_WGMMA_TF32 ||
                          tile == KFI_TILE_WGMMA_3XTF32) {
-        if (!run_ring<type, tile, layout, products>(c, result)) return false;
+        if (!run_pipelined<type, tile, layout, products>(c, result)) return false;
     } else {
         void *args[] = {&c.a, &c.b, c.a_matrices, c.b_matrices, c.e, c.g};
         const unsigned blocks =
@@ -152,13 +155,13 @@ static bool run(launch c, kf_result_t *result)
     return true;
 }
 
-// A kernel that is tested. What is the same for all of a type is not compiled for each of them.
+// A kernel under test. What is the same for all of a type is not compiled for each kernel.
 struct tested {
     int type, tile, layout, products, how;
     bool (*run)(launch, kf_result_t *);
     bool (*passes)(const tested &, const problem &);
-    bool across_a() const { return layout & KFI_A_TRANSPOSED; }
-    bool across_b() const { return layout & KFI_B_TRANSPOSED; }
+    bool transposed_a() const { return layout & KFI_A_TRANSPOSED; }
+    bool transposed_b() const { return layout & KFI_B_TRANSPOSED; }
 };
 template <class T> struct tensors {
     matrix<T> a, b, c, bias, residual, out, pre;
@@ -166,19 +169,17 @@ template <class T> struct tensors {
 template <class T> static tensors<T> tensors_of(const tested &k, const problem &p)
 {
     const bool whole = k.how == KFI_WHOLE;
-    const bool whole_a = whole || below(3) == 0,
-               whole_b =
-                   whole ||
-                   below(3) == 0; // products by any loads have factors that are in the workspace
-    matrix<T> a(k.across_a() ? p.depth : p.rows, k.across_a() ? p.rows : p.depth, p.matrices,
-                whole_a);
-    matrix<T> b(k.across_b() ? p.depth : p.cols, k.across_b() ? p.cols : p.depth, p.matrices,
-                whole_b);
-    matrix<T> c(k.across_b() ? p.depth : p.cols, k.across_b() ? p.cols : p.depth, p.matrices,
-                whole_b);
-    if (c.apart != b.apart)
-        c.skip = b.skip, c.ld = b.ld, c.apart = b.apart,
-        c.data = b.data; // products have a distance between matrices in common
+    // KFI_ANY kernels may get factors in the workspace, which are aligned.
+    const bool whole_a = whole || below(3) == 0, whole_b = whole || below(3) == 0;
+    matrix<T> a(k.transposed_a() ? p.depth : p.rows, k.transposed_a() ? p.rows : p.depth,
+                p.matrices, whole_a);
+    matrix<T> b(k.transposed_b() ? p.depth : p.cols, k.transposed_b() ? p.cols : p.depth,
+                p.matrices, whole_b);
+    matrix<T> c(k.transposed_b() ? p.depth : p.cols, k.transposed_b() ? p.cols : p.depth,
+                p.matrices, whole_b);
+    if (c.matrix_stride != b.matrix_stride)
+        c.skip = b.skip, c.ld = b.ld, c.matrix_stride = b.matrix_stride,
+        c.data = b.data; // both products share the matrix stride
     for (T &v : c.data) v = T((float)(below(17) - 8) / 8.0f);
     matrix<T> bias(1, p.cols, 1, p.whole), residual(p.rows, p.cols, 1, p.whole),
         out(p.rows, p.cols, p.matrices, p.whole), pre(out);
@@ -191,25 +192,25 @@ template <class T> static tensors<T> tensors_of(const tested &k, const problem &
         const float odd = sizeof(T) < 4 || below(2)
                               ? NAN
                               : INFINITY; // infinity times a half that is 0 would be NaN
-        (k.across_a() ? a(p.matrices - 1, at, bad) : a(p.matrices - 1, bad, at)) = T(odd);
+        (k.transposed_a() ? a(p.matrices - 1, at, bad) : a(p.matrices - 1, bad, at)) = T(odd);
     }
     return {a, b, c, bias, residual, out, pre};
 }
 
-// The factors of each result, one after the other: doubles, since each is a factor of many results.
+// Factors of each result in order, as doubles: each belongs to many results.
 template <int type, class T>
-static std::vector<double> factors(matrix<T> &x, kf_i64 m, bool across, int lines, int depth)
+static std::vector<double> factors(matrix<T> &x, kf_i64 m, bool transposed, int rows, int depth)
 {
-    std::vector<double> found((size_t)lines * depth);
-    for (int line = 0; line < lines; ++line)
+    std::vector<double> found((size_t)rows * depth);
+    for (int row = 0; row < rows; ++row)
         for (int i = 0; i < depth; ++i)
-            found[(size_t)line * depth + i] = factor<type>(across ? x(m, i, line) : x(m, line, i));
+            found[(size_t)row * depth + i] = factor<type>(transposed ? x(m, i, row) : x(m, row, i));
     return found;
 }
 struct total {
     double sum, size;
 };
-// Most of what the comparison takes, and sanitizers have nothing to find in it.
+// Takes most of the comparison's time, and sanitizers have nothing to find in it.
 __attribute__((optimize("O2"), no_sanitize("address,undefined,thread"))) static total
 dot(const double *x, const double *y, int depth)
 {
@@ -235,9 +236,9 @@ static mistake compare(tensors<T> &t, const tested &k, const problem &p, bool ha
                                               : 0.00049;
     std::vector<bool> covered(t.out.data.size());
     for (int m = 0; m < p.matrices; ++m) {
-        const std::vector<double> x = factors<type>(t.a, m, k.across_a(), p.rows, p.depth),
-                                  y = factors<type>(t.b, m, k.across_b(), p.cols, p.depth),
-                                  z = factors<type>(t.c, m, k.across_b(),
+        const std::vector<double> x = factors<type>(t.a, m, k.transposed_a(), p.rows, p.depth),
+                                  y = factors<type>(t.b, m, k.transposed_b(), p.cols, p.depth),
+                                  z = factors<type>(t.c, m, k.transposed_b(),
                                                     k.products > 1 ? p.cols : 0, p.depth);
         for (int row = 0; row < p.rows; ++row)
             for (int col = 0; col < p.cols; ++col) {
@@ -285,8 +286,9 @@ template <int type> static bool passes(const tested &k, const problem &p)
                                   k.products, (int)sizeof(stored),
                                   true,       k.how == KFI_WHOLE,
                                   false};
-    const bool ring = k.tile == KFI_TILE_WGMMA_128x128_PINGPONG || k.tile == KFI_TILE_WGMMA_TF32;
-    const int stage = ring                              ? kfi_policy(k.tile).stage_k
+    const bool pipelined =
+        k.tile == KFI_TILE_WGMMA_128x128_PINGPONG || k.tile == KFI_TILE_WGMMA_TF32;
+    const int stage = pipelined                         ? kfi_policy(k.tile).stage_k
                       : k.tile == KFI_TILE_WGMMA_3XTF32 ? KFI_HALVES_DEPTH
                                                         : kfi_policy(k.tile).stage_k;
     kfi_gemm_choice choice = {k.tile, k.how, 1, p.depth};
@@ -305,15 +307,15 @@ template <int type> static bool passes(const tested &k, const problem &p)
                 p.pre ? t.pre.at() : nullptr,
                 t.residual.ld,
                 t.out.ld,
-                t.out.apart};
+                t.out.matrix_stride};
     kf_result_t result = KF_SUCCESS;
     if (!k.run({&e,
                 &g,
                 sizes,
                 {{t.a.at(), nullptr}, {t.a.ld, 0}},
                 {{t.b.at(), t.c.at()}, {t.b.ld, t.c.ld}},
-                {t.a.apart, 0},
-                {t.b.apart, t.b.apart},
+                {t.a.matrix_stride, 0},
+                {t.b.matrix_stride, t.b.matrix_stride},
                 choice.splits,
                 p.splits - 1},
                &result))
@@ -329,108 +331,20 @@ template <int type> static bool passes(const tested &k, const problem &p)
                 wrong.got, wrong.want);
     return false;
 }
-// Choices are right whatever they are; these are what they should be.
-static bool picks()
-{
-    const struct {
-        kfi_gemm_sizes s;
-        int tile, how;
-        bool split;
-    } rows[] = {
-        {{4096, 4096, 4096, 1, 1, 2, true, true, false}, KFI_TILE_MMA_128x128, KFI_WHOLE, false},
-        {{4096, 4096, 4095, 1, 1, 2, true, false, false}, KFI_TILE_MMA_128x128, KFI_ANY, false},
-        {{100, 100, 100, 1, 1, 2, true, true, false}, KFI_TILE_MMA_64x64, KFI_WHOLE, false},
-        {{4096, 4096, 4096, 1, 1, 2, false, true, false}, KFI_TILE_SIMT_64x64, KFI_ANY, false},
-        {{4096, 4096, 4096, 1, 1, 4, true, true, false}, KFI_TILE_SIMT_128x128, KFI_WHOLE, false},
-        {{64, 1024, 4096, 1, 1, 2, true, true, false}, KFI_TILE_MMA_64x64, KFI_WHOLE, true},
-        {{65, 1024, 4096, 1, 1, 2, true, true, false}, KFI_TILE_MMA_64x64, KFI_WHOLE, false},
-        {{768, 768, 16384, 1, 1, 2, true, true, true}, -1, KFI_WHOLE, true}};
-    for (const auto &r : rows) {
-        const kfi_gemm_choice c = kfi_gemm_pick(r.s);
-        if ((r.tile >= 0 && c.tile != r.tile) || c.how != r.how || (c.splits > 1) != r.split ||
-            c.splits * c.slice < r.s.depth ||
-            (c.splits - 1) * c.slice >= (r.s.depth > 0 ? r.s.depth : 1) ||
-            (kfi_gemm_workspace(r.s) > 0) != r.split) {
-            std::printf("%lld x %lld x %lld takes tile %d by %d, %lld splits of %lld\n", r.s.rows,
-                        r.s.cols, r.s.depth, c.tile, c.how, c.splits, c.slice);
-            return false;
-        }
-    }
-    kfi_gemm_choice one = {}, other = {};
-    kfi_gemm_split(&one, {1, 1024, 4096, 1, 1, 2, true, true, false});
-    kfi_gemm_split(&other, {64, 1024, 4096, 1, 1, 2, true, true, false});
-    const kfi_gemm_sizes odd = {64, 1021, 4096, 1,    2,
-                                2,  true, true, false}; // rows of partial sums are 1,024 floats
-    return one.splits == other.splits && one.slice == other.slice &&
-           kfi_gemm_workspace(odd) == (size_t)kfi_gemm_pick(odd).splits * 2 * 64 * 1024 * 4 &&
-           kfi_gemm_pick(odd).splits > 1;
-}
-
-// Blocks that share a depth of few rows, and how many an SM has: one full wave of them where that
-// can be.
-static bool picks_few()
-{
-    const struct {
-        kf_i64 matrices, cols, depth;
-        int products, share_bits, blocks;
-        bool loose; // up to 16 rows it has one block more
-    } rows[] = {{1, 4096, 4096, 1, 1, 1, false}, {1, 14336, 4096, 1, 0, 2, false},
-                {1, 1536, 7168, 1, 2, 1, true},  {1, 50257, 768, 1, 0, 3, false},
-                {1, 8, 64, 1, 0, 1, true},       {1, 2048, 4096, 2, 1, 1, false},
-                {32, 128, 512, 1, 0, 1, true},   {1, 4096, 1016, 1, 0, 1, true},
-                {1, 11008, 4096, 1, 0, 2, true}};
-    for (const auto &r : rows)
-        for (int m = 1; m <= 64; m += 21) {
-            const kfi_few_choice c = kfi_gemm_few_pick(
-                {m, r.cols, r.depth, r.matrices, r.products, 2, true, true, false});
-            const int stages =
-                kfi_few_stages(kfi_few_wide({m, 1, 1, 1, 1, 2, true, true, false}), 0, c.blocks);
-            const int blocks = r.blocks + (r.loose && m <= 16);
-            if (c.share_bits == r.share_bits && c.blocks == blocks && stages >= 3) continue;
-            std::printf(
-                "%lld columns, a depth of %lld: 1 << %d blocks share it, %d an SM, %d stages\n",
-                r.cols, r.depth, c.share_bits, c.blocks, stages);
-            return false;
-        }
-    return true;
-}
-
-// Of more rows than 64 their tiles are for grids that are small, whatever the other one's are.
-static bool picks_small()
-{
-    const struct {
-        kf_i64 rows, cols, depth, matrices;
-        bool few;
-    } rows[] = {{512, 512, 512, 1, true},    {1000, 1032, 520, 1, false},
-                {65, 4096, 4096, 1, true},   {4096, 4096, 4096, 1, false},
-                {1024, 1024, 1024, 1, true}, {1024, 1024, 512, 1, false},
-                {128, 1024, 4096, 1, true},  {2048, 2048, 2048, 1, false},
-                {128, 128, 64, 33, true},    {300, 8, 8, 1, true}};
-    for (const auto &r : rows) {
-        const kfi_gemm_sizes s = {r.rows, r.cols, r.depth, r.matrices, 1, 2, true, true, false};
-        if (kfi_gemm_by_few(s, 0) == r.few && (!r.few || kfi_gemm_few_pick(s).share_bits == 0))
-            continue;
-        std::printf("%lld matrices of %lld x %lld, a depth of %lld, take the other tile\n",
-                    r.matrices, r.rows, r.cols, r.depth);
-        return false;
-    }
-    return true;
-}
-
 #define TESTED(type, tile, layout, products, how)                                                  \
     {type, tile, layout, products, how, run<type, tile, layout, products, how>, passes<type>}
 #define LAYOUTS(type, tile, products, how)                                                         \
     TESTED(type, tile, 0, products, how), TESTED(type, tile, 1, products, how),                    \
         TESTED(type, tile, 2, products, how), TESTED(type, tile, 3, products, how)
-#ifndef ONLY /* the letter whose kernels alone are compiled */
+#ifndef ONLY /* the mode whose kernels alone are compiled */
 #define ONLY -1
 #endif
-// The kernels that a word chooses. A pointer by itself: gcc 12 with -fsanitize=undefined takes
-// element 0 of whatever `c ? A : B` has chosen, where A has one element.
-static int kernels_of(char word, const tested **kernels)
+// Selects the kernels of a mode. Returns through a pointer: gcc 12 with -fsanitize=undefined reads
+// element 0 of whatever `c ? A : B` selected, where A has one element.
+static int kernels_of(char mode, const tested **kernels)
 {
 #define CHOOSE(letter, table)                                                                      \
-    if (word == letter) return *kernels = table, (int)(sizeof table / sizeof *table)
+    if (mode == letter) return *kernels = table, (int)(sizeof table / sizeof *table)
 #if ONLY < 0 || ONLY == 0
     static const tested any[] = {LAYOUTS(KFI_OF_F16, KFI_TILE_MMA_128x128, 1, KFI_WHOLE),
                                  LAYOUTS(KFI_OF_BF16, KFI_TILE_MMA_64x64, 1, KFI_WHOLE),
@@ -447,62 +361,62 @@ static int kernels_of(char word, const tested **kernels)
                                  LAYOUTS(KFI_OF_F16, KFI_TILE_SIMT_64x64, 1, KFI_ANY)};
     CHOOSE('\0', any);
 #endif
-#if ONLY < 0 || ONLY == 'r' // by wgmma
-    static const tested rings[] = {
+#if ONLY < 0 || ONLY == 'r' // wgmma
+    static const tested wgmma[] = {
         LAYOUTS(KFI_OF_BF16, KFI_TILE_WGMMA_128x128_PINGPONG, 1, KFI_WHOLE),
         LAYOUTS(KFI_OF_F16, KFI_TILE_WGMMA_128x128_PINGPONG, 1, KFI_WHOLE),
         LAYOUTS(KFI_OF_BF16, KFI_TILE_WGMMA_128x128_PINGPONG, 2, KFI_WHOLE)};
-    CHOOSE('r', rings);
+    CHOOSE('r', wgmma);
 #endif
-#if ONLY < 0 || ONLY == 'f' // by wgmma, few rows
-    static const tested few[] = {TESTED(KFI_OF_BF16, KFI_TILE_WGMMA_SKINNY, 0, 1, KFI_WHOLE),
-                                 TESTED(KFI_OF_BF16, KFI_TILE_WGMMA_SKINNY, 1, 1, KFI_WHOLE),
-                                 TESTED(KFI_OF_F16, KFI_TILE_WGMMA_SKINNY, 0, 1, KFI_WHOLE),
-                                 TESTED(KFI_OF_F16, KFI_TILE_WGMMA_SKINNY, 1, 1, KFI_WHOLE),
-                                 TESTED(KFI_OF_BF16, KFI_TILE_WGMMA_SKINNY, 0, 2, KFI_WHOLE),
-                                 TESTED(KFI_OF_BF16, KFI_TILE_WGMMA_SKINNY, 1, 2, KFI_WHOLE),
-                                 TESTED(KFI_OF_BF16, KFI_TILE_WGMMA_SKINNY, 2, 1, KFI_WHOLE),
-                                 TESTED(KFI_OF_F16, KFI_TILE_WGMMA_SKINNY, 3, 1, KFI_WHOLE)};
-    CHOOSE('f', few);
+#if ONLY < 0 || ONLY == 'f' // wgmma, skinny M
+    static const tested skinny[] = {TESTED(KFI_OF_BF16, KFI_TILE_WGMMA_SKINNY, 0, 1, KFI_WHOLE),
+                                    TESTED(KFI_OF_BF16, KFI_TILE_WGMMA_SKINNY, 1, 1, KFI_WHOLE),
+                                    TESTED(KFI_OF_F16, KFI_TILE_WGMMA_SKINNY, 0, 1, KFI_WHOLE),
+                                    TESTED(KFI_OF_F16, KFI_TILE_WGMMA_SKINNY, 1, 1, KFI_WHOLE),
+                                    TESTED(KFI_OF_BF16, KFI_TILE_WGMMA_SKINNY, 0, 2, KFI_WHOLE),
+                                    TESTED(KFI_OF_BF16, KFI_TILE_WGMMA_SKINNY, 1, 2, KFI_WHOLE),
+                                    TESTED(KFI_OF_BF16, KFI_TILE_WGMMA_SKINNY, 2, 1, KFI_WHOLE),
+                                    TESTED(KFI_OF_F16, KFI_TILE_WGMMA_SKINNY, 3, 1, KFI_WHOLE)};
+    CHOOSE('f', skinny);
 #endif
-#if ONLY < 0 || ONLY == 'h' // floats by wgmma
-    static const tested halves[] = {LAYOUTS(KFI_OF_F32, KFI_TILE_WGMMA_3XTF32, 1, KFI_WHOLE),
+#if ONLY < 0 || ONLY == 'h' // 3xTF32 by wgmma
+    static const tested tf32x3[] = {LAYOUTS(KFI_OF_F32, KFI_TILE_WGMMA_3XTF32, 1, KFI_WHOLE),
                                     LAYOUTS(KFI_OF_F32, KFI_TILE_WGMMA_3XTF32, 2, KFI_WHOLE)};
-    CHOOSE('h', halves);
+    CHOOSE('h', tf32x3);
 #endif
-#if ONLY < 0 || ONLY == 't' // the same of one part
-    static const tested rounded[] = {TESTED(KFI_OF_TF32, KFI_TILE_WGMMA_TF32, 0, 1, KFI_WHOLE),
-                                     TESTED(KFI_OF_TF32, KFI_TILE_WGMMA_3XTF32, 1, 1, KFI_WHOLE),
-                                     TESTED(KFI_OF_TF32, KFI_TILE_WGMMA_3XTF32, 2, 1, KFI_WHOLE),
-                                     TESTED(KFI_OF_TF32, KFI_TILE_WGMMA_3XTF32, 3, 1, KFI_WHOLE),
-                                     TESTED(KFI_OF_TF32, KFI_TILE_WGMMA_TF32, 0, 2, KFI_WHOLE),
-                                     TESTED(KFI_OF_TF32, KFI_TILE_WGMMA_3XTF32, 2, 2, KFI_WHOLE)};
-    CHOOSE('t', rounded);
+#if ONLY < 0 || ONLY == 't' // TF32 by wgmma
+    static const tested tf32[] = {TESTED(KFI_OF_TF32, KFI_TILE_WGMMA_TF32, 0, 1, KFI_WHOLE),
+                                  TESTED(KFI_OF_TF32, KFI_TILE_WGMMA_3XTF32, 1, 1, KFI_WHOLE),
+                                  TESTED(KFI_OF_TF32, KFI_TILE_WGMMA_3XTF32, 2, 1, KFI_WHOLE),
+                                  TESTED(KFI_OF_TF32, KFI_TILE_WGMMA_3XTF32, 3, 1, KFI_WHOLE),
+                                  TESTED(KFI_OF_TF32, KFI_TILE_WGMMA_TF32, 0, 2, KFI_WHOLE),
+                                  TESTED(KFI_OF_TF32, KFI_TILE_WGMMA_3XTF32, 2, 2, KFI_WHOLE)};
+    CHOOSE('t', tf32);
 #endif
     return 0;
 }
 
-int main(int count, char **words)
+int main(int count, char **arguments)
 {
-    const char word = count > 3 ? words[3][0] : '\0';
-    const bool rings = count > 3;
+    const char mode = count > 3 ? arguments[3][0] : '\0';
+    const bool wgmma = count > 3;
     const tested *kernel = nullptr;
-    const int cases = count > 1 ? std::atoi(words[1]) : 64, kernels = kernels_of(word, &kernel);
+    const int cases = count > 1 ? std::atoi(arguments[1]) : 64, kernels = kernels_of(mode, &kernel);
     if (kernels == 0) return 2;
-    source.seed(count > 2 ? (unsigned)std::atoi(words[2]) : 1);
+    source.seed(count > 2 ? (unsigned)std::atoi(arguments[2]) : 1);
     kf_emu_aborts = 0;
-    if (!picks() || !picks_few() || !picks_small()) return 1;
+    if (!test_choices() || !test_skinny_choices() || !test_skinny_grids()) return 1;
     for (int i = 0; i < cases; ++i) {
         kf_emu_order = (i / kernels + i) % 3;
         kf_emu_seed = (unsigned long long)i + 1;
-        const bool big = rings || below(4) == 0;
+        const bool big = wgmma || below(4) == 0;
         problem p = {1 + below(big ? 300 : 130), 1 + below(big ? 300 : 130),
                      below(9) == 0 ? 0 : 1 + below(big ? 300 : 130), 1 + below(5) / 3,
                      1 + below(4)};
-        if (rings) p.depth = 1 + below(800); // around the ring twice and more
+        if (wgmma) p.depth = 1 + below(800); // fills the pipeline twice and more
         p.whole = below(2), p.bias = below(2), p.residual = below(2), p.pre = below(2),
         p.nan = below(3) == 0;
-        if (word == 'f')
+        if (mode == 'f')
             p.rows = 1 + below(i % 3 == 0 ? 16 : i % 3 == 1 ? 64 : 200), p.splits = 1 + below(3);
         if (!kernel[i % kernels].passes(kernel[i % kernels], p)) return 1;
     }
