@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which functions run under which sanitizer, on which shapes, from the manifest."""
+"""Selects the functions and shapes that run under each sanitizer, from the manifest."""
 
 import dataclasses
 import functools
@@ -16,10 +16,10 @@ import kflib
 import selection
 
 MANIFEST = kflib.on("cuda", kflib.manifest()["functions"])
-ARENA = (
-    1 << 26
-)  # bytes for a call's tensors and workspace: tests/gen/test_cases.py keeps every shape within it
-# What a shape is for: one block and several, vectors and single elements, tails, a second stage over several parts.
+# Bytes of a call's tensors and workspace; tests/gen/test_cases.py keeps every shape below it.
+ARENA = 1 << 26
+# Shapes by form. Each list covers one block and several, vectors and single elements, tails, and a
+# second stage over several partial results.
 FEW = {
     "flat": [
         ((1000,), "special", 0),
@@ -67,13 +67,14 @@ REDUCED = [
 @dataclasses.dataclass
 class Sample:
     variant: str
-    takes: typing.Callable  # function -> bool
+    takes: typing.Callable  # predicate on a function
     dtypes: tuple
     runs: tuple = emulator.RUNS
     most: int = ARENA  # bytes of a call's tensors at level 2
 
     def cases(self, f, every=False):
-        """Few, but all of them at level 2 for one function of each schedule, or `every` one, if they are not larger than `most`; at level 3 all."""
+        """Returns the cases of a function. Level 1: a few. Level 2: all up to `most` bytes for one
+        function of each schedule, or for `every` function. Level 3: all."""
         if cases.LEVEL > 2:
             return cases.runs(f)
         if cases.LEVEL > 1 and (every or f["name"] in of_schedules(self.takes)):
@@ -83,39 +84,42 @@ class Sample:
         return REDUCED if f["family"] == "reduction" else cases.of_form(f, FEW)
 
     def orders(self, i):
-        """Those of the case of this number: at level 1 one, with one vector a thread and with several by turns."""
+        """Returns the thread orders of case i. Level 1 runs one, alternately with one vector per
+        thread and with several."""
         return self.runs[i % len(self.runs) :][:1] if cases.LEVEL == 1 else self.runs
 
 
 def of_each_kernel(f):
-    """One activation of each op: dtypes and directions are kernels of their own, activations are not. From level 2 on: at level 1 one of
-    each schedule, of the dtypes that follow."""
+    """Selects one activation of each op from level 2 on: dtypes and directions have kernels of
+    their own, activations do not. Level 1 takes one function of each schedule, in the sample's
+    dtypes."""
     return f["activation"] == ("gelu" if "{act}" in f["op"] else "none")
 
 
 def one_dtype_per_schedule(f):
-    """Dtypes share the schedules: float for all, 2 bytes for what is summed."""
+    """Dtypes share the schedules, so f32 stands for all; bf16 is added for functions that sum."""
     return of_each_kernel(f) and (
         f["dtypes"][0] == "f32" or (f["dtypes"][0] == "bf16" and f["scratch"])
     )
 
 
 def one_dtype_per_size(f):
-    """Their vectors are of 2, 4 and 8 bytes: the accesses of f16 are bf16's."""
+    """Selects dtypes with vectors of 2, 4 and 8 bytes; f16 has the accesses of bf16."""
     return of_each_kernel(f) and cases.of_own_accesses(f)
 
 
 @functools.cache
 def of_schedules(takes):
-    """One function of each schedule and dtype of those that a sample takes."""
+    """Names of one function of each schedule and dtype that a sample takes."""
     found = selection.cover(
         lambda f: [(selection.schedule(f), f["dtypes"][0])], [f for f in MANIFEST if takes(f)]
     )
     return {f["name"] for f in found}
 
 
+# ThreadSanitizer needs ten seconds per MiB, and races show in small tensors too.
 SAMPLES = {
-    # Activations are functions without memory accesses: another one adds nothing but arithmetic, which UBSan looks at in `act`.
+    # Activations access no memory: another one adds only arithmetic, which UBSan checks in `act`.
     "memory": Sample(
         "asan",
         lambda f: one_dtype_per_size(f) or f["op"] == "{act}",
@@ -128,18 +132,19 @@ SAMPLES = {
         ("f32",),
         ((emulator.FORWARD, 1), (emulator.RANDOM, emulator.FILL)),
         1 << 20,
-    ),  # a MiB takes ThreadSanitizer ten seconds, and what races does so in small tensors
+    ),
 }
 
 
 def overwrites_what_was_picked(f):
-    """Where an output may be the input, a thread writes what others have looked up by an index."""
+    """True if an output may alias an input that other threads gather from by index."""
     picks = any(a.get("index") and a["index"]["below"] == "cols" for a in f["arguments"])
     return picks and f["family"] == "rows" and bool(checks.in_place_pairs(f))
 
 
 def in_place(f):
-    """(output, input) that share memory in one more call: where a thread writes what others read; at level 2 all of ops over rows."""
+    """Pairs (output, input) that share memory in an additional call, if a thread writes what others
+    read. From level 2 on all pairs of ops over rows."""
     return (
         checks.in_place_pairs(f)
         if overwrites_what_was_picked(f) or cases.LEVEL > 1 and f["family"] == "rows"
@@ -148,9 +153,9 @@ def in_place(f):
 
 
 def functions(sample):
-    if (
-        cases.LEVEL == 1
-    ):  # of each schedule and size of element one, of 2 and 4 bytes by turns where both have its kernels
+    # Level 1 takes one function of each schedule and element size, alternating 2 and 4 bytes where
+    # both have the schedule's kernels.
+    if cases.LEVEL == 1:
         found = kflib.on("cuda", selection.of_schedules(SAMPLES[sample].dtypes))
         found += [
             f
@@ -169,14 +174,19 @@ def functions(sample):
 
 
 def run(library, sample, names=(), first=False):
-    """worker.py with the sanitizer of a sample: status 0 if all is well, 1 if a check failed, 66 if the sanitizer found something: with
-    `first` at once, where a fault is planted that gives thousands of reports; each function on all shapes then, as it need not be its schedule's."""
+    """Runs worker.py under the sanitizer of a sample. Status: 0 success, 1 a check failed, 66 the
+    sanitizer reported.
+
+    first: stops at the first report, for planted faults that cause thousands, and runs each
+    function on all shapes, because it need not be the one of its schedule.
+    """
     variant = SAMPLES[sample].variant
+    # OpenBLAS' threads look like races.
     environment = {
         **os.environ,
         **emulator.sanitizer_environment(variant),
         "OPENBLAS_NUM_THREADS": "1",
-    }  # its threads look like races
+    }
     if first:
         environment["TSAN_OPTIONS"] += ":halt_on_error=1"
     command = [

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""CUDA's functions whose activation is an argument (kf/any), run by the emulation: what that activation's own function gives, to the bit."""
+"""Tests CUDA functions with a run-time activation (kf/any), run by the emulator: they must equal
+the functions with that activation, bit for bit."""
 
 import cases
 import checks
@@ -13,9 +14,10 @@ from conftest import BUILD
 from kfgen.entries import spec
 from kfgen.interfaces import manifest
 
+# One op and dtype per schedule; the primitives are shared with C.
 OPS = [
     (op, dtype) for op, dtype in chosen.SOME if op != "{act}_glu" and dtype not in ("i32", "f64")
-]  # of schedules; words are C's too
+]
 PAIRS = chosen.chosen(OPS)
 FIRST = list({f["name"]: (f, g) for f, g in PAIRS}.values())
 FALLING = [(f, g) for f, g in PAIRS if g["activation"] == "leaky_relu" and checks.result_of(g)]
@@ -48,7 +50,7 @@ def test_a_slope_below_zero(lib, memory, f, g):
 
 
 def test_a_user_s_reduction(include, tmp_path):
-    """No reduction of kf's has an activation; in C too."""
+    """A user's reduction may have a run-time activation, in C too; none of kf's reductions has one."""
     path, selected, functions = user_ops.load(
         """
 [op."summed_{act}"]

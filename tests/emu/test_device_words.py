@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The public device words in kernels of one's own, run by the emulation (device_words.cpp); and each of their barriers removed
-once, which must be noticed."""
+"""Tests the public device functions in user kernels, run by the emulator (device_words.cpp).
+Removing any of their barriers must be noticed."""
 
 import os
 import shutil
@@ -20,7 +20,7 @@ BARRIERS = HEADER.read_text().count(BARRIER)
 
 
 def passes(include, work, variant="plain"):
-    """Whether the program, compiled with these headers, finds everything right."""
+    """Compiles the program with these headers; returns whether it finds everything right."""
     program = work / variant
     folders = [emulator.HERE / "include", emulator.HERE, *include]
     subprocess.run(
@@ -52,7 +52,8 @@ def test_words(include, tmp_path, variant):
 
 @pytest.mark.parametrize("i", range(0, BARRIERS, cases.by_level(cases.SHARE, 1)))
 def test_removed_barrier(include, tmp_path, i):
-    """By a wrong value or, where every thread of the emulation has read before the next one writes, by the race check."""
+    """A missing barrier shows as a wrong value. If the emulator's threads happen to read before the
+    next one writes, ThreadSanitizer reports the race."""
     changed = tmp_path / "include/kf/core"
     shutil.copytree(kflib.ROOT / "include/kf/core", changed)
     parts = HEADER.read_text().split(BARRIER)

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The emulation itself: its words mean what CUDA's do, and it reports what it is there to report."""
+"""Tests the emulator itself: its features behave as CUDA's, and it reports the faults it must
+report."""
 
 import ctypes
 import os
@@ -22,7 +23,7 @@ ORDERS = {"forward": emulator.FORWARD, "reversed": emulator.REVERSED, "random": 
 
 
 def library(variant):
-    """faults.cpp compiled and linked to the emulation."""
+    """Compiles faults.cpp and links it to the emulator."""
     include = [f"-I{d}" for d in (emulator.HERE / "include", emulator.HERE, kflib.ROOT / "include")]
     runtime = emulator.runtime(BUILD / "emu", variant)
     out = BUILD / "emu" / f"faults_{variant}.{os.getpid()}.so"
@@ -77,7 +78,7 @@ def faults():
 @pytest.mark.parametrize("order", ORDERS.values(), ids=ORDERS)
 class TestWords:
     def test_shared_memory_is_nan(self, faults, order):
-        for _ in range(2):  # also after a launch has written there, and after a block has
+        for _ in range(2):  # also after a launch or a block has written there
             result, out = faults.run("unwritten", threads=1, blocks=3, order=order)
             assert result == 0 and list(out[:6]) == [1] * 6
 
@@ -141,13 +142,16 @@ class TestWords:
             t %= 64
             lane = t % 32
             down = lane + 4 if lane % 8 < 4 else lane
-            up, thirds = lane - 2 if lane >= 2 else lane, sum(1 << i for i in range(0, 32, 3))
+            up, multiples_of_3 = (
+                lane - 2 if lane >= 2 else lane,
+                sum(1 << i for i in range(0, 32, 3)),
+            )
             want = [
                 5,
                 lane ^ 3,
                 up,
                 int(0.5 * down),
-                thirds,
+                multiples_of_3,
                 101 if lane < 7 else 0,
                 lane // 4 * 4 + (lane + 1) % 4,
                 int(lane < 8),
@@ -155,7 +159,8 @@ class TestWords:
             assert list(got) == want
 
     def test_copies(self, faults, order):
-        """There when it has been waited for, and not before in one of the orders: ones are there instead, and at once in another."""
+        """A cp.async copy is complete after its wait. Before that the destination holds ones in one
+        order, and the data in another."""
         result, out = faults.run("copies", 64, order=order)
         got = out[:256].reshape(64, 4)
         t = np.arange(64)
@@ -179,7 +184,7 @@ class TestWords:
         result, out = faults.run("four_matrices", 32, order=order)
         assert result == 0
         numbers = np.arange(256).reshape(4, 8, 8)
-        for turned, source in enumerate((numbers, numbers.transpose(0, 2, 1))):
+        for transposed, source in enumerate((numbers, numbers.transpose(0, 2, 1))):
             want = [
                 [
                     source[i, lane // 4, lane % 4 * 2]
@@ -188,7 +193,7 @@ class TestWords:
                 ]
                 for lane in range(32)
             ]
-            assert out[turned * 128 :][:128].reshape(32, 4).tolist() == [
+            assert out[transposed * 128 :][:128].reshape(32, 4).tolist() == [
                 [int(v) for v in row] for row in want
             ]
 
@@ -234,7 +239,7 @@ def test_orders(faults):
 
 
 def test_orders_of_clusters(faults):
-    """The threads of all blocks of a cluster, then those of another cluster."""
+    """All threads of a cluster's blocks run before those of the next cluster."""
     seen = {
         name: tuple(faults.run("order", 20, 6, cluster=3, order=order)[1][1:121])
         for name, order in ORDERS.items()
@@ -301,7 +306,7 @@ def test_reports(faults, which, order):
             + 1
         )
         assert f"faults.cpp:{line}\n" in text and out[0] == 0
-    assert faults.run("reversal", 256, order=order)[0] == 0  # and the next launch is as good as any
+    assert faults.run("reversal", 256, order=order)[0] == 0  # the next launch succeeds
 
 
 SELF = r"  of block \(1, 0, 0\):\n(  threads .*\n)*  threads 5: is at %s, .*faults.cpp:\d+\n"
@@ -366,9 +371,8 @@ def test_copies_that_nobody_waits_for(faults):
         and "thread 0 has more copies under way than there is room for, 256\n" in faults.emu.report
     )
     assert re.search(r"threads 0: is at cp.async, .*faults.cpp:\d+\n", faults.emu.report)
-    assert (
-        faults.run("too_many_copies", 1, order=emulator.REVERSED)[0] == 0
-    )  # there they have come at once
+    # In reversed order copies complete at once.
+    assert faults.run("too_many_copies", 1, order=emulator.REVERSED)[0] == 0
 
 
 def test_static_memory_without_clusters(faults):
@@ -425,13 +429,12 @@ def test_launches_that_a_device_refuses(faults):
 
 def test_missing_barriers_show_in_some_order(faults):
     want = [0, *range(63)]
-    assert (
-        list(faults.run("race", 64)[1][:64]) == want
-    )  # forward: what is needed happens to be there
+    # In forward order the values happen to be there.
+    assert list(faults.run("race", 64)[1][:64]) == want
     assert list(faults.run("race", 64, order=emulator.REVERSED)[1][:64]) != want
 
 
-# Without NumPy and what else Faults needs, which take seconds to import where a sanitizer looks on.
+# Runs kernels without NumPy and the imports of Faults, which take seconds under a sanitizer.
 SCRIPT = """
 import ctypes, sys
 path, names, aborts, *numbers = sys.argv[1:]
@@ -460,7 +463,7 @@ def in_a_process(path, which, variant=None, aborts=0, threads=64, blocks=2, clus
 
 
 def test_a_fault_aborts(faults):
-    """Programs that do not ask for anything else."""
+    """A fault aborts a program that has not disabled that."""
     done = in_a_process(faults.dll._name, "barrier_not_reached", aborts=1)
     assert done.returncode == -6 and done.stdout == ""
     assert (
@@ -475,7 +478,8 @@ def line_of(text):
 
 
 def test_races_are_reported():
-    """With file and line, between threads and between blocks; what barriers, launches and memory of one's own order is none."""
+    """Races between threads and between blocks are reported with file and line. Barriers, launches
+    and a thread's own memory cause no report."""
     path = library("tsan")
     try:
         done = in_a_process(path, "no_race,reversal,atomics,shuffles", "tsan")
@@ -541,9 +545,8 @@ def test_accesses_out_of_bounds_are_reported():
         )
         assert done.returncode == 0 and done.stdout == "0\n719\n0\n0\n", done.stderr[:3000]
         done = in_a_process(path, "barrier_not_reached", "asan")
-        assert done.returncode == 0 and done.stdout == "719\n", done.stderr[
-            :3000
-        ]  # stacks that are left do not confuse it
+        # Stacks of threads that never returned do not confuse AddressSanitizer.
+        assert done.returncode == 0 and done.stdout == "719\n", done.stderr[:3000]
     finally:
         path.unlink()
 
@@ -558,7 +561,8 @@ kf_result_t both(const float *x, float *y) { return kf_cpu_relu_f32(x, y, 1) ? K
 
 
 def test_umbrellas(include, tmp_path):
-    """Kernels written by hand can be run here too. At level 1 with the headers of one op: the emulation of all of them takes ten seconds to read."""
+    """Hand-written kernels compile with the umbrella headers. Level 1 takes the headers of one op,
+    because all take ten seconds to parse."""
     (tmp_path / "user.cpp").write_text(USER.replace("%s", cases.by_level("kf/ops/act", "kf/kf")))
     folders = [f"-I{d}" for d in (emulator.HERE / "include", emulator.HERE, *include)]
     subprocess.run(

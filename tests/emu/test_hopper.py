@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every instruction of kf/core/hopper.cuh and wgmma.cuh (hopper_words.cpp), run by the emulation, which must notice each misuse; and compiled by
-nvcc for sm_90a, and for devices that have none of them."""
+"""Tests every instruction of kf/core/hopper.cuh and wgmma.cuh (hopper_words.cpp), run by the
+emulator, which must report each misuse. The file must also compile with nvcc, for sm_90a and for
+other devices."""
 
 import os
 import subprocess
@@ -44,7 +45,8 @@ def test_instructions(include, tmp_path, variant):
 @pytest.mark.skipif(not toolkit.nvcc(), reason="no nvcc")
 @pytest.mark.parametrize("arch", ["90a", *cases.by_level([], ["75", "90"])])
 def test_compiles(include, tmp_path, arch):
-    """Under another architecture the kernels are empty: one that had an instruction of sm_90a would not assemble."""
+    """For other architectures the kernels are empty: an sm_90a instruction in one would not
+    assemble."""
     folders = [f"-I{d}" for d in (SUPPORT, *include)]
     flags = [
         "-std=c++17",

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""CUDA's functions: labels are whole numbers of 64 or 32 bits, columns and ignore_index of 64."""
+"""Tests labels of 32 and 64 bits in CUDA functions, and columns and ignore_index of 64 bits."""
 
 import checks
 import emulator
@@ -43,5 +43,6 @@ def test_whole_numbers_of_an_own_op(include, tmp_path):
     own = emulator.build(functions, tmp_path / "lib", [*include, tmp_path])
     memory = emulator.Memory(emulator.Emulator(own))
     for f in functions:
-        for sizes in ((5, 7), (3, 300), (2, 20001)):  # in registers, and read again
+        # rows in registers, and rows that are read again
+        for sizes in ((5, 7), (3, 300), (2, 20001)):
             checks.run(own, memory, f, sizes, files=(path,))

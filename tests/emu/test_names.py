@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""CUDA functions of ops whose operands are called like the identifiers of the code that kfgen makes, run by the emulation."""
+"""Tests CUDA functions whose operands have the names of identifiers in generated code, run by the
+emulator."""
 
 import emulator
 import odd_names
@@ -15,9 +16,8 @@ pytestmark = pytest.mark.skipif(not toolkit.include(), reason="no CUDA headers")
 )
 def test_any_name_will_do(include, once, tmp_path, family):
     path, found, _ = odd_names.made(once, family)
-    found = odd_names.some(
-        found, 6
-    )  # nvcc compiles them, and C runs more (tests/headers, tests/cpu)
+    # nvcc compiles these too, and C runs more (tests/headers, tests/cpu).
+    found = odd_names.some(found, 6)
     lib = emulator.build(odd_names.all_of(found), tmp_path / "lib", [*include, path.parent])
     memory = emulator.Memory(emulator.Emulator(lib), emulator.RUNS[1:2])
     for plain, odd in found:

@@ -1,8 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The functions of the CUDA backend, run by the emulation, against the float64 oracle on the axes of cases.py, in orders of blocks and
-threads whose results must be the same to the bit (emulator.RUNS): from level 2 on some activations of each op, on shapes as
-selection.on_all_emulated_shapes says, in three orders, at level 1 the gate's in two, of which one has several vectors a thread,
-or in one of these."""
+"""Tests the CUDA functions, run by the emulator, against the float64 oracle on the axes of
+cases.py. The orders of blocks and threads (emulator.RUNS) must agree bit for bit.
+
+Level 1 runs the gate's functions in two orders or one, of which one has several vectors per thread.
+From level 2 on some activations of each op run in three orders, on the shapes of
+selection.on_all_emulated_shapes.
+"""
 
 import cases
 import checks
@@ -17,7 +20,7 @@ from conftest import BUILD
 from kfgen.model import limits
 
 ORDERS = cases.by_level(emulator.RUNS[1:], emulator.RUNS)
-LONGER = cases.by_level(16400, 20000)  # columns of a row that no dtype holds
+LONGER = cases.by_level(16400, 20000)  # columns of a row that exceeds the registers in every dtype
 pytestmark = pytest.mark.skipif(not toolkit.include(), reason="no CUDA headers")
 
 
@@ -39,18 +42,18 @@ def memory(emu):
 @numeric.each(numeric.ON_CUDA, "name")
 def test_numbers(lib, emu, memory, f):
     all_shapes = selection.on_all_emulated_shapes()
+    # Long rows take long.
     whole = f["name"] in all_shapes and (
         f["family"] != "rows" or cases.LEVEL == 1 or cases.whole_table(f)
-    )  # long rows take long
+    )
     emu.forget()
-    if (
-        cases.LEVEL == 1 and not whole
-    ):  # that the order is all the same is a schedule's: here one of the two, by turns
+    # Independence of the order belongs to the schedule, so a further function runs in one of the
+    # two orders, alternately.
+    if cases.LEVEL == 1 and not whole:
         memory = emulator.Memory(emu, ORDERS[sum(map(ord, f["name"])) % 2 :][:1])
     numeric.numbers(lib, memory, f, whole=whole, shared=all_shapes)
-    if (
-        cases.LEVEL == 1 and whole and emu.missing()
-    ):  # those of one vector a thread, which level 1's orders have of few shapes
+    # Level 1's orders have few shapes for kernels with one vector per thread.
+    if cases.LEVEL == 1 and whole and emu.missing():
         numeric.numbers(lib, emulator.Memory(emu, emulator.RUNS[:1]), f, whole=whole)
     others = selection.calls_others(f)
     assert not whole or others or emu.missing() == [], "kernels that no shape reaches"
@@ -72,11 +75,11 @@ def test_dropout_probabilities(lib, memory, f, p):
     numeric.dropout_probability(lib, memory, f, p)
 
 
-# Sums of several parts, with tiles that end inside of the tensor.
+# Sums of several parts, with tiles that end inside the tensor.
 TALL = {"rows": [(200, 24), (90, 700)], "planes": [(40, 6, 37), (90, 19, 1), (70, 3, 130)]}
 
 
-# How a sum is shared out does not depend on what a tensor's elements are, but on what is added up.
+# Summation depends on the accumulator's dtype, not on the tensor's.
 PERSISTENT = [f for f in numeric.emulated(numeric.GATE_IN_PLACE) if cases.persistent(f)]
 if cases.LEVEL == 1:
     PERSISTENT = selection.cover(
@@ -87,7 +90,7 @@ if cases.LEVEL == 1:
 
 @numeric.each(PERSISTENT, "name")
 def test_multiprocessors(lib, emu, memory, f):
-    """However many blocks share out a sum, it is within its bound; what is not summed has the same bits."""
+    """A sum is within its bound for any number of blocks; what is not summed keeps its bits."""
     summed = {a["name"] for a in f["arguments"] if a.get("kind") in ("row", "channel", "group")}
     for sizes in (
         [(600, 24), (90, 700), (12, 1504)] if f["family"] == "rows" else cases.of_form(f, TALL)
@@ -117,7 +120,7 @@ def test_multiprocessors(lib, emu, memory, f):
     "name",
 )
 def test_persistent_blocks(lib, emu, memory, f):
-    """A row's bits are the same whether a block has it alone or loops over many."""
+    """A row's bits do not depend on whether a block computes one row or loops over many."""
     for sizes, _ in cases.rows_of(f, [[(12, 3000), 0], [(12, 6000), 0]]):
         try:
             found = [emu.set(sms=sms) or checks.run(lib, memory, f, sizes) for sms in (132, 1)]
@@ -127,7 +130,8 @@ def test_persistent_blocks(lib, emu, memory, f):
 
 
 def test_only_an_activation_s_gradient_reads(include, tmp_path):
-    """An operand that may be NULL where the gradient does not read the activation's argument, in every schedule of a row."""
+    """An operand may be NULL if the gradient does not read the activation's argument, in every
+    schedule of a row."""
     path, _, functions = user_ops.load(
         """
 [op."centred_{act}"]
@@ -161,7 +165,8 @@ DROPPED = {
 
 @pytest.mark.parametrize("what", DROPPED)
 def test_dropout_anywhere(what, include, tmp_path):
-    """One mask in every pass and every schedule: rows of whole vectors and others, in registers and read again."""
+    """All passes and schedules use the same mask: rows of whole vectors and others, in registers
+    and read again."""
     expr = DROPPED[what]
     path, _, functions = user_ops.load(
         f"""
@@ -193,7 +198,8 @@ ref = "{expr.replace("abs(", "np.abs(")}"
 
 
 def test_as_many_reductions_as_a_pass_may_have(include, tmp_path):
-    """The words of core/rows/reduce.cuh hold them all: sums, and in the last place, where an int has its sign, the least."""
+    """The primitives of core/rows/reduce.cuh support the maximum number of reductions; the last is
+    a minimum, where the packed int has its sign bit."""
     words = [*(("sum", "max", "min")[i % 3] for i in range(limits.REDUCTIONS - 1)), "min"]
     terms = " + ".join(f"{word}(x * {i + 2})" for i, word in enumerate(words))
     path, _, functions = user_ops.load(
@@ -224,7 +230,7 @@ ref = "{terms}"
     ],
 )
 def test_a_launch_that_fails(lib, emu, error, code, text):
-    """Its own status is the result, with the function's name; the next call is as good as any."""
+    """The launch's own status is the result, with the function's name. The next call succeeds."""
     f = next(f for f in numeric.GATE if f["sizes"] == ["n"] and f["activation"] != "none")
     array = np.zeros(64, np.float64)
     values = {a["name"]: array.ctypes.data for a in f["arguments"]} | {"n": 8} | f["scalars"]

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""CUDA functions of ops with more operands, gradients and dtypes than kf's own have, run by the emulation."""
+"""Tests CUDA functions of ops with more operands, gradients and dtypes than kf's own ops, run by
+the emulator."""
 
 import cases
 import checks

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The kernels under AddressSanitizer and UndefinedBehaviorSanitizer, and under ThreadSanitizer, for which the threads of a
-block are threads: a race between them is reported with file and line."""
+"""Runs the kernels under AddressSanitizer with UndefinedBehaviorSanitizer, and under
+ThreadSanitizer. ThreadSanitizer sees a block's threads as threads, and reports races between them
+with file and line."""
 
 import pathlib
 import sys
@@ -17,15 +18,14 @@ import samples  # noqa: E402
 pytestmark = pytest.mark.skipif(not toolkit.include(), reason="no CUDA headers")
 
 
-PARTS = cases.by_level(1, 64)  # in one process nobody else could take some
+PARTS = cases.by_level(1, 64)  # parts run in parallel processes
 
 
 @pytest.mark.parametrize("part", range(PARTS))
 @pytest.mark.parametrize("sample", samples.SAMPLES)
 def test_clean(sample, part):
-    functions = samples.functions(sample)[
-        part::PARTS
-    ]  # not neighbours: families differ in the memory they take, which is time
+    # Strided parts: neighbours are of one family, and families differ in memory, hence time.
+    functions = samples.functions(sample)[part::PARTS]
     lib = emulator.library(functions, BUILD / "emu", samples.SAMPLES[sample].variant)
     done = samples.run(lib, sample, [f["name"] for f in functions])
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[:6000]

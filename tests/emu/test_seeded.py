@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Proof that the emulation bites: the headers are broken in one place at a time, in a copy, and something that CI runs must
-notice: an order of the threads, or a sanitizer."""
+"""Breaks the headers in one place at a time, in a copy. Something that CI runs must notice each
+fault: a thread order of the emulator, or a sanitizer."""
 
 import pathlib
 import sys
@@ -22,7 +22,7 @@ ORDERS = {"forward": emulator.FORWARD, "reversed": emulator.REVERSED, "random": 
 CORE = ROOT / "include/kf/core"
 BARRIER = "__syncthreads();"
 
-# file, text, what stands there instead, functions, sanitizers that run too
+# file, pattern, replacement, functions, sanitizers that must report it
 SEEDED = {
     "a store's tail one long": (
         "kf/core/vector.cuh",
@@ -450,8 +450,9 @@ SEEDED |= {
     ),
 }
 SEEDED |= cases.said("FAULTS")
-# Every barrier of the schedules, left out (device.cuh's: test_device_words.py). Of those that guard what is summed, a function
-# of each dtype and schedule.
+# Each barrier of the schedules is removed in turn (device.cuh: test_device_words.py). Barriers of
+# sums are tested with one function of each accumulator and schedule.
+# All ops over rows share this code.
 SUMS = [
     f
     for f in samples.MANIFEST
@@ -460,20 +461,21 @@ SUMS = [
     and f["activation"] == "none"
     and not f["dropout"]
     and (f["family"] == "elementwise" or f["op"] == "layer_norm_{act}")
-]  # the code of all ops over rows
-# Reductions over an axis, one of which joins twice in a kernel; of places one.
+]
+# Reductions over an axis, one of which joins twice in a kernel, and one argreduce.
 PLACES = [
     f["op"]
     for f in samples.MANIFEST
     if f["family"] == "reduction" and any(a.get("var") == "I" for a in f["arguments"])
 ][:1]
+# Argreduce has its own kernel for 2-byte elements.
 REDUCED = [
     f
     for f in samples.MANIFEST
     if f["op"] in ("sum", "amax", "var", *PLACES)
     and not f["bwd"]
     and f["dtypes"][0] in ("f32", "f64", *["bf16"] * (f["op"] in PLACES))
-]  # which have a kernel of their own for two bytes
+]
 BANDS = [
     f
     for f in samples.MANIFEST
@@ -481,7 +483,7 @@ BANDS = [
     and f["dtypes"] in (["f32"], ["f64"])
     and f["activation"] == "none"
 ]
-# Two vectors of sums over rows. Barriers of the products themselves are tests/families/matmul's.
+# Two gradients summed over rows. test_gemm.py tests the barriers of the products themselves.
 PRODUCTS = [
     f
     for f in samples.MANIFEST
@@ -506,7 +508,7 @@ SITES = [
 
 
 def users(path):
-    """Functions that come by the barriers of a file."""
+    """Functions that execute the barriers of a file."""
     folder = path.parent.name
     if folder == "matmul":
         return PRODUCTS
@@ -518,31 +520,31 @@ def users(path):
 
 
 def caught(include, folder, functions, sanitizers, orders=tuple(ORDERS)):
-    """Which of the ways that CI runs notice; at KF_LEVEL=1 the first order of threads that does, and the sanitizers."""
+    """Returns the checks that notice a fault: thread orders and sanitizers. At KF_LEVEL=1 the first
+    thread order that notices ends the search."""
     lib = emulator.build(functions, folder / "lib", include=include)
     emu = emulator.Emulator(lib)
     found = set()
-    for way in orders:
+    for order in orders:
         if found and cases.LEVEL < 2:
             break
-        memory = emulator.Memory(emu, ((ORDERS[way], emulator.FILL), (ORDERS[way], 1)))
+        memory = emulator.Memory(emu, ((ORDERS[order], emulator.FILL), (ORDERS[order], 1)))
         try:
             for f in functions:
-                rows = f["family"] == "rows"  # of which a persistent block is to have several
+                rows = f["family"] == "rows"  # a persistent block needs several rows
                 emu.set(sms=1 if rows else 132)
                 for sizes, values, shift in cases.runs(f) + (
                     [(cases.rows_of(f, [[(40, 1000), 0]])[0][0], "normal", 0)] if rows else []
                 ):
                     checks.run(lib, memory, f, sizes, values, shift=shift)
-                if (
-                    f["form"] == "rows" and f["family"] == "elementwise" and f["scratch"]
-                ):  # more rows than one launch adds up
+                # More rows than one launch adds up.
+                if f["form"] == "rows" and f["family"] == "elementwise" and f["scratch"]:
                     checks.run(lib, memory, f, (200, 24))
-                if rows:  # and a block of columns all of few
+                if rows:  # one block of columns computes all of a few rows
                     emu.set(sms=132)
                     checks.run(lib, memory, f, cases.rows_of(f, [[(40, 1000), 0]])[0][0])
         except checks.Failure:
-            found.add(way)
+            found.add(order)
     for sample in sanitizers:
         sanitized = emulator.library(
             functions, folder / "lib", samples.SAMPLES[sample].variant, include
@@ -556,7 +558,7 @@ def caught(include, folder, functions, sanitizers, orders=tuple(ORDERS)):
 
 
 def test_every_fault_has_its_place(include, tmp_path):
-    """Those that level 1 does not compile can still be planted."""
+    """Every fault can still be planted, including those that level 1 does not compile."""
     for file, text, instead, _, _ in SEEDED.values():
         faults.plant(include, tmp_path, file, text, instead)
 
@@ -568,7 +570,7 @@ def test_seeded_fault(include, tmp_path, what):
     found = caught(
         faults.plant(include, tmp_path, file, text, instead), tmp_path, functions, sanitizers
     )
-    print("noticed by", sorted(found))  # pytest -rP shows it
+    print("noticed by", sorted(found))  # shown by pytest -rP
     assert found, f"nobody notices {what}"
     assert set(sanitizers) <= found, f"{sanitizers} do not notice {what}"
 
@@ -583,21 +585,24 @@ def test_removed_barrier(include, tmp_path, path, i):
     changed = tmp_path / "kf/core" / path.relative_to(CORE)
     changed.parent.mkdir(parents=True)
     changed.write_text(BARRIER.join(parts[: i + 1]) + ";" + BARRIER.join(parts[i + 1 :]))
-    # Thousands of reports take minutes. Only they see that a buffer is written again too soon, before the first barrier of a reduction.
+    # ThreadSanitizer takes minutes for thousands of reports. Only it sees a buffer that is
+    # overwritten too soon, before the first barrier of a reduction.
     sanitizers = ("races",) if cases.LEVEL > 1 or (path, i) == SITES[0] else ()
     found = caught([tmp_path, *include], tmp_path, users(path), sanitizers)
-    print("noticed by", sorted(found))  # pytest -rP shows it
+    print("noticed by", sorted(found))  # shown by pytest -rP
     assert found, f"nobody notices that barrier {i} of {path.name} is gone"
     assert set(sanitizers) <= found, "ThreadSanitizer does not"
 
 
-PARTS = cases.by_level(1, 12)  # many minutes in all, which nobody else should wait for
+# Parts that run in parallel: the whole takes many minutes.
+PARTS = cases.by_level(1, 12)
 
 
 @pytest.mark.parametrize("part", range(PARTS))
 def test_the_original_is_green(include, tmp_path, part):
-    """The machinery above does not turn red by itself. At level 1 one function of each schedule, in the order by which nearly all faults
-    are noticed first: in the others test_numbers.py has run these schedules as they are."""
+    """Checks that the unchanged headers pass. Level 1 takes one function of each schedule, in the
+    order that notices nearly all faults first; test_numbers.py has run these schedules in the other
+    orders."""
     names = {n for what in faults.some(SEEDED) for n in SEEDED[what][3]}
     functions = [
         f for f in samples.MANIFEST if f["name"] in names or f in SUMS + REDUCED + PRODUCTS + BANDS

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows that lie apart, in the emulation: the same bits as of dense tensors, and nothing between the rows is written."""
+"""Tests strided rows in the emulator: they give the bits of contiguous tensors, and nothing between
+the rows is written."""
 
 import cases
 import checks
@@ -25,7 +26,7 @@ def lib():
     return emulator.build(numeric.ON_CUDA, BUILD / "emu")
 
 
-# file, text, what stands there instead, functions: each is right for dense tensors.
+# file, pattern, replacement, functions; each fault leaves contiguous tensors right.
 SEEDED = {
     "rows of heads as if they were dense": (
         "kf/core/rows/access.cuh",
@@ -55,7 +56,7 @@ SEEDED = {
 
 
 def test_every_fault_has_its_place(include, tmp_path):
-    """Those that level 1 does not compile can still be planted."""
+    """Every fault can still be planted, including those that level 1 does not compile."""
     for *place, _ in SEEDED.values():
         faults.plant(include, tmp_path, *place)
 

@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs functions in the emulation, in a process of its own that a sanitizer was loaded into: python worker.py LIBRARY
-SAMPLE [--every] [NAME ...]. The sanitizer says on stderr what it finds. Prints how many functions ran, or the first check that failed."""
+"""Runs functions in the emulator under a sanitizer, in a process of its own.
+
+Usage: python worker.py LIBRARY SAMPLE [--every] [NAME ...]. The sanitizer reports to stderr. Prints
+the number of functions, or the first check that failed.
+"""
 
 import ctypes
 import pathlib
@@ -20,8 +23,8 @@ import samples  # noqa: E402
 
 
 class Poisoned(emulator.Memory):
-    """The arena between and behind the tensors may not even be read (in front of them AddressSanitizer sees whole words of 8
-    bytes alone)."""
+    """Poisons the memory between and after the tensors, so that even reads are reported. (In front
+    of a tensor AddressSanitizer sees only whole words of 8 bytes.)"""
 
     def run(self, image, call):
         process = ctypes.CDLL(None)
@@ -60,7 +63,7 @@ def main():
             for i, (sizes, values, shift) in enumerate(samples.SAMPLES[sample].cases(f, every)):
                 memory.runs = samples.SAMPLES[sample].orders(i)
                 checks.run(lib, memory, f, sizes, values, shift=shift)
-            for pair in samples.in_place(f):  # whose reads and writes meet
+            for pair in samples.in_place(f):  # the pair's reads and writes overlap
                 checks.run(lib, memory, f, samples.SAMPLES[sample].cases(f)[0][0], inplace=(pair,))
     except checks.Failure as failure:
         print(failure)

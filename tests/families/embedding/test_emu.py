@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Gradient of an embedding table: rows of a token are added in row order, bit for bit.
-
-Without rows the gradient is beta times its old value.
-"""
+"""Tests the gradient of an embedding table in both backends. It must add the rows of one index in
+row order, bit for bit; rows without a gradient must become beta times their old value."""
 
 import checks
 import emulator
@@ -13,7 +11,7 @@ import toolkit
 from conftest import BUILD
 
 F = next(f for f in kflib.manifest()["functions"] if f["name"] == "kf_embedding_bwd_f32_i32")
-ROWS, COLS, VOCAB = 700, 12, 130  # several tiles of the sort, tokens of two digits
+ROWS, COLS, VOCAB = 700, 12, 130  # several tiles of the sort, indices of two digits
 
 
 @pytest.fixture(
@@ -64,7 +62,8 @@ def test_in_the_order_of_the_rows(backend, beta):
         want[index[row]] += dout[row]
     want = want + np.float32(beta) * old if beta else want
     assert want.tobytes() == got.tobytes()
-    others = dout[rng.permutation(ROWS)]  # another order changes the bits
+    # Another order must give other bits, or the test proves nothing.
+    others = dout[rng.permutation(ROWS)]
     assert not np.array_equal(
         np.add.reduce(dout[index == 1], dtype=np.float32),
         np.add.reduce(others[index == 1], dtype=np.float32),

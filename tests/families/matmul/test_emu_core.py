@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""kf/core/matmul/matmul.cuh under endings written by hand, run by the emulation (emu_core.cpp); and faults in it that must be noticed."""
+"""Tests kf/core/matmul/matmul.cuh with hand-written epilogues, run by the emulator
+(gemm_words.cpp). Planted faults must be noticed."""
 
 import os
 import subprocess
@@ -16,7 +17,7 @@ from conftest import BUILD
 pytestmark = pytest.mark.skipif(not toolkit.include(), reason="no CUDA headers")
 MMA, LOAD, SIMT, TILE = (f"kf/core/matmul/{name}.cuh" for name in ("mma", "load", "simt", "tile"))
 WAIT, BARRIER = r"kfi_fetch_wait<stages - 2>\(\);( // %s)", r"__syncthreads\(\);( *// %s)"
-# file, text, what stands there instead
+# file, pattern, replacement
 SEEDED = {
     "a stage is read before it has come": (MMA, WAIT % "of all stages", r"\1"),
     "a stage is filled while it is read": (MMA, BARRIER % "and nobody", r"\1"),
@@ -50,16 +51,14 @@ SEEDED = {
     ),
     "the last band of tiles": (TILE, r"g\.row_tiles - first < KFI_TILES_DOWN \?", "false ?"),
 }
-RUNS = {
-    "plain": "64",
-    "asan": "64",
-    "tsan": "4",
-}  # all kernels once; a thread of ThreadSanitizer's costs half a millisecond
-SEVERAL = cases.by_level(1, 5)  # rounds of other sizes
+# Cases: each kernel once. ThreadSanitizer takes half a millisecond per thread.
+RUNS = {"plain": "64", "asan": "64", "tsan": "4"}
+# Rounds of other sizes.
+SEVERAL = cases.by_level(1, 5)
 
 
 def passes(program, variant="plain"):
-    """Whether the program finds everything right."""
+    """Returns whether the program finds everything right."""
     options = "exitcode=66:detect_leaks=0"
     environment = os.environ | {
         "TSAN_OPTIONS": "exitcode=66:history_size=0",
@@ -84,9 +83,10 @@ def passes(program, variant="plain"):
 
 @pytest.mark.parametrize("variant", ["asan", *cases.by_level([], ["plain", "tsan"])])
 def test_products(include, once, variant):
+    # The program is shared with test_wgmma.
     program = once(
         f"products, {variant}", lambda folder: emulator.products(include, folder, variant)
-    )  # test_emu_wgmma's too
+    )
     assert passes(program, variant)
 
 
@@ -104,7 +104,7 @@ def test_seeded_fault(include, tmp_path, what):
     ), f"nobody notices {what}"
 
 
-# What is there (KF_SCHEDULES), whether the device has wgmma; sizes that have a kernel then, and some that have none.
+# KF_SCHEDULES: whether the device has wgmma, sizes that then have a kernel, sizes that have none.
 CUT = {
     4: (1, [(1, 130, 136, 72), (1, 16, 72, 200)], [(1, 130, 135, 71), (1, 16, 17, 25)]),
     2: (0, [(1, 130, 136, 72), (1, 16, 72, 200)], [(1, 7, 9, 5)]),
@@ -140,7 +140,8 @@ EXACT = ((1, 2, 96, 1), "special"), ((1, 16, 40, 8), "special"), ((1, 40, 24, 70
 
 
 def test_subnormal_factors(include):
-    """The first of these on a GPU: two terms of a float32 gradient, of which 2^-24 times 30,000 took bits from the other one (product_oracle)."""
+    """The first case was found on a GPU: two terms of a float32 gradient, of which 2^-24 x 30,000
+    took bits from the other one (product_oracle)."""
     f = next(f for f in kflib.manifest()["functions"] if f["name"] == "kf_linear_add_bwd_f16_f32")
     lib = emulator.build([f], BUILD / "emu", include=include)
     memory = emulator.Memory(emulator.Emulator(lib), ((emulator.RANDOM, 2),))

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Products by wgmma (kf/core/matmul/hopper.cuh), run by the emulation: under hand-written epilogues, in every layout, and as launchers choose
-them where a test says that the device has such instructions; and faults in them that must be noticed."""
+"""Tests matmul by wgmma (kf/core/matmul/hopper.cuh), run by the emulator: with hand-written
+epilogues in every layout, and through the launchers. Planted faults must be noticed."""
 
 import functools
 import os
@@ -18,8 +18,8 @@ from wgmma import FUNCTIONS, INVARIANT, LAST, TILED, check_tiles
 
 pytestmark = pytest.mark.skipif(not toolkit.include(), reason="no CUDA headers")
 RING = "kf/core/matmul/hopper.cuh"
-# file, text, what stands there instead
-SEEDED_RINGS = {
+# file, pattern, replacement
+SEEDED_WGMMA = {
     "no turns": (RING, r"kfi_named_sync<256>\(r->group\);", ""),
     "the first turn is nobody's": (RING, r"kfi_named_arrive<256>\(1\);", ""),
     "a stage is read before it has come": (
@@ -82,7 +82,7 @@ SEEDED_RINGS = {
     "the rows of another warp": (RING, r"threadIdx\.x / 32 % 4 \* 16", "threadIdx.x / 32 % 2 * 16"),
 }
 FEW = "kf/core/matmul/skinny.cuh"
-SEEDED_FEW = {
+SEEDED_SKINNY = {
     "a stage of few rows is read before it has come": (
         FEW,
         r"kfi_mbar_wait\(f\.full \+ 8 \* stage, phase\);",
@@ -165,7 +165,7 @@ SEEDED_FEW = {
     "a row too many": (FEW, r"row < g\.rows && group", "row <= g.rows && group"),
 }
 HALVES = "kf/core/matmul/tf32.cuh"
-SEEDED_HALVES = {
+SEEDED_3XTF32 = {
     "a stage of floats is read before it has come": (
         HALVES,
         r"kfi_mbar_wait\(h\.full \+ 8 \* h\.stage, h\.phase\);",
@@ -247,7 +247,7 @@ SEEDED_HALVES = {
         "0 * maps.turns_a",
     ),
 }
-SEEDED_ROUNDED = {
+SEEDED_TF32 = {
     "nothing is rounded": (
         "kf/core/matmul/hopper_host.cuh",
         r"KFI_OF_TF32 \? 11",
@@ -266,14 +266,14 @@ SEEDED_ROUNDED = {
     "the first product of one part adds": (HALVES, r"parts > 1 \|\| !first \|\| q > 0", "true"),
     "one part in another order": (HALVES, r"half \+ j\)\) = all", "half + (j ^ 1))) = all"),
 }
-# what is wrong: the program's mode that must notice it, and the fault
-MODES = {"rings": SEEDED_RINGS, "few": SEEDED_FEW, "halves": SEEDED_HALVES, "tf32": SEEDED_ROUNDED}
+# fault: the program's mode that must notice it, and its place
+MODES = {"rings": SEEDED_WGMMA, "few": SEEDED_SKINNY, "halves": SEEDED_3XTF32, "tf32": SEEDED_TF32}
 SEEDED = {what: (mode, fault) for mode, seeded in MODES.items() for what, fault in seeded.items()}
 ROUNDS = {"rings": "12", "few": "48", "halves": "16", "tf32": "12"}
 
 
 def passes(program, mode="rings", seed=1):
-    """Whether the program finds everything right."""
+    """Returns whether the program finds everything right."""
     environment = os.environ | {
         "ASAN_OPTIONS": "exitcode=66:detect_leaks=0:detect_stack_use_after_return=0"
     }
@@ -291,9 +291,10 @@ def passes(program, mode="rings", seed=1):
 
 @pytest.mark.parametrize("variant", ["asan", *cases.by_level([], ["plain"])])
 def test_products(include, once, variant):
+    # The program is shared with test_gemm.
     program = once(
         f"products, {variant}", lambda folder: emulator.products(include, folder, variant)
-    )  # test_emu_core's too
+    )
     for mode in ROUNDS:
         for seed in range(1, cases.by_level(1, 5) + 1):
             assert passes(program, mode, seed)
@@ -313,7 +314,7 @@ def test_seeded_fault(include, tmp_path, what):
 
 # ---- launchers
 
-# batch, rows, cols, depth; rows beyond 64, depths that fill the ring and go around it; few rows
+# batch, rows, cols, depth: more than 64 rows; K around the pipeline once and more; skinny M.
 SHAPES = [
     (1, 130, 136, 72),
     (2, 200, 72, 712),
@@ -324,8 +325,8 @@ SHAPES = [
 ]
 
 
-# Several tiles a block, where the device has one SM; a K loop around the pipeline of a single tile; columns that are no
-# multiple of a slab's, nor of a vector's.
+# Several tiles per block on one SM; a K loop around the pipeline for a single tile; columns that
+# are no multiple of a slab or of a vector.
 TILE_SHAPES = [(2, 130, 264, 136), (1, 72, 40, 712), (2, 130, 131, 72)]
 
 
@@ -344,10 +345,9 @@ def test_launchers(lib, f):
     try:
         for sizes in SHAPES:
             checks.run(lib, memory, f, sizes)
-        checks.run(
-            lib, memory, f, (1, 70, 24, 72), "special"
-        )  # infinity, NaN, what overflows, what is nearly nothing
-        emu.set(gemm_sms=132)  # too many for tiles of 128 x 128: forwards have some of 64 x 64
+        # Infinity, NaN, overflow and subnormal numbers.
+        checks.run(lib, memory, f, (1, 70, 24, 72), "special")
+        emu.set(gemm_sms=132)  # too many SMs for 128x128 tiles: forwards use 64x64
         checks.run(lib, memory, f, (2, 130, 72, 136))
         assert not [name for name in emu.missing() if "_wgmma<" in name or "_few<" in name]
     finally:
@@ -356,7 +356,7 @@ def test_launchers(lib, f):
 
 @pytest.mark.parametrize("f", TILED, ids=lambda f: f["name"])
 def test_tiles(lib, f):
-    """Each tile of the kernels that store through slabs, forced."""
+    """Forces each tile of the kernels that store through slabs."""
     emu = emulator.Emulator(lib)
     memory = emulator.Memory(emu, cases.by_level(((emulator.RANDOM, 2),), emulator.RUNS))
     emu.set(hopper=1)
@@ -371,7 +371,8 @@ def test_tiles(lib, f):
 
 @pytest.mark.parametrize("f", INVARIANT, ids=lambda f: f["name"])
 def test_batch_invariant(lib, f):
-    """As with KF_BATCH_INVARIANT: by wgmma, by mma.sync, and by way of registers."""
+    """Results do not depend on the batch, as with KF_BATCH_INVARIANT: by wgmma, by mma.sync, and
+    with loads through registers."""
     emu = emulator.Emulator(lib)
     memory = emulator.Memory(emu, ((emulator.RANDOM, 2),))
     emu.set(gemm_class=0)
@@ -381,18 +382,19 @@ def test_batch_invariant(lib, f):
         ("by mma.sync", 0, 0, 2),
         ("from any address", 1, 0, 2),
     )
-    ways = [
+    variants = [
         (what, lib, memory, shift, functools.partial(emu.set, hopper=hopper, gemm_sms=sms), sms)
         for what, shift, hopper, sms in kinds
     ]
     try:
-        invariant.check(f, ways)
+        invariant.check(f, variants)
     finally:
         emu.set(hopper=0, gemm_sms=1, gemm_class=64)
 
 
 def shared(lib, f):
-    """What a weight's gradient of four tiles is on three SMs, which share the fourth one: by wgmma; of 2 bytes by mma.sync, and from any address."""
+    """Returns the bits of a weight gradient of four tiles on three SMs, which split the fourth: by
+    wgmma; for 2-byte elements also by mma.sync, and from any address."""
     halves = f["dtypes"][0] in ("bf16", "f16")
     emu, sizes = emulator.Emulator(lib), (1, 520, 136, 136)
     memory = emulator.Memory(emu, ((emulator.RANDOM, 2),))
@@ -419,7 +421,7 @@ def shared(lib, f):
 
 @pytest.mark.parametrize("f", LAST, ids=lambda f: f["name"])
 def test_last_tiles_are_shared(lib, f):
-    """Elements of 2 bytes have the same bits by every kernel."""
+    """Split tiles of 2-byte elements have the same bits with every kernel."""
     found = shared(lib, f)
     assert all(bits == found[0] for bits in found) or f["dtypes"][0] not in ("bf16", "f16")
 

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ops over channels of one's own, in bands (core/rows/channel_block.cuh): reductions of every kind, passes that are no moments, many tensors, results of
-channels alone; and those that have no bands."""
+"""Tests user-defined ops over channels in channel blocks (core/rows/channel_block.cuh): every kind
+of reduction, passes other than moments, many tensors and per-channel results; and ops that cannot
+use channel blocks."""
 
 import cases
 import checks
@@ -64,7 +65,8 @@ ref = "{ref}"
 
 
 def test_without_bands(tmp_path):
-    """What reads an element's place in its row, or an operand that is replaced while others may still read it."""
+    """Ops that read an element's index in its row, or replace an operand that others may still
+    read, must not use channel blocks."""
     for expr, more in (
         ("x - mean(x) + column + r", ""),
         ("x - mean(x) + r", 'updates = { r = "r + mean(x)" }\nrefs = { r = "r + mean(x)" }'),
@@ -89,7 +91,8 @@ ref = "{expr}"
 
 @pytest.mark.parametrize("dtype", ["f32", "f64"])
 def test_a_value_far_from_the_others(dtype, tmp_path):
-    """Wherever it stands, first of what a thread has too: the others' squares must not be of their distance from it."""
+    """An outlier at any position must not spoil the variance, even as the first element of a
+    thread. It would, if squares were taken about it."""
     functions = [
         f for f in kflib.manifest()["functions"] if f["name"] == f"kf_batch_norm_train_{dtype}"
     ]

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Gradients of few rows, summed in the launch that has the rows: of weights (kfi_row_strip_enter) with the bits of two launches, of elementwise
-operands (kfi_few_sum) with bits that depend on sizes alone."""
+"""Tests gradients of a few rows, which are summed in the launch that computes the rows. Weights
+(kfi_row_strip_enter) must have the bits of two launches; elementwise operands (kfi_few_sum) must
+have bits that depend on the sizes only."""
 
 import checks
 import emulator
@@ -12,11 +13,12 @@ from conftest import BUILD
 pytestmark = pytest.mark.skipif(not toolkit.include(), reason="no CUDA headers")
 NAMES = ("kf_layer_norm_bwd_f32", "kf_add_rms_norm_gelu_bwd_bf16")
 FUNCTIONS = faults.named(NAMES, "cuda")
-# One row and some; more than a thread has; as many as the second stage has groups; columns that are no whole strip.
+# One row and a few; more rows than a thread holds; as many as the second stage has groups; columns
+# that do not fill a strip.
 SIZES = [(1, 1024), (5, 520), (40, 1000), (64, 520)]
 LIMIT = 64
 CORE = "kf/core/rows/reduce.cuh"
-# file, text of it, what stands there instead
+# file, pattern, replacement
 SEEDED = {
     "columns are read when rows are written": (
         "kf/core/rows/host.cuh",
@@ -44,13 +46,14 @@ SEEDED = {
 
 
 def launched(lib, emu, memory, f, sizes, **more):
-    """(outputs, launches of a call)"""
+    """Returns (outputs, number of launches of a call)."""
     memory.runs, before = emulator.RUNS[:1], emu.launches
     return checks.run(lib, memory, f, sizes, **more), emu.launches - before
 
 
 def check(lib, f, sizes):
-    """Right in one launch; of the same rows in two, in place or at other addresses, the same bits."""
+    """Results are right in one launch. Two launches give the same bits, in place or at other
+    addresses."""
     emu = emulator.Emulator(lib)
     memory = emulator.Memory(emu)
     emu.set(sms=132)
@@ -82,7 +85,7 @@ def test_the_bits_of_two_launches(lib, f, sizes):
 
 
 def test_many_rows(lib):
-    """More rows, and more than there are blocks, take the second launch."""
+    """The second launch is used above the row limit, and for more rows than blocks."""
     emu = emulator.Emulator(lib)
     memory = emulator.Memory(emu)
     for sms, rows in ((132, LIMIT + 1), (1, 7)):
@@ -107,7 +110,7 @@ def test_seeded_fault(include, tmp_path, what):
             check(broken, functions[0], sizes)
 
 
-# Of elementwise ops: one sum and several, columns in registers and in a ring, each width of a vector.
+# Elementwise ops: one sum and several, columns in registers and in a ring, each vector width.
 MAP_NAMES = (
     "kf_bias_gelu_bwd_bf16",
     "kf_prelu_bias_bwd_f32",
@@ -148,7 +151,8 @@ def map_sizes(f, rows, cols):
 
 
 def check_map(lib, f, rows, cols, values="normal"):
-    """Right in one launch; the same bits where nothing is aligned, and (Memory's runs) where elements are so few that each has a thread."""
+    """Results are right in one launch. They have the same bits if nothing is aligned, and with one
+    thread per element for small tensors (Memory's runs)."""
     emu = emulator.Emulator(lib)
     memory, before = emulator.Memory(emu), emu.launches
     sizes = map_sizes(f, rows, cols)
@@ -168,14 +172,16 @@ def map_lib():
 
 @pytest.mark.parametrize("f", MAP_FUNCTIONS, ids=lambda f: f["name"])
 def test_elementwise_in_one_launch(map_lib, f):
-    """Special values: of a NaN the sign, too, since a processor may give that of either operand."""
+    """Special values include the sign of a NaN, because a processor may propagate that of either
+    operand."""
     for rows, cols in MAP_SIZES:
         for values in ("normal", "special"):
             check_map(map_lib, f, rows, cols, values)
 
 
 def test_elementwise_of_many_rows(map_lib):
-    """More rows take a second launch, as do rows that are longer than all blocks have; where no sum is asked for there is one."""
+    """Many rows, or rows too long for all blocks, take a second launch. Without a requested sum
+    there is one launch."""
     emu = emulator.Emulator(map_lib)
     memory = emulator.Memory(emu)
     for rows, cols, want in ((LIMIT + 1, 80, 2), (2, 33000, 2)):

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows of any length at any address, read by vectors (core/rows/shift.cuh): in the emulation, whose rows have up to 64 threads a block."""
+"""Tests rows of any length at any address, read by vectors (core/rows/shift.cuh), in the emulator
+with at most 64 threads per block."""
 
 import re
 
@@ -13,7 +14,8 @@ import toolkit
 from conftest import BUILD
 
 pytestmark = pytest.mark.skipif(not toolkit.include(), reason="no CUDA headers")
-# Lengths of every rest by 8: less than a vector, one lane, several, a warp, two, rows of persistent blocks, in clusters, and read again.
+# Lengths with every remainder modulo 8: less than a vector, one lane, several, a warp, two, rows of
+# persistent blocks, of clusters, and rows that are read again.
 LENGTHS = (
     1,
     3,
@@ -38,13 +40,11 @@ LENGTHS = (
     4097,
     9001,
 )
-SUMMED = (
-    20,
-    3334,
-)  # a block has several rows that are not in registers, whose terms it adds up in memory
+# A block computes several rows that are not in registers, and adds up their terms in memory.
+SUMMED = (20, 3334)
 SHIFT = "kf/core/rows/shift.cuh"
 SOFTMAX = "kf_softmax_bf16", 5, (20, 47, 510, 1023, 1026, 1539)
-# text of it, what stands there instead
+# pattern, replacement
 SHIFTED = {
     "a vector's end from its own lane": (
         r"kfi_shift_lane\(give, of, 1\)",
@@ -105,7 +105,7 @@ STAGED = {
         "(const uint4 *)value, -first, 8",
     ),
 }
-# file, text of it, what stands there instead, a function that notices, of so many rows of such lengths
+# file, pattern, replacement, function that notices, number of rows, lengths
 SEEDED = {what: (SHIFT, *change, *SOFTMAX) for what, change in SHIFTED.items()}
 SEEDED |= {
     f"in shared memory: {what}": (STAGE, *change, "kf_softmax_bf16", 2, (4097,))
@@ -142,7 +142,7 @@ def lib():
 
 @numeric.each(odd_rows.FUNCTIONS, "name")
 def test_any_length_and_address(lib, f):
-    """And every kernel for such rows is reached."""
+    """Any length and address gives right results, and every kernel for such rows is reached."""
     emu = emulator.Emulator(lib)
     memory = emulator.Memory(emu, emulator.RUNS[2:])
     emu.set(sms=1)
