@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Each activation in C: the public scalar functions at the points of the spec's `edges` and `dedges`, and every value of
-f16 and bf16 through the {act} op, forward and backward."""
+"""Tests each activation in C: the public scalar functions at the points of the spec's `edges` and
+`dedges`, and every f16 and bf16 value through the {act} op, forward and backward."""
 
 import ctypes
 import subprocess
@@ -20,7 +20,8 @@ TYPES = {"f32": ("float", "", np.float32), "f64": ("double", "_double", np.float
 
 
 def source():
-    """Loops over the public functions: edge_<name>_<f32|f64>(x, value), edge_<name>_bwd_<f32|f64>(x, dy, gradient)."""
+    """C source of edge_<name>_<f32|f64>(x, value) and edge_<name>_bwd_<f32|f64>(x, dy, gradient),
+    which loop over the public functions."""
     text = ["#include <kf/ops/activations.h>"]
     for a in ACTIVATIONS:
         for dtype, (ctype, suffix, _) in TYPES.items():
@@ -41,7 +42,7 @@ void edge_{a.name}_bwd_{dtype}(const {ctype} *x, const {ctype} *dy, {ctype} *dx,
 
 @pytest.fixture(scope="module", params=sorted(BUILDS))
 def scalar(request, include, once):
-    """Calls a public scalar function on arrays."""
+    """Returns a function that calls a public scalar function on arrays."""
 
     def made(work):
         (work / "edges.c").write_text(source())
@@ -80,7 +81,8 @@ def scalar(request, include, once):
 
 
 def number(word, act, kind):
-    """A point or a value of the tables: a number, "nan", "-inf", "-0", or a scalar's name, negated or not."""
+    """Parses a point or value of the tables: a number, "nan", "-inf", "-0", or the name of a
+    scalar, possibly negated."""
     if isinstance(word, str) and word.lstrip("-") in act.scalars:
         value = kind(act.scalars[word.lstrip("-")])
         return -value if word.startswith("-") else value
@@ -88,7 +90,8 @@ def number(word, act, kind):
 
 
 def check_edges(act, table, values, got, dtype, limit, where):
-    """Equal where the value is a short number (the sign of a zero where the table gives it), else within `limit` ulp."""
+    """Compares exactly where the value is a short number (with the sign of a zero, if the table
+    gives one), else within `limit` ulp."""
     kind = TYPES[dtype][2] if dtype in TYPES else np.float64
     for point, value, g in zip(table, values, got):
         want = number(value, act, kind)
@@ -141,7 +144,7 @@ def test_edges_of_the_derivative(scalar, act, dtype):
 
 @pytest.mark.parametrize("act", ACTIVATIONS, ids=lambda a: a.name)
 def test_edges_of_the_table_are_the_references(act):
-    """The tables and the float64 oracle are two opinions."""
+    """The tables and the float64 oracle are independent sources and must agree."""
     from kfgen.families import reference as elements_reference
 
     scalars = dict(act.scalars)
@@ -152,7 +155,7 @@ def test_edges_of_the_table_are_the_references(act):
         x = np.array([number(p, act, np.float64) for p in table])
         want = np.array([number(v, act, np.float64) for v in table.values()])
         got = np.broadcast_to(reference(act, x, scalars), x.shape)
-        loose = ~np.isfinite(x) | np.isnan(want)  # a reference may overflow on the way, at infinity
+        loose = ~np.isfinite(x) | np.isnan(want)  # the oracle may overflow on the way at infinity
         assert np.allclose(got[~loose], want[~loose], rtol=1e-14, atol=0), (act.name, table, got)
 
 
@@ -172,7 +175,7 @@ def lib(request):
     ids=lambda f: f["cpu_name"],
 )
 def test_all_values(lib, f):
-    """All 65,536; float takes those of bf16, which lie in all its binades."""
+    """Covers all 65,536 values; f32 takes those of bf16, which lie in all its binades."""
     exhaustive.run_all_values(lib, f)
 
 
@@ -180,7 +183,8 @@ def test_all_values(lib, f):
     "f", [f for f in FUNCTIONS if f["dtypes"][0] in ("f16", "bf16")], ids=lambda f: f["cpu_name"]
 )
 def test_edges_of_the_op(lib, f):
-    """The tables again, through the vectorised 2-byte forms: exact where the value is one of the type."""
+    """Tests the tables through the vectorised 2-byte kernels: exact where the type has the
+    value."""
     act, dtype = checks.spec().activations[f["activation"]], f["dtypes"][0]
     table = act.dedges if f["bwd"] else act.edges
     points = np.array([number(p, act, np.float64) for p in table])

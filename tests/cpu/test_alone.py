@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A row's result is the same bits whatever rows lie around it, for every C function: the check is support/gpu/robust.py's, which
-tests/cuda/test_robust.py asks of the launchers."""
+"""Tests that a row's bits do not depend on other rows, for every C function. support/gpu/robust.py has
+the check, which tests/cuda/test_robust.py applies to the launchers."""
 
 import cases
 import fakegpu
@@ -9,7 +9,7 @@ import pytest
 import robust
 from conftest import BUILD
 
-# One row of more columns than are repeated, and planes that are wider and narrower than a tile.
+# A row longer than those that are repeated, and planes wider and narrower than a tile.
 MORE = {
     "flat": [],
     "rows": [((3, 2311), 0)],

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""C functions whose activation is an argument (kf/any): what that activation's own function gives, to the bit."""
+"""Tests C functions with a run-time activation (kf/any): they must equal the functions with that
+activation, bit for bit."""
 
 import checks
 import chosen

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The C backend's f16 and bf16: every value to float and back, and float to them, to nearest even. In each build of numeric.CPU.
+"""Tests f16 and bf16 of the C backend, in each build of numeric.CPU: every value converted to float
+and back, and floats rounded to nearest even.
 
-The references know nothing of kf: NumPy's float16, and for bf16 a search in the sorted table of all its values.
+The references are independent of kf: NumPy's float16, and for bf16 a search in the sorted table of
+all its values.
 """
 
 import cases
@@ -34,7 +36,7 @@ def cast(request):
 
 
 def widen(bits, dtype):
-    """All values of a 2-byte type as float64, from the definition of its fields."""
+    """Converts a 2-byte type to float64, from the definition of its fields."""
     exponent_bits, mantissa_bits = (5, 10) if dtype == "f16" else (8, 7)
     bits = bits.astype(np.int64)
     exponent, mantissa = (
@@ -51,16 +53,17 @@ def widen(bits, dtype):
 
 
 def nearest(x, dtype):
-    """Bits of the nearest value, ties to even, by search among all finite ones. NaN gives 0x7fff."""
+    """Bits of the nearest value, ties to even, by search among all finite ones. NaN gives
+    0x7fff."""
     bits = np.arange(0x7C00 if dtype == "f16" else 0x7F80, dtype=np.int64)
     table = widen(bits, dtype)
-    beyond = 2 * table[-1] - table[-2]  # what comes after the largest finite value: infinity
+    # next value after the largest finite one; rounds to infinity
+    beyond = 2 * table[-1] - table[-2]
     table = np.append(table, beyond)
     with np.errstate(invalid="ignore"):  # signalling NaN
         a = np.abs(np.asarray(x, np.float64))
-        high = np.clip(
-            np.searchsorted(table, a), 1, len(table) - 1
-        )  # table[high - 1] < a <= table[high]
+        # table[high - 1] < a <= table[high]
+        high = np.clip(np.searchsorted(table, a), 1, len(table) - 1)
         low = high - 1
         below, above = a - table[low], table[high] - a
         pick = np.where(below < above, low, np.where(above < below, high, low + (low & 1)))
@@ -83,7 +86,7 @@ def check(got, want, x, dtype):
 
 
 def test_the_references_agree():
-    """The search and NumPy's own conversion are two opinions."""
+    """The search and NumPy's own conversion are independent and must agree."""
     x = np.concatenate([floats_near("f16"), np.array([np.inf, -np.inf, np.nan], np.float32)])
     with np.errstate(over="ignore"):
         assert same(nearest(x, "f16"), x.astype(np.float16).view(np.uint16), "f16").all()
@@ -105,7 +108,7 @@ def test_all_values_widen_exactly(cast, dtype, wide):
 @pytest.mark.parametrize("dtype", ["f16", "bf16"])
 @pytest.mark.parametrize("wide", ["f32", "f64"])
 def test_all_values_round_trip(cast, dtype, wide):
-    """A value of the type is its own rounding; NaN stays NaN."""
+    """A value of the type rounds to itself; NaN stays NaN."""
     middle = cast(f"kf_cpu_cast_{dtype}_{wide}", ALL, np.float32 if wide == "f32" else np.float64)
     back = cast(f"kf_cpu_cast_{wide}_{dtype}", middle, np.uint16)
     nan = np.isnan(widen(ALL, dtype))
@@ -115,13 +118,14 @@ def test_all_values_round_trip(cast, dtype, wide):
 
 
 def floats_near(dtype):
-    """Floats at, just below and just above every halfway point between neighbours, and at the ends of the range."""
+    """Floats at, just below and just above every midpoint of neighbours, and at the ends of the
+    range."""
     values = widen(ALL[: 0x7C00 if dtype == "f16" else 0x7F80].astype(np.uint16), dtype)
     beyond = 2 * values[-1] - values[-2]
     half = (values + np.append(values[1:], beyond)) / 2
     with np.errstate(over="ignore"):
         x = half.astype(np.float32)
-        x = x[x.astype(np.float64) == half]  # half of bf16's least subnormals is float's own
+        x = x[x.astype(np.float64) == half]  # float has half of bf16's smallest subnormals
     zero, most = np.float32(0), np.float32(np.inf)
     near = [
         x,
@@ -168,7 +172,7 @@ def test_float_rounds_to_nearest_even(cast, dtype):
 
 @pytest.mark.parametrize("dtype", ["f16", "bf16"])
 def test_random_floats(cast, dtype):
-    """All exponents, all mantissas: random bits."""
+    """Random bits cover all exponents and mantissas."""
     rng = np.random.default_rng(1)
     x = rng.integers(0, 2**32, 1 << (20 if cases.LEVEL == 1 else 24), dtype=np.uint32).view(
         np.float32
@@ -178,7 +182,8 @@ def test_random_floats(cast, dtype):
 
 @pytest.mark.parametrize("dtype", ["f16", "bf16"])
 def test_doubles_round_once(cast, dtype):
-    """Beside a halfway point by less than a float can say: a detour through float would round twice."""
+    """A double closer to a midpoint than a float can express must round once; conversion through
+    float would round twice."""
     x = floats_near(dtype).astype(np.float64)
     x = x[np.isfinite(x)]
     x = np.concatenate(
@@ -197,7 +202,8 @@ def test_doubles_round_once(cast, dtype):
 @pytest.mark.parametrize("dtype", ["f16", "bf16"])
 @pytest.mark.parametrize("wide", ["f32", "f64"])
 def test_not_a_number_and_infinity(cast, dtype, wide):
-    """NaN is kept, whatever its payload: one that sits in the bits that are cut off must not become infinity."""
+    """NaN stays NaN with any payload. One whose payload is only in the truncated bits must not
+    become infinity."""
     if wide == "f32":
         x = np.array(
             [

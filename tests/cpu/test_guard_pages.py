@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""No function reads or writes a byte outside its tensors: each lies directly in front of a page that nobody may touch, or directly
-behind one, and the system kills who does (support/builds/guarded.py)."""
+"""Tests that no function reads or writes outside its tensors. Each tensor ends at an inaccessible
+page or begins right after one, so the system kills a process that does (support/builds/guarded.py)."""
 
 import cases
 import checks
@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 from conftest import BUILD
 
-# Tails and wholes of tiles, of rows that are repeated and of rows that are not, of planes; more elements than a vector, or fewer.
+# Full and partial tiles, of repeated rows, of other rows and of planes; more and fewer elements
+# than a vector.
 SHAPES = {
     "flat": [(1,), (255,), (517,)],
     "rows": [(1, 1), (3, 5), (7, 67), (2, 2309)],
@@ -39,8 +40,9 @@ def memory():
 
 
 def calls(lib, memory, functions, note):
-    """Each function on each shape, in front of a forbidden page and behind one: the bits of a call in ordinary memory, but for a NaN's sign. An FMA
-    of two NaN gives one of them, and which is first is for the compiler to choose, vector by vector."""
+    """Calls each function on each shape, before and after an inaccessible page. The bits must be
+    those in ordinary memory, except the sign of a NaN: a compiler chooses, vector by vector, which
+    of two NaN operands an FMA propagates."""
     guard = guarded.Guarded()
     for f in functions:
         for sizes in cases.of_form(f, SHAPES):
@@ -96,13 +98,13 @@ PLANTED = {
 
 @pytest.mark.parametrize("dtype", ["f16", "bf16", "f32", "f64"])
 def test_what_is_the_same(dtype):
-    """A NaN's bits are no number's: any other bit is."""
+    """Two NaN compare as equal whatever their bits; any other difference counts."""
     one = checks.from_float(np.array([1.0, np.nan, 0.0, -np.inf]), dtype)
     sign = one.view(f"u{one.itemsize}")
-    for place in range(one.size):
+    for position in range(one.size):
         other = sign.copy()
-        other[place] ^= sign.dtype.type(1 << 8 * one.itemsize - 1)
-        assert checks.same_numbers(one, other.view(one.dtype), dtype) == (place == 1)
+        other[position] ^= sign.dtype.type(1 << 8 * one.itemsize - 1)
+        assert checks.same_numbers(one, other.view(one.dtype), dtype) == (position == 1)
     assert not checks.same_numbers(one, one[::-1].copy(), dtype)
 
 

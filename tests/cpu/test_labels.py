@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""C: labels are whole numbers of 64 or 32 bits, columns and ignore_index of 64."""
+"""Tests labels of 32 and 64 bits in C functions, and columns and ignore_index of 64 bits."""
 
 import checks
 import kflib
@@ -44,7 +44,8 @@ def test_whole_numbers_of_an_own_op(include, tmp_path):
 
 
 def test_columns_that_float32_does_not_tell_apart(lib):
-    """One label of three neighbours, of more columns than float32 counts."""
+    """The label selects one of three adjacent columns beyond 2^24, which float32 cannot tell
+    apart."""
     first = 2**24 + 1
     for f in labels.FUNCTIONS:
         if f["op"] != "cross_entropy" or not f["bwd"]:

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Proof that the numbers tests bite: things are broken one at a time, and they must go red.
+"""Proves that the number tests notice errors: each test breaks one thing and must fail.
 
-Activations: each literal of `expr` and `dexpr` is altered, the reference kept. All mutants are activations of one spec that is
-rendered and compiled once. Ops and schedules: one line of the generated C or of core is altered in a copy.
+Activations: each literal of `expr` and `dexpr` is altered, the reference kept. All mutants are
+activations of one spec, rendered and compiled once. Ops and schedules: one line of the generated C
+or of core is altered in a copy.
 """
 
 import dataclasses
@@ -24,10 +25,9 @@ from kfgen.render.render import Selection
 DTYPES = ("f32", "bf16")
 FLAGS = ("-Og", "-ffp-contract=off")
 STREAMED = ("-mavx", "-DKF_STREAM_MIN=0")
-FACTOR, SHIFT = (
-    1.02,
-    0.03,
-)  # visible in bf16, whose neighbours are up to 0.8 % apart; a literal 0 is shifted
+# The factor is visible in bf16, whose neighbours are up to 0.8 % apart; the shift is for a literal
+# 0.
+FACTOR, SHIFT = (1.02, 0.03)
 LITERAL = re.compile(r"(?<![\w.])\d+(?:\.\d*)?(?:[eE][-+]?\d+)?(?![\w.])")
 
 # Mutants that compute the same function: (activation, field, literal).
@@ -52,7 +52,8 @@ class Mutant:
 
     @property
     def bwd(self):
-        """Whether its backward must go red, or its forward. (A derived gradient need not notice: a constant's is 0 as well.)"""
+        """True if the backward must fail, else the forward. (A derived gradient need not notice:
+        that of a constant stays 0.)"""
         return self.field == "dexpr"
 
 
@@ -65,7 +66,7 @@ def mutants_of(act):
             (m, repr(float(m[0]) * FACTOR if float(m[0]) else SHIFT))
             for m in LITERAL.finditer(text)
         ]
-        if not places:  # no constants: one operand off
+        if not places:  # alters an operand if there are no constants
             places = [(m, f"({FACTOR} * x)") for m in list(re.finditer(r"\bx\b", text))[:1]]
         for m, new in places:
             if (act.name, field, m[0]) not in EQUIVALENT:
@@ -79,7 +80,8 @@ def mutants_of(act):
 
 @functools.cache
 def mutants():
-    """{name: Mutant}; each has a name and an id of its own, and is an activation like any other."""
+    """Returns {name: Mutant}. Each mutant is an ordinary activation with a name and an id of its
+    own."""
     found = {}
     for act in checks.spec().activations.values():
         if act.name != "none":
@@ -107,7 +109,7 @@ def memory():
 
 @pytest.fixture(scope="module")
 def mutated(once):
-    """(library, {(mutant, dtype, bwd): function})"""
+    """Returns (library, {(mutant, dtype, bwd): function})."""
 
     def made(out):
         functions = kflib.write(mutated_selection(), out)
@@ -122,7 +124,7 @@ def mutated(once):
 
 
 def goes_red(lib, memory, f):
-    """Whether test_numbers fails on f, or test_all_values of the activations does."""
+    """True if test_numbers or test_all_values would fail on f."""
     try:
         for sizes, values, shift in cases.runs(f):
             checks.run(lib, memory, f, sizes, values, shift=shift)
@@ -149,7 +151,7 @@ def test_every_activation_has_mutants():
 def test_altered_activation(mutated, memory, name, dtype):
     lib, functions = mutated
     m = mutants()[name]
-    # The mutant is called, the original's reference says what is right.
+    # Calls the mutant and compares with the original's reference.
     f = functions[name, dtype, m.bwd] | {"activation": m.original}
     assert goes_red(lib, memory, f), (
         f"{m.original}: {m.field} = {getattr(m.act, m.field)!r} ({m.literal} altered) passes as right"
@@ -162,19 +164,19 @@ def test_altered_activation(mutated, memory, name, dtype):
     [a.name for a in checks.spec().activations.values() if a.dexpr is None and a.name != "none"],
 )
 def test_altered_expression_of_a_derived_gradient(mutated, memory, name, dtype):
-    """At least one of the mutants of an expression without a dexpr is seen in its gradient."""
+    """At least one mutant of an expression without a dexpr is noticed in its gradient."""
     lib, functions = mutated
-    seen = [
+    noticed = [
         goes_red(lib, memory, functions[n, dtype, True] | {"activation": name})
         for n, m in mutants().items()
         if m.original == name
     ]
-    assert any(seen)
+    assert any(noticed)
 
 
 @pytest.mark.parametrize("name", ["relu", "gelu", "hardtanh"])
 def test_the_original_is_green(memory, name):
-    """The machinery above does not turn red by itself."""
+    """The unchanged functions pass."""
     chosen = [
         f
         for f in kflib.manifest()["functions"]
@@ -184,7 +186,7 @@ def test_the_original_is_green(memory, name):
     assert len(chosen) == 4 and not any(goes_red(lib, memory, f) for f in chosen)
 
 
-# ---- ops and schedules: (file, text, instead, functions that must notice)
+# ---- ops and schedules: (file, pattern, replacement, functions that must notice)
 
 BROKEN = {
     "the mask of the next element": (
@@ -641,7 +643,7 @@ BROKEN = {
     ),
 }
 BROKEN |= cases.said("BROKEN")
-# Parts of a sum begin at 131,072 elements, blocks of rows where nothing is summed at 16,384.
+# Sums are split from 131,072 elements on; without sums, rows form blocks from 16,384 elements on.
 BIG = {"a sum's first part twice": [((600, 403), "normal", 0)]} | dict.fromkeys(
     (
         "row: every block's sums in the first one's place",
@@ -653,7 +655,7 @@ BIG = {"a sum's first part twice": [((600, 403), "normal", 0)]} | dict.fromkeys(
 
 
 def test_every_fault_has_its_place(include, tmp_path):
-    """Those that level 1 does not compile can still be planted."""
+    """Every fault can still be planted, including those that level 1 does not compile."""
     for file, text, instead, _ in BROKEN.values():
         faults.plant(include, tmp_path, file, text, instead)
 
@@ -677,12 +679,12 @@ def test_altered_schedule(include, memory, tmp_path, what):
                 checks.run(lib, memory, f, sizes, values, shift=shift)
 
 
-PARTS = cases.by_level(1, 6)  # several minutes in all, which nobody else should wait for
+PARTS = cases.by_level(1, 6)  # parts that run in parallel: the whole takes several minutes
 
 
 @pytest.mark.parametrize("part", range(PARTS))
 def test_several_parts(memory, part):
-    """Some faults above are only visible on large tensors: they are right without them."""
+    """Some faults above show only on large tensors, so unchanged functions must pass on these."""
 
     def takes(f):
         return (

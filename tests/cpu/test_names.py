@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""C functions of ops whose operands are called like the identifiers of the code that kfgen makes."""
+"""Tests C functions whose operands have the names of identifiers in generated code."""
 
 import checks
 import kflib

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The functions of the C backend against the float64 oracle, on the axes of cases.py: at level 1 the gate's in one build, from level 2 on all,
-and in a second build those of numeric.CPU."""
+"""Tests the C functions against the float64 oracle on the axes of cases.py. Level 1 tests the
+gate's functions in one build. From level 2 on it tests all, and those of numeric.CPU in a second
+build."""
 
 import checks
 import numeric

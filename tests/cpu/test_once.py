@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What several workers ask for at the same time is made once (support/builds/once.py)."""
+"""Tests support/builds/once.py: several workers that request the same product get one that is built
+once."""
 
 import multiprocessing
 
@@ -8,7 +9,7 @@ import pytest
 
 
 def asks(folder, barrier, found):
-    """What one of the workers does."""
+    """Requests the product, as one of the workers."""
 
     def make(files):
         with open(folder / "calls", "a") as calls:

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""C functions of ops with more operands, gradients and dtypes than kf's own have: their numbers, and nothing is written elsewhere."""
+"""Tests C functions of ops with more operands, gradients and dtypes than kf's own ops: their
+numbers, and that they write nothing else."""
 
 import os
 import re

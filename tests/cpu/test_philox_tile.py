@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A tile's random words against Philox one counter at a time: in the compiler's vectors of every width, and without them."""
+"""Tests a tile's random words against Philox one counter at a time, with vectors of every width and
+without vectors."""
 
 import subprocess
 
@@ -37,7 +38,7 @@ int main(void)
     return 0;
 }
 """
-WAYS = {
+BUILDS = {
     "-O2": "2 lanes",
     "-O2 -mavx2": "4 lanes",
     "-O0 -mavx2": "4 lanes",
@@ -47,14 +48,14 @@ WAYS = {
 
 
 @pytest.mark.parametrize("compiler", ["gcc -std=c11", "g++ -std=c++17 -x c++"])
-@pytest.mark.parametrize("flags", WAYS)
+@pytest.mark.parametrize("flags", BUILDS)
 def test_words(include, tmp_path, compiler, flags):
     (tmp_path / "words.c").write_text(PROGRAM)
-    words = "-Wall -Wextra -Wshadow -Wconversion -Werror".split()
+    warnings = "-Wall -Wextra -Wshadow -Wconversion -Werror".split()
     command = [
         *compiler.split(),
         *flags.split(),
-        *words,
+        *warnings,
         *(f"-I{d}" for d in include),
         "words.c",
         "-o",
@@ -66,4 +67,4 @@ def test_words(include, tmp_path, compiler, flags):
     if any(flag[2:] not in cpu for flag in flags.split() if flag.startswith("-m")):
         pytest.skip("it compiles; this machine has no such vectors")
     ran = subprocess.run([tmp_path / "words"], capture_output=True, text=True)
-    assert ran.stdout == f"{WAYS[flags]}, 0 of 122880 wrong\n"
+    assert ran.stdout == f"{BUILDS[flags]}, 0 of 122880 wrong\n"

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The checks of tests/cuda/test_robust.py themselves, without a GPU: they pass on launchers that keep the promises (the C
-functions, called as if they were launchers), and each broken promise is seen by its check."""
+"""Tests the checks of tests/cuda/test_robust.py without a GPU. C functions called as launchers keep
+the promises and must pass; each broken promise must be noticed by its check."""
 
 import math
 
@@ -15,7 +15,7 @@ import robust
 import selection
 from conftest import BUILD
 
-# At level 1 those that test_numbers.py has compiled.
+# Level 1 takes the functions that test_numbers.py has compiled.
 KINDS = (
     selection.cover(
         lambda f: [selection.kind(f)], [f for f in selection.gate() if not f["integer"]]
@@ -42,16 +42,15 @@ def gpu():
 
 
 def each(gpu, lib, f):
-    """{check: call of it}, on the shapes of the tests on a GPU."""
+    """Returns {check: its call} on the shapes of the GPU tests."""
     small, large = cases.of_form(f, robust.SHAPES), cases.of_form(f, robust.LARGE)
+    # A softmax of softmaxes soon converges.
     return {
         "graph": lambda: [robust.graph(gpu, lib, f, *shape) for shape in small],
         "streams": lambda: robust.streams(gpu, lib, [(f, *shape) for shape in small]),
         "only_launches": lambda: [robust.only_launches(gpu, lib, f, *shape) for shape in small],
         "repeated": lambda: [robust.repeated(gpu, lib, f, *shape, times=8) for shape in large[:1]],
-        "chained": lambda: robust.chained(
-            gpu, lib, f, large[0][0], times=2
-        ),  # a softmax of softmaxes soon becomes what it was
+        "chained": lambda: robust.chained(gpu, lib, f, large[0][0], times=2),
         "loaded": lambda: [
             robust.loaded(gpu, fakegpu.FakeLib(lib.lib, gpu), lib, f, *shape) for shape in small
         ],
@@ -78,10 +77,13 @@ FAULTS = {
 }
 
 
-def tells(gpu, lib, f, fault):
-    """Whether somebody could tell at all. A call after another: only where there is a call in place, and a second one changes what the
-    first wrote (l2_normalize gives its own result again, and a residual's gradient is a copy of the result's). A row alone: only
-    where something is not added up over rows, and rows are not those of a product."""
+def can_be_noticed(gpu, lib, f, fault):
+    """True if the fault can change a result of f.
+
+    A chained call needs a call in place whose second run changes what the first wrote. That
+    excludes l2_normalize, which is idempotent, and a residual's gradient, which is a copy. A row
+    alone needs an output that is not summed over rows, and rows that are not those of a product.
+    """
     if FAULTS[fault] == "alone":
         return any(a["role"] == "out" for a in f["arguments"]) and not getattr(
             cases.own(f), "ROWS_OF_A_PRODUCT", False
@@ -100,16 +102,15 @@ def tells(gpu, lib, f, fault):
     "f", cases.by_level(KINDS[:: cases.SHARE], KINDS), ids=lambda f: f["cpu_name"]
 )
 def test_broken_promises(plain, gpu, f, fault):
-    if not tells(gpu, plain, f, fault):
+    if not can_be_noticed(gpu, plain, f, fault):
         return
     with pytest.raises(checks.Failure):
         each(gpu, fakegpu.FakeLib(plain, gpu, fault), f)[FAULTS[fault]]()
 
 
-CONSTANT = {"any_nonfinite"}  # the same for all ordinary values: nobody could tell
-CONSTANT |= {
-    f["op"] for f in kflib.manifest()["functions"] if cases.own(f)
-}  # and those whose rows are no parts of one tensor
+CONSTANT = {"any_nonfinite"}  # constant for all ordinary values, so no test can notice
+# Also excludes ops whose rows are not parts of one tensor.
+CONSTANT |= {f["op"] for f in kflib.manifest()["functions"] if cases.own(f)}
 LARGE_OPS = list(
     {
         (f["op"], f["bwd"], f["state"]): f
@@ -131,7 +132,8 @@ def bf16():
 
 @pytest.mark.parametrize("f", LARGE_OPS, ids=lambda f: f["cpu_name"])
 def test_large_on_small_tensors(bf16, gpu, f):
-    """The same code as for 2^31 elements, with a smaller boundary; an index that wraps there is seen."""
+    """The boundary of 2^31 elements is lowered to a small one. An index that wraps there must be
+    noticed."""
     boundary = 150000
 
     class Wraps(fakegpu.FakeLib):
@@ -140,7 +142,7 @@ def test_large_on_small_tensors(bf16, gpu, f):
             if given[f["sizes"][cases.counted(f)]] <= row:
                 return self.lib.call(f, given)
             result = self.lib.call(f, given)
-            for a in f["arguments"]:  # what lies behind the boundary is computed from the beginning
+            for a in f["arguments"]:  # restarts at the boundary with results from the beginning
                 if (
                     a["role"] != "in"
                     and given.get(a["name"])
@@ -151,9 +153,8 @@ def test_large_on_small_tensors(bf16, gpu, f):
                         checks.shape_of(f, cases.of_count(f, 1, [given[s] for s in rest_of(f)]), a)
                     )
                     step = checks.np.dtype(checks.STORAGE[a["dtype"]]).itemsize * width
-                    self.gpu.copy(
-                        given[a["name"]] + (row + 1) * step, given[a["name"]], 4 * step
-                    )  # a row alone may be as another one
+                    # several rows, since a single row may equal another
+                    self.gpu.copy(given[a["name"]] + (row + 1) * step, given[a["name"]], 4 * step)
             if any(a["role"] == "sum" and given.get(a["name"]) for a in f["arguments"]):
                 wrong = given | {f["sizes"][cases.counted(f)]: row}
                 result = self.lib.call(f, wrong)

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A program that calls every C kernel (support/builds/every_call.c) under AddressSanitizer, UndefinedBehaviorSanitizer, ThreadSanitizer
-and valgrind: nothing is reported, and a fault that is planted in the headers is."""
+"""Runs a program that calls every C kernel (support/builds/every_call.c) under AddressSanitizer,
+UndefinedBehaviorSanitizer, ThreadSanitizer and valgrind. Nothing may be reported, except faults
+planted in the headers."""
 
 import os
 import re
@@ -16,7 +17,7 @@ from hooks import PTHREADS
 
 if cases.LEVEL > 1:
     KERNELS = UNINITIALISED = selection.kernels()
-    # Threads share what the schedules do, not what an activation computes.
+    # Races depend on the schedule, not on the activation.
     SCHEDULES = [
         f
         for f in KERNELS
@@ -48,12 +49,12 @@ VALGRIND = (
     "--partial-loads-ok=no",
     "--exit-on-first-error=yes",
 )
-# ThreadSanitizer wants its own layout of the address space, which some kernels randomise too much for it.
+# ThreadSanitizer needs its own address space layout, which some kernels randomise too much.
 STRAIGHT = ("setarch", os.uname().machine, "-R") if shutil.which("setarch") else ()
 
 
 def with_hook(folder, flags):
-    """Chunks of a call run on threads that ThreadSanitizer understands; OpenMP's it does not."""
+    """Runs chunks on POSIX threads, which ThreadSanitizer understands, instead of OpenMP's."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "hook.h").write_text(PTHREADS)
     return (*flags, "-include", str(folder / "hook.h"))
@@ -99,7 +100,7 @@ def test_valgrind(include, tmp_path):
     )
 
 
-# ---- what they must see: (file, text, instead), the functions, the flags, the program's mode, what is said
+# ---- faults they must report: (file, pattern, replacement, functions, report)
 
 PLANTED = {
     "a row value too many is read": (
@@ -141,7 +142,7 @@ PLANTED = {
 
 
 def planted(what, include, folder):
-    """(functions, include directories of headers with this fault)"""
+    """Returns (functions, include directories of headers with this fault)."""
     file, text, instead, names, _ = PLANTED[what]
     return faults.named(names), faults.plant(include, folder, file, text, instead)
 

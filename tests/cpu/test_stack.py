@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a C launcher takes of its caller's stack: 32 KiB at most, so that it runs on the threads of any pool."""
+"""Tests the stack use of C launchers: at most 32 KiB, so that they run on the threads of any
+pool."""
 
 import os
 import re
@@ -12,16 +13,13 @@ import operand_ops
 import pytest
 import selection
 
-MOST = 32 << 10  # docs/install.md
-FRAME = (
-    24 << 10
-)  # of one function: a traversal calls what computes a tile, and a launcher calls the traversal
-BUILDS = [
-    ("-O3", "-march=native"),
-    ("-O2",),
-]  # at level 1 frames are of the first, calls of the second
+MOST = 32 << 10  # the limit in docs/install.md
+# Limit of one function's frame. A launcher calls a traversal, which calls the tile computation.
+FRAME = 24 << 10
+# Level 1 tests frames in the first build and calls in the second.
+BUILDS = [("-O3", "-march=native"), ("-O2",)]
 SAMPLE = selection.of_schedules(cases.by_level(("f64",), None))
-# At level 1 one of each kind of traversal, with sums and without.
+# Level 1 takes one function of each kind of traversal, with sums and without.
 FRAMED = cases.by_level(
     selection.cover(
         lambda f: [(f["family"], f["layout"], f["bwd"], f["scratch"], f["dropout"])], SAMPLE
@@ -31,7 +29,7 @@ FRAMED = cases.by_level(
 
 
 def frames(functions, folder, include, flags):
-    """{function: bytes of its frame}."""
+    """Returns {function: bytes of its frame}."""
     found = {}
     for name, text in kflib.sources("cpu", functions).items():
         (folder / name).write_text(text)
@@ -48,9 +46,11 @@ def frames(functions, folder, include, flags):
         ]
         subprocess.run(command, check=True, cwd=folder)
         for line in (folder / "object.su").read_text().splitlines():
-            place, size, kind = line.split("\t")
+            function, size, kind = line.split("\t")
             assert kind.startswith("static") or "bounded" in kind, line
-            found[place.rsplit(":", 1)[1]] = max(int(size), found.get(place.rsplit(":", 1)[1], 0))
+            found[function.rsplit(":", 1)[1]] = max(
+                int(size), found.get(function.rsplit(":", 1)[1], 0)
+            )
     return found
 
 
@@ -65,11 +65,10 @@ def test_frames(flags, include, tmp_path):
 
 @pytest.mark.parametrize("flags", cases.by_level(BUILDS[1:], BUILDS), ids=" ".join)
 def test_calls_on_a_small_stack(flags, include, tmp_path):
-    """Every function on a thread that has room for nothing else."""
+    """Calls every function on a thread whose stack has the promised size only."""
     functions = SAMPLE if cases.LEVEL == 1 else selection.kernels()
-    is_run(
-        cprogram.build(tmp_path, functions, include, flags, few=1), functions
-    )  # frames are as large as inlining makes them
+    # Inlining decides the size of frames, so both optimisation levels count.
+    is_run(cprogram.build(tmp_path, functions, include, flags, few=1), functions)
 
 
 def test_calls_of_many_operands(include, tmp_path):

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows that lie apart, in C: the same bits as of dense tensors, and nothing between the rows is written."""
+"""Tests strided rows in C: they give the bits of contiguous tensors, and nothing between the rows
+is written."""
 
 import checks
 import faults
@@ -15,7 +16,7 @@ def lib(request):
     return numeric.build_cpu(request.param, BUILD)
 
 
-# file, text, what stands there instead, functions: each is right for dense tensors.
+# file, pattern, replacement, functions; each fault leaves contiguous tensors right.
 BROKEN = {
     "rows of heads as if they were dense": (
         "kf/core/rows/rows.h",
@@ -45,7 +46,7 @@ BROKEN = {
 
 
 def test_every_fault_has_its_place(include, tmp_path):
-    """Those that level 1 does not compile can still be planted."""
+    """Every fault can still be planted, including those that level 1 does not compile."""
     for *place, _ in BROKEN.values():
         faults.plant(include, tmp_path, *place)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The C backend's results do not depend on threads: not on their number, not on who runs them, not on a fork."""
+"""Tests that C results do not depend on the number of threads, on who runs them, or on a fork."""
 
 import functools
 import json
@@ -18,7 +18,7 @@ import selection
 from conftest import BUILD
 from hooks import PTHREADS, REVERSED
 
-# Reduced gradients have parts from 131,072 elements on.
+# Reduced gradients are split from 131,072 elements on.
 EXTENTS = {
     "flat": [(100003,)],
     "rows": [(600, 403), (40, 5003), (70000, 3)],
@@ -26,8 +26,8 @@ EXTENTS = {
     "heads": [(5, 4, 30, 403), (1, 2, 20, 5003)],
     "groups": [(5, 1, 20, 60, 403), (3, 500, 8, 80, 1), (2, 7, 5, 1500, 9)],
 }
-# One of each schedule: every op, with an activation that is not the identity. The dtypes share the traversals; those of 2 bytes are
-# here for what reads rows and adds up sums.
+# One function of each schedule: every op, with an activation other than the identity. The dtypes
+# share the traversals; 2-byte dtypes are added where rows are read or sums added up.
 FUNCTIONS = [
     f
     for f in kflib.manifest()["functions"]
@@ -43,13 +43,13 @@ if cases.LEVEL == 1:
         lambda f: [selection.schedule(f), f["cpu_name"] in OF_DETAILS and f["cpu_name"]], FUNCTIONS
     )
 FLAGS = ("-Og", "-ffp-contract=off")
-# What a fork changes is who runs the chunks: one function of each way to cut a call into them.
+# A fork changes who runs the chunks: one function for each way to split a call into chunks.
 FORKED = list(
     {(f["family"], len(f["sizes"]), f["bwd"], f["scratch"]): f for f in FUNCTIONS}.values()
 )
 
-# Digests of every output of every function, printed as JSON: run in a process of its own, since OpenMP reads its
-# environment once.
+# Prints digests of every output of every function as JSON. OpenMP reads its environment once, so
+# this runs in a process of its own.
 SCRIPT = """
 import ctypes, hashlib, json, sys
 sys.path[:0] = json.loads(sys.argv[1])
@@ -65,7 +65,8 @@ print(json.dumps([chunks, found]))
 
 
 def extents(f):
-    """Those of a reduction: its axis in parts, of the last axis and of others."""
+    """Shapes of a function. Reductions have an axis that is split, in last and in other
+    position."""
     return (
         [(3, 200001, 1), (2, 5000, 40), (3, 1000, 64)]
         if f["family"] == "reduction"
@@ -81,7 +82,7 @@ def drawn(number, shape, dtype, positive):
 
 
 def arguments(f, sizes):
-    """(values for Lib.call, {output: array}, what must stay alive)."""
+    """Returns (values for Lib.call, {output: array}, objects to keep alive)."""
     import checks
 
     values, outputs, alive = dict(zip(f["sizes"], sizes)) | f["scalars"], {}, []
@@ -117,7 +118,7 @@ def digest(lib, f, sizes):
 
 
 def build(variant, folder):
-    """The library of one way to run the chunks of a call."""
+    """Builds the library with one way to run the chunks of a call."""
     flags = {"openmp": ("-fopenmp",), "serial": (), "always": ("-fopenmp", "-DKF_OMP_MIN=1")}.get(
         variant
     )
@@ -169,7 +170,8 @@ def test_number_of_threads(one_thread, threads):
 
 
 def test_repeated_runs(one_thread):
-    """Twice the same, with more threads than cores and another schedule of the operating system each time."""
+    """A second run with more threads than cores is scheduled differently, and must give the
+    same."""
     agree(digests(build("openmp", None), OMP_NUM_THREADS="5")[1], one_thread)
 
 
@@ -207,7 +209,8 @@ print("done", code, digest() == (want or digest()))
 
 @pytest.mark.parametrize("parent", ["used", "unused"])
 def test_fork(parent):
-    """A child that calls ops on large tensors after the parent's threads were started, or before, returns with the same results."""
+    """A forked child that calls ops on large tensors returns with the same results, whether or not
+    the parent had started its threads."""
     paths = [
         str(pathlib.Path(__file__).parent),
         *folders.PATHS,
@@ -263,7 +266,7 @@ int main(void)
 
 
 def test_fork_after_the_programs_own_openmp(include, tmp_path):
-    """The threads that are missing in the child need not have been started by kf."""
+    """The threads missing in the child may have been started by the program's own OpenMP."""
     (tmp_path / "fork.c").write_text(FORK_OWN)
     command = [
         "gcc",
@@ -291,7 +294,7 @@ def test_error_detail_is_the_threads_own():
     lib = build("openmp", None)
     f = {g["cpu_name"]: g for g in FUNCTIONS}
     first, second = (f[name] for name in OF_DETAILS)
-    barrier, said = threading.Barrier(2), {}
+    barrier, recorded = threading.Barrier(2), {}
 
     def work(function, n):
         values, _, alive = arguments(function, (5, 5)[: len(function["sizes"])])
@@ -300,7 +303,7 @@ def test_error_detail_is_the_threads_own():
             barrier.wait(timeout=30)
             lib.call(function, values | {function["sizes"][0]: n - i})
             barrier.wait(timeout=30)  # both have failed before either asks
-            said.setdefault(function["cpu_name"], []).append((n - i, lib.detail))
+            recorded.setdefault(function["cpu_name"], []).append((n - i, lib.detail))
         del alive
 
     threads = [threading.Thread(target=work, args=a) for a in ((first, -1), (second, -1000))]
@@ -308,14 +311,15 @@ def test_error_detail_is_the_threads_own():
         t.start()
     for t in threads:
         t.join()
-    assert len(said) == 2 and all(len(v) == 50 for v in said.values())
-    for name, details in said.items():
+    assert len(recorded) == 2 and all(len(v) == 50 for v in recorded.values())
+    for name, details in recorded.items():
         for n, detail in details:
             assert detail == f"{name}: {f[name]['sizes'][0]} is {n}, expected 0 or more"
 
 
 def test_calls_from_several_threads(one_thread):
-    """User threads that call at the same time do not disturb each other (ctypes lets them run side by side)."""
+    """Concurrent calls from user threads do not disturb each other (ctypes releases the interpreter
+    lock)."""
     lib = build("openmp", None)
     chosen = [f for f in FUNCTIONS if f["dtypes"][0] == "f32"][::4]
     found, failed = {}, []

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One library of the launchers that the chosen tests call on a GPU, and turns: a test marked `alone` has the GPU for itself, one marked
-`one_at_a_time` has no other one of its mark beside it."""
+"""Fixtures of the GPU tests: one library of the launchers that the selected tests call, and locks.
+A test marked `alone` has the GPU for itself; two tests marked `one_at_a_time` never run together.
+"""
 
 import contextlib
 import fcntl
@@ -15,13 +16,13 @@ from conftest import BUILD
 
 
 def functions(config, items, build):
-    """What a library has: those of its functions that tests are about; all, where one of the tests may call any, or where others of the folder run
-    in processes of their own (support/level2): all of these have the same library."""
+    """Functions of a library: those that the selected tests are about. All, if a test may call any,
+    or if parts of the folder run in other processes (support/level2), which must share one library.
+    """
     called = [item for item in items if "libraries" in item.fixturenames]
     about = [item.callspec.params["f"] for item in called if "f" in item.fixturenames]
-    about = {
-        f["name"] for f in about if isinstance(f, dict)
-    }  # else a test of no function, which is skipped: KF_FAMILIES has none for it
+    # Not a dict: a skipped test without functions, because KF_FAMILIES excludes them.
+    about = {f["name"] for f in about if isinstance(f, dict)}
     any_of_them = getattr(config, "in_parts", False) or any(
         "f" not in item.fixturenames for item in called
     )
@@ -30,7 +31,8 @@ def functions(config, items, build):
 
 @pytest.fixture(scope="session")
 def libraries(request):
-    """name -> library, each built once; calls into CUDA's runtime are counted."""
+    """Returns a function from name to library, built once, in which CUDA runtime calls are
+    counted."""
     built = {}
 
     def get(name):
@@ -48,17 +50,18 @@ def libraries(request):
     return get
 
 
-def seen():
-    """The GPUs that this process sees, in the order in which all processes lock them."""
+def visible_gpus():
+    """The GPUs that this process sees, sorted, so that all processes lock them in the same
+    order."""
     return sorted(set(os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")))
 
 
 @contextlib.contextmanager
-def turn(name, mode):
-    """A lock for each GPU: tests on different ones do not wait for each other."""
+def gpu_lock(name, mode):
+    """Holds a lock per GPU: tests on different GPUs do not wait for each other."""
     (BUILD / "cuda").mkdir(parents=True, exist_ok=True)
     with contextlib.ExitStack() as stack:
-        for gpu in seen():
+        for gpu in visible_gpus():
             fcntl.flock(stack.enter_context(open(BUILD / "cuda" / f"{gpu}.{name}", "w")), mode)
         yield
 
@@ -66,19 +69,19 @@ def turn(name, mode):
 @pytest.fixture(scope="session")
 def gpu():
     helpers = gpus.build_helpers(BUILD / "cuda")
-    with turn("alone.lock", fcntl.LOCK_SH):
+    with gpu_lock("alone.lock", fcntl.LOCK_SH):
         return gpus.Gpu(helpers)
 
 
 @contextlib.contextmanager
-def turn_of(test):
+def locks_of(test):
     alone, single = (test.get_closest_marker(m) for m in ("alone", "one_at_a_time"))
-    with turn("alone.lock", fcntl.LOCK_EX if alone else fcntl.LOCK_SH):
-        with turn("single.lock", fcntl.LOCK_EX) if single else contextlib.nullcontext():
+    with gpu_lock("alone.lock", fcntl.LOCK_EX if alone else fcntl.LOCK_SH):
+        with gpu_lock("single.lock", fcntl.LOCK_EX) if single else contextlib.nullcontext():
             yield
 
 
 @pytest.fixture(autouse=True)
-def turns(request):
-    with turn_of(request.node):
+def gpu_locks(request):
+    with locks_of(request.node):
         yield

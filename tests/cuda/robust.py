@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`make robust`: what kf promises on a GPU beyond right numbers, with a log of what ran.
+"""`make robust`: tests the GPU promises of kf beyond right numbers, and logs what ran.
 
-python3 tests/cuda/robust.py --log bench/results/h200/robust.txt
+Usage: python3 tests/cuda/robust.py --log bench/results/h200/robust.txt
 """
 
 import argparse
@@ -32,7 +32,7 @@ BUILD = ROOT / "build/tests"
 FILES = ("test_sanitizers.py", "test_large.py", "test_robust.py", "test_devices.py")
 
 
-def said(*command):
+def output_of(*command):
     try:
         return subprocess.run(
             command, capture_output=True, text=True, timeout=60, cwd=ROOT
@@ -44,19 +44,22 @@ def said(*command):
 def machine():
     sanitizer = shutil.which("compute-sanitizer") or "/usr/local/cuda/bin/compute-sanitizer"
     found = {
-        "GPU": said(
+        "GPU": output_of(
             "nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"
         ).replace("\n", "; "),
-        "nvcc": "".join(re.findall(r"release .*?V([\d.]+)", said("nvcc", "--version"))),
-        "compute-sanitizer": "".join(re.findall(r"Version ([\d.]+)", said(sanitizer, "--version"))),
-        "commit": said("git", "describe", "--always", "--dirty", "--abbrev=12"),
+        "nvcc": "".join(re.findall(r"release .*?V([\d.]+)", output_of("nvcc", "--version"))),
+        "compute-sanitizer": "".join(
+            re.findall(r"Version ([\d.]+)", output_of(sanitizer, "--version"))
+        ),
+        "commit": output_of("git", "describe", "--always", "--dirty", "--abbrev=12"),
         "KF_LEVEL": os.environ.get("KF_LEVEL", "1"),
     }
     return [f"{what:18} {value or 'unknown'}" for what, value in found.items()]
 
 
 def build(jobs, chosen):
-    """Both libraries, on all cores, before tests ask for them. chosen: tests that may need a smaller one of their own."""
+    """Builds both libraries on all cores before the tests need them. chosen: a pytest expression
+    whose tests may need a smaller library of their own."""
     began = time.monotonic()
     if not chosen:
         kflib.build(
@@ -76,7 +79,8 @@ def build(jobs, chosen):
 
 
 def table(report):
-    """A line per test function: how many passed, failed and were skipped; then the failures and the reasons of what was skipped."""
+    """Lines of the log: per test function the numbers passed, failed and skipped; then failures and
+    reasons for skipping."""
     counts, times, notes = (
         collections.defaultdict(collections.Counter),
         collections.Counter(),

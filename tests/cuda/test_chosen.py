@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Functions whose activation is an argument on a GPU: without contraction the bits of that activation's own function, with it the oracle's numbers.
-Needs a GPU."""
+"""Tests functions with a run-time activation on a GPU. Without FMA contraction they have the bits
+of the functions with that activation; with it they agree with the oracle."""
 
 import checks
 import chosen

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Two GPUs: launches on the second one, and a stream of another device than the current one."""
+"""Tests two GPUs: launches on the second one, and a stream of a device that is not current."""
 
 import ctypes
 
@@ -21,7 +21,7 @@ DEVICE = 13
 
 @pytest.fixture(scope="module")
 def second(gpu, libraries):
-    """(library, a Gpu on device 1), which is the current device meanwhile."""
+    """Yields (library, a Gpu on device 1), with device 1 current."""
     if gpu.device_count() < 2:
         pytest.skip("there is no second CUDA device")
     lib = libraries("default")
@@ -34,9 +34,8 @@ def second(gpu, libraries):
 
 def set_device(gpu, lib, device):
     gpu.set_device(device)
-    assert (
-        lib.dll.kft_set_device(ctypes.c_int(device)) == 0
-    )  # the launchers' own copy of the runtime
+    # The launchers have their own copy of the runtime.
+    assert lib.dll.kft_set_device(ctypes.c_int(device)) == 0
 
 
 @pytest.mark.parametrize("f", FUNCTIONS, ids=[f["name"] for f in FUNCTIONS])
@@ -49,7 +48,8 @@ def test_second_device(second, f):
 
 @pytest.mark.parametrize("f", FUNCTIONS, ids=[f["name"] for f in FUNCTIONS])
 def test_a_stream_of_another_device(gpu, second, f):
-    """Refused, with both devices in the message; nothing is written, and the next call works."""
+    """The call is refused with both devices in the message; nothing is written, and the next call
+    works."""
     lib, there = second
     sizes, shift = cases.of_form(f, robust.SHAPES)[0]
     call = checks.Layout(lib, f, sizes, shift=shift)

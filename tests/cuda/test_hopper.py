@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every instruction of kf/core/hopper.cuh and wgmma.cuh on a GPU of compute capability 9.0: the program that the emulation runs
-(tests/emu/hopper_words.cpp), alone and under compute-sanitizer."""
+"""Tests every instruction of kf/core/hopper.cuh and wgmma.cuh on a GPU of compute capability 9.0,
+with the program that the emulator runs (tests/emu/hopper_words.cpp), also under compute-sanitizer.
+"""
 
 import os
 import shutil

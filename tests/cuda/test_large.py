@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tensors of more than 2^31 elements: every kernel of a 2-byte dtype, each element compared. Needs up to 40 GiB."""
+"""Tests tensors of more than 2^31 elements: every kernel of a 2-byte dtype, each element compared.
+Needs up to 40 GiB."""
 
 import cases
 import kflib

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Launchers compiled by g++ alone, over CUDA's driver and NVRTC's kernels, on a GPU: the bits of those that nvcc compiles, in every schedule and its
-dtypes; at level 3 of every function that launches, three seconds each."""
+"""Tests launchers compiled by g++ alone, with the CUDA driver and kernels from NVRTC, on a GPU.
+They must have the bits of nvcc's, for every schedule and its dtypes; at level 3 for every function
+that launches, three seconds each."""
 
 import cases
 import kflib
@@ -17,16 +18,10 @@ if not toolkit.nvrtc_to_link():
     pytest.skip("no NVRTC", allow_module_level=True)
 
 FUNCTIONS = kflib.on("cuda", selection.launches() if cases.LEVEL > 2 else selection.of_schedules())
-LONG = [
-    [(40, 9000), 0],
-    [(9, 70000), 0],
-    [(5, 40001), 1],
-]  # looped over by persistent blocks, and by clusters of them
-PRODUCTS = [
-    (2, 16, 136, 1032),
-    (1, 64, 520, 72),
-    (1, 300, 136, 264),
-]  # each of the ways that wgmma goes
+# rows for persistent blocks, and for clusters of them
+LONG = [[(40, 9000), 0], [(9, 70000), 0], [(5, 40001), 1]]
+# one shape for each wgmma schedule
+PRODUCTS = [(2, 16, 136, 1032), (1, 64, 520, 72), (1, 300, 136, 264)]
 
 
 @pytest.fixture(scope="session")
@@ -36,7 +31,8 @@ def lib(libraries):
 
 @pytest.fixture(scope="session")
 def products():
-    """On 9.0 the loader compiles for sm_90a, which has other kernels for products of 2-byte elements."""
+    """On 9.0 the loader compiles for sm_90a, which has other kernels for products of 2-byte
+    elements."""
     flags = (
         ("-gencode=arch=compute_90a,code=sm_90a",)
         if kflib.capability() == (9, 0)

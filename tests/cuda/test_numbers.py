@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The functions of the CUDA backend (at level 2 some activations of each op, at level 3 all) against the float64 oracle, on the axes of cases.py, in
-two builds (numeric.CUDA). Needs a GPU."""
+"""Tests the CUDA functions on a GPU against the float64 oracle, on the axes of cases.py, in two
+builds (numeric.CUDA). Level 2 tests some activations of each op, level 3 all."""
 
 import checks
 import kflib

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every launcher promises beyond right numbers, on a GPU: support/gpu/robust.py has the checks, one per test here."""
+"""Tests the promises of every launcher on a GPU beyond right numbers, one test per check of
+support/robust.py."""
 
 import cases
 import checks
@@ -63,7 +64,7 @@ def test_only_launches(gpu, lib, f):
 
 @pytest.mark.alone
 def test_memory_stays(gpu, lib):
-    """The device's free memory is what it was, once every kernel has been loaded."""
+    """Free device memory does not shrink once every kernel has been loaded."""
     calls = [
         (f, checks.Layout(lib, f, sizes, shift=shift))
         for f in FUNCTIONS
@@ -84,7 +85,7 @@ def test_memory_stays(gpu, lib):
 
 @every
 def test_repeated(gpu, lib, f):
-    """Sums are split by shape: more shapes for them."""
+    """Sums are split by shape, so they get more shapes."""
     shapes = cases.of_form(f, robust.LARGE) if f["scratch"] else cases.of_form(f, robust.LARGE)[:1]
     shapes = shapes + (robust.PARTED if f["family"] == "reduction" else [])
     for sizes, shift in shapes:

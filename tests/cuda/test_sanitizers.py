@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""compute-sanitizer's four tools over every kernel (support/gpu/sanitized.py) report nothing; each reports a fault that is planted."""
+"""Runs every kernel (support/gpu/sanitized.py) under compute-sanitizer's four tools: nothing is
+reported, except planted faults."""
 
 import os
 import pathlib
@@ -27,7 +28,7 @@ if not SANITIZER:
 
 
 def under(tool, log, *command):
-    """(exit status, text of the log, what the program printed)"""
+    """Returns (exit status, text of the log, the program's output)."""
     LOGS.mkdir(parents=True, exist_ok=True)
     log.unlink(missing_ok=True)
     done = subprocess.run(
@@ -49,7 +50,7 @@ def under(tool, log, *command):
 
 
 def reported(text):
-    """How many errors or hazards the tool's own summary speaks of; None: there is no summary."""
+    """Number of errors or hazards in the tool's summary, None if there is no summary."""
     found = re.findall(r"(?:ERROR|RACECHECK) SUMMARY: (\d+) (?:error|hazard)", text)
     return sum(map(int, found)) if found else None
 
@@ -68,7 +69,7 @@ def wgmma():
 
 def clean(lib, tool, shard, shards, which=""):
     script = pathlib.Path(sanitized.__file__)
-    status, log, said = under(
+    status, log, output = under(
         tool,
         LOGS / f"{tool}_{which}{shard}.log",
         sys.executable,
@@ -79,10 +80,10 @@ def clean(lib, tool, shard, shards, which=""):
         which,
     )
     first = "\n".join(line for line in log.splitlines() if line.strip("= "))[:3000]
-    assert status == 0, f"{tool} ended with {status}\n{said[-2000:]}\n{first}"
+    assert status == 0, f"{tool} ended with {status}\n{output[-2000:]}\n{first}"
     assert reported(log) == 0, first
     calls = sum(len(sanitized.shapes(f, which)) for f in sanitized.chosen(which)[shard::shards])
-    assert f"{calls} calls" in said  # all of them were made
+    assert f"{calls} calls" in output  # all calls were made
 
 
 @pytest.mark.parametrize("shard", range(SHARDS))
@@ -94,7 +95,7 @@ def test_clean(lib, tool, shard):
 @pytest.mark.skipif(kflib.capability() != (9, 0), reason="the device has no wgmma")
 @pytest.mark.parametrize("tool", TOOLS)
 def test_wgmma_is_clean(wgmma, tool):
-    """Every op's products of bf16, forward and backward, with their copies by TMA."""
+    """Tests bf16 products of every op, forward and backward, with their TMA copies."""
     clean(wgmma, tool, 0, 1, "wgmma")
 
 
@@ -112,5 +113,5 @@ def test_planted(tool, tmp_path):
         ],
         check=True,
     )
-    status, log, said = under(tool, LOGS / f"planted_{tool}.log", program, tool)
-    assert reported(log) and status != 0, f"{tool} does not see the fault\n{said}\n{log[-3000:]}"
+    status, log, output = under(tool, LOGS / f"planted_{tool}.log", program, tool)
+    assert reported(log) and status != 0, f"{tool} does not see the fault\n{output}\n{log[-3000:]}"

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows that lie apart, on a GPU: the same bits as of dense tensors, and nothing between the rows is written."""
+"""Tests strided rows on a GPU: they give the bits of contiguous tensors, and nothing between the
+rows is written."""
 
 import checks
 import kflib

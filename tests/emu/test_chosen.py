@@ -50,7 +50,8 @@ def test_a_slope_below_zero(lib, memory, f, g):
 
 
 def test_a_user_s_reduction(include, tmp_path):
-    """A user's reduction may have a run-time activation, in C too; none of kf's reductions has one."""
+    """A user's reduction may have a run-time activation, in C too; none of kf's reductions has
+    one."""
     path, selected, functions = user_ops.load(
         """
 [op."summed_{act}"]

@@ -21,10 +21,10 @@ kf, library = FRONTENDS.kf, FRONTENDS.library
 
 
 @pytest.fixture(autouse=True)
-def turns(request):
+def gpu_locks(request):
     """A test on a GPU takes its turn, as those of tests/cuda do."""
     if not request.path.name.startswith("test_cuda"):
         yield
         return
-    with CUDA.turn_of(request.node):
+    with CUDA.locks_of(request.node):
         yield

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Losses of logits that are never whole, in C, with chunks of few rows: right, whatever is wanted; the workspace is that of a chunk; arguments are
-looked at before anything is written."""
+"""Tests linear_cross_entropy in C with chunks of few rows: right results for any set of outputs, a
+workspace of one chunk, and arguments checked before anything is written."""
 
 import checks
 import faults
@@ -49,13 +49,14 @@ def test_chunks(lib, memory, f):
     "f", [f for f in FUNCTIONS if "i32" not in f["dtypes"]], ids=lambda f: f["name"]
 )
 def test_rows_that_lie_apart(lib, memory, f):
-    """Chunk by chunk, to the bit; one of fewer rows than a chunk too."""
+    """Strided rows give the same bits in every chunk, and with fewer rows than a chunk."""
     for turn, sizes in enumerate(((150, 33, 9), (65, 24, 16), (3, 19, 7))):
         strided.same(lib, memory, f, sizes, turn=turn)
 
 
 def test_tensors_of_other_rows_may_not_lie_side_by_side(lib):
-    """Of as many rows as columns: they are apart as a whole, but not chunk by chunk, which a part would find after the first."""
+    """dx and weight do not overlap within the first chunk, but as whole tensors they do. The call
+    must be refused before any chunk is written."""
     f = function("kf_linear_cross_entropy_with_grad_f32")
     layout = checks.Layout(lib, f, (130, 130, 8))
     call = strided.Call(layout, {"weight": [16], "dx": [16]})
@@ -69,7 +70,7 @@ def test_tensors_of_other_rows_may_not_lie_side_by_side(lib):
 
 
 def test_a_row_is_that_of_a_call_of_its_own(lib, memory):
-    """Chunks or not: what a row gives does not depend on where it is."""
+    """A row's results do not depend on its chunk."""
     f = function("kf_linear_cross_entropy_with_grad_f32")
     whole = checks.Layout(lib, f, (150, 33, 9))
     code, back = memory.run(whole.image, lambda base: lib.call(f, whole.given(base)))
@@ -90,7 +91,7 @@ def test_a_row_is_that_of_a_call_of_its_own(lib, memory):
 
 
 def test_without_rows_what_is_there_stays(lib, memory):
-    """beta times it; and nothing is read where beta is 0."""
+    """With no rows a gradient becomes beta times its old value, which is not read if beta is 0."""
     f = function("kf_linear_cross_entropy_with_grad_f32")
     for beta in (0.0, 0.5):
         call = checks.Layout(lib, f, (0, 5, 4))
@@ -104,7 +105,8 @@ def test_without_rows_what_is_there_stays(lib, memory):
 
 
 def test_the_workspace_is_that_of_a_chunk(lib):
-    """It does not grow with the rows, and is far less than all logits; a byte less is refused, by the function's own name."""
+    """The workspace does not grow with the rows and is far below the size of the logits. One byte
+    less is refused, with the function's own name."""
     f = function("kf_linear_cross_entropy_with_grad_bf16")
     of = [lib.workspace_bytes(f, [rows, 5000, 16]) for rows in (64, 6400, 640000)]
     assert of[0] <= of[1] == of[2] < 2 * 6400 * 5000
@@ -172,7 +174,7 @@ def test_seeded_fault(include, memory, tmp_path, what):
 
 
 def test_gradients_of_bf16_over_many_chunks(lib, memory):
-    """Each chunk's is rounded: within a unit of the last place for each chunk, of the size of what is added up."""
+    """Each chunk's gradient is rounded: the error stays within one ulp of the sum per chunk."""
     f = function("kf_linear_cross_entropy_with_grad_bf16")
     got = checks.run(lib, memory, f, (640, 16, 8))
     assert np.isfinite(storage.to_float(got["dweight"], "bf16")).all()

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""kf/core/matmul/matmul.h under hand-written prologues and epilogues (core.c): every type, layout and width of vectors against wider
-arithmetic, by every compiler; nothing beyond a tensor's end or the workspace; the same bits for any number of threads, with a batch and alone."""
+"""Tests kf/core/matmul/matmul.h with hand-written prologues and epilogues (families/matmul/core.c), by
+every compiler. Every type, layout and vector width must agree with wider arithmetic and stay inside
+tensors and workspace. The bits must not depend on the number of threads or on the batch."""
 
 import os
 import pathlib
@@ -12,12 +13,13 @@ import pytest
 from compilers import CLANG, WARNINGS
 
 SOURCE = kflib.ROOT / "tests/families/matmul/core.c"
-WAYS = {
+# compiler and flags: bytes of its vectors
+BUILDS = {
     "gcc -O2 -std=c11 -DKFI_GEMM_WIDEST=16": 16,
     "g++ -O2 -std=c++17 -x c++ -mavx2 -mfma": 32,
     "clang -O2 -std=c11": 64,
-}  # bytes of the vectors
-MORE = {
+}
+MORE_BUILDS = {
     "gcc -O2 -std=c11 -DKFI_GEMM_WIDEST=32": 32,
     "gcc -O2 -std=c11 -DKFI_GEMM_WIDEST=0": 4,
     "g++ -O3 -march=native -std=c++17 -x c++": 64,
@@ -35,11 +37,11 @@ SANITIZED = cases.by_level(
 THREADS = {"gcc -O2 -std=c11 -fopenmp": 64}
 COUNT = cases.by_level(64, 512)
 CPU = pathlib.Path("/proc/cpuinfo").read_text().split()
-HAS = 64 if "avx512f" in CPU else 32 if {"avx2", "fma"} <= set(CPU) else 16
+VECTOR_BYTES = 64 if "avx512f" in CPU else 32 if {"avx2", "fma"} <= set(CPU) else 16
 
 
-def build(way, folder):
-    compiler, *options = way.split()
+def build(compiler_flags, folder):
+    compiler, *options = compiler_flags.split()
     if compiler == "clang" and not CLANG:
         pytest.skip("no clang")
     compiler = CLANG if compiler == "clang" else compiler
@@ -57,8 +59,8 @@ def build(way, folder):
     assert done.returncode == 0, done.stderr[:4000]
 
 
-def run(way, width, folder, seed, count=COUNT, threads=2):
-    # gcc 13's fake stacks, which it uses by default, put vectors of 64 bytes at multiples of 32 (gcc's defect 110027).
+def run(compiler_flags, width, folder, seed, count=COUNT, threads=2):
+    # gcc 13's fake stacks, on by default, align vectors of 64 bytes to 32 (gcc bug 110027).
     environment = os.environ | {
         "OMP_NUM_THREADS": str(threads),
         "ASAN_OPTIONS": "detect_stack_use_after_return=0",
@@ -69,27 +71,30 @@ def run(way, width, folder, seed, count=COUNT, threads=2):
         text=True,
         env=environment,
     )
-    expected = f"{count} products, vectors of {min(width, HAS)} bytes, "
+    expected = f"{count} products, vectors of {min(width, VECTOR_BYTES)} bytes, "
     assert done.returncode == 0 and done.stdout.startswith(expected), (
-        f"{way}\n{done.stdout[-2000:]}{done.stderr[-4000:]}"
+        f"{compiler_flags}\n{done.stdout[-2000:]}{done.stderr[-4000:]}"
     )
     return done.stdout
 
 
-@pytest.mark.parametrize("way", cases.by_level(WAYS, WAYS | MORE))
-def test_numbers(way, tmp_path):
-    build(way, tmp_path)
-    run(way, (WAYS | MORE)[way], tmp_path, 1)
+@pytest.mark.parametrize("compiler_flags", cases.by_level(BUILDS, BUILDS | MORE_BUILDS))
+def test_numbers(compiler_flags, tmp_path):
+    build(compiler_flags, tmp_path)
+    run(compiler_flags, (BUILDS | MORE_BUILDS)[compiler_flags], tmp_path, 1)
 
 
-@pytest.mark.parametrize("way", SANITIZED)
-def test_nothing_outside_is_touched(way, tmp_path):
-    build(way, tmp_path)
-    run(way, SANITIZED[way], tmp_path, 2)
+@pytest.mark.parametrize("compiler_flags", SANITIZED)
+def test_nothing_outside_is_touched(compiler_flags, tmp_path):
+    build(compiler_flags, tmp_path)
+    run(compiler_flags, SANITIZED[compiler_flags], tmp_path, 2)
 
 
-@pytest.mark.parametrize("way", THREADS)
-def test_threads(way, tmp_path):
-    build(way, tmp_path)
-    results = {run(way, THREADS[way], tmp_path, 3, threads=threads) for threads in (1, 2, 5)}
+@pytest.mark.parametrize("compiler_flags", THREADS)
+def test_threads(compiler_flags, tmp_path):
+    build(compiler_flags, tmp_path)
+    results = {
+        run(compiler_flags, THREADS[compiler_flags], tmp_path, 3, threads=threads)
+        for threads in (1, 2, 5)
+    }
     assert len(results) == 1, "\n".join(results)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Products of matrices in C, beyond what all functions are asked: a user's own layers; results are the same whatever else is asked for; a
-weight's gradient is added to what is there; batches that share a weight are one large one."""
+"""Tests matmul in C beyond test_numbers.py: a user's own layers, results that do not depend on
+other requested outputs, weight gradients that accumulate, and batches that share a weight."""
 
 import checks
 import faults
@@ -71,7 +71,7 @@ def function(name):
 
 @pytest.fixture(scope="module")
 def own(tmp_path_factory):
-    """(the file of the spec, its functions, a library of them)."""
+    """Returns (spec file, its functions, a library of them)."""
     folder = tmp_path_factory.mktemp("own")
     path, include, functions = user_ops.load(OWN, folder, activations=["none", "gelu"])
     functions = [f for f in functions if f["dtypes"][0] in ("f32", "bf16")]
@@ -109,7 +109,8 @@ def test_results_do_not_depend_on_what_is_saved(lib, memory):
 
 
 def test_gradients_are_added(lib, memory):
-    """beta times what is there, of weights; 0 does not read it (outputs begin as NaN everywhere else)."""
+    """Weight gradients add beta times the old value; beta 0 does not read it. (Outputs are filled
+    with NaN elsewhere.)"""
     for name in ("kf_linear_gelu_bwd_bf16_f32", "kf_gelu_linear_bwd_f32"):
         f = function(name)
         found = {}
@@ -139,7 +140,8 @@ def test_gradients_are_added(lib, memory):
 
 
 def test_batches_that_share_a_weight_are_one(lib, memory):
-    """The same bits as of all rows in one: rows do not depend on each other."""
+    """Batches that share a weight have the bits of one call with all rows, because rows are
+    independent."""
     f = function("kf_linear_f32")
     rng = np.random.default_rng(3)
     x, weight, bias = (

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""kf/rope_table.h: frequencies and tables against NumPy's, written as models' configurations have them; and what is refused."""
+"""Tests kf/rope_table.h: frequencies and tables against NumPy's, with the scalings of published
+models; and the arguments it refuses."""
 
 import ctypes
 import math
@@ -31,7 +32,7 @@ class Scaling(ctypes.Structure):
 def lib(tmp_path_factory):
     folder = tmp_path_factory.mktemp("rope_table")
     (folder / "own.c").write_text(TEXT)
-    words = [
+    command = [
         "gcc",
         "-std=c11",
         "-O2",
@@ -48,7 +49,7 @@ def lib(tmp_path_factory):
         str(folder / "own.so"),
         "-lm",
     ]
-    subprocess.run(words, check=True)
+    subprocess.run(command, check=True)
     found = ctypes.CDLL(str(folder / "own.so"))
     found.detail.restype, found.magnitude.restype = ctypes.c_char_p, ctypes.c_double
     return found
@@ -61,7 +62,7 @@ def address(array):
 def frequencies(
     pairs, base, scheme=PLAIN, factor=1.0, original=0.0, low=0.0, high=0.0, magnitude=0.0
 ):
-    """In float64, by wavelengths and numbers of pairs."""
+    """Reference frequencies in float64, from wavelengths and rotations."""
     dim = 2 * pairs
     if scheme == NTK and dim > 2:
         base *= factor ** (dim / (dim - 2))
@@ -146,7 +147,7 @@ def test_tables(lib, pairs, base, more):
 
 
 def test_far_positions_are_as_right_as_near_ones(lib):
-    """Whose angle a float32 product has to 0.06 alone."""
+    """A float32 product of position and frequency has an error of 0.06 rad there."""
     cosine, sine = np.empty((2**20, 1)), np.empty((2**20, 1))
     assert (
         lib.table_f64(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows of any length at any address, read by vectors (core/rows/shift.cuh), on a GPU."""
+"""Tests rows of any length at any address, read by vectors (core/rows/shift.cuh), on a GPU."""
 
 import checks
 import kflib
@@ -11,7 +11,8 @@ from conftest import BUILD
 if not kflib.has_gpu():
     pytest.skip("no CUDA device answers", allow_module_level=True)
 
-# Of every rest by 8: lanes of a warp, a warp, several, persistent blocks, clusters of two and more.
+# Lengths with every remainder modulo 8: lanes of a warp, a warp, several, persistent blocks,
+# clusters of two and more blocks.
 LENGTHS = (
     1,
     3,
