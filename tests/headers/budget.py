@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the headers cost those who include them, measured in one run as ratios to a hand-written kernel's: what nvcc
-executes, how long it takes, and the kernels in the object. `python tests/headers/budget.py [--runs N]` prints the table;
-`--append` adds a row to budget_history.tsv.
+"""Measures the compile cost of the headers, relative to a hand-written kernel.
 
-The budgets hold in instructions that all of nvcc's passes execute, counted by valgrind: the same to a thousandth wherever and
-whenever they are counted. Of one version of the headers processor time has said 1.45, 1.59 and 1.74 within a day, since what
-else a machine's memory does falls on the larger text more. The time is in the table all the same, as the shortest of
-interleaved runs; the history's `umbrella_time` and `op_header_time` were medians up to df50c6d.
+It measures the instructions that nvcc executes, its time, and the kernels in the object. `python
+tests/headers/budget.py [--runs N]` prints the table; `--append` adds a row to budget_history.tsv.
+
+Budgets count the instructions of all of nvcc's passes, with valgrind: they repeat to a thousandth
+on any machine. Processor time does not: for one version of the headers its ratio was 1.45, 1.59 and
+1.74 within a day, because other memory traffic slows the larger text more. The table shows the time
+too, as the shortest of interleaved runs; `umbrella_time` and `op_header_time` of the history were
+medians up to df50c6d.
 """
 
 import argparse
@@ -68,7 +70,8 @@ TIMED = ("floor", "umbrella", "op header")
 
 
 def umbrella_goal(launchers):
-    """Times the floor: 1.5 up to 2,800 launchers, 2.12 for 5,162, and 0.25 for each further 1,000."""
+    """Goal, as a ratio to the floor: 1.5 up to 2,800 launchers, 2.12 for 5,162, then 0.25 per
+    1,000."""
     return (
         2.12 + 0.25 * (launchers - 5162) / 1000
         if launchers > 5162
@@ -77,13 +80,15 @@ def umbrella_goal(launchers):
 
 
 def umbrella_budget(launchers):
-    """What it may cost while that is missed (bench/NOTES/compile_time.md, "The umbrella is over its budget"): what 6,982 launchers do, and the goal's slope."""
+    """Budget while the goal is missed (bench/NOTES.md, "The umbrella is over its budget"): the
+    measured ratio for 6,982 launchers, with the goal's slope."""
     return 2.84 + 0.25 * (launchers - 6982) / 1000
 
 
 OP_BUDGET = 1.15
-# After preprocessing, beyond the floor's: of the umbrella for each op, direction and dtypes, whose text an activation only adds a call to;
-# of an op's header. A token costs four times as much in the host's pass.
+# Tokens after preprocessing, beyond the floor's. Umbrella: per op, direction and dtypes; an
+# activation adds only a call to that text. Op header: in all. A token costs four times as much in
+# the host pass.
 TOKENS = {
     "device": {"umbrella": 1288, "op header": 38500},
     "host": {"umbrella": 1000, "op header": 29900},
@@ -98,7 +103,8 @@ VALGRIND = shutil.which("valgrind")
 
 
 def instructions(command, work):
-    """What a command and all that it starts execute. valgrind writes a file for each process."""
+    """Counts the instructions of a command and its child processes; valgrind writes a file for
+    each."""
     counts = work / "counts"
     counts.mkdir()
     count = [
@@ -119,7 +125,7 @@ def instructions(command, work):
 
 
 PREPROCESSORS = {
-    "device": (NVCC, "-std=c++17", "-arch=sm_90"),  # of nvcc -E
+    "device": (NVCC, "-std=c++17", "-arch=sm_90"),  # nvcc -E
     "host": (
         "g++",
         "-std=c++17",
@@ -134,15 +140,15 @@ PREPROCESSORS = {
 
 
 def tokens(name, include, work, side="device"):
-    """Of one of SOURCES as the compiler proper gets it, on the device's side or the host's: what it has from kf's headers and of its own. Not what
-    these include of the C++ library's and CUDA's, which grows from one version to the next."""
+    """Counts the tokens of one of SOURCES that come from kf's headers and from the source itself,
+    on the device or host side. Headers of CUDA and of the C++ library grow from version to version,
+    so they are excluded."""
     (work / "tokens.cu").write_text(SOURCES[name])
     command = [*PREPROCESSORS[side], *(f"-I{d}" for d in include), "-E", "tokens.cu"]
-    said = subprocess.run(command, cwd=work, capture_output=True, text=True, check=True).stdout
+    output = subprocess.run(command, cwd=work, capture_output=True, text=True, check=True).stdout
     ours, found = ("tokens.cu", *(f"{d}/" for d in include)), 0
-    for text in re.split(r"^# \d+ ", said, flags=re.M)[
-        1:
-    ]:  # from one of the preprocessor's notes of where it is to the next
+    # Each part follows one of the preprocessor's line markers.
+    for text in re.split(r"^# \d+ ", output, flags=re.M)[1:]:
         where, _, text = text.partition("\n")
         if where.startswith(tuple(f'"{own}' for own in ours)):
             found += len(re.findall(r"\w+|[^\w\s]", re.sub(r"^#.*$", "", text, flags=re.M)))
@@ -150,9 +156,8 @@ def tokens(name, include, work, side="device"):
 
 
 def compile_seconds(command, work):
-    begin = resource.getrusage(
-        resource.RUSAGE_CHILDREN
-    )  # processor time: what else runs on the machine does not count
+    # Processor time, so that other programs do not count.
+    begin = resource.getrusage(resource.RUSAGE_CHILDREN)
     done = subprocess.run([str(c) for c in command], cwd=work, capture_output=True, text=True)
     if done.returncode:
         raise RuntimeError(f"{' '.join(map(str, command))}\n{done.stderr[:4000]}")
@@ -161,7 +166,8 @@ def compile_seconds(command, work):
 
 
 def measure(include, runs=0, count=False):
-    """{"instructions": {name: n}, "seconds": {name: [one of each run]}, "kernels": {name: [...]}, "object": {name: bytes}, "launchers": n}"""
+    """Returns {"instructions": {name: n}, "seconds": {name: [one per run]}, "kernels": {name:
+    [...]}, "object": {name: bytes}, "launchers": n}."""
     flags = [f"-I{d}" for d in include]
     found = {
         "instructions": {},
@@ -194,9 +200,8 @@ def measure(include, runs=0, count=False):
             name: ["gcc", "-std=c11", "-O2", *flags, "-c", f"{i}.c", "-o", f"{i}.c.o"]
             for i, name in enumerate(C_SOURCES)
         }
-        for i, name in enumerate(
-            SOURCES
-        ):  # and the files of CUDA and the compiler are in memory from here on
+        # These compilations also bring the files of CUDA and the compiler into memory.
+        for i, name in enumerate(SOURCES):
             compile_seconds(commands[name], work)
             found["object"][name] = (work / f"{i}.o").stat().st_size
             found["kernels"][name] = kernels_in(work / f"{i}.cu", include, work)
@@ -209,12 +214,12 @@ def measure(include, runs=0, count=False):
 
 
 def ratio(m, name):
-    """The instructions executed for `name`, times those for the floor."""
+    """Instructions executed for `name`, relative to the floor."""
     return m["instructions"][name] / m["instructions"]["floor"]
 
 
 def time_ratio(m, name):
-    """The same of the shortest processor times: other work only ever adds to one."""
+    """Shortest processor time, relative to the floor's: other work only ever adds to one."""
     return min(m["seconds"][name]) / min(m["seconds"]["floor"])
 
 
@@ -260,7 +265,7 @@ COLUMNS = (
 
 
 def history():
-    """The rows of budget_history.tsv, oldest first, as {column: text}."""
+    """Returns the rows of budget_history.tsv, oldest first, as {column: text}."""
     first, *lines = HISTORY.read_text().splitlines()
     if tuple(first.split("\t")) != COLUMNS:
         raise ValueError(f"{HISTORY.name}: the columns are {first!r}")
@@ -268,31 +273,31 @@ def history():
 
 
 def append(m):
-    """A row for the commit that is checked out; what is changed beside it is said with a plus."""
+    """Appends a row for the current commit, which gets a plus if the tree has changes."""
 
-    def said(*command):
+    def output(*command):
         return subprocess.run(
             command, capture_output=True, text=True, check=True, cwd=HISTORY.parent
         ).stdout.strip()
 
     changed = (
         "+"
-        if said(
+        if output(
             "git", "status", "--porcelain", "--", "../../include", "../../templates", "../../gen"
         )
         else ""
     )
     cpu = re.search(r"model name\s*:\s*(.*)", pathlib.Path("/proc/cpuinfo").read_text())
     row = {
-        "date": said("git", "log", "-1", "--format=%cs"),
-        "commit": said("git", "log", "-1", "--format=%h") + changed,
+        "date": output("git", "log", "-1", "--format=%cs"),
+        "commit": output("git", "log", "-1", "--format=%h") + changed,
         "launchers": m["launchers"],
         "umbrella": f"{ratio(m, 'umbrella'):.3f}",
         "op_header": f"{ratio(m, 'op header'):.3f}",
         "umbrella_time": f"{time_ratio(m, 'umbrella'):.3f}",
         "op_header_time": f"{time_ratio(m, 'op header'):.3f}",
         "runs": len(m["seconds"]["floor"]),
-        "nvcc": re.search(r"V([\d.]+)", said(NVCC, "--version"))[1],
+        "nvcc": re.search(r"V([\d.]+)", output(NVCC, "--version"))[1],
         "cpu": cpu[1] if cpu else "unknown",
     }
     with HISTORY.open("a") as file:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Instructions per element of each activation, counted in the compiled cubin of sm_90. `python tests/headers/instructions.py`
-prints the table.
+"""Counts instructions per element of each activation, in the cubin for sm_90.
 
-A kernel of 8 unrolled elements, minus the same kernel that only negates them, by 8. An instruction is 16 bytes of .text; the
-NOPs that fill the section up to a multiple of 128 bytes are no instructions of the kernel.
+`python tests/headers/instructions.py` prints the table. The count is that of a kernel of 8 unrolled
+elements, minus that of the same kernel that only negates them, divided by 8. An instruction is 16
+bytes of .text; NOPs that pad the section to 128 bytes do not count.
 """
 
 import os
@@ -27,10 +27,10 @@ NVCC = (
     or shutil.which("nvcc")
     or ("/usr/local/cuda/bin/nvcc" if os.path.exists("/usr/local/cuda/bin/nvcc") else None)
 )
-ELEMENTS, BYTES, NOP = 8, 16, 0x918  # of sm_70 and later
-SETUP = (
-    2 / ELEMENTS
-)  # two instructions that all elements share (a constant put into a register) are not counted against a budget
+# NOP of sm_70 and later.
+ELEMENTS, BYTES, NOP = 8, 16, 0x918
+# Two instructions that all elements share, such as loading a constant, are exempt from budgets.
+SETUP = 2 / ELEMENTS
 # (form, budget, storage, function, has dy)
 FORMS = {
     "lp": (13, "kf_f16", "kfi_act_lp", False),
@@ -58,7 +58,7 @@ extern "C" __global__ void __launch_bounds__(256) {name}(const {T} *x, const {T}
 
 
 def sections_of(cubin):
-    """{kernel: instructions} of a cubin."""
+    """Returns {kernel: instructions} of a cubin."""
     listing = subprocess.run(
         ["readelf", "-SW", str(cubin)], check=True, capture_output=True, text=True
     ).stdout
@@ -95,7 +95,7 @@ def cubin_of(source, include, work, *flags, arch="-arch=sm_90"):
 
 
 def kernels_in(source, include, work):
-    """The names of the kernels that a file compiles to."""
+    """Returns the names of the kernels in a file."""
     return sorted(cubin_of(source, include, work))
 
 
@@ -120,10 +120,10 @@ def kernel(name, form, call):
 
 
 def measure(include, activations):
-    """{activation: {form: instructions per element}}, in one compilation."""
+    """Returns {activation: {form: instructions per element}}, from one compilation."""
     text = ['#include "kf/ops/activations.cuh"\n#include "kf/core/vector.cuh"\n']
     for form, (_, _, function, has_dy) in FORMS.items():
-        # The base reads what the form reads, so that loads are not counted.
+        # The base kernel has the same loads, so that they do not count.
         text.append(kernel(f"base__{form}", form, "-g[e] - f[e]" if has_dy else "-f[e]"))
         for a in activations:
             arguments = f"kfi_tag<{a['id']}>(), f[e]{', g[e]' if has_dy else ''}, s"
@@ -146,7 +146,7 @@ def budget(activation, form):
 
 
 def over(counts, activations):
-    """What costs more than it may, in words."""
+    """Describes the activations that exceed their budgets."""
     return [
         f"{a['name']} {form}: {counts[a['name']][form]:.1f} instructions per element, budget {budget(a, form)}"
         for a in activations

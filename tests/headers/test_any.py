@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The headers of functions whose activation is an argument, kf/any: by nvcc and NVRTC, with a user's activations, and what they cost."""
+"""Tests the headers of functions with a run-time activation (kf/any): with nvcc and NVRTC, with a
+user's activations, and their cost."""
 
 import pathlib
 import sys
@@ -18,7 +19,7 @@ from instructions import kernels_in  # noqa: E402
 
 FUNCTIONS = kflib.manifest()["any"]
 needs_nvcc = pytest.mark.skipif(not NVCC, reason="no nvcc")
-# Of each schedule one; from level 2 on every header, at level 3 every function.
+# One function per schedule; from level 2 on every header, at level 3 every function.
 LAUNCHED = cases.by_level(
     ["kf_add_activation_bf16", "kf_layer_norm_activation_f32"],
     {(f["header"], f["bwd"]): f["name"] for f in FUNCTIONS},
@@ -28,7 +29,7 @@ LAUNCHED = [
     for f in FUNCTIONS
     if f["name"] in (LAUNCHED if cases.LEVEL == 1 else LAUNCHED.values()) or cases.LEVEL > 2
 ]
-TOKENS = 55300  # of <kf/any/add.cuh>, beyond CUDA's own
+TOKENS = 55300  # <kf/any/add.cuh>, beyond CUDA's own
 CALL = """#include <kf/any/add.cuh>
 kf_result_t call(const float *a, const float *b, float *out, long long n, cudaStream_t stream);
 kf_result_t call(const float *a, const float *b, float *out, long long n, cudaStream_t stream)
@@ -38,20 +39,21 @@ kf_result_t call(const float *a, const float *b, float *out, long long n, cudaSt
 """
 
 
-PARTS = cases.by_level(1, 4)  # minutes in all, which nobody else should wait for
+PARTS = cases.by_level(1, 4)  # parts run in parallel: the whole takes minutes
 
 
 @needs_nvcc
 @pytest.mark.parametrize("part", range(PARTS))
 def test_whole_objects(include, tmp_path, part):
-    """At level 1 no rows, which NVRTC compiles in a tenth of the time."""
+    """Level 1 leaves out rows, which NVRTC compiles in a tenth of the time."""
     chosen = [f for f in LAUNCHED if cases.LEVEL > 1 or f["family"] == "elementwise"][part::PARTS]
     compile_cuda(include, tmp_path, {"any.cu": addresses(chosen)}, *quick())
 
 
 @needs_nvcc
 def test_only_what_is_called_is_compiled(include, tmp_path):
-    """One kernel for all activations, in as many instances as for one; and of C's header in a .cu file nothing."""
+    """A call compiles one kernel for all activations, in as many instances as for one activation.
+    The C header in a .cu file adds nothing."""
     (tmp_path / "call.cu").write_text("#include <kf/any/add.h>\n" + CALL)
     found = kernels_in(tmp_path / "call.cu", include, tmp_path)
     assert found and all("kfk_add_activation_f32" in k for k in found)
@@ -72,7 +74,8 @@ def test_nvrtc(f, include):
 
 @needs_nvcc
 def test_text_of_a_header(include, tmp_path, monkeypatch):
-    """What nvcc reads, beyond CUDA's own; the umbrella has none of it. What it was when this was written, and a twelfth."""
+    """The tokens that nvcc reads beyond CUDA's own stay within a twelfth of their first count; the
+    umbrella does not include kf/any."""
     monkeypatch.setitem(budget.SOURCES, "any", budget.FLOOR + CALL)
     floor, own = (budget.tokens(name, include, tmp_path) for name in ("floor", "any"))
     assert own - floor <= TOKENS, own - floor
@@ -119,7 +122,7 @@ int main(void)
 
 @pytest.fixture(scope="module")
 def mine(include, tmp_path_factory):
-    """The include directories with headers of a user's activation and op."""
+    """Returns include directories with the headers of a user's activation and op."""
     folder = tmp_path_factory.mktemp("mine")
     (folder / "mine.toml").write_text(SPEC)
     chosen = ["--ops", "add,act_halved", "--activations", "none,relu,tanh", "--dtypes", "f32"]

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The compile budgets of the headers. `python tests/headers/budget.py` prints the table of a longer run."""
+"""Tests the compile budgets of the headers. `python tests/headers/budget.py` prints the table of a
+longer run."""
 
 import pathlib
 import sys
@@ -29,7 +30,7 @@ def counted(include, once):
 @needs_valgrind
 @pytest.mark.parametrize("name", ["umbrella", "op header"])
 def test_compile_cost(counted, name):
-    """Three minutes, for all that count instructions."""
+    """Takes three minutes for all tests that count instructions."""
     print(budget.table(counted))
     assert budget.ratio(counted, name) <= budget.budgets(counted)[name], budget.table(counted)
 
@@ -47,7 +48,8 @@ def test_the_goal_of_the_umbrella(counted):
 @needs_nvcc
 @pytest.mark.parametrize("side", budget.TOKENS)
 def test_tokens(include, tmp_path, side):
-    """What level 1 has of the budgets, in seconds: text that a launcher adds, which nvcc reads whether or not it is called."""
+    """Level 1 takes seconds: it counts the tokens that a launcher adds, which nvcc reads whether or
+    not it is called."""
     floor, umbrella, op = (budget.tokens(name, include, tmp_path, side) for name in budget.TIMED)
     texts = {
         (f["op"], *f["dtypes"], f["bwd"], f["state"])
@@ -69,4 +71,4 @@ def test_only_what_is_called_is_in_the_object(measured, name):
 @needs_nvcc
 def test_nothing_called_nothing_emitted(measured):
     assert measured["kernels"]["umbrella, nothing called"] == []
-    assert len(measured["kernels"]["floor"]) == 1  # and the counting does count
+    assert len(measured["kernels"]["floor"]) == 1  # the count is not always empty

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What of a C header is in an object, without optimisation too: what is called, and nothing of the other functions."""
+"""Tests that an object contains the called C functions and no others, even without optimisation."""
 
 import subprocess
 

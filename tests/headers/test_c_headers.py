@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every C header as users include it: alone, twice, optimised, as C11, C++17 and C++20, by gcc and clang, without a warning."""
+"""Tests every C header: alone, twice, optimised, as C11, C++17 and C++20, with gcc and clang,
+without a warning."""
 
 import pathlib
 
@@ -13,7 +14,7 @@ from kfgen.render.render import parts
 
 @pytest.mark.parametrize("dialect", cases.by_level(["c11"], DIALECTS))
 def test_alone(dialect, include, tmp_path):
-    """Each header in a file of its own, and nothing else in it."""
+    """Compiles each header in a file of its own that contains nothing else."""
     compiler, *language = DIALECTS[dialect]
     sources = write(
         tmp_path, {f"{file_of(h)}.c": f'#include "{h}"\nextern int not_empty;\n' for h in ALL_C}
@@ -43,12 +44,13 @@ def test_every_generated_header_is_tested(include):
         "kf/any/activations.cuh",
     }
     tested |= {f"{f['header']}{x}" for f in kflib.manifest()["any"] for x in (".h", ".cuh")}
+    # Tests of tests/runtime compile these in the emulator.
     tested |= {
         f"{g['header']}.apart.cuh"
         for f in runtime.functions(kflib.manifest())
         if f.lies_apart
         for g in f.any
-    }  # tests/runtime, emulated
+    }
     assert made >= tested and {m for m in made if m.startswith(("kf/ops/", "kf/any/"))} <= tested
 
 
@@ -60,11 +62,11 @@ def test_twice(dialect, include, tmp_path):
     passes([compiler, *language, *WARNINGS, "-fsyntax-only", *flags(include), source])
 
 
-# ---- optimised, with every warning that only the optimiser can give
+# ---- optimised, for warnings that only the optimiser gives
 
 
 def caller(f, skip=()):
-    """A C function that calls f: `skip` names pointers that are NULL."""
+    """C function that calls f with NULL for the pointers in `skip`."""
     words, body = [], f["cpu_signature"].split("(", 1)[1].rsplit(")", 1)[0]
     for a in f["arguments"]:
         words.append("NULL" if a["name"] in skip else a["name"])
@@ -75,13 +77,14 @@ def caller(f, skip=()):
     )
 
 
-PARTS = cases.by_level(1, 12)  # six minutes in all, which nobody else should wait for
+PARTS = cases.by_level(1, 12)  # parts run in parallel: the whole takes six minutes
 
 
 @pytest.mark.parametrize("part", range(PARTS))
 @pytest.mark.parametrize("options", cases.by_level(["-O2"], ["-O2", "-O3 -march=native -fopenmp"]))
 def test_no_warning_when_optimised(options, part, include, tmp_path):
-    """The activation does not matter to the optimiser's warnings about the schedules; NULL gradients do."""
+    """The activation does not affect the optimiser's warnings about a schedule; NULL gradients
+    do."""
     sources = {}
     for f in kflib.manifest()["functions"]:
         if f["activation"] in ("none", "relu") and f["dtypes"][0] in (
@@ -101,7 +104,8 @@ def test_no_warning_when_optimised(options, part, include, tmp_path):
                 and f["dtypes"][0] == "bf16"
                 and stem not in ("bias", "bias_act_add")
             ):
-                gradients = []  # each variant is compiled anew: the others' schedules are the same
+                # each variant is a compilation, and other dtypes have the same schedules
+                gradients = []
             sources[f"{stem}.c"] = (
                 text + caller(f) + "".join(caller(f, (g,)) for g in gradients if len(gradients) > 1)
             )

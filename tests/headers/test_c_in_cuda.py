@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The C headers in a file for nvcc: host code calls what they declare, and the device's pass does not read what they compute."""
+"""Tests the C headers in a file for nvcc: host code calls the functions, and the device pass does
+not read their bodies."""
 
 import re
 import subprocess
@@ -14,7 +15,8 @@ from kfgen.render.render import Selection
 
 NVCC = toolkit.nvcc()
 pytestmark = pytest.mark.skipif(not NVCC, reason="no nvcc")
-# Host code as a user writes it: a plain function, an address, a template, a lambda, beside a kernel and CUDA's own launchers.
+# Typical host code: a plain function, an address, a template, a lambda, beside a kernel and CUDA
+# launchers.
 PROGRAM = """#include <kf/kf.h>
 #include <kf/kf.cuh>
 #include <stdio.h>
@@ -66,7 +68,7 @@ def test_host_code_calls_them(include, tmp_path):
 
 
 def device_pass(text, include, work):
-    """The words of a file as they are given to the compiler of device code: after preprocessing with what nvcc defines there."""
+    """Tokens of a file in nvcc's device pass, after preprocessing."""
     work.mkdir()
     (work / "one.cu").write_text(text)
     command = [
@@ -77,31 +79,38 @@ def device_pass(text, include, work):
         "-E",
         "one.cu",
     ]
-    said = subprocess.run(command, cwd=work, capture_output=True, text=True, check=True).stdout
-    return re.findall(r"\w+|[^\w\s]", re.sub(r"^#.*$", "", said, flags=re.M))
+    output = subprocess.run(command, cwd=work, capture_output=True, text=True, check=True).stdout
+    return re.findall(r"\w+|[^\w\s]", re.sub(r"^#.*$", "", output, flags=re.M))
 
 
+# Headers of some ops' core.
 CORE = [
     "kf/core/version.h",
     *(f"{family.header}.h" for family in families.FAMILIES.values()),
     "kf/ops/activations.h",
     "kf/core/reduction/argreduce.h",
-]  # of some of its ops
+]
 
 
 def test_the_device_s_pass_reads_declarations_alone(include, tmp_path):
-    """kf.h is half a million lines, and parsing them took the device's pass as long as it took the host's."""
+    """The device pass reads only declarations. kf.h has half a million lines, whose bodies would
+    cost it as much as the host pass."""
     whole = device_pass("#include <kf/kf.h>\n", include, tmp_path / "whole")
     core = device_pass("".join(f"#include <{h}>\n" for h in CORE), include, tmp_path / "core")
     kernels = [
         k for k in Selection(specs.load()).all_kernels() if k.has_workspace and "c" in k.backends
     ]
-    twins = {k.cpu_workspace for k in kernels}  # the others are macros for these
+    workspace_functions = {
+        k.cpu_workspace for k in kernels
+    }  # the other workspace queries are macros for these
     public = {f["cpu_name"] for f in kflib.on("cpu", kflib.manifest()["functions"])} | {
-        w for w in twins if w.startswith("kf_cpu_")
+        w for w in workspace_functions if w.startswith("kf_cpu_")
     }
-    assert sorted(w for w in whole if w.startswith("kf_cpu_")) == sorted(public)  # each once
-    assert {w for w in set(whole) - set(core) if w.startswith("kfi_")} == twins - public
+    # each exactly once
+    assert sorted(w for w in whole if w.startswith("kf_cpu_")) == sorted(public)
+    assert {
+        w for w in set(whole) - set(core) if w.startswith("kfi_")
+    } == workspace_functions - public
     assert len(core) > 10000 and (len(whole) - len(core)) / len(public) <= 40, (
         len(whole),
         len(core),

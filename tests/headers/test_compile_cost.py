@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What one function of each family costs a compiler: text, kernels, instructions; and what kf.h costs, in processor time. The budgets of
-kf.cuh and of an elementwise op are test_budget.py's."""
+"""Tests the compile cost of one function per family (tokens, kernels, instructions) and of kf.h
+(processor time). test_budget.py has the budgets of kf.cuh and of an elementwise op."""
 
 import collections
 import pathlib
@@ -17,8 +17,8 @@ from instructions import cubin_of  # noqa: E402
 
 needs_nvcc = pytest.mark.skipif(not budget.NVCC, reason="no nvcc")
 FUNCTIONS = {f["name"]: f for f in kflib.on("cuda", kflib.manifest()["functions"])}
-# One of each family, gradients whose sums have a second stage where there are any, and the tokens that its header may have beyond CUDA's own: what it
-# had when the budget was set, and a twelfth.
+# One function per family, with a second stage of sums if there is one, and the tokens that its
+# header may have beyond CUDA's own: a twelfth more than when the budget was set.
 ONE = {
     "elementwise": ("kf_bias_gelu_bwd_bf16", 39500),
     "rows": ("kf_layer_norm_bwd_bf16", 83500),
@@ -26,8 +26,10 @@ ONE = {
     "matmul": ("kf_linear_gelu_bwd_bf16", 57500),
     **cases.said("COMPILED"),
 }
-C_OVER = 3.5  # kf/kf.h and one call, times that op's own header and the call, in processor time; 0.3 more for each 1,000 functions beyond 5,200
-# The function and the flags of docs/compile_time.md: where less is compiled, the text that is read alone is more in comparison.
+# Processor time of kf/kf.h with one call, relative to the op's own header with that call; 0.3 more
+# per 1,000 functions beyond 5,200.
+C_OVER = 3.5
+# Function and flags of docs/compile_time.md. If less is compiled, reading the text weighs more.
 C_FLAGS = ("-std=gnu11", "-O3", "-march=native")
 C_CALL = """#include <{header}.h>
 kf_result_t call(const float *x, const float *bias, float *out, int64_t n);
@@ -36,7 +38,7 @@ kf_result_t call(const float *x, const float *bias, float *out, int64_t n) {{ re
 
 
 def call_of(f):
-    """A C++ function around one launcher."""
+    """C++ function that calls one launcher."""
     words = ", ".join(a["name"] for a in f["arguments"])
     return f"{f['signature'].replace(f['name'], 'call_' + f['name'])} {{ return {f['name']}({words}, stream); }}\n"
 
@@ -49,7 +51,8 @@ def test_a_function_of_each_family():
 @pytest.mark.level(2)
 @needs_nvcc
 def test_kernels_are_those_of_their_stages(include, tmp_path):
-    """Of a file that calls one function of each family: those that the manifest says its launches choose from, and no other."""
+    """A file that calls one function per family has exactly the kernels that the manifest lists for
+    their launches."""
     used = [FUNCTIONS[name] for name, _ in ONE.values()]
     (tmp_path / "calls.cu").write_text(
         "".join([*(f"#include <{f['header']}.cuh>\n" for f in used), *map(call_of, used)])
@@ -64,7 +67,7 @@ def test_kernels_are_those_of_their_stages(include, tmp_path):
 @needs_nvcc
 @pytest.mark.parametrize("family", ONE)
 def test_text_of_an_op_header(family, include, tmp_path, monkeypatch):
-    """Which nvcc reads in five passes, whatever is called."""
+    """nvcc reads the text in five passes, whatever is called."""
     name, allowed = ONE[family]
     monkeypatch.setitem(
         budget.SOURCES, name, f"{budget.FLOOR}#include <{FUNCTIONS[name]['header']}.cuh>\n"
@@ -77,8 +80,9 @@ def test_text_of_an_op_header(family, include, tmp_path, monkeypatch):
 @needs_nvcc
 @pytest.mark.skipif(not budget.VALGRIND, reason="no valgrind")
 def test_instructions_of_op_headers(include, tmp_path):
-    """What nvcc executes for a file that includes one and calls nothing, times that without it. A minute each. Of elementwise ops test_budget.py
-    counts it, with a call; a call of a norm compiles kernels that take longer than all headers."""
+    """Instructions of nvcc for a file that includes a header and calls nothing, relative to the
+    file without it; a minute each. test_budget.py tests elementwise ops with a call. A call of a
+    norm compiles kernels that take longer than all headers."""
     flags = [f"-I{d}" for d in include]
     counts = {}
     for name in ("floor", ONE["rows"][0], ONE["reduction"][0]):
@@ -103,7 +107,8 @@ def test_instructions_of_op_headers(include, tmp_path):
 
 @pytest.mark.level(2)
 def test_time_of_the_c_umbrella(include, tmp_path):
-    """The shortest of three interleaved compilations each: other work only ever adds to one."""
+    """Takes the shortest of three interleaved compilations each, because other work only adds
+    time."""
     functions = len(kflib.on("cpu", kflib.manifest()["functions"]))
     texts = {
         name: C_CALL.format(header=header)
@@ -130,8 +135,9 @@ def test_time_of_the_c_umbrella(include, tmp_path):
 @pytest.mark.level(2)
 @needs_nvcc
 def test_a_linear_layer_for_hopper(include, tmp_path):
-    """With every schedule: kernels, the shortest of two compilations beside that of a kernel without kf (3.8 to 4.2 times as long), and what a second
-    activation adds: as many kernels, whose instructions stand for the time (16,000 take two seconds)."""
+    """Compiles every schedule of a linear layer. Limits the number of kernels, the time relative to
+    a file without kf (3.8 to 4.2 in practice), and the instructions that a second activation adds
+    (16,000 take two seconds)."""
     calls, arch = (
         [FUNCTIONS["kf_linear_gelu_bf16"], FUNCTIONS["kf_linear_silu_bf16"]],
         "-gencode=arch=compute_90a,code=sm_90a",

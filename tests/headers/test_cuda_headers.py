@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every CUDA header by nvcc: alone, together, every kernel on one architecture (at KF_LEVEL=1 those of three activations) and samples on
-the others, with debug information, and with CUDA's half operators switched off. No warning anywhere."""
+"""Tests every CUDA header with nvcc, without a warning: alone and together, every kernel on one
+architecture (level 1: of three activations) and samples on the others, with debug information, and
+without CUDA's half operators."""
 
 import cases
 import compilers
@@ -25,7 +26,7 @@ from compilers import (
 
 pytestmark = pytest.mark.skipif(not NVCC, reason="no nvcc")
 FUNCTIONS = kflib.on("cuda", kflib.manifest()["functions"])
-# Every kernel of one op, on the oldest architecture, for which nothing but the portable path is there.
+# The oldest architecture, which has only the portable kernels.
 ALL_ON = "sm_75"
 PROGRAMS = {}  # {header: {dtypes: functions}}
 for f in FUNCTIONS:
@@ -57,8 +58,9 @@ def cubin(include, folder, functions, arch, *extra):
 
 
 def of_program(program):
-    """Its functions: of activations alone all of them; else none, gelu and for each dtype one activation more, another one each time.
-    NVRTC compiles a kernel of every activation (test_nvrtc.py), at level 3 of every function."""
+    """Functions of a program: all activations of {act}; elsewhere none, gelu and one more
+    activation per dtype, in turn. test_nvrtc.py compiles a kernel of every activation, at level 3
+    of every function."""
     found = []
     for dtypes, functions in PROGRAMS[program].items():
         others = list(
@@ -75,13 +77,13 @@ def of_program(program):
     return found
 
 
-UNITS = (
-    6  # of level 1, which has a kernel of every op and direction; NVRTC has one of every activation
-)
+# Level 1 has a kernel of every op and direction; NVRTC compiles one of every activation.
+UNITS = 6
 
 
 def units(program):
-    """A program in parts of no more than 18 functions, which are compiled beside each other: an op over rows takes minutes."""
+    """Splits a program into parts of at most 18 functions that compile in parallel: ops over rows
+    take minutes."""
     functions = of_program(program)
     parts = -(-len(functions) // 18)
     return [functions[part::parts] for part in range(parts)]
@@ -100,7 +102,7 @@ def test_every_kernel(unit, arch, include, tmp_path):
 
 
 def test_every_activation_is_compiled():
-    """In some op of each family."""
+    """Each family compiles every activation in some op."""
     found = {(f["family"], f["activation"]) for program in PROGRAMS for f in of_program(program)}
     assert found == {(f["family"], f["activation"]) for f in FUNCTIONS}
 
@@ -113,7 +115,8 @@ PARTS = cases.by_level(1, 4)
     "arch", cases.by_level(["sm_90a", "sm_120"], [a for a in ARCHITECTURES if a != ALL_ON])
 )
 def test_other_architectures(arch, part, include, tmp_path):
-    """Every second op and direction (at level 1 every fourth), other ones, dtypes and activations on each."""
+    """Each architecture compiles every second op and direction (level 1: every fourth), with
+    varying dtypes and activations."""
     turn = ARCHITECTURES.index(arch)
     cubin(
         include,
@@ -125,9 +128,9 @@ def test_other_architectures(arch, part, include, tmp_path):
 
 
 def test_core_alone(include, tmp_path):
-    """From level 2 on each: NVRTC compiles each alone, too."""
+    """From level 2 on each header is compiled alone, as NVRTC does at level 1."""
     headers = [*CORE_CUDA, "kf/ops/activations.cuh"]
-    # The C headers of core that CUDA code shares.
+    # C headers of core that CUDA code shares.
     shared = "".join(
         f'#include "{h}"\n'
         for h in CORE_C
@@ -149,7 +152,8 @@ def test_core_alone(include, tmp_path):
 @pytest.mark.level(2)
 @pytest.mark.parametrize("part", range(4))
 def test_ops_alone(part, include, tmp_path):
-    """Whole objects, both of nvcc's passes: each op's header with one launcher of each direction."""
+    """Builds whole objects with both of nvcc's passes: each op's header with one launcher per
+    direction."""
     chosen = {}
     for f in sample(part):
         chosen.setdefault(f["header"], []).append(f)
@@ -173,7 +177,7 @@ def test_debug_information(option, include, tmp_path):
     assert b".debug_line" in objects[0].read_bytes() and any(f["scratch"] for f in functions)
 
 
-# What PyTorch's extensions are compiled with, and the rest of its kind.
+# Macros with which PyTorch's extensions are compiled, and the others of their kind.
 HALF_OFF = [
     f"-D__CUDA_NO_{w}__"
     for w in (
@@ -188,7 +192,7 @@ HALF_OFF = [
 
 
 def test_without_half_operators(include, tmp_path):
-    """f16 and bf16 kernels of every op and direction, and every cast."""
+    """Compiles f16 and bf16 kernels of every op and direction, and every cast."""
     functions = [
         f for f in (*sample(0, ("f16", "bf16")), *(f for f in FUNCTIONS if f["op"] == "cast"))
     ]
@@ -230,7 +234,8 @@ kf_result_t both(const kf_f16 *a, kf_f16 *b, const float *f, float *g, cudaStrea
 
 @pytest.mark.parametrize("standard", cases.by_level(["c++17"], ["c++17", "c++20"]))
 def test_both_umbrellas(standard, include, tmp_path):
-    """Twice, in both orders, as a system path, as build integrations give it (a user's own globals raise no shadow warning)."""
+    """Includes both umbrellas twice, in both orders, as a system path like build integrations do. A
+    user's globals then cause no shadow warning."""
     swapped = BOTH.replace(
         "#include <kf/kf.cuh>\n#include <kf/kf.h>\n",
         "#include <kf/kf.h>\n#include <kf/kf.cuh>\n",
@@ -254,7 +259,8 @@ def test_both_umbrellas(standard, include, tmp_path):
 
 
 def test_the_samples_are_whole():
-    """Every op and direction, and all dtypes and most activations over the turns."""
+    """The samples cover every op and direction, and over the architectures all dtypes and most
+    activations."""
     kinds = {(f["op"], f["bwd"], f["state"]) for f in FUNCTIONS}
     found = [f for turn in range(len(ARCHITECTURES)) for f in compilers.sample(turn)]
     assert {(f["op"], f["bwd"], f["state"]) for f in found} == kinds

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The words for kernels of one's own, kf/core/device.cuh: docs/device.md names all of them and no other, every one compiles
-in a user's kernel under nvcc and NVRTC, misuse says what is wrong, and the random bits are those of the C launchers."""
+"""Tests the public device functions (kf/core/device.cuh). docs/device.md must name exactly these;
+each must compile in a user's kernel with nvcc and NVRTC; misuse must give a clear error."""
 
 import ctypes
 import re
@@ -27,7 +27,7 @@ ARCHS = (
 
 
 def kernels(global_="__global__", index="long long"):
-    """Every word, with every type and width, in kernels of a user's."""
+    """User kernels that call every device function, with every type and width."""
     text = []
     for storage, value in TYPES.items():
         for vec in (1, 2, 4, 8, 16):
@@ -79,7 +79,7 @@ def compiles(include, source, *extra, fails=False):
 
 
 def test_the_page_names_every_word():
-    """And the names are taken: an activation of a user's cannot be called like one."""
+    """The page names every device function, and no activation of a user's can take these names."""
     named = set(re.findall(r"\bkf_[a-z0-9_]+\b", PAGE)) - {"kf_result_t"}
     activations = {f"kf_{a}{b}" for a in spec.load().activations for b in ("", "_bwd")}
     assert len(PUBLIC) >= 13 and named - activations - {"kf_f16", "kf_bf16"} == PUBLIC
@@ -93,11 +93,11 @@ def test_the_kernels_call_every_word():
 @needs_nvcc
 @pytest.mark.parametrize("arch", ARCHS)
 def test_nvcc(arch, include, tmp_path):
-    """No warning, and each kernel is in the object with no stack: values stay in registers."""
+    """There is no warning, and no kernel has a stack frame: values stay in registers."""
     (tmp_path / "own.cu").write_text(
         "#include <kf/core/device.cuh>\n#include <kf/kf_launchers.h>\n" + kernels()
     )
-    said = compiles(
+    output = compiles(
         include,
         tmp_path / "own.cu",
         f"-arch=sm_{arch}",
@@ -108,16 +108,16 @@ def test_nvcc(arch, include, tmp_path):
         "-o",
         str(tmp_path / "own.cubin"),
     )
-    assert len(re.findall(r"Compiling entry function", said)) == 4 * 5 + 3
-    frames = re.findall(r"(\d+) bytes stack frame", said)
+    assert len(re.findall(r"Compiling entry function", output)) == 4 * 5 + 3
+    frames = re.findall(r"(\d+) bytes stack frame", output)
     assert frames and set(frames) == {"0"}
-    shared = re.findall(r"(\d+) bytes smem", said)
-    assert sorted(shared) == ["128", "256"]  # of the two kernels that reduce, in six ways each
+    shared = re.findall(r"(\d+) bytes smem", output)
+    assert sorted(shared) == ["128", "256"]  # the two kernels that reduce, with six reductions each
 
 
 @pytest.mark.skipif(not toolkit.nvrtc() or not toolkit.include(), reason="no NVRTC")
 def test_nvrtc(include):
-    """With kf's and CUDA's include directories alone; every kernel is found by its name."""
+    """Needs only the include directories of kf and CUDA; every kernel is found by its name."""
     text = "#include <kf/core/device.cuh>\n" + kernels('extern "C" __global__')
     lib, program, size = toolkit.nvrtc(), ctypes.c_void_p(), ctypes.c_size_t()
     assert (
@@ -168,7 +168,7 @@ int main()
     assert subprocess.run([tmp_path / "both"]).returncode == 0
 
 
-# What includes every core header of kernels.
+# Includes every core header of kernels.
 UMBRELLA = cases.by_level(
     [f"kf/ops/{op}.cuh" for op in ("act_dropout", "bias", "group_norm", "softmax", "sum")],
     ["kf/kf.cuh"],
@@ -181,7 +181,8 @@ UMBRELLA = cases.by_level(
     ids=["before", "after"],
 )
 def test_beside_the_umbrella(order, include, tmp_path):
-    """Its names are no other header's: through the emulation's compiler, which reads both of nvcc's passes in one; and nvcc."""
+    """Names of device.cuh do not clash with other headers: in the emulator's compiler, which reads
+    both of nvcc's passes in one, and in nvcc."""
     text = "".join(f"#include <{h}>\n" for h in order)
     text += "__global__ void own(float *x) { x[threadIdx.x] = kf_block_max(kf_warp_sum(x[threadIdx.x])); }\n"
     (tmp_path / "own.cu").write_text(text)
@@ -213,19 +214,19 @@ def test_beside_the_umbrella(order, include, tmp_path):
 
 @needs_nvcc
 @pytest.mark.parametrize(
-    ("line", "said"),
+    ("line", "message"),
     [
         ("kf_load<3>(v, x, 5);", "a vector has 1, 2, 4, 8 or 16 elements"),
         ("kf_store<32>(x, v);", "a vector has 1, 2, 4, 8 or 16 elements"),
         ("kf_dropout<16>(v, rng, 0);", "dropout takes 1, 2, 4 or 8"),
     ],
 )
-def test_misuse(line, said, include, tmp_path):
+def test_misuse(line, message, include, tmp_path):
     (tmp_path / "wrong.cu").write_text(
         "#include <kf/core/device.cuh>\n__global__ void own(float *x, kf_rng_t rng)\n{\n    float v[32];\n"
         f"    {line}\n    *x = v[0] + rng.scale;\n}}\n"
     )
-    assert said in compiles(
+    assert message in compiles(
         include,
         tmp_path / "wrong.cu",
         "-arch=sm_90",
@@ -251,15 +252,15 @@ int main(void)
 
 @pytest.mark.parametrize("compiler", ["gcc -std=c11 -xc", "g++ -std=c++17 -xc++"])
 def test_random_bits_made_without_nvcc(compiler, include, tmp_path):
-    """By programs that launch kernels which NVRTC compiled."""
+    """A program without nvcc can create random state, for kernels that NVRTC compiled."""
     (tmp_path / "host.c").write_text(C_HOST)
     flags = ["-Wall", "-Wextra", "-Wconversion", "-Werror", *(f"-I{d}" for d in include)]
     subprocess.run(
         [*compiler.split(), *flags, str(tmp_path / "host.c"), "-o", str(tmp_path / "host")],
         check=True,
     )
-    said = subprocess.run([tmp_path / "host"], capture_output=True, text=True, check=True).stdout
-    assert said == "kf_make_rng: p is -1, expected 0 <= p <= 1\n"
+    output = subprocess.run([tmp_path / "host"], capture_output=True, text=True, check=True).stdout
+    assert output == "kf_make_rng: p is -1, expected 0 <= p <= 1\n"
 
 
 def test_not_cuda(include, tmp_path):
@@ -270,7 +271,7 @@ def test_not_cuda(include, tmp_path):
 
 
 def test_not_in_the_umbrella(include):
-    """Its cost is its users' alone."""
+    """Only those who use device.cuh pay for it."""
     for directory in include:
         for path in (directory / "kf").rglob("*.*h"):
             assert "device.cuh" != path.name or path.parent.name == "core"

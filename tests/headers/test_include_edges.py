@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Dependencies point one way: examples, bench, tests, frontends -> runtime -> ops -> core, and kfgen -> templates, spec.
-include/kf knows no framework."""
+"""Tests that dependencies point one way: examples, bench, tests, frontends -> runtime -> ops ->
+core, and kfgen -> templates, spec. include/kf depends on no framework."""
 
 import ast
 import pathlib
@@ -11,7 +11,8 @@ import folders
 import pytest
 from kflib import ROOT
 
-# What include/kf may include that is not its own: the C library's headers, and CUDA's for its runtime and its driver, nothing else.
+# Foreign headers that include/kf may include: the C library's, and those of CUDA's runtime and
+# driver.
 ALLOWED = {
     "stdint.h",
     "stddef.h",
@@ -28,9 +29,10 @@ ALLOWED = {
     "cuda.h",
     "vector_types.h",
 }
-# And what a system has, for the runtime.
+# System headers that the runtime may include as well.
 SYSTEM = {"stdlib.h", "pthread.h", "time.h"}
-# What a layer of include/kf may include of kf. The umbrellas, kf/kf.h, kf/kf.cuh and a user's, are the directory kf itself.
+# Layers that each layer of include/kf may include. The umbrellas, kf/kf.h, kf/kf.cuh and a user's,
+# belong to the layer kf.
 LAYERS = {
     "core": {"core"},
     "ops": {"core", "ops"},
@@ -39,11 +41,11 @@ LAYERS = {
     "runtime": {"core", "ops", "any", "user", "runtime", "kf"},
     "kf": {"core", "ops", "user", "runtime"},
 }
-FORWARDS = {
-    ("kf/core/rope_table.h", "kf/rope_table.h")
-}  # (a former path, the header that it includes)
+# (former path, the header that it includes)
+FORWARDS = {("kf/core/rope_table.h", "kf/rope_table.h")}
 SHARED_WITH_C = {"dtype.h"}  # the one C header that may name CUDA's types
-# What a folder's Python may import of the repository's own. Third parties: kfgen renders with jinja2 alone.
+# Modules of the repository that each folder's Python may import. kfgen renders with jinja2 as its
+# only third-party module.
 PYTHON = {
     "gen/kfgen": {"kfgen"},
     "gen/fit": set(),
@@ -55,21 +57,22 @@ THIRD = {"gen/kfgen": {"jinja2", "numpy", "scipy"}}
 
 
 def layer_of(path):
-    """Of an include path such as kf/ops/add.h, or of a template."""
+    """Layer of an include path such as kf/ops/add.h, or of a template."""
     parts = pathlib.PurePath(path).parts
     return parts[1] if len(parts) > 2 else "kf"
 
 
 def includes_of(text):
-    """Of C and of a template, whose holes stand for names that the rendered headers are checked for."""
-    text = re.sub(r"/\*.*?\*/", "", text, flags=re.S)  # which may say how a header is included
+    """Included headers of C text or a template. Names with holes are skipped, because rendered
+    headers are checked too."""
+    text = re.sub(r"/\*.*?\*/", "", text, flags=re.S)  # comments may show how to include a header
     return [
         t for t in re.findall(r'^\s*#\s*include\s*[<"]([^>"]+)[>"]', text, re.M) if "{" not in t
     ]
 
 
 def wrong_includes(path, text, exists=lambda target: True):
-    """Of one header, given by its include path."""
+    """Wrong includes of one header, given by its include path."""
     layer, wrong = layer_of(path), []
     for target in includes_of(text):
         own = target.startswith("kf/")
@@ -79,7 +82,8 @@ def wrong_includes(path, text, exists=lambda target: True):
             wrong.append(f"{path}: {target} does not exist")
         if own and layer_of(target) not in LAYERS[layer] and (path, target) not in FORWARDS:
             wrong.append(f"{path}: {layer} includes {target}")
-        # The runtime's definitions have both devices in one file, CUDA's where nvcc compiles it.
+        # The runtime serves both devices in one file, and includes CUDA's headers if nvcc compiles
+        # it.
         cuda = target.endswith(".cuh") or (
             target.startswith("cuda_") and pathlib.PurePath(path).name not in SHARED_WITH_C
         )
@@ -124,7 +128,7 @@ def test_a_wrong_edge_is_seen(path, line):
 
 
 def test_the_order_of_core():
-    """No circle among the headers of core: each can be read knowing only those below it."""
+    """The headers of core form no cycle."""
     graph = {
         p.relative_to(ROOT / "include").as_posix(): [
             t for t in includes_of(p.read_text()) if t.startswith("kf/core/")
@@ -146,7 +150,7 @@ def test_the_order_of_core():
 
 
 def own_modules():
-    """{module: folder} of what Python files here can import by name."""
+    """Returns {module: folder} of the Python modules that can be imported by name."""
     found = {"kfgen": "kfgen", "kernel_fusion": "frontends", "conftest": "tests"}
     for folder in ("bench", "tests/headers"):
         found |= {p.stem: folder for p in (ROOT / folder).glob("*.py")}
@@ -189,7 +193,7 @@ def test_python():
 
 
 def test_rendering_needs_jinja2_alone():
-    """`make install` asks for nothing else: what needs NumPy is imported by `kfgen check` alone."""
+    """`make install` needs jinja2 only: `kfgen check` alone imports modules that need NumPy."""
     lazy = {"check.py", "notes.py", "reference.py"}
     for path in (ROOT / "gen/kfgen").rglob("*.py"):
         if path.name in lazy:
@@ -216,7 +220,7 @@ def test_rendering_needs_jinja2_alone():
 
 
 def test_nothing_below_names_what_is_above():
-    """The library's files speak of no test, benchmark, example or frontend; templates are found through the generator alone."""
+    """The library's files do not include or import tests, benchmarks, examples or frontends."""
     for folder in ("include", "templates", "gen/kfgen/entries"):
         for path in (ROOT / folder).rglob("*"):
             if path.is_file():
@@ -230,7 +234,8 @@ def test_nothing_below_names_what_is_above():
 
 
 def test_examples_use_what_users_have():
-    """kf's umbrellas, an op's header or a user's own; nothing of core's inside but what is documented for kernels of one's own."""
+    """Examples include umbrellas, op headers and a user's own headers, and of core only what is
+    documented for user kernels."""
     for path in sorted((ROOT / "examples").iterdir()):
         for target in (
             includes_of(path.read_text()) if path.suffix in (".c", ".cu", ".h", ".cpp") else ()

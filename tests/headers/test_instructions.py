@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An activation costs at most 13 instructions in a 2-byte forward, 25 in a 2-byte backward, 30 in float; an entry of the spec
-that needs more has a budget of its own, and says why. `python tests/headers/instructions.py` prints the table."""
+"""Tests the instruction budgets of activations: 13 in a 2-byte forward, 25 in a 2-byte backward, 30
+in float. An entry of the spec that needs more has a budget of its own, with the reason. `python
+tests/headers/instructions.py` prints the table."""
 
 import pathlib
 import sys
@@ -27,7 +28,8 @@ def test_instructions(counts, activation):
 
 
 def test_the_counting_counts(counts):
-    """Known costs: a copy needs less than the negation it is compared with, a tanh more than a comparison."""
+    """Known relations hold: a copy needs less than the negation of the base, a tanh more than a
+    comparison."""
     assert all(counts["none"][form] <= 0 for form in instructions.FORMS)
     assert counts["tanh"]["f32"] > counts["relu"]["f32"] + 5
     assert 10 < counts["gelu"]["f32"] < 60
@@ -35,7 +37,7 @@ def test_the_counting_counts(counts):
 
 
 def test_own_budgets_are_needed(counts):
-    """A budget in the spec that its code does not need any more would hide the next slip."""
+    """A budget in the spec that is no longer needed would hide the next regression."""
     for a in ACTIVATIONS:
         for form in instructions.FORMS:
             if form in a["budget"]:

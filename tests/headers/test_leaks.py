@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the headers leave behind in the file that includes them: no macro but KF_, KFI_ and those that say how much workspace a function
-needs, no name of a framework."""
+"""Tests that the headers define no macros in a user's file but KF_*, KFI_* and the workspace
+queries, and name no framework."""
 
 import re
 
@@ -11,7 +11,8 @@ from compilers import ARCH, DIALECTS, NVCC, flags, passes, write
 
 
 def macros(output, include):
-    """{macro: file} of what the files below include define and leave defined, from a preprocessor run with -dD."""
+    """Returns {macro: file} of the macros that the headers below `include` leave defined, from
+    preprocessor output with -dD."""
     found, here = {}, ""
     for line in output.splitlines():
         if mark := re.match(r'#\s+\d+ "(.*?)"', line):
@@ -24,8 +25,8 @@ def macros(output, include):
     return found
 
 
-def leaked(found, twin):
-    public = {f[twin] for f in kflib.manifest()["functions"]}
+def leaked(found, workspace):
+    public = {f[workspace] for f in kflib.manifest()["functions"]}
     return {
         m: f
         for m, f in found.items()
@@ -55,7 +56,7 @@ def test_macros_of_the_cuda_headers(include, tmp_path):
 
 
 def test_no_names_of_frameworks(include):
-    """Nothing of CUTLASS, CCCL, the C++ standard library or a framework, in any spelling."""
+    """The headers use no name of CUTLASS, CCCL, the C++ standard library or a framework."""
     words = re.compile(r"\b(cutlass|cute|cub|thrust|std|at|torch|c10|xla)::|libcu\+\+|<cuda/")
     for directory in include:
         for path in (directory / "kf").rglob("*.*h"):

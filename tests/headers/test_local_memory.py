@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a block holds of a row is in registers: ptxas gives such a kernel no place in local memory, neither for spilled values nor for an
-array that is read across its elements."""
+"""Tests that kernels hold their rows in registers: ptxas gives them no stack frame, neither for
+spills nor for an array with dynamic indices."""
 
 import re
 
@@ -10,11 +10,8 @@ import pytest
 from compilers import ARCH, NVCC, addresses, flags, passes, write
 
 pytestmark = pytest.mark.skipif(not NVCC, reason="no nvcc")
-OPS = (
-    "softmax",
-    "scale_bool_mask_softmax",
-    "layer_norm_{act}",
-)  # one tensor, conditions beside it, weights
+# One tensor; conditions beside it; weights.
+OPS = ("softmax", "scale_bool_mask_softmax", "layer_norm_{act}")
 FUNCTIONS = [
     f
     for f in kflib.manifest()["functions"]
@@ -24,13 +21,13 @@ FUNCTIONS = [
     and not (len(f["dtypes"]) > 1 and f["bwd"] and cases.LEVEL == 1)
     and (f["op"] in OPS or ("f64" not in f["dtypes"] and cases.LEVEL > 1))
 ]
-FEW = 16  # bytes: four registers, once a row
+FEW = 16  # bytes: four registers, once per row
 
 
 def frames(text, include, folder):
-    """{kernel: bytes of its stack frame}."""
+    """Returns {kernel: bytes of its stack frame}."""
     [source] = write(folder, {"rows.cu": text})
-    said = passes(
+    output = passes(
         [
             NVCC,
             "-O3",
@@ -48,15 +45,16 @@ def frames(text, include, folder):
     return {
         name: int(size)
         for name, size in re.findall(
-            r"Function properties for (\w+)\n\s+(\d+) bytes stack frame", said
+            r"Function properties for (\w+)\n\s+(\d+) bytes stack frame", output
         )
     }
 
 
 @pytest.mark.parametrize("dtype", cases.by_level(["f32", "bf16"], ["f32", "bf16", "f64"]))
 def test_rows_are_in_registers(dtype, include, tmp_path):
-    """The kernels of three, four and eight vectors a thread, 16-byte accesses, a block for each row. With 76 bytes spilled add_layer_norm bf16
-    took 20 % longer, with 200 the gradient of instance_norm 60 %, with 380 layer_norm of float32 weights 180 %."""
+    """Tests kernels with three, four and eight vectors per thread, 16-byte accesses and a block per
+    row. Spills cost time: 76 bytes 20 % in add_layer_norm bf16, 200 bytes 60 % in the gradient of
+    instance_norm, 380 bytes 180 % in layer_norm with float32 weights."""
     chosen = [f for f in FUNCTIONS if f["dtypes"][0] == dtype]
     found = frames(addresses(chosen), include, tmp_path)
     held = {
@@ -67,7 +65,7 @@ def test_rows_are_in_registers(dtype, include, tmp_path):
 
 
 def test_a_frame_is_seen(include, tmp_path):
-    """Of an array that is written at places nobody knows before."""
+    """An array with dynamic indices has a frame."""
     body = "    int a[16] = {};\n    for (int k = 0; k < 9; ++k) a[(k * i) & 15] += x[k];\n    x[0] = a[i];\n"
     text = f"__global__ void kernel(int *x, int i)\n{{\n{body}}}\n"
     assert list(frames(text, include, tmp_path).values()) == [64]

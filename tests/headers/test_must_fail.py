@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What must not compile, and what the compiler then says first."""
+"""Tests code that must not compile, and the compiler's first message."""
 
 import re
 
@@ -14,10 +14,10 @@ def test_fast_math_is_refused(include, tmp_path):
         {"fast.c": f"#include <kf/{cases.by_level('ops/add', 'kf')}.h>\nextern int not_empty;\n"},
     )
     for compiler, *language in DIALECTS.values():
-        said = fails(
+        message = fails(
             [compiler, *language, "-O2", "-ffast-math", "-fsyntax-only", *flags(include), source]
         )
-        assert "#error" in said and "KF_ALLOW_FAST_MATH" in said
+        assert "#error" in message and "KF_ALLOW_FAST_MATH" in message
         passes(
             [
                 compiler,
@@ -55,7 +55,7 @@ def test_fast_math_is_refused_by_each_header(include, tmp_path):
     ],
 )
 def test_old_standards_are_refused(command, header, include, tmp_path):
-    """In a line, and not in thousands."""
+    """The error is a single line, not thousands."""
     compiler, standard = command.split()
     if compiler == "nvcc" and not NVCC:
         pytest.skip("no nvcc")
@@ -72,22 +72,24 @@ def test_old_standards_are_refused(command, header, include, tmp_path):
         "g++": ["-x", "c++", "-fsyntax-only"],
         "nvcc": [ARCH, "-c", "-o", tmp_path / "old.o"],
     }[compiler]
-    said = fails([compiler, standard, *language, *flags(include), source])
-    first = next(line for line in said.splitlines() if "error" in line)
-    assert "kf: needs C11 or C++17" in first and len(said.splitlines()) < 40, said[:3000]
-    if compiler == "g++":  # in its own dialect it has what is needed; clang++ 14 begins with it
+    message = fails([compiler, standard, *language, *flags(include), source])
+    first = next(line for line in message.splitlines() if "error" in line)
+    assert "kf: needs C11 or C++17" in first and len(message.splitlines()) < 40, message[:3000]
+    # g++'s own dialect has what is needed; clang++ 14 is the first with it by default.
+    if compiler == "g++":
         passes([compiler, "-std=gnu++14", *language, *flags(include), source])
 
 
 def test_cuda_header_without_nvcc(include, tmp_path):
     [source] = write(tmp_path, {"wrong.cpp": "#include <kf/kf.cuh>\n"})
-    said = fails(["g++", "-std=c++17", "-fsyntax-only", *flags(include), source])
-    assert "#error" in said and "compile with nvcc" in said and "kf/kf.h" in said
+    message = fails(["g++", "-std=c++17", "-fsyntax-only", *flags(include), source])
+    assert "#error" in message and "compile with nvcc" in message and "kf/kf.h" in message
 
 
 @pytest.mark.skipif(not NVCC, reason="no nvcc")
 def test_fast_math_is_refused_by_kernels(include, tmp_path):
-    """nvcc has no macro for it: what asks is the compiler of device code, and the assembler complains."""
+    """nvcc defines no macro for fast math: the check is in device code, and the assembler reports
+    it."""
     [source] = write(
         tmp_path,
         {"fast.cu": "#include <kf/ops/add.cuh>\nvoid *addresses[] = {(void *)&kf_add_f32<>};\n"},
@@ -111,21 +113,25 @@ def test_fast_math_is_refused_by_kernels(include, tmp_path):
 
 @pytest.mark.skipif(not NVCC, reason="no nvcc")
 def test_extern_c(include, tmp_path):
-    """Inside extern "C" the first complaint is kf's own, and says what to do; not one from inside CUDA's headers."""
+    """The first error inside extern "C" comes from kf, not from CUDA's headers, and says what to
+    do."""
     [source] = write(tmp_path, {"wrong.cu": 'extern "C" {\n#include <kf/kf.cuh>\n}\n'})
-    said = fails(
+    message = fails(
         [NVCC, "-std=c++17", ARCH, *flags(include), "-c", source, "-o", tmp_path / "wrong.o"]
     )
-    first = next(line for line in said.splitlines() if "error" in line)
+    first = next(line for line in message.splitlines() if "error" in line)
     assert "/kf/" in first, f"the first complaint is {first}"
+    # The compiler's own words do not count as advice.
     advice = (
-        said[said.index(first) :].replace('may not have extern "C" linkage', "").replace("_", " ")
-    )  # the compiler's own words say nothing new
-    assert re.search(r"outside (of )?extern .?C", advice), said[:1000]
+        message[message.index(first) :]
+        .replace('may not have extern "C" linkage', "")
+        .replace("_", " ")
+    )
+    assert re.search(r"outside (of )?extern .?C", advice), message[:1000]
 
 
 def test_a_result_that_nobody_looks_at(include, tmp_path):
-    """Warned of in every dialect, unless KF_NODISCARD is nothing."""
+    """Every dialect warns of an ignored result, unless KF_NODISCARD is empty."""
     [source] = write(
         tmp_path,
         {

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Headers of ops whose operands are called like the identifiers of the code that kfgen makes, for compilers that the tests of numbers do not use:
-C++, and nvcc, from level 2 on of all ops and below of one of each family."""
+"""Compiles headers whose operands have the names of identifiers in generated code, as C++ and with
+nvcc (from level 2 on all ops, below one per family). The tests of numbers cover the other
+compilers."""
 
 import cases
 import odd_names

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""NVRTC compiles every kernel of every function (at level 2 of every op and activation in two tuples of dtypes) and finds it by name, with no include
-directory but CUDA's and kf's; without a GPU. What is for the host alone says so."""
+"""Tests that NVRTC compiles every kernel of every function and finds it by name, without a GPU,
+with the include directories of CUDA and kf only. Level 2 takes every op and activation in two
+tuples of dtypes. Headers for the host must say so."""
 
 import re
 
@@ -20,7 +21,7 @@ for kernel in [k for k in SELECTION.all_kernels() if "cuda" in k.backends]:
 OF_HEADER = {}  # {header: its programs}
 for _program in PROGRAMS:
     OF_HEADER.setdefault(_program.split("-")[0], []).append(_program)
-# The kernels of one tuple of dtypes of each op, another one from op to op; at level 2 of two; at level 3 all of them, eight seconds each.
+# Level 1: one tuple of dtypes per op, in turn. Level 2: two. Level 3: all, eight seconds each.
 CHOSEN = [found[i % len(found)] for i, found in enumerate(OF_HEADER.values())]
 if cases.LEVEL > 1:
     CHOSEN += [
@@ -28,7 +29,7 @@ if cases.LEVEL > 1:
     ]
     CHOSEN = CHOSEN if cases.LEVEL < 3 else PROGRAMS
 CORE = kflib.ROOT / "include/kf/core"
-# Those that include host.h first, and say so.
+# Headers for the host: they include host.h first.
 HOST = sorted(
     p.relative_to(CORE).as_posix()
     for p in CORE.rglob("*.*h")
@@ -54,7 +55,7 @@ def test_every_kernel(program, arch, include):
 
 
 def test_no_function_is_left_out():
-    """Every launcher of the manifest has a kernel among those that are asked for."""
+    """The requested kernels include one for every launcher of the manifest."""
     asked = {e for p in PROGRAMS for e in expressions_of(p)}
     kernels = [k for k in SELECTION.all_kernels() if "cuda" in k.backends]
     launchers = {
@@ -68,7 +69,7 @@ def test_no_function_is_left_out():
 
 @pytest.mark.parametrize("standard", cases.by_level(["c++17"], ["c++17", "c++20"]))
 def test_the_umbrella_and_its_device_functions(include, standard):
-    """Every activation, called from a user's own kernel, in both types."""
+    """A user's kernel calls every activation, in both types."""
     body = ""
     for a in kflib.manifest()["activations"]:
         extra = "".join(f", (T){value!r}" for value in a["scalars"].values())
@@ -101,14 +102,14 @@ def test_headers_for_the_host_say_so(include, header):
     ),
 )
 def test_headers_of_core(include, header):
-    """Those that are not in HOST, twice."""
+    """Includes each header that is not in HOST, twice."""
     nvrtc.compile_text(
         f"#include <kf/core/{header}>\n#include <kf/core/{header}>\n", include=include
     )
 
 
 def test_what_is_wrong_is_seen(include):
-    """The tests above can fail: a kernel that does not exist, and one that does not compile."""
+    """These tests can fail: on a kernel that does not exist, and on one that does not compile."""
     with pytest.raises(nvrtc.NvrtcError):
         nvrtc.compile_text("#include <kf/ops/add.cuh>\n", ["kfk_add_f32<1, 3, 1>"], include)
     with pytest.raises(nvrtc.NvrtcError):

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Kernels of as many operands and gradients as an entry may have fit on every device: nvcc compiles them, and none takes more shared
-memory than a block may have without asking."""
+"""Tests that kernels with the maximum of operands and gradients compile with nvcc for every device,
+within the static shared memory of a block."""
 
 import re
 
@@ -22,6 +22,6 @@ def test_shared_memory(text, arch, include, tmp_path):
     _, functions = operand_ops.load(text, tmp_path)
     [source] = write(tmp_path, {"all.cu": addresses(functions)})
     options = ["-O3", f"-arch=sm_{arch}", "-Xptxas", "-v", *flags([*include, tmp_path])]
-    said = passes([NVCC, *options, "-cubin", source, "-o", tmp_path / "all.cubin"], cwd=tmp_path)
-    found = [int(size) for size in re.findall(r"(\d+) bytes smem", said)]
+    output = passes([NVCC, *options, "-cubin", source, "-o", tmp_path / "all.cubin"], cwd=tmp_path)
+    found = [int(size) for size in re.findall(r"(\d+) bytes smem", output)]
     assert found and max(found) <= STATIC_SHARED

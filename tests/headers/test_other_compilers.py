@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The C headers under clang, and under flags that change what arithmetic means: right numbers, or an #error that says what to do."""
+"""Tests the C headers with clang, and with flags that change arithmetic: results are right, or an
+#error says what to do."""
 
 import platform
 import shutil
@@ -32,7 +33,7 @@ NAMES = {
         "bce_with_logits_f64",
     )
 }
-# Words that no function of kf's own has.
+# Primitives that no function of kf uses.
 OWN = """
 [op.waves]
 brief = "sin(x) * cos(y) + log(abs(x) + 1) * sqrt(abs(y))"
@@ -51,7 +52,7 @@ BUILDS = [
 ] + cases.by_level(
     [],
     [
-        *(pytest.param("clang", f"-O2 {words}", marks=CLANG) for words in ROUNDS[1:]),
+        *(pytest.param("clang", f"-O2 {options}", marks=CLANG) for options in ROUNDS[1:]),
         pytest.param("clang", "-O3 -march=native", marks=CLANG),
         ("gcc", "-O2 -ffast-math -fno-associative-math -DKF_ALLOW_FAST_MATH"),
     ],
@@ -60,7 +61,7 @@ BUILDS = [
 
 @pytest.fixture(scope="module")
 def own(tmp_path_factory):
-    """(the spec file, its functions, the folder of their headers)."""
+    """Returns (spec file, its functions, folder of their headers)."""
     folder = tmp_path_factory.mktemp("own")
     path, _, functions = user_ops.load(OWN, folder)
     return (
@@ -70,9 +71,10 @@ def own(tmp_path_factory):
     )
 
 
-@pytest.mark.parametrize(("compiler", "words"), BUILDS)
-def test_numbers(compiler, words, include, own, tmp_path):
-    """And no warning: kf's headers are installed as a system path, so that their users' warnings are about their own code."""
+@pytest.mark.parametrize(("compiler", "options"), BUILDS)
+def test_numbers(compiler, options, include, own, tmp_path):
+    """Results are right, and there is no warning: kf is included as a system path, so that users
+    see only warnings about their own code."""
     path, waves, folder = own
     functions = [f for f in kflib.manifest()["functions"] if f["cpu_name"] in NAMES]
     assert len(functions) == len(NAMES)
@@ -87,30 +89,29 @@ def test_numbers(compiler, words, include, own, tmp_path):
         "cpu",
         functions + waves,
         tmp_path,
-        [*words.split(), *warnings],
+        [*options.split(), *warnings],
         compiler=compiler,
         include=headers,
     )
     memory = checks.CpuMemory()
     for f in functions + waves:
         sizes = cases.of_form(f, {"flat": (1000,), "rows": (5, 300), "planes": (3, 50, 7)})
-        for values in (
-            ("normal",) if "-f" in words else ("normal", "special")
-        ):  # flags that give up NaN and infinities
+        # These flags give up NaN and infinities.
+        for values in ("normal",) if "-f" in options else ("normal", "special"):
             checks.run(lib, memory, f, sizes, values, files=(path,) if f in waves else ())
 
 
-@pytest.mark.parametrize("words", ROUNDS)
-def test_sums_in_any_order_are_refused(words, include, tmp_path):
-    """By gcc, which says that it will do that; what it takes to compile is said too."""
+@pytest.mark.parametrize("options", ROUNDS)
+def test_sums_in_any_order_are_refused(options, include, tmp_path):
+    """gcc announces reordered sums in a macro; the error names the flag to add."""
     [source] = write(tmp_path, {"fast.c": "#include <kf/ops/add.h>\nextern int not_empty;\n"})
-    said = fails(["gcc", "-O2", *words.split(), "-fsyntax-only", *flags(include), source])
-    assert "#error" in said and "-fno-associative-math" in said
+    message = fails(["gcc", "-O2", *options.split(), "-fsyntax-only", *flags(include), source])
+    assert "#error" in message and "-fno-associative-math" in message
     passes(
         [
             "gcc",
             "-O2",
-            *words.split(),
+            *options.split(),
             "-fno-associative-math",
             "-fsyntax-only",
             *flags(include),
@@ -120,7 +121,8 @@ def test_sums_in_any_order_are_refused(words, include, tmp_path):
 
 
 def test_sums_in_any_order_are_refused_by_older_compilers(include, tmp_path):
-    """gcc before 12 has another macro for it, of more flags. (This one is told to be old.)"""
+    """gcc before 12 defines another macro, for more flags. The test pretends to be such a
+    version."""
     [source] = write(tmp_path, {"fast.c": "#include <kf/ops/add.h>\nextern int not_empty;\n"})
     old = [
         "gcc",
@@ -134,8 +136,8 @@ def test_sums_in_any_order_are_refused_by_older_compilers(include, tmp_path):
         source,
     ]
     passes(old)
-    said = fails([*old, "-funsafe-math-optimizations"])
-    assert "#error" in said and "-fno-associative-math" in said
+    message = fails([*old, "-funsafe-math-optimizations"])
+    assert "#error" in message and "-fno-associative-math" in message
 
 
 @pytest.mark.parametrize("compiler", ["gcc", pytest.param("clang", marks=CLANG)])
@@ -157,17 +159,18 @@ def test_no_nan_is_refused(compiler, include, tmp_path):
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="x87 is of x86")
-@pytest.mark.parametrize("words", ["-mfpmath=387", "-mfpmath=both"])
-def test_excess_precision_is_refused(words, include, tmp_path):
+@pytest.mark.parametrize("options", ["-mfpmath=387", "-mfpmath=both"])
+def test_excess_precision_is_refused(options, include, tmp_path):
     [source] = write(tmp_path, {"x87.c": "#include <kf/ops/add.h>\nextern int not_empty;\n"})
-    said = fails(["gcc", "-O2", words, "-fsyntax-only", *flags(include), source])
-    assert "#error" in said and "-msse2 -mfpmath=sse" in said
+    message = fails(["gcc", "-O2", options, "-fsyntax-only", *flags(include), source])
+    assert "#error" in message and "-msse2 -mfpmath=sse" in message
 
 
 @CLANG
 @pytest.mark.parametrize("language", ["c", "c++"])
 def test_the_users_own_code_stays_as_it_is(language, include, tmp_path):
-    """What the headers tell clang ends with them: behind them its flags are the user's again, and it warns."""
+    """The headers' pragmas for clang end with them: afterwards the user's flags and warnings hold
+    again."""
     [source] = write(
         tmp_path,
         {
@@ -199,7 +202,7 @@ float own(float x) { return (x + 12582912.0f) - 12582912.0f; }
 
 
 def test_every_begin_has_its_end(include):
-    """And what has a loop over a tile stands between them."""
+    """Tile loops lie between KFI_C_BEGIN and KFI_C_END, which come in pairs."""
     for path in sorted(p for d in include for p in (d / "kf").rglob("*.h") if p.name != "config.h"):
         lines = path.read_text().splitlines()
         begins, ends = (

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""kf inside a user's file that is full of other things: macros as Windows' headers and old code have them, `using namespace
-std`, functions and globals of kf's own words."""
+"""Tests kf inside a crowded user file: macros like those of Windows' headers and old code, `using
+namespace std`, and functions and globals with the names of kf's ops and arguments."""
 
 import cases
 import kflib
 import pytest
 from compilers import ARCH, DIALECTS, NVCC, addresses, flags, passes, sample, write
 
-# Macros of windows.h, complex.h, termios.h, curses.h and of people; words that kf's code would use if nobody had thought of it.
+# Macros of windows.h, complex.h, termios.h, curses.h and of users; names that kf's code might use.
 MACROS = """
 #define min(a, b) ((a) < (b) ? (a) : (b))
 #define max(a, b) ((a) > (b) ? (a) : (b))
@@ -77,7 +77,7 @@ WORDS = sorted({a["name"] for a in kflib.manifest()["activations"]} - {"tanh"}) 
 
 
 def own(cxx):
-    """A function of the user's for each of kf's words, and variables of its arguments' names."""
+    """A user function for each op name, and variables with the names of arguments."""
     linkage = "" if cxx else "static "
     text = "".join(f"{linkage}inline float {w}(float v) {{ return v + 1; }}\n" for w in WORDS)
     return (
@@ -99,7 +99,8 @@ def test_c(dialect, include, tmp_path):
     )
     text += "int use(const float *a, float *b);\nint use(const float *a, float *b) { return (int)kf_cpu_gelu_f32(a, b, N) + (int)gelu(1.0f); }\n"
     [source] = write(tmp_path, {"polluted.c": text})
-    # As a system path, as build integrations give it; -Wshadow is about the user's own globals then.
+    # Build integrations include kf as a system path; otherwise -Wshadow would report the user's
+    # globals.
     include_words = [w for d in include for w in ("-isystem", d)]
     passes(
         [
@@ -138,7 +139,8 @@ def test_cuda(include, tmp_path):
 
 @pytest.mark.skipif(not NVCC, reason="no nvcc")
 def test_inside_a_file_of_namespaces(include, tmp_path):
-    """Called from a namespace that has functions and types of kf's words, from a member function and from a lambda."""
+    """Calls kf from a namespace with functions and types of kf's names, from a member function and
+    from a lambda."""
     text = """#include <kf/ops/add.cuh>
 namespace mine {
 struct tensor { float *p; long long n; };

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a launcher may ask of CUDA's runtime at all: its object names the launch, and nothing that allocates or waits. Without a
-GPU; tests/cuda/test_robust.py counts the calls of every launcher on one."""
+"""Tests which CUDA runtime functions a launcher's object refers to: the launch, and none that
+allocates or waits. Needs no GPU; tests/cuda/test_robust.py counts the calls on one."""
 
 import ctypes
 import pathlib
@@ -21,15 +21,17 @@ from instructions import NVCC  # noqa: E402
 pytestmark = pytest.mark.skipif(not NVCC, reason="no nvcc")
 KINDS = kflib.on("cuda", selection.kinds(("bf16",)))
 if cases.LEVEL == 1:
+    # linear_cross_entropy makes the calls of products and losses.
     KINDS = selection.cover(
         lambda f: [(f["family"], f["bwd"]), (f["layout"],), (f["scratch"], f["state"])],
         [f for f in KINDS if f["family"] != "linear_cross_entropy"],
-    )  # whose calls are those of products and losses
+    )
 
 
 @pytest.fixture(scope="module")
 def objects(include, once):
-    """{name: object} of launchers of every kind and of the counters; linked together in `lib`."""
+    """Builds {name: object} of launchers of every kind and of the counters, linked together in
+    `lib`."""
     return once("runtime calls", lambda folder: compiled(include, folder))
 
 
@@ -60,7 +62,7 @@ def compiled(include, folder):
 
 
 def asked_for(path):
-    """The runtime's functions that an object does not have itself, but for those that nvcc registers kernels with."""
+    """Undefined symbols of the CUDA runtime, except those by which nvcc registers kernels."""
     done = subprocess.run(["nm", "-u", str(path)], capture_output=True, text=True, check=True)
     return {
         word
@@ -81,7 +83,7 @@ def test_what_allocates_is_seen(objects):
 
 
 def test_calls_are_counted(objects):
-    """The linker's counters see the library's own calls, and nothing is called by a refused or empty one."""
+    """The counters see the library's own calls; a refused or empty call makes none."""
     lib = kflib.Lib("cuda", objects["lib"])
     lib.dll.kft_planted(ctypes.c_void_p(0))
     assert counting.take(lib) == {
@@ -105,6 +107,6 @@ def test_calls_are_counted(objects):
         assert lib.call(f, given | {s: 0 for s in f["sizes"]}) == 0, lib.detail
         assert lib.call(f, given | {f["sizes"][0]: -1}) != 0
         assert counting.take(lib) == {}
-        if not kflib.has_gpu():  # with one, the addresses would be used
+        if not kflib.has_gpu():  # with a GPU the addresses would be used
             assert lib.call(f, given) == 8 and counting.take(lib) == {counting.LAUNCH: 1}
             assert lib.detail.startswith(f"{f['name']}: launch of ") and "CUDA error" in lib.detail

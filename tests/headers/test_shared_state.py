@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The little state that programs share: read and written by threads at the same time, and not there in units that do not use it."""
+"""Tests the process-wide state: threads may access it concurrently, and units that do not use it do
+not contain it."""
 
 import subprocess
 
@@ -8,7 +9,7 @@ import pytest
 import toolkit
 from compilers import flags, passes, write
 
-# Many threads that call at the same time, each for the first time.
+# Threads that each make their first call at the same time.
 RACE = """
 #include <pthread.h>
 static void *call(void *unused)
@@ -25,7 +26,7 @@ int main(void)
     return 0;
 }
 """
-# CUDA's runtime, of one device, as far as it is asked.
+# The CUDA runtime of one device, as far as launchers call it.
 RUNTIME = """
 #include <cuda_runtime.h>
 extern "C" {
@@ -43,7 +44,8 @@ def races(command, source, tmp_path):
     passes(
         [*command, "-g", "-fsanitize=thread", "-pthread", source, "-o", tmp_path / "race", "-lm"]
     )
-    # OpenMP's own runtime is not compiled with the sanitizer, which takes it for racing: one thread a region, and what it does is not looked at.
+    # OpenMP's runtime is not instrumented, so ThreadSanitizer would report it: one thread per
+    # region, and its accesses are ignored.
     (tmp_path / "suppressed").write_text("called_from_lib:libgomp.so\nrace:gomp_\n")
     options = f"exitcode=66:suppressions={tmp_path}/suppressed:ignore_noninstrumented_modules=1"
     done = subprocess.run(
@@ -62,8 +64,8 @@ def test_threads_of_c_launchers(include, tmp_path):
         tmp_path, {"race.c": f"#include <kf/ops/act.h>\n#include <stdlib.h>\n{RACE % C_CALL}"}
     )
     assert "data race" not in (
-        said := races(["gcc", "-std=gnu11", "-O1", "-fopenmp", *flags(include)], source, tmp_path)
-    ), said
+        report := races(["gcc", "-std=gnu11", "-O1", "-fopenmp", *flags(include)], source, tmp_path)
+    ), report
 
 
 @pytest.mark.skipif(not toolkit.include(), reason="no CUDA headers")
@@ -79,7 +81,7 @@ def test_threads_of_cuda_launchers(include, tmp_path):
         toolkit.include(),
         *flags(include),
     ]
-    assert "data race" not in (said := races(command, source, tmp_path)), said
+    assert "data race" not in (report := races(command, source, tmp_path)), report
 
 
 def sections(source, tmp_path, *words):
@@ -89,7 +91,7 @@ def sections(source, tmp_path, *words):
 
 @pytest.mark.parametrize("optimised", ["-O0", "-O2"])
 def test_a_unit_that_calls_nothing_starts_nothing(optimised, include, tmp_path):
-    """What remembers the process for OpenMP's sake is there where a launcher is."""
+    """The state for OpenMP exists only in units that contain a launcher."""
     text = "#include <kf/ops/add.h>\nint own(void);\nint own(void) { return 1; }\n"
     used = (
         text

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Two translation units of one program, in C, C++ and CUDA: no symbol twice, one error detail."""
+"""Tests two translation units of one program, in C, C++ and CUDA: no duplicate symbol, one error
+detail."""
 
 import cases
 import pytest
@@ -97,7 +98,7 @@ const char *other_detail(void) { return kf_get_last_error_detail(); }
     "rdc", cases.by_level([()], [(), ("-rdc=true",)]), ids=lambda words: "rdc" if words else "whole"
 )
 def test_two_cuda_units(rdc, include, tmp_path):
-    """What is refused before anything is launched needs no GPU."""
+    """Calls that are refused before a launch need no GPU."""
     objects = compile_cuda(include, tmp_path, {"a.cu": CUDA_A, "b.cu": CUDA_B}, *rdc, *quick())
     passes([NVCC, ARCH, *rdc, *objects, "-o", tmp_path / "program"])
     assert passes([tmp_path / "program"]) == "same\n"

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The workspace that a query promises holds what a reduced gradient's blocks write, for every shape, aligned or not. On the host."""
+"""Tests on the host that the queried workspace holds what the blocks of a reduced gradient write,
+for every shape, aligned or not."""
 
 import pathlib
 import subprocess
