@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests each activation in C: the public scalar functions at the points of the spec's `edges` and
-`dedges`, and every f16 and bf16 value through the {act} op, forward and backward."""
+"""Tests each activation in C. The public scalar functions are called at the points of the spec's
+`edges` and `dedges`. The {act} op is called with every f16 and bf16 value, forward and backward."""
 
 import ctypes
 import subprocess

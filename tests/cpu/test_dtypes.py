@@ -81,7 +81,8 @@ def same(got, want, dtype):
 def check(got, want, x, dtype):
     bad = np.flatnonzero(~same(got, want, dtype))
     assert not bad.size, (
-        f"{bad.size} wrong, first: {x[bad[0]]!r} gave {got[bad[0]]:#06x}, expected {want[bad[0]]:#06x}"
+        f"{bad.size} wrong, first: {x[bad[0]]!r} gave {got[bad[0]]:#06x}, expected "
+        f"{want[bad[0]]:#06x}"
     )
 
 

@@ -54,7 +54,8 @@ def calls(lib, memory, functions, note):
             want = call.outputs(back)
             for at_end in (True, False):
                 note(
-                    f"{call.where}, tensors {'in front of' if at_end else 'behind'} a forbidden page"
+                    f"{call.where}, tensors {'in front of' if at_end else 'behind'} a "
+                    "forbidden page"
                 )
                 got = guard.run(lib, f, call, at_end)
                 for name in want:

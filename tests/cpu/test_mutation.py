@@ -154,7 +154,8 @@ def test_altered_activation(mutated, memory, name, dtype):
     # Calls the mutant and compares with the original's reference.
     f = functions[name, dtype, m.bwd] | {"activation": m.original}
     assert goes_red(lib, memory, f), (
-        f"{m.original}: {m.field} = {getattr(m.act, m.field)!r} ({m.literal} altered) passes as right"
+        f"{m.original}: {m.field} = {getattr(m.act, m.field)!r} ({m.literal} altered) passes "
+        "as right"
     )
 
 
@@ -336,7 +337,8 @@ BROKEN = {
     "a sum's first part twice": (
         "kf/core/elementwise/elementwise.h",
         r"kf_i64 b = 0; b < m->blocks; \+\+b\) \{",
-        "kf_i64 b = 0; b < m->blocks; ++b) { for (int j = 0; b == 1 && j < count; ++j) total[j] += total[j];",
+        "kf_i64 b = 0; b < m->blocks; ++b) { for (int j = 0; b == 1 && j < count; ++j) "
+        "total[j] += total[j];",
         ("kf_cpu_bias_bwd_f32",),
     ),
     "streamed: the last vector is left out": (

@@ -13,13 +13,16 @@ PROGRAM = r"""
 
 int main(void)
 {
-    static const long long firsts[] = {0, 1, 7, 8, 256, 1000003, (1LL << 35) - 256, (1LL << 35) - 64, (1LL << 35) - 61,
-                                       1LL << 35, (1LL << 40) + 5, (1LL << 60) + 3}; /* the low word of a counter wraps at 2^35 */
+    /* The low word of a counter wraps at 2^35. */
+    static const long long firsts[] = {0, 1, 7, 8, 256, 1000003, (1LL << 35) - 256,
+                                       (1LL << 35) - 64, (1LL << 35) - 61, 1LL << 35,
+                                       (1LL << 40) + 5, (1LL << 60) + 3};
     static uint16_t words[KFI_TILE + 8];
     long wrong = 0, count = 0;
     for (unsigned s = 0; s < 20; ++s)
         for (unsigned f = 0; f < sizeof firsts / sizeof *firsts; ++f) {
-            const kfi_rng rng = kfi_make_rng(0.3, 0x9E3779B97F4A7C15ull * (s + 1), s % 3 ? 0xD1B54A32D192ED03ull * s : 0, 0, 0);
+            const kfi_rng rng = kfi_make_rng(0.3, 0x9E3779B97F4A7C15ull * (s + 1),
+                                             s % 3 ? 0xD1B54A32D192ED03ull * s : 0, 0, 0);
             kfi_random_tile(words, &rng, firsts[f]);
             for (int j = 0; j < KFI_TILE; ++j) {
                 const uint64_t i = (uint64_t)firsts[f] + (uint64_t)j;

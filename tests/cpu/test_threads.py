@@ -55,7 +55,11 @@ import ctypes, hashlib, json, sys
 sys.path[:0] = json.loads(sys.argv[1])
 import test_threads as t, kflib
 lib = kflib.Lib("cpu", sys.argv[2])
-found = {f"{f['cpu_name']} {sizes}": t.digest(lib, f, sizes) for f in t.FUNCTIONS for sizes in t.extents(f)}
+found = {
+    f"{f['cpu_name']} {sizes}": t.digest(lib, f, sizes)
+    for f in t.FUNCTIONS
+    for sizes in t.extents(f)
+}
 try:
     chunks = ctypes.c_long.in_dll(lib.dll, "kft_chunks").value
 except ValueError:

@@ -113,9 +113,8 @@ def sanitizer_logs():
     lines = []
     for log in sorted((BUILD / "sanitizers").glob("*.log")):
         summary = [line.strip("= ") for line in log.read_text().splitlines() if "SUMMARY" in line]
-        lines.append(
-            f"{log.stem:20} {'; '.join(summary) or 'no summary'}{' (as planted)' if log.stem.startswith('planted') else ''}"
-        )
+        planted = " (as planted)" if log.stem.startswith("planted") else ""
+        lines.append(f"{log.stem:20} {'; '.join(summary) or 'no summary'}{planted}")
     return lines
 
 

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests every instruction of kf/core/hopper.cuh and wgmma.cuh on a GPU of compute capability 9.0,
-with the program that the emulator runs (tests/emu/hopper_words.cpp), also under compute-sanitizer.
-"""
+"""Tests every instruction of kf/core/hopper.cuh and wgmma.cuh on a GPU of compute capability 9.0.
+The program is the emulator's (tests/emu/hopper_words.cpp); it also runs under compute-sanitizer."""
 
 import os
 import shutil

@@ -13,7 +13,8 @@ extern "C" int kf_emu_encode(void *to, int type, unsigned rank, void *base, cons
                              const uint64_t *stride, const unsigned *box, const unsigned *step,
                              int interleave, int swizzle, int, int fill)
 {
-    const int sizes[] = {1, 2, 4, 4, 8, 8, 2, 4, 8, 2, 4, 4, 4}; /* indexed by CUtensorMapDataType */
+    /* Bytes of an element, indexed by CUtensorMapDataType. */
+    const int sizes[] = {1, 2, 4, 4, 8, 8, 2, 4, 8, 2, 4, 4, 4};
     tensor_map m = {};
     static_assert(sizeof m == 128, "a tensor map");
     if (rank < 1 || rank > 5 || (uintptr_t)base % 16 || interleave || fill || type < 0 ||

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Part of emu.cpp: mbarriers: arrivals, transaction bytes and phases.
 
-   A thread that passes a phase has waited for the transfers that completed in it. Reports: a
-   missing or unfenced init, wrong byte counts, too many arrivals, a phase that ends while threads
-   of the previous one have not resumed, and a phase that a thread passes twice. */
+   A thread that passes a phase has waited for the transfers that completed in it. Reports a missing
+   or unfenced init, wrong byte counts, and too many arrivals. Reports a phase that ends before the
+   threads woken by the previous one have run, and a thread that passes a phase twice. */
 #ifndef KF_EMU_MBARRIER_H
 #define KF_EMU_MBARRIER_H
 

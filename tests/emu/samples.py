@@ -177,7 +177,7 @@ def run(library, sample, names=(), first=False):
     """Runs worker.py under the sanitizer of a sample. Status: 0 success, 1 a check failed, 66 the
     sanitizer reported.
 
-    first: stops at the first report, for planted faults that cause thousands, and runs each
+    first: stops at the first report, because planted faults cause thousands. It also runs each
     function on all shapes, because it need not be the one of its schedule.
     """
     variant = SAMPLES[sample].variant

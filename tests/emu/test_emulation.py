@@ -257,7 +257,8 @@ REPORTS = {
     "barrier_not_reached": (
         64,
         r"no thread can go on",
-        r"threads 0-2, 4-34, 36-60: waits at __syncthreads, .*faults.cpp:(\d+)\n  threads 3, 35, 61-63: has returned",
+        r"threads 0-2, 4-34, 36-60: waits at __syncthreads, .*faults.cpp:(\d+)\n"
+        r"  threads 3, 35, 61-63: has returned",
     ),
     "two_barriers": (
         64,
@@ -267,7 +268,8 @@ REPORTS = {
     "lane_is_missing": (
         32,
         r"no thread can go on",
-        r"threads 0-8, 10-31: waits at __shfl_xor_sync of lanes ffffffff, .*\n  threads 9: has returned",
+        r"threads 0-8, 10-31: waits at __shfl_xor_sync of lanes ffffffff, .*\n"
+        r"  threads 9: has returned",
     ),
     "product_without_a_lane": (
         32,
@@ -313,8 +315,10 @@ SELF = r"  of block \(1, 0, 0\):\n(  threads .*\n)*  threads 5: is at %s, .*faul
 OF_CLUSTERS = {
     "not_all_of_the_cluster": (
         r"no thread can go on",
-        r"  of block \(0, 0, 0\):\n  threads 0-63: waits at barrier.cluster.wait, .*faults.cpp:\d+\n"
-        r"  of block \(1, 0, 0\):\n  threads 0-31: waits at __syncthreads, .*\n  threads 32-63: waits at barrier.cluster",
+        r"  of block \(0, 0, 0\):\n  threads 0-63: waits at barrier.cluster.wait, "
+        r".*faults.cpp:\d+\n"
+        r"  of block \(1, 0, 0\):\n  threads 0-31: waits at __syncthreads, .*\n"
+        r"  threads 32-63: waits at barrier.cluster",
     ),
     "arrives_twice": (
         r"thread 5 comes to the cluster's barrier twice without a wait between\n",
@@ -337,7 +341,8 @@ OF_CLUSTERS = {
         SELF % "mapa",
     ),
     "has_not_begun": (
-        r"thread \d+ wants memory of block [01] of the cluster, which need not have begun: no barrier came before\n",
+        r"thread \d+ wants memory of block [01] of the cluster, which need not have begun: no "
+        r"barrier came before\n",
         r"is at mapa",
     ),
     "has_ended": (
@@ -371,7 +376,7 @@ def test_copies_that_nobody_waits_for(faults):
         and "thread 0 has more copies under way than there is room for, 256\n" in faults.emu.report
     )
     assert re.search(r"threads 0: is at cp.async, .*faults.cpp:\d+\n", faults.emu.report)
-    # In reversed order copies complete at once.
+    # Copies complete at once in reversed order.
     assert faults.run("too_many_copies", 1, order=emulator.REVERSED)[0] == 0
 
 
@@ -429,7 +434,7 @@ def test_launches_that_a_device_refuses(faults):
 
 def test_missing_barriers_show_in_some_order(faults):
     want = [0, *range(63)]
-    # In forward order the values happen to be there.
+    # The values happen to be there in forward order.
     assert list(faults.run("race", 64)[1][:64]) == want
     assert list(faults.run("race", 64, order=emulator.REVERSED)[1][:64]) != want
 
@@ -556,7 +561,10 @@ USER = """
 #include <%s.cuh>
 #include <%s.h>
 float by_hand(float x) { return kf_gelu(x) + kf_silu_bwd(x, 1.0f); }
-kf_result_t both(const float *x, float *y) { return kf_cpu_relu_f32(x, y, 1) ? KF_SUCCESS : kf_relu_f32(x, y, 1, nullptr); }
+kf_result_t both(const float *x, float *y)
+{
+    return kf_cpu_relu_f32(x, y, 1) ? KF_SUCCESS : kf_relu_f32(x, y, 1, nullptr);
+}
 """
 
 

@@ -430,7 +430,8 @@ SEEDED |= {
     "a block too few where they go back": (
         "kf/core/reduction/reduction.cuh",
         r"gridDim\.x - 1 - blockIdx\.x : blockIdx\.x\) >> g\.cluster;(\s+)const unsigned rest",
-        r"gridDim.x - 1 - (gridDim.x > 1 && !blockIdx.x ? 1 : blockIdx.x) : blockIdx.x) >> g.cluster;\1const unsigned rest",
+        r"gridDim.x - 1 - (gridDim.x > 1 && !blockIdx.x ? 1 : blockIdx.x) : blockIdx.x) >> "
+        r"g.cluster;\1const unsigned rest",
         ("kf_var_f32", "kf_amax_bwd_f32"),
         (),
     ),

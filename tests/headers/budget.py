@@ -57,7 +57,10 @@ kf_result_t call(const float *a, const float *b, float *out, long long n, cudaSt
 """
 C_CALL = """#include <kf/kf.h>
 kf_result_t call(const float *a, const float *b, float *out, int64_t n);
-kf_result_t call(const float *a, const float *b, float *out, int64_t n) { return kf_cpu_add_relu_f32(a, b, out, n); }
+kf_result_t call(const float *a, const float *b, float *out, int64_t n)
+{
+    return kf_cpu_add_relu_f32(a, b, out, n);
+}
 """
 SOURCES = {
     "floor": FLOOR,
@@ -225,7 +228,8 @@ def time_ratio(m, name):
 
 def table(m):
     lines = [
-        f"{'':<26}{'instructions':>14}{'ratio':>7}{'budget':>8}{'min s':>8}{'median':>8}{'max':>7}{'ratio':>7}{'object':>9}  kernels"
+        f"{'':<26}{'instructions':>14}{'ratio':>7}{'budget':>8}{'min s':>8}{'median':>8}"
+        f"{'max':>7}{'ratio':>7}{'object':>9}  kernels"
     ]
     for name in (*SOURCES, *C_SOURCES):
         times = m["seconds"].get(name)
@@ -309,10 +313,12 @@ def main():
     parser.add_argument("--runs", type=int, default=7)
     parser.add_argument("--append", action="store_true", help=f"add a row to {HISTORY.name}")
     options = parser.parse_args()
-    if not NVCC or not VALGRIND or options.runs < 1:
-        sys.exit(
-            f"budget.py: {'nvcc is missing' if not NVCC else 'valgrind is missing' if not VALGRIND else '--runs is at least 1'}"
-        )
+    if not NVCC:
+        sys.exit("budget.py: nvcc is missing")
+    if not VALGRIND:
+        sys.exit("budget.py: valgrind is missing")
+    if options.runs < 1:
+        sys.exit("budget.py: --runs is at least 1")
     with tempfile.TemporaryDirectory() as folder:
         m = measure(kflib.render(folder), options.runs, count=True)
     print(table(m))

@@ -40,7 +40,8 @@ FORMS = {
 }
 
 KERNEL = """
-extern "C" __global__ void __launch_bounds__(256) {name}(const {T} *x, const {T} *dy, {T} *y, kfi_scalars_f32 s)
+extern "C" __global__ void __launch_bounds__(256)
+{name}(const {T} *x, const {T} *dy, {T} *y, kfi_scalars_f32 s)
 {{
     const unsigned first = (blockIdx.x * 256u + threadIdx.x) * {n}u;
     alignas(16) {T} a[{n}], b[{n}], c[{n}];
@@ -111,7 +112,8 @@ def kernel(name, form, call):
         dtype=dtype,
         call=call,
         load_dy=(
-            f"kfi_copy<{ELEMENTS * size}>(b, dy + first);\n    kfi_unpack_{dtype}<{ELEMENTS}>(g, b);"
+            f"kfi_copy<{ELEMENTS * size}>(b, dy + first);\n"
+            f"    kfi_unpack_{dtype}<{ELEMENTS}>(g, b);"
             if has_dy
             else "(void)dy;"
         ),
@@ -148,7 +150,8 @@ def budget(activation, form):
 def over(counts, activations):
     """Describes the activations that exceed their budgets."""
     return [
-        f"{a['name']} {form}: {counts[a['name']][form]:.1f} instructions per element, budget {budget(a, form)}"
+        f"{a['name']} {form}: {counts[a['name']][form]:.1f} instructions per element, budget "
+        f"{budget(a, form)}"
         for a in activations
         for form in FORMS
         if not counts[a["name"]][form] <= budget(a, form) + SETUP

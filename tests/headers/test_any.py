@@ -110,10 +110,14 @@ int main(void)
 {
     float a[3] = {1, 2, 3}, b[3] = {1, 1, 1}, out[3];
     const float by = 5;
-    if (kf_cpu_add_activation_f32(a, b, out, 3, KF_ACTIVATION_TRIPLED, NULL) != KF_SUCCESS || out[2] != 12) return 1;
-    if (kf_cpu_add_activation_f32(a, b, out, 3, KF_ACTIVATION_TRIPLED, &by) != KF_SUCCESS || out[2] != 20) return 2;
-    if (kf_cpu_add_activation_f32(a, b, out, 3, KF_ACTIVATION_RELU, NULL) != KF_SUCCESS || out[2] != 4) return 3;
-    if (kf_cpu_activation_halved_f32(a, out, 3, KF_ACTIVATION_TRIPLED, NULL) != KF_SUCCESS || out[1] != 3) return 4;
+    if (kf_cpu_add_activation_f32(a, b, out, 3, KF_ACTIVATION_TRIPLED, NULL) != KF_SUCCESS ||
+        out[2] != 12) return 1;
+    if (kf_cpu_add_activation_f32(a, b, out, 3, KF_ACTIVATION_TRIPLED, &by) != KF_SUCCESS ||
+        out[2] != 20) return 2;
+    if (kf_cpu_add_activation_f32(a, b, out, 3, KF_ACTIVATION_RELU, NULL) != KF_SUCCESS ||
+        out[2] != 4) return 3;
+    if (kf_cpu_activation_halved_f32(a, out, 3, KF_ACTIVATION_TRIPLED, NULL) != KF_SUCCESS ||
+        out[1] != 3) return 4;
     if (kf_cpu_activation_halved_f32(a, out, 3, KF_ACTIVATION_TANH, NULL) != KF_SUCCESS) return 5;
     return kf_cpu_add_activation_f32(a, b, out, 3, 12345, NULL) == KF_ERROR_UNSUPPORTED ? 0 : 6;
 }

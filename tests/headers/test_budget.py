@@ -39,7 +39,8 @@ def test_compile_cost(counted, name):
 @needs_nvcc
 @needs_valgrind
 @pytest.mark.xfail(
-    reason="a goal that is missed: bench/NOTES/compile_time.md, 'The umbrella is over its budget', has what was tried"
+    reason="a goal that is missed: bench/NOTES.md, 'The umbrella is over its budget', has what was "
+    "tried"
 )
 def test_the_goal_of_the_umbrella(counted):
     assert budget.ratio(counted, "umbrella") <= budget.umbrella_goal(counted["launchers"])

@@ -16,7 +16,10 @@ CALLS = {
 @pytest.mark.parametrize("stem", CALLS)
 @pytest.mark.parametrize("compiler", ["gcc -std=c11 -O0", "g++ -std=c++17 -O0 -xc++"])
 def test_only_what_is_called(stem, compiler, include, tmp_path):
-    text = f"#include <kf/ops/{stem}.h>\nint f(float *p);\nint f(float *p) {{ return {CALLS[stem]}; }}\n"
+    text = (
+        f"#include <kf/ops/{stem}.h>\nint f(float *p);\n"
+        f"int f(float *p) {{ return {CALLS[stem]}; }}\n"
+    )
     [source] = write(tmp_path, {"f.c": text})
     subprocess.run(
         [*compiler.split(), *flags(include), "-c", source, "-o", tmp_path / "f.o"], check=True

@@ -150,11 +150,14 @@ def test_no_warning_when_optimised(options, part, include, tmp_path):
 TYPES = {
     "dtype.h": """
     ASSERT(sizeof(kf_f16) == 2 && sizeof(kf_bf16) == 2 && sizeof(kf_i64) == 8, "sizes");
-    ASSERT(KF_F32 == 0 && KF_F16 == 1 && KF_BF16 == 2 && KF_F64 == 3 && KF_I32 == 4 && KF_I64 == 5, "numbers are ABI");
+    ASSERT(KF_F32 == 0 && KF_F16 == 1 && KF_BF16 == 2 && KF_F64 == 3 && KF_I32 == 4 &&
+        KF_I64 == 5, "numbers are ABI");
     """,
     "result.h": """
-    ASSERT(KF_SUCCESS == 0 && KF_ERROR_NULL_POINTER == 1 && KF_ERROR_INVALID_SIZE == 2 && KF_ERROR_INVALID_VALUE == 3, "ABI");
-    ASSERT(KF_ERROR_OVERLAP == 4 && KF_ERROR_WORKSPACE == 5 && KF_ERROR_UNSUPPORTED == 6 && KF_ERROR_NO_KERNEL_IMAGE == 7, "ABI");
+    ASSERT(KF_SUCCESS == 0 && KF_ERROR_NULL_POINTER == 1 && KF_ERROR_INVALID_SIZE == 2 &&
+        KF_ERROR_INVALID_VALUE == 3, "ABI");
+    ASSERT(KF_ERROR_OVERLAP == 4 && KF_ERROR_WORKSPACE == 5 && KF_ERROR_UNSUPPORTED == 6 &&
+        KF_ERROR_NO_KERNEL_IMAGE == 7, "ABI");
     ASSERT(KF_ERROR_CUDA == 8 && KF_ERROR_OUT_OF_MEMORY == 9, "ABI");
     """,
 }
@@ -176,7 +179,8 @@ def test_two_of_a_type_cannot_be_added_by_mistake(tmp_path, include, kind):
     [source] = write(
         tmp_path,
         {
-            "sum.c": f"#include <kf/core/dtype.h>\nint f({kind} a, {kind} b) {{ return (int)(a + b); }}\n"
+            "sum.c": f"#include <kf/core/dtype.h>\nint f({kind} a, {kind} b) "
+            f"{{ return (int)(a + b); }}\n"
         },
     )
     assert "invalid operands" in fails(

@@ -33,14 +33,20 @@ C_OVER = 3.5
 C_FLAGS = ("-std=gnu11", "-O3", "-march=native")
 C_CALL = """#include <{header}.h>
 kf_result_t call(const float *x, const float *bias, float *out, int64_t n);
-kf_result_t call(const float *x, const float *bias, float *out, int64_t n) {{ return kf_cpu_bias_gelu_f32(x, bias, out, 1, n); }}
+kf_result_t call(const float *x, const float *bias, float *out, int64_t n)
+{{
+    return kf_cpu_bias_gelu_f32(x, bias, out, 1, n);
+}}
 """
 
 
 def call_of(f):
     """C++ function that calls one launcher."""
     words = ", ".join(a["name"] for a in f["arguments"])
-    return f"{f['signature'].replace(f['name'], 'call_' + f['name'])} {{ return {f['name']}({words}, stream); }}\n"
+    return (
+        f"{f['signature'].replace(f['name'], 'call_' + f['name'])} "
+        f"{{ return {f['name']}({words}, stream); }}\n"
+    )
 
 
 def test_a_function_of_each_family():
@@ -135,9 +141,9 @@ def test_time_of_the_c_umbrella(include, tmp_path):
 @pytest.mark.level(2)
 @needs_nvcc
 def test_a_linear_layer_for_hopper(include, tmp_path):
-    """Compiles every schedule of a linear layer. Limits the number of kernels, the time relative to
-    a file without kf (3.8 to 4.2 in practice), and the instructions that a second activation adds
-    (16,000 take two seconds)."""
+    """Compiles every schedule of a linear layer. Limits the number of kernels and the time relative
+    to a file without kf (3.8 to 4.2 in practice). Limits the instructions that a second activation
+    adds (16,000 take two seconds)."""
     calls, arch = (
         [FUNCTIONS["kf_linear_gelu_bf16"], FUNCTIONS["kf_linear_silu_bf16"]],
         "-gencode=arch=compute_90a,code=sm_90a",

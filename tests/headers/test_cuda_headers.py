@@ -216,14 +216,16 @@ BOTH = """
 #include <kf/ops/add.cuh>
 #include <kf/ops/add.h>
 
-static_assert(sizeof(kf_f16) == 2 && alignof(kf_f16) == 2 && sizeof(kf_bf16) == 2 && alignof(kf_bf16) == 2, "2-byte types");
+static_assert(sizeof(kf_f16) == 2 && alignof(kf_f16) == 2 && sizeof(kf_bf16) == 2 &&
+    alignof(kf_bf16) == 2, "2-byte types");
 static_assert(sizeof(kf_i64) == 8, "8 bytes");
 kf_f16 cuda_f16(__half h) { return h; }
 kf_bf16 cuda_bf16(__nv_bfloat16 h) { return h; }
 
 // An address, a pointer to function, and a call, beside a global of the user's own.
 int n, x, out, rows;
-kf_result_t (*pointer)(const float *, const float *, float *, int64_t, cudaStream_t) = kf_add_relu_f32<>;
+kf_result_t (*pointer)(const float *, const float *, float *, int64_t, cudaStream_t) =
+    kf_add_relu_f32<>;
 kf_result_t both(const kf_f16 *a, kf_f16 *b, const float *f, float *g, cudaStream_t s)
 {
     const kf_result_t one = kf_gelu_f16(a, b, 5, s);

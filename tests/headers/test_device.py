@@ -49,10 +49,12 @@ def kernels(global_="__global__", index="long long"):
             for what in ("sum", "max", "min")
         )
         text.append(
-            f"\n{global_} void reduce_{value}({value} *x)\n{{\n    {value} v = x[threadIdx.x];\n{calls}    x[threadIdx.x] = v;\n}}"
+            f"\n{global_} void reduce_{value}({value} *x)\n"
+            f"{{\n    {value} v = x[threadIdx.x];\n{calls}    x[threadIdx.x] = v;\n}}"
         )
     text.append(f"""
-{global_} void bits(unsigned *words, kf_rng_t rng, const unsigned long long *seed, const unsigned long long *offset)
+{global_} void bits(unsigned *words, kf_rng_t rng, const unsigned long long *seed,
+                    const unsigned long long *offset)
 {{
     kf_read_rng(rng, seed, offset);
     kf_philox(words + 4 * threadIdx.x, rng, threadIdx.x);
@@ -158,7 +160,8 @@ int main()
     kf_rng_t rng;
     if (kf_make_rng(&rng, 0.5, 1, 2) != KF_SUCCESS) return 1;
     if (kf_make_rng(&rng, 1.5, 1, 2) != KF_ERROR_INVALID_VALUE) return 2;
-    if (std::strcmp(kf_get_last_error_detail(), "kf_make_rng: p is 1.5, expected 0 <= p <= 1") != 0) return 5;
+    if (std::strcmp(kf_get_last_error_detail(), "kf_make_rng: p is 1.5, expected 0 <= p <= 1") != 0)
+        return 5;
     if (kf_make_rng(nullptr, 0.5, 1, 2) != KF_ERROR_NULL_POINTER) return 3;
     static_assert(sizeof rng == 120, "as in C");
     return kf_dropout_f32(nullptr, nullptr, -1, 0.5f, 1, 2, 0) == KF_ERROR_INVALID_SIZE ? 0 : 4;
@@ -184,7 +187,10 @@ def test_beside_the_umbrella(order, include, tmp_path):
     """Names of device.cuh do not clash with other headers: in the emulator's compiler, which reads
     both of nvcc's passes in one, and in nvcc."""
     text = "".join(f"#include <{h}>\n" for h in order)
-    text += "__global__ void own(float *x) { x[threadIdx.x] = kf_block_max(kf_warp_sum(x[threadIdx.x])); }\n"
+    text += (
+        "__global__ void own(float *x) { x[threadIdx.x] = "
+        "kf_block_max(kf_warp_sum(x[threadIdx.x])); }\n"
+    )
     (tmp_path / "own.cu").write_text(text)
     (tmp_path / "own.cpp").write_text("#include <cuda_runtime.h>\n" + text)
     if toolkit.include():
@@ -223,7 +229,8 @@ def test_beside_the_umbrella(order, include, tmp_path):
 )
 def test_misuse(line, message, include, tmp_path):
     (tmp_path / "wrong.cu").write_text(
-        "#include <kf/core/device.cuh>\n__global__ void own(float *x, kf_rng_t rng)\n{\n    float v[32];\n"
+        "#include <kf/core/device.cuh>\n__global__ void own(float *x, kf_rng_t rng)\n{\n"
+        "    float v[32];\n"
         f"    {line}\n    *x = v[0] + rng.scale;\n}}\n"
     )
     assert message in compiles(

@@ -187,7 +187,8 @@ def test_python():
                     and name not in THIRD[folder]
                 ):
                     wrong.append(
-                        f"{path.relative_to(ROOT)} imports {name}, which is none of {sorted(THIRD[folder])}"
+                        f"{path.relative_to(ROOT)} imports {name}, which is none of "
+                        f"{sorted(THIRD[folder])}"
                     )
     assert seen > 50 and not wrong, "\n".join(wrong)
 

@@ -66,6 +66,9 @@ def test_rows_are_in_registers(dtype, include, tmp_path):
 
 def test_a_frame_is_seen(include, tmp_path):
     """An array with dynamic indices has a frame."""
-    body = "    int a[16] = {};\n    for (int k = 0; k < 9; ++k) a[(k * i) & 15] += x[k];\n    x[0] = a[i];\n"
+    body = (
+        "    int a[16] = {};\n    for (int k = 0; k < 9; ++k) a[(k * i) & 15] += x[k];\n"
+        "    x[0] = a[i];\n"
+    )
     text = f"__global__ void kernel(int *x, int i)\n{{\n{body}}}\n"
     assert list(frames(text, include, tmp_path).values()) == [64]

@@ -135,7 +135,8 @@ def test_a_result_that_nobody_looks_at(include, tmp_path):
     [source] = write(
         tmp_path,
         {
-            "dropped.c": "#include <kf/ops/add.h>\nvoid f(float *x);\nvoid f(float *x) { kf_cpu_add_f32(x, x, x, 4); }\n"
+            "dropped.c": "#include <kf/ops/add.h>\nvoid f(float *x);\n"
+            "void f(float *x) { kf_cpu_add_f32(x, x, x, 4); }\n"
         },
     )
     for compiler, *language in DIALECTS.values():
@@ -158,7 +159,8 @@ def test_a_result_that_nobody_looks_at_in_cuda(include, tmp_path):
     [source] = write(
         tmp_path,
         {
-            "dropped.cu": "#include <kf/ops/add.cuh>\nvoid f(float *x) { kf_add_f32(x, x, x, 4, 0); }\n"
+            "dropped.cu": "#include <kf/ops/add.cuh>\n"
+            "void f(float *x) { kf_add_f32(x, x, x, 4, 0); }\n"
         },
     )
     command = [

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Compiles headers whose operands have the names of identifiers in generated code, as C++ and with
-nvcc (from level 2 on all ops, below one per family). The tests of numbers cover the other
-compilers."""
+nvcc. Level 2 takes all ops, level 1 one per family. The tests of numbers cover the other compilers.
+"""
 
 import cases
 import odd_names

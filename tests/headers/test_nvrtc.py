@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests that NVRTC compiles every kernel of every function and finds it by name, without a GPU,
-with the include directories of CUDA and kf only. Level 2 takes every op and activation in two
-tuples of dtypes. Headers for the host must say so."""
+"""Tests that NVRTC compiles every kernel of every function and finds it by name. It needs no GPU,
+only the include directories of CUDA and kf. Level 2 takes every op and activation in two tuples of
+dtypes. Headers for the host must say so."""
 
 import re
 
@@ -74,9 +74,15 @@ def test_the_umbrella_and_its_device_functions(include, standard):
     for a in kflib.manifest()["activations"]:
         extra = "".join(f", (T){value!r}" for value in a["scalars"].values())
         if a["name"] != "none":
-            body += f"    y[i] += kf_{a['name']}(x[i]{extra}) + kf_{a['name']}_bwd(x[i], y[i]{extra});\n"
+            body += (
+                f"    y[i] += kf_{a['name']}(x[i]{extra}) + kf_{a['name']}_bwd(x[i], "
+                f"y[i]{extra});\n"
+            )
     text = "#include <kf/kf.cuh>\n#include <kf/kf.cuh>\n"
-    text += f"template <class T> __global__ void mine(const T *x, T *y)\n{{\n    int i = threadIdx.x;\n{body}}}\n"
+    text += (
+        "template <class T> __global__ void mine(const T *x, T *y)\n"
+        f"{{\n    int i = threadIdx.x;\n{body}}}\n"
+    )
     asked = ["mine<float>", "mine<double>"]
     _, _, log = nvrtc.compile_text(text, asked, include, options=[f"-std={standard}"])
     assert "warning" not in log, log[:2000]

@@ -56,7 +56,10 @@ SYSTEM = "".join(
     f"#include <{h}.h>\n"
     for h in ("limits", "math", "stdarg", "stddef", "stdint", "stdio", "string", "unistd")
 )
-CXX = "#include <algorithm>\n#include <cmath>\n#include <cstddef>\n#include <functional>\n#include <numeric>\n#include <vector>\n"
+CXX = (
+    "#include <algorithm>\n#include <cmath>\n#include <cstddef>\n#include <functional>\n"
+    "#include <numeric>\n#include <vector>\n"
+)
 WORDS = sorted({a["name"] for a in kflib.manifest()["activations"]} - {"tanh"}) + [
     "cast",
     "add",
@@ -82,7 +85,8 @@ def own(cxx):
     text = "".join(f"{linkage}inline float {w}(float v) {{ return v + 1; }}\n" for w in WORDS)
     return (
         text
-        + "int n, rows, cols, outer, inner, channels, x, out, stream, workspace, seed, state, p, scalars, at, shape;\n"
+        + "int n, rows, cols, outer, inner, channels, x, out, stream, workspace, seed, state, p, "
+        "scalars, at, shape;\n"
     )
 
 
@@ -97,7 +101,11 @@ def test_c(dialect, include, tmp_path):
         + MACROS
         + "#include <kf/kf.h>\n"
     )
-    text += "int use(const float *a, float *b);\nint use(const float *a, float *b) { return (int)kf_cpu_gelu_f32(a, b, N) + (int)gelu(1.0f); }\n"
+    text += (
+        "int use(const float *a, float *b);\n"
+        "int use(const float *a, float *b) { return (int)kf_cpu_gelu_f32(a, b, N) + "
+        "(int)gelu(1.0f); }\n"
+    )
     [source] = write(tmp_path, {"polluted.c": text})
     # Build integrations include kf as a system path; otherwise -Wshadow would report the user's
     # globals.
@@ -128,7 +136,10 @@ def test_cuda(include, tmp_path):
         + "using namespace std;\n"
     )
     text += own(True) + MACROS + "#include <kf/kf.cuh>\n" + addresses(functions)
-    text += "kf_result_t use(const float *a, float *b, cudaStream_t s) { return kf_gelu_f32(a, b, N, s); }\n"
+    text += (
+        "kf_result_t use(const float *a, float *b, cudaStream_t s) { return kf_gelu_f32(a, b, "
+        "N, s); }\n"
+    )
     text += "float mine(float v) { return gelu(cast(v)); }\n"
     [source] = write(tmp_path, {"polluted.cu": text})
     passes(

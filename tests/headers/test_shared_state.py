@@ -32,11 +32,17 @@ RUNTIME = """
 extern "C" {
 cudaError_t cudaGetDeviceCount(int *count) { *count = 1; return cudaSuccess; }
 cudaError_t cudaGetDevice(int *device) { *device = 0; return cudaSuccess; }
-cudaError_t cudaStreamIsCapturing(cudaStream_t, cudaStreamCaptureStatus *status) { *status = cudaStreamCaptureStatusNone; return cudaSuccess; }
+cudaError_t cudaStreamIsCapturing(cudaStream_t, cudaStreamCaptureStatus *status)
+{
+    *status = cudaStreamCaptureStatusNone; return cudaSuccess;
+}
 cudaError_t cudaStreamGetDevice(cudaStream_t, int *device) { *device = 0; return cudaSuccess; }
 }
 """
-C_CALL = "static float x[1 << 16]; float *out = (float *)malloc(sizeof x); kf_cpu_gelu_f32(x, out, 1 << 16); free(out);"
+C_CALL = (
+    "static float x[1 << 16]; float *out = (float *)malloc(sizeof x); kf_cpu_gelu_f32(x, out, "
+    "1 << 16); free(out);"
+)
 CUDA_CALL = 'const kfi_name name = {"kf_{act}", "relu"}; kfi_check_device<>(&name, 0);'
 
 
@@ -95,7 +101,8 @@ def test_a_unit_that_calls_nothing_starts_nothing(optimised, include, tmp_path):
     text = "#include <kf/ops/add.h>\nint own(void);\nint own(void) { return 1; }\n"
     used = (
         text
-        + "kf_result_t use(float *x);\nkf_result_t use(float *x) { return kf_cpu_add_f32(x, x, x, 4); }\n"
+        + "kf_result_t use(float *x);\nkf_result_t use(float *x) { return kf_cpu_add_f32(x, x, "
+        "x, 4); }\n"
     )
     for name, body, there in (("unused", text, False), ("used", used, True)):
         [source] = write(tmp_path, {f"{name}.c": body})

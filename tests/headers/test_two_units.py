@@ -16,10 +16,12 @@ int main(void)
 {
     const float a[3] = {1, -2, 3}, b[3] = {1, 1, -5};
     float first[3] = {9, 9, 9}, second[3] = {8, 8, 8};
-    if (kf_cpu_add_relu_f32(a, b, first, 3) != KF_SUCCESS || other(a, b, second, 3) != KF_SUCCESS) return 1;
+    if (kf_cpu_add_relu_f32(a, b, first, 3) != KF_SUCCESS || other(a, b, second, 3) != KF_SUCCESS)
+        return 1;
     if (memcmp(first, second, sizeof first) != 0 || first[0] != 2.0f || first[1] != 0.0f) return 2;
     if (kf_cpu_add_relu_f32(a, b, first, -3) != KF_ERROR_INVALID_SIZE) return 3;
-    if (!strstr(other_detail(), "kf_cpu_add_relu_f32: n is -3")) return 4; /* one detail per program */
+    /* One detail per program. */
+    if (!strstr(other_detail(), "kf_cpu_add_relu_f32: n is -3")) return 4;
     puts("same");
     return 0;
 }
@@ -28,7 +30,10 @@ UNIT_B = """
 #include <kf/kf.h>
 EXTERN kf_result_t other(const float *a, const float *b, float *out, int64_t n);
 EXTERN const char *other_detail(void);
-kf_result_t other(const float *a, const float *b, float *out, int64_t n) { return kf_cpu_add_relu_f32(a, b, out, n); }
+kf_result_t other(const float *a, const float *b, float *out, int64_t n)
+{
+    return kf_cpu_add_relu_f32(a, b, out, n);
+}
 const char *other_detail(void) { return kf_get_last_error_detail(); }
 """
 
@@ -80,7 +85,8 @@ int main(void)
     if (other(a, a, a, -3) != KF_ERROR_INVALID_SIZE) return 1;
     if (kf_add_relu_f32(a, a, a, -4, 0) != KF_ERROR_INVALID_SIZE) return 2;
     if (!strstr(other_detail(), "kf_add_relu_f32: n is -4")) return 3;
-    if (other(NULL, a, a, 3) != KF_ERROR_NULL_POINTER || !strstr(kf_get_last_error_detail(), "a is NULL")) return 4;
+    if (other(NULL, a, a, 3) != KF_ERROR_NULL_POINTER ||
+        !strstr(kf_get_last_error_detail(), "a is NULL")) return 4;
     if (kf_add_relu_f32(NULL, NULL, NULL, 0, 0) != KF_SUCCESS) return 5;
     puts("same");
     return 0;
@@ -88,7 +94,10 @@ int main(void)
 """
 CUDA_B = """
 #include <kf/ops/add.cuh>
-kf_result_t other(const float *a, const float *b, float *out, int64_t n) { return kf_add_relu_f32(a, b, out, n, 0); }
+kf_result_t other(const float *a, const float *b, float *out, int64_t n)
+{
+    return kf_add_relu_f32(a, b, out, n, 0);
+}
 const char *other_detail(void) { return kf_get_last_error_detail(); }
 """
 

@@ -26,7 +26,11 @@ ref = "softcap * np.tanh((x @ weight.T + bias) / softcap)"
 family = "matmul"
 layout = "nn"
 brief = "act(x . weight + bias) * gamma + residual"
-operands = { x = "left", weight = "right", bias = { kind = "row", absent = 0 }, gamma = "row", residual = "elem" }
+operands.x = "left"
+operands.weight = "right"
+operands.bias = { kind = "row", absent = 0 }
+operands.gamma = "row"
+operands.residual = "elem"
 saved = { pre = "acc + bias" }
 expr = "act(pre) * gamma + residual"
 ref = "act(x @ weight + bias) * gamma + residual"
@@ -34,11 +38,16 @@ ref = "act(x @ weight + bias) * gamma + residual"
 [op.gated_two]
 family = "matmul"
 brief = "two results of two products, of what is made of two tensors"
-operands = { x = "left", z = "left", shift = { kind = "depth", absent = 0 }, a = "right", b = "right" }
+operands.x = "left"
+operands.z = "left"
+operands.shift = { kind = "depth", absent = 0 }
+operands.a = "right"
+operands.b = "right"
 load = { value = "x * sigmoid(z + shift)" }
 products = { first = "value * a", second = "value * b" }
 outputs = { total = "first + second", apart = "first * 0.5 - second" }
-refs = { total = "(x / (1 + np.exp(-z - shift))) @ (a + b).T", apart = "(x / (1 + np.exp(-z - shift))) @ (0.5 * a - b).T" }
+refs.total = "(x / (1 + np.exp(-z - shift))) @ (a + b).T"
+refs.apart = "(x / (1 + np.exp(-z - shift))) @ (0.5 * a - b).T"
 """
 NAMES = (
     "kf_linear_gelu_f32",

@@ -14,9 +14,18 @@ import refusals
 PLAIN, LINEAR, NTK, YARN, LLAMA3 = range(5)
 TEXT = """#include <kf/rope_table.h>
 const char *detail(void) { return kf_get_last_error_detail(); }
-int frequencies(float *f, int64_t pairs, double base, const kf_rope_scaling_t *s) { return kf_rope_frequencies_f32(f, pairs, base, s); }
-int table_f32(float *c, float *s, int64_t n, int64_t p, double b, const kf_rope_scaling_t *x) { return kf_rope_table_f32(c, s, n, p, b, x); }
-int table_f64(double *c, double *s, int64_t n, int64_t p, double b, const kf_rope_scaling_t *x) { return kf_rope_table_f64(c, s, n, p, b, x); }
+int frequencies(float *f, int64_t pairs, double base, const kf_rope_scaling_t *s)
+{
+    return kf_rope_frequencies_f32(f, pairs, base, s);
+}
+int table_f32(float *c, float *s, int64_t n, int64_t p, double b, const kf_rope_scaling_t *x)
+{
+    return kf_rope_table_f32(c, s, n, p, b, x);
+}
+int table_f64(double *c, double *s, int64_t n, int64_t p, double b, const kf_rope_scaling_t *x)
+{
+    return kf_rope_table_f64(c, s, n, p, b, x);
+}
 double magnitude(const kf_rope_scaling_t *s) { return kf_rope_magnitude(s); }
 """
 

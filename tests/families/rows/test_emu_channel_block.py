@@ -77,7 +77,8 @@ def test_without_bands(tmp_path):
 family = "rows"
 layout = "channels"
 brief = "odd"
-operands = {{ x = {{ kind = "elem", grad = false }}, r = {{ kind = "per_row", dtype = "acc", grad = false }} }}
+operands.x = {{ kind = "elem", grad = false }}
+operands.r = {{ kind = "per_row", dtype = "acc", grad = false }}
 expr = "{expr}"
 ref = "{expr}"
 {more}
