@@ -2,8 +2,6 @@
 """Tests the emulator itself: its features behave as CUDA's, and it reports the faults it must
 report."""
 
-import ctypes
-import os
 import pathlib
 import re
 import subprocess
@@ -11,61 +9,23 @@ import sys
 
 import cases
 import emulator
-import kflib
 import numpy as np
 import pytest
 import toolkit
-from conftest import BUILD
+
+sys.path.insert(0, str(pathlib.Path(__file__).parent))
+from fault_kernels import (  # noqa: E402
+    CLUSTER_REPORTS,
+    ORDERS,
+    REPORTS,
+    SOURCE,
+    Faults,
+    in_a_process,
+    library,
+    line_of,
+)
 
 pytestmark = pytest.mark.skipif(not toolkit.include(), reason="no CUDA headers")
-SOURCE = pathlib.Path(__file__).with_name("faults.cpp")
-ORDERS = {"forward": emulator.FORWARD, "reversed": emulator.REVERSED, "random": emulator.RANDOM}
-
-
-def library(variant):
-    """Compiles faults.cpp and links it to the emulator."""
-    include = [f"-I{d}" for d in (emulator.HERE / "include", emulator.HERE, kflib.ROOT / "include")]
-    runtime = emulator.runtime(BUILD / "emu", variant)
-    out = BUILD / "emu" / f"faults_{variant}.{os.getpid()}.so"
-    command = [
-        "g++",
-        "-std=c++17",
-        "-fPIC",
-        "-shared",
-        *emulator.flags(variant),
-        *include,
-        str(SOURCE),
-        str(runtime),
-        "-o",
-        str(out),
-    ]
-    subprocess.run(command, check=True)
-    return out
-
-
-class Faults:
-    def __init__(self, path):
-        self.dll = ctypes.CDLL(str(path))
-        self.dll.kft_run.argtypes = [ctypes.c_char_p, *[ctypes.c_uint] * 4, ctypes.c_void_p]
-        self.emu = emulator.Emulator(self)
-
-    def run(
-        self,
-        which,
-        threads=64,
-        blocks=1,
-        cluster=0,
-        dynamic=0,
-        size=4096,
-        order=emulator.FORWARD,
-        seed=1,
-    ):
-        out = np.zeros(size, np.int64)
-        self.emu.set(order=order, seed=seed)
-        result = self.dll.kft_run(
-            which.encode(), threads, blocks, cluster, dynamic, out.ctypes.data
-        )
-        return result, out
 
 
 @pytest.fixture(scope="module")
@@ -253,42 +213,6 @@ def test_orders_of_clusters(faults):
     assert sum(a != b for a, b in zip(blocks, blocks[1:])) > 40
 
 
-REPORTS = {
-    "barrier_not_reached": (
-        64,
-        r"no thread can go on",
-        r"threads 0-2, 4-34, 36-60: waits at __syncthreads, .*faults.cpp:(\d+)\n"
-        r"  threads 3, 35, 61-63: has returned",
-    ),
-    "two_barriers": (
-        64,
-        r"threads meet at different barriers",
-        r"threads 0-7: waits at __syncthreads, .*\n  threads 8-63: waits at __syncthreads, ",
-    ),
-    "lane_is_missing": (
-        32,
-        r"no thread can go on",
-        r"threads 0-8, 10-31: waits at __shfl_xor_sync of lanes ffffffff, .*\n"
-        r"  threads 9: has returned",
-    ),
-    "product_without_a_lane": (
-        32,
-        r"no thread can go on",
-        r"threads 0-8, 10-31: waits at mma of lanes ffffffff, .*\n  threads 9: has returned",
-    ),
-    "masks_differ": (
-        32,
-        r"no thread can go on",
-        r"threads 0-15: waits at __shfl_sync of lanes ffffffff, .*\n  threads 16-31: has returned",
-    ),
-    "not_in_its_mask": (
-        64,
-        r"thread \d+ is not in the mask that it gives",
-        r"__shfl_sync of lanes 000000ff",
-    ),
-}
-
-
 @pytest.mark.parametrize("order", ORDERS.values(), ids=ORDERS)
 @pytest.mark.parametrize("which", REPORTS)
 def test_reports(faults, which, order):
@@ -311,52 +235,10 @@ def test_reports(faults, which, order):
     assert faults.run("reversal", 256, order=order)[0] == 0  # the next launch succeeds
 
 
-SELF = r"  of block \(1, 0, 0\):\n(  threads .*\n)*  threads 5: is at %s, .*faults.cpp:\d+\n"
-OF_CLUSTERS = {
-    "not_all_of_the_cluster": (
-        r"no thread can go on",
-        r"  of block \(0, 0, 0\):\n  threads 0-63: waits at barrier.cluster.wait, "
-        r".*faults.cpp:\d+\n"
-        r"  of block \(1, 0, 0\):\n  threads 0-31: waits at __syncthreads, .*\n"
-        r"  threads 32-63: waits at barrier.cluster",
-    ),
-    "arrives_twice": (
-        r"thread 5 comes to the cluster's barrier twice without a wait between\n",
-        SELF % "barrier.cluster.arrive",
-    ),
-    "waits_first": (
-        r"thread 5 waits at the cluster's barrier without having come to it\n",
-        SELF % "barrier.cluster.wait",
-    ),
-    "not_its_memory": (
-        r"thread 5 has an address outside of its block's dynamic memory\n",
-        SELF % "mapa",
-    ),
-    "beyond_its_memory": (
-        r"thread 5 has an address outside of its block's dynamic memory\n",
-        SELF % "mapa",
-    ),
-    "no_such_block": (
-        r"thread 5 wants memory of block 2 of the cluster, which is smaller\n",
-        SELF % "mapa",
-    ),
-    "has_not_begun": (
-        r"thread \d+ wants memory of block [01] of the cluster, which need not have begun: no "
-        r"barrier came before\n",
-        r"is at mapa",
-    ),
-    "has_ended": (
-        r"thread \d+ wants memory of block 0 of the cluster, which has ended\n",
-        r"of block \(0, 0, 0\):\n  threads 0-63: has returned\n",
-    ),
-    "static_in_a_cluster": (r"a kernel wrote to static shared memory", r"kf_emu_dynamic"),
-}
-
-
 @pytest.mark.parametrize("order", ORDERS.values(), ids=ORDERS)
-@pytest.mark.parametrize("which", OF_CLUSTERS)
+@pytest.mark.parametrize("which", CLUSTER_REPORTS)
 def test_reports_of_clusters(faults, which, order):
-    first, rest = OF_CLUSTERS[which]
+    first, rest = CLUSTER_REPORTS[which]
     result, _ = faults.run(which, 64, 2, cluster=2, dynamic=64, order=order)
     text = faults.emu.report
     assert result == 719 and re.match(
@@ -439,34 +321,6 @@ def test_missing_barriers_show_in_some_order(faults):
     assert list(faults.run("race", 64, order=emulator.REVERSED)[1][:64]) != want
 
 
-# Runs kernels without NumPy and the imports of Faults, which take seconds under a sanitizer.
-SCRIPT = """
-import ctypes, sys
-path, names, aborts, *numbers = sys.argv[1:]
-dll, out = ctypes.CDLL(path), (ctypes.c_int64 * 4096)()
-dll.kft_run.argtypes = [ctypes.c_char_p, *[ctypes.c_uint] * 4, ctypes.c_void_p]
-ctypes.c_int.in_dll(dll, "kf_emu_aborts").value = int(aborts)
-for which in names.split(","):
-    print(dll.kft_run(which.encode(), *map(int, numbers), out))
-"""
-
-
-def in_a_process(path, which, variant=None, aborts=0, threads=64, blocks=2, cluster=0, dynamic=0):
-    environment = emulator.sanitizer_environment(variant) if variant else {}
-    command = [
-        *(emulator.fixed_addresses() if variant == "tsan" else []),
-        sys.executable,
-        "-c",
-        SCRIPT,
-        str(path),
-        which,
-    ]
-    command += [str(number) for number in (aborts, threads, blocks, cluster, dynamic)]
-    return subprocess.run(
-        command, capture_output=True, text=True, timeout=300, env={**os.environ, **environment}
-    )
-
-
 def test_a_fault_aborts(faults):
     """A fault aborts a program that has not disabled that."""
     done = in_a_process(faults.dll._name, "barrier_not_reached", aborts=1)
@@ -476,10 +330,6 @@ def test_a_fault_aborts(faults):
         in done.stderr
     )
     assert "threads 3, 35, 61-63: has returned" in done.stderr
-
-
-def line_of(text):
-    return next(i for i, line in enumerate(SOURCE.read_text().split("\n"), 1) if text in line)
 
 
 def test_races_are_reported():

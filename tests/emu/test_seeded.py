@@ -6,21 +6,16 @@ import pathlib
 import sys
 
 import cases
-import checks
-import emulator
 import faults
 import pytest
 import selection
 import toolkit
-from conftest import ROOT
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
+import planted  # noqa: E402
 import samples  # noqa: E402
 
 pytestmark = pytest.mark.skipif(not toolkit.include(), reason="no CUDA headers")
-ORDERS = {"forward": emulator.FORWARD, "reversed": emulator.REVERSED, "random": emulator.RANDOM}
-CORE = ROOT / "include/kf/core"
-BARRIER = "__syncthreads();"
 
 # file, pattern, replacement, functions, sanitizers that must report it
 SEEDED = {
@@ -375,187 +370,8 @@ SEEDED = {
         (),
     ),
 }
-SEEDED |= {
-    "the next channel's values for a band's": (
-        "kf/core/rows/channel_block.cuh",
-        r"return form == KFI_BAND_TWO \? \(e < split \?",
-        "return form == KFI_BAND_TWO ? (e < split + 1 ?",
-        ("kf_batch_norm_train_f32", "kf_batch_norm_train_bwd_bf16"),
-        (),
-    ),
-    "a band's last warp": (
-        "kf/core/rows/channel_block.cuh",
-        r"if \(lane < warps\) own = buffer",
-        "if (lane < warps - 1) own = buffer",
-        ("kf_batch_norm_train_bwd_f32",),
-        (),
-    ),
-    "a band's last row of threads": (
-        "kf/core/rows/channel_block.cuh",
-        r"w\.row < g\.rows; kfi_band_next\(&w\)\) +\\\n +own =",
-        "w.row < g.rows - 1; kfi_band_next(&w)) own =",
-        ("kf_batch_norm_train_bwd_f32",),
-        (),
-    ),
-    "means that are taken for one": (
-        "kf/core/rows/channel_block.cuh",
-        r"return number \* d \* d;",
-        "return 0 * d * d;",
-        ("kf_batch_norm_train_f32", "kf_batch_norm_train_f64"),
-        (),
-    ),
-    "the last part of a band that is shared out": (
-        "kf/core/rows/channel_block.cuh",
-        r"i < g\.parts; i \+= 32\) own = ",
-        "i < g.parts - 1; i += 32) own = ",
-        ("kf_batch_norm_train_f32", "kf_batch_norm_train_bwd_bf16"),
-        (),
-    ),
-    "a band's columns with a gap for no gap": (
-        "kf/core/rows/channel_block.cuh",
-        r"\* \(p\.gap \+ g\.inner\) \+ u\.first",
-        "* g.inner + u.first",
-        ("kf_batch_norm_train_f32",),
-        (),
-    ),
-}
-SEEDED |= {
-    "half of what a thread has of a chunk": (
-        "kf/core/reduction/reduction.cuh",
-        r"more\[e\] = kfi_join\(word, more\[e\], more\[e \+ by\]\)",
-        "more[e] = more[e + by]",
-        ("kf_sum_f32", "kf_amax_bf16"),
-        (),
-    ),
-    "a block too few where they go back": (
-        "kf/core/reduction/reduction.cuh",
-        r"gridDim\.x - 1 - blockIdx\.x : blockIdx\.x\) >> g\.cluster;(\s+)const unsigned rest",
-        r"gridDim.x - 1 - (gridDim.x > 1 && !blockIdx.x ? 1 : blockIdx.x) : blockIdx.x) >> "
-        r"g.cluster;\1const unsigned rest",
-        ("kf_var_f32", "kf_amax_bwd_f32"),
-        (),
-    ),
-    "the last vectors of a sweep that goes back": (
-        "kf/ops/amax.device.cuh",
-        r"\(at\.loops - 1\) & -ahead",
-        "(at.loops - 1 - ahead) & -ahead",
-        ("kf_amax_bwd_f32", "kf_amax_bwd_bf16"),
-        (),
-    ),
-    "the end of an axis as a whole vector": (
-        "kf/core/reduction/reduction.cuh",
-        r"i < at\.loops \? at\.last : 0",
-        "i < at.loops ? at.left : 0",
-        ("kf_sum_bwd_f32", "kf_amax_bwd_bf16"),
-        (),
-    ),
-}
+SEEDED |= planted.MORE_FAULTS
 SEEDED |= cases.said("FAULTS")
-# Each barrier of the schedules is removed in turn (device.cuh: test_device_words.py). Barriers of
-# sums are tested with one function of each accumulator and schedule.
-# All ops over rows share this code.
-SUMS = [
-    f
-    for f in samples.MANIFEST
-    if f["scratch"]
-    and f["dtypes"][0] in ("f32", "f64")
-    and f["activation"] == "none"
-    and not f["dropout"]
-    and (f["family"] == "elementwise" or f["op"] == "layer_norm_{act}")
-]
-# Reductions over an axis, one of which joins twice in a kernel, and one argreduce.
-PLACES = [
-    f["op"]
-    for f in samples.MANIFEST
-    if f["family"] == "reduction" and any(a.get("var") == "I" for a in f["arguments"])
-][:1]
-# Argreduce has its own kernel for 2-byte elements.
-REDUCED = [
-    f
-    for f in samples.MANIFEST
-    if f["op"] in ("sum", "amax", "var", *PLACES)
-    and not f["bwd"]
-    and f["dtypes"][0] in ("f32", "f64", *["bf16"] * (f["op"] in PLACES))
-]
-BANDS = [
-    f
-    for f in samples.MANIFEST
-    if f["op"] == "batch_norm_train_{act}"
-    and f["dtypes"] in (["f32"], ["f64"])
-    and f["activation"] == "none"
-]
-# Two gradients summed over rows. test_gemm.py tests the barriers of the products themselves.
-PRODUCTS = [
-    f
-    for f in samples.MANIFEST
-    if f["op"] == "linear_{act}_mul"
-    and f["bwd"]
-    and f["activation"] == "none"
-    and f["dtypes"] in (["f32"], ["f64"])
-]
-SITES = [
-    (path, i)
-    for path in [
-        CORE / "sums.cuh",
-        *(
-            p
-            for folder in ("elementwise", "rows", "reduction")
-            for p in sorted((CORE / folder).glob("*.cuh"))
-        ),
-        CORE / "matmul/sum.cuh",
-    ]
-    for i in range(path.read_text().count(BARRIER))
-]
-
-
-def users(path):
-    """Functions that execute the barriers of a file."""
-    folder = path.parent.name
-    if folder == "matmul":
-        return PRODUCTS
-    if folder == "reduction":
-        return [f for f in REDUCED if (f["op"] in PLACES) == (path.name != "reduction.cuh")]
-    if path.name == "channel_block.cuh":
-        return BANDS
-    return [f for f in SUMS if (f["family"] == "rows") == (folder == "rows")]
-
-
-def caught(include, folder, functions, sanitizers, orders=tuple(ORDERS)):
-    """Returns the checks that notice a fault: thread orders and sanitizers. At KF_LEVEL=1 the first
-    thread order that notices ends the search."""
-    lib = emulator.build(functions, folder / "lib", include=include)
-    emu = emulator.Emulator(lib)
-    found = set()
-    for order in orders:
-        if found and cases.LEVEL < 2:
-            break
-        memory = emulator.Memory(emu, ((ORDERS[order], emulator.FILL), (ORDERS[order], 1)))
-        try:
-            for f in functions:
-                rows = f["family"] == "rows"  # a persistent block needs several rows
-                emu.set(sms=1 if rows else 132)
-                for sizes, values, shift in cases.runs(f) + (
-                    [(cases.rows_of(f, [[(40, 1000), 0]])[0][0], "normal", 0)] if rows else []
-                ):
-                    checks.run(lib, memory, f, sizes, values, shift=shift)
-                # More rows than one launch adds up.
-                if f["form"] == "rows" and f["family"] == "elementwise" and f["scratch"]:
-                    checks.run(lib, memory, f, (200, 24))
-                if rows:  # one block of columns computes all of a few rows
-                    emu.set(sms=132)
-                    checks.run(lib, memory, f, cases.rows_of(f, [[(40, 1000), 0]])[0][0])
-        except checks.Failure:
-            found.add(order)
-    for sample in sanitizers:
-        sanitized = emulator.library(
-            functions, folder / "lib", samples.SAMPLES[sample].variant, include
-        )
-        if (
-            samples.run(sanitized, sample, [f["name"] for f in functions], first=True).returncode
-            == 66
-        ):
-            found.add(sample)
-    return found
 
 
 def test_every_fault_has_its_place(include, tmp_path):
@@ -568,7 +384,7 @@ def test_every_fault_has_its_place(include, tmp_path):
 def test_seeded_fault(include, tmp_path, what):
     file, text, instead, names, sanitizers = SEEDED[what]
     functions = faults.named(names, "cuda")
-    found = caught(
+    found = planted.caught(
         faults.plant(include, tmp_path, file, text, instead), tmp_path, functions, sanitizers
     )
     print("noticed by", sorted(found))  # shown by pytest -rP
@@ -578,18 +394,20 @@ def test_seeded_fault(include, tmp_path, what):
 
 @pytest.mark.parametrize(
     "path, i",
-    faults.some(SITES),
-    ids=[f"{path.relative_to(CORE)}-{i}" for path, i in faults.some(SITES)],
+    faults.some(planted.SITES),
+    ids=[f"{path.relative_to(planted.CORE)}-{i}" for path, i in faults.some(planted.SITES)],
 )
 def test_removed_barrier(include, tmp_path, path, i):
-    parts = path.read_text().split(BARRIER)
-    changed = tmp_path / "kf/core" / path.relative_to(CORE)
+    parts = path.read_text().split(planted.BARRIER)
+    changed = tmp_path / "kf/core" / path.relative_to(planted.CORE)
     changed.parent.mkdir(parents=True)
-    changed.write_text(BARRIER.join(parts[: i + 1]) + ";" + BARRIER.join(parts[i + 1 :]))
+    changed.write_text(
+        planted.BARRIER.join(parts[: i + 1]) + ";" + planted.BARRIER.join(parts[i + 1 :])
+    )
     # ThreadSanitizer takes minutes for thousands of reports. Only it sees a buffer that is
     # overwritten too soon, before the first barrier of a reduction.
-    sanitizers = ("races",) if cases.LEVEL > 1 or (path, i) == SITES[0] else ()
-    found = caught([tmp_path, *include], tmp_path, users(path), sanitizers)
+    sanitizers = ("races",) if cases.LEVEL > 1 or (path, i) == planted.SITES[0] else ()
+    found = planted.caught([tmp_path, *include], tmp_path, planted.users(path), sanitizers)
     print("noticed by", sorted(found))  # shown by pytest -rP
     assert found, f"nobody notices that barrier {i} of {path.name} is gone"
     assert set(sanitizers) <= found, "ThreadSanitizer does not"
@@ -606,12 +424,20 @@ def test_the_original_is_green(include, tmp_path, part):
     orders."""
     names = {n for what in faults.some(SEEDED) for n in SEEDED[what][3]}
     functions = [
-        f for f in samples.MANIFEST if f["name"] in names or f in SUMS + REDUCED + PRODUCTS + BANDS
+        f
+        for f in samples.MANIFEST
+        if f["name"] in names
+        or f in planted.SUMS + planted.REDUCED + planted.PRODUCTS + planted.BANDS
     ]
-    assert len(SITES) >= 10 and len(SUMS) >= 6 and len(REDUCED) >= 6 and len(PRODUCTS) == 2
+    assert (
+        len(planted.SITES) >= 10
+        and len(planted.SUMS) >= 6
+        and len(planted.REDUCED) >= 6
+        and len(planted.PRODUCTS) == 2
+    )
     if cases.LEVEL == 1:
         assert (
-            caught(
+            planted.caught(
                 include,
                 tmp_path,
                 selection.cover(lambda f: [selection.schedule(f)], functions),
@@ -621,4 +447,4 @@ def test_the_original_is_green(include, tmp_path, part):
             == set()
         )
     else:
-        assert caught(include, tmp_path, functions[part::PARTS], ()) == set()
+        assert planted.caught(include, tmp_path, functions[part::PARTS], ()) == set()

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests the gradient of an embedding table in both backends. It must add the rows of one index in
-row order, bit for bit; rows without a gradient must become beta times their old value."""
+"""The gradient of a table: what rows of one number give is added up in the order of the rows, to the bit, in either backend; and a table to which
+nothing is added is beta times what it was."""
 
 import checks
 import emulator
@@ -11,7 +11,7 @@ import toolkit
 from conftest import BUILD
 
 F = next(f for f in kflib.manifest()["functions"] if f["name"] == "kf_embedding_bwd_f32_i32")
-ROWS, COLS, VOCAB = 700, 12, 130  # several tiles of the sort, indices of two digits
+ROWS, COLS, VOCAB = 700, 12, 130  # several tiles of the sort, numbers of two digits
 
 
 @pytest.fixture(
@@ -62,8 +62,7 @@ def test_in_the_order_of_the_rows(backend, beta):
         want[index[row]] += dout[row]
     want = want + np.float32(beta) * old if beta else want
     assert want.tobytes() == got.tobytes()
-    # Another order must give other bits, or the test proves nothing.
-    others = dout[rng.permutation(ROWS)]
+    others = dout[rng.permutation(ROWS)]  # that another order would show
     assert not np.array_equal(
         np.add.reduce(dout[index == 1], dtype=np.float32),
         np.add.reduce(others[index == 1], dtype=np.float32),

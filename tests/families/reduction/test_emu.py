@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests reductions over an axis in C and in the emulator, beyond test_numbers.py: user-defined
-entries, and bits that depend on axis and inner only."""
+"""Reductions over an axis beyond the numbers of those that there are: entries of a user's own, and bits that depend on axis and inner
+alone, in C and in the emulation of CUDA."""
 
 import subprocess
 
@@ -36,7 +36,7 @@ SIZES = [(3, 300, 1), (1, 9000, 1), (2, 70, 9), (1, 900, 20), (2, 0, 3), (2, 3, 
 
 @pytest.fixture(scope="module", params=["cpu", "emu"])
 def built(request, include, tmp_path_factory):
-    """Returns (library, memory, spec file, functions): the entries above and some of kf's own."""
+    """(the library, an arena, the spec file, functions): those above, and some of kf's own."""
     folder = tmp_path_factory.mktemp("own")
     path, _, functions = user_ops.load(OWN + ARG_CASES.OWN, folder, activations=["none", "silu"])
     own = ("distance_{act}", "moments", *ARG_CASES.OWN_OPS)
@@ -84,8 +84,7 @@ def test_own_entries(built):
 
 
 def test_own_argreduce(built):
-    """User entries find the index of an extreme value of an expression, with the value or without
-    it."""
+    """Of an expression's values, with the value there or without."""
     lib, memory, path, functions = built
     own = [f for f in functions if f["op"] in ARG_CASES.OWN_OPS]
     assert {(f["op"], *f["dtypes"]) for f in own} == {
@@ -103,8 +102,7 @@ def test_own_argreduce(built):
     [(3, 300, 1), (1, 9000, 1), (2, 70, 9), (1, 900, 20), (40, 8, 1), (2, 1, 5), (1, 3000, 130)],
 )
 def test_the_first_of_equals(built, sizes):
-    """The index is the first of equal values, whichever lane, thread or part holds it. A NaN
-    precedes all numbers; 0 and -0 are equal."""
+    """Whichever lane, thread or part has it; a NaN is before all numbers, the first of them; 0 and -0 are equal."""
     lib, memory, _, functions = built
     for seed, draws in enumerate(
         (
@@ -133,19 +131,17 @@ def test_the_first_of_equals(built, sizes):
                 storage.to_float(got["out"], dtype)[:, None],
             )
             assert np.array_equal(value, best, equal_nan=True), (f["name"], draws)
-            # The sign of a zero is that of the selected element.
             assert (np.signbit(value) == np.signbit(best))[~np.isnan(best)].all(), (
                 f["name"],
                 draws,
-            )
+            )  # 0 or -0, whichever it was
 
 
 @pytest.mark.parametrize(
     "axis, inner", [(300, 1), (9000, 1), (9001, 1), (37, 9), (900, 20), (900, 32)]
 )
 def test_bits(built, axis, inner):
-    """A result has the same bits among many as alone, at another alignment, and from a tensor of
-    its own."""
+    """One result among many has the bits that it has alone, at another alignment, and from a tensor that is all of it."""
     lib, memory, _, functions = built
     for f in [f for f in functions if f["op"] in ("sum", "std")]:
         many = checks.Layout(lib, f, (5, axis, inner))
@@ -168,7 +164,7 @@ def test_bits(built, axis, inner):
 
 
 def test_nothing_has_no_largest(built):
-    """An empty axis has a sum but no maximum, as in PyTorch."""
+    """But a sum; as PyTorch has it."""
     lib, memory, _, functions = built
     total, largest = (
         next(f for f in functions if f["op"] == op and not f["bwd"]) for op in ("sum", "amax")
@@ -211,8 +207,9 @@ def test_threads_of_argreduce(include, tmp_path):
     """
     (tmp_path / "plans.cpp").write_text(PLANS)
     headers = [f"-I{d}" for d in (emulator.HERE / "include", emulator.HERE, *include)]
-    # The device's constants, not the emulator's.
-    flags = [f for f in emulator.flags("plain") if not f.startswith("-DKFI_")]
+    flags = [
+        f for f in emulator.flags("plain") if not f.startswith("-DKFI_")
+    ]  # as a device has them
     objects = str(emulator.runtime(tmp_path, "plain"))
     subprocess.run(
         ["g++", "-std=c++17", *headers, *flags, "plans.cpp", objects, "-o", "plans"],
@@ -274,8 +271,7 @@ def few_axes_lib():
 
 @pytest.mark.parametrize("name", FEW_AXES_NAMES)
 def test_few_axes(few_axes_lib, name):
-    """With few axes each one gets a block, with one warp per chunk. The bits must be those it has
-    among many."""
+    """Of few axes each has a block, and as many warps as it has chunks: the bits are those that it has among many."""
     (f,) = faults.named((name,), "cuda")
     check_few(few_axes_lib, f)
 
@@ -334,7 +330,7 @@ CLUSTER_SHAPES = [
 
 @pytest.mark.parametrize("name", FEW_AXES_NAMES)
 def test_columns_of_a_long_axis(few_axes_lib, name):
-    """The blocks of a cluster join their partial results within the launch."""
+    """Their parts are joined in the launch that finds them, by the blocks of a cluster."""
     (f,) = faults.named((name,), "cuda")
     check_clusters(few_axes_lib, f)
 
