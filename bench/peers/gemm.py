@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Linear layers and products of matrices, as a PyTorch user writes them."""
+"""Linear layers and matrix products as a PyTorch user writes them."""
 
 import torch
 
@@ -13,7 +13,7 @@ def _linear(t, x="x", weight="weight", bias="bias"):
 
 
 def _behind(t, x):
-    """The layer behind what was made of the inputs."""
+    """A linear layer applied to x."""
     return torch.baddbmm(t["bias"].unsqueeze(1), x, t["weight"].mT)
 
 

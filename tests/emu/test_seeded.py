@@ -322,8 +322,8 @@ SEEDED = {
     ),
     "a warp's rows left out of a bias' gradient": (
         "kf/core/matmul/sum.cuh",
-        r"line < KFI_STRIP_LINES; \+\+line",
-        "line < KFI_STRIP_LINES - 1; ++line",
+        r"line < KFI_PASS_WARPS; \+\+line",
+        "line < KFI_PASS_WARPS - 1; ++line",
         ("kf_linear_bwd_f32",),
         (),
     ),
@@ -357,8 +357,8 @@ SEEDED = {
     ),
     "a factor's values of the row before": (
         "kf/ops/act_linear.device.cuh",
-        r"kfi_strip_place\(t, 0, at,\s+row\)",
-        "kfi_strip_place(t, 0, at, row > 0 ? row - 1 : row)",
+        r"kfi_pass_offset\(t, 0, at,\s+row\)",
+        "kfi_pass_offset(t, 0, at, row > 0 ? row - 1 : row)",
         ("kf_relu_linear_f32", "kf_relu_linear_bf16"),
         (),
     ),

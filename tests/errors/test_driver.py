@@ -145,7 +145,7 @@ def test_the_record_has_something_of_everything(both):
     )  # the same for all launches of a kernel, because other threads launch it too
     for word in ("early", "cluster"):
         assert any(getattr(one, word) for one in seen) != late, word
-    for word in ("_wgmma<", "_few<"):  # products in code for sm_90a
+    for word in ("_wgmma<", "_skinny<"):  # products in code for sm_90a
         assert any(word in one.name() for one in seen) == (driver.log.architecture == 900), word
 
 
@@ -179,7 +179,7 @@ def test_kernels_without_wgmma(device):
         for f in products:
             for _, call in calls(device, f):
                 found |= {one.kernel.decode() for one in launches(device, f, call)}
-        assert any("_wgmma<" in name or "_few<" in name for name in found) == (threads == 0)
+        assert any("_wgmma<" in name or "_skinny<" in name for name in found) == (threads == 0)
 
 
 @pytest.mark.parametrize(

@@ -1,13 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// kf/core/cluster.cuh: blocks that run at the same time and reach each other's shared memory, from
-// sm_90 on.
+// kf/core/cluster.cuh: thread block clusters (sm_90 and later): rank of a block, cluster barrier.
 #ifndef KF_CORE_CLUSTER_CUH
 #define KF_CORE_CLUSTER_CUH
 
 #include "kf/core/vector.cuh"
 
 #if defined(KF_EMULATE) || (defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900)
-#define KFI_CLUSTERS 1 // the code for them is there
+#define KFI_CLUSTERS 1
 #else
 #define KFI_CLUSTERS 0
 #endif
@@ -24,7 +23,7 @@ KFI_DEVICE int kfi_cluster_rank()
     return (int)kf_emu_cluster_rank();
 #endif
 }
-// All threads of a cluster's blocks arrive and wait.
+// The cluster barrier: all threads of all blocks arrive, then wait.
 KFI_DEVICE void kfi_cluster_arrive()
 {
 #ifdef KFI_PTX

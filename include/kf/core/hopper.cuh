@@ -1,30 +1,30 @@
 // SPDX-License-Identifier: Apache-2.0
-// kf/core/hopper.cuh: the asynchronous instructions of sm_90a, one function each: mbarriers, bulk
-// copies and boxes of tensors (TMA), barriers of some threads, registers that roles give to each
-// other. wgmma.cuh has the products. An emulation has an equivalent of each. Shared memory is named
-// by addresses of 32 bits, in the window that the blocks of a cluster have in common.
+// kf/core/hopper.cuh: one function per asynchronous instruction of sm_90a: mbarriers, bulk copies,
+// TMA tensor loads and stores, named barriers, setmaxnreg, stmatrix. wgmma.cuh has the products.
+//
+// Shared memory is named by 32-bit addresses in the cluster's window. The emulation has a companion
+// of each function, which reports misuse with the caller's file and line.
 #ifndef KF_CORE_HOPPER_CUH
 #define KF_CORE_HOPPER_CUH
 
 #include "kf/core/cluster.cuh"
 
-// Whether there are such instructions: by architecture, and by its features that no later one has
-// (compute_90a). Host code cannot see it.
+// 1 in code for compute_90a, whose features no later architecture has. Host code cannot see it.
 #if defined(KF_EMULATE) || (defined(__CUDA_ARCH_FEAT_SM90_ALL) && defined(__CUDA_ARCH__))
 #define KFI_HOPPER 1
 #else
 #define KFI_HOPPER 0
 #endif
 
-// What a tensor is to TMA: cuTensorMapEncodeTiled fills it in. A kernel has it as a `const
-// __grid_constant__` parameter.
+// A tensor map, encoded by cuTensorMapEncodeTiled. Kernels take it as a `const __grid_constant__`
+// parameter.
 struct alignas(128) kfi_tensor_map {
     unsigned long long words[16];
 };
 
 #if defined(KFI_DEVICE_PASS) && KFI_HOPPER
 
-// Where an instruction was asked for, which the emulation's reports tell.
+// The caller's file and line, for the emulation's reports.
 #ifdef KFI_PTX
 #define KFI_CALLER
 #define KFI_AND_CALLER
@@ -35,7 +35,8 @@ struct alignas(128) kfi_tensor_map {
 #define KFI_PASS_CALLER , file, line
 #endif
 
-KFI_DEVICE unsigned kfi_window(const void *p KFI_AND_CALLER)
+// The 32-bit shared address of a pointer.
+KFI_DEVICE unsigned kfi_shared_address(const void *p KFI_AND_CALLER)
 {
 #ifdef KFI_PTX
     return (unsigned)__cvta_generic_to_shared(p);
@@ -43,7 +44,7 @@ KFI_DEVICE unsigned kfi_window(const void *p KFI_AND_CALLER)
     return kf_emu_window(p KFI_PASS_CALLER);
 #endif
 }
-// The same address in block `rank` of the cluster.
+// Maps a shared address to block `rank` of the cluster (mapa).
 KFI_DEVICE unsigned kfi_mapa(unsigned address, unsigned rank KFI_AND_CALLER)
 {
 #ifdef KFI_PTX
@@ -74,8 +75,8 @@ KFI_DEVICE void kfi_store_remote(unsigned to, float v0, float v1 KFI_AND_CALLER)
 #endif
 }
 
-// ---- mbarriers: 8 bytes of shared memory. A phase ends when `count` arrivals and all bytes that
-// were expected have come.
+// ---- mbarriers: 8 bytes of shared memory. A phase completes after `count` arrivals and all
+// expected bytes.
 
 KFI_DEVICE void kfi_mbar_init(unsigned bar, int count KFI_AND_CALLER)
 {
@@ -85,8 +86,9 @@ KFI_DEVICE void kfi_mbar_init(unsigned bar, int count KFI_AND_CALLER)
     kf_emu_mbar_init(bar, count KFI_PASS_CALLER);
 #endif
 }
-// After the inits, by the thread that made them: asynchronous copies and other blocks may see them.
-KFI_DEVICE void kfi_mbar_made(KFI_CALLER)
+// Makes initialised mbarriers visible to asynchronous copies and other blocks. Called by the thread
+// that initialised them.
+KFI_DEVICE void kfi_mbar_fence_init(KFI_CALLER)
 {
 #ifdef KFI_PTX
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
@@ -102,7 +104,7 @@ KFI_DEVICE void kfi_mbar_arrive(unsigned bar KFI_AND_CALLER)
     kf_emu_mbar_arrive(bar, 0 KFI_PASS_CALLER);
 #endif
 }
-// Arrives, and says that so many bytes will come.
+// Arrives and expects `bytes` more bytes.
 KFI_DEVICE void kfi_mbar_expect(unsigned bar, int bytes KFI_AND_CALLER)
 {
 #ifdef KFI_PTX
@@ -112,8 +114,8 @@ KFI_DEVICE void kfi_mbar_expect(unsigned bar, int bytes KFI_AND_CALLER)
     kf_emu_mbar_arrive(bar, bytes KFI_PASS_CALLER);
 #endif
 }
-// At another block's (kfi_mapa). Without .release.cluster, which would wait for all of the thread's
-// memory accesses.
+// Arrives at another block's mbarrier (kfi_mapa). Without .release.cluster, which would wait for
+// all of the thread's memory accesses.
 KFI_DEVICE void kfi_mbar_arrive_remote(unsigned bar KFI_AND_CALLER)
 {
 #ifdef KFI_PTX
@@ -122,8 +124,8 @@ KFI_DEVICE void kfi_mbar_arrive_remote(unsigned bar KFI_AND_CALLER)
     kf_emu_mbar_arrive(bar, 0 KFI_PASS_CALLER);
 #endif
 }
-// Whether the phase of this parity has ended: a barrier begins in phase 0, and the one before it
-// counts as ended.
+// Returns whether the phase of this parity has completed. A barrier begins in phase 0; the phase
+// before it counts as complete.
 KFI_DEVICE bool kfi_mbar_try(unsigned bar, int parity KFI_AND_CALLER)
 {
 #ifdef KFI_PTX
@@ -138,8 +140,8 @@ KFI_DEVICE bool kfi_mbar_try(unsigned bar, int parity KFI_AND_CALLER)
     return kf_emu_mbar_test(bar, parity, false KFI_PASS_CALLER);
 #endif
 }
-// Returns when it has: the emulation lets other threads run, so that nobody may loop around
-// kfi_mbar_try.
+// Waits until the phase has completed. Callers must not loop around kfi_mbar_try instead: the
+// emulation switches threads here.
 KFI_DEVICE void kfi_mbar_wait(unsigned bar, int parity KFI_AND_CALLER)
 {
 #ifdef KFI_PTX
@@ -149,8 +151,7 @@ KFI_DEVICE void kfi_mbar_wait(unsigned bar, int parity KFI_AND_CALLER)
     kf_emu_mbar_test(bar, parity, true KFI_PASS_CALLER);
 #endif
 }
-// What this thread wrote to shared memory, asynchronous copies and products that begin after it
-// see.
+// Makes this thread's writes to shared memory visible to asynchronous copies and wgmma that follow.
 KFI_DEVICE void kfi_async_fence(KFI_CALLER)
 {
 #ifdef KFI_PTX
@@ -160,9 +161,9 @@ KFI_DEVICE void kfi_async_fence(KFI_CALLER)
 #endif
 }
 
-// ---- boxes of a tensor, from these coordinates on, the innermost first. What is outside of the
-// tensor loads as zero, and is not stored. To an H200 it is an illegal instruction if the innermost
-// coordinate is no multiple of 16 bytes, or one of a store is negative.
+// ---- TMA: boxes of a tensor at coordinates, the innermost first. Elements outside the tensor load
+// as zero and are not stored; a store clips rows at 16 bytes. An H200 raises an illegal instruction
+// if the innermost coordinate is no multiple of 16 bytes, or a coordinate of a store is negative.
 
 KFI_DEVICE void kfi_tma_load(unsigned to, const kfi_tensor_map *map, unsigned bar, int x,
                              int y KFI_AND_CALLER)
@@ -190,8 +191,7 @@ KFI_DEVICE void kfi_tma_load3(unsigned to, const kfi_tensor_map *map, unsigned b
     kf_emu_tma_load(to, map, bar, at, 3, 0 KFI_PASS_CALLER);
 #endif
 }
-// What is read will be read no more, or by all blocks: which of it the L2 cache gives up first
-// (createpolicy.fractional of all of it).
+// L2 cache policies: evict first, evict last (createpolicy.fractional, fraction 1).
 #define KFI_READ_ONCE 0x12f0000000000000ull
 #define KFI_READ_OFTEN 0x14f0000000000000ull
 KFI_DEVICE void kfi_tma_load3(unsigned to, const kfi_tensor_map *map, unsigned bar, int x, int y,
@@ -209,8 +209,8 @@ KFI_DEVICE void kfi_tma_load3(unsigned to, const kfi_tensor_map *map, unsigned b
     kf_emu_tma_load(to, map, bar, at, 3, 0 KFI_PASS_CALLER);
 #endif
 }
-// To the same place in each of the cluster's blocks that `blocks` has a bit for, whose own mbarrier
-// counts the bytes.
+// Multicasts to the same address in each block of the cluster that has a bit in `blocks`. The
+// block's own mbarrier counts the bytes.
 KFI_DEVICE void kfi_tma_multicast(unsigned to, const kfi_tensor_map *map, unsigned bar, int x,
                                   int y, unsigned blocks KFI_AND_CALLER)
 {
@@ -253,7 +253,7 @@ KFI_DEVICE void kfi_tma_store3(unsigned from, const kfi_tensor_map *map, int x, 
 #endif
 }
 
-// ---- bytes: multiples of 16, as addresses are
+// ---- bulk copies: addresses and sizes are multiples of 16 bytes
 
 KFI_DEVICE void kfi_bulk_load(unsigned to, const void *from, int bytes, unsigned bar KFI_AND_CALLER)
 {
@@ -278,7 +278,7 @@ KFI_DEVICE void kfi_bulk_store(void *to, unsigned from, int bytes KFI_AND_CALLER
 #endif
 }
 
-// ---- groups of a thread's stores: those since the last commit. An empty one counts too.
+// ---- bulk groups: a thread's stores since the last commit. Empty groups count, too.
 
 KFI_DEVICE void kfi_bulk_commit(KFI_CALLER)
 {
@@ -288,8 +288,8 @@ KFI_DEVICE void kfi_bulk_commit(KFI_CALLER)
     kf_emu_bulk_commit(file, line);
 #endif
 }
-// Till all but the last `most` groups are in memory, or (read) have read shared memory, which may
-// be written again then.
+// Waits until all but the last `most` groups are in memory, or (_read) have read shared memory,
+// which may then be overwritten.
 template <int most> KFI_DEVICE void kfi_bulk_wait(KFI_CALLER)
 {
 #ifdef KFI_PTX
@@ -307,9 +307,9 @@ template <int most> KFI_DEVICE void kfi_bulk_wait_read(KFI_CALLER)
 #endif
 }
 
-// ---- threads of a block
+// ---- named barriers and registers
 
-// Barriers 1 to 15, of so many threads; who arrives does not wait. Barrier 0 is __syncthreads'.
+// Barrier `id`, 1 to 15, of `threads` threads. Arriving does not wait. Barrier 0 is __syncthreads'.
 template <int threads> KFI_DEVICE void kfi_named_sync(int id KFI_AND_CALLER)
 {
 #ifdef KFI_PTX
@@ -326,9 +326,9 @@ template <int threads> KFI_DEVICE void kfi_named_arrive(int id KFI_AND_CALLER)
     kf_emu_named(id, threads, false KFI_PASS_CALLER);
 #endif
 }
-// How many registers a thread has from now on: all threads of a warpgroup. More come when others
-// have given as many back.
-template <int count> KFI_DEVICE void kfi_fewer_registers(KFI_CALLER)
+// Sets the registers per thread (setmaxnreg), for a whole warpgroup. An increase waits until other
+// warpgroups have released enough.
+template <int count> KFI_DEVICE void kfi_setmaxnreg_dec(KFI_CALLER)
 {
 #ifdef KFI_PTX
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(count));
@@ -336,7 +336,7 @@ template <int count> KFI_DEVICE void kfi_fewer_registers(KFI_CALLER)
     kf_emu_registers(count, false, file, line);
 #endif
 }
-template <int count> KFI_DEVICE void kfi_more_registers(KFI_CALLER)
+template <int count> KFI_DEVICE void kfi_setmaxnreg_inc(KFI_CALLER)
 {
 #ifdef KFI_PTX
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(count));
@@ -345,9 +345,9 @@ template <int count> KFI_DEVICE void kfi_more_registers(KFI_CALLER)
 #endif
 }
 
-// Four matrices of 8 x 8 elements of 2 bytes to shared memory: lane l gives the address of row l %
-// 8 of matrix l / 8, and has of each matrix the elements 2 (l % 4) and 2 (l % 4) + 1 of row l / 4;
-// transposed: of column l / 4.
+// Stores four 8 x 8 matrices of 2-byte elements to shared memory (stmatrix.x4). Lane l supplies the
+// address of row l % 8 of matrix l / 8, and of each matrix elements 2 (l % 4) and the next of row
+// l / 4 (transposed: column l / 4).
 template <int transposed>
 KFI_DEVICE void kfi_stmatrix(unsigned to, const unsigned *v KFI_AND_CALLER)
 {

@@ -1,21 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
-// kf/core/mma.cuh: the instructions of sm_80 that matrix products are made of, one function each:
-// copies to shared memory behind the thread's back, matrices from shared memory to a warp's
-// registers, and the product of them. An emulation has a twin of each.
+// kf/core/mma.cuh: one function per instruction of sm_80 that matrix products use: cp.async,
+// ldmatrix, mma.sync. The emulation has a companion of each.
 #ifndef KF_CORE_MMA_CUH
 #define KF_CORE_MMA_CUH
 
 #include "kf/core/vector.cuh"
 
-// The types of what is multiplied.
+// Element types of products.
 #define KFI_OF_BF16 0
 #define KFI_OF_F16 1
 #define KFI_OF_F32 2
 #define KFI_OF_F64 3
-#define KFI_OF_TF32 4 // floats, of which a product has the first 11 bits
+#define KFI_OF_TF32 4 // float storage, rounded to 11 bits in products
 
-// Whether there are such instructions. Host code cannot see it: it has to ask the kernel how many
-// threads it may have (KFI_GEMM_BOUNDS).
+// 1 in code for sm_80 and later. Host code cannot see it: it reads the kernel's launch bound
+// (KFI_GEMM_BOUNDS).
 #if defined(KF_EMULATE) || (defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800)
 #define KFI_MMA 1
 #else
@@ -24,13 +23,13 @@
 
 #ifdef KFI_DEVICE_PASS
 
-// 4, 8 or 16 bytes, the first `read` of which are read and the rest zero. They have arrived when
-// kfi_fetch_wait says so of the commit behind them. 16 bytes pass the L1 cache by. Before sm_80
-// they have arrived at once; `read` is a multiple of 4 there.
-template <int bytes> KFI_DEVICE void kfi_fetch_some(void *shared, const void *global, int read)
+// Copies 4, 8 or 16 bytes to shared memory asynchronously: the first `read` bytes, then zeros.
+// kfi_fetch_commit and kfi_fetch_wait order them. 16-byte copies bypass L1. Before sm_80 the copy
+// is synchronous and `read` must be a multiple of 4.
+template <int bytes> KFI_DEVICE void kfi_cp_async(void *shared, const void *global, int read)
 {
     static_assert(bytes == 4 || bytes == 8 || bytes == 16,
-                  "kf: a copy behind the thread's back is of 4, 8 or 16 bytes");
+                  "kf: an asynchronous copy has 4, 8 or 16 bytes");
 #if defined(KFI_PTX) && KFI_MMA
     const unsigned to = (unsigned)__cvta_generic_to_shared(shared);
     if (bytes == 16)
@@ -52,10 +51,10 @@ template <int bytes> KFI_DEVICE void kfi_fetch_some(void *shared, const void *gl
 
 #if KFI_MMA
 
-// Four matrices of 8 x 8 elements of 2 bytes. Lane l gives the address of row l % 8 of matrix l /
-// 8, and gets of each matrix the elements 2 (l % 4) and 2 (l % 4) + 1 of row l / 4; transposed: of
-// column l / 4.
-template <int transposed> KFI_DEVICE void kfi_matrices(unsigned *v, const void *shared)
+// Loads four 8 x 8 matrices of 2-byte elements (ldmatrix.x4). Lane l supplies the address of row l
+// % 8 of matrix l / 8, and receives of each matrix elements 2 (l % 4) and the next of row l / 4
+// (transposed: column l / 4).
+template <int transposed> KFI_DEVICE void kfi_ldmatrix(unsigned *v, const void *shared)
 {
 #ifdef KFI_PTX
     const unsigned from = (unsigned)__cvta_generic_to_shared(shared);
@@ -74,10 +73,10 @@ template <int transposed> KFI_DEVICE void kfi_matrices(unsigned *v, const void *
 #endif
 }
 
-// d += a . b of a 16 x 16 and a 16 x 8 matrix. Of lane l, with g = l / 4 and t = 2 (l % 4): d has
-// row g, columns t and t + 1, then row g + 8; a the same rows' elements t and t + 1 of the depth,
-// then (a[2], a[3]) those 8 further on; b column g's likewise.
-template <int type> KFI_DEVICE void kfi_multiply(float *d, const unsigned *a, const unsigned *b)
+// d += a . b, 16 x 16 times 16 x 8 (mma.sync). With g = l / 4 and t = 2 (l % 4) lane l holds: in d
+// row g, columns t and t + 1, then row g + 8; in a the same rows' elements t and t + 1 of K, then
+// (a[2], a[3]) t + 8 and t + 9; in b the same of column g.
+template <int type> KFI_DEVICE void kfi_mma(float *d, const unsigned *a, const unsigned *b)
 {
 #ifdef KFI_PTX
     if (type == KFI_OF_BF16)

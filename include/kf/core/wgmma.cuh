@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// kf/core/wgmma.cuh: products of a warpgroup (sm_90a): 64 rows, n columns, 16 of the depth, of
-// elements of 2 bytes, or 8 of floats, added up in float. The right operand is in shared memory,
-// and the left one too or in registers; they are read and the sums written behind the threads'
-// backs.
+// kf/core/wgmma.cuh: warpgroup products (wgmma, sm_90a): 64 x n x 16 of 2-byte elements, or 64 x
+// 128 x 8 of tf32, with float accumulators. B is in shared memory, A in shared memory or registers.
+//
+// wgmma is asynchronous: operands and accumulators must not be touched between the first product
+// and kfi_wgmma_wait. Called by all 128 threads of a warpgroup.
 #ifndef KF_CORE_WGMMA_CUH
 #define KF_CORE_WGMMA_CUH
 
@@ -11,18 +12,17 @@
 
 #if defined(KFI_DEVICE_PASS) && KFI_HOPPER
 
-// Where an operand lies, in lines of 128 bytes whose chunks of 16 are swizzled, as TMA leaves them;
-// the first one at a multiple of 1,024 bytes. Along the depth: 8 lines are `step` bytes from the
-// next 8, `lead` is of no account. Along rows or columns: 64 of them are `lead` bytes from the next
-// 64, and 8 lines, of the depth, are `step` from the next 8. (PTX ISA, "Shared Memory Matrix
-// Layout".)
-KFI_DEVICE unsigned long long kfi_wgmma_operand(unsigned at, unsigned lead, unsigned step)
+// Builds the matrix descriptor of an operand in rows of 128 bytes with 128-byte swizzle, aligned to
+// 1,024 bytes. K-contiguous: `step` bytes between groups of 8 rows; `lead` is ignored. Transposed:
+// `lead` bytes between groups of 64 rows or columns, `step` between groups of 8 of K. (PTX ISA,
+// "Shared Memory Matrix Layout".)
+KFI_DEVICE unsigned long long kfi_wgmma_descriptor(unsigned at, unsigned lead, unsigned step)
 {
     return (unsigned long long)((at & 0x3ffff) >> 4) | (unsigned long long)(lead >> 4) << 16 |
            (unsigned long long)(step >> 4) << 32 | 1ull << 62;
 }
 
-// Before the first product, and where registers were written that one reads or adds to.
+// Required before the first product, and after writing registers that a product reads or adds to.
 KFI_DEVICE void kfi_wgmma_fence(KFI_CALLER)
 {
 #ifdef KFI_PTX
@@ -39,7 +39,7 @@ KFI_DEVICE void kfi_wgmma_commit(KFI_CALLER)
     kf_emu_wgmma_commit(file, line);
 #endif
 }
-// Till all but the last `most` commits are done.
+// Waits until all but the last `most` committed groups are done.
 template <int most> KFI_DEVICE void kfi_wgmma_wait(KFI_CALLER)
 {
 #ifdef KFI_PTX
@@ -48,8 +48,8 @@ template <int most> KFI_DEVICE void kfi_wgmma_wait(KFI_CALLER)
     kf_emu_wgmma_wait(most, file, line);
 #endif
 }
-// After the wait, of every sum: its value is not known before, and no use of it moves up.
-KFI_DEVICE void kfi_wgmma_sum(float &v)
+// Makes an accumulator opaque after the wait, so that the compiler moves no use of it up.
+KFI_DEVICE void kfi_wgmma_opaque(float &v)
 {
 #ifdef KFI_PTX
     asm volatile("" : "+f"(v)::"memory");
@@ -58,10 +58,10 @@ KFI_DEVICE void kfi_wgmma_sum(float &v)
 #endif
 }
 
-// d = a . b, or (add) d + a . b. Of thread t, d has row 16 (t / 32) + t % 32 / 4, columns 8 j + 2
-// (t % 4) and the next, in d[4 j] and d[4 j + 1]; in d[4 j + 2] and d[4 j + 3] those of the row 8
-// further on. Operands are as kfi_wgmma_operand says; transposed_a, transposed_b: they lie along
-// rows, or columns. a in registers: as kfi_multiply's, for each warp 16 of the rows.
+// d = a . b, or (add) d + a . b. Thread t holds row 16 (t / 32) + t % 32 / 4, columns 8 j + 2 (t %
+// 4) and the next, in d[4 j] and d[4 j + 1], and those of row + 8 in d[4 j + 2] and d[4 j + 3]. a,
+// b: descriptors; transposed_a, transposed_b: not K-contiguous. a in registers: fragments as
+// kfi_mma's, 16 rows per warp.
 #ifdef KFI_PTX
 #define KFI_D8(i)                                                                                  \
     "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]),    \
@@ -81,8 +81,7 @@ KFI_DEVICE void kfi_wgmma_sum(float &v)
     "%112, "                                                                                       \
     "%113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
 
-// Statements of PTX differ in the numbers of their operands: one for each width, with p the product
-// and its types.
+// PTX statements differ in their operand numbers: one per width; p: the types.
 #define KFI_WGMMA_SHARED_16(p)                                                                     \
     asm volatile("{\n\t.reg .pred add;\n\tsetp.ne.b32 add, %10, "                                  \
                  "0;\n\twgmma.mma_async.sync.aligned.m64n16k16.f32." p " {%0, %1, %2, "            \
@@ -161,9 +160,9 @@ KFI_DEVICE void kfi_wgmma(float *d, unsigned long long a, unsigned long long b,
                           int add KFI_AND_CALLER)
 {
     static_assert(n == 16 || n == 64 || n == 96 || n == 128 || n == 192 || n == 256,
-                  "kf: a product of a warpgroup is 16, 64, 96, 128, 192 or 256 wide");
+                  "kf: a warpgroup product has 16, 64, 96, 128, 192 or 256 columns");
     static_assert(type != KFI_OF_TF32 || (n == 128 && !transposed_a && !transposed_b),
-                  "kf: tf32 lies along the depth, in 128 columns");
+                  "kf: tf32 operands are K-contiguous and have 128 columns");
 #ifdef KFI_PTX
     constexpr bool bf16 = type == KFI_OF_BF16;
     constexpr bool f16 = type == KFI_OF_F16;
@@ -192,7 +191,7 @@ KFI_DEVICE void kfi_wgmma_registers(float *d, const unsigned *a, unsigned long l
                                     int add KFI_AND_CALLER)
 {
     static_assert(n == 64 || n == 128 || n == 192 || n == 256,
-                  "kf: a product of a warpgroup is 64, 128, 192 or 256 wide");
+                  "kf: a warpgroup product with A in registers has 64, 128, 192 or 256 columns");
 #ifdef KFI_PTX
     constexpr bool bf16 = type == KFI_OF_BF16;
     if constexpr (n == 64 && bf16) KFI_WGMMA_REGISTERS_64("bf16.bf16");
@@ -208,7 +207,7 @@ KFI_DEVICE void kfi_wgmma_registers(float *d, const unsigned *a, unsigned long l
                  add KFI_PASS_CALLER);
 #endif
 }
-// To the nearest number of 11 bits, as the bits of a float.
+// Rounds to the nearest tf32 (11 bits); returns the bits of a float.
 KFI_DEVICE unsigned kfi_tf32(float x)
 {
 #ifdef KFI_PTX
@@ -219,9 +218,9 @@ KFI_DEVICE unsigned kfi_tf32(float x)
     return kf_emu_tf32(x);
 #endif
 }
-// Of such numbers, 8 of the depth: d = a . b, or (add) d + a . b, 128 columns. Thread t has in a[0]
-// row 16 (t / 32) + t % 32 / 4, number t % 4 of the depth, in a[1] the row 8 further on, in a[2]
-// and a[3] number t % 4 + 4 of both. b lies along the depth.
+// tf32, 64 x 128 x 8: d = a . b, or (add) d + a . b. Thread t holds in a[0] row 16 (t / 32) + t %
+// 32 / 4, element t % 4 of K, in a[1] row + 8, in a[2] and a[3] element t % 4 + 4 of both. b is
+// K-contiguous.
 KFI_DEVICE void kfi_wgmma_tf32(float *d, const unsigned *a, unsigned long long b,
                                int add KFI_AND_CALLER)
 {

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The family `gemm`: shapes [batch, rows, cols, depth], and what its functions should give, by kfgen's product_oracle."""
+"""The matmul family: shapes [batch, rows, cols, depth], and what its functions should give, by kfgen's product_oracle."""
 
 import functools
 

@@ -82,7 +82,7 @@ struct launch {
     ending *e;
     kfi_gemm *g;
     kfi_gemm_sizes sizes;
-    kfi_gemm_side a, b;
+    kfi_gemm_matrix a, b;
     kf_i64 a_matrices[2], b_matrices[2], splits;
     int share_bits;
 };
@@ -102,11 +102,11 @@ static bool run_pipelined(launch c, kf_result_t *result)
         kernel = KFI_ADDRESS(halves_product<type, layout, products>);
     else
         kernel = KFI_ADDRESS(ring_product<type, layout, products>);
-    *result =
-        kfi_launch(&NAME, kernel, dim3(1 + below(3)),
-                   kfi_policy(tf32x3 ? tile : KFI_TILE_WGMMA_128x128_PINGPONG).threads,
-                   tf32x3 ? tf32x3_args : args, nullptr, false,
-                   tf32x3 ? kfi_halves_shared() : kfi_ring_shared(KFI_TILE_WGMMA_128x128_PINGPONG));
+    *result = kfi_launch(&NAME, kernel, dim3(1 + below(3)),
+                         kfi_policy(tf32x3 ? tile : KFI_TILE_WGMMA_128x128_PINGPONG).threads,
+                         tf32x3 ? tf32x3_args : args, nullptr, false,
+                         tf32x3 ? kfi_3xtf32_shared_bytes()
+                                : kfi_pipeline_shared_bytes(KFI_TILE_WGMMA_128x128_PINGPONG));
     return true;
 }
 template <int type, int layout, int products>
@@ -114,21 +114,21 @@ static bool run_skinny(const launch &c, kf_result_t *result)
 {
     kfi_gemm_maps maps;
     void *args[] = {c.e, c.g, &maps};
-    const int wide = kfi_few_wide(c.sizes), stages = 2 + below(3);
+    const int wide = kfi_skinny_n(c.sizes), stages = 2 + below(3);
     if (!kfi_gemm_map(&maps, c.sizes, type, layout, 1, c.a, c.a_matrices, c.b, c.b_matrices,
-                      kfi_few_lines(c.sizes), 64))
+                      kfi_skinny_box_rows(c.sizes), 64))
         return false;
     maps.share_bits = c.share_bits;
-    while (maps.share_bits > 0 && c.sizes.depth <= KFI_RING_DEPTH << (maps.share_bits + 1))
+    while (maps.share_bits > 0 && c.sizes.depth <= KFI_PIPELINE_K << (maps.share_bits + 1))
         --maps.share_bits;
     maps.stages = stages;
-    maps.left_bytes = kfi_few_left_bytes(c.sizes, layout);
+    maps.a_bytes = kfi_skinny_a_bytes(c.sizes, layout);
     const void *const kernel = wide == 16 ? KFI_ADDRESS(few_product<type, layout, products, 16>)
                                           : KFI_ADDRESS(few_product<type, layout, products, 64>);
     *result = kfi_launch(&NAME, kernel,
                          dim3((unsigned)(c.g->tiles.d * c.sizes.matrices) << maps.share_bits),
                          kfi_policy(KFI_TILE_WGMMA_SKINNY).threads, args, nullptr, false,
-                         kfi_few_shared(wide, layout, stages), 1u << maps.share_bits);
+                         kfi_skinny_shared_bytes(wide, layout, stages), 1u << maps.share_bits);
     return true;
 }
 template <int type, int tile, int layout, int products, int how>
@@ -150,8 +150,8 @@ static bool run(launch c, kf_result_t *result)
     void *args[] = {c.e, c.g};
     if (*result == KF_SUCCESS && c.splits > 1)
         *result = kfi_launch(&NAME, KFI_ADDRESS(joint<type, products>),
-                             kfi_gemm_joint(c.g, c.sizes, vector_of(type)), KFI_JOIN_THREADS, args,
-                             nullptr);
+                             kfi_gemm_reduce_grid(c.g, c.sizes, vector_of(type)),
+                             KFI_REDUCE_SPLITS_THREADS, args, nullptr);
     return true;
 }
 
@@ -168,8 +168,8 @@ template <class T> struct tensors {
 };
 template <class T> static tensors<T> tensors_of(const tested &k, const problem &p)
 {
-    const bool whole = k.how == KFI_WHOLE;
-    // KFI_ANY kernels may get factors in the workspace, which are aligned.
+    const bool whole = k.how == KFI_CP_ASYNC;
+    // KFI_VIA_REGISTERS kernels may get factors in the workspace, which are aligned.
     const bool whole_a = whole || below(3) == 0, whole_b = whole || below(3) == 0;
     matrix<T> a(k.transposed_a() ? p.depth : p.rows, k.transposed_a() ? p.rows : p.depth,
                 p.matrices, whole_a);
@@ -284,12 +284,11 @@ template <int type> static bool passes(const tested &k, const problem &p)
     const kfi_gemm_sizes sizes = {p.rows,     p.cols,
                                   p.depth,    p.matrices,
                                   k.products, (int)sizeof(stored),
-                                  true,       k.how == KFI_WHOLE,
+                                  true,       k.how == KFI_CP_ASYNC,
                                   false};
-    const bool pipelined =
-        k.tile == KFI_TILE_WGMMA_128x128_PINGPONG || k.tile == KFI_TILE_WGMMA_TF32;
-    const int stage = pipelined                         ? kfi_policy(k.tile).stage_k
-                      : k.tile == KFI_TILE_WGMMA_3XTF32 ? KFI_HALVES_DEPTH
+    const bool pipelined = k.tile == KFI_TILE_WGMMA_128x128_PINGPONG || k.tile == KFI_TILE_WGMMA_TF32;
+    const int stage = pipelined                              ? kfi_policy(k.tile).stage_k
+                      : k.tile == KFI_TILE_WGMMA_3XTF32 ? KFI_3XTF32_K
                                                         : kfi_policy(k.tile).stage_k;
     kfi_gemm_choice choice = {k.tile, k.how, 1, p.depth};
     if (p.splits > 1 && p.depth > stage && k.tile != KFI_TILE_WGMMA_SKINNY) {
@@ -346,51 +345,51 @@ static int kernels_of(char mode, const tested **kernels)
 #define CHOOSE(letter, table)                                                                      \
     if (mode == letter) return *kernels = table, (int)(sizeof table / sizeof *table)
 #if ONLY < 0 || ONLY == 0
-    static const tested any[] = {LAYOUTS(KFI_OF_F16, KFI_TILE_MMA_128x128, 1, KFI_WHOLE),
-                                 LAYOUTS(KFI_OF_BF16, KFI_TILE_MMA_64x64, 1, KFI_WHOLE),
-                                 LAYOUTS(KFI_OF_BF16, KFI_TILE_MMA_128x128, 1, KFI_ANY),
-                                 LAYOUTS(KFI_OF_F16, KFI_TILE_MMA_64x64, 1, KFI_ANY),
-                                 LAYOUTS(KFI_OF_BF16, KFI_TILE_MMA_128x128, 2, KFI_WHOLE),
-                                 LAYOUTS(KFI_OF_F16, KFI_TILE_MMA_64x64, 2, KFI_ANY),
-                                 LAYOUTS(KFI_OF_F32, KFI_TILE_SIMT_128x128, 1, KFI_WHOLE),
-                                 LAYOUTS(KFI_OF_F32, KFI_TILE_SIMT_128x128, 1, KFI_ANY),
-                                 LAYOUTS(KFI_OF_F32, KFI_TILE_SIMT_64x64, 2, KFI_ANY),
-                                 LAYOUTS(KFI_OF_F64, KFI_TILE_SIMT_64x64, 1, KFI_WHOLE),
-                                 LAYOUTS(KFI_OF_F64, KFI_TILE_SIMT_64x64, 1, KFI_ANY),
-                                 LAYOUTS(KFI_OF_BF16, KFI_TILE_SIMT_64x64, 1, KFI_ANY),
-                                 LAYOUTS(KFI_OF_F16, KFI_TILE_SIMT_64x64, 1, KFI_ANY)};
+    static const tested any[] = {LAYOUTS(KFI_OF_F16, KFI_TILE_MMA_128x128, 1, KFI_CP_ASYNC),
+                                 LAYOUTS(KFI_OF_BF16, KFI_TILE_MMA_64x64, 1, KFI_CP_ASYNC),
+                                 LAYOUTS(KFI_OF_BF16, KFI_TILE_MMA_128x128, 1, KFI_VIA_REGISTERS),
+                                 LAYOUTS(KFI_OF_F16, KFI_TILE_MMA_64x64, 1, KFI_VIA_REGISTERS),
+                                 LAYOUTS(KFI_OF_BF16, KFI_TILE_MMA_128x128, 2, KFI_CP_ASYNC),
+                                 LAYOUTS(KFI_OF_F16, KFI_TILE_MMA_64x64, 2, KFI_VIA_REGISTERS),
+                                 LAYOUTS(KFI_OF_F32, KFI_TILE_SIMT_128x128, 1, KFI_CP_ASYNC),
+                                 LAYOUTS(KFI_OF_F32, KFI_TILE_SIMT_128x128, 1, KFI_VIA_REGISTERS),
+                                 LAYOUTS(KFI_OF_F32, KFI_TILE_SIMT_64x64, 2, KFI_VIA_REGISTERS),
+                                 LAYOUTS(KFI_OF_F64, KFI_TILE_SIMT_64x64, 1, KFI_CP_ASYNC),
+                                 LAYOUTS(KFI_OF_F64, KFI_TILE_SIMT_64x64, 1, KFI_VIA_REGISTERS),
+                                 LAYOUTS(KFI_OF_BF16, KFI_TILE_SIMT_64x64, 1, KFI_VIA_REGISTERS),
+                                 LAYOUTS(KFI_OF_F16, KFI_TILE_SIMT_64x64, 1, KFI_VIA_REGISTERS)};
     CHOOSE('\0', any);
 #endif
 #if ONLY < 0 || ONLY == 'r' // wgmma
     static const tested wgmma[] = {
-        LAYOUTS(KFI_OF_BF16, KFI_TILE_WGMMA_128x128_PINGPONG, 1, KFI_WHOLE),
-        LAYOUTS(KFI_OF_F16, KFI_TILE_WGMMA_128x128_PINGPONG, 1, KFI_WHOLE),
-        LAYOUTS(KFI_OF_BF16, KFI_TILE_WGMMA_128x128_PINGPONG, 2, KFI_WHOLE)};
+        LAYOUTS(KFI_OF_BF16, KFI_TILE_WGMMA_128x128_PINGPONG, 1, KFI_CP_ASYNC),
+        LAYOUTS(KFI_OF_F16, KFI_TILE_WGMMA_128x128_PINGPONG, 1, KFI_CP_ASYNC),
+        LAYOUTS(KFI_OF_BF16, KFI_TILE_WGMMA_128x128_PINGPONG, 2, KFI_CP_ASYNC)};
     CHOOSE('r', wgmma);
 #endif
 #if ONLY < 0 || ONLY == 'f' // wgmma, skinny M
-    static const tested skinny[] = {TESTED(KFI_OF_BF16, KFI_TILE_WGMMA_SKINNY, 0, 1, KFI_WHOLE),
-                                    TESTED(KFI_OF_BF16, KFI_TILE_WGMMA_SKINNY, 1, 1, KFI_WHOLE),
-                                    TESTED(KFI_OF_F16, KFI_TILE_WGMMA_SKINNY, 0, 1, KFI_WHOLE),
-                                    TESTED(KFI_OF_F16, KFI_TILE_WGMMA_SKINNY, 1, 1, KFI_WHOLE),
-                                    TESTED(KFI_OF_BF16, KFI_TILE_WGMMA_SKINNY, 0, 2, KFI_WHOLE),
-                                    TESTED(KFI_OF_BF16, KFI_TILE_WGMMA_SKINNY, 1, 2, KFI_WHOLE),
-                                    TESTED(KFI_OF_BF16, KFI_TILE_WGMMA_SKINNY, 2, 1, KFI_WHOLE),
-                                    TESTED(KFI_OF_F16, KFI_TILE_WGMMA_SKINNY, 3, 1, KFI_WHOLE)};
+    static const tested skinny[] = {TESTED(KFI_OF_BF16, KFI_TILE_WGMMA_SKINNY, 0, 1, KFI_CP_ASYNC),
+                                    TESTED(KFI_OF_BF16, KFI_TILE_WGMMA_SKINNY, 1, 1, KFI_CP_ASYNC),
+                                    TESTED(KFI_OF_F16, KFI_TILE_WGMMA_SKINNY, 0, 1, KFI_CP_ASYNC),
+                                    TESTED(KFI_OF_F16, KFI_TILE_WGMMA_SKINNY, 1, 1, KFI_CP_ASYNC),
+                                    TESTED(KFI_OF_BF16, KFI_TILE_WGMMA_SKINNY, 0, 2, KFI_CP_ASYNC),
+                                    TESTED(KFI_OF_BF16, KFI_TILE_WGMMA_SKINNY, 1, 2, KFI_CP_ASYNC),
+                                    TESTED(KFI_OF_BF16, KFI_TILE_WGMMA_SKINNY, 2, 1, KFI_CP_ASYNC),
+                                    TESTED(KFI_OF_F16, KFI_TILE_WGMMA_SKINNY, 3, 1, KFI_CP_ASYNC)};
     CHOOSE('f', skinny);
 #endif
 #if ONLY < 0 || ONLY == 'h' // 3xTF32 by wgmma
-    static const tested tf32x3[] = {LAYOUTS(KFI_OF_F32, KFI_TILE_WGMMA_3XTF32, 1, KFI_WHOLE),
-                                    LAYOUTS(KFI_OF_F32, KFI_TILE_WGMMA_3XTF32, 2, KFI_WHOLE)};
+    static const tested tf32x3[] = {LAYOUTS(KFI_OF_F32, KFI_TILE_WGMMA_3XTF32, 1, KFI_CP_ASYNC),
+                                    LAYOUTS(KFI_OF_F32, KFI_TILE_WGMMA_3XTF32, 2, KFI_CP_ASYNC)};
     CHOOSE('h', tf32x3);
 #endif
 #if ONLY < 0 || ONLY == 't' // TF32 by wgmma
-    static const tested tf32[] = {TESTED(KFI_OF_TF32, KFI_TILE_WGMMA_TF32, 0, 1, KFI_WHOLE),
-                                  TESTED(KFI_OF_TF32, KFI_TILE_WGMMA_3XTF32, 1, 1, KFI_WHOLE),
-                                  TESTED(KFI_OF_TF32, KFI_TILE_WGMMA_3XTF32, 2, 1, KFI_WHOLE),
-                                  TESTED(KFI_OF_TF32, KFI_TILE_WGMMA_3XTF32, 3, 1, KFI_WHOLE),
-                                  TESTED(KFI_OF_TF32, KFI_TILE_WGMMA_TF32, 0, 2, KFI_WHOLE),
-                                  TESTED(KFI_OF_TF32, KFI_TILE_WGMMA_3XTF32, 2, 2, KFI_WHOLE)};
+    static const tested tf32[] = {TESTED(KFI_OF_TF32, KFI_TILE_WGMMA_TF32, 0, 1, KFI_CP_ASYNC),
+                                  TESTED(KFI_OF_TF32, KFI_TILE_WGMMA_3XTF32, 1, 1, KFI_CP_ASYNC),
+                                  TESTED(KFI_OF_TF32, KFI_TILE_WGMMA_3XTF32, 2, 1, KFI_CP_ASYNC),
+                                  TESTED(KFI_OF_TF32, KFI_TILE_WGMMA_3XTF32, 3, 1, KFI_CP_ASYNC),
+                                  TESTED(KFI_OF_TF32, KFI_TILE_WGMMA_TF32, 0, 2, KFI_CP_ASYNC),
+                                  TESTED(KFI_OF_TF32, KFI_TILE_WGMMA_3XTF32, 2, 2, KFI_CP_ASYNC)};
     CHOOSE('t', tf32);
 #endif
     return 0;

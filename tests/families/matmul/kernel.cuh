@@ -60,36 +60,36 @@ KFI_DEVICE void finish(const typename kfi_real<kfi_of_real(type)>::type (*acc)[v
 #endif
 
 template <int type, int tile, int layout, int products, int how>
-KFI_KERNEL void KFI_GEMM_BOUNDS(tile) product(kfi_gemm_side a, kfi_gemm_side b, kf_i64 a_matrix,
+KFI_KERNEL void KFI_GEMM_BOUNDS(tile) product(kfi_gemm_matrix a, kfi_gemm_matrix b, kf_i64 a_matrix,
                                               kf_i64 b_matrix, ending e, kfi_gemm g)
 {
 #ifdef KFI_DEVICE_PASS
     typedef typename kfi_real<kfi_of_real(type)>::type real;
     constexpr int vec = vector_of(type), size = sizeof(real);
     kfi_begin();
-    const kfi_gemm_at at = kfi_gemm_locate<tile, products>(g);
+    const kfi_gemm_tile at = kfi_gemm_locate<tile, products>(g);
     a.p[0] = (const char *)a.p[0] + at.matrix * a_matrix * kfi_of_bytes(type);
     for (int p = 0; p < products; ++p)
         b.p[p] = (const char *)b.p[p] + at.matrix * b_matrix * kfi_of_bytes(type);
-    real sums[kfi_tile_sums(tile)];
+    real sums[kfi_tile_accumulators(tile)];
 #pragma unroll
-    for (int i = 0; i < kfi_tile_sums(tile); ++i) sums[i] = 0;
+    for (int i = 0; i < kfi_tile_accumulators(tile); ++i) sums[i] = 0;
     kfi_gemm_add<type, tile, layout, products, how>(sums, a, b, at, g);
     if (g.splits > 1) {
-        kfi_gemm_leave<tile, size, layout, products, vec>(sums, at, g);
+        kfi_gemm_store_partial<tile, size, layout, products, vec>(sums, at, g);
         return;
     }
 #pragma unroll 1
     for (int number = 0; number < kfi_warp_rows(tile) / 16; ++number) {
-        kfi_gemm_put<tile, size, layout>(sums, number);
+        kfi_gemm_store_fragment<tile, size, layout>(sums, number);
 #pragma unroll 1
         for (int turn = 0; turn < kfi_gemm_vectors<tile, products, vec>(); ++turn) {
             kfi_gemm_cell cell;
-            if (!kfi_gemm_find<tile, products, vec>(&cell, number, turn, at, g)) continue;
+            if (!kfi_gemm_lookup<tile, products, vec>(&cell, number, turn, at, g)) continue;
             alignas(16) real acc[products][vec];
 #pragma unroll
             for (int p = 0; p < products; ++p)
-                kfi_gemm_take<tile, size, products, vec>(acc[p], cell, p);
+                kfi_gemm_load_fragment<tile, size, products, vec>(acc[p], cell, p);
             finish<type, products>(acc, cell, at.matrix, e);
         }
         __syncwarp();
@@ -98,7 +98,7 @@ KFI_KERNEL void KFI_GEMM_BOUNDS(tile) product(kfi_gemm_side a, kfi_gemm_side b, 
 }
 
 template <int type, int layout, int products>
-KFI_KERNEL void KFI_RING_BOUNDS(KFI_TILE_WGMMA_128x128_PINGPONG)
+KFI_KERNEL void KFI_PIPELINE_BOUNDS(KFI_TILE_WGMMA_128x128_PINGPONG)
     ring_product(ending e, kfi_gemm g, const __grid_constant__ kfi_gemm_maps maps)
 {
 #if defined(KFI_DEVICE_PASS) && KFI_HOPPER
@@ -106,29 +106,29 @@ KFI_KERNEL void KFI_RING_BOUNDS(KFI_TILE_WGMMA_128x128_PINGPONG)
                       type == KFI_OF_TF32 ? KFI_TILE_WGMMA_TF32 : KFI_TILE_WGMMA_128x128_PINGPONG,
                   vec = vector_of(type);
     kfi_begin();
-    kfi_ring ring = kfi_ring_begin<tile>();
-    if (ring.group == 0) return kfi_ring_produce<tile, layout, products>(&ring, g, maps);
-    kfi_ring_consume<tile, products>(&ring, g, maps);
-    kfi_gemm_at at;
-    while (kfi_ring_next<tile, products>(&ring, &at, g, maps)) {
+    kfi_pipeline ring = kfi_pipeline_init<tile>();
+    if (ring.group == 0) return kfi_pipeline_produce<tile, layout, products>(&ring, g, maps);
+    kfi_pipeline_start_consumer<tile, products>(&ring, g, maps);
+    kfi_gemm_tile at;
+    while (kfi_pipeline_next_tile<tile, products>(&ring, &at, g, maps)) {
         float sums[kfi_policy(tile).rows / 64][kfi_policy(tile).cols / 2];
-        kfi_ring_multiply<type, tile, layout>(sums, &ring);
+        kfi_pipeline_mainloop<type, tile, layout>(sums, &ring);
         if (g.splits > 1) {
-            kfi_ring_leave<tile, products>(sums, at, g);
+            kfi_pipeline_store_partial<tile, products>(sums, at, g);
             continue;
         }
 #pragma unroll 1
-        for (int slab = 0; slab < kfi_ring_slabs(tile); ++slab) {
-            float put[KFI_RING_OWN];
-            kfi_ring_put<tile, products>(put, sums, slab);
+        for (int slab = 0; slab < kfi_pipeline_slabs(tile); ++slab) {
+            float put[KFI_PIPELINE_PER_THREAD];
+            kfi_pipeline_store_fragment<tile, products>(put, sums, slab);
 #pragma unroll
-            for (int vector = 0; vector < kfi_ring_vectors<products, vec>(); ++vector) {
+            for (int vector = 0; vector < kfi_pipeline_vectors<products, vec>(); ++vector) {
                 kfi_gemm_cell cell;
-                if (!kfi_ring_find<tile, products, vec>(&cell, slab, vector, at, g)) continue;
+                if (!kfi_pipeline_lookup<tile, products, vec>(&cell, slab, vector, at, g)) continue;
                 alignas(16) float acc[products][vec];
 #pragma unroll
                 for (int p = 0; p < products; ++p)
-                    kfi_ring_take<products, vec>(acc[p], put, vector, p);
+                    kfi_pipeline_load_fragment<products, vec>(acc[p], put, vector, p);
                 finish<type, products>(acc, cell, at.matrix, e);
             }
         }
@@ -138,25 +138,26 @@ KFI_KERNEL void KFI_RING_BOUNDS(KFI_TILE_WGMMA_128x128_PINGPONG)
 
 // Of up to `wide` rows.
 template <int type, int layout, int products, int wide>
-KFI_KERNEL void KFI_FEW_BOUNDS few_product(ending e, kfi_gemm g,
-                                           const __grid_constant__ kfi_gemm_maps maps)
+KFI_KERNEL void KFI_SKINNY_BOUNDS few_product(ending e, kfi_gemm g,
+                                              const __grid_constant__ kfi_gemm_maps maps)
 {
 #if defined(KFI_DEVICE_PASS) && KFI_HOPPER
-    const kfi_gemm_at at =
+    const kfi_gemm_tile at =
         kfi_gemm_locate<KFI_TILE_WGMMA_SKINNY, products>(g, blockIdx.x >> maps.share_bits);
-    const kfi_few own = kfi_few_begin<wide, layout, products>(at, maps);
-    if (threadIdx.x >= KFI_FEW_MULTIPLY)
-        return kfi_few_produce<wide, layout, products>(own, at, maps);
+    const kfi_skinny own = kfi_skinny_init<wide, layout, products>(at, maps);
+    if (threadIdx.x >= KFI_SKINNY_CONSUMERS)
+        return kfi_skinny_produce<wide, layout, products>(own, at, maps);
     float sums[wide / 2];
-    kfi_few_multiply<type, wide, layout>(sums, own, maps);
-    kfi_few_send<wide, products>(sums, own, maps);
+    kfi_skinny_mainloop<type, wide, layout>(sums, own, maps);
+    kfi_skinny_store_partial<wide, products>(sums, own, maps);
     kfi_gemm_cell cell;
 #pragma unroll 1
-    for (int vector = 0; kfi_few_find<wide>(&cell, vector, own, at, g); ++vector) {
+    for (int vector = 0; kfi_skinny_lookup<wide>(&cell, vector, own, at, g); ++vector) {
         if (cell.left <= 0) continue;
         alignas(16) float acc[products][8];
 #pragma unroll
-        for (int p = 0; p < products; ++p) kfi_few_take<wide>(acc[p], own, cell, p, maps);
+        for (int p = 0; p < products; ++p)
+            kfi_skinny_load_fragment<wide>(acc[p], own, cell, p, maps);
         finish<type, products>(acc, cell, at.matrix, e);
     }
 #endif
@@ -164,43 +165,45 @@ KFI_KERNEL void KFI_FEW_BOUNDS few_product(ending e, kfi_gemm g,
 
 // Of floats, by wgmma.
 template <int type, int layout, int products>
-KFI_KERNEL void KFI_HALVES_BOUNDS halves_product(kfi_gemm_side a, kfi_gemm_side b, kf_i64 a_matrix,
-                                                 kf_i64 b_matrix, ending e, kfi_gemm g,
+KFI_KERNEL void KFI_3XTF32_BOUNDS halves_product(kfi_gemm_matrix a, kfi_gemm_matrix b,
+                                                 kf_i64 a_matrix, kf_i64 b_matrix, ending e,
+                                                 kfi_gemm g,
                                                  const __grid_constant__ kfi_gemm_maps maps)
 {
 #if defined(KFI_DEVICE_PASS) && KFI_HOPPER
     constexpr int parts = type == KFI_OF_TF32 ? 1 : 2;
     kfi_begin();
-    kfi_halves own = kfi_halves_begin<parts>();
-    if (own.group == 3) return kfi_halves_load<layout, products, parts>(&own, g, maps);
-    if (own.group == 2) return kfi_halves_split<layout, products, parts>(&own, g, maps);
-    kfi_more_registers<kfi_policy(KFI_TILE_WGMMA_3XTF32).consumer_registers>();
-    kfi_gemm_at at;
+    kfi_3xtf32 own = kfi_3xtf32_init<parts>();
+    if (own.group == 3) return kfi_3xtf32_produce<layout, products, parts>(&own, g, maps);
+    if (own.group == 2) return kfi_3xtf32_split_b<layout, products, parts>(&own, g, maps);
+    kfi_setmaxnreg_inc<kfi_policy(KFI_TILE_WGMMA_3XTF32).consumer_registers>();
+    kfi_gemm_tile at;
     int count;
-    while (kfi_halves_next<products>(&own, &at, &count, g, maps)) {
-        kfi_gemm_side of_a = a, of_b = b;
+    while (kfi_3xtf32_next_tile<products>(&own, &at, &count, g, maps)) {
+        kfi_gemm_matrix of_a = a, of_b = b;
         for (int i = 0; i < 2; ++i) {
             of_a.p[i] = (const float *)a.p[i] + at.matrix * a_matrix;
             of_b.p[i] = (const float *)b.p[i] + at.matrix * b_matrix;
         }
-        float sums[KFI_HALVES_SUMS];
-        kfi_halves_multiply<layout, parts>(sums, &own, count);
+        float sums[KFI_3XTF32_ACCUMULATORS];
+        kfi_3xtf32_mainloop<layout, parts>(sums, &own, count);
 #pragma unroll 1
-        for (int slab = 0; slab < kfi_halves_slabs(); ++slab) {
-            kfi_halves_put<layout, products>(sums, own, slab);
+        for (int slab = 0; slab < kfi_3xtf32_slabs(); ++slab) {
+            kfi_3xtf32_store_fragment<layout, products>(sums, own, slab);
 #pragma unroll 1
-            for (int vector = 0; vector < kfi_halves_vectors(products); ++vector) {
+            for (int vector = 0; vector < kfi_3xtf32_vectors(products); ++vector) {
                 kfi_gemm_cell cell;
-                kfi_halves_find<products>(&cell, slab, vector, at, g);
+                kfi_3xtf32_lookup<products>(&cell, slab, vector, at, g);
                 if (cell.left <= 0) continue;
                 alignas(16) float acc[products][4];
                 for (int p = 0; p < products; ++p)
-                    kfi_halves_take<layout, products, parts>(acc[p], own, cell, p, of_a, of_b, at,
-                                                             maps.terms);
+                    kfi_3xtf32_load_fragment<layout, products, parts>(acc[p], own, cell, p, of_a,
+                                                                      of_b, at, maps.terms);
                 if (g.splits > 1)
                     for (int p = 0; p < products; ++p)
-                        kfi_store<16>(
-                            kfi_gemm_part<4, products, 4>(cell, at.matrix, at.split, p, g), acc[p]);
+                        kfi_store<16>(kfi_gemm_partial_address<4, products, 4>(cell, at.matrix,
+                                                                               at.split, p, g),
+                                      acc[p]);
                 else
                     finish<KFI_OF_F32, products>(acc, cell, at.matrix, e);
             }
@@ -211,7 +214,7 @@ KFI_KERNEL void KFI_HALVES_BOUNDS halves_product(kfi_gemm_side a, kfi_gemm_side 
 }
 
 template <int type, int products>
-KFI_KERNEL void KFI_BOUNDS(KFI_JOIN_THREADS) joint(ending e, kfi_gemm g)
+KFI_KERNEL void KFI_BOUNDS(KFI_REDUCE_SPLITS_THREADS) joint(ending e, kfi_gemm g)
 {
 #ifdef KFI_DEVICE_PASS
     typedef typename kfi_real<kfi_of_real(type)>::type real;
@@ -219,11 +222,11 @@ KFI_KERNEL void KFI_BOUNDS(KFI_JOIN_THREADS) joint(ending e, kfi_gemm g)
     kfi_begin();
     kfi_gemm_cell cell;
     kf_i64 matrix;
-    if (!kfi_gemm_find_joint<vec>(&cell, &matrix, g)) return;
+    if (!kfi_gemm_lookup_reduced<vec>(&cell, &matrix, g)) return;
     alignas(16) real acc[products][vec];
 #pragma unroll
     for (int p = 0; p < products; ++p)
-        kfi_gemm_join<size, products, vec>(acc[p], cell, matrix, p, g);
+        kfi_gemm_reduce_partials<size, products, vec>(acc[p], cell, matrix, p, g);
     finish<type, products>(acc, cell, matrix, e);
 #endif
 }

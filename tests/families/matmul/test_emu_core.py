@@ -19,8 +19,8 @@ MMA, LOAD, SIMT, TILE = (f"kf/core/matmul/{name}.cuh" for name in ("mma", "load"
 WAIT, BARRIER = r"kfi_fetch_wait<stages - 2>\(\);( // %s)", r"__syncthreads\(\);( *// %s)"
 # file, pattern, replacement
 SEEDED = {
-    "a stage is read before it has come": (MMA, WAIT % "of all stages", r"\1"),
-    "a stage is filled while it is read": (MMA, BARRIER % "and nobody", r"\1"),
+    "a stage is read before it has come": (MMA, WAIT % "all stages", r"\1"),
+    "a stage is filled while it is read": (MMA, BARRIER % "for all", r"\1"),
     "another lane's rows of a matrix": (
         MMA,
         r"step \* 2 \+ lane / 16;",
@@ -42,14 +42,14 @@ SEEDED = {
     "a load of what is behind a line": (LOAD, r" && \(off \|\| left == 8\)", ""),
     "an element behind the depth": (LOAD, r"own >= 2 \? w\[i\]", "own >= 1 ? w[i]"),
     "a stage of numbers is read before it has come": (SIMT, WAIT % "this stage", r"\1"),
-    "a stage of numbers is filled while it is read": (SIMT, BARRIER % "to all", r"\1"),
+    "a stage of numbers is filled while it is read": (SIMT, BARRIER % "for all", r"\1"),
     "a warp's rows are overwritten": (TILE, r"    __syncwarp\(\);\n}\n// Vectors", "}\n// Vectors"),
     "the last split left out": (
         TILE,
         r"split < g\.splits; \+\+split",
         "split + 1 < g.splits; ++split",
     ),
-    "the last band of tiles": (TILE, r"g\.row_tiles - first < KFI_TILES_DOWN \?", "false ?"),
+    "the last band of tiles": (TILE, r"g\.row_tiles - first < KFI_RASTER_ROWS \?", "false ?"),
 }
 # Cases: each kernel once. ThreadSanitizer takes half a millisecond per thread.
 RUNS = {"plain": "64", "asan": "64", "tsan": "4"}

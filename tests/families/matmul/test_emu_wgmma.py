@@ -40,27 +40,31 @@ SEEDED_WGMMA = {
     ),
     "fewer bytes than come": (
         RING,
-        r"kfi_mbar_expect\(bar, kfi_ring_stage\(tile\)\)",
-        "kfi_mbar_expect(bar, kfi_ring_a(tile))",
+        r"kfi_mbar_expect\(bar, kfi_pipeline_stage_bytes\(tile\)\)",
+        "kfi_mbar_expect(bar, kfi_pipeline_a_bytes(tile))",
     ),
     "no fence before a product": (RING, r"kfi_wgmma_fence\(\);", ""),
     "sums before they are there": (RING, r"kfi_wgmma_wait<0>\(\);", "kfi_wgmma_wait<1>();"),
     "the first product adds to what was there": (RING, r"!first \|\| q > 0", "true"),
-    "mbarriers that copies do not see": (RING, r"kfi_mbar_made\(\);", ""),
+    "mbarriers that copies do not see": (RING, r"kfi_mbar_fence_init\(\);", ""),
     "two arrivals where one comes": (RING, r"kfi_policy\(tile\)\.cooperative \? 2 : 1\);", "2);"),
     "more registers than there are": (
         RING,
-        r"kfi_more_registers<kfi_policy\(tile\)\.consumer_registers>",
-        "kfi_more_registers<256>",
+        r"kfi_setmaxnreg_inc<kfi_policy\(tile\)\.consumer_registers>",
+        "kfi_setmaxnreg_inc<256>",
     ),
-    "the other tile is not gone through": (RING, r"kfi_ring_go<tile>\(r, r->other\);", ""),
+    "the other tile is not gone through": (
+        RING,
+        r"kfi_pipeline_advance<tile>\(r, r->next_count\);",
+        "",
+    ),
     "the next row of A": (RING, r"a, bar, depth, at\.row, of_a", "a, bar, depth, at.row + 1, of_a"),
     "rows 64 further on are the first ones": (RING, r"a \+ \(m \* 8192 \+", "a + (0 * m +"),
     "another quarter of a stage": (RING, r"b \+ q \* step_b / 16", "b + (q ^ 1) * step_b / 16"),
     "the first matrix in all of them": (
         RING,
-        r"\(int\)at\.matrix \* maps\.turns_a",
-        "0 * maps.turns_a",
+        r"\(int\)at\.matrix \* maps\.batched_a",
+        "0 * maps.batched_a",
     ),
     "the first split's depth in all of them": (RING, r"at\.begin \+ \(i - term", "(i - term"),
     "partial sums of the first split alone": (
@@ -100,8 +104,8 @@ SEEDED_SKINNY = {
     ),
     "fewer bytes of few rows than come": (
         FEW,
-        r"kfi_few_right\(\) \+ maps\.left_bytes",
-        "kfi_few_right()",
+        r"kfi_skinny_b_bytes\(\) \+ maps\.a_bytes",
+        "kfi_skinny_b_bytes()",
     ),
     "no fence before a product of few rows": (FEW, r"kfi_wgmma_fence\(\);", ""),
     "sums of few rows before they are there": (
@@ -110,7 +114,7 @@ SEEDED_SKINNY = {
         "kfi_wgmma_wait<1>();",
     ),
     "the first product of few rows adds": (FEW, r"i > 0 \|\| q > 0", "true"),
-    "mbarriers of few rows that copies do not see": (FEW, r"kfi_mbar_made\(\);", ""),
+    "mbarriers of few rows that copies do not see": (FEW, r"kfi_mbar_fence_init\(\);", ""),
     "blocks that need not be there": (
         FEW,
         r"if \(bits > 0\) kfi_cluster_wait\(\); // all",
@@ -123,7 +127,7 @@ SEEDED_SKINNY = {
     ),
     "sums of other warps before they have come": (
         FEW,
-        r"kfi_named_sync<KFI_FEW_MULTIPLY>\(1\);",
+        r"kfi_named_sync<KFI_SKINNY_CONSUMERS>\(1\);",
         "",
     ),
     "the last block's sums left out": (
@@ -138,8 +142,8 @@ SEEDED_SKINNY = {
     ),
     "the first block's depth in all of them": (
         FEW,
-        r"\(f\.begin \+ i\) \* KFI_RING_DEPTH;",
-        "i * KFI_RING_DEPTH;",
+        r"\(f\.begin \+ i\) \* KFI_PIPELINE_K;",
+        "i * KFI_PIPELINE_K;",
     ),
     "the last stage of a block's depth": (
         FEW,
@@ -154,8 +158,8 @@ SEEDED_SKINNY = {
     "the second product's weights": (FEW, r"maps\.b \+ p, bar, depth", "maps.b, bar, depth"),
     "the first matrix of few rows in all of them": (
         FEW,
-        r"\(int\)at\.matrix \* maps\.turns_b",
-        "0 * maps.turns_b",
+        r"\(int\)at\.matrix \* maps\.batched_b",
+        "0 * maps.batched_b",
     ),
     "another quarter of a stage of few rows": (
         FEW,
@@ -219,7 +223,7 @@ SEEDED_3XTF32 = {
     ),
     "rows of another order than the left factor's": (
         HALVES,
-        r"kfi_halves_row<layout>\(0\) \* KFI",
+        r"kfi_3xtf32_fragment_row<layout>\(0\) \* KFI",
         "threadIdx.x % 32 / 4 * KFI",
     ),
     "a box of columns is written while it is read": (
@@ -240,11 +244,11 @@ SEEDED_3XTF32 = {
         r"left\[cell\.row \* row_step",
         "left[(cell.row ^ 1) * row_step",
     ),
-    "a warp's floats are overwritten": (HALVES, r"    __syncwarp\(\);\n}\n// left", "}\n// left"),
+    "a warp's floats are overwritten": (HALVES, r"    __syncwarp\(\);\n}\n// Finds", "}\n// Finds"),
     "the first matrix of floats in all of them": (
         HALVES,
-        r"\(int\)at\.matrix \* maps\.turns_a",
-        "0 * maps.turns_a",
+        r"\(int\)at\.matrix \* maps\.batched_a",
+        "0 * maps.batched_a",
     ),
 }
 SEEDED_TF32 = {
@@ -256,7 +260,7 @@ SEEDED_TF32 = {
     "the depth of a stage of 2-byte elements": (
         RING,
         r"kfi_policy\(tile\)\.stage_k, maps\)",
-        "KFI_RING_DEPTH, maps)",
+        "KFI_PIPELINE_K, maps)",
     ),
     "the first four columns of eight twice": (
         RING,
@@ -349,7 +353,7 @@ def test_launchers(lib, f):
         checks.run(lib, memory, f, (1, 70, 24, 72), "special")
         emu.set(gemm_sms=132)  # too many SMs for 128x128 tiles: forwards use 64x64
         checks.run(lib, memory, f, (2, 130, 72, 136))
-        assert not [name for name in emu.missing() if "_wgmma<" in name or "_few<" in name]
+        assert not [name for name in emu.missing() if "_wgmma<" in name or "_skinny<" in name]
     finally:
         emu.set(hopper=0, gemm_sms=1)
 
@@ -435,8 +439,8 @@ SEEDED_LAST = {
     ),
     "a tile's parts in one place": (
         SUM,
-        r"\(kf_i64\)at\.place \* \(KFI",
-        "0 * (kf_i64)at.place * (KFI",
+        r"\(kf_i64\)at\.partial_index \* \(KFI",
+        "0 * (kf_i64)at.partial_index * (KFI",
     ),
     "a shared tile's whole depth in each part": (TILE, r"at\.split \+ 1 == splits \?", "true ?"),
     "a tile that is alone ends with a part": (
@@ -446,13 +450,13 @@ SEEDED_LAST = {
     ),
     "the first tile for the last one": (
         TILE,
-        r"g\.alone \+ at\.place - turn \* shared",
-        "at.place - turn * shared",
+        r"g\.whole_tiles \+ at\.partial_index - turn \* shared",
+        "at.partial_index - turn * shared",
     ),
     "one block fewer": (
         PICK,
-        r"c\.alone \+ \(tiles - c\.alone\) \* c\.splits",
-        "c.alone + (tiles - c.alone) * c.splits - 1",
+        r"c\.whole_tiles \+ \(tiles - c\.whole_tiles\) \* c\.splits",
+        "c.whole_tiles + (tiles - c.whole_tiles) * c.splits - 1",
     ),
 }
 

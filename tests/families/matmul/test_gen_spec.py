@@ -127,7 +127,7 @@ def test_what_it_makes(tmp_path):
         "dbias = sum over rows of dacc + beta * dbias",
     ]
     assert [(s.word, len(s.reads), len(s.makes)) for s in backward.seams] == [
-        ("slopes", 2, 2),
+        ("dacc", 2, 2),
         ("inputs", 1, 1),
     ]
     assert {s.name: s.dtype.word for s in backward.outputs} == {

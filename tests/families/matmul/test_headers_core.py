@@ -13,7 +13,7 @@ import toolkit
 from compilers import NVCC, passes, write
 
 INCLUDE = [kflib.ROOT / "include", kflib.ROOT / "tests/families/matmul"]
-SIGNATURE = "(kfi_gemm_side, kfi_gemm_side, kf_i64, kf_i64, ending, kfi_gemm)"
+SIGNATURE = "(kfi_gemm_matrix, kfi_gemm_matrix, kf_i64, kf_i64, ending, kfi_gemm)"
 BF16, F32, F64 = 0, 2, 3
 MMA_128x128, MMA_64x64, SIMT_128x128, SIMT_64x64 = range(4)
 # type, tile, layout, products, how

@@ -11,10 +11,10 @@
 // One thread makes `count` mbarriers for one arrival each, from byte `at` on.
 KFI_DEVICE unsigned open_bars(char *memory, int at, int count, int arrivals = 1)
 {
-    const unsigned bar = kfi_window(memory) + at;
+    const unsigned bar = kfi_shared_address(memory) + at;
     if (threadIdx.x == 0) {
         for (int i = 0; i < count; ++i) kfi_mbar_init(bar + 8 * i, arrivals);
-        kfi_mbar_made();
+        kfi_mbar_fence_init();
     }
     __syncthreads();
     return bar;
@@ -26,7 +26,7 @@ KFI_KERNEL void bulk(const float *in, float *out, int bytes)
 {
 #if KFI_HOPPER
     char *const memory = kfi_dynamic();
-    const unsigned at = kfi_window(memory), bar = open_bars(memory, 16384, 1);
+    const unsigned at = kfi_shared_address(memory), bar = open_bars(memory, 16384, 1);
     if (threadIdx.x == 0) {
         kfi_mbar_expect(bar, bytes);
         kfi_bulk_load(at, in, bytes, bar);
@@ -49,7 +49,7 @@ KFI_KERNEL void box(MAP from, MAP to, const int *where, int bytes, int deep, uns
 {
 #if KFI_HOPPER
     char *const memory = kfi_dynamic();
-    const unsigned at = kfi_window(memory), bar = open_bars(memory, 16384, 1);
+    const unsigned at = kfi_shared_address(memory), bar = open_bars(memory, 16384, 1);
     if (threadIdx.x == 0) {
         kfi_mbar_expect(bar, bytes);
         if (deep)
@@ -81,7 +81,7 @@ KFI_KERNEL void product(MAP a, MAP b, const unsigned short *plain, float *d, int
 {
 #if KFI_HOPPER
     char *const memory = kfi_dynamic();
-    const unsigned of_a = kfi_window(memory), of_b = of_a + 8192,
+    const unsigned of_a = kfi_shared_address(memory), of_b = of_a + 8192,
                    bar = open_bars(memory, 8192 + n * 128, 1);
     const int t = (int)threadIdx.x, row = t / 32 * 16 + t % 32 / 4, col = t % 4 * 2;
     if (t == 0) {
@@ -108,11 +108,11 @@ KFI_KERNEL void product(MAP a, MAP b, const unsigned short *plain, float *d, int
 #pragma unroll
     for (int q = 0; q < 4; ++q) {
         const unsigned long long left = transposed_a
-                                            ? kfi_wgmma_operand(of_a + q * 2048, 8192, 1024)
-                                            : kfi_wgmma_operand(of_a + q * 32, 0, 1024),
+                                            ? kfi_wgmma_descriptor(of_a + q * 2048, 8192, 1024)
+                                            : kfi_wgmma_descriptor(of_a + q * 32, 0, 1024),
                                  right = transposed_b
-                                             ? kfi_wgmma_operand(of_b + q * 2048, 8192, 1024)
-                                             : kfi_wgmma_operand(of_b + q * 32, 0, 1024);
+                                             ? kfi_wgmma_descriptor(of_b + q * 2048, 8192, 1024)
+                                             : kfi_wgmma_descriptor(of_b + q * 32, 0, 1024);
         if (registers)
             kfi_wgmma_registers<n, type, transposed_b>(sums, own[q], right, add || q > 0);
         else
@@ -124,7 +124,7 @@ KFI_KERNEL void product(MAP a, MAP b, const unsigned short *plain, float *d, int
     kfi_wgmma_wait<0>();
 #pragma unroll
     for (int i = 0; i < n / 2; ++i) {
-        kfi_wgmma_sum(sums[i]);
+        kfi_wgmma_opaque(sums[i]);
         d[(row + i / 2 % 2 * 8) * n + i / 4 * 8 + col + i % 2] = sums[i];
     }
 #endif
@@ -139,8 +139,8 @@ template <int in, int back> KFI_KERNEL void matrices(const unsigned short *from,
     for (int i = lane; i < 256; i += 32) ((unsigned short *)memory)[i] = from[i];
     __syncwarp();
     unsigned v[4];
-    kfi_matrices<in>(v, memory + lane * 16);
-    kfi_stmatrix<back>(kfi_window(memory) + 1024 + lane * 16, v);
+    kfi_ldmatrix<in>(v, memory + lane * 16);
+    kfi_stmatrix<back>(kfi_shared_address(memory) + 1024 + lane * 16, v);
     __syncwarp();
     for (int i = lane; i < 256; i += 32) to[i] = ((const unsigned short *)memory)[512 + i];
 #endif
@@ -151,12 +151,12 @@ KFI_KERNEL void cluster(MAP map, float *out, int blocks)
 {
 #if KFI_HOPPER
     char *const memory = kfi_dynamic();
-    const unsigned at = kfi_window(memory), bar = at + 16384, came = bar + 8;
+    const unsigned at = kfi_shared_address(memory), bar = at + 16384, came = bar + 8;
     const int rank = kfi_cluster_rank();
     if (threadIdx.x == 0) {
         kfi_mbar_init(bar, blocks);
         kfi_mbar_init(came, 1);
-        kfi_mbar_made();
+        kfi_mbar_fence_init();
         kfi_mbar_expect(came, 1024 * blocks);
     }
     kfi_cluster_arrive();
@@ -189,18 +189,18 @@ KFI_KERNEL void KFI_BOUNDS(384, 1) roles(const unsigned *in, unsigned *out, int 
 {
 #if KFI_HOPPER
     char *const memory = kfi_dynamic();
-    const unsigned at = kfi_window(memory), full = at + 4096, empty = full + 16;
+    const unsigned at = kfi_shared_address(memory), full = at + 4096, empty = full + 16;
     const int group = (int)threadIdx.x / 128, t = (int)threadIdx.x % 128;
     if (threadIdx.x == 0) {
         for (int i = 0; i < 2; ++i) {
             kfi_mbar_init(full + 8 * i, 1);
             kfi_mbar_init(empty + 8 * i, 128);
         }
-        kfi_mbar_made();
+        kfi_mbar_fence_init();
     }
     __syncthreads();
     if (group == 0) {
-        kfi_fewer_registers<24>();
+        kfi_setmaxnreg_dec<24>();
         for (int i = 0; t == 0 && i < count; ++i) {
             kfi_mbar_wait(empty + 8 * (i % 2), (i / 2 + 1) % 2);
             kfi_mbar_expect(full + 8 * (i % 2), 1024);
@@ -208,7 +208,7 @@ KFI_KERNEL void KFI_BOUNDS(384, 1) roles(const unsigned *in, unsigned *out, int 
         }
         return;
     }
-    kfi_more_registers<240>();
+    kfi_setmaxnreg_inc<240>();
     unsigned sum = 0;
     if (group == 2) kfi_named_arrive<256>(1); // the first turn is the other's
     for (int i = group - 1; i < count; i += 2) {
@@ -250,19 +250,19 @@ enum {
 KFI_KERNEL void misuse(MAP map, float *out, int how)
 {
     char *const memory = kfi_dynamic();
-    const unsigned at = kfi_window(memory), bar = at + 16384;
+    const unsigned at = kfi_shared_address(memory), bar = at + 16384;
     const int t = (int)threadIdx.x;
     if (t == 0) {
         kfi_mbar_init(bar, 1);
-        if (how != NOT_MADE) kfi_mbar_made();
+        if (how != NOT_MADE) kfi_mbar_fence_init();
     }
     __syncthreads();
     if (how == NO_WGMMA_FENCE || how == SUMS_TOO_SOON || how == NOT_WAITED ||
         how == STAGE_TOO_SOON) {
         float sums[32] = {};
         if (how != NO_WGMMA_FENCE) kfi_wgmma_fence();
-        kfi_wgmma<64, KFI_OF_BF16>(sums, kfi_wgmma_operand(at, 0, 1024),
-                                   kfi_wgmma_operand(at, 0, 1024), 1);
+        kfi_wgmma<64, KFI_OF_BF16>(sums, kfi_wgmma_descriptor(at, 0, 1024),
+                                   kfi_wgmma_descriptor(at, 0, 1024), 1);
         kfi_wgmma_commit();
         if (how == NOT_WAITED) return;
         if (how == SUMS_TOO_SOON) sums[0] = 1;
@@ -274,7 +274,7 @@ KFI_KERNEL void misuse(MAP map, float *out, int how)
         kfi_wgmma_wait<0>();
         out[t] = sums[0];
     }
-    if (how == NO_REGISTERS) kfi_more_registers<256>();
+    if (how == NO_REGISTERS) kfi_setmaxnreg_inc<256>();
     if (t > 0) return;
     if (how == LEFT_LOAD || how == TOO_FEW_BYTES || how == NOT_MADE) {
         kfi_mbar_expect(bar, how == TOO_FEW_BYTES ? 32 : 64);

@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The family `gemm` in C: its seams as functions over some elements of a row, one for each activation and what is computed in; the product itself is
-core/matmul/matmul.h's, for all ops."""
+"""The C schedule of the matmul family.
+
+Seams are functions over some elements of a row, one per activation and compute type. The product is
+core/matmul/matmul.h's, for all ops.
+"""
 
 import functools
 from dataclasses import dataclass
@@ -18,13 +21,13 @@ ACTIVATIONS = ("act", "act_bwd")
 
 @dataclass
 class Function:
-    """A seam with an activation, as it is printed."""
+    """A seam with an activation, ready to print."""
 
     name: str
-    builtin: bool  # whether it is there with kf's own activations
+    builtin: bool  # kf's own headers have it
     ctype: str
-    inputs: list  # (place among what the seam reads, name)
-    results: list  # (place among what it makes, name, text)
+    inputs: list  # (index among the seam's inputs, name)
+    results: list  # (index among its outputs, name, expression)
     lines: list
     scalars: list  # (name, place)
     keeps: bool
@@ -36,7 +39,7 @@ class MatmulC(C):
         return self.k.flavour
 
     def calls(self, seam):
-        """Whether it calls the activation: it is a function for each of them then."""
+        """Returns whether a seam calls the activation; it has one function per activation then."""
         graph = self.k.graph
         return any(
             graph.nodes[i].op in ACTIVATIONS
@@ -50,7 +53,7 @@ class MatmulC(C):
 
     @functools.cached_property
     def functions(self):
-        """All of them, for the activations that the kernel has."""
+        """All functions of the kernel's seams and activations."""
         found = []
         for seam in self.k.seams:
             if not self.calls(seam):
@@ -64,10 +67,10 @@ class MatmulC(C):
         return found
 
     def _has_by(self, seam, act):
-        return seam.word == "slopes" and self.k.by(act)
+        return seam.word == "dacc" and self.k.by(act)
 
     def _graph(self, act, by):
-        """With the activation's gradient where that does not read its argument, or is by the result."""
+        """The graph, with the activation's gradient inlined if it reads dy alone or the result."""
         if by:
             return self.k.graph_by(act)
         if not self.k.bwd or bwd_reads_x(act):
@@ -120,15 +123,15 @@ class MatmulC(C):
             KEEP in read,
         )
 
-    # ---- the run function ----------------------------------------------------------------------------------------
+    # ---- the run function
 
     @property
     def chosen(self):
-        """The seams whose function a launcher hands over."""
+        """Seams whose function a launcher passes."""
         return [seam for seam in self.k.seams if self.calls(seam)]
 
     def value(self, v):
-        """As core/matmul/seam.h reads it: a tensor by its number, `a` the first; a product, or its gradient, 0 or 1."""
+        """A value's code (core/matmul/seam.h): letters for tensors; 0 or 1 for a product or dacc."""
         named = {p.name: str(i) for i, p in enumerate(self.k.products)}
         name = getattr(v, "name", v)
         at = {s.name: i for i, s in enumerate(self.k.ins + self.k.outs)}
@@ -139,7 +142,7 @@ class MatmulC(C):
 
     @property
     def shapes(self):
-        """The extents of each argument behind the batch: r rows, c columns, w twice as many, d depth."""
+        """Extents of the arguments behind the batch: r rows, c cols, w 2 * cols, d depth."""
         letters = {"rows": "r", "cols": "c", "2 * cols": "w", "depth": "d"}
         return " ".join(
             "".join(letters[extent] for extent in self.k.shape(s)[1:])
@@ -147,17 +150,17 @@ class MatmulC(C):
         )
 
     def number(self, name):
-        """Of a tensor; -1: there is none."""
+        """Index of a tensor; -1: none."""
         return next((i for i, s in enumerate(self.k.ins + self.k.outs) if s.name == name), -1)
 
     @property
     def factor(self):
-        """The number of the tensor that the left factor is, or that it is made of and lies as."""
+        """Index of the left factor, or of an operand that `load` makes it of."""
         return self.number(next(s.name for s in self.k.operands if s.kind == "left"))
 
     @property
     def passes_on(self):
-        """How the run function is told whether the result's gradient is that of the product."""
+        """C expression: whether dout is dacc of the product."""
         return (
             "kfi_passes_on" if self.k.has_act and self.k.passed else str(int(bool(self.k.passed)))
         )
@@ -211,7 +214,7 @@ class MatmulC(C):
 
     @property
     def vectors(self):
-        """How many the seams of slopes and of inputs make."""
+        """The number of vectors that the seams dacc and inputs make."""
         return [sum(s.kind == kind for s in self.k.outs) for kind in ("row", "depth")]
 
     @property
@@ -220,10 +223,11 @@ class MatmulC(C):
         type_ = f"kfi_gemm_{k.dtype.word}()"
         if not k.bwd:
             return f"kfi_gemm_forward_bytes({type_}, batch, rows, cols, depth, {len(k.products)})"
-        return f"kfi_gemm_backward_bytes({type_}, batch, rows, cols, depth, {len(k.products)}, {self.vectors[0]}, {self.vectors[1]})"
+        counts = ", ".join(map(str, [len(k.products), *self.vectors]))
+        return f"kfi_gemm_backward_bytes({type_}, batch, rows, cols, depth, {counts})"
 
     def listing(self, act):
-        """What is computed, in order, for a reader."""
+        """The computation in order, for readers."""
         found = []
         for seam in self.k.seams:
             f = self._function(seam, act, False)

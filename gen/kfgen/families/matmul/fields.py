@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an entry of the family `gemm` may say beside what all entries may: its products, what its left factor is made of, which tensors lie in one."""
+"""Fields of the matmul family: products, load, accumulates, joined."""
 
 import ast
 
@@ -11,11 +11,11 @@ JOINED = {
     "right": "two_rights",
     "row": "two_rows",
     "elem": "two_elems",
-}  # what two tensors of a kind are that lie in one
+}  # kinds of arguments that join two tensors
 
 
 def read(f, op, names):
-    """{field: value} of an entry; names: that nothing in it may have."""
+    """Reads {field: value} of an entry. names: reserved names."""
     found = {
         "products": f.get("products", dict, {}, what='{ acc = "x * weight" }'),
         "load": f.get("load", dict, {}, what='{ value = "act(x)" }'),
@@ -39,7 +39,7 @@ def read(f, op, names):
 
 
 def _check_joined(f, op, joined, taken, names):
-    """That tensors which lie in one are two of a kind, and of what is said of it."""
+    """Checks that each `joined` names exactly two tensors of the same kind."""
     operands = {o.name: o for o in op.operands}
     for name, members in joined.items():
         if (
@@ -72,7 +72,7 @@ def _check_joined(f, op, joined, taken, names):
 
 
 def products(op):
-    """(the name of the left factor, {product: the weight that it is a product with})."""
+    """Returns (name of the left factor, {product: its weight})."""
     lefts = [*op.own["load"], *(o.name for o in op.operands if o.kind == "left")]
     rights = [o.name for o in op.operands if o.kind == "right"]
     texts = op.own["products"] or {ACC: f"{lefts[0]} * {rights[0]}"}

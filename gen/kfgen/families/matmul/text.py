@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What functions of the family `gemm` compute, in words: the formulas of a contract, and statements of NumPy and torch."""
+"""Formulas of the matmul family: for contracts, and as NumPy and torch statements."""
 
 from kfgen.language.formulas import LIBRARIES, Printer, inlined
 from kfgen.language.primitives import KEEP
@@ -21,17 +21,17 @@ def _forward(k):
 
 
 def _added(k, s):
-    """What is there already; to each of two tensors in one nothing is added, but to that."""
+    """The text that adds beta times the stored value; only whole arguments accumulate."""
     return f" + beta * {s.name}" if k.accumulated(s) and k.tensor_of(s.name) == s.name else ""
 
 
 def formulas(k, by=False):
-    """As _formulas has them, for readers, who know no names of the generated code."""
+    """The formulas for readers, without names of generated code."""
     return [line.replace(DOT, "dot") for line in _formulas(k, by)]
 
 
 def _formulas(k, by):
-    """One line per value, in the expression language; a . b is the product of two matrices, ^T the other way round."""
+    """One line per value, in the expression language; a . b is a matrix product, ^T a transpose."""
     before = [
         f"{', '.join(halves)} = halves({s.name})"
         for s in k.inputs
@@ -62,19 +62,19 @@ def _formulas(k, by):
         )
     graph, roots = k.graph_by() if by else (k.graph, k.roots)
     left, right = k.form
-    slopes = roots[len(k.outs) : -1]
+    dacc = roots[len(k.outs) : -1]
     elements, inner = (
         [i for i, s in enumerate(k.outs) if s.kind in kinds]
         for kinds in (("elem", "row"), ("left", "depth"))
     )
-    named = {root: f"d{p.name}" for root, p in zip(slopes, k.products) if graph.nodes[root].args}
-    found, texts = contract.write(graph, [*slopes, *(roots[i] for i in elements)], named)
-    slope_of, text_of = texts[: len(slopes)], dict(zip(elements, texts[len(slopes) :]))
+    named = {root: f"d{p.name}" for root, p in zip(dacc, k.products) if graph.nodes[root].args}
+    found, texts = contract.write(graph, [*dacc, *(roots[i] for i in elements)], named)
+    dacc_of, text_of = texts[: len(dacc)], dict(zip(elements, texts[len(dacc) :]))
     dot = " + ".join(
         f"{d} . {_turned(p.weight.name, right == 'n')}"
         if left == "n"
         else f"{_turned(p.weight.name, right == 't')} . {d}^T"
-        for d, p in zip(slope_of, k.products)
+        for d, p in zip(dacc_of, k.products)
     )
     own, texts = contract.write(graph, [roots[i] for i in inner], letter="u")
     plain = all(graph.nodes[roots[i]].value == DOT for i in inner)
@@ -82,7 +82,7 @@ def _formulas(k, by):
     found += load if plain else [*load, f"{DOT} = {dot}", *own]
     for i, s in enumerate(k.outs):
         if s.kind == "right":
-            d = next(d for d, p in zip(slope_of, k.products) if p.weight.name == s.of)
+            d = next(d for d, p in zip(dacc_of, k.products) if p.weight.name == s.of)
             text = (
                 f"{d}^T . {_turned(k.factor, left == 't')}"
                 if right == "t"
@@ -95,7 +95,7 @@ def _formulas(k, by):
 
 
 def _set(k, s, text):
-    """The statement that sets an output, or one of two that lie in one."""
+    """The statement that sets an output, or one of two joined ones."""
     return (
         f"{s.name} = ({text}){_added(k, s)} if beta else {text}"
         if _added(k, s)
@@ -104,13 +104,13 @@ def _set(k, s, text):
 
 
 def _split(k, s):
-    """The two tensors that lie in one."""
+    """The two tensors of a joined argument, as slices."""
     before = ":, " * k.joined_at(s)
     return f"{s.name}[{before}:cols], {s.name}[{before}cols:]"
 
 
 def _behind(k, lib):
-    """The statements that set outputs in which two lie."""
+    """The statements that set joined outputs."""
     found = []
     for s in k.outputs:
         if halves := k.halves_of(s):
@@ -119,7 +119,7 @@ def _behind(k, lib):
 
 
 def statements(k, act, library, by=False):
-    """The lines of one library."""
+    """The statements of one library."""
     lib = LIBRARIES[library]
     graph, roots = inlined(k, act, by)
     everywhere = frozenset((0,))
@@ -163,10 +163,9 @@ def statements(k, act, library, by=False):
     own, texts = printed(
         [roots[first + i] for i in range(len(k.products))] + [roots[i] for i in elements]
     )
-    lines += own + [f"slope{i}_ = {text}" for i, text in enumerate(texts[: len(k.products)])]
-    lines += [
-        f"{DOT} = {' + '.join(f'slope{i}_ @ {p.weight.name}.swapaxes(-1, -2)' for i, p in enumerate(k.products))}"
-    ]
+    lines += own + [f"dacc{i}_ = {text}" for i, text in enumerate(texts[: len(k.products)])]
+    terms = [f"dacc{i}_ @ {p.weight.name}.swapaxes(-1, -2)" for i, p in enumerate(k.products)]
+    lines += [f"{DOT} = {' + '.join(terms)}"]
     found = {k.outs[i].name: text for i, text in zip(elements, texts[len(k.products) :])}
     inner = [i for i, s in enumerate(k.outs) if s.kind in ("left", "depth")]
     own, texts = printed([roots[i] for i in inner])
@@ -175,10 +174,11 @@ def statements(k, act, library, by=False):
     for s in k.outs:
         if s.kind == "right":
             number = next(i for i, p in enumerate(k.products) if p.weight.name == s.of)
-            text = back(f"factor_.swapaxes(-1, -2) @ slope{number}_", turned["right"])
+            text = back(f"factor_.swapaxes(-1, -2) @ dacc{number}_", turned["right"])
         elif s.role == "sum":
             full = "cols" if s.kind == "row" else "depth"
-            text = f"{lib.reductions['sum']}({lib.name}.broadcast_to({found[s.name]}, (batch, rows, {full})), 1)"
+            whole = f"{lib.name}.broadcast_to({found[s.name]}, (batch, rows, {full}))"
+            text = f"{lib.reductions['sum']}({whole}, 1)"
         else:
             text = back(found[s.name], s.kind == "left" and turned["left"])
         lines.append(_set(k, s, text))

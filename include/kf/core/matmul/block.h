@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* kf/core/matmul/block.h: a product of matrices in C, block by block: panels of both operands are
-   packed, then jobs of up to KFI_GEMM_TALL rows and KFI_GEMM_STRIP_BYTES of columns make their sums
-   over the depth and hand finished rows of tiles to the store, in the first cache.
+/* kf/core/matmul/block.h: blocked matrix product in C. Panels of both operands are packed; jobs of up
+   to KFI_GEMM_TALL rows and KFI_GEMM_STRIP_BYTES of columns accumulate over K and hand finished
+   rows of tiles to the store while they are in the L1 cache.
  */
 #ifndef KF_CORE_MATMUL_BLOCK_H
 #define KF_CORE_MATMUL_BLOCK_H
@@ -25,13 +25,13 @@ typedef struct {
     const void *seam;
     kfi_gemm_result result;
     kf_i64 batch, rows, cols, depth;
-    kf_i64 row0, col0, block0; /* where what is packed begins; block0: of the depth */
+    kf_i64 row0, col0, block0; /* first packed row, column, and block of K */
     kf_i64 count_rows, count_cols, count_blocks;
     kf_i64 row_jobs;
     char *a_room, *b_room, *c_room;
 } kfi_cpu_product;
 
-/* Depths of a block: none where the depth is 0. */
+/* Elements of K in a block; 0 if the depth is 0. */
 KFI_INLINE kf_i64 kfi_cpu_gemm_depths(const kfi_cpu_product *q, kf_i64 block)
 {
     return kfi_cpu_gemm_least(q->depth - block * q->p.depth, q->p.depth);
@@ -49,8 +49,8 @@ KFI_INLINE char *kfi_cpu_gemm_b_at(const kfi_cpu_product *q, int product, kf_i64
                            kfi_cpu_gemm_line(q->p.b_panel);
 }
 
-/* Lines of an operand, at most a panel's, whose steps are not what packing reads, or that a
- * function loads. */
+/* Stages rows of A or columns of B, at most a panel's, that a function loads or whose steps packing
+ * does not read. */
 KFI_HOST void kfi_cpu_gemm_stage(const kfi_cpu_product *q, const kfi_gemm_operand *o, kf_i64 line,
                                  kf_i64 lines, kf_i64 depth, kf_i64 depths, void *to)
 {
@@ -62,6 +62,7 @@ KFI_HOST void kfi_cpu_gemm_stage(const kfi_cpu_product *q, const kfi_gemm_operan
         (const char *)o->data + (line * o->line_step + depth * o->depth_step) * q->v.size;
     q->v.gather(to, lines, depths, from, o->line_step, o->depth_step);
 }
+/* Packs a panel. */
 KFI_HOST void kfi_cpu_gemm_panel(const kfi_cpu_product *q, const kfi_gemm_operand *o, int is_b,
                                  kf_i64 line, kf_i64 lines, kf_i64 block, char *to)
 {
@@ -80,7 +81,7 @@ KFI_HOST void kfi_cpu_gemm_panel(const kfi_cpu_product *q, const kfi_gemm_operan
         q->v.pack_loaded(to + d * width * q->v.unit, is_b, (int)lines, count, stage, count, 1);
     }
 }
-/* Columns of B from the first of a panel on. col: of what is packed at a time. */
+/* Packs columns of B from a panel's first on. col: relative to the packed columns. */
 KFI_HOST void kfi_cpu_gemm_pack_b(const kfi_cpu_product *q, kf_i64 block, kf_i64 col, kf_i64 cols)
 {
     for (int product = 0; product < q->products; ++product)
@@ -89,7 +90,7 @@ KFI_HOST void kfi_cpu_gemm_pack_b(const kfi_cpu_product *q, kf_i64 block, kf_i64
                                kfi_cpu_gemm_least(col + cols - j, q->v.cols), q->block0 + block,
                                kfi_cpu_gemm_b_at(q, product, block, j));
 }
-/* Jobs of packing: about as many lines of A as of B. */
+/* Rows of A per packing job: about as much work as a panel of B. */
 KFI_INLINE kf_i64 kfi_cpu_gemm_a_lines(const kfi_cpu_product *q)
 {
     return kfi_cpu_gemm_parts(q->v.cols, q->v.rows) * q->v.rows;
@@ -111,8 +112,8 @@ KFI_HOST void kfi_cpu_gemm_pack_job(void *context, kf_i64 job)
                            q->block0 + block, kfi_cpu_gemm_a_at(q, block, i));
 }
 
-/* Rows of one panel of A times the columns of a job. c: of the first product's sums; the second's
- * are c_job bytes behind. */
+/* Multiplies a panel of A by the columns of a job. c: accumulators of the first product; those of
+ * the second are c_job bytes behind. */
 KFI_HOST void kfi_cpu_gemm_tiles(const kfi_cpu_product *q, kf_i64 block, kf_i64 row, kf_i64 rows,
                                  kf_i64 col, kf_i64 cols, char *c)
 {
@@ -124,7 +125,7 @@ KFI_HOST void kfi_cpu_gemm_tiles(const kfi_cpu_product *q, kf_i64 block, kf_i64 
                       c + (size_t)product * q->p.c_job + j * q->v.unit, q->p.strip,
                       q->block0 + block > 0);
 }
-/* Rows of the result that will be stored: a line that is not in the cache would be waited for. */
+/* Prefetches rows of the result that the store is about to write. */
 KFI_HOST void kfi_cpu_gemm_fetch(const kfi_cpu_product *q, kf_i64 row, kf_i64 rows, kf_i64 col,
                                  kf_i64 cols)
 {
@@ -140,8 +141,7 @@ KFI_HOST void kfi_cpu_gemm_job(void *context, kf_i64 job)
 {
     const kfi_cpu_product *q = (const kfi_cpu_product *)context;
     const kf_i64 row = job % q->row_jobs * q->p.tall,
-                 col =
-                     job / q->row_jobs * q->p.wide; /* one after the other with the same columns */
+                 col = job / q->row_jobs * q->p.wide; /* consecutive jobs share columns */
     const kf_i64 end = kfi_cpu_gemm_least(q->count_rows, row + q->p.tall),
                  cols = kfi_cpu_gemm_least(q->count_cols - col, q->p.wide);
     char *const c = q->c_room + (size_t)(job * q->products) * q->p.c_job;
@@ -164,8 +164,7 @@ KFI_HOST void kfi_cpu_gemm_job(void *context, kf_i64 job)
     }
 }
 
-/* What is packed at a time, for all columns and all rows. The panels of B serve all rows where they
- * hold the whole depth. */
+/* Packs and multiplies the blocks of K of the current rows and columns. */
 KFI_HOST void kfi_cpu_gemm_blocks(kfi_cpu_product *q)
 {
     const kf_i64 group = kfi_cpu_gemm_least(q->p.blocks, KFI_GEMM_GROUP);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* kf/core/matmul/check.h: what launchers of products of matrices, in CUDA and in C, ask of their
- * tensors, and how these lie. */
+/* kf/core/matmul/check.h: checks of matmul launchers in CUDA and C: sizes, strides, workspace, and
+ * the strides of all tensors. */
 #ifndef KF_CORE_MATMUL_CHECK_H
 #define KF_CORE_MATMUL_CHECK_H
 
@@ -10,29 +10,27 @@
 
 #include "kf/core/check.h"
 
-/* Axes of a call: batches, rows and columns of the result, and what the product runs along. */
+/* Axes of a call: batch, rows and columns of the result, K. */
 enum { KFI_AXIS_BATCH, KFI_AXIS_ROWS, KFI_AXIS_COLS, KFI_AXIS_DEPTH, KFI_AXES };
 
-/* How a tensor lies: elements from one to the next along each axis, 0 along those that it does not
- * have. */
+/* Strides of a tensor, in elements per axis; 0 along axes that it does not have. */
 typedef struct {
     kf_i64 step[KFI_AXES];
-    int vector;       /* of each batch */
-    int inner, outer; /* the axis whose elements are side by side: of one element a step says
-                         nothing; that of its lines */
-} kfi_gemm_lie;
+    int vector;       /* one vector per batch */
+    int inner, outer; /* contiguous axis (a step of one element does not tell), other axis */
+} kfi_gemm_steps;
 
 KFI_ONCE int kfi_gemm_axis(char letter)
 {
     return letter == 'r' ? KFI_AXIS_ROWS : letter == 'd' ? KFI_AXIS_DEPTH : KFI_AXIS_COLS;
 }
 
-/* shapes: of each tensor a word, its extents behind the batch: r rows, c columns, w twice as many,
-   d depth; tensors behind them (of a dropout) have one element. sizes: batch, rows, cols, depth.
-   Sets how all of them lie; operands->wanted: outputs that are there, and are to be written. */
+/* Checks a call. shapes: a word per tensor, its extents behind the batch (r rows, c columns, w
+   twice as many, d depth); further tensors (dropout's) have one element. sizes: batch, rows, cols,
+   depth. Sets the strides of all tensors, and all->wanted, the outputs that will be written. */
 KFI_ONCE kf_result_t kfi_check_gemm(const kfi_name *name, const kfi_arguments *arguments,
                                     const kfi_strides *strides, const char *shapes,
-                                    const kf_i64 *sizes, kfi_gemm_lie *lie, kfi_operands *all)
+                                    const kf_i64 *sizes, kfi_gemm_steps *steps, kfi_operands *all)
 {
     const kf_i64 batch = sizes[KFI_AXIS_BATCH], rows = sizes[KFI_AXIS_ROWS],
                  cols = sizes[KFI_AXIS_COLS], depth = sizes[KFI_AXIS_DEPTH];
@@ -61,13 +59,13 @@ KFI_ONCE kf_result_t kfi_check_gemm(const kfi_name *name, const kfi_arguments *a
         code = kfi_check_stride(name, arguments, strides, &levels[i], all, i);
         elements[i] = batch > 0 && lines > 0 && line > 0 ? all->of[i].extent : 0;
         written |= elements[i] > 0 && (arguments->codes[3 * i + 1] - '0') & KFI_OUT;
-        memset(&lie[i], 0, sizeof lie[i]);
-        lie[i].vector = vector;
-        lie[i].inner = inner;
-        lie[i].outer = outer;
-        lie[i].step[inner] = 1;
-        if (!vector) lie[i].step[outer] = all->of[i].apart[0];
-        lie[i].step[KFI_AXIS_BATCH] = all->of[i].apart[vector ? 0 : 1];
+        memset(&steps[i], 0, sizeof steps[i]);
+        steps[i].vector = vector;
+        steps[i].inner = inner;
+        steps[i].outer = outer;
+        steps[i].step[inner] = 1;
+        if (!vector) steps[i].step[outer] = all->of[i].apart[0];
+        steps[i].step[KFI_AXIS_BATCH] = all->of[i].apart[vector ? 0 : 1];
         shapes += vector ? 1 : 2;
         shapes += *shapes == ' ';
     }
@@ -76,17 +74,18 @@ KFI_ONCE kf_result_t kfi_check_gemm(const kfi_name *name, const kfi_arguments *a
     return kfi_check_operands(name, arguments, &shape, levels, all);
 }
 
-/* Of arguments the tensors that products know: where two lie in one (w in its word) both, each for
-   itself. The second one's columns are behind the first one's. Returns how many there are. */
-KFI_ONCE int kfi_gemm_divide(const char *shapes, kf_i64 cols, const kfi_gemm_lie *from,
-                             const kfi_operands *given, kfi_gemm_lie *lie, kfi_operands *all)
+/* Splits arguments into tensors: a joined one (w in its word) holds two, the second one's columns
+   behind the first one's. Returns the number of tensors. */
+KFI_ONCE int kfi_gemm_split_joined(const char *shapes, kf_i64 cols, const kfi_gemm_steps *from,
+                                   const kfi_operands *given, kfi_gemm_steps *steps,
+                                   kfi_operands *all)
 {
     int count = 0;
     *all = *given;
     for (int i = 0; *shapes; ++i) {
         const size_t letters = strcspn(shapes, " ");
         for (int turn = 0; turn <= (memchr(shapes, 'w', letters) != NULL); ++turn, ++count) {
-            lie[count] = from[i];
+            steps[count] = from[i];
             all->of[count] = given->of[i];
             if (turn && all->of[count].ptr)
                 all->of[count].ptr = (const char *)given->of[i].ptr +

@@ -1,95 +1,101 @@
 // SPDX-License-Identifier: Apache-2.0
-// kf/core/matmul/hopper.cuh: products of elements of 2 bytes by wgmma (sm_90a). As many blocks as
-// there are SMs stay, and each has one tile after the other. A thread of its first warpgroup loads
-// boxes of both factors, 64 of the depth at a time, into a ring of stages; the two other warpgroups
-// have every second tile, and take turns at multiplying: while one does, the other goes on with
-// what it has multiplied. A stage's mbarrier `full` counts the bytes that come, `empty` the
-// warpgroup that is done with it.
+// kf/core/matmul/hopper.cuh: matrix products of 2-byte elements, and of tf32, by wgmma (sm_90a).
+// Persistent, warp-specialised kernel with a TMA pipeline of 4 to 6 stages; two consumer
+// warpgroups run ping-pong (alternate tiles) or cooperatively (halves of one tile).
 //
-// Floats that both lie along the depth go the same way, as tf32, to which TMA rounds them: 32 of
-// the depth at a time.
+// Warpgroup 0 produces: one thread loads K-slices of A and B, 128 bytes of each row, into a stage
+// and waits on the stage's `empty` mbarrier; `full` counts the bytes that TMA delivers. Warpgroups
+// 1 and 2 consume. Ping-pong: each computes every second tile, and an ordering barrier lets one run
+// its mainloop while the other runs its epilogue. Cooperative: each computes 64 rows of the tile.
+// tf32 takes the same path where K is contiguous in A and B (layout nt): TMA rounds to tf32.
 //
-// The order in which a result's products are added up is that of the depth, whatever the sizes.
+// Grid: one block per SM at most, 384 threads; each block computes every gridDim.x-th tile.
+// Shared memory: stages, epilogue slabs, mbarriers (kfi_pipeline_shared_bytes).
+// Callers: kernels of ops (templates), kfk_gemm_sum_wgmma (sum.cuh); hopper_host.cuh
+// launches them where operands are 16-byte aligned and have more than 64 rows.
+// Every tile accumulates K in the same order, in float: results do not depend on the tile.
 #ifndef KF_CORE_MATMUL_HOPPER_CUH
 #define KF_CORE_MATMUL_HOPPER_CUH
 
 #include "kf/core/matmul/tile.cuh"
 #include "kf/core/wgmma.cuh"
 
-#define KFI_SLAB_BYTES 2048 // 16 rows of 64 results of 2 bytes at most, swizzled as TMA has them
-#define KFI_RING_DEPTH 64   // of a stage of 2-byte elements: 128 bytes of a line
-#define KFI_RING_SLAB 64    // columns of 16 rows that a warp goes on with at a time
-#define KFI_RING_OWN (16 * KFI_RING_SLAB / 32) // sums of a lane
+#define KFI_SLAB_BYTES 2048 // 16 rows of at most 64 results of 2 bytes, swizzled as TMA expects
+#define KFI_PIPELINE_K 64   // elements of 2 bytes per row of a stage: 128 bytes
+#define KFI_PIPELINE_SLAB_COLS 64 // columns of the 16 rows that a warp's epilogue takes at a time
+#define KFI_PIPELINE_PER_THREAD (16 * KFI_PIPELINE_SLAB_COLS / 32) // accumulators of those
 
-KFI_BOTH constexpr int kfi_ring_rows(int tile) // of a warpgroup
+KFI_BOTH constexpr int kfi_pipeline_warpgroup_rows(int tile)
 {
     return kfi_policy(tile).cooperative ? 64 : kfi_policy(tile).rows;
 }
-KFI_BOTH constexpr int kfi_ring_a(int tile) // bytes of a stage
+KFI_BOTH constexpr int kfi_pipeline_a_bytes(int tile) // A's part of a stage
 {
-    return kfi_policy(tile).rows * KFI_RING_DEPTH * 2;
+    return kfi_policy(tile).rows * KFI_PIPELINE_K * 2;
 }
-KFI_BOTH constexpr int kfi_ring_stage(int tile)
+KFI_BOTH constexpr int kfi_pipeline_stage_bytes(int tile)
 {
-    return kfi_ring_a(tile) + kfi_policy(tile).cols * KFI_RING_DEPTH * 2;
+    return kfi_pipeline_a_bytes(tile) + kfi_policy(tile).cols * KFI_PIPELINE_K * 2;
 }
-KFI_BOTH constexpr int kfi_ring_across(int tile)
+KFI_BOTH constexpr int kfi_pipeline_slabs_across(int tile)
 {
     return kfi_policy(tile).cols / kfi_policy(tile).slab_cols;
 }
-KFI_BOTH constexpr int kfi_ring_slabs(int tile) // of a warp
+KFI_BOTH constexpr int kfi_pipeline_slabs(int tile) // per warp
 {
-    return kfi_ring_rows(tile) / 64 * kfi_ring_across(tile);
+    return kfi_pipeline_warpgroup_rows(tile) / 64 * kfi_pipeline_slabs_across(tile);
 }
-// Bytes of the slabs of all warps, and of the values of a row of both consumer warpgroups.
+// Bytes of all warps' slabs, and of the row values (bias) of both consumer warpgroups.
 KFI_BOTH constexpr int kfi_slab_bytes(int tile)
 {
     return kfi_policy(tile).slab_buffers > 0
                ? 8 * kfi_policy(tile).slab_buffers * KFI_SLAB_BYTES + 2 * kfi_policy(tile).cols * 2
                : 0;
 }
-// Stages, mbarriers; from a multiple of 1,024 bytes on.
-KFI_BOTH constexpr int kfi_ring_shared(int tile)
+// Includes the padding that aligns stages to 1,024 bytes.
+KFI_BOTH constexpr int kfi_pipeline_shared_bytes(int tile)
 {
-    return 1024 + kfi_policy(tile).stages * (kfi_ring_stage(tile) + 2 * 8) + kfi_slab_bytes(tile);
+    return 1024 + kfi_policy(tile).stages * (kfi_pipeline_stage_bytes(tile) + 2 * 8) +
+           kfi_slab_bytes(tile);
 }
 
-// The factors, as TMA knows them: of two products of one A, or of two products that are added up
-// (terms). turns: 1, or 0 where all matrices of the batch have the same one.
+// Tensor maps of the operands: of two products that share A, or of `terms` products that are
+// summed. batched_*: 1, or 0 where all matrices of the batch share the operand.
 struct kfi_gemm_maps {
     kfi_tensor_map a[2], b[2];
-    int turns_a[2], turns_b[2], terms;
-    unsigned units; // tiles of all matrices and splits
-    // skinny.cuh: of a ring, 2 at least; bytes of the left factor in each; 2^share_bits blocks
-    // share a depth
-    int stages, left_bytes, share_bits;
-    // Results of 2 bytes, in boxes of a slab
+    int batched_a[2], batched_b[2], terms;
+    unsigned units; // work units: tiles of all matrices and splits
+    // skinny.cuh: pipeline stages (at least 2); bytes of A per stage; 2^share_bits blocks of a
+    // cluster split K
+    int stages, a_bytes, share_bits;
+    // Results of 2 bytes, in boxes of a slab.
     kfi_tensor_map results[2];
-    int turns_results[2];
+    int batched_results[2];
 };
 
-// Where there are no such instructions the code is empty. Host code sees it by how many threads the
-// kernel may have.
+// Without wgmma a kernel's code is empty and its launch bound is one warp. The host recognises it
+// by that (kfi_has_wgmma).
 #ifdef KFI_DEVICE_PASS
-#define KFI_RING_BOUNDS(tile) __launch_bounds__(KFI_HOPPER ? kfi_policy(tile).threads : 32, 1)
+#define KFI_PIPELINE_BOUNDS(tile) __launch_bounds__(KFI_HOPPER ? kfi_policy(tile).threads : 32, 1)
 #else
-#define KFI_RING_BOUNDS(tile)
+#define KFI_PIPELINE_BOUNDS(tile)
 #endif
 
 #if defined(KFI_DEVICE_PASS) && KFI_HOPPER
 
-// A warpgroup's place in the ring.
-struct kfi_ring {
-    unsigned stages, full, empty; // addresses
-    unsigned slabs, row;          // of this warp's slabs; of this warpgroup's values of a row
-    int used, ahead;  // slabs since the kernel began; stages that were loaded at its start
-    int group;        // 0 loads, 1 and 2 multiply
-    int count, other; // stages of this warpgroup's tile, and of the other one's behind it
+// Pipeline state of a warpgroup.
+struct kfi_pipeline {
+    unsigned stages, full, empty; // shared addresses; full and empty: mbarriers, 8 bytes each
+    unsigned slabs, row_values;   // shared addresses of this warp's slabs, this warpgroup's values
+    int slabs_used, preloaded;    // slabs so far; stages loaded by kfi_pipeline_init
+    int group;                    // 0: producer, 1 and 2: consumers
+    int count, next_count;        // K-slices of this tile, and of the other warpgroup's next tile
     int stage, phase;
-    unsigned unit; // the tile that comes next
+    unsigned unit; // next work unit
 };
 
-template <int tile> KFI_DEVICE void kfi_ring_go(kfi_ring *r, int count)
+// Advances the stage and phase by `count` K-slices.
+template <int tile> KFI_DEVICE void kfi_pipeline_advance(kfi_pipeline *r, int count)
 {
     constexpr int stages = kfi_policy(tile).stages;
     r->stage += count % stages;
@@ -99,33 +105,34 @@ template <int tile> KFI_DEVICE void kfi_ring_go(kfi_ring *r, int count)
     r->phase ^= 1;
 }
 
-template <int tile> KFI_DEVICE int kfi_ring_each(const kfi_gemm_at &at)
+// K-slices of one term of a tile.
+template <int tile> KFI_DEVICE int kfi_pipeline_slices(const kfi_gemm_tile &at)
 {
     return (at.end - at.begin + kfi_policy(tile).stage_k - 1) / kfi_policy(tile).stage_k;
-} // stages of a term
-// Stages of a tile; none behind the last one.
+}
+// K-slices of all terms of a work unit; 0 past the last unit.
 template <int tile, int products>
-KFI_DEVICE int kfi_ring_count(unsigned unit, const kfi_gemm &g, const kfi_gemm_maps &maps)
+KFI_DEVICE int kfi_pipeline_tile_slices(unsigned unit, const kfi_gemm &g, const kfi_gemm_maps &maps)
 {
     return unit < maps.units
-               ? kfi_ring_each<tile>(kfi_gemm_locate<tile, products>(g, unit)) * maps.terms
+               ? kfi_pipeline_slices<tile>(kfi_gemm_locate<tile, products>(g, unit)) * maps.terms
                : 0;
 }
 
 template <int tile, int layout, int products>
-KFI_DEVICE void kfi_ring_load(const kfi_ring &r, const kfi_gemm_at &at, int term, int depth,
-                              const kfi_gemm_maps &maps);
+KFI_DEVICE void kfi_pipeline_load_slice(const kfi_pipeline &r, const kfi_gemm_tile &at, int term,
+                                        int depth, const kfi_gemm_maps &maps);
 
-// All threads come here. ahead: of tiles of one turn the ring's first loads begin before the others
-// know of its mbarriers.
+// Initialises mbarriers and the state of each warpgroup. Called by all threads. ahead: the kernel's
+// maps; the tiles of a single wave then issue the first loads before the block synchronises.
 template <int tile, int layout = 0, int products = 1>
-KFI_DEVICE kfi_ring kfi_ring_begin(const kfi_gemm *g = nullptr,
-                                   const kfi_gemm_maps *ahead = nullptr)
+KFI_DEVICE kfi_pipeline kfi_pipeline_init(const kfi_gemm *g = nullptr,
+                                          const kfi_gemm_maps *ahead = nullptr)
 {
-    kfi_ring r;
-    r.stages = (kfi_window(kfi_dynamic()) + 1023) & ~1023u;
+    kfi_pipeline r;
+    r.stages = (kfi_shared_address(kfi_dynamic()) + 1023) & ~1023u;
     constexpr int stages = kfi_policy(tile).stages;
-    r.slabs = r.stages + stages * kfi_ring_stage(tile);
+    r.slabs = r.stages + stages * kfi_pipeline_stage_bytes(tile);
     r.full = r.slabs + kfi_slab_bytes(tile);
     r.empty = r.full + 8 * stages;
     if (threadIdx.x == 0) {
@@ -133,44 +140,46 @@ KFI_DEVICE kfi_ring kfi_ring_begin(const kfi_gemm *g = nullptr,
             kfi_mbar_init(r.full + 8 * i, 1);
             kfi_mbar_init(r.empty + 8 * i, kfi_policy(tile).cooperative ? 2 : 1);
         }
-        kfi_mbar_made();
+        kfi_mbar_fence_init();
     }
-    r.ahead = r.stage = r.phase = 0;
-    if (kfi_policy(tile).producer_registers == 0 && ahead &&
-        threadIdx.x == 0) { // more than one turn does not gain by it
-        const kfi_gemm_at at = kfi_gemm_locate<tile, products>(*g, blockIdx.x);
-        const int each = kfi_ring_each<tile>(at);
-        for (; r.ahead < each && r.ahead < stages; ++r.ahead) {
-            r.stage = r.ahead;
-            kfi_ring_load<tile, layout, products>(
-                r, at, 0, at.begin + r.ahead * kfi_policy(tile).stage_k, *ahead);
+    r.preloaded = r.stage = r.phase = 0;
+    if (kfi_policy(tile).producer_registers == 0 && ahead && threadIdx.x == 0) {
+        const kfi_gemm_tile at = kfi_gemm_locate<tile, products>(*g, blockIdx.x);
+        const int each = kfi_pipeline_slices<tile>(at);
+        for (; r.preloaded < each && r.preloaded < stages; ++r.preloaded) {
+            r.stage = r.preloaded;
+            kfi_pipeline_load_slice<tile, layout, products>(
+                r, at, 0, at.begin + r.preloaded * kfi_policy(tile).stage_k, *ahead);
         }
         r.stage = 0;
-        kfi_ring_go<tile>(&r, r.ahead);
+        kfi_pipeline_advance<tile>(&r, r.preloaded);
     }
     __syncthreads();
-    r.group = __shfl_sync(0xffffffffu, (int)threadIdx.x / 128,
-                          0); // the same for a warp, and the compiler knows it
+    // Warp-uniform, and known to the compiler as such.
+    r.group = __shfl_sync(0xffffffffu, (int)threadIdx.x / 128, 0);
     const int warp = __shfl_sync(0xffffffffu, (int)threadIdx.x / 32, 0) - 4;
-    r.row = r.slabs + 8 * kfi_policy(tile).slab_buffers * KFI_SLAB_BYTES +
-            (r.group - 1) * kfi_policy(tile).cols * 2;
+    r.row_values = r.slabs + 8 * kfi_policy(tile).slab_buffers * KFI_SLAB_BYTES +
+                   (r.group - 1) * kfi_policy(tile).cols * 2;
     r.slabs += warp * kfi_policy(tile).slab_buffers * KFI_SLAB_BYTES;
-    r.count = r.other = r.used = 0;
+    r.count = r.next_count = r.slabs_used = 0;
     r.unit = blockIdx.x;
     return r;
 }
 
-// ---- the first warpgroup
+// ---- producer warpgroup
+
+// Loads one K-slice of A and B into the current stage. depth: its first element of K.
 
 template <int tile, int layout, int products>
-KFI_DEVICE void kfi_ring_load(const kfi_ring &r, const kfi_gemm_at &at, int term, int depth,
-                              const kfi_gemm_maps &maps)
+KFI_DEVICE void kfi_pipeline_load_slice(const kfi_pipeline &r, const kfi_gemm_tile &at, int term,
+                                        int depth, const kfi_gemm_maps &maps)
 {
     constexpr int cols = kfi_policy(tile).cols / products;
-    const unsigned to = r.stages + r.stage * kfi_ring_stage(tile), bar = r.full + 8 * r.stage;
+    const unsigned to = r.stages + r.stage * kfi_pipeline_stage_bytes(tile),
+                   bar = r.full + 8 * r.stage;
     const kfi_tensor_map *const a = maps.a + term;
-    const int of_a = (int)at.matrix * maps.turns_a[term];
-    kfi_mbar_expect(bar, kfi_ring_stage(tile));
+    const int of_a = (int)at.matrix * maps.batched_a[term];
+    kfi_mbar_expect(bar, kfi_pipeline_stage_bytes(tile));
     if (layout & KFI_A_TRANSPOSED) {
 #pragma unroll
         for (int i = 0; i < kfi_policy(tile).rows; i += 64)
@@ -180,9 +189,9 @@ KFI_DEVICE void kfi_ring_load(const kfi_ring &r, const kfi_gemm_at &at, int term
     }
 #pragma unroll
     for (int p = 0; p < products; ++p) {
-        const unsigned own = to + kfi_ring_a(tile) + p * cols * 128;
+        const unsigned own = to + kfi_pipeline_a_bytes(tile) + p * cols * 128;
         const kfi_tensor_map *const b = maps.b + (products > 1 ? p : term);
-        const int of_b = (int)at.matrix * maps.turns_b[products > 1 ? p : term];
+        const int of_b = (int)at.matrix * maps.batched_b[products > 1 ? p : term];
         if (layout & KFI_B_TRANSPOSED) {
 #pragma unroll
             for (int i = 0; i < cols; i += 64)
@@ -193,79 +202,80 @@ KFI_DEVICE void kfi_ring_load(const kfi_ring &r, const kfi_gemm_at &at, int term
     }
 }
 template <int tile, int layout, int products>
-KFI_DEVICE void kfi_ring_produce(kfi_ring *r, const kfi_gemm &g, const kfi_gemm_maps &maps)
+KFI_DEVICE void kfi_pipeline_produce(kfi_pipeline *r, const kfi_gemm &g, const kfi_gemm_maps &maps)
 {
     if constexpr (kfi_policy(tile).producer_registers > 0)
-        kfi_fewer_registers<kfi_policy(tile).producer_registers>();
+        kfi_setmaxnreg_dec<kfi_policy(tile).producer_registers>();
     if (threadIdx.x != 0) return;
     for (; r->unit < maps.units; r->unit += gridDim.x) {
-        const kfi_gemm_at at = kfi_gemm_locate<tile, products>(g, r->unit);
-        const int each = kfi_ring_each<tile>(at);
-        int i = r->ahead;
-        r->ahead = 0;
+        const kfi_gemm_tile at = kfi_gemm_locate<tile, products>(g, r->unit);
+        const int each = kfi_pipeline_slices<tile>(at);
+        int i = r->preloaded;
+        r->preloaded = 0;
 #pragma unroll 1
         for (; i < each * maps.terms; ++i) {
             const int term = i >= each;
             kfi_mbar_wait(r->empty + 8 * r->stage, r->phase ^ 1);
-            kfi_ring_load<tile, layout, products>(
+            kfi_pipeline_load_slice<tile, layout, products>(
                 *r, at, term, at.begin + (i - term * each) * kfi_policy(tile).stage_k, maps);
-            kfi_ring_go<tile>(r, 1);
+            kfi_pipeline_advance<tile>(r, 1);
         }
     }
 }
 
-// ---- the two others
+// ---- consumer warpgroups
 
-// The second one begins with the second tile, and with the other's turn.
+// Ping-pong: warpgroup 2 starts at the second tile and gives the first mainloop to warpgroup 1.
 template <int tile, int products>
-KFI_DEVICE void kfi_ring_consume(kfi_ring *r, const kfi_gemm &g, const kfi_gemm_maps &maps)
+KFI_DEVICE void kfi_pipeline_start_consumer(kfi_pipeline *r, const kfi_gemm &g,
+                                            const kfi_gemm_maps &maps)
 {
     if constexpr (kfi_policy(tile).consumer_registers > 0)
-        kfi_more_registers<kfi_policy(tile).consumer_registers>();
-    r->stage = r->phase = 0; // the compiler does not know that only the first thread went ahead,
-                             // and wgmma wants uniform registers
+        kfi_setmaxnreg_inc<kfi_policy(tile).consumer_registers>();
+    r->stage = r->phase = 0; // only thread 0 preloaded; wgmma requires uniform registers
     if (kfi_policy(tile).cooperative || r->group == 1) return;
-    kfi_ring_go<tile>(r, kfi_ring_count<tile, products>(r->unit, g, maps));
+    kfi_pipeline_advance<tile>(r, kfi_pipeline_tile_slices<tile, products>(r->unit, g, maps));
     r->unit += gridDim.x;
     kfi_named_arrive<256>(1);
 }
+// Sets the next tile of this warpgroup. Returns false past the last one.
 template <int tile, int products>
-KFI_DEVICE bool kfi_ring_next(kfi_ring *r, kfi_gemm_at *at, const kfi_gemm &g,
-                              const kfi_gemm_maps &maps)
+KFI_DEVICE bool kfi_pipeline_next_tile(kfi_pipeline *r, kfi_gemm_tile *at, const kfi_gemm &g,
+                                       const kfi_gemm_maps &maps)
 {
     if (r->unit >= maps.units) return false;
     *at = kfi_gemm_locate<tile, products>(g, r->unit);
-    r->count = kfi_ring_each<tile>(*at) * maps.terms;
+    r->count = kfi_pipeline_slices<tile>(*at) * maps.terms;
     if (!kfi_policy(tile).cooperative)
-        r->other = kfi_ring_count<tile, products>(r->unit + gridDim.x, g, maps);
+        r->next_count = kfi_pipeline_tile_slices<tile, products>(r->unit + gridDim.x, g, maps);
     r->unit += kfi_policy(tile).cooperative ? gridDim.x : 2 * gridDim.x;
     return true;
 }
 
+// Issues the wgmma of one stage. first: overwrites the accumulators.
 template <int type, int tile, int layout>
-KFI_DEVICE void kfi_ring_stage_add(float (*sums)[kfi_policy(tile).cols / 2], const kfi_ring &r,
-                                   bool first)
+KFI_DEVICE void kfi_pipeline_mma_stage(float (*sums)[kfi_policy(tile).cols / 2],
+                                       const kfi_pipeline &r, bool first)
 {
     constexpr int step_a = layout & KFI_A_TRANSPOSED ? 2048 : 32,
-                  step_b = layout & KFI_B_TRANSPOSED ? 2048
-                                                     : 32; // bytes of a quarter of a stage's depth
+                  step_b = layout & KFI_B_TRANSPOSED ? 2048 : 32; // bytes per quarter of a K-slice
     constexpr int transposed_a = layout & KFI_A_TRANSPOSED ? 1 : 0,
                   transposed_b = layout & KFI_B_TRANSPOSED ? 1 : 0;
-    const unsigned at = r.stages + r.stage * kfi_ring_stage(tile),
+    const unsigned at = r.stages + r.stage * kfi_pipeline_stage_bytes(tile),
                    own = kfi_policy(tile).cooperative ? (r.group - 1) * 8192 : 0;
-    const unsigned long long a = kfi_wgmma_operand(at + own, 8192, 1024),
-                             b = kfi_wgmma_operand(at + kfi_ring_a(tile), 8192, 1024);
+    const unsigned long long a = kfi_wgmma_descriptor(at + own, 8192, 1024),
+                             b = kfi_wgmma_descriptor(at + kfi_pipeline_a_bytes(tile), 8192, 1024);
 #pragma unroll
     for (int q = 0; q < 4; ++q)
 #pragma unroll
-        for (int m = 0; m < kfi_ring_rows(tile) / 64; ++m)
+        for (int m = 0; m < kfi_pipeline_warpgroup_rows(tile) / 64; ++m)
             kfi_wgmma<kfi_policy(tile).cols, type, transposed_a, transposed_b>(
                 sums[m], a + (m * 8192 + q * step_a) / 16, b + q * step_b / 16, !first || q > 0);
 }
-// The sums of a tile. A warpgroup multiplies only in its turn: a waiter that is laps ahead of an
-// mbarrier takes an old phase for its own.
+// Accumulates a tile over K. In ping-pong a named barrier orders the two mainloops: without it a
+// consumer could run a whole lap ahead and take an old phase of an mbarrier for its own.
 template <int type, int tile, int layout>
-KFI_DEVICE void kfi_ring_multiply(float (*sums)[kfi_policy(tile).cols / 2], kfi_ring *r)
+KFI_DEVICE void kfi_pipeline_mainloop(float (*sums)[kfi_policy(tile).cols / 2], kfi_pipeline *r)
 {
     const bool tells = threadIdx.x % 128 == 0;
     unsigned last = 0;
@@ -274,158 +284,34 @@ KFI_DEVICE void kfi_ring_multiply(float (*sums)[kfi_policy(tile).cols / 2], kfi_
     for (int i = 0; i < r->count; ++i) {
         kfi_mbar_wait(r->full + 8 * r->stage, r->phase);
         kfi_wgmma_fence();
-        kfi_ring_stage_add<type, tile, layout>(sums, *r, i == 0);
+        kfi_pipeline_mma_stage<type, tile, layout>(sums, *r, i == 0);
         kfi_wgmma_commit();
-        kfi_wgmma_wait<1>(); // of the stage before
+        kfi_wgmma_wait<1>(); // the previous stage
         if (i > 0 && tells) kfi_mbar_arrive(last);
         last = r->empty + 8 * r->stage;
-        kfi_ring_go<tile>(r, 1);
+        kfi_pipeline_advance<tile>(r, 1);
     }
     if (!kfi_policy(tile).cooperative) kfi_named_arrive<256>(3 - r->group);
     kfi_wgmma_wait<0>();
 #pragma unroll
-    for (int m = 0; m < kfi_ring_rows(tile) / 64; ++m)
+    for (int m = 0; m < kfi_pipeline_warpgroup_rows(tile) / 64; ++m)
 #pragma unroll
-        for (int i = 0; i < kfi_policy(tile).cols / 2; ++i) kfi_wgmma_sum(sums[m][i]);
+        for (int i = 0; i < kfi_policy(tile).cols / 2; ++i) kfi_wgmma_opaque(sums[m][i]);
     if (tells) kfi_mbar_arrive(last);
-    if (!kfi_policy(tile).cooperative) kfi_ring_go<tile>(r, r->other);
+    if (!kfi_policy(tile).cooperative) kfi_pipeline_advance<tile>(r, r->next_count);
 }
 
-// ---- results of 2 bytes as wgmma leaves them: a warp's slabs of 16 rows and 64 columns. Of lane
-// l, with e = 4 j + 2 h + i, an array of 32 has row l / 4 + 8 h, column 8 j + 2 (l % 4) + i.
+// ---- epilogue with direct stores: vectors of 8 (or 4) accumulators of a row, from 16 rows and
+// KFI_PIPELINE_SLAB_COLS columns of a warp, over all products
 
-struct kfi_slab {
-    int row, col;        // of the result
-    unsigned at, values; // addresses: of its buffer; of a row's values at its columns
-};
-KFI_DEVICE char *kfi_slab_memory(unsigned at)
+// Vectors per lane.
+template <int products, int vec = 8> KFI_DEVICE constexpr int kfi_pipeline_vectors()
 {
-    return kfi_dynamic() + (at - kfi_window(kfi_dynamic()));
+    return 16 * (KFI_PIPELINE_SLAB_COLS / products) / vec / 32;
 }
-// Nothing of an earlier slab is read from this one's buffer any more.
-template <int tile>
-KFI_DEVICE kfi_slab kfi_slab_begin(const kfi_ring &r, const kfi_gemm_at &at, int number)
-{
-    constexpr int across = kfi_ring_across(tile);
-    kfi_slab s;
-    s.row = at.row + (kfi_policy(tile).cooperative ? (r.group - 1) * 64 : number / across * 64) +
-            (int)threadIdx.x / 32 % 4 * 16;
-    s.col = at.col + number % across * kfi_policy(tile).slab_cols;
-    s.values = r.row + number % across * kfi_policy(tile).slab_cols * 2;
-    return s;
-}
-// The next buffer, which is the next one till something is stored from it.
-template <int tile> KFI_DEVICE void kfi_slab_take(kfi_slab *s, const kfi_ring &r)
-{
-    s->at = r.slabs + (r.used & (kfi_policy(tile).slab_buffers - 1)) * KFI_SLAB_BYTES;
-    if (threadIdx.x % 32 == 0) kfi_bulk_wait_read<kfi_policy(tile).slab_buffers - 1>();
-    __syncwarp();
-}
-// A row's values, of a tile: read before the product, put where the slabs find them behind it.
-template <int tile>
-KFI_DEVICE void kfi_slab_read_row(unsigned short *own, const void *p, const kfi_gemm_at &at,
-                                  const kfi_gemm &g)
-{
-#pragma unroll
-    for (int i = 0; i < kfi_policy(tile).cols; i += 128) {
-        const int col = i + (int)threadIdx.x % 128;
-        own[i / 128] = p && col < kfi_policy(tile).cols && at.col + col < g.cols
-                           ? ((const unsigned short *)p)[at.col + col]
-                           : 0;
-    }
-}
-template <int tile> KFI_DEVICE void kfi_slab_put_row(const unsigned short *own, const kfi_ring &r)
-{
-    if (kfi_policy(tile).cooperative)
-        kfi_named_sync<128>(
-            2 +
-            r.group); // in turns, all of the warpgroup have been at a barrier since they read them
-#pragma unroll
-    for (int i = 0; i < kfi_policy(tile).cols; i += 128) {
-        const int col = i + (int)threadIdx.x % 128;
-        if (col < kfi_policy(tile).cols)
-            *(unsigned short *)kfi_slab_memory(r.row + 2 * col) = own[i / 128];
-    }
-    kfi_named_sync<128>(2 + r.group);
-}
-// So many of a lane, from value `first` on.
-template <int count> KFI_DEVICE void kfi_slab_row(void *v, const kfi_slab &s, int first)
-{
-#pragma unroll
-    for (int j = 0; j < count / 4; ++j)
-        ((unsigned *)v)[2 * j] = ((unsigned *)v)[2 * j + 1] =
-            *(const unsigned *)kfi_slab_memory(s.values + 4 * first + 16 * j + threadIdx.x % 4 * 4);
-}
-// Where 16 bytes of a row are, of 128 bytes or of 64.
-template <int cols> KFI_DEVICE unsigned kfi_slab_line(const kfi_slab &s, int row, int chunk)
-{
-    return cols == 64 ? s.at + row * 128 + ((chunk ^ (row & 7)) << 4)
-                      : s.at + row * 64 + ((chunk ^ (row >> 1 & 3)) << 4);
-}
-// A tensor of the result's shape, p at its matrix: whole lines of it come to the buffer, and from
-// there as the sums lie.
-template <int cols>
-KFI_DEVICE void kfi_slab_fetch(void *v, const void *p, kf_i64 ld, const kfi_slab &s,
-                               const kfi_gemm &g)
-{
-    constexpr int across = cols / 8, down = 32 / across;
-    const int lane = (int)threadIdx.x % 32, col = s.col + lane % across * 8;
-    alignas(16) unsigned short got[16 / down][8];
-#pragma unroll
-    for (int i = 0; i < 16 / down; ++i) {
-        const int row = s.row + i * down + lane / across, left = row < g.rows ? g.cols - col : 0;
-        kfi_load_each<2, 8, 1>(got[i], (const unsigned short *)p + row * ld + col, 0, left,
-                               left >= 8);
-    }
-#pragma unroll
-    for (int i = 0; i < 16 / down; ++i)
-        kfi_copy<16>(
-            kfi_slab_memory(kfi_slab_line<cols>(s, i * down + lane / across, lane % across)),
-            got[i]);
-    __syncwarp();
-#pragma unroll
-    for (int j = 0; j < cols / 16; ++j)
-        kfi_matrices<0>((unsigned *)v + 4 * j,
-                        kfi_slab_memory(kfi_slab_line<cols>(s, lane & 15, 2 * j + (lane >> 4))));
-    __syncwarp();
-}
-// Values of a result go to the buffer; and all of it to memory.
-template <int cols, int count>
-KFI_DEVICE void kfi_slab_put(const void *v, const kfi_slab &s, int first)
-{
-    const int lane = (int)threadIdx.x % 32;
-#pragma unroll
-    for (int j = 0; j < count / 8; ++j)
-        kfi_stmatrix<0>(kfi_slab_line<cols>(s, lane & 15, first / 4 + 2 * j + (lane >> 4)),
-                        (const unsigned *)v + 4 * j);
-}
-KFI_DEVICE void kfi_slab_send(const kfi_tensor_map *map, int matrix, const kfi_slab &s, kfi_ring *r)
-{
-    ++r->used;
-    kfi_async_fence();
-    __syncwarp();
-    if (threadIdx.x % 32 == 0) {
-        kfi_tma_store3(s.at, map, s.col, s.row, matrix);
-        kfi_bulk_commit();
-    }
-}
-KFI_DEVICE void kfi_slab_end()
-{
-    if (threadIdx.x % 32 == 0) kfi_bulk_wait_read<0>();
-}
-
-// ---- what a kernel's own code is given: vectors of 8 sums, or of 4, from 16 rows and
-// KFI_RING_SLAB columns of a warp, of all products together
-
-// Vectors of a lane.
-template <int products, int vec = 8> KFI_DEVICE constexpr int kfi_ring_vectors()
-{
-    return 16 * (KFI_RING_SLAB / products) / vec / 32;
-}
-// Four lanes have 32 columns of a row, each of them two of every 8: afterwards 8 that lie side by
-// side. Columns 8 i + 2 t and the next are in v[2 i] and v[2 i + 1] of lane t; then columns 8 t + 2
-// i.
-KFI_DEVICE void kfi_ring_gather(float *v)
+// Transposes 32 columns of a row over four lanes by shuffles. On entry v[2 i] and v[2 i + 1] of
+// lane t hold columns 8 i + 2 t and the next; on exit they hold columns 8 t + 2 i and the next.
+KFI_DEVICE void kfi_pipeline_transpose(float *v)
 {
 #pragma unroll
     for (int bit = 1; bit < 4; bit *= 2) {
@@ -443,17 +329,18 @@ KFI_DEVICE void kfi_ring_gather(float *v)
         }
     }
 }
-// A lane's vectors. All lanes come here.
+// Stores slab `number` of the accumulators as the lane's vectors. Called by all lanes.
 template <int tile, int products>
-KFI_DEVICE void kfi_ring_put(float *own, float (*sums)[kfi_policy(tile).cols / 2], int number)
+KFI_DEVICE void kfi_pipeline_store_fragment(float *own, float (*sums)[kfi_policy(tile).cols / 2],
+                                            int number)
 {
-    constexpr int across = kfi_policy(tile).cols / KFI_RING_SLAB;
+    constexpr int across = kfi_policy(tile).cols / KFI_PIPELINE_SLAB_COLS;
 #pragma unroll
-    for (int n = 0; n < kfi_ring_slabs(tile); ++n) {
+    for (int n = 0; n < kfi_pipeline_slabs(tile); ++n) {
         if (n != number) continue;
+        // own: [row, row + 8][32 columns of a product][8 columns][2]
 #pragma unroll
-        for (int i = 0; i < KFI_RING_OWN;
-             ++i) { // own: [row, 8 further on][32 columns, of a product][8 columns][2]
+        for (int i = 0; i < KFI_PIPELINE_PER_THREAD; ++i) {
             const int half = i / 8 % 2, j = i / 2 % 4,
                       col = products > 1 ? half * (kfi_policy(tile).cols / 2) + n % across * 32
                                          : n % across * 64 + half * 32;
@@ -461,14 +348,15 @@ KFI_DEVICE void kfi_ring_put(float *own, float (*sums)[kfi_policy(tile).cols / 2
         }
     }
 #pragma unroll
-    for (int i = 0; i < KFI_RING_OWN; i += 8) kfi_ring_gather(own + i);
+    for (int i = 0; i < KFI_PIPELINE_PER_THREAD; i += 8) kfi_pipeline_transpose(own + i);
 }
-// left is not positive where there is nothing.
+// Finds a vector of a slab. Returns false, with left <= 0, if it is out of range.
 template <int tile, int products, int vec = 8>
-KFI_DEVICE bool kfi_ring_find(kfi_gemm_cell *cell, int number, int vector, const kfi_gemm_at &at,
-                              const kfi_gemm &g)
+KFI_DEVICE bool kfi_pipeline_lookup(kfi_gemm_cell *cell, int number, int vector,
+                                    const kfi_gemm_tile &at, const kfi_gemm &g)
 {
-    constexpr int across = kfi_policy(tile).cols / KFI_RING_SLAB, wide = KFI_RING_SLAB / products;
+    constexpr int across = kfi_policy(tile).cols / KFI_PIPELINE_SLAB_COLS,
+                  wide = KFI_PIPELINE_SLAB_COLS / products;
     const int lane = (int)threadIdx.x % 32, turn = vector / (8 / vec),
               second = products > 1 ? turn : turn / 2;
     cell->row =
@@ -481,7 +369,7 @@ KFI_DEVICE bool kfi_ring_find(kfi_gemm_cell *cell, int number, int vector, const
     return cell->left > 0;
 }
 template <int products, int vec = 8>
-KFI_DEVICE void kfi_ring_take(float *values, const float *own, int vector, int product)
+KFI_DEVICE void kfi_pipeline_load_fragment(float *values, const float *own, int vector, int product)
 {
     const int turn = vector / (8 / vec);
 #pragma unroll
@@ -489,25 +377,26 @@ KFI_DEVICE void kfi_ring_take(float *values, const float *own, int vector, int p
         values[e] =
             own[(products > 1 ? 2 * turn + product : turn) * 8 + vector % (8 / vec) * vec + e];
 }
-// Partial sums, where blocks share the depth of a tile (kfi_gemm_leave).
+// Split-K: stores a partial tile (kfi_gemm_store_partial).
 template <int tile, int products>
-KFI_DEVICE void kfi_ring_leave(float (*sums)[kfi_policy(tile).cols / 2], const kfi_gemm_at &at,
-                               const kfi_gemm &g)
+KFI_DEVICE void kfi_pipeline_store_partial(float (*sums)[kfi_policy(tile).cols / 2],
+                                           const kfi_gemm_tile &at, const kfi_gemm &g)
 {
 #pragma unroll 1
-    for (int number = 0; number < kfi_ring_slabs(tile); ++number) {
-        float own[KFI_RING_OWN];
-        kfi_ring_put<tile, products>(own, sums, number);
+    for (int number = 0; number < kfi_pipeline_slabs(tile); ++number) {
+        float own[KFI_PIPELINE_PER_THREAD];
+        kfi_pipeline_store_fragment<tile, products>(own, sums, number);
 #pragma unroll
-        for (int turn = 0; turn < kfi_ring_vectors<products>(); ++turn) {
+        for (int turn = 0; turn < kfi_pipeline_vectors<products>(); ++turn) {
             kfi_gemm_cell cell;
-            if (!kfi_ring_find<tile, products>(&cell, number, turn, at, g)) continue;
+            if (!kfi_pipeline_lookup<tile, products>(&cell, number, turn, at, g)) continue;
             alignas(16) float values[8];
 #pragma unroll
             for (int p = 0; p < products; ++p) {
-                kfi_ring_take<products>(values, own, turn, p);
-                kfi_store<32>(kfi_gemm_part<4, products, 8>(cell, at.matrix, at.split, p, g),
-                              values);
+                kfi_pipeline_load_fragment<products>(values, own, turn, p);
+                kfi_store<32>(
+                    kfi_gemm_partial_address<4, products, 8>(cell, at.matrix, at.split, p, g),
+                    values);
             }
         }
     }

@@ -1,14 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-// kf/core/matmul/hopper_host.cuh: which products go by wgmma (hopper.cuh), and their factors as
-// TMA is told of them.
+// kf/core/matmul/hopper_host.cuh: host side of the wgmma kernels (hopper.cuh, tf32.cuh,
+// slab.cuh): which products take them, the tile, tensor maps and the launch.
 #ifndef KF_CORE_MATMUL_HOPPER_HOST_CUH
 #define KF_CORE_MATMUL_HOPPER_HOST_CUH
 
 #include "kf/core/matmul/hopper.cuh"
 #include "kf/core/matmul/pick.cuh"
+#include "kf/core/matmul/slab.cuh"
 #include "kf/core/matmul/tf32.cuh"
 
-// A kernel of sm_90a. In the emulation it is there when a test says so.
+// Kernels for sm_90a. In the emulation they exist if a test sets kf_emu_hopper.
 #if !(KF_SCHEDULES & 4)
 #define KFI_HOPPER_ADDRESS(...) nullptr
 #define KFI_HOPPER_STATE_ADDRESS(...) nullptr
@@ -30,8 +31,7 @@
 #ifdef KFI_HOST_PASS
 #include "kf/core/launch.cuh"
 
-// cuTensorMapEncodeTiled. Where nvcc compiles it is found at run time: nobody links with the driver
-// for it.
+// cuTensorMapEncodeTiled, looked up at run time: programs need not link with the driver.
 typedef int (*kfi_encode_map)(kfi_tensor_map *map, int type, unsigned rank, void *p,
                               const unsigned long long *sizes, const unsigned long long *strides,
                               const unsigned *box, const unsigned *steps, int interleave,
@@ -59,7 +59,7 @@ KF_FN kfi_encode_map kfi_find_encode() { return nullptr; }
 #else
 KF_FN KFI_SMALL kfi_encode_map kfi_find_encode()
 {
-    static void *known = nullptr; // threads that ask at the same time write the same pointer
+    static void *known = nullptr; // concurrent threads write the same pointer
     void *found = kfi_read_pointer(&known);
     if (found) return (kfi_encode_map)found;
     cudaDriverEntryPointQueryResult query;
@@ -75,9 +75,8 @@ KF_FN KFI_SMALL kfi_encode_map kfi_find_encode()
     return (kfi_encode_map)found;
 }
 #endif
-// Whether the code that the device runs has wgmma: compiled for another architecture, sm_90 too,
-// the kernel may have a warp's threads. A kernel that is loaded is loaded for this question, or, if
-// it is not found, is not there.
+// Returns whether the code that the device runs has wgmma: code for another architecture, sm_90
+// included, has a launch bound of one warp. This loads a kernel that is loaded by name.
 #ifdef KF_EMULATE
 KF_FN bool kfi_has_wgmma(const void *kernel, int) { return kernel != nullptr; }
 #else
@@ -94,30 +93,30 @@ KF_FN KFI_SMALL bool kfi_has_wgmma(const void *kernel, int threads)
 }
 #endif
 
-// Whatever the number of rows beyond 64 and of columns: a result's bits do not depend on them.
-KF_FN bool kfi_gemm_by_wgmma(const kfi_gemm_sizes &s)
+// 2-byte elements with more than 64 rows; independent of the other sizes, so that bits are, too.
+KF_FN bool kfi_gemm_uses_wgmma(const kfi_gemm_sizes &s)
 {
     return s.bytes == 2 && s.whole && s.mma && s.rows > 64 && s.depth > 0;
 }
 
-// Floats, whatever the number of rows beyond 64 and of columns, and all with KF_BATCH_INVARIANT:
-// other kernels' floats have other last bits. Of a shorter depth than a stage too: zeros are added.
-KF_FN bool kfi_gemm_by_halves(const kfi_gemm_sizes &s)
+// float32 with more than 64 rows, and any number of rows with KF_BATCH_INVARIANT: other kernels
+// round differently. K shorter than a stage is padded with zeros.
+KF_FN bool kfi_gemm_uses_3xtf32(const kfi_gemm_sizes &s)
 {
     return s.bytes == 4 && s.whole && s.rows > KFI_GEMM_CLASS && s.depth > 0;
 }
-// The tile of either; -1 where it is neither.
+// Returns the tile of either; -1: neither.
 KF_FN int kfi_gemm_wgmma_tile(const kfi_gemm_sizes &s, int type, int layout)
 {
     const int floats =
         type == KFI_OF_TF32 && layout == 0 ? KFI_TILE_WGMMA_TF32 : KFI_TILE_WGMMA_3XTF32;
-    return kfi_gemm_by_wgmma(s)    ? KFI_TILE_WGMMA_128x128_PINGPONG
-           : kfi_gemm_by_halves(s) ? floats
-                                   : -1;
+    return kfi_gemm_uses_wgmma(s)    ? KFI_TILE_WGMMA_128x128_PINGPONG
+           : kfi_gemm_uses_3xtf32(s) ? floats
+                                     : -1;
 }
 
 // Index of a tile among an op's kernels that store through slabs.
-KF_FN int kfi_ring_number(int tile)
+KF_FN int kfi_slab_kernel_index(int tile)
 {
     return tile == KFI_TILE_WGMMA_128x128_PINGPONG ? 0 : tile - KFI_TILE_WGMMA_128x192_PINGPONG + 1;
 }
@@ -128,8 +127,8 @@ KF_FN int kfi_ring_number(int tile)
 #ifndef KFI_GEMM_TILE
 #define KFI_GEMM_TILE -1
 #endif
-KF_FN KFI_SMALL int kfi_gemm_ring_tile(const kfi_gemm_sizes &s, int layout,
-                                       const void *const *kernels)
+KF_FN KFI_SMALL int kfi_gemm_pick_slab_tile(const kfi_gemm_sizes &s, int layout,
+                                            const void *const *kernels)
 {
     if (KFI_GEMM_TILE >= 0) return KFI_GEMM_TILE;
     static const struct {
@@ -139,17 +138,17 @@ KF_FN KFI_SMALL int kfi_gemm_ring_tile(const kfi_gemm_sizes &s, int layout,
                 {KFI_TILE_WGMMA_128x128_COOPERATIVE, 535, 1000},
                 {KFI_TILE_WGMMA_128x256_COOPERATIVE, 1040, 1500},
                 {KFI_TILE_WGMMA_128x96_COOPERATIVE, 425, 850}};
-    const bool single_wave = kernels[kfi_ring_number(KFI_TILE_WGMMA_128x128_COOPERATIVE)];
+    const bool single_wave = kernels[kfi_slab_kernel_index(KFI_TILE_WGMMA_128x128_COOPERATIVE)];
     kf_i64 least = -1;
     int best = KFI_TILE_WGMMA_128x128_PINGPONG;
     for (const auto &m : menu) {
         const bool cooperative = kfi_policy(m.tile).cooperative;
         const kf_i64 waves = kfi_ceil(kfi_gemm_tiles(s, m.tile), KFI_GEMM_SMS);
-        if (!kernels[kfi_ring_number(m.tile)]) continue;
+        if (!kernels[kfi_slab_kernel_index(m.tile)]) continue;
         if ((layout & KFI_B_TRANSPOSED) && kfi_policy(m.tile).cols % 64) continue;
         if (waves == 1 && !cooperative && single_wave) continue; // a warpgroup would be idle
         const kf_i64 clocks =
-            waves * kfi_ceil(s.depth, KFI_RING_DEPTH) * m.step + (cooperative ? waves : 1) * m.tail;
+            waves * kfi_ceil(s.depth, KFI_PIPELINE_K) * m.step + (cooperative ? waves : 1) * m.tail;
         if (least >= 0 && clocks >= least) continue;
         least = clocks;
         best = m.tile;
@@ -157,25 +156,26 @@ KF_FN KFI_SMALL int kfi_gemm_ring_tile(const kfi_gemm_sizes &s, int layout,
     return best;
 }
 
-// A factor: `outer` lines of `inner` elements, in boxes of 128 bytes of `lines` lines. turns:
-// whether each matrix has its own.
+// A tensor to map: `outer` rows of `inner` elements, in boxes of `lines` rows of `bytes` bytes.
+// apart: elements between matrices.
 struct kfi_mapped {
     const void *p;
     kf_i64 inner, outer, ld, matrices, apart;
-    int type, lines, bytes = 128; // bytes: of a line in a box
+    int type, lines, bytes = 128;
 };
-KF_FN KFI_SMALL bool kfi_map_factor(kfi_tensor_map *map, int *turns, const kfi_mapped &f)
+// Encodes a tensor map. *batched: 1 if matrices differ, 0 if the batch shares one.
+KF_FN KFI_SMALL bool kfi_map_factor(kfi_tensor_map *map, int *batched, const kfi_mapped &f)
 {
     const kfi_encode_map encode = kfi_find_encode();
     if (!encode || (f.outer > 1 && f.ld <= 0) || f.apart < 0) return false;
     const int size = kfi_of_bytes(f.type);
     const kf_i64 line = f.outer > 1 ? size * f.ld : kfi_ceil(size * f.inner, 16) * 16,
                  limit = (kf_i64)1 << 40;
-    *turns = f.matrices > 1 && f.apart > 0;
-    const kf_i64 apart = *turns ? size * f.apart : line;
+    *batched = f.matrices > 1 && f.apart > 0;
+    const kf_i64 apart = *batched ? size * f.apart : line;
     if (line >= limit || apart >= limit) return false;
     const unsigned long long sizes[] = {(unsigned long long)f.inner, (unsigned long long)f.outer,
-                                        *turns ? (unsigned long long)f.matrices : 1};
+                                        *batched ? (unsigned long long)f.matrices : 1};
     const unsigned long long strides[] = {(unsigned long long)line, (unsigned long long)apart};
     const unsigned box[] = {(unsigned)(f.bytes / size), (unsigned)f.lines, 1}, steps[] = {1, 1, 1};
     const int of_type = f.type == KFI_OF_BF16   ? 9
@@ -183,56 +183,56 @@ KF_FN KFI_SMALL bool kfi_map_factor(kfi_tensor_map *map, int *turns, const kfi_m
                         : f.type == KFI_OF_TF32 ? 11
                                                 : 7; // CU_TENSOR_MAP_DATA_TYPE_
     return encode(map, of_type, 3, const_cast<void *>(f.p), sizes, strides, box, steps, 0,
-                  f.bytes == 128 ? 3 : 2, 3, 0) == 0; // swizzled by a line's bytes
+                  f.bytes == 128 ? 3 : 2, 3, 0) == 0; // 128-byte or 64-byte swizzle
 }
-// The factors of one product, of two of one A, or of two that are added up (terms). False: not to
-// be had by TMA. rows, cols: of a tile.
+// Encodes the operands of one product, of two products that share A, or of two terms. Returns false
+// if TMA cannot load them. rows, cols: of a tile.
 KF_FN KFI_SMALL bool kfi_gemm_map(kfi_gemm_maps *maps, const kfi_gemm_sizes &s, int type,
-                                  int layout, int terms, const kfi_gemm_side &a,
-                                  const kf_i64 *a_matrix, const kfi_gemm_side &b,
+                                  int layout, int terms, const kfi_gemm_matrix &a,
+                                  const kf_i64 *a_matrix, const kfi_gemm_matrix &b,
                                   const kf_i64 *b_matrix,
                                   int rows = kfi_policy(KFI_TILE_WGMMA_128x128_PINGPONG).rows,
                                   int cols = kfi_policy(KFI_TILE_WGMMA_128x128_PINGPONG).cols)
 {
-    const bool turned_a = layout & KFI_A_TRANSPOSED, turned_b = layout & KFI_B_TRANSPOSED;
-    const int depth = 128 / s.bytes, lines_a = turned_a ? depth : rows,
-              lines_b = turned_b ? depth : cols / s.products;
+    const bool transposed_a = layout & KFI_A_TRANSPOSED, transposed_b = layout & KFI_B_TRANSPOSED;
+    const int depth = 128 / s.bytes, lines_a = transposed_a ? depth : rows,
+              lines_b = transposed_b ? depth : cols / s.products;
     bool mapped = true;
     maps->terms = terms;
     for (int i = 0; mapped && i < terms; ++i) {
         const kfi_mapped f = {a.p[i],
-                              turned_a ? s.rows : s.depth,
-                              turned_a ? s.depth : s.rows,
+                              transposed_a ? s.rows : s.depth,
+                              transposed_a ? s.depth : s.rows,
                               a.ld[i],
                               s.matrices,
                               a_matrix[i],
                               type,
                               lines_a};
-        mapped = kfi_map_factor(&maps->a[i], &maps->turns_a[i], f);
+        mapped = kfi_map_factor(&maps->a[i], &maps->batched_a[i], f);
     }
     for (int i = 0; mapped && i < (terms > s.products ? terms : s.products); ++i) {
         const kfi_mapped f = {b.p[i],
-                              turned_b ? s.cols : s.depth,
-                              turned_b ? s.depth : s.cols,
+                              transposed_b ? s.cols : s.depth,
+                              transposed_b ? s.depth : s.cols,
                               b.ld[i],
                               s.matrices,
                               b_matrix[i],
                               type,
                               lines_b};
-        mapped = kfi_map_factor(&maps->b[i], &maps->turns_b[i], f);
+        mapped = kfi_map_factor(&maps->b[i], &maps->batched_b[i], f);
     }
     return mapped;
 }
-// Splits as kfi_gemm_pick has them.
+// Splits K as kfi_gemm_pick does.
 KF_FN KFI_SMALL kfi_gemm_choice kfi_gemm_wgmma_choice(const kfi_gemm_sizes &s, int tile)
 {
-    static_assert(KFI_GEMM_SLICE % KFI_RING_DEPTH == 0 && KFI_GEMM_SLICE % KFI_HALVES_DEPTH == 0,
+    static_assert(KFI_GEMM_SLICE % KFI_PIPELINE_K == 0 && KFI_GEMM_SLICE % KFI_3XTF32_K == 0,
                   "kf: a split has whole stages");
-    kfi_gemm_choice choice = {tile, KFI_WHOLE, 1, s.depth};
+    kfi_gemm_choice choice = {tile, KFI_CP_ASYNC, 1, s.depth};
     kfi_gemm_split(&choice, s);
     return choice;
 }
-// The launch, of a g that was filled in for the choice.
+// Launches the kernel; g is filled in for the choice.
 KF_FN KFI_SMALL kf_result_t kfi_gemm_launch_wgmma(const kfi_name *name, const void *kernel,
                                                   kfi_gemm_maps *maps, const kfi_gemm &g,
                                                   const kfi_gemm_choice &choice, kf_i64 matrices,
@@ -241,9 +241,10 @@ KF_FN KFI_SMALL kf_result_t kfi_gemm_launch_wgmma(const kfi_name *name, const vo
     const int tile = choice.tile;
     maps->units = (unsigned)kfi_gemm_units(choice, (kf_i64)g.tiles.d, matrices);
     const unsigned sms = KFI_GEMM_SMS, blocks = maps->units < sms ? maps->units : sms;
-    return kfi_launch(
-        name, kernel, dim3(blocks), (unsigned)kfi_policy(tile).threads, args, stream, false,
-        (unsigned)(tile == KFI_TILE_WGMMA_3XTF32 ? kfi_halves_shared() : kfi_ring_shared(tile)));
+    return kfi_launch(name, kernel, dim3(blocks), (unsigned)kfi_policy(tile).threads, args, stream,
+                      false,
+                      (unsigned)(tile == KFI_TILE_WGMMA_3XTF32 ? kfi_3xtf32_shared_bytes()
+                                                               : kfi_pipeline_shared_bytes(tile)));
 }
 #endif
 

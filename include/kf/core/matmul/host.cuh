@@ -1,56 +1,57 @@
 // SPDX-License-Identifier: Apache-2.0
-// kf/core/matmul/host.cuh: what the launchers of products have in common, forward and backward.
+// kf/core/matmul/host.cuh: host code that matmul forwards and backwards share: kernel tables, sizes,
+// alignment.
 #ifndef KF_CORE_MATMUL_HOST_CUH
 #define KF_CORE_MATMUL_HOST_CUH
 
 #include "kf/core/matmul/skinny_host.cuh"
 #include "kf/core/matmul/sum.cuh"
 
-// Kernels that read by copies of 16 bytes, and from any address.
+// Kernels that load by cp.async, or through registers from any address (KF_SCHEDULES 2 and 1).
 #if KF_SCHEDULES & 2
-#define KFI_WHOLE_ADDRESS KFI_ADDRESS
-#define KFI_WHOLE_STATE_ADDRESS KFI_STATE_ADDRESS
+#define KFI_CP_ASYNC_ADDRESS KFI_ADDRESS
+#define KFI_CP_ASYNC_STATE_ADDRESS KFI_STATE_ADDRESS
 #else
-#define KFI_WHOLE_ADDRESS(...) nullptr
-#define KFI_WHOLE_STATE_ADDRESS(...) nullptr
+#define KFI_CP_ASYNC_ADDRESS(...) nullptr
+#define KFI_CP_ASYNC_STATE_ADDRESS(...) nullptr
 #endif
 #if KF_SCHEDULES & 1
-#define KFI_ANY_ADDRESS KFI_ADDRESS
-#define KFI_ANY_STATE_ADDRESS KFI_STATE_ADDRESS
+#define KFI_VIA_REGISTERS_ADDRESS KFI_ADDRESS
+#define KFI_VIA_REGISTERS_STATE_ADDRESS KFI_STATE_ADDRESS
 #else
-#define KFI_ANY_ADDRESS(...) nullptr
-#define KFI_ANY_STATE_ADDRESS(...) nullptr
+#define KFI_VIA_REGISTERS_ADDRESS(...) nullptr
+#define KFI_VIA_REGISTERS_STATE_ADDRESS(...) nullptr
 #endif
-// A kernel of devices before sm_80, whose code for others is never run; nor in the emulation.
+// Kernels for devices before sm_80. Their code for others never runs; the emulation leaves it out.
 #if defined(KF_EMULATE) || !(KF_SCHEDULES & 1)
-#define KFI_OLD_ADDRESS(...) nullptr
-#define KFI_OLD_STATE_ADDRESS(...) nullptr
+#define KFI_PRE_SM80_ADDRESS(...) nullptr
+#define KFI_PRE_SM80_STATE_ADDRESS(...) nullptr
 #else
-#define KFI_OLD_ADDRESS KFI_ADDRESS
-#define KFI_OLD_STATE_ADDRESS KFI_STATE_ADDRESS
+#define KFI_PRE_SM80_ADDRESS KFI_ADDRESS
+#define KFI_PRE_SM80_STATE_ADDRESS KFI_STATE_ADDRESS
 #endif
 
 #ifdef KFI_HOST_PASS
 #include "kf/core/matmul/check.h"
 #include "kf/core/launch.cuh"
 
-// Kernels of a product of elements of so many bytes, of which the last one joins split depths, and
-// the one before, but of doubles, goes by wgmma.
+// Number of a product's kernels, by bytes of an element. The last one reduces splits; the one
+// before it (not for doubles) is wgmma's.
 KF_FN int kfi_gemm_kernels(int bytes) { return bytes == 2 ? 7 : bytes == 4 ? 6 : 3; }
 KF_FN int kfi_gemm_wgmma_kernel(int bytes) { return kfi_gemm_kernels(bytes) - 2; }
-// Which of them makes a choice's tile.
+// Index of a choice's kernel among them.
 KF_FN int kfi_gemm_kernel_of(const kfi_gemm_choice &choice, int bytes)
 {
     const int first = bytes == 2   ? KFI_TILE_MMA_128x128
                       : bytes == 4 ? KFI_TILE_SIMT_128x128
                                    : KFI_TILE_SIMT_64x64;
-    const int count = bytes == 8 ? 1 : 2; // of tiles by copies of 16 bytes
+    const int count = bytes == 8 ? 1 : 2; // tiles by cp.async
     if (bytes == 2 && choice.tile == KFI_TILE_SIMT_64x64) return 4;
-    return (choice.how == KFI_WHOLE ? 0 : count) + choice.tile - first;
+    return (choice.how == KFI_CP_ASYNC ? 0 : count) + choice.tile - first;
 }
 
-// Whether the code that the device runs has mma.sync: code for what came before may have a warp's
-// threads.
+// Returns whether the code that the device runs has mma.sync: other code has a launch bound of one
+// warp.
 KF_FN KFI_SMALL bool kfi_gemm_has_mma(const void *kernel)
 {
 #ifdef KF_EMULATE
@@ -68,7 +69,7 @@ KF_FN KFI_SMALL bool kfi_gemm_has_mma(const void *kernel)
 #else
     cudaFuncAttributes found;
     return cudaFuncGetAttributes(&found, kernel) != cudaSuccess ||
-           found.maxThreadsPerBlock > 32; // without code the launch says so
+           found.maxThreadsPerBlock > 32; // without any code the launch fails
 #endif
 #endif
 }
@@ -87,8 +88,7 @@ KF_FN KFI_SMALL kfi_gemm_sizes kfi_gemm_make_sizes(const kf_i64 *sizes, int prod
     return s;
 }
 
-// The choice among the portable kernels that there are (KF_SCHEDULES), and whether the device's
-// code has mma.sync.
+// Picks among the portable kernels that are compiled (KF_SCHEDULES), and sets s->mma.
 KF_FN KFI_SMALL kfi_gemm_choice kfi_gemm_pick_of(kfi_gemm_sizes *s, const void *const *kernels)
 {
     const void *const one = s->bytes != 2 || kernels[1] ? kernels[1] : kernels[3];
@@ -100,26 +100,26 @@ KF_FN KFI_SMALL kfi_gemm_choice kfi_gemm_pick_of(kfi_gemm_sizes *s, const void *
 KF_FN KFI_SMALL kf_result_t kfi_gemm_left_out(const kfi_name *name)
 {
     return kfi_fail(KF_ERROR_UNSUPPORTED, name, "launch",
-                    "of such sizes and alignments has no kernel here: KF_SCHEDULES leaves it out");
+                    "has no kernel for these sizes and alignments: KF_SCHEDULES leaves it out");
 }
 
-// Whether lines and matrices of a tensor begin at multiples of 16 bytes.
+// Returns whether rows and matrices of a tensor begin at multiples of 16 bytes.
 KF_FN KFI_SMALL bool kfi_gemm_whole(const kfi_gemm_tensors &t, int tensor, int size)
 {
     return ((kf_i64)(uintptr_t)t.p[tensor] | t.ld[tensor] * size | t.matrix[tensor] * size) % 16 ==
            0;
 }
-// As many tensors as there are: how many.
+// Fills in the tensors of a call; returns how many there are.
 KF_FN KFI_SMALL int kfi_gemm_fill_tensors(kfi_gemm_tensors *t, const char *shapes, kf_i64 cols,
-                                          const kfi_operands &given, const kfi_gemm_lie *from,
-                                          kfi_gemm_lie *lie)
+                                          const kfi_operands &given, const kfi_gemm_steps *from,
+                                          kfi_gemm_steps *steps)
 {
     kfi_operands operands;
-    const int count = kfi_gemm_divide(shapes, cols, from, &given, lie, &operands);
+    const int count = kfi_gemm_split_joined(shapes, cols, from, &given, steps, &operands);
     for (int i = 0; i < count; ++i) {
         t->p[i] = const_cast<void *>(operands.of[i].ptr);
-        t->ld[i] = lie[i].vector ? 0 : lie[i].step[lie[i].outer];
-        t->matrix[i] = lie[i].step[KFI_AXIS_BATCH];
+        t->ld[i] = steps[i].vector ? 0 : steps[i].step[steps[i].outer];
+        t->matrix[i] = steps[i].step[KFI_AXIS_BATCH];
     }
     return count;
 }

@@ -1,12 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* kf/core/matmul/lanes.h: products in C of one element type in vectors of one width: the tile, and
-   the table of all such functions.
+/* kf/core/matmul/lanes.h: matrix product in C for one element type and vector width: the register
+   tile and the table of functions.
 
-   Included once for each, by core/matmul/width.h, which defines KFI_GEMM_BYTES (of a vector; 0:
-   single numbers) and KFI_GEMM_TYPE; otherwise empty. Every function that computes with vectors
-   says itself which instructions it may use: gcc takes operations on vectors apart where their
-   function may not have them, and that before it is inlined into one that may. Sums are float, of
-   f64 double. */
+   core/matmul/width.h includes it once per type and width and defines KFI_GEMM_BYTES (of a vector; 0:
+   scalars) and KFI_GEMM_TYPE; it is empty otherwise. Each function has its own target attribute:
+   gcc splits vector operations whose function lacks the instructions before it inlines the function
+   into one that has them. Accumulators are float, for f64 double. */
 #ifdef KFI_GEMM_TYPE
 
 #define KFI_GEMM_JOIN_(word, type, bytes) kfi_cpu_gemm_##word##_##type##_##bytes
@@ -14,7 +13,7 @@
 #define KFI_GEMM(word) KFI_GEMM_JOIN(word, KFI_GEMM_TYPE, KFI_GEMM_BYTES)
 #define KFI_MM_REAL KFI_GEMM(real)
 #define KFI_MM_VECTOR KFI_GEMM(vector)
-#define KFI_MM_ANYWHERE KFI_GEMM(anywhere) /* a vector that is not aligned */
+#define KFI_MM_ANYWHERE KFI_GEMM(anywhere) /* unaligned vector */
 #define KFI_MM_ELEMENT KFI_GEMM(element)
 
 #if KFI_GEMM_KIND == 1
@@ -30,8 +29,7 @@ typedef KFI_MM_REAL KFI_MM_ELEMENT;
 typedef uint16_t KFI_MM_ELEMENT;
 #endif
 
-/* KFI_MM_ROWS and KFI_MM_ACROSS: rows of a tile, and its vectors in a row: as many sums as
- * registers hold. */
+/* KFI_MM_ROWS, KFI_MM_ACROSS: rows of a tile and vectors per row, as registers allow. */
 #if KFI_GEMM_BYTES == 0
 #define KFI_MM_LANES 1
 #define KFI_MM_ROWS 4
@@ -51,7 +49,7 @@ typedef uint32_t KFI_GEMM(bits) __attribute__((vector_size(KFI_GEMM_BYTES)));
 #endif
 #define KFI_MM_COLS (KFI_MM_ACROSS * KFI_MM_LANES)
 
-/* a * b + c, fused where that is an instruction. */
+/* a * b + c, fused if there is an instruction. */
 KFI_GEMM_INLINE KFI_MM_VECTOR KFI_GEMM(fma)(KFI_MM_VECTOR a, KFI_MM_VECTOR b, KFI_MM_VECTOR c)
 {
 #if KFI_GEMM_BYTES >= 32 && defined(__clang__) && KFI_GEMM_ELEMENTWISE_FMA
@@ -76,7 +74,7 @@ KFI_GEMM_INLINE KFI_MM_VECTOR KFI_GEMM(all)(KFI_MM_REAL v)
     return v - zero;
 }
 
-/* Elements that lie side by side, as numbers. */
+/* Loads contiguous elements and converts them. */
 KFI_GEMM_INLINE KFI_MM_VECTOR KFI_GEMM(load)(const KFI_MM_ELEMENT *from)
 {
 #if KFI_GEMM_KIND < 2
@@ -102,7 +100,7 @@ KFI_GEMM_INLINE KFI_MM_VECTOR KFI_GEMM(load)(const KFI_MM_ELEMENT *from)
     return (KFI_MM_VECTOR)(__builtin_convertvector(h, KFI_GEMM(bits)) << 16);
 #endif
 }
-/* Fewer of them than a vector has; zeros behind. */
+/* Loads `count` elements, fewer than a vector has, and pads with zeros. */
 KFI_GEMM_INLINE KFI_MM_VECTOR KFI_GEMM(load_some)(const KFI_MM_ELEMENT *from, kf_i64 count)
 {
     KFI_MM_ELEMENT t[KFI_MM_LANES];
@@ -111,7 +109,7 @@ KFI_GEMM_INLINE KFI_MM_VECTOR KFI_GEMM(load_some)(const KFI_MM_ELEMENT *from, kf
     return KFI_GEMM(load)(t);
 }
 
-/* The sums of a tile stay in registers, since all loops over them are unrolled. */
+/* Computes a tile. All loops over accumulators are unrolled, so that they stay in registers. */
 KFI_GEMM_INLINE void KFI_GEMM(tile_of)(const int rows, kf_i64 depths, const KFI_MM_REAL *a,
                                        const KFI_MM_REAL *b, KFI_MM_REAL *c, kf_i64 ld, int add)
 {
@@ -165,14 +163,14 @@ KFI_GEMM_FUNCTION void KFI_GEMM(tile)(int rows, kf_i64 depths, const void *a, co
 KFI_HOST kfi_cpu_gemm_lanes KFI_GEMM(lanes)(void)
 {
     const kfi_cpu_gemm_lanes found = {
-        KFI_MM_ROWS,      KFI_MM_COLS,    KFI_MM_LANES, KFI_MM_SIZE, (int)sizeof(KFI_MM_ELEMENT),
+        KFI_MM_ROWS,      KFI_MM_COLS,     KFI_MM_LANES, KFI_MM_SIZE, (int)sizeof(KFI_MM_ELEMENT),
         KFI_GEMM(tile),   KFI_GEMM(pack),
 #if KFI_GEMM_KIND == 1
         KFI_GEMM(pack),
 #else
                                       KFI_GEMM_JOIN(pack, f32, KFI_GEMM_BYTES),
 #endif
-        KFI_GEMM(gather), KFI_GEMM(few)};
+        KFI_GEMM(gather), KFI_GEMM(skinny)};
     return found;
 }
 

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// kf/core/matmul/load.cuh: a stage of an operand comes to shared memory, for mma.sync: elements of
-// 2 bytes, in chunks of 8.
+// kf/core/matmul/load.cuh: loads a pipeline stage of an operand to shared memory, for the mma.sync
+// and SIMT mainloops: by cp.async of 16 bytes, or through registers from any address.
 //
-// A stage has `lines` lines as memory has them, of 4 chunks (32 of the depth) or, where an operand
-// is transposed, of as many as its tile is wide. Chunks are not where they would be in order, so
-// that the 8 rows of a matrix (kfi_matrices) come from 8 different sixteenths of the banks.
+// A stage holds `lines` rows as stored: 4 chunks of 8 elements each (32 of K), or, if the operand
+// is transposed, the tile's width. Chunks are swizzled so that the 8 rows of an ldmatrix read 8
+// different groups of banks.
 #ifndef KF_CORE_MATMUL_LOAD_CUH
 #define KF_CORE_MATMUL_LOAD_CUH
 
@@ -12,32 +12,33 @@
 
 #ifdef KFI_DEVICE_PASS
 
-// Where in its stage a chunk is.
+// Swizzled index of a chunk in its stage.
 template <int chunks> KFI_DEVICE int kfi_chunk_at(int line, int chunk)
 {
     return line * chunks + (chunks >= 8 ? chunk ^ (line & 7) : chunk ^ (line >> 1 & 3));
 }
 
-// Lines and chunks of several products stand by turns in a stage, `share` at a time, so that a warp
-// has the same columns of all of them: where number n of one product is.
-template <int products, int share> KFI_DEVICE int kfi_by_turns(int n, int product)
+// Interleaves the columns of two products in a stage, `share` at a time, so that a warp has the
+// same columns of both. Returns the position of number n of one product.
+template <int products, int share> KFI_DEVICE int kfi_interleave(int n, int product)
 {
     return products > 1 ? n / share * (share * products) + product * share + n % share : n;
 }
 
-// A thread's way through an operand: of each stage it has one chunk of every so many lines.
+// Cursor of a thread in global memory: per stage it loads one chunk of every
+// kfi_cursor_lines()-th row.
 struct kfi_gemm_cursor {
-    const char *p;      // its first chunk of the stage that comes next
-    kf_i64 next, apart; // bytes to that of the stage behind it, and to the next line's
-    int lines, left;    // from there on: lines, and elements of a line
+    const char *p;      // its first chunk of the next stage
+    kf_i64 next, apart; // bytes to the following stage, and to its next row
+    int lines, left;    // remaining rows, and elements of a row
 };
 template <int tile, int chunks> KFI_DEVICE constexpr int kfi_cursor_lines()
 {
     return kfi_policy(tile).threads / chunks;
 }
 template <int size, int per, int tile, int chunks, int transposed>
-KFI_DEVICE kfi_gemm_cursor kfi_gemm_begin(const void *p, kf_i64 ld, int first, int outer_end,
-                                          int begin, int end)
+KFI_DEVICE kfi_gemm_cursor kfi_gemm_cursor_init(const void *p, kf_i64 ld, int first, int outer_end,
+                                                int begin, int end)
 {
     const int line = (int)threadIdx.x / chunks, chunk = (int)threadIdx.x % chunks * per;
     const int outer = first + (transposed ? chunk : line),
@@ -51,7 +52,7 @@ KFI_DEVICE kfi_gemm_cursor kfi_gemm_begin(const void *p, kf_i64 ld, int first, i
     cursor.left = transposed ? outer_end - outer : end - depth;
     return cursor;
 }
-template <int tile, int transposed> KFI_DEVICE void kfi_gemm_go(kfi_gemm_cursor &cursor)
+template <int tile, int transposed> KFI_DEVICE void kfi_gemm_cursor_advance(kfi_gemm_cursor &cursor)
 {
     cursor.p += cursor.next;
     if (transposed)
@@ -59,7 +60,7 @@ template <int tile, int transposed> KFI_DEVICE void kfi_gemm_go(kfi_gemm_cursor 
     else
         cursor.left -= kfi_policy(tile).stage_k;
 }
-// How many elements of a chunk there are, of the i-th line of the thread.
+// In-range elements of the thread's chunk of its i-th row.
 template <int tile, int chunks, int per>
 KFI_DEVICE int kfi_cursor_left(const kfi_gemm_cursor &cursor, int i)
 {
@@ -68,27 +69,27 @@ KFI_DEVICE int kfi_cursor_left(const kfi_gemm_cursor &cursor, int i)
                                                                                     : per;
 }
 
-// ---- by copies of 16 bytes. lines and chunks: of one product.
+// ---- by cp.async. lines and chunks: of one product.
 template <int tile, int lines, int chunks, int products, int share, int transposed>
-KFI_DEVICE void kfi_stage_whole(char *stage, const kfi_gemm_cursor &cursor, int product)
+KFI_DEVICE void kfi_stage_cp_async(char *stage, const kfi_gemm_cursor &cursor, int product)
 {
-    constexpr int all = transposed ? chunks * products : chunks; // of a line in the stage
+    constexpr int all = transposed ? chunks * products : chunks; // per row of the stage
 #pragma unroll
     for (int i = 0; i < lines / kfi_cursor_lines<tile, chunks>(); ++i) {
         const int l = (int)threadIdx.x / chunks + i * kfi_cursor_lines<tile, chunks>(),
                   chunk = (int)threadIdx.x % chunks;
-        const int at = transposed
-                           ? kfi_chunk_at<all>(l, kfi_by_turns<products, share / 8>(chunk, product))
-                           : kfi_chunk_at<all>(kfi_by_turns<products, share>(l, product), chunk);
-        kfi_fetch_some<16>(stage + 16 * at, cursor.p + i * cursor.apart,
-                           2 * kfi_cursor_left<tile, chunks, 8>(cursor, i));
+        const int at =
+            transposed ? kfi_chunk_at<all>(l, kfi_interleave<products, share / 8>(chunk, product))
+                       : kfi_chunk_at<all>(kfi_interleave<products, share>(l, product), chunk);
+        kfi_cp_async<16>(stage + 16 * at, cursor.p + i * cursor.apart,
+                         2 * kfi_cursor_left<tile, chunks, 8>(cursor, i));
     }
 }
 
-// ---- by way of registers, from any address: two loads of 16 bytes, from multiples of it, have the
-// 8 elements between them. Where such loads would reach out of the matrix, single elements.
+// ---- through registers, from any address: two aligned 16-byte loads cover the 8 elements. Where
+// they would leave the matrix, single elements are loaded.
 struct kfi_gemm_span {
-    const char *begin, *end; // of a matrix
+    const char *begin, *end; // bounds of a matrix
 };
 KFI_DEVICE kfi_gemm_span kfi_gemm_span_of(const void *p, kf_i64 ld, int lines, int length)
 {
@@ -101,8 +102,8 @@ KFI_DEVICE bool kfi_chunk_inside(const char *p, const kfi_gemm_span &span)
     const unsigned off = (unsigned)(unsigned long long)p & 15u;
     return p - off >= span.begin && p - off + (off ? 32 : 16) <= span.end;
 }
-// Of a chunk that ends its line, and begins at a multiple of 16 bytes, single elements too: what is
-// behind them may be written by nobody.
+// An aligned chunk that ends its row is loaded by single elements, too: the padding behind it may
+// be uninitialised.
 KFI_DEVICE void kfi_chunk_load(unsigned *w, const char *p, int left, const kfi_gemm_span &span)
 {
     const unsigned off = (unsigned)(unsigned long long)p & 15u;
@@ -118,7 +119,7 @@ KFI_DEVICE void kfi_chunk_load(unsigned *w, const char *p, int left, const kfi_g
             if (e < left) w[e / 2] |= (unsigned)((const unsigned short *)p)[e] << e % 2 * 16;
     }
 }
-// Its 8 elements to the front, and zero behind its end.
+// Shifts the 8 elements to the front and zeroes those past the end.
 KFI_DEVICE void kfi_chunk_align(unsigned *w, const char *p, int left, const kfi_gemm_span &span)
 {
     if (kfi_chunk_inside(p, span)) {
@@ -155,9 +156,9 @@ KFI_DEVICE void kfi_stage_write(char *stage, unsigned (*w)[8], const kfi_gemm_cu
     for (int i = 0; i < lines / kfi_cursor_lines<tile, chunks>(); ++i) {
         const int l = (int)threadIdx.x / chunks + i * kfi_cursor_lines<tile, chunks>(),
                   chunk = (int)threadIdx.x % chunks;
-        const int at = transposed
-                           ? kfi_chunk_at<all>(l, kfi_by_turns<products, share / 8>(chunk, product))
-                           : kfi_chunk_at<all>(kfi_by_turns<products, share>(l, product), chunk);
+        const int at =
+            transposed ? kfi_chunk_at<all>(l, kfi_interleave<products, share / 8>(chunk, product))
+                       : kfi_chunk_at<all>(kfi_interleave<products, share>(l, product), chunk);
         kfi_chunk_align(w[i], cursor.p + i * cursor.apart,
                         kfi_cursor_left<tile, chunks, 8>(cursor, i), span);
         kfi_copy<16>(stage + 16 * at, w[i]);

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// kf/core/matmul/matmul.cuh: products of matrices: out = f(A . B), where a kernel brings f along.
-// tile.cuh says how the work is shared out, mma.cuh, simt.cuh, hopper.cuh and
-// skinny.cuh add up, load.cuh fills shared memory, pick.cuh chooses.
+// kf/core/matmul/matmul.cuh: device code of matrix products: accumulators of A . B for a kernel's epilogue.
+// tile.cuh distributes the work; mma.cuh, simt.cuh, hopper.cuh, tf32.cuh
+// and skinny.cuh have the mainloops; load.cuh fills shared memory; pick.cuh picks
+// tiles.
 #ifndef KF_CORE_MATMUL_MATMUL_CUH
 #define KF_CORE_MATMUL_MATMUL_CUH
 
@@ -11,8 +12,8 @@
 #include "kf/core/matmul/simt.cuh"
 #include "kf/core/matmul/tf32.cuh"
 
-// Code for a tile of mma.sync is empty where there are no such instructions. Host code sees it by
-// how many threads the kernel may have.
+// Without mma.sync the code of an mma.sync tile is empty and its launch bound is one warp. The host
+// recognises it by that (kfi_gemm_has_mma).
 #ifdef KFI_DEVICE_PASS
 #define KFI_GEMM_BOUNDS(tile)                                                                      \
     __launch_bounds__(KFI_MMA || !kfi_policy(tile).mma ? kfi_policy(tile).threads : 32,            \
@@ -22,17 +23,17 @@
 #endif
 
 #ifdef KFI_DEVICE_PASS
-// Whether this code is ever run: of elements of 2 bytes the tiles without mma.sync are for devices
-// that have none.
+// Returns whether this code ever runs: with 2-byte elements SIMT tiles are for devices without
+// mma.sync.
 template <int type, int tile> KFI_DEVICE constexpr bool kfi_gemm_runs()
 {
     return kfi_policy(tile).mma ? KFI_MMA : !KFI_MMA || kfi_of_bytes(type) > 2;
 }
-// Adds a block's part of A . B to the sums: size bytes of a number that sums are made of.
+// Adds a tile's part of A . B to the accumulators.
 template <int type, int tile, int layout, int products, int how>
 KFI_DEVICE void kfi_gemm_add(typename kfi_real<kfi_of_real(type)>::type *sums,
-                             const kfi_gemm_side &a, const kfi_gemm_side &b, const kfi_gemm_at &at,
-                             const kfi_gemm &g)
+                             const kfi_gemm_matrix &a, const kfi_gemm_matrix &b,
+                             const kfi_gemm_tile &at, const kfi_gemm &g)
 {
     if constexpr (!kfi_policy(tile).mma) {
         kfi_gemm_simt<type, tile, layout, products, how>(sums, a, b, at, g);

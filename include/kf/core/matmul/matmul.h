@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* kf/core/matmul/matmul.h: products of matrices in C: store(A . B), where an op brings the store
-   along, and maybe what loads A or B.
+/* kf/core/matmul/matmul.h: matrix products in C: store(A . B), with an op's store (epilogue) and,
+   optionally, functions that load A or B (prologue).
 
-   One function for each element type, kfi_gemm_run_<type>, and the bytes of workspace that it
-   needs. core/matmul/plan.h says what operands are, core/matmul/block.h how the work is shared out,
-   core/matmul/skinny_rows.h what is done for a few rows, core/matmul/lanes.h what computes. Vectors
-   are those that the compiler's flags allow; without flags for x86 the best of the machine's, found
-   when the program runs. */
+   Public to the families: kfi_gemm_run_<type> and kfi_gemm_bytes_<type>, its workspace in bytes.
+   Parts: plan.h (operands, blocking), block.h (packed panels, jobs), skinny_rows.h
+   (skinny M), lanes.h (vector kernels). Vectors are those that the compiler's flags allow;
+   without flags on x86 the machine's widest, found at run time.
+   Accumulators are float, for f64 double; the order of every sum follows from the sizes. */
 #ifndef KF_CORE_MATMUL_MATMUL_H
 #define KF_CORE_MATMUL_MATMUL_H
 
@@ -22,7 +22,7 @@
 
 KFI_C_BEGIN
 
-/* Widths that are compiled: 1 single numbers, 2 those of 16 bytes, 4 AVX2 with FMA, 8 AVX-512.
+/* Compiled vector widths, a sum: 1 scalars, 2 16 bytes, 4 AVX2 with FMA, 8 AVX-512.
  * KFI_GEMM_WIDEST: bytes of the widest, for tests. */
 #ifndef KFI_GEMM_WIDEST
 #define KFI_GEMM_WIDEST 64
@@ -60,7 +60,7 @@ KFI_C_BEGIN
 #define KFI_GEMM_UNUSED
 #endif
 #if KFI_GEMM_WIDTHS >= 4
-/* All of a vector's lanes, as the compilers' builtins take them. */
+/* Masks of all lanes, for the compilers' builtins. */
 #define KFI_GEMM_MASK_8 ((unsigned char)-1)
 #if defined(__clang__)
 #define KFI_GEMM_MASK_16 ((unsigned short)-1)
@@ -88,7 +88,7 @@ typedef short kfi_cpu_16_halves __attribute__((vector_size(32)));
 #include "kf/core/matmul/width.h"
 #endif
 
-/* The widest vectors that the machine has, of those compiled. */
+/* Chooses the widest compiled vectors that the machine has. */
 #if KFI_GEMM_WIDTHS == 1
 #define KFI_GEMM_CHOOSE(type) return kfi_cpu_gemm_lanes_##type##_0()
 #elif KFI_GEMM_WIDTHS == 2
@@ -101,7 +101,7 @@ typedef short kfi_cpu_16_halves __attribute__((vector_size(32)));
 KFI_HOST int kfi_cpu_gemm_widest(void)
 {
     if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma"))
-        return 16; /* all that have these have f16c */
+        return 16; /* machines with both have f16c */
     return KFI_GEMM_WIDEST >= 64 && __builtin_cpu_supports("avx512f") ? 64 : 32;
 }
 #if KFI_GEMM_WIDTHS & 8
@@ -125,14 +125,15 @@ typedef struct {
     kfi_cpu_product product;
     kf_i64 batches, slots;
     char *workspace;
-    size_t bytes; /* of a slot */
+    size_t bytes; /* workspace of a slot */
 } kfi_cpu_gemm_batches;
 
-KFI_INLINE void kfi_cpu_gemm_advance(kfi_gemm_operand *o, kf_i64 bytes) /* of a batch's elements */
+/* Moves an operand on; bytes: batches times bytes of an element. */
+KFI_INLINE void kfi_cpu_gemm_advance(kfi_gemm_operand *o, kf_i64 bytes)
 {
     if (o->data && bytes) o->data = (const char *)o->data + bytes * o->batch_step;
 }
-/* Every slots-th batch, one after the other. */
+/* Computes every slots-th batch. */
 KFI_HOST void kfi_cpu_gemm_slot(void *context, kf_i64 slot)
 {
     const kfi_cpu_gemm_batches *const all = (const kfi_cpu_gemm_batches *)context;
@@ -142,8 +143,8 @@ KFI_HOST void kfi_cpu_gemm_slot(void *context, kf_i64 slot)
         q.batch = batch;
         kfi_cpu_gemm_advance(&q.a, batch * q.v.size);
         for (int i = 0; i < q.products; ++i) kfi_cpu_gemm_advance(&q.b[i], batch * q.v.size);
-        if (kfi_cpu_gemm_is_few(&q))
-            kfi_cpu_gemm_few_rows(&q, room);
+        if (kfi_cpu_gemm_is_skinny(&q))
+            kfi_cpu_gemm_skinny(&q, room);
         else
             kfi_cpu_gemm_blocks_of(&q, room);
     }
@@ -175,7 +176,7 @@ KFI_HOST void kfi_cpu_gemm_run(const kfi_cpu_gemm_lanes *v, kf_i64 batch, kf_i64
     all.product.parallel = all.slots <= 1 && work > 8.0 * KF_OMP_MIN;
     kfi_parallel(all.slots, kfi_cpu_gemm_slot, &all, (double)batch * work > 8.0 * KF_OMP_MIN);
 }
-/* Of sizes alone, of one batch as of many. */
+/* Workspace in bytes. It does not depend on the batch. */
 KFI_HOST size_t kfi_cpu_gemm_room(int unit, kf_i64 rows, kf_i64 cols, kf_i64 depth, int products)
 {
     const size_t bytes = kfi_cpu_gemm_line(kfi_cpu_gemm_bytes(unit, rows, cols, depth, products));

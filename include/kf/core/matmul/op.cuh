@@ -1,73 +1,71 @@
 // SPDX-License-Identifier: Apache-2.0
-// kf/core/matmul/op.cuh: ops that are products of matrices, in CUDA: what their kernels have in
-// common, and their launchers. matmul.cuh makes the sums; an op's kernel reads what else it needs
-// at a result's place, and stores.
+// kf/core/matmul/op.cuh: host side of matmul forwards in CUDA: checks, workspace, choice of the
+// kernel and launch. Order of choice: skinny M, wgmma (through slabs where results allow TMA),
+// portable tiles with split-K. The kernels are in templates; backwards: backward.cuh.
 #ifndef KF_CORE_MATMUL_OP_CUH
 #define KF_CORE_MATMUL_OP_CUH
 
 #include "kf/core/matmul/backward.cuh"
 
 #ifdef KFI_DEVICE_PASS
-// A factor of the product: of one tensor, or of two that are multiplied by the same.
+// An operand of the product, or the operands of two products that share the other one.
 template <int size>
-KFI_DEVICE kfi_gemm_side kfi_gemm_side_of(const kfi_gemm_tensors &t, int first, int second,
-                                          kf_i64 matrix)
+KFI_DEVICE kfi_gemm_matrix kfi_gemm_matrix_of(const kfi_gemm_tensors &t, int first, int second,
+                                              kf_i64 matrix)
 {
-    const kfi_gemm_side side = {{(const char *)t.p[first] + matrix * t.matrix[first] * size,
-                                 (const char *)t.p[second] + matrix * t.matrix[second] * size},
-                                {t.ld[first], t.ld[second]}};
+    const kfi_gemm_matrix side = {{(const char *)t.p[first] + matrix * t.matrix[first] * size,
+                                   (const char *)t.p[second] + matrix * t.matrix[second] * size},
+                                  {t.ld[first], t.ld[second]}};
     return side;
 }
-// Where a row's elements begin, of a matrix of results; and of a vector of each.
-KFI_DEVICE kf_i64 kfi_gemm_place(const kfi_gemm_tensors &t, int tensor, const kfi_gemm_cell &cell,
-                                 kf_i64 matrix)
+// Offset of a vector of results in a tensor; a row vector has ld = 0.
+KFI_DEVICE kf_i64 kfi_gemm_offset(const kfi_gemm_tensors &t, int tensor, const kfi_gemm_cell &cell,
+                                  kf_i64 matrix)
 {
     return matrix * t.matrix[tensor] + cell.row * t.ld[tensor] + cell.col;
 }
 #endif
 
 #ifdef KFI_HOST_PASS
-// What the launchers of one op x dtype know. Tensors are numbers: places among its arguments.
+// Constants of the launchers of one op and dtype. Tensors are indices among the arguments.
 struct kfi_gemm_op {
     kfi_name name;
     kfi_arguments arguments;
     kfi_strides strides;
     const char *shapes; // check.h
-    const void *const *
-        kernels; // by kfi_gemm_kernel_of; the last one joins split depths. Behind them, where
-                 // `loads`, the factor's strip; of 2 bytes those of few rows, up to 16 and up to 64
-    int size;    // bytes of an element
+    // Kernels by kfi_gemm_kernel_of, the last one reducing splits; then the pass that makes the
+    // left factor
+    // (`loads`); then for 2-byte elements skinny M (N = 16, 64) and those of kfi_slab_kernel_index.
+    const void *const *kernels;
+    int size; // bytes of an element
     int left, products, weights[2];
     int layout;
-    bool loads; // whether the left factor is made of tensors: then it goes to the workspace first
-    const char *touched; // what its strip reads: tensors, from 'a' on
+    bool loads;          // `load` makes the left factor, in the workspace
+    const char *touched; // tensors that its pass reads, letters from 'a' on
     int type;            // KFI_OF_
-    int slabs;           // how many results leave by slabs; 0: the kernel has one tile
+    int slabs;           // results that are stored through slabs; 0: no such kernels
     int results[2];
 };
 
-// The workspace, in bytes: the left factor, partial sums.
+// The workspace, in bytes: the left factor; all: with partial sums.
 struct kfi_forward_room {
     size_t factor, all;
-    kf_i64 outer, inner,
-        pitch; // the left factor's lines, elements of a line, and from a line to the next
+    kf_i64 outer, inner, pitch; // rows and columns of the left factor as stored, and its pitch
 };
 KF_FN KFI_SMALL kfi_forward_room kfi_forward_rooms(const kf_i64 *sizes, int products, int bytes,
                                                    int layout, bool loads)
 {
-    const bool turned = layout & KFI_A_TRANSPOSED;
+    const bool transposed = layout & KFI_A_TRANSPOSED;
     const kf_i64 batch = sizes[KFI_AXIS_BATCH], rows = sizes[KFI_AXIS_ROWS],
                  depth = sizes[KFI_AXIS_DEPTH];
     kfi_forward_room room = {};
     if (!kfi_all_fit(sizes, 4) || batch == 0 || rows == 0 || sizes[KFI_AXIS_COLS] == 0) return room;
     const size_t parts = kfi_gemm_workspace(kfi_gemm_make_sizes(sizes, products, bytes));
-    room.outer = turned ? depth : rows;
-    room.inner = turned ? rows : depth;
+    room.outer = transposed ? depth : rows;
+    room.inner = transposed ? rows : depth;
     room.pitch = kfi_ceil(room.inner, 16 / bytes) * (16 / bytes);
     room.factor = loads ? kfi_workspace((size_t)(batch * room.outer * room.pitch * bytes)) : 0;
-    room.all =
-        room.factor +
-        kfi_workspace(parts > 0 ? parts : 1); // that a call has one does not depend on its sizes
+    room.all = room.factor + kfi_workspace(parts > 0 ? parts : 1); // not empty, whatever the sizes
     return room;
 }
 KF_FN KFI_SMALL size_t kfi_gemm_forward_workspace(kf_i64 batch, kf_i64 rows, kf_i64 cols,
@@ -78,13 +76,13 @@ KF_FN KFI_SMALL size_t kfi_gemm_forward_workspace(kf_i64 batch, kf_i64 rows, kf_
     return kfi_forward_rooms(sizes, products, bytes, layout, loads).all;
 }
 
-// A call. t, s, g, maps: kernel arguments to fill in; args: of the kernels, and of the strip.
+// A call. t, s, g, maps: kernel arguments to fill in; args: of the kernels; pass_args: of the pass.
 struct kfi_forward_call {
     kfi_gemm_tensors *t;
-    kfi_strip *s;
+    kfi_gemm_pass *s;
     kfi_gemm *g;
     kfi_gemm_maps *maps;
-    void **args, **strip_args;
+    void **args, **pass_args;
     cudaStream_t stream;
 };
 KF_FN KFI_SMALL kf_result_t kfi_forward_too_large(const kfi_gemm_op &op, const kf_i64 *sizes)
@@ -94,17 +92,17 @@ KF_FN KFI_SMALL kf_result_t kfi_forward_too_large(const kfi_gemm_op &op, const k
         "of %lld x %lld x %lld x %lld needs more blocks than a launch may have, or larger sizes",
         (long long)sizes[0], (long long)sizes[1], (long long)sizes[2], (long long)sizes[3]);
 }
-// The left factor, to the workspace; from then on it is what the product reads.
+// Launches the pass that makes the left factor in the workspace, which the product then reads.
 KF_FN KFI_SMALL kf_result_t kfi_forward_factor(const kfi_gemm_op &op, const kfi_forward_call &c,
                                                const kfi_forward_room &room, kf_i64 batch,
                                                void *workspace)
 {
-    kfi_strip *s = c.s;
+    kfi_gemm_pass *s = c.s;
     *s = {};
     s->rows = room.outer;
     s->cols = room.inner;
-    s->strips = (unsigned)kfi_strip_strips(s->cols, op.size);
-    s->parts = (unsigned)kfi_strip_parts(s->rows, s->cols, op.size);
+    s->col_blocks = (unsigned)kfi_pass_col_blocks(s->cols, op.size);
+    s->parts = (unsigned)kfi_pass_parts(s->rows, s->cols, op.size);
     s->per = s->parts > 0 ? kfi_ceil(s->rows, s->parts) : 0;
     s->pitch = room.pitch;
     s->made[0] = workspace;
@@ -112,39 +110,40 @@ KF_FN KFI_SMALL kf_result_t kfi_forward_factor(const kfi_gemm_op &op, const kfi_
     for (const char *letter = op.touched; *letter; ++letter)
         if (c.t->p[*letter - 'a'])
             s->wide = s->wide && kfi_gemm_whole(*c.t, *letter - 'a', op.size);
-    const kf_i64 blocks = batch * s->strips * s->parts;
+    const kf_i64 blocks = batch * s->col_blocks * s->parts;
     kf_result_t result = KF_SUCCESS;
     if (blocks > 0)
         result = kfi_launch(&op.name, op.kernels[kfi_gemm_kernels(op.size)], dim3((unsigned)blocks),
-                            KFI_STRIP_THREADS, c.strip_args, c.stream);
+                            KFI_PASS_THREADS, c.pass_args, c.stream);
     c.t->p[op.left] = workspace;
     c.t->ld[op.left] = room.pitch;
     c.t->matrix[op.left] = room.outer * room.pitch;
     return result;
 }
-KF_FN KFI_SMALL bool kfi_forward_strip_fits(const kfi_gemm_op &op, const kfi_forward_room &room,
-                                            kf_i64 batch)
+KF_FN KFI_SMALL bool kfi_forward_pass_fits(const kfi_gemm_op &op, const kfi_forward_room &room,
+                                           kf_i64 batch)
 {
     const kf_i64 most = 0x7fffffff / batch;
     return !op.loads ||
-           (room.inner <= most && kfi_strip_strips(room.inner, op.size) *
-                                          kfi_strip_parts(room.outer, room.inner, op.size) <=
+           (room.inner <= most && kfi_pass_col_blocks(room.inner, op.size) *
+                                          kfi_pass_parts(room.outer, room.inner, op.size) <=
                                       most);
 }
 
-// Whether TMA can have the operands, in tiles of so many rows and columns.
+// Encodes the operands' tensor maps for tiles of rows x cols. Returns false if TMA cannot load
+// them.
 KF_FN KFI_SMALL bool kfi_forward_map(const kfi_gemm_op &op, const kfi_gemm_sizes &s,
                                      const kfi_forward_call &c, int rows, int cols)
 {
     const kfi_gemm_tensors &t = *c.t;
     const int *const w = op.weights, last = op.products - 1;
-    const kfi_gemm_side a = {{t.p[op.left], nullptr}, {t.ld[op.left], 0}},
-                        b = {{t.p[w[0]], t.p[w[last]]}, {t.ld[w[0]], t.ld[w[last]]}};
+    const kfi_gemm_matrix a = {{t.p[op.left], nullptr}, {t.ld[op.left], 0}},
+                          b = {{t.p[w[0]], t.p[w[last]]}, {t.ld[w[0]], t.ld[w[last]]}};
     const kf_i64 a_matrix[] = {t.matrix[op.left], 0},
                  b_matrix[] = {t.matrix[w[0]], t.matrix[w[last]]};
     return kfi_gemm_map(c.maps, s, op.type, op.layout, 1, a, a_matrix, b, b_matrix, rows, cols);
 }
-// Whether results leave by slabs, in boxes that TMA stores.
+// Encodes the results' tensor maps. Returns false if slabs cannot store them.
 KF_FN KFI_SMALL bool kfi_forward_slabs(const kfi_gemm_op &op, const kfi_gemm_sizes &s,
                                        const kfi_forward_call &c, bool wide, int tile)
 {
@@ -157,55 +156,55 @@ KF_FN KFI_SMALL bool kfi_forward_slabs(const kfi_gemm_op &op, const kfi_gemm_siz
         const kfi_mapped f = {t.p[r],  s.cols,     s.rows,
                               t.ld[r], s.matrices, t.matrix[r],
                               op.type, 16,         2 * kfi_policy(tile).slab_cols};
-        mapped = kfi_map_factor(&c.maps->results[i], &c.maps->turns_results[i], f);
+        mapped = kfi_map_factor(&c.maps->results[i], &c.maps->batched_results[i], f);
     }
     return mapped;
 }
-// Which kernel of sm_90a would do it, by sizes alone: its tile; -1 where none.
+// Returns the sm_90a tile that the sizes call for; -1: none.
 KF_FN KFI_SMALL int kfi_forward_tile(const kfi_gemm_op &op, const kfi_gemm_sizes &s)
 {
-    return kfi_gemm_by_few(s, op.layout) ? KFI_TILE_WGMMA_SKINNY
-                                         : kfi_gemm_wgmma_tile(s, op.type, op.layout);
+    return kfi_gemm_uses_skinny(s, op.layout) ? KFI_TILE_WGMMA_SKINNY
+                                              : kfi_gemm_wgmma_tile(s, op.type, op.layout);
 }
-// By wgmma, if the operands and the device allow it: false where they do not.
+// Launches a wgmma kernel. Returns false if operands, sizes or the device's code do not allow it.
 KF_FN KFI_SMALL bool kfi_gemm_forward_wgmma(const kfi_gemm_op &op, const kfi_gemm_sizes &s,
                                             const kfi_forward_call &c, bool wide,
                                             kf_result_t *result)
 {
     int tile = kfi_forward_tile(op, s);
-    const bool few = tile == KFI_TILE_WGMMA_SKINNY;
+    const bool skinny = tile == KFI_TILE_WGMMA_SKINNY;
     if (tile < 0) return false;
     const void *const *const behind = op.kernels + kfi_gemm_kernels(op.size) + op.loads;
     bool slabs = tile == KFI_TILE_WGMMA_128x128_PINGPONG && op.slabs > 0;
     if (slabs) {
-        const int wanted = kfi_gemm_ring_tile(s, op.layout, behind + 2);
+        const int wanted = kfi_gemm_pick_slab_tile(s, op.layout, behind + 2);
         slabs = kfi_forward_slabs(op, s, c, wide, wanted);
         if (slabs) tile = wanted;
     }
-    const void *const kernel = few     ? behind[s.rows > 16]
-                               : slabs ? behind[2 + kfi_ring_number(tile)]
+    const void *const kernel = skinny  ? behind[s.rows > 16]
+                               : slabs ? behind[2 + kfi_slab_kernel_index(tile)]
                                        : op.kernels[kfi_gemm_wgmma_kernel(op.size)];
     if (!kfi_has_wgmma(kernel, kfi_policy(tile).threads)) return false;
-    const int rows = few ? kfi_few_lines(s) : kfi_policy(tile).rows;
+    const int rows = skinny ? kfi_skinny_box_rows(s) : kfi_policy(tile).rows;
     const kfi_gemm_choice choice =
-        few ? kfi_gemm_choice{tile, KFI_WHOLE, 1, s.depth} : kfi_gemm_wgmma_choice(s, tile);
+        skinny ? kfi_gemm_choice{tile, KFI_CP_ASYNC, 1, s.depth} : kfi_gemm_wgmma_choice(s, tile);
     if (!kfi_forward_map(op, s, c, rows, kfi_policy(tile).cols) ||
         !kfi_gemm_fill(c.g, s, choice, wide, nullptr))
         return false;
-    *result = few ? kfi_gemm_launch_few(&op.name, kernel, c.maps, *c.g, s, op.layout,
-                                        kfi_gemm_few_pick(s), c.args, c.stream)
-                  : kfi_gemm_launch_wgmma(&op.name, kernel, c.maps, *c.g, choice, s.matrices,
-                                          c.args, c.stream);
+    *result = skinny ? kfi_gemm_launch_skinny(&op.name, kernel, c.maps, *c.g, s, op.layout,
+                                              kfi_gemm_pick_skinny(s), c.args, c.stream)
+                     : kfi_gemm_launch_wgmma(&op.name, kernel, c.maps, *c.g, choice, s.matrices,
+                                             c.args, c.stream);
     return true;
 }
 
-// The forward of an op.
+// Runs a forward.
 KF_FN kf_result_t kfi_gemm_forward_run(const kfi_gemm_op &op, const kf_i64 *sizes,
                                        const kfi_forward_call &c, void *workspace,
                                        size_t workspace_bytes)
 {
     kfi_operands operands;
-    kfi_gemm_lie given[KFI_MAX_TENSORS], lie[KFI_MAX_TENSORS]; // of arguments, of tensors
+    kfi_gemm_steps given[KFI_MAX_TENSORS], steps[KFI_MAX_TENSORS]; // arguments, tensors
     kfi_gemm_tensors *t = c.t;
     kf_result_t result =
         kfi_check_gemm(&op.name, &op.arguments, &op.strides, op.shapes, sizes, given, &operands);
@@ -216,9 +215,9 @@ KF_FN kf_result_t kfi_gemm_forward_run(const kfi_gemm_op &op, const kf_i64 *size
                                  room.all);
     if (result != KF_SUCCESS) return result;
     const int count =
-        kfi_gemm_fill_tensors(t, op.shapes, sizes[KFI_AXIS_COLS], operands, given, lie);
+        kfi_gemm_fill_tensors(t, op.shapes, sizes[KFI_AXIS_COLS], operands, given, steps);
     kfi_gemm_sizes s = kfi_gemm_make_sizes(sizes, op.products, op.size);
-    s.whole = op.loads || kfi_gemm_whole(*t, op.left, op.size); // rows in the workspace are
+    s.whole = op.loads || kfi_gemm_whole(*t, op.left, op.size); // rows in the workspace are aligned
     bool wide = true;
     for (int p = 0; p < op.products; ++p)
         s.whole = s.whole && kfi_gemm_whole(*t, op.weights[p], op.size);
@@ -226,7 +225,7 @@ KF_FN kf_result_t kfi_gemm_forward_run(const kfi_gemm_op &op, const kf_i64 *size
         if (i != op.left && i != op.weights[0] && i != op.weights[op.products - 1] && t->p[i])
             wide = wide && kfi_gemm_whole(*t, i, op.size);
     const kfi_gemm_choice choice = kfi_gemm_pick_of(&s, op.kernels);
-    if (!kfi_forward_strip_fits(op, room, s.matrices) ||
+    if (!kfi_forward_pass_fits(op, room, s.matrices) ||
         !kfi_gemm_fill(c.g, s, choice, wide, (char *)workspace + room.factor))
         return kfi_forward_too_large(op, sizes);
     if (op.loads) result = kfi_forward_factor(op, c, room, s.matrices, workspace);
@@ -238,9 +237,9 @@ KF_FN kf_result_t kfi_gemm_forward_run(const kfi_gemm_op &op, const kf_i64 *size
                         (unsigned)kfi_policy(choice.tile).threads, c.args, c.stream, true,
                         kfi_gemm_shared(choice.tile, op.size, op.layout));
     if (result != KF_SUCCESS || choice.splits < 2) return result;
-    const dim3 joint = kfi_gemm_joint(c.g, s, 16 / op.size);
-    return kfi_launch(&op.name, op.kernels[kfi_gemm_kernels(op.size) - 1], joint, KFI_JOIN_THREADS,
-                      c.args, c.stream);
+    const dim3 joint = kfi_gemm_reduce_grid(c.g, s, 16 / op.size);
+    return kfi_launch(&op.name, op.kernels[kfi_gemm_kernels(op.size) - 1], joint,
+                      KFI_REDUCE_SPLITS_THREADS, c.args, c.stream);
 }
 #endif
 

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* kf/core/matmul/op.h: ops that are products of matrices, in C: what is read and written around the
-   product (seam.h), forward and backward.
+/* kf/core/matmul/op.h: matmul ops in C, forward and backward: the products and the seams around them
+   (seam.h).
 
-   A backward is up to four steps: the gradients of the products, of what is the result's gradient
-   and of what was saved; the product of these and the weights, of which the gradients of the left
-   factor's operands are made; a product for each weight; and the parts of sums added up. Every part
-   of a sum follows from the sizes. */
+   A backward has up to four launch steps: dacc, the gradients of the products' accumulators, from
+   dout and what was saved; the product of dacc and the weights, from which a seam makes the
+   gradients of the left factor's operands; a product for each weight; the reduction of partial
+   sums. Every part of a sum follows from the sizes. */
 #ifndef KF_CORE_MATMUL_OP_H
 #define KF_CORE_MATMUL_OP_H
 
@@ -15,30 +15,28 @@
 
 KFI_C_BEGIN
 
-#define KFI_GEMM_PARTS 16 /* at most, of rows whose slopes are added up one after the other */
-#define KFI_GEMM_FEW 32   /* rows of such a part, at least */
+#define KFI_GEMM_PARTS 16     /* parts of the rows over which dacc is summed, at most */
+#define KFI_GEMM_PART_ROWS 32 /* rows of such a part, at least */
 
-/* One product of a call. The axes: of the rows and columns of what it makes, and of what it runs
- * along. */
+/* One product of a call. rows, cols, along: axes of its result, and its K. */
 typedef struct {
     const kfi_cpu_gemm *m;
     const kfi_seam *made;
     int rows, cols, along;
     double beta;
-    char *sums; /* parts of the vectors among the results, of each batch, unit of rows and vector;
-                   NULL: there are none */
+    char *sums; /* partial sums of vectors [batch][unit of rows][vector]; NULL: none */
     kf_i64 units, vectors;
-    int factor_lines; /* the axis of the lines that are loaded of the left factor */
+    int factor_lines; /* axis of the rows of the left factor that are loaded */
 } kfi_gemm_step;
 
 KFI_HOST kf_i64 kfi_gemm_parts(kf_i64 rows)
 {
-    const kf_i64 parts = (rows + KFI_GEMM_FEW - 1) / KFI_GEMM_FEW;
+    const kf_i64 parts = (rows + KFI_GEMM_PART_ROWS - 1) / KFI_GEMM_PART_ROWS;
     return parts < KFI_GEMM_PARTS ? parts : KFI_GEMM_PARTS;
 }
 KFI_HOST kf_i64 kfi_gemm_units(kf_i64 rows) { return (rows + KFI_GEMM_UNIT - 1) / KFI_GEMM_UNIT; }
 
-/* What comes out of a product. */
+/* Stores a block of a product's results. */
 KFI_HOST void kfi_gemm_stored(const void *seam, kf_i64 batch, kf_i64 row0, kf_i64 rows, kf_i64 col0,
                               kf_i64 cols, const void *block, const void *second, kf_i64 ld)
 {
@@ -63,8 +61,8 @@ KFI_HOST void kfi_gemm_stored(const void *seam, kf_i64 batch, kf_i64 row0, kf_i6
     }
 }
 
-/* Lines of the left factor, along the axis that is side by side in memory; the other way round
- * where lines lie along it. */
+/* Loads rows of the left factor along its contiguous axis. If rows run across that axis, columns
+ * are loaded and transposed. */
 KFI_HOST void kfi_gemm_factor(const void *seam, kf_i64 batch, kf_i64 line0, kf_i64 lines,
                               kf_i64 depth0, kf_i64 depths, void *to)
 {
@@ -77,7 +75,7 @@ KFI_HOST void kfi_gemm_factor(const void *seam, kf_i64 batch, kf_i64 line0, kf_i
     kfi_seam_row row;
     memset(&row, 0, sizeof row);
     row.at[KFI_AXIS_BATCH] = batch;
-    row.axis = m->lie[m->factor].inner;
+    row.axis = m->steps[m->factor].inner;
     if (row.axis == other) {
         for (kf_i64 i = 0; i < lines; ++i) {
             row.at[lined] = line0 + i;
@@ -100,7 +98,7 @@ KFI_HOST void kfi_gemm_factor(const void *seam, kf_i64 batch, kf_i64 line0, kf_i
         }
 }
 
-/* Lines of the weights of two products as those of one, one behind the other along the products. */
+/* Loads the weights of two products as one operand, concatenated along K. */
 KFI_HOST void kfi_gemm_joined(const void *seam, kf_i64 batch, kf_i64 line0, kf_i64 lines,
                               kf_i64 depth0, kf_i64 depths, void *to)
 {
@@ -109,7 +107,7 @@ KFI_HOST void kfi_gemm_joined(const void *seam, kf_i64 batch, kf_i64 line0, kf_i
     const kf_i64 cols = m->size[KFI_AXIS_COLS];
     for (kf_i64 k = 0; k < depths;) {
         const int p = depth0 + k >= cols, tensor = m->weights[p];
-        const kf_i64 *by = m->lie[tensor].step, first = depth0 + k - p * cols,
+        const kf_i64 *by = m->steps[tensor].step, first = depth0 + k - p * cols,
                      left = p ? depths - k : cols - first;
         const kf_i64 count = left < depths - k ? left : depths - k;
         for (kf_i64 i = 0; i < lines; ++i)
@@ -126,24 +124,24 @@ KFI_HOST void kfi_gemm_joined(const void *seam, kf_i64 batch, kf_i64 line0, kf_i
     }
 }
 
-/* A tensor as an operand, its lines along an axis. */
+/* A tensor as an operand. lines, along: its axes of rows (or columns) and K. */
 KFI_HOST kfi_gemm_operand kfi_gemm_tensor(const kfi_cpu_gemm *m, int tensor, int lines, int along)
 {
-    const kf_i64 *step = m->lie[tensor].step;
+    const kf_i64 *step = m->steps[tensor].step;
     const kfi_gemm_operand o = {m->operands.of[tensor].ptr, step[lines], step[along],
                                 step[KFI_AXIS_BATCH], NULL};
     return o;
 }
-/* The first tensor that a product's results become, which is about to be written. */
+/* The first tensor that a product's results are stored to, for prefetches. */
 KFI_HOST kfi_gemm_result kfi_gemm_written(const kfi_gemm_step *step)
 {
     const kfi_cpu_gemm *m = step->m;
     const int tensor = step->made->out[0] - 'a';
     kfi_gemm_result r = {NULL, 0, 0, 0};
-    if (tensor < 0 || m->lie[tensor].vector || m->lie[tensor].step[step->cols] != 1) return r;
+    if (tensor < 0 || m->steps[tensor].vector || m->steps[tensor].step[step->cols] != 1) return r;
     r.data = m->operands.of[tensor].ptr;
-    r.row_step = m->lie[tensor].step[step->rows];
-    r.batch_step = m->lie[tensor].step[KFI_AXIS_BATCH];
+    r.row_step = m->steps[tensor].step[step->rows];
+    r.batch_step = m->steps[tensor].step[KFI_AXIS_BATCH];
     r.size = m->operands.of[tensor].size;
     return r;
 }
@@ -154,12 +152,12 @@ KFI_HOST kfi_gemm_operand kfi_gemm_left(kfi_gemm_step *step, int lines, int alon
     if (step->m->load.fn) o.load = kfi_gemm_factor;
     return o;
 }
-/* The gradients of the products, all of them or one, as an operand. */
-KFI_HOST kfi_gemm_operand kfi_gemm_slope(const kfi_cpu_gemm *m, int product, int lines, int along)
+/* dacc of a product, or of all of them from product 0 on, as an operand. */
+KFI_HOST kfi_gemm_operand kfi_gemm_dacc(const kfi_cpu_gemm *m, int product, int lines, int along)
 {
     if (m->passes_on) return kfi_gemm_tensor(m, m->dout, lines, along);
     const kf_i64 line = m->products * m->size[KFI_AXIS_COLS];
-    const kfi_gemm_operand o = {m->slope + product * m->size[KFI_AXIS_COLS] * m->type.size,
+    const kfi_gemm_operand o = {m->dacc_rows + product * m->size[KFI_AXIS_COLS] * m->type.size,
                                 lines == KFI_AXIS_ROWS ? line : 1,
                                 lines == KFI_AXIS_ROWS ? 1 : line, m->size[KFI_AXIS_ROWS] * line,
                                 NULL};
@@ -173,18 +171,19 @@ KFI_HOST size_t kfi_gemm_forward_bytes(kfi_gemm_type type, kf_i64 batch, kf_i64 
     return kfi_all_fit(sizes, 4) ? kfi_workspace(type.bytes(rows, cols, depth, products)) : 0;
 }
 
-/* Of a call with sizes: checks it, and finds its tensors. */
+/* Checks a call and finds its tensors. */
 KFI_HOST kf_result_t kfi_gemm_check_call(kfi_cpu_gemm *m, const void *workspace, size_t got,
                                          size_t expected)
 {
     kfi_operands operands;
-    kfi_gemm_lie lie[KFI_MAX_TENSORS];
+    kfi_gemm_steps steps[KFI_MAX_TENSORS];
     kf_result_t result =
-        kfi_check_gemm(&m->name, &m->arguments, &m->strides, m->shapes, m->size, lie, &operands);
+        kfi_check_gemm(&m->name, &m->arguments, &m->strides, m->shapes, m->size, steps, &operands);
     m->operands.wanted = 0;
     if (result != KF_SUCCESS || !operands.wanted) return result;
     result = kfi_check_workspace(&m->name, &m->arguments, &operands, workspace, got, expected);
-    kfi_gemm_divide(m->shapes, m->size[KFI_AXIS_COLS], lie, &operands, m->lie, &m->operands);
+    kfi_gemm_split_joined(m->shapes, m->size[KFI_AXIS_COLS], steps, &operands, m->steps,
+                          &m->operands);
     return result;
 }
 
@@ -212,11 +211,11 @@ KFI_HOST kf_result_t kfi_gemm_forward(kfi_cpu_gemm *m, const kf_i64 *sizes, void
 /* ---- gradients ---- */
 
 typedef struct {
-    size_t slopes, sums, inner, whole;
+    size_t dacc, sums, inner, whole;
 } kfi_gemm_room;
 
-/* The workspace of a backward: slopes, parts of the sums over rows, for the products. rowed, deep:
- * how many sums of columns and of depths.
+/* The workspace of a backward, in bytes: dacc, partial sums over rows, the products'. rowed, deep:
+ * number of row and depth vectors that are summed.
  */
 KFI_HOST kfi_gemm_room kfi_gemm_backward_room(kfi_gemm_type type, const kf_i64 *sizes, int products,
                                               int rowed, int deep)
@@ -230,12 +229,12 @@ KFI_HOST kfi_gemm_room kfi_gemm_backward_room(kfi_gemm_type type, const kf_i64 *
                              type.bytes(cols, depth, rows, 1), type.bytes(depth, cols, rows, 1)};
     for (int i = 0; i < 4; ++i)
         if (needed[i] > room.inner) room.inner = needed[i];
-    room.slopes = kfi_workspace((size_t)(batch * rows * products * cols * type.size));
+    room.dacc = kfi_workspace((size_t)(batch * rows * products * cols * type.size));
     room.sums = kfi_workspace(
         (size_t)(batch *
                  (kfi_gemm_parts(rows) * rowed * cols + kfi_gemm_units(rows) * deep * depth) *
                  type.acc_size));
-    room.whole = room.slopes + room.sums + kfi_workspace(room.inner);
+    room.whole = room.dacc + room.sums + kfi_workspace(room.inner);
     return room;
 }
 KFI_HOST size_t kfi_gemm_backward_bytes(kfi_gemm_type type, kf_i64 batch, kf_i64 rows, kf_i64 cols,
@@ -245,15 +244,15 @@ KFI_HOST size_t kfi_gemm_backward_bytes(kfi_gemm_type type, kf_i64 batch, kf_i64
     return kfi_gemm_backward_room(type, sizes, products, rowed, deep).whole;
 }
 
-/* How many vectors a seam makes. */
+/* The number of vectors that a seam makes. */
 KFI_HOST int kfi_seam_vectors(const kfi_cpu_gemm *m, const kfi_seam *seam)
 {
     int count = 0;
     for (const char *value = seam->out ? seam->out : ""; *value; ++value)
-        count += *value >= 'a' && m->lie[*value - 'a'].vector;
+        count += *value >= 'a' && m->steps[*value - 'a'].vector;
     return count;
 }
-/* Whether any of the tensors that a seam makes is there. */
+/* Returns whether any tensor that a seam makes is wanted. */
 KFI_HOST int kfi_seam_wanted(const kfi_cpu_gemm *m, const kfi_seam *seam)
 {
     for (const char *value = seam->out ? seam->out : ""; *value; ++value)
@@ -261,32 +260,32 @@ KFI_HOST int kfi_seam_wanted(const kfi_cpu_gemm *m, const kfi_seam *seam)
     return 0;
 }
 
-/* Of a part of a batch's rows, KFI_TILE columns. */
-KFI_HOST void kfi_gemm_slopes(void *context, kf_i64 item)
+/* Runs the seam dacc over a part of a batch's rows and KFI_TILE columns. */
+KFI_HOST void kfi_gemm_dacc_pass(void *context, kf_i64 item)
 {
     const kfi_cpu_gemm *m = (const kfi_cpu_gemm *)context;
     const kf_i64 rows = m->size[KFI_AXIS_ROWS], cols = m->size[KFI_AXIS_COLS],
-                 parts = kfi_gemm_parts(rows), strips = (cols + KFI_TILE - 1) / KFI_TILE;
-    const kf_i64 strip = item % strips, part = item / strips % parts,
+                 parts = kfi_gemm_parts(rows), blocks_across = (cols + KFI_TILE - 1) / KFI_TILE;
+    const kf_i64 strip = item % blocks_across, part = item / blocks_across % parts,
                  per = (rows + parts - 1) / parts;
     const kf_i64 begin = part * per, end = rows < begin + per ? rows : begin + per,
                  left = cols - strip * KFI_TILE;
     kfi_seam_row row;
     memset(&row, 0, sizeof row);
     row.axis = KFI_AXIS_COLS;
-    row.at[KFI_AXIS_BATCH] = item / strips / parts;
+    row.at[KFI_AXIS_BATCH] = item / blocks_across / parts;
     row.at[KFI_AXIS_COLS] = strip * KFI_TILE;
     row.apart = cols;
     row.sums = m->partial + (row.at[KFI_AXIS_BATCH] * parts + part) *
-                                kfi_seam_vectors(m, &m->slopes) * cols * m->type.acc_size;
+                                kfi_seam_vectors(m, &m->dacc) * cols * m->type.acc_size;
     row.first = 1;
     for (kf_i64 r = begin; r < end; ++r, row.first = 0) {
         row.at[KFI_AXIS_ROWS] = r;
-        kfi_seam_run(m, &m->slopes, &row, left < KFI_TILE ? left : KFI_TILE);
+        kfi_seam_run(m, &m->dacc, &row, left < KFI_TILE ? left : KFI_TILE);
     }
 }
 
-/* Adds the parts of a seam's vectors up. parts: the first, [batch, parts, vectors, size]. */
+/* Reduces the partial sums of a seam's vectors: parts [batch, parts, vectors, size]. */
 KFI_HOST void kfi_gemm_totals(const kfi_cpu_gemm *m, const kfi_seam *seam, const char *parts,
                               kf_i64 count, int axis)
 {
@@ -295,7 +294,7 @@ KFI_HOST void kfi_gemm_totals(const kfi_cpu_gemm *m, const kfi_seam *seam, const
     int vector = 0;
     for (const char *value = seam->out; *value; ++value) {
         const int tensor = *value - 'a';
-        if (*value < 'a' || !m->lie[tensor].vector) continue;
+        if (*value < 'a' || !m->steps[tensor].vector) continue;
         const kf_i64 mine = vector++;
         if (!m->operands.of[tensor].ptr) continue;
         for (kf_i64 batch = 0; batch < m->size[KFI_AXIS_BATCH]; ++batch)
@@ -313,29 +312,29 @@ KFI_HOST void kfi_gemm_totals(const kfi_cpu_gemm *m, const kfi_seam *seam, const
                 for (int j = 0; acc == 4 && j < now; ++j)
                     ((float *)(void *)total)[j] = (float)total[j];
                 char *to = (char *)(uintptr_t)m->operands.of[tensor].ptr +
-                           (batch * m->lie[tensor].step[KFI_AXIS_BATCH] + first) * m->second.size;
+                           (batch * m->steps[tensor].step[KFI_AXIS_BATCH] + first) * m->second.size;
                 if (m->beta != 0) kfi_seam_add(&m->second, total, to, 1, m->beta, now);
                 m->second.narrow(total, to, 1, now);
             }
     }
 }
 
-/* The gradients of the left factor's operands: of the product of the slopes and the weights. */
+/* Computes the gradients of the left factor's operands from the product of dacc and the weights. */
 KFI_HOST void kfi_gemm_inputs(kfi_cpu_gemm *m, char *parts, void *workspace)
 {
-    const int turned = m->lie[m->factor].inner == KFI_AXIS_ROWS;
+    const int transposed = m->steps[m->factor].inner == KFI_AXIS_ROWS;
     const kf_i64 *size = m->size, along = m->products * size[KFI_AXIS_COLS];
     kfi_gemm_step step = {m,
                           &m->inputs,
-                          turned ? KFI_AXIS_DEPTH : KFI_AXIS_ROWS,
-                          turned ? KFI_AXIS_ROWS : KFI_AXIS_DEPTH,
+                          transposed ? KFI_AXIS_DEPTH : KFI_AXIS_ROWS,
+                          transposed ? KFI_AXIS_ROWS : KFI_AXIS_DEPTH,
                           KFI_AXIS_COLS,
                           0,
                           NULL,
                           0,
                           0,
                           0};
-    const kfi_gemm_operand slopes = kfi_gemm_slope(m, 0, KFI_AXIS_ROWS, KFI_AXIS_COLS);
+    const kfi_gemm_operand dacc = kfi_gemm_dacc(m, 0, KFI_AXIS_ROWS, KFI_AXIS_COLS);
     kfi_gemm_operand weights = kfi_gemm_tensor(m, m->weights[0], KFI_AXIS_DEPTH, KFI_AXIS_COLS);
     if (m->products > 1) weights.load = kfi_gemm_joined;
     step.vectors = kfi_seam_vectors(m, &m->inputs);
@@ -348,34 +347,35 @@ KFI_HOST void kfi_gemm_inputs(kfi_cpu_gemm *m, char *parts, void *workspace)
     const kfi_gemm_result result_at = kfi_gemm_written(&step);
     if (size[KFI_AXIS_ROWS] > 0)
         m->type.run(size[KFI_AXIS_BATCH], size[step.rows], size[step.cols], along,
-                    turned ? &weights : &slopes, turned ? &slopes : &weights, NULL, kfi_gemm_stored,
-                    &step, &result_at, workspace);
+                    transposed ? &weights : &dacc, transposed ? &dacc : &weights, NULL,
+                    kfi_gemm_stored, &step, &result_at, workspace);
     if (step.vectors) kfi_gemm_totals(m, &m->inputs, parts, step.units, KFI_AXIS_DEPTH);
 }
 
-/* The gradient of a weight: of the slopes and the left factor; its rows are those of the tensor. */
+/* Computes a weight's gradient, the product of dacc and the left factor, in the tensor's layout. */
 KFI_HOST void kfi_gemm_weight(kfi_cpu_gemm *m, int product, void *workspace)
 {
-    const int tensor = m->dweights[product], turned = m->lie[tensor].step[KFI_AXIS_DEPTH] != 1;
+    const int tensor = m->dweights[product],
+              transposed = m->steps[tensor].step[KFI_AXIS_DEPTH] != 1;
     const kf_i64 *size = m->size;
     char made[] = {(char)('a' + tensor), 0};
     const kfi_seam seam = {NULL, "0", made};
     kfi_gemm_step step = {m,
                           &seam,
-                          turned ? KFI_AXIS_DEPTH : KFI_AXIS_COLS,
-                          turned ? KFI_AXIS_COLS : KFI_AXIS_DEPTH,
+                          transposed ? KFI_AXIS_DEPTH : KFI_AXIS_COLS,
+                          transposed ? KFI_AXIS_COLS : KFI_AXIS_DEPTH,
                           KFI_AXIS_ROWS,
                           m->beta,
                           NULL,
                           0,
                           0,
                           0};
-    const kfi_gemm_operand slopes = kfi_gemm_slope(m, product, KFI_AXIS_COLS, KFI_AXIS_ROWS),
+    const kfi_gemm_operand dacc = kfi_gemm_dacc(m, product, KFI_AXIS_COLS, KFI_AXIS_ROWS),
                            left = kfi_gemm_left(&step, KFI_AXIS_DEPTH, KFI_AXIS_ROWS);
     const kfi_gemm_result result_at = kfi_gemm_written(&step);
     m->type.run(size[KFI_AXIS_BATCH], size[step.rows], size[step.cols], size[KFI_AXIS_ROWS],
-                turned ? &left : &slopes, turned ? &slopes : &left, NULL, kfi_gemm_stored, &step,
-                &result_at, workspace);
+                transposed ? &left : &dacc, transposed ? &dacc : &left, NULL, kfi_gemm_stored,
+                &step, &result_at, workspace);
 }
 
 KFI_HOST kf_result_t kfi_gemm_backward(kfi_cpu_gemm *m, const kf_i64 *sizes, void *workspace,
@@ -387,22 +387,21 @@ KFI_HOST kf_result_t kfi_gemm_backward(kfi_cpu_gemm *m, const kf_i64 *sizes, voi
     const kf_result_t result = kfi_gemm_check_call(m, workspace, workspace_bytes, room.whole);
     if (result != KF_SUCCESS || !m->operands.wanted) return result;
     const int rowed = m->vectors[0];
-    char *const inner = (char *)workspace + room.slopes + room.sums;
+    char *const inner = (char *)workspace + room.dacc + room.sums;
     const kf_i64 parts = kfi_gemm_parts(sizes[KFI_AXIS_ROWS]),
-                 strips = (sizes[KFI_AXIS_COLS] + KFI_TILE - 1) / KFI_TILE;
-    const int inputs = kfi_seam_wanted(m, &m->inputs), slopes = kfi_seam_wanted(m, &m->slopes);
+                 blocks_across = (sizes[KFI_AXIS_COLS] + KFI_TILE - 1) / KFI_TILE;
+    const int inputs = kfi_seam_wanted(m, &m->inputs), dacc = kfi_seam_wanted(m, &m->dacc);
     int weights = 0;
     for (int p = 0; p < m->products; ++p)
         weights |= m->dweights[p] >= 0 && m->operands.of[m->dweights[p]].ptr != NULL;
-    m->slope = m->passes_on ? NULL : (char *)workspace;
-    m->partial = (char *)workspace + room.slopes;
-    /* What is made of the result's gradient may be in its place: it comes last where products read
-     * that. */
+    m->dacc_rows = m->passes_on ? NULL : (char *)workspace;
+    m->partial = (char *)workspace + room.dacc;
+    /* A gradient may overwrite dout in place: where the products read dout, it is computed last. */
     for (int turn = 0; turn < 2; ++turn) {
-        if (turn == m->passes_on && (slopes || (!m->passes_on && (inputs || weights)))) {
-            kfi_parallel(sizes[KFI_AXIS_BATCH] * parts * strips, kfi_gemm_slopes, m,
+        if (turn == m->passes_on && (dacc || (!m->passes_on && (inputs || weights)))) {
+            kfi_parallel(sizes[KFI_AXIS_BATCH] * parts * blocks_across, kfi_gemm_dacc_pass, m,
                          (double)sizes[0] * (double)sizes[1] * (double)sizes[2] >= KF_OMP_MIN);
-            kfi_gemm_totals(m, &m->slopes, m->partial, parts, KFI_AXIS_COLS);
+            kfi_gemm_totals(m, &m->dacc, m->partial, parts, KFI_AXIS_COLS);
         }
         if (turn == 1 - m->passes_on) {
             if (inputs && sizes[KFI_AXIS_DEPTH] > 0)

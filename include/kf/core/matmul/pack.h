@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* kf/core/matmul/pack.h: panels of an operand of a product in C, [depths][lines], as a tile reads
-   them. A part of core/matmul/lanes.h; alone empty.
+/* kf/core/matmul/pack.h: packs panels of an operand, [K][rows of A or columns of B], for the tiles of
+   a matrix product in C. Included by core/matmul/lanes.h; empty otherwise.
 
-   A panel's last lines, where the operand has no more, repeat one: what they give is not stored.
-   Whole vectors are written, also over the end of a line's depth: in ascending depths, and with
-   KFI_GEMM_LINE bytes behind a panel. */
+   The last rows or columns of a panel repeat one where the operand has no more; their results are
+   not stored. Whole vectors are written, also past the end of K: in ascending K, and with
+   KFI_GEMM_LINE bytes of padding behind a panel. */
 #ifdef KFI_GEMM_TYPE
 
 #if KFI_MM_LANES > 1
@@ -33,8 +33,7 @@ typedef int32_t KFI_GEMM(places) __attribute__((vector_size(KFI_GEMM_BYTES)));
 #endif
 #endif
 
-/* Vectors as rows become columns: one half is laid between the other, as often as halves have
- * halves. */
+/* Transposes a square of vectors by log2(lanes) rounds of interleaving. */
 KFI_GEMM_INLINE void KFI_GEMM(transpose)(KFI_MM_VECTOR *r)
 {
 #if KFI_MM_LANES > 1
@@ -54,9 +53,8 @@ KFI_GEMM_INLINE void KFI_GEMM(transpose)(KFI_MM_VECTOR *r)
 #endif
 }
 
-/* A vector's lanes of lines by as many depths, lines[i] + at on, into columns of the panel:
-   `depths` rows of it, of `room` numbers. One function, which is called so often that its code is
-   wanted once. */
+/* Packs a square, lines[i] from `at` on, into columns of the panel: `depths` rows of `room`
+   numbers. Not inlined: one copy of the code suffices. */
 KFI_GEMM_FUNCTION void KFI_GEMM(pack_square)(KFI_MM_REAL *to, kf_i64 width, int room, int depths,
                                              const KFI_MM_ELEMENT *const *lines, kf_i64 at)
 {
@@ -76,8 +74,8 @@ KFI_GEMM_FUNCTION void KFI_GEMM(pack_square)(KFI_MM_REAL *to, kf_i64 width, int 
     for (int i = 0; i < KFI_MM_LANES; ++i) t[i] = r[i];
     for (int i = 0; i < depths; ++i) memcpy(to + i * width, &t[i], (size_t)room * sizeof *to);
 }
-/* Lines that are contiguous along the depth. The first vector of a row may run over its end, a
- * later one would over the start of the next.
+/* Packs K-contiguous rows or columns. Only the first vector of a panel row may run over its end: a
+ * later one would overwrite the next row.
  */
 KFI_GEMM_FUNCTION void KFI_GEMM(pack_lines)(KFI_MM_REAL *to, int width, int lines, kf_i64 depths,
                                             const KFI_MM_ELEMENT *from, kf_i64 step)
@@ -101,7 +99,7 @@ KFI_GEMM_FUNCTION void KFI_GEMM(pack_lines)(KFI_MM_REAL *to, int width, int line
         KFI_GEMM(pack_square)(to + d * width + g, width, room, left, of_rest, 0);
     }
 }
-/* Lines that lie side by side. */
+/* Packs rows or columns that are contiguous across K. */
 KFI_GEMM_INLINE void KFI_GEMM(pack_beside)(KFI_MM_REAL *to, const int width, int lines,
                                            kf_i64 depths, const KFI_MM_ELEMENT *from, kf_i64 step)
 {
@@ -137,7 +135,7 @@ KFI_GEMM_FUNCTION void KFI_GEMM(pack)(void *to, int is_b, int lines, kf_i64 dept
         KFI_GEMM(pack_beside)(t, KFI_MM_ROWS, lines, depths, p, depth_step);
 }
 
-/* Any steps: [lines][depths]. */
+/* Gathers [lines][depths] with any strides. */
 KFI_HOST void KFI_GEMM(gather)(void *to, kf_i64 lines, kf_i64 depths, const void *from,
                                kf_i64 line_step, kf_i64 depth_step)
 {

@@ -1,10 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* kf/core/matmul/plan.h: products of matrices in C: what they are made of, and how one is cut into
-   blocks.
+/* kf/core/matmul/plan.h: matrix products in C: operands, and the blocking of a product.
 
-   Sizes alone decide how: results depend neither on the number of threads nor on what else is in a
-   batch. Of the depth a block has so much that a panel of A stays in the first cache and the blocks
-   of B beside it in the second. Panels and sums are in the caller's workspace. */
+   The plan follows from the sizes alone: results depend neither on the number of threads nor on the
+   batch. A block of K is so long that a panel of A stays in the L1 cache and the blocks of B beside
+   it in the L2. Panels and accumulators are in the caller's workspace. */
 #ifndef KF_CORE_MATMUL_PLAN_H
 #define KF_CORE_MATMUL_PLAN_H
 
@@ -15,25 +14,22 @@
 #include "kf/core/config.h"
 #include "kf/core/dtype.h"
 
-#define KFI_GEMM_LINE                                                                              \
-    64 /* bytes that panels are aligned to, and that may be written behind one                     \
-        */
-#define KFI_GEMM_DEPTH_BYTES 2048 /* of a line of a panel */
-#define KFI_GEMM_UNIT 48          /* rows of a block of the result: a multiple of every tile's */
-#define KFI_GEMM_TALL 192         /* rows that one block of B is used for */
-#define KFI_GEMM_GROUP 4          /* blocks of the depth that are packed at a time */
-#define KFI_GEMM_AT_ONCE 1024     /* rows, and columns, that are packed at a time */
-#define KFI_GEMM_STRIP_BYTES 512  /* of a row of a block of the result; */
-#define KFI_GEMM_LEAST 32         /* columns that it has at least where there are enough */
-#define KFI_GEMM_JOBS 8           /* that threads should find */
-#define KFI_GEMM_FEW_ROWS 8       /* rows up to which B is not packed */
-#define KFI_GEMM_FEW_DEPTH 65536  /* up to which A is packed as a whole for few rows; */
-#define KFI_GEMM_FEW_COLS 16384   /* columns of them at a time */
-#define KFI_GEMM_STAGED                                                                            \
-    64 /* depths that are loaded at a time, where they are not packed as they lie; */
-#define KFI_GEMM_STAGE 8192  /* bytes of them, of all lines of a panel */
-#define KFI_GEMM_SMALL 16384 /* bytes of a product whose batches run side by side, */
-#define KFI_GEMM_SLOTS 8     /* so many of them */
+#define KFI_GEMM_LINE 64            /* alignment of panels, and padding behind one, in bytes */
+#define KFI_GEMM_DEPTH_BYTES 2048   /* bytes of K per row or column of a panel */
+#define KFI_GEMM_UNIT 48            /* rows of a block of the result, a multiple of every tile's */
+#define KFI_GEMM_TALL 192           /* rows that share a block of B */
+#define KFI_GEMM_GROUP 4            /* blocks of K that are packed at a time */
+#define KFI_GEMM_AT_ONCE 1024       /* rows, and columns, that are packed at a time */
+#define KFI_GEMM_STRIP_BYTES 512    /* bytes of a row of a block of the result */
+#define KFI_GEMM_LEAST 32           /* columns of such a block, at least, if there are enough */
+#define KFI_GEMM_JOBS 8             /* jobs to aim for */
+#define KFI_GEMM_SKINNY_ROWS 8      /* rows up to which B is not packed (skinny M), */
+#define KFI_GEMM_SKINNY_DEPTH 65536 /* for a depth up to this, */
+#define KFI_GEMM_SKINNY_COLS 16384  /* with so many columns at a time */
+#define KFI_GEMM_STAGED 64          /* elements of K that are staged at a time before packing */
+#define KFI_GEMM_STAGE 8192         /* bytes of the stage, for all rows or columns of a panel */
+#define KFI_GEMM_SMALL 16384        /* bytes of a product whose batches run in parallel, */
+#define KFI_GEMM_SLOTS 8            /* so many at a time */
 
 #if defined(__GNUC__)
 #define KFI_GEMM_PREFETCH(at) __builtin_prefetch(at)
@@ -41,66 +37,64 @@
 #define KFI_GEMM_PREFETCH(at) (void)(at)
 #endif
 
-/* Elements of an operand as numbers of the sums' type: [lines][depths], dense. The same place may
- * be asked for several times, by any thread. */
+/* Loads rows of A or columns of B [lines][depths], contiguous, converted to the accumulators' type.
+ * Any thread may ask for the same elements repeatedly. */
 typedef void (*kfi_gemm_load)(const void *seam, kf_i64 batch, kf_i64 line0, kf_i64 lines,
                               kf_i64 depth0, kf_i64 depths, void *to);
-/* Of a row of A, of a column of B (a line): steps between elements in elements. load: NULL, as they
- * lie in memory. */
+/* An operand. line_step: elements between rows of A or columns of B; depth_step: along K. `load`
+ * converts elements; NULL reads them as stored. */
 typedef struct {
     const void *data;
     kf_i64 line_step, depth_step, batch_step;
     kfi_gemm_load load;
 } kfi_gemm_operand;
-/* A finished block of the result, of up to KFI_GEMM_UNIT rows: row0 is a multiple of it. Rows lie
-   ld numbers of the sums' type apart, which may be read: behind the last column they are any.
-   second: of the second product, or NULL. */
+/* Stores a finished block of the result, up to KFI_GEMM_UNIT rows; row0 is a multiple of it. ld:
+   pitch of the accumulators, which are readable and undefined past the last column. second: the
+   second product's, or NULL. */
 typedef void (*kfi_gemm_store)(const void *seam, kf_i64 batch, kf_i64 row0, kf_i64 rows,
                                kf_i64 col0, kf_i64 cols, const void *block, const void *second,
                                kf_i64 ld);
 
-/* Where the store writes: into the cache ahead of it. Steps in elements of so many bytes. */
+/* The tensor that the store writes, for prefetches. Steps in elements of `size` bytes. */
 typedef struct {
     const void *data;
     kf_i64 row_step, batch_step;
     int size;
 } kfi_gemm_result;
 
-/* What one element type is computed with in vectors of one width (core/matmul/lanes.h). */
+/* Functions for one element type and vector width (core/matmul/lanes.h). */
 typedef struct {
-    int rows, cols,
-        lanes; /* of a tile, which are the lines of a panel of A and of B; numbers of a vector */
-    int unit, size; /* bytes of a number of the sums' type, of an element */
-    /* c[rows][cols of a tile] = the sum over depths of a panel of A and one of B, or that is added
-     */
+    int rows, cols, lanes; /* tile size, also the widths of panels of A and B; lanes of a vector */
+    int unit, size;        /* bytes of an accumulator, of an element */
+    /* c[rows][tile cols] = panel of A times panel of B, or (add) c + that. */
     void (*tile)(int rows, kf_i64 depths, const void *a, const void *b, void *c, kf_i64 ld,
                  int add);
-    /* A panel of lines, of elements or of what was loaded: one of the steps is 1. */
+    /* Packs a panel, of stored elements or of loaded numbers. One of the steps is 1. */
     void (*pack)(void *to, int is_b, int lines, kf_i64 depths, const void *from, kf_i64 line_step,
                  kf_i64 depth_step);
     void (*pack_loaded)(void *to, int is_b, int lines, kf_i64 depths, const void *from,
                         kf_i64 line_step, kf_i64 depth_step);
     void (*gather)(void *to, kf_i64 lines, kf_i64 depths, const void *from, kf_i64 line_step,
                    kf_i64 depth_step);
-    /* c[rows][cols] of a few rows of A, packed, and columns of B as they lie, contiguous along the
-     * depth */
-    void (*few)(int rows, kf_i64 depths, const void *a, const void *b, kf_i64 line_step, int cols,
-                void *c, kf_i64 ld);
+    /* c[rows][cols] = packed rows of A times K-contiguous, unpacked columns of B. */
+    void (*skinny)(int rows, kf_i64 depths, const void *a, const void *b, kf_i64 line_step,
+                   int cols, void *c, kf_i64 ld);
 } kfi_cpu_gemm_lanes;
 
 typedef struct {
-    kf_i64 depth, blocks;      /* of a block; blocks of the whole depth, at least 1 */
-    kf_i64 rows, cols;         /* that are packed at a time */
-    kf_i64 tall, wide, strip;  /* rows and columns of a job; numbers between rows of its results */
+    kf_i64 depth, blocks;      /* elements of K per block; blocks, at least 1 */
+    kf_i64 rows, cols;         /* packed at a time */
+    kf_i64 tall, wide, strip;  /* rows and columns of a job; pitch of its accumulators */
     size_t a_panel, b_panel;   /* bytes */
-    kf_i64 a_panels, b_panels; /* of a block of the depth */
+    kf_i64 a_panels, b_panels; /* panels per block of K */
     size_t a_bytes, b_bytes, c_job, c_bytes;
-    int fused; /* one job packs a panel of B, and all its rows */
+    int fused; /* a job packs a panel of B and computes all its rows */
 } kfi_cpu_gemm_plan;
 
 KFI_INLINE kf_i64 kfi_cpu_gemm_least(kf_i64 a, kf_i64 b) { return a < b ? a : b; }
 KFI_INLINE kf_i64 kfi_cpu_gemm_parts(kf_i64 n, kf_i64 of) { return (n + of - 1) / of; }
-/* n in as few equal parts as `most` allows: a part's size, a multiple of step. */
+/* Size of the parts, a multiple of `step`, of n in as few equal parts of up to `most` as possible.
+ */
 KFI_HOST kf_i64 kfi_cpu_gemm_share(kf_i64 n, kf_i64 most, kf_i64 step)
 {
     const kf_i64 parts = n > most ? kfi_cpu_gemm_parts(n, most) : 1;
@@ -111,7 +105,7 @@ KFI_INLINE size_t kfi_cpu_gemm_line(size_t bytes)
     return (bytes + KFI_GEMM_LINE - 1) / KFI_GEMM_LINE * KFI_GEMM_LINE;
 }
 
-/* Columns of a job: fewer where there would be too few jobs. */
+/* Columns per job, fewer if there would be too few jobs. */
 KFI_HOST kf_i64 kfi_cpu_gemm_wide(kf_i64 jobs, kf_i64 cols, kf_i64 strip)
 {
     kf_i64 wide = strip;
@@ -156,14 +150,14 @@ KFI_HOST kfi_cpu_gemm_plan kfi_cpu_gemm_make_plan(int tile_rows, int tile_cols, 
     return p;
 }
 
-/* Few rows: of how many vectors A is packed. */
-KFI_INLINE int kfi_cpu_gemm_few_lines(kf_i64 rows) { return rows == 1 ? 1 : rows <= 4 ? 4 : 8; }
-KFI_INLINE size_t kfi_cpu_gemm_few_a(kf_i64 rows, kf_i64 depth, int unit)
+/* Skinny M: rows to which A is padded. */
+KFI_INLINE int kfi_cpu_gemm_skinny_rows(kf_i64 rows) { return rows == 1 ? 1 : rows <= 4 ? 4 : 8; }
+KFI_INLINE size_t kfi_cpu_gemm_skinny_bytes(kf_i64 rows, kf_i64 depth, int unit)
 {
-    return (size_t)kfi_cpu_gemm_few_lines(rows) * ((size_t)depth * (size_t)unit + KFI_GEMM_LINE);
+    return (size_t)kfi_cpu_gemm_skinny_rows(rows) * ((size_t)depth * (size_t)unit + KFI_GEMM_LINE);
 }
 
-/* Bytes of one product: enough for every width of vectors, and for few rows. */
+/* Workspace of one product in bytes: enough for every vector width, and for skinny M. */
 KFI_HOST size_t kfi_cpu_gemm_bytes(int unit, kf_i64 rows, kf_i64 cols, kf_i64 depth, int products)
 {
     static const int tiles[4][2] = {
@@ -175,10 +169,10 @@ KFI_HOST size_t kfi_cpu_gemm_bytes(int unit, kf_i64 rows, kf_i64 cols, kf_i64 de
         const size_t bytes = p.a_bytes + p.b_bytes + p.c_bytes;
         if (bytes > most) most = bytes;
     }
-    if (rows <= KFI_GEMM_FEW_ROWS && depth <= KFI_GEMM_FEW_DEPTH) {
+    if (rows <= KFI_GEMM_SKINNY_ROWS && depth <= KFI_GEMM_SKINNY_DEPTH) {
         const kf_i64 jobs =
-            kfi_cpu_gemm_parts(kfi_cpu_gemm_least(cols, KFI_GEMM_FEW_COLS), KFI_GEMM_LEAST);
-        const size_t bytes = kfi_cpu_gemm_few_a(rows, depth, unit) +
+            kfi_cpu_gemm_parts(kfi_cpu_gemm_least(cols, KFI_GEMM_SKINNY_COLS), KFI_GEMM_LEAST);
+        const size_t bytes = kfi_cpu_gemm_skinny_bytes(rows, depth, unit) +
                              (size_t)(jobs * rows * products) * KFI_GEMM_STRIP_BYTES;
         if (bytes > most) most = bytes;
     }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* kf/core/matmul/seam.h: what happens to elements on their way into a product of matrices and out
-   of it, in C: a function over some elements of a row, which is given each value that it reads, and
-   each that it makes, side by side in what is computed in. */
+/* kf/core/matmul/seam.h: prologues and epilogues of matrix products in C. A seam is a function over
+   some elements of a row, which gets each value that it reads, and each that it makes, contiguous
+   and in the accumulators' type. */
 #ifndef KF_CORE_MATMUL_SEAM_H
 #define KF_CORE_MATMUL_SEAM_H
 
@@ -15,7 +15,7 @@
 
 KFI_C_BEGIN
 
-#define KFI_SEAM_VALUES 12 /* that a seam reads and makes: kfgen's gemm.py has the same number */
+#define KFI_SEAM_VALUES 12 /* values of a seam, at most; kfgen's VALUES is the same number */
 
 typedef struct {
     const void *in[KFI_SEAM_VALUES];
@@ -28,17 +28,17 @@ typedef struct {
 typedef void (*kfi_seam_fn)(const kfi_seam_part *part,
                             int count); /* whole KFI_SIMDs, at most KFI_PART */
 
-/* in: what is read: a, b, ... the call's tensors; 0, 1: the product(s). out: what is made: tensors,
-   added up where they are vectors; 0, 1: the gradients of the products, or the left factor. Without
-   a function, the first value that is read. */
+/* in: values read, letters from 'a' on for the call's tensors, 0 and 1 for the products. out:
+   values made: tensors (vectors are summed); 0 and 1 for the products' dacc, 0 for the left factor.
+   Without a function the output is the first input. */
 typedef struct {
     kfi_seam_fn fn;
     const char *in, *out;
 } kfi_seam;
 
-/* A dtype of tensors: how it is converted, and the product of matrices of it. */
+/* A dtype: its conversions and its matrix product. */
 typedef struct {
-    int size, acc_size; /* bytes of an element, and of one of what is computed in */
+    int size, acc_size; /* bytes of an element, and of an accumulator */
     void (*widen)(const void *from, kf_i64 step, void *to, int count);
     void (*narrow)(const void *from, void *to, kf_i64 step, int count);
     size_t (*bytes)(kf_i64 rows, kf_i64 cols, kf_i64 depth, int products);
@@ -79,53 +79,51 @@ KFI_GEMM_TYPE(bf16, kf_bf16, float, kfi_cpu_load_bf16, kfi_cpu_cast_f32_bf16, kf
 #undef KFI_AS_IT_IS
 #undef KFI_MOVE
 
-/* A call of an op of the family. Tensors are numbers: places among its arguments. */
+/* A call of an op. Tensors are indices among its arguments. */
 typedef struct {
     kfi_name name;
     kfi_arguments arguments;
     kfi_strides strides;
     const char *shapes;         /* check.h */
-    kfi_gemm_type type, second; /* of tensors, and of the gradients of what is a weight */
+    kfi_gemm_type type, second; /* dtype of tensors, and of weight gradients */
     const void *scalars;
-    const kfi_rng *rng; /* of a dropout; NULL: there is none */
+    const kfi_rng *rng; /* dropout; NULL: none */
     double beta;
-    int factor, products, weights[2],
-        dweights[2]; /* factor: the left one, where it is a tensor as it is */
-    kfi_seam load, store, slopes, inputs;
-    int vectors[2];      /* how many the seams slopes and inputs make */
-    int dout, passes_on; /* whether the result's gradient `dout` is that of the one product */
+    int factor; /* the left factor, or an operand that `load` makes it of */
+    int products, weights[2], dweights[2];
+    kfi_seam load, store, dacc, inputs;
+    int vectors[2];      /* vectors that the seams dacc and inputs make */
+    int dout, passes_on; /* dout; whether it is dacc of the one product */
     kf_i64 size[KFI_AXES];
     kfi_operands operands;
-    kfi_gemm_lie lie[KFI_MAX_TENSORS];
-    char *slope, *partial; /* in the workspace: gradients of the products [batch, rows, products,
-                              cols], parts of sums */
+    kfi_gemm_steps steps[KFI_MAX_TENSORS];
+    char *dacc_rows, *partial; /* workspace: dacc [batch, rows, products, cols], partial sums */
 } kfi_cpu_gemm;
 
-/* Where a row of elements lies, and along which axis; what its values come from and go to beside
- * tensors. */
+/* The run of elements that a seam processes: its position and axis, and its inputs and outputs
+ * beside tensors. */
 typedef struct {
     kf_i64 at[KFI_AXES];
     int axis;
-    const void *product[2]; /* in what is computed in, side by side */
-    void *made;             /* where values of the left factor go, side by side */
-    void *sums; /* partial sums of the vectors among the results, `apart` elements from one to the
-                   next */
+    const void *product[2]; /* accumulators, contiguous */
+    void *made;             /* the left factor, contiguous */
+    void *sums;             /* partial sums of vectors, `apart` elements from one to the next */
     kf_i64 apart;
-    int first;   /* whether they begin here */
-    double beta; /* times what is there, which is added to results */
+    int first;   /* the partial sums start here */
+    double beta; /* results += beta * what is stored */
 } kfi_seam_row;
 
 KFI_HOST kf_i64 kfi_seam_place(const kfi_cpu_gemm *m, int tensor, const kf_i64 *at)
 {
-    const kf_i64 *step = m->lie[tensor].step;
+    const kf_i64 *step = m->steps[tensor].step;
     return at[KFI_AXIS_BATCH] * step[KFI_AXIS_BATCH] + at[KFI_AXIS_ROWS] * step[KFI_AXIS_ROWS] +
            at[KFI_AXIS_COLS] * step[KFI_AXIS_COLS] + at[KFI_AXIS_DEPTH] * step[KFI_AXIS_DEPTH];
 }
 
 KFI_HOST int kfi_seam_whole(int count) { return (count + KFI_SIMD - 1) / KFI_SIMD * KFI_SIMD; }
 
-/* A value's elements from `at` on, where the function may read whole vectors of them. room: for
- * those that are not there already. */
+/* Returns a value's elements from `at` on, padded to whole vectors. room: a buffer for those that
+ * need conversion or padding. */
 KFI_HOST const void *kfi_seam_read(const kfi_cpu_gemm *m, const kfi_seam_row *row, char value,
                                    const kf_i64 *at, kf_i64 done, int count, char *room)
 {
@@ -138,7 +136,7 @@ KFI_HOST const void *kfi_seam_read(const kfi_cpu_gemm *m, const kfi_seam_row *ro
         memcpy(room, from, (size_t)(count * acc));
     } else {
         const kfi_operand *o = &m->operands.of[value - 'a'];
-        step = m->lie[value - 'a'].step[row->axis];
+        step = m->steps[value - 'a'].step[row->axis];
         if (o->ptr) from = (const char *)o->ptr + kfi_seam_place(m, value - 'a', at) * m->type.size;
         if (from && m->type.size == acc && step == 1 && whole == count) return from;
         if (from)
@@ -150,7 +148,7 @@ KFI_HOST const void *kfi_seam_read(const kfi_cpu_gemm *m, const kfi_seam_row *ro
     return room;
 }
 
-/* What is there already, times beta, is added. */
+/* made += beta * old. */
 KFI_HOST void kfi_seam_add(const kfi_gemm_type *type, void *made, const void *old, kf_i64 step,
                            double beta, int count)
 {
@@ -173,12 +171,12 @@ KFI_HOST void kfi_seam_sum(int acc, void *sums, const void *made, int first, int
         for (int j = 0; j < count; ++j) ((float *)sums)[j] += ((const float *)made)[j];
 }
 
-/* Puts a value where it belongs. */
+/* Stores a value. */
 KFI_HOST void kfi_seam_write(const kfi_cpu_gemm *m, const kfi_seam_row *row, char value,
                              const kf_i64 *at, kf_i64 done, int count, void *made, int *sum)
 {
     const int acc = m->type.acc_size;
-    if (value < 'a' && row->made) { /* the left factor: side by side */
+    if (value < 'a' && row->made) { /* the left factor, contiguous */
         memcpy((char *)row->made + done * acc, made, (size_t)(count * acc));
         return;
     }
@@ -186,15 +184,16 @@ KFI_HOST void kfi_seam_write(const kfi_cpu_gemm *m, const kfi_seam_row *row, cha
         const kf_i64 line =
             (at[KFI_AXIS_BATCH] * m->size[KFI_AXIS_ROWS] + at[KFI_AXIS_ROWS]) * m->products +
             (value - '0');
-        if (m->slope)
-            m->type.narrow(
-                made, m->slope + (line * m->size[KFI_AXIS_COLS] + at[KFI_AXIS_COLS]) * m->type.size,
-                1, count);
+        if (m->dacc_rows)
+            m->type.narrow(made,
+                           m->dacc_rows +
+                               (line * m->size[KFI_AXIS_COLS] + at[KFI_AXIS_COLS]) * m->type.size,
+                           1, count);
         return;
     }
     const int tensor = value - 'a';
     const kfi_operand *o = &m->operands.of[tensor];
-    if (m->lie[tensor].vector) {
+    if (m->steps[tensor].vector) {
         if (o->ptr)
             kfi_seam_sum(acc, (char *)row->sums + (*sum * row->apart + at[row->axis]) * acc, made,
                          row->first, count);
@@ -204,12 +203,12 @@ KFI_HOST void kfi_seam_write(const kfi_cpu_gemm *m, const kfi_seam_row *row, cha
     if (!o->ptr) return;
     const kfi_gemm_type *type = o->size == m->type.size ? &m->type : &m->second;
     char *to = (char *)(uintptr_t)o->ptr + kfi_seam_place(m, tensor, at) * type->size;
-    const kf_i64 step = m->lie[tensor].step[row->axis];
+    const kf_i64 step = m->steps[tensor].step[row->axis];
     if (row->beta != 0) kfi_seam_add(type, made, to, step, row->beta, count);
     type->narrow(made, to, step, count);
 }
 
-/* `count` elements of a row, along its axis. */
+/* Runs a seam over `count` elements of a row, along its axis. */
 KFI_HOST void kfi_seam_run(const kfi_cpu_gemm *m, const kfi_seam *seam, const kfi_seam_row *row,
                            kf_i64 count)
 {
@@ -229,8 +228,7 @@ KFI_HOST void kfi_seam_run(const kfi_cpu_gemm *m, const kfi_seam *seam, const kf
         memcpy(at, row->at, sizeof at);
         at[row->axis] += done;
         if (m->rng &&
-            row->axis ==
-                KFI_AXIS_COLS) { /* the mask is that of the result's elements, by their numbers */
+            row->axis == KFI_AXIS_COLS) { /* the mask depends on the result's element numbers */
             const kf_i64 number =
                 (at[KFI_AXIS_BATCH] * m->size[KFI_AXIS_ROWS] + at[KFI_AXIS_ROWS]) *
                     m->size[KFI_AXIS_COLS] +

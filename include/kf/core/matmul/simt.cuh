@@ -1,8 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// kf/core/matmul/simt.cuh: the sums of a tile without mma.sync: of floats and doubles; and, on
-// devices before sm_80, of elements of 2 bytes, which become floats on the way. A lane has 8 rows
-// and 8 or 4 columns. Three stages of 16 of the depth lie in shared memory as they lie in memory: a
-// lane reads 16 bytes at a time, along the depth or (transposed) across it.
+// kf/core/matmul/simt.cuh: mainloop by FMAs: float and double, and before sm_80 2-byte elements,
+// which are widened to float on the way. A 3-stage cp.async pipeline of 16 of K; a lane accumulates
+// 8 rows and 8 or 4 columns.
+//
+// Stages keep the operands' layout: a lane reads 16 bytes at a time, along K, or (transposed) along
+// rows or columns. Tiles: 128 x 128 (8 warps), 64 x 64 (4 warps). Callers: kernels of ops and
+// kfk_gemm_sum, by matmul.cuh. K is accumulated in its order.
 #ifndef KF_CORE_MATMUL_SIMT_CUH
 #define KF_CORE_MATMUL_SIMT_CUH
 
@@ -24,19 +27,19 @@ KFI_DEVICE void kfi_gemm_number(kfi_tag<KFI_OF_F64>, double *d, const char *p)
     kfi_copy<8>(d, p);
 }
 
-// Numbers from a line of a stage to the next. Lines along the depth are 16 bytes longer, so that 8
-// of them begin in different banks.
+// Pitch of a stage's rows, in numbers. K-contiguous rows are padded by 16 bytes, so that 8 of them
+// begin in different banks.
 KFI_BOTH constexpr int kfi_simt_pitch(int outer, int size, int transposed)
 {
     return transposed ? outer : 16 + 16 / size;
 }
 
-// Elements that are copied at a time.
+// Elements per copy.
 KFI_BOTH constexpr int kfi_simt_per(int type, int how)
 {
-    return how == KFI_WHOLE && kfi_of_bytes(type) > 2 ? 16 / kfi_of_bytes(type) : 1;
+    return how == KFI_CP_ASYNC && kfi_of_bytes(type) > 2 ? 16 / kfi_of_bytes(type) : 1;
 }
-// A stage of one product, of which the tile has `outer` rows or columns.
+// Loads a stage of one product, of which the tile has `outer` rows or columns.
 template <int type, int tile, int outer, int products, int share, int transposed, int how>
 KFI_DEVICE void kfi_simt_stage(char *stage, const kfi_gemm_cursor &cursor, int product)
 {
@@ -48,11 +51,11 @@ KFI_DEVICE void kfi_simt_stage(char *stage, const kfi_gemm_cursor &cursor, int p
     for (int i = 0; i < lines / kfi_cursor_lines<tile, chunks>(); ++i) {
         const int line = (int)threadIdx.x / chunks + i * kfi_cursor_lines<tile, chunks>(),
                   chunk = (int)threadIdx.x % chunks * per;
-        const int at = transposed ? line * pitch + kfi_by_turns<products, share>(chunk, product)
-                                  : kfi_by_turns<products, share>(line, product) * pitch + chunk;
+        const int at = transposed ? line * pitch + kfi_interleave<products, share>(chunk, product)
+                                  : kfi_interleave<products, share>(line, product) * pitch + chunk;
         const int left = kfi_cursor_left<tile, chunks, per>(cursor, i);
         if (stored == size) {
-            kfi_fetch_some<per * size>(stage + at * size, cursor.p + i * cursor.apart, left * size);
+            kfi_cp_async<per * size>(stage + at * size, cursor.p + i * cursor.apart, left * size);
         } else {
             typename kfi_real<size>::type value = 0;
             if (left > 0) kfi_gemm_number(kfi_tag<type>(), &value, cursor.p + i * cursor.apart);
@@ -64,7 +67,7 @@ KFI_DEVICE void kfi_simt_stage(char *stage, const kfi_gemm_cursor &cursor, int p
 KFI_DEVICE float kfi_fma(float a, float b, float c) { return __fmaf_rn(a, b, c); }
 KFI_DEVICE double kfi_fma(double a, double b, double c) { return fma(a, b, c); }
 
-// 16 bytes of the depth of a lane's 8 rows, times as many of its columns.
+// Multiplies 16 bytes of K of a lane's 8 rows by those of its columns.
 template <int tile, int size, int layout>
 KFI_DEVICE void kfi_simt_step(typename kfi_real<size>::type *sums, const char *stage_a,
                               const char *stage_b, int k)
@@ -119,11 +122,11 @@ KFI_DEVICE void kfi_simt_step(typename kfi_real<size>::type *sums, const char *s
     }
 }
 
-// As kfi_gemm_mma.
+// Same as kfi_gemm_mma.
 template <int type, int tile, int layout, int products, int how>
 KFI_DEVICE void kfi_gemm_simt(typename kfi_real<kfi_of_real(type)>::type *sums,
-                              const kfi_gemm_side &a, const kfi_gemm_side &b, const kfi_gemm_at &at,
-                              const kfi_gemm &g)
+                              const kfi_gemm_matrix &a, const kfi_gemm_matrix &b,
+                              const kfi_gemm_tile &at, const kfi_gemm &g)
 {
     constexpr int size = kfi_of_real(type), stages = kfi_policy(tile).stages,
                   rows = kfi_policy(tile).rows, cols = kfi_policy(tile).cols;
@@ -139,23 +142,23 @@ KFI_DEVICE void kfi_gemm_simt(typename kfi_real<kfi_of_real(type)>::type *sums,
                   chunks_b = (transposed_b ? cols / products : 16) / per;
     char *const shared = kfi_dynamic();
     const int count = (at.end - at.begin + 15) / 16;
-    kfi_gemm_cursor cursor_a = kfi_gemm_begin<stored, per, tile, chunks_a, transposed_a>(
+    kfi_gemm_cursor cursor_a = kfi_gemm_cursor_init<stored, per, tile, chunks_a, transposed_a>(
                         a.p[0], a.ld[0], at.row, g.rows, at.begin, at.end),
                     cursor_b[products];
 #pragma unroll
     for (int p = 0; p < products; ++p)
-        cursor_b[p] = kfi_gemm_begin<stored, per, tile, chunks_b, transposed_b>(
+        cursor_b[p] = kfi_gemm_cursor_init<stored, per, tile, chunks_b, transposed_b>(
             b.p[p], b.ld[p], at.col, g.cols, at.begin, at.end);
 #define KFI_FETCH(n)                                                                               \
     if ((n) < count) {                                                                             \
         char *const to = shared + (n) % stages * bytes;                                            \
         kfi_simt_stage<type, tile, rows, 1, rows, transposed_a, how>(to, cursor_a, 0);             \
-        kfi_gemm_go<tile, transposed_a>(cursor_a);                                                 \
+        kfi_gemm_cursor_advance<tile, transposed_a>(cursor_a);                                     \
         _Pragma("unroll") for (int p = 0; p < products; ++p)                                       \
         {                                                                                          \
             kfi_simt_stage<type, tile, cols / products, products, share, transposed_b, how>(       \
                 to + bytes_a, cursor_b[p], p);                                                     \
-            kfi_gemm_go<tile, transposed_b>(cursor_b[p]);                                          \
+            kfi_gemm_cursor_advance<tile, transposed_b>(cursor_b[p]);                              \
         }                                                                                          \
     }                                                                                              \
     kfi_fetch_commit()
@@ -166,8 +169,8 @@ KFI_DEVICE void kfi_gemm_simt(typename kfi_real<kfi_of_real(type)>::type *sums,
 #pragma unroll 1
     for (int n = 0; n < count; ++n) {
         const char *const stage = shared + n % stages * bytes;
-        kfi_fetch_wait<stages - 2>(); // this stage has come
-        __syncthreads();              // to all; and nobody reads the one before it any more
+        kfi_fetch_wait<stages - 2>(); // this stage has arrived
+        __syncthreads();              // for all threads; the previous one may be overwritten
         KFI_FETCH(n + stages - 1);
 #pragma unroll
         for (int k = 0; k < 16; k += 16 / size)

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* kf/core/matmul/width.h: products in C of all element types in vectors of one width,
-   KFI_GEMM_BYTES. Included once for each width, by core/matmul/matmul.h; otherwise empty. */
+/* kf/core/matmul/width.h: matrix products in C of all element types for one vector width,
+   KFI_GEMM_BYTES. Included by core/matmul/matmul.h once per width; empty otherwise. */
 #ifdef KFI_GEMM_BYTES
 
 #if KFI_GEMM_BYTES == 64

@@ -14,14 +14,14 @@ static bool test_choices()
         int tile, how;
         bool split;
     } rows[] = {
-        {{4096, 4096, 4096, 1, 1, 2, true, true, false}, KFI_TILE_MMA_128x128, KFI_WHOLE, false},
-        {{4096, 4096, 4095, 1, 1, 2, true, false, false}, KFI_TILE_MMA_128x128, KFI_ANY, false},
-        {{100, 100, 100, 1, 1, 2, true, true, false}, KFI_TILE_MMA_64x64, KFI_WHOLE, false},
-        {{4096, 4096, 4096, 1, 1, 2, false, true, false}, KFI_TILE_SIMT_64x64, KFI_ANY, false},
-        {{4096, 4096, 4096, 1, 1, 4, true, true, false}, KFI_TILE_SIMT_128x128, KFI_WHOLE, false},
-        {{64, 1024, 4096, 1, 1, 2, true, true, false}, KFI_TILE_MMA_64x64, KFI_WHOLE, true},
-        {{65, 1024, 4096, 1, 1, 2, true, true, false}, KFI_TILE_MMA_64x64, KFI_WHOLE, false},
-        {{768, 768, 16384, 1, 1, 2, true, true, true}, -1, KFI_WHOLE, true}};
+        {{4096, 4096, 4096, 1, 1, 2, true, true, false}, KFI_TILE_MMA_128x128, KFI_CP_ASYNC, false},
+        {{4096, 4096, 4095, 1, 1, 2, true, false, false}, KFI_TILE_MMA_128x128, KFI_VIA_REGISTERS, false},
+        {{100, 100, 100, 1, 1, 2, true, true, false}, KFI_TILE_MMA_64x64, KFI_CP_ASYNC, false},
+        {{4096, 4096, 4096, 1, 1, 2, false, true, false}, KFI_TILE_SIMT_64x64, KFI_VIA_REGISTERS, false},
+        {{4096, 4096, 4096, 1, 1, 4, true, true, false}, KFI_TILE_SIMT_128x128, KFI_CP_ASYNC, false},
+        {{64, 1024, 4096, 1, 1, 2, true, true, false}, KFI_TILE_MMA_64x64, KFI_CP_ASYNC, true},
+        {{65, 1024, 4096, 1, 1, 2, true, true, false}, KFI_TILE_MMA_64x64, KFI_CP_ASYNC, false},
+        {{768, 768, 16384, 1, 1, 2, true, true, true}, -1, KFI_CP_ASYNC, true}};
     for (const auto &r : rows) {
         const kfi_gemm_choice c = kfi_gemm_pick(r.s);
         if ((r.tile >= 0 && c.tile != r.tile) || c.how != r.how || (c.splits > 1) != r.split ||
