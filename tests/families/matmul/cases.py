@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The matmul family: shapes [batch, rows, cols, depth], and what its functions should give, by kfgen's product_oracle."""
+"""The family `gemm` in tests: shapes [batch, rows, cols, depth], expected results."""
 
 import functools
 
@@ -8,7 +8,8 @@ import storage
 from kfgen.families.matmul import reference as matmul_reference
 from kfgen.language.primitives import KEEP, KEEP_SCALE
 
-# Parts of whole vectors and others, one row, fewer than a tile and more, more than a block along each axis, several batches; nothing along one axis.
+# Whole vectors and others, one row, less than a tile and more, more than a block along each axis,
+# several batches, and a size of 0 on each axis.
 SHAPES = [
     [(2, 4, 8, 6), 0],
     [(1, 5, 19, 7), 1],
@@ -22,8 +23,8 @@ SHAPES = [
     [(1, 70, 20, 140), 0],
     [(2, 11, 1, 1), 1],
 ]
-# What else it takes to reach each of CUDA's kernels, of forwards and gradients, where a device has one SM: tiles by copies of 16 bytes and from any
-# address, depths that blocks share.
+# Further shapes that reach each CUDA kernel of forwards and gradients on a device of one SM: tiles
+# by cp.async and through registers, split-K.
 SHAPES += [
     [(1, 16, 24, 8), 0],
     [(1, 72, 72, 8), 0],
@@ -38,7 +39,7 @@ SHAPES += [
     [(1, 3, 520, 20), 0],
     [(1, 16, 64, 8), 0],
     [(1, 136, 16, 8), 0],
-]  # of two products; of a left factor that is turned
+]  # the last ones: two products, a transposed left factor
 MORE = [
     [(b, m, n, k), (m + n) % 3]
     for b in (1, 2)
@@ -46,7 +47,9 @@ MORE = [
     for n in (1, 16, 31, 96, 257)
     for k in (1, 15, 64, 300)
 ]
-LAUNCHES = 14  # at most: two strips with their totals, and a strip; a product that blocks share for the inputs, and for each of two weights
+# Launches of a call, at most: two passes with their totals, and a pass; a product with split-K for
+# the inputs, and for each of two weights.
+LAUNCHES = 14
 LARGE = (2**20, 2**20, 1, 1)
 OVERFLOWS = [
     ((2**30, 2**28, 3, 1), "cols"),
@@ -54,12 +57,12 @@ OVERFLOWS = [
     ((1, 1, 2**30, 2**30), "depth"),
     ((1, 2**30, 2**30, 1), "cols"),
     ((2**59, 1, 1, 1), "batch"),
-]  # the size that is too much
+]  # (sizes, the one that overflows)
 CALLS = (
     [(1, 1, 2, 3), (2, 3, 5, 4), (1, 20, 17, 35), (1, 4, 5, 0)],
     [(3, 67, 49, 33), (1, 301, 66, 70)],
 )
-COLS = 3  # sizes of the result
+COLS = 3  # the result has the first three sizes
 
 
 def result(call):
@@ -67,13 +70,16 @@ def result(call):
 
 
 def prepare(call):
-    """What a function adds to is a part of what is there in some calls."""
+    """Sets beta to a fraction in some calls."""
     if "beta" in call.scalars and sum(call.sizes) % 2:
         call.scalars["beta"] = 0.5
 
 
 def draw(rng, call, a, values):
-    """wide: over some powers of two; special: some that are large, none, no numbers, so few that most results are numbers."""
+    """Draws a tensor. wide: spreads over powers of two; special: adds zeros, infinities and NaN.
+
+    Special values are so rare that most results are numbers.
+    """
     shape = storage.shape_of(call.f, call.sizes, a)
     if a["role"] != "in" and not call.scalars.get("beta"):
         return storage.from_float(np.full(shape, np.nan), a["dtype"])
@@ -90,7 +96,7 @@ def draw(rng, call, a, values):
 
 
 def fill(call):
-    """What the backward is given of its forward: of the data that was drawn."""
+    """Computes the forward's results that the backward reads, from the drawn data."""
     made = [s.name for s in call.kernel.inputs if s.use in ("saved", "output")]
     if not made or 0 in result(call):
         return
@@ -124,7 +130,7 @@ def _product(pattern, dtypes, bwd, activation, files, by):
 
 
 def moved(dtype, values):
-    """How far a value may be moved where it is stored, and the largest that may be."""
+    """Returns the rounding error of stored values, and the largest finite number."""
     return 0.5 * storage.ulp(
         np.nan_to_num(values, posinf=0.0, neginf=0.0), dtype
     ), storage.MANTISSA[dtype][2]
@@ -135,7 +141,7 @@ def check(call, got, weights=None):
     compute = "f64" if dtype == "f64" else "f32"
     by = call.kernel.by(call.act) and call.kernel.result not in call.drop
     store = None if dtype in (compute, "tf32") else functools.partial(moved, dtype)
-    factor = store if call.backend != "cpu" else None  # tensor cores multiply elements of 2 bytes
+    factor = store if call.backend != "cpu" else None  # tensor cores multiply 2-byte elements
     factors = 2.0**-11 if dtype == "tf32" else 0.0
     least = (
         2.0 ** (-14 if dtype == "f16" else -126)

@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Products of matrices on a GPU: every tile and every way to load it, which small shapes reach where a device is taken for one of one SM, as the
-emulation has it; and products that fill the device. Needs a GPU."""
+"""Matrix products on a GPU: every portable tile and kind of load, and products that fill it.
+
+Small shapes reach every kernel when launchers take the device for one of a single SM, as in the
+emulation. Needs a GPU.
+"""
 
 import checks
 import kflib
@@ -14,7 +17,7 @@ if not kflib.has_gpu():
 
 
 def of(features):
-    """A few of the family with all of these; f16's kernels are bf16's with another conversion."""
+    """Selects functions that cover the features; f16 differs from bf16 in its conversion alone."""
     found = [f for f in kflib.on("cuda", numeric.FUNCTIONS) if f["family"] == "matmul"]
     return selection.cover(
         lambda f: [(f["bwd"], f["dtypes"][0].replace("bf16", "f16"), *(f[x] for x in features))],
@@ -23,7 +26,7 @@ def of(features):
 
 
 EACH_OP, EACH_DTYPE = of(("op",)), of(())
-# Whole vectors and others, rows of one class and of several, a depth that blocks share in each of the products.
+# Whole vectors and others, up to 64 rows and more, split-K in each of the products.
 WIDE = [
     ((1, 1100, 1300, 200), 0),
     ((1, 1031, 777, 333), 1),
@@ -65,7 +68,7 @@ def test_wide(plain, memory, f):
         checks.run(plain, memory, f, sizes, shift=shift)
 
 
-# linear_add of each dtype whose products tensor cores make: forward and gradient, weights' gradients in float32 and not.
+# linear_add of each dtype for tensor cores: forward, gradient, weight gradients in float32 and not.
 SUBNORMAL = [
     f
     for f in kflib.on("cuda", kflib.manifest()["functions"])
@@ -77,7 +80,10 @@ SUBNORMAL = [
 
 @numeric.each(SUBNORMAL, "name")
 def test_subnormal_factors(memory, f):
-    """One of them beside a large one takes bits from the other terms of a sum (product_oracle): by mma.sync and, of code for sm_90a, by wgmma."""
+    """A subnormal factor beside a large one takes bits from other terms (product_oracle).
+
+    This holds for mma.sync and, in code for sm_90a, for wgmma.
+    """
     flags = (
         ["-O3", "-gencode=arch=compute_90a,code=sm_90a"]
         if kflib.capability() == (9, 0)

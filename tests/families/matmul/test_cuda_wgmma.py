@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Products by wgmma (kf/core/matmul/hopper.cuh) on a GPU of compute capability 9.0, in code compiled for sm_90a: shapes that fill tiles and the ring of
-stages or do not, of every op that goes this way; and that it is this way that they go. Needs such a GPU."""
+"""Matrix products by wgmma (kf/core/gemm_hopper.cuh) in code for sm_90a.
+
+Shapes fill tiles and pipeline stages, or do not, for every op with such kernels. Launches are
+checked to be these kernels. Needs a GPU of compute capability 9.0.
+"""
 
 import ctypes
 
@@ -18,7 +21,7 @@ if kflib.capability() != (9, 0):
     pytest.skip("the device has no wgmma", allow_module_level=True)
 
 NAMED = {f["name"]: f for f in kflib.manifest()["functions"]}
-PLAIN, ROUNDS, TURNS = (
+PLAIN, TF32, TF32_NN = (
     NAMED[name] for name in ("kf_linear_bf16", "kf_linear_tf32", "kf_linear_nn_tf32")
 )
 FLAGS = ("-O3", "-gencode=arch=compute_90a,code=sm_90a")
@@ -42,8 +45,8 @@ SHAPES = [
     LARGE,
     (1, 3000, 136, 72),
 ]
-# Up to 16 and up to 64; a depth of one block, and of 2 and 4 that share it; several times as many columns as there is room for at a time.
-FEW = [
+# Skinny M: up to 16 and up to 64 rows; K of one block, and split over 2 and 4; several waves.
+SKINNY = [
     (1, 1, 1000, 520),
     (2, 16, 520, 4104),
     (1, 33, 4096, 1032),
@@ -54,8 +57,8 @@ FEW = [
 ]
 
 
-# With one SM and with three: several tiles a block, batches, columns that are no multiple of a slab's nor of a
-# vector's, and a K loop around the pipeline; with 132 a block has one tile, or two.
+# With 1 and 3 SMs: several tiles per block, batches, columns that are no multiple of a slab's or a
+# vector's, and a K loop around the pipeline. With 132 a block has one tile, or two.
 TILE_SHAPES = [
     (1, (2, 300, 520, 136)),
     (3, (3, 130, 264, 712)),
@@ -70,7 +73,7 @@ def build(functions=FUNCTIONS, flags=FLAGS, text=COUNTED):
     header = BUILD / ("cuda/threads.h" if text == COUNTED else "cuda/forced.h")
     header.parent.mkdir(parents=True, exist_ok=True)
     header.write_text(text)
-    functions = [*functions, *(f for f in (PLAIN, ROUNDS, TURNS) if f not in functions)]
+    functions = [*functions, *(f for f in (PLAIN, TF32, TF32_NN) if f not in functions)]
     return kflib.build(
         "cuda",
         functions,
@@ -91,16 +94,16 @@ def test_launchers(lib, f):
     checks.run(lib, memory, f, (1, 300, 136, 72), "special")
     floats = f["dtypes"][0] in ("f32", "tf32")
     of_floats = 384 if f["dtypes"][0] == "tf32" and f["form"] == "nt" else 512
-    for sizes in SHAPES + FEW * (not f["bwd"] and not floats):
+    for sizes in SHAPES + SKINNY * (not f["bwd"] and not floats):
         checks.run(lib, memory, f, sizes)
         if not f["bwd"] and (
             sizes[1] % 8 == 0 or not {"tn", "tt"} & set(f["op"].split("_"))
-        ):  # rows of x as they lie there
+        ):  # rows of x as stored there
             threads = (
                 (of_floats,)
                 if floats
                 else (160,)
-                if sizes in FEW
+                if sizes in SKINNY
                 else (384,)
                 if sizes == LARGE
                 else (160, 384)
@@ -140,7 +143,7 @@ def test_tiles(forced, f):
 
 @pytest.mark.parametrize("f", LAST, ids=lambda f: f["name"])
 def test_last_tiles_are_shared(lib, f):
-    """144 tiles of a weight's gradient: an SM has one each, and several share each of the other twelve."""
+    """144 tiles of a weight gradient: 132 SMs compute one each, then share the other twelve."""
     weights = [a["name"] for a in f["arguments"] if a.get("kind") == "right" and a["role"] == "sum"]
     drop = [
         a["name"]
@@ -149,13 +152,13 @@ def test_last_tiles_are_shared(lib, f):
     ]
     for shift in (
         (0, 1) if f["dtypes"][0] in ("bf16", "f16") else (0,)
-    ):  # by wgmma, and from any address
+    ):  # wgmma, then kernels for any address
         checks.run(lib, checks.CudaMemory(), f, (1, 800, 1500, 1504), shift=shift, drop=drop)
 
 
-@pytest.mark.parametrize("f", [ROUNDS, TURNS], ids=lambda f: f["name"])
+@pytest.mark.parametrize("f", [TF32, TF32_NN], ids=lambda f: f["name"])
 def test_tf32_rounds_to_the_nearest(lib, f):
-    """Times the identity an element is what a product has of it: 11 bits, ties to even."""
+    """Multiplies by the identity: elements come back with 11 bits, ties to even."""
     bits = torch.randint(-(2**31), 2**31, (136, 72), device="cuda", dtype=torch.int64)
     x = torch.cat(
         [torch.randn(136, 71, device="cuda"), torch.full((136, 1), 1 + 2.0**-11, device="cuda")], 1
@@ -184,7 +187,7 @@ def test_tf32_rounds_to_the_nearest(lib, f):
 
 
 def test_rows_alone(lib):
-    """Of up to 64 rows each has the same bits, however many there are."""
+    """A row of up to 64 has the same bits, however many there are."""
     stream = torch.cuda.current_stream().cuda_stream
     for cols, depth in ((4096, 4096), (1536, 7168), (136, 4104), (11008, 520)):
         x, weight = (torch.randn(n, depth, device="cuda", dtype=torch.bfloat16) for n in (64, cols))
@@ -226,7 +229,7 @@ def invariant_libs():
 
 @pytest.mark.parametrize("f", INVARIANT, ids=[f["name"] for f in INVARIANT])
 def test_batch_invariant(invariant_libs, f):
-    """By wgmma, by mma.sync, and by way of registers."""
+    """Compares wgmma, mma.sync, and loads through registers."""
     memory = checks.CudaMemory()
     ways = [
         (what, invariant_libs[portable], memory, shift, lambda: None, 0)

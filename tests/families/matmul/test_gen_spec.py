@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Entries of products of matrices that are refused, with what to do; and what one that is not makes."""
+"""Entries of the family `gemm`: what is refused, with a fix, and what a valid one makes."""
 
 import pytest
 from kfgen.entries import spec
@@ -25,7 +25,7 @@ def entry(tmp_path, **fields):
 
 
 @pytest.mark.parametrize(
-    "fields, said",
+    "fields, message",
     [
         ({"operands": '{ x = "left", bias = "row" }'}, 'operands: have no "right"'),
         (
@@ -85,7 +85,8 @@ def entry(tmp_path, **fields):
         ),
         (
             {
-                "operands": '{ x = "left", weight = "right", bias = "row", more = { kind = "row", grad = false } }',
+                "operands": '{ x = "left", weight = "right", bias = "row", '
+                'more = { kind = "row", grad = false } }',
                 "saved": '{ pre = "acc + bias + more" }',
                 "ref": '"(x @ weight.T + bias + more) ** 2"',
                 "joined": '{ both = ["bias", "more"] }',
@@ -99,10 +100,10 @@ def entry(tmp_path, **fields):
         ({"operands": '{ acc = "left", weight = "right" }'}, "operands: "),
     ],
 )
-def test_refused(tmp_path, fields, said):
+def test_refused(tmp_path, fields, message):
     with pytest.raises(spec.SpecError) as caught:
         spec.load([entry(tmp_path, **fields)])
-    assert f"[op.own] {said}" in str(caught.value) and "\n  fix: " in str(caught.value), (
+    assert f"[op.own] {message}" in str(caught.value) and "\n  fix: " in str(caught.value), (
         caught.value
     )
 
@@ -144,14 +145,16 @@ def test_what_it_makes(tmp_path):
 
 
 def test_two_tensors_in_one(tmp_path):
-    """They are one argument, in the first one's place; products know both."""
+    """Joined tensors are one argument, at the first one's position; products know both."""
     row = '{ kind = "row", absent = 0 }'
     fields = {
-        "operands": f'{{ x = "left", first = "right", bias = {row}, second = "right", more = {row} }}',
+        "operands": f'{{ x = "left", first = "right", bias = {row}, '
+        f'second = "right", more = {row} }}',
         "products": '{ a = "x * first", b = "x * second" }',
         "saved": '{ pre = "a + bias", other = "b + more" }',
         "expr": '"pre * other"',
-        "joined": '{ weight = ["first", "second"], both = ["bias", "more"], kept = ["pre", "other"] }',
+        "joined": '{ weight = ["first", "second"], both = ["bias", "more"], '
+        'kept = ["pre", "other"] }',
         "layout": '"nn"',
         "ref": '"(x @ first + bias) * (x @ second + more)"',
     }
@@ -202,7 +205,7 @@ def test_two_tensors_in_one(tmp_path):
 
 
 def test_a_user_s_activation_is_there(tmp_path):
-    """Of kf's own the heavy ones alone."""
+    """kf's own activations: heavy ones alone."""
     path = tmp_path / "mine.toml"
     path.write_text('[activation.own]\nbrief = "x"\nexpr = "x + x"\nref = "2 * x"\n')
     loaded = spec.load([path])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Functions whose products use wgmma where the device's code has it, and the check that forces each of its tiles."""
+"""Functions whose products use wgmma where the device's code has it; a check that forces tiles."""
 
 import re
 
@@ -12,8 +12,10 @@ import strided
 
 
 def functions(dtypes=("bf16", "f16", "f32", "tf32")):
-    """Of each op, forward and backward, with an activation that has scalars, or none. Of floats a few: how factors lie, one product or two, and what
-    stands before them."""
+    """Selects functions of each op, forward and backward, without activation, with one or scalars.
+
+    float32 functions cover layouts, one product or two, and prologues.
+    """
     found = [
         f
         for f in kflib.on("cuda", kflib.manifest()["functions"])
@@ -26,10 +28,10 @@ def functions(dtypes=("bf16", "f16", "f32", "tf32")):
         )
     ]
 
-    def thin(f):  # where nobody has changed them since all of it passed (ledger.py): each kernel
+    def thin(f):  # unchanged since all tests passed (ledger.py): each kernel once
         halves = f["dtypes"][0] in ("bf16", "f16")
         return [
-            ("halves" if halves else f["dtypes"][0], f["form"] == "nt", f["bwd"]),
+            ("2 bytes" if halves else f["dtypes"][0], f["form"] == "nt", f["bwd"]),
             (halves, f["op"] == "linear_{act}_mul", f["bwd"]),
         ]
 
@@ -55,7 +57,7 @@ def functions(dtypes=("bf16", "f16", "f32", "tf32")):
 
 
 FUNCTIONS = functions()
-# Whose rows' bits are compared: one of each kind; at level 2 all.
+# Functions whose rows' bits are compared: one of each kind; at level 2 all.
 INVARIANT = cases.by_level(
     selection.cover(lambda f: [(f["bwd"], f["dtypes"][0] == "f32", "_mul" in f["op"])], FUNCTIONS),
     FUNCTIONS,
@@ -70,7 +72,7 @@ def gradient_of(*dtypes):
     )
 
 
-# Gradients of weights whose last tiles several blocks share: one of each way to multiply.
+# Weight gradients whose last tiles several blocks share: one per kernel.
 LAST = [gradient_of("bf16", "f16"), gradient_of("f32"), gradient_of("tf32")]
 
 
@@ -84,7 +86,8 @@ TILES = {
         (kflib.ROOT / "include/kf/core/matmul/tile.cuh").read_text(),
     )
 }
-# One function per op, dtype and activation with such kernels: residual, pre-activation output, made left factor.
+# Functions that cover ops, dtypes and activations with such kernels: residual, pre-activation
+# output, made left factor.
 TILED = selection.cover(
     lambda f: [("op", f["op"]), ("dtype", f["dtypes"][0]), ("activation", f["activation"])],
     [
@@ -98,7 +101,7 @@ TILED = selection.cover(
 
 
 def padded(f, sizes):
-    """Strides for which every row of `cols` elements begins at a multiple of 16 bytes."""
+    """Returns strides for which every row of `cols` elements begins at a multiple of 16 bytes."""
     cols, found = sizes[2], {}
     for a in strided.laid(f):
         extents, line = strided.levels(f, sizes, a)
@@ -108,7 +111,7 @@ def padded(f, sizes):
 
 
 def outputs(lib, memory, f, sizes, drop=()):
-    """The outputs of a call, which writes nothing else."""
+    """Returns the outputs of a call and checks that it writes nothing else."""
     call = checks.Layout(lib, f, sizes, drop=drop)
     memory.spans = call.spans()
     result, back = memory.run(call.image, lambda base: lib.call(f, call.given(base)))
@@ -118,9 +121,11 @@ def outputs(lib, memory, f, sizes, drop=()):
 
 
 def check_tiles(lib, memory, f, sizes, force):
-    """Runs f with each tile forced: the first one's results are right, the others' have the same bits, nothing else is written.
-    Where cols is no multiple of 8, padded rows give the bits of dense ones, which a kernel with direct stores computes.
-    force: called with a tile's number before its calls."""
+    """Runs f with each tile forced: results are right and have the same bits for all tiles.
+
+    Nothing else is written. If cols is no multiple of 8, padded rows give the bits of dense ones.
+    force: called with a tile's number before its calls.
+    """
     optional = tuple(a["name"] for a in f["arguments"] if a["name"] in ("pre", "bias"))
     first, run = None, checks.run
     for name, number in TILES.items():

@@ -12,7 +12,7 @@ if not kflib.has_gpu():
     pytest.skip("no CUDA device answers", allow_module_level=True)
 
 PLAIN = [f for f in kflib.manifest()["functions"] if not f.get("state")]
-# Not batch norm's with gelu, whose float32 gradients of one row show the cheap form's tail.
+# Leaves out batch norm with gelu: float32 gradients of one row show the cheap form's tail.
 SUMMED = [
     f
     for f in PLAIN
@@ -27,7 +27,7 @@ REDUCED = [
     if f["op"] in ("sum", "amax", "std", "logsumexp", "prod") and len(f["dtypes"]) == 1
 ]
 ROWS = [(1, 4096), (1, 5), (2, 88), (5, 4096), (9, 136), (33, 1000), (63, 4104), (64, 4096)]
-MORE = [(65, 4096), (3, 40000), (64, 20000)]  # of which some take two launches
+MORE = [(65, 4096), (3, 40000), (64, 20000)]  # some take two launches
 AXES = [
     (96, 1),
     (1030, 1),
@@ -43,7 +43,7 @@ AXES = [
 
 @pytest.fixture(scope="session")
 def lib():
-    """With clusters that join an axis' parts, which are off by default."""
+    """Compiles with clusters that reduce an axis' parts, which are off by default."""
     return kflib.build(
         "cuda",
         SUMMED + REDUCED,
@@ -59,7 +59,7 @@ def memory():
 
 @numeric.each(SUMMED, "name")
 def test_few_rows(lib, memory, f):
-    """Aligned and not, so many that a thread has a vector and so few that it has an element."""
+    """Aligned and unaligned rows, long enough for a vector per thread, and shorter."""
     for rows, cols in ROWS:
         sizes = (rows, cols, 1) if f["form"] == "planes" else (rows, cols)
         found = [checks.run(lib, memory, f, sizes, shift=shift) for shift in (0, 1)]
@@ -72,7 +72,7 @@ def test_few_rows(lib, memory, f):
 
 @numeric.each(REDUCED, "name")
 def test_few_axes(lib, memory, f):
-    """Results of few axes have the bits that they have among many, aligned and not."""
+    """Results of few axes have the same bits as among many, aligned and unaligned."""
     for axis, inner in AXES:
         many = checks.Layout(lib, f, (600, axis, inner) if inner == 1 else (9, axis, inner))
         result, back = memory.run(many.image, lambda base, many=many: lib.call(f, many.given(base)))
@@ -96,6 +96,6 @@ def test_few_axes(lib, memory, f):
 
 @numeric.each(REDUCED, "name")
 def test_tall(lib, memory, f):
-    """Parts of an axis that a cluster's blocks join."""
+    """Axes whose parts the blocks of a cluster reduce."""
     for sizes in ((1, 4000, 768), (2, 2100, 1100)):
         checks.run(lib, memory, f, sizes)

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests gradients of a few rows, which are summed in the launch that computes the rows. Weights
-(kfi_row_strip_enter) must have the bits of two launches; elementwise operands (kfi_few_sum) must
-have bits that depend on the sizes only."""
+"""Gradients of few rows, summed in the launch that computes the rows.
+
+Weight gradients (kfi_row_strip_enter) have the bits of two launches; those of elementwise ops
+(kfi_few_sum) have bits that depend on sizes alone.
+"""
 
 import checks
 import emulator
@@ -13,12 +15,12 @@ from conftest import BUILD
 pytestmark = pytest.mark.skipif(not toolkit.include(), reason="no CUDA headers")
 NAMES = ("kf_layer_norm_bwd_f32", "kf_add_rms_norm_gelu_bwd_bf16")
 FUNCTIONS = faults.named(NAMES, "cuda")
-# One row and a few; more rows than a thread holds; as many as the second stage has groups; columns
-# that do not fill a strip.
+# One row and some; more than a thread's; as many as the second launch has groups; columns that are
+# no multiple of a strip.
 SIZES = [(1, 1024), (5, 520), (40, 1000), (64, 520)]
 LIMIT = 64
 CORE = "kf/core/rows/reduce.cuh"
-# file, pattern, replacement
+# Faults: (file, pattern, replacement)
 SEEDED = {
     "columns are read when rows are written": (
         "kf/core/rows/host.cuh",
@@ -46,14 +48,13 @@ SEEDED = {
 
 
 def launched(lib, emu, memory, f, sizes, **more):
-    """Returns (outputs, number of launches of a call)."""
+    """Returns (outputs, launches) of a call."""
     memory.runs, before = emulator.RUNS[:1], emu.launches
     return checks.run(lib, memory, f, sizes, **more), emu.launches - before
 
 
 def check(lib, f, sizes):
-    """Results are right in one launch. Two launches give the same bits, in place or at other
-    addresses."""
+    """Checks one launch, and the same bits in two launches, in place, at other addresses."""
     emu = emulator.Emulator(lib)
     memory = emulator.Memory(emu)
     emu.set(sms=132)
@@ -110,7 +111,7 @@ def test_seeded_fault(include, tmp_path, what):
             check(broken, functions[0], sizes)
 
 
-# Elementwise ops: one sum and several, columns in registers and in a ring, each vector width.
+# Elementwise ops: one sum and several, columns in registers and in a pipeline, each vector width.
 MAP_NAMES = (
     "kf_bias_gelu_bwd_bf16",
     "kf_prelu_bias_bwd_f32",
@@ -151,8 +152,7 @@ def map_sizes(f, rows, cols):
 
 
 def check_map(lib, f, rows, cols, values="normal"):
-    """Results are right in one launch. They have the same bits if nothing is aligned, and with one
-    thread per element for small tensors (Memory's runs)."""
+    """Checks one launch, and the same bits without alignment, and with one element per thread."""
     emu = emulator.Emulator(lib)
     memory, before = emulator.Memory(emu), emu.launches
     sizes = map_sizes(f, rows, cols)
@@ -172,16 +172,14 @@ def map_lib():
 
 @pytest.mark.parametrize("f", MAP_FUNCTIONS, ids=lambda f: f["name"])
 def test_elementwise_in_one_launch(map_lib, f):
-    """Special values include the sign of a NaN, because a processor may propagate that of either
-    operand."""
+    """Includes special values, and the sign of NaN, which may be either operand's."""
     for rows, cols in MAP_SIZES:
         for values in ("normal", "special"):
             check_map(map_lib, f, rows, cols, values)
 
 
 def test_elementwise_of_many_rows(map_lib):
-    """Many rows, or rows too long for all blocks, take a second launch. Without a requested sum
-    there is one launch."""
+    """More rows, and rows longer than all blocks cover, take a second launch; no sum takes one."""
     emu = emulator.Emulator(map_lib)
     memory = emulator.Memory(emu)
     for rows, cols, want in ((LIMIT + 1, 80, 2), (2, 33000, 2)):
