@@ -22,7 +22,7 @@ from kfgen.model.kernel import Kernel, Tensor
 from kfgen.model.names import gradient_of
 
 DOT = "kfi_dot"  # an element of dacc . weight, in gradients of the left factor
-VALUES = 12  # values that a seam reads and makes, at most: include/kf/core/gemm_seam.h
+VALUES = 12  # values that a seam reads and makes, at most: include/kf/core/matmul/seam.h
 SUMS = (
     "right",
     "row",
