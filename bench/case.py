@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Makes the cases of a set, one function at one shape each, from shapes.toml and the manifest.
-
-Files in shapes/ add a family's cases. Needs neither GPU nor PyTorch.
-"""
+"""Turns shapes.toml, with the one of families/<family>/, and the manifest into a list of cases: one function at one shape. Needs no GPU and no
+PyTorch."""
 
 import dataclasses
 import math
@@ -286,12 +284,15 @@ def _listed(entry, manifest, data):
 def read():
     """Reads shapes.toml and adds the families' cases and entries."""
     data = tomllib.loads(PATH.read_text())
-    for path in sorted(PATH.with_suffix("").glob("*.toml")):
+    for path in sorted((PATH.parent / "families").glob("*/shapes.toml")):
         more = tomllib.loads(path.read_text())
         for name, entry in more.pop("set", {}).items():
-            data["set"][name]["cases"] = data["set"][name].get("cases", []) + entry["cases"]
+            before = data["set"].get(name, {})
+            data["set"][name] = before | entry
+            if "cases" in before and "cases" in entry:
+                data["set"][name]["cases"] = before["cases"] + entry["cases"]
         for name, entries in more.items():
-            data[name] |= entries
+            data[name] = data.get(name, {}) | entries
     return data
 
 

@@ -6,7 +6,7 @@ Each is a function of the index of a tensor set.
 
 import numpy as np
 import peers
-import peers.map as maps
+import peers.elementwise as maps
 import torch
 
 DROPOUT = (0x1234567890ABCDEF, 77, 0.1)  # seed, offset, p
@@ -121,14 +121,16 @@ def autograd(case, fn, data):
 
 
 def out_calls(case, data):
-    """PyTorch's functions that write into given tensors, or None."""
-    from peers import map_out, row_out
+    """PyTorch's functions that write into given tensors; None where it has none."""
+    from peers import elementwise_out, rows_out
 
     f, p = case.f, DROPOUT[2]
     mine = [{n: torch.empty_like(t) for n, t in outputs.items()} for _, outputs in data]
     if f["family"] == "elementwise":
-        runs = [map_out.build(f, inputs, outputs, p) for (inputs, _), outputs in zip(data, mine)]
-    elif make := row_out.OUT.get((f["op"], f["bwd"])):
+        runs = [
+            elementwise_out.build(f, inputs, outputs, p) for (inputs, _), outputs in zip(data, mine)
+        ]
+    elif make := rows_out.OUT.get((f["op"], f["bwd"])):
         runs = [make(inputs, outputs, case.scalars, p) for (inputs, _), outputs in zip(data, mine)]
     else:
         return None

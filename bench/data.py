@@ -5,7 +5,7 @@ import math
 
 import peers
 import torch
-from peers.map import TORCH
+from peers.elementwise import TORCH
 
 DISTRIBUTION = (
     "inputs N(0, 1), drawn once in float32 and rounded to the dtype, but for labels, masks and "

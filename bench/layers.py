@@ -20,7 +20,6 @@ import pathlib
 import shlex
 import sys
 import time
-import tomllib
 
 HERE = pathlib.Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent / "tests/support"), str(HERE.parent / "gen")]
@@ -28,13 +27,16 @@ sys.path[:0] = [str(HERE), str(HERE.parent / "tests/support"), str(HERE.parent /
 import folders  # noqa: E402
 
 folders.add()
+
+import case  # noqa: E402
+
 COLD = 220e6  # bytes of inputs that are gone through in turn
 FLAGS = "-O3 -gencode arch=compute_90a,code=sm_90a"
 DATA = "inputs N(0, 1), weights N(0, 1) / sqrt(depth)"
 
 
 def groups():
-    return tomllib.loads((HERE / "shapes.toml").read_text())["layers"]
+    return case.read()["layers"]
 
 
 def function_of(words, dtype):

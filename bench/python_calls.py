@@ -12,9 +12,9 @@ import check
 import contenders
 import kflib
 import peers
-import peers.map as maps
+import peers.elementwise as maps
 import torch
-from peers.map import TORCH
+from peers.elementwise import TORCH
 
 
 class Both:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The baselines. A family is a file, whose tables are by op:
+"""The baselines. A family's are in bench/families/<family>/peers.py, whose tables are by op:
 
     FORWARD    the user's formula in PyTorch, a function of (act, t, s, drop): the activation, the tensors by name in kf's own shapes, the
                scalars, the dropout; it gives the results in the manifest's order. In float64, with its autograd, it is what kf is checked against.
@@ -10,27 +10,31 @@
     EACH       how many numbers a row has, of sizes, where that is more than those of a tensor that has rows
     OUT        PyTorch's functions that write into given tensors: (op, bwd) -> a call without arguments
 
-Another family is another file.
+A module peers.py of another folder is found by itself, as `peers.<family>`; peers_out.py beside it is `peers.<family>_out`.
 """
 
-import importlib
+import importlib.util
 import pathlib
-
-from kfgen.families import SYNONYMS
-
-from peers import map as map_family
-
-FAMILIES = {
-    p.stem: importlib.import_module(f"peers.{p.stem}")
-    for p in sorted(pathlib.Path(__file__).parent.glob("[a-z]*.py"))
-}
+import sys
 
 
-FORMER = {name: former for former, name in SYNONYMS.items()}  # what its files are called
+def _loaded():
+    found = {}
+    for path in sorted((pathlib.Path(__file__).parents[1] / "families").glob("*/peers*.py")):
+        name = path.parent.name + path.stem.removeprefix("peers")
+        spec = importlib.util.spec_from_file_location(f"peers.{name}", path)
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[spec.name] = globals()[name] = found[name] = module
+        spec.loader.exec_module(module)
+    return found
+
+
+FAMILIES = _loaded()
 
 
 def of(f):
-    return FAMILIES[FORMER[f["family"]]]
+    """The baselines of a function's family."""
+    return FAMILIES[f["family"]]
 
 
 def known(f):
@@ -40,8 +44,8 @@ def known(f):
 
 def forward(f, scalars, drop):
     """fn: the user's formula as a function of {name: tensor}. Returns a list of results."""
-    op, act = of(f).FORWARD[f["op"]], map_family.ACTIVATIONS[f["activation"]]
-    given = scalars | {"to": map_family.TORCH.get(f["dtypes"][-1])}
+    op, act = of(f).FORWARD[f["op"]], FAMILIES["elementwise"].ACTIVATIONS[f["activation"]]
+    given = scalars | {"to": FAMILIES["elementwise"].TORCH.get(f["dtypes"][-1])}
 
     def fn(t):
         found = op(lambda x: act(x, given), t, given, drop)

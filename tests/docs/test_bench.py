@@ -14,13 +14,12 @@ import tomllib
 import kflib
 import pytest
 from conftest import ROOT
-from kfgen.families import SYNONYMS
 
 BENCH = ROOT / "bench"
 sys.path.append(str(BENCH))
 import case  # noqa: E402
 
-SETS = tomllib.loads(case.PATH.read_text())["set"]
+SETS = case.read()["set"]
 needs_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="no PyTorch")
 
 
@@ -141,7 +140,10 @@ def test_a_wrong_list_is_named(manifest, monkeypatch, tmp_path):
 
 
 FAMILIES = sorted({f["family"] for f in kflib.manifest()["functions"]})
-FORMER = {name: former for former, name in SYNONYMS.items()}  # names of the peers' files
+
+
+def peers_of(family):
+    return BENCH / f"families/{family}/peers.py"
 
 
 def dictionary_keys(path):
@@ -160,11 +162,11 @@ def dictionary_keys(path):
 
 
 def test_every_op_that_a_set_names_has_a_formula(sets):
-    """peers/ has a formula per op; reductions of losses use the losses'.
+    """peers.py of a family has a formula per op; reductions of losses use the losses'.
 
     A new op is timed beside a copy until it has one.
     """
-    keys = {family: dictionary_keys(BENCH / f"peers/{FORMER[family]}.py") for family in FAMILIES}
+    keys = {family: dictionary_keys(peers_of(family)) for family in FAMILIES}
     named = {
         (c.f["family"], c.f["op"])
         for name in ("headline", "smoke", "smoke_cpu")
@@ -183,7 +185,7 @@ def test_every_op_that_a_set_names_has_a_formula(sets):
 def test_formulas_are_of_ops(manifest):
     """No formula remains of a removed op."""
     for family in FAMILIES:
-        keys = dictionary_keys(BENCH / f"peers/{FORMER[family]}.py")
+        keys = dictionary_keys(peers_of(family))
         ops = {f["op"] for f in manifest["functions"] if f["family"] == family}
         assert [
             op
@@ -195,10 +197,10 @@ def test_formulas_are_of_ops(manifest):
 
 @needs_torch
 def test_formulas_of_reductions():
-    from peers import reduce
+    from peers import reduction
 
     ops = {f["op"] for f in kflib.manifest()["functions"] if f["family"] == "reduction"}
-    assert set(reduce.FORWARD) <= ops
+    assert set(reduction.FORWARD) <= ops
 
 
 @needs_torch

@@ -2,8 +2,7 @@
 """Rotary embeddings after a root mean square norm of each head, as a PyTorch user writes them."""
 
 import torch
-
-from peers import pairs
+from peers import rope
 
 
 def _normed(x, weight, eps):
@@ -12,7 +11,7 @@ def _normed(x, weight, eps):
 
 
 def _both(op):
-    turn = pairs.FORWARD[op]
+    turn = rope.FORWARD[op]
 
     def fn(act, t, s, drop):
         given = t | {name: _normed(t[name], t[f"{name}_weight"], s["eps"]) for name in ("q", "k")}

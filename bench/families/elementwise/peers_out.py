@@ -8,8 +8,7 @@ dtype. The call allocates if PyTorch has no out= form (noted).
 import functools
 
 import torch
-
-from peers.map import SELU_ALPHA, SELU_SCALE, aten
+from peers.elementwise import SELU_ALPHA, SELU_SCALE, aten
 
 nn = torch._C._nn  # the out= forms of torch.nn.functional
 
