@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* kf/rope_table.h: computes the tables and frequencies of rotary embeddings on the host, in
-   float64, rounded once. Include it where you make the tables and link with -lm. The manual is
-   docs/families/pairs.md. */
+/* kf/rope_table.h: the tables that rotary embeddings read, and the frequencies of those that
+   are computed, made on the host in float64 and rounded once: include it where they are made, and
+   link with -lm. docs/families/rope.md is the manual. */
 #ifndef KF_ROPE_TABLE_H
 #define KF_ROPE_TABLE_H
 

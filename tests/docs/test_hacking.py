@@ -62,11 +62,10 @@ def test_the_tree_is_whole():
 def test_each_family_has_a_page():
     """Each page has all forms of the family's tensors and the sections that a reader expects."""
     pages = {p.stem: p.read_text() for p in (ROOT / "docs/families").glob("*.md")}
-    assert {families.named(stem) for stem in pages} == set(families.FAMILIES)
-    former = {name: stem for stem, name in families.SYNONYMS.items()}  # names of the pages
+    assert set(pages) == set(families.FAMILIES)
     for family in families.FAMILIES.values():
-        text = pages[former[family.name]]
-        assert f"](families/{former[family.name]}.md)" in PAGE
+        text = pages[family.name]
+        assert f"](families/{family.name}.md)" in PAGE
         schedules = ["## Schedules in CUDA"] * ("cuda" in family.backends) + ["## Schedules in C\n"]
         assert [w for w in (*schedules, "## Invariants", "## Traps") if w not in text] == []
         if len(family.forms) > 1:

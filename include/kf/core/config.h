@@ -5,7 +5,7 @@
    of its gradient depends on how many rows there are, bit for bit: blocks do not share the depth of
    few rows. Of f16 and bf16 all kernels of tensor cores then add up in one order, those of sm_90a
    too; floats do where alignment is the same, which in tn and tt the rows decide
-   (docs/families/gemm.md). Default: not defined, up to 64 rows are a class of their own. Cost:
+   (docs/families/matmul.md). Default: not defined, up to 64 rows are a class of their own. Cost:
    where few rows have few columns and a long depth, up to 4 times as long. KF_OMP_MIN Affects: C
    launchers. Elements below which a call stays on the calling thread. Default: 32768. Cost: none.
    KF_ON_LAUNCH        Affects: CUDA launchers. KF_ON_LAUNCH(function, kernel, config) runs on the

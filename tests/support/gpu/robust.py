@@ -246,7 +246,7 @@ def loaded(gpu, lib, other, f, sizes, shift):
 
 def alone(gpu, lib, f, sizes, shift):
     """A row (a batch of planes, an element) alone gives what it gives among the others. Not for what adds rows up, nor for
-    products by their rows: how many there are decides who adds up what (docs/families/gemm.md)."""
+    products by their rows: how many there are decides who adds up what (docs/families/matmul.md)."""
     if getattr(cases.own(f), "ROWS_OF_A_PRODUCT", False):
         return
     if cases.channels(f):
