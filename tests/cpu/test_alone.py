@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests that a row's bits do not depend on other rows, for every C function. support/gpu/robust.py has
-the check, which tests/cuda/test_robust.py applies to the launchers."""
+"""Tests that a row's bits do not depend on other rows, for every C function. The check is
+support/gpu/robust.py's, which tests/cuda/test_robust.py applies to the launchers."""
 
 import cases
 import fakegpu

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tests that no function reads or writes outside its tensors. Each tensor ends at an inaccessible
-page or begins right after one, so the system kills a process that does (support/builds/guarded.py)."""
+page or begins right after one, so the system kills a process that does (support/builds/guarded.py).
+"""
 
 import cases
 import checks

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tests the promises of every launcher on a GPU beyond right numbers, one test per check of
-support/robust.py."""
+support/gpu/robust.py."""
 
 import cases
 import checks

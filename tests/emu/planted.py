@@ -119,7 +119,7 @@ BANDS = [
     and f["dtypes"] in (["f32"], ["f64"])
     and f["activation"] == "none"
 ]
-# Two gradients summed over rows. test_gemm.py tests the barriers of the products themselves.
+# Two gradients summed over rows. test_emu_core.py tests the barriers of the products themselves.
 PRODUCTS = [
     f
     for f in samples.MANIFEST

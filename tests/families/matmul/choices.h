@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Part of gemm_words.cpp: tests of the launchers' choice of tile, loads and split-K by the sizes.
+/* Part of emu_core.cpp: tests of the launchers' choice of tile, loads and split-K by the sizes.
    Any choice computes the right product, so only these tests notice a bad one. */
-#ifndef KF_EMU_GEMM_CHOICES_H
-#define KF_EMU_GEMM_CHOICES_H
+#ifndef KF_EMU_CHOICES_H
+#define KF_EMU_CHOICES_H
 
 #include <cstdio>
 
@@ -15,10 +15,19 @@ static bool test_choices()
         bool split;
     } rows[] = {
         {{4096, 4096, 4096, 1, 1, 2, true, true, false}, KFI_TILE_MMA_128x128, KFI_CP_ASYNC, false},
-        {{4096, 4096, 4095, 1, 1, 2, true, false, false}, KFI_TILE_MMA_128x128, KFI_VIA_REGISTERS, false},
+        {{4096, 4096, 4095, 1, 1, 2, true, false, false},
+         KFI_TILE_MMA_128x128,
+         KFI_VIA_REGISTERS,
+         false},
         {{100, 100, 100, 1, 1, 2, true, true, false}, KFI_TILE_MMA_64x64, KFI_CP_ASYNC, false},
-        {{4096, 4096, 4096, 1, 1, 2, false, true, false}, KFI_TILE_SIMT_64x64, KFI_VIA_REGISTERS, false},
-        {{4096, 4096, 4096, 1, 1, 4, true, true, false}, KFI_TILE_SIMT_128x128, KFI_CP_ASYNC, false},
+        {{4096, 4096, 4096, 1, 1, 2, false, true, false},
+         KFI_TILE_SIMT_64x64,
+         KFI_VIA_REGISTERS,
+         false},
+        {{4096, 4096, 4096, 1, 1, 4, true, true, false},
+         KFI_TILE_SIMT_128x128,
+         KFI_CP_ASYNC,
+         false},
         {{64, 1024, 4096, 1, 1, 2, true, true, false}, KFI_TILE_MMA_64x64, KFI_CP_ASYNC, true},
         {{65, 1024, 4096, 1, 1, 2, true, true, false}, KFI_TILE_MMA_64x64, KFI_CP_ASYNC, false},
         {{768, 768, 16384, 1, 1, 2, true, true, true}, -1, KFI_CP_ASYNC, true}};
@@ -58,10 +67,10 @@ static bool test_skinny_choices()
                 {1, 11008, 4096, 1, 0, 2, true}};
     for (const auto &r : rows)
         for (int m = 1; m <= 64; m += 21) {
-            const kfi_few_choice c = kfi_gemm_few_pick(
+            const kfi_skinny_choice c = kfi_gemm_pick_skinny(
                 {m, r.cols, r.depth, r.matrices, r.products, 2, true, true, false});
             const int stages =
-                kfi_few_stages(kfi_few_wide({m, 1, 1, 1, 1, 2, true, true, false}), 0, c.blocks);
+                kfi_skinny_stages(kfi_skinny_n({m, 1, 1, 1, 1, 2, true, true, false}), 0, c.blocks);
             const int blocks = r.blocks + (r.loose && m <= 16);
             if (c.share_bits == r.share_bits && c.blocks == blocks && stages >= 3) continue;
             std::printf(
@@ -85,8 +94,8 @@ static bool test_skinny_grids()
                 {128, 128, 64, 33, true},    {300, 8, 8, 1, true}};
     for (const auto &r : rows) {
         const kfi_gemm_sizes s = {r.rows, r.cols, r.depth, r.matrices, 1, 2, true, true, false};
-        if (kfi_gemm_by_few(s, 0) == r.skinny &&
-            (!r.skinny || kfi_gemm_few_pick(s).share_bits == 0))
+        if (kfi_gemm_uses_skinny(s, 0) == r.skinny &&
+            (!r.skinny || kfi_gemm_pick_skinny(s).share_bits == 0))
             continue;
         std::printf("%lld matrices of %lld x %lld, a depth of %lld, take the other tile\n",
                     r.matrices, r.rows, r.cols, r.depth);

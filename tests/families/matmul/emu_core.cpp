@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// Tests kf/core/matmul/matmul.cuh with hand-written epilogues (gemm_kernel.cuh), run by the
+// Tests kf/core/matmul/matmul.cuh with hand-written epilogues (kernel.cuh), run by the
 // emulator in every thread order, against plain loops in double.
 // It covers every tile, layout and load; sizes of 1 to 300; odd leading dimensions; unaligned
 // bases; batches; split-K; K = 0; NaN in a row. Outputs lie between guard elements. Prints the
 // first wrong value.
-// Usage: gemm_words [CASES] [SEED] [rings, few, halves or tf32]
+// Usage: emu_core [CASES] [SEED] [rings, few, halves or tf32]
 #include <cuda_runtime.h>
 #include <sanitizer/asan_interface.h>
 
@@ -18,7 +18,7 @@
 
 #include <kf/core/matmul/skinny_host.cuh>
 
-#include "gemm_choices.h"
+#include "choices.h"
 
 static std::mt19937 source;
 static int below(int n) { return (int)(source() % (unsigned)n); }
@@ -286,8 +286,9 @@ template <int type> static bool passes(const tested &k, const problem &p)
                                   k.products, (int)sizeof(stored),
                                   true,       k.how == KFI_CP_ASYNC,
                                   false};
-    const bool pipelined = k.tile == KFI_TILE_WGMMA_128x128_PINGPONG || k.tile == KFI_TILE_WGMMA_TF32;
-    const int stage = pipelined                              ? kfi_policy(k.tile).stage_k
+    const bool pipelined =
+        k.tile == KFI_TILE_WGMMA_128x128_PINGPONG || k.tile == KFI_TILE_WGMMA_TF32;
+    const int stage = pipelined                         ? kfi_policy(k.tile).stage_k
                       : k.tile == KFI_TILE_WGMMA_3XTF32 ? KFI_3XTF32_K
                                                         : kfi_policy(k.tile).stage_k;
     kfi_gemm_choice choice = {k.tile, k.how, 1, p.depth};

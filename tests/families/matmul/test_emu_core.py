@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tests kf/core/matmul/matmul.cuh with hand-written epilogues, run by the emulator
-(gemm_words.cpp). Planted faults must be noticed."""
+(emu_core.cpp). Planted faults must be noticed."""
 
 import os
 import subprocess
@@ -83,7 +83,7 @@ def passes(program, variant="plain"):
 
 @pytest.mark.parametrize("variant", ["asan", *cases.by_level([], ["plain", "tsan"])])
 def test_products(include, once, variant):
-    # The program is shared with test_wgmma.
+    # The program is shared with test_emu_wgmma.
     program = once(
         f"products, {variant}", lambda folder: emulator.products(include, folder, variant)
     )

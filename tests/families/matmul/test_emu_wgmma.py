@@ -295,7 +295,7 @@ def passes(program, mode="rings", seed=1):
 
 @pytest.mark.parametrize("variant", ["asan", *cases.by_level([], ["plain"])])
 def test_products(include, once, variant):
-    # The program is shared with test_gemm.
+    # The program is shared with test_emu_core.
     program = once(
         f"products, {variant}", lambda folder: emulator.products(include, folder, variant)
     )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compiles kf/core/matmul/matmul.cuh with hand-written epilogues (gemm_kernel.cuh). Accumulators
+"""Compiles kf/core/matmul/matmul.cuh with hand-written epilogues (kernel.cuh). Accumulators
 must stay in registers with every kind of load. Before sm_80 a kernel of mma.sync must have launch
 bounds of 32 threads, by which launchers recognise it. NVRTC must compile it too."""
 
