@@ -93,11 +93,12 @@ TILED = selection.cover(
     [
         f
         for f in kflib.on("cuda", kflib.manifest()["functions"])
-        if f["family"] == "gemm"
+        if f["sizes"] == ["batch", "rows", "cols", "depth"]
         and f["activation"] in ("none", "gelu", "elu")
         and any("_slabs<" in name for stage in f["stages"] for name in stage)
     ],
 )
+assert TILED and len(TILES) == 5
 
 
 def padded(f, sizes):
