@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Functions whose products use wgmma where the device's code has it; a check that forces tiles."""
+"""Functions whose products can use wgmma, and a check that forces each of its tiles. Used by
+tests/emu and tests/cuda."""
 
 import re
 
@@ -12,9 +13,10 @@ import strided
 
 
 def functions(dtypes=("bf16", "f16", "f32", "tf32")):
-    """Selects functions of each op, forward and backward, without activation, with one or scalars.
+    """Returns functions that cover each op, forward and backward, with an activation with scalars
+    or none.
 
-    float32 functions cover layouts, one product or two, and prologues.
+    For f32 and tf32 it covers the factors' layouts, one product or two, and the prologue.
     """
     found = [
         f
@@ -28,7 +30,8 @@ def functions(dtypes=("bf16", "f16", "f32", "tf32")):
         )
     ]
 
-    def thin(f):  # unchanged since all tests passed (ledger.py): each kernel once
+    # Every kernel, if the family is unchanged since all tests passed (ledger.py).
+    def thin(f):
         halves = f["dtypes"][0] in ("bf16", "f16")
         return [
             ("2 bytes" if halves else f["dtypes"][0], f["form"] == "nt", f["bwd"]),
@@ -57,7 +60,7 @@ def functions(dtypes=("bf16", "f16", "f32", "tf32")):
 
 
 FUNCTIONS = functions()
-# Functions whose rows' bits are compared: one of each kind; at level 2 all.
+# Functions whose rows must have the same bits in any batch: one of each kind; at level 2 all.
 INVARIANT = cases.by_level(
     selection.cover(lambda f: [(f["bwd"], f["dtypes"][0] == "f32", "_mul" in f["op"])], FUNCTIONS),
     FUNCTIONS,
@@ -72,11 +75,11 @@ def gradient_of(*dtypes):
     )
 
 
-# Weight gradients whose last tiles several blocks share: one per kernel.
+# Weight gradients whose last tiles are split over several blocks: one per multiplication method.
 LAST = [gradient_of("bf16", "f16"), gradient_of("f32"), gradient_of("tf32")]
 
 
-# ---- tiles of kernels that store through slabs
+# ---- tiles of kernels with staged stores
 
 # {name: number} of the tiles that KFI_GEMM_TILE can force.
 TILES = {
@@ -86,8 +89,8 @@ TILES = {
         (kflib.ROOT / "include/kf/core/matmul/tile.cuh").read_text(),
     )
 }
-# Functions that cover ops, dtypes and activations with such kernels: residual, pre-activation
-# output, made left factor.
+# One function per op, dtype and activation with such kernels: residual, pre-activation output,
+# computed left factor.
 TILED = selection.cover(
     lambda f: [("op", f["op"]), ("dtype", f["dtypes"][0]), ("activation", f["activation"])],
     [
@@ -102,7 +105,7 @@ assert TILED and len(TILES) == 5
 
 
 def padded(f, sizes):
-    """Returns strides for which every row of `cols` elements begins at a multiple of 16 bytes."""
+    """Returns strides for which every row of `cols` elements is 16-byte aligned."""
     cols, found = sizes[2], {}
     for a in strided.laid(f):
         extents, line = strided.levels(f, sizes, a)
@@ -122,10 +125,11 @@ def outputs(lib, memory, f, sizes, drop=()):
 
 
 def check_tiles(lib, memory, f, sizes, force):
-    """Runs f with each tile forced: results are right and have the same bits for all tiles.
+    """Runs f with each tile forced. The first result is compared with the oracle, the others must
+    have its bits.
 
-    Nothing else is written. If cols is no multiple of 8, padded rows give the bits of dense ones.
-    force: called with a tile's number before its calls.
+    If cols is no multiple of 8, padded rows must give the bits of contiguous ones, which a kernel
+    with direct stores computes. force: called with a tile's number before its calls.
     """
     optional = tuple(a["name"] for a in f["arguments"] if a["name"] in ("pre", "bias"))
     first, run = None, checks.run

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compilers as the header tests use them: run one, expect success or a message, write files."""
+"""Compilers and helpers of the header tests: run a command, expect success or failure, write files."""
 
 import functools
 import glob
@@ -28,7 +28,7 @@ GCC = {
 
 
 def _clang():
-    """clang under its own name, or the newest with a version behind it, as Debian's packages have it."""
+    """Finds clang under its plain name, or the newest versioned one of Debian's packages."""
     found = sorted(glob.glob("/usr/bin/clang-[0-9]*"), key=lambda p: int(p.rsplit("-", 1)[1]))
     return shutil.which("clang") or (found[-1] if found else None)
 
@@ -74,8 +74,11 @@ def fails(command, cwd=None):
 
 @functools.cache
 def quick():
-    """What compiles for the errors and the warnings alone: nvcc's fast way where it has one (a third to a half of the time), else fewer
-    optimisations. From level 2 on nothing."""
+    """Returns nvcc flags for compilations that only look for errors and warnings.
+
+    They select nvcc's fast mode, which takes a third to a half of the time, or fewer optimisations.
+    From level 2 on there are none.
+    """
     if cases.LEVEL > 1:
         return ()
     return (
@@ -90,7 +93,7 @@ def flags(include):
 
 
 def write(folder, files):
-    """{name: text} into a folder; the paths."""
+    """Writes {name: text} into a folder and returns the paths."""
     paths = []
     for name, text in files.items():
         (folder / name).write_text(text)
@@ -102,14 +105,14 @@ def file_of(header):
     return header.replace("/", "_").replace(".", "_")
 
 
-# With -G nvcc 13.0 says this of the same source in some of its runs and not in others (of a kernel of group_norm in one run of sixteen; in
-# all runs or in none where addresses are not randomised), so it is no word about the source. Wherever it
-# stands among blank space: as a line of its own it was once not found.
+# With -G, nvcc 13.0 prints this for the same source in some runs only: for a group_norm kernel in
+# one of sixteen. Without address randomisation it prints it always or never, so it says nothing
+# about the source. It may share a line with blanks, so the test removes the text, not a line.
 OF_DEBUGGING = "warning: Function too large, generated debug information may not be accurate."
 
 
 def compile_cuda(include, tmp_path, files, *extra, arch=ARCH):
-    """Objects of CUDA files, no warning allowed."""
+    """Compiles CUDA files to objects; any warning fails."""
     sources = write(tmp_path, files)
     strict = [w for w in NVCC_WARNINGS if "-G" not in extra or w not in ("-Werror", "all-warnings")]
     said = passes(
@@ -120,8 +123,8 @@ def compile_cuda(include, tmp_path, files, *extra, arch=ARCH):
 
 
 def addresses(functions):
-    """CUDA text that names launchers, so that they and their kernels are compiled: templates are only checked where they are
-    instantiated."""
+    """Returns CUDA code that takes the launchers' addresses. This instantiates their templates and
+    kernels, and only instantiated templates are fully checked."""
     headers = "".join(
         f'#include "{h}.cuh"\n' for h in dict.fromkeys(f["header"] for f in functions)
     )
@@ -130,7 +133,7 @@ def addresses(functions):
 
 
 def sample(turn=0, dtypes=("bf16", "f32", "f16", "f64")):
-    """One launcher per op and direction, the dtype and the activation another one each time."""
+    """Returns one launcher per op and direction; dtype and activation rotate."""
     kinds, found = {}, []
     for f in kflib.on("cuda", FUNCTIONS):
         kinds.setdefault((f["op"], f["bwd"], f["state"]), []).append(f)

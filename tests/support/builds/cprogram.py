@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A C program that calls every function it is given (every_call.c), compiled as a test wants it."""
+"""Builds a C program that calls each given function (every_call.c), with a test's compiler flags."""
 
 import math
 import pathlib
@@ -12,7 +12,7 @@ HERE = pathlib.Path(__file__).parent
 
 
 def literal(f, a):
-    """An argument of a call that is not a tensor, as C."""
+    """Returns the C text of an argument that is not a tensor."""
     if a["name"] in f["sizes"]:
         return f"n[{f['sizes'].index(a['name'])}]"
     if a["role"] == "integer":
@@ -32,7 +32,8 @@ def literal(f, a):
 
 
 def extents(f, a):
-    """Of a tensor's elements: the sizes that are multiplied, a bit each, and by what number beside them."""
+    """Returns a tensor's number of elements as (bit mask of the sizes to multiply, constant
+    factor)."""
     words = [word for part in a["shape"] for word in part.split(" * ")]
     sizes = [f["sizes"].index(word) for word in words if not word.isdigit()]
     assert len(set(sizes)) == len(sizes), (f["name"], a["shape"])
@@ -40,8 +41,9 @@ def extents(f, a):
 
 
 def files_of(functions, few):
-    """{name: functions of one file}: those of a header, and where it has not so many as `few` of others, too, that are called on the same sizes.
-    Of a file of few functions half is what a family's headers share."""
+    """Returns {file name: its functions}. A header with fewer than `few` functions shares a file
+    with others that are called on the same sizes. The headers of a family cost half the compile
+    time of a small file."""
     groups, open_ = {}, {}
     for f in functions:
         groups.setdefault(f["header"], []).append(f)
@@ -56,13 +58,16 @@ def files_of(functions, few):
 
 
 def table(name, functions):
-    """The text of one file: the calls of `functions` and what every_call.c must know of them."""
+    """Returns one C file: calls of `functions`, and their descriptions for every_call.c."""
     text = [f'#include "{header}.h"' for header in dict.fromkeys(f["header"] for f in functions)]
     text += ['#include "every_call.h"', "static const uint64_t state[2] = {11, 12};"]
     rows = []
     own = getattr(
-        cases.own(functions[0]), "CALLS", None
-    )  # of a family whose sizes are not any that come along: (small, large)
+        cases.own(functions[0]),
+        "CALLS",
+        None,
+        # (small, large) sizes of a family that needs particular ones.
+    )
     for word, shapes in zip(("small", "large"), own or ()):
         text.append(
             f"static const int64_t {word}[][KFT_SIZES] = {{{', '.join('{' + ', '.join(map(str, s)) + '}' for s in shapes)}}};"
@@ -106,7 +111,8 @@ def table(name, functions):
 
 
 def build(folder, functions, include, flags, few=kflib.FEW):
-    """The program's path. few: functions at least of a file; 1: each header by itself, of which compilers inline what is called once."""
+    """Builds the program and returns its path. few: minimum number of functions per file. With 1
+    each header has its own file; compilers then inline functions that are called once."""
     folder.mkdir(parents=True, exist_ok=True)
     groups = files_of(functions, few)
     files = {f"{name}.c": table(name, members) for name, members in groups.items()}
@@ -122,7 +128,8 @@ def build(folder, functions, include, flags, few=kflib.FEW):
         ]
     )
     files["every_call.c"] = (HERE / "every_call.c").read_text()
-    # Without the linker's last word each file's own copy of the error detail, of which the program uses one, lies on every thread's stack.
+    # Without --gc-sections every file's own copy of the error detail would take stack space of each
+    # thread; the program uses one.
     command = [
         "gcc",
         "-std=gnu11",

@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Calls C functions with every tensor between two pages that nobody may touch, directly in front of one or directly behind
-the other; inputs lie in pages that nobody may write. A call that strays is killed by the system, so it runs in a forked child."""
+"""Runs C functions with guard pages: each tensor touches an inaccessible page at its start or its
+end, and inputs are read-only.
+
+The system kills a call that reads or writes outside, so it runs in a forked child.
+"""
 
 import ctypes
 import faulthandler
@@ -12,7 +15,7 @@ import numpy as np
 from kfgen.model import limits
 
 PAGE = mmap.PAGESIZE
-PAGES = 320  # of a slot: the largest workspace is a product's
+PAGES = 320  # per slot: the largest workspace is that of a product
 NONE, READ, WRITE = 0, 1, 2
 
 libc = ctypes.CDLL(None, use_errno=True)
@@ -25,7 +28,7 @@ def protect(address, size, how):
 
 
 class Slot:
-    """Memory for one tensor, with a forbidden page on either side."""
+    """Memory for one tensor, with an inaccessible page on either side."""
 
     def __init__(self):
         self.map = mmap.mmap(-1, (PAGES + 2) * PAGE)
@@ -35,7 +38,8 @@ class Slot:
         protect(self.end, PAGE, NONE)
 
     def place(self, size, at_end, align=1):
-        """An address for `size` bytes that end where the memory ends (but for the alignment), or begin where it begins."""
+        """Returns an address for `size` bytes at the end of the memory (rounded down to `align`),
+        or at its beginning."""
         assert size <= PAGES * PAGE, "the tensor is too large for a slot"
         protect(self.begin, PAGES * PAGE, READ | WRITE)
         return self.end - -(-size // align) * align if at_end else self.begin
@@ -51,11 +55,13 @@ def view(address, size):
 class Guarded:
     def __init__(self):
         self.slots = [
-            Slot() for _ in range(limits.TENSORS + 2)
-        ]  # beside tensors a state, and a workspace
+            Slot()
+            for _ in range(limits.TENSORS + 2)
+            # Tensors, the random state, and the workspace.
+        ]
 
     def run(self, lib, f, call, at_end):
-        """{output: array} of one call."""
+        """Makes one call and returns {output: array}."""
         slots, given, where = iter(self.slots), call.given(0), {}
         for name, a in call.tensors.items():
             if a["unread"]:
@@ -85,14 +91,15 @@ class Guarded:
 
 
 def in_child(work):
-    """work(note) in a forked child; note(text) says what it is about to do. Fails with the last note if the child is killed."""
+    """Runs work(note) in a forked child. The child calls note(text) before each step; if it is
+    killed, the last note is reported."""
     reader, writer = os.pipe()
     pid = os.fork()
     if pid == 0:
         code = 1
         try:
             os.close(reader)
-            faulthandler.disable()  # the parent says what happened
+            faulthandler.disable()  # the parent reports the signal
             work(lambda text: os.write(writer, f"{text}\n".encode()))
             code = 0
         except BaseException as e:  # noqa: BLE001 (the parent reports it)

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Headers that define KF_PARALLEL_FOR: the chunks of a call backwards on the calling thread, or on pthreads."""
+"""Definitions of KF_PARALLEL_FOR for the thread tests: chunks in reverse order on the calling
+thread, or on pthreads."""
 
 REVERSED = """
 #ifndef KFT_HOOK

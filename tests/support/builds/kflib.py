@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Builds the launchers that a test or a benchmark needs into one shared library and calls them by ctypes."""
+"""Builds the launchers that a test or a benchmark needs into one shared library and calls them
+through ctypes."""
 
 import collections
 import concurrent.futures
@@ -36,13 +37,15 @@ SIZE = {"f32": 4, "f16": 2, "bf16": 2, "f64": 8, "i32": 4, "i64": 8, "u8": 1}
 CPU_FLAGS = ("-O3", "-march=native", "-fopenmp")
 CUDA_FLAGS = ("-O3", "-arch=sm_90")
 OBJECTS = ROOT / "build/tests/objects"
-MANY = 40  # functions of one file
-FEW = 12  # functions at least of a file that a host's compiler reads: of one op's file half is headers (the emulation's: 47 s of 98 files, 27 of 25)
+MANY = 40  # functions per file
+# Minimum functions per file for a host compiler. Headers are half of a file of one op: the
+# emulation needs 47 s for 98 files and 27 s for 25.
+FEW = 12
 
 
 @functools.cache
 def _generator():
-    """Of the generator's sources: the same headers and the same manifest come from the same."""
+    """Returns a digest of the generator's sources, which determine the headers and the manifest."""
     digest = hashlib.sha256()
     sources = [
         p
@@ -58,13 +61,16 @@ def _generator():
 
 
 def _old(paths):
-    """Those of other contents that nobody can be using any more."""
+    """Returns the paths that no test run can be using any more: a day without change."""
     return [path for path in paths if time.time() - path.stat().st_mtime > 86400]
 
 
 @functools.cache
 def _own_manifest():
-    """Built once for each content of the generator, as the headers are: it takes as long as they do, and every process asks for it."""
+    """Returns kf's manifest, built once per content of the generator and cached on disk.
+
+    Building it takes as long as rendering, and every process needs it.
+    """
     path = ROOT / "build/tests/manifests" / f"{_generator()}.pickle"
     with locked(path.parent):
         if path.exists():
@@ -79,7 +85,8 @@ def _own_manifest():
 
 
 def manifest(specs_=(), together=False):
-    """together: user specs as if they were kf's own; otherwise as `kfgen render --spec` writes them, beside installed headers."""
+    """Returns the manifest. together: user specs as part of kf; otherwise as `kfgen render --spec`
+    writes them beside installed headers."""
     if not specs_:
         return _own_manifest()
     return manifests.build(
@@ -88,14 +95,15 @@ def manifest(specs_=(), together=False):
 
 
 def write(selection, out, user=None):
-    """Renders what is selected into the folder `out`, and returns the functions. user: the stem of user specs, whose entries alone are rendered."""
+    """Renders a selection into the folder `out` and returns the functions. user: stem of user
+    specs; only their entries are rendered."""
     write_all(Renderer(selection, user).render(), out, [])
     return manifests.build(selection, user)["functions"]
 
 
 @contextlib.contextmanager
 def locked(folder):
-    """Test workers ask for the same thing at the same time."""
+    """Holds a folder's lock: test workers may build the same thing at the same time."""
     folder.mkdir(parents=True, exist_ok=True)
     with open(folder / "lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -104,7 +112,7 @@ def locked(folder):
 
 @functools.cache
 def rendered():
-    """The folder of kf's own generated headers: rendered once for each content of the generator, whoever asks for it and how often."""
+    """Returns the folder of kf's generated headers, rendered once per content of the generator."""
     folder = ROOT / "build/tests/headers"
     out = folder / _generator()
     with locked(folder):
@@ -117,7 +125,8 @@ def rendered():
 
 
 def render(build_dir, spec_files=(), together=False):
-    """The include directories of rendered headers: kf's own, the generated ones, and those of user specs, which are rendered below build_dir."""
+    """Returns the include directories of kf: core, generated headers, and the headers of user
+    specs, which are rendered below build_dir."""
     if not spec_files:
         return [ROOT / "include", rendered()]
     if together:
@@ -129,7 +138,7 @@ def render(build_dir, spec_files=(), together=False):
 
 
 def files():
-    """{path: text} of kf's own generated files."""
+    """Returns {path: text} of kf's own generated files."""
     return {
         p.relative_to(rendered()).as_posix(): p.read_text()
         for p in sorted((rendered() / "kf").rglob("*"))
@@ -138,13 +147,13 @@ def files():
 
 
 def on(backend, functions):
-    """Those that a backend has. backend: cpu, cuda or emu."""
+    """Returns the functions that a backend (cpu, cuda or emu) has."""
     word = "c" if backend == "cpu" else "cuda"
     return [f for f in functions if word in f["backends"]]
 
 
 def has_gpu():
-    """Whether a CUDA device answers."""
+    """True if a CUDA device is available."""
     try:
         cuda = ctypes.CDLL("libcuda.so.1")
     except OSError:
@@ -156,7 +165,7 @@ def has_gpu():
 
 
 def capability():
-    """The first CUDA device's compute capability, where one answers (has_gpu)."""
+    """Returns the compute capability of the first CUDA device."""
     cuda, numbers = ctypes.CDLL("libcuda.so.1"), [ctypes.c_int(), ctypes.c_int()]
     for number, attribute in zip(
         numbers, (75, 76)
@@ -167,7 +176,8 @@ def capability():
 
 
 def _wrapper(f, backend):
-    """A function with C linkage around one launcher. Not of the same name: that would win overload resolution."""
+    """Returns a function with C linkage around one launcher. It has another name, since the
+    launcher's would win overload resolution."""
     cuda = backend != "cpu"
     name = f["name"] if cuda else f["cpu_name"]
     signature = f["signature" if cuda else "cpu_signature"].replace(
@@ -186,8 +196,11 @@ def _workspace_wrapper(f, backend):
 
 
 def sources(backend, functions, few=0):
-    """{file name: text}, one file per header, or per header and dtypes where that is many functions, so that they compile in parallel; of several
-    ops of a family where one has not so many functions as `few`. emu: CUDA's headers through g++."""
+    """Returns {file name: text}, one file per header so that files compile in parallel.
+
+    A header with more than MANY functions has a file per dtypes. Files with fewer than `few`
+    functions are joined within a family. emu: CUDA headers through g++.
+    """
     of_header = collections.Counter(f["header"] for f in functions)
     groups = {}
     for f in functions:
@@ -234,13 +247,14 @@ INCLUDED = re.compile(r'^[ \t]*#[ \t]*include[ \t]*[<"]([^>"]+)[>"]', re.M)
 
 @functools.cache
 def _read(path, when):
-    """(the digest of a file, what it includes); when: it was changed."""
+    """Returns (digest of a file, names that it includes). when: modification time, the cache key."""
     text = pathlib.Path(path).read_bytes()
     return hashlib.sha256(text).hexdigest(), INCLUDED.findall(text.decode(errors="replace"))
 
 
 def closure(text, include):
-    """{name: digest} of the headers below `include` that a text includes, whether or not a condition leaves them out."""
+    """Returns {name: digest} of all headers below `include` that a text includes, ignoring
+    preprocessor conditions."""
     found, left = {}, INCLUDED.findall(text)
     while left:
         name = left.pop()
@@ -259,14 +273,15 @@ def _version(compiler):
 
 
 def _told(command):
-    """(the paths of the files that a command includes by itself, their texts, the command with the one in place of the other)."""
+    """Returns (texts of the files that the command force-includes, the command with their texts
+    instead of their paths)."""
     forced = [path for word, path in zip(command, command[1:]) if word == "-include"]
     texts = [pathlib.Path(path).read_text() for path in forced]
     return texts, [c for c in command if c not in forced] + texts
 
 
 def _digest(command, text, include):
-    """Of all that decides what a command makes of a text."""
+    """Returns a digest of everything that determines the compiler's output for a text."""
     texts, told = _told(command)
     seen = sorted(closure("".join([text, *texts]), include).items())
     return hashlib.sha256(repr((told, _version(command[0]), text, seen)).encode()).hexdigest()[:24]
@@ -279,12 +294,14 @@ def _run(made):
 
 
 def precompiled(command, text, include):
-    """Words for the command of `objects`, a g++ that is given the same flags and headers: they have read what `text` includes already."""
+    """Precompiles the headers that `text` includes and returns flags for the command of `objects`,
+    a g++ with the same flags and headers."""
     command = [
         *(str(c) for c in command if not str(c).startswith("-Wl,")),
         "-x",
         "c++-header",
-    ]  # with words for the linker g++ would link
+        # With linker flags g++ would link.
+    ]
     header = OBJECTS / f"{_digest(command, text, include)}.h"
     with locked(OBJECTS):
         if not header.exists():
@@ -298,7 +315,8 @@ def precompiled(command, text, include):
 
 
 def objects(command, files, include, jobs=None):
-    """The paths of what `command` makes of each {name: text}; one that is there for the same command, text and headers is not made anew."""
+    """Compiles each {name: text} with `command` and returns the objects. An object for the same
+    command, text and headers is reused."""
     OBJECTS.mkdir(parents=True, exist_ok=True)
     command = [str(c) for c in command]
 
@@ -315,7 +333,7 @@ def objects(command, files, include, jobs=None):
             source.unlink()
         return out
 
-    # The longest first, so that no core waits for one file at the end.
+    # Longest first, so that no core waits for one file at the end.
     order = sorted(files.items(), key=lambda item: -len(item[1]))
     with concurrent.futures.ThreadPoolExecutor(jobs or os.cpu_count()) as pool:
         return [*pool.map(compile_one, order)]
@@ -328,7 +346,8 @@ def forget_old_objects(days=7):
 
 
 def compilation(backend, functions, build_dir, flags=None, include=None, compiler=None, extra=None):
-    """(command, {file name: text}, include directories): what `objects` is asked for a library."""
+    """Returns (command, {file name: text}, include directories) of a library, the arguments of
+    `objects`."""
     flags = list(flags if flags is not None else CUDA_FLAGS if backend == "cuda" else CPU_FLAGS)
     compiler = (
         compiler or {"cuda": "nvcc", "emu": "g++", "cpu": os.environ.get("CC", "gcc")}[backend]
@@ -352,8 +371,12 @@ def library(
     objects_=(),
     first="",
 ):
-    """The path of a shared library of the launchers of `functions`, made if it is not there of objects that are made if they are not.
-    extra: further files {name: text}; link: further words for the linker; objects_: linked to them; first: what g++ reads once for all files."""
+    """Builds a shared library of the launchers of `functions`, unless it exists, and returns its
+    path.
+
+    extra: further files {name: text}. link: further linker flags. objects_: further objects to
+    link. first: includes that g++ precompiles for all files.
+    """
     build_dir = pathlib.Path(build_dir)
     command, files, include = compilation(
         backend, functions, build_dir, flags, include, compiler, extra
@@ -361,7 +384,7 @@ def library(
     more = [w for w in command if w == "-fopenmp"][:1] + [
         w for w in command[1:] if str(w).startswith(("-fsanitize", "-Wl,"))
     ]
-    with locked(build_dir):  # test workers ask for the same library at the same time
+    with locked(build_dir):  # test workers may build the same library at the same time
         made = objects(
             [*command, *(precompiled(command, first, include) if first else [])],
             files,
@@ -400,7 +423,7 @@ class Lib:
         return self._bound[name]
 
     def bind(self, f, values, stream=0):
-        """A call with its arguments converted once, for timing loops."""
+        """Returns a call with converted arguments, for timing loops."""
         fn = self._function(f)
         arguments = [
             kind(values.get(a["name"]) if a["role"] == "strides" else values[a["name"]])

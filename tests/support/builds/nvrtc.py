@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compiles a text by NVRTC, as a program does that makes its kernels at run time: no driver and no GPU are needed."""
+"""Compiles source text with NVRTC, as a program that builds its kernels at run time does. It needs
+neither a driver nor a GPU."""
 
 import ctypes
 import functools
@@ -10,7 +11,8 @@ import toolkit
 from kfgen.model import names
 from kfgen.render import source
 
-ARCH = "compute_90"  # to PTX: what a real architecture adds, ptxas, does not depend on who compiles the source
+# PTX output: ptxas, which a real architecture adds, is the same for every compiler
+ARCH = "compute_90"
 
 
 class NvrtcError(Exception):
@@ -18,8 +20,9 @@ class NvrtcError(Exception):
 
 
 def kernels_of(kernel):
-    """The name expressions of the instances that the launchers of one kernel of the model choose from, sums' second stage too. Of
-    activations in a family whose instances take long to compile, the first instance."""
+    """Returns the name expressions of all kernel instances that a kernel's launchers choose from,
+    and of the second stage of sums. For activations of families that compile slowly it returns the
+    first instance only."""
     found = []
     for launcher in kernel.launchers:
         names_ = source.kernel_names(launcher)
@@ -39,7 +42,8 @@ def header_of(kernel):
 
 @functools.cache
 def quick():
-    """What compiles for the errors and the warnings alone, in a sixth of the time or less, where NVRTC knows it. From level 2 on nothing."""
+    """Returns NVRTC options for compilations that only look for errors and warnings, in a sixth of
+    the time or less. From level 2 on, or if NVRTC lacks the option, there are none."""
     option = "--Ofast-compile=max"
     if cases.LEVEL > 1:
         return ()
@@ -51,7 +55,8 @@ def quick():
 
 
 def compile_text(text, expressions=(), include=(), arch=ARCH, options=()):
-    """(processor seconds, [lowered name of each expression], the log). include: directories beside CUDA's own, which is the only other one."""
+    """Returns (processor seconds, [lowered name of each expression], log). include: directories
+    besides CUDA's own."""
     lib, cuda = toolkit.nvrtc(), toolkit.include()
     program = ctypes.c_void_p()
     assert (

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a fixture makes once a run, whichever of the workers asks first: the others wait for it and take what it made."""
+"""Shares the result of a slow fixture between test workers: the first worker makes it, the others
+wait and read it."""
 
 import pathlib
 import pickle
@@ -10,8 +11,11 @@ import kflib
 
 
 class Once:
-    """once(name, make): what make(folder) returned, which can be pickled; the files that it left in `folder` lie there for all to read.
-    name: a fixture's own, unlike that of any other. What fails is tried again by who asks next."""
+    """once(name, make) returns the result of make(folder), which must be picklable.
+
+    Files that `make` writes into `folder` stay readable for all workers. name: unique per fixture.
+    After a failure the next caller tries again.
+    """
 
     def __init__(self, folder):
         self.folder, self.known = pathlib.Path(folder), {}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where the CUDA toolkit is: its compiler, its headers, NVRTC. Each may be there without the others."""
+"""Finds the parts of the CUDA toolkit: compiler, headers, NVRTC. Each may exist without the others."""
 
 import ctypes
 import ctypes.util
@@ -13,7 +13,7 @@ PLACES = ("/usr/local/cuda", "/opt/cuda")
 
 
 def nvcc():
-    """The compiler's path, or nothing."""
+    """Returns the compiler's path, or None."""
     found = os.environ.get("NVCC") or shutil.which("nvcc")
     return found or next(
         (f"{p}/bin/nvcc" for p in PLACES if pathlib.Path(p, "bin/nvcc").exists()), None
@@ -21,13 +21,13 @@ def nvcc():
 
 
 def _wheels():
-    """The directories of NVIDIA's Python packages."""
+    """Returns the directories of NVIDIA's Python packages."""
     return [p for d in sys.path for p in sorted(pathlib.Path(d).glob("nvidia/*")) if p.is_dir()]
 
 
 @functools.cache
 def include():
-    """CUDA's include directory, or nothing."""
+    """Returns CUDA's include directory, or None."""
     tops = [os.environ.get("CUDA_HOME"), *PLACES]
     if compiler := nvcc():
         tops.insert(1, pathlib.Path(compiler).resolve().parents[1])
@@ -44,7 +44,7 @@ def _tops():
 
 @functools.cache
 def nvrtc_to_link():
-    """(the directory of its header, the library), of one installation, or nothing."""
+    """Returns (include directory, library) of one NVRTC installation, or None."""
     for top in _tops():
         headers = [
             d for d in (top / "include", *top.glob("targets/*/include")) if (d / "nvrtc.h").exists()
@@ -61,7 +61,8 @@ def nvrtc_to_link():
 
 @functools.cache
 def nvrtc():
-    """The library, or nothing. The part of it that it looks for by name alone is loaded first: it may be in no search path."""
+    """Loads NVRTC, or returns None. Its builtins are loaded first, because NVRTC looks for them by
+    name and they may be in no search path."""
     found = [
         p
         for top in _tops()

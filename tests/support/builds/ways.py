@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the tests of the ways in share: a copy of the repository, programs that use kf, and the lines of docs/install.md, which
-they run as a user would."""
+"""Shared by tests/build: a copy of the repository, programs that use kf, and the snippets of
+docs/install.md, which the tests run as a user would."""
 
 import os
 import pathlib
@@ -36,12 +36,14 @@ needs_cmake = pytest.mark.skipif(not CMAKE, reason="no cmake")
 needs_pkg_config = pytest.mark.skipif(not PKG_CONFIG, reason="no pkg-config")
 needs_nvcc = pytest.mark.skipif(not NVCC, reason="no nvcc")
 
-# Includes come behind globals of the names that kf's functions give their arguments: -Wshadow would complain about kf's
-# headers if they were not system headers. <cstdlib> is not found where /usr/include was given as a system path.
+# Includes follow globals with the names of kf's arguments: -Wshadow would warn about kf's headers
+# if they were not system headers. g++ does not find <cstdlib> if /usr/include is a system path.
 GLOBALS = "extern int n, x, out, rows;\nint n, x, out, rows;\n"
 HEADER = cases.by_level(
-    "kf/ops/add", "kf/kf"
-)  # all of kf takes gcc 2 seconds, g++ 5, and there are many ways
+    "kf/ops/add",
+    "kf/kf",
+    # All of kf takes gcc 2 seconds and g++ 5, for each of many tests.
+)
 PROGRAM = (
     GLOBALS
     + f"#include <{HEADER}.h>\n"
@@ -62,7 +64,7 @@ int main(void)
 )
 SAID = "2 0 0\n"
 
-# What is refused before anything is launched needs no GPU.
+# Calls that are refused before a launch; they need no GPU.
 CUDA_PROGRAM = (
     GLOBALS
     + f"#include <{HEADER}.cuh>\n"
@@ -83,12 +85,12 @@ NVCC_WARNINGS = f"-Werror all-warnings -Xcompiler {WARNINGS.replace(' ', ',')}"
 
 
 def snippets():
-    """{name: text} of the page's."""
+    """Returns {name: text} of the page's snippets."""
     return dict(re.findall(r"<!-- snippet: (\S+) -->\n```\w+\n(.*?)```\n", PAGE.read_text(), re.S))
 
 
 def snippet(name, replace=()):
-    """A snippet's text, with what a user would write instead of each (old, new)."""
+    """Returns a snippet with each (old, new) replaced, as a user would edit it."""
     text = snippets()[name]
     for old, new in replace:
         assert old in text, f"docs/install.md: snippet {name} has no `{old}`"
@@ -106,7 +108,8 @@ def environment(home=None, **more):
         "MAKEFLAGS",
         "MFLAGS",
         "MAKELEVEL",
-    ):  # of the `make test` we may be running under
+        # Set by the `make test` that may run this process.
+    ):
         found.pop(inherited, None)
     places = [str(pathlib.Path(sys.executable).parent), str(ROOT / "gen/bin"), found["PATH"]]
     found["PATH"] = os.pathsep.join(places + ([str(pathlib.Path(NVCC).parent)] if NVCC else []))
@@ -116,7 +119,7 @@ def environment(home=None, **more):
 
 
 def run(*command, cwd=None, fails=False, home=None, **more):
-    """Runs it; returns what it says."""
+    """Runs a command and returns its output."""
     done = subprocess.run(
         [str(c) for c in command],
         cwd=cwd,
@@ -135,7 +138,7 @@ def shell(text, cwd, home=None, **kwargs):
 
 
 def copy(to):
-    """A copy of the repository's files, as a clone has them, without anything that is generated."""
+    """Copies the repository's files as a clone has them, without generated ones."""
     try:
         listed = subprocess.check_output(
             ["git", "ls-files", "-z", "-co", "--exclude-standard"],
@@ -146,7 +149,8 @@ def copy(to):
     except (
         FileNotFoundError,
         subprocess.CalledProcessError,
-    ):  # not a clone: whatever is not from a build
+        # Not a clone: all files except those of a build.
+    ):
         skip = re.compile(r"(^|/)(build[^/]*|__pycache__|\.[a-z_]+cache|\.venv[^/]*|.*\.egg-info)/")
         files = [p.relative_to(ROOT).as_posix() for p in ROOT.rglob("*") if p.is_file()]
         files = [f for f in files if not skip.search(f)]
@@ -157,7 +161,8 @@ def copy(to):
 
 
 def commit(folder):
-    """Makes it a git repository with one commit, whatever the user's own settings and today's date are."""
+    """Makes the folder a git repository with one commit, independent of the user's settings and the
+    date."""
     date = "2026-01-02T03:04:05Z"
     git = [
         "git",
@@ -175,12 +180,12 @@ def commit(folder):
 
 
 def headers(*ops):
-    """The files of ops' C headers."""
+    """Returns the files of the ops' C headers."""
     return {part for op in ops for part in render.parts(f"{op}.h")}
 
 
 def consumer(folder, **files):
-    """A project's directory with these files: `name__ext` is name.ext."""
+    """Writes a project with these files; `name__ext` is name.ext."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, text in {
         "program.c": PROGRAM,

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The CUDA backend without a GPU: g++ compiles the generated .cuh files, tests/emu runs them. docs/hacking.md says how."""
+"""Runs the CUDA backend without a GPU: g++ compiles the generated .cuh files and tests/emu executes
+them (docs/hacking.md)."""
 
 import ctypes
 import hashlib
@@ -14,7 +15,7 @@ import numpy as np
 import toolkit
 
 HERE = kflib.ROOT / "tests/emu"
-# What the numbers mean is decided at run time: kf_emu_fill, kf_emu_sms.
+# The values behind these names are set at run time: kf_emu_fill, kf_emu_sms.
 COMMON = (
     "-Wall",
     "-Wextra",
@@ -51,8 +52,11 @@ COMMON = (
     "-fdata-sections",
     f"-Wl,-T,{HERE}/shared.ld",
     "-Wl,-Bsymbolic",
-)  # its own runtime, where something has loaded CUDA's for the whole process, as PyTorch does
-# Of few shapes AddressSanitizer's code takes longer to compile than to run. It looks at what is left of accesses: without optimisations at all.
+    # The library binds to its own CUDA runtime, even if the process has loaded NVIDIA's, as PyTorch
+    # does.
+)
+# With few shapes AddressSanitizer's code takes longer to compile than to run. It only checks
+# accesses that the optimiser keeps, so it runs without optimisation.
 VARIANTS = {
     "plain": ("-O0",),
     "asan": (
@@ -68,9 +72,11 @@ VARIANTS = {
         "-fsanitize=thread",
         "-DKF_EMU_TSAN",
         "-DKFI_SUM_GROUPS=32",
-    ),  # a thread of TSan's costs half a millisecond
+        # A thread costs half a millisecond under TSan.
+    ),
 }
-# What every file includes, read once for all of them: half of what a file of few functions takes to compile.
+# Headers that every file includes, precompiled once: half the compile time of a file with few
+# functions.
 FIRST = "".join(
     f"#include <{name}>\n"
     for name in (
@@ -90,7 +96,7 @@ def flags(variant):
 
 
 def runtime(build_dir, variant):
-    """The emulation itself, compiled. Sanitizers do not look into it."""
+    """Compiles the emulator itself, without sanitizers, and returns the object."""
     options = [
         f
         for f in flags(variant)
@@ -106,7 +112,7 @@ def runtime(build_dir, variant):
         "-O2",
         "-c",
         str(HERE / "emu.cpp"),
-    ]  # of -O's the last
+    ]  # the last -O counts
     digest = hashlib.sha256(repr(command).encode())
     for path in sorted(
         [*HERE.glob("*.h"), *HERE.glob("*.cpp"), *HERE.glob("*.ld"), *HERE.glob("include/*.h")]
@@ -123,8 +129,12 @@ def runtime(build_dir, variant):
 
 
 def products(include, folder, variant, only=None):
-    """The program of products (emu_core.cpp of tests/families/matmul) in a folder, compiled with these headers if it is not there. only: the mode whose kernels it has,
-    "" for those of no mode; it ends with status 2 where another one is asked for."""
+    """Compiles the test program of products (gemm_words.cpp) into a folder, unless it exists, and
+    returns its path.
+
+    only: compiles the kernels of this mode alone; "" selects those without a mode. The program
+    exits with status 2 if a test asks for another mode.
+    """
     program = folder / variant
     if not program.exists():
         own = HERE.parent / "families/matmul"
@@ -136,7 +146,8 @@ def products(include, folder, variant, only=None):
             "-UKFI_GEMM_TILE",
             "-Og",
             *(f"-I{d}" for d in folders),
-        )  # it runs longer than it is compiled
+            # It runs longer than it compiles.
+        )
         words += () if only is None else (f"-DONLY={ord(only[0]) if only else 0}",)
         sources = own / "emu_core.cpp", runtime(kflib.ROOT / "build/tests/emu", variant)
         subprocess.run(
@@ -146,13 +157,16 @@ def products(include, folder, variant, only=None):
 
 
 def library(functions, build_dir, variant="plain", include=None, more=()):
-    """A shared library of the launchers of `functions` that runs them here. more: further flags."""
+    """Builds a shared library that runs the launchers of `functions` in the emulator. more: further
+    flags."""
     own, include = (
         [HERE / "include", HERE, *(found or kflib.render(build_dir))] for found in (None, include)
     )
     same = kflib.closure(FIRST, include) == kflib.closure(
-        FIRST, own
-    )  # no fault is planted in them: that would be read for few files
+        FIRST,
+        own,
+        # Precompiled headers require that no fault is planted in them: few files would use them.
+    )
     return kflib.library(
         "emu",
         functions,
@@ -169,7 +183,8 @@ def build(functions, build_dir, include=None, more=()):
 
 
 def sanitizer_environment(variant):
-    """What a process needs that loads the library of a variant: the sanitizer first, which ends it with status 66."""
+    """Returns the environment of a process that loads a sanitized library. It preloads the
+    sanitizer, which exits with status 66."""
     name = {"asan": "libasan.so", "tsan": "libtsan.so"}[variant]
     path = subprocess.run(
         ["gcc", f"-print-file-name={name}"], check=True, capture_output=True, text=True
@@ -184,7 +199,8 @@ def sanitizer_environment(variant):
 
 
 def fixed_addresses():
-    """A prefix for commands under ThreadSanitizer, which cannot place its shadow where addresses are too random."""
+    """Returns a command prefix that disables address randomisation, which breaks ThreadSanitizer's
+    shadow memory."""
     return (
         ["setarch", "-R"]
         if subprocess.run(["setarch", "-R", "true"], capture_output=True).returncode == 0
@@ -193,7 +209,7 @@ def fixed_addresses():
 
 
 class Emulator:
-    """How the kernels of one library run."""
+    """Controls how the kernels of one library run."""
 
     def __init__(self, lib):
         self.dll = lib.dll
@@ -202,7 +218,7 @@ class Emulator:
         self.set(aborts=0)
 
     def set(self, **numbers):
-        """order, sms, fill, failure, aborts: ints; seed: 64 bits."""
+        """Sets order, sms, fill, failure, aborts (int) and seed (64 bits)."""
         for name, value in numbers.items():
             (ctypes.c_uint64 if name == "seed" else ctypes.c_int).in_dll(
                 self.dll, f"kf_emu_{name}"
@@ -212,7 +228,7 @@ class Emulator:
         self.dll.kf_emu_forget()
 
     def missing(self):
-        """Kernels that launchers could have chosen and did not since forget()."""
+        """Returns the kernels of the launchers' tables that no launch has used since forget()."""
         return self.dll.kf_emu_missing().decode().split("\n")[:-1]
 
     @property
@@ -224,13 +240,14 @@ class Emulator:
         return self.dll.kf_emu_report().decode()
 
 
-# (order, blocks that fill the device): of few blocks a thread takes one vector, else several.
+# (order of threads, blocks that fill the device). With few blocks a thread takes one vector, else
+# several.
 RUNS = ((FORWARD, FILL), (REVERSED, 1), (RANDOM, 2))
 
 
 class Memory(checks.CpuMemory):
-    """An arena in which each call is made in every order, and with as many vectors a thread as there are kernels for: not a
-    byte of it may differ."""
+    """An arena that repeats each call in several thread orders, with one and with several vectors
+    per thread. All runs must produce the same bytes."""
 
     def __init__(self, emulator, runs=RUNS, size=1 << 26):
         super().__init__(size)

@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs the C functions of a user's spec, in a process that AddressSanitizer was loaded into: python sanitized_ops.py LIBRARY SPEC DTYPES
-ACTIVATIONS. Prints how many ran, or the first check that failed; what the sanitizers find they say themselves."""
+"""Runs the C functions of a user's spec in a process with AddressSanitizer preloaded.
+
+Usage: python sanitized_ops.py LIBRARY SPEC DTYPES ACTIVATIONS. It prints the number of functions,
+or the first failed check; the sanitizers report their own findings.
+"""
 
 import pathlib
 import sys
@@ -25,7 +28,8 @@ SIZES = {
 
 
 def run(lib, memory, functions, path):
-    """Calls and checks each of them, on every shape of its form. Of finite numbers: what infinities give a random expression is not one thing."""
+    """Checks every function on every shape of its form. Values are finite: a random expression of
+    infinities has no unique result."""
     for f in functions:
         for k, sizes in enumerate(cases.of_form(f, SIZES)):
             checks.run(lib, memory, f, sizes, shift=k % 2, files=(path,))

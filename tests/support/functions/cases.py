@@ -1,6 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The shapes and values that every function is run on. KF_LEVEL: 1 for CI, some functions (selection.gate); 2 all of them on more
-shapes, and what else CI has no time for; 3 everything."""
+"""Shapes and values that every function is tested on, and the test level.
+
+KF_LEVEL=1 (the default, for CI) tests some functions on some shapes (selection.gate). KF_LEVEL=2
+tests all functions on more shapes and runs the slow tests. KF_LEVEL=3 runs everything.
+
+tests/cpu, tests/emu and tests/cuda call `runs(f)` for each function f, a record of the manifest. A
+family with tensor shapes of its own defines SHAPES and MORE in tests/families; the others use the
+tables below.
+"""
 
 import functools
 import importlib.util
@@ -8,20 +15,25 @@ import os
 import pathlib
 
 LEVEL = int(os.environ.get("KF_LEVEL", "1"))
-SHARE = 16  # of planted faults level 1 compiles and runs one in so many
+SHARE = 16  # Level 1 compiles and runs one planted fault in SHARE.
 
 
 def by_level(gate, whole):
-    """What a test takes at level 1, and from level 2 on."""
+    """Returns `gate` at level 1 and `whole` from level 2 on."""
     return gate if LEVEL == 1 else whole
 
 
 VALUES = ("normal", "wide", "special")
 
-# (sizes, elements that every pointer is moved off its alignment). Reasons: one tile and its neighbours, odd rows, rows
-# narrower than a vector, rows longer than a block of columns, one row, one column, nothing at all, several rows a thread.
-# C: several tiles of a row or plane at a time, and groups of four rows. Planes: many narrow ones, of which a tile of a
-# summed gradient touches several.
+# Shape tables. An entry is [sizes, shift]. `sizes` has the order of the manifest's "sizes"; `shift`
+# moves each tensor that many elements off its alignment. Level 1 uses X, level 2 adds every fourth
+# entry of X_2, level 3 all of X_2 (see `shapes`).
+#
+# FLAT [n], ROWS [rows, cols], PLANES [outer, channels, inner]. They cover one tile and its
+# neighbours, odd rows, rows narrower than a vector, and rows longer than a block of columns. They
+# also cover one row, one column, empty tensors and several rows per thread. On the CPU: several
+# tiles per row or plane, and groups of four rows. Many narrow planes make one tile of a summed
+# gradient span several of them.
 FLAT = [[(1000,), 0], [(1,), 0], [(7,), 1], [(257,), 1], [(0,), 0], [(2048,), 0], [(1003,), 0]]
 FLAT_2 = [[(n,), n % 3] for n in (*range(2, 131), 255, 256, 509, 1021, 4093, 16384)]
 ROWS = [
@@ -64,7 +76,7 @@ PLANES_2 = [
     if o * c * i < 500000
 ]
 PLANES_2 += [[(o, 32, i), 0] for o in (1, 4, 63, 300) for i in (65, 66, 67, 68)]
-# Of [batch, heads, queries, keys].
+# HEADS [batch, heads, queries, keys].
 HEADS = [
     [(2, 3, 4, 5), 0],
     [(1, 2, 3, 64), 0],
@@ -85,8 +97,10 @@ HEADS_2 = [
     for rows in ((1, 1, 1), (2, 3, 5), (3, 1, 17))
     for k in (*range(1, 34), 63, 64, 65, 127, 255, 257, 1024, 2049)
 ]
-# The sizes outer, length, groups, channels, inner: NCHW, of one channel a group, of channels shorter and longer than a vector; NHWC, of segments
-# that are whole vectors or not; both; a row that is a segment; one channel in several slices.
+# GROUPS [outer, length, groups, channels, inner]; `channels` counts those of all groups. length 1
+# is NCHW: one channel per group, and channels shorter and longer than a vector. inner 1 is NHWC:
+# segments of whole vectors and others. The rest: both above 1, a row of one segment, one channel in
+# several slices.
 GROUPS = [
     [(2, 1, 3, 12, 5), 0],
     [(2, 5, 3, 12, 1), 0],
@@ -118,8 +132,10 @@ GROUPS_2 = [
     for c in (1, 3, 8, 20)
     for i in (1, 2, 7, 16, 65, 196)
 ]
-# Rows of every length class of the row family: in the registers of a thread, in 2, 4, 8 or 16 vectors, by a block, by a cluster, in shared memory
-# or read again, whole vectors or not, as the emulation (64 threads of a block at most, two blocks) and a GPU (1,024 and eight) class them.
+# Shapes [rows, cols] of every length class of family rows: in registers (2, 4, 8 or 16 vectors per
+# thread, by a block or a cluster), staged in shared memory, or reread. Each class has rows of whole
+# vectors and others. The emulation (blocks of at most 64 threads, clusters of 2) and a GPU (1,024
+# threads, clusters of 8) classify a length differently.
 LINES = [
     [(3, 2048), 0],
     [(2, 8192), 0],
@@ -150,8 +166,9 @@ LONG = [
     [(1, 530000), 0],
     [(1, 530001), 0],
 ]
-# Over an axis: by lanes of a warp, by a block, in parts, down columns, of which some are no whole vector; in C strips that hold several
-# places of the axis; parts of a few hundred elements in the emulation, of 65,536 in C.
+# REDUCED [outer, axis, inner], for family reduction. An axis is reduced by lanes of a warp, by a
+# block, split in parts, or down columns; some columns are no whole vector. In C a strip holds
+# several indices of the axis. A part has a few hundred elements in the emulation and 65,536 in C.
 REDUCED = [
     [(5, 7, 3), 0],
     [(1, 1000, 1), 1],
@@ -171,7 +188,8 @@ REDUCED = [
     [(1, 140000, 1), 0],
     [(3, 2048, 1), 0],
     [(3, 60, 64), 0],
-]  # few axes of several chunks; several warps of one kernel that sweeps twice
+    # The last two: few axes of several chunks, and several warps of a kernel that sweeps twice.
+]
 REDUCED_2 = [
     [(o, a, i), (o + a) % 3]
     for o in (1, 5)
@@ -186,8 +204,10 @@ REDUCED_LONG = [
     [(2, 20000, 256), 0],
     [(1, 3000, 4100), 0],
 ]
-MANY_ROWS = [[(280, 4096), 0], [(62, 33000), 0]]  # several rows for each persistent block
-# For reduced gradients: so many rows that CUDA's second stage adds up several parts, for every dtype.
+# Several rows for each persistent block.
+MANY_ROWS = [[(280, 4096), 0], [(62, 33000), 0]]
+# Shapes for reduced gradients: enough rows that CUDA's second stage sums several parts, for every
+# dtype.
 SUMS = {
     "rows": [[(2100, 12), 0]],
     "planes": [[(1300, 2, 9), 0]],
@@ -219,19 +239,22 @@ def loaded(path):
 
 
 def own(f):
-    """What a family has of its own (tests/families): shapes, how its tensors are drawn, and what they should be. None: it is one of those that
-    lie as elements or rows."""
+    """Returns the family's own module in tests/families, or None.
+
+    The module defines shapes, how tensors are drawn, and the reference. None: the family's tensors
+    are elementwise or rows.
+    """
     found = of_family(f["family"])
     return getattr(found, "FORMS", {}).get(f["form"], found)
 
 
 def said(word):
-    """What all families' own files have as `word`, a dictionary in each: nobody lists those files."""
+    """Merges the dictionaries called `word` of all families' own modules."""
     return {key: value for entries in _said(word) for key, value in entries.items()}
 
 
 def listed(word):
-    """The same of what is a list in each."""
+    """Concatenates the lists called `word` of all families' own modules."""
     return [entry for entries in _said(word) for entry in entries]
 
 
@@ -241,7 +264,7 @@ def _said(word):
 
 
 def like(table, found):
-    """A family's own shapes as a table of other ones has them."""
+    """Returns a family's own shapes in the format of another form's entries in `table`."""
     sample = next(iter([entry for entry in table.values() if entry]), [])
     shapes_ = [entry for entry in found if all(entry[0])][:5]
     if not isinstance(sample, list):
@@ -252,7 +275,8 @@ def like(table, found):
 
 
 def most_launches(f):
-    """Of a call: two for each pass over an axis that is shared out, or over channels, of which one stores what is computed."""
+    """Returns the maximum number of kernel launches of one call: two per pass over a split axis,
+    and one more over channels, to store the result."""
     return (
         getattr(own(f), "LAUNCHES", 2)
         if own(f)
@@ -265,7 +289,8 @@ def most_launches(f):
 
 
 def of_form(f, table, *default):
-    """What a table {how the tensors of a function lie: shapes} has for a function. A form that it does not know is an error."""
+    """Looks up a function's form in a table {form: shapes}. An unknown form is an error, unless a
+    default is given."""
     form = LIKE.get(f["form"], f["form"])
     if form not in table and not default and (found := own(f)):
         return like(table, found.SHAPES)
@@ -273,50 +298,55 @@ def of_form(f, table, *default):
 
 
 def whole_table(f):
-    """Whether every kernel of a launcher's table must be reached: of the row family, whose long rows take long to emulate, by two
-    activations, one whose gradient reads its argument and one whose does not. Below level 3 no further ones: they are other words
-    in the same loops, and a long row takes the oracle twenty times as long as all short ones."""
+    """True if the tests must reach every kernel of the launcher's table.
+
+    Family rows needs two activations for this, one whose gradient reads its argument and one whose
+    gradient does not. Others repeat the same loops, and a long row costs the oracle twenty times
+    the time of all short ones. They follow at level 3.
+    """
     return f["family"] == "elementwise" or f["activation"] in ("none", "gelu") or LEVEL > 2
 
 
 def of_own_accesses(f):
-    """f16's kernels are bf16's with another conversion. Casts are conversions."""
+    """False for f16 except casts: f16 kernels are bf16 kernels with another conversion."""
     return f["dtypes"][0] != "f16" or f["op"] == "cast"
 
 
 def sampled(f):
-    """Of every op none, gelu and a few further activations, each activation in some ops. At level 3 all of them."""
+    """True for none, gelu and a sixth of the other activations, which differ from op to op. At
+    level 3 true for all."""
     turn = sum(map(ord, f["op"] + f["activation"] + "".join(f["dtypes"])))
     return f["activation"] in ("none", "gelu") or turn % 6 == f["bwd"] or LEVEL > 2
 
 
 def planes(f):
-    """Whether the rows of a function of the row family are the planes of [outer, channels, inner]."""
+    """True if the rows of a function of family rows are the planes of [outer, channels, inner]."""
     return f["layout"] == "planes"
 
 
 def groups(f):
-    """Whether they are groups of the channels of [outer, length, channels, inner]."""
+    """True if the rows are groups of the channels of [outer, length, channels, inner]."""
     return f["layout"] == "groups"
 
 
 def channels(f):
-    """Whether they are the channels of [outer, channels, inner], over outer and inner."""
+    """True if the rows are the channels of [outer, channels, inner], reduced over outer and inner."""
     return f["layout"] == "channels"
 
 
 def counted(f):
-    """The place of the size that rows are counted along: where they are channels, of one batch."""
+    """Returns the index of the size that counts the rows. Channels use batch size 1."""
     return int(channels(f))
 
 
 def of_count(f, count, rest):
-    """The sizes for so many of them."""
+    """Returns sizes with `count` rows and the remaining sizes `rest`."""
     return (1,) * counted(f) + (count, *rest)
 
 
 def persistent(f):
-    """Whether its blocks are persistent, loop over the rows and share out a sum: not over an axis, nor where each plane leaves a value."""
+    """True if the kernel's persistent blocks loop over rows and share a sum. Reductions over an
+    axis are excluded, and so are planes and groups, which store a value each."""
     return (
         f["scratch"]
         and f["family"] != "reduction"
@@ -327,13 +357,15 @@ def persistent(f):
 
 
 def parts(groups, cols):
-    """(groups, the channels of all, elements of each) of groups of so many elements."""
+    """Returns (groups, channels of all groups, inner) for groups of `cols` elements."""
     return next((groups, groups * n, cols // n) for n in (8, 3, 1) if cols % n == 0)
 
 
 def rows_of(f, table):
-    """A table of [rows, cols] for the family row: so many planes, or queries of two heads, where those are its rows."""
-    if groups(f):  # of one channel or several, in one segment or in two
+    """Converts shapes [rows, cols] of family rows to the form of f: planes, channels, groups, or
+    queries of two heads."""
+    # One channel per group or several, in one segment or two.
+    if groups(f):
         return [
             [
                 (2, 1, *parts(r // 2, c))
@@ -351,7 +383,8 @@ def rows_of(f, table):
         ]
     if channels(
         f
-    ):  # in two segments, in short ones, in segments that are no whole vectors, in one segment
+        # In two segments, in short ones, in segments that are no whole vectors, or in one segment.
+    ):
         segments = [
             2 if c % 16 == 0 and r % 2 == 0 else c // 8 if c % 8 == 0 else 3 if c % 3 == 0 else 1
             for (r, c), _ in table
@@ -362,9 +395,11 @@ def rows_of(f, table):
     return [[(2, r // 2, c) if r % 2 == 0 else (1, r, c), shift] for (r, c), shift in table]
 
 
-# Of the channels of [outer, channels, inner], at every size of element: planes of whole vectors, of none, shorter than one; whole tensors and
-# odd ones; what a block of an emulation holds, and more; more than a block holds where there are bands enough for every block. The last ones are
-# rows in registers, of some lanes, a block, a cluster.
+# BANDS [outer, channels, inner], for functions over channels, at every element size. Planes of
+# whole vectors, of partial vectors, and shorter than one vector. Aligned tensors and shifted ones.
+# Channels that one block of the emulation holds, and longer ones, also where there are enough
+# channel blocks to fill the device. The last four are rows in registers of some lanes, a block, or
+# a cluster.
 BANDS = [
     [(3, 2, 64), 0],
     [(3, 2, 64), 1],
@@ -394,12 +429,16 @@ BANDS = [
 
 
 def share_of(f, table):
-    """A quarter of it, from activation to activation another one."""
+    """Returns a quarter of the table; which one depends on the activation."""
     return table[sum(map(ord, f["activation"])) % 4 :: 4]
 
 
 def shapes(f, whole=None):
-    """whole: with rows of every length class; otherwise those that have them have them (whole_table), the others a share from level 2 on."""
+    """Returns the [sizes, shift] entries for f at the current level.
+
+    whole: includes rows of every length class. The default includes them if whole_table(f); other
+    functions get a share of them from level 2 on.
+    """
     if found := own(f):
         return (
             found.SHAPES
@@ -438,9 +477,14 @@ def shapes(f, whole=None):
 
 
 def runs(f, long=False, whole=None):
-    """(sizes, values, shift) of one function: the first shape on all values, the others on one kind each (long sums on normal
-    ones, since a few huge terms would hide the others). long: rows that only a GPU is quick with, too; of a long axis, for which the oracle takes
-    seconds, level 2 has a third, from function to function another one."""
+    """Returns [(sizes, values, shift)] for f.
+
+    The first shape runs with all VALUES, each other shape with one of them. Long sums run with
+    normal values, because a few huge terms would hide the others.
+
+    long: adds rows that only a GPU computes quickly. A long axis takes the oracle seconds, so level
+    2 uses a third of these shapes, chosen by the function's name.
+    """
     lengthy = {
         "elementwise": [],
         "rows": rows_of(f, LONG + MANY_ROWS if whole_table(f) else share_of(f, LONG))

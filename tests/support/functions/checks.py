@@ -32,11 +32,13 @@ from storage import ulp as ulp  # for tests
 GUARD = 64
 ARENA = (
     1 << 29
-)  # bytes for a call's tensors and workspace on a GPU: tests/gen/test_cases.py keeps every shape within it
+    # Bytes of a call's tensors and workspace on a GPU; tests/gen/test_cases.py keeps all shapes below.
+)
 
 
 def philox_words(seed, offset, groups):
-    """[group, 8]: the 16-bit words of groups of eight elements, written from the paper, not from kf."""
+    """Returns [groups, 8]: the 16-bit random words of groups of eight elements. Written from the
+    Philox paper, independently of kf."""
     mask = np.uint64(0xFFFFFFFF)
     c = [
         groups & mask,
@@ -59,14 +61,14 @@ def philox_words(seed, offset, groups):
 
 
 def philox(seed, offset, count):
-    """Those of elements 0 .. count - 1."""
+    """Returns the random words of elements 0 .. count - 1."""
     return philox_words(seed, offset, np.arange((count + 7) // 8, dtype=np.uint64)).reshape(-1)[
         :count
     ]
 
 
 def mask(seed, offset, p, shape, scalar_type):
-    """(where dropout keeps an element, what it is multiplied by)."""
+    """Returns (boolean array of the elements dropout keeps, the scale of kept elements)."""
     keep = (philox(seed, offset, int(np.prod(shape))) >= round(65536 * p)).reshape(shape)
     with np.errstate(all="ignore"):
         return keep, float(scalar_type(np.float64(1.0) / (1.0 - np.float64(scalar_type(p)))))
@@ -127,17 +129,18 @@ def bound_of(pattern, dtypes, bwd, act, files=(), by=False):
 
 
 def result_of(f):
-    """Of a backward whose gradient may be by the activation's result: the name of that."""
+    """Returns the name of the activation's result, if this backward can compute its gradient from
+    it."""
     return next((a["name"] for a in f["arguments"] if a.get("null") == "inputs"), None)
 
 
 def instead_of(f):
-    """The inputs that are not needed where it is given."""
+    """Returns the inputs that the backward does not need when it gets the activation's result."""
     return tuple(a["name"] for a in f["arguments"] if a.get("null") == "result")
 
 
 def spread(array, sizes, kind):
-    """Broadcast to the result's shape."""
+    """Broadcasts an operand to the result's shape."""
     if kind == "channel":
         return np.broadcast_to(array[None, :, None], sizes)
     return np.broadcast_to(array, sizes) if kind == "row" else array
@@ -148,7 +151,7 @@ def same_bits(a, b):
 
 
 def same_numbers(a, b, dtype):
-    """The same bits, but for those of NaN."""
+    """True if both arrays have the same bits; NaNs may differ in theirs."""
     if same_bits(a, b):
         return True
     nan = [np.isnan(to_float(array, dtype)) for array in (a, b)]
@@ -159,7 +162,8 @@ def same_numbers(a, b, dtype):
 
 
 def in_place_pairs(f):
-    """(output, input) that may share memory: one shape, one element size; or a value and its next one."""
+    """Returns the (output, input) pairs that may share memory: equal shape and element size, or a
+    value and its updated one."""
     tensors = [a for a in f["arguments"] if "kind" in a]
     return [
         (o["name"], i["name"])
@@ -179,14 +183,16 @@ def in_place_pairs(f):
 
 
 def poison(size):
-    """Bytes of guards and workspace: NaN in float, f16 and bf16, huge in double. Different ones in every place, since a NaN that
-    is read behind a tensor would be written behind the other one as it is."""
+    """Returns fill bytes for guards and workspace: NaN in float, f16 and bf16, huge in double.
+    Neighbouring words differ: a NaN read behind one tensor and written behind another must change
+    it."""
     place = np.arange(size // 2, dtype=np.uint64)
     return (0xFF81 | (place * 2654435761 >> 16) & 0x7F).astype(np.uint16).view(np.uint8)
 
 
 def places(f, sizes, shift=0, aliases=()):
-    """({tensor: its byte in the arena}, the first byte behind them all), without the tensors that share another one's memory."""
+    """Returns ({tensor: byte offset in the arena}, end offset in bytes). `aliases`: tensors to
+    skip, because they share another one's memory."""
     found, at = {}, GUARD
     for k, a in enumerate(a for a in f["arguments"] if "kind" in a):
         if a["name"] in aliases:
@@ -199,19 +205,21 @@ def places(f, sizes, shift=0, aliases=()):
     return found, at
 
 
-OFFSET_ADD = 3  # of calls whose seed and offset lie in memory
+OFFSET_ADD = 3  # `offset_add` of calls whose seed and offset are in memory.
 
 
 def state_at(at):
-    """The arguments of a `_state` launcher whose seed lies at an address, and its offset behind it."""
+    """Returns the arguments of a `_state` launcher: addresses of the seed (`at`) and the offset
+    after it."""
     return {"seed": at, "offset": at + 8, "offset_add": OFFSET_ADD}
 
 
 class Layout:
-    """A call of f: its data drawn, its tensors placed in one arena between guard bytes, outputs poisoned.
+    """One call of f: draws its data and places its tensors in one arena, between guard bytes.
+    Outputs are poisoned.
 
-    shift: elements by which tensors are moved off their 16-byte alignment, one number or one per tensor; drop: gradients
-    passed as NULL; inplace: (output, input) pairs that share memory.
+    shift: elements by which tensors are moved off their 16-byte alignment, one number or one per
+    tensor. drop: gradients passed as NULL. inplace: (output, input) pairs that share memory.
     """
 
     def __init__(
@@ -286,7 +294,8 @@ class Layout:
         self.set_philox(*self.philox)
 
     def values(self):
-        """{value of an operand: as float64, broadcast to the result's shape}, of the family map."""
+        """Returns {operand: its values as float64, broadcast to the result's shape}; elementwise
+        only."""
         env = {}
         for s in self.kernel.operands:
             x = to_float(self.data[s.name], self.tensors[s.name]["dtype"])
@@ -297,7 +306,7 @@ class Layout:
         return env
 
     def fill(self):
-        """The activation's result, which its backward is given: what the forward makes of the data that was drawn."""
+        """Computes the activation's result, an input of the backward, from the drawn data."""
         keep, keep_scale = self.mask() if self.f["dropout"] else (None, 1.0)
         found = elements_reference.values(
             self.kernel.op, self.act, self.values(), self.scalars, keep, keep_scale
@@ -314,7 +323,7 @@ class Layout:
         ).view(np.uint8)
 
     def mask(self):
-        """Of dropout: (where elements are kept, what they are multiplied by); nothing in other functions."""
+        """Returns (kept elements, their scale) of dropout, or () for a function without dropout."""
         shape = (
             row_checks.extent(self)
             if self.rows
@@ -325,7 +334,7 @@ class Layout:
         return mask(*self.philox, self.p, shape, self.scalar_type) if self.f["dropout"] else ()
 
     def given(self, base):
-        """The arguments of the call, by name, for an arena at `base`."""
+        """Returns the arguments of the call by name, for an arena at address `base`."""
         given = dict(zip(self.f["sizes"], self.sizes)) | self.scalars
         for name, a in self.tensors.items():
             given[name] = None if a["unread"] or name in self.drop else base + self.place[name]
@@ -341,7 +350,8 @@ class Layout:
         }
 
     def spans(self):
-        """What the call may read or write, for memories that watch over it."""
+        """Returns the byte ranges that the call may read or write, for memories that protect the
+        rest."""
         workspace = self.place[":workspace"]
         tensors = [(self.span(name).start, self.span(name).stop) for name in self.data]
         return tensors + [(workspace, workspace + self.workspace), (self.state, self.state + 16)]
@@ -350,7 +360,7 @@ class Layout:
         return slice(self.place[name], self.place[name] + self.data[name].nbytes)
 
     def outputs(self, back):
-        """{output: array} of an arena's bytes."""
+        """Returns {output: array} from the bytes of an arena."""
         return {
             name: back[self.span(name)].view(STORAGE[a["dtype"]]).reshape(self.data[name].shape)
             for name, a in self.tensors.items()
@@ -358,7 +368,7 @@ class Layout:
         }
 
     def untouched(self, back):
-        """Fails if anything but the outputs that were asked for, and the workspace, has changed."""
+        """Fails if the call changed anything but its requested outputs and the workspace."""
         writable = np.zeros(self.image.size, bool)
         for name, a in self.tensors.items():
             if a["role"] != "in" and name not in self.drop:
@@ -394,7 +404,7 @@ class Layout:
         )
 
     def put(self, name, array):
-        """Other data for an input."""
+        """Replaces the data of an input."""
         self.data[name] = np.ascontiguousarray(array)
         self.image[self.span(name)] = self.data[name].reshape(-1).view(np.uint8)
 
@@ -402,7 +412,8 @@ class Layout:
 def run(
     lib, memory, f, sizes, values="normal", seed=0, shift=0, drop=(), inplace=(), files=(), p=0.25
 ):
-    """Calls f and checks everything about it. The arguments are those of Layout."""
+    """Calls f and checks its result, its outputs, and that nothing else changed. The arguments are
+    those of Layout."""
     call = Layout(lib, f, sizes, values, seed, shift, drop, inplace, files, p)
     assert call.image.size <= memory.size, "the arena is too small for this shape"
     memory.spans = call.spans()
@@ -433,7 +444,10 @@ def check(
     files=(),
     weights=None,
 ):
-    """env: the operands' values. weights: how often each row (or batch) counts in a sum."""
+    """Compares all outputs of an elementwise call with the oracle.
+
+    env: values of the operands. weights: multiplicity of each row (or batch) in a sum.
+    """
     shape = tuple(sizes)
     tensors = {a["name"]: a for a in f["arguments"] if "kind" in a}
     if f["op"] == "cast":
@@ -466,7 +480,8 @@ def check(
     bounds = iter(bound.evaluate(bound_env, EPS[compute], TINY[compute]))
     k = f["tolerance"]["factor"] + (
         4.0 if compute == "f64" else 0.0
-    )  # the oracle is in float64 too
+        # The oracle is in float64 too.
+    )
     near = np.broadcast_to(
         bound.undecided(bound_env, EPS[compute], TINY[compute], MANTISSA[compute][2] / 4), shape
     )
@@ -509,7 +524,8 @@ def check(
                     )
                 k_sum = k + np.sqrt(
                     terms
-                )  # the accumulation's own rounding, as random signs add up
+                    # Rounding of the accumulation: errors of random signs.
+                )
             found = to_float(raw, stream.dtype.word)
             compare(
                 found,
@@ -552,7 +568,8 @@ def check_cast(f, x, out, where):
             ).reshape(x.shape)
         bad = np.flatnonzero(out != want)
     else:
-        if src == "i64":  # one rounding from the exact integer: through an odd-rounded float64
+        # One rounding from the exact integer, through a float64 rounded to odd.
+        if src == "i64":
             v = (
                 np.array([odd_float(int(i)) for i in x.reshape(-1)]).reshape(x.shape)
                 if dst != "f64"

@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Functions whose activation is an argument, beside those of each activation: the same bits, and what they refuse."""
+"""Tests of functions that take their activation as a run-time argument.
+
+Their results must have the bits of the functions compiled for one activation, and they must refuse
+unknown activations. tests/cpu, tests/emu and tests/cuda use this module.
+"""
 
 import functools
 
@@ -13,8 +17,10 @@ MANIFEST = kflib.manifest()
 FUNCTIONS = MANIFEST["any"]
 KNOWN = {f["name"]: f for f in MANIFEST["functions"]}
 IDS = {a["name"]: a["id"] for a in MANIFEST["activations"]}
-# One of each way in which an activation stands in a schedule: results alone, gradients by result and inputs, integers, sums in registers and in a
-# ring, halves, planes, dropout; over rows: ahead of reductions and behind, kept between passes, weights, groups' own sums.
+# One function per place of an activation in a schedule. Elementwise: outputs only, gradients by
+# result and by inputs, integers, sums in registers and through pipeline stages, packed halves,
+# planes, dropout. Rows: before and after reductions, cached between passes, with weights, sums per
+# group.
 SOME = [
     ("add_{act}", "f32"),
     ("add_{act}", "i32"),
@@ -36,8 +42,11 @@ SIZES = {
 
 
 def chosen(ops):
-    """[(function, one of an activation)]. At level 1 of functions of `ops` a few activations, among all of them every one; at level 2 of all
-    functions some of each, at level 3 all."""
+    """Returns [(function, function of one activation)].
+
+    Level 1: functions of `ops` with a few activations each, together all activations. Level 2: a
+    sample of every function. Level 3: all.
+    """
     if cases.LEVEL > 1:
         return [
             (f, KNOWN[name])
@@ -65,12 +74,13 @@ def chosen(ops):
 
 
 def library_of(pairs):
-    """What has to be compiled for them."""
+    """Returns the functions to compile for `pairs`, without repetitions."""
     return list({f["name"]: f for pair in pairs for f in pair}.values())
 
 
 def values(f, g, given, default=False):
-    """The arguments of f for those of g, the function of one activation. default: its scalars are NULL."""
+    """Converts the arguments of g, compiled for one activation, to those of f. default: passes NULL
+    for the activation's scalars."""
     names = [a["name"] for a in g["arguments"] if a["role"] == "act_scalar"]
     scalars = np.array(
         [given[n] for n in names] + [np.nan], np.float64 if f["dtypes"][0] == "f64" else np.float32
@@ -84,7 +94,7 @@ def values(f, g, given, default=False):
 
 
 def outputs(lib, memory, f, layout, own):
-    """{output: array} of a call. own: what makes f's arguments of the layout's."""
+    """Calls f and returns {output: array}. own: converts the layout's arguments to those of f."""
     result, back = memory.run(layout.image, lambda base: lib.call(f, own(layout.given(base))))
     if result:
         raise Failure(f"{layout.where}: {f['name']} returned {result} ({lib.detail})")
@@ -97,7 +107,8 @@ def defaults(g):
 
 
 def same(array, other, dtype):
-    """To the bit; of a NaN, which processors make of two as they come, that it is one."""
+    """True if two arrays agree to the bit. NaNs may differ in theirs: processors choose between two
+    operands' NaNs."""
     if dtype[0] == "i":
         return np.array_equal(array, other)
     raw = f"u{array.dtype.itemsize}"
@@ -106,8 +117,12 @@ def same(array, other, dtype):
 
 
 def compare(lib, memory, f, g, exact=True, files=()):
-    """Forward or backward, by the result and by the inputs, of tensors of any length; with its own scalars and with their defaults. exact: to the
-    bit; else within the oracle's bound. files: the spec's, where it is a user's."""
+    """Compares f with g on several sizes, by result and by inputs, with explicit and with default
+    scalars.
+
+    exact: compares bits; otherwise f must be within the oracle's bound. files: the user's spec
+    files.
+    """
     drops = [(checks.result_of(g),), checks.instead_of(g)] if checks.result_of(g) else [()]
     for k, sizes in enumerate(SIZES[f["form"]]):
         for drop in drops:
@@ -133,7 +148,7 @@ def compare_bits(f, layout, wanted, found):
 
 
 def refused(lib, memory, f, g, layout, **changed):
-    """The result of a call that has to leave everything as it was."""
+    """Returns the result of a call that must not write anything."""
     result, back = memory.run(
         layout.image, lambda base: lib.call(f, values(f, g, layout.given(base)) | changed)
     )
@@ -142,7 +157,7 @@ def refused(lib, memory, f, g, layout, **changed):
 
 
 def refuses(lib, memory, f, g):
-    """No such activation, or one that the function leaves out."""
+    """Checks that f refuses unknown activation numbers and activations that it lacks."""
     layout = checks.Layout(lib, g, SIZES[f["form"]][0])
     name = f["cpu_name"] if lib.backend == "cpu" else f["name"]
     for number in (
@@ -160,7 +175,7 @@ def refuses(lib, memory, f, g):
 
 
 def refuses_falling(lib, memory, f, g):
-    """A scalar with which there is no gradient by the result."""
+    """Checks that f refuses a scalar for which the result does not determine the gradient."""
     layout = checks.Layout(lib, g, SIZES[f["form"]][0])
     layout.scalars["negative_slope"] = -0.5
     assert (

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Random inputs, the same ones in every run of continuous integration; KF_LEVEL=3 draws new ones. And how many a test takes, by KF_LEVEL."""
+"""Settings for hypothesis: repeatable inputs below KF_LEVEL=3, random ones there, and the number of
+examples per level."""
 
 import cases
 import hypothesis
@@ -14,14 +15,15 @@ hypothesis.settings.register_profile("bounded", derandomize=True, database=None,
 hypothesis.settings.register_profile("long", **COMMON)
 hypothesis.settings.load_profile("bounded" if cases.LEVEL < 3 else "long")
 if cases.LEVEL < 3:
-    # Else one draw in twenty is a constant of those modules of the project that are imported by then: others in each of several workers, and
-    # so other inputs. There is no setting for it.
+    # hypothesis draws one value in twenty from constants of the imported modules. These differ
+    # between workers, so inputs would too. No public setting turns this off.
     NONE = providers._local_constants
     providers._get_local_constants = lambda: NONE
 
 
 def examples(count, at_level_2=None):
-    """Level 2 takes four times as many, where nothing else is said, level 3 fifty times."""
+    """Returns settings with `count` examples at level 1, four times as many at level 2 unless
+    given, and fifty times at level 3."""
     return hypothesis.settings(
         max_examples=(count, at_level_2 or 4 * count, 50 * count)[cases.LEVEL - 1]
     )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Calls one function of the C backend on given inputs, and compares it with the oracle: every value of a 2-byte type."""
+"""Checks one function of the C backend on every value of a 2-byte type, against the oracle."""
 
 import checks
 import numpy as np
@@ -7,7 +7,8 @@ import storage
 
 
 def all_values(dtype):
-    """All finite values of f16 or bf16, and all that are not, as storage. For f32 the values of bf16."""
+    """Returns all finite and all non-finite values of f16 or bf16 as storage. f32 gets the values
+    of bf16."""
     bits = np.arange(65536, dtype=np.uint32).astype(np.uint16)
     if dtype == "f32":
         bits = (bits.astype(np.uint32) << 16).view(np.float32)
@@ -17,8 +18,8 @@ def all_values(dtype):
 
 
 def call(lib, f, inputs, sizes, scalars=None, drop=()):
-    """{output: storage} of f on {input: storage}; the outputs are poisoned before the call. drop: inputs that are NULL; those that are not given
-    are as well."""
+    """Calls f on {input: storage} and returns {tensor: storage}. Outputs are poisoned first. drop:
+    inputs passed as NULL; missing inputs are NULL too."""
     scalars = {**f["scalars"], **(scalars or {})}
     given = dict(zip(f["sizes"], map(int, sizes))) | scalars
     data = {}
@@ -74,10 +75,11 @@ def run(lib, f, inputs, sizes, label="", drop=()):
 
 
 def run_all_values(lib, f):
-    """Every value through a function of one operand; a backward with three kinds of incoming gradients."""
+    """Runs all values through a function of one operand; a backward gets three kinds of incoming
+    gradients."""
     dtype = f["dtypes"][0]
     rng = np.random.default_rng(7)
-    # Finite ones apart from the others: with those about, 0 * inf may be anything in a gradient.
+    # Finite values run separately: beside non-finite ones, 0 * inf may be anything in a gradient.
     for label, x in zip(("finite", "not finite"), all_values(dtype)):
         gradients = (
             [np.ones(x.size), rng.standard_normal(x.size), np.exp2(rng.uniform(-10, 10, x.size))]

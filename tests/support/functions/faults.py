@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Faults that are planted in the headers, to see that a test notices them."""
+"""Plants faults in copies of the headers, to prove that tests notice them."""
 
 import re
 
@@ -8,7 +8,8 @@ import kflib
 
 
 def plant(include, folder, file, text, instead):
-    """Include directories of which the first has that file alone, with the fault in it."""
+    """Writes a copy of `file` with `text` replaced by `instead` into `folder`. Returns include
+    directories that find this copy first."""
     found = next(d / file for d in include if (d / file).exists()).read_text()
     broken, count = re.subn(text, instead, found)
     assert count > 0 and broken != found, f"{file} has no {text!r} any more: write this fault anew"
@@ -18,12 +19,12 @@ def plant(include, folder, file, text, instead):
 
 
 def some(faults):
-    """Those that are compiled and run: at level 1 always the same ninth."""
+    """Returns the faults to run: at level 1 always the same one in cases.SHARE."""
     return cases.by_level(list(faults)[:: cases.SHARE], list(faults))
 
 
 def named(names, backend="cpu"):
-    """The functions of these names."""
+    """Returns the functions with these names."""
     found = [
         f
         for f in kflib.manifest()["functions"]

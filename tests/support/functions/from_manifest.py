@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a layer above kf is generated from: the manifest, as `kfgen list --json` prints it, and nothing else. Nothing here knows kfgen."""
+"""Generates code from the manifest alone (`kfgen list --json`), as a layer above kf would. It
+imports nothing of kfgen; tests/gen/test_manifest_is_enough.py uses it."""
 
 import math
 
@@ -12,7 +13,8 @@ CTYPES = {
     "i64": "int64_t",
     "u8": "uint8_t",
 }
-# Arguments of a call on tensors that are plain values: how they are declared. Sizes come from the tensors, workspaces from a pool.
+# {role: C type} of the plain values in a call on tensors. Sizes come from the tensors, workspaces
+# from a pool.
 VALUES = {
     "integer": "int64_t",
     "scalar": "double",
@@ -31,11 +33,12 @@ def tensors(f, *roles):
     return [a for a in f["arguments"] if "kind" in a and (not roles or a["role"] in roles)]
 
 
-# ---- shapes ------------------------------------------------------------------------------------------------------
+# ---- shapes
 
 
 def joined(f, shapes):
-    """(the dimensions of all sizes, one after the other; which one is the axis), of {name: shape} of the tensors that say them between them."""
+    """Returns (dimensions of all sizes, concatenated; index of the axis) from {name: shape} of the
+    tensors that determine the sizes."""
     count, known = {s: 1 for s, what in f["axes"]["sizes"].items() if isinstance(what, int)}, {}
     for name in f["axes"]["shaped_by"]:
         factors, _, extents = zip(
@@ -54,7 +57,8 @@ def joined(f, shapes):
 
 
 def sizes_of(f, shape, axis=None, groups=1):
-    """The sizes of a call, from a tensor's shape of any number of dimensions; from {name: shape} where it takes several tensors."""
+    """Returns the sizes of a call from a tensor's shape of any rank, or from {name: shape} if
+    several tensors determine them."""
     default, parts = f["axes"]["axis"], f["axes"]["sizes"]
     at = None if default is None else (default if axis is None else axis) % len(shape)
     if f["axes"]["shaped_by"]:
@@ -80,15 +84,15 @@ def extents(a, sizes):
 
 
 def fake(f, sizes):
-    """{output: (shape, dtype)}: what a framework's fake kernel makes."""
+    """Returns {output: (shape, dtype)}, the result of a framework's fake kernel."""
     return {a["name"]: (extents(a, sizes), a["dtype"]) for a in tensors(f, "out", "sum")}
 
 
-# ---- prototypes --------------------------------------------------------------------------------------------------
+# ---- prototypes
 
 
 def fused(f):
-    """The declaration of a call on tensors that chooses the dtypes' function itself."""
+    """Returns the declaration of a function on tensors that dispatches on their dtypes."""
     words = ["kf_context_t *context"]
     words += [
         f"{'const ' if a['role'] == 'in' else ''}kf_tensor_t *{a['name']}" for a in tensors(f)
@@ -107,11 +111,11 @@ def fused(f):
     return f"kf_result_t {name}({', '.join([*words, 'kf_stream_t *stream'])});"
 
 
-# ---- a composition of calls --------------------------------------------------------------------------------------
+# ---- a composition of calls
 
 
 def literal(f, a, bytes_):
-    """What a generated program gives for an argument that is no tensor."""
+    """Returns the C text for an argument that is not a tensor."""
     if a["role"] in ("scalar", "integer", "act_scalar"):
         return repr(a["default"])
     return {
@@ -125,7 +129,7 @@ def literal(f, a, bytes_):
 
 
 def step(i, f, sizes):
-    """One call of the program, its tensors in memory of its own."""
+    """Returns the C function of one call, which allocates its tensors."""
     lines = [f"static int step_{i}(void *arena, size_t bytes)", "{"]
     lines += [f"    const int64_t {name} = {sizes[name]};" for name in f["sizes"]]
     for a in tensors(f):
@@ -147,8 +151,12 @@ def step(i, f, sizes):
 
 
 def composition(calls):
-    """A C program that makes calls [(function, sizes)] one after the other through one arena, as large as the largest of them asks for, and prints
-    what each returns: with the arena, and with a byte less than it asks for. Fails if a byte behind the arena has changed."""
+    """Returns a C program that makes calls [(function, sizes)] in turn with one shared workspace,
+    as large as the largest need.
+
+    It prints the result of each call, with the workspace and with one byte less than the call
+    needs. It exits with 1 if a byte behind the workspace has changed.
+    """
     headers = dict.fromkeys(f["header"] for f, _ in calls)
     text = [f'#include "{h}.h"' for h in headers] + [
         "#include <stdio.h>",
@@ -176,11 +184,12 @@ def composition(calls):
     return "\n".join(text)
 
 
-# ---- formulas ----------------------------------------------------------------------------------------------------
+# ---- formulas
 
 
 def evaluate(manifest, f, names, np, sp):
-    """{output: array}: the formula's statements of NumPy. names: inputs, sizes and scalars."""
+    """Evaluates the formula's NumPy statements and returns {output: array}. names: inputs, sizes
+    and scalars."""
     names = dict(names)
     with np.errstate(all="ignore"):
         exec(

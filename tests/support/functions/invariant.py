@@ -1,21 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Products of matrices whose rows have the same bits whatever is beside them: KF_BATCH_INVARIANT."""
+"""Checks KF_BATCH_INVARIANT: a row of a product has the same bits for any number of rows in the
+call."""
 
 import checks
 import numpy as np
 import storage
 
-# Beyond 64, which is a class of its own without the switch.
+# More than 64 rows, and fewer: without the switch they use different kernels.
 ROWS = 130, 65, 64, 17, 3
 
 
 def cut(array, wanted):
-    """The first rows of it: along the axis that is shorter in what is wanted."""
+    """Returns the leading part of `array` with the extents `wanted`."""
     return array[tuple(slice(n) for n in wanted)]
 
 
 def same(a, b, dtype):
-    """All bits, but those of numbers that are none."""
+    """True if the bits are equal, except for NaNs."""
     x, y = (storage.to_float(v, dtype) for v in (a, b))
     return np.array_equal(
         np.where(np.isnan(x), -1, a.view(f"i{a.itemsize}")),
@@ -24,7 +25,7 @@ def same(a, b, dtype):
 
 
 def results(lib, memory, f, whole, rows, shift):
-    """What the first rows of a call give."""
+    """Calls f on the first `rows` rows of `whole` and returns its outputs."""
     call = checks.Layout(lib, f, (1, rows, *whole.sizes[2:]), shift=shift)
     call.scalars = whole.scalars
     for name in call.data:
@@ -39,10 +40,16 @@ def results(lib, memory, f, whole, rows, shift):
 
 
 def check(f, ways, cols=24, depth=1032, several=ROWS):
-    """cols, depth: of the product that makes rows of a forward, or of a gradient.
-    ways: [(what it is, lib, memory, by how many elements tensors are moved, what is called first, multiprocessors)]. Rows have the same bits in all
-    of them; of floats in each, as long as alignment allows the same kernels: the leading dimension of a left factor across its depth is the number
-    of rows. A vector that is summed over rows (a bias' gradient) has parts by the number of multiprocessors."""
+    """Fails if a row's bits depend on the number of rows, or differ between the entries of
+    `methods`.
+
+    methods: [(description, lib, memory, shift, function to call first, multiprocessors)]. cols,
+    depth: N and K of the product that computes the rows.
+
+    f32 rows are compared within one entry only, because alignment may choose another kernel. For a
+    transposed left factor the row count is its leading dimension, so it is rounded up to 4. Sums
+    over rows (a bias gradient) are split by the number of multiprocessors.
+    """
     first = {}
     floats = f["dtypes"][0] in ("f32", "tf32")
     if floats and f["form"][0] == "t" and not f["bwd"]:

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Losses whose labels are the numbers of columns: whole numbers of 64 or 32 bits, of which some are of no column."""
+"""Checks losses with integer labels of 64 or 32 bits, some of them out of range. Used by tests/cpu,
+tests/emu and tests/cuda."""
 
 import kflib
 import numpy as np
@@ -12,7 +13,7 @@ FUNCTIONS = [
     if f["op"] in OPS and f["dtypes"] in (["f32"], ["f32", "i32"])
 ]
 assert all({f["op"] for f in FUNCTIONS if len(f["dtypes"]) == n} == set(OPS) for n in (1, 2))
-# Whole numbers in comparisons of every shape, and as numbers among floats.
+# A user op with integers in comparisons of every form, and as numbers among floats.
 OWN = """
 [op.windowed]
 family = "rows"
@@ -41,12 +42,12 @@ BEYOND = {
 
 
 def dtype_of(f):
-    """Of its labels."""
+    """Returns the dtype of the labels."""
     return next(v["dtype"] for v in f["variables"] if v["name"] == "I")
 
 
 def call(lib, f, x, labels, ignored):
-    """{output: array} of the function; its other inputs are ones (a saved lse is x's)."""
+    """Calls f and returns {output: array}. Other inputs are ones; a saved lse is that of x."""
     rows, cols = x.shape
     tensors, values = (
         {},
@@ -72,7 +73,8 @@ def call(lib, f, x, labels, ignored):
 
 
 def check_beyond(lib):
-    """A label of no column: the loss is NaN, and nothing is contributed to the gradient. Its neighbours are as they would be."""
+    """Checks that an out-of-range label gives loss NaN and no gradient, and leaves other rows as they
+    are."""
     for f in FUNCTIONS:
         labels = [5, *BEYOND[dtype_of(f)], 40, 7]
         x = np.random.default_rng(1).standard_normal((len(labels), 40)).astype(np.float32)
@@ -90,7 +92,8 @@ def check_beyond(lib):
 
 
 def check_ignored(lib):
-    """The label that is ignored is one number, beside which others are that float32 does not tell apart."""
+    """Checks that the ignored label is one exact integer, although float32 cannot tell its
+    neighbours apart."""
     x = np.random.default_rng(2).standard_normal((4, 40)).astype(np.float32)
     for f in FUNCTIONS:
         for ignored in (
@@ -111,7 +114,7 @@ def check_ignored(lib):
 
 
 def check_ignored_beyond(lib):
-    """A number of 64 bits that no label of 32 is equal to, although their low halves are: nothing is ignored."""
+    """Checks that a 64-bit ignored label does not match 32-bit labels by its low half."""
     x = np.random.default_rng(3).standard_normal((2, 40)).astype(np.float32)
     for f in FUNCTIONS:
         found, plain = (call(lib, f, x, [3, 39], ignored) for ignored in (2**32 + 3, -100))
@@ -119,8 +122,8 @@ def check_ignored_beyond(lib):
 
 
 def check_masked(lib):
-    """Columns that are masked, of -infinity, whose mean is that too, and a column whose square is infinite: without smoothing and z-loss
-    nobody asks for them, and 0 times them would be NaN."""
+    """Checks finite results beside masked columns of -infinity and a column whose square overflows.
+    Without smoothing and z-loss the kernel must not multiply them by 0, which would give NaN."""
     x = np.random.default_rng(5).standard_normal((3, 40)).astype(np.float32)
     x[0, 10:20] = x[2, 1:] = -np.inf
     x[1, 7] = 1e20
@@ -134,7 +137,7 @@ def check_masked(lib):
 
 
 def check_same(lib):
-    """Labels of 32 bits give the bits that those of 64 give."""
+    """Checks that 32-bit labels give the bits of 64-bit labels."""
     x = np.random.default_rng(4).standard_normal((6, 40)).astype(np.float32)
     for op in OPS:
         for bwd in (False, True):

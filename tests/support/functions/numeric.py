@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tests of numbers, the same for every backend: which functions, and what is asked of each. checks.py compares."""
+"""The number tests of all backends: the functions to test, and one check per property. checks.py
+compares with the oracle; tests/cpu, tests/emu and tests/cuda parametrise their tests from here."""
 
 import functools
 
@@ -12,8 +13,9 @@ import selection
 
 FUNCTIONS = kflib.manifest()["functions"]
 BUILDS = {
-    # What a careful user writes, and what a careless one does; contraction as the compiler likes it, and off. The first streams
-    # every output that it may (core/stream.h), not large ones alone.
+    # Flags of a careful user and of a careless one; contraction at the compiler's choice, and off.
+    # KF_STREAM_MIN=0 streams all outputs that the headers may stream (core/stream.h), not only
+    # large ones.
     "cpu": {
         "native": ("-O3", "-march=native", "-fopenmp", "-ffp-contract=fast", "-DKF_STREAM_MIN=0"),
         "plain": ("-O2", "-ffp-contract=off"),
@@ -24,9 +26,10 @@ GATE = selection.gate()
 SKIPPED = [f for f in FUNCTIONS if f["bwd"] and f["activation"] in ("none", "gelu")]
 IN_PLACE = [f for f in FUNCTIONS if f["activation"] in ("none", "silu")]
 DROPOUT = [f for f in FUNCTIONS if f["dropout"] and f["activation"] in ("none", "relu")]
-# Both builds are level 2's: every function in the plain one, which compiles fast; in the native one, whose loops differ from op to op and by
-# an activation's words alone, some of each op (cases.sampled), as in the emulation and on a GPU. Level 1 has the gate's in the native build,
-# where the compiler does most.
+# Level 2 runs every function in the plain build, which compiles fast. The native build gets a
+# sample of each op (cases.sampled), as the emulation and a GPU do: its loops differ by op, and
+# activations change only an expression. Level 1 runs the gate's functions in the native build,
+# which the compiler changes most.
 IN_C = kflib.on("cpu", FUNCTIONS)
 CPU = (
     {"native": [f for f in IN_C if cases.sampled(f)], "plain": IN_C}
@@ -34,21 +37,25 @@ CPU = (
     else {"native": kflib.on("cpu", GATE)}
 )
 ON_CUDA = kflib.on("cuda", GATE)
-# Without contraction from level 2 on one of each schedule and its dtypes: an activation's own words are contracted or not in C's builds, too.
+# From level 2 on the build without contraction has one function per schedule and dtypes. The C
+# builds cover contraction inside activations.
 CUDA = {
     "default": ON_CUDA,
     "nofma": kflib.on("cuda", selection.of_schedules())
     if cases.LEVEL > 1
     else [f for f in ON_CUDA if cases.sampled(f)],
 }
-GROUPS = {}  # {(header, dtypes): functions of the native build}: a test a group, where a test a function would cost more than what it tests
+# {(header, dtypes): functions of the native build}. One test per group: a test per function would
+# cost more than the calls.
+GROUPS = {}
 for _function in CPU["native"] if cases.LEVEL > 1 else selection.of_schedules():
     GROUPS.setdefault((_function["header"], *_function["dtypes"]), []).append(_function)
 probabilities = pytest.mark.parametrize("p", [0.0, 1.0, 0.5, 1e-5])
 
 
 def each(functions, name):
-    """name: the manifest's field that names the function in this backend."""
+    """Parametrises a test over `functions`. name: the manifest field that names the function in
+    this backend."""
     return pytest.mark.parametrize("f", functions, ids=[f[name] for f in functions])
 
 
@@ -60,7 +67,8 @@ def build_cpu(name, folder):
 
 
 def of_gate(functions, takes=lambda f: True):
-    """Those of `functions` for the backends that run here: at level 1 instead one of each schedule and its dtypes that can be asked the same."""
+    """Returns `functions` from level 2 on, and at level 1 one function per schedule and dtypes for
+    which `takes` is true."""
     return functions if cases.LEVEL > 1 else [f for f in selection.of_schedules() if takes(f)]
 
 
@@ -70,7 +78,8 @@ GATE_DROPOUT = of_gate(DROPOUT, lambda f: f["dropout"])
 
 
 def each_in_builds(functions, builds, name):
-    """Those of `functions` that a build has, in each build. name: the manifest's field that names a function in this backend."""
+    """Parametrises a test over the builds and those of `functions` that each has. name: the
+    manifest field that names the function in this backend."""
     wanted = {f["name"] for f in functions}
     found = [
         (build, f) for build, members in builds.items() for f in members if f["name"] in wanted
@@ -89,18 +98,20 @@ def each_on_gpu(functions):
 
 
 def emulated(functions):
-    """Those of `functions` that the emulation's library has."""
+    """Returns those of `functions` that the emulation's library has."""
     there = {f["name"] for f in ON_CUDA}
     return [f for f in functions if f["name"] in there]
 
 
 def of_results(f):
-    """What a call leaves out: where the gradient may be by the activation's result that, or the inputs that it stands for; elsewhere nothing."""
+    """Returns the tuples of tensors to pass as NULL. A backward that can use the activation's
+    result runs without the result and without the inputs that it replaces."""
     return [(checks.result_of(f),), checks.instead_of(f)] if checks.result_of(f) else [()]
 
 
 def share(f, found, all_shapes):
-    """Of what a function is run on, for one that need not have all: the first shape on all values, and every third of the others."""
+    """Returns `found` for functions in `all_shapes`; for others the first shape with all values,
+    and a third of the other shapes."""
     if f["name"] in all_shapes:
         return found
     first = len(cases.VALUES)
@@ -108,7 +119,10 @@ def share(f, found, all_shapes):
 
 
 def numbers(lib, memory, f, whole=None, shared=None):
-    """shared: as one of the gate's, which have the shapes among them (share): the names of those that have all."""
+    """Checks f against the oracle on all its shapes and values.
+
+    whole: see cases.shapes. shared: names of the functions that need all shapes (see `share`).
+    """
     found = cases.runs(f, lib.backend == "cuda", whole)
     for sizes, values, shift in found if shared is None else share(f, found, shared):
         for drop in of_results(f):
@@ -116,13 +130,15 @@ def numbers(lib, memory, f, whole=None, shared=None):
     absent = tuple(a["name"] for a in f["arguments"] if a.get("null") == "absent")
     for drop in sorted(
         {absent, *((name,) for name in absent)} - {()}
-    ):  # NULL stands for a number, whatever the others are
+        # NULL stands for the operand's neutral value, whatever the others are.
+    ):
         for sizes, shift in cases.shapes(f)[:2]:
             checks.run(lib, memory, f, sizes, shift=shift, drop=drop)
 
 
 def skipped_gradients(lib, memory, f):
-    """Any gradient may be NULL: the others do not change, nothing else is written."""
+    """Checks that any gradient may be NULL: the others keep their bits, and nothing else is
+    written."""
     sizes, _ = cases.shapes(f)[1]
     whole = checks.run(lib, memory, f, sizes)
     for name in whole:
@@ -131,7 +147,7 @@ def skipped_gradients(lib, memory, f):
 
 
 def in_place(lib, memory, f):
-    """An output may be an input of its own shape and element size."""
+    """Checks that an output may share memory with an input of its shape and element size."""
     for out, source in checks.in_place_pairs(f):
         for sizes, shift in cases.shapes(f)[:3]:
             checks.run(lib, memory, f, sizes, shift=shift, inplace=((out, source),))

@@ -1,6 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ops whose operands, results and scalars are called like the identifiers of the code that kfgen makes: each entry once with plain names, then as
-often as it takes with all the names that there are. What both compute is the same to the bit."""
+"""Ops whose operands, results and scalars have the names of identifiers in generated code.
+
+Each entry is rendered with plain names, and with odd names as often as needed to use every
+identifier once. Both functions must give the same bits: otherwise a user's name collides with
+generated code. Used by tests of all backends.
+"""
 
 import re
 
@@ -11,7 +15,7 @@ from kfgen.entries import spec
 from kfgen.families import FAMILIES
 from kfgen.render.render import Renderer, Selection
 
-# An entry's names are those in angle brackets; the plain one has them as they stand here.
+# Names in angle brackets are replaced; the plain version keeps them as they are here.
 ENTRIES = {
     "elementwise": [
         """
@@ -107,22 +111,25 @@ ref = "act(<p>) * <q>"
 for _name, _entries in cases.said("NAMES").items():
     ENTRIES[_name] = ENTRIES.get(_name, []) + _entries
 HOLE = re.compile(r"<(\w+)>")
-# One whose gradient reads its argument or the result, and that has a scalar; of products, one that they have.
+# An activation with a scalar whose gradient reads its argument or result; for products, one that
+# they have.
 ACTIVATION = dict.fromkeys(ENTRIES, "elu") | {"matmul": "silu"}
 
 
 def code(text):
-    """Without comments, strings and what the preprocessor reads alone."""
+    """Removes comments, strings and preprocessor lines except macro definitions."""
     text = re.sub(r'/\*.*?\*/|//[^\n]*|"[^"\n]*"', " ", text, flags=re.S)
     return re.sub(r"^[ \t]*#(?!define).*$", " ", text, flags=re.M)
 
 
-# Names that some function has in public beside its operands: gradients, fields of strides, an activation's scalars.
+# Public names that functions add to those of their operands: gradients, fields of strides, an
+# activation's scalars.
 TAKEN = re.compile(r"d?out(_(outer|length|head|batch))?|elu_alpha|beta|padding_idx|d?zz.*")
 
 
 def identifiers(texts):
-    """(what may be an operand's name of the identifiers in texts, the words that names of operands are made longer by)."""
+    """Returns (identifiers of `texts` that may be operand names, suffixes that generated code
+    appends to operand names)."""
     found = {word for text in texts for word in re.findall(r"\b[A-Za-z_]\w*", code(text))}
     longer = {
         made[1] for word in found if (made := re.fullmatch(r"kfi_d?zz[a-z]0_([a-z_]+)", word))
@@ -141,7 +148,7 @@ def holes(entry):
 
 
 def op(family, name, entry, names):
-    """An entry with these names for its holes."""
+    """Returns the entry with `names` in its holes."""
     act = "act(" in entry
     head = [
         f'[op."{name}{"_{act}" if act else ""}{"_dropout" if "dropout(" in entry else ""}"]',
@@ -152,12 +159,13 @@ def op(family, name, entry, names):
 
 
 def plain_names(entry):
-    """{hole: a name that no other thing has}."""
+    """Returns {hole: a name that nothing else has}."""
     return {hole: f"zz{hole}" for hole in holes(entry)}
 
 
 def spread(family, names, longer):
-    """[(entry's number, {hole: name})] in which each name stands once, and each longer form of a name beside that name."""
+    """Returns [(index of the entry, {hole: name})] that use each name once, and each suffixed form
+    beside its base name."""
     left, more, found = list(names), list(longer), []
     while left or more:
         number = len(found) % len(ENTRIES[family])
@@ -176,7 +184,8 @@ def spread(family, names, longer):
 
 
 def pairs(family, folder):
-    """(the file of a spec, [(function with plain names, the same one with odd names)]), with their headers rendered into `folder`."""
+    """Returns (spec file, [(function with plain names, its companion with odd names)], names), with
+    the headers rendered into `folder`."""
     path = folder / f"{family}.toml"
 
     def selected(text):
@@ -218,12 +227,12 @@ def pairs(family, folder):
 
 
 def made(once, family):
-    """The same, made once a run for all backends and compilers: the headers are in the folder of the file. once: the fixture."""
+    """Returns pairs(), computed once per run for all backends and compilers. once: the fixture."""
     return once(f"odd names, {family}", lambda folder: pairs(family, folder))
 
 
 def as_they_are(path):
-    """Names that entries of the file cannot choose, and those of their gradients."""
+    """Returns the names that entries of the file cannot choose, and those of their gradients."""
     found = {
         n
         for o in spec.load([path]).ops.values()
@@ -235,17 +244,18 @@ def as_they_are(path):
 
 
 def some(found, one_of):
-    """At level 1 one of so many pairs, where a family has many: each calls its operands by some of the identifiers."""
+    """Returns, at level 1, one of `one_of` pairs if a family has many: each pair uses only some of
+    the identifiers."""
     return found if cases.LEVEL > 1 or len(found) < 4 * one_of else found[::one_of]
 
 
 def all_of(found):
-    """The functions of pairs, each once."""
+    """Returns the functions of the pairs, each once."""
     return list({f["name"]: f for pair in found for f in pair}.values())
 
 
 def compare(lib, memory, path, plain, f):
-    """That both functions do the same to the same bytes, and that the plain one is right."""
+    """Checks that both functions write the same bytes for the same inputs."""
     for sizes in shapes(plain):
         call = checks.Layout(lib, plain, sizes, files=(path,))
         memory.spans = call.spans()
@@ -271,7 +281,7 @@ def compare(lib, memory, path, plain, f):
 
 
 def shapes(f):
-    """Whole vectors, and rows that begin anywhere."""
+    """Returns sizes with rows of whole vectors and with unaligned rows."""
     if own := cases.own(f):
         return [sizes for sizes, _ in own.SHAPES[:3]]
     return cases.of_form(

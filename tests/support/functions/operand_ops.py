@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ops with as many operands, gradients that are added up and dtypes as a spec may give them: what no entry of kf's own has."""
+"""User ops at the limits of a spec: many operands, many summed gradients, mixed dtypes. No op of kf
+reaches them; tests/cpu, tests/emu and tests/cuda run them."""
 
 import cases
 import user_ops
 
-# Rows that C repeats, on tiles of every size, and that it does not; sums of several parts; nothing.
+# Rows that C processes repeatedly, on tiles of every size, and others; sums of several parts; an
+# empty tensor.
 SHAPES = {
     "rows": [(64, 100), (3, 5), (5, 2500), (2100, 12), (9, 700), (9, 1024), (0, 8)],
     "planes": [(4, 7, 1), (2, 3, 304), (40, 3, 40), (70, 3, 130), (0, 3, 4)],
@@ -13,7 +15,7 @@ SHAPES = {
 
 
 def _through(names, first):
-    """x through the operands, one factor and one summand after the other."""
+    """Returns an expression that applies the operands to `first` in turn, as summand and factor."""
     expr = first
     for i, name in enumerate(names):
         expr = f"({expr}) {'+*'[i % 2]} {name}"
@@ -45,12 +47,12 @@ def _many(kind, count, grad):
 
 
 def _wide(family, kind, count, grad):
-    """x through `count` operands of a kind."""
+    """Returns an op that applies `count` operands of a kind to x."""
     operands, first, more = _many(kind, count, grad), "x", {}
     if family == "rows":
         first, more = "x - mu", {"family": "rows", "saved": '{ mu = "mean(x)" }'}
     expr = _through(operands, first)
-    # A row of groups adds up what is multiplied with its statistics, which the forward saves.
+    # Rows that are groups sum the products with their statistics, which the forward saves.
     return _op(
         f"{family}_{kind}_{count}_{'summed' if grad else 'read'}",
         expr,
@@ -61,7 +63,7 @@ def _wide(family, kind, count, grad):
 
 
 def _mixed(family, kind, order):
-    """Gradients that are added up, of several dtypes."""
+    """Returns an op with summed gradients of several dtypes."""
     operands = {n: f'{{ kind = "{kind}", dtype = "{d}" }}' for n, d in order}
     expr = _through(operands, "x - mu" if family == "rows" else "x")
     more = (
@@ -92,14 +94,15 @@ WIDE += cases.by_level(
         [*(_wide(f, k, 8, False) for f, k in KINDS[1:]), *(_wide(f, k, 5, True) for f, k in KINDS)]
     ),
 )
-# A packed tensor, whose rows are two rows apart, beside what is computed once a column.
+# A packed tensor, whose rows are two rows apart, beside a value computed once per column.
 WIDE += _op(
     "halves_by_column",
     "(y + w) * rsqrt(r * r + 1)",
     {"x": '{ kind = "half", parts = ["y", "w"] }', "r": '{ kind = "row", grad = false }'},
     ref="(y + w) / np.sqrt(r * r + 1)",
 )
-# Many tensors of elements beside gradients that are added up: rows on their way in shared memory.
+# Many elementwise tensors beside summed gradients: the kernel loads rows asynchronously into shared
+# memory.
 _ELEMS = {n: '"elem"' for n in ("x", "y", "z", "w", "r")}
 LARGE = "\n".join(
     _op(f"large_{kind}", "(x * a0 + y * a1 + z * a2) * w + r", _ELEMS | _many(kind, 3, True))
@@ -109,7 +112,8 @@ MIXED = "\n".join(_mixed(f, k, order) for f, k in KINDS for order in ORDERS)
 
 
 def load(text, folder, dtypes=()):
-    """(the file of the spec, its functions of these dtypes). Where dtypes are mixed, two bytes beside four: others have one alone."""
+    """Returns (spec file, its functions). Mixed dtypes use bf16 beside float32, since other dtypes
+    have only one type."""
     path, _, functions = user_ops.load(text, folder, activations=["none"])
     wanted = ("bf16",) if text == MIXED else dtypes or cases.by_level(("f32",), ("f32", "bf16"))
     return path, [f for f in functions if f["dtypes"][0] in wanted]

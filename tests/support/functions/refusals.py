@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A call of one function that is right, to change one thing of: it is refused with a code and a message, and not a byte is
-written and nothing launched; or it is accepted, and nothing but its outputs is written.
+"""A valid call of one function, to change one argument of. A refused call must return a code and a
+message, write nothing and launch nothing. An accepted call may write its outputs alone.
 
-For a CUDA launcher (hostcuda.py) the runtime launches nothing, so that no call of it may write anything.
+CUDA launchers run over hostcuda.py, whose runtime launches nothing, so their calls never write.
+Used by tests/errors and tests/fuzz.
 """
 
 import math
@@ -30,7 +31,8 @@ PARTS = (
     "-DKFI_REDUCE_THREADS=32",
     "-DKFI_REDUCE_LEAST=1",
     "-DKFI_REDUCE_WHOLE=1",
-)  # a short axis is shared out, and needs a workspace
+    # A short axis is split and needs a workspace.
+)
 CODES = range(15)
 (
     SUCCESS,
@@ -49,13 +51,14 @@ CODES = range(15)
     DEVICE,
     HANDLE,
 ) = CODES
-GAP = 4096  # larger than any tensor here: what is moved onto one touches no other
+GAP = 4096  # larger than any tensor here, so a tensor moved onto another touches no third one
 POISON = 0xC5
 PROBABILITY, SEED, OFFSET = 0.25, 1, 2
 
 
 def library(backend):
-    """The gate's launchers of one backend, cpu or cuda. Refusals take no time, compiling does."""
+    """Builds the gate's launchers of one backend, cpu or cuda, without optimisation, because
+    compiling takes most of the time."""
     if backend == "cpu":
         return kflib.build("cpu", FUNCTIONS, BUILD, ("-O0", *PARTS))
     if not toolkit.include():
@@ -72,7 +75,8 @@ def tensors_of(f):
 
 
 def unread(a):
-    """Of a call that is given all of its tensors: the activation's result is read in place of some."""
+    """True if a call with all its tensors does not read this one: it reads the activation's result
+    instead."""
     return a["unread"] or a["null"] == "result"
 
 
@@ -88,7 +92,7 @@ def item(a):
     return kflib.SIZE[a["dtype"]]
 
 
-COUNTS = {}  # asked a million times
+COUNTS = {}  # cache: the function is called a million times
 
 
 def count(f, a, sizes):
@@ -99,7 +103,8 @@ def count(f, a, sizes):
 
 
 class Call:
-    """A valid call of f in an arena of its own; `set` changes arguments, `refuses` and `accepts` make the call."""
+    """A valid call of f in its own arena. `set` changes arguments, `refuses` and `accepts` make the
+    call."""
 
     def __init__(self, lib, f, sizes=None):
         self.lib, self.f, self.sizes = lib, f, sizes or extents(f)
@@ -115,8 +120,11 @@ class Call:
         end += -(-self.workspace_bytes // 64) * 64 + GAP
         self.at[":state"], self.bytes[":state"] = end, 16
         buffer = np.full(
-            end + 256 + GAP, 0x3C, np.uint8
-        )  # a small positive number in every float type
+            end + 256 + GAP,
+            0x3C,
+            np.uint8,
+            # 0x3C3C... is a small positive number in every float type.
+        )
         skip = -buffer.ctypes.data % 256
         self.memory = buffer[skip:]
         self.base = self.memory.ctypes.data
@@ -163,7 +171,8 @@ class Call:
         return code, np.flatnonzero(before != self.memory), self._launches() - launches
 
     def refuses(self, code, argument, *words):
-        """The message is `function: argument what it got, expected ...`."""
+        """Makes the call and checks its refusal. The message must be `function: argument <value>,
+        expected ...` and contain `words`."""
         got, changed, launches = self._call()
         detail = self.lib.detail
         assert got == code, (
@@ -183,7 +192,8 @@ class Call:
         )
 
     def accepts(self, what, writes=()):
-        """writes: names of the outputs that may change. Without any nothing is launched."""
+        """Makes the call and checks its success. writes: names of the outputs that may change;
+        without any, no kernel may be launched."""
         code, changed, launches = self._call()
         assert code == SUCCESS, f"{self.name} refused {what}: {code} ({self.lib.detail})"
         allowed = np.zeros(self.memory.size, bool)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Smaller sets of functions that still have one of everything, chosen by what the manifest says of them. The same ones in every run
-and in every process: what goes red in one goes red in the next."""
+"""Selects small sets of functions that still cover every feature in the manifest. The choice is the
+same in every run and process, so failures repeat."""
 
 import collections
 import functools
@@ -12,12 +12,13 @@ import cases
 import kflib
 import ledger
 
-# Without tf32's, which are launchers of f32's kernels but for those by wgmma: tests/families/matmul/test_emu_wgmma.py and tests/families/matmul/test_cuda_wgmma.py have one for each.
+# Excludes tf32, whose launchers use f32's kernels except for wgmma: tests/families/matmul/test_emu_wgmma.py and
+# tests/families/matmul/test_cuda_wgmma.py cover those.
 FUNCTIONS = [f for f in kflib.manifest()["functions"] if f["dtypes"][0] != "tf32"]
 
 
 def schedule(f):
-    """What the code around an op's own expression depends on."""
+    """Returns the properties that determine the code around an op's own expression."""
     return (
         f["family"],
         f["layout"],
@@ -30,16 +31,21 @@ def schedule(f):
 
 
 def calls_others(f):
-    """Whether a function has no kernels of its own."""
+    """True if a function has no kernels of its own."""
     return getattr(cases.own(f), "KERNELS_OF_OTHERS", False)
 
 
 def features(f):
-    """What of a function may be wrong in it and right in others: its op's code, forward and backward; that of its layout without an activation;
-    its schedule for the dtype of its elements; each mix of dtypes in its family's kernels of a layout; each activation inside of its family's
-    kernels; whether its gradient reads the argument; the gradient by an activation's result. Of casts, which are one schedule, each conversion.
-    In CUDA each activation in float32, in float64 and in one of the dtypes of 2 bytes, which are computed in float32; in C
-    tests/cpu/test_activations.py has each in each dtype."""
+    """Yields the features of a function that may be wrong in it and right in others.
+
+    These are its op; its layout without an activation; its schedule per element dtype; its family's
+    mix of dtypes; the activation in its family; whether the gradient reads the activation's
+    argument; the gradient by the activation's result. Casts share one schedule, so each conversion
+    counts.
+
+    CUDA covers each activation in float32, in float64, and in one 2-byte dtype, which computes in
+    float32. In C tests/cpu/test_activations.py covers each activation and dtype.
+    """
     if calls_others(f):
         yield from of_calls(f)
         return
@@ -57,9 +63,12 @@ def features(f):
 
 
 def of_calls(f):
-    """What may be wrong in a function that is made of calls of other functions, for every dtype by one text: its op, exact and rounded; how large
-    an element is; indices of the other type; gradients of weights in another dtype than theirs. That a call's tensors are of its dtypes compilers
-    say."""
+    """Yields the features of a function that only calls other functions, with one text for all
+    dtypes.
+
+    These are its op, exact and rounded; the element size; the index type; weight gradients of
+    another dtype. Compilers check that the tensors of a call have its dtypes.
+    """
     yield "op", f["op"], f["dtypes"][0] in ("f32", "f64")
     yield "element", f["family"], f["dtypes"][0].replace("bf16", "f16")
     yield "index", f["family"], f["dtypes"][-1] == "i32"
@@ -67,8 +76,9 @@ def of_calls(f):
 
 
 def thin(f):
-    """What is left of `features` for a family that nobody has changed since all of its tests passed: its loops, in each dtype that has accesses
-    of its own, and arguments of each role. What an op adds to them is the same text as then."""
+    """Yields the features that level 1 tests of an unchanged family: its loops in each dtype with
+    its own loads and stores, and arguments of each role. The ops' expressions have not changed
+    either."""
     if calls_others(f):
         yield from of_calls(f)
         return
@@ -81,15 +91,16 @@ def thin(f):
 
 
 def cover(features, functions):
-    """Few functions that have between them every feature that all of them have: always the one that has most of what is left, and
-    of that the rarest."""
+    """Returns few functions that together have all features of `functions`. Greedy: it takes the
+    function with most uncovered features, and prefers rare ones."""
     of = [frozenset(features(f)) for f in functions]
     count = collections.Counter(x for found in of for x in found)
     left, chosen = set(count), []
 
     def worth(
         i,
-    ):  # fsum: a set's order is another one in each process, a sum's last digits would be
+        # fsum, because the order of a set differs between processes, and so would a plain sum.
+    ):
         return math.fsum(10 + 1 / count[x] for x in of[i] & left)
 
     heap = [(-worth(i), i) for i in range(len(functions))]
@@ -98,7 +109,8 @@ def cover(features, functions):
         _, i = heapq.heappop(heap)
         now = worth(
             i
-        )  # which only falls: what is still worth more than the next one's old value is worth most
+            # Values only fall, so one above the next entry's old value is the largest.
+        )
         if heap and -now > heap[0][0]:
             heapq.heappush(heap, (-now, i))
         else:
@@ -109,9 +121,13 @@ def cover(features, functions):
 
 @functools.cache
 def gate():
-    """What level 1 runs: one function at least of every feature; of a family that is as its last whole green run left it (ledger.py), of
-    every schedule. At level 2 every op and direction in all its dtypes, with some of the activations each (cases.sampled), at level 3
-    all functions; KF_FAMILIES names those of which families."""
+    """Returns the functions that number tests run.
+
+    Level 1: at least one function per feature, and one per schedule of a family that is unchanged
+    since its last complete passing run (ledger.py). Level 2: every op, direction and dtype with a
+    sample of activations (cases.sampled). Level 3: all. KF_FAMILIES limits levels 2 and 3 to these
+    families.
+    """
     if cases.LEVEL > 1:
         chosen = os.environ.get("KF_FAMILIES", "").split() or ledger.families()
         return [f for f in FUNCTIONS if f["family"] in chosen and cases.sampled(f)]
@@ -120,8 +136,9 @@ def gate():
 
 @functools.cache
 def on_all_shapes():
-    """The names of those of the gate that are run on every shape: one of each schedule and the dtype of its elements, f16's being bf16's with
-    another conversion. What the others have of their own, an op's or an activation's words, is the same in all of a schedule's loops."""
+    """Returns the names of the gate's functions that run on every shape: one per schedule and
+    element dtype. f16 differs from bf16 by its conversion only, and an op's or activation's
+    expression is the same in all loops of a schedule."""
     if cases.LEVEL > 1:
         return frozenset(f["name"] for f in gate())
     return frozenset(
@@ -132,9 +149,11 @@ def on_all_shapes():
 
 @functools.cache
 def on_all_emulated_shapes():
-    """The same in the emulation, which takes a hundred times as long as C: from level 2 on of each op, direction and dtype of elements one with
-    an activation and one without, of each activation in its family one; what the others have of their own is a word in the same loops,
-    which they run on a third of the shapes."""
+    """Returns on_all_shapes() for the emulation, which takes a hundred times as long as C.
+
+    At level 2 it has, per op, direction and dtype, one function with an activation and one without,
+    and every activation of a family once. The others run on a third of the shapes.
+    """
     if cases.LEVEL == 1 or cases.LEVEL > 2:
         return on_all_shapes()
 
@@ -149,12 +168,14 @@ def on_all_emulated_shapes():
 
 
 def dtype_of(f):
-    """Of a function's elements, f16's being bf16's with another conversion; of casts all."""
+    """Returns the dtype of a function's elements, bf16 for both 2-byte types, or all dtypes of a
+    cast."""
     return tuple(f["dtypes"]) if f["op"] == "cast" else f["dtypes"][0].replace("bf16", "f16")
 
 
 def of_schedules(dtypes=None):
-    """Of the gate one function of each schedule and its dtypes; dtypes: for each of these first ones alone."""
+    """Returns one function of the gate per schedule and dtypes. dtypes: restricts the first dtype,
+    and then selects one function per first dtype."""
     found = [f for f in gate() if dtypes is None or f["dtypes"][0] in dtypes]
     return cover(
         lambda f: [(schedule(f), *(f["dtypes"] if dtypes is None else f["dtypes"][:1]))], found
@@ -162,13 +183,14 @@ def of_schedules(dtypes=None):
 
 
 def kind(f):
-    """Of an argument list and schedule: sizes, direction, sums, dropout by value and by state, halves."""
+    """Returns the properties of argument list and schedule: sizes, direction, sums, dropout by
+    value and by state, packed halves."""
     halves = any(a.get("kind") in ("half", "two_rights") for a in f["arguments"])
     return f["family"], len(f["sizes"]), f["bwd"], f["scratch"], f["dropout"], f["state"], halves
 
 
 def kinds(dtypes=("f32", "bf16"), activations=("none", "silu")):
-    """One function of each kind."""
+    """Returns one function of each kind."""
     return list(
         {
             kind(f): f
@@ -179,8 +201,9 @@ def kinds(dtypes=("f32", "bf16"), activations=("none", "silu")):
 
 
 def kernels():
-    """Every kernel: two activations (one whose gradient reads its argument, one whose does not), and all of them in the op that is
-    the activation alone. At level 3 every function."""
+    """Returns functions that cover every kernel: per op, dtypes and direction two activations, one
+    whose gradient reads its argument and one whose gradient does not. The plain activation op has
+    all activations. At level 3 it returns every function."""
     found, seen = [], {}
     for f in FUNCTIONS:
         of = seen.setdefault((f["op"], *f["dtypes"], f["bwd"], f["state"]), set())
@@ -192,8 +215,8 @@ def kernels():
 
 
 def launches():
-    """One function of each op, dtypes and direction: of what launching does, which no activation changes. At level 1 of each schedule and
-    dtypes, at level 3 all."""
+    """Returns functions for tests of launching, which no activation changes: one per op, dtypes and
+    direction. Level 1 has one per schedule and dtypes, level 3 all."""
     if cases.LEVEL < 2:
         return of_schedules()
     return (

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Calls whose rows lie apart, against the same call of dense tensors: not a bit may differ, and nothing between the rows may be written."""
+"""Compares calls on strided tensors with the same call on contiguous ones: all bits must be equal,
+and memory between rows must not be written. Used by tests/cpu, tests/emu and tests/cuda."""
 
 import ctypes
 import math
@@ -10,7 +11,7 @@ import numpy as np
 from storage import Failure
 
 BROADCAST = -(2**63)
-# Of a function's sizes, those that strides are of, the innermost first, and those that lie side by side.
+# {form: (sizes that strides belong to, innermost first; contiguous sizes)}
 LEVELS = {
     "rows": (("rows",), ("cols",)),
     "planes": (("channels", "outer"), ("inner",)),
@@ -22,11 +23,13 @@ LEVELS = {
 
 
 def levels(f, sizes, a):
-    """Of a tensor: (extents of the levels, innermost first; elements that lie side by side)."""
+    """Returns (extents of the strided levels, innermost first; number of contiguous elements) of a
+    tensor."""
     at = dict(zip(f["sizes"], map(int, sizes)))
     if (
         f["form"] not in LEVELS
-    ):  # of a family whose tensors have shapes of their own, in the order of their levels
+        # A family with tensor shapes of its own, in the order of their levels.
+    ):
         *outer, side = [eval(extent, {}, at) for extent in a["shape"]]
         return tuple(outer[::-1]), side
     outer, side = LEVELS[f["form"]]
@@ -38,12 +41,12 @@ def levels(f, sizes, a):
 
 
 def laid(f):
-    """The tensors of a call that have strides."""
+    """Returns the tensors of a call that have strides."""
     return [a for a in f["arguments"] if a.get("strides")]
 
 
 def dense(given, extents, line):
-    """What each distance comes to: one that is not given is what the level below takes."""
+    """Returns the effective stride of each level; 0 stands for the contiguous stride."""
     found, room = [], line
     for distance, n in zip(given, extents):
         found.append(0 if distance == BROADCAST else distance or room)
@@ -52,14 +55,17 @@ def dense(given, extents, line):
 
 
 def ways(f, sizes):
-    """{what is tried: {tensor: its distances}}."""
+    """Returns {description: {tensor: its strides}}: the layouts to test."""
     flat = f["form"] == "axis" and dict(zip(f["sizes"], sizes))["inner"] == 1
     found = {"eight more": {}, "odd": {}, "the levels the other way round": {}}
     for i, a in enumerate(laid(f)):
         extents, line = levels(f, sizes, a)
         free = [
-            k for k in range(len(extents)) if not (flat and k == 0)
-        ]  # an axis of single elements has no distance
+            k
+            for k in range(len(extents))
+            if not (flat and k == 0)
+            # An axis of single elements has no stride.
+        ]
         first = free[0]
         found["eight more"][a["name"]] = [
             line + 8 if k == first else 0 for k in range(len(extents))
@@ -85,7 +91,7 @@ def ways(f, sizes):
 
 
 class Call:
-    """A checks.Layout whose tensors are moved apart. share: an output that lies where an input does."""
+    """A checks.Layout with strided tensors. share: (output, input) pairs that share memory."""
 
     def __init__(self, layout, given, share=()):
         f = layout.f
@@ -124,7 +130,8 @@ class Call:
                 self.view(self.image, name)[...] = array.reshape(self.view(self.image, name).shape)
 
     def view(self, image, name):
-        """The tensor in an arena, as its levels, the outermost first, and what lies side by side."""
+        """Returns the tensor's view in an arena: [outermost level, ..., innermost level, contiguous
+        elements]."""
         array = self.layout.data[name]
         if not array.size or name not in self.distance:
             return image[self.place[name] : self.place[name] + array.nbytes].view(array.dtype)
@@ -169,7 +176,7 @@ class Call:
 
 
 def some(found, turn):
-    """Of the ways of a shape a few: "odd" and every fourth of the others, another fourth for each turn."""
+    """Returns the layout "odd" and a quarter of the others; which one depends on `turn`."""
     return {
         what: given
         for i, (what, given) in enumerate(found.items())
@@ -178,11 +185,12 @@ def some(found, turn):
 
 
 def same(lib, memory, f, sizes, seed=0, turn=None):
-    """Every way to lie apart gives the bits of the dense call. turn: not every way, those of this turn."""
+    """Checks that every layout gives the bits of the contiguous call. turn: checks only the layouts
+    of this turn."""
     found = ways(f, sizes)
     for what, given in (found if turn is None else some(found, turn)).items():
         layout = checks.Layout(lib, f, sizes, seed=seed)
-        for name, numbers in given.items():  # the dense call has the same rows in every place
+        for name, numbers in given.items():  # The contiguous call repeats the broadcast rows.
             for k, number in enumerate(numbers):
                 if number == BROADCAST:
                     extents, line = levels(f, sizes, layout.tensors[name])
@@ -223,7 +231,8 @@ def compare(got, where, want, what):
             )
 
 
-# Of every schedule: rows of whole vectors and others, short and long ones, in registers and read again; segments that are vectors or not.
+# Sizes for every schedule: rows of whole vectors and others, short and long, in registers and
+# reread; segments with and without whole vectors.
 SHAPES = {
     "rows": [(5, 24), (3, 41), (3, 2048), (2, 8200), (2, 16401)],
     "planes": [(3, 4, 24), (2, 3, 41), (2, 2, 2048), (1, 2, 8201)],

@@ -8,7 +8,7 @@ from kfgen.render.render import Selection
 
 
 def selected(path, activations):
-    """What is the spec's own, and kf's activations for it."""
+    """Selects the spec's own ops, with kf's activations `activations`."""
     loaded = spec.load([path])
     return Selection(
         loaded,
@@ -22,7 +22,8 @@ def functions(path, activations):
 
 
 def load(text, folder, name="mine", activations=("silu",)):
-    """(the file of the spec, what it selects, its functions), with their headers rendered into `folder`."""
+    """Writes and renders a spec; returns (its file, its selection, its functions). The headers go
+    into `folder`."""
     path = folder / f"{name}.toml"
     path.write_text(text)
     wanted = selected(path, activations)

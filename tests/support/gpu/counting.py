@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Counts the calls that launchers make into CUDA's runtime: the linker sends them through counters (--wrap)."""
+"""Counts the launchers' calls of the CUDA runtime. The linker routes them through counters
+(--wrap)."""
 
 import ctypes
 
-# What would allocate, free, synchronise, copy or set something up; and the launch itself, so that the counters are seen to count.
+# Calls that allocate, free, synchronise, copy or set state, and the launch itself, which shows that
+# the counters work.
 CALLS = {
     "cudaMalloc": ("void **p, size_t n", "p, n"),
     "cudaMallocAsync": ("void **p, size_t n, cudaStream_t s", "p, n, s"),
@@ -37,9 +39,11 @@ CALLS = {
     "cudaLaunchKernelExC": ("const cudaLaunchConfig_t *c, const void *f, void **a", "c, f, a"),
 }
 LAUNCH = "cudaLaunchKernelExC"
-SETUP = "cudaFuncSetAttribute"  # of a kernel that takes more than 48 KiB of shared memory: no work of the GPU's, and no wait
-# What a launcher's object may ask of the runtime at all: the launch, shared memory beyond 48 KiB for it, how many threads a
-# kernel may have, the driver's cuTensorMapEncodeTiled, the text of its error, the devices' numbers, and what nvcc itself registers kernels with.
+# Raises a kernel's limit above 48 KiB of shared memory; neither GPU work nor a wait.
+SETUP = "cudaFuncSetAttribute"
+# Symbols of the runtime that a launcher's object may use: the launch, large shared memory, a
+# kernel's thread limit, the driver's cuTensorMapEncodeTiled, error texts, and device numbers. nvcc
+# adds its registration of kernels.
 ALLOWED = {
     LAUNCH,
     SETUP,
@@ -56,7 +60,7 @@ LINK = tuple(f"-Xlinker=--wrap={name}" for name in CALLS)
 
 
 def source():
-    """{file name: text}: the counters, and a launcher that does what it must not."""
+    """Returns {file name: text}: the counters, and a launcher that makes forbidden calls."""
     text = ["#include <cuda_runtime_api.h>", 'extern "C" {', f"long long kft_counts[{len(CALLS)}];"]
     for i, (name, (parameters, words)) in enumerate(CALLS.items()):
         text.append(f"cudaError_t __real_{name}({parameters});")
@@ -80,7 +84,7 @@ int kft_set_device(int device) { return (int)cudaSetDevice(device); }
 
 
 def take(lib):
-    """{name: calls} since the last time, without those that were not made."""
+    """Returns {name: number of calls} since the last take(), without zeros."""
     counts = (ctypes.c_longlong * len(CALLS)).in_dll(lib.dll, "kft_counts")
     found = {name: n for name, n in zip(CALLS, counts) if n}
     for i in range(len(counts)):

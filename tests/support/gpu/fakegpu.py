@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""gpu.py's methods on the CPU, with the C functions as launchers: so that the robustness checks themselves are tested
-without a GPU. A fault makes launchers break one promise; a check that does not see it is no check."""
+"""Implements gpu.py's methods on the CPU, with C functions as launchers.
+
+The robustness checks can so be tested without a GPU. A planted fault breaks one promise, and the
+check must notice it.
+"""
 
 import contextlib
 import ctypes
@@ -25,7 +28,7 @@ class FakeGpu:
             [0, 0],
         )
         self.blocks = {}
-        self.before = None  # the arena before the last call that nobody has waited for
+        self.before = None  # the arena before the last call that nothing has waited for
 
     def view(self, pointer, count):
         return np.ctypeslib.as_array((ctypes.c_uint8 * count).from_address(pointer))
@@ -128,7 +131,7 @@ class FakeGpu:
 
 
 class FakeLib:
-    """A library of C functions that are called as launchers are. fault: the promise that is broken."""
+    """A library of C functions with the interface of launchers. fault: the promise to break."""
 
     backend = "cpu"
 

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A GPU as the robustness tests see it: an arena, streams, graphs, and a kernel that keeps the default stream busy.
+"""A GPU for the robustness tests: an arena, streams, graphs, and a kernel that keeps the default
+stream busy.
 
-Everything goes through libcudart and a small library of helper kernels, by ctypes. fakegpu.py has the same methods for a
-machine without a GPU.
+It uses libcudart and a small library of helper kernels through ctypes. fakegpu.py has the same
+methods for a machine without a GPU.
 """
 
 import contextlib
@@ -87,7 +88,7 @@ class Gpu:
         return free.value
 
     def upload(self, image, stream=0, to=None):
-        """Through pinned memory on `stream`, which is finished when this returns."""
+        """Copies through pinned memory on `stream` and waits for it."""
         self.pinned[: image.size] = image
         self.call(
             "cudaMemcpyAsync",
@@ -112,14 +113,14 @@ class Gpu:
         return self.pinned[:count].copy()
 
     def run(self, image, call):
-        """As checks.CudaMemory: for checks.run."""
+        """Runs a call as checks.CudaMemory does, for checks.run."""
         self.upload(image)
         result = call(self.base)
         self.synchronize()
         return result, self.download(image.size)
 
     def run_on(self, stream, image, call, seconds):
-        """run on a stream alone: copies and call are in its queue before it is waited for."""
+        """Runs a call on `stream` alone: queues both copies and the call, then waits."""
         half, count = self.size // 2, image.size
         self.pinned[:count] = image
         self.call(
@@ -151,7 +152,7 @@ class Gpu:
     # streams
 
     def stream(self):
-        """One that does not wait for the default stream."""
+        """Creates a stream that does not wait for the default stream."""
         stream = VOID()
         self.call("cudaStreamCreateWithFlags", ctypes.byref(stream), ctypes.c_uint(1))
         return stream.value
@@ -166,7 +167,7 @@ class Gpu:
         return status == 0
 
     def finish(self, stream, seconds=20.0):
-        """Waits for a stream, not for ever. Whether it has finished."""
+        """Waits for a stream; raises TimeoutError after `seconds`."""
         end = time.monotonic() + seconds
         while not self.is_done(stream):
             if time.monotonic() > end:
@@ -174,7 +175,7 @@ class Gpu:
 
     @contextlib.contextmanager
     def busy(self, seconds=120):
-        """A kernel runs on the default stream meanwhile."""
+        """Context in which a kernel occupies the default stream."""
         self.synchronize()
         self.flag.value = 0
         self.help("kfg_spin", VOID(self.flag_pointer), ctypes.c_ulonglong(seconds), VOID(0))
@@ -191,7 +192,8 @@ class Gpu:
     # graphs
 
     def begin_capture(self, stream):
-        """In global mode: what allocates or synchronises is refused by CUDA, and spoils the capture."""
+        """Begins a capture in global mode: CUDA refuses calls that allocate or synchronise, and
+        they invalidate the capture."""
         self.call("cudaStreamBeginCapture", VOID(stream), 0)
 
     def end_capture(self, stream):
@@ -246,7 +248,7 @@ class Gpu:
         )
 
     def differences(self, stream=0):
-        """(how many, the first) of the comparisons since begin_comparison."""
+        """Returns (number of differences, index of the first) since begin_comparison."""
         found = self.download(16, stream, self.found).view(np.uint64)
         return int(found[0]), int(found[1])
 

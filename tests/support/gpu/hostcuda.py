@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""CUDA launchers without a GPU, a driver or nvcc: g++ compiles their host code as it stands, over a runtime that counts
-launches. What a launcher checks and decides before it launches is tested by it; kernels are empty."""
+"""Runs the host code of CUDA launchers without a GPU, a driver or nvcc.
+
+g++ compiles the unchanged launchers over a runtime that counts launches; kernels are empty. Tests
+use it for a launcher's checks and its choice of grid, block and kernel.
+"""
 
 import ctypes
 import zlib
@@ -8,7 +11,8 @@ import zlib
 import kflib
 import toolkit
 
-# Words for the linker: the library's calls reach its own runtime, though CUDA's may be there for all to find, as PyTorch loads it.
+# Linker flags: the library calls its own runtime, even if the process has loaded NVIDIA's, as
+# PyTorch does.
 OWN = ("-Wl,-Bsymbolic",)
 HEADER = kflib.ROOT / "tests/support/gpu/counting_cuda.h"
 
@@ -31,8 +35,8 @@ class Launches(ctypes.Structure):
 
 
 def build(functions, build_dir, architecture=900, flags=()):
-    """The launchers, as kflib.build gives them; `seen` is what was launched last, and how often in all. architecture: what nvcc
-    would be compiling for."""
+    """Builds the launchers and returns a kflib.Lib. Its `seen` has the last launch and the number
+    of launches. architecture: the compute capability that nvcc would compile for, times 10."""
     flags = (
         *flags,
         "-O0",

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One call on tensors of more than 2^31 elements.
+"""Checks one call on tensors of more than 2^31 elements.
 
-The inputs are periodic: up to element 2^31 they repeat one small piece, behind it another, so that whoever mixes up an index
-finds other data. The small pieces are run and compared with the oracle; then every element of the large outputs must have
-the small ones' bits (a result depends on its own row alone), and sums are compared with the oracle's, weighted.
-A period is no divisor of a power of two.
+The inputs are periodic: up to element 2^31 they repeat one small piece, after it another, so a
+truncated index reads other data. The two pieces run in a small call that is compared with the
+oracle. Then every element of the large outputs must have the bits of the small outputs, because a
+result depends on its own row alone. Sums are compared with the oracle's, weighted. No period
+divides a power of two.
 """
 
 import math
@@ -16,13 +17,14 @@ import robust
 from checks import Failure
 
 BOUNDARY = 2**31
-SHARE = 4  # behind the boundary lies a quarter as much
-TILES = 32  # of the small call with dropout: each element is kept in some, and dropped in some
+SHARE = 4  # behind the boundary: a quarter of the elements in front of it
+# Repetitions of the small call with dropout: each element is kept in some and dropped in some.
+TILES = 32
 GUARD = 64
 
 
 def shapes(f):
-    """[sizes of one row of the first axis, rows of a piece]: (sizes without the first, rows)."""
+    """Returns [(sizes without the first, rows of a piece)]."""
     if cases.channels(f):
         return [((1032,), 11), ((1031,), 11)]
     return cases.of_form(
@@ -38,7 +40,7 @@ def shapes(f):
 
 
 def small_call(gpu, lib, f, rest, rows, drop, p, tiles):
-    """The two pieces below each other, `tiles` times: run, compared with the oracle."""
+    """Runs both pieces, one after the other, `tiles` times, and compares with the oracle."""
     call = checks.Layout(lib, f, cases.of_count(f, 2 * rows * tiles, rest), seed=9, drop=drop, p=p)
     for name, a in call.tensors.items():
         if robust.batch_axis(a) and a["role"] == "in":
@@ -55,7 +57,8 @@ def small_call(gpu, lib, f, rest, rows, drop, p, tiles):
 
 
 def tables(call, out, tiles, threshold):
-    """(kept, dropped or None): the bits of an output's elements, in the two pieces, where they are kept and where not."""
+    """Returns (bits of kept elements, bits of dropped elements or None) of an output on both
+    pieces."""
     bits = out.reshape(tiles, -1).view(f"u{out.itemsize}")
     if threshold is None:
         return bits[0], None
@@ -72,9 +75,10 @@ def tables(call, out, tiles, threshold):
 
 
 def large(gpu, lib, f, rest, rows, boundary=BOUNDARY):
-    """f on (boundary / rest + a quarter of it, *rest): everything written is right."""
-    # With a mask, without sums; then the sums, for which the oracle needs no mask. A gradient over a row reads the mask of the whole
-    # row, so that no table has it: that elements behind the boundary have masks of their own is seen in the forward.
+    """Checks f on sizes (boundary / rest and a quarter more, *rest): every written element."""
+    # First with a mask and without sums, then with sums, for which the oracle needs no mask. The
+    # gradient of a row depends on the mask of the whole row, so no table holds it. The forward
+    # shows that elements behind the boundary have masks of their own.
     if f["dropout"] and not (f["family"] == "rows" and f["bwd"]):
         sums = tuple(a["name"] for a in f["arguments"] if a["role"] == "sum")
         _large(gpu, lib, f, rest, rows, boundary, sums, 0.5)
@@ -130,7 +134,7 @@ def _large(gpu, lib, f, rest, rows, boundary, drop, p):
             guard = gpu.download(GUARD, start=given[name] + count * item)
             if (guard != 0xFF).any():
                 raise Failure(f"{where}: wrote behind the end of {name}")
-            # What is known of the two pieces: results, or the input itself, which nobody may have changed.
+            # Known values of the two pieces: outputs, or the input, which must not change.
             known = outputs[name] if name in outputs else call.data[name]
             masks = (
                 threshold
@@ -170,8 +174,9 @@ def _large(gpu, lib, f, rest, rows, boundary, drop, p):
 
 
 def pieces(gpu, out, at, rows, first):
-    """The two pieces as the large call has them. Of channels their number, too, decides how they are shared among threads, so that the small
-    call's bits may be others: the large call's own first periods are held against the oracle, and all others against them."""
+    """Returns both pieces from the large call. For channels, their number decides how threads share
+    the work, so the small call may have other bits. The large call's first periods are compared
+    with the oracle, all others with them."""
     bytes_of_one = out.nbytes // 2
     found = [
         gpu.download(bytes_of_one, start=at + begin * (bytes_of_one // rows))

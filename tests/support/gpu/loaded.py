@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Launchers that g++ alone compiles, over the machine's CUDA driver, with kernels that NVRTC compiles when they are first asked for: by
-the loader of the examples."""
+"""Builds launchers with g++ alone, over the machine's CUDA driver; NVRTC compiles each kernel at
+its first launch, through the loader of the examples."""
 
 import kflib
 import toolkit
@@ -10,9 +10,9 @@ DRIVER = "-l:libcuda.so.1"
 
 
 def build(functions, build_dir, driver=DRIVER):
-    """The launchers, as kflib.build gives them. driver: what the linker is given for it."""
+    """Builds the launchers and returns a kflib.Lib. driver: linker argument for the driver."""
     headers, library = toolkit.nvrtc_to_link()
-    toolkit.nvrtc()  # with the part of it that it looks for by name alone
+    toolkit.nvrtc()  # Loads NVRTC with the part that it finds by name alone.
     words = ",".join(f'"-I{d}"' for d in (*kflib.render(build_dir), toolkit.include()))
     flags = (
         "-O1",

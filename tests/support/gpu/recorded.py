@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Launchers compiled by g++ alone, in two ways: as nvcc compiles their host code, over CUDA's runtime, and as a program does that loads
-its kernels, over the driver. In both every launch is written down with its kernel and the bytes of its arguments, and nothing runs."""
+"""Records launches of launchers compiled by g++ alone, without running them.
+
+Two builds: as nvcc compiles the host code, over the CUDA runtime, and as a program that loads its
+kernels, over the driver. Tests compare kernel, launch configuration and argument bytes of both.
+"""
 
 import ctypes
 import re
@@ -28,7 +31,8 @@ class Launch(ctypes.Structure):
     ]
 
     def name(self):
-        """The kernel with the numbers of an activation and a state in the place of their words."""
+        """Returns the kernel's name with the numbers of activation and state in place of their
+        parameters."""
         kernel, arguments = self.kernel.decode().split("<")
         arguments = re.sub(r"\bkfi_act\b", str(self.act), arguments)
         return f"{kernel}<" + re.sub(r"\bkfi_from_state\b", str(self.from_state), arguments)
@@ -70,8 +74,9 @@ class Record(ctypes.Structure):
 
 
 def build(functions, build_dir, architecture=None, flags=()):
-    """The launchers, as kflib.build gives them. architecture: what nvcc would be compiling for; without one they
-    are those over the driver. `log` (`seen`, to refusals.py) is what they launched. What the compiler leaves between the members of a struct is 0."""
+    """Builds the launchers and returns a kflib.Lib. architecture: as for nvcc; without it the
+    launchers use the driver. `log` (`seen` for refusals.py) records the launches. Padding of
+    structs is 0."""
     own = [
         f"-D__CUDA_ARCH_LIST__={architecture}",
         "-D__launch_bounds__(...)=",

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a CUDA launcher promises beyond right numbers, one check each: graphs, streams, nothing but launches, the same bits.
+"""Checks of a CUDA launcher's promises besides its numbers: graphs, streams, no other runtime
+calls, reproducible bits.
 
-A check takes the GPU (gpu.py, or the one of fakegpu.py), the library, a function of the manifest and a shape. Whether
-the direct call on the default stream is right is the numbers tests' business: here everything is compared with it, bit by bit.
+A check takes a GPU (gpu.py or fakegpu.py), the library, a function of the manifest and a shape. It
+compares with a direct call on the default stream, bit by bit; the number tests check that call.
 """
 
 import cases
@@ -19,7 +20,7 @@ SHAPES = {
     "groups": [((2, 1, 3, 15, 64), 0), ((2, 19, 3, 24, 1), 0), ((3, 3, 2, 10, 7), 1)],
 }
 # Many blocks, and several parts of a reduced gradient.
-PARTED = [((2, 70001, 1), 0), ((1, 9000, 70), 0)]  # of reductions: an axis that is shared out
+PARTED = [((2, 70001, 1), 0), ((1, 9000, 70), 0)]  # reductions over an axis that is split
 LARGE = {
     "flat": [((300007,), 0)],
     "rows": [((600, 403), 0), ((3000, 64), 0)],
@@ -36,7 +37,7 @@ def succeed(lib, f, call, given, stream=0):
 
 
 def direct(gpu, lib, f, call):
-    """The arena after one call on the default stream."""
+    """Returns the arena after one call on the default stream."""
     gpu.upload(call.image)
     succeed(lib, f, call, call.given(gpu.base))
     gpu.synchronize()
@@ -44,7 +45,7 @@ def direct(gpu, lib, f, call):
 
 
 def same(call, back, want, what):
-    """The whole arena but the workspace: outputs bit by bit, and nothing else written."""
+    """Compares two arenas except for the workspace: outputs bit by bit, and no other byte written."""
     at = call.place[":workspace"]
     differ = back != want
     differ[at : at + call.workspace] = False
@@ -63,15 +64,19 @@ def same(call, back, want, what):
 
 
 def graph(gpu, lib, f, sizes, shift):
-    """Captured once, replayed on other inputs: as the direct call on them. Nothing runs while it is captured."""
+    """Checks graph capture: nothing runs during the capture, and replays on other inputs give the
+    bits of direct calls."""
     for values, seed in [("normal", 1)] + [
-        ("special", s) for s in range(2, 40)
-    ]:  # some results are the same for all ordinary inputs
+        ("special", s)
+        for s in range(2, 40)
+        # Some functions give equal results for all ordinary inputs.
+    ]:
         calls = [checks.Layout(lib, f, sizes, values, seed=s, shift=shift) for s in (1, seed + 1)]
         if f["dropout"] and not f["state"]:
             calls[1].set_philox(
                 *calls[0].philox
-            )  # arguments by value belong to the graph; a state's are read at every replay
+                # Arguments by value belong to the graph; a state is read at every replay.
+            )
         wants = [direct(gpu, lib, f, c) for c in calls]
         if not all(
             checks.same_bits(a, b)
@@ -109,11 +114,14 @@ def graph(gpu, lib, f, sizes, shift):
 
 
 def streams(gpu, lib, cases):
-    """[(function, sizes, shift)] on a stream of their own while the default stream is busy: they neither wait nor run there."""
+    """Checks calls [(function, sizes, shift)] on a side stream while the default stream is busy:
+    they must neither wait nor run there."""
     calls = [(f, checks.Layout(lib, f, sizes, seed=3, shift=shift)) for f, sizes, shift in cases]
     wants = [
-        direct(gpu, lib, f, call) for f, call in calls
-    ]  # kernels are loaded by now: loading may wait for the device
+        direct(gpu, lib, f, call)
+        for f, call in calls
+        # Direct calls also load the kernels; loading may wait for the device.
+    ]
     with gpu.busy():
         for (f, call), want in zip(calls, wants):
             try:
@@ -131,7 +139,8 @@ def streams(gpu, lib, cases):
 
 
 def only_launches(gpu, lib, f, sizes, shift):
-    """Of CUDA's runtime a call uses the launch alone, and that no more often than its family says; a refused and an empty one not even that."""
+    """Checks that a call only launches kernels, at most as many as its family states, and that
+    refused and empty calls launch none."""
     call = checks.Layout(lib, f, sizes, seed=4, shift=shift)
     gpu.upload(call.image)
     given = call.given(gpu.base)
@@ -156,7 +165,8 @@ def only_launches(gpu, lib, f, sizes, shift):
 
 
 def repeated(gpu, lib, f, sizes, shift, times=20):
-    """The same bits every time: at other addresses, over other rubbish, while another kernel takes part of the GPU."""
+    """Checks that repeated calls give the same bits: at other addresses, over other memory
+    contents, and beside another kernel."""
     call = checks.Layout(lib, f, sizes, seed=5, shift=shift)
     room = -(-call.image.size // 4096) * 4096
     gpu.upload(call.image, to=gpu.spare)
@@ -168,7 +178,7 @@ def repeated(gpu, lib, f, sizes, shift, times=20):
         gpu.copy(at, gpu.spare, call.image.size, gpu.side)
         if call.workspace:
             gpu.fill(at + call.place[":workspace"], 17 * i % 256, call.workspace, gpu.side)
-        if i % 2:  # something that runs beside it
+        if i % 2:  # a concurrent operation
             gpu.fill(gpu.base + 3 * room, i, min(room * (i % 5 + 1), gpu.size - 3 * room))
         succeed(lib, f, call, call.given(at), gpu.side)
         if i == 0:
@@ -194,7 +204,8 @@ def repeated(gpu, lib, f, sizes, shift, times=20):
 
 
 def chained(gpu, lib, f, sizes, times=6):
-    """Each call works on what the one before wrote, with no wait in between: as with a wait after each."""
+    """Checks calls that each read the previous call's output, without waiting: same bits as with a
+    wait after each."""
     for out, source in checks.in_place_pairs(f):
         call = checks.Layout(lib, f, sizes, seed=6, inplace=((out, source),))
         results = []
@@ -210,7 +221,7 @@ def chained(gpu, lib, f, sizes, times=6):
 
 
 def changes_again(gpu, lib, f, sizes, pair):
-    """Whether a second call in place of what the first one read gives something else than the first."""
+    """True if a second call, in place of the input, changes the result of the first."""
     call = checks.Layout(lib, f, sizes, seed=6, inplace=(pair,))
     gpu.upload(call.image)
     images = []
@@ -222,7 +233,7 @@ def changes_again(gpu, lib, f, sizes, pair):
 
 
 def batch_axis(a):
-    """Whether a tensor has the axis that rows are counted along."""
+    """True if the tensor has the axis that counts the rows."""
     kinds = (
         "elem",
         "half",
@@ -237,23 +248,33 @@ def batch_axis(a):
 
 
 def loaded(gpu, lib, other, f, sizes, shift):
-    """Launchers over CUDA's driver, whose kernels are loaded, give nvcc's bits."""
-    call = checks.Layout(other, f, sizes, seed=8, shift=shift)  # its workspace is the larger one
+    """Checks that launchers over the CUDA driver with loaded kernels give nvcc's bits."""
+    call = checks.Layout(other, f, sizes, seed=8, shift=shift)  # this workspace is the larger one
     same(
         call, direct(gpu, other, f, call), direct(gpu, lib, f, call), "by a kernel that was loaded"
     )
 
 
 def alone(gpu, lib, f, sizes, shift):
-    """A row (a batch of planes, an element) alone gives what it gives among the others. Not for what adds rows up, nor for
-    products by their rows: how many there are decides who adds up what (docs/families/matmul.md)."""
+    """Checks that a row (a batch of planes, an element) alone has the bits that it has among
+    others.
+
+    This excludes sums over rows, and products: their number of rows decides the order of sums
+    (docs/families/gemm.md).
+    """
     if getattr(cases.own(f), "ROWS_OF_A_PRODUCT", False):
         return
     if cases.channels(f):
         sizes = (1, sizes[1], sizes[0] * sizes[2])
     call = checks.Layout(
-        lib, f, sizes, seed=7, shift=shift, p=0.0
-    )  # the mask is an element's own, by its index
+        lib,
+        f,
+        sizes,
+        seed=7,
+        shift=shift,
+        p=0.0,
+        # The mask belongs to an element's index.
+    )
     want = direct(gpu, lib, f, call)
     sums = {a["name"]: None for a in call.tensors.values() if a["role"] == "sum"}
     rows = sizes[cases.counted(f)]
@@ -274,7 +295,8 @@ def alone(gpu, lib, f, sizes, shift):
 
 
 def unaligned(gpu_memory, lib, f):
-    """Every address that the element allows, all tensors alike and each its own: against the oracle."""
+    """Checks all addresses that the element size allows, equal for all tensors and different,
+    against the oracle."""
     sizes = cases.of_form(
         f,
         {

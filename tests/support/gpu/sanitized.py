@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Calls launchers under compute-sanitizer, each tensor in an allocation of its own size: what the tools are to look at.
+"""Runs launchers under compute-sanitizer, each tensor in an allocation of exactly its size.
 
     compute-sanitizer --tool memcheck python3 tests/support/gpu/sanitized.py LIBRARY SHARD SHARDS [wgmma]
 
-wgmma: products of bf16 in code for sm_90a.
+wgmma: bf16 products compiled for sm_90a. tests/cuda/test_sanitizers.py starts it.
 """
 
 import ctypes
@@ -23,9 +23,11 @@ import kflib  # noqa: E402
 import selection  # noqa: E402
 import wgmma  # noqa: E402
 
-# Fewer blocks than usual fill the GPU, so that several vectors a thread are reached by tensors of a few ten thousand elements.
+# Fewer blocks than usual fill the GPU, so tensors of some 10,000 elements reach kernels with
+# several vectors per thread.
 FLAGS = ("-O3", "-arch=native", "-lineinfo", "-DKFI_MAP_FILL=4")
-# Vectors and single elements, several vectors a thread, odd rows, planes and rows of channels, tails, sums of several parts.
+# Shapes with vectors and single elements, several vectors per thread, odd rows, planes and rows of
+# channels, tails, and sums of several parts.
 SHAPES = {
     "flat": [((1003,), 0), ((61,), 1), ((32773,), 0)],
     "rows": [((7, 64), 0), ((5, 301), 0), ((9, 67), 1), ((601, 72), 0), ((601, 67), 0)],
@@ -46,9 +48,11 @@ SHAPES = {
         ((1, 600, 4, 64, 1), 0),
     ],
 }
-# Of ops over rows: several rows for each persistent block, of several warps; a cluster of blocks; a row in shared memory.
+# Shapes of ops over rows: several rows per persistent block of several warps, a cluster, a row
+# staged in shared memory.
 LONG = [((601, 1000), 0), ((3, 40000), 0), ((3, 40001), 1)]
-# Of products by wgmma: tiles and stages that are no whole ones, batches, more tiles than SMs; few rows, by blocks that share a depth, and by one.
+# Products by wgmma: partial tiles and K-slices, batches, more tiles than SMs; skinny M with
+# split-K, and without.
 WGMMA_FLAGS = ("-O3", "-gencode=arch=compute_90a,code=sm_90a", "-lineinfo")
 WGMMA = [
     ((1, 130, 136, 72), 0),
@@ -73,7 +77,7 @@ def shapes(f, which=""):
 
 
 class Runtime:
-    """Each array in exactly as many bytes as it has; `shift` elements in front of it."""
+    """Allocates each array in exactly its bytes, plus `skip` bytes in front."""
 
     def __init__(self):
         self.rt = ctypes.CDLL("libcudart.so")
@@ -104,7 +108,8 @@ def run(lib, runtime, f, sizes, shift):
         if a["unread"]:
             continue
         array, skip = call.data[name], shift * call.data[name].itemsize
-        # Outputs and the workspace stay as they were allocated, so that initcheck sees who reads them: but for outputs that are added to.
+        # Outputs and the workspace stay uninitialised, so that initcheck reports reads of them,
+        # except outputs that a call adds to.
         owned.append(
             runtime.place(
                 array.nbytes, array if a["role"] == "in" or call.scalars.get("beta") else None, skip

@@ -1,7 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compiles the libraries of tests/cuda side by side, on all cores; a file READY/NAME appears when one is there. Else each would wait for the one
-before it, and a few cores work at the end of each. Units that take so long that they have to begin early do so, whatever library they are of:
-started last, one of them would decide when the last tests can begin. The others follow library by library.
+"""Compiles the libraries of tests/cuda in parallel on all cores; a file READY/NAME appears when one
+is ready.
+
+Built by the tests, each library would wait for the one before, with idle cores at the end of each.
+Units that take very long start first, whatever their library: started last, one of them would delay
+the last tests. The others follow library by library.
 
     python tests/support/level2/libraries.py CORES READY NAME...     names of LIBRARIES, helpers
 """
@@ -24,22 +27,28 @@ if __name__ == "__main__":
 
     folders.add()
 
-# A unit of functions whose activation is an argument has the code of every activation in each of its kernels.
+# Relative cost of a unit with run-time activations: each of its kernels has the code of every
+# activation.
 ANY = 18
 
 Unit = collections.namedtuple(
-    "Unit", "library key name text make"
-)  # key: the same for units that are the same object
+    "Unit",
+    "library key name text make",
+    # `key` is equal for units that compile to the same object.
+)
 
 
 def length(unit):
-    """What stands for the seconds that a compiler takes."""
+    """Estimates a unit's compile time."""
     return len(unit.text) * (ANY if unit.name.startswith("any_") else 1)
 
 
 def order(units, cores):
-    """Each once, though several libraries may have it. First those that take more than half of what all take on so many cores, as `chosen` has some;
-    then library by library, as they were given: the tests of the first need not wait for the last ones. Of each the longest first."""
+    """Returns each unit once, in the order of compilation.
+
+    Units that take more than half of the average time per core come first. The rest follow library
+    by library, longest first, so that the first library's tests can start early.
+    """
     once = {unit.key: unit for unit in reversed(units)}.values()
     place = {name: i for i, name in enumerate(dict.fromkeys(unit.library for unit in units))}
     long = sum(map(length, once)) / cores / 2
@@ -49,7 +58,11 @@ def order(units, cores):
 
 
 class Builder:
-    """units: of all libraries; finish: {library: what makes it of its objects}; say(library, seconds, error or None)."""
+    """Compiles units and links libraries.
+
+    units: of all libraries. finish: {library: function that links it}. say: called with (library,
+    seconds, error or None).
+    """
 
     def __init__(self, units, finish, say):
         self.finish, self.say, self.began, self.lock = (
@@ -73,7 +86,7 @@ class Builder:
         began, error = time.monotonic(), None
         try:
             unit.make()
-        except Exception:  # the tests build it themselves, and fail as they would
+        except Exception:  # The tests build it again and show the error.
             error = traceback.format_exc()
         with self.lock:
             self.seconds[unit.name] = time.monotonic() - began
@@ -110,7 +123,7 @@ def module(name):
 
 
 def fixture(name, of):
-    """What a fixture's own function makes."""
+    """Calls a fixture's function outside pytest and returns its result."""
     made = getattr(module(name), of)
     return getattr(made, "_get_wrapped_function", lambda: made.__wrapped__)()()
 
@@ -150,7 +163,8 @@ def wgmma():
     fixture("matmul/wgmma", "invariant_libs")
 
 
-# What asks kflib.build for all that tests of these names need (plan.CUDA), by the tests' own words. First what tests take longest that need it.
+# {library: function that makes all kflib.build calls of its tests (plan.CUDA)}. Libraries of the
+# slowest tests come first.
 LIBRARIES = {
     "default": lambda: of_numbers("default"),
     "nofma": lambda: of_numbers("nofma"),
@@ -168,7 +182,7 @@ LIBRARIES = {
 
 
 def recorded(ask):
-    """[(arguments, options)] of the calls of kflib.build that `ask` makes; nothing is compiled."""
+    """Returns [(arguments, options)] of the kflib.build calls that `ask` makes, without compiling."""
     import kflib
 
     build, calls = kflib.build, []
@@ -181,7 +195,7 @@ def recorded(ask):
 
 
 def units_of(name, calls):
-    """The units of a library's files, which kflib.library then finds."""
+    """Returns the units of a library's files; kflib.library then finds their objects."""
     import kflib
 
     found = []
@@ -220,7 +234,8 @@ def main(cores, ready, names):
             calls = recorded(LIBRARIES[name])
         except (
             BaseException
-        ):  # pytest's Skipped, too: the device or the toolkit has not what these tests need
+            # Includes pytest's Skipped: the device or toolkit lacks what these tests need.
+        ):
             say(name, 0, traceback.format_exc())
             continue
         units += units_of(name, calls)
@@ -234,5 +249,6 @@ def main(cores, ready, names):
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # not when all that is queued has been compiled
+    # Without Python's handler, which would wait for all queued compilations.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
     main(int(sys.argv[1]), pathlib.Path(sys.argv[2]), sys.argv[3:])

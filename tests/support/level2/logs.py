@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads what plugin.py wrote: of each part a log NAME.jsonl, and NAME.ids with all tests of its files, chosen or not."""
+"""Reads the output of plugin.py: per part a log NAME.jsonl, and NAME.ids with all tests of its
+files, selected or not."""
 
 import json
 import pathlib
@@ -7,12 +8,13 @@ import re
 
 
 def plain(nodeid):
-    """Without the group that xdist writes behind it."""
+    """Removes the group that xdist appends to a node id."""
     return re.sub(r"@[^@\[\]/:]*$", "", nodeid)
 
 
 class Part:
-    """tests, files: {id: the line that counts}; end: pytest's exit status, None where it has not come to its end."""
+    """One part's log. tests, files: {id: the line that counts}. end: pytest's exit status, or None
+    if it has not ended."""
 
     def __init__(self, name, text, ids=()):
         self.name, self.ids, self.begin, self.end, self.collected, self.tests, self.files = (
@@ -27,7 +29,7 @@ class Part:
         for line in text.splitlines():
             try:
                 found = json.loads(line)
-            except ValueError:  # the last line of a part that was ended
+            except ValueError:  # the last line of an interrupted part
                 continue
             self.add(found)
 
@@ -42,7 +44,8 @@ class Part:
             self.files[found["id"]] = found
         elif (
             self.tests.get(found["id"], {}).get("outcome") != "failed"
-        ):  # a teardown's failure counts as one of the test
+            # A failed teardown counts as a failure of its test.
+        ):
             self.tests[found["id"]] = found
 
     def failed(self):
@@ -61,14 +64,15 @@ def part(path):
 
 
 def parts(paths):
-    """Of logs, and of folders of logs, as they began."""
+    """Reads logs, and folders of logs, sorted by their start."""
     paths = [pathlib.Path(p) for p in paths]
     found = [part(log) for p in paths for log in (sorted(p.glob("*.jsonl")) if p.is_dir() else [p])]
     return sorted((p for p in found if p.begin), key=lambda p: p.begin["time"])
 
 
 def joined(found):
-    """{id: line} of all lines: a later one's counts, but what was skipped says nothing of what was run before."""
+    """Returns {id: line}. Later lines replace earlier ones, except that a skip does not replace an
+    outcome."""
     lines = {}
     for one in found:
         lines |= {
@@ -80,7 +84,8 @@ def joined(found):
 
 
 def outcomes(parts):
-    """{id: line} of tests, and of files of which no part has tests: they were skipped, or cannot be collected."""
+    """Returns {id: line} of tests, and of files without tests: skipped as a whole, or not
+    collectable."""
     tests = joined(part.tests for part in parts)
     there = {
         name.partition("::")[0] for name in [*tests, *(name for part in parts for name in part.ids)]
@@ -93,7 +98,7 @@ def outcomes(parts):
 
 
 def missing(parts):
-    """The tests that have no outcome."""
+    """Returns the tests without an outcome."""
     had = outcomes(parts)
     return [
         name

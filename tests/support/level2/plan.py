@@ -1,17 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which tests run in which process: parts of tests/cuda, each on its GPU as soon as the libraries that it needs are there, and parts of the other
-folders on all cores from the beginning."""
+"""Assigns tests to processes: parts of tests/cuda, each on its GPU once its libraries exist, and
+parts of the other folders on all cores from the start."""
 
 import collections
 import re
 
-# paths, ignored: of files and folders; gpus: CUDA_VISIBLE_DEVICES; share: of plugin.py; needs: of libraries.LIBRARIES, and helpers.
+# paths, ignored: files and folders. gpus: CUDA_VISIBLE_DEVICES. share: see plugin.py. needs: names
+# of libraries.LIBRARIES, and helpers.
 Part = collections.namedtuple(
     "Part", "name paths workers gpus nice share needs ignored", defaults=("", (), ())
 )
 
-# The files that run together, tests/cuda/test_NAME.py or, FAMILY/NAME, tests/families/FAMILY/test_cuda_NAME.py; where; workers on a GPU, if the host has cores for them: of numbers most of a test is
-# the oracle in NumPy, of large a tensor fills the memory; which libraries they need.
+# (files test_NAME.py of tests/cuda that run together, GPUs, workers per GPU if the host has enough
+# cores, libraries needed). Number tests spend most time in the NumPy oracle; one test of `large`
+# fills the memory.
 CUDA = (
     ("hopper", "first", 1, ()),
     ("numbers strided robust", "each", 6, ("default", "nofma", "helpers")),
@@ -31,7 +33,8 @@ CUDA = (
     ("python", "last", 1, ()),
     ("python_samples", "first", 1, ()),
 )
-# Hundredths of the cores' seconds at level 2, 46,000 in all, as 32 cores took them (bench/NOTES/tests.md, "Level 2, an eighth time").
+# Percent of the cores' seconds at level 2, of 46,000 in all on 32 cores (bench/NOTES.md, "Level 2,
+# an eighth time").
 FOLDERS = {
     "emu": 34,
     "headers": 30,
@@ -45,17 +48,17 @@ FOLDERS = {
     "errors": 1,
     "fuzz": 1,
 }
-# A process more than cores for every four: tests wait for compilers' files, and for each other's.
+# Processes per core: tests wait for the compilers' files and for each other's.
 MORE = 1.25
 
 
 def is_cuda(test):
-    """Whether a test, or a file of tests, needs a GPU: it is of tests/cuda, or of a family's test_cuda*.py."""
+    """True for a test, or a file of tests, that needs a GPU: in tests/cuda or a family's test_cuda*.py."""
     return bool(re.match(r"tests/(cuda/|families/\w+/test_cuda)", test))
 
 
 def cuda_files(root):
-    """The files of tests that need a GPU, as paths from the root."""
+    """Returns the test files that need a GPU, as paths from the root."""
     found = [p.relative_to(root).as_posix() for p in (root / "tests").glob("**/test_*.py")]
     return sorted(filter(is_cuda, found))
 
@@ -69,14 +72,18 @@ def file_of(word):
 
 
 def word_of(file):
-    """What CUDA calls a file."""
+    """Returns the name of a file in CUDA."""
     name = file.rpartition("/")[2].removesuffix(".py").removeprefix("test_")
     return f"{file.split('/')[2]}/{name.removeprefix('cuda_')}" if "families/" in file else name
 
 
 def without_gpu(cores, gpus=0, chosen=(), files=()):
-    """Parts of the other folders. chosen: "emu:26", "tests/emu/test_a.py:8", files joined by commas; a folder then has not the files named beside it.
-    Some have tests on a GPU: not on the first, where a test of tests/cuda looks at how much memory is free."""
+    """Returns parts of the other folders.
+
+    chosen: "emu:26" or "tests/emu/test_a.py:8", with files joined by commas; a folder excludes the
+    files that are named separately. Some tests use a GPU: not the first one, on which a test of
+    tests/cuda measures the free memory.
+    """
     words = list(chosen) or [
         f"{name}:{max(1, round(cores * MORE * share / 100))}" for name, share in FOLDERS.items()
     ]
@@ -97,7 +104,7 @@ def without_gpu(cores, gpus=0, chosen=(), files=()):
 
 
 def places(where, gpus):
-    """[(CUDA_VISIBLE_DEVICES, share)]"""
+    """Returns [(CUDA_VISIBLE_DEVICES, share)]."""
     if where == "twos":
         twos = max(1, gpus // 2)
         return [
@@ -112,7 +119,8 @@ def places(where, gpus):
 
 
 def with_gpu(gpus, cores, files):
-    """Parts of the tests that need a GPU. files: cuda_files; one that nobody has listed needs what it builds itself."""
+    """Returns the parts that need a GPU. files: cuda_files. A file that CUDA does not list builds
+    what it needs itself."""
     listed = {file_of(word) for words, *_ in CUDA for word in words.split()}
     others = tuple((word_of(f), "each", 1, ()) for f in files if f not in listed)
     found = []
@@ -136,7 +144,8 @@ def with_gpu(gpus, cores, files):
 
 
 def plan(gpus, cores, files, chosen=(), cuda=True):
-    """All parts. Without the parts named, all of level 2: tests/cuda also as a machine without a GPU has it, where each file skips itself."""
+    """Returns all parts. Without `chosen` parts it is all of level 2, including tests/cuda without
+    a GPU, where each file skips itself."""
     found = with_gpu(gpus, cores, files) if gpus and cuda else []
     of_families = tuple(f for f in files if not f.startswith("tests/cuda/"))
     if not chosen:
@@ -145,7 +154,7 @@ def plan(gpus, cores, files, chosen=(), cuda=True):
 
 
 def of_list(parts, ids):
-    """Those that have any of the tests."""
+    """Returns the parts that contain any of the tests."""
     files = {name.partition("::")[0] for name in ids}
     return [
         p

@@ -1,7 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A pytest plug-in for tests in several processes, calls and machines: a log of the outcomes, a share of the tests, the tests of a list.
+"""A pytest plugin for test runs split over processes, calls and machines: it logs outcomes and
+selects a share of the tests, or the tests of a list.
 
-python tests/support/level2/plugin.py --outcomes build/level2/a.jsonl --share 0/4 tests/cuda     # and pytest's own words
+    python tests/support/level2/plugin.py --outcomes build/level2/a.jsonl --share 0/4 tests/cuda
+
+Further arguments go to pytest.
 """
 
 import collections
@@ -13,14 +16,14 @@ import sys
 import time
 import zlib
 
-if __name__ == "__main__":  # not by PYTHONPATH, which what tests start would have, too
+if __name__ == "__main__":  # not through PYTHONPATH, which child processes of tests would inherit
     sys.path[0] = str(pathlib.Path(__file__).resolve().parents[1])
 
 import pytest
 
 from level2.logs import plain
 
-TEXT = 3000  # characters of a failure that are kept
+TEXT = 3000  # maximum characters of a logged failure
 
 
 def pytest_addoption(parser):
@@ -41,7 +44,7 @@ def pytest_addoption(parser):
 
 
 def began(config):
-    """What a log begins with: runs.py joins logs of the same commit and functions alone."""
+    """Returns the first line of a log; runs.py only joins logs of the same commit and functions."""
     import promises
 
     kind, name = promises.machine()
@@ -61,7 +64,7 @@ def began(config):
 
 
 class Log:
-    """In the process that pytest was started in, where the results of all workers arrive."""
+    """Writes the log, in the main process, where the results of all workers arrive."""
 
     def __init__(self, config, path):
         self.path, self.files = path, set()
@@ -93,7 +96,7 @@ class Log:
         self.say(line | why(report))
 
     def pytest_collectreport(self, report):
-        """A file that skips itself, or cannot be collected; with xdist each worker says so."""
+        """Logs a file that skips itself or cannot be collected; with xdist each worker reports it."""
         if report.nodeid not in self.files and (
             report.outcome == "failed"
             or report.outcome == "skipped"
@@ -135,7 +138,8 @@ def group(item):
 
 
 def share(items, text):
-    """Whole groups in turn, each file's by their hashes: every share has about as many of each file, and of each function's."""
+    """Returns one of N shares. Whole xdist groups rotate, ordered by file and hash, so each share
+    has about as many tests of each file and function."""
     i, n = map(int, text.split("/"))
     groups = collections.defaultdict(list)
     for item in items:
@@ -146,7 +150,7 @@ def share(items, text):
 
 
 class Choice:
-    """In each process that has tests; after tests/conftest.py has left out those of a higher level."""
+    """Selects the tests in each worker, after tests/conftest.py has removed tests of higher levels."""
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, config, items):
@@ -171,12 +175,13 @@ class Choice:
         items[:] = found
 
 
-@pytest.hookimpl(trylast=True)  # after tests/conftest.py has told where its modules are
+@pytest.hookimpl(trylast=True)  # after tests/conftest.py has set the module path
 def pytest_configure(config):
     log = config.getoption("outcomes")
     config.in_parts = bool(
         log or config.getoption("only") or config.getoption("share")
-    )  # tests/cuda/conftest.py asks
+        # Read by tests/cuda/conftest.py.
+    )
     config.pluginmanager.register(Choice())
     if log and not hasattr(config, "workerinput") and not config.option.collectonly:
         config.pluginmanager.register(Log(config, pathlib.Path(log)))

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the logs of plugin.py say: counts of each part, why tests were skipped, what failed and what is missing.
+"""Reports the logs of plugin.py: counts per part, reasons for skips, failed and missing tests.
 
-python tests/support/level2/report.py [--write FILE] [--skips] [--take PREFIX] LOG...     FILE: ids of what failed or is missing, for --only
+    python tests/support/level2/report.py [--write FILE] [--skips] [--take PREFIX] LOG...
+
+FILE gets the ids of failed and missing tests, for --only.
 """
 
 import argparse
@@ -21,7 +23,7 @@ WORDS = ("collected", "passed", "failed", "skipped", "left", "seconds")
 
 
 def count(part):
-    """A part's row."""
+    """Returns a part's table row."""
     found = collections.Counter(line["outcome"] for line in part.tests.values())
     found["collected"], found["left"] = part.collected or 0, (part.collected or 0) - len(part.tests)
     found["seconds"] = round(sum(line["seconds"] for line in part.tests.values()))
@@ -29,7 +31,8 @@ def count(part):
 
 
 def again(parts, skips=False):
-    """{id: failed, none or skipped} of the tests that a next call is to run; of a file that cannot be collected its name."""
+    """Returns {id: failed, none or skipped} of the tests to run again; a file that cannot be
+    collected has its name."""
     wanted = {"failed", *(["skipped"] if skips else [])}
     found = {name: line["outcome"] for name, line in logs.outcomes(parts).items()}
     return {name: word for name, word in found.items() if word in wanted} | dict.fromkeys(
@@ -52,7 +55,7 @@ def table(parts):
 
 
 def report(parts, begun=()):
-    """Text. begun: the names of parts of which there should be a log."""
+    """Returns the report. begun: names of parts that should have a log."""
     lines, had = table(parts), logs.outcomes(parts)
     lines += [f"no log: {name}" for name in begun if name not in {p.name for p in parts}]
     skipped = collections.Counter(
@@ -69,7 +72,8 @@ def report(parts, begun=()):
 
 
 def status(parts, running):
-    """A line: of each part, and of all GPUs' shares of one, how many tests of those it has are done. running: names of parts."""
+    """Returns one line with the finished tests per part, all GPUs' shares of one together. running:
+    names of parts."""
     groups = {}
     for part in parts:
         group = groups.setdefault(re.sub(r"\.\d+", "", part.name), collections.Counter())

@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs level 2 in many processes at once: what plan.py says, for a machine of so many GPUs and cores. Exit status 0: nothing failed or is missing.
+"""Runs level 2 in many processes, as plan.py divides it for a number of GPUs and cores. Exit status
+0 means that no test failed or is missing.
 
-    python tests/support/level2/run.py GPUS CORES [--parts emu:26 headers:16 ...] [--no-gpu] [--only FILE] [--out DIR] [--tag TAG] [--detach]
+    python tests/support/level2/run.py GPUS CORES [--parts emu:26 headers:16 ...] [--no-gpu]
+                                       [--only FILE] [--out DIR] [--tag TAG] [--detach]
     python tests/support/level2/run.py --watch SECONDS [--out DIR]
 
-Each part is a process group: `kill -INT -- -$(cat DIR/NAME.pid)` ends one. All of them are in one session, since Linux weighs nice values within a
-session alone (kernel.sched_autogroup_enabled): with sessions of their own twenty idle-priority parts leave the compilers a twentieth of the cores.
+Each part is a process group: `kill -INT -- -$(cat DIR/NAME.pid)` ends one. All parts share one
+session, because Linux compares nice values within a session only (kernel.sched_autogroup_enabled).
+With a session each, twenty parts at nice 10 leave the compilers a twentieth of the cores.
 """
 
 import argparse
@@ -24,11 +27,12 @@ from level2 import logs, plan, report
 
 HERE = pathlib.Path(__file__).resolve().parent
 ROOT = HERE.parents[2]
-LINE = 60  # seconds from one line to the next
+LINE = 60  # seconds between two status lines
 
 
 def environment(gpus):
-    """As `make test` has it. One thread in each process: there are as many processes as cores."""
+    """Returns the environment of `make test`, with one thread per process: there are as many
+    processes as cores."""
     path = [
         str(pathlib.Path(sys.executable).parent),
         os.environ["PATH"],
@@ -47,7 +51,7 @@ def environment(gpus):
 
 
 def command(part, out, only=None):
-    """pytest with the plug-in. A test at a time goes to the worker that is free (loadgroup)."""
+    """Returns the pytest command of a part. loadgroup gives each free worker one test at a time."""
     words = [
         "nice",
         "-n",
@@ -69,7 +73,7 @@ def command(part, out, only=None):
 
 
 class Runner:
-    """Starts what can start, until all has ended."""
+    """Starts parts as soon as their libraries exist, until all have ended."""
 
     def __init__(self, out, parts, only=None, tag=""):
         self.out, self.waiting, self.only, self.running = out, list(parts), only, {}
@@ -89,7 +93,7 @@ class Runner:
         (self.out / f"{name}.pid").write_text(str(self.running[name].pid))
 
     def libraries(self, cores):
-        """What the parts need, as far as libraries.py makes it."""
+        """Starts the compilation of the libraries that the parts need."""
         needs = sorted({need for part in self.waiting for need in part.needs})
         if needs:
             shutil.rmtree(self.ready, ignore_errors=True)
@@ -103,13 +107,13 @@ class Runner:
             self.start(self.builder, words, os.environ.get("CUDA_VISIBLE_DEVICES", "0"))
 
     def can_start(self, part):
-        """Its libraries are there, or nobody is making them."""
+        """True if the part's libraries exist, or if no process is compiling them."""
         return self.builder not in self.running or all(
             (self.ready / need).exists() for need in part.needs
         )
 
     def step(self):
-        """Whether anything is left."""
+        """Starts what can start; returns True while any part is left."""
         self.running = {
             name: process for name, process in self.running.items() if process.poll() is None
         }
@@ -127,7 +131,7 @@ class Runner:
 
 
 def alive(out):
-    """Of the processes that were started here and have not ended: their names."""
+    """Returns the names of the started processes that have not ended."""
     found = []
     for path in sorted(out.glob("*.pid")):
         try:
@@ -140,7 +144,7 @@ def alive(out):
 
 
 def said(out):
-    """A line on all parts, and on the libraries."""
+    """Returns one line on all parts and the libraries."""
     there = list(out.glob("ready*/*"))
     failed = "".join(f" FAILED {p.name}" for p in there if p.stat().st_size)
     return report.status(logs.parts([out]), alive(out)) + (
@@ -158,7 +162,7 @@ def told(out):
 
 
 def watch(out, seconds):
-    """Waits for a run that was started with --detach, at most so long; a line a minute."""
+    """Waits for a detached run, at most `seconds`, and prints a line a minute."""
     until, line = time.monotonic() + seconds, 0.0
     while alive(out) and time.monotonic() < until:
         if time.monotonic() >= line:
@@ -183,7 +187,8 @@ def run(out, parts, cores, only, tag):
 
 
 def chosen(given):
-    """The parts of a call; a part of an earlier call of the same name keeps its log, so that this one needs a tag."""
+    """Returns the parts of this call. A part of an earlier call keeps its log, so a repeated part
+    needs a tag."""
     files = plan.cuda_files(ROOT)
     parts = plan.plan(given.gpus, given.cores, files, given.parts, not given.no_gpu)
     if given.only:
@@ -195,7 +200,7 @@ def chosen(given):
 
 
 def detached(out):
-    """This call again, in the background, in a session of its own."""
+    """Starts this call again in the background, in its own session."""
     words = [
         sys.executable,
         str(HERE / "run.py"),
@@ -250,7 +255,7 @@ def main():
     given.out.mkdir(parents=True, exist_ok=True)
     if given.detach:
         return detached(given.out)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that the parts are ended, too
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # also ends the parts
     return run(given.out, parts, given.cores, given.only, given.tag)
 
 

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Joins logs of plugin.py, of several processes, calls and machines, into one run as promises.py takes it.
+"""Joins logs of plugin.py from several processes, calls and machines into one run for promises.py.
 
-python tests/support/level2/runs.py cpu OUT.json LOG...     all that needs no GPU of its own, and tests/cuda as a machine without one has it
-python tests/support/level2/runs.py gpu OUT.json LOG...     tests/cuda on a GPU
+    python tests/support/level2/runs.py cpu OUT.json LOG...   tests without a GPU of their own
+    python tests/support/level2/runs.py gpu OUT.json LOG...   tests/cuda on a GPU
+
+A run of kind cpu includes tests/cuda as a machine without a GPU runs it.
 """
 
 import argparse
@@ -25,7 +27,7 @@ from level2.plan import is_cuda
 
 
 def agreed(parts, word):
-    """What all logs begin with."""
+    """Returns the value of `word` in the logs' first lines; exits if they differ."""
     told = {json.dumps(part.begin[word], sort_keys=True): part.name for part in parts}
     if len(told) != 1:
         sys.exit(
@@ -36,7 +38,7 @@ def agreed(parts, word):
 
 
 def of_kind(kind, parts):
-    """The logs with what a run of this kind has of them."""
+    """Reduces the logs to the tests that count for a run of this kind."""
     for part in parts:
 
         def counts(name, on_gpu=part.begin["kind"] == "gpu"):
@@ -51,7 +53,8 @@ def of_kind(kind, parts):
 
 
 def joined(kind, parts):
-    """(the run, {file: tests of it without an outcome}), which are no whole files of the run. A failure of a teardown counts as one of its test."""
+    """Returns (run, {file: number of its tests without an outcome}). The run's `files` excludes
+    these files. A failed teardown counts as a failure of its test."""
     parts = of_kind(kind, parts)
     if not parts:
         sys.exit(f"the logs have nothing of a run of kind {kind}")

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Formulas for kf.fuse and kf.fuse_row, and operands for them."""
+"""Formulas for kf.fuse and kf.fuse_row, their operands, and their values in PyTorch. Used by tests
+of kf.fuse in tests/frontends."""
 
 import ast
 import functools
@@ -65,7 +66,7 @@ def made(kf, text, operands, scalars):
 
 # ---- a formula in PyTorch
 
-# The words of the expression language in PyTorch.
+# The primitives of the expression language in PyTorch.
 WORDS = {
     "exp": torch.exp,
     "log": torch.log,
@@ -111,7 +112,7 @@ def number(value):
 
 
 class Tensors(ast.NodeTransformer):
-    """Numbers and conditions as PyTorch takes them."""
+    """Rewrites numbers and conditions of a formula for PyTorch."""
 
     def visit_Constant(self, node):
         return ast.Call(ast.Name("number", ast.Load()), [node], [])

@@ -35,7 +35,7 @@ def values_and_gradients(kf, f, device):
             close(m.cpu(), t, 8 * TOLERANCE[dtype], f"{ids(f)} {dtype} d{name}")
 
 
-UNDEFINED = ("cross_entropy_soft",)  # without classes: NaN here, 0 in PyTorch
+UNDEFINED = ("cross_entropy_soft",)  # Without classes kf gives NaN and PyTorch 0.
 
 
 def of_no_elements(kf, f):

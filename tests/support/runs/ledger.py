@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which families are what they were when all of their tests last passed (level 2): tests/golden/families.json has a digest for each.
+"""Records which families are unchanged since all of their tests passed at level 2:
+tests/golden/families.json has a digest per family.
 
-Level 1 runs fewer functions of a family whose digest is still that one (selection.gate), so that the time it takes grows with what
-has changed, not with how many families there are. promises.py writes the file from a whole green run.
+Level 1 runs fewer functions of an unchanged family (selection.gate), so its time grows with the
+change, not with the number of families. promises.py writes the file after a complete passing run.
 """
 
 import functools
@@ -23,7 +24,8 @@ def families():
 
 
 def digest(family):
-    """Of its functions and of their headers with whatever these include. Not of the tests: what level 1 still runs of a family runs by today's."""
+    """Returns a digest of a family's functions and headers, including what these include. It
+    excludes the tests: level 1 still runs today's on a part of the family."""
     functions = members(family)
     headers = sorted({f["header"] for f in functions})
     text = "".join(f'#include "{h}.h"\n#include "{h}.cuh"\n' for h in headers)
@@ -32,7 +34,7 @@ def digest(family):
 
 
 def names(family):
-    """Of the functions alone: whether a run had the ones of today."""
+    """Returns a digest of the functions' names, to see whether a run had today's functions."""
     return hashlib.sha256(
         "\n".join(sorted(f["name"] for f in members(family))).encode()
     ).hexdigest()[:16]
@@ -48,5 +50,5 @@ def write(found):
 
 @functools.cache
 def unchanged(family):
-    """Whether all tests of it passed as it is now."""
+    """True if all tests of the family passed in its present state."""
     return family in read() and read()[family] == digest(family)

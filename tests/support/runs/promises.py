@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The promise matrix: which test proves which promise (promises.toml), for which family, and how the last runs ended.
+"""The promise matrix: which tests prove which promise (promises.toml), for which family, and their
+last results.
 
-Every pytest run writes build/promises.json. `python3 tests/support/runs/promises.py build/promises.json` files it as one of
-bench/results/promises/*.json, one a kind of machine, and writes docs/promises.md from all of them. Runs of level 2 that have between them
-every test file are also what the ledger (ledger.py) is written from, the families of them of which nothing failed. `make level2` does both.
+Every pytest run writes build/promises.json. `python3 tests/support/runs/promises.py build/promises.json`
+files it in bench/results/promises/, one file per kind of machine, and writes docs/promises.md from
+all of them. Level-2 runs that together cover every test file also update the ledger (ledger.py),
+for each family without failures. `make level2` does both.
 """
 
 import argparse
@@ -46,7 +48,7 @@ def processor():
 
 
 def machine():
-    """gpu or cpu, and its name."""
+    """Returns ("gpu" or "cpu", the name of the machine's device)."""
     import kflib
 
     if kflib.has_gpu():
@@ -62,7 +64,7 @@ def machine():
 
 
 class Counts:
-    """Outcomes as (test, family)."""
+    """Counts outcomes per (test, family)."""
 
     def __init__(self):
         import kflib
@@ -75,7 +77,7 @@ class Counts:
         self.counts = collections.defaultdict(collections.Counter)
 
     def add(self, nodeid, outcome):
-        """nodeid: of a test, or of a file that was skipped as a whole."""
+        """Adds one outcome. nodeid: id of a test, or of a file that was skipped as a whole."""
         test, _, parameters = nodeid.removeprefix("tests/").partition("[")
         function = re.search(r"\bkf_\w+", parameters)
         self.counts[test, self.families.get(function[0], "all") if function else "all"][
@@ -93,7 +95,8 @@ class Counts:
 
 
 def had(whole=True):
-    """{family: what a run of today's functions says of it}; whole: it ran all of a family's tests, so that the ledger may have it."""
+    """Returns {family: the functions that this run has of it}. whole: the run had all tests of its
+    families, so the ledger may use it."""
     import ledger
     import selection
 
@@ -105,7 +108,7 @@ def had(whole=True):
 
 
 class Recorder:
-    """Runs in the process that pytest was started in."""
+    """A pytest plugin in the main process that writes build/promises.json."""
 
     def __init__(self):
         self.counts = Counts()
@@ -147,7 +150,7 @@ def covers(pattern, test):
 
 
 def cell(result, pattern, family):
-    """What one run says about one test."""
+    """Returns the table cell of one run, test pattern and family."""
     total = [0, 0, 0]
     for test, of, *counts in result["tests"]:
         if of == family and covers(pattern, test):
@@ -157,7 +160,7 @@ def cell(result, pattern, family):
 
 
 def rows(results, kinds, pattern):
-    """Table rows of one test pattern, one per family."""
+    """Returns the table rows of one test pattern, one per family."""
     families = {
         of for r in results.values() for test, of, *_ in r["tests"] if covers(pattern, test)
     } - {"all"}
@@ -205,7 +208,8 @@ def filed():
 
 
 def joined(filed, run):
-    """What is filed of a kind of machine, with a run's results where it has them; a family's stay where a run has not had it."""
+    """Merges a run into the filed results of its kind of machine. Families that the run did not
+    have keep theirs."""
     wanted = [pattern for promise in load() for pattern in promise["tests"]]
     tests = [
         t
@@ -231,8 +235,11 @@ def kind_of(test):
 
 
 def is_whole(runs):
-    """Of runs of one level that have between them every file of tests: the families that all of them have had, as they are now, of which
-    nothing failed, nor anything that runs functions of no one family."""
+    """Returns the families to put into the ledger: unchanged since all runs, and without a failure.
+
+    The runs must cover every test file together. A failure in a test that belongs to no single
+    family keeps the whole ledger unchanged.
+    """
     import ledger
 
     missing = {

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What level 1 costs in processor seconds, by groups of tests: the table that a whole run of it is held against, so that it stays
-a matter of minutes. A group that takes a fifth more than it may fails the run; with KF_BUDGET=print it is only named.
+"""Limits the cost of level 1, in processor seconds per group of tests.
 
-Processor seconds, of tests and of all that they start, in those of the machine that the table was measured on: now and then a fixed piece of
-work is timed between two tests, and what it takes longer than there, since this machine is slower or its cores are shared with others, is
-taken off what the next tests took. KF_BUDGET=tests names the thirty files and the sixty tests that took most, each with
-what was made for it first.
+A complete level-1 run fails if a group takes a fifth more than TABLE allows. KF_BUDGET=print only
+reports it; KF_BUDGET=tests also lists the 30 most expensive files and 60 most expensive tests,
+including the fixtures that each made first.
+
+Seconds include child processes and are scaled to the reference machine. Every minute each worker
+times a fixed compilation between two tests, and divides by how much slower it ran than there.
 """
 
 import collections
@@ -19,7 +20,7 @@ import time
 import kflib
 import pytest
 
-# (group, its tests, the first that fits, seconds)
+# (group, patterns of its tests (the first match counts), seconds)
 TABLE = (
     ("C sanitizers", "tests/cpu/test_sanitizers.py", 80),
     (
@@ -42,12 +43,12 @@ TABLE = (
     ("the rest", "*", 20),
 )
 OVER = 1.2
-REFERENCE = 0.1  # seconds that `piece` takes on that machine
-EVERY = 60  # seconds from one piece to the next, which takes a quarter of a second of each worker
+REFERENCE = 0.1  # Seconds that `piece` takes on the reference machine.
+EVERY = 60  # Seconds between two measurements; each takes a quarter of a second per worker.
 
 
 def used():
-    """By this process and by what it has started and waited for."""
+    """Returns the processor seconds of this process and of the children it waited for."""
     own, children = (
         resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
     )
@@ -55,7 +56,8 @@ def used():
 
 
 def piece():
-    """Seconds, the lesser of two: a compilation, as most of what tests do."""
+    """Returns the processor seconds of a fixed compilation, the smaller of two runs. Most of what
+    tests do is compiling."""
     found = []
     with tempfile.TemporaryDirectory() as folder:
         for _ in range(2):
@@ -77,14 +79,15 @@ def group(path):
 
 
 class Meter:
-    """In each process that runs tests: how much each report's part took."""
+    """A pytest plugin in each worker: measures the seconds of each test's phases."""
 
     def __init__(self):
         self.last, self.scale, self.next = (
             0.0,
             1.0,
             0.0,
-        )  # the first has what came before it: imports, collection
+            # The first report includes imports and collection.
+        )
 
     @pytest.hookimpl(hookwrapper=True)
     def pytest_runtest_makereport(self, item, call):
@@ -97,7 +100,7 @@ class Meter:
 
 
 class Sum:
-    """In the process that pytest was started in, where all reports arrive."""
+    """A pytest plugin in the main process: sums the seconds of all reports."""
 
     def __init__(self, whole):
         self.whole, self.found, self.processor, self.tests = (

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Random calls of functions on tensors whose tensors lie in any way: what NumPy says of them, exactly where whole numbers make it exact."""
+"""Random calls of functions on tensors with arbitrary strides, compared with NumPy, exactly if
+values are integers. Used by tests/runtime."""
 
 import ctypes
 
@@ -7,7 +8,7 @@ import numpy as np
 import runtime_api
 import runtime_ops
 
-BESIDE = 77  # what stands where nobody may write
+BESIDE = 77  # Fill value of memory that a call must not write.
 OPS = {
     "elementwise": ["add", "sub", "mul", "maximum"],
     "rows": ["softmax", "layer_norm"],
@@ -18,7 +19,7 @@ DTYPES = ("f32", "f64", "bf16")
 
 
 def bf16(x):
-    """Whole numbers of up to 8 bits, as bfloat16's bits."""
+    """Returns integers of up to 8 bits in bfloat16 storage."""
     return (np.asarray(x, np.float32).view(np.uint32) >> 16).astype(np.uint16)
 
 
@@ -31,7 +32,7 @@ def stored(x, word):
 
 
 class Host:
-    """Memory that the device of a test reads and writes as it is."""
+    """Host memory that the tested device accesses directly."""
 
     def bytes(self, n):
         return np.zeros(max(n, 1), np.uint8)
@@ -41,7 +42,7 @@ class Host:
 
 
 class Managed:
-    """The same of a GPU."""
+    """Managed memory of a GPU, with the methods of Host."""
 
     def __init__(self):
         self.cudart, self.made = ctypes.CDLL("libcudart.so"), []
@@ -64,8 +65,8 @@ class Managed:
 
 
 class Lying:
-    """An array of some values that lies in some way: its dimensions in another order, with steps, with something behind each, from some element
-    on."""
+    """An array with a random layout: permuted dimensions, steps above 1, padding after each
+    dimension, and an offset."""
 
     def __init__(self, memory, rng, values, word, plain=0.2):
         self.word, dtype, n = (
@@ -95,7 +96,7 @@ class Lying:
         return view.transpose(np.argsort(order)) if len(order) else view
 
     def expect(self, values, tolerance=0.0):
-        """Whether those are there, and nothing beside them was written."""
+        """Checks the array's values, and that nothing else in its memory was written."""
         if tolerance:
             found = self.array.astype(np.float64)
             assert np.abs(found - values).max(initial=0) <= tolerance
@@ -106,7 +107,7 @@ class Lying:
 
 
 def shape(rng, least=0, most=6):
-    """Mostly small extents, now and then a long one."""
+    """Returns a random shape, mostly of small extents, sometimes with a long one."""
     found = [int(n) for n in rng.integers(1, 7, rng.integers(least, most + 1))]
     if found and rng.random() < 0.5:
         found[rng.integers(len(found)) if rng.random() < 0.4 else -1] = int(rng.integers(8, 300))
@@ -120,7 +121,7 @@ def whole(rng, of, most=8):
 
 
 def fewer(rng, of):
-    """A shape that broadcasts to it."""
+    """Returns a random shape that broadcasts to `of`."""
     found = [1 if rng.random() < 0.25 else n for n in of]
     return tuple(found[rng.integers(0, len(found) + 1) if rng.random() < 0.2 else 0 :])
 
@@ -130,7 +131,7 @@ def act(x, word):
 
 
 def elementwise(rng, op):
-    """(inputs, results, direction): by name."""
+    """Returns (inputs by name, results by name, activation, True if backward)."""
     f = {"add": np.add, "sub": np.subtract, "mul": np.multiply, "maximum": np.maximum}[op]
     of, activation = shape(rng), str(rng.choice(["none", "relu"]))
     if rng.random() < 0.25 and op in ("add", "mul"):
@@ -175,7 +176,7 @@ def products(rng, op):
 
 
 class Case:
-    """One call, drawn from a seed."""
+    """One random call, drawn from a seed."""
 
     def __init__(self, ops, memory, of, functions, seed):
         self.ops, self.memory = ops, memory

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The runtime (kf/runtime.h) as a library for ctypes: its definitions compiled once, its functions with their types, its tensors beside NumPy's."""
+"""Loads the runtime (kf/runtime.h) through ctypes: compiles its definitions, declares its
+functions' types, and views its tensors as NumPy arrays."""
 
 import ctypes
 import re
@@ -26,7 +27,8 @@ NUMPY = {
     I32: np.int32,
     I64: np.int64,
     U8: np.uint8,
-}  # bf16: its bits
+    # bf16 is stored as its bits.
+}
 CPU, CUDA = 1, 2
 INTEGERS = {
     "int": ctypes.c_int,
@@ -74,7 +76,8 @@ class DeviceInfo(ctypes.Structure):
 
 
 def prototypes():
-    """{name: (type of the result, [types of the parameters])} of the functions that the header declares, as C's words."""
+    """Returns {name: (result type, [parameter types])} of the functions that the header declares,
+    as C text."""
     text = re.sub(r"/\*.*?\*/", "", HEADER.read_text(), flags=re.S)
     text = re.sub(r"\{\s*return [^{}]*\}", "", text)  # bodies of inline functions
     found = {}
@@ -131,7 +134,7 @@ def compile_library(
 
 
 class Api:
-    """The library's functions, and errors by name: `fails` takes a call that is to fail."""
+    """The library's functions without their prefix. `fails` checks an expected error."""
 
     def __init__(self, path):
         self.dll = ctypes.CDLL(str(path))
@@ -150,7 +153,7 @@ class Api:
         return found
 
     def describe(self, shape, dtype=F32, strides=None, ndim=None, device=(0, 0)):
-        """A description, and what it points to."""
+        """Returns a tensor description; it keeps the arrays that it points to."""
         numbers = [
             None if n is None else (ctypes.c_int64 * max(len(n), 1))(*n) for n in (shape, strides)
         ]
@@ -166,7 +169,8 @@ class Api:
         return found
 
     def over(self, ctx, array, dtype):
-        """A tensor over an array's memory, of its shape and strides; the array must outlive it."""
+        """Creates a tensor over an array's memory, with its shape and strides; the array must
+        outlive it."""
         strides = [s // array.itemsize for s in array.strides]
         memory = Memory(array.ctypes.data, 0, 0)
         found = self.tensor_create_from_memory(
@@ -182,7 +186,7 @@ class Api:
         )
 
     def array(self, tensor):
-        """NumPy's view of a tensor of the CPU."""
+        """Returns a NumPy view of a CPU tensor."""
         shape, strides = self.layout(tensor)
         dtype = np.dtype(NUMPY[self.tensor_dtype(tensor)])
         if 0 in shape:
@@ -198,7 +202,8 @@ class Api:
             assert getattr(self, f"{kind}_destroy")(handle) == 0, self.detail
 
     def fails(self, result, code, *words):
-        """result: of the call: a code, or a pointer, which is NULL."""
+        """Checks that a call failed with `code` and a message with `words`. result: the call's
+        error code, or its NULL pointer."""
         assert result in (None, CODES[code]), (result, self.detail)
         for word in words:
             assert word in self.detail, self.detail

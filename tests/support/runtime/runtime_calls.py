@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Calls of functions on tensors beside their launchers: the same numbers, and the same bits wherever the tensors lie."""
+"""Compares calls of functions on tensors with their launchers: same numbers, and the same bits for
+all strides. Used by tests/runtime."""
 
 import cases
 import checks
@@ -8,7 +9,7 @@ import runtime_ops
 import storage
 from kfgen.interfaces import runtime
 
-# Of the CPU: of each layout some.
+# Ops tested on the CPU at level 1: some of each layout.
 OPS = [
     "{act}",
     "add",
@@ -54,7 +55,7 @@ def of(op, dtype="f32", activation="none", bwd=False):
 
 
 class Call:
-    """A function's tensors, drawn as the launchers' own tests draw them, and what the launcher makes of them."""
+    """A function's tensors, drawn as in the launchers' tests, and the launcher's results for them."""
 
     def __init__(self, launchers, f, ops, ctx, drop=()):
         self.f, self.ops, self.ctx = f, ops, ctx
@@ -78,7 +79,8 @@ class Call:
         return self.layout.tensors.items()
 
     def run(self, arrays=None, absent=(), via="function"):
-        """The code, and the outputs afterwards. arrays: some that lie otherwise, by name. via: one of runtime_ops.ENTRY_POINTS."""
+        """Makes the call; returns (error code, outputs). arrays: replacements by name, with other
+        strides. via: one of runtime_ops.ENTRY_POINTS."""
         arrays = {n: np.array(v) for n, v in self.arrays.items()} | (arrays or {})
         handles = {
             n: None
@@ -114,7 +116,7 @@ class Call:
 
 
 def apart(array, rng):
-    """The same array, whose elements lie apart and in another order."""
+    """Returns a strided copy of the array: permuted dimensions, and gaps between its elements."""
     order = [int(d) for d in rng.permutation(array.ndim)]
     room = np.zeros([2 * n + 1 for n in np.array(array.shape)[order]], array.dtype)
     view = room[(*(slice(int(rng.integers(2)), None, 2) for _ in order), ...)][

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Functions on tensors, as `kfgen runtime` writes them, as a library for ctypes; and calls of them with tensors of many dimensions."""
+"""Compiles functions on tensors, as `kfgen runtime` writes them, and calls them through ctypes with
+tensors of many dimensions."""
 
 import ctypes
 import subprocess
@@ -21,7 +22,8 @@ KINDS = {
     "kf_activation_t": ctypes.c_int32,
     "uint64_t": ctypes.c_uint64,
 }
-# What each size is made of: {form: {size: extents}}; the sizes' own order is the function's.
+# {form: {size: extents}}: the dimensions whose product is each size, in the order of the function's
+# sizes.
 SHAPES = {
     "flat": {"n": (2, 3, 4)},
     "rows": {"rows": (2, 3), "cols": (40,)},
@@ -61,7 +63,8 @@ def compile_library(folder, made):
 
 
 def compile_emulated(folder, made, *defined):
-    """With functions on tensors of a GPU too, whose kernels the emulation runs. defined: further words for the compiler."""
+    """Compiles the library with a GPU backend whose kernels run in the emulator. defined: further
+    compiler flags."""
     own = [
         f"-I{emulator.HERE}/include",
         f"-I{emulator.HERE}",
@@ -99,7 +102,7 @@ def compile_on_a_gpu(folder, made):
     return folder / "libops.so"
 
 
-# How a function is called: by its own name, by what kf_op_lookup finds, by a plan.
+# Entry points of a function: by its own name, through kf_op_lookup, and through a plan.
 ENTRY_POINTS = ("function", "by name", "plan")
 
 
@@ -153,7 +156,7 @@ class Arguments(ctypes.Structure):
 
 
 class Ops(runtime_api.Api):
-    """An Api whose functions on tensors are known too, by name."""
+    """An Api with the functions on tensors, found by op."""
 
     def __init__(self, path, made):
         super().__init__(path)
@@ -161,7 +164,7 @@ class Ops(runtime_api.Api):
         self.ids = {a["name"]: a["id"] for a in made["activations"]}
 
     def function(self, f):
-        """The one for a function of the manifest, and what it is called by."""
+        """Returns (description, C function) for a function of the manifest."""
         found = self.functions[f["op"], f["bwd"]]
         fn = getattr(self.dll, found.name + ("_with" if found.has_act else ""))
         fn.restype, fn.argtypes = (
@@ -171,7 +174,7 @@ class Ops(runtime_api.Api):
         return found, fn
 
     def lookup(self, f, device_type=0, name=None):
-        """The number of what kf_op_lookup finds for a function of the manifest."""
+        """Returns the op that kf_op_lookup finds for a function of the manifest."""
         dtypes = (ctypes.c_int * len(f["dtypes"]))(*(DTYPES[d] for d in f["dtypes"]))
         found = self.functions[f["op"], f["bwd"]]
         name = name or (found.plain or found.name).removeprefix("kf_fused_")
@@ -184,7 +187,7 @@ class Ops(runtime_api.Api):
         )
 
     def arguments(self, f, tensors, scalars, rng, p, dim, groups):
-        """kf_op_arguments_t, with all that it points to."""
+        """Returns a kf_op_arguments_t; it keeps the arrays that it points to."""
 
         def array(kind, numbers):
             return (kind * max(len(numbers), 1))(*numbers)
@@ -220,7 +223,7 @@ class Ops(runtime_api.Api):
         return self.op_call(ctx, self.lookup(f), ctypes.addressof(arguments), stream)
 
     def by_plan(self, ctx, f, arguments, stream):
-        """Made over the same tensors, whose addresses it then is given."""
+        """Creates a plan for these tensors, then runs it with their addresses."""
         plan = self.plan_create(ctx, self.lookup(f), ctypes.addressof(arguments))
         if not plan:
             return "no plan"
@@ -245,7 +248,8 @@ class Ops(runtime_api.Api):
         stream=None,
         via="function",
     ):
-        """tensors: {name: handle or None}. scalars: {name: number}, the activation's among them."""
+        """Calls f through an entry point. tensors: {name: handle or None}. scalars: {name: number},
+        including the activation's."""
         if via != "function":
             arguments = self.arguments(f, tensors, scalars, rng, p, dim, groups)
             return (self.by_name if via == "by name" else self.by_plan)(ctx, f, arguments, stream)
@@ -279,7 +283,7 @@ def sizes(f):
 
 
 def shape(f, a):
-    """Of a tensor with those extents."""
+    """Returns the shape of tensor `a` with those extents."""
     found = []
     for extent in a["shape"]:
         factor, _, size = extent.rpartition(" * ")
@@ -291,5 +295,5 @@ def shape(f, a):
 
 
 def dim(f):
-    """The axis, counted from the front, where callers choose it."""
+    """Returns the axis, counted from the front, if the caller chooses it."""
     return len(extents(f)["outer"]) if f["form"] == "axis" else None
