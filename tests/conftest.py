@@ -6,9 +6,10 @@ import sys
 
 import pytest
 
-# Before anybody loads NumPy: OpenBLAS's threads spin while they wait, a quarter of the time that the emulation's tests took, and cores have workers.
+# This runs before any import of NumPy. OpenBLAS threads spin while they wait, which took a quarter
+# of the emulation tests' time, and the workers use all cores.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-gc.disable()  # until all tests are collected: what is made by then stays
+gc.disable()  # until the end of collection: objects made by then stay
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / "tests/support"), str(ROOT / "gen")]
@@ -24,23 +25,24 @@ import promises  # noqa: E402
 import seconds  # noqa: E402
 
 BUILD = ROOT / "build/tests"
-SKIPPED = set()  # files of tests that skip themselves
+SKIPPED = set()  # test files that skip themselves
 
 
 def pytest_configure(config):
     config.files_skipped = SKIPPED
     if config.getoption("numprocesses", None) and not hasattr(config, "workerinput"):
-        gc.enable()  # where the workers are started no test is collected
+        gc.enable()  # the main process collects no tests
     if (
         not hasattr(config, "workerinput") and not config.option.collectonly
-    ):  # where the results of all workers arrive
+        # The main process receives the results of all workers.
+    ):
         config.pluginmanager.register(promises.Recorder())
     if not config.option.collectonly:
         seconds.register(config)
 
 
 def pytest_collection_modifyitems(config, items):
-    """What is for a higher level is not there: no skip that says so thousands of times."""
+    """Deselects tests of higher levels, instead of thousands of skips."""
     higher = [
         i for i in items if any(mark.args[0] > cases.LEVEL for mark in i.iter_markers("level"))
     ]
@@ -51,7 +53,7 @@ def pytest_collection_modifyitems(config, items):
 
 
 def pytest_collection_finish(session):
-    """Collections of garbage need not look at thousands of functions and tests again and again."""
+    """Excludes everything collected so far from garbage collection."""
     gc.freeze()
     gc.enable()
 
@@ -68,12 +70,13 @@ def manifest():
 
 @pytest.fixture(scope="session")
 def include():
-    """The include directories of the headers, rendered once."""
+    """Include directories of the headers, rendered once."""
     return kflib.render(BUILD)
 
 
 @pytest.fixture(scope="session")
 def once(request, tmp_path_factory):
-    """once(name, make): what make(folder) returns, made once a run for all workers (support/builds/once.py)."""
+    """once(name, make) returns the result of make(folder), computed once per run for all workers
+    (support/builds/once.py)."""
     own = tmp_path_factory.getbasetemp()
     return once_a_run.Once((own.parent if hasattr(request.config, "workerinput") else own) / "once")

@@ -5,19 +5,21 @@ import ways
 
 @pytest.fixture(scope="session")
 def clone(once):
-    """A copy of the repository that tests only read, apart from its build directory. Its name has a blank."""
+    """A copy of the repository that tests only read, except for its build directory. Its name
+    contains a blank."""
     return once("clone", lambda folder: ways.copy(folder / "a clone"))
 
 
 @pytest.fixture
 def checkout(tmp_path):
-    """One that a test may edit and build in."""
+    """A copy of the repository that one test may edit and build in."""
     return ways.copy(tmp_path / "a clone")
 
 
 @pytest.fixture(scope="session")
 def home(clone, once):
-    """The home directory of a user who has installed kf in ~/.local, as docs/install.md says."""
+    """Home directory of a user who has installed kf in ~/.local, as docs/install.md describes."""
+
     def installed(folder):
         ways.shell(ways.snippet("install"), clone, folder)
         return folder
@@ -27,7 +29,8 @@ def home(clone, once):
 
 @pytest.fixture(scope="session")
 def archive(once):
-    """The release archive, made in a clean git checkout."""
+    """The release archive, built in a clean git checkout."""
+
     def made(folder):
         folder = ways.copy(folder / "kf")
         ways.commit(folder)

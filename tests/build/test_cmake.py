@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An installed kf, found by CMake's find_package(kf)."""
+"""CMake's find_package(kf) with an installed kf."""
 
 import shutil
 
@@ -10,7 +10,11 @@ from kfgen.render import package
 
 pytestmark = ways.needs_cmake
 LANGUAGES = {"C": "program.c", "CXX": "program.cpp", "CUDA": "program.cu"}
-FLAGS = {"C": f"-std=c11 {ways.WARNINGS}", "CXX": f"-std=c++17 {ways.WARNINGS}", "CUDA": f"-std=c++17 {ways.NVCC_WARNINGS}"}
+FLAGS = {
+    "C": f"-std=c11 {ways.WARNINGS}",
+    "CXX": f"-std=c++17 {ways.WARNINGS}",
+    "CUDA": f"-std=c++17 {ways.NVCC_WARNINGS}",
+}
 
 
 CHECKED = f"""
@@ -21,18 +25,28 @@ endif()
 
 
 def build(project, language, home, before=""):
-    """The page's lines in the project's language. Returns what the program says."""
+    """Builds the project in `language` with the commands of docs/install.md; returns the program's
+    output."""
     flags = f"-DCMAKE_{language}_FLAGS='{FLAGS[language]}'"
     if language == "CUDA":
         flags += f" -DCMAKE_CUDA_COMPILER='{ways.NVCC}'"
-    ways.shell(ways.snippet("cmake-run", [("cmake -B build", f"cmake -B build {flags}")]), project, home)
+    ways.shell(
+        ways.snippet("cmake-run", [("cmake -B build", f"cmake -B build {flags}")]), project, home
+    )
     return ways.run(project / "build/program")
 
 
-@pytest.mark.parametrize("language", cases.by_level(["C"], ["C", "CXX", pytest.param("CUDA", marks=ways.needs_nvcc)]))
+@pytest.mark.parametrize(
+    "language", cases.by_level(["C"], ["C", "CXX", pytest.param("CUDA", marks=ways.needs_nvcc)])
+)
 def test_find_package(home, tmp_path, language):
-    changes = [("LANGUAGES C)", f"LANGUAGES {language})"), ("program.c)", f"{LANGUAGES[language]})")]
-    text = ways.snippet("cmake", changes) + (ways.snippet("cmake-cuda") if language == "CUDA" else CHECKED)
+    changes = [
+        ("LANGUAGES C)", f"LANGUAGES {language})"),
+        ("program.c)", f"{LANGUAGES[language]})"),
+    ]
+    text = ways.snippet("cmake", changes) + (
+        ways.snippet("cmake-cuda") if language == "CUDA" else CHECKED
+    )
     project = ways.consumer(tmp_path, CMakeLists__txt=text)
     assert build(project, language, home) == (ways.CUDA_SAID if language == "CUDA" else ways.SAID)
 
@@ -41,7 +55,11 @@ def test_find_package(home, tmp_path, language):
 def test_moved(home, tmp_path):
     shutil.copytree(home / ".local", tmp_path / "new home/.local")
     project = ways.consumer(tmp_path / "project", CMakeLists__txt=ways.snippet("cmake"))
-    ways.shell(ways.snippet("cmake-run", [("=$HOME/.local", '="$HOME/.local"')]), project, tmp_path / "new home")
+    ways.shell(
+        ways.snippet("cmake-run", [("=$HOME/.local", '="$HOME/.local"')]),
+        project,
+        tmp_path / "new home",
+    )
     assert ways.run(project / "build/program") == ways.SAID
     commands = (project / "build/CMakeFiles/program.dir/flags.make").read_text()
     assert "new\\ home" in commands or '"' in commands
@@ -49,9 +67,17 @@ def test_moved(home, tmp_path):
 
 
 def test_wrong_version(home, tmp_path):
-    project = ways.consumer(tmp_path, CMakeLists__txt=ways.snippet("cmake", [("find_package(kf 0.1 ", "find_package(kf 7.1 ")]))
-    said = ways.run("cmake", "-B", "build", f"-DCMAKE_PREFIX_PATH={home}/.local", cwd=project, fails=True)
-    assert 'compatible with requested version "7.1"' in " ".join(said.split()) and f"version: {ways.VERSION}" in said
+    project = ways.consumer(
+        tmp_path,
+        CMakeLists__txt=ways.snippet("cmake", [("find_package(kf 0.1 ", "find_package(kf 7.1 ")]),
+    )
+    said = ways.run(
+        "cmake", "-B", "build", f"-DCMAKE_PREFIX_PATH={home}/.local", cwd=project, fails=True
+    )
+    assert (
+        'compatible with requested version "7.1"' in " ".join(said.split())
+        and f"version: {ways.VERSION}" in said
+    )
 
 
 VERSIONS = """
@@ -75,22 +101,41 @@ function(ask has asked exact)
   message("${has} ${asked} ${PACKAGE_VERSION_COMPATIBLE} ${PACKAGE_VERSION_EXACT}")
 endfunction()
 """
-# What is installed, what is asked for, whether it will do, whether it is the same.
-ASKED = [("0.1.0", "0.1", True, True), ("0.1.0", "0.1.0", True, True), ("0.1.3", "0.1.2", True, False), ("0.1.3", "0.1.4", False, False),
-         ("0.2.0", "0.1", False, False), ("0.10.0", "0.1", False, False), ("1.0.0", "0.9", False, False), ("1.4.2", "1.0", True, False),
-         ("1.4.2", "1.5", False, False), ("2.0.0", "1.9", False, False), ("10.0.0", "1.0", False, False), ("12.1.0", "12.0", True, False),
-         ("0.2.0", "0.1...0.3", True, False), ("0.3.0", "0.1...0.3", True, False), ("0.3.0", "0.1...<0.3", False, False),
-         ("0.0.9", "0.1...0.3", False, False)]
+# (installed version, requested version, compatible, exact)
+ASKED = [
+    ("0.1.0", "0.1", True, True),
+    ("0.1.0", "0.1.0", True, True),
+    ("0.1.3", "0.1.2", True, False),
+    ("0.1.3", "0.1.4", False, False),
+    ("0.2.0", "0.1", False, False),
+    ("0.10.0", "0.1", False, False),
+    ("1.0.0", "0.9", False, False),
+    ("1.4.2", "1.0", True, False),
+    ("1.4.2", "1.5", False, False),
+    ("2.0.0", "1.9", False, False),
+    ("10.0.0", "1.0", False, False),
+    ("12.1.0", "12.0", True, False),
+    ("0.2.0", "0.1...0.3", True, False),
+    ("0.3.0", "0.1...0.3", True, False),
+    ("0.3.0", "0.1...<0.3", False, False),
+    ("0.0.9", "0.1...0.3", False, False),
+]
 
 
 def test_versions(home, tmp_path):
-    """Which requests are met, by this version's file and by those of versions to come."""
+    """Version requests must be met or refused correctly, by this version's file and by those of
+    later versions."""
     text = (home / ".local/share/cmake/kf/kfConfigVersion.cmake").read_text()
     assert text.count(f'"{ways.VERSION}"') == 1
     for has, *_ in ASKED:
         (tmp_path / f"{has}.cmake").write_text(text.replace(f'"{ways.VERSION}"', f'"{has}"'))
     script = tmp_path / "ask.cmake"
-    script.write_text(f'cmake_minimum_required(VERSION 3.14)\nset(FOLDER "{tmp_path}")' + VERSIONS
-                      + "".join(f'ask({has} "{asked}" "")\n' for has, asked, *_ in ASKED))
+    script.write_text(
+        f'cmake_minimum_required(VERSION 3.14)\nset(FOLDER "{tmp_path}")'
+        + VERSIONS
+        + "".join(f'ask({has} "{asked}" "")\n' for has, asked, *_ in ASKED)
+    )
     said = ways.run("cmake", "-P", script).split("\n")
-    assert [line for line in said if line] == [f"{h} {a} {str(c).upper()} {'TRUE' if e else ''}" for h, a, c, e in ASKED]
+    assert [line for line in said if line] == [
+        f"{h} {a} {str(c).upper()} {'TRUE' if e else ''}" for h, a, c, e in ASKED
+    ]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The release archive: the same bytes from the same commit, and what its users do with it, without Python and without Meson."""
+"""The release archive: the same bytes from the same commit, and its uses without Python and Meson."""
 
 import hashlib
 import os
@@ -18,13 +18,30 @@ HERE = f"tar xzf kf-{ways.VERSION}.tar.gz"
 
 @pytest.fixture
 def no_python(tmp_path):
-    """Environment in which Python and Meson are found, and fail."""
+    """Environment whose Python and Meson fail when called."""
     folder = tmp_path / "no python"
     folder.mkdir()
-    for name in ("python", "python3", "python3.11", "python3.12", "python3.13", "python3.14", "meson", "kfgen"):
+    for name in (
+        "python",
+        "python3",
+        "python3.11",
+        "python3.12",
+        "python3.13",
+        "python3.14",
+        "meson",
+        "kfgen",
+    ):
         (folder / name).write_text("#!/bin/sh\necho there is no Python here >&2; exit 1\n")
         (folder / name).chmod(0o755)
-    return {"PATH": os.pathsep.join([str(folder), os.environ["PATH"], *([str(pathlib.Path(ways.NVCC).parent)] if ways.NVCC else [])])}
+    return {
+        "PATH": os.pathsep.join(
+            [
+                str(folder),
+                os.environ["PATH"],
+                *([str(pathlib.Path(ways.NVCC).parent)] if ways.NVCC else []),
+            ]
+        )
+    }
 
 
 def beside(archive, project):
@@ -33,11 +50,17 @@ def beside(archive, project):
     return project
 
 
-@pytest.mark.parametrize("compiler", cases.by_level(["gcc -std=c11"], ["gcc -std=c11", "g++ -std=c++17"]))
+@pytest.mark.parametrize(
+    "compiler", cases.by_level(["gcc -std=c11"], ["gcc -std=c11", "g++ -std=c++17"])
+)
 def test_compile(archive, tmp_path, no_python, compiler):
     project = beside(archive, tmp_path)
     source = "program.c" if "gcc" in compiler else "program.cpp"
-    ways.shell(ways.snippet("archive", [(GCC, f"{compiler} -O2 {ways.WARNINGS}"), ("program.c", source)]), project, **no_python)
+    ways.shell(
+        ways.snippet("archive", [(GCC, f"{compiler} -O2 {ways.WARNINGS}"), ("program.c", source)]),
+        project,
+        **no_python,
+    )
     assert ways.run(project / "program") == ways.SAID
 
 
@@ -50,19 +73,30 @@ def test_compile_cuda(archive, tmp_path, no_python):
 
 
 def files(folder):
-    return {p.relative_to(folder).as_posix(): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+    return {
+        p.relative_to(folder).as_posix(): p.read_bytes() for p in folder.rglob("*") if p.is_file()
+    }
 
 
 @pytest.mark.level(2)
 def test_install(archive, clone, home, tmp_path, no_python):
-    """What make install leaves, from a checkout and from the archive, is the same; /usr is what it is there, too."""
+    """`make install` from a checkout and from the archive must install the same files, below $HOME
+    and below /usr."""
     project = beside(archive, tmp_path / "project")
     ways.shell(ways.snippet("archive-install"), project, tmp_path, **no_python)
     assert files(tmp_path / ".local") == files(home / ".local")
     unpacked = project / f"kf-{ways.VERSION}"
     ways.run("make", "-C", unpacked, "uninstall", f"PREFIX={tmp_path / '.local'}", **no_python)
     assert files(tmp_path / ".local") == {}
-    ways.run("make", "-C", unpacked, "install", "PREFIX=/usr", f"DESTDIR={tmp_path / 'root'}", **no_python)
+    ways.run(
+        "make",
+        "-C",
+        unpacked,
+        "install",
+        "PREFIX=/usr",
+        f"DESTDIR={tmp_path / 'root'}",
+        **no_python,
+    )
     ways.run("make", "-C", clone, "install", "PREFIX=/usr", f"DESTDIR={tmp_path / 'theirs'}")
     assert files(tmp_path / "root") == files(tmp_path / "theirs")
 
@@ -73,28 +107,62 @@ def test_install(archive, clone, home, tmp_path, no_python):
 def test_fetch_content(archive, tmp_path, no_python, language):
     source = {"C": "program.c", "CXX": "program.cpp", "CUDA": "program.cu"}[language]
     sum_ = hashlib.sha256(archive.read_bytes()).hexdigest()
-    text = ways.snippet("fetch-content", [("https://example.org/", f"file://{archive.parent}/"), ("SUM", sum_),
-                                          ("LANGUAGES C)", f"LANGUAGES {language})"), ("program.c)", f"{source})")])
+    text = ways.snippet(
+        "fetch-content",
+        [
+            ("https://example.org/", f"file://{archive.parent}/"),
+            ("SUM", sum_),
+            ("LANGUAGES C)", f"LANGUAGES {language})"),
+            ("program.c)", f"{source})"),
+        ],
+    )
     text += ways.snippet("cmake-cuda") if language == "CUDA" else ""
     project = ways.consumer(tmp_path / "project", CMakeLists__txt=text)
     warnings = ways.NVCC_WARNINGS if language == "CUDA" else ways.WARNINGS
     cuda = [f"-DCMAKE_CUDA_COMPILER={ways.NVCC}"] if language == "CUDA" else []
-    said = ways.run("cmake", "-B", "build", f"-DCMAKE_{language}_FLAGS={warnings}", *cuda, cwd=project, **no_python)
+    said = ways.run(
+        "cmake",
+        "-B",
+        "build",
+        f"-DCMAKE_{language}_FLAGS={warnings}",
+        *cuda,
+        cwd=project,
+        **no_python,
+    )
     assert "Warning" not in said
     ways.run("cmake", "--build", "build", cwd=project, **no_python)
-    assert ways.run(project / "build/program") == (ways.CUDA_SAID if language == "CUDA" else ways.SAID)
+    assert ways.run(project / "build/program") == (
+        ways.CUDA_SAID if language == "CUDA" else ways.SAID
+    )
 
 
 @pytest.mark.level(2)
 @ways.needs_meson
 def test_meson(archive, tmp_path, no_python):
-    """As a wrap, where there is no jinja2: all of kf, and no generator; a choice is refused with what it needs."""
+    """Without jinja2 a Meson wrap has all of kf and no generator. Options that need the generator
+    must be refused with the packages to install."""
     sum_ = hashlib.sha256(archive.read_bytes()).hexdigest()
-    wrap = ways.snippet("wrap", [("https://example.org/", f"file://{archive.parent}/"), ("SUM", sum_)])
-    project = ways.consumer(tmp_path / "project", meson__build=ways.snippet("meson"), **{"subprojects/kf__wrap": wrap})
-    said = ways.run(ways.MESON, "setup", "build", "-Dkf:dtypes=f32", cwd=project, fails=True, **no_python)
+    wrap = ways.snippet(
+        "wrap", [("https://example.org/", f"file://{archive.parent}/"), ("SUM", sum_)]
+    )
+    project = ways.consumer(
+        tmp_path / "project", meson__build=ways.snippet("meson"), **{"subprojects/kf__wrap": wrap}
+    )
+    said = ways.run(
+        ways.MESON, "setup", "build", "-Dkf:dtypes=f32", cwd=project, fails=True, **no_python
+    )
     assert "apt install python3 python3-jinja2" in said
-    ways.run(ways.MESON, "setup", "--wipe", "build", "-Dwarning_level=3", "-Dwerror=true", "-Dkf:dtypes=", cwd=project, **no_python)
+    ways.run(
+        ways.MESON,
+        "setup",
+        "--wipe",
+        "build",
+        "-Dwarning_level=3",
+        "-Dwerror=true",
+        "-Dkf:dtypes=",
+        cwd=project,
+        **no_python,
+    )
     ways.run("ninja", "-C", "build", cwd=project, **no_python)
     assert ways.run(project / "build/program") == ways.SAID
 
@@ -102,20 +170,33 @@ def test_meson(archive, tmp_path, no_python):
 @pytest.mark.level(2)
 @ways.needs_cmake
 def test_as_a_prefix(archive, tmp_path, no_python):
-    """find_package and pkg-config in the unpacked archive, as it is."""
+    """find_package and pkg-config must work in the unpacked archive, without an installation."""
     project = beside(archive, tmp_path)
     ways.shell(HERE, project)
     (project / "CMakeLists.txt").write_text(ways.snippet("cmake"))
-    ways.run("cmake", "-B", "build", f"-DCMAKE_PREFIX_PATH={project / HERE.split()[-1][:-7]}", cwd=project, **no_python)
+    ways.run(
+        "cmake",
+        "-B",
+        "build",
+        f"-DCMAKE_PREFIX_PATH={project / HERE.split()[-1][:-7]}",
+        cwd=project,
+        **no_python,
+    )
     ways.run("cmake", "--build", "build", cwd=project, **no_python)
     assert ways.run(project / "build/program") == ways.SAID
     if ways.PKG_CONFIG:
-        said = ways.run("pkg-config", "--cflags", "kf", PKG_CONFIG_PATH=project / f"kf-{ways.VERSION}/share/pkgconfig").split()
+        said = ways.run(
+            "pkg-config",
+            "--cflags",
+            "kf",
+            PKG_CONFIG_PATH=project / f"kf-{ways.VERSION}/share/pkgconfig",
+        ).split()
         assert (project / f"kf-{ways.VERSION}/include").samefile(said[-1])
 
 
 def test_the_same_bytes(archive, tmp_path):
-    """From another directory, another day, with another umask and another order of files."""
+    """The archive must have the same bytes from another directory, date, umask, time zone and order
+    of files."""
     again = tmp_path / "another name"
     ways.run("git", "clone", "-q", archive.parents[2], again)
     other = {"LC_ALL": "C.UTF-8", "TZ": "Asia/Tokyo", "PYTHONHASHSEED": "7"}
@@ -130,26 +211,42 @@ def test_contents(archive, tmp_path):
         members = tar.getmembers()
         top = f"kf-{ways.VERSION}"
         found = {m.name.removeprefix(f"{top}/"): tar.extractfile(m).read() for m in members}
-    assert [m.name for m in members] == sorted(m.name for m in members) and all(m.name.startswith(f"{top}/") for m in members)
+    assert [m.name for m in members] == sorted(m.name for m in members) and all(
+        m.name.startswith(f"{top}/") for m in members
+    )
     assert {(m.uid, m.gid, m.uname, m.gname, m.isreg()) for m in members} == {(0, 0, "", "", True)}
     assert len({m.mtime for m in members}) == 1 and {m.mode for m in members} == {0o644, 0o755}
-    assert {m.name for m in members if m.mode == 0o755} == {f"{top}/gen/bin/kfgen", f"{top}/.ci/run"}
+    assert {m.name for m in members if m.mode == 0o755} == {
+        f"{top}/gen/bin/kfgen",
+        f"{top}/.ci/run",
+    }
     tracked = set(files(ways.copy(tmp_path)))
     assert tracked <= set(found), tracked - set(found)
     made = set(found) - tracked
-    assert {"CMakeLists.txt", "include/kf/kf.h", "include/kf/kf.cuh", "single/kf_single.h", "single/kf_single.cuh",
-            "share/kf/installed.txt", "share/pkgconfig/kf.pc"} <= made
+    assert {
+        "CMakeLists.txt",
+        "include/kf/kf.h",
+        "include/kf/kf.cuh",
+        "single/kf_single.h",
+        "single/kf_single.cuh",
+        "share/kf/installed.txt",
+        "share/pkgconfig/kf.pc",
+    } <= made
     assert not [p for p in made if p.endswith((".pyc", ".o", ".stamp")) or "egg-info" in p]
     assert found["single/kf_single.h"] == (archive.parent / "kf_single.h").read_bytes()
     text = found["CMakeLists.txt"].decode()
-    assert len([line for line in text.splitlines() if not line.startswith("#")]) <= 10 and f"VERSION {ways.VERSION} " in text
-    size = sum(len(zlib.compress(found[p])) for p in made)  # what is tracked grows with tests and measurements, not with functions
+    assert (
+        len([line for line in text.splitlines() if not line.startswith("#")]) <= 10
+        and f"VERSION {ways.VERSION} " in text
+    )
+    # Tracked files grow with tests and measurements, not with functions.
+    size = sum(len(zlib.compress(found[p])) for p in made)
     assert size < 620 * len(kflib.manifest()["functions"]), size
 
 
 @pytest.mark.level(2)
 def test_changes_are_named(archive, tmp_path):
-    """What is not committed goes into the archive as it is, and dist says so."""
+    """Uncommitted changes go into the archive, and `make dist` must say so."""
     again = tmp_path / "kf"
     ways.run("git", "clone", "-q", archive.parents[2], again)
     (again / "LICENSE").write_text("mine\n")

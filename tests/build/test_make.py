@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""make install and uninstall, and what the Makefile says where something is missing."""
+"""make install and uninstall, and the Makefile's messages about missing tools."""
 
 import pathlib
 import sys
@@ -12,21 +12,31 @@ GCC = "gcc -O3 -march=native"
 
 
 def compile_and_run(snippet, project, home, compiler="gcc -std=c11", source="program.c"):
-    """The page's line, with the user's own compiler, warnings and source."""
+    """Runs the page's command with the test's compiler, warnings and source."""
     line = ways.snippet(snippet, [(GCC, f"{compiler} -O2 {ways.WARNINGS}"), ("program.c", source)])
     ways.shell(line, project, home)
     assert ways.run(project / "program") == ways.SAID
 
 
-@pytest.mark.parametrize("compiler", cases.by_level(["gcc -std=c11"], ["gcc -std=c11", "g++ -std=c++17"]))
+@pytest.mark.parametrize(
+    "compiler", cases.by_level(["gcc -std=c11"], ["gcc -std=c11", "g++ -std=c++17"])
+)
 def test_install(home, tmp_path, compiler):
-    compile_and_run("compile", ways.consumer(tmp_path), home, compiler, "program.c" if "gcc" in compiler else "program.cpp")
+    compile_and_run(
+        "compile",
+        ways.consumer(tmp_path),
+        home,
+        compiler,
+        "program.c" if "gcc" in compiler else "program.cpp",
+    )
 
 
 @pytest.mark.level(2)
 @ways.needs_nvcc
 def test_install_cuda(home, tmp_path):
-    ways.shell(ways.snippet("compile-cuda", [("-O3", ways.NVCC_WARNINGS)]), ways.consumer(tmp_path), home)
+    ways.shell(
+        ways.snippet("compile-cuda", [("-O3", ways.NVCC_WARNINGS)]), ways.consumer(tmp_path), home
+    )
     assert ways.run(tmp_path / "program") == ways.CUDA_SAID
 
 
@@ -35,23 +45,29 @@ def test_no_venv_where_python_has_jinja2(home, clone):
 
 
 def tree(folder):
-    return {p.relative_to(folder).as_posix(): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+    return {
+        p.relative_to(folder).as_posix(): p.read_bytes() for p in folder.rglob("*") if p.is_file()
+    }
 
 
 def test_the_list_is_what_is_there(home):
-    assert (home / ".local/share/kf/installed.txt").read_text().split() == sorted(tree(home / ".local"))
+    assert (home / ".local/share/kf/installed.txt").read_text().split() == sorted(
+        tree(home / ".local")
+    )
 
 
 @pytest.mark.level(2)
 def test_destdir(clone, home, tmp_path):
-    """The same files as without, the paths in them too; apart from what /usr/include is for compilers."""
+    """DESTDIR must install the same files as PREFIX alone, with the same paths inside. /usr
+    differs, because compilers treat /usr/include specially."""
     ways.run("make", "install", "PREFIX=/opt/kf", f"DESTDIR={tmp_path / 'root'}", cwd=clone)
     assert tree(tmp_path / "root/opt/kf") == tree(home / ".local")
 
 
 @pytest.mark.level(2)
 def test_usr(clone, tmp_path):
-    """/usr/include as a system path would hide C++'s headers from each other: <cstdlib> would not compile."""
+    """/usr/include as a system path would hide C++'s headers from each other: <cstdlib> would not
+    compile."""
     ways.run("make", "install", "PREFIX=/usr", f"DESTDIR={tmp_path}", cwd=clone)
     assert "isystem" not in (tmp_path / "usr/share/pkgconfig/kf.pc").read_text()
 
@@ -62,24 +78,43 @@ def test_again_and_uninstall(clone, tmp_path):
     ways.run(*install, cwd=clone)
     first = {p: p.stat().st_mtime_ns for p in prefix.rglob("*") if p.is_file()}
     ways.run(*install, cwd=clone)
-    assert {p: p.stat().st_mtime_ns for p in prefix.rglob("*") if p.is_file()} == first, "what has not changed is not touched"
+    assert {p: p.stat().st_mtime_ns for p in prefix.rglob("*") if p.is_file()} == first, (
+        "what has not changed is not touched"
+    )
     ways.run("kfgen", "install", "--prefix", prefix, "--ops", "add", "--dtypes", "f32")
     left = tree(prefix)
-    assert {pathlib.PurePath(p).name for p in left if p.startswith("include/kf/ops/") and p.endswith(".h")} == {"activations.h", *ways.headers("add")}
+    assert {
+        pathlib.PurePath(p).name
+        for p in left
+        if p.startswith("include/kf/ops/") and p.endswith(".h")
+    } == {"activations.h", *ways.headers("add")}
     assert b"f16" not in left["include/kf/ops/add.h"]
 
-    ways.run("kfgen", "render", "--spec", ways.ROOT / "examples/my_ops.toml", "--out", prefix / "include", "--ops", "add")
+    ways.run(
+        "kfgen",
+        "render",
+        "--spec",
+        ways.ROOT / "examples/my_ops.toml",
+        "--out",
+        prefix / "include",
+        "--ops",
+        "add",
+    )
     (prefix / "include/other.h").write_text("")
     ways.run("make", "uninstall", f"PREFIX={prefix}", cwd=clone)
     mine = {p for p in tree(prefix) if p not in left}
     assert set(tree(prefix)) == mine and {"include/other.h", "include/kf/my_ops.h"} <= mine
     assert not (prefix / "include/kf/core").exists() and not (prefix / "share/kf").exists()
     said = ways.run("make", "uninstall", f"PREFIX={prefix}", cwd=clone, fails=True)
-    assert f"kf: no kf is installed in {prefix}: share/kf/installed.txt is not there" in said.splitlines()
+    assert (
+        f"kf: no kf is installed in {prefix}: share/kf/installed.txt is not there"
+        in said.splitlines()
+    )
 
 
 def test_a_relative_prefix_in_a_destdir(clone, tmp_path):
-    """Which kfgen takes from where it is called: both targets mean one place."""
+    """kfgen resolves a relative prefix from its working directory. install and uninstall must mean
+    the same folder."""
     ways.run("make", "install", "PREFIX=build/a b/own", f"DESTDIR={tmp_path}", cwd=clone)
     there = pathlib.Path(f"{tmp_path}{clone}/build/a b/own")
     assert (there / "include/kf/kf.h").is_file()
@@ -90,18 +125,39 @@ def test_a_relative_prefix_in_a_destdir(clone, tmp_path):
 def test_install_refuses_before_it_writes(tmp_path):
     said = ways.run("kfgen", "install", "--prefix", tmp_path / "p", "--ops", "adds", fails=True)
     assert "--ops: `adds` is not one of" in said and not (tmp_path / "p").exists()
-    said = ways.run("kfgen", "install", "--prefix", tmp_path / "p", "--spec", ways.ROOT / "examples/my_ops.toml", fails=True)
+    said = ways.run(
+        "kfgen",
+        "install",
+        "--prefix",
+        tmp_path / "p",
+        "--spec",
+        ways.ROOT / "examples/my_ops.toml",
+        fails=True,
+    )
     assert "kfgen render --spec" in said and not (tmp_path / "p").exists()
 
 
 def test_what_is_missing_is_named_in_one_line(checkout):
-    lines = [x for x in ways.run("make", "cc", "CC=no-such-gcc", cwd=checkout, fails=True).splitlines() if x.startswith("kf:")]
+    lines = [
+        x
+        for x in ways.run("make", "cc", "CC=no-such-gcc", cwd=checkout, fails=True).splitlines()
+        if x.startswith("kf:")
+    ]
     assert lines == ["kf: no-such-gcc is missing: apt install gcc libc6-dev"]
     old = checkout / "old-python"
     old.write_text('#!/bin/sh\n[ "$1" = --version ] && echo Python 3.9.2\nexit 1\n')
     old.chmod(0o755)
     said = ways.run("make", "headers", "PYTHON=./old-python", cwd=checkout, fails=True)
     lines = [x for x in said.splitlines() if x.startswith("kf:")]
-    assert lines == ["kf: Python 3.9.2 is too old, kf needs 3.11: apt install python3.11 python3.11-venv"]
-    said = ways.run("make", "dist", f"PYTHON={sys.executable}", cwd=checkout, fails=True, GIT_CEILING_DIRECTORIES=checkout.parent)
+    assert lines == [
+        "kf: Python 3.9.2 is too old, kf needs 3.11: apt install python3.11 python3.11-venv"
+    ]
+    said = ways.run(
+        "make",
+        "dist",
+        f"PYTHON={sys.executable}",
+        cwd=checkout,
+        fails=True,
+        GIT_CEILING_DIRECTORIES=checkout.parent,
+    )
     assert any(x.startswith("kf: a release is made from a git checkout") for x in said.splitlines())

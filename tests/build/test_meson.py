@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Meson: kf's own build, kf as a subproject of a C project and of a CUDA one, with kernels of the parent's own."""
+"""Meson: kf's own build, and kf as a subproject of a C and a CUDA project, with ops of the parent's
+own."""
 
 import hashlib
 import json
@@ -45,7 +46,7 @@ kf_result_t call(const kf_f16 *x, kf_f16 *y, cudaStream_t stream) { return kf_ge
 
 
 def with_checkout(project):
-    """A checkout as the parent's subprojects/kf, which a test may edit: returns it."""
+    """Makes a checkout the parent's subprojects/kf, which a test may edit, and returns it."""
     kf = ways.copy(project / "subprojects/kf")
     (project / "subprojects/kf.wrap").write_text(ways.snippet("wrap-checkout"))
     return kf
@@ -61,17 +62,28 @@ def setup(project, *options):
 
 @pytest.mark.level(2)
 def test_install(checkout, tmp_path):
-    """The page's lines; the tests are off for what pytest would do here."""
-    ways.shell(ways.snippet("meson-install", [("-Dops", "-Dtests=disabled -Dops")]), checkout, tmp_path)
+    """Runs the page's commands, without the tests, which would run pytest here."""
+    ways.shell(
+        ways.snippet("meson-install", [("-Dops", "-Dtests=disabled -Dops")]), checkout, tmp_path
+    )
     prefix = tmp_path / ".local"
-    assert {p.name for p in (prefix / "include/kf/ops").glob("*.h")} == {"activations.h", *ways.headers("add", "bias")}
+    assert {p.name for p in (prefix / "include/kf/ops").glob("*.h")} == {
+        "activations.h",
+        *ways.headers("add", "bias"),
+    }
     assert "kf_cpu_add_silu_f32" not in (prefix / "include/kf/ops/add.h").read_text()
     project = ways.consumer(tmp_path / "project")
     ways.shell(ways.snippet("compile"), project, tmp_path)
     assert run(project / "program") == ways.SAID
-    # Beside the headers the same as make install leaves, but for the list: Meson keeps its own.
+    # Apart from the headers, Meson must install the same files as `make install`, except the list
+    # of files, which it keeps itself.
     run("make", "install", f"PREFIX={tmp_path / 'make'}", cwd=checkout)
-    for file in ("share/pkgconfig/kf.pc", "share/cmake/kf/kfConfig.cmake", "share/cmake/kf/kfConfigVersion.cmake", "include/kf/core/elementwise/elementwise.h"):
+    for file in (
+        "share/pkgconfig/kf.pc",
+        "share/cmake/kf/kfConfig.cmake",
+        "share/cmake/kf/kfConfigVersion.cmake",
+        "include/kf/core/elementwise/elementwise.h",
+    ):
         assert (prefix / file).read_bytes() == (tmp_path / "make" / file).read_bytes(), file
     run("ninja", "-C", "build", "uninstall", cwd=checkout)
     assert not [p for p in prefix.rglob("*") if p.is_file()]
@@ -81,12 +93,23 @@ def test_install(checkout, tmp_path):
 @ways.needs_pkg_config
 @pytest.mark.parametrize("inside", [True, False], ids=["inside", "outside"])
 def test_directories_of_ones_own(checkout, tmp_path, inside):
-    """--includedir and --datadir, below the prefix and beside it: what is installed finds the headers."""
+    """--includedir and --datadir, inside the prefix and outside: the installed package files must
+    find the headers."""
     prefix = tmp_path / "prefix"
     include, data = ("inc/deep", "data") if inside else (tmp_path / "include", tmp_path / "data")
-    setup(checkout, f"--prefix={prefix}", f"--includedir={include}", f"--datadir={data}", "-Dtests=disabled", "-Dops=add", "-Ddtypes=f32")
+    setup(
+        checkout,
+        f"--prefix={prefix}",
+        f"--includedir={include}",
+        f"--datadir={data}",
+        "-Dtests=disabled",
+        "-Dops=add",
+        "-Ddtypes=f32",
+    )
     run(MESON, "install", "-C", "build", cwd=checkout)
-    said = run("pkg-config", "--variable=includedir", "kf", PKG_CONFIG_PATH=prefix / data / "pkgconfig").strip()
+    said = run(
+        "pkg-config", "--variable=includedir", "kf", PKG_CONFIG_PATH=prefix / data / "pkgconfig"
+    ).strip()
     assert (prefix / include).samefile(said)
     project = ways.consumer(tmp_path / "project", CMakeLists__txt=ways.snippet("cmake"))
     if ways.CMAKE:
@@ -98,46 +121,71 @@ def test_directories_of_ones_own(checkout, tmp_path, inside):
 @pytest.mark.level(2)
 @pytest.mark.parametrize("source", ["archive", "checkout"])
 def test_subproject(tmp_path, archive, source):
-    """The page's lines: the archive through a wrap, or a checkout. Options choose; nothing of kf's own is run."""
-    project = ways.consumer(tmp_path, meson__build=ways.snippet("meson") + "test('own', find_program('true'))\n")
+    """Runs the page's commands with the archive through a wrap, or with a checkout. Options must
+    reduce the headers, and none of kf's tests may run."""
+    project = ways.consumer(
+        tmp_path, meson__build=ways.snippet("meson") + "test('own', find_program('true'))\n"
+    )
     if source == "checkout":
         with_checkout(project)
     else:
         sum_ = hashlib.sha256(archive.read_bytes()).hexdigest()
-        wrap = ways.snippet("wrap", [("https://example.org/", f"file://{archive.parent}/"), ("SUM", sum_)])
+        wrap = ways.snippet(
+            "wrap", [("https://example.org/", f"file://{archive.parent}/"), ("SUM", sum_)]
+        )
         ways.consumer(project, **{"subprojects/kf__wrap": wrap})
     ways.shell(ways.snippet("meson-run", [("build -D", f"build {' '.join(STRICT)} -D")]), project)
     assert run(project / "build/program") == ways.SAID
     kf = project / "build/subprojects" / ("kf" if source == "checkout" else f"kf-{ways.VERSION}")
-    assert {p.name for p in (kf / "include/kf/ops").glob("*.h")} == {"activations.h", *ways.headers("add", "bias")}
+    assert {p.name for p in (kf / "include/kf/ops").glob("*.h")} == {
+        "activations.h",
+        *ways.headers("add", "bias"),
+    }
     assert "no work to do" in ninja(project)
     for options, installed in ((["--skip-subprojects"], 0), ([], 1)):
         run(MESON, "install", "-C", "build", *options, cwd=project, DESTDIR=tmp_path / "root")
         assert len(list((tmp_path / "root").rglob("kf.h"))) == installed
-    assert [t["name"] for t in json.loads(run(MESON, "introspect", "build", "--tests", cwd=project))] == ["own"]
-    # What was left out is not there, although the archive has it ready: the build's own headers come first.
-    (project / "program.c").write_text("#include <kf/kf.h>\nint main(void) { return kf_cpu_add_bf16(NULL, NULL, NULL, 0); }\n")
+    assert [
+        t["name"] for t in json.loads(run(MESON, "introspect", "build", "--tests", cwd=project))
+    ] == ["own"]
+    # Excluded functions must be missing, although the archive has them: the build's own headers
+    # come first.
+    (project / "program.c").write_text(
+        "#include <kf/kf.h>\nint main(void) { return kf_cpu_add_bf16(NULL, NULL, NULL, 0); }\n"
+    )
     assert "kf_cpu_add_bf16" in run("ninja", "-C", "build", cwd=project, fails=True)
 
 
 def test_options_of_the_parent(tmp_path):
-    """A parent's own option of the same name chooses for kf, too; default_options does as well."""
-    text = ways.snippet("meson", [("dependency('kf')", "dependency('kf', default_options: ['ops=add'])")])
-    project = ways.consumer(tmp_path, meson__build=text, meson_options__txt="option('dtypes', type: 'array', value: ['f32'])\n")
+    """A parent's option of the same name applies to kf too, and so do default_options."""
+    text = ways.snippet(
+        "meson", [("dependency('kf')", "dependency('kf', default_options: ['ops=add'])")]
+    )
+    project = ways.consumer(
+        tmp_path,
+        meson__build=text,
+        meson_options__txt="option('dtypes', type: 'array', value: ['f32'])\n",
+    )
     with_checkout(project)
     setup(project)
     ninja(project)
     said = run(MESON, "setup", "wrong", "-Dkf:ops=silu_mul", cwd=project, fails=True)
-    assert "ERROR: Problem encountered: kfgen: error: --ops: `silu_mul` is the op act_mul" in said and "Traceback" not in said
+    assert (
+        "ERROR: Problem encountered: kfgen: error: --ops: `silu_mul` is the op act_mul" in said
+        and "Traceback" not in said
+    )
     ops = project / "build/subprojects/kf/include/kf/ops"
-    assert {p.name for p in ops.glob("*.h")} == {"activations.h", *ways.headers("add")} and "bf16" not in (ops / "add.h").read_text()
+    assert {p.name for p in ops.glob("*.h")} == {
+        "activations.h",
+        *ways.headers("add"),
+    } and "bf16" not in (ops / "add.h").read_text()
     assert run(project / "build/program") == ways.SAID
 
 
 @pytest.mark.level(2)
 def test_subproject_follows_edits(tmp_path):
-    """A consumer's objects are compiled again after an edit of a template, a spec or a core header, in the same run of
-    ninja; those that do not include what changed are not."""
+    """An edit of a template, spec or core header must recompile a consumer's objects in the same
+    run of ninja, and no objects that do not include the change."""
     text = ways.snippet("meson") + "executable('other', 'other.c', dependencies: kf)\n"
     project = ways.consumer(tmp_path, meson__build=text, other__c=OTHER)
     kf = with_checkout(project)
@@ -149,16 +197,18 @@ def test_subproject_follows_edits(tmp_path):
     edit(kf / "include/kf/core/elementwise/elementwise.h", "#endif", "#endif\n/* edited */")
     assert "program.c.o" in ninja(project)
 
-    (kf / "templates/macros.j2").touch()  # the same headers: restat ends it there
+    (kf / "templates/macros.j2").touch()  # the same headers: restat ends the rebuild
     said = ninja(project)
     assert "kfgen" in said and "program.c.o" not in said
 
-    edit(kf / "gen/kfgen/families/elementwise/ops.toml", 'expr = "act(a + b)"', 'expr = "act(a - b)"')
+    edit(
+        kf / "gen/kfgen/families/elementwise/ops.toml", 'expr = "act(a + b)"', 'expr = "act(a - b)"'
+    )
     said = ninja(project)
     assert "program.c.o" in said and "other.c.o" not in said
     assert run(project / "build/program") == "0 0 8\n"
     assert "no work to do" in ninja(project)
-    # A file more: another op.
+    # One more op adds a file.
     run(MESON, "configure", "build", "-Dkf:ops=add,bias,mul", cwd=project)
     ninja(project)
     assert (project / "build/subprojects/kf/include/kf/ops/mul.h").is_file()
@@ -166,8 +216,11 @@ def test_subproject_follows_edits(tmp_path):
 
 @pytest.mark.level(2)
 def test_own_spec(tmp_path):
-    """The parent's own entry: in its program, again after an edit of the spec or of kf's templates, and not otherwise."""
-    project = ways.consumer(tmp_path, meson__build=ways.snippet("meson-own"), my_ops__toml=SPEC, program__c=OWN)
+    """The parent's own spec must be in its program, and rebuilt after an edit of the spec or of
+    kf's templates, but not otherwise."""
+    project = ways.consumer(
+        tmp_path, meson__build=ways.snippet("meson-own"), my_ops__toml=SPEC, program__c=OWN
+    )
     kf = with_checkout(project)
     setup(project, *STRICT)
     ninja(project)
@@ -176,7 +229,11 @@ def test_own_spec(tmp_path):
 
     edit(project / "my_ops.toml", 'expr = "residual +', 'expr = "residual -')
     said = ninja(project)
-    assert said.count("render --one-file") == 1 and "program.c.o" in said and "kf umbrellas" not in said
+    assert (
+        said.count("render --one-file") == 1
+        and "program.c.o" in said
+        and "kf umbrellas" not in said
+    )
     assert run(project / "build/program") == "0.5 1, -0.5 0\n"
     assert "no work to do" in ninja(project)
 
@@ -188,7 +245,7 @@ def test_own_spec(tmp_path):
     assert "/* edited */" in (project / "build/my_ops.h").read_text()
     assert "no work to do" in ninja(project)
 
-    edit(project / "my_ops.toml", "gamma * act(x)\"\nref", "gamma * act(z)\"\nref")
+    edit(project / "my_ops.toml", 'gamma * act(x)"\nref', 'gamma * act(z)"\nref')
     said = run("ninja", "-C", "build", cwd=project, fails=True)
     assert "kfgen: error: " in said and "my_ops.toml" in said and "z" in said
 
@@ -196,11 +253,17 @@ def test_own_spec(tmp_path):
 @pytest.mark.level(2)
 @ways.needs_nvcc
 def test_own_spec_cuda(tmp_path):
-    """The same for a .cu of the parent's, by a custom target; the object has the parent's kernels alone."""
-    # A cut kf: kfgen is given the same choice.
-    text = ways.snippet("meson-own", [("'--one-file'", "'--one-file', '--dtypes', 'f32,f16', '--activations', 'relu,gelu'")])
+    """A custom target compiles the parent's own .cu; the object must have the parent's kernels
+    only."""
+    # kf has fewer dtypes and activations here; kfgen gets the same options.
+    text = ways.snippet(
+        "meson-own",
+        [("'--one-file'", "'--one-file', '--dtypes', 'f32,f16', '--activations', 'relu,gelu'")],
+    )
     text += ways.snippet("meson-cuda", [("'-O3'", "'-O3', '-Werror', 'all-warnings'")])
-    project = ways.consumer(tmp_path, meson__build=text, my_ops__toml=SPEC, program__c=OWN, program__cu=OWN_CUDA)
+    project = ways.consumer(
+        tmp_path, meson__build=text, my_ops__toml=SPEC, program__c=OWN, program__cu=OWN_CUDA
+    )
     kf = with_checkout(project)
     setup(project, "-Dkf:dtypes=f32,f16", "-Dkf:activations=relu,gelu")
     ninja(project)
@@ -210,7 +273,11 @@ def test_own_spec_cuda(tmp_path):
     edit(project / "my_ops.toml", 'expr = "residual +', 'expr = "residual -')
     assert "program.cu" in ninja(project)
     assert (project / "build/program.o").read_bytes() != built
-    edit(kf / "include/kf/core/elementwise/args.cuh", "#define KFI_ROWS 0", "#define KFI_ROWS 0 // edited")
+    edit(
+        kf / "include/kf/core/elementwise/args.cuh",
+        "#define KFI_ROWS 0",
+        "#define KFI_ROWS 0 // edited",
+    )
     said = ninja(project)
     assert "program.cu" in said and "program.c.o" not in said
     assert "no work to do" in ninja(project)

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""docs/install.md: every way has tests, which exist; every line that it shows is run by one."""
+"""docs/install.md: each installation method has tests, which exist, and each shown command is run
+by one."""
 
 import pathlib
 import re
@@ -17,15 +18,20 @@ def anchor(title):
 
 
 def test_each_way_has_tests_that_are_run():
-    """From level 2 on all of them."""
+    """Every method in the page's table must name tests that exist at level 2."""
     named = {}
     for row in TABLE:
         way, _, tests = [c.strip() for c in row.strip("|").split("|")]
         named[way] = re.findall(r"`(tests/\S+\.py::\w+)`", tests)
         assert named[way], f"no test for: {way}"
     files = sorted({t.split("::")[0] for tests in named.values() for t in tests})
-    done = subprocess.run([sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider", *files], cwd=ways.ROOT,
-                          capture_output=True, text=True, env={**ways.environment(), "PYTEST_ADDOPTS": "", "KF_LEVEL": "2"})
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider", *files],
+        cwd=ways.ROOT,
+        capture_output=True,
+        text=True,
+        env={**ways.environment(), "PYTEST_ADDOPTS": "", "KF_LEVEL": "2"},
+    )
     assert done.returncode == 0, done.stdout[-3000:]
     collected = {line.split("[")[0] for line in done.stdout.splitlines() if "::" in line}
     missing = [f"{way}: {t}" for way, tests in named.items() for t in tests if t not in collected]
@@ -48,7 +54,7 @@ def test_every_snippet_is_used():
 
 
 def test_version():
-    """The page's file names are this version's, and the version is asked for as it would be."""
+    """The page's file names must have this version, and find_package must request it."""
     assert set(re.findall(r"kf-(\d+\.\d+\.\d+)", PAGE)) == {ways.VERSION}
     assert f"find_package(kf {'.'.join(ways.VERSION.split('.')[:2])} " in PAGE
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Installed by pip, generator and Python package: they need nothing of the checkout that they came from."""
+"""The generator and the Python package, installed by pip, need nothing of their checkout."""
 
 import os
 import shutil
@@ -18,12 +18,14 @@ import ways
 from ways import run
 
 pytest.importorskip("setuptools", reason="no setuptools")
-FEW = {"KF_WHEEL_OPS": "bias", "KF_WHEEL_ACTIVATIONS": "gelu"}  # of the C library, whose other functions tests/frontends builds
+# ops of the C library; tests/frontends builds the others
+FEW = {"KF_WHEEL_OPS": "bias", "KF_WHEEL_ACTIVATIONS": "gelu"}
 
 
 @pytest.fixture(scope="module")
 def environment(once):
-    """A virtual environment with kf in it; jinja2, numpy and setuptools are those of the tests: nothing is fetched."""
+    """A virtual environment with kf. jinja2, numpy and setuptools are those of the tests, so
+    nothing is downloaded."""
     return once("pip", installed)
 
 
@@ -43,43 +45,93 @@ def kfgen(environment, *arguments, **kwargs):
 
 
 def test_install(environment, tmp_path, home):
-    """The page's lines, from a directory that has nothing of kf: the same files as by make install, and a user's own."""
+    """The page's commands, in an empty directory, must install the same files as `make install`,
+    and a user's own."""
     shutil.copy(ways.ROOT / "examples/my_ops.toml", tmp_path)
-    lines = ways.snippet("pip-use", [(f"kfgen {word}", f"{environment}/bin/kfgen {word}") for word in ("install", "render")])
+    lines = ways.snippet(
+        "pip-use",
+        [(f"kfgen {word}", f"{environment}/bin/kfgen {word}") for word in ("install", "render")],
+    )
     ways.shell(lines, tmp_path, tmp_path / "home")
-    mine, theirs = ({p.relative_to(h / ".local").as_posix(): p.read_bytes() for p in (h / ".local").rglob("*") if p.is_file()}
-                    for h in (tmp_path / "home", home))
+    mine, theirs = (
+        {
+            p.relative_to(h / ".local").as_posix(): p.read_bytes()
+            for p in (h / ".local").rglob("*")
+            if p.is_file()
+        }
+        for h in (tmp_path / "home", home)
+    )
     assert {k: v for k, v in mine.items() if k in theirs} == theirs
-    assert all("my_ops" in path for path in set(mine) - set(theirs)) and "include/kf/my_ops.cuh" in mine
-    run("gcc", "-O2", "-isystem", tmp_path / "home/.local/include", ways.ROOT / "examples/04_own_ops.c", "-o", tmp_path / "own", "-lm")
+    assert (
+        all("my_ops" in path for path in set(mine) - set(theirs))
+        and "include/kf/my_ops.cuh" in mine
+    )
+    run(
+        "gcc",
+        "-O2",
+        "-isystem",
+        tmp_path / "home/.local/include",
+        ways.ROOT / "examples/04_own_ops.c",
+        "-o",
+        tmp_path / "own",
+        "-lm",
+    )
     assert "largest error" in run(tmp_path / "own")
 
 
 def test_commands(environment, tmp_path):
-    where = run(environment / "bin/python", "-c", "import kfgen.paths as p; print(p.ROOT)", cwd=tmp_path)
+    where = run(
+        environment / "bin/python", "-c", "import kfgen.paths as p; print(p.ROOT)", cwd=tmp_path
+    )
     assert where.startswith(str(environment))
     assert len(kfgen(environment, "list", cwd=tmp_path).splitlines()) > 2000
-    assert "families/elementwise/ops.toml" in kfgen(environment, "explain", "kf_add_relu_f16", cwd=tmp_path)
+    assert "families/elementwise/ops.toml" in kfgen(
+        environment, "explain", "kf_add_relu_f16", cwd=tmp_path
+    )
     kfgen(environment, "docs", "--out", "docs", cwd=tmp_path)
-    (tmp_path / "one.c").write_text(kfgen(environment, "source", "kf_cpu_add_relu_f32", cwd=tmp_path))
+    (tmp_path / "one.c").write_text(
+        kfgen(environment, "source", "kf_cpu_add_relu_f32", cwd=tmp_path)
+    )
     run("gcc", "-std=c11", "-fsyntax-only", tmp_path / "one.c")
 
 
 def test_package(environment, tmp_path):
-    """A call of the C library that pip compiled, and what it was compiled for."""
-    said = run(environment / "bin/python", "-c", """
+    """Calls the C library that pip compiled."""
+    said = run(
+        environment / "bin/python",
+        "-c",
+        """
 import kernel_fusion as kf, numpy as np
 print(kf.ops.bias_gelu(np.zeros((2, 3), np.float32), np.ones(3, np.float32)).astype(float).round(4).tolist(), kf.info()["functions"], kf.__file__)
-""", cwd=tmp_path)
+""",
+        cwd=tmp_path,
+    )
     assert said.startswith(f"{[[0.8413] * 3] * 2} 16 {environment}"), said
     pytest.importorskip("torch")
-    said = run(environment / "bin/python", ways.ROOT / "examples/00_python.py", cwd=tmp_path, KF_CACHE_DIR=tmp_path)
+    said = run(
+        environment / "bin/python",
+        ways.ROOT / "examples/00_python.py",
+        cwd=tmp_path,
+        KF_CACHE_DIR=tmp_path,
+    )
     assert said == "torch.Size([8, 16]) float32\n"
 
 
 def wheel(tmp_path, folder, **chosen):
-    """(its name, {file: size}, metadata)"""
-    run(sys.executable, "-m", "pip", "wheel", "--no-index", "--no-deps", "--no-build-isolation", "-w", tmp_path / "wheels", folder, **chosen)
+    """Builds a wheel; returns (path, {file: size}, metadata)."""
+    run(
+        sys.executable,
+        "-m",
+        "pip",
+        "wheel",
+        "--no-index",
+        "--no-deps",
+        "--no-build-isolation",
+        "-w",
+        tmp_path / "wheels",
+        folder,
+        **chosen,
+    )
     [found] = (tmp_path / "wheels").glob("*.whl")
     with zipfile.ZipFile(found) as z:
         metadata = z.read(next(n for n in z.namelist() if n.endswith("METADATA"))).decode()
@@ -89,32 +141,76 @@ def wheel(tmp_path, folder, **chosen):
 @pytest.mark.level(2)
 @pytest.mark.parametrize("source", ["checkout", "sdist"])
 def test_wheel(tmp_path, source):
-    """Without kernels: small, without a compiled file, for every platform; from a checkout, and from a source distribution."""
+    """A wheel without kernels must be small, contain no compiled file and run on every platform. It
+    is built from a checkout and from a source distribution."""
     folder = ways.copy(tmp_path / "checkout")
     if source == "sdist":
-        run(sys.executable, "-c", f"import setuptools.build_meta as b; b.build_sdist({str(tmp_path)!r})", cwd=folder)
+        run(
+            sys.executable,
+            "-c",
+            f"import setuptools.build_meta as b; b.build_sdist({str(tmp_path)!r})",
+            cwd=folder,
+        )
         [folder] = tmp_path.glob("*.tar.gz")
     found, files, metadata = wheel(tmp_path, folder, KF_WHEEL_OPS="none")
-    assert found.name == f"kernel_fusion-{ways.VERSION}-py3-none-any.whl" and found.stat().st_size < 1e6
-    required = [line for line in metadata.splitlines() if line.startswith("Requires-Dist") and "extra" not in line]
+    assert (
+        found.name == f"kernel_fusion-{ways.VERSION}-py3-none-any.whl"
+        and found.stat().st_size < 1e6
+    )
+    required = [
+        line
+        for line in metadata.splitlines()
+        if line.startswith("Requires-Dist") and "extra" not in line
+    ]
     assert required == ["Requires-Dist: jinja2>=3.1", "Requires-Dist: numpy>=1.24"]
-    wanted = {f"kfgen/data/{p.relative_to(ways.ROOT).as_posix()}" for folder, pattern in
-              (("templates", "*.j2"), ("include/kf", "*.*h*")) for p in (ways.ROOT / folder).rglob(pattern)}
+    wanted = {
+        f"kfgen/data/{p.relative_to(ways.ROOT).as_posix()}"
+        for folder, pattern in (("templates", "*.j2"), ("include/kf", "*.*h*"))
+        for p in (ways.ROOT / folder).rglob(pattern)
+    }
     assert {n for n in files if n.startswith("kfgen/data/")} == wanted
-    entries = {p.relative_to(ways.ROOT / "gen").as_posix() for p in (ways.ROOT / "gen/kfgen").rglob("*.toml")}
+    entries = {
+        p.relative_to(ways.ROOT / "gen").as_posix()
+        for p in (ways.ROOT / "gen/kfgen").rglob("*.toml")
+    }
     assert len(entries) > 10 and {n for n in files if n.endswith(".toml")} == entries
-    assert not [n for n in files if not n.startswith(("kfgen/", "kernel_fusion/", f"kernel_fusion-{ways.VERSION}.dist-info/"))]
-    assert {f"kernel_fusion/{n}" for n in ("ops.json", "ops.pyi", "py.typed", "native/packed.h", "native/torch_shim.cpp", "torch/__init__.py")} <= set(files)
+    assert not [
+        n
+        for n in files
+        if not n.startswith(
+            ("kfgen/", "kernel_fusion/", f"kernel_fusion-{ways.VERSION}.dist-info/")
+        )
+    ]
+    assert {
+        f"kernel_fusion/{n}"
+        for n in (
+            "ops.json",
+            "ops.pyi",
+            "py.typed",
+            "native/packed.h",
+            "native/torch_shim.cpp",
+            "torch/__init__.py",
+        )
+    } <= set(files)
     assert any(n.endswith("LICENSE") for n in files) and not any(n.endswith(".so") for n in files)
 
 
 @pytest.mark.level(2)
 def test_whole_wheel(tmp_path, monkeypatch):
-    """All ops for three instruction sets, by whatever compilers there are: its size, which bench/NOTES/python.md explains."""
-    found, files, _ = wheel(tmp_path, ways.copy(tmp_path / "checkout"), KF_WHEEL_ISA="v2,v3,v4", KF_WHEEL_JOBS=os.cpu_count())
+    """A wheel of all ops for three instruction sets must stay below 8 MB (bench/NOTES.md)."""
+    found, files, _ = wheel(
+        tmp_path,
+        ways.copy(tmp_path / "checkout"),
+        KF_WHEEL_ISA="v2,v3,v4",
+        KF_WHEEL_JOBS=os.cpu_count(),
+    )
     assert found.name == f"kernel_fusion-{ways.VERSION}-py3-none-linux_x86_64.whl"
-    cuda = {"kernel_fusion/lib/libkf_cuda.so"} if toolkit.include() else set()  # which needs CUDA's headers, and no nvcc
-    assert {n for n in files if "/lib/" in n} == {f"{n}.xz" for n in cuda | {f"kernel_fusion/lib/libkf_cpu_{isa}.so" for isa in ("v2", "v3", "v4")}}
+    # This needs CUDA's headers, but no nvcc.
+    cuda = {"kernel_fusion/lib/libkf_cuda.so"} if toolkit.include() else set()
+    assert {n for n in files if "/lib/" in n} == {
+        f"{n}.xz"
+        for n in cuda | {f"kernel_fusion/lib/libkf_cpu_{isa}.so" for isa in ("v2", "v3", "v4")}
+    }
     assert found.stat().st_size < 8e6, files
     with zipfile.ZipFile(found) as z:
         z.extractall(tmp_path / "wheel")
@@ -124,12 +220,15 @@ def test_whole_wheel(tmp_path, monkeypatch):
 
 
 def every_function(folder):
-    """Of each library that this processor runs, against the float64 oracle: every instruction set has roundings of its own."""
+    """Compares every function of each library that this processor runs with the float64 oracle:
+    instruction sets round differently."""
     from kernel_fusion import _compressed, _isa, _library
 
     memory = checks.CpuMemory()
     for isa in _isa.runnable():
-        library = kfpython.Packed(_library.Library(_compressed.find(folder / f"libkf_cpu_{isa}.so")))
+        library = kfpython.Packed(
+            _library.Library(_compressed.find(folder / f"libkf_cpu_{isa}.so"))
+        )
         there = [f for f in kflib.manifest()["functions"] if not f["state"] and library.has(f)]
         assert len(there) == library.library.count > 1500
         for f in there:

@@ -13,41 +13,69 @@ pytestmark = ways.needs_pkg_config
 GCC = "gcc -O3 -march=native"
 
 
-@pytest.mark.parametrize("compiler", cases.by_level(["gcc -std=c11"], ["gcc -std=c11", "g++ -std=c++17"]))
+@pytest.mark.parametrize(
+    "compiler", cases.by_level(["gcc -std=c11"], ["gcc -std=c11", "g++ -std=c++17"])
+)
 def test_compile(home, tmp_path, compiler):
     project = ways.consumer(tmp_path)
     source = "program.c" if "gcc" in compiler else "program.cpp"
-    ways.shell(ways.snippet("pkg-config", [(GCC, f"{compiler} -O2 {ways.WARNINGS}"), ("program.c", source)]), project, home)
+    ways.shell(
+        ways.snippet(
+            "pkg-config", [(GCC, f"{compiler} -O2 {ways.WARNINGS}"), ("program.c", source)]
+        ),
+        project,
+        home,
+    )
     assert ways.run(project / "program") == ways.SAID
 
 
 @pytest.mark.level(2)
 @ways.needs_nvcc
 def test_compile_cuda(home, tmp_path):
-    ways.shell(ways.snippet("pkg-config-cuda", [("-O3", ways.NVCC_WARNINGS)]), ways.consumer(tmp_path), home)
+    ways.shell(
+        ways.snippet("pkg-config-cuda", [("-O3", ways.NVCC_WARNINGS)]),
+        ways.consumer(tmp_path),
+        home,
+    )
     assert ways.run(tmp_path / "program") == ways.CUDA_SAID
 
 
 def test_moved(home, tmp_path):
-    """The file finds the headers from where it lies, and knows its version."""
+    """The .pc file must find the headers relative to itself, after the prefix has moved, and know
+    its version."""
     shutil.copytree(home / ".local", tmp_path / "elsewhere")
     where = tmp_path / "elsewhere/share/pkgconfig"
     said = ways.run("pkg-config", "--cflags", "--libs", "kf", PKG_CONFIG_PATH=where).split()
     assert said[1] == "-isystem" and said[3:] == ["-lm"]
     assert (tmp_path / "elsewhere/include").samefile(said[2]) and said[0] == f"-I{said[2]}"
-    assert ways.run("pkg-config", "--variable=nvcc_arch", "kf", PKG_CONFIG_PATH=where).strip() == package.NVCC_ARCH
+    assert (
+        ways.run("pkg-config", "--variable=nvcc_arch", "kf", PKG_CONFIG_PATH=where).strip()
+        == package.NVCC_ARCH
+    )
     assert package.NVCC_ARCH in (kflib.ROOT / "meson.build").read_text()
-    assert ways.run("pkg-config", "--modversion", "kf", PKG_CONFIG_PATH=where).strip() == ways.VERSION
-    assert (tmp_path / "elsewhere").samefile(ways.run("pkg-config", "--variable=prefix", "kf", PKG_CONFIG_PATH=where).strip())
+    assert (
+        ways.run("pkg-config", "--modversion", "kf", PKG_CONFIG_PATH=where).strip() == ways.VERSION
+    )
+    assert (tmp_path / "elsewhere").samefile(
+        ways.run("pkg-config", "--variable=prefix", "kf", PKG_CONFIG_PATH=where).strip()
+    )
 
 
 @pytest.mark.level(2)
 @ways.needs_meson
 def test_meson(home, tmp_path):
-    """The same meson.build as with the subproject, which is not there."""
+    """The meson.build of the subproject must work with an installed kf."""
     project = ways.consumer(tmp_path, meson__build=ways.snippet("meson"))
     where = home / ".local/share/pkgconfig"
-    ways.run(ways.MESON, "setup", "build", "-Dwarning_level=3", "-Dwerror=true", cwd=project, PKG_CONFIG_PATH=where)
+    ways.run(
+        ways.MESON,
+        "setup",
+        "build",
+        "-Dwarning_level=3",
+        "-Dwerror=true",
+        cwd=project,
+        PKG_CONFIG_PATH=where,
+    )
     ways.run("ninja", "-C", "build", cwd=project)
     assert ways.run(project / "build/program") == ways.SAID
 
@@ -69,6 +97,13 @@ target_link_libraries(old PRIVATE ${kf_LIBRARIES})
 @ways.needs_cmake
 def test_cmake(home, tmp_path):
     project = ways.consumer(tmp_path, CMakeLists__txt=CMAKE)
-    ways.run("cmake", "-B", "build", f"-DCMAKE_C_FLAGS={ways.WARNINGS}", cwd=project, PKG_CONFIG_PATH=home / ".local/share/pkgconfig")
+    ways.run(
+        "cmake",
+        "-B",
+        "build",
+        f"-DCMAKE_C_FLAGS={ways.WARNINGS}",
+        cwd=project,
+        PKG_CONFIG_PATH=home / ".local/share/pkgconfig",
+    )
     ways.run("cmake", "--build", "build", cwd=project)
     assert ways.run(project / "build/program") == ways.SAID

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Random argument tuples of every launcher, C and CUDA, against a model of its checks in Python: the same code, the same
-argument in the message, and nothing written or launched when it is refused."""
+"""Random arguments of every launcher, C and CUDA, against a model of its checks in Python: equal
+code and argument in the message, and no write or launch if refused."""
 
 import cases
 import checks
@@ -59,11 +59,12 @@ def set_of(at, count_):
 
 
 def meet(a, b):
-    """Whether two ranges of addresses have one in common."""
+    """True if two address ranges overlap."""
     return len(range(max(a.start, b.start), min(a.stop, b.stop))) > 0
 
 
-# Tensors whose elements are counted, in turn; of others all sizes are one.
+# {form: groups of sizes whose products are checked in turn}. Other forms have one group of all
+# sizes.
 SIZES_OF = dict.fromkeys(
     ("nn", "nt", "tn", "tt"),
     [("batch", *two) for two in (("rows", "depth"), ("cols", "depth"), ("rows", "cols"))],
@@ -71,7 +72,8 @@ SIZES_OF = dict.fromkeys(
 
 
 def operands_of(f, values, sizes):
-    # Of a gradient by the activation's result: that is read if it is given, and else the inputs.
+    # A gradient by the activation's result reads the result if it is given, and otherwise the
+    # inputs.
     instead = "result" if values.get(checks.result_of(f)) else "inputs"
     found = [
         Operand(
@@ -107,7 +109,7 @@ def operands_of(f, values, sizes):
 
 
 def may_share(o, other):
-    """Whether an output may lie on another tensor when both begin at the same address: in place, or equal gradients."""
+    """True if an output may start at the address of another tensor: in place, or equal gradients."""
     if o.at != other.at or o.size != other.size or o.kind != other.kind:
         return False
     if not other.out:
@@ -118,8 +120,12 @@ def may_share(o, other):
 
 
 def verdict(f, values, workspace_needed):
-    """(code, argument) of the first fault: scalars, sizes, nothing to do, tensors, workspace. Tensors are looked at one by one, in
-    the arguments' order, each for NULL, then its alignment, then overlap with those before it."""
+    """Returns (code, argument) of the first fault, in the order scalars, sizes, empty call,
+    tensors, workspace.
+
+    Tensors are checked in the order of arguments, each for NULL, alignment, and overlap with the
+    ones before.
+    """
     if f["dropout"] and not 0 <= values["p"] <= 1:
         return INVALID_VALUE, "p"
     sizes = [values[s] for s in f["sizes"]]
@@ -132,15 +138,19 @@ def verdict(f, values, workspace_needed):
         for name in group:
             size = (
                 1 if name == "groups" and at[name] and at["channels"] else at[name]
-            )  # the channels are those of all groups
+                # `channels` counts those of all groups.
+            )
             if size > room:
                 return INVALID_SIZE, name
             room //= max(size, 1)
     if "groups" in at and (at["channels"] % at["groups"] if at["groups"] else at["channels"]):
         return INVALID_SIZE, "channels"
     if not any(
-        count(f, a, sizes) for a in tensors_of(f) if a["role"] != "in"
-    ):  # a row of no elements has a result all the same
+        count(f, a, sizes)
+        for a in tensors_of(f)
+        if a["role"] != "in"
+        # A row without elements still has a result.
+    ):
         return SUCCESS, None
     if f["empty"] == "error" and not f["bwd"] and values["axis"] == 0:
         return INVALID_SIZE, "axis"
@@ -178,7 +188,8 @@ def verdict(f, values, workspace_needed):
 
 
 def spoil(data, call, f):
-    """One to three changes of a valid call: to NULL, off its alignment, onto or beside another tensor; sizes, p, workspace."""
+    """Makes one to three changes of a valid call: NULL, misaligned, on or beside another tensor;
+    sizes, p, workspace."""
     names = (
         [a["name"] for a in tensors_of(f)]
         + (["seed", "offset"] if f["state"] else [])
@@ -270,7 +281,7 @@ def agrees(lib, met, data):
 
 
 def test_the_model_agrees(lib):
-    """And the examples are not all of one kind."""
+    """The launchers must agree with the model, and the examples must reach all outcomes."""
     met = set()
     agrees(lib, met)
     assert met == {

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Random expressions: C that gcc compiles from them gives what NumPy gives, in float64 and float32; derivatives are those of
-finite differences; and any text at all is parsed or refused with words."""
+"""Random expressions: compiled C must equal NumPy in float64 and float32, derivatives must equal
+finite differences, and any text must parse or be refused with a message."""
 
 import ctypes
 import subprocess
@@ -17,7 +17,8 @@ from kfgen.language.primitives import BOOLEAN, WORDS
 from examples import examples
 
 NAMES = ("x", "y", "z")
-# Every word, its argument brought into the range where it is defined and does not overflow.
+# Every primitive, with its argument mapped into the range where it is defined and does not
+# overflow.
 FORMS = [
     "({} + {})",
     "({} - {})",
@@ -57,7 +58,7 @@ expressions = st.recursive(
     ),
     max_leaves=12,
 )
-POINTS = 64  # of each expression
+POINTS = 64  # per expression
 HEAD = '#include "kf/core/elementwise/elementwise.h"\n#define N 64\n'
 
 
@@ -70,13 +71,18 @@ def graph_of(text):
 def inputs(k):
     rng = np.random.default_rng(k)
     return {
-        n: np.round(rng.uniform(-3, 3, POINTS) * 1024) / 1024 for n in NAMES
-    }  # exact in float32
+        n: np.round(rng.uniform(-3, 3, POINTS) * 1024) / 1024
+        for n in NAMES
+        # Exact in float32.
+    }
 
 
 def scale(graph, root, values):
-    """|y| and what an error of one rounding in each intermediate does to y, to first order; and the points where that order is
-    not enough: next to a place where a comparison changes its mind."""
+    """Returns (first-order bound of the error in y from one rounding per intermediate, points to
+    exclude).
+
+    Excluded are points near a discontinuity of a comparison, where first order is not enough.
+    """
     nodes = [i for i in graph.reachable([root]) if not graph.is_bool(i)]
     adjoints = gradient(graph, {root: graph.const(1.0)}, nodes)
     known = [i for i in nodes if adjoints[i] is not None]
@@ -93,7 +99,7 @@ def scale(graph, root, values):
 
 
 def compiled(texts, flavour, include, folder):
-    """Each expression as a C function over arrays, by the same printing that makes kernels."""
+    """Compiles each expression as a C function over arrays, printed like kernels."""
     ctype, target = ("double", "f64") if flavour == "f64" else ("float", "f32")
     source = HEAD
     for k, text in enumerate(texts):
@@ -136,7 +142,7 @@ def compiled(texts, flavour, include, folder):
 @examples(5)
 @given(texts=st.lists(expressions, min_size=40, max_size=40))
 def test_c_is_numpy(texts, include, tmp_path_factory):
-    """Within 64 roundings of every intermediate: words are a few each."""
+    """The error may be 64 roundings of every intermediate: a primitive makes a few."""
     for flavour, dtype, eps in (("f64", np.float64, 2.0**-52), ("f32", np.float32, 2.0**-23)):
         lib = compiled(texts, flavour, include, tmp_path_factory.getbasetemp())
         for k, text in enumerate(texts):
@@ -161,7 +167,7 @@ def test_c_is_numpy(texts, include, tmp_path_factory):
 @examples(150)
 @given(text=expressions, wrt=st.sampled_from(NAMES))
 def is_the_finite_difference(checked, text, wrt):
-    """Where two step sizes agree about the difference, so that it is one."""
+    """Compares a derivative with the difference quotient, where two step sizes agree on it."""
     graph, env, root = graph_of(text)
     values = inputs(1)
     node = gradient(graph, {root: graph.const(1.0)}, [env[wrt]])[env[wrt]]
@@ -185,7 +191,8 @@ def is_the_finite_difference(checked, text, wrt):
         -1e-3,
         1e-3,
         2e-3,
-    ):  # a kink inside the stencil is no place for a difference
+        # A kink inside the stencil invalidates the difference.
+    ):
         near = (
             near
             | scale(graph, root, {**values, wrt: values[wrt] + shift})[1]
@@ -200,7 +207,8 @@ def is_the_finite_difference(checked, text, wrt):
 
 
 def kinks_between(graph, root, values, wrt, shift):
-    """Where a comparison, or the sign of an abs, or the winner of a max, differs between a point and its neighbour."""
+    """Returns the points where a comparison, the sign of an abs or the result of a max changes
+    between a point and its neighbour."""
     moved, found = {**values, wrt: values[wrt] + shift}, np.zeros(POINTS, bool)
     for i in graph.reachable([root]):
         node = graph.nodes[i]
@@ -216,7 +224,8 @@ def kinks_between(graph, root, values, wrt, shift):
 
 
 def test_derivative_is_the_finite_difference():
-    """And differences that do not settle, and kinks, are few: most points are compared."""
+    """Derivatives must equal finite differences. Points with kinks or unsettled differences must be
+    few, so that most are compared."""
     checked = []
     is_the_finite_difference(checked)
     assert len(checked) >= 100 and np.mean(checked) > 0.5, (len(checked), np.mean(checked))

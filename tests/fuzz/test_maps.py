@@ -1,7 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Random elementwise ops: any number of operands, of every kind, dtype and with a gradient or without, several results, activations,
-dropout. `kfgen check` passes them; the C functions that gcc compiles from them give the right values and gradients under AddressSanitizer
-and UndefinedBehaviorSanitizer, and the CUDA functions in the emulation."""
+"""Random elementwise ops: any number of operands of every kind and dtype, with or without
+gradients, several results, activations, dropout.
+
+`kfgen check` must accept them. The C functions must give correct values and gradients under
+AddressSanitizer and UndefinedBehaviorSanitizer, and the CUDA functions in the emulation.
+"""
 
 import itertools
 import os
@@ -21,7 +24,7 @@ from kfgen import check
 
 from examples import examples
 
-# {what a spec writes: the same for `ref`}, of one argument: none leaves the range of its own.
+# {expression: the same for `ref`}, of one argument, with bounded results.
 AROUND = {
     "{}": "{}",
     "tanh({})": "np.tanh({})",
@@ -50,7 +53,8 @@ DTYPES, ACTIVATIONS, OPS = ("f32", "bf16"), ("none", "silu"), 2
 
 @st.composite
 def operands(draw):
-    """{name: (kind, dtype, whether it has a gradient, names of its values)}: at least one has one."""
+    """Draws {name: (kind, dtype, has a gradient, names of its values)}; at least one has a
+    gradient."""
     broadcast = draw(st.sampled_from(["row", "channel", "half", "half and row", ""]))
     found = {
         f"x{i}": ("elem", "T", draw(st.booleans()), (f"x{i}",))
@@ -73,14 +77,14 @@ def operands(draw):
 
 @st.composite
 def of_all(draw, leaves):
-    """(expression, reference) that has each of these at least once."""
+    """Draws (expression, reference) that contain each leaf at least once."""
     parts = [(leaf, leaf) for leaf in draw(st.permutations(leaves))]
     while len(parts) > 1:
         form = draw(st.sampled_from(BETWEEN))
         at = draw(st.integers(0, len(parts) - 2))
         (a, a_ref), (b, b_ref) = parts[at : at + 2]
         around = draw(st.sampled_from(sorted(AROUND)))
-        # What is added up and what is a factor of others stays near 1, so that a product of twenty is a number.
+        # Summands and factors stay near 1, so that a product of twenty does not overflow.
         a, a_ref = around.format(a), AROUND[around].format(a_ref)
         parts[at : at + 2] = [(form.format(a, b), IN_NUMPY.get(form, form).format(a_ref, b_ref))]
     return parts[0]
@@ -123,7 +127,7 @@ counter = itertools.count()
 
 
 def right(text, include, folder):
-    """Fails unless the ops of a spec are."""
+    """Fails unless all ops of a spec are correct."""
     path, wanted, _ = user_ops.load(text, folder, f"maps{next(counter)}", ACTIVATIONS)
     failures, _ = check.run(wanted)
     assert not failures, f"{failures}\n{text}"
@@ -160,14 +164,16 @@ def right(text, include, folder):
 
 
 @settings(
-    examples(2), phases=(Phase.generate,)
-)  # a failure names its op; to shrink it would be to compile for minutes
+    examples(2),
+    phases=(Phase.generate,),
+    # A failure names its op; shrinking would compile for minutes.
+)
 @given(text=st.tuples(*(op(f"fuzz{k}") for k in range(OPS))).map("\n".join))
 def test_random_ops(text, include, tmp_path_factory):
     right(text, include, tmp_path_factory.mktemp("maps"))
 
 
-# Expressions that runs of the above have found, of what was wrong once: (operands, expression).
+# Expressions that earlier runs found and that failed once: (operands, expression).
 FOUND = {
     "a condition that is the same for a row was kept as a number": (
         'x = "elem", r = { kind = "row", grad = false }, b = "row", c = { kind = "row", dtype = "acc" }',

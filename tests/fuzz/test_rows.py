@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Random ops over rows: `kfgen check` passes them, and the C functions that gcc compiles from them give the right numbers, values
-and gradients; the CUDA functions too, in the emulation."""
+"""Random ops over rows: `kfgen check` must accept them, and the C functions must give correct
+values and gradients. At level 2 the CUDA functions too, in the emulation."""
 
 import itertools
 
@@ -17,7 +17,8 @@ from kfgen import check
 
 from examples import examples
 
-# {what a spec writes: the same for `ref`}, with arguments in the range where it is defined and does not overflow.
+# {expression: the same for `ref`}, with arguments mapped into the range where it is defined and
+# does not overflow.
 FORMS = {
     form: form
     for form in ("({} + {})", "({} - {})", "({} * {})", "-{}", "max({}, {})", "min({}, {})")
@@ -31,7 +32,7 @@ FORMS = {
     "where({} > {}, {}, {})": "np.where({} > {}, {}, {})",
 }
 REDUCED = ("sum({})", "mean({})", "max({})", "min({})")
-# Costly values that several later passes over the row read: one of another is read passes later, beside the other one.
+# Costly values that several later passes over the row read, together with values derived from them.
 CHAINS = {
     "exp({0} - max({0})) / sum(exp({0} - max({0})))": "np.exp({0} - max({0})) / sum(np.exp({0} - max({0})))",
     "tanh({0}) - max(tanh({0}))": "np.tanh({0}) - max(np.tanh({0}))",
@@ -44,7 +45,7 @@ SIZES = [(3, 5), (4, 64), (5, 131), (3, 40), (40, 8)]
 
 @st.composite
 def value(draw, depth, of_row):
-    """(expression, reference) of a value that differs within a row, or does not."""
+    """Draws (expression, reference) of a value that varies within a row, or of one that does not."""
     if depth == 0 and not of_row:
         return (draw(st.sampled_from(ELEMENTS)),) * 2
     if of_row and draw(st.booleans()) and depth:
@@ -56,7 +57,8 @@ def value(draw, depth, of_row):
     count = form.count("{}")
     own = (
         count - 1 if form.startswith("where") else draw(st.integers(0, count - 1))
-    )  # one argument at least is of the kind asked for
+        # At least one argument has the requested kind.
+    )
     parts = [
         draw(value(depth - 1, of_row or (i != own and draw(st.booleans())))) for i in range(count)
     ]
@@ -65,7 +67,7 @@ def value(draw, depth, of_row):
 
 @st.composite
 def chain(draw):
-    """The same, of two or three steps that each reduce what the one before gave every element."""
+    """Draws a value of two or three steps, each of which reduces the elements of the previous one."""
     texts = draw(value(1, False))
     for form in draw(st.lists(st.sampled_from(sorted(CHAINS)), min_size=2, max_size=3)):
         texts = tuple(f"({text})".format(v) for text, v in zip((form, CHAINS[form]), texts))
@@ -74,12 +76,14 @@ def chain(draw):
 
 @st.composite
 def op(draw, name, chained):
-    """An entry, with a chain or without. Every operand has a gradient: the random part is added to what all of them are factors of."""
+    """Draws an entry, with a chain or without. Every operand has a gradient, because the random
+    part is added to a product of all."""
     own, ref = draw(chain() if chained else value(3, False))
     act, weights, saved, reduced, stored, dropped = (draw(st.booleans()) for _ in range(6))
     form = draw(
         st.sampled_from(REDUCED[:2] if saved else REDUCED)
-    )  # a saved extreme of rounded values may equal none of them again
+        # A saved extreme of rounded values may equal none of them again.
+    )
     whole, whole_ref = (form.format(v) for v in draw(value(2, False)))
     first, first_ref = own, ref
     own, ref = ("mid", "mid") if stored else (own, ref)
@@ -123,7 +127,7 @@ def memory():
 
 
 def right(text, include, memory, folder, backends=("cpu",)):
-    """Fails unless the ops of a spec are."""
+    """Fails unless all ops of a spec are correct."""
     path, wanted, functions = user_ops.load(text, folder, f"rows{next(counter)}")
     failures, _ = check.run(wanted)
     assert not failures, f"{failures}\n{text}"
@@ -159,8 +163,10 @@ BACKENDS = ("cpu", "emu") if toolkit.include() else ("cpu",)
 
 
 @settings(
-    examples(2), phases=(Phase.generate,)
-)  # a failure names its op; to shrink it would be to compile for minutes
+    examples(2),
+    phases=(Phase.generate,),
+    # A failure names its op; shrinking would compile for minutes.
+)
 @given(text=st.tuples(*(op(f"fuzz{k}", k == 0) for k in range(OPS))).map("\n".join))
 def test_random_ops(text, include, memory, tmp_path_factory):
     right(
@@ -168,15 +174,20 @@ def test_random_ops(text, include, memory, tmp_path_factory):
     )
 
 
-# Expressions that runs of the above have found, of what was wrong once.
+# Expressions that earlier runs found and that failed once.
 FOUND = (
-    "x * y * w + sum(x - r)",  # a row's value was given the adjoint of one element, not of all
+    # A row's value got the adjoint of one element instead of all.
+    "x * y * w + sum(x - r)",
     "mean(x * y * w * r - min(r, max(w)))",
-    "mean(act(x * y * w - r))",  # without an activation the term is the same for a row, and the reference took it once
-    "x * y * w * (r + mean(sum(y) - w))",  # a sum of two products, of which one had a name already, was to be made of that one's factors
-    "where(r > sum(x), r, x) * y * w",  # a condition that is the same for a row was kept as a number
+    # Without an activation the term is uniform over a row, and the reference counted it once.
+    "mean(act(x * y * w - r))",
+    # A sum of two products, one of which had a name, was built from that one's factors.
+    "x * y * w * (r + mean(sum(y) - w))",
+    # A condition that is uniform over a row was stored as a number.
+    "where(r > sum(x), r, x) * y * w",
 )
-# Dropout anywhere: a mask of what is reduced, of what is the same for a row, of two values, and read again by the gradient.
+# Dropout anywhere: on reduced values, on values uniform over a row, on two values, and reread by
+# the gradient.
 DROPPED = (
     "x * y * w * r / (1 + sum(abs(dropout(x * y))))",
     "dropout(r * sum(x * y)) * w + max(dropout(x))",
@@ -202,7 +213,8 @@ ref = "{expr.replace("where(", "np.where(").replace("abs(", "np.abs(")}"
     )
 
 
-# A value that a later pass reads, of another one that it reads too: they had one name, and neither C nor CUDA compiled.
+# A later pass reads a value, and another value derived from it. Both had one name once, and neither
+# C nor CUDA compiled.
 CHAINED = {
     "softcap_softmax": (
         "z = 3 * tanh(x / 3); e = exp(z - max(z)); e / sum(e)",

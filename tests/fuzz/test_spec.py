@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Spec files with random mistakes: each loads, or is refused by an error that names file, entry, field and what to do; what
-loads can be expanded. Nothing else is ever raised."""
+"""Spec files with random mistakes: each must load, or be refused by an error with file, entry,
+field and fix. Loaded ones must expand. Nothing else may be raised."""
 
 import copy
 import re
@@ -153,7 +153,7 @@ values = st.recursive(
 
 
 def toml(value):
-    """A value as TOML."""
+    """Returns a value as TOML."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, str):
@@ -185,7 +185,7 @@ def text_of(entries):
 
 @st.composite
 def spoiled(draw):
-    """The entries above with one to three changes, anywhere in them."""
+    """Draws the entries above with one to three changes anywhere in them."""
     entries = copy.deepcopy(ENTRIES)
     for _ in range(draw(st.integers(1, 3))):
         section = draw(st.sampled_from(sorted(entries)))
@@ -198,7 +198,7 @@ def spoiled(draw):
                 place.pop(draw(st.sampled_from(sorted(place))), None)
                 if not place:
                     place["brief"] = "what is left"
-            case 2:  # inside a table of the entry
+            case 2:  # in a table of the entry
                 tables = sorted(k for k, v in place.items() if isinstance(v, dict))
                 if tables:
                     inner = place[draw(st.sampled_from(tables))]
@@ -220,7 +220,7 @@ def spoiled(draw):
                 )
                 new = draw(st.one_of(odd, st.text(max_size=5)))
                 entries[section][new] = entries[section].pop(key)
-            case 4:  # an expression of the language's words, well-formed or not
+            case 4:  # an expression of the language's primitives, well-formed or not
                 parts = draw(
                     st.lists(
                         st.sampled_from(
@@ -282,7 +282,7 @@ def check(text, path):
     except spec.SpecError as e:
         assert MESSAGE.match(str(e)) and str(e).startswith(f"{path}: ["), str(e)
         return False
-    # What loads is expanded, as far as names and expressions go.
+    # Expands what loads, as far as names and expressions.
     manifest.clashes(Selection(loaded))
     for op in loaded.ops.values():
         if not op.builtin:
@@ -309,7 +309,7 @@ def test_spoiled_entries(tmp_path_factory, text):
 @examples(60, 480)
 @given(data=st.data())
 def test_spoiled_text(tmp_path_factory, data):
-    """Characters taken away, put in and doubled."""
+    """Removes, inserts and doubles characters."""
     text = text_of(ENTRIES)
     for _ in range(data.draw(st.integers(1, 4))):
         at, length = data.draw(st.integers(0, len(text))), data.draw(st.integers(0, 12))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Random inputs are the same in every run, whatever else a worker has imported by then."""
+"""Random inputs must be the same in every run, whatever modules a worker has imported before."""
 
 import sys
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The shapes of the tests, without running them."""
+"""Checks the tests' shapes without running them."""
 
 import os
 import subprocess
@@ -12,7 +12,8 @@ import kflib
 
 
 def test_every_shape_fits_the_arena_of_a_gpu():
-    """With a tenth of it left for the workspace, whose size only the library knows."""
+    """Every shape must fit the GPU arena, with a tenth left for the workspace, whose size only the
+    library knows."""
     for f in kflib.manifest()["functions"]:
         for sizes, _, shift in (
             cases.runs(f, long=True) if f["activation"] in ("none", "gelu") else ()
@@ -30,7 +31,7 @@ for sample in samples.SAMPLES.values():
 
 
 def test_every_shape_fits_the_arena_of_the_sanitizers():
-    """Level 2's at every level: they take an hour to run."""
+    """Checks level 2 shapes at every level, because they take an hour to run."""
     tests, emu, gen = (str(kflib.ROOT / d) for d in ("tests", "tests/emu", "gen"))
     path = os.pathsep.join([tests, *folders.PATHS, emu, gen])
     done = subprocess.run(
@@ -43,7 +44,8 @@ def test_every_shape_fits_the_arena_of_the_sanitizers():
 
 
 def test_shared_out_shapes_are_all_there():
-    """Of the long rows an activation has a share, and the activations of a kernel have them all between them, whichever are left out."""
+    """Each activation gets a share of the long rows. The activations of a kernel must cover all of
+    them, even if some are left out."""
     kernels = {}
     for f in kflib.manifest()["functions"]:
         if f["family"] == "rows" and f["activation"] not in ("none", "gelu"):

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Level 2 in many processes (support/level2): every test is in one share, logs say what a run of one process would, what is missing is named, each
-machine has its plan, and what takes longest is compiled first."""
+"""Level 2 in many processes (support/level2). Each test must be in exactly one share, and joined
+logs must equal one run. Missing tests are named, each machine has its plan, and the longest units
+compile first."""
 
 import json
 import threading
@@ -41,7 +42,7 @@ def tree(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def call(tree):
-    """call(log, words) is a Recorder of a run with the plug-in."""
+    """call(log, *words) runs pytest with the plugin and returns the Counts of a Recorder."""
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(tree)
         patch.setattr(
@@ -61,7 +62,7 @@ def call(tree):
 
         def of(log, *words):
             recorder = promises.Recorder()
-            recorder.pytest_sessionfinish = None  # what it would write is compared
+            recorder.pytest_sessionfinish = None  # the test compares what it would write
             pytest.main(
                 [
                     "-p",
@@ -84,7 +85,7 @@ def call(tree):
 
 @pytest.fixture(scope="module")
 def logged(tree, call):
-    """(what a Recorder counts in one process, the parts of two shares)."""
+    """(counts of a Recorder in one process, the parts of two shares)"""
     whole = call("whole.jsonl")
     for i in (0, 1):
         call(f"share{i}.jsonl", "--share", f"{i}/2")
@@ -145,7 +146,7 @@ def test_of_one_share_the_rest_is_missing(logged):
 
 
 def test_what_failed_is_run_again(tree, call, logged):
-    """A list of ids is run, and the later outcome counts; a skip does not."""
+    """A list of ids must run again, and the later outcome counts, unless it is a skip."""
     _, parts = logged
     failed = "tests/gen/test_some.py::test_many[7]"
     assert report.again(parts) == {failed: "failed"}
@@ -186,7 +187,8 @@ def a_log(name, kind, *lines, ids=(), commit="c", processor="p"):
 
 
 def test_each_kind_of_machine_has_its_tests():
-    """tests/cuda on a GPU are one run; all others, and that tests/cuda skips itself without a GPU, another one."""
+    """tests/cuda on a GPU is one run. All others, and tests/cuda skipped without a GPU, are
+    another."""
     ids = ["tests/cuda/test_x.py::a", "tests/cuda/test_x.py::b"]
 
     def parts():
@@ -201,7 +203,7 @@ def test_each_kind_of_machine_has_its_tests():
         [["cuda/test_x.py", "all", 0, 0, 1], ["emu/a.py::c", "all", 1, 0, 0]],
     ]
     assert runs.joined("gpu", parts())[1] == {"cuda/test_x.py": 1}
-    for skips in (False, True):  # that the file skipped itself elsewhere is no outcome
+    for skips in (False, True):  # skipping the file on another machine is no outcome
         assert report.again(parts(), skips) == {ids[0]: "failed", ids[1]: "none"}
     assert runs.joined("gpu", parts())[0]["machine"] == "GPU"
     assert (
@@ -223,7 +225,7 @@ def test_the_plan(gpus, cores):
     assert len({p.name for p in parts}) == len(parts)
     on_gpu = [p for p in parts if p.needs or p.nice == 0]
     assert {need for p in on_gpu for need in p.needs} <= {*libraries.LIBRARIES, "helpers"}
-    for file in FILES:  # on each GPU a share, or whole on one
+    for file in FILES:  # each GPU has a share, or one GPU has all
         shares = sorted(p.share for p in on_gpu if file in p.paths)
         assert (
             shares in ([""], [f"{i}/{len(shares)}" for i in range(len(shares))])
@@ -233,7 +235,7 @@ def test_the_plan(gpus, cores):
     [robust] = [
         p for p in on_gpu if "tests/cuda/test_robust.py" in p.paths and p.share[:2] in ("", "0/")
     ] or [None] * (not gpus)
-    assert not gpus or robust.gpus == "0"  # with the test that is alone
+    assert not gpus or robust.gpus == "0"  # together with the test marked `alone`
     assert all(0 < p.workers <= max(1, cores // gpus // 2) for p in on_gpu)
     others = [p for p in parts if p not in on_gpu]
     tests = [p.relative_to(ROOT).parts[1] for p in (ROOT / "tests").glob("**/test_*.py")]
@@ -276,7 +278,7 @@ def test_parts_by_name():
 
 
 def test_a_part_waits_for_its_libraries(tmp_path):
-    """Not for others; and for none where nobody compiles."""
+    """A part must wait for its own libraries only, and for none if nothing compiles them."""
     started = []
 
     class Dry(run.Runner):
@@ -303,7 +305,8 @@ def test_a_part_waits_for_its_libraries(tmp_path):
 
 
 def test_the_longest_units_first():
-    """Where they would decide when the last library is there; a library's own units follow, so that its tests can begin while others are compiled."""
+    """Units that would delay the last library come first. Otherwise libraries follow in order, so
+    that the first one's tests start while others compile."""
 
     def unit(library, name, size):
         return libraries.Unit(library, (library, name), name, "." * size, None)
@@ -335,7 +338,8 @@ def test_the_longest_units_first():
 
 
 def test_a_unit_of_two_libraries_is_compiled_once():
-    """And a library is linked when all of its own are there, whatever becomes of others."""
+    """A shared unit is compiled once, and a library is linked as soon as its own units exist, even
+    if others fail."""
     said, made = {}, []
 
     def unit(library, key, name, text, fails=False):
@@ -352,7 +356,7 @@ def test_a_unit_of_two_libraries_is_compiled_once():
     ]
     finish = {name: lambda name=name: made.append(name) for name in ("a", "b", "c", "none")}
     libraries.Builder(units, finish, lambda name, seconds, error: said.update({name: error})).run(1)
-    assert made == ["none", 3, 2, 1, "a", "b"]  # any_add.cu is more than half of all
+    assert made == ["none", 3, 2, 1, "a", "b"]  # any_add.cu takes more than half of all
     assert (
         {name for name, error in said.items() if error} == {"c"}
         and "ZeroDivisionError" in said["c"]

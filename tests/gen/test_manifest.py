@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What callers must know of a function stands in the manifest: shapes, counterparts, scalars, workspaces, without a name taken apart."""
+"""The manifest describes all that callers need: shapes, counterparts, scalars, workspaces. Nobody
+needs to parse a name."""
 
 import math
 
@@ -83,10 +84,14 @@ def test_shapes_are_those_of_the_calls():
 
 
 def test_counterparts():
-    """A backward's inputs are what its forward is given and gives, and the gradients of what it gives."""
+    """A backward takes its forward's inputs and outputs, and the gradients of the outputs. A
+    mismatch breaks every autograd layer that is generated from the manifest."""
     of = {
-        f["forward"] for f in FUNCTIONS.values() if f["bwd"]
-    }  # which of products have some of two dtypes, too
+        f["forward"]
+        for f in FUNCTIONS.values()
+        if f["bwd"]
+        # Products also have backwards of two dtypes.
+    }
     assert (
         of == {n for n, f in FUNCTIONS.items() if f["backward"] is not None and not f["bwd"]}
         and len(of) > 1000
@@ -138,7 +143,8 @@ def test_uses():
 
 
 def test_what_null_means():
-    """Of an input that is not read, or stands for a number; of an output that is not wanted; of what is no tensor."""
+    """NULL means: an unread input, an input's neutral value, an unwanted output, or an absent
+    argument that is not a tensor."""
     seen = {}
     for f in FUNCTIONS.values():
         for a in f["arguments"]:
@@ -174,7 +180,7 @@ def test_what_null_means():
 
 
 def test_numbers_of_columns():
-    """What they may be, and what comes of any other."""
+    """An index operand states its range and the result of an index outside of it."""
     found = {
         (f["op"], f["bwd"]): a["index"]
         for f in FUNCTIONS.values()
@@ -195,7 +201,7 @@ def test_numbers_of_columns():
 
 
 def test_what_a_backward_needs():
-    """Of its forward's inputs, outputs and saved values, for this activation."""
+    """`saves` lists the forward's tensors that the backward reads; they depend on the activation."""
     saved = {
         n: FUNCTIONS[n]["saves"]
         for n in (
@@ -297,7 +303,7 @@ def test_which_inputs_have_a_gradient():
 
 
 def test_stages():
-    """The kernels that each launch chooses from: those of sums in a stage of their own."""
+    """`stages` lists the kernels that each launch chooses from; sums have a stage of their own."""
     one, two = (
         FUNCTIONS["kf_bias_gelu_bf16"]["stages"],
         FUNCTIONS["kf_bias_gelu_bwd_bf16"]["stages"],
@@ -316,14 +322,16 @@ def test_stages():
         assert all(len(set(stage)) == len(stage) for stage in f["stages"])
         if (
             f["family"] not in ("matmul", "linear_cross_entropy")
-        ):  # of a backward the products for the inputs and for the weights may be made by the same kernels
+            # A backward may compute the products for inputs and for weights by the same kernels.
+        ):
             assert len({name for stage in f["stages"] for name in stage}) == sum(
                 map(len, f["stages"])
             )
 
 
 def test_how_frameworks_use_it():
-    """The dtypes that autocast gives it; whether its elements may be visited in any order; where it runs."""
+    """Frameworks read the dtypes under autocast, whether elements may be permuted, and the
+    backends."""
     assert {
         n: FUNCTIONS[n]["autocast"]
         for n in (
@@ -374,7 +382,8 @@ def test_tolerance():
 def test_type_variables():
     for f in FUNCTIONS.values():
         dtypes = {v["name"]: v["dtype"] for v in f["variables"]}
-        usual = [("U", f["dtypes"][0]), ("I", "i64")]  # which a name leaves out
+        # A name leaves these out.
+        usual = [("U", f["dtypes"][0]), ("I", "i64")]
         if f["dtypes"] == ["tf32"]:
             assert dtypes == {"T": "f32"}
             continue
@@ -387,7 +396,7 @@ def test_type_variables():
 
 
 def test_scalars():
-    """Each has a default, within its bounds, and so has the value that tests use."""
+    """Every scalar's default and test value must be within its bounds."""
     seen = {}
     for f in FUNCTIONS.values():
         for a in f["arguments"]:
@@ -414,7 +423,7 @@ def test_scalars():
 
 
 def test_workspaces_of_two_calls():
-    """What a composition of calls asks for before it: from the names and arguments in the manifest."""
+    """A composition of calls can compute its workspace from the manifest's names and arguments."""
     wanted = []
     for name, sizes in (
         ("kf_layer_norm_gelu_bwd_bf16", {"rows": 64, "cols": 256}),
@@ -447,7 +456,8 @@ def test_workspaces_of_two_calls():
 
 
 def test_a_backward_has_the_scalars_of_its_forward():
-    """Read or not, and the unread ones say so: a better derivative changes no signature."""
+    """A backward has all scalars of its forward, read or unread, and marks the unread ones, so that
+    a better derivative never changes a signature."""
     for f in FUNCTIONS.values():
         if f["bwd"]:
             own, forward = (
@@ -500,8 +510,11 @@ def test_cost():
     assert eval(f["cost"]["bytes"], {}, {"rows": 10, "cols": 4}) == 2 * (40 + 4 + 40)
     for f in FUNCTIONS.values():
         if not f["axes"] or getattr(
-            cases.own(f), "READ_AT_PLACES", False
-        ):  # a tensor that is read at places of its own is not counted whole
+            cases.own(f),
+            "READ_AT_PLACES",
+            False,
+            # Tables are read in part, so their bytes are not counted.
+        ):
             continue
         sizes = dict.fromkeys(f["sizes"], 3)
         moved = [a for a in tensors(f).values() if not a["unread"] and a["null"] != "result"]
@@ -509,18 +522,18 @@ def test_cost():
             math.prod(from_manifest.extents(a, sizes)) * kflib.SIZE[a["dtype"]] for a in moved
         )
         extents, products = len(f["sizes"]) - ("groups" in f["sizes"]), 0
-        if f[
-            "axes"
-        ][
+        if f["axes"][
             "shaped_by"
-        ]:  # of matrices: one of elements, and as many products as weights, which are two each in a backward
+            # Products: the element expressions, and one product per weight, two in a backward.
+        ]:
             weights = sum(
                 1 + (a["kind"] == "two_rights")
                 for a in tensors(f).values()
                 if a["kind"] in ("right", "two_rights") and a["role"] == "in"
             )
             extents, products = 3, 2 * weights * (2 if f["bwd"] else 1) * 3**4
-            if f["family"] == "linear_cross_entropy":  # of no batch, and of one call's gradients
+            # No batch, and a backward in the same call.
+            if f["family"] == "linear_cross_entropy":
                 extents, products = 2, (6 if "dx" in tensors(f) else 2) * 3**3
         assert (
             eval(f["cost"]["bytes"], {}, sizes) == found
@@ -541,8 +554,9 @@ def test_in_place():
 
 
 def test_strides():
-    """Of ops over rows and reductions each tensor of elements, of products each tensor, of losses of logits each matrix, has fields in the one
-    struct of its op, whose order is that of both directions."""
+    """Each op has one struct of strides for both directions. It has fields for each elementwise
+    tensor of rows and reductions, each tensor of products, and each matrix of linear cross entropy.
+    """
     structs = {}
     for f in FUNCTIONS.values():
         given = [a for a in f["arguments"] if a["role"] == "strides"]

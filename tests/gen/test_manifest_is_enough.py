@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From what `kfgen list --json` prints alone (tests/support/functions/from_manifest.py): shapes for fake kernels, prototypes of calls on tensors, a program
-that makes two calls through one workspace, results by the formulas. What they are compared with comes from the tests' own tools."""
+"""The manifest alone (`kfgen list --json`) suffices for a layer above kf: shapes for fake kernels,
+prototypes of functions on tensors, a program with two calls and one workspace, results by the
+formulas. The tests compare these (from_manifest.py) with their own tools."""
 
 import ast
 import json
@@ -15,7 +16,7 @@ import numpy as np
 import pytest
 import scipy.special as sp
 
-# A function for each thing that formulas may have, in float64: what is compared is the formula, not rounding.
+# One function per feature of formulas, in float64, so that rounding does not hide a wrong formula.
 FEATURES = {
     "elements": "kf_add_mish_f64",
     "scalars": "kf_leaky_relu_scale_bwd_f64",
@@ -62,7 +63,7 @@ def manifest(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def functions(manifest):
-    """Those whose sizes follow from a tensor's shape."""
+    """Functions whose sizes follow from a tensor's shape."""
     return {f["name"]: f for f in manifest["functions"] if f["axes"]}
 
 
@@ -80,7 +81,8 @@ def test_it_is_what_tests_read(manifest):
 
 
 def more_dimensions(f, sizes):
-    """A tensor's shape that gives other sizes, with a dimension more on each side where there may be one; of several tensors where it takes them."""
+    """Returns (shape, axis) of a tensor with one dimension more on each side where allowed, or
+    {name: shape} if several tensors determine the sizes."""
     if f["axes"]["shaped_by"]:
         more = {
             "batch": (2,),
@@ -105,7 +107,8 @@ def more_dimensions(f, sizes):
 
 
 def test_fake_kernels(functions):
-    """Of every function, for a tensor of more dimensions than it has sizes: what checks.py allocates for those sizes."""
+    """Output shapes that the manifest gives for tensors of more dimensions must equal those that
+    checks.py allocates."""
     for f in functions.values():
         sizes, groups = dict(zip(f["sizes"], cases.shapes(f)[0][0])), 1
         if f["form"] == "groups":
@@ -137,7 +140,7 @@ def test_fake_kernels(functions):
 
 
 def test_prototypes(functions, tmp_path):
-    """One for all dtypes of a function; a C compiler takes them."""
+    """All dtypes of a function must share one prototype, which a C compiler accepts."""
     found = {}
     for f in functions.values():
         found.setdefault((f["base"], f["bwd"], f["state"]), set()).add(from_manifest.fused(f))
@@ -208,7 +211,7 @@ def library(functions):
 
 @pytest.mark.parametrize("feature", FEATURES)
 def test_formulas(feature, manifest, functions, library):
-    """A call's results are those of the statements of NumPy."""
+    """A call's results must equal those of the NumPy statements in the manifest."""
     f = functions[FEATURES[feature]]
     sizes = {
         "flat": (37,),

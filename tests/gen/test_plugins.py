@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A family is its folders: no other file of the repository is called like one, so that nobody has to look for what else belongs to it."""
+"""A family is its folders: no file outside of them may carry its name, so nothing else belongs to
+it."""
 
 import pathlib
 import subprocess
@@ -8,11 +9,12 @@ import kflib
 import pytest
 from kfgen import families
 
-# A family's own files.
+# Folders of a family.
 OWN = ("gen/kfgen/families/{0}/", "templates/{0}/", "include/kf/core/{0}/")
-# What the test looks at. TO WIDEN, with OWN, when they are sorted by families too: "tests/", "bench/", "docs/".
+# Paths that the test covers. To widen, with OWN, when they are sorted by family too: "tests/",
+# "bench/", "docs/".
 COVERED = ("gen/", "templates/", "include/kf/core/")
-PUBLIC = {"include/kf/core/rope_table.h"}  # a former path, which programs include
+PUBLIC = {"include/kf/core/rope_table.h"}  # a former path, which programs still include
 
 
 def files():
@@ -34,7 +36,8 @@ def files():
 
 
 def names(path, family):
-    """Whether a part of a path is the family's name, or begins with it; rope_norm is another family than rope."""
+    """True if a part of the path is the family's name or begins with it. rope_norm is not part of
+    rope."""
     parts = [
         part.split(".")[0].removeprefix("test_")
         for part in pathlib.PurePath(path.removeprefix("gen/kfgen/families/")).parts
@@ -58,7 +61,7 @@ def test_no_other_file_is_called_like_a_family(family):
 
 
 def test_a_wrong_name_is_seen():
-    """The test does not pass by seeing nothing."""
+    """The test above must not pass because it sees nothing."""
     for path in (
         "templates/op/rope.cuh.j2",
         "gen/kfgen/families/rope_tables.py",

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which product a sum is fused with in CUDA is written, not left to the compiler, where it could choose: it chose otherwise in another instance
-of the same kernel, and rows that lay apart had other last bits than the same rows side by side (tests/cuda/test_strided.py)."""
+"""Generated CUDA states which product a sum is fused with, where the compiler could choose. It
+chose differently in two instances of a kernel, so strided rows had other last bits than contiguous
+ones (tests/cuda/test_strided.py)."""
 
 import pytest
 from kfgen.language.emit import Target, emit
@@ -29,7 +30,7 @@ def written(text, flavour="f32", masks=False, apart=False):
         ("a * b + c * d", "kfi_fma_f32(a, b, c * d)"),
         ("a * b - c * d", "kfi_fma_f32(a, b, -(c * d))"),
         ("a * b * c + d * d", "kfi_fma_f32(a * b, c, d * d)"),
-        ("a * b + c", "a * b + c"),  # there is one way
+        ("a * b + c", "a * b + c"),  # there is one choice
         ("t = a * b; t + t", "const float t0 = kfi_mul_f32(a, b); 2.0f * t0"),
         ("t = a * b; (t + c) * (t - d)", "const float t0 = kfi_mul_f32(a, b); (t0 + c) * (t0 - d)"),
     ],
@@ -49,6 +50,6 @@ def test_what_the_caller_may_add_to():
 
 @pytest.mark.parametrize("text", ["a * b + c * d", "t = a * b; t + t"])
 def test_in_c_and_of_whole_numbers_as_it_stands(text):
-    """C has one loop for all elements; whole numbers have nothing to round."""
+    """C has one loop for all elements, and integers do not round, so neither needs an explicit fma."""
     assert "fma" not in written(text, masks=True) and "mul" not in written(text, masks=True)
     assert "fma" not in written(text, "i32")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rendering: the same bytes every time, files touched only when their text changes, text that is pleasant to read."""
+"""Rendering: repeatable bytes, files rewritten only if their text changes, readable text."""
 
 import os
 import pathlib
@@ -18,14 +18,17 @@ from kfgen.render.render import PARTS, ROOT, TEMPLATES, Renderer, Selection, par
 
 GOLDEN = ROOT / "tests/golden"
 ENDS = tuple(
-    f".{part}.{ext}" for ext, found in PARTS.items() for part in found
-)  # of the files that are parts of a header
-FEW = ("add", "act_dropout", "layer_norm", "sum")  # ops of each family
+    f".{part}.{ext}"
+    for ext, found in PARTS.items()
+    for part in found
+    # Suffixes of files that are parts of a header.
+)
+FEW = ("add", "act_dropout", "layer_norm", "sum")  # one op per family
 
 
 @pytest.fixture(scope="module")
 def files():
-    """{path: text} of all of kf, rendered once for all tests."""
+    """{path: text} of all generated files of kf."""
     return kflib.files()
 
 
@@ -48,7 +51,8 @@ def tree(directory):
 
 
 def test_same_bytes_every_time(tmp_path, files):
-    """With other seeds of Python's hashes: a few ops, from level 2 on all; the files of an op alone are those of all."""
+    """Output must not depend on Python's hash seeds, nor on which other ops are rendered. Level 1
+    renders a few ops, level 2 all."""
     few = ("--ops", ",".join(FEW)) if cases.LEVEL == 1 else ()
     for seed in ("0", "1234"):
         kfgen("render", "--out", tmp_path / seed, *few, PYTHONHASHSEED=seed)
@@ -94,7 +98,8 @@ def test_an_edit_of_one_template_changes_its_files_alone(tmp_path, monkeypatch, 
 
 
 def test_depfile(tmp_path):
-    """Of an op of each family, and of those that have templates of their own: all that there are."""
+    """The depfile must list all templates and sources, or a build misses a change. The ops use
+    every family and every template."""
     ops = ",".join(
         [
             "add",
@@ -139,8 +144,8 @@ def test_depfile_names_the_users_files(tmp_path):
 
 
 def test_text(files):
-    """No tabs, no trailing blanks, one newline at the end, and no line over 100 columns that could be broken at a comma, but for CUDA's
-    launchers, which are one line each."""
+    """Generated text has no tabs, no trailing blanks and one final newline. No line is over 100
+    columns if a comma could break it, except CUDA launchers, which are one line each."""
     for path in files:
         looks_well(path, files[path])
 
@@ -170,8 +175,9 @@ def looks_well(path, text):
 
 
 def test_statements_under_a_guard_have_braces(files):
-    """Where they do not, and another statement follows, gcc -Wall (-Wmisleading-indentation) reads the file from its first line on: kf.h took
-    three times as long to compile, kf_single.h forty times."""
+    """Guarded statements need braces: otherwise gcc -Wall (-Wmisleading-indentation) rereads the
+    file from its first line for each. kf.h took three times as long to compile, kf_single.h forty
+    times."""
     for path in (p for p in files if p.startswith("kf/ops/") and p.endswith(".h")):
         lines = [line.strip() for line in files[path].split("\n")]
         for i, line in enumerate(lines):
@@ -214,7 +220,7 @@ def test_parts_are_included_by_their_header_alone(files):
     assert sorted(found) == sorted(of.items())
 
 
-# One op and one dtype per template family, small enough to be read in a diff.
+# One op and dtype per template family, small enough to review as a diff.
 GOLDENS = {
     "add_relu_f16": ("add", "relu", "f16"),
     "bias_gelu_bf16": ("bias", "gelu", "bf16"),
@@ -230,7 +236,7 @@ GOLDENS = {
 
 @pytest.mark.parametrize("name", GOLDENS)
 def test_golden(name):
-    """The generated code as it was when somebody last looked at it. KF_UPDATE_GOLDEN=1 writes it anew."""
+    """Generated code must equal the last reviewed version. KF_UPDATE_GOLDEN=1 writes a new one."""
     stem, act, dtype = GOLDENS[name]
     files = Renderer(Selection(spec.load(), [stem], [act], [dtype])).render()
     for ext in (".cuh", ".h") if f"kf/ops/{stem}.cuh" in files else (".h",):
@@ -239,7 +245,7 @@ def test_golden(name):
             "(...)",
             "".join(files[part] for part in parts(f"kf/ops/{stem}{ext}")),
         )
-        path = GOLDEN / f"{name}{ext}.golden"  # no header's ending: formatters leave it alone
+        path = GOLDEN / f"{name}{ext}.golden"  # not a header's suffix, so formatters ignore it
         if os.environ.get("KF_UPDATE_GOLDEN") == "1":
             path.parent.mkdir(exist_ok=True)
             path.write_text(text)

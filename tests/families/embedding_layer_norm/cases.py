@@ -1,16 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Test cases of the family `normed_lookup`: shapes [rows, cols, vocab, positions, types], indices
-of which some are out of range, and a float64 oracle. The oracle is the closed form of layer norm
-and its gradient, independent of the code under test.
-"""
+"""Embedding + layer norm: shapes [rows, cols, vocab, positions, types], indices (some out of range)
+and the float64 oracle. The oracle is the closed form of layer norm and its gradient, independent of
+the code under test."""
 
 import cases
 import numpy as np
 import storage
 
-# Rows with and without whole vectors; of a warp, of several, of a block, and longer than a block
-# holds in any dtype. More rows of one index than a run, tables of more rows than one digit of the
-# sort, and empty shapes.
+# Rows with and without whole vectors; rows of one warp, several warps and a block; rows longer than
+# a block holds in any dtype. More rows per index than a run of the sort, tables with more rows than
+# a digit of the sort has values, and empty tensors.
 SHAPES = [
     [(6, 16, 8, 4, 2), 0],
     [(5, 13, 9, 3, 2), 1],
@@ -36,7 +35,7 @@ MORE = [
     for c in (1, 7, 16, 96, 257, 768)
     for v in (1, 255, 1000)
 ]
-LARGE = (2**45, 1, 2, 2, 2)  # more blocks than a launch may have
+LARGE = (2**45, 1, 2, 2, 2)  # needs more blocks than a grid may have
 OVERFLOWS = [
     ((2**30, 2**30, 3, 3, 3), "cols"),
     ((3, 2**30, 2**30, 3, 3), "cols"),
@@ -44,7 +43,7 @@ OVERFLOWS = [
     ((3, 2**30, 3, 3, 2**30), "cols"),
     ((2**59, 1, 1, 1, 1), "rows"),
     ((1, 1, 1, 1, 2**59), "types"),
-]  # the size that is too large
+]  # (sizes, the size that overflows)
 # Launches per call: the rows, the sums of weights; per table three per digit of the sort, its
 # bounds, two for the sums.
 LAUNCHES = 34
@@ -52,20 +51,20 @@ CALLS = (
     [(1, 1, 1, 1, 1), (3, 5, 4, 3, 2), (2, 49, 3, 2, 2)],
     [(67, 97, 33, 40, 2), (301, 130, 65, 300, 2)],
 )
-TORCH = (3, 4, 7, 5, 2)  # sizes of PyTorch's tests
+TORCH = (3, 4, 7, 5, 2)  # sizes in the PyTorch tests
 EXTENTS = {
     "rows": (2, 3),
     "cols": (8,),
     "vocab": (7,),
     "positions": (5,),
     "types": (2,),
-}  # like those of functions on tensors
+}  # sizes in the tests of functions on tensors
 COUNTED = [
     ("rows", "cols"),
     ("vocab", "cols"),
     ("positions", "cols"),
     ("types", "cols"),
-]  # sizes of the tensors, to count elements
+]  # sizes of tensors whose elements are counted
 LOOKUP = cases.of_family("embedding")
 READ_AT_PLACES, FAR, prepare = LOOKUP.READ_AT_PLACES, LOOKUP.FAR, LOOKUP.prepare
 TABLES = {"word": "index", "position_table": "position", "type_table": "type"}

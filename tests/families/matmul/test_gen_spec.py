@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Entries of the family `gemm`: what is refused, with a fix, and what a valid one makes."""
+"""Spec entries of matrix products: refused ones with their messages and fixes, and the kernels of
+an accepted one."""
 
 import pytest
 from kfgen.entries import spec
@@ -145,7 +146,8 @@ def test_what_it_makes(tmp_path):
 
 
 def test_two_tensors_in_one(tmp_path):
-    """Joined tensors are one argument, at the first one's position; products know both."""
+    """Two tensors joined in one are one argument, in the first one's position; both products must
+    read their half."""
     row = '{ kind = "row", absent = 0 }'
     fields = {
         "operands": f'{{ x = "left", first = "right", bias = {row}, '
@@ -205,7 +207,7 @@ def test_two_tensors_in_one(tmp_path):
 
 
 def test_a_user_s_activation_is_there(tmp_path):
-    """kf's own activations: heavy ones alone."""
+    """A user's activation is added to matmul's list, which otherwise has the 12 default ones."""
     path = tmp_path / "mine.toml"
     path.write_text('[activation.own]\nbrief = "x"\nexpr = "x + x"\nref = "2 * x"\n')
     loaded = spec.load([path])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""argmax and argmin, of the family `reduce`."""
+"""argmax and argmin, of family reduction: faults, names and specs to test."""
 
 # Faults to plant and the functions that must fail: tests/emu/test_seeded.py.
 FAULTS = {

@@ -87,7 +87,7 @@ def draw(rng, call, a, values):
 
 
 def sides(call, array, pairs):
-    """The two elements of each pair."""
+    """Returns the two elements of each pair."""
     beside = call.kernel.neighbours
     return (
         (array[..., 0 : 2 * pairs : 2], array[..., 1 : 2 * pairs : 2])

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Test cases of the family `normed_pairs`: shapes [rows, heads, kv_heads, dim, pairs, positions] of
-two tensors, positions of which some are out of range, and a float64 oracle. The oracle is the
-closed form of the root mean square norm and its gradient, independent of the code under test.
-"""
+"""Rope + RMS norm: shapes [rows, heads, kv_heads, dim, pairs, positions] of two tensors, positions
+(some out of range) and the float64 oracle. The oracle is the closed form of the root mean square
+norm and its gradient, independent of the code under test."""
 
 import types
 
@@ -33,7 +32,8 @@ def draw(rng, call, a, values):
     found = storage.draw(
         rng, shape, a["dtype"], "normal" if values == "wide" and a["kind"] == "scale" else values
     )
-    # Squares of the largest overflow: every other row has values whose squares are finite.
+    # Squares of the largest values overflow, so every other row has values whose squares are
+    # finite.
     if values == "wide" and len(shape) == 3:
         some = storage.to_float(found[::2], a["dtype"])
         found[::2] = storage.from_float(np.clip(some, -(2.0**12), 2.0**12), a["dtype"])
@@ -41,7 +41,7 @@ def draw(rng, call, a, values):
 
 
 def sides(call, array, pairs):
-    """The two elements of each pair."""
+    """Returns the two elements of each pair."""
     beside = call.kernel.neighbours
     return (
         (array[..., 0 : 2 * pairs : 2], array[..., 1 : 2 * pairs : 2])
@@ -51,7 +51,7 @@ def sides(call, array, pairs):
 
 
 def turned(call, given, size, outside):
-    """(rotated values, rotated back in a backward; magnitudes of their terms)."""
+    """Returns (rotated values, magnitudes of their terms); a backward rotates back."""
     pairs, positions, number = call.sizes[-2], call.sizes[-1], call.data["position"]
     number = np.arange(call.sizes[0]) if "position" in call.drop else number
     there = (number >= 0) & (number < positions)

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reductions over a row in the expression language: values, gradients, and how many passes over a row they take."""
+"""Reductions over a row in the expression language: values, gradients, and the number of passes
+over a row."""
 
 import numpy as np
 import pytest
@@ -93,7 +94,8 @@ def value_of(graph, root, env):
 
 
 def test_pick():
-    """A row's value in a column: NaN where there is none; its gradient is that element's alone, and of a row operand each column's sum."""
+    """`pick` loads a row's element by column, NaN outside. Its gradient belongs to that element
+    alone; for a row operand it is summed per column."""
     graph, names, root = build("pick(x, r) * pick(w, r)")
     env = draw() | {"r": np.array([[2.0], [-1.0], [COLS]])}
     x, w = env["x"], env["w"]
@@ -124,7 +126,8 @@ def test_values(name):
 @pytest.mark.parametrize("wrt", ["x", "w"])
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_gradients(name, wrt):
-    """Against central differences of the reference, for random gradients of the result."""
+    """Gradients must match central differences of the reference, for random gradients of the
+    result."""
     text, reference, _, passes = FUNCTIONS[name]
     graph, names, root = build(text)
     env = draw()
@@ -136,7 +139,7 @@ def test_gradients(name, wrt):
         return
     got = np.broadcast_to(
         value_of(graph, found, env | {"dy": dy}), (ROWS, COLS)
-    )  # for w: still to be added up over the rows
+    )  # for w the sum over the rows is missing
     got = got.sum(0) if wrt == "w" else got
     for place in np.ndindex(np.shape(env[wrt])):
         near = []
@@ -171,7 +174,8 @@ def test_the_same_twice_is_doubled_once_a_row():
 
 
 def test_a_mask_is_applied_behind_the_activation_once():
-    """Not in front of its gradient, which may be infinite where an element is dropped; nor again in each of the sums."""
+    """Dropout's mask must follow the activation's gradient, which may be infinite for a dropped
+    element, and must not repeat in each sum."""
     graph = Graph(levels={"r": ROW})
     names = {name: graph.var(name) for name in ("x", "w", "r")}
     root = parse(
@@ -189,7 +193,8 @@ def test_a_mask_is_applied_behind_the_activation_once():
 
 
 def test_what_is_the_same_for_a_row_leaves_the_sum():
-    """A layer norm whose mean and rstd were saved: all sums of its gradient are of one pass."""
+    """Values that are uniform over a row must leave the sums: the gradient of a layer norm with
+    saved mean and rstd then needs one pass."""
     graph = Graph(levels={"mean": ROW, "rstd": ROW})
     x, w, dy = graph.var("x"), graph.var("w"), graph.var("dy")
     local = Graph(levels={})
@@ -266,7 +271,8 @@ def test_levels():
 
 
 def test_a_sum_may_leave_the_range_on_its_way():
-    """The reference says nothing of a row whose sum some order would take beyond float32, however small the sum is in the end."""
+    """The bound must exclude rows whose sum overflows float32 in some order, even if the total is
+    small."""
     loaded = spec.load()
     kernel = next(
         k for k in expand.kernels(loaded.ops["mean"]) if k.dtypes == ("f32",) and not k.bwd

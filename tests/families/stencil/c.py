@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Its schedule in C: one element after the other."""
+"""C schedule of the example family: one element after the other."""
 
 import functools
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Its schedule in CUDA: a thread an element."""
+"""CUDA schedule of the example family: one thread per element."""
 
 import functools
 
@@ -8,7 +8,7 @@ from kfgen.model.schedule import Cuda, Instance
 
 
 def values(k, target):
-    """[(lines, text)] of the result, or of what an element is to each of those that see it."""
+    """Returns [(lines, text)] of each result's expression."""
     found = [emit(k.graph, [root], target, {k.read.name: "given"}, fixed={}) for root in k.roots]
     return [(lines, text) for lines, [text] in found]
 

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A user's own family: an element of a row with the one before and the one behind it, 0 where there is none."""
+"""Example of a user's own family, which tests/gen/test_own_family.py and docs/contributing.md use.
+It combines each element of a row with its left and right neighbour, 0 at the ends."""
 
 import functools
 
@@ -30,7 +31,8 @@ class StencilKernel(Kernel):
         self.sides = x.parts
         [(out, root)] = outs.items()
         if self.bwd:
-            # An element is the left neighbour of the next one, and the right one of the one before: of each it has what the expression gives.
+            # An element is the left neighbour of the next and the right neighbour of the previous
+            # one. Its gradient is the sum of the expression's derivatives for these roles.
             dout = gradient_of(out)
             self.roots = list(
                 gradient(graph, {root: graph.var(dout)}, [env[part] for part in x.parts]).values()
@@ -79,8 +81,8 @@ class Stencil(Family):
     title = "Neighbours"
     forms = {"lines": {"elem": "rows, cols", "line": "rows, cols"}}
     kinds = whole = ("line",)
-    parts = {"line": 3}  # the one before, itself, the one behind
-    codes = {"line": 2}  # a neighbour may have been written: not in place
+    parts = {"line": 3}  # left neighbour, element, right neighbour
+    codes = {"line": 2}  # not in place: a neighbour may be overwritten already
 
     def check_operands(self, f, operands):
         if len(operands) != 1:
