@@ -48,7 +48,9 @@ def test_find_package(home, tmp_path, language):
         ways.snippet("cmake-cuda") if language == "CUDA" else CHECKED
     )
     project = ways.consumer(tmp_path, CMakeLists__txt=text)
-    assert build(project, language, home) == (ways.CUDA_SAID if language == "CUDA" else ways.SAID)
+    assert build(project, language, home) == (
+        ways.CUDA_OUTPUT if language == "CUDA" else ways.OUTPUT
+    )
 
 
 @pytest.mark.level(2)
@@ -60,7 +62,7 @@ def test_moved(home, tmp_path):
         project,
         tmp_path / "new home",
     )
-    assert ways.run(project / "build/program") == ways.SAID
+    assert ways.run(project / "build/program") == ways.OUTPUT
     commands = (project / "build/CMakeFiles/program.dir/flags.make").read_text()
     assert "new\\ home" in commands or '"' in commands
     assert str(home) not in commands
@@ -71,12 +73,12 @@ def test_wrong_version(home, tmp_path):
         tmp_path,
         CMakeLists__txt=ways.snippet("cmake", [("find_package(kf 0.1 ", "find_package(kf 7.1 ")]),
     )
-    said = ways.run(
+    output = ways.run(
         "cmake", "-B", "build", f"-DCMAKE_PREFIX_PATH={home}/.local", cwd=project, fails=True
     )
     assert (
-        'compatible with requested version "7.1"' in " ".join(said.split())
-        and f"version: {ways.VERSION}" in said
+        'compatible with requested version "7.1"' in " ".join(output.split())
+        and f"version: {ways.VERSION}" in output
     )
 
 
@@ -135,7 +137,7 @@ def test_versions(home, tmp_path):
         + VERSIONS
         + "".join(f'ask({has} "{asked}" "")\n' for has, asked, *_ in ASKED)
     )
-    said = ways.run("cmake", "-P", script).split("\n")
-    assert [line for line in said if line] == [
+    output = ways.run("cmake", "-P", script).split("\n")
+    assert [line for line in output if line] == [
         f"{h} {a} {str(c).upper()} {'TRUE' if e else ''}" for h, a, c, e in ASKED
     ]

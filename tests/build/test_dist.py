@@ -61,7 +61,7 @@ def test_compile(archive, tmp_path, no_python, compiler):
         project,
         **no_python,
     )
-    assert ways.run(project / "program") == ways.SAID
+    assert ways.run(project / "program") == ways.OUTPUT
 
 
 @pytest.mark.level(2)
@@ -69,7 +69,7 @@ def test_compile(archive, tmp_path, no_python, compiler):
 def test_compile_cuda(archive, tmp_path, no_python):
     project = beside(archive, tmp_path)
     ways.shell(ways.snippet("archive-cuda", [("-O3", ways.NVCC_WARNINGS)]), project, **no_python)
-    assert ways.run(project / "program") == ways.CUDA_SAID
+    assert ways.run(project / "program") == ways.CUDA_OUTPUT
 
 
 def files(folder):
@@ -120,7 +120,7 @@ def test_fetch_content(archive, tmp_path, no_python, language):
     project = ways.consumer(tmp_path / "project", CMakeLists__txt=text)
     warnings = ways.NVCC_WARNINGS if language == "CUDA" else ways.WARNINGS
     cuda = [f"-DCMAKE_CUDA_COMPILER={ways.NVCC}"] if language == "CUDA" else []
-    said = ways.run(
+    output = ways.run(
         "cmake",
         "-B",
         "build",
@@ -129,10 +129,10 @@ def test_fetch_content(archive, tmp_path, no_python, language):
         cwd=project,
         **no_python,
     )
-    assert "Warning" not in said
+    assert "Warning" not in output
     ways.run("cmake", "--build", "build", cwd=project, **no_python)
     assert ways.run(project / "build/program") == (
-        ways.CUDA_SAID if language == "CUDA" else ways.SAID
+        ways.CUDA_OUTPUT if language == "CUDA" else ways.OUTPUT
     )
 
 
@@ -148,10 +148,10 @@ def test_meson(archive, tmp_path, no_python):
     project = ways.consumer(
         tmp_path / "project", meson__build=ways.snippet("meson"), **{"subprojects/kf__wrap": wrap}
     )
-    said = ways.run(
+    output = ways.run(
         ways.MESON, "setup", "build", "-Dkf:dtypes=f32", cwd=project, fails=True, **no_python
     )
-    assert "apt install python3 python3-jinja2" in said
+    assert "apt install python3 python3-jinja2" in output
     ways.run(
         ways.MESON,
         "setup",
@@ -164,7 +164,7 @@ def test_meson(archive, tmp_path, no_python):
         **no_python,
     )
     ways.run("ninja", "-C", "build", cwd=project, **no_python)
-    assert ways.run(project / "build/program") == ways.SAID
+    assert ways.run(project / "build/program") == ways.OUTPUT
 
 
 @pytest.mark.level(2)
@@ -183,15 +183,15 @@ def test_as_a_prefix(archive, tmp_path, no_python):
         **no_python,
     )
     ways.run("cmake", "--build", "build", cwd=project, **no_python)
-    assert ways.run(project / "build/program") == ways.SAID
+    assert ways.run(project / "build/program") == ways.OUTPUT
     if ways.PKG_CONFIG:
-        said = ways.run(
+        output = ways.run(
             "pkg-config",
             "--cflags",
             "kf",
             PKG_CONFIG_PATH=project / f"kf-{ways.VERSION}/share/pkgconfig",
         ).split()
-        assert (project / f"kf-{ways.VERSION}/include").samefile(said[-1])
+        assert (project / f"kf-{ways.VERSION}/include").samefile(output[-1])
 
 
 def test_the_same_bytes(archive, tmp_path):

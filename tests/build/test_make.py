@@ -15,7 +15,7 @@ def compile_and_run(snippet, project, home, compiler="gcc -std=c11", source="pro
     """Runs the page's command with the test's compiler, warnings and source."""
     line = ways.snippet(snippet, [(GCC, f"{compiler} -O2 {ways.WARNINGS}"), ("program.c", source)])
     ways.shell(line, project, home)
-    assert ways.run(project / "program") == ways.SAID
+    assert ways.run(project / "program") == ways.OUTPUT
 
 
 @pytest.mark.parametrize(
@@ -37,7 +37,7 @@ def test_install_cuda(home, tmp_path):
     ways.shell(
         ways.snippet("compile-cuda", [("-O3", ways.NVCC_WARNINGS)]), ways.consumer(tmp_path), home
     )
-    assert ways.run(tmp_path / "program") == ways.CUDA_SAID
+    assert ways.run(tmp_path / "program") == ways.CUDA_OUTPUT
 
 
 def test_no_venv_where_python_has_jinja2(home, clone):
@@ -105,10 +105,10 @@ def test_again_and_uninstall(clone, tmp_path):
     mine = {p for p in tree(prefix) if p not in left}
     assert set(tree(prefix)) == mine and {"include/other.h", "include/kf/my_ops.h"} <= mine
     assert not (prefix / "include/kf/core").exists() and not (prefix / "share/kf").exists()
-    said = ways.run("make", "uninstall", f"PREFIX={prefix}", cwd=clone, fails=True)
+    output = ways.run("make", "uninstall", f"PREFIX={prefix}", cwd=clone, fails=True)
     assert (
         f"kf: no kf is installed in {prefix}: share/kf/installed.txt is not there"
-        in said.splitlines()
+        in output.splitlines()
     )
 
 
@@ -123,9 +123,9 @@ def test_a_relative_prefix_in_a_destdir(clone, tmp_path):
 
 
 def test_install_refuses_before_it_writes(tmp_path):
-    said = ways.run("kfgen", "install", "--prefix", tmp_path / "p", "--ops", "adds", fails=True)
-    assert "--ops: `adds` is not one of" in said and not (tmp_path / "p").exists()
-    said = ways.run(
+    output = ways.run("kfgen", "install", "--prefix", tmp_path / "p", "--ops", "adds", fails=True)
+    assert "--ops: `adds` is not one of" in output and not (tmp_path / "p").exists()
+    output = ways.run(
         "kfgen",
         "install",
         "--prefix",
@@ -134,7 +134,7 @@ def test_install_refuses_before_it_writes(tmp_path):
         ways.ROOT / "examples/my_ops.toml",
         fails=True,
     )
-    assert "kfgen render --spec" in said and not (tmp_path / "p").exists()
+    assert "kfgen render --spec" in output and not (tmp_path / "p").exists()
 
 
 def test_what_is_missing_is_named_in_one_line(checkout):
@@ -147,12 +147,12 @@ def test_what_is_missing_is_named_in_one_line(checkout):
     old = checkout / "old-python"
     old.write_text('#!/bin/sh\n[ "$1" = --version ] && echo Python 3.9.2\nexit 1\n')
     old.chmod(0o755)
-    said = ways.run("make", "headers", "PYTHON=./old-python", cwd=checkout, fails=True)
-    lines = [x for x in said.splitlines() if x.startswith("kf:")]
+    output = ways.run("make", "headers", "PYTHON=./old-python", cwd=checkout, fails=True)
+    lines = [x for x in output.splitlines() if x.startswith("kf:")]
     assert lines == [
         "kf: Python 3.9.2 is too old, kf needs 3.11: apt install python3.11 python3.11-venv"
     ]
-    said = ways.run(
+    output = ways.run(
         "make",
         "dist",
         f"PYTHON={sys.executable}",
@@ -160,4 +160,6 @@ def test_what_is_missing_is_named_in_one_line(checkout):
         fails=True,
         GIT_CEILING_DIRECTORIES=checkout.parent,
     )
-    assert any(x.startswith("kf: a release is made from a git checkout") for x in said.splitlines())
+    assert any(
+        x.startswith("kf: a release is made from a git checkout") for x in output.splitlines()
+    )

@@ -74,7 +74,7 @@ def test_install(checkout, tmp_path):
     assert "kf_cpu_add_silu_f32" not in (prefix / "include/kf/ops/add.h").read_text()
     project = ways.consumer(tmp_path / "project")
     ways.shell(ways.snippet("compile"), project, tmp_path)
-    assert run(project / "program") == ways.SAID
+    assert run(project / "program") == ways.OUTPUT
     # Apart from the headers, Meson must install the same files as `make install`, except the list
     # of files, which it keeps itself.
     run("make", "install", f"PREFIX={tmp_path / 'make'}", cwd=checkout)
@@ -107,15 +107,15 @@ def test_directories_of_ones_own(checkout, tmp_path, inside):
         "-Ddtypes=f32",
     )
     run(MESON, "install", "-C", "build", cwd=checkout)
-    said = run(
+    output = run(
         "pkg-config", "--variable=includedir", "kf", PKG_CONFIG_PATH=prefix / data / "pkgconfig"
     ).strip()
-    assert (prefix / include).samefile(said)
+    assert (prefix / include).samefile(output)
     project = ways.consumer(tmp_path / "project", CMakeLists__txt=ways.snippet("cmake"))
     if ways.CMAKE:
         run("cmake", "-B", "build", f"-Dkf_DIR={prefix / data}/cmake/kf", cwd=project)
         run("cmake", "--build", "build", cwd=project)
-        assert run(project / "build/program") == ways.SAID
+        assert run(project / "build/program") == ways.OUTPUT
 
 
 @pytest.mark.level(2)
@@ -135,7 +135,7 @@ def test_subproject(tmp_path, archive, source):
         )
         ways.consumer(project, **{"subprojects/kf__wrap": wrap})
     ways.shell(ways.snippet("meson-run", [("build -D", f"build {' '.join(STRICT)} -D")]), project)
-    assert run(project / "build/program") == ways.SAID
+    assert run(project / "build/program") == ways.OUTPUT
     kf = project / "build/subprojects" / ("kf" if source == "checkout" else f"kf-{ways.VERSION}")
     assert {p.name for p in (kf / "include/kf/ops").glob("*.h")} == {
         "activations.h",
@@ -169,17 +169,17 @@ def test_options_of_the_parent(tmp_path):
     with_checkout(project)
     setup(project)
     ninja(project)
-    said = run(MESON, "setup", "wrong", "-Dkf:ops=silu_mul", cwd=project, fails=True)
+    output = run(MESON, "setup", "wrong", "-Dkf:ops=silu_mul", cwd=project, fails=True)
     assert (
-        "ERROR: Problem encountered: kfgen: error: --ops: `silu_mul` is the op act_mul" in said
-        and "Traceback" not in said
+        "ERROR: Problem encountered: kfgen: error: --ops: `silu_mul` is the op act_mul" in output
+        and "Traceback" not in output
     )
     ops = project / "build/subprojects/kf/include/kf/ops"
     assert {p.name for p in ops.glob("*.h")} == {
         "activations.h",
         *ways.headers("add"),
     } and "bf16" not in (ops / "add.h").read_text()
-    assert run(project / "build/program") == ways.SAID
+    assert run(project / "build/program") == ways.OUTPUT
 
 
 @pytest.mark.level(2)
@@ -191,21 +191,21 @@ def test_subproject_follows_edits(tmp_path):
     kf = with_checkout(project)
     setup(project, *STRICT, "-Dkf:ops=add,bias", "-Dkf:dtypes=f32")
     ninja(project)
-    assert run(project / "build/program") == ways.SAID
+    assert run(project / "build/program") == ways.OUTPUT
     assert "no work to do" in ninja(project)
 
     edit(kf / "include/kf/core/elementwise/elementwise.h", "#endif", "#endif\n/* edited */")
     assert "program.c.o" in ninja(project)
 
     (kf / "templates/macros.j2").touch()  # the same headers: restat ends the rebuild
-    said = ninja(project)
-    assert "kfgen" in said and "program.c.o" not in said
+    output = ninja(project)
+    assert "kfgen" in output and "program.c.o" not in output
 
     edit(
         kf / "gen/kfgen/families/elementwise/ops.toml", 'expr = "act(a + b)"', 'expr = "act(a - b)"'
     )
-    said = ninja(project)
-    assert "program.c.o" in said and "other.c.o" not in said
+    output = ninja(project)
+    assert "program.c.o" in output and "other.c.o" not in output
     assert run(project / "build/program") == "0 0 8\n"
     assert "no work to do" in ninja(project)
     # One more op adds a file.
@@ -228,11 +228,11 @@ def test_own_spec(tmp_path):
     assert "no work to do" in ninja(project)
 
     edit(project / "my_ops.toml", 'expr = "residual +', 'expr = "residual -')
-    said = ninja(project)
+    output = ninja(project)
     assert (
-        said.count("render --one-file") == 1
-        and "program.c.o" in said
-        and "kf umbrellas" not in said
+        output.count("render --one-file") == 1
+        and "program.c.o" in output
+        and "kf umbrellas" not in output
     )
     assert run(project / "build/program") == "0.5 1, -0.5 0\n"
     assert "no work to do" in ninja(project)
@@ -240,14 +240,14 @@ def test_own_spec(tmp_path):
     (project / "my_ops.toml").touch()
     assert "program.c.o" not in ninja(project)
     edit(kf / "templates/elementwise/kernel.h.j2", "\nKFI_C_END", "\n/* edited */\nKFI_C_END")
-    said = ninja(project)
-    assert "render --one-file" in said and "program.c.o" in said
+    output = ninja(project)
+    assert "render --one-file" in output and "program.c.o" in output
     assert "/* edited */" in (project / "build/my_ops.h").read_text()
     assert "no work to do" in ninja(project)
 
     edit(project / "my_ops.toml", 'gamma * act(x)"\nref', 'gamma * act(z)"\nref')
-    said = run("ninja", "-C", "build", cwd=project, fails=True)
-    assert "kfgen: error: " in said and "my_ops.toml" in said and "z" in said
+    output = run("ninja", "-C", "build", cwd=project, fails=True)
+    assert "kfgen: error: " in output and "my_ops.toml" in output and "z" in output
 
 
 @pytest.mark.level(2)
@@ -278,6 +278,6 @@ def test_own_spec_cuda(tmp_path):
         "#define KFI_ROWS 0",
         "#define KFI_ROWS 0 // edited",
     )
-    said = ninja(project)
-    assert "program.cu" in said and "program.c.o" not in said
+    output = ninja(project)
+    assert "program.cu" in output and "program.c.o" not in output
     assert "no work to do" in ninja(project)

@@ -21,9 +21,9 @@ def test_each_way_has_tests_that_are_run():
     """Every method in the page's table must name tests that exist at level 2."""
     named = {}
     for row in TABLE:
-        way, _, tests = [c.strip() for c in row.strip("|").split("|")]
-        named[way] = re.findall(r"`(tests/\S+\.py::\w+)`", tests)
-        assert named[way], f"no test for: {way}"
+        method, _, tests = [c.strip() for c in row.strip("|").split("|")]
+        named[method] = re.findall(r"`(tests/\S+\.py::\w+)`", tests)
+        assert named[method], f"no test for: {method}"
     files = sorted({t.split("::")[0] for tests in named.values() for t in tests})
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider", *files],
@@ -34,7 +34,9 @@ def test_each_way_has_tests_that_are_run():
     )
     assert done.returncode == 0, done.stdout[-3000:]
     collected = {line.split("[")[0] for line in done.stdout.splitlines() if "::" in line}
-    missing = [f"{way}: {t}" for way, tests in named.items() for t in tests if t not in collected]
+    missing = [
+        f"{method}: {t}" for method, tests in named.items() for t in tests if t not in collected
+    ]
     assert not missing
 
 

@@ -97,7 +97,7 @@ def test_commands(environment, tmp_path):
 
 def test_package(environment, tmp_path):
     """Calls the C library that pip compiled."""
-    said = run(
+    output = run(
         environment / "bin/python",
         "-c",
         """
@@ -106,15 +106,15 @@ print(kf.ops.bias_gelu(np.zeros((2, 3), np.float32), np.ones(3, np.float32)).ast
 """,
         cwd=tmp_path,
     )
-    assert said.startswith(f"{[[0.8413] * 3] * 2} 16 {environment}"), said
+    assert output.startswith(f"{[[0.8413] * 3] * 2} 16 {environment}"), output
     pytest.importorskip("torch")
-    said = run(
+    output = run(
         environment / "bin/python",
         ways.ROOT / "examples/00_python.py",
         cwd=tmp_path,
         KF_CACHE_DIR=tmp_path,
     )
-    assert said == "torch.Size([8, 16]) float32\n"
+    assert output == "torch.Size([8, 16]) float32\n"
 
 
 def wheel(tmp_path, folder, **chosen):

@@ -26,7 +26,7 @@ def test_compile(home, tmp_path, compiler):
         project,
         home,
     )
-    assert ways.run(project / "program") == ways.SAID
+    assert ways.run(project / "program") == ways.OUTPUT
 
 
 @pytest.mark.level(2)
@@ -37,7 +37,7 @@ def test_compile_cuda(home, tmp_path):
         ways.consumer(tmp_path),
         home,
     )
-    assert ways.run(tmp_path / "program") == ways.CUDA_SAID
+    assert ways.run(tmp_path / "program") == ways.CUDA_OUTPUT
 
 
 def test_moved(home, tmp_path):
@@ -45,9 +45,9 @@ def test_moved(home, tmp_path):
     its version."""
     shutil.copytree(home / ".local", tmp_path / "elsewhere")
     where = tmp_path / "elsewhere/share/pkgconfig"
-    said = ways.run("pkg-config", "--cflags", "--libs", "kf", PKG_CONFIG_PATH=where).split()
-    assert said[1] == "-isystem" and said[3:] == ["-lm"]
-    assert (tmp_path / "elsewhere/include").samefile(said[2]) and said[0] == f"-I{said[2]}"
+    output = ways.run("pkg-config", "--cflags", "--libs", "kf", PKG_CONFIG_PATH=where).split()
+    assert output[1] == "-isystem" and output[3:] == ["-lm"]
+    assert (tmp_path / "elsewhere/include").samefile(output[2]) and output[0] == f"-I{output[2]}"
     assert (
         ways.run("pkg-config", "--variable=nvcc_arch", "kf", PKG_CONFIG_PATH=where).strip()
         == package.NVCC_ARCH
@@ -77,7 +77,7 @@ def test_meson(home, tmp_path):
         PKG_CONFIG_PATH=where,
     )
     ways.run("ninja", "-C", "build", cwd=project)
-    assert ways.run(project / "build/program") == ways.SAID
+    assert ways.run(project / "build/program") == ways.OUTPUT
 
 
 CMAKE = """
@@ -106,4 +106,4 @@ def test_cmake(home, tmp_path):
         PKG_CONFIG_PATH=home / ".local/share/pkgconfig",
     )
     ways.run("cmake", "--build", "build", cwd=project)
-    assert ways.run(project / "build/program") == ways.SAID
+    assert ways.run(project / "build/program") == ways.OUTPUT

@@ -193,7 +193,7 @@ def test_the_original_is_green(memory, name):
 
 # ---- ops and schedules
 
-BROKEN = broken_schedules.BROKEN | cases.said("BROKEN")
+BROKEN = broken_schedules.BROKEN | cases.merged("BROKEN")
 # Sums are split from 131,072 elements on; without sums, rows form blocks from 16,384 elements on.
 BIG = {"a sum's first part twice": [((600, 403), "normal", 0)]} | dict.fromkeys(
     (

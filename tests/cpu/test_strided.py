@@ -67,7 +67,7 @@ def test_seeded_fault(include, tmp_path, what):
                 strided.same(broken, checks.CpuMemory(), f, sizes)
 
 
-@numeric.each_on_cpu([f for f in numeric.of_gate(numeric.FUNCTIONS) if strided.laid(f)])
+@numeric.each_on_cpu([f for f in numeric.of_gate(numeric.FUNCTIONS) if strided.strided_tensors(f)])
 def test_strided(lib, f):
     for sizes in strided.shapes(f):
         strided.same(lib, checks.CpuMemory(), f, sizes)

@@ -11,7 +11,7 @@ import strided
 if not kflib.has_gpu():
     pytest.skip("no CUDA device answers", allow_module_level=True)
 
-FUNCTIONS = [f for f in kflib.on("cuda", numeric.FUNCTIONS) if strided.laid(f)]
+FUNCTIONS = [f for f in kflib.on("cuda", numeric.FUNCTIONS) if strided.strided_tensors(f)]
 
 
 @pytest.fixture

@@ -371,7 +371,7 @@ SEEDED = {
     ),
 }
 SEEDED |= planted.MORE_FAULTS
-SEEDED |= cases.said("FAULTS")
+SEEDED |= cases.merged("FAULTS")
 
 
 def test_every_fault_has_its_place(include, tmp_path):

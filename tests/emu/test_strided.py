@@ -14,7 +14,7 @@ import toolkit
 from conftest import BUILD
 
 pytestmark = pytest.mark.skipif(not toolkit.include(), reason="no CUDA headers")
-FUNCTIONS = [f for f in numeric.ON_CUDA if strided.laid(f)]
+FUNCTIONS = [f for f in numeric.ON_CUDA if strided.strided_tensors(f)]
 if cases.LEVEL == 1:
     FUNCTIONS = selection.cover(
         lambda f: [selection.schedule(f), (f["form"], f["op"] == "nll")], FUNCTIONS

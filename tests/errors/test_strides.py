@@ -47,7 +47,7 @@ def crowded(f, a, **given):
 
 def test_all_zero_is_dense(lib, functions):
     for f in functions:
-        if strided.laid(f):
+        if strided.strided_tensors(f):
             call(lib, f).accepts("strides of 0", outputs(f))
 
 
@@ -56,7 +56,7 @@ def test_negative(lib, functions):
     work.
     """
     for f in functions:
-        for a in strided.laid(f):
+        for a in strided.strided_tensors(f):
             for field in a["strides"]:
                 for number in (-1, -(2**40), BROADCAST + 1):
                     call(lib, f, **{field: number}).refuses(
@@ -72,7 +72,7 @@ def test_negative(lib, functions):
 
 def test_too_far_apart(lib, functions):
     for f in functions:
-        for a in strided.laid(f):
+        for a in strided.strided_tensors(f):
             for field, _ in free(f, a):
                 for number in (2**58, 2**63 - 1):
                     call(lib, f, **{field: number}).refuses(
@@ -85,7 +85,7 @@ def test_too_far_apart(lib, functions):
 def test_an_output_s_rows_are_apart(lib, functions):
     """Rows of an input may overlap or coincide."""
     for f in functions:
-        for a in strided.laid(f):
+        for a in strided.strided_tensors(f):
             for field, room in free(f, a):
                 for number in {max(1, room - 1), BROADCAST} - {room}:
                     if a["role"] != "in":
@@ -103,7 +103,7 @@ def test_an_output_s_rows_are_apart(lib, functions):
 def test_fields_of_the_other_direction(lib, functions):
     """One struct serves both directions: fields that this direction lacks are ignored."""
     for f in functions:
-        own = {field for a in strided.laid(f) for field in a["strides"]}
+        own = {field for a in strided.strided_tensors(f) for field in a["strides"]}
         rest = {
             name: -5
             for a in f["arguments"]
@@ -120,8 +120,8 @@ def test_extents_overlap(lib, functions):
     columns of one matrix, but may not overlap them.
     """
     for f in functions:
-        out = next((a for a in strided.laid(f) if a["role"] != "in"), None)
-        source = next((a for a in strided.laid(f) if a["role"] == "in" and not a["unread"]), None)
+        out = next((a for a in strided.strided_tensors(f) if a["role"] != "in"), None)
+        source = next((a for a in strided.strided_tensors(f) if a["role"] == "in" and not a["unread"]), None)
         if f["form"] != "rows" or not out or not source:
             continue
         rows, cols = extents(f)
@@ -149,7 +149,7 @@ def test_an_axis_of_single_elements(lib, functions):
     for f in functions:
         if f["form"] != "axis":
             continue
-        for a in strided.laid(f):
+        for a in strided.strided_tensors(f):
             for number in (2, BROADCAST):
                 call(lib, f, (3, 5, 1), **{a["strides"][0]: number}).refuses(
                     UNSUPPORTED,

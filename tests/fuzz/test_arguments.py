@@ -266,16 +266,16 @@ def agrees(lib, met, data):
     sizes = [call.values[s] for s in f["sizes"]]
     code, argument = verdict(f, call.values, lib.workspace_bytes(f, sizes))
     got, changed, launches = call._call()
-    said = f"{call.name}({ {k: hex(v) if isinstance(v, int) and v > 2**32 else v for k, v in call.values.items()} })"
+    call_text = f"{call.name}({ {k: hex(v) if isinstance(v, int) and v > 2**32 else v for k, v in call.values.items()} })"
     assert got == code, (
-        f"{said} returned {got} ({lib.detail}), the model says {code} for {argument}"
+        f"{call_text} returned {got} ({lib.detail}), the model says {code} for {argument}"
     )
     if code != SUCCESS:
         assert lib.detail.startswith(f"{call.name}: {argument} "), (
-            f"{said}: the message is {lib.detail!r}, the model says {argument}"
+            f"{call_text}: the message is {lib.detail!r}, the model says {argument}"
         )
         assert not changed.size and not launches, (
-            f"{said} was refused, and wrote {changed.size} bytes, launched {launches} kernels"
+            f"{call_text} was refused, and wrote {changed.size} bytes, launched {launches} kernels"
         )
     met.add(code)
 

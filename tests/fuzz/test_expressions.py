@@ -86,7 +86,7 @@ def scale(graph, root, values):
     nodes = [i for i in graph.reachable([root]) if not graph.is_bool(i)]
     adjoints = gradient(graph, {root: graph.const(1.0)}, nodes)
     known = [i for i in nodes if adjoints[i] is not None]
-    slopes = evaluate(graph, [adjoints[i] for i in known], values, np, sp)
+    derivatives = evaluate(graph, [adjoints[i] for i in known], values, np, sp)
     terms = evaluate(graph, known, values, np, sp)
     near = np.zeros(POINTS, bool)
     for i in graph.reachable([root]):
@@ -95,7 +95,7 @@ def scale(graph, root, values):
             a, b = (evaluate(graph, [*node.args], values, np, sp) + [np.float64(0)])[:2]
             near |= np.broadcast_to(np.abs(a - b) < 1e-4 * (np.abs(a) + np.abs(b) + 1e-3), POINTS)
     with np.errstate(all="ignore"):
-        return sum(np.abs(s * t) for s, t in zip(slopes, terms)) + np.zeros(POINTS), near
+        return sum(np.abs(s * t) for s, t in zip(derivatives, terms)) + np.zeros(POINTS), near
 
 
 def compiled(texts, flavour, include, folder):

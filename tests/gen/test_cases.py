@@ -18,7 +18,7 @@ def test_every_shape_fits_the_arena_of_a_gpu():
         for sizes, _, shift in (
             cases.runs(f, long=True) if f["activation"] in ("none", "gelu") else ()
         ):
-            assert checks.places(f, sizes, shift)[1] <= 0.9 * checks.ARENA, (f["name"], sizes)
+            assert checks.offsets(f, sizes, shift)[1] <= 0.9 * checks.ARENA, (f["name"], sizes)
 
 
 SANITIZED = """
@@ -26,7 +26,7 @@ import checks, samples
 for sample in samples.SAMPLES.values():
     for f in filter(sample.takes, samples.MANIFEST):
         for sizes, _, shift in sample.cases(f):
-            assert checks.places(f, sizes, shift)[1] <= 0.9 * samples.ARENA, (f["name"], sizes)
+            assert checks.offsets(f, sizes, shift)[1] <= 0.9 * samples.ARENA, (f["name"], sizes)
 """
 
 

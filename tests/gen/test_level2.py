@@ -340,7 +340,7 @@ def test_the_longest_units_first():
 def test_a_unit_of_two_libraries_is_compiled_once():
     """A shared unit is compiled once, and a library is linked as soon as its own units exist, even
     if others fail."""
-    said, made = {}, []
+    reported, made = {}, []
 
     def unit(library, key, name, text, fails=False):
         return libraries.Unit(
@@ -355,12 +355,12 @@ def test_a_unit_of_two_libraries_is_compiled_once():
         unit("c", 4, "bad.cu", "..", fails=True),
     ]
     finish = {name: lambda name=name: made.append(name) for name in ("a", "b", "c", "none")}
-    libraries.Builder(units, finish, lambda name, seconds, error: said.update({name: error})).run(1)
+    libraries.Builder(units, finish, lambda name, seconds, error: reported.update({name: error})).run(1)
     assert made == ["none", 3, 2, 1, "a", "b"]  # any_add.cu takes more than half of all
     assert (
-        {name for name, error in said.items() if error} == {"c"}
-        and "ZeroDivisionError" in said["c"]
-        and len(said) == 4
+        {name for name, error in reported.items() if error} == {"c"}
+        and "ZeroDivisionError" in reported["c"]
+        and len(reported) == 4
     )
 
 
@@ -374,7 +374,7 @@ def test_libraries_do_not_wait_for_each_other():
         "slow": lambda: done.append("slow"),
         "fast": lambda: (done.append("fast"), there.set()),
     }
-    libraries.Builder(units, finish, lambda *said: None).run(2)
+    libraries.Builder(units, finish, lambda *reported: None).run(2)
     assert done == ["fast", "slow"]
 
 

@@ -511,7 +511,7 @@ def test_cost():
     for f in FUNCTIONS.values():
         if not f["axes"] or getattr(
             cases.own(f),
-            "READ_AT_PLACES",
+            "READS_SOME_ROWS",
             False,
             # Tables are read in part, so their bytes are not counted.
         ):

@@ -191,14 +191,14 @@ def test_two_calls_through_one_workspace(functions, tmp_path):
         ],
         check=True,
     )
-    said = subprocess.run([tmp_path / "two"], capture_output=True, text=True, check=True).stdout
-    rows = [[int(word) for word in line.split()] for line in said.splitlines()]
+    printed = subprocess.run([tmp_path / "two"], capture_output=True, text=True, check=True).stdout
+    rows = [[int(word) for word in line.split()] for line in printed.splitlines()]
     workspace = 5
     assert (
         [row[1:] for row in rows] == [[0, workspace]] * 2
         and all(row[0] > 0 for row in rows)
         and rows[0][0] != rows[1][0]
-    ), said
+    ), printed
 
 
 @pytest.fixture(scope="module")

@@ -201,7 +201,7 @@ FAMILY = {
         ("linear_dropout_add", "matmul_nn", "matmul_nt", "matmul_tn", "matmul_tt"),
         (0, True, WIDE, True),
     ),
-    **cases.said("FUNCTIONS"),
+    **cases.merged("FUNCTIONS"),
 }
 
 
@@ -324,12 +324,12 @@ def test_the_identifiers_are_found(once, family):
             *o.own.get("load", ()),
             *o.own.get("products", ()),
         }
-    assert set(names_) <= given and len(names_) > cases.said("FEW_NAMES").get(family, 30)
+    assert set(names_) <= given and len(names_) > cases.merged("FEW_NAMES").get(family, 30)
     want = {
         "elementwise": {"each", "at", "span", "scalars", "t0"},
         "rows": {"ring", "persistent", "kept0", "row0"},
         "reduction": {"unit", "row0_s"},
-    } | cases.said("SOME_NAMES")
+    } | cases.merged("SOME_NAMES")
     assert want.get(family, {"tensors", "words", "e"}) <= set(names_)
 
 

@@ -18,7 +18,7 @@ PUBLIC = {"include/kf/core/rope_table.h"}  # a former path, which programs still
 
 
 def files():
-    said = subprocess.run(
+    listed = subprocess.run(
         ["git", "ls-files", "-co", "--exclude-standard"],
         cwd=kflib.ROOT,
         capture_output=True,
@@ -26,8 +26,8 @@ def files():
         check=False,
     )
     found = (
-        said.stdout.split()
-        if said.returncode == 0
+        listed.stdout.split()
+        if listed.returncode == 0
         else [str(p.relative_to(kflib.ROOT)) for p in kflib.ROOT.rglob("*.*")]
     )
     return [

@@ -110,7 +110,7 @@ def test_depfile(tmp_path):
             "sum",
             "matmul_nn",
             "softmax",
-            *cases.said("FUNCTIONS"),
+            *cases.merged("FUNCTIONS"),
         ]
     )
     kfgen(

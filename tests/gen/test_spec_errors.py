@@ -1265,7 +1265,7 @@ CASES = {
         "`x` cannot be used",
         "lower-case word",
     ),
-    **cases.said("REFUSED"),
+    **cases.merged("REFUSED"),
 }
 
 

@@ -24,7 +24,7 @@ ONE = {
     "rows": ("kf_layer_norm_bwd_bf16", 83500),
     "reduction": ("kf_sum_f32", 46000),
     "matmul": ("kf_linear_gelu_bwd_bf16", 57500),
-    **cases.said("COMPILED"),
+    **cases.merged("COMPILED"),
 }
 # Processor time of kf/kf.h with one call, relative to the op's own header with that call; 0.3 more
 # per 1,000 functions beyond 5,200.

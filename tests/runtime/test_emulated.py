@@ -11,7 +11,7 @@ import pytest
 import runtime_api
 import runtime_ops
 from kfgen.interfaces import runtime
-from runtime_calls import Call, apart
+from runtime_calls import Call, strided
 
 MADE = runtime_ops.choose(
     ["add", "act_dropout", "bias", "layer_norm", "sum", "matmul_nt"] if cases.LEVEL == 1 else None,
@@ -54,7 +54,7 @@ def test_the_launchers_bits(ops, ctx, launchers, f):
     if f["permutable"] and f["form"] == "flat" or ops.functions[f["op"], f["bwd"]].batch() >= 0:
         rng = np.random.default_rng(len(f["name"]))
         for _ in range(2):
-            call.same({n: apart(call.arrays[n], rng) for n in call.arrays if rng.random() < 0.7})
+            call.same({n: strided(call.arrays[n], rng) for n in call.arrays if rng.random() < 0.7})
 
 
 def test_a_stream(ops, ctx):
@@ -113,7 +113,7 @@ def drawn(rng, shape, dtype):
         room = np.zeros((*shape[:-1], shape[-1] + int(rng.integers(1, 9))), dtype)
         room[..., : shape[-1]] = x
         return room[..., : shape[-1]]
-    return x if rng.random() < 0.3 else apart(x, rng)
+    return x if rng.random() < 0.3 else strided(x, rng)
 
 
 @pytest.mark.parametrize("seed", range(4 if cases.LEVEL == 1 else 200))

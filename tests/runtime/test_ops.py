@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import runtime_api
 import runtime_ops
-from runtime_calls import FUNCTION_OF, FUNCTIONS, Call, apart, of
+from runtime_calls import FUNCTION_OF, FUNCTIONS, Call, of, strided
 
 
 @pytest.mark.parametrize("f", FUNCTIONS, ids=[f["name"] for f in FUNCTIONS])
@@ -42,8 +42,8 @@ def test_elements_in_any_order(ops, ctx, launchers, f):
     rng = np.random.default_rng(len(f["name"]))
     call = Call(launchers, f, ops, ctx)
     for _ in range(3):
-        call.same({n: apart(call.arrays[n], rng) for n in call.arrays if rng.random() < 0.7})
-    call.same({n: apart(call.arrays[n], rng) for n in call.arrays}, via="plan")
+        call.same({n: strided(call.arrays[n], rng) for n in call.arrays if rng.random() < 0.7})
+    call.same({n: strided(call.arrays[n], rng) for n in call.arrays}, via="plan")
 
 
 def test_more_elements_than_a_block(ops, ctx):
@@ -123,7 +123,7 @@ def test_batches_in_any_order(ops, ctx, launchers, f):
     for via in ("function", "plan"):
         call.same(
             {
-                n: apart(call.arrays[n], rng)
+                n: strided(call.arrays[n], rng)
                 for n in call.arrays
                 if via == "plan" or rng.random() < 0.7
             },

@@ -48,7 +48,7 @@ EXTENTS = {
     "vocab": (7,),
 }  # sizes in the tests of functions on tensors
 COUNTED = [("rows", "cols"), ("vocab", "cols")]  # sizes of tensors whose elements are counted
-READ_AT_PLACES = True  # only the table rows that are read count as traffic
+READS_SOME_ROWS = True  # only the table rows that are read count as traffic
 FAR = {"i64": 2**40, "i32": 2**31 - 1}
 
 

@@ -66,7 +66,7 @@ COUNTED = [
     ("types", "cols"),
 ]  # sizes of tensors whose elements are counted
 LOOKUP = cases.of_family("embedding")
-READ_AT_PLACES, FAR, prepare = LOOKUP.READ_AT_PLACES, LOOKUP.FAR, LOOKUP.prepare
+READS_SOME_ROWS, FAR, prepare = LOOKUP.READS_SOME_ROWS, LOOKUP.FAR, LOOKUP.prepare
 TABLES = {"word": "index", "position_table": "position", "type_table": "type"}
 
 

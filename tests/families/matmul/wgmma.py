@@ -107,7 +107,7 @@ assert TILED and len(TILES) == 5
 def padded(f, sizes):
     """Returns strides for which every row of `cols` elements is 16-byte aligned."""
     cols, found = sizes[2], {}
-    for a in strided.laid(f):
+    for a in strided.strided_tensors(f):
         extents, line = strided.levels(f, sizes, a)
         if line == cols:
             found[a["name"]] = [-(-cols // 8) * 8] + [0] * (len(extents) - 1)

@@ -236,7 +236,7 @@ def test_what_is_the_same_for_a_row_leaves_the_sum():
 
 
 @pytest.mark.parametrize(
-    "text, said",
+    "text, message",
     [
         ("sum(r)", "the same for a whole row"),
         ("x * mean(eps)", "the same for a whole row"),
@@ -247,8 +247,8 @@ def test_what_is_the_same_for_a_row_leaves_the_sum():
         ("sum(x > 0)", "uses the condition"),
     ],
 )
-def test_refused(text, said):
-    with pytest.raises(ExprError, match=said):
+def test_refused(text, message):
+    with pytest.raises(ExprError, match=message):
         build(text)
 
 

@@ -115,10 +115,10 @@ def compile_cuda(include, tmp_path, files, *extra, arch=ARCH):
     """Compiles CUDA files to objects; any warning fails."""
     sources = write(tmp_path, files)
     strict = [w for w in NVCC_WARNINGS if "-G" not in extra or w not in ("-Werror", "all-warnings")]
-    said = passes(
+    output = passes(
         [NVCC, "-std=c++17", arch, *strict, *extra, *flags(include), "-c", *sources], cwd=tmp_path
     )
-    assert not said.replace(OF_DEBUGGING, "").strip(), said
+    assert not output.replace(OF_DEBUGGING, "").strip(), output
     return [tmp_path / (p.stem + ".o") for p in sources]
 
 

@@ -272,7 +272,7 @@ def _version(compiler):
     return subprocess.run([compiler, "--version"], capture_output=True, text=True).stdout
 
 
-def _told(command):
+def _forced_includes(command):
     """Returns (texts of the files that the command force-includes, the command with their texts
     instead of their paths)."""
     forced = [path for word, path in zip(command, command[1:]) if word == "-include"]
@@ -282,9 +282,9 @@ def _told(command):
 
 def _digest(command, text, include):
     """Returns a digest of everything that determines the compiler's output for a text."""
-    texts, told = _told(command)
+    texts, whole = _forced_includes(command)
     seen = sorted(closure("".join([text, *texts]), include).items())
-    return hashlib.sha256(repr((told, _version(command[0]), text, seen)).encode()).hexdigest()[:24]
+    return hashlib.sha256(repr((whole, _version(command[0]), text, seen)).encode()).hexdigest()[:24]
 
 
 def _run(made):

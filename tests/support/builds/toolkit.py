@@ -9,14 +9,14 @@ import pathlib
 import shutil
 import sys
 
-PLACES = ("/usr/local/cuda", "/opt/cuda")
+PREFIXES = ("/usr/local/cuda", "/opt/cuda")
 
 
 def nvcc():
     """Returns the compiler's path, or None."""
     found = os.environ.get("NVCC") or shutil.which("nvcc")
     return found or next(
-        (f"{p}/bin/nvcc" for p in PLACES if pathlib.Path(p, "bin/nvcc").exists()), None
+        (f"{p}/bin/nvcc" for p in PREFIXES if pathlib.Path(p, "bin/nvcc").exists()), None
     )
 
 
@@ -28,7 +28,7 @@ def _wheels():
 @functools.cache
 def include():
     """Returns CUDA's include directory, or None."""
-    tops = [os.environ.get("CUDA_HOME"), *PLACES]
+    tops = [os.environ.get("CUDA_HOME"), *PREFIXES]
     if compiler := nvcc():
         tops.insert(1, pathlib.Path(compiler).resolve().parents[1])
     for top in [pathlib.Path(t) for t in tops if t] + _wheels():
@@ -39,7 +39,7 @@ def include():
 
 
 def _tops():
-    return [pathlib.Path(t) for t in (os.environ.get("CUDA_HOME"), *PLACES) if t] + _wheels()
+    return [pathlib.Path(t) for t in (os.environ.get("CUDA_HOME"), *PREFIXES) if t] + _wheels()
 
 
 @functools.cache

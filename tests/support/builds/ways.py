@@ -62,7 +62,7 @@ int main(void)
 }
 """
 )
-SAID = "2 0 0\n"
+OUTPUT = "2 0 0\n"
 
 # Calls that are refused before a launch; they need no GPU.
 CUDA_PROGRAM = (
@@ -79,7 +79,7 @@ int main()
 }
 """
 )
-CUDA_SAID = "kf_add_relu_f32: n is -1, expected 0 or more\n"
+CUDA_OUTPUT = "kf_add_relu_f32: n is -1, expected 0 or more\n"
 WARNINGS = "-Wall -Wextra -Wshadow -Wconversion -Werror"
 NVCC_WARNINGS = f"-Werror all-warnings -Xcompiler {WARNINGS.replace(' ', ',')}"
 

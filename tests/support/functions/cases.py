@@ -248,17 +248,17 @@ def own(f):
     return getattr(found, "FORMS", {}).get(f["form"], found)
 
 
-def said(word):
+def merged(word):
     """Merges the dictionaries called `word` of all families' own modules."""
-    return {key: value for entries in _said(word) for key, value in entries.items()}
+    return {key: value for entries in _attributes(word) for key, value in entries.items()}
 
 
 def listed(word):
     """Concatenates the lists called `word` of all families' own modules."""
-    return [entry for entries in _said(word) for entry in entries]
+    return [entry for entries in _attributes(word) for entry in entries]
 
 
-def _said(word):
+def _attributes(word):
     found = [loaded(path) for path in sorted(FAMILIES.glob("*/cases*.py"))]
     return [getattr(own, word) for own in found if hasattr(own, word)]
 

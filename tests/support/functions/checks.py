@@ -190,7 +190,7 @@ def poison(size):
     return (0xFF81 | (place * 2654435761 >> 16) & 0x7F).astype(np.uint16).view(np.uint8)
 
 
-def places(f, sizes, shift=0, aliases=()):
+def offsets(f, sizes, shift=0, aliases=()):
     """Returns ({tensor: byte offset in the arena}, end offset in bytes). `aliases`: tensors to
     skip, because they share another one's memory."""
     found, at = {}, GUARD
@@ -248,7 +248,7 @@ class Layout:
         if self.own:
             self.own.prepare(self)
         alias = dict(inplace)
-        self.place, at = places(f, sizes, shift, alias)
+        self.offset, at = offsets(f, sizes, shift, alias)
         self.data = {}
         for name, a in self.tensors.items():
             shape = shape_of(f, sizes, a)
@@ -280,15 +280,15 @@ class Layout:
         elif self.kernel.result:
             self.fill()
         self.workspace = lib.workspace_bytes(f, list(sizes))
-        self.place[":workspace"] = -(-at // 256) * 256
-        at = self.place[":workspace"] + self.workspace + GUARD
+        self.offset[":workspace"] = -(-at // 256) * 256
+        at = self.offset[":workspace"] + self.workspace + GUARD
         for name, source in alias.items():
-            self.place[name] = self.place[source]
+            self.offset[name] = self.offset[source]
         self.state = -(-at // 64) * 64
         self.image = poison(self.state + 16 + GUARD)
         for name, array in self.data.items():
             if name not in alias:
-                self.image[self.place[name] : self.place[name] + array.nbytes] = array.reshape(
+                self.image[self.offset[name] : self.offset[name] + array.nbytes] = array.reshape(
                     -1
                 ).view(np.uint8)
         self.set_philox(*self.philox)
@@ -337,14 +337,14 @@ class Layout:
         """Returns the arguments of the call by name, for an arena at address `base`."""
         given = dict(zip(self.f["sizes"], self.sizes)) | self.scalars
         for name, a in self.tensors.items():
-            given[name] = None if a["unread"] or name in self.drop else base + self.place[name]
+            given[name] = None if a["unread"] or name in self.drop else base + self.offset[name]
         given |= (
             state_at(base + self.state)
             if self.f["state"]
             else {"seed": self.philox[0], "offset": self.philox[1]}
         )
         return given | {
-            "workspace": base + self.place[":workspace"] if self.workspace else None,
+            "workspace": base + self.offset[":workspace"] if self.workspace else None,
             "workspace_bytes": self.workspace,
             "p": self.p,
         }
@@ -352,12 +352,12 @@ class Layout:
     def spans(self):
         """Returns the byte ranges that the call may read or write, for memories that protect the
         rest."""
-        workspace = self.place[":workspace"]
+        workspace = self.offset[":workspace"]
         tensors = [(self.span(name).start, self.span(name).stop) for name in self.data]
         return tensors + [(workspace, workspace + self.workspace), (self.state, self.state + 16)]
 
     def span(self, name):
-        return slice(self.place[name], self.place[name] + self.data[name].nbytes)
+        return slice(self.offset[name], self.offset[name] + self.data[name].nbytes)
 
     def outputs(self, back):
         """Returns {output: array} from the bytes of an arena."""
@@ -373,11 +373,11 @@ class Layout:
         for name, a in self.tensors.items():
             if a["role"] != "in" and name not in self.drop:
                 writable[self.span(name)] = True
-        writable[self.place[":workspace"] : self.place[":workspace"] + self.workspace] = True
+        writable[self.offset[":workspace"] : self.offset[":workspace"] + self.workspace] = True
         changed = np.flatnonzero((back != self.image) & ~writable)
         if changed.size:
             raise Failure(
-                f"{self.where}: wrote outside its outputs, at byte {changed[0]} of the arena {self.place}"
+                f"{self.where}: wrote outside its outputs, at byte {changed[0]} of the arena {self.offset}"
             )
 
     def check(self, got, weights=None):

@@ -39,7 +39,7 @@ def results(lib, memory, f, whole, rows, shift):
     return call.outputs(back)
 
 
-def check(f, ways, cols=24, depth=1032, several=ROWS):
+def check(f, methods, cols=24, depth=1032, several=ROWS):
     """Fails if a row's bits depend on the number of rows, or differ between the entries of
     `methods`.
 
@@ -54,7 +54,7 @@ def check(f, ways, cols=24, depth=1032, several=ROWS):
     floats = f["dtypes"][0] in ("f32", "tf32")
     if floats and f["form"][0] == "t" and not f["bwd"]:
         several = [rows + -rows % 4 for rows in several]
-    for what, lib, memory, shift, before, multiprocessors in ways:
+    for what, lib, memory, shift, before, multiprocessors in methods:
         before()
         first = {} if floats else first
         whole = checks.Layout(

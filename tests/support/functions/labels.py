@@ -27,7 +27,7 @@ ref = '''
 (np.where((column - 1 <= label + reach) | (label == reach), x * factor, sum(x))
     + np.where(count - reach > column, column / 4, reach * factor))'''
 """
-BEYOND = {
+OUT_OF_RANGE = {
     "i64": (
         -1,
         -(2**62),
@@ -76,7 +76,7 @@ def check_beyond(lib):
     """Checks that an out-of-range label gives loss NaN and no gradient, and leaves other rows as they
     are."""
     for f in FUNCTIONS:
-        labels = [5, *BEYOND[dtype_of(f)], 40, 7]
+        labels = [5, *OUT_OF_RANGE[dtype_of(f)], 40, 7]
         x = np.random.default_rng(1).standard_normal((len(labels), 40)).astype(np.float32)
         inside = np.array([0, len(labels) - 1])
         found, alone = (

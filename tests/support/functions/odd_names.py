@@ -108,7 +108,7 @@ ref = "act(<p>) * <q>"
 """,
     ],
 }
-for _name, _entries in cases.said("NAMES").items():
+for _name, _entries in cases.merged("NAMES").items():
     ENTRIES[_name] = ENTRIES.get(_name, []) + _entries
 HOLE = re.compile(r"<(\w+)>")
 # An activation with a scalar whose gradient reads its argument or result; for products, one that

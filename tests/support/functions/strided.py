@@ -40,26 +40,26 @@ def levels(f, sizes, a):
     )
 
 
-def laid(f):
+def strided_tensors(f):
     """Returns the tensors of a call that have strides."""
     return [a for a in f["arguments"] if a.get("strides")]
 
 
-def dense(given, extents, line):
+def dense(given, extents, length):
     """Returns the effective stride of each level; 0 stands for the contiguous stride."""
-    found, room = [], line
-    for distance, n in zip(given, extents):
-        found.append(0 if distance == BROADCAST else distance or room)
+    found, room = [], length
+    for stride, n in zip(given, extents):
+        found.append(0 if stride == BROADCAST else stride or room)
         room = max(room, found[-1]) if n <= 1 else found[-1] * n or room
     return found
 
 
-def ways(f, sizes):
+def layouts(f, sizes):
     """Returns {description: {tensor: its strides}}: the layouts to test."""
     flat = f["form"] == "axis" and dict(zip(f["sizes"], sizes))["inner"] == 1
     found = {"eight more": {}, "odd": {}, "the levels the other way round": {}}
-    for i, a in enumerate(laid(f)):
-        extents, line = levels(f, sizes, a)
+    for i, a in enumerate(strided_tensors(f)):
+        extents, length = levels(f, sizes, a)
         free = [
             k
             for k in range(len(extents))
@@ -68,18 +68,18 @@ def ways(f, sizes):
         ]
         first = free[0]
         found["eight more"][a["name"]] = [
-            line + 8 if k == first else 0 for k in range(len(extents))
+            length + 8 if k == first else 0 for k in range(len(extents))
         ]
         odd = [0] * len(extents)
-        room = line
+        room = length
         for k in free:
             odd[k] = room + 1 + 2 * (i + k) + room % 2
             room = odd[k] * max(extents[k], 1)
         found["odd"][a["name"]] = odd
         if len(free) > 1:
             turned = [0] * len(extents)
-            turned[free[1]] = line + 3
-            turned[first] = (line + 3) * max(extents[free[1]], 1)
+            turned[free[1]] = length + 3
+            turned[first] = (length + 3) * max(extents[free[1]], 1)
             turned[2:] = [(turned[first]) * max(extents[first], 1)] * (len(extents) - 2)
             found["the levels the other way round"][a["name"]] = turned
         if a["role"] == "in":
@@ -87,7 +87,7 @@ def ways(f, sizes):
                 found[f"{a['strides'][k]} everywhere the same"] = {
                     a["name"]: [BROADCAST if j == k else 0 for j in range(len(extents))]
                 }
-    return {what: given for what, given in found.items() if given}
+    return {name: given for name, given in found.items() if given}
 
 
 class Call:
@@ -96,29 +96,29 @@ class Call:
     def __init__(self, layout, given, share=()):
         f = layout.f
         self.layout, self.f, self.given_strides, self.share = layout, f, given, dict(share)
-        self.levels = {a["name"]: levels(f, layout.sizes, a) for a in laid(f)}
+        self.levels = {a["name"]: levels(f, layout.sizes, a) for a in strided_tensors(f)}
         strides = next(a for a in f["arguments"] if a["role"] == "strides")
         self.struct = (ctypes.c_int64 * len(strides["fields"]))()
-        self.place, self.distance, at = {}, {}, checks.GUARD
+        self.offset, self.strides, at = {}, {}, checks.GUARD
         for name, array in layout.data.items():
             a = layout.tensors[name]
             elements = array.size
             if a["strides"]:
-                extents, line = self.levels[name]
+                extents, length = self.levels[name]
                 numbers = given.get(name, [0] * len(extents))
                 for field, number in zip(a["strides"], numbers):
                     self.struct[strides["fields"].index(field)] = number
-                self.distance[name] = dense(numbers, extents, line)
+                self.strides[name] = dense(numbers, extents, length)
                 elements = (
-                    line + sum(d * (n - 1) for d, n in zip(self.distance[name], extents))
+                    length + sum(d * (n - 1) for d, n in zip(self.strides[name], extents))
                     if array.size
                     else 0
                 )
             if name in self.share:
-                self.place[name] = self.place[self.share[name]]
+                self.offset[name] = self.offset[self.share[name]]
                 continue
-            self.place[name] = -(-at // 64) * 64
-            at = self.place[name] + elements * array.itemsize + checks.GUARD
+            self.offset[name] = -(-at // 64) * 64
+            at = self.offset[name] + elements * array.itemsize + checks.GUARD
         self.workspace, self.state = (
             -(-at // 256) * 256,
             -(-(at + layout.workspace + checks.GUARD + 256) // 64) * 64,
@@ -133,20 +133,20 @@ class Call:
         """Returns the tensor's view in an arena: [outermost level, ..., innermost level, contiguous
         elements]."""
         array = self.layout.data[name]
-        if not array.size or name not in self.distance:
-            return image[self.place[name] : self.place[name] + array.nbytes].view(array.dtype)
-        flat = image[self.place[name] :].view(np.uint8)
+        if not array.size or name not in self.strides:
+            return image[self.offset[name] : self.offset[name] + array.nbytes].view(array.dtype)
+        flat = image[self.offset[name] :].view(np.uint8)
         flat = flat[: flat.size // array.itemsize * array.itemsize].view(array.dtype)
-        extents, line = self.levels[name]
-        shape = (*extents[::-1], line)
+        extents, length = self.levels[name]
+        shape = (*extents[::-1], length)
         return np.lib.stride_tricks.as_strided(
-            flat, shape, [d * array.itemsize for d in (*self.distance[name][::-1], 1)]
+            flat, shape, [d * array.itemsize for d in (*self.strides[name][::-1], 1)]
         )
 
     def arguments(self, base):
         found = self.layout.given(base)
-        for name, place in self.place.items():
-            found[name] = None if found[name] is None else base + place
+        for name, offset in self.offset.items():
+            found[name] = None if found[name] is None else base + offset
         found |= checks.state_at(base + self.state) if self.f["state"] else {}
         return found | {
             "strides": ctypes.addressof(self.struct),
@@ -170,7 +170,7 @@ class Call:
         changed = np.flatnonzero(rest != self.image)
         if changed.size:
             raise Failure(
-                f"{where}: wrote outside its outputs, at byte {changed[0]} of the arena {self.place}"
+                f"{where}: wrote outside its outputs, at byte {changed[0]} of the arena {self.offset}"
             )
         return got, where
 
@@ -187,14 +187,14 @@ def some(found, turn):
 def same(lib, memory, f, sizes, seed=0, turn=None):
     """Checks that every layout gives the bits of the contiguous call. turn: checks only the layouts
     of this turn."""
-    found = ways(f, sizes)
+    found = layouts(f, sizes)
     for what, given in (found if turn is None else some(found, turn)).items():
         layout = checks.Layout(lib, f, sizes, seed=seed)
         for name, numbers in given.items():  # The contiguous call repeats the broadcast rows.
             for k, number in enumerate(numbers):
                 if number == BROADCAST:
-                    extents, line = levels(f, sizes, layout.tensors[name])
-                    array = layout.data[name].reshape(*extents[::-1], line)
+                    extents, length = levels(f, sizes, layout.tensors[name])
+                    array = layout.data[name].reshape(*extents[::-1], length)
                     array[...] = np.take(array, [0], axis=len(extents) - 1 - k)
                     layout.put(name, array.reshape(layout.data[name].shape))
         result, back = memory_run(

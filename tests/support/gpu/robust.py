@@ -46,18 +46,18 @@ def direct(gpu, lib, f, call):
 
 def same(call, back, want, what):
     """Compares two arenas except for the workspace: outputs bit by bit, and no other byte written."""
-    at = call.place[":workspace"]
+    at = call.offset[":workspace"]
     differ = back != want
     differ[at : at + call.workspace] = False
     first = np.flatnonzero(differ)
     if first.size:
         i = int(first[0])
         name = next(
-            (n for n in call.tensors if call.place[n] <= i < call.place[n] + call.data[n].nbytes),
+            (n for n in call.tensors if call.offset[n] <= i < call.offset[n] + call.data[n].nbytes),
             "no tensor",
         )
         item = call.data[name].itemsize if name in call.data else 1
-        element = (i - call.place[name]) // item if name in call.data else i
+        element = (i - call.offset[name]) // item if name in call.data else i
         raise Failure(
             f"{call.where}: {what}: {first.size} bytes differ, first in {name} at element {element}"
         )
@@ -177,7 +177,7 @@ def repeated(gpu, lib, f, sizes, shift, times=20):
             raise Failure(f"{call.where}: the arena is too small")
         gpu.copy(at, gpu.spare, call.image.size, gpu.side)
         if call.workspace:
-            gpu.fill(at + call.place[":workspace"], 17 * i % 256, call.workspace, gpu.side)
+            gpu.fill(at + call.offset[":workspace"], 17 * i % 256, call.workspace, gpu.side)
         if i % 2:  # a concurrent operation
             gpu.fill(gpu.base + 3 * room, i, min(room * (i % 5 + 1), gpu.size - 3 * room))
         succeed(lib, f, call, call.given(at), gpu.side)
@@ -187,8 +187,8 @@ def repeated(gpu, lib, f, sizes, shift, times=20):
         for name, a in call.tensors.items():
             if a["role"] != "in":
                 gpu.compare(
-                    at + call.place[name],
-                    gpu.spare + room + call.place[name],
+                    at + call.offset[name],
+                    gpu.spare + room + call.offset[name],
                     call.data[name].nbytes,
                     gpu.side,
                 )
@@ -287,7 +287,7 @@ def alone(gpu, lib, f, sizes, shift):
                 step = call.data[name].nbytes // rows
                 given[name] = given[name] and given[name] + row * step
                 if a["role"] != "in" and name not in sums:
-                    span = slice(call.place[name] + row * step, call.place[name] + (row + 1) * step)
+                    span = slice(call.offset[name] + row * step, call.offset[name] + (row + 1) * step)
                     expected[span] = want[span]
         succeed(lib, f, call, given)
         gpu.synchronize()

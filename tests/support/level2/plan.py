@@ -103,7 +103,7 @@ def without_gpu(cores, gpus=0, chosen=(), files=()):
     return found
 
 
-def places(where, gpus):
+def devices(where, gpus):
     """Returns [(CUDA_VISIBLE_DEVICES, share)]."""
     if where == "twos":
         twos = max(1, gpus // 2)
@@ -126,7 +126,7 @@ def with_gpu(gpus, cores, files):
     found = []
     for words, where, workers, needs in CUDA + others:
         paths = tuple(f for f in map(file_of, words.split()) if f in files)
-        spread = places(where, gpus) if paths else []
+        spread = devices(where, gpus) if paths else []
         workers = max(1, min(workers, cores // gpus // 2))
         found += [
             Part(

@@ -123,10 +123,10 @@ def why(report):
             else f"{text[: TEXT // 2]}\n...\n{text[-TEXT // 2 :]}",
         }
     if report.outcome == "skipped":
-        told = report.longrepr
+        reason = report.longrepr
         return {
             "reason": str(
-                told[2] if isinstance(told, tuple) else getattr(report, "wasxfail", "") or told
+                reason[2] if isinstance(reason, tuple) else getattr(report, "wasxfail", "") or reason
             )[:300]
         }
     return {}

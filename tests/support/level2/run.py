@@ -80,13 +80,13 @@ class Runner:
         self.builder, self.ready = f"libraries{tag}", out / f"ready{tag}"
 
     def start(self, name, words, gpus):
-        with open(self.out / f"{name}.out", "w") as said:
+        with open(self.out / f"{name}.out", "w") as log:
             self.running[name] = subprocess.Popen(
                 words,
                 cwd=ROOT,
                 env=environment(gpus),
                 stdin=subprocess.DEVNULL,
-                stdout=said,
+                stdout=log,
                 stderr=subprocess.STDOUT,
                 process_group=0,
             )
@@ -143,7 +143,7 @@ def alive(out):
     return found
 
 
-def said(out):
+def status_line(out):
     """Returns one line on all parts and the libraries."""
     there = list(out.glob("ready*/*"))
     failed = "".join(f" FAILED {p.name}" for p in there if p.stat().st_size)
@@ -152,7 +152,7 @@ def said(out):
     )
 
 
-def told(out):
+def print_report(out):
     parts = logs.parts([out])
     begun = [
         p.stem for p in out.glob("*.pid") if p.stem != "run" and not p.stem.startswith("libraries")
@@ -166,10 +166,10 @@ def watch(out, seconds):
     until, line = time.monotonic() + seconds, 0.0
     while alive(out) and time.monotonic() < until:
         if time.monotonic() >= line:
-            print(said(out), flush=True)
+            print(status_line(out), flush=True)
             line = time.monotonic() + LINE
         time.sleep(1)
-    return told(out)
+    return print_report(out)
 
 
 def run(out, parts, cores, only, tag):
@@ -179,11 +179,11 @@ def run(out, parts, cores, only, tag):
         while runner.step():
             time.sleep(1)
             if time.monotonic() >= line:
-                print(said(out), flush=True)
+                print(status_line(out), flush=True)
                 line = time.monotonic() + LINE
     finally:
         runner.stop()
-    return told(out)
+    return print_report(out)
 
 
 def chosen(given):

@@ -28,11 +28,11 @@ from level2.plan import is_cuda
 
 def agreed(parts, word):
     """Returns the value of `word` in the logs' first lines; exits if they differ."""
-    told = {json.dumps(part.begin[word], sort_keys=True): part.name for part in parts}
-    if len(told) != 1:
+    values = {json.dumps(part.begin[word], sort_keys=True): part.name for part in parts}
+    if len(values) != 1:
         sys.exit(
             f"the logs are of several: {word}: "
-            + "; ".join(f"{name}: {text[:200]}" for text, name in told.items())
+            + "; ".join(f"{name}: {text[:200]}" for text, name in values.items())
         )
     return parts[0].begin[word]
 

@@ -46,7 +46,7 @@ OWN = {
             t["x"], t["label"], t["weight"].to(t["x"].dtype), reduction="none"
         )
     ],
-    **cases.said("REFERENCES"),
+    **cases.merged("REFERENCES"),
 }
 
 

@@ -29,8 +29,8 @@ def digest(family):
     functions = members(family)
     headers = sorted({f["header"] for f in functions})
     text = "".join(f'#include "{h}.h"\n#include "{h}.cuh"\n' for h in headers)
-    told = functions, sorted(kflib.closure(text, kflib.render(None)).items())
-    return hashlib.sha256(repr(told).encode()).hexdigest()[:32]
+    content = functions, sorted(kflib.closure(text, kflib.render(None)).items())
+    return hashlib.sha256(repr(content).encode()).hexdigest()[:32]
 
 
 def names(family):

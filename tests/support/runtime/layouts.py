@@ -8,7 +8,7 @@ import numpy as np
 import runtime_api
 import runtime_ops
 
-BESIDE = 77  # Fill value of memory that a call must not write.
+FILL = 77  # Fill value of memory that a call must not write.
 OPS = {
     "elementwise": ["add", "sub", "mul", "maximum"],
     "rows": ["softmax", "layer_norm"],
@@ -64,7 +64,7 @@ class Managed:
         self.made = []
 
 
-class Lying:
+class StridedArray:
     """An array with a random layout: permuted dimensions, steps above 1, padding after each
     dimension, and an offset."""
 
@@ -83,7 +83,7 @@ class Lying:
         extents = [int(values.shape[d] * steps[d] + more[d]) for d in order]
         count = int(np.prod(extents, dtype=np.int64)) + first
         self.room = memory.bytes(count * dtype.itemsize).view(dtype)[:count]
-        self.room[...] = stored(BESIDE, word)
+        self.room[...] = stored(FILL, word)
         self.array = self._view(self.room[first:].reshape(extents), order, steps, values.shape)
         self.array[...] = stored(values, word)
         self.wanted = self.room.copy()
@@ -203,14 +203,14 @@ class Case:
             if f["op"] in names
             and (f["dtypes"], f["activation"], f["bwd"]) == ([self.dtype], activation, bwd)
         )
-        self._lie(inputs, results)
+        self._draw_arrays(inputs, results)
 
-    def _lie(self, inputs, results):
+    def _draw_arrays(self, inputs, results):
         words = {a["name"]: a["dtype"] for a in self.f["arguments"] if "use" in a}
-        self.results, self.lying = results, {}
+        self.results, self.arrays = results, {}
         for name, values in inputs.items():
-            self.lying[name] = (
-                None if values is None else Lying(self.memory, self.rng, values, words[name])
+            self.arrays[name] = (
+                None if values is None else StridedArray(self.memory, self.rng, values, words[name])
             )
         for name, values in results.items():
             same = [
@@ -227,14 +227,14 @@ class Case:
                 and same
                 and self.rng.random() < 0.2
             ):
-                self.lying[name] = self.lying[same[0]]  # in place
+                self.arrays[name] = self.arrays[same[0]]  # in place
             else:
-                self.lying[name] = Lying(self.memory, self.rng, np.zeros(values.shape), words[name])
+                self.arrays[name] = StridedArray(self.memory, self.rng, np.zeros(values.shape), words[name])
 
     def run(self, ctx, via="function"):
         handles = {
             n: x and self.ops.over(ctx, x.array, runtime_ops.DTYPES[x.word])
-            for n, x in self.lying.items()
+            for n, x in self.arrays.items()
         }
         code = self.ops.call(
             ctx,
@@ -247,11 +247,11 @@ class Case:
         )
         assert code == 0, (
             self.f["name"],
-            {n: x and (x.array.shape, x.array.strides) for n, x in self.lying.items()},
+            {n: x and (x.array.shape, x.array.strides) for n, x in self.arrays.items()},
             self.ops.detail,
         )
         assert self.ops.context_synchronize(ctx) == 0
         self.ops.destroy(*(("tensor", h) for h in handles.values() if h))
         for name, values in self.results.items():
-            self.lying[name].expect(values, self.tolerance)
+            self.arrays[name].expect(values, self.tolerance)
         self.memory.free()

@@ -115,7 +115,7 @@ class Call:
                 )
 
 
-def apart(array, rng):
+def strided(array, rng):
     """Returns a strided copy of the array: permuted dimensions, and gaps between its elements."""
     order = [int(d) for d in rng.permutation(array.ndim)]
     room = np.zeros([2 * n + 1 for n in np.array(array.shape)[order]], array.dtype)
