@@ -269,7 +269,7 @@ class Memory(checks.CpuMemory):
                     else f" ({self.emulator.report})"
                 )
                 raise checks.Failure(
-                    f"order {order}, seed {self.seed}, fill {fill}: returned {result}, {at.size} bytes differ from the first "
-                    f"run's{where}"
+                    f"order {order}, seed {self.seed}, fill {fill}: returned {result}, {at.size} "
+                    f"bytes differ from the first run's{where}"
                 )
         return first

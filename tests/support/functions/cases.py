@@ -23,6 +23,8 @@ def by_level(gate, whole):
     return gate if LEVEL == 1 else whole
 
 
+# Kinds of drawn values (storage.draw): normal; wide, over all exponents; special, edge values such
+# as infinities and NaN among normal ones.
 VALUES = ("normal", "wide", "special")
 
 # Shape tables. An entry is [sizes, shift]. `sizes` has the order of the manifest's "sizes"; `shift`
@@ -34,19 +36,12 @@ VALUES = ("normal", "wide", "special")
 # also cover one row, one column, empty tensors and several rows per thread. On the CPU: several
 # tiles per row or plane, and groups of four rows. Many narrow planes make one tile of a summed
 # gradient span several of them.
+# fmt: off
 FLAT = [[(1000,), 0], [(1,), 0], [(7,), 1], [(257,), 1], [(0,), 0], [(2048,), 0], [(1003,), 0]]
 FLAT_2 = [[(n,), n % 3] for n in (*range(2, 131), 255, 256, 509, 1021, 4093, 16384)]
 ROWS = [
-    [(3, 5), 0],
-    [(7, 64), 0],
-    [(5, 300), 1],
-    [(5, 2500), 0],
-    [(0, 8), 0],
-    [(6, 0), 0],
-    [(1, 1), 1],
-    [(40, 8), 0],
-    [(36, 300), 0],
-    [(9, 1024), 0],
+    [(3, 5), 0], [(7, 64), 0], [(5, 300), 1], [(5, 2500), 0], [(0, 8), 0], [(6, 0), 0], [(1, 1), 1],
+    [(40, 8), 0], [(36, 300), 0], [(9, 1024), 0],
 ]
 ROWS_2 = [
     [(r, c), (r + c) % 3]
@@ -54,19 +49,9 @@ ROWS_2 = [
     for c in (*range(1, 34), 63, 64, 65, 127, 130, 255, 257, 1024, 2047, 2049, 4096)
 ]
 PLANES = [
-    [(2, 3, 5), 0],
-    [(4, 7, 1), 1],
-    [(2, 3, 304), 0],
-    [(2, 5, 49), 1],
-    [(0, 3, 4), 0],
-    [(2, 3, 0), 0],
-    [(3, 16, 1), 0],
-    [(3, 19, 1), 0],
-    [(1, 1, 1100), 0],
-    [(40, 3, 40), 0],
-    [(4, 32, 66), 0],
-    [(9, 32, 67), 1],
-    [(5, 2305, 1), 0],
+    [(2, 3, 5), 0], [(4, 7, 1), 1], [(2, 3, 304), 0], [(2, 5, 49), 1], [(0, 3, 4), 0],
+    [(2, 3, 0), 0], [(3, 16, 1), 0], [(3, 19, 1), 0], [(1, 1, 1100), 0], [(40, 3, 40), 0],
+    [(4, 32, 66), 0], [(9, 32, 67), 1], [(5, 2305, 1), 0],
 ]
 PLANES_2 = [
     [(o, c, i), (o + i) % 2]
@@ -78,19 +63,9 @@ PLANES_2 = [
 PLANES_2 += [[(o, 32, i), 0] for o in (1, 4, 63, 300) for i in (65, 66, 67, 68)]
 # HEADS [batch, heads, queries, keys].
 HEADS = [
-    [(2, 3, 4, 5), 0],
-    [(1, 2, 3, 64), 0],
-    [(3, 1, 5, 300), 1],
-    [(2, 2, 2, 2500), 0],
-    [(0, 2, 3, 4), 0],
-    [(2, 0, 3, 4), 0],
-    [(2, 3, 0, 4), 0],
-    [(2, 3, 4, 0), 0],
-    [(1, 1, 1, 1), 1],
-    [(3, 4, 5, 8), 0],
-    [(2, 7, 1, 1024), 0],
-    [(1, 3, 40, 33), 0],
-    [(1, 1, 2, 3008), 0],
+    [(2, 3, 4, 5), 0], [(1, 2, 3, 64), 0], [(3, 1, 5, 300), 1], [(2, 2, 2, 2500), 0],
+    [(0, 2, 3, 4), 0], [(2, 0, 3, 4), 0], [(2, 3, 0, 4), 0], [(2, 3, 4, 0), 0], [(1, 1, 1, 1), 1],
+    [(3, 4, 5, 8), 0], [(2, 7, 1, 1024), 0], [(1, 3, 40, 33), 0], [(1, 1, 2, 3008), 0],
 ]
 HEADS_2 = [
     [(*rows, k), k % 3]
@@ -102,26 +77,11 @@ HEADS_2 = [
 # segments of whole vectors and others. The rest: both above 1, a row of one segment, one channel in
 # several slices.
 GROUPS = [
-    [(2, 1, 3, 12, 5), 0],
-    [(2, 5, 3, 12, 1), 0],
-    [(2, 1, 2, 6, 64), 0],
-    [(2, 9, 2, 32, 1), 0],
-    [(2, 3, 2, 8, 6), 1],
-    [(0, 2, 3, 12, 5), 0],
-    [(2, 0, 3, 12, 5), 0],
-    [(2, 2, 0, 0, 5), 0],
-    [(2, 2, 3, 0, 5), 0],
-    [(2, 2, 3, 12, 0), 0],
-    [(1, 1, 1, 1, 1), 1],
-    [(3, 1, 5, 5, 40), 0],
-    [(1, 7, 1, 12, 1), 0],
-    [(2, 1, 2, 8, 196), 0],
-    [(1, 1, 2, 16, 49), 0],
-    [(1, 90, 2, 20, 1), 0],
-    [(1, 2, 2, 6, 20), 0],
-    [(1, 1, 1, 2, 2600), 0],
-    [(40, 1, 3, 6, 8), 0],
-    [(1, 700, 2, 16, 1), 0],
+    [(2, 1, 3, 12, 5), 0], [(2, 5, 3, 12, 1), 0], [(2, 1, 2, 6, 64), 0], [(2, 9, 2, 32, 1), 0],
+    [(2, 3, 2, 8, 6), 1], [(0, 2, 3, 12, 5), 0], [(2, 0, 3, 12, 5), 0], [(2, 2, 0, 0, 5), 0],
+    [(2, 2, 3, 0, 5), 0], [(2, 2, 3, 12, 0), 0], [(1, 1, 1, 1, 1), 1], [(3, 1, 5, 5, 40), 0],
+    [(1, 7, 1, 12, 1), 0], [(2, 1, 2, 8, 196), 0], [(1, 1, 2, 16, 49), 0], [(1, 90, 2, 20, 1), 0],
+    [(1, 2, 2, 6, 20), 0], [(1, 1, 1, 2, 2600), 0], [(40, 1, 3, 6, 8), 0], [(1, 700, 2, 16, 1), 0],
     [(2, 1, 3, 120, 2), 0],
 ]
 GROUPS_2 = [
@@ -137,58 +97,25 @@ GROUPS_2 = [
 # vectors and others. The emulation (blocks of at most 64 threads, clusters of 2) and a GPU (1,024
 # threads, clusters of 8) classify a length differently.
 LINES = [
-    [(3, 2048), 0],
-    [(2, 8192), 0],
-    [(2, 8200), 0],
-    [(2, 1023), 0],
-    [(3, 2047), 0],
-    [(2, 8193), 1],
-    [(2, 128), 1],
-    [(3, 4808), 0],
-    [(2, 5001), 0],
-    [(2, 7001), 0],
-    [(2, 3001), 0],
-    [(2, 3008), 0],
-    [(3, 248), 0],
-    [(3, 520), 0],
+    [(3, 2048), 0], [(2, 8192), 0], [(2, 8200), 0], [(2, 1023), 0], [(3, 2047), 0], [(2, 8193), 1],
+    [(2, 128), 1], [(3, 4808), 0], [(2, 5001), 0], [(2, 7001), 0], [(2, 3001), 0], [(2, 3008), 0],
+    [(3, 248), 0], [(3, 520), 0],
 ]
+# Rows that only a GPU computes quickly, of the same classes.
 LONG = [
-    [(3, 12288), 0],
-    [(2, 12289), 0],
-    [(3, 24576), 0],
-    [(2, 24577), 0],
-    [(2, 40000), 0],
-    [(2, 40001), 1],
-    [(2, 70000), 0],
-    [(2, 70001), 0],
-    [(1, 262144), 0],
-    [(1, 200001), 0],
-    [(1, 530000), 0],
-    [(1, 530001), 0],
+    [(3, 12288), 0], [(2, 12289), 0], [(3, 24576), 0], [(2, 24577), 0], [(2, 40000), 0],
+    [(2, 40001), 1], [(2, 70000), 0], [(2, 70001), 0], [(1, 262144), 0], [(1, 200001), 0],
+    [(1, 530000), 0], [(1, 530001), 0],
 ]
 # REDUCED [outer, axis, inner], for family reduction. An axis is reduced by lanes of a warp, by a
 # block, split in parts, or down columns; some columns are no whole vector. In C a strip holds
 # several indices of the axis. A part has a few hundred elements in the emulation and 65,536 in C.
+# The last two entries: few axes of several chunks, and several warps of a kernel that sweeps twice.
 REDUCED = [
-    [(5, 7, 3), 0],
-    [(1, 1000, 1), 1],
-    [(3, 70, 64), 0],
-    [(5, 0, 3), 0],
-    [(0, 7, 3), 0],
-    [(2, 1, 5), 0],
-    [(40, 8, 1), 0],
-    [(3, 300, 1), 0],
-    [(2, 10000, 1), 0],
-    [(2, 3001, 1), 1],
-    [(1, 700, 20), 0],
-    [(2, 0, 1), 0],
-    [(1, 7, 300), 1],
-    [(9, 2, 33), 0],
-    [(1, 5000, 40), 0],
-    [(1, 140000, 1), 0],
-    [(3, 2048, 1), 0],
-    [(3, 60, 64), 0],
-    # The last two: few axes of several chunks, and several warps of a kernel that sweeps twice.
+    [(5, 7, 3), 0], [(1, 1000, 1), 1], [(3, 70, 64), 0], [(5, 0, 3), 0], [(0, 7, 3), 0],
+    [(2, 1, 5), 0], [(40, 8, 1), 0], [(3, 300, 1), 0], [(2, 10000, 1), 0], [(2, 3001, 1), 1],
+    [(1, 700, 20), 0], [(2, 0, 1), 0], [(1, 7, 300), 1], [(9, 2, 33), 0], [(1, 5000, 40), 0],
+    [(1, 140000, 1), 0], [(3, 2048, 1), 0], [(3, 60, 64), 0],
 ]
 REDUCED_2 = [
     [(o, a, i), (o + a) % 3]
@@ -196,16 +123,25 @@ REDUCED_2 = [
     for a in (1, 2, 7, 31, 128, 1000, 5000)
     for i in (1, 2, 3, 8, 63, 64, 65, 260)
 ]
+# Axes that only a GPU reduces quickly.
 REDUCED_LONG = [
-    [(1, 3000001, 1), 0],
-    [(1, 4000000, 1), 0],
-    [(3, 100000, 1), 0],
-    [(1, 40000, 33), 1],
-    [(2, 20000, 256), 0],
-    [(1, 3000, 4100), 0],
+    [(1, 3000001, 1), 0], [(1, 4000000, 1), 0], [(3, 100000, 1), 0], [(1, 40000, 33), 1],
+    [(2, 20000, 256), 0], [(1, 3000, 4100), 0],
 ]
-# Several rows for each persistent block.
-MANY_ROWS = [[(280, 4096), 0], [(62, 33000), 0]]
+MANY_ROWS = [[(280, 4096), 0], [(62, 33000), 0]]  # several rows for each persistent block
+# BANDS [outer, channels, inner], for functions over channels, at every element size. Planes of
+# whole vectors, of partial vectors, and shorter than one vector. Aligned tensors and shifted ones.
+# Channels that one block of the emulation holds, and longer ones, also where there are enough
+# channel blocks to fill the device. The last four are rows in registers of some lanes, a block, or
+# a cluster.
+BANDS = [
+    [(3, 2, 64), 0], [(3, 2, 64), 1], [(3, 2, 2048), 0], [(3, 2, 2048), 1], [(5, 8, 9), 0],
+    [(5, 7, 9), 0], [(60, 8, 9), 0], [(75, 7, 9), 1], [(6, 12, 10), 0], [(40, 16, 1), 0],
+    [(40, 13, 1), 0], [(30, 16, 1), 0], [(600, 16, 1), 0], [(600, 13, 1), 1], [(90, 16, 1), 0],
+    [(70, 8, 3), 0], [(1, 3, 700), 0], [(2, 1, 1001), 0], [(40, 260, 1), 0], [(7, 5, 3), 0],
+    [(2, 3, 320), 1], [(2, 3, 800), 1], [(2, 3, 2000), 1], [(2, 3, 2400), 1],
+]
+# fmt: on
 # Shapes for reduced gradients: enough rows that CUDA's second stage sums several parts, for every
 # dtype.
 SUMS = {
@@ -213,10 +149,8 @@ SUMS = {
     "planes": [[(1300, 2, 9), 0]],
     "groups": [[(700, 1, 2, 4, 9), 0]],
 }
-
-
-LIKE = {"channels": "planes", "axis": "planes"}  # [outer, channels, inner], [outer, axis, inner]
-
+# Forms whose shapes are those of another one: [outer, channels, inner], [outer, axis, inner].
+LIKE = {"channels": "planes", "axis": "planes"}
 
 FAMILIES = pathlib.Path(__file__).parents[2] / "families"
 
@@ -383,7 +317,7 @@ def rows_of(f, table):
         ]
     if channels(
         f
-        # In two segments, in short ones, in segments that are no whole vectors, or in one segment.
+        # Two segments, short ones, segments that are no whole vectors, or one segment.
     ):
         segments = [
             2 if c % 16 == 0 and r % 2 == 0 else c // 8 if c % 8 == 0 else 3 if c % 3 == 0 else 1
@@ -393,39 +327,6 @@ def rows_of(f, table):
     if not planes(f):
         return table
     return [[(2, r // 2, c) if r % 2 == 0 else (1, r, c), shift] for (r, c), shift in table]
-
-
-# BANDS [outer, channels, inner], for functions over channels, at every element size. Planes of
-# whole vectors, of partial vectors, and shorter than one vector. Aligned tensors and shifted ones.
-# Channels that one block of the emulation holds, and longer ones, also where there are enough
-# channel blocks to fill the device. The last four are rows in registers of some lanes, a block, or
-# a cluster.
-BANDS = [
-    [(3, 2, 64), 0],
-    [(3, 2, 64), 1],
-    [(3, 2, 2048), 0],
-    [(3, 2, 2048), 1],
-    [(5, 8, 9), 0],
-    [(5, 7, 9), 0],
-    [(60, 8, 9), 0],
-    [(75, 7, 9), 1],
-    [(6, 12, 10), 0],
-    [(40, 16, 1), 0],
-    [(40, 13, 1), 0],
-    [(30, 16, 1), 0],
-    [(600, 16, 1), 0],
-    [(600, 13, 1), 1],
-    [(90, 16, 1), 0],
-    [(70, 8, 3), 0],
-    [(1, 3, 700), 0],
-    [(2, 1, 1001), 0],
-    [(40, 260, 1), 0],
-    [(7, 5, 3), 0],
-    [(2, 3, 320), 1],
-    [(2, 3, 800), 1],
-    [(2, 3, 2000), 1],
-    [(2, 3, 2400), 1],
-]
 
 
 def share_of(f, table):

@@ -11,7 +11,7 @@ import cases
 import checks
 import kflib
 import numpy as np
-from storage import Failure, to_float
+from storage import Failure, first_difference, to_float
 
 MANIFEST = kflib.manifest()
 FUNCTIONS = MANIFEST["any"]
@@ -141,9 +141,9 @@ def compare(lib, memory, f, g, exact=True, files=()):
 def compare_bits(f, layout, wanted, found):
     for name, array in wanted.items():
         if not same(array, found[name], layout.tensors[name]["dtype"]):
-            at = np.flatnonzero(array != found[name])[0]
             raise Failure(
-                f"{layout.where}: {name} without {layout.drop} is not that of {f['name']}, first at {at} of {array.shape}"
+                f"{layout.where}: {name} of {f['name']} without {layout.drop} has other bits, "
+                f"{first_difference(found[name], array)}"
             )
 
 

@@ -92,7 +92,7 @@ def run_all_values(lib, f):
             run(lib, f, inputs, (x.size,), label, (result,) if result else ())
             if result:
                 act = checks.spec().activations[f["activation"]]
-                made = checks.oracle.act_value(
+                made = checks.elements_reference.act_value(
                     act,
                     checks.to_float(x, dtype),
                     {k: float(np.float32(v)) for k, v in f["scalars"].items()},

@@ -71,5 +71,6 @@ def check(f, methods, cols=24, depth=1032, several=ROWS):
                 )
                 if not same(want, got, argument["dtype"]):
                     raise checks.Failure(
-                        f"{f['name']}: {name} of {rows} rows {what}: other bits than of {several[0]}"
+                        f"{whole.where}: {name} of {rows} rows {what} has other bits than with "
+                        f"{several[0]} rows, {storage.first_difference(got, want)}"
                     )

@@ -176,10 +176,11 @@ class Call:
         got, changed, launches = self._call()
         detail = self.lib.detail
         assert got == code, (
-            f"{self.name} returned {got}, expected {code} for {argument} {words} ({detail if got else 'success'})"
+            f"{self.name} returned {got}, expected {code} for {argument} {words} "
+            f"({detail if got else 'success'})"
         )
         assert detail.startswith(f"{self.name}: {argument} "), (
-            f"{self.name}: the message is {detail!r}, and is to be about {argument}"
+            f"{self.name}: the message is {detail!r}, expected one about {argument}"
         )
         missing = [w for w in words if str(w) not in detail]
         assert not missing, f"{self.name}: {missing} not in the message {detail!r}"

@@ -3,6 +3,8 @@
 
 import functools
 import math
+import os
+import shlex
 
 import numpy as np
 from kfgen.entries import expand
@@ -163,7 +165,27 @@ def draw(rng, shape, dtype, values, positive=False):
 
 
 class Failure(AssertionError):
-    pass
+    """A failed check. The message ends with the command that repeats the test."""
+
+    def __init__(self, message):
+        super().__init__(message if REPEAT in message else f"{message}{repeat()}")
+
+
+REPEAT = "; repeat it with: "
+
+
+def repeat():
+    """Returns the command that repeats the running test, or nothing outside of pytest."""
+    test = os.environ.get("PYTEST_CURRENT_TEST", "").rpartition(" ")[0]  # without " (call)"
+    level = os.environ.get("KF_LEVEL", "1")
+    return f"{REPEAT}KF_LEVEL={level} python -m pytest {shlex.quote(test)}" if test else ""
+
+
+def first_difference(got, want):
+    """Describes the first element of `got` whose bits differ from those of `want`."""
+    bits = (np.ascontiguousarray(array).view(f"u{array.itemsize}") for array in (got, want))
+    at = np.flatnonzero(np.not_equal(*bits))[0]
+    return f"first at {at}: got {got.flat[at]!r}, expected {want.flat[at]!r} (as stored)"
 
 
 def same(value, want, where):

@@ -170,7 +170,8 @@ class Call:
         changed = np.flatnonzero(rest != self.image)
         if changed.size:
             raise Failure(
-                f"{where}: wrote outside its outputs, at byte {changed[0]} of the arena {self.offset}"
+                f"{where}: wrote outside its outputs, at byte {changed[0]} of the arena "
+                f"{self.offset}"
             )
         return got, where
 
@@ -227,7 +228,8 @@ def compare(got, where, want, what):
         if bad.size:
             own, dense_ = got[name].reshape(-1)[bad[0]], array.reshape(-1)[bad[0]]
             raise Failure(
-                f"{where}: {what}: {name}[{bad[0]}] is {own!r}, of dense tensors {dense_!r} (as stored)"
+                f"{where}: {what}: {name}[{bad[0]}] is {own!r}, for contiguous tensors {dense_!r} "
+                "(as stored)"
             )
 
 

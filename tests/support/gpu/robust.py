@@ -59,7 +59,8 @@ def same(call, back, want, what):
         item = call.data[name].itemsize if name in call.data else 1
         element = (i - call.offset[name]) // item if name in call.data else i
         raise Failure(
-            f"{call.where}: {what}: {first.size} bytes differ, first in {name} at element {element}"
+            f"{call.where}: {what}: {first.size} bytes differ, first in {name} at element {element}: "
+            f"got byte {back[i]:#04x}, expected {want[i]:#04x}"
         )
 
 
@@ -159,7 +160,8 @@ def only_launches(gpu, lib, f, sizes, shift):
             found.pop(counting.SETUP, 0)
         if found or launched not in launches:
             raise Failure(
-                f"{call.where}: {what} made {launched} launches, expected {launches[0]}, and called {found or 'nothing else'}"
+                f"{call.where}: {what} made {launched} launches, expected {launches[0]}, and called "
+                f"{found or 'nothing else'}"
             )
     gpu.finish(gpu.side)
 
@@ -196,7 +198,8 @@ def repeated(gpu, lib, f, sizes, shift, times=20):
     gpu.synchronize()
     if count:
         raise Failure(
-            f"{call.where}: {count} bytes differ in {times - 1} repetitions, first at byte {first} of an output"
+            f"{call.where}: {count} bytes differ in {times - 1} repetitions, first at byte {first} "
+            "of an output"
         )
     back = gpu.download(call.image.size, start=gpu.spare + room)
     call.untouched(back)
@@ -287,7 +290,9 @@ def alone(gpu, lib, f, sizes, shift):
                 step = call.data[name].nbytes // rows
                 given[name] = given[name] and given[name] + row * step
                 if a["role"] != "in" and name not in sums:
-                    span = slice(call.offset[name] + row * step, call.offset[name] + (row + 1) * step)
+                    span = slice(
+                        call.offset[name] + row * step, call.offset[name] + (row + 1) * step
+                    )
                     expected[span] = want[span]
         succeed(lib, f, call, given)
         gpu.synchronize()

@@ -126,7 +126,9 @@ def why(report):
         reason = report.longrepr
         return {
             "reason": str(
-                reason[2] if isinstance(reason, tuple) else getattr(report, "wasxfail", "") or reason
+                reason[2]
+                if isinstance(reason, tuple)
+                else getattr(report, "wasxfail", "") or reason
             )[:300]
         }
     return {}

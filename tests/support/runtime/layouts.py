@@ -229,7 +229,9 @@ class Case:
             ):
                 self.arrays[name] = self.arrays[same[0]]  # in place
             else:
-                self.arrays[name] = StridedArray(self.memory, self.rng, np.zeros(values.shape), words[name])
+                self.arrays[name] = StridedArray(
+                    self.memory, self.rng, np.zeros(values.shape), words[name]
+                )
 
     def run(self, ctx, via="function"):
         handles = {
