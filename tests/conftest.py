@@ -32,10 +32,8 @@ def pytest_configure(config):
     config.files_skipped = SKIPPED
     if config.getoption("numprocesses", None) and not hasattr(config, "workerinput"):
         gc.enable()  # the main process collects no tests
-    if (
-        not hasattr(config, "workerinput") and not config.option.collectonly
-        # The main process receives the results of all workers.
-    ):
+    # The main process receives the results of all workers.
+    if not hasattr(config, "workerinput") and not config.option.collectonly:
         config.pluginmanager.register(promises.Recorder())
     if not config.option.collectonly:
         seconds.register(config)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Helpers of test_launchers.py and test_launcher_files.py: compilers, C programs, a user's spec, and a
-library of a few launchers."""
+"""Helpers of test_launchers.py and test_launcher_files.py: compilers, C programs, a user's spec,
+and a library of a few launchers."""
 
 import concurrent.futures
 import os
@@ -161,7 +161,8 @@ PROGRAM = """
 #include <stdio.h>
 #include <string.h>
 #define EXPECT(call, code, words) \\
-    if ((call) != (code) || !strstr(kf_get_last_error_detail(), words)) return printf("%s: %s\\n", #call, kf_get_last_error_detail()), 1
+    if ((call) != (code) || !strstr(kf_get_last_error_detail(), words)) \\
+        return printf("%s: %s\\n", #call, kf_get_last_error_detail()), 1
 
 int main(int count, char **words)
 {
@@ -170,15 +171,21 @@ int main(int count, char **words)
     memset(h, 0, sizeof h);
     memset(k, 0x55, sizeof k);
     EXPECT(kf_add_relu_f32(f, f, g, -3, NULL), KF_ERROR_INVALID_SIZE, "kf_add_relu_f32: n is -3");
-    EXPECT(kf_add_relu_f16(h, NULL, k, 8, NULL), KF_ERROR_NULL_POINTER, "kf_add_relu_f16: b is NULL");
-    EXPECT(kf_add_relu_bwd_f32(f, f, NULL, f, g, g + 1, 4, NULL, 0, NULL), KF_ERROR_OVERLAP, "kf_add_relu_bwd_f32: db");
-    EXPECT(kf_bias_relu_bwd_f16(h, h, NULL, h, NULL, k, 2, 4, NULL, 0, NULL), KF_ERROR_WORKSPACE, "kf_bias_relu_bwd_f16: workspace");
-    if (kf_bias_relu_bwd_f16_workspace_bytes(2, 4) == 0 || kf_add_relu_bwd_f32_workspace_bytes(4) != 0) return 2;
-    if (kf_add_relu_f32(NULL, NULL, NULL, 0, NULL) != KF_SUCCESS || kf_cpu_add_relu_f32(f, f, g, 8) != KF_SUCCESS) return 3;
+    EXPECT(kf_add_relu_f16(h, NULL, k, 8, NULL), KF_ERROR_NULL_POINTER,
+           "kf_add_relu_f16: b is NULL");
+    EXPECT(kf_add_relu_bwd_f32(f, f, NULL, f, g, g + 1, 4, NULL, 0, NULL), KF_ERROR_OVERLAP,
+           "kf_add_relu_bwd_f32: db");
+    EXPECT(kf_bias_relu_bwd_f16(h, h, NULL, h, NULL, k, 2, 4, NULL, 0, NULL), KF_ERROR_WORKSPACE,
+           "kf_bias_relu_bwd_f16: workspace");
+    if (kf_bias_relu_bwd_f16_workspace_bytes(2, 4) == 0) return 2;
+    if (kf_add_relu_bwd_f32_workspace_bytes(4) != 0) return 2;
+    if (kf_add_relu_f32(NULL, NULL, NULL, 0, NULL) != KF_SUCCESS) return 3;
+    if (kf_cpu_add_relu_f32(f, f, g, 8) != KF_SUCCESS) return 3;
     if (kf_cpu_add_relu_f32(f, f, g, -9) != KF_ERROR_INVALID_SIZE) return 4;
     if (strcmp(kf_launchers_f32_error_detail(), kf_get_last_error_detail())) return 4;
     if (kf_check_abi("kf_launchers_f16", kf_launchers_f16_abi_version()) != KF_SUCCESS) return 5;
-    if (strcmp(kf_launchers_f16_error_string(KF_ERROR_OVERLAP), kf_get_error_string(KF_ERROR_OVERLAP))) return 6;
+    const char *text = kf_launchers_f16_error_string(KF_ERROR_OVERLAP);
+    if (strcmp(text, kf_get_error_string(KF_ERROR_OVERLAP))) return 6;
     for (int i = 0; i < 8; ++i)
         if (k[i].bits != 0x5555) return 7; /* nothing is written by a call that is refused */
     if (count > 1) return puts(words[1]) < 0; /* a GPU would read this host's memory */
@@ -216,8 +223,14 @@ BOTH_BACKENDS = """
 double scalar(double x);
 kf_result_t cuda(const double *x, double *out, struct CUstream_st *stream);
 kf_result_t cpu(const double *x, double *out);
-double scalar(double x) { return kf_gelu_double(x) + kf_gelu_bwd_double(x, 1.0) + (double)kf_gelu((float)x); }
-kf_result_t cuda(const double *x, double *out, struct CUstream_st *stream) { return kf_gelu_f64(x, out, 1, stream); }
+double scalar(double x)
+{
+    return kf_gelu_double(x) + kf_gelu_bwd_double(x, 1.0) + (double)kf_gelu((float)x);
+}
+kf_result_t cuda(const double *x, double *out, struct CUstream_st *stream)
+{
+    return kf_gelu_f64(x, out, 1, stream);
+}
 kf_result_t cpu(const double *x, double *out) { return kf_cpu_gelu_f64(x, out, 1); }
 """
 
@@ -235,5 +248,8 @@ kf_result_t strided(const float *x, float *out, struct CUstream_st *stream)
 AFTER = """
 #include <kf/{first}>
 #include <kf/kf_launchers.h>
-kf_result_t call(const float *a, float *b, cudaStream_t s) {{ return kf_add_relu_f32(a, a, b, 5, s); }}
+kf_result_t call(const float *a, float *b, cudaStream_t s)
+{{
+    return kf_add_relu_f32(a, a, b, 5, s);
+}}
 """

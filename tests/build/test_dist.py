@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The release archive: the same bytes from the same commit, and its uses without Python and Meson."""
+"""The release archive: the same bytes from the same commit, and its uses without Python and
+Meson."""
 
 import hashlib
 import os

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Header and files of launchers with C linkage: kf_launchers.h alone and with kf.h and kf.cuh, which
-.cu file defines a function, and the files of a selection and of a user's spec."""
+"""Header and files of launchers with C linkage: kf_launchers.h alone and with kf.h and kf.cuh,
+which .cu file defines a function, and the files of a selection and of a user's spec."""
 
 import ctypes
 import pathlib
@@ -195,7 +195,8 @@ def test_before_kf_cuh_it_is_refused(include, own, tmp_path):
     (tmp_path / "fine.cu").write_text(
         "#include <kf/kf_launchers.h>\n#include <kf/ops/activations.cuh>\n"
         "__global__ void own(float *x) { *x = kf_gelu(*x); }\n"
-        "kf_result_t call(const kf_f16 *a, kf_f16 *b, cudaStream_t s) { return kf_relu_f16(a, b, 5, s); }\n"
+        "kf_result_t call(const kf_f16 *a, kf_f16 *b, cudaStream_t s)\n"
+        "{\n    return kf_relu_f16(a, b, 5, s);\n}\n"
     )
     passes(*compile_cuda(include, tmp_path / "fine.cu"))
     assert f"kf_relu_f16_abi{VERSION}" in passes("nm", "-u", tmp_path / "fine.o")

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Launchers with C linkage, as users get them: kf_launchers_<dtype>.cu compiled by nvcc and linked by
-gcc, as a shared library through ctypes and dlopen, with another ABI version, of a user's spec, and
-without nvcc. test_launcher_files.py tests the header and which files exist."""
+"""Launchers with C linkage, as users get them: kf_launchers_<dtype>.cu compiled by nvcc and linked
+by gcc, as a shared library through ctypes and dlopen, with another ABI version, of a user's spec,
+and without nvcc. test_launcher_files.py tests the header and which files exist."""
 
 import ctypes
 import os
@@ -46,7 +46,8 @@ def own(once):
 
 
 def test_header_alone_in_plain_c(include, own, tmp_path):
-    """kf_launchers.h must declare the structs of strides itself, since nothing else includes them."""
+    """kf_launchers.h must declare the structs of strides itself, since nothing else includes
+    them."""
     of_kf = STRIDED.format(
         header="kf_launchers.h", call="kf_softmax_f32(x, out, 2, 3, &strides, stream)"
     )
@@ -114,16 +115,17 @@ def test_ctypes(built):
 import ctypes
 kf = ctypes.CDLL({str(built / "libkf_launchers.so")!r})
 assert kf.kf_launchers_f32_abi_version() == {VERSION}
-kf.kf_launchers_f32_error_detail.restype = kf.kf_launchers_f32_error_string.restype = ctypes.c_char_p
+detail, string = kf.kf_launchers_f32_error_detail, kf.kf_launchers_f32_error_string
+detail.restype = string.restype = ctypes.c_char_p
 call = kf.kf_add_relu_f32
 call.argtypes = [ctypes.c_void_p] * 3 + [ctypes.c_int64, ctypes.c_void_p]
 code = call(None, None, None, 7, None)
-print(code, kf.kf_launchers_f32_error_string(code).decode(), "|", kf.kf_launchers_f32_error_detail().decode())
+print(code, string(code).decode(), "|", detail().decode())
 """
     output = passes(sys.executable, "-c", text)
     assert (
-        output
-        == "1 a required pointer is NULL | kf_add_relu_f32: a is NULL, expected a pointer to 7 elements\n"
+        output == "1 a required pointer is NULL | "
+        "kf_add_relu_f32: a is NULL, expected a pointer to 7 elements\n"
     )
 
 
@@ -239,7 +241,8 @@ def test_check_abi(include, tmp_path):
 #include <stdio.h>
 int main(void)
 {
-    if (kf_check_abi("kf_launchers_f32", KF_ABI_VERSION) != KF_SUCCESS || kf_get_last_error_detail()[0]) return 1;
+    if (kf_check_abi("kf_launchers_f32", KF_ABI_VERSION) != KF_SUCCESS) return 1;
+    if (kf_get_last_error_detail()[0]) return 1;
     if (kf_check_abi("kf_launchers_f32", KF_ABI_VERSION + 1) != KF_ERROR_UNSUPPORTED) return 2;
     return puts(kf_get_last_error_detail()) < 0;
 }

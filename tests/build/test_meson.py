@@ -33,7 +33,9 @@ int main(void)
     float out[2], dx[2];
     _Alignas(256) char workspace[256];
     if (kf_cpu_relu_layer_scale_f32(x, gamma, residual, out, 1, 2) != KF_SUCCESS) return 1;
-    if (kf_cpu_relu_layer_scale_bwd_f32(x, gamma, NULL, dout, dx, NULL, NULL, 1, 2, workspace, sizeof workspace) != KF_SUCCESS) return 2;
+    if (kf_cpu_relu_layer_scale_bwd_f32(x, gamma, NULL, dout, dx, NULL, NULL, 1, 2, workspace,
+                                        sizeof workspace) != KF_SUCCESS)
+        return 2;
     printf("%g %g, %g %g\\n", (double)out[0], (double)out[1], (double)dx[0], (double)dx[1]);
     return 0;
 }
@@ -41,7 +43,10 @@ int main(void)
 OWN_CUDA = """
 #include "my_ops.cuh"
 kf_result_t call(const kf_f16 *x, kf_f16 *y, cudaStream_t stream);
-kf_result_t call(const kf_f16 *x, kf_f16 *y, cudaStream_t stream) { return kf_gelu_layer_scale_f16(x, x, x, y, 2, 2, stream); }
+kf_result_t call(const kf_f16 *x, kf_f16 *y, cudaStream_t stream)
+{
+    return kf_gelu_layer_scale_f16(x, x, x, y, 2, 2, stream);
+}
 """
 
 

@@ -34,7 +34,10 @@ def installed(folder):
     venv.create(folder / "venv", with_pip=False, symlinks=True)
     [packages] = (folder / "venv/lib").glob("python3*/site-packages")
     (packages / "tests.pth").write_text(f"{sysconfig.get_path('purelib')}\n")
-    pip = f"{sys.executable} -m pip --python {folder}/venv/bin/python install --no-index --no-deps --no-build-isolation"
+    pip = (
+        f"{sys.executable} -m pip --python {folder}/venv/bin/python install --no-index --no-deps "
+        "--no-build-isolation"
+    )
     ways.shell(ways.snippet("pip", [("pip install", pip)]), source, **FEW)
     shutil.rmtree(source)
     return folder / "venv"
@@ -102,7 +105,8 @@ def test_package(environment, tmp_path):
         "-c",
         """
 import kernel_fusion as kf, numpy as np
-print(kf.ops.bias_gelu(np.zeros((2, 3), np.float32), np.ones(3, np.float32)).astype(float).round(4).tolist(), kf.info()["functions"], kf.__file__)
+found = kf.ops.bias_gelu(np.zeros((2, 3), np.float32), np.ones(3, np.float32))
+print(found.astype(float).round(4).tolist(), kf.info()["functions"], kf.__file__)
 """,
         cwd=tmp_path,
     )

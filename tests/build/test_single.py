@@ -58,13 +58,18 @@ def test_form(folder):
     assert "#ifndef __CUDACC_RTC__" in (folder / "kf_single.cuh").read_text()
 
 
-TWICE = '#include "kf_single.h"\n#include "kf_single.h"\n#include <stdio.h>\nconst char *detail(void);\n'
+TWICE = """#include "kf_single.h"
+#include "kf_single.h"
+#include <stdio.h>
+const char *detail(void);
+"""
 MAIN = """
 int main(void)
 {
     const float a[] = {1, -2, 3}, b[] = {1, 1, -5};
     float out[3] = {9, 9, 9};
-    if (kf_cpu_add_relu_f32(a, b, out, 3) != KF_SUCCESS || out[0] != 2.0f || out[1] != 0.0f || out[2] != 0.0f) return 1;
+    if (kf_cpu_add_relu_f32(a, b, out, 3) != KF_SUCCESS) return 1;
+    if (out[0] != 2.0f || out[1] != 0.0f || out[2] != 0.0f) return 1;
     if (kf_cpu_add_relu_f32(a, b, out, -7) != KF_ERROR_INVALID_SIZE) return 2;
     puts(detail());
     return 0;
@@ -93,7 +98,7 @@ def test_c(folder, tmp_path, dialect):
         "-lm",
     )
     assert run(tmp_path / "program") == "kf_cpu_add_relu_f32: n is -7, expected 0 or more\n"
-    # As the main file itself the header may not expect anything around it.
+    # The header as the main file: it may not expect anything around it.
     run(
         compiler,
         standard,
@@ -115,7 +120,8 @@ kf_result_t call(const kf_f16 *a, kf_f16 *b, cudaStream_t s) { return kf_gelu_f1
 int main()
 {
     float a[3] = {1, -2, 3}, sum[3];
-    if (kf_cpu_add_relu_f32(a, a, sum, 3) != KF_SUCCESS || sum[0] != 2.0f || sum[1] != 0.0f) return 1;
+    if (kf_cpu_add_relu_f32(a, a, sum, 3) != KF_SUCCESS) return 1;
+    if (sum[0] != 2.0f || sum[1] != 0.0f) return 1;
     if (kf_add_relu_f32(buffer, buffer, buffer, -1, nullptr) != KF_ERROR_INVALID_SIZE) return 2;
     return std::puts(kf_get_last_error_detail()) < 0;
 }
@@ -154,7 +160,8 @@ def test_cuda(folder, tmp_path, order):
 @pytest.mark.level(2)
 def test_beside_installed_headers(folder, home, tmp_path):
     (tmp_path / "mixed.c").write_text(
-        '#include <kf/ops/add.h>\n#include "kf_single.h"\n#include <kf/kf.h>\nextern int not_empty;\n'
+        '#include <kf/ops/add.h>\n#include "kf_single.h"\n#include <kf/kf.h>\n'
+        "extern int not_empty;\n"
     )
     run(
         "gcc",
@@ -197,7 +204,10 @@ def test_same_code_c(folder, home, tmp_path):
 def test_same_code_cuda(folder, home, tmp_path):
     """The umbrella and the single header must give the same code, and the same preprocessed lines,
     so compiling costs the same."""
-    call = "kf_result_t call(const kf_bf16 *a, kf_bf16 *b, cudaStream_t s) { return kf_gelu_bf16(a, b, 5, s); }\n"
+    call = (
+        "kf_result_t call(const kf_bf16 *a, kf_bf16 *b, cudaStream_t s)\n"
+        "{\n    return kf_gelu_bf16(a, b, 5, s);\n}\n"
+    )
     ptx, texts = [], []
     for kind, include in (
         ("tree", "#include <kf/kf.cuh>\n"),

@@ -109,7 +109,8 @@ def operands_of(f, values, sizes):
 
 
 def may_share(o, other):
-    """True if an output may start at the address of another tensor: in place, or equal gradients."""
+    """True if an output may start at the address of another tensor: in place, or equal
+    gradients."""
     if o.at != other.at or o.size != other.size or o.kind != other.kind:
         return False
     if not other.out:
@@ -136,21 +137,15 @@ def verdict(f, values, workspace_needed):
                 return INVALID_SIZE, name
         room = 2**58
         for name in group:
-            size = (
-                1 if name == "groups" and at[name] and at["channels"] else at[name]
-                # `channels` counts those of all groups.
-            )
+            # `channels` counts those of all groups.
+            size = 1 if name == "groups" and at[name] and at["channels"] else at[name]
             if size > room:
                 return INVALID_SIZE, name
             room //= max(size, 1)
     if "groups" in at and (at["channels"] % at["groups"] if at["groups"] else at["channels"]):
         return INVALID_SIZE, "channels"
-    if not any(
-        count(f, a, sizes)
-        for a in tensors_of(f)
-        if a["role"] != "in"
-        # A row without elements still has a result.
-    ):
+    # A row without elements still has a result.
+    if not any(count(f, a, sizes) for a in tensors_of(f) if a["role"] != "in"):
         return SUCCESS, None
     if f["empty"] == "error" and not f["bwd"] and values["axis"] == 0:
         return INVALID_SIZE, "axis"
@@ -266,7 +261,8 @@ def agrees(lib, met, data):
     sizes = [call.values[s] for s in f["sizes"]]
     code, argument = verdict(f, call.values, lib.workspace_bytes(f, sizes))
     got, changed, launches = call._call()
-    call_text = f"{call.name}({ {k: hex(v) if isinstance(v, int) and v > 2**32 else v for k, v in call.values.items()} })"
+    shown = {k: hex(v) if isinstance(v, int) and v > 2**32 else v for k, v in call.values.items()}
+    call_text = f"{call.name}({shown})"
     assert got == code, (
         f"{call_text} returned {got} ({lib.detail}), the model says {code} for {argument}"
     )

@@ -70,11 +70,8 @@ def graph_of(text):
 
 def inputs(k):
     rng = np.random.default_rng(k)
-    return {
-        n: np.round(rng.uniform(-3, 3, POINTS) * 1024) / 1024
-        for n in NAMES
-        # Exact in float32.
-    }
+    # Exact in float32.
+    return {n: np.round(rng.uniform(-3, 3, POINTS) * 1024) / 1024 for n in NAMES}
 
 
 def scale(graph, root, values):
@@ -112,7 +109,8 @@ def compiled(texts, flavour, include, folder):
         source += (
             f"void f{k}(const {ctype} *x, const {ctype} *y, const {ctype} *z, {ctype} *out);\n"
         )
-        source += f"void f{k}(const {ctype} *x, const {ctype} *y, const {ctype} *z, {ctype} *out)\n{{\n{unused}"
+        source += f"void f{k}(const {ctype} *x, const {ctype} *y, const {ctype} *z, {ctype} *out)\n"
+        source += f"{{\n{unused}"
         source += (
             f"    for (int j = 0; j < N; ++j) {{\n{body}        out[j] = {value};\n    }}\n}}\n"
         )
@@ -160,7 +158,8 @@ def test_c_is_numpy(texts, include, tmp_path_factory):
             assert not at.size, (
                 f"{text} in {flavour} at { ({n: v[at[0]] for n, v in values.items()}) }: "
                 f"got {got[at[0]]!r}, expected {want[at[0]]!r}, "
-                f"error {error[at[0]]:.3g}, bound {64 * eps * (abs(want[at[0]]) + bound[at[0]]):.3g}"
+                f"error {error[at[0]]:.3g}, "
+                f"bound {64 * eps * (abs(want[at[0]]) + bound[at[0]]):.3g}"
             )
 
 
@@ -186,13 +185,8 @@ def is_the_finite_difference(checked, text, wrt):
     one, two = difference(1e-3), difference(5e-4)
     _, near = scale(graph, root, values)
     size = np.abs(one) + 1e-6 * np.abs(f(0)) + 1e-9
-    for shift in (
-        -2e-3,
-        -1e-3,
-        1e-3,
-        2e-3,
-        # A kink inside the stencil invalidates the difference.
-    ):
+    # A kink inside the stencil invalidates the difference.
+    for shift in (-2e-3, -1e-3, 1e-3, 2e-3):
         near = (
             near
             | scale(graph, root, {**values, wrt: values[wrt] + shift})[1]
@@ -201,7 +195,8 @@ def is_the_finite_difference(checked, text, wrt):
     agree = ~near & (np.abs(one - two) <= 1e-7 * size)
     wrong = np.flatnonzero(agree & ~(np.abs(got - two) <= 1e-5 * size))
     assert not wrong.size, (
-        f"d({text})/d{wrt} at { ({n: v[wrong[0]] for n, v in values.items()}) }: got {got[wrong[0]]}, expected {two[wrong[0]]}"
+        f"d({text})/d{wrt} at { ({n: v[wrong[0]] for n, v in values.items()}) }: "
+        f"got {got[wrong[0]]}, expected {two[wrong[0]]}"
     )
     checked.append(agree.mean())
 

@@ -103,9 +103,10 @@ def op(draw, name):
         )
     for word in (["act"] if act else []) + (["dropout"] if dropped else []):
         outputs["out"] = tuple(f"{word}({text})" for text in outputs["out"])
-    tables = [{n: texts[k] for n, texts in outputs.items()} for k in range(2)]
+    tables = [[f'{n} = "{texts[k]}"' for n, texts in outputs.items()] for k in range(2)]
     written = ", ".join(
-        f'{n} = {{ kind = "{kind}", dtype = "{dtype}", grad = {str(grad).lower()}{f", parts = {list(own)}" if kind == "half" else ""} }}'
+        f'{n} = {{ kind = "{kind}", dtype = "{dtype}", grad = {str(grad).lower()}'
+        f"{f', parts = {list(own)}' if kind == 'half' else ''} }}"
         for n, (kind, dtype, grad, own) in given_.items()
     )
     return "\n".join(
@@ -115,7 +116,7 @@ def op(draw, name):
             f"operands = {{ {written} }}",
             f"scalars = {{ {', '.join(f'{s} = 0.75' for s in scalars)} }}",
             *(
-                f"{field} = {{ {', '.join(f'''{n} = {chr(34)}{text}{chr(34)}''' for n, text in table.items())} }}"
+                f"{field} = {{ {', '.join(table)} }}"
                 for field, table in zip(("outputs", "refs"), tables)
             ),
             "",
@@ -163,11 +164,8 @@ def right(text, include, folder):
         )
 
 
-@settings(
-    examples(2),
-    phases=(Phase.generate,),
-    # A failure names its op; shrinking would compile for minutes.
-)
+# A failure names its op; shrinking would compile for minutes.
+@settings(examples(2), phases=(Phase.generate,))
 @given(text=st.tuples(*(op(f"fuzz{k}") for k in range(OPS))).map("\n".join))
 def test_random_ops(text, include, tmp_path_factory):
     right(text, include, tmp_path_factory.mktemp("maps"))
@@ -176,7 +174,8 @@ def test_random_ops(text, include, tmp_path_factory):
 # Expressions that earlier runs found and that failed once: (operands, expression).
 FOUND = {
     "a condition that is the same for a row was kept as a number": (
-        'x = "elem", r = { kind = "row", grad = false }, b = "row", c = { kind = "row", dtype = "acc" }',
+        'x = "elem", r = { kind = "row", grad = false }, b = "row", '
+        'c = { kind = "row", dtype = "acc" }',
         "x + max(where(c > 0.5, c, 2), rsqrt(r * r + 1) * b)",
     )
 }

@@ -34,7 +34,9 @@ FORMS = {
 REDUCED = ("sum({})", "mean({})", "max({})", "min({})")
 # Costly values that several later passes over the row read, together with values derived from them.
 CHAINS = {
-    "exp({0} - max({0})) / sum(exp({0} - max({0})))": "np.exp({0} - max({0})) / sum(np.exp({0} - max({0})))",
+    "exp({0} - max({0})) / sum(exp({0} - max({0})))": (
+        "np.exp({0} - max({0})) / sum(np.exp({0} - max({0})))"
+    ),
     "tanh({0}) - max(tanh({0}))": "np.tanh({0}) - max(np.tanh({0}))",
     "3 * tanh({0} - mean({0}))": "3 * np.tanh({0} - mean({0}))",
     "sigmoid({0}) * rsqrt(mean(sigmoid({0})))": "expit({0}) / np.sqrt(mean(expit({0})))",
@@ -45,7 +47,8 @@ SIZES = [(3, 5), (4, 64), (5, 131), (3, 40), (40, 8)]
 
 @st.composite
 def value(draw, depth, of_row):
-    """Draws (expression, reference) of a value that varies within a row, or of one that does not."""
+    """Draws (expression, reference) of a value that varies within a row, or of one that does
+    not."""
     if depth == 0 and not of_row:
         return (draw(st.sampled_from(ELEMENTS)),) * 2
     if of_row and draw(st.booleans()) and depth:
@@ -55,10 +58,8 @@ def value(draw, depth, of_row):
         return (draw(st.sampled_from(ROWS if of_row else ELEMENTS)),) * 2
     form = draw(st.sampled_from(sorted(FORMS)))
     count = form.count("{}")
-    own = (
-        count - 1 if form.startswith("where") else draw(st.integers(0, count - 1))
-        # At least one argument has the requested kind.
-    )
+    # At least one argument has the requested kind.
+    own = count - 1 if form.startswith("where") else draw(st.integers(0, count - 1))
     parts = [
         draw(value(depth - 1, of_row or (i != own and draw(st.booleans())))) for i in range(count)
     ]
@@ -67,7 +68,8 @@ def value(draw, depth, of_row):
 
 @st.composite
 def chain(draw):
-    """Draws a value of two or three steps, each of which reduces the elements of the previous one."""
+    """Draws a value of two or three steps, each of which reduces the elements of the previous
+    one."""
     texts = draw(value(1, False))
     for form in draw(st.lists(st.sampled_from(sorted(CHAINS)), min_size=2, max_size=3)):
         texts = tuple(f"({text})".format(v) for text, v in zip((form, CHAINS[form]), texts))
@@ -80,10 +82,8 @@ def op(draw, name, chained):
     part is added to a product of all."""
     own, ref = draw(chain() if chained else value(3, False))
     act, weights, saved, reduced, stored, dropped = (draw(st.booleans()) for _ in range(6))
-    form = draw(
-        st.sampled_from(REDUCED[:2] if saved else REDUCED)
-        # A saved extreme of rounded values may equal none of them again.
-    )
+    # A saved extreme of rounded values may equal none of them again.
+    form = draw(st.sampled_from(REDUCED[:2] if saved else REDUCED))
     whole, whole_ref = (form.format(v) for v in draw(value(2, False)))
     first, first_ref = own, ref
     own, ref = ("mid", "mid") if stored else (own, ref)
@@ -162,11 +162,8 @@ def right(text, include, memory, folder, backends=("cpu",)):
 BACKENDS = ("cpu", "emu") if toolkit.include() else ("cpu",)
 
 
-@settings(
-    examples(2),
-    phases=(Phase.generate,),
-    # A failure names its op; shrinking would compile for minutes.
-)
+# A failure names its op; shrinking would compile for minutes.
+@settings(examples(2), phases=(Phase.generate,))
 @given(text=st.tuples(*(op(f"fuzz{k}", k == 0) for k in range(OPS))).map("\n".join))
 def test_random_ops(text, include, memory, tmp_path_factory):
     right(

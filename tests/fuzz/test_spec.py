@@ -198,7 +198,7 @@ def spoiled(draw):
                 place.pop(draw(st.sampled_from(sorted(place))), None)
                 if not place:
                     place["brief"] = "what is left"
-            case 2:  # in a table of the entry
+            case 2:  # a table of the entry
                 tables = sorted(k for k, v in place.items() if isinstance(v, dict))
                 if tables:
                     inner = place[draw(st.sampled_from(tables))]

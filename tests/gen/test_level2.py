@@ -355,7 +355,11 @@ def test_a_unit_of_two_libraries_is_compiled_once():
         unit("c", 4, "bad.cu", "..", fails=True),
     ]
     finish = {name: lambda name=name: made.append(name) for name in ("a", "b", "c", "none")}
-    libraries.Builder(units, finish, lambda name, seconds, error: reported.update({name: error})).run(1)
+
+    def say(name, seconds, error):
+        reported[name] = error
+
+    libraries.Builder(units, finish, say).run(1)
     assert made == ["none", 3, 2, 1, "a", "b"]  # any_add.cu takes more than half of all
     assert (
         {name for name, error in reported.items() if error} == {"c"}

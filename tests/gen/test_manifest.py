@@ -18,55 +18,24 @@ def tensors(f, *uses):
     return {a["name"]: a for a in f["arguments"] if a.get("use") in (uses or TENSOR)}
 
 
-@pytest.mark.parametrize(
-    "name, shape, options, sizes, shapes",
-    [
-        ("kf_add_relu_f32", (2, 3, 4), {}, {"n": 24}, {"out": (24,)}),
-        (
-            "kf_bias_gelu_bwd_bf16",
-            (2, 3, 4),
-            {},
-            {"rows": 6, "cols": 4},
-            {"dx": (6, 4), "dbias": (4,)},
-        ),
-        (
-            "kf_batch_norm_relu_f32",
-            (2, 3, 4, 5),
-            {},
-            {"outer": 2, "channels": 3, "inner": 20},
-            {"out": (2, 3, 20)},
-        ),
-        (
-            "kf_layer_norm_bf16_f32",
-            (7, 2, 9),
-            {},
-            {"rows": 14, "cols": 9},
-            {"out": (14, 9), "mean": (14,), "rstd": (14,)},
-        ),
-        (
-            "kf_group_norm_f16",
-            (2, 6, 4, 4),
-            {"groups": 3},
-            {"outer": 2, "length": 1, "groups": 3, "channels": 6, "inner": 16},
-            {"out": (2, 1, 6, 16), "mean": (2, 3), "rstd": (2, 3)},
-        ),
-        (
-            "kf_scale_causal_softmax_f32",
-            (5, 2, 3, 8),
-            {},
-            {"batch": 5, "heads": 2, "queries": 3, "keys": 8},
-            {"out": (5, 2, 3, 8)},
-        ),
-        (
-            "kf_sum_f64",
-            (4, 5, 6),
-            {"axis": 1},
-            {"outer": 4, "axis": 5, "inner": 6},
-            {"out": (4, 6)},
-        ),
-        ("kf_gelu_glu_f32", (3, 8), {}, None, {"out": (3, 8)}),
-    ],
-)
+# fmt: off
+@pytest.mark.parametrize("name, shape, options, sizes, shapes", [
+    ("kf_add_relu_f32", (2, 3, 4), {}, {"n": 24}, {"out": (24,)}),
+    ("kf_bias_gelu_bwd_bf16", (2, 3, 4), {}, {"rows": 6, "cols": 4},
+     {"dx": (6, 4), "dbias": (4,)}),
+    ("kf_batch_norm_relu_f32", (2, 3, 4, 5), {}, {"outer": 2, "channels": 3, "inner": 20},
+     {"out": (2, 3, 20)}),
+    ("kf_layer_norm_bf16_f32", (7, 2, 9), {}, {"rows": 14, "cols": 9},
+     {"out": (14, 9), "mean": (14,), "rstd": (14,)}),
+    ("kf_group_norm_f16", (2, 6, 4, 4), {"groups": 3},
+     {"outer": 2, "length": 1, "groups": 3, "channels": 6, "inner": 16},
+     {"out": (2, 1, 6, 16), "mean": (2, 3), "rstd": (2, 3)}),
+    ("kf_scale_causal_softmax_f32", (5, 2, 3, 8), {},
+     {"batch": 5, "heads": 2, "queries": 3, "keys": 8}, {"out": (5, 2, 3, 8)}),
+    ("kf_sum_f64", (4, 5, 6), {"axis": 1}, {"outer": 4, "axis": 5, "inner": 6}, {"out": (4, 6)}),
+    ("kf_gelu_glu_f32", (3, 8), {}, None, {"out": (3, 8)}),
+])
+# fmt: on
 def test_shapes_from_any_tensor(name, shape, options, sizes, shapes):
     f = FUNCTIONS[name]
     found = from_manifest.sizes_of(f, shape, **options)
@@ -86,11 +55,11 @@ def test_shapes_are_those_of_the_calls():
 def test_counterparts():
     """A backward takes its forward's inputs and outputs, and the gradients of the outputs. A
     mismatch breaks every autograd layer that is generated from the manifest."""
+    # Products also have backwards of two dtypes.
     of = {
         f["forward"]
         for f in FUNCTIONS.values()
         if f["bwd"]
-        # Products also have backwards of two dtypes.
     }
     assert (
         of == {n for n, f in FUNCTIONS.items() if f["backward"] is not None and not f["bwd"]}
@@ -129,17 +98,10 @@ def test_uses():
         "rstd": "saved",
     }
     uses = {name: a["use"] for name, a in tensors(FUNCTIONS["kf_batch_norm_train_f32"]).items()}
-    assert [uses[n] for n in ("weight", "running_mean", "running_mean_out")] == [
-        "weight",
-        "input",
-        "output",
-    ]
-    assert {a["name"] for f in FUNCTIONS.values() for a in f["arguments"] if a.get("index")} == {
-        "label",
-        "index",
-        "position",
-        "type",
-    }
+    names = ("weight", "running_mean", "running_mean_out")
+    assert [uses[n] for n in names] == ["weight", "input", "output"]
+    indices = {a["name"] for f in FUNCTIONS.values() for a in f["arguments"] if a.get("index")}
+    assert indices == {"label", "index", "position", "type"}
 
 
 def test_what_null_means():
@@ -162,21 +124,19 @@ def test_what_null_means():
         "no bytes": {"workspace"},
         None: set(seen[None]),
     }
-    assert {
-        n: a["null"] for n, a in tensors(FUNCTIONS["kf_bias_relu_bwd_f32"]).items() if a["null"]
-    } == {"x": "result", "bias": "result", "out": "inputs", "dx": "skipped", "dbias": "skipped"}
-    assert {
-        n: a["null"]
-        for n, a in tensors(FUNCTIONS["kf_layer_norm_relu_bwd_f32"]).items()
-        if a["null"]
-    } == {
-        "weight": "absent",
-        "bias": "absent",
-        "out": "unread",
-        "dx": "skipped",
-        "dweight": "skipped",
-        "dbias": "skipped",
-    }
+    # fmt: off
+    for name, nulls in {
+        "kf_bias_relu_bwd_f32": {
+            "x": "result", "bias": "result", "out": "inputs", "dx": "skipped", "dbias": "skipped",
+        },
+        "kf_layer_norm_relu_bwd_f32": {
+            "weight": "absent", "bias": "absent", "out": "unread",
+            "dx": "skipped", "dweight": "skipped", "dbias": "skipped",
+        },
+    }.items():
+        found = {n: a["null"] for n, a in tensors(FUNCTIONS[name]).items() if a["null"]}
+        assert found == nulls, name
+    # fmt: on
 
 
 def test_numbers_of_columns():
@@ -201,20 +161,10 @@ def test_numbers_of_columns():
 
 
 def test_what_a_backward_needs():
-    """`saves` lists the forward's tensors that the backward reads; they depend on the activation."""
+    """`saves` lists the forward's tensors that the backward reads; they depend on the
+    activation."""
+    # fmt: off
     saved = {
-        n: FUNCTIONS[n]["saves"]
-        for n in (
-            "kf_add_relu_f32",
-            "kf_add_f32",
-            "kf_layer_norm_f32",
-            "kf_layer_norm_relu_f32",
-            "kf_softmax_f32",
-            "kf_cast_f32_f16",
-            "kf_add_i32",
-        )
-    }
-    assert saved == {
         "kf_add_relu_f32": ["a", "b"],
         "kf_add_f32": [],
         "kf_layer_norm_f32": ["x", "weight", "mean", "rstd"],
@@ -223,29 +173,21 @@ def test_what_a_backward_needs():
         "kf_cast_f32_f16": [],
         "kf_add_i32": [],
     }
+    assert {n: FUNCTIONS[n]["saves"] for n in saved} == saved
     by_result = {
-        n: (FUNCTIONS[n]["saves_by_result"], FUNCTIONS[n]["rising"])
-        for n in (
-            "kf_add_relu_f32",
-            "kf_add_relu_bwd_f32",
-            "kf_axpby_leaky_relu_f32",
-            "kf_bias_elu_f32",
-            "kf_add_gelu_f32",
-            "kf_mul_relu_f32",
-            "kf_layer_norm_relu_f32",
-            "kf_add_relu_i32",
-        )
-    }
-    assert by_result == {
         "kf_add_relu_f32": (["out"], []),
         "kf_add_relu_bwd_f32": (["out"], []),
         "kf_axpby_leaky_relu_f32": (["out"], ["negative_slope"]),
         "kf_bias_elu_f32": (["out"], ["elu_alpha"]),
-        **dict.fromkeys(
-            ("kf_add_gelu_f32", "kf_mul_relu_f32", "kf_layer_norm_relu_f32", "kf_add_relu_i32"),
-            (None, []),
-        ),
+        "kf_add_gelu_f32": (None, []),
+        "kf_mul_relu_f32": (None, []),
+        "kf_layer_norm_relu_f32": (None, []),
+        "kf_add_relu_i32": (None, []),
     }
+    assert by_result == {
+        n: (FUNCTIONS[n]["saves_by_result"], FUNCTIONS[n]["rising"]) for n in by_result
+    }
+    # fmt: on
     for f in FUNCTIONS.values():
         backward = f["backward"] and tensors(FUNCTIONS[f["backward"]])
         forward = (
@@ -320,9 +262,9 @@ def test_stages():
             len(f["stages"]) == stages or f["family"] not in ("elementwise", "rows")
         ), f["name"]
         assert all(len(set(stage)) == len(stage) for stage in f["stages"])
+        # A backward may compute the products for inputs and for weights by the same kernels.
         if (
             f["family"] not in ("matmul", "linear_cross_entropy")
-            # A backward may compute the products for inputs and for weights by the same kernels.
         ):
             assert len({name for stage in f["stages"] for name in stage}) == sum(
                 map(len, f["stages"])
@@ -332,19 +274,7 @@ def test_stages():
 def test_how_frameworks_use_it():
     """Frameworks read the dtypes under autocast, whether elements may be permuted, and the
     backends."""
-    assert {
-        n: FUNCTIONS[n]["autocast"]
-        for n in (
-            "kf_add_relu_f32",
-            "kf_gelu_f32",
-            "kf_softmax_f32",
-            "kf_mse_f32",
-            "kf_mse_mean_f32",
-            "kf_add_i32",
-            "kf_cast_f16_f32",
-            "kf_silu_mul_bwd_f32",
-        )
-    } == {
+    autocast = {
         "kf_add_relu_f32": "promote",
         "kf_gelu_f32": "same",
         "kf_softmax_f32": "float32",
@@ -354,6 +284,7 @@ def test_how_frameworks_use_it():
         "kf_cast_f16_f32": "same",
         "kf_silu_mul_bwd_f32": "promote",
     }
+    assert {n: FUNCTIONS[n]["autocast"] for n in autocast} == autocast
     permutable = {f["op"] for f in FUNCTIONS.values() if f["permutable"]}
     assert {"add_{act}", "cast", "{act}_mul"} <= permutable and not permutable & {
         "{act}_dropout",
@@ -470,22 +401,14 @@ def test_a_backward_has_the_scalars_of_its_forward():
             )
             assert own == forward, f["name"]
     unread = {
-        name: [
-            a["name"] for a in FUNCTIONS[name]["arguments"] if a.get("unread") and "use" not in a
-        ]
-        for name in (
-            "kf_batch_norm_train_bwd_f32",
-            "kf_layer_norm_bwd_f32",
-            "kf_cross_entropy_bwd_f32",
-            "kf_huber_bwd_f32",
-        )
-    }
-    assert unread == {
         "kf_batch_norm_train_bwd_f32": ["eps", "momentum"],
         "kf_layer_norm_bwd_f32": ["eps"],
         "kf_cross_entropy_bwd_f32": [],
         "kf_huber_bwd_f32": [],
     }
+    for name, scalars in unread.items():
+        arguments = FUNCTIONS[name]["arguments"]
+        assert scalars == [a["name"] for a in arguments if a.get("unread") and "use" not in a], name
 
 
 def test_where_a_dropout_reads_seed_and_offset():
@@ -509,12 +432,8 @@ def test_cost():
     f = FUNCTIONS["kf_bias_gelu_bf16"]
     assert eval(f["cost"]["bytes"], {}, {"rows": 10, "cols": 4}) == 2 * (40 + 4 + 40)
     for f in FUNCTIONS.values():
-        if not f["axes"] or getattr(
-            cases.own(f),
-            "READS_SOME_ROWS",
-            False,
-            # Tables are read in part, so their bytes are not counted.
-        ):
+        # Tables are read in part, so their bytes are not counted.
+        if not f["axes"] or getattr(cases.own(f), "READS_SOME_ROWS", False):
             continue
         sizes = dict.fromkeys(f["sizes"], 3)
         moved = [a for a in tensors(f).values() if not a["unread"] and a["null"] != "result"]
@@ -522,10 +441,8 @@ def test_cost():
             math.prod(from_manifest.extents(a, sizes)) * kflib.SIZE[a["dtype"]] for a in moved
         )
         extents, products = len(f["sizes"]) - ("groups" in f["sizes"]), 0
-        if f["axes"][
-            "shaped_by"
-            # Products: the element expressions, and one product per weight, two in a backward.
-        ]:
+        # Products: the element expressions, and one product per weight, two in a backward.
+        if f["axes"]["shaped_by"]:
             weights = sum(
                 1 + (a["kind"] == "two_rights")
                 for a in tensors(f).values()

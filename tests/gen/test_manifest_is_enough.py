@@ -150,7 +150,8 @@ def test_prototypes(functions, tmp_path):
     texts = sorted(text for texts in found.values() for text in texts)
     assert len(texts) > 700 and len({text.split("(")[0] for text in texts}) == len(texts)
     assert (
-        "kf_result_t kf_fused_layer_norm_gelu(kf_context_t *context, const kf_tensor_t *x, const kf_tensor_t *weight, const kf_tensor_t *bias, "
+        "kf_result_t kf_fused_layer_norm_gelu(kf_context_t *context, const kf_tensor_t *x, "
+        "const kf_tensor_t *weight, const kf_tensor_t *bias, "
         "kf_tensor_t *out, kf_tensor_t *mean, kf_tensor_t *rstd, double eps, kf_stream_t *stream);"
     ) in texts
     (tmp_path / "fused.h").write_text(TYPES + "\n".join(texts) + "\n")

@@ -50,6 +50,7 @@ def test_what_the_caller_may_add_to():
 
 @pytest.mark.parametrize("text", ["a * b + c * d", "t = a * b; t + t"])
 def test_in_c_and_of_whole_numbers_as_it_stands(text):
-    """C has one loop for all elements, and integers do not round, so neither needs an explicit fma."""
+    """C has one loop for all elements, and integers do not round, so neither needs an explicit
+    fma."""
     assert "fma" not in written(text, masks=True) and "mul" not in written(text, masks=True)
     assert "fma" not in written(text, "i32")

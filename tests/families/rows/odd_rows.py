@@ -46,7 +46,8 @@ def check(lib, memory, f, rows, cols):
         for name, array in got.items():
             if not checks.same_bits(array, first[name]):
                 raise checks.Failure(
-                    f"{f['name']} sizes={sizes} seed=0: {name} has other bits at alignment {shift}, "
+                    f"{f['name']} sizes={sizes} seed=0: {name} has other bits at "
+                    f"alignment {shift}, "
                     f"{storage.first_difference(array, first[name])}"
                 )
     for pair in checks.in_place_pairs(f):
@@ -56,8 +57,8 @@ def check(lib, memory, f, rows, cols):
         for name, array in got.items():
             if not checks.same_bits(array, first[name]):
                 raise checks.Failure(
-                    f"{f['name']} sizes={sizes} seed=0: {name} has other bits with {pair[0]} in place "
-                    f"of {pair[1]}, {storage.first_difference(array, first[name])}"
+                    f"{f['name']} sizes={sizes} seed=0: {name} has other bits with {pair[0]} in "
+                    f"place of {pair[1]}, {storage.first_difference(array, first[name])}"
                 )
     strided.same(lib, memory, f, sizes)
     if absent := tuple(a["name"] for a in f["arguments"] if a.get("null") == "absent"):

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compilers and helpers of the header tests: run a command, expect success or failure, write files."""
+"""Compilers and helpers of the header tests: run a command, expect success or failure, write
+files."""
 
 import functools
 import glob

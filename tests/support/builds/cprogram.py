@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Builds a C program that calls each given function (every_call.c), with a test's compiler flags."""
+"""Builds a C program that calls each given function (every_call.c), with a test's compiler
+flags."""
 
 import math
 import pathlib
@@ -62,15 +63,12 @@ def table(name, functions):
     text = [f'#include "{header}.h"' for header in dict.fromkeys(f["header"] for f in functions)]
     text += ['#include "every_call.h"', "static const uint64_t state[2] = {11, 12};"]
     rows = []
-    own = getattr(
-        cases.own(functions[0]),
-        "CALLS",
-        None,
-        # (small, large) sizes of a family that needs particular ones.
-    )
+    # (small, large) sizes of a family that needs particular ones.
+    own = getattr(cases.own(functions[0]), "CALLS", None)
     for word, shapes in zip(("small", "large"), own or ()):
         text.append(
-            f"static const int64_t {word}[][KFT_SIZES] = {{{', '.join('{' + ', '.join(map(str, s)) + '}' for s in shapes)}}};"
+            f"static const int64_t {word}[][KFT_SIZES] = {{"
+            f"{', '.join('{' + ', '.join(map(str, s)) + '}' for s in shapes)}}};"
         )
     sets = f"{{small, large}}, {{{len(own[0])}, {len(own[1])}}}" if own else "{NULL, NULL}, {0, 0}"
     for i, f in enumerate(functions):
@@ -85,14 +83,16 @@ def table(name, functions):
             text.append(f'    {{"{a["name"]}", {of}, {times}, KFT_{a["dtype"].upper()}, {flags}}},')
         text.append("};")
         text.append(
-            f"static int call_{i}(void *const *p, const int64_t *n, void *workspace, size_t workspace_bytes)\n{{"
+            f"static int call_{i}(void *const *p, const int64_t *n, void *workspace, "
+            "size_t workspace_bytes)\n{"
         )
         text.append("    (void)state, (void)workspace, (void)workspace_bytes;")
         text.append(f"    return (int){f['cpu_name']}({', '.join(words)});\n}}")
         if f["cpu_workspace"]:
             sizes = ", ".join(f"n[{k}]" for k in range(len(f["sizes"])))
             text.append(
-                f"static size_t workspace_{i}(const int64_t *n) {{ return {f['cpu_workspace']}({sizes}); }}"
+                f"static size_t workspace_{i}(const int64_t *n) "
+                f"{{ return {f['cpu_workspace']}({sizes}); }}"
             )
         rows.append(
             f'    {{"{f["cpu_name"]}", {len(f["sizes"])}, {len(tensors)}, tensors_{i}, call_{i}, '

@@ -54,11 +54,8 @@ def view(address, size):
 
 class Guarded:
     def __init__(self):
-        self.slots = [
-            Slot()
-            for _ in range(limits.TENSORS + 2)
-            # Tensors, the random state, and the workspace.
-        ]
+        # Tensors, the random state, and the workspace.
+        self.slots = [Slot() for _ in range(limits.TENSORS + 2)]
 
     def run(self, lib, f, call, at_end):
         """Makes one call and returns {output: array}."""

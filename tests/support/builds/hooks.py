@@ -22,7 +22,7 @@ PTHREADS = """
 #include <pthread.h>
 __attribute__((weak)) long kft_chunks;
 #define KFT_THREADS 3
-/* Chunk i runs on thread i mod 3, whichever is faster: chunks that share what they must not do so on different threads. */
+/* Chunk i runs on thread i mod 3, so chunks that share data wrongly do so on different threads. */
 typedef struct { long long first, count; void (*fn)(void *, long); void *context; } kft_job;
 static inline void *kft_work(void *p)
 {

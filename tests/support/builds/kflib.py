@@ -231,7 +231,8 @@ def sources(backend, functions, few=0):
         files[name] = files.get(name, "") + "\n".join(text)
     details = 'extern "C" const char *kft_detail(void);\n' if link else ""
     files[f"detail.{ext}"] = (
-        f'{first}#include "kf/core/result.h"\n{details}const char *kft_detail(void) {{ return kf_get_last_error_detail(); }}\n'
+        f'{first}#include "kf/core/result.h"\n{details}'
+        "const char *kft_detail(void) { return kf_get_last_error_detail(); }\n"
         f"{link}const char *kft_string(int r) {{ return kf_get_error_string((kf_result_t)r); }}\n"
     )
     return files
@@ -247,7 +248,8 @@ INCLUDED = re.compile(r'^[ \t]*#[ \t]*include[ \t]*[<"]([^>"]+)[>"]', re.M)
 
 @functools.cache
 def _read(path, when):
-    """Returns (digest of a file, names that it includes). when: modification time, the cache key."""
+    """Returns (digest of a file, names that it includes). when: modification time, the cache
+    key."""
     text = pathlib.Path(path).read_bytes()
     return hashlib.sha256(text).hexdigest(), INCLUDED.findall(text.decode(errors="replace"))
 
@@ -296,12 +298,8 @@ def _run(made):
 def precompiled(command, text, include):
     """Precompiles the headers that `text` includes and returns flags for the command of `objects`,
     a g++ with the same flags and headers."""
-    command = [
-        *(str(c) for c in command if not str(c).startswith("-Wl,")),
-        "-x",
-        "c++-header",
-        # With linker flags g++ would link.
-    ]
+    # With linker flags g++ would link.
+    command = [*(str(c) for c in command if not str(c).startswith("-Wl,")), "-x", "c++-header"]
     header = OBJECTS / f"{_digest(command, text, include)}.h"
     with locked(OBJECTS):
         if not header.exists():

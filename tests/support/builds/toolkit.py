@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finds the parts of the CUDA toolkit: compiler, headers, NVRTC. Each may exist without the others."""
+"""Finds the parts of the CUDA toolkit: compiler, headers, NVRTC. Each may exist without the
+others."""
 
 import ctypes
 import ctypes.util

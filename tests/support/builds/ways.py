@@ -39,11 +39,8 @@ needs_nvcc = pytest.mark.skipif(not NVCC, reason="no nvcc")
 # Includes follow globals with the names of kf's arguments: -Wshadow would warn about kf's headers
 # if they were not system headers. g++ does not find <cstdlib> if /usr/include is a system path.
 GLOBALS = "extern int n, x, out, rows;\nint n, x, out, rows;\n"
-HEADER = cases.by_level(
-    "kf/ops/add",
-    "kf/kf",
-    # All of kf takes gcc 2 seconds and g++ 5, for each of many tests.
-)
+# All of kf takes gcc 2 seconds and g++ 5, for each of many tests.
+HEADER = cases.by_level("kf/ops/add", "kf/kf")
 PROGRAM = (
     GLOBALS
     + f"#include <{HEADER}.h>\n"
@@ -104,12 +101,8 @@ def environment(home=None, **more):
         for k, v in os.environ.items()
         if not k.startswith(("PKG_CONFIG", "CMAKE", "DESTDIR", "PREFIX"))
     }
-    for inherited in (
-        "MAKEFLAGS",
-        "MFLAGS",
-        "MAKELEVEL",
-        # Set by the `make test` that may run this process.
-    ):
+    # Set by the `make test` that may run this process.
+    for inherited in ("MAKEFLAGS", "MFLAGS", "MAKELEVEL"):
         found.pop(inherited, None)
     places = [str(pathlib.Path(sys.executable).parent), str(ROOT / "gen/bin"), found["PATH"]]
     found["PATH"] = os.pathsep.join(places + ([str(pathlib.Path(NVCC).parent)] if NVCC else []))
@@ -146,11 +139,8 @@ def copy(to):
             stderr=subprocess.DEVNULL,
         )
         files = [f for f in listed.decode().split("\0") if f and (ROOT / f).is_file()]
-    except (
-        FileNotFoundError,
-        subprocess.CalledProcessError,
-        # Not a clone: all files except those of a build.
-    ):
+    # Not a clone: all files except those of a build.
+    except (FileNotFoundError, subprocess.CalledProcessError):
         skip = re.compile(r"(^|/)(build[^/]*|__pycache__|\.[a-z_]+cache|\.venv[^/]*|.*\.egg-info)/")
         files = [p.relative_to(ROOT).as_posix() for p in ROOT.rglob("*") if p.is_file()]
         files = [f for f in files if not skip.search(f)]

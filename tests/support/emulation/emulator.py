@@ -16,6 +16,8 @@ import toolkit
 
 HERE = kflib.ROOT / "tests/emu"
 # The values behind these names are set at run time: kf_emu_fill, kf_emu_sms.
+# The library binds to its own CUDA runtime, even if the process has loaded NVIDIA's, as PyTorch
+# does.
 COMMON = (
     "-Wall",
     "-Wextra",
@@ -52,11 +54,10 @@ COMMON = (
     "-fdata-sections",
     f"-Wl,-T,{HERE}/shared.ld",
     "-Wl,-Bsymbolic",
-    # The library binds to its own CUDA runtime, even if the process has loaded NVIDIA's, as PyTorch
-    # does.
 )
 # With few shapes AddressSanitizer's code takes longer to compile than to run. It only checks
 # accesses that the optimiser keeps, so it runs without optimisation.
+# A thread costs half a millisecond under TSan.
 VARIANTS = {
     "plain": ("-O0",),
     "asan": (
@@ -66,14 +67,7 @@ VARIANTS = {
         "-fno-sanitize-recover=undefined",
         "-DKF_EMU_ASAN",
     ),
-    "tsan": (
-        "-Og",
-        "-g1",
-        "-fsanitize=thread",
-        "-DKF_EMU_TSAN",
-        "-DKFI_SUM_GROUPS=32",
-        # A thread costs half a millisecond under TSan.
-    ),
+    "tsan": ("-Og", "-g1", "-fsanitize=thread", "-DKF_EMU_TSAN", "-DKFI_SUM_GROUPS=32"),
 }
 # Headers that every file includes, precompiled once: half the compile time of a file with few
 # functions.
@@ -146,7 +140,6 @@ def products(include, folder, variant, only=None):
             "-UKFI_GEMM_TILE",
             "-Og",
             *(f"-I{d}" for d in folders),
-            # It runs longer than it compiles.
         )
         words += () if only is None else (f"-DONLY={ord(only[0]) if only else 0}",)
         sources = own / "emu_core.cpp", runtime(kflib.ROOT / "build/tests/emu", variant)
@@ -162,11 +155,8 @@ def library(functions, build_dir, variant="plain", include=None, more=()):
     own, include = (
         [HERE / "include", HERE, *(found or kflib.render(build_dir))] for found in (None, include)
     )
-    same = kflib.closure(FIRST, include) == kflib.closure(
-        FIRST,
-        own,
-        # Precompiled headers require that no fault is planted in them: few files would use them.
-    )
+    # Precompiled headers require that no fault is planted in them: few files would use them.
+    same = kflib.closure(FIRST, include) == kflib.closure(FIRST, own)
     return kflib.library(
         "emu",
         functions,

@@ -264,7 +264,8 @@ def groups(f):
 
 
 def channels(f):
-    """True if the rows are the channels of [outer, channels, inner], reduced over outer and inner."""
+    """True if the rows are the channels of [outer, channels, inner], reduced over outer and
+    inner."""
     return f["layout"] == "channels"
 
 
@@ -315,10 +316,8 @@ def rows_of(f, table):
         return [
             [(1, 2, r // 2, c) if r % 2 == 0 else (r, 1, 1, c), shift] for (r, c), shift in table
         ]
-    if channels(
-        f
-        # Two segments, short ones, segments that are no whole vectors, or one segment.
-    ):
+    # Two segments, short ones, segments that are no whole vectors, or one segment.
+    if channels(f):
         segments = [
             2 if c % 16 == 0 and r % 2 == 0 else c // 8 if c % 8 == 0 else 3 if c % 3 == 0 else 1
             for (r, c), _ in table

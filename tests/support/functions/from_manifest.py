@@ -135,7 +135,8 @@ def step(i, f, sizes):
     for a in tensors(f):
         count = " * ".join(f"({extent})" for extent in a["shape"])
         lines.append(
-            f"    {CTYPES[a['dtype']]} *{a['name']} = calloc((size_t)({count}), sizeof *{a['name']});"
+            f"    {CTYPES[a['dtype']]} *{a['name']} = "
+            f"calloc((size_t)({count}), sizeof *{a['name']});"
         )
     words = [a["name"] if "kind" in a else literal(f, a, "bytes") for a in f["arguments"]]
     lines.append(f"    const kf_result_t result = {f['cpu_name']}({', '.join(words)});")
@@ -174,7 +175,8 @@ def composition(calls):
     ]
     for i in range(len(calls)):
         text.append(
-            f'    printf("%zu %d %d\\n", bytes_{i}(), step_{i}(arena, most), step_{i}(arena, bytes_{i}() - 1));'
+            f'    printf("%zu %d %d\\n", bytes_{i}(), step_{i}(arena, most), '
+            f"step_{i}(arena, bytes_{i}() - 1));"
         )
     text += [
         "    for (size_t i = most; i < (most / 256 + 2) * 256; ++i)",

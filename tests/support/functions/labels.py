@@ -73,8 +73,8 @@ def call(lib, f, x, labels, ignored):
 
 
 def check_beyond(lib):
-    """Checks that an out-of-range label gives loss NaN and no gradient, and leaves other rows as they
-    are."""
+    """Checks that an out-of-range label gives loss NaN and no gradient, and leaves other rows as
+    they are."""
     for f in FUNCTIONS:
         labels = [5, *OUT_OF_RANGE[dtype_of(f)], 40, 7]
         x = np.random.default_rng(1).standard_normal((len(labels), 40)).astype(np.float32)

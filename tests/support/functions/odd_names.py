@@ -40,7 +40,8 @@ ref = "act(<a> * np.exp(<c> * <s>) + <w>)"
         """
 saved = { <l> = "sum(<a> + <m>)" }
 expr = "dropout(act(<a> * <s> - <l> * <p> + where(column <= query + (count - queries), <m>, <k>)))"
-ref = "dropout(act(<a> * <s> - sum(<a> + <m>) * <p> + np.where(column <= query + (count - queries), <m>, <k>)))"
+ref = '''dropout(act(<a> * <s> - sum(<a> + <m>) * <p>
+    + np.where(column <= query + (count - queries), <m>, <k>)))'''
 scalars = { <s> = 2.0 }
 operands.<a> = "elem"
 operands.<m> = { kind = "shared", absent = 0, grad = false }
@@ -67,7 +68,9 @@ ref = "act(<a> * <c> * max(<a>) + column / count)"
 """,
         """
 layout = "channels"
-operands = { <a> = "elem", <r> = "per_row", <k> = { kind = "per_row", dtype = "acc", grad = false } }
+operands.<a> = "elem"
+operands.<r> = "per_row"
+operands.<k> = { kind = "per_row", dtype = "acc", grad = false }
 updates = { <k> = "<k> + max(<a>)" }
 refs = { <k> = "<k> + max(<a>)" }
 expr = "act(<a> * <r> * max(<a>))"

@@ -26,12 +26,12 @@ EXTENTS = {
     "heads": (2, 2, 3, 5),
     "groups": (2, 3, 2, 4, 5),
 }
+# A short axis is split and needs a workspace.
 PARTS = (
     "-DKFI_REDUCE_PART=16",
     "-DKFI_REDUCE_THREADS=32",
     "-DKFI_REDUCE_LEAST=1",
     "-DKFI_REDUCE_WHOLE=1",
-    # A short axis is split and needs a workspace.
 )
 CODES = range(15)
 (
@@ -119,12 +119,8 @@ class Call:
         self.at[":workspace"], self.bytes[":workspace"] = end, self.workspace_bytes
         end += -(-self.workspace_bytes // 64) * 64 + GAP
         self.at[":state"], self.bytes[":state"] = end, 16
-        buffer = np.full(
-            end + 256 + GAP,
-            0x3C,
-            np.uint8,
-            # 0x3C3C... is a small positive number in every float type.
-        )
+        # 0x3C3C... is a small positive number in every float type.
+        buffer = np.full(end + 256 + GAP, 0x3C, np.uint8)
         skip = -buffer.ctypes.data % 256
         self.memory = buffer[skip:]
         self.base = self.memory.ctypes.data

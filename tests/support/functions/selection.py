@@ -97,20 +97,16 @@ def cover(features, functions):
     count = collections.Counter(x for found in of for x in found)
     left, chosen = set(count), []
 
-    def worth(
-        i,
-        # fsum, because the order of a set differs between processes, and so would a plain sum.
-    ):
+    # fsum, because the order of a set differs between processes, and so would a plain sum.
+    def worth(i):
         return math.fsum(10 + 1 / count[x] for x in of[i] & left)
 
     heap = [(-worth(i), i) for i in range(len(functions))]
     heapq.heapify(heap)
     while left:
         _, i = heapq.heappop(heap)
-        now = worth(
-            i
-            # Values only fall, so one above the next entry's old value is the largest.
-        )
+        # Values only fall, so one above the next entry's old value is the largest.
+        now = worth(i)
         if heap and -now > heap[0][0]:
             heapq.heappush(heap, (-now, i))
         else:

@@ -26,10 +26,8 @@ def levels(f, sizes, a):
     """Returns (extents of the strided levels, innermost first; number of contiguous elements) of a
     tensor."""
     at = dict(zip(f["sizes"], map(int, sizes)))
-    if (
-        f["form"] not in LEVELS
-        # A family with tensor shapes of its own, in the order of their levels.
-    ):
+    # A family with tensor shapes of its own, in the order of their levels.
+    if f["form"] not in LEVELS:
         *outer, side = [eval(extent, {}, at) for extent in a["shape"]]
         return tuple(outer[::-1]), side
     outer, side = LEVELS[f["form"]]
@@ -60,12 +58,8 @@ def layouts(f, sizes):
     found = {"eight more": {}, "odd": {}, "the levels the other way round": {}}
     for i, a in enumerate(strided_tensors(f)):
         extents, length = levels(f, sizes, a)
-        free = [
-            k
-            for k in range(len(extents))
-            if not (flat and k == 0)
-            # An axis of single elements has no stride.
-        ]
+        # An axis of single elements has no stride.
+        free = [k for k in range(len(extents)) if not (flat and k == 0)]
         first = free[0]
         found["eight more"][a["name"]] = [
             length + 8 if k == first else 0 for k in range(len(extents))

@@ -23,10 +23,8 @@ VOID, SIZE, INT, LONG = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c
 
 def build_helpers(folder, flags=("-O2", "-arch=native")):
     folder.mkdir(parents=True, exist_ok=True)
-    path = (
-        folder
-        / f"libkfg_{hashlib.sha256(HELPERS.read_bytes() + repr(flags).encode()).hexdigest()[:16]}.so"
-    )
+    digest = hashlib.sha256(HELPERS.read_bytes() + repr(flags).encode()).hexdigest()[:16]
+    path = folder / f"libkfg_{digest}.so"
     if not path.exists():
         work = path.with_suffix(f".{os.getpid()}")
         subprocess.run(

@@ -45,7 +45,8 @@ def direct(gpu, lib, f, call):
 
 
 def same(call, back, want, what):
-    """Compares two arenas except for the workspace: outputs bit by bit, and no other byte written."""
+    """Compares two arenas except for the workspace: outputs bit by bit, and no other byte
+    written."""
     at = call.offset[":workspace"]
     differ = back != want
     differ[at : at + call.workspace] = False
@@ -59,25 +60,20 @@ def same(call, back, want, what):
         item = call.data[name].itemsize if name in call.data else 1
         element = (i - call.offset[name]) // item if name in call.data else i
         raise Failure(
-            f"{call.where}: {what}: {first.size} bytes differ, first in {name} at element {element}: "
-            f"got byte {back[i]:#04x}, expected {want[i]:#04x}"
+            f"{call.where}: {what}: {first.size} bytes differ, first in {name} at element "
+            f"{element}: got byte {back[i]:#04x}, expected {want[i]:#04x}"
         )
 
 
 def graph(gpu, lib, f, sizes, shift):
     """Checks graph capture: nothing runs during the capture, and replays on other inputs give the
     bits of direct calls."""
-    for values, seed in [("normal", 1)] + [
-        ("special", s)
-        for s in range(2, 40)
-        # Some functions give equal results for all ordinary inputs.
-    ]:
+    # Some functions give equal results for all ordinary inputs.
+    for values, seed in [("normal", 1)] + [("special", s) for s in range(2, 40)]:
         calls = [checks.Layout(lib, f, sizes, values, seed=s, shift=shift) for s in (1, seed + 1)]
         if f["dropout"] and not f["state"]:
-            calls[1].set_philox(
-                *calls[0].philox
-                # Arguments by value belong to the graph; a state is read at every replay.
-            )
+            # Arguments by value belong to the graph; a state is read at every replay.
+            calls[1].set_philox(*calls[0].philox)
         wants = [direct(gpu, lib, f, c) for c in calls]
         if not all(
             checks.same_bits(a, b)
@@ -118,11 +114,8 @@ def streams(gpu, lib, cases):
     """Checks calls [(function, sizes, shift)] on a side stream while the default stream is busy:
     they must neither wait nor run there."""
     calls = [(f, checks.Layout(lib, f, sizes, seed=3, shift=shift)) for f, sizes, shift in cases]
-    wants = [
-        direct(gpu, lib, f, call)
-        for f, call in calls
-        # Direct calls also load the kernels; loading may wait for the device.
-    ]
+    # Direct calls also load the kernels; loading may wait for the device.
+    wants = [direct(gpu, lib, f, call) for f, call in calls]
     with gpu.busy():
         for (f, call), want in zip(calls, wants):
             try:
@@ -160,8 +153,8 @@ def only_launches(gpu, lib, f, sizes, shift):
             found.pop(counting.SETUP, 0)
         if found or launched not in launches:
             raise Failure(
-                f"{call.where}: {what} made {launched} launches, expected {launches[0]}, and called "
-                f"{found or 'nothing else'}"
+                f"{call.where}: {what} made {launched} launches, expected {launches[0]}, and "
+                f"called {found or 'nothing else'}"
             )
     gpu.finish(gpu.side)
 
@@ -269,15 +262,8 @@ def alone(gpu, lib, f, sizes, shift):
         return
     if cases.channels(f):
         sizes = (1, sizes[1], sizes[0] * sizes[2])
-    call = checks.Layout(
-        lib,
-        f,
-        sizes,
-        seed=7,
-        shift=shift,
-        p=0.0,
-        # The mask belongs to an element's index.
-    )
+    # The mask belongs to an element's index.
+    call = checks.Layout(lib, f, sizes, seed=7, shift=shift, p=0.0)
     want = direct(gpu, lib, f, call)
     sums = {a["name"]: None for a in call.tensors.values() if a["role"] == "sum"}
     rows = sizes[cases.counted(f)]

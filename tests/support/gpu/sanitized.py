@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs launchers under compute-sanitizer, each tensor in an allocation of exactly its size.
 
-    compute-sanitizer --tool memcheck python3 tests/support/gpu/sanitized.py LIBRARY SHARD SHARDS [wgmma]
+    compute-sanitizer --tool memcheck python3 tests/support/gpu/sanitized.py LIBRARY SHARD SHARDS \\
+        [wgmma]
 
 wgmma: bf16 products compiled for sm_90a. tests/cuda/test_sanitizers.py starts it.
 """

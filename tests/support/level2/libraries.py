@@ -31,11 +31,8 @@ if __name__ == "__main__":
 # activation.
 ANY = 18
 
-Unit = collections.namedtuple(
-    "Unit",
-    "library key name text make",
-    # `key` is equal for units that compile to the same object.
-)
+# `key` is equal for units that compile to the same object.
+Unit = collections.namedtuple("Unit", "library key name text make")
 
 
 def length(unit):
@@ -182,7 +179,8 @@ LIBRARIES = {
 
 
 def recorded(ask):
-    """Returns [(arguments, options)] of the kflib.build calls that `ask` makes, without compiling."""
+    """Returns [(arguments, options)] of the kflib.build calls that `ask` makes, without
+    compiling."""
     import kflib
 
     build, calls = kflib.build, []
@@ -232,10 +230,8 @@ def main(cores, ready, names):
     for name in [n for n in LIBRARIES if n in names]:
         try:
             calls = recorded(LIBRARIES[name])
-        except (
-            BaseException
-            # Includes pytest's Skipped: the device or toolkit lacks what these tests need.
-        ):
+        # Includes pytest's Skipped: the device or toolkit lacks what these tests need.
+        except BaseException:
             say(name, 0, traceback.format_exc())
             continue
         units += units_of(name, calls)

@@ -42,10 +42,8 @@ class Part:
             self.collected = found["collected"]
         elif found["when"] == "collect":
             self.files[found["id"]] = found
-        elif (
-            self.tests.get(found["id"], {}).get("outcome") != "failed"
-            # A failed teardown counts as a failure of its test.
-        ):
+        # A failed teardown counts as a failure of its test.
+        elif self.tests.get(found["id"], {}).get("outcome") != "failed":
             self.tests[found["id"]] = found
 
     def failed(self):

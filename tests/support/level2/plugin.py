@@ -31,7 +31,7 @@ def pytest_addoption(parser):
     group.addoption(
         "--outcomes",
         metavar="FILE.jsonl",
-        help="a line for each outcome; all tests of the files asked for, chosen or not, in FILE.ids",
+        help="logs a line per outcome; FILE.ids gets all tests of the files, selected or not",
     )
     group.addoption(
         "--share",
@@ -96,7 +96,8 @@ class Log:
         self.say(line | why(report))
 
     def pytest_collectreport(self, report):
-        """Logs a file that skips itself or cannot be collected; with xdist each worker reports it."""
+        """Logs a file that skips itself or cannot be collected; with xdist each worker reports
+        it."""
         if report.nodeid not in self.files and (
             report.outcome == "failed"
             or report.outcome == "skipped"
@@ -152,7 +153,8 @@ def share(items, text):
 
 
 class Choice:
-    """Selects the tests in each worker, after tests/conftest.py has removed tests of higher levels."""
+    """Selects the tests in each worker, after tests/conftest.py has removed tests of higher
+    levels."""
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, config, items):
@@ -180,10 +182,8 @@ class Choice:
 @pytest.hookimpl(trylast=True)  # after tests/conftest.py has set the module path
 def pytest_configure(config):
     log = config.getoption("outcomes")
-    config.in_parts = bool(
-        log or config.getoption("only") or config.getoption("share")
-        # Read by tests/cuda/conftest.py.
-    )
+    # Read by tests/cuda/conftest.py.
+    config.in_parts = bool(log or config.getoption("only") or config.getoption("share"))
     config.pluginmanager.register(Choice())
     if log and not hasattr(config, "workerinput") and not config.option.collectonly:
         config.pluginmanager.register(Log(config, pathlib.Path(log)))

@@ -92,7 +92,8 @@ def main():
     given.out.write_text(json.dumps(run, indent=0) + "\n")
     passed, failed, skipped = (sum(row[i] for row in run["tests"]) for i in (2, 3, 4))
     print(
-        f"{given.out}: {len(run['files'])} whole files, {passed} passed, {failed} failed, {skipped} skipped"
+        f"{given.out}: {len(run['files'])} whole files, {passed} passed, {failed} failed, "
+        f"{skipped} skipped"
     )
     print("".join(f"missing {n} of {file}\n" for file, n in sorted(left.items())), end="")
 

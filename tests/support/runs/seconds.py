@@ -25,7 +25,8 @@ TABLE = (
     ("C sanitizers", "tests/cpu/test_sanitizers.py", 80),
     (
         "seeded faults",
-        "tests/cpu/test_mutation.py tests/cpu/test_robust_checks.py tests/emu/test_seeded.py tests/emu/test_device_words.py",
+        "tests/cpu/test_mutation.py tests/cpu/test_robust_checks.py tests/emu/test_seeded.py "
+        "tests/emu/test_device_words.py",
         112,
     ),
     ("threads", "tests/cpu/test_threads.py", 34),
@@ -82,12 +83,8 @@ class Meter:
     """A pytest plugin in each worker: measures the seconds of each test's phases."""
 
     def __init__(self):
-        self.last, self.scale, self.next = (
-            0.0,
-            1.0,
-            0.0,
-            # The first report includes imports and collection.
-        )
+        # The first report includes imports and collection.
+        self.last, self.scale, self.next = (0.0, 1.0, 0.0)
 
     @pytest.hookimpl(hookwrapper=True)
     def pytest_runtest_makereport(self, item, call):
@@ -134,7 +131,7 @@ class Sum:
     def pytest_terminal_summary(self, terminalreporter):
         say, over, took = terminalreporter.write_line, self.over(), sum(self.found.values())
         terminalreporter.section(
-            f"processor seconds, in those of the reference machine ({self.processor:.0f} of this one)"
+            f"processor seconds of the reference machine ({self.processor:.0f} of this one)"
         )
         for name, _, seconds in TABLE:
             if self.found[name] >= 0.5:

@@ -227,7 +227,7 @@ class Case:
                 and same
                 and self.rng.random() < 0.2
             ):
-                self.arrays[name] = self.arrays[same[0]]  # in place
+                self.arrays[name] = self.arrays[same[0]]  # shared: an output in place of an input
             else:
                 self.arrays[name] = StridedArray(
                     self.memory, self.rng, np.zeros(values.shape), words[name]

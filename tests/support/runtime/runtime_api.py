@@ -19,6 +19,7 @@ CODES = {
     for m in re.finditer(r"KF_(\w+) = (\d+)", (kflib.ROOT / "include/kf/core/result.h").read_text())
 }
 F32, F16, BF16, F64, I32, I64, U8 = range(7)
+# bf16 is stored as its bits.
 NUMPY = {
     F32: np.float32,
     F16: np.float16,
@@ -27,7 +28,6 @@ NUMPY = {
     I32: np.int32,
     I64: np.int64,
     U8: np.uint8,
-    # bf16 is stored as its bits.
 }
 CPU, CUDA = 1, 2
 INTEGERS = {

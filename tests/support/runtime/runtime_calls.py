@@ -55,7 +55,8 @@ def of(op, dtype="f32", activation="none", bwd=False):
 
 
 class Call:
-    """A function's tensors, drawn as in the launchers' tests, and the launcher's results for them."""
+    """A function's tensors, drawn as in the launchers' tests, and the launcher's results for
+    them."""
 
     def __init__(self, launchers, f, ops, ctx, drop=()):
         self.f, self.ops, self.ctx = f, ops, ctx

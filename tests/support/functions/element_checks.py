@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Expected results of elementwise functions and of casts, and dropout's mask. checks.py uses it, as it
-uses row_checks.py for functions over rows."""
+"""Expected results of elementwise functions and of casts, and dropout's mask. checks.py uses it, as
+it uses row_checks.py for functions over rows."""
 
 import functools
 
@@ -123,10 +123,8 @@ def check(
     )
     compute = "f64" if kernel.dtype.compute == "f64" else "f32"
     bounds = iter(bound.evaluate(bound_env, EPS[compute], TINY[compute]))
-    k = f["tolerance"]["factor"] + (
-        4.0 if compute == "f64" else 0.0
-        # The oracle is in float64 too.
-    )
+    # The oracle is in float64 too.
+    k = f["tolerance"]["factor"] + (4.0 if compute == "f64" else 0.0)
     near = np.broadcast_to(
         bound.undecided(bound_env, EPS[compute], TINY[compute], MANTISSA[compute][2] / 4), shape
     )
@@ -167,10 +165,8 @@ def check(
                     want, s, slope, top = (
                         (v * times).sum(axis=axis) for v in (want, s, slope, top)
                     )
-                k_sum = k + np.sqrt(
-                    terms
-                    # Rounding of the accumulation: errors of random signs.
-                )
+                # Rounding of the accumulation: errors of random signs.
+                k_sum = k + np.sqrt(terms)
             found = to_float(raw, stream.dtype.word)
             compare(
                 found,
