@@ -340,7 +340,7 @@ def test_more_elements_than_a_tensor_has(ops, ctx):
 
 
 def test_every_function_has_one():
-    """Of the whole manifest: a name for each op and direction, and no name twice."""
+    """Each op and direction of the manifest must have a function on tensors, and no name twice."""
     from kfgen.interfaces import runtime
 
     everything = kflib.manifest()

@@ -33,8 +33,7 @@ static const int64_t
 static const float special[] = {0.0f, -0.0f, 3e38f, -3e38f, 1e-40f, INFINITY, -INFINITY, NAN};
 static const unsigned char element[] = {4, 2, 2, 8, 4, 8, 1};
 
-static uint64_t
-next(uint64_t *state) /* a small generator of its own: no test depends on its quality */
+static uint64_t next(uint64_t *state) /* a small generator: no test depends on its quality */
 {
     *state = *state * 6364136223846793005u + 1442695040888963407u;
     return *state >> 33;
@@ -51,7 +50,7 @@ static void fill(const kft_tensor *t, unsigned char *at, int64_t count, uint64_t
         uint32_t bits;
         memcpy(&bits, &v, 4);
         const uint16_t bf16 = (uint16_t)(bits >> 16);
-        /* f16: a number between 0.25 and 4 with a sign, now and then infinite or NaN */
+        /* f16: +-0.25 to +-4, sometimes infinite or NaN */
         uint16_t f16 =
             (uint16_t)((next(state) & 0x0fff) + 0x3400 + (t->is_positive ? 0 : (bits >> 31) << 15));
         if (!t->is_positive && i % 64 == 11) f16 = (uint16_t)(f16 | 0x7c00);
@@ -70,7 +69,7 @@ static int64_t elements(const kft_tensor *t, const int64_t *n)
 
 static _Thread_local const char *called = "";
 
-/* Calls f once; *sum becomes a sum of its outputs' bytes: each is looked at. */
+/* Calls f once; *sum becomes the sum of its outputs' bytes, so each is read. */
 static int call_one(const kft_function *f, const int64_t *n, uint64_t *sum)
 {
     void *p[KFT_TENSORS] = {0};
@@ -140,7 +139,7 @@ static int all(int large, uint64_t *sum)
     return calls;
 }
 
-/* A thread whose stack was too small says of which function. */
+/* Names the function whose thread ran out of stack. */
 static void overflow(int number)
 {
     (void)!write(2, called, strlen(called));

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What cprogram.py writes for each function, and every_call.c goes over. */
+/* Descriptions of functions: cprogram.py writes one for each, every_call.c calls them. */
 #ifndef KFT_EVERY_CALL_H
 #define KFT_EVERY_CALL_H
 
@@ -12,7 +12,7 @@
 enum { KFT_F32, KFT_F16, KFT_BF16, KFT_F64, KFT_I32, KFT_I64, KFT_U8 };
 typedef struct {
     const char *name;
-    int extents, times; /* of its elements: the sizes to multiply, a bit each, and by what else */
+    int extents, times; /* number of elements: a bit per size to multiply, and a constant factor */
     int dtype, is_out, is_unread, is_positive;
 } kft_tensor;
 typedef struct {
@@ -21,8 +21,7 @@ typedef struct {
     const kft_tensor *tensor;
     int (*call)(void *const *p, const int64_t *n, void *workspace, size_t workspace_bytes);
     size_t (*workspace)(const int64_t *n); /* NULL: none */
-    const int64_t (*shapes[2])[KFT_SIZES]; /* small and large ones of its own family; NULL: those
-                                              that all others have */
+    const int64_t (*shapes[2])[KFT_SIZES]; /* small and large sizes; NULL: the default ones */
     int shape_counts[2];
 } kft_function;
 typedef struct {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What kf's runtime asks of CUDA beside launches, where the emulation runs kernels: one device,
-   whose memory is malloc's and whose streams do what they are given at once. Included before
-   kf/runtime.h. */
+/* Implements the CUDA calls of kf's runtime, except launches, for kernels that the emulation runs.
+   It has one device; memory comes from malloc, and streams execute immediately. runtime_ops.py
+   includes it before kf/runtime.h. */
 #ifndef KFT_EMULATED_MEMORY_H
 #define KFT_EMULATED_MEMORY_H
 
@@ -39,7 +39,7 @@ cudaError_t cudaMemPoolTrimTo(cudaMemPool_t, size_t) { return cudaSuccess; }
 cudaError_t cudaMallocFromPoolAsync(void **p, size_t bytes, cudaMemPool_t, cudaStream_t)
 {
     *p = aligned_alloc(256, (bytes + 255) / 256 * 256);
-    if (*p) memset(*p, 0xA5, bytes); /* as memory that others used */
+    if (*p) memset(*p, 0xA5, bytes); /* contents left by others */
     return *p ? cudaSuccess : cudaErrorMemoryAllocation;
 }
 cudaError_t cudaFreeAsync(void *p, cudaStream_t) { return free(p), cudaSuccess; }

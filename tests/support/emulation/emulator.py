@@ -15,9 +15,8 @@ import numpy as np
 import toolkit
 
 HERE = kflib.ROOT / "tests/emu"
-# The values behind these names are set at run time: kf_emu_fill, kf_emu_sms.
-# The library binds to its own CUDA runtime, even if the process has loaded NVIDIA's, as PyTorch
-# does.
+# The values behind kf_emu_fill, kf_emu_sms and so on are set at run time. -Bsymbolic binds the
+# library to its own CUDA runtime, even if the process has loaded NVIDIA's, as PyTorch does.
 COMMON = (
     "-Wall",
     "-Wextra",
@@ -56,8 +55,8 @@ COMMON = (
     "-Wl,-Bsymbolic",
 )
 # With few shapes AddressSanitizer's code takes longer to compile than to run. It only checks
-# accesses that the optimiser keeps, so it runs without optimisation.
-# A thread costs half a millisecond under TSan.
+# accesses that the optimiser keeps, so it runs without optimisation. ThreadSanitizer needs half a
+# millisecond per thread, so it sums with few.
 VARIANTS = {
     "plain": ("-O0",),
     "asan": (

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* CUDA's runtime as far as a launcher may use it: a launch is written down and nothing runs.
-   Included before a launcher's header, so that g++ compiles the launchers and their checks run
-   without a GPU, a driver or nvcc. */
+/* Implements the part of the CUDA runtime that launchers may use: records launches and runs
+   nothing. hostcuda.py includes it before a launcher's header, so that g++ compiles the launchers
+   and their checks run without a GPU, a driver or nvcc. */
 #ifndef KFT_COUNTING_CUDA_H
 #define KFT_COUNTING_CUDA_H
 
@@ -12,14 +12,13 @@
 #endif
 struct kft_launches {
     long long count;
-    int status; /* what a launch answers */
+    int status; /* result of a launch */
     unsigned grid[3], block[3];
     long long shared_bytes;
     const void *stream, *kernel;
-    int current, own; /* devices: the current one, and the stream's; of two */
-    int capturing;    /* when nobody may ask for the stream's device */
-    int raised; /* shared memory that `raised_of` was allowed last; without, a launch gets 48 KiB at
-                   most */
+    int current, own; /* the current device and the stream's, of two */
+    int capturing;    /* during a capture a launcher may not ask for the stream's device */
+    int raised;       /* last limit of shared memory, of kernel `raised_of`; others have 48 KiB */
     const void *raised_of;
 };
 
@@ -30,7 +29,7 @@ __attribute__((weak)) cudaError_t cudaFuncGetAttributes(struct cudaFuncAttribute
 {
     return found->maxThreadsPerBlock = 1024, cudaSuccess;
 }
-#if CUDART_VERSION >= 12050 /* a driver without tensor maps: nobody multiplies by wgmma */
+#if CUDART_VERSION >= 12050 /* a driver without tensor maps, so no launcher uses wgmma */
 __attribute__((weak))
 cudaError_t cudaGetDriverEntryPointByVersion(const char *, void **entry, unsigned,
                                              unsigned long long,
@@ -95,8 +94,8 @@ __attribute__((weak)) cudaError_t cudaStreamIsCapturing(cudaStream_t,
 }
 __attribute__((weak)) cudaError_t cudaStreamGetDevice(cudaStream_t, int *device)
 {
-    kft_seen.status =
-        kft_seen.capturing ? 901 : kft_seen.status; /* a capture that somebody asks in is lost */
+    /* This call invalidates a capture. */
+    kft_seen.status = kft_seen.capturing ? 901 : kft_seen.status;
     *device = kft_seen.own;
     return cudaSuccess;
 }

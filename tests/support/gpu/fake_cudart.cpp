@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// CUDA's runtime as kf's runtime uses it, without a GPU: two devices over malloc, and streams that
-// do nothing until somebody waits for them, so that what is not ordered is seen. What a stream
-// frees it fills with 0xDD first; copies from and to what is freed end the process.
+// Implements the CUDA calls of kf's runtime without a GPU: two devices over malloc, and streams
+// that execute only when a call waits for them, which reveals missing order. A stream fills memory
+// with 0xDD before it frees it; copies from and to freed memory abort the process.
 #include <cuda_runtime.h>
 
 #include <cstdio>
@@ -20,7 +20,7 @@ struct CUstream_st {
     int priority, device;
 };
 struct CUevent_st {
-    long recorded, done; // how often
+    long recorded, done; // counts
     CUstream_st *of;
 };
 struct CUmemPoolHandle_st {
@@ -33,15 +33,15 @@ struct block {
 };
 
 static int current, pools, failing, capturing;
-static cudaError_t last; // of an event that is not there yet; nobody looks at others
+static cudaError_t last; // only errors of an event that does not exist yet are kept
 static std::string log_;
 static std::map<char *, block> living;
 static CUstream_st defaults[2] = {{{}, 0, 0, 0}, {{}, 0, 0, 1}};
 static std::vector<CUstream_st *> streams;
 
 extern "C" {
-// For the test: how many pools live, what was called, and the call that is to fail (its number from
-// now, 0: none).
+// Controls of the test: number of live pools, number of calls, and the call that must fail (counted
+// from now, 0: none).
 int fake_pools() { return pools; }
 size_t fake_living() { return living.size(); } // allocations
 int fake_current() { return current; }
@@ -74,7 +74,7 @@ static void check(const void *p, size_t bytes, const char *what)
             std::fprintf(stderr, "%s beyond an allocation\n", what), std::abort();
         }
     for (const char *c = (const char *)p; c < (const char *)p + bytes; ++c)
-        if ((unsigned char)*c != 0xDD) return; // the host's
+        if ((unsigned char)*c != 0xDD) return; // host memory
     std::fprintf(stderr, "%s of memory that was freed\n", what), std::abort();
 }
 
@@ -109,7 +109,7 @@ cudaError_t cudaMemPoolCreate(cudaMemPool_t *p, const cudaMemPoolProps *props)
 }
 cudaError_t cudaMemPoolDestroy(cudaMemPool_t)
 {
-    --pools; // as CUDA, it goes with the last allocation, which a stream may still have to free
+    --pools; // like CUDA's, it lives until a stream has freed its last allocation
     CALLED;
     return cudaSuccess;
 }
@@ -145,7 +145,7 @@ cudaError_t cudaFreeAsync(void *p, cudaStream_t s)
         const auto found = living.find((char *)p);
         if (found == living.end()) std::fprintf(stderr, "freed twice\n"), std::abort();
         std::memset(p, 0xDD,
-                    found->second.bytes); // and left to the process: what is freed stays readable
+                    found->second.bytes); // not freed, so it stays readable
         found->second.pool->used -= found->second.bytes;
         living.erase(found);
     });
@@ -174,7 +174,7 @@ cudaError_t cudaStreamDestroy(cudaStream_t)
 {
     CALLED;
     return cudaSuccess;
-} // its work goes on: kept to the end of the process
+} // its queued work continues, so it is never freed
 cudaError_t cudaStreamSynchronize(cudaStream_t s)
 {
     CALLED;
@@ -198,7 +198,7 @@ cudaError_t cudaEventDestroy(cudaEvent_t)
 {
     CALLED;
     return cudaSuccess;
-} // as CUDA, what waits for it still may
+} // like in CUDA, streams may still wait for it
 cudaError_t cudaEventRecord(cudaEvent_t e, cudaStream_t s)
 {
     CALLED;

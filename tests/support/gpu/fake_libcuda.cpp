@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A CUDA driver with one device of 9.0 whose memory is the host's. A kernel is found where its
-// cubin has its name; a launch is a line on stderr, and computes nothing.
+// A CUDA driver with one device of compute capability 9.0 and host memory. A module has the kernels
+// whose names its cubin contains. A launch prints a line to stderr and computes nothing.
 #include <cuda.h>
 #include <cstdio>
 #include <cstdlib>
@@ -36,7 +36,7 @@ CUresult cuStreamGetDevice(CUstream, CUdevice *) { return CUDA_ERROR_UNKNOWN; }
 CUresult cuMemAlloc(CUdeviceptr *memory, size_t size)
 {
     *memory = (CUdeviceptr)std::aligned_alloc(256, (size + 255) / 256 * 256);
-    std::memset((void *)*memory, 0x7f, size); // large numbers, which are no results
+    std::memset((void *)*memory, 0x7f, size); // large numbers, unlike any result
     return CUDA_SUCCESS;
 }
 CUresult cuMemAllocAsync(CUdeviceptr *memory, size_t size, CUstream)

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What tests on a GPU need beside the launchers: a kernel that lasts, periodic data, comparisons
-// that stay on the device.
+// Helpers of tests on a GPU: a kernel that runs until told, periodic data, comparisons on the
+// device.
 #include <cuda_runtime.h>
 
 typedef long long i64;
@@ -8,7 +8,7 @@ typedef unsigned long long u64;
 #define THREADS 256
 #define BLOCKS 4096
 
-// Runs until the host sets *flag, at most `seconds`: a test that fails must not hang the machine.
+// Runs until the host sets *flag, at most `seconds`, so that a failing test does not hang the GPU.
 static __global__ void spin(volatile int *flag, u64 seconds)
 {
     u64 begin, now;
@@ -25,7 +25,7 @@ template <typename T> static __global__ void repeat(T *to, const T *from, i64 n,
         to[i] = from[i % period];
 }
 
-// found[0]: how many words differ; found[1]: the first of them.
+// found[0]: number of different words; found[1]: index of the first.
 static __device__ void note(u64 *found, i64 i)
 {
     atomicAdd(&found[0], 1ull);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Kernels of one instruction of kf/core/hopper.cuh and wgmma.cuh each, or of the few that belong
-// together: for the emulation's test and for a GPU's.
+// Kernels that each run one instruction of kf/core/hopper.cuh and wgmma.cuh, or a few that belong
+// together. test_hopper.py runs them in the emulation and on a GPU.
 #ifndef HOPPER_KERNELS_CUH
 #define HOPPER_KERNELS_CUH
 
@@ -8,7 +8,7 @@
 
 #define MAP const __grid_constant__ kfi_tensor_map
 #if KFI_HOPPER
-// One thread makes `count` mbarriers for one arrival each, from byte `at` on.
+// One thread initialises `count` mbarriers for one arrival each, from byte `at` on.
 KFI_DEVICE unsigned open_bars(char *memory, int at, int count, int arrivals = 1)
 {
     const unsigned bar = kfi_shared_address(memory) + at;
@@ -21,7 +21,7 @@ KFI_DEVICE unsigned open_bars(char *memory, int at, int count, int arrivals = 1)
 }
 #endif
 
-// Bytes in, one added to each float, bytes out.
+// Bulk copy in, add one to each float, bulk copy out.
 KFI_KERNEL void bulk(const float *in, float *out, int bytes)
 {
 #if KFI_HOPPER
@@ -43,8 +43,8 @@ KFI_KERNEL void bulk(const float *in, float *out, int bytes)
 #endif
 }
 
-// A box to shared memory, whose bytes are told as they lie there, and from there to another tensor.
-// depth: coordinates of it are three.
+// Loads a box to shared memory, copies its bytes out as stored there, and stores the box to another
+// tensor. depth: the box has three coordinates.
 KFI_KERNEL void box(MAP from, MAP to, const int *where, int bytes, int deep, unsigned short *seen)
 {
 #if KFI_HOPPER
@@ -74,8 +74,8 @@ KFI_KERNEL void box(MAP from, MAP to, const int *where, int bytes, int deep, uns
 #endif
 }
 
-// d [64][n] = a . b of a depth of 64. a is [64 rows][64], or transposed [64][64 rows]; b likewise,
-// of n rows. Registers have a as it is.
+// d [64][n] = a . b with K = 64. a is [64 rows][64], or transposed [64][64 rows]; b likewise, with
+// n rows. In registers a is never transposed.
 template <int n, int type, int transposed_a, int transposed_b, int registers>
 KFI_KERNEL void product(MAP a, MAP b, const unsigned short *plain, float *d, int add)
 {
@@ -130,7 +130,7 @@ KFI_KERNEL void product(MAP a, MAP b, const unsigned short *plain, float *d, int
 #endif
 }
 
-// Four matrices by way of registers, each turned or not on its way in, and out.
+// Loads and stores four matrices through registers, transposed or not in each direction.
 template <int in, int back> KFI_KERNEL void matrices(const unsigned short *from, unsigned short *to)
 {
 #if KFI_HOPPER
@@ -146,7 +146,7 @@ template <int in, int back> KFI_KERNEL void matrices(const unsigned short *from,
 #endif
 }
 
-// Each block of a cluster sends its box to all, and stores to and arrives at each of them.
+// Each block of a cluster multicasts its box, and stores to and arrives at every block.
 KFI_KERNEL void cluster(MAP map, float *out, int blocks)
 {
 #if KFI_HOPPER
@@ -183,8 +183,8 @@ KFI_KERNEL void cluster(MAP map, float *out, int blocks)
 #endif
 }
 
-// A ring of two stages of 1,024 bytes: a warpgroup without registers loads, two others take turns
-// at what came, and add it up.
+// A pipeline of two stages of 1,024 bytes: a producer warpgroup with few registers loads, and two
+// consumer warpgroups sum the stages in ping-pong.
 KFI_KERNEL void KFI_BOUNDS(384, 1) roles(const unsigned *in, unsigned *out, int count)
 {
 #if KFI_HOPPER
@@ -210,7 +210,7 @@ KFI_KERNEL void KFI_BOUNDS(384, 1) roles(const unsigned *in, unsigned *out, int 
     }
     kfi_setmaxnreg_inc<240>();
     unsigned sum = 0;
-    if (group == 2) kfi_named_arrive<256>(1); // the first turn is the other's
+    if (group == 2) kfi_named_arrive<256>(1); // the other warpgroup begins
     for (int i = group - 1; i < count; i += 2) {
         kfi_named_sync<256>(group);
         kfi_mbar_wait(full + 8 * (i % 2), i / 2 % 2);
@@ -224,7 +224,7 @@ KFI_KERNEL void KFI_BOUNDS(384, 1) roles(const unsigned *in, unsigned *out, int 
 }
 
 #ifdef KF_EMULATE
-// What the emulation must notice.
+// Mistakes that the emulation must report.
 enum {
     LEFT_LOAD,
     TWICE,

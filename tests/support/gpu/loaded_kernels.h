@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Included before kf's headers: every kernel is compiled by NVRTC, with KFT_OPTIONS. One loader for
-// all files of a library.
+// loaded.py includes it before kf's headers: NVRTC compiles every kernel, with KFT_OPTIONS. All
+// files of a library share one loader.
 #ifndef KFT_LOADED_KERNELS_H
 #define KFT_LOADED_KERNELS_H
 

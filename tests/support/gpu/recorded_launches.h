@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Launches written down, kernel and arguments too, and nothing runs: of launchers over CUDA's
-   runtime (hostcuda.py), or, with KFT_DRIVER, over its driver, whose kernels are loaded by name.
-   Included before a launcher's header. A kernel's parameters are known where it is declared, which
-   is with the runtime: who reads the driver's record has given it their sizes. */
+/* Records launches with kernel and arguments, and runs nothing. Launchers call the CUDA runtime or,
+   with KFT_DRIVER, the driver, which loads kernels by name. recorded.py includes it before a
+   launcher's header. The number and sizes of a kernel's parameters are known with the runtime only,
+   where the kernel is declared; a reader of the driver's record sets them before the launch. */
 #ifndef KFT_RECORDED_LAUNCHES_H
 #define KFT_RECORDED_LAUNCHES_H
 
@@ -10,13 +10,13 @@
 #include <stdio.h>
 #include <string.h>
 
-#define KFT_PARAMETERS 24 /* of a kernel, at most */
+#define KFT_PARAMETERS 24 /* maximum per kernel */
 
 struct kft_launch {
     char kernel[256];
-    int act, from_state; /* what stands for these words in it; the driver's has numbers already */
-    unsigned grid[3], block[3], shared, cluster, early,
-        raised; /* raised: the shared memory that the kernel was allowed before */
+    int act, from_state; /* values of these parameters in `kernel`; the driver's name has numbers */
+    unsigned grid[3], block[3], shared, cluster, early;
+    unsigned raised; /* limit of shared memory that was set before this launch */
     const void *stream;
     int parameters, sizes[KFT_PARAMETERS];
     unsigned char bytes[KFT_PARAMETERS][640];
@@ -28,7 +28,7 @@ struct kft_record {
     /* The driver's answers. */
     int architecture, image; /* the device's; its kernels' */
     int loaded, launched;    /* a CUresult each */
-    int threads;             /* that a kernel's block may have; 0: as many as it is asked for */
+    int threads;             /* maximum per block; 0: no limit */
     int current, own, capturing;
 };
 extern "C" {
@@ -54,7 +54,7 @@ static inline void kft_keep(kft_launch *to, const unsigned *grid, const unsigned
     for (int i = 0; i < to->parameters; ++i) memcpy(to->bytes[i], args[i], (size_t)to->sizes[i]);
 }
 
-/* cuTensorMapEncodeTiled: what it is given, written down in the map's 128 bytes. */
+/* cuTensorMapEncodeTiled, which stores its arguments in the map's 128 bytes. */
 static inline int kft_encode(void *map, int type, unsigned rank, void *p,
                              const unsigned long long *sizes, const unsigned long long *strides,
                              const unsigned *box, const unsigned *steps, int interleave,
@@ -115,8 +115,8 @@ __attribute__((weak)) CUresult cuStreamIsCapturing(CUstream, CUstreamCaptureStat
 }
 __attribute__((weak)) CUresult cuStreamGetDevice(CUstream, CUdevice *device)
 {
-    kft_log.launched =
-        kft_log.capturing ? 901 : kft_log.launched; /* a capture that somebody asks in is lost */
+    /* This call invalidates a capture. */
+    kft_log.launched = kft_log.capturing ? 901 : kft_log.launched;
     return *device = kft_log.own, CUDA_SUCCESS;
 }
 __attribute__((weak)) CUresult cuFuncGetAttribute(int *value, CUfunction_attribute what, CUfunction)
@@ -197,10 +197,8 @@ __attribute__((weak)) const char *cudaGetErrorString(cudaError_t)
     return "as the test asked for";
 }
 __attribute__((weak)) cudaError_t cudaGetDeviceCount(int *count) { return *count = 1, cudaSuccess; }
-__attribute__((weak)) cudaError_t cudaGetDevice(int *)
-{
-    return cudaErrorUnknown;
-} /* of one device nobody asks more */
+/* With one device launchers do not call the following. */
+__attribute__((weak)) cudaError_t cudaGetDevice(int *) { return cudaErrorUnknown; }
 __attribute__((weak)) cudaError_t cudaStreamIsCapturing(cudaStream_t, cudaStreamCaptureStatus *)
 {
     return cudaErrorUnknown;
