@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Helpers of test_launchers.py and test_launcher_files.py: compilers, C programs, a user's spec,
-and a library of a few launchers."""
+"""Helpers of tests/build/test_launchers.py and test_launcher_files.py: compilers, C programs, a
+user's spec, and a library of a few launchers."""
 
 import concurrent.futures
 import os
@@ -12,9 +12,9 @@ import subprocess
 import kflib
 import pytest
 import toolkit
-from conftest import ROOT
 from kfgen.cli import main
 from kfgen.interfaces import abi
+from kflib import ROOT
 
 NVCC = toolkit.nvcc()
 needs_nvcc = pytest.mark.skipif(not NVCC, reason="no nvcc")
