@@ -2,8 +2,8 @@
 /* kf/core/matmul/plan.h: matrix products in C: operands, and the blocking of a product.
 
    The plan follows from the sizes alone: results depend neither on the number of threads nor on the
-   batch. A block of K is so long that a panel of A stays in the L1 cache and the blocks of B beside
-   it in the L2. Panels and accumulators are in the caller's workspace. */
+   batch. A block of K fits: a panel of A stays in the L1 cache, the blocks of B in the L2. Panels
+   and accumulators are in the caller's workspace. */
 #ifndef KF_CORE_MATMUL_PLAN_H
 #define KF_CORE_MATMUL_PLAN_H
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// kf/core/matmul/slab.cuh: epilogue of the wgmma kernels of 2-byte elements through shared memory.
-// A warp converts 16 rows x 64 (or 32) columns of accumulators, a slab, in wgmma's register order,
-// packs them to pairs, and stores them by stmatrix into a swizzled buffer and by TMA to the result.
+// kf/core/gemm_slab.cuh: epilogue of the wgmma kernels of 2-byte elements through shared memory.
+// A warp takes a slab, 16 rows x 64 (or 32) columns, in wgmma's register order. It packs results to
+// pairs, stores them by stmatrix into a swizzled buffer, and from there by TMA.
 //
 // Shared memory: 2 or 4 slabs of 2 KB per consumer warp, so that TMA stores overlap the next slabs;
 // row values (bias) of the tile per warpgroup.

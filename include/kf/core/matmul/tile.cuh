@@ -3,7 +3,7 @@
 //
 // A block computes one tile of the result (persistent kernels: one after the other). Each warp
 // keeps its part of the accumulators in registers until K ends. The portable kernels then store 16
-// rows at a time to the warp's own shared memory, from where each lane loads vectors of a row and
+// rows at a time to the warp's own shared memory. Each lane loads vectors of a row from there and
 // runs the op's epilogue.
 // Grid: one block per tile, matrix and split; tiles are rastered down 8 rows, then across.
 // Split-K: blocks store partial tiles to the workspace, and a second kernel reduces them in the
