@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What others read or link: the manifest, packed launchers, functions on tensors."""
+"""Generated interfaces beside headers: manifest, packed launchers, functions on tensors."""

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What compiled launchers and their callers must agree on, as text: KF_ABI_VERSION names it.
+"""The ABI of compiled launchers as text, identified by KF_ABI_VERSION.
 
-Each line is `words: statement`, and each word of it is one fact. Facts may be added; one that is gone or has changed breaks
-programs that were compiled before, and asks for a new version.
+Each line is `words: statement` and holds one fact per word. Facts may be added. A fact that is
+removed or changed breaks compiled programs and requires a new version.
 """
 
 import re
@@ -34,14 +34,15 @@ def _structs():
 
 
 def _parameters(kernel, arguments):
-    """With T, U and I for the element types of the function's name, S for those of its scalars."""
+    """Parameter texts. T, U, I: element types of the function's name; S: type of its scalars."""
     types = {s.name: s.dtype.word for s in kernel.inputs + kernel.outputs}
     letters = {kernel.index_dtype.word: "I"} if kernel.op.indexed else {}
     letters |= {kernel.second.word: "U", kernel.dtype.word: "T"}
 
     def text(a):
         if a.name in types and a.role in ("in", "out"):
-            return f"{'const ' if a.role == 'in' else ''}{letters.get(types[a.name], types[a.name])} *{a.name}"
+            letter = letters.get(types[a.name], types[a.name])
+            return f"{'const ' if a.role == 'in' else ''}{letter} *{a.name}"
         if a.role in ("scalar", "act_scalar", "beta", "probability"):
             return f"S {a.name}"
         if a.role == "activation_scalars":
@@ -54,12 +55,10 @@ def _parameters(kernel, arguments):
 def _functions(selection):
     for k in selection.all_kernels():
         integers = ", integers" if k.dtypes[0] in INT_DTYPES else ""
-        for first in [
-            x for x in k.launchers if x.act is k.acts[0]
-        ]:  # one for each state; activations differ in their scalars alone
-            what = (
-                f"{k.op.pattern}{', state' if first.state else ''}{', backward' if k.bwd else ''}"
-            )
+        backward = ", backward" if k.bwd else ""
+        # One launcher per state: launchers of other activations differ only in their scalars.
+        for first in [x for x in k.launchers if x.act is k.acts[0]]:
+            what = f"{k.op.pattern}{', state' if first.state else ''}{backward}"
             own = [a for a in first.arguments if a.role != "act_scalar"]
             end = next(
                 (i for i, a in enumerate(own) if a.role in ("probability", "workspace")), len(own)
@@ -74,17 +73,15 @@ def _functions(selection):
             for act in k.acts if k.has_act else ():
                 yield act.name, f"activations of {what}{integers}"
         for launcher in runtime_activation.kernel(k).launchers if runtime_activation.has(k) else ():
-            what = f"{k.op.pattern}{', state' if launcher.state else ''}{', backward' if k.bwd else ''}, activation as an argument"
+            state = ", state" if launcher.state else ""
+            what = f"{k.op.pattern}{state}{backward}, activation as an argument"
             yield k.words, f"{what} ({', '.join([*_parameters(k, launcher.arguments), 'stream'])})"
         if k.has_workspace:
-            yield (
-                k.words,
-                f"{k.op.pattern}, {'backward, ' if k.bwd else ''}workspace_bytes ({k.size_parameters})",
-            )
+            yield (k.words, f"{k.op.pattern}{backward}, workspace_bytes ({k.size_parameters})")
 
 
 def _strides(selection):
-    """Structs of strides grow at their ends: each field is a fact."""
+    """Yields each field of each strides struct. The structs may grow at their ends."""
     for op in selection.ops:
         for k in selection.kernels(op)[:1]:
             if k.strided:
@@ -95,7 +92,7 @@ def _strides(selection):
 
 
 def facts(selection):
-    """[(word, statement)], each once, in the spec's order."""
+    """Returns the distinct (word, statement), in the order of the spec."""
     found = _codes("result.h", "kf_result_t") + _codes("dtype.h", "kf_dtype_t") + _structs()
     found += [
         (str(a.id), f"activation {a.name} ({', '.join(a.scalars)})") for a in selection.activations
@@ -126,7 +123,7 @@ def text(selection):
 
 
 def parse(text_):
-    """(version, facts) of such a text."""
+    """Parses such a text into (version, facts)."""
     lines = [line.split(": ", 1) for line in text_.splitlines()]
     found = {(word, statement) for words, statement in lines for word in words.split()}
     return next(int(word) for word, statement in found if statement == "KF_ABI_VERSION"), {
@@ -135,6 +132,6 @@ def parse(text_):
 
 
 def broken(before, now):
-    """The facts that changed or went although both texts have one version."""
+    """Facts that were changed or removed although both texts have the same version."""
     (old_version, old), (new_version, new) = parse(before), parse(now)
     return sorted(old - new) if old_version == new_version else []

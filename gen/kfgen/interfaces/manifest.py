@@ -300,7 +300,11 @@ def function(launcher, user=None, common=None, backward=None):
 
 
 def any_activation(k, members, user):
-    """The functions of a kernel whose activation is an argument. members: the kernel's own functions, as the manifest has them."""
+    """Describes a kernel's functions whose activation is an argument.
+
+    Args:
+        members: the kernel's other functions, as described in the manifest.
+    """
     found, one = [], runtime_activation.kernel(k)
     for launcher in one.launchers:
         of = {f["activation"]: f for f in members if f["state"] == launcher.state}

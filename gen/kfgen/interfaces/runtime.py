@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Functions on tensors (kf/runtime.h) for the ops that a program uses, in one header or one for each op, made from the manifest alone: descriptions
-that include/kf/runtime/call.h reads, and one function for each op and direction, whose dtype and activation are found at run time."""
+"""Functions on tensors (kf/runtime.h), one per op and direction, in one header or one per op.
+
+They find dtype and activation at run time. A header holds the functions and the descriptions that
+include/kf/runtime/call.h reads; both follow from the manifest.
+"""
 
 from dataclasses import dataclass, field
 
@@ -28,21 +31,22 @@ WHAT = {
 }
 VARIABLES = ("T", "U", "acc", "I")
 ALL = "kf/runtime/all.h"
-SHAPED = 4  # tensors that say sizes between them, at most: KFI_RT_SHAPED
-DTYPES = ("f32", "f16", "bf16", "f64", "i32", "i64", "u8")  # by their number
+SHAPED = 4  # maximum number of tensors that determine the sizes: KFI_RT_SHAPED
+DTYPES = ("f32", "f16", "bf16", "f64", "i32", "i64", "u8")  # same order as kf_dtype_t
 
 
 @dataclass
 class Function:
-    """Of one op and direction."""
+    """Function of one op and direction.
 
-    members: list  # of the manifest, of all activations and dtypes
-    activations: list = field(
-        default_factory=list
-    )  # those that they have, as the manifest has them
-    any: list = field(
-        default_factory=list
-    )  # their functions whose activation is an argument, one for the same dtypes
+    members: launchers of the manifest, for all activations and dtypes.
+    activations: their activations, as described in the manifest.
+    any: launchers whose activation is an argument, one per dtype tuple.
+    """
+
+    members: list
+    activations: list = field(default_factory=list)
+    any: list = field(default_factory=list)
 
     def __post_init__(self):
         self.first = self.members[0]
@@ -56,9 +60,8 @@ class Function:
             if any(f["activation"] == "none" for f in self.members)
             else None
         )
-        self.by_all = not self.first[
-            "axes"
-        ]  # all tensors say sizes: one any number of dimensions, the others one each
+        # All tensors determine sizes: the first size spans several dimensions, others one each.
+        self.by_all = not self.first["axes"]
         self.axes = self.first["axes"] or self._named_sizes()
         self.what = self.axes["sizes"]
         self.groups, self.axis = "groups" in self.what.values(), self.axes["axis"]
@@ -71,15 +74,14 @@ class Function:
         )
         self.several = self.axes["shaped_by"]
         self.shaped_by = self._shaped_by()
-        most = max(
-            self.members, key=lambda f: len(f["dtypes"])
-        )  # of fewer dtypes some tensors' are the same
+        # With fewer dtypes, tensors of different type variables have the same dtype.
+        most = max(self.members, key=lambda f: len(f["dtypes"]))
         self.var = {a["name"]: a["var"] for a in most["arguments"] if "use" in a}
         self.ids = {a["name"]: a["id"] for a in self.activations}
         self.betas = [a["name"] for a in self.arguments("beta")]
 
     def _named_sizes(self):
-        """The first size is what a tensor has dimensions of beside its others."""
+        """Axes if no data names them: the first size takes all dimensions but the last ones."""
         first, *others = self.first["sizes"]
         return {
             "axis": None,
@@ -89,8 +91,11 @@ class Function:
         }
 
     def _shaped_by(self):
-        """The tensor that gives the sizes: of the elements' own shape, one that every activation reads, if there is one; where it takes two, that
-        with which others are compared."""
+        """Tensor that determines the sizes.
+
+        It is elementwise and, if possible, read with every activation. If several tensors determine
+        the sizes, it is the one that others are compared with.
+        """
         if self.by_all:
             return self.tensors[0]
         if self.several:
@@ -102,7 +107,11 @@ class Function:
         return next((a for a in whole if not self.unread(a) and not self.missing(a)), whole[0])
 
     def batch(self):
-        """The number of the size whose indices have nothing to do with each other: of no sum over them, and of no mask by an element's number."""
+        """Index of the batch size, or -1.
+
+        Slices of a batch are independent: no sum runs over them, and no dropout mask depends on an
+        element's index.
+        """
         size = self.axes["batch"]
         apart = (
             size
@@ -123,12 +132,12 @@ class Function:
         return [a["name"] for a in self.arguments("scalar")]
 
     def unread(self, tensor):
-        """Numbers of the activations that read nothing of it."""
+        """Indices of the activations that do not read the tensor."""
         at = [a["name"] for a in self.first["arguments"]].index(tensor["name"])
         return sorted({self.number(f) for f in self.members if f["arguments"][at].get("unread")})
 
     def missing(self, tensor):
-        """Numbers of the activations with which it may be NULL although it is read."""
+        """Indices of the activations with which the tensor may be NULL although it is read."""
         at = [a["name"] for a in self.first["arguments"]].index(tensor["name"])
         return sorted(
             {
@@ -142,7 +151,7 @@ class Function:
         return [a["name"] for a in self.activations].index(f["activation"])
 
     def parameters(self, act=True, with_scalars=True):
-        """Of its function: [(type, name)]."""
+        """Returns [(type, name)] of the function's parameters."""
         found = [("kf_context_t *", "ctx")]
         found += [
             ("const kf_tensor_t *" if a["role"] == "in" else "kf_tensor_t *", a["name"])
@@ -169,7 +178,7 @@ class Function:
         return ", ".join(f"{kind}{name}" for kind, name in self.parameters(act, with_scalars))
 
     def passed(self, act="act", scalars="NULL"):
-        """What a shorter function gives the one with all."""
+        """Arguments that a function with fewer parameters passes to the one with all."""
         return ", ".join(
             {"act": act, "act_scalars": scalars}.get(name, name) for _, name in self.parameters()
         )
@@ -198,11 +207,20 @@ class Function:
         missing, mask = (
             sum(1 << i for i in numbers) for numbers in (self.missing(a), self.unread(a))
         )
-        numbers = ", ".join(map(str, extents)) or "0"
-        return (
-            f'{{"{a["name"]}", {int(a["role"] != "in")}, {var}, {int(a["accumulated"])}, {len(extents)}, {{{numbers}}}, {twice}, {len(levels)}, '
-            f"{levels[0] if levels else 0}, {missing:#x}, {mask:#x}}}"
+        values = (
+            f'"{a["name"]}"',
+            int(a["role"] != "in"),
+            var,
+            int(a["accumulated"]),
+            len(extents),
+            f"{{{', '.join(map(str, extents)) or '0'}}}",
+            twice,
+            len(levels),
+            levels[0] if levels else 0,
+            f"{missing:#x}",
+            f"{mask:#x}",
         )
+        return f"{{{', '.join(map(str, values))}}}"
 
     def shaped(self):
         names = self.several or [self.shaped_by["name"]]
@@ -212,7 +230,7 @@ class Function:
         )
 
     def there(self, f):
-        """The condition under which a program has a function: its activation and the dtypes of its elements are not left out."""
+        """Condition that the program includes the launcher's activation and element dtypes."""
         return (
             f"KFI_RT_HAS({self.ids[f['activation']]}) && {self.takes(f)}"
             if self.has_act
@@ -220,10 +238,11 @@ class Function:
         )
 
     def takes(self, f):
-        return f"KFI_RT_TAKES({sum(1 << DTYPES.index(d) for d in {v['dtype'] for v in f['variables'] if v['name'] in 'TU'}):#x})"
+        dtypes = {v["dtype"] for v in f["variables"] if v["name"] in "TU"}
+        return f"KFI_RT_TAKES({sum(1 << DTYPES.index(d) for d in dtypes):#x})"
 
     def description(self):
-        """The fields of kfi_rt_op behind its tables."""
+        """Fields of kfi_rt_op after its tables."""
         least = [-what for what in self.what.values() if isinstance(what, int)]
         least += [] if self.axis is None else [self.axis + 1 if self.axis >= 0 else -self.axis]
         entries = f"kfi_rt_entries_{self.stem}"
@@ -260,31 +279,34 @@ class Function:
         )
 
     def any_of(self, f):
-        """The function for any activation that stands for this one on a GPU."""
+        """Launcher with a run-time activation that replaces this one on a GPU."""
         return next(g for g in self.any if g["dtypes"] == f["dtypes"])
 
     @property
     def lies_apart(self):
-        """Whether a GPU has kernels of tensors that lie in any way (chosen.lies_apart)."""
+        """True if GPU kernels for strided tensors exist (runtime_activation.lies_apart)."""
         return bool(self.any) and self.any_order
 
     def apart(self, f):
-        """The call of such a function for any activation."""
+        """Calls the launcher with a run-time activation on strided tensors."""
         others = f | {
             "arguments": [
                 a for a in f["arguments"] if a["role"] not in ("activation", "activation_scalars")
             ]
         }
-        return f"kfi_run_{f['name'].removeprefix('kf_')}_apart<{ANY_ID}>({packed.words(others, typed=True)}, q, a, kfi_of_act, d)"
+        name = f"kfi_run_{f['name'].removeprefix('kf_')}_apart"
+        return f"{name}<{ANY_ID}>({packed.words(others, typed=True)}, q, a, kfi_of_act, d)"
 
     def act_scalars(self, f):
-        """An array of what is behind the op's scalars, as long as an activation may have."""
+        """Array of the activation's scalars, which follow the op's. Its length is the maximum."""
         ctype = (
             next(a["ctype"] for a in f["arguments"] if a["role"] == "activation_scalars")
             .removeprefix("const ")
             .removesuffix(" *")
         )
-        return f"const {ctype} kfi_of_act[] = {{{', '.join(f'({ctype})s[{len(self.scalars) + i}]' for i in range(limits.ACT_SCALARS))}}};"
+        first = len(self.scalars)
+        values = ", ".join(f"({ctype})s[{first + i}]" for i in range(limits.ACT_SCALARS))
+        return f"const {ctype} kfi_of_act[] = {{{values}}};"
 
     def entry(self, f):
         known = {v["name"]: v["dtype"] for v in f["variables"]}
@@ -299,13 +321,14 @@ class Function:
             ", ".join(f"KF_{d.upper()}" for d in words) for words in (dtypes, f["dtypes"])
         )
         return (
-            f'{{&kfi_rt_op_{self.stem}, "{f["name"]}", {{{of_tensors}}}, {len(f["dtypes"])}, {{{of_name}}}, {self.number(f)}, '
-            f"KFI_RT_ON_CPU({cpu}, NULL), KFI_RT_ON_GPU({cuda}, {apart})}}"
+            f'{{&kfi_rt_op_{self.stem}, "{f["name"]}", {{{of_tensors}}}, {len(f["dtypes"])}, '
+            f"{{{of_name}}}, {self.number(f)}, KFI_RT_ON_CPU({cpu}, NULL), "
+            f"KFI_RT_ON_GPU({cuda}, {apart})}}"
         )
 
 
 def spellings(f, known):
-    """What kf_op_lookup finds a function by; the first is what it is called there."""
+    """Names by which kf_op_lookup finds a function, the main one first."""
     own = [f.plain.removeprefix("kf_fused_")] if f.plain else []
     own += [f.stem] + [
         name.removeprefix("kf_fused_") for name, of, act in known if of is f and not act
@@ -314,13 +337,16 @@ def spellings(f, known):
 
 
 def takes_tensors(f):
-    """Whether a launcher is one of a function on tensors. A `_state` twin is not: who replays a graph calls launchers. Nor is one that rounds:
-    its tensors' dtypes are those of the function that does not."""
+    """True if a function on tensors may call the launcher.
+
+    Left out are `_state` launchers, for programs that replay a graph and call launchers directly,
+    and TF32 products, whose tensors have the dtypes of the f32 launcher.
+    """
     return not f["state"] and ROUNDED.keys().isdisjoint(f["dtypes"])
 
 
 def functions(manifest):
-    """In the manifest's order."""
+    """Functions on tensors, in the order of the manifest."""
     groups = {}
     for f in manifest["functions"]:
         if takes_tensors(f):
@@ -341,7 +367,10 @@ def functions(manifest):
 
 
 def aliases(manifest, made):
-    """[(name, function, whether it takes an activation)] of other spellings whose arguments are the function's own."""
+    """Returns [(name, function, True if it takes an activation)] of aliases.
+
+    An alias must have the same arguments as the function.
+    """
     named = {f.op: f for f in made if not f.bwd}
     spelled = {a["name"].removeprefix("fused_"): a for a in manifest["aliases"]}
     taken, found = {f.name for f in made} | {f.plain for f in made}, []
@@ -363,13 +392,17 @@ def aliases(manifest, made):
 
 
 def render(manifest, name):
-    """The header's text. name: of the file, which its guard is called after."""
+    """Returns the header's text.
+
+    Args:
+        name: file name, from which the include guard follows.
+    """
     made = functions(manifest)
     return _header(manifest, name, made, aliases(manifest, made))
 
 
 def each(manifest):
-    """{path below an include directory: text}: kf/runtime/<op>.h for each op, and all.h with all of them."""
+    """Returns {path below an include directory: text}: kf/runtime/<op>.h for each op, and all.h."""
     made, found = functions(manifest), {}
     known = aliases(manifest, made)
     for op in dict.fromkeys(f.op for f in made):

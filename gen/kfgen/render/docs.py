@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The reference pages: a family each, the activations, and what all functions have in common; from the same model as the headers."""
+"""Reference pages, from the same model as the headers: one per family, activations, an overview."""
 
 import pathlib
 import re
@@ -11,12 +11,18 @@ from kfgen.render import render
 VARIES = ("T", "U", "I", "acc")
 
 
-# ---- an op -------------------------------------------------------------------------------------------------------
+# ---- an op ------------------------------------------------------------------------------------
 
 
 def type_words(kernels):
-    """{tensor: its type as the page writes it} of an op's kernels in one direction, one for each of its dtypes: T, U and I are the dtypes in
-    the function's name, acc is what sums are made in; else a type that is always the same."""
+    """Returns {tensor: type word of the page}.
+
+    T, U and I are the dtypes in the function's name, acc is the dtype of accumulation. Any other
+    word is a dtype that all kernels share.
+
+    Args:
+        kernels: an op's kernels in one direction, one per dtype tuple.
+    """
     columns = {
         "T": [k.dtype.word for k in kernels],
         "U": [k.second.word for k in kernels],
@@ -31,13 +37,13 @@ def type_words(kernels):
 
 
 def named(k, words):
-    """A function's name on the page, for both backends and all of its dtypes."""
+    """A function's name on the page, for both backends and all dtypes."""
     words = words + ["I"] if k.op.indexed else words
     return names.function(k.op.pattern, "{act}", words, k.bwd).replace("kf_", "kf_[cpu_]", 1)
 
 
 def signature(k, types):
-    """One line for all dtypes and activations of an op in one direction."""
+    """Signature of an op in one direction, for all dtypes and activations."""
     launcher = next((a for a in k.launchers if not a.act.scalars and not a.state), k.launchers[0])
     arguments = []
     for a in launcher.arguments:
@@ -51,7 +57,8 @@ def signature(k, types):
 
 
 def workspace(k):
-    return f"size_t {names.workspace(named(k, ['T', 'U'] if k.two_dtypes else ['T']))}({k.size_parameters});"
+    words = ["T", "U"] if k.two_dtypes else ["T"]
+    return f"size_t {names.workspace(named(k, words))}({k.size_parameters});"
 
 
 def use(k, stream):
@@ -60,7 +67,7 @@ def use(k, stream):
 
 
 def tensors(kernels, types):
-    """[name, shape, dtype, what the forward does with it, the backward]"""
+    """Returns rows of [name, shape, dtype, use in the forward, use in the backward]."""
     found = {}
     for k in kernels:
         for s in k.inputs + k.outputs:
@@ -72,7 +79,7 @@ def tensors(kernels, types):
 
 
 def formulas(k):
-    """Its lines; of a gradient that may be by the activation's result both."""
+    """Formula lines. A gradient that can use the activation's result has both forms."""
     found = contract.formulas(k)
     return (
         [*found, f"with {k.result}:", *(f"    {line}" for line in contract.formulas(k, True))]
@@ -82,20 +89,22 @@ def formulas(k):
 
 
 def facts(k):
-    """What is counted and what may go wrong, in one direction."""
-    operations = f"{k.flops} operation{'s' if k.flops != 1 else ''}{' and the activation' if k.has_act else ''}"
+    """Counts of operations and bytes, order of computation and errors of one direction."""
+    plural, act = "s" if k.flops != 1 else "", " and the activation" if k.has_act else ""
+    operations = f"{k.flops} operation{plural}{act}"
     if contract.gathers(k):
         text = f"{operations} and a value of each tensor a row"
     else:
         moved = sorted({contract.moved_bytes(k, a) for a in k.acts})
-        text = f"{operations} and {' to '.join(map(str, dict.fromkeys((moved[0], moved[-1]))))} bytes an element in {k.words}"
+        span = " to ".join(map(str, dict.fromkeys((moved[0], moved[-1]))))
+        text = f"{operations} and {span} bytes an element in {k.words}"
     unread = f". Not read: {', '.join(k.unread_scalars)}" if k.unread_scalars else ""
     order = f"; computed {k.order_note.lstrip(', ')}" if k.order_note else ""
     return f"{text}{order}{unread}. {contract.errors(k)}"
 
 
 def entry(op, kernels):
-    """An op as the template shows it, of its kernels in f32 or in the first dtypes that it has."""
+    """Values of an op for the template, from its kernels of the first dtypes."""
     first = [
         next(k for k in kernels if k.bwd is bwd) for bwd in dict.fromkeys(k.bwd for k in kernels)
     ]
@@ -124,15 +133,16 @@ def entry(op, kernels):
     }
 
 
-# ---- what all have in common -------------------------------------------------------------------------------------
+# ---- all pages --------------------------------------------------------------------------------
 
 
 def result_codes():
-    """[number, name, text] as core/result.h has them."""
+    """Returns (number, name, text) of each status in core/result.h."""
     text = (paths.INCLUDE / "kf/core/result.h").read_text()
-    said = dict(re.findall(r'case (KF_\w+):\s*return "([^"]+)"', text))
+    described = dict(re.findall(r'case (KF_\w+):\s*return "([^"]+)"', text))
     return [
-        (int(n), name, said[name]) for name, n in re.findall(r"^\s+(KF_\w+) = (\d+)", text, re.M)
+        (int(n), name, described[name])
+        for name, n in re.findall(r"^\s+(KF_\w+) = (\d+)", text, re.M)
     ]
 
 
@@ -141,7 +151,10 @@ def edges(found):
 
 
 def spaced(page):
-    """A blank line between blocks of different kinds, and no two: Jinja's line statements swallow those of the template."""
+    """Puts one blank line between blocks of different kinds.
+
+    Jinja's line statements drop the blank lines of the template.
+    """
     found, fenced, before = [], False, ""
     for line in page.strip().split("\n"):
         kind = (
@@ -160,7 +173,7 @@ def spaced(page):
 
 
 def pages(selection):
-    """{file name: text}"""
+    """Returns {file name: text}."""
     env = render.environment()
     env.filters["cell"] = lambda text: text.replace("|", "\\|")
     titles = {family.name: family.title for family in families.FAMILIES.values()}
@@ -202,7 +215,7 @@ def pages(selection):
 
 
 def write(selection, out):
-    """Writes the pages into a folder; returns their paths."""
+    """Writes the pages into a folder and returns their paths."""
     found = pages(selection)
     for name, text in found.items():
         render.write(pathlib.Path(out) / name, text)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Everything about one function, from its spec entries to the files it lands in, in words for a reader."""
+"""`kfgen explain`: describes one function, from its spec entries to the files that contain it."""
 
 import pathlib
 import tomllib
@@ -12,7 +12,7 @@ from kfgen.render.source import cut, find, kernel_names
 
 
 def entry_text(path, section, key):
-    """The entry's own lines of its spec file."""
+    """Lines of the entry in its spec file."""
     lines, inside, text = [], False, False
     for line in pathlib.Path(path).read_text().splitlines():
         if not text and line.startswith("["):
@@ -38,22 +38,19 @@ def shown(path):
 
 
 def of_backend(template, ext):
-    """Whether a backend's headers are made of it: by its name, or it is of both."""
+    """True if headers of the backend are rendered from this template: by suffix, or by neither."""
     suffixes = pathlib.PurePath(template).suffixes
     return "/launchers/" not in template and suffixes in ([".j2"], [ext, ".j2"])
 
 
 def code(kernel, act, cpu):
-    """The lines that one element costs, as they stand in the generated code, and the activation's function."""
+    """Generated statements for one element, and those of the activation's function."""
     lines = kernel.c.listing(act) if cpu else kernel.cuda.listing()
     text = " ".join(lines)
     for f in ActCode(act).functions(cpu):
         for bwd, body in ((False, f.fwd), (True, f.bwd)):
-            word = (
-                f"kfi_cpu_act_{act.name}{'_bwd' if bwd else ''}_{f.flavour}("
-                if cpu
-                else f"kfi_act{'_bwd' if bwd else ''}_{f.flavour}("
-            )
+            prefix = f"kfi_cpu_act_{act.name}" if cpu else "kfi_act"
+            word = f"{prefix}{'_bwd' if bwd else ''}_{f.flavour}("
             if word in text:
                 arguments = ", ".join(
                     (["x", "dy"] if bwd else ["x"]) + (list(act.scalars) if cpu else ["s"])
@@ -67,7 +64,11 @@ def code(kernel, act, cpu):
 
 
 def explain(selection, name, described, user=None):
-    """described: manifest.function."""
+    """Returns the description of the function `name`.
+
+    Args:
+        described: manifest.function.
+    """
     launcher, cpu = find(selection, name)
     k, act = launcher.kernel, launcher.act
     pattern = k.op.pattern.removesuffix(f"_{k.op.reduction}") if k.op.reduction else k.op.pattern
@@ -93,9 +94,8 @@ def explain(selection, name, described, user=None):
     if any(kernel.bwd for kernel in both):
         lines = ["the op's: derived from its expr"]
         if k.has_act:
-            lines.append(
-                f"the activation's: {'closed form, its dexpr' if act.dexpr else 'derived from its expr'}"
-            )
+            how = "closed form, its dexpr" if act.dexpr else "derived from its expr"
+            lines.append(f"the activation's: {how}")
         part("Derivative", lines)
     if not cpu:
         part("Kernels", kernel_names(launcher))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the files of launchers with C linkage print: one .cu per first dtype word, and the header that declares them all."""
+"""Launchers with C linkage: one .cu per first dtype, and the header that declares them all."""
 
 import hashlib
 from dataclasses import dataclass
@@ -10,24 +10,36 @@ from kfgen.model.dtypes import DTYPE
 
 @dataclass(frozen=True)
 class Function:
+    """One function with C linkage.
+
+    parameters: CUDA parameters, as the .cu defines the function.
+    c_parameters: C parameters, as the header declares it.
+    arguments: arguments of the call that it makes.
+    called: function template that it calls. If its name differs, `name` is a macro.
+    tag: hash of the signature, only for a user's function: no ABI version of kf covers it.
+    """
+
     type: str
     name: str
-    parameters: str  # in the .cu
-    arguments: str  # of the call
+    parameters: str
+    arguments: str
     c_parameters: str
-    tag: str  # of a user's own: a hash of the signature, which no ABI version of kf's follows
-    called: str  # the template behind it: where it has another name, the own one is a macro
+    tag: str
+    called: str
 
 
 @dataclass
 class File:
-    """One .cu."""
+    """One .cu.
+
+    structs: one kernel per strides struct that the functions take.
+    """
 
     dtype: str
     user: str
     functions: list
     includes: list
-    structs: list  # kernels, one for each struct of strides that functions take
+    structs: list
 
     @property
     def stem(self):
@@ -80,7 +92,10 @@ def _functions(kernel, acts, user):
 
 
 def files(selection, user=None):
-    """The files of a selection that have a function; for a user's spec, of what it adds to the installed launchers."""
+    """Files of a selection that have at least one function.
+
+    For a user's spec they hold only what it adds to the installed launchers.
+    """
     found = {word: File(word, user or "", [], [], []) for word in DTYPE}
     for op in selection.ops:
         installed = bool(user) and op.builtin
@@ -111,7 +126,7 @@ def render(renderer):
         return
     header = f"kf/{names.launchers(user)}.h"
     umbrella = f"kf/{user or 'kf'}.cuh"
-    # Seen in files that include any of the umbrella's launchers: of the map family's, or of the user's.
+    # Include guard of a header that every launcher of the umbrella includes.
     cuda_guard = renderer.guard(
         f"{names.folder(user)}/activations.cuh" if user else "kf/core/kernel.cuh"
     )
@@ -135,5 +150,5 @@ def render(renderer):
 
 
 def declared(user=None):
-    """The macro that says that the header has declared its launchers."""
+    """Macro that the header of launchers defines."""
     return f"KFI_DECLARED_{names.launchers(user).upper()}"

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an installed kf has beside its headers, for pkg-config and CMake; and the installation itself.
+"""Installs kf: its headers, and the files for pkg-config and CMake.
 
-The files find the headers from where they lie themselves, so an installed tree, or a release archive, may be moved.
+Those files find the headers relative to their own path, so an installed tree may be moved.
 """
 
 import os
@@ -14,14 +14,14 @@ from kfgen.render.render import Renderer, environment, write
 DEFAULTS = {"prefix": "/usr/local", "includedir": "include", "datadir": "share"}
 PKG_CONFIG, CMAKE = ("kf.pc",), ("kfConfig.cmake", "kfConfigVersion.cmake")
 LIST = "share/kf/installed.txt"
-# What nvcc is to compile for, where nobody knows better: Hopper's own instructions (wgmma), which code for 9.0 without the `a` lacks, and for all
-# other devices from 8.0 on what the driver compiles once. As nvcc's flags, and in CMake's words; meson.build has the flags too.
+# Default architectures of nvcc: machine code for sm_90a (wgmma needs the `a`), and PTX for all
+# other devices from 8.0 on. NVCC_ARCH is for nvcc, ARCHITECTURES for CMake. meson.build repeats it.
 NVCC_ARCH = "-gencode=arch=compute_90a,code=sm_90a -gencode=arch=compute_80,code=compute_80"
 ARCHITECTURES = "90a-real;80-virtual"
 
 
 def folders(datadir="share"):
-    """{file: the directory that it is installed in}"""
+    """Returns {file: directory that it is installed in}."""
     return {
         **{n: f"{datadir}/pkgconfig" for n in PKG_CONFIG},
         **{n: f"{datadir}/cmake/kf" for n in CMAKE},
@@ -34,14 +34,14 @@ def template(name, **values):
 
 
 def flat(prefix=DEFAULTS["prefix"], includedir=DEFAULTS["includedir"], datadir=DEFAULTS["datadir"]):
-    """{name: text}. Directories are relative to the prefix, or absolute."""
+    """Returns {name: text}. Directories are absolute or relative to the prefix."""
     include = posixpath.normpath(posixpath.join(prefix, includedir))
     relative = not posixpath.isabs(includedir) and not posixpath.isabs(datadir)
     found = {}
     for name, folder in folders(datadir).items():
         up = posixpath.relpath("/", posixpath.join("/", folder)) if relative else prefix
-        # As a system path /usr/include, which compilers search anyhow, would come before the directories of C++, whose
-        # headers expect it behind them.
+        # Compilers search /usr/include anyway. Naming it as a system path would put it before the
+        # directories of C++, whose headers expect it after them.
         values = {
             "up": up,
             "include": includedir if relative else include,
@@ -53,7 +53,11 @@ def flat(prefix=DEFAULTS["prefix"], includedir=DEFAULTS["includedir"], datadir=D
 
 
 def tree(selection, prefix=DEFAULTS["prefix"], rendered=None):
-    """{path below the prefix: text} of everything that is installed. rendered: the headers, where the caller has them."""
+    """Returns {path below the prefix: text} of all installed files.
+
+    Args:
+        rendered: the generated headers, if the caller has them.
+    """
     headers = {h: (paths.INCLUDE / h).read_text() for h in paths.own_headers()}
     headers |= rendered or Renderer(selection).render()
     found = {f"include/{h}": text for h, text in headers.items()}
@@ -63,7 +67,7 @@ def tree(selection, prefix=DEFAULTS["prefix"], rendered=None):
 
 
 def install(selection, prefix, destdir=""):
-    """Writes the tree, and removes what an earlier installation had and this one has not."""
+    """Writes the tree and removes files of an earlier installation that this one lacks."""
     if not prefix:
         raise ValueError("--prefix is empty")
     prefix = os.path.abspath(prefix)

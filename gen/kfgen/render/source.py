@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One kernel as a single text: its headers, cut to it, with every kf header that they include written in their place."""
+"""One kernel as a single text: its headers, reduced to it, with kf's includes expanded."""
 
 import difflib
 import re
@@ -20,7 +20,7 @@ QUIET = """#ifdef __NVCC_DIAG_PRAGMA_SUPPORT__
 
 
 def _named(kernels):
-    """{name: (launcher, whether the name is its C one)}"""
+    """Returns {name: (launcher, True if the name is the C function's)}."""
     return {
         name: (launcher, cpu)
         for k in kernels
@@ -30,7 +30,10 @@ def _named(kernels):
 
 
 def _may_have(selection, op, name):
-    """Whether the function can be one of the op's: what all of an op's kernels are takes a second to find out."""
+    """True if the op may have a function of this name.
+
+    Expanding all kernels of all ops to find out takes a second.
+    """
     begins = {
         f"kf_{cpu}{names.fill(op.pattern, a.name)}_"
         for a in selection.activations
@@ -40,7 +43,7 @@ def _may_have(selection, op, name):
 
 
 def find(selection, name):
-    """(launcher, whether the name is its C one)."""
+    """Returns (launcher, True if the name is the C function's)."""
     known = _named(
         k for op in selection.ops if _may_have(selection, op, name) for k in selection.kernels(op)
     )
@@ -49,14 +52,14 @@ def find(selection, name):
         near = difflib.get_close_matches(name, known, n=5, cutoff=0.4)
         raise ValueError(
             f"`{name}` is not a function of kf"
-            + (f"; near it are: {', '.join(near)}" if near else "")
+            + (f"; similar names: {', '.join(near)}" if near else "")
             + "; `kfgen list` shows all"
         )
     return known[name]
 
 
 def cut(selection, launcher):
-    """The selection with this launcher's kernel and activation alone, and what it calls."""
+    """Reduces the selection to this launcher's kernel and activation, and to what it calls."""
     k, act = launcher.kernel, launcher.act
     found, of = Selection(selection.spec), {}
     for kernel in (k, *k.parts):
@@ -67,12 +70,16 @@ def cut(selection, launcher):
 
 
 def inline(path, files, inlined=lambda header: True):
-    """The text of files[path], or of a header of include/, with what it includes of kf in its place; of that, what is `inlined`.
+    """Expands kf's includes in files[path], or in a header of include/.
 
-    A header comes once. The include guards stay, so that one which is first met inside an #if may come again outside. One without a guard
-    comes wherever it is included: it is another one each time (core/matmul/width.h).
+    A header is written once. The include guards stay, so a header that first appears inside an #if
+    may appear again outside it. A header without a guard is written at each include, since its
+    text depends on macros (core/matmul/width.h).
+
+    Args:
+        inlined: True for headers that are expanded; other includes stay.
     """
-    seen = {}  # header: the conditions that it was written under
+    seen = {}  # header: lists of the #if conditions that it was written under
 
     def read(path):
         text = files[path] if path in files else (ROOT / "include" / path).read_text()
@@ -107,7 +114,7 @@ def inline(path, files, inlined=lambda header: True):
 
 
 def kernel_names(launcher):
-    """What NVRTC's nvrtcAddNameExpression is asked for: the instances that the launcher chooses from, and those of a sum's second stage."""
+    """Name expressions for nvrtcAddNameExpression: all instances that the launcher may launch."""
     stages = launcher.kernel.cuda.stages(launcher) if "cuda" in launcher.kernel.backends else []
     return list(dict.fromkeys(name for stage in stages for name in stage))
 
@@ -129,9 +136,11 @@ def _about(launcher, cpu):
         lines[1] += "Compile as C11 or C++17, link with -lm."
         return "\n".join(["/* " + lines[0] + " */", "/* " + lines[1] + " */"]) + "\n"
     lines += [
-        "With nvcc: call the launcher at the end. With NVRTC (only CUDA's include directory is needed): ask for those of",
+        "With nvcc: call the launcher at the end of this file.",
+        "With NVRTC, which needs only CUDA's include directory: pass the names of the instances",
+        "that you launch to nvrtcAddNameExpression. They are among",
         *(f"    {n}" for n in kernel_names(launcher)),
-        "that are launched, by nvrtcAddNameExpression; and compile the same text by g++, with KF_LOAD_KERNEL (docs/nvrtc.md), which has the",
-        "launcher call for a kernel by such a name, and launch it.",
+        "Compile the same text with g++ and KF_LOAD_KERNEL (docs/nvrtc.md): the launcher then",
+        "requests each kernel by its name and launches it.",
     ]
     return "".join(f"// {line}".rstrip() + "\n" for line in lines) + QUIET
