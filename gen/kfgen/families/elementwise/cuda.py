@@ -224,7 +224,7 @@ class ElementwiseCuda(Cuda):
 
     @property
     def instances(self):
-        """Kernels a launcher chooses from, in the order that core/elementwise/elementwise.cuh expects."""
+        """Kernels of a launcher, in the order of core/elementwise/elementwise.cuh."""
 
         def kernel(*parameters):
             state = ("from_state",) if self.k.keeps else ()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The family `map`: elementwise ops. Row and channel operands are broadcast."""
+"""Elementwise ops. Row and channel operands are broadcast."""
 
 import functools
 

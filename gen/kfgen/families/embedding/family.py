@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The family `lookup`: embedding. The table's gradient sums rows sorted by token."""
+"""The family `embedding`. The table's gradient sums rows sorted by token."""
 
 import functools
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""C schedule of the family `normed_lookup`: each pass processes parts of a row, gathered anew, in
+"""C schedule of `embedding_layer_norm`: each pass processes parts of a row, gathered anew, in
 vectorisable loops.
 """
 

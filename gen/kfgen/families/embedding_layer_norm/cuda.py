@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""CUDA schedule of the family `normed_lookup`: some warps share a row, in registers or gathered
+"""CUDA schedule of `embedding_layer_norm`: some warps share a row, in registers or gathered
 again in each pass. Gradients of the tables follow from the rows' gradients in the workspace, by
 sorted indices.
 """

@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The family `normed_lookup`: embeddings of three tables, added up, and an op over rows of their
-sum, as in BERT.
-"""
+"""An op over rows of the sum of three embeddings, as in BERT."""
 
 import copy
 import functools

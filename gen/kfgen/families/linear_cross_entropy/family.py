@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The family `logits`: linear cross entropy, an op over the rows of a matrix product.
+"""The family `linear_cross_entropy`: an op over the rows of a matrix product.
 
 The product is never materialised. A call computes the logits of a chunk of rows in the workspace
 with the layer `linear` and applies the op over rows that the entry names. If that op computes the

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""argmax and argmin, part of the family `reduce`.
+"""argmax and argmin, part of the family `reduction`.
 
 The result is the index of the first of equal elements; NaN precedes all numbers. argmax and argmin
 expand to expressions in the language's primitives; the schedules find value and index in one sweep.

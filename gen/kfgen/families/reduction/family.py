@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The family `reduce`: reductions over any axis, in the tensors' dtype or in float32."""
+"""The family `reduction`: reductions over any axis, in the tensors' dtype or in float32."""
 
 import functools
 from dataclasses import replace

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The family `pairs`: rotary embeddings. Pairs of a head's elements are rotated by an angle."""
+"""The family `rope`: rotary embeddings. Pairs of a head's elements are rotated by an angle."""
 
 import functools
 

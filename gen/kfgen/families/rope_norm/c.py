@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""C schedule of the family `normed_pairs`: each pass processes parts of a head in vectorisable
+"""C schedule of the family `rope_norm`: each pass processes parts of a head in vectorisable
 loops.
 """
 

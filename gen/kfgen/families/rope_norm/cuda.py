@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""CUDA schedule of the family `normed_pairs`: some lanes of a warp share a head, which they read
+"""CUDA schedule of the family `rope_norm`: some lanes of a warp share a head, which they read
 once if each has one vector per side.
 """
 

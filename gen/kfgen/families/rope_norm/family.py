@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The family `normed_pairs`: heads that are normalised by a reduction over their elements, then
+"""The family `rope_norm`: heads that are normalised by a reduction over their elements, then
 rotated as in `pairs`.
 """
 

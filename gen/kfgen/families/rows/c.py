@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""C schedule of the family `row`: a traversal of rows, and per activation its passes over a row,
+"""C schedule of the family `rows`: a traversal of rows, and per activation its passes over a row,
 made of functions over a strip.
 """
 

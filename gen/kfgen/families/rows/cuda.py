@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""CUDA schedules of the family `row`: a row in the registers of a few threads, a block or a
+"""CUDA schedules of the family `rows`: a row in the registers of a few threads, a block or a
 cluster, or read again in each pass.
 """
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The family `row`: outputs per element or per row that need reductions over the row, such as
+"""The family `rows`: outputs per element or per row that need reductions over the row, such as
 norms, softmax and losses.
 """
 
