@@ -52,9 +52,9 @@ typedef char
                                    ? 1
                                    : -1];
 
-/* Of a launcher behind the calling convention of gen/kfgen/interfaces/packed.py: tensors; sizes and integers;
-   the struct of strides; scalars; the number of the activation; seed and offset; workspace and its
-   bytes; and a CUDA stream. */
+/* Parameters of a launcher in the calling convention of gen/kfgen/interfaces/packed.py: tensors;
+   sizes and integers; the struct of strides; scalars; index of the activation; seed and offset;
+   workspace and its bytes; CUDA stream. */
 #define KFI_RT_UNUSED __attribute__((unused))
 #define KFI_RT_PARAMETERS                                                                          \
     KFI_RT_UNUSED void *const *t, KFI_RT_UNUSED const int64_t *n, KFI_RT_UNUSED const int64_t *d,  \
@@ -106,7 +106,8 @@ typedef kf_result_t (*kfi_rt_function)(KFI_RT_PARAMETERS);
 typedef struct {
     kfi_rt_function run;               /* NULL: not available on this device */
     size_t (*space)(const int64_t *n); /* NULL: needs no workspace */
-    /* variant for strided tensors, with the layout at d (kf/core/elementwise/strided.cuh); NULL: none */
+    /* variant for strided tensors, with the layout at d; NULL: none
+       (kf/core/elementwise/strided.cuh) */
     kf_result_t (*apart)(KFI_RT_PARAMETERS);
 } kfi_rt_launcher;
 typedef struct kfi_rt_op kfi_rt_op;

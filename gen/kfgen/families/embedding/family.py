@@ -117,7 +117,7 @@ class EmbeddingKernel(Kernel):
 
     @property
     def element_codes(self):
-        """Code of each tensor's number of elements, for core/lookup.h."""
+        """Code of each tensor's number of elements, for core/embedding/embedding.h."""
         return "".join(
             {"table": "t", "number": "n", "elem": "e"}[s.kind] for s in self.inputs + self.outputs
         )

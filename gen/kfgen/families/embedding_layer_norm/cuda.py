@@ -118,7 +118,7 @@ class EmbeddingLayerNormCuda(OverRowsCuda):
 
     @property
     def instances(self):
-        """Kernels in the order of core/normed_lookup.cuh."""
+        """Kernels in the order of core/embedding_layer_norm/embedding_layer_norm.cuh."""
         return self.own_instances + (sum(self.table_instances, []) if self.k.bwd else [])
 
     @property

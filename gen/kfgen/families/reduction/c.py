@@ -18,7 +18,7 @@ class ReductionC(OverRowsC):
 
     @property
     def codes(self):
-        """Operation code of each reduction, as in core/reduce.h."""
+        """Operation code of each reduction, as in core/reduction/reduction.h."""
         return [
             ("sum", "max", "min", "prod").index(word) for words in self.k.passes for word in words
         ]

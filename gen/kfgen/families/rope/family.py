@@ -148,7 +148,7 @@ class RopeKernel(Kernel):
 
     @property
     def element_codes(self):
-        """Code of each tensor's number of elements, for core/pairs_check.h."""
+        """Code of each tensor's number of elements, for core/rope/check.h."""
         return "".join(
             {"angle": "a", "frequency": "f", "number": "n", MORE: "m", "scale": "w"}.get(
                 s.kind, "e"

@@ -6,7 +6,7 @@
 // whole aligned vectors or broadcast one value, the thread loads vectors. Otherwise its elements
 // are 32 apart, so that the lanes of a warp access neighbouring elements at any alignment.
 // Grid: rows * ceil(cols / vector), block: 256 threads, no shared memory. Called by functions on
-// tensors (op/apart.cuh.j2).
+// tensors (templates/elementwise/apart.cuh.j2).
 #ifndef KF_CORE_ELEMENTWISE_STRIDED_CUH
 #define KF_CORE_ELEMENTWISE_STRIDED_CUH
 

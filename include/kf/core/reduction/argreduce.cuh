@@ -6,7 +6,7 @@
 // vector. Threads and parts combine by value, then by index, so the order of combination does not
 // matter. Packed kernel (contiguous 2-byte elements): compares two elements per instruction,
 // combines threads by a 64-bit key, then searches the winning vectors for the index.
-// reduction/argreduce.cuh.j2 has the kernels; reduce_host.cuh launches them.
+// templates/reduction/argreduce.cuh.j2 has the kernels; host.cuh launches them.
 #ifndef KF_CORE_REDUCTION_ARGREDUCE_CUH
 #define KF_CORE_REDUCTION_ARGREDUCE_CUH
 

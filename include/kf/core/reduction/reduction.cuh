@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // kf/core/reduction/reduction.cuh: device functions of reductions over an axis, [outer, axis,
-// inner] to [outer, inner]. reduce_host.cuh chooses grid and split; reduction/kernel.cuh.j2 is the
+// inner] to [outer, inner]. host.cuh chooses grid and split; reduction/kernel.cuh.j2 is the
 // kernel.
 //
 // flat     inner = 1. Some lanes of a warp, or all threads of a block, reduce one axis. Thread t

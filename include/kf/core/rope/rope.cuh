@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// kf/core/rope/rope.cuh: launch of rotary embeddings (rope) in CUDA; rope/kernel.cuh.j2 is the
-// kernel.
+// kf/core/rope/rope.cuh: launch of rotary embeddings (rope) in CUDA; templates/rope/kernel.cuh.j2
+// is the kernel.
 //
 // Several threads rotate one head of a row. A thread loads as many pairs as a vector has elements:
 // two vectors that are `pairs` elements apart, or adjacent. It copies elements behind the pairs by

@@ -21,10 +21,10 @@ typedef struct kfi_cpu_heads {
     const void *numbers;
     int number_size, size, acc_size; /* bytes of a position, of an element, of an accumulator */
     int beside;                      /* the elements of a pair are adjacent */
-    const void *heads[2], *scales[2], *given[2],
-        *tables[KFI_ROPE_TABLES]; /* of both tensors; given: the gradients of the results */
-    void *to[2];                  /* NULL: not wanted */
-    void *const *sum_outputs;     /* the gradients of both weights; NULL in a forward */
+    /* of q and k: heads and weights; given: the gradients of the results */
+    const void *heads[2], *scales[2], *given[2], *tables[KFI_ROPE_TABLES];
+    void *to[2];              /* NULL: not wanted */
+    void *const *sum_outputs; /* the gradients of both weights; NULL in a forward */
     const kfi_sum_writer *stores;
     /* Processes a head. partial: sums of the gradient of the head's weight; NULL: not wanted. */
     void (*head)(const struct kfi_cpu_heads *m, int tensor, kf_i64 head, kf_i64 position,

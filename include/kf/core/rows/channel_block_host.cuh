@@ -122,7 +122,7 @@ KF_FN KFI_SMALL bool kfi_band_whole(const kfi_bands &g, int form, int vec,
     return whole;
 }
 
-// True if channels are processed as rows in registers (row_host.cuh) instead of by channel blocks.
+// True if channels are processed as rows in registers (host.cuh) instead of by channel blocks.
 // They are then read once, in one launch. This is faster for planes of whole vectors, small
 // tensors, and very short channels.
 KF_FN KFI_SMALL bool kfi_band_as_rows(const kfi_row &m, const kf_i64 *sizes)
