@@ -177,11 +177,7 @@ def pages(selection):
     env = render.environment()
     env.filters["cell"] = lambda text: text.replace("|", "\\|")
     titles = {family.name: family.title for family in families.FAMILIES.values()}
-    common = {
-        "version": render.version(),
-        "specs": [paths.called(p) for p in selection.spec.files],
-        "titles": titles,
-    }
+    common = {"version": render.version(), "titles": titles}
     of = {family.name: [] for family in families.FAMILIES.values()}
     for op in selection.ops:
         if kernels := selection.kernels(op):
