@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from kfgen.language.emit import Target, emit, evaluate
 from kfgen.language.expr import ExprError, Graph, parse
 from kfgen.language.gradient import gradient
-from kfgen.language.primitives import BOOLEAN, WORDS
+from kfgen.language.primitives import BOOLEAN, CALLABLE
 
 from examples import examples
 
@@ -227,7 +227,7 @@ def test_derivative_is_the_finite_difference():
 
 
 PIECES = [
-    *WORDS,
+    *CALLABLE,
     *NAMES,
     "act_bwd",
     "(",

@@ -297,7 +297,7 @@ def test_list_of_a_selection(capsys):
 
 
 def test_no_operand_has_a_name_of_kf_inside():
-    """What the generated code calls operands, and what it makes of that, is no word of include/kf (names.inside)."""
+    """What the generated code calls operands, and what it makes of that, is no word of include/kf (names.renamed)."""
     words = {
         w
         for path in (ROOT / "include").rglob("*.*")

@@ -10,7 +10,7 @@ from kfgen.language.expr import Graph, parse
 NAMES = ("a", "b", "c", "d")
 
 
-def written(text, flavour="f32", masks=False, apart=False):
+def written(text, flavour="f32", masks=False, round_roots=False):
     graph = Graph()
     root = parse(graph, text, {name: graph.var(name) for name in NAMES})
     lines, [body] = emit(
@@ -19,7 +19,7 @@ def written(text, flavour="f32", masks=False, apart=False):
         Target("kfi_cpu_" if masks else "kfi_", flavour, masks),
         {},
         fixed={},
-        apart=apart,
+        round_roots=round_roots,
     )
     return " ".join([*lines, body])
 
@@ -44,8 +44,8 @@ def test_in_cuda(text, body):
 
 
 def test_what_the_caller_may_add_to():
-    assert written("a * b", apart=True) == "kfi_mul_f32(a, b)" and written("a * b") == "a * b"
-    assert written("a * b + c", apart=True) == "a * b + c"
+    assert written("a * b", round_roots=True) == "kfi_mul_f32(a, b)" and written("a * b") == "a * b"
+    assert written("a * b + c", round_roots=True) == "a * b + c"
 
 
 @pytest.mark.parametrize("text", ["a * b + c * d", "t = a * b; t + t"])

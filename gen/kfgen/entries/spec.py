@@ -218,8 +218,8 @@ def _load_activation(spec, file, name, f, builtin):
         brief=f.line("brief"),
         expr=f.get("expr", str, required=True, what='"an expression of x"'),
         dexpr=f.get("dexpr", str),
-        scalars=values(said := scalars(f, limits.ACT_SCALARS, own=("x", "y"))),
-        said=said,
+        scalars=values(scalar_info := scalars(f, limits.ACT_SCALARS, own=("x", "y"))),
+        scalar_info=scalar_info,
         dexpr_out=f.get("dexpr_out", str),
         dref_out=f.get("dref_out", str),
         rising=tuple(f.get("rising", list, [], what='["a_scalar"]')),
@@ -315,8 +315,8 @@ def load_op(spec, file, pattern, f, builtin):
     if families.named(word) not in FAMILIES:
         raise f.error("family", f"is {word!r}", f"the families are: {', '.join(FAMILIES)}")
     family = FAMILIES[families.named(word)]
-    said = scalars(f, limits.SCALARS)
-    given = values(said)
+    scalar_info = scalars(f, limits.SCALARS)
+    given = values(scalar_info)
     integers = tuple(name for name, value in given.items() if isinstance(value, int))
     if integers and not family.integers:
         raise f.error(
@@ -383,7 +383,7 @@ def load_op(spec, file, pattern, f, builtin):
         operands=operands,
         outputs=outputs,
         scalars=given,
-        said=said,
+        scalar_info=scalar_info,
         refs=refs,
         family=family.name,
         integers=integers,

@@ -6,7 +6,18 @@ from kfgen.language.expr import ExprError, Graph, parse
 from kfgen.language.primitives import BOOLEAN
 from kfgen.model.entries import SpecError
 
-INT_WORDS = BOOLEAN | {"const", "var", "add", "sub", "mul", "neg", "max", "min", "where", "act"}
+INT_PRIMITIVES = BOOLEAN | {
+    "const",
+    "var",
+    "add",
+    "sub",
+    "mul",
+    "neg",
+    "max",
+    "min",
+    "where",
+    "act",
+}
 
 
 def check_scalars(op, act):
@@ -100,7 +111,7 @@ def _check_ints(graph, roots, file, entry):
                 f"the constant {node.value} is no integer",
                 "drop ints, or write integers",
             )
-        if node.op not in INT_WORDS:
+        if node.op not in INT_PRIMITIVES:
             raise SpecError(
                 file,
                 entry,

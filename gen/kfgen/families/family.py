@@ -75,8 +75,8 @@ class Family:
         """The names of entries whose functions its own ones call."""
         return ()
 
-    def inside(self, op, rename):
-        """An entry's fields that no other family has, with all names as the generated code has them (rename.Inside)."""
+    def renamed(self, op, renaming):
+        """An entry's fields that no other family has, with all names as the generated code has them (rename.Renaming)."""
         return op.own
 
     def backward_dtypes(self, op, own, dtypes):
@@ -119,7 +119,7 @@ def wrong(op, field, problem, fix):
     return SpecError(op.file, f"op.{op.pattern}", field, problem, fix)
 
 
-def said(operands):
+def describe(operands):
     """What an entry's operands are, for a complaint: kinds that are right do not say that a dtype is wrong."""
     return ", ".join(
         f'{o.name} = {{ kind = "{o.kind}", dtype = "{o.dtype}", grad = {str(o.grad).lower()} }}'

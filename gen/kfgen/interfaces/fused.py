@@ -35,9 +35,9 @@ def _word(act):
             wanted = " and, optionally, ".join(["x", *act.scalars])
             raise ExprError(f"calls `{act.name}` with {len(args)} arguments, expected {wanted}")
         x, *given = args
-        scalars = {name: graph.const(scalar.default) for name, scalar in act.said.items()} | dict(
-            zip(act.scalars, given)
-        )
+        scalars = {
+            name: graph.const(scalar.default) for name, scalar in act.scalar_info.items()
+        } | dict(zip(act.scalars, given))
         node = act.build(graph, x, scalars)
         if act.dexpr:
             graph.closed[node] = x, lambda dy: act.build_bwd(graph, x, dy, scalars)
@@ -47,7 +47,7 @@ def _word(act):
 
 
 @functools.cache
-def words():
+def extra():
     """Returns {name: function} of activations that are not primitives of the language."""
     return {
         name: _word(act)
@@ -66,7 +66,7 @@ def spec(name, entry):
     outputs = entry.get("outputs", {})
     data = entry | ({"refs": dict.fromkeys(outputs, "0")} if outputs else {"ref": "0"})
     specs.load_op(found, FILE, name, Fields(FILE, "entry", data), True)
-    found.ops[name].words = words()
+    found.ops[name].extra = extra()
     specs.finish(found)
     return found
 

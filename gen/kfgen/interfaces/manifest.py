@@ -81,7 +81,7 @@ NULL = {"strides": "dense", "workspace": "no bytes", "activation_scalars": "the 
 def value(k, act, argument):
     """Describes an argument that is no tensor."""
     scalar = (
-        (k.op.said | act.said).get(argument.name)
+        (k.op.scalar_info | act.scalar_info).get(argument.name)
         if argument.role in ("scalar", "integer", "act_scalar")
         else None
     )
@@ -310,7 +310,7 @@ def any_activation(k, members, user):
         of = {f["activation"]: f for f in members if f["state"] == launcher.state}
         first = next(iter(of.values()))
         builtin = k.op.builtin and all(a.builtin for a in k.acts)
-        folder = names.folder_of_chosen(None if builtin else user)
+        folder = names.folder_any(None if builtin else user)
         header = f"{folder}/{names.stem(k.op.pattern)}"
         tensors = {}
         for alike in zip(*([a for a in f["arguments"] if "kind" in a] for f in of.values())):

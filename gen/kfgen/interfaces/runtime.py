@@ -283,12 +283,12 @@ class Function:
         return next(g for g in self.any if g["dtypes"] == f["dtypes"])
 
     @property
-    def lies_apart(self):
-        """True if GPU kernels for strided tensors exist (runtime_activation.lies_apart)."""
+    def has_any_strides(self):
+        """Whether a GPU has kernels of tensors that lie in any way (runtime_activation.has_any_strides)."""
         return bool(self.any) and self.any_order
 
-    def apart(self, f):
-        """Calls the launcher with a run-time activation on strided tensors."""
+    def any_strides(self, f):
+        """The call of such a function for any activation."""
         others = f | {
             "arguments": [
                 a for a in f["arguments"] if a["role"] not in ("activation", "activation_scalars")
@@ -316,7 +316,7 @@ class Function:
             f"kfi_rt_run_{f[name]}, {'kfi_rt_space_' + f[name] if f[space] else 'NULL'}"
             for name, space in both
         )
-        apart = f"kfi_rt_apart_{self.any_of(f)['name']}" if self.lies_apart else "NULL"
+        apart = f"kfi_rt_apart_{self.any_of(f)['name']}" if self.has_any_strides else "NULL"
         of_tensors, of_name = (
             ", ".join(f"KF_{d.upper()}" for d in words) for words in (dtypes, f["dtypes"])
         )
@@ -432,7 +432,7 @@ def _header(manifest, name, made, known):
         "aliases": known,
         "headers": list(dict.fromkeys(m["header"] for f in made for m in f.members)),
         "any_headers": list(
-            dict.fromkeys(g["header"] + ".apart" * f.lies_apart for f in made for g in f.any)
+            dict.fromkeys(g["header"] + ".apart" * f.has_any_strides for f in made for g in f.any)
         ),
         "activations": manifest["activations"],
         "words": packed.words,

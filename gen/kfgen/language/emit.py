@@ -25,7 +25,7 @@ class Target:
     act: object = None  # (x) -> text
     act_bwd: object = None  # (x, dy) -> text
     act_bwd_out: object = None  # (y, dy) -> text
-    chosen_argument: object = (
+    gradient_argument: object = (
         None  # (x) -> text, what a chosen activation's gradient is given for x
     )
     stored: object = None  # (x) -> text, rounded to the dtype of results; None: it is the one that is computed with
@@ -43,7 +43,7 @@ class Target:
         return not self.masks and self.flavour not in ("i32", "i64")
 
     @property
-    def words(self):
+    def suffix(self):
         return "f32" if self.flavour == "lp" else self.flavour
 
     @property
@@ -63,10 +63,10 @@ class Target:
         return text if self.flavour == "f64" else text + "f"
 
 
-def emit(graph, roots, target, env, fixed=(), named=(), head=None, apart=False):
+def emit(graph, roots, target, env, fixed=(), named=(), head=None, round_roots=False):
     """(lines that define temporaries, one text per root). A node that is used twice gets a temporary. In CUDA a product that is one is
     rounded for all that read it: where it is added to something a compiler may fuse the two, in one instance of a kernel and not in another,
-    whose bits are to be the same. apart: so are the roots.
+    whose bits are to be the same. round_roots: so are the roots.
 
     env spells variables; fixed spells whole nodes, whose arguments are then not printed. named: {node: (name of its own temporary,
     what that is set to, with {} for the node's text)}. head: where to put what is the same for all elements of a loop, and keeps compilers
@@ -90,7 +90,11 @@ def emit(graph, roots, target, env, fixed=(), named=(), head=None, apart=False):
             continue
         body, level = _print(graph, i, target, env, text, i in exact, head, fixed)
         temporary = i in named or (uses[i] > 1 and graph.nodes[i].op not in ("const", "var"))
-        if (temporary or (apart and i in roots)) and target.fuses and graph.nodes[i].op == "mul":
+        if (
+            (temporary or (round_roots and i in roots))
+            and target.fuses
+            and graph.nodes[i].op == "mul"
+        ):
             body, level = _rounded(graph, i, target, text), ATOM
         if i in named:
             name, form = named[i]
@@ -221,7 +225,7 @@ def _print(graph, i, target, env, text, exact, head, fixed):
                 ATOM,
             )  # the other arm is 0: kfgen writes no other
         case "where" if target.masks:
-            return f"{target.prefix}select_{target.words}({', '.join(args)})", ATOM
+            return f"{target.prefix}select_{target.suffix}({', '.join(args)})", ATOM
         case "where" if any(_expensive(graph, a) for a in node.args[1:]):
             return f"kfi_select({text[node.args[0]][0]}, {args[1]}, {args[2]})", ATOM
         case "where":
@@ -229,7 +233,7 @@ def _print(graph, i, target, env, text, exact, head, fixed):
         case op if op in COMPARISONS and graph.compares_whole(i):
             return _compare_whole(graph, i, target, head)
         case op if op in COMPARE and target.masks:
-            return f"{target.prefix}{op}_{target.words}({', '.join(args)})", ATOM
+            return f"{target.prefix}{op}_{target.suffix}({', '.join(args)})", ATOM
         case op if op in COMPARE:
             return f"{at(0, 1)} {COMPARE[op]} {at(1, 1)}", 0
         case "and" | "or":
@@ -255,7 +259,7 @@ def _print(graph, i, target, env, text, exact, head, fixed):
 def _rounded(graph, i, target, text):
     """A product that no sum is fused with."""
     a, b = (text[x][0] for x in graph.nodes[i].args)
-    return f"{target.prefix}mul_{target.words}({a}, {b})"
+    return f"{target.prefix}mul_{target.suffix}({a}, {b})"
 
 
 def _of_two_products(graph, node, target, text):
@@ -267,7 +271,7 @@ def _of_two_products(graph, node, target, text):
     a, b = (text[x][0] for x in graph.nodes[first].args)
     body, level = text[second]
     addend = body if node.op == "add" else f"-{body}" if level == ATOM else f"-({body})"
-    return f"{target.prefix}fma_{target.words}({a}, {b}, {addend})"
+    return f"{target.prefix}fma_{target.suffix}({a}, {b}, {addend})"
 
 
 def _picked(a, columns, np):

@@ -22,9 +22,9 @@ from kfgen.language.primitives import (
     QUERY,
     REDUCTIONS,
     ROW,
-    ROW_WORDS,
+    ROW_CALLABLE,
     UNIFORM,
-    WORDS,
+    CALLABLE,
 )
 
 COMPARE = {ast.Lt: "lt", ast.LtE: "le", ast.Gt: "gt", ast.GtE: "ge", ast.Eq: "eq", ast.NotEq: "ne"}
@@ -50,7 +50,7 @@ class Graph:
         are whole numbers of 64 bits, such as labels."""
         self.whole = frozenset(whole)
         self.nodes, self._index, self._level, self._reached = [], {}, {}, {}
-        self.words = {}  # functions (graph, nodes) -> node that expressions may call beside the language's own words
+        self.extra = {}  # functions (graph, nodes) -> node that expressions may call beside the language's own words
         self.closed = {}  # {node: (what it is a function of, function dy -> its gradient)}, where the derived one is not wanted
         self.levels = (
             None
@@ -250,15 +250,17 @@ def _build(graph, tree, env):
 
 
 def _call(graph, name, args, number, condition, env):
-    if graph.levels is not None and (name in ROW_WORDS or (name in REDUCTIONS and len(args) == 1)):
+    if graph.levels is not None and (
+        name in ROW_CALLABLE or (name in REDUCTIONS and len(args) == 1)
+    ):
         return _reduce(graph, name, [number(a) for a in args])
-    if name in ROW_WORDS:
+    if name in ROW_CALLABLE:
         raise ExprError(f"calls `{name}`, which this op's family does not have")
-    if name in graph.words:
-        return graph.words[name](graph, [number(a) for a in args])
-    if name not in WORDS and not (name == "act_bwd" and name in env):
+    if name in graph.extra:
+        return graph.extra[name](graph, [number(a) for a in args])
+    if name not in CALLABLE and not (name == "act_bwd" and name in env):
         raise ExprError(
-            f"calls `{name}`; the words are: {', '.join(sorted([*WORDS, *graph.words]))}"
+            f"calls `{name}`; the words are: {', '.join(sorted([*CALLABLE, *graph.extra]))}"
         )
     arity = 1 if name == "dropout" else len(PRIMITIVES[name][0])
     if len(args) != arity:

@@ -46,7 +46,7 @@ SPELLED = {
     "gelu": "({0} * {normcdf})",
     "gelu_bwd": f"({{normcdf}} + {{0}} * {NORMPDF})",
 }
-WORDS = {
+FUNCTIONS = {
     "abs": "abs",
     "exp": "exp",
     "expm1": "expm1",
@@ -65,7 +65,7 @@ class Library:
     """How one of them spells things. cast: what functions take that take no plain number. Of a reduction: (function, words behind the axes)."""
 
     name: str
-    words: dict
+    functions: dict
     normcdf: str
     spelled: dict
     reductions: dict
@@ -85,11 +85,11 @@ class Library:
             return self.spelled[op].format(
                 text, exp=f"{self.name}.exp", normcdf=self.normcdf.format(text)
             )
-        return f"{self.words[op]}({text})"
+        return f"{self.functions[op]}({text})"
 
 
 def _library(name, own, **more):
-    return Library(name, {op: f"{name}.{word}" for op, word in WORDS.items()} | own, **more)
+    return Library(name, {op: f"{name}.{word}" for op, word in FUNCTIONS.items()} | own, **more)
 
 
 NUMPY = _library(
@@ -357,7 +357,7 @@ def statements(k, act, library, by=False):
     lib, frame = LIBRARIES[library], Frame(k)
     graph, roots = inlined(k, act, by)
     read = graph.variables(roots)
-    picked = {graph.nodes[node.args[0]].value for node in graph.nodes if node.op == "pick"}
+    gathered = {graph.nodes[node.args[0]].value for node in graph.nodes if node.op == "pick"}
     lines, axes = (
         [],
         {name: None for name in (*k.scalars, *k.integers, *act.scalars, "keep_scale")}
@@ -370,7 +370,7 @@ def statements(k, act, library, by=False):
             lines.append(
                 f"{', '.join(s.parts)} = {s.name}[:, :{frame.elem[1]}], {s.name}[:, {frame.elem[1]}:]"
             )
-        elif s.name in picked or not frame.is_broadcast(k.shape(s)):
+        elif s.name in gathered or not frame.is_broadcast(k.shape(s)):
             lines.append(f"{s.name} = {s.name}.reshape({', '.join(frame.view(k.shape(s)))})")
     model = min(given, key=lambda s: s.kind != "elem").name
     for name, (text, along) in frame.row_values(read).items():

@@ -12,7 +12,7 @@ from kfgen.language.emit import emit, reads
 from kfgen.language.expr import Graph, stages
 from kfgen.language.primitives import ELEM, KEEP, REDUCTIONS, ROW, TRANSCENDENTAL
 
-WORDS = {node: name for name, node in REDUCTIONS.items()}  # rowmax: max
+REDUCTION_OF = {node: name for name, node in REDUCTIONS.items()}  # rowmax: max
 # What a later pass takes as an earlier one left it: much to compute again, or, of a stored sum, a load and two conversions. And
 # what dropout has made, whose mask would be drawn again (costly).
 COSTLY = {*TRANSCENDENTAL, "act", "act_bwd", "stored"}
@@ -154,7 +154,7 @@ def reduced(graph, roots):
     stage = stages(graph, roots)
     reach = graph.reachable(roots)
     return [
-        [WORDS[graph.nodes[i].op] for i in reach if stage.get(i) == d]
+        [REDUCTION_OF[graph.nodes[i].op] for i in reach if stage.get(i) == d]
         for d in range(max(stage.values(), default=-1) + 1)
     ]
 
@@ -197,7 +197,7 @@ def program(graph, roots, target, env, sums=(), keep="", each="{}", split=None):
         found = [i for i in wanted if i not in stage and depth[i] == d]
         done = {i: n for i, n in spelled.items() if depth[i] < d or (i in stage and depth[i] == d)}
         lines, texts = emit(
-            graph, found, replace(target, cheap=frozenset()), env, fixed=done, apart=True
+            graph, found, replace(target, cheap=frozenset()), env, fixed=done, round_roots=True
         )  # once a row: exact costs nothing
         return Step(lines, list(zip((name[i] for i in found), texts)))
 
@@ -247,7 +247,7 @@ def program(graph, roots, target, env, sums=(), keep="", each="{}", split=None):
     for d in range(count):
         lines, texts, read, head, calls = code(d)
         reductions = [
-            Reduction(name[i], WORDS[graph.nodes[i].op], text)
+            Reduction(name[i], REDUCTION_OF[graph.nodes[i].op], text)
             for i, text in zip([i for i in reach if stage.get(i) == d], texts)
         ]
         keeps = [n for i, n in kept.items() if home[i] == d]

@@ -83,7 +83,7 @@ REDUCTIONS = {
     "min": "rowmin",
     "prod": "rowprod",
 }  # as a spec calls them, of one argument
-PLACES = {
+ARG_REDUCTIONS = {
     "argmax": "rowmax",
     "argmin": "rowmin",
 }  # where the first of these is: a result of its own, of a reduction over an axis
@@ -105,13 +105,13 @@ TRANSCENDENTAL = dict.fromkeys(
 )
 TRANSCENDENTAL |= dict.fromkeys(("erf", "normcdf", "normpdf", "gelu", "gelu_bwd"), 3)
 # What a spec may call; the rest of PRIMITIVES is reached through operators.
-WORDS = sorted(
+CALLABLE = sorted(
     set(PRIMITIVES)
     - BOOLEAN
     - OVER_ROWS
     - {"add", "sub", "mul", "div", "neg", "act_bwd", "act_bwd_out"}
 ) + ["dropout"]
-ROW_WORDS = ["mean", "pick", "prod", "stop", "sum"]  # beside max and min of one argument
+ROW_CALLABLE = ["mean", "pick", "prod", "stop", "sum"]  # beside max and min of one argument
 # The Philox mask of a dropout is two inputs of the graph, so that its gradient needs no rule of its own.
 KEEP, KEEP_SCALE = "keep", "keep_scale"
 

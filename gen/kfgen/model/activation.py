@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from kfgen.language.emit import Target, emit
 from kfgen.language.expr import Graph
 from kfgen.model.dtypes import INT_DTYPES
-from kfgen.model.names import inside
+from kfgen.model.names import renamed
 
 
 @functools.cache
@@ -81,7 +81,7 @@ class ActCode:
 
     def __init__(self, act):
         self.act, self.name, self.id, self.scalars = act, act.name, act.id, list(act.scalars)
-        self.inside = {s: inside(s) for s in act.scalars}  # what its functions call them
+        self.renamed = {s: renamed(s) for s in act.scalars}  # what its functions call them
         self.brief, self.reads_x = act.brief, bwd_reads_x(act)
         self.by_result, self.by_id = (
             act.dexpr_out is not None,
@@ -101,7 +101,9 @@ class ActCode:
     def facts(self):
         """The fields of core/choose.h's kfi_act_facts."""
         rising_ = f'"{self.rising}"' if self.rising else "NULL"
-        defaults = ", ".join(repr(float(self.act.said[s].default)) for s in self.scalars) or "0"
+        defaults = (
+            ", ".join(repr(float(self.act.scalar_info[s].default)) for s in self.scalars) or "0"
+        )
         flags = ", ".join(
             str(int(x)) for x in (len(self.scalars), self.reads_x, self.by_result, self.act.ints)
         )
@@ -113,7 +115,9 @@ class ActCode:
 
     def functions(self, cpu):
         """cpu: a scalar is an argument of its own; CUDA: a field of s."""
-        scalar = {name: name if cpu else f"s.v[{i}]" for i, name in enumerate(self.inside.values())}
+        scalar = {
+            name: name if cpu else f"s.v[{i}]" for i, name in enumerate(self.renamed.values())
+        }
         found = []
         for f in self.flavours:
             ctype = {
@@ -156,12 +160,12 @@ class ActCode:
         return found
 
     def _has_scalars(self, code):
-        return bool(code and code[2] & set(self.inside.values()))
+        return bool(code and code[2] & set(self.renamed.values()))
 
     def _code(self, flavour, cpu, scalar, build):
         """(lines, expression, names used). scalar: how a scalar's name is spelled."""
         graph = Graph()
-        root = build(graph, {s: graph.var(name) for s, name in self.inside.items()})
+        root = build(graph, {s: graph.var(name) for s, name in self.renamed.items()})
         target = Target("kfi_cpu_" if cpu else "kfi_", flavour, cpu)
-        lines, (text,) = emit(graph, [root], target, scalar, fixed={}, apart=True)
+        lines, (text,) = emit(graph, [root], target, scalar, fixed={}, round_roots=True)
         return lines, text, graph.variables([root])

@@ -140,8 +140,8 @@ def notes(k, stream):
     found = [nullable(k, stream)]
     if stream.role == "in" and (below := k.below(stream)):
         found.append(f"outside 0 to {below} - 1: {'no gradient' if k.bwd else 'NaN is picked'}")
-    if twins := in_place(k, stream):
-        found.append(f"may be {' or '.join(twins)}")
+    if companions := in_place(k, stream):
+        found.append(f"may be {' or '.join(companions)}")
     if stream.same_as:
         found.append(f"equals {stream.same_as}: may be one pointer")
     return "; ".join(n for n in found if n)

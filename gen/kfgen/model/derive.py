@@ -29,7 +29,7 @@ def _graph(op, reads, levels=None):
         | set(ROW_COUNTS if COLUMN in reads else ())
     )
     graph = Graph(levels, whole)
-    graph.words = op.words
+    graph.extra = op.extra
     env = {name: graph.var(name) for o in op.operands for name in o.values}
     return graph, env | {name: graph.var(name) for name in (*op.scalars, *reads)}
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from kfgen.language.expr import Graph, parse
 from kfgen.language.gradient import gradient, substitute
-from kfgen.language.primitives import OVER_ROWS, PLACES, PRIMITIVES
+from kfgen.language.primitives import OVER_ROWS, ARG_REDUCTIONS, PRIMITIVES
 
 # Ids of activations, with which kernels are instantiated. kf's own are written down: from 0 on, and fixed for ever. Users' follow from their
 # names, so that headers of people who do not know of each other may meet in one program. ANY_ID is for an activation chosen at run time.
@@ -237,7 +237,7 @@ class Activation:
     since: str
     file: str
     builtin: bool
-    said: dict = field(default_factory=dict)  # name of a scalar: Scalar
+    scalar_info: dict = field(default_factory=dict)  # name of a scalar: Scalar
     heavy: bool = False  # whether families of heavy kernels have it
     dexpr_out: str | None = None  # the gradient by the result
     dref_out: str | None = None
@@ -302,7 +302,7 @@ class Op:
     saved: dict = field(
         default_factory=dict
     )  # name: expression that is the same for a row, an output for the backward
-    said: dict = field(default_factory=dict)  # name of a scalar: Scalar
+    scalar_info: dict = field(default_factory=dict)  # name of a scalar: Scalar
     integers: tuple = ()  # those of its scalars that are whole numbers of 64 bits
     updates: dict = field(
         default_factory=dict
@@ -317,7 +317,7 @@ class Op:
     activations: list = field(default_factory=list)
     own: dict = field(default_factory=dict)  # what its family alone has fields for
     made_of: tuple = ()  # entries whose functions its own ones call
-    words: dict = field(
+    extra: dict = field(
         default_factory=dict
     )  # that its expressions may call beside the language's own: {name: function (graph, nodes) -> node}
 
@@ -333,7 +333,7 @@ class Op:
     def indexed(self):
         """Whether it reads whole numbers, of either dtype, or gives them."""
         return any(o.dtype == "I" for o in self.operands) or any(
-            PLACES.keys() & names_called(text) for text in self.outputs.values()
+            ARG_REDUCTIONS.keys() & names_called(text) for text in self.outputs.values()
         )
 
     @property

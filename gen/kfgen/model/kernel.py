@@ -79,8 +79,8 @@ class Kernel(Signature):
     parts = ()  # kernels whose launchers its own call
     rounded = False  # whether products may round their factors (dtypes.ROUNDED)
     refuses = False  # whether an axis without elements is an error
-    chosen = False  # whether its activation is an argument (runtime_activation.py)
-    apart = False  # and its tensors lie in any way
+    runtime_activation = False  # whether its activation is an argument (runtime_activation.py)
+    any_strides = False  # and its tensors lie in any way
     work = ""  # of a product: its operations in a call, as an expression of the sizes
     shaped_by = ()  # inputs that say the sizes between them, each all that those before leave but one; empty: one of the elements' shape does
     accumulates = False  # whether a gradient is added to `beta` times what is there
@@ -103,7 +103,7 @@ class Kernel(Signature):
         self.cpu_pattern = names.function(op.pattern, "{act}", dtypes, bwd, cpu=True)
         self.state_pattern = names.function(op.pattern, "{act}", dtypes, bwd, True)
         self.cpu_state_pattern = names.function(op.pattern, "{act}", dtypes, bwd, True, cpu=True)
-        self.workspace, self.cpu_workspace = (self._twin(cpu) for cpu in (False, True))
+        self.workspace, self.cpu_workspace = (self._companion(cpu) for cpu in (False, True))
         self.dropout = op.dropout
         self.acts = [a for a in op.activations if self.dtype.word in FLOAT_DTYPES or a.ints]
         self.has_act = op.has_act
@@ -154,11 +154,11 @@ class Kernel(Signature):
         """Sorts the tensors further by how they are read and written, and refuses what there is no schedule for."""
 
     @property
-    def body(self):
+    def renamed(self):
         """The same kernel as what launchers call has it, with names of its own (rename.py)."""
-        if "_body" not in self.__dict__:
-            self._body = rename.kernel(self)
-        return self._body
+        if "_renamed" not in self.__dict__:
+            self._renamed = rename.kernel(self)
+        return self._renamed
 
     @property
     def two_dtypes(self):

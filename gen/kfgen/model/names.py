@@ -37,7 +37,7 @@ def formula(pattern, word, bwd=False, by=False):
 
 
 def workspace(function_):
-    """Of a function: its twin, which says how much workspace it needs."""
+    """Of a function: its companion, which says how much workspace it needs."""
     return f"{function_}_workspace_bytes"
 
 
@@ -56,7 +56,7 @@ def folder(user=None):
     return f"kf/user/{user}" if user else "kf/ops"
 
 
-def folder_of_chosen(user=None):
+def folder_any(user=None):
     """Of the headers of functions whose activation is an argument."""
     return f"{folder(user)}/any" if user else "kf/any"
 
@@ -71,7 +71,7 @@ def gradient_of(name):
     return f"kfi_d{name.removeprefix('kfi_')}" if name.startswith("kfi_") else f"d{name}"
 
 
-def inside(name):
+def renamed(name):
     """What the generated code calls an operand, a result or a scalar. It ends in a digit: what the code makes of such names, it adds a word to
     (kfi_x0_f), so that none is that of another operand (x_f: kfi_x_f0)."""
     return f"kfi_{name}0"

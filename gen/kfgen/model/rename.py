@@ -27,7 +27,7 @@ def _text(text, own):
     return ast.unparse(_Renamed(dict(own)).visit(ast.parse(text.strip())))
 
 
-class Inside:
+class Renaming:
     """own: {public name: name inside}."""
 
     def __init__(self, own):
@@ -51,7 +51,7 @@ class Inside:
 
 def _with_gradients(named, results):
     """Expressions may read the gradients of results."""
-    own = {n: names.inside(n) for n in named}
+    own = {n: names.renamed(n) for n in named}
     return own | {names.gradient_of(n): names.gradient_of(own[n]) for n in results}
 
 
@@ -77,15 +77,15 @@ def _activation(key):
     act = key.entry
     if not act.scalars:
         return act
-    inside = Inside({n: names.inside(n) for n in act.scalars})
+    renaming = Renaming({n: names.renamed(n) for n in act.scalars})
     return replace(
         act,
-        expr=inside.text(act.expr),
-        dexpr=inside.text(act.dexpr),
-        dexpr_out=inside.text(act.dexpr_out),
-        scalars=inside.names(act.scalars),
-        said=inside.names(act.said),
-        rising=tuple(map(inside.name, act.rising)),
+        expr=renaming.text(act.expr),
+        dexpr=renaming.text(act.dexpr),
+        dexpr_out=renaming.text(act.dexpr_out),
+        scalars=renaming.names(act.scalars),
+        scalar_info=renaming.names(act.scalar_info),
+        rising=tuple(map(renaming.name, act.rising)),
     )
 
 
@@ -102,22 +102,22 @@ def op(public, family):
         public.outputs,
     )
     own |= {updated(n): updated(own[n]) for n in public.updates}
-    inside = Inside(own)
+    renaming = Renaming(own)
     operands = [
-        replace(o, name=inside.name(o.name), parts=tuple(map(inside.name, o.parts)))
+        replace(o, name=renaming.name(o.name), parts=tuple(map(renaming.name, o.parts)))
         for o in public.operands
     ]
     return replace(
         public,
         operands=operands,
-        outputs=inside.texts(public.outputs),
-        scalars=inside.names(public.scalars),
-        saved=inside.texts(public.saved),
-        said=inside.names(public.said),
-        integers=tuple(map(inside.name, public.integers)),
-        updates=inside.texts(public.updates),
-        grads=inside.texts(public.grads),
-        own=family.inside(public, inside),
+        outputs=renaming.texts(public.outputs),
+        scalars=renaming.names(public.scalars),
+        saved=renaming.texts(public.saved),
+        scalar_info=renaming.names(public.scalar_info),
+        integers=tuple(map(renaming.name, public.integers)),
+        updates=renaming.texts(public.updates),
+        grads=renaming.texts(public.grads),
+        own=family.renamed(public, renaming),
         activations=[activation(a) for a in public.activations],
     )
 

@@ -13,13 +13,13 @@ WORD = "activation"  # in names, where those of one activation have its word
 
 
 @dataclass(frozen=True)
-class Chosen:
+class RuntimeActivation:
     """What stands for the activation of such a function."""
 
     name: str = WORD
     id: int = ANY_ID
     scalars: dict = field(default_factory=dict)
-    said: dict = field(default_factory=dict)
+    scalar_info: dict = field(default_factory=dict)
     ulp: dict = field(default_factory=dict)
     rising: tuple = ()
     ints: bool = True
@@ -27,7 +27,7 @@ class Chosen:
     dexpr_out: None = None
 
 
-CHOSEN = Chosen()
+RUNTIME_ACTIVATION = RuntimeActivation()
 
 
 def has(kernel):
@@ -38,39 +38,39 @@ def has(kernel):
 def kernel(k):
     """The kernel of all its activations: in CUDA one of its own, in C what calls theirs."""
     found = _kernel(k)
-    found._body = _kernel(k.body)
+    found._renamed = _kernel(k.renamed)
     return found
 
 
-def lies_apart(k):
+def has_any_strides(k):
     """Whether there is a kernel of its tensors that lie in any way: an op that visits elements one by one, in any order."""
     return has(k) and k.permutable and not k.sums
 
 
-def apart(k):
+def any_strides(k):
     """The kernel of all its activations for such tensors."""
     found = kernel(k)
-    for one in (found, found._body):
-        one.apart, one.name = True, f"{one.name}_apart"
+    for one in (found, found._renamed):
+        one.any_strides, one.name = True, f"{one.name}_apart"
     return found
 
 
 def _kernel(k):
     found = copy.copy(k)
-    for cached in ("cuda", "c", "_body"):
+    for cached in ("cuda", "c", "_renamed"):
         found.__dict__.pop(cached, None)
-    found.chosen, found.acts, found.choice = True, [CHOSEN], list(k.acts)
+    found.runtime_activation, found.acts, found.choice = True, [RUNTIME_ACTIVATION], list(k.acts)
     found.without = f'"{" ".join(k.op.without)}"' if k.op.without else "NULL"
     found.ints = int(k.dtypes[0] in INT_DTYPES)
     found.scalar_word = "f64" if k.scalar_ctype == "double" else "f32"
-    found.carrier = _carrier(k) if k.by_result else None
-    if found.carrier:
+    found.result_slot = _result_slot(k) if k.by_result else None
+    if found.result_slot:
         found.loads = [s for s in k.loads if s.reads != "result"]
     found.name = names.function(k.op.pattern, WORD, k.dtypes, k.bwd).removeprefix("kf_")
     return found
 
 
-def _carrier(k):
+def _result_slot(k):
     """The input in whose place a kernel is given the activation's result: it reads one of the two."""
     result = next(s for s in k.loads if s.reads == "result")
     return next(
@@ -115,7 +115,7 @@ def split(graph, roots, target, env, fixed=(), named=None, again=()):
             named={n: form for n, form in named.items() if n not in inside},
         )
         name, bwd = f"kfi_z{len(calls)}", node.op == "act_bwd"
-        x = target.chosen_argument(texts[0]) if bwd and target.chosen_argument else texts[0]
+        x = target.gradient_argument(texts[0]) if bwd and target.gradient_argument else texts[0]
         calls.append(Call(name, bwd, own, x, texts[-1], "!in_registers" if i in again else ""))
         inside[i] = fixed[i] = f"{name}[e]"
         if i in named:

@@ -56,20 +56,20 @@ class Cuda:
 
         def either(x):
             by, result = (
-                ("kfi_activation", k.carrier.name if k.carrier else k.result)
-                if k.chosen and k.by_result
+                ("kfi_activation", k.result_slot.name if k.result_slot else k.result)
+                if k.runtime_activation and k.by_result
                 else ("act", k.result)
             )
             return f"{by} < 0 ? {result}_f[e] : {x}" if k.by_result else x
 
-        if k.chosen:  # of what is no element's; of vectors chosen.calls writes them
+        if k.runtime_activation:  # of what is no element's; of vectors chosen.calls writes them
             own = f"{k.act_flavour}({{}}, scalars, kfi_activation)"
             return Target(
                 "kfi_",
                 k.flavour,
                 False,
                 cheap=cheap if k.dtype.flavour == "lp" else frozenset(),
-                chosen_argument=either,
+                gradient_argument=either,
                 act=lambda x: f"kfi_chosen_{own.format(x)}",
                 act_bwd=lambda x, dy: f"kfi_chosen_bwd_{own.format(f'{either(x)}, {dy}')}",
             )
@@ -148,8 +148,8 @@ class Cuda:
         found += [f"{a.ctype}{a.name}" for a in self.k.workspace_arguments] + [
             "cudaStream_t stream"
         ]
-        if self.k.chosen:
-            layout = ["const int64_t *kfi_layout"] * self.k.apart
+        if self.k.runtime_activation:
+            layout = ["const int64_t *kfi_layout"] * self.k.any_strides
             return ", ".join(
                 found + [f"{a.ctype}{a.name}" for a in self.k.choice_arguments] + layout
             )
@@ -162,12 +162,12 @@ class Cuda:
         """Of a kernel."""
         return [f"{self.k.scalar_struct} scalars"] * self.k.has_act + [
             "int kfi_activation"
-        ] * self.k.chosen
+        ] * self.k.runtime_activation
 
     @property
     def act_arguments(self):
         """The same of a kernel's launch."""
-        return ["kfi_scalars"] * self.k.has_act + ["kfi_activation"] * self.k.chosen
+        return ["kfi_scalars"] * self.k.has_act + ["kfi_activation"] * self.k.runtime_activation
 
     def launched(self, *names):
         """What the launch of a kernel hands over, as the run function calls it."""
@@ -177,13 +177,17 @@ class Cuda:
 
     @property
     def act_word(self):
-        return f'"{self.k.acts[0].name}"' if self.k.chosen else "kfi_act_word(kfi_tag<kfi_act>())"
+        return (
+            f'"{self.k.acts[0].name}"'
+            if self.k.runtime_activation
+            else "kfi_act_word(kfi_tag<kfi_act>())"
+        )
 
     @property
     def act_rising(self):
         return (
             "kfi_by ? kfi_chosen->rising : nullptr"
-            if self.k.chosen
+            if self.k.runtime_activation
             else "kfi_act_rising(kfi_tag<kfi_act>())"
         )
 
@@ -191,13 +195,13 @@ class Cuda:
     def tensor_codes(self):
         asked = (
             ("kfi_reads", "kfi_by")
-            if self.k.chosen
+            if self.k.runtime_activation
             else ("kfi_act_bwd_reads(kfi_tag<kfi_act>())", "kfi_act < 0")
         )
         return self.k.tensor_codes(*asked)
 
     @property
-    def chosen_type(self):
+    def act_ctype(self):
         """What the activation is computed in."""
         return {"f64": "double", "i32": "kf_i32", "i64": "kf_i64"}.get(self.k.act_flavour, "float")
 
@@ -206,7 +210,7 @@ class Cuda:
         found = {"act": ["kfi_act_bwd_reads(kfi_tag<act>())"], "result": ["act < 0"]}.get(
             stream.reads, []
         )
-        if found and self.k.chosen:
+        if found and self.k.runtime_activation:
             return [stream.name]  # the launcher hands over nothing else that is not read
         return found + ([stream.name] if stream.absent is not None else [])
 

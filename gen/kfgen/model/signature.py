@@ -213,7 +213,7 @@ class Signature:
         )
         return (
             [Argument("kf_activation_t ", "activation", "activation"), scalars]
-            if self.chosen
+            if self.runtime_activation
             else []
         )
 
@@ -225,7 +225,7 @@ class Signature:
         ]
         return given if self.has_workspace else []
 
-    def _twin(self, cpu):
+    def _companion(self, cpu):
         """The function that says how much workspace is needed, for all activations: that of `none`, or where an op has no such function an
         internal one. The others' are macros."""
         if any(a.name == "none" for a in self.op.activations):
@@ -235,7 +235,7 @@ class Signature:
         return names.workspace(names.internal("kfi", self.op.pattern, self.dtypes, self.bwd, cpu))
 
     @property
-    def twins(self):
+    def companions(self):
         """[(macro, function)] for CUDA and for C, of its launchers that have no function of their own."""
         of = [(x.workspace, x.cpu_workspace) for x in self.launchers] if self.has_workspace else []
         return [
@@ -244,7 +244,7 @@ class Signature:
         ] or [[], []]
 
     @property
-    def lone(self):
+    def sole_launcher(self):
         """The launcher, where a kernel can have no other: it is the run function itself."""
         return self.launchers[0] if not self.op.has_act and not self.dropout else None
 
@@ -258,8 +258,8 @@ class Signature:
 
     @property
     def tensors(self):
-        """Every tensor argument as (name, bytes of an element, kind, use, twin). Uses: in; act, read by the gradients of some activations; result,
-        read in place of those; unread; state; out; optional, an output that may be NULL. twin: the earlier tensor, counted from 1, whose place an
+        """Every tensor argument as (name, bytes of an element, kind, use, companion). Uses: in; act, read by the gradients of some activations; result,
+        read in place of those; unread; state; out; optional, an output that may be NULL. companion: the earlier tensor, counted from 1, whose place an
         output may share: an output that is proven equal, or the input that it is the next value of."""
         index, found = {}, []
         for s in self.inputs + self.outputs:
@@ -272,8 +272,10 @@ class Signature:
             )
             if s.absent is not None and use in ("in", "act"):
                 use = {"in": "absent", "act": "act_absent"}[use]
-            twin = s.same_as or s.place_of
-            found.append((s.name, s.dtype.size, s.kind, use, index[twin] + 1 if twin else 0))
+            companion = s.same_as or s.place_of
+            found.append(
+                (s.name, s.dtype.size, s.kind, use, index[companion] + 1 if companion else 0)
+            )
             index[s.name] = len(index)
         return found + self.state_tensors
 
@@ -324,8 +326,8 @@ class Signature:
             return (
                 '"'
                 + "".join(
-                    f"{size}{digit(kinds[kind] | uses[use])}{digit(twin)}"
-                    for _, size, kind, use, twin in self.tensors
+                    f"{size}{digit(kinds[kind] | uses[use])}{digit(companion)}"
+                    for _, size, kind, use, companion in self.tensors
                 )
                 + '"'
             )

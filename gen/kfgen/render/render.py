@@ -224,7 +224,7 @@ class Selection:
 def with_acts(kernel, acts):
     """The kernel with these activations instead of its own."""
     found = copy.copy(kernel)
-    for cached in ("cuda", "c", "_body"):
+    for cached in ("cuda", "c", "_renamed"):
         found.__dict__.pop(cached, None)
     found.acts = acts
     return found
@@ -299,7 +299,7 @@ class Renderer:
                     for of in own[0].needs
                 ]
                 needs += (
-                    sorted({core + ext for k in own for core in k.body.cuda.core})
+                    sorted({core + ext for k in own for core in k.renamed.cuda.core})
                     if ext == ".cuh"
                     else []
                 )

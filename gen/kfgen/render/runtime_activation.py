@@ -10,7 +10,7 @@ def headers(renderer, op, kernels, extends):
     if not own:
         return
     user, stem = renderer.user, names.stem(op.pattern)
-    folder, ops = names.folder_of_chosen(user), names.folder(user)
+    folder, ops = names.folder_any(user), names.folder(user)
     for ext, template in (
         (".cuh", "op/runtime_activation.cuh.j2"),
         (".h", "op/runtime_activation.h.j2"),
@@ -20,7 +20,7 @@ def headers(renderer, op, kernels, extends):
             template,
             op=op,
             kernels=own,
-            chosen=[runtime_activation.kernel(k) for k in own],
+            runtime_kernels=[runtime_activation.kernel(k) for k in own],
             device=False,
             user=user,
             stem=stem,
@@ -30,21 +30,23 @@ def headers(renderer, op, kernels, extends):
             op_header=f"{ops}/{stem}{ext}",
             activations_header=f"{folder}/activations{ext}",
         )
-    if strided := [runtime_activation.apart(k) for k in own if runtime_activation.lies_apart(k)]:
+    if strided := [
+        runtime_activation.any_strides(k) for k in own if runtime_activation.has_any_strides(k)
+    ]:
         renderer.header(
             f"{folder}/{stem}.apart.cuh",
             "op/apart.cuh.j2",
-            apart=strided,
+            strided_kernels=strided,
             device=False,
             stem=stem,
             extends=extends,
-            chosen_header=f"{folder}/{stem}.cuh",
+            base_header=f"{folder}/{stem}.cuh",
         )
 
 
 def activations(renderer, codes):
     """Adds what those headers have in common: the activations by their numbers."""
-    folder, user = names.folder_of_chosen(renderer.user), renderer.user
+    folder, user = names.folder_any(renderer.user), renderer.user
     renderer.header(
         f"{folder}/activations.h",
         "op/runtime_activations.h.j2",

@@ -310,13 +310,13 @@ class ElementwiseC(C):
             found + launcher.cpu_dropout_arguments + [a.name for a in self.workspace_arguments]
         )
 
-    chosen_type = "kfi_tile_fn"
+    runtime_type = "kfi_tile_fn"
 
-    def chosen_code(self, word):
+    def runtime_code(self, word):
         """The tile function of a run-time activation."""
         return f"kfi_tile_{self.k.name}_{word}"
 
-    def chosen_arguments(self, launcher):
+    def runtime_arguments(self, launcher):
         k = self.k
         found = ["kfi_code", f'"{launcher.act.name}"'] + (
             ["kfi_by ? 2 : kfi_chosen->reads"] if k.asks_reads else []

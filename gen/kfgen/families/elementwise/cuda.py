@@ -42,7 +42,7 @@ class ElementwiseCuda(Cuda):
         """(calls of a run-time activation ahead of the element loop, names of nodes in it)."""
         calls, _, fixed = (
             runtime_activation.split(self.k.graph, self.loop_roots, *self._loop)
-            if self.k.chosen
+            if self.k.runtime_activation
             else ([], [], self._loop[2])
         )
         return calls, fixed
@@ -139,7 +139,7 @@ class ElementwiseCuda(Cuda):
         """Rows prefetched in registers: two if the kernel reads one tensor."""
         if len(self.lanes) == 1:
             return "2"
-        if self.k.chosen:
+        if self.k.runtime_activation:
             return "1"
         return (
             f"{'act < 0 || ' if self.k.by_result else ''}kfi_act_bwd_reads(kfi_tag<act>()) ? 1 : 2"
@@ -173,7 +173,7 @@ class ElementwiseCuda(Cuda):
     def kernel_parameters(self):
         found = [f"const {s.dtype.device} *{s.name}" for s in self.k.loads + self.k.row_loads]
         found += [f"{s.dtype.device} *{s.name}" for s in self.k.stores]
-        each = "kfi_strided each" if self.k.apart else "kfi_each each"
+        each = "kfi_strided each" if self.k.any_strides else "kfi_each each"
         found += (
             ["kfi_grid g", "kfi_sums sums"]
             if self.k.sums
@@ -195,7 +195,9 @@ class ElementwiseCuda(Cuda):
         """Index of each of a kernel's tensors among the launcher's."""
         k, at = self.k, self.k.tensor_names.index
         return [
-            f"kfi_by ? {at(k.result)} : {at(s.name)}" if k.chosen and s is k.carrier else at(s.name)
+            f"kfi_by ? {at(k.result)} : {at(s.name)}"
+            if k.runtime_activation and s is k.result_slot
+            else at(s.name)
             for s in k.loads + k.stores
         ]
 
@@ -211,7 +213,7 @@ class ElementwiseCuda(Cuda):
 
     @property
     def template(self):
-        return "sum" if self.k.sums else "apart" if self.k.apart else "each"
+        return "sum" if self.k.sums else "apart" if self.k.any_strides else "each"
 
     @property
     def shape(self):
@@ -233,7 +235,7 @@ class ElementwiseCuda(Cuda):
         if self.k.sums:
             modes = ["KFI_ROWS"] + (["KFI_PLANES"] if self.k.has_channel else [])
             return [kernel(vec, mode) for mode in modes for vec in (self.vec, 1)]
-        if self.k.apart:
+        if self.k.any_strides:
             return [kernel(self.vec)]
         shapes = [(self.vec, self.unroll) if self.unroll > 1 else None, (self.vec, 1), (1, 1)]
         if not self.k.grid:

@@ -5,7 +5,7 @@ import functools
 
 from kfgen.families.embedding.c import EmbeddingC
 from kfgen.families.embedding.cuda import EmbeddingCuda
-from kfgen.families.family import Family, said, wrong
+from kfgen.families.family import Family, describe, wrong
 from kfgen.language.formulas import LIBRARIES, elementwise
 from kfgen.language.gradient import gradient
 from kfgen.model import derive
@@ -147,7 +147,7 @@ class Embedding(Family):
                 'give it one of each: operands = { weight = "table", '
                 'index = { kind = "number", dtype = "I", grad = false } }'
             )
-            raise f.error("operands", f"are {said(operands)}", fix)
+            raise f.error("operands", f"are {describe(operands)}", fix)
 
     def graph(self, op):
         return derive.element_graph(op)

@@ -8,7 +8,7 @@ from dataclasses import replace
 from kfgen.families.embedding.family import SKIPPED
 from kfgen.families.embedding_layer_norm.c import EmbeddingLayerNormC
 from kfgen.families.embedding_layer_norm.cuda import EmbeddingLayerNormCuda
-from kfgen.families.family import said, wrong
+from kfgen.families.family import describe, wrong
 from kfgen.families.rows.over_rows import OverRows, OverRowsKernel
 from kfgen.language import formulas, passes
 from kfgen.language.formulas import LIBRARIES
@@ -195,7 +195,7 @@ class EmbeddingLayerNorm(OverRows):
                 "then index, position and type, each "
                 '{ kind = "number", dtype = "I", grad = false }, then what is a "row"'
             )
-            raise f.error("operands", f"are {said(operands)}", fix)
+            raise f.error("operands", f"are {describe(operands)}", fix)
 
     def check(self, op, graph, env, outputs):
         super().check(op, graph, env, outputs)

@@ -9,7 +9,7 @@ gradient of its rows, the layer's gradients follow.
 import functools
 from dataclasses import replace
 
-from kfgen.families.family import Family, said, wrong
+from kfgen.families.family import Family, describe, wrong
 from kfgen.families.linear_cross_entropy.calls import LinearCrossEntropyC, LinearCrossEntropyCuda
 from kfgen.families.matmul.family import Matmul
 from kfgen.families.rows.family import Rows
@@ -20,7 +20,7 @@ from kfgen.model.derive import row_graph
 from kfgen.model.entries import Operand
 from kfgen.model.kernel import Kernel, Tensor
 from kfgen.model.names import gradient_of
-from kfgen.model.rename import Inside
+from kfgen.model.rename import Renaming
 
 PRODUCT = "linear_{act}"
 ROW = "logits"  # name of a row of the product in expressions
@@ -215,7 +215,7 @@ class LinearCrossEntropy(Family):
                 'give it a "left", a "right", a "row" and the "per_row" operands of the op over '
                 "rows, all with grad = false"
             )
-            raise f.error("operands", f"are {said(operands)}", fix)
+            raise f.error("operands", f"are {describe(operands)}", fix)
 
     def of_rows(self, op):
         """The op over rows whose logits are a tensor."""
@@ -234,8 +234,8 @@ class LinearCrossEntropy(Family):
             else None
         )
         own = {elem: ROW, gradient_of(elem): gradient_of(ROW)} if elem else {}
-        renamed = Inside(own)
-        same = renamed.texts(rows.saved | rows.outputs) == Inside({}).texts(op.saved | op.outputs)
+        renamed = Renaming(own)
+        same = renamed.texts(rows.saved | rows.outputs) == Renaming({}).texts(op.saved | op.outputs)
         mine, other = (
             [(renamed.name(o.name), o.kind, o.dtype, o.absent) for o in of.operands]
             for of in (self.of_rows(op), rows)

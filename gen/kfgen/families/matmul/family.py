@@ -78,16 +78,16 @@ class Matmul(Family):
     def named(self, op):
         return [*op.own["load"], *self.products(op)[1], *op.own["joined"]]
 
-    def inside(self, op, rename):
+    def renamed(self, op, renaming):
         factor, products = self.products(op)
         given = {name: f"{factor} * {weight}" for name, weight in products.items()}
         joined = {
-            name: list(map(rename.name, members))
-            for name, members in rename.names(op.own["joined"]).items()
+            name: list(map(renaming.name, members))
+            for name, members in renaming.names(op.own["joined"]).items()
         }
         return op.own | {
-            "products": rename.texts(given),
-            "load": rename.texts(op.own["load"]),
+            "products": renaming.texts(given),
+            "load": renaming.texts(op.own["load"]),
             "joined": joined,
         }
 

@@ -12,7 +12,7 @@ from kfgen.families.reduction.c import ReductionC
 from kfgen.families.reduction.cuda import ReductionCuda
 from kfgen.language.emit import emit
 from kfgen.language.expr import ExprError
-from kfgen.language.primitives import COLUMN, ELEM, PLACES
+from kfgen.language.primitives import COLUMN, ELEM, ARG_REDUCTIONS
 from kfgen.model.schedule import Instance
 
 HEADER = "kf/core/reduction/argreduce"
@@ -30,7 +30,7 @@ def argreduce(graph, word, key):
 
 def _call(word):
     def build(graph, args):
-        name = next(n for n, of in PLACES.items() if of == word)
+        name = next(n for n, of in ARG_REDUCTIONS.items() if of == word)
         if len(args) != 1 or graph.level(args[0]) < ELEM:
             raise ExprError(
                 f"calls `{name}` of {len(args)} arguments, or of a value that is constant along "
@@ -41,7 +41,7 @@ def _call(word):
     return build
 
 
-CALLS = {name: _call(word) for name, word in PLACES.items()}
+CALLS = {name: _call(word) for name, word in ARG_REDUCTIONS.items()}
 
 
 def match_argreduce(graph, i):

@@ -7,7 +7,7 @@ from kfgen.model.activation import GIVEN, bwd_reads_x
 
 
 class ReductionC(OverRowsC):
-    code, chosen_type = "kfi_reduce_{}", "kfi_traversal"
+    code, runtime_type = "kfi_reduce_{}", "kfi_traversal"
     body = "reduction/passes.h.j2"
     join = None  # function that combines the parts' results (argmax, argmin)
 

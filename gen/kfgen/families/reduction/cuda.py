@@ -67,7 +67,7 @@ class ReductionCuda(OverRowsCuda):
             self.rows_target,
             env,
             each="{}_s[e]",
-            split=runtime_activation.split if self.k.chosen else None,
+            split=runtime_activation.split if self.k.runtime_activation else None,
         )
 
     @property

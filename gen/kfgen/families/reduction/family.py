@@ -131,7 +131,7 @@ class Reduction(OverRows):
         return (ArgreduceKernel if op.indexed else ReductionKernel)(self, op, dtypes, False)
 
     def graph(self, op):
-        return derive.row_graph(replace(op, words=op.words | CALLS), self.reads, self.dropout)
+        return derive.row_graph(replace(op, extra=op.extra | CALLS), self.reads, self.dropout)
 
     def check(self, op, graph, env, outputs):
         super().check(op, graph, env, outputs)

@@ -89,7 +89,7 @@ class BandCuda(OverRowsCuda):
             env,
             (),
             each=self._of("{}"),
-            split=runtime_activation.split if self.k.chosen else None,
+            split=runtime_activation.split if self.k.runtime_activation else None,
         )
 
     @functools.cached_property

@@ -81,7 +81,7 @@ class RowsCuda(OverRowsCuda):
             env,
             [s.name for s in self.k.sums],
             keep=keep,
-            split=runtime_activation.split if self.k.chosen else None,
+            split=runtime_activation.split if self.k.runtime_activation else None,
         )
 
     @property
@@ -306,7 +306,13 @@ class RowsCuda(OverRowsCuda):
         """
         k = self.k
         plain = k.form == "rows" and not (
-            k.sums or k.row_loads or k.shared or k.keeps or k.chosen or k.segments or k.has_channel
+            k.sums
+            or k.row_loads
+            or k.shared
+            or k.keeps
+            or k.runtime_activation
+            or k.segments
+            or k.has_channel
         )
         if (
             not plain

@@ -260,7 +260,7 @@ class OverRowsKernel(Kernel):
         return self.streams.index(stream)
 
     @property
-    def laid(self):
+    def pitched(self):
         """Tensors with strides that a kernel reads or writes; it takes a kfi_pitch of each."""
         return [s for s in self.loads + self.gathered_inputs + self.stores if s.kind == "elem"]
 

@@ -29,7 +29,7 @@ class OverRowsCuda(Cuda):
         ]
         found += [f"{s.dtype.device} *{s.name}" for s in self.k.stores + self.k.results_of_rows]
         found += [f"{self.geometry} {self.geometry_name}"] + [
-            f"kfi_pitch {s.name}_p" for s in self.k.laid
+            f"kfi_pitch {s.name}_p" for s in self.k.pitched
         ]
         found += ["kfi_sums sums"] if self.k.added else []
         found += [f"kf_i64 {s}" for s in self.k.used_integers] + [
@@ -47,7 +47,7 @@ class OverRowsCuda(Cuda):
             + self.k.stores
             + self.k.results_of_rows
         ]
-        found += ["kfi_g"] + [f"kfi_pitches[{self.k.index(s)}]" for s in self.k.laid]
+        found += ["kfi_g"] + [f"kfi_pitches[{self.k.index(s)}]" for s in self.k.pitched]
         return self.launched(
             *found,
             *["kfi_totals"] * bool(self.k.added),
@@ -91,13 +91,13 @@ class OverRowsC(C):
         ]
         return ", ".join(found + [a.name for a in self.workspace_arguments])
 
-    chosen_type = "const kfi_row_pass *"
+    runtime_type = "const kfi_row_pass *"
 
-    def chosen_code(self, word):
+    def runtime_code(self, word):
         """The passes of a call with a run-time activation."""
         return self.code.format(f"{self.k.name}_{word}")
 
-    def chosen_arguments(self, launcher):
+    def runtime_arguments(self, launcher):
         k = self.k
         found = ["kfi_code", f'"{launcher.act.name}"'] + (
             ["kfi_chosen->reads"] if k.asks_reads else []

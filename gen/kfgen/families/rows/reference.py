@@ -16,7 +16,7 @@ from kfgen.families import reference as elements_reference
 from kfgen.language import passes
 from kfgen.language.emit import evaluate
 from kfgen.language.expr import Graph, parse
-from kfgen.language.primitives import BOOLEAN, PER_COUNT, PLACES, PRIMITIVES, row_names
+from kfgen.language.primitives import BOOLEAN, PER_COUNT, ARG_REDUCTIONS, PRIMITIVES, row_names
 from kfgen.model.derive import in_order
 from kfgen.model.entries import names_read
 
@@ -106,7 +106,7 @@ def _place(word):
 WORDS = {
     "sum": _reduce,
     "prod": _product,
-    **{word: _place(word) for word in PLACES},
+    **{word: _place(word) for word in ARG_REDUCTIONS},
     "mean": lambda a: _reduce(a) / np.float64(a.value.shape[-1]),
     "max": lambda a, b=None: _extreme(a, b, "max"),
     "min": lambda a, b=None: _extreme(a, b, "min"),
