@@ -8,30 +8,30 @@ from kfgen.language.primitives import BOOLEAN, COLUMN, COMPARISONS, COUNT, ELEM,
 
 COMPARE = {"lt": "<", "le": "<=", "gt": ">", "ge": ">=", "eq": "==", "ne": "!="}
 INFIX = {"add": ("+", 1), "sub": ("-", 1), "mul": ("*", 2)}
-# Nodes in which an argument's last bits may show: they jump there, or cancel. A quotient that meets none on its way to a
-# result that is rounded to 2 bytes needs no correction.
+# Nodes whose result may depend on the last bits of an argument, by a jump or by cancellation. A
+# quotient that reaches a 2-byte result without passing one of them needs no correction.
 DELICATE = BOOLEAN | {"act", "act_bwd", "act_bwd_out", "max", "min", "add", "sub", "stored"}
 ATOM = 9
 
 
 @dataclass(frozen=True)
 class Target:
-    """How one backend spells things. flavour: f32, f64, i32, i64, or lp (float32 for 2-byte results)."""
+    """How a backend writes expressions. flavour: f32, f64, i32, i64, or lp (float32 for 2-byte
+    results).
+    """
 
-    prefix: str  # of the math words
+    prefix: str  # prefix of the math functions
     flavour: str
-    masks: bool  # conditions are integer bit masks (C) or bool (CUDA)
-    cheap: frozenset = frozenset()  # words that take their lp form all the same
+    masks: bool  # True: conditions are integer bit masks (C); False: bool (CUDA)
+    cheap: frozenset = frozenset()  # primitives that use their lp form even so
     act: object = None  # (x) -> text
     act_bwd: object = None  # (x, dy) -> text
     act_bwd_out: object = None  # (y, dy) -> text
-    gradient_argument: object = (
-        None  # (x) -> text, what a chosen activation's gradient is given for x
-    )
-    stored: object = None  # (x) -> text, rounded to the dtype of results; None: it is the one that is computed with
-    whole: object = None  # {variable that is a whole number: how it is spelled as one of 64 bits}
-    place: str = ""  # of an element behind the column that `column` stands for
-    near: str = ""  # (a whole number, a column): its place behind that column, as an int
+    gradient_argument: object = None  # (x) -> argument of a run-time activation's gradient
+    stored: object = None  # (x) -> x rounded to the result dtype; None: that is the compute dtype
+    whole: object = None  # {integer variable: its text as int64}
+    offset: str = ""  # offset of an element from the column that `column` names
+    near: str = ""  # function (integer, column) -> offset from that column, an int
 
     @property
     def ctype(self):
@@ -39,7 +39,7 @@ class Target:
 
     @property
     def fuses(self):
-        """Whether the compiler takes a product and a sum for one operation, as it sees fit."""
+        """True if the compiler may fuse a product and a sum."""
         return not self.masks and self.flavour not in ("i32", "i64")
 
     @property
@@ -64,13 +64,14 @@ class Target:
 
 
 def emit(graph, roots, target, env, fixed=(), named=(), head=None, round_roots=False):
-    """(lines that define temporaries, one text per root). A node that is used twice gets a temporary. In CUDA a product that is one is
-    rounded for all that read it: where it is added to something a compiler may fuse the two, in one instance of a kernel and not in another,
-    whose bits are to be the same. round_roots: so are the roots.
+    """Returns (lines that define temporaries, one text per root). A node that is used twice gets a
+    temporary. In CUDA a product in a temporary is rounded: otherwise a compiler might fuse it with
+    a sum in one instance of a kernel and not in another, and their bits would differ.
 
-    env spells variables; fixed spells whole nodes, whose arguments are then not printed. named: {node: (name of its own temporary,
-    what that is set to, with {} for the node's text)}. head: where to put what is the same for all elements of a loop, and keeps compilers
-    from vectorising it: {its definition: its name}.
+    env: {variable: text}. fixed: {node: text}; its arguments are not printed. named: {node: (name
+    of its temporary, definition with {} for the node's text)}. head: dictionary {definition: name}
+    that receives values which are constant in a loop and would keep compilers from vectorising it.
+    round_roots: rounds products among the roots as well.
     """
     fixed = dict(fixed)
     order = _needed(graph, roots, fixed, Graph.compares_whole)
@@ -111,12 +112,12 @@ def emit(graph, roots, target, env, fixed=(), named=(), head=None, round_roots=F
 
 
 def reads(graph, roots, fixed=()):
-    """The nodes that emit() prints: what the generated code must have declared."""
+    """Returns the nodes that emit() prints: the generated code must declare their variables."""
     return _needed(graph, roots, dict.fromkeys(fixed))
 
 
 def _expensive(graph, i):
-    """Whether a compiler would rather branch than compute it for nothing: then it branches around every element."""
+    """True if a compiler would branch around the value, for every element."""
     return any(
         graph.nodes[a].op not in {"const", "var", "neg", "add", "sub", "mul"}
         for a in graph.reachable([i])
@@ -124,7 +125,7 @@ def _expensive(graph, i):
 
 
 def _is_silu(graph, node):
-    """x * sigmoid(x): in C one word, whose sigmoid need not see to NaN."""
+    """True for x * sigmoid(x): one function in C, whose sigmoid need not handle NaN."""
     factor = graph.nodes[node.args[1]]
     return factor.op == "sigmoid" and factor.args[0] == node.args[0]
 
@@ -140,33 +141,35 @@ def _needed(graph, roots, fixed, is_leaf=lambda graph, i: False):
 
 
 def _whole(graph, i, target):
-    """A whole number, as one of 64 bits."""
+    """Prints an integer node as int64."""
     node = graph.nodes[i]
     if node.op == "const":
         return f"(kf_i64){int(node.value)}"
     if node.op == "var":
         return (
-            f"({target.whole[COLUMN]} + {target.place})"
+            f"({target.whole[COLUMN]} + {target.offset})"
             if node.value == COLUMN
             else target.whole[node.value]
         )
     args = [_whole(graph, a, target) for a in node.args]
-    return f"{target.prefix}{'sub' if node.op == 'neg' else node.op}_i64({', '.join(['(kf_i64)0', *args] if node.op == 'neg' else args)})"
+    op, args = ("sub", ["(kf_i64)0", *args]) if node.op == "neg" else (node.op, args)
+    return f"{target.prefix}{op}_i64({', '.join(args)})"
 
 
 MIRRORED = {"lt": "gt", "le": "ge", "gt": "lt", "ge": "le", "eq": "eq", "ne": "ne"}
 
 
 def _ahead(head, ctype, text):
-    """The name of what is worked out ahead of a loop."""
+    """Moves a text before the loop and returns its name."""
     if head is None:
         return text
     return head.setdefault(f"const {ctype} {{}} = {text};", f"kfi_ahead{len(head)}")
 
 
 def _compare_whole(graph, i, target, head):
-    """A comparison of whole numbers. Of an element's column with what is the same for its row: of the element's place with that of the
-    other's, an int, which is worked out once for all elements."""
+    """Prints a comparison of integers. The column of an element is compared with a value per row by
+    offsets from the first column of the loop: ints, of which the row's is computed before the loop.
+    """
     op, (a, b) = graph.nodes[i].op, graph.nodes[i].args
     if graph.nodes[b].value == COLUMN:
         op, a, b = MIRRORED[op], b, a
@@ -174,7 +177,7 @@ def _compare_whole(graph, i, target, head):
     texts = [_whole(graph, x, target) for x in (a, b)]
     if near:
         texts = [
-            target.place,
+            target.offset,
             _ahead(head, "int", f"{target.near}({texts[1]}, {target.whole[COLUMN]})"),
         ]
     if not target.masks:
@@ -220,10 +223,7 @@ def _print(graph, i, target, env, text, exact, head, fixed):
                 else (f"{target.prefix}sub_{target.flavour}(0, {args[0]})", ATOM)
             )
         case "where" if not target.masks and graph.nodes[node.args[0]].value == KEEP:
-            return (
-                f"kfi_kept({args[0]}, rng, {args[1]})",
-                ATOM,
-            )  # the other arm is 0: kfgen writes no other
+            return f"kfi_kept({args[0]}, rng, {args[1]})", ATOM  # dropout: the other arm is 0
         case "where" if target.masks:
             return f"{target.prefix}select_{target.suffix}({', '.join(args)})", ATOM
         case "where" if any(_expensive(graph, a) for a in node.args[1:]):
@@ -257,14 +257,15 @@ def _print(graph, i, target, env, text, exact, head, fixed):
 
 
 def _rounded(graph, i, target, text):
-    """A product that no sum is fused with."""
+    """Prints a product that compilers do not fuse with a sum."""
     a, b = (text[x][0] for x in graph.nodes[i].args)
     return f"{target.prefix}mul_{target.suffix}({a}, {b})"
 
 
 def _of_two_products(graph, node, target, text):
-    """a * b + c * d, whose first product is the one that is not rounded: a compiler may take either, another one in each instance of a kernel.
-    Twice the same is twice what has been rounded."""
+    """Prints a * b + c * d as an FMA of the first product: left to a compiler, instances of a
+    kernel might fuse different products. Twice the same product is doubled after rounding.
+    """
     first, second = node.args
     if first == second and node.op == "add":
         return f"{target.const(2)} * {text[first][0]}"
@@ -274,8 +275,8 @@ def _of_two_products(graph, node, target, text):
     return f"{target.prefix}fma_{target.suffix}({a}, {b}, {addend})"
 
 
-def _picked(a, columns, np):
-    """Each row's value in its column: of [rows, columns] or [1, columns]."""
+def _gathered(a, columns, np):
+    """Gathers each row's value in its column from [rows, columns] or [1, columns]."""
     if not np.shape(a)[-1]:
         return np.zeros(np.shape(columns))
     index = np.clip(columns, 0, np.shape(a)[-1] - 1).astype(np.int64)
@@ -283,8 +284,10 @@ def _picked(a, columns, np):
 
 
 def evaluate(graph, roots, env, np, sp):
-    """The roots in float64. env: {variable: array}; np and sp (scipy.special) are passed in, rendering needs neither."""
-    words = {
+    """Evaluates the roots in float64. env: {variable: array}. np and sp (scipy.special) are
+    arguments because rendering needs neither.
+    """
+    functions = {
         "add": np.add,
         "sub": np.subtract,
         "mul": np.multiply,
@@ -316,7 +319,7 @@ def evaluate(graph, roots, env, np, sp):
         "gt": np.greater,
         "ge": np.greater_equal,
         "eq": np.equal,
-        # A sum of what has become the same for the row: as many terms as there are columns.
+        # A value per row counts once per column.
         "sum": lambda a: (
             np.sum(a, axis=-1, keepdims=True)
             * (env[COUNT] if np.shape(a)[-1:] in ((), (1,)) else 1)
@@ -329,7 +332,9 @@ def evaluate(graph, roots, env, np, sp):
             np.prod(a, axis=-1, keepdims=True)
             ** (env[COUNT] if np.shape(a)[-1:] in ((), (1,)) else 1)
         ),
-        "pick": lambda a, b: np.where((b >= 0) & (b < np.shape(a)[-1]), _picked(a, b, np), np.nan),
+        "pick": lambda a, b: np.where(
+            (b >= 0) & (b < np.shape(a)[-1]), _gathered(a, b, np), np.nan
+        ),
         "ne": np.not_equal,
         "and": np.logical_and,
         "or": np.logical_or,
@@ -344,12 +349,12 @@ def evaluate(graph, roots, env, np, sp):
             elif node.op == "var":
                 value[i] = env[node.value]
             else:
-                value[i] = words[node.op](*(value[a] for a in node.args))
+                value[i] = functions[node.op](*(value[a] for a in node.args))
     return [value[r] for r in roots]
 
 
 def counts(graph, roots):
-    """Arithmetic operations per element: what the documentation calls flops."""
+    """Counts the arithmetic operations per element, the flops of the documentation."""
     free = BOOLEAN | {"const", "var", "where", "neg", "abs", "stored"}
     return sum(
         graph.nodes[i].op not in free and graph.nodes[i].value != KEEP

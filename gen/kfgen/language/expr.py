@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The expression language: a DAG of primitives, and the parser that builds it. primitives.py has the primitives, gradient.py the gradients.
+"""The expression language: a DAG of primitives (primitives.py) and the parser that builds it.
 
-An expression is Python syntax, `act(a + b)` or `t = exp(x); t / (1 + t)`, parsed with `ast`. Nodes are hash-consed, so a
-common subexpression is one node, and are never re-associated: what is written is what is computed.
+An expression has Python syntax, `act(a + b)` or `t = exp(x); t / (1 + t)`, and is parsed with
+`ast`. Nodes are hash-consed: a common subexpression is one node. Nothing is reassociated.
 """
 
 import ast
@@ -32,7 +32,7 @@ ARITHMETIC = {ast.Add: "add", ast.Sub: "sub", ast.Mult: "mul", ast.Div: "div"}
 
 
 class ExprError(Exception):
-    """A message about an expression, without the place it stands in (the caller knows that)."""
+    """Error in an expression; the caller adds file, entry and field."""
 
 
 @dataclass(frozen=True)
@@ -43,15 +43,16 @@ class Node:
 
 
 class Graph:
-    """Nodes in the order they are computed: the arguments of nodes[i] all come before i."""
+    """Nodes in order of computation: the arguments of nodes[i] come before i."""
 
     def __init__(self, levels=None, whole=()):
-        """levels: of the variables that are not ELEM, where expressions may reduce over a row; None: they may not. whole: the variables that
-        are whole numbers of 64 bits, such as labels."""
+        """levels: {variable: level} of variables that are not ELEM, if expressions may reduce over
+        a row; None: they may not. whole: variables that are 64-bit integers, such as labels.
+        """
         self.whole = frozenset(whole)
         self.nodes, self._index, self._level, self._reached = [], {}, {}, {}
-        self.extra = {}  # functions (graph, nodes) -> node that expressions may call beside the language's own words
-        self.closed = {}  # {node: (what it is a function of, function dy -> its gradient)}, where the derived one is not wanted
+        self.extra = {}  # further functions of expressions: {name: (graph, nodes) -> node}
+        self.closed = {}  # {node: (its argument, dy -> gradient)}, instead of the derived gradient
         self.levels = (
             None
             if levels is None
@@ -81,7 +82,7 @@ class Graph:
         return self.add("var", value=name)
 
     def level(self, i):
-        """UNIFORM, ROW or ELEM. What a row operand gives each column is ELEM here: it differs within a row."""
+        """UNIFORM, ROW or ELEM. A row operand is ELEM: it differs within a row."""
         if i not in self._level:
             node = self.nodes[i]
             if node.op in ("const", "var"):
@@ -96,7 +97,7 @@ class Graph:
         return self._level[i]
 
     def is_whole(self, i):
-        """Whether it is a whole number of 64 bits: one, or a sum of such. A number that is written in an expression is one among them."""
+        """True for 64-bit integers and their sums; integral constants count as integers."""
         node = self.nodes[i]
         if node.op == "const":
             return abs(node.value) != float("inf") and float(node.value).is_integer()
@@ -107,7 +108,7 @@ class Graph:
         )
 
     def compares_whole(self, i):
-        """Whether it is a comparison of whole numbers, which takes them as they are; all else takes them as numbers of its dtype."""
+        """True for a comparison of integers, which is exact; other nodes convert them first."""
         node = self.nodes[i]
         return (
             node.op in COMPARISONS
@@ -119,7 +120,7 @@ class Graph:
         return self.nodes[i].op in BOOLEAN or self.nodes[i].value == KEEP
 
     def reachable(self, roots):
-        """The nodes that the roots need, in computing order. Found once: what a node needs never changes."""
+        """Returns the nodes that the roots need, in order of computation; cached."""
         roots = tuple(roots)
         if roots not in self._reached:
             seen, stack = set(), list(roots)
@@ -135,7 +136,7 @@ class Graph:
         return {self.nodes[i].value for i in self.reachable(roots) if self.nodes[i].op == "var"}
 
     def numbers(self, roots):
-        """The variables that are read as numbers, not in comparisons of whole numbers alone."""
+        """Returns the variables that are read other than in integer comparisons."""
         seen, stack = set(), list(roots)
         while stack:
             i = stack.pop()
@@ -149,16 +150,16 @@ class Graph:
 
 
 def parse(graph, text, env):
-    """Adds the expression to the graph and returns its node. env: the names it may read, as nodes."""
+    """Adds the expression to the graph and returns its node. env: {readable name: node}."""
     try:
         return _parse(graph, text, env)
-    except RecursionError:  # Python's parser and what traverses its tree
+    except RecursionError:  # raised by Python's parser or by _build
         raise ExprError("is nested too deeply; name its parts: `t = ...; t + 1`") from None
 
 
 @functools.lru_cache(4096)
 def _tree(text):
-    """Read once: each dtype's kernel is made of the same texts."""
+    """Caches syntax trees: the kernels of all dtypes have the same texts."""
     return ast.parse(text).body
 
 
@@ -167,7 +168,7 @@ def _parse(graph, text, env):
         body = _tree(text.strip())
     except SyntaxError as e:
         raise ExprError(f"is not an expression: {e.msg} in `{text.strip()}`") from None
-    except (ValueError, MemoryError):  # characters that no source has; a parser's own limits
+    except (ValueError, MemoryError):  # null characters; limits of the parser
         raise ExprError("is not an expression that Python's parser reads") from None
     if not body or not isinstance(body[-1], ast.Expr):
         raise ExprError("must end with the expression that is its value")
@@ -181,16 +182,15 @@ def _parse(graph, text, env):
                     )
                 env[name] = _build(graph, value, env)
             case _:
-                raise ExprError(
-                    f"may only hold `name = expression` before its value, not `{ast.unparse(statement)}`"
-                )
+                text = ast.unparse(statement)
+                raise ExprError(f"may only hold `name = expression` before its value, not `{text}`")
     root = _build(graph, body[-1].value, env)
     if graph.is_bool(root):
         raise ExprError("is a condition; use where(condition, a, b)")
     return root
 
 
-MOST = 3.4028234663852886e38  # float32's largest: the same number is written for every dtype
+MOST = 3.4028234663852886e38  # largest float32: constants are the same for every dtype
 
 
 def _number(graph, value):
@@ -222,9 +222,10 @@ def _build(graph, tree, env):
         case ast.Constant(value=int() | float() as value):
             return _number(graph, value)
         case ast.Name(id=name):
-            if env.get(name) is None:  # nor a word, such as act
+            if env.get(name) is None:  # unknown, or a function such as act
+                known = sorted(n for n in env if env[n] is not None)
                 raise ExprError(
-                    f"reads `{name}`, which is not one of: {', '.join(sorted(n for n in env if env[n] is not None)) or 'none'}"
+                    f"reads `{name}`, which is not one of: {', '.join(known) or 'none'}"
                 )
             return env[name]
         case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() | float() as value)) if (
@@ -260,7 +261,7 @@ def _call(graph, name, args, number, condition, env):
         return graph.extra[name](graph, [number(a) for a in args])
     if name not in CALLABLE and not (name == "act_bwd" and name in env):
         raise ExprError(
-            f"calls `{name}`; the words are: {', '.join(sorted([*CALLABLE, *graph.extra]))}"
+            f"calls `{name}`; the functions are: {', '.join(sorted([*CALLABLE, *graph.extra]))}"
         )
     arity = 1 if name == "dropout" else len(PRIMITIVES[name][0])
     if len(args) != arity:
@@ -289,22 +290,24 @@ def _reduce(graph, name, args):
             or graph.level(args[1]) != ROW
         ):
             raise ExprError(
-                "calls `pick` of something else than an operand and, for each row, the number of a column: pick(x, label)"
+                "calls `pick` with other arguments than an operand and a column index per row: "
+                "pick(x, label)"
             )
         return graph.add("pick", *args)
     [a] = args
     if name == "stop":
         return graph.add("stop", a)
     if graph.level(a) < ELEM:
-        raise ExprError(f"calls `{name}` of what is the same for a whole row")
+        raise ExprError(f"calls `{name}` on a value that is constant within a row")
     if name == "mean":
         return graph.add("div", graph.add("sum", a), graph.var(COUNT))
     return graph.add(REDUCTIONS[name], a)
 
 
 def total(graph, i):
-    """The sum of i over a row. What is the same for the row is taken out, and terms are added up apart: a sum of what needs
-    another sum would be another pass over the row."""
+    """Adds the sum of i over a row. Factors that are constant within the row are moved out and sums
+    are split into terms: the sum of a term that needs another reduction takes another pass.
+    """
     if graph.level(i) < ELEM:
         return graph.add("mul", i, graph.var(COUNT))
     node, row = graph.nodes[i], [graph.level(a) < ELEM for a in graph.nodes[i].args]
@@ -321,7 +324,7 @@ def total(graph, i):
 
 
 def stages(graph, roots):
-    """{reduction: how many passes over the row must end before its own}, of those that the roots need."""
+    """Returns {reduction: number of passes over the row before its own} for the roots."""
     depth, found = {}, {}
     for i in graph.reachable(roots):
         before = max((depth[a] for a in graph.nodes[i].args), default=0)

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a function computes as statements of NumPy and of torch, the activation's own formula in them: for oracles, fallbacks and decompositions.
+"""Writes a function as statements of NumPy or PyTorch, for oracles, fallbacks and decompositions.
 
-They read a function's arguments by name, tensors as arrays of their shapes in the manifest, and set its outputs. Where a tensor lies along fewer
-axes than its results, it is reshaped first, so that it is broadcast.
+The statements contain the activation's own formula. They read the function's arguments by name,
+tensors in the shapes of the manifest, and assign its outputs. A tensor with fewer axes than the
+results is reshaped first so that it broadcasts.
 """
 
 from dataclasses import dataclass
@@ -38,7 +39,7 @@ INFIX = {
 UNARY = {"neg": "-", "not": "~"}
 ATOM, SIGN = 9, 6
 NORMPDF = "({exp}(-0.5 * {0} * {0}) * 0.3989422804014327)"
-# Words that a library has no function for, {0} is the argument.
+# Primitives without a library function; {0} is the argument.
 SPELLED = {
     "rcp": "(1 / {0})",
     "normcdf": "{normcdf}",
@@ -62,23 +63,23 @@ FUNCTIONS = {
 
 @dataclass(frozen=True)
 class Library:
-    """How one of them spells things. cast: what functions take that take no plain number. Of a reduction: (function, words behind the axes)."""
+    """How a library writes operations; {} stands for arguments."""
 
     name: str
-    functions: dict
+    functions: dict  # {primitive: function}
     normcdf: str
-    spelled: dict
+    spelled: dict  # {primitive: formula}
     reductions: dict
-    axes: str  # the argument of a reduction
-    keep: str
-    take: str  # a value in each row's column
+    axes: str  # keyword of a reduction's axes
+    keep: str  # argument that keeps reduced axes
+    take: str  # gathers a value per row
     bounded: str
     full: str
-    device: str  # of what is made, {} for the tensor on whose it must be
-    back: str  # to T and back to a tensor's dtype
+    device: str  # argument that creates a tensor on the device of {}
+    back: str  # rounds to T and converts back
     join: str
-    cast: str
-    single: tuple = ()  # reductions that take one axis at a time
+    cast: str  # converts a number for functions that accept tensors only
+    single: tuple = ()  # reductions that accept one axis at a time
 
     def word(self, op, text):
         if op in self.spelled:
@@ -139,16 +140,15 @@ def shaped(extents):
 
 
 class Frame:
-    """How the tensors of a kernel lie along the axes of its results."""
+    """Maps the tensors of a kernel to the axes of its results."""
 
     def __init__(self, k):
         self.k, self.split = k, k.family.split.get(k.form, {})
         self.elem = self.parts(k.extents)
         kinds = k.family.forms[k.form]
         row = next((kind for kind in kinds if kind in k.family.row_kinds), None)
-        self.rows = (
-            self.view(kinds[row].split(", ")) if row else self.elem
-        )  # of a value for each row
+        # Extents of a value per row.
+        self.rows = self.view(kinds[row].split(", ")) if row else self.elem
         self.reduced = tuple(
             i for i, (all_, own) in enumerate(zip(self.elem, self.rows)) if all_ != own
         )
@@ -157,16 +157,16 @@ class Frame:
         return [part for extent in shape for part in self.split.get(extent, [extent])]
 
     def view(self, shape):
-        """The extents it is reshaped to: 1 along the axes that it does not have."""
+        """Returns the shape that broadcasts: 1 along the axes that the tensor lacks."""
         own = self.parts(shape)
         return [extent if extent in own else "1" for extent in self.elem]
 
     def along(self, shape):
-        """The axes that it has."""
+        """Returns the axes of the tensor."""
         return frozenset(i for i, extent in enumerate(self.view(shape)) if extent != "1")
 
     def is_broadcast(self, shape):
-        """Whether it is, without being reshaped."""
+        """True if the tensor broadcasts without a reshape."""
         view = self.view(shape)
         while view and view[0] == "1":
             view = view[1:]
@@ -177,7 +177,7 @@ class Frame:
         return frozenset(range(len(self.elem)))
 
     def row_values(self, read):
-        """{what an expression reads beside its operands: (its text, the axes that it has)}."""
+        """Returns {name: (text, axes)} of the row names that an expression reads."""
         if not self.reduced:
             return {}
         count = " * ".join(
@@ -187,28 +187,31 @@ class Frame:
         found = {
             COUNT: (count, ()),
             PER_COUNT: (f"1 / {whole}", ()),
-            COLUMN: (self.places(count, self.reduced), self.reduced),
+            COLUMN: (self.indices(count, self.reduced), self.reduced),
         }
         if QUERIES in self.elem:
             at = (self.elem.index(QUERIES),)
-            found |= {QUERIES: (QUERIES, ()), QUERY: (self.places(QUERIES, at), at)}
+            found |= {QUERIES: (QUERIES, ()), QUERY: (self.indices(QUERIES, at), at)}
         return {name: value for name, value in found.items() if name in read}
 
-    def places(self, count, axes):
-        """From 0 on, along axes."""
-        return f"{{arange}}({count}{{device}}).reshape({', '.join(e if i in axes else '1' for i, e in enumerate(self.elem))})"
+    def indices(self, count, axes):
+        """Returns the text of indices along axes, from 0."""
+        shape = ", ".join(e if i in axes else "1" for i, e in enumerate(self.elem))
+        return f"{{arange}}({count}{{device}}).reshape({shape})"
 
 
 class Printer:
-    """Prints a graph in one library's words."""
+    """Prints a graph as statements of a library."""
 
     def __init__(self, library, frame, graph, axes, model):
-        """axes: {name: the axes that it has, None: a plain number}. model: a tensor whose device and dtype the others have."""
+        """axes: {name: its axes; None: a plain number}. model: a tensor with the device and dtype
+        of the result.
+        """
         self.lib, self.frame, self.graph, self.axes, self.model = library, frame, graph, axes, model
         self.lines, self.text, self.along = [], {}, {}
 
     def run(self, roots):
-        """Finds the text of every node; what is read twice has a line of its own."""
+        """Prints every node; one that is read twice gets a line."""
         uses = dict.fromkeys(self.graph.reachable(roots), 0)
         for i in roots:
             uses[i] += 1
@@ -218,7 +221,7 @@ class Printer:
         for i, count in uses.items():
             body, level, self.along[i] = self.node(i)
             if count > 1 and self.graph.nodes[i].args:
-                name = f"t{len(self.lines)}_"  # no operand's name ends so
+                name = f"t{len(self.lines)}_"  # no operand has a trailing underscore
                 self.lines.append(f"{name} = {body}")
                 body, level = name, ATOM
             self.text[i] = body, level
@@ -228,11 +231,11 @@ class Printer:
         return body if own >= level else f"({body})"
 
     def array(self, i, level=0):
-        """As what functions take that take no plain number."""
+        """Prints node i for functions that accept no plain numbers."""
         return self.lib.cast.format(self.at(i)) if self.along[i] is None else self.at(i, level)
 
     def node(self, i):
-        """(text, how tightly it binds, the axes that it has; None: it is a plain number)."""
+        """Returns (text, precedence, axes; None: a plain number)."""
         node = self.graph.nodes[i]
         if node.op == "const":
             return (
@@ -258,12 +261,9 @@ class Printer:
             sign, level = INFIX[node.op]
             if along is None and node.op in ("and", "or"):
                 return f"({self.at(args[0])} {node.op} {self.at(args[1])})", ATOM
-            # Comparisons in a row would be chained, and bind less tightly than & and |.
-            inner = 4 if node.op in COMPARISONS else level
-            return (
-                f"{self.at(args[0], inner)} {sign} {self.at(args[1], inner if node.op in COMPARISONS else level + 1)}",
-                level,
-            )
+            # Comparisons would be chained, and have a lower precedence than & and |.
+            left, right = (4, 4) if node.op in COMPARISONS else (level, level + 1)
+            return f"{self.at(args[0], left)} {sign} {self.at(args[1], right)}", level
         if node.op in UNARY:
             return (
                 (f"not {self.at(args[0], ATOM)}", 0)
@@ -287,8 +287,10 @@ class Printer:
             return f"{node.op}({self.at(a)}, {self.at(b)})"
         if self.lib is TORCH and None in (self.along[a], self.along[b]):
             tensor, bound = (b, a) if self.along[a] is None else (a, b)
-            return f"torch.clamp({self.at(tensor)}, {'min' if node.op == 'max' else 'max'}={self.at(bound)})"
-        return f"{self.lib.name}.{'maximum' if node.op == 'max' else 'minimum'}({self.at(a)}, {self.at(b)})"
+            limit = "min" if node.op == "max" else "max"
+            return f"torch.clamp({self.at(tensor)}, {limit}={self.at(bound)})"
+        function = "maximum" if node.op == "max" else "minimum"
+        return f"{self.lib.name}.{function}({self.at(a)}, {self.at(b)})"
 
     def reduction(self, node):
         text, axes = self.whole(node.args[0], frozenset(self.frame.reduced)), self.frame.reduced
@@ -300,17 +302,16 @@ class Printer:
         return f"{function}({text}, {self.lib.axes}={axes}, {self.lib.keep})"
 
     def whole(self, i, wanted, level=0):
-        """With all of the wanted axes."""
+        """Prints node i broadcast to the wanted axes."""
         along = self.along[i]
         if along is None:
             return self.lib.full.format(
                 shaped(self.extents(wanted)), self.at(i), self.lib.device.format(self.model)
             )
-        return (
-            self.at(i, level)
-            if wanted <= along
-            else f"{self.lib.name}.broadcast_to({self.at(i)}, {shaped(self.extents(wanted | along))})"
-        )
+        if wanted <= along:
+            return self.at(i, level)
+        shape = shaped(self.extents(wanted | along))
+        return f"{self.lib.name}.broadcast_to({self.at(i)}, {shape})"
 
     def extents(self, axes):
         return [e if i in axes else "1" for i, e in enumerate(self.frame.elem)]
@@ -319,14 +320,15 @@ class Printer:
         tensor, column = (self.at(a) for a in node.args)
         [axis] = self.frame.reduced
         last = f"{self.frame.elem[axis]}"
-        taken = f"{self.lib.take}({tensor}, {self.lib.bounded.format(column, 0, f'{last} - 1')}, {axis})"
+        index = self.lib.bounded.format(column, 0, f"{last} - 1")
+        taken = f"{self.lib.take}({tensor}, {index}, {axis})"
         return (
             f"{self.lib.name}.where(({column} >= 0) & ({column} < {last}), {taken}, float('nan'))"
         )
 
 
 def inlined(k, act, by):
-    """(the kernel's graph with the activation's own expressions, its roots)."""
+    """Returns (the kernel's graph with the activation inlined, its roots)."""
     if by:
         return k.graph_by(act)
     graph = Graph(k.graph.levels, k.graph.whole)
@@ -341,8 +343,9 @@ def inlined(k, act, by):
 
 
 def elementwise(k, act, library):
-    """(lines, the text of each value) of a kernel whose tensors are arrays of one shape by then: for families that say themselves how those
-    come of its operands."""
+    """Returns (lines, the text of each value) of a kernel on arrays of one shape, for families that
+    derive these arrays from the operands themselves.
+    """
     graph, roots = inlined(k, act, False)
     axes = dict.fromkeys((*k.scalars, *k.integers, *act.scalars)) | {
         p: frozenset((0,)) for s in k.inputs for p in s.parts
@@ -353,7 +356,7 @@ def elementwise(k, act, library):
 
 
 def statements(k, act, library, by=False):
-    """The lines of one library. by: with the activation's gradient by its result."""
+    """Returns a function's statements. by: the gradient reads the activation's result."""
     lib, frame = LIBRARIES[library], Frame(k)
     graph, roots = inlined(k, act, by)
     read = graph.variables(roots)
@@ -367,17 +370,15 @@ def statements(k, act, library, by=False):
     for s in given:
         axes |= dict.fromkeys(s.parts, frame.all if len(s.parts) > 1 else frame.along(k.shape(s)))
         if len(s.parts) > 1:
-            lines.append(
-                f"{', '.join(s.parts)} = {s.name}[:, :{frame.elem[1]}], {s.name}[:, {frame.elem[1]}:]"
-            )
+            cols = frame.elem[1]
+            lines.append(f"{', '.join(s.parts)} = {s.name}[:, :{cols}], {s.name}[:, {cols}:]")
         elif s.name in gathered or not frame.is_broadcast(k.shape(s)):
             lines.append(f"{s.name} = {s.name}.reshape({', '.join(frame.view(k.shape(s)))})")
     model = min(given, key=lambda s: s.kind != "elem").name
     for name, (text, along) in frame.row_values(read).items():
         if text != name:
-            lines.append(
-                f"{name} = {text.format(arange=f'{lib.name}.arange', device=lib.device.format(model))}"
-            )
+            device = lib.device.format(model)
+            lines.append(f"{name} = {text.format(arange=f'{lib.name}.arange', device=device)}")
         axes[name] = frozenset(along) or None
     printer = Printer(lib, frame, graph, axes, model)
     printer.run(roots)
@@ -388,7 +389,7 @@ def statements(k, act, library, by=False):
 
 
 def _result(k, s, printer, found):
-    """The statement that sets an output. found: the node of each of its parts."""
+    """Returns the statement that assigns an output. found: nodes of its parts."""
     frame, lib, shape = printer.frame, printer.lib, k.shape(s)
     if len(found) > 1:
         parts = ", ".join(printer.whole(node, frame.all) for node in found)
@@ -396,7 +397,7 @@ def _result(k, s, printer, found):
     [node] = found
     view = frame.view(shape)
     if s.role == "sum":
-        # What is the same for a row, and added up over the rows of a channel, is a value of each row.
+        # A value per row that is summed over the rows of a channel counts once per row.
         whole = (
             frame.rows
             if k.graph.levels is not None and k.graph.levels.get(s.of) == ROW

@@ -1,16 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reverse-mode differentiation of expressions, and copies of them from one graph to another."""
+"""Reverse-mode differentiation of expressions, and copying between graphs."""
 
 from kfgen.language.expr import ExprError, parse, total
 from kfgen.language.primitives import COLUMN, COUNT, ELEM, KEEP, PER_COUNT, PRIMITIVES, ROW, UNIFORM
 
 
 def gradient(graph, seeds, wrt):
-    """Reverse mode. seeds: {output node: node of its incoming gradient}. Returns {node of wrt: gradient or None}.
+    """Differentiates in reverse mode. seeds: {output node: node of its incoming gradient}. Returns
+    {node of wrt: gradient or None}.
 
-    The adjoint on its way down is a value and the guards of the `where`s it came through. The guards are applied
-    last, where the value is used: masking first and multiplying after would give 0 * inf = NaN.
-    A value that is the same for a row gets the sum of what the row's elements give it.
+    An adjoint is a value and the guards of the `where` nodes that it passed. The guards are applied
+    last, where the value is used: masking before a product would give 0 * inf = NaN. The adjoint of
+    a value per row is the sum over the row's elements.
     """
     parts = {}  # node: [(value, guards)]
 
@@ -24,14 +25,12 @@ def gradient(graph, seeds, wrt):
         if graph.levels is not None:
             if graph.level(node) == UNIFORM:
                 return  # scalars have no gradient
-            if (
-                graph.level(node) == ROW and of is not None and graph.level(of) == ELEM
-            ):  # `of` is as many values as a row has
+            if graph.level(node) == ROW and of is not None and graph.level(of) == ELEM:
                 value, guards = total(graph, guarded(value, guards)), ()
         parts.setdefault(node, []).append((value, guards))
 
     def merge(found):
-        """Two parts from the two arms of one where become one part: where(condition, a, b)."""
+        """Joins the adjoints from the two arms of one `where`: where(condition, a, b)."""
         for i, (a, ga) in enumerate(found):
             for j, (b, gb) in enumerate(found[i + 1 :], i + 1):
                 if (
@@ -58,7 +57,9 @@ def gradient(graph, seeds, wrt):
         return merged, ()
 
     def plus(a, b):
-        """a + b. Twice the same product: its factor that is the same for a row is doubled, once a row, which gives the same bits."""
+        """a + b. For twice the same product, the factor per row is doubled instead: once per row,
+        with the same bits.
+        """
         node = graph.nodes[a]
         if (
             a == b
@@ -101,9 +102,7 @@ def gradient(graph, seeds, wrt):
                 i,
             )
             continue
-        if (
-            node.op == "div" and graph.nodes[node.args[1]].value == COUNT
-        ):  # of a mean: a product is enough for a gradient
+        if node.op == "div" and graph.nodes[node.args[1]].value == COUNT:  # a mean: x * (1 / n)
             give(node.args[0], graph.add("mul", dy, graph.var(PER_COUNT)), guards, i)
             continue
         names, rules = PRIMITIVES[node.op]
@@ -118,18 +117,15 @@ def gradient(graph, seeds, wrt):
                     and graph.levels is not None
                     and any(graph.nodes[c].value == KEEP for c, _ in guards)
                 ):
-                    value, guards = (
-                        guarded(value, guards),
-                        (),
-                    )  # several sums read it: the mask is applied once
+                    # Several sums read it: dropout's mask is applied once.
+                    value, guards = guarded(value, guards), ()
                 give(arg, value, guards, i)
     return {w: guarded(*settle(w)) if w in parts else None for w in wrt}
 
 
 def substitute(source, target, roots, env, act=None):
-    """Copies roots into target, vars renamed by env (name: node), act and act_bwd replaced by act's own expressions.
-
-    act: a pair of functions (x) -> node and (x, dy) -> node that build the activation in target.
+    """Copies roots into target. env: {variable: node} replaces variables. act: functions
+    (x) -> node and (x, dy) -> node that replace act and act_bwd.
     """
     new = {}
     for i in source.reachable(roots):

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Expressions that reduce over a row, as passes over it.
+"""Splits expressions that reduce over a row into passes over it.
 
-A reduction that waits for another one is a pass of its own (expr.stages). Within a pass the terms of its reductions are
-computed element by element; between passes, once a row, what is made of their results; the last pass computes the results.
-What is here knows neither dtypes nor a backend: how things are spelled is given (emit.Target).
+A reduction that depends on another one needs a pass of its own (expr.stages). A pass computes the
+terms of its reductions per element; between passes, values per row are computed from their results;
+the last pass computes the outputs. Dtypes and backend are given by an emit.Target.
 """
 
 from dataclasses import dataclass, field, replace
@@ -13,8 +13,9 @@ from kfgen.language.expr import Graph, stages
 from kfgen.language.primitives import ELEM, KEEP, REDUCTIONS, ROW, TRANSCENDENTAL
 
 REDUCTION_OF = {node: name for name, node in REDUCTIONS.items()}  # rowmax: max
-# What a later pass takes as an earlier one left it: much to compute again, or, of a stored sum, a load and two conversions. And
-# what dropout has made, whose mask would be drawn again (costly).
+# Nodes whose values a later pass reads from an earlier one instead of computing them again: they
+# are expensive, or need a load and two conversions (stored). Dropout's results belong to them,
+# since the mask would be drawn again (costly()).
 COSTLY = {*TRANSCENDENTAL, "act", "act_bwd", "stored"}
 CODES = {"sum": "KFI_SUM", "max": "KFI_MAX", "min": "KFI_MIN", "prod": "KFI_PROD"}
 
@@ -23,7 +24,7 @@ CODES = {"sum": "KFI_SUM", "max": "KFI_MAX", "min": "KFI_MIN", "prod": "KFI_PROD
 class Reduction:
     name: str
     word: str  # sum, max, min, prod
-    text: str = ""  # of a term
+    text: str = ""  # text of a term
 
     @property
     def code(self):
@@ -32,7 +33,7 @@ class Reduction:
 
 @dataclass
 class Step:
-    """Statements that set named values of a row."""
+    """Statements that compute named values per row."""
 
     lines: list
     values: list  # (name, text)
@@ -40,23 +41,21 @@ class Step:
 
 @dataclass
 class Pass:
-    """Over a row's elements: what is added up, and what is then computed for the row."""
+    """One pass over a row's elements: its reductions, then the values per row computed from them."""
 
     reductions: list
     lines: list
-    reads: set  # the names of operands and scalars
+    reads: set  # names of operands and scalars
     after: Step
-    sums: dict  # value of a gradient that is summed over the rows: its text, where it needs no later pass
-    first: int  # reductions of the passes before
-    keeps: list  # values of an element that a later pass takes from here
-    head: list  # statements ahead of the loop over elements
-    calls: list = field(
-        default_factory=list
-    )  # of a chosen activation, ahead of that loop (runtime_activation.py)
+    sums: dict  # {gradient summed over rows: text of its term}, if no later pass is needed
+    first: int  # number of reductions in the passes before
+    keeps: list  # values per element that a later pass reads
+    head: list  # statements before the loop over elements
+    calls: list = field(default_factory=list)  # run-time activation: calls before that loop
 
     @property
     def codes(self):
-        """How each is reduced, 2 bits each."""
+        """C expression of the reductions' codes, 2 bits each."""
         return " | ".join(
             r.code + (f" << {2 * i}" if i else "") for i, r in enumerate(self.reductions)
         )
@@ -68,15 +67,15 @@ class Program:
     passes: list
     lines: list  # the last pass
     reads: set
-    texts: dict  # value of an output: its text
-    names: list  # of a row's values that are computed
-    kept: list  # of an element's values that are kept between passes
-    head: list  # statements ahead of the loop over the last pass's elements
-    calls: list = field(default_factory=list)  # of a chosen activation, ahead of that loop
-    groups: "Program" = None  # gradients that are added up over a channel's elements of a row
+    texts: dict  # {output: text}
+    names: list  # names of the computed values per row
+    kept: list  # names of values per element that are cached between passes
+    head: list  # statements before the loop of the last pass
+    calls: list = field(default_factory=list)  # run-time activation: calls before that loop
+    groups: "Program" = None  # gradients summed over a channel's elements of a row
 
     def listing(self):
-        """What is computed, in order, for a reader."""
+        """Returns the computed statements in order, for documentation."""
 
         def step(found):
             return [*found.lines, *(f"{name} = {text};" for name, text in found.values)]
@@ -103,7 +102,9 @@ class Program:
 
 
 def copy(graph, roots, replaced, act=None):
-    """(a graph, its roots): without `stop`, nodes in `replaced` as the variables they name, activations by `act` (substitute)."""
+    """Copies roots into a new graph; returns (graph, roots). `stop` is dropped, nodes in `replaced`
+    become variables of these names, `act` replaces activations as in gradient.substitute.
+    """
     target = Graph(dict(graph.levels), graph.whole)
     target.levels |= {name: graph.level(node) for node, name in replaced.items()}
     new = {}
@@ -122,18 +123,18 @@ def copy(graph, roots, replaced, act=None):
 
 
 def picks(graph, roots):
-    """{node of a pick: its name}, of those that the roots need."""
+    """Returns {pick node: name} for the roots."""
     found = [i for i in graph.reachable(roots) if graph.nodes[i].op == "pick"]
     return {i: "_at_".join(graph.nodes[a].value for a in graph.nodes[i].args) for i in found}
 
 
 def stored(graph):
-    """{node: name} of the outputs that others read."""
+    """Returns {node: name} of the outputs that other expressions read."""
     return {i: node.value for i, node in enumerate(graph.nodes) if node.op == "stored"}
 
 
 def inlined(graph, roots, act, replaced=()):
-    """(a graph, its roots) with the activation's own expressions, nodes in `replaced` as the variables they name."""
+    """Copies roots into a new graph with the activation's expressions inlined; see copy()."""
 
     def scalars(g):
         return {s: g.var(s) for s in act.scalars}
@@ -150,7 +151,7 @@ def inlined(graph, roots, act, replaced=()):
 
 
 def reduced(graph, roots):
-    """The words of each pass's reductions, in the order of the program."""
+    """Returns the operations of each pass's reductions, in program order."""
     stage = stages(graph, roots)
     reach = graph.reachable(roots)
     return [
@@ -165,120 +166,143 @@ def costly(graph, i):
 
 
 def program(graph, roots, target, env, sums=(), keep="", each="{}", split=None):
-    """The passes that compute the roots {name: node}. env: how variables are spelled. sums: names of roots that are taken as soon
-    as they can be, since what they are made of need not be kept then. keep: how a costly value that an earlier pass has computed is
-    spelled, with `name` for its name and {} for how it would be computed again, which it is without `keep`. each: how a row's value is
-    spelled where it is read, {} is its name. split: what writes calls of a chosen activation apart (chosen.split)."""
-    nodes = list(roots.values())
-    reach = graph.reachable(nodes)
-    stage = stages(graph, nodes)
-    depth = {}
-    for i in reach:
-        depth[i] = max((depth[a] for a in graph.nodes[i].args), default=0)
-        if i in stage:
-            depth[i] = stage[i] + 1
-    # Values of a row that the elements' code reads, or that are results.
-    wanted = {
-        a
-        for i in reach
-        if graph.level(i) == ELEM
-        or i in stage
-        or graph.is_bool(i)  # conditions have no place of their own
-        if not graph.compares_whole(i)
-        for a in graph.nodes[i].args
-        if graph.level(a) == ROW and not graph.is_bool(a)
-    }
-    wanted |= {i for i in nodes if graph.level(i) == ROW}
-    wanted = [i for i in reach if (i in wanted or i in stage) and graph.nodes[i].op != "var"]
-    name = {i: f"row{k}" for k, i in enumerate(wanted)}
-    spelled = {i: each.format(n) for i, n in name.items()}
+    """Returns the Program that computes the roots {name: node}. env: {variable: text}.
 
-    def between(d):
-        found = [i for i in wanted if i not in stage and depth[i] == d]
-        done = {i: n for i, n in spelled.items() if depth[i] < d or (i in stage and depth[i] == d)}
-        lines, texts = emit(
-            graph, found, replace(target, cheap=frozenset()), env, fixed=done, round_roots=True
-        )  # once a row: exact costs nothing
-        return Step(lines, list(zip((name[i] for i in found), texts)))
+    sums: roots to compute in the earliest possible pass, so that later passes need not cache their
+    arguments. keep: text that reads an expensive value of an earlier pass, with `name` for its name
+    and {} for the expression that computes it again; empty: always compute again. each: text that
+    reads a value per row, with {} for its name. split: writes calls of a run-time activation as
+    statements of their own (runtime_activation.split).
+    """
+    return _Builder(graph, roots, target, env, sums, keep, each, split).program()
 
-    def named(found, done):
-        return {
-            graph.nodes[i].value for i in reads(graph, found, done) if graph.nodes[i].op == "var"
-        } | (
-            {"act"}
-            if any(graph.nodes[i].op in ("act", "act_bwd") for i in reads(graph, found, done))
-            else set()
-        )
 
-    count = max(stage.values(), default=-1) + 1
-    terms = [[graph.nodes[i].args[0] for i in reach if stage.get(i) == d] for d in range(count)]
-    early = [{n: i for n, i in roots.items() if n in sums and depth[i] == d} for d in range(count)]
-    last = {
-        n: i for n, i in roots.items() if graph.level(i) == ELEM and not any(n in e for e in early)
-    }
-    work = [[*terms[d], *early[d].values()] for d in range(count)] + [list(last.values())]
-    done = [{i: n for i, n in spelled.items() if depth[i] <= d} for d in range(count)] + [spelled]
-    home, kept = {}, {}  # the pass that computes a costly value first; those that others read
-    for d in range(count + 1) if keep else ():
-        for i in reads(graph, work[d], done[d]):
-            if costly(graph, i) and i not in done[d] and home.setdefault(i, d) != d:
-                kept.setdefault(i, f"kept{len(kept)}")  # a third pass may read it too
-
-    def code(d):
-        own = {i: (n, "{}" if home[i] == d else keep.replace("name", n)) for i, n in kept.items()}
-        head = {} if target.masks else None
-        if split:  # what a later pass takes from here is there, though calls alone should read it
-            here = [i for i in kept if home[i] == d]
-            calls, first, fixed = split(
-                graph, work[d] + here, target, env, done[d], own, {i for i in kept if home[i] != d}
-            )
-            lines, texts = emit(graph, work[d] + here, target, env, fixed=fixed, named=own)
-            return first + lines, texts[: len(work[d])], named(work[d], done[d]), [], calls
-        lines, texts = emit(graph, work[d], target, env, fixed=done[d], named=own, head=head)
-        return (
-            lines,
-            texts,
-            named(work[d], done[d]),
-            [text.replace("{}", n) for text, n in (head or {}).items()],
-            [],
-        )
-
-    passes, first = [], 0
-    for d in range(count):
-        lines, texts, read, head, calls = code(d)
-        reductions = [
-            Reduction(name[i], REDUCTION_OF[graph.nodes[i].op], text)
-            for i, text in zip([i for i in reach if stage.get(i) == d], texts)
+class _Builder:
+    def __init__(self, graph, roots, target, env, sums, keep, each, split):
+        self.graph, self.roots, self.target, self.env = graph, roots, target, env
+        self.keep, self.split = keep, split
+        nodes = list(roots.values())
+        self.reach = graph.reachable(nodes)
+        self.stage = stages(graph, nodes)
+        self.count = max(self.stage.values(), default=-1) + 1
+        self.depth = self._depths()
+        self.wanted = self._row_values(nodes)
+        self.name = {i: f"row{k}" for k, i in enumerate(self.wanted)}
+        self.spelled = {i: each.format(n) for i, n in self.name.items()}
+        self.terms = [
+            [graph.nodes[i].args[0] for i in self._reductions(d)] for d in range(self.count)
         ]
-        keeps = [n for i, n in kept.items() if home[i] == d]
-        passes.append(
-            Pass(
-                reductions,
-                lines,
-                read,
-                between(d + 1),
-                dict(zip(early[d], texts[len(terms[d]) :])),
-                first,
-                keeps,
-                head,
-                calls,
+        self.early = [
+            {n: i for n, i in roots.items() if n in sums and self.depth[i] == d}
+            for d in range(self.count)
+        ]
+        self.last = {
+            n: i
+            for n, i in roots.items()
+            if graph.level(i) == ELEM and not any(n in e for e in self.early)
+        }
+        self.work = [[*self.terms[d], *self.early[d].values()] for d in range(self.count)]
+        self.work.append(list(self.last.values()))
+        self.done = [
+            {i: n for i, n in self.spelled.items() if self.depth[i] <= d} for d in range(self.count)
+        ] + [self.spelled]
+        self.home, self.kept = {}, {}  # {costly node: its first pass}, {node: name if read again}
+        for d in range(self.count + 1) if keep else ():
+            for i in reads(graph, self.work[d], self.done[d]):
+                if costly(graph, i) and i not in self.done[d] and self.home.setdefault(i, d) != d:
+                    self.kept.setdefault(i, f"kept{len(self.kept)}")  # a third pass may read it too
+
+    def _depths(self):
+        """{node: number of passes that must end before it is known}."""
+        depth = {}
+        for i in self.reach:
+            depth[i] = max((depth[a] for a in self.graph.nodes[i].args), default=0)
+            if i in self.stage:
+                depth[i] = self.stage[i] + 1
+        return depth
+
+    def _row_values(self, nodes):
+        """Values per row that code per element reads, or that are reductions or outputs."""
+        graph = self.graph
+        wanted = {
+            a
+            for i in self.reach
+            if graph.level(i) == ELEM
+            or i in self.stage
+            or graph.is_bool(i)  # conditions are not stored
+            if not graph.compares_whole(i)
+            for a in graph.nodes[i].args
+            if graph.level(a) == ROW and not graph.is_bool(a)
+        }
+        wanted |= {i for i in nodes if graph.level(i) == ROW}
+        return [
+            i for i in self.reach if (i in wanted or i in self.stage) and graph.nodes[i].op != "var"
+        ]
+
+    def _reductions(self, d):
+        return [i for i in self.reach if self.stage.get(i) == d]
+
+    def _between(self, d):
+        """The values per row that become known before pass d."""
+        found = [i for i in self.wanted if i not in self.stage and self.depth[i] == d]
+        done = {
+            i: n
+            for i, n in self.spelled.items()
+            if self.depth[i] < d or (i in self.stage and self.depth[i] == d)
+        }
+        exact = replace(self.target, cheap=frozenset())  # once per row: exact costs nothing
+        lines, texts = emit(self.graph, found, exact, self.env, fixed=done, round_roots=True)
+        return Step(lines, list(zip((self.name[i] for i in found), texts)))
+
+    def _names(self, d):
+        """Names that pass d reads, with "act" if it calls the activation."""
+        nodes = [self.graph.nodes[i] for i in reads(self.graph, self.work[d], self.done[d])]
+        calls = any(n.op in ("act", "act_bwd") for n in nodes)
+        return {n.value for n in nodes if n.op == "var"} | ({"act"} if calls else set())
+
+    def _code(self, d):
+        """(lines, texts, names read, statements before the loop, calls of the activation)."""
+        own = {
+            i: (n, "{}" if self.home[i] == d else self.keep.replace("name", n))
+            for i, n in self.kept.items()
+        }
+        work, done = self.work[d], self.done[d]
+        if self.split:
+            # A pass also computes the values that later passes read from it.
+            here = [i for i in self.kept if self.home[i] == d]
+            again = {i for i in self.kept if self.home[i] != d}
+            calls, first, fixed = self.split(
+                self.graph, work + here, self.target, self.env, done, own, again
             )
+            lines, texts = emit(
+                self.graph, work + here, self.target, self.env, fixed=fixed, named=own
+            )
+            return first + lines, texts[: len(work)], self._names(d), [], calls
+        head = {} if self.target.masks else None
+        lines, texts = emit(
+            self.graph, work, self.target, self.env, fixed=done, named=own, head=head
         )
-        first += len(terms[d])
-    lines, texts, read, head, calls = code(count)
-    found = dict(zip(last, texts)) | {
-        n: spelled.get(i, env.get(graph.nodes[i].value, ""))
-        for n, i in roots.items()
-        if graph.level(i) == ROW
-    }
-    return Program(
-        between(0),
-        passes,
-        lines,
-        read,
-        found,
-        [name[i] for i in wanted],
-        list(kept.values()),
-        head,
-        calls,
-    )
+        before = [text.replace("{}", n) for text, n in (head or {}).items()]
+        return lines, texts, self._names(d), before, []
+
+    def _pass(self, d, first):
+        lines, texts, read, head, calls = self._code(d)
+        reductions = [
+            Reduction(self.name[i], REDUCTION_OF[self.graph.nodes[i].op], text)
+            for i, text in zip(self._reductions(d), texts)
+        ]
+        sums = dict(zip(self.early[d], texts[len(self.terms[d]) :]))
+        keeps = [n for i, n in self.kept.items() if self.home[i] == d]
+        return Pass(reductions, lines, read, self._between(d + 1), sums, first, keeps, head, calls)
+
+    def program(self):
+        firsts = [sum(map(len, self.terms[:d])) for d in range(self.count)]
+        passes = [self._pass(d, first) for d, first in enumerate(firsts)]
+        lines, texts, read, head, calls = self._code(self.count)
+        found = dict(zip(self.last, texts)) | {
+            n: self.spelled.get(i, self.env.get(self.graph.nodes[i].value, ""))
+            for n, i in self.roots.items()
+            if self.graph.level(i) == ROW
+        }
+        names, kept = [self.name[i] for i in self.wanted], list(self.kept.values())
+        return Program(self._between(0), passes, lines, read, found, names, kept, head, calls)

@@ -1,8 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The words of the expression language: primitives with the rules of their gradients, names that expressions over rows read."""
+"""Primitives of the expression language with their gradient rules, and the names that expressions
+over rows may read.
+"""
 
-# name: (argument names, {argument: rule for its adjoint}). A rule is written in the language itself; it sees the
-# arguments, `y` (the primitive's own value) and `dy` (the adjoint of y). A missing rule means "not differentiable".
+# name: (argument names, {argument: rule for its adjoint}). A rule is an expression of the language;
+# it reads the arguments, `y` (the primitive's value) and `dy` (the adjoint of y). A primitive
+# without a rule is not differentiable.
 PRIMITIVES = {
     "add": ("ab", {"a": "dy", "b": "dy"}),
     "sub": ("ab", {"a": "dy", "b": "-dy"}),
@@ -10,7 +13,7 @@ PRIMITIVES = {
     "div": ("ab", {"a": "dy / b", "b": "-(dy * (y / b))"}),
     "neg": ("a", {"a": "-dy"}),
     "abs": ("a", {"a": "where(a > 0, dy, where(a < 0, -dy, dy * 0))"}),
-    # A tie gives each half, NaN passes the gradient to both: PyTorch's rule.
+    # A tie gives half to each argument, NaN passes the gradient to both: PyTorch's rule.
     "max": (
         "ab",
         {
@@ -44,16 +47,14 @@ PRIMITIVES = {
     "gelu_bwd": ("a", {"a": "dy * ((2 - a * a) * normpdf(a))"}),
     "act": ("a", {"a": "act_bwd(a, dy)"}),
     "act_bwd": (("a", "d"), {}),
-    "act_bwd_out": (
-        ("y", "d"),
-        {},
-    ),  # the same of act's result, where the derivative can be made of it
-    "where": ("cab", None),  # differentiated by hand: its guard is applied to the adjoint last
-    # Over a row, where a graph has levels: ops over rows and reductions over an axis. Ties share a row's largest element: PyTorch's amax.
+    "act_bwd_out": (("y", "d"), {}),  # gradient from act's result y, for activations that allow it
+    "where": ("cab", None),  # gradient.py has the rule: it applies the guard to the adjoint last
+    # Reductions over a row, in graphs with levels (rows and reduction). Equal largest elements
+    # share the gradient, as PyTorch's amax.
     "sum": ("a", {"a": "dy"}),
     "rowmax": ("a", {"a": "where(a == y, dy / sum(where(a == y, 1, 0)), 0)"}),
     "rowmin": ("a", {"a": "where(a == y, dy / sum(where(a == y, 1, 0)), 0)"}),
-    # Without zeros the product over a; with one of them, that one gets the product of the others: PyTorch's prod.
+    # Without zeros y / a. A single zero gets the product of the other elements: PyTorch's prod.
     "rowprod": (
         "a",
         {
@@ -61,12 +62,10 @@ PRIMITIVES = {
             "dy * where(a == 0, where(zeros == 1, others, 0), where(zeros > 0, 0, y / a))"
         },
     ),
-    "pick": (
-        "ab",
-        None,
-    ),  # a row's value in column b, NaN where there is no such column; differentiated by hand
+    # Element of the row in column b, NaN if b is no column. gradient.py has the rule.
+    "pick": ("ab", None),
     "stop": ("a", {"a": None}),  # the value without its gradient
-    "stored": ("a", {"a": "dy"}),  # an output as others read it: rounded to its dtype
+    "stored": ("a", {"a": "dy"}),  # an output that other expressions read: rounded to its dtype
     "lt": ("ab", {}),
     "le": ("ab", {}),
     "gt": ("ab", {}),
@@ -77,47 +76,43 @@ PRIMITIVES = {
     "or": ("ab", {}),
     "not": ("a", {}),
 }
-REDUCTIONS = {
-    "sum": "sum",
-    "max": "rowmax",
-    "min": "rowmin",
-    "prod": "rowprod",
-}  # as a spec calls them, of one argument
-ARG_REDUCTIONS = {
-    "argmax": "rowmax",
-    "argmin": "rowmin",
-}  # where the first of these is: a result of its own, of a reduction over an axis
+# {function of one argument in a spec: primitive}
+REDUCTIONS = {"sum": "sum", "max": "rowmax", "min": "rowmin", "prod": "rowprod"}
+# {function: reduction}: index of the first such element, a result of a reduction over an axis
+ARG_REDUCTIONS = {"argmax": "rowmax", "argmin": "rowmin"}
 OVER_ROWS = {"pick", "stop", "stored", *REDUCTIONS.values()}
-# What a value is the same for: everything (numbers, scalars), a row of the tensor, nothing.
+# Level of a value: constant for the whole call, constant per row, different per element.
 UNIFORM, ROW, ELEM = range(3)
-COUNT, PER_COUNT = "count", "per_count"  # elements of a row, and 1 over it
-COLUMN = "column"  # the place of an element in its row, from 0 on
-# Of [batch, heads, queries, keys], whose rows are the queries of a head: which one a row is, from 0 on, and how many there are.
+COUNT, PER_COUNT = "count", "per_count"  # elements of a row, and the reciprocal
+COLUMN = "column"  # index of an element in its row, from 0
+# Tensors [batch, heads, queries, keys]: index of the row among the queries of its head, from 0, and
+# the number of queries.
 QUERY, QUERIES = "query", "queries"
 INF = "inf"
 ROW_NAMES = (COLUMN, COUNT, PER_COUNT, QUERY, QUERIES, INF)
-ROW_COUNTS = (COLUMN, COUNT, QUERY, QUERIES)  # whole numbers
+ROW_COUNTS = (COLUMN, COUNT, QUERY, QUERIES)  # integers
 COMPARISONS = ("lt", "le", "gt", "ge", "eq", "ne")
 BOOLEAN = {*COMPARISONS, "and", "or", "not"}
-# What takes many instructions on a CPU, and how many times as many as an exponential.
+# Expensive primitives on a CPU: cost relative to an exponential.
 TRANSCENDENTAL = dict.fromkeys(
     ("exp", "expm1", "log", "log1p", "log1p01", "sin", "cos", "tanh", "sigmoid"), 1
 )
 TRANSCENDENTAL |= dict.fromkeys(("erf", "normcdf", "normpdf", "gelu", "gelu_bwd"), 3)
-# What a spec may call; the rest of PRIMITIVES is reached through operators.
+# Functions that a spec may call; operators reach the other primitives.
 CALLABLE = sorted(
     set(PRIMITIVES)
     - BOOLEAN
     - OVER_ROWS
     - {"add", "sub", "mul", "div", "neg", "act_bwd", "act_bwd_out"}
 ) + ["dropout"]
-ROW_CALLABLE = ["mean", "pick", "prod", "stop", "sum"]  # beside max and min of one argument
-# The Philox mask of a dropout is two inputs of the graph, so that its gradient needs no rule of its own.
+# Functions that a spec over rows may call, besides max and min of one argument.
+ROW_CALLABLE = ["mean", "pick", "prod", "stop", "sum"]
+# Dropout's Philox mask and its scale are inputs of the graph, so dropout needs no gradient rule.
 KEEP, KEEP_SCALE = "keep", "keep_scale"
 
 
 def query_names(rows, queries, np):
-    """The same of so many rows, of which `queries` in turn are a head's."""
+    """Values of `query` and `queries` for rows that belong to heads of `queries` rows each."""
     return {
         QUERY: (np.arange(float(rows)) % max(queries, 1)).reshape(-1, 1),
         QUERIES: np.float64(queries),
@@ -125,7 +120,7 @@ def query_names(rows, queries, np):
 
 
 def row_names(n, np):
-    """What expressions over rows of n elements read beside their operands."""
+    """Values of `count`, `per_count` and `column` for rows of n elements."""
     return {
         COUNT: np.float64(n),
         PER_COUNT: np.float64(1.0 / n if n else float("inf")),

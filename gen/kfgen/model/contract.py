@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a kernel promises, in words: the comment above it in the generated header, and the rows of the reference page."""
+"""Writes a kernel's contract: the comment above it in the generated header, and the rows of the
+reference page.
+"""
 
 import ast
 import functools
@@ -7,6 +9,7 @@ import textwrap
 
 from kfgen.language.primitives import BOOLEAN, PRIMITIVES
 from kfgen.model import names
+from kfgen.model.dtypes import INT_DTYPES
 
 INFIX = {
     "add": ("+", 3),
@@ -25,17 +28,18 @@ INFIX = {
 ATOM, WIDTH = 9, 94
 
 
-# ---- formulas ----------------------------------------------------------------------------------------------------
+# ---- formulas ------------------------------------------------------------------------------------
 
 
 def formulas(k, by=False):
-    """One line per result, in the expression language: the spec's own text, or the gradient that was derived from it; by: of the
-    activation's result."""
+    """Returns one line per result in the expression language: the entry's text, or the derived
+    gradient. by: the form that reads the activation's result.
+    """
     return k.formulas(by)
 
 
 def of_elements(k, by):
-    """Of kernels whose results are made of the elements beside them."""
+    """Returns the formulas of an elementwise kernel."""
     if not k.bwd:
         return [
             f"{name} = {one_line(text)}"
@@ -56,12 +60,14 @@ def of_elements(k, by):
 
 @functools.lru_cache(1024)
 def one_line(text):
-    """An expression of a spec, its statements joined."""
+    """Joins the statements of an expression with semicolons."""
     return "; ".join(ast.unparse(statement) for statement in ast.parse(text.strip()).body)
 
 
 def write(graph, roots, named=None, letter="t"):
-    """(lines that name what is used twice, a text per root). named: {node: its name}. letter: of other names."""
+    """Returns (lines that define shared subexpressions, one text per root). named: {node: name}.
+    letter: prefix of the other names.
+    """
     uses = dict.fromkeys(graph.reachable(roots), 0)
     for i in [*roots, *(a for user in uses for a in graph.nodes[user].args)]:
         uses[i] += 1
@@ -95,7 +101,7 @@ def write(graph, roots, named=None, letter="t"):
     return lines, [text[r][0] for r in roots]
 
 
-# ---- operands ----------------------------------------------------------------------------------------------------
+# ---- operands ------------------------------------------------------------------------------------
 
 
 def shape(k, stream):
@@ -103,7 +109,7 @@ def shape(k, stream):
 
 
 def in_place(k, stream):
-    """The inputs that may be the same pointer as this output."""
+    """Returns the inputs whose pointer this output may share."""
     if stream.place_of:
         return [stream.place_of]
     if stream.is_row or stream.role == "in" or k.family.codes.get(stream.kind, 0) > 1:
@@ -116,38 +122,47 @@ def in_place(k, stream):
 
 
 def nullable(k, stream):
-    """Why the pointer may be NULL; empty if it may not."""
+    """Explains why the pointer may be NULL; empty if it may not."""
     if stream.role != "in":
         return "" if stream.required else "skipped if NULL"
     if stream.reads == "never":
         return "not read, may be NULL"
     if stream.absent is not None:
-        return f"NULL stands for {stream.absent if isinstance(stream.absent, str) else format(stream.absent, 'g')}"
+        absent = stream.absent
+        return f"NULL stands for {absent if isinstance(absent, str) else format(absent, 'g')}"
     if stream.reads == "result":
-        return f"NULL: gradients by the inputs; not read but for activation {', '.join(a.name for a in k.acts if k.by(a))}"
+        acts = ", ".join(a.name for a in k.acts if k.by(a))
+        return f"may be NULL; if given, the gradients of {acts} are computed from it"
     if stream.reads == "act":
         found = [a.name for a in k.acts if not k.reads(stream, a)]
-        found += [f"where {k.result} is given and read"] if any(map(k.by, k.acts)) else []
-        return (
-            f"may be NULL {'for activation ' if len(found) > 1 or not k.by_result else ''}{', and '.join(found)}"
-            if found
-            else ""
-        )
+        found += [f"if {k.result} is given and read"] if any(map(k.by, k.acts)) else []
+        which = "for activation " if len(found) > 1 or not k.by_result else ""
+        return f"may be NULL {which}{', and '.join(found)}" if found else ""
     return ""
 
 
 def notes(k, stream):
     found = [nullable(k, stream)]
     if stream.role == "in" and (below := k.below(stream)):
-        found.append(f"outside 0 to {below} - 1: {'no gradient' if k.bwd else 'NaN is picked'}")
+        found.append(f"values outside [0, {below}) give {'no gradient' if k.bwd else 'NaN'}")
     if companions := in_place(k, stream):
         found.append(f"may be {' or '.join(companions)}")
     if stream.same_as:
-        found.append(f"equals {stream.same_as}: may be one pointer")
+        found.append(f"equals {stream.same_as}, may share its pointer")
     return "; ".join(n for n in found if n)
 
 
-# ---- arithmetic --------------------------------------------------------------------------------------------------
+def memory(k):
+    """Describes layout, alignment and aliasing of the tensors."""
+    layout = "strided by `strides` (NULL: contiguous)" if k.strided else "contiguous"
+    them = "Tensors and workspace" if k.scratch else "They"
+    return (
+        f"Tensors are {layout} and element-aligned (16-byte alignment is faster). "
+        f"{them} must not overlap unless noted."
+    )
+
+
+# ---- arithmetic ----------------------------------------------------------------------------------
 
 LONG = {
     "f32": "float32",
@@ -160,35 +175,35 @@ LONG = {
 
 
 def arithmetic(k):
-    """What is computed in, and where it is rounded."""
+    """Describes the precision of the computation and of the results."""
     stored = sorted({s.dtype.word for s in k.outputs if s.var != "I"})
     if k.op.types == "pairs":
         if k.dtypes[1] in ("i32", "i64"):
-            return "Out of range saturates" + (
-                "." if k.dtypes[0] in ("i32", "i64") else "; fractions are cut off; NaN gives 0."
+            fractions = (
+                "." if k.dtypes[0] in INT_DTYPES else "; fractions are truncated; NaN becomes 0."
             )
-        return f"At most one rounding, straight from {k.dtypes[0]}."
-    if k.dtype.compute in ("i32", "i64"):
-        return "Integer arithmetic, which wraps."
-    text = f"Computed in {LONG[k.dtype.compute]}{k.order_note}"
-    text += (
-        "." if stored == [k.dtype.compute] else f", results rounded once, to {' or '.join(stored)}."
-    )
+            return f"Values out of range saturate{fractions}"
+        return f"Rounds at most once, directly from {k.dtypes[0]}."
+    if k.dtype.compute in INT_DTYPES:
+        return "Integer arithmetic wraps."
+    text = f"Computes in {LONG[k.dtype.compute]}{k.order_note}"
+    if stored != [k.dtype.compute]:
+        text += f"; rounds results once, to {' or '.join(stored)}"
+    text += "."
     if k.rounded:
-        text += " Factors of products may be rounded to TF32 (11 bits) first; tensors are float32."
+        text += " Products may round their factors to TF32 (11 bits); tensors are float32."
     if k.added:
         acc = k.dtype.acc.word
-        text += f" Sums: {LONG[acc]} parts in a fixed order" + (
-            ", added up in float64." if acc != "f64" else "."
-        )
+        text += f" Adds {LONG[acc]} partial sums in a fixed order"
+        text += ", in float64." if acc != "f64" else "."
     return text
 
 
 def moved_bytes(k, act):
-    """Per element of the result, every tensor of its shape once."""
-    along = [
-        s for s in k.inputs + k.outputs if not s.is_row and s not in k.gathered_inputs
-    ]  # by the activation's result, where it may be
+    """Returns the bytes moved per element of the result: each tensor of its shape counts once. The
+    backward reads the activation's result if it can.
+    """
+    along = [s for s in k.inputs + k.outputs if not s.is_row and s not in k.gathered_inputs]
     return sum(
         s.dtype.size * k.per_element(s)
         for s in along
@@ -197,7 +212,7 @@ def moved_bytes(k, act):
 
 
 def gathers(k):
-    """Whether nothing goes along a row."""
+    """True if the kernel reads and writes single elements of each row only."""
     return not any(moved_bytes(k, a) for a in k.acts)
 
 
@@ -206,21 +221,21 @@ def cost(k):
     if k.work:
         return f"{k.work} operations."
     if gathers(k):
-        return f"Per row: a value of each tensor, {k.flops} operations."
+        return f"Per row: one value of each tensor, {k.flops} operations."
     count = " to ".join(map(str, per_act[:1] + per_act[1:][-1:]))
     operations = (
-        f"{k.flops} operation{'s' if k.flops != 1 else ''}{' (act as one)' if k.has_act else ''}"
+        f"{k.flops} operation{'s' if k.flops != 1 else ''}{' (act is one)' if k.has_act else ''}"
     )
     return f"Per element: {count} bytes, {operations}."
 
 
 def rising(k):
-    """Scalars of activations that must not be negative where the gradient is by the result."""
+    """Returns the activations' scalars that a gradient by the result requires to be >= 0."""
     return list(dict.fromkeys(s for a in k.acts if k.by(a) for s in a.rising))
 
 
 def codes(k, act=None):
-    """What it may return but for success, and for what a launch itself gives; act: with this activation."""
+    """Returns the error codes of the kernel's checks. act: with this activation, None: with any."""
     risen = rising(k) if act is None else k.by(act) and act.rising
     found = [
         "INVALID_SIZE",
@@ -235,81 +250,74 @@ def codes(k, act=None):
 
 def errors(k):
     why = {
-        "INVALID_SIZE": " (an axis of 0 too)" if k.refuses else "",
-        "INVALID_VALUE": f" (of {' or '.join(['p'] * k.dropout + rising(k))})",
-        "UNSUPPORTED": " (a stride of single elements)",
+        "INVALID_SIZE": " (also if the axis is empty)" if k.refuses else "",
+        "INVALID_VALUE": f" ({' or '.join(['p'] * k.dropout + rising(k))})",
+        "UNSUPPORTED": " (strides between adjacent elements)",
     }
-    return f"Errors: {', '.join(code + why.get(code, '') for code in codes(k))}; CUDA also a launch's own."
+    found = ", ".join(code + why.get(code, "") for code in codes(k))
+    return f"Errors: {found}; in CUDA also launch errors."
 
 
 def workspace(k):
     name = names.workspace(k.pattern).removeprefix("kf_")
-    text = "workspace: kf_[cpu_]{}({})" + (
-        ", aligned to 256" + k.workspace_note
+    text = "workspace: kf_[cpu_]{}({}) " + (
+        "bytes, 256-byte aligned" + k.workspace_note
         if k.scratch
-        else "; C: 0"
+        else "bytes; 0 in C"
         if k.shared_out
-        else ": 0, may be NULL"
+        else "= 0 bytes, may be NULL"
     )
     whole = text.format(name, ", ".join(k.sizes))
     return whole if len(whole) <= WIDTH + 3 else text.format(name, "sizes")
 
 
-# ---- the comment -------------------------------------------------------------------------------------------------
+# ---- the comment ---------------------------------------------------------------------------------
 
 
 def lines(kernel, whole=False):
-    """At most 16 lines, for a C comment; 19 where there are ten tensors or more. whole: more, with all of the formulas."""
+    """Returns the lines of the C comment: at most 16, or 19 with ten tensors or more. whole: with
+    all formulas, in any number of lines.
+    """
     k = kernel
-    own, by = formulas(k), formulas(k, True) if k.by_result else []
-    by = [line for line in by if line not in own] if k.work else by
-    text = "; ".join(own) + (f". With {k.result}: {'; '.join(by)}" if by else "")
-    found = textwrap.wrap(
-        text, WIDTH, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False
-    )
-    if len(found) > 4 and not whole:
-        found = found[:3] + ["  ... (kfgen explain prints all of it)"]
-    groups = {}  # inputs, then outputs, that have everything in common
+    found = _formula_lines(k, whole)
+    groups = {}  # inputs, then outputs, of equal shape, dtype and notes
     for s in k.inputs + k.outputs:
-        dims, name = (
-            ("", f"{s.name} {shape(k, s)}") if k.work else (f"{shape(k, s)} ", s.name)
-        )  # tensors of a product have shapes of their own
-        groups.setdefault(
-            ("in " if s.role == "in" else "out", dims, s.dtype.word, notes(k, s)), []
-        ).append(name)
+        # The tensors of a matrix product differ in shape: each name carries its own.
+        dims, name = ("", f"{s.name} {shape(k, s)}") if k.work else (f"{shape(k, s)} ", s.name)
+        role = "in " if s.role == "in" else "out"
+        groups.setdefault((role, dims, s.dtype.word, notes(k, s)), []).append(name)
     for (role, dims, word, note), members in groups.items():
         line = f"{role}  {', '.join(members)}: {dims}{word}{'; ' + note if note else ''}"
-        found += textwrap.wrap(
-            line,
-            WIDTH + 3,
-            subsequent_indent="       ",
-            break_long_words=False,
-            break_on_hyphens=False,
-        )
+        found += _wrapped(line, WIDTH + 3, " " * 7)
     if k.has_workspace:
-        found += textwrap.wrap(
-            workspace(k),
-            WIDTH + 3,
-            subsequent_indent="       ",
-            break_long_words=False,
-            break_on_hyphens=False,
-        )
-    lie = (
-        "as strides say (NULL: dense), aligned (fastest: 16 bytes)"
-        if k.strided
-        else "dense, aligned to their elements (fastest: to 16 bytes)"
-    )
-    found.append(f"Tensors: {lie}, {'all memory ' if k.scratch else ''}apart unless said.")
-    unread = f" Not read: {', '.join(k.unread_scalars)}." if k.unread_scalars else ""
-    found += textwrap.wrap(f"{arithmetic(k)} {cost(k)}{unread}", WIDTH + 3)
+        found += _wrapped(workspace(k), WIDTH + 3, " " * 7)
+    unread = f" Ignores {', '.join(k.unread_scalars)}." if k.unread_scalars else ""
+    found += textwrap.wrap(f"{memory(k)} {arithmetic(k)} {cost(k)}{unread}", WIDTH + 3)
     found += textwrap.wrap(errors(k), WIDTH + 3)
     if k.op.source:
         found.append(f"Source: {k.op.source}")
     return [safe(line) for line in found]
 
 
+def _formula_lines(k, whole):
+    own, by = formulas(k), formulas(k, True) if k.by_result else []
+    by = [line for line in by if line not in own] if k.work else by
+    found = _wrapped(
+        "; ".join(own) + (f". With {k.result}: {'; '.join(by)}" if by else ""), WIDTH, "  "
+    )
+    if len(found) > 4 and not whole:
+        return found[:3] + ["  ... (kfgen explain prints the rest)"]
+    return found
+
+
+def _wrapped(text, width, indent):
+    return textwrap.wrap(
+        text, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+    )
+
+
 def safe(line):
-    """Text from a spec may not end the comment it stands in, nor open one, nor continue the line."""
+    """Escapes what would end the C comment, open another one or continue the line."""
     return line.replace("*/", "* /").replace("/*", "/ *").rstrip("\\ ")
 
 

@@ -81,7 +81,7 @@ class BandCuda(OverRowsCuda):
         env |= self.k.value_env(self._of("{}_i"))
         whole = {s: s for s in self.k.integers} | {COUNT: "kfi_g.cols"}
         graph, roots = copy(self.k.graph, self.k.roots, {})
-        target = replace(self.rows_target, whole=whole, place="e", near="kfi_near<0>")
+        target = replace(self.rows_target, whole=whole, offset="e", near="kfi_near<0>")
         return self.k.program(
             graph,
             {s.name: r for s, r in zip(self.k.outputs, roots)},

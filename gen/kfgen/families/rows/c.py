@@ -109,7 +109,7 @@ class RowsC(OverRowsC):
             target,
             whole=whole
             | {COLUMN: "column", QUERY: "query", COUNT: "kfi_cols", QUERIES: "kfi_queries"},
-            place="j",
+            offset="j",
             near="kfi_cpu_near",
         )
         keep = "kfi_cpu_keep(keep[j], keep_from)"

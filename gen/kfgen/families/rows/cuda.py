@@ -73,7 +73,7 @@ class RowsCuda(OverRowsCuda):
         again = {name: i for i, name in stored(graph).items()}
         whole = {s.name: f"{s.name}_i[0]" for s in self.k.values} | {s: s for s in self.k.integers}
         whole |= {COLUMN: "column", QUERY: "query", COUNT: "g.cols", QUERIES: "(kf_i64)g.queries.d"}
-        target = replace(self.rows_target, whole=whole, place="e", near=near)
+        target = replace(self.rows_target, whole=whole, offset="e", near=near)
         return self.k.program(
             graph,
             {s.name: again.get(s.name, r) for s, r in zip(self.k.outputs, roots)},
