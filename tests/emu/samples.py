@@ -79,7 +79,9 @@ class Sample:
             return cases.runs(f)
         if cases.LEVEL > 1 and (every or f["name"] in of_schedules(self.takes)):
             return [
-                case for case in cases.runs(f) if checks.offsets(f, case[0], case[2])[1] <= self.most
+                case
+                for case in cases.runs(f)
+                if checks.offsets(f, case[0], case[2])[1] <= self.most
             ]
         return REDUCED if f["family"] == "reduction" else cases.of_form(f, FEW)
 

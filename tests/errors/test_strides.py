@@ -121,7 +121,9 @@ def test_extents_overlap(lib, functions):
     """
     for f in functions:
         out = next((a for a in strided.strided_tensors(f) if a["role"] != "in"), None)
-        source = next((a for a in strided.strided_tensors(f) if a["role"] == "in" and not a["unread"]), None)
+        source = next(
+            (a for a in strided.strided_tensors(f) if a["role"] == "in" and not a["unread"]), None
+        )
         if f["form"] != "rows" or not out or not source:
             continue
         rows, cols = extents(f)

@@ -95,7 +95,8 @@ def test_unknown_name(capsys, command):
     assert main([command, "kf_add_rellu_f16"]) == 1
     captured = capsys.readouterr()
     assert (
-        "`kf_add_rellu_f16` is not a function of kf; similar names: kf_add_relu_f16, " in captured.err
+        "`kf_add_rellu_f16` is not a function of kf; similar names: kf_add_relu_f16, "
+        in captured.err
         and not captured.out
     )
 

@@ -10,7 +10,7 @@ NESTING = 200  # levels of the syntax of a `ref`
 
 
 def depth(tree):
-    """Of an expression's syntax, without recursion: how deep Python itself goes depends on its version."""
+    """Returns the depth of a syntax tree, without recursion, whose limit varies between Pythons."""
     levels, nodes = 0, [tree]
     while nodes:
         levels, nodes = (
@@ -21,7 +21,7 @@ def depth(tree):
 
 
 class Fields:
-    """The fields of one entry: typed access, and a complaint about what nobody asked for."""
+    """Fields of one entry: typed access, and an error for unknown fields."""
 
     def __init__(self, file, entry, data):
         self.file, self.entry, self.data, self.left, self.asked = (
@@ -51,7 +51,7 @@ class Fields:
         return value
 
     def missing(self, name, fix):
-        """Where a field has nearly its name, it is that."""
+        """Reports a missing field, or a misspelt one if a similar name is present."""
         known = Activation.__dataclass_fields__.keys() | Op.__dataclass_fields__.keys()
         near = difflib.get_close_matches(name, self.data.keys() - known, n=1, cutoff=0.75)
         return self.error(
@@ -59,7 +59,7 @@ class Fields:
         )
 
     def line(self, name):
-        """Text that ends up in a comment."""
+        """Reads one line of text, which becomes a comment."""
         text = self.get(name, str, required=True, what='"the formula in words"')
         if not text.strip() or "\n" in text or "*/" in text or text.endswith("\\"):
             raise self.error(name, f"is {text!r}", "write one line of words")
@@ -72,7 +72,10 @@ class Fields:
                 raise ValueError("nested too deeply")
             return compile(tree, name, "eval") and text
         except (SyntaxError, ValueError, RecursionError, MemoryError) as e:
-            fix = "write one expression, with np, sp (scipy.special) and expit; to use a value twice: (t := a + b, 2 * t)[1]"
+            fix = (
+                "write one expression of np, sp (scipy.special) and expit; to use a value twice: "
+                "(t := a + b, 2 * t)[1]"
+            )
             raise self.error(name, f"is not one Python expression: {e}", fix) from None
 
     def done(self):
@@ -87,10 +90,10 @@ class Fields:
 
 
 def _scalar(f, name, given):
-    """From a number, or from { value, default, least, most, kind }."""
-    told = given if isinstance(given, dict) else {"value": given}
-    whole = told.get("kind") == "int"
-    numbers = {k: v for k, v in told.items() if k != "kind"}
+    """Reads a number, or { value, default, least, most, kind }."""
+    table = given if isinstance(given, dict) else {"value": given}
+    whole = table.get("kind") == "int"
+    numbers = {k: v for k, v in table.items() if k != "kind"}
     fits = all(
         isinstance(v, int if whole else (int, float)) and not isinstance(v, bool)
         for v in numbers.values()
@@ -98,12 +101,13 @@ def _scalar(f, name, given):
     if (
         not fits
         or "value" not in numbers
-        or told.get("kind", "int") != "int"
+        or table.get("kind", "int") != "int"
         or numbers.keys() - Scalar.__dataclass_fields__.keys()
     ):
         fix = (
-            f"give {name} a number; tests use it. {name} = {{ value = 0.5, default = 1, least = 0, most = 2 }} also says what frontends "
-            f'take and what is meant; a whole number of 64 bits is {name} = {{ kind = "int", value = 1 }}'
+            f"give {name} a number for tests; for a default and bounds in frontends write "
+            f"{name} = {{ value = 0.5, default = 1, least = 0, most = 2 }}; for a 64-bit integer "
+            f'{name} = {{ kind = "int", value = 1 }}'
         )
         raise f.error("scalars", f"{name} is {given!r}", fix)
     numbers = {k: v if whole else float(v) for k, v in numbers.items()}
@@ -114,7 +118,7 @@ def _scalar(f, name, given):
         ):
             raise f.error(
                 "scalars",
-                f"the {what} of {name}, {number:g}, is not within its bounds",
+                f"the {what} of {name}, {number:g}, is outside its bounds",
                 "correct one of them",
             )
     return found
@@ -132,7 +136,7 @@ def scalars(f, most, own=()):
 
 
 def values(scalars_):
-    """What tests use."""
+    """{name: value in tests}."""
     return {name: s.value for name, s in scalars_.items()}
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from kfgen.language.primitives import (
     BOOLEAN,
+    CALLABLE,
     COMPARISONS,
     COUNT,
     ELEM,
@@ -24,7 +25,6 @@ from kfgen.language.primitives import (
     ROW,
     ROW_CALLABLE,
     UNIFORM,
-    CALLABLE,
 )
 
 COMPARE = {ast.Lt: "lt", ast.LtE: "le", ast.Gt: "gt", ast.GtE: "ge", ast.Eq: "eq", ast.NotEq: "ne"}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An activation as functions of both backends, and in place of its calls in an op's graph."""
+"""Writes an activation as functions of both backends."""
 
 import functools
 from dataclasses import dataclass, field
@@ -23,28 +23,29 @@ def bwd_reads_x(act):
 
 @dataclass(frozen=True)
 class Given:
-    """What stands for the activation in a function of C that is given it (core/act.h): the functions of many activations have one text."""
+    """Placeholder for the activation in a C function that takes it as an argument (core/act.h), so
+    that many activations share one text.
+    """
 
     name: str = "given"
     scalars: dict = field(default_factory=dict)
 
 
 GIVEN = Given()
-CALLS = {
-    "act": "kfi_act",
-    "act_bwd": "kfi_act_bwd",
-    "act_bwd_out": "kfi_act_bwd",
-}  # an operation of the graph: the argument that computes it
+# {node of the graph: C argument that computes it}
+CALLS = {"act": "kfi_act", "act_bwd": "kfi_act_bwd", "act_bwd_out": "kfi_act_bwd"}
 
 
 def rising(act):
-    """Its scalars in words, as core/check.h reads them: a point for each that may be negative where the gradient is by the result; empty: all may."""
+    """Lists the activation's scalars for core/check.h: the name if a gradient by the result
+    requires the scalar to be >= 0, else a point. Empty if no scalar has this restriction.
+    """
     return " ".join(s if s in act.rising else "." for s in act.scalars) if act.rising else ""
 
 
 @dataclass
 class ActFunction:
-    """One activation in one flavour: the value and the gradient as (lines, expression, variables read)."""
+    """An activation in one flavour: value and gradients as (lines, expression, variables read)."""
 
     flavour: str
     ctype: str
@@ -53,7 +54,7 @@ class ActFunction:
     bwd: tuple | None
     fwd_scalars: bool
     bwd_scalars: bool
-    bwd_out: tuple | None  # the gradient by the result
+    bwd_out: tuple | None  # the gradient that reads the result
     bwd_out_scalars: bool
 
     @property
@@ -62,12 +63,14 @@ class ActFunction:
 
     @property
     def given_type(self):
-        """In C, of the scalars of an activation that a function is given (core/act.h)."""
+        """C type of the scalars that accompany an activation argument (core/act.h)."""
         return f"kfi_act_scalars_{'f64' if self.flavour == 'f64' else 'f32'}"
 
     @property
     def given(self):
-        """[(a word of the name, arguments)] of the functions of C that can be given: all take the scalars in a struct."""
+        """[(name suffix, arguments)] of the C functions that can be passed as arguments; all take
+        the scalars in a struct.
+        """
         found = [
             ("", ("x",), self.fwd),
             ("_bwd", ("x", "dy"), self.bwd),
@@ -77,16 +80,14 @@ class ActFunction:
 
 
 class ActCode:
-    """One activation as functions: per flavour the expressions of value and gradient."""
+    """An activation as functions: expressions of value and gradient per flavour."""
 
     def __init__(self, act):
         self.act, self.name, self.id, self.scalars = act, act.name, act.id, list(act.scalars)
-        self.renamed = {s: renamed(s) for s in act.scalars}  # what its functions call them
+        self.renamed = {s: renamed(s) for s in act.scalars}  # {scalar: name in generated code}
         self.brief, self.reads_x = act.brief, bwd_reads_x(act)
-        self.by_result, self.by_id = (
-            act.dexpr_out is not None,
-            ~act.id,
-        )  # of kernels whose gradient is by the result
+        # by_id: id of the kernels whose gradient reads the result.
+        self.by_result, self.by_id = act.dexpr_out is not None, ~act.id
         self.rising = rising(act)
 
     @property
@@ -99,7 +100,7 @@ class ActCode:
 
     @property
     def facts(self):
-        """The fields of core/choose.h's kfi_act_facts."""
+        """Initialiser of core/choose.h's kfi_act_facts."""
         rising_ = f'"{self.rising}"' if self.rising else "NULL"
         defaults = (
             ", ".join(repr(float(self.act.scalar_info[s].default)) for s in self.scalars) or "0"
@@ -110,11 +111,12 @@ class ActCode:
         return f'{{{self.id}, "{self.name}", {rising_}, {flags}, {{{defaults}}}}}'
 
     def device_call(self, flavour, tag, bwd):
-        """Its call for element e of arrays x and dy."""
-        return f"kfi_act{'_bwd' if bwd else ''}_{flavour}(kfi_tag<{tag}>(), x[e], {'dy[e], ' if bwd else ''}s)"
+        """Returns the call for element e of arrays x and dy."""
+        suffix, dy = ("_bwd", "dy[e], ") if bwd else ("", "")
+        return f"kfi_act{suffix}_{flavour}(kfi_tag<{tag}>(), x[e], {dy}s)"
 
     def functions(self, cpu):
-        """cpu: a scalar is an argument of its own; CUDA: a field of s."""
+        """Returns an ActFunction per flavour. In C, scalars are arguments; in CUDA, fields of s."""
         scalar = {
             name: name if cpu else f"s.v[{i}]" for i, name in enumerate(self.renamed.values())
         }
@@ -163,7 +165,7 @@ class ActCode:
         return bool(code and code[2] & set(self.renamed.values()))
 
     def _code(self, flavour, cpu, scalar, build):
-        """(lines, expression, names used). scalar: how a scalar's name is spelled."""
+        """Returns (lines, expression, names used). scalar: {name: text}."""
         graph = Graph()
         root = build(graph, {s: graph.var(name) for s, name in self.renamed.items()})
         target = Target("kfi_cpu_" if cpu else "kfi_", flavour, cpu)

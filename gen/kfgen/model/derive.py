@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An op's expressions as a graph, and the gradients derived from them."""
+"""Builds the graph of an op's expressions and derives its gradients."""
 
 from kfgen.language.expr import ExprError, Graph, parse
 from kfgen.language.gradient import gradient
@@ -9,7 +9,7 @@ from kfgen.model.names import gradient_of
 
 
 def in_order(texts):
-    """The names of {name: expression}, each after those that it reads."""
+    """Sorts the names of {name: expression} so that each follows the names that it reads."""
     waiting, found = dict(texts), []
     while waiting:
         ready = next(
@@ -35,7 +35,7 @@ def _graph(op, reads, levels=None):
 
 
 def element_graph(op):
-    """The graph of an op whose results are made of the elements beside them: (graph, {name: node} of what it reads, {output: node})."""
+    """Builds the graph of an elementwise op: (graph, {readable name: node}, {output: node})."""
     graph, env = _graph(op, ())
     extra = {"dropout": None} | ({"act": None} if op.has_act else {})
     return (
@@ -46,8 +46,10 @@ def element_graph(op):
 
 
 def row_graph(op, reads, dropout):
-    """The graph of an op over rows: (graph, {name: node} of what it reads and of what is saved, {output: node}). An output over elements
-    that another expression reads is a `stored` node there, which has the output's name. reads: what it may read of a call's sizes."""
+    """Builds the graph of an op over rows: (graph, {readable or saved name: node}, {output: node}).
+    Another expression reads an elementwise output as a `stored` node of its name. reads: names of
+    sizes that expressions may read.
+    """
     levels = {o.name: ROW for o in op.operands if o.kind in ("per_row", "channel")} | dict.fromkeys(
         op.scalars, UNIFORM
     )
@@ -77,13 +79,15 @@ def row_graph(op, reads, dropout):
 
 
 def has_queries(op, graph, env, outputs):
-    """Whether the rows of an op over rows are the queries of [batch, heads, queries, keys]."""
+    """True if rows are the queries of tensors [batch, heads, queries, keys]."""
     read = graph.variables([*outputs.values(), *(env[n] for n in op.values_of_rows)])
     return bool(read & {QUERY, QUERIES}) or any(o.kind == "shared" for o in op.operands)
 
 
 def activated(op, graph, outputs):
-    """The output that is the activation's result as it is, if there is one: the backward has it, for a derivative by the result."""
+    """Returns the output that equals the activation's result, if any: the backward takes it as an
+    input for gradients that read the result.
+    """
     return (
         next((name for name, node in outputs.items() if graph.nodes[node].op == "act"), None)
         if op.has_act
@@ -92,8 +96,9 @@ def activated(op, graph, outputs):
 
 
 def gradients(op, graph, env, outputs):
-    """{value of an operand: node of its gradient, None if it has none}. Adds to the graph: the results' gradients d<output>, and
-    for closed forms the results themselves, as variables."""
+    """Returns {value of an operand: node of its gradient, or None}. Adds variables to the graph:
+    the outputs' gradients d<output> and, for given gradients (`grads`), the outputs.
+    """
     douts = {name: graph.var(gradient_of(name)) for name in outputs}
     if graph.levels is not None:
         graph.levels |= {gradient_of(o): graph.level(node) for o, node in outputs.items()}
@@ -110,5 +115,5 @@ def gradients(op, graph, env, outputs):
         **{n: graph.var(n) for n in outputs},
         **{gradient_of(n): d for n, d in douts.items()},
     } | ({"act_bwd": None} if op.has_act else {})
-    names |= {"dropout": None} if op.dropout else {}  # of the same mask
+    names |= {"dropout": None} if op.dropout else {}  # with the forward's mask
     return {v: parse(graph, op.grads[v], names) if v in op.grads else found[env[v]] for v in wanted}

@@ -1,14 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The element types: their words, their types in C, what is computed in."""
+"""Element types: their names in functions, their C types and the types they are computed in."""
 
 from dataclasses import dataclass
 
 FLOAT_DTYPES = ("f32", "f16", "bf16", "f64")
 INT_DTYPES = ("i32", "i64")
-INDEX = ("i64", "i32")  # of labels: the first one has no word in a function's name
-ROUNDED = {
-    "tf32": "f32"
-}  # words of functions whose products round their factors: what those are stored as
+INDEX = ("i64", "i32")  # index dtypes; function names leave out the first
+ROUNDED = {"tf32": "f32"}  # {dtype to which a product rounds its factors: storage dtype}
 STORED = FLOAT_DTYPES + INT_DTYPES
 DTYPES = STORED + tuple(ROUNDED)
 
@@ -18,12 +16,12 @@ class Dtype:
     word: str
     ctype: str
     size: int
-    compute: str  # f32, f64, i32, i64: what expressions are evaluated in
-    flavour: str  # of the math words: compute, or lp for 2-byte storage
+    compute: str  # f32, f64, i32, i64: type in which expressions are evaluated
+    flavour: str  # suffix of math functions: compute, or lp for 2-byte storage
 
     @property
     def device(self):
-        """The type in device code: NVRTC has no int64_t."""
+        """Type in device code: NVRTC has no int64_t."""
         return {"i32": "kf_i32", "i64": "kf_i64", "u8": "unsigned char"}.get(self.word, self.ctype)
 
     @property

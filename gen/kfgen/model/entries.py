@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a spec file says, as objects, and the names that may be given."""
+"""Entries of a spec file as objects, typed access to their fields, and the names they may use."""
 
 import ast
 import contextlib
@@ -11,17 +11,19 @@ from dataclasses import dataclass, field
 
 from kfgen.language.expr import Graph, parse
 from kfgen.language.gradient import gradient, substitute
-from kfgen.language.primitives import OVER_ROWS, ARG_REDUCTIONS, PRIMITIVES
+from kfgen.language.primitives import ARG_REDUCTIONS, OVER_ROWS, PRIMITIVES
 
-# Ids of activations, with which kernels are instantiated. kf's own are written down: from 0 on, and fixed for ever. Users' follow from their
-# names, so that headers of people who do not know of each other may meet in one program. ANY_ID is for an activation chosen at run time.
+# Activation ids instantiate kernels. kf's own ids are written in the entries and never change. A
+# user's id is a hash of its names, so that headers of independent users can meet in one program.
+# ANY_ID is the id of a run-time activation.
 KF_IDS = range(1024)
 FIRST_OWN_ID, ANY_ID = 2**30, 2**31 - 1
 PATTERN = re.compile(r"(?:[a-z][a-z0-9]*|\{act\})(?:_(?:[a-z0-9]+|\{act\}))*\Z")
 NAME = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*\Z")
-# Words that an operand, a scalar or a result may not have for its name, in any family: it is an argument of C functions, and expressions read it. In
-# generated code it has a name of its own (rename.py), so nothing there is among them. First kf's public names: other arguments of launchers
-# and of functions on tensors, what the formulas of a manifest read, and what expressions and references are written in.
+# Names that no operand, scalar or result may have: each becomes an argument of C functions and a
+# name in expressions. Names of generated code are allowed: rename.py gives operands other names
+# there. PUBLIC holds kf's public names: other arguments of launchers and of functions on tensors,
+# and the names that formulas, expressions and references read.
 PUBLIC = {
     "act_scalars",
     "activation",
@@ -69,7 +71,7 @@ PUBLIC = {
     "workspace",
     "workspace_bytes",
 } | (set(PRIMITIVES) - OVER_ROWS)
-# Keywords of C, C++ and CUDA, what C's headers and compilers define as macros; Python's, in which expressions are parsed.
+# Keywords of C, C++, CUDA and Python, and macros of C headers and compilers.
 KEYWORDS = {
     "alignas",
     "alignof",
@@ -159,16 +161,19 @@ KEYWORDS = {
     "xor",
     "xor_eq",
 } | set(keyword.kwlist)
+# C types.
 TYPE = re.compile(
     r"(u?int(8|16|32|64|max|ptr)|size|ptrdiff|wchar|char8|char16|char32|nullptr|max_align)_t\Z"
-)  # of C
+)
 PREFIXES = ("kf_", "kfi_", "kfk_")
 
-UNUSABLE = "choose a lower-case word that nothing else here has and that neither C, C++ nor Python gives a meaning"
+UNUSABLE = (
+    "choose a lower-case name that is new in this entry and is no keyword of C, C++ or Python"
+)
 
 
 def usable(name):
-    """Whether an operand, a scalar or an output may have this name: it becomes an argument of C functions."""
+    """True if an operand, a scalar or an output may have this name."""
     return (
         bool(NAME.match(name))
         and name not in PUBLIC | KEYWORDS
@@ -179,12 +184,12 @@ def usable(name):
 
 @functools.lru_cache(4096)
 def _names(text):
-    """(the names in an expression but for those it calls, those it calls). A text that is none has no names: it is refused elsewhere."""
+    """Returns (names that an expression reads, names that it calls). A text that is no expression
+    has no names: other checks report it.
+    """
     nodes = []
-    for whole in (
-        text.strip(),
-        " ".join(text.split()),
-    ):  # statements, a line each; or one expression over several lines
+    # Statements on lines of their own, or one expression over several lines.
+    for whole in (text.strip(), " ".join(text.split())):
         with contextlib.suppress(SyntaxError, ValueError, RecursionError, MemoryError):
             nodes = nodes or list(ast.walk(ast.parse(whole)))
     called = [
@@ -197,13 +202,15 @@ def _names(text):
 
 
 def own_id(stem, name):
-    """Of a user's activation, from the names of its file and its own."""
+    """Returns the id of a user's activation, from the names of its file and its own."""
     digest = hashlib.sha256(f"{stem} {name}".encode()).digest()
     return FIRST_OWN_ID + int.from_bytes(digest[:8], "big") % (ANY_ID - FIRST_OWN_ID)
 
 
 def names_read(text):
-    """A value may be called `mean`, which is a word as well."""
+    """Returns the names that an expression reads. `mean` may name a value although it is a
+    function.
+    """
     return _names(text)[0]
 
 
@@ -237,20 +244,20 @@ class Activation:
     since: str
     file: str
     builtin: bool
-    scalar_info: dict = field(default_factory=dict)  # name of a scalar: Scalar
-    heavy: bool = False  # whether families of heavy kernels have it
-    dexpr_out: str | None = None  # the gradient by the result
+    scalar_info: dict = field(default_factory=dict)  # {scalar: Scalar}
+    heavy: bool = False  # True: families whose kernels compile slowly have it, too
+    dexpr_out: str | None = None  # the gradient from the result
     dref_out: str | None = None
-    rising: tuple = ()  # scalars that dexpr_out needs to be 0 or more
+    rising: tuple = ()  # scalars that dexpr_out requires to be >= 0
 
     def build(self, graph, x, scalars):
         return parse(graph, self.expr, {"x": x, **scalars})
 
     def build_bwd(self, graph, x, dy, scalars):
-        """The gradient: dexpr where given, derived from expr otherwise."""
+        """Adds the gradient: dexpr if given, else derived from expr."""
         if self.dexpr:
             return parse(graph, self.dexpr, {"x": x, "dy": dy, **scalars})
-        local = Graph()  # differentiated on its own, so that x may be any expression outside
+        local = Graph()  # a graph of its own, since x may be any expression
         names = {name: local.var(name) for name in ("x", "dy", *scalars)}
         y = self.build(local, names["x"], {s: names[s] for s in scalars})
         dx = gradient(local, {y: names["dy"]}, [names["x"]])[names["x"]]
@@ -259,7 +266,7 @@ class Activation:
         )[0]
 
     def build_bwd_out(self, graph, y, dy, scalars):
-        """The gradient by the result y."""
+        """Adds the gradient from the result y."""
         return parse(graph, self.dexpr_out, {"y": y, "dy": dy, **scalars})
 
 
@@ -267,19 +274,17 @@ class Activation:
 class Operand:
     name: str
     kind: str
-    # "T" the op's dtype, "U" the second one, "acc" float32 (float64 for f64), "I" whole numbers, such as labels: functions for i64 and for
-    # i32; "u8" conditions, read as 0 or 1
+    # "T": the op's dtype; "U": the second dtype; "acc": float32 (float64 for f64); "I": integers
+    # such as labels, with functions for i64 and i32; "u8": conditions, read as 0 or 1.
     dtype: str = "T"
     grad: bool = True
-    parts: tuple = ()  # the names of the two halves of a "half" operand
+    parts: tuple = ()  # names of the halves of a "half" operand
     positive: bool = False  # tests draw it from (0, inf)
-    absent: float | None = (
-        None  # the value of every element if the pointer is NULL; None: it may not be
-    )
+    absent: float | None = None  # value that a NULL pointer stands for; None: NULL is an error
 
     @property
     def values(self):
-        """The names under which expressions read it."""
+        """Names by which expressions read the operand."""
         return self.parts or (self.name,)
 
 
@@ -288,38 +293,34 @@ class Op:
     pattern: str
     brief: str
     operands: list
-    outputs: dict  # name: expression
-    scalars: dict  # name: the value that tests use
+    outputs: dict  # {name: expression}
+    scalars: dict  # {name: value in tests}
     refs: dict
     ints: bool
     without: tuple
-    types: str  # "one", "pairs", or what may be float32 beside 2-byte tensors: "weights", "results"
+    types: str  # "one", "pairs", or the float32 tensors of 2-byte functions: "weights", "results"
     source: str
     since: str
     file: str
     builtin: bool
     family: str = "elementwise"
-    saved: dict = field(
-        default_factory=dict
-    )  # name: expression that is the same for a row, an output for the backward
-    scalar_info: dict = field(default_factory=dict)  # name of a scalar: Scalar
-    integers: tuple = ()  # those of its scalars that are whole numbers of 64 bits
-    updates: dict = field(
-        default_factory=dict
-    )  # per_row operand: expression of its next value, an output that may be in its place
-    layout: str = ""  # "channels", or as the operands' kinds have it
-    reduced: tuple = ()  # reductions of its elements that are ops of their own, as losses have
-    reduction: str = ""  # "mean" or "sum", of an op that another one's `reduced` has made
-    empty: str = "value"  # of no elements: "value", what the expression gives; "error", which the function returns
-    grads: dict = field(
-        default_factory=dict
-    )  # operand: expression of its gradient, where the derived one is not wanted
+    # {name: expression per row}: outputs that the backward reads.
+    saved: dict = field(default_factory=dict)
+    scalar_info: dict = field(default_factory=dict)  # {scalar: Scalar}
+    integers: tuple = ()  # scalars that are 64-bit integers
+    # {per_row operand: expression of its next value}: outputs that may be in place.
+    updates: dict = field(default_factory=dict)
+    layout: str = ""  # "channels"; empty: the operands' kinds imply it
+    reduced: tuple = ()  # reductions that become ops of their own, as for losses
+    reduction: str = ""  # "mean" or "sum": the op comes from another one's `reduced`
+    empty: str = "value"  # empty axis: "value", the expression's; "error", which is returned
+    # {operand: expression of its gradient}, instead of the derived one.
+    grads: dict = field(default_factory=dict)
     activations: list = field(default_factory=list)
-    own: dict = field(default_factory=dict)  # what its family alone has fields for
-    made_of: tuple = ()  # entries whose functions its own ones call
-    extra: dict = field(
-        default_factory=dict
-    )  # that its expressions may call beside the language's own: {name: function (graph, nodes) -> node}
+    own: dict = field(default_factory=dict)  # fields of its family alone
+    made_of: tuple = ()  # entries whose functions its functions call
+    # Further functions of its expressions: {name: (graph, nodes) -> node}.
+    extra: dict = field(default_factory=dict)
 
     @functools.cached_property
     def dropout(self):
@@ -331,19 +332,19 @@ class Op:
 
     @property
     def indexed(self):
-        """Whether it reads whole numbers, of either dtype, or gives them."""
+        """True if the op reads or returns integers, of either index dtype."""
         return any(o.dtype == "I" for o in self.operands) or any(
             ARG_REDUCTIONS.keys() & names_called(text) for text in self.outputs.values()
         )
 
     @property
     def values_of_rows(self):
-        """{name of an output that is one per row: its expression}, beside those of `outputs`."""
+        """{output per row: expression} of saved values and updates."""
         return self.saved | {updated(name): text for name, text in self.updates.items()}
 
 
 def updated(name):
-    """The output that is an operand's next value."""
+    """Names the output that holds an operand's next value."""
     return f"{name}_out"
 
 
@@ -352,13 +353,11 @@ class Spec:
     activations: dict
     ops: dict
     files: list
-    own: object = None  # the Spec of kf's own entries, whose ops these have copies of
-    made: dict = field(
-        default_factory=dict
-    )  # of that Spec: kernels, for all that load it (render.Selection)
+    own: object = None  # Spec of kf's own entries; `ops` has copies of its ops
+    made: dict = field(default_factory=dict)  # kernels of that Spec, shared by all that load it
 
     def as_own(self, op):
-        """Whether an entry is kf's own as it was loaded: of it, its activations and what it is made of nothing has been changed."""
+        """True if an op is kf's own and unchanged, with its activations and the ops it calls."""
         own = self.own.ops.get(op.pattern) if self.own else None
         return own is not None and all(
             getattr(op, name) is getattr(own, name) for name in Op.__dataclass_fields__
@@ -367,11 +366,9 @@ class Spec:
 
 @dataclass(frozen=True)
 class Scalar:
-    """What is said of a run-time scalar beside its name."""
+    """Values and bounds of a run-time scalar."""
 
-    value: float  # tests use it; whole numbers of 64 bits are ints
-    default: float  # that frontends take where they are given none
-    least: float | None = (
-        None  # outside of these bounds it has no meaning, which launchers do not check
-    )
+    value: float  # value in tests; an int for 64-bit integers
+    default: float  # default in frontends
+    least: float | None = None  # bounds within which it has a meaning; launchers do not check them
     most: float | None = None

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a kernel and its tensors are, whatever its family; no schedule. signature.py has its launchers and arguments."""
+"""Kernels and tensors of any family, without schedules; signature.py has the launchers."""
 
 from dataclasses import dataclass, field
 
@@ -12,12 +12,9 @@ from kfgen.model.dtypes import DTYPE, FLOAT_DTYPES, INDEX, INT_DTYPES, Dtype
 from kfgen.model.entries import SpecError
 from kfgen.model.signature import Signature
 
-WEIGHTS = (
-    "row",
-    "channel",
-    "group",
-)  # kinds of operands that all rows or all batches share: their gradients are added up
-# What is smaller than the result.
+# Kinds of operands that all rows or batches share: their gradients are reduced.
+WEIGHTS = ("row", "channel", "group")
+# Kinds of tensors that are smaller than the result.
 ROWS = (
     "row",
     "channel",
@@ -37,25 +34,22 @@ class Tensor:
     """One tensor argument of a kernel."""
 
     name: str
-    kind: str  # of its family's forms, which have its shape
+    kind: str  # kind of its family's forms, which give its shape
     dtype: Dtype
-    role: str  # in, out, sum (a gradient reduced to a row or channel)
-    use: str  # what it is to callers: input, weight, output, saved (of the forward, for the backward), gradient
-    var: str  # the type variable that its dtype is: T, U, acc; or the dtype itself
-    parts: tuple  # the names expressions use, two for "half"
-    # Of inputs: always; act (if the activation's gradient reads its argument); result (that it reads instead, where it is given); never.
+    role: str  # "in", "out" or "sum" (a gradient reduced to a row or channel)
+    use: str  # input, weight, output, saved (forward output that the backward reads), gradient
+    var: str  # type variable of its dtype: T, U, acc; or the dtype itself
+    parts: tuple  # names in expressions, two for "half"
+    # Inputs: always; act (if the activation's gradient reads its argument); result (which that
+    # gradient reads instead, if given); never.
     reads: str = "always"
-    of: str = ""  # of gradients: the operand or the output
-    same_as: str = (
-        ""  # of gradients: an earlier gradient that is proven equal; they may be one pointer
-    )
-    unchanged: str = ""  # of gradients: the incoming one that it is as it is
-    place_of: str = ""  # of an input's next value: the input, in whose place it may be
-    exprs: list = field(default_factory=list)  # of outputs: the value of each part
-    required: bool = True  # forward arguments; gradients may be NULL
-    absent: float | str | None = (
-        None  # of inputs that may be NULL: the value that stands for them, or what, in words
-    )
+    of: str = ""  # gradients: the operand or the output
+    same_as: str = ""  # gradients: an earlier, equal gradient whose pointer it may share
+    unchanged: str = ""  # gradients: the incoming gradient that it equals
+    place_of: str = ""  # an input's next value: the input, whose pointer it may share
+    exprs: list = field(default_factory=list)  # outputs: the value of each part
+    required: bool = True  # False: may be NULL, as gradients may
+    absent: float | str | None = None  # inputs that may be NULL: the default, or its description
 
     @property
     def ctype(self):
@@ -67,26 +61,29 @@ class Tensor:
 
 
 class Kernel(Signature):
-    """One direction of an op for its dtypes: what is computed, and of which tensors. How, its schedules say: `cuda` and `c`."""
+    """One direction of an op for one tuple of dtypes: the expressions and tensors. Its schedules
+    `cuda` and `c` say how they are computed.
+    """
 
-    integers = ()  # scalars that are whole numbers of 64 bits
-    strided = ()  # the op's tensors that have strides, those of its forward first; none: all is dense
-    layout = ""  # how the rows of an op over rows lie
-    columns = ()  # names of operands that are numbers of columns
-    gathered_inputs = ()  # operands of which nothing is read but a row's value in one column
-    result = None  # of a backward: the output that is the activation's result as it is
-    by_result = False  # whether an activation's gradient may be that of the result, which makes inputs unnecessary
-    parts = ()  # kernels whose launchers its own call
-    rounded = False  # whether products may round their factors (dtypes.ROUNDED)
-    refuses = False  # whether an axis without elements is an error
-    runtime_activation = False  # whether its activation is an argument (runtime_activation.py)
-    any_strides = False  # and its tensors lie in any way
-    work = ""  # of a product: its operations in a call, as an expression of the sizes
-    shaped_by = ()  # inputs that say the sizes between them, each all that those before leave but one; empty: one of the elements' shape does
-    accumulates = False  # whether a gradient is added to `beta` times what is there
-    order_note = workspace_note = (
-        ""  # of the contract: what the order of a sum follows from; when there are no bytes of workspace
-    )
+    integers = ()  # scalars that are 64-bit integers
+    strided = ()  # tensors with strides, the forward's first; empty: all are contiguous
+    layout = ""  # layout of an op over rows
+    columns = ()  # names of operands that are column indices
+    gathered_inputs = ()  # operands read in one column of each row only
+    result = None  # backward: the output that equals the activation's result
+    by_result = False  # True: gradients of some activations may read the result, not the inputs
+    parts = ()  # kernels whose launchers its launchers call
+    rounded = False  # True: products may round their factors (dtypes.ROUNDED)
+    refuses = False  # True: an empty axis is an error
+    runtime_activation = False  # True: the activation is an argument (runtime_activation.py)
+    any_strides = False  # True: a kernel for tensors of arbitrary strides
+    work = ""  # matrix products: operations of a call, an expression of the sizes
+    # Inputs from whose shapes the sizes are inferred; each adds at most one unknown. Empty: any
+    # elementwise input suffices.
+    shaped_by = ()
+    accumulates = False  # True: a gradient is added to `beta` times the output's old value
+    # Contract: the order of sums; the use of the workspace.
+    order_note = workspace_note = ""
 
     def __init__(self, family, op, dtypes, bwd):
         self.family, self.op, self.dtypes, self.bwd = family, op, dtypes, bwd
@@ -110,9 +107,8 @@ class Kernel(Signature):
         self._build()
         self.kinds = {s.kind for s in self.streams}
         self.has_channel = "channel" in self.kinds
-        self.permutable = (
-            self.kinds == {"elem"} and self.graph.levels is None and not self.dropout
-        )  # elements are visited one by one, in any order
+        # Elements are independent: any order of traversal gives the same result.
+        self.permutable = self.kinds == {"elem"} and self.graph.levels is None and not self.dropout
         self.sums = [s for s in self.outputs if s.role == "sum"]
         self.stores = [s for s in self.outputs if s.role == "out"]
         self.loads = [s for s in self.inputs if not s.is_row and s.reads != "never"]
@@ -135,9 +131,10 @@ class Kernel(Signature):
                 )
 
     def limit(self, field, what, found, most, fix="make two ops of it"):
-        """Refuses an entry that makes more of something than what C and CUDA have room for (core/limits.h)."""
+        """Raises an error if an entry exceeds a limit of core/limits.h."""
         if len(found) > most:
-            problem = f"make {len(found)} {what} of {'the backward' if self.bwd else 'the forward'}: {', '.join(found)}"
+            direction = "the backward" if self.bwd else "the forward"
+            problem = f"make {len(found)} {what} of {direction}: {', '.join(found)}"
             raise SpecError(
                 self.op.file,
                 f"op.{self.op.pattern}",
@@ -151,32 +148,32 @@ class Kernel(Signature):
         raise NotImplementedError
 
     def _sort(self):
-        """Sorts the tensors further by how they are read and written, and refuses what there is no schedule for."""
+        """Sorts the tensors by use and raises an error if no schedule supports them."""
 
     @property
     def renamed(self):
-        """The same kernel as what launchers call has it, with names of its own (rename.py)."""
+        """The same kernel with the names of generated code (rename.py)."""
         if "_renamed" not in self.__dict__:
             self._renamed = rename.kernel(self)
         return self._renamed
 
     @property
     def two_dtypes(self):
-        """Whether some of its functions have a second dtype in their names."""
+        """True if some functions of the op have a second dtype in their names."""
         return self.op.types != "one"
 
     @property
     def forward_dtypes(self):
-        """Those of the forward that it is of."""
+        """Dtypes of the forward."""
         return self.dtypes
 
     def accumulated(self, stream):
-        """Whether a result is added to `beta` times what is there."""
+        """True if the output is added to `beta` times its old value."""
         return self.accumulates
 
     @property
     def backends(self):
-        """Those that have its functions."""
+        """Backends that have the kernel's functions."""
         return self.family.backends
 
     @property
@@ -184,30 +181,30 @@ class Kernel(Signature):
         return ["beta"] if self.accumulates else []
 
     def below(self, stream):
-        """Of an operand of whole numbers that say where another one is read: the size that they must be less than."""
+        """Returns the size that bounds an operand of indices; None for other operands."""
         return self.extents[-1] if stream.name in self.columns else None
 
     def per_element(self, stream):
-        """How many elements of a tensor there are for one of the result: 0 of what is smaller."""
+        """Returns the tensor's elements per element of the result; 0 for smaller tensors."""
         return 0 if stream.is_row else len(stream.parts)
 
     def touched(self, stream):
-        """The extents of what a call reads or writes of a tensor."""
+        """Returns the extents of the part of a tensor that a call reads or writes."""
         return self.shape(stream)
 
     @property
     def header(self):
-        """What its op's header includes, without .cuh or .h."""
+        """Header that the op's header includes, without .cuh or .h."""
         return self.family.header
 
     @property
     def needs(self):
-        """The ops whose functions its own ones call."""
+        """Ops whose functions the kernel's functions call."""
         return []
 
     @property
     def has_backward(self):
-        """A cast, integers, and ops of which no operand has a gradient have none."""
+        """False for casts, integers and ops without a differentiable operand."""
         return (
             self.op.types != "pairs"
             and self.dtypes[0] not in INT_DTYPES
@@ -216,16 +213,16 @@ class Kernel(Signature):
 
     @property
     def form(self):
-        """How its tensors lie: one of its family's forms."""
+        """Key of the family's `forms`: the layout of the tensors."""
         raise NotImplementedError
 
     def shape(self, tensor):
-        """Its extents, in the names of sizes."""
+        """Returns the tensor's extents as names of sizes."""
         return self.family.forms[self.form][tensor.kind].split(", ")
 
     @property
     def extents(self):
-        """Of a tensor of elements."""
+        """Extents of a tensor of kind "elem"."""
         return self.family.forms[self.form]["elem"].split(", ")
 
     @property
@@ -235,19 +232,17 @@ class Kernel(Signature):
 
     @property
     def summed_over(self):
-        """What a gradient that is reduced is summed over, in words."""
+        """Axes over which gradients are reduced, for documentation."""
         return "outer and inner" if self.has_channel else "rows"
 
     def summed_extents(self, stream):
-        """The same of one of them, in the names of sizes."""
-        along = {
-            extent.rpartition(" * ")[2] for extent in self.shape(stream)
-        }  # "2 * cols" goes along cols
+        """Returns the sizes over which one gradient is reduced."""
+        along = {extent.rpartition(" * ")[2] for extent in self.shape(stream)}  # 2 * cols: cols
         return [extent for extent in self.extents if extent not in along]
 
     @property
     def act_flavour(self):
-        """lp only where nothing is added to the activation's result before it is rounded."""
+        """Flavour of the activation; lp only if nothing is added to its result before rounding."""
         if self.dtype.flavour != "lp":
             return self.dtype.flavour
         g, tainted = self.graph, set()
@@ -267,15 +262,17 @@ class Kernel(Signature):
         return "f32" if self.dtype.flavour == "lp" else self.dtype.flavour
 
     def reads(self, stream, act):
-        """Whether the backward of this activation reads the stream at all."""
+        """True if the backward with this activation may read the tensor."""
         return stream.reads == "always" or (stream.reads == "act" and bwd_reads_x(act))
 
     def by(self, act):
-        """Whether this activation's gradient is that of the result, if the call has it."""
+        """True if this activation's gradient reads the result, if the call has it."""
         return self.by_result and act.dexpr_out is not None
 
     def graph_by(self, act=None):
-        """(a graph, its roots) with the activation's gradient by the result: a call of it, or act's own expression."""
+        """Returns (graph, roots) whose activation's gradient reads the result: as a call, or with
+        the expression of act.
+        """
         graph = Graph(self.graph.levels, self.graph.whole)
         own = {s: graph.var(s) for s in act.scalars} if act else {}
 
@@ -288,11 +285,11 @@ class Kernel(Signature):
         )
 
     def unread(self, stream, act):
-        """Whether no call with this activation reads the stream."""
+        """True if no call with this activation reads the tensor."""
         return not (self.by(act) if stream.reads == "result" else self.reads(stream, act))
 
     def instead(self, stream, act):
-        """Whether it need not be there where the result is."""
+        """True if the tensor may be missing when the result is given."""
         return self.by(act) and stream.reads == "act"
 
     @property
@@ -301,39 +298,43 @@ class Kernel(Signature):
 
     @property
     def has_workspace(self):
-        """Whether it takes a workspace: every backward, and a forward whose sums blocks may share out. So no better schedule changes a signature."""
+        """True if the functions have a workspace argument: every backward, and a forward whose sums
+        several blocks may share. A better schedule then changes no signature.
+        """
         return self.bwd or self.scratch
 
     @property
     def scratch(self):
-        """Whether its schedules use one."""
+        """True if the schedules use the workspace."""
         return bool(self.added)
 
     @property
     def shared_out(self):
-        """Whether its schedules in CUDA use one for large tensors."""
+        """True if CUDA uses the workspace for large tensors."""
         return False
 
     @property
     def unread_scalars(self):
-        """Those that this direction does not read: a backward has all of its forward's, so that no better derivative changes a signature."""
+        """Scalars that this direction does not read. A backward has all scalars of its forward, so
+        a better derivative changes no signature.
+        """
         read = self.graph.variables(self.roots)
         return [s for s in (*self.integers, *self.scalars) if s not in read]
 
     @property
     def unread_arguments(self):
-        """What else its schedules do not read."""
+        """Arguments that the schedules do not read."""
         return self.unread_scalars + (
             [] if self.scratch or self.shared_out else [a.name for a in self.workspace_arguments]
         )
 
     @property
     def added(self):
-        """Gradients that the second stage adds up."""
+        """Gradients that the second stage of a sum computes."""
         return self.sums
 
     def formulas(self, by):
-        """As contract.formulas has them."""
+        """Formulas for contract.formulas."""
         return contract.of_elements(self, by)
 
     @property
@@ -347,18 +348,19 @@ class Kernel(Signature):
 
     @property
     def used_scalars(self):
-        """The op's scalars that this direction reads."""
+        """Scalars that this direction reads."""
         read = self.graph.variables(self.roots)
         return [s for s in self.scalars if s in read]
 
     def store_guard(self, stream):
         if stream.required:
             return ""
-        return f"if ({stream.name}{f' && {stream.name} != {stream.same_as}' if stream.same_as else ''}) "
+        distinct = f" && {stream.name} != {stream.same_as}" if stream.same_as else ""
+        return f"if ({stream.name}{distinct}) "
 
     @property
     def asks_reads(self):
-        """Whether some input is read by the gradients of some activations only."""
+        """True if only some activations' gradients read some input."""
         return any(s.reads == "act" for s in self.inputs)
 
     @property

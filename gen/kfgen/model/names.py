@@ -1,21 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The one place where names are composed. Nothing parses a name back into its parts."""
+"""Composes all generated names. Nothing parses a name back into its parts."""
 
 
 def fill(pattern, word):
-    """The pattern with the activation's word in its place; `none` takes its underscore with it."""
+    """Replaces {act} by the activation's name; `none` is dropped with its underscore."""
     if word != "none":
         return pattern.replace("{act}", word)
     return "_".join(w for w in pattern.split("_") if w != "{act}")
 
 
 def stem(pattern):
-    """The name of an op's header and of its kernels: add, bias_act_add, act_mul."""
+    """Names an op's header and its kernels: add, bias_act_add, act_mul."""
     return fill(pattern, "none") if pattern.endswith("_{act}") else pattern.replace("{act}", "act")
 
 
 def dtype_words(dtypes):
-    """One word per type variable, those equal to the first left out; the last one is that of whole numbers, where they are not i64."""
+    """Joins the dtypes of the type variables, without those equal to the first. The last one is the
+    index dtype if it is not i64.
+    """
     return "_".join([dtypes[0]] + [d for d in dtypes[1:] if d != dtypes[0]])
 
 
@@ -32,48 +34,54 @@ def function(pattern, word, dtypes, bwd=False, state=False, cpu=False):
 
 
 def formula(pattern, word, bwd=False, by=False):
-    """Of what all functions of an op, an activation and a direction compute. by: with the activation's gradient by its result."""
+    """Names the formula of an op, an activation and a direction. by: gradient from the result."""
     return fill(pattern, word) + ("_bwd" if bwd else "") + ("_by_result" if by else "")
 
 
 def workspace(function_):
-    """Of a function: its companion, which says how much workspace it needs."""
+    """Names the function that returns a function's workspace size."""
     return f"{function_}_workspace_bytes"
 
 
 def strides(pattern):
-    """The struct of how far apart the rows of an op's tensors lie."""
+    """Names the struct of an op's strides."""
     return f"kf_{stem(pattern)}_strides_t"
 
 
 def scalar(word, bwd=False, double=False):
-    """An activation on one element: no dtype word, which all launchers end with. double: C has no overloads."""
+    """Names the function of an activation on one element. It has no dtype, unlike launchers.
+    double: a name of its own, since C has no overloads.
+    """
     return "_".join(w for w in ("kf", word, "bwd" if bwd else "", "double" if double else "") if w)
 
 
 def folder(user=None):
-    """Of the ops' headers."""
+    """Folder of the ops' headers."""
     return f"kf/user/{user}" if user else "kf/ops"
 
 
 def folder_any(user=None):
-    """Of the headers of functions whose activation is an argument."""
+    """Folder of the headers of functions with a run-time activation."""
     return f"{folder(user)}/any" if user else "kf/any"
 
 
 def launchers(user=None, dtype=""):
-    """The file of launchers with C linkage, and what its own functions begin with; without a dtype, the header of all."""
+    """Names the file of launchers with C linkage and the prefix of its functions; without a dtype,
+    the header of all.
+    """
     return "_".join(w for w in ("kf", user or "", "launchers", dtype) if w)
 
 
 def gradient_of(name):
-    """Of an operand or a result."""
+    """Names the gradient of an operand or a result."""
     return f"kfi_d{name.removeprefix('kfi_')}" if name.startswith("kfi_") else f"d{name}"
 
 
 def renamed(name):
-    """What the generated code calls an operand, a result or a scalar. It ends in a digit: what the code makes of such names, it adds a word to
-    (kfi_x0_f), so that none is that of another operand (x_f: kfi_x_f0)."""
+    """Names an operand, a result or a scalar in generated code. The name ends in a digit: names
+    that the code derives from it (kfi_x0_f) then differ from those of other operands (x_f:
+    kfi_x_f0).
+    """
     return f"kfi_{name}0"
 
 
@@ -85,7 +93,9 @@ def internal(prefix, pattern, dtypes, bwd=False, cpu=False):
 
 
 def seam(word, pattern, act, by, flavour):
-    """A function of what happens to elements of a product's operands or results: of all activations that it does not call."""
+    """Names a prologue or epilogue function of a matrix product. act is empty if the function
+    serves all activations.
+    """
     return "_".join(
         w for w in (f"kfi_{word}", stem(pattern), act, "by_result" if by else "", flavour) if w
     )

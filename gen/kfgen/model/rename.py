@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A kernel as the generated code has it inside: operands, results and scalars enter it under names that nothing else has there, so that a spec may
-call them anything but a keyword or one of kf's public names. Launchers and run functions have the public names; what they call has these."""
+"""Renames the operands, results and scalars of a kernel for generated code. The names differ from
+all other names there, so a spec may use any name but keywords and kf's public names. Launchers and
+run functions keep the public names; the functions that they call have the new ones.
+"""
 
 import ast
 import functools
@@ -18,7 +20,7 @@ class _Renamed(ast.NodeTransformer):
         return ast.Name(self.own.get(node.id, node.id), node.ctx)
 
     def visit_Call(self, node):
-        """A word that it calls is none of them: `mean(mean)` reads one."""
+        """Keeps the function's name: `mean(mean)` reads one value."""
         return ast.Call(node.func, [self.visit(a) for a in node.args], node.keywords)
 
 
@@ -28,7 +30,7 @@ def _text(text, own):
 
 
 class Renaming:
-    """own: {public name: name inside}."""
+    """Applies {public name: new name} to names, expressions and tables."""
 
     def __init__(self, own):
         self.own, self._items = own, tuple(own.items())
@@ -37,7 +39,7 @@ class Renaming:
         return self.own.get(name, name)
 
     def text(self, text):
-        """An expression."""
+        """Renames in an expression."""
         return text and _text(text, self._items)
 
     def names(self, table):
@@ -50,13 +52,13 @@ class Renaming:
 
 
 def _with_gradients(named, results):
-    """Expressions may read the gradients of results."""
+    """Adds the gradients of results, which expressions may read."""
     own = {n: names.renamed(n) for n in named}
     return own | {names.gradient_of(n): names.gradient_of(own[n]) for n in results}
 
 
 class _Key:
-    """By which an entry is found again: it has no hash of its own."""
+    """Cache key of an entry, by identity: entries have no hash."""
 
     def __init__(self, entry):
         self.entry = entry
@@ -90,7 +92,7 @@ def _activation(key):
 
 
 def op(public, family):
-    """The op with all that it names renamed."""
+    """Returns a copy of the op with all names replaced."""
     own = _with_gradients(
         [
             *(n for o in public.operands for n in (o.name, *o.parts)),
@@ -128,7 +130,7 @@ def _op(key, family):
 
 
 def kernel(k):
-    """The kernel of that op."""
+    """Returns the kernel of the renamed op."""
     found = type(k)(k.family, _op(_Key(k.op), k.family), k.dtypes, k.bwd)
     found.acts = [activation(a) for a in k.acts]
     return found

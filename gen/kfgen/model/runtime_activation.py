@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Functions whose activation is an argument: what such a kernel is to the templates."""
+"""Functions with a run-time activation: kernels for the templates, and the headers kf/any."""
 
 import copy
 from dataclasses import dataclass, field, replace
@@ -9,12 +9,12 @@ from kfgen.model import names
 from kfgen.model.dtypes import INT_DTYPES
 from kfgen.model.entries import ANY_ID
 
-WORD = "activation"  # in names, where those of one activation have its word
+WORD = "activation"  # stands in names for the activation's name
 
 
 @dataclass(frozen=True)
 class RuntimeActivation:
-    """What stands for the activation of such a function."""
+    """Placeholder for the activation of such a function."""
 
     name: str = WORD
     id: int = ANY_ID
@@ -31,24 +31,24 @@ RUNTIME_ACTIVATION = RuntimeActivation()
 
 
 def has(kernel):
-    """Whether there is such a function of it."""
+    """True if the kernel has functions with a run-time activation."""
     return kernel.has_act and kernel.family.runtime_activation
 
 
 def kernel(k):
-    """The kernel of all its activations: in CUDA one of its own, in C what calls theirs."""
+    """Returns the kernel for all activations: CUDA has its own, C dispatches to theirs."""
     found = _kernel(k)
     found._renamed = _kernel(k.renamed)
     return found
 
 
 def has_any_strides(k):
-    """Whether there is a kernel of its tensors that lie in any way: an op that visits elements one by one, in any order."""
+    """True if the kernel exists for arbitrary strides: its elements are independent."""
     return has(k) and k.permutable and not k.sums
 
 
 def any_strides(k):
-    """The kernel of all its activations for such tensors."""
+    """Returns the kernel for all activations and arbitrary strides."""
     found = kernel(k)
     for one in (found, found._renamed):
         one.any_strides, one.name = True, f"{one.name}_apart"
@@ -71,7 +71,9 @@ def _kernel(k):
 
 
 def _result_slot(k):
-    """The input in whose place a kernel is given the activation's result: it reads one of the two."""
+    """Returns the input that a launch replaces by the activation's result: a kernel reads one of
+    the two.
+    """
     result = next(s for s in k.loads if s.reads == "result")
     return next(
         (
@@ -85,23 +87,24 @@ def _result_slot(k):
 
 @dataclass
 class Call:
-    """A call of the activation for a vector: where its arguments are put, and its results are found."""
+    """Calls the activation for a vector: names of its arguments and results."""
 
     name: str
     bwd: bool
     lines: list
     x: str
     dy: str
-    guard: str  # under which it is needed
+    guard: str  # condition under which it is needed
 
 
 def split(graph, roots, target, env, fixed=(), named=None, again=()):
-    """([Call], lines for the loop behind them, {node: how its result is spelled there}) of the activations that the roots need, in the order of the
-    calls. Their arguments are written as in one expression with the rest. named: as emit() has it. again: those of its nodes that an earlier pass
-    has left, unless rows are not in registers."""
-    exact = replace(target, cheap=target.cheap - {"quotient"})  # the last bits of an argument show
+    """Splits the activations that the roots need from the other statements. Returns ([Call] in
+    order, lines of the loop after them, {node: text of its result there}). named: as for emit().
+    again: nodes of `named` that an earlier pass has cached if rows are held in registers.
+    """
+    exact = replace(target, cheap=target.cheap - {"quotient"})  # results depend on the last bits
     named, fixed, calls, lines = named or {}, dict(fixed), [], []
-    inside = dict(fixed)  # the same in the loops of calls, where no lines are
+    inside = dict(fixed)  # texts in the loops of the calls, which have no lines
     for i in reads(graph, roots, fixed):
         node = graph.nodes[i]
         if node.op not in ("act", "act_bwd") or i in fixed:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the schedules of one backend have in common, whatever the family: how a kernel's code is spelled there."""
+"""Base classes of the schedules of all families: Cuda and C."""
 
 from dataclasses import dataclass
 
@@ -7,10 +7,12 @@ from kfgen.language.emit import Target
 from kfgen.model import limits
 from kfgen.model.activation import CALLS, GIVEN, bwd_reads_x
 
-# CUDA words whose cheap form is as good as float32's own operations: an op may use it on 2-byte tensors even where its
-# result is added to something. Everything else is exact outside activations.
+# CUDA primitives whose cheap form is as accurate as float32 operations: ops on 2-byte tensors may
+# use it even if the result is added to something. Outside activations all other primitives are
+# exact.
 CHEAP = {"div", "sqrt", "rsqrt", "rcp"}
-# Parameters of a run function, after the probability: seed and offset, or what is added to the offset of a `_state` launcher, and where those lie.
+# Parameters of a run function after the probability: seed and offset, and for `_state` launchers
+# the addend of the offset and pointers to both.
 DROPOUT = (
     "uint64_t kfi_seed",
     "uint64_t kfi_offset",
@@ -18,9 +20,7 @@ DROPOUT = (
     "const uint64_t *offset",
 )
 OWN = {"act": "kfi_act", "from_state": "kfi_from_state"}  # a run function's own template parameters
-STATIC_SHARED = (
-    48 << 10
-)  # bytes of shared memory that a block may have without asking, on every device
+STATIC_SHARED = 48 << 10  # bytes of shared memory per block without an attribute, on every device
 
 
 @dataclass(frozen=True)
@@ -34,24 +34,24 @@ class Instance:
         return f"KFI_{'STATE_' if 'from_state' in self.arguments else ''}ADDRESS({self.name(OWN)})"
 
     def name(self, values=None):
-        """values: of the launcher's own parameters."""
+        """Returns kernel<arguments>. values: {parameter of the launcher: text}."""
         values = values or {}
         return f"{self.kernel}<{', '.join(str(values.get(a, a)) for a in self.arguments)}>"
 
 
-NONE = "nullptr"  # where a table of instances has none
+NONE = "nullptr"  # empty entry of a table of instances
 
 
 class Cuda:
-    template = "kernel"  # templates/<family>/<it>.cuh.j2
-    run_template = "run"  # the same of its run function
-    core = ()  # what its kernels need beside what all of the family have, without .cuh
+    template = "kernel"  # templates/<family>/<template>.cuh.j2
+    run_template = "run"  # template of the run function
+    core = ()  # headers that the kernels need besides the family's, without .cuh
 
     def __init__(self, kernel):
         self.k = kernel
 
     def target(self, cheap):
-        """cheap: the words that take their cheap form on 2-byte tensors."""
+        """Returns the Target. cheap: primitives that use their cheap form on 2-byte tensors."""
         k, act = self.k, "kfi_tag<act>()"
 
         def either(x):
@@ -62,7 +62,7 @@ class Cuda:
             )
             return f"{by} < 0 ? {result}_f[e] : {x}" if k.by_result else x
 
-        if k.runtime_activation:  # of what is no element's; of vectors chosen.calls writes them
+        if k.runtime_activation:  # values per row; vectors have activation_calls (split)
             own = f"{k.act_flavour}({{}}, scalars, kfi_activation)"
             return Target(
                 "kfi_",
@@ -84,12 +84,14 @@ class Cuda:
         )
 
     def packs(self, stream):
-        """Two results at a time are converted to 2-byte storage by one instruction."""
+        """True if one instruction converts two results to 2-byte storage."""
         return self.k.dtype.compute == "f32" and stream.dtype.size == 2
 
     @property
     def sum_runs(self):
-        """The gradients of each launch of the second stage: neighbours of one dtype, as many as a launch takes."""
+        """Gradients of each launch of the second stage: neighbours of one dtype, at most
+        SUM_OUTPUTS.
+        """
         runs = []
         for s in self.k.added:
             if not runs or s.dtype != runs[-1][0].dtype or len(runs[-1]) == limits.SUM_OUTPUTS:
@@ -102,7 +104,7 @@ class Cuda:
         return len(self.sum_runs) > 1
 
     def second_stage(self, *kernels):
-        """The kernels of each of them."""
+        """Returns the kernels of all launches of the second stage."""
         acc = f"KF_{self.k.dtype.acc.word.upper()}"
         return [
             Instance(kernel, (acc, f"KF_{run[0].dtype.word.upper()}"))
@@ -112,11 +114,11 @@ class Cuda:
 
     @property
     def stage_instances(self):
-        """Those that each launch of a call chooses from."""
+        """Candidate kernels of each launch of a call."""
         return [self.instances, *([self.sum_kernels] if self.k.added else [])]
 
     def stages(self, launcher):
-        """The names of the kernels that each stage of a launcher chooses from, as NVRTC's nvrtcAddNameExpression takes them."""
+        """Names of a launcher's candidate kernels per launch, for nvrtcAddNameExpression."""
         acts = [launcher.act.id, *([~launcher.act.id] if self.k.by(launcher.act) else [])]
         return [
             list(
@@ -159,18 +161,18 @@ class Cuda:
 
     @property
     def act_parameters(self):
-        """Of a kernel."""
+        """Kernel parameters that depend on the activation."""
         return [f"{self.k.scalar_struct} scalars"] * self.k.has_act + [
             "int kfi_activation"
         ] * self.k.runtime_activation
 
     @property
     def act_arguments(self):
-        """The same of a kernel's launch."""
+        """Arguments of a launch for act_parameters."""
         return ["kfi_scalars"] * self.k.has_act + ["kfi_activation"] * self.k.runtime_activation
 
     def launched(self, *names):
-        """What the launch of a kernel hands over, as the run function calls it."""
+        """Returns the kernel arguments of a launch, as pointers to the run function's variables."""
         return ", ".join(
             f"&{n}" for n in (*names, *["kfi_random"] * self.k.keeps, *self.act_arguments)
         )
@@ -202,16 +204,16 @@ class Cuda:
 
     @property
     def act_ctype(self):
-        """What the activation is computed in."""
+        """Type in which the activation is computed."""
         return {"f64": "double", "i32": "kf_i32", "i64": "kf_i64"}.get(self.k.act_flavour, "float")
 
     def conditions(self, stream):
-        """Under which the stream is there to be read."""
+        """Conditions under which a kernel reads the tensor."""
         found = {"act": ["kfi_act_bwd_reads(kfi_tag<act>())"], "result": ["act < 0"]}.get(
             stream.reads, []
         )
         if found and self.k.runtime_activation:
-            return [stream.name]  # the launcher hands over nothing else that is not read
+            return [stream.name]  # the launcher passes NULL for tensors that are not read
         return found + ([stream.name] if stream.absent is not None else [])
 
     def guard(self, stream):
@@ -221,11 +223,11 @@ class Cuda:
 
 @dataclass
 class Text:
-    """One text of a kernel's functions in C, and the activations that have it."""
+    """Text of a kernel's C functions and the activations that share it."""
 
-    act: object  # what it is written for: an activation, or GIVEN
+    act: object  # the activation it is written for, or GIVEN
     acts: list
-    by: bool = False  # whether the gradient is by the result
+    by: bool = False  # True: the gradient reads the activation's result
 
     @property
     def name(self):
@@ -242,11 +244,15 @@ class C:
 
     @property
     def act_flavour(self):
-        """C's cheap forms are less exact than CUDA's: the terms of a sum, which may cancel, take the exact ones."""
+        """Flavour of the activation. C's cheap forms are less accurate than CUDA's: terms of a sum,
+        which may cancel, use the exact form.
+        """
         return self.k.flavour if self.k.added else self.k.act_flavour
 
     def stand_in(self, act):
-        """What the functions of an activation are written for: a gradient that does not read its argument, which may be NULL, is that of few."""
+        """Returns the activation of a text: GIVEN, or act itself for a gradient that does not read
+        its argument, which may be NULL then.
+        """
         return act if not self.k.has_act or (self.k.bwd and not bwd_reads_x(act)) else GIVEN
 
     def texts(self, acts):
@@ -257,12 +263,14 @@ class C:
         return list(found.values())
 
     def given_parameters(self, calls):
-        """Of a function that is given its activation. calls: which of CALLS it makes."""
+        """Returns the parameters that pass an activation. calls: keys of CALLS that are used."""
         found = [f"{CALLS[c]}_fn_{self.k.flavour} {CALLS[c]}" for c in calls]
         return "".join(f", {p}" for p in found + (["const int kfi_count"] if found else []))
 
     def given_arguments(self, calls, act=None):
-        """The same of its call: the activation's functions, by default those that the caller is given itself."""
+        """Returns the arguments for given_parameters: functions of act, or the caller's own
+        parameters.
+        """
         found = [
             f"kfi_cpu_act_{act.name}{c.removeprefix('act')}_of_{self.act_flavour}"
             if act
@@ -279,11 +287,13 @@ class C:
         return f"kfi_act_scalars_{'f64' if self.k.scalar_ctype == 'double' else 'f32'}"
 
     def given_scalars(self, where):
-        """What such a function does first. where: the call's scalars are."""
-        return f"const {self.given_struct} kfi_s = {self.given_struct.replace('scalars_', 'scalars_of_')}({where}, {len(self.k.scalars)}, kfi_count);"
+        """Returns the declaration of the activation's scalars. where: the call's scalars."""
+        load = self.given_struct.replace("scalars_", "scalars_of_")
+        count = len(self.k.scalars)
+        return f"const {self.given_struct} kfi_s = {load}({where}, {count}, kfi_count);"
 
     def given_on(self, calls):
-        """{name: declaration} of what such a function hands over to those that it calls for a part of a row."""
+        """Returns {name: declaration} of the activation's parameters that a function passes on."""
         functions = {CALLS[c]: f"{CALLS[c]}_fn_{self.k.flavour} {CALLS[c]}" for c in calls}
         return functions | ({"kfi_s": f"const {self.given_struct} kfi_s"} if calls else {})
 
@@ -310,22 +320,22 @@ class C:
 
     @property
     def scalar_places(self):
-        """[(name, its place among the op's)] of the scalars that the expressions read."""
+        """[(name, index among the op's scalars)] of the scalars that the expressions read."""
         return [(s, i) for i, s in enumerate(self.k.scalars) if s in self.k.used_scalars]
 
     @property
     def is_staged(self):
-        """Whether elements are widened before the loop that computes, and narrowed behind it."""
+        """True if elements are converted to float before the compute loop and back after it."""
         return self.k.dtype.size == 2
 
     @property
     def workspace_arguments(self):
-        """Of the run function, which has them where it uses them."""
+        """Workspace arguments of the run function, which has them only if it uses them."""
         return self.k.workspace_arguments if self.k.scratch else []
 
     @property
     def stores(self):
-        """What stores each gradient that is added up, in its own dtype."""
+        """Functions that store the summed gradients, each in its dtype."""
         return [f"kfi_store_sum_{s.dtype.word}" for s in self.k.added]
 
     @property

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The arguments of a kernel's launchers: their names, types and order, and how C's checks read them."""
+"""Arguments of a kernel's launchers: names, types, order, and their encoding for core/check.h."""
 
 import functools
 from dataclasses import dataclass
@@ -9,14 +9,15 @@ from kfgen.model import names
 
 @dataclass(frozen=True)
 class Argument:
-    ctype: str  # as it stands before the name
+    ctype: str  # text before the name
     name: str
-    # in, out, size, strides, integer, scalar, act_scalar, activation, activation_scalars, probability, seed, offset, seed_at, offset_at, offset_add,
-    # workspace
+    # One of: in, out, size, strides, integer, scalar, act_scalar, activation, activation_scalars,
+    # beta, probability, seed, offset, seed_at, offset_at, offset_add, workspace.
     role: str
 
 
-# Of a `_state` launcher: the offset that is used is *offset + offset_add, so that two dropouts of one graph differ.
+# Arguments of a `_state` launcher. The offset used is *offset + offset_add, so that two dropouts of
+# one CUDA graph differ.
 STATE = [
     Argument("const uint64_t *", "seed", "seed_at"),
     Argument("const uint64_t *", "offset", "offset_at"),
@@ -57,7 +58,7 @@ class Launcher:
 
     @functools.cached_property
     def arguments(self):
-        """The public signature but for the stream, in order."""
+        """The public signature in order, without the stream."""
         k, scalar = self.kernel, self.kernel.scalar_ctype
         found = k.tensor_arguments + [Argument("int64_t ", s, "size") for s in k.sizes]
         found += k.stride_arguments + [Argument("int64_t ", s, "integer") for s in k.integers]
@@ -91,7 +92,9 @@ class Launcher:
 
     @property
     def run_arguments(self):
-        """Of the run function; an activation without scalars leaves out the last one: 2,400 launchers are parsed faster."""
+        """Arguments of the run function. Without activation scalars the last one is left out, which
+        makes 2,400 launchers parse faster.
+        """
         k = self.kernel
         found = (
             [a.name for a in k.tensor_arguments]
@@ -127,11 +130,11 @@ class Launcher:
 
 
 class Signature:
-    """What a kernel is to its callers. kernel.Kernel has the rest."""
+    """Interface of a kernel to its callers; base of kernel.Kernel."""
 
     @property
     def launchers(self):
-        """Made once for the activations that it has: a copy of a kernel has launchers of its own."""
+        """Launchers, cached for the kernel's activations: a copy of a kernel has its own."""
         key = id(self), *map(id, self.acts)
         if self.__dict__.get("_launchers", (None,))[0] != key:
             self._launchers = (
@@ -186,11 +189,11 @@ class Signature:
 
     @property
     def levels(self):
-        """What each number of a tensor's strides adds to its name, the innermost first."""
+        """Suffixes of a tensor's stride fields, innermost first."""
         return self.family.levels[self.form]
 
     def levels_of(self, name):
-        """Those of one tensor, of either direction."""
+        """Returns the suffixes of one tensor, of either direction."""
         return self.levels
 
     @property
@@ -199,7 +202,7 @@ class Signature:
 
     @property
     def stride_codes(self):
-        """Where the numbers of each tensor begin, as core/check.h reads it."""
+        """Index of each tensor's first stride, encoded for core/check.h."""
         first, at = {}, ord("0")
         for name in self.strided:
             first[name], at = chr(at), at + len(self.levels_of(name))
@@ -207,7 +210,7 @@ class Signature:
 
     @property
     def choice_arguments(self):
-        """Which activation, and its scalars, where those are arguments."""
+        """Arguments of a run-time activation and its scalars."""
         scalars = Argument(
             f"const {self.scalar_ctype} *", "activation_scalars", "activation_scalars"
         )
@@ -226,8 +229,9 @@ class Signature:
         return given if self.has_workspace else []
 
     def _companion(self, cpu):
-        """The function that says how much workspace is needed, for all activations: that of `none`, or where an op has no such function an
-        internal one. The others' are macros."""
+        """Names the function that returns the workspace size for all activations: the one of
+        `none`, or an internal one if the op lacks it. The others are macros.
+        """
         if any(a.name == "none" for a in self.op.activations):
             return names.workspace(
                 names.function(self.op.pattern, "none", self.dtypes, self.bwd, cpu=cpu)
@@ -236,7 +240,7 @@ class Signature:
 
     @property
     def companions(self):
-        """[(macro, function)] for CUDA and for C, of its launchers that have no function of their own."""
+        """[(macro, function)] for CUDA and for C: workspace sizes of launchers that share one."""
         of = [(x.workspace, x.cpu_workspace) for x in self.launchers] if self.has_workspace else []
         return [
             [(own, real) for own in column if own != real]
@@ -245,7 +249,7 @@ class Signature:
 
     @property
     def sole_launcher(self):
-        """The launcher, where a kernel can have no other: it is the run function itself."""
+        """The only launcher, which is the run function itself; None if there are several."""
         return self.launchers[0] if not self.op.has_act and not self.dropout else None
 
     @property
@@ -258,9 +262,13 @@ class Signature:
 
     @property
     def tensors(self):
-        """Every tensor argument as (name, bytes of an element, kind, use, companion). Uses: in; act, read by the gradients of some activations; result,
-        read in place of those; unread; state; out; optional, an output that may be NULL. companion: the earlier tensor, counted from 1, whose place an
-        output may share: an output that is proven equal, or the input that it is the next value of."""
+        """Tensor arguments as (name, bytes per element, kind, use, shared).
+
+        use: in; act, read by the gradients of some activations; result, read instead of those;
+        unread; state; out; optional, an output that may be NULL. shared: index, from 1, of the
+        earlier tensor whose pointer an output may share: an equal output, or the input that it
+        updates; 0: none.
+        """
         index, found = {}, []
         for s in self.inputs + self.outputs:
             use = (
@@ -272,10 +280,8 @@ class Signature:
             )
             if s.absent is not None and use in ("in", "act"):
                 use = {"in": "absent", "act": "act_absent"}[use]
-            companion = s.same_as or s.place_of
-            found.append(
-                (s.name, s.dtype.size, s.kind, use, index[companion] + 1 if companion else 0)
-            )
+            other = s.same_as or s.place_of
+            found.append((s.name, s.dtype.size, s.kind, use, index[other] + 1 if other else 0))
             index[s.name] = len(index)
         return found + self.state_tensors
 
@@ -288,9 +294,11 @@ class Signature:
         return [t[0] for t in self.tensors]
 
     def tensor_codes(self, reads, by=""):
-        """The tensors as core/check.h reads them: a literal, chosen by what the call asks for. reads, by: whether the activation's gradient
-        reads its argument, or the result."""
-        # As core/check.h has them, and the flags.
+        """Encodes the tensors for core/check.h: an expression that selects a literal per call.
+        reads, by: conditions under which the activation's gradient reads its argument, or the
+        result.
+        """
+        # Kinds and flags of core/check.h.
         kinds = {
             "elem": 0,
             "half": 1,
@@ -326,18 +334,18 @@ class Signature:
             return (
                 '"'
                 + "".join(
-                    f"{size}{digit(kinds[kind] | uses[use])}{digit(companion)}"
-                    for _, size, kind, use, companion in self.tensors
+                    f"{size}{digit(kinds[kind] | uses[use])}{digit(shared)}"
+                    for _, size, kind, use, shared in self.tensors
                 )
                 + '"'
             )
 
-        def chosen(name, asked, of):
-            return f"{name} ? {of(True)} : {of(False)}" if asked else of(True)
+        def select(condition, needed, of):
+            return f"{condition} ? {of(True)} : {of(False)}" if needed else of(True)
 
         def of_state(r):
-            return chosen("kfi_from_state", self.dropout, lambda s: codes(r, s))
+            return select("kfi_from_state", self.dropout, lambda s: codes(r, s))
 
         if self.by_result:
-            return f"{by} ? {of_state(2)} : {chosen(reads, True, lambda r: of_state(int(r)))}"
-        return chosen(reads, self.asks_reads, lambda r: of_state(int(r)))
+            return f"{by} ? {of_state(2)} : {select(reads, True, lambda r: of_state(int(r)))}"
+        return select(reads, self.asks_reads, lambda r: of_state(int(r)))

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`kfgen render --stamp FILE`: what a rendering was made from and what it wrote, so that the next one is left out where it would write the
-same. By contents: a file that was touched is as it was."""
+"""Stamp of a rendering (`kfgen render --stamp FILE`): digests of its inputs and outputs. The next
+rendering is skipped if both are unchanged. Contents count, not modification times.
+"""
 
 import hashlib
 import importlib.metadata
@@ -16,7 +17,7 @@ def _digest(data):
 
 
 def key(args):
-    """Of all that decides what is written: the generator, the templates, the spec files, the options."""
+    """Digest of the inputs: generator, templates, spec files and options."""
     folders = (paths.HERE, paths.TEMPLATES, *map(pathlib.Path, args.family))
     files = [
         p for folder in folders for p in folder.rglob("*") if p.suffix in (".py", ".j2", ".toml")
@@ -39,7 +40,7 @@ def _state(path):
 
 
 def fresh(args):
-    """How many files of the last rendering there are, if it was the same and they are as it left them; otherwise 0."""
+    """Returns the number of files if the last rendering is still valid, else 0."""
     path = pathlib.Path(args.stamp)
     try:
         before = json.loads(path.read_text())
@@ -50,18 +51,13 @@ def fresh(args):
         ]
         if any(_digest(pathlib.Path(p).read_bytes()) != before["files"][p][1] for p in touched):
             return 0
-    except (
-        OSError,
-        ValueError,
-        KeyError,
-        TypeError,
-    ):  # no stamp, or another program's; a file that is gone
+    except (OSError, ValueError, KeyError, TypeError):  # no stamp, another format, a missing file
         return 0
     return len(before["files"])
 
 
 def write(args, files):
-    """files: paths of what was written."""
+    """Writes the stamp. files: paths of the rendered files."""
     found = {str(p): (_state(p), _digest(p.read_bytes())) for p in files}
     path = pathlib.Path(args.stamp)
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -12,7 +12,7 @@ from kfgen.families.reduction.c import ReductionC
 from kfgen.families.reduction.cuda import ReductionCuda
 from kfgen.language.emit import emit
 from kfgen.language.expr import ExprError
-from kfgen.language.primitives import COLUMN, ELEM, ARG_REDUCTIONS
+from kfgen.language.primitives import ARG_REDUCTIONS, COLUMN, ELEM
 from kfgen.model.schedule import Instance
 
 HEADER = "kf/core/reduction/argreduce"

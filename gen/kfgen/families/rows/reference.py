@@ -16,7 +16,7 @@ from kfgen.families import reference as elements_reference
 from kfgen.language import passes
 from kfgen.language.emit import evaluate
 from kfgen.language.expr import Graph, parse
-from kfgen.language.primitives import BOOLEAN, PER_COUNT, ARG_REDUCTIONS, PRIMITIVES, row_names
+from kfgen.language.primitives import ARG_REDUCTIONS, BOOLEAN, PER_COUNT, PRIMITIVES, row_names
 from kfgen.model.derive import in_order
 from kfgen.model.entries import names_read
 
