@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where the generator's inputs are: in the checkout or, installed by pip, in the package itself (setup.py puts them there)."""
+"""Paths of the generator's inputs: in a checkout, or in the installed package (setup.py)."""
 
 import hashlib
 import pathlib
@@ -7,7 +7,7 @@ import re
 
 HERE = pathlib.Path(__file__).resolve().parent
 ROOT = HERE / "data" if (HERE / "data").is_dir() else HERE.parents[1]
-ENTRIES = HERE / "entries"  # kf's activations and aliases; the ops are beside their families
+ENTRIES = HERE / "entries"  # kf's activations and aliases; ops are in the folders of the families
 FAMILIES = HERE / "families"
 TEMPLATES = ROOT / "templates"
 INCLUDE = ROOT / "include"
@@ -15,8 +15,17 @@ PUBLIC = "rope_table.h", "runtime.h", "runtime.hpp"  # hand-written headers of i
 
 
 def called(path):
-    """How messages and banners name a spec file: a built-in one with its folder, since several have one name."""
+    """Names a spec file in messages and banners: a built-in file with its folder."""
     return f"{path.parent.name}/{path.name}" if HERE in path.parents else path.name
+
+
+def stem_of(file):
+    """Returns the word in names from a user's spec file: the file's name, or the folder's for the
+    ops.toml of a family.
+    """
+    path = pathlib.Path(file)
+    of_family = path.name == "ops.toml" and (path.parent / "family.py").is_file()
+    return path.resolve().parent.name if of_family else path.stem
 
 
 def version():
@@ -27,7 +36,7 @@ def version():
 
 
 def own_headers():
-    """The hand-written headers, as they are included: kf/core/..., kf/runtime/... and those of kf/ itself."""
+    """Returns the include paths of the hand-written headers: kf/core, kf/runtime and PUBLIC."""
     found = [
         p
         for folder in ("core", "runtime")
@@ -41,7 +50,7 @@ def own_headers():
 
 
 def digest():
-    """Of all that decides what is generated: names the folder of files that were made from it."""
+    """Digest of all inputs; it names the folder of cached results."""
     found = hashlib.sha256()
     for folder, pattern in (
         (HERE, "*.py"),

@@ -309,7 +309,7 @@ REFUSED = [
     (
         lambda kf: kf.fuse("sinh(x)", x="elem"),
         ValueError,
-        "kf.fuse('sinh(x)'): the formula calls `sinh`; the words are: abs, act, cos,",
+        "kf.fuse('sinh(x)'): the formula calls `sinh`; the functions are: abs, act, cos,",
     ),
     (
         lambda kf: kf.fuse("x + y", x="elem"),

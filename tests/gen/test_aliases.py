@@ -76,12 +76,12 @@ def test_list(capsys):
     [
         (
             {"plus": ADD | {"function": "ad"}},
-            "`ad` is neither an op's pattern nor a function's name",
+            "`ad` is neither a pattern nor a function",
         ),
-        ({"plus": ADD}, "`add_{act}` is neither an op's pattern nor a function's name"),
+        ({"plus": ADD}, "`add_{act}` is neither a pattern nor a function"),
         ({"mul_{act}": ADD}, "`mul` is a function"),
         ({"plus_{act}": ADD, "plus_relu": PRELU}, "`plus_relu` is alias.plus_{act} already"),
-        ({"Plus": PRELU}, "`Plus` is no lower-case name"),
+        ({"Plus": PRELU}, "`Plus` is not a lower-case name"),
         (
             {"leaky": PRELU | {"arguments": {"x": "x", "slope": "slope", "bias": "bias"}}},
             "kf_prelu_bias_f32 has no input or scalar `slope`; it has x, ",
@@ -95,11 +95,11 @@ def test_list(capsys):
         ),
         (
             {"leaky": PRELU | {"arguments": {"x": "x", "slope": "weight"}}},
-            "`bias` is neither an argument nor has it a default",
+            "`bias` is not an argument and has no default",
         ),
         (
             {"leaky": PRELU | {"defaults": {"bias": 1.0}}},
-            "the default of `bias` is no number that kf_prelu_bias_f32 takes",
+            "the default of `bias` is not a number that kf_prelu_bias_f32 takes",
         ),
         (
             {
@@ -109,11 +109,11 @@ def test_list(capsys):
                     "defaults": {"eps": "small"},
                 }
             },
-            "the default of `eps` is no number",
+            "the default of `eps` is not a number",
         ),
         (
             {"drop": {"function": "dropout", "arguments": {"x": "x"}}},
-            "`p` is neither an argument nor has it a default",
+            "`p` is not an argument and has no default",
         ),
     ],
 )
@@ -126,7 +126,7 @@ def test_what_is_wrong_is_said(found, words):
     ("text", "words"),
     [
         ('[alias.plus]\nfunction = "add"\n', "arguments: is missing"),
-        ("[alias.plus]\nfunction = 3\n", "function: is missing or of another kind"),
+        ("[alias.plus]\nfunction = 3\n", "function: is missing or has the wrong type"),
         (
             '[alias.plus]\nfunction = "add"\narguments = { a = "a" }\norder = 1\n',
             "order: is not known",

@@ -4,7 +4,7 @@
 import cases
 import pytest
 from kfgen.cli import main
-from kfgen.entries import spec
+from kfgen.entries import activations, spec
 
 ACT = {"brief": '"twice x"', "expr": '"2 * x"', "ref": '"2 * x"'}
 ROW = {
@@ -115,7 +115,7 @@ CASES = {
     ),
     "wrong type": (act(brief="3"), "activation.twice", "brief", "is 3", "brief = "),
     "number for a word": (op(ints="1"), "op.plus_{act}", "ints", "is 1", "true or false"),
-    "own id": (act(id="1024"), "activation.twice", "id", "is given by kfgen", "remove it"),
+    "own id": (act(id="1024"), "activation.twice", "id", "is set by kfgen", "remove it"),
     "duplicate name": (
         act("gelu"),
         "activation.gelu",
@@ -174,7 +174,7 @@ CASES = {
         op(outputs='{ y = "a" }', refs='{ y = "a" }'),
         "op.plus_{act}",
         "expr",
-        "stands beside outputs",
+        "is given together with `outputs`",
         "either",
     ),
     "unreadable expression": (
@@ -216,7 +216,7 @@ CASES = {
         act(expr='"gamma(x)"'),
         "activation.twice",
         "expr",
-        "calls `gamma`; the words are: ",
+        "calls `gamma`; the functions are: ",
         "docs/hacking.md",
     ),
     "unknown name": (
@@ -332,7 +332,7 @@ CASES = {
         "`c` is not read",
         "remove it",
     ),
-    "no act": (op(expr='"a + b"'), "op.plus_{act}", "expr", "never calls act", "call act"),
+    "no act": (op(expr='"a + b"'), "op.plus_{act}", "expr", "does not call act", "call act"),
     "act without {act}": (op("plus"), "op.plus", "expr", "no meaning here", "docs/hacking.md"),
     "unknown kind": (
         op(operands='{ a = "elem", b = "col" }'),
@@ -489,7 +489,7 @@ CASES = {
         row(updates='{ k = "sum(x)" }'),
         "op.share",
         "updates",
-        "`k` is no operand that can be updated",
+        "`k` is not an operand that can be updated",
         "none",
     ),
     "update of a weight": (
@@ -500,7 +500,7 @@ CASES = {
         ),
         "op.share",
         "updates",
-        "`k` is no operand that can be updated",
+        "`k` is not an operand that can be updated",
         "grad = false",
     ),
     "update without reference": (
@@ -515,7 +515,7 @@ CASES = {
         "op.share",
         "updates",
         "`k_out` differs within a row",
-        "the same for a row",
+        "constant within a row",
     ),
     "an update's name": (
         row(
@@ -526,7 +526,7 @@ CASES = {
         ),
         "op.share",
         "updates",
-        "`k_out`, its next value, is a name already",
+        "`k_out`, the name of its next value, is already used",
         "rename",
     ),
     "shared with a gradient": (
@@ -544,7 +544,7 @@ CASES = {
         "op.share",
         "operands",
         "k has dtype 'acc'",
-        'a "shared" "u8"',
+        '"shared" "u8"',
     ),
     "conditions of an elem": (
         row(
@@ -554,7 +554,7 @@ CASES = {
         "op.share",
         "operands",
         "k has dtype 'u8'",
-        'a "shared" "u8"',
+        '"shared" "u8"',
     ),
     "half and row": (
         op(
@@ -626,7 +626,7 @@ CASES = {
         op(without='["nope"]'),
         "op.plus_{act}",
         "without",
-        "`nope` is no activation",
+        "`nope` is not an activation",
         "relu",
     ),
     "without of a list": (
@@ -641,7 +641,7 @@ CASES = {
         act(scalars="{ knee = { value = 1, default = 3, most = 2 } }"),
         "activation.twice",
         "scalars",
-        "the default of knee, 3, is not within its bounds",
+        "the default of knee, 3, is outside its bounds",
         "correct one",
     ),
     "bound that is none": (
@@ -721,7 +721,7 @@ CASES = {
             "op.plus_{act}",
             "operands",
             f"`{name}` cannot be used",
-            "lower-case word",
+            "lower-case name",
         )
         for name in (
             "n",
@@ -796,7 +796,7 @@ CASES = {
             "op.total",
             "operands",
             f"`{name}` cannot be used",
-            "lower-case word",
+            "lower-case name",
         )
         for name in ("axis", "inner", "count")
     },
@@ -836,7 +836,7 @@ CASES = {
         "op.share",
         "operands",
         "x has absent = 1",
-        'a "row", a "per_row", a "channel", a "group" or a "shared" of an op over rows',
+        'in ops over rows, "row", "per_row", "channel", "group" and "shared"',
     ),
     "whole numbers with a gradient": (
         weight('{ kind = "per_row", dtype = "I" }'),
@@ -879,7 +879,7 @@ CASES = {
             "op.share",
             "operands",
             "w has absent = ",
-            "every dtype holds",
+            "every dtype represents",
         )
         for value in ("nan", "inf", "-inf", "1e39", "70000", "0.1", "1e-30", "9" * 19)
     },
@@ -888,7 +888,7 @@ CASES = {
         "op.share",
         "operands",
         "dtype 'U'",
-        'all but "elem"',
+        'all kinds but "elem"',
     ),
     "second dtype elsewhere": (
         op(operands='{ a = "elem", b = { kind = "row", dtype = "U" } }', types='"weights"'),
@@ -987,7 +987,7 @@ CASES = {
         for text, said in (
             ("pick(x)", "`pick` with 1 arguments, it takes 2"),
             *(
-                (f"pick({of})", "`pick` of something else than an operand")
+                (f"pick({of})", "`pick` with other arguments than an operand")
                 for of in ("x, x", "x * x, label", "r, label", "x, label + 1")
             ),
         )
@@ -996,14 +996,14 @@ CASES = {
         row(expr='"pick(x, r) / sum(x)"', operands='{ x = "elem", r = "per_row" }'),
         "op.share",
         "operands",
-        "`r` is the number of a column",
+        "`r` is a column index",
         'give `r` dtype = "I"',
     ),
     "nothing reduced": (
         row(expr='"x * 2"'),
         "op.share",
         "expr",
-        "reduces nothing over a row",
+        "does not reduce a row",
         'leave out family = "rows"',
     ),
     "a result of no tensor": (
@@ -1058,15 +1058,15 @@ CASES = {
             "docs/hacking.md",
         )
         for text, said in (
-            ("sum(sum(x))", "`sum` of what is the same for a whole row"),
-            ("max(r)", "`max` of what is the same for a whole row"),
-            ("mean(knee)", "`mean` of what is the same for a whole row"),
-            ("min(2)", "`min` of what is the same for a whole row"),
+            ("sum(sum(x))", "`sum` on a value that is constant within a row"),
+            ("max(r)", "`max` on a value that is constant within a row"),
+            ("mean(knee)", "`mean` on a value that is constant within a row"),
+            ("min(2)", "`min` on a value that is constant within a row"),
             ("sum(x, r)", "`sum` with 2 arguments, it takes 1"),
             ("mean()", "`mean` with 0 arguments, it takes 1"),
             ("max(x, x, r)", "`max` with 3 arguments, it takes 2"),
             ("sum(x > r)", "the condition `x > r` as a number"),
-            ("rowmax(x)", "calls `rowmax`; the words are: "),
+            ("rowmax(x)", "calls `rowmax`; the functions are: "),
             ("counts", "reads `counts`, which is not one of: column, count, inf"),
         )
     },
@@ -1098,7 +1098,7 @@ CASES = {
             "op.share",
             "saved",
             f"`{name}` cannot be used",
-            "lower-case word",
+            "lower-case name",
         )
         for name in ("x", "out", "rows", "count", "Upper")
     },
@@ -1108,7 +1108,7 @@ CASES = {
             "op.share",
             field_,
             "`count` cannot be used",
-            "lower-case word",
+            "lower-case name",
         )
         for field_, fields in (
             ("operands", {"operands": '{ x = "elem", count = "row" }'}),
@@ -1164,14 +1164,14 @@ CASES = {
         "op.share",
         "saved",
         "`s` differs within a row",
-        "the same for a row",
+        "constant within a row",
     ),
     "saved of a constant": (
         row(saved='{ s = "2" }'),
         "op.share",
         "saved",
         "`s` reads no tensor",
-        "the same for a row",
+        "constant within a row",
     ),
     "grads of a list": (row(grads="[3]"), "op.share", "grads", "is [3]", "grads = { x"),
     "grads of a number": (
@@ -1185,14 +1185,14 @@ CASES = {
         row(grads='{ y = "dout" }'),
         "op.share",
         "grads",
-        "`y` is no operand with a gradient",
+        "`y` is not an operand with a gradient",
         "those are: x",
     ),
     "grads for who has none": (
         weight('{ kind = "row", grad = false }', grads='{ w = "dout" }'),
         "op.share",
         "grads",
-        "`w` is no operand",
+        "`w` is not an operand",
         "are: x",
     ),
     "unreadable grads": (
@@ -1263,7 +1263,7 @@ CASES = {
         "activation.twice",
         "scalars",
         "`x` cannot be used",
-        "lower-case word",
+        "lower-case name",
     ),
     **cases.merged("REFUSED"),
 }
@@ -1406,7 +1406,7 @@ def test_ids(tmp_path, monkeypatch):
     assert sorted(a.id for a in spec.load().activations.values()) == list(
         range(len(spec.load().activations))
     )
-    monkeypatch.setattr(spec, "own_id", lambda stem, name: 2**30 + 5)
+    monkeypatch.setattr(activations, "own_id", lambda stem, name: 2**30 + 5)
     (tmp_path / "mine.toml").write_text(act() + act("thrice"))
     with pytest.raises(
         spec.SpecError,

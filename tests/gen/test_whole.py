@@ -68,12 +68,12 @@ ref = "{expr}"
         (
             "elementwise",
             '{ kind = "int", value = 1 }',
-            "`knee` is a whole number, which family 'elementwise' does not take",
+            "`knee` is an integer, which family 'elementwise' does not accept",
         ),
         (
             "reduction",
             '{ kind = "int", value = 1 }',
-            "`knee` is a whole number, which family 'reduction' does not take",
+            "`knee` is an integer, which family 'reduction' does not accept",
         ),
         ("rows", '{ kind = "int", value = 0.5 }', "knee is {'kind': 'int', 'value': 0.5}"),
         ("rows", '{ kind = "int" }', "knee is {'kind': 'int'}"),

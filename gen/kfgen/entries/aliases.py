@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Other spellings of functions (gen/kfgen/entries/aliases.toml): the one source of them for every frontend. Data alone: no header has them, and no
-operand of a function is renamed for one."""
+"""Aliases of functions (aliases.toml), for all frontends. Headers have no aliases, and an alias
+renames no operand.
+"""
 
 import tomllib
 
@@ -10,17 +11,12 @@ from kfgen.paths import ENTRIES
 
 PATH = ENTRIES / "aliases.toml"
 FIELDS = {"function": str, "arguments": dict, "defaults": dict}
-GIVEN = (
-    "in",
-    "integer",
-    "scalar",
-    "act_scalar",
-    "probability",
-)  # what an alias may take; seed and offset are the caller's generator's
+# Roles of arguments that an alias may have; frontends draw seed and offset from their generator.
+GIVEN = ("in", "integer", "scalar", "act_scalar", "probability")
 
 
 def load(path=PATH):
-    """{alias or its pattern: its fields}."""
+    """Loads {alias or its pattern: fields}."""
     found = tomllib.loads(path.read_text()).get("alias", {})
     for key, entry in found.items():
         for field, kind in FIELDS.items():
@@ -29,7 +25,7 @@ def load(path=PATH):
                     path.name,
                     f"alias.{key}",
                     field,
-                    "is missing or of another kind",
+                    "is missing or has the wrong type",
                     f"write a {kind.__name__}",
                 )
         if unknown := set(entry) - set(FIELDS):
@@ -44,12 +40,12 @@ def load(path=PATH):
 
 
 def named(ops):
-    """{function without prefix and dtypes: (op, activation)}."""
+    """Returns {function without prefix and dtypes: (op, activation)}."""
     return {names.fill(op.pattern, act.name): (op, act) for op in ops for act in op.activations}
 
 
 def expanded(found, ops):
-    """[(alias, its entry, its pattern, (op, activation), or None where there is no such function)]."""
+    """Yields (alias, entry, pattern, (op, activation) or None for an unknown function)."""
     functions, patterns = named(ops), {op.pattern: op for op in ops}
     for key, entry in found.items():
         op = patterns.get(entry["function"]) if "{act}" in key else None
@@ -61,13 +57,14 @@ def expanded(found, ops):
 
 
 def targets(ops):
-    """[(op, activation)] of kf's aliases, for whose functions `problems` asks."""
+    """Returns [(op, activation)] of kf's aliases; `problems` needs their functions."""
     return [target for *_, target in expanded(load(), ops) if target]
 
 
 def of(functions, ops, found=None):
-    """What the manifest has of each alias of its `functions`: the function by its op and activation, the order of its arguments, defaults.
-    A user's function that has an alias's name is the one that is meant."""
+    """Returns the manifest's records of the aliases of `functions`: op and activation, arguments in
+    order, defaults. A user's function of the same name hides an alias.
+    """
     known = {(f["op"], f["activation"]) for f in functions}
     every = [
         (alias, entry, *target)
@@ -90,7 +87,9 @@ def of(functions, ops, found=None):
 
 
 def problems(functions, ops, found=None):
-    """What is wrong with the aliases, a line each. functions: the manifest's, those of `targets` at least."""
+    """Returns the errors of the aliases, one line each. functions: of the manifest, at least those
+    of `targets`.
+    """
     taken, wrong = dict.fromkeys(named(ops), "a function"), []
     forward = {
         (f["op"], f["activation"]): f
@@ -100,14 +99,12 @@ def problems(functions, ops, found=None):
     for alias, entry, key, target in expanded(load() if found is None else found, ops):
         where = f"{PATH.name}: alias.{key}"
         if not target:
-            wrong.append(
-                f"{where}: function `{entry['function']}` is neither an op's pattern nor a function's name"
-            )
+            function = entry["function"]
+            wrong.append(f"{where}: function `{function}` is neither a pattern nor a function")
             continue
         if not NAME.match(alias) or alias in taken:
-            wrong.append(
-                f"{where}: `{alias}` is {taken.get(alias, 'no lower-case name')}; give it another one"
-            )
+            problem = taken.get(alias, "not a lower-case name")
+            wrong.append(f"{where}: `{alias}` is {problem}; choose another name")
         taken[alias] = f"alias.{key} already"
         wrong += [
             f"{where}: `{alias}`: {text}"
@@ -117,7 +114,7 @@ def problems(functions, ops, found=None):
 
 
 def _arguments(entry, f):
-    """What is wrong with an alias's arguments for the function f."""
+    """Returns the errors of an alias's arguments for the function f."""
     has = {a["name"]: a for a in f["arguments"] if a["role"] in GIVEN}
     given, defaults = list(entry["arguments"].values()), entry.get("defaults", {})
     wrong = [
@@ -129,9 +126,9 @@ def _arguments(entry, f):
     for name, a in has.items():
         default = defaults.get(name, a.get("default"))
         if name not in given and not a.get("null") and default is None:
-            wrong.append(f"`{name}` is neither an argument nor has it a default")
+            wrong.append(f"`{name}` is not an argument and has no default")
         if name in defaults and (a["role"] == "in" or not _within(default, a)):
-            wrong.append(f"the default of `{name}` is no number that {f['name']} takes")
+            wrong.append(f"the default of `{name}` is not a number that {f['name']} takes")
     return wrong
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Expands spec entries into kernels: one per op x dtypes x direction, with a launcher for each activation."""
+"""Expands entries into kernels: one per op, dtypes and direction, a launcher per activation."""
 
 from kfgen import families
 from kfgen.model.dtypes import DTYPES, FLOAT_DTYPES, INDEX, INT_DTYPES, ROUNDED, STORED
@@ -22,7 +22,7 @@ def dtype_tuples(op, dtypes):
 
 
 def kernels(op, dtypes=DTYPES):
-    """The kernels of one op."""
+    """Returns the kernels of an op."""
     found = []
     for ds in dtype_tuples(op, dtypes):
         found.append(families.of(op).forward(op, ds))
@@ -35,7 +35,7 @@ def kernels(op, dtypes=DTYPES):
 
 
 def counted(launchers):
-    """How many functions each backend has of [(kernel, launcher)], in words."""
+    """Describes the number of functions per backend of [(kernel, launcher)]."""
     for_c, for_cuda = (sum(word in k.backends for k, _ in launchers) for word in ("c", "cuda"))
     return (
         f"{for_c} functions per backend"

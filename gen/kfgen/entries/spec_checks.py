@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is asked of an entry once its fields are read: that its names do not collide, and of its expressions."""
+"""Checks of an entry after its fields are read: names and expressions."""
 
 from kfgen import families
 from kfgen.language.expr import ExprError, Graph, parse
@@ -21,7 +21,7 @@ INT_PRIMITIVES = BOOLEAN | {
 
 
 def check_scalars(op, act):
-    """An activation's scalars are arguments beside the op's own."""
+    """Checks that the activation's scalars, which become arguments, differ from the op's names."""
     taken = {
         *op.scalars,
         *op.outputs,
@@ -80,7 +80,7 @@ def check_expressions(op):
             op.file,
             f"op.{op.pattern}",
             "expr",
-            "never calls act(...), but the name has {act}",
+            "does not call act(...), but the name has {act}",
             "call act(...) once",
         )
     if op.ints:
@@ -94,7 +94,7 @@ def check_expressions(op):
                 op.file,
                 f"op.{op.pattern}",
                 "ints",
-                "needs elem operands alone, without scalars, dropout and rows",
+                "needs an op of elem operands only, without scalars, dropout and rows",
                 "drop ints",
             )
         _check_ints(graph, outputs.values(), op.file, f"op.{op.pattern}")
@@ -108,7 +108,7 @@ def _check_ints(graph, roots, file, entry):
                 file,
                 entry,
                 "ints",
-                f"the constant {node.value} is no integer",
+                f"the constant {node.value} is not an integer",
                 "drop ints, or write integers",
             )
         if node.op not in INT_PRIMITIVES:
@@ -146,22 +146,20 @@ def check_activation_expressions(act):
 
 
 def check_by_result(f, act):
-    """What is said of the derivative by the result: all of it or nothing."""
+    """Checks the fields of the gradient from the result."""
     f.oracle("dref_out", act.dref_out or "0")
     if (act.dexpr_out is None) != (act.dref_out is None):
         there, missing = (
             ("dexpr_out", "dref_out") if act.dref_out is None else ("dref_out", "dexpr_out")
         )
         raise f.error(
-            missing,
-            f"is missing beside {there}",
-            "give the derivative by the result y in both languages, or in neither",
+            missing, f"is missing beside {there}", "give both dexpr_out and dref_out, or neither"
         )
     if act.rising and (act.dexpr_out is None or not set(act.rising) <= set(act.scalars)):
         raise f.error(
             "rising",
             f"is {list(act.rising)!r}",
-            "name scalars of an activation with dexpr_out, that must not be negative for it",
+            "list scalars that dexpr_out requires to be at least 0",
         )
 
 
@@ -184,5 +182,5 @@ def check_layout(f, op):
         raise f.error(
             "layout",
             problem,
-            'rows of channels belong to family = "rows" and operands "elem" and "per_row" (one value per channel)',
+            'use it with family = "rows" and operands "elem" and "per_row" (one value per channel)',
         )

@@ -12,8 +12,8 @@
 #define KFI_MAX_SLOTS 32      /* pointers of a tile function in C: one bit each in an unsigned */
 /* Gradients that one launch of CUDA's second stage sums; more gradients take more launches. */
 #define KFI_MAX_SUM_OUTPUTS 4
-#define KFI_MAX_ROOM                                                                               \
-    20480 /* stack bytes of a traversal of tiles in C (core/elementwise/elementwise.h) */
+/* Stack bytes of a traversal of tiles in C (core/elementwise/elementwise.h). */
+#define KFI_MAX_ROOM 20480
 #define KFI_MAX_PART 128    /* elements that a tile function computes at a time */
 #define KFI_MAX_WORDS 4352  /* bytes of KFI_MAX_ROOM for random words, with a dropout */
 #define KFI_MAX_FRAME 22528 /* stack bytes of a traversal of rows (core/rows/rows.h) */

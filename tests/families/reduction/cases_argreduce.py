@@ -115,7 +115,7 @@ REFUSED = {
         reduce('{ out = "argmax(x)" }', family="rows"),
         "op.total",
         "expr",
-        "calls `argmax`; the words are",
+        "calls `argmax`; the functions are",
         "docs/hacking.md",
     ),
 }

@@ -238,10 +238,10 @@ def test_what_is_the_same_for_a_row_leaves_the_sum():
 @pytest.mark.parametrize(
     "text, message",
     [
-        ("sum(r)", "the same for a whole row"),
-        ("x * mean(eps)", "the same for a whole row"),
+        ("sum(r)", "constant within a row"),
+        ("x * mean(eps)", "constant within a row"),
         ("sum(x, w)", "takes 1"),
-        ("max(r)", "the same for a whole row"),
+        ("max(r)", "constant within a row"),
         ("mean()", "takes 1"),
         ("rowmax(x)", "calls `rowmax`"),
         ("sum(x > 0)", "uses the condition"),

@@ -310,7 +310,7 @@ class OverRows(Family):
             raise wrong(
                 op,
                 "operands",
-                f"`{name}` is the number of a column, which pick() needs as a whole number",
+                f"`{name}` is a column index of pick(), which must be an integer",
                 fix,
             )
         for name in op.values_of_rows:
@@ -318,7 +318,7 @@ class OverRows(Family):
                 problem = (
                     "differs within a row" if graph.level(env[name]) == ELEM else "reads no tensor"
                 )
-                fix = "save what is the same for a row: sums and what is made of them"
+                fix = "save values that are constant within a row, such as sums"
                 raise wrong(
                     op, "saved" if name in op.saved else "updates", f"`{name}` {problem}", fix
                 )
@@ -333,7 +333,7 @@ class OverRows(Family):
             raise wrong(
                 op,
                 "expr",
-                "reduces nothing over a row and picks nothing from it",
+                "does not reduce a row and does not call pick()",
                 f'leave out family = "{op.family}"',
             )
 
@@ -369,6 +369,6 @@ class OverRows(Family):
                 raise wrong(
                     op,
                     "grads",
-                    f"that of `{name}` differs within a row, `{name}` does not",
-                    "add up what its elements give: sum(...)",
+                    f"that of `{name}` differs within a row, but `{name}` does not",
+                    "sum over the row's elements: sum(...)",
                 )

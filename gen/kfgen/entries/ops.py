@@ -1,0 +1,368 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reads [op.<pattern>] entries: fields, operands and expressions, with their checks."""
+
+import ast
+import json
+import struct
+
+from kfgen import families
+from kfgen.entries.fields import Fields, scalars, values
+from kfgen.entries.spec_checks import check_layout
+from kfgen.families import FAMILIES
+from kfgen.model import limits
+from kfgen.model.entries import PATTERN, UNUSABLE, Op, Operand, updated, usable
+
+
+def load_op(spec, file, pattern, f, builtin):
+    """Reads an entry and adds its op, and those of its `reduced` field, to the spec."""
+    _check_pattern(spec, pattern, f)
+    family = _family(f)
+    scalar_info = scalars(f, limits.SCALARS)
+    given = values(scalar_info)
+    integers = tuple(name for name, value in given.items() if isinstance(value, int))
+    if integers and not family.integers:
+        raise f.error(
+            "scalars",
+            f"`{integers[0]}` is an integer, which family {family.name!r} does not accept",
+            "write a number instead of a table",
+        )
+    operands = _operands(f, given, family)
+    outputs, refs = _outputs(f, given, operands)
+    saved, updates, grads = _row_fields(f, family, {*given, *outputs}, operands)
+    _read_update_references(f, updates, refs)
+    _check_gradient_names(f, operands, {*given, *outputs, *saved, *map(updated, updates)})
+    op = Op(
+        pattern=pattern,
+        file=file,
+        builtin=builtin,
+        operands=operands,
+        outputs=outputs,
+        scalars=given,
+        scalar_info=scalar_info,
+        refs=refs,
+        family=family.name,
+        integers=integers,
+        saved=saved,
+        updates=updates,
+        grads=grads,
+        layout=f.get("layout", str, "", what='"channels"'),
+        empty=f.get("empty", str, "value", what='"value" or "error"'),
+        brief=f.line("brief"),
+        ints=f.get("ints", bool, False, what="true or false"),
+        without=tuple(f.get("without", list, [], what='["none"]')),
+        types=f.get("types", str, "one", what='"one", "pairs", "weights" or "results"'),
+        source=f.get("source", str, "", what='"where the op is defined"'),
+        since=f.get("since", str, "", what='"the version that brought it"'),
+    )
+    op.own = family.own_fields(f, op)
+    op.reduced = tuple(_reductions(f, op))
+    f.done()
+    _check_values(f, op, family)
+    spec.ops[pattern] = op
+    for word in op.reduced:
+        name = f"{pattern}_{word}"
+        load_op(spec, file, name, Fields(file, f"op.{name}", _reduced(f, op, word)), builtin)
+        spec.ops[name].reduction = word
+
+
+def _check_pattern(spec, pattern, f):
+    if not PATTERN.match(pattern) or pattern.count("{act}") > 1:
+        raise f.error(
+            "name",
+            f"`{pattern}` is not a pattern",
+            "use lower-case words joined by underscores, one of them may be {act}",
+        )
+    if pattern in spec.ops:
+        raise f.error(
+            "name",
+            f"`{pattern}` is already defined in {spec.ops[pattern].file}",
+            "choose another name",
+        )
+
+
+def _family(f):
+    known = " or ".join(f'"{name}"' for name in FAMILIES).replace(" or ", ", ", len(FAMILIES) - 2)
+    word = f.get("family", str, "elementwise", what=known)
+    if families.named(word) not in FAMILIES:
+        raise f.error("family", f"is {word!r}", f"the families are: {', '.join(FAMILIES)}")
+    return FAMILIES[families.named(word)]
+
+
+def _outputs(f, given, operands):
+    """Reads `expr` and `ref`, or `outputs` and `refs`: {name: expression}, {name: reference}."""
+    outputs, refs = {}, {}
+    expr = f.get("expr", str, what='"an expression of the operands"')
+    ref = f.get("ref", str, what='"the same in NumPy"')
+    if expr is not None:
+        outputs, refs = {"out": expr}, {"out": ref}
+    table = f.get("outputs", dict, {}, what='{ name = "expression", ... }')
+    table_refs = f.get("refs", dict, {}, what='{ name = "the same in NumPy", ... }')
+    if (expr is None) == (not table):
+        fix = 'give either expr = "..." or outputs = { name = "..." }'
+        raise (
+            f.missing("expr", fix)
+            if expr is None
+            else f.error("expr", "is given together with `outputs`", fix)
+        )
+    outputs.update(table)
+    refs.update(table_refs)
+    field = "ref" if expr is not None else "refs"
+    for name, text in outputs.items():
+        if not isinstance(text, str) or not isinstance(refs.get(name), str):
+            raise f.error(field, f"has no reference for `{name}`", "give the same formula in NumPy")
+        f.oracle(field, refs[name])
+        if expr is None and (
+            not (name == "out" or usable(name))
+            or name in given
+            or any(name in (o.name, *o.values) for o in operands)
+        ):
+            raise f.error("outputs", f"the name `{name}` cannot be used", UNUSABLE)
+    return outputs, refs
+
+
+def _read_update_references(f, updates, refs):
+    """Moves the references of updates to the names of the outputs."""
+    table = f.data.get("refs", {})
+    for name in updates:
+        if not isinstance(table.get(name), str):
+            raise f.error(
+                "refs", f"has no reference for `{name}`", "give the same formula in NumPy"
+            )
+        f.oracle("refs", table[name])
+        refs[updated(name)] = refs.pop(name)
+
+
+def _check_gradient_names(f, operands, others):
+    names = others | {n for o in operands for n in (o.name, *o.values)}
+    if not any(o.grad for o in operands):
+        return
+    for name in sorted(names & {f"d{n}" for n in names}):
+        raise f.error(
+            "operands",
+            f"`{name}` is also the name of the gradient of `{name[1:]}`",
+            "rename one of the two",
+        )
+
+
+def _check_values(f, op, family):
+    """Checks the fields that have a few values."""
+    if not all(isinstance(name, str) for name in op.without):
+        raise f.error(
+            "without",
+            f"is {list(op.without)!r}",
+            'write the names of activations: without = ["none"]',
+        )
+    if op.types not in ("one", "pairs", "weights", *family.types):
+        others = "".join(f', "{word}"' for word in family.types)
+        raise f.error("types", f"is {op.types!r}", f'write "one", "pairs" or "weights"{others}')
+    if op.layout:
+        check_layout(f, op)
+    if op.empty not in ("value", "error") or (op.empty == "error" and "empty" not in family.fields):
+        raise f.error(
+            "empty",
+            f"is {op.empty!r}",
+            'write "value", or "error" in an op of family = "reduction" without a value then',
+        )
+    if (op.types == "weights") != any(o.dtype == "U" for o in op.operands):
+        raise f.error(
+            "types",
+            f"is {op.types!r}",
+            'write types = "weights" if and only if an operand has dtype = "U"',
+        )
+
+
+def _reductions(f, op):
+    """Reads `reduced`, the reductions of the op that become ops of their own: ["mean", "sum"]."""
+    words = f.get("reduced", list, [], what='["mean", "sum"]')
+    unknown = [w for w in words if w not in ("mean", "sum")]
+    if unknown or len(set(words)) < len(words):
+        raise f.error(
+            "reduced", f"is {words!r}", 'write each reduction once: reduced = ["mean", "sum"]'
+        )
+    simple = (
+        "reduced" in families.of(op).fields
+        and set(op.outputs) == {"out"}
+        and all(o.kind == "elem" for o in op.operands)
+    )
+    if words and (not simple or op.has_act or op.ints or op.types != "one" or op.dropout):
+        raise f.error(
+            "reduced",
+            "needs one result, elem operands, no {act} and no dropout",
+            'write an op of family = "reduction"',
+        )
+    return words
+
+
+def _reduced(f, op, word):
+    """Returns the fields of the op that reduces op's result over an axis."""
+    text = op.outputs["out"]
+    try:
+        *names, value = ast.parse(text.strip()).body
+        text = "; ".join([*map(ast.unparse, names), f"{word}({ast.unparse(value)})"])
+    except (SyntaxError, ValueError, MemoryError, RecursionError):
+        pass  # the op itself has been refused
+    kept = {k: v for k, v in f.data.items() if k in ("operands", "scalars", "source", "since")}
+    return kept | {
+        "family": "reduction",
+        "types": "results",
+        "brief": f"the {word} of {op.brief}",
+        "expr": text,
+        "ref": f"{word}({op.refs['out']})",
+    }
+
+
+def _row_fields(f, family, taken, operands):
+    """Reads and checks `saved`, `updates` and `grads` of ops over rows."""
+    saved = f.get("saved", dict, {}, what='{ rstd = "an expression that is constant in a row" }')
+    what = '{ running_mean = "an expression of its next value, constant in a row" }'
+    updates = f.get("updates", dict, {}, what=what)
+    what = '{ x = "an expression of the operands, the results and their gradients" }'
+    grads = f.get("grads", dict, {}, what=what)
+    tables = (("saved", saved), ("updates", updates), ("grads", grads))
+    for field, table in tables:
+        if table and field not in family.fields:
+            raise f.error(field, "belongs to ops over rows", 'add family = "rows"')
+    names = taken | {n for o in operands for n in (o.name, *o.values)}
+    for field, given in (
+        ("scalars", f.data.get("scalars", ())),
+        ("outputs", f.data.get("outputs", ())),
+        ("operands", names),
+    ):
+        for name in family.names:
+            if name in given:
+                raise f.error(field, f"the name `{name}` cannot be used", UNUSABLE)
+    for field, table in tables:
+        for name, text in table.items():
+            if not isinstance(text, str):
+                raise f.error(field, f"{name} is {text!r}", "give it an expression, in quotes")
+    for name in saved:
+        if not usable(name) or name in names or name in family.names:
+            raise f.error("saved", f"the name `{name}` cannot be used", UNUSABLE)
+    _check_updates(f, operands, updates, names | taken | set(saved))
+    wanted = [o.name for o in operands if o.grad]
+    for name in grads:
+        if name not in wanted:
+            raise f.error(
+                "grads",
+                f"`{name}` is not an operand with a gradient",
+                f"those are: {', '.join(wanted) or 'none'}",
+            )
+    return saved, updates, grads
+
+
+def _check_updates(f, operands, updates, names):
+    kept = [o.name for o in operands if o.kind == "per_row" and o.dtype == "acc" and not o.grad]
+    for name in updates:
+        if name not in kept:
+            fix = (
+                'such operands are "per_row", of dtype "acc" and with grad = false: '
+                f"{', '.join(kept) or 'none'}"
+            )
+            raise f.error("updates", f"`{name}` is not an operand that can be updated", fix)
+        if updated(name) in names:
+            raise f.error(
+                "updates",
+                f"`{updated(name)}`, the name of its next value, is already used",
+                "rename one of the two",
+            )
+
+
+def _in_every_dtype(value):
+    """True if every dtype represents the number exactly."""
+    try:
+        f16, f32 = struct.pack(">e", value), struct.pack(">f", value)
+    except (OverflowError, struct.error):  # floats, integers
+        return False
+    return (
+        struct.unpack(">e", f16)[0] == value == struct.unpack(">f", f32[:2] + bytes(2))[0]
+        and abs(value) <= 65504
+    )
+
+
+def _operands(f, scalars_, family):
+    table = f.get("operands", dict, required=True, what='{ x = "elem", ... }')
+    operands, names = [], set(scalars_)
+    for name, value in table.items():
+        operand = _operand(f, name, value, family)
+        for n in {operand.name, *operand.values}:
+            if not usable(n) or n in names:
+                raise f.error("operands", f"the name `{n}` cannot be used", UNUSABLE)
+        names |= {operand.name, *operand.values}
+        operands.append(operand)
+    wanted = [kind for kind in family.kinds if kind in family.whole]
+    if wanted and not {o.kind for o in operands} & set(wanted):
+        whole = " or ".join(f'"{kind}"' for kind in wanted)
+        raise f.error(
+            "operands",
+            "has no operand with the shape of the result",
+            f"make at least one of them {whole}",
+        )
+    family.check_operands(f, operands)
+    return operands
+
+
+def _operand(f, name, value, family):
+    """Reads one operand: its kind, or a table of properties."""
+    value = {"kind": value} if isinstance(value, str) else value
+    if not isinstance(value, dict) or value.get("kind") not in family.kinds:
+        raise f.error(
+            "operands", f"{name} is {value!r}", f"give it a kind: {', '.join(family.kinds)}"
+        )
+    unknown = set(value) - {"kind", "dtype", "grad", "parts", "positive", "absent"}
+    if unknown:
+        raise f.error(
+            "operands",
+            f"{name} has the unknown property {sorted(unknown)[0]!r}",
+            "use kind, dtype, grad, parts, positive, absent",
+        )
+    parts = value.get("parts", [])
+    flags = {p: value.get(p, p == "grad") for p in ("grad", "positive")}
+    if not isinstance(parts, list) or not all(isinstance(part, str) for part in parts):
+        raise f.error(
+            "operands", f"{name} has parts {parts!r}", 'write parts = ["first", "second"]'
+        )
+    for p, flag in flags.items():
+        if not isinstance(flag, bool):
+            raise f.error("operands", f"{name} has {p} = {flag!r}", f"write {p} = true or false")
+    absent = _absent(f, name, value, family)
+    dtype = value.get("dtype", "T")
+    operand = Operand(name, value["kind"], dtype, parts=tuple(parts), absent=absent, **flags)
+    _check_operand(f, operand, family)
+    return operand
+
+
+def _absent(f, name, value, family):
+    """Reads the value that a NULL pointer stands for; None: NULL is an error."""
+    absent = value.get("absent")
+    if absent is None:
+        return None
+    number = isinstance(absent, (int, float)) and not isinstance(absent, bool)
+    if not family.absent(value["kind"]) or not number:
+        fix = (
+            'in ops over rows, "row", "per_row", "channel", "group" and "shared" operands may '
+            "have a default: absent = 1"
+        )
+        raise f.error("operands", f"{name} has absent = {absent!r}", fix)
+    if not _in_every_dtype(absent):
+        raise f.error(
+            "operands",
+            f"{name} has absent = {absent!r}",
+            "write a number that every dtype represents, f16 and bf16 as well, such as 1",
+        )
+    return absent
+
+
+def _check_operand(f, operand, family):
+    """Checks an operand's dtype and the number of its parts."""
+    if operand.dtype not in ("T", *family.dtypes(operand.kind, operand.grad)):
+        fix = (
+            'use "T"; rows and channels may have "acc"; in ops over rows all kinds but "elem" and '
+            '"shared" may have "acc" or "U", "per_row" with grad = false "I", "shared" "u8"'
+        )
+        raise f.error("operands", f"{operand.name} has dtype {operand.dtype!r}", fix)
+    if len(operand.parts) != family.parts.get(operand.kind, 0):
+        kind = operand.kind if operand.kind in family.parts else next(iter(family.parts), "half")
+        count = family.parts.get(operand.kind, 2)
+        parts = json.dumps(["first", "second", "third", "fourth"][:count])
+        fix = f'a "{kind}" operand, and no other, has parts = {parts}'
+        raise f.error("operands", f"{operand.name} has parts {list(operand.parts)}", fix)
