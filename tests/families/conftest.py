@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Fixtures of tests/cuda and tests/frontends, for the files here of the same kind: test_cuda*.py and test_frontends*.py."""
+"""Makes the fixtures of tests/cuda and tests/frontends available to test_cuda*.py and
+test_frontends*.py of a family."""
 
 import importlib.util
 import pathlib
@@ -8,7 +9,7 @@ import pytest
 
 
 def conftest(folder):
-    """The module that pytest loads for another folder."""
+    """Loads the conftest module of another folder of tests."""
     path = pathlib.Path(__file__).resolve().parents[1] / folder / "conftest.py"
     spec = importlib.util.spec_from_file_location(f"kft_conftest_{folder}", path)
     found = importlib.util.module_from_spec(spec)

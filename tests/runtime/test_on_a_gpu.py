@@ -1,6 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The runtime's CUDA side over a runtime of the tests' own (support/gpu/fake_cudart.cpp), in which nothing happens before somebody waits for it:
-what is called on which stream, that memory is not handed back before the streams that work on it are done, and every call that may fail."""
+"""The runtime's CUDA side over a fake CUDA runtime (support/gpu/fake_cudart.cpp), whose streams
+only execute when a call waits for them.
+
+The tests check which stream each call uses, that memory is not reused before the streams that use
+it have finished, and every call that may fail.
+"""
 
 import ctypes
 import subprocess

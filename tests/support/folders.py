@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Puts the folders of the tests' own modules on sys.path, so that each module is imported by its bare name: those of tests/support and, after
-them, tests/families/<family>. A script puts tests/support on sys.path itself, then calls `add`."""
+"""Puts the folders of the tests' modules on sys.path, so that each module is imported by its bare
+name: tests/support and its folders, then tests/families/<family>.
+
+A script puts tests/support on sys.path itself, then calls `add`.
+"""
 
 import pathlib
 import sys

@@ -119,7 +119,7 @@ def check(call, got, weights=None):
     )
 
 
-# tests/support/functions/odd_names.py has these entries with all the names that there are.
+# Entries that tests/support/functions/odd_names.py renders with unusual names.
 NAMES = {
     "embedding": [
         """
@@ -150,7 +150,7 @@ ON_TENSORS = ["embedding"]  # functions on tensors tested at level 1
 
 
 def reference(t):
-    """PyTorch's own, which has no -1 as the number of no row: tests/support/python/torchops.py."""
+    """PyTorch's embedding, which refuses the index -1 (tests/support/python/torchops.py)."""
     import torch
 
     return [torch.nn.functional.embedding(t["index"], t["weight"])]

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The gradient of a table: what rows of one number give is added up in the order of the rows, to the bit, in either backend; and a table to which
-nothing is added is beta times what it was."""
+"""Gradient of an embedding table: rows with equal index must be summed in the order of rows, to the
+bit, on both backends, and a table row without summands must become beta times its old value."""
 
 import checks
 import emulator
@@ -11,7 +11,7 @@ import toolkit
 from conftest import BUILD
 
 F = next(f for f in kflib.manifest()["functions"] if f["name"] == "kf_embedding_bwd_f32_i32")
-ROWS, COLS, VOCAB = 700, 12, 130  # several tiles of the sort, numbers of two digits
+ROWS, COLS, VOCAB = 700, 12, 130  # several tiles of the sort, indices of two digits
 
 
 @pytest.fixture(
@@ -62,7 +62,7 @@ def test_in_the_order_of_the_rows(backend, beta):
         want[index[row]] += dout[row]
     want = want + np.float32(beta) * old if beta else want
     assert want.tobytes() == got.tobytes()
-    others = dout[rng.permutation(ROWS)]  # that another order would show
+    others = dout[rng.permutation(ROWS)]  # another order changes the sum
     assert not np.array_equal(
         np.add.reduce(dout[index == 1], dtype=np.float32),
         np.add.reduce(others[index == 1], dtype=np.float32),

@@ -261,7 +261,7 @@ def backward(call, got, compute, limit):
         compare(call, got, name, compute, k + np.sqrt(count), want, bound, least + 1, skip[:, None])
 
 
-# tests/support/functions/odd_names.py has these entries with all the names that there are.
+# Entries that tests/support/functions/odd_names.py renders with unusual names.
 NAMES = {
     "embedding_layer_norm": [
         """

@@ -120,7 +120,7 @@ REFUSED = {
     ),
 }
 
-# Of a user's own: tests/families/reduction/test_emu.py.
+# Entries of a user: tests/families/reduction/test_emu.py.
 OWN_OPS = ("farthest", "nearest")
 OWN = """
 [op.farthest]

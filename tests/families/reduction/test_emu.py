@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reductions over an axis beyond the numbers of those that there are: entries of a user's own, and bits that depend on axis and inner
-alone, in C and in the emulation of CUDA."""
+"""Reductions over an axis beyond the number tests: a user's entries, and bits that must depend on
+axis and inner size only, in C and in the emulation."""
 
 import subprocess
 
@@ -36,7 +36,7 @@ SIZES = [(3, 300, 1), (1, 9000, 1), (2, 70, 9), (1, 900, 20), (2, 0, 3), (2, 3, 
 
 @pytest.fixture(scope="module", params=["cpu", "emu"])
 def built(request, include, tmp_path_factory):
-    """(the library, an arena, the spec file, functions): those above, and some of kf's own."""
+    """(library, arena, spec file, functions): the user's ops, and some of kf's."""
     folder = tmp_path_factory.mktemp("own")
     path, _, functions = user_ops.load(OWN + ARG_CASES.OWN, folder, activations=["none", "silu"])
     own = ("distance_{act}", "moments", *ARG_CASES.OWN_OPS)
@@ -84,7 +84,7 @@ def test_own_entries(built):
 
 
 def test_own_argreduce(built):
-    """Of an expression's values, with the value there or without."""
+    """argmax and argmin of an expression must be correct, with the value and without."""
     lib, memory, path, functions = built
     own = [f for f in functions if f["op"] in ARG_CASES.OWN_OPS]
     assert {(f["op"], *f["dtypes"]) for f in own} == {
@@ -102,7 +102,8 @@ def test_own_argreduce(built):
     [(3, 300, 1), (1, 9000, 1), (2, 70, 9), (1, 900, 20), (40, 8, 1), (2, 1, 5), (1, 3000, 130)],
 )
 def test_the_first_of_equals(built, sizes):
-    """Whichever lane, thread or part has it; a NaN is before all numbers, the first of them; 0 and -0 are equal."""
+    """The first of equal elements must win, whichever lane, thread or part has it. NaN precedes all
+    numbers, and 0 equals -0."""
     lib, memory, _, functions = built
     for seed, draws in enumerate(
         (
@@ -134,14 +135,15 @@ def test_the_first_of_equals(built, sizes):
             assert (np.signbit(value) == np.signbit(best))[~np.isnan(best)].all(), (
                 f["name"],
                 draws,
-            )  # 0 or -0, whichever it was
+            )  # 0 or -0, whichever came first
 
 
 @pytest.mark.parametrize(
     "axis, inner", [(300, 1), (9000, 1), (9001, 1), (37, 9), (900, 20), (900, 32)]
 )
 def test_bits(built, axis, inner):
-    """One result among many has the bits that it has alone, at another alignment, and from a tensor that is all of it."""
+    """A result must have the same bits among many, alone, at another alignment, and as the only one
+    of its tensor."""
     lib, memory, _, functions = built
     for f in [f for f in functions if f["op"] in ("sum", "std")]:
         many = checks.Layout(lib, f, (5, axis, inner))
@@ -164,7 +166,7 @@ def test_bits(built, axis, inner):
 
 
 def test_nothing_has_no_largest(built):
-    """But a sum; as PyTorch has it."""
+    """All but sums, as in PyTorch."""
     lib, memory, _, functions = built
     total, largest = (
         next(f for f in functions if f["op"] == op and not f["bwd"]) for op in ("sum", "amax")
@@ -207,9 +209,8 @@ def test_threads_of_argreduce(include, tmp_path):
     """
     (tmp_path / "plans.cpp").write_text(PLANS)
     headers = [f"-I{d}" for d in (emulator.HERE / "include", emulator.HERE, *include)]
-    flags = [
-        f for f in emulator.flags("plain") if not f.startswith("-DKFI_")
-    ]  # as a device has them
+    # The plan of a real device.
+    flags = [f for f in emulator.flags("plain") if not f.startswith("-DKFI_")]
     objects = str(emulator.runtime(tmp_path, "plain"))
     subprocess.run(
         ["g++", "-std=c++17", *headers, *flags, "plans.cpp", objects, "-o", "plans"],
@@ -248,8 +249,8 @@ def test_threads_of_argreduce(include, tmp_path):
         )
 
 
-# Axes of one warp, whose chunks several warps share if axes are few; of half a vector more, for
-# which one warp works; of one block.
+# Axes of one warp, whose chunks several warps share if axes are few; of half a vector more, which
+# one warp reduces; and of one block.
 FEW_AXES = [96, 1030, 2048, 3072, 4096]
 FEW_AXES_NAMES = (
     "kf_sum_bf16",
@@ -271,7 +272,8 @@ def few_axes_lib():
 
 @pytest.mark.parametrize("name", FEW_AXES_NAMES)
 def test_few_axes(few_axes_lib, name):
-    """Of few axes each has a block, and as many warps as it has chunks: the bits are those that it has among many."""
+    """If axes are few, a block reduces each with as many warps as it has chunks. The bits must be
+    those of many axes."""
     (f,) = faults.named((name,), "cuda")
     check_few(few_axes_lib, f)
 

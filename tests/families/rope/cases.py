@@ -38,8 +38,9 @@ OVERFLOWS = [
     ((2**30, 2**28, 3, 1, 1), "dim"),
     ((3, 1, 1, 2**30, 2**30), "pairs"),
     ((2**59, 1, 1, 1, 1), "rows"),
-]  # the size that is too much
-# Of a program that calls every function, small and of several parts for threads: tests/support/builds/every_call.c.
+]  # (sizes, the size that overflows)
+# Sizes for the program that calls every function (tests/support/builds/every_call.c): small ones,
+# and ones with several units per thread.
 CALLS = (
     [(1, 1, 2, 1, 1), (3, 2, 5, 2, 4), (2, 3, 49, 20, 3), (5, 1, 300, 150, 2)],
     [(67, 9, 97, 40, 33), (301, 2, 130, 65, 300)],
@@ -272,7 +273,7 @@ BROKEN = {
         ("kf_cpu_rope_computed_f32",),
     ),
 }
-# tests/support/functions/odd_names.py has these entries with all the names that there are.
+# Entries that tests/support/functions/odd_names.py renders with unusual names.
 NAMES = {
     "rope": [
         """

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ops whose sizes several inputs say between them, beside products (tests/families/matmul), rows of a table and a layer's loss: rotary embeddings."""
+"""Rotary embeddings over arrays and tensors, compared with PyTorch. Several inputs determine their
+sizes."""
 
 import numpy as np
 import pytest

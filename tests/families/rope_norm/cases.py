@@ -265,7 +265,7 @@ BROKEN = {
         ("kf_cpu_rope_rms_norm_qk_f32",),
     ),
 }
-# tests/support/functions/odd_names.py has these entries with all the names that there are.
+# Entries that tests/support/functions/odd_names.py renders with unusual names.
 NAMES = {
     "rope_norm": [
         """

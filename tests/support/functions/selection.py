@@ -12,8 +12,8 @@ import cases
 import kflib
 import ledger
 
-# Excludes tf32, whose launchers use f32's kernels except for wgmma: tests/families/matmul/test_emu_wgmma.py and
-# tests/families/matmul/test_cuda_wgmma.py cover those.
+# Excludes tf32, whose launchers use f32's kernels except for wgmma: test_emu_wgmma.py and
+# test_cuda_wgmma.py of tests/families/matmul cover those.
 FUNCTIONS = [f for f in kflib.manifest()["functions"] if f["dtypes"][0] != "tf32"]
 
 

@@ -53,7 +53,7 @@ MORE = 1.25
 
 
 def is_cuda(test):
-    """True for a test, or a file of tests, that needs a GPU: in tests/cuda or a family's test_cuda*.py."""
+    """True for a test or test file that needs a GPU: tests/cuda, or a family's test_cuda*.py."""
     return bool(re.match(r"tests/(cuda/|families/\w+/test_cuda)", test))
 
 

@@ -2,10 +2,10 @@
 """The promise matrix: which tests prove which promise (promises.toml), for which family, and their
 last results.
 
-Every pytest run writes build/promises.json. `python3 tests/support/runs/promises.py build/promises.json`
-files it in bench/results/promises/, one file per kind of machine, and writes docs/promises.md from
-all of them. Level-2 runs that together cover every test file also update the ledger (ledger.py),
-for each family without failures. `make level2` does both.
+Every pytest run writes build/promises.json. `python3 tests/support/runs/promises.py
+build/promises.json` files it in bench/results/promises/, one file per kind of machine, and writes
+docs/promises.md from all of them. Level-2 runs that together cover every test file also update the
+ledger (ledger.py), for each family without failures. `make level2` does both.
 """
 
 import argparse
@@ -229,7 +229,7 @@ def joined(filed, run):
 
 
 def kind_of(test):
-    """The folder of a test, or the one whose kind of tests a file of tests/families/<family> has: test_<kind>*.py."""
+    """Returns a test's folder; for test_<kind>*.py of tests/families/<family> the kind."""
     found = re.match(r"families/\w+/test_([a-z]+)", test)
     return found[1] if found else test.partition("/")[0]
 
