@@ -79,7 +79,7 @@ PLANTED = {
     ),
     "a tail is a whole tile": (
         "elementwise/tile.h",
-        r"parted = count < t->count \|\| ",
+        r"parted =\s+count < t->count \|\| ",
         "parted = ",
         "kf_cpu_relu_f32",
     ),

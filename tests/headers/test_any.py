@@ -153,7 +153,7 @@ def test_a_user_s_activation(mine, tmp_path):
     [source] = write(
         tmp_path, {"late.c": "#include <kf/any/add.h>\n#include <kf/user/mine/any/add.h>\n"}
     )
-    assert "stands for kf/any/" in fails(["gcc", "-std=c11", "-fsyntax-only", *flags(mine), source])
+    assert "replaces kf/any/" in fails(["gcc", "-std=c11", "-fsyntax-only", *flags(mine), source])
 
 
 @needs_nvcc
