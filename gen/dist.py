@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes the release: kf-<version>.tar.gz, whose users need neither Python nor a build of kf, and the single files.
+"""Writes the release: kf-<version>.tar.gz, which needs neither Python nor a build, and the single
+files.
 
-The archive is the repository's files, and beside them what is generated: headers in include/, pkg-config and CMake files in
-share/, so that the archive is a prefix; CMakeLists.txt; single/. The same commit gives the same bytes.
+The archive holds the repository and the generated files: headers in include/, pkg-config and CMake
+files in share/, CMakeLists.txt and single/. It can be used as an installation prefix. The same
+commit gives the same bytes.
 """
 
 import gzip
@@ -27,14 +29,12 @@ def git(*arguments):
     except FileNotFoundError:
         raise SystemExit("kf: git is missing: apt install git") from None
     if done.returncode:
-        raise SystemExit(
-            f"kf: a release is made from a git checkout, and git says: {done.stderr.strip()}"
-        )
+        raise SystemExit(f"kf: a release needs a git checkout; git says: {done.stderr.strip()}")
     return done.stdout
 
 
 def tracked():
-    """{path: (text, mode)} of the repository's files."""
+    """Returns {path: (text, mode)} of the repository's files."""
     found = {}
     for line in git("ls-files", "-s", "-z").split("\0"):
         if line:
@@ -44,7 +44,7 @@ def tracked():
 
 
 def generated(selection):
-    """{path: text}"""
+    """Returns {path: text} of the generated files."""
     rendered = Renderer(selection).render()
     found = package.tree(selection, rendered=rendered)
     found |= {
@@ -56,7 +56,7 @@ def generated(selection):
 
 
 def archive(members, top, when):
-    """The bytes of a .tar.gz that depend on nothing but its arguments."""
+    """Returns the bytes of a .tar.gz, which depend on the arguments only."""
     plain = io.BytesIO()
     with tarfile.open(fileobj=plain, mode="w", format=tarfile.USTAR_FORMAT) as tar:
         for path, (data, mode) in sorted(members.items()):
@@ -73,10 +73,8 @@ def main(out):
     members = tracked()
     changed = git("status", "--porcelain", "--untracked-files=no").splitlines()
     if changed:
-        print(
-            f"kf: {len(changed)} files differ from the commit and are archived as they are: {changed[0][3:]}, ...",
-            file=sys.stderr,
-        )
+        text = f"{len(changed)} files differ from the commit and are archived as they are"
+        print(f"kf: {text}: {changed[0][3:]}, ...", file=sys.stderr)
     made = generated(Selection(specs.load()))
     clash = sorted(
         path for path in set(members) & set(made) if members[path][0] != made[path].encode()

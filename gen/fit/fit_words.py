@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Every polynomial of include/kf/core/math.cuh, refitted: prints coefficients and errors.
+"""Fits the polynomials of include/kf/core/math.cuh; prints coefficients and errors.
 
 A fit is a weighted minimax: a linear programme over Chebyshev nodes. Coefficients are rounded to
-float from the lowest up, each time refitting the rest, so the errors printed are those of the
-float polynomial. They print highest power first, as Horner reads them.
-Needs numpy and scipy and takes seconds; no build runs it.
+float from the lowest power up, and the others are refitted after each; the printed errors are those
+of the float polynomial. The highest power comes first, as in Horner's scheme.
+Needs numpy and scipy and takes seconds; run by hand, no build runs it.
 """
 
 import numpy as np
@@ -18,11 +18,10 @@ def nodes(lo, hi, n=500):
 
 
 def minimax(x, f, tol, degree):
-    """Float coefficients, lowest first, of the p that minimises max |p(x) - f| / tol, and that maximum."""
+    """Minimises max |p(x) - f| / tol; returns (float coefficients, lowest first, the maximum)."""
     mid, half = (x[0] + x[-1]) / 2, (x[-1] - x[0]) / 2
-    basis = np.polynomial.chebyshev.chebvander(
-        (x - mid) / half, degree
-    )  # well conditioned: a start
+    # Start from a well-conditioned fit.
+    basis = np.polynomial.chebyshev.chebvander((x - mid) / half, degree)
     c = np.linalg.lstsq(basis / tol[:, None], f / tol, rcond=None)[0]
     c = (
         np.polynomial.Chebyshev(c, domain=[mid - half, mid + half])
@@ -31,9 +30,8 @@ def minimax(x, f, tol, degree):
     )
     powers = x[:, None] ** np.arange(degree + 1) / tol[:, None]
     for fixed in range(degree + 1):
-        for _ in range(
-            3 if fixed == 0 else 1
-        ):  # the residual is scaled to 1: the solver is good to 1e-7
+        # The residual is scaled to 1: the solver's accuracy is 1e-7.
+        for _ in range(3 if fixed == 0 else 1):
             rest = f / tol - powers @ c
             size, free = np.abs(rest).max(), powers[:, fixed:]
             scale, minus = np.abs(free).max(0), -np.ones((len(x), 1))
@@ -66,13 +64,15 @@ def tail(word, degree, shift, limit, tolerance, scale=1.0):
 
 
 def two_byte(y):
-    """A quarter ulp of f16 where it is normal (2^-13), then what f16 (1.5e-8) and bf16 (2^-11, 2^-135) leave."""
+    """Tolerance: a quarter ulp of f16 where it is normal (2^-13), below that the bounds of f16
+    (1.5e-8) and bf16 (2^-11, 2^-135).
+    """
     small = np.clip(2.0**-11 * y, 2.0**-135, np.maximum(1.5e-8, 2.0**-13 * y))
     return np.where(y > 6e-5, 2.0**-13 * y, small)
 
 
 def main():
-    # Limits: gelu vanishes in float below -14.3, in bf16 below -13.3. The shifts are the best of a scan.
+    # Limits: gelu vanishes in float below -14.3, in bf16 below -13.3. A scan found the best shifts.
     tail("kfi_mills_f32", 9, 3.0, 14.4, lambda q, g, a: q)
     tail(
         "kfi_gelu_lp",
@@ -82,7 +82,8 @@ def main():
         lambda q, g, a: np.where(a < 1, 2.0**-13 * q, two_byte(a * q) / np.maximum(a, 1)),
     )
     tail("kfi_normcdf_lp", 6, 3.6, 13.4, lambda q, g, a: np.minimum(1e-7, two_byte(q)))
-    # gelu'(-a) = Phi(-a) - a phi(a) has a zero: an absolute bound. Its a is scaled: (scale*a)^2 = a*a/2 log2(e).
+    # gelu'(-a) = Phi(-a) - a phi(a) has a zero, so the bound is absolute. a is scaled:
+    # (scale*a)^2 = a*a/2 log2(e).
     phi = 1 / np.sqrt(2 * np.pi)
     tail(
         "kfi_gelu_bwd_lp",

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Prints the coefficients of include/kf/core/math.h. Needs numpy and mpmath; run by hand, not part of the build.
+"""Fits the polynomials of include/kf/core/math.h and prints their coefficients. Needs numpy and
+mpmath; run by hand, no build runs it.
 
-Each is a weighted least-squares fit on Chebyshev nodes, reweighted (Lawson) until it is a minimax fit of the relative
-error. Coefficients are then rounded to float32 from the lowest power up, the others refitted after each.
+A fit is a weighted least-squares fit on Chebyshev nodes, reweighted (Lawson) until it is a minimax
+fit of the relative error. Coefficients are rounded to float32 from the lowest power up, and the
+others are refitted after each.
 """
 
 import mpmath as mp
@@ -12,7 +14,9 @@ mp.mp.dps = 80
 
 
 def fit(name, f, lo, hi, degree, weight, fixed=(), nodes=200, rounds=60):
-    """sum c[i] x^i ~ f on [lo, hi]; weight(x) turns its error into the relative error of the word."""
+    """Fits sum c[i] x^i to f on [lo, hi]. weight(x) converts its error to the function's relative
+    error.
+    """
     x = (lo + hi) / 2 + (hi - lo) / 2 * np.cos(np.pi * (np.arange(nodes) + 0.5) / nodes)
     y = np.array([float(f(mp.mpf(v))) for v in x])
     w = np.array([abs(float(weight(mp.mpf(v)))) for v in x])
@@ -37,7 +41,8 @@ def fit(name, f, lo, hi, degree, weight, fixed=(), nodes=200, rounds=60):
         print(f"  {mantissa.removesuffix('0000000')}p{exponent}f")
 
 
-# e^r - 1 = r + r^2 P(r). Up to ln(2)/2 relative to e^r - 1; up to ln 2 (n even, exp) relative to e^r.
+# e^r - 1 = r + r^2 P(r). Up to ln(2)/2 relative to e^r - 1; up to ln 2 (n even, exp) relative to
+# e^r.
 def expm1_rest(r):
     return (mp.expm1(r) - r) / r**2
 
@@ -107,7 +112,9 @@ fit(
 
 
 def fit_ratio(name, f, hi, over, under, nodes=1500, rounds=600):
-    """P / Q ~ f on [0, hi], Q(0) = 1, the error relative: linear in the coefficients once Q of the round before divides."""
+    """Fits P / Q to f on [0, hi] with Q(0) = 1, in relative error: a linear problem once the
+    previous round's Q divides.
+    """
     x = hi / 2 - hi / 2 * np.cos(np.pi * (np.arange(nodes) + 0.5) / nodes)
     y = np.array([float(f(mp.mpf(v))) for v in x])
     lawson, q, best = np.ones(nodes), np.ones(nodes), (np.inf, None)

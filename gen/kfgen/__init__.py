@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""kfgen: expands families/*/*.toml into kf's headers, documentation and function list."""
+"""kfgen expands spec entries into kf's headers, documentation and function list."""

@@ -22,7 +22,7 @@ from kfgen.render.render import Renderer, Selection, write, write_all
 def build_parser():
     parser = argparse.ArgumentParser(
         prog="kfgen",
-        description="Expands kf's specification into headers, documentation and lists.",
+        description="Generates kf's headers, documentation and function lists from its spec files.",
     )
     commands = parser.add_subparsers(dest="command", required=True)
 
@@ -33,21 +33,28 @@ def build_parser():
             action="append",
             default=[],
             metavar="FILE",
-            help="a spec file of your own; may be repeated",
+            help="your spec file; may be repeated",
         )
         p.add_argument(
             "--family",
             action="append",
             default=[],
             metavar="DIR",
-            help="a folder with a family of your own, for those files' ops",
+            help="a folder with your own family, for ops of your spec files; may be repeated",
         )
         p.set_defaults(function=function)
         return p
 
+    _header_commands(add)
+    _other_commands(add)
+    return parser
+
+
+def _header_commands(add):
+    """Adds the commands that write headers."""
     p = add(
         "render",
-        "write the headers; with --spec, those of your own spec files alone, to be used beside installed ones",
+        "write the headers; with --spec, only those of your spec files, beside an installed kf",
         render,
     )
     p.add_argument(
@@ -57,97 +64,93 @@ def build_parser():
     p.add_argument(
         "--stamp",
         metavar="FILE",
-        help="do nothing if neither what is read nor what was written has changed since FILE was",
+        help="do nothing if inputs and outputs are unchanged since FILE was written",
     )
     p.add_argument(
         "--list",
         action="store_true",
-        help="write nothing: print which files would be, and then from which they are made",
+        help="write nothing; print the files that would be written, then the input files",
     )
     p.add_argument(
         "--one-file",
         action="store_true",
-        help="with --spec: DIR/<name>.h and DIR/<name>.cuh instead of a tree, for builds that must know each output",
+        help="with --spec: write DIR/<name>.h and DIR/<name>.cuh instead of a tree",
     )
     choose(p)
     p = add(
         "single",
-        "write kf_single.h and kf_single.cuh: all of kf in one file each; with --spec, your entries too",
+        "write kf_single.h and kf_single.cuh: all of kf and, with --spec, your ops in one file each",
         write_single,
     )
     p.add_argument("--out", required=True, metavar="DIR")
     choose(p)
     p = add(
         "install",
-        "install headers, pkg-config and CMake files; PREFIX/share/kf/installed.txt lists them",
+        "install headers, pkg-config and CMake files, listed in PREFIX/share/kf/installed.txt",
         install,
     )
     p.add_argument("--prefix", required=True, metavar="DIR")
     p.add_argument(
-        "--destdir",
-        default="",
-        metavar="DIR",
-        help="a directory to write below, instead of the root directory",
+        "--destdir", default="", metavar="DIR", help="staging directory, prepended to the prefix"
     )
     choose(p)
-    p = add("package", "write kf.pc and the CMake package's files", write_package)
+    p = add("package", "write kf.pc and the CMake package", write_package)
     p.add_argument("--out", required=True, metavar="DIR")
     for name in ("prefix", "includedir", "datadir"):
         p.add_argument(
             f"--{name}",
             default=package.DEFAULTS[name],
             metavar="DIR",
-            help="where they will be installed: %(default)s",
+            help="installation directory, default: %(default)s",
         )
-    p = add("list", "list every public function", list_functions)
-    p.add_argument("--json", action="store_true", help="the whole manifest")
+
+
+def _other_commands(add):
+    """Adds the commands that list, check and document functions."""
+    p = add("list", "list the public functions", list_functions)
+    p.add_argument("--json", action="store_true", help="print the manifest as JSON")
     p.add_argument(
         "--aliases",
         action="store_true",
-        help="other spellings instead: their arguments, and the function that each is",
+        help="print the aliases instead, with arguments and functions",
     )
     choose(p)
     add(
         "check",
-        "check every entry: names, values, edges, and each derivative against finite differences of its reference",
+        "check every entry: names, values, edges, and derivatives against its reference",
         check,
     )
     p = add(
         "explain",
-        "show what a function is made from: spec entries, expressions, derivative, templates, files",
+        "show a function's contract, spec entries, expressions, gradients, templates and files",
         explain,
     )
     p.add_argument(
         "name", metavar="FUNCTION", help="kf_add_relu_f16, kf_cpu_bias_gelu_bwd_f32, ..."
     )
-    p = add("source", "print one kernel as a single text that needs no kf headers", print_source)
+    p = add("source", "print a function's kernels as one self-contained text", print_source)
     p.add_argument("name", metavar="FUNCTION")
     p = add(
         "runtime",
-        "write the functions on tensors (kf/runtime.h) of the ops that a program uses, as one header or one for each",
+        "write the functions on tensors (kf/runtime.h) of selected ops: one header, or one per op",
         write_runtime,
     )
     p.add_argument(
-        "-o",
-        "--out",
-        required=True,
-        metavar="FILE",
-        help="the header; with --each a directory of headers",
+        "-o", "--out", required=True, metavar="FILE", help="the header; with --each, a directory"
     )
     p.add_argument(
         "--each",
         action="store_true",
-        help="write OUT/kf/runtime/<op>.h for each op, and OUT/kf/runtime/all.h",
+        help="write OUT/kf/runtime/<op>.h per op, and OUT/kf/runtime/all.h",
     )
     choose(p)
     p = add(
         "docs",
-        "write the reference: a page for each family of ops, the activations, and what all have in common",
+        "write the reference: a page per family, one of activations, and an index",
         write_docs,
     )
     p.add_argument("--out", default="docs/reference", metavar="DIR", help="default: %(default)s")
     choose(p)
-    return parser
 
 
 def choose(p):
@@ -157,7 +160,7 @@ def choose(p):
             type=lambda t: [w for w in t.split(",") if w],
             metavar="A,B,...",
             help=f"only these {what}"
-            + ("" if what == "dtypes" else "; those of --spec are kept always"),
+            + ("" if what == "dtypes" else "; those of --spec are always included"),
         )
 
 
@@ -173,12 +176,12 @@ def selected(args):
     if found:
         raise ValueError("\n".join(found[:10]))
     if not selection.all_kernels():
-        chosen = [
+        options = [
             f"--{what} {','.join(words)}"
             for what in ("ops", "activations", "dtypes")
             if (words := getattr(args, what, None))
         ]
-        raise ValueError(f"no function is left of {', '.join(chosen)}")
+        raise ValueError(f"no function matches {', '.join(options)}")
     return selection
 
 
@@ -187,7 +190,9 @@ def user_of(args):
 
 
 def one_a_line(found):
-    """JSON with a function a line: without an indentation json is written in C, in a fifth of the time."""
+    """Writes JSON with one function per line; without indentation, json's C encoder is five times
+    faster.
+    """
     lists = {
         k: "[\n" + ",\n".join(map(json.dumps, v)) + "\n]" if isinstance(v, list) else json.dumps(v)
         for k, v in found.items()
@@ -223,9 +228,7 @@ def render(args):
         return 0
     user = user_of(args)
     if args.one_file and not user:
-        raise ValueError(
-            "--one-file is for spec files of your own: give --spec, or use `kfgen single`"
-        )
+        raise ValueError("--one-file needs --spec; for kf's own headers use `kfgen single`")
     selection = selected(args)
     launchers = [
         (k, a)
@@ -235,7 +238,8 @@ def render(args):
     ]
     if not launchers:
         raise ValueError(
-            f"no function of {', '.join(args.spec)} is left: its ops, and kf's ops that take its activations, are none of the chosen"
+            f"no function of {', '.join(args.spec)} matches the selection of ops, activations and "
+            "dtypes"
         )
     renderer = Renderer(selection, user)
     files = renderer.render()
@@ -265,7 +269,8 @@ def write_single(args):
 def install(args):
     if args.spec:
         raise ValueError(
-            "install is for kf's own headers; yours: `kfgen render --spec FILE --out PREFIX/include`"
+            "install writes kf's own headers only; for yours use "
+            "`kfgen render --spec FILE --out PREFIX/include`"
         )
     print(f"kfgen: {package.install(selected(args), args.prefix, args.destdir)}")
     return 0
@@ -323,7 +328,7 @@ def write_docs(args):
 
 def main(argv=None):
     args, collects = build_parser().parse_args(argv), gc.isenabled()
-    gc.disable()  # nearly all that is made lives to the end: looking for what does not took a tenth to a third of the time
+    gc.disable()  # nearly all objects live to the end; collection took 10 to 33 % of the time
     try:
         for folder in args.family:
             families.load(folder)
@@ -335,9 +340,8 @@ def main(argv=None):
         print(f"kfgen: error: {e}", file=sys.stderr)
         return 1
     except BrokenPipeError:
-        os.dup2(
-            os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()
-        )  # the reader, a pager or head, has had enough
+        # The reader, such as head, has closed the pipe.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except OSError as e:
         hint = (

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `kfgen check` says of a user's entry that is right in float64 and will not be in float32: where operands are large or small its values
-overflow, are NaN or lose their digits, or its gradients overflow or are NaN (they may lose digits for good reasons, as softmax's that is nearly
-one-hot). Notes, not errors: a formula may be meant for a range.
+"""Notes of `kfgen check` on entries of users that are correct in float64 but not in float32.
+
+For large or small operands, values may overflow, be NaN or lose their digits; gradients may
+overflow or be NaN. Gradients may lose digits for good reasons, as softmax's do for nearly one-hot
+rows. These are notes, not errors: a formula may be meant for a range.
 """
 
 import numpy as np
@@ -18,12 +20,14 @@ from kfgen.language.gradient import substitute
 from kfgen.language.primitives import KEEP, KEEP_SCALE, query_names, row_names
 
 SCALES = (1e4, -1e4, 1e-4, -1e-4)
-LOST = 1e-3  # of the largest value of a result: single ones may be small because terms that have nothing to do with each other cancel
-LEAST = 1e-30  # smaller ones are as good as 0
+# Error, relative to the largest value of a result, from which digits count as lost: single values
+# may be small because unrelated terms cancel.
+LOST = 1e-3
+LEAST = 1e-30  # errors below this never count
 
 
 class _Single:
-    """NumPy with float32 where evaluate() asks for float64."""
+    """NumPy whose float64 is float32, for evaluate()."""
 
     float64 = np.float32
 
@@ -32,7 +36,7 @@ class _Single:
 
 
 def run(selection):
-    """Notes on a user's own entries: kf's own are tested in float32."""
+    """Returns notes on the entries of users; tests run kf's own in float32."""
     none = next(a for a in selection.activations if a.name == "none")
     found = [_activation(a) for a in selection.activations if not a.builtin] + [
         _op(op, none) for op in selection.ops if not op.builtin
@@ -41,7 +45,7 @@ def run(selection):
 
 
 def _judge(place, what, at, got, want, digits=True):
-    """At most one note on a result, at the first point that deserves it. digits: whether lost ones do."""
+    """Returns at most one note, on the first bad value. digits: reports lost digits, too."""
     got, want = (np.asarray(v, np.float64) for v in np.broadcast_arrays(got, want))
     with np.errstate(all="ignore"):
         over = np.isinf(got) & ~(np.abs(want) > np.finfo(np.float32).max)
@@ -52,13 +56,12 @@ def _judge(place, what, at, got, want, digits=True):
         return []
     i = bad[0]
     how = "is NaN" if np.isnan(got.flat[i]) else "overflows" if over.flat[i] else "loses its digits"
-    return [
-        f"{place} {what} {how} in float32 where {at}: {got.flat[i]:.6g}, in float64 {want.flat[i]:.6g}"
-    ]
+    both = f"{got.flat[i]:.6g}, in float64 {want.flat[i]:.6g}"
+    return [f"{place} {what} {how} in float32 where {at}: {both}"]
 
 
 def _first(notes, seen):
-    """Those about what has no note yet."""
+    """Adds the notes on results that have none yet."""
     for what, note in notes:
         if note and what not in seen:
             seen[what] = note[0]
@@ -97,7 +100,7 @@ def _act(act, x):
 
 
 def _results(op, act, bwd, env, single):
-    """{name: value} of a direction's results, in float32 or in float64."""
+    """Returns {name: value} of the results of a direction, in float32 or float64."""
     kernel = direction(op, bwd)
     if families.of(op).oracle == "rows":
         graph, roots = passes.inlined(kernel.graph, kernel.roots, act)
@@ -114,7 +117,9 @@ def _results(op, act, bwd, env, single):
 
 
 def _draws(op, rng, rows):
-    """(what is said of it, inputs): each operand by itself at each scale, the others near 1; and all of them."""
+    """Yields (description, inputs): each operand alone at each scale with the others near 1, then
+    all operands together.
+    """
     own = [o for o in op.operands if o.dtype not in ("I", "u8")]
     for scaled in [[o] for o in own] + ([own] if len(own) > 1 else []):
         for scale in SCALES:
@@ -138,16 +143,14 @@ def _draws(op, rng, rows):
                         else np.float32(x)
                     )
                     inputs[n] = np.asarray(x, np.float64)
-            yield (
-                f"{' and '.join(n for o in scaled for n in o.values)} {'is' if len(scaled) == 1 else 'are'} about {scale:g}",
-                inputs,
-            )
+            names = " and ".join(n for o in scaled for n in o.values)
+            yield f"{names} {'is' if len(scaled) == 1 else 'are'} about {scale:g}", inputs
 
 
 def _op(op, act):
     if op.types == "pairs" or act not in op.activations or families.of(op).oracle == "products":
         return []
-    if families.of(op).oracle == "logits":  # as `check` has it: its rows
+    if families.of(op).oracle == "logits":  # checks its op over rows
         op = families.of(op).of_rows(op)
     place, rows, rng, seen = (
         f"{op.file}: [op.{op.pattern}]",

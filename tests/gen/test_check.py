@@ -6,7 +6,7 @@ import copy
 
 import numpy as np
 import pytest
-from kfgen import check, notes
+from kfgen import check, check_activations, differences, notes
 from kfgen.cli import main
 from kfgen.entries import spec
 from kfgen.model import derive, entries
@@ -19,8 +19,8 @@ ACTS = list(SPEC.activations.values())
 def failures_of(act):
     found = []
     try:
-        check._activation(act, found)
-    except check.Trouble as e:
+        check_activations.check(act, found)
+    except differences.Trouble as e:
         found.append(str(e))
     return found
 
@@ -331,10 +331,10 @@ def test_points_are_seen():
     """Most of the grid is away from kinks."""
     rng = np.random.default_rng(0)
     for act in ACTS:
-        graph, y, dx = check._activation_graph(act)
-        x = check._grid(rng, [])
+        graph, y, dx = check_activations._activation_graph(act)
+        x = differences.grid(rng, [])
         near = [
-            {"x": x + s * check._step(x), "dy": 1.0, **act.scalars} for s in (0.0, *check.STENCIL)
+            {"x": x + s * differences.step_at(x), "dy": 1.0, **act.scalars} for s in (0.0, *differences.STENCIL)
         ]
-        assert np.broadcast_to(check._smooth(graph, [y, dx], near), x.shape).mean() > 0.8
+        assert np.broadcast_to(differences.smooth(graph, [y, dx], near), x.shape).mean() > 0.8
     assert check.run(Selection(SPEC))[0] == []

@@ -180,7 +180,7 @@ def test_own_entries_are_always_kept(own):
 def test_nothing_left_is_an_error(own, tmp_path, capsys):
     for command in (("list",), ("render", "--out", tmp_path / "out")):
         text = said(capsys, *command, "--ops", "softmax", "--dtypes", "i32")
-        assert "no function is left of --ops softmax, --dtypes i32" in text
+        assert "no function matches --ops softmax, --dtypes i32" in text
     own.write_text(
         OWN[: OWN.index("[op.")].replace("[activation.twice]", "[activation.twice]\nints = false")
     )

@@ -137,10 +137,10 @@ def test_what_is_said_of_it(own):
 @pytest.mark.parametrize(
     "text, said",
     [
-        ("", "has no FAMILY"),
+        ("", "needs FAMILY"),
         (
             "from kfgen.families.elementwise.family import Elementwise\nFAMILY = Elementwise()\n",
-            "there is a family called `elementwise` already",
+            "a family called `elementwise` already exists",
         ),
     ],
 )

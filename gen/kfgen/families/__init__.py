@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The families: a folder each, kf's own in this one, a user's own anywhere. Both have the same files: family.py with an object FAMILY, a schedule
-for each backend in cuda.py and c.py, entries in ops.toml."""
+"""The families: each package here is built in, and a user's folder can be anywhere. A family has a
+family.py that defines FAMILY, a schedule per backend in cuda.py and c.py, and entries in ops.toml.
+"""
 
 import importlib
 import pathlib
@@ -10,22 +11,25 @@ import types
 from kfgen.families.family import Family
 from kfgen.model.entries import NAME
 
-# Former names, which spec files may still have.
-SYNONYMS = {
-    "map": "elementwise",
-    "row": "rows",
-    "reduce": "reduction",
-    "gemm": "matmul",
-    "logits": "linear_cross_entropy",
-    "lookup": "embedding",
-    "pairs": "rope",
-    "normed_lookup": "embedding_layer_norm",
-    "normed_pairs": "rope_norm",
-}
+# Former names that spec files may use.
+SYNONYMS = dict(
+    line.split(" = ")
+    for line in """
+    map = elementwise
+    row = rows
+    reduce = reduction
+    gemm = matmul
+    logits = linear_cross_entropy
+    lookup = embedding
+    pairs = rope
+    normed_lookup = embedding_layer_norm
+    normed_pairs = rope_norm
+    """.split("\n    ")[1:-1]
+)
 
 
 def _family(folder):
-    """The FAMILY of a folder's family.py, which is imported as kfgen.families.<folder>.family, so that it imports its neighbours alike everywhere."""
+    """Imports a folder's family.py as kfgen.families.<folder>.family and returns its FAMILY."""
     return getattr(importlib.import_module(f"{__name__}.{folder.name}.family"), "FAMILY", None)
 
 
@@ -40,7 +44,7 @@ OWN = {}  # {folder: family}
 
 
 def named(word):
-    """The name of the family that an entry calls `word`."""
+    """Resolves a family's name or former name."""
     return word if word in FAMILIES else SYNONYMS.get(word, word)
 
 
@@ -49,17 +53,19 @@ def of(op):
 
 
 def load(folder):
-    """Adds the family of a user's folder. Its templates are those of the folder's templates/, called <family>/<file>; its headers are in include/."""
+    """Adds the family of a user's folder. templates/ has its templates, named <family>/<file>;
+    include/ has its headers.
+    """
     folder = pathlib.Path(folder).resolve()
     if folder in OWN:
         return OWN[folder]
     path, package = folder / "family.py", f"{__name__}.{folder.name}"
     if not path.is_file() or not NAME.match(folder.name):
-        fix = "a family is a folder, whose name is a lower-case word, with a family.py"
+        fix = "a family is a folder with a lower-case name and a family.py"
         raise ValueError(f"--family {folder}: {fix}")
     if package in sys.modules:
         raise ValueError(
-            f"{folder}: there is a family called `{folder.name}` already: rename the folder"
+            f"{folder}: a family called `{folder.name}` already exists: rename the folder"
         )
     sys.modules[package] = types.ModuleType(package)
     sys.modules[package].__path__ = [str(folder)]
@@ -77,10 +83,11 @@ def load(folder):
 def _checked(path, family):
     if not isinstance(family, Family) or not NAME.match(family.name):
         raise ValueError(
-            f"{path}: has no FAMILY, an object of a class derived from kfgen.families.family.Family, with a name"
+            f"{path}: needs FAMILY, an instance of a subclass of kfgen.families.family.Family with "
+            "a name"
         )
     if family.name in FAMILIES:
         raise ValueError(
-            f"{path}: there is a family called `{family.name}` already: choose another name"
+            f"{path}: a family called `{family.name}` already exists: choose another name"
         )
     return family

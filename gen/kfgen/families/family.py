@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the generator asks of a family. What stands here is the answer of one that has nothing special."""
+"""The interface of a family. These are the defaults."""
 
 from kfgen.language import formulas
 from kfgen.model.entries import SpecError
@@ -7,105 +7,102 @@ from kfgen.model.entries import SpecError
 
 class Family:
     name = ""
-    title = ""  # of its page
-    kernel = None  # the class of its kernels
-    templates = None  # the folder of its templates, where they are not among kf's
+    title = ""  # title of its page
+    kernel = None  # class of its kernels
+    templates = None  # folder of its templates; None: kf's
     backends = ("cuda", "c")
-    architecture = 75  # the least of CUDA's that it runs on
-    # How the tensors of a call lie: {form: {kind of a tensor: its shape, in the names of sizes}}; those of an "elem" are the call's sizes,
-    # but in forms of `sizes`: {form: the sizes}.
+    architecture = 75  # minimum compute capability
+    # Shapes of the tensors: {form: {kind of a tensor: shape as names of sizes}}. The sizes of a
+    # call are the shape of "elem", or those given by {form: sizes}.
     forms = {}
     sizes = {}
-    # How a tensor of any number of dimensions becomes the sizes of an "elem": {form: (which dimension is the axis where nobody says, None if there
-    # is no axis, {size: what it is the product of})}: "all" dimensions; those "before" the axis, the "axis" itself, those "after" it; the axis in
-    # "groups", which divide it; "all but three", and a dimension from the last on, -1; "one", of nothing. Where it takes several tensors to know the
-    # sizes (a kernel's `shaped_by`), dimensions are those of all sizes one after the other, and those from the axis to the last two are "between".
+    # Mapping of tensors of any rank to the sizes of "elem": {form: (default axis or None, {size:
+    # dimensions whose product it is})}. Dimensions: "all"; "before" the axis, the "axis" itself,
+    # "after" it; "groups", a divisor of the axis; "all but three"; an index from the end, as -1;
+    # "one", the empty product. If several tensors determine the sizes (a kernel's `shaped_by`),
+    # dimensions are those of all sizes in order, and "between" are those from the axis to the last
+    # two.
     axes = {}
-    split = {}  # extents that results of a row differ along in part: {form: {extent: what it is the product of}}
-    row_kinds = ()  # kinds of what is one per row
-    # Strides of a tensor of such a form, the innermost first: what each adds to its name. What lies side by side has none.
+    split = {}  # extents that rows divide: {form: {extent: factors}}
+    row_kinds = ()  # kinds of tensors with one value per row
+    # {form: suffixes of a tensor's stride fields}, innermost first. A contiguous dimension has
+    # none.
     levels = {}
-    kinds = ()  # of operands, as a spec names them
-    whole = (
-        "elem",
-        "half",
-    )  # those that have the shape of a result, one of which an entry must have if it may
-    parts = {
-        "half": 2
-    }  # {kind that has several values for an element, which the operand's `parts` name: how many}
-    indices = ()  # those that say where others are read, so that no expression reads them
-    codes = {}  # what its own kinds are to core/check.h: 0 may be read and written in place, 2 may not, 4 needs no vectors
-    in_rows = {}  # kinds of its own, as kinds that an op over rows has: what `kfgen check` draws for them
-    oracle = "elements"  # what `kfgen check` compares its entries with: elements one by one, or rows or products as a whole
-    names = ()  # public names that only its functions have: refused to operands
-    integers = False  # whether scalars may be whole numbers of 64 bits
-    types = ()  # of its entries, beside "one", "pairs" and "weights"
-    fields = ()  # of its entries, beside those that all have: saved, updates, grads, layout, empty, reduced, ints
-    layouts = ()  # that its entries may name, beside the one that is meant where they name none
-    rounds = (
-        False  # whether there are functions that round the factors of its products (dtypes.ROUNDED)
-    )
-    runtime_activation = (
-        False  # whether its functions are also there with the activation as an argument
-    )
-    heavy = False  # whether its kernels take long to compile: of kf's activations it has those that say so
-    autocast = ""  # what a framework that chooses dtypes gives it, where that does not follow from an op's expressions: manifest.autocast
-    second = ""  # of a function with two dtypes that no entry speaks of: what the second one is of
+    kinds = ()  # kinds of operands in a spec
+    whole = ("elem", "half")  # kinds of the result's shape: an entry needs one if the family has it
+    parts = {"half": 2}  # {kind with several values per element: how many}
+    indices = ()  # kinds of operands that are indices: expressions do not read them
+    # Codes of its own kinds for core/check.h: 0: may be in place, 2: may not, 4: needs no vectors.
+    codes = {}
+    in_rows = {}  # {own kind: kind of an op over rows} for the inputs of `kfgen check`
+    oracle = "elements"  # reference of `kfgen check`: elements, rows, products or logits
+    names = ()  # public names of its functions alone, which operands may not have
+    integers = False  # True: scalars may be 64-bit integers
+    types = ()  # values of `types` besides "one", "pairs" and "weights"
+    fields = ()  # optional fields: saved, updates, grads, layout, empty, reduced, ints
+    layouts = ()  # values of `layout`, besides the default
+    rounds = False  # True: functions exist that round the factors of products (dtypes.ROUNDED)
+    runtime_activation = False  # True: its functions also exist with a run-time activation
+    heavy = False  # True: kernels compile slowly; of kf's activations only the `heavy` ones apply
+    autocast = ""  # autocast policy (manifest.autocast), if expressions do not imply it
+    second = ""  # tensors of the second dtype, for functions with two dtypes by design
 
     @property
     def header(self):
-        """What its ops' headers include, without .cuh or .h."""
+        """Header that the ops' headers include, without .cuh or .h."""
         if self.templates:
             return f"{self.name}/{self.name}"
         return f"kf/core/{self.name}/{self.name}"
 
     def own_fields(self, f, op):
-        """Of an entry: {name: value} of the fields that no other family has."""
+        """Reads {name: value} of the fields that only this family has."""
         return {}
 
     def loaded(self, op):
-        """What its expressions name beside results and what is saved."""
+        """Names defined by expressions besides outputs and saved values."""
         return ()
 
     def named(self, op):
-        """What else its entries name: what only expressions read."""
+        """Further names in an entry, which only expressions read."""
         return ()
 
     def made_of(self, op):
-        """The names of entries whose functions its own ones call."""
+        """Names of entries whose functions the op's functions call."""
         return ()
 
     def renamed(self, op, renaming):
-        """An entry's fields that no other family has, with all names as the generated code has them (rename.Renaming)."""
+        """Returns the fields of own_fields with the names of generated code (rename.Renaming)."""
         return op.own
 
     def backward_dtypes(self, op, own, dtypes):
-        """Those of the gradients of a forward with its own ones, of `dtypes`."""
+        """Dtype tuples of the backward for one forward tuple `own`, restricted to `dtypes`."""
         return [own]
 
     def dtypes(self, kind, grad):
-        """Of an operand, beside "T"."""
+        """Dtypes of an operand besides "T"."""
         return ()
 
     def absent(self, kind):
-        """Whether an operand may be NULL, and stand for a number."""
+        """True if an operand may be NULL, with a default value."""
         return False
 
     def check_operands(self, f, operands):
-        """Complains of kinds that do not go together."""
+        """Raises an error for incompatible kinds."""
 
     def graph(self, op):
-        """(graph, {name: node} of what expressions read and of what is saved, {output: node})."""
+        """Returns (graph, {readable or saved name: node}, {output: node})."""
         raise NotImplementedError
 
     def check(self, op, graph, env, outputs):
-        """Complains of expressions that it has no schedule for."""
+        """Raises an error for expressions without a schedule."""
 
     def check_gradients(self, op):
-        """Complains of gradients that cannot be."""
+        """Raises an error for invalid gradients."""
 
     def statements(self, kernel, act, library, by=False):
-        """What a function computes, in a library's words (formulas.py); by: with the activation's gradient by its result."""
+        """Returns a function as statements of a library (formulas.py). by: the gradient reads the
+        activation's result.
+        """
         return formulas.statements(kernel, act, library, by)
 
     def forward(self, op, dtypes):
@@ -120,7 +117,7 @@ def wrong(op, field, problem, fix):
 
 
 def describe(operands):
-    """What an entry's operands are, for a complaint: kinds that are right do not say that a dtype is wrong."""
+    """Describes operands in an error message, with dtypes, since only a dtype may be wrong."""
     return ", ".join(
         f'{o.name} = {{ kind = "{o.kind}", dtype = "{o.dtype}", grad = {str(o.grad).lower()} }}'
         for o in operands
@@ -128,7 +125,7 @@ def describe(operands):
 
 
 def one_broadcast(f, operands):
-    """A complaint about kinds that are broadcast in different ways."""
+    """Raises an error for kinds that broadcast in different ways."""
     kinds = {o.kind for o in operands}
     others = {"row", "half", "per_row", "shared"}
     for kind, not_with in (("channel", others), ("group", others | {"channel"})):

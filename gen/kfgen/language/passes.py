@@ -41,7 +41,7 @@ class Step:
 
 @dataclass
 class Pass:
-    """One pass over a row's elements: its reductions, then the values per row computed from them."""
+    """A pass over a row: reductions of its elements, then the values per row computed from them."""
 
     reductions: list
     lines: list

@@ -16,13 +16,14 @@ template <int state> KFI_DEVICE void kfi_rng_begin(kfi_rng &rng)
         rng.offset += *rng.offset_at;
     }
 }
-// keep[e]: the word of element index + e. index is a multiple of vec, which divides 8.
+// Draws 16 random bits per element: keep[e] belongs to element index + e. `index` is a multiple of
+// vec, which divides 8.
 template <int vec> KFI_DEVICE void kfi_keep(kfi_u32 *keep, const kfi_rng &rng, kf_i64 index)
 {
     kfi_u32 w[4];
     kfi_philox(&rng, (kfi_u64)index >> 3, &w[0], &w[1], &w[2], &w[3]);
     const unsigned first = (unsigned)index & 7u;
-    if (vec < 8) { // which of the four words: by selection, never by a computed index
+    if (vec < 8) { // selects words without a computed index, which would need local memory
         if (first & 4u) {
             w[0] = w[2];
             w[1] = w[3];
@@ -33,8 +34,8 @@ template <int vec> KFI_DEVICE void kfi_keep(kfi_u32 *keep, const kfi_rng &rng, k
 #pragma unroll
     for (int e = 0; e < vec; ++e) keep[e] = e % 2 ? w[e / 2] >> 16 : w[e / 2] & 0xffffu;
 }
-// The same of any index. whole: index is a multiple of vec; otherwise the vector may reach into the
-// next counter's eight words.
+// Draws random bits at any index. whole: `index` is a multiple of vec; otherwise the vector may
+// reach into the next counter's eight elements.
 template <int vec, int whole>
 KFI_DEVICE void kfi_row_keep(kfi_u32 *keep, const kfi_rng &rng, kf_i64 index)
 {
@@ -46,7 +47,7 @@ KFI_DEVICE void kfi_row_keep(kfi_u32 *keep, const kfi_rng &rng, kf_i64 index)
     kfi_u32 w[8] = {};
     kfi_philox(&rng, (kfi_u64)index >> 3, &w[0], &w[1], &w[2], &w[3]);
     if (first + vec > 8) kfi_philox(&rng, ((kfi_u64)index >> 3) + 1, &w[4], &w[5], &w[6], &w[7]);
-    // By selection, never by a computed index.
+    // Selects words without a computed index.
 #pragma unroll
     for (int i = 0; i < 6; ++i)
         if (first & 4u) w[i] = w[i + 2];
@@ -60,8 +61,8 @@ KFI_DEVICE void kfi_row_keep(kfi_u32 *keep, const kfi_rng &rng, kf_i64 index)
         keep[e] = first & 1u ? (e % 2 ? next : odd) : (e % 2 ? odd : even);
     }
 }
-// The value if its word is kept, else 0. Opaque to the compiler, which would otherwise branch
-// around the activation of every element to save the tenth that is dropped.
+// Returns v if the element is kept, else 0. Opaque to the compiler, which would otherwise branch
+// around the activation of every element to skip the few that are dropped.
 KFI_DEVICE float kfi_kept(kfi_u32 word, const kfi_rng &rng, float v)
 {
 #ifdef KFI_PTX

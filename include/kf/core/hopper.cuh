@@ -16,15 +16,15 @@
 #define KFI_HOPPER 0
 #endif
 
-// A tensor map, encoded by cuTensorMapEncodeTiled. Kernels take it as a `const __grid_constant__`
-// parameter.
+// A TMA tensor map, encoded by cuTensorMapEncodeTiled and passed as a `const __grid_constant__`
+// kernel parameter.
 struct alignas(128) kfi_tensor_map {
     unsigned long long words[16];
 };
 
 #if defined(KFI_DEVICE_PASS) && KFI_HOPPER
 
-// The caller's file and line, for the emulation's reports.
+// Call site of an instruction, for the reports of the emulation.
 #ifdef KFI_PTX
 #define KFI_CALLER
 #define KFI_AND_CALLER
@@ -151,7 +151,8 @@ KFI_DEVICE void kfi_mbar_wait(unsigned bar, int parity KFI_AND_CALLER)
     kf_emu_mbar_test(bar, parity, true KFI_PASS_CALLER);
 #endif
 }
-// Makes this thread's writes to shared memory visible to asynchronous copies and wgmma that follow.
+// Proxy fence: makes this thread's writes to shared memory visible to later asynchronous copies and
+// products.
 KFI_DEVICE void kfi_async_fence(KFI_CALLER)
 {
 #ifdef KFI_PTX
@@ -191,7 +192,8 @@ KFI_DEVICE void kfi_tma_load3(unsigned to, const kfi_tensor_map *map, unsigned b
     kf_emu_tma_load(to, map, bar, at, 3, 0 KFI_PASS_CALLER);
 #endif
 }
-// L2 cache policies: evict first, evict last (createpolicy.fractional, fraction 1).
+// L2 eviction policies (createpolicy.fractional, fraction 1): evict_first for data that is read
+// once, evict_last for data that all blocks read.
 #define KFI_READ_ONCE 0x12f0000000000000ull
 #define KFI_READ_OFTEN 0x14f0000000000000ull
 KFI_DEVICE void kfi_tma_load3(unsigned to, const kfi_tensor_map *map, unsigned bar, int x, int y,

@@ -1,33 +1,38 @@
 // SPDX-License-Identifier: Apache-2.0
-// kf/core/sums.cuh: the second stage of a column sum: adds the partial sums that blocks
-// have stored in the workspace. Used by elementwise, rows, rope_norm and embedding_layer_norm.
+// kf/core/sums.cuh: second stage of a column sum: adds the partial sums that blocks have stored in
+// the workspace. Callers: the run functions of elementwise, rows, matmul, rope_norm and
+// embedding_layer_norm, on the stream of the first stage.
+//
+// Grid: (ceil(columns / 32), outputs); block: KFI_SUM_LANES * KFI_SUM_GROUPS threads; static shared
+// memory: one double per group and column. Each group of 8 threads adds every KFI_SUM_GROUPS-th
+// partial row, in order, 8 loads at a time; then a warp adds the groups of a column by shuffles.
+// The sums are float64 and the order is fixed, so results are deterministic.
 #ifndef KF_CORE_SUMS_CUH
 #define KF_CORE_SUMS_CUH
 
 #include "kf/core/kernel.cuh"
 
-// The second stage: the sum over the partial rows, in their order within each of KFI_SUM_GROUPS
-// groups, then over the groups. Of some gradients of one dtype: a launcher has an array of these
-// where there are more, or several dtypes.
+// Arguments of one launch (a run): the sums of up to KFI_MAX_SUM_OUTPUTS gradients of one dtype. A
+// launcher with more gradients or several dtypes has an array of these.
 struct kfi_sums {
-    void *partial; // sum k: `parts` rows of `stride` values at partial + k * parts * stride; NULL:
-                   // no sums are wanted
+    // Sum k has `parts` rows of `stride` values at partial + k * parts * stride. NULL: no sums.
+    void *partial;
     void *out[KFI_MAX_SUM_OUTPUTS];        // NULL is skipped
-    kf_i64 parts, count, stride;           // stride: count to whole vectors
+    kf_i64 parts, count, stride;           // stride: count rounded up to whole vectors
     kf_i64 inner, tile_cols, tiles, slots; // planes: partial is [sum][part][tile][slot]
 };
-#define KFI_SUM_LANES 8 // vectors of 4 columns in a block
-#ifndef KFI_SUM_GROUPS  // 64, or 32 where an emulation wants few threads
+#define KFI_SUM_LANES 8 // vectors of 4 columns per block
+#ifndef KFI_SUM_GROUPS  // 64; the emulation sets 32 for fewer threads
 #define KFI_SUM_GROUPS 64
 #endif
-#define KFI_SUM_AHEAD 8 // loads of a thread at a time
+#define KFI_SUM_AHEAD 8 // loads in flight per thread
 
 #ifdef KFI_DEVICE_PASS
 
 KFI_DEVICE kf_i64 kfi_ceil4(kf_i64 n) { return (n + 3) & ~(kf_i64)3; }
 
-// What so many groups of the second stage have of a column, `stride` apart, added up by a warp: a
-// lane has two of them (one where there are 32).
+// Warp sum of a column over `groups` values with the given stride: two values per lane, or one with
+// 32 groups. All lanes return the sum.
 KFI_DEVICE double kfi_sum_groups(const double *column, int stride, int groups)
 {
     const int lane = (int)(threadIdx.x % 32);
@@ -37,12 +42,12 @@ KFI_DEVICE double kfi_sum_groups(const double *column, int stride, int groups)
     for (int step = 16; step > 0; step >>= 1) sum += __shfl_xor_sync(0xffffffffu, sum, step);
     return sum;
 }
-// Output k, by selection: a computed index would put the arguments into local memory.
+// Returns output k by selection: a computed index would move the arguments to local memory.
 KFI_DEVICE void *kfi_sum_out(const kfi_sums &s, unsigned k)
 {
     return k == 0 ? s.out[0] : k == 1 ? s.out[1] : k == 2 ? s.out[2] : s.out[3];
 }
-// acc, dtype: codes of kf_dtype_t
+// Template arguments acc and dtype are codes of kf_dtype_t.
 KFI_DEVICE void kfi_store_sum(kfi_tag<KF_F32>, void *out, kf_i64 i, double v)
 {
     ((float *)out)[i] = (float)v;
@@ -84,7 +89,7 @@ KFI_DEVICE double kfi_load_sum(kfi_tag<KF_F64>, const void *p, kf_i64 i)
 #endif
 
 #ifdef KFI_HOST_PASS
-// Whether somebody wants one of the gradients of all runs.
+// Returns whether any output of the runs is not NULL.
 KF_FN KFI_SMALL bool kfi_sums_wanted(const kfi_sums *s, const unsigned char *runs, int sums)
 {
     bool wanted = false;
@@ -94,9 +99,8 @@ KF_FN KFI_SMALL bool kfi_sums_wanted(const kfi_sums *s, const unsigned char *run
     }
     return wanted;
 }
-// Launches the second stage, once for each run. s: the first run as the first stage has it, of the
-// others the outputs. bytes: of the partial sums of a gradient. kernels: `apart` from each run's to
-// the next one's.
+// Launches the second stage, once per run. s[0] has all fields, the other runs have outputs only.
+// bytes: size of a gradient's partial sums. apart: distance between the kernels of two runs.
 KF_FN KFI_SMALL kf_result_t kfi_launch_sums(const kfi_name *name, const kfi_sums *s,
                                             const unsigned char *runs, int sums, kf_i64 bytes,
                                             const void *const *kernels, int apart, kf_i64 blocks,
@@ -128,7 +132,7 @@ KFI_KERNEL void KFI_BOUNDS(KFI_SUM_LANES *KFI_SUM_GROUPS) kfk_sum_partials(kfi_s
     if (!out) return;
     const int lane = (int)threadIdx.x % KFI_SUM_LANES, group = (int)threadIdx.x / KFI_SUM_LANES;
     const kf_i64 col = ((kf_i64)blockIdx.x * KFI_SUM_LANES + lane) * 4;
-    double total[4] = {}; // few additions: float64 costs nothing here
+    double total[4] = {}; // few additions: float64 is free here
     for (kf_i64 k = group; k < s.parts; k += KFI_SUM_GROUPS * KFI_SUM_AHEAD) {
         double v[KFI_SUM_AHEAD][4] = {};
 #pragma unroll
@@ -143,7 +147,7 @@ KFI_KERNEL void KFI_BOUNDS(KFI_SUM_LANES *KFI_SUM_GROUPS) kfk_sum_partials(kfi_s
 #pragma unroll
             for (int e = 0; e < 4; ++e) total[e] += v[u][e];
     }
-    if (col + 4 > s.count) // of the last vector what is behind the columns is nobody's
+    if (col + 4 > s.count) // last vector: loads past the last column are skipped
         for (kf_i64 row = group; row < s.parts; row += KFI_SUM_GROUPS)
 #pragma unroll
             for (int e = 0; e < 3; ++e)
@@ -153,7 +157,7 @@ KFI_KERNEL void KFI_BOUNDS(KFI_SUM_LANES *KFI_SUM_GROUPS) kfk_sum_partials(kfi_s
 #pragma unroll
     for (int e = 0; e < 4; ++e) buffer[group][4 * lane + e] = total[e];
     __syncthreads();
-    // Now a warp has some columns, one after the other.
+    // Each warp reduces some columns, one after the other.
     for (int c = (int)threadIdx.x / 32; c < 4 * KFI_SUM_LANES;
          c += KFI_SUM_LANES * KFI_SUM_GROUPS / 32) {
         const double sum = kfi_sum_groups(&buffer[0][c], 4 * KFI_SUM_LANES + 1, KFI_SUM_GROUPS);

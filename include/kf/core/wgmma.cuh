@@ -22,7 +22,8 @@ KFI_DEVICE unsigned long long kfi_wgmma_descriptor(unsigned at, unsigned lead, u
            (unsigned long long)(step >> 4) << 32 | 1ull << 62;
 }
 
-// Required before the first product, and after writing registers that a product reads or adds to.
+// wgmma.fence: needed before the first product, and after writes to registers that a product reads
+// or accumulates into.
 KFI_DEVICE void kfi_wgmma_fence(KFI_CALLER)
 {
 #ifdef KFI_PTX
@@ -39,7 +40,7 @@ KFI_DEVICE void kfi_wgmma_commit(KFI_CALLER)
     kf_emu_wgmma_commit(file, line);
 #endif
 }
-// Waits until all but the last `most` committed groups are done.
+// Waits until at most `most` of the committed groups are pending.
 template <int most> KFI_DEVICE void kfi_wgmma_wait(KFI_CALLER)
 {
 #ifdef KFI_PTX
@@ -58,10 +59,10 @@ KFI_DEVICE void kfi_wgmma_opaque(float &v)
 #endif
 }
 
-// d = a . b, or (add) d + a . b. Thread t holds row 16 (t / 32) + t % 32 / 4, columns 8 j + 2 (t %
-// 4) and the next, in d[4 j] and d[4 j + 1], and those of row + 8 in d[4 j + 2] and d[4 j + 3]. a,
-// b: descriptors; transposed_a, transposed_b: not K-contiguous. a in registers: fragments as
-// kfi_mma's, 16 rows per warp.
+// d = a . b, or d += a . b if add. Thread t holds row 16 (t / 32) + t % 32 / 4, columns 8 j +
+// 2 (t % 4) and the next, in d[4 j] and d[4 j + 1]; d[4 j + 2] and d[4 j + 3] hold the row 8 below.
+// Operands are descriptors of kfi_wgmma_operand; transposed_a and transposed_b mark MN-major ones.
+// a in registers has the layout of kfi_multiply, 16 rows per warp.
 #ifdef KFI_PTX
 #define KFI_D8(i)                                                                                  \
     "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]),    \
@@ -81,7 +82,8 @@ KFI_DEVICE void kfi_wgmma_opaque(float &v)
     "%112, "                                                                                       \
     "%113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
 
-// PTX statements differ in their operand numbers: one per width; p: the types.
+// PTX statements differ in the number of operands: one per width; p is the instruction with its
+// types.
 #define KFI_WGMMA_SHARED_16(p)                                                                     \
     asm volatile("{\n\t.reg .pred add;\n\tsetp.ne.b32 add, %10, "                                  \
                  "0;\n\twgmma.mma_async.sync.aligned.m64n16k16.f32." p " {%0, %1, %2, "            \
@@ -207,7 +209,7 @@ KFI_DEVICE void kfi_wgmma_registers(float *d, const unsigned *a, unsigned long l
                  add KFI_PASS_CALLER);
 #endif
 }
-// Rounds to the nearest tf32 (11 bits); returns the bits of a float.
+// Rounds to TF32 (11 significant bits); returns the bits of a float.
 KFI_DEVICE unsigned kfi_tf32(float x)
 {
 #ifdef KFI_PTX
@@ -218,9 +220,9 @@ KFI_DEVICE unsigned kfi_tf32(float x)
     return kf_emu_tf32(x);
 #endif
 }
-// tf32, 64 x 128 x 8: d = a . b, or (add) d + a . b. Thread t holds in a[0] row 16 (t / 32) + t %
-// 32 / 4, element t % 4 of K, in a[1] row + 8, in a[2] and a[3] element t % 4 + 4 of both. b is
-// K-contiguous.
+// TF32 product with N = 128 and K = 8: d = a . b, or d += a . b if add. a is in registers: a[0] of
+// thread t holds row 16 (t / 32) + t % 32 / 4, k = t % 4; a[1] the row 8 below; a[2] and a[3] both
+// rows at k = t % 4 + 4. b is K-major.
 KFI_DEVICE void kfi_wgmma_tf32(float *d, const unsigned *a, unsigned long long b,
                                int add KFI_AND_CALLER)
 {
