@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What compiled launchers and their callers agree on does not change unless KF_ABI_VERSION does. After an addition, or with a
+"""The ABI of compiled launchers does not change unless KF_ABI_VERSION does. After an addition, or with a
 new version: KF_UPDATE_GOLDEN=1 pytest tests/gen/test_abi.py
 """
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Other spellings of functions: gen/kfgen/entries/aliases.toml, as the manifest and `kfgen list --aliases` have it, and what is refused in it."""
+"""Aliases (gen/kfgen/entries/aliases.toml): the manifest, `kfgen list --aliases`, and errors."""
 
 import kflib
 import pytest
@@ -55,29 +55,26 @@ def test_a_users_function_of_that_name(capsys, tmp_path):
     assert main(["check", "--spec", str(path)]) == 0
     capsys.readouterr()
     assert main(["list", "--aliases", "--spec", str(path)]) == 0
-    said = capsys.readouterr().out
-    assert "geglu(" in said and "swiglu(" not in said
+    message = capsys.readouterr().out
+    assert "geglu(" in message and "swiglu(" not in message
 
 
 def test_list(capsys):
     assert main(["list", "--aliases", "--ops", "act_mul,prelu_bias", "--activations", "silu"]) == 0
-    said = capsys.readouterr().out.splitlines()
+    message = capsys.readouterr().out.splitlines()
     assert (
-        "swish_multiply(x = gate, y = up): silu_mul" in said
-        and "fused_prelu_bias(x, alpha = weight, bias): prelu_bias" in said
+        "swish_multiply(x = gate, y = up): silu_mul" in message
+        and "fused_prelu_bias(x, alpha = weight, bias): prelu_bias" in message
     )
-    assert len(said) == len(set(said)) and not any(
-        "relu_mul" in line or "sum" in line for line in said
+    assert len(message) == len(set(message)) and not any(
+        "relu_mul" in line or "sum" in line for line in message
     )
 
 
 @pytest.mark.parametrize(
     ("found", "words"),
     [
-        (
-            {"plus": ADD | {"function": "ad"}},
-            "`ad` is neither a pattern nor a function",
-        ),
+        ({"plus": ADD | {"function": "ad"}}, "`ad` is neither a pattern nor a function"),
         ({"plus": ADD}, "`add_{act}` is neither a pattern nor a function"),
         ({"mul_{act}": ADD}, "`mul` is a function"),
         ({"plus_{act}": ADD, "plus_relu": PRELU}, "`plus_relu` is alias.plus_{act} already"),
@@ -118,8 +115,10 @@ def test_list(capsys):
     ],
 )
 def test_what_is_wrong_is_said(found, words):
-    said = aliases.problems(FUNCTIONS, SELECTION.ops, found)
-    assert said and words in said[0] and said[0].startswith("aliases.toml: alias."), said
+    message = aliases.problems(FUNCTIONS, SELECTION.ops, found)
+    assert message and words in message[0] and message[0].startswith("aliases.toml: alias."), (
+        message
+    )
 
 
 @pytest.mark.parametrize(

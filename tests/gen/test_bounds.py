@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What float32 arithmetic may stray from float64's values (kfgen/families/reference.py)."""
+"""Error bounds of float32 results (kfgen/families/reference.py)."""
 
 import numpy as np
 from kfgen.entries import spec as specs
@@ -30,7 +30,7 @@ def test_the_larger_of_two_rounded_values():
 
 
 def test_a_product_that_underflows():
-    """1e-40 / sqrt(1e12) is 0 in float32: what float64 has below zero, 3e38 times that and a bias of 1e-8, is the bias there."""
+    """1e-40 / sqrt(1e12) is 0 in float32, so 3e38 times that and a bias of 1e-8 is the bias."""
     values = {"x": 3e38, "running_mean": 0.0, "running_var": 1e12, "weight": -1e-40, "bias": 1e-8}
     s, slope, _ = bound(
         "batch_norm_{act}", "relu6", eps=0.0, **{name: np.array([v]) for name, v in values.items()}
@@ -62,7 +62,9 @@ def test_the_larger_of_two_values_of_a_row():
 
 
 def aligned_sum(a, b, least, bits):
-    """As a tensor core adds up: terms cut off behind so many bits of the largest exponent, each term's that of its factors as they are stored."""
+    """Sums like a tensor core: truncates terms to a number of bits below the largest exponent, which is
+    that of the factors as stored.
+    """
 
     def stored(x):
         return np.maximum(np.floor(np.log2(np.abs(x))), least)
@@ -72,7 +74,9 @@ def aligned_sum(a, b, least, bits):
 
 
 def test_a_subnormal_factor_takes_bits_from_the_other_terms():
-    """float32's sum of two products of f16, one of them 2^-24 times 30,000. The bound has room for it by a tensor core alone, and only there."""
+    """A float32 sum of two f16 products, one of them 2^-24 times 30,000: only the bound for tensor
+    cores covers their result.
+    """
     a, b = np.array([-2.08129883e-02, 3.0e4]), np.array([-2.14599609e-01, 2.0**-24])
     eps = 2.0**-23
 

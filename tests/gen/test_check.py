@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`kfgen check` passes on kf's own spec and bites on every constant, derivative, edge and gradient that is altered."""
+"""`kfgen check` passes on kf's entries and finds every altered constant, derivative and edge."""
 
 import ast
 import copy
@@ -49,19 +49,20 @@ def mutants(text):
         yield ast.unparse(changed)
 
 
-# Clamps far out, where the function is flat to the last bit, and the sign of a term that is 0 or NaN: no value shows their change.
+# Clamps where the function is flat to the last bit, and signs of terms that are 0 or NaN: no value
+# depends on them.
 SILENT = ("20.0199", "30.0299", "-30.03", "e+30", "- x * 0")
 
 
 def test_a_text_of_several_lines():
-    """As it is evaluated: in one."""
+    """Joins the lines, as the evaluation does."""
     assert entries.names_read("(x - mean(x))\n    * weight") == {"x", "weight"}
 
 
 def test_own_spec_passes(capsys):
     assert main(["check"]) == 0
-    said = capsys.readouterr()
-    assert "19 activations" in said.out and "functions" in said.out and not said.err
+    message = capsys.readouterr()
+    assert "19 activations" in message.out and "functions" in message.out and not message.err
 
 
 @pytest.mark.parametrize("act", ACTS, ids=lambda a: a.name)
@@ -114,7 +115,7 @@ def with_field(entry, **fields):
 
 @pytest.mark.parametrize("pattern", sorted(SPEC.ops))
 def test_altered_ops_are_found(pattern):
-    """A reference that differs by a little in one operand is seen as a wrong value and as wrong gradients."""
+    """A reference with a small change in one operand shows as a wrong value and wrong gradients."""
     op = SPEC.ops[pattern]
     name = "logits" if op.family == "linear_cross_entropy" else op.operands[0].values[0]
     in_one = (
@@ -158,10 +159,10 @@ def test_message_and_exit_code(tmp_path, capsys):
     path = tmp_path / "mine.toml"
     path.write_text(BAD)
     assert main(["check", "--spec", str(path)]) == 1
-    said = capsys.readouterr().err
+    message = capsys.readouterr().err
     assert (
         f"{path}: [activation.wrong] dexpr with dy = -1.75 against finite differences of ref, at x = "
-        in said
+        in message
     )
     path.write_text(
         BAD.replace('ref = "x * x"', 'ref = "np.cbrt(x) ** 6"').replace("dy * x", "2 * dy * x")
@@ -172,15 +173,15 @@ def test_message_and_exit_code(tmp_path, capsys):
         '[op.root]\nbrief = "b"\noperands = { x = "elem" }\nexpr = "x * x"\nref = "np.cbrt(x) ** 6"\n'
     )
     assert main(["check", "--spec", str(path)]) == 1
-    said = capsys.readouterr().err
+    message = capsys.readouterr().err
     assert (
-        "the reference uses np.cbrt" in said
-        and "activation" not in said.split("cbrt")[1]
-        and "np.exp" in said
+        "the reference uses np.cbrt" in message
+        and "activation" not in message.split("cbrt")[1]
+        and "np.exp" in message
     )
 
 
-# A value may have the name of a word, as layer_norm's saved mean: to call the word is not to read the value.
+# A value may have a function's name, as layer_norm's saved mean; a call does not read the value.
 NAMED = """
 [op.centred_again]
 family = "rows"
@@ -272,7 +273,7 @@ edges = { nan = "nan" }
 
 
 def test_notes_on_float32(tmp_path, capsys):
-    """A formula that is right, and overflows or cancels in float32, is said to: the entry, the value and where. It is no error."""
+    """A correct formula that overflows or cancels in float32 gets a note, not an error."""
     path = tmp_path / "mine.toml"
     path.write_text(FLOAT32)
     assert main(["check", "--spec", str(path)]) == 0, capsys.readouterr().err
@@ -295,7 +296,7 @@ def test_notes_on_float32(tmp_path, capsys):
 
 @pytest.mark.parametrize("family", sorted({op.family for op in SPEC.ops.values()}))
 def test_notes_are_made_of_every_family(family):
-    """Of its first entry as if it were a user's."""
+    """Returns the notes on the first entry, as if it were a user's."""
     op = next(op for op in SPEC.ops.values() if op.family == family)
     assert all(
         note.startswith(f"{op.file}: [op.{op.pattern}] ")
@@ -334,7 +335,8 @@ def test_points_are_seen():
         graph, y, dx = check_activations._activation_graph(act)
         x = differences.grid(rng, [])
         near = [
-            {"x": x + s * differences.step_at(x), "dy": 1.0, **act.scalars} for s in (0.0, *differences.STENCIL)
+            {"x": x + s * differences.step_at(x), "dy": 1.0, **act.scalars}
+            for s in (0.0, *differences.STENCIL)
         ]
         assert np.broadcast_to(differences.smooth(graph, [y, dx], near), x.shape).mean() > 0.8
     assert check.run(Selection(SPEC))[0] == []

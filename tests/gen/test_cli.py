@@ -36,8 +36,8 @@ def own(tmp_path):
     return path
 
 
-def said(capsys, *arguments):
-    """What a failing call says: one line, that begins like all of them."""
+def output_of(capsys, *arguments):
+    """Runs a failing command; checks that it prints one line of the usual form and returns it."""
     assert main([str(a) for a in arguments]) == 1
     text = capsys.readouterr().err
     assert text.startswith("kfgen: error: ") and "Traceback" not in text
@@ -56,7 +56,7 @@ def said(capsys, *arguments):
 )
 def test_what_cannot_be_written(command, tmp_path, capsys):
     (tmp_path / "file").write_text("")
-    text = said(
+    text = output_of(
         capsys,
         *command,
         tmp_path / "file/below",
@@ -70,13 +70,13 @@ def test_what_cannot_be_written(command, tmp_path, capsys):
 
 
 def test_a_directory_of_somebody_elses(tmp_path, capsys, monkeypatch):
-    """As /usr/local is an ordinary user's."""
+    """A directory without write permission, as /usr/local for ordinary users."""
 
     def refuse(self, *args, **more):
         raise PermissionError(13, "Permission denied", str(self))
 
     monkeypatch.setattr(pathlib.Path, "mkdir", refuse)
-    text = said(
+    text = output_of(
         capsys, "install", "--prefix", tmp_path / "local", "--ops", "add", "--dtypes", "f32"
     )
     assert "Permission denied" in text and "$HOME/.local" in text and len(text.splitlines()) == 1
@@ -96,7 +96,7 @@ def run(kfgen, *arguments, python=sys.executable, **more):
 
 @pytest.fixture
 def checkout(tmp_path):
-    """As a clone; jinja2 is not to be found by a Python that is started with `nothing` in its path."""
+    """A clone of the repository, where Python finds no jinja2."""
     for part in ("gen", "templates", "include/kf/core"):
         shutil.copytree(
             kflib.ROOT / part,
@@ -154,7 +154,7 @@ def test_check_without_numpy(checkout):
 
 
 def test_an_old_python(checkout):
-    """As make says it. (This Python is told to be old.)"""
+    """An old Python gets the message of make."""
     text = (checkout / "gen/bin/kfgen").read_text()
     (checkout / "gen/bin/old").write_text(
         text.replace("import sys\n", "import sys\nsys.version_info = (3, 10, 2)\n")
@@ -179,17 +179,17 @@ def test_own_entries_are_always_kept(own):
 
 def test_nothing_left_is_an_error(own, tmp_path, capsys):
     for command in (("list",), ("render", "--out", tmp_path / "out")):
-        text = said(capsys, *command, "--ops", "softmax", "--dtypes", "i32")
+        text = output_of(capsys, *command, "--ops", "softmax", "--dtypes", "i32")
         assert "no function matches --ops softmax, --dtypes i32" in text
     own.write_text(
         OWN[: OWN.index("[op.")].replace("[activation.twice]", "[activation.twice]\nints = false")
     )
-    text = said(capsys, "render", "--out", tmp_path / "out", "--spec", own, "--ops", "softmax")
+    text = output_of(capsys, "render", "--out", tmp_path / "out", "--spec", own, "--ops", "softmax")
     assert "no function of" in text and "mine.toml" in text and not (tmp_path / "out").exists()
 
 
 def test_a_function_is_not_an_op(capsys):
-    text = said(capsys, "list", "--ops", "silu_mul")
+    text = output_of(capsys, "list", "--ops", "silu_mul")
     assert (
         "`silu_mul` is the op act_mul with activation silu: --ops act_mul --activations silu"
         in text
@@ -197,14 +197,14 @@ def test_a_function_is_not_an_op(capsys):
 
 
 def test_explain_prints_all_of_it(capsys):
-    """Of a formula that the comment in the header cuts."""
+    """explain prints the whole formula that a header's comment cuts."""
     assert main(["explain", "kf_batch_norm_train_bf16"]) == 0
     text = capsys.readouterr().out
     assert "kfgen explain prints the rest" not in text and text.count("running_var_out = ") >= 1
 
 
 def test_the_files_that_a_build_will_have(tmp_path, capsys):
-    """For build systems that must know them first, such as meson.build: what is written, and from what; nothing is."""
+    """--list prints outputs and inputs for build systems, and writes nothing."""
     arguments = ["render", "--out", str(tmp_path / "out"), "--ops", "add", "--dtypes", "f32"]
     assert main([*arguments, "--list"]) == 0
     lines = capsys.readouterr().out.split("\n")[:-1]
@@ -228,7 +228,7 @@ def test_the_files_that_a_build_will_have(tmp_path, capsys):
 
 @pytest.fixture
 def stamped(checkout, tmp_path, monkeypatch):
-    """Renders a little of a clone with a stamp; what it said."""
+    """Renders part of a clone with a stamp; returns the output."""
 
     def render(*more):
         done = run(
@@ -286,7 +286,7 @@ def test_again_where_it_must(what, stamped, checkout, tmp_path):
         )
     elif what == "generated":
         when = header.stat()
-        header.write_text(before.replace("return", "RETURN", 1))  # of the same length
+        header.write_text(before.replace("return", "RETURN", 1))  # same length
         os.utime(header, ns=(when.st_atime_ns, when.st_mtime_ns + 1000))
     elif what == "deleted":
         header.unlink()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The expression compiler: what is written is what is computed, and its derivatives are right at their hard places."""
+"""The expression compiler: evaluation order, printing, and derivatives at difficult points."""
 
 import numpy as np
 import pytest
@@ -204,7 +204,7 @@ def test_numbers_are_exact():
 
 
 def test_quotients_are_corrected_where_it_shows():
-    """In 2 bytes: before a kink or an addition, which may cancel; not where nothing but the rounding follows."""
+    """2-byte functions correct a quotient before a kink or a sum, not right before the rounding."""
     lp = Target("kfi_", "f32", False, cheap=frozenset({"div", "quotient"}))
     for text, word in (
         ("a / b", "quotient"),
@@ -225,7 +225,7 @@ def test_quotients_are_corrected_where_it_shows():
 
 
 def test_silu_is_one_word_where_results_have_2_bytes():
-    """In C only: its sigmoid need not see to NaN, which the other factor has."""
+    """C has a silu whose sigmoid ignores NaN, since the other factor is NaN, too."""
     for text, masks, flavour, word in (
         ("a * sigmoid(a)", True, "lp", "silu_lp(a)"),
         ("a * sigmoid(b)", True, "lp", "sigmoid_lp(b)"),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The statements of NumPy and torch that the manifest has of each formula give what the `ref` fields give, which share no code with them."""
+"""The manifest's NumPy and PyTorch statements agree with the `ref` fields, which share no code."""
 
 import ast
 
@@ -13,13 +13,13 @@ import scipy.special as sp
 from storage import STORAGE, from_float, to_float
 
 MANIFEST = kflib.manifest()
-# A function of each formula: in f64, or where there is none of it, such as casts to it, in the dtypes that come first.
+# A function per formula: in f64, or else in its first dtypes.
 BY_FORMULA = {
     f["statements"]: f
     for f in reversed(MANIFEST["functions"])
     if f["dtypes"] == ["f64"] and not f["state"]
 }
-# Those of gradients by an activation's result.
+# Formulas of gradients from an activation's result.
 BY_RESULT = {f["statements_by_result"]: f for f in BY_FORMULA.values() if f["statements_by_result"]}
 # Every op in both directions, and every activation.
 SAMPLE = [
@@ -71,7 +71,7 @@ class NoLibrary:
 
 
 def call_of(name):
-    """Of a shape whose sizes all differ, or nearly."""
+    """Draws inputs of a shape whose sizes mostly differ."""
     f = BY_FORMULA.get(name) or BY_RESULT[name]
     drop = (
         checks.instead_of(f)
@@ -89,7 +89,7 @@ def call_of(name):
 
 
 def environment(call):
-    """What the statements read."""
+    """Returns the values that the statements read."""
     f = call.f
     found = (
         dict(zip(f["sizes"], call.sizes))
@@ -106,7 +106,7 @@ def environment(call):
 
 
 def mask_of(call):
-    """As the sizes are, or where a family says what shape its result has, of that."""
+    """Returns a tensor's shape from the sizes, or from the family's rule for results."""
     return [
         m.reshape(call.sizes)
         if np.ndim(m) and m.size == np.prod(call.sizes) and not hasattr(call.own, "result")
@@ -165,7 +165,7 @@ def test_torch(name):
 
 
 def test_words_of_torch():
-    """Where torch is not installed: they are Python, and call nothing but these."""
+    """Without torch: the statements are Python and call only these functions."""
     seen = set()
     for name, of in MANIFEST["statements"].items():
         for node in ast.walk(ast.parse("\n".join(of["torch"]))):

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who imports whom in the generator: a package is a layer, whose modules import those of their own layer and of the layers below, without a circle."""
+"""Imports in the generator: a package is a layer and imports itself and lower layers, without
+cycles.
+"""
 
 import ast
 
@@ -7,7 +9,8 @@ import pytest
 from kflib import ROOT
 
 KFGEN = ROOT / "gen/kfgen"
-# From the lowest to the highest; the last one has the modules of kfgen itself, but for paths.py, which imports none and is below all.
+# Layers from lowest to highest. "" has the modules of kfgen itself, except paths.py, which imports
+# nothing and is below all.
 LAYERS = ("language", "model", "families", "entries", "render", "interfaces", "")
 
 
@@ -104,13 +107,13 @@ def test_no_arrow_from_a_lower_package_up(graph):
 
 def test_no_circle(graph):
     assert circle(graph) is None
-    assert circle(graph | {"families.rows.family": {"families"}})  # that lists them
+    assert circle(graph | {"families.rows.family": {"families"}})  # `families` imports it
 
 
 def test_no_circle_of_families(graph):
     found = grouped(graph, family)
     assert circle(found) is None and len(found) >= 9
-    assert circle(found | {"rows": {"reduction"}})  # that is made of it
+    assert circle(found | {"rows": {"reduction"}})  # reduction imports rows
 
 
 @pytest.mark.parametrize(

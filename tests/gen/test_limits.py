@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How much of everything a function may have: the generator and the headers say the same, and an entry at its limit is made."""
+"""Limits of a function: generator and headers agree, and an entry at a limit is accepted."""
 
 import re
 
@@ -60,7 +60,7 @@ def total(count):
 
 
 SCALARS = [f"s{i}" for i in range(limits.SCALARS + 1)]
-MOST = {  # (entry, entry with one more, what is said of it)
+MOST = {  # (entry, entry with one more, error message)
     "tensors": [entry(many(n, "elem"), total(n)) for n in (23, 24)]
     + ["operands: make 25 tensors of the forward: x0, "],
     "gradients that are added up": [
@@ -96,10 +96,12 @@ MOST = {  # (entry, entry with one more, what is said of it)
 
 @pytest.mark.parametrize("what", MOST)
 def test_as_many_and_one_more(what, tmp_path):
-    path, (text, beyond, said) = tmp_path / "mine.toml", MOST[what]
+    path, (text, beyond, message) = tmp_path / "mine.toml", MOST[what]
     path.write_text(text)
     assert expand.kernels(spec.load([path]).ops["own"])
     path.write_text(beyond)
     with pytest.raises(spec.SpecError) as caught:
         expand.kernels(spec.load([path]).ops["own"])
-    assert f"{path}: [op.own] {said}" in str(caught.value) and "fix: at most" in str(caught.value)
+    assert f"{path}: [op.own] {message}" in str(caught.value) and "fix: at most" in str(
+        caught.value
+    )

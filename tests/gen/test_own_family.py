@@ -135,7 +135,7 @@ def test_what_is_said_of_it(own):
 
 
 @pytest.mark.parametrize(
-    "text, said",
+    "text, message",
     [
         ("", "needs FAMILY"),
         (
@@ -144,9 +144,9 @@ def test_what_is_said_of_it(own):
         ),
     ],
 )
-def test_refused(text, said, tmp_path):
+def test_refused(text, message, tmp_path):
     folder = tmp_path / "other"
     folder.mkdir()
     assert "a family is a folder" in kfgen("list", "--family", folder).stderr
     (folder / "family.py").write_text(text)
-    assert said in kfgen("list", "--family", folder).stderr
+    assert message in kfgen("list", "--family", folder).stderr

@@ -47,7 +47,7 @@ def test_entries(path):
 
 
 def test_values_and_gradients(path, capsys):
-    """By finite differences, as of any entry; and a wrong reference is seen."""
+    """kfgen check compares reduced ops by finite differences and finds a wrong reference."""
     assert main(["check", "--spec", str(path)]) == 0
     path.write_text(TEXT.replace("** 2", "** 2 * 3"))
     assert main(["check", "--spec", str(path)]) != 0

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`kfgen explain` and `kfgen source`: one function in words, and one kernel as a text that compiles on its own."""
+"""`kfgen explain` and `kfgen source`: a function explained, and a kernel that compiles alone."""
 
 import ctypes
 import re
@@ -18,7 +18,7 @@ from kfgen.render.render import Selection
 SELECTION = Selection(spec.load())
 
 
-def said(capsys, *arguments):
+def output_of(capsys, *arguments):
     code = main(list(arguments))
     captured = capsys.readouterr()
     assert code == 0, captured.err
@@ -71,7 +71,7 @@ def said(capsys, *arguments):
     ],
 )
 def test_explain(capsys, name, parts):
-    text = said(capsys, "explain", name)
+    text = output_of(capsys, "explain", name)
     for part in parts:
         assert part in text
     assert ("/kernel.h.j2" in text) != ("/run.cuh.j2" in text)
@@ -81,7 +81,7 @@ def test_explain(capsys, name, parts):
 def test_explain_of_a_users_function(capsys, tmp_path):
     path = tmp_path / "mine.toml"
     path.write_text('[activation.twice]\nbrief = "2 x"\nexpr = "2 * x"\nref = "2 * x"\n')
-    text = said(capsys, "explain", "kf_add_twice_f16", "--spec", str(path))
+    text = output_of(capsys, "explain", "kf_add_twice_f16", "--spec", str(path))
     assert (
         str(path) in text
         and "gen/kfgen/families/elementwise/ops.toml" in text
@@ -114,7 +114,7 @@ CPU = [
 
 @pytest.mark.parametrize("name", CPU)
 def test_c(capsys, tmp_path, name):
-    text = said(capsys, "source", name)
+    text = output_of(capsys, "source", name)
     assert not re.search(r'#\s*include\s*["<]kf', text)
     path = tmp_path / "one.c"
     path.write_text(text + f"void *address(void) {{ return (void *){name}; }}\n")
@@ -136,7 +136,7 @@ CUDA = [
 @pytest.mark.parametrize("name", CUDA[:3])
 @pytest.mark.skipif(not shutil.which("nvcc"), reason="no nvcc")
 def test_nvcc(capsys, tmp_path, name):
-    text = said(capsys, "source", name)
+    text = output_of(capsys, "source", name)
     assert not re.search(r'#\s*include\s*["<]kf', text)
     assert set(re.findall(r"\bkf_\w+_(?:f32|f16|bf16|f64)(?=\()", text)) == {name}
     path = tmp_path / "one.cu"
@@ -170,10 +170,10 @@ LOADER = "#include <cuda.h>\nCUresult load(const char *name, CUfunction *functio
 @pytest.mark.parametrize("name", CUDA)
 @pytest.mark.skipif(not toolkit.include(), reason="no CUDA headers")
 def test_launcher_without_nvcc(capsys, tmp_path, name, compiler):
-    """The same text as NVRTC has is the launcher to a C++ compiler. Of CUDA's headers it takes those of the driver and of dim3."""
+    """A C++ compiler builds the launcher from NVRTC's text, with CUDA's driver header and dim3."""
     path = tmp_path / "one.cpp"
     path.write_text(
-        LOADER + said(capsys, "source", name) + f"void *use() {{ return (void *){name}<>; }}\n"
+        LOADER + output_of(capsys, "source", name) + f"void *use() {{ return (void *){name}<>; }}\n"
     )
     flags = [
         "-std=c++17",
@@ -206,11 +206,11 @@ def test_launcher_without_nvcc(capsys, tmp_path, name, compiler):
 
 @pytest.mark.parametrize("name", CUDA)
 def test_nvrtc(capsys, name):
-    """The device part alone, with CUDA's include directory alone: the kernels that the text's first lines name are found."""
+    """NVRTC compiles the device part with CUDA's headers and finds the kernels named at the top."""
     lib, include = toolkit.nvrtc(), toolkit.include()
     if not lib or not include:
         pytest.skip("no NVRTC")
-    text = said(capsys, "source", name)
+    text = output_of(capsys, "source", name)
     asked = re.findall(r"^//     (kfk_.*)$", text, re.M)
     assert asked
     program = ctypes.c_void_p()
@@ -235,7 +235,7 @@ def test_nvrtc(capsys, name):
 
 
 def test_conditional_includes():
-    """A header that is first met inside an #if is written again outside of it; otherwise each comes once."""
+    """A header first included inside an #if is repeated outside; all others occur once."""
     files = {
         "kf/a.h": '#ifdef X\n#include "kf/b.h"\n#endif\n#include "kf/c.h"\n#include <kf/b.h>\n#include <math.h>\n',
         "kf/b.h": "int b;\n",
@@ -261,7 +261,7 @@ def test_conditional_includes():
 
 
 def test_a_header_that_is_another_each_time():
-    """One without a guard, for which its includer defines something, comes as often as it is included."""
+    """A header without include guard, which reads its includer's macros, is repeated."""
     files = {
         "kf/a.h": '#ifndef A_H\n#define A_H\n#define N 1\n#include "kf/b.h"\n#undef N\n#define N 2\n#include "kf/b.h"\n#endif\n',
         "kf/b.h": "#ifdef N\nint b;\n#endif\n",

@@ -59,7 +59,7 @@ def weight(of, **change):
     return row(operands=f'{{ x = "elem", w = {of} }}', expr='"x * w / sum(x)"', **change)
 
 
-# What is wrong: (text, entry, field, what the message says, what the fix says)
+# {mistake: (text, entry, field, part of the message, part of the fix)}
 CASES = {
     "not TOML": ("[op.x\n", "file", "syntax", "line 1", "toml.io"),
     "unknown section": (
@@ -981,10 +981,10 @@ CASES = {
             ),
             "op.share",
             "expr",
-            said,
+            message,
             "docs/hacking.md",
         )
-        for text, said in (
+        for text, message in (
             ("pick(x)", "`pick` with 1 arguments, it takes 2"),
             *(
                 (f"pick({of})", "`pick` with other arguments than an operand")
@@ -1054,10 +1054,10 @@ CASES = {
             ),
             "op.share",
             "expr",
-            said,
+            message,
             "docs/hacking.md",
         )
-        for text, said in (
+        for text, message in (
             ("sum(sum(x))", "`sum` on a value that is constant within a row"),
             ("max(r)", "`max` on a value that is constant within a row"),
             ("mean(knee)", "`mean` on a value that is constant within a row"),
@@ -1293,15 +1293,15 @@ def test_too_many_tensors(tmp_path, capsys, count, word):
         )
     )
     assert main(["list", "--spec", str(path)]) == 1
-    said = capsys.readouterr().err
+    message = capsys.readouterr().err
     assert (
-        f"[op.share] operands: make 25 tensors of the {word}" in said
-        and "fix: at most 24 are possible" in said
+        f"[op.share] operands: make 25 tensors of the {word}" in message
+        and "fix: at most 24 are possible" in message
     )
 
 
 @pytest.mark.parametrize(
-    "count, grads, said",
+    "count, grads, message",
     [
         (17, None, "makes 17 reductions in one pass over the row of the forward"),
         (
@@ -1311,13 +1311,15 @@ def test_too_many_tensors(tmp_path, capsys, count, word):
         ),
     ],
 )
-def test_too_many_reductions(tmp_path, capsys, count, grads, said):
-    """Of one pass: as many fit the words of core/rows/reduce.cuh. Those that wait for others are of another pass."""
+def test_too_many_reductions(tmp_path, capsys, count, grads, message):
+    """A pass has at most as many reductions as core/rows/reduce.cuh encodes. Dependent reductions are
+    in another pass.
+    """
     path, sums = tmp_path / "mine.toml", " + ".join(f"max(x * {i})" for i in range(2, count + 2))
     path.write_text(row(expr=f'"{sums}"', grads=grads))
     assert main(["list", "--spec", str(path)]) == 1
     assert (
-        f"{path}: [op.share] expr: {said}\n  fix: at most 16 are possible: make two ops of it"
+        f"{path}: [op.share] expr: {message}\n  fix: at most 16 are possible: make two ops of it"
         in capsys.readouterr().err
     )
     sums = " + ".join(f"max(x * {i})" for i in range(2, 18))
@@ -1328,7 +1330,7 @@ def test_too_many_reductions(tmp_path, capsys, count, grads, said):
 
 
 @pytest.mark.parametrize(
-    "x, saved, said",
+    "x, saved, message",
     [
         (
             "elem",
@@ -1342,7 +1344,7 @@ def test_too_many_reductions(tmp_path, capsys, count, grads, said):
         ),
     ],
 )
-def test_gradients_of_groups(tmp_path, capsys, x, saved, said):
+def test_gradients_of_groups(tmp_path, capsys, x, saved, message):
     """They are added up before the passes over a row, which all threads of the row wait for."""
     path, x = tmp_path / "mine.toml", x if x[0] == "{" else f'"{x}"'
     path.write_text(
@@ -1353,7 +1355,7 @@ def test_gradients_of_groups(tmp_path, capsys, x, saved, said):
         )
     )
     assert main(["list", "--spec", str(path)]) == 1
-    assert f"{path}: [op.share] expr: {said}" in capsys.readouterr().err
+    assert f"{path}: [op.share] expr: {message}" in capsys.readouterr().err
     path.write_text(
         row(operands='{ x = "elem", w = "group" }', saved='{ s = "sum(x)" }', expr='"x * w / s"')
     )
@@ -1416,8 +1418,8 @@ def test_ids(tmp_path, monkeypatch):
 
 
 def test_ids_of_kf(tmp_path, monkeypatch):
-    """What is checked of kf's own files."""
-    for ids, said in (
+    """Errors in the ids of built-in activations."""
+    for ids, message in (
         ((None, 1), "id: is missing"),
         ((1, 1), "id: 1 is already twice's"),
         ((1, 1024), "id: 1024 is not one of kf's own"),
@@ -1427,7 +1429,7 @@ def test_ids_of_kf(tmp_path, monkeypatch):
             "".join(act(name, id=i) for name, i in zip(("twice", "thrice"), ids))
         )
         monkeypatch.setattr(spec, "builtin_files", lambda: [tmp_path / "own.toml"])
-        with pytest.raises(spec.SpecError, match=said):
+        with pytest.raises(spec.SpecError, match=message):
             spec.load()
 
 
@@ -1484,8 +1486,12 @@ def test_name_clashes(tmp_path, text, name, others, capsys):
     path.write_text(text)
     for command in ("check", "list"):
         assert main([command, "--spec", str(path)]) == 1
-        said = capsys.readouterr().err
-        assert f"{name}: made from" in said and all(o in said for o in others) and "rename" in said
+        message = capsys.readouterr().err
+        assert (
+            f"{name}: made from" in message
+            and all(o in message for o in others)
+            and "rename" in message
+        )
 
 
 @pytest.mark.parametrize("stem", ["kf", "core", "ops", "kf_launchers", "kf_my_launchers"])
@@ -1506,6 +1512,6 @@ def test_spec_file_that_would_hide_kf_own(tmp_path, stem, capsys):
 )
 def test_unknown_selection(arguments, near, capsys):
     assert main(["list", *arguments]) == 1
-    said = capsys.readouterr().err
-    assert f"{arguments[0]}: `{arguments[1]}` is not one of: " in said and "{" not in said
-    assert said.endswith(f"; did you mean `{near}`?\n")
+    message = capsys.readouterr().err
+    assert f"{arguments[0]}: `{arguments[1]}` is not one of: " in message and "{" not in message
+    assert message.endswith(f"; did you mean `{near}`?\n")

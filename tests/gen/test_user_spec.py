@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A user's own spec file: an activation and an op, rendered beside installed headers, called from C and compiled as CUDA."""
+"""A user's spec file: rendered beside installed headers, called from C and compiled as CUDA."""
 
 import shutil
 import subprocess
@@ -38,7 +38,7 @@ expr = "act(min(max(a, -2), 2) * b + shift)"
 ref = "act(np.clip(a, -2, 2) * b + shift)"
 source = "here"
 """
-# The user's op with a built-in activation, a built-in op with the user's activation, the user's op with the user's activation.
+# The user's op with a built-in activation, a built-in op with the user's activation, and both.
 OPS = {
     ("clamp_mul_{act}", "gelu"),
     ("clamp_mul_{act}", "none"),
@@ -288,7 +288,7 @@ BOTH = """
 
 
 def test_two_libraries(installed, tmp_path):
-    """Of people who do not know of each other: a program may use both, since the ids of their activations differ."""
+    """A program may use spec files of independent users: the ids of their activations differ."""
     for name, factor in (("one", 2), ("two", 3)):
         (tmp_path / f"lib{name}.toml").write_text(LIBRARY.format(name=name, factor=factor))
         assert (
@@ -409,7 +409,8 @@ kf_result_t loss(const float *x, const float *w, const int64_t *label, float *ou
         )
 
 
-# What no op of kf's own has together: several outputs, a packed operand with dropout and scalars, integers, operands without a gradient.
+# Combinations that no op of kf has: several outputs, a packed operand with dropout and scalars,
+# integers, operands without a gradient.
 UNUSUAL = """
 [op."butterfly_{act}"]
 brief = "act(a + b) and (a - b) * w"

@@ -63,7 +63,7 @@ ref = "{expr}"
 
 
 @pytest.mark.parametrize(
-    "family, scalar, said",
+    "family, scalar, message",
     [
         (
             "elementwise",
@@ -80,7 +80,7 @@ ref = "{expr}"
         ("rows", '{ kind = "float", value = 1 }', "knee is {'kind': 'float', 'value': 1}"),
     ],
 )
-def test_scalars_that_are_refused(tmp_path, family, scalar, said):
+def test_scalars_that_are_refused(tmp_path, family, scalar, message):
     path = tmp_path / "mine.toml"
     path.write_text(
         ENTRY.format(
@@ -91,6 +91,6 @@ def test_scalars_that_are_refused(tmp_path, family, scalar, said):
     )
     with pytest.raises(spec.SpecError) as caught:
         spec.load([path])
-    assert f"{path}: [op.own] scalars: {said}" in str(caught.value) and "\n  fix: " in str(
+    assert f"{path}: [op.own] scalars: {message}" in str(caught.value) and "\n  fix: " in str(
         caught.value
     )
