@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Matrix products by wgmma (kf/core/gemm_hopper.cuh) in code for sm_90a.
+"""Matrix products by wgmma (kf/core/matmul/hopper.cuh) in code for sm_90a.
 
 Shapes fill tiles and pipeline stages, or do not, for every op with such kernels. Launches are
 checked to be these kernels. Needs a GPU of compute capability 9.0.

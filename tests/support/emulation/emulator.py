@@ -122,7 +122,7 @@ def runtime(build_dir, variant):
 
 
 def products(include, folder, variant, only=None):
-    """Compiles the test program of products (gemm_words.cpp) into a folder, unless it exists, and
+    """Compiles the test program of products (emu_core.cpp) into a folder, unless it exists, and
     returns its path.
 
     only: compiles the kernels of this mode alone; "" selects those without a mode. The program
