@@ -3,7 +3,8 @@
 # .venv when needed.
 #
 #   make install PREFIX=/usr/local   also DESTDIR
-#   make test KF_LEVEL=2             1 (default, CI), 2, 3; TESTS="tests/cpu -k gelu" selects tests
+#   make test FAMILY=rows            what concerns one family; TESTS="tests/cpu -k gelu" selects tests
+#   make test KF_LEVEL=2             1 (default, CI), 2, 3: all tests of a level
 #   make level2 WORKERS=16           before a release: tests all functions and records the results;
 #                                    KF_FAMILIES="row map" selects families. For many cores or
 #                                    GPUs: tests/support/level2/run.py, docs/contributing.md
@@ -50,12 +51,13 @@ READY := $(wildcard $(INSTALLED))
 # A relative prefix is relative to make's directory, as in kfgen.
 TREE = $(DESTDIR)$(if $(filter /%,$(firstword $(PREFIX))),,$(CURDIR)/)$(PREFIX)
 
-.PHONY: help demo headers install uninstall dist test update frontends level2 robust bench format \
+.PHONY: help demo headers install uninstall dist test check update frontends level2 robust bench format \
     clean python cc cxx jinja
 
 help:
 	@echo 'make demo                  compile and run a few kernels, on the GPU or on the CPU'
-	@echo 'make test                  run tests; KF_LEVEL=1|2|3, TESTS="tests/cpu -k gelu"'
+	@echo 'make test                  generator, pages, Python, a thin cover of numbers; FAMILY=rows'
+	@echo 'make check                 the rest of what continuous integration runs'
 	@echo 'make update                regenerate lists of ops in docs, README and the ABI'
 	@echo 'make frontends             install PyTorch into .venv, for tests of the package'
 	@echo 'make level2                test at KF_LEVEL=2 and record the results'
@@ -111,10 +113,16 @@ uninstall:
 dist: jinja
 	@$(KFPYTHON) gen/dist.py build/dist
 
-# loadgroup sends one test at a time to an idle worker; by default xdist sends batches.
+# The tests of level 1 run in two tiers (tests/support/runs/tiers.py): test and check. A level, a
+# choice of tests or a family of one's own runs as it is given. loadgroup sends one test at a time
+# to an idle worker; by default xdist sends batches.
+PYTEST = PATH="$(CURDIR)/$(VENV)/bin:$$PATH" KF_LEVEL=$(KF_LEVEL) KF_FAMILY=$(FAMILY) KF_TIER=$(1) \
+    $(VENV)/bin/python -m pytest -n $(WORKERS) --dist loadgroup $(TESTS)
 test: $(VENV)/test.stamp cc cxx
-	@PATH="$(CURDIR)/$(VENV)/bin:$$PATH" KF_LEVEL=$(KF_LEVEL) \
-	    $(VENV)/bin/python -m pytest -n $(WORKERS) --dist loadgroup $(TESTS)
+	@$(call PYTEST,$(if $(filter 1tests,$(KF_LEVEL)$(TESTS)$(FAMILY)),quick))
+
+check: $(VENV)/test.stamp cc cxx
+	@$(call PYTEST,rest)
 
 # The last command refuses changes that break compiled programs; it then writes nothing.
 update: $(VENV)/test.stamp

@@ -23,6 +23,7 @@ import kflib  # noqa: E402
 import once as once_a_run  # noqa: E402
 import promises  # noqa: E402
 import seconds  # noqa: E402
+import tiers  # noqa: E402
 
 BUILD = ROOT / "build/tests"
 SKIPPED = set()  # test files that skip themselves
@@ -30,6 +31,10 @@ SKIPPED = set()  # test files that skip themselves
 
 def pytest_configure(config):
     config.files_skipped = SKIPPED
+    try:
+        tiers.check_family(sorted({f["family"] for f in kflib.manifest()["functions"]}))
+    except ValueError as e:
+        raise pytest.UsageError(str(e)) from None
     if config.getoption("numprocesses", None) and not hasattr(config, "workerinput"):
         gc.enable()  # the main process collects no tests
     # The main process receives the results of all workers.
@@ -40,14 +45,19 @@ def pytest_configure(config):
 
 
 def pytest_collection_modifyitems(config, items):
-    """Deselects tests of higher levels, instead of thousands of skips."""
-    higher = [
-        i for i in items if any(mark.args[0] > cases.LEVEL for mark in i.iter_markers("level"))
-    ]
-    if higher:
-        config.hook.pytest_deselected(items=higher)
-        out = set(higher)
-        items[:] = [i for i in items if i not in out]
+    """Deselects tests of higher levels and of the other tier, instead of thousands of skips."""
+    level = [not any(mark.args[0] > cases.LEVEL for mark in i.iter_markers("level")) for i in items]
+    kept, others = tiers.split([i for i, own in zip(items, level) if own], ROOT)
+    others += [i for i, own in zip(items, level) if not own]
+    if others:
+        config.hook.pytest_deselected(items=others)
+        items[:] = kept
+
+
+def pytest_terminal_summary(terminalreporter):
+    """Files the outcomes of a tier for the sum of both."""
+    if tiers.TIER:
+        tiers.record(terminalreporter.stats)
 
 
 def pytest_collection_finish(session):

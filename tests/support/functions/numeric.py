@@ -22,7 +22,7 @@ BUILDS = {
     },
     "cuda": {"default": ("-O3", "-arch=native"), "nofma": ("-O3", "-arch=native", "-fmad=false")},
 }
-GATE = selection.gate()
+GATE = selection.numbers_gate()
 SKIPPED = [f for f in FUNCTIONS if f["bwd"] and f["activation"] in ("none", "gelu")]
 IN_PLACE = [f for f in FUNCTIONS if f["activation"] in ("none", "silu")]
 DROPOUT = [f for f in FUNCTIONS if f["dropout"] and f["activation"] in ("none", "relu")]

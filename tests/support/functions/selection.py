@@ -11,6 +11,7 @@ import os
 import cases
 import kflib
 import ledger
+import tiers
 
 # Excludes tf32, whose launchers use f32's kernels except for wgmma: test_emu_wgmma.py and
 # test_cuda_wgmma.py of tests/families/matmul cover those.
@@ -128,6 +129,25 @@ def gate():
         chosen = os.environ.get("KF_FAMILIES", "").split() or ledger.families()
         return [f for f in FUNCTIONS if f["family"] in chosen and cases.sampled(f)]
     return cover(lambda f: thin(f) if ledger.unchanged(f["family"]) else features(f), FUNCTIONS)
+
+
+@functools.cache
+def thin_gate():
+    """Returns the functions whose numbers the quick tier runs: each family's loops in each dtype."""
+    return cover(thin, FUNCTIONS)
+
+
+def numbers_gate():
+    """Returns the functions whose numbers this tier runs (tiers.py): thin_gate or the rest of gate,
+    so that both tiers have all of them, and compile none twice."""
+    if tiers.FAMILY:
+        return [f for f in thin_gate() if f["family"] == tiers.FAMILY]
+    if not tiers.TIER or cases.LEVEL > 1:
+        return gate()
+    if tiers.TIER == "quick":
+        return thin_gate()
+    early = {f["name"] for f in thin_gate()}
+    return [f for f in gate() if f["name"] not in early]
 
 
 @functools.cache

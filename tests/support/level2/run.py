@@ -39,7 +39,6 @@ def environment(gpus):
         *([] if shutil.which("nvcc") else ["/usr/local/cuda/bin"]),
     ]
     return {
-        "KF_BUDGET": "print",
         "OMP_NUM_THREADS": "1",
         "OPENBLAS_NUM_THREADS": "1",
         "TORCHINDUCTOR_COMPILE_THREADS": "2",

@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checks the language of comments and docstrings, private identifiers and the width of lines."""
+
+import language
+import pytest
+from kflib import ROOT
+
+
+def test_all_files(capsys):
+    """Every file that people write passes; `python tests/support/runs/language.py` prints the same."""
+    status = language.main([])
+    assert status == 0, capsys.readouterr().out[-4000:]
+
+
+@pytest.mark.parametrize(
+    "suffix, text",
+    [
+        (".py", '"""What a test is for."""\n'),
+        (".py", "x = 1  # of a row\n"),
+        (".cuh", "// As it lies in memory.\n"),
+        (".cuh", "int x; /* by blocks */\n"),
+        (".j2", "{# Those of a row. #}\n"),
+        (".toml", "# In elements.\n"),
+        (".cuh", "// kf/core/act.h: that which runs.\n"),
+    ],
+)
+def test_an_opening_without_a_subject_is_seen(suffix, text):
+    assert list(language.openings(ROOT / f"x{suffix}", text))
+
+
+@pytest.mark.parametrize(
+    "suffix, text",
+    [
+        (".py", '"""Stores a row. In place is allowed."""\n'),
+        (".cuh", "// Byte offset of a row.\n"),
+        (".cuh", "// In-place outputs.\n"),
+        (".py", 'text = "Of a row"\n'),
+    ],
+)
+def test_an_opening_with_a_subject_passes(suffix, text):
+    assert not list(language.openings(ROOT / f"x{suffix}", text))
+
+
+def test_private_identifiers_are_seen():
+    for text in ("int kfi_ring_next;", "const int way = 0;", 'auto s = "kfi_pairs";'):
+        assert list(language.identifiers(ROOT / "x.cuh", text)), text
+    for text in ("// the same way", "int schedule;", "int kfi_pipeline_next;"):
+        assert not list(language.identifiers(ROOT / "x.cuh", text)), text
+
+
+def test_wide_lines_are_seen():
+    assert list(language.wide(ROOT / "x.py", "x" * 101))
+    assert not list(language.wide(ROOT / "x.md", "| " + "x" * 120))

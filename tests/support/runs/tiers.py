@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Splits level 1 into two tiers, which together run every test once, and sums their outcomes.
+
+    KF_TIER=quick   `make test`: the generator, pages, Python, and the numbers of a few functions that
+                    have between them each family's loops in each dtype (selection.thin_gate)
+    KF_TIER=rest    `make check`: everything else
+    KF_FAMILY=rows  `make test FAMILY=rows`: of the quick tier what concerns one family
+
+Without either, and above level 1, all tests run. As a program, prints the sum of both tiers as one
+line (.ci/run ends with it) and fails if one of them did not finish.
+"""
+
+import json
+import os
+import pathlib
+import re
+import sys
+
+TIER = os.environ.get("KF_TIER", "")
+FAMILY = os.environ.get("KF_FAMILY", "")
+TIERS = ("quick", "rest")
+OUTCOMES = pathlib.Path(__file__).resolve().parents[3] / "build/tests/outcomes"
+COUNTED = ("passed", "failed", "error", "skipped")
+QUICK = re.compile(
+    r"tests/(gen|docs|frontends)/|tests/families/\w+/test_(gen|frontends)|tests/fuzz/(?!test_arguments)"
+)
+# Numbers of both backends: in each tier of other functions (numeric.GATE).
+NUMBERS = ("tests/cpu/test_numbers.py", "tests/emu/test_numbers.py")
+
+
+def runs(path, parameters):
+    """True if a test runs in the tier and for the family that were asked for.
+
+    path: of the test's file, from the root. parameters: the test's own, by name.
+    """
+    if path in NUMBERS:
+        return "f" in parameters if FAMILY or TIER == "rest" else True
+    if FAMILY:
+        return bool(re.match(rf"tests/families/{FAMILY}/test_(gen|cpu|frontends)", path))
+    return not TIER or bool(QUICK.match(path)) == (TIER == "quick")
+
+
+def split(items, root):
+    """Returns the tests that run and those that do not."""
+    found = {True: [], False: []}
+    for item in items:
+        path = pathlib.Path(item.path).relative_to(root).as_posix()
+        found[runs(path, getattr(getattr(item, "callspec", None), "params", {}))].append(item)
+    return found[True], found[False]
+
+
+def check_family(families):
+    """Raises ValueError for an unknown KF_FAMILY; families: the names of all."""
+    if FAMILY and FAMILY not in families:
+        raise ValueError(f"FAMILY={FAMILY} is no family, expected one of {', '.join(families)}")
+
+
+def record(stats):
+    """Files a run's outcomes. stats: {outcome: reports}, pytest's own."""
+    OUTCOMES.mkdir(parents=True, exist_ok=True)
+    counts = {name: len(stats.get(name, ())) for name in COUNTED}
+    (OUTCOMES / f"{TIER}.json").write_text(json.dumps(counts))
+
+
+def total():
+    """Returns the exit status, after printing the sum of both tiers."""
+    files = [OUTCOMES / f"{tier}.json" for tier in TIERS]
+    counts = [json.loads(f.read_text()) for f in files if f.is_file()]
+    passed, failed, errors, skipped = (sum(c[name] for c in counts) for name in COUNTED)
+    print(f"{passed} passed, {failed + errors} failed, {skipped} skipped")
+    return 0 if len(counts) == len(files) and not failed + errors else 1
+
+
+if __name__ == "__main__":
+    sys.exit(total())
