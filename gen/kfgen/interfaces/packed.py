@@ -8,8 +8,9 @@ function. frontends/python/kernel_fusion/native/packed.h is its C side.
 import pathlib
 
 from kfgen.model.dtypes import DTYPE, ROUNDED
-from kfgen.render.render import environment, tidy
-from kfgen.render.render import version as kf_version
+from kfgen.paths import version as kf_version
+from kfgen.render.environment import environment
+from kfgen.render.layout import tidy
 
 MANY = 12  # maximum number of functions per file; a build waits for the longest file
 SCALARS = ("scalar", "act_scalar", "beta", "probability")

@@ -7,8 +7,9 @@ launch requests them (frontends/python/kernel_fusion/native/loader.cpp).
 
 from kfgen.interfaces import packed
 from kfgen.model.dtypes import DTYPE
-from kfgen.render.render import environment, tidy
-from kfgen.render.render import version as kf_version
+from kfgen.paths import version as kf_version
+from kfgen.render.environment import environment
+from kfgen.render.layout import tidy
 
 
 def functions(manifest):

@@ -11,8 +11,9 @@ from kfgen.interfaces import packed
 from kfgen.model import limits, names
 from kfgen.model.dtypes import ROUNDED
 from kfgen.model.entries import ANY_ID
-from kfgen.paths import INCLUDE
-from kfgen.render.render import environment, tidy, version
+from kfgen.paths import INCLUDE, version
+from kfgen.render.environment import environment
+from kfgen.render.layout import tidy
 
 WHAT = {
     "all": "ALL",

@@ -7,6 +7,7 @@ import re
 from kfgen import families, paths
 from kfgen.model import contract, names
 from kfgen.render import render
+from kfgen.render.environment import environment
 
 VARIES = ("T", "U", "I", "acc")
 
@@ -174,10 +175,10 @@ def spaced(page):
 
 def pages(selection):
     """Returns {file name: text}."""
-    env = render.environment()
+    env = environment()
     env.filters["cell"] = lambda text: text.replace("|", "\\|")
     titles = {family.name: family.title for family in families.FAMILIES.values()}
-    common = {"version": render.version(), "titles": titles}
+    common = {"version": paths.version(), "titles": titles}
     of = {family.name: [] for family in families.FAMILIES.values()}
     for op in selection.ops:
         if kernels := selection.kernels(op):

@@ -9,7 +9,8 @@ import pathlib
 import posixpath
 
 from kfgen import paths
-from kfgen.render.render import Renderer, environment, write
+from kfgen.render.environment import environment
+from kfgen.render.render import Renderer, write
 
 DEFAULTS = {"prefix": "/usr/local", "includedir": "include", "datadir": "share"}
 PKG_CONFIG, CMAKE = ("kf.pc",), ("kfConfig.cmake", "kfConfigVersion.cmake")
