@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The ABI of compiled launchers does not change unless KF_ABI_VERSION does. After an addition, or with a
-new version: KF_UPDATE_GOLDEN=1 pytest tests/gen/test_abi.py
+"""The ABI of compiled launchers does not change unless KF_ABI_VERSION does. After an addition, or
+with a new version: KF_UPDATE_GOLDEN=1 pytest tests/gen/test_abi.py
 """
 
 import os

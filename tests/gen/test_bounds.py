@@ -20,8 +20,10 @@ def bound(pattern, activation, **values):
 
 
 def test_the_larger_of_two_rounded_values():
-    """relu6(alpha a + beta b), where the two products cancel but for their roundings, may come out on either side of 0: the bound has room
-    for that. Away from there it has what it had: none below 0 and beyond 6."""
+    """relu6(alpha a + beta b), where the two products cancel but for their roundings, may come out
+    on either side of 0: the bound has room for that. Away from there it has what it had: none below
+    0 and beyond 6.
+    """
     a, b = np.array([1.0, 1.0, 1.0, 7.0]), np.array([-1.0 - 2.0**-25, -1.5, 2.0, 7.0])
     s, slope, _ = bound("axpby_{act}", "relu6", a=a, b=b, alpha=1.0, beta=1.0)
     assert s[0] >= 2 and slope[0] >= 3
@@ -62,8 +64,8 @@ def test_the_larger_of_two_values_of_a_row():
 
 
 def aligned_sum(a, b, least, bits):
-    """Sums like a tensor core: truncates terms to a number of bits below the largest exponent, which is
-    that of the factors as stored.
+    """Sums like a tensor core: truncates terms to a number of bits below the largest exponent,
+    which is that of the factors as stored.
     """
 
     def stored(x):

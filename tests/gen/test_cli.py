@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command line: what it says where something is missing or nothing is left to do, in one line and not as a traceback; and that a
-second `make headers` does nothing unless it must."""
+"""The command line: what it says where something is missing or nothing is left to do, in one line
+and not as a traceback; and that a second `make headers` does nothing unless it must.
+"""
 
 import os
 import pathlib

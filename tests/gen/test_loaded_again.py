@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A process that loads one spec after the other has kf's own entries, and the kernels made of them, once: what is done to one is not seen in
-another."""
+"""A process that loads one spec after the other has kf's own entries, and the kernels made of them,
+once: what is done to one is not seen in another.
+"""
 
 import dataclasses
 

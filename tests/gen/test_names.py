@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Names: the grammar, the promised signatures and functions, and the words that users' names must not take."""
+"""Names: the grammar, the promised signatures and functions, and the words that users' names must
+not take.
+"""
 
 import itertools
 import json
@@ -123,8 +125,9 @@ HEAVY = (
     "mish",
 )
 WIDE, WIDE_LABELS = "with float32 gradients of weights", "with both of these"
-# op: (activations, whether none is one, dtypes of the forward, gradients). An op that is not here is what its entry says, with a gradient: a line
-# says what an entry does not, and what is not to change with it. That no function goes is the ABI's list's business (test_abi.py).
+# op: (activations, whether none is one, dtypes of the forward, gradients). An op that is not here
+# is what its entry says, with a gradient: a line says what an entry does not, and what is not to
+# change with it. That no function goes is the ABI's list's business (test_abi.py).
 FAMILY = {
     "{act}": (18, False, 4, True),
     "add_{act}": (18, True, 6, True),
@@ -310,8 +313,9 @@ def test_no_operand_has_a_name_of_kf_inside():
 
 @pytest.mark.parametrize("family", odd_names.ENTRIES)
 def test_the_identifiers_are_found(once, family):
-    """All that the code of a family has, but for keywords and public names, is an operand's name somewhere in the ops that tests/cpu and
-    tests/emu run (test_names.py)."""
+    """All that the code of a family has, but for keywords and public names, is an operand's name
+    somewhere in the ops that tests/cpu and tests/emu run (test_names.py).
+    """
     path, _, names_ = odd_names.made(once, family)
     given = set()
     for o in spec.load([path]).ops.values():

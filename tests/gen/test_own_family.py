@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A family of a user's own, in a folder of the user's own (tests/families/stencil): rendered by kfgen, compiled for both backends, right forward and
-backward, described by the manifest, explained and checked, with nothing of kf changed."""
+"""A family of a user's own, in a folder of the user's own (tests/families/stencil): rendered by
+kfgen, compiled for both backends, right forward and backward, described by the manifest, explained
+and checked, with nothing of kf changed.
+"""
 
 import json
 import subprocess

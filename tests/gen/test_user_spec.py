@@ -326,7 +326,8 @@ kf_result_t both(const float *x, float *out)
         )
 
 
-# An op over rows that has no scalars, and the loss of a layer that is made of it, in files of their own. {0}: what it calls the logits.
+# An op over rows that has no scalars, and the loss of a layer that is made of it, in files of their
+# own. {0}: what it calls the logits.
 SHARP = """
 outputs = {{ loss = "m = max({0}); 2 * (m + log(sum(exp({0} - m)))) - pick({0}, label)" }}
 refs = {{ loss = "2 * (max({0}) + np.log(sum(np.exp({0} - max({0}))))) - np.where((label < 0) | (label >= count), np.nan, \
