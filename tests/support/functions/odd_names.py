@@ -13,6 +13,7 @@ import checks
 import kflib
 from kfgen.entries import spec
 from kfgen.families import FAMILIES
+from kfgen.model.entries import usable
 from kfgen.render.render import Renderer, Selection
 
 # Names in angle brackets are replaced; the plain version keeps them as they are here.
@@ -137,9 +138,9 @@ def identifiers(texts):
     longer = {
         made[1] for word in found if (made := re.fullmatch(r"kfi_d?zz[a-z]0_([a-z_]+)", word))
     } - {"out"}
-    return sorted(
-        word for word in found if spec.usable(word) and not TAKEN.fullmatch(word)
-    ), sorted(longer)
+    return sorted(word for word in found if usable(word) and not TAKEN.fullmatch(word)), sorted(
+        longer
+    )
 
 
 def filled(entry, names):
