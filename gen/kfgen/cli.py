@@ -79,7 +79,7 @@ def _header_commands(add):
     choose(p)
     p = add(
         "single",
-        "write kf_single.h and kf_single.cuh: all of kf and, with --spec, your ops in one file each",
+        "write kf_single.h and kf_single.cuh: kf and, with --spec, your ops in one file each",
         write_single,
     )
     p.add_argument("--out", required=True, metavar="DIR")

@@ -14,7 +14,7 @@ import pytest
 from kfgen.cli import main
 from kfgen.entries import spec
 from kfgen.language.primitives import REDUCTIONS
-from kfgen.model import names
+from kfgen.model import entries, names
 from kfgen.render.render import ROOT
 
 MANIFEST = kflib.manifest()
@@ -308,7 +308,7 @@ def test_no_operand_has_a_name_of_kf_inside():
     }
     assert len(words) > 1000
     like = [(w, re.fullmatch(r"kfi_(\w+)0(_(out|to|past|to_n|[a-z]))?", w)) for w in sorted(words)]
-    assert [w for w, name in like if name and spec.usable(name[1])] == []
+    assert [w for w, name in like if name and entries.usable(name[1])] == []
 
 
 @pytest.mark.parametrize("family", odd_names.ENTRIES)

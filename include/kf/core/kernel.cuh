@@ -15,8 +15,7 @@
 #endif
 
 #if defined(KFI_DECLARED_KF_LAUNCHERS) && !defined(KFI_LAUNCHERS_SOURCE)
-#error                                                                                             \
-    "kf: kf_launchers.h was included before kf.cuh, and its functions would be called instead of kf.cuh's: leave it out, or include it after kf.cuh, where it declares nothing"
+#error "kf: include kf_launchers.h after kf.cuh, where it declares nothing, or leave it out"
 #endif
 
 // Blocks of 256 threads that an SM is asked to hold, 8 or 6: not more than its threads allow, or
