@@ -3,7 +3,7 @@
 # .venv when needed.
 #
 #   make install PREFIX=/usr/local   also DESTDIR
-#   make test FAMILY=rows            what concerns one family; TESTS="tests/cpu -k gelu" selects tests
+#   make test FAMILY=rows            tests of one family; TESTS="tests/cpu -k gelu" selects tests
 #   make test KF_LEVEL=2             1 (default, CI), 2, 3: all tests of a level
 #   make level2 WORKERS=16           before a release: tests all functions and records the results;
 #                                    KF_FAMILIES="row map" selects families. For many cores or
@@ -51,8 +51,8 @@ READY := $(wildcard $(INSTALLED))
 # A relative prefix is relative to make's directory, as in kfgen.
 TREE = $(DESTDIR)$(if $(filter /%,$(firstword $(PREFIX))),,$(CURDIR)/)$(PREFIX)
 
-.PHONY: help demo headers install uninstall dist test check update frontends level2 robust bench format \
-    clean python cc cxx jinja
+.PHONY: help demo headers install uninstall dist test check update frontends level2 robust bench \
+    format clean python cc cxx jinja
 
 help:
 	@echo 'make demo                  compile and run a few kernels, on the GPU or on the CPU'

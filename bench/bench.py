@@ -6,9 +6,9 @@
     python3 bench/bench.py --set family --threads 2 --out bench/results/cpu/family.json
     python3 bench/bench.py --page       all published pages and charts, from the filed results
 
-Cases are data (shapes.toml), bytes come from the manifest, peers are one file per family (families/).
-Times are medians over rounds in shuffled order. Percentages are of a copy of as many bytes, timed
-in the same rounds. A wrong result is not timed and fails the run.
+Cases are data (shapes.toml), bytes come from the manifest, peers are one file per family
+(families/). Times are medians over rounds in shuffled order. Percentages are of a copy of as many
+bytes, timed in the same rounds. A wrong result is not timed and fails the run.
 """
 
 import argparse

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Turns shapes.toml, with the one of families/<family>/, and the manifest into a list of cases: one function at one shape. Needs no GPU and no
-PyTorch."""
+"""Lists the cases of a set: one function at one shape each. Needs no GPU and no PyTorch.
+
+Sets come from shapes.toml and families/<family>/shapes.toml, functions from the manifest.
+"""
 
 import dataclasses
 import math

@@ -1,16 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The baselines. A family's are in bench/families/<family>/peers.py, whose tables are by op:
+"""The baselines of each family, from bench/families/<family>/peers.py. Its tables are by op:
 
-    FORWARD    the user's formula in PyTorch, a function of (act, t, s, drop): the activation, the tensors by name in kf's own shapes, the
-               scalars, the dropout; it gives the results in the manifest's order. In float64, with its autograd, it is what kf is checked against.
-    BACKWARD   all gradients in closed form, where torch.compile is to make one kernel of them
-    GRADIENT   float64 gradients made of what the backward is given, where those of the formula would cancel
-    DRAW       {op: {argument: how it is drawn}}, where that is not N(0, 1)
-    ONE_PASS   {op: the inputs whose gradients it has} of ops whose forward is the user's forward and backward
-    EACH       how many numbers a row has, of sizes, where that is more than those of a tensor that has rows
-    OUT        PyTorch's functions that write into given tensors: (op, bwd) -> a call without arguments
+    FORWARD    the formula in PyTorch, a function of (act, t, s, drop): activation, tensors by name
+               in kf's shapes, scalars, dropout. It returns the results in the manifest's order.
+               In float64 its values and autograd's gradients are the reference for kf's results.
+    BACKWARD   all gradients in closed form, for torch.compile to fuse into one kernel
+    GRADIENT   float64 gradients from the backward's inputs, if those of the formula cancel
+    DRAW       {op: {argument: how it is drawn}}, if not from N(0, 1)
+    ONE_PASS   {op: inputs whose gradients it returns}, for ops that compute forward and backward
+    EACH       values per row, from the sizes, if more than the tensors' rows show
+    OUT        PyTorch functions that write into given tensors: (op, bwd) -> call without arguments
 
-A module peers.py of another folder is found by itself, as `peers.<family>`; peers_out.py beside it is `peers.<family>_out`.
+A module peers.py of another folder is loaded as `peers.<family>`, and peers_out.py beside it as
+`peers.<family>_out`.
 """
 
 import importlib.util
@@ -38,7 +40,10 @@ def of(f):
 
 
 def known(f):
-    """Whether there is a formula: an op without one is timed beside a copy alone, and compared with float64 by the tests alone."""
+    """True if the op has a formula.
+
+    An op without one is timed beside a copy only; its results are compared by the tests only.
+    """
     return f["op"] in of(f).FORWARD
 
 

@@ -8,7 +8,8 @@ import torch
 
 CUB = r"""
 #include <cub/device/device_reduce.cuh>
-extern "C" size_t cub_sum(void *temporary, size_t bytes, const float *x, float *out, long long n, void *stream)
+extern "C" size_t cub_sum(void *temporary, size_t bytes, const float *x, float *out, long long n,
+                          void *stream)
 {
     cub::DeviceReduce::Sum(temporary, bytes, x, out, n, (cudaStream_t)stream);
     return bytes; // what is needed, where there is no memory yet

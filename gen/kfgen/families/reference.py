@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a function should give: values and gradients in float64 from the `ref` fields, which are written independently of
-the expressions, and how far float32 arithmetic may stray from them.
+"""Oracle in float64: values and gradients of the `ref` fields, and error bounds of float32.
 
-Gradients come from forward-mode differentiation of the reference (dual numbers over NumPy), not from kfgen's own reverse
-mode: the two have no code in common.
+Gradients come from forward-mode differentiation of the reference (dual numbers over NumPy). They
+share no code with kfgen's reverse mode.
 """
 
 import functools
@@ -49,7 +48,7 @@ UFUNC_RULES = {
 
 
 def known():
-    """The functions that a reference may use where it is differentiated, in words."""
+    """Names of the functions that a differentiable reference may call."""
     return ", ".join(
         sorted(
             f"{'np' if hasattr(np, ufunc.__name__) else 'sp'}.{ufunc.__name__}"
@@ -123,7 +122,8 @@ def _compiled(text):
 def _eval(text, names):
     with np.errstate(all="ignore"):
         # One dictionary: a lambda inside a reference sees globals only.
-        return eval(_compiled(text), {"np": np, "sp": sp, "expit": expit, **names})  # noqa: S307 (the user's own spec file)
+        names = {"np": np, "sp": sp, "expit": expit, **names}
+        return eval(_compiled(text), names)  # noqa: S307 (the user's own spec file)
 
 
 def act_value(act, x, scalars):
@@ -139,13 +139,16 @@ def act_derivative(act, x, scalars):
 
 
 def act_derivative_out(act, y, scalars):
-    """By the result y."""
+    """The activation's derivative from its result y."""
     return np.broadcast_to(_eval(act.dref_out, {"y": y, **scalars}), np.shape(y))
 
 
 def reference(op, act, inputs, scalars, keep=None, keep_scale=1.0, result=None):
-    """{output: Dual} of an op on float64 arrays of one shape; tangents by operand value name. result: the activation's, by which its derivative
-    is then made."""
+    """Returns {output: Dual} of an op on float64 arrays of one shape; tangents are by operand.
+
+    Args:
+        result: the activation's result, if its derivative is computed from that.
+    """
 
     def apply_act(z):
         dz = (
@@ -171,7 +174,7 @@ def reference(op, act, inputs, scalars, keep=None, keep_scale=1.0, result=None):
 
 
 def values(op, act, inputs, scalars, keep=None, keep_scale=1.0):
-    """{output: float64 array} of an op, without derivatives."""
+    """Returns {output: float64 array} of an op, without derivatives."""
     names = (
         inputs
         | scalars
@@ -183,7 +186,7 @@ def values(op, act, inputs, scalars, keep=None, keep_scale=1.0):
     return {name: _eval(text, names) for name, text in op.refs.items()}
 
 
-# What a fused word stands for: its rounding is measured against the formula's.
+# Formulas of fused primitives. Their rounding is bounded by the formula's.
 EXPANSIONS = {"gelu": "a * normcdf(a)", "gelu_bwd": "normcdf(a) + a * normpdf(a)"}
 
 
@@ -201,10 +204,14 @@ def expand(source, roots):
 
 
 class Bound:
-    """S = |y| + sum of |dy/dt * t| over the formula's rounded intermediates t, for each result of a kernel, in float64."""
+    """S = |y| + sum of |dy/dt * t| over the rounded intermediates t, per result, in float64."""
 
     def __init__(self, kernel, act, by=False):
-        """by: with the activation's gradient by its result."""
+        """Builds the graph of a kernel and its adjoints.
+
+        Args:
+            by: True if the activation's gradient is computed from its result.
+        """
         self.graph = Graph()
         scalars = {s: self.graph.var(s) for s in act.scalars}
         if by:
@@ -222,7 +229,7 @@ class Bound:
             )
         self.graph, self.roots = expand(self.graph, self.roots)
         self.terms = []  # per root: [(intermediate, adjoint)]
-        # In float64 the oracle rounds as well: its error counts as one rounding of the inputs.
+        # The oracle rounds in float64 as well: its error counts as one rounding of the inputs.
         inputs = kernel.dtype.compute == "f64"
         for root in self.roots:
             inner = [
@@ -237,7 +244,7 @@ class Bound:
             )
         self.extremes = [self._extremes(root) for root in self.roots]
 
-        # Comparisons of rounded values: near equality either branch is right.
+        # Comparisons of rounded values: near equality, either branch is correct.
         self.kinks = []
         for i in self.graph.reachable(self.roots):
             node = self.graph.nodes[i]
@@ -258,9 +265,12 @@ class Bound:
                         )
 
     def _extremes(self, root):
-        """Of the larger and the smaller of two values on the way to a result: (one, the other, the result's derivative by it, [(a rounded
-        intermediate of either, its derivative)]). Where the two are as near as their roundings, the one not taken may be taken: it
-        counts as well."""
+        """Lists the max and min nodes of a result, since rounding may select the other argument.
+
+        Returns:
+            [(argument, other argument, derivative of the result by the node, [(rounded
+            intermediate of either argument, its derivative)])].
+        """
         found = []
         for i in self.graph.reachable([root]):
             node = self.graph.nodes[i]
@@ -281,8 +291,11 @@ class Bound:
         return found
 
     def undecided(self, env, eps, tiny, largest):
-        """Where the function may do either: a comparison of rounded values near equality, or a value on the way that is
-        finite in float64 and beyond float32's range."""
+        """Mask of the elements whose result is ambiguous.
+
+        These have a comparison of rounded values near equality, or an intermediate that is finite
+        in float64 but out of float32's range.
+        """
         where = np.zeros(1, bool)
         with np.errstate(all="ignore"):
             for a, b, terms in self.kinks:
@@ -304,7 +317,12 @@ class Bound:
         return where
 
     def evaluate(self, env, eps, tiny):
-        """Per root (S, sum of |dy/dt|, largest finite |t|). eps, tiny: what the arithmetic rounds by, of normal and of subnormal numbers."""
+        """Returns (S, sum of |dy/dt|, largest finite |t|) of each root.
+
+        Args:
+            eps: relative rounding error of normal numbers.
+            tiny: absolute rounding error of subnormal numbers.
+        """
         results = []
         with np.errstate(all="ignore"):
             for root, terms, extremes in zip(self.roots, self.terms, self.extremes):

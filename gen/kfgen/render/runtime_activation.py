@@ -5,7 +5,12 @@ from kfgen.model import names, runtime_activation
 
 
 def headers(renderer, op, kernels, extends):
-    """Adds the headers of an op's functions to a Renderer's. kernels: with all activations that they know; extends: kf's own op with a user's."""
+    """Adds the headers of an op's functions to a Renderer.
+
+    Args:
+        kernels: the op's kernels, with all of their activations.
+        extends: True for an op of kf with a user's activations.
+    """
     own = [k for k in kernels if runtime_activation.has(k)]
     if not own:
         return

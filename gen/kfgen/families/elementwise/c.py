@@ -193,8 +193,10 @@ class ElementwiseC(C):
         return bool(self.k.sums) and self.k.dtype.word != "f16" and self._weight(act, by) == 0
 
     def _streams(self, act, by):
-        """Whether C may write results past the caches: not where the arithmetic takes longer than memory (bench/NOTES/cpu.md), as
-        float64's always does, which calls libm."""
+        """True if C may use non-temporal stores: memory takes longer than the arithmetic.
+
+        float64 calls libm, which always takes longer than memory (bench/NOTES/cpu.md).
+        """
         work = self._weight(act, by) * (8 if self.k.dtype.compute == "f64" else 1) + self.k.keeps
         return work <= sum(s.dtype.size * len(s.parts) for s in self.k.stores) / 4
 

@@ -46,8 +46,11 @@ class ReductionCuda(OverRowsCuda):
 
     @property
     def blocks(self):
-        """How many of them an SM shall have: what float32 spills for that in columns costs less than the room; a vector of 2-byte columns is twice
-        as many values (bench/NOTES/reduction.md)."""
+        """Blocks per SM, for __launch_bounds__ (bench/NOTES/reduction.md).
+
+        float32 columns spill a little for it, which costs less than fewer blocks. Vectors of
+        2-byte columns hold twice as many values.
+        """
         return (
             ""
             if not self.again or self.k.dtype.size == 8
