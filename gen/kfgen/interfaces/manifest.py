@@ -228,6 +228,22 @@ def backward_of(k):
     return k if k.bwd else k.family.backward(k.op, k.dtypes) if k.has_backward else None
 
 
+def _by_result(launcher, backward):
+    """Fields of a function that depend on the activation and on its gradient by the result."""
+    k, act = launcher.kernel, launcher.act
+    formula = names.formula(k.op.pattern, act.name, k.bwd, True) if k.by(act) else None
+    by = backward and backward.by(act)
+    return {
+        "saves": saves(launcher, backward),
+        "saves_by_result": saves_by_result(launcher, backward),
+        "rising": [s for s in act.scalars if s in act.rising] if by else [],
+        "errors": contract.codes(k, act),
+        "formula_by_result": contract.formulas(k, True) if k.by(act) else None,
+        "statements": names.formula(k.op.pattern, act.name, k.bwd),
+        "statements_by_result": formula,
+    }
+
+
 def function(launcher, user=None, common=None, backward=None):
     """Describes one function.
 
@@ -263,17 +279,7 @@ def function(launcher, user=None, common=None, backward=None):
         "bwd": k.bwd,
         "forward": other if k.bwd else launcher.name,
         "backward": launcher.name if k.bwd else other if k.has_backward else None,
-        "saves": saves(launcher, backward),
-        "saves_by_result": saves_by_result(launcher, backward),
-        "rising": [s for s in act.scalars if s in act.rising]
-        if backward and backward.by(act)
-        else [],
-        "errors": contract.codes(k, act),
-        "formula_by_result": contract.formulas(k, True) if k.by(act) else None,
-        "statements": names.formula(k.op.pattern, act.name, k.bwd),
-        "statements_by_result": names.formula(k.op.pattern, act.name, k.bwd, k.by(act))
-        if k.by(act)
-        else None,
+        **_by_result(launcher, backward),
         "tolerance": tolerance(k, act),
         "stages": k.cuda.stages(launcher) if "cuda" in k.backends else [],
         "state": launcher.state,
@@ -408,19 +414,8 @@ def build(selection, user=None):
         if runtime_activation.has(k)
         for f in any_activation(k, own[k.op.pattern, k.dtypes, k.bwd], user)
     ]
-    activations = [
-        {
-            "name": a.name,
-            "id": a.id,
-            "brief": a.brief,
-            "scalars": a.scalars,
-            "ulp": a.ulp,
-            "rounding": a.rounding,
-            "source": a.source,
-            "budget": a.budget,
-        }
-        for a in selection.activations
-    ]
+    fields = ("name", "id", "brief", "scalars", "ulp", "rounding", "source", "budget")
+    activations = [{name: getattr(a, name) for name in fields} for a in selection.activations]
     ops = [
         {"pattern": op.pattern, "brief": op.brief, "source": op.source, "since": op.since}
         for op in selection.ops
