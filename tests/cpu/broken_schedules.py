@@ -329,7 +329,7 @@ BROKEN = {
     ),
     "row: the activation's argument without the bias": (
         "kf/ops/layer_norm.kernels.h",
-        r"(kfi_act(?:_bwd)?\([^;]*kfi_weight0_j) \+ kfi_bias0_j",
+        r"(kfi_act(?:_bwd)?\([^;]*kfi_weight0_j)\s+\+ kfi_bias0_j",
         r"\1",
         (
             "kf_cpu_layer_norm_relu_f32",
