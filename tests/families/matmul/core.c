@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* kf/core/matmul/matmul.h under hand-written prologues and epilogues: random products of every type and
-   layout against the next wider type's, in tensors that end where their memory ends. Arguments: the
-   seed, the number of products. Prints the worst error as a share of the bound, and a sum of all
-   results' bits, which must not depend on the number of threads. */
+/* kf/core/matmul/matmul.h under hand-written prologues and epilogues: random products of every type
+   and layout against the next wider type's, in tensors that end where their memory ends. Arguments:
+   the seed, the number of products. Prints the worst error as a share of the bound, and a sum of
+   all results' bits, which must not depend on the number of threads. */
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests kf/core/matmul/matmul.h with hand-written prologues and epilogues (families/matmul/core.c), by
-every compiler. Every type, layout and vector width must agree with wider arithmetic and stay inside
-tensors and workspace. The bits must not depend on the number of threads or on the batch."""
+"""Tests kf/core/matmul/matmul.h with hand-written prologues and epilogues (families/matmul/core.c),
+by every compiler. Every type, layout and vector width must agree with wider arithmetic and stay
+inside tensors and workspace. The bits must not depend on the number of threads or on the batch."""
 
 import os
 import pathlib

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* kf's C launchers behind one calling convention, so that who calls them needs no code for each
-   function: which array holds what is said in gen/kfgen/interfaces/packed.py. A library of some functions has
-   the same few symbols, whichever functions it has. */
+   function: which array holds what is said in gen/kfgen/interfaces/packed.py. A library of some
+   functions has the same few symbols, whichever functions it has. */
 #ifndef KF_NATIVE_PACKED_H
 #define KF_NATIVE_PACKED_H
 

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The CUDA schedule of the matmul family.
 
-Forward: core/matmul/matmul.cuh accumulates a tile, and the op's epilogue runs on vectors of it. With split-K
-a second kernel reduces the partial tiles. Where `load` makes the left factor, an elementwise pass
-stores it in the workspace first. Backward: products of plain tensors, whose kernels all ops of a
-dtype share, and elementwise passes (core/matmul/backward.cuh).
+Forward: core/matmul/matmul.cuh accumulates a tile, and the op's epilogue runs on vectors of it.
+With split-K a second kernel reduces the partial tiles. Where `load` makes the left factor, an
+elementwise pass stores it in the workspace first. Backward: products of plain tensors, whose
+kernels all ops of a dtype share, and elementwise passes (core/matmul/backward.cuh).
 """
 
 import functools

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* kf/core/matmul/block.h: blocked matrix product in C. Panels of both operands are packed. Jobs of up
-   to KFI_GEMM_TALL rows and KFI_GEMM_STRIP_BYTES of columns accumulate over K. They hand finished
-   rows of tiles to the store while these are in the L1 cache.
+/* kf/core/matmul/block.h: blocked matrix product in C. Panels of both operands are packed. Jobs of
+   up to KFI_GEMM_TALL rows and KFI_GEMM_STRIP_BYTES of columns accumulate over K. They hand
+   finished rows of tiles to the store while these are in the L1 cache.
  */
 #ifndef KF_CORE_MATMUL_BLOCK_H
 #define KF_CORE_MATMUL_BLOCK_H

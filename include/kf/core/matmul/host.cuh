@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// kf/core/matmul/host.cuh: host code that matmul forwards and backwards share: kernel tables, sizes,
-// alignment.
+// kf/core/matmul/host.cuh: host code that matmul forwards and backwards share: kernel tables,
+// sizes, alignment.
 #ifndef KF_CORE_MATMUL_HOST_CUH
 #define KF_CORE_MATMUL_HOST_CUH
 

@@ -2,8 +2,8 @@
 /* kf/core/matmul/lanes.h: matrix product in C for one element type and vector width: the register
    tile and the table of functions.
 
-   core/matmul/width.h includes it once per type and width and defines KFI_GEMM_BYTES (of a vector; 0:
-   scalars) and KFI_GEMM_TYPE; it is empty otherwise. Each function has its own target attribute:
+   core/matmul/width.h includes it once per type and width and defines KFI_GEMM_BYTES (of a vector;
+   0: scalars) and KFI_GEMM_TYPE; it is empty otherwise. Each function has its own target attribute:
    gcc splits vector operations whose function lacks the instructions before it inlines the function
    into one that has them. Accumulators are float, for f64 double. */
 #ifdef KFI_GEMM_TYPE

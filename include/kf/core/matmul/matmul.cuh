@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// kf/core/matmul/matmul.cuh: device code of matrix products: accumulators of A . B for a kernel's epilogue.
-// tile.cuh distributes the work; mma.cuh, simt.cuh, hopper.cuh, tf32.cuh
-// and skinny.cuh have the mainloops; load.cuh fills shared memory; pick.cuh picks
-// tiles.
+// kf/core/matmul/matmul.cuh: device code of matrix products: accumulators of A . B for a kernel's
+// epilogue. tile.cuh distributes the work; mma.cuh, simt.cuh, hopper.cuh, tf32.cuh and skinny.cuh
+// have the mainloops; load.cuh fills shared memory; pick.cuh picks tiles.
 #ifndef KF_CORE_MATMUL_MATMUL_CUH
 #define KF_CORE_MATMUL_MATMUL_CUH
 

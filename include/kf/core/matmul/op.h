@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* kf/core/matmul/op.h: matmul ops in C, forward and backward: the products and the seams around them
-   (seam.h).
+/* kf/core/matmul/op.h: matmul ops in C, forward and backward: the products and the seams around
+   them (seam.h).
 
    A backward has up to four launch steps: dacc, the gradients of the products' accumulators, from
    dout and what was saved; the product of dacc and the weights, from which a seam makes the

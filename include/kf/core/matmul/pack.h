@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* kf/core/matmul/pack.h: packs panels of an operand, [K][rows of A or columns of B], for the tiles of
-   a matrix product in C. Included by core/matmul/lanes.h; empty otherwise.
+/* kf/core/matmul/pack.h: packs panels of an operand, [K][rows of A or columns of B], for the tiles
+   of a matrix product in C. Included by core/matmul/lanes.h; empty otherwise.
 
    The last rows or columns of a panel repeat one where the operand has no more; their results are
    not stored. Whole vectors are written, also past the end of K: in ascending K, and with

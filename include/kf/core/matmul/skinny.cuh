@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// kf/core/matmul/skinny.cuh: matrix products with skinny M (up to 64 rows), 2-byte elements, by wgmma
-// (sm_90a). Warp-specialised kernel with swapped operands: one TMA producer warp, one consumer
-// warpgroup, a pipeline as deep as shared memory allows, split-K over a cluster of 1, 2 or 4
-// blocks.
+// kf/core/matmul/skinny.cuh: matrix products with skinny M (up to 64 rows), 2-byte elements, by
+// wgmma (sm_90a). Warp-specialised kernel with swapped operands: one TMA producer warp, one
+// consumer warpgroup, a pipeline as deep as shared memory allows, split-K over a cluster of 1, 2 or
+// 4 blocks.
 //
 // The operands are swapped: 64 columns of the result are the M = 64 of a wgmma, and the result's
 // rows are its N = 16 or 64. The weight, nearly all of the traffic, is read once, by all SMs.

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* kf/core/matmul/skinny.h: vector kernel for skinny M in C: a few rows of A times columns of B, which
-   are K-contiguous, not packed, and read once. Memory bandwidth bounds it. Included by
+/* kf/core/matmul/skinny.h: vector kernel for skinny M in C: a few rows of A times columns of B,
+   which are K-contiguous, not packed, and read once. Memory bandwidth bounds it. Included by
    core/matmul/lanes.h; empty otherwise.
 
    A is packed as vectors along K, interleaved over the rows: one stream, whatever its strides

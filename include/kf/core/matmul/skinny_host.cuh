@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// kf/core/matmul/skinny_host.cuh: host side of the skinny-M wgmma kernels (skinny.cuh): which products
-// take them, how many blocks of a cluster split K, and the launch.
+// kf/core/matmul/skinny_host.cuh: host side of the skinny-M wgmma kernels (skinny.cuh): which
+// products take them, how many blocks of a cluster split K, and the launch.
 #ifndef KF_CORE_MATMUL_SKINNY_HOST_CUH
 #define KF_CORE_MATMUL_SKINNY_HOST_CUH
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* kf/core/matmul/skinny_rows.h: matrix products in C with skinny M, fewer rows than a tile: A is packed
- * as a whole, B is read once, unpacked. */
+/* kf/core/matmul/skinny_rows.h: matrix products in C with skinny M, fewer rows than a tile: A is
+ * packed as a whole, B is read once, unpacked. */
 #ifndef KF_CORE_MATMUL_SKINNY_ROWS_H
 #define KF_CORE_MATMUL_SKINNY_ROWS_H
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// kf/core/matmul/tf32.cuh: float32 matrix products by 3xTF32 wgmma (sm_90a), as exact as float FMAs.
-// Persistent, warp-specialised kernel, 128 x 128 tiles, a 4-stage TMA pipeline: one producer
+// kf/core/matmul/tf32.cuh: float32 matrix products by 3xTF32 wgmma (sm_90a), as exact as float
+// FMAs. Persistent, warp-specialised kernel, 128 x 128 tiles, a 4-stage TMA pipeline: one producer
 // warpgroup, one that splits B, two cooperative consumer warpgroups of 64 rows each.
 //
 // x = hi + lo with two tf32 numbers of 11 bits, and a . b = hi . hi + (hi . lo + lo . hi); lo . lo
