@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lists the cases of a set: one function at one shape each. Needs no GPU and no PyTorch.
-
-Sets come from shapes.toml and families/<family>/shapes.toml, functions from the manifest.
-"""
+"""Makes a list of cases, one function at one shape, from the manifest, shapes.toml and
+families/<family>/shapes.toml. Needs neither a GPU nor PyTorch."""
 
 import dataclasses
 import math

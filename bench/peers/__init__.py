@@ -40,10 +40,8 @@ def of(f):
 
 
 def known(f):
-    """True if the op has a formula.
-
-    An op without one is timed beside a copy only; its results are compared by the tests only.
-    """
+    """True if the op has a formula. Without one, an op is timed beside a copy only, and only the
+    tests compare it with float64."""
     return f["op"] in of(f).FORWARD
 
 

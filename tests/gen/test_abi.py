@@ -21,7 +21,8 @@ def test_golden():
     before = GOLDEN.read_text() if GOLDEN.is_file() else now
     gone = abi.broken(before, now)
     assert not gone, (
-        "these are in programs that were compiled with this KF_ABI_VERSION; raise it in include/kf/core/version.h:\n"
+        "these are in programs that were compiled with this KF_ABI_VERSION; "
+        "raise it in include/kf/core/version.h:\n"
         + "\n".join(f"{statement}: {word}" for word, statement in gone[:20])
     )
     if os.environ.get("KF_UPDATE_GOLDEN") == "1":

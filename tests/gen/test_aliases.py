@@ -50,7 +50,8 @@ def test_a_users_function_of_that_name(capsys, tmp_path):
     """Is no mistake, and is what is meant."""
     path = tmp_path / "mine.toml"
     path.write_text(
-        '[op.swiglu]\nbrief = "a b"\noperands = { a = "elem", b = "elem" }\nexpr = "a * b"\nref = "a * b"\nsource = "here"\n'
+        '[op.swiglu]\nbrief = "a b"\noperands = { a = "elem", b = "elem" }\n'
+        'expr = "a * b"\nref = "a * b"\nsource = "here"\n'
     )
     assert main(["check", "--spec", str(path)]) == 0
     capsys.readouterr()

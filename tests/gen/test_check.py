@@ -161,8 +161,8 @@ def test_message_and_exit_code(tmp_path, capsys):
     assert main(["check", "--spec", str(path)]) == 1
     message = capsys.readouterr().err
     assert (
-        f"{path}: [activation.wrong] dexpr with dy = -1.75 against finite differences of ref, at x = "
-        in message
+        f"{path}: [activation.wrong] dexpr with dy = -1.75 against finite differences of ref, "
+        "at x = " in message
     )
     path.write_text(
         BAD.replace('ref = "x * x"', 'ref = "np.cbrt(x) ** 6"').replace("dy * x", "2 * dy * x")
@@ -170,7 +170,8 @@ def test_message_and_exit_code(tmp_path, capsys):
     assert main(["check", "--spec", str(path)]) == 1
     assert "give the activation a dref" in capsys.readouterr().err
     path.write_text(
-        '[op.root]\nbrief = "b"\noperands = { x = "elem" }\nexpr = "x * x"\nref = "np.cbrt(x) ** 6"\n'
+        '[op.root]\nbrief = "b"\noperands = { x = "elem" }\n'
+        'expr = "x * x"\nref = "np.cbrt(x) ** 6"\n'
     )
     assert main(["check", "--spec", str(path)]) == 1
     message = capsys.readouterr().err
@@ -219,7 +220,8 @@ def test_values_called_as_words_are(tmp_path, capsys):
 def test_a_call_is_a_call_with_blanks_in_it(tmp_path):
     path = tmp_path / "mine.toml"
     path.write_text(
-        '[op.spaced]\nbrief = "b"\noperands = { x = "elem" }\nexpr = "dropout (x * 2)"\nref = "dropout(x * 2)"\n'
+        '[op.spaced]\nbrief = "b"\noperands = { x = "elem" }\n'
+        'expr = "dropout (x * 2)"\nref = "dropout(x * 2)"\n'
     )
     assert spec.load([path]).ops["spaced"].dropout
 

@@ -83,7 +83,7 @@ def test_a_directory_of_somebody_elses(tmp_path, capsys, monkeypatch):
     assert "Permission denied" in text and "$HOME/.local" in text and len(text.splitlines()) == 1
 
 
-# ---- Python and jinja2 -------------------------------------------------------------------------------------------
+# ---- Python and jinja2 ---------------------------------------------------------------------------
 
 
 def run(kfgen, *arguments, python=sys.executable, **more):
@@ -168,7 +168,7 @@ def test_an_old_python(checkout):
     ), done.stderr
 
 
-# ---- what is chosen ----------------------------------------------------------------------------------------------
+# ---- what is chosen ------------------------------------------------------------------------------
 
 
 def test_own_entries_are_always_kept(own):
@@ -224,7 +224,7 @@ def test_the_files_that_a_build_will_have(tmp_path, capsys):
     }
 
 
-# ---- again -------------------------------------------------------------------------------------------------------
+# ---- again ---------------------------------------------------------------------------------------
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from kflib import ROOT
 
 
 def test_all_files(capsys):
-    """Every file that people write passes; `python tests/support/runs/language.py` prints the same."""
+    """Every hand-written file passes; `python tests/support/runs/language.py` prints the same."""
     status = language.main([])
     assert status == 0, capsys.readouterr().out[-4000:]
 

@@ -80,24 +80,32 @@ def test_words_of_a_name():
 
 # The promise to callers. Change these lines only with a new major version.
 SIGNATURES = """
-kf_result_t kf_add_relu_f32(const float *a, const float *b, float *out, int64_t n, cudaStream_t stream);
-kf_result_t kf_add_relu_bwd_f32(const float *a, const float *b, const float *out, const float *dout, float *da, float *db, int64_t n,
- void *workspace, size_t workspace_bytes, cudaStream_t stream);
+kf_result_t kf_add_relu_f32(const float *a, const float *b, float *out, int64_t n, cudaStream_t
+ stream);
+kf_result_t kf_add_relu_bwd_f32(const float *a, const float *b, const float *out, const float *dout,
+ float *da, float *db, int64_t n, void *workspace, size_t workspace_bytes, cudaStream_t stream);
 kf_result_t kf_gelu_f16(const kf_f16 *x, kf_f16 *out, int64_t n, cudaStream_t stream);
-kf_result_t kf_bias_gelu_bf16(const kf_bf16 *x, const kf_bf16 *bias, kf_bf16 *out, int64_t rows, int64_t cols, cudaStream_t stream);
-kf_result_t kf_bias_gelu_bwd_bf16(const kf_bf16 *x, const kf_bf16 *bias, const kf_bf16 *out, const kf_bf16 *dout, kf_bf16 *dx,
- kf_bf16 *dbias, int64_t rows, int64_t cols, void *workspace, size_t workspace_bytes, cudaStream_t stream);
-kf_result_t kf_silu_mul_f32(const float *gate, const float *up, float *out, int64_t n, cudaStream_t stream);
-kf_result_t kf_axpby_leaky_relu_f32(const float *a, const float *b, float *out, int64_t n, float alpha, float beta, float negative_slope,
- cudaStream_t stream);
-kf_result_t kf_batch_norm_relu_f16(const kf_f16 *x, const float *running_mean, const float *running_var, const float *weight,
- const float *bias, kf_f16 *out, int64_t outer, int64_t channels, int64_t inner, float eps, cudaStream_t stream);
-kf_result_t kf_gelu_dropout_f16(const kf_f16 *x, kf_f16 *out, int64_t n, float p, uint64_t seed, uint64_t offset, cudaStream_t stream);
-kf_result_t kf_leaky_relu_dropout_state_bwd_f32(const float *x, const float *dout, float *dx, int64_t n, float negative_slope, float p,
- const uint64_t *seed, const uint64_t *offset, uint64_t offset_add, void *workspace, size_t workspace_bytes, cudaStream_t stream);
-kf_result_t kf_rms_norm_bwd_f32(const float *x, const float *weight, const float *out, const float *rstd, const float *dout, float *dx,
- float *dweight, int64_t rows, int64_t cols, const kf_rms_norm_strides_t *strides, float eps, void *workspace, size_t workspace_bytes,
- cudaStream_t stream);
+kf_result_t kf_bias_gelu_bf16(const kf_bf16 *x, const kf_bf16 *bias, kf_bf16 *out, int64_t rows,
+ int64_t cols, cudaStream_t stream);
+kf_result_t kf_bias_gelu_bwd_bf16(const kf_bf16 *x, const kf_bf16 *bias, const kf_bf16 *out, const
+ kf_bf16 *dout, kf_bf16 *dx, kf_bf16 *dbias, int64_t rows, int64_t cols, void *workspace, size_t
+ workspace_bytes, cudaStream_t stream);
+kf_result_t kf_silu_mul_f32(const float *gate, const float *up, float *out, int64_t n, cudaStream_t
+ stream);
+kf_result_t kf_axpby_leaky_relu_f32(const float *a, const float *b, float *out, int64_t n, float
+ alpha, float beta, float negative_slope, cudaStream_t stream);
+kf_result_t kf_batch_norm_relu_f16(const kf_f16 *x, const float *running_mean, const float
+ *running_var, const float *weight, const float *bias, kf_f16 *out, int64_t outer, int64_t channels,
+ int64_t inner, float eps, cudaStream_t stream);
+kf_result_t kf_gelu_dropout_f16(const kf_f16 *x, kf_f16 *out, int64_t n, float p, uint64_t seed,
+ uint64_t offset, cudaStream_t stream);
+kf_result_t kf_leaky_relu_dropout_state_bwd_f32(const float *x, const float *dout, float *dx,
+ int64_t n, float negative_slope, float p, const uint64_t *seed, const uint64_t *offset, uint64_t
+ offset_add, void *workspace, size_t workspace_bytes, cudaStream_t stream);
+kf_result_t kf_rms_norm_bwd_f32(const float *x, const float *weight, const float *out, const float
+ *rstd, const float *dout, float *dx, float *dweight, int64_t rows, int64_t cols, const
+ kf_rms_norm_strides_t *strides, float eps, void *workspace, size_t workspace_bytes, cudaStream_t
+ stream);
 """
 
 

@@ -163,7 +163,11 @@ def test_nvcc(capsys, tmp_path, name):
     )
 
 
-LOADER = "#include <cuda.h>\nCUresult load(const char *name, CUfunction *function);\n#define KF_LOAD_KERNEL(name, function) load(name, function)\n"
+LOADER = """\
+#include <cuda.h>
+CUresult load(const char *name, CUfunction *function);
+#define KF_LOAD_KERNEL(name, function) load(name, function)
+"""
 
 
 @pytest.mark.parametrize("compiler", cases.by_level(["g++"], ["g++", "clang++"]))
@@ -237,7 +241,8 @@ def test_nvrtc(capsys, name):
 def test_conditional_includes():
     """A header first included inside an #if is repeated outside; all others occur once."""
     files = {
-        "kf/a.h": '#ifdef X\n#include "kf/b.h"\n#endif\n#include "kf/c.h"\n#include <kf/b.h>\n#include <math.h>\n',
+        "kf/a.h": '#ifdef X\n#include "kf/b.h"\n#endif\n'
+        '#include "kf/c.h"\n#include <kf/b.h>\n#include <math.h>\n',
         "kf/b.h": "int b;\n",
         "kf/c.h": '#ifdef Y\n#include "kf/b.h"\n#endif\nint c;\n',
     }
@@ -263,7 +268,8 @@ def test_conditional_includes():
 def test_a_header_that_is_another_each_time():
     """A header without include guard, which reads its includer's macros, is repeated."""
     files = {
-        "kf/a.h": '#ifndef A_H\n#define A_H\n#define N 1\n#include "kf/b.h"\n#undef N\n#define N 2\n#include "kf/b.h"\n#endif\n',
+        "kf/a.h": '#ifndef A_H\n#define A_H\n#define N 1\n#include "kf/b.h"\n'
+        '#undef N\n#define N 2\n#include "kf/b.h"\n#endif\n',
         "kf/b.h": "#ifdef N\nint b;\n#endif\n",
     }
     assert source.inline("kf/a.h", files).count("int b;") == 2

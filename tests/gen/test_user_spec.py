@@ -175,8 +175,10 @@ int main(void)
 {
     const float a[] = {1, -9}, b[] = {1, 1}, shift[] = {0, 0.5f};
     float out[2], sum[2];
-    if (kf_cpu_clamp_mul_relu_f32(a, b, shift, out, 1, 2) != KF_SUCCESS || out[0] != 1.0f || out[1] != 0.0f) return 1;
-    if (kf_cpu_add_shifted_log_f32(a, b, sum, 2, 1.5f) != KF_SUCCESS || !(sum[0] > 1.27f && sum[0] < 1.28f)) return 2;
+    if (kf_cpu_clamp_mul_relu_f32(a, b, shift, out, 1, 2) != KF_SUCCESS) return 1;
+    if (out[0] != 1.0f || out[1] != 0.0f) return 1;
+    if (kf_cpu_add_shifted_log_f32(a, b, sum, 2, 1.5f) != KF_SUCCESS) return 2;
+    if (!(sum[0] > 1.27f && sum[0] < 1.28f)) return 2;
     return kf_shifted_log(2.0f, 1.5f) == sum[0] ? 0 : 3;
 }
 """
@@ -209,7 +211,8 @@ def test_umbrella(include, tmp_path, compiler):
 CUDA_PROGRAM = """
 #include <kf/kf.cuh>
 #include <kf/my.cuh>
-kf_result_t use(const float *a, const kf_f16 *x, const kf_f16 *b, kf_f16 *out, kf_f16 *db, void *w, size_t size, cudaStream_t s)
+kf_result_t use(const float *a, const kf_f16 *x, const kf_f16 *b, kf_f16 *out, kf_f16 *db, void *w,
+                size_t size, cudaStream_t s)
 {
     kf_result_t r = kf_clamp_mul_relu_bwd_f16(x, x, b, NULL, x, out, out, db, 8, 8, w, size, s);
     if (!r) r = kf_clamp_mul_shifted_log_f32(a, a, a, (float *)out, 8, 8, 1.5f, s);
@@ -302,7 +305,8 @@ def test_two_libraries(installed, tmp_path):
 int main(void)
 {
     float x[2] = {1, -2}, one[2], two[2];
-    if (kf_cpu_myone_f32(x, one, 2) != KF_SUCCESS || kf_cpu_mytwo_f32(x, two, 2) != KF_SUCCESS) return 1;
+    if (kf_cpu_myone_f32(x, one, 2) != KF_SUCCESS) return 1;
+    if (kf_cpu_mytwo_f32(x, two, 2) != KF_SUCCESS) return 1;
     return one[0] == 2 && one[1] == -4 && two[0] == 3 && two[1] == -6 ? 0 : 2;
 }
 """
@@ -330,17 +334,21 @@ kf_result_t both(const float *x, float *out)
 # own. {0}: what it calls the logits.
 SHARP = """
 outputs = {{ loss = "m = max({0}); 2 * (m + log(sum(exp({0} - m)))) - pick({0}, label)" }}
-refs = {{ loss = "2 * (max({0}) + np.log(sum(np.exp({0} - max({0}))))) - np.where((label < 0) | (label >= count), np.nan, \
+refs = {{ loss = "2 * (max({0}) + np.log(sum(np.exp({0} - max({0}))))) - \
+np.where((label < 0) | (label >= count), np.nan, \
 sum(np.where(column == label, {0}, 0)))" }}
 """
 LABEL = 'label = { kind = "per_row", dtype = "I", grad = false }'
 LOSSES = {
-    "rows": '[op.sharp_loss]\nfamily = "rows"\nbrief = "2 lse - x[label]"\noperands = { x = "elem", '
+    "rows": '[op.sharp_loss]\nfamily = "rows"\nbrief = "2 lse - x[label]"\n'
+    'operands = { x = "elem", '
     + LABEL
     + " }"
     + SHARP.format("x"),
-    "layer": '[op.linear_sharp_loss]\nfamily = "linear_cross_entropy"\nrows = "sharp_loss"\nbrief = "of x . weight^T + bias"\n'
-    'operands = { x = { kind = "left", grad = false }, weight = { kind = "right", grad = false }, bias = { kind = "row", grad = false, '
+    "layer": '[op.linear_sharp_loss]\nfamily = "linear_cross_entropy"\nrows = "sharp_loss"\n'
+    'brief = "of x . weight^T + bias"\n'
+    'operands = { x = { kind = "left", grad = false }, '
+    'weight = { kind = "right", grad = false }, bias = { kind = "row", grad = false, '
     "absent = 0 }, " + LABEL + " }" + SHARP.format("logits"),
 }
 LOSS_PROGRAM = """
@@ -353,7 +361,10 @@ int main(void)
     static _Alignas(256) char workspace[1 << 20];
     float loss[2];
     const size_t need = kf_cpu_linear_sharp_loss_f32_workspace_bytes(2, 3, 1);
-    if (need > sizeof workspace || kf_cpu_linear_sharp_loss_f32(x, weight, NULL, label, loss, 2, 3, 1, NULL, workspace, need) != KF_SUCCESS) return 1;
+    if (need > sizeof workspace) return 1;
+    const kf_result_t result = kf_cpu_linear_sharp_loss_f32(x, weight, NULL, label, loss, 2, 3, 1,
+                                                            NULL, workspace, need);
+    if (result != KF_SUCCESS) return 1;
     for (int r = 0; r < 2; ++r) {
         double sum = 0;
         for (int c = 0; c < 3; ++c) sum += exp(x[r] * weight[c]);
@@ -402,7 +413,8 @@ def test_losses_of_a_user_s_own_rows(installed, tmp_path):
             tmp_path,
             include,
             """#include <kf/rows_layer.cuh>
-kf_result_t loss(const float *x, const float *w, const int64_t *label, float *out, void *work, size_t size)
+kf_result_t loss(const float *x, const float *w, const int64_t *label, float *out, void *work,
+                 size_t size)
 {
     return kf_linear_sharp_loss_f32(x, w, nullptr, label, out, 2, 3, 1, nullptr, work, size, nullptr);
 }
@@ -420,7 +432,9 @@ outputs = { total = "act(a + b)", delta = "(a - b) * w" }
 refs = { total = "act(a + b)", delta = "(a - b) * w" }
 [op."scaled_{act}_drop"]
 brief = "dropout(act(lo + r) * hi * gain) + y"
-operands = { x = { kind = "half", parts = ["lo", "hi"] }, r = { kind = "row", grad = false }, y = "elem" }
+operands.x = { kind = "half", parts = ["lo", "hi"] }
+operands.r = { kind = "row", grad = false }
+operands.y = "elem"
 scalars = { gain = 2.0 }
 expr = "dropout(act(lo + r) * hi * gain) + y"
 ref = "dropout(act(lo + r) * hi * gain) + y"
@@ -437,7 +451,9 @@ expr = "dropout (x * 2)"
 ref = "dropout (x * 2)"
 [op.stopped]
 brief = "x * log(c) * stop"
-operands = { x = "elem", stop = { kind = "elem", grad = false }, c = { kind = "channel", positive = true } }
+operands.x = "elem"
+operands.stop = { kind = "elem", grad = false }
+operands.c = { kind = "channel", positive = true }
 expr = "x * log(c) * stop"
 ref = "x * np.log(c) * stop"
 """

@@ -67,7 +67,8 @@ def text(function: str) -> str:
 
 @functools.cache
 def kernels(function: str) -> tuple[str, ...]:
-    """What its launches choose from: of a dropout those that read seed and offset where they lie, as kfgen's packed_cuda.functions has it."""
+    """Names of the kernels that a function's launches choose from. A dropout's read seed and offset
+    from device memory, as in kfgen's packed_cuda.functions."""
     from kfgen.render import source
 
     named, _ = source.find(_selection(), function)

@@ -28,7 +28,8 @@ def cuda_available() -> bool:
 
 
 def get_include() -> str:
-    """The include directory of kf's headers, for C, C++ and CUDA. They are generated at the first call, which takes seconds."""
+    """The include directory of kf's headers, for C, C++ and CUDA. The first call generates them, in
+    seconds."""
     from kfgen import paths
     from kfgen.entries import spec
     from kfgen.render import package, render

@@ -285,7 +285,7 @@ class Function:
 
     @property
     def has_any_strides(self):
-        """True if GPU kernels for any strides exist (runtime_activation.has_any_strides)."""
+        """True if a GPU has kernels of arbitrary strides (runtime_activation.has_any_strides)."""
         return bool(self.any) and self.any_order
 
     def any_strides(self, f):

@@ -22,7 +22,7 @@ TOKEN = re.compile(
 COST = {", ": 0, "; ": 0, " && ": 0, " || ": 0, " ? ": 1, " : ": 1, " = ": 3}
 COST |= dict.fromkeys((" + ", " - ", " * ", " / ", " | "), 2)
 BRACKET = 4
-AFTER = re.compile(r" [\w*]")  # follows a condition, or the attribute of a kernel
+AFTER = re.compile(r" [\w*]")  # the text after a condition, or the attribute of a kernel
 OPEN = (" =", "&&", "||", "==", "(", " ?", " :", " +")  # last characters of an unfinished statement
 COMMENT = re.compile(r'((?:"(?:\\.|[^"\\])*"|[^"])*?[;{},)]) +(//.*|/\*(?:(?!\*/).)*\*/)$')
 BRACKETS = re.compile(r'"(?:\\.|[^"\\])*"|[()]')

@@ -52,7 +52,7 @@ def unknown(option, word, known):
 
 
 def _unknown(spec, what, word, known, options):
-    """Error for an unknown op, activation or dtype, with a hint if it is a function's name."""
+    """Error for an unknown op, activation or dtype. A function's name is often given for an op."""
     for op in spec.ops.values() if what == "ops" else ():
         for act in op.activations:
             if op.has_act and names.fill(op.pattern, act.name) == word:

@@ -5,11 +5,10 @@ from kfgen.model import names, runtime_activation
 
 
 def headers(renderer, op, kernels, extends):
-    """Adds the headers of an op's functions to a Renderer.
+    """Adds the headers of an op's functions to a Renderer's.
 
-    Args:
-        kernels: the op's kernels, with all of their activations.
-        extends: True for an op of kf with a user's activations.
+    kernels: with all activations that they support. extends: True for kf's own op with a user's
+    activations.
     """
     own = [k for k in kernels if runtime_activation.has(k)]
     if not own:

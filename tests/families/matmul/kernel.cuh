@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Kernels over kf/core/matmul/matmul.cuh with what stands at a result's place written by hand, as generated
-// ones have it: for the emulation's test and for a device's.
-//   one product      out = max(acc + bias, 0) + residual, pre = acc + bias; bias, residual and pre
-//   may be NULL two of one A     out = (acc0 + bias) * acc1
+// Kernels over kf/core/matmul/matmul.cuh with hand-written epilogues in the form of generated ones,
+// for the tests on the emulation and on a device.
+//   one product       out = max(acc + bias, 0) + residual, pre = acc + bias;
+//                     bias, residual and pre may be NULL
+//   two of one A      out = (acc0 + bias) * acc1
 #ifndef GEMM_KERNEL_CUH
 #define GEMM_KERNEL_CUH
 
@@ -136,7 +137,7 @@ KFI_KERNEL void KFI_PIPELINE_BOUNDS(KFI_TILE_WGMMA_128x128_PINGPONG)
 #endif
 }
 
-// Of up to `wide` rows.
+// Product with skinny M: up to `wide` rows, by wgmma.
 template <int type, int layout, int products, int wide>
 KFI_KERNEL void KFI_SKINNY_BOUNDS few_product(ending e, kfi_gemm g,
                                               const __grid_constant__ kfi_gemm_maps maps)
@@ -163,7 +164,7 @@ KFI_KERNEL void KFI_SKINNY_BOUNDS few_product(ending e, kfi_gemm g,
 #endif
 }
 
-// Of floats, by wgmma.
+// Product of floats: TF32 or 3xTF32 wgmma.
 template <int type, int layout, int products>
 KFI_KERNEL void KFI_3XTF32_BOUNDS halves_product(kfi_gemm_matrix a, kfi_gemm_matrix b,
                                                  kf_i64 a_matrix, kf_i64 b_matrix, ending e,

@@ -133,7 +133,7 @@ def gate():
 
 @functools.cache
 def thin_gate():
-    """Returns the functions whose numbers the quick tier runs: each family's loops in each dtype."""
+    """Returns the functions that the quick tier runs: each family's loops in each dtype."""
     return cover(thin, FUNCTIONS)
 
 

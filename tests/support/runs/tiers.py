@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Splits level 1 into two tiers, which together run every test once, and sums their outcomes.
 
-    KF_TIER=quick   `make test`: the generator, pages, Python, and the numbers of a few functions that
-                    have between them each family's loops in each dtype (selection.thin_gate)
+    KF_TIER=quick   `make test`: the generator, pages, Python, and the numbers of a few functions
+                    that cover each family's loops in each dtype (selection.thin_gate)
     KF_TIER=rest    `make check`: everything else
     KF_FAMILY=rows  `make test FAMILY=rows`: of the quick tier what concerns one family
 
@@ -22,7 +22,8 @@ TIERS = ("quick", "rest")
 OUTCOMES = pathlib.Path(__file__).resolve().parents[3] / "build/tests/outcomes"
 COUNTED = ("passed", "failed", "error", "skipped")
 QUICK = re.compile(
-    r"tests/(gen|docs|frontends)/|tests/families/\w+/test_(gen|frontends)|tests/fuzz/(?!test_arguments)"
+    r"tests/(gen|docs|frontends)/|tests/families/\w+/test_(gen|frontends)|"
+    r"tests/fuzz/(?!test_arguments)"
 )
 # Numbers of both backends: in each tier of other functions (numeric.GATE).
 NUMBERS = ("tests/cpu/test_numbers.py", "tests/emu/test_numbers.py")

@@ -193,10 +193,8 @@ class ElementwiseC(C):
         return bool(self.k.sums) and self.k.dtype.word != "f16" and self._weight(act, by) == 0
 
     def _streams(self, act, by):
-        """True if C may use non-temporal stores: memory takes longer than the arithmetic.
-
-        float64 calls libm, which always takes longer than memory (bench/NOTES/cpu.md).
-        """
+        """True if C may use non-temporal stores: the arithmetic must take less time than memory
+        (bench/NOTES/cpu.md). float64 calls libm and always takes more."""
         work = self._weight(act, by) * (8 if self.k.dtype.compute == "f64" else 1) + self.k.keeps
         return work <= sum(s.dtype.size * len(s.parts) for s in self.k.stores) / 4
 

@@ -16,10 +16,10 @@ class ElementwiseCuda(Cuda):
         super().__init__(kernel)
         sizes = [s.dtype.size for s in self.k.loads + self.k.stores]
         self.vec = 16 // max(sizes)
-        # Tensors that one kernel reads at most: it reads the result instead of others.
+        # Tensors that one kernel may read; the result takes the place of others.
         self.lanes = [s for s in self.k.loads if s.reads != "result"]
-        # One vector per thread is as fast as more for tensors in DRAM. Random bits and row values
-        # need setup that is worth sharing (bench/NOTES/elementwise.md).
+        # One vector per thread is as fast as any count for tensors that come from DRAM. Random bits
+        # and row values cost enough set-up to share (bench/NOTES/elementwise.md).
         self.unroll = (
             4 if self.k.keeps else 1 if not self.k.grid else 2 if len(self.k.row_loads) < 3 else 4
         )

@@ -131,7 +131,7 @@ class MatmulC(C):
         return [seam for seam in self.k.seams if self.calls(seam)]
 
     def value(self, v):
-        """A value's code (core/matmul/seam.h): letters for tensors; 0 or 1 for a product or dacc."""
+        """Code of a value (core/matmul/seam.h): letters for tensors; 0, 1 for products or dacc."""
         named = {p.name: str(i) for i, p in enumerate(self.k.products)}
         name = getattr(v, "name", v)
         at = {s.name: i for i, s in enumerate(self.k.ins + self.k.outs)}

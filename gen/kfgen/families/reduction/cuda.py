@@ -46,11 +46,9 @@ class ReductionCuda(OverRowsCuda):
 
     @property
     def blocks(self):
-        """Blocks per SM, for __launch_bounds__ (bench/NOTES/reduction.md).
-
-        float32 columns spill a little for it, which costs less than fewer blocks. Vectors of
-        2-byte columns hold twice as many values.
-        """
+        """Minimum blocks per SM. The spills that this costs float32 columns are cheaper than lower
+        occupancy. A vector of 2-byte columns has twice as many values
+        (bench/NOTES/reduction.md)."""
         return (
             ""
             if not self.again or self.k.dtype.size == 8

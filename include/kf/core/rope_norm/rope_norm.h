@@ -21,7 +21,7 @@ typedef struct kfi_cpu_heads {
     const void *numbers;
     int number_size, size, acc_size; /* bytes of a position, of an element, of an accumulator */
     int beside;                      /* the elements of a pair are adjacent */
-    /* heads and weights of q and k; given: the gradients of the results */
+    /* for q and k: heads and weights; given: the gradients of the results */
     const void *heads[2], *scales[2], *given[2], *tables[KFI_ROPE_TABLES];
     void *to[2];              /* NULL: not wanted */
     void *const *sum_outputs; /* the gradients of both weights; NULL in a forward */
