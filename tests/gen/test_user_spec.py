@@ -341,10 +341,7 @@ sum(np.where(column == label, {0}, 0)))" }}
 LABEL = 'label = { kind = "per_row", dtype = "I", grad = false }'
 LOSSES = {
     "rows": '[op.sharp_loss]\nfamily = "rows"\nbrief = "2 lse - x[label]"\n'
-    'operands = { x = "elem", '
-    + LABEL
-    + " }"
-    + SHARP.format("x"),
+    'operands = { x = "elem", ' + LABEL + " }" + SHARP.format("x"),
     "layer": '[op.linear_sharp_loss]\nfamily = "linear_cross_entropy"\nrows = "sharp_loss"\n'
     'brief = "of x . weight^T + bias"\n'
     'operands = { x = { kind = "left", grad = false }, '

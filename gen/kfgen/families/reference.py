@@ -31,7 +31,7 @@ UFUNC_RULES = {
     np.sin: lambda y, a: (np.cos(a),),
     np.cos: lambda y, a: (-np.sin(a),),
     np.power: lambda y, a, b: (b * np.power(a, b - 1.0), 0.0 * a),
-    # A tie gives each half; NaN passes the gradient to both.
+    # A tie gives each argument half of the gradient; NaN passes the gradient to both.
     np.maximum: lambda y, a, b: (
         np.where(a < b, 0.0, np.where(a == b, 0.5, 1.0)),
         np.where(b < a, 0.0, np.where(a == b, 0.5, 1.0)),
@@ -48,7 +48,7 @@ UFUNC_RULES = {
 
 
 def known():
-    """Names of the functions that a differentiable reference may call."""
+    """Names of the functions that kfgen can differentiate in a reference, comma-separated."""
     return ", ".join(
         sorted(
             f"{'np' if hasattr(np, ufunc.__name__) else 'sp'}.{ufunc.__name__}"
@@ -58,7 +58,7 @@ def known():
 
 
 class Dual(np.lib.mixins.NDArrayOperatorsMixin):
-    """A value and its derivatives with respect to each input."""
+    """Dual number: a value and its derivatives with respect to each input."""
 
     def __init__(self, value, tangents):
         self.value, self.tangents = value, tangents
@@ -108,7 +108,7 @@ class Dual(np.lib.mixins.NDArrayOperatorsMixin):
 
 
 def expit(v):
-    """sigmoid, also where its result is subnormal (SciPy's is 0 there)."""
+    """Sigmoid that keeps subnormal results (SciPy's returns 0 for them)."""
     if isinstance(v, Dual):
         return sp.expit(v)
     return np.exp(np.minimum(v, 0)) / (1 + np.exp(-np.abs(v)))
@@ -139,15 +139,15 @@ def act_derivative(act, x, scalars):
 
 
 def act_derivative_out(act, y, scalars):
-    """The activation's derivative from its result y."""
+    """Derivative of the activation, computed from its result y."""
     return np.broadcast_to(_eval(act.dref_out, {"y": y, **scalars}), np.shape(y))
 
 
 def reference(op, act, inputs, scalars, keep=None, keep_scale=1.0, result=None):
-    """Returns {output: Dual} of an op on float64 arrays of one shape; tangents are by operand.
+    """Evaluates an op on float64 arrays of one shape. Returns {output: Dual}.
 
-    Args:
-        result: the activation's result, if its derivative is computed from that.
+    Tangents are keyed by the operand's value name. result: the activation's result, from which its
+    derivative is computed; None computes it from the argument.
     """
 
     def apply_act(z):
@@ -174,7 +174,7 @@ def reference(op, act, inputs, scalars, keep=None, keep_scale=1.0, result=None):
 
 
 def values(op, act, inputs, scalars, keep=None, keep_scale=1.0):
-    """Returns {output: float64 array} of an op, without derivatives."""
+    """Evaluates an op without derivatives. Returns {output: float64 array}."""
     names = (
         inputs
         | scalars
@@ -186,11 +186,12 @@ def values(op, act, inputs, scalars, keep=None, keep_scale=1.0):
     return {name: _eval(text, names) for name, text in op.refs.items()}
 
 
-# Formulas of fused primitives. Their rounding is bounded by the formula's.
+# Expansions of fused primitives: the bound counts the roundings of the formula.
 EXPANSIONS = {"gelu": "a * normcdf(a)", "gelu_bwd": "normcdf(a) + a * normpdf(a)"}
 
 
 def expand(source, roots):
+    """Copies the graph of `roots` with EXPANSIONS applied. Returns (graph, roots)."""
     target, new = Graph(source.levels), {}
     for i in source.reachable(roots):
         node = source.nodes[i]
@@ -204,14 +205,13 @@ def expand(source, roots):
 
 
 class Bound:
-    """S = |y| + sum of |dy/dt * t| over the rounded intermediates t, per result, in float64."""
+    """Error bound of each result y of a kernel, evaluated in float64.
+
+    S = |y| + the sum of |dy/dt * t| over the formula's rounded intermediates t.
+    """
 
     def __init__(self, kernel, act, by=False):
-        """Builds the graph of a kernel and its adjoints.
-
-        Args:
-            by: True if the activation's gradient is computed from its result.
-        """
+        """by: True computes the activation's gradient from its result."""
         self.graph = Graph()
         scalars = {s: self.graph.var(s) for s in act.scalars}
         if by:
@@ -228,8 +228,8 @@ class Bound:
                 ),
             )
         self.graph, self.roots = expand(self.graph, self.roots)
-        self.terms = []  # per root: [(intermediate, adjoint)]
-        # The oracle rounds in float64 as well: its error counts as one rounding of the inputs.
+        self.terms = []  # for each root: [(intermediate, adjoint)]
+        # The float64 reference rounds as well. Its error counts as one rounding of the inputs.
         inputs = kernel.dtype.compute == "f64"
         for root in self.roots:
             inner = [
@@ -244,7 +244,7 @@ class Bound:
             )
         self.extremes = [self._extremes(root) for root in self.roots]
 
-        # Comparisons of rounded values: near equality, either branch is correct.
+        # Comparisons of rounded values: near equality both branches are valid.
         self.kinks = []
         for i in self.graph.reachable(self.roots):
             node = self.graph.nodes[i]
@@ -265,11 +265,11 @@ class Bound:
                         )
 
     def _extremes(self, root):
-        """Lists the max and min nodes of a result, since rounding may select the other argument.
+        """Lists each max and min in the graph of `root`.
 
-        Returns:
-            [(argument, other argument, derivative of the result by the node, [(rounded
-            intermediate of either argument, its derivative)])].
+        An entry is (first argument, second argument, derivative of the root with respect to the max
+        or min, [(rounded intermediate of an argument, its derivative)]). If the arguments differ by
+        less than their roundings, float32 may select the other one, so the bound includes both.
         """
         found = []
         for i in self.graph.reachable([root]):
@@ -291,10 +291,10 @@ class Bound:
         return found
 
     def undecided(self, env, eps, tiny, largest):
-        """Mask of the elements whose result is ambiguous.
+        """Mask of the elements whose float32 result is not determined.
 
-        These have a comparison of rounded values near equality, or an intermediate that is finite
-        in float64 but out of float32's range.
+        A comparison of rounded values is near equality there, or an intermediate is finite in
+        float64 and outside float32's range.
         """
         where = np.zeros(1, bool)
         with np.errstate(all="ignore"):
@@ -317,11 +317,10 @@ class Bound:
         return where
 
     def evaluate(self, env, eps, tiny):
-        """Returns (S, sum of |dy/dt|, largest finite |t|) of each root.
+        """Returns (S, sum of |dy/dt|, largest finite |t|) for each root.
 
-        Args:
-            eps: relative rounding error of normal numbers.
-            tiny: absolute rounding error of subnormal numbers.
+        eps: relative rounding error of normal numbers. tiny: absolute rounding error of subnormal
+        numbers.
         """
         results = []
         with np.errstate(all="ignore"):

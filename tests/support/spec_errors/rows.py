@@ -304,5 +304,5 @@ CASES = {
         "`r` is not read",
         "remove it",
     ),
-    **cases.said("REFUSED"),
+    **cases.merged("REFUSED"),
 }

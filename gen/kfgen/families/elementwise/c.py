@@ -194,7 +194,7 @@ class ElementwiseC(C):
 
     def _streams(self, act, by):
         """True if C may use non-temporal stores: the arithmetic must take less time than memory
-        (bench/NOTES/cpu.md). float64 calls libm and always takes more."""
+        (bench/NOTES/cpu.md). float64 calls libm and counts eightfold."""
         work = self._weight(act, by) * (8 if self.k.dtype.compute == "f64" else 1) + self.k.keeps
         return work <= sum(s.dtype.size * len(s.parts) for s in self.k.stores) / 4
 

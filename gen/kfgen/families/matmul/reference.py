@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an op that is a product of matrices should give in float64, and how far rounding may take each result; and, for `kfgen check`, whether that
-is what its `ref` says, whose gradients come from a tape over NumPy.
+"""Reference of matmul ops in float64 and error bounds of their results.
 
-Arrays have the batch as their first axis, all of them.
+`check` is the matmul part of `kfgen check`: it compares this reference with an op's `ref`, whose
+gradients come from a tape over NumPy. The first axis of every array is the batch.
 """
 
 from dataclasses import dataclass
@@ -16,12 +16,12 @@ from kfgen.language.gradient import substitute
 from kfgen.language.primitives import KEEP, KEEP_SCALE
 
 DOT = "kfi_dot"
-LEAST = 2.0**-126  # of normal numbers of float32
+LEAST = 2.0**-126  # the least normal number of float32
 
 
 @dataclass
 class Number:
-    """Values, the error that rounding may make of each, and where float32's range was left on the way."""
+    """Values, their rounding error bounds, and a mask of those with an overflow on the way."""
 
     value: np.ndarray
     error: np.ndarray
@@ -30,30 +30,28 @@ class Number:
 
 @dataclass
 class Rounding:
-    eps: float
-    tiny: float
-    largest: float
-    store: object = (
-        None  # of what is stored in between: values -> (how far each may be moved, the largest)
-    )
-    factor: object = (
-        None  # the same of a left factor that is made of tensors, where a backend rounds it
-    )
-    factors: float = 0.0  # how far a product may round each of its factors, relatively
-    least: float = (
-        0.0  # where a tensor core multiplies, the least normal number of what it multiplies
-    )
+    """Rounding errors of a backend's arithmetic."""
+
+    eps: float  # relative error of normal numbers
+    tiny: float  # absolute error of subnormal numbers
+    largest: float  # the largest finite number
+    # Rounding of stored intermediates: values -> (absolute error of each, the largest number).
+    store: object = None
+    # Rounding of a computed left factor on backends that store it; same signature as `store`.
+    factor: object = None
+    factors: float = 0.0  # relative error from rounding each factor of a product
+    least: float = 0.0  # the least normal number of a tensor core's operands; 0: no tensor core
 
 
 EXACT = Rounding(0.0, 0.0, np.inf)
 
 
-def turned(array):
+def transposed(array):
     return array.swapaxes(-1, -2)
 
 
 def inlined(k, act, by):
-    """(a graph with the activation's own expressions, its roots)."""
+    """Inlines the activation's expressions into the kernel's graph. Returns (graph, roots)."""
     if by:
         return k.graph_by(act)
     graph = Graph()
@@ -73,7 +71,7 @@ class _Elements(rows_reference.Bound):
         self.doubles = doubles
 
     def numbers(self, env, shape, rounding, errors):
-        """Of each root, of arrays that broadcast to a shape."""
+        """Evaluates each root, broadcast to `shape`. Returns a list of Number."""
         value, error, beyond = self.follow(
             env, shape[-1], rounding.eps, rounding.tiny, rounding.largest, errors
         )
@@ -84,7 +82,7 @@ class _Elements(rows_reference.Bound):
 
 
 class Product:
-    """A kernel with an activation."""
+    """Float64 evaluation of a matmul kernel with one activation."""
 
     def __init__(self, kernel, act, by=False):
         self.k, (graph, roots) = kernel, inlined(kernel, act, by)
@@ -101,10 +99,13 @@ class Product:
         self.inner = [i for i, s in enumerate(kernel.outs) if s.kind in ("left", "depth")]
         self.results = elements(self.elem)
         self.inputs = elements(self.inner)
-        self.slopes = elements(range(first, first + len(kernel.products)) if kernel.bwd else ())
+        self.dacc = elements(range(first, first + len(kernel.products)) if kernel.bwd else ())
 
     def run(self, env, sizes, rounding=EXACT, beta=0.0):
-        """{output: Number}, also of each of two that lie in one. env: tensors as they lie, absent ones as 0, and scalars, keep and keep_scale."""
+        """Evaluates the kernel. Returns {output: Number}, with both halves of a packed output.
+
+        env: tensors in their stored layout (absent ones are 0), scalars, keep and keep_scale.
+        """
         k = self.k
         batch, rows, cols, depth = sizes
         env = dict(env)
@@ -113,7 +114,7 @@ class Product:
                 env |= zip(halves, np.split(env[s.name], [cols], k.joined_at(s)))
         for s in k.operands:
             if s.kind in ("left", "right") and k.form["left" != s.kind] == "t":
-                env[s.name] = turned(env[s.name])  # [rows, depth], [depth, cols]
+                env[s.name] = transposed(env[s.name])  # [rows, depth], [depth, cols]
             elif s.kind in ("row", "depth") and np.ndim(env[s.name]):
                 env[s.name] = env[s.name][:, None, :]
         with np.errstate(all="ignore"):
@@ -125,7 +126,7 @@ class Product:
                 else self._forward(env, sizes, rounding, factor)
             )
             for s in k.outs:
-                found[s.name] = self._as_it_lies(s, found[s.name])
+                found[s.name] = self._as_stored(s, found[s.name])
                 if beta and k.accumulated(s):
                     old = beta * env[s.name]
                     n = found[s.name]
@@ -141,10 +142,10 @@ class Product:
                     )
         return found
 
-    def _as_it_lies(self, s, n):
-        """A gradient of a factor, turned back."""
+    def _as_stored(self, s, n):
+        """Transposes the gradient of a factor back to the factor's stored layout."""
         if s.kind in ("left", "right") and self.k.form["left" != s.kind] == "t":
-            return Number(*(turned(v) for v in (n.value, n.error, n.beyond)))
+            return Number(*(transposed(v) for v in (n.value, n.error, n.beyond)))
         return n
 
     def _forward(self, env, sizes, rounding, factor):
@@ -157,8 +158,8 @@ class Product:
 
     def _backward(self, env, sizes, rounding, factor):
         k, (batch, rows, cols, depth) = self.k, sizes
-        slopes = self._of(self.slopes, env, {}, (batch, rows, cols), rounding)
-        slopes = slopes if self.passes_on else [self._stored(n, rounding.store) for n in slopes]
+        dacc = self._of(self.dacc, env, {}, (batch, rows, cols), rounding)
+        dacc = dacc if self.passes_on else [self._stored(n, rounding.store) for n in dacc]
         found = dict(
             zip(
                 (k.outs[i].name for i in self.elem),
@@ -166,8 +167,8 @@ class Product:
             )
         )
         dots = [
-            self._times(n, self._exact(turned(env[p.weight.name]), rounding), rounding)
-            for n, p in zip(slopes, k.products)
+            self._times(n, self._exact(transposed(env[p.weight.name]), rounding), rounding)
+            for n, p in zip(dacc, k.products)
         ]
         dot = (
             dots[0]
@@ -190,10 +191,10 @@ class Product:
         )
         inner = self._of(self.inputs, env, {DOT: dot}, (batch, rows, depth), rounding)
         found |= dict(zip((k.outs[i].name for i in self.inner), inner))
-        for n, p in zip(slopes, k.products):
+        for n, p in zip(dacc, k.products):
             if any(s.of == p.weight.name for s in k.outs):
                 found[f"d{p.weight.name}"] = self._times(
-                    Number(*(turned(v) for v in (factor.value, factor.error, factor.beyond))),
+                    Number(*(transposed(v) for v in (factor.value, factor.error, factor.beyond))),
                     n,
                     rounding,
                 )
@@ -227,13 +228,16 @@ class Product:
 
     @staticmethod
     def _times(a, b, rounding):
-        """A product of matrices, added up in any order.
+        """Matrix product with a bound that holds for any order of the sum.
 
-        A tensor core aligns the terms of a sum, and the sum before, to the largest exponent among them, and cuts off what is behind its last bit. A
-        term's exponent is that of its factors as they are stored, and a subnormal number is stored with the exponent of the least normal one:
-        f16's 2^-24 times 30,000 takes as many bits from the others as 2^-14 times 30,000 would. Of n terms aligned to 2^e each is off by less than
-        2^(e - 24), and so is the sum, together by n + 2 halves of an eps of the largest: within (4 + sqrt(n)) eps up to the 16 terms that are added
-        up at a time, if the magnitudes that count are those of factors which are no smaller than the least normal number."""
+        A tensor core aligns the terms and the accumulator to their largest exponent and truncates
+        the bits below. A term's exponent is the sum of its factors' stored exponents. A subnormal
+        number is stored with the exponent of the least normal number: in f16, 2^-24 * 30000
+        truncates as many bits of the other terms as 2^-14 * 30000. Each of n terms aligned to 2^e
+        has an error below 2^(e - 24), and so has the sum. The total is (n + 2) / 2 eps of the
+        largest term. This is within (4 + sqrt(n)) eps for up to 16 terms, which one instruction
+        adds, if magnitudes below the least normal number count as that number.
+        """
         size_a, size_b = (np.nan_to_num(np.abs(v), nan=0.0, posinf=0.0) for v in (a.value, b.value))
         size, count = size_a @ size_b, a.value.shape[-1]
         aligned = (
@@ -274,7 +278,7 @@ class Product:
 
     @staticmethod
     def _stored(n, store):
-        """A slope, or a left factor that is made of tensors: rounded to the tensors' dtype."""
+        """Rounds dacc, or a computed left factor, to the dtype in which it is stored."""
         if not store:
             return n
         moved, largest = store(n.value)
@@ -292,14 +296,14 @@ SIZES = (2, 5, 4, 3)  # batch, rows, cols, depth
 
 
 def shapes(op, family):
-    """{operand: its shape} for SIZES."""
+    """Returns {operand: shape} for SIZES."""
     at = dict(zip(("batch", "rows", "cols", "depth"), SIZES))
     form = family.forms[op.layout or "nt"]
     return {o.name: tuple(at[e] for e in form[o.kind].split(", ")) for o in op.operands}
 
 
 def _reference(op, act, inputs, scalars, keep, b):
-    """Of one batch: ({output: Tape}, {operand: Tape})."""
+    """Evaluates `ref` for batch b. Returns ({output: Tape}, {operand: Tape})."""
     mask = () if keep is None else (keep[b], 1.25)
     return rows_reference.reference(
         op, act, {n: v[b] for n, v in inputs.items()}, scalars, None, *mask
@@ -307,7 +311,10 @@ def _reference(op, act, inputs, scalars, keep, b):
 
 
 def check(op, act, family, compare, trouble):
-    """Compares values, and gradients with those of the reference and with its differences. compare(what, points, got, want, tolerance)."""
+    """Compares values with `ref`, gradients with its derivative and with finite differences.
+
+    compare(what, points, got, want, tolerance) reports a difference.
+    """
     rng, scalars = np.random.default_rng(11), op.scalars | act.scalars
     inputs = {n: rng.standard_normal(shape) for n, shape in shapes(op, family).items()}
     keep = rng.random(SIZES[:3]) < 0.7 if op.dropout else None
@@ -317,7 +324,7 @@ def check(op, act, family, compare, trouble):
     def reference(at):
         try:
             return [_reference(op, act, at, scalars, keep, b) for b in batches]
-        except Exception as e:  # the reference is a text of the user's
+        except Exception as e:  # the reference is the user's code
             raise trouble(f"ref: cannot be evaluated or differentiated: {e}") from None
 
     def values(taped):
@@ -357,15 +364,15 @@ def check(op, act, family, compare, trouble):
                 right,
                 1e-9 * np.abs(right) + 1e-11,
             )
-            way, near = rng.standard_normal(inputs[o.name].shape), []
+            direction, near = rng.standard_normal(inputs[o.name].shape), []
             for step in (1e-5, -1e-5):
-                moved = values(reference(inputs | {o.name: inputs[o.name] + step * way}))
+                moved = values(reference(inputs | {o.name: inputs[o.name] + step * direction}))
                 near.append(sum((moved[n] * douts[f"d{n}"]).sum() for n in op.outputs))
             slope = np.array([(near[0] - near[1]) / 2e-5])
             compare(
                 f"gradient for {o.name} against finite differences of ref",
                 {"step": slope},
-                np.array([(value * way).sum()]),
+                np.array([(value * direction).sum()]),
                 slope,
-                1e-6 * np.abs(slope) + 1e-6 * np.abs(value * way).sum(),
+                1e-6 * np.abs(slope) + 1e-6 * np.abs(value * direction).sum(),
             )
