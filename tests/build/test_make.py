@@ -161,5 +161,5 @@ def test_what_is_missing_is_named_in_one_line(checkout):
         GIT_CEILING_DIRECTORIES=checkout.parent,
     )
     assert any(
-        x.startswith("kf: a release is made from a git checkout") for x in output.splitlines()
+        x.startswith("kf: a release needs a git checkout") for x in output.splitlines()
     )

@@ -51,7 +51,7 @@ def test_every_snippet_is_used():
     fences = re.findall(r"^```\w+$", PAGE, re.M)
     assert len(shown) == len(fences), "code without a name is run by no test"
     sources = "".join(p.read_text() for p in pathlib.Path(__file__).parent.glob("*.py"))
-    used = set(re.findall(r'(?:snippet|compile_and_run)\("([^"]+)"', sources))
+    used = set(re.findall(r'(?:snippet|compile_and_run)\(\s*"([^"]+)"', sources))
     assert set(shown) == used
 
 

@@ -346,11 +346,7 @@ REFUSED = [
         ValueError,
         "the formula is a condition; use where(condition, a, b)",
     ),
-    (
-        lambda kf: kf.fuse_row("x + 1", x="elem"),
-        ValueError,
-        "the formula reduces nothing over a row",
-    ),
+    (lambda kf: kf.fuse_row("x + 1", x="elem"), ValueError, "the formula does not reduce a row"),
     (
         lambda kf: kf.fuse(3, x="elem"),
         TypeError,

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Linear cross entropy: shapes [rows, cols, depth], labels (some out of range), float64 oracle."""
 
+import json
 import re
+import tomllib
 
 import kflib
 import numpy as np
@@ -220,18 +222,21 @@ FAULTS = {
 }
 
 
+def inline(value):
+    """Writes a value as TOML on one line."""
+    if isinstance(value, dict):
+        return "{ " + ", ".join(f"{k} = {inline(v)}" for k, v in value.items()) + " }"
+    return json.dumps(value)
+
+
 def entry(pattern):
     """The body of kf's own entry. Its per_row operands keep the names of the op over rows."""
-    text = (
-        (kflib.ROOT / "gen/kfgen/families/linear_cross_entropy/ops.toml")
-        .read_text()
-        .partition(f"[op.{pattern}]\n")[2]
-        .partition("\n\n")[0]
-    )
+    file = kflib.ROOT / "gen/kfgen/families/linear_cross_entropy/ops.toml"
+    fields = tomllib.loads(file.read_text())["op"][pattern]
     lines = [
-        line
-        for line in text.splitlines()
-        if line.partition(" ")[0] not in ("family", "brief", "source", "since")
+        f"{name} = {inline(value)}"
+        for name, value in fields.items()
+        if name not in ("family", "brief", "source", "since")
     ]
     return re.sub(r"\b(x|weight|bias)( = \{ kind)", r"<\1>\2", "\n".join(["", *lines, ""]))
 

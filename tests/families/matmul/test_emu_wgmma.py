@@ -14,7 +14,7 @@ import invariant
 import pytest
 import toolkit
 from conftest import BUILD
-from wgmma import FUNCTIONS, INVARIANT, LAST, TILED, check_tiles
+from wgmma import FUNCTIONS, INVARIANT, LAST, TILED, check_padded, check_tiles, stores_through_slabs
 
 pytestmark = pytest.mark.skipif(not toolkit.include(), reason="no CUDA headers")
 RING = "kf/core/matmul/hopper.cuh"
@@ -351,6 +351,8 @@ def test_launchers(lib, f):
             checks.run(lib, memory, f, sizes)
         # Infinity, NaN, overflow and subnormal numbers.
         checks.run(lib, memory, f, (1, 70, 24, 72), "special")
+        if stores_through_slabs(f):
+            check_padded(lib, memory, f, (1, 70, 131, 72))
         emu.set(gemm_sms=132)  # too many SMs for 128x128 tiles: forwards use 64x64
         checks.run(lib, memory, f, (2, 130, 72, 136))
         assert not [name for name in emu.missing() if "_wgmma<" in name or "_skinny<" in name]

@@ -89,6 +89,13 @@ TILES = {
         (kflib.ROOT / "include/kf/core/matmul/tile.cuh").read_text(),
     )
 }
+
+
+def stores_through_slabs(f):
+    """True if a function has kernels that store through slabs."""
+    return any("_slabs<" in name for stage in f["stages"] for name in stage)
+
+
 # One function per op, dtype and activation with such kernels: residual, pre-activation output,
 # computed left factor.
 TILED = selection.cover(
@@ -98,7 +105,7 @@ TILED = selection.cover(
         for f in kflib.on("cuda", kflib.manifest()["functions"])
         if f["sizes"] == ["batch", "rows", "cols", "depth"]
         and f["activation"] in ("none", "gelu", "elu")
-        and any("_slabs<" in name for stage in f["stages"] for name in stage)
+        and stores_through_slabs(f)
     ],
 )
 assert TILED and len(TILES) == 5
@@ -112,6 +119,13 @@ def padded(f, sizes):
         if line == cols:
             found[a["name"]] = [-(-cols // 8) * 8] + [0] * (len(extents) - 1)
     return found
+
+
+def check_padded(lib, memory, f, sizes):
+    """Checks that padded rows of an odd number of columns, which the kernel with direct stores
+    computes, have the bits of contiguous ones."""
+    call = strided.Call(checks.Layout(lib, f, sizes), padded(f, sizes))
+    strided.compare(*call.run(lib, memory), checks.run(lib, memory, f, sizes), "padded rows")
 
 
 def outputs(lib, memory, f, sizes, drop=()):
