@@ -47,7 +47,9 @@ def pytest_configure(config):
 def pytest_collection_modifyitems(config, items):
     """Deselects tests of higher levels and of the other tier, instead of thousands of skips."""
     level = [not any(mark.args[0] > cases.LEVEL for mark in i.iter_markers("level")) for i in items]
-    kept, others = tiers.split([i for i, own in zip(items, level) if own], ROOT)
+    of_level = [i for i, own in zip(items, level) if own]
+    config.ids_of_level = [i.nodeid for i in of_level]  # those of both tiers
+    kept, others = tiers.split(of_level, ROOT)
     others += [i for i, own in zip(items, level) if not own]
     if others:
         config.hook.pytest_deselected(items=others)

@@ -58,12 +58,13 @@ def test_results_are_counted():
 
 
 def collected(session):
-    """Returns (files, tests) of a whole run of this level; collects again if pytest runs a part."""
+    """Returns (files, tests) of a whole run of this level, of both tiers; collects again if pytest
+    runs a part."""
     option = session.config.option
     if session.config.args in ([str(ROOT / "tests")], ["tests"]) and not (
         option.keyword or option.markexpr or option.ignore
     ):
-        ids = [item.nodeid for item in session.items]
+        ids = session.config.ids_of_level
         return {i.partition("::")[0] for i in ids} | session.config.files_skipped, {
             i.partition("[")[0] for i in ids
         }
@@ -72,7 +73,7 @@ def collected(session):
         cwd=ROOT,
         capture_output=True,
         text=True,
-        env={**os.environ, "PYTEST_ADDOPTS": ""},
+        env={**os.environ, "PYTEST_ADDOPTS": "", "KF_TIER": "", "KF_FAMILY": ""},
     )
     assert done.returncode == 0, done.stdout[-3000:]
     lines = done.stdout.splitlines()
