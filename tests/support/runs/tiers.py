@@ -16,7 +16,7 @@ import pathlib
 import re
 import sys
 
-TIER = os.environ.get("KF_TIER", "")
+TIER = os.environ.get("KF_TIER", "") if os.environ.get("KF_LEVEL", "1") == "1" else ""
 FAMILY = os.environ.get("KF_FAMILY", "")
 TIERS = ("quick", "rest")
 OUTCOMES = pathlib.Path(__file__).resolve().parents[3] / "build/tests/outcomes"
