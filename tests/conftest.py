@@ -23,6 +23,7 @@ import kflib  # noqa: E402
 import once as once_a_run  # noqa: E402
 import promises  # noqa: E402
 import seconds  # noqa: E402
+import selection  # noqa: E402
 import tiers  # noqa: E402
 
 BUILD = ROOT / "build/tests"
@@ -49,7 +50,8 @@ def pytest_collection_modifyitems(config, items):
     level = [not any(mark.args[0] > cases.LEVEL for mark in i.iter_markers("level")) for i in items]
     of_level = [i for i, own in zip(items, level) if own]
     config.ids_of_level = [i.nodeid for i in of_level]  # those of both tiers
-    kept, others = tiers.split(of_level, ROOT)
+    early = {f["name"] for f in selection.thin_gate()} if tiers.TIER == "rest" else ()
+    kept, others = tiers.split(of_level, ROOT, early)
     others += [i for i, own in zip(items, level) if not own]
     if others:
         config.hook.pytest_deselected(items=others)

@@ -138,16 +138,11 @@ def thin_gate():
 
 
 def numbers_gate():
-    """Returns the functions whose numbers this tier runs (tiers.py): thin_gate or the rest of gate,
-    so that both tiers have all of them, and compile none twice."""
+    """Returns the functions of the libraries of numbers in this tier (tiers.py): thin_gate in the
+    quick one, gate in the other, which skips the numbers of thin_gate."""
     if tiers.FAMILY:
         return [f for f in thin_gate() if f["family"] == tiers.FAMILY]
-    if not tiers.TIER or cases.LEVEL > 1:
-        return gate()
-    if tiers.TIER == "quick":
-        return thin_gate()
-    early = {f["name"] for f in thin_gate()}
-    return [f for f in gate() if f["name"] not in early]
+    return thin_gate() if tiers.TIER == "quick" and cases.LEVEL == 1 else gate()
 
 
 @functools.cache

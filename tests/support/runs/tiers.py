@@ -29,24 +29,28 @@ QUICK = re.compile(
 NUMBERS = ("tests/cpu/test_numbers.py", "tests/emu/test_numbers.py")
 
 
-def runs(path, parameters):
+def runs(path, parameters, early=()):
     """True if a test runs in the tier and for the family that were asked for.
 
-    path: of the test's file, from the root. parameters: the test's own, by name.
+    path: of the test's file, from the root. parameters: the test's own, by name. early: names of
+    the functions whose numbers the quick tier has.
     """
+    if path in NUMBERS and TIER == "rest":
+        return "f" in parameters and parameters["f"]["name"] not in early
     if path in NUMBERS:
-        return "f" in parameters if FAMILY or TIER == "rest" else True
+        return "f" in parameters or not FAMILY
     if FAMILY:
         return bool(re.match(rf"tests/families/{FAMILY}/test_(gen|cpu|frontends)", path))
     return not TIER or bool(QUICK.match(path)) == (TIER == "quick")
 
 
-def split(items, root):
-    """Returns the tests that run and those that do not."""
+def split(items, root, early=()):
+    """Returns the tests that run and those that do not; early: see runs."""
     found = {True: [], False: []}
     for item in items:
         path = pathlib.Path(item.path).relative_to(root).as_posix()
-        found[runs(path, getattr(getattr(item, "callspec", None), "params", {}))].append(item)
+        parameters = getattr(getattr(item, "callspec", None), "params", {})
+        found[runs(path, parameters, early)].append(item)
     return found[True], found[False]
 
 
