@@ -49,7 +49,7 @@ def pytest_collection_modifyitems(config, items):
     """Deselects tests of higher levels and of the other tier, instead of thousands of skips."""
     level = [not any(mark.args[0] > cases.LEVEL for mark in i.iter_markers("level")) for i in items]
     of_level = [i for i, own in zip(items, level) if own]
-    config.ids_of_level = [i.nodeid for i in of_level]  # those of both tiers
+    config.ids_of_level = [i.nodeid for i in of_level]  # ids of both tiers
     early = {f["name"] for f in selection.thin_gate()} if tiers.TIER == "rest" else ()
     kept, others = tiers.split(of_level, ROOT, early)
     others += [i for i, own in zip(items, level) if not own]
