@@ -9,12 +9,20 @@ import kflib
 import pytest
 from kfgen import families
 
-# Folders of a family.
-OWN = ("gen/kfgen/families/{0}/", "templates/{0}/", "include/kf/core/{0}/")
-# Paths that the test covers. To widen, with OWN, when they are sorted by family too: "tests/",
-# "bench/", "docs/".
-COVERED = ("gen/", "templates/", "include/kf/core/")
-PUBLIC = {"include/kf/core/rope_table.h"}  # a former path, which programs still include
+# Folders and pages of a family, those that each has and those that some have.
+OWN = (
+    "gen/kfgen/families/{0}/",
+    "templates/{0}/",
+    "include/kf/core/{0}/",
+    "bench/families/{0}/",
+    "docs/families/{0}.md",
+    "docs/reference/{0}.md",
+)
+SOME = ("tests/families/{0}/", "bench/NOTES/{0}.md")
+# Paths that the test covers. Results and charts are called after sets of cases.
+COVERED = ("gen/", "templates/", "include/", "tests/", "bench/", "docs/", "examples/", "frontends/")
+SETS = ("bench/results/", "docs/img/")
+PUBLIC = {"include/kf/core/rope_table.h", "include/kf/rope_table.h"}  # paths that programs include
 
 
 def files():
@@ -31,7 +39,12 @@ def files():
         else [str(p.relative_to(kflib.ROOT)) for p in kflib.ROOT.rglob("*.*")]
     )
     return [
-        f for f in found if f.startswith(COVERED) and f not in PUBLIC and (kflib.ROOT / f).is_file()
+        f
+        for f in found
+        if f.startswith(COVERED)
+        and not f.startswith(SETS)
+        and f not in PUBLIC
+        and (kflib.ROOT / f).is_file()
     ]
 
 
@@ -49,7 +62,7 @@ def names(path, family):
 
 
 def outside(paths, family):
-    own = tuple(folder.format(family) for folder in OWN)
+    own = tuple(folder.format(family) for folder in OWN + SOME)
     return [path for path in paths if not path.startswith(own) and names(path, family)]
 
 

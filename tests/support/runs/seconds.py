@@ -27,7 +27,10 @@ GROUPS = (
     ("emulation sanitizers", "tests/emu/test_sanitizers.py"),
     ("emulation numbers", "tests/emu/* tests/families/*/test_emu*"),
     ("refusals", "tests/errors/* tests/fuzz/test_arguments.py"),
-    ("generator", "tests/gen/* tests/families/*/test_gen* tests/fuzz/*"),
+    (
+        "generator",
+        "tests/gen/* tests/families/*/test_gen* tests/families/*/test_fuzz* tests/fuzz/*",
+    ),
     ("headers, NVRTC", "tests/headers/test_nvrtc.py tests/headers/test_device.py"),
     ("headers", "tests/headers/* tests/families/*/test_headers*"),
     ("build", "tests/build/*"),

@@ -23,7 +23,7 @@ OUTCOMES = pathlib.Path(__file__).resolve().parents[3] / "build/tests/outcomes"
 COUNTED = ("passed", "failed", "error", "skipped")
 QUICK = re.compile(
     r"tests/(gen|docs|frontends)/|tests/families/\w+/test_(gen|frontends)|"
-    r"tests/fuzz/(?!test_arguments)"
+    r"tests/fuzz/(?!test_(arguments|maps))"
 )
 # Numbers of both backends: in each tier of other functions (numeric.GATE).
 NUMBERS = ("tests/cpu/test_numbers.py", "tests/emu/test_numbers.py")
