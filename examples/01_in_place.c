@@ -21,10 +21,9 @@ int main(void)
     printf("silu(1) * 2 = %.6f\n", (double)up[600]);
 
     /* Partial overlap is neither in place nor disjoint. */
+    /* disjoint: reads the first 500 elements, writes the last 500 */
     kf_result_t result = kf_cpu_silu_mul_f32(gate, up, up + 500, 500);
-    if (result != KF_SUCCESS)
-        return puts(kf_get_last_error_detail()),
-               1; /* disjoint: reads the first 500 elements, writes the last 500 */
+    if (result != KF_SUCCESS) return puts(kf_get_last_error_detail()), 1;
     result = kf_cpu_silu_mul_f32(gate, up, up + 1, 500);
     if (result != KF_ERROR_OVERLAP) return 1;
     printf("%s\n%s\n", kf_get_error_string(result), kf_get_last_error_detail());

@@ -20,6 +20,7 @@ folders.add()
 
 import cases  # noqa: E402
 import kflib  # noqa: E402
+import ledger  # noqa: E402
 import once as once_a_run  # noqa: E402
 import promises  # noqa: E402
 import seconds  # noqa: E402
@@ -45,13 +46,21 @@ def pytest_configure(config):
         seconds.register(config)
 
 
+def pytest_ignore_collect(collection_path, config):
+    """Leaves out files without tests of the tier, whose imports and parameters take seconds."""
+    name = collection_path.name
+    if name.startswith("test_") and name.endswith(".py"):
+        return tiers.has_none(collection_path.relative_to(ROOT).as_posix()) or None
+    return None
+
+
 def pytest_collection_modifyitems(config, items):
     """Deselects tests of higher levels and of the other tier, instead of thousands of skips."""
     level = [not any(mark.args[0] > cases.LEVEL for mark in i.iter_markers("level")) for i in items]
     of_level = [i for i, own in zip(items, level) if own]
     config.ids_of_level = [i.nodeid for i in of_level]  # ids of both tiers
-    early = {f["name"] for f in selection.thin_gate()} if tiers.TIER == "rest" else ()
-    kept, others = tiers.split(of_level, ROOT, early)
+    early = {f["name"] for f in selection.thin_gate()} if tiers.TIER else ()
+    kept, others = tiers.split(of_level, ROOT, early, ledger.unchanged)
     others += [i for i, own in zip(items, level) if not own]
     if others:
         config.hook.pytest_deselected(items=others)

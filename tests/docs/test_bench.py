@@ -322,6 +322,7 @@ def test_a_column_may_be_off_by_what_its_elements_near_a_kink_are_worth(sets):
             checked(inputs, found)
 
 
+@pytest.mark.check
 @needs_torch
 def test_a_small_run_is_right(tmp_path):
     """Compares every function and baseline with float64 and times all."""

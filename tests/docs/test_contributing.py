@@ -41,6 +41,7 @@ def shell(line, cwd):
     return done.stdout
 
 
+@pytest.mark.check
 def test_the_page_works(checkout):
     printed, outputs = "", 0
     for step in STEP.finditer((ROOT / "docs/contributing.md").read_text()):

@@ -129,6 +129,7 @@ def test_demo(prefix, tmp_path):
     assert len(run(tmp_path / "demo").stdout.splitlines()) == 2 + 2 * 8
 
 
+@pytest.mark.check
 @pytest.mark.skipif(not NVCC, reason="no nvcc")
 @pytest.mark.parametrize(
     "name", cases.by_level([name for name in CUDA if "own_kernel" in name], [*CUDA, "demo_cuda.cu"])
@@ -161,6 +162,7 @@ def linked_with_driver(tmp_path):
     return ["-L", tmp_path, "-lcuda", f"-Wl,-rpath,{tmp_path}"]
 
 
+@pytest.mark.check
 @pytest.mark.skipif(
     not (toolkit.include() and toolkit.nvrtc_to_link()), reason="no CUDA headers or no NVRTC"
 )

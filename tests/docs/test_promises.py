@@ -82,6 +82,7 @@ def collected(session):
     }
 
 
+@pytest.mark.check
 def test_every_file_of_tests_is_run(request):
     """pytest skips some directories by name; each level tests every promise without a GPU."""
     files, tests = collected(request.session)
@@ -94,6 +95,7 @@ def test_every_file_of_tests_is_run(request):
     ] == []
 
 
+@pytest.mark.check
 def test_the_ledger(tmp_path, monkeypatch):
     """A family is unchanged while its digest is the filed one; a whole run misses nothing."""
     monkeypatch.setattr(ledger, "LEDGER", tmp_path / "families.json")

@@ -129,6 +129,7 @@ def test_persistent_blocks(lib, emu, memory, f):
         assert all(checks.same_bits(found[0][n], found[1][n]) for n in found[0])
 
 
+@pytest.mark.check
 def test_only_an_activation_s_gradient_reads(include, tmp_path):
     """An operand may be NULL if the gradient does not read the activation's argument, in every
     schedule of a row."""
@@ -163,6 +164,7 @@ DROPPED = {
 }
 
 
+@pytest.mark.check
 @pytest.mark.parametrize("what", DROPPED)
 def test_dropout_anywhere(what, include, tmp_path):
     """All passes and schedules use the same mask: rows of whole vectors and others, in registers
@@ -197,6 +199,7 @@ ref = "{expr.replace("abs(", "np.abs(")}"
             checks.run(own, memory, f, sizes, shift=k // 3 % 2 * (k % 2), files=(path,))
 
 
+@pytest.mark.check
 def test_as_many_reductions_as_a_pass_may_have(include, tmp_path):
     """The primitives of core/rows/reduce.cuh support the maximum number of reductions; the last is
     a minimum, where the packed int has its sign bit."""

@@ -45,7 +45,7 @@ int main(int argc, char **argv)
     kfp_set_threads(4);
     for (int i = 0; i < CALLERS; ++i) pthread_create(&threads[i], NULL, caller, &wrong[i]);
     for (int i = 0; i < CALLERS; ++i) pthread_join(threads[i], NULL), all += wrong[i];
-    if (argc == 1) { /* ThreadSanitizer does not follow a fork of several threads */
+    if (argc == 1) { /* ThreadSanitizer does not support fork() in a process with several threads */
         const pid_t child = fork();
         int status = 1;
         if (child == 0) _exit(caller(&wrong[0]) != NULL || wrong[0]);

@@ -44,6 +44,7 @@ def failing(**environment):
     return error.splitlines()[-1]
 
 
+@pytest.mark.check
 def test_cache(tmp_path):
     """Two processes compile concurrently; later ones need no compiler; a damaged file
     is replaced.

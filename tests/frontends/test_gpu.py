@@ -42,6 +42,7 @@ for f in (gate, norm):
 """
 
 
+@pytest.mark.check
 def test_ops_of_the_program(driver, tmp_path):
     """Launchers of a kf.fuse op are compiled once, and launch kernels of their own formula."""
     path = os.pathsep.join([str(kfpython.package()), str(kflib.ROOT / "gen")])
@@ -134,6 +135,7 @@ extern "C" int aoti_torch_get_current_cuda_stream(int, void **stream)
 """
 
 
+@pytest.mark.check
 def test_without_python(driver, tmp_path):
     """The shim's GPU calls, with CPU tensors in place of GPU tensors: kernels, streams, workspaces
     and errors.
@@ -204,6 +206,7 @@ def test_without_python(driver, tmp_path):
 ADD = ("kf_bias_gelu_f32", [0, 1, 2], [64, 128])
 
 
+@pytest.mark.check
 def test_kernels_are_the_launchers_own(driver, tmp_path):
     """Each launched kernel is one that the manifest lists for the function."""
     kfpython.use()

@@ -71,6 +71,7 @@ def visible(driver, tmp_path):
     return {"LD_LIBRARY_PATH": str(tmp_path / "system")}
 
 
+@pytest.mark.check
 def test_warmup(driver, tmp_path):
     """Two processes warm up concurrently, for an absent and for the present GPU; later calls
     compile nothing.
@@ -192,6 +193,7 @@ kf.use_launchers(sys.argv[3])
 """ + kfpython.LAUNCHES.replace("g = _gpu.Gpu(driver=sys.argv[1])", "g = _gpu.library()")
 
 
+@pytest.mark.check
 def test_launchers_built_ahead(driver, visible, tmp_path):
     """A folder for a machine with only the driver launches the package's kernels, and an
     activation that the package may lack.

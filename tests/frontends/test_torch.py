@@ -337,6 +337,7 @@ print(relu(torch.nn.Parameter(torch.ones(2))).requires_grad)
     assert output == "True"
 
 
+@pytest.mark.check
 def test_an_op_made_by_many_threads_at_once():
     """The op is registered once, whether by its formula or by a call with a tensor."""
     output = kfpython.python("""

@@ -193,6 +193,7 @@ def test_without_a_compiler(kf, tmp_path, monkeypatch):
         _shim.register([])
 
 
+@pytest.mark.check
 def test_many_processes_compile_it_at_the_same_time(tmp_path):
     path = os.pathsep.join([str(kfpython.package()), str(kflib.ROOT / "gen")])
     environment = {**os.environ, "PYTHONPATH": path, "KF_CACHE_DIR": str(tmp_path)}

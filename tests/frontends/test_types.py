@@ -39,6 +39,7 @@ EXPECTED = {
 }
 
 
+@pytest.mark.check
 def test_mypy(tmp_path):
     """One run checks both, since reading torch is slow."""
     (tmp_path / "program.py").write_text(PROGRAM.lstrip())

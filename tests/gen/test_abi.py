@@ -83,6 +83,7 @@ def test_what_asks_for_a_version(old, new, breaks):
     assert raised != now and not abi.broken(before, raised)
 
 
+@pytest.mark.check
 def test_an_edited_spec_is_seen(tmp_path, monkeypatch):
     """A scalar more, an operand swapped, an id changed: through the loader, not in the text."""
     before = abi.text(SELECTION)

@@ -132,6 +132,7 @@ def test_without_jinja2(checkout):
     ), done.stderr
 
 
+@pytest.mark.check
 def test_check_without_numpy(checkout):
     """It says so; and a .venv that has it is used, where there is one."""
     kfgen, hidden = checkout / "gen/bin/kfgen", {"PYTHONPATH": str(checkout.parent / "less")}

@@ -76,6 +76,7 @@ def test_nothing_else_is_read():
     ] == ["import math"]
 
 
+@pytest.mark.check
 def test_it_is_what_tests_read(manifest):
     assert manifest == json.loads(json.dumps(kflib.manifest()))
 
@@ -139,6 +140,7 @@ def test_fake_kernels(functions):
         ), f["name"]
 
 
+@pytest.mark.check
 def test_prototypes(functions, tmp_path):
     """All dtypes of a function must share one prototype, which a C compiler accepts."""
     found = {}
@@ -210,6 +212,7 @@ def library(functions):
     )
 
 
+@pytest.mark.check
 @pytest.mark.parametrize("feature", FEATURES)
 def test_formulas(feature, manifest, functions, library):
     """A call's results must equal those of the NumPy statements in the manifest."""

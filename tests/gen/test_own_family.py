@@ -79,7 +79,11 @@ def expected(f, x):
     [
         "cpu",
         pytest.param(
-            "emu", marks=pytest.mark.skipif(not toolkit.include(), reason="no CUDA headers")
+            "emu",
+            marks=[
+                pytest.mark.check,
+                pytest.mark.skipif(not toolkit.include(), reason="no CUDA headers"),
+            ],
         ),
     ],
 )

@@ -54,6 +54,7 @@ def test_values_and_gradients(path, capsys):
     assert "op.gap_mean" in capsys.readouterr().err
 
 
+@pytest.mark.check
 def test_functions(path, capsys):
     assert main(["list", "--json", "--spec", str(path)]) == 0
     found = {

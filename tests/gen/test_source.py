@@ -208,6 +208,7 @@ def test_launcher_without_nvcc(capsys, tmp_path, name, compiler):
     assert source.kernel_names(source.find(SELECTION, name)[0])[0].split("<")[0].encode() in code
 
 
+@pytest.mark.check
 @pytest.mark.parametrize("name", CUDA)
 def test_nvrtc(capsys, name):
     """NVRTC compiles the device part with CUDA's headers and finds the kernels named at the top."""

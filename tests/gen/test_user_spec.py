@@ -120,6 +120,7 @@ def test_writes_its_own_files_alone(include, installed):
     assert "kf_relu(" not in (include[1] / "kf/user/my/activations.h").read_text()
 
 
+@pytest.mark.check
 def test_two_spec_files(tmp_path, spec_file):
     other = tmp_path / "other.toml"
     other.write_text(SPEC.replace("shifted_log", "log_shifted").replace("clamp_mul", "mul_clamp"))
@@ -158,6 +159,7 @@ def lib(functions, include, once):
     )
 
 
+@pytest.mark.check
 def test_called_from_c(lib, functions, spec_file):
     memory = checks.CpuMemory()
     assert len(functions) > 60
@@ -224,6 +226,7 @@ __global__ void own(float *x) { x[threadIdx.x] = kf_shifted_log(x[threadIdx.x], 
 """
 
 
+@pytest.mark.check
 @pytest.mark.skipif(
     not shutil.which("nvcc"),
     reason="no nvcc: the CUDA headers of a user's spec file are not compiled",
@@ -290,6 +293,7 @@ BOTH = """
 """
 
 
+@pytest.mark.check
 def test_two_libraries(installed, tmp_path):
     """A program may use spec files of independent users: the ids of their activations differ."""
     for name, factor in (("one", 2), ("two", 3)):
@@ -456,6 +460,7 @@ ref = "x * np.log(c) * stop"
 """
 
 
+@pytest.mark.check
 def test_unusual_ops(tmp_path, capsys):
     path = tmp_path / "unusual.toml"
     path.write_text(UNUSUAL)

@@ -30,7 +30,7 @@ def test_comparisons(text, whole):
 
 
 def test_signatures():
-    """ignore_index is a whole number wherever it is, before the scalars that are none."""
+    """Every op with ignore_index takes it as int64_t, before its float scalars."""
     found = [f for f in FUNCTIONS if any(a["name"] == "ignore_index" for a in f["arguments"])]
     layers = {"linear_cross_entropy", "linear_cross_entropy_with_grad"}
     assert {f["op"] for f in found} == {

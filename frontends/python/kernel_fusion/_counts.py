@@ -13,7 +13,7 @@ def copied(op: str) -> None:
 
 
 def copies() -> dict[str, int]:
-    """Returns {op: number of inputs that were copied to be contiguous}, forward and backward."""
+    """Returns how many inputs were copied to be contiguous, per op, gradients' included."""
     found = collections.Counter(_copies)
     for source in sources:
         for op, count in source():

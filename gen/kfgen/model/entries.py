@@ -196,7 +196,7 @@ class Op:
     updates: dict = field(default_factory=dict)
     layout: str = ""  # "channels"; empty: the operands' kinds imply it
     reduced: tuple = ()  # reductions that become ops of their own, as for losses
-    reduction: str = ""  # "mean" or "sum": the op comes from another one's `reduced`
+    reduction: str = ""  # "mean" or "sum" of an op made from another entry's `reduced`
     empty: str = "value"  # empty axis: "value", the expression's; "error", which is returned
     # {operand: expression of its gradient}, instead of the derived one.
     grads: dict = field(default_factory=dict)

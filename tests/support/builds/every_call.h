@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Descriptions of functions: cprogram.py writes one for each, every_call.c calls them. */
+/* kft_function describes a function as a table. cprogram.py prints one for each function of kf;
+ * every_call.c calls the functions by these tables. */
 #ifndef KFT_EVERY_CALL_H
 #define KFT_EVERY_CALL_H
 

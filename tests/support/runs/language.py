@@ -9,6 +9,7 @@ advice and never fails).
 """
 
 import ast
+import functools
 import io
 import pathlib
 import re
@@ -42,6 +43,7 @@ PRIVATE = (
     (r"(kfi_)?reduce_place\w*|ReducePlace\w*", "argreduce"),
 )
 IDENTIFIERS = [(re.compile(rf"(?<![\w-])(?:{word})(?![\w-])"), better) for word, better in PRIVATE]
+ANY_IDENTIFIER = re.compile(rf"(?<![\w-])(?:{'|'.join(word for word, _ in PRIVATE)})(?![\w-])")
 COMMENT = re.compile(r'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])*\'', re.S)
 
 
@@ -52,10 +54,15 @@ def python_comments(text):
             doc = ast.get_docstring(node)
             if doc:
                 yield node.body[0].lineno, doc
-    found = [
-        t for t in tokenize.generate_tokens(io.StringIO(text).readline) if t[0] == tokenize.COMMENT
-    ]
+    found = [t for t in prose(text) if t.type == tokenize.COMMENT]
     yield from joined((t.start[0], t.start[1], t.string.lstrip("#"), t.line) for t in found)
+
+
+@functools.lru_cache(1)
+def prose(text):
+    """Returns the comments and strings of a Python file as tokens."""
+    tokens = tokenize.generate_tokens(io.StringIO(text).readline)
+    return [t for t in tokens if t.type in (tokenize.COMMENT, tokenize.STRING)]
 
 
 def joined(comments):
@@ -126,7 +133,7 @@ def identifiers(path, text):
     if path.suffix == ".md":
         return
     for number, line in enumerate(code(path, text).split("\n"), 1):
-        for pattern, better in IDENTIFIERS:
+        for pattern, better in IDENTIFIERS if ANY_IDENTIFIER.search(line) else ():
             if found := pattern.search(line):
                 yield number, f"{found[0]}: write {better}"
 
@@ -144,9 +151,7 @@ def code(path, text):
 
     if path.suffix == ".py":
         lines = text.split("\n")
-        for token in tokenize.generate_tokens(io.StringIO(text).readline):
-            if token.type not in (tokenize.COMMENT, tokenize.STRING):
-                continue
+        for token in prose(text):
             (first, begin), last = token.start, token.end[0]
             fill = kept(token.string).split("\n")
             for i, part in zip(range(first, last + 1), fill, strict=True):

@@ -1,18 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Records which families are unchanged since all of their tests passed at level 2:
-tests/golden/families.json has a digest per family.
+"""Records which families are unchanged since all of their tests passed, at level 1 in full or at
+level 2: tests/golden/families.json has a digest per family.
 
-Level 1 runs fewer functions of an unchanged family (selection.gate), so its time grows with the
-change, not with the number of families. promises.py writes the file after a complete passing run.
+Level 1 runs a thin cover of an unchanged family (selection.gate, tiers.py), so its time grows with
+the change, not with the number of families. promises.py writes the file after a complete passing
+run.
 """
 
 import functools
 import hashlib
 import json
+import os
+import pathlib
+import re
 
 import kflib
 
 LEDGER = kflib.ROOT / "tests/golden/families.json"
+# Comments, or literals, which may contain what looks like a comment.
+COMMENT = re.compile(r'//[^\n]*|/\*.*?\*/|("(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])*\')', re.S)
 
 
 def members(family):
@@ -23,14 +29,30 @@ def families():
     return sorted({f["family"] for f in kflib.manifest()["functions"]})
 
 
+@functools.cache
 def digest(family):
-    """Returns a digest of a family's functions and headers, including what these include. It
-    excludes the tests: level 1 still runs today's on a part of the family."""
-    functions = members(family)
+    """Returns a digest of a family's functions, of the code of its headers and of what these
+    include, and of the family's own tests. Comments and white space of headers do not count."""
+    functions, include = members(family), kflib.render(None)
     headers = sorted({f["header"] for f in functions})
     text = "".join(f'#include "{h}.h"\n#include "{h}.cuh"\n' for h in headers)
-    content = functions, sorted(kflib.closure(text, kflib.render(None)).items())
+    code = [(name, _code(name, include)) for name in sorted(kflib.closure(text, include))]
+    tests = sorted((kflib.ROOT / "tests/families" / family).rglob("*.py"))
+    content = functions, code, [(path.name, path.read_text()) for path in tests]
     return hashlib.sha256(repr(content).encode()).hexdigest()[:32]
+
+
+def _code(name, include):
+    """Returns a digest of a header's code, or "" if no folder of `include` has it."""
+    path = next((p for d in include if (p := pathlib.Path(d) / name).is_file()), None)
+    return _digest_of_code(path, os.stat(path).st_mtime_ns) if path else ""
+
+
+@functools.cache
+def _digest_of_code(path, when):
+    """when: modification time, a part of the cache's key."""
+    text = COMMENT.sub(lambda found: found[1] or " ", path.read_text())
+    return hashlib.sha256(" ".join(text.split()).encode()).hexdigest()
 
 
 def names(family):

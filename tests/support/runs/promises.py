@@ -2,10 +2,11 @@
 """The promise matrix: which tests prove which promise (promises.toml), for which family, and their
 last results.
 
-Every pytest run writes build/promises.json. `python3 tests/support/runs/promises.py
-build/promises.json` files it in bench/results/promises/, one file per kind of machine, and writes
-docs/promises.md from all of them. Level-2 runs that together cover every test file also update the
-ledger (ledger.py), for each family without failures. `make level2` does both.
+Every pytest run writes build/promises.json, of a tier build/promises-<tier>.json.
+`python3 tests/support/runs/promises.py build/promises.json` files a level-2 run in
+bench/results/promises/, one file per kind of machine, and writes docs/promises.md from all of them.
+Runs that together cover every test file, both tiers of level 1 or level 2, also update the ledger
+(ledger.py) for each family without failures. `make level2` does both.
 """
 
 import argparse
@@ -124,9 +125,11 @@ class Recorder:
             self.counts.add(report.nodeid, "skipped")
 
     def pytest_sessionfinish(self, session):
+        import tiers
+
         kind, name = machine()
         level, option = int(os.environ.get("KF_LEVEL", "1")), session.config.option
-        whole = level > 1 and not (
+        whole = (level > 1 or tiers.TIER) and not (
             option.keyword
             or option.markexpr
             or getattr(option, "lf", False)
@@ -140,7 +143,7 @@ class Recorder:
             "files": self.counts.files() if whole else [],
             "tests": self.counts.tests(),
         }
-        out = ROOT / "build/promises.json"
+        out = ROOT / f"build/{'promises-' + tiers.TIER if tiers.TIER else 'promises'}.json"
         out.parent.mkdir(exist_ok=True)
         out.write_text(json.dumps(found, indent=0) + "\n")
 
@@ -242,9 +245,13 @@ def is_whole(runs):
     """
     import ledger
 
-    missing = {
-        p.relative_to(ROOT / "tests").as_posix() for p in (ROOT / "tests").glob("**/test_*.py")
-    } - {f for run in runs for f in run["files"]}
+    there = {
+        p.relative_to(ROOT / "tests").as_posix()
+        for p in (ROOT / "tests").glob("**/test_*.py")
+        # Level 1 leaves out the tests of unchanged families.
+        if p.parent.parent.name != "families" or not ledger.unchanged(p.parent.name)
+    }
+    missing = there - {f for run in runs for f in run["files"]}
     failed = {
         (family, test) for run in runs for test, family, _, failures, _ in run["tests"] if failures
     }
@@ -274,6 +281,8 @@ def main():
     parser.add_argument("runs", type=pathlib.Path, nargs="*", help="of different tests or families")
     results, runs = filed(), [json.loads(path.read_text()) for path in parser.parse_args().runs]
     for run in runs:
+        if run["level"] == 1:
+            continue
         kind = run["kind"]
         results[kind] = joined(results.get(kind), run)
         RESULTS.mkdir(parents=True, exist_ok=True)
@@ -282,7 +291,7 @@ def main():
             head + ', "tests": [\n' + ",\n".join(map(json.dumps, results[kind]["tests"])) + "\n]}\n"
         )
     PAGE.write_text(page(results))
-    if runs and all(run["kind"] == "cpu" and run["level"] > 1 for run in runs):
+    if runs and all(run["kind"] == "cpu" for run in runs):
         ledger.write({family: ledger.digest(family) for family in is_whole(runs)})
 
 

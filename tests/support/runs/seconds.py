@@ -9,10 +9,13 @@ Seconds include child processes and what a test made first for others. KF_SECOND
 import collections
 import fnmatch
 import os
-import re
+import pathlib
 import resource
 
 import pytest
+import tiers
+
+ROOT = pathlib.Path(__file__).resolve().parents[3]
 
 # (group, patterns of its tests): the first match counts.
 GROUPS = (
@@ -56,13 +59,6 @@ def group(path):
     )
 
 
-def family(item):
-    """Returns the family that a test is about, "" if it is about no single one."""
-    found = re.search(r"tests/families/(\w+)/", item.nodeid)
-    f = getattr(getattr(item, "callspec", None), "params", {}).get("f")
-    return found[1] if found else f.get("family", "") if isinstance(f, dict) else ""
-
-
 class Meter:
     """A pytest plugin in each worker: measures the processor seconds of each test's phases."""
 
@@ -73,7 +69,9 @@ class Meter:
     def pytest_runtest_makereport(self, item, call):
         report = (yield).get_result()
         now = used()
-        report.seconds, report.family, self.last = now - self.last, family(item), now
+        path, parameters, _ = tiers.of(item, ROOT)
+        report.seconds, report.family = now - self.last, tiers.family(path, parameters)
+        self.last = now
 
 
 class Sum:

@@ -2,8 +2,10 @@
 """Splits level 1 into two tiers, which together run every test once, and sums their outcomes.
 
     KF_TIER=quick   `make test`: the generator, pages, Python, and the numbers of a few functions
-                    that cover each family's loops in each dtype (selection.thin_gate)
-    KF_TIER=rest    `make check`: everything else
+                    that cover each family's loops in each dtype (selection.thin_gate); no test
+                    that is marked `check`
+    KF_TIER=rest    `make check`: everything else, but not the tests of a family that is unchanged
+                    since all of them passed (ledger.py)
     KF_FAMILY=rows  `make test FAMILY=rows`: of the quick tier what concerns one family
 
 Without either, and above level 1, all tests run. As a program, prints the sum of both tiers as one
@@ -29,29 +31,56 @@ QUICK = re.compile(
 NUMBERS = ("tests/cpu/test_numbers.py", "tests/emu/test_numbers.py")
 
 
-def runs(path, parameters, early=()):
-    """True if a test runs in the tier and for the family that were asked for.
+def family(path, parameters):
+    """Returns the family that a test is about, "" if it is about no single one.
 
-    path: of the test's file, from the root. parameters: the test's own, by name. early: names of
-    the functions whose numbers the quick tier has.
+    path: of the test's file, from the root. parameters: the test's own, by name.
     """
-    if path in NUMBERS and TIER == "rest":
-        return "f" in parameters and parameters["f"]["name"] not in early
+    found, f = re.match(r"tests/families/(\w+)/", path), parameters.get("f")
+    return found[1] if found else f.get("family", "") if isinstance(f, dict) else ""
+
+
+def is_quick(path, parameters, check, early):
+    """True for a test of the quick tier. check: its mark. early: names of the functions whose
+    numbers the quick tier has."""
     if path in NUMBERS:
-        return "f" in parameters or not FAMILY
+        return not check and ("f" not in parameters or parameters["f"]["name"] in early)
+    return not check and bool(QUICK.match(path))
+
+
+def runs(path, parameters, check, early=(), unchanged=lambda family: False):
+    """True if a test runs in the tier and for the family that were asked for. For arguments see
+    family and is_quick; unchanged: tells if a family is."""
     if FAMILY:
-        return bool(re.match(rf"tests/families/{FAMILY}/test_(gen|cpu|frontends)", path))
-    return not TIER or bool(QUICK.match(path)) == (TIER == "quick")
+        own = re.match(rf"tests/families/{FAMILY}/test_(gen|cpu|frontends)", path)
+        return bool(own) or path in NUMBERS and "f" in parameters
+    if not TIER:
+        return True
+    if is_quick(path, parameters, check, early):
+        return TIER == "quick"
+    about = family(path, parameters)
+    return TIER == "rest" and not (about and unchanged(about))
 
 
-def split(items, root, early=()):
-    """Returns the tests that run and those that do not; early: see runs."""
+def of(item, root):
+    """Returns the arguments of `runs` that say which test an item is."""
+    path = pathlib.Path(item.path).relative_to(root).as_posix()
+    parameters = getattr(getattr(item, "callspec", None), "params", {})
+    return path, parameters, item.get_closest_marker("check") is not None
+
+
+def split(items, root, early=(), unchanged=lambda family: False):
+    """Returns the tests that run and those that do not; early, unchanged: see runs."""
     found = {True: [], False: []}
     for item in items:
-        path = pathlib.Path(item.path).relative_to(root).as_posix()
-        parameters = getattr(getattr(item, "callspec", None), "params", {})
-        found[runs(path, parameters, early)].append(item)
+        found[runs(*of(item, root), early, unchanged)].append(item)
     return found[True], found[False]
+
+
+def has_none(path):
+    """True for a file without tests of the tier, which need not be imported. path: from the
+    root."""
+    return TIER == "quick" and not FAMILY and path not in NUMBERS and not QUICK.match(path)
 
 
 def check_family(families):

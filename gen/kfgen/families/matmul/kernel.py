@@ -165,7 +165,8 @@ class MatmulKernel(Kernel):
         return self.shape(stream).index("2 * cols")
 
     def _joined(self, tensors):
-        """Arguments from tensors: joined tensors become one, at the first one's position."""
+        """Returns the arguments of tensors. Two tensors in one packed buffer become one argument,
+        at the first one's position."""
         found = {}
         for s in tensors:
             name = self.tensor_of(s.name)

@@ -156,8 +156,8 @@ KF_FN KFI_SMALL int kfi_gemm_pick_slab_tile(const kfi_gemm_sizes &s, int layout,
     return best;
 }
 
-// A tensor to map: `outer` rows of `inner` elements, in boxes of `lines` rows of `bytes` bytes.
-// apart: elements between matrices.
+// A tensor to encode a map of: `outer` rows of `inner` elements; TMA copies boxes of `lines` rows
+// of `bytes` bytes. ld, apart: distances of consecutive rows and matrices [elements].
 struct kfi_mapped {
     const void *p;
     kf_i64 inner, outer, ld, matrices, apart;

@@ -41,7 +41,7 @@ struct kfi_gemm_op {
     int left, products, weights[2];
     int layout;
     bool loads;          // `load` makes the left factor, in the workspace
-    const char *touched; // tensors that its pass reads, letters from 'a' on
+    const char *touched; // tensors that `load` reads: their letters, 'a' first
     int type;            // KFI_OF_
     int slabs;           // results that are stored through slabs; 0: no such kernels
     int results[2];

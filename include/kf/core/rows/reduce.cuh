@@ -247,8 +247,8 @@ template <int split> KFI_DEVICE void kfi_row_entered(const kfi_row_layout &g)
             _Pragma("unroll") for (int e = 0; e < vec; ++e) if (c + e < stride) partial[c + e] =   \
                 0;                                                                                 \
     }                                                                                              \
-    /* Partial sums of one gradient over the block's rows: first across a warp that has */         \
-    /* several rows, then across warps or rows through `buffer` (all sums of each thread). */      \
+    /* Writes a block's partial sums of one gradient over the block's rows. If a warp has */       \
+    /* several rows, it adds them by shuffles; warps add theirs through shared `buffer`. */        \
     template <int in_registers, int vec>                                                           \
     KFI_DEVICE void kfi_row_sums(type *partial, type(&sum)[in_registers][vec], type *buffer,       \
                                  const kfi_row_layout &g, int group, int first, int step)          \
