@@ -11,6 +11,7 @@ import tomllib
 import filed
 
 HERE = pathlib.Path(__file__).resolve().parent
+CITED = HERE / "cited.toml"
 # CUB's sum is a yardstick of other functions too, so it is no peer here.
 BESIDE, BELOW = {"eager", "compile", "compile_autograd", "liger", "llmc"}, 0.95
 COMPILED = ("compile", "compile_autograd")
@@ -301,7 +302,7 @@ def layers(which):
 
 def headline():
     """Returns README's table; each row comes from the first listed file that has it."""
-    wanted, body = tomllib.loads((HERE / "shapes.toml").read_text())["headline"], []
+    wanted, body = tomllib.loads(CITED.read_text())["headline"], []
     for function, *shape in wanted["rows"]:
         files = [which for which in wanted["files"] if (filed.RESULTS / f"{which}.json").exists()]
         which, row = next(
@@ -391,7 +392,7 @@ def has(row, where):
 def slow(most=None):
     """Returns the first `most` sentences on slow cases, with the range of their figures."""
     text = []
-    for entry in tomllib.loads((HERE / "shapes.toml").read_text())["slow"][: most and int(most)]:
+    for entry in tomllib.loads(CITED.read_text())["slow"][: most and int(most)]:
         rows = [r for r in filed.load(entry["file"])["rows"] if has(r, entry["where"])]
         if peer := entry.get("value"):
             values = [f"{v:.2f}" for v in sorted(r["speedup"][peer] for r in rows)]
