@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks the language of comments and docstrings, private identifiers and the width of lines."""
+"""Checks the language of comments and docstrings, private identifiers, width and length."""
 
 import language
 import pytest
@@ -50,4 +50,18 @@ def test_private_identifiers_are_seen():
 
 def test_wide_lines_are_seen():
     assert list(language.wide(ROOT / "x.py", "x" * 101))
+    assert list(language.wide(ROOT / "x.py", "| " + "x" * 120))
     assert not list(language.wide(ROOT / "x.md", "| " + "x" * 120))
+    assert not list(language.wide(ROOT / "x.h", f"kf_result_t kf_add_f32({'x' * 120});"))
+
+
+def test_tall_files_are_seen():
+    assert list(language.tall(ROOT / "x.py", "x\n" * 501))
+    assert not list(language.tall(ROOT / "x.py", "x\n" * 500))
+
+
+def test_scripts_are_among_the_files():
+    """Scripts have no suffix; generated files are left out."""
+    found = {str(path.relative_to(ROOT)) for path in language.files()}
+    assert {".ci/run", "gen/bin/kfgen", "Makefile"} <= found
+    assert not any(name.startswith(("docs/reference/", "tests/golden/")) for name in found)

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checks the language of comments, docstrings and pages that a program can see.
 
-    python tests/support/runs/language.py [--long] [PATH...]     default: all files of the repository
+    python tests/support/runs/language.py [--long] [PATH...]    default: all files of the repository
 
 Reports comments and docstrings that open without a subject, private identifiers for which the field
-has a word, and lines over 100 columns. With --long, lists sentences of more than 25 words (this is
-advice and never fails).
+has a word, lines over 100 columns, and files over 500 lines. With --long, lists sentences of more
+than 25 words (this is advice and never fails).
 """
 
 import ast
@@ -19,11 +19,14 @@ import tokenize
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 COLUMNS = 100
+LINES = 500
 WORDS = 25
 C_FILES = (".h", ".c", ".cu", ".cuh", ".cpp", ".hpp")
 OPENING = re.compile(r"(What|Of|Those|That|As|By|In|Where|Whether it is that)\b(?!-)", re.I)
 # A comment may begin with the file's own path, a marker, or markup, before its first sentence.
 SKIPPED = re.compile(r"^(?:[\s*!/<>#-]|kf/[\w/.]+:|\[\w+\]|`[^`]*`:|\w+:(?=\s))*")
+# Generated: pages, results of runs, headers to compare with.
+GENERATED = re.compile(r"docs/(reference|performance)/|tests/golden/|bench/results/")
 NOT_PROSE = re.compile(r"SPDX-|clang-format|fmt: |noqa|type: ignore|pragma|===|---|in: |explain: ")
 
 # (private identifier, what the field calls it)
@@ -171,10 +174,17 @@ def code(path, text):
 
 def wide(path, text):
     """Yields (line, problem) for lines over 100 columns, prototypes and tables excepted."""
+    page = path.name.endswith((".md", ".md.j2"))
     for number, line in enumerate(text.split("\n"), 1):
-        table = line.lstrip().startswith("|") or "http" in line
+        table = page and line.lstrip().startswith("|")
         if len(line) > COLUMNS and not table and not prototype(line):
             yield number, f"has {len(line)} columns"
+
+
+def tall(path, text):
+    """Yields (line, problem) for a file over 500 lines."""
+    if (lines := text.count("\n")) > LINES:
+        yield LINES + 1, f"the file has {lines} lines"
 
 
 def prototype(line):
@@ -205,16 +215,12 @@ def files(paths=()):
     )
     base = ROOT if not paths else pathlib.Path()
     kept = (*C_FILES, ".py", ".j2", ".toml", ".md")
-    made = re.compile(
-        r"docs/reference/|tests/golden/|bench/results/|tests/support/runs/language\.py"
-    )
     for name in listed.stdout.split():
         path = base / name
-        if (
-            (path.suffix in kept or path.name in ("Makefile", "meson.build"))
-            and not made.search(name)
-            and path.is_file()
-        ):
+        if GENERATED.search(name) or not path.is_file():
+            continue
+        script = not path.suffix and path.read_bytes().startswith(b"#!")
+        if script or path.suffix in kept or path.name in ("Makefile", "meson.build"):
             yield path
 
 
@@ -225,7 +231,7 @@ def main(arguments):
     bad = 0
     for path in files(paths):
         text = path.read_text()
-        for check in (openings, identifiers, wide):
+        for check in (openings, identifiers, wide, tall):
             for line, problem in check(path, text):
                 bad += 1
                 print(f"{path}:{line}: {problem}")
