@@ -35,94 +35,17 @@ class OverRowsKernel(Kernel):
     def _build(self):
         op = self.op
         graph, env, outs = self.family.graph(op)
-        dtype_of = {
-            "T": self.dtype,
-            "U": self.second,
-            "acc": self.dtype.acc,
-            "I": self.index_dtype,
-            "u8": DTYPE["u8"],
-        }
+        self.layout = self._layout(graph, env, outs)
+        self.per_row = next(kind for kind in self.family.forms[self.form] if kind in PER_ROW)
+        self.operands = [self._operand(o) for o in op.operands]
+        self.strided = self._strided_names(graph, outs)
         saved = {name: env[name] for name in op.saved}
-        asked = (
-            [op.layout]
-            if op.layout
-            else [LAYOUT_OF[o.kind] for o in op.operands if o.kind in LAYOUT_OF]
-        )
-        self.layout = next(
-            iter(asked), "heads" if derive.has_queries(op, graph, env, outs) else "rows"
-        )
-        per_row = next(kind for kind in self.family.forms[self.form] if kind in PER_ROW)
-        self.operands = [
-            Tensor(
-                o.name,
-                per_row if o.kind == "per_row" else o.kind,
-                dtype_of[o.dtype],
-                "in",
-                "weight" if self.is_weight(o) else "input",
-                o.dtype,
-                o.values,
-                absent=o.absent,
-            )
-            for o in op.operands
-        ]
-
-        def result(name, node, kind="", use="output", **more):
-            kind = kind or ("elem" if graph.level(node) == ELEM else per_row)
-            dtype, var = (self.dtype, "T") if kind == "elem" else (self.dtype.acc, "acc")
-            return Tensor(name, kind, dtype, "out", use, var, (name,), exprs=[node], **more)
-
-        elems = (
-            [o.name for o in op.operands if o.kind == "elem"],
-            [n for n, node in outs.items() if graph.level(node) == ELEM],
-        )
-        grads_of = [gradient_of(o.name) for o in op.operands if o.kind == "elem" and o.grad]
-        self.strided = (
-            [*elems[0], *elems[1], *map(gradient_of, elems[1]), *grads_of]
-            if any(o.grad for o in op.operands)
-            else sum(elems, [])
-        )
-        if not self.bwd:
-            self.inputs = self.operands
-            self.outputs = [result(n, node) for n, node in outs.items()]
-            self.outputs += [
-                result(updated(n), env[updated(n)], per_row, required=False, place_of=n)
-                for n in op.updates
-            ]
-            self.outputs += [
-                result(n, node, per_row, "saved", required=False) for n, node in saved.items()
-            ]
-            replaced = {}
-        else:
-            grads = derive.gradients(op, graph, env, outs)
-            self.outputs = []
-            for o, stream in zip(op.operands, self.operands):
-                if o.grad:
-                    node = grads[o.name] if grads[o.name] is not None else graph.const(0)
-                    equal = next(
-                        (
-                            s.name
-                            for s in self.outputs
-                            if s.exprs == [node] and s.kind == stream.kind
-                        ),
-                        "",
-                    )
-                    name, role = gradient_of(o.name), "sum" if o.kind in WEIGHTS else "out"
-                    self.outputs.append(
-                        Tensor(
-                            name,
-                            stream.kind,
-                            stream.dtype,
-                            role,
-                            "gradient",
-                            o.dtype,
-                            (name,),
-                            of=o.name,
-                            same_as=equal,
-                            exprs=[node],
-                            required=False,
-                        )
-                    )
+        if self.bwd:
+            self.outputs = self._gradients(graph, derive.gradients(op, graph, env, outs))
             replaced = {node: name for name, node in saved.items()} | stored(graph)
+        else:
+            self.outputs = self._results(graph, env, outs, saved)
+            replaced = {}
         # Operands that are column indices.
         self.columns = {
             graph.nodes[node.args[1]].value for node in graph.nodes if node.op == "pick"
@@ -131,42 +54,138 @@ class OverRowsKernel(Kernel):
         for s, root in zip(self.outputs, self.roots):
             s.exprs = [root]
         read = self.graph.variables(self.roots)
+        self.inputs = self.operands
         if self.bwd:
-            activated = derive.activated(
-                op, graph, outs
-            )  # excluded: reading it would not save a tensor
-            again = [
-                replace(result(n, node), role="in", exprs=[])
-                for n, node in outs.items()
-                if n in read or n == activated
-            ]
-            saved_inputs = [
-                Tensor(n, per_row, self.dtype.acc, "in", "saved", "acc", (n,)) for n in saved
-            ]
-            seeds = [
-                replace(result(gradient_of(n), node, use="gradient", of=n), role="in", exprs=[])
-                for n, node in outs.items()
-            ]
-            self.inputs = self.operands + again + saved_inputs + seeds
-        linear, roots = copy(self.graph, self.roots, {}, act=(lambda g, x: x, lambda g, x, dy: dy))
-        anyway = linear.variables(roots) if self.bwd else read
-        for s in self.inputs:
-            s.reads = "always" if s.name in anyway else "act" if s.name in read else "never"
+            self.inputs = self.operands + self._backward_inputs(graph, outs, saved, read)
+        self._set_reads(read)
         self.streams = self.inputs + self.outputs
         self.scalars = [s for s in op.scalars if s not in op.integers]
         self.integers = list(op.integers)
         self.keeps = KEEP in read
-        named = {s.name: s for s in self.inputs}
-        picked = picks(self.graph, self.roots)
-        self.picks = [
-            Pick(*(named[self.graph.nodes[a].value] for a in self.graph.nodes[i].args))
-            for i in picked
-        ]
-        self.along = {
-            graph.nodes[i].value
-            for graph, roots in [copy(self.graph, self.roots, picked)]
-            for i in graph.reachable(roots)
+        self._set_picks()
+
+    def _layout(self, graph, env, outs):
+        """The layout that the entry or an operand's kind asks for; else that of its queries."""
+        op = self.op
+        asked = [LAYOUT_OF[o.kind] for o in op.operands if o.kind in LAYOUT_OF]
+        if op.layout or asked:
+            return op.layout or asked[0]
+        return "heads" if derive.has_queries(op, graph, env, outs) else "rows"
+
+    def _operand(self, o):
+        """The tensor of an operand."""
+        dtype_of = {
+            "T": self.dtype,
+            "U": self.second,
+            "acc": self.dtype.acc,
+            "I": self.index_dtype,
+            "u8": DTYPE["u8"],
         }
+        return Tensor(
+            o.name,
+            self.per_row if o.kind == "per_row" else o.kind,
+            dtype_of[o.dtype],
+            "in",
+            "weight" if self.is_weight(o) else "input",
+            o.dtype,
+            o.values,
+            absent=o.absent,
+        )
+
+    def _strided_names(self, graph, outs):
+        """Names of the tensors of elements, which have strides: the forward's, then gradients."""
+        operands = [o for o in self.op.operands if o.kind == "elem"]
+        results = [n for n, node in outs.items() if graph.level(node) == ELEM]
+        found = [*(o.name for o in operands), *results]
+        if any(o.grad for o in self.op.operands):
+            found += [
+                *map(gradient_of, results),
+                *(gradient_of(o.name) for o in operands if o.grad),
+            ]
+        return found
+
+    def _result(self, graph, name, node, kind="", use="output", **more):
+        """The tensor of a value: one element per element or one per row, by the value's level."""
+        kind = kind or ("elem" if graph.level(node) == ELEM else self.per_row)
+        dtype, var = (self.dtype, "T") if kind == "elem" else (self.dtype.acc, "acc")
+        return Tensor(name, kind, dtype, "out", use, var, (name,), exprs=[node], **more)
+
+    def _results(self, graph, env, outs, saved):
+        """The outputs of the forward: results, updated operands, values saved for the backward."""
+        return [
+            *(self._result(graph, n, node) for n, node in outs.items()),
+            *(
+                self._result(
+                    graph, updated(n), env[updated(n)], self.per_row, required=False, place_of=n
+                )
+                for n in self.op.updates
+            ),
+            *(
+                self._result(graph, n, node, self.per_row, "saved", required=False)
+                for n, node in saved.items()
+            ),
+        ]
+
+    def _gradients(self, graph, grads):
+        """The outputs of the backward. grads: {operand: node or None}."""
+        found = []
+        for o, stream in zip(self.op.operands, self.operands):
+            if not o.grad:
+                continue
+            node = grads[o.name] if grads[o.name] is not None else graph.const(0)
+            equal = (s.name for s in found if s.exprs == [node] and s.kind == stream.kind)
+            name, role = gradient_of(o.name), "sum" if o.kind in WEIGHTS else "out"
+            found.append(
+                Tensor(
+                    name,
+                    stream.kind,
+                    stream.dtype,
+                    role,
+                    "gradient",
+                    o.dtype,
+                    (name,),
+                    of=o.name,
+                    same_as=next(equal, ""),
+                    exprs=[node],
+                    required=False,
+                )
+            )
+        return found
+
+    def _backward_inputs(self, graph, outs, saved, read):
+        """Inputs of a backward beside the operands: results, saved values, incoming gradients."""
+        # Gradients of some activations read its result, which is therefore always an input.
+        activated = derive.activated(self.op, graph, outs)
+        results = [
+            replace(self._result(graph, n, node), role="in", exprs=[])
+            for n, node in outs.items()
+            if n in read or n == activated
+        ]
+        values = [
+            Tensor(n, self.per_row, self.dtype.acc, "in", "saved", "acc", (n,)) for n in saved
+        ]
+        gradients = [
+            replace(
+                self._result(graph, gradient_of(n), node, use="gradient", of=n), role="in", exprs=[]
+            )
+            for n, node in outs.items()
+        ]
+        return results + values + gradients
+
+    def _set_reads(self, read):
+        """Sets which inputs are read always, which by the activation's gradient alone."""
+        linear, roots = copy(self.graph, self.roots, {}, act=(lambda g, x: x, lambda g, x, dy: dy))
+        anyway = linear.variables(roots) if self.bwd else read
+        for s in self.inputs:
+            s.reads = "always" if s.name in anyway else "act" if s.name in read else "never"
+
+    def _set_picks(self):
+        """Sets the picked elements, and the variables that are read along the row beside them."""
+        nodes, named = self.graph.nodes, {s.name: s for s in self.inputs}
+        picked = picks(self.graph, self.roots)
+        self.picks = [Pick(*(named[nodes[a].value] for a in nodes[i].args)) for i in picked]
+        graph, roots = copy(self.graph, self.roots, picked)
+        self.along = {graph.nodes[i].value for i in graph.reachable(roots)}
 
     def is_weight(self, operand):
         """True if all rows share the operand, or, with layout "channels", all batches: it is then
