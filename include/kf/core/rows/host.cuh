@@ -264,6 +264,116 @@ KF_FN KFI_SMALL kf_result_t kfi_row_run_strips(const kfi_row &m, const kfi_row_l
                       dim3((unsigned)(g.rows + kfi_ceil(g.cols, columns))), (unsigned)threads, args,
                       stream, true, (unsigned)(buffer > m.fixed ? buffer : m.fixed), 1);
 }
+// A call: its sizes and operands.
+struct kfi_row_call {
+    kfi_shape shape;
+    kfi_levels levels;
+    kfi_operands operands;
+    kf_i64 segments[5];
+    kf_i64 rows;
+    kf_i64 summed; // channel gradients per tensor of planes or groups
+    int sums;      // gradients that are summed over rows, planes or groups
+    bool nothing;  // no element and no value per row
+    bool groups;   // rows are in segments (groups or channels)
+};
+// Checks sizes and strides, and describes the call.
+KF_FN KFI_SMALL kf_result_t kfi_row_describe(const kfi_row &m, const kf_i64 *sizes,
+                                             const kfi_strides &strides, kfi_row_call *c)
+{
+    c->shape = {0, 0, 0, 0, nullptr};
+    for (kf_i64 &size : c->segments) size = 0;
+    kf_result_t result = kfi_check_layout(&m.name, m.layout, sizes, &c->shape, c->segments);
+    if (result != KF_SUCCESS) return result;
+    c->levels = kfi_make_levels(m.layout, sizes);
+    result = kfi_check_strides(&m.name, &m.arguments, &strides, &c->levels, &c->operands);
+    if (result != KF_SUCCESS) return result;
+    const kf_i64 channels = c->shape.channels;
+    c->rows = m.layout == KFI_LAYOUT_ROWS ? c->shape.rows : c->shape.rows * channels;
+    c->nothing = c->rows == 0 || (c->shape.cols == 0 && !m.per_row);
+    c->groups = m.layout >= KFI_LAYOUT_GROUPS;
+    c->summed = c->groups ? channels * c->shape.parts : channels;
+    c->sums = m.sums + m.plane_sums;
+    return KF_SUCCESS;
+}
+// True if no output has an element. Sums over no rows are zeros.
+KF_FN KFI_SMALL bool kfi_row_is_empty(const kfi_row &m, const kfi_row_call &c)
+{
+    if (m.plane_sums) return c.summed == 0;
+    return m.sums ? c.shape.cols == 0 && !m.per_row : c.nothing;
+}
+// Bytes of workspace that the call requires. leaves: partial sums per channel.
+KF_FN KFI_SMALL size_t kfi_row_needed(const kfi_row &m, const kfi_row_call &c, kf_i64 leaves)
+{
+    if (!c.sums) return m.least;
+    if (m.plane_sums) return kfi_plane_workspace(leaves, c.summed, 1, c.sums, m.acc_size);
+    return kfi_row_workspace(c.rows, c.shape.cols, m.vec, *m.limits, c.sums, m.acc_size);
+}
+// Sets the pitches of all operands, and whether a tensor's segments have gaps.
+KF_FN KFI_SMALL void kfi_row_set_pitches(const kfi_row &m, const kfi_row_call &c,
+                                         const kfi_strides &strides, kfi_pitch *pitches,
+                                         kfi_segments *in)
+{
+    if (in) in->gaps = 0;
+    for (int i = 0; i < c.operands.count; ++i) {
+        pitches[i] = kfi_make_pitch(m.layout, &c.levels, c.operands.of[i].apart);
+        if (in && strides.fields[i] != ' ') in->gaps |= pitches[i].gap != 0;
+    }
+}
+// How a call runs, beside its layout.
+struct kfi_row_plan {
+    int found; // index of the limits; limit_count: rows are not in registers
+    int threads;
+    bool staged; // rows are staged in shared memory
+    bool whole;  // all vectors are aligned and within one row
+    bool persistent;
+    kfi_rows_schedule schedule;
+    kf_i64 parts; // groups of rows, one per block or cluster at a time
+};
+// Chooses the layout and the schedule. in: segments of rows in groups, or nullptr.
+KF_FN KFI_SMALL kfi_row_plan kfi_make_row_plan(const kfi_row &m, const kfi_row_call &c,
+                                               const kfi_reach &reach, kfi_row_layout *g,
+                                               kfi_segments *in)
+{
+    kfi_row_plan plan;
+    const kf_i64 cols = c.shape.cols;
+    plan.found = kfi_make_row_layout(g, c.rows, cols, m.vec, m.limits, m.limit_count, m.sums > 0,
+                                     reach, &plan.threads);
+    plan.staged = m.staged && kfi_row_stages(g, cols, reach, &plan.threads);
+    if (plan.staged) plan.found = m.limit_count;
+    // A vector may span more than two channels.
+    const bool narrow = in && c.segments[4] > 1 && c.segments[4] < m.vec;
+    plan.whole = c.operands.bits % 16 == 0 && c.operands.steps % m.vec == 0 &&
+                 (in ? (kf_i64)in->segment.d : cols) % m.vec == 0 && !narrow;
+    if (in) kfi_make_team(in, g->lanes);
+    plan.schedule = kfi_row_schedule(m, *g, plan.found, plan.staged, plan.whole);
+    plan.persistent = m.sums || plan.schedule == KFI_ROWS_PERSISTENT;
+    plan.parts =
+        plan.persistent ? kfi_row_parts(*g, plan.threads, m.sums > 0) : kfi_ceil(c.rows, g->groups);
+    return plan;
+}
+// True for few rows of one block each: sums over rows take place in the same launch, with the same
+// bits as in two launches. Not in place: blocks of columns read the inputs concurrently with blocks
+// of rows.
+KF_FN KFI_SMALL bool kfi_row_takes_strips(const kfi_row &m, const kfi_row_call &c,
+                                          const kfi_row_layout &g, const kfi_row_plan &plan)
+{
+    return m.strips && !plan.found && plan.whole && g.cluster == 1 && c.rows > 0 &&
+           c.rows <= KFI_SUM_GROUPS && g.groups == 1 &&
+           kfi_row_parts(g, plan.threads, true) == c.rows && !kfi_row_in_place(c.operands);
+}
+// Launches the kernel of the rows.
+KF_FN KFI_SMALL kf_result_t kfi_row_launch(const kfi_row &m, const kfi_row_layout &g,
+                                           const kfi_row_plan &plan, const kfi_reach &reach,
+                                           void **args, cudaStream_t stream)
+{
+    const int ring = plan.found + 1 == m.limit_count ? m.ring : 0;
+    const kf_i64 shared = plan.staged ? kfi_row_stage(g.cols) : ring * plan.threads,
+                 most = plan.staged ? KFI_ROW_STAGE : ring * kfi_row_most(m, reach);
+    return kfi_launch(&m.name, m.kernels[kfi_row_kernel(m, plan.schedule, plan.found, plan.whole)],
+                      dim3((unsigned)(plan.parts * g.cluster)), (unsigned)plan.threads, args,
+                      stream, !plan.persistent, (unsigned)(m.fixed + shared), (unsigned)g.cluster,
+                      (unsigned)(m.fixed + most));
+}
 // Runs an op over rows. Sets `g` and the pitches, which are kernel arguments.
 KF_FN KFI_APART kf_result_t kfi_row_run(const kfi_row &m, const kf_i64 *sizes,
                                         const kfi_strides &strides, kfi_pitch *pitches,
@@ -271,88 +381,42 @@ KF_FN KFI_APART kf_result_t kfi_row_run(const kfi_row &m, const kf_i64 *sizes,
                                         const void *const *sum_kernels, void *workspace,
                                         size_t workspace_bytes, cudaStream_t stream)
 {
-    kfi_shape shape = {0, 0, 0, 0, nullptr};
-    kf_i64 segments[5] = {0, 0, 0, 0, 0};
-    kf_result_t result = kfi_check_layout(&m.name, m.layout, sizes, &shape, segments);
+    kfi_row_call c;
+    kf_result_t result = kfi_row_describe(m, sizes, strides, &c);
+    if (result != KF_SUCCESS || kfi_row_is_empty(m, c)) return result;
+    result = kfi_check_operands(&m.name, &m.arguments, &c.shape, &c.levels, &c.operands);
+    if (result != KF_SUCCESS || !c.operands.wanted) return result;
+    const bool wanted = kfi_sums_wanted(s, m.runs, c.sums);
+    kfi_segments *const in = c.groups ? &((kfi_groups *)g)->in : nullptr;
+    if (in) kfi_make_segments(in, c.segments, m.vec);
+    const kf_i64 leaves = in ? c.shape.rows * in->slices : c.shape.rows; // per channel
+    result = kfi_check_workspace(&m.name, &m.arguments, &c.operands, workspace, workspace_bytes,
+                                 kfi_row_needed(m, c, leaves));
     if (result != KF_SUCCESS) return result;
-    kfi_operands operands;
-    const kfi_levels levels = kfi_make_levels(m.layout, sizes);
-    result = kfi_check_strides(&m.name, &m.arguments, &strides, &levels, &operands);
-    if (result != KF_SUCCESS) return result;
-    const kf_i64 outer = shape.rows, channels = shape.channels, cols = shape.cols,
-                 rows = m.layout == KFI_LAYOUT_ROWS ? outer : outer * channels;
-    const bool nothing = rows == 0 || (cols == 0 && !m.per_row);
-    const bool groups = m.layout >= KFI_LAYOUT_GROUPS; // rows are in segments (groups or channels)
-    // gradients per tensor of planes or groups
-    const kf_i64 summed = groups ? channels * shape.parts : channels;
-    if (m.plane_sums ? summed == 0 : m.sums ? cols == 0 && !m.per_row : nothing) return KF_SUCCESS;
-    result = kfi_check_operands(&m.name, &m.arguments, &shape, &levels, &operands);
-    if (result != KF_SUCCESS || !operands.wanted) return result;
-    const int sums = m.sums + m.plane_sums;
-    const bool wanted = kfi_sums_wanted(s, m.runs, sums);
-    kfi_segments *const in = groups ? &((kfi_groups *)g)->in : nullptr;
-    if (groups) kfi_make_segments(in, segments, m.vec);
-    const kf_i64 leaves = groups ? outer * in->slices : outer; // partial sums per channel
-    const size_t needed = !sums ? m.least
-                          : m.plane_sums
-                              ? kfi_plane_workspace(leaves, summed, 1, sums, m.acc_size)
-                              : kfi_row_workspace(rows, cols, m.vec, *m.limits, sums, m.acc_size);
-    result =
-        kfi_check_workspace(&m.name, &m.arguments, &operands, workspace, workspace_bytes, needed);
-    if (result != KF_SUCCESS) return result;
-    int threads;
+    kfi_row_set_pitches(m, c, strides, pitches, in);
     const kfi_reach reach = kfi_row_reach();
-    int found = kfi_make_row_layout(g, rows, cols, m.vec, m.limits, m.limit_count, m.sums > 0,
-                                    reach, &threads);
-    const bool staged = m.staged && kfi_row_stages(g, cols, reach, &threads);
-    if (staged) found = m.limit_count; // the index of rows that are not in registers
-    // A vector may span more than two channels.
-    const bool narrow = groups && segments[4] > 1 && segments[4] < m.vec;
-    if (groups) in->gaps = 0;
-    for (int i = 0; i < operands.count; ++i) {
-        pitches[i] = kfi_make_pitch(m.layout, &levels, operands.of[i].apart);
-        if (groups && strides.fields[i] != ' ') in->gaps |= pitches[i].gap != 0;
-    }
-    const bool whole = operands.bits % 16 == 0 && operands.steps % m.vec == 0 &&
-                       (groups ? (kf_i64)in->segment.d : cols) % m.vec == 0 && !narrow;
-    if (groups) kfi_make_team(in, g->lanes);
-    const kfi_rows_schedule schedule = kfi_row_schedule(m, *g, found, staged, whole);
-    const bool persistent = m.sums || schedule == KFI_ROWS_PERSISTENT;
-    const kf_i64 parts = persistent ? kfi_row_parts(*g, threads, m.sums > 0)
-                                    : kfi_ceil(rows, g->groups),
-                 blocks = parts * g->cluster;
-    if (blocks > 0x7fffffff || g->loops == 0x7fffffff)
+    const kfi_row_plan plan = kfi_make_row_plan(m, c, reach, g, in);
+    if (plan.parts * g->cluster > 0x7fffffff || g->loops == 0x7fffffff)
         return kfi_fail(KF_ERROR_UNSUPPORTED, &m.name, "launch",
                         "of %lld x %lld elements needs more blocks than a launch may have",
-                        (long long)rows, (long long)cols);
-    // Few rows with one block each: sums over rows in the same launch, with the same bits as in two
-    // launches. Not in place: blocks of columns read the inputs concurrently with blocks of rows.
-    if (m.strips && wanted && !found && whole && g->cluster == 1 && rows > 0 &&
-        rows <= KFI_SUM_GROUPS && g->groups == 1 && kfi_row_parts(*g, threads, true) == rows &&
-        !kfi_row_in_place(operands))
-        return kfi_row_run_strips(m, *g, threads, args, s, stream);
-    if (sums) {
+                        (long long)c.rows, (long long)c.shape.cols);
+    if (wanted && kfi_row_takes_strips(m, c, *g, plan))
+        return kfi_row_run_strips(m, *g, plan.threads, args, s, stream);
+    if (c.sums) {
         s->partial = wanted ? workspace : nullptr;
-        s->parts = !m.plane_sums ? parts : nothing ? 0 : leaves;
-        s->count = m.plane_sums ? summed : cols;
+        s->parts = !m.plane_sums ? plan.parts : c.nothing ? 0 : leaves;
+        s->count = m.plane_sums ? c.summed : c.shape.cols;
         s->stride = kfi_ceil(s->count, 4) * 4;
     }
-    if (m.layout != KFI_LAYOUT_ROWS) g->channels = kfi_make_divisor(channels);
+    if (m.layout != KFI_LAYOUT_ROWS) g->channels = kfi_make_divisor(c.shape.channels);
     if (m.layout == KFI_LAYOUT_HEADS) g->queries = kfi_make_divisor(sizes[2]);
-    const int ring = found + 1 == m.limit_count ? m.ring : 0;
-    const unsigned shared = (unsigned)(m.fixed + (staged ? kfi_row_stage(cols) : ring * threads)),
-                   most = (unsigned)(m.fixed +
-                                     (staged ? KFI_ROW_STAGE : ring * kfi_row_most(m, reach)));
-    if (!nothing || m.sums)
-        result = kfi_launch(&m.name, m.kernels[kfi_row_kernel(m, schedule, found, whole)],
-                            dim3((unsigned)blocks), (unsigned)threads, args, stream, !persistent,
-                            shared, (unsigned)g->cluster, most);
+    if (!c.nothing || m.sums) result = kfi_row_launch(m, *g, plan, reach, args, stream);
     // A plane of one batch has stored its channel's gradient itself.
-    if (result != KF_SUCCESS || !wanted || (m.plane_sums && !groups && s->parts == 1 && !m.runs))
+    if (result != KF_SUCCESS || !wanted || (m.plane_sums && !in && s->parts == 1 && !m.runs))
         return result;
-    return kfi_launch_sums(&m.name, s, m.runs, sums, s->parts * s->stride * m.acc_size, sum_kernels,
-                           1, kfi_ceil(s->count, 4 * KFI_SUM_LANES), KFI_SUM_LANES * KFI_SUM_GROUPS,
-                           stream);
+    return kfi_launch_sums(&m.name, s, m.runs, c.sums, s->parts * s->stride * m.acc_size,
+                           sum_kernels, 1, kfi_ceil(s->count, 4 * KFI_SUM_LANES),
+                           KFI_SUM_LANES * KFI_SUM_GROUPS, stream);
 }
 #endif
 
