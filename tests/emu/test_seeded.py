@@ -350,8 +350,8 @@ SEEDED = {
     ),
     "the first matrix' mask in all of them": (
         "kf/ops/linear_act_dropout.device.cuh",
-        r"\(kfi_matrix \* g\.rows \+ kfi_cell\[u\]\.row\)",
-        "(kfi_cell[u].row)",
+        r"\(kfi_matrix \* g\.rows \+ kfi_coord\[u\]\.row\)",
+        "(kfi_coord[u].row)",
         ("kf_linear_dropout_f32",),
         (),
     ),

@@ -223,7 +223,8 @@ def _print(graph, i, target, env, text, exact, head, fixed):
                 else (f"{target.prefix}sub_{target.flavour}(0, {args[0]})", ATOM)
             )
         case "where" if not target.masks and graph.nodes[node.args[0]].value == KEEP:
-            return f"kfi_kept({args[0]}, rng, {args[1]})", ATOM  # dropout: the other arm is 0
+            # Dropout: the other arm is 0.
+            return f"kfi_select_kept({args[0]}, rng, {args[1]})", ATOM
         case "where" if target.masks:
             return f"{target.prefix}select_{target.suffix}({', '.join(args)})", ATOM
         case "where" if any(_expensive(graph, a) for a in node.args[1:]):

@@ -72,7 +72,7 @@ class Kernel(Signature):
     gathered_inputs = ()  # operands read in one column of each row only
     result = None  # backward: the output that equals the activation's result
     by_result = False  # True: gradients of some activations may read the result, not the inputs
-    parts = ()  # kernels whose launchers its launchers call
+    called_kernels = ()  # kernels whose launchers its launchers call
     rounded = False  # True: products may round their factors (dtypes.ROUNDED)
     refuses = False  # True: an empty axis is an error
     runtime_activation = False  # True: the activation is an argument (runtime_activation.py)

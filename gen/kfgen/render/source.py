@@ -62,7 +62,7 @@ def cut(selection, launcher):
     """Reduces the selection to this launcher's kernel and activation, and to what it calls."""
     k, act = launcher.kernel, launcher.act
     found, of = Selection(selection.spec), {}
-    for kernel in (k, *k.parts):
+    for kernel in (k, *k.called_kernels):
         of.setdefault(kernel.op.pattern, []).append(with_acts(kernel, [act]))
     found.ops = [selection.spec.ops[pattern] for pattern in of]
     found.activations, found.dtypes, found._kernels = [act], list(k.dtypes), of

@@ -176,7 +176,7 @@ template <int vec> KFI_DEVICE void kfi_drop(float *values, const kfi_rng &rng, k
     kfi_u32 keep[vec];
     kfi_keep<vec>(keep, rng, first);
 #pragma unroll
-    for (int e = 0; e < vec; ++e) values[e] = kfi_kept(keep[e], rng, values[e] * rng.scale);
+    for (int e = 0; e < vec; ++e) values[e] = kfi_select_kept(keep[e], rng, values[e] * rng.scale);
 }
 template <int vec> KFI_DEVICE void kfi_drop(double *values, const kfi_rng &rng, kf_i64 first)
 {
@@ -185,7 +185,8 @@ template <int vec> KFI_DEVICE void kfi_drop(double *values, const kfi_rng &rng, 
     kfi_u32 keep[vec];
     kfi_keep<vec>(keep, rng, first);
 #pragma unroll
-    for (int e = 0; e < vec; ++e) values[e] = kfi_kept(keep[e], rng, values[e] * rng.scale_f64);
+    for (int e = 0; e < vec; ++e)
+        values[e] = kfi_select_kept(keep[e], rng, values[e] * rng.scale_f64);
 }
 #endif
 

@@ -63,7 +63,7 @@ KFI_DEVICE void kfi_row_keep(kfi_u32 *keep, const kfi_rng &rng, kf_i64 index)
 }
 // Returns v if the element is kept, else 0. Opaque to the compiler, which would otherwise branch
 // around the activation of every element to skip the few that are dropped.
-KFI_DEVICE float kfi_kept(kfi_u32 word, const kfi_rng &rng, float v)
+KFI_DEVICE float kfi_select_kept(kfi_u32 word, const kfi_rng &rng, float v)
 {
 #ifdef KFI_PTX
     float r;
@@ -75,7 +75,7 @@ KFI_DEVICE float kfi_kept(kfi_u32 word, const kfi_rng &rng, float v)
     return word >= rng.threshold ? v : 0.0f;
 #endif
 }
-KFI_DEVICE double kfi_kept(kfi_u32 word, const kfi_rng &rng, double v)
+KFI_DEVICE double kfi_select_kept(kfi_u32 word, const kfi_rng &rng, double v)
 {
     return word >= rng.threshold ? v : 0.0;
 }

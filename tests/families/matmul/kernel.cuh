@@ -37,26 +37,27 @@ struct ending {
 #ifdef KFI_DEVICE_PASS
 template <int type, int products>
 KFI_DEVICE void finish(const typename kfi_real<kfi_of_real(type)>::type (*acc)[vector_of(type)],
-                       const kfi_gemm_cell &cell, kf_i64 matrix, const ending &e)
+                       const kfi_gemm_coord &coord, kf_i64 matrix, const ending &e)
 {
     typedef typename kfi_real<kfi_of_real(type)>::type real;
     typedef typename of_type<type>::stored stored;
     constexpr int vec = vector_of(type);
     real bias[vec] = {}, residual[vec] = {}, pre[vec], out[vec];
-    if (e.bias) kfi_load_left<vec>(bias, (const stored *)e.bias + cell.col, cell.left, cell.whole);
+    if (e.bias)
+        kfi_load_left<vec>(bias, (const stored *)e.bias + coord.col, coord.left, coord.whole);
     if (e.residual)
         kfi_load_left<vec>(residual,
-                           (const stored *)e.residual + cell.row * e.residual_ld + cell.col,
-                           cell.left, cell.whole);
+                           (const stored *)e.residual + coord.row * e.residual_ld + coord.col,
+                           coord.left, coord.whole);
 #pragma unroll
     for (int i = 0; i < vec; ++i) {
         pre[i] = acc[0][i] + bias[i];
         out[i] =
             products > 1 ? pre[i] * acc[products - 1][i] : (pre[i] < 0 ? 0 : pre[i]) + residual[i];
     }
-    const kf_i64 at = matrix * e.out_matrix + cell.row * e.out_ld + cell.col;
-    if (e.pre) kfi_store_left<vec>((stored *)e.pre + at, pre, cell.left, cell.whole);
-    kfi_store_left<vec>((stored *)e.out + at, out, cell.left, cell.whole);
+    const kf_i64 at = matrix * e.out_matrix + coord.row * e.out_ld + coord.col;
+    if (e.pre) kfi_store_left<vec>((stored *)e.pre + at, pre, coord.left, coord.whole);
+    kfi_store_left<vec>((stored *)e.out + at, out, coord.left, coord.whole);
 }
 #endif
 
@@ -85,13 +86,13 @@ KFI_KERNEL void KFI_GEMM_BOUNDS(tile) product(kfi_gemm_matrix a, kfi_gemm_matrix
         kfi_gemm_store_fragment<tile, size, layout>(sums, number);
 #pragma unroll 1
         for (int turn = 0; turn < kfi_gemm_vectors<tile, products, vec>(); ++turn) {
-            kfi_gemm_cell cell;
-            if (!kfi_gemm_lookup<tile, products, vec>(&cell, number, turn, at, g)) continue;
+            kfi_gemm_coord coord;
+            if (!kfi_gemm_lookup<tile, products, vec>(&coord, number, turn, at, g)) continue;
             alignas(16) real acc[products][vec];
 #pragma unroll
             for (int p = 0; p < products; ++p)
-                kfi_gemm_load_fragment<tile, size, products, vec>(acc[p], cell, p);
-            finish<type, products>(acc, cell, at.matrix, e);
+                kfi_gemm_load_fragment<tile, size, products, vec>(acc[p], coord, p);
+            finish<type, products>(acc, coord, at.matrix, e);
         }
         __syncwarp();
     }
@@ -124,13 +125,14 @@ KFI_KERNEL void KFI_PIPELINE_BOUNDS(KFI_TILE_WGMMA_128x128_PINGPONG)
             kfi_pipeline_store_fragment<tile, products>(put, sums, slab);
 #pragma unroll
             for (int vector = 0; vector < kfi_pipeline_vectors<products, vec>(); ++vector) {
-                kfi_gemm_cell cell;
-                if (!kfi_pipeline_lookup<tile, products, vec>(&cell, slab, vector, at, g)) continue;
+                kfi_gemm_coord coord;
+                if (!kfi_pipeline_lookup<tile, products, vec>(&coord, slab, vector, at, g))
+                    continue;
                 alignas(16) float acc[products][vec];
 #pragma unroll
                 for (int p = 0; p < products; ++p)
                     kfi_pipeline_load_fragment<products, vec>(acc[p], put, vector, p);
-                finish<type, products>(acc, cell, at.matrix, e);
+                finish<type, products>(acc, coord, at.matrix, e);
             }
         }
     }
@@ -151,15 +153,15 @@ KFI_KERNEL void KFI_SKINNY_BOUNDS few_product(ending e, kfi_gemm g,
     float sums[wide / 2];
     kfi_skinny_mainloop<type, wide, layout>(sums, own, maps);
     kfi_skinny_store_partial<wide, products>(sums, own, maps);
-    kfi_gemm_cell cell;
+    kfi_gemm_coord coord;
 #pragma unroll 1
-    for (int vector = 0; kfi_skinny_lookup<wide>(&cell, vector, own, at, g); ++vector) {
-        if (cell.left <= 0) continue;
+    for (int vector = 0; kfi_skinny_lookup<wide>(&coord, vector, own, at, g); ++vector) {
+        if (coord.left <= 0) continue;
         alignas(16) float acc[products][8];
 #pragma unroll
         for (int p = 0; p < products; ++p)
-            kfi_skinny_load_fragment<wide>(acc[p], own, cell, p, maps);
-        finish<type, products>(acc, cell, at.matrix, e);
+            kfi_skinny_load_fragment<wide>(acc[p], own, coord, p, maps);
+        finish<type, products>(acc, coord, at.matrix, e);
     }
 #endif
 }
@@ -193,20 +195,20 @@ KFI_KERNEL void KFI_3XTF32_BOUNDS halves_product(kfi_gemm_matrix a, kfi_gemm_mat
             kfi_3xtf32_store_fragment<layout, products>(sums, own, slab);
 #pragma unroll 1
             for (int vector = 0; vector < kfi_3xtf32_vectors(products); ++vector) {
-                kfi_gemm_cell cell;
-                kfi_3xtf32_lookup<products>(&cell, slab, vector, at, g);
-                if (cell.left <= 0) continue;
+                kfi_gemm_coord coord;
+                kfi_3xtf32_lookup<products>(&coord, slab, vector, at, g);
+                if (coord.left <= 0) continue;
                 alignas(16) float acc[products][4];
                 for (int p = 0; p < products; ++p)
-                    kfi_3xtf32_load_fragment<layout, products, parts>(acc[p], own, cell, p, of_a,
+                    kfi_3xtf32_load_fragment<layout, products, parts>(acc[p], own, coord, p, of_a,
                                                                       of_b, at, maps.terms);
                 if (g.splits > 1)
                     for (int p = 0; p < products; ++p)
-                        kfi_store<16>(kfi_gemm_partial_address<4, products, 4>(cell, at.matrix,
+                        kfi_store<16>(kfi_gemm_partial_address<4, products, 4>(coord, at.matrix,
                                                                                at.split, p, g),
                                       acc[p]);
                 else
-                    finish<KFI_OF_F32, products>(acc, cell, at.matrix, e);
+                    finish<KFI_OF_F32, products>(acc, coord, at.matrix, e);
             }
             __syncwarp();
         }
@@ -221,14 +223,14 @@ KFI_KERNEL void KFI_BOUNDS(KFI_REDUCE_SPLITS_THREADS) joint(ending e, kfi_gemm g
     typedef typename kfi_real<kfi_of_real(type)>::type real;
     constexpr int vec = vector_of(type), size = sizeof(real);
     kfi_begin();
-    kfi_gemm_cell cell;
+    kfi_gemm_coord coord;
     kf_i64 matrix;
-    if (!kfi_gemm_lookup_reduced<vec>(&cell, &matrix, g)) return;
+    if (!kfi_gemm_lookup_reduced<vec>(&coord, &matrix, g)) return;
     alignas(16) real acc[products][vec];
 #pragma unroll
     for (int p = 0; p < products; ++p)
-        kfi_gemm_reduce_partials<size, products, vec>(acc[p], cell, matrix, p, g);
-    finish<type, products>(acc, cell, matrix, e);
+        kfi_gemm_reduce_partials<size, products, vec>(acc[p], coord, matrix, p, g);
+    finish<type, products>(acc, coord, matrix, e);
 #endif
 }
 

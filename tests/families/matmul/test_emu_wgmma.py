@@ -241,8 +241,8 @@ SEEDED_3XTF32 = {
     "infinity is NaN": (HALVES, r"values\[e\] - values\[e\] == 0 \?", "true ?"),
     "numbers are made again by another row": (
         HALVES,
-        r"left\[cell\.row \* row_step",
-        "left[(cell.row ^ 1) * row_step",
+        r"left\[coord\.row \* row_step",
+        "left[(coord.row ^ 1) * row_step",
     ),
     "a warp's floats are overwritten": (HALVES, r"    __syncwarp\(\);\n}\n// Finds", "}\n// Finds"),
     "the first matrix of floats in all of them": (

@@ -68,7 +68,7 @@ class Calls:
     def calls(self):
         """[(launcher, its arguments)]."""
         found = []
-        for number, part in enumerate(self.k.parts):
+        for number, part in enumerate(self.k.called_kernels):
             act = (
                 next(a for a in part.acts if a.name == "none") if part.op.has_act else part.acts[0]
             )
@@ -120,7 +120,7 @@ class Calls:
     @property
     def workspace_bytes(self):
         """Workspace size: the chunk, and the layer's workspace in each direction."""
-        layers = [part for part in self.k.parts if part.op is self.k.op.made_of[0]]
+        layers = [part for part in self.k.called_kernels if part.op is self.k.op.made_of[0]]
         of = [part.cpu_workspace if self.cpu else f"{part.workspace}<>" for part in layers] + [
             self.null
         ]
@@ -171,11 +171,11 @@ class LinearCrossEntropyCuda(Calls, Cuda):
 
     @property
     def instances(self):
-        return [i for part in self.k.parts for i in part.cuda.instances]
+        return [i for part in self.k.called_kernels for i in part.cuda.instances]
 
     @property
     def stage_instances(self):
-        return [stage for part in self.k.parts for stage in part.cuda.stage_instances]
+        return [stage for part in self.k.called_kernels for stage in part.cuda.stage_instances]
 
     def listing(self):
         """The computation in order, for readers."""

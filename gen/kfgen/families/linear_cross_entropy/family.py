@@ -115,7 +115,7 @@ class LinearCrossEntropyKernel(Kernel):
         ]
 
     @functools.cached_property
-    def parts(self):
+    def called_kernels(self):
         """Kernels of the layer, the op over rows and, with gradients, the layer's backward."""
         layer, rows = self.op.made_of
         own, number = (

@@ -159,10 +159,12 @@ class MatmulC(C):
         return self.number(next(s.name for s in self.k.operands if s.kind == "left"))
 
     @property
-    def passes_on(self):
+    def dout_is_dacc(self):
         """C expression: whether dout is dacc of the product."""
         return (
-            "kfi_passes_on" if self.k.has_act and self.k.passed else str(int(bool(self.k.passed)))
+            "kfi_dout_is_dacc"
+            if self.k.has_act and self.k.dout_as_dacc
+            else str(int(bool(self.k.dout_as_dacc)))
         )
 
     @property
@@ -172,7 +174,9 @@ class MatmulC(C):
             f"kfi_seam_fn kfi_{seam.word}" for seam in self.chosen
         ]
         found += ["int kfi_reads"] * k.asks_reads + ["const char *kfi_rising"] * k.by_result
-        found += ["int kfi_passes_on"] if k.bwd and self.passes_on == "kfi_passes_on" else []
+        found += (
+            ["int kfi_dout_is_dacc"] if k.bwd and self.dout_is_dacc == "kfi_dout_is_dacc" else []
+        )
         found += [f"{a.ctype}{a.name}" for a in k.tensor_arguments] + [
             f"int64_t {s}" for s in k.sizes
         ]
@@ -202,8 +206,8 @@ class MatmulC(C):
         ] * k.asks_reads
         found += [f'"{rising(act)}"' if by and act.rising else "NULL"] * k.by_result
         found += (
-            [str(int(bool(k.passes_on(act))))]
-            if k.bwd and self.passes_on == "kfi_passes_on"
+            [str(int(bool(k.gradient_as_dacc(act))))]
+            if k.bwd and self.dout_is_dacc == "kfi_dout_is_dacc"
             else []
         )
         found += [a.name for a in k.tensor_arguments] + k.sizes + ["strides"] * bool(k.strided)

@@ -71,9 +71,9 @@ class MatmulCuda(Instances, Cuda):
         """The current matrix of a tensor."""
         return f"{self.pointer(stream)} + kfi_matrix * t.matrix[{self.number(stream)}]"
 
-    def offset(self, stream, cell):
+    def offset(self, stream, coord):
         """The offset of a vector of results in a tensor."""
-        return f"kfi_gemm_offset(t, {self.number(stream)}, {cell}, kfi_matrix)"
+        return f"kfi_gemm_offset(t, {self.number(stream)}, {coord}, kfi_matrix)"
 
     def _operand(self, first, second):
         numbers = f"{self.number(first)}, {self.number(second)}"
@@ -150,7 +150,7 @@ class MatmulCuda(Instances, Cuda):
     @property
     def epilogue_parameters(self):
         found = [
-            "const kfi_gemm_cell *kfi_cell",
+            "const kfi_gemm_coord *kfi_coord",
             "kf_i64 kfi_matrix",
             "const kfi_gemm &g",
             "const kfi_gemm_tensors &t",
@@ -162,9 +162,11 @@ class MatmulCuda(Instances, Cuda):
             + [f"const {self.k.scalar_struct} &scalars"] * self.stores_act
         )
 
-    def epilogue_arguments(self, cells):
-        """cells: pointer to the first vector."""
-        return ", ".join([cells, "kfi_matrix", "g", "t", *self.store_scalars, *self.kept_arguments])
+    def epilogue_arguments(self, coords):
+        """coords: pointer to the first vector."""
+        return ", ".join(
+            [coords, "kfi_matrix", "g", "t", *self.store_scalars, *self.kept_arguments]
+        )
 
     @property
     def by_slabs(self):
@@ -190,7 +192,7 @@ class MatmulCuda(Instances, Cuda):
 
     @property
     def slab_parameters(self):
-        return self.epilogue_parameters.replace("const kfi_gemm_cell *kfi_cell, ", "")
+        return self.epilogue_parameters.replace("const kfi_gemm_coord *kfi_coord, ", "")
 
     @property
     def slab_arguments(self):
@@ -358,7 +360,7 @@ class MatmulCuda(Instances, Cuda):
         ]
 
     @property
-    def passes_on(self):
+    def dout_is_dacc(self):
         """Whether dout is dacc, as a C expression: then no dacc is computed."""
         k = self.k
         calls = any(
@@ -368,7 +370,7 @@ class MatmulCuda(Instances, Cuda):
         none = next((a for a in k.acts if a.name == "none"), None)
         return (
             "false"
-            if not k.passed or (calls and not none)
+            if not k.dout_as_dacc or (calls and not none)
             else f"kfi_act == {none.id}"
             if calls
             else "true"
@@ -426,7 +428,7 @@ class MatmulCuda(Instances, Cuda):
             f"{k.dtype.size}, {k.second.size}, {len(weights)}, {lefts}, {places}, {gradients}",
             f"{self.sides}, {pair(self.layouts)}",
             f"{{{text(map(self.touched, self.passes))}}}, {{{text(self.made)}}}",
-            f"{self.place(k.passed)}, {self.passes_on}, {self.multiplied}",
+            f"{self.place(k.dout_as_dacc)}, {self.dout_is_dacc}, {self.multiplied}",
         ]
 
     @property

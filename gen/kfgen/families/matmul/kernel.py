@@ -292,7 +292,7 @@ class MatmulKernel(Kernel):
         """Returns whether the left factor is a plain tensor."""
         return self.graph.nodes[self.roots[-1]].op == "var"
 
-    def passes_on(self, act):
+    def gradient_as_dacc(self, act):
         """Name of the incoming gradient that is dacc with this activation, or ""."""
         graph = Graph()
         own = {s: graph.var(s) for s in act.scalars}
@@ -310,7 +310,7 @@ class MatmulKernel(Kernel):
         return len(found) == 1 and graph.nodes[found[0]].op == "var" and graph.nodes[found[0]].value
 
     @property
-    def passed(self):
+    def dout_as_dacc(self):
         """Name of the incoming gradient that is dacc under an identity activation, or ""."""
         graph = Graph()
         found = substitute(

@@ -92,7 +92,7 @@ class Product:
             return _Elements(graph, [roots[i] for i in places], doubles)
 
         self.doubles = doubles
-        self.passes_on = kernel.bwd and bool(kernel.passes_on(act)) and not by
+        self.dout_is_dacc = kernel.bwd and bool(kernel.gradient_as_dacc(act)) and not by
         self.factor = elements([len(roots) - 1])
         self.left = [s.name for s in kernel.operands if s.kind in ("left", "depth")]
         self.elem = [i for i, s in enumerate(kernel.outs) if s.kind in ("elem", "row")]
@@ -159,7 +159,7 @@ class Product:
     def _backward(self, env, sizes, rounding, factor):
         k, (batch, rows, cols, depth) = self.k, sizes
         dacc = self._of(self.dacc, env, {}, (batch, rows, cols), rounding)
-        dacc = dacc if self.passes_on else [self._stored(n, rounding.store) for n in dacc]
+        dacc = dacc if self.dout_is_dacc else [self._stored(n, rounding.store) for n in dacc]
         found = dict(
             zip(
                 (k.outs[i].name for i in self.elem),

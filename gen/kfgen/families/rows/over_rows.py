@@ -65,7 +65,7 @@ class OverRowsKernel(Kernel):
         self._set_picks()
 
     def _layout(self, graph, env, outs):
-        """The layout that the entry or an operand's kind names; "heads" for queries, else "rows"."""
+        """The layout that the entry or an operand's kind names, else "heads" or "rows"."""
         op = self.op
         asked = [LAYOUT_OF[o.kind] for o in op.operands if o.kind in LAYOUT_OF]
         if op.layout or asked:

@@ -36,7 +36,7 @@ struct kfi_gemm_back {
     const char *touched[KFI_PASSES]; // tensors that a pass reads, or writes per element
     const char *made[2];             // gradients that the passes dacc and inputs make
     int dout;                        // index of dout
-    bool passes_on;                  // dout is dacc (identity activation)
+    bool dout_is_dacc;               // dout is dacc (identity activation)
     int type;                        // KFI_OF_
 };
 
@@ -223,7 +223,7 @@ KF_FN KFI_SMALL kf_result_t kfi_back_dacc_pass(const kfi_back_call &c)
 {
     const kf_i64 of_one =
         c.sizes[KFI_AXIS_BATCH] * c.sizes[KFI_AXIS_ROWS] * c.room.pitch[0] * c.op->size;
-    const bool made = !c.op->passes_on && (c.inputs || c.weights);
+    const bool made = !c.op->dout_is_dacc && (c.inputs || c.weights);
     kfi_back_shape(c, KFI_PASS_DACC);
     c.s->made[0] = made ? c.dacc : nullptr;
     c.s->made[1] = made && c.op->products > 1 ? c.dacc + of_one : nullptr;
@@ -244,7 +244,7 @@ KF_FN KFI_SMALL kfi_back_factor kfi_back_tensor(const kfi_back_call &c, int tens
 }
 KF_FN KFI_SMALL kfi_back_factor kfi_back_dacc(const kfi_back_call &c, int product)
 {
-    if (c.op->passes_on) return kfi_back_tensor(c, c.op->dout);
+    if (c.op->dout_is_dacc) return kfi_back_tensor(c, c.op->dout);
     const kf_i64 matrix = c.sizes[KFI_AXIS_ROWS] * c.room.pitch[0];
     const kfi_back_factor f = {c.dacc + product * c.sizes[KFI_AXIS_BATCH] * matrix * c.op->size,
                                c.room.pitch[0], matrix, true};
@@ -418,8 +418,8 @@ KF_FN kf_result_t kfi_gemm_backward_run(const kfi_gemm_back &op, const kf_i64 *s
         return kfi_gemm_left_out(&op.name);
     // A gradient may overwrite dout in place: where the products read dout, it is computed last.
     for (int turn = 0; turn < 2 && result == KF_SUCCESS; ++turn) {
-        if (turn == (int)op.passes_on) {
-            if (c.apart || (!op.passes_on && (c.inputs || c.weights)))
+        if (turn == (int)op.dout_is_dacc) {
+            if (c.apart || (!op.dout_is_dacc && (c.inputs || c.weights)))
                 result = kfi_back_dacc_pass(c);
         } else {
             result = kfi_back_products(c, &for_inputs, for_weights);

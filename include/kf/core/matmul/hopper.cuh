@@ -352,21 +352,21 @@ KFI_DEVICE void kfi_pipeline_store_fragment(float *own, float (*sums)[kfi_policy
 }
 // Finds a vector of a slab. Returns false, with left <= 0, if it is out of range.
 template <int tile, int products, int vec = 8>
-KFI_DEVICE bool kfi_pipeline_lookup(kfi_gemm_cell *cell, int number, int vector,
+KFI_DEVICE bool kfi_pipeline_lookup(kfi_gemm_coord *coord, int number, int vector,
                                     const kfi_gemm_tile &at, const kfi_gemm &g)
 {
     constexpr int across = kfi_policy(tile).cols / KFI_PIPELINE_SLAB_COLS,
                   wide = KFI_PIPELINE_SLAB_COLS / products;
     const int lane = (int)threadIdx.x % 32, turn = vector / (8 / vec),
               second = products > 1 ? turn : turn / 2;
-    cell->row =
+    coord->row =
         at.row + number / across * 64 + (int)threadIdx.x / 32 % 4 * 16 + lane / 4 + 8 * second;
-    cell->col = at.col + number % across * wide + (products > 1 ? 0 : turn % 2 * 32) +
-                lane % 4 * 8 + vector % (8 / vec) * vec;
-    cell->left = cell->row < g.rows ? g.cols - cell->col : 0;
-    cell->whole = g.wide && cell->left >= vec;
-    cell->at = 0;
-    return cell->left > 0;
+    coord->col = at.col + number % across * wide + (products > 1 ? 0 : turn % 2 * 32) +
+                 lane % 4 * 8 + vector % (8 / vec) * vec;
+    coord->left = coord->row < g.rows ? g.cols - coord->col : 0;
+    coord->whole = g.wide && coord->left >= vec;
+    coord->at = 0;
+    return coord->left > 0;
 }
 template <int products, int vec = 8>
 KFI_DEVICE void kfi_pipeline_load_fragment(float *values, const float *own, int vector, int product)
@@ -388,14 +388,14 @@ KFI_DEVICE void kfi_pipeline_store_partial(float (*sums)[kfi_policy(tile).cols /
         kfi_pipeline_store_fragment<tile, products>(own, sums, number);
 #pragma unroll
         for (int turn = 0; turn < kfi_pipeline_vectors<products>(); ++turn) {
-            kfi_gemm_cell cell;
-            if (!kfi_pipeline_lookup<tile, products>(&cell, number, turn, at, g)) continue;
+            kfi_gemm_coord coord;
+            if (!kfi_pipeline_lookup<tile, products>(&coord, number, turn, at, g)) continue;
             alignas(16) float values[8];
 #pragma unroll
             for (int p = 0; p < products; ++p) {
                 kfi_pipeline_load_fragment<products>(values, own, turn, p);
                 kfi_store<32>(
-                    kfi_gemm_partial_address<4, products, 8>(cell, at.matrix, at.split, p, g),
+                    kfi_gemm_partial_address<4, products, 8>(coord, at.matrix, at.split, p, g),
                     values);
             }
         }

@@ -19,10 +19,10 @@ KFI_DEVICE kfi_gemm_matrix kfi_gemm_matrix_of(const kfi_gemm_tensors &t, int fir
     return side;
 }
 // Offset of a vector of results in a tensor; a row vector has ld = 0.
-KFI_DEVICE kf_i64 kfi_gemm_offset(const kfi_gemm_tensors &t, int tensor, const kfi_gemm_cell &cell,
-                                  kf_i64 matrix)
+KFI_DEVICE kf_i64 kfi_gemm_offset(const kfi_gemm_tensors &t, int tensor,
+                                  const kfi_gemm_coord &coord, kf_i64 matrix)
 {
-    return matrix * t.matrix[tensor] + cell.row * t.ld[tensor] + cell.col;
+    return matrix * t.matrix[tensor] + coord.row * t.ld[tensor] + coord.col;
 }
 #endif
 

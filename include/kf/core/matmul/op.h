@@ -155,7 +155,7 @@ KFI_HOST kfi_gemm_operand kfi_gemm_left(kfi_gemm_step *step, int lines, int alon
 /* dacc of a product, or of all of them from product 0 on, as an operand. */
 KFI_HOST kfi_gemm_operand kfi_gemm_dacc(const kfi_cpu_gemm *m, int product, int lines, int along)
 {
-    if (m->passes_on) return kfi_gemm_tensor(m, m->dout, lines, along);
+    if (m->dout_is_dacc) return kfi_gemm_tensor(m, m->dout, lines, along);
     const kf_i64 line = m->products * m->size[KFI_AXIS_COLS];
     const kfi_gemm_operand o = {m->dacc_rows + product * m->size[KFI_AXIS_COLS] * m->type.size,
                                 lines == KFI_AXIS_ROWS ? line : 1,
@@ -394,16 +394,16 @@ KFI_HOST kf_result_t kfi_gemm_backward(kfi_cpu_gemm *m, const kf_i64 *sizes, voi
     int weights = 0;
     for (int p = 0; p < m->products; ++p)
         weights |= m->dweights[p] >= 0 && m->operands.of[m->dweights[p]].ptr != NULL;
-    m->dacc_rows = m->passes_on ? NULL : (char *)workspace;
+    m->dacc_rows = m->dout_is_dacc ? NULL : (char *)workspace;
     m->partial = (char *)workspace + room.dacc;
     /* A gradient may overwrite dout in place: where the products read dout, it is computed last. */
     for (int turn = 0; turn < 2; ++turn) {
-        if (turn == m->passes_on && (dacc || (!m->passes_on && (inputs || weights)))) {
+        if (turn == m->dout_is_dacc && (dacc || (!m->dout_is_dacc && (inputs || weights)))) {
             kfi_parallel(sizes[KFI_AXIS_BATCH] * parts * blocks_across, kfi_gemm_dacc_pass, m,
                          (double)sizes[0] * (double)sizes[1] * (double)sizes[2] >= KF_OMP_MIN);
             kfi_gemm_totals(m, &m->dacc, m->partial, parts, KFI_AXIS_COLS);
         }
-        if (turn == 1 - m->passes_on) {
+        if (turn == 1 - m->dout_is_dacc) {
             if (inputs && sizes[KFI_AXIS_DEPTH] > 0)
                 kfi_gemm_inputs(
                     m, m->partial + sizes[0] * parts * rowed * sizes[2] * m->type.acc_size, inner);

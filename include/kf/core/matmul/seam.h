@@ -92,8 +92,8 @@ typedef struct {
     int factor; /* the left factor, or an operand that `load` makes it of */
     int products, weights[2], dweights[2];
     kfi_seam load, store, dacc, inputs;
-    int vectors[2];      /* vectors that the seams dacc and inputs make */
-    int dout, passes_on; /* dout; whether it is dacc of the one product */
+    int vectors[2];         /* vectors that the seams dacc and inputs make */
+    int dout, dout_is_dacc; /* dout; whether it is dacc of the one product */
     kf_i64 size[KFI_AXES];
     kfi_operands operands;
     kfi_gemm_steps steps[KFI_MAX_TENSORS];

@@ -235,25 +235,25 @@ KFI_DEVICE void kfi_skinny_store_partial(const float *sums, const kfi_skinny &f,
 }
 // Finds vector `turn` of a thread, 8 columns; false past the last. left <= 0: out of range.
 template <int wide>
-KFI_DEVICE bool kfi_skinny_lookup(kfi_gemm_cell *cell, int turn, const kfi_skinny &f,
+KFI_DEVICE bool kfi_skinny_lookup(kfi_gemm_coord *coord, int turn, const kfi_skinny &f,
                                   const kfi_gemm_tile &at, const kfi_gemm &g)
 {
     const int one = turn * KFI_SKINNY_CONSUMERS + (int)threadIdx.x, row = one % wide,
               group = one / wide;
-    cell->row = at.row + row;
-    cell->col = at.col + (f.rank * f.groups + group) * 8;
-    cell->left = cell->row < g.rows && group < f.groups ? g.cols - cell->col : 0;
-    cell->whole = g.wide && cell->left >= 8;
-    cell->at = group * 8 * kfi_skinny_pitch(wide) + row;
+    coord->row = at.row + row;
+    coord->col = at.col + (f.rank * f.groups + group) * 8;
+    coord->left = coord->row < g.rows && group < f.groups ? g.cols - coord->col : 0;
+    coord->whole = g.wide && coord->left >= 8;
+    coord->at = group * 8 * kfi_skinny_pitch(wide) + row;
     return group < f.groups;
 }
 // Loads a vector of a product and reduces it over the cluster's blocks, in the order of K.
 template <int wide>
 KFI_DEVICE void kfi_skinny_load_fragment(float *values, const kfi_skinny &f,
-                                         const kfi_gemm_cell &cell, int product,
+                                         const kfi_gemm_coord &coord, int product,
                                          const kfi_gemm_maps &maps)
 {
-    const float *from = f.own + cell.at + product * f.groups * 8 * kfi_skinny_pitch(wide);
+    const float *from = f.own + coord.at + product * f.groups * 8 * kfi_skinny_pitch(wide);
 #pragma unroll
     for (int e = 0; e < 8; ++e) values[e] = from[e * kfi_skinny_pitch(wide)];
 #pragma unroll 1

@@ -83,23 +83,23 @@ KFI_DEVICE void kfi_gemm_pack(void *to, const typename kfi_real<kfi_of_real(of)>
 // Stores a vector of results: out = beta * out + values.
 template <int of, int vec>
 KFI_DEVICE void kfi_gemm_store_result(typename kfi_real<kfi_of_real(of)>::type *values,
-                                      const kfi_gemm_cell &cell, kf_i64 matrix,
+                                      const kfi_gemm_coord &coord, kf_i64 matrix,
                                       const kfi_gemm_terms &t)
 {
     typedef typename kfi_real<kfi_of_real(of)>::type real;
     constexpr int size = kfi_of_bytes(of);
     char *const to =
-        (char *)t.out + (matrix * t.out_matrix + cell.row * t.out_ld + cell.col) * size;
+        (char *)t.out + (matrix * t.out_matrix + coord.row * t.out_ld + coord.col) * size;
     alignas(16) char stored[vec * size];
     if (t.beta != 0) { // beta = 0 does not read out
         real old[vec];
-        kfi_load_each<size, vec, 1>(stored, to, 0, cell.left, cell.whole);
+        kfi_load_each<size, vec, 1>(stored, to, 0, coord.left, coord.whole);
         kfi_gemm_unpack<of, vec>(old, stored);
 #pragma unroll
         for (int e = 0; e < vec; ++e) values[e] += (real)t.beta * old[e];
     }
     kfi_gemm_pack<of, vec>(stored, values);
-    kfi_store_each<size, vec, 1>(to, stored, 0, cell.left, cell.whole);
+    kfi_store_each<size, vec, 1>(to, stored, 0, coord.left, coord.whole);
 }
 
 // Returns where a tile stores its partial sums. With whole_tiles it is a dense tile of its own, to
@@ -123,7 +123,7 @@ KFI_DEVICE kfi_gemm_tile kfi_gemm_partial_tile(kfi_gemm *g, const kfi_gemm_tile 
 // it is out of range.
 template <int size, int vec>
 KFI_DEVICE bool kfi_gemm_reduce_partial_tile(typename kfi_real<size>::type *values,
-                                             kfi_gemm_cell *cell, const kfi_gemm &g)
+                                             kfi_gemm_coord *coord, const kfi_gemm &g)
 {
     typedef typename kfi_real<size>::type real;
     const int one = ((int)blockIdx.x * KFI_REDUCE_SPLITS_THREADS + (int)threadIdx.x) * vec;
@@ -132,12 +132,12 @@ KFI_DEVICE bool kfi_gemm_reduce_partial_tile(typename kfi_real<size>::type *valu
     static_assert(kfi_policy(KFI_TILE_MMA_128x128).rows == KFI_PARTIAL_TILE &&
                       kfi_policy(KFI_TILE_MMA_128x128).cols == KFI_PARTIAL_TILE,
                   "kf: one grid of tiles");
-    cell->row = at.row + one / KFI_PARTIAL_TILE;
-    cell->col = at.col + one % KFI_PARTIAL_TILE;
-    cell->left = g.cols - cell->col;
-    cell->whole = g.wide && cell->left >= vec;
-    cell->at = 0;
-    if (cell->row >= g.rows || cell->left <= 0) return false;
+    coord->row = at.row + one / KFI_PARTIAL_TILE;
+    coord->col = at.col + one % KFI_PARTIAL_TILE;
+    coord->left = g.cols - coord->col;
+    coord->whole = g.wide && coord->left >= vec;
+    coord->at = 0;
+    if (coord->row >= g.rows || coord->left <= 0) return false;
     const kf_i64 apart = (kf_i64)gridDim.y * (KFI_PARTIAL_TILE * KFI_PARTIAL_TILE);
     const real *from =
         (const real *)g.parts + (kf_i64)blockIdx.y * (KFI_PARTIAL_TILE * KFI_PARTIAL_TILE) + one;
@@ -187,9 +187,9 @@ template <int size, int vec>
 KFI_DEVICE void kfi_pass_load_product(typename kfi_real<size>::type *values, const kfi_gemm_pass &s,
                                       const kfi_pass_part &at, kf_i64 row)
 {
-    const kfi_gemm_cell cell = {(int)row, (int)at.col, 0, false, 0};
+    const kfi_gemm_coord coord = {(int)row, (int)at.col, 0, false, 0};
     if (s.dot.parts) {
-        kfi_gemm_reduce_partials<size, 1, vec>(values, cell, at.matrix, 0, s.dot);
+        kfi_gemm_reduce_partials<size, 1, vec>(values, coord, at.matrix, 0, s.dot);
     } else {
 #pragma unroll
         for (int e = 0; e < vec; ++e) values[e] = 0;
@@ -256,11 +256,11 @@ KFI_KERNEL void KFI_GEMM_BOUNDS(tile) kfk_gemm_sum(kfi_gemm_terms t, kfi_gemm g)
         kfi_gemm_store_fragment<tile, size, layout>(sums, number);
 #pragma unroll 1
         for (int turn = 0; turn < kfi_gemm_vectors<tile, 1, vec>(); ++turn) {
-            kfi_gemm_cell cell;
-            if (!kfi_gemm_lookup<tile, 1, vec>(&cell, number, turn, at, g)) continue;
+            kfi_gemm_coord coord;
+            if (!kfi_gemm_lookup<tile, 1, vec>(&coord, number, turn, at, g)) continue;
             alignas(16) real values[vec];
-            kfi_gemm_load_fragment<tile, size, 1, vec>(values, cell, 0);
-            kfi_gemm_store_result<of, vec>(values, cell, at.matrix, t);
+            kfi_gemm_load_fragment<tile, size, 1, vec>(values, coord, 0);
+            kfi_gemm_store_result<of, vec>(values, coord, at.matrix, t);
         }
         __syncwarp();
     }
@@ -293,11 +293,11 @@ KFI_KERNEL void KFI_PIPELINE_BOUNDS(KFI_TILE_WGMMA_128x128_PINGPONG)
             kfi_pipeline_store_fragment<tile, 1>(own, sums, slab);
 #pragma unroll
             for (int vector = 0; vector < kfi_pipeline_vectors<1>(); ++vector) {
-                kfi_gemm_cell cell;
-                if (!kfi_pipeline_lookup<tile, 1>(&cell, slab, vector, at, g)) continue;
+                kfi_gemm_coord coord;
+                if (!kfi_pipeline_lookup<tile, 1>(&coord, slab, vector, at, g)) continue;
                 alignas(16) float values[8];
                 kfi_pipeline_load_fragment<1>(values, own, vector, 0);
-                kfi_gemm_store_result<of, 8>(values, cell, at.matrix, t);
+                kfi_gemm_store_result<of, 8>(values, coord, at.matrix, t);
             }
         }
     }
@@ -333,18 +333,19 @@ KFI_KERNEL void KFI_3XTF32_BOUNDS kfk_gemm_floats_wgmma(kfi_gemm_terms t, kfi_ge
             kfi_3xtf32_store_fragment<layout, 1>(sums, own, slab);
 #pragma unroll 1
             for (int vector = 0; vector < kfi_3xtf32_vectors(1); ++vector) {
-                kfi_gemm_cell cell;
-                kfi_3xtf32_lookup<1>(&cell, slab, vector, at, g);
-                if (cell.left <= 0) continue;
+                kfi_gemm_coord coord;
+                kfi_3xtf32_lookup<1>(&coord, slab, vector, at, g);
+                if (coord.left <= 0) continue;
                 alignas(16) float values[4];
-                kfi_3xtf32_load_fragment<layout, 1, parts>(values, own, cell, 0, a, b, at, t.count);
+                kfi_3xtf32_load_fragment<layout, 1, parts>(values, own, coord, 0, a, b, at,
+                                                           t.count);
                 if (leaves) {
-                    cell.row += there.row - at.row, cell.col += there.col - at.col;
+                    coord.row += there.row - at.row, coord.col += there.col - at.col;
                     kfi_store<16>(
-                        kfi_gemm_partial_address<4, 1, 4>(cell, there.matrix, there.split, 0, in),
+                        kfi_gemm_partial_address<4, 1, 4>(coord, there.matrix, there.split, 0, in),
                         values);
                 } else
-                    kfi_gemm_store_result<KFI_OF_F32, 4>(values, cell, at.matrix, t);
+                    kfi_gemm_store_result<KFI_OF_F32, 4>(values, coord, at.matrix, t);
             }
             __syncwarp();
         }
@@ -359,17 +360,17 @@ KFI_KERNEL void KFI_BOUNDS(KFI_REDUCE_SPLITS_THREADS)
 #ifdef KFI_DEVICE_PASS
     constexpr int size = kfi_of_real(type), vec = 16 / kfi_of_bytes(type);
     kfi_begin();
-    kfi_gemm_cell cell;
+    kfi_gemm_coord coord;
     kf_i64 matrix;
     alignas(16) typename kfi_real<size>::type values[vec];
     if (g.whole_tiles) {
-        if (!kfi_gemm_reduce_partial_tile<size, vec>(values, &cell, g)) return;
+        if (!kfi_gemm_reduce_partial_tile<size, vec>(values, &coord, g)) return;
         matrix = 0;
     } else {
-        if (!kfi_gemm_lookup_reduced<vec>(&cell, &matrix, g)) return;
-        kfi_gemm_reduce_partials<size, 1, vec>(values, cell, matrix, 0, g);
+        if (!kfi_gemm_lookup_reduced<vec>(&coord, &matrix, g)) return;
+        kfi_gemm_reduce_partials<size, 1, vec>(values, coord, matrix, 0, g);
     }
-    kfi_gemm_store_result<of, vec>(values, cell, matrix, t);
+    kfi_gemm_store_result<of, vec>(values, coord, matrix, t);
 #endif
 }
 // Reduces partial sums over rows. of: dtype of out. A warp takes 32 columns and every eighth part,

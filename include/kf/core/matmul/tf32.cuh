@@ -388,21 +388,21 @@ KFI_DEVICE void kfi_3xtf32_store_fragment(float *sums, const kfi_3xtf32 &h, int 
 }
 // Finds vector `turn` of a lane. left <= 0: out of range.
 template <int products>
-KFI_DEVICE void kfi_3xtf32_lookup(kfi_gemm_cell *cell, int number, int turn,
+KFI_DEVICE void kfi_3xtf32_lookup(kfi_gemm_coord *coord, int number, int turn,
                                   const kfi_gemm_tile &at, const kfi_gemm &g)
 {
     constexpr int wide = KFI_3XTF32_SLAB_COLS / products, in_row = wide / 4;
     const int one = turn * 32 + (int)threadIdx.x % 32, row = one / in_row, col = one % in_row * 4;
-    cell->row = at.row + (int)threadIdx.x / 32 * 16 + row;
-    cell->col = at.col + number * wide + col;
-    cell->left = cell->row < g.rows ? g.cols - cell->col : 0;
-    cell->whole = g.wide && cell->left >= 4;
-    cell->at = row * KFI_3XTF32_PITCH + col;
+    coord->row = at.row + (int)threadIdx.x / 32 * 16 + row;
+    coord->col = at.col + number * wide + col;
+    coord->left = coord->row < g.rows ? g.cols - coord->col : 0;
+    coord->whole = g.wide && coord->left >= 4;
+    coord->at = row * KFI_3XTF32_PITCH + col;
 }
 // Recomputes four results by FMAs, as the kernel without wgmma does. a, b: the operands of each
 // term or product.
 template <int layout, int products>
-KFI_DEVICE void kfi_3xtf32_recompute(float *made, const kfi_gemm_cell &cell, int product,
+KFI_DEVICE void kfi_3xtf32_recompute(float *made, const kfi_gemm_coord &coord, int product,
                                      const kfi_gemm_matrix &a, const kfi_gemm_matrix &b,
                                      const kfi_gemm_tile &at, int terms)
 {
@@ -421,25 +421,25 @@ KFI_DEVICE void kfi_3xtf32_recompute(float *made, const kfi_gemm_cell &cell, int
         for (int i = at.begin; i < at.end; ++i)
 #pragma unroll
             for (int e = 0; e < 4; ++e)
-                made[e] = fmaf(left[cell.row * row_step + i * a_step],
-                               right[(cell.col + (e < cell.left ? e : 0)) * col_step + i * b_step],
-                               made[e]);
+                made[e] = fmaf(
+                    left[coord.row * row_step + i * a_step],
+                    right[(coord.col + (e < coord.left ? e : 0)) * col_step + i * b_step], made[e]);
     }
 }
 // Loads four results of a product, recomputed where they are not finite.
 template <int layout, int products, int parts>
 KFI_DEVICE void kfi_3xtf32_load_fragment(float *values, const kfi_3xtf32 &h,
-                                         const kfi_gemm_cell &cell, int product,
+                                         const kfi_gemm_coord &coord, int product,
                                          const kfi_gemm_matrix &a, const kfi_gemm_matrix &b,
                                          const kfi_gemm_tile &at, int terms)
 {
-    kfi_copy<16>(values, h.slab + cell.at + product * (KFI_3XTF32_SLAB_COLS / products));
+    kfi_copy<16>(values, h.slab + coord.at + product * (KFI_3XTF32_SLAB_COLS / products));
     if (parts == 1) return;
     float none = 0, made[4] = {};
 #pragma unroll
     for (int e = 0; e < 4; ++e) none = fmaf(values[e], 0.0f, none); // NaN if one is infinite or NaN
-    if (none == 0 || cell.left <= 0) return;
-    kfi_3xtf32_recompute<layout, products>(made, cell, product, a, b, at, terms);
+    if (none == 0 || coord.left <= 0) return;
+    kfi_3xtf32_recompute<layout, products>(made, coord, product, a, b, at, terms);
 #pragma unroll
     for (int e = 0; e < 4; ++e) values[e] = values[e] - values[e] == 0 ? values[e] : made[e];
 }

@@ -121,8 +121,8 @@ struct kfi_gemm_tile {
     unsigned partial_index; // with whole_tiles: index of its partial tile
 };
 
-// A vector of results of one row.
-struct kfi_gemm_cell {
+// Coordinates of a vector of results, which is part of one row.
+struct kfi_gemm_coord {
     int row, col, left; // left: columns from col on
     bool whole;         // loads and stores may use whole vectors
     int at;             // offset of its accumulators in the warp's shared memory
@@ -232,40 +232,40 @@ template <int tile, int products, int vec> KFI_DEVICE constexpr int kfi_gemm_vec
 }
 // Finds vector `turn` of a lane in row group `number`. Returns false if it is out of range.
 template <int tile, int products, int vec>
-KFI_DEVICE bool kfi_gemm_lookup(kfi_gemm_cell *cell, int number, int turn, const kfi_gemm_tile &at,
-                                const kfi_gemm &g)
+KFI_DEVICE bool kfi_gemm_lookup(kfi_gemm_coord *coord, int number, int turn,
+                                const kfi_gemm_tile &at, const kfi_gemm &g)
 {
     constexpr int wide = kfi_warp_cols(tile) / products, in_row = wide / vec;
     static_assert(kfi_gemm_vectors<tile, products, vec>() > 0,
                   "kf: 16 rows of a warp have a vector for each lane");
     const int warp = (int)threadIdx.x / 32, one = turn * 32 + (int)threadIdx.x % 32;
     const int row = one / in_row, col = one % in_row * vec;
-    cell->row =
+    coord->row =
         at.row + warp / kfi_policy(tile).warps_across * kfi_warp_rows(tile) + number * 16 + row;
-    cell->col = at.col + warp % kfi_policy(tile).warps_across * wide + col;
-    cell->left = g.cols - cell->col;
-    cell->whole = g.wide && cell->left >= vec;
-    cell->at = row * kfi_fragment_pitch(tile) + col;
-    return cell->row < g.rows && cell->left > 0;
+    coord->col = at.col + warp % kfi_policy(tile).warps_across * wide + col;
+    coord->left = g.cols - coord->col;
+    coord->whole = g.wide && coord->left >= vec;
+    coord->at = row * kfi_fragment_pitch(tile) + col;
+    return coord->row < g.rows && coord->left > 0;
 }
 // Loads the vector's accumulators of one product.
 template <int tile, int size, int products, int vec>
 KFI_DEVICE void kfi_gemm_load_fragment(typename kfi_real<size>::type *values,
-                                       const kfi_gemm_cell &cell, int product)
+                                       const kfi_gemm_coord &coord, int product)
 {
-    kfi_copy<size * vec>(values, kfi_gemm_warp_shared<tile, size>() + cell.at +
+    kfi_copy<size * vec>(values, kfi_gemm_warp_shared<tile, size>() + coord.at +
                                      product * (kfi_warp_cols(tile) / products));
 }
 
 // ---- split-K
 template <int size, int products, int vec>
-KFI_DEVICE typename kfi_real<size>::type *kfi_gemm_partial_address(const kfi_gemm_cell &cell,
+KFI_DEVICE typename kfi_real<size>::type *kfi_gemm_partial_address(const kfi_gemm_coord &coord,
                                                                    kf_i64 matrix, unsigned split,
                                                                    int product, const kfi_gemm &g)
 {
     const kf_i64 place = (matrix * g.splits + split) * products + product;
-    return (typename kfi_real<size>::type *)g.parts + (place * g.rows + cell.row) * g.pitch +
-           cell.col;
+    return (typename kfi_real<size>::type *)g.parts + (place * g.rows + coord.row) * g.pitch +
+           coord.col;
 }
 template <int tile, int size, int layout, int products, int vec>
 KFI_DEVICE void kfi_gemm_store_partial(const typename kfi_real<size>::type *sums,
@@ -276,14 +276,14 @@ KFI_DEVICE void kfi_gemm_store_partial(const typename kfi_real<size>::type *sums
         kfi_gemm_store_fragment<tile, size, layout>(sums, number);
 #pragma unroll 1
         for (int turn = 0; turn < kfi_gemm_vectors<tile, products, vec>(); ++turn) {
-            kfi_gemm_cell cell;
-            if (!kfi_gemm_lookup<tile, products, vec>(&cell, number, turn, at, g)) continue;
+            kfi_gemm_coord coord;
+            if (!kfi_gemm_lookup<tile, products, vec>(&coord, number, turn, at, g)) continue;
             alignas(16) typename kfi_real<size>::type values[vec];
 #pragma unroll
             for (int p = 0; p < products; ++p) {
-                kfi_gemm_load_fragment<tile, size, products, vec>(values, cell, p);
+                kfi_gemm_load_fragment<tile, size, products, vec>(values, coord, p);
                 kfi_store<size * vec>(
-                    kfi_gemm_partial_address<size, products, vec>(cell, at.matrix, at.split, p, g),
+                    kfi_gemm_partial_address<size, products, vec>(coord, at.matrix, at.split, p, g),
                     values);
             }
         }
@@ -292,30 +292,30 @@ KFI_DEVICE void kfi_gemm_store_partial(const typename kfi_real<size>::type *sums
 }
 // Finds the vector that a thread of the reduction kernel reduces; false if there is none.
 template <int vec>
-KFI_DEVICE bool kfi_gemm_lookup_reduced(kfi_gemm_cell *cell, kf_i64 *matrix, const kfi_gemm &g)
+KFI_DEVICE bool kfi_gemm_lookup_reduced(kfi_gemm_coord *coord, kf_i64 *matrix, const kfi_gemm &g)
 {
     const kf_i64 one = (kf_i64)blockIdx.x * KFI_REDUCE_SPLITS_THREADS + threadIdx.x,
                  row = kfi_divide(one, g.tiles); // tiles.d: vectors of a row
-    cell->col = (int)(one - row * (kf_i64)g.tiles.d) * vec;
-    cell->row = (int)row;
+    coord->col = (int)(one - row * (kf_i64)g.tiles.d) * vec;
+    coord->row = (int)row;
     *matrix = blockIdx.y;
-    cell->left = g.cols - cell->col;
-    cell->whole = g.wide && cell->left >= vec;
-    cell->at = 0;
+    coord->left = g.cols - coord->col;
+    coord->whole = g.wide && coord->left >= vec;
+    coord->at = 0;
     return row < g.rows;
 }
 // Sums the partial results of a vector in the order of the splits.
 template <int size, int products, int vec>
 KFI_DEVICE void kfi_gemm_reduce_partials(typename kfi_real<size>::type *values,
-                                         const kfi_gemm_cell &cell, kf_i64 matrix, int product,
+                                         const kfi_gemm_coord &coord, kf_i64 matrix, int product,
                                          const kfi_gemm &g)
 {
     alignas(16) typename kfi_real<size>::type part[vec];
     kfi_copy<size * vec>(
-        values, kfi_gemm_partial_address<size, products, vec>(cell, matrix, 0, product, g));
+        values, kfi_gemm_partial_address<size, products, vec>(coord, matrix, 0, product, g));
     for (unsigned split = 1; split < g.splits; ++split) {
         kfi_copy<size * vec>(
-            part, kfi_gemm_partial_address<size, products, vec>(cell, matrix, split, product, g));
+            part, kfi_gemm_partial_address<size, products, vec>(coord, matrix, split, product, g));
 #pragma unroll
         for (int e = 0; e < vec; ++e) values[e] += part[e];
     }
