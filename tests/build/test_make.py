@@ -44,15 +44,9 @@ def test_no_venv_where_python_has_jinja2(home, clone):
     assert (home / ".local/include/kf/kf.h").is_file() and not (clone / ".venv").exists()
 
 
-def tree(folder):
-    return {
-        p.relative_to(folder).as_posix(): p.read_bytes() for p in folder.rglob("*") if p.is_file()
-    }
-
-
 def test_the_list_is_what_is_there(home):
     assert (home / ".local/share/kf/installed.txt").read_text().split() == sorted(
-        tree(home / ".local")
+        ways.tree(home / ".local")
     )
 
 
@@ -61,7 +55,7 @@ def test_destdir(clone, home, tmp_path):
     """DESTDIR must install the same files as PREFIX alone, with the same paths inside. /usr
     differs, because compilers treat /usr/include specially."""
     ways.run("make", "install", "PREFIX=/opt/kf", f"DESTDIR={tmp_path / 'root'}", cwd=clone)
-    assert tree(tmp_path / "root/opt/kf") == tree(home / ".local")
+    assert ways.tree(tmp_path / "root/opt/kf") == ways.tree(home / ".local")
 
 
 @pytest.mark.level(2)
@@ -82,7 +76,7 @@ def test_again_and_uninstall(clone, tmp_path):
         "what has not changed is not touched"
     )
     ways.run("kfgen", "install", "--prefix", prefix, "--ops", "add", "--dtypes", "f32")
-    left = tree(prefix)
+    left = ways.tree(prefix)
     assert {
         pathlib.PurePath(p).name
         for p in left
@@ -102,8 +96,8 @@ def test_again_and_uninstall(clone, tmp_path):
     )
     (prefix / "include/other.h").write_text("")
     ways.run("make", "uninstall", f"PREFIX={prefix}", cwd=clone)
-    mine = {p for p in tree(prefix) if p not in left}
-    assert set(tree(prefix)) == mine and {"include/other.h", "include/kf/my_ops.h"} <= mine
+    mine = {p for p in ways.tree(prefix) if p not in left}
+    assert set(ways.tree(prefix)) == mine and {"include/other.h", "include/kf/my_ops.h"} <= mine
     assert not (prefix / "include/kf/core").exists() and not (prefix / "share/kf").exists()
     output = ways.run("make", "uninstall", f"PREFIX={prefix}", cwd=clone, fails=True)
     assert (
@@ -119,7 +113,7 @@ def test_a_relative_prefix_in_a_destdir(clone, tmp_path):
     there = pathlib.Path(f"{tmp_path}{clone}/build/a b/own")
     assert (there / "include/kf/kf.h").is_file()
     ways.run("make", "uninstall", "PREFIX=build/a b/own", f"DESTDIR={tmp_path}", cwd=clone)
-    assert not tree(there)
+    assert not ways.tree(there)
 
 
 def test_install_refuses_before_it_writes(tmp_path):
@@ -160,6 +154,4 @@ def test_what_is_missing_is_named_in_one_line(checkout):
         fails=True,
         GIT_CEILING_DIRECTORIES=checkout.parent,
     )
-    assert any(
-        x.startswith("kf: a release needs a git checkout") for x in output.splitlines()
-    )
+    assert any(x.startswith("kf: a release needs a git checkout") for x in output.splitlines())

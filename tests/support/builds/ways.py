@@ -169,6 +169,13 @@ def commit(folder):
         run(*git, *arguments, cwd=folder, GIT_AUTHOR_DATE=date, GIT_COMMITTER_DATE=date)
 
 
+def tree(folder):
+    """Returns {path: bytes} of the files below a folder."""
+    return {
+        p.relative_to(folder).as_posix(): p.read_bytes() for p in folder.rglob("*") if p.is_file()
+    }
+
+
 def headers(*ops):
     """Returns the files of the ops' C headers."""
     return {part for op in ops for part in render.parts(f"{op}.h")}
