@@ -213,32 +213,28 @@ def test_parts_are_included_by_their_header_alone(files):
     assert sorted(found) == sorted(of.items())
 
 
-# One op and dtype per template family, small enough to review as a diff.
-GOLDENS = {
-    "add_relu_f16": ("add", "relu", "f16"),
-    "bias_gelu_bf16": ("bias", "gelu", "bf16"),
-    "batch_norm_f32": ("batch_norm", "none", "f32"),
-    "silu_dropout_f32": ("act_dropout", "silu", "f32"),
-    "rms_norm_bf16": ("rms_norm", "none", "bf16"),
-    "group_norm_f32": ("group_norm", "none", "f32"),
-    "softmax_f16": ("softmax", "none", "f16"),
-    "sum_f32": ("sum", "none", "f32"),
-    "linear_silu_bf16": ("linear", "silu", "bf16"),
-}
+# {op of golden.toml: dtype with the shortest text}. Of the first op all files are compared, with
+# contracts and launchers; of the others those with kernels.
+GOLDENS = {"twice": "f32", "row_mean": "f32", "largest": "f16", "product": "f64"}
+GOLDEN_LINES = 120  # short enough to review as a diff
 
 
-@pytest.mark.parametrize("name", GOLDENS)
-def test_golden(name):
+@pytest.mark.parametrize("stem", GOLDENS)
+def test_golden(stem):
     """Generated code must equal the last reviewed version. KF_UPDATE_GOLDEN=1 writes a new one."""
-    stem, act, dtype = GOLDENS[name]
-    files = Renderer(Selection(spec.load(), [stem], [act], [dtype])).render()
-    for ext in (".cuh", ".h") if f"kf/ops/{stem}.cuh" in files else (".h",):
-        text = re.sub(
-            r"\([0-9a-f]{12}\)",
-            "(...)",
-            "".join(files[part] for part in parts(f"kf/ops/{stem}{ext}")),
-        )
-        path = GOLDEN / f"{name}{ext}.golden"  # not a header's suffix, so formatters ignore it
+    dtype = GOLDENS[stem]
+    entries = spec.load([GOLDEN / "golden.toml"])
+    files = Renderer(Selection(entries, [stem], ["none"], [dtype]), "golden").render()
+    for ext, kernels in ((".cuh", "device.cuh"), (".h", "kernels.h")):
+        compared = [
+            part
+            for part in parts(f"kf/user/golden/{stem}{ext}")
+            if stem == "twice" or part.endswith(kernels)
+        ]
+        text = re.sub(r"\([0-9a-f]{12}\)", "(...)", "".join(files[part] for part in compared))
+        assert 0 < text.count("\n") <= GOLDEN_LINES
+        # Not a header's suffix: formatters ignore the file.
+        path = GOLDEN / f"{stem}_{dtype}{ext}.golden"
         if os.environ.get("KF_UPDATE_GOLDEN") == "1":
             path.parent.mkdir(exist_ok=True)
             path.write_text(text)
