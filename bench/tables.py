@@ -198,16 +198,26 @@ def lengths(which, dtype, *wanted):
     return table(head, [[f, *(found.get(c, "") for c in columns)] for f, found in by.items()])
 
 
+def peers_of(rows):
+    """Returns the peers that at least one row is compared with."""
+    return [p for p in filed.PEERS if any(p in r["speedup"] for r in rows)]
+
+
+def ratios(row, there):
+    """Returns the cells of a row's ratios to the peers, empty where one was not measured."""
+    return [f"{row['speedup'][p]:.2f}" if p in row["speedup"] else "" for p in there]
+
+
 def calls(which):
     """Times and ratios of each call, then their geometric means and the worst."""
     rows = filed.load(which)["rows"]
-    there = [p for p in filed.PEERS if any(p in r["speedup"] for r in rows)]
+    there = peers_of(rows)
     body = [
         [
             filed.function_cell(r),
             filed.sizes_cell(r),
             filed.time_cell(r["times"]["kf"]),
-            *(f"{r['speedup'][p]:.2f}" if p in r["speedup"] else "" for p in there),
+            *ratios(r, there),
         ]
         for r in rows
     ]
@@ -224,7 +234,7 @@ def calls(which):
 def every(which):
     """Every case: time with half its interquartile range, GB/s, % of copy, ratio to each peer."""
     rows = filed.load(which)["rows"]
-    there = [p for p in filed.PEERS if any(p in r["speedup"] for r in rows)]
+    there = peers_of(rows)
     body = [
         [
             filed.function_cell(r),
@@ -232,7 +242,7 @@ def every(which):
             filed.time_cell(r["times"]["kf"]),
             f"{r['gbps']:.0f}",
             f"{r['percent_of_copy']:.0f}" if "percent_of_copy" in r else "",
-            *(f"{r['speedup'][p]:.2f}" if p in r["speedup"] else "" for p in there),
+            *ratios(r, there),
         ]
         for r in rows
     ]
@@ -246,13 +256,13 @@ def every(which):
 def memory(which):
     """Every case of linear cross entropy: time, ratio to each peer, peak MiB beside the inputs."""
     rows = filed.load(which)["rows"]
-    there = [p for p in filed.PEERS if any(p in r["speedup"] for r in rows)]
+    there = peers_of(rows)
     body = [
         [
             filed.function_cell(r),
             filed.sizes_cell(r),
             filed.time_cell(r["times"]["kf"]),
-            *(f"{r['speedup'][p]:.2f}" if p in r["speedup"] else "" for p in there),
+            *ratios(r, there),
             *(f"{r['peak_mib'][p]:,.0f}" if p in r["peak_mib"] else "" for p in ("kf", *there)),
         ]
         for r in rows

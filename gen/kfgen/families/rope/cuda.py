@@ -8,6 +8,8 @@ from kfgen.model.schedule import CHEAP, Cuda, Instance
 
 
 class RopeCuda(Cuda):
+    argument_type = "kfi_rope"  # of the kernel's argument g
+
     @property
     def vec(self):
         return 16 // self.k.dtype.size
@@ -33,10 +35,14 @@ class RopeCuda(Cuda):
     @property
     def kernel_parameters(self):
         found = [f"const {s.dtype.device} *{s.name}" for s in self.passed] + [
-            f"{s.dtype.device} *{s.name}" for s in self.k.outputs
+            f"{s.dtype.device} *{s.name}" for s in self.k.stores
         ]
         return ", ".join(
-            [*found, "kfi_rope g", *(f"{self.k.scalar_ctype} {s}" for s in self.k.used_scalars)]
+            [
+                *found,
+                f"{self.argument_type} g",
+                *(f"{self.k.scalar_ctype} {s}" for s in self.k.used_scalars),
+            ]
         )
 
     @property
@@ -44,7 +50,7 @@ class RopeCuda(Cuda):
         return ", ".join(
             f"&{name}"
             for name in [
-                *(s.name for s in [*self.passed, *self.k.outputs]),
+                *(s.name for s in [*self.passed, *self.k.stores]),
                 "kfi_g",
                 *self.k.used_scalars,
             ]

@@ -12,6 +12,8 @@ from kfgen.model.schedule import CHEAP, Instance
 
 
 class RopeNormCuda(RopeCuda):
+    argument_type = "kfi_heads"
+
     @functools.cached_property
     def program(self):
         env = {name: f"{name}_f[e]" for name in ("head", "weight", "dy")} | {
@@ -26,26 +28,6 @@ class RopeNormCuda(RopeCuda):
     def passed(self):
         """Inputs that the kernel takes."""
         return [s for s in self.k.inputs if s.reads != "never"]
-
-    @property
-    def kernel_parameters(self):
-        found = [f"const {s.dtype.device} *{s.name}" for s in self.passed] + [
-            f"{s.dtype.device} *{s.name}" for s in self.k.stores
-        ]
-        return ", ".join(
-            [*found, "kfi_heads g", *(f"{self.k.scalar_ctype} {s}" for s in self.k.used_scalars)]
-        )
-
-    @property
-    def kernel_arguments(self):
-        return ", ".join(
-            f"&{name}"
-            for name in [
-                *(s.name for s in [*self.passed, *self.k.stores]),
-                "kfi_g",
-                *self.k.used_scalars,
-            ]
-        )
 
     @property
     def workspace_bytes(self):
