@@ -4,7 +4,7 @@
 from dataclasses import dataclass
 
 from kfgen.language.expr import Graph
-from kfgen.language.primitives import BOOLEAN, COLUMN, COMPARISONS, COUNT, ELEM, KEEP
+from kfgen.language.primitives import BOOLEAN, COLUMN, COUNT, ELEM, KEEP
 
 COMPARE = {"lt": "<", "le": "<=", "gt": ">", "ge": ">=", "eq": "==", "ne": "!="}
 INFIX = {"add": ("+", 1), "sub": ("-", 1), "mul": ("*", 2)}
@@ -189,72 +189,91 @@ def _compare_whole(graph, i, target, head):
 
 
 def _print(graph, i, target, env, text, exact, head, fixed):
+    """Returns (text, level of precedence) of a node. text: {node: the same} of its arguments."""
     node = graph.nodes[i]
-    args = [] if graph.compares_whole(i) else [text[a][0] for a in node.args]
+    if graph.compares_whole(i):
+        return _compare_whole(graph, i, target, head)
+    if node.op == "const":
+        body = target.const(node.value)
+        return body, ATOM if not body.startswith(("-", "(")) else 3
+    if node.op == "var":
+        return env.get(node.value, node.value), ATOM
+    if node.op == "where":
+        return _print_where(graph, node, target, text)
+    if node.op in ("add", "sub", "mul", "neg", "max", "min"):
+        return _print_arithmetic(graph, node, target, text, fixed)
+    if node.op in BOOLEAN:
+        return _print_condition(node, target, text)
+    return _print_call(node, target, text, exact)
 
-    def at(k, level):
-        body, own = text[node.args[k]]
-        return body if own >= level else f"({body})"
 
+def _argument(node, text, k, level):
+    """Returns argument k, in parentheses if it binds weaker than `level`."""
+    body, own = text[node.args[k]]
+    return body if own >= level else f"({body})"
+
+
+def _print_arithmetic(graph, node, target, text, fixed):
+    args = [text[a][0] for a in node.args]
     floats = target.flavour not in ("i32", "i64")
     match node.op:
-        case "const":
-            body = target.const(node.value)
-            return body, ATOM if not body.startswith(("-", "(")) else 3
-        case "var":
-            return env.get(node.value, node.value), ATOM
         case "mul" if target.masks and target.flavour == "lp" and _is_silu(graph, node):
             return f"{target.prefix}silu_lp({args[0]})", ATOM
         case "add" | "sub" if target.fuses and all(
             graph.nodes[a].op == "mul" and a not in fixed for a in node.args
         ):
-            return _of_two_products(graph, node, target, text), ATOM if node.args[0] != node.args[
-                1
-            ] else 2
+            twice = node.args[0] == node.args[1]
+            return _of_two_products(graph, node, target, text), 2 if twice else ATOM
+        case "neg" if floats:
+            return f"-{_argument(node, text, 0, 4)}", 3
+        case "neg":
+            return f"{target.prefix}sub_{target.flavour}(0, {args[0]})", ATOM
         case "add" | "sub" | "mul" if floats:
             sign, level = INFIX[node.op]
-            return f"{at(0, level)} {sign} {at(1, level + 1)}", level
-        case "add" | "sub" | "mul" | "max" | "min" if not floats:
-            return f"{target.prefix}{node.op}_{target.flavour}({', '.join(args)})", ATOM
-        case "neg":
-            return (
-                (f"-{at(0, 4)}", 3)
-                if floats
-                else (f"{target.prefix}sub_{target.flavour}(0, {args[0]})", ATOM)
-            )
-        case "where" if not target.masks and graph.nodes[node.args[0]].value == KEEP:
-            # Dropout: the other arm is 0.
-            return f"kfi_select_kept({args[0]}, rng, {args[1]})", ATOM
-        case "where" if target.masks:
-            return f"{target.prefix}select_{target.suffix}({', '.join(args)})", ATOM
-        case "where" if any(_expensive(graph, a) for a in node.args[1:]):
-            return f"kfi_select({text[node.args[0]][0]}, {args[1]}, {args[2]})", ATOM
-        case "where":
-            return f"({text[node.args[0]][0]} ? {at(1, 1)} : {at(2, 1)})", ATOM
-        case op if op in COMPARISONS and graph.compares_whole(i):
-            return _compare_whole(graph, i, target, head)
-        case op if op in COMPARE and target.masks:
-            return f"{target.prefix}{op}_{target.suffix}({', '.join(args)})", ATOM
-        case op if op in COMPARE:
-            return f"{at(0, 1)} {COMPARE[op]} {at(1, 1)}", 0
-        case "and" | "or":
-            sign = {"and": "&", "or": "|"}[node.op] * (1 if target.masks else 2)
-            return f"({at(0, 1)}) {sign} ({at(1, 1)})", 0
-        case "not":
-            return ("~" if target.masks else "!") + f"({args[0]})", 3
-        case "act":
-            return target.act(*args), ATOM
-        case "act_bwd":
-            return target.act_bwd(*args), ATOM
-        case "act_bwd_out":
-            return target.act_bwd_out(*args), ATOM
-        case "stored":
-            return (target.stored(*args), ATOM) if target.stored else text[node.args[0]]
-        case "div" if "quotient" in target.cheap and not exact:
-            return f"{target.prefix}quotient_lp({', '.join(args)})", ATOM
-        case op:
-            flavour = "lp" if op in target.cheap else target.flavour
-            return f"{target.prefix}{op}_{flavour}({', '.join(args)})", ATOM
+            first, second = (_argument(node, text, k, level + k) for k in (0, 1))
+            return f"{first} {sign} {second}", level
+    flavour = "lp" if floats and node.op in target.cheap else target.flavour
+    return f"{target.prefix}{node.op}_{flavour}({', '.join(args)})", ATOM
+
+
+def _print_where(graph, node, target, text):
+    args = [text[a][0] for a in node.args]
+    if not target.masks and graph.nodes[node.args[0]].value == KEEP:
+        # Dropout: the other arm is 0.
+        return f"kfi_select_kept({args[0]}, rng, {args[1]})", ATOM
+    if target.masks:
+        return f"{target.prefix}select_{target.suffix}({', '.join(args)})", ATOM
+    if any(_expensive(graph, a) for a in node.args[1:]):
+        return f"kfi_select({', '.join(args)})", ATOM
+    first, second = (_argument(node, text, k, 1) for k in (1, 2))
+    return f"({args[0]} ? {first} : {second})", ATOM
+
+
+def _print_condition(node, target, text):
+    """Prints a comparison of floats or an operation on conditions."""
+    args = [text[a][0] for a in node.args]
+    if node.op == "not":
+        return ("~" if target.masks else "!") + f"({args[0]})", 3
+    if node.op in COMPARE and target.masks:
+        return f"{target.prefix}{node.op}_{target.suffix}({', '.join(args)})", ATOM
+    first, second = (_argument(node, text, k, 1) for k in (0, 1))
+    if node.op in COMPARE:
+        return f"{first} {COMPARE[node.op]} {second}", 0
+    sign = {"and": "&", "or": "|"}[node.op] * (1 if target.masks else 2)
+    return f"({first}) {sign} ({second})", 0
+
+
+def _print_call(node, target, text, exact):
+    """Prints an activation or a math function."""
+    args = [text[a][0] for a in node.args]
+    if node.op in ("act", "act_bwd", "act_bwd_out"):
+        return getattr(target, node.op)(*args), ATOM
+    if node.op == "stored":
+        return (target.stored(*args), ATOM) if target.stored else text[node.args[0]]
+    if node.op == "div" and "quotient" in target.cheap and not exact:
+        return f"{target.prefix}quotient_lp({', '.join(args)})", ATOM
+    flavour = "lp" if node.op in target.cheap else target.flavour
+    return f"{target.prefix}{node.op}_{flavour}({', '.join(args)})", ATOM
 
 
 def _rounded(graph, i, target, text):
@@ -288,7 +307,24 @@ def evaluate(graph, roots, env, np, sp):
     """Evaluates the roots in float64. env: {variable: array}. np and sp (scipy.special) are
     arguments because rendering needs neither.
     """
-    functions = {
+    functions = _elementwise(np, sp) | _over_rows(np, env)
+    value = {}
+    with np.errstate(all="ignore"):
+        for i in graph.reachable(roots):
+            node = graph.nodes[i]
+            if node.op == "const":
+                value[i] = np.float64(node.value)
+            elif node.op == "var":
+                value[i] = env[node.value]
+            else:
+                value[i] = functions[node.op](*(value[a] for a in node.args))
+    return [value[r] for r in roots]
+
+
+def _elementwise(np, sp):
+    """Returns {primitive: function of arrays} of the elementwise primitives."""
+    peak = 0.3989422804014327  # the normal density at 0
+    return {
         "add": np.add,
         "sub": np.subtract,
         "mul": np.multiply,
@@ -311,47 +347,39 @@ def evaluate(graph, roots, env, np, sp):
         "sigmoid": sp.expit,
         "erf": sp.erf,
         "normcdf": sp.ndtr,
-        "normpdf": lambda a: np.exp(-0.5 * a * a) * 0.3989422804014327,
+        "normpdf": lambda a: np.exp(-0.5 * a * a) * peak,
         "gelu": lambda a: a * sp.ndtr(a),
-        "gelu_bwd": lambda a: sp.ndtr(a) + a * np.exp(-0.5 * a * a) * 0.3989422804014327,
+        "gelu_bwd": lambda a: sp.ndtr(a) + a * np.exp(-0.5 * a * a) * peak,
         "where": np.where,
         "lt": np.less,
         "le": np.less_equal,
         "gt": np.greater,
         "ge": np.greater_equal,
         "eq": np.equal,
-        # A value per row counts once per column.
-        "sum": lambda a: (
-            np.sum(a, axis=-1, keepdims=True)
-            * (env[COUNT] if np.shape(a)[-1:] in ((), (1,)) else 1)
-        ),
-        "rowmax": lambda a: np.max(a, axis=-1, keepdims=True, initial=-np.inf),
-        "rowmin": lambda a: np.min(a, axis=-1, keepdims=True, initial=np.inf),
-        "stop": lambda a: a,
-        "stored": lambda a: a,
-        "rowprod": lambda a: (
-            np.prod(a, axis=-1, keepdims=True)
-            ** (env[COUNT] if np.shape(a)[-1:] in ((), (1,)) else 1)
-        ),
-        "pick": lambda a, b: np.where(
-            (b >= 0) & (b < np.shape(a)[-1]), _gathered(a, b, np), np.nan
-        ),
         "ne": np.not_equal,
         "and": np.logical_and,
         "or": np.logical_or,
         "not": np.logical_not,
+        "stop": lambda a: a,
+        "stored": lambda a: a,
     }
-    value = {}
-    with np.errstate(all="ignore"):
-        for i in graph.reachable(roots):
-            node = graph.nodes[i]
-            if node.op == "const":
-                value[i] = np.float64(node.value)
-            elif node.op == "var":
-                value[i] = env[node.value]
-            else:
-                value[i] = functions[node.op](*(value[a] for a in node.args))
-    return [value[r] for r in roots]
+
+
+def _over_rows(np, env):
+    """Returns {primitive: function of arrays} of the primitives that read a row."""
+
+    def times(a):  # a value per row counts once per column
+        return env[COUNT] if np.shape(a)[-1:] in ((), (1,)) else 1
+
+    return {
+        "sum": lambda a: np.sum(a, axis=-1, keepdims=True) * times(a),
+        "rowprod": lambda a: np.prod(a, axis=-1, keepdims=True) ** times(a),
+        "rowmax": lambda a: np.max(a, axis=-1, keepdims=True, initial=-np.inf),
+        "rowmin": lambda a: np.min(a, axis=-1, keepdims=True, initial=np.inf),
+        "pick": lambda a, b: np.where(
+            (b >= 0) & (b < np.shape(a)[-1]), _gathered(a, b, np), np.nan
+        ),
+    }
 
 
 def counts(graph, roots):
