@@ -4,145 +4,145 @@ or of core, and the tests of numbers must notice it."""
 
 # file, pattern, replacement, functions that must notice
 BROKEN = {
-    "the mask of the next element": (
+    "elements read the dropout word of the next element": (
         "kf/core/elementwise/tile.h",
         r"words\[u\] \+ \(first \+ u \* step\) % 8",
         "words[u] + (first + u * step) % 8 + 1",
         ("kf_cpu_dropout_f32", "kf_cpu_relu_dropout_bwd_bf16"),
     ),
-    "the mask from another group": (
+    "elements read the dropout words of another group": (
         "kf/core/philox_tile.h",
         r"\(kfi_u64\)first / 8",
         "(kfi_u64)first / 4",
         ("kf_cpu_bias_dropout_add_f32",),
     ),
-    "a dropped word too many": (
+    "the dropout threshold is too high": (
         "kf/core/philox_tile.h",
         r"\(word >= from\)",
         "(word > from + 40)",
         ("kf_cpu_dropout_f32",),
     ),
-    "a round of Philox less": (
+    "Philox has nine rounds": (
         "kf/core/philox.h",
         r"round < 10; \+\+round\) \{\n        const",
         "round < 9; ++round) {\n        const",
         ("kf_cpu_bias_dropout_bwd_f32",),
     ),
-    "a round of a tile's Philox less": (
+    "a tile's Philox has nine rounds": (
         "kf/core/philox_tile.h",
         r"round < 10; \+\+round",
         "round < 9; ++round",
         ("kf_cpu_dropout_f32",),
     ),
-    "the last words from the group before": (
+    "a tile's last words are those of the group before": (
         "kf/core/philox_tile.h",
         r"kfi_philox\(rng, group \+ KFI_TILE / 8, ",
         "kfi_philox(rng, group + KFI_TILE / 8 - 1, ",
         ("kf_cpu_bias_dropout_bwd_f32",),
     ),
-    "the words of a row's next strip": (
+    "a row's dropout words begin at a whole group": (
         "kf/core/rows/rows.h",
         r"w->words \+ \(first - w->from\)",
         "w->words + (first - w->from) / 8 * 8",
         ("kf_cpu_layer_norm_dropout_f32", "kf_cpu_layer_norm_relu_dropout_bwd_bf16"),
     ),
-    "a row's words, a strip too far": (
+    "a strip reads dropout words behind the drawn ones": (
         "kf/core/rows/rows.h",
         r"first \+ KFI_STRIP > w->from \+ KFI_TILE\)",
         "first > w->from + KFI_TILE)",
         ("kf_cpu_layer_norm_dropout_f32", "kf_cpu_layer_norm_dropout_state_f64"),
     ),
-    "gradients of sub swapped": (
+    "the two gradients of sub are swapped": (
         "kf/ops/sub.kernels.h",
         r"kfi_da0_to\[j\] = (\w+);\s+kfi_db0_to\[j\] = -\1;",
         r"kfi_da0_to[j] = -\1; kfi_db0_to[j] = \1;",
         ("kf_cpu_sub_bwd_f32", "kf_cpu_sub_relu_bwd_f32"),
     ),
-    "operands of sub swapped": (
+    "the operands of sub are swapped": (
         "kf/ops/sub.kernels.h",
         "kfi_a0_j - kfi_b0_j",
         "kfi_b0_j - kfi_a0_j",
         ("kf_cpu_sub_f32", "kf_cpu_sub_relu_bf16"),
     ),
-    "flat tail one short": (
+    "a flat tail is one element short": (
         "kf/core/elementwise/traverse.h",
         r"(kfi_traverse_flat(?s:.*?)\? \(int\)\(end - i\))",
         r"\1 - 1",
         ("kf_cpu_relu_f32", "kf_cpu_add_bwd_f32"),
     ),
-    "flat tail one long": (
+    "a flat tail is one element long": (
         "kf/core/elementwise/traverse.h",
         r"(kfi_traverse_flat(?s:.*?)\? \(int\)\(end - i\))",
         r"\1 + 1",
         ("kf_cpu_relu_f32", "kf_cpu_cast_f32_bf16"),
     ),
-    "narrow rows: the wrong column": (
+    "narrow rows: a tile begins one column late": (
         "kf/core/elementwise/traverse.h",
         r"col = \(col \+ done\) % m->cols",
         "col = (col + done + 1) % m->cols",
         ("kf_cpu_bias_f32", "kf_cpu_bias_relu_bwd_f32"),
     ),
-    "narrow rows: a tail's sums lost": (
+    "narrow rows: a tail's sums are lost": (
         "kf/core/elementwise/traverse.h",
         r"kfi_add_sums\(room->repeated\[k\] \+ col \* m->acc_size, room->tile\[k\], count",
         "kfi_add_sums(room->repeated[k] + col * m->acc_size, room->tile[k], count - 1",
         ("kf_cpu_bias_bwd_f32",),
     ),
-    "wide rows: the row's first columns again": (
+    "wide rows: all tiles read the row's first columns": (
         "kf/core/elementwise/traverse.h",
         r"t->p\[k\] = base \+ col \* s->size",
         "t->p[k] = base",
         ("kf_cpu_bias_relu_bwd_f32", "kf_cpu_prelu_bias_bwd_f32"),
     ),
-    "neighbours in a row: the same row values": (
+    "tiles of one row read the same row values": (
         "kf/core/elementwise/traverse.h",
         r"t->step\[k\] = m->sums \|\| m->derive \? 0 : step",
         "t->step[k] = 0",
         ("kf_cpu_bias_f32", "kf_cpu_bias_gelu_bf16"),
     ),
-    "narrow rows, neighbours: the same row values": (
+    "narrow rows: neighbouring tiles read the same row values": (
         "kf/core/elementwise/traverse.h",
         r"count, group \? 0 : m->tile_size\)",
         "count, 0)",
         ("kf_cpu_bias_f32", "kf_cpu_bias_gelu_bf16"),
     ),
-    "narrow rows, a group: rows that are no period apart": (
+    "narrow rows: a group's tiles are not a period apart": (
         "kf/core/elementwise/traverse.h",
         r"step = group \? period : m->tile_size",
         "step = m->tile_size",
         ("kf_cpu_bias_bwd_f32", "kf_cpu_bias_relu_bwd_bf16"),
     ),
-    "narrow rows, a group: its rows again": (
+    "narrow rows: a group's rows are computed again": (
         "kf/core/elementwise/traverse.h",
         r"i \+= \(KFI_GROUP - 1\) \* period;",
         "i += 0;",
         ("kf_cpu_bias_bwd_f32", "kf_cpu_prelu_bias_bwd_bf16"),
     ),
-    "wide rows, a group: a row left out": (
+    "wide rows: a row after a group is left out": (
         "kf/core/elementwise/traverse.h",
         r"row < end; row \+= group\)",
         "row < end; row += group + grouped)",
         ("kf_cpu_bias_bwd_f32", "kf_cpu_bias_gelu_bwd_f32"),
     ),
-    "wide rows, a group: the row above": (
+    "wide rows: all rows of a group are the first one": (
         "kf/core/elementwise/traverse.h",
         r"step = m->sums \|\| m->derive \? m->cols : m->tile_size",
         "step = m->sums || m->derive ? 0 : m->tile_size",
         ("kf_cpu_bias_bwd_f32", "kf_cpu_bias_gelu_bwd_f32", "kf_cpu_batch_norm_f32"),
     ),
-    "a group's masks: those of its first tile": (
+    "all tiles of a group read the first one's dropout words": (
         "kf/core/elementwise/tile.h",
         r"m->rng, first \+ u \* step\)",
         "m->rng, first)",
         ("kf_cpu_dropout_f32", "kf_cpu_bias_dropout_bwd_f32"),
     ),
-    "the other half": (
+    "the two halves of an operand are swapped": (
         "kf/core/elementwise/tile.h",
         r"m->cols \+ s->half\) \* m->cols",
         "m->cols + 1 - s->half) * m->cols",
         ("kf_cpu_silu_glu_f32",),
     ),
-    "the next channel": (
+    "a plane reads the next channel's values": (
         "kf/core/elementwise/traverse.h",
         "channel = plane % m->channels",
         "channel = (plane + 1) % m->channels",
@@ -155,43 +155,43 @@ BROKEN = {
         "total[j] += total[j];",
         ("kf_cpu_bias_bwd_f32",),
     ),
-    "streamed: the last vector is left out": (
+    "streamed: the last vector is not stored": (
         "kf/core/stream.h",
         r"i < bytes; i \+= ",
         "i + sizeof(kfi_streamed) < bytes; i += ",
         ("kf_cpu_add_f32", "kf_cpu_bias_relu_bf16", "kf_cpu_batch_norm_f64", "kf_cpu_relu_glu_f16"),
     ),
-    "streamed: the next chunk's place": (
+    "streamed: chunks are stored one vector late": (
         "kf/core/stream.h",
         r"\(char \*\)to \+ i\)",
         "(char *)to + i + 64 * (i >= 128))",
         ("kf_cpu_add_f32", "kf_cpu_relu_bf16"),
     ),
-    "streamed: inputs stay where they are": (
+    "streamed: inputs advance by half a part": (
         "kf/ops/add.kernels.h",
         r"( +)kfi_a0 \+= KFI_PART;",
         r"\1kfi_a0 += KFI_PART / 2;",
         ("kf_cpu_add_f32",),
     ),
-    "bf16 by truncation": (
+    "bf16 is truncated, not rounded": (
         "kf/core/convert.h",
         r"w \+ 0x7fffu \+ \(\(w >> 16\) & 1u\)",
         "w",
         ("kf_cpu_cast_f32_bf16",),
     ),
-    "row: the tail is not masked": (
+    "row: a tail is reduced as a whole strip": (
         "kf/ops/softmax.kernels.h",
         r"left == KFI_STRIP \?",
         "left > 0 ?",
         ("kf_cpu_softmax_f32", "kf_cpu_softmax_bf16"),
     ),
-    "row: the mask has an element too many": (
+    "row: a tail is reduced with one element too many": (
         "kf/ops/layer_norm.kernels.h",
         r"\(j < left\)",
         "(j <= left)",
         ("kf_cpu_layer_norm_f32", "kf_cpu_layer_norm_f64"),
     ),
-    "row: a tail is copied but for its end": (
+    "row: a tail is copied without its last element": (
         "kf/core/rows/rows.h",
         r"\(size_t\)\(left \* size\)\)",
         "(size_t)((left - 1) * size))",
@@ -225,43 +225,43 @@ BROKEN = {
         r"\1kfi_x0 + 0 * i",
         ("kf_cpu_softmax_f32", "kf_cpu_softmax_bf16"),
     ),
-    "row: kept values of another strip": (
+    "row: all strips read the first one's cached values": (
         "kf/ops/softmax.kernels.h",
         r"kept0_k \+ i",
         "kept0_k",
         ("kf_cpu_softmax_f32", "kf_cpu_softmax_bf16"),
     ),
-    "row: the pointers of the row before": (
+    "row: rows read the row before": (
         "kf/ops/softmax.kernels.h",
         r"kfi_x0 \+ kfi_row_at\(m, 0, row\)",
         "kfi_x0 + kfi_row_at(m, 0, row ? row - 1 : 0)",
         ("kf_cpu_softmax_f32", "kf_cpu_softmax_bf16"),
     ),
-    "streamed row: what is streamed goes to a row's beginning": (
+    "streamed row: all strips are stored at the row's beginning": (
         "kf/ops/softmax.kernels.h",
         r"kfi_stream\(kfi_out0 \+ i",
         "kfi_stream(kfi_out0 + 0 * i",
         ("kf_cpu_softmax_f32", "kf_cpu_softmax_bf16"),
     ),
-    "row: results of whole tiles in the first one's place": (
+    "row: all strips are stored in the first one's place": (
         "kf/ops/rms_norm.kernels.h",
         r": kfi_dx0 \+ i",
         ": kfi_dx0 + 0 * i",
         ("kf_cpu_rms_norm_bwd_f32", "kf_cpu_rms_norm_relu_bwd_bf16"),
     ),
-    "row: the first row's mean": (
+    "row: all rows of a block read the first one's mean": (
         "kf/ops/layer_norm.kernels.h",
         r"kfi_mean0\[row\];",
         "kfi_mean0[begin];",
         ("kf_cpu_layer_norm_bwd_f32", "kf_cpu_layer_norm_gelu_bwd_bf16"),
     ),
-    "row: the saved value of the row before": (
+    "row: saved values are stored one row early": (
         "kf/ops/layer_norm.kernels.h",
         r"kfi_rstd0\[row\] =",
         "kfi_rstd0[row ? row - 1 : 0] =",
         ("kf_cpu_layer_norm_f32", "kf_cpu_layer_norm_gelu_bf16"),
     ),
-    "row: the same columns of the weight again": (
+    "row: all strips read the weight's first columns": (
         "kf/ops/rms_norm.kernels.h",
         r"kfi_weight0 \? kfi_weight0 \+ i",
         "kfi_weight0 ? kfi_weight0",
@@ -279,7 +279,7 @@ BROKEN = {
         "if (!kfi_weight0) { memset(kfi_weight0_t, 0, KFI_STRIP * 4); } else { kfi_tail",
         ("kf_cpu_rms_norm_f32", "kf_cpu_rms_norm_relu_bwd_f32"),
     ),
-    "row: both are absent or none": (
+    "row: a bias without a weight counts as absent": (
         "kf/ops/layer_norm.kernels.h",
         r"kfi_bias0 \? kfi_bias0 \+ i : kfi_bias0_t",
         "kfi_weight0 && kfi_bias0 ? kfi_bias0 + i : kfi_bias0_t",
@@ -291,19 +291,19 @@ BROKEN = {
         r"if (!kfi_f.kfi_dweight0_p) {\1memset",
         ("kf_cpu_rms_norm_bwd_f32", "kf_cpu_rms_norm_bwd_bf16_f32"),
     ),
-    "row: a tail's sums go on from the row before": (
+    "row: a tail's sums are not cleared": (
         "kf/ops/layer_norm.kernels.h",
         r"memset\(kfi_dbias0_t, 0",
         "static int begun; if (!begun++) memset(kfi_dbias0_t, 0",
         ("kf_cpu_layer_norm_bwd_f32", "kf_cpu_layer_norm_relu_bwd_f16"),
     ),
-    "row: a tail's sums are the last row's": (
+    "row: partial sums keep the last row alone": (
         "kf/ops/rms_norm.kernels.h",
         r"kfi_dweight0_p\[i \+ j\] \+=",
         "kfi_dweight0_p[i + j] =",
         ("kf_cpu_rms_norm_bwd_f32", "kf_cpu_rms_norm_gelu_bwd_f64"),
     ),
-    "row: every block's sums in the first one's place": (
+    "row: all blocks store to the first one's partial sums": (
         "kf/ops/rms_norm.kernels.h",
         r"kfi_partial\(m, block, 0\)",
         "kfi_partial(m, 0, 0)",
@@ -321,13 +321,13 @@ BROKEN = {
         "kfi_parallel(m->blocks - (m->blocks > 1),",
         ("kf_cpu_softmax_f32", "kf_cpu_rms_norm_bwd_f32"),
     ),
-    "row: blocks of fewer rows": (
+    "row: blocks have too few rows": (
         "kf/core/rows/rows.h",
         r"\(m->rows \+ m->blocks - 1\) / m->blocks",
         "m->rows / m->blocks",
         ("kf_cpu_softmax_f32", "kf_cpu_rms_norm_bwd_f32"),
     ),
-    "row: the activation's argument without the bias": (
+    "row: the activation's argument leaves out the bias": (
         "kf/ops/layer_norm.kernels.h",
         r"(kfi_act(?:_bwd)?\([^;]*kfi_weight0_j)\s+\+ kfi_bias0_j",
         r"\1",
@@ -337,25 +337,25 @@ BROKEN = {
             "kf_cpu_layer_norm_gelu_bwd_bf16",
         ),
     ),
-    "row: another query's mask": (
+    "row: rows read the mask of another query": (
         "kf/ops/scale_bool_mask_softmax.kernels.h",
         r"kfi_shared = kfi_turn / m->channels",
         "kfi_shared = kfi_turn % (m->rows / m->channels)",
         ("kf_cpu_scale_bool_mask_softmax_f32", "kf_cpu_scale_bool_mask_softmax_bf16"),
     ),
-    "row: another batch's queries": (
+    "row: all batches read the first batch's mask": (
         "kf/ops/scale_mask_softmax.kernels.h",
         r"kfi_batch \* m->channels \+ kfi_turn % m->channels",
         "kfi_turn % m->channels",
         ("kf_cpu_scale_mask_softmax_f32", "kf_cpu_scale_mask_softmax_f64"),
     ),
-    "row: a query later than it is": (
+    "row: the causal mask is one query late": (
         "kf/ops/scale_causal_softmax.kernels.h",
         r"kfi_f\.query = row % m->queries;",
         "kfi_f.query = row % m->queries + 1;",
         ("kf_cpu_scale_causal_softmax_f32", "kf_cpu_scale_causal_softmax_f16"),
     ),
-    "row: a label's place one behind": (
+    "row: a label picks the next column": (
         "kf/core/rows/rows.h",
         r": \(int\)\(a - from\)",
         ": (int)(a - from) + 1",
@@ -367,91 +367,91 @@ BROKEN = {
         "0.0f",
         ("kf_cpu_nll_f32",),
     ),
-    "row: another plane's channel": (
+    "row: a plane reads another channel's weights": (
         "kf/ops/instance_norm.kernels.h",
         r"row % m->channels",
         "(row + 1) % m->channels",
         ("kf_cpu_instance_norm_f32", "kf_cpu_instance_norm_relu_bwd_bf16"),
     ),
-    "row: a channel's next value in another one's place": (
+    "row: updated values are stored to another channel": (
         "kf/ops/batch_norm_train.kernels.h",
         r"kfi_running_mean0_out\[row\]",
         "kfi_running_mean0_out[row / 2]",
         ("kf_cpu_batch_norm_train_f32", "kf_cpu_batch_norm_train_bf16"),
     ),
-    "row: a channel's two batches side by side": (
+    "row: two batches of a channel are read as if they were contiguous": (
         "kf/core/check.h",
         r"size\[1\] > 1 \? apart\[1\] - l->line",
         "size[1] > 2 ? apart[1] - l->line",
         ("kf_cpu_batch_norm_train_f32", "kf_cpu_batch_norm_train_relu_bwd_bf16"),
     ),
-    "row: another group's weights": (
+    "row: all groups read the first group's weights": (
         "kf/core/rows/rows.h",
         r"group \* m->parts \* size",
         "0 * group * size",
         ("kf_cpu_group_norm_f32", "kf_cpu_group_norm_relu_bwd_bf16"),
     ),
-    "row: the next channel an element late": (
+    "row: the next channel begins one element late": (
         "kf/core/rows/rows.h",
         r"kfi_quotient\(at, m->inner\)",
         "kfi_quotient(at > 0 ? at - 1 : 0, m->inner)",
         ("kf_cpu_group_norm_f32", "kf_cpu_group_norm_bwd_f16"),
     ),
-    "row: a tile's value of another group": (
+    "row: a strip uses another group's cached value": (
         "kf/core/rows/rows.h",
         r"c->filled != group \* m->parts \+ c->channel",
         "c->filled != c->channel",
         ("kf_cpu_group_norm_f32", "kf_cpu_group_norm_bwd_f32"),
     ),
-    "row: segments side by side": (
+    "row: segments are read as if they were contiguous": (
         "kf/core/rows/rows.h",
         r"i \+ kfi_quotient\(i, m->segment\) \* gap",
         "i",
         ("kf_cpu_group_norm_f32", "kf_cpu_group_norm_bwd_bf16"),
     ),
-    "row: a segment's end is no end": (
+    "row: a strip does not end with its segment": (
         "kf/core/rows/rows.h",
         r"gap \? m->segment - kfi_rest\(i, m->segment\) : count",
         "count",
         ("kf_cpu_group_norm_f32", "kf_cpu_group_norm_bwd_f64"),
     ),
-    "row: what another row's segments left": (
+    "row: gathered segments of another row are used again": (
         "kf/core/rows/rows.h",
         r"g->row != row",
         "g->row < 0",
         ("kf_cpu_group_norm_f32", "kf_cpu_group_norm_bwd_bf16"),
     ),
-    "row: segments gathered where no strip has been": (
+    "row: a strip counts as gathered though no strip was": (
         "kf/core/rows/rows.h",
         r"i == g->columns && ",
         "",
         ("kf_cpu_group_norm_f32",),
     ),
-    "row: channels side by side of another strip": (
+    "row: NHWC: values of another strip are used again": (
         "kf/core/rows/rows.h",
         r"c->filled == filled",
         "filled >= 0",
         ("kf_cpu_group_norm_f32", "kf_cpu_group_norm_bwd_f16"),
     ),
-    "row: channels side by side, all from the first": (
+    "row: NHWC: all strips begin at the first channel": (
         "kf/core/rows/rows.h",
         r"kf_i64 at = kfi_rest\(i, m->segment\);",
         "kf_i64 at = 0;",
         ("kf_cpu_group_norm_bwd_f32",),
     ),
-    "row: a channel's terms to the next one": (
+    "row: a channel's terms are added to the next one": (
         "kf/core/rows/rows.h",
         r"sums\[c->channel\] \+= terms\[j \+ k\]",
         "sums[(c->channel + 1) % m->parts] += terms[j + k]",
         ("kf_cpu_group_norm_bwd_f32",),
     ),
-    "row: the last batch's part of a channel's gradient": (
+    "row: a channel's gradient leaves out the last batch": (
         "kf/core/rows/rows.h",
         r"nothing \? 0 : outer;",
         "nothing ? 0 : outer - 1;",
         ("kf_cpu_instance_norm_bwd_f32",),
     ),
-    "row: a row's values once an op": (
+    "row: values per row are computed for the first row alone": (
         "kf/ops/rms_norm.kernels.h",
         r"\n +(row1 = )",
         r"\nstatic int begun; if (!begun++) \1",

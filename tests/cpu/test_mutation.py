@@ -197,9 +197,9 @@ BROKEN = broken_schedules.BROKEN | cases.merged("BROKEN")
 # Sums are split from 131,072 elements on; without sums, rows form blocks from 16,384 elements on.
 BIG = {"a sum's first part twice": [((600, 403), "normal", 0)]} | dict.fromkeys(
     (
-        "row: every block's sums in the first one's place",
+        "row: all blocks store to the first one's partial sums",
         "row: the last block is left out",
-        "row: blocks of fewer rows",
+        "row: blocks have too few rows",
     ),
     [((601, 403), "normal", 0)],
 )

@@ -18,25 +18,25 @@ def lib(request):
 
 # file, pattern, replacement, functions; each fault leaves contiguous tensors right.
 BROKEN = {
-    "rows of heads as if they were dense": (
+    "rows of heads are read as if they were contiguous": (
         "kf/core/rows/rows.h",
         r"head \* p->head",
         "0 * head",
         ("kf_cpu_scale_causal_softmax_f32",),
     ),
-    "segments as if they were dense": (
+    "segments are read as if they were contiguous": (
         "kf/core/rows/rows.h",
         r"none\.gap = m->operands\.of\[operand\]\.at\.gap",
         "none.gap = m->operands.of[0].at.gap",
         ("kf_cpu_group_norm_bwd_f32",),
     ),
-    "strips side by side": (
+    "strips are read as if they were contiguous": (
         "kf/core/reduction/reduction.h",
         r"m->down == 1 \|\| p->row == m->inner",
         "1",
         ("kf_cpu_sum_f32",),
     ),
-    "what lies between rows is written": (
+    "elements between rows are written": (
         "kf/core/reduction/reduction.h",
         r"const int run = .*? : s->width;",
         "const int run = lanes;",

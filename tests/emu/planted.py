@@ -14,56 +14,56 @@ BARRIER = "__syncthreads();"
 
 # file, pattern, replacement, functions, sanitizers that must report it
 MORE_FAULTS = {
-    "the next channel's values for a band's": (
+    "an element of a channel block uses the next channel's value": (
         "kf/core/rows/channel_block.cuh",
         r"return form == KFI_BAND_TWO \? \(e < split \?",
         "return form == KFI_BAND_TWO ? (e < split + 1 ?",
         ("kf_batch_norm_train_f32", "kf_batch_norm_train_bwd_bf16"),
         (),
     ),
-    "a band's last warp": (
+    "a channel block's sum leaves out the last warp": (
         "kf/core/rows/channel_block.cuh",
         r"if \(lane < warps\) own = buffer",
         "if (lane < warps - 1) own = buffer",
         ("kf_batch_norm_train_bwd_f32",),
         (),
     ),
-    "a band's last row of threads": (
+    "a channel block's sum leaves out the last row": (
         "kf/core/rows/channel_block.cuh",
         r"w\.row < g\.rows; kfi_band_next\(&w\)\) +\\\n +own =",
         "w.row < g.rows - 1; kfi_band_next(&w)) own =",
         ("kf_batch_norm_train_bwd_f32",),
         (),
     ),
-    "means that are taken for one": (
+    "joined moments leave out the distance of the means": (
         "kf/core/rows/channel_block.cuh",
         r"return number \* d \* d;",
         "return 0 * d * d;",
         ("kf_batch_norm_train_f32", "kf_batch_norm_train_f64"),
         (),
     ),
-    "the last part of a band that is shared out": (
+    "a channel's moments leave out the last block": (
         "kf/core/rows/channel_block.cuh",
         r"i < g\.parts; i \+= 32\) own = ",
         "i < g.parts - 1; i += 32) own = ",
         ("kf_batch_norm_train_f32", "kf_batch_norm_train_bwd_bf16"),
         (),
     ),
-    "a band's columns with a gap for no gap": (
+    "a channel block's columns are read as if they were contiguous": (
         "kf/core/rows/channel_block.cuh",
         r"\* \(p\.gap \+ g\.inner\) \+ u\.first",
         "* g.inner + u.first",
         ("kf_batch_norm_train_f32",),
         (),
     ),
-    "half of what a thread has of a chunk": (
+    "a thread's reduction leaves out half of its chunk": (
         "kf/core/reduction/reduction.cuh",
         r"more\[e\] = kfi_join\(word, more\[e\], more\[e \+ by\]\)",
         "more[e] = more[e + by]",
         ("kf_sum_f32", "kf_amax_bf16"),
         (),
     ),
-    "a block too few where they go back": (
+    "the reversed order of blocks skips one and repeats another": (
         "kf/core/reduction/reduction.cuh",
         r"gridDim\.x - 1 - blockIdx\.x : blockIdx\.x\) >> g\.cluster;(\s+)const unsigned rest",
         r"gridDim.x - 1 - (gridDim.x > 1 && !blockIdx.x ? 1 : blockIdx.x) : blockIdx.x) >> "
@@ -71,14 +71,14 @@ MORE_FAULTS = {
         ("kf_var_f32", "kf_amax_bwd_f32"),
         (),
     ),
-    "the last vectors of a sweep that goes back": (
+    "a reversed sweep leaves out the last vectors": (
         "kf/ops/amax.device.cuh",
         r"\(at\.loops - 1\) & -ahead",
         "(at.loops - 1 - ahead) & -ahead",
         ("kf_amax_bwd_f32", "kf_amax_bwd_bf16"),
         (),
     ),
-    "the end of an axis as a whole vector": (
+    "the last vector of an axis is read as a whole one": (
         "kf/core/reduction/reduction.cuh",
         r"i < at\.loops \? at\.last : 0",
         "i < at.loops ? at.left : 0",

@@ -28,25 +28,25 @@ def lib():
 
 # file, pattern, replacement, functions; each fault leaves contiguous tensors right.
 SEEDED = {
-    "rows of heads as if they were dense": (
+    "rows of heads are read as if they were contiguous": (
         "kf/core/rows/access.cuh",
         r"head \* p\.head",
         "0 * head",
         ("kf_scale_causal_softmax_f32",),
     ),
-    "batches of planes as if they were dense": (
+    "batches of planes are read as if they were contiguous": (
         "kf/core/rows/access.cuh",
         r"if \(p\.outer\)(\s+)at",
         r"if (0)\1at",
         ("kf_instance_norm_f32",),
     ),
-    "outers of an axis side by side": (
+    "outer indices are read as if they were contiguous": (
         "kf/core/reduction/reduction.cuh",
         r"at\.start = (o|outer) \* p\.outer",
         r"at.start = \1 * g.axis",
         ("kf_sum_f32",),
     ),
-    "parts are joined as the tensor lies": (
+    "partial results are joined by the tensor's strides": (
         "kf/core/reduction/host.cuh",
         r"pitches\[i\]\.row = plan\.results;",
         ";",

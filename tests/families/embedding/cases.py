@@ -159,14 +159,14 @@ def reference(t):
 REFERENCES = {"embedding": reference}
 # Faults to plant and the functions that must fail: tests/emu/test_seeded.py.
 FAULTS = {
-    "where the last number's places end": (
+    "the search ends behind the last token's positions": (
         "kf/core/index_sort.cuh",
         r"\(high - low\) / \(probes \+ 1\) \+ 1",
         "(high - low + probes) / (probes + 1)",
         ("kf_embedding_bwd_f32",),
         (),
     ),
-    "digits of the second half of a tile": (
+    "the sort reads the first digits of a tile again": (
         "kf/core/index_sort.cuh",
         r"first \+ r \* stride",
         "first + 0 * stride",

@@ -283,28 +283,28 @@ ref = "(<w> * <e> + <p> - <t>) * <g> * <s> - sum(<w> * <e> + <p> - <t>)"
 
 # Faults to plant, and the tests that must notice: tests/emu/test_seeded.py.
 FAULTS = {
-    "a warp left out of a gathered row's sums": (
+    "a gathered row's sums leave out the second warp": (
         "kf/core/embedding_layer_norm/embedding_layer_norm.cuh",
         r"unsigned w = 1; w < warps",
         "unsigned w = 2; w < warps",
         ("kf_embedding_add_layer_norm_f32",),
         (),
     ),
-    "a gathered row's sums read before all have left theirs": (
+    "a gathered row's sums are read without a barrier": (
         "kf/core/embedding_layer_norm/embedding_layer_norm.cuh",
         r"= v\[i\];\n\s*__syncthreads\(\);",
         "= v[i];",
         ("kf_embedding_add_layer_norm_f32",),
         (),
     ),
-    "what lies behind the last cut of a number": (
+    "a token's gradient leaves out the part behind its last cut": (
         "kf/core/embedding_layer_norm/embedding_layer_norm.cuh",
         r"cut \+ 1, last \+ 1",
         "cut + 1, last",
         ("kf_embedding_add_layer_norm_bwd_f32",),
         (),
     ),
-    "what a number has before its first cut": (
+    "a token's gradient leaves out the part before its first cut": (
         "kf/core/embedding_layer_norm/embedding_layer_norm.cuh",
         r"begin < first \|\| end <= behind",
         "begin <= first || end <= behind",
@@ -314,13 +314,13 @@ FAULTS = {
 }
 # The same in C: tests/cpu/test_mutation.py.
 BROKEN = {
-    "embeddings: the gradient of a row outside is whatever is there": (
+    "embeddings: the gradient of a token outside is not cleared": (
         "kf/core/embedding_layer_norm/embedding_layer_norm.h",
         r"memset\(row_grads \+ \(size_t\)\(p \* m->rows\) \* bytes, 0, bytes\)",
         "(void)bytes",
         ("kf_cpu_embedding_add_layer_norm_bwd_f32",),
     ),
-    "embeddings: the padding's number in every table": (
+    "embeddings: all tables skip the first one's padding token": (
         "kf/core/embedding_layer_norm/embedding_layer_norm.h",
         r"m->skipped\[i\]",
         "m->skipped[0]",

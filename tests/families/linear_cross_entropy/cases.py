@@ -212,7 +212,7 @@ def check(call, got, weights=None):
 
 # Faults to plant and the functions that must fail: tests/emu/test_seeded.py.
 FAULTS = {
-    "losses of the first rows in every chunk": (
+    "all chunks read the first chunk's rows": (
         "kf/ops/linear_cross_entropy.host.cuh",
         r"x \+ kfi_first",
         "x + 0 * kfi_first",

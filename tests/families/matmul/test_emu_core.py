@@ -19,37 +19,45 @@ MMA, LOAD, SIMT, TILE = (f"kf/core/matmul/{name}.cuh" for name in ("mma", "load"
 WAIT, BARRIER = r"kfi_fetch_wait<stages - 2>\(\);( // %s)", r"__syncthreads\(\);( *// %s)"
 # file, pattern, replacement
 SEEDED = {
-    "a stage is read before it has come": (MMA, WAIT % "all stages", r"\1"),
-    "a stage is filled while it is read": (MMA, BARRIER % "for all", r"\1"),
-    "another lane's rows of a matrix": (
+    "a stage is read before its copy is complete": (MMA, WAIT % "all stages", r"\1"),
+    "a stage is refilled while warps read it": (MMA, BARRIER % "for all", r"\1"),
+    "lanes load the fragment rows of another lane": (
         MMA,
         r"step \* 2 \+ lane / 16;",
         "step * 2 + lane / 16 % 1;",
     ),
-    "another lane's columns, transposed": (
+    "lanes load the transposed columns of another lane": (
         MMA,
         r"\(first \+ j \* 16\) / 8 \+ lane / 16 :",
         "(first + j * 16) / 8 + lane / 8 % 2 :",
     ),
-    "rows of a matrix in the same banks": (LOAD, r"line >> 1 & 3", "line >> 2 & 3"),
-    "rows of a transposed matrix in the same banks": (
+    "rows of a matrix have bank conflicts": (LOAD, r"line >> 1 & 3", "line >> 2 & 3"),
+    "rows of a transposed matrix have bank conflicts": (
         LOAD,
         r"chunk \^ \(line & 7\)",
         "chunk ^ (line & 3)",
     ),
-    "an odd element": (LOAD, r"off & 2u \? 16 : 0", "0"),
-    "a load out of the matrix": (LOAD, r"\(off \? 32 : 16\) <= span.end", "0 <= span.end"),
-    "a load of what is behind a line": (LOAD, r" && \(off \|\| left == 8\)", ""),
-    "an element behind the depth": (LOAD, r"own >= 2 \? w\[i\]", "own >= 1 ? w[i]"),
-    "a stage of numbers is read before it has come": (SIMT, WAIT % "this stage", r"\1"),
-    "a stage of numbers is filled while it is read": (SIMT, BARRIER % "for all", r"\1"),
-    "a warp's rows are overwritten": (TILE, r"    __syncwarp\(\);\n}\n// Vectors", "}\n// Vectors"),
-    "the last split left out": (
+    "an odd element is not shifted": (LOAD, r"off & 2u \? 16 : 0", "0"),
+    "a load reads outside the matrix": (LOAD, r"\(off \? 32 : 16\) <= span.end", "0 <= span.end"),
+    "a load reads behind a row": (LOAD, r" && \(off \|\| left == 8\)", ""),
+    "an element behind K is multiplied": (LOAD, r"own >= 2 \? w\[i\]", "own >= 1 ? w[i]"),
+    "a SIMT stage is read before its copy is complete": (SIMT, WAIT % "this stage", r"\1"),
+    "a SIMT stage is refilled while warps read it": (SIMT, BARRIER % "for all", r"\1"),
+    "a warp's fragment is overwritten while lanes read it": (
+        TILE,
+        r"    __syncwarp\(\);\n}\n// Vectors",
+        "}\n// Vectors",
+    ),
+    "the reduction leaves out the last split": (
         TILE,
         r"split < g\.splits; \+\+split",
         "split + 1 < g.splits; ++split",
     ),
-    "the last band of tiles": (TILE, r"g\.row_tiles - first < KFI_RASTER_ROWS \?", "false ?"),
+    "the last raster of tiles is taken for a whole one": (
+        TILE,
+        r"g\.row_tiles - first < KFI_RASTER_ROWS \?",
+        "false ?",
+    ),
 }
 # Cases: each kernel once. ThreadSanitizer takes half a millisecond per thread.
 RUNS = {"plain": "64", "asan": "64", "tsan": "4"}

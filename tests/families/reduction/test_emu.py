@@ -279,22 +279,22 @@ def test_few_axes(few_axes_lib, name):
 
 
 FEW_AXES_FAULTS = {
-    "the first chunk in each warp": (
+    "all warps reduce the first chunk": (
         "kf/core/reduction/reduction.cuh",
         r"first = x \+ \(\(y \* ahead\) << g\.x\)",
         "first = x",
     ),
-    "a chunk of other warps": (
+    "a chunk's result is read from another chunk's warps": (
         "kf/core/reduction/reduction.cuh",
         r"buffer\[\(first \+ w\) \* 32 \+ lane\]\)",
         "buffer[first * 32 + lane])",
     ),
-    "a chunk that is longer": (
+    "a chunk is longer than its warps may have": (
         "kf/core/reduction/reduction.cuh",
         r"if \(g\.y > 0 && at\.loops > ahead\) at\.loops = ahead;",
         "",
     ),
-    "a whole vector for the end of an axis": (
+    "the end of an axis is read as a whole vector": (
         "kf/core/reduction/host.cuh",
         r" \|\| g->axis % vec != 0",
         "",
@@ -353,17 +353,17 @@ def check_clusters(lib, f):
 
 
 CLUSTER_FAULTS = {
-    "the first block's for all": (
+    "all blocks' results are the first one's": (
         "kf/core/reduction/reduction.cuh",
         r"slots\[r \* size",
         "slots[0 * size",
     ),
-    "what all blocks send in one place": (
+    "all blocks send their results to one place": (
         "kf/core/reduction/reduction.cuh",
         r"slots \+ rank \* size",
         "slots + 0 * size",
     ),
-    "nobody waits for what others send": (
+    "other blocks' results are read without a cluster barrier": (
         "kf/core/reduction/reduction.cuh",
         r"(kfi_cluster_arrive\(\);\n +)kfi_cluster_wait\(\);",
         r"\1",

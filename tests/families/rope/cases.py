@@ -244,7 +244,7 @@ for _form, _of in (("computed_paired", SINGLE), ("computed_both", FORMS["both"])
 
 # Faults to plant and the functions that must fail: tests/emu/test_seeded.py.
 FAULTS = {
-    "the first head of the other tensor in this one's place": (
+    "the second tensor's first head is taken for the first tensor's": (
         "kf/ops/rope_qk.device.cuh",
         r"kfi_head >= g\.own",
         "kfi_head > g.own",
@@ -254,19 +254,19 @@ FAULTS = {
 }
 # Faults in C: tests/cpu/test_mutation.py.
 BROKEN = {
-    "pairs: as many heads of the other tensor": (
+    "rope: the second tensor has as many heads as the first": (
         "kf/core/rope/rope.h",
         r"heads = m->heads\[tensor\]",
         "heads = m->heads[0]",
         ("kf_cpu_rope_qk_f32", "kf_cpu_rope_interleaved_qk_bwd_bf16"),
     ),
-    "pairs: no positions are all the first": (
+    "rope: without positions all rows have the first one": (
         "kf/core/rope/rope.h",
         r"!m->numbers\s+\? row",
         "!m->numbers ? 0 * row",
         ("kf_cpu_rope_f32", "kf_cpu_rope_qk_bwd_f32"),
     ),
-    "pairs: frequencies by the position": (
+    "rope: frequencies are read by the position": (
         "kf/core/rope/rope.h",
         r"m->computed \? 0 : position",
         "m->computed ? position / 4096 : position",

@@ -228,21 +228,21 @@ FORMS = {
 
 # Faults to plant, and the tests that must notice: tests/emu/test_seeded.py.
 FAULTS = {
-    "the last head of a block left out of a weight's gradient": (
+    "a weight's gradient leaves out a block's last head": (
         "kf/ops/rope_rms_norm_qk.device.cuh",
         r"l < per_block; \+\+l",
         "l + 1 < per_block; ++l",
         ("kf_rope_rms_norm_qk_bwd_f32",),
         (),
     ),
-    "a weight's sums read before all have left theirs": (
+    "a weight's sums are read without a barrier": (
         "kf/ops/rope_rms_norm_qk.device.cuh",
         r"= sum\[e\];\n\s*__syncthreads\(\);",
         "= sum[e];",
         ("kf_rope_rms_norm_qk_bwd_f32",),
         (),
     ),
-    "half of the threads of a head": (
+    "a head's sum leaves out half of its threads": (
         "kf/core/rope_norm/rope_norm.cuh",
         r"by = across / 2",
         "by = across / 4",
@@ -252,13 +252,13 @@ FAULTS = {
 }
 # The same in C: tests/cpu/test_mutation.py.
 BROKEN = {
-    "normalised heads: both weights' sums in one place": (
+    "rope_norm: both weights' partial sums have one place": (
         "kf/core/rope_norm/rope_norm.h",
         r"kfi_partial\(m->sums, block, tensor\)",
         "kfi_partial(m->sums, block, 0)",
         ("kf_cpu_rope_rms_norm_qk_bwd_f32",),
     ),
-    "normalised heads: what is behind the pairs a vector too early": (
+    "rope_norm: elements behind the pairs are read at the row's start": (
         "kf/core/rope_norm/rope_norm.h",
         r"p->first\[0\] = paired \? p->at \* p->step : m->pairs \+ p->at",
         "p->first[0] = paired ? p->at * p->step : p->at",

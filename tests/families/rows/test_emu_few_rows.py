@@ -22,28 +22,28 @@ LIMIT = 64
 CORE = "kf/core/rows/reduce.cuh"
 # Faults: (file, pattern, replacement)
 SEEDED = {
-    "columns are read when rows are written": (
+    "columns are summed in the launch that overwrites them": (
         "kf/core/rows/host.cuh",
         r"&&\s+!kfi_row_in_place\(c\.operands\)",
         "",
     ),
-    "a row left out": (
+    "the sum leaves out the first row": (
         CORE,
         r"\(gradient \* KFI_SUM_GROUPS \+ row\)",
         "(gradient * KFI_SUM_GROUPS + (row ? row : 1))",
     ),
-    "the first gradient for the second": (
+    "the second gradient is the first one's": (
         CORE,
         r"kfi_dynamic\(\) \+ k \* KFI_SUM_GROUPS",
         "kfi_dynamic() + 0 * KFI_SUM_GROUPS",
     ),
-    "a strip's neighbour": (
+    "a block sums the next strip of columns": (
         CORE,
         r"blockIdx\.x - sums\.parts\) \* KFI_ROW_STRIP",
         "blockIdx.x - sums.parts + 1) * KFI_ROW_STRIP",
     ),
-    "nobody waits for the other warps": (CORE, r"\* columns;\s+__syncthreads\(\);", "* columns;"),
-    "a thread's rows added to those before": (CORE, r"(0\.0 \+ sum\[e\];)\s+sum\[e\] = 0;", r"\1"),
+    "sums are read without a barrier": (CORE, r"\* columns;\s+__syncthreads\(\);", "* columns;"),
+    "a thread adds its earlier rows again": (CORE, r"(0\.0 \+ sum\[e\];)\s+sum\[e\] = 0;", r"\1"),
 }
 
 
@@ -122,28 +122,36 @@ MAP_FUNCTIONS = faults.named(MAP_NAMES, "cuda")
 MAP_SIZES = [(1, 4096), (2, 88), (3, 40), (7, 5), (9, 136), (64, 80)]
 MAP_CORE = "kf/core/elementwise/device.cuh"
 MAP_SEEDED = {
-    "a warp's last rows left out": (
+    "a warp's sum leaves out its last rows": (
         MAP_CORE,
         r"j < KFI_MAP_FEW_BITS; \+\+j",
         "j < KFI_MAP_FEW_BITS - 1; ++j",
     ),
-    "the last warp left out": (
+    "the sum leaves out the last warp": (
         MAP_CORE,
         r"w < KFI_MAP_FEW >> KFI_MAP_FEW_BITS",
         "w < (KFI_MAP_FEW >> KFI_MAP_FEW_BITS) - 1",
     ),
-    "the half that is given away": (
+    "lanes keep the half that they should send": (
         MAP_CORE,
         r"given = upper \? sum\[e\]",
         "given = upper ? sum[e + half]",
     ),
-    "another warp's columns": (MAP_CORE, r"buffer\[w \* width \+ c\]", "buffer[w * width]"),
-    "another order for other vectors": (
+    "all columns read the first one's sum": (
+        MAP_CORE,
+        r"buffer\[w \* width \+ c\]",
+        "buffer[w * width]",
+    ),
+    "the order of sums depends on the vector width": (
         MAP_CORE,
         r"by = g\.bx << j;",
         "by = vec > 1 ? g.bx << j : 16 >> j;",
     ),
-    "either NaN's sign": (MAP_CORE, r"total = __uint_as_float\(0x7fffffffu\);", ";"),
+    "the sign of a NaN depends on the order of rows": (
+        MAP_CORE,
+        r"total = __uint_as_float\(0x7fffffffu\);",
+        ";",
+    ),
 }
 
 

@@ -46,30 +46,36 @@ SHIFT = "kf/core/rows/shift.cuh"
 SOFTMAX = "kf_softmax_bf16", 5, (20, 47, 510, 1023, 1026, 1539)
 # pattern, replacement
 SHIFTED = {
-    "a vector's end from its own lane": (
+    "a vector's end comes from the lane's own vector": (
         r"kfi_shift_lane\(give, of, 1\)",
         "kfi_shift_lane(give, of, 0)",
     ),
-    "the vector behind a warp's last one": (
+    "a warp's last lane uses its own vector for the next one": (
         r"front \? s \+ 1 < in_registers \?.*: next : v\[s\]",
         "v[s]",
     ),
-    "no vector behind all of a warp's": (
+    "the vector behind a warp's last one is not loaded": (
         r"if \(front && in_registers \* step",
         "if (0 * front && in_registers * step",
     ),
-    "an odd number of elements as an even one": (r"\(from & 1\) \* 16", "0 * from"),
-    "four elements beside": (r"from & 4 \? w\[i \+ 2\]", "from & 4 ? w[i + 1]"),
-    "the beginning of a row as it lies": (
+    "an odd offset is realigned as an even one": (r"\(from & 1\) \* 16", "0 * from"),
+    "an offset of four elements is realigned by two": (
+        r"from & 4 \? w\[i \+ 2\]",
+        "from & 4 ? w[i + 1]",
+    ),
+    "the first elements of a row are zeros": (
         r"if \(begins\) v\[0\] = head;",
         "if (begins) v[0] = zero;",
     ),
-    "the end of a row an element short": (r"ends \? of\.rest : 0\);", "ends ? of.rest - 1 : 0);"),
-    "the end of a row in a warp's last vector alone": (
+    "the end of a row is one element short": (
+        r"ends \? of\.rest : 0\);",
+        "ends ? of.rest - 1 : 0);",
+    ),
+    "the end of a row behind a warp's last vector is not loaded": (
         r"if \(ends && in_registers \* step == of\.end\) next = tail;",
         "",
     ),
-    "a store without the warp's turn before": (
+    "a store leaves out the vector carried from the step before": (
         r"of\.lane == 0 \? so->before : up",
         "of.lane == 0 ? own : up",
     ),
@@ -80,16 +86,19 @@ SHIFTED = {
     "elements behind a row are written": (r"so\.last, 0, of\.rest", "so.last, 0, 8"),
     "a row's end is not written": (r"if \(s \* step == of\.end\) so->last = both;", ""),
     "a warp's last elements are not written": (r"of\.a < left \? of\.a : left", "0 * left"),
-    "a warp's last elements behind the row's end": (r"of\.a < left \? of\.a : left", "of.a"),
+    "a warp writes its last elements behind the row's end": (
+        r"of\.a < left \? of\.a : left",
+        "of.a",
+    ),
 }
 STAGE = "kf/core/rows/stage.cuh"
 STAGED = {
-    "a round of a row that nobody waits for": (
+    "a stage is read before its copy is complete": (
         r"kfi_fetch_wait<KFI_STAGE_AHEAD>",
         "kfi_fetch_wait<KFI_STAGE_AHEAD + 1>",
     ),
-    "rounds that nobody asks for": (r"kfi_stage_issue\(row\);", ""),
-    "other threads' elements before they have come": (
+    "later stages of a row are not loaded": (r"kfi_stage_issue\(row\);", ""),
+    "other threads' elements are read without a barrier": (
         r"(kfi_fetch_wait<KFI_STAGE_AHEAD>\(\);\s*)__syncthreads\(\);",
         r"\1",
     ),

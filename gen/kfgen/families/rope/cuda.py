@@ -8,7 +8,7 @@ from kfgen.model.schedule import CHEAP, Cuda, Instance
 
 
 class RopeCuda(Cuda):
-    argument_type = "kfi_rope"  # of the kernel's argument g
+    argument_type = "kfi_rope"  # the type of argument g
 
     @property
     def vec(self):
