@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A family is its folders: no file outside of them may carry its name, so nothing else belongs to
-it."""
+it. Frontends decide by fields of the manifest, not by a family's name."""
 
+import ast
 import pathlib
 import subprocess
 
@@ -89,3 +90,44 @@ def test_a_wrong_name_is_seen():
         "gen/kfgen/europe.py",
     ):
         assert outside([path], "rope") == [], path
+
+
+def compared(text):
+    """The places of a Python file that read an op's family or compare something with the name, or
+    former name, of a family."""
+    known = {*families.FAMILIES, *families.SYNONYMS}
+    for node in ast.walk(ast.parse(text)):
+        read = {
+            ast.Attribute: lambda n: n.attr == "family",
+            ast.Subscript: lambda n: getattr(n.slice, "value", "") == "family",
+            ast.Call: lambda n: any(getattr(a, "value", "") == "family" for a in n.args),
+            ast.Compare: lambda n: known & {getattr(c, "value", "") for c in ast.walk(n)},
+            ast.MatchValue: lambda n: getattr(n.value, "value", "") in known,
+        }.get(type(node))
+        if read and read(node):
+            yield ast.unparse(node)
+
+
+def test_no_frontend_compares_the_name_of_a_family():
+    """A family of a user's own has its frontend by the fields of its functions."""
+    found = sorted((kflib.ROOT / "frontends").rglob("*.py"))
+    assert len(found) > 40
+    for path in found:
+        assert list(compared(path.read_text())) == [], path
+    for path in (kflib.ROOT / "frontends").rglob("native/*.*"):
+        assert "family" not in path.read_text(), path
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "op.family == kind",
+        "f['family']",
+        "getattr(op, 'family')",
+        "kind == 'reduce'",
+        "'x' if kind in ('elem', 'rows') else 'y'",
+        "match kind:\n    case 'matmul':\n        pass",
+    ],
+)
+def test_a_comparison_is_seen(text):
+    assert len(list(compared(text))) == 1

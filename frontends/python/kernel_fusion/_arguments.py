@@ -177,7 +177,7 @@ def bind(op: Op, activation: str, args: Sequence[Any], kwargs: Mapping[str, Any]
             # Without dropout no random numbers are drawn from a generator.
             a["rng"] = (0, 0) if a["rng"] is None or hasattr(a["rng"], "integers") else a["rng"]
     axis = a.get("dim", op.axis)
-    flatten = op.family == "reduction" and axis is None
+    flatten = op.axis_may_be_none and axis is None
     _check_out(where, op, a["out"])
     # The beta of axpby is a scalar of the op, not this one.
     [beta] = scalars(where, [BETA], {"beta": a["beta"] if op.forward.betas else 0.0})

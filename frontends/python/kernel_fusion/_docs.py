@@ -77,8 +77,8 @@ def of(op: Op, activation: str) -> str:
     ]
     if op.has_axis:
         lines.append(
-            f"    dim: axis; default "
-            f"{op.axis}{', None reduces all dimensions' if op.family == 'reduce' else ''}"
+            f"    dim: axis; default {op.axis}"
+            f"{', None reduces all dimensions' if op.axis_may_be_none else ''}"
         )
     if op.has_groups:
         lines.append("    groups: number of groups, a divisor of the number of channels")

@@ -49,7 +49,7 @@ def _parameters(op: Op, activation: str) -> Iterator[str]:
             or TYPES.get(name)
             or (out if name == "out" else "float")
         )
-        kind += " | None" if name == "dim" and op.family == "reduction" else ""
+        kind += " | None" if name == "dim" and op.axis_may_be_none else ""
         yield f"{name}: {kind}{'' if p.default is p.empty else f' = {p.default!r}'}"
 
 

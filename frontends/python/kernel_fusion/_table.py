@@ -102,7 +102,9 @@ class Op:
     pattern: str
     brief: str
     source: str
-    family: str
+    reduces: bool  # results lack the axis
+    axis_may_be_none: bool  # without an axis, all dimensions are one axis
+    decomposes: bool  # torch.compile may see the statements instead of the op
     axis: int | None
     parts: dict[str, str | int]  # {size: dimensions it is the product of}
     dropout: bool
@@ -293,7 +295,9 @@ def entry(
             "pattern",
             "brief",
             "source",
-            "family",
+            "reduces",
+            "axis_may_be_none",
+            "decomposes",
             "axis",
             "dropout",
             "empty",

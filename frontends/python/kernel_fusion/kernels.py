@@ -29,7 +29,7 @@ GROUPS = ("elementwise", "fusion", "reduction")
 
 
 def _group(op: Op) -> str:
-    if op.family == "reduction":
+    if op.reduces:
         return "reduction"
     return "elementwise" if set(op.parts.values()) == {"all"} else "fusion"
 

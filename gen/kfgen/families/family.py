@@ -46,6 +46,10 @@ class Family:
     heavy = False  # True: kernels compile slowly; of kf's activations only the `heavy` ones apply
     autocast = ""  # autocast policy (manifest.autocast), if expressions do not imply it
     second = ""  # tensors of the second dtype, for functions with two dtypes by design
+    # Decisions of frontends, which the manifest hands on.
+    reduces = False  # True: reduces over an axis that the results lack
+    axis_may_be_none = False  # True: without an axis, all dimensions are one axis
+    decomposes = False  # True: a compiler of PyTorch may see the statements instead of the op
 
     @property
     def header(self):

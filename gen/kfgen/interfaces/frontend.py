@@ -99,7 +99,7 @@ def _entry(pattern, op, members, with_grad):
         "pattern": pattern,
         "brief": op["brief"],
         "source": op["source"],
-        "family": f["family"],
+        **{word: f[word] for word in manifest.OF_FRONTENDS},
         "axis": axes["axis"],
         "sizes": axes["sizes"],
         "shaped_by": axes["shaped_by"],

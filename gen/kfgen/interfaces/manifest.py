@@ -13,6 +13,8 @@ SHARED = """
     op family form layout dtypes variables bwd state dropout sizes workspace_arguments
     scratch
 """.split()  # fields of functions with the activation as an argument
+# Attributes of a family by which frontends decide, instead of by its name.
+OF_FRONTENDS = ("reduces", "axis_may_be_none", "decomposes")
 EPSILON = {"f32": 2.0**-23, "f64": 2.0**-52}  # machine epsilon of the computation's dtype
 
 
@@ -218,6 +220,7 @@ def of_kernel(k):
         "workspace_arguments": k.sizes if k.has_workspace else [],
         "scratch": k.scratch,
         "autocast": autocast(k),
+        **{word: getattr(k.family, word) for word in OF_FRONTENDS},
         "permutable": k.permutable,
         "backends": list(k.backends),
         "architecture": k.family.architecture,

@@ -147,7 +147,7 @@ def _text(op: Op, activation: str, backward: bool, statements: Sequence[str]) ->
         ]
     inner = ""
     # An empty reduction has no elements whose gradient would be divided by their number.
-    if backward and op.family == "reduction":
+    if backward and op.reduces:
         statements = [
             re.sub(rf"/ ({'|'.join(op.parts)})\b", r"/ torch.sym_max(\1, 1)", line)
             for line in statements
@@ -174,7 +174,7 @@ def spreads(op: Op, activation: str) -> bool:
     """True if a gradient broadcasts the result's gradient along the axis: it is then a view."""
     found = (
         formulas(op, activation)
-        if op.family == "reduction" and op.backward and len(op.backward.outputs) == 1
+        if op.reduces and op.backward and len(op.backward.outputs) == 1
         else None
     )
     return found is not None and f" = {SPREAD}" in found[1][-1]

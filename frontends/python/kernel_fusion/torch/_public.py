@@ -74,7 +74,7 @@ def _text(op: Op, activation: str) -> str:
         f"autocast({first}.device.type):",
         f"            {tensors}, = cast(({tensors},))",
     ]
-    if op.family == "reduction":
+    if op.axis_may_be_none:
         shapes = [f"{t.name}.shape" for t in inputs]
         wrong = f"check_flat(where, inputs, ({', '.join(shapes)}))"
         lines += [
@@ -184,8 +184,8 @@ def _bounds(where: str, value: _table.Value) -> list[str]:
 
 
 def _decomposes(op: Op, activation: str) -> bool:
-    """True if torch.compile may see the formula instead of the op: only for elementwise ops."""
-    return op.family == "elementwise" and _table.formulas(op, activation) is not None
+    """True if torch.compile may see the formula instead of the op."""
+    return op.decomposes and _table.formulas(op, activation) is not None
 
 
 def decomposes() -> bool:

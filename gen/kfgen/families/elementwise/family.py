@@ -198,6 +198,7 @@ class Elementwise(Family):
     }
     kinds = ("elem", "row", "channel", "half")
     fields = ("ints", "reduced")
+    decomposes = True
 
     def dtypes(self, kind, grad):
         return () if kind in ("elem", "half") else ("acc",)

@@ -126,6 +126,8 @@ class Reduction(OverRows):
     fields = ("grads", "empty")
     reads = (COUNT,)
     dropout = False
+    reduces = True
+    axis_may_be_none = True
 
     def forward(self, op, dtypes):
         return (ArgreduceKernel if op.indexed else ReductionKernel)(self, op, dtypes, False)
