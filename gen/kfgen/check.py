@@ -7,19 +7,11 @@ in a gradient rule shows as a difference.
 """
 
 import numpy as np
-import scipy.special as sp
 
 from kfgen import check_activations, families
-from kfgen.differences import DY, POINTS, STENCIL, Trouble, compare, difference, smooth, step_at
+from kfgen.differences import DY, STENCIL, Trouble, compare, difference, smooth, step_at
 from kfgen.entries.expand import counted
 from kfgen.families import reference as elements_reference
-from kfgen.families.matmul import reference as matmul_reference
-from kfgen.families.rows import reference as rows_reference
-from kfgen.language import passes
-from kfgen.language.emit import evaluate
-from kfgen.language.expr import Graph
-from kfgen.language.gradient import substitute
-from kfgen.language.primitives import KEEP, KEEP_SCALE, query_names, row_names
 
 
 def _chosen(selection):
@@ -66,220 +58,106 @@ def _count(n, word):
 # ---- ops -----------------------------------------------------------------------------------------
 
 
-def direction(op, bwd):
-    family = families.of(op)
-    return (family.backward if bwd else family.forward)(op, ("f64",))
-
-
-def _inlined(op, act):
-    """Inlines the activation: returns (graph, {output: node}, {operand value: gradient})."""
-    if op.types == "pairs":
-        graph, _, outputs = families.of(op).graph(op)
-        return graph, outputs, {}
-    graph, results = Graph(), []
-    scalars = {s: graph.var(s) for s in act.scalars}
-    for bwd in (False, True) if any(o.grad for o in op.operands) else (False,):
-        k = direction(op, bwd)
-        roots = substitute(
-            k.graph,
-            graph,
-            k.roots,
-            {},
-            act=(
-                lambda x: act.build(graph, x, scalars),
-                lambda x, dy: act.build_bwd(graph, x, dy, scalars),
-            ),
-        )
-        results.append(dict(zip((p for s in k.outputs for p in s.parts), roots)))
-    return (
-        graph,
-        results[0],
-        {name[1:]: node for gradients in results[1:] for name, node in gradients.items()},
-    )
-
-
 def _op(op, act, failures):
-    {"elements": _map_op, "rows": _row_op, "products": _product_op, "logits": _logits_op}[
-        families.of(op).oracle
-    ](op, act, failures)
-
-
-def _logits_op(op, act, failures):
-    """Checks the op over rows; the layers around it are entries of their own."""
-    _row_op(families.of(op).of_rows(op), act, failures)
-
-
-def _place(op, act):
-    return f"{op.file}: [op.{op.pattern}]" + (f" with {act.name}" if op.has_act else "")
-
-
-def _product_op(op, act, failures):
-    place = _place(op, act)
-    matmul_reference.check(
-        op,
-        act,
-        families.of(op),
-        lambda what, *more: compare(failures, place, what, *more),
-        lambda text: Trouble(f"{place} {text}"),
-    )
-
-
-def _map_op(op, act, failures):
-    place = _place(op, act)
-    graph, outputs, gradients = _inlined(op, act)
+    """Compares an op's own expressions with its reference."""
+    place = f"{op.file}: [op.{op.pattern}]" + (f" with {act.name}" if op.has_act else "")
+    reference = families.of(op).reference(op, act)
     rng = np.random.default_rng(11)
-    scalars = op.scalars | act.scalars
-    inputs = {}
-    for o in op.operands:
-        for n in o.values:
-            x = rng.standard_normal(POINTS) * rng.choice([0.5, 1.0, 3.0], POINTS)
-            inputs[n] = np.abs(x) + 0.25 if o.positive else x
-    keep = rng.random(POINTS) < 0.7
-    douts = {f"d{n}": np.full(POINTS, DY + k) for k, n in enumerate(outputs)}
-    env = {**inputs, **scalars, KEEP: keep, KEEP_SCALE: 1.25, **douts}
+    inputs, mask = reference.inputs(rng), reference.mask(rng)
 
-    def reference(at):
+    def values(at):
         try:
-            return elements_reference.values(op, act, at, scalars, keep, 1.25)
+            return reference.values(at, mask)
         except Exception as e:  # the reference is text of a user
-            raise Trouble(f"{place} ref: cannot be evaluated: {e}") from None
+            done = "evaluated" if reference.pointwise else "evaluated or differentiated"
+            raise Trouble(f"{place} ref: cannot be {done}: {e}") from None
 
-    want = reference(inputs)
-    for name, value in zip(outputs, evaluate(graph, list(outputs.values()), env, np, sp)):
-        what, tolerance = f"expr of {name} against its ref", 1e-9 * np.abs(want[name]) + 1e-11
-        compare(failures, place, what, inputs, value, want[name], tolerance)
-    if not gradients:
+    expected, found = values(inputs), reference.results(False, inputs | mask)
+    shapes = {}
+    for name, value in expected.items():
+        shape = np.broadcast_shapes(np.shape(value), np.shape(found[name]), reference.result)
+        shapes[name], want = shape, np.broadcast_to(value, shape)
+        what, tolerance = f"expr of {name} against its ref", 1e-9 * np.abs(want) + 1e-11
+        points = reference.points(inputs, want)
+        compare(failures, place, what, points, found[name], want, tolerance)
+    if not reference.differentiable:
         return
+    douts = {
+        n: np.full(shapes[n], DY + k) if reference.pointwise else rng.standard_normal(shapes[n])
+        for k, n in enumerate(reference.op.outputs)
+    }
     try:
-        duals = elements_reference.reference(op, act, inputs, scalars, keep, 1.25)
+        exact = reference.gradients(inputs, douts, mask)
     except Exception as e:
         known = elements_reference.known()
-        raise Trouble(
-            f"{place} ref: cannot be differentiated: {e}; write it with {known}"
-        ) from None
-    for name, node in gradients.items():
-        tangents = [
-            np.broadcast_to(duals[out].tangents.get(name, 0.0), (POINTS,)) for out in outputs
-        ]
-        checked = (graph, outputs, name, node)
-        _map_gradient(place, checked, inputs, env, reference, tangents, failures)
+        problem = f"cannot be differentiated: {e}; write it with {known}"
+        raise Trouble(f"{place} ref: {problem}") from None
+    env = inputs | mask | found | {f"d{n}": d for n, d in douts.items()}
+    for by in reference.ways:
+        got = reference.results(True, env, by=by)
+        for name, want in exact.items():
+            value = reference.summed(name, got[f"d{name}"])
+            if reference.pointwise:
+                checked = reference, name, value, env
+                _of_elements(place, checked, inputs, douts, values, want, failures)
+            else:
+                checked = name, value, rng
+                _of_tensor(place, checked, inputs, douts, values, want, failures)
 
 
-def _map_gradient(place, checked, inputs, env, reference, tangents, failures):
-    """Compares a gradient with finite differences and with the exact derivative of ref."""
-    graph, outputs, name, node = checked
-    got = np.broadcast_to(evaluate(graph, [node], env, np, sp)[0], (POINTS,))
+def _exact(failures, place, name, points, value, want):
+    what = f"gradient for {name} against the derivative of ref"
+    compare(failures, place, what, points, value, want, 1e-9 * np.abs(want) + 1e-11)
+
+
+def _smooth(reference, name, env, x):
+    """True for the points near which neither results nor gradient have a kink."""
+    near = [{**reference.scalars, **env, name: x + s * step_at(x)} for s in (0.0, *STENCIL)]
+    graph, nodes = reference.expressions(False)
+    back, gradients = reference.expressions(True)
+    both = smooth(graph, [*nodes.values()], near) & smooth(back, [gradients[f"d{name}"]], near)
+    return near, np.broadcast_to(both, x.shape)
+
+
+def _of_elements(place, checked, inputs, douts, values, exact, failures):
+    """Compares the gradient of each element with a finite difference and with the exact derivative
+    of ref.
+    """
+    reference, name, got, env = checked
     x = inputs[name]
-    near = [{**env, name: x + s * step_at(x)} for s in (0.0, *STENCIL)]
-    is_smooth = np.broadcast_to(smooth(graph, [*outputs.values(), node], near), x.shape)
+    got = np.broadcast_to(got, x.shape)
+    near, is_smooth = _smooth(reference, name, env, x)
     is_smooth = is_smooth & np.isfinite(
-        sum(sum(reference({**inputs, name: e[name]}).values()) for e in near)
+        sum(sum(values({**inputs, name: e[name]}).values()) for e in near)
     )
     if not is_smooth.any():
         problem = f"at no point can its gradient for {name} be checked"
         raise Trouble(f"{place} expr: {problem}; is `positive = true` missing?")
     fd, tolerance = 0.0, 0.0
-    for k, out in enumerate(outputs):
-        slope, error = difference(lambda at, out=out: reference({**inputs, name: at})[out], x)
-        fd, tolerance = fd + (DY + k) * slope, tolerance + abs(DY + k) * error
+    for out, d in douts.items():
+        slope, error = difference(lambda at, out=out: values({**inputs, name: at})[out], x)
+        fd, tolerance = fd + d * slope, tolerance + np.abs(d) * error
     kept = {n: v[is_smooth] for n, v in inputs.items()}
-    exact = sum((DY + k) * tangent for k, tangent in enumerate(tangents))
-    for against, want, bound in (
-        ("finite differences", fd, tolerance),
-        ("the derivative", exact, 1e-9 * np.abs(exact) + 1e-11),
-    ):
-        what = f"gradient for {name} against {against} of ref"
-        found = got[is_smooth], want[is_smooth], bound[is_smooth]
-        compare(failures, place, what, kept, *found)
+    got, fd, exact, tolerance = (
+        np.broadcast_to(v, x.shape)[is_smooth] for v in (got, fd, exact, tolerance)
+    )
+    what = f"gradient for {name} against finite differences of ref"
+    compare(failures, place, what, kept, got, fd, tolerance)
+    _exact(failures, place, name, kept, got, exact)
 
 
-# ---- ops over rows -------------------------------------------------------------------------------
-
-ROWS, COLS = 6, 11
-SHAPES = {
-    "elem": (ROWS, COLS),
-    "row": (COLS,),
-    "per_row": (ROWS, 1),
-    "channel": (ROWS, 1),
-    "shared": (ROWS, COLS),  # one batch, one head
-    "group": (ROWS, COLS),
-}  # inner = 1
-
-
-def _row_inputs(op, kinds, rng):
-    inputs = {o.name: rng.standard_normal(SHAPES[kinds[o.name]]) for o in op.operands}
-    inputs |= {o.name: np.abs(inputs[o.name]) + 0.25 for o in op.operands if o.positive}
-    inputs |= {
-        o.name: rng.integers(0, COLS, SHAPES[kinds[o.name]]).astype(np.float64)
-        for o in op.operands
-        if o.dtype == "I"
-    }
-    return inputs | {
-        o.name: (rng.random(SHAPES[kinds[o.name]]) < 0.7).astype(np.float64)
-        for o in op.operands
-        if o.dtype == "u8"
-    }
-
-
-def _row_op(op, act, failures):
-    place = _place(op, act)
-    rng = np.random.default_rng(11)
-    scalars = op.scalars | act.scalars | query_names(ROWS, ROWS // 2, np)
-    kinds = {o.name: families.of(op).in_rows.get(o.kind, o.kind) for o in op.operands}
-    inputs = _row_inputs(op, kinds, rng)
-    mask = {KEEP: rng.random((ROWS, COLS)) < 0.7, KEEP_SCALE: 1.25} if op.dropout else {}
-
-    def reference(at):
-        try:
-            return rows_reference.reference(op, act, at, scalars, None, *mask.values())
-        except Exception as e:  # the reference is text of a user
-            raise Trouble(f"{place} ref: cannot be evaluated or differentiated: {e}") from None
-
-    def results(bwd, env):
-        kernel = direction(op, bwd)
-        graph, roots = passes.inlined(kernel.graph, kernel.roots, act)
-        env = env | scalars | mask | row_names(COLS, np)
-        return dict(zip((s.name for s in kernel.outputs), evaluate(graph, roots, env, np, sp)))
-
-    tapes, leaves = reference(inputs)
-    found = results(False, inputs)
-    shapes = {
-        n: np.broadcast_shapes(np.shape(t.value), np.shape(found[n]), (ROWS, 1))
-        for n, t in tapes.items()
-    }
-    for name, tape in tapes.items():
-        want = np.broadcast_to(tape.value, shapes[name])
-        cols = want.shape[-1]
-        points = {n: np.broadcast_to(v[..., :cols], want.shape) for n, v in inputs.items()}
-        what, tolerance = f"expr of {name} against its ref", 1e-9 * np.abs(want) + 1e-11
-        compare(failures, place, what, points, found[name], want, tolerance)
-    if not any(o.grad for o in op.operands):
-        return
-    douts = {n: rng.standard_normal(shapes[n]) for n in op.outputs}
-    exact = rows_reference.gradients(tapes, leaves, douts)
-    got = results(True, inputs | found | {f"d{n}": d for n, d in douts.items()})
-    for o in op.operands:
-        if not o.grad:
-            continue
-        shape = SHAPES["elem" if o.kind == "row" else kinds[o.name]]
-        value = np.broadcast_to(got[f"d{o.name}"], shape)
-        value = value.sum(0) if o.kind == "row" else value
-        _row_gradient(place, o.name, value, exact[o.name], inputs, douts, reference, rng, failures)
-
-
-def _row_gradient(place, name, value, want, inputs, douts, reference, rng, failures):
+def _of_tensor(place, checked, inputs, douts, values, exact, failures):
     """Compares a gradient with the exact derivative of ref, and with a directional difference,
     since both derivatives might share an error.
     """
-    what = f"gradient for {name} against the derivative of ref"
-    tolerance = 1e-9 * np.abs(want) + 1e-11
-    compare(failures, place, what, {name: inputs[name]}, value, want, tolerance)
-    direction_, near = rng.standard_normal(inputs[name].shape), []
+    name, value, rng = checked
+    _exact(failures, place, name, {name: inputs[name]}, value, exact)
+    direction, near = rng.standard_normal(inputs[name].shape), []
     for step in (1e-5, -1e-5):
-        moved, _ = reference(inputs | {name: inputs[name] + step * direction_})
-        near.append(sum((moved[n].value * d).sum() for n, d in douts.items()))
+        moved = values(inputs | {name: inputs[name] + step * direction})
+        near.append(sum((moved[n] * d).sum() for n, d in douts.items()))
     slope = np.array([(near[0] - near[1]) / 2e-5])
     what = f"gradient for {name} against finite differences of ref"
-    along = np.array([(value * direction_).sum()])
-    bound = 1e-6 * np.abs(slope) + 1e-6 * np.abs(value * direction_).sum()
+    along = np.array([(value * direction).sum()])
+    bound = 1e-6 * np.abs(slope) + 1e-6 * np.abs(value * direction).sum()
     compare(failures, place, what, {"step": slope}, along, slope, bound)

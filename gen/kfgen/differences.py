@@ -4,13 +4,13 @@
 import numpy as np
 import scipy.special as sp
 
+from kfgen.families.reference import POINTS
 from kfgen.language.emit import evaluate
 from kfgen.language.primitives import COMPARISONS
 
 DY = -1.75  # incoming gradient; not 1, so that a dexpr without it is found
 STENCIL = np.array([-2.0, -1.0, 1.0, 2.0])
 WEIGHTS = np.array([1.0, -8.0, 8.0, -1.0]) / 12
-POINTS = 96
 HALVINGS = 14  # maximum number of halvings of a finite difference's step
 AGREE = 1e-3  # relative difference of two steps from which they count as fine enough
 

@@ -7,32 +7,16 @@ rows. These are notes, not errors: a formula may be meant for a range.
 """
 
 import numpy as np
-import scipy.special as sp
 
 from kfgen import families
-from kfgen.check import COLS, ROWS, SHAPES, direction
 from kfgen.families import reference as elements_reference
-from kfgen.families.rows import reference as rows_reference
-from kfgen.language import passes
-from kfgen.language.emit import evaluate
 from kfgen.language.expr import Graph
-from kfgen.language.gradient import substitute
-from kfgen.language.primitives import KEEP, KEEP_SCALE, query_names, row_names
 
 SCALES = (1e4, -1e4, 1e-4, -1e-4)
 # Error, relative to the largest value of a result, from which digits count as lost: single values
 # may be small because unrelated terms cancel.
 LOST = 1e-3
 LEAST = 1e-30  # errors below this never count
-
-
-class _Single:
-    """NumPy whose float64 is float32, for evaluate()."""
-
-    float64 = np.float32
-
-    def __getattr__(self, name):
-        return getattr(np, name)
 
 
 def run(selection):
@@ -94,96 +78,63 @@ def _activation(act):
 def _act(act, x):
     graph = Graph()
     root = act.build(graph, graph.var("x"), {s: graph.var(s) for s in act.scalars})
-    return evaluate(
-        graph, [root], {"x": x} | {s: np.float32(v) for s, v in act.scalars.items()}, _Single(), sp
-    )[0]
+    env = {"x": x} | {s: np.float32(v) for s, v in act.scalars.items()}
+    return elements_reference.evaluated(graph, {"y": root}, env, single=True)["y"]
 
 
-def _results(op, act, bwd, env, single):
-    """Returns {name: value} of the results of a direction, in float32 or float64."""
-    kernel = direction(op, bwd)
-    if families.of(op).oracle == "rows":
-        graph, roots = passes.inlined(kernel.graph, kernel.roots, act)
-    else:
-        graph = Graph()
-        inlined = (lambda x: act.build(graph, x, {}), lambda x, dy: act.build_bwd(graph, x, dy, {}))
-        roots = substitute(kernel.graph, graph, kernel.roots, {}, act=inlined)
-    env = {
-        n: np.asarray(v, np.float32) if single and np.asarray(v).dtype == np.float64 else v
-        for n, v in env.items()
-    }
-    names = [part for s in kernel.outputs for part in s.parts]
-    return dict(zip(names, evaluate(graph, roots, env, _Single() if single else np, sp)))
-
-
-def _draws(op, rng, rows):
+def _draws(reference, rng):
     """Yields (description, inputs): each operand alone at each scale with the others near 1, then
     all operands together.
     """
-    own = [o for o in op.operands if o.dtype not in ("I", "u8")]
+    operands = reference.op.operands
+    own = [o for o in operands if o.dtype not in ("I", "u8")]
     for scaled in [[o] for o in own] + ([own] if len(own) > 1 else []):
         for scale in SCALES:
-            inputs = {}
-            for o in op.operands:
-                for n in o.values:
-                    shape = (
-                        SHAPES[families.of(op).in_rows.get(o.kind, o.kind)]
-                        if rows
-                        else (ROWS * COLS,)
-                    )
-                    x = rng.uniform(0.5, 1.5, shape) * (
-                        scale if o in scaled else rng.choice([-1.0, 1.0], shape)
-                    )
-                    x = np.abs(x) if o.positive else x
-                    x = (
-                        rng.integers(0, COLS, shape)
-                        if o.dtype == "I"
-                        else rng.random(shape) < 0.7
-                        if o.dtype == "u8"
-                        else np.float32(x)
-                    )
-                    inputs[n] = np.asarray(x, np.float64)
+            inputs = {
+                n: _drawn(reference, o, rng, scale if o in scaled else None)
+                for o in operands
+                for n in o.values
+            }
             names = " and ".join(n for o in scaled for n in o.values)
             yield f"{names} {'is' if len(scaled) == 1 else 'are'} about {scale:g}", inputs
 
 
+def _drawn(reference, operand, rng, scale):
+    """Values of an operand about `scale`, or, if None, near 1 and -1."""
+    shape = reference.shape(operand)
+    if operand.dtype == "I":
+        return rng.integers(0, reference.indices, shape).astype(np.float64)
+    if operand.dtype == "u8":
+        return (rng.random(shape) < 0.7).astype(np.float64)
+    x = rng.uniform(0.5, 1.5, shape) * (rng.choice([-1.0, 1.0], shape) if scale is None else scale)
+    return np.float32(np.abs(x) if operand.positive else x).astype(np.float64)
+
+
 def _op(op, act):
-    if op.types == "pairs" or act not in op.activations or families.of(op).oracle == "products":
+    reference = families.of(op).reference(op, act)
+    if op.types == "pairs" or act not in op.activations or not reference.single:
         return []
-    if families.of(op).oracle == "logits":  # checks its op over rows
-        op = families.of(op).of_rows(op)
-    place, rows, rng, seen = (
-        f"{op.file}: [op.{op.pattern}]",
-        families.of(op).oracle == "rows",
-        np.random.default_rng(3),
-        {},
-    )
-    names = row_names(COLS, np) | query_names(ROWS, ROWS // 2, np) if rows else {}
-    for at, inputs in _draws(op, rng, rows):
-        keep = rng.random((ROWS, COLS) if rows else ROWS * COLS) < 0.7
-        env = inputs | op.scalars | names | {KEEP: keep, KEEP_SCALE: 1.25}
+    place, rng, seen = f"{op.file}: [op.{op.pattern}]", np.random.default_rng(3), {}
+    for at, inputs in _draws(reference, rng):
+        mask = reference.mask(rng)
         with np.errstate(all="ignore"):
-            if rows:
-                tapes, _ = rows_reference.reference(
-                    op, act, inputs, op.scalars | query_names(ROWS, ROWS // 2, np), None, keep, 1.25
-                )
-                want = {n: t.value for n, t in tapes.items()}
-            else:
-                want = elements_reference.values(op, act, inputs, op.scalars, keep, 1.25)
-            values = _results(op, act, False, env, True)
-            _first([(n, _judge(place, n, at, values[n], want[n])) for n in op.outputs], seen)
-            if any(o.grad for o in op.operands):
-                before = env | _results(op, act, False, env, False)
-                before |= {
-                    f"d{n}": np.float32(rng.standard_normal(np.shape(before[n]))).astype(np.float64)
-                    for n in op.outputs
-                }
-                found, sure = (_results(op, act, True, before, single) for single in (True, False))
-                _first(
-                    [
-                        (n, _judge(place, f"gradient {n}", at, found[n], sure[n], digits=False))
-                        for n in found
-                    ],
-                    seen,
-                )
+            want = reference.values(inputs, mask)
+            values = reference.results(False, inputs | mask, single=True)
+            _first([(n, _judge(place, n, at, values[n], want[n])) for n in want], seen)
+            if reference.differentiable:
+                _gradients(reference, place, at, inputs | mask, rng, seen)
     return list(seen.values())
+
+
+def _gradients(reference, place, at, env, rng, seen):
+    """Adds the notes on gradients, which may lose digits."""
+    env = env | reference.results(False, env)
+    env |= {
+        f"d{n}": np.float32(rng.standard_normal(np.shape(env[n]))).astype(np.float64)
+        for n in reference.op.outputs
+    }
+    found, sure = (reference.results(True, env, single) for single in (True, False))
+    notes = [
+        (n, _judge(place, f"gradient {n}", at, found[n], sure[n], digits=False)) for n in found
+    ]
+    _first(notes, seen)

@@ -140,6 +140,17 @@ def test_what_is_said_of_it(own):
     ), found.stderr
 
 
+def test_its_own_oracle_checks_it(tmp_path):
+    """Rows with neighbours, not elements: the point of a wrong value is a tensor's."""
+    entry = (FOLDER / "ops.toml").read_text().replace("op.smooth", "op.wrong")
+    wrong = entry.replace('ref = "here * middle', 'ref = "here * here * middle')
+    assert wrong != entry
+    (tmp_path / "mine.toml").write_text(wrong)
+    found = kfgen("check", "--family", FOLDER, "--spec", tmp_path / "mine.toml")
+    for what in ("expr of out against its ref", "gradient for x against the derivative of ref"):
+        assert f"[op.wrong] {what}, at x = " in found.stderr, found.stderr
+
+
 @pytest.mark.parametrize(
     "text, message",
     [

@@ -34,8 +34,6 @@ class Family:
     indices = ()  # kinds of operands that are indices: expressions do not read them
     # Codes of its own kinds for core/check.h: 0: may be in place, 2: may not, 4: needs no vectors.
     codes = {}
-    in_rows = {}  # {own kind: kind of an op over rows} for the inputs of `kfgen check`
-    oracle = "elements"  # reference of `kfgen check`: elements, rows, products or logits
     names = ()  # public names of its functions alone, which operands may not have
     integers = False  # True: scalars may be 64-bit integers
     types = ()  # values of `types` besides "one", "pairs" and "weights"
@@ -108,6 +106,14 @@ class Family:
         activation's result.
         """
         return formulas.statements(kernel, act, library, by)
+
+    def reference(self, op, act):
+        """Returns the float64 oracle of an op with one activation: its inputs, values, gradients
+        and error bounds (reference.py). It needs NumPy, which rendering does not.
+        """
+        from kfgen.families.reference import Reference
+
+        return Reference(self, op, act)
 
     def forward(self, op, dtypes):
         return self.kernel(self, op, dtypes, False)

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Oracle in float64: values and gradients of the `ref` fields, and error bounds of float32.
 
+`Family.reference` returns an oracle; the class `Reference` is the one of expressions of elements.
+
 Gradients come from forward-mode differentiation of the reference (dual numbers over NumPy). They
 share no code with kfgen's reverse mode.
 """
@@ -13,6 +15,9 @@ import scipy.special as sp
 from kfgen.language.emit import evaluate
 from kfgen.language.expr import Graph, parse
 from kfgen.language.gradient import gradient, substitute
+from kfgen.language.primitives import KEEP, KEEP_SCALE
+
+POINTS = 96
 
 UFUNC_RULES = {
     np.add: lambda y, a, b: (1.0, 1.0),
@@ -349,3 +354,124 @@ class Bound:
                     )
                 results.append((s, slope, top))
         return results
+
+
+class _Single:
+    """NumPy whose float64 is float32, for evaluate()."""
+
+    float64 = np.float32
+
+    def __getattr__(self, name):
+        return getattr(np, name)
+
+
+def evaluated(graph, nodes, env, single=False):
+    """Evaluates {name: node} in float64 or float32. Returns {name: value}."""
+    if single:
+        env = {
+            n: np.asarray(v, np.float32) if np.asarray(v).dtype == np.float64 else v
+            for n, v in env.items()
+        }
+    library = _Single() if single else np
+    return dict(zip(nodes, evaluate(graph, list(nodes.values()), env, library, sp)))
+
+
+class Reference:
+    """The oracle of an op with one activation: values, gradients and error bounds for given inputs,
+    and the results of the op's own expressions, which `kfgen check` compares with it.
+
+    This class has expressions of elements. A family with other expressions derives its own.
+    """
+
+    pointwise = True  # elements are independent: `kfgen check` differentiates each of them
+    single = True  # results can be computed in float32 (notes.py)
+    ways = (False,)  # gradients by the inputs (False), by the activation's result (True)
+    elements = (POINTS,)  # shape of the elements
+    result = (POINTS,)  # shape of a result, which may be larger along axes of 1
+    indices = 11  # bound of random indices
+
+    def __init__(self, family, op, act):
+        self.family, self.op, self.act = family, op, act
+        self.scalars = op.scalars | act.scalars
+        self._kernels, self._expressions = {}, {}
+
+    @property
+    def differentiable(self):
+        return self.op.types != "pairs" and any(o.grad for o in self.op.operands)
+
+    def kernel(self, bwd):
+        if bwd not in self._kernels:
+            direction = self.family.backward if bwd else self.family.forward
+            self._kernels[bwd] = direction(self.op, ("f64",))
+        return self._kernels[bwd]
+
+    def shape(self, operand):
+        """Shape of an operand's values in `inputs`."""
+        return self.elements
+
+    def inputs(self, rng):
+        """Draws {value of an operand: array}."""
+        found = {}
+        for o in self.op.operands:
+            for n in o.values:
+                x = rng.standard_normal(POINTS) * rng.choice([0.5, 1.0, 3.0], POINTS)
+                found[n] = np.abs(x) + 0.25 if o.positive else x
+        return found
+
+    def mask(self, rng):
+        """Draws the variables of dropout."""
+        return {KEEP: rng.random(self.elements) < 0.7, KEEP_SCALE: 1.25}
+
+    def points(self, inputs, want):
+        """Returns {name: array of the shape of `want`}: the inputs, for a message."""
+        last = want.shape[-1]
+        return {n: np.broadcast_to(v[..., :last], want.shape) for n, v in inputs.items()}
+
+    def values(self, inputs, mask):
+        """Returns {output: value of `ref`}."""
+        return values(self.op, self.act, inputs, self.scalars, *mask.values())
+
+    def gradients(self, inputs, douts, mask):
+        """Returns {value of an operand: derivative of `ref`}. douts: {output: its gradient}."""
+        duals = reference(self.op, self.act, inputs, self.scalars, *mask.values())
+        return {
+            name[1:]: sum(
+                d * np.broadcast_to(duals[out].tangents.get(name[1:], 0.0), np.shape(d))
+                for out, d in douts.items()
+            )
+            for name in self.expressions(True)[1]
+        }
+
+    def bound(self, kernel, by=False):
+        """Returns the error bounds of a kernel of the op."""
+        return Bound(kernel, self.act, by)
+
+    def expressions(self, bwd):
+        """Returns (graph, {result: node}) of the op's own expressions, the activation inlined."""
+        if bwd not in self._expressions:
+            self._expressions[bwd] = self._inlined(bwd)
+        return self._expressions[bwd]
+
+    def _inlined(self, bwd):
+        if self.op.types == "pairs":
+            graph, _, outputs = self.family.graph(self.op)
+            return graph, outputs
+        graph, kernel = Graph(), self.kernel(bwd)
+        scalars = {s: graph.var(s) for s in self.act.scalars}
+        act = (
+            lambda x: self.act.build(graph, x, scalars),
+            lambda x, dy: self.act.build_bwd(graph, x, dy, scalars),
+        )
+        roots = substitute(kernel.graph, graph, kernel.roots, {}, act=act)
+        return graph, dict(zip((part for s in kernel.outputs for part in s.parts), roots))
+
+    def results(self, bwd, env, single=False, by=False):
+        """Evaluates the op's own expressions. Returns {result: value}; gradients may have terms
+        that `summed` adds.
+        """
+        graph, nodes = self.expressions(bwd)
+        return evaluated(graph, nodes, self.scalars | env, single)
+
+    def summed(self, name, terms):
+        """Adds the terms of an operand's gradient."""
+        return terms

@@ -122,11 +122,9 @@ def environment(call, data):
 
 @functools.cache
 def _product(pattern, dtypes, bwd, activation, files, by):
-    return matmul_reference.Product(
-        storage.kernel_of(pattern, dtypes, bwd, files),
-        storage.spec(files).activations[activation],
-        by,
-    )
+    kernel = storage.kernel_of(pattern, dtypes, bwd, files)
+    act = storage.spec(files).activations[activation]
+    return kernel.family.reference(kernel.op, act).bound(kernel, by)
 
 
 def moved(dtype, values):

@@ -191,9 +191,9 @@ def fill(call):
 
 @functools.cache
 def _bound(pattern, dtypes, bwd, activation, files):
-    return rows_reference.Bound(
-        storage.kernel_of(pattern, dtypes, bwd, files), storage.spec(files).activations[activation]
-    )
+    kernel = storage.kernel_of(pattern, dtypes, bwd, files)
+    act = storage.spec(files).activations[activation]
+    return kernel.family.reference(kernel.op, act).bound(kernel)
 
 
 def from_nan(bound, env, cols):

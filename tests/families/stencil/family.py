@@ -88,6 +88,11 @@ class Stencil(Family):
         if len(operands) != 1:
             raise f.error("operands", "are several", "give it one")
 
+    def reference(self, op, act):
+        from kfgen.families.stencil.reference import StencilReference
+
+        return StencilReference(self, op, act)
+
     def graph(self, op):
         return derive.element_graph(op)
 

@@ -60,9 +60,8 @@ def mask(seed, offset, p, shape, scalar_type):
 
 @functools.cache
 def bound_of(pattern, dtypes, bwd, act, files=(), by=False):
-    return elements_reference.Bound(
-        kernel_of(pattern, dtypes, bwd, files), spec(files).activations[act], by
-    )
+    kernel = kernel_of(pattern, dtypes, bwd, files)
+    return kernel.family.reference(kernel.op, spec(files).activations[act]).bound(kernel, by)
 
 
 def result_of(f):

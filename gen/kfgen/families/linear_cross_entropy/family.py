@@ -188,7 +188,6 @@ class LinearCrossEntropy(Family):
     indices = LAYER_KINDS  # only the layer reads them
     codes = {"left": 2, "right": 2}
     fields = ("saved",)
-    oracle = "logits"
     names = (ROW, "beta")
     integers = True
 
@@ -224,6 +223,10 @@ class LinearCrossEntropy(Family):
 
     def graph(self, op):
         return row_graph(self.of_rows(op), (COLUMN, COUNT), False)
+
+    def reference(self, op, act):
+        """The oracle of the op over rows; the layers around it are entries of their own."""
+        return ROWS.reference(self.of_rows(op), act)
 
     def check(self, op, graph, env, outputs):
         """Checks that operands, scalars and expressions equal those of the op over rows."""

@@ -59,7 +59,6 @@ class Matmul(Family):
     indices = ("left", "right")  # read by products: check() verifies which
     codes = {"left": 2, "right": 2, "depth": 2} | dict.fromkeys(JOINED.values(), 2)
     fields = ("saved", "layout")
-    oracle = "products"
     names = (ACC, "beta")
 
     @property
@@ -211,6 +210,11 @@ class Matmul(Family):
             raise wrong(
                 op, "saved", f"does not have what the gradient reads of the product `{name}`", fix
             )
+
+    def reference(self, op, act):
+        from kfgen.families.matmul.reference import MatmulReference
+
+        return MatmulReference(self, op, act)
 
     def statements(self, kernel, act, library, by=False):
         return statements(kernel, act, library, by)

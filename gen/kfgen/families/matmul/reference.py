@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reference of matmul ops in float64 and error bounds of their results.
 
-`check` is the matmul part of `kfgen check`: it compares this reference with an op's `ref`, whose
-gradients come from a tape over NumPy. The first axis of every array is the batch.
+Gradients of an op's `ref` come from a tape over NumPy. The first axis of every array is the batch.
 """
 
 from dataclasses import dataclass
@@ -13,7 +12,6 @@ from kfgen.families import reference as elements_reference
 from kfgen.families.rows import reference as rows_reference
 from kfgen.language.expr import Graph
 from kfgen.language.gradient import substitute
-from kfgen.language.primitives import KEEP, KEEP_SCALE
 
 DOT = "kfi_dot"
 LEAST = 2.0**-126  # the least normal number of float32
@@ -290,89 +288,64 @@ class Product:
         )
 
 
-# ---- kfgen check ---------------------------------------------------------------------------------
+# ---- the oracle of an op -------------------------------------------------------------------------
 
 SIZES = (2, 5, 4, 3)  # batch, rows, cols, depth
 
 
-def shapes(op, family):
-    """Returns {operand: shape} for SIZES."""
-    at = dict(zip(("batch", "rows", "cols", "depth"), SIZES))
-    form = family.forms[op.layout or "nt"]
-    return {o.name: tuple(at[e] for e in form[o.kind].split(", ")) for o in op.operands}
+class MatmulReference(elements_reference.Reference):
+    pointwise = False
+    single = False
+    elements = result = SIZES[:3]
 
+    @property
+    def ways(self):
+        return (False, True) if self.kernel(True).by(self.act) else (False,)
 
-def _reference(op, act, inputs, scalars, keep, b):
-    """Evaluates `ref` for batch b. Returns ({output: Tape}, {operand: Tape})."""
-    mask = () if keep is None else (keep[b], 1.25)
-    return rows_reference.reference(
-        op, act, {n: v[b] for n, v in inputs.items()}, scalars, None, *mask
-    )
+    def shape(self, operand):
+        at = dict(zip(("batch", "rows", "cols", "depth"), SIZES))
+        form = self.family.forms[self.op.layout or "nt"]
+        return tuple(at[extent] for extent in form[operand.kind].split(", "))
 
+    def inputs(self, rng):
+        return {o.name: rng.standard_normal(self.shape(o)) for o in self.op.operands}
 
-def check(op, act, family, compare, trouble):
-    """Compares values with `ref`, gradients with its derivative and with finite differences.
+    def points(self, inputs, want):
+        return {"value": want}
 
-    compare(what, points, got, want, tolerance) reports a difference.
-    """
-    rng, scalars = np.random.default_rng(11), op.scalars | act.scalars
-    inputs = {n: rng.standard_normal(shape) for n, shape in shapes(op, family).items()}
-    keep = rng.random(SIZES[:3]) < 0.7 if op.dropout else None
-    names = scalars | ({KEEP: keep, KEEP_SCALE: 1.25} if op.dropout else {})
-    batches = range(SIZES[0])
+    def _tapes(self, inputs, mask):
+        """Evaluates `ref`. Returns ({output: Tape}, {operand: Tape}) of each batch."""
+        keep, keep_scale = mask.values()
+        return [
+            rows_reference.reference(
+                self.op,
+                self.act,
+                {n: v[b] for n, v in inputs.items()},
+                self.scalars,
+                None,
+                keep[b],
+                keep_scale,
+            )
+            for b in range(SIZES[0])
+        ]
 
-    def reference(at):
-        try:
-            return [_reference(op, act, at, scalars, keep, b) for b in batches]
-        except Exception as e:  # the reference is the user's code
-            raise trouble(f"ref: cannot be evaluated or differentiated: {e}") from None
-
-    def values(taped):
+    def values(self, inputs, mask):
+        tapes = self._tapes(inputs, mask)
         return {
-            n: np.stack([np.broadcast_to(outs[n].value, SIZES[1:3]) for outs, _ in taped])
-            for n in op.outputs
+            n: np.stack([np.broadcast_to(outs[n].value, SIZES[1:3]) for outs, _ in tapes])
+            for n in self.op.outputs
         }
 
-    taped = reference(inputs)
-    want = values(taped)
-    found = Product(family.forward(op, ("f64",)), act).run(inputs | names, SIZES)
-    for n in op.outputs:
-        compare(
-            f"expr of {n} against its ref",
-            {"value": want[n]},
-            found[n].value,
-            want[n],
-            1e-9 * np.abs(want[n]) + 1e-11,
-        )
-    if not any(o.grad for o in op.operands):
-        return
-    douts = {f"d{n}": rng.standard_normal(SIZES[:3]) for n in op.outputs}
-    exact = [
-        rows_reference.gradients(outs, leaves, {n: douts[f"d{n}"][b] for n in op.outputs})
-        for b, (outs, leaves) in zip(batches, taped)
-    ]
-    kernel = family.backward(op, ("f64",))
-    env = inputs | names | {n: v.value for n, v in found.items()} | douts
-    for by in (False, True) if kernel.by(act) else (False,):
-        got = Product(kernel, act, by).run(env, SIZES)
-        for o in [o for o in op.operands if o.grad]:
-            right, value = np.stack([e[o.name] for e in exact]), got[f"d{o.name}"].value
-            compare(
-                f"gradient for {o.name} against the derivative of ref",
-                {o.name: inputs[o.name]},
-                value,
-                right,
-                1e-9 * np.abs(right) + 1e-11,
-            )
-            direction, near = rng.standard_normal(inputs[o.name].shape), []
-            for step in (1e-5, -1e-5):
-                moved = values(reference(inputs | {o.name: inputs[o.name] + step * direction}))
-                near.append(sum((moved[n] * douts[f"d{n}"]).sum() for n in op.outputs))
-            slope = np.array([(near[0] - near[1]) / 2e-5])
-            compare(
-                f"gradient for {o.name} against finite differences of ref",
-                {"step": slope},
-                np.array([(value * direction).sum()]),
-                slope,
-                1e-6 * np.abs(slope) + 1e-6 * np.abs(value * direction).sum(),
-            )
+    def gradients(self, inputs, douts, mask):
+        found = [
+            rows_reference.gradients(*taped, {n: d[b] for n, d in douts.items()})
+            for b, taped in enumerate(self._tapes(inputs, mask))
+        ]
+        return {o.name: np.stack([g[o.name] for g in found]) for o in self.op.operands if o.grad}
+
+    def bound(self, kernel, by=False):
+        return Product(kernel, self.act, by)
+
+    def results(self, bwd, env, single=False, by=False):
+        found = self.bound(self.kernel(bwd), by).run(self.scalars | env, SIZES)
+        return {n: v.value for n, v in found.items()}

@@ -309,13 +309,18 @@ class OverRowsKernel(Kernel):
 
 
 class OverRows(Family):
-    oracle = "rows"
     row_kinds = PER_ROW
+    in_rows = {}  # {own kind: kind of an op over rows} for the inputs of the reference
     reads = ()  # size names that expressions may read
     dropout = True
 
     def graph(self, op):
         return derive.row_graph(op, self.reads, self.dropout)
+
+    def reference(self, op, act):
+        from kfgen.families.rows.reference import RowsReference
+
+        return RowsReference(self, op, act)
 
     def check(self, op, graph, env, outputs):
         if op.types == "pairs":

@@ -16,7 +16,14 @@ from kfgen.families import reference as elements_reference
 from kfgen.language import passes
 from kfgen.language.emit import evaluate
 from kfgen.language.expr import Graph, parse
-from kfgen.language.primitives import ARG_REDUCTIONS, BOOLEAN, PER_COUNT, PRIMITIVES, row_names
+from kfgen.language.primitives import (
+    ARG_REDUCTIONS,
+    BOOLEAN,
+    PER_COUNT,
+    PRIMITIVES,
+    query_names,
+    row_names,
+)
 from kfgen.model.derive import in_order
 from kfgen.model.entries import names_read
 
@@ -307,3 +314,67 @@ class Bound:
             return functools.reduce(np.logical_or, args)
         a, b = (value[n] for n in node.args)
         return (np.abs(a - b) <= 4 * (args[0] + args[1])) & (args[0] + args[1] > 0)
+
+
+# ---- the oracle of an op -------------------------------------------------------------------------
+
+ROWS, COLS = 6, 11
+SHAPES = {
+    "elem": (ROWS, COLS),
+    "row": (COLS,),
+    "per_row": (ROWS, 1),
+    "channel": (ROWS, 1),
+    "shared": (ROWS, COLS),  # one batch, one head
+    "group": (ROWS, COLS),
+}  # inner = 1
+
+
+class RowsReference(elements_reference.Reference):
+    pointwise = False
+    elements, result, indices = (ROWS, COLS), (ROWS, 1), COLS
+
+    def __init__(self, family, op, act):
+        super().__init__(family, op, act)
+        self.scalars = self.scalars | query_names(ROWS, ROWS // 2, np)
+        self.kinds = {o.name: family.in_rows.get(o.kind, o.kind) for o in op.operands}
+
+    def shape(self, operand):
+        return SHAPES[self.kinds[operand.name]]
+
+    def inputs(self, rng):
+        found = {o.name: rng.standard_normal(self.shape(o)) for o in self.op.operands}
+        for o in self.op.operands:
+            if o.positive:
+                found[o.name] = np.abs(found[o.name]) + 0.25
+            if o.dtype == "I":
+                found[o.name] = rng.integers(0, COLS, self.shape(o)).astype(np.float64)
+            if o.dtype == "u8":
+                found[o.name] = (rng.random(self.shape(o)) < 0.7).astype(np.float64)
+        return found
+
+    def _tapes(self, inputs, mask):
+        return reference(self.op, self.act, inputs, self.scalars, None, *mask.values())
+
+    def values(self, inputs, mask):
+        return {n: tape.value for n, tape in self._tapes(inputs, mask)[0].items()}
+
+    def gradients(self, inputs, douts, mask):
+        found = gradients(*self._tapes(inputs, mask), douts)
+        return {o.name: found[o.name] for o in self.op.operands if o.grad}
+
+    def bound(self, kernel, by=False):
+        return Bound(kernel, self.act)
+
+    def _inlined(self, bwd):
+        kernel = self.kernel(bwd)
+        graph, roots = passes.inlined(kernel.graph, kernel.roots, self.act)
+        return graph, dict(zip((s.name for s in kernel.outputs), roots))
+
+    def results(self, bwd, env, single=False, by=False):
+        return super().results(bwd, env | row_names(COLS, np), single)
+
+    def summed(self, name, terms):
+        """Sums over the rows the gradient of an operand that they share."""
+        kind = self.kinds[name]
+        value = np.broadcast_to(terms, SHAPES["elem" if kind == "row" else kind])
+        return value.sum(0) if kind == "row" else value
