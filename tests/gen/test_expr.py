@@ -1,20 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
 """The expression compiler: evaluation order, printing, and derivatives at difficult points."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import scipy.special as sp
-from kfgen.language.emit import Target, emit, evaluate
+from kfgen.language.emit import Printed, Target, emit, evaluate
 from kfgen.language.expr import Graph, parse
 from kfgen.language.gradient import gradient, substitute
-from kfgen.language.primitives import OVER_ROWS, PRIMITIVES
+from kfgen.language.primitives import OVER_ROWS, PRIMITIVES, ROW
 
 CUDA = Target("kfi_", "f32", False)
 C = Target("kfi_cpu_", "f32", True)
 
 
-def build(text, *names):
-    graph = Graph()
+def build(text, *names, levels=None):
+    graph = Graph(levels, whole="nm")
     env = {n: graph.var(n) for n in names}
     return graph, env, parse(graph, text, env)
 
@@ -23,6 +25,27 @@ def printed(text, *names, target=CUDA):
     graph, _, root = build(text, *names)
     lines, (value,) = emit(graph, [root], target, {})
     return lines, value
+
+
+def test_the_names_that_texts_read():
+    """Generated code declares exactly these: plain strings are names, others say what they read."""
+    names = "a", "b", "c", "n", "m", "act"
+    graph, env, root = build("act(a * b) + where(n < m, c, a)", *names, levels={"m": ROW})
+    target = replace(
+        C,
+        act=lambda x: f"act({x}, slope)",
+        called={"act": ("slope",)},
+        whole={"n": "n_i", "m": "m_i"},
+    )
+    texts = {"a": Printed("(float)a_j", ["a"]), "b": "b_i", "n": "never", "m": "never"}
+    product = graph.add("mul", env["a"], env["b"])
+    names = set()
+    emit(graph, [root], target, texts, printed=names)
+    assert names == {"a", "b_i", "c", "slope", "n_i", "m_i"}
+    names = set()
+    held = {product: ("kept", Printed("on ? kept_h[j] : {}", ["on", "kept_h"]))}
+    emit(graph, [root], target, texts, fixed={env["c"]: "row0"}, named=held, printed=names)
+    assert names == {"a", "b_i", "row0", "slope", "n_i", "m_i", "on", "kept_h"}
 
 
 def slope(text, wrt="x", **values):

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Prints an expression graph as CUDA or as C, and evaluates it with NumPy."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from kfgen.language.expr import Graph
 from kfgen.language.primitives import BOOLEAN, COLUMN, COUNT, ELEM, KEEP
@@ -12,6 +12,24 @@ INFIX = {"add": ("+", 1), "sub": ("-", 1), "mul": ("*", 2)}
 # quotient that reaches a 2-byte result without passing one of them needs no correction.
 DELICATE = BOOLEAN | {"act", "act_bwd", "act_bwd_out", "max", "min", "add", "sub", "stored"}
 ATOM = 9
+
+
+class Printed(str):
+    """A text with the names that it reads; any other string is a name itself."""
+
+    def __new__(cls, text, names=()):
+        made = super().__new__(cls, text)
+        made.names = frozenset(names)
+        return made
+
+    @classmethod
+    def joined(cls, sign, texts):
+        return cls(sign.join(texts), names_of(*texts))
+
+
+def names_of(*texts):
+    """Returns the names that texts read."""
+    return frozenset().union(*(getattr(text, "names", (text,)) for text in texts))
 
 
 @dataclass(frozen=True)
@@ -27,6 +45,8 @@ class Target:
     act: object = None  # (x) -> text
     act_bwd: object = None  # (x, dy) -> text
     act_bwd_out: object = None  # (y, dy) -> text
+    # {"act", "act_bwd" or "act_bwd_out": names that its text reads besides the arguments}
+    called: dict = field(default_factory=dict)
     gradient_argument: object = None  # (x) -> argument of a run-time activation's gradient
     stored: object = None  # (x) -> x rounded to the result dtype; None: that is the compute dtype
     whole: object = None  # {integer variable: its text as int64}
@@ -63,7 +83,7 @@ class Target:
         return text if self.flavour == "f64" else text + "f"
 
 
-def emit(graph, roots, target, env, fixed=(), named=(), head=None, round_roots=False):
+def emit(graph, roots, target, env, fixed=(), named=(), head=None, round_roots=False, printed=None):
     """Returns (lines that define temporaries, one text per root). A node that is used twice gets a
     temporary. In CUDA a product in a temporary is rounded: otherwise a compiler might fuse it with
     a sum in one instance of a kernel and not in another, and their bits would differ.
@@ -71,10 +91,13 @@ def emit(graph, roots, target, env, fixed=(), named=(), head=None, round_roots=F
     env: {variable: text}. fixed: {node: text}; its arguments are not printed. named: {node: (name
     of its temporary, definition with {} for the node's text)}. head: dictionary {definition: name}
     that receives values which are constant in a loop and would keep compilers from vectorising it.
-    round_roots: rounds products among the roots as well.
+    round_roots: rounds products among the roots as well. printed: set that receives the names which
+    the texts read; those of a text in env, fixed, named and target are its own (Printed).
     """
     fixed = dict(fixed)
     order = _needed(graph, roots, fixed, Graph.compares_whole)
+    if printed is not None:
+        printed |= _names(graph, order, target, env, fixed, dict(named))
     exact = set(
         graph.reachable(
             [a for i in order if graph.nodes[i].op in DELICATE for a in graph.nodes[i].args]
@@ -109,6 +132,23 @@ def emit(graph, roots, target, env, fixed=(), named=(), head=None, round_roots=F
             body, level = name, ATOM
         text[i] = (body, level)
     return lines, [text[r][0] for r in roots]
+
+
+def _names(graph, order, target, env, fixed, named):
+    """Returns the names that the texts of nodes read."""
+    found = set()
+    for i in order:
+        node = graph.nodes[i]
+        if i in fixed:
+            found |= names_of(fixed[i])
+            continue
+        if graph.compares_whole(i):
+            found |= names_of(*(target.whole[name] for name in graph.variables([i])))
+        elif node.op == "var":
+            found |= names_of(env.get(node.value, node.value))
+        found |= {*target.called.get(node.op, ())}
+        found |= getattr(named[i][1], "names", frozenset()) if i in named else frozenset()
+    return found
 
 
 def reads(graph, roots, fixed=()):

@@ -37,6 +37,7 @@ class Step:
 
     lines: list
     values: list  # (name, text)
+    printed: set  # names that the texts read
 
 
 @dataclass
@@ -51,6 +52,7 @@ class Pass:
     first: int  # number of reductions in the passes before
     keeps: list  # values per element that a later pass reads
     head: list  # statements before the loop over elements
+    printed: set  # names that the statements and terms read
     calls: list = field(default_factory=list)  # run-time activation: calls before that loop
 
     @property
@@ -71,6 +73,7 @@ class Program:
     names: list  # names of the computed values per row
     kept: list  # names of values per element that are cached between passes
     head: list  # statements before the loop of the last pass
+    printed: set  # names that the last pass reads
     calls: list = field(default_factory=list)  # run-time activation: calls before that loop
     groups: "Program" = None  # gradients summed over a channel's elements of a row
 
@@ -165,12 +168,12 @@ def costly(graph, i):
     return node.op in COSTLY or (node.op == "where" and graph.nodes[node.args[0]].value == KEEP)
 
 
-def program(graph, roots, target, env, sums=(), keep="", each="{}", split=None):
+def program(graph, roots, target, env, sums=(), keep=None, each="{}", split=None):
     """Returns the Program that computes the roots {name: node}. env: {variable: text}.
 
     sums: roots to compute in the earliest possible pass, so that later passes need not cache their
-    arguments. keep: text that reads an expensive value of an earlier pass, with `name` for its name
-    and {} for the expression that computes it again; empty: always compute again. each: text that
+    arguments. keep: name of an expensive value -> text that reads it in a later pass, with {} for
+    the expression that computes it again; None: always compute again. each: text that
     reads a value per row, with {} for its name. split: writes calls of a run-time activation as
     statements of their own (runtime_activation.split).
     """
@@ -251,8 +254,11 @@ class _Builder:
             if self.depth[i] < d or (i in self.stage and self.depth[i] == d)
         }
         exact = replace(self.target, cheap=frozenset())  # once per row: exact costs nothing
-        lines, texts = emit(self.graph, found, exact, self.env, fixed=done, round_roots=True)
-        return Step(lines, list(zip((self.name[i] for i in found), texts)))
+        printed = set()
+        lines, texts = emit(
+            self.graph, found, exact, self.env, fixed=done, round_roots=True, printed=printed
+        )
+        return Step(lines, list(zip((self.name[i] for i in found), texts)), printed)
 
     def _names(self, d):
         """Names that pass d reads, with "act" if it calls the activation."""
@@ -261,12 +267,11 @@ class _Builder:
         return {n.value for n in nodes if n.op == "var"} | ({"act"} if calls else set())
 
     def _code(self, d):
-        """(lines, texts, names read, statements before the loop, calls of the activation)."""
-        own = {
-            i: (n, "{}" if self.home[i] == d else self.keep.replace("name", n))
-            for i, n in self.kept.items()
-        }
-        work, done = self.work[d], self.done[d]
+        """(lines, texts, names read, statements before the loop, names printed, calls of the
+        activation).
+        """
+        own = {i: (n, "{}" if self.home[i] == d else self.keep(n)) for i, n in self.kept.items()}
+        work, done, printed = self.work[d], self.done[d], set()
         if self.split:
             # A pass also computes the values that later passes read from it.
             here = [i for i in self.kept if self.home[i] == d]
@@ -275,34 +280,34 @@ class _Builder:
                 self.graph, work + here, self.target, self.env, done, own, again
             )
             lines, texts = emit(
-                self.graph, work + here, self.target, self.env, fixed=fixed, named=own
+                self.graph, work + here, self.target, self.env, fixed, own, printed=printed
             )
-            return first + lines, texts[: len(work)], self._names(d), [], calls
+            return first + lines, texts[: len(work)], self._names(d), [], printed, calls
         head = {} if self.target.masks else None
         lines, texts = emit(
-            self.graph, work, self.target, self.env, fixed=done, named=own, head=head
+            self.graph, work, self.target, self.env, done, own, head=head, printed=printed
         )
         before = [text.replace("{}", n) for text, n in (head or {}).items()]
-        return lines, texts, self._names(d), before, []
+        return lines, texts, self._names(d), before, printed, []
 
     def _pass(self, d, first):
-        lines, texts, read, head, calls = self._code(d)
+        lines, texts, read, *more = self._code(d)
         reductions = [
             Reduction(self.name[i], REDUCTION_OF[self.graph.nodes[i].op], text)
             for i, text in zip(self._reductions(d), texts)
         ]
         sums = dict(zip(self.early[d], texts[len(self.terms[d]) :]))
         keeps = [n for i, n in self.kept.items() if self.home[i] == d]
-        return Pass(reductions, lines, read, self._between(d + 1), sums, first, keeps, head, calls)
+        return Pass(reductions, lines, read, self._between(d + 1), sums, first, keeps, *more)
 
     def program(self):
         firsts = [sum(map(len, self.terms[:d])) for d in range(self.count)]
         passes = [self._pass(d, first) for d, first in enumerate(firsts)]
-        lines, texts, read, head, calls = self._code(self.count)
+        lines, texts, read, *more = self._code(self.count)
         found = dict(zip(self.last, texts)) | {
             n: self.spelled.get(i, self.env.get(self.graph.nodes[i].value, ""))
             for n, i in self.roots.items()
             if self.graph.level(i) == ROW
         }
         names, kept = [self.name[i] for i in self.wanted], list(self.kept.values())
-        return Program(self._between(0), passes, lines, read, found, names, kept, head, calls)
+        return Program(self._between(0), passes, lines, read, found, names, kept, *more)

@@ -306,6 +306,7 @@ class C:
                 act=lambda x: f"kfi_act({x}, kfi_s)",
                 act_bwd=lambda x, dy: f"kfi_act_bwd({x}, {dy}, kfi_s)",
                 act_bwd_out=lambda y, dy: f"kfi_act_bwd({y}, {dy}, kfi_s)",
+                called={node: (name, "kfi_s") for node, name in CALLS.items()},
             )
         flavour = self.act_flavour
         extra = "".join(f", {s}" for s in act.scalars)
@@ -316,6 +317,7 @@ class C:
             act=lambda x: f"kfi_cpu_act_{act.name}_{flavour}({x}{extra})",
             act_bwd=lambda x, dy: f"kfi_cpu_act_{act.name}_bwd_{flavour}({x}, {dy}{extra})",
             act_bwd_out=lambda y, dy: f"kfi_cpu_act_{act.name}_bwd_out_{flavour}({y}, {dy}{extra})",
+            called=dict.fromkeys(CALLS, tuple(act.scalars)),
         )
 
     @property

@@ -4,11 +4,12 @@ made of functions over a strip.
 """
 
 import functools
-import re
 from dataclasses import replace
 
 from kfgen.families.rows.over_rows_schedule import OverRowsC
-from kfgen.language.passes import copy, inlined, picks
+from kfgen.families.rows.sharing import Sharing
+from kfgen.language.emit import Printed, names_of
+from kfgen.language.passes import Pass, copy, inlined, picks
 from kfgen.language.primitives import COLUMN, COUNT, KEEP, KEEP_SCALE, QUERIES, QUERY
 from kfgen.model import limits
 from kfgen.model.activation import CALLS, GIVEN, bwd_reads_x
@@ -17,50 +18,6 @@ from kfgen.model.dtypes import DTYPE
 STRIP = 64  # KFI_STRIP
 WORDS = 1152  # sizeof(kfi_words)
 REST = 512  # frame bytes for pointers; values per row take at most as many again
-
-
-@functools.lru_cache(4096)
-def words(text):
-    """The identifiers in a function's text, cached: the text is searched dozens of times."""
-    return frozenset(re.findall(r"\w+", text))
-
-
-class Sharing:
-    """Functions of a kernel's passes in C, shared by activations with identical text. The first
-    activation names a shared function; the kernel's first activation uses the kernel's name.
-    """
-
-    def __init__(self, kernel, extends):
-        self.kernel, self.extends, self.seen, self.name, self.passes, self.label = (
-            kernel,
-            extends,
-            {},
-            None,
-            [],
-            None,
-        )
-
-    def begin(self, text):
-        """Starts the passes of a Text."""
-        self.passes, self.label = [], text.name
-
-    def tile(self, role, macro, *arguments):
-        """The text of a new function, or "" if it exists. Sets `name` to its name."""
-        text = macro("@", *arguments)
-        if (role, text) in self.seen:
-            self.name = self.seen[role, text]
-            return ""
-        first = not self.extends and not any(known == role for known, _ in self.seen)
-        self.name = self.seen[role, text] = f"kfi_{role}_{self.kernel}" + (
-            "" if first else f"_{self.label}"
-        )
-        return text.replace("@", self.name)
-
-    def row(self, calls, *arguments):
-        """The same for the next pass over a row. calls: calls of a run-time activation."""
-        text = self.tile(*arguments)
-        self.passes.append((self.name, calls))
-        return text
 
 
 class RowsC(OverRowsC):
@@ -76,9 +33,9 @@ class RowsC(OverRowsC):
             self._plans[act.name] = self._program(act)
         return self._plans[act.name]
 
-    def calls(self, body):
-        """The text that a function uses for a run-time activation."""
-        return [c for c in ("act", "act_bwd") if self.mentions(body, CALLS[c])]
+    def calls(self, names):
+        """Calls of a run-time activation by a function that reads these names."""
+        return [c for c in ("act", "act_bwd") if CALLS[c] in names]
 
     def _program(self, act):
         target = self.target(act)
@@ -96,13 +53,13 @@ class RowsC(OverRowsC):
             graph, roots = inlined(graph, roots, act)
         graph, roots = copy(graph, roots, picks(graph, roots))
         T = self.k.compute
-        env = {s.name: f"{s.name}_j" for s in self.k.sources} | {
+        env = {s.name: Printed(f"{s.name}_j", [s.name]) for s in self.k.sources} | {
             s.name: f"{s.name}_i" for s in self.k.picks
         }
         env |= (
             self.k.value_env("{}_i")
-            | {s: f"(({T}){s})" for s in self.k.integers}
-            | {QUERY: f"(({T})query)"}
+            | {s: Printed(f"(({T}){s})", [s]) for s in self.k.integers}
+            | {QUERY: Printed(f"(({T})query)", ["query"])}
         )
         whole = {s.name: f"{s.name}_i" for s in self.k.values} | {s: s for s in self.k.integers}
         target = replace(
@@ -113,17 +70,22 @@ class RowsC(OverRowsC):
             near="kfi_cpu_near",
         )
         keep = "kfi_cpu_keep(keep[j], keep_from)"
+        keep = keep if target.mask_type == "uint32_t" else f"kfi_cpu_wide({keep})"
         env |= {
-            COLUMN: f"(({T})column + ({T})j)",
+            COLUMN: Printed(f"(({T})column + ({T})j)", ["column"]),
             KEEP_SCALE: "keep_scale",
-            KEEP: keep if target.mask_type == "uint32_t" else f"kfi_cpu_wide({keep})",
+            KEEP: Printed(keep, ["keep", "keep_from"]),
         }
         # Twice the code, for the few ops without activations, which spend most of their time in
         # exp().
-        hold = "" if self.k.has_act else "kfi_on_stack ? name_h[j] : {}"
+        hold = None if self.k.has_act else self._on_stack
         return self.k.program(
             graph, {s.name: r for s, r in zip(self.k.outputs, roots)}, target, env, keep=hold
         )
+
+    @staticmethod
+    def _on_stack(name):
+        return Printed(f"kfi_on_stack ? {name}_h[j] : {{}}", ["kfi_on_stack", f"{name}_h"])
 
     def sharing(self, extends):
         """The functions that activations share. extends: next to those of an installed header."""
@@ -198,10 +160,6 @@ class RowsC(OverRowsC):
     def cached_names(self):
         return list(dict.fromkeys(n for plan in self._frame_plans for n in plan.kept))
 
-    @staticmethod
-    def mentions(text, name):
-        return name in words(text)
-
     def assigned(self, plan, index):
         """The names that pass number `index` sets; None: the last pass."""
         found = (
@@ -212,9 +170,72 @@ class RowsC(OverRowsC):
         )
         return ([n for n, _ in plan.before.values] if index == 0 or not plan.passes else []) + found
 
-    def strip_parameters(self, plan, act, names_, body):
-        """{name: declaration} of the names in a function over a tile. names_: the row's computed
-        values.
+    def tile_names(self, part, read, outputs=()):
+        """Names that a function over a tile reads. part: a pass, or the program of results."""
+        found = part.printed | {s.name for s in [*read, *outputs]}
+        if isinstance(part, Pass):
+            found |= {x for r in part.reductions for x in ("left", f"{r.name}_a")}
+            found |= {x for n in part.keeps for x in ("kfi_on_stack", f"{n}_h")}
+        return found
+
+    def tile_statements(self, part):
+        """The statements of a function over a tile, by which activations share it."""
+        if isinstance(part, Pass):
+            return part.head, part.lines, part.keeps, part.reductions
+        summed = self.k.stores + self.k.sums + self.k.group_sums
+        texts = [part.texts[s.name] for s in summed if s.name in part.texts]
+        return part.head, part.lines, texts
+
+    def _steps(self, plan, part):
+        """The values per row that the function over a row of a part computes."""
+        first = plan.passes[0] if plan.passes else plan
+        before = plan.groups.before if part is plan.groups else plan.before
+        found = [before] if part is plan.groups or part is first else []
+        return found + ([part.after] if isinstance(part, Pass) else [])
+
+    def _result_names(self, plan):
+        """Names that the last function over a row reads to store results."""
+        found = set()
+        for s in self.k.results_of_rows + self.k.plane_sums:
+            found |= {"row", s.name if s in self.k.results_of_rows else f"{s.name}_p", s.same_as}
+            found |= names_of(plan.texts[s.name])
+        for s in self.k.stores:
+            found |= {s.name, f"{s.name}_t", f"{s.name}_past"}
+            found |= {"m", f"{s.name}_n"} if self.k.segments else set()
+        return found | {f"{s.name}_{x}" for s in self.k.sums for x in "pt"}
+
+    def row_names(self, plan, part, read, parameters):
+        """Names that the function over a row of a part reads: of the terms of channel gradients, a
+        pass, or the plan itself, the last one. parameters: of its function over a tile, if any.
+        """
+        found = set().union(*(step.printed for step in self._steps(plan, part)))
+        if part is plan.groups:
+            found |= {f"{s.name}_{x}" for s in self.k.group_sums for x in "nt"}
+            return found | {"m", "row", "cols"} | self.strip_arguments(parameters, "either").names
+        found |= self._result_names(plan) if part is plan else set()
+        if parameters is None:
+            return found
+        for on_stack in self.stack_ways(parameters):
+            for which in ("whole", "last"):
+                found |= self.strip_arguments(parameters, which, on_stack).names
+        return found | {"cols"} | names_of(*map(self.tail, read))
+
+    def row_statements(self, plan, part, read, parameters, assigned, declared):
+        """The statements of a function over a row, by which activations share it."""
+        results = self.k.results_of_rows + self.k.plane_sums if part is plan else []
+        return (
+            declared,
+            parameters,
+            [(step.lines, step.values) for step in self._steps(plan, part)],
+            [s.name for s in read],
+            [(r.name, r.word) for r in part.reductions] if isinstance(part, Pass) else part.names,
+            [plan.texts[s.name] for s in results],
+            [(n, plan.names.index(n)) for n in assigned],
+        )
+
+    def strip_parameters(self, plan, act, names_, read):
+        """{name: declaration} of the names that a function over a tile reads. names_: the row's
+        computed values.
         """
         T, acc = self.k.compute, self.k.dtype.acc.ctype
         found = {
@@ -237,7 +258,7 @@ class RowsC(OverRowsC):
         values |= {"keep_from": "uint32_t", "keep_scale": T}
         found |= {n: f"const {kind} {n}" for n, kind in values.items()}
         found |= self.given_on(("act", "act_bwd"))
-        return {n: text for n, text in found.items() if self.mentions(body, n)}
+        return {n: text for n, text in found.items() if n in read}
 
     def stack_ways(self, parameters):
         """Variants of a function over a tile with cached values: for the first columns of a row,
@@ -251,7 +272,7 @@ class RowsC(OverRowsC):
         found = {
             "left": "KFI_STRIP" if which == "whole" else "left",
             "column": "i",
-            "keep": "kfi_strip_words(words, row * cols + i)",
+            "keep": Printed("kfi_strip_words(words, row * cols + i)", ["words", "row", "cols"]),
         }
         to = "t" if which == "last" else "to"
         found |= {s.name: tile(s) for s in self.k.sources} | {
@@ -259,11 +280,13 @@ class RowsC(OverRowsC):
         }
         found |= {s.name: f"{s.name}_t" for s in self.k.group_sums}
         found |= {
-            n: f"{n[:-2]}_k{' + i' if on_stack else ''}" for n in parameters if n.endswith("_h")
+            n: Printed(f"{n[:-2]}_k{' + i' if on_stack else ''}", [f"{n[:-2]}_k"])
+            for n in parameters
+            if n.endswith("_h")
         } | {"kfi_on_stack": str(on_stack)}
-        return ", ".join(found.get(n, n) for n in parameters)
+        return Printed.joined(", ", [found.get(n, n) for n in parameters])
 
-    def frame_locals(self, plan, act, names_, body, assigned):
+    def frame_locals(self, plan, act, names_, read, assigned):
         """Declarations that a function over a row takes from its frame."""
         T, acc = self.k.compute, self.k.dtype.acc.ctype
         found = {
@@ -332,7 +355,7 @@ class RowsC(OverRowsC):
             f"{self.k.name}: {act.name} computes {len(names_)} values of a row, "
             f"the others {self.most_names}"
         )
-        return [text for n, text in found.items() if n in assigned or self.mentions(body, n)]
+        return [text for n, text in found.items() if n in assigned or n in read]
 
     def constant(self, s):
         """The default value of an absent operand, in its stored form."""
@@ -344,39 +367,57 @@ class RowsC(OverRowsC):
         if self.k.segments:
             return self.segment(s, "KFI_STRIP")
         start = self.start(s)
-        return (
-            f"{s.name} ? {s.name} + {start} : {s.name}_t"
-            if s.absent is not None
-            else f"{s.name} + {start}"
-        )
+        text = f"{s.name} + {start}"
+        if s.absent is None:
+            return Printed(text, [s.name, *start.names])
+        return Printed(f"{s.name} ? {text} : {s.name}_t", [s.name, f"{s.name}_t", *start.names])
 
     def strip(self, s):
         """A tile of an operand: whole, or the row's remainder."""
         if self.k.segments:
             return self.segment(s, "left")
-        at = f"{s.name} + {self.start(s)}"
+        start = self.start(s)
+        at = f"{s.name} + {start}"
         rest = f"(const {s.ctype} *)kfi_tail({s.name}_t, {at}, left, {s.dtype.size})"
         tile = f"left == KFI_STRIP ? {at} : {rest}"
-        return f"!{s.name} ? {s.name}_t : {tile}" if s.absent is not None else tile
+        return Printed(
+            f"!{s.name} ? {s.name}_t : {tile}" if s.absent is not None else tile,
+            [s.name, f"{s.name}_t", *start.names],
+        )
 
     def segment(self, s, count):
         """A tile of a row in segments: its address or a copy."""
-        if s.kind == "group":
-            call = f"kfi_channel_tile(m, {s.name}_n, {s.name}_t, {s.name}, channel"
-        else:
-            call = f"kfi_segment_tile(m, {s.name}_g, {s.name}_t, {s.name}, row"
-        return f"(const {s.ctype} *){call}, i, {count}, {s.dtype.size})"
+        call = self._segment(s, count)
+        return Printed(f"(const {s.ctype} *){call}", call.names)
+
+    def _segment(self, s, count):
+        function, of, at = (
+            ("kfi_channel_tile", f"{s.name}_n", "channel")
+            if s.kind == "group"
+            else ("kfi_segment_tile", f"{s.name}_g", "row")
+        )
+        return Printed(
+            f"{function}(m, {of}, {s.name}_t, {s.name}, {at}, i, {count}, {s.dtype.size})",
+            ["m", of, f"{s.name}_t", s.name, at],
+        )
 
     def start(self, s):
         """The element in column i of a row, relative to the frame's pointer."""
-        return "kfi_shared * cols + i" if s.kind == "shared" else "i"
+        if s.kind == "shared":
+            return Printed("kfi_shared * cols + i", ["kfi_shared", "cols"])
+        return Printed("i")
 
     def tail(self, s):
         """The statement that copies a row's remainder."""
         if self.k.segments:
-            return f"(void){self.segment(s, 'left').partition(')')[2]};"
-        copy = f"kfi_tail({s.name}_t, {s.name} + {self.start(s)}, left, {s.dtype.size});"
-        return f"if ({s.name}) {{ {copy} }}" if s.absent is not None else copy
+            call = self._segment(s, "left")
+            return Printed(f"(void){call};", call.names)
+        start = self.start(s)
+        copy = f"kfi_tail({s.name}_t, {s.name} + {start}, left, {s.dtype.size});"
+        return Printed(
+            f"if ({s.name}) {{ {copy} }}" if s.absent is not None else copy,
+            [s.name, f"{s.name}_t", *start.names],
+        )
 
     def pick_value(self, pick):
         """A row's element in a given column (pick); NaN if the column is out of range."""

@@ -46,15 +46,15 @@ class RowsCuda(OverRowsCuda):
 
     @functools.cached_property
     def program(self):
-        return self._program(
-            "" if self.reconverts else "in_registers ? name_h[in_registers ? s : 0][e] : {}",
-            "kfi_near<in_registers>",
-        )
+        def held(name):
+            return f"in_registers ? {name}_h[in_registers ? s : 0][e] : {{}}"
+
+        return self._program(None if self.reconverts else held, "kfi_near<in_registers>")
 
     @functools.cached_property
     def staged_program(self):
         """The program of the staged kernel, which keeps nothing in registers between passes."""
-        return self._program("", "kfi_near<0>")
+        return self._program(None, "kfi_near<0>")
 
     def _program(self, keep, near):
         T = self.k.compute

@@ -5,6 +5,7 @@ from collections import Counter
 from dataclasses import dataclass, replace
 
 from kfgen.families.family import Family, wrong
+from kfgen.language.emit import Printed
 from kfgen.language.expr import ExprError, stages
 from kfgen.language.passes import copy, picks, program, stored
 from kfgen.language.primitives import COUNT, ELEM, KEEP, PER_COUNT, QUERIES, QUERY, ROW, UNIFORM
@@ -290,7 +291,7 @@ class OverRowsKernel(Kernel):
     def value_env(self, spelled):
         """{value per row: its text as a number}. spelled: the stored form, with {} for its name."""
         return {
-            s.name: f"(({self.compute}){text})" if s.var == "I" else text
+            s.name: Printed(f"(({self.compute}){text})", [text]) if s.var == "I" else text
             for s, text in ((s, spelled.format(s.name)) for s in self.values)
         }
 
