@@ -13,8 +13,11 @@ import odd_names
 import pytest
 from kfgen.cli import main
 from kfgen.entries import spec
+from kfgen.entries.expand import kernels
+from kfgen.language.expr import Graph
 from kfgen.language.primitives import REDUCTIONS
 from kfgen.model import entries, names
+from kfgen.model.kernel import Tensor
 from kfgen.render.render import ROOT
 
 MANIFEST = kflib.manifest()
@@ -343,6 +346,49 @@ def test_the_identifiers_are_found(once, family):
         "reduction": {"unit", "row0_s"},
     } | cases.merged("SOME_NAMES")
     assert want.get(family, {"tensors", "words", "e"}) <= set(names_)
+
+
+def strings(value):
+    """All texts in a value and its collections."""
+    if isinstance(value, str):
+        return {value}
+    if isinstance(value, dict):
+        value = [*value, *value.values()]
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return set().union(*map(strings, value))
+    if isinstance(value, Tensor):
+        return {value.name, *value.parts, value.of, value.same_as, value.unchanged, value.place_of}
+    if isinstance(value, Graph):
+        return {n.value for n in value.nodes if n.op in ("var", "stored")} | {*(value.levels or ())}
+    return set()
+
+
+def test_a_renamed_kernel_has_no_public_name():
+    """An attribute that holds names and is not in `name_fields` would print them."""
+    seen = set()
+    for op in spec.load().ops.values():
+        public = {n for o in op.operands for n in (o.name, *o.parts)} | {*op.scalars, *op.outputs}
+        for k in kernels(op, ["f32"]):
+            for attribute, value in k.renamed.__dict__.items():
+                if attribute not in ("op", "acts", "family", "name", "kinds"):
+                    assert not strings(value) & public, (k.name, attribute)
+            seen.add(op.family)
+            assert strings(k.operands) & public
+    assert len(seen) >= 9
+
+
+def test_a_copy_has_the_same_expressions():
+    """Renamed kernels have the nodes of the built one; only names of variables differ."""
+    [k] = [k for k in kernels(spec.load().ops["rms_norm_{act}"], ["f32"]) if k.bwd]
+    graph, other = k.graph, k.renamed.graph
+    assert k.roots == k.renamed.roots and len(graph.nodes) == len(other.nodes) > 10
+    for a, b in zip(graph.nodes, other.nodes):
+        assert (a.op, a.args) == (b.op, b.args)
+        assert a.value == b.value or b.value.startswith("kfi_")
+    assert {"kfi_x0", "kfi_dout0"} <= other.variables(k.roots)
+    assert [other.level(i) for i in k.roots] == [graph.level(i) for i in k.roots]
+    found = {id(s) for s in k.renamed.inputs}
+    assert {id(s) for s in k.renamed.loads} < found and not found & {id(s) for s in k.inputs}
 
 
 def test_no_template_names_an_op_or_an_activation():

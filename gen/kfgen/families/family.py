@@ -73,7 +73,9 @@ class Family:
         return ()
 
     def renamed(self, op, renaming):
-        """Returns the fields of own_fields with the names of generated code (rename.Renaming)."""
+        """Returns the fields of own_fields, of those that schedules read with the names of generated
+        code (rename.Renaming).
+        """
         return op.own
 
     def backward_dtypes(self, op, own, dtypes):

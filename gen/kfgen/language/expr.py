@@ -66,6 +66,16 @@ class Graph:
             }
         )
 
+    def copied(self, renaming):
+        """Returns the same nodes with other names of variables (rename.Renaming)."""
+        found = Graph(None, renaming.names(self.whole))
+        found.levels = self.levels and renaming.names(self.levels)
+        found.extra, found.closed = self.extra, self.closed
+        for node in self.nodes:
+            value = renaming.name(node.value) if isinstance(node.value, str) else node.value
+            found.add(node.op, *node.args, value=value)
+        return found
+
     def add(self, op, *args, value=None):
         node = Node(op, args, value)
         # 0.0 == -0.0 and 1 == 1.0 == True: the key carries the type and sign as well.

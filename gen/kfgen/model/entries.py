@@ -133,14 +133,19 @@ class Activation:
     dexpr_out: str | None = None  # the gradient from the result
     dref_out: str | None = None
     rising: tuple = ()  # scalars that dexpr_out requires to be >= 0
+    # {scalar: its name in the expressions}, if generated code has another one.
+    spelled: dict = field(default_factory=dict)
+
+    def _parse(self, graph, text, scalars, **names):
+        return parse(graph, text, names | {self.spelled.get(s, s): i for s, i in scalars.items()})
 
     def build(self, graph, x, scalars):
-        return parse(graph, self.expr, {"x": x, **scalars})
+        return self._parse(graph, self.expr, scalars, x=x)
 
     def build_bwd(self, graph, x, dy, scalars):
         """Adds the gradient: dexpr if given, else derived from expr."""
         if self.dexpr:
-            return parse(graph, self.dexpr, {"x": x, "dy": dy, **scalars})
+            return self._parse(graph, self.dexpr, scalars, x=x, dy=dy)
         local = Graph()  # a graph of its own, since x may be any expression
         names = {name: local.var(name) for name in ("x", "dy", *scalars)}
         y = self.build(local, names["x"], {s: names[s] for s in scalars})
@@ -151,7 +156,7 @@ class Activation:
 
     def build_bwd_out(self, graph, y, dy, scalars):
         """Adds the gradient from the result y."""
-        return parse(graph, self.dexpr_out, {"y": y, "dy": dy, **scalars})
+        return self._parse(graph, self.dexpr_out, scalars, y=y, dy=dy)
 
 
 @dataclass

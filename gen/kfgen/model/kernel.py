@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Kernels and tensors of any family, without schedules; signature.py has the launchers."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from kfgen.language.emit import counts
 from kfgen.language.expr import Graph
@@ -29,6 +29,10 @@ ROWS = (
 )
 
 
+# Fields of a tensor that are names of arguments.
+TENSOR_NAMES = ("name", "of", "same_as", "unchanged", "place_of")
+
+
 @dataclass
 class Tensor:
     """One tensor argument of a kernel."""
@@ -51,6 +55,11 @@ class Tensor:
     required: bool = True  # False: may be NULL, as gradients may
     absent: float | str | None = None  # inputs that may be NULL: the default, or its description
 
+    def copied(self, renaming):
+        """Returns the tensor with other names (rename.Renaming)."""
+        names = {n: renaming.name(getattr(self, n)) for n in TENSOR_NAMES}
+        return replace(self, parts=renaming.names(self.parts), **names)
+
     @property
     def ctype(self):
         return self.dtype.ctype
@@ -65,6 +74,9 @@ class Kernel(Signature):
     `cuda` and `c` say how they are computed.
     """
 
+    # Attributes that hold names of operands, results or scalars, or tables by such names: renamed
+    # kernels have others (rename.py). Tensors and graphs are renamed wherever they are.
+    name_fields = ("strided", "columns", "scalars", "integers", "result")
     integers = ()  # scalars that are 64-bit integers
     strided = ()  # tensors with strides, the forward's first; empty: all are contiguous
     layout = ""  # layout of an op over rows

@@ -2,9 +2,12 @@
 """Renames the operands, results and scalars of a kernel for generated code. The names differ from
 all other names there, so a spec may use any name but keywords and kf's public names. Launchers and
 run functions keep the public names; the functions that they call have the new ones.
+
+A built kernel is copied with other names: its tensors, the variables of its graphs, and the
+attributes of `Kernel.name_fields`. No expression is parsed or derived again.
 """
 
-import ast
+import copy
 import functools
 from dataclasses import replace
 
@@ -12,49 +15,36 @@ from kfgen.model import names
 from kfgen.model.entries import updated
 
 
-class _Renamed(ast.NodeTransformer):
-    def __init__(self, own):
-        self.own = own
-
-    def visit_Name(self, node):
-        return ast.Name(self.own.get(node.id, node.id), node.ctx)
-
-    def visit_Call(self, node):
-        """Keeps the function's name: `mean(mean)` reads one value."""
-        return ast.Call(node.func, [self.visit(a) for a in node.args], node.keywords)
-
-
-@functools.lru_cache(4096)
-def _text(text, own):
-    return ast.unparse(_Renamed(dict(own)).visit(ast.parse(text.strip())))
-
-
 class Renaming:
-    """Applies {public name: new name} to names, expressions and tables."""
+    """Copies values with the names {public name: new name}. Tensors and graphs stay shared by all
+    that hold them.
+    """
 
     def __init__(self, own):
-        self.own, self._items = own, tuple(own.items())
+        self.own, self._copies = own, {}
 
     def name(self, name):
         return self.own.get(name, name)
 
-    def text(self, text):
-        """Renames in an expression."""
-        return text and _text(text, self._items)
+    def names(self, value):
+        """Renames a name, a collection of names, or the keys of a table."""
+        if isinstance(value, dict):
+            return {self.name(n): self.copy(of) for n, of in value.items()}
+        if isinstance(value, (list, tuple, set, frozenset)):
+            return type(value)(map(self.name, value))
+        return self.name(value)
 
-    def names(self, table):
-        """{name: anything}."""
-        return {self.name(n): value for n, value in table.items()}
-
-    def texts(self, table):
-        """{name: expression}."""
-        return {self.name(n): self.text(text) for n, text in table.items()}
-
-
-def _with_gradients(named, results):
-    """Adds the gradients of results, which expressions may read."""
-    own = {n: names.renamed(n) for n in named}
-    return own | {names.gradient_of(n): names.gradient_of(own[n]) for n in results}
+    def copy(self, value):
+        """Copies a tensor, a graph, any object with a method `copied`, or a collection of them."""
+        if isinstance(value, dict):
+            return {key: self.copy(of) for key, of in value.items()}
+        if isinstance(value, (list, tuple, set, frozenset)):
+            return type(value)(map(self.copy, value))
+        if not hasattr(value, "copied"):
+            return value
+        if id(value) not in self._copies:
+            self._copies[id(value)] = value.copied(self)
+        return self._copies[id(value)]
 
 
 class _Key:
@@ -82,55 +72,54 @@ def _activation(key):
     renaming = Renaming({n: names.renamed(n) for n in act.scalars})
     return replace(
         act,
-        expr=renaming.text(act.expr),
-        dexpr=renaming.text(act.dexpr),
-        dexpr_out=renaming.text(act.dexpr_out),
         scalars=renaming.names(act.scalars),
         scalar_info=renaming.names(act.scalar_info),
-        rising=tuple(map(renaming.name, act.rising)),
+        rising=renaming.names(act.rising),
+        spelled={new: n for n, new in renaming.own.items()},
     )
 
 
-def op(public, family):
-    """Returns a copy of the op with all names replaced."""
-    own = _with_gradients(
-        [
-            *(n for o in public.operands for n in (o.name, *o.parts)),
-            *public.scalars,
-            *public.outputs,
-            *public.saved,
-            *family.named(public),
-        ],
-        public.outputs,
-    )
-    own |= {updated(n): updated(own[n]) for n in public.updates}
-    renaming = Renaming(own)
-    operands = [
-        replace(o, name=renaming.name(o.name), parts=tuple(map(renaming.name, o.parts)))
-        for o in public.operands
+def _names(op, family):
+    """Returns {public name: new name} of an op, with the names that kernels derive from them."""
+    named = [
+        *(n for o in op.operands for n in (o.name, *o.parts)),
+        *op.scalars,
+        *op.outputs,
+        *op.saved,
+        *family.named(op),
     ]
-    return replace(
-        public,
-        operands=operands,
-        outputs=renaming.texts(public.outputs),
-        scalars=renaming.names(public.scalars),
-        saved=renaming.texts(public.saved),
-        scalar_info=renaming.names(public.scalar_info),
-        integers=tuple(map(renaming.name, public.integers)),
-        updates=renaming.texts(public.updates),
-        grads=renaming.texts(public.grads),
-        own=family.renamed(public, renaming),
-        activations=[activation(a) for a in public.activations],
-    )
+    own = {n: names.renamed(n) for n in named}
+    derived = {of(n): of(new) for of in (names.gradient_of, updated) for n, new in own.items()}
+    derived |= {names.gradient_of(n): names.gradient_of(new) for n, new in derived.items()}
+    gradients = {names.gradient_of(n): names.gradient_of(own[n]) for n in op.outputs}
+    return derived | own | gradients | {updated(n): updated(own[n]) for n in op.updates}
 
 
 @functools.lru_cache(1024)
 def _op(key, family):
-    return op(key.entry, family)
+    """Returns (names of an op, its entry with the activations of generated code)."""
+    op = key.entry
+    own = _names(op, family)
+    acts = [activation(a) for a in op.activations]
+    return own, replace(op, own=family.renamed(op, Renaming(own)), activations=acts)
+
+
+def _is_cached(k, attribute):
+    return attribute == "_renamed" or isinstance(
+        getattr(type(k), attribute, None), functools.cached_property
+    )
 
 
 def kernel(k):
-    """Returns the kernel of the renamed op."""
-    found = type(k)(k.family, _op(_Key(k.op), k.family), k.dtypes, k.bwd)
-    found.acts = [activation(a) for a in k.acts]
+    """Returns a copy of the kernel with the names of generated code."""
+    own, op = _op(_Key(k.op), k.family)
+    renaming, found = Renaming(own), copy.copy(k)
+    for attribute, value in k.__dict__.items():
+        if _is_cached(k, attribute):
+            del found.__dict__[attribute]
+        elif attribute in k.name_fields:
+            found.__dict__[attribute] = renaming.names(value)
+        elif attribute not in ("family", "op", "acts"):
+            found.__dict__[attribute] = renaming.copy(value)
+    found.op, found.acts = op, [activation(a) for a in k.acts]
     return found

@@ -28,7 +28,6 @@ class StencilKernel(Kernel):
         graph, env, outs = self.family.graph(self.op)
         [x] = self.op.operands
         self.operands = [Tensor(x.name, x.kind, self.dtype, "in", "input", "T", x.parts)]
-        self.sides = x.parts
         [(out, root)] = outs.items()
         if self.bwd:
             # An element is the left neighbour of the next and the right neighbour of the previous
@@ -70,6 +69,11 @@ class StencilKernel(Kernel):
             False,
             list(self.op.scalars),
         )
+
+    @property
+    def sides(self):
+        """Names of an element and its neighbours, which renamed kernels have from the tensor."""
+        return self.operands[0].parts
 
     def per_element(self, stream):
         return 1

@@ -13,14 +13,15 @@ from kfgen.families.family import Family, describe, wrong
 from kfgen.families.linear_cross_entropy.calls import LinearCrossEntropyC, LinearCrossEntropyCuda
 from kfgen.families.matmul.family import Matmul
 from kfgen.families.rows.family import Rows
+from kfgen.language.expr import Graph
 from kfgen.language.formulas import LIBRARIES
+from kfgen.language.gradient import substitute
 from kfgen.language.passes import copy
 from kfgen.language.primitives import COLUMN, COUNT
 from kfgen.model.derive import row_graph
 from kfgen.model.entries import Operand
 from kfgen.model.kernel import Kernel, Tensor
 from kfgen.model.names import gradient_of
-from kfgen.model.rename import Renaming
 
 PRODUCT = "linear_{act}"
 ROW = "logits"  # name of a row of the product in expressions
@@ -164,6 +165,15 @@ class LinearCrossEntropyKernel(Kernel):
         return lines
 
 
+def _nodes(target, op, built, own):
+    """Copies an op's expressions with other names. Returns {name: node}."""
+    graph, env, outputs = built
+    nodes = outputs | {name: env[name] for name in op.saved}
+    variables = {name: target.var(new) for name, new in own.items()}
+    found = substitute(graph, target, list(nodes.values()), variables)
+    return dict(zip((own.get(name, name) for name in nodes), found))
+
+
 class LinearCrossEntropy(Family):
     kernel = LinearCrossEntropyKernel
     name = "linear_cross_entropy"
@@ -237,13 +247,15 @@ class LinearCrossEntropy(Family):
             else None
         )
         own = {elem: ROW, gradient_of(elem): gradient_of(ROW)} if elem else {}
-        renamed = Renaming(own)
-        same = renamed.texts(rows.saved | rows.outputs) == Renaming({}).texts(op.saved | op.outputs)
         mine, other = (
-            [(renamed.name(o.name), o.kind, o.dtype, o.absent) for o in of.operands]
+            [(own.get(o.name, o.name), o.kind, o.dtype, o.absent) for o in of.operands]
             for of in (self.of_rows(op), rows)
         )
-        if not own or not same or mine != other or op.scalars != rows.scalars or op.has_act:
+        same = bool(own) and mine == other and op.scalars == rows.scalars and not op.has_act
+        both = Graph(graph.levels)  # in which equal expressions are one node
+        if not same or _nodes(both, op, (graph, env, outputs), {}) != _nodes(
+            both, rows, ROWS.graph(rows), own
+        ):
             raise wrong(
                 op,
                 "rows",

@@ -78,17 +78,8 @@ class Matmul(Family):
         return [*op.own["load"], *self.products(op)[1], *op.own["joined"]]
 
     def renamed(self, op, renaming):
-        factor, products = self.products(op)
-        given = {name: f"{factor} * {weight}" for name, weight in products.items()}
-        joined = {
-            name: list(map(renaming.name, members))
-            for name, members in renaming.names(op.own["joined"]).items()
-        }
-        return op.own | {
-            "products": renaming.texts(given),
-            "load": renaming.texts(op.own["load"]),
-            "joined": joined,
-        }
+        joined = op.own["joined"].items()
+        return op.own | {"joined": {renaming.name(n): renaming.names(of) for n, of in joined}}
 
     def backward_dtypes(self, op, own, dtypes):
         """2-byte functions also have a variant with weight gradients in float32."""

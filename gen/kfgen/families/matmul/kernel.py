@@ -40,6 +40,9 @@ class Product:
     weight: Tensor
     dacc: int = -1  # backward: node of the accumulator's gradient
 
+    def copied(self, renaming):
+        return Product(renaming.name(self.name), renaming.copy(self.weight), self.dacc)
+
 
 @dataclass
 class Seam:
@@ -57,6 +60,7 @@ class Seam:
 
 
 class MatmulKernel(Kernel):
+    name_fields = (*Kernel.name_fields, "factor")
     scratch, has_workspace = True, True
     added = ()  # no gradients are summed by shared kernels
     order_note = ", sums in a fixed order"

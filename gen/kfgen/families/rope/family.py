@@ -20,6 +20,7 @@ COUNTED = "0 to rows - 1"  # positions if the operand is NULL
 
 
 class RopeKernel(Kernel):
+    name_fields = (*Kernel.name_fields, "more")
     weights = ANGLES  # kinds of operands that do not change between calls
 
     @property

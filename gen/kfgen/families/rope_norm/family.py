@@ -138,9 +138,6 @@ class RopeNorm(Rope):
     def own_fields(self, f, op):
         return {"norm": f.get("norm", str, what='"head * rsqrt(mean(head * head) + eps) * weight"')}
 
-    def renamed(self, op, renaming):
-        return {"norm": renaming.text(op.own["norm"])}
-
     def check_operands(self, f, operands):
         found = [[o for o in operands if o.kind == kind] for kind in (MORE, "scale")]
         if [len(of) for of in found] != [1, 2]:

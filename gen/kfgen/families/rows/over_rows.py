@@ -27,12 +27,17 @@ class Pick:
     source: Tensor
     column: Tensor
 
+    def copied(self, renaming):
+        return Pick(renaming.copy(self.source), renaming.copy(self.column))
+
     @property
     def name(self):
         return f"{self.source.name}_at_{self.column.name}"
 
 
 class OverRowsKernel(Kernel):
+    name_fields = (*Kernel.name_fields, "along")
+
     def _build(self):
         op = self.op
         graph, env, outs = self.family.graph(op)
