@@ -73,7 +73,7 @@ class Family:
         return ()
 
     def renamed(self, op, renaming):
-        """Returns the fields of own_fields, of those that schedules read with the names of generated
+        """Returns the fields of own_fields; those that schedules read have the names of generated
         code (rename.Renaming).
         """
         return op.own

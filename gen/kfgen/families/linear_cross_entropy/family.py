@@ -252,7 +252,7 @@ class LinearCrossEntropy(Family):
             for of in (self.of_rows(op), rows)
         )
         same = bool(own) and mine == other and op.scalars == rows.scalars and not op.has_act
-        both = Graph(graph.levels)  # in which equal expressions are one node
+        both = Graph(graph.levels)  # equal expressions are one node in it
         if not same or _nodes(both, op, (graph, env, outputs), {}) != _nodes(
             both, rows, ROWS.graph(rows), own
         ):
