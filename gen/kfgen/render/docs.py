@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reference pages, from the same model as the headers: one per family, activations, an overview."""
+"""Reference pages, from the same model as the headers: one per family, activations, an overview,
+and the attributes that templates read.
+"""
 
 import pathlib
 import re
 
 from kfgen import families, paths
 from kfgen.model import contract, names
-from kfgen.render import render
+from kfgen.render import interface, render
 from kfgen.render.environment import environment
 
 VARIES = ("T", "U", "I", "acc")
@@ -208,6 +210,7 @@ def pages(selection):
     texts["README.md"] = env.get_template("docs/index.md.j2").render(
         of=of, count=count, on_cuda=on_cuda, codes=result_codes(), **common
     )
+    texts["family_interface.md"] = interface.page()
     return {name: spaced(text) for name, text in texts.items()}
 
 
