@@ -36,9 +36,10 @@ class Sharing:
         return macro(self.name, *arguments)
 
     def row(self, calls, role, statements, *arguments):
-        """The same for the next pass over a row, which calls the function over a tile that `name`
-        is the name of. calls: calls of a run-time activation.
+        """The same for the next pass over a row, which calls the function over a tile of that pass,
+        if any. calls: calls of a run-time activation.
         """
         text = self.tile(role, (self.name, statements), *arguments)
         self.passes.append((self.name, calls))
+        self.name = None
         return text
