@@ -491,9 +491,9 @@ def test_every_function_has_a_signature_and_a_docstring(kf):
 
 
 def test_a_docstring_says_whether_the_axis_may_be_none(kf):
-    x, said = draw(2, 3), "None reduces all dimensions"
-    assert said in kf.ops.sum.__doc__ and kf.ops.sum(x, dim=None).shape == ()
+    x, sentence = draw(2, 3), "None reduces all dimensions"
+    assert sentence in kf.ops.sum.__doc__ and kf.ops.sum(x, dim=None).shape == ()
     norm = kf.ops.batch_norm_train
-    assert "    dim: " in norm.__doc__ and said not in norm.__doc__
+    assert "    dim: " in norm.__doc__ and sentence not in norm.__doc__
     with pytest.raises(TypeError, match="dim"):
         norm(x, dim=None)

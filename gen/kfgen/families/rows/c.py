@@ -288,7 +288,36 @@ class RowsC(OverRowsC):
 
     def frame_locals(self, plan, act, names_, read, assigned):
         """Declarations that a function over a row takes from its frame."""
-        T, acc = self.k.compute, self.k.dtype.acc.ctype
+        T, found = self.k.compute, self._frame_tensors
+        found |= {f"{n}_k": f"{T} *{n}_k = kfi_f->{n}_k;" for n in plan.kept} | {
+            "words": "kfi_words *words = &kfi_f->words;"
+        }
+        found |= {
+            n: f"const {kind} {n} = kfi_f->{n};"
+            for n, kind in (self.frame_values | {"keep_scale": T}).items()
+        }
+        found |= {
+            "keep_from": "const uint32_t keep_from = kfi_f->keep_from;",
+            "kfi_s": self.given_scalars("kfi_f->m->scalars"),
+        }
+        found |= {
+            s: f"const {T} {s} = ((const {T} *)kfi_f->m->scalars)[{i}];"
+            for s, i in self.scalars(act, plan)
+        }
+        found |= {
+            n: f"{T} {n} = 0;" if n in assigned else f"const {T} {n} = kfi_f->kfi_names[{i}];"
+            for i, n in enumerate(names_)
+        }
+        assert len(names_) <= self.most_names, (
+            f"{self.k.name}: {act.name} computes {len(names_)} values of a row, "
+            f"the others {self.most_names}"
+        )
+        return [text for n, text in found.items() if n in assigned or n in read]
+
+    @property
+    def _frame_tensors(self):
+        """{name: declaration} of sizes, positions, tensors and tiles in the frame."""
+        acc = self.k.dtype.acc.ctype
         found = {
             "m": "const kfi_cpu_map *m = kfi_f->m;",
             "cols": "const kf_i64 cols = kfi_f->m->cols;",
@@ -332,30 +361,7 @@ class RowsC(OverRowsC):
         found |= {
             f"{s.name}_g": f"kfi_gathered *{s.name}_g = &kfi_f->{s.name}_g;" for s in self.k.loads
         }
-        found |= {f"{n}_k": f"{T} *{n}_k = kfi_f->{n}_k;" for n in plan.kept} | {
-            "words": "kfi_words *words = &kfi_f->words;"
-        }
-        found |= {
-            n: f"const {kind} {n} = kfi_f->{n};"
-            for n, kind in (self.frame_values | {"keep_scale": T}).items()
-        }
-        found |= {
-            "keep_from": "const uint32_t keep_from = kfi_f->keep_from;",
-            "kfi_s": self.given_scalars("kfi_f->m->scalars"),
-        }
-        found |= {
-            s: f"const {T} {s} = ((const {T} *)kfi_f->m->scalars)[{i}];"
-            for s, i in self.scalars(act, plan)
-        }
-        found |= {
-            n: f"{T} {n} = 0;" if n in assigned else f"const {T} {n} = kfi_f->kfi_names[{i}];"
-            for i, n in enumerate(names_)
-        }
-        assert len(names_) <= self.most_names, (
-            f"{self.k.name}: {act.name} computes {len(names_)} values of a row, "
-            f"the others {self.most_names}"
-        )
-        return [text for n, text in found.items() if n in assigned or n in read]
+        return found
 
     def constant(self, s):
         """The default value of an absent operand, in its stored form."""
