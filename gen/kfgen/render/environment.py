@@ -9,7 +9,7 @@ import jinja2
 from kfgen import families
 from kfgen.paths import TEMPLATES
 
-IMPORT = re.compile(r'\bfrom "([\w/.]+)" import')
+IMPORT = re.compile(r'\b(?:from|import) "([\w/.]+)" (?:import|as)\b')
 
 
 class RecordingLoader(jinja2.FileSystemLoader):
