@@ -293,6 +293,26 @@ class Signature:
     def tensor_names(self):
         return [t[0] for t in self.tensors]
 
+    @property
+    def tensor_notes(self):
+        """Phrases that decode `tensor_codes` for readers of generated code."""
+        words = {
+            "in": "",
+            "act": ", read by some activations",
+            "unread": ", not read",
+            "state": ", NULL without a state",
+            "result": ", read by some activations",
+            "absent": ", may be NULL",
+            "act_absent": ", may be NULL, read by some activations",
+            "out": ", output",
+            "optional": ", output, may be NULL",
+        }
+        groups = {}
+        for name, size, kind, use, shared in self.tensors:
+            alias = f", may be {self.tensor_names[shared - 1]}" if shared else ""
+            groups.setdefault(f"{size}-byte {kind}{words[use]}{alias}", []).append(name)
+        return [f"{', '.join(names_)}: {text}" for text, names_ in groups.items()]
+
     def tensor_codes(self, reads, by=""):
         """Encodes the tensors for core/check.h: an expression that selects a literal per call.
         reads, by: conditions under which the activation's gradient reads its argument, or the

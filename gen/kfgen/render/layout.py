@@ -87,6 +87,8 @@ def indented(text):
             comment = "*/" not in code
             ended = True
             continue
+        if " // " in code:
+            last = code.partition(" // ")[0][-1]
         ended = last in ";{}:" or code[:2] == "//" or code[-2:] == "*/"
         if "{" in code or "}" in code:
             opened = code.count("{") - code.count("}")

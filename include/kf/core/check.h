@@ -159,7 +159,8 @@ KFI_ONCE kf_result_t kfi_check_stride(const kfi_name *name, const kfi_arguments 
     kf_i64 dense = l->line;
     o->extent = l->line;
     for (int k = 0; k < l->count; ++k) {
-        const int64_t given = strides->given ? strides->given[strides->fields[i] - '0' + k] : 0;
+        const int64_t given =
+            strides->given ? ((const int64_t *)strides->given)[strides->fields[i] - '0' + k] : 0;
         if (given < 0 && given != KF_BROADCAST)
             KFI_FAIL_STRIDE(KF_ERROR_INVALID_SIZE, name, arguments, l, i, k,
                             "is %lld, expected a distance in elements, 0 (dense) or KF_BROADCAST",
@@ -210,7 +211,8 @@ KFI_ONCE kf_result_t kfi_check_axis(const kfi_name *name, const kfi_arguments *a
     for (int i = 0; strides->fields[i]; ++i) {
         if (strides->fields[i] == ' ') continue;
         kfi_operand *o = &all->of[i];
-        const int64_t given = strides->given ? strides->given[strides->fields[i] - '0'] : 0;
+        const int64_t given =
+            strides->given ? ((const int64_t *)strides->given)[strides->fields[i] - '0'] : 0;
         if (flat && l->line > 1 && given != 0 && given != 1)
             KFI_FAIL_STRIDE(KF_ERROR_UNSUPPORTED, name, arguments, l, i, 0,
                             "is %lld, expected 0 or 1 where inner is 1: the elements of an axis "

@@ -204,6 +204,9 @@
 #if defined(KFI_DEVICE_PASS) && !defined(KFI_HOST_PASS) && !defined(__CUDACC_RTC__)
 #define KFI_LAUNCHER_NAMES 1
 #endif
+/* An address of any type: a kernel's or a tensor's. Headers have thousands, and a name is shorter
+ * to compile than its definition. */
+typedef const void *kfi_address;
 /* The kernel argument of a launch. KFI_STATE_ADDRESS: for kernels that have kfi_from_state among
  * their template arguments. */
 #ifdef KF_EMULATE
@@ -221,7 +224,7 @@
     }()
 #else
 /* Without arguments: there are thousands of uses. */
-#define KFI_ADDRESS (const void *)
+#define KFI_ADDRESS (kfi_address)
 #endif
 #ifndef KFI_STATE_ADDRESS
 #define KFI_STATE_ADDRESS KFI_ADDRESS

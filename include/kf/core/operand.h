@@ -71,7 +71,7 @@ typedef struct {
  * are dense), and for each tensor the index of its first number, offset by '0' (' ': it has no
  * strides). */
 typedef struct {
-    const int64_t *given;
+    const void *given; /* int64_t's */
     const char *fields;
 } kfi_strides;
 

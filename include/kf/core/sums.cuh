@@ -17,9 +17,10 @@
 struct kfi_sums {
     // Sum k has `parts` rows of `stride` values at partial + k * parts * stride. NULL: no sums.
     void *partial;
-    void *out[KFI_MAX_SUM_OUTPUTS];        // NULL is skipped
-    kf_i64 parts, count, stride;           // stride: count rounded up to whole vectors
-    kf_i64 inner, tile_cols, tiles, slots; // planes: partial is [sum][part][tile][slot]
+    void *out[KFI_MAX_SUM_OUTPUTS];          // NULL is skipped
+    kf_i64 parts = 0, count = 0, stride = 0; // stride: count rounded up to whole vectors
+    // Planes: partial is [sum][part][tile][slot].
+    kf_i64 inner = 0, tile_cols = 0, tiles = 0, slots = 0;
 };
 #define KFI_SUM_LANES 8 // vectors of 4 columns per block
 #ifndef KFI_SUM_GROUPS  // 64; the emulation sets 32 for fewer threads

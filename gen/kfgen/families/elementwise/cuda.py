@@ -247,6 +247,20 @@ class ElementwiseCuda(Cuda):
         return [kernel(*s, mode) if s else NONE for mode, of_mode in modes for s in of_mode]
 
     @property
+    def fields(self):
+        """Fields of kfi_map: (name, value, comment)."""
+        k = self.k
+        return [
+            ("vec", self.vec, "elements per vector"),
+            ("unroll", self.unroll, "vectors per thread"),
+            ("size", self.size, "bytes of the widest element"),
+            ("threads", self.sum_threads if k.sums else 0, "threads per block"),
+            ("sums", len(k.sums), "outputs that are sums"),
+            ("acc_size", k.dtype.acc.size, "bytes of an accumulator"),
+            ("runs", self.several_runs and "kfi_runs", ""),
+        ]
+
+    @property
     def sum_kernels(self):
         return self.second_stage(
             "kfk_sum_partials", *(["kfk_sum_planes"] if self.k.has_channel else [])

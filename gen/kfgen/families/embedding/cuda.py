@@ -65,6 +65,11 @@ class EmbeddingCuda(Cuda):
         return [*self.k.used_scalars, *self.k.betas]
 
     @property
+    def fields(self):
+        """Fields of kfi_embedding_op: (name, value, comment)."""
+        return [("vec", self.vec, "elements per vector")]
+
+    @property
     def workspace_bytes(self):
         return "kfi_embedding_workspace(rows, cols, vocab)"
 

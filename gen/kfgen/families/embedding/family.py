@@ -115,6 +115,8 @@ class EmbeddingKernel(Kernel):
     def per_element(self, stream):
         return 0 if stream.kind == "number" else 1
 
+    element_note = "elements: t vocab x cols, n rows, e rows x cols"
+
     @property
     def element_codes(self):
         """Code of each tensor's number of elements, for core/embedding/embedding.h."""

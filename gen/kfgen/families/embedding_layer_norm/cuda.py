@@ -88,6 +88,31 @@ class EmbeddingLayerNormCuda(OverRowsCuda):
         )
 
     @property
+    def fields(self):
+        """Fields of kfi_gather_op: (name, value, comment)."""
+        k = self.k
+        return [
+            ("vec", self.vec, "elements per vector"),
+            ("held", self.held, "vectors per thread in registers"),
+            ("acc_size", k.dtype.acc.size, "bytes of an accumulator"),
+            ("planes", len(k.planes), ""),
+            ("sums", len(k.sums), "gradients summed over the rows"),
+        ]
+
+    @property
+    def table_fields(self):
+        """Fields of kfi_gather_tables: (name, value, comment)."""
+        k, columns = self.k, {}
+        columns["numbers"] = [s.name for s in k.numbers]
+        columns["out"] = [s.name for s in k.table_sums]
+        columns["skipped"] = k.skipped
+        columns["plane"] = k.plane_numbers
+        found = [
+            (f"{name}[{i}]", value, "") for name in columns for i, value in enumerate(columns[name])
+        ]
+        return [*found, ("beta", "(double)beta", "")]
+
+    @property
     def workspace_bytes(self):
         k = self.k
         more = f"{len(k.planes)}, {len(k.sums)}, {k.dtype.acc.size}"

@@ -142,6 +142,8 @@ class EmbeddingLayerNormKernel(OverRowsKernel):
             )
         return lines
 
+    element_note = "elements: 0 to 2 that table, r rows, c cols, e rows x cols"
+
     @property
     def element_codes(self):
         """Sizes of the tensors, one code each (core/embedding_layer_norm/gather_check.h)."""

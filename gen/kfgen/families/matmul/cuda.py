@@ -16,6 +16,7 @@ from kfgen.language.primitives import KEEP, KEEP_SCALE
 from kfgen.model.schedule import CHEAP, Cuda
 
 DOT = "kfi_dot"  # see kernel.py
+LETTERS = {code: letters.upper() for letters, code in LAYOUTS.items()}
 
 
 class MatmulCuda(Instances, Cuda):
@@ -361,7 +362,7 @@ class MatmulCuda(Instances, Cuda):
 
     @property
     def dout_is_dacc(self):
-        """Whether dout is dacc, as a C expression: then no dacc is computed."""
+        """Whether dout is dacc, as a C expression, empty if never: then no dacc is computed."""
         k = self.k
         calls = any(
             k.graph.nodes[i].op in ("act", "act_bwd")
@@ -369,7 +370,7 @@ class MatmulCuda(Instances, Cuda):
         )
         none = next((a for a in k.acts if a.name == "none"), None)
         return (
-            "false"
+            ""
             if not k.dout_as_dacc or (calls and not none)
             else f"kfi_act == {none.id}"
             if calls
@@ -397,39 +398,71 @@ class MatmulCuda(Instances, Cuda):
 
     @property
     def sides(self):
-        """C booleans: A transposed, B transposed, `load` makes the left factor."""
-        return ", ".join(
-            "true" if found else "false"
-            for found in (self.k.form[0] == "t", self.k.form[1] == "n", bool(self.loads))
-        )
+        """Whether A is transposed, B is transposed, and `load` makes the left factor."""
+        return self.k.form[0] == "t", self.k.form[1] == "n", bool(self.loads)
 
     @property
-    def op_fields(self):
-        """Initialisers of kfi_gemm_op or kfi_gemm_back behind the kernels, as lines of C."""
-        k, weights = self.k, [p.weight.name for p in self.k.products]
-
-        def pair(words):
-            return f"{{{words[0]}, {words[-1]}}}"
-
-        def text(words):
-            return ", ".join(f'"{word}"' for word in words)
-
-        places = pair([self.place(name) for name in weights])
-        if not k.bwd:
-            results = [self.number(s) for s, _ in self.results]
-            return [
-                f"{k.dtype.size}, {self.number(self.left)}, {len(weights)}, {places}",
-                f'{self.layout}, {str(bool(self.loads)).lower()}, "{self.touched(self.loads)}"',
-                f"{self.multiplied}, {len(results) if self.by_slabs else 0}, {pair(results)}",
-            ]
-        gradients = pair([self.place(f"d{name}") for name in weights])
-        lefts = f"{self.number(self.left)}, {self.place('d' + self.left.name)}"
+    def fields(self):
+        """Fields of kfi_gemm_op or kfi_gemm_back: (name, value, comment). Tensors are indices among
+        the arguments, or letters from 'a' on.
+        """
         return [
-            f"{k.dtype.size}, {k.second.size}, {len(weights)}, {lefts}, {places}, {gradients}",
-            f"{self.sides}, {pair(self.layouts)}",
-            f"{{{text(map(self.touched, self.passes))}}}, {{{text(self.made)}}}",
-            f"{self.place(k.dout_as_dacc)}, {self.dout_is_dacc}, {self.multiplied}",
+            ("size", self.k.dtype.size, "bytes of an element"),
+            ("type", self.multiplied, ""),
+            *(self._backward_fields if self.k.bwd else self._forward_fields),
         ]
+
+    @property
+    def _forward_fields(self):
+        weights = [p.weight.name for p in self.k.products]
+        slabs = [self.number(s) for s, _ in self.results] if self.by_slabs else []
+        return [
+            ("left", self.number(self.left), self.left.name),
+            ("products", len(weights), ""),
+            *self._indices("weights", weights),
+            ("layout", self.layout, LETTERS[self.layout]),
+            ("loads", bool(self.loads), "`load` makes the left factor"),
+            self._letters("touched", self.touched(self.loads)),
+            ("slabs", len(slabs), "results stored through slabs"),
+            *((f"results[{i}]", number, "") for i, number in enumerate(slabs)),
+        ]
+
+    @property
+    def _backward_fields(self):
+        k, weights = self.k, [p.weight.name for p in self.k.products]
+        transposed_a, transposed_b, loads = self.sides
+        return [
+            ("second", k.second.size, "bytes of an element of the weights' gradients"),
+            ("products", len(weights), ""),
+            ("left", self.number(self.left), self.left.name),
+            ("dleft", self.place(f"d{self.left.name}"), ""),
+            *self._indices("weights", weights),
+            *self._indices("dweights", [f"d{name}" for name in weights]),
+            ("a_transposed", transposed_a, ""),
+            ("b_transposed", transposed_b, ""),
+            ("loads", loads, "`load` makes the left factor"),
+            *(
+                (f"layouts[{i}]", layout, f"{LETTERS[layout]}, for the {what}")
+                for i, (layout, what) in enumerate(zip(self.layouts, ("inputs", "weights")))
+            ),
+            *(
+                self._letters(f"touched[KFI_PASS_{word}]", self.touched(seam))
+                for word, seam in zip(("DACC", "INPUTS", "LEFT"), self.passes)
+            ),
+            *(self._letters(f"made[{i}]", letters) for i, letters in enumerate(self.made)),
+            ("dout", self.place(k.dout_as_dacc), ""),
+            ("dout_is_dacc", self.dout_is_dacc, ""),
+        ]
+
+    def _letters(self, field, letters):
+        """The field of a set of tensors, letters from 'a' on; its comment names them."""
+        tensors = self.k.ins + self.k.outs
+        names = [tensors[ord(letter) - ord("a")].name for letter in letters]
+        return field, letters and f'"{letters}"', " ".join(names)
+
+    def _indices(self, field, words):
+        """Fields of the indices of one tensor or two."""
+        return [(f"{field}[{i}]", self.place(word), word) for i, word in enumerate(words)]
 
     @property
     def workspace_bytes(self):
@@ -437,7 +470,8 @@ class MatmulCuda(Instances, Cuda):
             sums = ", ".join(
                 str(sum(s.kind == kind for s in self.k.outs)) for kind in ("row", "depth")
             )
-            types = f"{self.k.dtype.size}, {len(self.k.products)}, {self.sides}"
+            sides = ", ".join(str(side).lower() for side in self.sides)
+            types = f"{self.k.dtype.size}, {len(self.k.products)}, {sides}"
             return f"kfi_gemm_backward_workspace(batch, rows, cols, depth, {types}, {sums})"
         loads = str(bool(self.loads)).lower()
         types = f"{len(self.k.products)}, {self.k.dtype.size}, {self.layout}, {loads}"

@@ -78,5 +78,23 @@ class ReductionCuda(OverRowsCuda):
         return f"kfi_reduce_workspace(outer, axis, inner, {self.vec}, {again}, {sizes})"
 
     @property
+    def fields(self):
+        """Fields of kfi_reduce_op: (name, value, comment)."""
+        k = self.k
+        return [
+            ("passes", len(k.passes), ""),
+            ("vec", self.vec, "elements per vector"),
+            ("acc_size", k.part_size, "bytes of a partial result"),
+            ("most", k.most, "reductions of the largest pass"),
+            ("all", k.slots, "reductions of all passes"),
+            ("bwd", k.bwd, ""),
+            ("refuses", k.refuses, "an empty axis is an error"),
+            ("again", self.again, "several sweeps read the same tensor"),
+            ("longest", self.longest, "vectors per thread at most"),
+            ("flat", self.flat, "a separate kernel for contiguous axes"),
+            ("ahead", self.chunk, "vectors per chunk"),
+        ]
+
+    @property
     def instances(self):
         return [Instance(f"kfk_{self.k.name}", ("act", whole)) for whole in (1, 0, 2)]

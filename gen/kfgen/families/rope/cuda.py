@@ -57,6 +57,11 @@ class RopeCuda(Cuda):
         )
 
     @property
+    def fields(self):
+        """Fields of the op's struct: (name, value, comment)."""
+        return [("vec", self.vec, "elements per vector")]
+
+    @property
     def instances(self):
         return [Instance(f"kfk_{self.k.name}", ("act", vec)) for vec in (self.vec, 1)]
 

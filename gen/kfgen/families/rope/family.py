@@ -147,6 +147,8 @@ class RopeKernel(Kernel):
     def per_element(self, stream):
         return 1 if stream.kind in PAIRED else 0
 
+    element_note = "elements: a positions x pairs, f pairs, n rows, w dim, e and m heads"
+
     @property
     def element_codes(self):
         """Code of each tensor's number of elements, for core/rope/check.h."""

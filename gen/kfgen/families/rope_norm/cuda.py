@@ -30,6 +30,30 @@ class RopeNormCuda(RopeCuda):
         return [s for s in self.k.inputs if s.reads != "never"]
 
     @property
+    def kernel_parameters(self):
+        found = [f"const {s.dtype.device} *{s.name}" for s in self.passed] + [
+            f"{s.dtype.device} *{s.name}" for s in self.k.stores
+        ]
+        return ", ".join(
+            [*found, "kfi_heads g", *(f"{self.k.scalar_ctype} {s}" for s in self.k.used_scalars)]
+        )
+
+    @property
+    def kernel_arguments(self):
+        return ", ".join(
+            f"&{name}"
+            for name in [
+                *(s.name for s in [*self.passed, *self.k.stores]),
+                "kfi_g",
+                *self.k.used_scalars,
+            ]
+        )
+
+    @property
+    def fields(self):
+        return [*super().fields, ("acc_size", self.k.dtype.acc.size, "bytes of an accumulator")]
+
+    @property
     def workspace_bytes(self):
         sizes = "rows, heads, kv_heads, dim, pairs, positions"
         return f"kfi_heads_workspace({sizes}, {self.k.dtype.acc.size})"

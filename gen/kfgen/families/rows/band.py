@@ -208,24 +208,51 @@ class BandCuda(OverRowsCuda):
         )
 
     @property
-    def numbers(self):
-        """vec, in_registers, passes, values, reduced, kept, sets, acc_size of kfi_band_op."""
-        s = self.stages_of
-        values = max(found.values for found in s)
-        sets = 3 if any(found.moments for found in s) else 1
+    def values(self):
+        """Maximum number of values per pass."""
+        return max(found.values for found in self.stages_of)
+
+    @property
+    def reduced(self):
+        """Number of reductions."""
+        return sum(len(found.reductions) for found in self.stages_of)
+
+    @property
+    def fields(self):
+        """Fields of kfi_band_op: (name, value, comment)."""
+        found = self.stages_of
         return [
-            self.vec,
-            self.in_registers,
-            len(s),
-            values,
-            sum(len(found.reductions) for found in s),
-            sum(found.values for found in s),
-            sets,
-            self.k.dtype.acc.size,
+            ("vec", self.vec, "elements per vector"),
+            ("in_registers", self.in_registers, "vectors that a thread holds"),
+            ("passes", len(found), ""),
+            ("values", self.values, "values of the longest pass"),
+            ("reduced", self.reduced, "reductions of all passes"),
+            ("kept", sum(s.values for s in found), "values of all passes"),
+            ("sets", 3 if any(s.moments for s in found) else 1, "values reduced together"),
+            ("acc_size", self.k.dtype.acc.size, "bytes of an accumulator"),
+            ("stores", bool(self.k.stores), ""),
+            ("per_row", bool(self.k.results_of_rows), ""),
+        ]
+
+    @property
+    def rows_fields(self):
+        """Fields of kfi_row for channels processed as rows: (name, value, comment)."""
+        k, rows = self.k, self.rows.cuda
+        return [
+            ("limits", "kfi_limits", ""),
+            ("limit_count", len(rows.in_registers), ""),
+            *rows.sizes,
+            ("per_row", bool(k.results_of_rows), ""),
+            ("layout", k.layout_code, ""),
+            (
+                "least",
+                f"{k.workspace}({', '.join(k.sizes)})",
+                "bytes of workspace of channel blocks",
+            ),
         ]
 
     @property
     def workspace_bytes(self):
-        vec, in_registers, _, values, reduced, _, _, acc = self.numbers
-        sizes = ", ".join(self.k.sizes)
-        return f"kfi_band_workspace({sizes}, {vec}, {in_registers}, {values}, {reduced}, {acc})"
+        sizes, acc = ", ".join(self.k.sizes), self.k.dtype.acc.size
+        of_passes = f"{self.values}, {self.reduced}, {acc}"
+        return f"kfi_band_workspace({sizes}, {self.vec}, {self.in_registers}, {of_passes})"

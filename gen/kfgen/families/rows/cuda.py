@@ -399,12 +399,51 @@ class RowsCuda(OverRowsCuda):
         return f", {blocks}" if blocks else ""
 
     @property
-    def register_table(self):
-        """The limits as packed words (core/rows/host.cuh), compiled into every launcher."""
-        return ", ".join(
-            "0x" + "".join(f"{n:02x}" for n in (v, *(t // 32 for t in threads)))
+    def register_words(self):
+        """[(limits packed into a word (core/rows/host.cuh), the limits in words)]."""
+        return [
+            (
+                "0x" + "".join(f"{n:02x}" for n in (v, *(t // 32 for t in threads))),
+                "{} vectors; threads: {}, in a full cluster {}, without clusters {}".format(
+                    v, *threads
+                ),
+            )
             for v, *threads in self.in_registers
-        )
+        ]
+
+    @property
+    def register_table(self):
+        """The packed limits, compiled into every launcher."""
+        return ", ".join(word for word, _ in self.register_words)
+
+    @property
+    def fields(self):
+        """Fields of kfi_row: (name, value, comment)."""
+        k = self.k
+        return [
+            ("limits", "kfi_limits", ""),
+            ("limit_count", len(self.in_registers), ""),
+            *self.sizes,
+            ("sums", len(k.sums), "gradients summed over the rows"),
+            ("per_row", bool(k.results_of_rows), ""),
+            ("layout", k.layout_code if k.form != "rows" else 0, ""),
+            ("plane_sums", len(k.plane_sums + k.group_sums), "gradients summed over planes"),
+            ("runs", self.several_runs and "kfi_runs", ""),
+            ("strips", self.strips, ""),
+            ("warp_aligned", bool(self.warp_blocks), ""),
+            ("warp_unaligned", self.three_vectors, ""),
+            ("staged", self.staged, ""),
+        ]
+
+    @property
+    def sizes(self):
+        """Fields of kfi_row that are sizes: (name, value, comment)."""
+        return [
+            ("vec", self.vec, "elements per vector"),
+            ("acc_size", self.k.dtype.acc.size, "bytes of an accumulator"),
+            ("fixed", self.fixed, "bytes of shared memory per block"),
+            ("ring", self.ring, "bytes of shared memory per thread"),
+        ]
 
     @property
     def workspace_bytes(self):

@@ -246,8 +246,8 @@ class OverRowsKernel(Kernel):
 
     @property
     def layout_code(self):
-        """The KFI_LAYOUT_ code of core/check.h."""
-        return list(self.family.forms).index(self.layout)
+        """The layout's name in core/check.h."""
+        return f"KFI_LAYOUT_{self.layout.upper()}"
 
     @property
     def added(self):

@@ -12,11 +12,11 @@ struct kfi_map {
     kfi_name name;
     kfi_arguments arguments;
     const void *const *kernels; // see the callers
-    int vec, unroll;
-    int size;     // bytes of the widest element
-    int threads;  // per block of a sum kernel; an SM holds 1024 / threads blocks
-    int sums;     // outputs reduced to rows or channels
-    int acc_size; // bytes of an accumulator
+    int vec = 0, unroll = 0;
+    int size = 0;     // bytes of the widest element
+    int threads = 0;  // per block of a sum kernel; an SM holds 1024 / threads blocks
+    int sums = 0;     // outputs reduced to rows or channels
+    int acc_size = 0; // bytes of an accumulator
     // Outputs per launch of the second stage; nullptr: one launch.
     const unsigned char *runs = nullptr;
 };

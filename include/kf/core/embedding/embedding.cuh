@@ -36,7 +36,7 @@ struct kfi_embedding_op {
     const char *elements;
     // lookup: {vector, 4}, {vector, 1}, {1, 1}; sum: {vector}, {1}, then the kernels of the sort.
     const void *const *kernels;
-    int vec;
+    int vec = 0;
 };
 // Checks sizes and tensors. made: rows of the result. Without rows or columns it checks only the
 // sizes and sets operands->wanted to 0.

@@ -207,7 +207,8 @@ struct kfi_gather_op {
     // held - 1, a warp}, backward: count, scan, scatter, bounds; runs: {vector}, {1}; sum:
     // {vector}, {1}.
     const void *const *kernels;
-    int vec, held, acc_size, planes, sums; // held: vectors per thread in registers
+    int vec = 0, held = 0; // held: vectors per thread in registers
+    int acc_size = 0, planes = 0, sums = 0;
 };
 // Backward: parameters of each table's gradient.
 struct kfi_gather_tables {

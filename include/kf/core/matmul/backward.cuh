@@ -28,16 +28,18 @@ struct kfi_gemm_back {
     const char *shapes; // check.h
     // Passes; kernels of the products for inputs and for weights, each as in kfi_gemm_op; totals.
     const void *const *kernels;
-    int size, second; // bytes of an element, and of one of the weights' gradients
-    int products, left, dleft, weights[2], dweights[2];
-    bool a_transposed, b_transposed; // left factor [depth, rows], weights [depth, cols]
-    bool loads;                      // `load` makes the left factor
-    int layouts[2];                  // layouts of the products for inputs and for weights
-    const char *touched[KFI_PASSES]; // tensors that a pass reads, or writes per element
-    const char *made[2];             // gradients that the passes dacc and inputs make
-    int dout;                        // index of dout
-    bool dout_is_dacc;               // dout is dacc (identity activation)
-    int type;                        // KFI_OF_
+    int size = 0, second = 0; // bytes of an element, and of one of the weights' gradients
+    int products = 0, left = 0, dleft = 0, weights[2] = {}, dweights[2] = {};
+    bool a_transposed = false; // left factor [depth, rows]
+    bool b_transposed = false; // weights [depth, cols]
+    bool loads = false;        // `load` makes the left factor
+    int layouts[2] = {};       // layouts of the products for inputs and for weights
+    // Tensors that a pass reads, or writes per element.
+    const char *touched[KFI_PASSES] = {"", "", ""};
+    const char *made[2] = {"", ""}; // gradients that the passes dacc and inputs make
+    int dout = 0;                   // index of dout
+    bool dout_is_dacc = false;      // dout is dacc (identity activation)
+    int type = 0;                   // KFI_OF_
 };
 
 // The workspace, in bytes: dacc, the left factor, partial sums of the passes; all: with the

@@ -37,14 +37,14 @@ struct kfi_gemm_op {
     // left factor
     // (`loads`); then for 2-byte elements skinny M (N = 16, 64) and those of kfi_slab_kernel_index.
     const void *const *kernels;
-    int size; // bytes of an element
-    int left, products, weights[2];
-    int layout;
-    bool loads;          // `load` makes the left factor, in the workspace
-    const char *touched; // tensors that `load` reads: their letters, 'a' first
-    int type;            // KFI_OF_
-    int slabs;           // results that are stored through slabs; 0: no such kernels
-    int results[2];
+    int size = 0; // bytes of an element
+    int left = 0, products = 0, weights[2] = {};
+    int layout = 0;
+    bool loads = false;       // `load` makes the left factor, in the workspace
+    const char *touched = ""; // tensors that `load` reads: their letters, 'a' first
+    int type = 0;             // KFI_OF_
+    int slabs = 0;            // results that are stored through slabs; 0: no such kernels
+    int results[2] = {};
 };
 
 // The workspace, in bytes: the left factor; all: with partial sums.

@@ -11,16 +11,16 @@ struct kfi_reduce_op {
     kfi_name name;
     kfi_arguments arguments;
     const void *const *kernels; // {whole, single}, {flat}
-    int passes, vec, acc_size;
-    int most, all; // reductions per pass at most, and in all passes
-    bool bwd;
-    bool refuses; // an empty axis is an error
-    bool again;   // several sweeps read the same tensor
+    int passes = 0, vec = 0, acc_size = 0;
+    int most = 0, all = 0; // reductions per pass at most, and in all passes
+    bool bwd = false;
+    bool refuses = false; // an empty axis is an error
+    bool again = false;   // several sweeps read the same tensor
     // Maximum vectors per thread if the result does not depend on the order of the axis; otherwise
     // 0.
-    int longest;
-    bool flat;     // a separate kernel for contiguous axes of aligned vectors exists
-    int ahead = 0; // vectors per chunk, if several warps may share an axis; otherwise 0
+    int longest = 0;
+    bool flat = false; // a separate kernel for contiguous axes of aligned vectors exists
+    int ahead = 0;     // vectors per chunk, if several warps may share an axis; otherwise 0
 };
 #ifndef KFI_REDUCE_LEAST   // the emulation sets less, to reach every kernel with short tensors
 #define KFI_REDUCE_LEAST 8 // minimum vectors per thread of a part

@@ -31,7 +31,7 @@ struct kfi_rope_op {
     // Number of elements of each tensor, by the codes of kfi_rope_check.
     const char *elements;
     const void *const *kernels; // {vector}, {1}
-    int vec;
+    int vec = 0;
 };
 KF_FN kf_result_t kfi_rope_run(const kfi_rope_op &m, kf_i64 rows, kf_i64 heads, kf_i64 more,
                                kf_i64 dim, kf_i64 pairs, kf_i64 positions, kfi_rope *g, void **args,

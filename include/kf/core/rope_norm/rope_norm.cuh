@@ -47,7 +47,7 @@ struct kfi_normed {
     kfi_arguments arguments;
     const char *elements;       // sizes of the tensors, one code each (core/rope/check.h)
     const void *const *kernels; // {vector, once}, {vector}, {1, once}, {1}
-    int vec, acc_size;
+    int vec = 0, acc_size = 0;
 };
 // Number of blocks that sum a weight's gradient: by the amount of work, at most two per SM.
 KF_FN KFI_SMALL kf_i64 kfi_head_parts(kf_i64 rows, kf_i64 heads, kf_i64 dim)

@@ -15,14 +15,14 @@ struct kfi_band_op {
     kfi_name name;
     kfi_arguments arguments;
     const void *const *kernels;
-    int vec, in_registers; // vectors that a thread holds
+    int vec = 0, in_registers = 0; // vectors that a thread holds
     // number of passes; maximum number of values per pass; reductions in total
-    int passes, values, reduced;
+    int passes = 0, values = 0, reduced = 0;
     // kept: values of all passes in shared memory. sets: values per thread and channel that are
     // reduced together.
-    int kept, sets;
-    int acc_size;
-    bool stores, per_row;
+    int kept = 0, sets = 0;
+    int acc_size = 0;
+    bool stores = false, per_row = false;
 };
 
 KF_FN KFI_SMALL kf_i64 kfi_band_rounds(kf_i64 bands, kf_i64 units, kf_i64 threads, kf_i64 most)

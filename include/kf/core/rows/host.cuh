@@ -25,11 +25,11 @@ struct kfi_row {
     kfi_name name;
     kfi_arguments arguments;
     const void *const *kernels;
-    const unsigned *limits;
-    int limit_count;
-    int vec, sums, acc_size;
-    int fixed, ring; // bytes of shared memory: per block and per thread
-    bool per_row;    // an output has one value per row
+    const unsigned *limits = nullptr;
+    int limit_count = 0;
+    int vec = 0, sums = 0, acc_size = 0;
+    int fixed = 0, ring = 0; // bytes of shared memory: per block and per thread
+    bool per_row = false;    // an output has one value per row
     int layout = KFI_LAYOUT_ROWS;
     // Channel gradients: each plane, or slice of a group's channel, yields a partial sum for the
     // second stage.
