@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests every instruction of kf/core/hopper.cuh and wgmma.cuh on a GPU of compute capability 9.0.
-The program is the emulator's (tests/emu/hopper_words.cpp); it also runs under compute-sanitizer."""
+"""Tests every instruction of kf/core/ptx/hopper.cuh and wgmma.cuh on a GPU of compute capability
+9.0. The program is the emulator's (tests/emu/hopper_words.cpp). It also runs under
+compute-sanitizer."""
 
 import os
 import shutil

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Device interface of the emulator for sm_90a: TMA and bulk copies, mbarriers, wgmma, setmaxnreg.
-   kf/core/hopper.cuh and wgmma.cuh call it.
+   include/kf/core/ptx/hopper.cuh and wgmma.cuh call it.
 
    Shared addresses have 32 bits, as in PTX. Bits 24 and up hold the block's rank in its cluster;
    dynamic memory begins at 0x400. */

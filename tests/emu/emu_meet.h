@@ -33,6 +33,13 @@ static thread *enter_state(int state, unsigned mask, const char *instruction, co
     return self;
 }
 
+void kf_emu_assume(bool holds, const char *file, int line)
+{
+    if (holds) return;
+    enter_state(READY, 0, "__builtin_assume", file, line);
+    stop("thread %u assumes what does not hold", 0);
+}
+
 int kf_emu_barrier(int kind, int predicate, const char *file, int line)
 {
     const char *const names[] = {"__syncthreads", "__syncthreads_and", "__syncthreads_or",

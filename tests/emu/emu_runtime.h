@@ -117,6 +117,24 @@ cudaError_t cudaFuncSetAttribute(const void *kernel, enum cudaFuncAttribute what
     return e ? cudaSuccess : cudaErrorInvalidDeviceFunction;
 }
 
+cudaError_t cudaFuncGetAttributes(struct cudaFuncAttributes *attributes, const void *kernel)
+{
+    memset(attributes, 0, sizeof *attributes);
+    attributes->maxThreadsPerBlock = MAX_THREADS;
+    return find_entry(kernel) ? cudaSuccess : cudaErrorInvalidDeviceFunction;
+}
+
+/* Finds the encoder of tensor maps alone. */
+cudaError_t cudaGetDriverEntryPointByVersion(const char *symbol, void **function, unsigned,
+                                             unsigned long long,
+                                             enum cudaDriverEntryPointQueryResult *found)
+{
+    const bool known = strcmp(symbol, "cuTensorMapEncodeTiled") == 0;
+    *function = known ? (void *)kf_emu_encode : nullptr;
+    *found = known ? cudaDriverEntryPointSuccess : cudaDriverEntryPointSymbolNotFound;
+    return cudaSuccess;
+}
+
 const char *cudaGetErrorString(cudaError_t error)
 {
     switch (error) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Tests every instruction of kf/core/hopper.cuh and wgmma.cuh (hopper_kernels.cuh) against plain
-// loops. The emulator runs them in every thread order and must report misuses; compiled by nvcc,
-// the program runs on a GPU. Prints what is wrong. Usage: hopper_words [SEEDS]
+// Tests every instruction of kf/core/ptx/hopper.cuh and wgmma.cuh (hopper_kernels.cuh) against
+// plain loops. The emulator runs them in every thread order and must report misuses; compiled by
+// nvcc, the program runs on a GPU. Prints what is wrong. Usage: hopper_words [SEEDS]
 #include <cuda_runtime.h>
 
 #include <cmath>

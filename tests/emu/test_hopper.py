@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests every instruction of kf/core/hopper.cuh and wgmma.cuh (hopper_words.cpp), run by the
+"""Tests every instruction of kf/core/ptx/hopper.cuh and wgmma.cuh (hopper_words.cpp), run by the
 emulator, which must report each misuse. The file must also compile with nvcc, for sm_90a and for
 other devices."""
 

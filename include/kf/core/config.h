@@ -25,8 +25,9 @@
    its weights at once: for programs in which no kernel of the stream that may still run writes
    them. Default: not defined, the kernel waits first. Cost of the default: 1 to 2 us a call.
    KF_EMULATE          Affects: CUDA headers. The host's C++ compiler compiles kernels and launchers
-   in one pass, for an emulation that runs them on the CPU: set by that of tests/emu, in its
-   cuda_runtime.h, which comes before kf's headers. Inline PTX has a twin in C then. Default: off.
+   in one pass, for an emulation that runs them on the CPU: defined by that of tests/emu, in its
+   cuda_runtime.h, which comes before kf's headers; its own core/ptx replaces the one here.
+   Default: off.
    KF_PARALLEL_FOR     Affects: C launchers. KF_PARALLEL_FOR(count, fn, ctx) runs fn(ctx, i) for 0
    <= i < count in any order, on any threads. Default: OpenMP where it is on, a plain loop
    otherwise. Results do not depend on it. KF_NODISCARD        Affects: all launchers. What tells
@@ -109,7 +110,6 @@
 #define KFI_DEVICE static __device__ __forceinline__
 #define KFI_DEVICE_APART static __device__ __noinline__
 #define KFI_BOTH static __host__ __device__ __forceinline__
-#define KFI_PTX 1 /* the device's own instructions can be written */
 #elif defined(KF_EMULATE)
 #define KFI_DEVICE static inline __attribute__((unused))
 #define KFI_DEVICE_APART static __attribute__((unused, noinline))
@@ -209,9 +209,7 @@
 typedef const void *kfi_address;
 /* The kernel argument of a launch. KFI_STATE_ADDRESS: for kernels that have kfi_from_state among
  * their template arguments. */
-#ifdef KF_EMULATE
-#define KFI_ADDRESS(...) kf_emu_kernel(__VA_ARGS__, #__VA_ARGS__)
-#elif defined(KFI_DRIVER)
+#if defined(KFI_DRIVER)
 #define KFI_ADDRESS(...)                                                                           \
     [] {                                                                                           \
         static const kfi_instance found = {#__VA_ARGS__, kfi_act, 0};                              \
@@ -222,7 +220,7 @@ typedef const void *kfi_address;
         static const kfi_instance found = {#__VA_ARGS__, kfi_act, kfi_from_state};                 \
         return (const void *)&found;                                                               \
     }()
-#else
+#elif !defined(KFI_ADDRESS) /* an emulation has its own */
 /* Without arguments: there are thousands of uses. */
 #define KFI_ADDRESS (kfi_address)
 #endif

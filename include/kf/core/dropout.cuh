@@ -65,15 +65,7 @@ KFI_DEVICE void kfi_row_keep(kfi_u32 *keep, const kfi_rng &rng, kf_i64 index)
 // around the activation of every element to skip the few that are dropped.
 KFI_DEVICE float kfi_select_kept(kfi_u32 word, const kfi_rng &rng, float v)
 {
-#ifdef KFI_PTX
-    float r;
-    asm("{ .reg .pred p; setp.ge.u32 p, %2, %3; selp.f32 %0, %1, 0f00000000, p; }"
-        : "=f"(r)
-        : "f"(v), "r"(word), "r"(rng.threshold));
-    return r;
-#else
-    return word >= rng.threshold ? v : 0.0f;
-#endif
+    return kfi_select_from(word, rng.threshold, v);
 }
 KFI_DEVICE double kfi_select_kept(kfi_u32 word, const kfi_rng &rng, double v)
 {

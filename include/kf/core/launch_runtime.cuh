@@ -41,14 +41,12 @@ KF_FN bool kfi_count_devices(int *) { return false; }
 KF_FN bool kfi_devices_of(cudaStream_t, int *, int *) { return false; }
 #endif
 
-#ifndef KF_EMULATE
 // Returns the maximum threads per block of this kernel; 0 if unknown.
 KF_FN KFI_SMALL int kfi_most_threads(const void *kernel)
 {
     cudaFuncAttributes found;
     return cudaFuncGetAttributes(&found, kernel) == cudaSuccess ? found.maxThreadsPerBlock : 0;
 }
-#endif
 
 KF_FN KFI_SMALL kf_result_t kfi_enqueue(const kfi_name *name, const void *kernel, const kfi_call &c,
                                         kfi_status *status)

@@ -8,73 +8,14 @@
 #define KF_CORE_MATH_CUH
 
 #include "kf/core/config.h"
+#include "kf/core/ptx/math.cuh"
 
 #ifdef KFI_DEVICE_PASS
-
-#ifdef KFI_PTX
-// One MUFU instruction each, without the range code of the non-ftz forms. Callers keep argument and
-// result normal.
-KFI_DEVICE float kfi_ex2_ftz(float x)
-{
-    float y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
-KFI_DEVICE float kfi_rcp_ftz(float x)
-{
-    float y;
-    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
-KFI_DEVICE float kfi_lg2_ftz(float x)
-{
-    float y;
-    asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
-KFI_DEVICE float kfi_lg2(float x)
-{
-    float y;
-    asm("lg2.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
-KFI_DEVICE float kfi_sqrt_approx(float x)
-{
-    float y;
-    asm("sqrt.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
-#else
-// The same in C, for the emulation.
-KFI_DEVICE float kfi_ftz(float x) { return fabsf(x) < 0x1p-126f ? copysignf(0.0f, x) : x; }
-KFI_DEVICE float kfi_ex2_ftz(float x) { return kfi_ftz((float)exp2((double)kfi_ftz(x))); }
-KFI_DEVICE float kfi_rcp_ftz(float x) { return kfi_ftz(1.0f / kfi_ftz(x)); }
-KFI_DEVICE float kfi_lg2_ftz(float x) { return (float)log2((double)kfi_ftz(x)); }
-KFI_DEVICE float kfi_lg2(float x) { return (float)log2((double)x); }
-KFI_DEVICE float kfi_sqrt_approx(float x) { return sqrtf(x); }
-#endif
 
 KFI_DEVICE float kfi_abs_f32(float x) { return fabsf(x); }
 KFI_DEVICE double kfi_abs_f64(double x) { return fabs(x); }
 KFI_DEVICE float kfi_abs_lp(float x) { return fabsf(x); }
 
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
-KFI_DEVICE float kfi_max_f32(float a, float b)
-{
-    float y;
-    asm("max.NaN.f32 %0, %1, %2;" : "=f"(y) : "f"(a), "f"(b));
-    return y;
-}
-KFI_DEVICE float kfi_min_f32(float a, float b)
-{
-    float y;
-    asm("min.NaN.f32 %0, %1, %2;" : "=f"(y) : "f"(a), "f"(b));
-    return y;
-}
-#else
-KFI_DEVICE float kfi_max_f32(float a, float b) { return a > b || a != a ? a : b; }
-KFI_DEVICE float kfi_min_f32(float a, float b) { return a < b || a != a ? a : b; }
-#endif
 KFI_DEVICE double kfi_max_f64(double a, double b) { return a > b || a != a ? a : b; }
 KFI_DEVICE double kfi_min_f64(double a, double b) { return a < b || a != a ? a : b; }
 KFI_DEVICE float kfi_max_lp(float a, float b) { return kfi_max_f32(a, b); }

@@ -7,10 +7,12 @@
 #include "kf/core/config.h"
 #include "kf/core/dtype.h"
 #include "kf/core/limits.h"
+#include "kf/core/ptx/copy.cuh"
+#include "kf/core/ptx/kernel.cuh"
+#include "kf/core/ptx/registers.cuh"
 
 typedef int kf_i32;
 
-template <int tag> struct kfi_tag {};
 // Kernels that compute the gradient from the activation's result use another tag: the complement of
 // the id, which is negative. These are the defaults of an activation without such a gradient.
 template <int act> KFI_BOTH constexpr int kfi_act_by(kfi_tag<act>) { return act; }
@@ -32,28 +34,6 @@ struct kfi_scalars_f64 {
 };
 
 #ifdef KFI_DEVICE_PASS
-KFI_DEVICE void kfi_move(kfi_tag<16>, void *d, const void *s) { *(uint4 *)d = *(const uint4 *)s; }
-KFI_DEVICE void kfi_move(kfi_tag<8>, void *d, const void *s) { *(uint2 *)d = *(const uint2 *)s; }
-KFI_DEVICE void kfi_move(kfi_tag<4>, void *d, const void *s)
-{
-    *(unsigned *)d = *(const unsigned *)s;
-}
-KFI_DEVICE void kfi_move(kfi_tag<2>, void *d, const void *s)
-{
-    *(unsigned short *)d = *(const unsigned short *)s;
-}
-KFI_DEVICE void kfi_move(kfi_tag<1>, void *d, const void *s)
-{
-    *(unsigned char *)d = *(const unsigned char *)s;
-}
-template <int bytes> KFI_DEVICE void kfi_copy(void *d, const void *s)
-{
-    constexpr int step = bytes < 16 ? bytes : 16;
-#pragma unroll
-    for (int i = 0; i < bytes; i += step)
-        kfi_move(kfi_tag<step>(), (char *)d + i, (const char *)s + i);
-}
-
 // Stores to global memory in vectors: the compiler would split an assembled vector into single
 // words.
 template <int bytes> KFI_DEVICE void kfi_store(void *d, const void *s)
@@ -64,94 +44,11 @@ template <int bytes> KFI_DEVICE void kfi_store(void *d, const void *s)
         __stwb((uint4 *)((char *)d + i), *(const uint4 *)((const char *)s + i));
 }
 
-// Returns c ? a : b with both computed. Opaque to the compiler, which would branch if one is
-// expensive.
-KFI_DEVICE float kfi_select(bool c, float a, float b)
-{
-#ifdef KFI_PTX
-    float r;
-    asm("{ .reg .pred p; setp.ne.u32 p, %3, 0; selp.f32 %0, %1, %2, p; }"
-        : "=f"(r)
-        : "f"(a), "f"(b), "r"((unsigned)c));
-    return r;
-#else
-    return c ? a : b;
-#endif
-}
+// kfi_select of floats: ptx/registers.cuh.
 KFI_DEVICE double kfi_select(bool c, double a, double b) { return c ? a : b; }
 
 KFI_DEVICE float kfi_not_a_number(float) { return __int_as_float(0x7fffffff); }
 KFI_DEVICE double kfi_not_a_number(double) { return __longlong_as_double(0x7fffffffffffffffll); }
-
-// Returns the CTA's dynamic shared memory: the only kind that clusters have in the emulation.
-KFI_DEVICE char *kfi_dynamic()
-{
-#ifdef KFI_PTX
-    extern __shared__ uint4 kfi_dynamic_memory[];
-    return (char *)kfi_dynamic_memory;
-#else
-    return kf_emu_dynamic();
-#endif
-}
-
-// Asynchronous copy from global to shared memory (cp.async), for data that the same thread reads
-// later; uses no registers. kfi_fetch_wait<n> returns when all but the last n commits have arrived.
-#ifdef KF_EMULATE
-template <int bytes> KFI_DEVICE void kfi_fetch(void *shared, const void *global)
-{
-    if (bytes < 4)
-        kfi_copy<bytes>(shared, global);
-    else
-        kf_emu_fetch(shared, global, bytes, bytes);
-}
-KFI_DEVICE void kfi_fetch_commit() { kf_emu_fetch_commit(); }
-template <int pending> KFI_DEVICE void kfi_fetch_wait() { kf_emu_fetch_wait(pending); }
-#elif defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
-template <int bytes> KFI_DEVICE void kfi_fetch(void *shared, const void *global)
-{
-    if (bytes < 4) {
-        kfi_copy<bytes>(shared, global);
-    } else {
-        const unsigned to = (unsigned)__cvta_generic_to_shared(shared);
-        asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(to), "l"(global),
-                     "n"(bytes < 4 ? 4 : bytes)
-                     : "memory");
-    }
-}
-KFI_DEVICE void kfi_fetch_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-template <int pending> KFI_DEVICE void kfi_fetch_wait()
-{
-    asm volatile("cp.async.wait_group %0;" ::"n"(pending) : "memory");
-}
-#else
-template <int bytes> KFI_DEVICE void kfi_fetch(void *shared, const void *global)
-{
-    kfi_copy<bytes>(shared, global);
-}
-KFI_DEVICE void kfi_fetch_commit() {}
-template <int pending> KFI_DEVICE void kfi_fetch_wait() {}
-#endif
-
-// Tells whether subnormals are flushed to zero (-ftz=true, part of --use_fast_math), which no macro
-// reports. The device compiler answers and drops the other branch.
-#if (defined(__CUDA_ARCH__) && defined(__NVCC__)) || defined(__CUDACC_RTC__)
-#define KFI_ASKS_FLUSH 1
-extern "C" __device__ int __nvvm_reflect(const char *);
-#endif
-
-// Begins every kernel. A kernel launched early (kfi_overlaps) waits here until the previous kernel
-// has finished and its writes are visible; from here on, the next kernel may start.
-KFI_DEVICE void kfi_begin()
-{
-#if defined(KFI_ASKS_FLUSH) && !defined(KF_ALLOW_FAST_MATH)
-    if (__nvvm_reflect("__CUDA_FTZ"))
-        asm volatile("kf_refuses_use_fast_math_and_ftz_unless_KF_ALLOW_FAST_MATH_is_defined;");
-#endif
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-    asm volatile("griddepcontrol.wait;" ::: "memory");
-    asm volatile("griddepcontrol.launch_dependents;");
-#endif
-}
 
 // Loads `unroll` vectors of `size`-byte elements, `step` elements apart. If `full`, all lie inside
 // the tensor. Otherwise `left` is the number of elements from src to the end; the rest becomes

@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// Kernels that each run one instruction of kf/core/hopper.cuh and wgmma.cuh, or a few that belong
-// together. test_hopper.py runs them in the emulation and on a GPU.
+// Kernels that each run one instruction of kf/core/ptx/hopper.cuh and wgmma.cuh, or a few that
+// belong together. test_hopper.py runs them in the emulation and on a GPU.
 #ifndef HOPPER_KERNELS_CUH
 #define HOPPER_KERNELS_CUH
 
+#include <kf/core/ptx/cluster.cuh>
+#include <kf/core/ptx/kernel.cuh>
 #include <kf/core/wgmma.cuh>
 
 #define MAP const __grid_constant__ kfi_tensor_map

@@ -9,16 +9,17 @@
 #include "kf/core/matmul/slab.cuh"
 #include "kf/core/matmul/tf32.cuh"
 
-// Kernels for sm_90a. In the emulation they exist if a test sets kf_emu_hopper.
-#if !(KF_SCHEDULES & 4)
+// Kernels for sm_90a.
+#ifndef KFI_SM90A_ADDRESS
+#define KFI_SM90A_ADDRESS KFI_ADDRESS
+#define KFI_SM90A_STATE_ADDRESS KFI_STATE_ADDRESS
+#endif
+#if KF_SCHEDULES & 4
+#define KFI_HOPPER_ADDRESS KFI_SM90A_ADDRESS
+#define KFI_HOPPER_STATE_ADDRESS KFI_SM90A_STATE_ADDRESS
+#else
 #define KFI_HOPPER_ADDRESS(...) nullptr
 #define KFI_HOPPER_STATE_ADDRESS(...) nullptr
-#elif defined(KF_EMULATE)
-#define KFI_HOPPER_ADDRESS(...) (kf_emu_hopper ? KFI_ADDRESS(__VA_ARGS__) : nullptr)
-#define KFI_HOPPER_STATE_ADDRESS(...) (kf_emu_hopper ? KFI_STATE_ADDRESS(__VA_ARGS__) : nullptr)
-#else
-#define KFI_HOPPER_ADDRESS KFI_ADDRESS
-#define KFI_HOPPER_STATE_ADDRESS KFI_STATE_ADDRESS
 #endif
 
 // Cooperative tiles for grids of a single wave.
@@ -36,9 +37,7 @@ typedef int (*kfi_encode_map)(kfi_tensor_map *map, int type, unsigned rank, void
                               const unsigned long long *sizes, const unsigned long long *strides,
                               const unsigned *box, const unsigned *steps, int interleave,
                               int swizzle, int promotion, int fill);
-#if defined(KF_EMULATE)
-KF_FN kfi_encode_map kfi_find_encode() { return (kfi_encode_map)kf_emu_encode; }
-#elif defined(KFI_DRIVER) && CUDA_VERSION >= 12000
+#if defined(KFI_DRIVER) && CUDA_VERSION >= 12000
 KF_FN int kfi_encode_by_driver(kfi_tensor_map *map, int type, unsigned rank, void *p,
                                const unsigned long long *sizes, const unsigned long long *strides,
                                const unsigned *box, const unsigned *steps, int interleave,
@@ -77,9 +76,6 @@ KF_FN KFI_SMALL kfi_encode_map kfi_find_encode()
 #endif
 // Returns whether the code that the device runs has wgmma: code for another architecture, sm_90
 // included, has a launch bound of one warp. This loads a kernel that is loaded by name.
-#ifdef KF_EMULATE
-KF_FN bool kfi_has_wgmma(const void *kernel, int) { return kernel != nullptr; }
-#else
 KF_FN KFI_SMALL bool kfi_has_wgmma(const void *kernel, int threads)
 {
     if (!kernel || !kfi_find_encode()) return false;
@@ -91,7 +87,6 @@ KF_FN KFI_SMALL bool kfi_has_wgmma(const void *kernel, int threads)
 #endif
     return some && kfi_most_threads(kernel) >= threads;
 }
-#endif
 
 // 2-byte elements with more than 64 rows; independent of the other sizes, so that bits are, too.
 KF_FN bool kfi_gemm_uses_wgmma(const kfi_gemm_sizes &s)

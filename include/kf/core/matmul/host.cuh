@@ -22,13 +22,15 @@
 #define KFI_VIA_REGISTERS_ADDRESS(...) nullptr
 #define KFI_VIA_REGISTERS_STATE_ADDRESS(...) nullptr
 #endif
-// Kernels for devices before sm_80. Their code for others never runs; the emulation leaves it out.
-#if defined(KF_EMULATE) || !(KF_SCHEDULES & 1)
-#define KFI_PRE_SM80_ADDRESS(...) nullptr
-#define KFI_PRE_SM80_STATE_ADDRESS(...) nullptr
-#else
+// Kernels for devices before sm_80. Their code for others never runs.
+#ifndef KFI_PRE_SM80_ADDRESS
+#if KF_SCHEDULES & 1
 #define KFI_PRE_SM80_ADDRESS KFI_ADDRESS
 #define KFI_PRE_SM80_STATE_ADDRESS KFI_STATE_ADDRESS
+#else
+#define KFI_PRE_SM80_ADDRESS(...) nullptr
+#define KFI_PRE_SM80_STATE_ADDRESS(...) nullptr
+#endif
 #endif
 
 #ifdef KFI_HOST_PASS
@@ -54,9 +56,6 @@ KF_FN int kfi_gemm_kernel_of(const kfi_gemm_choice &choice, int bytes)
 // warp.
 KF_FN KFI_SMALL bool kfi_gemm_has_mma(const void *kernel)
 {
-#ifdef KF_EMULATE
-    return kernel != nullptr;
-#else
 #ifdef KFI_ARCHITECTURES
     const int list[] = {KFI_ARCHITECTURES};
     bool all = true;
@@ -70,7 +69,6 @@ KF_FN KFI_SMALL bool kfi_gemm_has_mma(const void *kernel)
     cudaFuncAttributes found;
     return cudaFuncGetAttributes(&found, kernel) != cudaSuccess ||
            found.maxThreadsPerBlock > 32; // without any code the launch fails
-#endif
 #endif
 }
 

@@ -18,6 +18,7 @@
 #define KF_CORE_MATMUL_SKINNY_CUH
 
 #include "kf/core/matmul/hopper.cuh"
+#include "kf/core/ptx/cluster.cuh"
 
 #define KFI_SKINNY_ROWS 64       // rows per block, at most
 #define KFI_SKINNY_CONSUMERS 128 // threads
@@ -44,15 +45,6 @@ KFI_BOTH constexpr int kfi_skinny_partial_bytes(int wide)
 #endif
 
 #if defined(KFI_DEVICE_PASS) && KFI_HOPPER
-
-KFI_DEVICE void kfi_prefetch(const void *p)
-{
-#ifdef KFI_PTX
-    asm volatile("prefetch.global.L2 [%0];" ::"l"(p));
-#else
-    (void)p;
-#endif
-}
 
 struct kfi_skinny {
     unsigned stages, full, empty, sums; // shared addresses

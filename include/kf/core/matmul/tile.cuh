@@ -12,7 +12,7 @@
 #define KF_CORE_MATMUL_TILE_CUH
 
 #include "kf/core/kernel.cuh"
-#include "kf/core/mma.cuh"
+#include "kf/core/ptx/mma.cuh"
 
 // Tiles, named by instruction, rows x columns, and schedule.
 #define KFI_TILE_MMA_128x128 0

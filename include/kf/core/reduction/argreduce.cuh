@@ -33,17 +33,15 @@ KFI_DEVICE void kfi_argreduce_indices(kf_i64 (&index)[vec], const int (&vector)[
 #define KFI_ARGREDUCE_GROUP 2
 #endif
 // Returns the better elements of two packed pairs of 2-byte elements; NaN precedes all numbers.
-#if defined(KFI_PTX) && defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
-#define KFI_PACKED_BEST(dtype, word_of, type)                                                      \
-    KFI_DEVICE unsigned kfi_packed_best(int word, kfi_tag<dtype>, unsigned a, unsigned b)          \
-    {                                                                                              \
-        unsigned r;                                                                                \
-        if (word == KFI_MAX)                                                                       \
-            asm("max.NaN." #word_of "x2 %0, %1, %2;" : "=r"(r) : "r"(a), "r"(b));                  \
-        else                                                                                       \
-            asm("min.NaN." #word_of "x2 %0, %1, %2;" : "=r"(r) : "r"(a), "r"(b));                  \
-        return r;                                                                                  \
-    }
+#if KFI_PACKED_MAX
+KFI_DEVICE unsigned kfi_packed_best(int word, kfi_tag<KF_F16>, unsigned a, unsigned b)
+{
+    return word == KFI_MAX ? kfi_max_f16x2(a, b) : kfi_min_f16x2(a, b);
+}
+KFI_DEVICE unsigned kfi_packed_best(int word, kfi_tag<KF_BF16>, unsigned a, unsigned b)
+{
+    return word == KFI_MAX ? kfi_max_bf16x2(a, b) : kfi_min_bf16x2(a, b);
+}
 #else
 #define KFI_PACKED_BEST(dtype, word_of, type)                                                      \
     KFI_DEVICE unsigned kfi_packed_best(int word, kfi_tag<dtype>, unsigned a, unsigned b)          \
@@ -61,10 +59,10 @@ KFI_DEVICE void kfi_argreduce_indices(kf_i64 (&index)[vec], const int (&vector)[
         kfi_copy<4>(&r, best);                                                                     \
         return r;                                                                                  \
     }
-#endif
 KFI_PACKED_BEST(KF_F16, f16, kf_f16)
 KFI_PACKED_BEST(KF_BF16, bf16, kf_bf16)
 #undef KFI_PACKED_BEST
+#endif
 KFI_DEVICE float kfi_packed_value(kfi_tag<KF_BF16>, unsigned pair)
 {
     return __uint_as_float(pair << 16);

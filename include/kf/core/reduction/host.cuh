@@ -128,21 +128,12 @@ KF_FN KFI_SMALL void kfi_reduce_use_more_warps(kfi_reduce *g, int vec, int ahead
     const kf_i64 chunks = kfi_ceil(g->axis, 32 * vec * ahead);
     if (chunks << 5 <= KFI_REDUCE_THREADS) g->y = kfi_log_up(chunks, 5);
 }
-// True if a cluster may split an axis and combine its parts in the same launch.
-KF_FN bool kfi_reduce_clusters()
-{
-#ifdef KF_EMULATE
-    return true;
-#else
-    return kfi_overlaps();
-#endif
-}
 // Columns of a long axis: uses one launch with clusters if these fill the device. Depends on axis
 // and inner alone.
 KF_FN KFI_SMALL void kfi_reduce_use_cluster(kfi_reduce *g, int vec)
 {
     const kf_i64 vectors = kfi_ceil(g->inner, vec);
-    if (g->flat || g->parts == 1 || !kfi_reduce_clusters() ||
+    if (g->flat || g->parts == 1 || !kfi_overlaps() ||
         g->axis > KFI_REDUCE_CLUSTER_VECTORS / vectors)
         return;
     const int x = kfi_log_up(

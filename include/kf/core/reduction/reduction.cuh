@@ -209,27 +209,6 @@ KFI_DEVICE void kfi_reduce_cluster_arrive(const kfi_reduce &g)
 #endif
 }
 #if KFI_CLUSTERS
-#ifdef KFI_PTX
-KFI_DEVICE void kfi_reduce_store_remote(float *slot, int rank, float v)
-{
-    asm volatile("st.shared::cluster.f32 [%0], %1;" ::"r"(kfi_cluster_place(slot, rank)), "f"(v)
-                 : "memory");
-}
-KFI_DEVICE void kfi_reduce_store_remote(double *slot, int rank, double v)
-{
-    asm volatile("st.shared::cluster.f64 [%0], %1;" ::"r"(kfi_cluster_place(slot, rank)), "d"(v)
-                 : "memory");
-}
-#else
-KFI_DEVICE void kfi_reduce_store_remote(float *slot, int rank, float v)
-{
-    *kf_emu_remote(slot, (unsigned)rank) = v;
-}
-KFI_DEVICE void kfi_reduce_store_remote(double *slot, int rank, double v)
-{
-    *kf_emu_remote(slot, (unsigned)rank) = v;
-}
-#endif
 // Combines the values of a cluster's blocks in block order; all blocks get the result. slots:
 // shared memory, one value per block and column. more: another call follows.
 template <int vec, class type>
@@ -242,8 +221,7 @@ KFI_DEVICE void kfi_reduce_cluster_join(int word, type (&v)[vec], type *slots, c
     kfi_cluster_wait(); // the other blocks have started and have read the previous values
     if (y < 1 << g.cluster)
 #pragma unroll
-        for (int e = 0; e < vec; ++e)
-            kfi_reduce_store_remote(slots + rank * size + x * vec + e, y, v[e]);
+        for (int e = 0; e < vec; ++e) kfi_cluster_store(slots + rank * size + x * vec + e, y, v[e]);
     kfi_cluster_arrive();
     kfi_cluster_wait();
 #pragma unroll

@@ -128,24 +128,15 @@ template <bool asked, int in_registers, int vec, class type>
 KFI_DEVICE void kfi_row_wait(void *first, const type (&values)[in_registers][vec],
                              const kfi_row_layout &g)
 {
-#ifdef KFI_PTX
     const unsigned zero = kfi_row_zero(g);
 #pragma unroll
     for (int s = 0; s < in_registers && asked && sizeof values[0] % 4 == 0; ++s)
         *(unsigned *)first ^= *(const unsigned *)values[s] & zero;
-#else
-    (void)first, (void)values, (void)g;
-#endif
 }
 // Returns the same number as an opaque copy.
 KFI_DEVICE int kfi_segment_opaque(int first, const kfi_row_layout &g)
 {
-#ifdef KFI_PTX
-    const int zero = (int)kfi_row_zero(g);
-    asm volatile("xor.b32 %0, %0, %1;" : "+r"(first) : "r"(zero));
-#else
-    (void)g;
-#endif
+    kfi_opaque(first, (int)kfi_row_zero(g));
     return first;
 }
 // Rounds a stored result to its dtype where further results are computed from it. Converts a pair:
@@ -186,15 +177,10 @@ KFI_DEVICE kf_i64 kfi_head_row(kf_i64 row, const kfi_pitch &p, const kfi_row_lay
 template <int in_registers, class type>
 KFI_DEVICE void kfi_row_prefetch(const type *src, int first, int step, const kfi_row_layout &g)
 {
-#ifdef KFI_PTX
     const bool few = src && g.groups == 1 && gridDim.x <= KFI_ROW_FEW;
 #pragma unroll
     for (int s = 0; s < in_registers && few; ++s)
-        if ((int)g.cols - first - s * step > 0)
-            asm volatile("prefetch.global.L1 [%0];" ::"l"(src + first + s * step));
-#else
-    (void)src, (void)first, (void)step, (void)g;
-#endif
+        if ((int)g.cols - first - s * step > 0) kfi_prefetch_l1(src + first + s * step);
 }
 // Fills a vector with the default value of an absent row operand.
 #define KFI_ROW_ABSENT(type, number)                                                               \
@@ -234,19 +220,15 @@ KFI_DEVICE void kfi_row_load_early(type (&to)[in_registers][vec], const type *sr
 // repeating a division per vector.
 template <int count, int many> KFI_DEVICE void kfi_row_opaque(void *values, const kfi_row_layout &g)
 {
-#ifdef KFI_PTX
     unsigned *const words = (unsigned *)values;
     const unsigned zero = kfi_row_zero(g);
 #pragma unroll
     for (int i = 0; i < count / 2; ++i) {
         if (many)
-            asm volatile("xor.b32 %0, %0, %1;" : "+r"(words[i]) : "r"(zero));
+            kfi_opaque(words[i], zero);
         else
-            asm volatile("" : "+r"(words[i]));
+            kfi_opaque(words[i]);
     }
-#else
-    (void)values, (void)g;
-#endif
 }
 #endif
 

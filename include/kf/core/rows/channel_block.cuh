@@ -96,25 +96,15 @@ template <class Thread> KFI_DEVICE int kfi_band_slot(const Thread &at, int s)
 // the registers.
 template <int count> KFI_DEVICE void kfi_band_opaque(void *values, const kfi_bands &g)
 {
-#ifdef KFI_PTX
     const unsigned zero = (unsigned)((unsigned long long)g.cols >> 63);
 #pragma unroll
-    for (int i = 0; i < count / 2; ++i)
-        asm volatile("xor.b32 %0, %0, %1;" : "+r"(((unsigned *)values)[i]) : "r"(zero));
-#else
-    (void)values, (void)g;
-#endif
+    for (int i = 0; i < count / 2; ++i) kfi_opaque(((unsigned *)values)[i], zero);
 }
 // Opaque copy of a unit index, so that offsets of vectors are recomputed instead of kept in
 // registers.
 KFI_DEVICE kf_i64 kfi_band_opaque_unit(kf_i64 unit, const kfi_bands &g)
 {
-#ifdef KFI_PTX
-    const kf_i64 zero = (kf_i64)((unsigned long long)g.cols >> 63);
-    asm volatile("xor.b64 %0, %0, %1;" : "+l"(unit) : "l"(zero));
-#else
-    (void)g;
-#endif
+    kfi_opaque(unit, (kf_i64)((unsigned long long)g.cols >> 63));
     return unit;
 }
 // Offset of a vector's first element, if the channels were contiguous.

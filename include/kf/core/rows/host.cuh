@@ -52,16 +52,12 @@ struct kfi_reach {
 };
 KF_FN kfi_reach kfi_row_reach()
 {
-#ifdef KF_EMULATE
-    return {KFI_ROW_CLUSTER, false};
-#else
     kfi_reach found = {kfi_overlaps() ? KFI_ROW_CLUSTER : 1, false};
 #ifdef KFI_ARCHITECTURES
     const int list[] = {KFI_ARCHITECTURES};
     for (int arch : list) found.narrow = found.narrow || arch / 100 == 12;
 #endif
     return found;
-#endif
 }
 // Reduces the block size to the smaller shared memory: persistent blocks keep rows in up to 208 KiB
 // of it (RowsCuda.in_registers).

@@ -4,19 +4,16 @@
 #ifndef KF_CORE_ROWS_REDUCE_CUH
 #define KF_CORE_ROWS_REDUCE_CUH
 
-#include "kf/core/rows/cluster.cuh"
+#include "kf/core/ptx/cluster.cuh"
+#include "kf/core/rows/args.cuh"
 
 #ifdef KFI_DEVICE_PASS
 // Tells ptxas that exactly one warp has a row.
 template <int one> KFI_DEVICE void kfi_row_of_warp(const kfi_row_layout &g)
 {
-#ifdef KFI_PTX
     if (one)
         __builtin_assume(g.lanes == 32 && g.cluster == 1 && g.cluster_bits == 0 &&
                          g.share == 1 << 15);
-#else
-    (void)g;
-#endif
 }
 // Coordinates of a thread.
 struct kfi_row_thread {

@@ -20,7 +20,6 @@
 
 #include "kf/core/rows/access.cuh"
 #include "kf/core/rows/args.cuh"
-#include "kf/core/rows/cluster.cuh"
 #include "kf/core/rows/host.cuh"
 #include "kf/core/rows/reduce.cuh"
 #include "kf/core/rows/segments.cuh"

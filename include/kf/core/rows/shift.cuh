@@ -77,15 +77,6 @@ KFI_DEVICE void kfi_shift_write(char *dst, const uint4 &v, int from, int to)
     for (int i = 0; i < 8; ++i)
         if (i >= from && i < to) kfi_copy<2>(dst + i * 2, (const char *)&v + i * 2);
 }
-// Prefetches an address to L1, for element accesses.
-KFI_DEVICE void kfi_shift_prefetch(const void *src)
-{
-#ifdef KFI_PTX
-    asm volatile("prefetch.global.L1 [%0];" ::"l"(src));
-#else
-    (void)src;
-#endif
-}
 // Counterpart of kfi_row_ahead. Copies the aligned vectors that are within the row.
 template <int in_registers>
 KFI_DEVICE void kfi_shift_ahead(char *slot, const void *src, int first, int step, int space,
@@ -98,8 +89,8 @@ KFI_DEVICE void kfi_shift_ahead(char *slot, const void *src, int first, int step
     for (int s = 0; s < in_registers; ++s)
         if ((s > 0 || !begins) && s * step + 8 <= of.a + space)
             kfi_fetch<16>(slot + s * 16, from + s * step * 2);
-    if (begins && space > 0) kfi_shift_prefetch(src);
-    if (kfi_shift_ends(of, in_registers)) kfi_shift_prefetch(from + of.end * 2);
+    if (begins && space > 0) kfi_prefetch_l1(src); // its elements are loaded one by one
+    if (kfi_shift_ends(of, in_registers)) kfi_prefetch_l1(from + of.end * 2);
 }
 // Counterpart of kfi_row_load_all. src: the thread's first element; slot: the copied vectors in
 // shared memory (ringed).

@@ -1,134 +1,80 @@
 // SPDX-License-Identifier: Apache-2.0
-// kf/core/hopper.cuh: one function per asynchronous instruction of sm_90a: mbarriers, bulk copies,
-// TMA tensor loads and stores, named barriers, setmaxnreg, stmatrix. wgmma.cuh has the products.
+// kf/core/ptx/hopper.cuh: one function per asynchronous instruction of sm_90a: mbarriers, bulk
+// copies, TMA tensor loads and stores, named barriers, setmaxnreg, stmatrix. ptx/wgmma.cuh has the
+// products.
 //
-// Shared memory is named by 32-bit addresses in the cluster's window. The emulation has a companion
-// of each function, which reports misuse with the caller's file and line.
-#ifndef KF_CORE_HOPPER_CUH
-#define KF_CORE_HOPPER_CUH
+// Shared memory is named by 32-bit addresses in the cluster's window.
+#ifndef KF_CORE_PTX_HOPPER_CUH
+#define KF_CORE_PTX_HOPPER_CUH
 
-#include "kf/core/cluster.cuh"
+#include "kf/core/config.h"
+#include "kf/core/tensor_map.cuh"
 
 // 1 in code for compute_90a, whose features no later architecture has. Host code cannot see it.
-#if defined(KF_EMULATE) || (defined(__CUDA_ARCH_FEAT_SM90_ALL) && defined(__CUDA_ARCH__))
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL) && defined(__CUDA_ARCH__)
 #define KFI_HOPPER 1
 #else
 #define KFI_HOPPER 0
 #endif
 
-// A TMA tensor map, encoded by cuTensorMapEncodeTiled and passed as a `const __grid_constant__`
-// kernel parameter.
-struct alignas(128) kfi_tensor_map {
-    unsigned long long words[16];
-};
-
 #if defined(KFI_DEVICE_PASS) && KFI_HOPPER
 
-// Call site of an instruction, for the reports of the emulation.
-#ifdef KFI_PTX
-#define KFI_CALLER
-#define KFI_AND_CALLER
-#define KFI_PASS_CALLER
-#else
-#define KFI_CALLER const char *file = __builtin_FILE(), int line = __builtin_LINE()
-#define KFI_AND_CALLER , KFI_CALLER
-#define KFI_PASS_CALLER , file, line
-#endif
-
 // The 32-bit shared address of a pointer.
-KFI_DEVICE unsigned kfi_shared_address(const void *p KFI_AND_CALLER)
+KFI_DEVICE unsigned kfi_shared_address(const void *p)
 {
-#ifdef KFI_PTX
     return (unsigned)__cvta_generic_to_shared(p);
-#else
-    return kf_emu_window(p KFI_PASS_CALLER);
-#endif
 }
 // Maps a shared address to block `rank` of the cluster (mapa).
-KFI_DEVICE unsigned kfi_mapa(unsigned address, unsigned rank KFI_AND_CALLER)
+KFI_DEVICE unsigned kfi_mapa(unsigned address, unsigned rank)
 {
-#ifdef KFI_PTX
     unsigned to;
     asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(to) : "r"(address), "r"(rank));
     return to;
-#else
-    return kf_emu_mapa(address, rank KFI_PASS_CALLER);
-#endif
 }
-KFI_DEVICE void kfi_store_remote(unsigned to, unsigned v KFI_AND_CALLER)
+KFI_DEVICE void kfi_store_remote(unsigned to, unsigned v)
 {
-#ifdef KFI_PTX
     asm volatile("st.shared::cluster.u32 [%0], %1;" ::"r"(to), "r"(v) : "memory");
-#else
-    kf_emu_store(to, &v, 4 KFI_PASS_CALLER);
-#endif
 }
 
-KFI_DEVICE void kfi_store_remote(unsigned to, float v0, float v1 KFI_AND_CALLER)
+KFI_DEVICE void kfi_store_remote(unsigned to, float v0, float v1)
 {
-#ifdef KFI_PTX
     asm volatile("st.shared::cluster.v2.f32 [%0], {%1, %2};" ::"r"(to), "f"(v0), "f"(v1)
                  : "memory");
-#else
-    const float v[] = {v0, v1};
-    kf_emu_store(to, v, 8 KFI_PASS_CALLER);
-#endif
 }
 
 // ---- mbarriers: 8 bytes of shared memory. A phase completes after `count` arrivals and all
 // expected bytes.
 
-KFI_DEVICE void kfi_mbar_init(unsigned bar, int count KFI_AND_CALLER)
+KFI_DEVICE void kfi_mbar_init(unsigned bar, int count)
 {
-#ifdef KFI_PTX
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(bar), "r"(count) : "memory");
-#else
-    kf_emu_mbar_init(bar, count KFI_PASS_CALLER);
-#endif
 }
 // Makes initialised mbarriers visible to asynchronous copies and other blocks. Called by the thread
 // that initialised them.
-KFI_DEVICE void kfi_mbar_fence_init(KFI_CALLER)
+KFI_DEVICE void kfi_mbar_fence_init()
 {
-#ifdef KFI_PTX
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-#else
-    kf_emu_fence_init(file, line);
-#endif
 }
-KFI_DEVICE void kfi_mbar_arrive(unsigned bar KFI_AND_CALLER)
+KFI_DEVICE void kfi_mbar_arrive(unsigned bar)
 {
-#ifdef KFI_PTX
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(bar) : "memory");
-#else
-    kf_emu_mbar_arrive(bar, 0 KFI_PASS_CALLER);
-#endif
 }
 // Arrives and expects `bytes` more bytes.
-KFI_DEVICE void kfi_mbar_expect(unsigned bar, int bytes KFI_AND_CALLER)
+KFI_DEVICE void kfi_mbar_expect(unsigned bar, int bytes)
 {
-#ifdef KFI_PTX
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(bar), "r"(bytes)
                  : "memory");
-#else
-    kf_emu_mbar_arrive(bar, bytes KFI_PASS_CALLER);
-#endif
 }
 // Arrives at another block's mbarrier (kfi_mapa). Without .release.cluster, which would wait for
 // all of the thread's memory accesses.
-KFI_DEVICE void kfi_mbar_arrive_remote(unsigned bar KFI_AND_CALLER)
+KFI_DEVICE void kfi_mbar_arrive_remote(unsigned bar)
 {
-#ifdef KFI_PTX
     asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(bar) : "memory");
-#else
-    kf_emu_mbar_arrive(bar, 0 KFI_PASS_CALLER);
-#endif
 }
 // Returns whether the phase of this parity has completed. A barrier begins in phase 0; the phase
 // before it counts as complete.
-KFI_DEVICE bool kfi_mbar_try(unsigned bar, int parity KFI_AND_CALLER)
+KFI_DEVICE bool kfi_mbar_try(unsigned bar, int parity)
 {
-#ifdef KFI_PTX
     int ended;
     asm volatile("{\n\t.reg .pred p;\n\tmbarrier.try_wait.parity.shared::cta.b64 p, [%1], "
                  "%2;\n\tselp.b32 %0, 1, 0, p;\n\t}"
@@ -136,224 +82,132 @@ KFI_DEVICE bool kfi_mbar_try(unsigned bar, int parity KFI_AND_CALLER)
                  : "r"(bar), "r"(parity)
                  : "memory");
     return ended;
-#else
-    return kf_emu_mbar_test(bar, parity, false KFI_PASS_CALLER);
-#endif
 }
-// Waits until the phase has completed. Callers must not loop around kfi_mbar_try instead: the
-// emulation switches threads here.
-KFI_DEVICE void kfi_mbar_wait(unsigned bar, int parity KFI_AND_CALLER)
+// Waits until the phase has completed. Callers must not loop around kfi_mbar_try instead.
+KFI_DEVICE void kfi_mbar_wait(unsigned bar, int parity)
 {
-#ifdef KFI_PTX
     while (!kfi_mbar_try(bar, parity)) {
     }
-#else
-    kf_emu_mbar_test(bar, parity, true KFI_PASS_CALLER);
-#endif
 }
 // Proxy fence: makes this thread's writes to shared memory visible to later asynchronous copies and
 // products.
-KFI_DEVICE void kfi_async_fence(KFI_CALLER)
-{
-#ifdef KFI_PTX
-    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-#else
-    kf_emu_fence_async(file, line);
-#endif
-}
+KFI_DEVICE void kfi_async_fence() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
 // ---- TMA: boxes of a tensor at coordinates, the innermost first. Elements outside the tensor load
 // as zero and are not stored; a store clips rows at 16 bytes. An H200 raises an illegal instruction
 // if the innermost coordinate is no multiple of 16 bytes, or a coordinate of a store is negative.
 
-KFI_DEVICE void kfi_tma_load(unsigned to, const kfi_tensor_map *map, unsigned bar, int x,
-                             int y KFI_AND_CALLER)
+KFI_DEVICE void kfi_tma_load(unsigned to, const kfi_tensor_map *map, unsigned bar, int x, int y)
 {
-#ifdef KFI_PTX
     asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
                  "[%0], [%1, {%3, %4}], [%2];" ::"r"(to),
                  "l"(map), "r"(bar), "r"(x), "r"(y)
                  : "memory");
-#else
-    const int at[] = {x, y};
-    kf_emu_tma_load(to, map, bar, at, 2, 0 KFI_PASS_CALLER);
-#endif
 }
 KFI_DEVICE void kfi_tma_load3(unsigned to, const kfi_tensor_map *map, unsigned bar, int x, int y,
-                              int z KFI_AND_CALLER)
+                              int z)
 {
-#ifdef KFI_PTX
     asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
                  "[%0], [%1, {%3, %4, %5}], [%2];" ::"r"(to),
                  "l"(map), "r"(bar), "r"(x), "r"(y), "r"(z)
                  : "memory");
-#else
-    const int at[] = {x, y, z};
-    kf_emu_tma_load(to, map, bar, at, 3, 0 KFI_PASS_CALLER);
-#endif
 }
-// L2 eviction policies (createpolicy.fractional, fraction 1): evict_first for data that is read
-// once, evict_last for data that all blocks read.
-#define KFI_READ_ONCE 0x12f0000000000000ull
-#define KFI_READ_OFTEN 0x14f0000000000000ull
+// policy: KFI_READ_ONCE or KFI_READ_OFTEN.
 KFI_DEVICE void kfi_tma_load3(unsigned to, const kfi_tensor_map *map, unsigned bar, int x, int y,
-                              int z, unsigned long long policy KFI_AND_CALLER)
+                              int z, unsigned long long policy)
 {
-#ifdef KFI_PTX
     asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes."
                  "L2::cache_hint [%0], [%1, {%3, %4, %5}], "
                  "[%2], %6;" ::"r"(to),
                  "l"(map), "r"(bar), "r"(x), "r"(y), "r"(z), "l"(policy)
                  : "memory");
-#else
-    (void)policy;
-    const int at[] = {x, y, z};
-    kf_emu_tma_load(to, map, bar, at, 3, 0 KFI_PASS_CALLER);
-#endif
 }
 // Multicasts to the same address in each block of the cluster that has a bit in `blocks`. The
 // block's own mbarrier counts the bytes.
 KFI_DEVICE void kfi_tma_multicast(unsigned to, const kfi_tensor_map *map, unsigned bar, int x,
-                                  int y, unsigned blocks KFI_AND_CALLER)
+                                  int y, unsigned blocks)
 {
-#ifdef KFI_PTX
     asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes."
                  "multicast::cluster [%0], [%1, {%3, %4}], "
                  "[%2], %5;" ::"r"(to),
                  "l"(map), "r"(bar), "r"(x), "r"(y), "h"((unsigned short)blocks)
                  : "memory");
-#else
-    const int at[] = {x, y};
-    kf_emu_tma_load(to, map, bar, at, 2, blocks KFI_PASS_CALLER);
-#endif
 }
-KFI_DEVICE void kfi_tma_store(unsigned from, const kfi_tensor_map *map, int x, int y KFI_AND_CALLER)
+KFI_DEVICE void kfi_tma_store(unsigned from, const kfi_tensor_map *map, int x, int y)
 {
-#ifdef KFI_PTX
     asm volatile(
         "cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group [%1, {%2, %3}], [%0];" ::"r"(
             from),
         "l"(map), "r"(x), "r"(y)
         : "memory");
-#else
-    const int at[] = {x, y};
-    kf_emu_tma_store(from, map, at, 2 KFI_PASS_CALLER);
-#endif
 }
-KFI_DEVICE void kfi_tma_store3(unsigned from, const kfi_tensor_map *map, int x, int y,
-                               int z KFI_AND_CALLER)
+KFI_DEVICE void kfi_tma_store3(unsigned from, const kfi_tensor_map *map, int x, int y, int z)
 {
-#ifdef KFI_PTX
     asm volatile(
         "cp.async.bulk.tensor.3d.global.shared::cta.tile.bulk_group [%1, {%2, %3, %4}], [%0];" ::
             "r"(from),
         "l"(map), "r"(x), "r"(y), "r"(z)
         : "memory");
-#else
-    const int at[] = {x, y, z};
-    kf_emu_tma_store(from, map, at, 3 KFI_PASS_CALLER);
-#endif
 }
 
 // ---- bulk copies: addresses and sizes are multiples of 16 bytes
 
-KFI_DEVICE void kfi_bulk_load(unsigned to, const void *from, int bytes, unsigned bar KFI_AND_CALLER)
+KFI_DEVICE void kfi_bulk_load(unsigned to, const void *from, int bytes, unsigned bar)
 {
-#ifdef KFI_PTX
     asm volatile(
         "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::
             "r"(to),
         "l"(from), "r"(bytes), "r"(bar)
         : "memory");
-#else
-    kf_emu_bulk_load(to, from, bytes, bar KFI_PASS_CALLER);
-#endif
 }
-KFI_DEVICE void kfi_bulk_store(void *to, unsigned from, int bytes KFI_AND_CALLER)
+KFI_DEVICE void kfi_bulk_store(void *to, unsigned from, int bytes)
 {
-#ifdef KFI_PTX
     asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(to), "r"(from),
                  "r"(bytes)
                  : "memory");
-#else
-    kf_emu_bulk_store(to, from, bytes KFI_PASS_CALLER);
-#endif
 }
 
 // ---- bulk groups: a thread's stores since the last commit. Empty groups count, too.
 
-KFI_DEVICE void kfi_bulk_commit(KFI_CALLER)
-{
-#ifdef KFI_PTX
-    asm volatile("cp.async.bulk.commit_group;" ::: "memory");
-#else
-    kf_emu_bulk_commit(file, line);
-#endif
-}
+KFI_DEVICE void kfi_bulk_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
 // Waits until all but the last `most` groups are in memory, or (_read) have read shared memory,
 // which may then be overwritten.
-template <int most> KFI_DEVICE void kfi_bulk_wait(KFI_CALLER)
+template <int most> KFI_DEVICE void kfi_bulk_wait()
 {
-#ifdef KFI_PTX
     asm volatile("cp.async.bulk.wait_group %0;" ::"n"(most) : "memory");
-#else
-    kf_emu_bulk_wait(most, false, file, line);
-#endif
 }
-template <int most> KFI_DEVICE void kfi_bulk_wait_read(KFI_CALLER)
+template <int most> KFI_DEVICE void kfi_bulk_wait_read()
 {
-#ifdef KFI_PTX
     asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(most) : "memory");
-#else
-    kf_emu_bulk_wait(most, true, file, line);
-#endif
 }
 
 // ---- named barriers and registers
 
 // Barrier `id`, 1 to 15, of `threads` threads. Arriving does not wait. Barrier 0 is __syncthreads'.
-template <int threads> KFI_DEVICE void kfi_named_sync(int id KFI_AND_CALLER)
+template <int threads> KFI_DEVICE void kfi_named_sync(int id)
 {
-#ifdef KFI_PTX
     asm volatile("bar.sync %0, %1;" ::"r"(id), "n"(threads) : "memory");
-#else
-    kf_emu_named(id, threads, true KFI_PASS_CALLER);
-#endif
 }
-template <int threads> KFI_DEVICE void kfi_named_arrive(int id KFI_AND_CALLER)
+template <int threads> KFI_DEVICE void kfi_named_arrive(int id)
 {
-#ifdef KFI_PTX
     asm volatile("bar.arrive %0, %1;" ::"r"(id), "n"(threads) : "memory");
-#else
-    kf_emu_named(id, threads, false KFI_PASS_CALLER);
-#endif
 }
 // Sets the registers per thread (setmaxnreg), for a whole warpgroup. An increase waits until other
 // warpgroups have released enough.
-template <int count> KFI_DEVICE void kfi_setmaxnreg_dec(KFI_CALLER)
+template <int count> KFI_DEVICE void kfi_setmaxnreg_dec()
 {
-#ifdef KFI_PTX
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(count));
-#else
-    kf_emu_registers(count, false, file, line);
-#endif
 }
-template <int count> KFI_DEVICE void kfi_setmaxnreg_inc(KFI_CALLER)
+template <int count> KFI_DEVICE void kfi_setmaxnreg_inc()
 {
-#ifdef KFI_PTX
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(count));
-#else
-    kf_emu_registers(count, true, file, line);
-#endif
 }
 
 // Stores four 8 x 8 matrices of 2-byte elements to shared memory (stmatrix.x4). Lane l supplies the
 // address of row l % 8 of matrix l / 8, and of each matrix elements 2 (l % 4) and the next of row
 // l / 4 (transposed: column l / 4).
-template <int transposed>
-KFI_DEVICE void kfi_stmatrix(unsigned to, const unsigned *v KFI_AND_CALLER)
+template <int transposed> KFI_DEVICE void kfi_stmatrix(unsigned to, const unsigned *v)
 {
-#ifdef KFI_PTX
     if (transposed)
         asm volatile(
             "stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to),
@@ -363,9 +217,6 @@ KFI_DEVICE void kfi_stmatrix(unsigned to, const unsigned *v KFI_AND_CALLER)
         asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to),
                      "r"(v[0]), "r"(v[1]), "r"(v[2]), "r"(v[3])
                      : "memory");
-#else
-    kf_emu_stmatrix(to, v, transposed != 0 KFI_PASS_CALLER);
-#endif
 }
 #endif
 

@@ -1,21 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-// kf/core/mma.cuh: one function per instruction of sm_80 that matrix products use: cp.async,
-// ldmatrix, mma.sync. The emulation has a companion of each.
-#ifndef KF_CORE_MMA_CUH
-#define KF_CORE_MMA_CUH
+// kf/core/ptx/mma.cuh: one function per instruction of sm_80 that matrix products use: cp.async
+// with zero fill, ldmatrix, mma.sync.
+#ifndef KF_CORE_PTX_MMA_CUH
+#define KF_CORE_PTX_MMA_CUH
 
-#include "kf/core/vector.cuh"
-
-// Element types of products.
-#define KFI_OF_BF16 0
-#define KFI_OF_F16 1
-#define KFI_OF_F32 2
-#define KFI_OF_F64 3
-#define KFI_OF_TF32 4 // float storage, rounded to 11 bits in products
+#include "kf/core/config.h"
+#include "kf/core/product_types.cuh"
 
 // 1 in code for sm_80 and later. Host code cannot see it: it reads the kernel's launch bound
 // (KFI_GEMM_BOUNDS).
-#if defined(KF_EMULATE) || (defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800)
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
 #define KFI_MMA 1
 #else
 #define KFI_MMA 0
@@ -30,7 +24,7 @@ template <int bytes> KFI_DEVICE void kfi_cp_async(void *shared, const void *glob
 {
     static_assert(bytes == 4 || bytes == 8 || bytes == 16,
                   "kf: an asynchronous copy has 4, 8 or 16 bytes");
-#if defined(KFI_PTX) && KFI_MMA
+#if KFI_MMA
     const unsigned to = (unsigned)__cvta_generic_to_shared(shared);
     if (bytes == 16)
         asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(global),
@@ -40,12 +34,10 @@ template <int bytes> KFI_DEVICE void kfi_cp_async(void *shared, const void *glob
         asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(to), "l"(global),
                      "n"(bytes == 16 ? 8 : bytes), "r"(read)
                      : "memory");
-#elif defined(KFI_PTX)
+#else
 #pragma unroll
     for (int i = 0; i < bytes / 4; ++i)
         ((unsigned *)shared)[i] = 4 * i < read ? ((const unsigned *)global)[i] : 0;
-#else
-    kf_emu_fetch(shared, global, bytes, read);
 #endif
 }
 
@@ -56,7 +48,6 @@ template <int bytes> KFI_DEVICE void kfi_cp_async(void *shared, const void *glob
 // (transposed: column l / 4).
 template <int transposed> KFI_DEVICE void kfi_ldmatrix(unsigned *v, const void *shared)
 {
-#ifdef KFI_PTX
     const unsigned from = (unsigned)__cvta_generic_to_shared(shared);
     if (transposed)
         asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
@@ -68,9 +59,6 @@ template <int transposed> KFI_DEVICE void kfi_ldmatrix(unsigned *v, const void *
                      : "=r"(v[0]), "=r"(v[1]), "=r"(v[2]), "=r"(v[3])
                      : "r"(from)
                      : "memory");
-#else
-    kf_emu_matrices(v, shared, transposed);
-#endif
 }
 
 // d += a . b, 16 x 16 times 16 x 8 (mma.sync). With g = l / 4 and t = 2 (l % 4) lane l holds: in d
@@ -78,7 +66,6 @@ template <int transposed> KFI_DEVICE void kfi_ldmatrix(unsigned *v, const void *
 // (a[2], a[3]) t + 8 and t + 9; in b the same of column g.
 template <int type> KFI_DEVICE void kfi_mma(float *d, const unsigned *a, const unsigned *b)
 {
-#ifdef KFI_PTX
     if (type == KFI_OF_BF16)
         asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, "
                      "%5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
@@ -89,9 +76,6 @@ template <int type> KFI_DEVICE void kfi_mma(float *d, const unsigned *a, const u
                      "%6, %7}, {%8, %9}, {%0, %1, %2, %3};"
                      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
                      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
-#else
-    kf_emu_multiply(d, a, b, type == KFI_OF_BF16);
-#endif
 }
 #endif
 

@@ -1,18 +1,38 @@
 // SPDX-License-Identifier: Apache-2.0
-// kf/core/rows/cluster.cuh: clusters of blocks that share a row, and asynchronous stores to the
-// shared memory of other blocks, completed through mbarriers.
-#ifndef KF_CORE_ROWS_CLUSTER_CUH
-#define KF_CORE_ROWS_CLUSTER_CUH
+// kf/core/ptx/cluster.cuh: thread block clusters (sm_90 and later): rank of a block, cluster
+// barrier, stores to the shared memory of other blocks, some completed through mbarriers.
+#ifndef KF_CORE_PTX_CLUSTER_CUH
+#define KF_CORE_PTX_CLUSTER_CUH
 
-#include "kf/core/cluster.cuh"
-#include "kf/core/rows/args.cuh"
+#include "kf/core/config.h"
+
+// 1 in code for sm_90 and later.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+#define KFI_CLUSTERS 1
+#else
+#define KFI_CLUSTERS 0
+#endif
 
 #ifdef KFI_DEVICE_PASS
 #if KFI_CLUSTERS
+KFI_DEVICE int kfi_cluster_rank()
+{
+    unsigned rank;
+    asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+    return (int)rank;
+}
+// The cluster barrier: all threads of all blocks arrive, then wait.
+KFI_DEVICE void kfi_cluster_arrive()
+{
+    asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+}
+KFI_DEVICE void kfi_cluster_wait()
+{
+    asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
 // Exchange of values within a cluster. A block waits on its mbarrier; one thread of each block
 // sends to it and announces the number of bytes (expect). A cluster barrier would be slower: it
 // waits until all earlier stores have reached memory.
-#ifdef KFI_PTX
 KFI_DEVICE unsigned kfi_shared(const void *p) { return (unsigned)__cvta_generic_to_shared(p); }
 KFI_DEVICE void kfi_mbarrier_open(unsigned long long *barrier)
 {
@@ -57,23 +77,17 @@ KFI_DEVICE void kfi_cluster_send(double *slot, unsigned long long *barrier, int 
         "d"(v), "r"(kfi_cluster_place(barrier, rank))
         : "memory");
 }
-#else // the emulation uses the cluster barrier
-KFI_DEVICE void kfi_mbarrier_open(unsigned long long *) {}
-KFI_DEVICE void kfi_mbarrier_expect(unsigned long long *, int) {}
-KFI_DEVICE void kfi_mbarrier_await(unsigned long long *, int)
+// Stores to the slot of another block. The next cluster barrier makes the value visible.
+KFI_DEVICE void kfi_cluster_store(float *slot, int rank, float v)
 {
-    kfi_cluster_arrive();
-    kfi_cluster_wait();
+    asm volatile("st.shared::cluster.f32 [%0], %1;" ::"r"(kfi_cluster_place(slot, rank)), "f"(v)
+                 : "memory");
 }
-KFI_DEVICE void kfi_cluster_send(float *slot, unsigned long long *, int rank, float v)
+KFI_DEVICE void kfi_cluster_store(double *slot, int rank, double v)
 {
-    *kf_emu_remote(slot, (unsigned)rank) = v;
+    asm volatile("st.shared::cluster.f64 [%0], %1;" ::"r"(kfi_cluster_place(slot, rank)), "d"(v)
+                 : "memory");
 }
-KFI_DEVICE void kfi_cluster_send(double *slot, unsigned long long *, int rank, double v)
-{
-    *kf_emu_remote(slot, (unsigned)rank) = v;
-}
-#endif
 #endif
 #endif
 
