@@ -1,36 +1,38 @@
 # SPDX-License-Identifier: Apache-2.0
 """The C schedule of the matmul family.
 
-Seams are functions over some elements of a row, one per activation and compute type. The product is
-core/matmul/matmul.h's, for all ops.
+Seams are functions over some elements of a row. Those that call the activation take it as an
+argument: one text per compute type, and one short function per activation, which passes it. The
+product is core/matmul/matmul.h's, for all ops.
 """
 
 import functools
 from dataclasses import dataclass
 
-from kfgen.language.emit import Target, emit, reads
+from kfgen.language.emit import emit, reads
 from kfgen.language.expr import Graph
 from kfgen.language.gradient import substitute
 from kfgen.language.primitives import KEEP, KEEP_SCALE
 from kfgen.model import names
-from kfgen.model.activation import bwd_reads_x, rising
-from kfgen.model.schedule import C
-
-ACTIVATIONS = ("act", "act_bwd")
+from kfgen.model.activation import CALLS, GIVEN, bwd_reads_x, rising
+from kfgen.model.schedule import C, Text
 
 
 @dataclass
 class Function:
-    """A seam with an activation, ready to print."""
+    """A seam's text, ready to print."""
 
     name: str
     builtin: bool  # kf's own headers have it
+    given: bool  # takes the activation as an argument
     ctype: str
     inputs: list  # (index among the seam's inputs, name)
     results: list  # (index among its outputs, name, expression)
     lines: list
     scalars: list  # (name, place)
     keeps: bool
+    calls: list  # keys of CALLS that are arguments
+    named: list  # (function, activation) of the functions that pass an activation
 
 
 class MatmulC(C):
@@ -38,42 +40,51 @@ class MatmulC(C):
     def flavour(self):
         return self.k.flavour
 
+    @property
+    def act_flavour(self):
+        """Seams compute in the accumulators' type."""
+        return self.k.flavour
+
+    def _ops(self, seam):
+        graph = self.k.graph
+        return {graph.nodes[i].op for i in graph.reachable([self.k.roots[r] for r in seam.roots])}
+
     def calls(self, seam):
         """Returns whether a seam calls the activation; it has one function per activation then."""
-        graph = self.k.graph
-        return any(
-            graph.nodes[i].op in ACTIVATIONS
-            for i in graph.reachable([self.k.roots[r] for r in seam.roots])
-        )
+        return not self._ops(seam).isdisjoint(CALLS)
 
     def name(self, seam, act, by=False):
-        return names.seam(
-            seam.word, self.k.op.pattern, act.name if self.calls(seam) else "", by, self.flavour
-        )
+        return self._named(seam, act.name if self.calls(seam) else "", by)
+
+    def _named(self, seam, word, by):
+        return names.seam(seam.word, self.k.op.pattern, word, by, self.flavour)
 
     @functools.cached_property
     def functions(self):
-        """All functions of the kernel's seams and activations."""
-        found = []
-        for seam in self.k.seams:
-            if not self.calls(seam):
-                found.append(self._function(seam, self.k.acts[0], False))
-                continue
-            for act in self.k.acts:
-                found += [
-                    self._function(seam, act, by)
-                    for by in ((False, True) if self._has_by(seam, act) else (False,))
-                ]
-        return found
+        """The functions of the kernel's seams."""
+        return [self._function(seam, text) for seam in self.k.seams for text in self._texts(seam)]
+
+    def _texts(self, seam):
+        """The texts of a seam, and the activations that share them."""
+        acts = self.k.acts
+        if not self.calls(seam):
+            return [Text(acts[0], acts[:1])]
+        found = {}
+        for act in acts:
+            for by in (False, True) if self._has_by(seam, act) else (False,):
+                own = self.stand_in(act) if "act_bwd" in self._ops(seam) and not by else GIVEN
+                found.setdefault((own.name, by), Text(own, [], by)).acts.append(act)
+        return list(found.values())
 
     def _has_by(self, seam, act):
         return seam.word == "dacc" and self.k.by(act)
 
-    def _graph(self, act, by):
-        """The graph, with the activation's gradient inlined if it reads dy alone or the result."""
-        if by:
-            return self.k.graph_by(act)
-        if not self.k.bwd or bwd_reads_x(act):
+    def _graph(self, text):
+        """The graph, with the activation's gradient inlined if it reads dy alone."""
+        act = text.acts[0]
+        if text.by:
+            return self.k.graph_by()
+        if text.given or not self.k.bwd or bwd_reads_x(act):
             return self.k.graph, self.k.roots
         graph = Graph()
         own = {s: graph.var(s) for s in act.scalars}
@@ -85,19 +96,10 @@ class MatmulC(C):
             act=(lambda x: graph.add("act", x), lambda x, dy: act.build_bwd(graph, x, dy, own)),
         )
 
-    def target(self, act):
-        extra = "".join(f", {s}" for s in act.scalars)
-        return Target(
-            "kfi_cpu_",
-            self.flavour,
-            True,
-            act=lambda x: f"kfi_cpu_act_{act.name}_{self.flavour}({x}{extra})",
-            act_bwd=lambda x, dy: f"kfi_cpu_act_{act.name}_bwd_{self.flavour}({x}, {dy}{extra})",
-        )
-
-    def _function(self, seam, act, by):
-        graph, roots = self._graph(act, by)
-        roots, target = [roots[r] for r in seam.roots], self.target(act)
+    def _function(self, seam, text):
+        graph, roots = self._graph(text)
+        act, target = text.acts[0], self.target(text.act)
+        roots = [roots[r] for r in seam.roots]
         spelled = [getattr(v, "name", v) for v in seam.reads]
         keep = "kfi_cpu_keep(keep[j], t->keep_from)"
         env = {n: f"{n}_j" for n in spelled}
@@ -108,19 +110,25 @@ class MatmulC(C):
         lines, texts = emit(graph, roots, target, env, fixed={})
         printed = reads(graph, roots)
         read = {graph.nodes[i].value for i in printed if graph.nodes[i].op == "var"}
-        if any(graph.nodes[i].op in (*ACTIVATIONS, "act_bwd_out") for i in printed):
-            read |= set(act.scalars)
-        scalars = [(s, i) for i, s in enumerate([*self.k.scalars, *act.scalars]) if s in read]
+        called = {graph.nodes[i].op for i in printed}
+        calls, own = [c for c in CALLS if c in called], [] if text.given else list(act.scalars)
+        if calls:
+            read |= set(own)
+        scalars = [(s, i) for i, s in enumerate([*self.k.scalars, *own]) if s in read]
         made = [getattr(v, "name", v) for v in seam.makes]
+        like = f"like_{act.name}"
         return Function(
-            self.name(seam, act, by),
+            self._named(seam, like, text.by) if text.given else self.name(seam, act, text.by),
             act.builtin or not self.calls(seam),
+            text.given,
             self.k.scalar_ctype,
             [(i, n) for i, n in enumerate(spelled) if n in read],
             list(zip(range(len(made)), made, texts)),
             lines,
             scalars,
             KEEP in read,
+            calls if text.given else [],
+            [(self.name(seam, a, text.by), a) for a in text.acts] if text.given else [],
         )
 
     # ---- the run function
@@ -234,7 +242,7 @@ class MatmulC(C):
         """The computation in order, for readers."""
         found = []
         for seam in self.k.seams:
-            f = self._function(seam, act, False)
+            f = self._function(seam, Text(act, [act]))
             found += [
                 f"{seam.word}:",
                 *(f"    {line}" for line in f.lines),
