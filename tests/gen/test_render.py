@@ -119,7 +119,7 @@ def test_depfile(tmp_path):
         "--ops",
         ops,
         "--dtypes",
-        "bf16",
+        "f32,bf16",
     )
     target, _, rest = (tmp_path / "deps.d").read_text().partition(": ")
     assert pathlib.Path(target).is_file()
