@@ -6,10 +6,12 @@ import re
 
 import kflib
 import kfpython
+import pytest
 
 PAGE = (kflib.ROOT / "docs/python.md").read_text()
 
 
+@pytest.mark.check
 def test_the_page():
     """The section "PyTorch" is skipped if PyTorch is not installed."""
     sections = [

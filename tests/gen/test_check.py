@@ -330,6 +330,7 @@ def test_a_wave_of_a_quotient(tmp_path, capsys):
     assert any("gradient for b against finite differences" in f for f in failures), failures
 
 
+@pytest.mark.check
 def test_points_are_seen():
     """Most of the grid is away from kinks."""
     rng = np.random.default_rng(0)

@@ -107,6 +107,7 @@ def more_dimensions(f, sizes):
     return front + shape + back, None if axis is None else axis + len(front) if axis >= 0 else axis
 
 
+@pytest.mark.check
 def test_fake_kernels(functions):
     """Output shapes that the manifest gives for tensors of more dimensions must equal those that
     checks.py allocates."""

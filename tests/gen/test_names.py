@@ -295,6 +295,7 @@ def test_list(capsys):
     assert len(FUNCTIONS) == len(MANIFEST["functions"])
 
 
+@pytest.mark.check
 def test_list_json_round_trip(capsys):
     assert main(["list", "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == MANIFEST

@@ -120,6 +120,7 @@ def test_numbers(own, backend, tmp_path):
             ).all(), f["name"]
 
 
+@pytest.mark.check
 def test_what_is_said_of_it(own):
     functions, _, words = own
     forward = next(f for f in functions if f["name"] == "kf_smooth_bf16")

@@ -84,7 +84,8 @@ def thin(f):
         yield from of_calls(f)
         return
     if cases.of_own_accesses(f):
-        yield "schedule", schedule(f), f["dtypes"][0]
+        yield "schedule", (*schedule(f)[:-1], f["dtypes"][0])
+        yield "state", (f["family"], f["bwd"], f["state"])  # loads seed and offset from memory
     for a in f["arguments"]:
         yield "role", f["family"], a["role"], a.get("kind")
     if f["bwd"] and f["statements_by_result"]:
@@ -148,13 +149,21 @@ def numbers_gate():
 @functools.cache
 def on_all_shapes():
     """Returns the names of the gate's functions that run on every shape: one per schedule and
-    element dtype. f16 differs from bf16 by its conversion only, and an op's or activation's
-    expression is the same in all loops of a schedule."""
+    element dtype, of an unchanged family one per schedule. f16 differs from bf16 by its conversion
+    only, and an op's or activation's expression is the same in all loops of a schedule."""
     if cases.LEVEL > 1:
         return frozenset(f["name"] for f in gate())
     return frozenset(
         f["name"]
-        for f in cover(lambda f: [(schedule(f), f["dtypes"][0].replace("bf16", "f16"))], gate())
+        for f in cover(
+            lambda f: [
+                (
+                    schedule(f),
+                    ledger.unchanged(f["family"]) or f["dtypes"][0].replace("bf16", "f16"),
+                )
+            ],
+            gate(),
+        )
     )
 
 

@@ -31,14 +31,16 @@ def families():
 
 @functools.cache
 def digest(family):
-    """Returns a digest of a family's functions, of the code of its headers and of what these
-    include, and of the family's own tests. Comments and white space of headers do not count."""
-    functions, include = members(family), kflib.render(None)
-    headers = sorted({f["header"] for f in functions})
+    """Returns a digest of the prototypes of a family's functions, of the code of its headers and of
+    what these include, and of the family's own tests. Comments and white space of headers do not
+    count, nor what else the manifest says: tests of its own hold that."""
+    include = kflib.render(None)
+    headers = sorted({f["header"] for f in members(family)})
     text = "".join(f'#include "{h}.h"\n#include "{h}.cuh"\n' for h in headers)
     code = [(name, _code(name, include)) for name in sorted(kflib.closure(text, include))]
     tests = sorted((kflib.ROOT / "tests/families" / family).rglob("*.py"))
-    content = functions, code, [(path.name, path.read_text()) for path in tests]
+    prototypes = [f.get(word) for f in members(family) for word in ("signature", "cpu_signature")]
+    content = prototypes, code, [(path.name, path.read_text()) for path in tests]
     return hashlib.sha256(repr(content).encode()).hexdigest()[:32]
 
 
