@@ -73,7 +73,7 @@ def check_expressions(op):
             f"op.{op.pattern}",
             getattr(e, "field", "expr"),
             str(e),
-            "see the expression language in docs/hacking.md",
+            "see the expression language in docs/expressions.md",
         ) from None
     if op.has_act and not graph.uses("act", roots):
         raise SpecError(
@@ -141,7 +141,7 @@ def check_activation_expressions(act):
                 f"activation.{act.name}",
                 name,
                 str(e),
-                "see the expression language in docs/hacking.md",
+                "see the expression language in docs/expressions.md",
             ) from None
 
 

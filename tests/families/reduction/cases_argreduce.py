@@ -109,14 +109,14 @@ REFUSED = {
         "op.total",
         "expr",
         "calls `argmax` of 1 arguments",
-        "docs/hacking.md",
+        "docs/expressions.md",
     ),
     "an index in an op over rows": (
         reduce('{ out = "argmax(x)" }', family="rows"),
         "op.total",
         "expr",
         "calls `argmax`; the functions are",
-        "docs/hacking.md",
+        "docs/expressions.md",
     ),
 }
 

@@ -331,7 +331,7 @@ REFUSED = {
         "op.turn",
         "norm",
         "reads `w`",
-        "docs/hacking.md",
+        "docs/expressions.md",
     ),
     "no norm": (
         normed(f'q = {HALVES}, k = "more", w = "scale", v = "scale"', "1"),

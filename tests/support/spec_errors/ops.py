@@ -84,7 +84,7 @@ CASES = {
         "remove it",
     ),
     "no act": (op(expr='"a + b"'), "op.plus_{act}", "expr", "does not call act", "call act"),
-    "act without {act}": (op("plus"), "op.plus", "expr", "no meaning here", "docs/hacking.md"),
+    "act without {act}": (op("plus"), "op.plus", "expr", "no meaning here", "docs/expressions.md"),
     "unknown kind": (
         op(operands='{ a = "elem", b = "col" }'),
         "op.plus_{act}",
@@ -308,7 +308,7 @@ CASES = {
         "op.plus_{act}",
         "expr",
         "reads `dropout`, which is not one of: a, b",
-        "docs/hacking.md",
+        "docs/expressions.md",
     ),
     **{
         f"{word} in a map op": (
@@ -316,7 +316,7 @@ CASES = {
             "op.plus_{act}",
             "expr",
             f"`{word}`, which this op's family",
-            "docs/hacking.md",
+            "docs/expressions.md",
         )
         for word in ("sum", "mean", "pick", "stop")
     },
@@ -326,7 +326,7 @@ CASES = {
             "op.plus_{act}",
             "expr",
             f"calls `{word}` with 1 arguments, it takes 2",
-            "docs/hacking.md",
+            "docs/expressions.md",
         )
         for word in ("max", "min")
     },

@@ -77,21 +77,21 @@ CASES = {
         "op.total",
         "expr",
         "reads `column`, which is not one of: count, inf, x",
-        "docs/hacking.md",
+        "docs/expressions.md",
     ),
     "dropout of what is saved": (
         row(saved='{ s = "sum(dropout(x))" }'),
         "op.share",
         "saved",
         "calls `dropout`, which has no meaning here",
-        "docs/hacking.md",
+        "docs/expressions.md",
     ),
     "dropout in a gradient alone": (
         row(grads='{ x = "dropout(dout) - sum(dout * out)" }'),
         "op.share",
         "grads",
         "calls `dropout`, which has no meaning here",
-        "docs/hacking.md",
+        "docs/expressions.md",
     ),
     "outputs in a circle": (
         row(
@@ -103,21 +103,21 @@ CASES = {
         "op.share",
         "expr",
         "`a` and `b` read each other",
-        "docs/hacking.md",
+        "docs/expressions.md",
     ),
     "an output of itself": (
         row(expr='"x + sum(out)"'),
         "op.share",
         "expr",
         "reads `out`, which is not",
-        "docs/hacking.md",
+        "docs/expressions.md",
     ),
     "saved of itself": (
         row(saved='{ s = "sum(x * s)" }'),
         "op.share",
         "saved",
         "reads `s`, which is not",
-        "docs/hacking.md",
+        "docs/expressions.md",
     ),
     **{
         f"{text} over a row": (
@@ -128,7 +128,7 @@ CASES = {
             "op.share",
             "expr",
             message,
-            "docs/hacking.md",
+            "docs/expressions.md",
         )
         for text, message in (
             ("pick(x)", "`pick` with 1 arguments, it takes 2"),
@@ -167,7 +167,7 @@ CASES = {
             "op.share",
             "expr",
             message,
-            "docs/hacking.md",
+            "docs/expressions.md",
         )
         for text, message in (
             ("sum(sum(x))", "`sum` on a value that is constant within a row"),
@@ -205,21 +205,21 @@ CASES = {
         "op.share",
         "saved",
         "is not an expression",
-        "docs/hacking.md",
+        "docs/expressions.md",
     ),
     "saved of an unknown name": (
         row(saved='{ s = "sum(y)" }'),
         "op.share",
         "saved",
         "reads `y`, which is not one of: column, count, inf,",
-        "docs/hacking.md",
+        "docs/expressions.md",
     ),
     "saved reads the activation": (
         row("share_{act}", saved='{ s = "sum(act(x))" }', expr='"act(x) / s"'),
         "op.share_{act}",
         "saved",
         "calls `act`, which has no meaning here",
-        "docs/hacking.md",
+        "docs/expressions.md",
     ),
     "saved of each element": (
         row(saved='{ s = "x + 1" }'),
@@ -262,35 +262,35 @@ CASES = {
         "op.share",
         "grads",
         "is not an expression",
-        "docs/hacking.md",
+        "docs/expressions.md",
     ),
     "grads of an unknown name": (
         row(grads='{ x = "dy" }'),
         "op.share",
         "grads",
         "reads `dy`, which is not one of: column, count, dout, inf, out, queries, query, x",
-        "docs/hacking.md",
+        "docs/expressions.md",
     ),
     "grads of a condition": (
         row(grads='{ x = "dout > 0" }'),
         "op.share",
         "grads",
         "is a condition",
-        "docs/hacking.md",
+        "docs/expressions.md",
     ),
     "grads calls act": (
         row("share_{act}", expr='"act(x / sum(x))"', grads='{ x = "act(dout)" }'),
         "op.share_{act}",
         "grads",
         "no meaning here",
-        "docs/hacking.md",
+        "docs/expressions.md",
     ),
     "grads calls act_bwd": (
         row(grads='{ x = "act_bwd(x, dout)" }'),
         "op.share",
         "grads",
         "calls `act_bwd`",
-        "docs/hacking.md",
+        "docs/expressions.md",
     ),
     "grads of a constant": (
         row(grads='{ x = "2" }'),
