@@ -19,6 +19,7 @@ TYPES = {
     "i32": "int32_t",
     "i64": "int64_t",
 }
+OVERVIEWS = {"README.md", "activations.md", "family_interface.md", "matrix.md"}
 SECTION = re.compile(r"^## <a name=\"\w+\"></a>`(\S+)`$(.*?)^\| tensor", re.M | re.S)
 PATTERN = re.compile(r"^kf_result_t (kf_\[cpu_\]\S+?)\((.*)\);$", re.M)
 
@@ -28,8 +29,7 @@ def test_the_pages_are_those_of_the_spec():
     assert (
         {p.name for p in FOLDER.iterdir()}
         == set(found)
-        == {f"{f.name}.md" for f in families.FAMILIES.values()}
-        | {"README.md", "activations.md", "family_interface.md"}
+        == {f"{f.name}.md" for f in families.FAMILIES.values()} | OVERVIEWS
     )
     stale = [name for name, text in found.items() if (FOLDER / name).read_text() != text]
     assert not stale, f"{', '.join(stale)}: run gen/bin/kfgen docs"
@@ -69,6 +69,43 @@ def test_signature_patterns_are_the_signatures(family, manifest):
         name, arguments = next(p for p in sections[f["op"]] if ("_bwd_T" in p[0]) is f["bwd"])
         words = {v["name"]: v["dtype"] for v in f["variables"]}
         assert filled(name, arguments, f["activation"], words, f["dtypes"][0]) == f["cpu_signature"]
+
+
+def matrix():
+    """Yields (op, activation, dtypes, backward, backend) of each function in the matrix."""
+    page = (FOLDER / "matrix.md").read_text()
+    tables = [
+        [[cell.strip() for cell in line.split("|")[1:-1]] for line in table.splitlines()]
+        for table in re.findall(r"(?:^\|.*\n)+", page, re.M)
+    ]
+    (_, _, *dtypes), _, *ops = tables[0]
+    (_, *letters), _, *acts = tables[1]
+    sets = {
+        letter: [re.search(r"`(\w+)`", name)[1] for name, *marks in acts if marks[i]]
+        for i, letter in enumerate(letters)
+    }
+    for name, letter, *cells in ops:
+        op = re.search(r"`(\S+)`", name)[1]
+        for word, cell in zip(dtypes, cells, strict=True):
+            marks, _, only = cell.partition(" ")
+            for bwd in (b == "b" for b in marks):
+                for backend in [only] if only else ["C", "CUDA"]:
+                    for act in sets.get(letter, ["none"]):
+                        yield op, act, word, bwd, backend
+
+
+def test_the_matrix_has_exactly_the_functions(manifest):
+    pairs = set(
+        re.findall(r"^- \[`(\w+)`\].* for every pair of", (FOLDER / "matrix.md").read_text(), re.M)
+    )
+    found = list(matrix())
+    assert len(found) == len(set(found)) and pairs == {"cast"}
+    assert set(found) == {
+        (f["op"], f["activation"], "_".join(f["dtypes"]), f["bwd"], backend)
+        for f in manifest["functions"]
+        for backend, word in (("C", "c"), ("CUDA", "cuda"))
+        if word in f["backends"] and f["op"] not in pairs and not f["state"]
+    }
 
 
 def test_every_result_code_is_documented():

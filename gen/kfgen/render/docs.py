@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reference pages, from the same model as the headers: one per family, activations, an overview,
-and the attributes that templates read.
+"""Reference pages, from the same model as the headers: one per family, activations, a matrix of
+functions, an overview, and the attributes that templates read.
 """
 
 import pathlib
@@ -8,7 +8,7 @@ import re
 
 from kfgen import families, paths
 from kfgen.model import contract, names
-from kfgen.render import interface, render
+from kfgen.render import docs_matrix, interface, render
 from kfgen.render.environment import environment
 
 VARIES = ("T", "U", "I", "acc")
@@ -179,6 +179,7 @@ def pages(selection):
     """Returns {file name: text}."""
     env = environment()
     env.filters["cell"] = lambda text: text.replace("|", "\\|")
+    env.filters["stem"] = names.stem
     titles = {family.name: family.title for family in families.FAMILIES.values()}
     common = {"version": paths.version(), "titles": titles}
     of = {family.name: [] for family in families.FAMILIES.values()}
@@ -207,6 +208,9 @@ def pages(selection):
         for family, ops in of.items()
     }
     texts["activations.md"] = env.get_template("docs/activations.md.j2").render(acts=acts, **common)
+    texts["matrix.md"] = env.get_template("docs/matrix.md.j2").render(
+        **docs_matrix.values(selection), **common
+    )
     texts["README.md"] = env.get_template("docs/index.md.j2").render(
         of=of, count=count, on_cuda=on_cuda, codes=result_codes(), **common
     )
