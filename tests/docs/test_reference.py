@@ -4,6 +4,7 @@
 import re
 
 import pytest
+import runtime_api
 from conftest import ROOT
 from kfgen import families
 from kfgen.entries import spec as specs
@@ -19,7 +20,7 @@ TYPES = {
     "i32": "int32_t",
     "i64": "int64_t",
 }
-OVERVIEWS = {"README.md", "activations.md", "family_interface.md", "matrix.md"}
+OVERVIEWS = {"README.md", "activations.md", "family_interface.md", "matrix.md", "runtime.md"}
 SECTION = re.compile(r"^## <a name=\"\w+\"></a>`(\S+)`$(.*?)^\| tensor", re.M | re.S)
 PATTERN = re.compile(r"^kf_result_t (kf_\[cpu_\]\S+?)\((.*)\);$", re.M)
 
@@ -106,6 +107,20 @@ def test_the_matrix_has_exactly_the_functions(manifest):
         for backend, word in (("C", "c"), ("CUDA", "cuda"))
         if word in f["backends"] and f["op"] not in pairs and not f["state"]
     }
+
+
+def test_the_runtime_page_describes_every_function():
+    """Each function, struct and macro of kf/runtime.h is on the page, functions with a meaning."""
+    page = (FOLDER / "runtime.md").read_text()
+    described = dict(
+        (name, meaning)
+        for cell, meaning in re.findall(r"^\| `(.*)` \| (.*) \|$", page, re.M)
+        for name in re.findall(r"(kf_\w+)\(", cell)
+    )
+    functions = set(runtime_api.prototypes()) | {"kf_context_create"}
+    assert set(described) == functions and all(described.values())
+    declared = set(re.findall(r"^#define (\w+) ", runtime_api.HEADER.read_text(), re.M))
+    assert [n for n in runtime_api.types() | declared if n not in page] == []
 
 
 def test_every_result_code_is_documented():

@@ -5,10 +5,11 @@ functions, an overview, and the attributes that templates read.
 
 import pathlib
 import re
+import textwrap
 
 from kfgen import families, paths
 from kfgen.model import contract, names
-from kfgen.render import docs_matrix, interface, render
+from kfgen.render import docs_matrix, docs_runtime, interface, render
 from kfgen.render.environment import environment
 
 VARIES = ("T", "U", "I", "acc")
@@ -180,6 +181,10 @@ def pages(selection):
     env = environment()
     env.filters["cell"] = lambda text: text.replace("|", "\\|")
     env.filters["stem"] = names.stem
+    env.filters["dedent"] = textwrap.dedent
+    env.filters["wrap"] = lambda text: textwrap.fill(
+        text, 100, break_long_words=False, break_on_hyphens=False
+    )
     titles = {family.name: family.title for family in families.FAMILIES.values()}
     common = {"version": paths.version(), "titles": titles}
     of = {family.name: [] for family in families.FAMILIES.values()}
@@ -210,6 +215,9 @@ def pages(selection):
     texts["activations.md"] = env.get_template("docs/activations.md.j2").render(acts=acts, **common)
     texts["matrix.md"] = env.get_template("docs/matrix.md.j2").render(
         **docs_matrix.values(selection), **common
+    )
+    texts["runtime.md"] = env.get_template("docs/runtime.md.j2").render(
+        **docs_runtime.values(), **common
     )
     texts["README.md"] = env.get_template("docs/index.md.j2").render(
         of=of, count=count, on_cuda=on_cuda, codes=result_codes(), **common

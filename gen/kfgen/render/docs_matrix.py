@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Values of the reference page that shows which op exists for which activation, dtype and backend."""
+"""Values of the reference's matrix: which op exists for which activation, dtype, backend."""
 
 import string
 from dataclasses import dataclass, field
