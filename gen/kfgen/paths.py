@@ -14,6 +14,12 @@ INCLUDE = ROOT / "include"
 PUBLIC = "rope_table.h", "runtime.h", "runtime.hpp"  # hand-written headers of include/kf itself
 
 
+def frontend():
+    """Returns the folder of kf.nn's sources: in a checkout, or in the installed package."""
+    package = ROOT / "frontends/python/kernel_fusion"
+    return (package if package.is_dir() else HERE.parent / "kernel_fusion") / "nn"
+
+
 def called(path):
     """Names a spec file in messages and banners: a built-in file with its folder."""
     return f"{path.parent.name}/{path.name}" if HERE in path.parents else path.name

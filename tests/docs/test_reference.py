@@ -20,7 +20,14 @@ TYPES = {
     "i32": "int32_t",
     "i64": "int64_t",
 }
-OVERVIEWS = {"README.md", "activations.md", "family_interface.md", "matrix.md", "runtime.md"}
+OVERVIEWS = {
+    "README.md",
+    "activations.md",
+    "family_interface.md",
+    "matrix.md",
+    "nn.md",
+    "runtime.md",
+}
 SECTION = re.compile(r"^## <a name=\"\w+\"></a>`(\S+)`$(.*?)^\| tensor", re.M | re.S)
 PATTERN = re.compile(r"^kf_result_t (kf_\[cpu_\]\S+?)\((.*)\);$", re.M)
 

@@ -2,11 +2,13 @@
 """kf.nn compared with torch.nn, with the same state_dict: values, gradients, statistics, errors."""
 
 import copy
+import inspect
 import itertools
 import pickle
 import re
 
 import cases
+import kflib
 import kfpython
 import pytest
 import pytorch
@@ -439,3 +441,26 @@ def test_every_name_is_there():
     )
     if cases.LEVEL > 1:
         assert {n for n in _classes.TORCH.values() if not hasattr(nn, n)} == set()
+
+
+def test_the_reference_page_has_every_module():
+    """docs/reference/nn.md has the arguments, docstring and base of each module."""
+    page = (kflib.ROOT / "docs/reference/nn.md").read_text()
+    found = {
+        cells[0].strip("`").removeprefix("kf.nn."): [c.strip("`") for c in cells[1:]]
+        for cells in (line[2:-2].split(" | ") for line in page.splitlines() if "| `kf.nn." in line)
+    }
+    assert set(found) == set(own.__all__)
+    for name, (arguments, replaced, text) in found.items():
+        module = getattr(own, name)
+        theirs = getattr(nn, name, None)
+        assert replaced == (f"torch.nn.{name}" if theirs else ""), name
+        assert theirs is None or issubclass(module, theirs)
+        if not text.startswith("kf.ops."):
+            words = " ".join(module.__doc__.partition("Args:")[0].split())
+            assert re.sub("`", "", text).startswith(words), name
+        given = [word.partition("=")[0] for word in re.split(r", (?=[\w*])", arguments) if word]
+        names = {w for w in given if not w.startswith("*")}
+        known = set(inspect.signature(module).parameters)
+        known |= set(inspect.signature(theirs).parameters) if theirs else set()
+        assert names <= known, name

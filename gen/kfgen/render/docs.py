@@ -9,7 +9,7 @@ import textwrap
 
 from kfgen import families, paths
 from kfgen.model import contract, names
-from kfgen.render import docs_matrix, docs_runtime, interface, render
+from kfgen.render import docs_matrix, docs_nn, docs_runtime, interface, render
 from kfgen.render.environment import environment
 
 VARIES = ("T", "U", "I", "acc")
@@ -181,6 +181,7 @@ def pages(selection):
     env = environment()
     env.filters["cell"] = lambda text: text.replace("|", "\\|")
     env.filters["stem"] = names.stem
+    env.filters["coded"] = docs_nn.coded
     env.filters["dedent"] = textwrap.dedent
     env.filters["wrap"] = lambda text: textwrap.fill(
         text, 100, break_long_words=False, break_on_hyphens=False
@@ -216,6 +217,7 @@ def pages(selection):
     texts["matrix.md"] = env.get_template("docs/matrix.md.j2").render(
         **docs_matrix.values(selection), **common
     )
+    texts["nn.md"] = env.get_template("docs/nn.md.j2").render(**docs_nn.values(selection), **common)
     texts["runtime.md"] = env.get_template("docs/runtime.md.j2").render(
         **docs_runtime.values(), **common
     )

@@ -13,6 +13,9 @@ from torch import Tensor
 from kernel_fusion import _dispatch, ops
 from kernel_fusion.nn.activations import only
 
+# Docstring of the losses that _elements makes; kfgen's reference page shows it too.
+DOC = "A replacement of torch.nn.{name}: kf.ops.{op}, {op}_mean or {op}_sum, by reduction."
+
 
 def _elements(
     name: str, op: str, scalars: tuple[str, ...] = (), absent: tuple[str, ...] = (), **fixed: Any
@@ -51,9 +54,7 @@ def _elements(
 
     Module.__name__ = Module.__qualname__ = name
     Module.__module__ = __name__
-    Module.__doc__ = (
-        f"A replacement of torch.nn.{name}: kf.ops.{op}, {op}_mean or {op}_sum, by reduction."
-    )
+    Module.__doc__ = DOC.format(name=name, op=op)
     return Module
 
 
