@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs the Python examples of docs/python.md as one program and compares the printed lines."""
+"""Runs the Python examples of each page as one program and compares the printed lines."""
 
 import importlib.util
 import re
@@ -8,20 +8,26 @@ import kflib
 import kfpython
 import pytest
 
-PAGE = (kflib.ROOT / "docs/python.md").read_text()
+HAS_TORCH = importlib.util.find_spec("torch")
+
+
+def runnable(page):
+    """Returns the page's sections that need no PyTorch, or all of them if it is installed."""
+    return [
+        s
+        for s in re.split(r"^(?=## )", page, flags=re.M)
+        if HAS_TORCH or not s.startswith("## PyTorch")
+    ]
 
 
 @pytest.mark.check
-def test_the_page():
-    """The section "PyTorch" is skipped if PyTorch is not installed."""
-    sections = [
-        s
-        for s in re.split(r"^(?=## )", PAGE, flags=re.M)
-        if not s.startswith("## PyTorch") or importlib.util.find_spec("torch")
-    ]
+@pytest.mark.parametrize("name", ["python", *(["from_pytorch"] if HAS_TORCH else [])])
+def test_the_page(name):
+    page = (kflib.ROOT / f"docs/{name}.md").read_text()
     program = "".join(
-        block for section in sections for block in re.findall(r"```python\n(.*?)```", section, re.S)
+        block
+        for section in runnable(page)
+        for block in re.findall(r"```python\n(.*?)```", section, re.S)
     )
-    assert kfpython.python(program).splitlines() == re.findall(
-        r"^ *print\(.*\) +# (.*)$", program, re.M
-    )
+    printed = re.findall(r"^ *print\(.*\) +# (.*)$", program, re.M)
+    assert printed and kfpython.python(program).splitlines() == printed
