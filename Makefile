@@ -127,7 +127,8 @@ check: $(VENV)/test.stamp cc cxx
 # The last command refuses changes that break compiled programs; it then writes nothing.
 update: $(VENV)/test.stamp
 	@$(VENV)/bin/python gen/bin/kfgen docs
-	@KF_UPDATE=1 $(VENV)/bin/python -m pytest -q -n 0 tests/docs/test_readme.py -k "own or counted"
+	@KF_UPDATE=1 $(VENV)/bin/python -m pytest -q -n 0 -k "own or counted or launcher" \
+	  tests/docs/test_readme.py tests/docs/test_which_function.py
 	@KF_UPDATE_GOLDEN=1 $(VENV)/bin/python -m pytest -q -n 0 tests/gen/test_abi.py -k golden
 
 # Installs PyTorch, which tests/frontends use if it is present.

@@ -1,0 +1,47 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checks docs/which_function.md: every op has a row, launchers and aliases are current.
+
+After a change of those: KF_UPDATE=1 pytest tests/docs/test_which_function.py
+tests/frontends/test_which_function.py compares the expressions of a row.
+"""
+
+import os
+import re
+
+from conftest import ROOT
+from kfgen.entries import aliases
+
+PAGE = ROOT / "docs/which_function.md"
+ROW = re.compile(r"^(\| .+ \| `kf\.ops\.([\w{}]+)\(.*\)` \|).*$", re.M)
+LISTED = re.compile(r"(<!-- aliases -->\n).*?(<!-- /aliases -->)", re.S)
+UPDATE = os.environ.get("KF_UPDATE")
+
+
+def launchers(manifest):
+    """Returns {op: the C launcher of its first dtypes}, with {act} for the activation."""
+    found = {}
+    for f in manifest["functions"]:
+        if not f["bwd"] and not f["state"] and "c" in f["backends"]:
+            found.setdefault(f["op"], f"kf_cpu_{f['op']}_{'_'.join(f['dtypes'])}")
+    return found
+
+
+def listed():
+    """Returns the table of aliases."""
+    lines = ["| alias | function |", "|:--|:--|"]
+    for name, entry in aliases.load().items():
+        given = ", ".join(entry["arguments"])
+        lines.append(f"| `{name}({given})` | `{entry['function']}` |")
+    return "\n".join(lines) + "\n"
+
+
+def test_every_op_has_a_row_with_its_launcher(manifest):
+    text, known = PAGE.read_text(), launchers(manifest)
+    now = ROW.sub(lambda m: f"{m[1]} `{known.get(m[2])}` |", text)
+    now = LISTED.sub(lambda m: m[1] + listed() + m[2], now)
+    if UPDATE:
+        PAGE.write_text(now)
+    assert PAGE.read_text() == now, "run KF_UPDATE=1 pytest tests/docs/test_which_function.py"
+    named = [op for _, op in ROW.findall(now)]
+    explained = set(re.findall(r"`kf\.ops\.(\w+_with_grad)\(", now))
+    assert len(named) == len(set(named)) and {*named, *explained} == set(known)

@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Compares the PyTorch expressions of docs/which_function.md with the functions beside them."""
+
+import re
+
+import kflib
+import kfpython
+import pytest
+import pytorch
+
+torch = pytorch.load()
+
+kfpython.use()
+
+import kernel_fusion as kf  # noqa: E402
+import torch.nn.functional as F  # noqa: E402
+from kernel_fusion import _interpreted, _library, _table  # noqa: E402
+from kfgen.entries import spec as specs  # noqa: E402
+from kfgen.interfaces import manifest  # noqa: E402
+from kfgen.render.render import Selection  # noqa: E402
+
+PAGE = (kflib.ROOT / "docs/which_function.md").read_text()
+ROW = re.compile(r"^\| `([^`]+)`[^|]* \| `(kf\.ops\.([\w{}]+)\(.*\))` \|", re.M)
+SIZES = {
+    "outer": [3],
+    "inner": [4],
+    "axis": [5],
+    "channels": [6],
+    "length": [],
+    "batch": [],
+    "rows": [5],
+    "cols": [6],
+    "depth": [3],
+    "n": [5, 6],
+    "vocab": [9],
+    "positions": [5],
+    "types": [2],
+    "heads": [2],
+    "kv_heads": [1],
+    "dim": [8],
+    "pairs": [4],
+    "queries": [5],
+    "keys": [7],
+}
+SCORES = SIZES | {"batch": [2], "heads": [3]}
+# Names of the page that are not operands, and operands with other names.
+OTHERS = {"mean": "running_mean", "var": "running_var", "seen": "mask"}
+CLASSES = {"label": 6, "index": 9, "position": 5, "type": 2}
+
+
+def drawn(op, t, rng):
+    """Returns a tensor for an operand: row indices, conditions, probabilities or numbers."""
+    sizes = SCORES if op.name.startswith("scale_") and "queries" in op.parts else SIZES
+    shape = []
+    for extent in t.shape:
+        factor, _, size = extent.rpartition(" * ")
+        shape += [int(factor or 1) * n for n in sizes[size]]
+    if t.name in CLASSES:
+        return torch.randint(0, CLASSES[t.name], shape, generator=rng)
+    if t.var == "u8":
+        return torch.rand(shape, generator=rng) > 0.3
+    x = torch.randn(shape, generator=rng, dtype=torch.float64)
+    return x.softmax(-1) if t.name in ("target", "running_var") else x
+
+
+def names(op):
+    """Returns the values of the page's names for an op."""
+    rng = torch.Generator().manual_seed(0)
+    found = {t.name: drawn(op, t, rng) for t in op.forward.inputs}
+    found |= {name: found[own].clone() for name, own in OTHERS.items() if own in found}
+    queries, keys = SCORES["queries"][0], SCORES["keys"][0]
+    causal = torch.ones(queries, keys).tril(keys - queries).bool()
+    helpers = {}
+    helpers |= {"torch": torch, "F": F, "act": F.gelu, "p": 0.0, "dim": 1, "causal": causal}
+    exec("".join(re.findall(r"```python\n(def .*?)```", PAGE, re.S)), helpers | found, helpers)
+    for helper in helpers.values():
+        if hasattr(helper, "__globals__"):
+            helper.__globals__.update(helpers | found)
+    return helpers | found | {"kf": kf}
+
+
+def evaluated(text, values):
+    """Returns the results of `name = value; ...; result`, a tuple of tensors."""
+    *before, last = text.split("; ")
+    values = dict(values)
+    for statement in before:
+        exec(statement, values)
+    found = eval(last, values)
+    return tuple(found) if isinstance(found, tuple) else (found,)
+
+
+class Interpreted(_interpreted.Interpreted):
+    """NumPy's evaluation of an op that the package of level 1 lacks."""
+
+    def __init__(self, op):
+        chosen = Selection(specs.load(), ops=[op.name], activations=["none", "gelu"])
+        super().__init__(manifest.build(chosen))
+
+    def _values(self, f, sizes, scalars):
+        """Adds what products read besides: beta, the factor of the old result."""
+        return {"beta": 0.0, "out": 0.0} | super()._values(f, sizes, scalars)
+
+
+def arrays(values):
+    return {n: v.numpy() if isinstance(v, torch.Tensor) else v for n, v in values.items()}
+
+
+@pytest.mark.parametrize("row", ROW.findall(PAGE), ids=lambda row: row[2])
+def test_both_expressions_are_equal(row, monkeypatch):
+    expression, call, pattern = row
+    op = next(op for op in _table.ops().values() if op.pattern == pattern)
+    values = names(op)
+    wanted = evaluated(expression, values)
+    if not kfpython.WHOLE and op.name not in kfpython.OPS:
+        library = Interpreted(op)
+        monkeypatch.setattr(_library, "of", lambda _: library)
+        values = arrays(values)
+    got = evaluated(call.replace("{act}", "gelu"), values)
+    assert len(got) == len(wanted)
+    for a, b in zip(got, wanted, strict=True):
+        a = torch.as_tensor(a)
+        assert a.shape == b.shape and torch.allclose(a.double(), b.double(), atol=1e-6)
