@@ -5,9 +5,9 @@
     python3 bench/report.py --check     list stale pages and charts, change nothing
     python3 bench/report.py --every bench/results/h200/compile.json     print one row per case
 
-README.md and docs/performance.md have marks, <!-- table: slow 5 --> ... <!-- /table -->, that name
-a function of tables.py and its arguments. Pages below docs/performance/ are generated whole
-(set_pages.py). A test compares all of them with bench/results.
+README.md, docs/performance.md and docs/why.md have marks, <!-- table: slow 5 --> ... <!-- /table
+-->, that name a function of tables.py and its arguments. Pages below docs/performance/ are
+generated whole (set_pages.py). A test compares all of them with bench/results.
 """
 
 import argparse
@@ -20,7 +20,7 @@ import set_pages
 import tables
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
-PAGES = [ROOT / "README.md", ROOT / "docs/performance.md"]
+PAGES = [ROOT / name for name in ("README.md", "docs/performance.md", "docs/why.md")]
 MARK = re.compile(r"(<!-- table: (?P<what>\w+)(?P<words>[^>]*?) -->\n).*?(<!-- /table -->)", re.S)
 
 
