@@ -49,7 +49,7 @@ def prose(doc):
         name, colon, _ = line.partition(": ")
         if line.startswith(" "):
             lines[-1] += f" {line.strip()}"
-        elif name != "*args, **kwargs":  # as PyTorch's
+        elif name != "*args, **kwargs":  # documented by PyTorch
             lines.append(f"`{name}`{colon}{line[len(name) + len(colon) :]}")
     return "<br>".join(coded(line) if i == 0 else line for i, line in enumerate(lines))
 
