@@ -194,7 +194,13 @@ CASES = {
         "`a\\nb` is not a word",
         "lower-case",
     ),
-    "power": (act(expr='"x ** 2"'), "activation.twice", "expr", "uses `x ** 2`", "docs/expressions.md"),
+    "power": (
+        act(expr='"x ** 2"'),
+        "activation.twice",
+        "expr",
+        "uses `x ** 2`",
+        "docs/expressions.md",
+    ),
     "act in an activation": (
         act(expr='"act(x)"'),
         "activation.twice",
