@@ -105,6 +105,7 @@ def arrays(values):
     return {n: v.numpy() if isinstance(v, torch.Tensor) else v for n, v in values.items()}
 
 
+@pytest.mark.check
 @pytest.mark.parametrize("row", ROW.findall(PAGE), ids=lambda row: row[2])
 def test_both_expressions_are_equal(row, monkeypatch):
     expression, call, pattern = row
