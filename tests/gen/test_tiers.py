@@ -21,6 +21,7 @@ TESTS = {
     ("tests/emu/test_numbers.py", ("kf_mul_f32",), False): "rest",
     ("tests/emu/test_numbers.py", (), True): "rest",
     ("tests/cpu/test_strided.py", ("kf_add_f32",), False): "rest",
+    ("tests/headers/test_budget.py", (), False): "rest",
 }
 
 
@@ -49,6 +50,22 @@ def test_of_an_unchanged_family_only_the_quick_tier_runs(monkeypatch):
         ("tests/emu/test_numbers.py", ("kf_mul_f32",), False),
         ("tests/cpu/test_strided.py", ("kf_add_f32",), False),
     }
+
+
+def test_shared_tests_run_unless_nothing_has_changed(monkeypatch):
+    left = {t for t in TESTS if not runs_in(TESTS[t], t, monkeypatch, [tiers.SHARED])}
+    assert left == {
+        ("tests/emu/test_numbers.py", (), True),
+        ("tests/headers/test_budget.py", (), False),
+    }
+
+
+def test_the_shared_digest_has_the_tests(monkeypatch):
+    found = ledger.digest_of_shared()
+    ledger.digest_of_shared.cache_clear()
+    monkeypatch.setattr(tiers, "TESTED", ("cpu", "emu"))
+    assert ledger.digest_of_shared() != found
+    ledger.digest_of_shared.cache_clear()
 
 
 def test_files_that_are_not_imported_have_no_quick_test(monkeypatch):

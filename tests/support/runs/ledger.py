@@ -15,9 +15,11 @@ import pathlib
 import re
 
 import kflib
+import tiers
 
 LEDGER = kflib.ROOT / "tests/golden/families.json"
 # Comments, or literals, which may contain what looks like a comment.
+SOURCES = (".py", ".h", ".cuh", ".c", ".cpp", ".cu", ".ld")
 COMMENT = re.compile(r'//[^\n]*|/\*.*?\*/|("(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])*\')', re.S)
 
 
@@ -27,6 +29,15 @@ def members(family):
 
 def families():
     return sorted({f["family"] for f in kflib.manifest()["functions"]})
+
+
+@functools.cache
+def digest_of_shared():
+    """Returns a digest of all families and of the tests of their headers, with what these use."""
+    folders = [kflib.ROOT / "tests" / name for name in (*tiers.TESTED, "support")]
+    paths = sorted(p for d in folders for p in d.rglob("*") if p.suffix in SOURCES)
+    content = [digest(f) for f in families()], [(p.name, p.read_text()) for p in paths]
+    return hashlib.sha256(repr(content).encode()).hexdigest()[:32]
 
 
 @functools.cache
@@ -74,5 +85,8 @@ def write(found):
 
 @functools.cache
 def unchanged(family):
-    """True if all tests of the family passed in its present state."""
-    return family in read() and read()[family] == digest(family)
+    """True if all tests of the family, or of tiers.SHARED, passed in its present state."""
+    filed = read().get(family)
+    return filed is not None and filed == (
+        digest_of_shared() if family == tiers.SHARED else digest(family)
+    )
