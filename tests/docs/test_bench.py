@@ -28,6 +28,7 @@ def sets(manifest):
     return {name: case.load(name, manifest)[1] for name in SETS}
 
 
+@pytest.mark.check
 @pytest.mark.parametrize("name", SETS)
 def test_every_case_is_a_call(name, sets):
     """Sizes are as the launcher takes them, and no case appears twice."""

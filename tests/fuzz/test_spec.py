@@ -300,6 +300,7 @@ def test_the_entries_are_right(tmp_path):
     )
 
 
+@pytest.mark.check
 @examples(80, 1000)
 @given(text=spoiled())
 def test_spoiled_entries(tmp_path_factory, text):

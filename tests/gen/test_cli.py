@@ -257,6 +257,7 @@ def test_again_is_for_nothing(stamped, tmp_path):
     )  # on a machine that is busy
 
 
+@pytest.mark.check
 @pytest.mark.parametrize(
     "what",
     [

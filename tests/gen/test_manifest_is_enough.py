@@ -175,6 +175,7 @@ def test_prototypes(functions, tmp_path):
     )
 
 
+@pytest.mark.check
 def test_two_calls_through_one_workspace(functions, tmp_path):
     source = tmp_path / "two.c"
     source.write_text(from_manifest.composition([(functions[name], sizes) for name, sizes in TWO]))

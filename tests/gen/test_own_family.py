@@ -74,16 +74,13 @@ def expected(f, x):
     return sum(terms), sum(map(np.abs, terms))
 
 
+@pytest.mark.check
 @pytest.mark.parametrize(
     "backend",
     [
         "cpu",
         pytest.param(
-            "emu",
-            marks=[
-                pytest.mark.check,
-                pytest.mark.skipif(not toolkit.include(), reason="no CUDA headers"),
-            ],
+            "emu", marks=pytest.mark.skipif(not toolkit.include(), reason="no CUDA headers")
         ),
     ],
 )
