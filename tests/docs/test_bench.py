@@ -42,6 +42,7 @@ def test_every_case_is_a_call(name, sets):
         assert set(c.saved) <= {a["name"] for a in c.inputs} and c.results, c.key
 
 
+@pytest.mark.check
 @needs_torch
 @pytest.mark.parametrize("name", SETS)
 def test_every_case_has_sets_of_tensors(name, sets):

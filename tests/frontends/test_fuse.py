@@ -179,6 +179,7 @@ def _texts(st):
 PARTS = cases.by_level(1, 4)  # takes minutes, so it runs alone
 
 
+@pytest.mark.check
 @pytest.mark.parametrize("part", range(PARTS))
 def test_random_formulas(kf, part):
     """Several formulas are the results of one op, compiled once."""

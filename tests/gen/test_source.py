@@ -133,6 +133,7 @@ CUDA = [
 ]
 
 
+@pytest.mark.check
 @pytest.mark.parametrize("name", CUDA[:3])
 @pytest.mark.skipif(not shutil.which("nvcc"), reason="no nvcc")
 def test_nvcc(capsys, tmp_path, name):
