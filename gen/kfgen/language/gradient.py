@@ -7,7 +7,7 @@ from kfgen.language.primitives import COLUMN, COUNT, ELEM, KEEP, PER_COUNT, PRIM
 
 def gradient(graph, seeds, wrt):
     """Differentiates in reverse mode. seeds: {output node: node of its incoming gradient}. Returns
-    {node of wrt: gradient or None}.
+    {node of wrt: gradient, or None if no output depends on the node}.
     """
     adjoints = _Adjoints(graph)
     for node, dy in seeds.items():
@@ -36,7 +36,7 @@ class _Adjoints:
         return self._guarded(*self._summed(node))
 
     def add(self, node, value, guards, of=None):
-        """Adds a term to a node's adjoint. of: the node that reads it and passes the term on."""
+        """Adds a term to a node's adjoint. of: the reader of `node` that the term comes from."""
         graph = self.graph
         if graph.levels is not None:
             if graph.level(node) == UNIFORM:

@@ -119,9 +119,9 @@ def cover(features, functions):
 
 @functools.cache
 def gate():
-    """Returns the functions that number tests run.
+    """Returns the functions that tests of numbers run at this level.
 
-    Level 1: at least one function per feature, and one per schedule of a family that is unchanged
+    Level 1: at least one function per feature, and the thin cover of a family that is unchanged
     since its last complete passing run (ledger.py). Level 2: every op, direction and dtype with a
     sample of activations (cases.sampled). Level 3: all. KF_FAMILIES limits levels 2 and 3 to these
     families.
@@ -139,8 +139,9 @@ def thin_gate():
 
 
 def numbers_gate():
-    """Returns the functions of the libraries of numbers in this tier (tiers.py): thin_gate in the
-    quick one, gate in the other, which skips the numbers of thin_gate."""
+    """Returns the functions whose libraries this tier builds for tests of numbers: thin_gate in the
+    quick tier, gate in the other, which skips the numbers of thin_gate; of one family its part of
+    thin_gate."""
     if tiers.FAMILY:
         return [f for f in thin_gate() if f["family"] == tiers.FAMILY]
     return thin_gate() if tiers.TIER == "quick" and cases.LEVEL == 1 else gate()

@@ -21,7 +21,7 @@
 #include "kf/core/wgmma.cuh"
 
 #define KFI_SLAB_BYTES 2048 // 16 rows of at most 64 results of 2 bytes, swizzled as TMA expects
-#define KFI_PIPELINE_K 64   // elements of 2 bytes per row of a stage: 128 bytes
+#define KFI_PIPELINE_K 64   // a stage's row has 128 bytes: 64 elements of 2 bytes, 32 of tf32
 #define KFI_PIPELINE_SLAB_COLS 64 // columns of the 16 rows that a warp's epilogue takes at a time
 #define KFI_PIPELINE_PER_THREAD (16 * KFI_PIPELINE_SLAB_COLS / 32) // accumulators of those
 
@@ -45,7 +45,7 @@ KFI_BOTH constexpr int kfi_pipeline_slabs(int tile) // per warp
 {
     return kfi_pipeline_warpgroup_rows(tile) / 64 * kfi_pipeline_slabs_across(tile);
 }
-// Bytes of all warps' slabs, and of the row values (bias) of both consumer warpgroups.
+// Bytes of all warps' slabs, and of the tile's bias for both consumer warpgroups.
 KFI_BOTH constexpr int kfi_slab_bytes(int tile)
 {
     return kfi_policy(tile).slab_buffers > 0
@@ -59,8 +59,9 @@ KFI_BOTH constexpr int kfi_pipeline_shared_bytes(int tile)
            kfi_slab_bytes(tile);
 }
 
-// Tensor maps of the operands: of two products that share A, or of `terms` products that are
-// summed. batched_*: 1, or 0 where all matrices of the batch share the operand.
+// Tensor maps of the operands: of two products that share A, or of the `terms` products that are
+// summed (2 in gradients of two products, else 1). batched_*: 1, or 0 where all matrices of the
+// batch share the operand.
 struct kfi_gemm_maps {
     kfi_tensor_map a[2], b[2];
     int batched_a[2], batched_b[2], terms;
@@ -86,10 +87,11 @@ struct kfi_gemm_maps {
 // Pipeline state of a warpgroup.
 struct kfi_pipeline {
     unsigned stages, full, empty; // shared addresses; full and empty: mbarriers, 8 bytes each
-    unsigned slabs, row_values;   // shared addresses of this warp's slabs, this warpgroup's values
-    int slabs_used, preloaded;    // slabs so far; stages loaded by kfi_pipeline_init
-    int group;                    // 0: producer, 1 and 2: consumers
-    int count, next_count;        // K-slices of this tile, and of the other warpgroup's next tile
+    unsigned slabs, row_values;   // shared addresses of this warp's slabs, this warpgroup's bias
+    int slabs_used,
+        preloaded; // slabs stored, which select a buffer; stages loaded by kfi_pipeline_init
+    int group;     // 0: producer, 1 and 2: consumers
+    int count, next_count; // K-slices of this tile, and of the other warpgroup's next tile
     int stage, phase;
     unsigned unit; // next work unit
 };
@@ -169,7 +171,6 @@ KFI_DEVICE kfi_pipeline kfi_pipeline_init(const kfi_gemm *g = nullptr,
 // ---- producer warpgroup
 
 // Loads one K-slice of A and B into the current stage. depth: its first element of K.
-
 template <int tile, int layout, int products>
 KFI_DEVICE void kfi_pipeline_load_slice(const kfi_pipeline &r, const kfi_gemm_tile &at, int term,
                                         int depth, const kfi_gemm_maps &maps)
@@ -329,7 +330,8 @@ KFI_DEVICE void kfi_pipeline_transpose(float *v)
         }
     }
 }
-// Stores slab `number` of the accumulators as the lane's vectors. Called by all lanes.
+// Copies the lane's accumulators of slab `number` to `own`, its vectors of results, for direct
+// stores. Called by all lanes.
 template <int tile, int products>
 KFI_DEVICE void kfi_pipeline_store_fragment(float *own, float (*sums)[kfi_policy(tile).cols / 2],
                                             int number)
@@ -338,7 +340,7 @@ KFI_DEVICE void kfi_pipeline_store_fragment(float *own, float (*sums)[kfi_policy
 #pragma unroll
     for (int n = 0; n < kfi_pipeline_slabs(tile); ++n) {
         if (n != number) continue;
-        // own: [row, row + 8][32 columns of a product][8 columns][2]
+        // own[16 * (row + 8) + 8 * half of the columns + 2 * group of 8 columns + one of a pair]
 #pragma unroll
         for (int i = 0; i < KFI_PIPELINE_PER_THREAD; ++i) {
             const int half = i / 8 % 2, j = i / 2 % 4,

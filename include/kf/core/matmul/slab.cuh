@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// kf/core/gemm_slab.cuh: epilogue of the wgmma kernels of 2-byte elements through shared memory.
+// kf/core/matmul/slab.cuh: epilogue of the wgmma kernels of 2-byte elements through shared memory.
 // A warp takes a slab, 16 rows x 64 (or 32) columns, in wgmma's register order. It packs results to
 // pairs, stores them by stmatrix into a swizzled buffer, and from there by TMA.
 //
 // Shared memory: 2 or 4 slabs of 2 KB per consumer warp, so that TMA stores overlap the next slabs;
-// row values (bias) of the tile per warpgroup.
+// bias of the tile's columns per warpgroup.
 // Callers: kfk_NAME_slabs (templates), in layout nt, for ops with one product, no dropout and at
 // most one row operand. Valid where results and operands are 16-byte aligned and cols is a multiple
 // of 8: a TMA store clips rows at 16 bytes.

@@ -85,7 +85,8 @@ KF_FN KFI_SMALL kf_i64 kfi_row_parts(const kfi_row_layout &g, int threads, bool 
     return kfi_clamp(kfi_ceil(g.rows, g.groups), 1, most > 1 ? most : 1);
 }
 // Chooses the schedule, from the row length only; the row count only sets the number of blocks.
-// Returns the kernel as an index of kfi_row's table.
+// Returns an index of `limits`, limit_count if rows are not in registers; kfi_row_kernel has the
+// kernel's index.
 KF_FN KFI_SMALL int kfi_make_row_layout(kfi_row_layout *g, kf_i64 rows, kf_i64 cols, int vec,
                                         const unsigned *limits, int limit_count, bool sums,
                                         const kfi_reach &reach, int *threads)
