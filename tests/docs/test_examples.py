@@ -113,6 +113,7 @@ def test_c(name, compiler, prefix, tmp_path):
         assert printed == OUTPUTS[name]
 
 
+@pytest.mark.check
 def test_demo(prefix, tmp_path):
     """Runs the program of `make demo` on small tensors, with its checks against float64."""
     run(

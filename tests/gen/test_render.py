@@ -47,6 +47,7 @@ def tree(directory):
     }
 
 
+@pytest.mark.check
 def test_same_bytes_every_time(tmp_path, files):
     """Output must not depend on Python's hash seeds, nor on which other ops are rendered. Level 1
     renders a few ops, level 2 all."""

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checks how level 1 is split: each test runs in one tier, or belongs to an unchanged family."""
 
+import pathlib
+
 import ledger
 import pytest
 import tiers
@@ -15,6 +17,7 @@ TESTS = {
     ("tests/fuzz/test_spec.py", (), False): "quick",
     ("tests/fuzz/test_maps.py", (), False): "rest",
     ("tests/build/test_make.py", (), False): "rest",
+    ("tests/build/test_launcher_files.py", (), False): "rest",
     ("tests/families/rows/test_gen.py", (), False): "quick",
     ("tests/families/rows/test_emu_odd_rows.py", (), False): "rest",
     ("tests/emu/test_numbers.py", ("kf_add_f32",), False): "quick",
@@ -52,20 +55,39 @@ def test_of_an_unchanged_family_only_the_quick_tier_runs(monkeypatch):
     }
 
 
-def test_shared_tests_run_unless_nothing_has_changed(monkeypatch):
-    left = {t for t in TESTS if not runs_in(TESTS[t], t, monkeypatch, [tiers.SHARED])}
-    assert left == {
+LEFT = {
+    "all headers": {
         ("tests/emu/test_numbers.py", (), True),
         ("tests/headers/test_budget.py", (), False),
-    }
+    },
+    "build systems": {("tests/build/test_launcher_files.py", (), False)},
+}
 
 
-def test_the_shared_digest_has_the_tests(monkeypatch):
-    found = ledger.digest_of_shared()
-    ledger.digest_of_shared.cache_clear()
-    monkeypatch.setattr(tiers, "TESTED", ("cpu", "emu"))
-    assert ledger.digest_of_shared() != found
-    ledger.digest_of_shared.cache_clear()
+@pytest.mark.parametrize("group", tiers.GROUPS)
+def test_a_group_runs_unless_nothing_has_changed(group, monkeypatch):
+    left = {t for t in TESTS if not runs_in(TESTS[t], t, monkeypatch, [group])}
+    assert left == LEFT[group]
+
+
+@pytest.mark.parametrize(
+    "group, path",
+    [
+        ("all headers", "tests/emu/test_numbers.py"),
+        ("all headers", "tests/support/folders.py"),
+        ("build systems", "tests/build/conftest.py"),
+        ("build systems", "meson.build"),
+        ("build systems", "templates/package/CMakeLists.txt.j2"),
+        ("build systems", "gen/bin/kfgen"),
+    ],
+)
+def test_a_group_s_digest_has_its_files(group, path, monkeypatch):
+    monkeypatch.setattr(ledger, "digest", lambda family: "")
+    monkeypatch.setattr(ledger, "families", list)
+    digest = ledger.digest_of_group.__wrapped__
+    found, read = digest(group), pathlib.Path.read_text
+    monkeypatch.setattr(pathlib.Path, "read_text", lambda p: read(p) + "x" * (p == ROOT / path))
+    assert digest(group) != found
 
 
 def test_files_that_are_not_imported_have_no_quick_test(monkeypatch):

@@ -32,12 +32,27 @@ def families():
 
 
 @functools.cache
-def digest_of_shared():
-    """Returns a digest of all families and of the tests of their headers, with what these use."""
-    folders = [kflib.ROOT / "tests" / name for name in (*tiers.TESTED, "support")]
-    paths = sorted(p for d in folders for p in d.rglob("*") if p.suffix in SOURCES)
-    content = [digest(f) for f in families()], [(p.name, p.read_text()) for p in paths]
+def digest_of_group(name):
+    """Returns a digest of all families and of the group's tests, with what these use; of build
+    systems also of the files that say how to build."""
+    below = sorted(p for p in (kflib.ROOT / "tests").rglob("*") if p.suffix in SOURCES)
+    paths = [p for p in below if p.is_relative_to(kflib.ROOT / "tests/support")]
+    folders = {p.parent for p in below if tiers.group(_from_root(p)) == name}
+    paths += [p for p in below if p.parent in folders]
+    if name == "build systems":
+        paths += sorted(p for p in kflib.ROOT.glob("*") if p.is_file() and p.suffix != ".md")
+        paths += [
+            p
+            for folder in ("gen", "templates", "include")
+            for p in sorted((kflib.ROOT / folder).rglob("*"))
+            if p.is_file() and "__pycache__" not in p.parts
+        ]
+    content = [digest(f) for f in families()], [(_from_root(p), p.read_text()) for p in paths]
     return hashlib.sha256(repr(content).encode()).hexdigest()[:32]
+
+
+def _from_root(path):
+    return path.relative_to(kflib.ROOT).as_posix()
 
 
 @functools.cache
@@ -85,8 +100,8 @@ def write(found):
 
 @functools.cache
 def unchanged(family):
-    """True if all tests of the family, or of tiers.SHARED, passed in its present state."""
+    """True if all tests of the family, or of a group of tiers.GROUPS, passed in its present state."""
     filed = read().get(family)
     return filed is not None and filed == (
-        digest_of_shared() if family == tiers.SHARED else digest(family)
+        digest_of_group(family) if family in tiers.GROUPS else digest(family)
     )

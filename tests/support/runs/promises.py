@@ -253,7 +253,7 @@ def is_whole(runs):
         if not ledger.unchanged(
             p.parent.name
             if p.parent.parent.name == "families"
-            else tiers.SHARED * (p.parent.name in tiers.TESTED)
+            else tiers.group(p.relative_to(ROOT).as_posix())
         )
     }
     missing = there - {f for run in runs for f in run["files"]}
@@ -300,7 +300,7 @@ def main():
     if runs and all(run["kind"] == "cpu" for run in runs):
         whole = {family: ledger.digest(family) for family in is_whole(runs)}
         if len(whole) == len(ledger.families()):
-            whole[tiers.SHARED] = ledger.digest_of_shared()
+            whole |= {name: ledger.digest_of_group(name) for name in tiers.GROUPS}
         ledger.write(whole)
 
 

@@ -5,8 +5,8 @@
                     that cover each family's loops in each dtype (selection.thin_gate); no test
                     that is marked `check`
     KF_TIER=rest    `make check`: everything else, but not the tests of a family that is unchanged
-                    since all of them passed, nor those of headers if no family and none of these
-                    tests has changed (ledger.py)
+                    since all of them passed, nor a group of GROUPS of which nothing has changed
+                    since then (ledger.py)
     KF_FAMILY=rows  `make test FAMILY=rows`: of the quick tier what concerns one family
 
 Without either, and above level 1, all tests run. As a program, prints the sum of both tiers as one
@@ -22,8 +22,12 @@ import sys
 TIER = os.environ.get("KF_TIER", "") if os.environ.get("KF_LEVEL", "1") == "1" else ""
 FAMILY = os.environ.get("KF_FAMILY", "")
 TIERS = ("quick", "rest")
-SHARED = "all headers"  # the ledger's name for tests of all families together
-TESTED = ("cpu", "emu", "headers")  # folders of these tests
+# Tests of all families together, as regular expressions of their files. Builds by make and pip
+# depend on the machine's tools, and are in no group.
+GROUPS = {
+    "all headers": r"tests/(cpu|emu|headers)/",
+    "build systems": r"tests/build/test_(cmake|dist|launch\w+|meson|pkg_config|single)\.py",
+}
 OUTCOMES = pathlib.Path(__file__).resolve().parents[3] / "build/tests/outcomes"
 COUNTED = ("passed", "failed", "error", "skipped")
 QUICK = re.compile(
@@ -43,9 +47,9 @@ def family(path, parameters):
     return found[1] if found else f.get("family", "") if isinstance(f, dict) else ""
 
 
-def shared(path):
-    """Returns the ledger's name of a test of all families' headers, else ""."""
-    return SHARED if path.split("/")[1] in TESTED else ""
+def group(path):
+    """Returns the name in GROUPS of a file's tests, else ""."""
+    return next((name for name, files in GROUPS.items() if re.match(files, path)), "")
 
 
 def is_quick(path, parameters, check, early):
@@ -66,7 +70,7 @@ def runs(path, parameters, check, early=(), unchanged=lambda family: False):
         return True
     if is_quick(path, parameters, check, early):
         return TIER == "quick"
-    about = family(path, parameters) or shared(path)
+    about = family(path, parameters) or group(path)
     return TIER == "rest" and not (about and unchanged(about))
 
 
