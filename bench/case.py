@@ -7,6 +7,8 @@ import math
 import pathlib
 import tomllib
 
+import size_rules
+
 ITEM = {"f32": 4, "f16": 2, "bf16": 2, "f64": 8, "i32": 4, "i64": 8, "u8": 1}
 PATH = pathlib.Path(__file__).with_name("shapes.toml")
 # Extents of batches, heads and groups: typical numbers of channels, equal for every function.
@@ -94,12 +96,8 @@ class Case:
         return math.prod(n for name, n in zip(self.f["sizes"], self.sizes) if name != "groups")
 
     def shape(self, a):
-        """Shape of a tensor, whose extents are products of sizes, such as 2 * cols."""
-        at = dict(zip(self.f["sizes"], self.sizes))
-        return tuple(
-            math.prod(int(at.get(word, word)) for word in extent.split(" * "))
-            for extent in a["shape"]
-        )
+        """Shape of a tensor."""
+        return size_rules.shape(a, dict(zip(self.f["sizes"], map(int, self.sizes))))
 
     def size(self, a):
         return math.prod(self.shape(a)) * ITEM[a["dtype"]]

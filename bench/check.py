@@ -73,11 +73,11 @@ def parts(case):
 
 def cut(tensor, a, part):
     """Cuts a tensor along each extent that is a size of the part, or twice one (packed)."""
-    for axis, extent in enumerate(a["shape"]):
+    for axis, extent in enumerate(a["extents"]):
         for size, span in part.items():
             if extent == size:
                 tensor = tensor[(slice(None),) * axis + (span,)]
-            elif extent == f"2 * {size}":
+            elif extent == ["*", 2, size]:
                 tensor = torch.cat(
                     [half[(slice(None),) * axis + (span,)] for half in tensor.chunk(2, dim=axis)],
                     dim=axis,

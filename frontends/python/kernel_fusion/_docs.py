@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Docstrings of kf.ops, generated from an op's entry."""
 
+from kfgen.model.shapes import NONE, ONE, spans, text
+
 from kernel_fusion._table import Op, Tensor, Value
 
 NAMES = {
@@ -32,23 +34,14 @@ def _dtype(op: Op, t: Tensor) -> str:
 
 def _shape(op: Op, t: Tensor) -> str:
     """Describes a tensor's shape; "..." stands for any number of dimensions."""
-    words = {
-        "all": "...",
-        "before": "...",
-        "after": "...",
-        "all but three": "...",
-        "groups": "groups",
-        "one": "",
-    }
     parts = []
-    for extent in t.shape:
-        factor, _, size = extent.rpartition(" * ")
-        what = op.parts[size]
-        if op.forward.shaped_by:
-            parts.append(size if isinstance(what, int) else f"{size}...")
-            continue
-        parts.append(words.get(str(what), f"{factor}{' * ' if factor else ''}{size}"))
-    return f"[{', '.join(p for p in parts if p)}]".replace("..., ...", "...")
+    for extent in t.extents:
+        rule = op.rules.sizes.get(extent, ONE) if isinstance(extent, str) else ONE
+        if spans(rule):
+            parts.append(f"{extent}..." if op.forward.shaped_by else "...")
+        elif rule != NONE:
+            parts.append(text(extent))
+    return f"[{', '.join(parts)}]".replace("..., ...", "...")
 
 
 def _value(v: Value) -> str:

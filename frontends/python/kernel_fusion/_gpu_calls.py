@@ -118,6 +118,7 @@ def call(op: Op, activation: str, arguments: Arguments) -> Any:
         arguments.axis,
         arguments.groups,
         arguments.second,
+        tuple(arguments.integers) if forward.reads_integers else (),
     )
     results = [
         _output(op, target, where, i, plan, given, arguments) for i in range(len(forward.outputs))

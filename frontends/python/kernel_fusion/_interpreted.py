@@ -13,6 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from kernel_fusion._sizes import value
+
 Array = np.ndarray[Any, Any]
 STORED = {
     "f32": np.float32,
@@ -142,8 +144,7 @@ class Interpreted:
 
     @staticmethod
     def _extents(a: Mapping[str, Any], values: Mapping[str, Any]) -> tuple[int, ...]:
-        parts = [extent.rpartition(" * ") for extent in a["shape"]]
-        return tuple(int(factor or 1) * values[name] for factor, _, name in parts)
+        return tuple(value(extent, values) for extent in a["extents"])
 
     def _array(
         self, a: Mapping[str, Any], at: int, values: Mapping[str, Any], fields: Mapping[str, int]

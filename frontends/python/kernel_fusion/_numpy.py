@@ -162,6 +162,7 @@ def call(op: Op, activation: str, arguments: Arguments) -> Any:
         arguments.axis,
         arguments.groups,
         arguments.second,
+        tuple(arguments.integers) if forward.reads_integers else (),
     )
     results = [
         _output(op, where, i, plan, given, arguments.out) for i in range(len(forward.outputs))

@@ -8,8 +8,8 @@ import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from kernel_fusion import _sizes
-from kernel_fusion._table import WIDE, Call, Layout, Op, Shape, ShapeError, Tensor, Value
+from kernel_fusion._sizes import Layout, Shape, ShapeError
+from kernel_fusion._table import WIDE, Call, Op, Tensor, Value
 
 Given = tuple[Shape, str]  # (shape, dtype) of a tensor
 
@@ -33,12 +33,14 @@ def plan(
     axis: int = -1,
     groups: int = 1,
     second: str | None = None,
+    integers: tuple[int, ...] = (),
 ) -> Plan:
     """Plans a call.
 
     Args:
         given: one tensor per input; None if it is absent or not read.
         second: dtype of the results, if it is an argument (cast).
+        integers: the call's integers, if extents read them (`Call.reads_integers`).
     """
     call, where = (
         op.direction(backward),
@@ -55,26 +57,21 @@ def plan(
     # The shape of this tensor is read.
     assert first is not None
     variables = _variables(op, activation, call, where, given, second)
+    shapes = {t.name: g[0] for t, g in zip(call.inputs, given) if g is not None}
     try:
-        if call.shaped_by:
-            shape, axis = _sizes.elements(
-                op, call, {t.name: g[0] for t, g in zip(call.inputs, given) if g is not None}
-            )
-            layout = op.expand(call, shape, axis, groups)
-        else:
-            layout = op.expand(call, first[0], axis, groups)
+        layout = op.lay_out(call, shapes, axis, groups, integers)
+        _check_sizes(op, where, layout, backward)
+        for t, g in zip(call.inputs, given):
+            if g is not None:
+                _check(where, t, g, layout, variables, call.template.name, first)
+        made = tuple(layout.of(t) for t in call.outputs)
     except ShapeError as e:
         raise ValueError(f"{where}: {e}") from None
-    _check_sizes(op, where, layout, backward)
-    for t, g in zip(call.inputs, given):
-        if g is not None:
-            _check(where, t, g, layout, variables, call.template.name, first)
-    outputs = call.outputs
     return Plan(
         op.function(activation, _words(op, variables), backward),
         layout,
-        tuple(layout.of(t) for t in outputs),
-        tuple(variables.get(t.var, t.var) for t in outputs),
+        made,
+        tuple(variables.get(t.var, t.var) for t in call.outputs),
         tuple(layout.sizes),
     )
 
@@ -136,15 +133,13 @@ def _variables(
 
 
 def _check_sizes(op: Op, where: str, layout: Layout, backward: bool) -> None:
-    if op.has_groups:
-        channels = layout.shape[layout.at]
-        if layout.groups < 1 or channels % layout.groups:
-            raise ValueError(
-                f"{where}: groups is {layout.groups}, expected a divisor of the {channels} channels"
-            )
-    if op.empty == "error" and not backward and layout.sizes[op.forward.sizes.index("axis")] == 0:
+    for size, other in op.rules.divisors.items():
+        n, of = layout.values[size], layout.values[other]
+        if n < 1 or of % n:
+            raise ValueError(f"{where}: {size} is {n}, expected a divisor of the {of} {other}")
+    if op.empty == "error" and not backward and layout.values["axis"] == 0:
         raise ValueError(
-            f"{where}: the axis {layout.at} of the shape {layout.shape} has no elements, so "
+            f"{where}: the axis {layout.axis} of the shape {layout.shape} has no elements, so "
             f"{op.word('none')} is undefined"
         )
 

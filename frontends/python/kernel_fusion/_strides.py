@@ -2,14 +2,17 @@
 """Converts a framework's strides into a launcher's: one per size outside of the innermost."""
 
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
-from kernel_fusion._table import Call, Layout, Tensor
+if TYPE_CHECKING:
+    from kernel_fusion._sizes import Layout
+    from kernel_fusion._table import Call, Tensor
 
 BROADCAST = -(2**63)  # KF_BROADCAST: stride 0
 
 
 def of(
-    t: Tensor, layout: Layout, shape: Sequence[int], strides: Sequence[int]
+    t: "Tensor", layout: "Layout", shape: Sequence[int], strides: Sequence[int]
 ) -> tuple[int, ...] | None:
     """Returns a tensor's fields of the stride struct, outermost size first; 0 means contiguous.
 
@@ -23,8 +26,9 @@ def of(
     found: list[int] = []
     dims = _parts(t, layout)
     start = len(t.strides)
-    if layout.op.has_groups or (
-        layout.op.has_axis and all(shape[d] == 1 for part in dims[start:] for d in part)
+    rules = layout.rules
+    if rules.arguments or (
+        rules.has_axis and all(shape[d] == 1 for part in dims[start:] for d in part)
     ):
         # The channels of a group must be contiguous, and so must an axis with nothing after it.
         start -= 1
@@ -39,13 +43,12 @@ def of(
     return (*found, *[0] * (len(t.strides) - start))
 
 
-def _parts(t: Tensor, layout: Layout) -> list[range]:
+def _parts(t: "Tensor", layout: "Layout") -> list[range]:
     """Returns the tensor's own dimensions of each extent."""
     found, at = [], 0
-    for extent in t.shape:
-        count = len(layout.dims[extent.rpartition(" * ")[2]])  # "2 * cols" is one dimension of cols
-        found.append(range(at, at + count))
-        at += count
+    for own in layout.parts(t):
+        found.append(range(at, at + len(own)))
+        at += len(own)
     return found
 
 
@@ -72,7 +75,7 @@ def _collapsed(dims: Sequence[tuple[int, int]]) -> int | None:
     return BROADCAST if distance == 0 else None if distance < 0 else distance
 
 
-def struct(call: Call, found: Mapping[str, Sequence[int]]) -> list[int] | None:
+def struct(call: "Call", found: Mapping[str, Sequence[int]]) -> list[int] | None:
     """Returns the whole stride struct, or None if all tensors are contiguous."""
     if not found:
         return None

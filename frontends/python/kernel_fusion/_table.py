@@ -1,23 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The ops of kf (ops.json, written by kfgen), with sizes and shapes for any number of dimensions.
+"""The ops of kf (ops.json, written by kfgen).
 
-Independent of frameworks: a shape is a sequence of numbers, symbolic ones included; a dtype is
-kf's name.
+Independent of frameworks: a dtype is kf's name; _sizes.py has the sizes and shapes of a call.
 """
 
 import functools
 import json
 import pathlib
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from kfgen.model import names
+from kfgen.model import shapes as data
+
+from kernel_fusion._sizes import Layout, Rules, Shape, lines
 
 HERE = pathlib.Path(__file__).resolve().parent
 # Dtype of sums and of row values.
 WIDE = {"f32": "f32", "f16": "f32", "bf16": "f32", "f64": "f64", "i32": "f32", "i64": "f32"}
-Shape = Sequence[int]
 
 
 @dataclass(frozen=True)
@@ -29,7 +30,8 @@ class Tensor:
     use: str
     of: str
     kind: str
-    shape: tuple[str, ...]
+    extents: tuple[Any, ...]  # one per dimension of the function's argument: _sizes.Extent
+    lines: tuple[Any, ...]  # _sizes.lines
     var: str
     absent: float | str | None  # a number, or a description
     place_of: str
@@ -82,6 +84,23 @@ class Call:
         return next((t for t in whole if not t.unread and not t.by_result), whole[0])
 
     @functools.cached_property
+    def shaping(self) -> tuple[Tensor, ...]:
+        """Inputs whose shapes determine the sizes."""
+        named = {t.name: t for t in self.inputs}
+        return tuple(named[name] for name in self.shaped_by) or (self.template,)
+
+    @functools.cached_property
+    def reads_integers(self) -> bool:
+        """True if some extent depends on an integer argument."""
+        names = {v.name for v in self.integers}
+        return any(
+            name in names
+            for t in (*self.inputs, *self.outputs)
+            for extent in t.extents
+            for name in data.names(extent)
+        )
+
+    @functools.cached_property
     def results(self) -> list[int]:
         """Indices of the outputs that callers receive."""
         return [i for i, t in enumerate(self.outputs) if t.use == "output" and not t.place_of]
@@ -105,8 +124,7 @@ class Op:
     reduces: bool  # results lack the axis
     axis_may_be_none: bool  # without an axis, all dimensions are one axis
     decomposes: bool  # torch.compile may see the statements instead of the op
-    axis: int | None
-    parts: dict[str, str | int]  # {size: dimensions it is the product of}
+    rules: Rules  # how tensors' dimensions determine the sizes
     dropout: bool
     empty: str
     autocast: str  # low, float32, promote or same
@@ -131,13 +149,23 @@ class Op:
         return "{act}" in self.pattern
 
     @functools.cached_property
+    def axis(self) -> int | None:
+        """Default axis."""
+        return self.rules.axis
+
+    @functools.cached_property
     def has_axis(self) -> bool:
-        """True if callers choose the axis; otherwise it is the last one, or the channels' one."""
-        return "after" in self.parts.values() and not self.has_groups
+        """True if callers choose the axis."""
+        return self.rules.has_axis
 
     @functools.cached_property
     def has_groups(self) -> bool:
-        return "groups" in self.parts.values()
+        return "groups" in self.rules.arguments
+
+    @functools.cached_property
+    def is_flat(self) -> bool:
+        """True if the only size is the number of elements."""
+        return list(self.rules.sizes.values()) == [data.REST]
 
     @functools.cached_property
     def added(self) -> tuple[str, ...]:
@@ -165,91 +193,19 @@ class Op:
         assert call is not None
         return call
 
-    def expand(self, call: Call, shape: Shape, axis: int, groups: int) -> "Layout":
-        return Layout(self, call, shape, axis, groups)
-
-
-class Layout:
-    """Sizes of a call and shapes of its tensors.
-
-    `shape` is that of `call.template`, or the one inferred from several tensors (_sizes.py).
-    """
-
-    def __init__(self, op: Op, call: Call, shape: Shape, axis: int, groups: int):
-        self.op, self.call, self.groups = op, call, groups
-        self.shape = self._elements(tuple(shape), axis)
-        n = len(self.shape)
-        self.at = (
-            axis if op.has_axis or call.shaped_by else op.axis if op.axis is not None else 0
-        ) % max(n, 1)
-        self.dims: dict[str, tuple[int, ...]] = {
-            s: self._of(what, n) for s, what in op.parts.items()
-        }
-
-    def _elements(self, shape: tuple[int, ...], axis: int) -> tuple[int, ...]:
-        """Shape of an "elem" tensor; that of a "half" has twice its last dimension."""
-        least = self.least(self.op)
-        if len(shape) < least:
-            raise ShapeError(self.call.template.name, shape, f"at least {least} dimensions")
-        if self.op.has_axis and not -len(shape) <= axis < len(shape):
-            raise ShapeError(self.call.template.name, shape, f"a dimension {axis}, the axis")
-        if self.call.template.kind != "half":
-            return shape
-        if shape[-1] % 2:
-            raise ShapeError(self.call.template.name, shape, "an even last dimension: two halves")
-        return (*shape[:-1], shape[-1] // 2)
-
-    @staticmethod
-    def least(op: Op) -> int:
-        """Minimum number of dimensions of a tensor."""
-        fixed = [-what for what in op.parts.values() if isinstance(what, int)]
-        return max([*fixed, 0 if op.axis is None else op.axis + 1 if op.axis >= 0 else -op.axis])
-
-    def _of(self, what: str | int, n: int) -> tuple[int, ...]:
-        """Dimensions whose product is the size."""
-        if isinstance(what, int):
-            return (n + what,)
-        of: dict[str, Callable[[], range]] = {
-            "all": lambda: range(n),
-            "before": lambda: range(self.at),
-            "axis": lambda: range(self.at, self.at + 1),
-            "after": lambda: range(self.at + 1, n),
-            "between": lambda: range(self.at, n - 2),
-            "all but three": lambda: range(n - 3),
-            "one": lambda: range(0),
-            "groups": lambda: range(0),
-        }
-        return tuple(of[what]())
-
-    def size(self, name: str) -> int:
-        if self.op.parts[name] == "groups":
-            return self.groups
-        found = 1
-        for d in self.dims[name]:
-            found = found * self.shape[d]
-        return found
-
-    @property
-    def sizes(self) -> list[int]:
-        return [self.size(s) for s in self.call.sizes]
-
-    def of(self, tensor: Tensor) -> tuple[int, ...]:
-        """Returns a tensor's shape."""
-        found: list[int] = []
-        for extent in tensor.shape:
-            factor, _, name = extent.rpartition(" * ")
-            if self.op.parts[name] == "groups":
-                found.append(self.groups)
-            else:
-                found += [self.shape[d] * int(factor or 1) for d in self.dims[name]]
-        return tuple(found)
-
-
-class ShapeError(ValueError):
-    """Shape error of a tensor; the caller adds the op's name."""
-
-    def __init__(self, tensor: str, shape: Shape, expected: str):
-        super().__init__(f"{tensor} has the shape {tuple(shape)}, expected {expected}")
+    def lay_out(
+        self,
+        call: Call,
+        shapes: Mapping[str, Shape],
+        axis: int = -1,
+        groups: int = 1,
+        integers: Sequence[int] = (),
+    ) -> Layout:
+        """Computes sizes and shapes from those of the tensors that determine the sizes."""
+        numbers = {v.name: n for v, n in zip(call.integers, integers)} | {"groups": groups}
+        return Layout(
+            self.rules, call.shaping, [shapes[t.name] for t in call.shaping], axis, numbers
+        )
 
 
 def _call(found: dict[str, Any], shaped_by: Sequence[str]) -> Call:
@@ -257,7 +213,8 @@ def _call(found: dict[str, Any], shaped_by: Sequence[str]) -> Call:
         Tensor(
             **{
                 **t,
-                "shape": tuple(t["shape"]),
+                "extents": tuple(t["extents"]),
+                "lines": lines(t["extents"], found["sizes"]),
                 "strides": tuple(t["strides"]),
                 "unread": frozenset(t["unread"]),
                 "by_result": frozenset(t["by_result"]),
@@ -298,7 +255,6 @@ def entry(
             "reduces",
             "axis_may_be_none",
             "decomposes",
-            "axis",
             "dropout",
             "empty",
             "autocast",
@@ -307,7 +263,7 @@ def entry(
     }
     return Op(
         **same,
-        parts=found["sizes"],
+        rules=Rules(found["sizes"], found["axis"]),
         activations=tuple(found["activations"]),
         integer_activations=tuple(found["integer_activations"]),
         dtypes=frozenset(tuple(d) for d in found["dtypes"]),

@@ -31,7 +31,7 @@ GROUPS = ("elementwise", "fusion", "reduction")
 def _group(op: Op) -> str:
     if op.reduces:
         return "reduction"
-    return "elementwise" if set(op.parts.values()) == {"all"} else "fusion"
+    return "elementwise" if op.is_flat else "fusion"
 
 
 @functools.cache

@@ -16,12 +16,8 @@ class Family:
     # call are the shape of "elem", or those given by {form: sizes}.
     forms = {}
     sizes = {}
-    # Mapping of tensors of any rank to the sizes of "elem": {form: (default axis or None, {size:
-    # dimensions whose product it is})}. Dimensions: "all"; "before" the axis, the "axis" itself,
-    # "after" it; "groups", a divisor of the axis; "all but three"; an index from the end, as -1;
-    # "one", the empty product. If several tensors determine the sizes (a kernel's `shaped_by`),
-    # dimensions are those of all sizes in order, and "between" are those from the axis to the last
-    # two.
+    # How tensors of any rank determine the sizes: {form: (default axis or None, {size: rule})}.
+    # shapes.py has the rules.
     axes = {}
     split = {}  # extents that rows divide: {form: {extent: factors}}
     row_kinds = ()  # kinds of tensors with one value per row

@@ -23,7 +23,7 @@ TENSOR = (
     "use",
     "of",
     "kind",
-    "shape",
+    "extents",
     "var",
     "absent",
     "place_of",

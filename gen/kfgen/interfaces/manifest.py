@@ -4,7 +4,7 @@
 from kfgen.entries import aliases
 from kfgen.interfaces import abi
 from kfgen.language import formulas
-from kfgen.model import contract, names, runtime_activation
+from kfgen.model import contract, names, runtime_activation, shapes
 from kfgen.model.activation import bwd_reads_x
 from kfgen.model.dtypes import DTYPE, FLOAT_DTYPES, INT_DTYPES
 
@@ -54,6 +54,7 @@ def tensor(k, stream, act, backward):
         "of": stream.of,
         "kind": stream.kind,
         "shape": k.shape(stream),
+        "extents": [shapes.parse(text) for text in k.shape(stream)],
         "dtype": stream.dtype.word,
         "var": stream.var,
         "null": null(k, stream, act),
@@ -180,14 +181,14 @@ def saves_by_result(launcher, backward):
 
 
 def axes(k):
-    """Mapping of tensors' dimensions to sizes (`Family.axes`); None if shapes do not determine
-    them.
+    """Rules by which tensors' dimensions determine sizes (`Family.axes`); None if shapes do not
+    determine them.
     """
     if k.form not in k.family.axes:
         return None
-    axis, of = k.family.axes[k.form]
-    batch = next((s for s, what in of.items() if what in ("all", "before", "all but three")), None)
-    return {"axis": axis, "sizes": of, "batch": batch, "shaped_by": list(k.shaped_by)}
+    axis, rules = k.family.axes[k.form]
+    batch = next((size for size, rule in rules.items() if shapes.spans(rule)), None)
+    return {"axis": axis, "sizes": rules, "batch": batch, "shaped_by": list(k.shaped_by)}
 
 
 def cost(k, tensors):
@@ -197,15 +198,15 @@ def cost(k, tensors):
     """
     touched = {s.name: k.touched(s) for s in k.inputs + k.outputs}
     moved = [
-        (" * ".join(touched[t["name"]]), DTYPE[t["dtype"]].size)
+        (shapes.product(touched[t["name"]]), DTYPE[t["dtype"]].size)
         for t in tensors
         if not t["unread"] and t["null"] != "result"
     ]
-    shapes = {}
+    sums = {}
     for shape, size in moved:
-        shapes[shape] = shapes.get(shape, 0) + size
+        sums[shape] = sums.get(shape, 0) + size
     return {
-        "bytes": " + ".join(f"{size} * {shape}" for shape, size in shapes.items()),
+        "bytes": " + ".join(f"{size} * {shape}" for shape, size in sums.items()),
         "flops": " * ".join([str(k.flops), *k.extents]) + (f" + {k.work}" if k.work else ""),
     }
 

@@ -7,6 +7,7 @@ function. frontends/python/kernel_fusion/native/packed.h is its C side.
 
 import pathlib
 
+from kfgen.model import shapes
 from kfgen.model.dtypes import DTYPE, ROUNDED
 from kfgen.paths import version as kf_version
 from kfgen.render.environment import environment
@@ -19,22 +20,21 @@ SCALARS = ("scalar", "act_scalar", "beta", "probability")
 def axes(f):
     """Returns how tensors of any number of dimensions become a function's sizes.
 
-    Without data in the manifest, the first size takes all dimensions besides those of the other
-    sizes. Then the inputs with a size that no earlier input has determine the sizes. None:
-    tensors' shapes do not determine all sizes.
+    Without rules in the manifest, the inputs with a size that no earlier input has determine the
+    sizes (shapes.named). None: inputs' shapes do not determine all sizes.
     """
     if f["axes"]:
         return f["axes"]
-    first, *others = f["sizes"]
     known, shaped_by = set(), []
     for a in f["arguments"]:
-        own = {extent.rpartition(" * ")[2] for extent in a.get("shape") or ()}
+        own = {line[1] for line in map(shapes.linear, a.get("extents", ())) if line}
+        own &= set(f["sizes"])
         if a["role"] == "in" and a["absent"] is None and own - known:
             shaped_by.append(a["name"])
             known |= own
-    sizes = {first: "before", **{size: i - len(others) for i, size in enumerate(others)}}
+    rules = shapes.named(f["sizes"])
     return (
-        {"axis": None, "sizes": sizes, "shaped_by": shaped_by} if known == set(f["sizes"]) else None
+        {"axis": None, "sizes": rules, "shaped_by": shaped_by} if known == set(f["sizes"]) else None
     )
 
 

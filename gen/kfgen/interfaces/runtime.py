@@ -8,32 +8,24 @@ include/kf/runtime/call.h reads; both follow from the manifest.
 from dataclasses import dataclass, field
 
 from kfgen.interfaces import packed
-from kfgen.model import limits, names
+from kfgen.model import limits, names, shapes
 from kfgen.model.dtypes import ROUNDED
 from kfgen.model.entries import ANY_ID
 from kfgen.paths import INCLUDE, version
 from kfgen.render.environment import environment
 from kfgen.render.layout import tidy
 
-WHAT = {
-    "all": "ALL",
-    "before": "BEFORE",
-    "axis": "AXIS",
-    "after": "AFTER",
-    "groups": "GROUPS",
-    "one": "ONE",
-    "all but three": "BUT_THREE",
-    "between": "BETWEEN",
-    -5: "FIFTH",
-    -4: "FOURTH",
-    -3: "THIRD",
-    -2: "SECOND",
-    -1: "LAST",
-}
 VARIABLES = ("T", "U", "acc", "I")
 ALL = "kf/runtime/all.h"
-SHAPED = 4  # maximum number of tensors that determine the sizes: KFI_RT_SHAPED
+# Rules in layout.h's terms.
+COUNTS = {"before axis": "KFI_LAYOUT_BEFORE_AXIS", "rest": "KFI_LAYOUT_REST"}
 DTYPES = ("f32", "f16", "bf16", "f64", "i32", "i64", "u8")  # same order as kf_dtype_t
+
+
+def initializer(*values):
+    """Returns a C initializer; tuples and lists in it are initializers too."""
+    made = (initializer(*v) if isinstance(v, list | tuple) else str(v) for v in values)
+    return f"{{{', '.join(made)}}}"
 
 
 @dataclass
@@ -61,13 +53,22 @@ class Function:
             if any(f["activation"] == "none" for f in self.members)
             else None
         )
-        # All tensors determine sizes: the first size spans several dimensions, others one each.
+        # All tensors determine sizes if the family has no rules.
         self.by_all = not self.first["axes"]
-        self.axes = self.first["axes"] or self._named_sizes()
-        self.what = self.axes["sizes"]
-        self.groups, self.axis = "groups" in self.what.values(), self.axes["axis"]
+        self.axes = self.first["axes"] or {
+            "axis": None,
+            "sizes": shapes.named(self.first["sizes"]),
+            "batch": None,
+            "shaped_by": [],
+        }
+        self.rules, self.axis = self.axes["sizes"], self.axes["axis"]
+        self.order = list(self.rules)
+        assert self.order == self.first["sizes"], (self.name, self.order)
+        self.groups = any("argument" in rule for rule in self.rules.values())
         self.chooses_axis = (
-            "after" in self.what.values() and not self.groups and self.first["form"] == "axis"
+            shapes.BEFORE_AXIS in self.rules.values()
+            and not self.groups
+            and self.first["form"] == "axis"
         )
         self.dropout = self.first["dropout"]
         self.any_order = self.first["permutable"] and not any(
@@ -80,16 +81,8 @@ class Function:
         self.var = {a["name"]: a["var"] for a in most["arguments"] if "use" in a}
         self.ids = {a["name"]: a["id"] for a in self.activations}
         self.betas = [a["name"] for a in self.arguments("beta")]
-
-    def _named_sizes(self):
-        """Axes if no data names them: the first size takes all dimensions but the last ones."""
-        first, *others = self.first["sizes"]
-        return {
-            "axis": None,
-            "sizes": {first: "before", **{size: i - len(others) for i, size in enumerate(others)}},
-            "batch": None,
-            "shaped_by": [],
-        }
+        self.codes = []  # of all extents that are expressions
+        self.operands = [self.operand(a) for a in self.tensors]
 
     def _shaped_by(self):
         """Tensor that determines the sizes.
@@ -119,7 +112,7 @@ class Function:
             and not self.dropout
             and all(a["shape"][:1] == [size] for a in self.tensors if a["role"] != "in")
         )
-        return list(self.what).index(size) if apart else -1
+        return self.order.index(size) if apart else -1
 
     def arguments(self, *roles):
         return [a for a in self.first["arguments"] if a["role"] in roles]
@@ -186,17 +179,8 @@ class Function:
 
     def operand(self, a):
         """The fields of kfi_rt_operand."""
-        order = list(self.what)
-        factors, _, sizes = (
-            zip(*(extent.rpartition(" * ") for extent in a["shape"]))
-            if a["shape"]
-            else ((), (), ())
-        )
-        assert set(factors) <= {"", "2"}, (self.name, a["name"])
-        extents, twice = (
-            [order.index(size) for size in sizes],
-            factors.index("2") if "2" in factors else -1,
-        )
+        values = [*self.order, *self.integers]
+        extents = shapes.fields(a["extents"], self.order, values, self.codes)
         fields = next((s["fields"] for s in self.arguments("strides")), [])
         levels = [fields.index(name) for name in a["strides"]]
         assert levels == list(range(levels[0], levels[0] + len(levels))) if levels else True, (
@@ -213,21 +197,35 @@ class Function:
             int(a["role"] != "in"),
             var,
             int(a["accumulated"]),
-            len(extents),
-            f"{{{', '.join(map(str, extents)) or '0'}}}",
-            twice,
-            len(levels),
-            levels[0] if levels else 0,
+            initializer(len(extents), len(levels), levels[0] if levels else 0, extents or [(0,)]),
             f"{missing:#x}",
             f"{mask:#x}",
         )
-        return f"{{{', '.join(map(str, values))}}}"
+        return initializer(*values)
 
-    def shaped(self):
-        names = self.several or [self.shaped_by["name"]]
-        names = names + names[-1:] * (SHAPED - len(names))
-        return (
-            f"{{{', '.join(str([a['name'] for a in self.tensors].index(name)) for name in names)}}}"
+    def shaping(self):
+        """Indices of the tensors that determine the sizes."""
+        names = [a["name"] for a in self.tensors]
+        found = self.several or [self.shaped_by["name"]]
+        return [] if self.by_all else [names.index(name) for name in found]
+
+    def layout_rules(self):
+        """The fields of kfi_layout_rules."""
+        counts, divides = [], []
+        for rule in self.rules.values():
+            count = rule.get("dims", "KFI_LAYOUT_ARGUMENT")
+            counts.append(COUNTS.get(count, count))
+            divides.append(self.order.index(rule["divides"]) if "divides" in rule else -1)
+        joined = "ALWAYS" if self.groups else "ALONE" if self.chooses_axis else "NEVER"
+        return initializer(
+            len(counts),
+            counts,
+            divides,
+            shapes.least(self.axis),
+            int(shapes.BEFORE_AXIS in self.rules.values()),
+            int(self.by_all),
+            f"KFI_LAYOUT_{joined}",
+            f"kfi_rt_codes_{self.stem}" if self.codes else "NULL",
         )
 
     def there(self, f):
@@ -244,38 +242,28 @@ class Function:
 
     def description(self):
         """Fields of kfi_rt_op after its tables."""
-        least = [-what for what in self.what.values() if isinstance(what, int)]
-        least += [] if self.axis is None else [self.axis + 1 if self.axis >= 0 else -self.axis]
-        entries = f"kfi_rt_entries_{self.stem}"
-        made = ", ".join(f"KFI_RT_{WHAT[what]}" for what in self.what.values())
+        entries, shaping = f"kfi_rt_entries_{self.stem}", self.shaping()
+        refuses = self.first["empty"] == "error" and not self.bwd
         return ", ".join(
             str(x)
             for x in (
                 len(self.tensors),
                 len(self.activations),
                 f"(int)(sizeof {entries} / sizeof *{entries}) - 1",
-                len(self.what),
                 len(self.integers),
                 len(self.scalars),
-                f"{{{made}}}",
-                -1 if self.axis is None else self.axis,
-                max(least, default=0),
+                self.layout_rules(),
+                len(shaping),
+                initializer(*(shaping or [0])),
                 self.tensors.index(self.shaped_by),
-                self.shaped(),
-                int(self.shaped_by["kind"] == "half"),
+                -1 if self.axis is None else self.axis,
+                self.order.index("axis") if refuses else -1,
                 int(self.any_order),
                 int(self.dropout),
-                int(self.first["empty"] == "error" and not self.bwd),
                 int(bool(self.betas)),
-                "KFI_RT_ALWAYS"
-                if self.groups
-                else "KFI_RT_ALONE"
-                if self.chooses_axis
-                else "KFI_RT_NEVER",
                 int(self.chooses_axis),
                 int(self.groups),
                 self.batch(),
-                int(self.by_all),
             )
         )
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from kfgen.language.emit import counts
 from kfgen.language.expr import Graph
 from kfgen.language.gradient import substitute
-from kfgen.model import contract, limits, names, rename
+from kfgen.model import contract, limits, names, rename, shapes
 from kfgen.model.activation import bwd_reads_x
 from kfgen.model.dtypes import DTYPE, FLOAT_DTYPES, INDEX, INT_DTYPES, Dtype
 from kfgen.model.entries import SpecError
@@ -249,7 +249,7 @@ class Kernel(Signature):
 
     def summed_extents(self, stream):
         """Returns the sizes over which one gradient is reduced."""
-        along = {extent.rpartition(" * ")[2] for extent in self.shape(stream)}  # 2 * cols: cols
+        along = {name for text in self.shape(stream) for name in shapes.names(shapes.parse(text))}
         return [extent for extent in self.extents if extent not in along]
 
     @property

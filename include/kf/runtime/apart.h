@@ -62,7 +62,7 @@ static kf_result_t kfi_rt_run_apart_block(const kfi_rt_call *c, kfi_rt_prepared 
                                           unsigned transposed, const kfi_rt_scratch *scratch)
 {
     const int64_t left = g->size[b->along] - b->index[b->along],
-                  size = left < b->most ? left : b->most, whole = m->n[0];
+                  size = left < b->most ? left : b->most, whole = m->layout.n[0];
     int64_t layout[KFI_STRIDED_LAYOUT];
     void *t[KFI_RT_TENSORS];
     kf_result_t result = kfi_rt_copy_transposed(c, g, b, size, transposed, 0, scratch);
@@ -75,9 +75,9 @@ static kf_result_t kfi_rt_run_apart_block(const kfi_rt_call *c, kfi_rt_prepared 
                    : (char *)m->t[k] + at * (int64_t)kfi_rt_width(c->tensors[k]->dtype);
     }
     kfi_rt_write_layout(c, g, b, size, transposed, layout);
-    m->n[0] = size * b->inner;
+    m->layout.n[0] = size * b->inner;
     if (result == KF_SUCCESS) result = kfi_rt_launch(c, m, t, layout, NULL, 0, 1);
-    m->n[0] = whole;
+    m->layout.n[0] = whole;
     return result == KF_SUCCESS ? kfi_rt_copy_transposed(c, g, b, size, transposed, 1, scratch)
                                 : result;
 }

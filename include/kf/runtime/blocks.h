@@ -36,12 +36,12 @@ static void kfi_rt_exchange(kfi_rt_grid *g, int count, int i)
 /* Returns whether an operand has the dimensions that are cut; otherwise all blocks share it. */
 static int kfi_rt_is_cut(const kfi_rt_op *op, int k)
 {
-    return op->any_order || op->operands[k].extent[0] == op->batch;
+    return op->any_order || op->operands[k].layout.extent[0].size == op->batch;
 }
 /* Returns the number of dimensions that are cut, counted from the first. */
 static int kfi_rt_cut(const kfi_rt_op *op, const kfi_rt_prepared *m)
 {
-    return op->any_order ? m->ndim : kfi_rt_end(m, op->size[op->batch]);
+    return m->layout.end[op->any_order ? 0 : op->batch];
 }
 /* Merges neighbouring dimensions that are contiguous in all tensors. */
 static void kfi_rt_join_grid(kfi_rt_grid *g, int count)
@@ -82,12 +82,12 @@ static kfi_rt_grid kfi_rt_make_grid(const kfi_rt_call *c, const kfi_rt_prepared 
         if (kfi_rt_is_cut(op, k) && g.elements[k] > g.widest) g.widest = g.elements[k];
     }
     for (int d = 0; d < cut; ++d) {
-        if (m->shape[d] == 1) continue;
-        g.size[g.ndim] = m->shape[d];
+        if (m->layout.dim[d] == 1) continue;
+        g.size[g.ndim] = m->layout.dim[d];
         for (int k = 0; k < count; ++k) {
             const kf_tensor_t *const t = c->tensors[k];
             const int own = !t || !kfi_rt_is_cut(op, k) ? -1
-                            : op->any_order             ? d - (m->ndim - t->ndim)
+                            : op->any_order             ? d - (m->layout.dims - t->ndim)
                                                         : d;
             g.stride[k][g.ndim] = own >= 0 && t->shape[own] != 1 ? t->strides[own] : 0;
         }
@@ -152,7 +152,7 @@ static int64_t kfi_rt_block_layout(const kfi_rt_call *c, const kfi_rt_grid *g,
 static int kfi_rt_is_contiguous(const kfi_rt_pair *p)
 {
     return (p->ndim == 1 && (p->size[0] == 1 || p->from[0] == 1)) ||
-           !kfi_rt_product(p->size, 0, p->ndim);
+           !kfi_layout_product(p->size, 0, p->ndim);
 }
 
 /* Temporary memory from the pool: a part for each operand that is copied, and the launcher's
@@ -168,13 +168,13 @@ static kf_result_t kfi_rt_make_scratch(const kfi_rt_call *c, kfi_rt_prepared *m,
 {
     const kfi_rt_launcher *const launcher = kfi_rt_launcher_of(m->entry, c->ctx->device->type);
     size_t at[KFI_RT_TENSORS], bytes = 0;
-    int64_t *const cut = &m->n[c->op->any_order ? 0 : c->op->batch];
+    int64_t *const cut = &m->layout.n[c->op->any_order ? 0 : c->op->batch];
     const int64_t sizes[] = {b->most * b->inner, g->size[b->along] % b->most * b->inner},
                   whole = *cut;
     memset(scratch, 0, sizeof *scratch);
     for (int i = 0; i < 2 && launcher->space; ++i) {
         *cut = sizes[i];
-        const size_t wanted = sizes[i] ? launcher->space(m->n) : 0;
+        const size_t wanted = sizes[i] ? launcher->space(m->layout.n) : 0;
         if (wanted > scratch->workspace_bytes) scratch->workspace_bytes = wanted;
     }
     *cut = whole;
@@ -200,7 +200,7 @@ static kf_result_t kfi_rt_run_block(const kfi_rt_call *c, kfi_rt_prepared *m, co
     const kfi_rt_device *const device = c->ctx->device;
     const int64_t left = g->size[b->along] - b->index[b->along],
                   size = left < b->most ? left : b->most;
-    int64_t *const cut = &m->n[op->any_order ? 0 : op->batch];
+    int64_t *const cut = &m->layout.n[op->any_order ? 0 : op->batch];
     const int64_t whole = *cut;
     void *t[KFI_RT_TENSORS];
     kf_result_t result = KF_SUCCESS;

@@ -17,7 +17,6 @@ static void kfi_rt_gather_scalars(const kfi_rt_call *c, kfi_rt_prepared *m)
         m->s[at++] = c->act_scalars ? c->act_scalars[i] : a->scalar[i];
     m->s[KFI_RT_P] = c->p;
     m->s[KFI_RT_BETA] = c->beta;
-    for (int i = 0; i < c->op->integers; ++i) m->n[c->op->size_count + i] = c->integers[i];
 }
 /* Checks outputs that overlap other tensors. Launchers check contiguous and row-strided tensors
  * themselves. In place, a block is read before it is written; an operand shared by all blocks would
@@ -45,7 +44,7 @@ static kf_result_t kfi_rt_check_blocks(const kfi_rt_call *c)
 static int kfi_rt_fits_blocks(const kfi_rt_op *op, const kfi_rt_prepared *m)
 {
     if (op->batch < 0) return 0;
-    const int64_t elements = kfi_rt_product(m->shape, kfi_rt_cut(op, m), m->ndim);
+    const int64_t elements = kfi_layout_product(m->layout.dim, kfi_rt_cut(op, m), m->layout.dims);
     return elements >= 0 && elements <= KFI_RT_WIDEST;
 }
 /* Checks a call and computes its launch arguments. */
@@ -63,7 +62,7 @@ static kf_result_t kfi_rt_prepare(const kfi_rt_call *c, kfi_rt_prepared *m)
         m->t[i] = t && kfi_rt_is_read(&op->operands[i], m->activation) ? t->data : NULL;
         if (!m->t[i]) continue;
         if (op->any_order)
-            m->in_blocks |= !t->is_dense || t->count != m->n[0];
+            m->in_blocks |= !t->is_dense || t->count != m->layout.n[0];
         else if (kfi_rt_set_strides(c, m, &op->operands[i], t))
             continue;
         else if (kfi_rt_fits_blocks(op, m))
@@ -84,7 +83,7 @@ static kf_result_t kfi_rt_execute(const kfi_rt_call *c, kfi_rt_prepared *m)
     if (result != KF_SUCCESS) return result;
     /* Every output has the dimensions that are cut. If those are empty, the launcher checks the
      * arguments and writes nothing. */
-    if (!kfi_rt_product(m->shape, 0, kfi_rt_cut(c->op, m))) return kfi_rt_run_whole(c, m);
+    if (!kfi_layout_product(m->layout.dim, 0, kfi_rt_cut(c->op, m))) return kfi_rt_run_whole(c, m);
 #ifdef KFI_RT_KERNELS
     if (kfi_rt_has_apart(c, m)) return kfi_rt_run_apart(c, m);
 #endif

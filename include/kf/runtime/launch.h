@@ -17,8 +17,8 @@ static kf_result_t kfi_rt_launch(const kfi_rt_call *c, const kfi_rt_prepared *m,
     const int before = ctx->device->make_current(ctx);
     const kfi_rt_launcher *const launcher = kfi_rt_launcher_of(m->entry, ctx->device->type);
     const kfi_rt_function run = is_apart ? launcher->apart : launcher->run;
-    kf_result_t result = run(t, m->n, strides, m->s, c->op->activations[m->activation].id, c->rng,
-                             room, bytes, c->stream ? c->stream->native : NULL);
+    kf_result_t result = run(t, m->layout.n, strides, m->s, c->op->activations[m->activation].id,
+                             c->rng, room, bytes, c->stream ? c->stream->native : NULL);
     if (result == KF_SUCCESS && ctx->debug)
         result = ctx->device->synchronize(c->op->name, ctx, c->stream);
     ctx->device->restore(before);
@@ -28,7 +28,7 @@ static kf_result_t kfi_rt_launch(const kfi_rt_call *c, const kfi_rt_prepared *m,
 static kf_result_t kfi_rt_run_whole(const kfi_rt_call *c, kfi_rt_prepared *m)
 {
     const kfi_rt_launcher *const launcher = kfi_rt_launcher_of(m->entry, c->ctx->device->type);
-    const size_t bytes = launcher->space ? launcher->space(m->n) : 0;
+    const size_t bytes = launcher->space ? launcher->space(m->layout.n) : 0;
     void *room = NULL;
     kf_result_t result =
         bytes ? kfi_rt_borrow(c->op->name, c->ctx, bytes, c->stream, &room) : KF_SUCCESS;

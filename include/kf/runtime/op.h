@@ -4,17 +4,14 @@
 #define KF_RUNTIME_OP_H
 
 #include "kf/core/version.h"
+#include "kf/runtime/layout.h"
 #include "kf/runtime/pair.h"
 
 #define KFI_RT_TENSORS 24
-#define KFI_RT_SIZES 6
-#define KFI_RT_SHAPED 4 /* maximum number of tensors that together give the sizes */
 #define KFI_RT_SCALARS 16
 /* index of a dropout's probability, after all other scalars */
 #define KFI_RT_P (KFI_RT_SCALARS - 1)
 #define KFI_RT_BETA (KFI_RT_SCALARS - 2) /* index of beta */
-/* Maximum dimensions of elements whose shape several tensors give. */
-#define KFI_RT_DIMS (KF_MAX_DIMS + KFI_RT_SIZES)
 
 /* Selection of the functions that a program contains.
  * KF_RUNTIME_ACTIVATIONS: kf's own activations, a bit each: 1 << KF_ACTIVATION_RELU | 1 <<
@@ -61,24 +58,6 @@ typedef char
         KFI_RT_UNUSED const double *s, KFI_RT_UNUSED int a, KFI_RT_UNUSED const uint64_t *r,       \
         KFI_RT_UNUSED void *w, KFI_RT_UNUSED size_t b, KFI_RT_UNUSED struct CUstream_st *q
 
-/* Dimensions of the op's elements whose product is a size, or a number that is no extent of theirs.
- */
-enum {
-    KFI_RT_ALL,
-    KFI_RT_BEFORE,
-    KFI_RT_AXIS,
-    KFI_RT_AFTER,
-    KFI_RT_GROUPS,
-    KFI_RT_ONE,
-    KFI_RT_BUT_THREE,
-    KFI_RT_BETWEEN, /* from the axis up to the last two */
-    KFI_RT_FIFTH,   /* counted from the last dimension */
-    KFI_RT_FOURTH,
-    KFI_RT_THIRD,
-    KFI_RT_SECOND,
-    KFI_RT_LAST
-};
-enum { KFI_RT_NEVER, KFI_RT_ALONE, KFI_RT_ALWAYS }; /* ALONE: if no dimension follows */
 /* Dtype of a tensor: one of the op's two, that of its sums, that of its integers, or, from
  * KFI_RT_FIXED on, always the same. */
 enum { KFI_RT_T, KFI_RT_U, KFI_RT_ACC, KFI_RT_I, KFI_RT_FIXED };
@@ -86,13 +65,8 @@ enum { KFI_RT_T, KFI_RT_U, KFI_RT_ACC, KFI_RT_I, KFI_RT_FIXED };
 typedef struct {
     const char *name;
     unsigned char is_out, var;
-    unsigned char is_added;             /* added to beta times the old contents */
-    unsigned char extents;              /* number of sizes in its shape */
-    unsigned char extent[KFI_RT_SIZES]; /* indices of the sizes, slowest first */
-    signed char twice;                  /* index of the size that is doubled, -1: none */
-    /* number of its fields in the strides struct; the first of them, which is that of the
-     * innermost level */
-    unsigned char levels, field;
+    unsigned char is_added; /* added to beta times the old contents */
+    kfi_layout_tensor layout;
     /* bit masks over the op's activations: with which it may be NULL; which do not read it */
     uint64_t missing, unread;
 } kfi_rt_operand;
@@ -128,23 +102,18 @@ struct kfi_rt_op {
     const kfi_rt_activation *activations;
     const kf_op_t *entries; /* entries of the same dtypes are adjacent */
     int operand_count, activation_count, entry_count;
-    int size_count, integers, scalars;
-    unsigned char size[KFI_RT_SIZES];
+    int integers, scalars;
+    kfi_layout_rules rules;
+    /* operands whose shapes determine the sizes, in the order of the rules; 0: all operands */
+    unsigned char shaping_count, shaping[KFI_RT_TENSORS];
+    unsigned char shaped_by; /* the operand that errors compare others with */
     signed char axis;        /* the reduced dimension unless the call names one */
-    unsigned char least;     /* minimum number of dimensions */
-    unsigned char shaped_by; /* the operand whose shape gives the sizes */
-    /* operands that give the sizes, in the order in which they are read, the last repeated; else
-     * only shaped_by */
-    unsigned char shaped[KFI_RT_SHAPED];
-    unsigned char halves;    /* its last dimension has twice the size */
+    signed char refused;     /* index of a size that must not be 0; -1: none */
     unsigned char any_order; /* elementwise: takes any strides and broadcasting */
-    unsigned char dropout, refuses_empty, has_beta;
-    unsigned char joined; /* whether a tensor's innermost level is contiguous too */
+    unsigned char dropout, has_beta;
     unsigned char chooses_axis, chooses_groups;
     /* index of the size whose indices are computed independently in all outputs; -1: none */
     signed char batch;
-    /* every tensor gives sizes: the first any number of dimensions, the others one each */
-    unsigned char by_all;
 };
 
 #ifdef KFI_RT_KERNELS
@@ -201,9 +170,8 @@ typedef struct {
 /* A checked call: the arguments of the launcher. */
 typedef struct {
     const kf_op_t *entry;
-    int activation, axis, ndim; /* ndim: dimensions of the elements */
-    int64_t shape[KFI_RT_DIMS];
-    int64_t n[KFI_RT_SIZES + 4];         /* sizes, then integers */
+    int activation;
+    kfi_layout layout;                   /* the launcher's numbers are layout.n */
     int64_t strides[KFI_RT_TENSORS * 3]; /* the strides struct */
     double s[KFI_RT_SCALARS];
     void *t[KFI_RT_TENSORS];

@@ -122,120 +122,30 @@ static kf_result_t kfi_rt_choose(const kfi_rt_call *c, kfi_rt_prepared *m)
 
 /* ---- shapes */
 
-/* Return the range [begin, end) of dimensions whose product is a size. */
-static int kfi_rt_begin(const kfi_rt_prepared *m, int what)
-{
-    switch (what) {
-    case KFI_RT_AXIS:
-    case KFI_RT_BETWEEN: return m->axis;
-    case KFI_RT_AFTER: return m->axis + 1;
-    case KFI_RT_FIFTH:
-    case KFI_RT_FOURTH:
-    case KFI_RT_THIRD:
-    case KFI_RT_SECOND:
-    case KFI_RT_LAST: return m->ndim - 1 - (KFI_RT_LAST - what);
-    default: return 0;
-    }
-}
-static int kfi_rt_end(const kfi_rt_prepared *m, int what)
-{
-    switch (what) {
-    case KFI_RT_ALL:
-    case KFI_RT_AFTER: return m->ndim;
-    case KFI_RT_BEFORE: return m->axis;
-    case KFI_RT_AXIS: return m->axis + 1;
-    case KFI_RT_BUT_THREE: return m->ndim - 3;
-    case KFI_RT_BETWEEN: return m->ndim - 2;
-    case KFI_RT_GROUPS:
-    case KFI_RT_ONE: return 0;
-    default: return kfi_rt_begin(m, what) + 1;
-    }
-}
-/* Returns the product of dimensions [begin, end); -1 if it exceeds the size of any tensor, which
- * joined shapes can. */
-static int64_t kfi_rt_product(const int64_t *shape, int begin, int end)
-{
-    int64_t n = 1;
-    for (int d = begin; d < end; ++d)
-        if (!shape[d]) return 0;
-    for (int d = begin; d < end; n *= shape[d++])
-        if (n > KFI_RT_MOST / shape[d]) return -1;
-    return n;
-}
-/* Computes the shape of an operand; returns its number of dimensions. */
-static int kfi_rt_shape_of(const kfi_rt_call *c, const kfi_rt_prepared *m, const kfi_rt_operand *o,
-                           int64_t *shape)
-{
-    int n = 0;
-    for (int k = 0; k < o->extents; ++k) {
-        const int what = c->op->size[o->extent[k]], times = k == o->twice ? 2 : 1;
-        if (what == KFI_RT_GROUPS) shape[n++] = c->groups;
-        for (int d = kfi_rt_begin(m, what); d < kfi_rt_end(m, what); ++d)
-            shape[n++] = m->shape[d] * times;
-    }
-    return n;
-}
 /* Broadcasts the shapes of all inputs. */
 static kf_result_t kfi_rt_broadcast_all(const kfi_rt_call *c, kfi_rt_prepared *m)
 {
-    m->ndim = 0;
+    kfi_layout *const l = &m->layout;
+    l->dims = 0;
     for (int i = 0; i < c->op->operand_count; ++i)
-        if (c->tensors[i] && c->tensors[i]->ndim > m->ndim) m->ndim = c->tensors[i]->ndim;
-    for (int d = 0; d < m->ndim; ++d) m->shape[d] = 1;
+        if (c->tensors[i] && c->tensors[i]->ndim > l->dims) l->dims = c->tensors[i]->ndim;
+    for (int d = 0; d < l->dims; ++d) l->dim[d] = 1;
     for (int i = 0; i < c->op->operand_count; ++i) {
         const kf_tensor_t *const t = c->tensors[i];
         if (!t || c->op->operands[i].is_out) continue;
         for (int k = 0; k < t->ndim; ++k) {
-            int64_t *const n = &m->shape[m->ndim - t->ndim + k];
+            int64_t *const n = &l->dim[l->dims - t->ndim + k];
             if (*n == 1)
                 *n = t->shape[k];
             else if (t->shape[k] != 1 && t->shape[k] != *n)
                 return kfi_rt_fail(KF_ERROR_SHAPE, c->op->name, c->op->operands[i].name,
                                    "is %s, expected a shape that broadcasts with %s",
                                    kfi_rt_list(t->shape, t->ndim).text,
-                                   kfi_rt_list(m->shape, m->ndim).text);
+                                   kfi_rt_list(l->dim, l->dims).text);
         }
     }
-    return KF_SUCCESS;
-}
-/* Joins the shapes of several tensors into the dimensions of all sizes. A size has one dimension,
- * except at most one per tensor, which takes the remaining ones. */
-static kf_result_t kfi_rt_join_shapes(const kfi_rt_call *c, kfi_rt_prepared *m)
-{
-    const kfi_rt_op *const op = c->op;
-    const int64_t *shape[KFI_RT_SIZES] = {NULL};
-    int count[KFI_RT_SIZES], times[KFI_RT_SIZES];
-    for (int s = 0; s < op->size_count; ++s) count[s] = op->size[s] >= KFI_RT_FIFTH ? 1 : -1;
-    for (int i = 0; i < KFI_RT_SHAPED; ++i) {
-        const kfi_rt_operand *const o = &op->operands[op->shaped[i]];
-        const kf_tensor_t *const t = c->tensors[op->shaped[i]];
-        if (!t)
-            return kfi_rt_fail(KF_ERROR_NULL_POINTER, op->name, o->name,
-                               "is NULL, expected a tensor, of whose shape the others are");
-        int left = t->ndim, unknown = -1, at = 0;
-        for (int k = 0; k < o->extents; ++k) {
-            if (count[o->extent[k]] < 0) unknown = o->extent[k];
-            left -= count[o->extent[k]] < 0 ? 0 : count[o->extent[k]];
-        }
-        if (left < 0 || (left && unknown < 0))
-            return kfi_rt_fail(KF_ERROR_SHAPE, op->name, o->name, "is %s, expected %d dimensions%s",
-                               kfi_rt_list(t->shape, t->ndim).text, t->ndim - left,
-                               unknown < 0 ? "" : " or more");
-        if (unknown >= 0) count[unknown] = left;
-        for (int k = 0; k < o->extents; at += count[o->extent[k++]]) {
-            const int s = o->extent[k];
-            shape[s] = t->shape + at;
-            times[s] = k == o->twice ? 2 : 1;
-            if (times[s] == 2 && t->shape[at] % 2)
-                return kfi_rt_fail(KF_ERROR_SHAPE, op->name, o->name,
-                                   "is %s, expected an even dimension %d: two tensors in one",
-                                   kfi_rt_list(t->shape, t->ndim).text, at);
-        }
-    }
-    m->ndim = 0;
-    m->axis = count[0];
-    for (int s = 0; s < op->size_count; ++s)
-        for (int d = 0; d < count[s]; ++d) m->shape[m->ndim++] = shape[s][d] / times[s];
+    l->begin[0] = 0, l->end[0] = l->dims;
+    l->n[0] = kfi_layout_product(l->dim, 0, l->dims);
     return KF_SUCCESS;
 }
 /* Returns the first operand that contains a size. */
@@ -243,99 +153,109 @@ static const kfi_rt_operand *kfi_rt_sized(const kfi_rt_op *op, int size)
 {
     const kfi_rt_operand *found = op->operands;
     for (int i = op->operand_count - 1; i >= 0; --i)
-        for (int k = 0; k < op->operands[i].extents; ++k)
-            if (op->operands[i].extent[k] == size) found = &op->operands[i];
+        for (int k = 0; k < op->operands[i].layout.extents; ++k)
+            if (op->operands[i].layout.extent[k].size == size) found = &op->operands[i];
     return found;
 }
-/* Joins shapes if every tensor gives sizes: one dimension per size, and the remaining ones for the
- * first size. */
-static kf_result_t kfi_rt_join_all_shapes(const kfi_rt_call *c, kfi_rt_prepared *m)
+/* Reports why sizes do not follow from the shape of operand `o`. */
+static kf_result_t kfi_rt_refuse_shape(const kfi_rt_call *c, int o, const kfi_layout_error *e)
 {
     const kfi_rt_op *const op = c->op;
-    const int64_t *shape[KFI_RT_SIZES] = {NULL};
-    m->axis = 0;
-    for (int i = 0; i < op->operand_count; ++i) {
-        const kfi_rt_operand *const o = &op->operands[i];
-        const kf_tensor_t *const t = c->tensors[i];
-        if (!t) continue;
-        const int any = o->extent[0] == 0, own = o->extents - any, left = t->ndim - own;
-        if (left < 0 || (left && !any))
-            return kfi_rt_fail(KF_ERROR_SHAPE, op->name, o->name, "is %s, expected %d dimensions%s",
-                               kfi_rt_list(t->shape, t->ndim).text, own, any ? " or more" : "");
-        if (any && !shape[0]) m->axis = left, shape[0] = t->shape;
-        for (int k = 0; k < own; ++k)
-            if (!shape[o->extent[any + k]]) shape[o->extent[any + k]] = t->shape + left + k;
-    }
-    m->ndim = m->axis + op->size_count - 1;
-    for (int s = 0; s < op->size_count; ++s) {
-        if (!shape[s])
-            return kfi_rt_fail(KF_ERROR_NULL_POINTER, op->name, kfi_rt_sized(op, s)->name,
-                               "is NULL, expected a tensor, which says a size");
-        memcpy(s ? m->shape + m->axis + s - 1 : m->shape, shape[s],
-               (size_t)(s ? 1 : m->axis) * sizeof *shape[s]);
-    }
-    return KF_SUCCESS;
-}
-static kf_result_t kfi_rt_read_shape(const kfi_rt_call *c, kfi_rt_prepared *m)
-{
-    const kfi_rt_op *const op = c->op;
-    const kf_tensor_t *const first = c->tensors[op->shaped_by];
-    const char *const name = op->operands[op->shaped_by].name;
-    if (op->any_order) return kfi_rt_broadcast_all(c, m);
-    if (op->by_all) return kfi_rt_join_all_shapes(c, m);
-    if (op->shaped[0] != op->shaped[1]) return kfi_rt_join_shapes(c, m);
-    if (!first)
-        return kfi_rt_fail(KF_ERROR_NULL_POINTER, op->name, name,
-                           "is NULL, expected a tensor, of whose shape the others are");
-    m->ndim = first->ndim;
-    memcpy(m->shape, first->shape, sizeof first->shape);
-    if (m->ndim < op->least)
-        return kfi_rt_fail(KF_ERROR_SHAPE, op->name, name, "is %s, expected %d dimensions or more",
-                           kfi_rt_list(m->shape, m->ndim).text, op->least);
-    const int axis = c->dim < 0 ? c->dim + m->ndim : c->dim;
-    if (m->ndim && (axis < 0 || axis >= m->ndim))
+    const kf_tensor_t *const t = c->tensors[o];
+    const char *const name = op->operands[o].name;
+    const kfi_rt_text shape = kfi_rt_list(t->shape, t->ndim);
+    switch (e->why) {
+    case KFI_LAYOUT_RANK:
+        return kfi_rt_fail(KF_ERROR_SHAPE, op->name, name, "is %s, expected %d dimensions%s",
+                           shape.text, e->wanted, e->more ? " or more" : "");
+    case KFI_LAYOUT_AXIS:
         return kfi_rt_fail(KF_ERROR_INVALID_VALUE, op->name, "dim", "is %d, expected %d to %d",
-                           c->dim, -m->ndim, m->ndim - 1);
-    m->axis = axis;
-    if (!op->halves) return KF_SUCCESS;
-    if (m->shape[m->ndim - 1] % 2)
+                           c->dim, -t->ndim, t->ndim - 1);
+    case KFI_LAYOUT_SMALL:
         return kfi_rt_fail(KF_ERROR_SHAPE, op->name, name,
-                           "is %s, expected an even last dimension: two halves",
-                           kfi_rt_list(m->shape, m->ndim).text);
-    m->shape[m->ndim - 1] /= 2;
-    return KF_SUCCESS;
+                           "is %s, expected a dimension %d of at least %d", shape.text, e->dim,
+                           e->wanted);
+    case KFI_LAYOUT_ROOM:
+        return kfi_rt_fail(KF_ERROR_SHAPE, op->name, name,
+                           "is %s, expected at most %d dimensions of all tensors", shape.text,
+                           e->wanted);
+    default: break;
+    }
+    if (e->wanted != 2)
+        return kfi_rt_fail(KF_ERROR_SHAPE, op->name, name,
+                           "is %s, expected a dimension %d that is a multiple of %d", shape.text,
+                           e->dim, e->wanted);
+    if (op->shaping_count == 1 && e->dim == t->ndim - 1)
+        return kfi_rt_fail(KF_ERROR_SHAPE, op->name, name,
+                           "is %s, expected an even last dimension: two halves", shape.text);
+    return kfi_rt_fail(KF_ERROR_SHAPE, op->name, name,
+                       "is %s, expected an even dimension %d: two tensors in one", shape.text,
+                       e->dim);
+}
+/* Computes the sizes from the tensors that determine them. */
+static kf_result_t kfi_rt_read_shapes(const kfi_rt_call *c, kfi_rt_prepared *m)
+{
+    const kfi_rt_op *const op = c->op;
+    const int all = op->shaping_count ? op->shaping_count : op->operand_count;
+    const kfi_layout_tensor *layouts[KFI_RT_TENSORS];
+    const int64_t *shapes[KFI_RT_TENSORS];
+    int count = 0, ranks[KFI_RT_TENSORS], from[KFI_RT_TENSORS];
+    for (int i = 0; i < all; ++i) {
+        const int o = op->shaping_count ? op->shaping[i] : i;
+        const kf_tensor_t *const t = c->tensors[o];
+        if (!t && !op->shaping_count) continue;
+        if (!t)
+            return kfi_rt_fail(KF_ERROR_NULL_POINTER, op->name, op->operands[o].name,
+                               "is NULL, expected a tensor, of whose shape the others are");
+        layouts[count] = &op->operands[o].layout;
+        shapes[count] = t->shape, ranks[count] = t->ndim, from[count++] = o;
+    }
+    kfi_layout_error e;
+    if (kfi_layout_find(&op->rules, count, layouts, shapes, ranks, c->dim, &c->groups, &m->layout,
+                        &e))
+        return KF_SUCCESS;
+    if (e.why == KFI_LAYOUT_MISSING)
+        return kfi_rt_fail(KF_ERROR_NULL_POINTER, op->name, kfi_rt_sized(op, e.wanted)->name,
+                           "is NULL, expected a tensor, which says a size");
+    return kfi_rt_refuse_shape(c, from[e.tensor], &e);
+}
+static kf_result_t kfi_rt_check_shape(const kfi_rt_call *c, const kfi_rt_prepared *m, int o)
+{
+    const kf_tensor_t *const t = c->tensors[o];
+    const char *const name = c->op->operands[o].name;
+    int64_t shape[KFI_LAYOUT_DIMS];
+    const int n = kfi_layout_shape(&c->op->rules, &m->layout, &c->op->operands[o].layout, shape);
+    if (n < 0)
+        return kfi_rt_fail(KF_ERROR_SHAPE, c->op->name, name,
+                           "is %s, whose extent %d the sizes make negative or too large",
+                           kfi_rt_list(t->shape, t->ndim).text, -1 - n);
+    int same = n == t->ndim;
+    for (int d = 0; d < n && same; ++d) same = shape[d] == t->shape[d];
+    return same ? KF_SUCCESS
+                : kfi_rt_fail(KF_ERROR_SHAPE, c->op->name, name, "is %s, expected %s",
+                              kfi_rt_list(t->shape, t->ndim).text, kfi_rt_list(shape, n).text);
 }
 static kf_result_t kfi_rt_measure_call(const kfi_rt_call *c, kfi_rt_prepared *m)
 {
     const kfi_rt_op *const op = c->op;
-    kf_result_t result = kfi_rt_read_shape(c, m);
+    const kfi_layout *const l = &m->layout;
+    kf_result_t result = op->any_order ? kfi_rt_broadcast_all(c, m) : kfi_rt_read_shapes(c, m);
     if (result != KF_SUCCESS) return result;
+    for (int i = 0; i < op->integers; ++i) m->layout.n[op->rules.sizes + i] = c->integers[i];
+    if (op->refused >= 0 && !l->n[op->refused])
+        return kfi_rt_fail(KF_ERROR_INVALID_SIZE, op->name, "dim",
+                           "is %d of %s, expected a dimension with elements", c->dim,
+                           kfi_rt_list(l->dim, l->dims).text);
     int fits = 1;
-    for (int i = 0; i < op->size_count; ++i) {
-        const int what = op->size[i];
-        const int64_t n = kfi_rt_product(m->shape, kfi_rt_begin(m, what), kfi_rt_end(m, what));
-        m->n[i] = what == KFI_RT_GROUPS ? c->groups : n;
-        fits &= n >= 0;
-        if (op->refuses_empty && what == KFI_RT_AXIS && !n)
-            return kfi_rt_fail(KF_ERROR_INVALID_SIZE, op->name, "dim",
-                               "is %d of %s, expected a dimension with elements", c->dim,
-                               kfi_rt_list(m->shape, m->ndim).text);
-    }
-    for (int i = 0; i < op->operand_count; ++i) {
-        const kf_tensor_t *const t = c->tensors[i];
-        int64_t shape[2 * KF_MAX_DIMS];
-        if (!t || (op->any_order && !op->operands[i].is_out)) continue;
-        const int n = kfi_rt_shape_of(c, m, &op->operands[i], shape);
-        int same = n == t->ndim;
-        for (int d = 0; d < n && same; ++d) same = shape[d] == t->shape[d];
-        if (!same)
-            return kfi_rt_fail(KF_ERROR_SHAPE, op->name, op->operands[i].name, "is %s, expected %s",
-                               kfi_rt_list(t->shape, t->ndim).text, kfi_rt_list(shape, n).text);
-    }
-    if (fits) return KF_SUCCESS;
+    for (int i = 0; i < op->rules.sizes; ++i)
+        fits &= l->n[i] >= 0 || op->rules.count[i] == KFI_LAYOUT_ARGUMENT;
+    for (int i = 0; i < op->operand_count && result == KF_SUCCESS; ++i)
+        if (c->tensors[i] && !(op->any_order && !op->operands[i].is_out))
+            result = kfi_rt_check_shape(c, m, i);
+    if (fits || result != KF_SUCCESS) return result;
     return kfi_rt_fail(KF_ERROR_INVALID_SIZE, op->name, op->operands[op->shaped_by].name,
                        "makes %s of all, expected at most 2^58 elements",
-                       kfi_rt_list(m->shape, m->ndim).text);
+                       kfi_rt_list(l->dim, l->dims).text);
 }
 
 #endif

@@ -137,13 +137,13 @@ struct kfi_rt_device {
 /* ---- errors */
 
 typedef struct {
-    char text[288]; /* room for KFI_RT_DIMS numbers */
+    char text[288]; /* room for 2 * KF_MAX_DIMS numbers */
 } kfi_rt_text;
 static kfi_rt_text kfi_rt_list(const int64_t *numbers, int count)
 {
     kfi_rt_text t;
     size_t used = (size_t)snprintf(t.text, sizeof t.text, "[");
-    for (int i = 0; i < count; ++i)
+    for (int i = 0; i < count && used < sizeof t.text - 24; ++i)
         used += (size_t)snprintf(t.text + used, sizeof t.text - used, i ? ", %lld" : "%lld",
                                  (long long)numbers[i]);
     snprintf(t.text + used, sizeof t.text - used, "]");

@@ -3,11 +3,9 @@
 #ifndef KF_RUNTIME_TENSOR_H
 #define KF_RUNTIME_TENSOR_H
 
+#include "kf/runtime/layout.h"
 #include "kf/runtime/pool.h"
 #include "kf/runtime/stream.h"
-
-/* Maximum elements from the first to the last of a tensor. */
-#define KFI_RT_MOST ((int64_t)1 << 58)
 
 /* ---- descriptions */
 
@@ -19,7 +17,7 @@ typedef struct {
 
 static kf_result_t kfi_rt_measure(const char *function, const kf_tensor_desc_t *d, kfi_rt_layout *l)
 {
-    int64_t dense = 1, room = KFI_RT_MOST;
+    int64_t dense = 1, room = KFI_LAYOUT_MOST;
     l->count = l->reach = 1;
     for (int i = d->ndim - 1; i >= 0; --i) {
         const int64_t n = d->shape[i];
@@ -33,7 +31,7 @@ static kf_result_t kfi_rt_measure(const char *function, const kf_tensor_desc_t *
             return kfi_rt_fail(KF_ERROR_INVALID_VALUE, function, "strides",
                                "is %s, expected no negative number",
                                kfi_rt_list(d->strides, d->ndim).text);
-        if (n > 1 && l->strides[i] > (KFI_RT_MOST - l->reach) / (n - 1))
+        if (n > 1 && l->strides[i] > (KFI_LAYOUT_MOST - l->reach) / (n - 1))
             return kfi_rt_fail(KF_ERROR_INVALID_SIZE, function, "strides",
                                "is %s, expected at most 2^58 elements from first to last",
                                kfi_rt_list(d->strides, d->ndim).text);

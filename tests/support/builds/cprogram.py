@@ -8,6 +8,7 @@ import subprocess
 
 import cases
 import kflib
+from kfgen.model import shapes
 
 HERE = pathlib.Path(__file__).parent
 
@@ -35,10 +36,10 @@ def literal(f, a):
 def extents(f, a):
     """Returns a tensor's number of elements as (bit mask of the sizes to multiply, constant
     factor)."""
-    words = [word for part in a["shape"] for word in part.split(" * ")]
-    sizes = [f["sizes"].index(word) for word in words if not word.isdigit()]
-    assert len(set(sizes)) == len(sizes), (f["name"], a["shape"])
-    return sum(1 << i for i in sizes), math.prod(int(word) for word in words if word.isdigit())
+    lines = [shapes.linear(extent) for extent in a["extents"]]
+    sizes = {f["sizes"].index(size) for _, size, _ in lines}
+    assert len(sizes) == len(lines) and not any(addend for *_, addend in lines), f["name"]
+    return sum(1 << i for i in sizes), math.prod(factor for factor, *_ in lines)
 
 
 def files_of(functions, few):

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Generates code from the manifest alone (`kfgen list --json`), as a layer above kf would. It
-imports nothing of kfgen; tests/gen/test_manifest_is_enough.py uses it."""
+imports nothing of kfgen but the evaluator of size rules; tests/gen/test_manifest_is_enough.py uses
+it."""
 
-import math
+import size_rules
 
 CTYPES = {
     "f32": "float",
@@ -36,51 +37,14 @@ def tensors(f, *roles):
 # ---- shapes
 
 
-def joined(f, shapes):
-    """Returns (dimensions of all sizes, concatenated; index of the axis) from {name: shape} of the
-    tensors that determine the sizes."""
-    count, known = {s: 1 for s, what in f["axes"]["sizes"].items() if isinstance(what, int)}, {}
-    for name in f["axes"]["shaped_by"]:
-        factors, _, extents = zip(
-            *(
-                extent.rpartition(" * ")
-                for extent in next(a["shape"] for a in tensors(f) if a["name"] == name)
-            )
-        )
-        left = len(shapes[name]) - sum(count.get(size, 0) for size in extents)
-        count |= {size: left for size in extents if size not in count}
-        at = 0
-        for factor, size in zip(factors, extents):
-            known[size] = tuple(n // int(factor or 1) for n in shapes[name][at : at + count[size]])
-            at += count[size]
-    return tuple(n for size in f["sizes"] for n in known[size]), count[f["sizes"][0]]
-
-
 def sizes_of(f, shape, axis=None, groups=1):
     """Returns the sizes of a call from a tensor's shape of any rank, or from {name: shape} if
     several tensors determine them."""
-    default, parts = f["axes"]["axis"], f["axes"]["sizes"]
-    at = None if default is None else (default if axis is None else axis) % len(shape)
-    if f["axes"]["shaped_by"]:
-        shape, at = joined(f, shape)
-    found = {
-        "all": lambda: math.prod(shape),
-        "before": lambda: math.prod(shape[:at]),
-        "axis": lambda: shape[at],
-        "after": lambda: math.prod(shape[at + 1 :]),
-        "between": lambda: math.prod(shape[at:-2]),
-        "one": lambda: 1,
-        "groups": lambda: groups,
-        "all but three": lambda: math.prod(shape[:-3]),
-    }
-    return {
-        name: shape[what] if isinstance(what, int) else found[what]()
-        for name, what in parts.items()
-    }
+    return dict(zip(f["sizes"], size_rules.lay_out(f, shape, axis, groups).sizes))
 
 
 def extents(a, sizes):
-    return tuple(eval(extent, {}, sizes) for extent in a["shape"])
+    return size_rules.shape(a, sizes)
 
 
 def fake(f, sizes):
@@ -97,9 +61,9 @@ def fused(f):
     words += [
         f"{'const ' if a['role'] == 'in' else ''}kf_tensor_t *{a['name']}" for a in tensors(f)
     ]
-    if {"axis", "after"} <= {str(part) for part in f["axes"]["sizes"].values()}:
-        words.append("int64_t dimension")
-    words += [f"int64_t {name}" for name, part in f["axes"]["sizes"].items() if part == "groups"]
+    rules = f["axes"]["sizes"].values()
+    words += ["int64_t dimension"] if {"dims": "before axis"} in rules else []
+    words += [f"int64_t {rule['argument']}" for rule in rules if "argument" in rule]
     for a in f["arguments"]:
         if a["role"] in VALUES:
             words.append(f"{VALUES[a['role']]} {a['name']}".replace("* ", "*"))

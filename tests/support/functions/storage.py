@@ -2,11 +2,11 @@
 """Stored values and manifest entries, shared by checks.py and row_checks.py."""
 
 import functools
-import math
 import os
 import shlex
 
 import numpy as np
+import size_rules
 from kfgen.entries import expand
 from kfgen.entries.spec import load
 
@@ -76,12 +76,8 @@ def workspace(size):
 
 
 def shape_of(f, sizes, tensor):
-    """Array shape of a function's tensor, whose extents are sizes and products such as 2 * cols."""
-    at = dict(zip(f["sizes"], sizes))
-    return tuple(
-        math.prod(int(at.get(word, word)) for word in extent.split(" * "))
-        for extent in tensor["shape"]
-    )
+    """Array shape of a function's tensor."""
+    return size_rules.shape(tensor, dict(zip(f["sizes"], map(int, sizes))))
 
 
 @functools.cache

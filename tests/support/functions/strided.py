@@ -8,6 +8,7 @@ import math
 import cases
 import checks
 import numpy as np
+import size_rules
 from storage import Failure
 
 BROADCAST = -(2**63)
@@ -28,7 +29,7 @@ def levels(f, sizes, a):
     at = dict(zip(f["sizes"], map(int, sizes)))
     # A family with tensor shapes of its own, in the order of their levels.
     if f["form"] not in LEVELS:
-        *outer, side = [eval(extent, {}, at) for extent in a["shape"]]
+        *outer, side = size_rules.shape(a, at)
         return tuple(outer[::-1]), side
     outer, side = LEVELS[f["form"]]
     if f["form"] == "axis" and at["inner"] == 1:

@@ -12,6 +12,7 @@ import numpy as np
 import runtime_api
 from kfgen.entries import spec as specs
 from kfgen.interfaces import manifest, runtime
+from kfgen.model import shapes
 from kfgen.render.render import Selection
 
 DTYPES = {"f32": 0, "f16": 1, "bf16": 2, "f64": 3, "i32": 4, "i64": 5, "u8": 6}
@@ -285,12 +286,9 @@ def sizes(f):
 def shape(f, a):
     """Returns the shape of tensor `a` with those extents."""
     found = []
-    for extent in a["shape"]:
-        factor, _, size = extent.rpartition(" * ")
-        dims = list(extents(f)[size])
-        if factor:
-            dims[-1] *= int(factor)
-        found += dims
+    for factor, size, addend in map(shapes.linear, a["extents"]):
+        found += extents(f)[size] if factor == 1 else [factor * sizes(f)[f["sizes"].index(size)]]
+        assert not addend, a
     return tuple(found)
 
 

@@ -3,9 +3,9 @@
 #ifndef KF_NATIVE_TORCH_CALL_H
 #define KF_NATIVE_TORCH_CALL_H
 
+#include "kf/runtime/layout.h"
 #include "packed.h"
 #include "torch_abi.h"
-#include "torch_layout.h"
 #include "torch_memory.h"
 
 #include <math.h>
@@ -13,6 +13,38 @@
 #include <stdlib.h>
 
 enum { TYPES = 8, T = TYPES, U, ACC, VARS, MAX_OPS = 512, BYTES = 6 };
+enum { DIMS = 64, TENSORS = 24, FIELDS = 96, SHAPING = 4 };
+enum { ALWAYS = 0, SAVED, GRADIENT, PLACE };
+
+// torch/_shim.py declares the same fields in the same order.
+typedef struct {
+    const char *name;
+    const uint8_t *unread;    // [activation]
+    int32_t var;              // index of a dtype, or T, U, acc
+    int32_t optional, absent; // optional in the schema; may be absent in a call
+    int32_t use, place;
+    kfi_layout_tensor layout;
+} kfs_tensor;
+
+typedef struct {
+    const char *name;
+    const kfs_tensor *tensors; // inputs, then outputs
+    // Function indices on the CPU and on a GPU: [activation][T][U], -1 if missing.
+    const int32_t *functions[2];
+    // Libraries of a user-made op: [T][U], NULL before the first call; NULL for kf's own ops.
+    const struct kfs_library **own[2];
+    const int64_t *activations;
+    const int32_t *act_scalars; // [activation]: number of scalars
+    const double *bounds;       // [activation][scalar][least, most]
+    int64_t copies;             // number of inputs that were copied to be contiguous
+    kfi_layout_rules rules;
+    int32_t inputs, outputs, integers, scalars, acts, dropout, has_axis, axis, has_groups, has_act,
+        saves, backward;
+    int32_t number_of_activations, basis, workspace, bound_count;
+    int32_t shaping_count, shaping[SHAPING]; // inputs whose shapes determine the sizes
+    int32_t betas;                           // number of zero scalars before p
+} kfs_op;
+
 enum { KFS_NO_MEMORY = -1000, KFS_NO_STREAM };
 static const char *const type_names[TYPES] = {"float32", "float16", "bfloat16", "float64",
                                               "int32",   "int64",   "uint8",    "bool"};
@@ -46,11 +78,11 @@ typedef struct {
     int32_t device; // index among the devices of its type
     handle in[TENSORS], out[TENSORS], rng;
     int32_t type[TENSORS]; // dtype indices
-    int64_t numbers[SIZES + 16], fields[FIELDS], axis, groups, mask;
+    int64_t fields[FIELDS], axis, groups, mask;
     double scalars[32];
-    int integers, given, activation;
-    bool strided, no_memory;
-    kfs_layout layout;
+    int given, activation, strided; // strided: some field is not zero
+    bool no_memory;
+    kfi_layout layout;
     int32_t vars[VARS];
     char wrong[1000]; // error text; last, since it is not initialised
 } call;
@@ -108,15 +140,13 @@ static bool take_rest(call *c, const value *stack)
 {
     const kfs_op *op = c->op;
     const value *v = stack + op->inputs;
-    c->integers = op->integers;
-    // Sizes are later placed before the integers.
-    memcpy(c->numbers, v, (size_t)op->integers * sizeof *v), v += op->integers;
+    memcpy(c->layout.n + op->rules.sizes, v, (size_t)op->integers * sizeof *v), v += op->integers;
     memcpy(c->scalars, v, (size_t)op->scalars * sizeof *v), v += op->scalars;
     const value *acts = v;
     v += op->acts;
     double p = 0;
     if (op->dropout) memcpy(&p, v++, sizeof p);
-    c->axis = op->has_axis ? (int64_t)*v++ : -1;
+    c->axis = op->has_axis ? (int64_t)*v++ : op->axis;
     c->groups = op->has_groups ? (int64_t)*v++ : 1;
     if (op->dropout) c->rng = (handle)*v++;
     const int64_t number = op->has_act ? (int64_t)*v++ : op->activations[0];

@@ -40,41 +40,59 @@ static handle contiguous(handle h)
     return p_aoti_torch_call_dispatcher("aten::contiguous", "", stack) ? NULL : (handle)stack[0];
 }
 
+static bool is_empty(const int64_t *shape, int64_t dims)
+{
+    for (int64_t d = 0; d < dims; ++d)
+        if (shape[d] == 0) return true;
+    return false;
+}
+
 static bool check_input(call *c, int i)
 {
-    const kfs_tensor *t = &c->op->tensors[i];
-    int64_t wanted[2 * DIMS], *shape, *strides, dims;
+    const kfs_op *op = c->op;
+    const kfs_tensor *t = &op->tensors[i];
+    int64_t wanted[KFI_LAYOUT_DIMS], *shape, *strides, dims;
     if (c->type[i] != c->vars[t->var])
         return fail(c, "has a dtype that does not match the other tensors", t->name);
     p_aoti_torch_get_sizes(c->in[i], &shape);
     p_aoti_torch_get_dim(c->in[i], &dims);
-    if (kfs_shape(c->op, &c->layout, t, wanted) != dims ||
+    if (kfi_layout_shape(&op->rules, &c->layout, &t->layout, wanted) != dims ||
         memcmp(wanted, shape, (size_t)dims * sizeof *shape))
         return fail(c, "has a shape that does not match the other tensors", t->name);
     if (t->unread[c->activation]) return true;
     p_aoti_torch_get_strides(c->in[i], &strides);
-    if (kfs_strides(c->op, &c->layout, t, shape, strides, (int)dims, c->fields, &c->strided))
+    if (kfi_layout_is_dense(shape, strides, 0, (int)dims) || is_empty(shape, dims) ||
+        kfi_layout_strides(&op->rules, &c->layout, &t->layout, shape, strides, false, c->fields,
+                           &c->strided))
         return true;
     __atomic_fetch_add(&c->op->copies, 1, __ATOMIC_RELAXED);
     c->in[i] = contiguous(c->in[i]);
     return c->in[i] || fail_for_memory(c, t->name);
 }
 
-// Computes the sizes from one input or several.
+// Computes the sizes from the inputs that determine them.
 static bool lay_out(call *c)
 {
     const kfs_op *op = c->op;
-    int64_t *shapes[SHAPED], dims[SHAPED];
-    int wrong = op->basis, count = 0;
-    do {
-        const int from = op->shaped[count] < 0 ? op->basis : op->shaped[count];
+    const kfi_layout_tensor *tensors[SHAPING];
+    const int64_t *shapes[SHAPING];
+    int ranks[SHAPING];
+    for (int i = 0; i < op->shaping_count; ++i) {
+        const int from = op->shaping[i];
+        int64_t *shape, dims;
         if (!c->in[from]) return fail(c, "is missing", op->tensors[from].name);
-        p_aoti_torch_get_sizes(c->in[from], &shapes[count]);
-        p_aoti_torch_get_dim(c->in[from], &dims[count]);
-    } while (++count < SHAPED && op->shaped[count] >= 0);
-    return (op->shaped[0] < 0 ? kfs_lay_out(op, &c->layout, shapes[0], dims[0], c->axis, c->groups)
-                              : kfs_join(op, &c->layout, count, shapes, dims, &wrong)) ||
-           fail(c, "has a shape that the op does not support", op->tensors[wrong].name);
+        p_aoti_torch_get_sizes(c->in[from], &shape);
+        p_aoti_torch_get_dim(c->in[from], &dims);
+        if (dims > DIMS) return fail(c, "has too many dimensions", op->tensors[from].name);
+        tensors[i] = &op->tensors[from].layout, shapes[i] = shape, ranks[i] = (int)dims;
+    }
+    kfi_layout_error e;
+    bool done = kfi_layout_find(&op->rules, op->shaping_count, tensors, shapes, ranks, c->axis,
+                                &c->groups, &c->layout, &e);
+    const int wrong = done ? op->basis : op->shaping[e.tensor];
+    done = done && kfi_layout_divisor(&op->rules, &c->layout) < 0;
+    for (int s = 0; s < op->rules.sizes && done; ++s) done = c->layout.n[s] >= 0;
+    return done || fail(c, "has a shape that the op does not support", op->tensors[wrong].name);
 }
 
 static bool check_inputs(call *c)
@@ -100,17 +118,21 @@ static bool wanted(const call *c, int i)
                               : t->use != PLACE || c->in[t->place];
 }
 
-// Allocates the results; unwanted ones get no elements. Returns the number of wanted results, or
-// -1 without memory.
+enum { UNALLOCATED = -1, UNSHAPED = -2 };
+
+// Allocates the results; unwanted ones get no elements. Returns the number of wanted results,
+// UNALLOCATED without memory, or UNSHAPED if a result would have a negative dimension.
 static int make_outputs(call *c)
 {
     const kfs_op *op = c->op;
     int found = 0;
     for (int i = 0; i < op->outputs; ++i) {
         const kfs_tensor *t = &op->tensors[op->inputs + i];
-        int64_t shape[2 * DIMS], strides[2 * DIMS], length = 1;
+        int64_t shape[KFI_LAYOUT_DIMS], strides[KFI_LAYOUT_DIMS], length = 1;
         shape[0] = 0;
-        const int dims = wanted(c, i) ? kfs_shape(op, &c->layout, t, shape) : 1;
+        const int dims =
+            wanted(c, i) ? kfi_layout_shape(&op->rules, &c->layout, &t->layout, shape) : 1;
+        if (dims < 0) return UNSHAPED;
         for (int d = dims - 1; d >= 0; --d) {
             strides[d] = length;
             length *= shape[d] > 1 ? shape[d] : 1;
@@ -118,7 +140,7 @@ static int make_outputs(call *c)
         if (p_aoti_torch_empty_strided(dims, shape, strides, types[c->vars[t->var]],
                                        c->backend->type, c->backend->gpu ? c->device : -1,
                                        &c->out[i]))
-            return -1;
+            return UNALLOCATED;
         found += wanted(c, i);
     }
     return found;
@@ -126,7 +148,6 @@ static int make_outputs(call *c)
 
 typedef struct {
     void *t[2 * TENSORS], *rng;
-    int64_t n[2 * SIZES + 16];
     size_t bytes; // size of the workspace
 } given;
 
@@ -137,8 +158,8 @@ static int run_here(const call *c, int id, const given *g)
                   : g->bytes <= sizeof small ? small
                                              : aligned_alloc(256, g->bytes);
     if (g->bytes && !space) return KFS_NO_MEMORY;
-    const int code = c->library->run(id, g->t, g->n, c->strided ? c->fields : NULL, c->scalars,
-                                     (const uint64_t *)g->rng, space, g->bytes);
+    const int code = c->library->run(id, g->t, c->layout.n, c->strided ? c->fields : NULL,
+                                     c->scalars, (const uint64_t *)g->rng, space, g->bytes);
     if (g->bytes > sizeof small) free(space);
     return code;
 }
@@ -155,8 +176,9 @@ static int run_on_gpu(const call *c, int id, const given *g)
                                            c->device, &space))
         return KFS_NO_MEMORY;
     if (space) p_aoti_torch_get_data_ptr(space, &at);
-    const int code = c->library->run_on(c->device, id, g->t, g->n, c->strided ? c->fields : NULL,
-                                        c->scalars, (const uint64_t *)g->rng, at, g->bytes, stream);
+    const int code =
+        c->library->run_on(c->device, id, g->t, c->layout.n, c->strided ? c->fields : NULL,
+                           c->scalars, (const uint64_t *)g->rng, at, g->bytes, stream);
     if (space) p_aoti_torch_delete_tensor_object(space);
     return code;
 }
@@ -184,11 +206,7 @@ static bool compute(call *c, int id)
     for (int i = 0; i < op->outputs; ++i)
         if (wanted(c, i)) p_aoti_torch_get_data_ptr(c->out[i], &g.t[op->inputs + i]);
     if (c->rng) p_aoti_torch_get_data_ptr(c->rng, &g.rng);
-    int count = 0;
-    for (; count < SIZES && op->order[count] >= 0; ++count)
-        g.n[count] = kfs_size(op, &c->layout, op->order[count]);
-    memcpy(g.n + count, c->numbers, (size_t)c->integers * sizeof *g.n);
-    g.bytes = op->workspace ? c->library->space(id, g.n) : 0;
+    g.bytes = op->workspace ? c->library->space(id, c->layout.n) : 0;
     const int code = c->backend->gpu ? run_on_gpu(c, id, &g) : run_here(c, id, &g);
     return code == 0 || refused(c, code);
 }
@@ -236,6 +254,7 @@ static bool execute(call *c, const value *stack)
         c->op->functions[c->backend->gpu][(c->activation * TYPES + first) * TYPES + second];
     if (id < 0) return fail(c, "the library has no function for these dtypes", "");
     const int found = make_outputs(c);
+    if (found == UNSHAPED) return fail(c, "a result would have a negative dimension", "");
     if (found < 0) return fail_for_memory(c, "its results");
     return found == 0 || compute(c, id);
 }

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from kernel_fusion import _strides
-from kernel_fusion._table import Layout, Op
+from kernel_fusion._sizes import Layout
+from kernel_fusion._table import Op
 from kernel_fusion._table import Tensor as Argument
 from kernel_fusion.torch import _kernels
 from kernel_fusion.torch._autograd import sources_of

@@ -12,64 +12,43 @@ from typing import Any
 
 import torch
 
-from kernel_fusion import _sizes as _of_several
+from kernel_fusion._sizes import Layout
 from kernel_fusion._table import Call, Op, Tensor, formulas
 from kernel_fusion.torch._schema import schema
 
 SPREAD = "torch.broadcast_to("
-SPANS = {
-    "all": "shape",
-    "before": "shape[:at]",
-    "axis": "shape[at:at + 1]",
-    "after": "shape[at + 1:]",
-    "all but three": "shape[:-3]",
-    "between": "shape[at:-2]",
-    "one": "shape[:0]",
-}
 
 
-def _span(what: str | int) -> str:
-    """Slice of `shape` whose product is the size."""
-    return SPANS[what] if isinstance(what, str) else f"shape[{what}:{what + 1 or ''}]"
+def _layout(op: Op, call: Call) -> list[str]:
+    """Lines that compute the layout and the sizes."""
+    shapes = "".join(f"{t.name}.shape, " for t in call.shaping)
+    read = [v.name for v in call.integers] if call.reads_integers else []
+    numbers = "".join(f"('{name}', {name}), " for name in [*op.rules.arguments.values(), *read])
+    axis = "dim" if op.has_axis else "-1"
+    return [
+        f"layout_ = lay_out_(({shapes}), {axis}, ({numbers}))",
+        f"{', '.join(op.rules.sizes)}, = layout_.sizes",
+        *(f"{name} = 0.0" for name in call.betas),
+    ]
 
 
-def _extent(extent: str, op: Op) -> tuple[str, str]:
-    """Returns an extent of a tensor in two spellings: size in the manifest, dimensions
-    in `shape`.
-    """
-    factor, _, name = extent.rpartition(" * ")
-    if op.parts[name] == "groups":
-        return name, name
-    span = _span(op.parts[name])
-    return (
-        (f"{factor} * {name}", f"*[{factor} * n for n in {span}]") if factor else (name, f"*{span}")
-    )
+def _lay_out(op: Op, call: Call) -> Callable[..., Layout]:
+    """Makes a function that computes the layout of a call, cached for shapes of numbers."""
 
+    def find(shapes: Any, axis: int, numbers: Any) -> Layout:
+        return Layout(op.rules, call.shaping, shapes, axis, dict(numbers))
 
-def _shape(op: Op, tensor: Tensor, own: bool) -> str:
-    return "".join(f"{_extent(extent, op)[own]}, " for extent in tensor.shape)
+    cached = functools.lru_cache(256)(find)
 
+    def lay_out(shapes: Any, axis: int, numbers: Any) -> Layout:
+        if torch.compiler.is_compiling():
+            return find(shapes, axis, numbers)
+        try:
+            return cached(shapes, axis, numbers)
+        except TypeError:  # a symbol has no hash
+            return find(shapes, axis, numbers)
 
-def _sizes(op: Op, call: Call) -> list[str]:
-    """Lines that compute `shape` (of an elementwise tensor), `at` (the axis) and the sizes."""
-    template, measures = (
-        call.template,
-        [f"{name} = {_span(what)}.numel()" for name, what in op.parts.items() if what != "groups"],
-    )
-    if call.shaped_by:
-        given = ", ".join(f"'{name}': {name}.shape" for name in call.shaped_by)
-        return [
-            f"shape, at = elements({{{given}}})",
-            "shape = torch.Size(shape)",
-            *measures,
-            *(f"{name} = 0.0" for name in call.betas),
-        ]
-    lines = [f"shape = {template.name}.shape"]
-    if template.kind == "half":
-        lines.append("shape = torch.Size([*shape[:-1], shape[-1] // 2])")
-    axis = "dim" if op.has_axis else op.axis
-    lines += [f"at = {axis} % len(shape) if len(shape) else 0"] if axis is not None else []
-    return lines + measures
+    return lay_out
 
 
 def _dtype(t: Tensor, template: Tensor) -> str:
@@ -81,15 +60,16 @@ def _dtype(t: Tensor, template: Tensor) -> str:
     )
 
 
-def _given(op: Op, t: Tensor, template: Tensor, flat: bool, computed: bool) -> str:
+def _given(t: Tensor, template: Tensor, flat: bool, computed: bool) -> str:
     """Line that brings a tensor into its manifest shape.
 
     Args:
         computed: True if the formula computes with it; False if it is only passed on.
     """
-    text = t.name if flat else f"{t.name}.reshape({_shape(op, t, False)})"
+    shape = f"layout_.flat(tensors_['{t.name}'])"
+    text = t.name if flat else f"{t.name}.reshape({shape})"
     if t.nullable and t.absent is not None:
-        full = f"{template.name}.new_full(({_shape(op, t, False)}), {t.absent})"
+        full = f"{template.name}.new_full({shape}, {t.absent})"
         text = f"{full} if {t.name} is None else {text}"
     return (
         f"{t.name} = wide({text})"
@@ -98,9 +78,9 @@ def _given(op: Op, t: Tensor, template: Tensor, flat: bool, computed: bool) -> s
     )
 
 
-def _checks(op: Op, t: Tensor, template: Tensor, flat: bool) -> list[str]:
+def _checks(t: Tensor, template: Tensor, flat: bool) -> list[str]:
     """Lines that check a tensor's shape and dtype, where PyTorch would broadcast or promote."""
-    shape = f"tuple({template.name}.shape)" if flat else f"({_shape(op, t, True)})"
+    shape = f"tuple({template.name}.shape)" if flat else f"layout_.of(tensors_['{t.name}'])"
     wanted = {
         "T": "dtype_T",
         "acc": "torch.float64 if dtype_T == torch.float64 else torch.float32",
@@ -108,9 +88,10 @@ def _checks(op: Op, t: Tensor, template: Tensor, flat: bool) -> list[str]:
     there = f"{t.name} is not None and " if t.nullable else ""
     beside = f"beside {template.name} of "
     lines = [
-        f"if {there}tuple({t.name}.shape) != {shape}:",
+        f"shape_ = {shape}",
+        f"if {there}tuple({t.name}.shape) != shape_:",
         f"    raise ValueError(f'{{where}}: {t.name} has the shape {{tuple({t.name}.shape)}}, "
-        f"expected {{{shape}}} {beside}the shape "
+        f"expected {{shape_}} {beside}the shape "
         f"{{tuple({template.name}.shape)}}')",
     ]
     if wanted:
@@ -124,17 +105,13 @@ def _checks(op: Op, t: Tensor, template: Tensor, flat: bool) -> list[str]:
 
 def _text(op: Op, activation: str, backward: bool, statements: Sequence[str]) -> str:
     """Source text of one direction."""
-    call, template, flat = (
-        op.direction(backward),
-        op.direction(backward).template,
-        set(op.parts.values()) == {"all"},
-    )
+    call, template, flat = op.direction(backward), op.direction(backward).template, op.is_flat
     read = set().union(*(compile(line, "", "exec").co_names for line in statements))
     dtypes = {"T": f"{template.name}.dtype"} | {
         t.name: _dtype(t, template) for t in call.inputs if t.var == "U"
     }
     lines = [f"dtype_{name} = {text}" for name, text in dtypes.items()] + (
-        [] if flat else _sizes(op, call)
+        [] if flat else _layout(op, call)
     )
     lines += [f"{v.name} = act_{i}" for i, v in enumerate(op.scalars[activation])] + [
         "T = torch.float32 if dtype_T.itemsize == 2 else dtype_T"
@@ -142,14 +119,12 @@ def _text(op: Op, activation: str, backward: bool, statements: Sequence[str]) ->
     # The template comes last: others are made from it.
     given = sorted((t for t in call.inputs if t.name in read), key=lambda t: t is template)
     if not backward:
-        lines += [
-            line for t in given if t is not template for line in _checks(op, t, template, flat)
-        ]
+        lines += [line for t in given if t is not template for line in _checks(t, template, flat)]
     inner = ""
     # An empty reduction has no elements whose gradient would be divided by their number.
     if backward and op.reduces:
         statements = [
-            re.sub(rf"/ ({'|'.join(op.parts)})\b", r"/ torch.sym_max(\1, 1)", line)
+            re.sub(rf"/ ({'|'.join(op.rules.sizes)})\b", r"/ torch.sym_max(\1, 1)", line)
             for line in statements
         ]
     # Rounding comes first, so that the result stays a view.
@@ -157,10 +132,10 @@ def _text(op: Op, activation: str, backward: bool, statements: Sequence[str]) ->
         name, _, text = statements[-1].partition(f" = {SPREAD}")
         inner, _, shape = text.rpartition(", (")
         statements = [*statements[:-1], f"{name} = {SPREAD}({inner}).to(dtype_T), ({shape}"]
-    lines += [*(_given(op, t, template, flat, t.name != inner) for t in given), *statements]
+    lines += [*(_given(t, template, flat, t.name != inner) for t in given), *statements]
     results = []
     for t in call.outputs:
-        text = t.name if flat else f"{t.name}.reshape({_shape(op, t, True)})"
+        text = t.name if flat else f"{t.name}.reshape(layout_.of(tensors_['{t.name}']))"
         results.append(
             f"rounded({text}, dtype_{t.of if t.var == 'U' else 'T'})"
             if t.var in ("T", "U")
@@ -203,13 +178,14 @@ def make(
     assert found is not None
     made = []
     for backward, statements in enumerate(lines for lines in found if lines):
-        elements = functools.partial(_of_several.elements, op, op.direction(bool(backward)))
+        call = op.direction(bool(backward))
         names: dict[str, Any] = {
             "torch": torch,
             "wide": wide,
             "rounded": rounded,
             "where": op.display_name(activation),
-            "elements": elements,
+            "lay_out_": _lay_out(op, call),
+            "tensors_": {t.name: t for t in (*call.inputs, *call.outputs)},
         }
         text = _text(op, activation, bool(backward), statements)
         exec(compile(text, f"<{op.display_name(activation)} in PyTorch>", "exec"), names)

@@ -77,7 +77,10 @@ def plan(s: Schema, given: Given, symbolic: bool) -> _plan.Plan:
     )
     second = None if given.dtype is None else word(s, given, "dtype", given.dtype)
     make = _plan.plan if symbolic else _plan.cached
-    return make(s.op, given.activation, s.backward, tensors, given.axis, given.groups, second)
+    integers = tuple(given.integers) if s.call.reads_integers else ()
+    return make(
+        s.op, given.activation, s.backward, tensors, given.axis, given.groups, second, integers
+    )
 
 
 def argument_error(s: Schema, where: str, args: Sequence[Any]) -> TypeError | None:

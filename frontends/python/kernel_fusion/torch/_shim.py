@@ -16,37 +16,25 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from kfgen import paths
 
-from kernel_fusion import _counts, _gpu, _library
+from kernel_fusion import _counts, _gpu, _layout, _library
 from kernel_fusion._files import cache
-from kernel_fusion._table import Layout, Tensor, Value, activations
+from kernel_fusion._table import Tensor, Value, activations
 from kernel_fusion.torch._schema import Schema
 
 NATIVE = pathlib.Path(__file__).resolve().parents[1] / "native"
-SOURCES = (
-    "torch_shim.cpp",
-    "torch_call.h",
-    "torch_abi.h",
-    "torch_layout.h",
-    "torch_memory.h",
-    "packed.h",
-)
+SOURCES = ("torch_shim.cpp", "torch_call.h", "torch_abi.h", "torch_memory.h", "packed.h")
 FLAGS = ("-std=c++17", "-O2", "-fPIC", "-shared", "-fvisibility=hidden", "-s")
 TYPES = ("f32", "f16", "bf16", "f64", "i32", "i64", "u8", "bool")  # order of the shim's enum
 VARS = {**{word: i for i, word in enumerate(TYPES)}, "T": 8, "U": 9, "acc": 10}
-PARTS = {
-    word: i
-    for i, word in enumerate(
-        ("all", "before", "axis", "after", "all but three", "one", "groups", "between")
-    )
-}
 USES = {"saved": 1, "gradient": 2}
 LIBTORCH = pathlib.Path(torch.__file__).parent / "lib"
 OPEN = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int)
 OPEN_OWN = ctypes.CFUNCTYPE(ctypes.c_void_p, *[ctypes.c_int] * 4)
 # Members of kfs_library.
 LIBRARY = ("kfp_run", "kfp_run_on", "kfp_space", "kfp_error", "kfp_detail", "kfp_reason")
-SHAPED = 4  # SHAPED of torch_layout.h
+SHAPING = 4  # SHAPING of torch_call.h
 INT, LONG, DOUBLE, TEXT = ctypes.c_int32, ctypes.c_int64, ctypes.c_double, ctypes.c_char_p
 
 
@@ -54,11 +42,8 @@ class _Tensor(ctypes.Structure):
     _fields_ = [
         ("name", TEXT),
         ("unread", ctypes.POINTER(ctypes.c_uint8)),
-        ("extents", INT),
-        ("size", INT * 4),
-        ("factor", INT * 4),
-        ("var", INT),
-        *[(n, INT) for n in ("optional", "absent", "levels", "field", "use", "place")],
+        *[(n, INT) for n in ("var", "optional", "absent", "use", "place")],
+        ("layout", _layout.TensorOf),
     ]
 
 
@@ -72,6 +57,7 @@ class _Op(ctypes.Structure):
         ("act_scalars", ctypes.POINTER(INT)),
         ("bounds", ctypes.POINTER(DOUBLE)),
         ("copies", LONG),
+        ("rules", _layout.RulesOf),
         *[
             (n, INT)
             for n in (
@@ -87,24 +73,14 @@ class _Op(ctypes.Structure):
                 "has_act",
                 "saves",
                 "backward",
-            )
-        ],
-        ("parts", INT * 8),
-        ("sizes", INT),
-        ("order", INT * 8),
-        *[
-            (n, INT)
-            for n in (
                 "number_of_activations",
                 "basis",
-                "half",
-                "fields",
                 "workspace",
-                "least_dims",
                 "bound_count",
+                "shaping_count",
             )
         ],
-        ("shaped", INT * SHAPED),
+        ("shaping", INT * SHAPING),
         ("betas", INT),
     ]
 
@@ -115,7 +91,10 @@ def compiled() -> pathlib.Path:
     It looks libtorch's functions up by name, so it is independent of torch's version.
     """
     digest = hashlib.sha256(
-        repr(FLAGS).encode() + b"".join((NATIVE / name).read_bytes() for name in SOURCES)
+        repr(FLAGS).encode()
+        + b"".join(
+            path.read_bytes() for path in (_layout.HEADER, *(NATIVE / name for name in SOURCES))
+        )
     ).hexdigest()[:16]
     path = cache() / f"torch_shim-{digest}.so"
     if not path.exists():
@@ -130,7 +109,10 @@ def compiled() -> pathlib.Path:
         # Several processes may compile it concurrently.
         made = path.with_name(f"{path.name}.{os.getpid()}")
         done = subprocess.run(
-            [compiler, *FLAGS, str(NATIVE / SOURCES[0]), "-o", str(made), "-ldl"],
+            [
+                *(compiler, *FLAGS, f"-I{paths.INCLUDE}", str(NATIVE / SOURCES[0])),
+                *("-o", str(made), "-ldl"),
+            ],
             capture_output=True,
             text=True,
         )
@@ -156,22 +138,24 @@ def _bounds(values: Sequence[Value], count: int) -> list[float]:
     return found + [0.0] * (2 * count - len(found))
 
 
-def _tensor(s: Schema, t: Tensor, sizes: Sequence[str]) -> _Tensor:
-    parts = [extent.rpartition(" * ") for extent in t.shape]
+def _tensor(s: Schema, t: Tensor, codes: list[int]) -> _Tensor:
     inputs = [x.name for x in s.call.inputs]
     return _Tensor(
         t.name.encode(),
         _array(ctypes.c_uint8, [a in t.unread for a in s.op.activations]),
-        len(parts),
-        (INT * 4)(*[sizes.index(name) for *_, name in parts]),
-        (INT * 4)(*[int(factor or 1) for factor, *_ in parts]),
         VARS[t.var],
         t.nullable or bool(t.unread),
         t.nullable,
-        len(t.strides),
-        s.call.strides.index(t.strides[0]) if t.strides else 0,
         3 if t.place_of else USES.get(t.use, 0) if t.role != "in" else 0,
         inputs.index(t.place_of) if t.place_of else 0,
+        _layout.tensor(
+            t.extents,
+            list(s.op.rules.sizes),
+            [v.name for v in s.call.integers],
+            codes,
+            len(t.strides),
+            s.call.strides.index(t.strides[0]) if t.strides else 0,
+        ),
     )
 
 
@@ -189,15 +173,13 @@ def _functions(s: Schema, library: Any) -> Any:
 
 
 def _entry(s: Schema) -> _Op:
-    op, call, sizes = s.op, s.call, list(s.op.parts)
+    op, call = s.op, s.call
     probability = [Value("p", None, 0, 1)] if op.dropout else []
     values = [[*call.scalars, *op.scalars[a], *probability] for a in op.activations]
     most = max(len(v) for v in values)
-    tensors = [_tensor(s, t, sizes) for t in (*call.inputs, *call.outputs)]
-    order, shaped = (
-        [sizes.index(n) for n in call.sizes],
-        [[t.name for t in call.inputs].index(name) for name in call.shaped_by],
-    )
+    codes: list[int] = []
+    tensors = [_tensor(s, t, codes) for t in (*call.inputs, *call.outputs)]
+    shaping = [call.inputs.index(t) for t in call.shaping]
     made = _Op(
         s.name.encode(),
         _array(_Tensor, tensors),
@@ -206,6 +188,7 @@ def _entry(s: Schema) -> _Op:
         _array(INT, [len(op.scalars[a]) for a in op.activations]),
         _array(DOUBLE, [x for v in values for x in _bounds(v, most)]),
         0,
+        _layout.rules(op.rules, codes),
         len(call.inputs),
         len(call.outputs),
         len(call.integers),
@@ -213,22 +196,17 @@ def _entry(s: Schema) -> _Op:
         op.act_scalars,
         op.dropout,
         op.has_axis,
-        op.axis or 0,
+        -1 if op.axis is None else op.axis,
         op.has_groups,
         op.has_act,
         s.saves,
         s.backward,
-        (INT * 8)(*[what if isinstance(what, int) else PARTS[what] for what in op.parts.values()]),
-        len(sizes),
-        (INT * 8)(*order, *[-1] * (8 - len(order))),
         len(op.activations),
         call.inputs.index(call.template),
-        call.template.kind == "half",
-        len(call.strides),
         call.workspace,
-        Layout.least(op),
         most,
-        (INT * SHAPED)(*shaped, *[-1] * (SHAPED - len(shaped))),
+        len(shaping),
+        (INT * SHAPING)(*shaping),
         len(call.betas),
     )
     return made

@@ -12,6 +12,7 @@ from kfgen.language.primitives import KEEP
 from kfgen.model import derive, limits
 from kfgen.model.kernel import WEIGHTS, Kernel, Tensor
 from kfgen.model.names import gradient_of
+from kfgen.model.shapes import BEFORE_AXIS, ONE, REST
 
 
 class ElementwiseKernel(Kernel):
@@ -192,9 +193,9 @@ class Elementwise(Family):
         "planes": {"elem": "outer, channels, inner", "channel": "channels"},
     }
     axes = {
-        "flat": (None, {"n": "all"}),
-        "rows": (-1, {"rows": "before", "cols": "axis"}),
-        "planes": (1, {"outer": "before", "channels": "axis", "inner": "after"}),
+        "flat": (None, {"n": REST}),
+        "rows": (-1, {"rows": REST, "cols": ONE}),
+        "planes": (1, {"outer": BEFORE_AXIS, "channels": ONE, "inner": REST}),
     }
     kinds = ("elem", "row", "channel", "half")
     fields = ("ints", "reduced")

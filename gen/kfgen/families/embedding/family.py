@@ -11,6 +11,7 @@ from kfgen.language.gradient import gradient
 from kfgen.model import derive
 from kfgen.model.kernel import Kernel, Tensor
 from kfgen.model.names import gradient_of
+from kfgen.model.shapes import ONE, REST
 
 SKIPPED = "padding_idx"  # the token whose row has no gradient
 
@@ -131,7 +132,7 @@ class Embedding(Family):
     title = "Rows of tables"
     forms = {"lookup": {"elem": "rows, cols", "table": "vocab, cols", "number": "rows"}}
     sizes = {"lookup": "rows, cols, vocab"}
-    axes = {"lookup": (None, {"rows": "before", "cols": -2, "vocab": -1})}
+    axes = {"lookup": (None, {"rows": REST, "cols": ONE, "vocab": ONE})}
     kinds = ("table", "number")
     indices = ("number",)
     codes = {"table": 2, "number": 4}

@@ -14,6 +14,7 @@ from kfgen.language import formulas, passes
 from kfgen.language.formulas import LIBRARIES
 from kfgen.language.primitives import ELEM, REDUCTIONS
 from kfgen.model import contract
+from kfgen.model.shapes import ONE, REST
 
 # Kinds of tables: the size that is their number of rows.
 TABLES = {"table": "vocab", "positions": "positions", "types": "types"}
@@ -168,7 +169,7 @@ class EmbeddingLayerNorm(OverRows):
     axes = {
         "gathered": (
             None,
-            {"rows": "before", "cols": -4, "vocab": -3, "positions": -2, "types": -1},
+            {"rows": REST} | dict.fromkeys(("cols", "vocab", "positions", "types"), ONE),
         )
     }
     kinds = (*TABLES, "number", "row")

@@ -22,6 +22,7 @@ from kfgen.model.derive import row_graph
 from kfgen.model.entries import Operand
 from kfgen.model.kernel import Kernel, Tensor
 from kfgen.model.names import gradient_of
+from kfgen.model.shapes import ONE, REST
 
 PRODUCT = "linear_{act}"
 ROW = "logits"  # name of a row of the product in expressions
@@ -188,7 +189,7 @@ class LinearCrossEntropy(Family):
         }
     }
     sizes = {"logits": "rows, cols, depth"}
-    axes = {"logits": (None, {"rows": "before", "cols": -2, "depth": -1})}
+    axes = {"logits": (None, {"rows": REST, "cols": ONE, "depth": ONE})}
     levels = {"logits": ("",)}
     autocast = "low"
     types = ("gradients",)

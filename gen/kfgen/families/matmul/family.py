@@ -13,6 +13,7 @@ from kfgen.families.matmul.text import statements
 from kfgen.language.expr import ExprError, Graph, parse
 from kfgen.model import limits
 from kfgen.model.derive import in_order
+from kfgen.model.shapes import ONE, REST
 
 # Shapes by layout: n as it is, t with its columns as rows. Joined tensors are concatenated along
 # the columns.
@@ -47,9 +48,7 @@ class Matmul(Family):
     axes = {
         form: (
             None,
-            {"batch": "before", "rows": "between", "cols": -2, "depth": -1}
-            if form[0] == "n"
-            else {"batch": "all but three", "rows": -3, "cols": -2, "depth": -1},
+            {"batch": REST, "rows": REST if form[0] == "n" else ONE, "cols": ONE, "depth": ONE},
         )
         for form in forms
     }

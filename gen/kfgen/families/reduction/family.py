@@ -20,6 +20,7 @@ from kfgen.families.rows.over_rows import OverRows, OverRowsKernel
 from kfgen.language.passes import reduced
 from kfgen.language.primitives import COUNT, ELEM
 from kfgen.model import derive
+from kfgen.model.shapes import BEFORE_AXIS, ONE, REST
 
 
 class ReductionKernel(OverRowsKernel):
@@ -119,7 +120,7 @@ class Reduction(OverRows):
     runtime_activation = True
     title = "Reductions over an axis"
     forms = {"axis": {"elem": "outer, axis, inner", "per_row": "outer, inner"}}
-    axes = {"axis": (-1, {"outer": "before", "axis": "axis", "inner": "after"})}
+    axes = {"axis": (-1, {"outer": BEFORE_AXIS, "axis": ONE, "inner": REST})}
     levels = {"axis": ("", "_outer")}
     kinds = ("elem",)
     types = ("results",)  # results may be float32 for 2-byte tensors

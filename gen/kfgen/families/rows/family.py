@@ -14,6 +14,7 @@ from kfgen.language.expr import stages
 from kfgen.language.primitives import COLUMN, COUNT, QUERIES, QUERY
 from kfgen.model.derive import has_queries
 from kfgen.model.entries import SpecError
+from kfgen.model.shapes import BEFORE_AXIS, NONE, ONE, REST, argument
 
 
 class RowsKernel(OverRowsKernel):
@@ -113,20 +114,20 @@ class Rows(OverRows):
     long_rows = ("planes", "groups", "channels")
     sizes = {"groups": "outer, length, groups, channels, inner"}
     axes = {
-        "rows": (-1, {"rows": "before", "cols": "axis"}),
-        "planes": (1, {"outer": "before", "channels": "axis", "inner": "after"}),
-        "heads": (None, {"batch": "all but three", "heads": -3, "queries": -2, "keys": -1}),
+        "rows": (-1, {"rows": REST, "cols": ONE}),
+        "planes": (1, {"outer": BEFORE_AXIS, "channels": ONE, "inner": REST}),
+        "heads": (None, {"batch": REST, "heads": ONE, "queries": ONE, "keys": ONE}),
         "groups": (
             1,
             {
-                "outer": "before",
-                "length": "one",
-                "groups": "groups",
-                "channels": "axis",
-                "inner": "after",
+                "outer": BEFORE_AXIS,
+                "length": NONE,
+                "groups": argument("groups", divides="channels"),
+                "channels": ONE,
+                "inner": REST,
             },
         ),
-        "channels": (1, {"outer": "before", "channels": "axis", "inner": "after"}),
+        "channels": (1, {"outer": BEFORE_AXIS, "channels": ONE, "inner": REST}),
     }
     levels = {
         "rows": ("",),

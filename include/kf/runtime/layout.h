@@ -1,0 +1,350 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* kf/runtime/layout.h: sizes of a call, shapes of its tensors and fields of its strides struct, for
+ * tensors of any number of dimensions. The C evaluator of kfgen's rules
+ * (gen/kfgen/model/shapes.py), for functions on tensors and for PyTorch's; C11 and C++17 without
+ * other headers of kf. frontends/python/kernel_fusion/_sizes.py is the one in Python. */
+#ifndef KF_RUNTIME_LAYOUT_H
+#define KF_RUNTIME_LAYOUT_H
+
+#include <stdint.h>
+#include <string.h>
+
+#define KFI_LAYOUT_SIZES 8
+#define KFI_LAYOUT_VALUES (KFI_LAYOUT_SIZES + 16) /* sizes, then integers */
+#define KFI_LAYOUT_EXTENTS 6
+#define KFI_LAYOUT_DIMS 80  /* dimensions of all sizes together */
+#define KFI_LAYOUT_DEPTH 16 /* operands of an expression that wait for an operator */
+/* Maximum elements from the first to the last of a tensor, and value of a size. */
+#define KFI_LAYOUT_MOST ((int64_t)1 << 58)
+
+/* An extent: factor * size + addend, or, if size < 0, the expression at `code` of the rules. */
+typedef struct {
+    int32_t size, factor, addend, code;
+} kfi_layout_extent;
+/* Expressions in postfix order: an index of a value, or one of these. A number follows its code. */
+enum {
+    KFI_LAYOUT_PLUS = -1,
+    KFI_LAYOUT_MINUS = -2,
+    KFI_LAYOUT_TIMES = -3,
+    KFI_LAYOUT_OVER = -4, /* rounds towards minus infinity */
+    KFI_LAYOUT_NUMBER = -5,
+    KFI_LAYOUT_END = -6
+};
+typedef struct {
+    int32_t extents; /* slowest first */
+    /* Number of its fields in the strides struct, one for each of the first extents; the first
+     * field, which is that of the innermost of these extents. */
+    int32_t levels, field;
+    kfi_layout_extent extent[KFI_LAYOUT_EXTENTS];
+} kfi_layout_tensor;
+
+/* Number of dimensions of a size, if it depends on the call. */
+enum {
+    KFI_LAYOUT_BEFORE_AXIS = -1,
+    KFI_LAYOUT_REST = -2,    /* the dimensions that a tensor's other extents leave */
+    KFI_LAYOUT_ARGUMENT = -3 /* given by the call; one dimension, which no other size has */
+};
+/* Whether a tensor's innermost level must be contiguous too. ALONE: if no dimension follows. */
+enum { KFI_LAYOUT_NEVER, KFI_LAYOUT_ALONE, KFI_LAYOUT_ALWAYS };
+typedef struct {
+    int32_t sizes;
+    int32_t count[KFI_LAYOUT_SIZES];   /* number of dimensions */
+    int32_t divides[KFI_LAYOUT_SIZES]; /* index of a size that it must divide, -1: none */
+    int32_t least;                     /* minimum dimensions of the first tensor, by its axis */
+    int32_t has_axis;                  /* a size has the dimensions in front of the axis */
+    int32_t first_says;                /* which of several tensors with a size gives its dimensions:
+                                          the first, else the last */
+    int32_t joined;
+    const int32_t *code;
+} kfi_layout_rules;
+
+typedef struct {
+    int64_t dim[KFI_LAYOUT_DIMS]; /* of all sizes; those of arguments come last */
+    int64_t n[KFI_LAYOUT_VALUES]; /* sizes, -1: above KFI_LAYOUT_MOST; the caller adds integers */
+    int32_t begin[KFI_LAYOUT_SIZES], end[KFI_LAYOUT_SIZES]; /* of each size in `dim` */
+    int32_t dims;                                           /* without those of arguments */
+    int32_t axis;                                           /* counted from the front */
+} kfi_layout;
+
+/* Why sizes do not follow from the tensors. */
+enum {
+    KFI_LAYOUT_DONE,
+    KFI_LAYOUT_RANK,     /* expected `wanted` dimensions, or more if `more` is set */
+    KFI_LAYOUT_AXIS,     /* has no such axis */
+    KFI_LAYOUT_MULTIPLE, /* dimension `dim` is no multiple of `wanted` */
+    KFI_LAYOUT_SMALL,    /* dimension `dim` is less than `wanted` */
+    KFI_LAYOUT_MISSING,  /* no tensor has size `wanted` */
+    KFI_LAYOUT_ROOM      /* too many dimensions */
+};
+typedef struct {
+    int32_t why, tensor; /* tensor: index among those that determine the sizes */
+    int32_t dim, wanted, more;
+} kfi_layout_error;
+
+/* ---- numbers */
+
+/* Return false if the result is no int64_t. */
+static inline int kfi_layout_add(int64_t a, int64_t b, int64_t *out)
+{
+    if (b > 0 ? a > INT64_MAX - b : a < INT64_MIN - b) return 0;
+    *out = a + b;
+    return 1;
+}
+static inline int kfi_layout_subtract(int64_t a, int64_t b, int64_t *out)
+{
+    if (b > 0 ? a < INT64_MIN + b : a > INT64_MAX + b) return 0;
+    *out = a - b;
+    return 1;
+}
+static inline int kfi_layout_multiply(int64_t a, int64_t b, int64_t *out)
+{
+    if (a > 0 ? (b > 0 ? a > INT64_MAX / b : b < INT64_MIN / a)
+              : (b > 0 ? a < INT64_MIN / b : a && b < INT64_MAX / a))
+        return 0;
+    *out = a * b;
+    return 1;
+}
+static inline int kfi_layout_divide(int64_t a, int64_t b, int64_t *out)
+{
+    if (!b || (a == INT64_MIN && b == -1)) return 0;
+    *out = a / b - (a % b != 0 && (a < 0) != (b < 0));
+    return 1;
+}
+/* Evaluates an expression. Returns false if a result is no int64_t, or a divisor is 0. */
+static inline int kfi_layout_evaluate(const int32_t *code, const int64_t *values, int64_t *out)
+{
+    int64_t stack[KFI_LAYOUT_DEPTH + 1];
+    int top = -1;
+    for (; *code != KFI_LAYOUT_END; ++code) {
+        if (*code >= 0 || *code == KFI_LAYOUT_NUMBER) {
+            stack[++top] = *code >= 0 ? values[*code] : code[1];
+            code += *code < 0;
+            continue;
+        }
+        const int64_t a = stack[top - 1], b = stack[top];
+        int64_t *const to = &stack[--top];
+        int fits = 0;
+        switch (*code) {
+        case KFI_LAYOUT_PLUS: fits = kfi_layout_add(a, b, to); break;
+        case KFI_LAYOUT_MINUS: fits = kfi_layout_subtract(a, b, to); break;
+        case KFI_LAYOUT_TIMES: fits = kfi_layout_multiply(a, b, to); break;
+        default: fits = kfi_layout_divide(a, b, to);
+        }
+        if (!fits) return 0;
+    }
+    *out = stack[0];
+    return 1;
+}
+/* Returns the product of dimensions; -1 if it exceeds KFI_LAYOUT_MOST. */
+static inline int64_t kfi_layout_product(const int64_t *shape, int begin, int end)
+{
+    int64_t n = 1;
+    for (int d = begin; d < end; ++d)
+        if (!shape[d]) return 0;
+    for (int d = begin; d < end; n *= shape[d++])
+        if (n > KFI_LAYOUT_MOST / shape[d]) return -1;
+    return n;
+}
+
+/* ---- sizes */
+
+static inline int kfi_layout_fail(kfi_layout_error *e, int why, int tensor, int dim, int wanted,
+                                  int more)
+{
+    e->why = why, e->tensor = tensor, e->dim = dim, e->wanted = wanted, e->more = more;
+    return 0;
+}
+/* Computes the number of dimensions of each size: those of the rules, and the rest of a tensor for
+ * at most one size that no earlier tensor has. */
+static inline int kfi_layout_counts(const kfi_layout_rules *r, int tensors,
+                                    const kfi_layout_tensor *const *t, const int *ranks, int axis,
+                                    int *count, kfi_layout_error *e)
+{
+    for (int s = 0; s < r->sizes; ++s)
+        count[s] = r->count[s] == KFI_LAYOUT_ARGUMENT      ? 1
+                   : r->count[s] == KFI_LAYOUT_BEFORE_AXIS ? axis
+                   : r->count[s] == KFI_LAYOUT_REST        ? -1
+                                                           : r->count[s];
+    for (int i = 0; i < tensors; ++i) {
+        int known = 0, unknown = -1;
+        for (int k = 0; k < t[i]->extents; ++k) {
+            const int s = t[i]->extent[k].size;
+            if (s >= 0 && count[s] < 0)
+                unknown = s;
+            else
+                known += s < 0 ? 1 : count[s];
+        }
+        if (ranks[i] < known || (ranks[i] > known && unknown < 0))
+            return kfi_layout_fail(e, KFI_LAYOUT_RANK, i, 0, known, unknown >= 0);
+        if (unknown >= 0) count[unknown] = ranks[i] - known;
+    }
+    return 1;
+}
+/* Finds the dimensions of each size that tensor i has and no other one gave. */
+static inline int kfi_layout_read(int i, const kfi_layout_tensor *t, const int64_t *shape,
+                                  const int *count, const int64_t **of, int64_t *solved,
+                                  kfi_layout_error *e)
+{
+    int at = 0;
+    for (int k = 0; k < t->extents; ++k) {
+        const kfi_layout_extent x = t->extent[k];
+        if (x.size >= 0 && !of[x.size]) {
+            of[x.size] = shape + at;
+            if (x.factor != 1 || x.addend) {
+                const int64_t n = shape[at] - x.addend;
+                if (x.addend > 0 && n < 0)
+                    return kfi_layout_fail(e, KFI_LAYOUT_SMALL, i, at, x.addend, 0);
+                if (n % x.factor)
+                    return kfi_layout_fail(e, KFI_LAYOUT_MULTIPLE, i, at, x.factor, 0);
+                solved[x.size] = n / x.factor;
+                of[x.size] = &solved[x.size];
+            }
+        }
+        at += x.size < 0 ? 1 : count[x.size];
+    }
+    return 1;
+}
+static inline int kfi_layout_place(kfi_layout *l, int s, const int64_t *from, int count, int *at)
+{
+    if (count > KFI_LAYOUT_DIMS - *at) return 0;
+    if (count) memcpy(l->dim + *at, from, (size_t)count * sizeof *from);
+    l->begin[s] = *at;
+    l->end[s] = *at += count;
+    return 1;
+}
+/* Computes the sizes. `t`, `shapes`, `ranks`: tensors that determine them, in the order of the
+ * rules. `arguments`: sizes that the call gives, in order. Returns false and describes the error if
+ * they do not follow. */
+static inline int kfi_layout_find(const kfi_layout_rules *r, int tensors,
+                                  const kfi_layout_tensor *const *t, const int64_t *const *shapes,
+                                  const int *ranks, int64_t axis, const int64_t *arguments,
+                                  kfi_layout *l, kfi_layout_error *e)
+{
+    const int64_t *of[KFI_LAYOUT_SIZES] = {0};
+    int64_t solved[KFI_LAYOUT_SIZES];
+    int count[KFI_LAYOUT_SIZES], at = 0;
+    const int rank = tensors ? ranks[0] : 0;
+    if (rank < r->least) return kfi_layout_fail(e, KFI_LAYOUT_RANK, 0, 0, r->least, 1);
+    if (r->has_axis && (axis < -rank || axis >= rank))
+        return kfi_layout_fail(e, KFI_LAYOUT_AXIS, 0, 0, 0, 0);
+    l->axis = (int32_t)(axis < 0 ? axis + rank : axis);
+    if (!kfi_layout_counts(r, tensors, t, ranks, l->axis, count, e)) return 0;
+    for (int i = 0; i < tensors; ++i) {
+        const int k = r->first_says ? i : tensors - 1 - i;
+        if (!kfi_layout_read(k, t[k], shapes[k], count, of, solved, e)) return 0;
+    }
+    for (int s = 0; s < r->sizes; ++s) {
+        if (r->count[s] == KFI_LAYOUT_ARGUMENT) continue;
+        if (!of[s] && count[s]) return kfi_layout_fail(e, KFI_LAYOUT_MISSING, 0, 0, s, 0);
+        if (!kfi_layout_place(l, s, of[s], count[s], &at))
+            return kfi_layout_fail(e, KFI_LAYOUT_ROOM, 0, 0, KFI_LAYOUT_DIMS, 0);
+        l->n[s] = kfi_layout_product(l->dim, l->begin[s], l->end[s]);
+    }
+    l->dims = at;
+    for (int s = 0; s < r->sizes; ++s) {
+        if (r->count[s] != KFI_LAYOUT_ARGUMENT) continue;
+        l->n[s] = *arguments;
+        if (!kfi_layout_place(l, s, arguments++, 1, &at))
+            return kfi_layout_fail(e, KFI_LAYOUT_ROOM, 0, 0, KFI_LAYOUT_DIMS, 0);
+    }
+    return 1;
+}
+/* Returns the index of a size that the call gives and that does not divide its other size; -1: none
+ * such. */
+static inline int kfi_layout_divisor(const kfi_layout_rules *r, const kfi_layout *l)
+{
+    for (int s = 0; s < r->sizes; ++s)
+        if (r->divides[s] >= 0 && (l->n[s] < 1 || l->n[r->divides[s]] % l->n[s])) return s;
+    return -1;
+}
+
+/* ---- shapes */
+
+/* Returns whether an extent is a size itself, whose dimensions the tensor then has. */
+static inline int kfi_layout_is_size(const kfi_layout_extent *x)
+{
+    return x->size >= 0 && x->factor == 1 && !x->addend;
+}
+/* Evaluates an extent. Returns false if it is negative, is no int64_t, or divides by 0. */
+static inline int kfi_layout_value(const kfi_layout_rules *r, const kfi_layout *l,
+                                   const kfi_layout_extent *x, int64_t *out)
+{
+    const int is_number = x->size < 0 ? kfi_layout_evaluate(r->code + x->code, l->n, out)
+                                      : l->n[x->size] >= 0 &&
+                                            kfi_layout_multiply(l->n[x->size], x->factor, out) &&
+                                            kfi_layout_add(*out, x->addend, out);
+    return is_number && *out >= 0;
+}
+/* Writes the shape of a tensor, of up to KFI_LAYOUT_DIMS dimensions. Returns their number; -1 - k:
+ * extent k has no value. */
+static inline int kfi_layout_shape(const kfi_layout_rules *r, const kfi_layout *l,
+                                   const kfi_layout_tensor *t, int64_t *shape)
+{
+    int n = 0;
+    for (int k = 0; k < t->extents; ++k) {
+        const kfi_layout_extent *const x = &t->extent[k];
+        const int count = kfi_layout_is_size(x) ? l->end[x->size] - l->begin[x->size] : 1;
+        if (n + count > KFI_LAYOUT_DIMS) return -1 - k;
+        if (kfi_layout_is_size(x))
+            for (int d = 0; d < count; ++d) shape[n + d] = l->dim[l->begin[x->size] + d];
+        else if (!kfi_layout_value(r, l, x, &shape[n]))
+            return -1 - k;
+        n += count;
+    }
+    return n;
+}
+
+/* ---- strides */
+
+/* Returns whether dimensions [begin, end) are contiguous. */
+static inline int kfi_layout_is_dense(const int64_t *shape, const int64_t *strides, int begin,
+                                      int end)
+{
+    int64_t wanted = 1;
+    for (int d = end - 1; d >= begin; --d) {
+        if (shape[d] != 1 && strides[d] != wanted) return 0;
+        wanted *= shape[d];
+    }
+    return 1;
+}
+/* Merges dimensions [begin, end) into one. Returns its stride: 0 if all have one element, INT64_MIN
+ * (KF_BROADCAST) if all share their elements; -1 if they cannot be merged. */
+static inline int64_t kfi_layout_merge(const int64_t *shape, const int64_t *strides, int begin,
+                                       int end)
+{
+    int64_t found = 0, wanted = 0;
+    for (int d = end - 1; d >= begin; --d) {
+        if (shape[d] == 1) continue;
+        if (strides[d] < 0 || (found && strides[d] != wanted)) return -1;
+        if (!found) found = strides[d] ? strides[d] : INT64_MIN;
+        wanted = strides[d] * shape[d];
+    }
+    return found;
+}
+/* Writes the fields of a tensor that is not contiguous into a strides struct of zeros, and sets
+ * *some if one is not zero. Returns false if no fields describe its strides. */
+static inline int kfi_layout_strides(const kfi_layout_rules *r, const kfi_layout *l,
+                                     const kfi_layout_tensor *t, const int64_t *shape,
+                                     const int64_t *strides, int is_out, int64_t *fields, int *some)
+{
+    int begin[KFI_LAYOUT_EXTENTS + 1] = {0}, first = t->levels, alone = 1;
+    if (!t->levels) return 0;
+    for (int k = 0; k < t->extents; ++k) {
+        const kfi_layout_extent *const x = &t->extent[k];
+        begin[k + 1] = begin[k] + (kfi_layout_is_size(x) ? l->end[x->size] - l->begin[x->size] : 1);
+    }
+    const int rank = begin[t->extents];
+    for (int d = begin[first]; d < rank; ++d) alone &= shape[d] == 1;
+    /* Index of the first extent that is contiguous. */
+    first -= r->joined == KFI_LAYOUT_ALWAYS || (r->joined == KFI_LAYOUT_ALONE && alone);
+    if (!kfi_layout_is_dense(shape, strides, begin[first], rank)) return 0;
+    for (int k = 0; k < first; ++k) {
+        const int64_t stride = kfi_layout_merge(shape, strides, begin[k], begin[k + 1]);
+        if (stride == -1 || (stride == INT64_MIN && is_out)) return 0;
+        fields[t->field + t->levels - 1 - k] = stride; /* the innermost first */
+        *some |= stride != 0;
+    }
+    return 1;
+}
+
+#endif

@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The Python evaluator of size rules (frontends/python/kernel_fusion/_sizes.py), without the
+package around it, for functions of the manifest."""
+
+import importlib.util
+import pathlib
+import sys
+from typing import NamedTuple
+
+PACKAGE = pathlib.Path(__file__).resolve().parents[3] / "frontends/python/kernel_fusion"
+
+
+def module(name):
+    """Imports a module of the package that imports no other one."""
+    spec = importlib.util.spec_from_file_location(f"kf_alone{name}", PACKAGE / f"{name}.py")
+    found = sys.modules.setdefault(spec.name, importlib.util.module_from_spec(spec))
+    if not hasattr(found, "__doc__") or found.__doc__ is None:
+        spec.loader.exec_module(found)
+    return found
+
+
+evaluator = module("_sizes")
+
+
+class Argument(NamedTuple):
+    """A tensor argument, as the evaluator reads it."""
+
+    name: str
+    extents: tuple
+    lines: tuple
+    strides: tuple = ()
+
+
+def argument(f, a):
+    lines = evaluator.lines(a["extents"], f["sizes"])
+    return Argument(a["name"], a["extents"], lines, tuple(a["strides"]))
+
+
+def shape(a, values):
+    """Returns the shape of a tensor in a function's arguments from {size: value}."""
+    return tuple(evaluator.value(extent, values) for extent in a["extents"])
+
+
+def template(f):
+    """Returns the tensor whose shape determines the sizes, if one does."""
+    return next(a for a in f["arguments"] if a.get("kind") in ("elem", "half"))
+
+
+def lay_out(f, shapes, axis=None, groups=1):
+    """Returns the layout of a call from {tensor: shape}, or from the template's shape."""
+    named = {a["name"]: a for a in f["arguments"] if "kind" in a}
+    names = f["axes"]["shaped_by"] or [template(f)["name"]]
+    found = shapes if isinstance(shapes, dict) else {names[0]: shapes}
+    default = f["axes"]["axis"]
+    return evaluator.Layout(
+        evaluator.Rules(f["axes"]["sizes"], default),
+        [argument(f, named[name]) for name in names],
+        [found[name] for name in names],
+        axis if axis is not None else -1 if default is None else default,
+        {"groups": groups},
+    )
