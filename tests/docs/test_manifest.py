@@ -9,6 +9,14 @@ from conftest import ROOT
 
 PAGE = (ROOT / "docs/manifest.md").read_text()
 TABLE = re.compile(r"<!-- table: (\w+) -->\n\| field .*\n\|:--.*\n((?:\|.*\n)+)")
+
+
+def is_extent(v):
+    if isinstance(v, list):
+        return len(v) == 3 and v[0] in ("+", "-", "*", "/") and all(map(is_extent, v[1:]))
+    return type(v) in (str, int)
+
+
 TYPES = {
     "text": lambda v: isinstance(v, str),
     "bool": lambda v: isinstance(v, bool),
@@ -19,6 +27,7 @@ TYPES = {
     "texts": lambda v: isinstance(v, list) and all(isinstance(x, str) for x in v),
     "tables": lambda v: isinstance(v, list) and all(isinstance(x, dict) for x in v),
     "lists": lambda v: isinstance(v, list) and all(isinstance(x, list) for x in v),
+    "extents": lambda v: isinstance(v, list) and all(map(is_extent, v)),
 }
 
 
@@ -35,6 +44,7 @@ def things():
         "index": [a["index"] for a in tensors if a["index"]],
         "variable": [v for f in m["functions"] for v in f["variables"]],
         "axes": [f["axes"] for f in m["functions"] if f["axes"]],
+        "rule": [r for f in m["functions"] if f["axes"] for r in f["axes"]["sizes"].values()],
         "statements": list(m["statements"].values()),
         "tolerance": [f["tolerance"] for f in m["functions"] if f["tolerance"]],
         "cost": [f["cost"] for f in m["functions"]],

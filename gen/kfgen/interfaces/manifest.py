@@ -187,6 +187,11 @@ def axes(k):
     if k.form not in k.family.axes:
         return None
     axis, rules = k.family.axes[k.form]
+    by = {s.name: k.shape(s) for s in k.inputs}
+    shaping = [by[name] for name in k.shaped_by] or [k.extents]
+    unknown = shapes.undetermined(rules, [[shapes.parse(e) for e in of] for of in shaping])
+    if unknown:
+        raise ValueError(f"{k.name}: no tensor says how many dimensions `{unknown}` has")
     batch = next((size for size, rule in rules.items() if shapes.spans(rule)), None)
     return {"axis": axis, "sizes": rules, "batch": batch, "shaped_by": list(k.shaped_by)}
 

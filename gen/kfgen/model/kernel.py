@@ -126,6 +126,7 @@ class Kernel(Signature):
         self.loads = [s for s in self.inputs if not s.is_row and s.reads != "never"]
         self.row_loads = [s for s in self.inputs if s.is_row and s.reads != "never"]
         self._sort()
+        self._check_shapes()
         self.limit("operands", "tensors", self.tensor_names, limits.TENSORS)
         arguments = [*self.tensor_names, *self.sizes, *self.integers, *self.scalars, *self.betas]
         for what, found in (
@@ -141,6 +142,19 @@ class Kernel(Signature):
                     f"`{twice}` is the name of two {what}",
                     "rename one of the two",
                 )
+
+    def _check_shapes(self):
+        """Raises an error for a shape that layout.h cannot compute."""
+        _, rules = self.family.axes.get(self.form, (None, {}))
+        for s in self.inputs + self.outputs:
+            extents = [shapes.parse(text) for text in self.shape(s)]
+            problem = shapes.problem(extents, [*self.sizes, *self.integers], rules)
+            if problem:
+                fix = f"see `forms` and `axes` of {self.family.name}"
+                what = (
+                    f'give `{s.name}`, a "{s.kind}", the shape {contract.shape(self, s)}: {problem}'
+                )
+                raise SpecError(self.op.file, f"op.{self.op.pattern}", "operands", what, fix)
 
     def limit(self, field, what, found, most, fix="make two ops of it"):
         """Raises an error if an entry exceeds a limit of core/limits.h."""

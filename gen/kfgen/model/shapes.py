@@ -24,6 +24,7 @@ OPERATORS = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/"}
 # Codes of layout.h for an expression in postfix order: an index of a value, or one of these.
 CODES = {"+": -1, "-": -2, "*": -3, "/": -4, "number": -5, "end": -6}
 DEPTH = 16  # maximum number of operands that wait for an operator: KFI_LAYOUT_DEPTH
+EXTENTS = 6  # of a tensor: KFI_LAYOUT_EXTENTS
 LARGEST = 2**31 - 1  # numbers are int32_t in C
 
 ONE, NONE = {"dims": 1}, {"dims": 0}
@@ -114,6 +115,43 @@ def linear(extent):
     else:
         return None
     return (factor, name, addend) if max(factor, abs(addend)) <= LARGEST else None
+
+
+def problem(extents, values, rules):
+    """Describes why no evaluator can read the extents of a tensor, or returns "".
+
+    Args:
+        values: names of sizes and integers.
+        rules: {size: rule}.
+    """
+    if len(extents) > EXTENTS:
+        return f"has {len(extents)} extents, at most {EXTENTS} are possible"
+    for extent in extents:
+        unknown = [name for name in names(extent) if name not in values]
+        if unknown:
+            return f"`{unknown[0]}` is no size or integer"
+        line = linear(extent)
+        if isinstance(extent, list) and line and spans(rules.get(line[1], ONE)):
+            return f"`{text(extent)}` is one dimension, and {line[1]} has any number of them"
+        code(extent, values)
+    return ""
+
+
+def undetermined(rules, tensors):
+    """Returns the first size of which tensors, in order, do not say the number of dimensions; ""
+    if there is none.
+
+    Args:
+        tensors: extents of the tensors that determine the sizes.
+    """
+    known = {size for size, rule in rules.items() if rule.get("dims") != "rest"}
+    for extents in tensors:
+        lines = [linear(extent) for extent in extents]
+        own = {line[1] for line in lines if line and line[1] in rules} - known
+        if len(own) > 1:
+            return min(own)
+        known |= own
+    return next((size for size in rules if size not in known), "")
 
 
 def code(extent, values):

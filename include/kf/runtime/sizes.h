@@ -219,7 +219,7 @@ static kf_result_t kfi_rt_read_shapes(const kfi_rt_call *c, kfi_rt_prepared *m)
                            "is NULL, expected a tensor, which says a size");
     return kfi_rt_refuse_shape(c, from[e.tensor], &e);
 }
-static kf_result_t kfi_rt_check_shape(const kfi_rt_call *c, const kfi_rt_prepared *m, int o)
+static kf_result_t kfi_rt_check_operand_shape(const kfi_rt_call *c, const kfi_rt_prepared *m, int o)
 {
     const kf_tensor_t *const t = c->tensors[o];
     const char *const name = c->op->operands[o].name;
@@ -251,7 +251,7 @@ static kf_result_t kfi_rt_measure_call(const kfi_rt_call *c, kfi_rt_prepared *m)
         fits &= l->n[i] >= 0 || op->rules.count[i] == KFI_LAYOUT_ARGUMENT;
     for (int i = 0; i < op->operand_count && result == KF_SUCCESS; ++i)
         if (c->tensors[i] && !(op->any_order && !op->operands[i].is_out))
-            result = kfi_rt_check_shape(c, m, i);
+            result = kfi_rt_check_operand_shape(c, m, i);
     if (fits || result != KF_SUCCESS) return result;
     return kfi_rt_fail(KF_ERROR_INVALID_SIZE, op->name, op->operands[op->shaped_by].name,
                        "makes %s of all, expected at most 2^58 elements",
