@@ -158,8 +158,8 @@ class Layout:
             for line in t.lines:
                 end = at + (count[line[1]] if line else 1)
                 if line and line[1] not in known:
-                    own = tuple(shape[at:end])
                     factor, size, addend = line
+                    own: tuple[int, ...] = tuple(shape[at:end])
                     if factor != 1 or addend:
                         own = _solved(t.name, shape, at, line, len(tensors) == 1)
                     known[size] = own

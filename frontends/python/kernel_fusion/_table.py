@@ -263,7 +263,9 @@ def entry(
     }
     return Op(
         **same,
-        rules=Rules(found["sizes"], found["axis"]),
+        rules=Rules(
+            {size: found["rules"][size] for size in found["forward"]["sizes"]}, found["axis"]
+        ),
         activations=tuple(found["activations"]),
         integer_activations=tuple(found["integer_activations"]),
         dtypes=frozenset(tuple(d) for d in found["dtypes"]),

@@ -84,6 +84,7 @@ def _entry(pattern, op, members, with_grad):
     """
     forward, backward = ([f for f in members if f["bwd"] is bwd] for bwd in (False, True))
     f, axes = forward[0], packed.axes(forward[0])
+    assert all(m["sizes"] == f["sizes"] for m in members), pattern
     of_u = {v["of"] for m in forward for v in m["variables"] if v["name"] == "U"}
     # Dtype of results is an argument of a cast. Reductions return their tensors' dtype; their
     # functions with float32 results of 2-byte tensors are left out (packed.py).
@@ -101,7 +102,7 @@ def _entry(pattern, op, members, with_grad):
         "source": op["source"],
         **{word: f[word] for word in manifest.OF_FRONTENDS},
         "axis": axes["axis"],
-        "sizes": axes["sizes"],
+        "rules": axes["sizes"],
         "shaped_by": axes["shaped_by"],
         "dropout": f["dropout"],
         "empty": f["empty"],

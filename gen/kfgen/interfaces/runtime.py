@@ -61,9 +61,8 @@ class Function:
             "batch": None,
             "shaped_by": [],
         }
-        self.rules, self.axis = self.axes["sizes"], self.axes["axis"]
-        self.order = list(self.rules)
-        assert self.order == self.first["sizes"], (self.name, self.order)
+        self.order, self.axis = self.first["sizes"], self.axes["axis"]
+        self.rules = {size: self.axes["sizes"][size] for size in self.order}
         self.groups = any("argument" in rule for rule in self.rules.values())
         self.chooses_axis = (
             shapes.BEFORE_AXIS in self.rules.values()

@@ -40,7 +40,8 @@ def tensors(f, *roles):
 def sizes_of(f, shape, axis=None, groups=1):
     """Returns the sizes of a call from a tensor's shape of any rank, or from {name: shape} if
     several tensors determine them."""
-    return dict(zip(f["sizes"], size_rules.lay_out(f, shape, axis, groups).sizes))
+    values = size_rules.lay_out(f, shape, axis, groups).values
+    return {size: values[size] for size in f["sizes"]}
 
 
 def extents(a, sizes):

@@ -53,7 +53,7 @@ def lay_out(f, shapes, axis=None, groups=1):
     found = shapes if isinstance(shapes, dict) else {names[0]: shapes}
     default = f["axes"]["axis"]
     return evaluator.Layout(
-        evaluator.Rules(f["axes"]["sizes"], default),
+        evaluator.Rules({size: f["axes"]["sizes"][size] for size in f["sizes"]}, default),
         [argument(f, named[name]) for name in names],
         [found[name] for name in names],
         axis if axis is not None else -1 if default is None else default,
