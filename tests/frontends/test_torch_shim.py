@@ -220,6 +220,7 @@ def test_warnings(tmp_path):
         "-Werror",
         "-fPIC",
         f"-I{native}",
+        f"-I{kflib.ROOT / 'include'}",
         "-c",
     ]
     subprocess.run([*command, native / "torch_shim.cpp", "-o", tmp_path / "shim.o"], check=True)

@@ -9,6 +9,7 @@
 #include <stdint.h>
 #include <string.h>
 
+#define KFI_LAYOUT_RARE __attribute__((unused, noinline))
 #define KFI_LAYOUT_SIZES 8
 #define KFI_LAYOUT_VALUES (KFI_LAYOUT_SIZES + 16) /* sizes, then integers */
 #define KFI_LAYOUT_EXTENTS 6
@@ -142,7 +143,7 @@ static inline int64_t kfi_layout_product(const int64_t *shape, int begin, int en
     for (int d = begin; d < end; ++d)
         if (!shape[d]) return 0;
     for (int d = begin; d < end; n *= shape[d++])
-        if (n > KFI_LAYOUT_MOST / shape[d]) return -1;
+        if ((n | shape[d]) >> 29 && n > KFI_LAYOUT_MOST / shape[d]) return -1; /* rarely divides */
     return n;
 }
 
@@ -161,10 +162,10 @@ static inline int kfi_layout_counts(const kfi_layout_rules *r, int tensors,
                                     int *count, kfi_layout_error *e)
 {
     for (int s = 0; s < r->sizes; ++s)
-        count[s] = r->count[s] == KFI_LAYOUT_ARGUMENT      ? 1
+        count[s] = r->count[s] >= 0                        ? r->count[s]
                    : r->count[s] == KFI_LAYOUT_BEFORE_AXIS ? axis
                    : r->count[s] == KFI_LAYOUT_REST        ? -1
-                                                           : r->count[s];
+                                                           : 1;
     for (int i = 0; i < tensors; ++i) {
         int known = 0, unknown = -1;
         for (int k = 0; k < t[i]->extents; ++k) {
@@ -204,10 +205,18 @@ static inline int kfi_layout_read(int i, const kfi_layout_tensor *t, const int64
     }
     return 1;
 }
+/* Copies dimensions, mostly one. */
+static inline void kfi_layout_copy(int64_t *to, const int64_t *from, int count)
+{
+    if (count == 1)
+        *to = *from;
+    else if (count)
+        memcpy(to, from, (size_t)count * sizeof *to);
+}
 static inline int kfi_layout_place(kfi_layout *l, int s, const int64_t *from, int count, int *at)
 {
     if (count > KFI_LAYOUT_DIMS - *at) return 0;
-    if (count) memcpy(l->dim + *at, from, (size_t)count * sizeof *from);
+    kfi_layout_copy(l->dim + *at, from, count);
     l->begin[s] = *at;
     l->end[s] = *at += count;
     return 1;
@@ -242,7 +251,7 @@ static inline int kfi_layout_find(const kfi_layout_rules *r, int tensors,
     }
     l->dims = at;
     for (int s = 0; s < r->sizes; ++s) {
-        if (r->count[s] != KFI_LAYOUT_ARGUMENT) continue;
+        if (r->count[s] != KFI_LAYOUT_ARGUMENT) continue; /* the others are placed */
         l->n[s] = *arguments;
         if (!kfi_layout_place(l, s, arguments++, 1, &at))
             return kfi_layout_fail(e, KFI_LAYOUT_ROOM, 0, 0, KFI_LAYOUT_DIMS, 0);
@@ -265,9 +274,10 @@ static inline int kfi_layout_is_size(const kfi_layout_extent *x)
 {
     return x->size >= 0 && x->factor == 1 && !x->addend;
 }
-/* Evaluates an extent. Returns false if it is negative, is no int64_t, or divides by 0. */
-static inline int kfi_layout_value(const kfi_layout_rules *r, const kfi_layout *l,
-                                   const kfi_layout_extent *x, int64_t *out)
+/* Evaluates an extent. Returns false if it is negative, is no int64_t, or divides by 0. Rare: kept
+ * out of the loops over extents. */
+KFI_LAYOUT_RARE static int kfi_layout_value(const kfi_layout_rules *r, const kfi_layout *l,
+                                            const kfi_layout_extent *x, int64_t *out)
 {
     const int is_number = x->size < 0 ? kfi_layout_evaluate(r->code + x->code, l->n, out)
                                       : l->n[x->size] >= 0 &&
@@ -286,7 +296,7 @@ static inline int kfi_layout_shape(const kfi_layout_rules *r, const kfi_layout *
         const int count = kfi_layout_is_size(x) ? l->end[x->size] - l->begin[x->size] : 1;
         if (n + count > KFI_LAYOUT_DIMS) return -1 - k;
         if (kfi_layout_is_size(x))
-            for (int d = 0; d < count; ++d) shape[n + d] = l->dim[l->begin[x->size] + d];
+            kfi_layout_copy(shape + n, l->dim + l->begin[x->size], count);
         else if (!kfi_layout_value(r, l, x, &shape[n]))
             return -1 - k;
         n += count;

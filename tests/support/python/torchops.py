@@ -17,6 +17,7 @@ import peers  # noqa: E402
 
 kfpython.use()
 from kernel_fusion import _table  # noqa: E402
+from kernel_fusion._sizes import value  # noqa: E402
 
 FUNCTIONS = [f for f in packed.functions(kflib.manifest()) if not f["bwd"]]
 FORMS = {
@@ -159,8 +160,11 @@ def case(f, dtype="f64", seed=0, shape=None, grad=True):
     axis, groups = (1, 3 if op.has_groups else 1)
     template = op.forward.template
     first = (*shape[:-1], 2 * shape[-1]) if template.kind == "half" else shape
-    # For products, batch and rows have one dimension each.
-    layout = op.expand(op.forward, first, axis, groups)
+    given = {template.name: first}
+    if op.forward.shaped_by:  # every size has one dimension
+        at = dict(zip(op.rules.sizes, shape))
+        given = {t.name: [value(e, at) for e in t.extents] for t in op.forward.shaping}
+    layout = op.lay_out(op.forward, given, axis, groups)
     tensors = {}
     for a, t in zip([a for a in f["arguments"] if a["role"] == "in"], op.forward.inputs):
         own = {"T": dtype, "U": dtype, "acc": _table.WIDE[dtype]}.get(t.var, t.var)
