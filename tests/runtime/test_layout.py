@@ -17,6 +17,7 @@ from size_rules import Argument, evaluator
 layout, strides = size_rules.module("_layout"), size_rules.module("_strides")
 MOST = 2**58  # KFI_LAYOUT_MOST
 SOURCE = """#include "kf/runtime/layout.h"
+#include <stddef.h>
 #ifdef __cplusplus
 extern "C" {
 #endif
@@ -27,6 +28,7 @@ int evaluate(const int32_t *, const int64_t *, int64_t *);
 int strides(const kfi_layout_rules *, const kfi_layout *, const kfi_layout_tensor *,
             const int64_t *, const int64_t *, int, int64_t *);
 int divisor(const kfi_layout_rules *, const kfi_layout *);
+size_t bytes(int);
 int find(const kfi_layout_rules *r, int tensors, const kfi_layout_tensor *const *t,
          const int64_t *const *shapes, const int *ranks, int64_t axis, const int64_t *arguments,
          kfi_layout *l, kfi_layout_error *e)
@@ -40,6 +42,12 @@ int shape(const kfi_layout_rules *r, const kfi_layout *l, const kfi_layout_tenso
 int evaluate(const int32_t *code, const int64_t *values, int64_t *out)
 {
     return kfi_layout_evaluate(code, values, out);
+}
+size_t bytes(int which)
+{
+    const size_t of[] = {sizeof(kfi_layout_extent), sizeof(kfi_layout_tensor),
+                         sizeof(kfi_layout_rules), sizeof(kfi_layout), sizeof(kfi_layout_error)};
+    return of[which];
 }
 int divisor(const kfi_layout_rules *r, const kfi_layout *l) { return kfi_layout_divisor(r, l); }
 int strides(const kfi_layout_rules *r, const kfi_layout *l, const kfi_layout_tensor *t,
@@ -203,6 +211,23 @@ class Both:
             SMALL: f"a dimension {error.dim} of at least {error.wanted}",
         }[error.why]
         assert re.fullmatch(plain, expected), (where, text, plain)
+
+
+def test_structs(c):
+    """Python's structs and limits are those of the header."""
+    structs = layout.ExtentOf, layout.TensorOf, layout.RulesOf, Found, Error
+    c.bytes.restype = ctypes.c_size_t
+    assert [c.bytes(i) for i in range(len(structs))] == [ctypes.sizeof(s) for s in structs]
+    text = layout.HEADER.read_text()
+    known = dict(re.findall(r"#define KFI_LAYOUT_(\w+) (\d+)\b", text))
+    wanted = {"SIZES": data.SIZES, "EXTENTS": data.EXTENTS, "DEPTH": data.DEPTH}
+    assert {n: int(known[n]) for n in (*wanted, "DIMS")} == wanted | {"DIMS": layout.DIMS}
+    codes = {n: int(v) for n, v in re.findall(r"KFI_LAYOUT_(\w+) = (-\d)", text)}
+    words = {"+": "PLUS", "-": "MINUS", "*": "TIMES", "/": "OVER", "number": "NUMBER", "end": "END"}
+    counts = {"before axis": "BEFORE_AXIS", "rest": "REST", None: "ARGUMENT"}
+    assert codes == {words[sign]: code for sign, code in data.CODES.items()} | {
+        counts[count]: code for count, code in layout.COUNTS.items()
+    }
 
 
 # ---- expressions

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from kernel_fusion._sizes import Extent, Rules
 
 HEADER = paths.INCLUDE / "kf/runtime/layout.h"
-SIZES, EXTENTS, DIMS = 8, 6, 80  # KFI_LAYOUT_*
+SIZES, EXTENTS, DIMS = shapes.SIZES, shapes.EXTENTS, 80  # KFI_LAYOUT_*
 VALUES = SIZES + 16
 COUNTS = {"before axis": -1, "rest": -2, None: -3}  # None: a size that the call gives
 NEVER, ALONE, ALWAYS = range(3)  # whether a tensor's innermost level must be contiguous

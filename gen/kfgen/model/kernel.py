@@ -145,6 +145,7 @@ class Kernel(Signature):
 
     def _check_shapes(self):
         """Raises an error for a shape that layout.h cannot compute."""
+        self.limit("operands", "sizes", self.sizes, shapes.SIZES)
         _, rules = self.family.axes.get(self.form, (None, {}))
         for s in self.inputs + self.outputs:
             extents = [shapes.parse(text) for text in self.shape(s)]
