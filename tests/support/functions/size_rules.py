@@ -7,7 +7,10 @@ import pathlib
 import sys
 from typing import NamedTuple
 
-PACKAGE = pathlib.Path(__file__).resolve().parents[3] / "frontends/python/kernel_fusion"
+ROOT = pathlib.Path(__file__).resolve().parents[3]
+PACKAGE = ROOT / "frontends/python/kernel_fusion"
+if str(ROOT / "gen") not in sys.path:  # benchmarks
+    sys.path.append(str(ROOT / "gen"))
 
 
 def module(name):
