@@ -99,7 +99,7 @@ def test_extents(text, extent, names, line):
     ("text", "values", "rules", "problem"),
     [
         ("2 * cols", ["rows"], {}, "`cols` is no size or integer"),
-        ("2 * n", ["n"], {"n": shapes.REST}, "`2 * n` is one dimension, and n has any number"),
+        ("2 * n", ["n"], {"n": shapes.REST}, "`2 * n` is one dimension, and n may have none"),
         ("2 * n", ["n"], {"n": shapes.ONE}, ""),
         ("n / (m + 1)", ["n", "m"], {"n": shapes.REST}, ""),
     ],

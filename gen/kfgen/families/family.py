@@ -19,7 +19,6 @@ class Family:
     # How tensors of any rank determine the sizes: {form: (default axis or None, {size: rule})}.
     # shapes.py has the rules.
     axes = {}
-    split = {}  # extents that rows divide: {form: {extent: factors}}
     row_kinds = ()  # kinds of tensors with one value per row
     # {form: suffixes of a tensor's stride fields}, innermost first. A contiguous dimension has
     # none.

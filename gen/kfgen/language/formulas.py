@@ -143,7 +143,14 @@ class Frame:
     """Maps the tensors of a kernel to the axes of its results."""
 
     def __init__(self, k):
-        self.k, self.split = k, k.family.split.get(k.form, {})
+        _, rules = k.family.axes.get(k.form, (None, {}))
+        self.k = k
+        # {size that another one divides: the two factors as extents}.
+        self.split = {
+            rule["divides"]: (size, f"{rule['divides']} // {size}")
+            for size, rule in rules.items()
+            if "divides" in rule
+        }
         self.elem = self.parts(k.extents)
         kinds = k.family.forms[k.form]
         row = next((kind for kind in kinds if kind in k.family.row_kinds), None)

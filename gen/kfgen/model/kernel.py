@@ -146,7 +146,7 @@ class Kernel(Signature):
     def _check_shapes(self):
         """Raises an error for a shape that layout.h cannot compute."""
         self.limit("operands", "sizes", self.sizes, shapes.SIZES)
-        _, rules = self.family.axes.get(self.form, (None, {}))
+        _, rules = self.family.axes.get(self.form, (None, shapes.named(self.sizes)))
         for s in self.inputs + self.outputs:
             extents = [shapes.parse(text) for text in self.shape(s)]
             problem = shapes.problem(extents, [*self.sizes, *self.integers], rules)

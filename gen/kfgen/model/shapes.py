@@ -131,8 +131,8 @@ def problem(extents, values, rules):
         if unknown:
             return f"`{unknown[0]}` is no size or integer"
         line = linear(extent)
-        if isinstance(extent, list) and line and spans(rules.get(line[1], ONE)):
-            return f"`{text(extent)}` is one dimension, and {line[1]} has any number of them"
+        if isinstance(extent, list) and line and rules.get(line[1], ONE).get("dims", 1) != 1:
+            return f"`{text(extent)}` is one dimension, and {line[1]} may have none or several"
         code(extent, values)
     return ""
 

@@ -137,7 +137,7 @@ struct kfi_rt_device {
 /* ---- errors */
 
 typedef struct {
-    char text[288]; /* room for 2 * KF_MAX_DIMS numbers */
+    char text[400]; /* room for 2 * KF_MAX_DIMS numbers */
 } kfi_rt_text;
 static kfi_rt_text kfi_rt_list(const int64_t *numbers, int count)
 {

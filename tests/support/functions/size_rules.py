@@ -15,11 +15,12 @@ if str(ROOT / "gen") not in sys.path:  # benchmarks
 
 def module(name):
     """Imports a module of the package that imports no other one."""
-    spec = importlib.util.spec_from_file_location(f"kf_alone{name}", PACKAGE / f"{name}.py")
-    found = sys.modules.setdefault(spec.name, importlib.util.module_from_spec(spec))
-    if not hasattr(found, "__doc__") or found.__doc__ is None:
-        spec.loader.exec_module(found)
-    return found
+    alone = f"kf_alone{name}"
+    if alone not in sys.modules:
+        spec = importlib.util.spec_from_file_location(alone, PACKAGE / f"{name}.py")
+        sys.modules[alone] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(sys.modules[alone])
+    return sys.modules[alone]
 
 
 evaluator = module("_sizes")

@@ -121,7 +121,7 @@ static bool wanted(const call *c, int i)
 enum { UNALLOCATED = -1, UNSHAPED = -2 };
 
 // Allocates the results; unwanted ones get no elements. Returns the number of wanted results,
-// UNALLOCATED without memory, or UNSHAPED if a result would have a negative dimension.
+// UNALLOCATED without memory, or UNSHAPED after an error.
 static int make_outputs(call *c)
 {
     const kfs_op *op = c->op;
@@ -132,7 +132,7 @@ static int make_outputs(call *c)
         shape[0] = 0;
         const int dims =
             wanted(c, i) ? kfi_layout_shape(&op->rules, &c->layout, &t->layout, shape) : 1;
-        if (dims < 0) return UNSHAPED;
+        if (dims < 0) return fail(c, "would have a negative dimension", t->name), UNSHAPED;
         for (int d = dims - 1; d >= 0; --d) {
             strides[d] = length;
             length *= shape[d] > 1 ? shape[d] : 1;
@@ -254,7 +254,7 @@ static bool execute(call *c, const value *stack)
         c->op->functions[c->backend->gpu][(c->activation * TYPES + first) * TYPES + second];
     if (id < 0) return fail(c, "the library has no function for these dtypes", "");
     const int found = make_outputs(c);
-    if (found == UNSHAPED) return fail(c, "a result would have a negative dimension", "");
+    if (found == UNSHAPED) return false;
     if (found < 0) return fail_for_memory(c, "its results");
     return found == 0 || compute(c, id);
 }

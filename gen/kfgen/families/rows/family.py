@@ -110,7 +110,6 @@ class Rows(OverRows):
         },
         "channels": {"elem": "outer, channels, inner", "per_channel": "channels"},
     }
-    split = {"groups": {"channels": ("groups", "channels // groups")}}
     long_rows = ("planes", "groups", "channels")
     sizes = {"groups": "outer, length, groups, channels, inner"}
     axes = {
