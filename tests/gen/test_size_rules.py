@@ -18,7 +18,7 @@ WRITERS = ("frontends/python/kernel_fusion/_layout.py", "gen/kfgen/interfaces/ru
 OWN = "tests/gen/test_size_rules.py"
 FOLDERS = ("gen", "frontends", "tests", "bench", "include", "templates", "examples")
 SUFFIXES = {".py", ".h", ".cuh", ".cpp", ".c", ".hpp", ".j2", ".toml"}
-# What a third evaluator does: {name: (pattern, files that may do it)}.
+# Signs of a third evaluator: {name: (pattern, files that may match)}.
 SIGNS = {
     "splits text": (r"""\.(?:r?partition|r?split)\(["'] ?\* ?["']\)""", ()),
     "evaluates text": (r"""\beval\((?:extent|size|dim)\w*\b""", ()),

@@ -80,7 +80,7 @@ class Function:
         self.var = {a["name"]: a["var"] for a in most["arguments"] if "use" in a}
         self.ids = {a["name"]: a["id"] for a in self.activations}
         self.betas = [a["name"] for a in self.arguments("beta")]
-        self.codes = []  # of all extents that are expressions
+        self.codes = []  # codes of all extents that are expressions
         self.operands = [self.operand(a) for a in self.tensors]
 
     def _shaped_by(self):
