@@ -112,7 +112,7 @@ def _drawn(reference, operand, rng, scale):
 
 def _op(op, act):
     reference = families.of(op).reference(op, act)
-    if op.types == "pairs" or act not in op.activations or not reference.single:
+    if op.types.converts or act not in op.activations or not reference.single:
         return []
     place, rng, seen = f"{op.file}: [op.{op.pattern}]", np.random.default_rng(3), {}
     for at, inputs in _draws(reference, rng):

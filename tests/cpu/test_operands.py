@@ -16,7 +16,9 @@ import pytest
 ADDRESS = ("-Og", "-g1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
 
 
-@pytest.mark.parametrize("text", [operand_ops.WIDE, operand_ops.MIXED], ids=["wide", "mixed"])
+@pytest.mark.parametrize(
+    "text", [operand_ops.WIDE, operand_ops.MIXED, operand_ops.TYPED], ids=["wide", "mixed", "typed"]
+)
 def test_numbers(include, tmp_path, text):
     path, functions = operand_ops.load(text, tmp_path, ("f32", "f64"))
     lib = kflib.build(

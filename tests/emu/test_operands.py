@@ -12,7 +12,9 @@ import toolkit
 pytestmark = pytest.mark.skipif(not toolkit.include(), reason="no CUDA headers")
 
 
-@pytest.mark.parametrize("text", [operand_ops.WIDE, operand_ops.MIXED], ids=["wide", "mixed"])
+@pytest.mark.parametrize(
+    "text", [operand_ops.WIDE, operand_ops.MIXED, operand_ops.TYPED], ids=["wide", "mixed", "typed"]
+)
 def test_numbers(include, tmp_path, text):
     path, functions = operand_ops.load(text, tmp_path)
     lib = emulator.build(functions, tmp_path / "lib", [*include, tmp_path])

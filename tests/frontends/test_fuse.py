@@ -106,6 +106,45 @@ def test_weights_of_another_dtype_and_absent_ones(kf):
     assert torch.autograd.grad(f(x, w).float().sum(), [w])[0].dtype == torch.float32
 
 
+TYPED = {
+    "family": "rows",
+    "brief": "(x - mean(x)) * w + b",
+    "types": {"T": ["f16", "bf16"], "W": ["T", "f32"], "B": ["f32"]},
+    "operands": {
+        "x": "elem",
+        "w": {"kind": "row", "dtype": "W"},
+        "b": {"kind": "row", "dtype": "B"},
+    },
+    "expr": "(x - mean(x)) * w + b",
+}
+
+
+def test_three_type_variables(kf):
+    """Functions are found by the variables' names; each tensor has its variable's dtype."""
+    from kernel_fusion import _fuse
+
+    f = _fuse._of_entry(TYPED, "typed")
+    x, b = torch.randn(SHAPE).half(), torch.randn(7)
+    for dtype in (torch.float16, torch.float32):
+        given = [t.detach().requires_grad_() for t in (x, torch.randn(7).to(dtype), b)]
+        exact = [t.detach().double().requires_grad_() for t in given]
+        got = f(*given)
+        want = (exact[0] - exact[0].mean(-1, keepdim=True)) * exact[1] + exact[2]
+        close(got, want, 2e-2, f"out with w of {dtype}")
+        up = torch.randn(SHAPE).half()
+        mine = torch.autograd.grad(got, given, up)
+        theirs = torch.autograd.grad(want, exact, up.double())
+        for name, m, t, of in zip("xwb", mine, theirs, given):
+            assert m.dtype == of.dtype
+            close(m, t, 2e-2, f"d{name} with w of {dtype}")
+        arrays = f(*(t.detach().numpy() for t in given))
+        assert arrays.tobytes() == got.detach().numpy().tobytes()
+    with pytest.raises(TypeError, match="w has the dtype f64, expected f16 or f32 beside x of f16"):
+        f(x, b.double(), b)
+    with pytest.raises(TypeError, match="b has the dtype f16, expected f32 beside x of f16"):
+        f(x, b, b.half())
+
+
 def test_a_dropout(kf):
     f = kf.fuse("dropout(silu(x)) + y", x="elem", y="elem")
     x, y = torch.randn(2, 1000, dtype=torch.float64, requires_grad=True).unbind(0)

@@ -99,6 +99,15 @@ def test_which_have_second_derivatives():
     assert not {"matmul_nn", "matmul_tn", "act_linear", "act_mul_linear"} & without
 
 
+def test_the_forward_of_a_reduction():
+    """Its result has the tensor's dtype, although a type variable of its own."""
+    from kernel_fusion.torch import _formula
+
+    x = torch.randn(3, 5).bfloat16()
+    got = _formula.make(*_table.find("mean"))[0](x, -1)
+    assert torch.equal(got, x.float().mean(-1).bfloat16())
+
+
 def test_third_derivatives_and_a_penalty_of_gradients(kf):
     x = torch.linspace(-3, 3, 41, dtype=torch.float64, requires_grad=True)
     first, second, third = x, None, None

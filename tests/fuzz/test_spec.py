@@ -41,6 +41,18 @@ ENTRIES = {
             "ref": "act(a * b / sum(a * r)) * gain",
             "grads": {"a": "dout * out - sum(dout)"},
         },
+        "typed": {
+            "family": "rows",
+            "brief": "weights of two type variables",
+            "types": {"T": ["f16", "bf16"], "W": ["T", "f32"], "B": ["acc"]},
+            "operands": {
+                "a": "elem",
+                "b": {"kind": "row", "dtype": "W"},
+                "r": {"kind": "row", "dtype": "B"},
+            },
+            "expr": "a * b / sum(a) + r",
+            "ref": "a * b / sum(a) + r",
+        },
         "two": {
             "brief": "two",
             "operands": {
@@ -130,6 +142,8 @@ FIELDS = [
     "refs",
     "without",
     "types",
+    "variants",
+    "layouts",
     "family",
     "saved",
     "grads",

@@ -126,7 +126,7 @@ def test_altered_ops_are_found(pattern):
     check._op(with_field(op, refs=refs), op.activations[-1], found)
     at = f"{name} = " if op.family != "matmul" else "value = "
     assert any("against its ref" in f and f"[op.{pattern}]" in f and at in f for f in found)
-    if op.types == "one" and any(o.grad for o in op.operands):
+    if op.types.word in ("one", "products") and any(o.grad for o in op.operands):
         wide = with_field(
             op,
             refs={out: text + f" + 1e-2 * {in_one.format(text)}" for out, text in op.refs.items()},

@@ -75,12 +75,13 @@ def test_counterparts():
         for name, a in tensors(f).items():
             if a["use"] == "gradient":
                 of = forward[a["of"]]
-                of_weights = f["family"] == "matmul" and a["var"] == "U"  # a forward has one dtype
+                # Gradients of weights may be wider than the weights.
+                [role] = [v["of"] for v in f["variables"] if v["name"] == a["var"]] or [""]
                 assert (of["role"] == "in") == (a["role"] != "in") and of["shape"] == a["shape"], (
                     f["name"],
                     name,
                 )
-                assert of["var"] == a["var"] or of_weights, (f["name"], name)
+                assert of["var"] == a["var"] or role == "gradients of weights", (f["name"], name)
             else:
                 of = forward[name]
                 assert a["role"] == "in" and [of[k] for k in ("use", "shape", "dtype", "var")] == [
@@ -310,7 +311,7 @@ def test_type_variables():
         # A name leaves these out.
         usual = [("U", f["dtypes"][0]), ("I", "i64")]
         if f["dtypes"] == ["tf32"]:
-            assert dtypes == {"T": "f32"}
+            assert dtypes == {"T": "f32"} | ({"U": "f32"} if "U" in dtypes else {})
             continue
         assert f["dtypes"] == [
             dtypes["T"],

@@ -81,6 +81,60 @@ def test_words_of_a_name():
     ] == ["add", "act", "act_mul", "bias_act_add", "cast"]
 
 
+def test_order_of_suffixes():
+    of = {"bwd": True, "state": True, "cpu": True}
+    for variant in itertools.permutations(names.VARIANTS):
+        assert (
+            names.function("x_{act}", "relu", ("bf16", "f32", "i32"), variant=variant, **of)
+            == "kf_cpu_x_relu_varlen_stochastic_state_device_bwd_unordered_bf16_f32_i32"
+        )
+    assert names.function("x", "none", ("f32",), variant=("device",)) == "kf_x_device_f32"
+    with pytest.raises(ValueError, match="fast: not a suffix"):
+        names.function("x", "none", ("f32",), variant=("fast",))
+
+
+def test_every_combination_has_one_name():
+    variants = [
+        chosen
+        for n in range(len(names.VARIANTS) + 1)
+        for chosen in itertools.combinations(names.VARIANTS, n)
+    ]
+    flags = list(itertools.product((False, True), repeat=3))
+    dtypes = [("f32",), ("f16",), ("f16", "f32"), ("f16", "i32"), ("f16", "f32", "i32")]
+    launchers = [
+        names.function("x", "none", d, *f, variant=v)
+        for d in dtypes
+        for f in flags
+        for v in variants
+    ]
+    assert len(set(launchers)) == len(launchers) == 5 * 8 * 16
+    for compose in (
+        lambda bwd, v: names.internal("kfk", "x", ("f32",), bwd, variant=v),
+        lambda bwd, v: names.formula("x", "none", bwd, variant=v),
+    ):
+        others = [compose(bwd, v) for bwd in (False, True) for v in variants]
+        assert len(set(others)) == len(others)
+
+
+def test_words_of_type_variables():
+    assert names.words({"T": "bf16", "W": "bf16", "U": "f32"}) == ("bf16", "f32")
+    assert names.words({"T": "bf16", "U": "f32", "I": "i32"}) == ("bf16", "f32", "i32")
+    assert names.words({"T": "f32", "I": "i64"}) == ("f32",)
+
+
+@pytest.mark.parametrize(
+    "pattern, layout, want",
+    [
+        ("product_{layout}", "nn", "product_nn"),
+        ("product_{layout}", "", "product"),
+        ("{layout}_product_{act}", "nn", "nn_product_{act}"),
+        ("product_{layout}_{act}", "", "product_{act}"),
+    ],
+)
+def test_layout(pattern, layout, want):
+    assert names.fill_layout(pattern, layout) == want
+
+
 # The promise to callers. Change these lines only with a new major version.
 SIGNATURES = """
 kf_result_t kf_add_relu_f32(const float *a, const float *b, float *out, int64_t n, cudaStream_t
@@ -224,7 +278,7 @@ def of_entry(op):
     return (
         words,
         not op.has_act or len(words) < len(op.activations),
-        LABELS if op.indexed else WEIGHTS if op.types == "weights" else 4,
+        LABELS if op.indexed else WEIGHTS if op.types.word == "weights" else 4,
         True,
     )
 

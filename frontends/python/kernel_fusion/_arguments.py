@@ -36,7 +36,7 @@ class Arguments:
     axis: int = -1
     flatten: bool = False  # dim=None: all dimensions become one
     groups: int = 1
-    second: str | None = None
+    asked: str | None = None  # dtype of the results
     rng: Any = None
     out: Any = None
     beta: float = 0.0
@@ -51,7 +51,7 @@ def parameters(op: Op, activation: str) -> list[Parameter]:
         )
         for t in inputs
     ]
-    if op.second == "results":
+    if op.asked:
         found.append(Parameter("dtype", Parameter.POSITIONAL_OR_KEYWORD))
     more: dict[str, Any] = {"groups": Parameter.empty} if op.has_groups else {}
     more |= {"dim": op.axis} if op.has_axis else {}
@@ -195,7 +195,7 @@ def bind(op: Op, activation: str, args: Sequence[Any], kwargs: Mapping[str, Any]
         axis=whole(where, "dim", axis) if op.has_axis and not flatten else -1,
         flatten=flatten,
         groups=whole(where, "groups", a.get("groups", 1)),
-        second=dtype_word(where, a["dtype"]) if op.second == "results" else None,
+        asked=dtype_word(where, a["dtype"]) if op.asked else None,
         rng=a.get("rng"),
         out=a["out"],
         beta=beta,

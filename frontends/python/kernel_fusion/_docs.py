@@ -23,8 +23,10 @@ def _dtype(op: Op, t: Tensor) -> str:
     first = op.forward.template.name
     if t.var == "acc":
         return f"float32; float64 if {first} is float64"
-    if t.var == "U":
-        return "the requested dtype" if op.second == "results" else f"{first}'s dtype or float32"
+    if t.var in op.further:
+        found = {d[t.var] for d in op.types}
+        wider = all(d[t.var] in (d["T"], "f32") for d in op.types)
+        return f"{first}'s dtype or float32" if wider else " ".join(NAMES[d] for d in sorted(found))
     return (
         " ".join(NAMES[d] for d in NAMES if d in {d[0] for d in op.dtypes})
         if t.name == first

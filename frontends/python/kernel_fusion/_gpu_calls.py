@@ -117,7 +117,7 @@ def call(op: Op, activation: str, arguments: Arguments) -> Any:
         tuple(None if a is None else (a.shape, a.word) for a in given),
         arguments.axis,
         arguments.groups,
-        arguments.second,
+        arguments.asked,
         tuple(arguments.integers) if forward.reads_integers else (),
     )
     results = [

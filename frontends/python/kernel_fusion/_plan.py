@@ -8,6 +8,8 @@ import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from kfgen.model import names
+
 from kernel_fusion._sizes import Layout, Shape, ShapeError
 from kernel_fusion._table import WIDE, Call, Op, Tensor, Value
 
@@ -32,14 +34,14 @@ def plan(
     given: Sequence[Given | None],
     axis: int = -1,
     groups: int = 1,
-    second: str | None = None,
+    asked: str | None = None,
     integers: tuple[int, ...] = (),
 ) -> Plan:
     """Plans a call.
 
     Args:
         given: one tensor per input; None if it is absent or not read.
-        second: dtype of the results, if it is an argument (cast).
+        asked: dtype of the results, if it is an argument (cast).
         integers: the call's integers, if extents read them (`Call.reads_integers`).
     """
     call, where = (
@@ -56,7 +58,7 @@ def plan(
     first = given[call.inputs.index(call.template)]
     # The shape of this tensor is read.
     assert first is not None
-    variables = _variables(op, activation, call, where, given, second)
+    variables = _variables(op, activation, call, where, given, asked)
     shapes = {t.name: g[0] for t, g in zip(call.inputs, given) if g is not None}
     try:
         layout = op.lay_out(call, shapes, axis, groups, integers)
@@ -82,11 +84,8 @@ cached = functools.lru_cache(4096)(plan)
 
 def _words(op: Op, variables: Mapping[str, str]) -> tuple[str, ...]:
     """Returns the dtypes in the function's name."""
-    return (
-        (variables["T"], variables["U"])
-        if op.second and (op.second == "results" or variables["U"] != variables["T"])
-        else (variables["T"],)
-    )
+    found: tuple[str, ...] = names.words({v: variables[v] for v in op.variables})
+    return found
 
 
 def _variables(
@@ -95,7 +94,7 @@ def _variables(
     call: Call,
     where: str,
     given: Sequence[Given | None],
-    second: str | None,
+    asked: str | None,
 ) -> dict[str, str]:
     """Returns the dtype of each type variable."""
 
@@ -106,23 +105,17 @@ def _variables(
 
     own = first("T")
     assert own is not None
-    found = {"T": own, "U": second or first("U") or own, "acc": WIDE.get(own, own)}
+    found = {"T": own, "acc": WIDE.get(own, own)}
+    found |= {v: (asked if v == op.asked else first(v)) or own for v in op.further}
     named = call.template.name
-    if _words(op, found) not in op.dtypes:
-        names = sorted({d[0] for d in op.dtypes})
-        if own not in names:
+    # Names do not decide: they leave out dtypes equal to that of T.
+    if not any(all(found[v] == d for v, d in types.items()) for types in op.types):
+        known = sorted({d[0] for d in op.dtypes})
+        if own not in known:
             raise TypeError(
-                f"{where}: {named} has the dtype {own}, expected one of {', '.join(names)}"
+                f"{where}: {named} has the dtype {own}, expected one of {', '.join(known)}"
             )
-        pairs = ", ".join(d[-1] for d in sorted(op.dtypes) if d[0] == own)
-        what = next(
-            (t.name for t, g in zip(call.inputs, given) if g is not None and t.var == "U"),
-            "the result",
-        )
-        raise TypeError(
-            f"{where}: {what} has the dtype {found['U']}, expected {pairs.replace(', ', ' or ')} "
-            f"beside {named} of {own}"
-        )
+        raise TypeError(f"{where}: {_refused(op, call, given, found)} beside {named} of {own}")
     if own in ("i32", "i64") and activation not in op.integer_activations:
         raise TypeError(
             f"{where}: {named} has the dtype {own}, expected a floating-point dtype: the "
@@ -130,6 +123,22 @@ def _variables(
             f"{', '.join(op.integer_activations)}"
         )
     return found
+
+
+def _refused(op: Op, call: Call, given: Sequence[Given | None], found: Mapping[str, str]) -> str:
+    """Describes the first type variable whose dtype no function has beside those before it."""
+    left = [t for t in op.types if t["T"] == found["T"]]
+    further = [v for v in op.further if v in left[0]]
+    for v in further:
+        fitting = [t for t in left if t[v] == found[v]]
+        if not fitting:
+            break
+        left = fitting
+    known = sorted({t[v] for t in left}, key=lambda d: (d != found["T"], d))
+    what = next(
+        (t.name for t, g in zip(call.inputs, given) if g is not None and t.var == v), "the result"
+    )
+    return f"{what} has the dtype {found[v]}, expected {' or '.join(known)}"
 
 
 def _check_sizes(op: Op, where: str, layout: Layout, backward: bool) -> None:

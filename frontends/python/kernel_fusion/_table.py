@@ -130,8 +130,9 @@ class Op:
     autocast: str  # low, float32, promote or same
     activations: tuple[str, ...]
     integer_activations: tuple[str, ...]
-    dtypes: frozenset[tuple[str, ...]]
-    second: str  # tensors of the second dtype: weights, results
+    variables: dict[str, str]  # {type variable: tensors that have it}, T first
+    types: tuple[dict[str, str], ...]  # {type variable: dtype} of each forward function
+    asked: str  # type variable whose dtype is an argument of calls; empty: none
     forward: Call
     backward: Call | None
     # The op that computes results and their gradients in one call, if this op has no backward.
@@ -176,6 +177,16 @@ class Op:
     def act_scalars(self) -> int:
         """Maximum number of scalars of the op's activations."""
         return max(len(s) for s in self.scalars.values())
+
+    @functools.cached_property
+    def dtypes(self) -> frozenset[tuple[str, ...]]:
+        """Dtypes in the names of the forward functions."""
+        return frozenset(names.words(t) for t in self.types)
+
+    @functools.cached_property
+    def further(self) -> tuple[str, ...]:
+        """Type variables besides T."""
+        return tuple(v for v in self.variables if v != "T")
 
     def word(self, activation: str) -> str:
         """Public name of the op with this activation."""
@@ -258,7 +269,7 @@ def entry(
             "dropout",
             "empty",
             "autocast",
-            "second",
+            "asked",
         )
     }
     return Op(
@@ -268,7 +279,8 @@ def entry(
         ),
         activations=tuple(found["activations"]),
         integer_activations=tuple(found["integer_activations"]),
-        dtypes=frozenset(tuple(d) for d in found["dtypes"]),
+        variables={v["name"]: v["of"] for v in found["variables"]},
+        types=tuple(found["types"]),
         forward=_call(found["forward"], found["shaped_by"]),
         backward=_call(found["backward"], found["shaped_by"]) if found["backward"] else None,
         with_grad=found["with_grad"],

@@ -1,37 +1,34 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Expands entries into kernels: one per op, dtypes and direction, a launcher per activation."""
+"""Expands entries into kernels: one per op, dtypes, variant and direction, a launcher per
+activation.
+"""
+
+import itertools
 
 from kfgen import families
-from kfgen.model.dtypes import DTYPES, FLOAT_DTYPES, INDEX, INT_DTYPES, ROUNDED, STORED
-
-
-def dtype_tuples(op, dtypes):
-    if op.types == "pairs":
-        return [(a, b) for a in STORED for b in STORED if a != b and a in dtypes and b in dtypes]
-    found = [
-        (d,) for d in STORED if d in dtypes and (d in FLOAT_DTYPES or (op.ints and d in INT_DTYPES))
-    ]
-    if op.types in ("weights", "results", "gradients") and "f32" in dtypes:
-        found += [(d, "f32") for d in ("f16", "bf16") if d in dtypes]
-    found += [
-        (d,)
-        for d, stored in ROUNDED.items()
-        if d in dtypes and stored in dtypes and families.of(op).rounds
-    ]
-    return found + [(*d, word) for word in INDEX[1:] for d in found if op.indexed]
+from kfgen.model.dtypes import DTYPES
+from kfgen.model.names import OF_GRADIENTS
 
 
 def kernels(op, dtypes=DTYPES):
     """Returns the kernels of an op."""
-    found = []
-    for ds in dtype_tuples(op, dtypes):
-        found.append(families.of(op).forward(op, ds))
-        if found[-1].has_backward:
-            found += [
-                families.of(op).backward(op, both)
-                for both in families.of(op).backward_dtypes(op, ds, dtypes)
-            ]
+    family, found = families.of(op), []
+    for types in family.forward_types(op, dtypes):
+        for variant in _subsets(w for w in op.variants if w not in OF_GRADIENTS):
+            found.append(family.forward(op, types, variant))
+            if found[-1].has_backward:
+                found += [
+                    family.backward(op, both, variant + more)
+                    for both in family.backward_types(op, types, dtypes)
+                    for more in _subsets(w for w in op.variants if w in OF_GRADIENTS)
+                ]
     return [kernel for kernel in found if kernel.acts]
+
+
+def _subsets(words):
+    """Returns all subsets of the words, the small ones first."""
+    given = tuple(words)
+    return [s for n in range(len(given) + 1) for s in itertools.combinations(given, n)]
 
 
 def counted(launchers):

@@ -6,16 +6,20 @@ import json
 import struct
 
 from kfgen import families
+from kfgen.entries import type_tables
 from kfgen.entries.fields import Fields, scalars, values
 from kfgen.entries.spec_checks import check_layout
 from kfgen.families import FAMILIES
 from kfgen.model import limits
 from kfgen.model.entries import PATTERN, UNUSABLE, Op, Operand, updated, usable
+from kfgen.model.names import LAYOUT, OF_GRADIENTS, VARIANTS, fill_layout
 
 
 def load_op(spec, file, pattern, f, builtin):
     """Reads an entry and adds its op, and those of its `reduced` field, to the spec."""
     _check_pattern(spec, pattern, f)
+    if LAYOUT in pattern or "layouts" in f.data:
+        return _load_layouts(spec, file, pattern, f, builtin)
     family = _family(f)
     scalar_info = scalars(f, limits.SCALARS)
     given = values(scalar_info)
@@ -26,13 +30,16 @@ def load_op(spec, file, pattern, f, builtin):
             f"`{integers[0]}` is an integer, which family {family.name!r} does not accept",
             "write a number instead of a table",
         )
-    operands = _operands(f, given, family)
-    outputs, refs = _outputs(f, given, operands)
-    saved, updates, grads = _row_fields(f, family, {*given, *outputs}, operands)
+    ints = f.get("ints", bool, False, what="true or false")
+    types = type_tables.read(f, family, ints)
+    operands = _operands(f, given, family, types)
+    outputs, refs, dtypes = _outputs(f, given, operands, types)
+    saved, updates, grads, of_saved = _row_fields(f, family, {*given, *outputs}, operands, types)
     _read_update_references(f, updates, refs)
     _check_gradient_names(f, operands, {*given, *outputs, *saved, *map(updated, updates)})
     op = Op(
         pattern=pattern,
+        entry=f.entry.removeprefix("op."),
         file=file,
         builtin=builtin,
         operands=operands,
@@ -48,29 +55,51 @@ def load_op(spec, file, pattern, f, builtin):
         layout=f.get("layout", str, "", what='"channels"'),
         empty=f.get("empty", str, "value", what='"value" or "error"'),
         brief=f.line("brief"),
-        ints=f.get("ints", bool, False, what="true or false"),
+        ints=ints,
         without=tuple(f.get("without", list, [], what='["none"]')),
-        types=f.get("types", str, "one", what='"one", "pairs", "weights" or "results"'),
+        types=types,
+        dtypes=dtypes | of_saved,
+        variants=_variants(f, family, operands),
         source=f.get("source", str, "", what='"where the op is defined"'),
         since=f.get("since", str, "", what='"the version that brought it"'),
     )
     op.own = family.own_fields(f, op)
     op.reduced = tuple(_reductions(f, op))
     f.done()
-    _check_values(f, op, family)
+    _check_values(f, op)
+    type_tables.complete(f, op, family)
     spec.ops[pattern] = op
     for word in op.reduced:
         name = f"{pattern}_{word}"
         load_op(spec, file, name, Fields(file, f"op.{name}", _reduced(f, op, word)), builtin)
-        spec.ops[name].reduction = word
+        spec.ops[name].reduction, spec.ops[name].entry = word, op.entry
+
+
+def _load_layouts(spec, file, pattern, f, builtin):
+    """Adds an op for each of `layouts`, whose words stand for {layout} in the name."""
+    family, fix = _family(f), 'a name with {layout} lists them: layouts = ["", "nn"]'
+    words = f.get("layouts", list, required=True, what='["", "nn"], the words for {layout}')
+    if LAYOUT not in pattern or "layout" in f.data:
+        field = "layouts" if LAYOUT not in pattern else "layout"
+        raise f.error(field, f"is given in an entry named `{pattern}`", fix)
+    known = ("", *family.layouts)
+    odd = [word for word in words if word not in known]
+    if odd or not words or len(set(words)) < len(words):
+        problem = f"has {odd[0]!r}" if odd else f"is {words!r}"
+        what = ", ".join(f'"{word}"' for word in known)
+        raise f.error("layouts", problem, f"family {family.name!r} has, each once, {what}")
+    data = {name: value for name, value in f.data.items() if name != "layouts"}
+    for word in words:
+        fields = Fields(file, f.entry, data | ({"layout": word} if word else {}))
+        load_op(spec, file, fill_layout(pattern, word), fields, builtin)
 
 
 def _check_pattern(spec, pattern, f):
-    if not PATTERN.match(pattern) or pattern.count("{act}") > 1:
+    if not PATTERN.match(pattern) or any(pattern.count(p) > 1 for p in ("{act}", LAYOUT)):
         raise f.error(
             "name",
             f"`{pattern}` is not a pattern",
-            "use lower-case words joined by underscores, one of them may be {act}",
+            "use lower-case words joined by underscores, one of them may be {act}, one {layout}",
         )
     if pattern in spec.ops:
         raise f.error(
@@ -88,8 +117,10 @@ def _family(f):
     return FAMILIES[families.named(word)]
 
 
-def _outputs(f, given, operands):
-    """Reads `expr` and `ref`, or `outputs` and `refs`: {name: expression}, {name: reference}."""
+def _outputs(f, given, operands, types):
+    """Reads `expr` and `ref`, or `outputs` and `refs`: {name: expression}, {name: reference},
+    {name: type variable}.
+    """
     outputs, refs = {}, {}
     expr = f.get("expr", str, what='"an expression of the operands"')
     ref = f.get("ref", str, what='"the same in NumPy"')
@@ -104,6 +135,7 @@ def _outputs(f, given, operands):
             if expr is None
             else f.error("expr", "is given together with `outputs`", fix)
         )
+    table, dtypes = type_tables.split(f, "outputs", table, types)
     outputs.update(table)
     refs.update(table_refs)
     field = "ref" if expr is not None else "refs"
@@ -117,7 +149,7 @@ def _outputs(f, given, operands):
             or any(name in (o.name, *o.values) for o in operands)
         ):
             raise f.error("outputs", f"the name `{name}` cannot be used", UNUSABLE)
-    return outputs, refs
+    return outputs, refs, dtypes
 
 
 def _read_update_references(f, updates, refs):
@@ -144,7 +176,7 @@ def _check_gradient_names(f, operands, others):
         )
 
 
-def _check_values(f, op, family):
+def _check_values(f, op):
     """Checks the fields that have a few values."""
     if not all(isinstance(name, str) for name in op.without):
         raise f.error(
@@ -152,22 +184,14 @@ def _check_values(f, op, family):
             f"is {list(op.without)!r}",
             'write the names of activations: without = ["none"]',
         )
-    if op.types not in ("one", "pairs", "weights", *family.types):
-        others = "".join(f', "{word}"' for word in family.types)
-        raise f.error("types", f"is {op.types!r}", f'write "one", "pairs" or "weights"{others}')
     if op.layout:
         check_layout(f, op)
-    if op.empty not in ("value", "error") or (op.empty == "error" and "empty" not in family.fields):
+    fields = families.of(op).fields
+    if op.empty not in ("value", "error") or (op.empty == "error" and "empty" not in fields):
         raise f.error(
             "empty",
             f"is {op.empty!r}",
             'write "value", or "error" in an op of family = "reduction" without a value then',
-        )
-    if (op.types == "weights") != any(o.dtype == "U" for o in op.operands):
-        raise f.error(
-            "types",
-            f"is {op.types!r}",
-            'write types = "weights" if and only if an operand has dtype = "U"',
         )
 
 
@@ -184,7 +208,7 @@ def _reductions(f, op):
         and set(op.outputs) == {"out"}
         and all(o.kind == "elem" for o in op.operands)
     )
-    if words and (not simple or op.has_act or op.ints or op.types != "one" or op.dropout):
+    if words and (not simple or op.has_act or op.ints or not op.types.single or op.dropout):
         raise f.error(
             "reduced",
             "needs one result, elem operands, no {act} and no dropout",
@@ -211,9 +235,12 @@ def _reduced(f, op, word):
     }
 
 
-def _row_fields(f, family, taken, operands):
-    """Reads and checks `saved`, `updates` and `grads` of ops over rows."""
+def _row_fields(f, family, taken, operands, types):
+    """Reads and checks `saved`, `updates` and `grads` of ops over rows. Returns their expressions,
+    and {saved value: type variable}.
+    """
     saved = f.get("saved", dict, {}, what='{ rstd = "an expression that is constant in a row" }')
+    saved, dtypes = type_tables.split(f, "saved", saved, types)
     what = '{ running_mean = "an expression of its next value, constant in a row" }'
     updates = f.get("updates", dict, {}, what=what)
     what = '{ x = "an expression of the operands, the results and their gradients" }'
@@ -247,7 +274,7 @@ def _row_fields(f, family, taken, operands):
                 f"`{name}` is not an operand with a gradient",
                 f"those are: {', '.join(wanted) or 'none'}",
             )
-    return saved, updates, grads
+    return saved, updates, grads, dtypes
 
 
 def _check_updates(f, operands, updates, names):
@@ -279,11 +306,30 @@ def _in_every_dtype(value):
     )
 
 
-def _operands(f, scalars_, family):
+def _variants(f, family, operands):
+    """Reads `variants`, the suffixes of names that the functions also exist with."""
+    words = f.get("variants", list, [], what='["varlen"]')
+    known = [word for word in VARIANTS if word in family.variants]
+    odd = [word for word in words if word not in known]
+    if odd or len(set(words)) < len(words):
+        problem = f"has {odd[0]!r}" if odd else f"is {words!r}"
+        fix = (
+            f"functions of family {family.name!r} have, each once, {', '.join(known)}"
+            if known
+            else f"leave it out: functions of family {family.name!r} have no variants"
+        )
+        raise f.error("variants", problem, fix)
+    lost = [word for word in words if word in OF_GRADIENTS]
+    if lost and not any(o.grad for o in operands):
+        raise f.error("variants", f"has {lost[0]!r}, but the op has no gradient", "leave it out")
+    return tuple(words)
+
+
+def _operands(f, scalars_, family, types):
     table = f.get("operands", dict, required=True, what='{ x = "elem", ... }')
     operands, names = [], set(scalars_)
     for name, value in table.items():
-        operand = _operand(f, name, value, family)
+        operand = _operand(f, name, value, family, types)
         for n in {operand.name, *operand.values}:
             if not usable(n) or n in names:
                 raise f.error("operands", f"the name `{n}` cannot be used", UNUSABLE)
@@ -301,7 +347,7 @@ def _operands(f, scalars_, family):
     return operands
 
 
-def _operand(f, name, value, family):
+def _operand(f, name, value, family, types):
     """Reads one operand: its kind, or a table of properties."""
     value = {"kind": value} if isinstance(value, str) else value
     if not isinstance(value, dict) or value.get("kind") not in family.kinds:
@@ -316,7 +362,8 @@ def _operand(f, name, value, family):
             "use kind, dtype, grad, parts, positive, absent",
         )
     parts = value.get("parts", [])
-    flags = {p: value.get(p, p == "grad") for p in ("grad", "positive")}
+    grad, grad_dtype = type_tables.gradient_dtype(f, name, value, types)
+    flags = {"grad": grad, "positive": value.get("positive", False)}
     if not isinstance(parts, list) or not all(isinstance(part, str) for part in parts):
         raise f.error(
             "operands", f"{name} has parts {parts!r}", 'write parts = ["first", "second"]'
@@ -325,9 +372,17 @@ def _operand(f, name, value, family):
         if not isinstance(flag, bool):
             raise f.error("operands", f"{name} has {p} = {flag!r}", f"write {p} = true or false")
     absent = _absent(f, name, value, family)
-    dtype = value.get("dtype", "T")
-    operand = Operand(name, value["kind"], dtype, parts=tuple(parts), absent=absent, **flags)
-    _check_operand(f, operand, family)
+    type_tables.operand_dtype(f, name, value, types, family)
+    operand = Operand(
+        name,
+        value["kind"],
+        value.get("dtype", "T"),
+        grad_dtype=grad_dtype,
+        parts=tuple(parts),
+        absent=absent,
+        **flags,
+    )
+    _check_parts(f, operand, family)
     return operand
 
 
@@ -352,14 +407,8 @@ def _absent(f, name, value, family):
     return absent
 
 
-def _check_operand(f, operand, family):
-    """Checks an operand's dtype and the number of its parts."""
-    if operand.dtype not in ("T", *family.dtypes(operand.kind, operand.grad)):
-        fix = (
-            'use "T"; rows and channels may have "acc"; in ops over rows all kinds but "elem" and '
-            '"shared" may have "acc" or "U", "per_row" with grad = false "I", "shared" "u8"'
-        )
-        raise f.error("operands", f"{operand.name} has dtype {operand.dtype!r}", fix)
+def _check_parts(f, operand, family):
+    """Checks the number of an operand's parts."""
     if len(operand.parts) != family.parts.get(operand.kind, 0):
         kind = operand.kind if operand.kind in family.parts else next(iter(family.parts), "half")
         count = family.parts.get(operand.kind, 2)

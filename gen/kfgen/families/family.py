@@ -2,7 +2,11 @@
 """The interface of a family. These are the defaults."""
 
 from kfgen.language import formulas
+from kfgen.model.dtypes import DTYPES
 from kfgen.model.entries import SpecError
+from kfgen.model.types import GRADIENTS
+
+FURTHER = "further"  # stands for the type variables of an entry besides T
 
 
 class Family:
@@ -31,14 +35,18 @@ class Family:
     codes = {}
     names = ()  # public names of its functions alone, which operands may not have
     integers = False  # True: scalars may be 64-bit integers
-    types = ()  # values of `types` besides "one", "pairs" and "weights"
+    types = "one"  # table of an entry without `types` (model/types.py)
+    roles = ()  # roles of type variables besides T: WEIGHTS, RESULTS, SAVED, GRADIENTS
+    converts = False  # True: `types` may be "pairs"
+    summed = ()  # kinds of weights whose gradients have the variable of GRADIENTS
+    storage = ()  # dtypes besides float ones that variables may stand for
+    narrower = False  # True: variables may stand for narrower dtypes than T
     fields = ()  # optional fields: saved, updates, grads, layout, empty, reduced, ints
     layouts = ()  # values of `layout`, besides the default
-    rounds = False  # True: functions exist that round the factors of products (dtypes.ROUNDED)
+    variants = ()  # values of `variants`: suffixes that its functions may exist with
     runtime_activation = False  # True: its functions also exist with a run-time activation
     heavy = False  # True: kernels compile slowly; of kf's activations only the `heavy` ones apply
     autocast = ""  # autocast policy (manifest.autocast), if expressions do not imply it
-    second = ""  # tensors of the second dtype, for functions with two dtypes by design
     # Decisions of frontends, which the manifest hands on.
     reduces = False  # True: reduces over an axis that the results lack
     axis_may_be_none = False  # True: without an axis, all dimensions are one axis
@@ -73,12 +81,24 @@ class Family:
         """
         return op.own
 
-    def backward_dtypes(self, op, own, dtypes):
-        """Dtype tuples of the backward for one forward tuple `own`, restricted to `dtypes`."""
-        return [own]
+    def variables(self, op, bwd):
+        """Names of the type variables that the functions of a direction have."""
+        wide = {o.grad_dtype for o in op.operands if o.grad} if bwd else set()
+        return [v.name for v in op.types.variables if v.of != GRADIENTS or v.name in wide]
+
+    def forward_types(self, op, dtypes=DTYPES):
+        """Returns {type variable: dtype} of each forward, restricted to `dtypes`."""
+        return op.types.functions(self.variables(op, False), op.indexed, dtypes)
+
+    def backward_types(self, op, own, dtypes=DTYPES):
+        """Returns the same of the backwards of the forward `own`, first the one with the fewest
+        dtypes.
+        """
+        found = op.types.functions(self.variables(op, True), op.indexed, dtypes)
+        return [types for types in found if types | own == types]
 
     def dtypes(self, kind, grad):
-        """Dtypes of an operand besides "T"."""
+        """Dtypes of an operand besides "T"; FURTHER: the entry's other type variables."""
         return ()
 
     def absent(self, kind):
@@ -112,11 +132,11 @@ class Family:
 
         return Reference(self, op, act)
 
-    def forward(self, op, dtypes):
-        return self.kernel(self, op, dtypes, False)
+    def forward(self, op, types, variant=()):
+        return self.kernel(self, op, types, False, variant)
 
-    def backward(self, op, dtypes):
-        return self.kernel(self, op, dtypes, True)
+    def backward(self, op, types, variant=()):
+        return self.kernel(self, op, types, True, variant)
 
 
 def wrong(op, field, problem, fix):

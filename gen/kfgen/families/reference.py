@@ -397,12 +397,12 @@ class Reference:
 
     @property
     def differentiable(self):
-        return self.op.types != "pairs" and any(o.grad for o in self.op.operands)
+        return not self.op.types.converts and any(o.grad for o in self.op.operands)
 
     def kernel(self, bwd):
         if bwd not in self._kernels:
             direction = self.family.backward if bwd else self.family.forward
-            self._kernels[bwd] = direction(self.op, ("f64",))
+            self._kernels[bwd] = direction(self.op, self.op.types.uniform("f64", self.op.indexed))
         return self._kernels[bwd]
 
     def shape(self, operand):
@@ -453,7 +453,7 @@ class Reference:
         return self._expressions[bwd]
 
     def _inlined(self, bwd):
-        if self.op.types == "pairs":
+        if self.op.types.converts:
             graph, _, outputs = self.family.graph(self.op)
             return graph, outputs
         graph, kernel = Graph(), self.kernel(bwd)

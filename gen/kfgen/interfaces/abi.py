@@ -34,10 +34,12 @@ def _structs():
 
 
 def _parameters(kernel, arguments):
-    """Parameter texts. T, U, I: element types of the function's name; S: type of its scalars."""
+    """Parameter texts. Type variables: element types of the function's name; S: type of its
+    scalars.
+    """
     types = {s.name: s.dtype.word for s in kernel.inputs + kernel.outputs}
-    letters = {kernel.index_dtype.word: "I"} if kernel.op.indexed else {}
-    letters |= {kernel.second.word: "U", kernel.dtype.word: "T"}
+    # The first of the variables with one dtype; indices come last.
+    letters = {kernel.dtype_of(v).word: v for v in reversed(kernel.types)}
 
     def text(a):
         if a.name in types and a.role in ("in", "out"):
@@ -55,7 +57,7 @@ def _parameters(kernel, arguments):
 def _functions(selection):
     for k in selection.all_kernels():
         integers = ", integers" if k.dtypes[0] in INT_DTYPES else ""
-        backward = ", backward" if k.bwd else ""
+        backward = f"{''.join(f', {word}' for word in k.variant)}{', backward' * k.bwd}"
         # One launcher per state: launchers of other activations differ only in their scalars.
         for first in [x for x in k.launchers if x.act is k.acts[0]]:
             what = f"{k.op.pattern}{', state' if first.state else ''}{backward}"

@@ -16,6 +16,7 @@ from kfgen import paths
 from kfgen.interfaces import manifest, packed
 from kfgen.model import names
 from kfgen.model.dtypes import INT_DTYPES
+from kfgen.model.types import ACC, INDEX_VARIABLE, RESULTS
 
 TENSOR = (
     "name",
@@ -54,7 +55,7 @@ def _call(members):
             instead = [m["activation"] for m in plain if m["arguments"][i]["null"] == "result"]
             given = [m["activation"] for m in plain if m["arguments"][i]["null"] == "inputs"]
             # The dtype is the same in all functions here.
-            var = a["dtype"] if a["var"] == "I" else a["var"]
+            var = a["dtype"] if a["var"] == INDEX_VARIABLE else a["var"]
             found["tensors"].append(
                 {k: a[k] for k in TENSOR}
                 | {
@@ -75,6 +76,20 @@ def _call(members):
     return found
 
 
+def _named(variable):
+    """True for type variables in a function's name; integers are always i64 here."""
+    return variable["name"] not in (INDEX_VARIABLE, ACC)
+
+
+def _asked(forward):
+    """Type variable whose dtype is an argument of calls: that of a cast's results. Reductions
+    return their tensors' dtype; functions with other results are left out (packed.py).
+    """
+    if any(len(m["dtypes"]) == 1 for m in forward):
+        return ""
+    return next((v["name"] for v in forward[0]["variables"] if v["of"] == RESULTS), "")
+
+
 def _entry(pattern, op, members, with_grad):
     """Entry of an op.
 
@@ -85,16 +100,7 @@ def _entry(pattern, op, members, with_grad):
     forward, backward = ([f for f in members if f["bwd"] is bwd] for bwd in (False, True))
     f, axes = forward[0], packed.axes(forward[0])
     assert all(m["sizes"] == f["sizes"] for m in members), pattern
-    of_u = {v["of"] for m in forward for v in m["variables"] if v["name"] == "U"}
-    # Dtype of results is an argument of a cast. Reductions return their tensors' dtype; their
-    # functions with float32 results of 2-byte tensors are left out (packed.py).
-    second = (
-        "weights"
-        if "weights" in of_u
-        else "results"
-        if of_u and all(len(m["dtypes"]) > 1 for m in forward)
-        else ""
-    )
+    variables = {v["name"]: v["of"] for m in members for v in m["variables"] if _named(v)}
     return {
         "name": names.stem(pattern),
         "pattern": pattern,
@@ -111,8 +117,12 @@ def _entry(pattern, op, members, with_grad):
         "integer_activations": list(
             dict.fromkeys(m["activation"] for m in forward if m["dtypes"][0] in INT_DTYPES)
         ),
-        "dtypes": [list(d) for d in dict.fromkeys(tuple(m["dtypes"]) for m in forward)],
-        "second": second,
+        "variables": [{"name": name, "of": of} for name, of in variables.items()],
+        "types": [
+            {v["name"]: v["dtype"] for v in m["variables"] if _named(v)}
+            for m in {tuple(m["dtypes"]): m for m in forward}.values()
+        ],
+        "asked": _asked(forward),
         "forward": _call(forward),
         "backward": _call(backward) if backward else None,
         "with_grad": "" if backward else with_grad,

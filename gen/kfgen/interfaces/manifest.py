@@ -7,10 +7,11 @@ from kfgen.language import formulas
 from kfgen.model import contract, names, runtime_activation, shapes
 from kfgen.model.activation import bwd_reads_x
 from kfgen.model.dtypes import DTYPE, FLOAT_DTYPES, INT_DTYPES
+from kfgen.model.types import ACC, FIRST, INDEX_VARIABLE
 
 BYTES_NOTE = "bytes: per element of the result, every tensor once; row tensors are not counted"
 SHARED = """
-    op family form layout dtypes variables bwd state dropout sizes workspace_arguments
+    op family form layout dtypes variables bwd variant state dropout sizes workspace_arguments
     scratch
 """.split()  # fields of functions with the activation as an argument
 # Attributes of a family by which frontends decide, instead of by its name.
@@ -112,31 +113,18 @@ def value(k, act, argument):
 
 def variables(k):
     """Type variables of a function: name, dtype, and the tensors that have it."""
-    found = [{"name": "T", "dtype": k.dtype.word, "of": "elements"}]
-    if k.op.types not in ("one", "gradients"):
-        found.append(
-            {
-                "name": "U",
-                "dtype": k.second.word,
-                "of": "weights" if k.op.types == "weights" else "results",
-            }
-        )
-    elif k.second is not k.dtype:
-        found.append({"name": "U", "dtype": k.second.word, "of": k.family.second})
-    found += (
-        [{"name": "I", "dtype": k.index_dtype.word, "of": "whole numbers"}] if k.op.indexed else []
-    )
-    return found + (
-        [{"name": "acc", "dtype": k.dtype.acc.word, "of": "sums and values of rows"}]
-        if any(s.var == "acc" for s in k.streams)
-        else []
-    )
+    roles = {v.name: v.of for v in k.variables}
+    roles |= {INDEX_VARIABLE: "whole numbers"} if k.op.indexed else {}
+    roles |= {ACC: "sums and values of rows"} if any(s.var == ACC for s in k.streams) else {}
+    return [
+        {"name": name, "dtype": k.dtype_of(name).word, "of": role} for name, role in roles.items()
+    ]
 
 
 def tolerance(k, act):
     """Error bound of a result; None if it is exact or rounded once."""
     compute = k.dtype.compute
-    if k.op.types == "pairs" or compute not in EPSILON:
+    if k.op.types.converts or compute not in EPSILON:
         return None
     return {
         "factor": max(act.ulp[compute], 2.0),
@@ -153,11 +141,13 @@ def autocast(k):
     """
     if k.family.autocast:
         return k.family.autocast
-    if k.dtypes[0] not in FLOAT_DTYPES or k.op.types == "pairs":
+    if k.dtypes[0] not in FLOAT_DTYPES or k.op.types.converts:
         return "same"
     if k.graph.levels is not None or k.op.reduced:
         return "float32"
-    return "promote" if sum(s.var == "T" and s.use != "gradient" for s in k.inputs) > 1 else "same"
+    return (
+        "promote" if sum(s.var == FIRST and s.use != "gradient" for s in k.inputs) > 1 else "same"
+    )
 
 
 def saves(launcher, backward):
@@ -234,13 +224,18 @@ def of_kernel(k):
 
 
 def backward_of(k):
-    return k if k.bwd else k.family.backward(k.op, k.dtypes) if k.has_backward else None
+    """The kernel of the gradients with the fewest dtypes."""
+    if k.bwd or not k.has_backward:
+        return k if k.bwd else None
+    return k.family.backward(k.op, k.family.backward_types(k.op, k.types)[0], k.variant)
 
 
 def _by_result(launcher, backward):
     """Fields of a function that depend on the activation and on its gradient by the result."""
     k, act = launcher.kernel, launcher.act
-    formula = names.formula(k.op.pattern, act.name, k.bwd, True) if k.by(act) else None
+    formula, by_result = (
+        names.formula(k.op.pattern, act.name, k.bwd, by, k.variant) for by in (False, True)
+    )
     by = backward and backward.by(act)
     return {
         "saves": saves(launcher, backward),
@@ -248,8 +243,8 @@ def _by_result(launcher, backward):
         "rising": [s for s in act.scalars if s in act.rising] if by else [],
         "errors": contract.codes(k, act),
         "formula_by_result": contract.formulas(k, True) if k.by(act) else None,
-        "statements": names.formula(k.op.pattern, act.name, k.bwd),
-        "statements_by_result": formula,
+        "statements": formula,
+        "statements_by_result": by_result if k.by(act) else None,
     }
 
 
@@ -273,7 +268,9 @@ def function(launcher, user=None, common=None, backward=None):
         for s in k.inputs + k.outputs
         if not s.is_row and not by_name[s.name]["unread"] and by_name[s.name]["null"] != "result"
     ]
-    other = names.function(k.op.pattern, act.name, k.forward_dtypes, not k.bwd, launcher.state)
+    forward = names.function(
+        k.op.pattern, act.name, k.forward_dtypes, state=launcher.state, variant=k.forward_variant
+    )
     return {
         "name": launcher.name,
         "cpu_name": launcher.cpu_name,
@@ -286,8 +283,9 @@ def function(launcher, user=None, common=None, backward=None):
         "header": f"{folder}/{names.stem(k.op.pattern)}",
         "dtypes": list(k.dtypes),
         "bwd": k.bwd,
-        "forward": other if k.bwd else launcher.name,
-        "backward": launcher.name if k.bwd else other if k.has_backward else None,
+        "variant": names.suffixes(variant=k.variant),
+        "forward": forward,
+        "backward": backward.function(act.name, launcher.state) if backward else None,
         **_by_result(launcher, backward),
         "tolerance": tolerance(k, act),
         "stages": k.cuda.stages(launcher) if "cuda" in k.backends else [],
@@ -302,7 +300,7 @@ def function(launcher, user=None, common=None, backward=None):
         "cpu_signature": f"kf_result_t {launcher.cpu_name}({launcher.cpu_parameters})",
         "cost": cost(k, tensors),
         "bytes": sum(s.dtype.size * k.per_element(s) for s in moved),
-        "integer": k.dtypes[0] in INT_DTYPES and k.op.types == "one",
+        "integer": k.dtypes[0] in INT_DTYPES and not k.op.types.converts,
         "reads_x": bwd_reads_x(act),
         "empty": k.op.empty,
         "source": k.op.source,
@@ -363,7 +361,7 @@ def statements(kernels):
     for k in kernels:
         for act in k.acts:
             for by in (False, True) if k.by(act) else (False,):
-                key = names.formula(k.op.pattern, act.name, k.bwd, by)
+                key = names.formula(k.op.pattern, act.name, k.bwd, by, k.variant)
                 if key not in found:
                     found[key] = {
                         library: k.family.statements(k, act, library, by)
@@ -391,9 +389,14 @@ def forwards(selection, wanted):
             first,
             None,
             None,
-            next((k for k in kernels if k.bwd and k.dtypes == first.kernel.dtypes), None),
+            next((k for k in kernels if k.bwd and _key(k) == _key(first.kernel)), None),
         )
     return list(found.values())
+
+
+def _key(k):
+    """Key that is the same for both directions of a function."""
+    return k.op.pattern, k.dtypes, k.variant
 
 
 def _signature(launcher):
@@ -407,21 +410,19 @@ def build(selection, user=None):
         user: stem of the user's spec files, which are rendered beside kf's own.
     """
     kernels = selection.all_kernels()
-    backward = {(k.op.pattern, k.dtypes): k for k in kernels if k.bwd}
+    backward = {_key(k): k for k in kernels if k.bwd}
     found = [
-        function(launcher, user, common, backward.get((k.op.pattern, k.dtypes)))
+        function(launcher, user, common, backward.get(_key(k)))
         for k in kernels
         for common in [of_kernel(k)]
         for launcher in k.launchers
     ]
-    own = {}
-    for f in found:
-        own.setdefault((f["op"], tuple(f["dtypes"]), f["bwd"]), []).append(f)
+    own = {f["name"]: f for f in found}
     of_any = [
         f
         for k in kernels
         if runtime_activation.has(k)
-        for f in any_activation(k, own[k.op.pattern, k.dtypes, k.bwd], user)
+        for f in any_activation(k, [own[launcher.name] for launcher in k.launchers], user)
     ]
     fields = ("name", "id", "brief", "scalars", "ulp", "rounding", "source", "budget")
     activations = [{name: getattr(a, name) for name in fields} for a in selection.activations]
@@ -481,7 +482,7 @@ def clashes(selection, user=None):
     for k in selection.all_kernels():
         take(f"kfk_{k.name}", f"op `{k.op.pattern}`")
         for launcher in k.launchers:
-            direction = ", backward" if k.bwd else ""
+            direction = f"{''.join(f', {word}' for word in k.variant)}{', backward' * k.bwd}"
             what = f"op `{k.op.pattern}` with activation `{launcher.act.name}`{direction}"
             take_both(launcher.name, what)
             take(launcher.cpu_name, what, cpu=True)

@@ -8,7 +8,8 @@ function. frontends/python/kernel_fusion/native/packed.h is its C side.
 import pathlib
 
 from kfgen.model import shapes
-from kfgen.model.dtypes import DTYPE, ROUNDED
+from kfgen.model.dtypes import DTYPE, INDEX, ROUNDED
+from kfgen.model.types import INDEX_VARIABLE, RESULTS
 from kfgen.paths import version as kf_version
 from kfgen.render.environment import environment
 from kfgen.render.layout import tidy
@@ -46,13 +47,15 @@ def functions(manifest):
     - 32-bit integers
     - results of another dtype than the tensors', if a function with the same dtype exists
     - TF32 products
+    - variants of other functions (`variant`)
     - functions whose sizes do not follow from tensors' shapes
     """
     plain = {f["op"] for f in manifest["functions"] if len(f["dtypes"]) == 1}
 
     def left_out(f, v):
-        other = v["of"] == "results" and f["op"] in plain and v["dtype"] != f["dtypes"][0]
-        return other or (v["name"] == "I" and v["dtype"] != "i64") or f["dtypes"][0] in ROUNDED
+        other = v["of"] == RESULTS and f["op"] in plain and v["dtype"] != f["dtypes"][0]
+        index = v["name"] == INDEX_VARIABLE and v["dtype"] != INDEX[0]
+        return other or index or f["dtypes"][0] in ROUNDED or f["variant"]
 
     return [
         f

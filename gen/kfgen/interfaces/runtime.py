@@ -11,11 +11,12 @@ from kfgen.interfaces import packed
 from kfgen.model import limits, names, shapes
 from kfgen.model.dtypes import ROUNDED
 from kfgen.model.entries import ANY_ID
+from kfgen.model.types import ACC, FIRST, INDEX_VARIABLE
 from kfgen.paths import INCLUDE, version
 from kfgen.render.environment import environment
 from kfgen.render.layout import tidy
 
-VARIABLES = ("T", "U", "acc", "I")
+LETTERS = {FIRST: "T", ACC: "ACC", INDEX_VARIABLE: "I"}  # KFI_RT_…; U: a further type variable
 ALL = "kf/runtime/all.h"
 # Rules in layout.h's terms.
 COUNTS = {"before axis": "KFI_LAYOUT_BEFORE_AXIS", "rest": "KFI_LAYOUT_REST"}
@@ -75,9 +76,7 @@ class Function:
         )
         self.several = self.axes["shaped_by"]
         self.shaped_by = self._shaped_by()
-        # With fewer dtypes, tensors of different type variables have the same dtype.
-        most = max(self.members, key=lambda f: len(f["dtypes"]))
-        self.var = {a["name"]: a["var"] for a in most["arguments"] if "use" in a}
+        self.var = {a["name"]: a["var"] for a in self.tensors}
         self.ids = {a["name"]: a["id"] for a in self.activations}
         self.betas = [a["name"] for a in self.arguments("beta")]
         self.codes = []  # codes of all extents that are expressions
@@ -186,8 +185,9 @@ class Function:
             self.name,
             a["name"],
         )
-        var = self.var[a["name"]].upper()
-        var = f"KFI_RT_{var}" if self.var[a["name"]] in VARIABLES else f"KFI_RT_FIXED + KF_{var}"
+        letters = LETTERS | dict.fromkeys(further(self.first), "U")
+        var = self.var[a["name"]]
+        var = f"KFI_RT_{letters[var]}" if var in letters else f"KFI_RT_FIXED + KF_{var.upper()}"
         missing, mask = (
             sum(1 << i for i in numbers) for numbers in (self.missing(a), self.unread(a))
         )
@@ -236,7 +236,7 @@ class Function:
         )
 
     def takes(self, f):
-        dtypes = {v["dtype"] for v in f["variables"] if v["name"] in "TU"}
+        dtypes = {v["dtype"] for v in f["variables"] if v["name"] in (FIRST, *further(f))}
         return f"KFI_RT_TAKES({sum(1 << DTYPES.index(d) for d in dtypes):#x})"
 
     def description(self):
@@ -298,7 +298,8 @@ class Function:
 
     def entry(self, f):
         known = {v["name"]: v["dtype"] for v in f["variables"]}
-        dtypes = [known["T"], known.get("U", known["T"]), known.get("I", known["T"])]
+        of_t, other = known[FIRST], [known[name] for name in further(f)]
+        dtypes = [of_t, other[0] if other else of_t, known.get(INDEX_VARIABLE, of_t)]
         both = (("cpu_name", "cpu_workspace"), ("name", "workspace"))
         cpu, cuda = (
             f"kfi_rt_run_{f[name]}, {'kfi_rt_space_' + f[name] if f[space] else 'NULL'}"
@@ -324,13 +325,22 @@ def spellings(f, known):
     return list(dict.fromkeys(own))
 
 
+def further(f):
+    """Type variables of a function besides T, the index dtype and sums."""
+    return [v["name"] for v in f["variables"] if v["name"] not in LETTERS]
+
+
 def takes_tensors(f):
     """True if a function on tensors may call the launcher.
 
-    Left out are `_state` launchers, for programs that replay a graph and call launchers directly,
-    and TF32 products, whose tensors have the dtypes of the f32 launcher.
+    Left out are:
+    - `_state` launchers, for programs that replay a graph and call launchers directly
+    - variants of other launchers (`variant`)
+    - TF32 products, whose tensors have the dtypes of the f32 launcher
+    - launchers of three type variables or more
     """
-    return not f["state"] and ROUNDED.keys().isdisjoint(f["dtypes"])
+    variant = f["state"] or f["variant"] or not ROUNDED.keys().isdisjoint(f["dtypes"])
+    return not variant and len(further(f)) <= 1
 
 
 def functions(manifest):

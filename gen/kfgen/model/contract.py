@@ -177,7 +177,7 @@ LONG = {
 def arithmetic(k):
     """Describes the precision of the computation and of the results."""
     stored = sorted({s.dtype.word for s in k.outputs if s.var != "I"})
-    if k.op.types == "pairs":
+    if k.op.types.converts:
         if k.dtypes[1] in ("i32", "i64"):
             fractions = (
                 "." if k.dtypes[0] in INT_DTYPES else "; fractions are truncated; NaN becomes 0."

@@ -12,13 +12,16 @@ from dataclasses import dataclass, field
 from kfgen.language.expr import Graph, parse
 from kfgen.language.gradient import gradient, substitute
 from kfgen.language.primitives import ARG_REDUCTIONS, OVER_ROWS, PRIMITIVES
+from kfgen.model.types import FIRST, INDEX_VARIABLE, Types
 
 # Activation ids instantiate kernels. kf's own ids are written in the entries and never change. A
 # user's id is a hash of its names, so that headers of independent users can meet in one program.
 # ANY_ID is the id of a run-time activation.
 KF_IDS = range(1024)
 FIRST_OWN_ID, ANY_ID = 2**30, 2**31 - 1
-PATTERN = re.compile(r"(?:[a-z][a-z0-9]*|\{act\})(?:_(?:[a-z0-9]+|\{act\}))*\Z")
+PATTERN = re.compile(
+    r"(?:[a-z][a-z0-9]*|\{act\}|\{layout\})(?:_(?:[a-z0-9]+|\{act\}|\{layout\}))*\Z"
+)
 NAME = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*\Z")
 # Names that no operand, scalar or result may have: each becomes an argument of C functions and a
 # name in expressions. Names of generated code are allowed: rename.py gives operands other names
@@ -163,10 +166,11 @@ class Activation:
 class Operand:
     name: str
     kind: str
-    # "T": the op's dtype; "U": the second dtype; "acc": float32 (float64 for f64); "I": integers
-    # such as labels, with functions for i64 and i32; "u8": conditions, read as 0 or 1.
-    dtype: str = "T"
+    # A type variable of the entry; "acc": float32 (float64 for f64); "I": integers such as labels,
+    # with functions for i64 and i32; "u8": conditions, read as 0 or 1.
+    dtype: str = FIRST
     grad: bool = True
+    grad_dtype: str = ""  # type variable of its gradient; empty: the operand's
     parts: tuple = ()  # names of the halves of a "half" operand
     positive: bool = False  # tests draw it from (0, inf)
     absent: float | None = None  # value that a NULL pointer stands for; None: NULL is an error
@@ -187,12 +191,15 @@ class Op:
     refs: dict
     ints: bool
     without: tuple
-    types: str  # "one", "pairs", or the float32 tensors of 2-byte functions: "weights", "results"
+    types: Types
     source: str
     since: str
     file: str
     builtin: bool
     family: str = "elementwise"
+    entry: str = ""  # key in its file: the pattern of several ops if the entry makes several
+    # {result or saved value: its type variable}, where it is not its family's.
+    dtypes: dict = field(default_factory=dict)
     # {name: expression per row}: outputs that the backward reads.
     saved: dict = field(default_factory=dict)
     scalar_info: dict = field(default_factory=dict)  # {scalar: Scalar}
@@ -200,6 +207,7 @@ class Op:
     # {per_row operand: expression of its next value}: outputs that may be in place.
     updates: dict = field(default_factory=dict)
     layout: str = ""  # "channels"; empty: the operands' kinds imply it
+    variants: tuple = ()  # suffixes of names.VARIANTS that its functions also exist with
     reduced: tuple = ()  # reductions that become ops of their own, as for losses
     reduction: str = ""  # "mean" or "sum" of an op made from another entry's `reduced`
     empty: str = "value"  # empty axis: "value", the expression's; "error", which is returned
@@ -222,7 +230,7 @@ class Op:
     @property
     def indexed(self):
         """True if the op reads or returns integers, of either index dtype."""
-        return any(o.dtype == "I" for o in self.operands) or any(
+        return any(o.dtype == INDEX_VARIABLE for o in self.operands) or any(
             ARG_REDUCTIONS.keys() & names_called(text) for text in self.outputs.values()
         )
 

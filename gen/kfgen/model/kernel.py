@@ -11,6 +11,7 @@ from kfgen.model.activation import bwd_reads_x
 from kfgen.model.dtypes import DTYPE, FLOAT_DTYPES, INDEX, INT_DTYPES, Dtype
 from kfgen.model.entries import SpecError
 from kfgen.model.signature import Signature
+from kfgen.model.types import ACC, FIRST, INDEX_VARIABLE
 
 # Kinds of operands that all rows or batches share: their gradients are reduced.
 WEIGHTS = ("row", "channel", "group")
@@ -42,7 +43,7 @@ class Tensor:
     dtype: Dtype
     role: str  # "in", "out" or "sum" (a gradient reduced to a row or channel)
     use: str  # input, weight, output, saved (forward output that the backward reads), gradient
-    var: str  # type variable of its dtype: T, U, acc; or the dtype itself
+    var: str  # type variable of its dtype, or "acc"; or the dtype itself
     parts: tuple  # names in expressions, two for "half"
     # Inputs: always; act (if the activation's gradient reads its argument); result (which that
     # gradient reads instead, if given); never.
@@ -70,8 +71,8 @@ class Tensor:
 
 
 class Kernel(Signature):
-    """One direction of an op for one tuple of dtypes: the expressions and tensors. Its schedules
-    `cuda` and `c` say how they are computed.
+    """One direction of an op for one dtype per type variable and one variant: the expressions and
+    tensors. Its schedules `cuda` and `c` say how they are computed.
     """
 
     # Attributes that hold names of operands, results or scalars, or tables by such names: renamed
@@ -97,21 +98,18 @@ class Kernel(Signature):
     # Contract: the order of sums; the use of the workspace.
     order_note = workspace_note = ""
 
-    def __init__(self, family, op, dtypes, bwd):
-        self.family, self.op, self.dtypes, self.bwd = family, op, dtypes, bwd
-        self.dtype = DTYPE[dtypes[0]]
-        self.index_dtype = DTYPE[
-            dtypes[-1] if op.indexed and dtypes[-1] in INT_DTYPES else INDEX[0]
-        ]
-        self.second = DTYPE[
-            next(d for d in reversed(dtypes) if not (op.indexed and d in INT_DTYPES))
-        ]
-        self.words = names.dtype_words(dtypes)
-        self.name = names.internal("", op.pattern, dtypes, bwd).strip("_")
-        self.pattern = names.function(op.pattern, "{act}", dtypes, bwd)
-        self.cpu_pattern = names.function(op.pattern, "{act}", dtypes, bwd, cpu=True)
-        self.state_pattern = names.function(op.pattern, "{act}", dtypes, bwd, True)
-        self.cpu_state_pattern = names.function(op.pattern, "{act}", dtypes, bwd, True, cpu=True)
+    def __init__(self, family, op, types, bwd, variant=()):
+        self.family, self.op, self.types, self.bwd = family, op, types, bwd
+        self.variant = variant  # suffixes of its functions that the entry declares
+        self.dtypes = names.words(types)
+        self.dtype = self.dtype_of(FIRST)
+        self.index_dtype = DTYPE[types.get(INDEX_VARIABLE, INDEX[0])]
+        self.words = names.dtype_words(self.dtypes)
+        self.name = self._internal("").strip("_")
+        self.pattern, self.state_pattern = (self.function("{act}", s) for s in (False, True))
+        self.cpu_pattern, self.cpu_state_pattern = (
+            self.function("{act}", s, cpu=True) for s in (False, True)
+        )
         self.workspace, self.cpu_workspace = (self._companion(cpu) for cpu in (False, True))
         self.dropout = op.dropout
         self.acts = [a for a in op.activations if self.dtype.word in FLOAT_DTYPES or a.ints]
@@ -157,6 +155,19 @@ class Kernel(Signature):
                 )
                 raise SpecError(self.op.file, f"op.{self.op.pattern}", "operands", what, fix)
 
+    def function(self, word, state=False, cpu=False):
+        """Names the kernel's launcher for an activation."""
+        return names.function(
+            self.op.pattern, word, self.dtypes, self.bwd, state, cpu, self.variant
+        )
+
+    def _internal(self, prefix, cpu=False):
+        return names.internal(prefix, self.op.pattern, self.dtypes, self.bwd, cpu, self.variant)
+
+    def dtype_of(self, variable):
+        """Returns the dtype of a type variable, of sums ("acc"), or one that is always the same."""
+        return self.dtype.acc if variable == ACC else DTYPE[self.types.get(variable, variable)]
+
     def limit(self, field, what, found, most, fix="make two ops of it"):
         """Raises an error if an entry exceeds a limit of core/limits.h."""
         if len(found) > most:
@@ -185,14 +196,20 @@ class Kernel(Signature):
         return self._renamed
 
     @property
-    def two_dtypes(self):
-        """True if some functions of the op have a second dtype in their names."""
-        return self.op.types != "one"
+    def variables(self):
+        """Type variables of the function's name, without the index dtype."""
+        return [v for v in self.op.types.variables if v.name in self.types]
 
     @property
     def forward_dtypes(self):
-        """Dtypes of the forward."""
-        return self.dtypes
+        """Dtypes of the forward's name."""
+        own = (*self.family.variables(self.op, False), INDEX_VARIABLE)
+        return names.words({v: d for v, d in self.types.items() if v in own})
+
+    @property
+    def forward_variant(self):
+        """Variant of the forward."""
+        return tuple(word for word in self.variant if word not in names.OF_GRADIENTS)
 
     def accumulated(self, stream):
         """True if the output is added to `beta` times its old value."""
@@ -233,7 +250,7 @@ class Kernel(Signature):
     def has_backward(self):
         """False for casts, integers and ops without a differentiable operand."""
         return (
-            self.op.types != "pairs"
+            not self.op.types.converts
             and self.dtypes[0] not in INT_DTYPES
             and any(o.grad for o in self.op.operands)
         )

@@ -1,17 +1,54 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Composes all generated names. Nothing parses a name back into its parts."""
+"""Composes all generated names. Nothing parses a name back into its parts.
+
+A function: kf_[cpu_]<pattern><suffixes>_<dtypes>[_i32]; the suffixes are, in this order and all
+optional: _varlen, _stochastic, _state, _device, _bwd, _unordered.
+"""
+
+from kfgen.model.dtypes import INDEX
+
+# Words between pattern and dtypes, in order. Launchers add `state` and directions add `bwd`;
+# entries declare the others (`variants`):
+# varlen: packed sequences of different lengths; stochastic: results rounded at random;
+# device: scalars in device memory; unordered: a gradient whose sums have no fixed order.
+SUFFIXES = ("varlen", "stochastic", "state", "device", "bwd", "unordered")
+VARIANTS = tuple(word for word in SUFFIXES if word not in ("state", "bwd"))
+OF_GRADIENTS = ("unordered",)  # variants that only backwards have
+# Placeholder of entries for several layouts, which become an op each.
+LAYOUT = "{layout}"
 
 
 def fill(pattern, word):
     """Replaces {act} by the activation's name; `none` is dropped with its underscore."""
-    if word != "none":
-        return pattern.replace("{act}", word)
-    return "_".join(w for w in pattern.split("_") if w != "{act}")
+    return _replaced(pattern, "{act}", "" if word == "none" else word)
+
+
+def fill_layout(pattern, layout):
+    """Replaces {layout} by a layout's name; the default one, "", is dropped with its underscore."""
+    return _replaced(pattern, LAYOUT, layout)
+
+
+def _replaced(pattern, placeholder, word):
+    if word:
+        return pattern.replace(placeholder, word)
+    return "_".join(w for w in pattern.split("_") if w != placeholder)
 
 
 def stem(pattern):
     """Names an op's header and its kernels: add, bias_act_add, act_mul."""
     return fill(pattern, "none") if pattern.endswith("_{act}") else pattern.replace("{act}", "act")
+
+
+def words(types):
+    """Returns the dtypes in a function's name: the first type variable's, those of others that
+    differ from it, and an index dtype other than i64.
+
+    Args:
+        types: {type variable: dtype}; the variable I is the index dtype.
+    """
+    first, *others = (d for variable, d in types.items() if variable != "I")
+    index = types.get("I", INDEX[0])
+    return (first, *(d for d in others if d != first), *([index] if index != INDEX[0] else []))
 
 
 def dtype_words(dtypes):
@@ -21,21 +58,24 @@ def dtype_words(dtypes):
     return "_".join([dtypes[0]] + [d for d in dtypes[1:] if d != dtypes[0]])
 
 
-def function(pattern, word, dtypes, bwd=False, state=False, cpu=False):
-    words = (
-        "kf",
-        "cpu" if cpu else "",
-        fill(pattern, word),
-        "state" if state else "",
-        "bwd" if bwd else "",
-        dtype_words(dtypes),
-    )
-    return "_".join(w for w in words if w)
+def suffixes(bwd=False, state=False, variant=()):
+    """Sorts the suffixes of a name."""
+    given = {*variant, *(["bwd"] if bwd else []), *(["state"] if state else [])}
+    if not given <= set(SUFFIXES):
+        raise ValueError(f"{', '.join(sorted(given - set(SUFFIXES)))}: not a suffix of a name")
+    return [word for word in SUFFIXES if word in given]
 
 
-def formula(pattern, word, bwd=False, by=False):
+def function(pattern, word, dtypes, bwd=False, state=False, cpu=False, variant=()):
+    """Names a launcher. variant: suffixes that the entry declares."""
+    found = ["kf", "cpu" if cpu else "", fill(pattern, word), *suffixes(bwd, state, variant)]
+    return "_".join(w for w in [*found, dtype_words(dtypes)] if w)
+
+
+def formula(pattern, word, bwd=False, by=False, variant=()):
     """Names the formula of an op, an activation and a direction. by: gradient from the result."""
-    return fill(pattern, word) + ("_bwd" if bwd else "") + ("_by_result" if by else "")
+    found = [fill(pattern, word), *suffixes(bwd, variant=variant)]
+    return "_".join([*found, *(["by_result"] if by else [])])
 
 
 def workspace(function_):
@@ -85,11 +125,10 @@ def renamed(name):
     return f"kfi_{name}0"
 
 
-def internal(prefix, pattern, dtypes, bwd=False, cpu=False):
+def internal(prefix, pattern, dtypes, bwd=False, cpu=False, variant=()):
     prefix = f"{prefix}_cpu" if cpu else prefix
-    return "_".join(
-        w for w in (prefix, stem(pattern), "bwd" if bwd else "", dtype_words(dtypes)) if w
-    )
+    found = (prefix, stem(pattern), *suffixes(bwd, variant=variant), dtype_words(dtypes))
+    return "_".join(w for w in found if w)
 
 
 def seam(word, pattern, act, by, flavour):

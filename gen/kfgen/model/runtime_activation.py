@@ -5,7 +5,6 @@ import copy
 from dataclasses import dataclass, field, replace
 
 from kfgen.language.emit import emit, reads
-from kfgen.model import names
 from kfgen.model.dtypes import INT_DTYPES
 from kfgen.model.entries import ANY_ID
 
@@ -66,7 +65,7 @@ def _kernel(k):
     found.result_slot = _result_slot(k) if k.by_result else None
     if found.result_slot:
         found.loads = [s for s in k.loads if s.reads != "result"]
-    found.name = names.function(k.op.pattern, WORD, k.dtypes, k.bwd).removeprefix("kf_")
+    found.name = k.function(WORD).removeprefix("kf_")
     return found
 
 

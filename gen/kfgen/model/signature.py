@@ -33,20 +33,11 @@ class Launcher:
 
     @functools.cached_property
     def name(self):
-        return names.function(
-            self.kernel.op.pattern, self.act.name, self.kernel.dtypes, self.kernel.bwd, self.state
-        )
+        return self.kernel.function(self.act.name, self.state)
 
     @functools.cached_property
     def cpu_name(self):
-        return names.function(
-            self.kernel.op.pattern,
-            self.act.name,
-            self.kernel.dtypes,
-            self.kernel.bwd,
-            self.state,
-            cpu=True,
-        )
+        return self.kernel.function(self.act.name, self.state, cpu=True)
 
     @property
     def workspace(self):
@@ -233,10 +224,8 @@ class Signature:
         `none`, or an internal one if the op lacks it. The others are macros.
         """
         if any(a.name == "none" for a in self.op.activations):
-            return names.workspace(
-                names.function(self.op.pattern, "none", self.dtypes, self.bwd, cpu=cpu)
-            )
-        return names.workspace(names.internal("kfi", self.op.pattern, self.dtypes, self.bwd, cpu))
+            return names.workspace(self.function("none", cpu=cpu))
+        return names.workspace(self._internal("kfi", cpu))
 
     @property
     def companions(self):

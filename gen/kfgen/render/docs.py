@@ -9,11 +9,9 @@ import textwrap
 
 from kfgen import families, paths
 from kfgen.model import contract, names
+from kfgen.model.types import ACC
 from kfgen.render import docs_matrix, docs_nn, docs_runtime, interface, render
 from kfgen.render.environment import environment
-
-VARIES = ("T", "U", "I", "acc")
-
 
 # ---- an op ------------------------------------------------------------------------------------
 
@@ -21,18 +19,13 @@ VARIES = ("T", "U", "I", "acc")
 def type_words(kernels):
     """Returns {tensor: type word of the page}.
 
-    T, U and I are the dtypes in the function's name, acc is the dtype of accumulation. Any other
+    Type variables are dtypes in the function's name, acc is the dtype of accumulation. Any other
     word is a dtype that all kernels share.
 
     Args:
-        kernels: an op's kernels in one direction, one per dtype tuple.
+        kernels: an op's kernels in one direction, one per function name.
     """
-    columns = {
-        "T": [k.dtype.word for k in kernels],
-        "U": [k.second.word for k in kernels],
-        "I": [k.index_dtype.word for k in kernels],
-        "acc": [k.dtype.acc.word for k in kernels],
-    }
+    columns = {v: [k.dtype_of(v).word for k in kernels] for v in (*kernels[0].types, ACC)}
     found = {}
     for i, s in enumerate(kernels[0].inputs + kernels[0].outputs):
         own = [(k.inputs + k.outputs)[i].dtype.word for k in kernels]
@@ -40,10 +33,10 @@ def type_words(kernels):
     return found
 
 
-def named(k, words):
+def named(k):
     """A function's name on the page, for both backends and all dtypes."""
-    words = words + ["I"] if k.op.indexed else words
-    return names.function(k.op.pattern, "{act}", words, k.bwd).replace("kf_", "kf_[cpu_]", 1)
+    name = names.function(k.op.pattern, "{act}", list(k.types), k.bwd, variant=k.variant)
+    return name.replace("kf_", "kf_[cpu_]", 1)
 
 
 def signature(k, types):
@@ -51,18 +44,16 @@ def signature(k, types):
     launcher = next((a for a in k.launchers if not a.act.scalars and not a.state), k.launchers[0])
     arguments = []
     for a in launcher.arguments:
-        varies = types.get(a.name) in VARIES
+        varies = types.get(a.name) in (*k.types, ACC)
         arguments.append(
             (f"{'const ' if 'const' in a.ctype else ''}{types[a.name]} *" if varies else a.ctype)
             + a.name
         )
-    name = named(k, ["T", "U"] if k.two_dtypes else ["T"])
-    return f"kf_result_t {name}({', '.join(arguments)}[, cudaStream_t stream]);"
+    return f"kf_result_t {named(k)}({', '.join(arguments)}[, cudaStream_t stream]);"
 
 
 def workspace(k):
-    words = ["T", "U"] if k.two_dtypes else ["T"]
-    return f"size_t {names.workspace(named(k, words))}({k.size_parameters});"
+    return f"size_t {names.workspace(named(k))}({k.size_parameters});"
 
 
 def use(k, stream):

@@ -71,8 +71,7 @@ def explain(selection, name, described, user=None):
     """
     launcher, cpu = find(selection, name)
     k, act = launcher.kernel, launcher.act
-    pattern = k.op.pattern.removesuffix(f"_{k.op.reduction}") if k.op.reduction else k.op.pattern
-    entries = [("op", pattern, k.op)] + ([("activation", act.name, act)] if k.has_act else [])
+    entries = [("op", k.op.entry, k.op)] + ([("activation", act.name, act)] if k.has_act else [])
     out = [f"{name}: {k.title}", ""]
 
     def part(title, lines):
@@ -84,7 +83,11 @@ def explain(selection, name, described, user=None):
     f = described(launcher, user)
     part("Signature", [(f["cpu_signature"] if cpu else f["signature"]) + ";"])
     part("Contract", contract.lines(k, whole=True))
-    both = [kernel for kernel in selection.kernels(k.op) if kernel.dtypes == k.dtypes]
+    both = [
+        kernel
+        for kernel in selection.kernels(k.op)
+        if (kernel.dtypes, kernel.forward_variant) == (k.dtypes, k.forward_variant)
+    ]
     for kernel in both:
         for target, is_c in (("CUDA", False), ("C", True))["cuda" not in kernel.backends :]:
             part(

@@ -11,6 +11,7 @@ SHAPES = {
     "rows": [(64, 100), (3, 5), (5, 2500), (2100, 12), (9, 700), (9, 1024), (0, 8)],
     "planes": [(4, 7, 1), (2, 3, 304), (40, 3, 40), (70, 3, 130), (0, 3, 4)],
     "groups": [(2, 1, 3, 12, 5), (2, 9, 2, 32, 1), (3, 1, 2, 6, 64)],
+    "axis": [(3, 70, 5), (1, 2500, 1), (40, 9, 1), (2, 300, 33)],
 }
 
 
@@ -111,9 +112,37 @@ LARGE = "\n".join(
 MIXED = "\n".join(_mixed(f, k, order) for f, k in KINDS for order in ORDERS)
 
 
+def _typed(kind):
+    """Returns an op over rows with two weights, each of a type variable of its own."""
+    weights = {n: f'{{ kind = "{kind}", dtype = "{n.upper()}" }}' for n in ("w", "b")}
+    return _op(
+        f"typed_{kind}",
+        "(x - mu) * w + b",
+        {"x": '"elem"'} | weights,
+        family="rows",
+        types='{ T = ["bf16"], W = ["T", "f32"], B = ["f32"] }',
+        saved='{ mu = "mean(x)" }',
+        ref="(x - mean(x)) * w + b",
+    )
+
+
+TYPED = "\n".join(map(_typed, cases.by_level(("row",), ("row", "channel", "group"))))
+TYPED += """
+[op.two_results]
+family = "reduction"
+brief = "mean and sum"
+types = { T = ["bf16", "f32"], M = ["f32"], S = ["f16", "M"] }
+operands = { x = "elem" }
+outputs = { m = { expr = "mean(x)", dtype = "M" }, s = { expr = "sum(x * x)", dtype = "S" } }
+refs = { m = "mean(x)", s = "sum(x * x)" }
+since = "0.1"
+"""
+
+
 def load(text, folder, dtypes=()):
     """Returns (spec file, its functions). Mixed dtypes use bf16 beside float32, since other dtypes
     have only one type."""
     path, _, functions = user_ops.load(text, folder, activations=["none"])
-    wanted = ("bf16",) if text == MIXED else dtypes or cases.by_level(("f32",), ("f32", "bf16"))
+    wanted = dtypes or cases.by_level(("f32",), ("f32", "bf16"))
+    wanted = {MIXED: ("bf16",), TYPED: ("bf16", "f32")}.get(text, wanted)
     return path, [f for f in functions if f["dtypes"][0] in wanted]

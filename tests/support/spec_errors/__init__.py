@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Spec files with mistakes, and the error messages that they give."""
 
-from spec_errors import activations, ops, row_expressions, row_ops
+from spec_errors import activations, ops, row_expressions, row_ops, types
 
-GROUPS = [module.CASES for module in (activations, ops, row_expressions, row_ops)]
+GROUPS = [module.CASES for module in (activations, ops, row_expressions, row_ops, types)]
 CASES = {name: case for group in GROUPS for name, case in group.items()}
 assert len(CASES) == sum(map(len, GROUPS))

@@ -243,7 +243,7 @@ CASES = {
         row(types='"pairs"'),
         "op.share",
         "types",
-        "ops over rows have one dtype",
+        "ops of family 'rows' do not convert",
         "leave it out",
     ),
     "ints over rows": (row(ints="true"), "op.share", "ints", "and rows", "drop ints"),

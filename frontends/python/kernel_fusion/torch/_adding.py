@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
+from kfgen.model import names
 from torch import Tensor
 
 from kernel_fusion import _strides
@@ -67,8 +68,10 @@ def _run(s: Schema, given: Given, grads: Mapping[str, Tensor]) -> list[Tensor]:
         x.dtype for t, x in zip(call.inputs, given.tensors) if t.var == "T" and x is not None
     )
     second = next((t.dtype for t in grads.values()), own)
-    words = dict.fromkeys((_kernels.WORDS[own], _kernels.WORDS[second]))
-    made = dataclasses.replace(made, function=s.op.function(given.activation, tuple(words), True))
+    # Accumulated gradients have the type variable of the weights' gradients.
+    of = {t.var for t in call.outputs if t.accumulated}
+    words = names.words({v: _kernels.WORDS[second if v in of else own] for v in s.op.variables})
+    made = dataclasses.replace(made, function=s.op.function(given.activation, words, True))
     outputs, strides = [], {}
     for i, t in enumerate(call.outputs):
         if t.of in grads:

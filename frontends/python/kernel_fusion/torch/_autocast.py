@@ -35,11 +35,12 @@ def cast(op: Op, tensors: Sequence[Tensor | None]) -> list[Tensor | None]:
     if op.autocast == "low" and wide != torch.float64:
         wide = torch.get_autocast_dtype(next(x.device.type for x in tensors if x is not None))
     sums = DTYPES[WIDE[WORDS[wide]]]
-    weights = [
-        x.dtype for t, x in zip(op.forward.inputs, tensors) if t.var == "U" and x is not None
-    ]
-    second = wide if all(d == wide for d in weights) else sums
-    to = {"T": wide, "U": second, "acc": sums}
+    to = {"T": wide, "acc": sums}
+    for v in op.further:
+        given = [
+            x.dtype for t, x in zip(op.forward.inputs, tensors) if t.var == v and x is not None
+        ]
+        to[v] = wide if all(d == wide for d in given) else sums
     return [
         x if x is None or t.var not in to or not x.is_floating_point() else x.to(to[t.var])
         for t, x in zip(op.forward.inputs, tensors)

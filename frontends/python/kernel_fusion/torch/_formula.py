@@ -60,7 +60,7 @@ def _dtype(t: Tensor, template: Tensor) -> str:
     )
 
 
-def _given(t: Tensor, template: Tensor, flat: bool, computed: bool) -> str:
+def _given(op: Op, t: Tensor, template: Tensor, flat: bool, computed: bool) -> str:
     """Line that brings a tensor into its manifest shape.
 
     Args:
@@ -73,7 +73,7 @@ def _given(t: Tensor, template: Tensor, flat: bool, computed: bool) -> str:
         text = f"{full} if {t.name} is None else {text}"
     return (
         f"{t.name} = wide({text})"
-        if t.var in ("T", "U", "acc") and computed
+        if t.var in (*op.variables, "acc") and computed
         else f"{t.name} = {text}"
     )
 
@@ -108,7 +108,7 @@ def _text(op: Op, activation: str, backward: bool, statements: Sequence[str]) ->
     call, template, flat = op.direction(backward), op.direction(backward).template, op.is_flat
     read = set().union(*(compile(line, "", "exec").co_names for line in statements))
     dtypes = {"T": f"{template.name}.dtype"} | {
-        t.name: _dtype(t, template) for t in call.inputs if t.var == "U"
+        t.name: _dtype(t, template) for t in call.inputs if t.var in op.further
     }
     lines = [f"dtype_{name} = {text}" for name, text in dtypes.items()] + (
         [] if flat else _layout(op, call)
@@ -132,15 +132,13 @@ def _text(op: Op, activation: str, backward: bool, statements: Sequence[str]) ->
         name, _, text = statements[-1].partition(f" = {SPREAD}")
         inner, _, shape = text.rpartition(", (")
         statements = [*statements[:-1], f"{name} = {SPREAD}({inner}).to(dtype_T), ({shape}"]
-    lines += [*(_given(t, template, flat, t.name != inner) for t in given), *statements]
+    lines += [*(_given(op, t, template, flat, t.name != inner) for t in given), *statements]
     results = []
     for t in call.outputs:
         text = t.name if flat else f"{t.name}.reshape(layout_.of(tensors_['{t.name}']))"
-        results.append(
-            f"rounded({text}, dtype_{t.of if t.var == 'U' else 'T'})"
-            if t.var in ("T", "U")
-            else text
-        )
+        # An operand's gradient has the operand's dtype; results have the first tensor's.
+        of = t.of if t.of in dtypes and t.var in op.further else "T"
+        results.append(f"rounded({text}, dtype_{of})" if t.var in op.variables else text)
     names = ", ".join(name for _, name in schema(op, backward).arguments)
     return "\n    ".join([f"def function({names}):", *lines, f"return {', '.join(results)}"]) + "\n"
 

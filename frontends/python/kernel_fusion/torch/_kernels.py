@@ -75,11 +75,11 @@ def plan(s: Schema, given: Given, symbolic: bool) -> _plan.Plan:
         None if x is None else (x.shape, word(s, given, t.name, x.dtype))
         for t, x in zip(s.call.inputs, given.tensors)
     )
-    second = None if given.dtype is None else word(s, given, "dtype", given.dtype)
+    asked = None if given.dtype is None else word(s, given, "dtype", given.dtype)
     make = _plan.plan if symbolic else _plan.cached
     integers = tuple(given.integers) if s.call.reads_integers else ()
     return make(
-        s.op, given.activation, s.backward, tensors, given.axis, given.groups, second, integers
+        s.op, given.activation, s.backward, tensors, given.axis, given.groups, asked, integers
     )
 
 

@@ -62,7 +62,7 @@ class Schema:
         found += [("int", "groups")] if op.has_groups else []
         found += [("Tensor", "rng")] if op.dropout else []
         found += [("int", "activation")] if op.has_act else []
-        found += [("ScalarType", "dtype")] if op.second == "results" else []
+        found += [("ScalarType", "dtype")] if op.asked else []
         return found + (
             [("int", "needs")] if self.backward else [("bool", "save")] if self.saves else []
         )

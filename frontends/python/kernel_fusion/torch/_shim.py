@@ -17,17 +17,19 @@ from typing import Any
 
 import torch
 from kfgen import paths
+from kfgen.model import names
 
 from kernel_fusion import _counts, _gpu, _layout, _library
 from kernel_fusion._files import cache
-from kernel_fusion._table import Tensor, Value, activations
+from kernel_fusion._table import Op, Tensor, Value, activations
 from kernel_fusion.torch._schema import Schema
 
 NATIVE = pathlib.Path(__file__).resolve().parents[1] / "native"
 SOURCES = ("torch_shim.cpp", "torch_call.h", "torch_abi.h", "torch_memory.h", "packed.h")
 FLAGS = ("-std=c++17", "-O2", "-fPIC", "-shared", "-fvisibility=hidden", "-s")
 TYPES = ("f32", "f16", "bf16", "f64", "i32", "i64", "u8", "bool")  # order of the shim's enum
-VARS = {**{word: i for i, word in enumerate(TYPES)}, "T": 8, "U": 9, "acc": 10}
+# Indices of type variables: T, one further, and that of sums.
+T, FURTHER, ACC = 8, 9, 10
 USES = {"saved": 1, "gradient": 2}
 LIBTORCH = pathlib.Path(torch.__file__).parent / "lib"
 OPEN = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int)
@@ -143,7 +145,7 @@ def _tensor(s: Schema, t: Tensor, codes: list[int]) -> _Tensor:
     return _Tensor(
         t.name.encode(),
         _array(ctypes.c_uint8, [a in t.unread for a in s.op.activations]),
-        VARS[t.var],
+        _variable(s.op, t.var),
         t.nullable or bool(t.unread),
         t.nullable,
         3 if t.place_of else USES.get(t.use, 0) if t.role != "in" else 0,
@@ -159,12 +161,25 @@ def _tensor(s: Schema, t: Tensor, codes: list[int]) -> _Tensor:
     )
 
 
+def _variable(op: Op, name: str) -> int:
+    """Index of a type variable, or of a dtype."""
+    if name in op.further:
+        return FURTHER
+    return {"T": T, "acc": ACC}[name] if name in ("T", "acc") else TYPES.index(name)
+
+
+def _words(op: Op, t: str, u: str) -> tuple[str, ...]:
+    """Dtypes in the name of a function, from those of T and of the further variable."""
+    found: tuple[str, ...] = names.words({"T": t, **dict.fromkeys(op.further, u)})
+    return found
+
+
 def _functions(s: Schema, library: Any) -> Any:
-    """Returns function indices as [activation][T][U]."""
+    """Returns function indices as [activation][T][further variable]."""
     op = s.op
 
     def find(act: str, t: str, u: str) -> int:
-        dtypes = (t, u) if op.second and u != t else (t,)
+        dtypes = _words(op, t, u)
         return (
             int(library.find(op.function(act, dtypes, s.backward))) if dtypes in op.dtypes else -1
         )
@@ -213,8 +228,8 @@ def _entry(s: Schema) -> _Op:
 
 
 def covers(s: Schema) -> bool:
-    """True unless the result's dtype is an argument."""
-    return s.op.second != "results"
+    """True unless the result's dtype is an argument, or tensors have more than two dtypes."""
+    return not s.op.asked and len(s.op.further) <= 1
 
 
 def _numbers(s: Schema) -> tuple[Any, Any]:
@@ -283,9 +298,7 @@ def _open_own(number: int, on_gpu: int, first: int, second: int) -> int | None:
     s = _schemas[number]
     # C code between here and the caller cannot propagate an exception, KeyboardInterrupt included.
     try:
-        dtypes = (
-            (TYPES[first], TYPES[second]) if s.op.second and first != second else (TYPES[first],)
-        )
+        dtypes = _words(s.op, TYPES[first], TYPES[second])
         own = s.op.own.on_gpu if on_gpu else s.op.own
         library = own.library(dtypes)
         _table[number].functions[on_gpu][first * len(TYPES) + second] = library.find(

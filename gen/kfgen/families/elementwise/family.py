@@ -13,6 +13,7 @@ from kfgen.model import derive, limits
 from kfgen.model.kernel import WEIGHTS, Kernel, Tensor
 from kfgen.model.names import gradient_of
 from kfgen.model.shapes import BEFORE_AXIS, ONE, REST
+from kfgen.model.types import FIRST
 
 
 class ElementwiseKernel(Kernel):
@@ -43,13 +44,12 @@ class ElementwiseKernel(Kernel):
     def _build(self):
         op = self.op
         graph, env, outs = self.family.graph(op)
-        dtype_of = {"T": self.dtype, "U": self.second, "acc": self.dtype.acc}
         self.graph = graph
         self.operands = [
             Tensor(
                 o.name,
                 o.kind,
-                dtype_of[o.dtype],
+                self.dtype_of(o.dtype),
                 "in",
                 "weight" if o.kind in WEIGHTS else "input",
                 o.dtype,
@@ -62,17 +62,18 @@ class ElementwiseKernel(Kernel):
         else:
             self.inputs = self.operands
             self.outputs = [
-                self._of_result(name, "out", "output", exprs=[node]) for name, node in outs.items()
+                self._of_result(name, name, "out", "output", exprs=[node])
+                for name, node in outs.items()
             ]
         self.roots = [e for s in self.outputs for e in s.exprs]
         self._set_reads()
         self.streams = self.inputs + self.outputs
         self.scalars = [s for s in op.scalars]
 
-    def _of_result(self, name, role, use, **more):
-        """A tensor with the shape and dtype of the op's results."""
-        var = "U" if len(self.dtypes) > 1 else "T"
-        return Tensor(name, "elem", self.second, role, use, var, (name,), **more)
+    def _of_result(self, name, result, role, use, **more):
+        """A tensor with the shape and dtype of a result."""
+        var = self.op.dtypes.get(result, FIRST)
+        return Tensor(name, "elem", self.dtype_of(var), role, use, var, (name,), **more)
 
     def _build_backward(self, env, outs):
         """Sets the inputs and outputs of a backward: gradients of the operands that have one."""
@@ -88,18 +89,18 @@ class ElementwiseKernel(Kernel):
                 grads[env[v]] if grads[env[v]] is not None else graph.const(0) for v in o.values
             ]
             self.outputs.append(self._gradient_of(o, exprs, douts))
-        seeds = [self._of_result(gradient_of(n), "in", "gradient", of=n) for n in outs]
+        seeds = [self._of_result(gradient_of(n), n, "in", "gradient", of=n) for n in outs]
         self.result = derive.activated(op, graph, outs)
-        again = [self._of_result(n, "in", "output") for n in outs if n == self.result]
+        again = [self._of_result(n, n, "in", "output") for n in outs if n == self.result]
         self.inputs = self.operands + again + seeds
 
     def _gradient_of(self, o, exprs, douts):
         """The gradient of operand `o`, and which earlier or incoming gradient it equals."""
         stream = next(s for s in self.operands if s.name == o.name)
-        out_var = "U" if len(self.dtypes) > 1 else "T"
-        equal = next((s.name for s in self.outputs if s.exprs == exprs and s.kind == o.kind), "")
-        is_like_out = o.kind == "elem" and o.dtype == out_var
-        unchanged = next((gradient_of(n) for n in douts if is_like_out and exprs == [douts[n]]), "")
+        like = (exprs, o.kind, o.dtype)
+        equal = next((s.name for s in self.outputs if (s.exprs, s.kind, s.var) == like), "")
+        alike = [n for n in douts if o.dtype == self.op.dtypes.get(n, FIRST)]
+        same = [n for n in alike if o.kind == "elem" and exprs == [douts[n]]]
         return Tensor(
             gradient_of(o.name),
             o.kind,
@@ -110,7 +111,7 @@ class ElementwiseKernel(Kernel):
             tuple(map(gradient_of, o.values)),
             of=o.name,
             same_as=equal,
-            unchanged=unchanged,
+            unchanged=gradient_of(same[0]) if same else "",
             exprs=exprs,
             required=False,
         )
@@ -199,7 +200,7 @@ class Elementwise(Family):
     }
     kinds = ("elem", "row", "channel", "half")
     fields = ("ints", "reduced")
-    decomposes = True
+    converts = decomposes = True
 
     def dtypes(self, kind, grad):
         return () if kind in ("elem", "half") else ("acc",)

@@ -32,12 +32,11 @@ class EmbeddingKernel(Kernel):
     def _build(self):
         op, family = self.op, self.family
         self.graph, env, outs = family.graph(op)
-        dtype_of = {"T": self.dtype, "I": self.index_dtype}
         self.operands = [
             Tensor(
                 o.name,
                 o.kind,
-                dtype_of[o.dtype],
+                self.dtype_of(o.dtype),
                 "in",
                 "weight" if o.kind == "table" else "input",
                 o.dtype,
@@ -156,11 +155,11 @@ class Embedding(Family):
         return derive.element_graph(op)
 
     def check(self, op, graph, env, outputs):
-        if set(outputs) != {"out"} or op.dropout or op.has_act or op.types != "one":
+        if set(outputs) != {"out"} or op.dropout or op.has_act:
             raise wrong(
                 op,
                 "expr",
-                "is more than one result of one dtype, without {act} and dropout",
+                "is more than one result, without {act} and dropout",
                 "write the rest as an op of its own",
             )
         if op.integers != (SKIPPED,):

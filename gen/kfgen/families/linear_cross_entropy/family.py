@@ -23,6 +23,7 @@ from kfgen.model.entries import Operand
 from kfgen.model.kernel import Kernel, Tensor
 from kfgen.model.names import gradient_of
 from kfgen.model.shapes import ONE, REST
+from kfgen.model.types import FIRST, GRADIENTS, INDEX_VARIABLE
 
 PRODUCT = "linear_{act}"
 ROW = "logits"  # name of a row of the product in expressions
@@ -48,12 +49,11 @@ class LinearCrossEntropyKernel(Kernel):
     def _build(self):
         op = self.op
         graph, env, outs = self.family.graph(op)
-        dtype_of = {"T": self.dtype, "I": self.index_dtype, "acc": self.dtype.acc}
         self.operands = [
             Tensor(
                 o.name,
                 o.kind,
-                dtype_of[o.dtype],
+                self.dtype_of(o.dtype),
                 "in",
                 "weight" if o.kind in ("right", "row") else "input",
                 o.dtype,
@@ -99,17 +99,16 @@ class LinearCrossEntropyKernel(Kernel):
 
     def _gradients(self):
         """The outputs that are gradients of the layer's operands."""
-        plain = self.dtype, "T"
-        of_weights = (self.second, "U") if self.second is not self.dtype else plain
-        wide = {"left": plain, "right": of_weights, "row": of_weights}
+        wide = self.op.types.variable_of(GRADIENTS)
+        variables = {"left": FIRST, "right": wide, "row": wide}
         return [
             Tensor(
                 gradient_of(s.name),
                 kind,
-                wide[kind][0],
+                self.dtype_of(variables[kind]),
                 "out",
                 "output",
-                wide[kind][1],
+                variables[kind],
                 (gradient_of(s.name),),
                 required=False,
             )
@@ -120,13 +119,13 @@ class LinearCrossEntropyKernel(Kernel):
     def called_kernels(self):
         """Kernels of the layer, the op over rows and, with gradients, the layer's backward."""
         layer, rows = self.op.made_of
-        own, number = (
-            self.dtypes[:1],
-            [self.index_dtype.word] * (self.index_dtype.word in self.dtypes),
-        )
-        wide = [self.second.word] * (self.second is not self.dtype)
-        found = [LAYERS.forward(layer, own), ROWS.forward(rows, (*own, *number))]
-        return found + ([LAYERS.backward(layer, (*own, *wide))] if self.with_grads else [])
+        own = {FIRST: self.types[FIRST]}
+        of_rows = {v: d for v, d in self.types.items() if v in (FIRST, INDEX_VARIABLE)}
+        found = [LAYERS.forward(layer, own), ROWS.forward(rows, of_rows)]
+        if not self.with_grads:
+            return found
+        wide = self.types[self.op.types.variable_of(GRADIENTS)]
+        return [*found, LAYERS.backward(layer, own | {layer.types.variable_of(GRADIENTS): wide})]
 
     @property
     def shaped_by(self):
@@ -192,8 +191,7 @@ class LinearCrossEntropy(Family):
     axes = {"logits": (None, {"rows": REST, "cols": ONE, "depth": ONE})}
     levels = {"logits": ("",)}
     autocast = "low"
-    types = ("gradients",)
-    second = "gradients of weights"
+    roles = (GRADIENTS,)
     kinds = ("left", "right", "row", "per_row")
     whole = ()
     indices = LAYER_KINDS  # only the layer reads them
@@ -201,6 +199,10 @@ class LinearCrossEntropy(Family):
     fields = ("saved",)
     names = (ROW, "beta")
     integers = True
+
+    def variables(self, op, bwd):
+        """A forward computes the gradients, too."""
+        return op.types.names
 
     def own_fields(self, f, op):
         return {"rows": f.get("rows", str, required=True, what='"cross_entropy", the op over rows')}
@@ -266,7 +268,7 @@ class LinearCrossEntropy(Family):
 
     def statements(self, k, act, library, by=False):
         lib, (x, w, b) = LIBRARIES[library], (k.of[kind].name for kind in LAYER_KINDS)
-        inner = ROWS.forward(self.of_rows(k.op), k.dtypes)
+        inner = ROWS.forward(self.of_rows(k.op), k.types)
         lines = [f"{ROW} = {x} @ {w}.swapaxes(-1, -2) + {b}", *ROWS.statements(inner, act, library)]
         if not k.with_grads:
             return lines

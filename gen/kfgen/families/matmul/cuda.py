@@ -432,7 +432,7 @@ class MatmulCuda(Instances, Cuda):
         k, weights = self.k, [p.weight.name for p in self.k.products]
         transposed_a, transposed_b, loads = self.sides
         return [
-            ("second", k.second.size, "bytes of an element of the weights' gradients"),
+            ("second", k.wide.size, "bytes of an element of the weights' gradients"),
             ("products", len(weights), ""),
             ("left", self.number(self.left), self.left.name),
             ("dleft", self.place(f"d{self.left.name}"), ""),

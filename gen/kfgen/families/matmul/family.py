@@ -13,7 +13,9 @@ from kfgen.families.matmul.text import statements
 from kfgen.language.expr import ExprError, Graph, parse
 from kfgen.model import limits
 from kfgen.model.derive import in_order
+from kfgen.model.dtypes import ROUNDED
 from kfgen.model.shapes import ONE, REST
+from kfgen.model.types import GRADIENTS
 
 # Shapes by layout: n as it is, t with its columns as rows. Joined tensors are concatenated along
 # the columns.
@@ -38,8 +40,8 @@ class Matmul(Family):
     name = "matmul"
     title = "Products of matrices"
     backends = ("cuda", "c")
-    heavy, rounds = True, True
-    second = "gradients of weights"
+    heavy = True
+    types, roles, summed, storage = "products", (GRADIENTS,), SUMS, tuple(ROUNDED)
     autocast = "low"
     forms = FORMS
     layouts = ("nn", "tn", "tt")
@@ -79,15 +81,6 @@ class Matmul(Family):
     def renamed(self, op, renaming):
         joined = op.own["joined"].items()
         return op.own | {"joined": {renaming.name(n): renaming.names(of) for n, of in joined}}
-
-    def backward_dtypes(self, op, own, dtypes):
-        """2-byte functions also have a variant with weight gradients in float32."""
-        wide = (
-            "f32" in dtypes
-            and own[0] in ("f16", "bf16")
-            and any(o.grad and o.kind in SUMS for o in op.operands)
-        )
-        return [own, *([(*own, "f32")] if wide else [])]
 
     def check_operands(self, f, operands):
         for kind in ("left", "right"):
@@ -141,9 +134,13 @@ class Matmul(Family):
         return graph, operands["left"] | operands["right"] | operands["depth"] | env | loads, outs
 
     def check(self, op, graph, env, outputs):
-        if op.types != "one":
+        wide = {o.grad_dtype for o in op.operands if o.grad and o.kind in SUMS}
+        if len(wide) > 1 or any(o.grad_dtype for o in op.operands if o.kind not in SUMS):
             raise wrong(
-                op, "types", f"is {op.types!r}, but products have one dtype", "leave it out"
+                op,
+                "operands",
+                "have gradients of several type variables",
+                'give all "right", "row" and "depth" the same: grad = "G"',
             )
         if len(op.own["load"]) > 1:
             raise wrong(
@@ -192,7 +189,7 @@ class Matmul(Family):
 
     def check_gradients(self, op):
         """Rejects gradients that read a product: the backward does not recompute it."""
-        k = self.kernel(self, op, ("f64",), True)
+        k = self.backward(op, op.types.uniform("f64"))
         lost = {p.name for p in k.products} & k.graph.variables(k.roots)
         if lost:
             name = sorted(lost)[0]

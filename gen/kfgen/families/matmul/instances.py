@@ -137,7 +137,7 @@ class Instances:
         Where `load` makes the left factor, a pass reduces the partial sums of the first product.
         """
         k = self.k
-        own, wide = (f"KFI_OF_{d.word.upper()}" for d in (k.dtype, k.second))
+        own, wide = (f"KFI_OF_{d.word.upper()}" for d in (k.dtype, k.wide))
         found = []
         for of, layout, reduced in (
             (own, self.layouts[0], not self.loads),

@@ -20,6 +20,7 @@ from kfgen.model.derive import activated
 from kfgen.model.dtypes import ROUNDED
 from kfgen.model.kernel import Kernel, Tensor
 from kfgen.model.names import gradient_of
+from kfgen.model.types import FIRST, GRADIENTS
 
 DOT = "kfi_dot"  # an element of dacc . weight, in gradients of the left factor
 VALUES = 12  # values that a seam reads and makes, at most: include/kf/core/matmul/seam.h
@@ -221,10 +222,10 @@ class MatmulKernel(Kernel):
                     Tensor(
                         gradient_of(o.name),
                         o.kind,
-                        self.second if summed else self.dtype,
+                        self.dtype_of(o.grad_dtype or FIRST),
                         "sum" if summed else "out",
                         "gradient",
-                        "U" if summed and len(self.dtypes) > 1 else "T",
+                        o.grad_dtype or FIRST,
                         (gradient_of(o.name),),
                         of=o.name,
                         unchanged=same,
@@ -283,9 +284,15 @@ class MatmulKernel(Kernel):
     @property
     def shared(self):
         """Name part of the kernels that rounding dtypes share with the stored one."""
-        return names.internal(
-            "", self.op.pattern, tuple(ROUNDED.get(d, d) for d in self.dtypes), self.bwd
-        ).strip("_")
+        stored = tuple(ROUNDED.get(d, d) for d in self.dtypes)
+        found = names.internal("", self.op.pattern, stored, self.bwd, variant=self.variant)
+        return found.strip("_")
+
+    @property
+    def wide(self):
+        """Dtype of the weights' gradients."""
+        variable = self.op.types.variable_of(GRADIENTS)
+        return self.dtype_of(variable) if variable in self.types else self.dtype
 
     @property
     def backends(self):
@@ -383,16 +390,6 @@ class MatmulKernel(Kernel):
 
     def accumulated(self, stream):
         return stream.role == "sum" if self.bwd else self.accumulates and stream.use == "output"
-
-    @property
-    def forward_dtypes(self):
-        return self.dtypes[:1]
-
-    @property
-    def two_dtypes(self):
-        return (
-            self.bwd and len(self.family.backward_dtypes(self.op, ("bf16",), ("bf16", "f32"))) > 1
-        )
 
     def per_element(self, stream):
         return int(stream.kind == "elem")

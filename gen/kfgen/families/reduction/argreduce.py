@@ -71,7 +71,7 @@ def check_argreduce(op, graph, outputs):
     if (
         find_argreduce(graph, outputs) is None
         or op.has_act
-        or op.types != "one"
+        or not op.types.single
         or any(o.grad for o in op.operands)
     ):
         fix = (

@@ -21,6 +21,7 @@ from kfgen.language.passes import reduced
 from kfgen.language.primitives import COUNT, ELEM
 from kfgen.model import derive
 from kfgen.model.shapes import BEFORE_AXIS, ONE, REST
+from kfgen.model.types import FIRST, INDEX_VARIABLE, RESULTS
 
 
 class ReductionKernel(OverRowsKernel):
@@ -36,9 +37,10 @@ class ReductionKernel(OverRowsKernel):
 
     def _build(self):
         super()._build()
-        of_results = (self.second, "U") if self.op.types == "results" else (self.dtype, "T")
         for s in self.streams:
-            s.dtype, s.var = (self.dtype, "T") if s.kind == "elem" else of_results
+            result = s.of if s.use == "gradient" else s.name
+            s.var = FIRST if s.kind == "elem" else self.op.dtypes.get(result, FIRST)
+            s.dtype = self.dtype_of(s.var)
 
     @property
     def part_size(self):
@@ -103,7 +105,7 @@ class ArgreduceKernel(ReductionKernel):
         for s in self.outputs:
             s.required = s.name == index
             if s.required:
-                s.dtype, s.var, self.index_output = self.index_dtype, "I", s
+                s.dtype, s.var, self.index_output = self.index_dtype, INDEX_VARIABLE, s
             else:
                 self.value = s
 
@@ -123,15 +125,16 @@ class Reduction(OverRows):
     axes = {"axis": (-1, {"outer": BEFORE_AXIS, "axis": ONE, "inner": REST})}
     levels = {"axis": ("", "_outer")}
     kinds = ("elem",)
-    types = ("results",)  # results may be float32 for 2-byte tensors
+    roles, narrower = (RESULTS,), True
     fields = ("grads", "empty")
     reads = (COUNT,)
     dropout = False
     reduces = True
     axis_may_be_none = True
 
-    def forward(self, op, dtypes):
-        return (ArgreduceKernel if op.indexed else ReductionKernel)(self, op, dtypes, False)
+    def forward(self, op, types, variant=()):
+        kernel = ArgreduceKernel if op.indexed else ReductionKernel
+        return kernel(self, op, types, False, variant)
 
     def graph(self, op):
         return derive.row_graph(replace(op, extra=op.extra | CALLS), self.reads, self.dropout)

@@ -48,12 +48,11 @@ class RopeKernel(Kernel):
     def _build(self):
         op = self.op
         self.graph, env, outs = self.family.graph(op)
-        dtype_of = {"T": self.dtype, "I": self.index_dtype, "acc": self.dtype.acc}
         self.operands = [
             Tensor(
                 o.name,
                 o.kind,
-                dtype_of[o.dtype],
+                self.dtype_of(o.dtype),
                 "in",
                 "weight" if o.kind in self.weights else "input",
                 o.dtype,
@@ -229,11 +228,11 @@ class Rope(Family):
         return derive.element_graph(op)
 
     def check(self, op, graph, env, outputs):
-        if len(outputs) != 2 or op.dropout or op.has_act or op.types != "one":
+        if len(outputs) != 2 or op.dropout or op.has_act:
             raise wrong(
                 op,
                 "outputs",
-                "are not two of one dtype, without {act} and dropout",
+                "are not two, without {act} and dropout",
                 'write outputs = { real = "...", imag = "..." }',
             )
 

@@ -5,7 +5,7 @@ norms, softmax and losses.
 
 import functools
 
-from kfgen.families.family import one_broadcast, wrong
+from kfgen.families.family import FURTHER, one_broadcast, wrong
 from kfgen.families.rows.band import BandCuda
 from kfgen.families.rows.c import RowsC
 from kfgen.families.rows.cuda import RowsCuda
@@ -15,6 +15,7 @@ from kfgen.language.primitives import COLUMN, COUNT, QUERIES, QUERY
 from kfgen.model.derive import has_queries
 from kfgen.model.entries import SpecError
 from kfgen.model.shapes import BEFORE_AXIS, NONE, ONE, REST, argument
+from kfgen.model.types import WEIGHTS
 
 
 class RowsKernel(OverRowsKernel):
@@ -137,11 +138,11 @@ class Rows(OverRows):
     }
     kinds = ("elem", "row", "per_row", "channel", "shared", "group")
     fields = ("saved", "updates", "grads", "layout")
-    integers = True
+    integers, roles = True, (WEIGHTS,)
     reads = (COLUMN, COUNT, QUERY, QUERIES)
 
     def dtypes(self, kind, grad):
-        found = {"elem": (), "shared": ()}.get(kind, ("acc", "U"))
+        found = {"elem": (), "shared": ()}.get(kind, ("acc", FURTHER))
         return found + ({"per_row": ("I",), "shared": ("u8",)}.get(kind, ()) if not grad else ())
 
     def absent(self, kind):

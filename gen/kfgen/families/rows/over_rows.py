@@ -10,7 +10,6 @@ from kfgen.language.expr import ExprError, stages
 from kfgen.language.passes import copy, picks, program, stored
 from kfgen.language.primitives import COUNT, ELEM, KEEP, PER_COUNT, QUERIES, QUERY, ROW, UNIFORM
 from kfgen.model import derive, limits
-from kfgen.model.dtypes import DTYPE
 from kfgen.model.entries import SpecError, updated
 from kfgen.model.kernel import WEIGHTS, Kernel, Tensor
 from kfgen.model.names import gradient_of
@@ -80,17 +79,10 @@ class OverRowsKernel(Kernel):
 
     def _operand(self, o):
         """The tensor of an operand."""
-        dtype_of = {
-            "T": self.dtype,
-            "U": self.second,
-            "acc": self.dtype.acc,
-            "I": self.index_dtype,
-            "u8": DTYPE["u8"],
-        }
         return Tensor(
             o.name,
             self.per_row if o.kind == "per_row" else o.kind,
-            dtype_of[o.dtype],
+            self.dtype_of(o.dtype),
             "in",
             "weight" if self.is_weight(o) else "input",
             o.dtype,
@@ -139,7 +131,8 @@ class OverRowsKernel(Kernel):
             if not o.grad:
                 continue
             node = grads[o.name] if grads[o.name] is not None else graph.const(0)
-            equal = (s.name for s in found if s.exprs == [node] and s.kind == stream.kind)
+            like = ([node], stream.kind, o.dtype)
+            equal = (s.name for s in found if (s.exprs, s.kind, s.var) == like)
             name, role = gradient_of(o.name), "sum" if o.kind in WEIGHTS else "out"
             found.append(
                 Tensor(
@@ -329,10 +322,6 @@ class OverRows(Family):
         return RowsReference(self, op, act)
 
     def check(self, op, graph, env, outputs):
-        if op.types == "pairs":
-            raise wrong(
-                op, "types", f"is {op.types!r}, but ops over rows have one dtype", "leave it out"
-            )
         columns = {graph.nodes[node.args[1]].value for node in graph.nodes if node.op == "pick"}
         self.check_rows(op, bool(columns))
         for name in sorted(columns & {o.name for o in op.operands if o.dtype != "I"}):
