@@ -58,7 +58,7 @@ class OfPlatform(bdist_wheel):
     """Tags a wheel with libraries by platform, without a Python version."""
 
     def get_tag(self):
-        libraries = builder().selection() is not None and builder().compiler()[0]
+        libraries = builder().selection() is not None
         return ("py3", "none", builder().platform_tag()) if libraries else super().get_tag()
 
 

@@ -6,7 +6,8 @@ import pathlib
 import re
 
 HERE = pathlib.Path(__file__).resolve().parent
-ROOT = HERE / "data" if (HERE / "data").is_dir() else HERE.parents[1]
+INSTALLED = (HERE / "data").is_dir()  # else this is a checkout, whose files may change
+ROOT = HERE / "data" if INSTALLED else HERE.parents[1]
 ENTRIES = HERE / "entries"  # kf's activations and aliases; ops are in the folders of the families
 FAMILIES = HERE / "families"
 TEMPLATES = ROOT / "templates"

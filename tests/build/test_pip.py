@@ -18,8 +18,6 @@ import ways
 from ways import run
 
 pytest.importorskip("setuptools", reason="no setuptools")
-# ops of the C library; tests/frontends builds the others
-FEW = {"KF_WHEEL_OPS": "bias", "KF_WHEEL_ACTIVATIONS": "gelu"}
 
 
 @pytest.fixture(scope="module")
@@ -38,8 +36,9 @@ def installed(folder):
         f"{sys.executable} -m pip --python {folder}/venv/bin/python install --no-index --no-deps "
         "--no-build-isolation"
     )
-    ways.shell(ways.snippet("pip", [("pip install", pip)]), source, **FEW)
+    ways.shell(ways.snippet("pip", [("pip install", pip)]), source)
     shutil.rmtree(source)
+    assert not [*folder.rglob("libkf*")], "the installation compiled functions"
     return folder / "venv"
 
 
@@ -98,19 +97,21 @@ def test_commands(environment, tmp_path):
     run("gcc", "-std=c11", "-fsyntax-only", tmp_path / "one.c")
 
 
-def test_package(environment, tmp_path):
-    """Calls the C library that pip compiled."""
-    output = run(
-        environment / "bin/python",
-        "-c",
-        """
+CALL = """
 import kernel_fusion as kf, numpy as np
 found = kf.ops.bias_gelu(np.zeros((2, 3), np.float32), np.ones(3, np.float32))
 print(found.astype(float).round(4).tolist(), kf.info()["functions"], kf.__file__)
-""",
-        cwd=tmp_path,
-    )
-    assert output.startswith(f"{[[0.8413] * 3] * 2} 16 {environment}"), output
+"""
+
+
+def test_package(environment, tmp_path):
+    """The first call compiles its function; the second process only loads it."""
+    for more in ({}, {"KF_OFFLINE": "1"}):
+        output = run(
+            environment / "bin/python", "-c", CALL, cwd=tmp_path, KF_CACHE_DIR=tmp_path, **more
+        )
+        assert output.startswith(f"{[[0.8413] * 3] * 2} 0 {environment}"), output
+    assert [p.name[:14] for p in tmp_path.glob("*.so")] == ["bias_gelu_f32-"]
     pytest.importorskip("torch")
     output = run(
         environment / "bin/python",
@@ -199,21 +200,66 @@ def test_wheel(tmp_path, source):
     assert any(n.endswith("LICENSE") for n in files) and not any(n.endswith(".so") for n in files)
 
 
-@pytest.mark.level(2)
-def test_whole_wheel(tmp_path, monkeypatch):
-    """A wheel of all ops for three instruction sets must stay below 8 MB (bench/NOTES.md)."""
+@pytest.mark.check
+def test_wheel_of_few_functions(tmp_path):
+    """A wheel holds the functions of KF_WHEEL_OPS and the shim, which need no compiler."""
     found, files, _ = wheel(
         tmp_path,
         ways.copy(tmp_path / "checkout"),
+        KF_WHEEL_OPS="bias",
+        KF_WHEEL_ACTIVATIONS="gelu",
+        KF_WHEEL_CUDA="0",
+    )
+    assert found.name.startswith(f"kernel_fusion-{ways.VERSION}-py3-none-linux_")
+    made = sorted(n.rpartition("/")[2] for n in files if "/lib/" in n)
+    assert [n[:10] for n in made] == ["libkf_cpu_", "torch_shim"], made
+    with zipfile.ZipFile(found) as z:
+        z.extractall(tmp_path / "wheel")
+    output = run(
+        sys.executable,
+        "-c",
+        CALL,
+        cwd=tmp_path,
+        PYTHONPATH=tmp_path / "wheel",
+        KF_CACHE_DIR=tmp_path / "cache",
+        CC="none",
+    )
+    assert output.startswith(f"{[[0.8413] * 3] * 2} 16 {tmp_path}"), output
+    assert not (tmp_path / "cache").exists()
+    pytest.importorskip("torch")
+    output = run(
+        sys.executable,
+        "-c",
+        "import torch, kernel_fusion as kf; kf.ops.gelu; print(kf.info()['torch'])",
+        cwd=tmp_path,
+        PYTHONPATH=tmp_path / "wheel",
+        KF_CACHE_DIR=tmp_path / "cache",
+    )
+    assert output == "shim\n" and not (tmp_path / "cache").exists()
+
+
+@pytest.mark.level(2)
+def test_whole_wheel(tmp_path, monkeypatch):
+    """A wheel of all ops for three instruction sets must stay below 8 MB (bench/NOTES.md)."""
+    kfpython.use()
+    from kernel_fusion import _shim_library
+
+    found, files, _ = wheel(
+        tmp_path,
+        ways.copy(tmp_path / "checkout"),
+        KF_WHEEL_OPS="all",
         KF_WHEEL_ISA="v2,v3,v4",
         KF_WHEEL_JOBS=os.cpu_count(),
     )
     assert found.name == f"kernel_fusion-{ways.VERSION}-py3-none-linux_x86_64.whl"
     # This needs CUDA's headers, but no nvcc.
     cuda = {"kernel_fusion/lib/libkf_cuda.so"} if toolkit.include() else set()
+    shim = {f"kernel_fusion/lib/{_shim_library.name()}"}
     assert {n for n in files if "/lib/" in n} == {
         f"{n}.xz"
-        for n in cuda | {f"kernel_fusion/lib/libkf_cpu_{isa}.so" for isa in ("v2", "v3", "v4")}
+        for n in cuda
+        | shim
+        | {f"kernel_fusion/lib/libkf_cpu_{isa}.so" for isa in ("v2", "v3", "v4")}
     }
     assert found.stat().st_size < 8e6, files
     with zipfile.ZipFile(found) as z:

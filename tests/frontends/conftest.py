@@ -20,7 +20,7 @@ def kf():
 def library(kf):
     from kernel_fusion import _library
 
-    return _library.library()
+    return _library.prebuilt()
 
 
 @pytest.fixture(scope="session")

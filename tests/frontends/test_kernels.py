@@ -5,7 +5,6 @@ import copy
 import inspect
 import re
 
-import kfpython
 import numpy as np
 import pytest
 
@@ -86,6 +85,3 @@ def test_what_is_refused(kf):
         "cols",
     ]
     assert copy.copy(kf.kernels.fusion).bias_gelu_f32.__name__ == "bias_gelu_f32"
-    if not kfpython.WHOLE:
-        with pytest.raises(NotImplementedError, match="kf.mish: kf_mish_f32 is not in"):
-            kf.kernels.elementwise.mish_f32()

@@ -59,6 +59,24 @@ def test_instruction_sets(kf, monkeypatch):
     assert _isa.runnable() == _isa.known() == ("native",)
 
 
+def test_nothing_is_compiled_unless_asked(kf, monkeypatch):
+    """A variable that would have no effect is refused."""
+    from kernel_fusion import _build
+
+    monkeypatch.delenv("KF_WHEEL_OPS", raising=False)
+    monkeypatch.delenv("KF_WHEEL_ACTIVATIONS", raising=False)
+    assert _build.selection() is None
+    monkeypatch.setenv("KF_WHEEL_OPS", "none")
+    assert _build.selection() is None
+    monkeypatch.setenv("KF_WHEEL_OPS", "")
+    monkeypatch.setenv("KF_WHEEL_ACTIVATIONS", "gelu")
+    with pytest.raises(ValueError, match="KF_WHEEL_ACTIVATIONS is set, and KF_WHEEL_OPS is not"):
+        _build.selection()
+    monkeypatch.setenv("KF_WHEEL_OPS", "all")
+    assert {a.name for a in _build.selection().activations} == {"none", "gelu"}
+    assert len(_build.selection().ops) > 80
+
+
 @pytest.mark.parametrize(
     "name, word, text",
     [
@@ -87,30 +105,6 @@ def test_what_an_installation_refuses(kf, monkeypatch, tmp_path, name, word, tex
     with pytest.raises(ValueError, match=text):
         _build.build(tmp_path)
     assert not any(tmp_path.iterdir())
-
-
-def test_without_a_library(tmp_path):
-    """The import works; a call reports how to install the library."""
-    shutil.copytree(
-        kfpython.package() / "kernel_fusion",
-        tmp_path / "kernel_fusion",
-        ignore=shutil.ignore_patterns("lib", "__pycache__"),
-    )
-    output = python(
-        """
-import kernel_fusion as kf, numpy as np
-print(kf.EXTENSION_LOADED, kf.info()["library"])
-try:
-    kf.ops.relu(np.ones(3))
-except ImportError as e:
-    print(e)
-""",
-        PYTHONPATH=os.pathsep.join([str(tmp_path), str(kflib.ROOT / "gen")]),
-    )
-    assert (
-        output.startswith("False None\nkf has no library of CPU kernels for this processor")
-        and "apt install gcc" in output
-    )
 
 
 COMPRESSED = """
@@ -199,15 +193,7 @@ def test_a_library_of_another_abi(kf, monkeypatch, library):
         _library.Library(library.path)
 
 
-def test_functions_that_were_left_out(kf):
-    """A call of a function that the library lacks names it."""
-    numpy = pytest.importorskip("numpy")
-    if kfpython.WHOLE:
-        pytest.skip("the library has all functions")
-    with pytest.raises(
-        NotImplementedError, match="kf.mish: kf_mish_f32 is not in libkf_cpu_.*KF_WHEEL_ACTIVATIONS"
-    ):
-        kf.ops.mish(numpy.ones(3, numpy.float32))
+def test_the_name_in_messages(kf):
     from kernel_fusion import _table
 
     name = _table.display_name_of("kf_layer_norm_gelu_bwd_bf16_f32")

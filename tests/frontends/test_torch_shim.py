@@ -179,6 +179,7 @@ def test_without_a_compiler(kf, tmp_path, monkeypatch):
     """ctypes gives the same results, and kf.info() reports the reason."""
     output = python(SCRIPT, CXX="none", PATH=str(tmp_path), KF_CACHE_DIR=str(tmp_path))
     assert output == f"{COMPUTED} ctypes: no C++ compiler was found"
+    from kernel_fusion import _shim_library
     from kernel_fusion.torch import _shim
 
     broken = tmp_path / "c++"
@@ -187,7 +188,7 @@ def test_without_a_compiler(kf, tmp_path, monkeypatch):
     monkeypatch.setenv("CXX", str(broken))
     monkeypatch.setenv("KF_CACHE_DIR", str(tmp_path))
     with pytest.raises(OSError, match="c.. failed: out of order"):
-        _shim.compiled()
+        _shim_library.find()
     monkeypatch.setenv("KF_TORCH_SHIM", "0")
     with pytest.raises(OSError, match="KF_TORCH_SHIM is 0"):
         _shim.register([])

@@ -11,7 +11,7 @@ Importing the package requires no framework, compiler or GPU.
 - kf.config: what torch.compile sees of an op
 - kf.benchmarks: timing of functions on the CPU
 - kf.info: which libraries are loaded, and which inputs were copied
-- kf.warmup: compiles GPU kernels before the first call
+- kf.warmup: compiles CPU functions or GPU kernels before the first call
 - kf.build_launchers, kf.use_launchers: GPU kernels compiled ahead of time for other machines
 """
 

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Builds the package's generated parts: op table, type stubs, shared libraries of C kernels.
+"""Builds the package's generated parts, and its shared libraries of C functions.
 
-setup.py calls `build`; tests call it for a package beside the checkout. Building requires kfgen
-and a C compiler, which the installed package does not. Environment variables:
+setup.py calls `build`; tests call it for a package beside the checkout. At run time a first call
+compiles a library of its own (_first_call.py). Building requires kfgen; libraries require a C
+compiler. Environment variables of `build`:
 
-KF_WHEEL_OPS          ops of the libraries, by pattern or stem, separated by commas; "none": no
-                      library; default: all
+KF_WHEEL_OPS          ops to compile ahead, by pattern or stem, separated by commas; "all": all;
+                      default, or "none": nothing, since a first call compiles its function
 KF_WHEEL_ACTIVATIONS  activations; "all": all; default: NAMED below
 KF_WHEEL_ISA          instruction sets out of v2, v3, v4; default: the best of this processor.
                       Libraries of several sets are compressed (_compressed.py).
@@ -19,7 +20,6 @@ import concurrent.futures
 import os
 import pathlib
 import platform
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -31,43 +31,35 @@ from kfgen.interfaces import frontend, manifest, packed, packed_cuda
 from kfgen.paths import INCLUDE
 from kfgen.render.render import Renderer, Selection, unknown, write_all
 
-from kernel_fusion import _compressed, _isa, _nvrtc
+from kernel_fusion import _compilers, _compressed, _isa, _progress, _shim_library
 
 OPTIONS = {"ops": "KF_WHEEL_OPS=", "activations": "KF_WHEEL_ACTIVATIONS="}
 NATIVE = pathlib.Path(__file__).resolve().parent / "native"
 # Activations that common models use. All 19 would double the libraries (bench/NOTES/python.md).
 NAMED = ("none", "relu", "gelu", "gelu_tanh", "silu", "sigmoid", "tanh")
-COMPILE = (
-    "-std=c11",
-    "-O2",
-    "-ftree-vectorize",
-    "-fPIC",
-    "-fno-math-errno",
-    "-fno-trapping-math",
-    "-fvisibility=hidden",
-    "-ffunction-sections",
-    "-fdata-sections",
-    "-fno-asynchronous-unwind-tables",
-)
-LINK = ("-shared", "-s", "-Wl,--gc-sections", "-Wl,-O1", "-Wl,--hash-style=gnu")
-# Flags used only if the compiler accepts them: gcc's vectoriser and identical code folding.
-OPTIONAL = (("-fvect-cost-model=dynamic",), ("-fuse-ld=gold", "-Wl,--icf=all"))
 
 
 def _words(name: str, default: str) -> list[str]:
     return [w for w in os.environ.get(name, default).split(",") if w]
 
 
-def _more() -> list[str]:
-    return os.environ.get("KF_WHEEL_CFLAGS", "").split()
-
-
 def selection() -> Any:
-    """Returns the Selection of KF_WHEEL_OPS and KF_WHEEL_ACTIVATIONS, or None for no library."""
+    """Returns the Selection of KF_WHEEL_OPS and KF_WHEEL_ACTIVATIONS, or None for no library.
+
+    Raises:
+        ValueError: a word is unknown, or a variable has no effect without KF_WHEEL_OPS.
+    """
     ops, acts = _words("KF_WHEEL_OPS", ""), _words("KF_WHEEL_ACTIVATIONS", ",".join(NAMED))
-    if ops == ["none"]:
+    if ops in ([], ["none"]):
+        for name in ("KF_WHEEL_ACTIVATIONS", "KF_WHEEL_ISA"):
+            if os.environ.get(name) and not ops:
+                raise ValueError(
+                    f"{name} is set, and KF_WHEEL_OPS is not: nothing is compiled; set "
+                    f"KF_WHEEL_OPS=all or name ops"
+                )
         return None
-    return Selection(specs.load(), ops, [] if acts == ["all"] else acts, options=OPTIONS)
+    ops, acts = ([] if words == ["all"] else words for words in (ops, acts))
+    return Selection(specs.load(), ops, acts, options=OPTIONS)
 
 
 def isas() -> list[str]:
@@ -79,98 +71,53 @@ def isas() -> list[str]:
     return found
 
 
-def compiler() -> tuple[str | None, tuple[str, ...]]:
-    """Returns the C compiler and the optional flags it accepts, or (None, ()) without one."""
-    found = shutil.which(os.environ.get("CC", "cc")) or shutil.which("gcc") or shutil.which("clang")
-    if not found:
-        return None, ()
-    with tempfile.TemporaryDirectory() as folder:
-        probe = pathlib.Path(folder) / "probe.c"
-        probe.write_text("int kfp_probe(void) { return 0; }\n")
-
-        def takes(words: Sequence[str]) -> bool:
-            command = [
-                found,
-                "-Werror",
-                "-shared",
-                "-fPIC",
-                *words,
-                str(probe),
-                "-o",
-                str(probe.with_suffix(".so")),
-            ]
-            return subprocess.run(command, capture_output=True).returncode == 0
-
-        if not takes(()):
-            return None, ()
-        return found, tuple(w for words in OPTIONAL if takes(words) for w in words)
-
-
-COMPILE_CUDA = (
-    "-DKFP_CUDA",
-    "-std=c++17",
-    "-O1",
-    "-fPIC",
-    "-fvisibility=hidden",
-    "-ffunction-sections",
-    "-fdata-sections",
-    "-fno-asynchronous-unwind-tables",
-)
-
-
-def cuda_compiler() -> tuple[str, pathlib.Path] | None:
-    """Returns the C++ compiler and the CUDA include directory, or None if either is missing."""
-    found, headers = (
-        shutil.which(os.environ.get("CXX", "c++"))
-        or shutil.which("g++")
-        or shutil.which("clang++"),
-        _nvrtc.include("cuda.h"),
-    )
-    return (found, headers) if found and headers and (headers / "vector_types.h").exists() else None
-
-
 def _run(command: Sequence[str]) -> None:
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
         raise RuntimeError(f"{' '.join(command)}\n{done.stderr[-4000:]}")
 
 
-def library(
-    path: pathlib.Path,
-    chosen: Any,
-    isa: str,
-    flags: Sequence[str] = (),
-    dtypes: tuple[str, ...] | None = None,
-) -> None:
-    """Compiles a selection's C launchers for an instruction set into one shared library.
+def _c_compiler() -> str:
+    found = _compilers.c()
+    if not found:
+        raise RuntimeError(f"kf: CPU kernels need a C compiler: {_compilers.HOW}")
+    return found
 
-    Args:
-        flags: further compiler flags.
-        dtypes: the only dtypes to compile; None compiles all.
-    """
-    cc, optional = compiler()
-    if not cc:
-        raise RuntimeError(
-            "kf: the CPU kernels need a C compiler (apt install gcc libc6-dev), or "
-            "KF_WHEEL_OPS=none for a package without them"
-        )
-    link = tuple(w for w in optional if w.startswith(("-fuse-ld", "-Wl,")))
-    words = (*COMPILE, *(w for w in optional if w not in link), *_isa.WORDS[isa], *flags, *_more())
-    texts = packed.sources(
-        [
-            f
-            for f in packed.functions(manifest.build(chosen))
-            if dtypes in (None, tuple(f["dtypes"]))
-        ]
-    )
+
+def library(path: pathlib.Path, chosen: Any, isa: str) -> None:
+    """Compiles a selection's C launchers for an instruction set into one shared library."""
+    cc = _c_compiler()
+    fold = _compilers.FOLD if _compilers.accepts(cc, _compilers.FOLD) else ()
     _compile(
         path,
         chosen,
-        (cc, *words),
-        texts,
+        (cc, *_compilers.c_flags(cc, _isa.WORDS[isa])),
+        packed.sources(packed.functions(manifest.build(chosen))),
         (NATIVE / "pool.c",),
-        (*LINK, *link, *flags, "-lm", "-lpthread"),
+        (*_compilers.LINK, *fold, "-lm", "-lpthread"),
     )
+
+
+def function_sources(chosen: Any, found: Sequence[Any]) -> tuple[dict[str, str], dict[str, str]]:
+    """Returns ({header: text}, {source file: text}) of few functions for `function_library`.
+
+    Each function is a file of its own, so that forward and backward are compiled concurrently.
+
+    Args:
+        found: the functions, of the manifest.
+    """
+    texts = packed.sources(found, many=1)
+    texts["packed_table.c"] = '#include "pool.c"\n' + texts["packed_table.c"]
+    return Renderer(chosen, any_activation=False, targets=(".h",)).render(), texts
+
+
+def function_library(
+    path: pathlib.Path, headers: Mapping[str, str], texts: Mapping[str, str], isa: str
+) -> None:
+    """Compiles few functions into one shared library, for a first call that waits for it."""
+    cc = _c_compiler()
+    words = (cc, *_compilers.c_flags(cc, _isa.WORDS[isa]))
+    _compile_texts(path, headers, words, texts, (), (*_compilers.LINK, "-lm", "-lpthread"))
 
 
 def cuda_library(
@@ -183,20 +130,22 @@ def cuda_library(
     compiler.
 
     Args:
+        chosen: None compiles the loader of kernels alone, without launchers.
         dtypes: the only dtypes to compile; None compiles all.
         names: the only functions to compile; None compiles all.
     """
-    found = cuda_compiler()
+    found = _compilers.cuda()
     if not found:
         raise RuntimeError(
             "kf: the CUDA launchers need a C++ compiler (apt install g++) and CUDA's headers "
             "(cuda.h; set CUDA_HOME), or "
             "KF_WHEEL_CUDA=0 for a package without them"
         )
+    functions = packed_cuda.functions(manifest.build(chosen)) if chosen else []
     texts = packed_cuda.sources(
         [
             (name, f)
-            for name, f in packed_cuda.functions(manifest.build(chosen))
+            for name, f in functions
             if dtypes in (None, tuple(f["dtypes"])) and (names is None or name in names)
         ]
     )
@@ -204,10 +153,10 @@ def cuda_library(
     _compile(
         path,
         chosen,
-        (found[0], *COMPILE_CUDA, *_more(), "-isystem", str(found[1])),
+        (found[0], *_compilers.COMPILE_CUDA, *_compilers.more(), "-isystem", str(found[1])),
         texts,
         own,
-        (*LINK, "-ldl", "-lpthread"),
+        (*_compilers.LINK, "-ldl", "-lpthread"),
     )
 
 
@@ -219,9 +168,22 @@ def _compile(
     own: Sequence[pathlib.Path],
     link: Sequence[str],
 ) -> None:
+    headers = Renderer(chosen).render() if chosen else {}
+    _compile_texts(path, headers, compile_, texts, own, link)
+
+
+def _compile_texts(
+    path: pathlib.Path,
+    headers: Mapping[str, str],
+    compile_: Sequence[str],
+    texts: Mapping[str, str],
+    own: Sequence[pathlib.Path],
+    link: Sequence[str],
+) -> None:
+    """Compiles source texts and files concurrently, and links them; many report progress."""
     with tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)
-        write_all(Renderer(chosen).render(), folder / "include", [])
+        write_all(headers, folder / "include", [])
         write_all(texts, folder, [])
         include = [f"-I{d}" for d in (NATIVE, folder / "include", INCLUDE)]
 
@@ -232,8 +194,14 @@ def _compile(
         jobs = int(os.environ.get("KF_WHEEL_JOBS", 0)) or os.cpu_count()
         # The longest files are compiled first, to balance the load over the cores.
         order = sorted(texts, key=lambda n: -len(texts[n]))
-        with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
-            objects = [*pool.map(one, [*(folder / n for n in order), *own])]
+        objects = []
+        with (
+            concurrent.futures.ThreadPoolExecutor(jobs) as pool,
+            _progress.Lines(f"kf: {path.name}", len(texts) + len(own), len(texts) > 24) as lines,
+        ):
+            for made in pool.map(one, [*(folder / n for n in order), *own]):
+                objects.append(made)
+                lines.advance()
         path.parent.mkdir(parents=True, exist_ok=True)
         _run([compile_[0], *objects, *link, "-o", str(path)])
 
@@ -249,19 +217,20 @@ def stubs(package: pathlib.Path) -> None:
 
 
 def build(package: pathlib.Path) -> None:
-    """Writes the generated files into a package's folder."""
+    """Writes the generated files into a package's folder, and the libraries of KF_WHEEL_OPS."""
     chosen = selection()
     found = isas() if chosen else []
+    if chosen:
+        _c_compiler()
     write_all(frontend.files(Selection(specs.load())), package, [])
     stubs(package)
-    if chosen and not compiler()[0] and "KF_WHEEL_OPS" not in os.environ:
-        print("kf: no C compiler: the package is made without CPU kernels", file=sys.stderr)
-        return
     for isa in found:
         library(package / "lib" / f"libkf_cpu_{isa}.so", chosen, isa)
     asked = os.environ.get("KF_WHEEL_CUDA")
-    if chosen and asked != "0" and (asked or cuda_compiler()):
+    if chosen and asked != "0" and (asked or _compilers.cuda()):
         cuda_library(package / "lib" / "libkf_cuda.so", chosen)
+    if chosen and _compilers.cxx():
+        _shim_library.compile_to(package / "lib" / _shim_library.name())
     for path in sorted((package / "lib").glob("*.so")) if len(found) > 1 else ():
         _compressed.compress(path)
 

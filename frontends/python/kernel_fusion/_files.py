@@ -5,6 +5,7 @@ import contextlib
 import os
 import pathlib
 import threading
+from collections.abc import Iterator
 
 
 def cache() -> pathlib.Path:
@@ -30,6 +31,29 @@ def cache() -> pathlib.Path:
 def offline() -> bool:
     """True if KF_OFFLINE forbids compilation."""
     return os.environ.get("KF_OFFLINE", "0") not in ("", "0")
+
+
+@contextlib.contextmanager
+def locked(path: pathlib.Path) -> Iterator[None]:
+    """Holds the lock of a file that is about to be made, so that concurrent processes make it once.
+
+    A process that ends releases its lock. On a file system without locks several processes make
+    the file, which is correct, since each renames a temporary one.
+
+    Raises:
+        OSError: the directory is not writable.
+    """
+    import fcntl
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lock = path.with_name(f".{path.name}.lock")
+    with lock.open("wb") as held:
+        with contextlib.suppress(OSError):
+            fcntl.flock(held, fcntl.LOCK_EX)
+        try:
+            yield
+        finally:
+            lock.unlink(missing_ok=True)
 
 
 def write(path: pathlib.Path, data: bytes) -> None:

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Mapping
 from typing import Any
 
-from kernel_fusion import _arguments, _compiled, _dispatch, _table
+from kernel_fusion import _arguments, _compiled, _dispatch, _first_call, _table
 
 DTYPES = {word: long for long, word in _arguments.LONG.items()}
 _made: dict[str, "Fused"] = {}
@@ -70,6 +70,9 @@ class Fused:
             raise TypeError(f"kf.{self._op.label}: dtype is {dtype}, expected one of {known}")
         return (word,)
 
+    def _unit(self, dtype: Any) -> _first_call.Unit:
+        return _first_call.Unit("none", self._dtypes(dtype))
+
     def source(self, dtype: Any = "float32", *, backward: bool = False, target: str = "c") -> str:
         """The kernel as one text that needs no headers of kf: C, or target="cuda"."""
         from kfgen.interfaces import fused
@@ -83,7 +86,7 @@ class Fused:
         dtypes = self._dtypes(dtype)
         wanted = names.function(self._op.pattern, "none", dtypes, backward, cpu=target == "c")
         return str(
-            source.source(fused.selection(self._own.name, self._own.entry, list(dtypes)), wanted)
+            source.source(fused.selection(self._own.op_name, self._own.entry, list(dtypes)), wanted)
         )
 
     def explain(self, dtype: Any = "float32") -> str:
@@ -96,7 +99,7 @@ class Fused:
         Returns:
             The description, one fact per line.
         """
-        made = self._own.manifest(self._dtypes(dtype))
+        made = self._own.manifest(self._unit(dtype))
         lines = [f"kf.{self._op.label}, torch.ops.kf.{self._op.name}"]
         for f in (f for f in made["functions"] if not f["state"]):
             lines += [

@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from kernel_fusion import _compressed, _files, _nvrtc, _table
-from kernel_fusion._library import Refused
+from kernel_fusion._library import Refused, address
 
 PATH = pathlib.Path(__file__).resolve().parent / "lib" / "libkf_cuda.so"
 # Parameters of kfp_run_on (native/loader.cpp).
@@ -97,11 +97,7 @@ class Launchers:
 
     def __init__(self, path: pathlib.Path = PATH):
         if not _compressed.exists(path):
-            raise ImportError(
-                f"{path} does not exist: the package was installed without CUDA's headers or a "
-                f"C++ compiler, or with "
-                "KF_WHEEL_CUDA=0; install both, then the package again"
-            )
+            raise ImportError(f"{path} does not exist")
         self.path = _compressed.find(path)
         self.dll = ctypes.CDLL(str(self.path))
         self.dll.kfp_find.argtypes = [ctypes.c_char_p]
@@ -112,16 +108,17 @@ class Launchers:
             )
         self.find = functools.cache(self._find)
 
+    def address(self, symbol: str) -> int | None:
+        return address(self.dll, symbol)
+
     def _find(self, function: str) -> int:
         found: int = self.dll.kfp_find(function.encode())
         return found
 
     def lacks(self, function: str) -> NotImplementedError:
         return NotImplementedError(
-            f"{_table.display_name_of(function)}: {function} is not in {self.path.name}, which "
-            f"was built "
-            f"for fewer ops or activations "
-            "(KF_WHEEL_OPS, KF_WHEEL_ACTIVATIONS); kf.build_launchers can compile it"
+            f"{_table.display_name_of(function)}: {function} is not in {self.path.name}, which was "
+            f"built for fewer functions; kf.build_launchers can compile it"
         )
 
 
@@ -141,6 +138,7 @@ class Gpu(Launchers):
     ):
         super().__init__(path)
         self.text, self.built, self.now, self.lock = text, built, Thread(), threading.Lock()
+        self.driver = driver
         self.dll.kfp_run_on.argtypes = ARGUMENTS
         self.dll.kfp_space.argtypes, self.dll.kfp_space.restype = (
             [ctypes.c_int, ctypes.c_void_p],
@@ -330,10 +328,15 @@ class Gpu(Launchers):
                 f"captured into a graph: call it once "
                 "with these sizes before"
             )
-        found = _nvrtc.compile_kernel(self.text(function), kernel, architecture)
-        # Without a writable directory the kernel stays in memory only.
-        with contextlib.suppress(OSError):
-            write(path, found)
+        with contextlib.ExitStack() as held:
+            # Without a writable directory the kernel stays in memory only.
+            with contextlib.suppress(OSError):
+                held.enter_context(_files.locked(path))
+            found = read(path)  # another process may have compiled it
+            if found is None:
+                found = _nvrtc.compile_kernel(self.text(function), kernel, architecture)
+                with contextlib.suppress(OSError):
+                    write(path, found)
         return found
 
 
@@ -383,8 +386,26 @@ def library() -> Gpu:
     if not _opened:
         with _lock:
             if not _opened:
-                _opened.append(Gpu())
+                _opened.append(_open())
     return _opened[0]
+
+
+def _open() -> Gpu:
+    """Opens the package's launchers, or the loader alone if the package has none."""
+    if _compressed.exists(PATH):
+        return Gpu()
+    from kernel_fusion import _compiled
+
+    loader = _compiled.Loader()
+    found: Gpu = loader.library(loader.UNIT)
+    return found
+
+
+def ahead() -> Launchers | None:
+    """Returns the launchers that were compiled ahead, without a driver if none are open yet."""
+    if _opened:
+        return _opened[0]
+    return Launchers() if _compressed.exists(PATH) else None
 
 
 def use(path: pathlib.Path, built: pathlib.Path) -> None:

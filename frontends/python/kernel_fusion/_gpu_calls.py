@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from kernel_fusion import _counts, _gpu, _gpu_array, _numpy, _plan, _strides
+from kernel_fusion import _counts, _gpu, _gpu_array, _library, _numpy, _plan, _strides
 from kernel_fusion._arguments import Arguments
 from kernel_fusion._gpu_array import LEGACY, LONG, Array
 from kernel_fusion._library import Refused
@@ -195,7 +195,7 @@ def _run(
         elif any(strides):
             found[t.name] = strides
     rng = target.seed(arguments.where, arguments.rng) if op.dropout else None
-    library = op.own.on_gpu if op.own else _gpu.library()
+    library = _library.of(op).on_gpu
     try:
         library.call(
             plan.function,

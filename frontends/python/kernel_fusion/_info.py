@@ -6,7 +6,7 @@ import importlib
 import sys
 from typing import Any
 
-from kernel_fusion import _counts, _files, _isa, _library
+from kernel_fusion import _compilers, _counts, _files, _isa, _library
 
 
 def version() -> str:
@@ -44,24 +44,38 @@ def get_include() -> str:
     return str(folder)
 
 
+def _cache() -> str | None:
+    try:
+        return str(_files.cache())
+    except OSError:
+        return None
+
+
 def info() -> dict[str, Any]:
     """Describes the installation and the state of this process.
 
     Returns:
-        A dictionary: the version; the CPU library of this processor, its number of functions and
-            threads; what computes PyTorch tensors on the CPU and on a GPU; and the number of
-            inputs that were copied to be contiguous, by op.
+        A dictionary: the version; the library of CPU functions compiled ahead (None: there is
+            none) and its number of functions; the C compiler and the directory of functions
+            compiled at their first call; the threads of a call; what computes PyTorch tensors on
+            the CPU and on a GPU; and the number of inputs that were copied to be contiguous, by
+            op.
     """
-    found: dict[str, Any] = {
+    library, why = None, {}
+    try:
+        library = _library.prebuilt()
+    except (ImportError, OSError) as e:
+        why = {"why no library": str(e)}
+    found: dict[str, Any] = why | {
         "version": version(),
         "instruction sets": list(_isa.runnable()),
-        "library": None,
+        "library": library and str(library.path),
+        "functions": library.count if library else 0,
+        "compiler": _compilers.c(),
+        "cache": _cache(),
+        "threads": _library.get_threads(),
         "copies": _counts.copies(),
     }
-    try:
-        library = _library.library()
-    except (ImportError, OSError) as e:
-        return found | {"why no library": str(e)}
     if "torch" in sys.modules:
         own = importlib.import_module("kernel_fusion.torch")
         found |= {
@@ -69,8 +83,4 @@ def info() -> dict[str, Any]:
             "cuda": own.gpu(),
             "torch on cuda": own.kernels(own.WHY_NO_SHIM_ON_GPU),
         }
-    return found | {
-        "library": str(library.path),
-        "functions": library.count,
-        "threads": _library.get_threads(),
-    }
+    return found

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""NumPy fallback of fused ops without a C compiler.
+"""NumPy fallback of CPU functions without a C compiler.
 
 Executes each function's NumPy statements from the manifest, in float64.
 """
@@ -7,6 +7,7 @@ Executes each function's NumPy statements from the manifest, in float64.
 import ctypes
 import importlib
 import math
+import threading
 import types
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -81,15 +82,74 @@ def narrowed(a: Array, dtype: str) -> Array:
     return np.where(np.isnan(a), np.uint16(0x7FC0), rounded)
 
 
+# Parameters of kfp_run (native/packed.h).
+RUN = ctypes.CFUNCTYPE(
+    ctypes.c_int,
+    ctypes.c_int,
+    ctypes.POINTER(ctypes.c_void_p),
+    *[ctypes.POINTER(ctypes.c_int64)] * 2,
+    ctypes.POINTER(ctypes.c_double),
+    *[ctypes.c_void_p] * 2,
+    ctypes.c_size_t,
+)
+SPACE = ctypes.CFUNCTYPE(ctypes.c_size_t, ctypes.c_int, ctypes.c_void_p)
+TEXT_OF = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_int)
+TEXT = ctypes.CFUNCTYPE(ctypes.c_void_p)
+TENSORS = ("in", "out", "sum")
+NUMBERS = ("scalar", "act_scalar", "beta", "probability")
+
+
 class Interpreted:
     """Functions of one op, with the interface of `_library.Library`."""
 
+    path = "NumPy: there is no C compiler"
+
     def __init__(self, made: Mapping[str, Any]):
         self.functions = {f["name"]: f for f in made["functions"] if not f["state"]}
+        self.names, self.now = [*self.functions], _Now()
+        # The same as a library exports, for the shim between PyTorch and kf.
+        self.symbols: dict[str, Any] = {
+            "kfp_run": RUN(self._run),
+            "kfp_space": SPACE(lambda number, sizes: 0),
+            "kfp_error": TEXT_OF(lambda code: self.now.address()),
+            "kfp_detail": TEXT(lambda: ctypes.addressof(_nothing)),
+            "kfp_reason": TEXT(lambda: self.now.address()),
+        }
         self.statements = {
             key: compile("\n".join(found["numpy"]), f"<{key}>", "exec")
             for key, found in made["statements"].items()
         }
+
+    def find(self, function: str) -> int:
+        return self.names.index(function) if function in self.functions else -1
+
+    def address(self, symbol: str) -> int | None:
+        found = self.symbols.get(symbol)
+        return None if found is None else ctypes.cast(found, ctypes.c_void_p).value
+
+    def _run(
+        self, number: int, t: Any, n: Any, d: Any, s: Any, r: int | None, w: Any, b: int
+    ) -> int:
+        f = self.functions[self.names[number]]
+
+        def count(*roles: str) -> int:
+            return sum(a["role"] in roles for a in f["arguments"])
+
+        fields = next((a["fields"] for a in f["arguments"] if a["role"] == "strides"), ())
+        # C code between here and the caller cannot propagate an exception.
+        try:
+            self.call(
+                f["name"],
+                t[: count(*TENSORS)],
+                n[: count("size", "integer")],
+                d[: len(fields)] if d else None,
+                s[: count(*NUMBERS)] if s else (),
+                r,
+            )
+            return 0
+        except BaseException as e:
+            self.now.text = ctypes.create_string_buffer(str(e).encode())
+            return 1
 
     def call(
         self,
@@ -120,12 +180,15 @@ class Interpreted:
             "T": {"f32": np.float32, "f16": np.float16}.get(f["dtypes"][0], np.float64),
         }
         for a in arguments:
+            given = arrays[a["name"]]
             if a["role"] == "in" and not a["unread"]:
-                names[a["name"]] = self._input(a, arrays[a["name"]], values)
+                names[a["name"]] = self._input(a, given, values)
+            elif a["role"] != "in" and values.get("beta"):
+                names[a["name"]] = 0.0 if given is None else widened(given, a["dtype"])
         if f["dropout"]:
             names |= self._mask(f, values, rng)
         with np.errstate(all="ignore"):
-            exec(self.statements[f["statements"]], names)
+            exec(self.statements[self._formula(f, arrays)], names)
             for a in arguments:
                 out = arrays[a["name"]]
                 if a["role"] != "in" and out is not None:
@@ -139,8 +202,21 @@ class Interpreted:
             return [a["name"] for a in f["arguments"] if a["role"] in roles]
 
         return dict(zip([*named("size"), *named("integer")], sizes)) | dict(
-            zip(named("scalar", "act_scalar", "probability"), scalars)
+            zip(named(*NUMBERS), scalars)
         )
+
+    @staticmethod
+    def _formula(f: Mapping[str, Any], arrays: Mapping[str, Any]) -> str:
+        """Key of the statements: a gradient may be given the result in place of its inputs."""
+        by_result = f["statements_by_result"]
+        read = [
+            a["name"]
+            for a in f["arguments"]
+            if a["role"] == "in" and not a["unread"] and a["absent"] is None
+        ]
+        if by_result and any(arrays[name] is None for name in read):
+            return str(by_result)
+        return str(f["statements"])
 
     @staticmethod
     def _extents(a: Mapping[str, Any], values: Mapping[str, Any]) -> tuple[int, ...]:
@@ -163,12 +239,14 @@ class Interpreted:
         memory: Any = (ctypes.c_char * max(reach, 1)).from_address(at or ctypes.addressof(_nothing))
         return np.ndarray(shape, dtype, memory, strides=steps)
 
-    def _input(self, a: Mapping[str, Any], given: Array | None, values: Mapping[str, Any]) -> Array:
-        return (
-            np.full(self._extents(a, values), a["absent"], np.float64)
-            if given is None
-            else widened(given, a["dtype"])
-        )
+    def _input(
+        self, a: Mapping[str, Any], given: Array | None, values: Mapping[str, Any]
+    ) -> Array | None:
+        if given is not None:
+            return widened(given, a["dtype"])
+        if not isinstance(a["absent"], (int, float)):
+            return None  # the statements say what is used instead
+        return np.full(self._extents(a, values), a["absent"], np.float64)
 
     def _mask(
         self, f: Mapping[str, Any], values: Mapping[str, Any], rng: int | None
@@ -181,6 +259,13 @@ class Interpreted:
             "keep": dropout_mask(math.prod(whole), p, seed, offset).reshape(whole),
             "keep_scale": 1 / (1 - p) if p < 1 else 0.0,
         }
+
+
+class _Now(threading.local):
+    text: Any = None  # why the thread's last call failed
+
+    def address(self) -> int:
+        return ctypes.addressof(_nothing if self.text is None else self.text)
 
 
 _nothing = (ctypes.c_char * 1)()

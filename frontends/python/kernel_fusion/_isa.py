@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Instruction sets of kf's C library: their compiler flags, and which ones this processor runs."""
 
+import hashlib
 import os
 import pathlib
 import platform
@@ -21,6 +22,19 @@ WORDS = {
 }
 BASE = "base"  # runs on every processor; for ops compiled where not even x86-64-v2 is supported
 OTHER = "native"  # on other architectures: one library, for the processor it was built on
+
+
+def processor() -> str:
+    """Identifies the processor where libraries are compiled for it alone (OTHER), else ""."""
+    if known() != (OTHER,):
+        return ""
+    try:
+        text = pathlib.Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return platform.processor()
+    kinds = ("Features", "isa", "cpu", "CPU", "model name")
+    lines = {line for line in text.splitlines() if line.startswith(kinds) and "MHz" not in line}
+    return hashlib.sha256("\n".join(sorted(lines)).encode()).hexdigest()[:16]
 
 
 def known() -> tuple[str, ...]:

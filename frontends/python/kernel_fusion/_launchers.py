@@ -12,7 +12,7 @@ import pathlib
 from collections.abc import Collection, Iterable
 from typing import Any
 
-from kernel_fusion import _files, _gpu, _table
+from kernel_fusion import _files, _gpu, _table, _warmup
 from kernel_fusion._warmup import Chosen, Warmed, architectures, compile_kernels, threads, total
 
 LIBRARY = "libkf_cuda.so"
@@ -55,7 +55,6 @@ def build_launchers(
         Other errors as in kf.warmup.
     """
     from kfgen.entries import spec
-    from kfgen.interfaces import manifest, packed_cuda
     from kfgen.render.render import Selection
 
     chosen, folder = Chosen("build_launchers", ops, activations, dtypes), pathlib.Path(path)
@@ -69,11 +68,7 @@ def build_launchers(
         list(dict.fromkeys(op.pattern for op, _ in pairs)),
         list(dict.fromkeys(a for _, a in pairs)),
     )
-    named = {name for name, _ in packed_cuda.functions(manifest.build(selection))}
-    functions = chosen.functions(
-        named.__contains__,
-        lambda f: NotImplementedError(f"kf.build_launchers: {f} is not among CUDA's launchers"),
-    )
+    functions = _warmup.functions(chosen.units())
     about = {"generator": _table.generator(), "functions": functions}
     if _about(folder) != about:
         _library(folder, selection, functions)

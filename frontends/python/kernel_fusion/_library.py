@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Loads kf's C library for this processor and calls its functions through ctypes."""
+"""Loads libraries of kf's C functions and calls them through ctypes."""
 
 import ctypes
 import functools
@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from kernel_fusion import _compressed, _isa, _table
+from kernel_fusion import _compilers, _compressed, _first_call, _isa, _table
 
 FOLDER = pathlib.Path(__file__).resolve().parent / "lib"
 KINDS: Any = [
@@ -18,6 +18,7 @@ KINDS: Any = [
     ctypes.c_size_t,
 ]  # parameters of kfp_run (native/packed.h)
 ALIGNED = 256
+MAX_THREADS = 256  # the same in native/pool.c
 
 
 class Refused(ValueError):
@@ -35,6 +36,12 @@ class Refused(ValueError):
         return self.kind(f"{where}: {self.why}")
 
 
+def address(dll: ctypes.CDLL, symbol: str) -> int | None:
+    """Returns the address of an exported function, or None."""
+    found = getattr(dll, symbol, None)
+    return None if found is None else ctypes.cast(found, ctypes.c_void_p).value
+
+
 class Library:
     """A shared library of packed functions (native/packed.h)."""
 
@@ -47,7 +54,8 @@ class Library:
             ctypes.c_size_t,
         )
         self.dll.kfp_find.argtypes = [ctypes.c_char_p]
-        self.dll.kfp_set_parallel_for.argtypes = [ctypes.c_void_p]
+        for taken in ("kfp_set_parallel_for", "kfp_share_pool"):
+            getattr(self.dll, taken).argtypes = [ctypes.c_void_p]
         for text in ("kfp_error", "kfp_detail"):
             getattr(self.dll, text).restype = ctypes.c_char_p
         abi = ctypes.c_int.in_dll(self.dll, "kfp_abi").value
@@ -59,15 +67,15 @@ class Library:
         _every.append(self)
         _adopt(self)
 
+    def address(self, symbol: str) -> int | None:
+        return address(self.dll, symbol)
+
     def _find(self, function: str) -> int:
         found: int = self.dll.kfp_find(function.encode())
         return found
 
     def lacks(self, function: str) -> NotImplementedError:
-        fewer = "which was built for fewer ops or activations (KF_WHEEL_OPS, KF_WHEEL_ACTIVATIONS)"
-        return NotImplementedError(
-            f"{_table.display_name_of(function)}: {function} is not in {self.path.name}, {fewer}"
-        )
+        return NotImplementedError(f"{function} is not in {self.path}")
 
     @property
     def count(self) -> int:
@@ -116,8 +124,8 @@ def scratch(size: int) -> tuple[ctypes.Array[ctypes.c_char] | None, int | None]:
 
 
 _lock = threading.Lock()
-_loaded: list[Library] = []
-_every: list[Library] = []  # the package's library and those of user-made ops
+_loaded: list[Library | None] = []
+_every: list[Library] = []  # all libraries; the threads are those of the first
 _threads, _loop = 0, None  # settings of all libraries
 _count: Callable[[], int] | None = None  # number of threads of the host's loop
 
@@ -126,11 +134,13 @@ def _adopt(library: Library) -> None:
     library.dll.kfp_set_threads(_threads)
     if _loop is not None:
         library.dll.kfp_set_parallel_for(_loop)
+    if library is not _every[0]:
+        library.dll.kfp_share_pool(_every[0].address("kfp_parallel_for"))
 
 
 def of(op: _table.Op) -> Any:
-    """Returns the library with an op's functions."""
-    return op.own or library()
+    """Returns the CPU functions of an op: compiled ahead, or at their first calls."""
+    return op.own or _first_call.functions(op)
 
 
 def share_threads(loop: ctypes.c_void_p, count: Callable[[], int]) -> None:
@@ -154,8 +164,8 @@ def _forget_loop() -> None:
         _threads, _loop, _count = 1, None, None
 
 
-def library() -> Library:
-    """Returns the library of this processor, loaded at the first call."""
+def prebuilt() -> Library | None:
+    """Returns the package's library for this processor, loaded at the first call, or None."""
     if not _loaded:
         with _lock:
             if not _loaded:
@@ -163,24 +173,18 @@ def library() -> Library:
     return _loaded[0]
 
 
-def _load() -> Library:
-    able = _isa.runnable()
-    for isa in able:
+def _load() -> Library | None:
+    for isa in _isa.runnable():
         path = FOLDER / f"libkf_cpu_{isa}.so"
         if _compressed.exists(path):
             return Library(_compressed.find(path))
-    there = ", ".join(sorted(p.name for p in FOLDER.glob("*.so*"))) or "none"
-    raise ImportError(
-        f"kf has no library of CPU kernels for this processor "
-        f"({', '.join(able) or 'below x86-64-v2'}); in {FOLDER}: {there}. "
-        "Install a C compiler, then the package again: apt install gcc libc6-dev; pip install "
-        "--force-reinstall ."
-    )
+    return None
 
 
 def available() -> bool:
+    """True if CPU functions run as compiled code: there is a library or a compiler."""
     try:
-        return bool(library())
+        return prebuilt() is not None or _compilers.c() is not None
     except (ImportError, OSError):
         return False
 
@@ -201,7 +205,6 @@ def set_threads(threads: int) -> None:
         raise ValueError(
             f"kf.set_threads: threads is {threads!r}, expected a whole number, 0 or more"
         )
-    library()
     _threads = min(threads.__index__(), 2**31 - 1)
     for found in _every:
         _adopt(found)
@@ -209,5 +212,7 @@ def set_threads(threads: int) -> None:
 
 def get_threads() -> int:
     """Returns the number of threads of a call on the CPU."""
-    threads: int = library().dll.kfp_threads()
-    return threads if _count is None else _count()
+    if _count is not None:
+        return _count()
+    able = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return min(_threads or able or 1, MAX_THREADS)

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from kfgen import paths
 from kfgen.model import names
 from kfgen.model import shapes as data
 
@@ -19,6 +20,7 @@ from kernel_fusion._sizes import Layout, Rules, Shape, lines
 HERE = pathlib.Path(__file__).resolve().parent
 # Dtype of sums and of row values.
 WIDE = {"f32": "f32", "f16": "f32", "bf16": "f32", "f64": "f64", "i32": "f32", "i64": "f32"}
+INTEGERS = ("i32", "i64")
 
 
 @dataclass(frozen=True)
@@ -199,6 +201,13 @@ class Op:
     def function(self, activation: str, dtypes: tuple[str, ...], backward: bool) -> str:
         return str(names.function(self.pattern, activation, dtypes, backward))
 
+    def exists(self, activation: str, dtypes: tuple[str, ...], backward: bool) -> bool:
+        """True if there is a function for these; integers have few activations, no gradients."""
+        if backward and self.backward is None:
+            return False
+        integer = dtypes[0] in INTEGERS
+        return not integer or (not backward and activation in self.integer_activations)
+
     def direction(self, backward: bool) -> Call:
         call = self.backward if backward else self.forward
         assert call is not None
@@ -360,9 +369,12 @@ def abi() -> int:
     return version
 
 
+@functools.cache
 def generator() -> str:
-    """Digest of everything kernels are generated from, at the package's build."""
-    return str(_read()["generator"])
+    """Digest of everything kernels are generated from: at the package's build, which saves reading
+    the files again, or of an editable installation's files as they are now.
+    """
+    return str(_read()["generator"]) if paths.INSTALLED else str(paths.digest())
 
 
 @functools.cache

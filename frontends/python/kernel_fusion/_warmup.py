@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""kf.warmup: compiles GPU kernels before a call needs them.
+"""kf.warmup: compiles CPU functions or GPU kernels before a call needs them.
 
 Shared with kf.build_launchers: selection of functions, and concurrent compilation of their kernels
 into the files where a launch looks for them.
@@ -15,7 +15,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from kernel_fusion import _arguments, _files, _gpu, _nvrtc, _table
+from kernel_fusion import _arguments, _files, _first_call, _gpu, _nvrtc, _progress, _table
+from kernel_fusion._first_call import Unit
 
 Pair = tuple[_table.Op, str]
 # (function, kernel, architecture) -> file of the kernel
@@ -23,7 +24,9 @@ Place = Callable[[str, str, str], pathlib.Path]
 
 
 class Warmed(NamedTuple):
-    """Number of kernels compiled, number of kernels already present, and seconds taken."""
+    """Number of kernels (on the CPU: libraries of a function and its gradient) compiled, number
+    already present, and seconds taken.
+    """
 
     compiled: int
     there: int
@@ -98,41 +101,60 @@ class Chosen:
         except ValueError as e:
             raise ValueError(f"kf.{self.what}: {str(e).removeprefix('kf').lstrip(':. ')}") from None
 
-    def functions(
-        self, there: Callable[[str], bool], lacks: Callable[[str], Exception]
-    ) -> list[str]:
-        """Returns the available functions of both directions.
-
-        Args:
-            there: True if a function is available.
-            lacks: makes the error for a named op without functions.
-        """
+    def units(self) -> list[tuple[_table.Op, Unit]]:
+        """Returns the selected functions, without duplicates."""
         words = (
             None
             if self.dtypes is None
             else [_arguments.dtype_word(f"kf.{self.what}", d) for d in _several(self.dtypes)]
         )
-        found: list[str] = []
+        found: list[tuple[_table.Op, Unit]] = []
         for op, activation in self.pairs():
-            every = [
-                (d[0], f)
-                for d in sorted(op.dtypes)
-                for bwd in ((False, True) if op.backward else (False,))
-                if there(f := op.function(activation, d, bwd))
-            ]
-            own = [f for d, f in every if words is None or d in words]
-            if self.ops is not None and not every:
-                raise lacks(op.function(activation, min(op.dtypes), False))
+            every = [d for d in sorted(op.dtypes) if op.exists(activation, d, False)]
+            own = [d for d in every if words is None or d[0] in words]
             if self.ops is not None and not own:
                 has = ", ".join(
-                    long for long, word in _arguments.LONG.items() if word in {d for d, _ in every}
+                    long for long, word in _arguments.LONG.items() if word in {d[0] for d in every}
                 )
                 raise ValueError(
                     f"kf.{self.what}: {op.word(activation)} has no function for "
                     f"dtypes={self.dtypes!r}, only for {has}"
                 )
-            found += own
+            found += [(op, Unit(activation, d)) for d in own]
         return found
+
+
+def functions(units: Iterable[tuple[_table.Op, Unit]]) -> list[str]:
+    """Returns the names of both directions."""
+    return [
+        op.function(*unit, backward)
+        for op, unit in units
+        for backward in (False, True)
+        if op.exists(*unit, backward)
+    ]
+
+
+def compile_units(
+    what: str, made: Sequence[tuple[Any, Unit]], jobs: int, progress: bool | None
+) -> Warmed:
+    """Compiles missing libraries of functions concurrently.
+
+    Args:
+        made: pairs of (_first_call.Compiled, unit).
+    """
+    begin, count = time.monotonic(), 0
+    missing = [(functions, unit) for functions, unit in made if not functions.is_ready(unit)]
+    with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
+        running = [pool.submit(functions.prepare, unit) for functions, unit in missing]
+        try:
+            with _progress.bar(f"kf.{what}", len(missing), progress) as bar:
+                for one in concurrent.futures.as_completed(running):
+                    count += one.result()
+                    bar.advance()
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise
+    return Warmed(count, len(made) - count, time.monotonic() - begin)
 
 
 def architectures(what: str, given: Any) -> list[str]:
@@ -167,7 +189,12 @@ def threads(what: str, given: Any) -> int:
 
 
 def compile_kernels(
-    what: str, functions: Sequence[str], architecture: str, place: Place, jobs: int
+    what: str,
+    functions: Sequence[str],
+    architecture: str,
+    place: Place,
+    jobs: int,
+    progress: bool | None = None,
 ) -> Warmed:
     """Compiles all kernels that launches of the functions may use."""
     begin = time.monotonic()
@@ -182,11 +209,12 @@ def compile_kernels(
         )
 
     def compiled(path: pathlib.Path, text: str, kernel: str) -> int:
-        # Another process has compiled it in the meantime.
-        if _gpu.read(path) is not None:
-            return 0
         try:
-            _gpu.write(path, _nvrtc.compile_kernel(text, kernel, architecture))
+            with _files.locked(path):
+                # Another process has compiled it in the meantime.
+                if _gpu.read(path) is not None:
+                    return 0
+                _gpu.write(path, _nvrtc.compile_kernel(text, kernel, architecture))
         except OSError as e:
             raise OSError(
                 e.errno, f"kf.{what}: a kernel cannot be written ({e.strerror})", str(path)
@@ -194,8 +222,18 @@ def compile_kernels(
         return 1
 
     count = 0
-    with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
+    with (
+        concurrent.futures.ThreadPoolExecutor(jobs) as pool,
+        _progress.bar(f"kf.{what} {architecture}", len(missing), progress) as bar,
+    ):
         running: set[concurrent.futures.Future[int]] = set()
+
+        def finished(done: Iterable[concurrent.futures.Future[int]]) -> None:
+            nonlocal count
+            for one in done:
+                count += one.result()
+                bar.advance()
+
         try:
             for path, (function, kernel) in missing.items():
                 running.add(pool.submit(compiled, path, _gpu.text(function), kernel))
@@ -203,8 +241,8 @@ def compile_kernels(
                     done, running = concurrent.futures.wait(
                         running, return_when=concurrent.futures.FIRST_COMPLETED
                     )
-                    count += sum(one.result() for one in done)
-            count += sum(one.result() for one in concurrent.futures.as_completed(running))
+                    finished(done)
+            finished(concurrent.futures.as_completed(running))
         except BaseException:
             pool.shutdown(cancel_futures=True)
             raise
@@ -215,48 +253,65 @@ def total(parts: Iterable[Warmed]) -> Warmed:
     return Warmed(*map(sum, zip(*parts)))
 
 
+def _device(given: Any) -> str:
+    word = str(given).partition(":")[0]
+    if word not in ("cpu", "cuda"):
+        raise ValueError(f"kf.warmup: device is {given!r}, expected 'cpu' or 'cuda'")
+    return word
+
+
 def warmup(
     ops: str | Iterable[str] | None = None,
     activations: str | Iterable[str] | None = None,
     dtypes: Any = None,
     *,
+    device: Any = "cuda",
     arch: str | Iterable[str] | None = None,
     jobs: int | None = None,
+    progress: bool | None = None,
 ) -> Warmed:
-    """Compiles all GPU kernels that calls of some functions may use, into KF_CACHE_DIR.
+    """Compiles all that calls of some functions may use, into KF_CACHE_DIR.
 
-    Later calls, also of other processes, load them from there. The call may be interrupted and run
+    Later calls, also of other processes, load it from there. The call may be interrupted and run
     concurrently. Ops of kf.fuse are not supported.
 
+        kf.warmup(["layer_norm_gelu", "softmax"], dtypes=["float32"], device="cpu")
         kf.warmup(["layer_norm_gelu", "softmax"], dtypes=["bfloat16"], arch="sm_90")
 
     Args:
-        ops: names of kf.ops, each with its gradient; None selects all of the package's library,
-            which takes hours
+        ops: names of kf.ops, each with its gradient; None selects all ops, which takes hours
         activations: activations to combine with each op; None keeps those in the names
         dtypes: dtypes of the elements; None selects all
+        device: "cpu" compiles C functions, "cuda" GPU kernels and their launchers
         arch: GPU architectures, which need not be present; None selects the current device's
         jobs: number of threads; None uses one per core
+        progress: True shows a progress bar on standard error, False none; None shows it on a
+            terminal
 
     Returns:
-        A named tuple: number of kernels compiled, number of kernels already there, seconds.
+        A named tuple: number of kernels compiled, number of kernels already there, seconds. On
+            the CPU it counts libraries of a function and its gradient.
 
     Raises:
-        TypeError, ValueError: an op, activation, dtype or architecture does not exist.
-        NotImplementedError: the installed library lacks the function.
-        ImportError: the package has no launchers; or, with arch=None, no CUDA driver was found.
-        RuntimeError: NVRTC was not found, KF_OFFLINE is set and a kernel is missing, or a kernel
-            failed to compile.
+        TypeError, ValueError: an op, activation, dtype, device or architecture does not exist.
+        ImportError: with arch=None, no CUDA driver was found.
+        RuntimeError: NVRTC or a compiler was not found, KF_OFFLINE is set and a kernel is missing,
+            or one failed to compile.
         OSError: a kernel cannot be written.
     """
-    number = threads("warmup", jobs)
-    library = _gpu.library() if arch is None or _gpu.opened() else _gpu.Launchers()
-    functions = Chosen("warmup", ops, activations, dtypes).functions(
-        lambda f: library.find(f) >= 0, library.lacks
-    )
+    number, word = threads("warmup", jobs), _device(device)
+    if word == "cpu" and arch is not None:
+        raise ValueError(f"kf.warmup: arch is {arch!r} beside device='cpu', expected None")
+    units = Chosen("warmup", ops, activations, dtypes).units()
+    if word == "cpu":
+        made = [(_first_call.functions(op), unit) for op, unit in units]
+        return compile_units("warmup", made, number, progress)
+    codes = architectures("warmup", arch)
+    launchers = [(_first_call.functions(op).on_gpu, unit) for op, unit in units]
+    compile_units("warmup", launchers, number, progress)
     return total(
         [
-            compile_kernels("warmup", functions, a, _gpu.file, number)
-            for a in architectures("warmup", arch)
+            compile_kernels("warmup", functions(units), code, _gpu.file, number, progress)
+            for code in codes
         ]
     )

@@ -41,7 +41,9 @@ def _functions(group: str) -> dict[str, tuple[Op, str, tuple[str, ...], bool]]:
         if _group(op) == group:
             for activation in op.activations:
                 for dtypes in op.dtypes:
-                    for backward in (False, True) if op.backward else (False,):
+                    for backward in (False, True):
+                        if not op.exists(activation, dtypes, backward):
+                            continue
                         found[op.function(activation, dtypes, backward).removeprefix("kf_")] = (
                             op,
                             activation,
@@ -80,9 +82,7 @@ def _make(
     tensors, rest = _names(op, activation, backward)
     given, sizes = len(tensors), len(call.sizes)
     end = sizes + bool(call.strides) + len(call.integers)
-    count, library, where = given + len(rest), _library.library(), f"kf.kernels.{_group(op)}.{name}"
-    if library.find(function) < 0:
-        raise library.lacks(function)
+    count, library, where = given + len(rest), _library.of(op), f"kf.kernels.{_group(op)}.{name}"
 
     def kernel(*args: Any) -> None:
         if len(args) != count:

@@ -13,6 +13,8 @@ from kfgen.model.types import INDEX_VARIABLE, RESULTS
 from kfgen.paths import version as kf_version
 from kfgen.render.environment import environment
 from kfgen.render.layout import tidy
+from kfgen.render.render import Selection
+from kfgen.render.source import reduced
 
 MANY = 12  # maximum number of functions per file; a build waits for the longest file
 SCALARS = ("scalar", "act_scalar", "beta", "probability")
@@ -114,26 +116,44 @@ def space(f):
     return ", ".join(f"n[{f['sizes'].index(s)}]" for s in f["workspace_arguments"])
 
 
-def units(found):
+def one(spec, pattern, activation, dtypes):
+    """Selects an op's kernels with one activation and exactly these dtypes, in both directions.
+
+    Returns None if there are none.
+    """
+    whole = Selection(spec, [pattern], [activation], list(dict.fromkeys(dtypes)))
+    act = spec.activations[activation]
+    kernels = [
+        k
+        for k in whole.kernels(spec.ops[pattern])
+        if tuple(k.dtypes) == tuple(dtypes) and act in k.acts
+    ]
+    return reduced(whole, kernels, act) if kernels else None
+
+
+def units(found, many=MANY):
     """Returns {file name: (header, functions)}: one file per header and dtypes, or several of
-    MANY.
+    `many` functions.
     """
     groups = {}
     for f in found:
         groups.setdefault((f["header"], "_".join(f["dtypes"])), []).append(f)
     files = {}
     for (header, dtypes), members in groups.items():
-        for i in range(0, len(members), MANY):
-            files[f"{pathlib.Path(header).name}_{dtypes}_{i // MANY}.c"] = (
+        for i in range(0, len(members), many):
+            files[f"{pathlib.Path(header).name}_{dtypes}_{i // many}.c"] = (
                 header,
-                members[i : i + MANY],
+                members[i : i + many],
             )
     return files
 
 
-def sources(found):
+def sources(found, many=MANY):
     """Returns {file name: text} of a library with these functions, including a table of their
     names.
+
+    Args:
+        many: maximum number of functions per file.
     """
     env = environment()
     env.globals.update(version=kf_version(), words=words, space=space)
@@ -141,7 +161,7 @@ def sources(found):
         name: env.get_template("python/packed.c.j2").render(
             file=name, header=header, functions=members
         )
-        for name, (header, members) in units(found).items()
+        for name, (header, members) in units(found, many).items()
     }
     ordered = sorted(found, key=lambda f: f["name"])
     texts["packed_table.c"] = env.get_template("python/packed_table.c.j2").render(

@@ -142,16 +142,21 @@ def with_acts(kernel, acts):
     return found
 
 
+TARGETS = (".cuh", ".h")
+
+
 class Renderer:
-    def __init__(self, selection, user=None, any_activation=True):
+    def __init__(self, selection, user=None, any_activation=True, targets=TARGETS):
         """Renders the headers of a selection.
 
         Args:
             user: stem of the user's spec file; only its entries are rendered, beside installed
                 headers.
             any_activation: also the headers of kf/any.
+            targets: endings of the headers; (".h",) renders C alone, in a third of the time.
         """
         self.selection, self.user, self.any_activation = selection, user, any_activation
+        self.targets = targets
         self.env = environment()
         self.env.globals.update(version=version(), digest=DIGEST, entries=ENTRIES, sources=SOURCES)
         self.files = {}
@@ -193,14 +198,14 @@ class Renderer:
         prefix = names.folder(user)
         activations = f"{prefix}/activations"
         codes = [ActCode(a) for a in s.activations if not (user and a.builtin)]
-        for ext in (".cuh", ".h"):
+        for ext in self.targets:
             self.header(
                 activations + ext,
                 f"op/activations{ext}.j2",
                 activations=codes,
                 includes=["kf/ops/activations" + ext] if user else [],
             )
-        stems = {".cuh": [], ".h": []}
+        stems = {ext: [] for ext in self.targets}
         for op in s.ops:
             # An installed op gets only launchers of the user's activations.
             extends = bool(user) and op.builtin
@@ -214,7 +219,7 @@ class Renderer:
         if self.any_activation:
             runtime_activation.activations(self, [ActCode(a) for a in s.activations])
         umbrella = f"kf/{user}" if user else "kf/kf"
-        for ext in (".cuh", ".h"):
+        for ext in self.targets:
             self.header(
                 umbrella + ext,
                 "umbrella.j2",
@@ -223,7 +228,8 @@ class Renderer:
                 cuda=ext == ".cuh",
                 user=user,
             )
-        launchers.render(self)
+        if ".cuh" in self.targets:
+            launchers.render(self)
         return self.files
 
     def op(self, op, kernels, extends, stems):
@@ -232,7 +238,7 @@ class Renderer:
         prefix = names.folder(user)
         device, host = ([k for k in kernels if word in k.backends] for word in ("cuda", "c"))
         for ext, own in ((".cuh", device), (".h", host)):
-            if not own:
+            if not own or ext not in self.targets:
                 continue
             stems[ext].append(stem)
             self.header(
@@ -249,7 +255,7 @@ class Renderer:
                 launchers_declared=launchers.declared(user),
                 launchers_header=f"kf/{names.launchers(user)}.h",
             )
-        for part in PARTS["cuh"] if device else ():
+        for part in PARTS["cuh"] if device and ".cuh" in self.targets else ():
             self.add(
                 f"{prefix}/{stem}.{part}.cuh",
                 f"op/{part}.cuh.j2",

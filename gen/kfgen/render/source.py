@@ -60,12 +60,18 @@ def find(selection, name):
 
 def cut(selection, launcher):
     """Reduces the selection to this launcher's kernel and activation, and to what it calls."""
-    k, act = launcher.kernel, launcher.act
+    return reduced(selection, [launcher.kernel], launcher.act)
+
+
+def reduced(selection, kernels, act):
+    """Reduces the selection to kernels of the same dtypes with one activation, and to the kernels
+    that they call.
+    """
     found, of = Selection(selection.spec), {}
-    for kernel in (k, *k.called_kernels):
+    for kernel in dict.fromkeys(other for k in kernels for other in (k, *k.called_kernels)):
         of.setdefault(kernel.op.pattern, []).append(with_acts(kernel, [act]))
     found.ops = [selection.spec.ops[pattern] for pattern in of]
-    found.activations, found.dtypes, found._kernels = [act], list(k.dtypes), of
+    found.activations, found.dtypes, found._kernels = [act], list(kernels[0].dtypes), of
     return found
 
 

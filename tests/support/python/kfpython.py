@@ -42,7 +42,7 @@ ACTIVATIONS = ("none", "relu", "gelu")
 WHOLE = cases.LEVEL > 1
 # From level 2 on the environment may reduce this: all activations take an hour to compile.
 CHOSEN = {
-    "KF_WHEEL_OPS": "" if WHOLE else ",".join(OPS),
+    "KF_WHEEL_OPS": "all" if WHOLE else ",".join(OPS),
     "KF_WHEEL_ACTIVATIONS": os.environ.get("KF_WHEEL_ACTIVATIONS", "all")
     if WHOLE
     else ",".join(ACTIVATIONS),
@@ -120,6 +120,9 @@ def package():
             for name, value in before.items():
                 os.environ.pop(name) if value is None else os.environ.update({name: value})
             sys.path.remove(str(folder))
+            # The first call compiles the shim, as it does in a package installed from a checkout.
+            for shim in folder.glob("kernel_fusion/lib/torch_shim-*"):
+                shim.unlink()
             (folder / "whole").touch()
     return folder
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Threads of kf's C library: the host's parallel loop if it has set one, else a small pool. OpenMP
-   is not used: in a process with two OpenMP libraries (PyTorch ships one) both would create
-   threads independently. */
+/* Threads of kf's C libraries: the host's parallel loop if it has set one, else a small pool, which
+   all libraries of a process share. OpenMP is not used: in a process with two OpenMP libraries
+   (PyTorch ships one) both would create threads independently. */
 #define _GNU_SOURCE
 #include "packed.h"
 
@@ -20,6 +20,8 @@ typedef struct {
 } job;
 
 enum { MAX_THREADS = 256 };
+typedef void (*loop_fn)(int64_t count, void (*fn)(void *, int64_t), void *context);
+static _Atomic(loop_fn) shared; /* another library's kfp_parallel_for; NULL uses this one */
 static _Atomic(host_fn) host;
 static _Atomic int wanted; /* number of threads; 0 uses all processors of the process */
 /* Held while a job runs; a concurrent caller's job runs on its own thread. */
@@ -33,6 +35,8 @@ static int made;        /* number of helper threads */
 static int helpers;     /* threads that may still join the current job */
 static int running;     /* threads that work on the current job */
 static uint64_t round_; /* number of jobs so far */
+
+KFP_EXPORT void kfp_share_pool(loop_fn fn) { atomic_store(&shared, fn); }
 
 KFP_EXPORT void kfp_set_threads(int threads) { atomic_store(&wanted, threads < 0 ? 0 : threads); }
 
@@ -105,8 +109,13 @@ static void run_range(int64_t begin, int64_t end, void *context)
     for (int64_t i = begin; i < end; ++i) j->fn(j->context, i);
 }
 
-void kfp_parallel_for(int64_t count, void (*fn)(void *, int64_t), void *context)
+KFP_EXPORT void kfp_parallel_for(int64_t count, void (*fn)(void *, int64_t), void *context)
 {
+    const loop_fn other = atomic_load(&shared);
+    if (other) {
+        other(count, fn, context);
+        return;
+    }
     job j = {fn, context, count, 0};
     const host_fn given = atomic_load(&host);
     if (given) {

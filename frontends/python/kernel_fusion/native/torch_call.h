@@ -29,10 +29,10 @@ typedef struct {
 typedef struct {
     const char *name;
     const kfs_tensor *tensors; // inputs, then outputs
-    // Function indices on the CPU and on a GPU: [activation][T][U], -1 if missing.
+    // On the CPU and on a GPU, [activation][T][U]: libraries, NULL before the first call, and the
+    // indices of the function in them.
     const int32_t *functions[2];
-    // Libraries of a user-made op: [T][U], NULL before the first call; NULL for kf's own ops.
-    const struct kfs_library **own[2];
+    const struct kfs_library **libraries[2];
     const int64_t *activations;
     const int32_t *act_scalars; // [activation]: number of scalars
     const double *bounds;       // [activation][scalar][least, most]
@@ -59,17 +59,16 @@ typedef struct kfs_library {
     const char *(*detail)(void), *(*reason)(void); // error of this thread's last call
 } kfs_library;
 
-// A backend: device type, library and registration.
+// A backend: device type and registration.
 typedef struct {
     int32_t type; // PyTorch's number of the device type
     bool gpu;
-    kfs_library library;
-    int (*open)(int);       // called before an op's first call on a GPU; 0 means success
     handle implementations; // PyTorch's registrations, which live as long as the process
 } kfs_backend;
 static kfs_backend cpu, gpu;
-// Called before the first call of a user-made op with these dtypes; NULL means success.
-static const char *(*open_own)(int op, int on_gpu, int first, int second);
+// Called before the first call of a function, `at` as in kfs_op. It stores the function's index and
+// library and returns NULL, or returns why it cannot.
+static const char *(*open_function)(int op, int on_gpu, int at);
 
 typedef struct {
     kfs_op *op;

@@ -5,6 +5,8 @@
 // table of ops, and a trampoline per op passes the op's index.
 #include "torch_call.h"
 
+#include <utility>
+
 // Checks a tensor's device; the first tensor sets the index of the call's device.
 static bool on_device(call *c, handle h)
 {
@@ -225,34 +227,30 @@ static bool check_rng(call *c)
     return c->rng || fail_for_memory(c, "rng");
 }
 
-// Finds the library of the call's function, and opens it at the first such call.
-static bool find_library(call *c, int first, int second)
+// Finds the call's function and its library, and opens the library at the first such call. Returns
+// the function's index, or -1.
+static int find_function(call *c)
 {
     const kfs_op *op = c->op;
-    const int number = (int)(op - ops), on_gpu = c->backend->gpu;
-    c->library = &c->backend->library;
-    if (op->own[on_gpu]) {
-        const kfs_library **own = &op->own[on_gpu][first * TYPES + second];
-        if (!__atomic_load_n(own, __ATOMIC_ACQUIRE)) {
-            const char *why = open_own(number, on_gpu, first, second);
-            if (why) return fail(c, why, "");
+    const int on_gpu = c->backend->gpu, first = c->vars[T], second = c->vars[U];
+    const int at = (c->activation * TYPES + first) * TYPES + second;
+    const kfs_library **library = &op->libraries[on_gpu][at];
+    if (!__atomic_load_n(library, __ATOMIC_ACQUIRE)) {
+        const char *why = open_function((int)(op - ops), on_gpu, at);
+        if (why) {
+            fail(c, why, "");
+            return -1;
         }
-        c->library = __atomic_load_n(own, __ATOMIC_ACQUIRE);
-    } else if (!__atomic_load_n(&op->functions[on_gpu], __ATOMIC_ACQUIRE) &&
-               c->backend->open(number)) {
-        return fail(c, "no kernel for tensors on a GPU", "");
     }
-    return true;
+    c->library = __atomic_load_n(library, __ATOMIC_ACQUIRE);
+    return op->functions[on_gpu][at];
 }
 
 static bool execute(call *c, const value *stack)
 {
     if (!take_rest(c, stack) || !check_inputs(c) || !check_rng(c)) return false;
-    const int first = c->vars[T], second = c->vars[U];
-    if (!find_library(c, first, second)) return false;
-    const int id =
-        c->op->functions[c->backend->gpu][(c->activation * TYPES + first) * TYPES + second];
-    if (id < 0) return fail(c, "the library has no function for these dtypes", "");
+    const int id = find_function(c);
+    if (id < 0) return false;
     const int found = make_outputs(c);
     if (found == UNSHAPED) return false;
     if (found < 0) return fail_for_memory(c, "its results");
@@ -281,25 +279,27 @@ static void boxed(kfs_op *op, const kfs_backend *backend, value *stack)
     if (!done) throw std::runtime_error(c.wrong);
 }
 
-template <int k> static void trampoline(value *stack, uint64_t, uint64_t)
+// Optimising these 2 * MAX_OPS functions would take the compiler more time than all others.
+#ifdef __clang__
+#define UNOPTIMISED __attribute__((optnone, noinline))
+#else
+#define UNOPTIMISED __attribute__((optimize("O0")))
+#endif
+template <int k> UNOPTIMISED static void trampoline(value *stack, uint64_t, uint64_t)
 {
     boxed(&ops[k], &cpu, stack);
 }
-template <int k> static void trampoline_gpu(value *stack, uint64_t, uint64_t)
+template <int k> UNOPTIMISED static void trampoline_gpu(value *stack, uint64_t, uint64_t)
 {
     boxed(&ops[k], &gpu, stack);
 }
 typedef void (*kernel)(value *, uint64_t, uint64_t);
-template <int k> struct Fill {
-    static void in(kernel *to, kernel *to_gpu)
-    {
-        to[k] = trampoline<k>, to_gpu[k] = trampoline_gpu<k>, Fill<k - 1>::in(to, to_gpu);
-    }
+// All trampolines, on the CPU and on a GPU.
+template <int... k> struct trampolines {
+    static constexpr kernel of[2][MAX_OPS] = {{trampoline<k>...}, {trampoline_gpu<k>...}};
 };
-template <> struct Fill<-1> {
-    static void in(kernel *, kernel *) {}
-};
-static kernel kernels[2][MAX_OPS];
+template <int... k> trampolines<k...> each(std::integer_sequence<int, k...>);
+static constexpr auto &kernels = decltype(each(std::make_integer_sequence<int, MAX_OPS>()))::of;
 static void *torch_cpu; // libtorch_cpu.so
 
 // Registers the kernel of an op of the table under both of its names. Returns the name of a missing
@@ -330,8 +330,7 @@ extern "C" KFP_EXPORT int kfs_room(void) { return MAX_OPS; }
 // Registers CPU kernels of the first `count` ops of the table, which has kfs_room entries. Returns
 // the name of a missing libtorch function, or NULL.
 extern "C" KFP_EXPORT const char *kfs_register(const char *libtorch, kfs_op *table, int count,
-                                               const kfs_library *found,
-                                               const char *(*open)(int, int, int, int))
+                                               const char *(*open)(int, int, int))
 {
     void *const library = torch_cpu = dlopen(libtorch, RTLD_NOW | RTLD_NOLOAD);
     if (!library || count > MAX_OPS) return library ? "room for so many ops" : "libtorch_cpu.so";
@@ -345,16 +344,14 @@ extern "C" KFP_EXPORT const char *kfs_register(const char *libtorch, kfs_op *tab
     for (int i = 0; i < TYPES && !missing; ++i)
         missing = look_up(library, "aoti_torch_dtype_", type_names[i], &types[i]);
     if (missing) return missing;
-    ops = table, cpu.library = *found, open_own = open;
-    Fill<MAX_OPS - 1>::in(kernels[0], kernels[1]);
+    ops = table, open_function = open;
     return implement(&cpu, "CPU", count);
 }
 
-// Registers GPU kernels, after kfs_register. Before an op's first call, `open` is called with its
-// index; it calls kfs_open_gpu, or returns non-zero. key and type are the dispatch key and the
-// device type: CUDA and cuda, except in tests.
+// Registers GPU kernels, after kfs_register. key and type are the dispatch key and the device type:
+// CUDA and cuda, except in tests.
 extern "C" KFP_EXPORT const char *kfs_register_gpu(const char *libtorch_cuda, const char *key,
-                                                   const char *type, int count, int (*open)(int))
+                                                   const char *type, int count)
 {
     void *library = dlopen(libtorch_cuda, RTLD_NOW | RTLD_NOLOAD);
     if (!library) return "libtorch_cuda.so";
@@ -362,14 +359,6 @@ extern "C" KFP_EXPORT const char *kfs_register_gpu(const char *libtorch_cuda, co
     if (!p_current_stream) return "aoti_torch_get_current_cuda_stream";
     const char *missing = look_up(torch_cpu, "aoti_torch_device_type_", type, &gpu.type);
     if (missing) return missing;
-    gpu.gpu = true, gpu.open = open;
+    gpu.gpu = true;
     return implement(&gpu, key, count);
-}
-
-// Sets the GPU library, the same in each call, and an op's function indices, which must stay valid.
-extern "C" KFP_EXPORT void kfs_open_gpu(int op, const int32_t *functions, const kfs_library *found)
-{
-    gpu.library = *found;
-    // Stored last: another thread calls the functions it finds.
-    __atomic_store_n(&ops[op].functions[1], functions, __ATOMIC_RELEASE);
 }

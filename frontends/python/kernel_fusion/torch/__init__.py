@@ -95,16 +95,10 @@ def _function(op: _table.Op, activation: str) -> Callable[..., Any]:
     """Makes the function; registers a user-made op, which has one activation."""
     if op.own:
         schemas = _define(op)
-        able = op.own.compiles()
         _implement(
-            schemas,
-            _kernels.kernel,
-            "CPU",
-            _shim.register_own if able and WHY_NO_SHIM is None else None,
+            schemas, _kernels.kernel, "CPU", _shim.register_own if WHY_NO_SHIM is None else None
         )
-        _implement(
-            schemas, _cuda.kernel, "CUDA", _on_gpu if able and WHY_NO_SHIM_ON_GPU is None else None
-        )
+        _implement(schemas, _cuda.kernel, "CUDA", _on_gpu if WHY_NO_SHIM_ON_GPU is None else None)
     return _public.make(
         op,
         activation,

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernel_fusion import _gpu, _plan
+from kernel_fusion import _gpu, _library, _plan
 from kernel_fusion._info import cuda_available
 from kernel_fusion.torch import _kernels, _shim
 from kernel_fusion.torch._kernels import LAUNCH, REASON, Result, plan
@@ -37,10 +37,6 @@ def why_not() -> str | None:
     return why
 
 
-def _library(s: Schema) -> Any:
-    return s.op.own.on_gpu if s.op.own else _gpu.library()
-
-
 def _refusal(s: Schema, activation: str, why: str) -> NotImplementedError:
     return NotImplementedError(
         f"{s.op.display_name(activation)}: no kernel for tensors on cuda: {why}. CPU tensors are "
@@ -63,7 +59,7 @@ def launch(
         return held, held.data_ptr()
 
     stream = torch.cuda.current_stream(device).cuda_stream
-    _library(s).call(
+    _library.of(s.op).on_gpu.call(
         made.function,
         addresses,
         sizes,
@@ -82,21 +78,12 @@ def reason(s: Schema, given: Given, made: _plan.Plan, error: Exception) -> BaseE
     An error stored by the loader may belong to an earlier call; it counts only if the shim
     reported it.
     """
-    if s.op.own:
-        return _shim.failed.take(error) or _stored_error(
-            s.op.own.on_gpu.library(s.op.own.dtypes[made.function]), error
-        )
-    why = why_not()
+    why = None if s.op.own else why_not()
     if why:
         return _refusal(s, given.activation, why)
-    library = _gpu.library()
-    if library.find(made.function) < 0:
-        return library.lacks(made.function)
-    return _stored_error(library, error)
-
-
-def _stored_error(library: _gpu.Gpu, error: Exception) -> BaseException | None:
-    stored = library.failed()
+    if failed := _shim.failed.take(error):
+        return failed
+    stored = _library.of(s.op).on_gpu.library_of(made.function).failed()
     return stored if _shim.was_reported(stored, error) else None
 
 

@@ -194,10 +194,7 @@ LAUNCH: dict[str, Launch] = {"cpu": _cpu}  # launchers by device type
 
 
 def _lacks(s: Schema, given: Given, made: _plan.Plan, error: Exception) -> BaseException | None:
-    if s.op.own:
-        return _shim.failed.take(error)
-    library = _library.of(s.op)
-    return library.lacks(made.function) if library.find(made.function) < 0 else None
+    return _shim.failed.take(error)
 
 
 # Explains why the shim refused a valid call, by device type; None keeps the shim's own text.

@@ -1,39 +1,30 @@
 # SPDX-License-Identifier: Apache-2.0
 """Native kernels of the ops (native/torch_shim.cpp), which avoid Python's overhead.
 
-The shim is compiled at the first import and cached under a digest of its sources. Without a C++
-compiler, or with KF_TORCH_SHIM=0, ctypes is used instead (_kernels.py).
+The package holds the shim compiled, or the first import for PyTorch compiles it (_shim_library.py).
+Without a C++ compiler, or with KF_TORCH_SHIM=0, ctypes is used instead (_kernels.py).
 """
 
 import ctypes
-import hashlib
 import os
 import pathlib
-import shutil
-import subprocess
 import threading
 from collections.abc import Sequence
 from typing import Any
 
 import torch
-from kfgen import paths
 from kfgen.model import names
 
-from kernel_fusion import _counts, _gpu, _layout, _library
-from kernel_fusion._files import cache
+from kernel_fusion import _counts, _gpu, _layout, _library, _shim_library
 from kernel_fusion._table import Op, Tensor, Value, activations
 from kernel_fusion.torch._schema import Schema
 
-NATIVE = pathlib.Path(__file__).resolve().parents[1] / "native"
-SOURCES = ("torch_shim.cpp", "torch_call.h", "torch_abi.h", "torch_memory.h", "packed.h")
-FLAGS = ("-std=c++17", "-O2", "-fPIC", "-shared", "-fvisibility=hidden", "-s")
 TYPES = ("f32", "f16", "bf16", "f64", "i32", "i64", "u8", "bool")  # order of the shim's enum
 # Indices of type variables: T, one further, and that of sums.
 T, FURTHER, ACC = 8, 9, 10
 USES = {"saved": 1, "gradient": 2}
 LIBTORCH = pathlib.Path(torch.__file__).parent / "lib"
-OPEN = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int)
-OPEN_OWN = ctypes.CFUNCTYPE(ctypes.c_void_p, *[ctypes.c_int] * 4)
+OPEN = ctypes.CFUNCTYPE(ctypes.c_void_p, *[ctypes.c_int] * 3)
 # Members of kfs_library.
 LIBRARY = ("kfp_run", "kfp_run_on", "kfp_space", "kfp_error", "kfp_detail", "kfp_reason")
 SHAPING = 4  # SHAPING of torch_call.h
@@ -54,7 +45,7 @@ class _Op(ctypes.Structure):
         ("name", TEXT),
         ("tensors", ctypes.POINTER(_Tensor)),
         ("functions", ctypes.POINTER(INT) * 2),
-        ("own", ctypes.c_void_p * 2),
+        ("libraries", ctypes.c_void_p * 2),
         ("activations", ctypes.POINTER(LONG)),
         ("act_scalars", ctypes.POINTER(INT)),
         ("bounds", ctypes.POINTER(DOUBLE)),
@@ -85,43 +76,6 @@ class _Op(ctypes.Structure):
         ("shaping", INT * SHAPING),
         ("betas", INT),
     ]
-
-
-def compiled() -> pathlib.Path:
-    """Returns the shim's library, from the cache or compiled.
-
-    It looks libtorch's functions up by name, so it is independent of torch's version.
-    """
-    digest = hashlib.sha256(
-        repr(FLAGS).encode()
-        + b"".join(
-            path.read_bytes() for path in (_layout.HEADER, *(NATIVE / name for name in SOURCES))
-        )
-    ).hexdigest()[:16]
-    path = cache() / f"torch_shim-{digest}.so"
-    if not path.exists():
-        compiler = (
-            shutil.which(os.environ.get("CXX", "c++"))
-            or shutil.which("g++")
-            or shutil.which("clang++")
-        )
-        if not compiler:
-            raise OSError("no C++ compiler was found")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        # Several processes may compile it concurrently.
-        made = path.with_name(f"{path.name}.{os.getpid()}")
-        done = subprocess.run(
-            [
-                *(compiler, *FLAGS, f"-I{paths.INCLUDE}", str(NATIVE / SOURCES[0])),
-                *("-o", str(made), "-ldl"),
-            ],
-            capture_output=True,
-            text=True,
-        )
-        if done.returncode:
-            raise OSError(f"{compiler} failed: {done.stderr[-1000:]}")
-        os.replace(made, path)
-    return path
 
 
 def _array(kind: Any, values: Sequence[Any]) -> Any:
@@ -174,19 +128,6 @@ def _words(op: Op, t: str, u: str) -> tuple[str, ...]:
     return found
 
 
-def _functions(s: Schema, library: Any) -> Any:
-    """Returns function indices as [activation][T][further variable]."""
-    op = s.op
-
-    def find(act: str, t: str, u: str) -> int:
-        dtypes = _words(op, t, u)
-        return (
-            int(library.find(op.function(act, dtypes, s.backward))) if dtypes in op.dtypes else -1
-        )
-
-    return _array(INT, [find(act, t, u) for act in op.activations for t in TYPES for u in TYPES])
-
-
 def _entry(s: Schema) -> _Op:
     op, call = s.op, s.call
     probability = [Value("p", None, 0, 1)] if op.dropout else []
@@ -198,7 +139,7 @@ def _entry(s: Schema) -> _Op:
     made = _Op(
         s.name.encode(),
         _array(_Tensor, tensors),
-        *_numbers(s),
+        *_tables(s),
         _array(LONG, [activations()[a] for a in op.activations]),
         _array(INT, [len(op.scalars[a]) for a in op.activations]),
         _array(DOUBLE, [x for v in values for x in _bounds(v, most)]),
@@ -232,16 +173,14 @@ def covers(s: Schema) -> bool:
     return not s.op.asked and len(s.op.further) <= 1
 
 
-def _numbers(s: Schema) -> tuple[Any, Any]:
-    """Returns (functions, libraries) for CPU and GPU; a user-made op has none yet."""
-    pointers = ctypes.POINTER(INT) * 2
-    if not s.op.own:
-        return pointers(_functions(s, _library.library())), (ctypes.c_void_p * 2)()
-    libraries = [(ctypes.c_void_p * len(TYPES) ** 2)() for _ in range(2)]
-    _alive.append(libraries)
-    return pointers(*[_array(INT, [-1] * len(TYPES) ** 2) for _ in range(2)]), (
-        ctypes.c_void_p * 2
-    )(*map(ctypes.addressof, libraries))
+def _tables(s: Schema) -> tuple[Any, Any]:
+    """Returns (function indices, libraries) for CPU and GPU, which first calls fill."""
+    size = len(s.op.activations) * len(TYPES) ** 2
+    libraries = [(ctypes.c_void_p * size)() for _ in range(2)]
+    indices: list[Any] = [(INT * size)() for _ in range(2)]
+    functions = (ctypes.POINTER(INT) * 2)(*indices)
+    _alive.extend((libraries, functions))
+    return functions, (ctypes.c_void_p * 2)(*map(ctypes.addressof, libraries))
 
 
 _table: Any = None
@@ -251,15 +190,10 @@ _schemas: list[Schema] = []  # ops of the table
 _alive: list[Any] = []
 
 
-def _pointers(dll: Any) -> Any:
+def _functions_of(library: Any) -> Any:
     """Returns a library's functions in the order of kfs_library."""
-    found = (ctypes.c_void_p * len(LIBRARY))(
-        *[
-            ctypes.cast(getattr(dll, name), ctypes.c_void_p) if hasattr(dll, name) else None
-            for name in LIBRARY
-        ]
-    )
-    _alive.append(found)
+    found = (ctypes.c_void_p * len(LIBRARY))(*[library.address(name) for name in LIBRARY])
+    _alive.append((library, found))
     return found
 
 
@@ -274,7 +208,7 @@ def was_reported(error: BaseException | None, reported: Exception) -> bool:
 
 
 class _Failed(threading.local):
-    """Why this thread's last call of a user-made op failed."""
+    """Why this thread's last call had no function."""
 
     error: BaseException | None = None
     text: Any = None
@@ -290,23 +224,30 @@ class _Failed(threading.local):
 failed = _Failed()
 
 
-def _open_own(number: int, on_gpu: int, first: int, second: int) -> int | None:
-    """Callback of the shim before the first call with these dtypes.
+def _open(number: int, on_gpu: int, at: int) -> int | None:
+    """Callback of the shim before the first call of a function.
 
-    Returns None, or the address of an error text.
+    Args:
+        at: activation and dtypes, as one index of kfs_op's arrays.
+
+    Returns:
+        None, or the address of an error text.
     """
     s = _schemas[number]
     # C code between here and the caller cannot propagate an exception, KeyboardInterrupt included.
     try:
-        dtypes = _words(s.op, TYPES[first], TYPES[second])
-        own = s.op.own.on_gpu if on_gpu else s.op.own
-        library = own.library(dtypes)
-        _table[number].functions[on_gpu][first * len(TYPES) + second] = library.find(
-            s.op.function("none", dtypes, s.backward)
-        )
-        libraries = (ctypes.c_void_p * len(TYPES) ** 2).from_address(_table[number].own[on_gpu])
+        activation, dtypes = divmod(at, len(TYPES) ** 2)
+        first, second = divmod(dtypes, len(TYPES))
+        words = _words(s.op, TYPES[first], TYPES[second])
+        function = s.op.function(s.op.activations[activation], words, s.backward)
+        functions = _library.of(s.op)
+        library = (functions.on_gpu if on_gpu else functions).library_of(function)
+        entry = _table[number]
+        entry.functions[on_gpu][at] = library.find(function)
+        size = len(s.op.activations) * len(TYPES) ** 2
+        libraries = (ctypes.c_void_p * size).from_address(entry.libraries[on_gpu])
         # Assigned last: another thread calls what it finds.
-        libraries[first * len(TYPES) + second] = ctypes.addressof(_pointers(library.dll))
+        libraries[at] = ctypes.addressof(_functions_of(library))
         return None
     except BaseException as e:
         failed.error, failed.text = e, ctypes.create_string_buffer(_gpu.describe(e).encode())
@@ -322,27 +263,24 @@ def register(schemas: Sequence[Schema]) -> None:
     global _table, _dll
     if os.environ.get("KF_TORCH_SHIM") == "0":
         raise OSError("KF_TORCH_SHIM is 0")
-    dll = ctypes.CDLL(str(compiled()))
+    dll = ctypes.CDLL(str(_shim_library.find()))
     pointer = ctypes.c_void_p
     dll.kfs_register.argtypes, dll.kfs_register.restype = (
-        [TEXT, pointer, ctypes.c_int, pointer, OPEN_OWN],
+        [TEXT, pointer, ctypes.c_int, OPEN],
         TEXT,
     )
     dll.kfs_implement.restype = TEXT
     dll.kfs_register_gpu.argtypes, dll.kfs_register_gpu.restype = (
-        [TEXT, TEXT, TEXT, ctypes.c_int, OPEN],
+        [TEXT, TEXT, TEXT, ctypes.c_int],
         TEXT,
     )
-    dll.kfs_open_gpu.argtypes, dll.kfs_open_gpu.restype = [ctypes.c_int, pointer, pointer], None
     table = (_Op * dll.kfs_room())()
     for i, s in enumerate(schemas):
         table[i] = _entry(s)
-    callback = OPEN_OWN(_open_own)
+    callback = OPEN(_open)
     _alive.append(callback)
     path = str(LIBTORCH / "libtorch_cpu.so").encode()
-    _refuse_missing(
-        dll.kfs_register(path, table, len(schemas), _pointers(_library.library().dll), callback)
-    )
+    _refuse_missing(dll.kfs_register(path, table, len(schemas), callback))
     _schemas.extend(schemas)
     _table, _dll = table, dll
     _counts.sources.append(
@@ -371,26 +309,10 @@ def register_gpu(
 ) -> None:
     """Registers the shim's GPU kernels; requires `register`.
 
-    The first call opens the library of launchers, so that importing kf does not initialise a
+    The first call of a function opens its launchers, so that importing kf does not initialise a
     driver. The arguments other than `schemas` are for tests.
     """
     if _dll is None:
         raise OSError("the shim is not loaded")
-
-    def opened(op: int) -> int:
-        # C code would call missing functions. _cuda.why_not reports the reason.
-        try:
-            library = _gpu.library()
-            found = _functions(schemas[op], library)
-        except BaseException:
-            return 1
-        _alive.append(found)
-        _dll.kfs_open_gpu(op, ctypes.cast(found, ctypes.c_void_p), _pointers(library.dll))
-        return 0
-
-    callback = OPEN(opened)
-    _alive.append(callback)
     path = str(libtorch or LIBTORCH / "libtorch_cuda.so").encode()
-    _refuse_missing(
-        _dll.kfs_register_gpu(path, key.encode(), device.encode(), len(schemas), callback)
-    )
+    _refuse_missing(_dll.kfs_register_gpu(path, key.encode(), device.encode(), len(schemas)))
