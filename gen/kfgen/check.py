@@ -103,6 +103,30 @@ def _op(op, act, failures):
             else:
                 checked = name, value, rng
                 _of_tensor(place, checked, inputs, douts, values, want, failures)
+            _at_nan(place, reference, (name, value, by), (inputs, mask, douts), failures)
+
+
+def _at_nan(place, reference, checked, given, failures):
+    """Checks that no comparison turns the gradient of NaN into 0: training would go on unnoticed.
+    A closed gradient may say so (`dedges`). Only gradients that are otherwise not 0 count.
+    """
+    (name, usual, by), (inputs, mask, douts) = checked, given
+    if reference.act.dedges.get("nan") == 0:
+        return
+    one = reference.pointwise or np.arange(inputs[name].size).reshape(inputs[name].shape) == 0
+    at = inputs | {name: np.where(one, np.nan, inputs[name])} | mask
+    found = reference.results(False, at)
+    env = at | found | {f"d{n}": d for n, d in douts.items()}
+    got = reference.summed(name, reference.results(True, env, by=by)[f"d{name}"])
+    nan = [np.isnan(found[n]) for n in douts]
+    lost = np.any(nan, 0) if reference.pointwise else one & any(v.any() for v in nan)
+    lost = lost & (got == 0) & (usual != 0)
+    if lost.any():
+        failures.append(
+            f"{place} expr: where {name} is NaN the result is NaN, but the gradient for {name} is "
+            "0; write the comparison so that NaN takes an arm that reads it: where(x <= 0, 0, dy), "
+            "not where(x > 0, dy, 0)"
+        )
 
 
 def _exact(failures, place, name, points, value, want):

@@ -106,6 +106,19 @@ def test_altered_edges_are_found(act):
     )
 
 
+@pytest.mark.parametrize("op", ["{act}", "bias_{act}", "bias_{act}_add"])
+def test_a_gradient_that_hides_nan_is_found(op):
+    hidden = with_field(
+        SPEC.activations["relu"], dexpr="where(x > 0, dy, 0)", dexpr_out=None, dedges={}
+    )
+    found = []
+    check._op(SPEC.ops[op], hidden, found)
+    assert found and "where x is NaN the result is NaN, but the gradient for x is 0" in found[0]
+    found = []
+    check._op(SPEC.ops[op], with_field(hidden, dedges={"nan": 0}), found)
+    assert not found
+
+
 def with_field(entry, **fields):
     changed = copy.copy(entry)
     for name, value in fields.items():

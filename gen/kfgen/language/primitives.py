@@ -3,6 +3,8 @@
 over rows may read.
 """
 
+# Gradient of the largest or the smallest element.
+SHARED = "n = sum(where(a == y, 1, 0)); where(a == y, dy / n, 0 * dy / n)"
 # name: (argument names, {argument: rule for its adjoint}). A rule is an expression of the language;
 # it reads the arguments, `y` (the primitive's value) and `dy` (the adjoint of y). A primitive
 # without a rule is not differentiable.
@@ -12,7 +14,8 @@ PRIMITIVES = {
     "mul": ("ab", {"a": "dy * b", "b": "dy * a"}),
     "div": ("ab", {"a": "dy / b", "b": "-(dy * (y / b))"}),
     "neg": ("a", {"a": "-dy"}),
-    "abs": ("a", {"a": "where(a > 0, dy, where(a < 0, -dy, dy * 0))"}),
+    # NaN fails every comparison: the last arm reads the argument, so that NaN stays NaN.
+    "abs": ("a", {"a": "where(a > 0, dy, where(a < 0, -dy, dy * a))"}),
     # A tie gives half to each argument, NaN passes the gradient to both: PyTorch's rule.
     "max": (
         "ab",
@@ -50,16 +53,17 @@ PRIMITIVES = {
     "act_bwd_out": (("y", "d"), {}),  # gradient from act's result y, for activations that allow it
     "where": ("cab", None),  # gradient.py has the rule: it applies the guard to the adjoint last
     # Reductions over a row, in graphs with levels (rows and reduction). Equal largest elements
-    # share the gradient, as PyTorch's amax.
+    # share the gradient, as PyTorch's amax. No element equals a NaN: 0 / 0 is the gradient.
     "sum": ("a", {"a": "dy"}),
-    "rowmax": ("a", {"a": "where(a == y, dy / sum(where(a == y, 1, 0)), 0)"}),
-    "rowmin": ("a", {"a": "where(a == y, dy / sum(where(a == y, 1, 0)), 0)"}),
+    "rowmax": ("a", {"a": SHARED}),
+    "rowmin": ("a", {"a": SHARED}),
     # Without zeros y / a. A single zero gets the product of the other elements: PyTorch's prod.
+    # With zeros the other elements get y: 0, or NaN if there is one.
     "rowprod": (
         "a",
         {
             "a": "zeros = sum(where(a == 0, 1, 0)); others = prod(where(a == 0, 1, a)); "
-            "dy * where(a == 0, where(zeros == 1, others, 0), where(zeros > 0, 0, y / a))"
+            "dy * where(a == 0, where(zeros == 1, others, y), where(zeros > 0, y, y / a))"
         },
     ),
     # Element of the row in column b, NaN if b is no column. gradient.py has the rule.
