@@ -35,8 +35,8 @@ int main(void)
         weight[i] = (float)((state = state * 1664525u + 1013904223u) >> 16 & 255) / 2560;
     for (int step = 0; step < STEPS; ++step) {
         if (kf_cpu_linear_cross_entropy_with_grad_f32(
-                x, weight, NULL, token, each, loss, NULL, dweight, NULL, NULL, ROWS, VOCAB, DIM,
-                &strides, PADDING, 0, 0, 0, workspace, bytes) != KF_SUCCESS)
+                x, weight, NULL, token, each, loss, NULL, dweight, NULL, NULL, NULL, ROWS, VOCAB,
+                DIM, &strides, PADDING, 0, 0, 0, workspace, bytes) != KF_SUCCESS)
             return puts(kf_get_last_error_detail()), 1;
         mean = 0;
         for (int i = 0; i < ROWS; ++i) mean += (double)loss[i] / counted;

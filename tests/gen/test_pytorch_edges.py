@@ -52,7 +52,7 @@ OFFSET_OPS = ("softmax", "cross_entropy", "logsumexp")
 AT_NAN = {"relu6", "hardtanh", "elu", "selu", "hardswish", "hardsigmoid"}
 OF_ABS = {"l1", "l1_mean", "l1_sum", "mean_abs"}
 TOLERANCE = {"hardsigmoid": 1e-7}  # PyTorch's 1/6 is a float32
-RESULTS = {"argmax": ["index"], "argmin": ["index"]}  # of PyTorch's formula
+RESULTS = {"argmax": ["index"], "argmin": ["index"]}  # which PyTorch returns
 
 
 def _logsumexp(x):
@@ -81,7 +81,7 @@ def _functions():
             continue
         if family.forward(op, ("f64",)).form in SHAPES:
             for act in op.activations:
-                # PyTorch multiplies what dropout zeroes by the activation's derivative, perhaps inf.
+                # PyTorch multiplies what dropout zeroes by the derivative, which may be infinite.
                 some = ACTIVATIONS[:2] if op.dropout else ACTIVATIONS
                 if op.pattern == "{act}" or act.name in some:
                     found[f"{op.pattern}-{act.name}"] = op, act, family

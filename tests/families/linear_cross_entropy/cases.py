@@ -119,23 +119,25 @@ class Expected:
         most = logits.max(1, initial=-np.inf)
         e = np.exp(logits - most[:, None])
         total = e.sum(1)
-        lse = most + np.log(total)
+        log_sum = np.log(total)
+        lse = most + log_sum
         far = error.max(1, initial=0.0)
-        own = far + eps * (8 + np.sqrt(cols)) * (1 + np.abs(lse) + np.abs(most))
+        own = far + eps * (8 + np.sqrt(cols)) * (1 + np.abs(log_sum))
         picked = (
             np.where(there, logits[np.arange(len(label)), np.where(there, label, 0)], np.nan)
             if cols
             else np.full(len(label), np.nan)
         )
         mean = logits.mean(1) if cols else np.full(len(label), np.nan)
-        loss = lse - (1 - smoothing) * picked - smoothing * mean + z * lse * lse
-        size = (
-            np.abs(lse) + np.abs(picked) + np.abs(logits).mean(1) + z * lse * lse if cols else lse
-        )
+        off_label, off_mean = most - picked, most - mean
+        loss = log_sum + (1 - smoothing) * off_label + smoothing * off_mean + z * lse * lse
+        size = np.abs(log_sum) + np.abs(off_label) + np.abs(off_mean) + z * lse * lse
         skipped = label == s["ignore_index"]
-        of_loss = own * (3 + 4 * z * np.abs(lse)) + eps * 16 * size
+        of_lse = own + eps * np.abs(most)
+        of_loss = own * 3 + 4 * z * np.abs(lse) * of_lse + eps * 16 * size
         self.found = {
-            "lse": (lse, own),
+            "row_max": (most, far),
+            "log_sum": (log_sum, own),
             "loss": (np.where(skipped, 0.0, loss), np.where(skipped, 0.0, of_loss)),
         }
         if "dx" not in call.tensors:
@@ -146,7 +148,7 @@ class Expected:
         dlogits = dloss[:, None] * (p * rise - one - smoothing / max(cols, 1))
         off = (
             p * np.abs(rise) * (2 * own)[:, None]
-            + p * 2 * z * own[:, None]
+            + p * 2 * z * of_lse[:, None]
             + eps * 16 * (p * np.abs(rise) + one + smoothing)
         )
         off = np.abs(dloss)[:, None] * off
@@ -182,7 +184,7 @@ class Expected:
 def check(call, got, weights=None):
     with np.errstate(all="ignore"):
         expected = Expected(call)
-        finite = np.isfinite(expected.found["lse"][0]).all()
+        finite = np.isfinite(expected.found["log_sum"][0]).all()
         for name, own in got.items():
             if name in call.drop:
                 continue
