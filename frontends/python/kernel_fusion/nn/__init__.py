@@ -3,8 +3,8 @@
 
 Modules that torch.nn has are its subclasses with the same arguments, parameters and state_dict, so
 a model may use either. Norms, Linear and Dropout take a fused activation: LayerNorm(8,
-activation="gelu"). A module refuses options that it cannot honour when it is made. `inplace` is
-accepted, but computes out of place.
+activation="gelu"). Such a module is no instance of torch.nn's class. A module refuses options that
+it cannot honour when it is made. `inplace` is accepted, but computes out of place.
 """
 
 from kernel_fusion.nn import activations

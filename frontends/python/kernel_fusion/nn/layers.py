@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 
 from kernel_fusion import ops
-from kernel_fusion.nn.norms import _Activated
+from kernel_fusion.nn._activated import Activated
 
 
-class Linear(_Activated, torch.nn.Linear):
+class Linear(Activated, torch.nn.Linear):
     """act(input @ weight.T + bias), a replacement of torch.nn.Linear.
 
     Args:
@@ -23,6 +23,7 @@ class Linear(_Activated, torch.nn.Linear):
     """
 
     op = "linear"
+    hidden = ("out_features",)
 
     def __init__(
         self,
@@ -92,7 +93,7 @@ class GLU(torch.nn.GLU):
         return ops.sigmoid_mul(second, first)
 
 
-class ActGLU(_Activated):
+class ActGLU(Activated):
     """act(first half of the last axis) * second half, for products with gate and value
     concatenated.
 
@@ -156,7 +157,7 @@ class LogSoftmax(torch.nn.LogSoftmax):
         return _along(ops.log_softmax, input, self.dim, "LogSoftmax")
 
 
-class Dropout(_Activated, torch.nn.Dropout):
+class Dropout(Activated, torch.nn.Dropout):
     """dropout(act(input)), a replacement of torch.nn.Dropout.
 
     Args:

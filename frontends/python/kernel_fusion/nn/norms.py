@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernel_fusion import _dispatch, ops
+from kernel_fusion.nn._activated import Activated
 
 
 def wide(x: Tensor) -> torch.dtype:
@@ -15,29 +15,7 @@ def wide(x: Tensor) -> torch.dtype:
     return torch.float64 if x.dtype == torch.float64 else torch.float32
 
 
-class _Activated(torch.nn.Module):
-    """Base of modules whose op has an activation."""
-
-    op = ""
-    activation = "none"
-
-    def _set_activation(self, activation: str) -> None:
-        _dispatch.word(self.op, activation)  # ValueError for an unknown one
-        self.activation = activation
-
-    def call(self, *args: Any, op: str = "", **kwargs: Any) -> Any:
-        return getattr(ops, _dispatch.word(op or self.op, self.activation))(*args, **kwargs)
-
-    def extra_repr(self) -> str:
-        own = super().extra_repr()
-        return (
-            own
-            if self.activation == "none"
-            else ", ".join(part for part in (own, f"activation={self.activation}") if part)
-        )
-
-
-class _LastAxes(_Activated):
+class _LastAxes(Activated):
     """Base of norms over normalized_shape, whose axes are joined into one."""
 
     normalized_shape: tuple[int, ...]
@@ -153,7 +131,7 @@ def _several(name: str, x: Tensor, values: int, of: str) -> None:
         )
 
 
-class GroupNorm(_Activated, torch.nn.GroupNorm):
+class GroupNorm(Activated, torch.nn.GroupNorm):
     """act(group_norm(input)), a replacement of torch.nn.GroupNorm.
 
     Args:
@@ -178,7 +156,7 @@ class GroupNorm(_Activated, torch.nn.GroupNorm):
         return self.call(input, self.weight, self.bias, groups=self.num_groups, eps=self.eps)
 
 
-class _InstanceNorm(_Activated):
+class _InstanceNorm(Activated):
     op = "instance_norm"
     _check_input_dim: Any
     _get_no_batch_dim: Any
@@ -211,8 +189,9 @@ class InstanceNorm3d(_InstanceNorm, torch.nn.InstanceNorm3d):
     """act(instance_norm(input)), a replacement of torch.nn.InstanceNorm3d."""
 
 
-class _BatchNorm(_Activated):
+class _BatchNorm(Activated):
     op = "batch_norm_train"
+    hidden = ("eps",)
     _check_input_dim: Any
     running_mean: Any
     running_var: Any
