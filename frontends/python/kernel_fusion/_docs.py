@@ -3,6 +3,7 @@
 
 from kfgen.model.shapes import NONE, ONE, spans, text
 
+from kernel_fusion import _table
 from kernel_fusion._table import Op, Tensor, Value
 
 NAMES = {
@@ -57,15 +58,19 @@ def _value(v: Value) -> str:
     )
 
 
+def _absent(op: Op, t: Tensor) -> str:
+    """The value of an absent tensor."""
+    for name, of, after in _table.counted(op):
+        if name == t.name:
+            return f"the index along the dimension of {of} before its last {after}"
+    return f"{t.absent:g}"
+
+
 def of(op: Op, activation: str) -> str:
     """Returns the docstring of a function of kf.ops."""
     lines = [f"{op.brief}{f', with act = {activation}' if op.has_act else ''}.", "", "Args:"]
     for t in op.forward.inputs:
-        absent = (
-            f"; None stands for {t.absent if isinstance(t.absent, str) else f'{t.absent:g}'}"
-            if t.absent is not None
-            else ""
-        )
+        absent = "" if t.absent is None else f"; None stands for {_absent(op, t)}"
         lines.append(f"    {t.name}: {_shape(op, t)}, {_dtype(op, t)}{absent}")
     lines += [
         _value(v) for v in (*op.forward.integers, *op.forward.scalars, *op.scalars[activation])

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from kernel_fusion import _counts, _gpu_array, _library, _plan, _strides
+from kernel_fusion import _counts, _gpu_array, _library, _plan, _strides, _table
 from kernel_fusion._arguments import Arguments, seeds
 from kernel_fusion._table import Op, Tensor
 
@@ -154,6 +154,12 @@ def call(op: Op, activation: str, arguments: Arguments) -> Any:
             a.reshape(-1) if a is not None and t.kind == "elem" else a
             for t, a in zip(forward.inputs, given)
         ]
+    names = [t.name for t in forward.inputs]
+    for name, of, after in _table.counted(op):
+        x, i = given[names.index(of)], names.index(name)
+        if given[i] is None and x is not None and x.ndim > after + 1:
+            shape = x.shape[: x.ndim - after]
+            given[i] = np.broadcast_to(np.arange(shape[-1], dtype=np.int64), shape).copy()
     plan = _plan.cached(
         op,
         activation,

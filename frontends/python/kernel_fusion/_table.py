@@ -228,6 +228,20 @@ class Op:
         )
 
 
+def counted(op: Op) -> list[tuple[str, str, int]]:
+    """[(input that may be None, tensor with its rows, dimensions of that tensor after the rows)].
+
+    A launcher then numbers all rows. A row of several sequences needs its index in its own one,
+    along the last dimension before the others.
+    """
+    first = op.forward.inputs[0]
+    return [
+        (t.name, first.name, len(first.extents) - len(t.extents))
+        for t in op.forward.inputs
+        if isinstance(t.absent, str)
+    ]
+
+
 def _call(found: dict[str, Any], shaped_by: Sequence[str]) -> Call:
     made = [
         Tensor(

@@ -48,6 +48,12 @@ def dtype_of(where: str, dtype: Any) -> torch.dtype:
     return dtype if isinstance(dtype, torch.dtype) else DTYPES[_arguments.dtype_word(where, dtype)]
 
 
+def counted(x: Tensor, after: int) -> Tensor:
+    """Index of each row of x in its sequence. after: dimensions of x after the rows."""
+    shape = x.shape[: x.dim() - after]
+    return torch.arange(shape[-1], device=x.device).expand(shape).contiguous()
+
+
 def _text(op: Op, activation: str) -> str:
     """Source text of a specialised function, so that calls need no argument inspection."""
     inputs = op.forward.inputs
@@ -84,6 +90,11 @@ def _text(op: Op, activation: str) -> str:
                 for other in shapes[1:]
             ),
             f"            {tensors}, dim = {', '.join(f'{t.name}.reshape(-1)' for t in inputs)}, 0",
+        ]
+    for name, of, after in _table.counted(op):
+        lines += [
+            f"        if {name} is None and {of}.dim() > {after + 1}:",
+            f"            {name} = counted({of}, {after})",
         ]
     lines += [
         f"        save = grad_on() and ({needs})",
@@ -252,6 +263,7 @@ def make(
         "forward_mode": forward_ad,
         "guarded": guarded(where, forward, eager),
         "check_flat": _plan.check_flat,
+        "counted": counted,
         "inputs": op.forward.inputs,
         "schema": schema(op, False),
         "explain": explain,
