@@ -38,7 +38,7 @@ def test_one_sequence_is_numbered_by_the_kernel(kf):
     found = kf.ops.rope_qk(q, k, *TABLES)
     want = kf.ops.rope_qk(q, k, *TABLES, torch.arange(SEQUENCE))
     assert all(map(torch.equal, found, want))
-    # As torch.compile traces it, for any number of sequences.
+    # torch.compile traces it for any number of sequences.
     call = torch.compile(kf.ops.rope_qk, fullgraph=True, dynamic=True, backend="aot_eager")
     for batch in (2, 3):
         given = rows(batch, SEQUENCE, 4), rows(batch, SEQUENCE, 2), *TABLES

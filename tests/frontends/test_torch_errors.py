@@ -109,6 +109,23 @@ REFUSED = [
 ]
 
 
+def test_scalars_have_no_gradient(kf):
+    """torch.nn.functional refuses them as well; a tensor of one number is a number."""
+    x, eps = torch.randn(4, 6), torch.nn.Parameter(torch.tensor(1e-5))
+    fused = kf.fuse("x * s", x="elem", s=2.0)
+    for call, name in (
+        (lambda: kf.ops.layer_norm(x, eps=eps), "kf.layer_norm: eps"),
+        (lambda: kf.ops.gelu_dropout(x, p=eps), "kf.gelu_dropout: p"),
+        (lambda: fused(x, s=eps), "s"),
+    ):
+        for traced in (call, torch.compile(call, fullgraph=True, backend="eager")):
+            with pytest.raises(Exception, match=f"{name} requires a gradient, which scalars do no"):
+                traced()
+    with pytest.raises(TypeError, match=r"kf.layer_norm: eps is a tensor of the shape \(2,\)"):
+        kf.ops.layer_norm(x, eps=torch.tensor([1e-5, 1e-6]))
+    assert torch.equal(kf.ops.layer_norm(x, eps=eps.detach()), kf.ops.layer_norm(x, eps=1e-5))
+
+
 @pytest.mark.parametrize("number", range(len(REFUSED)))
 def test_what_is_refused(kf, number):
     """Errors are the same for tensors and fake tensors; they name op, argument, shapes

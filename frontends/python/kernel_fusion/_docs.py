@@ -3,7 +3,7 @@
 
 from kfgen.model.shapes import NONE, ONE, spans, text
 
-from kernel_fusion import _table
+from kernel_fusion import _rows
 from kernel_fusion._table import Op, Tensor, Value
 
 NAMES = {
@@ -60,7 +60,7 @@ def _value(v: Value) -> str:
 
 def _absent(op: Op, t: Tensor) -> str:
     """The value of an absent tensor."""
-    for name, of, after in _table.counted(op):
+    for name, of, after in _rows.counted(op):
         if name == t.name:
             return f"the index along the dimension of {of} before its last {after}"
     return f"{t.absent:g}"
@@ -71,7 +71,8 @@ def of(op: Op, activation: str) -> str:
     lines = [f"{op.brief}{f', with act = {activation}' if op.has_act else ''}.", "", "Args:"]
     for t in op.forward.inputs:
         absent = "" if t.absent is None else f"; None stands for {_absent(op, t)}"
-        lines.append(f"    {t.name}: {_shape(op, t)}, {_dtype(op, t)}{absent}")
+        outside = "; out of range: IndexError on the CPU, else NaN" if t.below else ""
+        lines.append(f"    {t.name}: {_shape(op, t)}, {_dtype(op, t)}{absent}{outside}")
     lines += [
         _value(v) for v in (*op.forward.integers, *op.forward.scalars, *op.scalars[activation])
     ]

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from kernel_fusion import _counts, _gpu, _gpu_array, _library, _numpy, _plan, _strides, _table
+from kernel_fusion import _counts, _gpu, _gpu_array, _library, _numpy, _plan, _rows, _strides
 from kernel_fusion._arguments import Arguments
 from kernel_fusion._gpu_array import LEGACY, LONG, Array
 from kernel_fusion._library import Refused
@@ -111,7 +111,7 @@ def call(op: Op, activation: str, arguments: Arguments) -> Any:
             for t, a, x in zip(forward.inputs, given, arguments.tensors)
         ]
     found = dict(zip((t.name for t in forward.inputs), given))
-    for name, of, after in _table.counted(op):
+    for name, of, after in _rows.counted(op):
         x = found[of]
         if found[name] is None and x is not None and len(x.shape) > after + 1:
             raise ValueError(

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from kernel_fusion import _counts, _gpu_array, _library, _plan, _strides, _table
+from kernel_fusion import _counts, _gpu_array, _library, _plan, _rows, _strides
 from kernel_fusion._arguments import Arguments, seeds
 from kernel_fusion._table import Op, Tensor
 
@@ -155,7 +155,7 @@ def call(op: Op, activation: str, arguments: Arguments) -> Any:
             for t, a in zip(forward.inputs, given)
         ]
     names = [t.name for t in forward.inputs]
-    for name, of, after in _table.counted(op):
+    for name, of, after in _rows.counted(op):
         x, i = given[names.index(of)], names.index(name)
         if given[i] is None and x is not None and x.ndim > after + 1:
             shape = x.shape[: x.ndim - after]
@@ -170,6 +170,12 @@ def call(op: Op, activation: str, arguments: Arguments) -> Any:
         arguments.asked,
         tuple(arguments.integers) if forward.reads_integers else (),
     )
+    ignore = dict(zip((v.name for v in forward.integers), arguments.integers))
+    for name, of, dimension in _rows.bounded(forward):
+        x, index = (given[names.index(n)] for n in (of, name))
+        if x is not None and index is not None:
+            limit = x.shape[dimension]
+            _rows.check(where, name, index, limit, ignore.get(_rows.ignored(forward)))
     results = [
         _output(op, where, i, plan, given, arguments.out) for i in range(len(forward.outputs))
     ]

@@ -42,6 +42,7 @@ class Tensor:
     strides: tuple[str, ...]
     accumulated: bool
     nullable: bool
+    below: str  # indices: the size that bounds them; else empty
     unread: frozenset[str]  # activations whose gradient does not read the tensor
     # Activations whose gradient may use the result: the backward then takes the result instead of
     # its other inputs with this mark.
@@ -226,20 +227,6 @@ class Op:
         return Layout(
             self.rules, call.shaping, [shapes[t.name] for t in call.shaping], axis, numbers
         )
-
-
-def counted(op: Op) -> list[tuple[str, str, int]]:
-    """[(input that may be None, tensor with its rows, dimensions of that tensor after the rows)].
-
-    A launcher then numbers all rows. A row of several sequences needs its index in its own one,
-    along the last dimension before the others.
-    """
-    first = op.forward.inputs[0]
-    return [
-        (t.name, first.name, len(first.extents) - len(t.extents))
-        for t in op.forward.inputs
-        if isinstance(t.absent, str)
-    ]
 
 
 def _call(found: dict[str, Any], shaped_by: Sequence[str]) -> Call:

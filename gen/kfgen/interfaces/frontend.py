@@ -63,6 +63,7 @@ def _call(members):
                     "nullable": a["absent"] is not None
                     or a["null"] == "skipped"
                     or bool(instead or given),
+                    "below": a["index"]["below"] if a["index"] else "",
                     "unread": unread,
                     "by_result": instead or given,
                 }

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from kernel_fusion import _arguments, _plan, _table, config
+from kernel_fusion import _arguments, _plan, _rows, _table, config
 from kernel_fusion._table import Op, activations
 from kernel_fusion.torch import _adding, _autocast, _autograd
 from kernel_fusion.torch._kernels import DTYPES, argument_error, explain
@@ -48,6 +48,32 @@ def dtype_of(where: str, dtype: Any) -> torch.dtype:
     return dtype if isinstance(dtype, torch.dtype) else DTYPES[_arguments.dtype_word(where, dtype)]
 
 
+def check_number(where: str, name: str, value: Tensor) -> None:
+    """Refuses a scalar that is a tensor of several numbers, or whose gradient would be lost."""
+    if value.requires_grad:
+        raise TypeError(
+            f"{where}: {name} requires a gradient, which scalars do not have; expected a number"
+        )
+    if value.numel() != 1:
+        raise TypeError(
+            f"{where}: {name} is a tensor of the shape {tuple(value.shape)}, expected a number"
+        )
+
+
+def check_index(where: str, name: str, index: Tensor, below: int, ignore: int | None) -> None:
+    """Refuses indices out of range, as PyTorch does, where their values are at hand: on the CPU and
+    outside of transforms. Elsewhere the kernel gives NaN.
+    """
+    if (
+        index.device.type == "cpu"
+        and type(index) is Tensor
+        and not torch._C._are_functorch_transforms_active()
+        and not torch._C._len_torch_dispatch_stack()
+        and torch._C._get_tracing_state() is None
+    ):
+        _rows.check(where, name, index.numpy(), below, ignore)
+
+
 def counted(x: Tensor, after: int) -> Tensor:
     """Index of each row of x in its sequence. after: dimensions of x after the rows."""
     shape = x.shape[: x.dim() - after]
@@ -65,6 +91,8 @@ def _text(op: Op, activation: str) -> str:
         for t in inputs
     )
     rest = _rest(op, activation)
+    numbers = [v.name for v in (*op.forward.scalars, *op.scalars[activation])]
+    numbers += ["p"] if op.dropout else []
     lines = [
         f"def function{_arguments.signature(op, activation)}:",
         "    if out is not None:",
@@ -74,6 +102,10 @@ def _text(op: Op, activation: str) -> str:
             f"    if {name}:\n        raise TypeError(f'{{where}}: {name} is for NumPy arrays, "
             f"which have out')"
             for name in op.forward.betas
+        ),
+        *(
+            f"    if isinstance({n}, Tensor):\n        check_number(where, '{n}', {n})"
+            for n in numbers
         ),
         "    try:",
         f"        if any_autocast() and {first}.device.type in devices and "
@@ -91,7 +123,7 @@ def _text(op: Op, activation: str) -> str:
             ),
             f"            {tensors}, dim = {', '.join(f'{t.name}.reshape(-1)' for t in inputs)}, 0",
         ]
-    for name, of, after in _table.counted(op):
+    for name, of, after in _rows.counted(op):
         lines += [
             f"        if {name} is None and {of}.dim() > {after + 1}:",
             f"            {name} = counted({of}, {after})",
@@ -134,6 +166,12 @@ def _text(op: Op, activation: str) -> str:
                 for line in _bounds(op.display_name(activation), v)
             ),
             "        return plain_apply(*given) if save else plain(*given)",
+        ]
+    for name, of, dimension in _rows.bounded(op.forward):
+        ignore = _rows.ignored(op.forward) or None
+        lines += [
+            f"    if not traced and {name} is not None:",
+            f"        check_index(where, '{name}', {name}, {of}.shape[{dimension}], {ignore})",
         ]
     lines += [
         "    try:",
@@ -263,6 +301,9 @@ def make(
         "forward_mode": forward_ad,
         "guarded": guarded(where, forward, eager),
         "check_flat": _plan.check_flat,
+        "check_number": check_number,
+        "check_index": check_index,
+        "Tensor": Tensor,
         "counted": counted,
         "inputs": op.forward.inputs,
         "schema": schema(op, False),

@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Indices of rows: positions that a caller leaves out, and labels and indices out of range."""
+
+from typing import Any
+
+import numpy as np
+
+from kernel_fusion._table import Call, Op
+
+
+def counted(op: Op) -> list[tuple[str, str, int]]:
+    """[(input that may be None, tensor with its rows, dimensions of that tensor after the rows)].
+
+    A launcher then numbers all rows. A row of several sequences needs its index in its own one,
+    along the last dimension before the others.
+    """
+    first = op.forward.inputs[0]
+    return [
+        (t.name, first.name, len(first.extents) - len(t.extents))
+        for t in op.forward.inputs
+        if isinstance(t.absent, str)
+    ]
+
+
+def bounded(call: Call) -> list[tuple[str, str, int]]:
+    """[(input of indices, tensor whose dimension bounds them, that dimension from the end)]."""
+    found = []
+    for t in call.inputs:
+        of = next((x for x in call.inputs if t.below in x.extents), None) if t.below else None
+        if of is not None:
+            found.append((t.name, of.name, of.extents.index(t.below) - len(of.extents)))
+    return found
+
+
+def ignored(call: Call) -> str:
+    """The integer argument that an index may equal without being one; empty if there is none."""
+    return next((v.name for v in call.integers if v.name == "ignore_index"), "")
+
+
+def check(where: str, name: str, index: Any, below: int, ignore: int | None) -> None:
+    """Refuses an array of indices with one out of range, as PyTorch does on the CPU."""
+    if not index.size or 0 <= index.min() and index.max() < below:
+        return
+    outside = (index < 0) | (index >= below)
+    if ignore is not None:
+        outside &= index != ignore
+    if outside.any():
+        at = np.unravel_index(int(outside.argmax()), outside.shape)
+        also = "" if ignore is None else f", or ignore_index = {ignore}"
+        raise IndexError(
+            f"{where}: {name} is {index[at]} at {tuple(map(int, at))}, expected at least 0 and "
+            f"less than {below}{also}"
+        )
