@@ -45,6 +45,21 @@ def test_rows_of_a_table(kf, wrong):
         kf.ops.rope_qk(q, q, angle, angle, position)
 
 
+def test_the_row_without_gradient_is_pytorch_s(kf):
+    table, index = X[0, :4].clone().requires_grad_(), torch.tensor([0, 3, 3, 1])
+    for padding in (None, 0, 3, -1, -4):
+        want = torch.nn.functional.embedding(index, table, padding_idx=padding)
+        got = kf.ops.embedding(table, index, padding_idx=padding)
+        both = [torch.autograd.grad(y.sum(), table)[0] for y in (got, want)]
+        assert torch.equal(*both), padding
+        assert kf.ops.embedding(table.detach().numpy(), index.numpy(), padding_idx=padding).any()
+    for wrong in (4, -5):
+        text = f"kf.embedding: padding_idx is {wrong}, expected a row of 4, or None"
+        with pytest.raises(ValueError, match=text):
+            kf.ops.embedding(table, index, padding_idx=wrong)
+    assert "padding_idx: row of weight without gradient" in kf.ops.embedding.__doc__
+
+
 def test_where_values_are_unknown(kf):
     """Fake tensors, torch.export and vmap; empty tensors have no index out of range."""
     label = torch.full((3, 5), 9)

@@ -3,6 +3,7 @@
 
 import copy
 import inspect
+import io
 import itertools
 import pickle
 import re
@@ -250,6 +251,35 @@ def test_a_module_with_an_activation_has_its_parameters(kf):
     assert module.momentum == 0.1
     module.momentum = 0.5
     assert module._module.momentum == 0.5
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_class_weights_are_cast_with_a_model(dtype):
+    x = draw(3, 7).log_softmax(-1).to(dtype)
+    label, weight = torch.tensor([1, 2, 3]), torch.arange(1.0, 8)
+    for name in ("CrossEntropyLoss", "NLLLoss"):
+        if ("nll" if name == "NLLLoss" else "cross_entropy_weighted") not in OPS:
+            continue
+        want = getattr(nn, name)(weight=weight)(x.float(), label)
+        for made in (
+            getattr(own, name)(weight=weight),
+            getattr(own, name)(weight=weight).to(dtype),
+        ):
+            got = made(x, label)
+            assert (got.float() - want).abs() <= 2e-2 * want and made.weight is not None
+
+
+def test_a_traced_module_can_be_saved():
+    """torch.jit.trace with gradients enabled records kf's ops."""
+    x = X.float()
+    for module in (own.LayerNorm(6), own.Linear(6, 3, activation="gelu"), own.BatchNorm1d(6)):
+        traced = torch.jit.trace(module.train(), x, check_trace=False)
+        file = io.BytesIO()
+        torch.jit.save(traced, file)
+        file.seek(0)
+        loaded = torch.jit.load(file)
+        same(loaded(x), module(x), 1e-6)
+        assert "kf::" in str(loaded.inlined_graph) and loaded(x).requires_grad
 
 
 def test_a_linear_layer_adds_its_gradients_to_main_grad():

@@ -109,6 +109,25 @@ REFUSED = [
 ]
 
 
+def test_tensors_that_are_not_dense(kf):
+    nested = torch.nested.nested_tensor([torch.randn(2, 4), torch.randn(3, 4)])
+    for given, text in (
+        (nested, "kf.relu: x is a nested tensor, expected a dense one"),
+        (torch.eye(3).to_sparse(), "kf.relu: x is a sparse tensor, expected a dense one"),
+        (
+            torch.zeros(2, dtype=torch.complex64),
+            "kf.relu: x has the dtype torch.complex64, expected one of torch.float32, "
+            "torch.float16, torch.bfloat16, torch.float64, torch.int32, torch.int64$",
+        ),
+    ):
+        with pytest.raises(TypeError, match=text):
+            kf.ops.relu(given)
+    x, table = torch.randn(2, 1, 4), torch.randn(2, 4)
+    with pytest.raises(ValueError, match="pairs is 4, expected at most half of dim, 4") as e:
+        kf.ops.rope_qk(x, x, table, table)
+    assert "address space" not in str(e.value)
+
+
 def test_scalars_have_no_gradient(kf):
     """torch.nn.functional refuses them as well; a tensor of one number is a number."""
     x, eps = torch.randn(4, 6), torch.nn.Parameter(torch.tensor(1e-5))

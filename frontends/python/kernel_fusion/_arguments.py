@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from inspect import Parameter
 from typing import Any
 
+from kernel_fusion import _rows
 from kernel_fusion._plan import check_value
 from kernel_fusion._table import Call, Op, Value
 
@@ -59,6 +60,7 @@ def parameters(op: Op, activation: str) -> list[Parameter]:
         v.name: v.default
         for v in (*op.forward.integers, *op.forward.scalars, *op.scalars[activation])
     }
+    more |= dict.fromkeys((name for name, *_ in _rows.padding(op)), None)
     more |= dict.fromkeys(op.forward.betas, 0.0)
     more |= {"p": PROBABILITY.default, "training": True, "rng": None} if op.dropout else {}
     more |= {"grads": None} if op.added else {}
@@ -176,6 +178,8 @@ def bind(op: Op, activation: str, args: Sequence[Any], kwargs: Mapping[str, Any]
             a["p"] = 0.0
             # Without dropout no random numbers are drawn from a generator.
             a["rng"] = (0, 0) if a["rng"] is None or hasattr(a["rng"], "integers") else a["rng"]
+    for name, *_ in _rows.padding(op):  # arrays have no gradient, and no row is left out
+        a[name] = -1 if a[name] is None else a[name]
     axis = a.get("dim", op.axis)
     flatten = op.axis_may_be_none and axis is None
     _check_out(where, op, a["out"])

@@ -73,8 +73,12 @@ def of(op: Op, activation: str) -> str:
         absent = "" if t.absent is None else f"; None stands for {_absent(op, t)}"
         outside = "; out of range: IndexError on the CPU, else NaN" if t.below else ""
         lines.append(f"    {t.name}: {_shape(op, t)}, {_dtype(op, t)}{absent}{outside}")
+    padding = {name: of for name, of, _ in _rows.padding(op)}
     lines += [
-        _value(v) for v in (*op.forward.integers, *op.forward.scalars, *op.scalars[activation])
+        f"    {v.name}: row of {padding[v.name]} without gradient, from the end if negative; or None"
+        if v.name in padding
+        else _value(v)
+        for v in (*op.forward.integers, *op.forward.scalars, *op.scalars[activation])
     ]
     if op.has_axis:
         lines.append(

@@ -37,6 +37,25 @@ def ignored(call: Call) -> str:
     return next((v.name for v in call.integers if v.name == "ignore_index"), "")
 
 
+def padding(op: Op) -> list[tuple[str, str, int]]:
+    """[(row of a table without gradient, the table, its dimension of rows from the end)].
+
+    As in PyTorch, None stands for no row, and a negative number counts from the end. A launcher
+    takes any number that is no row for none.
+    """
+    names = [v.name for v in op.forward.integers if v.name == "padding_idx"]
+    return [(name, of, dimension) for name in names for _, of, dimension in bounded(op.forward)[:1]]
+
+
+def row(where: str, name: str, value: int | None, rows: int) -> int:
+    """A row of a table as a launcher takes it."""
+    if value is None:
+        return -1
+    if not -rows <= value < rows:
+        raise ValueError(f"{where}: {name} is {value}, expected a row of {rows}, or None")
+    return value % rows
+
+
 def check(where: str, name: str, index: Any, below: int, ignore: int | None) -> None:
     """Refuses an array of indices with one out of range, as PyTorch does on the CPU."""
     if not index.size or 0 <= index.min() and index.max() < below:

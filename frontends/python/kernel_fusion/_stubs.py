@@ -8,7 +8,7 @@ import pathlib
 import sys
 from collections.abc import Iterator
 
-from kernel_fusion import _arguments, _classes, _composed, _dispatch, _table
+from kernel_fusion import _arguments, _classes, _composed, _dispatch, _rows, _table
 from kernel_fusion._table import Op
 
 HEAD = """# SPDX-License-Identifier: Apache-2.0
@@ -37,6 +37,7 @@ TYPES = {
 def _parameters(op: Op, activation: str) -> Iterator[str]:
     tensors = {t.name: "A | None" if t.nullable else "A" for t in op.forward.inputs}
     whole = {v.name: "int" for v in op.forward.integers}
+    whole |= {name: "int | None" for name, *_ in _rows.padding(op)}
     out = "A | None" if len(op.forward.results) == 1 else "dict[str, A] | None"
     keyword = False
     for name, p in _arguments.signature(op, activation).parameters.items():

@@ -56,8 +56,7 @@ KFI_HOST const char *kf_get_error_string(kf_result_t result)
     switch (result) {
     case KF_SUCCESS: return "success";
     case KF_ERROR_NULL_POINTER: return "a required pointer is NULL";
-    case KF_ERROR_INVALID_SIZE:
-        return "a size is negative or the tensor does not fit in the address space";
+    case KF_ERROR_INVALID_SIZE: return "a size is negative, too large or does not fit the others";
     case KF_ERROR_INVALID_VALUE: return "a scalar argument is outside its range";
     case KF_ERROR_OVERLAP: return "tensors overlap in a way the function does not allow";
     case KF_ERROR_WORKSPACE: return "the workspace is missing or too small";

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from kernel_fusion import _dispatch, ops
 from kernel_fusion.nn.activations import only
+from kernel_fusion.nn.norms import wide
 
 # Docstring of the losses that _elements makes; kfgen's reference page shows it too.
 DOC = "A replacement of torch.nn.{name}: kf.ops.{op}, {op}_mean or {op}_sum, by reduction."
@@ -98,6 +99,11 @@ def _weights_of(label: Tensor, weight: Tensor | None, ignored: int) -> Tensor:
     return torch.where(counts, weight[torch.where(counts, label, 0)], 0).sum()
 
 
+def _class_weights(weight: Tensor | None, x: Tensor) -> Tensor | None:
+    """Class weights in the dtype of the loss: .half() of a model casts this buffer, too."""
+    return None if weight is None else weight.to(wide(x))
+
+
 def _reduced(loss: Tensor, reduction: str, count: Any) -> Tensor:
     return (
         loss if reduction == "none" else loss.sum() if reduction == "sum" else loss.sum() / count()
@@ -113,7 +119,7 @@ class CrossEntropyLoss(torch.nn.CrossEntropyLoss):
             only("CrossEntropyLoss with weight", label_smoothing=(self.label_smoothing, 0.0))
 
     def forward(self, input: Tensor, target: Tensor) -> Tensor:
-        x = _rows(input)
+        x, weight = _rows(input), _class_weights(self.weight, input)
         if target.is_floating_point():
             if self.weight is not None or self.label_smoothing:
                 raise ValueError(
@@ -122,16 +128,14 @@ class CrossEntropyLoss(torch.nn.CrossEntropyLoss):
                 )
             loss = ops.cross_entropy_soft(x, _rows(target))
             return _reduced(loss, self.reduction, lambda: loss.numel())
-        if self.weight is None:
+        if weight is None:
             loss = ops.cross_entropy(
                 x, target, ignore_index=self.ignore_index, label_smoothing=self.label_smoothing
             )
         else:
-            loss = ops.cross_entropy_weighted(
-                x, target, self.weight, ignore_index=self.ignore_index
-            )
+            loss = ops.cross_entropy_weighted(x, target, weight, ignore_index=self.ignore_index)
         return _reduced(
-            loss, self.reduction, lambda: _weights_of(target, self.weight, self.ignore_index)
+            loss, self.reduction, lambda: _weights_of(target, weight, self.ignore_index)
         )
 
 
@@ -139,7 +143,8 @@ class NLLLoss(torch.nn.NLLLoss):
     """A replacement of torch.nn.NLLLoss."""
 
     def forward(self, input: Tensor, target: Tensor) -> Tensor:
-        loss = ops.nll(_rows(input), target, self.weight, ignore_index=self.ignore_index)
+        weight = _class_weights(self.weight, input)
+        loss = ops.nll(_rows(input), target, weight, ignore_index=self.ignore_index)
         return _reduced(
-            loss, self.reduction, lambda: _weights_of(target, self.weight, self.ignore_index)
+            loss, self.reduction, lambda: _weights_of(target, weight, self.ignore_index)
         )

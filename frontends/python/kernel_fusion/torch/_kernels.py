@@ -34,11 +34,14 @@ def where(s: Schema, given: Given) -> str:
     return f"{s.op.display_name(given.activation)}{' (backward)' if s.backward else ''}"
 
 
-def word(s: Schema, given: Given, name: str, dtype: torch.dtype) -> str:
+def word(s: Schema, given: Given, name: str, dtype: torch.dtype, var: str = "T") -> str:
+    """kf's name of a tensor's dtype. var: its type variable, by which an error lists others."""
     if dtype not in WORDS:
+        known = {d[0] for d in s.op.dtypes} if var in ("T", "U") else {var} & set(DTYPES)
+        expected = [str(d) for d, w in WORDS.items() if not known or w in known]
         raise TypeError(
             f"{where(s, given)}: {name} has the dtype {dtype}, expected one of "
-            f"{', '.join(str(d) for d in WORDS)}"
+            f"{', '.join(expected)}"
         )
     return WORDS[dtype]
 
@@ -72,7 +75,7 @@ def check(s: Schema, given: Given) -> None:
 def plan(s: Schema, given: Given, symbolic: bool) -> _plan.Plan:
     check(s, given)
     tensors = tuple(
-        None if x is None else (x.shape, word(s, given, t.name, x.dtype))
+        None if x is None else (x.shape, word(s, given, t.name, x.dtype, t.var))
         for t, x in zip(s.call.inputs, given.tensors)
     )
     asked = None if given.dtype is None else word(s, given, "dtype", given.dtype)
@@ -94,6 +97,9 @@ def argument_error(s: Schema, where: str, args: Sequence[Any]) -> TypeError | No
             return TypeError(f"{where}: {name} is missing")
         if kind in ("Tensor", "Tensor?") and not isinstance(value, (Tensor, type(None))):
             return TypeError(f"{where}: {name} is {type(value).__name__}, expected a tensor")
+        if isinstance(value, Tensor) and (value.is_nested or value.layout != torch.strided):
+            found = "nested" if value.is_nested else "sparse"
+            return TypeError(f"{where}: {name} is a {found} tensor, expected a dense one")
         if kind in NUMBERS and (isinstance(value, bool) or not hasattr(value, NUMBERS[kind][0])):
             act, _, number = name.partition("_")
             name = (

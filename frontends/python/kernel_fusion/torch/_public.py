@@ -129,6 +129,10 @@ def _text(op: Op, activation: str) -> str:
             f"            {name} = counted({of}, {after})",
         ]
     lines += [
+        *(
+            f"        {name} = row_of(where, '{name}', {name}, {of}.shape[{dimension}])"
+            for name, of, dimension in _rows.padding(op)
+        ),
         f"        save = grad_on() and ({needs})",
         "    except AttributeError as e:",
         f"        raise argument_error(schema, where, ({tensors},)) or e from None",
@@ -178,6 +182,8 @@ def _text(op: Op, activation: str) -> str:
         "        if traced:",
         "            found = whole(*given) if exporting() else apply(*given) if save else "
         "forward(*given)",
+        "        elif tracing() is not None:",
+        "            found = whole(*given)",
         "        elif transformed() or forward_mode._current_level >= 0:",
         "            found = guarded(given, save)",
         "        else:",
@@ -297,11 +303,13 @@ def make(
         "whole": whole,
         "exporting": torch.compiler.is_exporting,
         "compiling": torch.compiler.is_compiling,
+        "tracing": torch._C._get_tracing_state,  # torch.jit.trace cannot save a Function
         "transformed": torch._C._are_functorch_transforms_active,
         "forward_mode": forward_ad,
         "guarded": guarded(where, forward, eager),
         "check_flat": _plan.check_flat,
         "check_number": check_number,
+        "row_of": _rows.row,
         "check_index": check_index,
         "Tensor": Tensor,
         "counted": counted,
