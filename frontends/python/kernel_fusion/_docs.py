@@ -75,7 +75,7 @@ def of(op: Op, activation: str) -> str:
         lines.append(f"    {t.name}: {_shape(op, t)}, {_dtype(op, t)}{absent}{outside}")
     padding = {name: of for name, of, _ in _rows.padding(op)}
     lines += [
-        f"    {v.name}: row of {padding[v.name]} without gradient, from the end if negative; or None"
+        f"    {v.name}: row of {padding[v.name]} without gradient, or None; -1 is the last"
         if v.name in padding
         else _value(v)
         for v in (*op.forward.integers, *op.forward.scalars, *op.scalars[activation])
