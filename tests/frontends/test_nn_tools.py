@@ -13,10 +13,7 @@ torch = pytorch.load()
 kfpython.use()
 
 import kernel_fusion.nn as own  # noqa: E402
-from kernel_fusion import _table  # noqa: E402
 from torch import nn  # noqa: E402
-
-OPS = set(_table.ops()) if kfpython.WHOLE else set(kfpython.OPS)
 
 
 def draw(*shape):
@@ -76,13 +73,12 @@ def test_a_module_with_an_activation_has_its_parameters(kf):
     assert module._module.momentum == 0.5
 
 
+@pytest.mark.level(2)  # whose package has the ops
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
 def test_class_weights_are_cast_with_a_model(dtype):
     x = draw(3, 7).log_softmax(-1).to(dtype)
     label, weight = torch.tensor([1, 2, 3]), torch.arange(1.0, 8)
     for name in ("CrossEntropyLoss", "NLLLoss"):
-        if ("nll" if name == "NLLLoss" else "cross_entropy_weighted") not in OPS:
-            continue
         want = getattr(nn, name)(weight=weight)(x.float(), label)
         for made in (
             getattr(own, name)(weight=weight),
