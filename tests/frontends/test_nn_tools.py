@@ -2,6 +2,7 @@
 """Modules of kf.nn among PyTorch's tools: converters, fast paths, copies, casts, traces."""
 
 import copy
+import inspect
 import io
 import pickle
 
@@ -68,6 +69,8 @@ def test_a_module_with_an_activation_has_its_parameters(kf):
         module.weight = nn.Parameter(torch.zeros_like(module.weight))
         assert (module.train()(x) == torch.relu(module.bias)).all() and module.training
         assert not module.eval()._module.training
+    arguments = inspect.signature(own.Linear).parameters
+    assert {"activation", "fuse_wgrad_accumulation"} <= arguments.keys() and "self" not in arguments
     assert module.momentum == 0.1
     module.momentum = 0.5
     assert module._module.momentum == 0.5

@@ -110,10 +110,10 @@ def call(op: Op, activation: str, arguments: Arguments) -> Any:
             else a
             for t, a, x in zip(forward.inputs, given, arguments.tensors)
         ]
-    found = dict(zip((t.name for t in forward.inputs), given))
+    named = dict(zip((t.name for t in forward.inputs), given))
     for name, of, after in _rows.counted(op):
-        x = found[of]
-        if found[name] is None and x is not None and len(x.shape) > after + 1:
+        x = named[of]
+        if named[name] is None and x is not None and len(x.shape) > after + 1:
             raise ValueError(
                 f"{where}: {name} is None, expected an index for each row of {of} of the shape "
                 f"{x.shape}, which has several sequences"

@@ -7,6 +7,7 @@ module with an activation must not be taken for one without. It is therefore a `
 subclass of torch.nn's class and lacks the attributes that such tools read.
 """
 
+import inspect
 from typing import Any
 
 import torch
@@ -21,6 +22,12 @@ class _Kind(type):
         made = super().__call__(*args, **kwargs)
         stands_for = any(c.__module__.startswith("torch.nn.modules.") for c in cls.__mro__[:-2])
         return Fused(made) if made.activation != "none" and stands_for else made
+
+    @property
+    def __signature__(cls) -> inspect.Signature:
+        """The constructor's arguments, which __call__ hides from `inspect`."""
+        init: Any = type.__getattribute__(cls, "__init__")
+        return inspect.Signature([*inspect.signature(init).parameters.values()][1:])
 
 
 class Activated(torch.nn.Module, metaclass=_Kind):
@@ -95,10 +102,7 @@ class Fused(torch.nn.Module):
         self._module._load_from_state_dict(*args)
 
     def _get_name(self) -> str:
-        return type(self._module).__name__
+        return str(type(self._module).__name__)
 
     def extra_repr(self) -> str:
-        return self._module.extra_repr()
-
-    def __dir__(self) -> Any:
-        return sorted({*super().__dir__(), *dir(self._module)} - {*self._module.hidden})
+        return str(self._module.extra_repr())

@@ -200,7 +200,11 @@ LAUNCH: dict[str, Launch] = {"cpu": _cpu}  # launchers by device type
 
 
 def _lacks(s: Schema, given: Given, made: _plan.Plan, error: Exception) -> BaseException | None:
-    return _shim.failed.take(error)
+    known = _shim.failed.take(error)
+    if known is not None:
+        return known
+    # The launcher refused an argument, for arrays a ValueError. Subclasses are errors of PyTorch.
+    return ValueError(str(error)) if type(error) is RuntimeError else None
 
 
 # Explains why the shim refused a valid call, by device type; None keeps the shim's own text.
