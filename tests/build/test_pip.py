@@ -27,16 +27,26 @@ def environment(once):
     return once("pip", installed)
 
 
-def installed(folder):
-    source = ways.copy(folder / "checkout")
+def made(folder):
+    """Makes a virtual environment; returns its `pip`, with which a build finds no NumPy."""
     venv.create(folder / "venv", with_pip=False, symlinks=True)
     [packages] = (folder / "venv/lib").glob("python3*/site-packages")
     (packages / "tests.pth").write_text(f"{sysconfig.get_path('purelib')}\n")
-    pip = (
-        f"{sys.executable} -m pip --python {folder}/venv/bin/python install --no-index --no-deps "
-        "--no-build-isolation"
-    )
-    ways.shell(ways.snippet("pip", [("pip install", pip)]), source)
+    (folder / "hidden").mkdir()
+    (folder / "hidden/numpy.py").write_text("raise ImportError('pip builds without NumPy')\n")
+
+    def pip(command):
+        return (
+            f"PYTHONPATH={folder}/hidden {sys.executable} -m pip --python "
+            f"{folder}/venv/bin/python {command} --no-index --no-deps --no-build-isolation"
+        )
+
+    return pip
+
+
+def installed(folder):
+    source, pip = ways.copy(folder / "checkout"), made(folder)
+    ways.shell(ways.snippet("pip", [("pip install", pip("install"))]), source)
     shutil.rmtree(source)
     assert not [*folder.rglob("libkf*")], "the installation compiled functions"
     return folder / "venv"
@@ -120,6 +130,41 @@ def test_package(environment, tmp_path):
         KF_CACHE_DIR=tmp_path,
     )
     assert output == "torch.Size([8, 16]) float32\n"
+
+
+def called(tmp_path):
+    """Calls a function in the environment of `made`; returns the number of libraries in the cache,
+    and the package's file."""
+    cache = tmp_path / "cache"
+    output = run(tmp_path / "venv/bin/python", "-c", CALL, cwd=tmp_path, KF_CACHE_DIR=cache)
+    values, _, path = output.rpartition(" 0 ")
+    assert values == str([[0.8413] * 3] * 2), output
+    return len([*cache.glob("*.so")]), path.strip()
+
+
+@pytest.mark.check
+def test_editable(tmp_path):
+    """An editable installation uses the checkout's templates, also after an edit."""
+    source, pip = ways.copy(tmp_path / "checkout"), made(tmp_path)
+    ways.shell(ways.snippet("pip-editable", [("pip install", pip("install"))]), source)
+    package = str(source / "frontends/python/kernel_fusion/__init__.py")
+    assert called(tmp_path) == (1, package) and called(tmp_path) == (1, package)
+    with (source / "templates/elementwise/kernel.h.j2").open("a") as template:
+        template.write("/* edited */\n")
+    assert called(tmp_path) == (2, package)
+
+
+@pytest.mark.check
+def test_offline(tmp_path):
+    """Wheels of a folder install the package."""
+    source, pip = ways.copy(tmp_path / "checkout"), made(tmp_path)
+    lines = ways.snippet(
+        "pip-offline", [(f"pip {word}", pip(word)) for word in ("wheel", "install")]
+    )
+    ways.shell(lines, source)
+    shutil.rmtree(source)
+    count, path = called(tmp_path)
+    assert count == 1 and path.startswith(str(tmp_path / "venv"))
 
 
 def wheel(tmp_path, folder, **chosen):
