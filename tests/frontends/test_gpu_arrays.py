@@ -9,6 +9,7 @@ import contextlib
 import ctypes
 import gc
 import os
+import pathlib
 import subprocess
 import sys
 import types
@@ -24,10 +25,12 @@ RNG = np.random.default_rng(0)
 class Host:
     """A fake GPU library, which calls the CPU's functions and records requests."""
 
-    path = "the host"  # kf.info() reports it on a GPU
+    path = pathlib.Path("the host")  # kf.info() reports it on a GPU
+    built = None  # it has no kernels of kf.build_launchers
 
     def __init__(self, library):
         self.cpu, self.log, self.blocks = library, [], {}
+        self.find = library.find
 
     def call(self, function, tensors, sizes, strides, scalars, rng, space, device, stream):
         self.log.append(("call", device, stream))
@@ -59,7 +62,8 @@ class Host:
 def gpu(kf, library, monkeypatch):
     from kernel_fusion import _gpu
 
-    host = Host(library)
+    # What the fake leaves out is the real one's.
+    host = type("OfHost", (Host, _gpu.Gpu), {})(library)
     monkeypatch.setattr(_gpu, "library", lambda: host)
     return host
 
