@@ -11,7 +11,7 @@ from kfgen.model import dtypes, names, types
 from kfgen.render import docs
 from kfgen.render.render import Selection
 from spec_errors.texts import reduce, row
-from spec_errors.types import product
+from spec_errors.type_variables import product
 
 FLOATS = ("f32", "f16", "bf16", "f64")
 WIDER = (*FLOATS, "f16_f32", "bf16_f32")

@@ -11,7 +11,7 @@ from kfgen.entries import spec
 from kfgen.interfaces import manifest, packed
 from kfgen.model import names
 from kfgen.render.render import Selection
-from spec_errors.types import product
+from spec_errors.type_variables import product
 
 LAYOUTS = product(
     "own_{layout}_{act}",

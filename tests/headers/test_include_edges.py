@@ -171,6 +171,7 @@ def imports_of(text):
 
 def test_python():
     modules, wrong, seen = own_modules(), [], 0
+    assert not modules.keys() & sys.stdlib_module_names, "modules hide those of Python"
     for folder, allowed in PYTHON.items():
         for path in (ROOT / folder).rglob("*.py") if allowed is not None else ():
             for name in sorted(imports_of(path.read_text())):
