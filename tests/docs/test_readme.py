@@ -109,6 +109,16 @@ def test_launchers_of_f32_are_counted(manifest):
     )
 
 
+def own_functions():
+    """Returns a pattern of the functions of the ops and activations that pages and examples add."""
+    files = [README, *ROOT.glob("docs/**/*.md"), *ROOT.glob("examples/*.toml")]
+    text = "\n".join(p.read_text() for p in files)
+    ops = {a or b for a, b in re.findall(r'^\[op\.(?:"(.+)"|(\w+))\]$', text, re.M)}
+    made = {op.replace("{act}_", r"(\w+_)?").replace("_{act}", r"(_\w+)?") for op in ops}
+    made |= {rf"(\w+_)?{act}" for act in re.findall(r"^\[activation\.(\w+)\]$", text, re.M)}
+    return "|".join(sorted(made))
+
+
 @pytest.mark.parametrize(
     "page",
     sorted(
@@ -137,11 +147,7 @@ def test_functions_named_in_pages_exist(page, manifest):
     }
     acts = [a["name"] for a in manifest["activations"]] + ["logsigmoid"]
     known |= {f"kf_{a}{b}{c}" for a in acts for b in ("", "_bwd") for c in ("", "_double")}
-    ops = (
-        r"(\w+_)?layer_scale|(\w+_)?l1_distance|tempered_softmax|sum_and_difference"
-        r"|(\w+_)?logsigmoid|rms_norm_(\w+_)?scale"
-    )
-    own = re.compile(rf"kf_(cpu_)?({ops})(_\w+)?\Z")
+    own = re.compile(rf"kf_(cpu_)?({own_functions()})(_\w+)?\Z")
     for name in set(re.findall(r"\bkf_[a-z0-9_]+\b(?![{*…(]?…)", (ROOT / page).read_text())):
         # a prefix; Meson's variables; a file; tests
         if (

@@ -15,8 +15,10 @@ kfpython.use()
 import kernel_fusion as kf  # noqa: E402
 import torch.nn.functional as F  # noqa: E402
 from kernel_fusion import _interpreted, _library, _table  # noqa: E402
+from kernel_fusion._sizes import value  # noqa: E402
 from kfgen.entries import spec as specs  # noqa: E402
 from kfgen.interfaces import manifest  # noqa: E402
+from kfgen.model import shapes  # noqa: E402
 from kfgen.render.render import Selection  # noqa: E402
 
 PAGE = (kflib.ROOT / "docs/which_function.md").read_text()
@@ -52,9 +54,9 @@ def drawn(op, t, rng):
     """Returns a tensor for an operand: row indices, conditions, probabilities or numbers."""
     sizes = SCORES if op.name.startswith("scale_") and "queries" in op.parts else SIZES
     shape = []
-    for extent in t.shape:
-        factor, _, size = extent.rpartition(" * ")
-        shape += [int(factor or 1) * n for n in sizes[size]]
+    for extent in t.extents:
+        [size] = shapes.names(extent)
+        shape += [value(extent, {size: n}) for n in sizes[size]]
     if t.name in CLASSES:
         return torch.randint(0, CLASSES[t.name], shape, generator=rng)
     if t.var == "u8":
@@ -89,16 +91,10 @@ def evaluated(text, values):
     return tuple(found) if isinstance(found, tuple) else (found,)
 
 
-class Interpreted(_interpreted.Interpreted):
+def interpreted(op):
     """NumPy's evaluation of an op that the package of level 1 lacks."""
-
-    def __init__(self, op):
-        chosen = Selection(specs.load(), ops=[op.name], activations=["none", "gelu"])
-        super().__init__(manifest.build(chosen))
-
-    def _values(self, f, sizes, scalars):
-        """Adds what products read besides: beta, the factor of the old result."""
-        return {"beta": 0.0, "out": 0.0} | super()._values(f, sizes, scalars)
+    chosen = Selection(specs.load(), ops=[op.name], activations=["none", "gelu"])
+    return _interpreted.Interpreted(manifest.build(chosen))
 
 
 def arrays(values):
@@ -113,7 +109,7 @@ def test_both_expressions_are_equal(row, monkeypatch):
     values = names(op)
     wanted = evaluated(expression, values)
     if not kfpython.WHOLE and op.name not in kfpython.OPS:
-        library = Interpreted(op)
+        library = interpreted(op)
         monkeypatch.setattr(_library, "of", lambda _: library)
         values = arrays(values)
     got = evaluated(call.replace("{act}", "gelu"), values)
