@@ -52,7 +52,7 @@ CLASSES = {"label": 6, "index": 9, "position": 5, "type": 2}
 
 def drawn(op, t, rng):
     """Returns a tensor for an operand: row indices, conditions, probabilities or numbers."""
-    sizes = SCORES if op.name.startswith("scale_") and "queries" in op.parts else SIZES
+    sizes = SCORES if op.name.startswith("scale_") and "queries" in op.rules.sizes else SIZES
     shape = []
     for extent in t.extents:
         [size] = shapes.names(extent)
