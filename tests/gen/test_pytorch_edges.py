@@ -14,8 +14,10 @@ import numpy as np
 import pytest
 import pytorch
 import scipy.special as sp
+import size_rules
 from kfgen import families
 from kfgen.entries import spec
+from kfgen.model import shapes
 
 torch = pytorch.load()
 sys.path.append(str(kflib.ROOT / "bench"))
@@ -72,14 +74,18 @@ FORMULAS = {  # instead of the benchmarks'
 FULL = ("amax", "amin", "argmax", "argmin", "instance_norm_{act}", "batch_norm_train_{act}")
 
 
+def _types(op):
+    return op.types.uniform("f64", op.indexed)
+
+
 def _functions():
     found = {}
     for op in spec.load().ops.values():
         family = families.of(op)
         known = peers.FAMILIES.get(family.name)
-        if known is None or op.types == "pairs" or op.pattern not in known.FORWARD:
+        if known is None or op.types.converts or op.pattern not in known.FORWARD:
             continue
-        if family.forward(op, ("f64",)).form in SHAPES:
+        if family.forward(op, _types(op)).form in SHAPES:
             for act in op.activations:
                 # PyTorch multiplies what dropout zeroes by the derivative, which may be infinite.
                 some = ACTIVATIONS[:2] if op.dropout else ACTIVATIONS
@@ -96,9 +102,9 @@ class Call:
 
     def __init__(self, op, act, family):
         self.op, self.act, self.family = op, act, family
-        self.forward = family.forward(op, ("f64",))
+        self.forward = family.forward(op, _types(op))
         wanted = any(o.grad for o in op.operands)
-        self.backward = family.backward(op, ("f64",)) if wanted else None
+        self.backward = family.backward(op, _types(op)) if wanted else None
         f = {"op": op.pattern, "activation": act.name, "family": family.name, "dtypes": ["f64"]}
         self.f = f
         self.scalars = {n: s.default for n, s in (op.scalar_info | act.scalar_info).items()}
@@ -120,8 +126,7 @@ class Call:
 
     def _input(self, s, rng, number, offset):
         shape = tuple(
-            int(factor or 1) * self.sizes[name]
-            for factor, _, name in (e.rpartition(" * ") for e in self.forward.shape(s))
+            size_rules.evaluator.value(shapes.parse(e), self.sizes) for e in self.forward.shape(s)
         )
         word = peers.draw(self.f, s.name)
         if word == "labels":

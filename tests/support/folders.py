@@ -9,14 +9,14 @@ import pathlib
 import sys
 
 SUPPORT = pathlib.Path(__file__).resolve().parent
-PACKAGES = {"level2"}  # imported as level2.<module>
 
 
 def folders(parent):
+    """The folders of modules. Packages are imported by their own name from the parent."""
     return [
         p
         for p in sorted(parent.iterdir())
-        if p.is_dir() and p.name not in PACKAGES and not p.name.startswith(("_", "."))
+        if p.is_dir() and not (p / "__init__.py").exists() and not p.name.startswith(("_", "."))
     ]
 
 

@@ -40,7 +40,7 @@ def rows(selection):
 def values(selection):
     """Returns the variables of templates/docs/matrix.md.j2."""
     every = rows(selection)
-    shown = [r for r in every if r.op.types != "pairs"]
+    shown = [r for r in every if not r.op.types.converts]
     words = list(dict.fromkeys(k.words for r in shown for k in r.kernels))
     words.sort(key=lambda w: (w.count("_"), w.endswith("_i32")))
     sets = dict.fromkeys(r.activations for r in every if r.activations)
@@ -48,7 +48,7 @@ def values(selection):
     return {
         "words": words,
         "rows": [(r.op, letters.get(r.activations, ""), [r.cell(w) for w in words]) for r in shown],
-        "pairs": [r.op for r in every if r.op.types == "pairs"],
+        "pairs": [r.op for r in every if r.op.types.converts],
         "letters": list(letters.values()),
         "acts": [(a.name, [a.name in found for found in sets]) for a in selection.activations],
     }

@@ -38,7 +38,8 @@ def rope(x, cosine, sine, position):
 
 
 def test_rotary_embeddings(kf):
-    """q and k of [batch, length, heads, dim]; without positions, a row's position is its index."""
+    """q and k of [batch, length, heads, dim]; without positions, a row's position is its index in
+    its sequence."""
     q, k, cosine, sine = (
         draw(2, 3, 4, 6),
         draw(2, 3, 2, 6),
@@ -46,7 +47,7 @@ def test_rotary_embeddings(kf):
         draw(8, 2, grad=False, seed=1),
     )
     position = torch.tensor([[0, 1, 2], [5, 6, 7]])
-    for given, of in ((position, position), (None, torch.arange(6).reshape(2, 3))):
+    for given, of in ((position, position), (None, torch.arange(3).expand(2, 3))):
         alike(
             kf.ops.rope_qk(q, k, cosine, sine, given),
             [rope(x, cosine, sine, of) for x in (q, k)],
