@@ -38,9 +38,15 @@ def test_gradients_further_on(kf):
 
 
 def test_no_such_row(kf):
-    """An index outside of the table gives NaN and no gradient."""
+    """An index outside of the table raises where its value is known. A compiled call gives NaN and
+    no gradient.
+    """
     weight, index = draw(7, 4), torch.tensor([1, 7, -1])
-    out = kf.ops.embedding(weight, index)
+    text = "kf.embedding: index is 7 at .1,., expected at least 0 and less than 7$"
+    with pytest.raises(IndexError, match=text):
+        kf.ops.embedding(weight, index)
+    torch._dynamo.reset()
+    out = torch.compile(kf.ops.embedding, fullgraph=True, backend="aot_eager")(weight, index)
     assert out[1:].isnan().all() and torch.equal(out[0], weight[1])
     [found] = torch.autograd.grad(out.nan_to_num().sum(), weight)
     assert found.sum() == 4 and (found[1] == 1).all()

@@ -14,6 +14,7 @@ from kernel_fusion.torch import _adding, _autocast, _autograd
 from kernel_fusion.torch._kernels import DTYPES, argument_error, explain
 from kernel_fusion.torch._schema import schema
 
+INDICES = (torch.int64, torch.int32)  # dtypes of indices
 # Bypasses Function.apply's Python code (functorch checks, ctx wrapping): a third of the cost of a
 # call with a gradient.
 FAST: Any = vars(torch._C._FunctionBase).get("apply")
@@ -60,18 +61,30 @@ def check_number(where: str, name: str, value: Tensor) -> None:
         )
 
 
-def check_index(where: str, name: str, index: Tensor, below: int, ignore: int | None) -> None:
+def row_of(where: str, name: str, value: int | None, table: Tensor, dimension: int) -> int | None:
+    """A row of a table as a launcher takes it. The plan refuses a table without the dimension."""
+    if table.dim() < -dimension:
+        return -1 if value is None else value
+    return _rows.row(where, name, value, table.shape[dimension])
+
+
+def check_index(
+    where: str, name: str, index: Tensor, table: Tensor, dimension: int, ignore: int | None
+) -> None:
     """Refuses indices out of range, as PyTorch does, where their values are at hand: on the CPU and
-    outside of transforms. Elsewhere the kernel gives NaN.
+    outside of transforms. Elsewhere the kernel gives NaN. The plan refuses other dtypes and a table
+    without the dimension.
     """
     if (
         index.device.type == "cpu"
+        and index.dtype in INDICES
+        and table.dim() >= -dimension
         and type(index) is Tensor
         and not torch._C._are_functorch_transforms_active()
         and not torch._C._len_torch_dispatch_stack()
         and torch._C._get_tracing_state() is None
     ):
-        _rows.check(where, name, index.numpy(), below, ignore)
+        _rows.check(where, name, index.numpy(), table.shape[dimension], ignore)
 
 
 def counted(x: Tensor, after: int) -> Tensor:
@@ -130,7 +143,7 @@ def _text(op: Op, activation: str) -> str:
         ]
     lines += [
         *(
-            f"        {name} = row_of(where, '{name}', {name}, {of}.shape[{dimension}])"
+            f"        {name} = row_of(where, '{name}', {name}, {of}, {dimension})"
             for name, of, dimension in _rows.padding(op)
         ),
         f"        save = grad_on() and ({needs})",
@@ -175,7 +188,7 @@ def _text(op: Op, activation: str) -> str:
         ignore = _rows.ignored(op.forward) or None
         lines += [
             f"    if not traced and {name} is not None:",
-            f"        check_index(where, '{name}', {name}, {of}.shape[{dimension}], {ignore})",
+            f"        check_index(where, '{name}', {name}, {of}, {dimension}, {ignore})",
         ]
     lines += [
         "    try:",
@@ -309,7 +322,7 @@ def make(
         "guarded": guarded(where, forward, eager),
         "check_flat": _plan.check_flat,
         "check_number": check_number,
-        "row_of": _rows.row,
+        "row_of": row_of,
         "check_index": check_index,
         "Tensor": Tensor,
         "counted": counted,
