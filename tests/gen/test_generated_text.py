@@ -100,6 +100,11 @@ def test_each_fault_is_found(before, after, fault):
             f"void f(int {'a' * 50}) {{ (void){'a' * 50}; return; }}\n",
             f"void f(int {'a' * 50})\n{{\n    (void){'a' * 50};\n    return;\n}}\n",
         ),
+        # A comment may leave brackets open and end its lines as statements do.
+        (
+            "int a;\n/* f(a, ...\n   b;\n   c */\nvoid f()\n{\n}\n",
+            "int a;\n\n/* f(a, ...\n   b;\n   c */\nvoid f()\n{\n}\n",
+        ),
         (f"#define {'A' * 60} {'b' * 60}\n", f"#define {'A' * 60} \\\n    {'b' * 60}\n"),
         (
             f"f({'a' * 60}, g({'b' * 20}, {'c' * 20}));\n",

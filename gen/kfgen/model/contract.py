@@ -41,10 +41,7 @@ def formulas(k, by=False):
 def of_elements(k, by):
     """Returns the formulas of an elementwise kernel."""
     if not k.bwd:
-        return [
-            f"{name} = {one_line(text)}"
-            for name, text in (k.op.values_of_rows | k.op.outputs).items()
-        ]
+        return [assigned(name, text) for name, text in (k.op.values_of_rows | k.op.outputs).items()]
     graph, roots = k.graph_by() if by else (k.graph, [root for s in k.outputs for root in s.exprs])
     results = [(part, s) for s in k.outputs for part in s.parts]
     lines, texts = write(graph, roots)
@@ -61,7 +58,17 @@ def of_elements(k, by):
 @functools.lru_cache(1024)
 def one_line(text):
     """Joins the statements of an expression with semicolons."""
-    return "; ".join(ast.unparse(statement) for statement in ast.parse(text.strip()).body)
+    return "; ".join(_statements(text))
+
+
+def assigned(name, text):
+    """Returns an expression in one line whose last statement, its value, is assigned to `name`."""
+    *first, value = _statements(text)
+    return "; ".join([*first, f"{name} = {value}"])
+
+
+def _statements(text):
+    return [ast.unparse(statement) for statement in ast.parse(text.strip()).body]
 
 
 def write(graph, roots, named=None, letter="t"):

@@ -135,8 +135,9 @@ def joined(before, line):
 
 def separate(lines, opening):
     """Puts a blank line before a function whose body begins at `opening`."""
-    at = len(lines)
-    while at and (line := lines[at - 1]) and line[0] != "#" and line[-1] not in "};{":
+    at, comment = len(lines), False
+    while at and (line := lines[at - 1]) and (comment or line[0] != "#" and line[-1] not in "};{"):
+        comment = (comment or line.endswith("*/")) and "/*" not in line
         at -= 1
     if 0 < at < len(lines) + (opening != "{") and lines[at - 1][-1:] in ("}", ";"):
         lines.insert(at, "")

@@ -37,7 +37,7 @@ def _formulas(k, by):
         for s in k.inputs
         if (halves := k.halves_of(s)) and s.reads != "never"
     ]
-    load = [f"{name} = {contract.one_line(text)}" for name, text in k.op.own["load"].items()]
+    load = [contract.assigned(name, text) for name, text in k.op.own["load"].items()]
     behind = [
         f"{s.name} = both({', '.join(halves)}){_added(k, s)}"
         for s in k.outputs
@@ -45,8 +45,7 @@ def _formulas(k, by):
     ]
     if not k.bwd:
         lines = [
-            f"{name} = {contract.one_line(text)}"
-            for name, text in (k.op.saved | k.op.outputs).items()
+            contract.assigned(name, text) for name, text in (k.op.saved | k.op.outputs).items()
         ]
         return (
             before

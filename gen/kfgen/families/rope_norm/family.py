@@ -108,7 +108,7 @@ class RopeNormKernel(RopeKernel):
         first, norm = self.operands[0], contract.one_line(self.op.own["norm"])
         if not self.bwd:
             turned = [
-                f"{part}_ = {contract.one_line(text)}"
+                contract.assigned(f"{part}_", text)
                 for part, text in zip(first.parts, self.op.outputs.values())
             ]
             return [f"of each head {norm}, of whose pairs", *turned]
