@@ -7,7 +7,7 @@
 #   make test KF_LEVEL=2             1 (default, CI), 2, 3: all tests of a level
 #   make level2 WORKERS=16           before a release: tests all functions and records the results;
 #                                    KF_FAMILIES="row map" selects families. For many cores or
-#                                    GPUs: tests/support/level2/run.py, docs/contributing.md
+#                                    GPUs: tests/support/level2/run.py, docs/testing.md
 #   make robust LOG=FILE             on a GPU: properties besides numerical results
 #   make demo NVCC=                  without nvcc
 #   make ... PYTHON=python3.12       Python (3.11 or newer) for .venv

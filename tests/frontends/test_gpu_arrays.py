@@ -62,7 +62,7 @@ class Host:
 def gpu(kf, library, monkeypatch):
     from kernel_fusion import _gpu
 
-    # What the fake leaves out is the real one's.
+    # The fake inherits what it does not define.
     host = type("OfHost", (Host, _gpu.Gpu), {})(library)
     monkeypatch.setattr(_gpu, "library", lambda: host)
     return host

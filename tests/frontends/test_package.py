@@ -230,3 +230,12 @@ def test_include(kf, tmp_path, monkeypatch):
         check=True,
     )
     assert subprocess.check_output([tmp_path / "program"]).split()
+
+
+def test_a_broken_driver(tmp_path):
+    (tmp_path / "libcuda.so.1").write_text("no library")
+    script = (
+        "import kernel_fusion as kf, numpy as np; print(kf.CUDA_AVAILABLE, "
+        "kf.ops.relu(np.ones(2, 'f')).tolist())"
+    )
+    assert python(script, LD_LIBRARY_PATH=str(tmp_path)) == "False [1.0, 1.0]"

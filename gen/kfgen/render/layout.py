@@ -99,11 +99,15 @@ def indented(text):
 
 
 def statements(text):
-    """Yields the lines of a text, but those of an unfinished statement as one line."""
-    whole, depth = "", 0
+    """Yields the lines of a text, but those of an unfinished statement as one line. Lines of a
+    comment stay as they are, whatever brackets they leave open."""
+    whole, depth, comment = "", 0, False
     for line in text.split("\n"):
         line = line.rstrip(" \t")
-        if not whole and (not line or line[-1] in ";{}" or line[0] == "#" or "//" in line):
+        if comment or not whole and line.lstrip(" ").startswith("/*"):
+            comment = "*/" not in line
+            yield line
+        elif not whole and (not line or line[-1] in ";{}" or line[0] == "#" or "//" in line):
             yield line
         elif whole and (not line or line[0] == "#" or "//" in line or "/*" in line):
             yield whole

@@ -100,7 +100,7 @@ def write(found):
 
 @functools.cache
 def unchanged(family):
-    """True if all tests of the family, or of a group of tiers.GROUPS, passed in its present state."""
+    """True if all tests of the family, or of one of tiers.GROUPS, passed in its present state."""
     filed = read().get(family)
     return filed is not None and filed == (
         digest_of_group(family) if family in tiers.GROUPS else digest(family)
