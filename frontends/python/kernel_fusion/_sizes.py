@@ -152,7 +152,9 @@ class Layout:
         self, tensors: Sequence[Shaped], shapes: Sequence[Shape], count: Mapping[str, int]
     ) -> dict[str, tuple[int, ...]]:
         """Returns the dimensions of each size."""
-        known = {size: (self.values[name],) for size, name in self.rules.arguments.items()}
+        known: dict[str, tuple[int, ...]] = {
+            size: (self.values[name],) for size, name in self.rules.arguments.items()
+        }
         for t, shape in zip(reversed(tensors), reversed(shapes)):
             at = 0
             for line in t.lines:
