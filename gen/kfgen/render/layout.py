@@ -104,7 +104,7 @@ def statements(text):
     whole, depth, comment = "", 0, False
     for line in text.split("\n"):
         line = line.rstrip(" \t")
-        if comment or not whole and line.lstrip(" ").startswith("/*"):
+        if comment or not whole and line.lstrip(" ").startswith("/*") and "*/" not in line:
             comment = "*/" not in line
             yield line
         elif not whole and (not line or line[-1] in ";{}" or line[0] == "#" or "//" in line):

@@ -33,20 +33,14 @@ def families():
 
 @functools.cache
 def digest_of_group(name):
-    """Returns a digest of all families and of the group's tests, with what these use; of build
-    systems also of the files that say how to build."""
+    """Returns a digest of all families, of the group's tests and what these use, and of the files
+    of tiers.READ."""
     below = sorted(p for p in (kflib.ROOT / "tests").rglob("*") if p.suffix in SOURCES)
     paths = [p for p in below if p.is_relative_to(kflib.ROOT / "tests/support")]
     folders = {p.parent for p in below if tiers.group(_from_root(p)) == name}
     paths += [p for p in below if p.parent in folders]
-    if name == "build systems":
-        paths += sorted(p for p in kflib.ROOT.glob("*") if p.is_file() and p.suffix != ".md")
-        paths += [
-            p
-            for folder in ("gen", "templates", "include")
-            for p in sorted((kflib.ROOT / folder).rglob("*"))
-            if p.is_file() and "__pycache__" not in p.parts
-        ]
+    read = {p for pattern in tiers.READ[name] for p in kflib.ROOT.glob(pattern)}
+    paths += sorted(p for p in read if p.is_file() and p.suffix not in (".md", ".pyc"))
     content = [digest(f) for f in families()], [(_from_root(p), p.read_text()) for p in paths]
     return hashlib.sha256(repr(content).encode()).hexdigest()[:32]
 

@@ -28,6 +28,8 @@ GROUPS = {
     "all headers": r"tests/(cpu|emu|headers)/",
     "build systems": r"tests/build/test_(cmake|dist|launch\w+|meson|pkg_config|single)\.py",
 }
+# Files, from the root, that a group reads beside the headers of all families and its own folders.
+READ = {"all headers": (), "build systems": ("*", "gen/**/*", "templates/**/*", "include/**/*")}
 OUTCOMES = pathlib.Path(__file__).resolve().parents[3] / "build/tests/outcomes"
 COUNTED = ("passed", "failed", "error", "skipped")
 QUICK = re.compile(
