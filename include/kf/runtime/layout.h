@@ -55,8 +55,8 @@ typedef struct {
     int32_t has_axis;                  /* a size has the dimensions in front of the axis */
     int32_t first_says;                /* which of several tensors with a size gives its dimensions:
                                           the first, else the last */
-    int32_t joined;
-    const int32_t *code;
+    int32_t joined;                    /* KFI_LAYOUT_NEVER, _ALONE or _ALWAYS */
+    const int32_t *code;               /* expressions of the extents */
 } kfi_layout_rules;
 
 typedef struct {
