@@ -61,10 +61,18 @@ def pytest_collection_modifyitems(config, items):
     config.ids_of_level = [i.nodeid for i in of_level]  # ids of both tiers
     early = {f["name"] for f in selection.thin_gate()} if tiers.TIER else ()
     kept, others = tiers.split(of_level, ROOT, early, ledger.unchanged)
+    left_out = [tiers.of(item, ROOT) for item in others]
+    config.files_resting = tiers.resting_files(left_out, ledger.unchanged)
     others += [i for i, own in zip(items, level) if not own]
     if others:
         config.hook.pytest_deselected(items=others)
         items[:] = kept
+
+
+def pytest_sessionfinish(session):
+    """Tells the main process which files rest, which promises.py counts as run."""
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput["files_resting"] = session.config.files_resting
 
 
 def pytest_terminal_summary(terminalreporter):

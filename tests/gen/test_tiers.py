@@ -70,6 +70,13 @@ def test_a_group_runs_unless_nothing_has_changed(group, monkeypatch):
     assert left == LEFT[group]
 
 
+def test_files_that_rest(monkeypatch):
+    monkeypatch.setattr(tiers, "TIER", "rest")
+    tests = [(path, {"f": F} if names else {}, check) for path, names, check in TESTS]
+    found = tiers.resting_files(tests, lambda name: name in ("elementwise", "build systems"))
+    assert found == ["build/test_launcher_files.py", "cpu/test_strided.py", "emu/test_numbers.py"]
+
+
 @pytest.mark.parametrize(
     "group, path",
     [

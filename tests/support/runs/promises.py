@@ -113,6 +113,10 @@ class Recorder:
 
     def __init__(self):
         self.counts = Counts()
+        self.resting = set()  # files with tests of unchanged families or groups, left out
+
+    def pytest_testnodedown(self, node):
+        self.resting |= set(getattr(node, "workeroutput", {}).get("files_resting", ()))
 
     def pytest_runtest_logreport(self, report):
         if report.when == "call" or report.outcome != "passed" and report.when == "setup":
@@ -140,7 +144,7 @@ class Recorder:
             "machine": name,
             "level": level,
             "families": had(whole),
-            "files": self.counts.files() if whole else [],
+            "files": sorted({*self.counts.files(), *self.resting}) if whole else [],
             "tests": self.counts.tests(),
         }
         out = ROOT / f"build/{'promises-' + tiers.TIER if tiers.TIER else 'promises'}.json"

@@ -72,8 +72,27 @@ def runs(path, parameters, check, early=(), unchanged=lambda family: False):
         return True
     if is_quick(path, parameters, check, early):
         return TIER == "quick"
+    return TIER == "rest" and not rests(path, parameters, unchanged)
+
+
+def rests(path, parameters, unchanged):
+    """True if a test of the second tier need not run: its family or group is unchanged."""
     about = family(path, parameters) or group(path)
-    return TIER == "rest" and not (about and unchanged(about))
+    return bool(about) and unchanged(about)
+
+
+def resting_files(tests, unchanged):
+    """Returns the files, from `tests`, of tests that the second tier leaves out as unchanged.
+
+    Args:
+        tests: see `of`.
+    """
+    found = {
+        path
+        for path, parameters, _ in tests
+        if TIER == "rest" and rests(path, parameters, unchanged)
+    }
+    return sorted(path.removeprefix("tests/") for path in found)
 
 
 def of(item, root):
