@@ -19,6 +19,8 @@ import re
 import textwrap
 import tomllib
 
+import pytest
+
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 RESULTS = ROOT / "bench/results/promises"
 PAGE = ROOT / "docs/promises.md"
@@ -115,6 +117,7 @@ class Recorder:
         self.counts = Counts()
         self.resting = set()  # files with tests of unchanged families or groups, left out
 
+    @pytest.hookimpl(optionalhook=True)  # pytest-xdist's
     def pytest_testnodedown(self, node):
         self.resting |= set(getattr(node, "workeroutput", {}).get("files_resting", ()))
 
