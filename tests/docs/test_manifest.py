@@ -26,7 +26,6 @@ TYPES = {
     "null": lambda v: v is None,
     "texts": lambda v: isinstance(v, list) and all(isinstance(x, str) for x in v),
     "tables": lambda v: isinstance(v, list) and all(isinstance(x, dict) for x in v),
-    "lists": lambda v: isinstance(v, list) and all(isinstance(x, list) for x in v),
     "extents": lambda v: isinstance(v, list) and all(map(is_extent, v)),
 }
 
@@ -36,11 +35,14 @@ def things():
     m = kflib.manifest()
     arguments = [a for f in m["functions"] for a in f["arguments"]]
     tensors = [a for a in arguments if "kind" in a]
+    steps = [step for f in m["functions"] for step in f["steps"]]
     return {
         "manifest": [m],
         "function": m["functions"],
         "tensor": tensors,
         "argument": [a for a in arguments if "kind" not in a],
+        "step": steps,
+        "launch": [launch for step in steps for launch in step["launches"]],
         "index": [a["index"] for a in tensors if a["index"]],
         "variable": [v for f in m["functions"] for v in f["variables"]],
         "axes": [f["axes"] for f in m["functions"] if f["axes"]],

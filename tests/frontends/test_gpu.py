@@ -13,6 +13,7 @@ import types
 
 import kflib
 import kfpython
+import launch_steps
 import pytest
 import toolkit
 from kfpython import calls, ready
@@ -224,10 +225,7 @@ def test_kernels_are_the_launchers_own(driver, tmp_path):
     output, launched = calls(driver, tmp_path, *given)
     assert not [(g[0], s) for g, s in zip(given, output) if s != "ok"]
     kernels = {
-        k.partition("<")[0]
-        for f in chosen.values()
-        for stage in named[f["name"]]["stages"]
-        for k in stage
+        k.partition("<")[0] for f in chosen.values() for k in launch_steps.kernels(named[f["name"]])
     }
     seen = {re.match(r"_Z\d+(kfk_\w+?)(?:I\w|\b)", line)[1] for line in launched}
     assert (

@@ -9,6 +9,7 @@ import sys
 
 import kflib
 import kfpython
+import launch_steps
 import pytest
 import toolkit
 from kfpython import calls, ready
@@ -55,7 +56,7 @@ def kernels_of(*functions):
     from kfgen.interfaces import packed_cuda
 
     named = dict(packed_cuda.functions(kflib.manifest()))
-    return {(f, k) for f in functions for stage in named[f]["stages"] for k in stage}
+    return {(f, k) for f in functions for k in launch_steps.kernels(named[f])}
 
 
 def call_of(function, sizes):

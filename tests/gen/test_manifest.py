@@ -8,6 +8,7 @@ import cases
 import checks
 import from_manifest
 import kflib
+import launch_steps
 import pytest
 from kfgen.model import shapes
 
@@ -239,31 +240,41 @@ def test_which_inputs_have_a_gradient():
     assert tensors(FUNCTIONS["kf_scale_mask_softmax_f32"])["mask"]["gradient"] == ""
 
 
-def test_stages():
-    """`stages` lists the kernels that each launch chooses from; sums have a stage of their own."""
-    one, two = (
-        FUNCTIONS["kf_bias_gelu_bf16"]["stages"],
-        FUNCTIONS["kf_bias_gelu_bwd_bf16"]["stages"],
-    )
-    assert (
-        len(one) == 1
-        and len(two) == 2
-        and "kfk_bias_bf16<7, 8, 2, KFI_ROWS>" in one[0]
-        and two[1] == ["kfk_sum_partials<KF_F32, KF_BF16>"]
-    )
+def test_launch_steps():
+    """`steps` lists the launches of a call and the kernels that each chooses from; the sums of each
+    dtype have a step of their own."""
+    one, two = (FUNCTIONS[f"kf_bias_gelu_{word}bf16"]["steps"] for word in ("", "bwd_"))
+    assert len(one) == 1 and "kfk_bias_bf16<7, 8, 2, KFI_ROWS>" in one[0]["launches"][0]["kernels"]
+    assert len(two) == 2 and two[1]["launches"][0]["kernels"] == [
+        "kfk_sum_partials<KF_F32, KF_BF16>"
+    ]
     for f in FUNCTIONS.values():
-        stages = 1 + any(a["role"] == "sum" for a in f["arguments"])
-        assert all(f["stages"]) and (
-            len(f["stages"]) == stages or f["family"] not in ("elementwise", "rows")
-        ), f["name"]
-        assert all(len(set(stage)) == len(stage) for stage in f["stages"])
-        # A backward may compute the products for inputs and for weights by the same kernels.
-        if (
-            f["family"] not in ("matmul", "linear_cross_entropy")
-        ):
-            assert len({name for stage in f["stages"] for name in stage}) == sum(
-                map(len, f["stages"])
-            )
+        for step in f["steps"]:
+            names = [name for launch in step["launches"] for name in launch["kernels"]]
+            assert step["launches"] and names and len(set(names)) == len(names), f["name"]
+            assert all(launch["kernels"] for launch in step["launches"]), f["name"]
+
+
+def test_what_launch_steps_read_and_write():
+    """Each tensor that a function reads or writes is one of a step. Buffers of the workspace are
+    written by a step before another one reads them, or in a loop with it."""
+    for f in FUNCTIONS.values():
+        of = {word: {n for s in f["steps"] for n in s[word]} for word in ("reads", "writes")}
+        given = [a for a in f["arguments"] if "kind" in a]
+        outputs = {a["name"] for a in given if a["role"] != "in"}
+        inputs = {a["name"] for a in given if a["role"] == "in"}
+        read = {a["name"] for a in given if a["role"] == "in" and not a["unread"]}
+        buffers = launch_steps.buffers(f, "writes")
+        assert of["writes"] - buffers == outputs, f["name"]
+        assert read <= of["reads"] and of["reads"] - buffers <= inputs | outputs, f["name"]
+        assert buffers == launch_steps.buffers(f, "reads"), f["name"]
+        assert f["workspace"] or not buffers, f["name"]
+        assert {a["name"] for a in given if a["accumulated"]} <= of["reads"], f["name"]
+        written = set()
+        for step in f["steps"]:
+            needed = {n for n in step["reads"] if n in buffers}
+            assert needed <= written or step["per"], (f["name"], step["does"])
+            written |= set(step["writes"])
 
 
 def test_how_frameworks_use_it():

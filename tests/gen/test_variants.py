@@ -3,6 +3,7 @@
 
 import subprocess
 
+import launch_steps
 import pytest
 import user_ops
 from kfgen import families
@@ -62,7 +63,7 @@ def test_variants_of_an_entry(tmp_path, monkeypatch):
     assert f["forward"] == "kf_own_stochastic_device_f32"
     assert found[f["forward"]]["backward"] == "kf_own_stochastic_device_bwd_f32"
     assert f["workspace"] == f"{f['name']}_workspace_bytes"
-    kernels = {stage[0][0] for f in found.values() for stage in [f["stages"]]}
+    kernels = {launch_steps.kernels(f)[0] for f in found.values()}
     assert len({name.partition("<")[0] for name in kernels}) == len(found)
     assert {f["op"] for f in packed.functions(made) if f["variant"]} == set()
 

@@ -7,6 +7,7 @@ import sys
 
 import cases
 import kflib
+import launch_steps
 import nvrtc
 import pytest
 import toolkit
@@ -57,15 +58,14 @@ def test_only_what_is_called_is_compiled(include, tmp_path):
     (tmp_path / "call.cu").write_text("#include <kf/any/add.h>\n" + CALL)
     found = kernels_in(tmp_path / "call.cu", include, tmp_path)
     assert found and all("kfk_add_activation_f32" in k for k in found)
-    assert len(found) == len(
-        next(f for f in FUNCTIONS if f["name"] == "kf_add_activation_f32")["stages"][0]
-    )
+    add = next(f for f in FUNCTIONS if f["name"] == "kf_add_activation_f32")
+    assert len(found) == len(launch_steps.kernels(add))
 
 
 @pytest.mark.skipif(not (toolkit.nvrtc() and toolkit.include()), reason="no NVRTC")
 @pytest.mark.parametrize("f", LAUNCHED, ids=[f["name"] for f in LAUNCHED])
 def test_nvrtc(f, include):
-    asked = [name for stage in f["stages"] for name in stage]
+    asked = launch_steps.kernels(f)
     _, lowered, log = nvrtc.compile_text(
         f"#include <{f['header']}.cuh>\n", asked, include, options=nvrtc.quick()
     )

@@ -9,6 +9,7 @@ import sys
 
 import cases
 import kflib
+import launch_steps
 import pytest
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
@@ -56,7 +57,7 @@ def test_a_function_of_each_family():
 
 @pytest.mark.level(2)
 @needs_nvcc
-def test_kernels_are_those_of_their_stages(include, tmp_path):
+def test_kernels_are_those_of_their_steps(include, tmp_path):
     """A file that calls one function per family has exactly the kernels that the manifest lists for
     their launches."""
     used = [FUNCTIONS[name] for name, _ in ONE.values()]
@@ -66,7 +67,7 @@ def test_kernels_are_those_of_their_stages(include, tmp_path):
     kernels = budget.kernels_in(tmp_path / "calls.cu", include, tmp_path)
     found = collections.Counter(re.search(r"(?<=\d)kfk_\w+?(?=I[LN])", k)[0] for k in kernels)
     assert found == collections.Counter(
-        name.split("<")[0] for name in {n for f in used for stage in f["stages"] for n in stage}
+        name.split("<")[0] for name in {n for f in used for n in launch_steps.kernels(f)}
     )
 
 

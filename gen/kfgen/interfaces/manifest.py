@@ -288,7 +288,7 @@ def function(launcher, user=None, common=None, backward=None):
         "backward": backward.function(act.name, launcher.state) if backward else None,
         **_by_result(launcher, backward),
         "tolerance": tolerance(k, act),
-        "stages": k.cuda.stages(launcher) if "cuda" in k.backends else [],
+        "steps": k.cuda.launch_steps(launcher) if "cuda" in k.backends else [],
         "state": launcher.state,
         "dropout": k.dropout,
         "sizes": k.sizes,
@@ -347,7 +347,7 @@ def any_activation(k, members, user):
                 "cpu_signature": f"kf_result_t {launcher.cpu_name}({launcher.cpu_parameters})",
                 "workspace": launcher.workspace if k.has_workspace else None,
                 "cpu_workspace": launcher.cpu_workspace if k.has_workspace else None,
-                "stages": one.cuda.stages(launcher),
+                "steps": one.cuda.launch_steps(launcher),
                 "arguments": arguments,
                 **{key: first[key] for key in SHARED},
             }

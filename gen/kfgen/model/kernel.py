@@ -85,7 +85,7 @@ class Kernel(Signature):
     gathered_inputs = ()  # operands read in one column of each row only
     result = None  # backward: the output that equals the activation's result
     by_result = False  # True: gradients of some activations may read the result, not the inputs
-    called_kernels = ()  # kernels whose launchers its launchers call
+    called = ()  # launchers that its launchers call (steps.Call)
     rounded = False  # True: products may round their factors (dtypes.ROUNDED)
     refuses = False  # True: an empty axis is an error
     runtime_activation = False  # True: the activation is an argument (runtime_activation.py)
@@ -187,6 +187,11 @@ class Kernel(Signature):
 
     def _sort(self):
         """Sorts the tensors by use and raises an error if no schedule supports them."""
+
+    @property
+    def called_kernels(self):
+        """Kernels whose launchers the kernel's launchers call."""
+        return [call.kernel for call in self.called]
 
     @property
     def renamed(self):

@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Base classes of the schedules of all families: Cuda and C."""
 
+import functools
 from dataclasses import dataclass
 
 from kfgen.language.emit import Target
-from kfgen.model import limits
+from kfgen.model import limits, steps
 from kfgen.model.activation import CALLS, GIVEN, bwd_reads_x
+from kfgen.model.steps import PARTIALS, SUMS, Instance, Launch, Step
 
 # CUDA primitives whose cheap form is as accurate as float32 operations: ops on 2-byte tensors may
 # use it even if the result is added to something. Outside activations all other primitives are
@@ -19,27 +21,7 @@ DROPOUT = (
     "const uint64_t *seed",
     "const uint64_t *offset",
 )
-OWN = {"act": "kfi_act", "from_state": "kfi_from_state"}  # a run function's own template parameters
 STATIC_SHARED = 48 << 10  # bytes of shared memory per block without an attribute, on every device
-
-
-@dataclass(frozen=True)
-class Instance:
-    """A kernel with its template arguments."""
-
-    kernel: str
-    arguments: tuple
-
-    def __str__(self):
-        return f"KFI_{'STATE_' if 'from_state' in self.arguments else ''}ADDRESS({self.name(OWN)})"
-
-    def name(self, values=None):
-        """Returns kernel<arguments>. values: {parameter of the launcher: text}."""
-        values = values or {}
-        return f"{self.kernel}<{', '.join(str(values.get(a, a)) for a in self.arguments)}>"
-
-
-NONE = "nullptr"  # empty entry of a table of instances
 
 
 class Cuda:
@@ -103,34 +85,64 @@ class Cuda:
     def several_runs(self):
         return len(self.sum_runs) > 1
 
-    def second_stage(self, *kernels):
-        """Returns the kernels of all launches of the second stage."""
+    def sum_steps(self, counts, planes="", **more):
+        """Returns the steps of the second stage, one per launch (core/sums.cuh).
+
+        Args:
+            counts: size of a gradient, an expression.
+            planes: the same if partial sums may be of planes, whose kernel is another one.
+        """
         acc = f"KF_{self.k.dtype.acc.word.upper()}"
-        return [
-            Instance(kernel, (acc, f"KF_{run[0].dtype.word.upper()}"))
-            for run in self.sum_runs
-            for kernel in kernels
-        ]
+
+        def step(run):
+            dtypes = (acc, f"KF_{run[0].dtype.word.upper()}")
+            columns = Launch(
+                (Instance("kfk_sum_partials", dtypes),), f"ceil({counts} / 32), {len(run)}", "512"
+            )
+            of_planes = Launch(
+                (Instance("kfk_sum_planes", dtypes),), f"{planes}, {len(run)}", "256"
+            )
+            return Step(
+                f"adds up the partial sums over {self.k.summed_over}",
+                (columns, of_planes) if planes else (columns,),
+                (PARTIALS,),
+                steps.names(run),
+                table=SUMS,
+                **more,
+            )
+
+        return [step(run) for run in self.sum_runs]
 
     @property
-    def stage_instances(self):
-        """Candidate kernels of each launch of a call."""
-        return [self.instances, *([self.sum_kernels] if self.k.added else [])]
+    def buffers(self):
+        """Parts of the workspace: {name: what it holds}."""
+        return {PARTIALS: "partial sums of the summed gradients"} if self.k.added else {}
 
-    def stages(self, launcher):
-        """Names of a launcher's candidate kernels per launch, for nvrtcAddNameExpression."""
-        acts = [launcher.act.id, *([~launcher.act.id] if self.k.by(launcher.act) else [])]
+    @functools.cached_property
+    def steps(self):
+        """Launch steps of a call, in order. The default: one launch of one of `instances`."""
+        read = [s for s in self.k.inputs if s.reads != "never"]
+        launch = Launch(tuple(self.instances), "by the sizes", "by the sizes")
         return [
-            list(
-                dict.fromkeys(
-                    i.name({"act": str(act), "from_state": str(int(launcher.state))})
-                    for act in acts
-                    for i in stage
-                    if i != NONE
-                )
-            )
-            for stage in self.stage_instances
+            Step("computes the results", (launch,), steps.names(read), steps.names(self.k.outputs))
         ]
+
+    def steps_of(self, act):
+        """Launch steps of a call with one activation."""
+        return self.steps
+
+    @property
+    def sum_kernels(self):
+        """Kernels of the second stage of a sum."""
+        return steps.table(self.steps, SUMS)
+
+    def launch_steps(self, launcher):
+        """Returns a launcher's steps for the manifest, with kernels as nvrtcAddNameExpression
+        spells them.
+        """
+        act = launcher.act
+        acts = [act.id, *([~act.id] if self.k.by(act) else [])]
+        return steps.described(self.steps_of(act), acts, launcher.state)
 
     @property
     def keep_scale(self):

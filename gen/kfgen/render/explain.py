@@ -8,7 +8,7 @@ from kfgen.model import contract
 from kfgen.model.activation import ActCode
 from kfgen.paths import called
 from kfgen.render.render import ROOT, Renderer, parts
-from kfgen.render.source import cut, find, kernel_names
+from kfgen.render.source import cut, find
 
 
 def entry_text(path, section, key):
@@ -63,6 +63,39 @@ def code(kernel, act, cpu):
     return lines
 
 
+def launch_steps(found):
+    """Lines that describe the launches of a call. found: steps of the manifest."""
+    lines = []
+    for number, step in enumerate(found, 1):
+        lines.append(f"{number}. {step['does']}")
+        reads, writes = (", ".join(step[word]) or "nothing" for word in ("reads", "writes"))
+        told = {"if": step["when"], "per": ", ".join(step["per"]), "reads": reads}
+        for word, text in (told | {"writes": writes}).items():
+            lines += [f"   {word:7}{text}"] if text else []
+        for launch in step["launches"]:
+            lines.append(f"   {'launch':7}{configuration(launch)}")
+            lines += [f"          {name}" for name in launch["kernels"]]
+    return lines
+
+
+def configuration(launch):
+    """Grid, block and attributes of a launch."""
+    early = {True: "early", False: "", None: "early for some sizes"}[launch["early"]]
+    words = [f"grid ({launch['grid']})", f"block ({launch['block']})"]
+    words += [f"clusters of up to {launch['cluster']}"] * (launch["cluster"] > 1)
+    words += [f"shared memory: {launch['shared']}"] * bool(launch["shared"])
+    words += [f"tensor maps of {', '.join(launch['maps'])}"] * bool(launch["maps"])
+    return "; ".join([*words, *[early] * bool(early)])
+
+
+def workspace(k):
+    """Lines that describe the workspace: the function that returns its bytes, and its buffers."""
+    if not k.cuda.buffers:
+        return [f"{k.workspace} returns 0" if k.has_workspace else "none"]
+    bytes_ = f"{k.workspace}({', '.join(k.sizes)}) bytes"
+    return [bytes_, *(f"{name}: {text}" for name, text in k.cuda.buffers.items())]
+
+
 def explain(selection, name, described, user=None):
     """Returns the description of the function `name`.
 
@@ -101,7 +134,8 @@ def explain(selection, name, described, user=None):
             lines.append(f"the activation's: {how}")
         part("Derivative", lines)
     if not cpu:
-        part("Kernels", kernel_names(launcher))
+        part("Launch steps", launch_steps(f["steps"]))
+        part("Workspace", workspace(k))
     renderer = Renderer(cut(selection, launcher), any_activation=False)
     renderer.render()
     ext = ".h" if cpu else ".cuh"

@@ -4,7 +4,7 @@
 import difflib
 import re
 
-from kfgen.model import names
+from kfgen.model import names, steps
 from kfgen.render.render import ROOT, Renderer, Selection, with_acts
 
 INCLUDE = re.compile(r'\s*#\s*include\s*["<](kf/[^">]+)[">]')
@@ -121,8 +121,8 @@ def inline(path, files, inlined=lambda header: True):
 
 def kernel_names(launcher):
     """Name expressions for nvrtcAddNameExpression: all instances that the launcher may launch."""
-    stages = launcher.kernel.cuda.stages(launcher) if "cuda" in launcher.kernel.backends else []
-    return list(dict.fromkeys(name for stage in stages for name in stage))
+    k = launcher.kernel
+    return steps.kernel_names(k.cuda.launch_steps(launcher)) if "cuda" in k.backends else []
 
 
 def source(selection, name):

@@ -7,6 +7,7 @@ import re
 import cases
 import checks
 import kflib
+import launch_steps
 import ledger
 import selection
 import strided
@@ -26,7 +27,7 @@ def functions(dtypes=("bf16", "f16", "f32", "tf32")):
         and f["dtypes"][0] in dtypes
         and (
             f["dtypes"][0] in ("bf16", "f16")
-            or any("_wgmma<" in name for stage in f["stages"] for name in stage)
+            or any("_wgmma<" in name for name in launch_steps.kernels(f))
         )
     ]
 
@@ -93,7 +94,7 @@ TILES = {
 
 def stores_through_slabs(f):
     """True if a function has kernels that store through slabs."""
-    return any("_slabs<" in name for stage in f["stages"] for name in stage)
+    return any("_slabs<" in name for name in launch_steps.kernels(f))
 
 
 # One function per op, dtype and activation with such kernels: residual, pre-activation output,

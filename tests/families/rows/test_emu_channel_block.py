@@ -7,6 +7,7 @@ import cases
 import checks
 import emulator
 import kflib
+import launch_steps
 import numpy as np
 import pytest
 import toolkit
@@ -54,7 +55,9 @@ ref = "{ref}"
         tmp_path,
     )
     functions = [f for f in functions if f["dtypes"][0] in ("f32", "bf16", "f64")]
-    assert functions and all(any("BAND" in kernel for kernel in f["stages"][0]) for f in functions)
+    assert functions and all(
+        any("BAND" in kernel for kernel in launch_steps.kernels(f)) for f in functions
+    )
     own = emulator.build(functions, tmp_path / "lib", [*include, tmp_path])
     memory = emulator.Memory(
         emulator.Emulator(own), cases.by_level(emulator.RUNS[1:], emulator.RUNS)
@@ -86,7 +89,7 @@ ref = "{expr}"
             tmp_path,
         )
         assert functions and not any(
-            "BAND" in kernel for f in functions for kernel in f["stages"][0]
+            "BAND" in kernel for f in functions for kernel in launch_steps.kernels(f)
         )
 
 

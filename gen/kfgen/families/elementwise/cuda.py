@@ -5,8 +5,9 @@ import functools
 
 from kfgen.language.emit import emit
 from kfgen.language.primitives import KEEP, KEEP_SCALE
-from kfgen.model import runtime_activation
-from kfgen.model.schedule import CHEAP, NONE, STATIC_SHARED, Cuda, Instance
+from kfgen.model import runtime_activation, steps
+from kfgen.model.schedule import CHEAP, STATIC_SHARED, Cuda
+from kfgen.model.steps import NONE, PARTIALS, Instance, Launch, Step
 
 STAGES = 2  # pipeline stages (rows) in shared memory
 
@@ -260,11 +261,25 @@ class ElementwiseCuda(Cuda):
             ("runs", self.several_runs and "kfi_runs", ""),
         ]
 
-    @property
-    def sum_kernels(self):
-        return self.second_stage(
-            "kfk_sum_partials", *(["kfk_sum_planes"] if self.k.has_channel else [])
-        )
+    @functools.cached_property
+    def steps(self):
+        k, kernels = self.k, tuple(self.instances)
+        read = steps.names(s for s in k.inputs if s.reads != "never")
+        stored = steps.names(k.stores)
+        if not k.sums:
+            size = " * ".join(k.extents)
+            grid = f"{size} / elements of a block"
+            return [Step("computes elements", (Launch(kernels, grid, "256"),), read, stored)]
+        column = "channels" if k.has_channel else k.extents[-1]
+        threads = f"up to {self.sum_threads}"
+        launch = Launch(kernels, "tiles of rows and columns", threads)
+        does = "computes elements and their partial sums; for few rows the sums themselves"
+        written = (*stored, *steps.names(k.sums), PARTIALS)
+        when = "a summed gradient is wanted, and there are more than a few rows"
+        return [
+            Step(does, (launch,), read, written),
+            *self.sum_steps(column, "channels" if k.has_channel else "", when=when),
+        ]
 
     def listing(self):
         """The computation in order, for readers."""

@@ -4,10 +4,46 @@
 import functools
 
 from kfgen.language.emit import emit
-from kfgen.model.schedule import CHEAP, Cuda, Instance
+from kfgen.model import steps
+from kfgen.model.schedule import CHEAP, Cuda
+from kfgen.model.steps import Instance, Launch, Step
 
-# Kernels of core/index_sort.cuh, in launch order.
-SORT = ("count", "scan", "scatter", "bounds")
+SORTED = "workspace.sorted"  # buffer of the sort
+DIGIT = "digit of 8 bits"
+# Kernels of core/index_sort.cuh, in launch order: (name, what it does, grid, loops).
+SORT = (
+    ("count", "counts the digits of each tile of indices", "ceil({rows} / 2048)", (DIGIT,)),
+    ("scan", "computes each digit's prefix sums over the tiles", "256", (DIGIT,)),
+    (
+        "scatter",
+        "moves the indices behind those of smaller digits",
+        "ceil({rows} / 2048)",
+        (DIGIT,),
+    ),
+    ("bounds", "searches the first row of each index", "{vocab} / searches of a block", ()),
+)
+
+
+def sort_instances(dtype):
+    """Kernels that sort indices of a dtype."""
+    return [Instance(f"kfk_index_{word}", (f"KF_{dtype.word.upper()}",)) for word, *_ in SORT]
+
+
+def sort_steps(number, rows, vocab, **more):
+    """Returns the steps that sort the indices of `number`. vocab: the size that bounds them."""
+    kernels = sort_instances(number.dtype)
+    per = more.pop("per", ())
+    return [
+        Step(
+            does,
+            (Launch((kernel,), grid.format(rows=rows, vocab=vocab), "256"),),
+            (number.name,) if word == "count" else (number.name, SORTED),
+            (SORTED,),
+            per=(*per, *loops),
+            **more,
+        )
+        for kernel, (word, does, grid, loops) in zip(kernels, SORT)
+    ]
 
 
 class EmbeddingCuda(Cuda):
@@ -74,13 +110,6 @@ class EmbeddingCuda(Cuda):
         return "kfi_embedding_workspace(rows, cols, vocab)"
 
     @property
-    def sort_instances(self):
-        return [
-            Instance(f"kfk_index_{word}", (f"KF_{self.k.number.dtype.word.upper()}",))
-            for word in SORT
-        ]
-
-    @property
     def own_instances(self):
         shapes = [(self.vec,), (1,)] if self.k.bwd else [(self.vec, 4), (self.vec, 1), (1, 1)]
         return [Instance(f"kfk_{self.k.name}", ("act", *shape)) for shape in shapes]
@@ -88,11 +117,25 @@ class EmbeddingCuda(Cuda):
     @property
     def instances(self):
         """Kernels in the order that core/embedding/embedding.cuh expects."""
-        return self.own_instances + (self.sort_instances if self.k.bwd else [])
+        return self.own_instances + (sort_instances(self.k.number.dtype) if self.k.bwd else [])
 
     @property
-    def stage_instances(self):
-        return [*([i] for i in self.sort_instances if self.k.bwd), self.own_instances]
+    def buffers(self):
+        held = {SORTED: "row indices sorted by token, and where each token begins"}
+        return held if self.k.bwd else {}
+
+    @functools.cached_property
+    def steps(self):
+        k, kernels = self.k, tuple(self.own_instances)
+        read, written = steps.names(self.passed[0]), steps.names(k.outputs)
+        if not k.bwd:
+            launch = Launch(kernels, "rows / rows of a block", "256")
+            return [Step("copies rows of the table", (launch,), read, written)]
+        launch = Launch(kernels, "persistent: at most 16 blocks per SM", "128", early=False)
+        return [
+            *sort_steps(k.number, "rows", "vocab", when="rows > 0"),
+            Step("sums the rows of each token", (launch,), (*read, *written, SORTED), written),
+        ]
 
     def listing(self):
         """The computation in order, for readers."""

@@ -5,13 +5,19 @@ sorted indices.
 """
 
 import functools
+from dataclasses import replace
 
-from kfgen.families.embedding.cuda import SORT
+from kfgen.families.embedding.cuda import SORTED, sort_instances, sort_steps
 from kfgen.families.rows.over_rows_schedule import OverRowsCuda
 from kfgen.language.emit import emit
 from kfgen.language.passes import program
 from kfgen.language.primitives import COUNT, PER_COUNT
-from kfgen.model.schedule import CHEAP, Instance
+from kfgen.model import steps
+from kfgen.model.schedule import CHEAP
+from kfgen.model.steps import PARTIALS, Instance, Launch, Step
+
+ROW_GRADIENTS, CUTS = "workspace.row_gradients", "workspace.cuts"
+TABLE = "table"  # loop around the steps of a table's gradient
 
 
 class EmbeddingLayerNormCuda(OverRowsCuda):
@@ -127,13 +133,12 @@ class EmbeddingLayerNormCuda(OverRowsCuda):
 
     @property
     def table_instances(self):
-        """Kernels that sort a table's indices, then sum the rows' gradients."""
+        """Kernels that sum the rows' gradients: of runs up to a cut, and of a table's rows."""
         number, acc = (
             f"KF_{dtype.word.upper()}" for dtype in (self.k.numbers[0].dtype, self.k.dtype.acc)
         )
         vectors = (16 // self.k.dtype.acc.size, 1)
         return [
-            *([Instance(f"kfk_index_{word}", (number,))] for word in SORT),
             [Instance("kfk_gathered_runs", (acc, number, vec)) for vec in vectors],
             [
                 Instance("kfk_gathered_sum", (acc, f"KF_{self.k.dtype.word.upper()}", vec))
@@ -144,19 +149,64 @@ class EmbeddingLayerNormCuda(OverRowsCuda):
     @property
     def instances(self):
         """Kernels in the order of core/embedding_layer_norm/embedding_layer_norm.cuh."""
-        return self.own_instances + (sum(self.table_instances, []) if self.k.bwd else [])
+        if not self.k.bwd:
+            return self.own_instances
+        sort = sort_instances(self.k.numbers[0].dtype)
+        return [*self.own_instances, *sort, *sum(self.table_instances, [])]
 
     @property
-    def stage_instances(self):
+    def buffers(self):
+        if not self.k.bwd:
+            return {}
+        return {
+            ROW_GRADIENTS: "gradients of the rows' gathered values",
+            CUTS: "sums of runs of equal indices, up to each cut",
+            **super().buffers,
+            SORTED: "a table's row indices sorted by index, and where each index begins",
+        }
+
+    @functools.cached_property
+    def steps(self):
+        k = self.k
+        read, written = (steps.names(of) for of in self.passed)
+        grid = "by rows and columns" if k.bwd else "groups of rows, or as many as fit the device"
+        rows = Launch(tuple(self.own_instances), grid, "256")
+        if not k.bwd:
+            return [Step("gathers and normalises the rows", (rows,), read, written)]
+        written += (ROW_GRADIENTS, *[PARTIALS] * bool(k.added))
+        when = "a gradient of a weight is wanted"
         return [
-            self.own_instances,
-            *(self.table_instances if self.k.bwd else []),
-            *([self.sum_kernels] if self.k.added else []),
+            Step("computes the rows' gradients", (rows,), read, written),
+            *self.sum_steps("cols", when=when),
+            *self._table_steps(),
         ]
 
-    @property
-    def sum_kernels(self):
-        return self.second_stage("kfk_sum_partials")
+    def _table_steps(self):
+        """Steps of each table's gradient. The table of `sort_steps` stands for all of them."""
+        k, (runs, sums) = self.k, self.table_instances
+        grid, numbers = "persistent: at most 16 blocks per SM", steps.names(k.numbers)
+        more = {"when": "the table's gradient is wanted", "per": (TABLE,)}
+        sort = sort_steps(k.numbers[0], "rows", "rows of the table", **more)
+
+        def step(does, kernels, read, written):
+            launch = Launch(tuple(kernels), grid, "128", early=False)
+            return Step(does, (launch,), read, written, **more)
+
+        return [
+            *(replace(one, reads=(*numbers, *one.reads[1:])) for one in sort),
+            step(
+                "sums runs of equal indices up to each cut",
+                runs,
+                (*numbers, ROW_GRADIENTS, SORTED),
+                (CUTS,),
+            ),
+            step(
+                "sums the rows of each index",
+                sums,
+                (ROW_GRADIENTS, CUTS, SORTED, *steps.names(k.table_sums)),
+                steps.names(k.table_sums),
+            ),
+        ]
 
     def listing(self):
         """The computed statements in order, for documentation."""

@@ -1,10 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Linear cross entropy in both backends: the launchers called per chunk of rows."""
 
+import functools
+
 from kfgen.model import names
 from kfgen.model.names import gradient_of
 from kfgen.model.schedule import C, Cuda
 from kfgen.model.signature import Launcher
+
+LOGITS, INNER = "workspace.logits", "workspace.inner"  # buffers
 
 
 class Calls:
@@ -68,12 +72,10 @@ class Calls:
     def calls(self):
         """[(launcher, its arguments)]."""
         found = []
-        for number, part in enumerate(self.k.called_kernels):
-            act = (
-                next(a for a in part.acts if a.name == "none") if part.op.has_act else part.acts[0]
-            )
-            launcher, given = Launcher(part, act, False), self.given(number != 1)
-            if part.bwd:
+        for call in self.k.called:
+            launcher = Launcher(call.kernel, call.act, False)
+            given = self.given(call.kernel.op is self.k.op.made_of[0])
+            if call.kernel.bwd:
                 given |= {"out": self.null}
             arguments = [given[a.name] for a in launcher.arguments] + ["stream"] * (not self.cpu)
             found.append(
@@ -174,8 +176,12 @@ class LinearCrossEntropyCuda(Calls, Cuda):
         return [i for part in self.k.called_kernels for i in part.cuda.instances]
 
     @property
-    def stage_instances(self):
-        return [stage for part in self.k.called_kernels for stage in part.cuda.stage_instances]
+    def buffers(self):
+        return {LOGITS: "logits of a chunk of rows", INNER: "workspace of the called launchers"}
+
+    @functools.cached_property
+    def steps(self):
+        return [step for call in self.k.called for step in call.steps]
 
     def listing(self):
         """The computation in order, for readers."""

@@ -10,7 +10,12 @@ import functools
 from dataclasses import replace
 
 from kfgen.families.family import Family, describe, wrong
-from kfgen.families.linear_cross_entropy.calls import LinearCrossEntropyC, LinearCrossEntropyCuda
+from kfgen.families.linear_cross_entropy.calls import (
+    INNER,
+    LOGITS,
+    LinearCrossEntropyC,
+    LinearCrossEntropyCuda,
+)
 from kfgen.families.matmul.family import Matmul
 from kfgen.families.rows.family import Rows
 from kfgen.language.expr import Graph
@@ -23,12 +28,14 @@ from kfgen.model.entries import Operand
 from kfgen.model.kernel import Kernel, Tensor
 from kfgen.model.names import gradient_of
 from kfgen.model.shapes import ONE, REST
+from kfgen.model.steps import Call
 from kfgen.model.types import FIRST, GRADIENTS, INDEX_VARIABLE
 
 PRODUCT = "linear_{act}"
 ROW = "logits"  # name of a row of the product in expressions
 LAYER_KINDS = ("left", "right", "row")
 LAYERS, ROWS = Matmul(), Rows()
+CHUNK = "chunk of rows"  # loop around the calls
 
 
 class LinearCrossEntropyKernel(Kernel):
@@ -116,8 +123,24 @@ class LinearCrossEntropyKernel(Kernel):
         ]
 
     @functools.cached_property
-    def called_kernels(self):
-        """Kernels of the layer, the op over rows and, with gradients, the layer's backward."""
+    def called(self):
+        """Calls of the layer, the op over rows and, with gradients, the layer's backward."""
+        layer, *others = self._called_kernels()
+        x, weight, bias = (self.of[kind].name for kind in LAYER_KINDS)
+        own = {"x": x, "weight": weight, "bias": bias}
+        row = next(o.name for o in self.op.made_of[1].operands if o.kind == "elem")
+        per_row = [s.name for s in self.streams if s.kind == "per_row"]
+        names = [
+            own | {"out": LOGITS},
+            dict(zip(per_row, per_row)) | {row: LOGITS, gradient_of(row): LOGITS},
+            own | {"dout": LOGITS} | {gradient_of(n): gradient_of(of) for n, of in own.items()},
+        ]
+        return [
+            Call(k, next((a for a in k.acts if a.name == "none"), k.acts[0]), of, INNER, (CHUNK,))
+            for k, of in zip((layer, *others), names)
+        ]
+
+    def _called_kernels(self):
         layer, rows = self.op.made_of
         own = {FIRST: self.types[FIRST]}
         of_rows = {v: d for v, d in self.types.items() if v in (FIRST, INDEX_VARIABLE)}

@@ -11,6 +11,7 @@ import functools
 from dataclasses import replace
 
 from kfgen.families.matmul.instances import LAYOUTS, Instances
+from kfgen.families.matmul.steps import Steps
 from kfgen.language.emit import emit
 from kfgen.language.primitives import KEEP, KEEP_SCALE
 from kfgen.model.schedule import CHEAP, Cuda
@@ -19,7 +20,7 @@ DOT = "kfi_dot"  # see kernel.py
 LETTERS = {code: letters.upper() for letters, code in LAYOUTS.items()}
 
 
-class MatmulCuda(Instances, Cuda):
+class MatmulCuda(Instances, Steps, Cuda):
     @property
     def template(self):
         return "strips" if self.k.bwd else "kernel"

@@ -2,7 +2,7 @@
 """The kernels of a matmul function in CUDA: tiles, schedules and template arguments, in the order
 of the launchers' tables."""
 
-from kfgen.model.schedule import NONE, OWN, Instance
+from kfgen.model.steps import NONE, OWN, Instance
 
 # Layouts by the operands' letters, as KFI_A_TRANSPOSED and KFI_B_TRANSPOSED (core/matmul/tile.cuh).
 LAYOUTS = {"nt": 0, "tt": 1, "nn": 2, "tn": 3}
@@ -108,19 +108,6 @@ class Instances:
     def product_kernels(self):
         """The number of a product's kernels, without the one that reduces split-K."""
         return len(TILES[self.k.dtype.size]) + {2: 2, 4: 1, 8: 0}[self.k.dtype.size]
-
-    @property
-    def stage_instances(self):
-        """The kernels of each launch step, of which a call launches one each."""
-        size = self.product_kernels
-        passes = [[instance] for instance in self.pass_instances]
-        if not self.k.bwd:
-            found = self.own_instances
-            return [*passes, found[:size] + found[size + 1 + len(passes) :], [found[size]]]
-        products = [self.sum_instances[i * (size + 1) :][: size + 1] for i in range(2)]
-        steps = [part for product in products for part in (product[:-1], product[-1:])]
-        found = [*passes, *steps, self.sum_instances[-1:]]
-        return [step for step in found if step != [NONE]]
 
     @property
     def pass_instances(self):

@@ -5,8 +5,11 @@ import functools
 
 from kfgen.families.rows.over_rows_schedule import OverRowsCuda
 from kfgen.language.passes import program
-from kfgen.model import runtime_activation
-from kfgen.model.schedule import Instance
+from kfgen.model import runtime_activation, steps
+from kfgen.model.steps import Instance, Launch, Step
+
+PARTS = "workspace.parts"  # the results of an axis' parts
+SPLIT = "the axis is split"
 
 
 class ReductionCuda(OverRowsCuda):
@@ -98,3 +101,46 @@ class ReductionCuda(OverRowsCuda):
     @property
     def instances(self):
         return [Instance(f"kfk_{self.k.name}", ("act", whole)) for whole in (1, 0, 2)]
+
+    @property
+    def buffers(self):
+        return {PARTS: "results of the parts of a long axis"} if self.k.scratch else {}
+
+    @functools.cached_property
+    def steps(self):
+        k = self.k
+        read = steps.names(k.loads + k.values)
+        written = steps.names(k.stores + k.results_of_rows)
+        found = []
+        for number in range(len(k.passes) if k.scratch else 0):
+            found += self._split_steps(number, read, written)
+        does, when = "reduces the axis", "the axis is not split" if k.scratch else ""
+        if k.bwd and k.scratch:
+            does, when, read = "reduces the axis, or reads its parts", "", (*read, PARTS)
+        return [*found, Step(does, (self._launch(self.instances),), read, written, when)]
+
+    def _launch(self, kernels):
+        shared = "" if self.longest or not self.k.passes else "a result per thread and column"
+        grid = "groups of results x parts"
+        return Launch(tuple(kernels), grid, "by the sizes", shared=shared)
+
+    def _split_steps(self, number, read, written):
+        """Steps of a pass over a long axis, which several blocks share."""
+        word = f" of pass {number + 1}" if len(self.k.passes) > 1 else ""
+        last = not self.k.bwd and number + 1 == len(self.k.passes)
+        return [
+            Step(
+                f"reduces parts of the axis{word}",
+                (self._launch(self.instances),),
+                (*read, *[PARTS] * (number > 0)),
+                (PARTS,),
+                SPLIT,
+            ),
+            Step(
+                f"combines the parts{word}",
+                (self._launch(self.instances[1:2]),),
+                (PARTS, *read) if last else (PARTS,),
+                written if last else (PARTS,),
+                SPLIT,
+            ),
+        ]

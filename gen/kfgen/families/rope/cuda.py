@@ -4,7 +4,9 @@
 import functools
 
 from kfgen.language.emit import emit
-from kfgen.model.schedule import CHEAP, Cuda, Instance
+from kfgen.model import steps
+from kfgen.model.schedule import CHEAP, Cuda
+from kfgen.model.steps import Instance, Launch, Step
 
 
 class RopeCuda(Cuda):
@@ -64,6 +66,12 @@ class RopeCuda(Cuda):
     @property
     def instances(self):
         return [Instance(f"kfk_{self.k.name}", ("act", vec)) for vec in (self.vec, 1)]
+
+    @functools.cached_property
+    def steps(self):
+        launch = Launch(tuple(self.instances), "heads of all rows / heads of a block", "256")
+        read, written = steps.names(self.passed), steps.names(self.k.stores)
+        return [Step("rotates the pairs of each head", (launch,), read, written)]
 
     def listing(self):
         """The computation in order, for readers."""

@@ -8,7 +8,9 @@ import functools
 from kfgen.families.rope.cuda import RopeCuda
 from kfgen.language.passes import program
 from kfgen.language.primitives import COUNT, PER_COUNT
-from kfgen.model.schedule import CHEAP, Instance
+from kfgen.model import steps
+from kfgen.model.schedule import CHEAP
+from kfgen.model.steps import PARTIALS, Instance, Launch, Step
 
 
 class RopeNormCuda(RopeCuda):
@@ -69,9 +71,19 @@ class RopeNormCuda(RopeCuda):
             for once in (1, 0)
         ]
 
-    @property
-    def sum_kernels(self):
-        return self.second_stage("kfk_sum_partials")
+    @functools.cached_property
+    def steps(self):
+        k = self.k
+        grid = "by rows, heads and dim" if k.bwd else "heads of all rows / heads of a block"
+        launch = Launch(tuple(self.instances), grid, "256")
+        read, written = steps.names(self.passed), steps.names(k.stores)
+        if not k.bwd:
+            return [Step("normalises and rotates each head", (launch,), read, written)]
+        does = "computes the heads' gradients and partial sums of the weights'"
+        return [
+            Step(does, (launch,), read, (*written, PARTIALS)),
+            *self.sum_steps("dim", when="a gradient of a weight is wanted"),
+        ]
 
     def listing(self):
         """The computed statements in order, for documentation."""

@@ -12,9 +12,11 @@ from kfgen.families.rows.cuda import RowsCuda
 from kfgen.families.rows.over_rows_schedule import OverRowsCuda
 from kfgen.language.passes import copy
 from kfgen.language.primitives import COLUMN, COUNT
-from kfgen.model import runtime_activation
-from kfgen.model.schedule import Instance
+from kfgen.model import runtime_activation, steps
+from kfgen.model.steps import Instance, Launch, Step
 
+PARTS = "workspace.parts"
+HELD, SHARED = "a block or cluster holds a channel", "several blocks share a channel"
 FORMS = ("KFI_BAND_ONE", "KFI_BAND_TWO", "KFI_BAND_EACH")
 
 
@@ -206,6 +208,51 @@ class BandCuda(OverRowsCuda):
             f"stage == KFI_BAND_REGISTERS ? {in_registers} : form == KFI_BAND_EACH || "
             "(form == KFI_BAND_ONE && whole && stage >= KFI_BAND_PASS) ? 2 : 1"
         )
+
+    @property
+    def buffers(self):
+        return {PARTS: "values of the parts of channel blocks, and their totals"}
+
+    @functools.cached_property
+    def steps(self):
+        """One launch for channels that a block or a cluster holds; otherwise several per pass."""
+        k, count = self.k, len(self.stages_of)
+        of = {}
+        for kernel in self.band_instances:
+            of.setdefault(kernel.arguments[-1], []).append(kernel)
+        read = steps.names(k.sources + k.values + k.gathered_inputs)
+        written = steps.names(k.stores + k.results_of_rows)
+        held = self._launch(of["KFI_BAND_REGISTERS"])
+        does = "computes channels that a block or a cluster holds"
+        found = [
+            Step(does, (held, *self.rows.cuda.launches(self.rows_instances)), read, written, HELD)
+        ]
+        for p in range(count):
+            last = p + 1 == count
+            values = steps.names(k.results_of_rows if last else ())
+            totals = Launch(tuple(of[p]), "ceil(channels / 4)", "128")
+            passed = self._launch(of[f"KFI_BAND_PASS + {p}"])
+            own = (PARTS, *steps.names(k.values))
+            found += [
+                Step(
+                    f"reduces parts of channels, pass {p + 1}",
+                    (passed,),
+                    (*read, PARTS)[: None if p else -1],
+                    (PARTS,),
+                    SHARED,
+                ),
+                Step(
+                    f"adds up the parts of pass {p + 1}", (totals,), own, (PARTS, *values), SHARED
+                ),
+            ]
+        if k.stores:
+            stored = self._launch(of["KFI_BAND_LAST"])
+            found.append(Step("computes the elements", (stored,), (*read, PARTS), written, SHARED))
+        return found
+
+    def _launch(self, kernels):
+        grid, shared = "channel blocks x parts", "values of a channel block"
+        return Launch(tuple(kernels), grid, "by the sizes", shared=shared)
 
     @property
     def values(self):
