@@ -3,8 +3,11 @@
 same kernel instances, grids and argument bytes as those that nvcc compiles.
 """
 
+import re
+
 import cases
 import kflib
+import launch_steps
 import pytest
 import recorded
 import selection
@@ -121,6 +124,53 @@ def test_the_same_launches(both):
                 assert g.arguments() == w.arguments(), where + w.name()
             seen += len(got)
         assert seen, f["name"]
+
+
+def check_launch(step, launch, one, sizes, overlaps):
+    """Compares a recorded launch with the manifest's; returns how many extents were compared."""
+    where = f"{one.name()} {sizes}: "
+    assert max(one.cluster, 1) <= launch["cluster"], where + "cluster"
+    assert not one.shared or launch["shared"], where + "dynamic shared memory"
+    if launch["early"] is not None:
+        assert one.early == (launch["early"] and overlaps), where + "early"
+    found = [
+        (launch_steps.extents(launch[word], sizes), getattr(one, word))
+        for word in ("grid", "block")
+    ]
+    for wanted, got in found:
+        assert wanted is None or tuple(got) == (*wanted, 1, 1)[:3], where + step["does"]
+    return sum(wanted is not None for wanted, _ in found)
+
+
+def test_launches_are_the_steps(both):
+    """Kernels, their order and the configuration of all launches are those of the manifest."""
+    runtime, driver = both
+    overlaps, compared, seen = driver.log.architecture >= 900, 0, set()
+    for f in FUNCTIONS:
+        for sizes, call in calls(runtime, f):
+            got = launches(runtime, f, call)
+            found = launch_steps.matched(f, got) if got else []  # nothing to compute: no launch
+            assert found is not None, f"{f['name']} {sizes}: {[one.name() for one in got]}"
+            for step, launch, one in found:
+                sizes_of = dict(zip(f["sizes"], sizes))
+                compared += check_launch(step, launch, one, sizes_of, overlaps)
+                seen.add((f["family"], step["does"]))
+    assert compared > 1000 and len(seen) > 20, (compared, sorted(seen))
+
+
+def test_other_launches_are_seen():
+    """The pattern of the steps refuses launches that are missing, repeated or out of order."""
+    step = {"per": [], "when": ""}
+    of = [step, step | {"when": "wanted"}, step | {"per": ["digit"]}, step | {"per": ["digit"]}]
+    pattern = re.compile(launch_steps.pattern(list(enumerate(of))))
+    for text in ("0;", "0;1;", "0;2;3;", "0;1;2;3;2;3;"):
+        assert pattern.fullmatch(text), text
+    for text in ("", "1;", "1;0;", "0;0;", "0;2;", "0;3;2;", "0;1;1;"):
+        assert not pattern.fullmatch(text), text
+    sizes = {"cols": 40, "rows": 7}
+    assert launch_steps.extents("ceil(cols / 32), rows", sizes) == (2, 7)
+    for words in ("by the sizes", "rows / rows of a block", "tiles x cluster", "rows / 2"):
+        assert launch_steps.extents(words, sizes) is None
 
 
 def test_the_record_has_something_of_everything(both):

@@ -8,7 +8,6 @@ import cases
 import checks
 import from_manifest
 import kflib
-import launch_steps
 import pytest
 from kfgen.model import shapes
 
@@ -238,43 +237,6 @@ def test_which_inputs_have_a_gradient():
     assert tensors(FUNCTIONS["kf_linear_silu_glu_bwd_f32"])["dweight"]["summed_over"] == ["rows"]
     assert tensors(FUNCTIONS["kf_layer_norm_f32"])["weight"]["gradient"] == "dweight"
     assert tensors(FUNCTIONS["kf_scale_mask_softmax_f32"])["mask"]["gradient"] == ""
-
-
-def test_launch_steps():
-    """`steps` lists the launches of a call and the kernels that each chooses from; the sums of each
-    dtype have a step of their own."""
-    one, two = (FUNCTIONS[f"kf_bias_gelu_{word}bf16"]["steps"] for word in ("", "bwd_"))
-    assert len(one) == 1 and "kfk_bias_bf16<7, 8, 2, KFI_ROWS>" in one[0]["launches"][0]["kernels"]
-    assert len(two) == 2 and two[1]["launches"][0]["kernels"] == [
-        "kfk_sum_partials<KF_F32, KF_BF16>"
-    ]
-    for f in FUNCTIONS.values():
-        for step in f["steps"]:
-            names = [name for launch in step["launches"] for name in launch["kernels"]]
-            assert step["launches"] and names and len(set(names)) == len(names), f["name"]
-            assert all(launch["kernels"] for launch in step["launches"]), f["name"]
-
-
-def test_what_launch_steps_read_and_write():
-    """Each tensor that a function reads or writes is one of a step. Buffers of the workspace are
-    written by a step before another one reads them, or in a loop with it."""
-    for f in FUNCTIONS.values():
-        of = {word: {n for s in f["steps"] for n in s[word]} for word in ("reads", "writes")}
-        given = [a for a in f["arguments"] if "kind" in a]
-        outputs = {a["name"] for a in given if a["role"] != "in"}
-        inputs = {a["name"] for a in given if a["role"] == "in"}
-        read = {a["name"] for a in given if a["role"] == "in" and not a["unread"]}
-        buffers = launch_steps.buffers(f, "writes")
-        assert of["writes"] - buffers == outputs, f["name"]
-        assert read <= of["reads"] and of["reads"] - buffers <= inputs | outputs, f["name"]
-        assert buffers == launch_steps.buffers(f, "reads"), f["name"]
-        assert f["workspace"] or not buffers, f["name"]
-        assert {a["name"] for a in given if a["accumulated"]} <= of["reads"], f["name"]
-        written = set()
-        for step in f["steps"]:
-            needed = {n for n in step["reads"] if n in buffers}
-            assert needed <= written or step["per"], (f["name"], step["does"])
-            written |= set(step["writes"])
 
 
 def test_how_frameworks_use_it():

@@ -67,7 +67,24 @@ def output_of(capsys, *arguments):
             ],
         ),
         ("kf_cpu_mish_f64", ["n = t * (t + 2)\n    r = rcp(n + 2)", "kf/ops/act.h"]),
-        ("kf_cast_f32_bf16", ["[op.cast]", "kfk_cast_f32_bf16<0, 4, 1>"]),
+        ("kf_cast_f32_bf16", ["[op.cast]", "kfk_cast_f32_bf16<0, 4, 1>", "Workspace\n    none\n"]),
+        (
+            "kf_embedding_bwd_f32",
+            [
+                "    1. counts the digits of each tile of indices\n       if     rows > 0\n"
+                "       per    digit of 8 bits\n       reads  index\n"
+                "       writes workspace.sorted\n"
+                "       launch grid (ceil(rows / 2048)); block (256); early\n"
+                "              kfk_index_count<KF_I64>\n",
+                "    5. sums the rows of each token\n",
+                "reads  dout, dweight, workspace.sorted\n",
+                "Workspace\n    kf_embedding_bwd_f32_workspace_bytes(rows, cols, vocab) bytes\n",
+            ],
+        ),
+        (
+            "kf_linear_relu_bf16",
+            ["tensor maps of x, weight", "clusters of up to 4", "shared memory: pipeline stages"],
+        ),
     ],
 )
 def test_explain(capsys, name, parts):

@@ -2,8 +2,9 @@
 """Launch steps: the kernel launches of a call, in order.
 
 A step launches one of several kernels. It reads and writes tensors, and buffers of the workspace,
-whose names begin with `workspace.`. The run functions' tables of kernels, the workspace functions, the manifest, NVRTC's name
-expressions and `kfgen explain` follow from the steps of a schedule (schedule.Cuda.steps).
+whose names begin with `workspace.`. The tables of kernels in run functions, the workspace
+functions, the manifest, NVRTC's name expressions and `kfgen explain` follow from the steps of a
+schedule (schedule.Cuda.steps).
 """
 
 from dataclasses import dataclass, replace
@@ -44,7 +45,7 @@ class Launch:
     block: str
     cluster: int = 1  # blocks per cluster, at most
     shared: str = ""  # dynamic shared memory of a block, described; empty: none
-    maps: tuple = ()  # what the kernels access through tensor maps
+    maps: tuple = ()  # tensors and buffers that the kernels access through tensor maps
     early: bool | None = True  # programmatic dependent launch; None: it depends on the sizes
 
     @property

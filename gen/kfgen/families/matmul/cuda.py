@@ -249,8 +249,6 @@ class MatmulCuda(Instances, Steps, Cuda):
             and (len(self.k.products) == 1 or not self.layout & LAYOUTS["nn"])
         )
 
-    # ---- backward
-
     @property
     def own_passes(self):
         """Passes whose kernels are this function's, not another dtype's."""

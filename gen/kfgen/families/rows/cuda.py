@@ -7,6 +7,7 @@ import functools
 from dataclasses import replace
 
 from kfgen.families.rows.over_rows_schedule import OverRowsCuda
+from kfgen.families.rows.steps import PERSISTENT, REGISTERS, REREAD, WARP, RowsSteps
 from kfgen.language.passes import copy, picks, stored
 from kfgen.language.primitives import (
     COLUMN,
@@ -17,26 +18,18 @@ from kfgen.language.primitives import (
     QUERY,
     TRANSCENDENTAL,
 )
-from kfgen.model import runtime_activation, steps
+from kfgen.model import runtime_activation
 from kfgen.model.schedule import STATIC_SHARED
-from kfgen.model.steps import PARTIALS, Instance, Launch, Step
+from kfgen.model.steps import Instance
 
 EARLY = 128  # budget of row operands that a thread loads at once, in bytes
-
-# kfi_rows_schedule of core/rows/args.cuh
-REGISTERS, WARP, REREAD, PERSISTENT = (
-    f"KFI_ROWS_{word}" for word in ("REGISTERS", "WARP", "REREAD", "PERSISTENT")
-)
-
-STAGED = "staged"
-CLUSTER = 8  # KFI_ROW_CLUSTER of core/rows/args.cuh
 
 
 def aligned(schedule):
     return f"{schedule} | KFI_ROWS_ALIGNED"
 
 
-class RowsCuda(OverRowsCuda):
+class RowsCuda(RowsSteps, OverRowsCuda):
     @property
     def early(self):
         """Budget of row operands that a thread loads at once, in bytes. Halved next to eight random
@@ -460,42 +453,6 @@ class RowsCuda(OverRowsCuda):
                 f"kfi_group_workspace({', '.join(k.sizes)}, {self.vec}, {len(k.group_sums)}, {acc})"
             )
         return f"kfi_plane_workspace({', '.join(k.sizes)}, {len(k.plane_sums)}, {acc})"
-
-    @functools.cached_property
-    def steps(self):
-        k = self.k
-        read = steps.names(k.sources + k.values + k.gathered_inputs)
-        written = steps.names(k.stores + k.results_of_rows)
-        if not k.added:
-            return [Step("computes the rows", self.launches(self.instances), read, written)]
-        few = k.plane_sums or self.strips  # such calls have their sums after the first launch
-        written += (*(steps.names(k.added) if few else ()), PARTIALS)
-        when = "a summed gradient is wanted" + ("; not for few rows" if few else "")
-        columns = k.extents[-1] if k.sums else "channels"
-        return [
-            Step(
-                "computes the rows and partial sums", self.launches(self.instances), read, written
-            ),
-            *self.sum_steps(columns, when=when),
-        ]
-
-    def launches(self, instances):
-        """Groups kernels of a row by schedule (steps.Launch)."""
-        of = {}
-        for kernel in instances:
-            word = kernel.arguments[2].split(" ")[0] if len(kernel.arguments) > 2 else STAGED
-            of.setdefault(word, []).append(kernel)
-        return tuple(self._launch(word, tuple(kernels)) for word, kernels in of.items())
-
-    def _launch(self, schedule, kernels):
-        slots = "slots of the reductions"
-        if schedule == STAGED:
-            return Launch(kernels, "rows", "up to 1024", shared=f"{slots}, and the row")
-        if schedule == PERSISTENT or self.k.sums:
-            grid, shared = "persistent: groups of rows x cluster", f"{slots}, and rows in flight"
-            early = None if self.strips else False  # the kernel for few rows is launched early
-            return Launch(kernels, grid, "by the row length", CLUSTER, shared, early=early)
-        return Launch(kernels, "rows / rows of a block", "by the row length", shared=slots)
 
     def place(self, stream, row):
         """Offset of a row's first element in a tensor."""
