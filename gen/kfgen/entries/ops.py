@@ -335,7 +335,7 @@ def _operands(f, scalars_, family, types):
                 raise f.error("operands", f"the name `{n}` cannot be used", UNUSABLE)
         names |= {operand.name, *operand.values}
         operands.append(operand)
-    wanted = [kind for kind in family.kinds if kind in family.whole]
+    wanted = [kind for kind in family.operand_kinds if kind in family.whole]
     if wanted and not {o.kind for o in operands} & set(wanted):
         whole = " or ".join(f'"{kind}"' for kind in wanted)
         raise f.error(
@@ -350,9 +350,9 @@ def _operands(f, scalars_, family, types):
 def _operand(f, name, value, family, types):
     """Reads one operand: its kind, or a table of properties."""
     value = {"kind": value} if isinstance(value, str) else value
-    if not isinstance(value, dict) or value.get("kind") not in family.kinds:
+    if not isinstance(value, dict) or value.get("kind") not in family.operand_kinds:
         raise f.error(
-            "operands", f"{name} is {value!r}", f"give it a kind: {', '.join(family.kinds)}"
+            "operands", f"{name} is {value!r}", f"give it a kind: {', '.join(family.operand_kinds)}"
         )
     unknown = set(value) - {"kind", "dtype", "grad", "parts", "positive", "absent"}
     if unknown:

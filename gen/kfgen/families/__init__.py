@@ -10,6 +10,7 @@ import types
 
 from kfgen.families.family import Family
 from kfgen.model.entries import NAME
+from kfgen.model.kinds import Kind
 
 # Former names that spec files may use.
 SYNONYMS = dict(
@@ -85,6 +86,11 @@ def _checked(path, family):
         raise ValueError(
             f"{path}: needs FAMILY, an instance of a subclass of kfgen.families.family.Family with "
             "a name"
+        )
+    odd = next((kind for kind in family.kinds if not isinstance(kind, Kind)), None)
+    if odd is not None:
+        raise ValueError(
+            f"{path}: `kinds` has {odd!r}, expected kfgen.model.kinds.Kind: write Kind({odd!r})"
         )
     if family.name in FAMILIES:
         raise ValueError(

@@ -1,7 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The interface of a family. These are the defaults."""
 
+import functools
+
 from kfgen.language import formulas
+from kfgen.model import kinds
 from kfgen.model.dtypes import DTYPES
 from kfgen.model.entries import SpecError
 from kfgen.model.types import GRADIENTS
@@ -23,16 +26,10 @@ class Family:
     # How tensors of any rank determine the sizes: {form: (default axis or None, {size: rule})}.
     # shapes.py has the rules.
     axes = {}
-    row_kinds = ()  # kinds of tensors with one value per row
     # {form: suffixes of a tensor's stride fields}, innermost first. A contiguous dimension has
     # none.
     levels = {}
-    kinds = ()  # kinds of operands in a spec
-    whole = ("elem", "half")  # kinds of the result's shape: an entry needs one if the family has it
-    parts = {"half": 2}  # {kind with several values per element: how many}
-    indices = ()  # kinds of operands that are indices: expressions do not read them
-    # Codes of its own kinds for core/check.h: 0: may be in place, 2: may not, 4: needs no vectors.
-    codes = {}
+    kinds = ()  # kinds of its tensors (kinds.Kind)
     names = ()  # public names of its functions alone, which operands may not have
     integers = False  # True: scalars may be 64-bit integers
     types = "one"  # table of an entry without `types` (model/types.py)
@@ -58,6 +55,38 @@ class Family:
         if self.templates:
             return f"{self.name}/{self.name}"
         return f"kf/core/{self.name}/{self.name}"
+
+    @functools.cached_property
+    def _kinds(self):
+        return {kind.name: kind for kind in (*self.kinds, kinds.STATE)}
+
+    def kind(self, name):
+        return self._kinds[name]
+
+    @property
+    def operand_kinds(self):
+        """Names of the kinds that entries may give to operands."""
+        return tuple(kind.name for kind in self.kinds if kind.operand)
+
+    @property
+    def whole(self):
+        """Names of the kinds of the result's shape."""
+        return tuple(kind.name for kind in self.kinds if kind.whole)
+
+    @property
+    def parts(self):
+        """{kind with several values per element: how many}."""
+        return {kind.name: kind.parts for kind in self.kinds if kind.parts}
+
+    @property
+    def indices(self):
+        """Names of the kinds of operands that expressions do not read."""
+        return tuple(kind.name for kind in self.kinds if kind.index)
+
+    @property
+    def row_kinds(self):
+        """Names of the kinds with one value per row."""
+        return tuple(kind.name for kind in self.kinds if kind.per_row)
 
     def own_fields(self, f, op):
         """Reads {name: value} of the fields that only this family has."""
@@ -153,10 +182,10 @@ def describe(operands):
 
 def one_broadcast(f, operands):
     """Raises an error for kinds that broadcast in different ways."""
-    kinds = {o.kind for o in operands}
+    found = {o.kind for o in operands}
     others = {"row", "half", "per_row", "shared"}
     for kind, not_with in (("channel", others), ("group", others | {"channel"})):
-        if kind in kinds and kinds & not_with:
+        if kind in found and found & not_with:
             last = ' or "shared"' if kind == "channel" else ', "shared" or "channel"'
             raise f.error(
                 "operands",

@@ -266,7 +266,9 @@ def function(launcher, user=None, common=None, backward=None):
     moved = [
         s
         for s in k.inputs + k.outputs
-        if not s.is_row and not by_name[s.name]["unread"] and by_name[s.name]["null"] != "result"
+        if not k.is_small(s)
+        and not by_name[s.name]["unread"]
+        and by_name[s.name]["null"] != "result"
     ]
     forward = names.function(
         k.op.pattern, act.name, k.forward_dtypes, state=launcher.state, variant=k.forward_variant

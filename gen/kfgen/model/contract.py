@@ -8,7 +8,7 @@ import functools
 import textwrap
 
 from kfgen.language.primitives import BOOLEAN, PRIMITIVES
-from kfgen.model import names
+from kfgen.model import kinds, names
 from kfgen.model.dtypes import INT_DTYPES
 
 INFIX = {
@@ -119,7 +119,7 @@ def in_place(k, stream):
     """Returns the inputs whose pointer this output may share."""
     if stream.place_of:
         return [stream.place_of]
-    if stream.is_row or stream.role == "in" or k.family.codes.get(stream.kind, 0) > 1:
+    if stream.role == "in" or k.family.kind(stream.kind).overlap == kinds.NONE:
         return []
     return [
         s.name
@@ -210,7 +210,7 @@ def moved_bytes(k, act):
     """Returns the bytes moved per element of the result: each tensor of its shape counts once. The
     backward reads the activation's result if it can.
     """
-    along = [s for s in k.inputs + k.outputs if not s.is_row and s not in k.gathered_inputs]
+    along = [s for s in k.inputs + k.outputs if not k.is_small(s) and s not in k.gathered_inputs]
     return sum(
         s.dtype.size * k.per_element(s)
         for s in along

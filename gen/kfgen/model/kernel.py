@@ -13,23 +13,6 @@ from kfgen.model.entries import SpecError
 from kfgen.model.signature import Signature
 from kfgen.model.types import ACC, FIRST, INDEX_VARIABLE
 
-# Kinds of operands that all rows or batches share: their gradients are reduced.
-WEIGHTS = ("row", "channel", "group")
-# Kinds of tensors that are smaller than the result.
-ROWS = (
-    "row",
-    "channel",
-    "per_row",
-    "per_plane",
-    "per_query",
-    "per_group",
-    "per_channel",
-    "shared",
-    "group",
-    "two_rows",
-)
-
-
 # Fields of a tensor that are names of arguments.
 TENSOR_NAMES = ("name", "of", "same_as", "unchanged", "place_of")
 
@@ -64,10 +47,6 @@ class Tensor:
     @property
     def ctype(self):
         return self.dtype.ctype
-
-    @property
-    def is_row(self):
-        return self.kind in ROWS
 
 
 class Kernel(Signature):
@@ -121,8 +100,8 @@ class Kernel(Signature):
         self.permutable = self.kinds == {"elem"} and self.graph.levels is None and not self.dropout
         self.sums = [s for s in self.outputs if s.role == "sum"]
         self.stores = [s for s in self.outputs if s.role == "out"]
-        self.loads = [s for s in self.inputs if not s.is_row and s.reads != "never"]
-        self.row_loads = [s for s in self.inputs if s.is_row and s.reads != "never"]
+        self.loads = [s for s in self.inputs if not self.is_small(s) and s.reads != "never"]
+        self.row_loads = [s for s in self.inputs if self.is_small(s) and s.reads != "never"]
         self._sort()
         self._check_shapes()
         self.limit("operands", "tensors", self.tensor_names, limits.TENSORS)
@@ -216,6 +195,10 @@ class Kernel(Signature):
         """Variant of the forward."""
         return tuple(word for word in self.variant if word not in names.OF_GRADIENTS)
 
+    def is_small(self, stream):
+        """True if a tensor is smaller than the result."""
+        return self.family.kind(stream.kind).small
+
     def accumulated(self, stream):
         """True if the output is added to `beta` times its old value."""
         return self.accumulates
@@ -235,7 +218,7 @@ class Kernel(Signature):
 
     def per_element(self, stream):
         """Returns the tensor's elements per element of the result; 0 for smaller tensors."""
-        return 0 if stream.is_row else len(stream.parts)
+        return 0 if self.is_small(stream) else len(stream.parts)
 
     def touched(self, stream):
         """Returns the extents of the part of a tensor that a call reads or writes."""

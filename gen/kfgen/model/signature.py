@@ -4,7 +4,7 @@
 import functools
 from dataclasses import dataclass
 
-from kfgen.model import names
+from kfgen.model import kinds, names
 
 
 @dataclass(frozen=True)
@@ -307,22 +307,7 @@ class Signature:
         reads, by: conditions under which the activation's gradient reads its argument, or the
         result.
         """
-        # Kinds and flags of core/check.h.
-        kinds = {
-            "elem": 0,
-            "half": 1,
-            "row": 2,
-            "channel": 2,
-            "one": 3,
-            "per_row": 4,
-            "per_plane": 5,
-            "per_query": 5,
-            "per_group": 5,
-            "per_channel": 5,
-            "shared": 6,
-            "group": 7,
-        } | self.family.codes
-        out, nullable, unread = 8, 16, 32
+        out, nullable, unread = kinds.OUT, kinds.NULLABLE, kinds.UNREAD
 
         def codes(reads, from_state):
             uses = {
@@ -337,17 +322,11 @@ class Signature:
                 "optional": out | nullable,
             }
 
-            def digit(n):
-                return chr(ord("0") + n)
-
-            return (
-                '"'
-                + "".join(
-                    f"{size}{digit(kinds[kind] | uses[use])}{digit(shared)}"
-                    for _, size, kind, use, shared in self.tensors
-                )
-                + '"'
-            )
+            found = [
+                kinds.code(size, self.family.kind(kind), uses[use], shared)
+                for _, size, kind, use, shared in self.tensors
+            ]
+            return f'"{"".join(found)}"'
 
         def select(condition, needed, of):
             return f"{condition} ? {of(True)} : {of(False)}" if needed else of(True)

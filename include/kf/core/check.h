@@ -288,10 +288,11 @@ KFI_ONCE int kfi_touches(const kfi_operand *o, const void *begin,
  */
 KFI_ONCE int kfi_may_share(const kfi_operand *out, const kfi_operand *other, int j)
 {
-    const int same = (out->size == other->size) & (((out->flags ^ other->flags) & KFI_KIND) == 0);
+    const int same = (out->size == other->size) & (out->elements == other->elements);
     const int aliased = (out->alias == j + 1) | ((out->alias != 0) & (out->alias == other->alias));
-    return same &
-           (aliased | (((other->flags & KFI_OUT) == 0) & ((out->flags & KFI_KIND) < KFI_ROW)));
+    const int in_place = ((other->flags & KFI_OUT) == 0) & (out->overlap == other->overlap) &
+                         (out->overlap != KFI_NO_OVERLAP);
+    return same & (aliased | in_place);
 }
 
 /* Returns whether two tensors have the same strides, which in-place calls require. */
@@ -334,32 +335,35 @@ KFI_ONCE kf_result_t kfi_check_operands(const kfi_name *name, const kfi_argument
     const char *code = arguments->codes;
     all->bits = 0;
     all->count = all->wanted = 0;
-    for (int i = 0; *code; ++i, code += 3) {
+    for (int i = 0; *code; ++i, code += KFI_CODE_LENGTH) {
         kfi_operand *o = &all->of[i];
-        const int kind = (code[1] - '0') & KFI_KIND;
+        const char extent = code[KFI_CODE_EXTENT];
         const kf_i64 width = s->channels > 0 ? s->channels : 1, n = s->rows * s->cols * width;
-        const kf_i64 elements = s->elements             ? s->elements[i]
-                                : kind == KFI_ELEM      ? n
-                                : kind == KFI_HALF      ? 2 * n
-                                : kind == KFI_ONE       ? 1
-                                : kind == KFI_PER_ROW   ? s->rows
-                                : kind == KFI_PER_PLANE ? s->rows * width
-                                : kind == KFI_SHARED    ? s->rows * s->cols
-                                : kind == KFI_GROUPED   ? s->channels * s->parts
-                                : s->channels > 0       ? width
-                                                        : s->cols;
+        const kf_i64 elements = s->elements                     ? s->elements[i]
+                                : extent == KFI_EXTENT_ELEMENTS ? n
+                                : extent == KFI_EXTENT_HALVES   ? 2 * n
+                                : extent == KFI_EXTENT_ONE      ? 1
+                                : extent == KFI_EXTENT_ROWS     ? s->rows
+                                : extent == KFI_EXTENT_PLANES   ? s->rows * width
+                                : extent == KFI_EXTENT_SHARED   ? s->rows * s->cols
+                                : extent == KFI_EXTENT_GROUPS   ? s->channels * s->parts
+                                : s->channels > 0               ? width
+                                                                : s->cols;
         const int each = s->elements != NULL;
         const kfi_levels *own = levels && each ? levels + i : levels;
-        o->size = code[0] - '0';
-        o->flags = code[1] - '0';
+        o->size = code[KFI_CODE_SIZE] - '0';
+        o->elements = extent;
+        o->overlap = code[KFI_CODE_OVERLAP];
+        o->flags = code[KFI_CODE_FLAGS] - '0';
         o->ptr = o->flags & KFI_UNREAD ? NULL : arguments->tensors[i];
-        o->alias = code[2] - '0';
-        o->bytes = o->ptr ? (uintptr_t)(levels && kind == KFI_ELEM && n ? o->extent : elements) *
+        o->alias = code[KFI_CODE_ALIAS] - '0';
+        o->bytes = o->ptr ? (uintptr_t)(levels && extent == KFI_EXTENT_ELEMENTS && n ? o->extent
+                                                                                     : elements) *
                                 (uintptr_t)o->size
                           : 0;
         all->count = i + 1;
         all->wanted += ((o->flags & KFI_OUT) != 0) & (o->ptr != NULL);
-        all->bits |= ((kind >= KFI_ONE) & (kind != KFI_SHARED)) ? 0 : (uintptr_t)o->ptr;
+        all->bits |= o->flags & KFI_VECTORS ? (uintptr_t)o->ptr : 0;
         if (!o->ptr && !(o->flags & KFI_NULLABLE) && elements > 0)
             return kfi_fail(KF_ERROR_NULL_POINTER, name, kfi_word(arguments->words, i),
                             "is NULL, expected a pointer to %lld element%s", (long long)elements,
@@ -369,9 +373,10 @@ KFI_ONCE kf_result_t kfi_check_operands(const kfi_name *name, const kfi_argument
                             "is %p, expected a pointer aligned to its %d-byte elements",
                             arguments->tensors[i], o->size);
         kf_i64 need;
-        const int crowded = own && (kind == KFI_ELEM || each) && o->flags & KFI_OUT && o->bytes
-                                ? kfi_overlapping_level(o, own, &need)
-                                : -1;
+        const int crowded =
+            own && (extent == KFI_EXTENT_ELEMENTS || each) && o->flags & KFI_OUT && o->bytes
+                ? kfi_overlapping_level(o, own, &need)
+                : -1;
         if (crowded >= 0)
             KFI_FAIL_STRIDE(KF_ERROR_OVERLAP, name, arguments, own, i, crowded,
                             "puts an output's rows %lld elements apart, expected %lld or more",

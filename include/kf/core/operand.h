@@ -13,26 +13,40 @@
 #include "kf/core/limits.h"
 #include "kf/core/pitch.h"
 
-/* Kinds of tensor arguments and their elements, with n = rows * cols, times channels if any:
- * n (ELEM), 2n (HALF), cols or channels (ROW), 1 (ONE: a seed, an offset), rows (PER_ROW),
- * rows * channels (PER_PLANE; also for one value per channel, with rows = 1), rows * cols (SHARED
- * by all channels), channels * parts (GROUPED). */
+/* The code of a tensor: a character for each of its bytes per element, extent, overlap class, flags
+ * and alias, the numbers offset by '0' (gen/kfgen/model/kinds.py). */
 enum {
-    KFI_ELEM = 0,
-    KFI_HALF = 1,
-    KFI_ROW = 2,
-    KFI_ONE = 3,
-    KFI_PER_ROW = 4,
-    KFI_PER_PLANE = 5,
-    KFI_SHARED = 6,
-    KFI_GROUPED = 7
+    KFI_CODE_SIZE,
+    KFI_CODE_EXTENT,
+    KFI_CODE_OVERLAP,
+    KFI_CODE_FLAGS,
+    KFI_CODE_ALIAS,
+    KFI_CODE_LENGTH
 };
-enum { KFI_KIND = 7, KFI_OUT = 8, KFI_NULLABLE = 16, KFI_UNREAD = 32 };
+/* Extents, the number of elements, with n = rows * cols, times channels if any. KFI_EXTENT_PLANES
+ * is also one value per channel, with rows = 1. kfi_shape.elements replaces them. */
+enum {
+    KFI_EXTENT_ELEMENTS = 'e', /* n */
+    KFI_EXTENT_HALVES = 'h',   /* 2n */
+    KFI_EXTENT_COLUMNS = 'c',  /* cols, or channels */
+    KFI_EXTENT_ONE = '1',      /* 1: a seed, an offset */
+    KFI_EXTENT_ROWS = 'r',     /* rows */
+    KFI_EXTENT_PLANES = 'p',   /* rows * channels */
+    KFI_EXTENT_SHARED = 's',   /* rows * cols: all channels share them */
+    KFI_EXTENT_GROUPS = 'g',   /* channels * parts */
+    KFI_EXTENT_GIVEN = '.'     /* by kfi_shape.elements */
+};
+/* Overlap classes: an output may be the same pointer as an input of its class, a letter. */
+enum { KFI_NO_OVERLAP = '.' };
+/* KFI_VECTORS: kernels access the tensor by vectors if all such tensors are aligned. */
+enum { KFI_OUT = 1, KFI_NULLABLE = 2, KFI_UNREAD = 4, KFI_VECTORS = 8 };
 
 typedef struct {
     const void *ptr;
-    int size;  /* bytes per element */
-    int flags; /* a kind, KFI_OUT, KFI_NULLABLE, KFI_UNREAD */
+    int size;      /* bytes per element */
+    char elements; /* an extent: KFI_EXTENT_ELEMENTS, ... */
+    char overlap;  /* an overlap class */
+    int flags;     /* KFI_OUT, ... */
     /* outputs only: 1 + the index of an earlier tensor that may be the same pointer, either an
      * equal output or the input whose next value this output holds; 0: none */
     int alias;
@@ -54,14 +68,18 @@ typedef struct {
  * them. */
 typedef struct {
     const char *words; /* their names: "x bias out" */
-    /* three characters per tensor, each offset by '0': bytes per element, flags, alias */
-    const char *codes;
+    const char *codes; /* KFI_CODE_LENGTH characters per tensor */
     const void *const *tensors;
 } kfi_arguments;
 
+KFI_HOST int kfi_flags_of(const kfi_arguments *arguments, int tensor)
+{
+    return arguments->codes[KFI_CODE_LENGTH * tensor + KFI_CODE_FLAGS] - '0';
+}
+
 /* Shape of a call: rows x cols elements. `channels`: the third size of a channel op (otherwise 0);
  * `parts`: channels per group. `elements`: elements of each tensor, if they do not follow from the
- * sizes and the kind; otherwise NULL. */
+ * sizes and the extent; otherwise NULL. */
 typedef struct {
     kf_i64 rows, channels, cols, parts;
     const kf_i64 *elements;

@@ -10,6 +10,7 @@ from kfgen.families.stencil.cuda import StencilCuda
 from kfgen.language.gradient import gradient
 from kfgen.model import derive
 from kfgen.model.kernel import Kernel, Tensor
+from kfgen.model.kinds import Kind
 from kfgen.model.names import gradient_of
 
 
@@ -84,9 +85,9 @@ class Stencil(Family):
     name = "stencil"
     title = "Neighbours"
     forms = {"lines": {"elem": "rows, cols", "line": "rows, cols"}}
-    kinds = whole = ("line",)
-    parts = {"line": 3}  # left neighbour, element, right neighbour
-    codes = {"line": 2}  # not in place: a neighbour may be overwritten already
+    # Three values: left neighbour, element, right neighbour. Not in place: a neighbour may be
+    # overwritten already.
+    kinds = (Kind("line", whole=True, parts=3),)
 
     def check_operands(self, f, operands):
         if len(operands) != 1:

@@ -10,7 +10,8 @@ from kfgen.language.expr import Graph
 from kfgen.language.gradient import gradient, substitute
 from kfgen.language.primitives import KEEP
 from kfgen.model import derive, limits
-from kfgen.model.kernel import WEIGHTS, Kernel, Tensor
+from kfgen.model.kernel import Kernel, Tensor
+from kfgen.model.kinds import CHANNEL, ELEM, HALF, ROW
 from kfgen.model.names import gradient_of
 from kfgen.model.shapes import BEFORE_AXIS, ONE, REST
 from kfgen.model.types import FIRST
@@ -51,7 +52,7 @@ class ElementwiseKernel(Kernel):
                 o.kind,
                 self.dtype_of(o.dtype),
                 "in",
-                "weight" if o.kind in WEIGHTS else "input",
+                "weight" if self.family.kind(o.kind).weight else "input",
                 o.dtype,
                 o.values,
             )
@@ -105,7 +106,7 @@ class ElementwiseKernel(Kernel):
             gradient_of(o.name),
             o.kind,
             stream.dtype,
-            "sum" if stream.is_row else "out",
+            "sum" if self.is_small(stream) else "out",
             "gradient",
             o.dtype,
             tuple(map(gradient_of, o.values)),
@@ -131,7 +132,7 @@ class ElementwiseKernel(Kernel):
                 else "never"
             )
         self.by_result = bool(self.bwd and self.result) and any(
-            s.reads == "act" and not s.is_row for s in self.inputs
+            s.reads == "act" and not self.is_small(s) for s in self.inputs
         )
         for s in self.inputs if self.by_result else ():
             s.reads = "result" if s.name == self.result else s.reads
@@ -198,7 +199,7 @@ class Elementwise(Family):
         "rows": (-1, {"rows": REST, "cols": ONE}),
         "planes": (1, {"outer": BEFORE_AXIS, "channels": ONE, "inner": REST}),
     }
-    kinds = ("elem", "row", "channel", "half")
+    kinds = (ELEM, ROW, CHANNEL, HALF)
     fields = ("ints", "reduced")
     converts = decomposes = True
 

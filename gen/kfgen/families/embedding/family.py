@@ -10,6 +10,7 @@ from kfgen.language.formulas import LIBRARIES, elementwise
 from kfgen.language.gradient import gradient
 from kfgen.model import derive
 from kfgen.model.kernel import Kernel, Tensor
+from kfgen.model.kinds import ELEM, Kind
 from kfgen.model.names import gradient_of
 from kfgen.model.shapes import ONE, REST
 
@@ -132,9 +133,7 @@ class Embedding(Family):
     forms = {"lookup": {"elem": "rows, cols", "table": "vocab, cols", "number": "rows"}}
     sizes = {"lookup": "rows, cols, vocab"}
     axes = {"lookup": (None, {"rows": REST, "cols": ONE, "vocab": ONE})}
-    kinds = ("table", "number")
-    indices = ("number",)
-    codes = {"table": 2, "number": 4}
+    kinds = (Kind("table"), Kind("number", vectors=False, index=True), ELEM.but(operand=False))
     integers = True
     names = ("beta",)
 

@@ -14,6 +14,8 @@ from kfgen.language import formulas, passes
 from kfgen.language.formulas import LIBRARIES
 from kfgen.language.primitives import ELEM, REDUCTIONS
 from kfgen.model import contract
+from kfgen.model.kinds import ELEM as ELEMENTS
+from kfgen.model.kinds import PER_ROW, ROW, Kind
 from kfgen.model.shapes import ONE, REST
 
 # Kinds of tables: the size that is their number of rows.
@@ -172,10 +174,13 @@ class EmbeddingLayerNorm(OverRows):
             {"rows": REST} | dict.fromkeys(("cols", "vocab", "positions", "types"), ONE),
         )
     }
-    kinds = (*TABLES, "number", "row")
-    indices = ("number",)
+    kinds = (
+        *map(Kind, TABLES),
+        Kind("number", vectors=False, index=True),
+        ROW,
+        *(kind.but(operand=False) for kind in (ELEMENTS, PER_ROW)),
+    )
     in_rows = {"number": "per_row"} | dict.fromkeys(TABLES, "elem")
-    codes = {"number": 4} | dict.fromkeys(TABLES, 2)
     integers, fields, names, dropout = True, ("saved",), ("beta", "types"), False
 
     def dtypes(self, kind, grad):

@@ -26,6 +26,8 @@ from kfgen.language.primitives import COLUMN, COUNT
 from kfgen.model.derive import row_graph
 from kfgen.model.entries import Operand
 from kfgen.model.kernel import Kernel, Tensor
+from kfgen.model.kinds import PER_ROW, Kind
+from kfgen.model.kinds import ROW as ROW_KIND
 from kfgen.model.names import gradient_of
 from kfgen.model.shapes import ONE, REST
 from kfgen.model.steps import Call
@@ -215,10 +217,8 @@ class LinearCrossEntropy(Family):
     levels = {"logits": ("",)}
     autocast = "low"
     roles = (GRADIENTS,)
-    kinds = ("left", "right", "row", "per_row")
-    whole = ()
-    indices = LAYER_KINDS  # only the layer reads them
-    codes = {"left": 2, "right": 2}
+    # Only the layer reads its operands.
+    kinds = (Kind("left", index=True), Kind("right", index=True), ROW_KIND.but(index=True), PER_ROW)
     fields = ("saved",)
     names = (ROW, "beta")
     integers = True

@@ -14,6 +14,7 @@ from kfgen.language.expr import ExprError, Graph, parse
 from kfgen.model import limits
 from kfgen.model.derive import in_order
 from kfgen.model.dtypes import ROUNDED
+from kfgen.model.kinds import ELEM, ROW, Kind
 from kfgen.model.shapes import ONE, REST
 from kfgen.model.types import GRADIENTS
 
@@ -55,10 +56,15 @@ class Matmul(Family):
         for form in forms
     }
     levels = dict.fromkeys(forms, ("", "_batch"))
-    kinds = ("left", "right", "row", "depth", "elem")
-    whole = ()
-    indices = ("left", "right")  # read by products: check() verifies which
-    codes = {"left": 2, "right": 2, "depth": 2} | dict.fromkeys(JOINED.values(), 2)
+    # Products read the factors: check() verifies which.
+    kinds = (
+        Kind("left", index=True),
+        Kind("right", index=True),
+        ROW,
+        Kind("depth"),
+        ELEM.but(whole=False),
+        *(Kind(both, small=kind == "row", operand=False) for kind, both in JOINED.items()),
+    )
     fields = ("saved", "layout")
     names = (ACC, "beta")
 
@@ -107,7 +113,7 @@ class Matmul(Family):
         loads, act = {}, {"act": None} if op.has_act else {}
         operands = {
             kind: {o.name: graph.var(o.name) for o in op.operands if o.kind == kind}
-            for kind in self.kinds
+            for kind in self.operand_kinds
         }
         try:
             for name, text in op.own["load"].items():

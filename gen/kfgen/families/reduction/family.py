@@ -20,6 +20,8 @@ from kfgen.families.rows.over_rows import OverRows, OverRowsKernel
 from kfgen.language.passes import reduced
 from kfgen.language.primitives import COUNT, ELEM
 from kfgen.model import derive
+from kfgen.model.kinds import ELEM as ELEMENTS
+from kfgen.model.kinds import PER_ROW
 from kfgen.model.shapes import BEFORE_AXIS, ONE, REST
 from kfgen.model.types import FIRST, INDEX_VARIABLE, RESULTS
 
@@ -124,7 +126,7 @@ class Reduction(OverRows):
     forms = {"axis": {"elem": "outer, axis, inner", "per_row": "outer, inner"}}
     axes = {"axis": (-1, {"outer": BEFORE_AXIS, "axis": ONE, "inner": REST})}
     levels = {"axis": ("", "_outer")}
-    kinds = ("elem",)
+    kinds = (ELEMENTS, PER_ROW.but(operand=False))
     roles, narrower = (RESULTS,), True
     fields = ("grads", "empty")
     reads = (COUNT,)

@@ -10,6 +10,7 @@ from kfgen.language.formulas import LIBRARIES, elementwise
 from kfgen.language.gradient import gradient
 from kfgen.model import derive
 from kfgen.model.kernel import Kernel, Tensor
+from kfgen.model.kinds import Kind
 from kfgen.model.names import gradient_of
 
 PAIRED = ("halves", "neighbours")
@@ -185,11 +186,13 @@ class Rope(Family):
     for form in ("paired", "both"):  # without a table by position
         forms[f"computed_{form}"] = {**forms[form], "frequency": "pairs"}
         sizes[f"computed_{form}"] = sizes[form].removesuffix(", positions")
-    kinds = (*PAIRED, MORE, *ANGLES, "number")
-    whole = (*PAIRED, MORE)
-    parts = dict.fromkeys(PAIRED, 2)
-    indices = ("number", MORE)  # the second tensor's elements have the first one's names
-    codes = {"halves": 0, "neighbours": 0, MORE: 1, "angle": 2, "frequency": 2, "number": 4}
+    kinds = (
+        *(Kind(name, overlap="e", whole=True, parts=2) for name in PAIRED),
+        # The second tensor's elements have the first one's names.
+        Kind(MORE, overlap="m", whole=True, index=True),
+        *map(Kind, ANGLES),
+        Kind("number", vectors=False, index=True),
+    )
 
     def dtypes(self, kind, grad):
         return {"number": ("I",), "angle": ("acc",), "frequency": ("acc",)}.get(kind, ())

@@ -17,6 +17,7 @@ from kfgen.language.gradient import gradient
 from kfgen.language.primitives import COUNT, ELEM, PER_COUNT, REDUCTIONS, UNIFORM
 from kfgen.model import contract, limits
 from kfgen.model.kernel import Tensor
+from kfgen.model.kinds import Kind
 from kfgen.model.names import gradient_of
 
 # Names that `norm` reads: an element of a head, its weight, and the gradient of the result.
@@ -129,9 +130,10 @@ class RopeNorm(Rope):
     title = "Normalised heads, by positions"
     forms = {"both": {**Rope.forms["both"], "scale": "dim"}}
     sizes = {"both": Rope.sizes["both"]}
-    kinds = (*(kind for kind in Rope.kinds if kind != "frequency"), "scale")
-    indices = (*Rope.indices, "scale")  # `norm` reads them, one per tensor
-    codes = {**Rope.codes, "scale": 2}
+    kinds = (
+        *(kind for kind in Rope.kinds if kind.name != "frequency"),
+        Kind("scale", index=True),  # `norm` reads them, one per tensor
+    )
     names = (HEAD, WEIGHT)
     autocast = "float32"
 

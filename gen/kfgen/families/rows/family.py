@@ -14,8 +14,22 @@ from kfgen.language.expr import stages
 from kfgen.language.primitives import COLUMN, COUNT, QUERIES, QUERY
 from kfgen.model.derive import has_queries
 from kfgen.model.entries import SpecError
+from kfgen.model.kinds import (
+    CHANNEL,
+    ELEM,
+    GROUP,
+    PER_CHANNEL,
+    PER_GROUP,
+    PER_PLANE,
+    PER_QUERY,
+    PER_ROW,
+    ROW,
+    SHARED_BY_HEADS,
+)
 from kfgen.model.shapes import BEFORE_AXIS, NONE, ONE, REST, argument
 from kfgen.model.types import WEIGHTS
+
+OF_LAYOUTS = (PER_PLANE, PER_QUERY, PER_GROUP, PER_CHANNEL)
 
 
 class RowsKernel(OverRowsKernel):
@@ -136,7 +150,7 @@ class Rows(OverRows):
         "groups": ("", "_length", "_outer"),
         "channels": ("", "_outer"),
     }
-    kinds = ("elem", "row", "per_row", "channel", "shared", "group")
+    kinds = (ELEM, ROW, PER_ROW, CHANNEL, SHARED_BY_HEADS, GROUP, *OF_LAYOUTS)
     fields = ("saved", "updates", "grads", "layout")
     integers, roles = True, (WEIGHTS,)
     reads = (COLUMN, COUNT, QUERY, QUERIES)

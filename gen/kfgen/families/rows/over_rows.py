@@ -11,7 +11,7 @@ from kfgen.language.passes import copy, picks, program, stored
 from kfgen.language.primitives import COUNT, ELEM, KEEP, PER_COUNT, QUERIES, QUERY, ROW, UNIFORM
 from kfgen.model import derive, limits
 from kfgen.model.entries import SpecError, updated
-from kfgen.model.kernel import WEIGHTS, Kernel, Tensor
+from kfgen.model.kernel import Kernel, Tensor
 from kfgen.model.names import gradient_of
 
 # Kinds of values, one per row.
@@ -133,7 +133,7 @@ class OverRowsKernel(Kernel):
             node = grads[o.name] if grads[o.name] is not None else graph.const(0)
             like = ([node], stream.kind, o.dtype)
             equal = (s.name for s in found if (s.exprs, s.kind, s.var) == like)
-            name, role = gradient_of(o.name), "sum" if o.kind in WEIGHTS else "out"
+            name, role = gradient_of(o.name), "sum" if self.family.kind(o.kind).weight else "out"
             found.append(
                 Tensor(
                     name,
@@ -190,7 +190,7 @@ class OverRowsKernel(Kernel):
         """True if all rows share the operand, or, with layout "channels", all batches: it is then
         one value per row.
         """
-        return operand.kind in WEIGHTS or (
+        return self.family.kind(operand.kind).weight or (
             operand.kind == "per_row" and operand.grad and self.layout == "channels"
         )
 
@@ -308,7 +308,6 @@ class OverRowsKernel(Kernel):
 
 
 class OverRows(Family):
-    row_kinds = PER_ROW
     in_rows = {}  # {own kind: kind of an op over rows} for the inputs of the reference
     reads = ()  # size names that expressions may read
     dropout = True

@@ -191,7 +191,7 @@ KFI_HOST void kfi_fill(unsigned char *to, const char *value, int count, int size
 
 KFI_HOST int kfi_is_half(const kfi_cpu_map *m, const kfi_slot *s)
 {
-    return (m->operands.of[s->operand].flags & KFI_KIND) == KFI_HALF;
+    return m->operands.of[s->operand].elements == KFI_EXTENT_HALVES;
 }
 
 /* Copies `count` elements between a tensor and a scratch tile. A half operand is copied row segment

@@ -129,7 +129,7 @@ KFI_ONCE kf_result_t kfi_check_logits(const kfi_name *name, const kfi_arguments 
             code = kfi_check_stride(name, arguments, strides, &levels[i], all, i);
             elements[i] = elements[i] ? all->of[i].extent : 0;
         }
-        written |= elements[i] > 0 && (arguments->codes[3 * i + 1] - '0') & KFI_OUT;
+        written |= elements[i] > 0 && kfi_flags_of(arguments, i) & KFI_OUT;
         shapes += strcspn(shapes, " ");
         shapes += *shapes == ' ';
     }

@@ -58,7 +58,7 @@ KFI_ONCE kf_result_t kfi_check_gemm(const kfi_name *name, const kfi_arguments *a
         levels[i].size[1] = vector ? 0 : batch;
         code = kfi_check_stride(name, arguments, strides, &levels[i], all, i);
         elements[i] = batch > 0 && lines > 0 && line > 0 ? all->of[i].extent : 0;
-        written |= elements[i] > 0 && (arguments->codes[3 * i + 1] - '0') & KFI_OUT;
+        written |= elements[i] > 0 && kfi_flags_of(arguments, i) & KFI_OUT;
         memset(&steps[i], 0, sizeof steps[i]);
         steps[i].vector = vector;
         steps[i].inner = inner;
