@@ -157,6 +157,11 @@ def test_its_own_oracle_checks_it(tmp_path):
             "from kfgen.families.elementwise.family import Elementwise\nFAMILY = Elementwise()\n",
             "a family called `elementwise` already exists",
         ),
+        (
+            "from kfgen.families.family import Family\n\n\nclass Own(Family):\n"
+            '    name, kinds = "own", ("line",)\n\n\nFAMILY = Own()\n',
+            "`kinds` has 'line', expected kfgen.model.kinds.Kind: write Kind('line')",
+        ),
     ],
 )
 def test_refused(text, message, tmp_path):

@@ -131,3 +131,35 @@ def test_no_frontend_compares_the_name_of_a_family():
 )
 def test_a_comparison_is_seen(text):
     assert len(list(compared(text))) == 1
+
+
+def listed(text):
+    """The places of a Python file that hold several names of families, or compare with one."""
+    known = {*families.FAMILIES, *families.SYNONYMS}
+    words = {"row", "rows", "pairs"}  # kinds, sizes and tables of types have these names, too
+    for node in ast.walk(ast.parse(text)):
+        literals = (ast.Tuple, ast.List, ast.Set, ast.Dict)
+        elements = [*getattr(node, "keys", []), *getattr(node, "elts", [])]
+        several = {getattr(e, "value", "") for e in elements} & known
+        if isinstance(node, literals) and len(several) > 1 and several - words:
+            yield ast.unparse(node)
+        sides = [node.left, *node.comparators] if isinstance(node, ast.Compare) else []
+        if {getattr(c, "value", "") for c in sides} & (known - words):
+            yield ast.unparse(node)
+
+
+def test_no_list_of_families_in_the_generator():
+    """Modules outside of a family's folder decide by attributes of `Family`. The built-in families
+    are found by their folders; families/__init__.py maps former names to today's."""
+    root = kflib.ROOT / "gen/kfgen"
+    found = [p for p in sorted(root.rglob("*.py")) if p.parent.parent != root / "families"]
+    assert len(found) > 40
+    for path in found:
+        assert list(listed(path.read_text())) == [], path
+
+
+@pytest.mark.parametrize(
+    "text", ["F = ('elementwise', 'rows')", "F = {'matmul': 1, 'rope': 2}", "op.family == 'matmul'"]
+)
+def test_a_list_is_seen(text):
+    assert len(list(listed(text))) == 1

@@ -111,7 +111,7 @@ def _check_pattern(spec, pattern, f):
 
 def _family(f):
     known = " or ".join(f'"{name}"' for name in FAMILIES).replace(" or ", ", ", len(FAMILIES) - 2)
-    word = f.get("family", str, "elementwise", what=known)
+    word = f.get("family", str, families.DEFAULT, what=known)
     if families.named(word) not in FAMILIES:
         raise f.error("family", f"is {word!r}", f"the families are: {', '.join(FAMILIES)}")
     return FAMILIES[families.named(word)]
@@ -227,7 +227,7 @@ def _reduced(f, op, word):
         pass  # the op itself has been refused
     kept = {k: v for k, v in f.data.items() if k in ("operands", "scalars", "source", "since")}
     return kept | {
-        "family": "reduction",
+        "family": families.of(op).reduced_by,
         "types": "results",
         "brief": f"the {word} of {op.brief}",
         "expr": text,

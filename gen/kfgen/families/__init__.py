@@ -12,6 +12,7 @@ from kfgen.families.family import Family
 from kfgen.model.entries import NAME
 from kfgen.model.kinds import Kind
 
+DEFAULT = "elementwise"  # family of an entry that names none
 # Former names that spec files may use.
 SYNONYMS = dict(
     line.split(" = ")

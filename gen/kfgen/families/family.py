@@ -42,6 +42,7 @@ class Family:
     layouts = ()  # values of `layout`, besides the default
     variants = ()  # values of `variants`: suffixes that its functions may exist with
     runtime_activation = False  # True: its functions also exist with a run-time activation
+    reduced_by = ""  # family of the ops that `reduced` makes
     heavy = False  # True: kernels compile slowly; of kf's activations only the `heavy` ones apply
     autocast = ""  # autocast policy (manifest.autocast), if expressions do not imply it
     # Decisions of frontends, which the manifest hands on.

@@ -196,7 +196,7 @@ class Op:
     since: str
     file: str
     builtin: bool
-    family: str = "elementwise"
+    family: str = ""
     entry: str = ""  # key in its file: the pattern of several ops if the entry makes several
     # {result or saved value: its type variable}, where it is not its family's.
     dtypes: dict = field(default_factory=dict)

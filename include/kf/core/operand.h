@@ -34,7 +34,7 @@ enum {
     KFI_EXTENT_PLANES = 'p',   /* rows * channels */
     KFI_EXTENT_SHARED = 's',   /* rows * cols: all channels share them */
     KFI_EXTENT_GROUPS = 'g',   /* channels * parts */
-    KFI_EXTENT_GIVEN = '.'     /* by kfi_shape.elements */
+    KFI_EXTENT_GIVEN = '.'     /* kfi_shape.elements gives it */
 };
 /* Overlap classes: an output may be the same pointer as an input of its class, a letter. */
 enum { KFI_NO_OVERLAP = '.' };

@@ -201,6 +201,7 @@ class Elementwise(Family):
     }
     kinds = (ELEM, ROW, CHANNEL, HALF)
     fields = ("ints", "reduced")
+    reduced_by = "reduction"
     converts = decomposes = True
 
     def dtypes(self, kind, grad):
