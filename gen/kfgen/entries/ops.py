@@ -33,7 +33,7 @@ def load_op(spec, file, pattern, f, builtin):
     ints = f.get("ints", bool, False, what="true or false")
     types = type_tables.read(f, family, ints)
     operands = _operands(f, given, family, types)
-    outputs, refs, dtypes = _outputs(f, given, operands, types)
+    outputs, refs, dtypes = _outputs(f, given, operands, types, family)
     saved, updates, grads, of_saved = _row_fields(f, family, {*given, *outputs}, operands, types)
     _read_update_references(f, updates, refs)
     _check_gradient_names(f, operands, {*given, *outputs, *saved, *map(updated, updates)})
@@ -117,7 +117,7 @@ def _family(f):
     return FAMILIES[families.named(word)]
 
 
-def _outputs(f, given, operands, types):
+def _outputs(f, given, operands, types, family):
     """Reads `expr` and `ref`, or `outputs` and `refs`: {name: expression}, {name: reference},
     {name: type variable}.
     """
@@ -128,6 +128,8 @@ def _outputs(f, given, operands, types):
         outputs, refs = {"out": expr}, {"out": ref}
     table = f.get("outputs", dict, {}, what='{ name = "expression", ... }')
     table_refs = f.get("refs", dict, {}, what='{ name = "the same in NumPy", ... }')
+    if family.in_place and f.data.get("updates") and expr is None and not table:
+        return {}, dict(table_refs), {}
     if (expr is None) == (not table):
         fix = 'give either expr = "..." or outputs = { name = "..." }'
         raise (
@@ -265,7 +267,7 @@ def _row_fields(f, family, taken, operands, types):
     for name in saved:
         if not usable(name) or name in names or name in family.names:
             raise f.error("saved", f"the name `{name}` cannot be used", UNUSABLE)
-    _check_updates(f, operands, updates, names | taken | set(saved))
+    _check_updates(f, family, operands, updates, names | taken | set(saved))
     wanted = [o.name for o in operands if o.grad]
     for name in grads:
         if name not in wanted:
@@ -277,14 +279,16 @@ def _row_fields(f, family, taken, operands, types):
     return saved, updates, grads, dtypes
 
 
-def _check_updates(f, operands, updates, names):
-    kept = [o.name for o in operands if o.kind == "per_row" and o.dtype == "acc" and not o.grad]
+def _check_updates(f, family, operands, updates, names):
+    if family.in_place:
+        what = " or ".join(f'"{kind}"' for kind in family.in_place)
+        kept = [o.name for o in operands if o.kind in family.in_place]
+    else:
+        what = '"per_row", of dtype "acc" and with grad = false'
+        kept = [o.name for o in operands if o.kind == "per_row" and o.dtype == "acc" and not o.grad]
     for name in updates:
         if name not in kept:
-            fix = (
-                'such operands are "per_row", of dtype "acc" and with grad = false: '
-                f"{', '.join(kept) or 'none'}"
-            )
+            fix = f"such operands are {what}: {', '.join(kept) or 'none'}"
             raise f.error("updates", f"`{name}` is not an operand that can be updated", fix)
         if updated(name) in names:
             raise f.error(
@@ -343,13 +347,28 @@ def _operands(f, scalars_, family, types):
             "has no operand with the shape of the result",
             f"make at least one of them {whole}",
         )
+    _check_pages(f, family, operands)
     family.check_operands(f, operands)
     return operands
+
+
+def _check_pages(f, family, operands):
+    """Checks that the caches of an entry have one table of block numbers."""
+    for cache, table in family.paged.items():
+        kinds = [o.kind for o in operands]
+        if cache in kinds and kinds.count(table) != 1:
+            raise f.error(
+                "operands",
+                f'has {kinds.count(table)} operands of kind "{table}" beside a "{cache}"',
+                "add one, which has the block numbers of all caches",
+            )
 
 
 def _operand(f, name, value, family, types):
     """Reads one operand: its kind, or a table of properties."""
     value = {"kind": value} if isinstance(value, str) else value
+    if family.in_place and isinstance(value, dict):
+        value = {"grad": False} | value
     if not isinstance(value, dict) or value.get("kind") not in family.operand_kinds:
         raise f.error(
             "operands", f"{name} is {value!r}", f"give it a kind: {', '.join(family.operand_kinds)}"
@@ -371,6 +390,9 @@ def _operand(f, name, value, family, types):
     for p, flag in flags.items():
         if not isinstance(flag, bool):
             raise f.error("operands", f"{name} has {p} = {flag!r}", f"write {p} = true or false")
+    if grad and family.in_place:
+        fix = "leave it out: an op that overwrites operands has no gradient"
+        raise f.error("operands", f"{name} has grad = {value['grad']!r}", fix)
     absent = _absent(f, name, value, family)
     type_tables.operand_dtype(f, name, value, types, family)
     operand = Operand(

@@ -30,6 +30,13 @@ class Family:
     # none.
     levels = {}
     kinds = ()  # kinds of its tensors (kinds.Kind)
+    lists = ()  # kinds of operands that are lists of tensors of the lengths of a call
+    # Kinds of operands that `updates` may name: functions read and then overwrite these. An entry
+    # with updates has no gradient, and may have no results.
+    in_place = ()
+    # {kind of caches: kind of their tables of block numbers}. The first two extents of a cache are
+    # the blocks and the rows of a block.
+    paged = {}
     names = ()  # public names of its functions alone, which operands may not have
     integers = False  # True: scalars may be 64-bit integers
     types = "one"  # table of an entry without `types` (model/types.py)

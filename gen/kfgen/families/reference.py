@@ -463,7 +463,9 @@ class Reference:
             lambda x, dy: self.act.build_bwd(graph, x, dy, scalars),
         )
         roots = substitute(kernel.graph, graph, kernel.roots, {}, act=act)
-        return graph, dict(zip((part for s in kernel.outputs for part in s.parts), roots))
+        results = [s.next_name for s in kernel.updated]
+        results += [part for s in kernel.outputs for part in s.parts]
+        return graph, dict(zip(results, roots))
 
     def results(self, bwd, env, single=False, by=False):
         """Evaluates the op's own expressions. Returns {result: value}; gradients may have terms

@@ -37,14 +37,16 @@ def _parameters(kernel, arguments):
     """Parameter texts. Type variables: element types of the function's name; S: type of its
     scalars.
     """
-    types = {s.name: s.dtype.word for s in kernel.inputs + kernel.outputs}
+    tensors = {s.name: s for s in kernel.inputs + kernel.outputs}
     # The first of the variables with one dtype; indices come last.
     letters = {kernel.dtype_of(v).word: v for v in reversed(kernel.types)}
 
     def text(a):
-        if a.name in types and a.role in ("in", "out"):
-            letter = letters.get(types[a.name], types[a.name])
-            return f"{'const ' if a.role == 'in' else ''}{letter} *{a.name}"
+        if a.name in tensors and a.role in ("in", "inout", "out"):
+            s = tensors[a.name]
+            letter = letters.get(s.dtype.word, s.dtype.word)
+            one = f"{'const ' if a.role == 'in' else ''}{letter} *"
+            return f"{one}{'const *' if s.is_list else ''}{a.name}"
         if a.role in ("scalar", "act_scalar", "beta", "probability"):
             return f"S {a.name}"
         if a.role == "activation_scalars":

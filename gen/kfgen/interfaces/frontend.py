@@ -32,6 +32,7 @@ TENSOR = (
     "unchanged",
     "strides",
     "accumulated",
+    "list",
 )
 VALUE = ("name", "default", "least", "most")
 

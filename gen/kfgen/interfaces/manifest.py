@@ -36,6 +36,14 @@ def index(k, stream):
     return below and {"least": 0, "below": below, "outside": "no gradient" if k.bwd else "NaN"}
 
 
+def pages(k, stream):
+    """Describes how rows are found through a table of block numbers, or returns None."""
+    if not stream.pages:
+        return None
+    blocks, block = k.shape(stream)[:2]
+    return {"table": stream.pages, "rows": block, "below": blocks, "outside": "NaN"}
+
+
 def tensor(k, stream, act, backward):
     """Describes a tensor argument (docs/manifest.md).
 
@@ -73,11 +81,14 @@ def tensor(k, stream, act, backward):
         "summed_over": k.summed_extents(stream) if summed else [],
         "accumulated": bool(stream.role != "in" and k.betas and k.accumulated(stream)),
         "index": index(k, stream),
+        "list": stream.is_list,
+        "pages": pages(k, stream),
         "memory": "device",
         "positive": any(o.name == stream.name and o.positive for o in k.op.operands),
     }
 
 
+ON_HOST = ("strides", "activation_scalars", "lengths")
 # Meaning of a NULL pointer that is no tensor.
 NULL = {"strides": "dense", "workspace": "no bytes", "activation_scalars": "the defaults"}
 
@@ -101,11 +112,11 @@ def value(k, act, argument):
         found |= {"default": 0.0, "least": None, "most": None, "unread": False}
     if argument.role == "strides":
         found |= {"struct": k.stride_struct, "fields": k.stride_fields}
-    if argument.role == "size":
+    if argument.role in ("size", "count"):
         found |= {"least": 1 if k.refuses and argument.name == "axis" else 0}
     if "*" in argument.ctype:
         found |= {
-            "memory": "host" if argument.role in ("strides", "activation_scalars") else "device",
+            "memory": "host" if argument.role in ON_HOST else "device",
             "null": NULL.get(argument.role, ""),
         }
     return found
@@ -174,6 +185,8 @@ def axes(k):
     """Rules by which tensors' dimensions determine sizes (`Family.axes`); None if shapes do not
     determine them.
     """
+    if not k.sizes:
+        return {"axis": None, "sizes": {}, "batch": None, "shaped_by": []}
     if k.form not in k.family.axes:
         return None
     axis, rules = k.family.axes[k.form]
@@ -186,14 +199,20 @@ def axes(k):
     return {"axis": axis, "sizes": rules, "batch": batch, "shaped_by": list(k.shaped_by)}
 
 
+def passes(t):
+    """Number of times that a call moves a tensor."""
+    return 2 if t["role"] == "inout" else 1
+
+
 def cost(k, tensors):
-    """Bytes (every tensor once) and operations, as expressions of the sizes.
+    """Bytes (every tensor once, twice if it is read and written) and operations, as expressions of
+    the sizes.
 
     A gradient that may use the activation's result is counted that way.
     """
     touched = {s.name: k.touched(s) for s in k.inputs + k.outputs}
     moved = [
-        (shapes.product(touched[t["name"]]), DTYPE[t["dtype"]].size)
+        (shapes.product(touched[t["name"]]), DTYPE[t["dtype"]].size * passes(t))
         for t in tensors
         if not t["unread"] and t["null"] != "result"
     ]
@@ -260,7 +279,8 @@ def function(launcher, user=None, common=None, backward=None):
     tensors = [tensor(k, s, act, backward) for s in k.inputs + k.outputs]
     by_name = {t["name"]: t for t in tensors}
     arguments = [
-        by_name[a.name] if a.role in ("in", "out") else value(k, act, a) for a in launcher.arguments
+        by_name[a.name] if a.role in ("in", "inout", "out") else value(k, act, a)
+        for a in launcher.arguments
     ]
     defaults = k.op.scalars | act.scalars | dict.fromkeys(k.betas, 0.0)
     moved = [
@@ -301,7 +321,7 @@ def function(launcher, user=None, common=None, backward=None):
         "signature": _signature(launcher),
         "cpu_signature": f"kf_result_t {launcher.cpu_name}({launcher.cpu_parameters})",
         "cost": cost(k, tensors),
-        "bytes": sum(s.dtype.size * k.per_element(s) for s in moved),
+        "bytes": sum(s.dtype.size * k.per_element(s) * passes(by_name[s.name]) for s in moved),
         "integer": k.dtypes[0] in INT_DTYPES and not k.op.types.converts,
         "reads_x": bwd_reads_x(act),
         "empty": k.op.empty,

@@ -17,6 +17,8 @@ from kfgen.render.render import Selection
 from kfgen.render.source import reduced
 
 MANY = 12  # maximum number of functions per file; a build waits for the longest file
+TENSORS = ("in", "inout", "out", "sum", "lengths")
+NUMBERS = ("size", "count", "integer")
 SCALARS = ("scalar", "act_scalar", "beta", "probability")
 
 
@@ -66,21 +68,27 @@ def functions(manifest):
     ]
 
 
+def pointer(a):
+    """C type of an argument that is read from the array of tensors."""
+    if a["role"] == "lengths":
+        return a["ctype"]
+    one = f"{'const ' if a['role'] == 'in' else ''}{DTYPE[a['dtype']].ctype} *"
+    return f"{one}const *" if a["list"] else one
+
+
 def words(f, typed=False):
     """Arguments of a C launcher, read from the arrays.
 
-    The order within the arrays is: tensors; sizes, then integers; strides; the op's scalars, the
-    activation's, beta, p; seed and offset; workspace.
+    The order within the arrays is: tensors, then the lengths of lists; sizes, the number of tensors
+    of lists, then integers; strides; the op's scalars, the activation's, beta, p; seed and offset;
+    workspace. A list is the address of its array of pointers.
 
     Args:
         typed: for functions on kf_tensor_t: typed pointers for C++; beta and p at fixed indices.
     """
     order = {
-        "in": "t",
-        "out": "t",
-        "sum": "t",
-        "size": "n",
-        "integer": "n",
+        **dict.fromkeys(TENSORS, "t"),
+        **dict.fromkeys(NUMBERS, "n"),
         **dict.fromkeys(SCALARS, "s"),
     }
     at, found = dict.fromkeys("tns", 0), []
@@ -99,7 +107,7 @@ def words(f, typed=False):
                 found.append(f"{cast}s[{places[a['role']]}]")
                 continue
             if typed and array == "t":
-                cast = f"({'const ' if a['role'] == 'in' else ''}{DTYPE[a['dtype']].ctype} *)"
+                cast = f"({pointer(a)})"
             found.append(f"{cast}{array}[{at[array]}]")
             at[array] += 1
         elif a["role"] == "strides":

@@ -6,7 +6,6 @@ launch requests them (frontends/python/kernel_fusion/native/loader.cpp).
 """
 
 from kfgen.interfaces import packed
-from kfgen.model.dtypes import DTYPE
 from kfgen.paths import version as kf_version
 from kfgen.render.environment import environment
 from kfgen.render.layout import tidy
@@ -32,11 +31,8 @@ def functions(manifest):
 def words(f):
     """Arguments of a CUDA launcher, read from the arrays as in packed.words."""
     arrays = {
-        "in": "t",
-        "out": "t",
-        "sum": "t",
-        "size": "n",
-        "integer": "n",
+        **dict.fromkeys(packed.TENSORS, "t"),
+        **dict.fromkeys(packed.NUMBERS, "n"),
         **dict.fromkeys(packed.SCALARS, "s"),
     }
     alone = {
@@ -50,11 +46,7 @@ def words(f):
     for a in f["arguments"]:
         array = arrays.get(a["role"])
         if array:
-            ctype = (
-                f"{'const ' if a['role'] == 'in' else ''}{DTYPE[a['dtype']].ctype} *"
-                if array == "t"
-                else a["ctype"]
-            )
+            ctype = packed.pointer(a) if array == "t" else a["ctype"]
             found.append(f"({ctype}){array}[{at[array]}]")
             at[array] += 1
         elif a["role"] == "strides":

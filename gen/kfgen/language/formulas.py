@@ -6,7 +6,7 @@ tensors in the shapes of the manifest, and assign its outputs. A tensor with few
 results is reshaped first so that it broadcasts.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kfgen.language.expr import Graph
 from kfgen.language.gradient import substitute
@@ -390,8 +390,11 @@ def statements(k, act, library, by=False):
     printer = Printer(lib, frame, graph, axes, model)
     printer.run(roots)
     found, results = iter(roots), []
+    for s in k.updated:  # which other values may still read
+        results.append(_result(k, replace(s, name=s.next_name), printer, [next(found)]))
     for s in k.outputs:
         results.append(_result(k, s, printer, [next(found) for _ in s.parts]))
+    results += [f"{s.name} = {s.next_name}" for s in k.updated]
     return lines + printer.lines + results
 
 

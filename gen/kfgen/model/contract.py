@@ -112,19 +112,23 @@ def write(graph, roots, named=None, letter="t"):
 
 
 def shape(k, stream):
-    return f"[{', '.join(k.shape(stream))}]"
+    return "[lengths[i]]" if stream.is_list else f"[{', '.join(k.shape(stream))}]"
 
 
 def in_place(k, stream):
     """Returns the inputs whose pointer this output may share."""
     if stream.place_of:
         return [stream.place_of]
-    if stream.role == "in" or k.family.kind(stream.kind).overlap == kinds.NONE:
+    fixed = stream.role in ("in", "inout") or stream.is_list
+    if fixed or k.family.kind(stream.kind).overlap == kinds.NONE:
         return []
     return [
         s.name
         for s in k.inputs
-        if s.kind == stream.kind and s.dtype.size == stream.dtype.size and s.reads != "never"
+        if s.kind == stream.kind
+        and s.dtype.size == stream.dtype.size
+        and s.reads != "never"
+        and s.role == "in"
     ]
 
 
@@ -150,6 +154,10 @@ def nullable(k, stream):
 
 def notes(k, stream):
     found = [nullable(k, stream)]
+    if stream.role == "inout":
+        found.append(f"read, then replaced by {stream.next_name}")
+    if stream.pages:
+        found.append(paged(k, stream))
     if stream.role == "in" and (below := k.below(stream)):
         found.append(f"values outside [0, {below}) give {'no gradient' if k.bwd else 'NaN'}")
     if companions := in_place(k, stream):
@@ -159,13 +167,30 @@ def notes(k, stream):
     return "; ".join(n for n in found if n)
 
 
+def paged(k, stream):
+    """Describes where the rows of a sequence are in a cache."""
+    block = k.shape(stream)[1]
+    return f"row r of sequence s is row r % {block} of block {stream.pages}[s][r / {block}]"
+
+
+def of_lists(k):
+    """Describes the arrays of lists."""
+    if not k.lists:
+        return ""
+    names_ = ", ".join(k.list_names)
+    return (
+        f" {names_}: host arrays of `count` pointers, read during the call. Tensors of a list "
+        "may be empty, and then NULL."
+    )
+
+
 def memory(k):
     """Describes layout, alignment and aliasing of the tensors."""
     layout = "strided by `strides` (NULL: contiguous)" if k.strided else "contiguous"
     them = "Tensors and workspace" if k.scratch else "They"
     return (
         f"Tensors are {layout} and element-aligned (16-byte alignment is faster). "
-        f"{them} must not overlap unless noted."
+        f"{them} must not overlap unless noted.{of_lists(k)}"
     )
 
 
@@ -183,7 +208,7 @@ LONG = {
 
 def arithmetic(k):
     """Describes the precision of the computation and of the results."""
-    stored = sorted({s.dtype.word for s in k.outputs if s.var != "I"})
+    stored = sorted({s.dtype.word for s in k.written if s.var != "I"})
     if k.op.types.converts:
         if k.dtypes[1] in ("i32", "i64"):
             fractions = (
@@ -212,7 +237,7 @@ def moved_bytes(k, act):
     """
     along = [s for s in k.inputs + k.outputs if not k.is_small(s) and s not in k.gathered_inputs]
     return sum(
-        s.dtype.size * k.per_element(s)
+        s.dtype.size * k.per_element(s) * (2 if s.role == "inout" else 1)
         for s in along
         if s.role != "in" or not k.bwd or (not k.unread(s, act) and not k.instead(s, act))
     )
@@ -290,8 +315,9 @@ def lines(kernel, whole=False):
     groups = {}  # inputs, then outputs, of equal shape, dtype and notes
     for s in k.inputs + k.outputs:
         # The tensors of a matrix product differ in shape: each name carries its own.
-        dims, name = ("", f"{s.name} {shape(k, s)}") if k.work else (f"{shape(k, s)} ", s.name)
-        role = "in " if s.role == "in" else "out"
+        named = f"{s.name}[i]" if s.is_list else s.name
+        dims, name = ("", f"{named} {shape(k, s)}") if k.work else (f"{shape(k, s)} ", named)
+        role = {"in": "in ", "inout": "i/o"}.get(s.role, "out")
         groups.setdefault((role, dims, s.dtype.word, notes(k, s)), []).append(name)
     for (role, dims, word, note), members in groups.items():
         line = f"{role}  {', '.join(members)}: {dims}{word}{'; ' + note if note else ''}"

@@ -4,7 +4,7 @@
 from kfgen.language.expr import ExprError, Graph, parse
 from kfgen.language.gradient import gradient
 from kfgen.language.primitives import COLUMN, ELEM, INF, QUERIES, QUERY, ROW, ROW_COUNTS, UNIFORM
-from kfgen.model.entries import names_read
+from kfgen.model.entries import names_read, updated
 from kfgen.model.names import gradient_of
 
 
@@ -43,6 +43,22 @@ def element_graph(op):
         env,
         {name: parse(graph, text, {**env, **extra}) for name, text in op.outputs.items()},
     )
+
+
+def update_graph(op):
+    """Builds the graph of an op that updates operands: (graph, {readable name or next value: node},
+    {output: node}). Expressions read the next value of `m` as `m_out`.
+    """
+    graph, env = _graph(op, ())
+    own, outs = {updated(name): text for name, text in op.updates.items()}, {}
+    for name in in_order(own | op.outputs):
+        try:
+            node = parse(graph, (own | op.outputs)[name], env)
+        except ExprError as e:
+            e.field = "updates" if name in own else "expr"
+            raise
+        (env if name in own else outs)[name] = node
+    return graph, env, {name: outs[name] for name in op.outputs}
 
 
 def row_graph(op, reads, dropout):

@@ -30,7 +30,7 @@ NAME = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*\Z")
 PUBLIC = set(
     """
     act_scalars activation activation_scalars axis batch channels cols column count ctx depth
-    dim dropout dy expit groups heads inf inner keep keep_scale keys kv_heads length n np
+    dim dropout dy expit groups heads inf inner keep keep_scale keys kv_heads length lengths n np
     offset offset_add out outer p pairs per_count positions queries query rows seed sp stream
     strides torch vocab workspace workspace_bytes
     """.split()
@@ -204,7 +204,8 @@ class Op:
     saved: dict = field(default_factory=dict)
     scalar_info: dict = field(default_factory=dict)  # {scalar: Scalar}
     integers: tuple = ()  # scalars that are 64-bit integers
-    # {per_row operand: expression of its next value}: outputs that may be in place.
+    # {operand: expression of its next value}: over rows, outputs that may be in place; in families
+    # with `in_place` kinds, operands that are read and then overwritten.
     updates: dict = field(default_factory=dict)
     layout: str = ""  # "channels"; empty: the operands' kinds imply it
     variants: tuple = ()  # suffixes of names.VARIANTS that its functions also exist with

@@ -9,12 +9,12 @@ from kfgen.language.gradient import substitute
 from kfgen.model import contract, limits, names, rename, shapes
 from kfgen.model.activation import bwd_reads_x
 from kfgen.model.dtypes import DTYPE, FLOAT_DTYPES, INDEX, INT_DTYPES, Dtype
-from kfgen.model.entries import SpecError
-from kfgen.model.signature import Signature
+from kfgen.model.entries import SpecError, updated
+from kfgen.model.signature import LENGTH, Signature
 from kfgen.model.types import ACC, FIRST, INDEX_VARIABLE
 
 # Fields of a tensor that are names of arguments.
-TENSOR_NAMES = ("name", "of", "same_as", "unchanged", "place_of")
+TENSOR_NAMES = ("name", "of", "same_as", "unchanged", "place_of", "pages")
 
 
 @dataclass
@@ -24,7 +24,9 @@ class Tensor:
     name: str
     kind: str  # kind of its family's forms, which give its shape
     dtype: Dtype
-    role: str  # "in", "out" or "sum" (a gradient reduced to a row or channel)
+    # "in", "inout" (read and then overwritten), "out" or "sum" (a gradient reduced to a row or
+    # channel)
+    role: str
     use: str  # input, weight, output, saved (forward output that the backward reads), gradient
     var: str  # type variable of its dtype, or "acc"; or the dtype itself
     parts: tuple  # names in expressions, two for "half"
@@ -35,9 +37,13 @@ class Tensor:
     same_as: str = ""  # gradients: an earlier, equal gradient whose pointer it may share
     unchanged: str = ""  # gradients: the incoming gradient that it equals
     place_of: str = ""  # an input's next value: the input, whose pointer it may share
-    exprs: list = field(default_factory=list)  # outputs: the value of each part
+    exprs: list = field(default_factory=list)  # tensors that are written: the value of each part
     required: bool = True  # False: may be NULL, as gradients may
     absent: float | str | None = None  # inputs that may be NULL: the default, or its description
+    is_list: bool = False  # an array of tensors of the lengths that the call gives
+    # Caches whose second extent is the rows of a block: the operand of block numbers, through which
+    # the rows of a sequence are found.
+    pages: str = ""
 
     def copied(self, renaming):
         """Returns the tensor with other names (rename.Renaming)."""
@@ -47,6 +53,11 @@ class Tensor:
     @property
     def ctype(self):
         return self.dtype.ctype
+
+    @property
+    def next_name(self):
+        """Name of the value that replaces the tensor's."""
+        return updated(self.name)
 
 
 class Kernel(Signature):
@@ -104,8 +115,10 @@ class Kernel(Signature):
         self.row_loads = [s for s in self.inputs if self.is_small(s) and s.reads != "never"]
         self._sort()
         self._check_shapes()
-        self.limit("operands", "tensors", self.tensor_names, limits.TENSORS)
-        arguments = [*self.tensor_names, *self.sizes, *self.integers, *self.scalars, *self.betas]
+        named = [*self.tensor_names, *self.list_names]
+        self.limit("operands", "tensors", named, limits.TENSORS)
+        sizes = [*self.sizes, *(a.name for a in self.list_arguments)]
+        arguments = [*named, *sizes, *self.integers, *self.scalars, *self.betas]
         for what, found in (
             ("arguments", arguments),
             (f"fields of {self.stride_struct}", self.stride_fields),
@@ -123,10 +136,12 @@ class Kernel(Signature):
     def _check_shapes(self):
         """Raises an error for a shape that layout.h cannot compute."""
         self.limit("operands", "sizes", self.sizes, shapes.SIZES)
-        _, rules = self.family.axes.get(self.form, (None, shapes.named(self.sizes)))
+        named = shapes.named(self.sizes) if self.sizes else {}
+        _, rules = self.family.axes.get(self.form, (None, named))
         for s in self.inputs + self.outputs:
             extents = [shapes.parse(text) for text in self.shape(s)]
-            problem = shapes.problem(extents, [*self.sizes, *self.integers], rules)
+            values = [*self.sizes, *self.integers, *([LENGTH] if s.is_list else [])]
+            problem = shapes.problem(extents, values, rules)
             if problem:
                 fix = f"see `forms` and `axes` of {self.family.name}"
                 what = (
@@ -260,7 +275,7 @@ class Kernel(Signature):
     @property
     def sizes(self):
         given = self.family.sizes.get(self.form)
-        return given.split(", ") if given else self.extents
+        return self.extents if given is None else [s for s in given.split(", ") if s]
 
     @property
     def summed_over(self):
@@ -389,6 +404,16 @@ class Kernel(Signature):
             return ""
         distinct = f" && {stream.name} != {stream.same_as}" if stream.same_as else ""
         return f"if ({stream.name}{distinct}) "
+
+    @property
+    def updated(self):
+        """Tensors that the kernel reads and then overwrites."""
+        return [s for s in self.inputs if s.role == "inout"]
+
+    @property
+    def written(self):
+        """Tensors that the kernel writes."""
+        return self.updated + self.outputs
 
     @property
     def asks_reads(self):

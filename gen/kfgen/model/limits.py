@@ -15,3 +15,4 @@ WORDS = 4352  # bytes of ROOM for the random bits of dropout
 FRAME = 22 << 10  # bytes on the stack of a traversal of rows in C
 PART = 128  # elements that a tile function computes at a time
 STAGED = 4 << 10  # bytes on the stack of a tile function: converted or streamed values
+CHUNK = 8 << 10  # elements of one tensor of a list that a CTA, or a task in C, computes

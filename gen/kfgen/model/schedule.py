@@ -153,7 +153,7 @@ class Cuda:
         found = [f"{a.ctype}{a.name}" for a in self.k.tensor_arguments] + [
             f"int64_t {s}" for s in self.k.sizes
         ]
-        found += [f"{a.ctype}{a.name}" for a in self.k.stride_arguments]
+        found += [f"{a.ctype}{a.name}" for a in self.k.list_arguments + self.k.stride_arguments]
         found += [f"int64_t {s}" for s in self.k.integers] + [
             f"{self.k.scalar_ctype} {s}" for s in self.k.scalars + self.k.betas
         ]

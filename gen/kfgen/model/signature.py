@@ -6,13 +6,16 @@ from dataclasses import dataclass
 
 from kfgen.model import kinds, names
 
+# Extent of a tensor of a list: its own number of elements.
+LENGTH = "length"
+
 
 @dataclass(frozen=True)
 class Argument:
     ctype: str  # text before the name
     name: str
-    # One of: in, out, size, strides, integer, scalar, act_scalar, activation, activation_scalars,
-    # beta, probability, seed, offset, seed_at, offset_at, offset_add, workspace.
+    # One of: in, inout, out, size, lengths, count, strides, integer, scalar, act_scalar, activation,
+    # activation_scalars, beta, probability, seed, offset, seed_at, offset_at, offset_add, workspace.
     role: str
 
 
@@ -52,7 +55,8 @@ class Launcher:
         """The public signature in order, without the stream."""
         k, scalar = self.kernel, self.kernel.scalar_ctype
         found = k.tensor_arguments + [Argument("int64_t ", s, "size") for s in k.sizes]
-        found += k.stride_arguments + [Argument("int64_t ", s, "integer") for s in k.integers]
+        found += k.list_arguments + k.stride_arguments
+        found += [Argument("int64_t ", s, "integer") for s in k.integers]
         found += [Argument(f"{scalar} ", s, "scalar") for s in k.scalars]
         found += [Argument(f"{scalar} ", s, "act_scalar") for s in self.act.scalars]
         found += k.choice_arguments
@@ -90,6 +94,7 @@ class Launcher:
         found = (
             [a.name for a in k.tensor_arguments]
             + k.sizes
+            + [a.name for a in k.list_arguments]
             + [a.name for a in k.stride_arguments]
             + list(k.integers)
             + k.scalars
@@ -162,9 +167,39 @@ class Signature:
 
     @property
     def tensor_arguments(self):
-        return [Argument(f"const {s.ctype} *", s.name, "in") for s in self.inputs] + [
-            Argument(f"{s.ctype} *", s.name, "out") for s in self.outputs
+        return [
+            Argument(self._pointer(s), s.name, "out" if s.role == "sum" else s.role)
+            for s in self.inputs + self.outputs
         ]
+
+    def _pointer(self, stream):
+        """C type of a tensor argument; of a list, that of its host array of pointers."""
+        one = f"{'const ' if stream.role == 'in' else ''}{stream.ctype} *"
+        return f"{one}const *" if stream.is_list else one
+
+    @property
+    def lists(self):
+        """Lists of tensors, in the order of the arguments."""
+        return [s for s in self.inputs + self.outputs if s.is_list]
+
+    @property
+    def list_names(self):
+        return [s.name for s in self.lists]
+
+    @property
+    def list_arguments(self):
+        """Lengths and number of the tensors of all lists."""
+        given = [
+            Argument("const int64_t *", "lengths", "lengths"),
+            Argument("int64_t ", "count", "count"),
+        ]
+        return given if self.lists else []
+
+    @property
+    def list_codes(self):
+        """Encodes the lists for core/list.h: bytes per element and flags."""
+        flags = [(s.role != "in") + 2 * (s.absent is not None) for s in self.lists]
+        return "".join(f"{s.dtype.size}{flag}" for s, flag in zip(self.lists, flags))
 
     @property
     def stride_arguments(self):
@@ -251,18 +286,20 @@ class Signature:
 
     @property
     def tensors(self):
-        """Tensor arguments as (name, bytes per element, kind, use, shared).
+        """Tensor arguments but lists, as (name, bytes per element, kind, use, shared).
 
         use: in; act, read by the gradients of some activations; result, read instead of those;
-        unread; state; out; optional, an output that may be NULL. shared: index, from 1, of the
+        unread; state; inout; out; optional, an output that may be NULL. shared: index, from 1, of the
         earlier tensor whose pointer an output may share: an equal output, or the input that it
         updates; 0: none.
         """
         index, found = {}, []
-        for s in self.inputs + self.outputs:
+        for s in [s for s in self.inputs + self.outputs if not s.is_list]:
             use = (
                 {"act": "act", "result": "result", "never": "unread"}.get(s.reads, "in")
                 if s.role == "in"
+                else "inout"
+                if s.role == "inout"
                 else "out"
                 if s.required
                 else "optional"
@@ -293,6 +330,7 @@ class Signature:
             "result": ", read by some activations",
             "absent": ", may be NULL",
             "act_absent": ", may be NULL, read by some activations",
+            "inout": ", read and overwritten",
             "out": ", output",
             "optional": ", output, may be NULL",
         }
@@ -318,12 +356,18 @@ class Signature:
                 "result": 0 if reads == 2 else nullable | unread,
                 "absent": nullable,
                 "act_absent": nullable | (0 if reads == 1 else unread),
+                "inout": out,
                 "out": out,
                 "optional": out | nullable,
             }
 
+            def kind_of(kind, use):
+                """Kind of a tensor; one that is overwritten shares its pointer with no other."""
+                found = self.family.kind(kind)
+                return found.but(overlap=kinds.NONE) if use == "inout" else found
+
             found = [
-                kinds.code(size, self.family.kind(kind), uses[use], shared)
+                kinds.code(size, kind_of(kind, use), uses[use], shared)
                 for _, size, kind, use, shared in self.tensors
             ]
             return f'"{"".join(found)}"'

@@ -18,5 +18,7 @@
 #define KFI_MAX_WORDS 4352  /* bytes of KFI_MAX_ROOM for random words, with a dropout */
 #define KFI_MAX_FRAME 22528 /* stack bytes of a traversal of rows (core/rows/rows.h) */
 #define KFI_MAX_STAGED 4096 /* stack bytes of a tile function, to convert and to stream */
+/* Elements of one tensor of a list that a CTA, or a task in C, computes. */
+#define KFI_MAX_CHUNK 8192
 
 #endif

@@ -1,0 +1,283 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* kf/core/list.h: lists of tensors: host arrays of device pointers with a common array of lengths.
+ * Checks the arguments of a call, and traverses lists in C in chunks of fixed size.
+ *
+ * Tensor i of every list has lengths[i] elements. It may be empty, of any size and aligned to its
+ * elements only. A tensor that is written overlaps no other tensor of the call. */
+#ifndef KF_CORE_LIST_H
+#define KF_CORE_LIST_H
+
+#include "kf/core/host.h"
+
+#include "kf/core/check.h"
+#include "kf/core/parallel.h"
+
+enum {
+    KFI_LIST_WINDOW = 512,  /* tensors that C traverses at a time */
+    KFI_LIST_SORTED = 1024, /* tensors that the search for overlaps sorts at a time */
+    KFI_LIST_READ = 0,      /* flags of a list */
+    KFI_LIST_WRITTEN = 1,
+    KFI_LIST_NULLABLE = 2
+};
+
+/* The lists of a call. words: their names. codes: two characters per list, each offset by '0':
+ * bytes per element, flags. data: one host array of pointers per list. */
+typedef struct {
+    const char *words, *codes;
+    const void *const *const *data;
+    const int64_t *lengths;
+    kf_i64 count;
+} kfi_lists;
+
+KFI_HOST int kfi_list_count(const kfi_lists *l) { return (int)(strlen(l->codes) / 2); }
+KFI_HOST int kfi_list_size(const kfi_lists *l, int list) { return l->codes[2 * list] - '0'; }
+KFI_HOST int kfi_list_flags(const kfi_lists *l, int list) { return l->codes[2 * list + 1] - '0'; }
+
+/* Writes the name of a tensor as messages have it, such as "grad[3]". */
+KFI_ONCE void kfi_list_word(char *text, size_t size, const char *word, kf_i64 i)
+{
+    snprintf(text, size, "%.*s[%lld]", (int)strcspn(word, " "), word, (long long)i);
+}
+
+/* Checks count and lengths. total: the sum of the lengths. */
+KFI_ONCE kf_result_t kfi_check_lengths(const kfi_name *name, const kfi_lists *l, kf_i64 *total)
+{
+    const kf_i64 most = (kf_i64)1 << 58;
+    char word[40];
+    *total = 0;
+    if (l->count < 0)
+        return kfi_fail(KF_ERROR_INVALID_SIZE, name, "count", "is %lld, expected 0 or more",
+                        (long long)l->count);
+    if (l->count > 0 && !l->lengths)
+        return kfi_fail(KF_ERROR_NULL_POINTER, name, "lengths",
+                        "is NULL, expected an array of %lld numbers", (long long)l->count);
+    for (kf_i64 i = 0; i < l->count; ++i) {
+        kfi_list_word(word, sizeof word, "lengths", i);
+        if (l->lengths[i] < 0)
+            return kfi_fail(KF_ERROR_INVALID_SIZE, name, word, "is %lld, expected 0 or more",
+                            (long long)l->lengths[i]);
+        if (l->lengths[i] > most - *total)
+            return kfi_fail(KF_ERROR_INVALID_SIZE, name, word,
+                            "is %lld, expected at most 2^58 elements in all",
+                            (long long)l->lengths[i]);
+        *total += l->lengths[i];
+    }
+    return KF_SUCCESS;
+}
+
+/* Checks that the pointers of tensors with elements are neither NULL nor misaligned. */
+KFI_ONCE kf_result_t kfi_check_list(const kfi_name *name, const kfi_lists *l, int list)
+{
+    const void *const *const data = l->data[list];
+    const char *const own = kfi_word(l->words, list);
+    const int size = kfi_list_size(l, list);
+    char word[80];
+    if (!data && kfi_list_flags(l, list) & KFI_LIST_NULLABLE) return KF_SUCCESS;
+    if (!data)
+        return kfi_fail(KF_ERROR_NULL_POINTER, name, own,
+                        "is NULL, expected an array of %lld pointers", (long long)l->count);
+    for (kf_i64 i = 0; i < l->count; ++i) {
+        if (l->lengths[i] == 0) continue;
+        kfi_list_word(word, sizeof word, own, i);
+        if (!data[i])
+            return kfi_fail(KF_ERROR_NULL_POINTER, name, word,
+                            "is NULL, expected a pointer to %lld element%s",
+                            (long long)l->lengths[i], l->lengths[i] == 1 ? "" : "s");
+        if ((uintptr_t)data[i] & (uintptr_t)(size - 1))
+            return kfi_fail(KF_ERROR_MISALIGNED, name, word,
+                            "is %p, expected a pointer aligned to its %d-byte elements", data[i],
+                            size);
+    }
+    return KF_SUCCESS;
+}
+
+/* ---- overlap
+ *
+ * A sweep over all tensors by ascending address finds an overlap of any two, if one is written. No
+ * memory is allocated: each pass selects the next KFI_LIST_SORTED tensors with a heap. */
+
+/* Memory of a tensor. at: index over all lists, then over the other tensors. */
+typedef struct {
+    uintptr_t begin, end;
+    kf_i64 at;
+    int written;
+} kfi_list_range;
+
+KFI_HOST kfi_list_range kfi_list_range_of(const kfi_lists *l, const kfi_operands *others, kf_i64 at)
+{
+    const kf_i64 listed = l->count * kfi_list_count(l);
+    kfi_list_range r = {0, 0, at, 0};
+    if (at >= listed) {
+        const kfi_operand *const o = &others->of[at - listed];
+        r.begin = (uintptr_t)o->ptr;
+        r.end = r.begin + o->bytes;
+        r.written = (o->flags & KFI_OUT) != 0;
+        return r;
+    }
+    const int list = (int)(at / l->count);
+    const kf_i64 i = at % l->count;
+    if (!l->data[list]) return r;
+    r.begin = (uintptr_t)l->data[list][i];
+    r.end = r.begin + (uintptr_t)l->lengths[i] * (uintptr_t)kfi_list_size(l, list);
+    r.written = kfi_list_flags(l, list) & KFI_LIST_WRITTEN;
+    return r;
+}
+/* Order of the sweep. */
+KFI_HOST int kfi_list_before(const kfi_list_range *a, const kfi_list_range *b)
+{
+    return a->begin != b->begin ? a->begin < b->begin : a->at < b->at;
+}
+/* Restores the heap, whose first element is the last in order, below element i. */
+KFI_HOST void kfi_list_sift(kfi_list_range *heap, int count, int i)
+{
+    for (int child = 2 * i + 1; child < count; i = child, child = 2 * i + 1) {
+        if (child + 1 < count && kfi_list_before(&heap[child], &heap[child + 1])) ++child;
+        if (!kfi_list_before(&heap[i], &heap[child])) return;
+        const kfi_list_range r = heap[i];
+        heap[i] = heap[child];
+        heap[child] = r;
+    }
+}
+/* Selects the first tensors after `last` in order, and sorts them. Returns how many. */
+KFI_ONCE int kfi_list_next(const kfi_lists *l, const kfi_operands *others, kf_i64 all,
+                           const kfi_list_range *last, kfi_list_range *found)
+{
+    int count = 0;
+    for (kf_i64 at = 0; at < all; ++at) {
+        const kfi_list_range r = kfi_list_range_of(l, others, at);
+        if (r.begin == r.end || (last->end && !kfi_list_before(last, &r))) continue;
+        if (count < KFI_LIST_SORTED) {
+            found[count++] = r;
+            for (int i = count / 2 - 1; count == KFI_LIST_SORTED && i >= 0; --i)
+                kfi_list_sift(found, count, i);
+        } else if (kfi_list_before(&r, found)) {
+            found[0] = r;
+            kfi_list_sift(found, count, 0);
+        }
+    }
+    for (int i = count / 2 - 1; i >= 0; --i) kfi_list_sift(found, count, i);
+    for (int left = count - 1; left > 0; --left) {
+        const kfi_list_range r = found[0];
+        found[0] = found[left];
+        found[left] = r;
+        kfi_list_sift(found, left, 0);
+    }
+    return count;
+}
+KFI_ONCE void kfi_list_called(char *text, size_t size, const kfi_lists *l, const char *others,
+                              kf_i64 at)
+{
+    const kf_i64 listed = l->count * kfi_list_count(l);
+    if (at < listed) {
+        kfi_list_word(text, size, kfi_word(l->words, (int)(at / l->count)), at % l->count);
+        return;
+    }
+    const char *const word = kfi_word(others, (int)(at - listed));
+    snprintf(text, size, "%.*s", (int)strcspn(word, " "), word);
+}
+KFI_ONCE kf_result_t kfi_list_overlap(const kfi_name *name, const kfi_lists *l, const char *others,
+                                      const kfi_list_range *a, const kfi_list_range *b)
+{
+    const kfi_list_range *const out = b->written ? b : a, *const other = b->written ? a : b;
+    char word[80], with[80];
+    kfi_list_called(word, sizeof word, l, others, out->at);
+    kfi_list_called(with, sizeof with, l, others, other->at);
+    return kfi_fail(KF_ERROR_OVERLAP, name, word, "at %p overlaps %s at %p, expected memory apart",
+                    (const void *)out->begin, with, (const void *)other->begin);
+}
+KFI_ONCE kf_result_t kfi_check_apart(const kfi_name *name, const kfi_lists *l,
+                                     const kfi_operands *others, const char *words)
+{
+    const kf_i64 all = l->count * kfi_list_count(l) + (others ? others->count : 0);
+    kfi_list_range found[KFI_LIST_SORTED], last = {0, 0, 0, 0};
+    kfi_list_range read = last, written = last; /* those that end last */
+    for (int count = KFI_LIST_SORTED; count == KFI_LIST_SORTED;) {
+        count = kfi_list_next(l, others, all, &last, found);
+        for (int i = 0; i < count; ++i) {
+            const kfi_list_range *const r = &found[i];
+            if (written.end > r->begin) return kfi_list_overlap(name, l, words, &written, r);
+            if (r->written && read.end > r->begin)
+                return kfi_list_overlap(name, l, words, &read, r);
+            kfi_list_range *const kind = r->written ? &written : &read;
+            if (r->end > kind->end) *kind = *r;
+        }
+        if (count) last = found[count - 1];
+    }
+    return KF_SUCCESS;
+}
+
+/* Checks the lists of a call. others: its other tensors, which have been checked, and their names
+ * `words`; NULL: none. total: the sum of the lengths; 0: the call does nothing. */
+KFI_ONCE kf_result_t kfi_check_lists(const kfi_name *name, const kfi_lists *l,
+                                     const kfi_operands *others, const char *words, kf_i64 *total)
+{
+    kf_result_t result = kfi_check_lengths(name, l, total);
+    if (result != KF_SUCCESS || *total == 0) return result;
+    for (int list = 0; list < kfi_list_count(l) && result == KF_SUCCESS; ++list)
+        result = kfi_check_list(name, l, list);
+    return result == KF_SUCCESS ? kfi_check_apart(name, l, others, words) : result;
+}
+
+/* ---- traversal in C */
+
+/* Some neighbouring tensors of the lists. first: index of each tensor's first chunk, over all of
+ * them. */
+typedef struct {
+    const kfi_lists *lists;
+    const void *scalars;
+    kf_i64 from, first[KFI_LIST_WINDOW + 1];
+    int count;
+} kfi_list_window;
+
+/* A chunk: elements [from, from + n) of one tensor. */
+typedef struct {
+    kf_i64 tensor, from, n;
+} kfi_list_chunk;
+
+/* Returns the last index whose first chunk is not after `chunk`; tensors without chunks are skipped
+ * by that. */
+KFI_HOST int kfi_list_search(const kf_i64 *first, int count, kf_i64 chunk)
+{
+    int low = 0, high = count - 1;
+    while (low < high) {
+        const int middle = (low + high + 1) / 2;
+        if (first[middle] <= chunk)
+            low = middle;
+        else
+            high = middle - 1;
+    }
+    return low;
+}
+KFI_HOST kfi_list_chunk kfi_list_chunk_of(const kfi_list_window *w, kf_i64 chunk)
+{
+    const int i = kfi_list_search(w->first, w->count, chunk);
+    kfi_list_chunk c = {w->from + i, (chunk - w->first[i]) * KFI_MAX_CHUNK, 0};
+    const kf_i64 left = w->lists->lengths[c.tensor] - c.from;
+    c.n = left < KFI_MAX_CHUNK ? left : KFI_MAX_CHUNK;
+    return c;
+}
+/* Returns the first element of a chunk in one of the lists; NULL if the list is NULL. size: bytes
+ * per element. */
+KFI_HOST void *kfi_list_at(const kfi_list_window *w, int list, int size, const kfi_list_chunk *c)
+{
+    const void *const *const data = w->lists->data[list];
+    return data ? (char *)(uintptr_t)data[c->tensor] + c->from * size : NULL;
+}
+
+/* Calls fn(window, chunk) for every chunk of all tensors, on all threads. total: the sum of the
+ * lengths. */
+KFI_HOST void kfi_each_chunk(const kfi_lists *l, kf_i64 total, const void *scalars,
+                             void (*fn)(void *, kf_i64))
+{
+    kfi_list_window w = {l, scalars, 0, {0}, 0};
+    for (; w.from < l->count; w.from += w.count) {
+        const kf_i64 left = l->count - w.from;
+        w.count = left < KFI_LIST_WINDOW ? (int)left : (int)KFI_LIST_WINDOW;
+        for (int i = 0; i < w.count; ++i)
+            w.first[i + 1] =
+                w.first[i] + (l->lengths[w.from + i] + KFI_MAX_CHUNK - 1) / KFI_MAX_CHUNK;
+        kfi_parallel(w.first[w.count], fn, &w, total >= KF_OMP_MIN);
+    }
+}
+
+#endif
