@@ -6,6 +6,7 @@ Importing the package requires no framework, compiler or GPU.
 - kf.ops: every op, for NumPy arrays, PyTorch tensors and GPU arrays such as CuPy's
 - kf.nn: PyTorch modules over the ops
 - kf.fuse, kf.fuse_row: make an op from a formula
+- kf.load: adds the ops of a program's own spec files and families to kf.ops
 - kf.fused_<op>: an op with a `stream` argument (kf.Context, kf.Stream), as in the C runtime
 - kf.kernels: the unchecked C launchers
 - kf.config: what torch.compile sees of an op
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from kernel_fusion._fuse import fuse_row as fuse_row
     from kernel_fusion._launchers import build_launchers as build_launchers
     from kernel_fusion._launchers import use_launchers as use_launchers
+    from kernel_fusion._loaded import load as load
     from kernel_fusion._streams import Context as Context
     from kernel_fusion._streams import Stream as Stream
     from kernel_fusion._warmup import warmup as warmup
@@ -52,6 +54,7 @@ __all__ = [
     "get_threads",
     "info",
     "kernels",
+    "load",
     "nn",
     "ops",
     "set_threads",
@@ -68,6 +71,7 @@ def __getattr__(name: str) -> Any:
     lazy = {
         "fuse": "_fuse",
         "fuse_row": "_fuse",
+        "load": "_loaded",
         "Context": "_streams",
         "Stream": "_streams",
         "warmup": "_warmup",

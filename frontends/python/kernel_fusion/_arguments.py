@@ -64,9 +64,9 @@ def parameters(op: Op, activation: str) -> list[Parameter]:
     more |= dict.fromkeys(op.forward.betas, 0.0)
     more |= {"p": PROBABILITY.default, "training": True, "rng": None} if op.dropout else {}
     more |= {"grads": None} if op.added else {}
+    more |= {} if op.forward.updates else {"out": None}
     return found + [
-        Parameter(name, Parameter.KEYWORD_ONLY, default=default)
-        for name, default in {**more, "out": None}.items()
+        Parameter(name, Parameter.KEYWORD_ONLY, default=default) for name, default in more.items()
     ]
 
 
@@ -182,10 +182,11 @@ def bind(op: Op, activation: str, args: Sequence[Any], kwargs: Mapping[str, Any]
         a[name] = -1 if a[name] is None else a[name]
     axis = a.get("dim", op.axis)
     flatten = op.axis_may_be_none and axis is None
-    _check_out(where, op, a["out"])
+    out = a.get("out")
+    _check_out(where, op, out)
     # The beta of axpby is a scalar of the op, not this one.
     [beta] = scalars(where, [BETA], {"beta": a["beta"] if op.forward.betas else 0.0})
-    if beta and a["out"] is None:
+    if beta and out is None:
         raise ValueError(
             f"{where}: beta is {beta:g}, expected 0 without out, to which the result is added"
         )
@@ -201,6 +202,6 @@ def bind(op: Op, activation: str, args: Sequence[Any], kwargs: Mapping[str, Any]
         groups=whole(where, "groups", a.get("groups", 1)),
         asked=dtype_word(where, a["dtype"]) if op.asked else None,
         rng=a.get("rng"),
-        out=a["out"],
+        out=out,
         beta=beta,
     )

@@ -31,21 +31,25 @@ def _is_tensor(x: Any) -> bool:
 
 def _arrays(op: _table.Op, activation: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Calls the op for NumPy arrays or for GPU arrays, whichever the first array is."""
-    from kernel_fusion import _gpu_array, _gpu_calls, _numpy
+    from kernel_fusion import _gpu_array, _gpu_calls, _numpy, _updates
 
     arguments = _arguments.bind(op, activation, args, kwargs)
+    if op.forward.updates:
+        return _updates.call(op, activation, arguments)
     return (_gpu_calls if _gpu_array.is_one(arguments.tensors[0]) else _numpy).call(
         op, activation, arguments
     )
 
 
 def make(op: _table.Op, activation: str) -> Callable[..., Any]:
-    first = op.forward.inputs[0].name
+    first, is_list = op.forward.inputs[0].name, op.forward.inputs[0].list
     of_torch = TORCH.function(op, activation) if TORCH else None
 
     def function(*args: Any, **kwargs: Any) -> Any:
         nonlocal of_torch
         x = args[0] if args else kwargs.get(first)
+        if is_list and isinstance(x, (list, tuple)):
+            x = x[0] if x else None
         if isinstance(x, TENSOR):
             if of_torch is None:
                 of_torch = TORCH.function(op, activation)

@@ -70,9 +70,12 @@ def of(op: Op, activation: str) -> str:
     """Returns the docstring of a function of kf.ops."""
     lines = [f"{op.brief}{f', with act = {activation}' if op.has_act else ''}.", "", "Args:"]
     for t in op.forward.inputs:
+        if t.list:
+            lines.append(f"    {t.name}: list of tensors, {_dtype(op, t)}{_next(t)}")
+            continue
         absent = "" if t.absent is None else f"; None stands for {_absent(op, t)}"
         outside = "; out of range: IndexError on the CPU, else NaN" if t.below else ""
-        lines.append(f"    {t.name}: {_shape(op, t)}, {_dtype(op, t)}{absent}{outside}")
+        lines.append(f"    {t.name}: {_shape(op, t)}, {_dtype(op, t)}{absent}{outside}{_next(t)}")
     padding = {name: of for name, of, _ in _rows.padding(op)}
     lines += [
         f"    {v.name}: row of {padding[v.name]} without gradient, or None; -1 is the last"
@@ -106,6 +109,8 @@ def of(op: Op, activation: str) -> str:
             "    training: if False, no element is dropped; default True",
             "    rng: seed and offset; None draws them from the default generator",
         ]
+    if op.forward.updates:
+        return "\n".join([*lines, *_of_updates(op), *_source(op)])
     several = len(op.forward.results) > 1
     lines.append(
         f"    out: {'{result: array}, which receive' if several else 'array that receives'} the "
@@ -121,4 +126,29 @@ def of(op: Op, activation: str) -> str:
         "    TypeError: the dtypes have no function.",
         "    ValueError: shapes do not match, or a number is out of its bounds.",
     ]
-    return "\n".join([*lines, *(["", f"Source: {op.source}."] if op.source else [])])
+    return "\n".join([*lines, *_source(op)])
+
+
+def _next(t: Tensor) -> str:
+    """The effect on an input that is overwritten."""
+    return "; overwritten by its next value" if t.role == "inout" else ""
+
+
+def _of_updates(op: Op) -> list[str]:
+    """Rules of an op that overwrites inputs."""
+    lists = [t.name for t in op.forward.inputs if t.list]
+    equal = f" {', '.join(lists)} have tensors of the same shapes, in the same order." * bool(lists)
+    return [
+        "",
+        f"Returns None.{equal} There is no gradient: call it under torch.no_grad() if an argument",
+        "requires one.",
+        "",
+        "Raises:",
+        "    TypeError: the dtypes have no function.",
+        "    ValueError: shapes do not match, an overwritten tensor is not contiguous, or tensors "
+        "overlap.",
+    ]
+
+
+def _source(op: Op) -> list[str]:
+    return ["", f"Source: {op.source}."] if op.source else []

@@ -58,7 +58,7 @@ def plan(
     first = given[call.inputs.index(call.template)]
     # The shape of this tensor is read.
     assert first is not None
-    variables = _variables(op, activation, call, where, given, asked)
+    variables = variables_of(op, activation, call, where, given, asked)
     shapes = {t.name: g[0] for t, g in zip(call.inputs, given) if g is not None}
     try:
         layout = op.lay_out(call, shapes, axis, groups, integers)
@@ -70,7 +70,7 @@ def plan(
     except ShapeError as e:
         raise ValueError(f"{where}: {e}") from None
     return Plan(
-        op.function(activation, _words(op, variables), backward),
+        op.function(activation, words_of(op, variables), backward),
         layout,
         made,
         tuple(variables.get(t.var, t.var) for t in call.outputs),
@@ -82,13 +82,13 @@ def plan(
 cached = functools.lru_cache(4096)(plan)
 
 
-def _words(op: Op, variables: Mapping[str, str]) -> tuple[str, ...]:
+def words_of(op: Op, variables: Mapping[str, str]) -> tuple[str, ...]:
     """Returns the dtypes in the function's name."""
     found: tuple[str, ...] = names.words({v: variables[v] for v in op.variables})
     return found
 
 
-def _variables(
+def variables_of(
     op: Op,
     activation: str,
     call: Call,

@@ -47,6 +47,7 @@ class Tensor:
     # Activations whose gradient may use the result: the backward then takes the result instead of
     # its other inputs with this mark.
     by_result: frozenset[str]
+    list: bool  # a list of tensors
 
 
 @dataclass(frozen=True)
@@ -84,7 +85,19 @@ class Call:
             say = [t for name in reversed(self.shaped_by) for t in self.inputs if t.name == name]
             return next((t for t in say if t.var == "T"), say[0])
         whole = sorted((t for t in self.inputs if t.kind in ("elem", "half")), key=lambda t: t.kind)
+        if self.lists:
+            return next(t for t in self.inputs if t.list and t.var == "T")
         return next((t for t in whole if not t.unread and not t.by_result), whole[0])
+
+    @functools.cached_property
+    def lists(self) -> bool:
+        """True if the call takes lists of tensors."""
+        return any(t.list for t in self.inputs)
+
+    @functools.cached_property
+    def updates(self) -> bool:
+        """True if the call overwrites inputs."""
+        return any(t.role == "inout" for t in self.inputs)
 
     @functools.cached_property
     def shaping(self) -> tuple[Tensor, ...]:
@@ -246,8 +259,8 @@ def _call(found: dict[str, Any], shaped_by: Sequence[str]) -> Call:
     values = {k: tuple(Value(**v) for v in found[k]) for k in ("integers", "scalars")}
     sizes, strides, betas = (tuple(found[k]) for k in ("sizes", "strides", "betas"))
     return Call(
-        tuple(t for t in made if t.role == "in"),
-        tuple(t for t in made if t.role != "in"),
+        tuple(t for t in made if t.role in ("in", "inout")),
+        tuple(t for t in made if t.role not in ("in", "inout")),
         sizes,
         strides,
         found["workspace"],
@@ -341,7 +354,7 @@ def formulas(op: Op, activation: str) -> list[list[str]] | None:
 
 @functools.cache
 def functions() -> dict[str, tuple[Op, str]]:
-    """Returns {public name: (op, activation)}."""
+    """Returns {public name: (op, activation)}; kf.load adds to it."""
     return {op.word(act): (op, act) for op in ops().values() for act in op.activations}
 
 

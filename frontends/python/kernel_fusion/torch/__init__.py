@@ -17,7 +17,7 @@ import torch
 from torch.library import Library, register_fake
 
 from kernel_fusion import _gpu, _library, _table
-from kernel_fusion.torch import _autograd, _cuda, _kernels, _public, _registered, _shim
+from kernel_fusion.torch import _autograd, _cuda, _kernels, _public, _registered, _shim, _updates
 from kernel_fusion.torch._schema import Schema, schema
 
 LIBRARY = Library("kf", "DEF")
@@ -25,6 +25,8 @@ LIBRARY = Library("kf", "DEF")
 
 def _define(op: _table.Op) -> list[Schema]:
     """Defines both directions of an op, without kernels."""
+    if op.forward.updates:
+        return [_updates.define(LIBRARY, schema(op, False), torch.ops.kf)]
     schemas = [schema(op, backward) for backward in ((False, True) if op.backward else (False,))]
     for s in schemas:
         fake = _kernels.fake(s)
@@ -51,7 +53,7 @@ def _implement(
         covered, why = [], str(e)
     for s in schemas:
         if s not in covered:
-            computes = make(s)
+            computes = _updates.kernel(s) if s.call.updates else make(s)
             for name in s.overloads:
                 LIBRARY.impl(name, computes, key)
     return why
@@ -99,6 +101,8 @@ def _function(op: _table.Op, activation: str) -> Callable[..., Any]:
             schemas, _kernels.kernel, "CPU", _shim.register_own if WHY_NO_SHIM is None else None
         )
         _implement(schemas, _cuda.kernel, "CUDA", _on_gpu if WHY_NO_SHIM_ON_GPU is None else None)
+    if op.forward.updates:
+        return _updates.make(op, activation, getattr(torch.ops.kf, op.name).default)
     return _public.make(
         op,
         activation,

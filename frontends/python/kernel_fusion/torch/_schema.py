@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from kernel_fusion._table import Call, Op, activations
+from kernel_fusion._table import Tensor as Argument
 
 ALL = -1  # mask of all gradients
 KERNEL = "kernel"  # overload without a gradient
@@ -51,7 +52,7 @@ class Schema:
     def _arguments(self) -> list[tuple[str, str]]:
         """Returns [(type, name)]."""
         op, call = self.op, self.call
-        found = [("Tensor?" if t.nullable or t.unread else "Tensor", t.name) for t in call.inputs]
+        found = [(_type(t, i), t.name) for i, t in enumerate(call.inputs)]
         found += [("int", v.name) for v in call.integers] + [
             ("float", v.name) for v in call.scalars
         ]
@@ -68,9 +69,11 @@ class Schema:
         )
 
     @property
-    def overloads(self) -> tuple[str, str]:
-        """Names: the op that users call, which is PyTorch's default overload, then the kernel."""
-        return self.name, f"{self.name}.{KERNEL}"
+    def overloads(self) -> tuple[str, ...]:
+        """Names: the op that users call, which is PyTorch's default overload, then the kernel. An op
+        that overwrites inputs has no gradient, and one name.
+        """
+        return (self.name,) if self.call.updates else (self.name, f"{self.name}.{KERNEL}")
 
     @property
     def text(self) -> str:
@@ -94,6 +97,12 @@ class Schema:
             args[at["dtype"]] if "dtype" in at else None,
             args[-1] if self.backward or self.saves else ALL,
         )
+
+
+def _type(t: Argument, i: int) -> str:
+    """Type of input i."""
+    kind = f"Tensor(a{i}!)" if t.role == "inout" else "Tensor"
+    return f"{kind}{'[]' if t.list else ''}{'?' if t.nullable or t.unread else ''}"
 
 
 def schema(op: Op, backward: bool) -> Schema:

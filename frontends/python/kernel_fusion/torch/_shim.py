@@ -169,8 +169,10 @@ def _entry(s: Schema) -> _Op:
 
 
 def covers(s: Schema) -> bool:
-    """True unless the result's dtype is an argument, or tensors have more than two dtypes."""
-    return not s.op.asked and len(s.op.further) <= 1
+    """True unless the result's dtype is an argument, tensors have more than two dtypes, or inputs
+    are overwritten.
+    """
+    return not s.op.asked and len(s.op.further) <= 1 and not s.call.updates
 
 
 def _tables(s: Schema) -> tuple[Any, Any]:

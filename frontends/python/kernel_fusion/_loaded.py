@@ -1,0 +1,146 @@
+# SPDX-License-Identifier: Apache-2.0
+"""kf.load: adds the ops of a program's own spec files and families to kf.ops."""
+
+import dataclasses
+import functools
+import hashlib
+import os
+import pathlib
+import sys
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+from kernel_fusion import _compiled, _dispatch, _first_call, _table
+
+_lock = threading.Lock()
+
+
+class Files:
+    """Spec files, loaded beside kf's own entries."""
+
+    def __init__(self, files: Sequence[str], folders: Sequence[pathlib.Path]):
+        from kfgen import families
+        from kfgen.entries import spec
+
+        with _first_call.GENERATOR:
+            for folder in folders:
+                families.load(folder)
+            self.files = spec.with_families(files, folders)
+            self.spec = spec.load(self.files)
+        self.ops = [op for op in self.spec.ops.values() if not op.builtin]
+        read = [
+            pathlib.Path(path)
+            for path in self.files
+            + [p for folder in folders for p in sorted(folder.rglob("*")) if p.is_file()]
+        ]
+        kept = [path.read_bytes() for path in read if path.suffix != ".pyc"]
+        self.digest = hashlib.sha256(b"\0".join(kept)).hexdigest()
+
+    def table(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Returns (the frontend's table, its formulas) of the files' ops."""
+        from kfgen.interfaces import frontend, manifest
+        from kfgen.render.render import Selection
+
+        own = {op.pattern: op for op in self.ops}
+        of_own = dataclasses.replace(self.spec, ops=own, own=None)
+        made = manifest.build(Selection(of_own))
+        return frontend.table(made), frontend.formulas(made)
+
+
+class _Selected:
+    """The part of a library's functions that follows from the files."""
+
+    def __init__(self, files: Files, pattern: str):
+        super().__init__(pattern, {"files": files.digest}, pattern)  # type: ignore[call-arg]
+        self.files = files
+
+    def selection(self, unit: _first_call.Unit) -> Any:
+        from kfgen.interfaces import packed
+
+        return packed.one(self.files.spec, self.op_name, *unit)  # type: ignore[attr-defined]
+
+
+class Loaded(_Selected, _compiled.Own):
+    """CPU functions of one op of the files."""
+
+    @functools.cached_property
+    def on_gpu(self) -> "LoadedOnGpu":
+        made = LoadedOnGpu(self.files, self.op_name)
+        made.set_op(self.op)
+        return made
+
+
+class LoadedOnGpu(_Selected, _compiled.OwnOnGpu):
+    """GPU functions of one op of the files."""
+
+
+def load(
+    *files: str | os.PathLike[str], families: Sequence[str | os.PathLike[str]] = ()
+) -> list[str]:
+    """Adds the ops of spec files to kf.ops, and as torch.ops.kf.<op> to PyTorch.
+
+        kf.load("my_ops.toml", families=["my_family"])
+        kf.ops.my_op(x)
+
+    Functions are compiled at their first call. Spec files and families run code: load only those
+    that you trust.
+
+    Args:
+        *files: spec files, as `kfgen render --spec` reads them
+        families: folders of families, whose ops.toml is read too
+
+    Returns:
+        The names of the new functions of kf.ops.
+
+    Raises:
+        ValueError: a file is invalid, or an op has the name of an existing function.
+    """
+    from kfgen.language.expr import ExprError
+    from kfgen.model.entries import SpecError
+
+    with _lock:
+        try:
+            found = Files(
+                [os.fspath(f) for f in files], [pathlib.Path(f).resolve() for f in families]
+            )
+            table, formulas = found.table()
+        except (SpecError, ExprError) as e:
+            raise ValueError(f"kf.load: {e}") from None
+        return _add(found, table, formulas)
+
+
+def _add(found: Files, table: dict[str, Any], formulas: dict[str, Any]) -> list[str]:
+    scalars, rising = _values(table)
+    made = []
+    for entry in table["ops"]:
+        own = Loaded(found, entry["pattern"])
+        op = _table.entry(entry, scalars, rising, "", own, formulas.get(entry["name"], {}))
+        own.set_op(op)
+        made.append(op)
+    names = {op.word(act): (op, act) for op in made for act in op.activations}
+    taken = sorted(names.keys() & set(_dispatch.names()))
+    if taken:
+        raise ValueError(f"kf.load: kf.ops has `{taken[0]}` already: rename the op")
+    _table.functions().update(names)
+    if "torch" in sys.modules:
+        # torch.compile cannot register an op while it traces, so it is registered here.
+        _dispatch.look_for_torch()
+        for name in names:
+            _dispatch.lookup(name)
+    return sorted(names)
+
+
+def _values(table: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Returns ({activation: its scalars}, {activation: indices of those that must not be
+    negative}).
+    """
+    scalars = {
+        name: tuple(_table.Value(**v) for v in a["scalars"])
+        for name, a in table["activations"].items()
+    }
+    rising = {
+        name: tuple(i for i, v in enumerate(a["scalars"]) if v["name"] in a["rising"])
+        for name, a in table["activations"].items()
+    }
+    return scalars, rising
