@@ -110,17 +110,7 @@ def function_sources(chosen: Any, found: Sequence[Any]) -> tuple[dict[str, str],
     texts = packed.sources(found, many=1)
     texts["packed_table.c"] = '#include "pool.c"\n' + texts["packed_table.c"]
     made = Renderer(chosen, any_activation=False, targets=(".h",)).render()
-    return made | own_headers(), texts
-
-
-def own_headers() -> dict[str, str]:
-    """Returns {path: text} of the headers of the program's own families."""
-    return {
-        path.relative_to(folder / "include").as_posix(): path.read_text()
-        for folder in families.OWN
-        for path in (folder / "include").rglob("*")
-        if path.is_file()
-    }
+    return made | families.headers(), texts
 
 
 def function_library(
@@ -180,7 +170,7 @@ def _compile(
     own: Sequence[pathlib.Path],
     link: Sequence[str],
 ) -> None:
-    headers = Renderer(chosen).render() | own_headers() if chosen else {}
+    headers = Renderer(chosen).render() | families.headers() if chosen else {}
     _compile_texts(path, headers, compile_, texts, own, link)
 
 

@@ -95,7 +95,7 @@ RUN = ctypes.CFUNCTYPE(
 SPACE = ctypes.CFUNCTYPE(ctypes.c_size_t, ctypes.c_int, ctypes.c_void_p)
 TEXT_OF = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_int)
 TEXT = ctypes.CFUNCTYPE(ctypes.c_void_p)
-TENSORS = ("in", "out", "sum")
+TENSORS = ("in", "inout", "out", "sum", "lengths")
 NUMBERS = ("scalar", "act_scalar", "beta", "probability")
 
 
@@ -141,7 +141,7 @@ class Interpreted:
             self.call(
                 f["name"],
                 t[: count(*TENSORS)],
-                n[: count("size", "integer")],
+                n[: count("size", "count", "integer")],
                 d[: len(fields)] if d else None,
                 s[: count(*NUMBERS)] if s else (),
                 r,
@@ -169,6 +169,24 @@ class Interpreted:
                 strides or (),
             )
         )
+        if "count" not in values:
+            self._compute(f, tensors, values, fields, rng)
+            return
+        *lists, lengths = tensors
+        for i in range(values["count"]):
+            one = [at and (ctypes.c_void_p * (i + 1)).from_address(at)[i] for at in lists]
+            n = (ctypes.c_int64 * (i + 1)).from_address(lengths or 0)[i]
+            self._compute(f, one, values | {"length": n}, fields, rng)
+
+    def _compute(
+        self,
+        f: Mapping[str, Any],
+        tensors: Sequence[int | None],
+        values: dict[str, Any],
+        fields: Mapping[str, int],
+        rng: int | None,
+    ) -> None:
+        """Computes a function of tensors; of lists, its update of one tensor of each."""
         arguments = [a for a in f["arguments"] if "use" in a]
         arrays = {
             a["name"]: None if at is None else self._array(a, at, values, fields)
@@ -181,7 +199,7 @@ class Interpreted:
         }
         for a in arguments:
             given = arrays[a["name"]]
-            if a["role"] == "in" and not a["unread"]:
+            if a["role"] in ("in", "inout") and not a["unread"]:
                 names[a["name"]] = self._input(a, given, values)
             elif a["role"] != "in" and values.get("beta"):
                 names[a["name"]] = 0.0 if given is None else widened(given, a["dtype"])
@@ -201,7 +219,7 @@ class Interpreted:
         def named(*roles: str) -> list[str]:
             return [a["name"] for a in f["arguments"] if a["role"] in roles]
 
-        return dict(zip([*named("size"), *named("integer")], sizes)) | dict(
+        return dict(zip([*named("size"), *named("count"), *named("integer")], sizes)) | dict(
             zip(named(*NUMBERS), scalars)
         )
 

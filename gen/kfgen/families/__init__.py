@@ -82,6 +82,16 @@ def load(folder):
     return family
 
 
+def headers():
+    """Returns {path: text} of the headers of users' families."""
+    return {
+        path.relative_to(folder / "include").as_posix(): path.read_text()
+        for folder in OWN
+        for path in sorted((folder / "include").rglob("*"))
+        if path.is_file()
+    }
+
+
 def _checked(path, family):
     if not isinstance(family, Family) or not NAME.match(family.name):
         raise ValueError(

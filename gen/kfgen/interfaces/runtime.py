@@ -54,6 +54,8 @@ class Function:
             if any(f["activation"] == "none" for f in self.members)
             else None
         )
+        self.lists = any(a["list"] for a in self.tensors)
+        updates = any(a["role"] == "inout" for a in self.tensors)
         # All tensors determine sizes if the family has no rules.
         self.by_all = not self.first["axes"]
         self.axes = self.first["axes"] or {
@@ -71,8 +73,13 @@ class Function:
             and self.first["form"] == "axis"
         )
         self.dropout = self.first["dropout"]
-        self.any_order = self.first["permutable"] and not any(
-            a["summed_over"] for a in self.tensors
+        # Blocks of strided tensors are copied before and after a call; tensors that it reads and
+        # overwrites are not.
+        self.in_blocks = not updates
+        self.any_order = (
+            self.first["permutable"]
+            and self.in_blocks
+            and not any(a["summed_over"] for a in self.tensors)
         )
         self.several = self.axes["shaped_by"]
         self.shaped_by = self._shaped_by()
@@ -88,12 +95,16 @@ class Function:
         It is elementwise and, if possible, read with every activation. If several tensors determine
         the sizes, it is the one that others are compared with.
         """
-        if self.by_all:
+        if self.by_all or self.lists:
             return self.tensors[0]
         if self.several:
             return next(a for a in self.tensors if a["name"] == self.several[-1])
         whole = sorted(
-            (a for a in self.tensors if a["role"] == "in" and a["kind"] in ("elem", "half")),
+            (
+                a
+                for a in self.tensors
+                if a["role"] in ("in", "inout") and a["kind"] in ("elem", "half")
+            ),
             key=lambda a: a["kind"] == "half",
         )
         return next((a for a in whole if not self.unread(a) and not self.missing(a)), whole[0])
@@ -107,6 +118,7 @@ class Function:
         size = self.axes["batch"]
         apart = (
             size
+            and self.in_blocks
             and not self.dropout
             and all(a["shape"][:1] == [size] for a in self.tensors if a["role"] != "in")
         )
@@ -145,10 +157,8 @@ class Function:
     def parameters(self, act=True, with_scalars=True):
         """Returns [(type, name)] of the function's parameters."""
         found = [("kf_context_t *", "ctx")]
-        found += [
-            ("const kf_tensor_t *" if a["role"] == "in" else "kf_tensor_t *", a["name"])
-            for a in self.tensors
-        ]
+        found += [(self.pointer(a), a["name"]) for a in self.tensors]
+        found += [("int64_t ", "count")] if self.lists else []
         found += [("int ", "dim")] if self.chooses_axis else []
         found += [("int64_t ", "groups")] if self.groups else []
         found += [("int64_t ", name) for name in self.integers] + [
@@ -166,6 +176,12 @@ class Function:
         )
         return [*found, ("kf_stream_t *", "stream")]
 
+    @staticmethod
+    def pointer(a):
+        """C type of a tensor argument; of a list, that of its array of tensors."""
+        one = "const kf_tensor_t *" if a["role"] == "in" else "kf_tensor_t *"
+        return f"{one}const *" if a["list"] else one
+
     def declared(self, act=True, with_scalars=True):
         return ", ".join(f"{kind}{name}" for kind, name in self.parameters(act, with_scalars))
 
@@ -178,7 +194,8 @@ class Function:
     def operand(self, a):
         """The fields of kfi_rt_operand."""
         values = [*self.order, *self.integers]
-        extents = shapes.fields(a["extents"], self.order, values, self.codes)
+        known = [] if a["list"] else a["extents"]
+        extents = shapes.fields(known, self.order, values, self.codes)
         fields = next((s["fields"] for s in self.arguments("strides")), [])
         levels = [fields.index(name) for name in a["strides"]]
         assert levels == list(range(levels[0], levels[0] + len(levels))) if levels else True, (
@@ -206,7 +223,7 @@ class Function:
         """Indices of the tensors that determine the sizes."""
         names = [a["name"] for a in self.tensors]
         found = self.several or [self.shaped_by["name"]]
-        return [] if self.by_all else [names.index(name) for name in found]
+        return [] if self.by_all or self.lists else [names.index(name) for name in found]
 
     def layout_rules(self):
         """The fields of kfi_layout_rules."""
@@ -218,8 +235,8 @@ class Function:
         joined = "ALWAYS" if self.groups else "ALONE" if self.chooses_axis else "NEVER"
         return initializer(
             len(counts),
-            counts,
-            divides,
+            counts or [0],
+            divides or [0],
             shapes.least(self.axis),
             int(shapes.BEFORE_AXIS in self.rules.values()),
             int(self.by_all),
@@ -263,6 +280,7 @@ class Function:
                 int(self.chooses_axis),
                 int(self.groups),
                 self.batch(),
+                int(self.lists),
             )
         )
 

@@ -4,10 +4,11 @@
 import difflib
 import re
 
+from kfgen import families
 from kfgen.model import names, steps
 from kfgen.render.render import ROOT, Renderer, Selection, with_acts
 
-INCLUDE = re.compile(r'\s*#\s*include\s*["<](kf/[^">]+)[">]')
+INCLUDE = re.compile(r'\s*#\s*include\s*["<]([^">]+)[">]')
 DIRECTIVE = re.compile(r"\s*#\s*(ifndef|ifdef|if|elif|else|endif|define)\b\s*(.*)")
 
 GUARD = re.compile(r"^#ifndef (\w+)\n#define \1$", re.M)
@@ -76,7 +77,7 @@ def reduced(selection, kernels, act):
 
 
 def inline(path, files, inlined=lambda header: True):
-    """Expands kf's includes in files[path], or in a header of include/.
+    """Expands includes of kf and of users' families in files[path], or in a header of include/.
 
     A header is written once. The include guards stay, so a header that first appears inside an #if
     may appear again outside it. A header without a guard is written at each include, since its
@@ -91,11 +92,14 @@ def inline(path, files, inlined=lambda header: True):
         text = files[path] if path in files else (ROOT / "include" / path).read_text()
         return text, GUARD.search(text)
 
+    def is_own(header):
+        return header.startswith("kf/") or header in files
+
     def expand(path, conditions):
         text, guard = read(path)
         stack, lines = list(conditions), []
         for line in text.splitlines():
-            if (m := INCLUDE.match(line)) and inlined(m[1]):
+            if (m := INCLUDE.match(line)) and is_own(m[1]) and inlined(m[1]):
                 here = [c for c in stack if c]
                 if not read(m[1])[1] or not any(
                     set(before) <= set(here) for before in seen.get(m[1], [])
@@ -128,7 +132,7 @@ def kernel_names(launcher):
 def source(selection, name):
     launcher, cpu = find(selection, name)
     k = launcher.kernel
-    files = Renderer(cut(selection, launcher), any_activation=False).render()
+    files = Renderer(cut(selection, launcher), any_activation=False).render() | families.headers()
     text = inline(f"kf/ops/{names.stem(k.op.pattern)}{'.h' if cpu else '.cuh'}", files)
     return _about(launcher, cpu) + text
 

@@ -5,19 +5,9 @@
 
 #include "kf/runtime/copy.h"
 #include "kf/runtime/apart.h"
+#include "kf/runtime/lists.h"
 #include "kf/runtime/strides.h"
 
-/* Collects the launcher's scalars: those of the op, those of the activation, p and beta. */
-static void kfi_rt_gather_scalars(const kfi_rt_call *c, kfi_rt_prepared *m)
-{
-    const kfi_rt_activation *const a = &c->op->activations[m->activation];
-    int at = 0;
-    for (int i = 0; i < c->op->scalars; ++i) m->s[at++] = c->scalars[i];
-    for (int i = 0; i < a->scalars; ++i)
-        m->s[at++] = c->act_scalars ? c->act_scalars[i] : a->scalar[i];
-    m->s[KFI_RT_P] = c->p;
-    m->s[KFI_RT_BETA] = c->beta;
-}
 /* Checks outputs that overlap other tensors. Launchers check contiguous and row-strided tensors
  * themselves. In place, a block is read before it is written; an operand shared by all blocks would
  * already be overwritten in the second. */
@@ -54,6 +44,7 @@ static kf_result_t kfi_rt_prepare(const kfi_rt_call *c, kfi_rt_prepared *m)
     memset(m, 0, sizeof *m);
     kf_result_t result = KFI_RT_CHECK(op->name, "ctx", c->ctx, KFI_RT_CONTEXT);
     if (result == KF_SUCCESS) result = kfi_rt_check_stream(op->name, c->ctx, c->stream);
+    if (result == KF_SUCCESS && op->takes_lists) result = kfi_rt_takes_lists(op);
     if (result == KF_SUCCESS) result = kfi_rt_choose(c, m);
     if (result == KF_SUCCESS) result = kfi_rt_measure_call(c, m);
     if (result != KF_SUCCESS) return result;
@@ -91,6 +82,7 @@ static kf_result_t kfi_rt_execute(const kfi_rt_call *c, kfi_rt_prepared *m)
 }
 static kf_result_t kfi_rt_run(const kfi_rt_call *c)
 {
+    if (c->op->takes_lists) return kfi_rt_run_lists(c);
     kfi_rt_prepared m;
     kf_result_t result = kfi_rt_prepare(c, &m);
     if (result == KF_SUCCESS) result = kfi_rt_follow(c->op->name, c->ctx, c->stream);

@@ -5,6 +5,17 @@
 
 #include "kf/runtime/sizes.h"
 
+/* Collects the launcher's scalars: those of the op, those of the activation, p and beta. */
+static void kfi_rt_gather_scalars(const kfi_rt_call *c, kfi_rt_prepared *m)
+{
+    const kfi_rt_activation *const a = &c->op->activations[m->activation];
+    int at = 0;
+    for (int i = 0; i < c->op->scalars; ++i) m->s[at++] = c->scalars[i];
+    for (int i = 0; i < a->scalars; ++i)
+        m->s[at++] = c->act_scalars ? c->act_scalars[i] : a->scalar[i];
+    m->s[KFI_RT_P] = c->p;
+    m->s[KFI_RT_BETA] = c->beta;
+}
 static const kfi_rt_launcher *kfi_rt_launcher_of(const kf_op_t *entry, int device_type)
 {
     return device_type == KF_DEVICE_CPU ? &entry->cpu : &entry->cuda;

@@ -114,6 +114,7 @@ struct kfi_rt_op {
     unsigned char chooses_axis, chooses_groups;
     /* index of the size whose indices are computed independently in all outputs; -1: none */
     signed char batch;
+    unsigned char takes_lists; /* lists of tensors instead of tensors */
 };
 
 #ifdef KFI_RT_KERNELS
@@ -157,6 +158,9 @@ typedef struct {
     const kf_op_t *entry; /* the required entry, or NULL */
     kf_context_t *ctx;
     const kf_tensor_t *const *tensors; /* one per operand; NULL: absent */
+    /* ops of lists: the arrays of `count` tensors, one per operand */
+    const kf_tensor_t *const *const *lists;
+    int64_t count;
     const int64_t *integers;
     const double *scalars, *act_scalars; /* act_scalars NULL: the defaults */
     kf_stream_t *stream;
