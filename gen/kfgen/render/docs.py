@@ -45,10 +45,9 @@ def signature(k, types):
     arguments = []
     for a in launcher.arguments:
         varies = types.get(a.name) in (*k.types, ACC)
-        arguments.append(
-            (f"{'const ' if 'const' in a.ctype else ''}{types[a.name]} *" if varies else a.ctype)
-            + a.name
-        )
+        const = "const " if a.ctype.startswith("const") else ""
+        of_list = "const *" if a.ctype.endswith("*const *") else ""
+        arguments.append((f"{const}{types[a.name]} *{of_list}" if varies else a.ctype) + a.name)
     return f"kf_result_t {named(k)}({', '.join(arguments)}[, cudaStream_t stream]);"
 
 
@@ -57,7 +56,8 @@ def workspace(k):
 
 
 def use(k, stream):
-    role = {"in": "in", "out": "out", "sum": "out, summed"}[stream.role]
+    roles = {"in": "in", "inout": "in and out", "out": "out", "sum": "out, summed"}
+    role = roles[stream.role] + (", list" if stream.is_list else "")
     return "; ".join(x for x in (role, contract.notes(k, stream)) if x)
 
 
