@@ -36,14 +36,6 @@ def index(k, stream):
     return below and {"least": 0, "below": below, "outside": "no gradient" if k.bwd else "NaN"}
 
 
-def pages(k, stream):
-    """Describes how rows are found through a table of block numbers, or returns None."""
-    if not stream.pages:
-        return None
-    blocks, block = k.shape(stream)[:2]
-    return {"table": stream.pages, "rows": block, "below": blocks, "outside": "NaN"}
-
-
 def tensor(k, stream, act, backward):
     """Describes a tensor argument (docs/manifest.md).
 
@@ -82,7 +74,7 @@ def tensor(k, stream, act, backward):
         "accumulated": bool(stream.role != "in" and k.betas and k.accumulated(stream)),
         "index": index(k, stream),
         "list": stream.is_list,
-        "pages": pages(k, stream),
+        "pages": contract.pages(k, stream),
         "memory": "device",
         "positive": any(o.name == stream.name and o.positive for o in k.op.operands),
     }
@@ -199,21 +191,15 @@ def axes(k):
     return {"axis": axis, "sizes": rules, "batch": batch, "shaped_by": list(k.shaped_by)}
 
 
-def passes(t):
-    """Number of times that a call moves a tensor."""
-    return 2 if t["role"] == "inout" else 1
-
-
 def cost(k, tensors):
-    """Bytes (every tensor once, twice if it is read and written) and operations, as expressions of
-    the sizes.
+    """Bytes (every tensor once, overwritten ones twice) and operations, as expressions of sizes.
 
     A gradient that may use the activation's result is counted that way.
     """
-    touched = {s.name: k.touched(s) for s in k.inputs + k.outputs}
+    streams = {s.name: s for s in k.inputs + k.outputs}
     moved = [
-        (shapes.product(touched[t["name"]]), DTYPE[t["dtype"]].size * passes(t))
-        for t in tensors
+        (shapes.product(k.touched(s)), s.dtype.size * s.passes)
+        for t, s in ((t, streams[t["name"]]) for t in tensors)
         if not t["unread"] and t["null"] != "result"
     ]
     sums = {}
@@ -278,10 +264,7 @@ def function(launcher, user=None, common=None, backward=None):
     folder = names.folder(user if user and not (k.op.builtin and act.builtin) else None)
     tensors = [tensor(k, s, act, backward) for s in k.inputs + k.outputs]
     by_name = {t["name"]: t for t in tensors}
-    arguments = [
-        by_name[a.name] if a.role in ("in", "inout", "out") else value(k, act, a)
-        for a in launcher.arguments
-    ]
+    arguments = [by_name.get(a.name) or value(k, act, a) for a in launcher.arguments]
     defaults = k.op.scalars | act.scalars | dict.fromkeys(k.betas, 0.0)
     moved = [
         s
@@ -321,7 +304,7 @@ def function(launcher, user=None, common=None, backward=None):
         "signature": _signature(launcher),
         "cpu_signature": f"kf_result_t {launcher.cpu_name}({launcher.cpu_parameters})",
         "cost": cost(k, tensors),
-        "bytes": sum(s.dtype.size * k.per_element(s) * passes(by_name[s.name]) for s in moved),
+        "bytes": sum(s.dtype.size * k.per_element(s) * s.passes for s in moved),
         "integer": k.dtypes[0] in INT_DTYPES and not k.op.types.converts,
         "reads_x": bwd_reads_x(act),
         "empty": k.op.empty,

@@ -173,6 +173,14 @@ def paged(k, stream):
     return f"row r of sequence s is row r % {block} of block {stream.pages}[s][r / {block}]"
 
 
+def pages(k, stream):
+    """Describes how rows are found through a table of block numbers, or returns None."""
+    if not stream.pages:
+        return None
+    blocks, block = k.shape(stream)[:2]
+    return {"table": stream.pages, "rows": block, "below": blocks, "outside": "NaN"}
+
+
 def of_lists(k):
     """Describes the arrays of lists."""
     if not k.lists:
@@ -237,7 +245,7 @@ def moved_bytes(k, act):
     """
     along = [s for s in k.inputs + k.outputs if not k.is_small(s) and s not in k.gathered_inputs]
     return sum(
-        s.dtype.size * k.per_element(s) * (2 if s.role == "inout" else 1)
+        s.dtype.size * k.per_element(s) * s.passes
         for s in along
         if s.role != "in" or not k.bwd or (not k.unread(s, act) and not k.instead(s, act))
     )

@@ -55,6 +55,11 @@ class Tensor:
         return self.dtype.ctype
 
     @property
+    def passes(self):
+        """Number of times that a call moves the tensor between memory and processor."""
+        return 2 if self.role == "inout" else 1
+
+    @property
     def next_name(self):
         """Name of the value that replaces the tensor's."""
         return updated(self.name)

@@ -14,8 +14,9 @@ LENGTH = "length"
 class Argument:
     ctype: str  # text before the name
     name: str
-    # One of: in, inout, out, size, lengths, count, strides, integer, scalar, act_scalar, activation,
-    # activation_scalars, beta, probability, seed, offset, seed_at, offset_at, offset_add, workspace.
+    # One of: in, inout, out, size, lengths, count, strides, integer, scalar, act_scalar,
+    # activation, activation_scalars, beta, probability, seed, offset, seed_at, offset_at,
+    # offset_add, workspace.
     role: str
 
 
@@ -289,8 +290,8 @@ class Signature:
         """Tensor arguments but lists, as (name, bytes per element, kind, use, shared).
 
         use: in; act, read by the gradients of some activations; result, read instead of those;
-        unread; state; inout; out; optional, an output that may be NULL. shared: index, from 1, of the
-        earlier tensor whose pointer an output may share: an equal output, or the input that it
+        unread; state; inout; out; optional, an output that may be NULL. shared: index, from 1, of
+        the earlier tensor whose pointer an output may share: an equal output, or the input that it
         updates; 0: none.
         """
         index, found = {}, []

@@ -12,6 +12,9 @@
    calling thread before each launch: the function's name, the kernel's address on the host and the
    cudaLaunchConfig_t *, which say what schedule was chosen (examples/06_launches.cu). With
    KF_LOAD_KERNEL: the kernel's name and the CUlaunchConfig *. Default: nothing. Cost: none.
+   KF_LIST_BYTES       Affects: functions over lists of tensors in CUDA. Maximum bytes of a table of
+   tensors among a launch's parameters. Default: 32256, which CUDA 12.1 and its drivers launch on
+   sm_70 and newer; 3584 for older drivers. Cost of less: more launches of long lists.
    KF_LOAD_KERNEL      Affects: CUDA headers in files that nvcc does not compile; in others nothing.
    Defined before the first of them, the host's C++ compiler compiles the launchers over CUDA's
    driver API, and a kernel is what KF_LOAD_KERNEL(name, function) finds: a CUresult, and *function,
@@ -90,6 +93,9 @@
 
 #ifndef KF_OMP_MIN
 #define KF_OMP_MIN 32768
+#endif
+#ifndef KF_LIST_BYTES
+#define KF_LIST_BYTES 32256
 #endif
 #ifndef KF_SCHEDULES
 #define KF_SCHEDULES 15

@@ -11,12 +11,9 @@
 
 #include "kf/core/kernel.cuh"
 
-// Bytes of a table: 32,764 bytes of parameters are possible from CUDA 12.1 and sm_70 on, 4,096
-// before. The rest is for the kernel's scalars. A short list uses the small table, whose launch
+// A table has KF_LIST_BYTES bytes, out of 32,764 bytes of parameters (4,096 before CUDA 12.1 and
+// sm_70); the rest is for the kernel's scalars. A short list uses a small table, whose launch
 // copies less.
-#ifndef KF_LIST_BYTES
-#define KF_LIST_BYTES 32256
-#endif
 #define KFI_LIST_SMALL_BYTES 3584
 #ifndef KFI_LIST_BLOCKS
 #define KFI_LIST_BLOCKS (1 << 30) // CTAs of a launch
@@ -94,7 +91,8 @@ static KFI_SMALL int kfi_list_fill(const kfi_lists &l, kfi_list_cursor *at,
     int chunks = 0;
     table->count = 0;
     table->skipped = at->skipped;
-    while (at->tensor < l.count && table->count < kfi_list_room(lists, size) && chunks < KFI_LIST_BLOCKS) {
+    while (at->tensor < l.count && table->count < kfi_list_room(lists, size) &&
+           chunks < KFI_LIST_BLOCKS) {
         const kf_i64 length = l.lengths[at->tensor],
                      left = kfi_ceil(length, KFI_MAX_CHUNK) - at->skipped;
         if (length > 0) {

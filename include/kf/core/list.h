@@ -190,7 +190,7 @@ KFI_ONCE kf_result_t kfi_check_apart(const kfi_name *name, const kfi_lists *l,
 {
     const kf_i64 all = l->count * kfi_list_count(l) + (others ? others->count : 0);
     kfi_list_range found[KFI_LIST_SORTED], last = {0, 0, 0, 0};
-    kfi_list_range read = last, written = last; /* those that end last */
+    kfi_list_range read = last, written = last; /* the ranges that end last */
     for (int count = KFI_LIST_SORTED; count == KFI_LIST_SORTED;) {
         count = kfi_list_next(l, others, all, &last, found);
         for (int i = 0; i < count; ++i) {

@@ -12,7 +12,7 @@
 
 typedef struct {
     const int *table;                      /* int32_t; in the memory of the cache */
-    kf_i64 sequences, pages, rows, blocks; /* pages: of a sequence in the table */
+    kf_i64 sequences, pages, rows, blocks; /* pages: a sequence's, in the table */
 } kfi_pages;
 
 /* Returns the index of a row of a sequence among all rows of the cache; -1 if it has no memory. */

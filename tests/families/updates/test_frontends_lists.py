@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""In/out tensors and lists of tensors in Python: kf.load of a family of a user's own, NumPy arrays,
+"""Overwritten tensors and lists in Python: kf.load of a family of a user's own, NumPy arrays,
 tensors, torch.compile, autograd, errors, and what a GPU's functions are compiled from.
 """
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""In/out tensors and lists of tensors, by a family of a user's own (tests/families/updates):
+"""Overwritten tensors and lists of tensors, by a family of a user's own (tests/families/updates):
 numbers in C and in the emulation, launches of long lists, refusals, NVRTC, and what is said of it.
 """
 

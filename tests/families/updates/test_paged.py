@@ -178,8 +178,8 @@ def test_model(monkeypatch, tmp_path):
     )
     text = " ".join(" ".join(contract.lines(k)).split())
     assert (
-        "i/o cache: [blocks, page, dim] bf16; read, then replaced by cache_out; row r of sequence s "
-        "is row r % page of block block_table[s][r / page]"
+        "i/o cache: [blocks, page, dim] bf16; read, then replaced by cache_out; row r of sequence "
+        "s is row r % page of block block_table[s][r / page]"
     ) in text
     assert "in block_table: [sequences, pages] i32" in text
     found = manifest.tensor(k, k.inputs[0], launcher.act, None)

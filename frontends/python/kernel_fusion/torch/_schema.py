@@ -70,8 +70,8 @@ class Schema:
 
     @property
     def overloads(self) -> tuple[str, ...]:
-        """Names: the op that users call, which is PyTorch's default overload, then the kernel. An op
-        that overwrites inputs has no gradient, and one name.
+        """Names: the op that users call, which is PyTorch's default overload, then the kernel. An
+        op that overwrites inputs has no gradient, and one name.
         """
         return (self.name,) if self.call.updates else (self.name, f"{self.name}.{KERNEL}")
 
