@@ -256,6 +256,8 @@ static bool instructions()
         RIGHT(boxes(true, false, behind, behind)) && RIGHT(boxes(true, true, nowhere, nowhere));
     good =
         good && RIGHT(products<64, KFI_OF_BF16, 0, 0, 0>()) &&
+        RIGHT(products<80, KFI_OF_BF16, 0, 0, 0>()) &&
+        RIGHT(products<176, KFI_OF_F16, 0, 0, 0>()) &&
         RIGHT(products<128, KFI_OF_F16, 0, 0, 0>()) &&
         RIGHT(products<192, KFI_OF_BF16, 0, 0, 0>()) &&
         RIGHT(products<256, KFI_OF_BF16, 0, 0, 0>()) &&

@@ -83,13 +83,14 @@ KFI_KERNEL void product(MAP a, MAP b, const unsigned short *plain, float *d, int
 {
 #if KFI_HOPPER
     char *const memory = kfi_dynamic();
+    constexpr int boxes = (n + 63) / 64; // of 64 rows or columns of b
     const unsigned of_a = kfi_shared_address(memory), of_b = of_a + 8192,
-                   bar = open_bars(memory, 8192 + n * 128, 1);
+                   bar = open_bars(memory, 8192 + boxes * 8192, 1);
     const int t = (int)threadIdx.x, row = t / 32 * 16 + t % 32 / 4, col = t % 4 * 2;
     if (t == 0) {
-        kfi_mbar_expect(bar, (registers ? 0 : 8192) + n * 128);
+        kfi_mbar_expect(bar, (registers ? 0 : 8192) + boxes * 8192);
         if (!registers) kfi_tma_load(of_a, &a, bar, 0, 0);
-        for (int i = 0; i < n / 64; ++i)
+        for (int i = 0; i < boxes; ++i)
             kfi_tma_load(of_b + i * 8192, &b, bar, transposed_b ? 64 * i : 0,
                          transposed_b ? 0 : 64 * i);
     }
@@ -115,7 +116,7 @@ KFI_KERNEL void product(MAP a, MAP b, const unsigned short *plain, float *d, int
                                  right = transposed_b
                                              ? kfi_wgmma_descriptor(of_b + q * 2048, 8192, 1024)
                                              : kfi_wgmma_descriptor(of_b + q * 32, 0, 1024);
-        if (registers)
+        if constexpr (registers)
             kfi_wgmma_registers<n, type, transposed_b>(sums, own[q], right, add || q > 0);
         else
             kfi_wgmma<n, type, transposed_a, transposed_b>(sums, left, right, add || q > 0);

@@ -122,6 +122,15 @@ KFI_DEVICE void kfi_tma_load3(unsigned to, const kfi_tensor_map *map, unsigned b
                  "l"(map), "r"(bar), "r"(x), "r"(y), "r"(z), "l"(policy)
                  : "memory");
 }
+KFI_DEVICE void kfi_tma_load4(unsigned to, const kfi_tensor_map *map, unsigned bar, int x, int y,
+                              int z, int w, unsigned long long policy)
+{
+    asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes."
+                 "L2::cache_hint [%0], [%1, {%3, %4, %5, %6}], "
+                 "[%2], %7;" ::"r"(to),
+                 "l"(map), "r"(bar), "r"(x), "r"(y), "r"(z), "r"(w), "l"(policy)
+                 : "memory");
+}
 // Multicasts to the same address in each block of the cluster that has a bit in `blocks`. The
 // block's own mbarrier counts the bytes.
 KFI_DEVICE void kfi_tma_multicast(unsigned to, const kfi_tensor_map *map, unsigned bar, int x,

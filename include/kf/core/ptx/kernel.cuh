@@ -14,6 +14,14 @@ KFI_DEVICE char *kfi_dynamic()
     return (char *)kfi_dynamic_memory;
 }
 
+// The same, aligned to 1,024 bytes as boxes with a 128-byte swizzle need: the address is then known
+// when the kernel is compiled.
+KFI_DEVICE char *kfi_dynamic_1024()
+{
+    extern __shared__ __align__(1024) char kfi_dynamic_memory_1024[];
+    return kfi_dynamic_memory_1024;
+}
+
 // Tells whether subnormals are flushed to zero (-ftz=true, part of --use_fast_math), which no macro
 // reports. The device compiler answers and drops the other branch.
 #if (defined(__CUDA_ARCH__) && defined(__NVCC__)) || defined(__CUDACC_RTC__)

@@ -19,10 +19,14 @@ KFI_DEVICE void kfi_wgmma_commit()
 {
     asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
 }
-// Waits until at most `most` of the committed groups are pending.
-template <int most> KFI_DEVICE void kfi_wgmma_wait()
+// Waits until at most `most` of the committed groups are pending. branch: 1 in one of two branches
+// that both wait; the compiler would merge the two waits and move them before the branch.
+template <int most, int branch = 0> KFI_DEVICE void kfi_wgmma_wait()
 {
-    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(most) : "memory");
+    if constexpr (branch)
+        asm volatile("wgmma.wait_group.sync.aligned %0; // in a branch" ::"n"(most) : "memory");
+    else
+        asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(most) : "memory");
 }
 // Makes an accumulator opaque after the wait, so that the compiler moves no use of it up.
 KFI_DEVICE void kfi_wgmma_opaque(float &v) { asm volatile("" : "+f"(v)::"memory"); }
@@ -63,6 +67,13 @@ KFI_DEVICE void kfi_wgmma_opaque(float &v) { asm volatile("" : "+f"(v)::"memory"
                  "}, %32, %33, add, 1, 1, %35, %36;\n\t}"                                          \
                  : KFI_D32(0)                                                                      \
                  : "l"(a), "l"(b), "r"(add), "n"(transposed_a), "n"(transposed_b))
+#define KFI_WGMMA_SHARED_80(p)                                                                     \
+    asm volatile("{\n\t.reg .pred add;\n\tsetp.ne.b32 add, %42, "                                  \
+                 "0;\n\twgmma.mma_async.sync.aligned.m64n80k16.f32." p " {" KFI_R0                 \
+                 ", %32, %33, %34, %35, %36, %37, %38, %39"                                        \
+                 "}, %40, %41, add, 1, 1, %43, %44;\n\t}"                                          \
+                 : KFI_D32(0), KFI_D8(32)                                                          \
+                 : "l"(a), "l"(b), "r"(add), "n"(transposed_a), "n"(transposed_b))
 #define KFI_WGMMA_SHARED_96(p)                                                                     \
     asm volatile("{\n\t.reg .pred add;\n\tsetp.ne.b32 add, %50, "                                  \
                  "0;\n\twgmma.mma_async.sync.aligned.m64n96k16.f32." p " {" KFI_R0                 \
@@ -96,6 +107,14 @@ KFI_DEVICE void kfi_wgmma_opaque(float &v) { asm volatile("" : "+f"(v)::"memory"
                  : KFI_D32(0), KFI_D32(32)                                                         \
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add),                   \
                    "n"(transposed_b))
+#define KFI_WGMMA_SHARED_176(p)                                                                    \
+    asm volatile("{\n\t.reg .pred add;\n\tsetp.ne.b32 add, %90, "                                  \
+                 "0;\n\twgmma.mma_async.sync.aligned.m64n176k16.f32." p " {" KFI_R0 ", " KFI_R32   \
+                 ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, "   \
+                 "%79, %80, %81, %82, %83, %84, %85, %86, %87"                                     \
+                 "}, %88, %89, add, 1, 1, %91, %92;\n\t}"                                          \
+                 : KFI_D32(0), KFI_D32(32), KFI_D8(64), KFI_D8(72), KFI_D8(80)                     \
+                 : "l"(a), "l"(b), "r"(add), "n"(transposed_a), "n"(transposed_b))
 #define KFI_WGMMA_SHARED_192(p)                                                                    \
     asm volatile("{\n\t.reg .pred add;\n\tsetp.ne.b32 add, %98, "                                  \
                  "0;\n\twgmma.mma_async.sync.aligned.m64n192k16.f32." p " {" KFI_R0 ", " KFI_R32   \
@@ -126,8 +145,9 @@ KFI_DEVICE void kfi_wgmma_opaque(float &v) { asm volatile("" : "+f"(v)::"memory"
 template <int n, int type, int transposed_a = 0, int transposed_b = 0>
 KFI_DEVICE void kfi_wgmma(float *d, unsigned long long a, unsigned long long b, int add)
 {
-    static_assert(n == 16 || n == 64 || n == 96 || n == 128 || n == 192 || n == 256,
-                  "kf: a warpgroup product has 16, 64, 96, 128, 192 or 256 columns");
+    static_assert(n == 16 || n == 64 || n == 80 || n == 96 || n == 128 || n == 176 || n == 192 ||
+                      n == 256,
+                  "kf: a warpgroup product has 16, 64, 80, 96, 128, 176, 192 or 256 columns");
     static_assert(type != KFI_OF_TF32 || (n == 128 && !transposed_a && !transposed_b),
                   "kf: tf32 operands are K-contiguous and have 128 columns");
     constexpr bool bf16 = type == KFI_OF_BF16;
@@ -136,11 +156,15 @@ KFI_DEVICE void kfi_wgmma(float *d, unsigned long long a, unsigned long long b, 
     if constexpr (n == 16 && bf16) KFI_WGMMA_SHARED_16("bf16.bf16");
     if constexpr (n == 16 && f16) KFI_WGMMA_SHARED_16("f16.f16");
     if constexpr (n == 64 && bf16) KFI_WGMMA_SHARED_64("bf16.bf16");
+    if constexpr (n == 80 && bf16) KFI_WGMMA_SHARED_80("bf16.bf16");
+    if constexpr (n == 80 && f16) KFI_WGMMA_SHARED_80("f16.f16");
     if constexpr (n == 96 && bf16) KFI_WGMMA_SHARED_96("bf16.bf16");
     if constexpr (n == 96 && f16) KFI_WGMMA_SHARED_96("f16.f16");
     if constexpr (n == 64 && f16) KFI_WGMMA_SHARED_64("f16.f16");
     if constexpr (n == 128 && bf16) KFI_WGMMA_SHARED_128("bf16.bf16");
     if constexpr (n == 128 && f16) KFI_WGMMA_SHARED_128("f16.f16");
+    if constexpr (n == 176 && bf16) KFI_WGMMA_SHARED_176("bf16.bf16");
+    if constexpr (n == 176 && f16) KFI_WGMMA_SHARED_176("f16.f16");
     if constexpr (n == 192 && bf16) KFI_WGMMA_SHARED_192("bf16.bf16");
     if constexpr (n == 192 && f16) KFI_WGMMA_SHARED_192("f16.f16");
     if constexpr (n == 256 && bf16) KFI_WGMMA_SHARED_256("bf16.bf16");
@@ -181,11 +205,13 @@ KFI_DEVICE void kfi_wgmma_tf32(float *d, const unsigned *a, unsigned long long b
 }
 #undef KFI_WGMMA_SHARED_16
 #undef KFI_WGMMA_SHARED_64
+#undef KFI_WGMMA_SHARED_80
 #undef KFI_WGMMA_SHARED_96
 #undef KFI_WGMMA_REGISTERS_64
 #undef KFI_WGMMA_SHARED_128
 #undef KFI_WGMMA_SHARED_TF32_128
 #undef KFI_WGMMA_REGISTERS_128
+#undef KFI_WGMMA_SHARED_176
 #undef KFI_WGMMA_SHARED_192
 #undef KFI_WGMMA_REGISTERS_192
 #undef KFI_WGMMA_SHARED_256

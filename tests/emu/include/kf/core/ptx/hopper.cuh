@@ -73,6 +73,12 @@ KFI_DEVICE void kfi_tma_load3(unsigned to, const kfi_tensor_map *map, unsigned b
     const int at[] = {x, y, z};
     kf_emu_tma_load(to, map, bar, at, 3, 0, file, line);
 }
+KFI_DEVICE void kfi_tma_load4(unsigned to, const kfi_tensor_map *map, unsigned bar, int x, int y,
+                              int z, int w, unsigned long long, KF_EMU_HERE)
+{
+    const int at[] = {x, y, z, w};
+    kf_emu_tma_load(to, map, bar, at, 4, 0, file, line);
+}
 KFI_DEVICE void kfi_tma_multicast(unsigned to, const kfi_tensor_map *map, unsigned bar, int x,
                                   int y, unsigned blocks, KF_EMU_HERE)
 {

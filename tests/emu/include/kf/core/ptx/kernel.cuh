@@ -7,6 +7,8 @@
 #include "kf/core/config.h"
 
 KFI_DEVICE char *kfi_dynamic() { return kf_emu_dynamic(); }
+// Aligned as a shared address (emu_hopper.h).
+KFI_DEVICE char *kfi_dynamic_1024() { return kf_emu_dynamic(); }
 KFI_DEVICE void kfi_begin() {}
 
 #endif

@@ -8,7 +8,7 @@
 
 KFI_DEVICE void kfi_wgmma_fence(KF_EMU_HERE) { kf_emu_wgmma_fence(file, line); }
 KFI_DEVICE void kfi_wgmma_commit(KF_EMU_HERE) { kf_emu_wgmma_commit(file, line); }
-template <int most> KFI_DEVICE void kfi_wgmma_wait(KF_EMU_HERE)
+template <int most, int branch = 0> KFI_DEVICE void kfi_wgmma_wait(KF_EMU_HERE)
 {
     kf_emu_wgmma_wait(most, file, line);
 }
@@ -18,8 +18,9 @@ template <int n, int type, int transposed_a = 0, int transposed_b = 0>
 KFI_DEVICE void kfi_wgmma(float *d, unsigned long long a, unsigned long long b, int add,
                           KF_EMU_HERE)
 {
-    static_assert(n == 16 || n == 64 || n == 96 || n == 128 || n == 192 || n == 256,
-                  "kf: a warpgroup product has 16, 64, 96, 128, 192 or 256 columns");
+    static_assert(n == 16 || n == 64 || n == 80 || n == 96 || n == 128 || n == 176 || n == 192 ||
+                      n == 256,
+                  "kf: a warpgroup product has 16, 64, 80, 96, 128, 176, 192 or 256 columns");
     static_assert(type != KFI_OF_TF32 || (n == 128 && !transposed_a && !transposed_b),
                   "kf: tf32 operands are K-contiguous and have 128 columns");
     constexpr int of = type == KFI_OF_BF16   ? KF_EMU_BF16

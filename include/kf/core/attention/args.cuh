@@ -1,0 +1,147 @@
+// SPDX-License-Identifier: Apache-2.0
+// kf/core/attention/args.cuh: arguments of the attention kernels, and the keys that a query sees.
+//
+// out[i] = sum over visible keys j of softmax(score(q[i] . k[j])) v[j]. Tensors have strides for
+// batch, row and head; their last axis is contiguous.
+#ifndef KF_CORE_ATTENTION_ARGS_CUH
+#define KF_CORE_ATTENTION_ARGS_CUH
+
+#include "kf/core/kernel.cuh"
+#include "kf/core/product_types.cuh"
+
+// Distances [elements] between consecutive batches, rows and heads.
+struct kfi_attention_strides {
+    kf_i64 batch, row, head;
+};
+
+// Visible keys of query i: i * first_slope + first_add to i * last_slope + last_add, both included,
+// clamped to the keys. A slope is 0 or 1. kfi_attention_bound normalises the addends.
+struct kfi_attention_range {
+    int first_slope, first_add, last_slope, last_add;
+};
+
+#define KFI_SCORE_TENSORS 2
+#define KFI_SCORE_SCALARS 4
+// Arguments of a score (score.cuh): tensors with their strides, and scalars.
+struct kfi_score_args {
+    const void *tensors[KFI_SCORE_TENSORS];
+    kfi_attention_strides strides[KFI_SCORE_TENSORS];
+    float scalars[KFI_SCORE_SCALARS];
+    double scalars_f64[KFI_SCORE_SCALARS];
+};
+
+struct kfi_attention {
+    const void *q, *k, *v;
+    void *out;
+    // [batch, heads, queries], each may be NULL. lse = row_max + log_sum, natural logarithms.
+    // row_max: the reference that the exponentials subtract, at most 8 log2 units below the row's
+    // maximum; -inf if the query sees no key. log_sum: the logarithm of their sum. double for f64.
+    void *lse, *row_max, *log_sum;
+    kfi_attention_strides q_strides, k_strides, v_strides, out_strides;
+    int queries, keys, heads, group; // group: query heads per key head
+    int dim, dim_v;
+    kfi_attention_range range;
+    // score = unit * at, and log2(e) * score = log2_unit * at, where `at` is the seam's result
+    // (score.cuh) and log2_unit > 0. A plain score with a scale <= 0 is multiplied by `factor`
+    // first (scales), and has unit 1.
+    float unit, log2_unit, factor;
+    double unit_f64;
+    bool scales;
+    // Work order of the persistent kernel: `span` heads form a group whose K and V stay in L2; in a
+    // group the last row block of every head comes first.
+    int row_blocks, tiles, span, group_tiles, batch_heads;
+    int *ticket; // next tile, 0 at the launch
+    kfi_score_args score;
+};
+
+#ifdef KFI_DEVICE_PASS
+
+// Key blocks that rows [begin, end] need: first to last, of which first_whole to last_whole need no
+// mask. last < first: none.
+struct kfi_attention_blocks {
+    int first, last, first_whole, last_whole;
+};
+KFI_DEVICE int kfi_attention_first_key(const kfi_attention &a, int row)
+{
+    return row * a.range.first_slope + a.range.first_add;
+}
+KFI_DEVICE int kfi_attention_last_key(const kfi_attention &a, int row)
+{
+    return kfi_min_i32(a.keys - 1, row * a.range.last_slope + a.range.last_add);
+}
+template <int keys>
+KFI_DEVICE kfi_attention_blocks kfi_attention_blocks_of(const kfi_attention &a, int begin, int end)
+{
+    const int low = kfi_max_i32(0, kfi_attention_first_key(a, begin)),
+              high = kfi_attention_last_key(a, end);
+    kfi_attention_blocks b;
+    b.first = low / keys;
+    b.last = high < low || begin >= a.queries ? b.first - 1 : high / keys;
+    b.first_whole = (kfi_max_i32(0, kfi_attention_first_key(a, end)) + keys - 1) / keys;
+    b.last_whole = (kfi_max_i32(-1, kfi_attention_last_key(a, begin)) + 1) / keys - 1;
+    return b;
+}
+// Whether a loaded key may be invisible to some row that another row sees: its value then meets a
+// probability of 0 (recompute.cuh). Keys past the end load as zeros.
+template <int keys>
+KFI_DEVICE bool kfi_attention_partial(const kfi_attention &a, const kfi_attention_blocks &b,
+                                      int begin)
+{
+    return b.first < b.first_whole ||
+           kfi_attention_last_key(a, begin) < kfi_min_i32(a.keys, (b.last + 1) * keys) - 1;
+}
+// Index of a row's lse.
+KFI_DEVICE kf_i64 kfi_attention_row_index(const kfi_attention &a, int row, int head, int batch)
+{
+    return ((kf_i64)batch * a.heads + head) * a.queries + row;
+}
+KFI_DEVICE const char *kfi_attention_row(const void *p, const kfi_attention_strides &s, int row,
+                                         int head, int batch, int bytes)
+{
+    return (const char *)p + (batch * s.batch + row * s.row + head * s.head) * bytes;
+}
+#endif
+
+#ifdef KFI_HOST_PASS
+// Normalises a bound i + add on the keys of query i, with add = INT64_MIN or INT64_MAX unbounded:
+// sums then stay within (-queries, queries + keys).
+KF_FN void kfi_attention_bound(int *slope, int *to, kf_i64 add, kf_i64 queries, kf_i64 keys)
+{
+    const bool beyond = add >= keys, before = add <= -queries;
+    *slope = !beyond && !before;
+    *to = beyond ? (int)keys : before ? -1 : (int)add;
+}
+// Adds with saturation.
+KF_FN kf_i64 kfi_attention_add(kf_i64 a, kf_i64 b)
+{
+    kf_i64 sum;
+    if (__builtin_add_overflow(a, b, &sum)) sum = a < 0 ? INT64_MIN : INT64_MAX;
+    return sum;
+}
+// Query i sees keys i + shift - left to i + shift + right; INT64_MAX is unbounded. shift: keys -
+// queries aligns the last query with the last key (bottom right), 0 the first ones (top left).
+KF_FN kfi_attention_range kfi_attention_window(kf_i64 queries, kf_i64 keys, kf_i64 shift,
+                                               kf_i64 left, kf_i64 right)
+{
+    kfi_attention_range r;
+    const kf_i64 first = left == INT64_MAX   ? INT64_MIN
+                         : left == INT64_MIN ? INT64_MAX
+                                             : kfi_attention_add(shift, -left),
+                 last = right == INT64_MAX ? INT64_MAX : kfi_attention_add(shift, right);
+    kfi_attention_bound(&r.first_slope, &r.first_add, first, queries, keys);
+    kfi_attention_bound(&r.last_slope, &r.last_add, last, queries, keys);
+    return r;
+}
+// Sets the units of a plain score q . k * scale, for any finite scale.
+KF_FN void kfi_attention_scale(kfi_attention *a, double scale)
+{
+    const double log2e = 1.4426950408889634, most = 3.4028234663852886e38;
+    a->scales = !(scale > 0);
+    a->unit_f64 = a->scales ? 1 : scale;
+    a->unit = (float)a->unit_f64;
+    a->log2_unit = (float)(a->unit_f64 * log2e < most ? a->unit_f64 * log2e : most);
+    a->factor = (float)scale;
+}
+#endif
+
+#endif
