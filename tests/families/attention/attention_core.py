@@ -15,7 +15,7 @@ import numpy as np
 
 HERE = kflib.ROOT / "tests/families/attention"
 BF16, F16, F32, F64 = range(4)  # KFI_OF_BF16 ...
-WGMMA, PORTABLE = 0, 1
+WGMMA, MMA, SIMT = range(3)
 PLAIN, SOFTCAP, BIAS = range(3)
 UNBOUNDED = 2**63 - 1
 STORED = {BF16: np.uint16, F16: np.float16, F32: np.float32, F64: np.float64}
@@ -221,7 +221,10 @@ def check(dll, case, order=emulator.RANDOM):
     same = np.isnan(want) == np.isnan(out)
     same &= np.isinf(want) == np.isinf(out)
     assert same.all(), f"{case}: not finite at {np.argwhere(~same)[:4].tolist()}"
-    close(case, "out", out, want, TOLERANCE[case.type])
+    size = 1.0
+    if case.type in (F32, F64) and case.scale is not None:
+        size = max(1.0, abs(case.scale) * case.dim**0.5)  # scores round relative to their size
+    close(case, "out", out, want, TOLERANCE[case.type] * size)
     close(case, "lse", lse, want_lse, TOLERANCE[F64] if case.type == F64 else 1e-5)
     with np.errstate(invalid="ignore"):
         close(case, "row_max + log_sum", row_max + log_sum, want_lse, 1e-5)

@@ -6,9 +6,7 @@
 #include "kernel.cuh"
 
 #include <kf/core/attention/hopper_host.cuh>
-#ifdef PORTABLE
 #include <kf/core/attention/portable_host.cuh>
-#endif
 
 // A call as attention_core.py fills it in: the same fields in the same order.
 struct attention_call {
@@ -17,7 +15,8 @@ struct attention_call {
     int64_t strides[4][3]; // q, k, v, out: batch, row, head
     int64_t batch, heads, kv_heads, queries, keys, dim, dim_v, bias_head, bias_row;
     int64_t shift, left, right;
-    int64_t kernel, type, score, blocks; // kernel 0: wgmma, 1: portable; blocks of the grid
+    int64_t kernel, type, score,
+        blocks; // kernel 0: wgmma, 1: mma.sync, 2: FMAs; blocks of the grid
     double scale, softcap;
 };
 
@@ -65,15 +64,63 @@ static const void *hopper_kernel(const attention_call &c, int tile)
     return nullptr;
 }
 
+template <int type, int tile, int score, int whole>
+static const void *mma_instance(const attention_call &c, int picked, bool rows_whole)
+{
+    return c.type == type && picked == tile && c.score == score && rows_whole == (whole != 0)
+               ? KFI_ADDRESS(kfk_attention_mma<type, tile, score, whole>)
+               : nullptr;
+}
+static const void *mma_kernel(const attention_call &c, int tile)
+{
+    const bool whole = (uintptr_t)c.q % 16 == 0;
+    const void *const all[] = {
+        mma_instance<KFI_OF_BF16, KFI_ATTENTION_MMA_64, KFI_SCORE_PLAIN, 1>(c, tile, whole),
+        mma_instance<KFI_OF_BF16, KFI_ATTENTION_MMA_64, KFI_SCORE_PLAIN, 0>(c, tile, whole),
+        mma_instance<KFI_OF_BF16, KFI_ATTENTION_MMA_128, KFI_SCORE_PLAIN, 1>(c, tile, whole),
+        mma_instance<KFI_OF_F16, KFI_ATTENTION_MMA_128, KFI_SCORE_PLAIN, 0>(c, tile, whole),
+        mma_instance<KFI_OF_BF16, KFI_ATTENTION_MMA_256, KFI_SCORE_PLAIN, 1>(c, tile, whole),
+        mma_instance<KFI_OF_F16, KFI_ATTENTION_MMA_64, SCORE_SOFTCAP, 1>(c, tile, whole),
+        mma_instance<KFI_OF_BF16, KFI_ATTENTION_MMA_128, SCORE_BIAS, 1>(c, tile, whole)};
+    for (const void *kernel : all)
+        if (kernel) return kernel;
+    return nullptr;
+}
+template <int type, int tile, int score>
+static const void *simt_instance(const attention_call &c, int picked)
+{
+    return c.type == type && picked == tile && c.score == score
+               ? KFI_ADDRESS(kfk_attention_simt<type, tile, score>)
+               : nullptr;
+}
+static const void *simt_kernel(const attention_call &c, int tile)
+{
+    const void *const all[] = {simt_instance<KFI_OF_F32, 0, KFI_SCORE_PLAIN>(c, tile),
+                               simt_instance<KFI_OF_F32, 1, SCORE_BIAS>(c, tile),
+                               simt_instance<KFI_OF_F32, 2, KFI_SCORE_PLAIN>(c, tile),
+                               simt_instance<KFI_OF_F64, 0, KFI_SCORE_PLAIN>(c, tile),
+                               simt_instance<KFI_OF_F64, 1, SCORE_SOFTCAP>(c, tile),
+                               simt_instance<KFI_OF_F64, 2, KFI_SCORE_PLAIN>(c, tile),
+                               simt_instance<KFI_OF_BF16, 0, KFI_SCORE_PLAIN>(c, tile),
+                               simt_instance<KFI_OF_F16, 1, KFI_SCORE_PLAIN>(c, tile)};
+    for (const void *kernel : all)
+        if (kernel) return kernel;
+    return nullptr;
+}
+
 // Runs a call; returns its result.
 extern "C" int attention(const attention_call *c)
 {
     kfi_attention a = arguments(*c);
-#ifdef PORTABLE
-    if (c->kernel == 1)
-        return kfi_attention_launch_portable(&NAME, portable_kernel(*c), &a, (int)c->type, c->batch,
-                                             nullptr);
-#endif
+    if (c->kernel == 1) {
+        const int tile = kfi_attention_pick_mma(c->dim, c->dim_v);
+        return kfi_attention_launch_mma(&NAME, mma_kernel(*c, tile), &a, tile, c->batch, nullptr);
+    }
+    if (c->kernel == 2) {
+        const int tile = kfi_attention_pick_simt(c->dim_v);
+        return kfi_attention_launch_simt(&NAME, simt_kernel(*c, tile), &a, (int)c->type, tile,
+                                         c->batch, nullptr);
+    }
     const int tile = kfi_attention_pick_tile(c->dim, c->dim_v);
     return kfi_attention_launch(&NAME, hopper_kernel(*c, tile), &a, (int)c->type, tile, c->batch,
                                 (int)c->blocks, nullptr);

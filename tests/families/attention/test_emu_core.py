@@ -3,11 +3,12 @@
 (attention_core.py). Planted faults must be noticed."""
 
 import attention_core
+import cases
 import emulator
 import faults
 import pytest
 import toolkit
-from attention_core import BIAS, F16, SOFTCAP, Case
+from attention_core import BF16, BIAS, F16, F32, F64, MMA, SIMT, SOFTCAP, Case
 
 pytestmark = pytest.mark.skipif(not toolkit.include(), reason="no CUDA headers")
 
@@ -26,7 +27,7 @@ HOPPER = [
     Case(queries=65, keys=300, left=64, right=3, dim=96, type=F16),
     Case(queries=63, keys=129, dim=128, right=0),
     Case(queries=300, keys=130, dim=128, right=0, hidden_nan=True, blocks=1),
-    Case(queries=129, keys=300, right=70, left=70, hidden_nan=True, heads=2),
+    Case(queries=129, keys=200, right=70, left=70, hidden_nan=True),
     Case(queries=65, keys=170, dim=192, dim_v=128, right=0),
     Case(queries=65, keys=170, dim=256, right=0, hidden_nan=True),
     Case(queries=65, keys=81, dim=136, dim_v=8),
@@ -38,9 +39,41 @@ HOPPER = [
     Case(queries=65, keys=170, scale=0.0, right=0),
     Case(queries=65, keys=170, scale=40.0),
 ]
+# Lengths around 64 rows and 64 (32) keys; rows that begin anywhere (offset).
+PORTABLE = [
+    Case(kernel=MMA, queries=1, keys=1),
+    Case(kernel=MMA, queries=65, keys=130),
+    Case(kernel=MMA, queries=63, keys=65, right=0, heads=7, kv_heads=1),
+    Case(kernel=MMA, queries=130, keys=129, right=0, hidden_nan=True, heads=4, kv_heads=1),
+    Case(kernel=MMA, queries=130, keys=129, right=0, shift=0, dim=40, offset=1),
+    Case(kernel=MMA, queries=70, keys=200, right=0, dim=128, packed=True, heads=3, batch=2),
+    Case(kernel=MMA, queries=70, keys=200, left=60, right=3, dim=72, type=F16, offset=3),
+    Case(kernel=MMA, queries=70, keys=100, right=0, dim=256, left=50, hidden_nan=True),
+    Case(kernel=MMA, queries=70, keys=100, right=0, dim=200, dim_v=104),
+    Case(kernel=MMA, queries=70, keys=100, right=0, type=F16, score=SOFTCAP),
+    Case(kernel=MMA, queries=70, keys=100, right=0, dim=128, score=BIAS, heads=2),
+    Case(kernel=MMA, queries=70, keys=0),
+    Case(kernel=MMA, queries=100, keys=70, right=0, scale=-1.0),
+    Case(kernel=MMA, queries=100, keys=70, scale=40.0),
+    Case(kernel=SIMT, type=F32, queries=1, keys=1),
+    Case(kernel=SIMT, type=F32, queries=65, keys=130, left=40),
+    Case(
+        kernel=SIMT, type=F32, queries=130, keys=65, right=0, hidden_nan=True, heads=4, kv_heads=1
+    ),
+    Case(kernel=SIMT, type=F32, queries=70, keys=100, dim=128, right=0, score=BIAS),
+    Case(kernel=SIMT, type=F32, queries=70, keys=100, dim=256, dim_v=250, right=0, packed=True),
+    Case(kernel=SIMT, type=F32, queries=65, keys=70, scale=40.0),
+    Case(kernel=SIMT, type=F64, queries=65, keys=70, right=0, dim=40, offset=1, heads=2, batch=2),
+    Case(kernel=SIMT, type=F64, queries=65, keys=70, right=0, dim=128, score=SOFTCAP),
+    Case(kernel=SIMT, type=F64, queries=35, keys=70, right=0, dim=256, hidden_nan=True),
+    Case(kernel=SIMT, type=F64, queries=65, keys=70, right=0, scale=-0.3),
+    Case(kernel=SIMT, type=F64, queries=5, keys=0),
+    Case(kernel=SIMT, type=BF16, queries=65, keys=70, right=0),
+    Case(kernel=SIMT, type=F16, queries=65, keys=70, right=0, dim=72),
+]
 # Warpgroups without rows let many blocks pass, and lanes of a warp may be stages apart.
 PASSED = [Case(queries=1, keys=1500, delay=3, seed=seed) for seed in range(6)]
-ORDERS = emulator.FORWARD, emulator.REVERSED, emulator.RANDOM
+ORDERS = cases.by_level((emulator.RANDOM,), (emulator.RANDOM, emulator.FORWARD, emulator.REVERSED))
 
 
 def name_of(case):
@@ -57,9 +90,15 @@ def kernels(include, once):
     return attention_core.load(folder / "attention_plain.so")
 
 
-@pytest.mark.parametrize("order", ORDERS, ids=["forward", "reversed", "random"])
+@pytest.mark.parametrize("order", ORDERS, ids=lambda order: f"order{order}")
 @pytest.mark.parametrize("case", HOPPER, ids=name_of)
 def test_hopper(kernels, case, order):
+    attention_core.check(kernels, case, order)
+
+
+@pytest.mark.parametrize("order", ORDERS, ids=lambda order: f"order{order}")
+@pytest.mark.parametrize("case", PORTABLE, ids=name_of)
+def test_portable(kernels, case, order):
     attention_core.check(kernels, case, order)
 
 
@@ -68,8 +107,9 @@ def test_hopper_passes_blocks(kernels, case):
     attention_core.check(kernels, case)
 
 
-HOPPER_FILE, STORE, SOFTMAX, ARGS = (
-    f"kf/core/attention/{name}.cuh" for name in ("hopper", "store", "softmax", "args")
+HOPPER_FILE, PORTABLE_FILE, SIMT_FILE, STORE, SOFTMAX, ARGS = (
+    f"kf/core/attention/{name}.cuh"
+    for name in ("hopper", "portable", "simt", "store", "softmax", "args")
 )
 # file, pattern, replacement
 SEEDED = {
@@ -97,6 +137,33 @@ SEEDED = {
         r"a->scales = !\(scale > 0\)",
         "a->scales = scale == 0",
     ),
+    "a stage of K is read before its copy is complete": (
+        PORTABLE_FILE,
+        r"kfi_fetch_wait<1>\(\);( // this block of K)",
+        r"\1",
+    ),
+    "a stage of V is read before its copy is complete": (
+        PORTABLE_FILE,
+        r"kfi_fetch_wait<1>\(\);( // this block of V)",
+        r"\1",
+    ),
+    "a stage of K is refilled while warps read it": (
+        PORTABLE_FILE,
+        r"__syncthreads\(\);( *// for all threads; the next)",
+        r"\1",
+    ),
+    "a chunk past the dimension is loaded": (PORTABLE_FILE, r" && 8 \* chunk < from\.dim", ""),
+    "a masked value reaches a sum": (SIMT_FILE, r"if \(masked && ", "if (false && "),
+    "a slice is overwritten while warps read it": (
+        SIMT_FILE,
+        r"(d \+= slice\) \{\n)        __syncthreads\(\);\n",
+        r"\1",
+    ),
+    "a slice of V is overwritten while warps read it": (
+        SIMT_FILE,
+        r"(c \+= KFI_ATTENTION_SIMT_COLS\) \{\n)            __syncthreads\(\);\n",
+        r"\1",
+    ),
     "the last warpgroup passes one block less": (
         HOPPER_FILE,
         r"pass_v<tile>\(w, b\.first - work\.first\)",
@@ -108,7 +175,7 @@ SEEDED = {
 def passes(dll):
     try:
         for order in ORDERS:
-            for case in HOPPER:
+            for case in HOPPER + PORTABLE:
                 attention_core.check(dll, case, order)
         for case in PASSED:
             attention_core.check(dll, case)
@@ -123,6 +190,7 @@ def test_every_fault_has_its_place(include, tmp_path):
         faults.plant(include, tmp_path, file, text, instead)
 
 
+@pytest.mark.check
 @pytest.mark.parametrize("what", faults.some(SEEDED))
 def test_seeded_fault(include, tmp_path, what):
     broken = faults.plant(include, tmp_path, *SEEDED[what])

@@ -45,7 +45,7 @@ struct kfi_attention {
     // (score.cuh) and log2_unit > 0. A plain score with a scale <= 0 is multiplied by `factor`
     // first (scales), and has unit 1.
     float unit, log2_unit, factor;
-    double unit_f64;
+    double unit_f64, factor_f64;
     bool scales;
     // Work order of the persistent kernel: `span` heads form a group whose K and V stay in L2; in a
     // group the last row block of every head comes first.
@@ -140,6 +140,7 @@ KF_FN void kfi_attention_scale(kfi_attention *a, double scale)
     a->unit_f64 = a->scales ? 1 : scale;
     a->unit = (float)a->unit_f64;
     a->log2_unit = (float)(a->unit_f64 * log2e < most ? a->unit_f64 * log2e : most);
+    a->factor_f64 = scale;
     a->factor = (float)scale;
 }
 #endif

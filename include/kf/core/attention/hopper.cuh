@@ -469,6 +469,7 @@ KFI_KERNEL void KFI_ATTENTION_BOUNDS(tile)
                          const __grid_constant__ kfi_attention a)
 {
 #if defined(KFI_DEVICE_PASS) && KFI_HOPPER
+    kfi_begin();
     kfi_attention_hopper<type, tile, score>(a, &q, &k, &v);
 #endif
 }

@@ -39,7 +39,7 @@ KFI_DEVICE void kfi_score_all(real *s, const kfi_score_block<score, keys> &block
         for (int i = 0; i < n; ++i) s[i] = kfi_score_at(kfi_tag<score>(), a, block, s[i], i);
     } else if (a.scales) {
 #pragma unroll
-        for (int i = 0; i < n; ++i) s[i] *= a.factor;
+        for (int i = 0; i < n; ++i) s[i] *= sizeof(real) == 8 ? (real)a.factor_f64 : a.factor;
     }
 }
 #endif

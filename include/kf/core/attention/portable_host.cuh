@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: Apache-2.0
+// kf/core/attention/portable_host.cuh: host side of the portable attention kernels (portable.cuh,
+// simt.cuh): tiles and the launch.
+#ifndef KF_CORE_ATTENTION_PORTABLE_HOST_CUH
+#define KF_CORE_ATTENTION_PORTABLE_HOST_CUH
+
+#include "kf/core/attention/portable.cuh"
+#include "kf/core/attention/simt.cuh"
+
+#ifdef KFI_HOST_PASS
+
+// Returns the tile of mma.sync, padded to the larger head dimension; -1: none.
+KF_FN int kfi_attention_pick_mma(kf_i64 dim, kf_i64 dim_v)
+{
+    const kf_i64 most = dim > dim_v ? dim : dim_v;
+    for (int tile = KFI_ATTENTION_MMA_64; tile <= KFI_ATTENTION_MMA_256; ++tile)
+        if (most <= kfi_attention_mma_dim(tile)) return tile;
+    return -1;
+}
+// Returns the tile of FMAs; -1: none.
+KF_FN int kfi_attention_pick_simt(kf_i64 dim_v)
+{
+    for (int tile = 0; tile < 3; ++tile)
+        if (dim_v <= kfi_attention_simt_dim_v(tile)) return tile;
+    return -1;
+}
+// Launches one block per `rows` rows and head.
+KF_FN kf_result_t kfi_attention_launch_rows(const kfi_name *name, const void *kernel,
+                                            kfi_attention *a, kf_i64 batch, int rows, int shared,
+                                            int threads, cudaStream_t stream)
+{
+    void *args[] = {a};
+    a->row_blocks = (int)kfi_ceil(a->queries, rows);
+    a->batch_heads = (int)(batch * a->heads);
+    return kfi_launch(name, kernel, dim3((unsigned)(a->row_blocks * a->batch_heads)),
+                      (unsigned)threads, args, stream, true, (unsigned)shared);
+}
+KF_FN kf_result_t kfi_attention_launch_mma(const kfi_name *name, const void *kernel,
+                                           kfi_attention *a, int tile, kf_i64 batch,
+                                           cudaStream_t stream)
+{
+    return kfi_attention_launch_rows(name, kernel, a, batch, KFI_ATTENTION_MMA_ROWS,
+                                     kfi_attention_mma_shared_bytes(tile),
+                                     KFI_ATTENTION_MMA_THREADS, stream);
+}
+KF_FN kf_result_t kfi_attention_launch_simt(const kfi_name *name, const void *kernel,
+                                            kfi_attention *a, int type, int tile, kf_i64 batch,
+                                            cudaStream_t stream)
+{
+    return kfi_attention_launch_rows(name, kernel, a, batch, kfi_attention_simt_rows(type, tile),
+                                     kfi_attention_simt_shared_bytes(type, tile),
+                                     KFI_ATTENTION_SIMT_THREADS, stream);
+}
+#endif
+
+#endif

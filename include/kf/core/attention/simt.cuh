@@ -1,0 +1,316 @@
+// SPDX-License-Identifier: Apache-2.0
+// kf/core/attention/simt.cuh: attention forward by FMAs, of float and double, and of 2-byte
+// elements before sm_80.
+//
+// A block of 4 warps has 64 query rows (32 where doubles are many) and walks blocks of 32 keys with
+// online softmax. Q, K and V pass through shared memory in slices of the head dimension, so that
+// any dimension fits 48 KB. A thread has the fragment of mma.sync: rows g and g + 8, of each 8
+// keys, and of each 8 columns of the output, two. P passes through the warp's shared memory.
+//
+// Grid: one block per rows and head, the last rows of a head first. Shared memory:
+// kfi_attention_simt_shared_bytes. Callers: kernels of ops (templates), launched by
+// portable_host.cuh.
+// Accuracy: sums in float or double in the order of the dimension and, from the last block to the
+// first, of the keys; exponentials by kfi_exp. Masked values are skipped.
+#ifndef KF_CORE_ATTENTION_SIMT_CUH
+#define KF_CORE_ATTENTION_SIMT_CUH
+
+#include "kf/core/attention/softmax.cuh"
+#include "kf/core/math.cuh"
+
+#define KFI_ATTENTION_SIMT_KEYS 32
+#define KFI_ATTENTION_SIMT_COLS 64 // columns of a slice of V
+#define KFI_ATTENTION_SIMT_THREADS 128
+
+// Tiles: the padded dimension of v is 64, 128 or 256; that of q and k is any.
+KFI_BOTH constexpr int kfi_attention_simt_dim_v(int tile) { return 64 << tile; }
+KFI_BOTH constexpr int kfi_attention_simt_size(int type) { return type == KFI_OF_F64 ? 8 : 4; }
+// Rows per thread, and per block.
+KFI_BOTH constexpr int kfi_attention_simt_per_thread(int type, int tile)
+{
+    return type == KFI_OF_F64 && tile > 0 ? 1 : 2;
+}
+KFI_BOTH constexpr int kfi_attention_simt_rows(int type, int tile)
+{
+    return 32 * kfi_attention_simt_per_thread(type, tile);
+}
+// Pitch of a row [elements], of 128 bytes of a dimension or of 32 probabilities: 16 bytes more, so
+// that 8 rows begin in different banks.
+KFI_BOTH constexpr int kfi_attention_simt_pitch(int type)
+{
+    return (128 + 16) / kfi_attention_simt_size(type);
+}
+KFI_BOTH constexpr int kfi_attention_simt_p_pitch(int type)
+{
+    return KFI_ATTENTION_SIMT_KEYS + 16 / kfi_attention_simt_size(type);
+}
+KFI_BOTH constexpr int kfi_attention_simt_shared_bytes(int type, int tile)
+{
+    const int rows = kfi_attention_simt_rows(type, tile);
+    return kfi_attention_simt_size(type) *
+           ((rows + KFI_ATTENTION_SIMT_KEYS) * kfi_attention_simt_pitch(type) +
+            rows * kfi_attention_simt_p_pitch(type) +
+            KFI_ATTENTION_SIMT_KEYS * KFI_ATTENTION_SIMT_COLS);
+}
+
+#ifdef KFI_DEVICE_PASS
+
+template <int type> struct kfi_attention_element;
+template <> struct kfi_attention_element<KFI_OF_BF16> {
+    typedef kf_bf16 stored;
+    typedef float real;
+};
+template <> struct kfi_attention_element<KFI_OF_F16> {
+    typedef kf_f16 stored;
+    typedef float real;
+};
+template <> struct kfi_attention_element<KFI_OF_F32> {
+    typedef float stored;
+    typedef float real;
+};
+template <> struct kfi_attention_element<KFI_OF_F64> {
+    typedef double stored;
+    typedef double real;
+};
+KFI_DEVICE float kfi_attention_widen(float v) { return v; }
+KFI_DEVICE double kfi_attention_widen(double v) { return v; }
+KFI_DEVICE float kfi_attention_widen(kf_f16 v) { return __half2float(v); }
+KFI_DEVICE float kfi_attention_widen(kf_bf16 v) { return __bfloat162float(v); }
+KFI_DEVICE float kfi_attention_fma(float a, float b, float c) { return kfi_fma_f32(a, b, c); }
+KFI_DEVICE double kfi_attention_fma(double a, double b, double c) { return kfi_fma_f64(a, b, c); }
+KFI_DEVICE float kfi_attention_exp(float x) { return kfi_exp_f32(x); }
+KFI_DEVICE double kfi_attention_exp(double x) { return kfi_exp_f64(x); }
+KFI_DEVICE float kfi_attention_log(float x) { return kfi_log_f32(x); }
+KFI_DEVICE double kfi_attention_log(double x) { return kfi_log_f64(x); }
+// The larger of two, ignoring NaN.
+KFI_DEVICE float kfi_attention_max(float a, float b) { return fmaxf(a, b); }
+KFI_DEVICE double kfi_attention_max(double a, double b) { return fmax(a, b); }
+
+// Loads rows x cols elements from a row and a column on, padded with zeros.
+template <int rows, int cols, int pitch, class stored, class real>
+KFI_DEVICE void kfi_attention_simt_load(real *to, const stored *from, kf_i64 step, int row,
+                                        int row_count, int col, int col_count)
+{
+#pragma unroll 2
+    for (int i = (int)threadIdx.x; i < rows * cols; i += KFI_ATTENTION_SIMT_THREADS) {
+        const int r = i / cols, c = i % cols;
+        const bool in = row + r < row_count && col + c < col_count;
+        to[r * pitch + c] = in ? kfi_attention_widen(from[(row + r) * step + col + c]) : real(0);
+    }
+}
+
+// Adds the products of a slice of `slice` elements of the dimension to the scores.
+template <int per_thread, int slice, int pitch, class real>
+KFI_DEVICE void kfi_attention_simt_scores(real *s, const real *q, const real *k)
+{
+    constexpr int per = 16 / sizeof(real);
+    const int lane = (int)threadIdx.x % 32, row = (int)threadIdx.x / 32 * 8 * per_thread + lane / 4;
+#pragma unroll 2
+    for (int d = 0; d < slice; d += per) {
+        alignas(16) real a[per_thread][per], b[per];
+#pragma unroll
+        for (int h = 0; h < per_thread; ++h) kfi_copy<16>(a[h], q + (row + 8 * h) * pitch + d);
+#pragma unroll
+        for (int j = 0; j < KFI_ATTENTION_SIMT_KEYS / 8; ++j)
+#pragma unroll
+            for (int e = 0; e < 2; ++e) {
+                kfi_copy<16>(b, k + (8 * j + 2 * (lane % 4) + e) * pitch + d);
+#pragma unroll
+                for (int h = 0; h < per_thread; ++h)
+#pragma unroll
+                    for (int i = 0; i < per; ++i)
+                        s[4 * j + 2 * h + e] =
+                            kfi_attention_fma(a[h][i], b[i], s[4 * j + 2 * h + e]);
+            }
+    }
+}
+
+// Softmax state of a thread's rows; natural units.
+template <class real> struct kfi_attention_simt_state {
+    real reference[2], sum[2], rescale[2];
+};
+// Turns scores into exponentials in place.
+template <int per_thread, class real>
+KFI_DEVICE void kfi_attention_simt_softmax(real *s, kfi_attention_simt_state<real> *state,
+                                           real unit)
+{
+#pragma unroll
+    for (int h = 0; h < per_thread; ++h) {
+        real most = -INFINITY, sum = 0;
+#pragma unroll
+        for (int j = 0; j < KFI_ATTENTION_SIMT_KEYS / 4; ++j)
+            most = kfi_attention_max(most, s[j / 2 * 4 + 2 * h + j % 2]);
+        most = kfi_attention_max(most, __shfl_xor_sync(0xffffffffu, most, 1));
+        most = kfi_attention_max(most, __shfl_xor_sync(0xffffffffu, most, 2)) * unit;
+        const real old = state->reference[h], next = kfi_attention_max(old, most),
+                   shift = next == -INFINITY ? real(0) : next;
+        state->reference[h] = next;
+        state->rescale[h] = kfi_attention_exp(old - shift);
+#pragma unroll
+        for (int j = 0; j < KFI_ATTENTION_SIMT_KEYS / 4; ++j) {
+            real *const x = s + j / 2 * 4 + 2 * h + j % 2;
+            *x = kfi_attention_exp(kfi_attention_fma(*x, unit, -shift));
+            sum += *x;
+        }
+        state->sum[h] = kfi_attention_fma(state->sum[h], state->rescale[h], sum);
+    }
+}
+// Adds P . V of one slice of V's columns. visible: the keys of the block that each row sees, if
+// some are masked.
+template <int per_thread, int p_pitch, class real>
+KFI_DEVICE void kfi_attention_simt_values(real *o, const real *p, const real *v, bool masked,
+                                          const int (*visible)[2])
+{
+    const int lane = (int)threadIdx.x % 32, row = (int)threadIdx.x / 32 * 8 * per_thread + lane / 4;
+#pragma unroll 1
+    for (int key = 0; key < KFI_ATTENTION_SIMT_KEYS; ++key) {
+        alignas(16) real pair[KFI_ATTENTION_SIMT_COLS / 8][2];
+#pragma unroll
+        for (int j = 0; j < KFI_ATTENTION_SIMT_COLS / 8; ++j)
+            kfi_copy<2 * sizeof(real)>(pair[j],
+                                       v + key * KFI_ATTENTION_SIMT_COLS + 8 * j + 2 * (lane % 4));
+#pragma unroll
+        for (int h = 0; h < per_thread; ++h) {
+            if (masked && (key < visible[h][0] || key > visible[h][1])) continue;
+            const real x = p[(row + 8 * h) * p_pitch + key];
+#pragma unroll
+            for (int j = 0; j < KFI_ATTENTION_SIMT_COLS / 8; ++j)
+#pragma unroll
+                for (int e = 0; e < 2; ++e)
+                    o[4 * j + 2 * h + e] = kfi_attention_fma(x, pair[j][e], o[4 * j + 2 * h + e]);
+        }
+    }
+}
+// Normalises and stores a thread's rows and their statistics.
+template <int per_thread, int dim_v, class stored, class real>
+KFI_DEVICE void kfi_attention_simt_store(const real *o, const kfi_attention_simt_state<real> &state,
+                                         const kfi_attention &a, int row, int head, int batch)
+{
+    const int col = 2 * ((int)threadIdx.x % 4);
+#pragma unroll
+    for (int h = 0; h < per_thread; ++h) {
+        real sum = state.sum[h];
+        sum += __shfl_xor_sync(0xffffffffu, sum, 1);
+        sum += __shfl_xor_sync(0xffffffffu, sum, 2);
+        if (row + 8 * h >= a.queries) continue;
+        const kf_i64 at = kfi_attention_row_index(a, row + 8 * h, head, batch);
+        const real none = -INFINITY, most = sum == 0 ? none : state.reference[h],
+                   log = sum == 0 ? none : kfi_attention_log(sum);
+        if (col == 0 && a.lse) ((real *)a.lse)[at] = sum == 0 ? none : most + log;
+        if (col == 0 && a.row_max) ((real *)a.row_max)[at] = most;
+        if (col == 0 && a.log_sum) ((real *)a.log_sum)[at] = log;
+        stored *const out = (stored *)kfi_attention_row(a.out, a.out_strides, row + 8 * h, head,
+                                                        batch, sizeof(stored));
+#pragma unroll
+        for (int i = 0; i < dim_v / 4; ++i) {
+            const int c = 8 * (i / 2) + col + i % 2;
+            if (c < a.dim_v)
+                kfi_cast(out + c, sum == 0 ? real(0) : o[i / 2 * 4 + 2 * h + i % 2] / sum);
+        }
+    }
+}
+
+// Computes the scores of a block of keys: all slices of the dimension.
+template <int type, int tile>
+KFI_DEVICE void kfi_attention_simt_block(typename kfi_attention_element<type>::real *s,
+                                         typename kfi_attention_element<type>::real *shared,
+                                         const kfi_attention &a, int begin, int key, int head,
+                                         int batch)
+{
+    typedef typename kfi_attention_element<type>::stored stored;
+    typedef typename kfi_attention_element<type>::real real;
+    constexpr int rows = kfi_attention_simt_rows(type, tile), slice = 128 / sizeof(real),
+                  pitch = kfi_attention_simt_pitch(type);
+    real *const of_k = shared + rows * pitch;
+#pragma unroll
+    for (int i = 0; i < KFI_ATTENTION_SIMT_KEYS / 2; ++i) s[i] = 0;
+#pragma unroll 1
+    for (int d = 0; d < a.dim; d += slice) {
+        __syncthreads();
+        kfi_attention_simt_load<rows, slice, pitch>(
+            shared,
+            (const stored *)kfi_attention_row(a.q, a.q_strides, 0, head, batch, sizeof(stored)),
+            a.q_strides.row, begin, a.queries, d, a.dim);
+        kfi_attention_simt_load<KFI_ATTENTION_SIMT_KEYS, slice, pitch>(
+            of_k,
+            (const stored *)kfi_attention_row(a.k, a.k_strides, 0, head / a.group, batch,
+                                              sizeof(stored)),
+            a.k_strides.row, key, a.keys, d, a.dim);
+        __syncthreads();
+        kfi_attention_simt_scores<kfi_attention_simt_per_thread(type, tile), slice, pitch>(
+            s, shared, of_k);
+    }
+}
+
+// Runs the kernel for one block of rows. Called by all threads.
+template <int type, int tile, int score> KFI_DEVICE void kfi_attention_simt(const kfi_attention &a)
+{
+    typedef typename kfi_attention_element<type>::stored stored;
+    typedef typename kfi_attention_element<type>::real real;
+    constexpr int rows = kfi_attention_simt_rows(type, tile), keys = KFI_ATTENTION_SIMT_KEYS,
+                  per_thread = kfi_attention_simt_per_thread(type, tile),
+                  dim_v = kfi_attention_simt_dim_v(tile),
+                  p_pitch = kfi_attention_simt_p_pitch(type);
+    const int bh = (int)blockIdx.x / a.row_blocks, batch = bh / a.heads,
+              head = bh - batch * a.heads,
+              begin = (a.row_blocks - 1 - ((int)blockIdx.x - bh * a.row_blocks)) * rows,
+              lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32,
+              own = warp * 8 * per_thread + lane / 4, row = begin + own, col = 2 * (lane % 4);
+    real *const shared = (real *)(void *)kfi_dynamic(),
+                *const of_p = shared + (rows + keys) * kfi_attention_simt_pitch(type),
+                *const of_v = of_p + rows * p_pitch;
+    const stored *const v = (const stored *)kfi_attention_row(a.v, a.v_strides, 0, head / a.group,
+                                                              batch, sizeof(stored));
+    const kfi_attention_blocks b =
+        kfi_attention_blocks_of<keys>(a, begin, kfi_min_i32(begin + rows, a.queries) - 1);
+    kfi_attention_simt_state<real> state = {{-INFINITY, -INFINITY}, {0, 0}, {1, 1}};
+    kfi_score_block<score, keys> loaded;
+    real o[dim_v / 2], s[keys / 2];
+#pragma unroll
+    for (int i = 0; i < dim_v / 2; ++i) o[i] = 0;
+#pragma unroll 1
+    for (int n = b.last; n >= b.first; --n) {
+        const bool masked = n > b.last_whole || n < b.first_whole;
+        int visible[2][2];
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+            visible[h][0] = kfi_attention_first_key(a, row + 8 * h) - n * keys;
+            visible[h][1] = kfi_attention_last_key(a, row + 8 * h) - n * keys;
+        }
+        kfi_score_load(kfi_tag<score>(), loaded, a, row, n * keys + col, head, batch);
+        kfi_attention_simt_block<type, tile>(s, shared, a, begin, n * keys, head, batch);
+        kfi_score_all<score, keys, keys / 2>(s, loaded, a);
+        kfi_attention_mask<keys / 2>(s, a, b, n, row, n * keys + col);
+        kfi_attention_simt_softmax<per_thread>(s, &state,
+                                               sizeof(real) == 8 ? (real)a.unit_f64 : a.unit);
+        __syncwarp();
+#pragma unroll
+        for (int i = 0; i < keys / 2; ++i)
+            if (kfi_score_row(i) < per_thread)
+                of_p[(own + 8 * kfi_score_row(i)) * p_pitch + col + kfi_score_key(i)] = s[i];
+#pragma unroll
+        for (int i = 0; i < dim_v / 2; ++i) o[i] *= state.rescale[i >> 1 & 1];
+#pragma unroll
+        for (int c = 0; c < dim_v; c += KFI_ATTENTION_SIMT_COLS) {
+            __syncthreads();
+            kfi_attention_simt_load<keys, KFI_ATTENTION_SIMT_COLS, KFI_ATTENTION_SIMT_COLS>(
+                of_v, v, a.v_strides.row, n * keys, a.keys, c, a.dim_v);
+            __syncthreads();
+            kfi_attention_simt_values<per_thread, p_pitch>(o + c / 2, of_p, of_v, masked, visible);
+        }
+    }
+    kfi_attention_simt_store<per_thread, dim_v, stored>(o, state, a, row, head, batch);
+}
+#endif
+
+template <int type, int tile, int score>
+KFI_KERNEL void KFI_BOUNDS(KFI_ATTENTION_SIMT_THREADS)
+    kfk_attention_simt(const __grid_constant__ kfi_attention a)
+{
+#ifdef KFI_DEVICE_PASS
+    kfi_begin();
+    kfi_attention_simt<type, tile, score>(a);
+#endif
+}
+
+#endif
