@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from inspect import Parameter
 from typing import Any
 
-from kernel_fusion import _rows
+from kernel_fusion import _rows, _spellings
 from kernel_fusion._plan import check_value
 from kernel_fusion._table import Call, Op, Value
 
@@ -44,7 +44,11 @@ class Arguments:
 
 
 def parameters(op: Op, activation: str) -> list[Parameter]:
-    """Parameters in the order of the C function's arguments, required ones first."""
+    """Parameters in the order of the C function's arguments, required ones first.
+
+    Inputs, rows of a table, dim, integers and scalars may be given by position, except where
+    aliases order the inputs differently: then only the first may.
+    """
     inputs = sorted(op.forward.inputs, key=lambda t: t.nullable)
     found = [
         Parameter(
@@ -54,15 +58,23 @@ def parameters(op: Op, activation: str) -> list[Parameter]:
     ]
     if op.asked:
         found.append(Parameter("dtype", Parameter.POSITIONAL_OR_KEYWORD))
-    more: dict[str, Any] = {"groups": Parameter.empty} if op.has_groups else {}
-    more |= {"dim": op.axis} if op.has_axis else {}
-    more |= {
+    placed: dict[str, Any] = dict.fromkeys((name for name, *_ in _rows.padding(op)), None)
+    placed |= {"dim": op.axis} if op.has_axis else {}
+    placed |= {
         v.name: v.default
         for v in (*op.forward.integers, *op.forward.scalars, *op.scalars[activation])
     }
-    more |= dict.fromkeys((name for name, *_ in _rows.padding(op)), None)
+    placed |= dict.fromkeys((name for name, *_ in _rows.padding(op)), None)  # replaces -1
+    placed |= {"p": PROBABILITY.default, "training": True} if op.dropout else {}
+    found += [
+        Parameter(name, Parameter.POSITIONAL_OR_KEYWORD, default=default)
+        for name, default in placed.items()
+    ]
+    if _spellings.orders(op, activation):
+        found = [found[0], *(p.replace(kind=Parameter.KEYWORD_ONLY) for p in found[1:])]
+    more: dict[str, Any] = {"groups": Parameter.empty} if op.has_groups else {}
     more |= dict.fromkeys(op.forward.betas, 0.0)
-    more |= {"p": PROBABILITY.default, "training": True, "rng": None} if op.dropout else {}
+    more |= {"rng": None} if op.dropout else {}
     more |= {"grads": None} if op.added else {}
     more |= {} if op.forward.updates else {"out": None}
     return found + [

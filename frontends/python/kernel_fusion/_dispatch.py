@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from kernel_fusion import _arguments, _docs, _table
+from kernel_fusion import _arguments, _docs, _spellings, _table
 
 # torch.Tensor and kf's functions for it, once both are imported. A program that has not imported
 # torch passes no tensors.
@@ -42,11 +42,18 @@ def _arrays(op: _table.Op, activation: str, args: tuple[Any, ...], kwargs: dict[
 
 
 def make(op: _table.Op, activation: str) -> Callable[..., Any]:
-    first, is_list = op.forward.inputs[0].name, op.forward.inputs[0].list
+    given, where = op.forward.inputs[0], op.display_name(activation)
+    first, is_list = given.name, given.list
     of_torch = TORCH.function(op, activation) if TORCH else None
+    spelled = _spellings.keywords(op, activation)
+    check = _spellings.refuse_positions(op, activation)
 
     def function(*args: Any, **kwargs: Any) -> Any:
         nonlocal of_torch
+        if check:
+            check(args)
+        if spelled and kwargs:
+            kwargs = _renamed(where, spelled, kwargs)
         x = args[0] if args else kwargs.get(first)
         if is_list and isinstance(x, (list, tuple)):
             x = x[0] if x else None
@@ -66,6 +73,17 @@ def make(op: _table.Op, activation: str) -> Callable[..., Any]:
     return function
 
 
+def _renamed(where: str, of: dict[str, str], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Returns keyword arguments under the function's own names."""
+    found: dict[str, Any] = {}
+    for name, value in kwargs.items():
+        own = of.get(name, name)
+        if own in found:
+            raise TypeError(f"{where}: {own} is given twice, once under another name")
+        found[own] = value
+    return found
+
+
 def _alias(found: dict[str, Any]) -> Callable[..., Any]:
     """Makes a function of another spelling, with its own argument names and order."""
     op, activation = _table.find(found["op"], found["activation"])
@@ -73,13 +91,23 @@ def _alias(found: dict[str, Any]) -> Callable[..., Any]:
         lookup(op.word(activation)),
         [(a["name"], a["of"]) for a in found["arguments"]],
     )
-    names, of = [w for w, _ in words], dict(words)
+    names, of, where = [w for w, _ in words], dict(words), f"kf.{found['name']}"
+    shape = names.index(_spellings.SHAPE) if _spellings.SHAPE in names else None
+    check = _spellings.refuse_positions(op, activation)
 
     def alias(*args: Any, **kwargs: Any) -> Any:
+        if check:
+            check(args)
+        if shape is not None and len(args) > shape and not _spellings.is_shape(args[shape]):
+            args = (*args[:shape], None, *args[shape:])
         if len(args) > len(names) or any(n in kwargs for n in names[: len(args)]):
-            raise TypeError(f"kf.{found['name']} takes {', '.join(names)}, each once")
-        given = dict(zip(names, args)) | kwargs
-        return function(**{**found["defaults"], **{of.get(n, n): v for n, v in given.items()}})
+            raise TypeError(f"{where} takes {', '.join(names)}, each once")
+        given = _renamed(where, of, dict(zip(names, args)) | kwargs)
+        named = given.pop(_spellings.SHAPE, None) if shape is not None else None
+        given = {**found["defaults"], **given}
+        if named is None or "x" not in given:
+            return function(**given)
+        return _spellings.flattened(where, function, named, given)
 
     alias.__name__ = alias.__qualname__ = found["name"]
     alias.__module__ = "kernel_fusion.ops"

@@ -8,7 +8,7 @@ import pathlib
 import sys
 from collections.abc import Iterator
 
-from kernel_fusion import _arguments, _classes, _composed, _dispatch, _rows, _table
+from kernel_fusion import _arguments, _classes, _composed, _dispatch, _rows, _spellings, _table
 from kernel_fusion._table import Op
 
 HEAD = """# SPDX-License-Identifier: Apache-2.0
@@ -81,8 +81,11 @@ def _alias(name: str) -> str:
             (p for p in _parameters(op, activation) if p != "*"),
         )
     )
+    own[_spellings.SHAPE] = f"{_spellings.SHAPE}: int | Sequence[int] | None = None"
     first = [f"{word}{own[argument].removeprefix(argument)}" for argument, word in of.items()]
-    rest = [p for argument, p in own.items() if argument not in of]
+    rest = [p for argument, p in own.items() if argument not in (*of, _spellings.SHAPE)]
+    if _spellings.orders(op, activation):
+        first, rest = first[:1], [*first[1:], *rest]
     return f"def {name}({', '.join([*first, '*', *rest])}) -> {_result(op)}: ..."
 
 

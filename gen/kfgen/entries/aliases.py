@@ -13,6 +13,7 @@ PATH = ENTRIES / "aliases.toml"
 FIELDS = {"function": str, "arguments": dict, "defaults": dict}
 # Roles of arguments that an alias may have; frontends draw seed and offset from their generator.
 GIVEN = ("in", "integer", "scalar", "act_scalar", "probability")
+SHAPE = "normalized_shape"
 
 
 def load(path=PATH):
@@ -113,9 +114,21 @@ def problems(functions, ops, found=None):
     return wrong
 
 
+def frontend_arguments(f):
+    """Returns the arguments that f has in Python alone, which is given a shape for sizes."""
+    inputs = [a for a in f["arguments"] if a["role"] == "in"]
+    has_row = f["family"] == "rows" and any(a["name"] == "weight" for a in inputs)
+    named = {
+        "dim": any(a["name"] == "axis" for a in f["arguments"]),
+        "training": any(a["role"] == "probability" for a in f["arguments"]),
+        SHAPE: has_row and inputs[0]["name"] == "x",
+    }
+    return {name: {"role": "frontend", "null": True} for name, found in named.items() if found}
+
+
 def _arguments(entry, f):
     """Returns the errors of an alias's arguments for the function f."""
-    has = {a["name"]: a for a in f["arguments"] if a["role"] in GIVEN}
+    has = {a["name"]: a for a in f["arguments"] if a["role"] in GIVEN} | frontend_arguments(f)
     given, defaults = list(entry["arguments"].values()), entry.get("defaults", {})
     wrong = [
         f"{f['name']} has no input or scalar `{a}`; it has {', '.join(has)}"
@@ -127,7 +140,7 @@ def _arguments(entry, f):
         default = defaults.get(name, a.get("default"))
         if name not in given and not a.get("null") and default is None:
             wrong.append(f"`{name}` is not an argument and has no default")
-        if name in defaults and (a["role"] == "in" or not _within(default, a)):
+        if name in defaults and (a["role"] in ("in", "frontend") or not _within(default, a)):
             wrong.append(f"the default of `{name}` is not a number that {f['name']} takes")
     return wrong
 

@@ -19,6 +19,7 @@ from kfgen.render.layout import tidy
 LETTERS = {FIRST: "T", ACC: "ACC", INDEX_VARIABLE: "I"}  # KFI_RT_…; U: a further type variable
 ALL = "kf/runtime/all.h"
 # Rules in layout.h's terms.
+FRONTEND = ("dim", "normalized_shape", "training")  # arguments of aliases in Python alone
 COUNTS = {"before axis": "KFI_LAYOUT_BEFORE_AXIS", "rest": "KFI_LAYOUT_REST"}
 DTYPES = ("f32", "f16", "bf16", "f64", "i32", "i64", "u8")  # same order as kf_dtype_t
 
@@ -395,7 +396,7 @@ def aliases(manifest, made):
         inputs = [t["name"] for t in f.tensors if t["role"] == "in"] if f else []
         same = (
             f
-            and [x["of"] for x in a["arguments"]] == inputs
+            and [x["of"] for x in a["arguments"] if x["of"] not in FRONTEND] == inputs
             and a["activation"] == "none"
             and not a["defaults"]
         )

@@ -1,20 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""kf's C launchers, unchecked: no shapes, dtypes or devices are checked, nothing is copied,
-allocated or recorded for autograd. Wrong arguments read and write foreign memory.
-
-    kf.kernels.fusion.bias_gelu_f32(x, bias, out, rows, cols)
-    kf.kernels.reduction.sum_f32(x, out, outer, axis, inner)
-
-- elementwise: ops whose tensors all have one shape
-- reduction: ops over an axis
-- fusion: all others, with broadcast operands, over rows, losses
-
-Arguments are those of the C launcher, in its order: tensors (arrays, PyTorch tensors, addresses or
-None); sizes; strides, where it takes them, as a sequence of the struct's fields or None; integers,
-scalars, beta; p, seed and offset. The workspace is allocated internally. dir() of a group lists
-its functions, help() of a function its arguments. ValueError reports an argument that the launcher
-refuses.
-"""
+"""The three groups of C launchers, made on first access."""
 
 import ctypes
 import functools
@@ -22,10 +7,8 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-from kernel_fusion import _library, _table
+from kernel_fusion import _dispatch, _library, _table
 from kernel_fusion._table import Op
-
-GROUPS = ("elementwise", "fusion", "reduction")
 
 
 def _group(op: Op) -> str:
@@ -121,28 +104,35 @@ def _make(
     return kernel
 
 
+def _of_ops(name: str) -> Callable[..., Any] | None:
+    """Returns the function of kf.ops; its fused_ alias, if any, has more spellings of arguments."""
+    known = (f"fused_{name}", name, f"reduce_{name}")
+    found = next((n for n in known if n in _table.aliases()), name)
+    try:
+        return _dispatch.lookup(found)
+    except AttributeError:
+        return None
+
+
 class Group:
     """A group of launchers, made on first access."""
 
     def __init__(self, name: str):
         self._name = name
 
-    def __getattr__(self, name: str) -> Callable[..., None]:
+    def __getattr__(self, name: str) -> Callable[..., Any]:
         # copy and pickle ask for special names before _name exists.
         if name.startswith("_"):
             raise AttributeError(name)
         found = _functions(self._name).get(name)
-        if found is None:
+        made = _of_ops(name) if found is None else _make(name, *found)
+        if made is None:
             raise AttributeError(
                 f"kf.kernels.{self._name} has no `{name}`; dir(kf.kernels.{self._name}) lists its "
                 f"functions"
             )
-        made = _make(name, *found)
         self.__dict__[name] = made
         return made
 
     def __dir__(self) -> list[str]:
         return sorted(_functions(self._name))
-
-
-elementwise, fusion, reduction = (Group(name) for name in GROUPS)
