@@ -5,6 +5,7 @@ kf's own array implements both, for results of libraries that provide no allocat
 """
 
 import contextlib
+import contextvars
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,6 +13,8 @@ import numpy as np
 
 from kernel_fusion import _dlpack, _gpu
 
+# Stream of the calls of a block that names one; None: the arrays determine it.
+running_on: contextvars.ContextVar[int | None] = contextvars.ContextVar("stream", default=None)
 LEGACY, DEFAULT = 1, (1, 2)  # the default streams in both interfaces
 WORDS = {
     "float32": "f32",

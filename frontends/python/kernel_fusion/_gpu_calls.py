@@ -20,7 +20,8 @@ class Target:
     """Target of a call, determined by its first array: device, stream and allocator."""
 
     def __init__(self, x: Any, first: Array):
-        self.device, self.stream = first.device, first.stream
+        self.device = first.device
+        self.stream = _gpu_array.running_on.get() or first.stream
         self.cupy = sys.modules["cupy"] if type(x).__module__.partition(".")[0] == "cupy" else None
         # CuPy's memory pool follows CuPy's current stream.
         if self.cupy is not None:

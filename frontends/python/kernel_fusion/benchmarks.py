@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Timing of functions of arrays or tensors on the CPU.
+"""Timing of functions of arrays or tensors on the CPU or a GPU.
 
     from kernel_fusion import benchmarks
     print(benchmarks.benchmark_kernel(kf.ops.gelu, [x]))
@@ -9,6 +9,9 @@
 A sample is one call with cold caches: before it, a buffer larger than the caches is written. This
 is the state a call meets in a program that touches more than its operands. cold=False leaves the
 operands in the caches and times several calls per sample if one is too short for the clock.
+
+On a GPU, CUDA events on the current stream of PyTorch or CuPy measure a sample, and a buffer larger
+than the L2 cache is written before it.
 
 Reported are the median and the middle half of the samples, not the minimum, since machines are
 shared. Implementations are timed in rotation, so that disturbances affect all of them. `bytes`
@@ -24,6 +27,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+
+from kernel_fusion import _cuda_clock
 
 ENOUGH = 50_000  # minimum duration of a sample with warm caches, in nanoseconds
 MOST_CACHE = 1 << 28
@@ -205,18 +210,19 @@ def _refuse(where: str, fns: Sequence[Any], inputs: Any, warmup: int, repeat: in
                 f"{least}"
             )
     for a in _arrays(inputs):
-        if getattr(getattr(a, "device", None), "type", "cpu") != "cpu":
+        if not _cuda_clock.knows(a):
             raise NotImplementedError(
-                f"kf.benchmarks.{where}: an input is on {a.device}, expected the CPU"
+                f"kf.benchmarks.{where}: an input is on {a.device}, expected the CPU, or a GPU with "
+                f"PyTorch or CuPy"
             )
 
 
-def _several(call: Callable[[], Any], cold: bool) -> int:
+def _several(call: Callable[[], Any], cold: bool, sample: Callable[..., float]) -> int:
     """Number of calls per sample."""
     if cold:
         return 1
     # A single call may be interrupted.
-    took = min(_sample(call, 1) for _ in range(3)) * 1e9
+    took = min(sample(call, 1) for _ in range(3)) * 1e9
     return max(1, min(1000, ENOUGH // max(round(took), 1)))
 
 
@@ -234,7 +240,9 @@ def _differs(first: Any, other: Any) -> float | None:
         return None
 
     def wide(a: Any) -> Any:
-        return np.asarray((a.detach().double() if hasattr(a, "detach") else a), np.float64)
+        if hasattr(a, "detach"):
+            return a.detach().double().cpu().numpy()
+        return np.asarray(a.get() if hasattr(a, "get") else a, np.float64)
 
     def most(a: Any, b: Any) -> float:
         """Equal infinities and common NaN count as equal."""
@@ -255,10 +263,10 @@ def _run(
     for call in calls.values():
         for _ in range(warmup):
             call()
-    counts, flush = (
-        {name: _several(call, cold) for name, call in calls.items()},
-        _Flush() if cold else None,
-    )
+    events = _cuda_clock.of(_arrays(inputs))
+    sample = events.sample if events else _sample
+    counts = {name: _several(call, cold, sample) for name, call in calls.items()}
+    flush = (events.flush if events else _Flush()) if cold else None
     samples: dict[str, list[float]] = {name: [] for name in calls}
     names = list(calls)
     for i in range(repeat):
@@ -266,7 +274,7 @@ def _run(
         for name in names[i % len(names) :] + names[: i % len(names)]:
             if flush:
                 flush()
-            samples[name].append(_sample(calls[name], counts[name]))
+            samples[name].append(sample(calls[name], counts[name]))
     moved = {
         name: sum(a.nbytes for a in _arrays(inputs) + _arrays(results[name])) or None
         for name in calls
@@ -284,7 +292,13 @@ def _run(
 
 
 def benchmark_kernel(
-    fn: Callable[..., Any], inputs: Any, warmup: int = 10, repeat: int = 100, *, cold: bool = True
+    fn: Callable[..., Any],
+    inputs: Any,
+    warmup: int = 10,
+    repeat: int = 100,
+    *,
+    cold: bool = True,
+    plot: str | pathlib.Path | None = None,
 ) -> Timing:
     """Times fn(*inputs), or fn(**inputs).
 
@@ -294,6 +308,7 @@ def benchmark_kernel(
         warmup: number of calls before the first sample
         repeat: number of samples
         cold: if True, caches are evicted before each sample
+        plot: file that receives Comparison.plot of the result, or None
 
     Returns:
         The Timing.
@@ -301,7 +316,8 @@ def benchmark_kernel(
     Raises:
         TypeError: fn is no function.
         ValueError: warmup or repeat is no integer or too small.
-        NotImplementedError: an input is not on the CPU.
+        NotImplementedError: an input is on a device that is neither the CPU nor a GPU of PyTorch
+            or CuPy.
     """
     _refuse("benchmark_kernel", [fn], inputs, warmup, repeat)
     [found] = _run(
@@ -311,6 +327,8 @@ def benchmark_kernel(
         repeat,
         cold,
     )
+    if plot is not None:
+        Comparison((found,)).plot(plot)
     return found
 
 

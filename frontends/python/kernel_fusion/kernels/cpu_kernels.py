@@ -28,7 +28,8 @@ def cpu_fused_attention(
         v: [batch, heads, keys, value_dim], q's dtype
         scale: any number; None stands for 1 / sqrt(dim)
         mask: [batch, queries, keys]: q's dtype, added; or bool, True where a key is visible
-        causal: if True, a query sees the keys up to its own index; excludes mask
+        causal: if True, the last query sees all keys, each query before it one less; excludes
+            mask
 
     Returns:
         out [batch, heads, queries, value_dim]
@@ -81,8 +82,9 @@ def optimized_cpu_attention(
     found = []
     for first in range(0, rows, chunk_size) or (0,):
         end = min(first + chunk_size, rows)
-        seen = min(end, keys) if causal else keys
-        given = _causal(q, first, end, seen) if causal else mask
+        ahead = keys - rows  # the last query sees the last key
+        seen = min(max(end + ahead, 1), keys) if causal else keys
+        given = _causal(q, first + ahead, end + ahead, seen) if causal else mask
         part = given if given is None or causal else given[..., first:end, :]
         scores = ops.fused_attention_score(q[..., first:end, :], k[..., :seen, :], scale, part)
         found.append(scores @ v[..., :seen, :])
@@ -92,7 +94,9 @@ def optimized_cpu_attention(
 
 
 def _causal(q: Any, first: int, end: int, keys: int) -> Any:
-    """Returns the bool mask of queries [first, end), [batch, queries, keys]."""
+    """Returns the bool mask [batch, queries, keys] of queries that see the keys up to first, first
+    + 1, ... end - 1.
+    """
     seen = np.arange(keys) <= np.arange(first, end)[:, None]
     seen = np.broadcast_to(seen, (*q.shape[:-3], *seen.shape)).copy()
     return seen if isinstance(q, np.ndarray) else sys.modules["torch"].from_numpy(seen)
