@@ -15,7 +15,7 @@ from kfgen.cli import main
 from kfgen.entries import spec
 from kfgen.entries.expand import kernels
 from kfgen.language.expr import Graph
-from kfgen.language.primitives import REDUCTIONS
+from kfgen.language.primitives import PRIMITIVES, REDUCTIONS
 from kfgen.model import entries, names
 from kfgen.model.kernel import Tensor
 from kfgen.render.render import ROOT
@@ -195,6 +195,8 @@ WIDE, WIDE_LABELS = "with float32 gradients of weights", "with both of these"
 # change with it. That no function goes is the ABI's list's business (test_abi.py).
 FAMILY = {
     "{act}": (18, False, 4, True),
+    **dict.fromkeys(("neg", "where"), (0, True, 6, True)),
+    **dict.fromkeys(("eq", "ne", "lt", "le", "gt", "ge"), (0, True, 6, False)),
     "add_{act}": (18, True, 6, True),
     "sub_{act}": (18, True, 6, True),
     "mul_{act}": (18, True, 6, True),
@@ -459,6 +461,7 @@ def test_no_template_names_an_op_or_an_activation():
         "cast",
         *REDUCTIONS,
         "mean",
+        *(p for p in loaded.ops if p in PRIMITIVES),
     }  # words of their own: kfi_cast, keep_scale; in comments, the language's
     for path in sorted((ROOT / "templates").rglob("*.j2")):
         text = re.sub(r"{#.*?#}|//(?!%)[^\n]*", "", path.read_text(), flags=re.S)

@@ -52,8 +52,10 @@ OFFSET_OPS = ("softmax", "cross_entropy", "logsumexp")
 # Activations whose gradient at NaN differs between PyTorch's scalar and vector code, or is 0 there.
 # kf's is NaN or the incoming gradient, never 0. PyTorch's of |x| is 0; kf's is NaN.
 AT_NAN = {"relu6", "hardtanh", "elu", "selu", "hardswish", "hardsigmoid"}
-OF_ABS = {"l1", "l1_mean", "l1_sum", "mean_abs"}
+NOT_0_AT_NAN = {"clamp"}  # ops of which the same holds
+OF_ABS = {"abs", "l1", "l1_mean", "l1_sum", "mean_abs"}
 TOLERANCE = {"hardsigmoid": 1e-7}  # PyTorch's 1/6 is a float32
+SCALARS = {"clamp": {"min_val": -3.0, "max_val": 3.0}}  # whose defaults bound nothing
 RESULTS = {"argmax": ["index"], "argmin": ["index"]}  # which PyTorch returns
 
 
@@ -74,7 +76,7 @@ FORMULAS = {  # instead of the benchmarks'
 FULL = ("amax", "amin", "argmax", "argmin", "instance_norm_{act}", "batch_norm_train_{act}")
 
 
-def _types(op):
+def _in_f64(op):
     return op.types.uniform("f64", op.indexed)
 
 
@@ -85,7 +87,7 @@ def _functions():
         known = peers.FAMILIES.get(family.name)
         if known is None or op.types.converts or op.pattern not in known.FORWARD:
             continue
-        if family.forward(op, _types(op)).form in SHAPES:
+        if family.forward(op, _in_f64(op)).form in SHAPES:
             for act in op.activations:
                 # PyTorch multiplies what dropout zeroes by the derivative, which may be infinite.
                 some = ACTIVATIONS[:2] if op.dropout else ACTIVATIONS
@@ -102,12 +104,13 @@ class Call:
 
     def __init__(self, op, act, family):
         self.op, self.act, self.family = op, act, family
-        self.forward = family.forward(op, _types(op))
+        self.forward = family.forward(op, _in_f64(op))
         wanted = any(o.grad for o in op.operands)
-        self.backward = family.backward(op, _types(op)) if wanted else None
+        self.backward = family.backward(op, _in_f64(op)) if wanted else None
         f = {"op": op.pattern, "activation": act.name, "family": family.name, "dtypes": ["f64"]}
         self.f = f
         self.scalars = {n: s.default for n, s in (op.scalar_info | act.scalar_info).items()}
+        self.scalars |= SCALARS.get(op.pattern, {})
         self.statements = {
             k.bwd: compile("\n".join(family.statements(k, act, "numpy")), op.pattern, "exec")
             for k in (self.forward, self.backward)
@@ -200,10 +203,11 @@ class Call:
 
     def expected(self, got, want, given, gradient):
         """Replaces what PyTorch computes in another way by intent."""
-        if gradient and (self.op.pattern in OF_ABS or self.act.name in AT_NAN):
+        at_nan = self.act.name in AT_NAN or self.op.pattern in NOT_0_AT_NAN
+        if gradient and (self.op.pattern in OF_ABS or at_nan):
             with np.errstate(invalid="ignore"):
                 x = given["x"] - given.get("target", 0.0)
-            known = (got != 0) if self.act.name in AT_NAN else np.isnan(got)
+            known = (got != 0) if at_nan else np.isnan(got)
             want = np.where(np.isnan(x) & known, got, want)
         if self.forward.form == "heads":
             score = given["x"] * self.scalars["scale"]

@@ -81,7 +81,23 @@ def _glu(act, t, s, drop):
     return act(gate) * up
 
 
-FORWARD = {
+# Ops that are one function of PyTorch, with the operands in order.
+FUNCTIONS = {
+    word: getattr(torch, word)
+    for word in (
+        *("exp", "expm1", "log", "log1p", "sqrt", "rsqrt", "reciprocal", "abs", "neg", "where"),
+        *("eq", "ne", "lt", "le", "gt", "ge"),
+    )
+}
+
+
+def _called(function):
+    return lambda act, t, s, drop: function(*t.values())
+
+
+FORWARD = {word: _called(function) for word, function in FUNCTIONS.items()} | {
+    "clamp": lambda act, t, s, drop: torch.clamp(t["x"], s["min_val"], s["max_val"]),
+    "lerp": lambda act, t, s, drop: torch.lerp(t["start"], t["end"], s["weight"]),
     "{act}": lambda act, t, s, drop: act(t["x"]),
     "add_{act}": lambda act, t, s, drop: act(t["a"] + t["b"]),
     "sub_{act}": lambda act, t, s, drop: act(t["a"] - t["b"]),
@@ -200,7 +216,34 @@ def _of_both(dx):
     return {"dx": dx, "dtarget": -dx}
 
 
+def _of_x(derivative):
+    return lambda act, act_bwd, t, s, drop, d: {"dx": d * derivative(t["x"])}
+
+
+def _clamp_bwd(act, act_bwd, t, s, drop, d):
+    return {"dx": torch.where((t["x"] < s["min_val"]) | (t["x"] > s["max_val"]), 0, d)}
+
+
+def _where_bwd(act, act_bwd, t, s, drop, d):
+    return _both(torch.where(t["condition"] != 0, d, 0), torch.where(t["condition"] != 0, 0, d))
+
+
 BACKWARD = {
+    "exp": _of_x(torch.exp),
+    "expm1": _of_x(torch.exp),
+    "log": _of_x(torch.reciprocal),
+    "log1p": _of_x(lambda x: 1 / (1 + x)),
+    "sqrt": _of_x(lambda x: 0.5 * torch.rsqrt(x)),
+    "rsqrt": _of_x(lambda x: -0.5 * torch.rsqrt(x) / x),
+    "reciprocal": _of_x(lambda x: -1 / (x * x)),
+    "abs": _of_x(torch.sign),
+    "neg": _of_x(lambda x: -1.0),
+    "clamp": _clamp_bwd,
+    "lerp": lambda act, act_bwd, t, s, drop, d: {
+        "dstart": d * (1 - s["weight"]),
+        "dend": d * s["weight"],
+    },
+    "where": _where_bwd,
     "{act}": lambda act, act_bwd, t, s, drop, d: {"dx": act_bwd(t["x"], d)},
     "add_{act}": _add_bwd,
     "sub_{act}": _sub_bwd,
@@ -240,6 +283,7 @@ TORCH = {
     "u8": torch.bool,
 }  # conditions: a byte each, which PyTorch's masks are
 DRAW = dict.fromkeys(("bce_with_logits", "kl_div"), {"target": "uniform"})
+DRAW |= {"where": {"condition": "seen"}}
 
 
 def no_drop(y):

@@ -8,7 +8,7 @@ dtype. The call allocates if PyTorch has no out= form (noted).
 import functools
 
 import torch
-from peers.elementwise import SELU_ALPHA, SELU_SCALE, aten
+from peers.elementwise import FUNCTIONS, SELU_ALPHA, SELU_SCALE, aten
 
 nn = torch._C._nn  # the out= forms of torch.nn.functional
 
@@ -237,7 +237,11 @@ def _kl(e):
     )
 
 
-FORWARD = {
+def _called(function):
+    return lambda e: function(*e.t.values(), out=e.o["out"])
+
+
+FORWARD = {word: _called(function) for word, function in FUNCTIONS.items()} | {
     "{act}": lambda e: e.apply(e.t["x"], e.o["out"]),
     "add_{act}": _binary(lambda e, out: torch.add(e.t["a"], e.t["b"], out=out)),
     "sub_{act}": _binary(lambda e, out: torch.sub(e.t["a"], e.t["b"], out=out)),
@@ -473,7 +477,9 @@ BACKWARD = {
 
 
 def build(f, t, outs, p):
-    """A function that fills `outs`, {name: tensor}; missing gradients are not wanted."""
-    e = _Eager(f, t, outs, p)
-    run = (BACKWARD if f["bwd"] else FORWARD)[f["op"]]
-    return lambda: run(e)
+    """A function that fills `outs`, {name: tensor}, or None if PyTorch has no such form; missing
+    gradients are not wanted.
+    """
+    run = (BACKWARD if f["bwd"] else FORWARD).get(f["op"])
+    e = _Eager(f, t, outs, p) if run else None
+    return run and (lambda: run(e))

@@ -22,7 +22,7 @@ WORDS = {
     "uint8": "u8",
     "bool": "u8",
 }
-PLAIN = {word: np.dtype(long) for long, word in WORDS.items() if word not in ("bf16", "u8")}
+PLAIN = {word: np.dtype(long) for long, word in WORDS.items() if long not in ("bfloat16", "bool")}
 Array = np.ndarray[Any, Any]
 
 

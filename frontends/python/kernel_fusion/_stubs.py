@@ -4,6 +4,7 @@
 The package's build runs it as a module, with the package's folder as argument.
 """
 
+import math
 import pathlib
 import sys
 from collections.abc import Iterator
@@ -55,7 +56,12 @@ def _parameters(op: Op, activation: str) -> Iterator[str]:
             or (out if name == "out" else "float")
         )
         kind += " | None" if name == "dim" and op.axis_may_be_none else ""
-        yield f"{name}: {kind}{'' if p.default is p.empty else f' = {p.default!r}'}"
+        yield f"{name}: {kind}{'' if p.default is p.empty else f' = {_literal(p.default)}'}"
+
+
+def _literal(default: object) -> str:
+    """Writes a default value as Python."""
+    return f'float("{default}")' if default in (math.inf, -math.inf) else repr(default)
 
 
 def _result(op: Op) -> str:

@@ -94,6 +94,7 @@ def _scalar(f, name, given):
     table = given if isinstance(given, dict) else {"value": given}
     whole = table.get("kind") == "int"
     numbers = {k: v for k, v in table.items() if k != "kind"}
+    named = {k: numbers.pop(k) for k in ("least", "most") if isinstance(numbers.get(k), str)}
     fits = all(
         isinstance(v, int if whole else (int, float)) and not isinstance(v, bool)
         for v in numbers.values()
@@ -106,22 +107,32 @@ def _scalar(f, name, given):
     ):
         fix = (
             f"give {name} a number for tests; for a default and bounds in frontends write "
-            f"{name} = {{ value = 0.5, default = 1, least = 0, most = 2 }}; for a 64-bit integer "
+            f"{name} = {{ value = 0.5, default = 1, least = 0, most = 2 }}; a bound may be the "
+            "name of another scalar; for a 64-bit integer "
             f'{name} = {{ kind = "int", value = 1 }}'
         )
         raise f.error("scalars", f"{name} is {given!r}", fix)
     numbers = {k: v if whole else float(v) for k, v in numbers.items()}
-    found = Scalar(**{"default": numbers["value"], **numbers})
-    for what, number in (("value", found.value), ("default", found.default)):
-        if (found.least is not None and number < found.least) or (
-            found.most is not None and number > found.most
-        ):
-            raise f.error(
-                "scalars",
-                f"the {what} of {name}, {number:g}, is outside its bounds",
-                "correct one of them",
-            )
-    return found
+    return Scalar(**{"default": numbers["value"], **numbers, **named})
+
+
+def _check_bounds(f, found):
+    """Raises an error for a value or a default outside the bounds of its scalar."""
+    for name, scalar in found.items():
+        bounds = scalar.least, scalar.most
+        odd = [b for b in bounds if isinstance(b, str) and (b not in found or b == name)]
+        if odd:
+            fix = f"write a number, or one of: {', '.join(n for n in found if n != name) or 'none'}"
+            raise f.error("scalars", f"a bound of {name}, `{odd[0]}`, is not another scalar", fix)
+        for what in ("value", "default"):
+            least, most = (getattr(found[b], what) if isinstance(b, str) else b for b in bounds)
+            number = getattr(scalar, what)
+            if (least is not None and number < least) or (most is not None and number > most):
+                raise f.error(
+                    "scalars",
+                    f"the {what} of {name}, {number:g}, is outside its bounds",
+                    "correct one of them",
+                )
 
 
 def scalars(f, most, own=()):
@@ -132,7 +143,9 @@ def scalars(f, most, own=()):
             raise f.error("scalars", f"the name `{name}` cannot be used", UNUSABLE)
     if len(table) > most:
         raise f.error("scalars", f"has {len(table)} entries", f"at most {most} are possible")
-    return {name: _scalar(f, name, value) for name, value in table.items()}
+    found = {name: _scalar(f, name, value) for name, value in table.items()}
+    _check_bounds(f, found)
+    return found
 
 
 def values(scalars_):

@@ -137,7 +137,7 @@ def _outputs(f, given, operands, types, family):
             if expr is None
             else f.error("expr", "is given together with `outputs`", fix)
         )
-    table, dtypes = type_tables.split(f, "outputs", table, types)
+    table, dtypes = type_tables.split(f, "outputs", table, types, family.conditions)
     outputs.update(table)
     refs.update(table_refs)
     field = "ref" if expr is not None else "refs"

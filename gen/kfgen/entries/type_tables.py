@@ -89,9 +89,9 @@ def operand_dtype(f, name, value, types, family):
         return
     if FURTHER not in fixed or not NAME.match(str(dtype)) or dtype in RESERVED:
         fix = (
-            'use "T"; rows and channels may have "acc"; in ops over rows all kinds but "elem" and '
-            '"shared" may have "acc" or another type variable, "per_row" with grad = false "I", '
-            '"shared" "u8"'
+            'use "T"; rows and channels may have "acc", "elem" with grad = false "u8"; in ops over '
+            'rows all kinds but "elem" and "shared" may have "acc" or another type variable, '
+            '"per_row" with grad = false "I", "shared" "u8"'
         )
         raise f.error("operands", f"{name} has dtype {dtype!r}", fix)
     if dtype not in types.names:
@@ -111,13 +111,16 @@ def gradient_dtype(f, name, value, types):
     return True, grad
 
 
-def split(f, field, table, types):
-    """Reads {name: expression or { expr, dtype }}: {name: expression}, {name: type variable}."""
-    texts, dtypes = {}, {}
+def split(f, field, table, types, conditions=False):
+    """Reads {name: expression or { expr, dtype }}: {name: expression}, {name: type variable}.
+
+    conditions: True allows the dtype "u8".
+    """
+    texts, dtypes, known = {}, {}, [*types.names, *(["u8"] if conditions else [])]
     for name, value in table.items():
         if isinstance(value, dict) and value.keys() == {"expr", "dtype"}:
-            if value["dtype"] not in types.names:
-                fix = f"name a variable of `types`: {', '.join(types.names)}"
+            if value["dtype"] not in known:
+                fix = f"name a variable of `types`: {', '.join(known)}"
                 raise f.error(field, f"{name} has dtype {value['dtype']!r}", fix)
             dtypes[name] = value["dtype"]
         texts[name] = value["expr"] if name in dtypes else value

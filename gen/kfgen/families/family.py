@@ -43,6 +43,7 @@ class Family:
     roles = ()  # roles of type variables besides T: WEIGHTS, RESULTS, SAVED, GRADIENTS
     converts = False  # True: `types` may be "pairs"
     summed = ()  # kinds of weights whose gradients have the variable of GRADIENTS
+    conditions = False  # True: results may be conditions, of dtype "u8"
     storage = ()  # dtypes besides float ones that variables may stand for
     narrower = False  # True: variables may stand for narrower dtypes than T
     fields = ()  # optional fields: saved, updates, grads, layout, empty, reduced, ints

@@ -175,7 +175,8 @@ def reference(op, act, inputs, scalars, keep=None, keep_scale=1.0, result=None):
         | {"act": apply_act, "dropout": dropout}
     )
     with np.errstate(all="ignore"):
-        return {name: _eval(text, names) for name, text in op.refs.items()}
+        found = {name: _eval(text, names) for name, text in op.refs.items()}
+    return {n: v if isinstance(v, Dual) else Dual(v, {}) for n, v in found.items()}
 
 
 def values(op, act, inputs, scalars, keep=None, keep_scale=1.0):

@@ -85,6 +85,11 @@ ON_HOST = ("strides", "activation_scalars", "lengths")
 NULL = {"strides": "dense", "workspace": "no bytes", "activation_scalars": "the defaults"}
 
 
+def number(bound):
+    """Returns a bound of a scalar, or None for one that is another scalar."""
+    return None if isinstance(bound, str) else bound
+
+
 def value(k, act, argument):
     """Describes an argument that is no tensor."""
     scalar = (
@@ -96,8 +101,7 @@ def value(k, act, argument):
     if scalar:
         found |= {
             "default": scalar.default,
-            "least": scalar.least,
-            "most": scalar.most,
+            **{word: number(getattr(scalar, word)) for word in ("least", "most")},
             "unread": argument.name in k.unread_scalars,
         }
     if argument.role == "beta":

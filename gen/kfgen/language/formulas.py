@@ -97,7 +97,7 @@ NUMPY = _library(
     "np",
     {"sigmoid": "sp.expit", "erf": "sp.erf"},
     normcdf="sp.ndtr({0})",
-    spelled=SPELLED | {"rsqrt": "({0} ** -0.5)"},
+    spelled=SPELLED | {"rsqrt": "(1 / np.sqrt({0}))"},
     reductions={"sum": "np.sum", "rowmax": "np.max", "rowmin": "np.min", "rowprod": "np.prod"},
     axes="axis",
     keep="keepdims=True",

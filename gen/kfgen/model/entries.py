@@ -268,5 +268,6 @@ class Scalar:
 
     value: float  # value in tests; an int for 64-bit integers
     default: float  # default in frontends
-    least: float | None = None  # bounds within which it has a meaning; launchers do not check them
-    most: float | None = None
+    # Bounds that launchers check, both included: numbers, or names of other scalars.
+    least: float | str | None = None
+    most: float | str | None = None

@@ -146,6 +146,18 @@ KFI_INLINE int32_t kfi_cpu_cast_f32_i32(float v)
     return (int32_t)(i | (high & 0x7fffffffu) | (low & 0x80000000u));
 }
 
+/* Conditions: 1 where the value is not 0. */
+KFI_INLINE uint8_t kfi_cpu_cast_f32_u8(float v)
+{
+    return (uint8_t)(kfi_cpu_ne_f32(v, 0.0f) & 1u);
+}
+KFI_INLINE uint8_t kfi_cpu_cast_f64_u8(double v)
+{
+    return (uint8_t)(kfi_cpu_ne_f64(v, 0.0) & 1u);
+}
+KFI_INLINE uint8_t kfi_cpu_cast_i32_u8(int32_t v) { return (uint8_t)(kfi_cpu_ne_i32(v, 0) & 1u); }
+KFI_INLINE uint8_t kfi_cpu_cast_i64_u8(int64_t v) { return (uint8_t)(kfi_cpu_ne_i64(v, 0) & 1u); }
+
 KFI_INLINE double kfi_cpu_cast_f64_f64(double v) { return v; }
 KFI_INLINE float kfi_cpu_cast_f64_f32(double v) { return (float)v; }
 KFI_INLINE kf_f16 kfi_cpu_cast_f64_f16(double v)

@@ -140,6 +140,16 @@ template <int vec> KFI_DEVICE void kfi_unpack_u8(double *d, const unsigned char 
 #pragma unroll
     for (int e = 0; e < vec; ++e) d[e] = s[e] ? 1.0 : 0.0;
 }
+template <int vec> KFI_DEVICE void kfi_unpack_u8(kf_i32 *d, const unsigned char *s)
+{
+#pragma unroll
+    for (int e = 0; e < vec; ++e) d[e] = s[e] ? 1 : 0;
+}
+template <int vec> KFI_DEVICE void kfi_unpack_u8(kf_i64 *d, const unsigned char *s)
+{
+#pragma unroll
+    for (int e = 0; e < vec; ++e) d[e] = s[e] ? 1 : 0;
+}
 
 // Convert compute to storage type: one rounding to nearest even; integers saturate and NaN becomes
 // 0.
@@ -182,6 +192,12 @@ KFI_DEVICE void kfi_cast(kf_i32 *d, kf_i64 s)
 {
     *d = (kf_i32)(s > 2147483647 ? 2147483647 : s < -2147483647 - 1 ? -2147483647 - 1 : s);
 }
+
+// Conditions: 1 where the value is not 0.
+KFI_DEVICE void kfi_cast(unsigned char *d, float s) { *d = s != 0.0f; }
+KFI_DEVICE void kfi_cast(unsigned char *d, double s) { *d = s != 0.0; }
+KFI_DEVICE void kfi_cast(unsigned char *d, kf_i32 s) { *d = s != 0; }
+KFI_DEVICE void kfi_cast(unsigned char *d, kf_i64 s) { *d = s != 0; }
 
 // Convert two floats at a time to 2-byte storage: one instruction for both.
 template <int vec> KFI_DEVICE void kfi_pack_f16(kf_f16 *d, const float *s)

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Functions of kf.ops for PyTorch tensors, which map public arguments to those of the torch ops."""
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -338,6 +339,7 @@ def make(
         "autocast": torch.is_autocast_enabled,
         "devices": _autocast.DEVICES,
         "cast": lambda tensors: _autocast.cast(op, tensors),
+        "inf": math.inf,  # a default
     }
     if op.added:
         names["adding"] = _adding.make(op, activation, forward)

@@ -55,8 +55,9 @@ class Slot:
 
     @property
     def compute_ctype(self):
+        dtype = self.kernel.dtype if self.dtype.word == "u8" else self.dtype
         return {"kf_i32": "int32_t", "kf_i64": "int64_t"}.get(
-            self.dtype.compute_ctype, self.dtype.compute_ctype
+            dtype.compute_ctype, dtype.compute_ctype
         )
 
     @property
@@ -84,6 +85,8 @@ class Slot:
     def load(self, group=False):
         if self.staged and not group:
             return f"{self.name}_f[j]"
+        if self.dtype.word == "u8":  # 0 or 1, by arithmetic that gcc -O2 vectorises
+            return f"({self.compute_ctype})(int)(({self.at(group)} + 255u) >> 8)"
         return (
             f"kfi_cpu_load_{self.dtype.word}({self.at(group)})"
             if self.dtype.size == 2

@@ -98,6 +98,10 @@ class ElementwiseCuda(Cuda):
         """The results of the element loop; sums without their factors."""
         return [(self._factor(s) or (e,))[0] for s in self.k.outputs for e in s.exprs]
 
+    def compute_ctype(self, stream):
+        """Type of a stream's elements in expressions."""
+        return (self.k if stream.dtype.word == "u8" else stream).dtype.compute_ctype
+
     def address(self, stream, half, source=""):
         """Arguments for one part of a stream: offset[, registers], step, elements left."""
         middle = f"{source}_v, " if source else ""

@@ -202,10 +202,12 @@ class Elementwise(Family):
     kinds = (ELEM, ROW, CHANNEL, HALF)
     fields = ("ints", "reduced")
     reduced_by = "reduction"
-    converts = decomposes = True
+    converts = decomposes = conditions = True
 
     def dtypes(self, kind, grad):
-        return () if kind in ("elem", "half") else ("acc",)
+        if kind == "elem":
+            return () if grad else ("u8",)
+        return () if kind == "half" else ("acc",)
 
     def check_operands(self, f, operands):
         one_broadcast(f, operands)
