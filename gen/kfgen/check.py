@@ -67,7 +67,8 @@ def _op(op, act, failures):
 
     def values(at):
         try:
-            return reference.values(at, mask)
+            found = reference.values(at, mask)
+            return {n: np.asarray(v, np.float64) for n, v in found.items()}
         except Exception as e:  # the reference is text of a user
             done = "evaluated" if reference.pointwise else "evaluated or differentiated"
             raise Trouble(f"{place} ref: cannot be {done}: {e}") from None

@@ -25,8 +25,8 @@ ROLES = {
     "offset_add": "test_any_value",
     "seed": "test_any_value",
     "offset": "test_any_value",
-    "scalar": "test_any_value",
-    "act_scalar": "test_any_value",
+    "scalar": "test_any_value, test_bounds",
+    "act_scalar": "test_any_value, test_bounds",
     "integer": "test_any_value",
     "beta": "test_any_value",
     "strides": "test_strides",
@@ -104,10 +104,66 @@ def test_state_overlaps(lib, functions):
                 )
 
 
+def bounds(f):
+    """Yields (argument, 1 for a minimum or -1 for a maximum, the bound)."""
+    for a in f["arguments"]:
+        if "least_of" in a:
+            for word, sign in (("least", 1), ("most", -1)):
+                limit = f["scalars"][a[f"{word}_of"]] if a[f"{word}_of"] else a[word]
+                if limit is not None:
+                    yield a["name"], sign, limit
+
+
+def within(f, name, value):
+    """True if no bound refuses this value of an argument."""
+    changed = {**f, "scalars": f["scalars"] | {name: value}}
+    return all(
+        sign * changed["scalars"].get(n, limit) >= sign * limit
+        for n, sign, limit in bounds(changed)
+    )
+
+
+def test_bounds(lib, functions):
+    """Values outside the bounds of an entry, and NaN, are refused before sizes and pointers."""
+    for f in functions:
+        for name, sign, limit in bounds(f):
+            word = "or more" if sign > 0 else "or less"
+            for value in (limit - sign, -sign * float("inf"), float("nan")):
+                call = Call(lib, f).set(**{name: value})
+                if value == value:
+                    call.refuses(INVALID_VALUE, name, f"{name} is {value:g}", f"{limit:g} {word}")
+                else:  # the first bound that NaN fails
+                    call.refuses(INVALID_VALUE, name, f"{name} is nan")
+            wrong = {name: limit - sign}
+            Call(lib, f).set(**wrong, **{f["sizes"][0]: 0}).refuses(INVALID_VALUE, name)
+            Call(lib, f).set(**wrong).set_all([a["name"] for a in tensors_of(f)], None).refuses(
+                INVALID_VALUE, name
+            )
+            Call(lib, f).set(**{name: limit}).accepts(f"{name} = {limit}", outputs(f))
+
+
+def test_some_function_has_each_kind_of_bound():
+    kinds = {
+        (word, bool(a[f"{word}_of"]), a["role"])
+        for f in FUNCTIONS
+        for a in f["arguments"]
+        for word in ("least", "most")
+        if a.get(f"{word}_of") or (a["role"] == "scalar" and a[word] is not None)
+    }
+    assert kinds >= {
+        ("least", False, "scalar"),
+        ("most", False, "scalar"),
+        ("least", True, "scalar"),
+        ("least", True, "act_scalar"),
+    }
+
+
 def test_any_value(lib, functions):
     for f in functions:
         for a in f["arguments"]:
             for value in ANY.get(a["role"], ()):
+                if not within(f, a["name"], value):
+                    continue  # covered by test_bounds
                 if f["bwd"] and a["name"] in f["rising"] and value < 0:
                     continue  # covered by test_by_result
                 Call(lib, f).set(**{a["name"]: value}).accepts(f"{a['name']} = {value}", outputs(f))

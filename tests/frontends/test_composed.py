@@ -195,6 +195,8 @@ def test_compile(kf):
 def test_names_that_are_none(kf):
     with pytest.raises(AttributeError, match="kf.ops has no `nothing`"):
         _ = kf.ops.nothing
+    with pytest.raises(AttributeError, match="linear has no softplus; it has: none, relu, .*mish"):
+        _ = kf.ops.linear_softplus
     with pytest.raises(ValueError, match="there is no op `nothing`, expected one of .*linear"):
         kf.ops.call("nothing", np.ones(3, np.float32))
     with pytest.raises(

@@ -214,6 +214,48 @@ refs = { mean = "mean (x)", y = "x - mean (x)" }
 """
 
 
+CONSTANT = """
+[op.{name}]
+family = "{family}"
+brief = "constant"
+operands = {{ x = "elem" }}
+expr = "{expr}"
+ref = "{ref}"
+"""
+
+
+@pytest.mark.parametrize(
+    "family, expr",
+    [
+        ("elementwise", "0 * x + 1"),
+        ("rows", "0 * sum(x) + x - x + 1"),
+        ("reduction", "sum(0 * x) + 1"),
+    ],
+)
+def test_a_reference_that_reads_nothing(tmp_path, capsys, family, expr):
+    """NumPy's functions of an int have neither a shape nor a derivative."""
+    path = tmp_path / "constants.toml"
+    path.write_text(CONSTANT.format(name="constant_one", family=family, expr=expr, ref="1"))
+    code = main(["check", "--spec", str(path)])
+    assert code == 0, capsys.readouterr().err
+
+
+def test_a_reference_that_is_no_number(tmp_path, capsys):
+    path = tmp_path / "texts.toml"
+    path.write_text(
+        CONSTANT.format(name="text_one", family="elementwise", expr="0 * x + 1", ref="'a'")
+    )
+    assert main(["check", "--spec", str(path)]) == 1
+    assert "[op.text_one] ref: cannot be evaluated: could not convert" in capsys.readouterr().err
+
+
+def test_an_activation_whose_reference_reads_nothing(tmp_path, capsys):
+    path = tmp_path / "units.toml"
+    text = "[activation.unit]\nbrief = '1'\nexpr = '0 * x + 1'\nref = '1'\n"
+    path.write_text(text + "edges = { 3 = 1 }\nulp = { f32 = 4, f64 = 4 }\n")
+    assert main(["check", "--spec", str(path)]) == 0, capsys.readouterr().err
+
+
 def test_values_called_as_words_are(tmp_path, capsys):
     path = tmp_path / "mine.toml"
     path.write_text(NAMED)

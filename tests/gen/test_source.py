@@ -118,6 +118,15 @@ def test_unknown_name(capsys, command):
     )
 
 
+@pytest.mark.parametrize("name", ["kf_linear_softplus_f32", "kf_cpu_linear_softplus_bwd_bf16"])
+def test_an_activation_that_the_op_lacks(capsys, name):
+    assert main(["explain", name]) == 1
+    captured = capsys.readouterr()
+    assert f"`{name}` is not a function of kf: linear has no softplus; it has: none, relu," in (
+        captured.err
+    )
+
+
 CPU = [
     "kf_cpu_add_relu_f16",
     "kf_cpu_add_i32",

@@ -149,7 +149,8 @@ def lookup(name: str) -> Callable[..., Any]:
         elif name in _table.aliases():
             _made[name] = _alias(_table.aliases()[name])
         else:
-            raise AttributeError(f"kf.ops has no `{name}`; dir(kf.ops) lists all functions")
+            lacks = _table.lacks(name) or "dir(kf.ops) lists all functions"
+            raise AttributeError(f"kf.ops has no `{name}`; {lacks}")
     return _made[name]
 
 

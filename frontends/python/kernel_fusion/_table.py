@@ -392,6 +392,15 @@ def generator() -> str:
 
 
 @functools.cache
+def lacks(name: str) -> str:
+    """Returns why no function has this name, if only the op's activation is another one."""
+    for op in ops().values():
+        for activation in activations() if "{act}" in op.pattern else ():
+            if names.fill(op.pattern, activation) == name:
+                return f"{op.name} has no {activation}; it has: {', '.join(op.activations)}"
+    return ""
+
+
 def find(name: str, activation: str | None = None) -> tuple[Op, str]:
     """Finds an op by name, pattern or function name; returns it with the activation."""
     by_pattern = {op.pattern: op for op in ops().values()}

@@ -132,7 +132,7 @@ def _eval(text, names):
 
 
 def act_value(act, x, scalars):
-    return _eval(act.ref, {"x": x, **scalars})
+    return np.broadcast_to(_eval(act.ref, {"x": x, **scalars}), np.shape(x))
 
 
 def act_derivative(act, x, scalars):
@@ -140,7 +140,8 @@ def act_derivative(act, x, scalars):
         return _eval(act.dref, {"x": x, **scalars})
     with np.errstate(all="ignore"):
         dual = _eval(act.ref, {"x": Dual(x, {"x": np.ones_like(x)}), **scalars})
-    return np.broadcast_to(dual.tangents.get("x", 0.0), x.shape)
+    tangents = dual.tangents if isinstance(dual, Dual) else {}  # none: it does not read x
+    return np.broadcast_to(tangents.get("x", 0.0), x.shape)
 
 
 def act_derivative_out(act, y, scalars):

@@ -7,6 +7,7 @@ from kfgen.language import formulas
 from kfgen.model import contract, names, runtime_activation, shapes
 from kfgen.model.activation import bwd_reads_x
 from kfgen.model.dtypes import DTYPE, FLOAT_DTYPES, INT_DTYPES
+from kfgen.model.entries import Scalar
 from kfgen.model.types import ACC, FIRST, INDEX_VARIABLE
 
 BYTES_NOTE = "bytes: per element of the result, every tensor once; row tensors are not counted"
@@ -85,11 +86,6 @@ ON_HOST = ("strides", "activation_scalars", "lengths")
 NULL = {"strides": "dense", "workspace": "no bytes", "activation_scalars": "the defaults"}
 
 
-def number(bound):
-    """Returns a bound of a scalar, or None for one that is another scalar."""
-    return None if isinstance(bound, str) else bound
-
-
 def value(k, act, argument):
     """Describes an argument that is no tensor."""
     scalar = (
@@ -101,11 +97,11 @@ def value(k, act, argument):
     if scalar:
         found |= {
             "default": scalar.default,
-            **{word: number(getattr(scalar, word)) for word in ("least", "most")},
+            **scalar.bounds,
             "unread": argument.name in k.unread_scalars,
         }
     if argument.role == "beta":
-        found |= {"default": 0.0, "least": None, "most": None, "unread": False}
+        found |= {"default": 0.0, **Scalar(0.0, 0.0).bounds, "unread": False}
     if argument.role == "strides":
         found |= {"struct": k.stride_struct, "fields": k.stride_fields}
     if argument.role in ("size", "count"):

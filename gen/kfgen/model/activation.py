@@ -8,6 +8,7 @@ from kfgen.language.emit import Target, emit
 from kfgen.language.expr import Graph
 from kfgen.model.dtypes import INT_DTYPES
 from kfgen.model.names import renamed
+from kfgen.model.signature import bounds
 
 
 @functools.cache
@@ -95,6 +96,11 @@ class ActCode:
         return ["f32", "lp", "f64"] + (["i32", "i64"] if self.act.ints else [])
 
     @property
+    def bounds(self):
+        """Bounds of its scalars for core/check.h."""
+        return bounds(self.act.scalar_info)
+
+    @property
     def public(self):
         return self.name != "none"
 
@@ -108,7 +114,9 @@ class ActCode:
         flags = ", ".join(
             str(int(x)) for x in (len(self.scalars), self.reads_x, self.by_result, self.act.ints)
         )
-        return f'{{{self.id}, "{self.name}", {rising_}, {flags}, {{{defaults}}}}}'
+        bounded = f'"{" ".join(self.scalars)}", {f"kfi_{self.name}" if self.bounds else "NULL"}'
+        bounded += f", {len(self.bounds)}"
+        return f'{{{self.id}, "{self.name}", {rising_}, {bounded}, {flags}, {{{defaults}}}}}'
 
     def device_call(self, flavour, tag, bwd):
         """Returns the call for element e of arrays x and dy."""

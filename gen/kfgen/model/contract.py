@@ -274,12 +274,20 @@ def rising(k):
     return list(dict.fromkeys(s for a in k.acts if k.by(a) for s in a.rising))
 
 
+def bounded(k, act=None):
+    """Returns the names of the scalars with bounds. act: as for codes."""
+    acts = k.acts if act is None else [act]
+    info = {s: k.op.scalar_info[s] for s in k.bounded}
+    every = info | {n: s for a in acts for n, s in a.scalar_info.items()}
+    return [n for n, s in every.items() if s.least is not None or s.most is not None]
+
+
 def codes(k, act=None):
     """Returns the error codes of the kernel's checks. act: with this activation, None: with any."""
     risen = rising(k) if act is None else k.by(act) and act.rising
     found = [
         "INVALID_SIZE",
-        *(["INVALID_VALUE"] if k.dropout or risen else []),
+        *(["INVALID_VALUE"] if k.dropout or risen or bounded(k, act) else []),
         "NULL_POINTER",
         "MISALIGNED",
         "OVERLAP",
@@ -291,7 +299,7 @@ def codes(k, act=None):
 def errors(k):
     why = {
         "INVALID_SIZE": " (also if the axis is empty)" if k.refuses else "",
-        "INVALID_VALUE": f" ({' or '.join(['p'] * k.dropout + rising(k))})",
+        "INVALID_VALUE": f" ({' or '.join(['p'] * k.dropout + bounded(k) + rising(k))})",
         "UNSUPPORTED": " (strides between adjacent elements)",
     }
     found = ", ".join(code + why.get(code, "") for code in codes(k))

@@ -271,3 +271,11 @@ class Scalar:
     # Bounds that launchers check, both included: numbers, or names of other scalars.
     least: float | str | None = None
     most: float | str | None = None
+
+    @property
+    def bounds(self):
+        """Returns the fields of the manifest: numbers or None, and names or ""."""
+        given = {"least": self.least, "most": self.most}
+        names = {word: b if isinstance(b, str) else "" for word, b in given.items()}
+        numbers = {word: None if names[word] else b for word, b in given.items()}
+        return numbers | {f"{word}_of": name for word, name in names.items()}

@@ -32,6 +32,11 @@ class Cuda:
     def __init__(self, kernel):
         self.k = kernel
 
+    @property
+    def bounded(self):
+        """Texts of the kernel's `bounded` as doubles."""
+        return [f"(double){s}" for s in self.k.bounded]
+
     def target(self, cheap):
         """Returns the Target. cheap: primitives that use their cheap form on 2-byte tensors."""
         k, act = self.k, "kfi_tag<act>()"
@@ -253,6 +258,17 @@ class Text:
 class C:
     def __init__(self, kernel):
         self.k = kernel
+
+    @property
+    def bounded(self):
+        """Texts of the kernel's `bounded` as doubles."""
+        k = self.k
+        return [
+            f"(double)kfi_integers[{k.integers.index(s)}]"
+            if s in k.integers
+            else f"(double)((const {k.scalar_ctype} *)kfi_scalars)[{k.scalars.index(s)}]"
+            for s in k.bounded
+        ]
 
     @property
     def act_flavour(self):

@@ -112,6 +112,16 @@ class Launcher:
         return ", ".join(found + [a.name for a in k.choice_arguments])
 
     @property
+    def act_bounds(self):
+        """Bounds of the activation's scalars for core/check.h."""
+        return bounds(self.act.scalar_info)
+
+    @property
+    def act_values(self):
+        """Texts of the activation's scalars as doubles."""
+        return [f"(double){s}" for s in self.act.scalars]
+
+    @property
     def scalar_values(self):
         return self.kernel.scalars + list(self.act.scalars) + self.kernel.betas
 
@@ -126,8 +136,32 @@ class Launcher:
         )
 
 
+def bounds(scalars):
+    """Returns initialisers of core/check.h's kfi_bound. scalars: {name: Scalar}, in order."""
+    order, found = list(scalars), []
+    for at, scalar in enumerate(scalars.values()):
+        for sign, bound in ((">", scalar.least), ("<", scalar.most)):
+            if isinstance(bound, str):
+                found.append(f"{{{at}, '{sign}', {order.index(bound)}, 0}}")
+            elif bound is not None:
+                found.append(f"{{{at}, '{sign}', -1, {bound!r}}}")
+    return found
+
+
 class Signature:
     """Interface of a kernel to its callers; base of kernel.Kernel."""
+
+    @property
+    def bounds(self):
+        """Bounds of the op's scalars for core/check.h, by index in `bounded`."""
+        return bounds({s: self.op.scalar_info[s] for s in self.bounded})
+
+    @property
+    def bounded(self):
+        """Scalars and integers, if some of them have bounds."""
+        info = self.op.scalar_info
+        found = [s for s in (*self.integers, *self.scalars) if s in info]
+        return found if bounds({s: info[s] for s in found}) else []
 
     @property
     def launchers(self):

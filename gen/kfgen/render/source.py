@@ -43,12 +43,29 @@ def _may_have(selection, op, name):
     return any(name.startswith(begin) for begin in begins)
 
 
+def _lacks(selection, name):
+    """Returns why kf has no function of this name, if only the op's activation is another one."""
+    for op in selection.ops if any(_may_have(selection, o, name) for o in selection.ops) else ():
+        missing = (
+            [a for a in selection.activations if a not in op.activations] if op.has_act else []
+        )
+        for k in selection.kernels(op) if missing else ():
+            for act in missing:
+                calls = [(state, cpu) for state in (False, k.dropout) for cpu in (False, True)]
+                if name in (k.function(act.name, state, cpu) for state, cpu in calls):
+                    has = ", ".join(a.name for a in op.activations)
+                    return f"{names.stem(op.pattern)} has no {act.name}; it has: {has}"
+    return ""
+
+
 def find(selection, name):
     """Returns (launcher, True if the name is the C function's)."""
     known = _named(
         k for op in selection.ops if _may_have(selection, op, name) for k in selection.kernels(op)
     )
     if name not in known:
+        if lacks := _lacks(selection, name):
+            raise ValueError(f"`{name}` is not a function of kf: {lacks}")
         known = _named(selection.all_kernels())
         near = difflib.get_close_matches(name, known, n=5, cutoff=0.4)
         raise ValueError(

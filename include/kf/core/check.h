@@ -419,6 +419,34 @@ KFI_ONCE kf_result_t kfi_check_rising(const kfi_name *name, const char *given, c
     return KF_SUCCESS;
 }
 
+/* A bound of a call's scalars: scalar `at` is at least ('>') or at most ('<') the number `limit`,
+ * or, if `other` is not negative, that scalar. */
+typedef struct {
+    int at;
+    char sign;
+    int other;
+    double limit;
+} kfi_bound;
+
+/* Checks the scalars of a call; NaN fails. words: their names; size: bytes of the launcher's type,
+ * to which a limit is rounded as the value was. */
+KFI_ONCE kf_result_t kfi_check_scalars(const kfi_name *name, const char *words,
+                                       const kfi_bound *bounds, int count, const double *values,
+                                       size_t size)
+{
+    for (int i = 0; i < count; ++i) {
+        const kfi_bound *const b = bounds + i;
+        const char *const other = b->other < 0 ? "" : kfi_word(words, b->other);
+        const double value = values[b->at], own = size == 4 ? (double)(float)b->limit : b->limit,
+                     limit = b->other < 0 ? own : values[b->other];
+        if (b->sign == '>' ? value >= limit : value <= limit) continue;
+        return kfi_fail(KF_ERROR_INVALID_VALUE, name, kfi_word(words, b->at),
+                        "is %g, expected %.*s%s%g or %s", value, (int)strcspn(other, " "), other,
+                        *other ? " = " : "", limit, b->sign == '>' ? "more" : "less");
+    }
+    return KF_SUCCESS;
+}
+
 /* Checks the probability of a dropout; NaN fails. */
 KFI_ONCE kf_result_t kfi_check_probability(const kfi_name *name, double p)
 {

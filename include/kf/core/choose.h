@@ -8,6 +8,7 @@
 
 #include <stdint.h>
 
+#include "kf/core/check.h"
 #include "kf/core/limits.h"
 #include "kf/core/result.h"
 
@@ -24,6 +25,9 @@ typedef struct {
     /* names of its scalars that must not be negative if the gradient is computed from the result
      * (core/check.h), or NULL */
     const char *rising;
+    const char *scalar_words; /* names of its scalars, and their bounds (core/check.h) */
+    const kfi_bound *bounds;
+    int bound_count;
     unsigned char count, reads, by_result,
         /* count: number of scalars; reads: its gradient reads its argument; by_result: its
          * gradient may be computed from the result; ints: it is defined for integers */
@@ -58,14 +62,25 @@ KFI_ONCE kf_result_t kfi_choose(const kfi_name *name, const kfi_act_facts *all, 
                     "is %d, expected the number of one that this function has", (int)id);
 }
 
-/* Copies the caller's scalars, or the defaults if `given` is NULL. */
-KFI_ONCE void kfi_choose_scalars_f32(float *to, const kfi_act_facts *of, const float *given)
+/* Copies the caller's scalars, or the defaults if `given` is NULL, and checks their bounds. */
+KFI_ONCE kf_result_t kfi_choose_scalars_f32(const char *pattern, float *to, const kfi_act_facts *of,
+                                            const float *given)
 {
-    for (int i = 0; i < of->count; ++i) to[i] = given ? given[i] : (float)of->scalars[i];
+    const kfi_name name = {pattern, of->word};
+    double values[KFI_MAX_ACT_SCALARS] = {0};
+    for (int i = 0; i < of->count; ++i) {
+        to[i] = given ? given[i] : (float)of->scalars[i];
+        values[i] = (double)to[i];
+    }
+    return kfi_check_scalars(&name, of->scalar_words, of->bounds, of->bound_count, values,
+                             sizeof *to);
 }
-KFI_ONCE void kfi_choose_scalars_f64(double *to, const kfi_act_facts *of, const double *given)
+KFI_ONCE kf_result_t kfi_choose_scalars_f64(const char *pattern, double *to,
+                                            const kfi_act_facts *of, const double *given)
 {
+    const kfi_name name = {pattern, of->word};
     for (int i = 0; i < of->count; ++i) to[i] = given ? given[i] : of->scalars[i];
+    return kfi_check_scalars(&name, of->scalar_words, of->bounds, of->bound_count, to, sizeof *to);
 }
 
 #endif

@@ -215,6 +215,20 @@ CASES = {
         "constant 0.5",
         "write integers",
     ),
+    "bound that is no scalar": (
+        act(scalars="{ knee = { value = 1, least = 'nee' } }"),
+        "activation.twice",
+        "scalars",
+        "a bound of knee, `nee`, is not another scalar",
+        "write a number, or one of: none",
+    ),
+    "default beyond another scalar": (
+        act(scalars="{ low = 2, knee = { value = 1, least = 'low' } }"),
+        "activation.twice",
+        "scalars",
+        "the value of knee, 1, is outside its bounds",
+        "correct one of them",
+    ),
     "default beyond a bound": (
         act(scalars="{ knee = { value = 1, default = 3, most = 2 } }"),
         "activation.twice",
