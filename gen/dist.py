@@ -3,7 +3,7 @@
 files.
 
 The archive holds the repository and the generated files: headers in include/, pkg-config and CMake
-files in share/, CMakeLists.txt and single/. It can be used as an installation prefix. The same
+files in share/, and single/. It can be used as an installation prefix. The same
 commit gives the same bytes.
 """
 
@@ -19,6 +19,7 @@ import tarfile
 sys.dont_write_bytecode = True
 from kfgen import paths  # noqa: E402
 from kfgen.entries import spec as specs  # noqa: E402
+from kfgen.interfaces import manifest, runtime  # noqa: E402
 from kfgen.render import package, single  # noqa: E402
 from kfgen.render.render import Renderer, Selection  # noqa: E402
 
@@ -46,12 +47,12 @@ def tracked():
 def generated(selection):
     """Returns {path: text} of the generated files."""
     rendered = Renderer(selection).render()
-    found = package.tree(selection, rendered=rendered)
+    on_tensors = runtime.each(manifest.build(selection))
+    found = package.tree(selection, on_tensors, rendered=rendered)
     found |= {
         f"single/{name}": text
         for name, text in single.everything(selection, rendered=rendered).items()
     }
-    found["CMakeLists.txt"] = package.template("CMakeLists.txt")
     return found
 
 

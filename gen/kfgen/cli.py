@@ -272,7 +272,9 @@ def install(args):
             "install writes kf's own headers only; for yours use "
             "`kfgen render --spec FILE --out PREFIX/include`"
         )
-    print(f"kfgen: {package.install(selected(args), args.prefix, args.destdir)}")
+    selection = selected(args)
+    on_tensors = runtime.each(manifest.build(selection))
+    print(f"kfgen: {package.install(selection, on_tensors, args.prefix, args.destdir)}")
     return 0
 
 

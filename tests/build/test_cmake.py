@@ -141,3 +141,60 @@ def test_versions(home, tmp_path):
     assert [line for line in output if line] == [
         f"{h} {a} {str(c).upper()} {'TRUE' if e else ''}" for h, a, c, e in ASKED
     ]
+
+
+@pytest.mark.check
+def test_fetch_content_of_a_checkout(tmp_path):
+    """The checkout generates a selection when the parent is configured."""
+    kf = ways.copy(tmp_path / "kf")
+    ways.commit(kf)
+    commit = ways.run("git", "rev-parse", "HEAD", cwd=kf).strip()
+    changes = [("https://example.org/kf.git", f"file://{kf}"), ("v0.1.0", commit)]
+    text = ways.snippet("fetch-checkout", changes)
+    project = ways.consumer(tmp_path / "project", CMakeLists__txt=text)
+    ways.run("cmake", "-B", "build", f"-DCMAKE_C_FLAGS={FLAGS['C']}", cwd=project)
+    ways.run("cmake", "--build", "build", cwd=project)
+    assert ways.run(project / "build/program") == ways.OUTPUT
+    made = project / "build/_deps/kf-build/include/kf/ops"
+    assert {p.name for p in made.glob("*.h")} == {"activations.h", *ways.headers("add", "bias")}
+
+
+SUBDIRECTORY = """
+cmake_minimum_required(VERSION 3.14)
+project(consumer LANGUAGES C)
+set(KF_OPS add CACHE STRING "")
+set(KF_DTYPES f32 CACHE STRING "")
+add_subdirectory(kf)
+add_executable(program program.c)
+target_link_libraries(program PRIVATE kf::kf)
+"""
+
+
+@pytest.mark.check
+def test_add_subdirectory(tmp_path):
+    """An edited entry configures again; the parent's installation has nothing of kf."""
+    project = ways.consumer(tmp_path / "project", CMakeLists__txt=SUBDIRECTORY)
+    entries = ways.copy(project / "kf") / "gen/kfgen/families/elementwise/ops.toml"
+    ways.run("cmake", "-B", "build", f"-DCMAKE_C_FLAGS={FLAGS['C']}", cwd=project)
+    ways.run("cmake", "--build", "build", cwd=project)
+    assert ways.run(project / "build/program") == ways.OUTPUT
+    ways.edit(entries, 'expr = "act(a + b)"', 'expr = "act(a + 2 * b)"')
+    ways.run("cmake", "--build", "build", cwd=project)
+    assert ways.run(project / "build/program") == "3 0 0\n"
+    ways.run("cmake", "--install", "build", "--prefix", tmp_path / "prefix", cwd=project)
+    assert not (tmp_path / "prefix/include").exists()
+    output = ways.run("cmake", "-B", "build", "-DKF_OPS=adds", cwd=project, fails=True)
+    assert "kfgen: error:" in output and "did you mean `add`?" in " ".join(output.split())
+
+
+@pytest.mark.check
+def test_install_of_a_checkout(clone, tmp_path):
+    """The checkout alone installs for find_package."""
+    ways.shell(
+        ways.snippet("cmake-install", [("-B build", f"-S '{clone}' -B build")]), tmp_path, tmp_path
+    )
+    project = ways.consumer(tmp_path / "project", CMakeLists__txt=ways.snippet("cmake"))
+    assert build(project, "C", tmp_path) == ways.OUTPUT
+    made = tmp_path / ".local/include/kf"
+    assert {p.name for p in (made / "ops").glob("*.h")} == {"activations.h", *ways.headers("add")}
+    assert (made / "runtime/add.h").is_file()

@@ -31,6 +31,50 @@ def test_install(home, tmp_path, compiler):
     )
 
 
+ON_TENSORS = """
+#define KF_RUNTIME_IMPLEMENTATION
+#define KF_RUNTIME_DTYPES (1 << KF_DTYPE_FLOAT32)
+#include <kf/runtime/lt.h>
+#include <kf/runtime/where.h>
+#include <kf/runtime/clamp.h>
+#include <stdio.h>
+int main(void)
+{
+    float a[] = {1, -2, 3}, b[] = {1, 1, -5};
+    const int64_t shape[] = {3};
+    const kf_tensor_desc_t floats = {shape, NULL, 1, KF_DTYPE_FLOAT32, 0, 0};
+    const kf_tensor_desc_t bytes = {shape, NULL, 1, KF_DTYPE_UINT8, 0, 0};
+    const kf_memory_desc_t of_a = {a, sizeof a, 0}, of_b = {b, sizeof b, 0};
+    kf_context_t *const ctx = kf_context_create(-1);
+    kf_tensor_t *const x = kf_tensor_create_from_memory(ctx, &of_a, &floats);
+    kf_tensor_t *const y = kf_tensor_create_from_memory(ctx, &of_b, &floats);
+    kf_tensor_t *const out = kf_tensor_create(ctx, &floats);
+    kf_tensor_t *const less = kf_tensor_create(ctx, &bytes);
+    if (kf_fused_lt(ctx, x, y, less, NULL) != KF_SUCCESS) return 1;
+    if (kf_fused_where(ctx, less, x, y, out, NULL) != KF_SUCCESS) return 2;
+    const float *const v = (const float *)kf_tensor_data(out);
+    const unsigned char *const l = (const unsigned char *)kf_tensor_data(less);
+    printf("%d %d %d, %g %g %g\\n", l[0], l[1], l[2], (double)v[0], (double)v[1], (double)v[2]);
+    if (kf_fused_clamp(ctx, x, out, 1, -1, NULL) != KF_ERROR_INVALID_VALUE) return 3;
+    printf("%s\\n", kf_get_last_error_detail());
+    return 0;
+}
+"""
+
+
+@pytest.mark.check
+def test_functions_on_tensors(home, tmp_path):
+    """An installation has the headers of functions on tensors: no generator step."""
+    project = ways.consumer(tmp_path, program__c=ON_TENSORS)
+    command = ways.snippet("compile", [(GCC, f"gcc -std=gnu11 -O1 {ways.WARNINGS}")])
+    ways.shell(command, project, home)
+    assert ways.run(project / "program") == (
+        "0 1 0, 1 -2 -5\nkf_cpu_clamp_f32: max_val is -1, expected min_val = 1 or more\n"
+    )
+    listed = (home / ".local/include/kf/runtime/all.h").read_text()
+    assert '#include "kf/runtime/clamp.h"' in listed
+
+
 @pytest.mark.level(2)
 @ways.needs_nvcc
 def test_install_cuda(home, tmp_path):

@@ -12,7 +12,7 @@ from kfgen.model import limits, names, shapes
 from kfgen.model.dtypes import ROUNDED
 from kfgen.model.entries import ANY_ID
 from kfgen.model.types import ACC, FIRST, INDEX_VARIABLE
-from kfgen.paths import INCLUDE, version
+from kfgen.paths import own_headers, version
 from kfgen.render.environment import environment
 from kfgen.render.layout import tidy
 
@@ -420,16 +420,16 @@ def render(manifest, name):
 
 def each(manifest):
     """Returns {path below an include directory: text}: kf/runtime/<op>.h for each op, and all.h."""
-    made, found = functions(manifest), {}
+    made, found, own = functions(manifest), {}, own_headers()
     known = aliases(manifest, made)
     for op in dict.fromkeys(f.op for f in made):
         name = f"kf/runtime/{names.stem(op)}.h"
-        if (INCLUDE / name).exists() or name == ALL:
+        if name in own or name == ALL:
             raise ValueError(
                 f"--each: {name} is a header of kf's own: rename the op, or leave it out with --ops"
             )
-        own = [f for f in made if f.op == op]
-        found[name] = _header(manifest, name, own, [a for a in known if a[1] in own])
+        of_op = [f for f in made if f.op == op]
+        found[name] = _header(manifest, name, of_op, [a for a in known if a[1] in of_op])
     return found | {
         ALL: tidy(
             environment()

@@ -53,27 +53,28 @@ def flat(prefix=DEFAULTS["prefix"], includedir=DEFAULTS["includedir"], datadir=D
     return found
 
 
-def tree(selection, prefix=DEFAULTS["prefix"], rendered=None):
+def tree(selection, on_tensors, prefix=DEFAULTS["prefix"], rendered=None):
     """Returns {path below the prefix: text} of all installed files.
 
     Args:
+        on_tensors: {path below include: text} of the headers of functions on tensors.
         rendered: the generated headers, if the caller has them.
     """
     headers = {h: (paths.INCLUDE / h).read_text() for h in paths.own_headers()}
-    headers |= rendered or Renderer(selection).render()
+    headers |= (rendered or Renderer(selection).render()) | on_tensors
     found = {f"include/{h}": text for h, text in headers.items()}
     where = folders()
     found |= {f"{where[name]}/{name}": text for name, text in flat(prefix).items()}
     return {**found, LIST: "".join(f"{path}\n" for path in sorted([*found, LIST]))}
 
 
-def install(selection, prefix, destdir=""):
+def install(selection, on_tensors, prefix, destdir=""):
     """Writes the tree and removes files of an earlier installation that this one lacks."""
     if not prefix:
         raise ValueError("--prefix is empty")
     prefix = os.path.abspath(prefix)
     root = pathlib.Path(destdir + prefix if destdir else prefix)
-    files = tree(selection, pathlib.Path(prefix).as_posix())
+    files = tree(selection, on_tensors, pathlib.Path(prefix).as_posix())
     before = (root / LIST).read_text().splitlines() if (root / LIST).is_file() else []
     for path in before:
         if path not in files and path.startswith(("include/kf/", "share/")) and ".." not in path:
