@@ -23,6 +23,8 @@ class Family:
     # call are the shape of "elem", or those given by {form: sizes}.
     forms = {}
     sizes = {}
+    # Struct of its functions' sizes and options (shape_structs.py); None: sizes are arguments.
+    shape = None
     # How tensors of any rank determine the sizes: {form: (default axis or None, {size: rule})}.
     # shapes.py has the rules.
     axes = {}

@@ -7,6 +7,7 @@ removed or changed breaks compiled programs and requires a new version.
 
 import re
 
+from kfgen import families
 from kfgen.model import runtime_activation
 from kfgen.model.dtypes import INT_DTYPES
 from kfgen.model.entries import ANY_ID
@@ -95,6 +96,14 @@ def _strides(selection):
                 )
 
 
+def _shapes(selection):
+    """Yields each field of each shape struct. The structs may grow at their ends."""
+    for family in {op.family: families.of(op) for op in selection.ops}.values():
+        for i, field in enumerate(family.shape.fields if family.shape else ()):
+            default = "" if field.default is None else f", 0 is {field.default}"
+            yield family.shape.ctype, f"shape, number {i}: {field.name}{default}"
+
+
 def facts(selection):
     """Returns the distinct (word, statement), in the order of the spec."""
     found = _codes("result.h", "kf_result_t") + _codes("dtype.h", "kf_dtype_t") + _structs()
@@ -113,6 +122,7 @@ def facts(selection):
         (str(ANY_ID), "KF_ACT_ANY"),
         ("-9223372036854775808", "KF_BROADCAST"),
         *_strides(selection),
+        *_shapes(selection),
     ]
     return list(dict.fromkeys([*found, *_functions(selection)]))
 

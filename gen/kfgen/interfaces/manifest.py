@@ -81,9 +81,24 @@ def tensor(k, stream, act, backward):
     }
 
 
-ON_HOST = ("strides", "activation_scalars", "lengths")
+ON_HOST = ("shape", "strides", "activation_scalars", "lengths")
 # Meaning of a NULL pointer that is no tensor.
 NULL = {"strides": "dense", "workspace": "no bytes", "activation_scalars": "the defaults"}
+
+
+def shape_fields(k):
+    """Describes the fields of the shape struct. A size that a function's tensors lack is unread."""
+    return [
+        {
+            "name": field.name,
+            "role": "option" if field.option else "size",
+            "default": field.default,
+            "divides": list(field.divides),
+            "brief": field.brief,
+            "unread": field.name not in (*k.sizes, *k.options),
+        }
+        for field in k.family.shape.fields
+    ]
 
 
 def value(k, act, argument):
@@ -106,6 +121,8 @@ def value(k, act, argument):
         found |= {"struct": k.stride_struct, "fields": k.stride_fields}
     if argument.role in ("size", "count"):
         found |= {"least": 1 if k.refuses and argument.name == "axis" else 0}
+    if argument.role == "shape":
+        found |= {"struct": k.family.shape.ctype, "fields": shape_fields(k)}
     if "*" in argument.ctype:
         found |= {
             "memory": "host" if argument.role in ON_HOST else "device",
@@ -207,7 +224,7 @@ def cost(k, tensors):
         sums[shape] = sums.get(shape, 0) + size
     return {
         "bytes": " + ".join(f"{size} * {shape}" for shape, size in sums.items()),
-        "flops": " * ".join([str(k.flops), *k.extents]) + (f" + {k.work}" if k.work else ""),
+        "flops": shapes.product([str(k.flops), *k.extents]) + (f" + {k.work}" if k.work else ""),
     }
 
 
@@ -218,7 +235,7 @@ def of_kernel(k):
         "axes": axes(k),
         "formula": contract.formulas(k),
         "flops": k.flops,
-        "workspace_arguments": k.sizes if k.has_workspace else [],
+        "workspace_arguments": k.size_names if k.has_workspace else [],
         "scratch": k.scratch,
         "autocast": autocast(k),
         **{word: getattr(k.family, word) for word in OF_FRONTENDS},
@@ -298,7 +315,7 @@ def function(launcher, user=None, common=None, backward=None):
         "dropout": k.dropout,
         "sizes": k.sizes,
         "arguments": arguments,
-        "scalars": {s: defaults[s] for s in [*k.integers, *k.scalars, *act.scalars, *k.betas]},
+        "scalars": {s: defaults[s] for s in [*k.flat_integers, *k.scalars, *act.scalars, *k.betas]},
         "workspace": launcher.workspace if k.has_workspace else None,
         "cpu_workspace": launcher.cpu_workspace if k.has_workspace else None,
         "signature": _signature(launcher),

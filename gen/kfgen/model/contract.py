@@ -315,7 +315,7 @@ def workspace(k):
         if k.shared_out
         else "= 0 bytes, may be NULL"
     )
-    whole = text.format(name, ", ".join(k.sizes))
+    whole = text.format(name, ", ".join(k.size_names))
     return whole if len(whole) <= WIDTH + 3 else text.format(name, "sizes")
 
 
@@ -337,6 +337,9 @@ def lines(kernel, whole=False):
         groups.setdefault((role, dims, s.dtype.word, notes(k, s)), []).append(name)
     for (role, dims, word, note), members in groups.items():
         line = f"{role}  {', '.join(members)}: {dims}{word}{'; ' + note if note else ''}"
+        found += _wrapped(line, WIDTH + 3, " " * 7)
+    if k.family.shape:
+        line = f"in  shape: {k.family.shape.ctype} with {', '.join(k.family.shape.names)}"
         found += _wrapped(line, WIDTH + 3, " " * 7)
     if k.has_workspace:
         found += _wrapped(workspace(k), WIDTH + 3, " " * 7)

@@ -122,8 +122,8 @@ class Kernel(Signature):
         self._check_shapes()
         named = [*self.tensor_names, *self.list_names]
         self.limit("operands", "tensors", named, limits.TENSORS)
-        sizes = [*self.sizes, *(a.name for a in self.list_arguments)]
-        arguments = [*named, *sizes, *self.integers, *self.scalars, *self.betas]
+        sizes = [*self.size_names, *(a.name for a in self.list_arguments)]
+        arguments = [*named, *sizes, *self.flat_integers, *self.scalars, *self.betas]
         for what, found in (
             ("arguments", arguments),
             (f"fields of {self.stride_struct}", self.stride_fields),
@@ -371,7 +371,7 @@ class Kernel(Signature):
         a better derivative changes no signature.
         """
         read = self.graph.variables(self.roots)
-        return [s for s in (*self.integers, *self.scalars) if s not in read]
+        return [s for s in (*self.flat_integers, *self.scalars) if s not in read]
 
     @property
     def unread_arguments(self):

@@ -155,11 +155,16 @@ class Cuda:
 
     @property
     def run_parameters(self):
-        found = [f"{a.ctype}{a.name}" for a in self.k.tensor_arguments] + [
-            f"int64_t {s}" for s in self.k.sizes
+        found = [
+            f"{a.ctype}{a.name}"
+            for a in (
+                *self.k.tensor_arguments,
+                *self.k.size_arguments,
+                *self.k.list_arguments,
+                *self.k.stride_arguments,
+            )
         ]
-        found += [f"{a.ctype}{a.name}" for a in self.k.list_arguments + self.k.stride_arguments]
-        found += [f"int64_t {s}" for s in self.k.integers] + [
+        found += [f"int64_t {s}" for s in self.k.flat_integers] + [
             f"{self.k.scalar_ctype} {s}" for s in self.k.scalars + self.k.betas
         ]
         if self.k.dropout:

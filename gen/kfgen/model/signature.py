@@ -4,7 +4,7 @@
 import functools
 from dataclasses import dataclass
 
-from kfgen.model import kinds, names
+from kfgen.model import kinds, names, shape_structs, shapes
 
 # Extent of a tensor of a list: its own number of elements.
 LENGTH = "length"
@@ -14,8 +14,8 @@ LENGTH = "length"
 class Argument:
     ctype: str  # text before the name
     name: str
-    # One of: in, inout, out, size, lengths, count, strides, integer, scalar, act_scalar,
-    # activation, activation_scalars, beta, probability, seed, offset, seed_at, offset_at,
+    # One of: in, inout, out, size, shape, lengths, count, strides, integer, scalar,
+    # act_scalar, activation, activation_scalars, beta, probability, seed, offset, seed_at, offset_at,
     # offset_add, workspace.
     role: str
 
@@ -55,9 +55,8 @@ class Launcher:
     def arguments(self):
         """The public signature in order, without the stream."""
         k, scalar = self.kernel, self.kernel.scalar_ctype
-        found = k.tensor_arguments + [Argument("int64_t ", s, "size") for s in k.sizes]
-        found += k.list_arguments + k.stride_arguments
-        found += [Argument("int64_t ", s, "integer") for s in k.integers]
+        found = k.tensor_arguments + k.size_arguments + k.list_arguments + k.stride_arguments
+        found += [Argument("int64_t ", s, "integer") for s in k.flat_integers]
         found += [Argument(f"{scalar} ", s, "scalar") for s in k.scalars]
         found += [Argument(f"{scalar} ", s, "act_scalar") for s in self.act.scalars]
         found += k.choice_arguments
@@ -94,10 +93,10 @@ class Launcher:
         k = self.kernel
         found = (
             [a.name for a in k.tensor_arguments]
-            + k.sizes
+            + k.size_names
             + [a.name for a in k.list_arguments]
             + [a.name for a in k.stride_arguments]
-            + list(k.integers)
+            + k.flat_integers
             + k.scalars
         )
         found += k.betas
@@ -312,12 +311,41 @@ class Signature:
         return self.launchers[0] if not self.op.has_act and not self.dropout else None
 
     @property
+    def options(self):
+        """Integers that are fields of the family's shape struct."""
+        return self.family.shape.options if self.family.shape else []
+
+    @property
+    def flat_integers(self):
+        """Integers that are arguments of their own."""
+        return [name for name in self.integers if name not in self.options]
+
+    @property
+    def size_arguments(self):
+        """The sizes, or the family's shape struct."""
+        if self.family.shape:
+            return [Argument(f"const {self.family.shape.ctype} *", shape_structs.NAME, "shape")]
+        return [Argument("int64_t ", s, "size") for s in self.sizes]
+
+    @property
+    def size_names(self):
+        return [a.name for a in self.size_arguments]
+
+    @property
     def size_parameters(self):
-        return ", ".join(f"int64_t {s}" for s in self.sizes)
+        return ", ".join(f"{a.ctype}{a.name}" for a in self.size_arguments)
 
     @property
     def size_types(self):
-        return ", ".join("int64_t" for _ in self.sizes)
+        return ", ".join(a.ctype.strip() for a in self.size_arguments)
+
+    @property
+    def shape_rules(self):
+        """Codes of the shape struct and of the tensors' extents, for core/shape.h."""
+        tensors = [
+            [shapes.parse(text) for text in self.shape(s)] for s in self.inputs + self.outputs
+        ]
+        return self.family.shape.rules(tensors)
 
     @property
     def tensors(self):

@@ -33,6 +33,7 @@ class File:
     """One .cu.
 
     structs: one kernel per strides struct that the functions take.
+    shapes: one kernel per shape struct.
     """
 
     dtype: str
@@ -40,6 +41,7 @@ class File:
     functions: list
     includes: list
     structs: list
+    shapes: list
 
     @property
     def stem(self):
@@ -82,7 +84,7 @@ def _functions(kernel, acts, user):
                     "size_t",
                     launcher.workspace,
                     sizes,
-                    ", ".join(kernel.sizes),
+                    ", ".join(kernel.size_names),
                     sizes,
                     user,
                     kernel.workspace,
@@ -96,7 +98,7 @@ def files(selection, user=None):
 
     For a user's spec they hold only what it adds to the installed launchers.
     """
-    found = {word: File(word, user or "", [], [], []) for word in DTYPE}
+    found = {word: File(word, user or "", [], [], [], []) for word in DTYPE}
     for op in selection.ops:
         installed = bool(user) and op.builtin
         for kernel in [k for k in selection.kernels(op) if "cuda" in k.backends]:
@@ -112,6 +114,11 @@ def files(selection, user=None):
                 for other in f.structs
             ):
                 file.structs.append(kernel)
+            struct = kernel.family.shape
+            if struct and all(
+                other.family.shape is not struct for f in found.values() for other in f.shapes
+            ):
+                file.shapes.append(kernel)
             file.functions += functions
             include = f"{names.folder(user)}/{names.stem(op.pattern)}.cuh"
             file.includes += [include] if include not in file.includes else []

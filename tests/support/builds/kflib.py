@@ -191,8 +191,20 @@ def _wrapper(f, backend):
 
 def _workspace_wrapper(f, backend):
     name = f["cpu_workspace" if backend == "cpu" else "workspace"]
-    parameters = ", ".join(f"int64_t {s}" for s in f["sizes"])
-    return f"size_t kft_{name}({parameters})\n{{\n    return {name}({', '.join(f['sizes'])});\n}}\n"
+    types = {a["name"]: a["ctype"] for a in f["arguments"] if "ctype" in a}
+    parameters = ", ".join(f"{types[s]} {s}" for s in f["workspace_arguments"])
+    passed = ", ".join(f["workspace_arguments"])
+    return f"size_t kft_{name}({parameters})\n{{\n    return {name}({passed});\n}}\n"
+
+
+def shape_struct(f, values):
+    """Returns the shape struct of a call, or None if its sizes are arguments. values: {field:
+    value}; fields without one are 0."""
+    for a in f["arguments"]:
+        if a["role"] == "shape":
+            fields = [field["name"] for field in a["fields"]]
+            return (ctypes.c_int64 * len(fields))(*[int(values.get(n, 0)) for n in fields])
+    return None
 
 
 def sources(backend, functions, few=0):
@@ -422,14 +434,16 @@ class Lib:
 
     def bind(self, f, values, stream=0):
         """Returns a call with converted arguments, for timing loops."""
-        fn = self._function(f)
+        fn, shape = self._function(f), shape_struct(f, values)
+        # Kept alive by the call.
+        values = {"shape": ctypes.addressof(shape)} | values if shape else values
         arguments = [
             kind(values.get(a["name"]) if a["role"] == "strides" else values[a["name"]])
             for kind, a in zip(fn.argtypes, f["arguments"])
         ]
         if self.backend != "cpu":
             arguments.append(ctypes.c_void_p(stream))
-        return lambda: fn(*arguments)
+        return lambda keep=shape: fn(*arguments)
 
     def call(self, f, values, stream=0):
         return self.bind(f, values, stream)()
@@ -439,7 +453,11 @@ class Lib:
         if not name:
             return 0
         fn = getattr(self.dll, f"kft_{name}")
-        fn.restype, fn.argtypes = ctypes.c_size_t, [ctypes.c_int64] * len(sizes)
+        fn.restype = ctypes.c_size_t
+        if shape := shape_struct(f, dict(zip(f["sizes"], sizes))):
+            fn.argtypes, sizes = [ctypes.c_void_p], [ctypes.addressof(shape)]
+        else:
+            fn.argtypes = [ctypes.c_int64] * len(sizes)
         return fn(*sizes)
 
     @property
