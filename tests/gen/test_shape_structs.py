@@ -13,6 +13,7 @@ import emulator
 import kflib
 import numpy as np
 import pytest
+import size_rules
 import toolkit
 from storage import EPS, from_float, to_float
 
@@ -92,9 +93,7 @@ class Call:
         return next(a["fields"] for a in self.f["arguments"] if a["role"] == "shape")
 
     def extent(self, a):
-        from kernel_fusion import _sizes
-
-        return tuple(_sizes.value(extent, self.at) for extent in a["extents"])
+        return tuple(size_rules.shape(a, self.at))
 
     def draw(self, a):
         if a["kind"] == "offsets":
