@@ -118,7 +118,10 @@ def whole(where: str, name: str, value: Any) -> int:
 
 
 def integers(where: str, call: Call, given: Mapping[str, Any]) -> tuple[int, ...]:
-    return tuple(whole(where, v.name, given[v.name]) for v in call.integers)
+    found = tuple(whole(where, v.name, given[v.name]) for v in call.integers)
+    for v, n in zip(call.integers, found):
+        check_value(where, v, n)
+    return found
 
 
 def seeds(rng: Any) -> list[int]:

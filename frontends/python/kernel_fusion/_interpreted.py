@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from kfgen.interfaces import packed
 
 from kernel_fusion._sizes import value
 
@@ -141,7 +142,7 @@ class Interpreted:
             self.call(
                 f["name"],
                 t[: count(*TENSORS)],
-                n[: count("size", "count", "integer")],
+                n[: len(packed.numbers(f))],
                 d[: len(fields)] if d else None,
                 s[: count(*NUMBERS)] if s else (),
                 r,
@@ -219,9 +220,7 @@ class Interpreted:
         def named(*roles: str) -> list[str]:
             return [a["name"] for a in f["arguments"] if a["role"] in roles]
 
-        return dict(zip([*named("size"), *named("count"), *named("integer")], sizes)) | dict(
-            zip(named(*NUMBERS), scalars)
-        )
+        return dict(zip(packed.numbers(f), sizes)) | dict(zip(named(*NUMBERS), scalars))
 
     @staticmethod
     def _formula(f: Mapping[str, Any], arrays: Mapping[str, Any]) -> str:

@@ -103,7 +103,9 @@ def flattened(where: str, function: Callable[..., Any], shape: Any, given: dict[
     if len(wanted) == 1:
         return function(**given)
     if given.get("out") is not None:
-        raise TypeError(f"{where}: out is given, expected None beside several dimensions in {SHAPE}")
+        raise TypeError(
+            f"{where}: out is given, expected None beside several dimensions in {SHAPE}"
+        )
     size = 1
     for n in wanted:
         size *= n

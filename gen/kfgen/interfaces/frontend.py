@@ -71,11 +71,19 @@ def _call(members):
             )
         elif a["role"] == "strides":
             found["strides"] = a["fields"]
+        elif a["role"] == "shape":
+            found["integers"] += [_option(field) for field in packed.options(f)]
         elif a["role"] in ("integer", "scalar"):
             found["integers" if a["role"] == "integer" else "scalars"].append(
                 {k: a[k] for k in VALUE}
             )
     return found
+
+
+def _option(field):
+    """An option of a shape struct as an argument; a default of 0 stands for another field."""
+    default = field["default"] if isinstance(field["default"], int) else 0
+    return {"name": field["name"], "default": default, "least": min(default, 1), "most": None}
 
 
 def _named(variable):

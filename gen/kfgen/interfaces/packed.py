@@ -76,11 +76,56 @@ def pointer(a):
     return f"{one}const *" if a["list"] else one
 
 
+def shape_argument(f):
+    """Returns the shape struct among a function's arguments, or None."""
+    return next((a for a in f["arguments"] if a["role"] == "shape"), None)
+
+
+def options(f):
+    """Returns the fields of the shape struct that callers give; tensors determine the others."""
+    shape = shape_argument(f)
+    return [x for x in shape["fields"] if x["role"] == "option"] if shape else []
+
+
+def numbers(f):
+    """Names of the array of sizes and integers: sizes, options of the shape struct, the number of
+    tensors of lists, integers.
+    """
+    count, integers = (
+        [a["name"] for a in f["arguments"] if a["role"] == role] for role in ("count", "integer")
+    )
+    return [*f["sizes"], *(field["name"] for field in options(f)), *count, *integers]
+
+
+def shape_lines(f):
+    """Lines that declare kfi_shape, the shape struct of a call, if the function has one.
+
+    An option's 0 is refused, since frontends have computed shapes without its default.
+    """
+    shape = shape_argument(f)
+    if not shape:
+        return []
+    at = {name: f"n[{i}]" for i, name in enumerate(numbers(f))}
+
+    def value(field):
+        text = at.get(field["name"], "0")
+        given = field["role"] == "option" and isinstance(field["default"], int) and field["default"]
+        return f"{text} ? {text} : -1" if given else text
+
+    fields = ", ".join(map(value, shape["fields"]))
+    return [f"const {shape['struct']} kfi_shape = {{{fields}}};"]
+
+
+def shape_numbers(f):
+    """Number of values in the array of sizes and integers that the shape struct has."""
+    return len(f["sizes"]) + len(options(f)) if shape_argument(f) else 0
+
+
 def words(f, typed=False):
     """Arguments of a C launcher, read from the arrays.
 
     The order within the arrays is: tensors, then the lengths of lists; sizes, the number of tensors
-    of lists, then integers; strides; the op's scalars, the activation's, beta, p; seed and offset;
+    of lists, then integers (`numbers`); strides; the op's scalars, the activation's, beta, p; seed and offset;
     workspace. A list is the address of its array of pointers.
 
     Args:
@@ -92,6 +137,7 @@ def words(f, typed=False):
         **dict.fromkeys(SCALARS, "s"),
     }
     at, found = dict.fromkeys("tns", 0), []
+    at["n"] = shape_numbers(f)
     places = {"probability": "KFI_RT_P", "beta": "KFI_RT_BETA"}
     alone = {
         "seed": "r[0]",
@@ -112,6 +158,8 @@ def words(f, typed=False):
             at[array] += 1
         elif a["role"] == "strides":
             found.append(f"(const {a['struct']} *)d")
+        elif a["role"] == "shape":
+            found.append("&kfi_shape")
         else:
             found.append(
                 alone.get(a["role"]) or {"workspace": "w", "workspace_bytes": "b"}[a["name"]]
@@ -121,6 +169,8 @@ def words(f, typed=False):
 
 def space(f):
     """Arguments of a launcher's workspace function."""
+    if shape_argument(f):
+        return "&kfi_shape"
     return ", ".join(f"n[{f['sizes'].index(s)}]" for s in f["workspace_arguments"])
 
 
@@ -164,7 +214,7 @@ def sources(found, many=MANY):
         many: maximum number of functions per file.
     """
     env = environment()
-    env.globals.update(version=kf_version(), words=words, space=space)
+    env.globals.update(version=kf_version(), words=words, space=space, shape_lines=shape_lines)
     texts = {
         name: env.get_template("python/packed.c.j2").render(
             file=name, header=header, functions=members

@@ -43,6 +43,7 @@ def words(f):
         "workspace_bytes": "b",
     }
     at, found = dict.fromkeys("tns", 0), []
+    at["n"] = packed.shape_numbers(f)
     for a in f["arguments"]:
         array = arrays.get(a["role"])
         if array:
@@ -51,6 +52,8 @@ def words(f):
             at[array] += 1
         elif a["role"] == "strides":
             found.append(f"(const {a['struct']} *)(const void *)d")
+        elif a["role"] == "shape":
+            found.append("&kfi_shape")
         else:
             found.append(alone[a["name"] if a["role"] == "workspace" else a["role"]])
     return ", ".join([*found, "(cudaStream_t)q"])
@@ -59,7 +62,9 @@ def words(f):
 def sources(found):
     """Returns {file name: text} of a library with these functions."""
     env = environment()
-    env.globals.update(version=kf_version(), words=words, space=packed.space)
+    env.globals.update(
+        version=kf_version(), words=words, space=packed.space, shape_lines=packed.shape_lines
+    )
     called = {f["name"]: name for name, f in found}
     texts = {}
     for name, (header, members) in packed.units([f for _, f in found]).items():

@@ -130,7 +130,14 @@ class Function:
 
     @property
     def integers(self):
-        return [a["name"] for a in self.arguments("integer")]
+        return packed.numbers(self.first)[len(self.order) :]
+
+    @property
+    def integer_values(self):
+        """Integers with the defaults of options whose value is 0."""
+        defaults = {x["name"]: x["default"] for x in packed.options(self.first)}
+        named = [(name, defaults.get(name)) for name in self.integers]
+        return [f"{n} ? {n} : {d}" if isinstance(d, int) and d else n for n, d in named]
 
     @property
     def scalars(self):

@@ -70,6 +70,9 @@ def check(s: Schema, given: Given) -> None:
     ]
     for value, scalar in zip(values, given.scalars):
         _plan.check_value(where(s, given), value, scalar)
+    for value, n in zip(s.call.integers, given.integers):
+        if value.least is not None or value.most is not None:  # no guards on symbols without bounds
+            _plan.check_value(where(s, given), value, n)
 
 
 def plan(s: Schema, given: Given, symbolic: bool) -> _plan.Plan:

@@ -121,6 +121,11 @@ def _text(op: Op, activation: str) -> str:
             f"    if isinstance({n}, Tensor):\n        check_number(where, '{n}', {n})"
             for n in numbers
         ),
+        *(
+            f"    {line}"
+            for v in op.forward.integers
+            for line in _bounds(op.display_name(activation), v)
+        ),
         "    try:",
         f"        if any_autocast() and {first}.device.type in devices and "
         f"autocast({first}.device.type):",
