@@ -236,7 +236,7 @@ class Op:
         integers: Sequence[int] = (),
     ) -> Layout:
         """Computes sizes and shapes from those of the tensors that determine the sizes."""
-        numbers = {v.name: n for v, n in zip(call.integers, integers)} | {"groups": groups}
+        numbers = {"groups": groups} | {v.name: n for v, n in zip(call.integers, integers)}
         return Layout(
             self.rules, call.shaping, [shapes[t.name] for t in call.shaping], axis, numbers
         )
