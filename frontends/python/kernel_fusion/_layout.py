@@ -40,11 +40,13 @@ class RulesOf(ctypes.Structure):
         ("divides", INT * SIZES),
         *[(n, INT) for n in ("least", "has_axis", "first_says", "joined")],
         ("code", ctypes.POINTER(INT)),
+        ("defaults", ctypes.POINTER(INT)),
     ]
 
 
-def rules(of: "Rules", codes: Sequence[int]) -> RulesOf:
+def rules(of: "Rules", codes: Sequence[int], integers: Sequence[str] = ()) -> RulesOf:
     """Returns the struct of an op's rules, with the codes of all its extents."""
+    defaults = [of.defaults.get(name, 0) for name in integers]
     sizes, every = list(of.sizes), of.sizes.values()
     counts: list[Any] = [rule.get("dims") for rule in every]
     divides = [sizes.index(rule["divides"]) if "divides" in rule else -1 for rule in every]
@@ -57,6 +59,7 @@ def rules(of: "Rules", codes: Sequence[int]) -> RulesOf:
         False,
         ALWAYS if of.arguments else ALONE if of.has_axis else NEVER,
         (INT * max(len(codes), 1))(*codes),
+        (INT * len(defaults))(*defaults) if of.defaults else None,
     )
 
 

@@ -62,10 +62,16 @@ class Rules:
     Args:
         sizes: {size: rule} in the order of the size arguments.
         axis: the default.
+        defaults: {integer: the value that its 0 stands for}.
     """
 
-    def __init__(self, sizes: Mapping[str, Mapping[str, Any]], axis: int | None):
-        self.sizes, self.axis = sizes, axis
+    def __init__(
+        self,
+        sizes: Mapping[str, Mapping[str, Any]],
+        axis: int | None,
+        defaults: Mapping[str, int] | None = None,
+    ):
+        self.sizes, self.axis, self.defaults = sizes, axis, defaults or {}
         self.least = data.least(axis)  # minimum number of dimensions
         # Sizes that the call gives: {size: name of the argument}.
         self.arguments = {s: rule["argument"] for s, rule in sizes.items() if "argument" in rule}
@@ -105,6 +111,9 @@ class Layout:
     ):
         self.rules = rules
         self.values = dict(numbers or {})
+        for name, default in rules.defaults.items():
+            if name in self.values and self.values[name] == 0:
+                self.values[name] = default
         self.axis = self._axis(tensors[0].name, shapes[0], axis)
         count = self._counts(tensors, shapes)
         self.dims = self._dims(tensors, shapes, count)

@@ -298,7 +298,9 @@ def entry(
     return Op(
         **same,
         rules=Rules(
-            {size: found["rules"][size] for size in found["forward"]["sizes"]}, found["axis"]
+            {size: found["rules"][size] for size in found["forward"]["sizes"]},
+            found["axis"],
+            found["defaults"],
         ),
         activations=tuple(found["activations"]),
         integer_activations=tuple(found["integer_activations"]),

@@ -119,6 +119,7 @@ def _entry(pattern, op, members, with_grad):
         **{word: f[word] for word in manifest.OF_FRONTENDS},
         "axis": axes["axis"],
         "rules": axes["sizes"],
+        "defaults": packed.defaults(f),
         "shaped_by": axes["shaped_by"],
         "dropout": f["dropout"],
         "empty": f["empty"],

@@ -87,6 +87,12 @@ def options(f):
     return [x for x in shape["fields"] if x["role"] == "option"] if shape else []
 
 
+def defaults(f):
+    """Returns {option: the number that its 0 stands for}, without defaults of 0."""
+    found = {field["name"]: field["default"] for field in options(f)}
+    return {name: n for name, n in found.items() if isinstance(n, int) and n}
+
+
 def numbers(f):
     """Names of the array of sizes and integers: sizes, options of the shape struct, the number of
     tensors of lists, integers.
@@ -98,21 +104,12 @@ def numbers(f):
 
 
 def shape_lines(f):
-    """Lines that declare kfi_shape, the shape struct of a call, if the function has one.
-
-    An option's 0 is refused, since frontends have computed shapes without its default.
-    """
+    """Lines that declare kfi_shape, the shape struct of a call, if the function has one."""
     shape = shape_argument(f)
     if not shape:
         return []
     at = {name: f"n[{i}]" for i, name in enumerate(numbers(f))}
-
-    def value(field):
-        text = at.get(field["name"], "0")
-        given = field["role"] == "option" and isinstance(field["default"], int) and field["default"]
-        return f"{text} ? {text} : -1" if given else text
-
-    fields = ", ".join(map(value, shape["fields"]))
+    fields = ", ".join(at.get(field["name"], "0") for field in shape["fields"])
     return [f"const {shape['struct']} kfi_shape = {{{fields}}};"]
 
 

@@ -133,11 +133,10 @@ class Function:
         return packed.numbers(self.first)[len(self.order) :]
 
     @property
-    def integer_values(self):
-        """Integers with the defaults of options whose value is 0."""
-        defaults = {x["name"]: x["default"] for x in packed.options(self.first)}
-        named = [(name, defaults.get(name)) for name in self.integers]
-        return [f"{n} ? {n} : {d}" if isinstance(d, int) and d else n for n, d in named]
+    def defaults(self):
+        """Defaults of the integers, for those that are 0; empty if none has one."""
+        found = packed.defaults(self.first)
+        return [found.get(name, 0) for name in self.integers] if found else []
 
     @property
     def scalars(self):
@@ -250,6 +249,7 @@ class Function:
             int(self.by_all),
             f"KFI_LAYOUT_{joined}",
             f"kfi_rt_codes_{self.stem}" if self.codes else "NULL",
+            f"kfi_rt_defaults_{self.stem}" if self.defaults else "NULL",
         )
 
     def there(self, f):
@@ -460,6 +460,7 @@ def _header(manifest, name, made, known):
         ),
         "activations": manifest["activations"],
         "words": packed.words,
+        "shape_lines": packed.shape_lines,
         "space": packed.space,
         "version": version(),
         "abi": manifest["abi_version"],

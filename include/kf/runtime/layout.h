@@ -57,11 +57,12 @@ typedef struct {
                                           the first, else the last */
     int32_t joined;                    /* KFI_LAYOUT_NEVER, _ALONE or _ALWAYS */
     const int32_t *code;               /* expressions of the extents */
+    const int32_t *defaults; /* of the integers, where those are 0; NULL: none has one */
 } kfi_layout_rules;
 
 typedef struct {
     int64_t dim[KFI_LAYOUT_DIMS]; /* dimensions of all sizes; arguments come last */
-    int64_t n[KFI_LAYOUT_VALUES]; /* sizes, -1: above KFI_LAYOUT_MOST; the caller adds integers */
+    int64_t n[KFI_LAYOUT_VALUES]; /* sizes, -1: above KFI_LAYOUT_MOST; kfi_layout_integers adds the rest */
     int32_t begin[KFI_LAYOUT_SIZES], end[KFI_LAYOUT_SIZES]; /* range of each size in `dim` */
     int32_t dims;                                           /* without those of arguments */
     int32_t axis;                                           /* counted from the front */
@@ -257,6 +258,13 @@ static inline int kfi_layout_find(const kfi_layout_rules *r, int tensors,
             return kfi_layout_fail(e, KFI_LAYOUT_ROOM, 0, 0, KFI_LAYOUT_DIMS, 0);
     }
     return 1;
+}
+/* Adds the integers to the values of a call. */
+static inline void kfi_layout_integers(const kfi_layout_rules *r, kfi_layout *l,
+                                       const int64_t *integers, int count)
+{
+    for (int i = 0; i < count; ++i)
+        l->n[r->sizes + i] = integers[i] || !r->defaults ? integers[i] : r->defaults[i];
 }
 /* Returns the index of a size that the call gives and that does not divide its other size; -1: none
  * such. */

@@ -241,7 +241,7 @@ static kf_result_t kfi_rt_measure_call(const kfi_rt_call *c, kfi_rt_prepared *m)
     const kfi_layout *const l = &m->layout;
     kf_result_t result = op->any_order ? kfi_rt_broadcast_all(c, m) : kfi_rt_read_shapes(c, m);
     if (result != KF_SUCCESS) return result;
-    for (int i = 0; i < op->integers; ++i) m->layout.n[op->rules.sizes + i] = c->integers[i];
+    kfi_layout_integers(&op->rules, &m->layout, c->integers, op->integers);
     if (op->refused >= 0 && !l->n[op->refused])
         return kfi_rt_fail(KF_ERROR_INVALID_SIZE, op->name, "dim",
                            "is %d of %s, expected a dimension with elements", c->dim,

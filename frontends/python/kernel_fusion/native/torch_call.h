@@ -139,7 +139,8 @@ static bool take_rest(call *c, const value *stack)
 {
     const kfs_op *op = c->op;
     const value *v = stack + op->inputs;
-    memcpy(c->layout.n + op->rules.sizes, v, (size_t)op->integers * sizeof *v), v += op->integers;
+    kfi_layout_integers(&op->rules, &c->layout, (const int64_t *)v, op->integers);
+    v += op->integers;
     memcpy(c->scalars, v, (size_t)op->scalars * sizeof *v), v += op->scalars;
     const value *acts = v;
     v += op->acts;

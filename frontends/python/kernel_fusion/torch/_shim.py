@@ -144,7 +144,7 @@ def _entry(s: Schema) -> _Op:
         _array(INT, [len(op.scalars[a]) for a in op.activations]),
         _array(DOUBLE, [x for v in values for x in _bounds(v, most)]),
         0,
-        _layout.rules(op.rules, codes),
+        _layout.rules(op.rules, codes, [v.name for v in call.integers]),
         len(call.inputs),
         len(call.outputs),
         len(call.integers),
