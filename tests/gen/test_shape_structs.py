@@ -5,6 +5,7 @@ and in the emulation, errors of the struct, and what the manifest says of it.
 
 import importlib
 import json
+import os
 import subprocess
 import sys
 
@@ -12,6 +13,7 @@ import checks
 import emulator
 import kflib
 import numpy as np
+import nvrtc
 import pytest
 import size_rules
 import toolkit
@@ -61,11 +63,21 @@ def own(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def reference():
-    """The family's oracle."""
+def family():
+    """The family, loaded for the tests of this module."""
     from kfgen import families
 
-    families.load(FOLDER)
+    before = set(sys.modules)
+    found = families.load(FOLDER)
+    yield found
+    del families.FAMILIES[found.name], families.OWN[FOLDER]
+    for name in [n for n in sys.modules if n not in before and n.startswith("kfgen.families.")]:
+        del sys.modules[name]
+
+
+@pytest.fixture(scope="module")
+def reference(family):
+    """The family's oracle."""
     return importlib.import_module("kfgen.families.conv1d.reference")
 
 
@@ -202,3 +214,184 @@ def test_numbers(own, backend, reference):
             bounds, shape = shape if packed else (None, shape)
             for without in [(), ("bias", "dx"), ("dweight",)]:
                 Call(f, shape, bounds, without).check(*backend, reference)
+
+
+WRONG = [
+    ({"length": -1}, "length is -1, expected 0 to 2^58"),
+    ({"stride": -2}, "stride is -2, expected 0 to 2^58"),
+    ({"groups": 3}, "groups is 3, expected a divisor of channels, 4"),
+    ({"groups": 4}, "groups is 4, expected a divisor of filters, 6"),
+    ({"dilation": 20}, "shape gives out no shape, expected dimensions of at least 0 and at most "),
+    ({"pad_left": 2**58, "batch": 2**20}, "shape gives out no shape, expected dimensions of "),
+    ({"length": 2**57, "channels": 2**40}, "shape gives x no shape, expected dimensions of at "),
+]
+
+
+@pytest.mark.check
+def test_errors(own, backend):
+    """Nothing is read or written before the struct is checked."""
+    functions, _, _ = own
+    lib, _ = backend
+    f = next(f for f in functions if f["name"] == "kf_conv1d_f32")
+    name = f["cpu_name" if lib.backend == "cpu" else "name"]
+    given = dict.fromkeys([a["name"] for a in f["arguments"] if "use" in a])
+    for more, text in WRONG:
+        code = lib.call(f, SHAPES[0] | given | more)
+        assert (code, lib.detail[: len(name) + 2]) == (2, f"{name}: "), (more, lib.detail)
+        assert lib.detail.partition(": ")[2].startswith(text), (more, lib.detail)
+    assert lib.call(f, given | {"shape": None}) == 1
+    assert lib.detail == f"{name}: shape is NULL, expected a pointer to the sizes"
+    assert lib.call(f, SHAPES[0] | given) == 1 and "x is NULL" in lib.detail
+    assert lib.call(f, given) == 0  # all sizes are 0
+    packed = next(f for f in functions if f["name"] == "kf_conv1d_varlen_f32")
+    given = dict.fromkeys([a["name"] for a in packed["arguments"] if "use" in a])
+    assert lib.call(packed, SHAPES[0] | given | {"stride": 2}) == 2
+    assert "stride is 2, expected 1 for packed sequences" in lib.detail
+    backward = next(f for f in functions if f["name"] == "kf_conv1d_bwd_f32")
+    assert lib.workspace_bytes(backward, [1, 2, 3, 4, 5]) == 0
+
+
+@pytest.mark.check
+def test_check(own):
+    """The oracle, which multiplies matrices, agrees with the sums of the entry's expression."""
+    found = kfgen("check", *own[2])
+    assert found.returncode == 0 and "2 ops with" in found.stdout, found.stderr
+
+
+def test_manifest(own):
+    functions, _, _ = own
+    f = next(f for f in functions if f["name"] == "kf_conv1d_bwd_bf16")
+    shape = next(a for a in f["arguments"] if a["role"] == "shape")
+    assert (shape["struct"], shape["ctype"]) == ("kf_conv1d_t", "const kf_conv1d_t *")
+    assert (shape["memory"], shape["null"]) == ("host", "")
+    assert [x["name"] for x in shape["fields"] if x["role"] == "size"] == f["sizes"]
+    options = {x["name"]: (x["default"], x["divides"]) for x in shape["fields"]}
+    assert options["stride"] == (1, []) and options["groups"] == (1, ["channels", "filters"])
+    assert options["batch"] == (None, []) and f["workspace_arguments"] == ["shape"]
+    page = (kflib.ROOT / "docs/manifest.md").read_text()
+    for name in shape["fields"][0]:
+        assert f"- `{name}`: " in page, name
+    assert not any(a["role"] in ("size", "integer") for a in f["arguments"])
+
+
+@pytest.mark.skipif(not toolkit.nvrtc(), reason="no NVRTC")
+def test_nvrtc(own):
+    """The kernels compile at run time; the struct is for the host."""
+    functions, include, _ = own
+    some = [f for f in functions if f["dtypes"] in (["f32"], ["bf16", "i32"])]
+    text = "".join(f'#include "{h}.cuh"\n' for h in dict.fromkeys(f["header"] for f in some))
+    names = [name for f in some for stage in f["stages"] for name in stage]
+    _, lowered, log = nvrtc.compile_text(text, names, include, options=nvrtc.quick())
+    assert len(lowered) == len(some) == 6 and "warning" not in log, log
+
+
+def test_launchers(own, tmp_path):
+    """Functions with C linkage, for CUDA and beside those of C: the struct is defined once."""
+    _, include, _ = own
+    text = """#include "kf/conv1d.h"
+        #include "kf/kf_conv1d_launchers.h"
+        #include "kf/kf_conv1d_launchers.h"
+        int main(void)
+        {
+            const kf_conv1d_t shape = {0};
+            (void)kf_cpu_conv1d_f32(0, 0, 0, 0, &shape);
+            return (int)kf_conv1d_bwd_f32_workspace_bytes(&shape) +
+                   (int)kf_conv1d_f32(0, 0, 0, 0, &shape, 0);
+        }"""
+    (tmp_path / "program.c").write_text(text)
+    command = ["gcc", "-fsyntax-only", *EXACT[1:], *(f"-I{d}" for d in include)]
+    done = subprocess.run(
+        [*command, tmp_path / "program.c"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_packed_cuda(own, family):
+    """The launchers that Python calls on a GPU fill in the struct from sizes and options."""
+    from kfgen.entries import spec as specs
+    from kfgen.interfaces import manifest, packed_cuda
+    from kfgen.render.render import Selection
+
+    _, include, _ = own
+    chosen = Selection(specs.load([FOLDER / "ops.toml"]), ["bias"], dtypes=["f32"])
+    found = [x for x in packed_cuda.functions(manifest.build(chosen)) if "conv1d" in x[0]]
+    assert len(found) == 4
+    texts = packed_cuda.sources(found)
+    fields = ", ".join(f"n[{i}]" for i in range(10))
+    for name, text in texts.items():
+        if not name.startswith("packed_table"):
+            assert f"const kf_conv1d_t kfi_shape = {{{fields}}};" in text
+            assert "&kfi_shape, w, b, (cudaStream_t)q" in text
+
+
+def printed(reference):
+    """What tensors.c prints."""
+    x, weight = np.arange(10.0).reshape(1, 5, 2), np.arange(1.0, 5.0).reshape(2, 2, 1)
+    bias, o = np.array([1.0, -1.0]), reference.Options(groups=2)
+    out = reference.forward(x, weight, bias, o)
+    dx, dweight, dbias = reference.backward(x, weight, out, o)
+    packed = reference.Options(pad_left=1, groups=2, packed=(0, 2, 4))
+    packed = reference.forward(x[0, :4], weight, None, packed)
+    found = {"forward": out, "backward": dx, "weights": dweight, "bias": dbias, "packed": packed}
+    lines = [f"{n}: 0 {' '.join(f'{v:g}' for v in a.reshape(-1))}" for n, a in found.items()]
+    return [
+        *lines,
+        "stride: 12 kf_fused_conv1d: out is [1, 4, 2], expected [1, 2, 2]",
+        "negative: 2 kf_cpu_conv1d_f64: pad_left is -3, expected 0 to 2^58",
+    ]
+
+
+@pytest.mark.check
+def test_tensors(own, reference, tmp_path):
+    """Functions on tensors."""
+    _, include, words = own
+    made = kfgen(
+        "runtime", *words, "--ops", "bias", "--dtypes", "f64", "-o", tmp_path / "functions.h"
+    )
+    assert made.returncode == 0, made.stderr
+    command = [
+        "gcc",
+        "-O1",
+        "-Wall",
+        "-Wextra",
+        "-Werror",
+        *(f"-I{d}" for d in [tmp_path, *include]),
+    ]
+    program = [FOLDER / "tensors.c", "-o", tmp_path / "program", "-lm", "-lpthread"]
+    done = subprocess.run([*command, *program], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    found = subprocess.run([tmp_path / "program"], capture_output=True, text=True, check=False)
+    assert (found.returncode, found.stdout.splitlines()) == (0, printed(reference))
+
+
+@pytest.mark.check
+@pytest.mark.parametrize("script, compiler", [("numpy", True), ("numpy", False), ("torch", True)])
+def test_python(script, compiler, tmp_path):
+    """kf.ops: on arrays, compiled and interpreted, and on PyTorch's tensors."""
+    if script == "torch":
+        pytest.importorskip("torch")
+    runner = kflib.ROOT / "tests/support/python/own_family.py"
+    cache = kflib.ROOT / "build/tests/python/cache" if compiler else tmp_path / "cache"
+    env = os.environ | {"KF_CACHE_DIR": str(cache)} | ({} if compiler else {"PATH": "", "CC": ""})
+    done = subprocess.run(
+        [sys.executable, runner, FOLDER, tmp_path / "package", FOLDER / f"in_{script}.py"],
+        capture_output=True,
+        text=True,
+        env=env,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert ("NumPy computes CPU functions" in done.stderr) == (not compiler), done.stderr
+
+
+def test_docs(family):
+    """The reference page has the struct once, and the ops' signatures."""
+    from kfgen.entries import spec as specs
+    from kfgen.render import docs
+    from kfgen.render.render import Selection
+
+    page = docs.pages(Selection(specs.load([FOLDER / "ops.toml"]), ["bias"]))["conv1d.md"]
+    assert page.count('## <a name="kf_conv1d_t"></a>`kf_conv1d_t`') == 1
+    assert "| `groups` | groups of channels; divides channels, filters | 1 |" in page
+    assert "| `batch` | sequences | |" in page
+    assert "const kf_conv1d_t *shape[, cudaStream_t stream]);" in page

@@ -329,6 +329,7 @@ class Signature:
 
     @property
     def size_names(self):
+        """Names of the size arguments, or of the shape struct."""
         return [a.name for a in self.size_arguments]
 
     @property

@@ -200,7 +200,7 @@ def pages(selection):
     ]
     texts = {
         f"{family}.md": env.get_template("docs/family.md.j2").render(
-            family=family, ops=ops, **common
+            family=family, ops=ops, shape=families.FAMILIES[family].shape, **common
         )
         for family, ops in of.items()
     }

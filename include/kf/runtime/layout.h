@@ -62,7 +62,8 @@ typedef struct {
 
 typedef struct {
     int64_t dim[KFI_LAYOUT_DIMS]; /* dimensions of all sizes; arguments come last */
-    int64_t n[KFI_LAYOUT_VALUES]; /* sizes, -1: above KFI_LAYOUT_MOST; kfi_layout_integers adds the rest */
+    int64_t n[KFI_LAYOUT_VALUES]; /* sizes, -1: above KFI_LAYOUT_MOST; kfi_layout_integers adds the
+                                     rest */
     int32_t begin[KFI_LAYOUT_SIZES], end[KFI_LAYOUT_SIZES]; /* range of each size in `dim` */
     int32_t dims;                                           /* without those of arguments */
     int32_t axis;                                           /* counted from the front */
