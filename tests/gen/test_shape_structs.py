@@ -306,22 +306,31 @@ def test_launchers(own, tmp_path):
     assert done.returncode == 0, done.stderr
 
 
-def test_packed_cuda(own, family):
+@pytest.mark.check
+@pytest.mark.skipif(not toolkit.include(), reason="no CUDA headers")
+def test_packed_cuda(family, tmp_path):
     """The launchers that Python calls on a GPU fill in the struct from sizes and options."""
     from kfgen.entries import spec as specs
     from kfgen.interfaces import manifest, packed_cuda
-    from kfgen.render.render import Selection
+    from kfgen.render.render import Renderer, Selection, write_all
 
-    _, include, _ = own
     chosen = Selection(specs.load([FOLDER / "ops.toml"]), ["bias"], dtypes=["f32"])
     found = [x for x in packed_cuda.functions(manifest.build(chosen)) if "conv1d" in x[0]]
     assert len(found) == 4
-    texts = packed_cuda.sources(found)
+    texts = {n: t for n, t in packed_cuda.sources(found).items() if "table" not in n}
     fields = ", ".join(f"n[{i}]" for i in range(10))
-    for name, text in texts.items():
-        if not name.startswith("packed_table"):
-            assert f"const kf_conv1d_t kfi_shape = {{{fields}}};" in text
-            assert "&kfi_shape, w, b, (cudaStream_t)q" in text
+    for text in texts.values():
+        assert text.count(f"const kf_conv1d_t kfi_shape = {{{fields}}};") == 3
+    write_all(Renderer(chosen, any_activation=False).render(), tmp_path, [])
+    write_all(texts, tmp_path, [])
+    native = kflib.ROOT / "frontends/python/kernel_fusion/native"
+    include = (native, tmp_path, kflib.ROOT / "include", FOLDER / "include")
+    command = ["g++", "-std=c++17", "-DKFP_CUDA", "-fsyntax-only", "-Wall", "-Werror"]
+    command += [*(f"-I{d}" for d in include), "-isystem", toolkit.include()]
+    done = subprocess.run(
+        [*command, *(tmp_path / n for n in texts)], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
 
 
 def printed(reference):

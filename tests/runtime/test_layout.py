@@ -28,6 +28,7 @@ int evaluate(const int32_t *, const int64_t *, int64_t *);
 int strides(const kfi_layout_rules *, const kfi_layout *, const kfi_layout_tensor *,
             const int64_t *, const int64_t *, int, int64_t *);
 int divisor(const kfi_layout_rules *, const kfi_layout *);
+void integers(const kfi_layout_rules *, kfi_layout *, const int64_t *, int);
 size_t bytes(int);
 int find(const kfi_layout_rules *r, int tensors, const kfi_layout_tensor *const *t,
          const int64_t *const *shapes, const int *ranks, int64_t axis, const int64_t *arguments,
@@ -50,6 +51,10 @@ size_t bytes(int which)
     return of[which];
 }
 int divisor(const kfi_layout_rules *r, const kfi_layout *l) { return kfi_layout_divisor(r, l); }
+void integers(const kfi_layout_rules *r, kfi_layout *l, const int64_t *integers, int count)
+{
+    kfi_layout_integers(r, l, integers, count);
+}
 int strides(const kfi_layout_rules *r, const kfi_layout *l, const kfi_layout_tensor *t,
             const int64_t *shape, const int64_t *strides, int rank, int64_t *fields)
 {
@@ -109,8 +114,8 @@ def c(request, tmp_path_factory):
 class Both:
     """An op's rules and tensors for both evaluators."""
 
-    def __init__(self, sizes, axis, tensors, shaping, integers=()):
-        self.rules = evaluator.Rules(sizes, axis)
+    def __init__(self, sizes, axis, tensors, shaping, integers=(), defaults=None):
+        self.rules = evaluator.Rules(sizes, axis, defaults)
         self.tensors = {
             name: Argument(name, extents, evaluator.lines(extents, list(sizes)))
             for name, extents in tensors.items()
@@ -120,7 +125,7 @@ class Both:
             name: layout.tensor(extents, list(sizes), integers, codes)
             for name, extents in tensors.items()
         }
-        self.struct = layout.rules(self.rules, codes)
+        self.struct = layout.rules(self.rules, codes, integers)
 
     def in_python(self, shapes, axis, groups, integers):
         """Returns (layout, None) or (None, error)."""
@@ -147,8 +152,9 @@ class Both:
             *(ctypes.c_int64(default), numbers([groups] * layout.SIZES)),
             *(ctypes.byref(found), ctypes.byref(error)),
         )
-        for i, n in enumerate(integers):
-            found.n[len(self.rules.sizes) + i] = n
+        c.integers(
+            *(ctypes.byref(self.struct), ctypes.byref(found), numbers(integers), len(integers))
+        )
         return (found, None) if done else (None, error)
 
     def shape_in_c(self, c, found, name):
@@ -329,7 +335,8 @@ def some_rules(rng):
             n if rng.random() < 0.6 else expression(rng, values, 2) for n in rng.sample(names, 1)
         ] + rng.sample(list(sizes), 1)
     tensors["conv"] = [data.parse("(a - 2 * (kernel - 1) - 1) / stride + 1")]
-    return Both(sizes, axis, tensors, shaping, ("kernel", "stride"))
+    defaults = {"stride": rng.randint(1, 3)} if rng.random() < 0.5 else None
+    return Both(sizes, axis, tensors, shaping, ("kernel", "stride"), defaults)
 
 
 def test_random_rules(c):
@@ -372,6 +379,31 @@ def test_every_op(c, ops):
             ]
             good += both.compare(c, shapes, rng.randint(-2, 2), rng.randint(1, 3)) is not None
     assert good > len(ops)
+
+
+def test_convolutions(c):
+    """Computed sizes and options of a shape struct, against PyTorch's formula; 0 is the default."""
+    out = "(length + pad_left + pad_right - dilation * (kernel - 1) - 1) / stride + 1"
+    tensors = {"x": ["batch", "length", "channels"], "out": ["batch", data.parse(out), "filters"]}
+    tensors["weight"] = ["filters", "kernel", data.parse("channels / groups")]
+    sizes = dict.fromkeys(("batch", "length", "channels", "filters", "kernel"), data.ONE)
+    options = ("stride", "pad_left", "pad_right", "dilation", "groups")
+    defaults = {"stride": 1, "dilation": 1, "groups": 1}
+    both = Both(sizes, None, tensors, ["x", "weight"], options, defaults)
+    rng, there, empty = random.Random(5), 0, 0
+    for _ in range(800):
+        x = tuple(rng.randint(0, 12) for _ in range(3))
+        weight = tuple(rng.randint(0, 5) for _ in range(3))
+        given = tuple(rng.randint(0, 4) for _ in options)
+        made = both.compare(c, [x, weight], integers=given)
+        stride, left, right, dilation, groups = (
+            n or defaults.get(name, 0) for name, n in zip(options, given)
+        )
+        length = (x[1] + left + right - dilation * (weight[1] - 1) - 1) // stride + 1
+        assert made["out"] == ((x[0], length, weight[0]) if length >= 0 else None), (x, weight)
+        assert made["weight"] == (*weight[:2], x[2] // groups)
+        there, empty = there + (length >= 0), empty + (length < 0)
+    assert min(there, empty) > 50, (there, empty)
 
 
 def strides_of(rng, shape):

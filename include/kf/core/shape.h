@@ -25,12 +25,6 @@ typedef struct {
     kf_i64 elements[KFI_MAX_TENSORS];
 } kfi_shape_values;
 
-KFI_HOST const int32_t *kfi_shape_next(const int32_t *code)
-{
-    while (*code != KFI_LAYOUT_END) code += *code == KFI_LAYOUT_NUMBER ? 2 : 1;
-    return code + 1;
-}
-
 /* Returns the elements of a tensor whose extents begin at *code, which moves behind them. Negative:
  * an extent is negative, divides by 0, or the tensor has more than 2^58 elements. */
 KFI_ONCE kf_i64 kfi_shape_elements(const int32_t **code, const int64_t *values)
@@ -40,7 +34,7 @@ KFI_ONCE kf_i64 kfi_shape_elements(const int32_t **code, const int64_t *values)
     int wrong = 0;
     for (int i = 0; i < count; ++i) {
         wrong |= !kfi_layout_evaluate(*code, values, &extent[i]) || extent[i] < 0;
-        *code = kfi_shape_next(*code);
+        *code = kfi_layout_next(*code);
     }
     return wrong ? -1 : kfi_layout_product(extent, 0, count);
 }
@@ -74,7 +68,7 @@ KFI_ONCE kf_result_t kfi_read_shape(const kfi_name *name, const kfi_shape_rules 
         if (!value && *code != KFI_LAYOUT_END)
             (void)kfi_layout_evaluate(code, found->value, &value);
         found->value[i] = value;
-        code = kfi_shape_next(code);
+        code = kfi_layout_next(code);
         for (int count = *code++; count > 0; --count, ++code)
             if (!value || found->value[*code] % value)
                 return kfi_fail(KF_ERROR_INVALID_SIZE, name, kfi_word(r->words, i),

@@ -138,6 +138,12 @@ static inline int kfi_layout_evaluate(const int32_t *code, const int64_t *values
     *out = stack[0];
     return 1;
 }
+/* Returns the code behind an expression. */
+static inline const int32_t *kfi_layout_next(const int32_t *code)
+{
+    while (*code != KFI_LAYOUT_END) code += *code == KFI_LAYOUT_NUMBER ? 2 : 1;
+    return code + 1;
+}
 /* Returns the product of dimensions; -1 if it exceeds KFI_LAYOUT_MOST. */
 static inline int64_t kfi_layout_product(const int64_t *shape, int begin, int end)
 {
