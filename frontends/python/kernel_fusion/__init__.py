@@ -8,9 +8,10 @@ Importing the package requires no framework, compiler or GPU.
 - kf.fuse, kf.fuse_row: make an op from a formula
 - kf.load: adds the ops of a program's own spec files and families to kf.ops
 - kf.fused_<op>: an op with a `stream` argument (kf.Context, kf.Stream), as in the C runtime
-- kf.kernels: the unchecked C launchers
+- kf.kernels: the unchecked C launchers, and attention on the CPU
+- kf.fkl: chains of operations as one kernel
 - kf.config: what torch.compile sees of an op
-- kf.benchmarks: timing of functions on the CPU
+- kf.benchmarks: timing of functions on the CPU and on GPUs
 - kf.info: which libraries are loaded, and which inputs were copied
 - kf.warmup: compiles CPU functions or GPU kernels before the first call
 - kf.build_launchers, kf.use_launchers: GPU kernels compiled ahead of time for other machines
@@ -25,6 +26,7 @@ from kernel_fusion._library import get_threads, set_threads
 if TYPE_CHECKING:
     from kernel_fusion import benchmarks as benchmarks
     from kernel_fusion import config as config
+    from kernel_fusion import fkl as fkl
     from kernel_fusion import kernels as kernels
     from kernel_fusion import nn as nn
     from kernel_fusion import ops as ops
@@ -48,6 +50,7 @@ __all__ = [
     "benchmarks",
     "build_launchers",
     "config",
+    "fkl",
     "fuse",
     "fuse_row",
     "get_include",
@@ -66,7 +69,7 @@ __version__ = version()
 
 def __getattr__(name: str) -> Any:
     """Imports submodules and lazy names on first access."""
-    if name in ("benchmarks", "config", "kernels", "nn", "ops"):
+    if name in ("benchmarks", "config", "fkl", "kernels", "nn", "ops"):
         return importlib.import_module(f"kernel_fusion.{name}")
     lazy = {
         "fuse": "_fuse",

@@ -189,6 +189,7 @@ def read(where: str, name: str, x: Any, stream: int | None) -> Array:
     if hasattr(x, "__cuda_array_interface__"):
         found = _of_interface(where, name, x)
     elif is_one(x):
+        stream = stream or running_on.get()
         taken = _dlpack.take(x.__dlpack__(stream=stream or LEGACY))
         device = int(x.__dlpack_device__()[1])
         found = Array(

@@ -6,6 +6,7 @@ import functools
 import os
 import pathlib
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 PLACES = ("/usr/local/cuda", "/opt/cuda")
@@ -99,17 +100,21 @@ def _log(program: ctypes.c_void_p) -> str:
     return text.value.decode(errors="replace")
 
 
-def compile_kernel(text: str, kernel: str, architecture: str) -> tuple[bytes, bytes]:
+def compile_kernel(
+    text: str, kernel: str, architecture: str, options: Sequence[str] = ()
+) -> tuple[bytes, bytes]:
     """Compiles one kernel; returns (cubin, lowered name).
 
     Args:
         architecture: for example "sm_90a".
+        options: further options of NVRTC; one of -std replaces C++17.
     """
     headers = include()
     if headers is None:
         raise Missing(f"CUDA's headers (cuda_fp16.h) were not found: {HOW}")
     lib, program = library(), ctypes.c_void_p()
-    words = [f"-arch={architecture}", "-std=c++17", f"-I{headers}"]
+    standard = [] if any("-std" in o for o in options) else ["-std=c++17"]
+    words = [f"-arch={architecture}", *standard, f"-I{headers}", *options]
     _check(
         lib.nvrtcCreateProgram(ctypes.byref(program), text.encode(), b"kf.cu", 0, None, None),
         "nvrtcCreateProgram",

@@ -9,6 +9,14 @@ it cannot honour when it is made. `inplace` is accepted, but computes out of pla
 
 from kernel_fusion.nn import activations
 from kernel_fusion.nn.activations import *  # noqa: F403
+from kernel_fusion.nn.fused import (
+    Embedding,
+    FusedGELU,
+    FusedLayerNormActivation,
+    FusedReLU,
+    FusedSwiGLU,
+    RotaryEmbedding,
+)
 from kernel_fusion.nn.layers import (
     GEGLU,
     GLU,
@@ -58,6 +66,11 @@ __all__ = [
     "BatchNorm3d",
     "CrossEntropyLoss",
     "Dropout",
+    "Embedding",
+    "FusedGELU",
+    "FusedLayerNormActivation",
+    "FusedReLU",
+    "FusedSwiGLU",
     "GemmaRMSNorm",
     "GroupNorm",
     "HuberLoss",
@@ -74,6 +87,7 @@ __all__ = [
     "PReLU",
     "RMSNorm",
     "ReGLU",
+    "RotaryEmbedding",
     "SmoothL1Loss",
     "Softmax",
     "SwiGLU",
