@@ -12,7 +12,7 @@ from kfgen import families
 from kfgen.entries import aliases
 from kfgen.entries import spec as specs
 from kfgen.entries.expand import counted
-from kfgen.interfaces import manifest, runtime
+from kfgen.interfaces import clashes, manifest, runtime
 from kfgen.model import names, stamp
 from kfgen.render import docs, package, single, source
 from kfgen.render import explain as explaining
@@ -171,7 +171,7 @@ def selected(args):
     )
     found = [
         f"{name}: made from {first} and from {second}; rename one of them"
-        for name, first, second in manifest.clashes(selection, user_of(args))
+        for name, first, second in clashes.find(selection, user_of(args))
     ]
     if found:
         raise ValueError("\n".join(found[:10]))

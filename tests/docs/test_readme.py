@@ -15,7 +15,7 @@ from conftest import ROOT
 from kfgen import families
 from kfgen.entries import spec as specs
 from kfgen.interfaces import runtime
-from kfgen.interfaces.manifest import CORE_NAMES
+from kfgen.interfaces.clashes import CORE_NAMES
 
 README = ROOT / "README.md"
 UPDATE = os.environ.get("KF_UPDATE")

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from kfgen.entries import expand, spec
-from kfgen.interfaces import manifest
+from kfgen.interfaces import clashes, manifest
 from kfgen.render.render import Selection
 
 from examples import examples
@@ -297,7 +297,7 @@ def check(text, path):
         assert MESSAGE.match(str(e)) and str(e).startswith(f"{path}: ["), str(e)
         return False
     # Expands what loads, as far as names and expressions.
-    manifest.clashes(Selection(loaded))
+    clashes.find(Selection(loaded))
     for op in loaded.ops.values():
         if not op.builtin:
             for k in expand.kernels(op, ("f32", "bf16", "i32")):

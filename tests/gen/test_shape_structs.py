@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A family of a user's own whose functions have a shape struct (tests/families/conv1d): numbers in C
-and in the emulation, errors of the struct, and what the manifest says of it.
+"""A family of a user's own whose functions have a shape struct (tests/families/conv1d): numbers in
+C and in the emulation, errors of the struct, and its description in the manifest.
 """
 
 import importlib
@@ -334,7 +334,7 @@ def test_packed_cuda(family, tmp_path):
 
 
 def printed(reference):
-    """What tensors.c prints."""
+    """Returns the text that tensors.c prints."""
     x, weight = np.arange(10.0).reshape(1, 5, 2), np.arange(1.0, 5.0).reshape(2, 2, 1)
     bias, o = np.array([1.0, -1.0]), reference.Options(groups=2)
     out = reference.forward(x, weight, bias, o)

@@ -11,7 +11,7 @@ import pytest
 import toolkit
 from conftest import ROOT
 from kfgen.entries import spec
-from kfgen.interfaces.manifest import CORE_NAMES
+from kfgen.interfaces.clashes import CORE_NAMES
 
 NVCC = toolkit.nvcc()
 needs_nvcc = pytest.mark.skipif(not NVCC, reason="no nvcc")

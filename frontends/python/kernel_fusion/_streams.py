@@ -170,7 +170,10 @@ def function(name: str) -> Callable[..., Any]:
 
     fused.__name__ = fused.__qualname__ = name
     fused.__module__ = "kernel_fusion"
-    fused.__doc__ = f"kf.ops.{found} on a stream (kf.Stream, or PyTorch's or CuPy's; None is the current stream).\n\n{of_ops.__doc__}"
+    fused.__doc__ = (
+        f"kf.ops.{found} on a stream (kf.Stream, or PyTorch's or CuPy's; None is the current "
+        f"stream).\n\n{of_ops.__doc__}"
+    )
     return fused
 
 

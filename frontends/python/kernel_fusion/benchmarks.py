@@ -212,8 +212,8 @@ def _refuse(where: str, fns: Sequence[Any], inputs: Any, warmup: int, repeat: in
     for a in _arrays(inputs):
         if not _cuda_clock.knows(a):
             raise NotImplementedError(
-                f"kf.benchmarks.{where}: an input is on {a.device}, expected the CPU, or a GPU with "
-                f"PyTorch or CuPy"
+                f"kf.benchmarks.{where}: an input is on {a.device}, expected the CPU, or a GPU "
+                f"with PyTorch or CuPy"
             )
 
 

@@ -122,8 +122,8 @@ def words(f, typed=False):
     """Arguments of a C launcher, read from the arrays.
 
     The order within the arrays is: tensors, then the lengths of lists; sizes, the number of tensors
-    of lists, then integers (`numbers`); strides; the op's scalars, the activation's, beta, p; seed and offset;
-    workspace. A list is the address of its array of pointers.
+    of lists, then integers (`numbers`); strides; the op's scalars, the activation's, beta, p; seed
+    and offset; workspace. A list is the address of its array of pointers.
 
     Args:
         typed: for functions on kf_tensor_t: typed pointers for C++; beta and p at fixed indices.

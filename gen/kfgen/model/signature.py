@@ -15,8 +15,8 @@ class Argument:
     ctype: str  # text before the name
     name: str
     # One of: in, inout, out, size, shape, lengths, count, strides, integer, scalar,
-    # act_scalar, activation, activation_scalars, beta, probability, seed, offset, seed_at, offset_at,
-    # offset_add, workspace.
+    # act_scalar, activation, activation_scalars, beta, probability, seed, offset, seed_at,
+    # offset_at, offset_add, workspace.
     role: str
 
 

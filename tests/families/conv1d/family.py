@@ -36,7 +36,7 @@ SHAPE = ShapeStruct(
         option("groups", "groups of channels", default=1, divides=("channels", "filters")),
     ),
 )
-# What is summed for an element of each result.
+# The sizes over which each result sums.
 SUMS = {
     "elem": "taps and channels",
     "image": "taps and filters",

@@ -83,7 +83,7 @@ KFI_KERNEL void product(MAP a, MAP b, const unsigned short *plain, float *d, int
 {
 #if KFI_HOPPER
     char *const memory = kfi_dynamic();
-    constexpr int boxes = (n + 63) / 64; // of 64 rows or columns of b
+    constexpr int boxes = (n + 63) / 64; // each has 64 rows or columns of b
     const unsigned of_a = kfi_shared_address(memory), of_b = of_a + 8192,
                    bar = open_bars(memory, 8192 + boxes * 8192, 1);
     const int t = (int)threadIdx.x, row = t / 32 * 16 + t % 32 / 4, col = t % 4 * 2;

@@ -7,7 +7,7 @@ from typing import Any
 from kernel_fusion._fuse import fuse
 from kernel_fusion.fkl.operations import Binary
 
-MOST_SCALARS = 8  # of an op; further numbers become constants of the kernel
+MOST_SCALARS = 8  # limit of an op; further numbers become constants of the kernel
 
 
 def compose(where: str, operations: Sequence[Any]) -> Callable[..., Any]:
