@@ -5,6 +5,7 @@ numbers in C and in the emulation, launches of long lists, refusals, NVRTC, and 
 
 import ctypes
 import json
+import subprocess
 
 import checks
 import emulator
@@ -201,6 +202,22 @@ def test_nvrtc_compiles_every_kernel(own):
         for arch in (nvrtc.ARCH, "sm_75"):
             _, lowered, log = nvrtc.compile_text(text, asked, own[1], arch, nvrtc.quick())
             assert len(set(lowered)) == 2 * len(kernels) and "warning" not in log, log[:2000]
+
+
+def test_c_linkage(own, tmp_path):
+    """A C compiler reads the launchers' prototypes, which have lists as the headers have them."""
+    program = """
+    #include <kf/kf_updates_launchers.h>
+    kf_result_t step(float *const *p, const float *const *g, float *const *v, const int64_t *n)
+    {
+        kf_result_t (*const f)(float *const *, const float *const *, float *const *,
+                               const int64_t *, int64_t, float, float, struct CUstream_st *) =
+            kf_momentum_f32;
+        return f(p, g, v, n, 2, 0.1f, 0.9f, 0);
+    }"""
+    (tmp_path / "program.c").write_text(program)
+    words = ["gcc", "-std=c11", *STRICT, *(f"-I{d}" for d in own[1])]
+    subprocess.run([*words, "-c", tmp_path / "program.c", "-o", tmp_path / "o"], check=True)
 
 
 def test_what_is_said_of_it(own):
