@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A family of a user's own whose functions have a shape struct (tests/families/conv1d): numbers in
-C and in the emulation, errors of the struct, and its description in the manifest.
+"""A family of a user's own whose functions have a shape struct (tests/families/conv1d): every
+interface has it with nothing of kf changed. Numbers in C and in the emulation, errors, NVRTC,
+launchers with C linkage, functions on tensors, kf.ops, PyTorch, the manifest and the reference.
 """
 
 import importlib
@@ -334,7 +335,7 @@ def test_packed_cuda(family, tmp_path):
 
 
 def printed(reference):
-    """Returns the text that tensors.c prints."""
+    """Lines that tensors.c prints."""
     x, weight = np.arange(10.0).reshape(1, 5, 2), np.arange(1.0, 5.0).reshape(2, 2, 1)
     bias, o = np.array([1.0, -1.0]), reference.Options(groups=2)
     out = reference.forward(x, weight, bias, o)

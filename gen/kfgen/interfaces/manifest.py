@@ -86,21 +86,6 @@ ON_HOST = ("shape", "strides", "activation_scalars", "lengths")
 NULL = {"strides": "dense", "workspace": "no bytes", "activation_scalars": "the defaults"}
 
 
-def shape_fields(k):
-    """Describes the fields of the shape struct. A size that a function's tensors lack is unread."""
-    return [
-        {
-            "name": field.name,
-            "role": "option" if field.option else "size",
-            "default": field.default,
-            "divides": list(field.divides),
-            "brief": field.brief,
-            "unread": field.name not in (*k.sizes, *k.options),
-        }
-        for field in k.family.shape.fields
-    ]
-
-
 def value(k, act, argument):
     """Describes an argument that is no tensor."""
     scalar = (
@@ -122,7 +107,7 @@ def value(k, act, argument):
     if argument.role in ("size", "count"):
         found |= {"least": 1 if k.refuses and argument.name == "axis" else 0}
     if argument.role == "shape":
-        found |= {"struct": k.family.shape.ctype, "fields": shape_fields(k)}
+        found |= k.family.shape.describe([*k.sizes, *k.options])
     if "*" in argument.ctype:
         found |= {
             "memory": "host" if argument.role in ON_HOST else "device",

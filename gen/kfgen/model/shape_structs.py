@@ -79,6 +79,25 @@ class ShapeStruct:
         """[(field, comment)] for the definition in C."""
         return [(field.name, field.brief + _default(field)) for field in self.fields]
 
+    def describe(self, used):
+        """Describes the struct for the manifest.
+
+        Args:
+            used: fields that a function reads.
+        """
+        fields = [
+            {
+                "name": field.name,
+                "role": "option" if field.option else "size",
+                "default": field.default,
+                "divides": list(field.divides),
+                "brief": field.brief,
+                "unread": field.name not in used,
+            }
+            for field in self.fields
+        ]
+        return {"struct": self.ctype, "fields": fields}
+
     def rules(self, tensors):
         """Codes of defaults, divisors and tensors, as core/shape.h reads them.
 

@@ -10,7 +10,7 @@
 
 enum { KFI_SHAPE_FIELDS = KFI_LAYOUT_VALUES };
 
-/* A launcher's facts about its shape struct (gen/kfgen/model/shape_structs.py). `code`: for each
+/* Description of a shape struct (gen/kfgen/model/shape_structs.py). `code`: for each
  * field its default in postfix order, and the fields that it must divide; then for each tensor its
  * extents. */
 typedef struct {

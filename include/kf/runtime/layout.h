@@ -59,6 +59,7 @@ typedef struct {
     const int32_t *code;               /* expressions of the extents */
     const int32_t *defaults; /* of the integers, where those are 0; NULL: none has one */
     const int32_t *defaults; /* values of integers that are 0; NULL: none has one */
+    const int32_t *defaults; /* values that replace integers of 0; NULL: none */
 } kfi_layout_rules;
 
 typedef struct {

@@ -36,7 +36,7 @@ SHAPE = ShapeStruct(
         option("groups", "groups of channels", default=1, divides=("channels", "filters")),
     ),
 )
-# The sizes over which each result sums.
+# Operands over which the sum of an element of each result runs.
 SUMS = {
     "elem": "taps and channels",
     "image": "taps and filters",
