@@ -12,10 +12,12 @@ import sys
 
 import checks
 import emulator
+import from_manifest
 import kflib
 import numpy as np
 import nvrtc
 import pytest
+import refusals
 import size_rules
 import toolkit
 from storage import EPS, from_float, to_float
@@ -405,3 +407,48 @@ def test_docs(family):
     assert "| `groups` | groups of channels; divides channels, filters | 1 |" in page
     assert "| `batch` | sequences | |" in page
     assert "const kf_conv1d_t *shape[, cudaStream_t stream]);" in page
+
+
+DRAWERS = (
+    ("test_pointers", ("valid_call", "null", "misaligned_to_the_element", "before_the_workspace")),
+    ("test_overlap", ("overlap", "what_is_not_read_may_lie_anywhere")),
+)
+
+
+@pytest.mark.check
+@pytest.mark.parametrize("backend", ["cpu"], indirect=True)
+def test_refusals(own, backend, monkeypatch):
+    """The tests of pointers and overlap of kf's own functions take these functions as they are."""
+    lib, _ = backend
+    functions = [f for f in own[0] if f["dtypes"] == ["f32"] and f["op"] == "conv1d"]
+    assert len(functions) == 2
+    monkeypatch.setattr(refusals, "extents", lambda f: (2, 5, 4, 6, 3))
+    for module, tests in DRAWERS:
+        found = importlib.import_module(f"tests.errors.{module}")
+        for name in tests:
+            run = [v for n, v in vars(found).items() if n.startswith("test_") and n.endswith(name)]
+            assert len(run) == 1, name
+            run[0](lib, functions)
+
+
+@pytest.mark.check
+def test_manifest_is_enough(own, tmp_path):
+    """A program made from the manifest alone calls both directions."""
+    functions, include, _ = own
+    some = [f for f in functions if f["dtypes"] == ["f64"] and f["op"] == "conv1d"]
+    sizes = from_manifest.sizes_of(some[0], {"x": (2, 9, 4), "weight": (6, 3, 4)})
+    assert sizes == dict(zip(some[0]["sizes"], (2, 9, 4, 6, 3)))
+    assert "int64_t stride, int64_t pad_left, int64_t pad_right" in from_manifest.fused(some[0])
+    lines = [line for f in some for line in from_manifest.step(len(f["name"]), f, sizes)]
+    calls = " || ".join(f"step_{len(f['name'])}(0, 0)" for f in some)
+    space = from_manifest.workspace_arguments(some[1], sizes)[0]
+    text = [f'#include "{some[0]["header"]}.h"', "#include <stdlib.h>", *lines]
+    text += ["int main(void)", "{", f"    if ({calls}) return 1;"]
+    text += [f"    return (int){some[1]['cpu_workspace']}({space});", "}"]
+    text = [line for line in text if not line.startswith("static size_t")]
+    (tmp_path / "program.c").write_text("\n".join(text))
+    command = ["gcc", "-O1", "-Wall", "-Werror", *(f"-I{d}" for d in include)]
+    made = [*command, tmp_path / "program.c", "-o", tmp_path / "program", "-lm"]
+    done = subprocess.run(made, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert subprocess.run([tmp_path / "program"], check=False).returncode == 0

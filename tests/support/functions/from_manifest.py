@@ -65,6 +65,7 @@ def fused(f):
     rules = f["axes"]["sizes"].values()
     words += ["int64_t dimension"] if {"dims": "before axis"} in rules else []
     words += [f"int64_t {rule['argument']}" for rule in rules if "argument" in rule]
+    words += [f"int64_t {name}" for name in size_rules.options(f)]
     for a in f["arguments"]:
         if a["role"] in VALUES:
             words.append(f"{VALUES[a['role']]} {a['name']}".replace("* ", "*"))
@@ -83,6 +84,9 @@ def literal(f, a, bytes_):
     """Returns the C text for an argument that is not a tensor."""
     if a["role"] in ("scalar", "integer", "act_scalar"):
         return repr(a["default"])
+    if a["role"] == "shape":
+        fields = [x["name"] for x in a["fields"] if x["role"] == "size" and not x["unread"]]
+        return f"&(const {a['struct']}){{{', '.join(f'.{name} = {name}' for name in fields)}}}"
     return {
         "size": a["name"],
         "strides": "NULL",
@@ -93,10 +97,21 @@ def literal(f, a, bytes_):
     }.get(a["role"]) or ("arena" if a["ctype"] == "void *" else bytes_)
 
 
+def workspace_arguments(f, sizes):
+    """Returns the arguments of the workspace function, with numbers for sizes."""
+    shape = next((a for a in f["arguments"] if a["role"] == "shape"), None)
+    if not shape:
+        return [sizes[s] for s in f["workspace_arguments"]]
+    fields = ", ".join(f".{name} = {n}" for name, n in sizes.items())
+    return [f"&(const {shape['struct']}){{{fields}}}"]
+
+
 def step(i, f, sizes):
     """Returns the C function of one call, which allocates its tensors."""
     lines = [f"static int step_{i}(void *arena, size_t bytes)", "{"]
-    lines += [f"    const int64_t {name} = {sizes[name]};" for name in f["sizes"]]
+    known = sizes | size_rules.options(f)
+    lines += [f"    const int64_t {name} = {n};" for name, n in known.items()]
+    lines += [f"    (void){name};" for name in size_rules.options(f)]
     for a in tensors(f):
         count = " * ".join(f"({extent})" for extent in a["shape"])
         lines.append(
@@ -106,7 +121,7 @@ def step(i, f, sizes):
     words = [a["name"] if "kind" in a else literal(f, a, "bytes") for a in f["arguments"]]
     lines.append(f"    const kf_result_t result = {f['cpu_name']}({', '.join(words)});")
     lines += [f"    free({a['name']});" for a in tensors(f)]
-    asked = f"{f['cpu_workspace']}({', '.join(str(sizes[s]) for s in f['workspace_arguments'])})"
+    asked = f"{f['cpu_workspace']}({', '.join(map(str, workspace_arguments(f, sizes)))})"
     return [
         *lines,
         "    return (int)result;",

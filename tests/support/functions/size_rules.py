@@ -40,6 +40,12 @@ def argument(f, a):
     return Argument(a["name"], a["extents"], lines, tuple(a["strides"]))
 
 
+def options(f):
+    """Returns {option of the shape struct: its default}; empty without such a struct."""
+    fields = next((a["fields"] for a in f["arguments"] if a["role"] == "shape"), ())
+    return {x["name"]: x["default"] or 0 for x in fields if x["role"] == "option"}
+
+
 def shape(a, values):
     """Returns the shape of a tensor in a function's arguments from {size: value}."""
     return tuple(evaluator.value(extent, values) for extent in a["extents"])

@@ -77,7 +77,8 @@ def workspace(size):
 
 def shape_of(f, sizes, tensor):
     """Array shape of a function's tensor."""
-    return size_rules.shape(tensor, dict(zip(f["sizes"], map(int, sizes))))
+    values = size_rules.options(f) | dict(zip(f["sizes"], map(int, sizes)))
+    return size_rules.shape(tensor, values)
 
 
 @functools.cache
