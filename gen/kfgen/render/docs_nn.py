@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from kfgen import paths
 
-FILES = ("layers", "norms", "losses")
+FILES = ("layers", "norms", "losses", "fused")
 
 
 @dataclass

@@ -103,10 +103,7 @@ def package():
     with kflib.locked(folder.parent):
         if not (folder / "whole").exists():
             shutil.copytree(
-                SOURCE / "kernel_fusion",
-                folder / "kernel_fusion",
-                ignore=shutil.ignore_patterns("__pycache__"),
-                dirs_exist_ok=True,
+                SOURCE, folder, ignore=shutil.ignore_patterns("__pycache__"), dirs_exist_ok=True
             )
             sys.path.insert(0, str(folder))
             from kernel_fusion import _build
