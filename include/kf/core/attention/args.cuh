@@ -56,6 +56,9 @@ struct kfi_attention {
 
 #ifdef KFI_DEVICE_PASS
 
+// NVRTC has no INFINITY.
+KFI_DEVICE float kfi_minus_infinity() { return __int_as_float((int)0xff800000u); }
+
 // Key blocks that rows [begin, end] need: first to last, of which first_whole to last_whole need no
 // mask. last < first: none.
 struct kfi_attention_blocks {

@@ -70,7 +70,7 @@ template <int rows, int dim, int whole>
 KFI_DEVICE void kfi_attention_fetch(char *to, const kfi_attention_rows &from, int first)
 {
     constexpr int chunks = dim / 8;
-#pragma unroll 2
+#pragma unroll(dim > 128 ? 1 : 2)
     for (int i = 0; i < rows * chunks; i += KFI_ATTENTION_MMA_THREADS) {
         const int row = (i + (int)threadIdx.x) / chunks, chunk = (i + (int)threadIdx.x) % chunks;
         const bool in = first + row < from.count && 8 * chunk < from.dim;

@@ -136,14 +136,14 @@ KFI_DEVICE void kfi_attention_simt_softmax(real *s, kfi_attention_simt_state<rea
 {
 #pragma unroll
     for (int h = 0; h < per_thread; ++h) {
-        real most = -INFINITY, sum = 0;
+        real most = kfi_minus_infinity(), sum = 0;
 #pragma unroll
         for (int j = 0; j < KFI_ATTENTION_SIMT_KEYS / 4; ++j)
             most = kfi_attention_max(most, s[j / 2 * 4 + 2 * h + j % 2]);
         most = kfi_attention_max(most, __shfl_xor_sync(0xffffffffu, most, 1));
         most = kfi_attention_max(most, __shfl_xor_sync(0xffffffffu, most, 2)) * unit;
         const real old = state->reference[h], next = kfi_attention_max(old, most),
-                   shift = next == -INFINITY ? real(0) : next;
+                   shift = next == kfi_minus_infinity() ? real(0) : next;
         state->reference[h] = next;
         state->rescale[h] = kfi_attention_exp(old - shift);
 #pragma unroll
@@ -194,7 +194,7 @@ KFI_DEVICE void kfi_attention_simt_store(const real *o, const kfi_attention_simt
         sum += __shfl_xor_sync(0xffffffffu, sum, 2);
         if (row + 8 * h >= a.queries) continue;
         const kf_i64 at = kfi_attention_row_index(a, row + 8 * h, head, batch);
-        const real none = -INFINITY, most = sum == 0 ? none : state.reference[h],
+        const real none = kfi_minus_infinity(), most = sum == 0 ? none : state.reference[h],
                    log = sum == 0 ? none : kfi_attention_log(sum);
         if (col == 0 && a.lse) ((real *)a.lse)[at] = sum == 0 ? none : most + log;
         if (col == 0 && a.row_max) ((real *)a.row_max)[at] = most;
@@ -263,7 +263,8 @@ template <int type, int tile, int score> KFI_DEVICE void kfi_attention_simt(cons
                                                               batch, sizeof(stored));
     const kfi_attention_blocks b =
         kfi_attention_blocks_of<keys>(a, begin, kfi_min_i32(begin + rows, a.queries) - 1);
-    kfi_attention_simt_state<real> state = {{-INFINITY, -INFINITY}, {0, 0}, {1, 1}};
+    kfi_attention_simt_state<real> state = {
+        {kfi_minus_infinity(), kfi_minus_infinity()}, {0, 0}, {1, 1}};
     kfi_score_block<score, keys> loaded;
     real o[dim_v / 2], s[keys / 2];
 #pragma unroll
@@ -304,7 +305,7 @@ template <int type, int tile, int score> KFI_DEVICE void kfi_attention_simt(cons
 #endif
 
 template <int type, int tile, int score>
-KFI_KERNEL void KFI_BOUNDS(KFI_ATTENTION_SIMT_THREADS)
+KFI_KERNEL void KFI_BOUNDS(KFI_ATTENTION_SIMT_THREADS, tile == 2 || type == KFI_OF_F64 ? 2 : 3)
     kfk_attention_simt(const __grid_constant__ kfi_attention a)
 {
 #ifdef KFI_DEVICE_PASS

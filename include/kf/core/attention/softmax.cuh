@@ -21,7 +21,7 @@ struct kfi_softmax {
 };
 KFI_DEVICE kfi_softmax kfi_softmax_init()
 {
-    const kfi_softmax s = {{-INFINITY, -INFINITY}, {0, 0}, {1, 1}};
+    const kfi_softmax s = {{kfi_minus_infinity(), kfi_minus_infinity()}, {0, 0}, {1, 1}};
     return s;
 }
 
@@ -35,14 +35,15 @@ KFI_DEVICE void kfi_attention_mask(real *s, const kfi_attention &a, const kfi_at
                   most1 = kfi_attention_last_key(a, row + 8) - key;
 #pragma unroll
         for (int i = 0; i < n; ++i)
-            if (kfi_score_key(i) > (kfi_score_row(i) ? most1 : most0)) s[i] = -INFINITY;
+            if (kfi_score_key(i) > (kfi_score_row(i) ? most1 : most0)) s[i] = kfi_minus_infinity();
     }
     if (block < b.first_whole) {
         const int least0 = kfi_attention_first_key(a, row) - key,
                   least1 = kfi_attention_first_key(a, row + 8) - key;
 #pragma unroll
         for (int i = 0; i < n; ++i)
-            if (kfi_score_key(i) < (kfi_score_row(i) ? least1 : least0)) s[i] = -INFINITY;
+            if (kfi_score_key(i) < (kfi_score_row(i) ? least1 : least0))
+                s[i] = kfi_minus_infinity();
     }
 }
 
@@ -81,7 +82,8 @@ KFI_DEVICE bool kfi_softmax_block(float *s, kfi_softmax *state, float log2_unit)
             state->rescale[h] = up ? kfi_ex2_ftz((old - most) * log2_unit) : 1.0f;
             state->reference[h] = up ? most : old;
             any |= up;
-            shift = state->reference[h] == -INFINITY ? 0.0f : state->reference[h] * log2_unit;
+            shift = state->reference[h] == kfi_minus_infinity() ? 0.0f
+                                                                : state->reference[h] * log2_unit;
         }
         float y0 = 0, y1 = 0;
 #pragma unroll

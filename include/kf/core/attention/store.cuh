@@ -78,7 +78,7 @@ KFI_DEVICE void kfi_attention_recompute(const kfi_attention &a, const kfi_attent
         own[i] = lane + 32 * i < a.dim ? kfi_attention_number<type>(q, lane + 32 * i) : 0;
 #pragma unroll
     for (int i = 0; i < dim_v / 32; ++i) sums[i] = 0;
-    const float shift = r.reference == -INFINITY ? 0.0f : r.reference * a.log2_unit;
+    const float shift = r.reference == kfi_minus_infinity() ? 0.0f : r.reference * a.log2_unit;
 #pragma unroll 1
     for (int key = kfi_max_i32(0, kfi_attention_first_key(a, r.row)); key <= last; ++key) {
         float s[1] = {kfi_attention_dot<type, dim / 32>(own, k + key * a.k_strides.row * 2, a.dim)};
@@ -139,9 +139,9 @@ KFI_DEVICE bool kfi_attention_mend(const float *o, int h, float sum, float refer
 KFI_DEVICE void kfi_attention_store_statistics(const kfi_attention &a, kf_i64 at, float reference,
                                                float sum)
 {
-    const float most = sum == 0 ? -INFINITY : reference * a.unit,
-                log = sum == 0 ? -INFINITY : kfi_lg2_ftz(sum) * 0.6931471805599453f;
-    if (a.lse) ((float *)a.lse)[at] = sum == 0 ? -INFINITY : most + log;
+    const float most = sum == 0 ? kfi_minus_infinity() : reference * a.unit,
+                log = sum == 0 ? kfi_minus_infinity() : kfi_lg2_ftz(sum) * 0.6931471805599453f;
+    if (a.lse) ((float *)a.lse)[at] = sum == 0 ? kfi_minus_infinity() : most + log;
     if (a.row_max) ((float *)a.row_max)[at] = most;
     if (a.log_sum) ((float *)a.log_sum)[at] = log;
 }
