@@ -418,6 +418,8 @@ class Reference:
             for n in o.values:
                 x = rng.standard_normal(POINTS) * rng.choice([0.5, 1.0, 3.0], POINTS)
                 found[n] = np.abs(x) + 0.25 if o.positive else x
+                if o.dtype == "u8":
+                    found[n] = (x > 0).astype(np.float64)
         return found
 
     def mask(self, rng):
