@@ -30,7 +30,7 @@ CALLS = {
         ("kf.ops.swish_multiply(x, gate)", "silu(x) * gate"),
         ("kf.ops.swish_multiply(x=x, gate=gate)", "silu(x) * gate"),
         ("kf.ops.mish_scale(x, 1.5)", "mish(x) * 1.5"),
-        ("kf.ops.prelu_bias(x, alpha=w, bias=bias)", "prelu(x + bias, w)"),
+        ("kf.ops.prelu_bias(x, w, bias)", "prelu(x, w) + bias"),
         ("kf.kernels.elementwise.add_relu(a, b)", "relu(a + b)"),
     ],
     "norms": [
@@ -130,10 +130,12 @@ RAISES = [
         r"weight has the shape \(768,\), expected normalized_shape \(4, 768\)",
     ),
     (
-        "kf.ops.prelu_bias(x, weight=w, alpha=w, bias=bias)",
+        "kf.ops.batch_norm_relu(i, weight=c, bias=d, mean=mean, running_mean=mean, var=var)",
         TypeError,
-        "kf.prelu_bias: weight is given twice",
+        "kf.batch_norm_relu: running_mean is given twice",
     ),
+    # Other libraries add the bias first under these names, so the call must not run.
+    ("kf.ops.prelu_bias(x, alpha=w, bias=bias)", TypeError, "unexpected keyword argument 'alpha'"),
     (
         "optimized_cpu_attention(q, k, v, chunk_size=0)",
         ValueError,

@@ -39,7 +39,7 @@ def keywords(op: Op, activation: str) -> dict[str, str]:
         a["name"]: a["of"]
         for alias in _aliases(op, activation)
         for a in alias["arguments"]
-        if a["name"] not in own
+        if alias["keywords"] and a["name"] not in own
     }
 
 

@@ -10,7 +10,8 @@ from kfgen.model.entries import NAME, SpecError
 from kfgen.paths import ENTRIES
 
 PATH = ENTRIES / "aliases.toml"
-FIELDS = {"function": str, "arguments": dict, "defaults": dict}
+FIELDS = {"function": str, "arguments": dict, "defaults": dict, "keywords": bool}
+OPTIONAL = {"defaults": {}, "keywords": True}
 # Roles of arguments that an alias may have; frontends draw seed and offset from their generator.
 GIVEN = ("in", "integer", "scalar", "act_scalar", "probability")
 SHAPE = "normalized_shape"
@@ -21,7 +22,7 @@ def load(path=PATH):
     found = tomllib.loads(path.read_text()).get("alias", {})
     for key, entry in found.items():
         for field, kind in FIELDS.items():
-            if not isinstance(entry.get(field, {} if field == "defaults" else None), kind):
+            if not isinstance(entry.get(field, OPTIONAL.get(field)), kind):
                 raise SpecError(
                     path.name,
                     f"alias.{key}",
@@ -78,6 +79,7 @@ def of(functions, ops, found=None):
             "op": op.pattern,
             "activation": act.name,
             "defaults": entry.get("defaults", {}),
+            "keywords": entry.get("keywords", True),
             "arguments": [
                 {"name": word, "of": argument} for word, argument in entry["arguments"].items()
             ],
