@@ -86,6 +86,16 @@ KFI_DEVICE void kfi_attention_fetch(char *to, const kfi_attention_rows &from, in
         }
     }
 }
+// Loads a block of K or V to its stage if `needed`, and commits.
+template <int keys, int dim, int whole>
+KFI_DEVICE void kfi_attention_fetch_block(char *stages, const kfi_attention_rows &from, int block,
+                                          bool needed)
+{
+    if (needed)
+        kfi_attention_fetch<keys, dim, whole>(stages + block % 2 * (keys * dim * 2), from,
+                                              block * keys);
+    kfi_fetch_commit();
+}
 // Loads a warp's fragment of 16 rows of Q for 16 dimensions from 16 k on.
 template <int dim> KFI_DEVICE void kfi_attention_fragment_q(unsigned *q, const char *shared, int k)
 {
@@ -161,21 +171,15 @@ KFI_DEVICE void kfi_attention_mma(const kfi_attention &a)
     kfi_score_block<score, keys> loaded;
 #pragma unroll
     for (int i = 0; i < dim / 2; ++i) o[i] = 0;
-    if (b.last >= b.first) {
-        kfi_attention_fetch<KFI_ATTENTION_MMA_ROWS, dim, whole>(of_q, q_rows, begin);
-        kfi_attention_fetch<keys, dim, whole>(of_k + b.last % 2 * bytes, k_rows, b.last * keys);
-        kfi_fetch_commit();
-        kfi_attention_fetch<keys, dim, whole>(of_v + b.last % 2 * bytes, v_rows, b.last * keys);
-        kfi_fetch_commit();
-    }
+    const bool some = b.last >= b.first;
+    if (some) kfi_attention_fetch<KFI_ATTENTION_MMA_ROWS, dim, whole>(of_q, q_rows, begin);
+    kfi_attention_fetch_block<keys, dim, whole>(of_k, k_rows, b.last, some);
+    kfi_attention_fetch_block<keys, dim, whole>(of_v, v_rows, b.last, some);
 #pragma unroll 1
     for (int n = b.last; n >= b.first; --n) {
         kfi_fetch_wait<1>(); // this block of K
         __syncthreads();     // for all threads; the next one's stage may be overwritten
-        if (n > b.first)
-            kfi_attention_fetch<keys, dim, whole>(of_k + (n - 1) % 2 * bytes, k_rows,
-                                                  (n - 1) * keys);
-        kfi_fetch_commit();
+        kfi_attention_fetch_block<keys, dim, whole>(of_k, k_rows, n - 1, n > b.first);
         if constexpr (in_registers) {
             if (n == b.last) {
 #pragma unroll
@@ -192,16 +196,13 @@ KFI_DEVICE void kfi_attention_mma(const kfi_attention &a)
         kfi_attention_convert<type, keys>(p, s);
         kfi_fetch_wait<1>(); // this block of V
         __syncthreads();     // for all threads, too
-        if (n > b.first)
-            kfi_attention_fetch<keys, dim, whole>(of_v + (n - 1) % 2 * bytes, v_rows,
-                                                  (n - 1) * keys);
-        kfi_fetch_commit();
+        kfi_attention_fetch_block<keys, dim, whole>(of_v, v_rows, n - 1, n > b.first);
         kfi_attention_mma_values<type, dim, keys>(o, p, of_v + n % 2 * bytes);
     }
     const kfi_attention_row_state r = {
         row, head, batch, b.first * keys, kfi_min_i32(a.keys, (b.last + 1) * keys), 0, 0};
     kfi_attention_store<type, score, dim, dim, whole>(
-        o, state, a, r, b.last >= b.first && kfi_attention_partial<keys>(a, b, begin));
+        o, state, a, r, some && kfi_attention_partial<keys>(a, b, begin));
 }
 #endif
 
