@@ -195,7 +195,7 @@ def tensors(dtype):
 
 @pytest.fixture(scope="module")
 def names(kf):
-    """What a call may name, beside its tensors."""
+    """Names that a call may use beside its tensors."""
     import fkl_ffi
     import fkl_ffi.pytorch
     import kernel_fusion_pytorch
