@@ -64,7 +64,7 @@ def test_list(capsys):
     assert main(["list", "--aliases", "--ops", "act_mul,prelu_bias", "--activations", "silu"]) == 0
     message = capsys.readouterr().out.splitlines()
     assert (
-        "swish_multiply(x = gate, y = up): silu_mul" in message
+        "swish_multiply(x = gate, gate = up): silu_mul" in message
         and "fused_prelu_bias(x, alpha = weight, bias): prelu_bias" in message
     )
     assert len(message) == len(set(message)) and not any(

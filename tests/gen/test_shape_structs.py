@@ -14,6 +14,7 @@ import checks
 import emulator
 import from_manifest
 import kflib
+import launch_steps
 import numpy as np
 import nvrtc
 import pytest
@@ -283,7 +284,7 @@ def test_nvrtc(own):
     functions, include, _ = own
     some = [f for f in functions if f["dtypes"] in (["f32"], ["bf16", "i32"])]
     text = "".join(f'#include "{h}.cuh"\n' for h in dict.fromkeys(f["header"] for f in some))
-    names = [name for f in some for stage in f["stages"] for name in stage]
+    names = [name for f in some for name in launch_steps.kernels(f)]
     _, lowered, log = nvrtc.compile_text(text, names, include, options=nvrtc.quick())
     assert len(lowered) == len(some) == 6 and "warning" not in log, log
 

@@ -84,7 +84,7 @@ def test_files_that_rest(monkeypatch):
         ("all headers", "tests/support/folders.py"),
         ("build systems", "tests/build/conftest.py"),
         ("build systems", "meson.build"),
-        ("build systems", "templates/package/CMakeLists.txt.j2"),
+        ("build systems", "CMakeLists.txt"),
         ("build systems", "gen/bin/kfgen"),
     ],
 )

@@ -15,6 +15,7 @@ from kfgen.families.family import Family, describe, wrong
 from kfgen.language.gradient import gradient
 from kfgen.model import contract, derive, shapes
 from kfgen.model.kernel import Kernel, Tensor
+from kfgen.model.kinds import ELEM, NONE, Kind
 from kfgen.model.names import gradient_of
 from kfgen.model.shape_structs import ShapeStruct, option, size
 
@@ -77,7 +78,8 @@ class Conv1dKernel(Kernel):
             for o in self.op.operands
         ]
         self.image, self.filter, self.bias, self.offsets = (
-            next((s for s in self.operands if s.kind == kind), None) for kind in Conv1d.kinds
+            next((s for s in self.operands if s.kind == kind), None)
+            for kind in ("image", "filter", "bias", "offsets")
         )
         self.dout = None
         if self.bwd:
@@ -158,10 +160,13 @@ class Conv1d(Family):
     }
     sizes = dict.fromkeys(forms, "batch, length, channels, filters, kernel")
     axes = dict.fromkeys(forms, (None, dict.fromkeys(SHAPE.sizes, shapes.ONE)))
-    kinds = ("image", "filter", "bias", "offsets")
-    whole = ("image", "elem")
-    indices = ("offsets",)
-    codes = {"elem": 2, "image": 2, "filter": 2, "bias": 2, "offsets": 4}
+    kinds = (
+        Kind("image", whole=True),
+        Kind("filter"),
+        Kind("bias"),
+        Kind("offsets", vectors=False, index=True),
+        ELEM.but(overlap=NONE, operand=False),  # the result, which a window of x determines
+    )
     names = ("shape",)
 
     def absent(self, kind):

@@ -21,21 +21,26 @@ kf.kernels.elementwise.add_relu(a, b). kf.kernels.fused_<op> is kf.fused_<op>.
 """
 
 import importlib
+import sys
 from typing import TYPE_CHECKING, Any
+
+from kernel_fusion.kernels._groups import Group
 
 if TYPE_CHECKING:
     from kernel_fusion.kernels import cpu_kernels as cpu_kernels
-    from kernel_fusion.kernels import elementwise as elementwise
-    from kernel_fusion.kernels import fusion as fusion
-    from kernel_fusion.kernels import reduction as reduction
 
+elementwise = Group("elementwise", "Launchers of ops whose tensors all have one shape.")
+fusion = Group("fusion", "Launchers of all other ops.")
+reduction = Group("reduction", "Launchers of ops over an axis.")
 GROUPS = ("elementwise", "fusion", "reduction")
+# Modules without files of their own, so that `from kernel_fusion.kernels.fusion import` works.
+sys.modules.update({f"{__name__}.{group}": globals()[group] for group in GROUPS})
 
 
 def __getattr__(name: str) -> Any:
     """Imports modules and makes functions on first access."""
-    if name in (*GROUPS, "cpu_kernels"):
-        return importlib.import_module(f"kernel_fusion.kernels.{name}")
+    if name == "cpu_kernels":
+        return importlib.import_module("kernel_fusion.kernels.cpu_kernels")
     if name.startswith("fused_"):
         return importlib.import_module("kernel_fusion._streams").function(name)
     raise AttributeError(f"module 'kernel_fusion.kernels' has no attribute '{name}'")

@@ -4,6 +4,7 @@
 import ctypes
 import functools
 import inspect
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -114,10 +115,11 @@ def _of_ops(name: str) -> Callable[..., Any] | None:
         return None
 
 
-class Group:
+class Group(types.ModuleType):
     """A group of launchers, made on first access."""
 
-    def __init__(self, name: str):
+    def __init__(self, name: str, brief: str):
+        super().__init__(f"kernel_fusion.kernels.{name}", brief)
         self._name = name
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
