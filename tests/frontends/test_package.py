@@ -93,7 +93,7 @@ def test_nothing_is_compiled_unless_asked(kf, monkeypatch):
         (
             "KF_WHEEL_OPS",
             "layernorm",
-            "KF_WHEEL_OPS: `layernorm` is not one of: act, .*; did you mean `layer_norm`",
+            "KF_WHEEL_OPS: `layernorm` is not one of: abs, act, .*; did you mean `layer_norm`",
         ),
         (
             "KF_WHEEL_OPS",

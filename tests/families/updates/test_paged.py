@@ -19,6 +19,7 @@ from kfgen.families.family import Family
 from kfgen.interfaces import manifest
 from kfgen.model import contract, derive
 from kfgen.model.kernel import Kernel, Tensor
+from kfgen.model.kinds import Kind
 
 BLOCKS, WIDTH = 7, 5
 OUTSIDE = (-1, BLOCKS, 70000, -(2**31), 2**31 - 1)  # block numbers that no cache has
@@ -141,7 +142,7 @@ class Paged(Family):
         }
     }
     sizes = {"paged": "blocks, page, dim, sequences, pages"}
-    kinds, whole, indices = ("cache", "table"), ("cache",), ("table",)
+    kinds = (Kind("cache", whole=True), Kind("table", vectors=False, index=True))
     paged, in_place, fields = {"cache": "table"}, ("cache",), ("updates",)
 
     def dtypes(self, kind, grad):
