@@ -57,9 +57,7 @@ typedef struct {
                                           the first, else the last */
     int32_t joined;                    /* KFI_LAYOUT_NEVER, _ALONE or _ALWAYS */
     const int32_t *code;               /* expressions of the extents */
-    const int32_t *defaults; /* of the integers, where those are 0; NULL: none has one */
-    const int32_t *defaults; /* values of integers that are 0; NULL: none has one */
-    const int32_t *defaults; /* values that replace integers of 0; NULL: none */
+    const int32_t *defaults;           /* values that replace integers of 0; NULL: none */
 } kfi_layout_rules;
 
 typedef struct {
