@@ -127,6 +127,48 @@ def test_a_wrong_edge_is_seen(path, line):
     assert len(wrong_includes(path, line + "\n")) == 1
 
 
+def without_comments(text):
+    return re.sub(r"/\*.*?\*/|//[^\n]*", "", text, flags=re.S)
+
+
+def unreached_macros(texts):
+    """Returns {header: macros} that a header uses and another one defines, which it does not
+    include, itself or through others. `texts`: {header: text}. Skips parts of headers, which have
+    no include guard of their own."""
+    texts = {name: without_comments(text) for name, text in texts.items()}
+    guard = re.compile(r"#ifndef (KF_\w+_C?U?H)\n#define \1\n")
+    defined = {}
+    for name, text in texts.items():
+        for macro in re.findall(r"^\s*#\s*define\s+(\w+)", text, re.M):
+            defined.setdefault(macro, set()).add(name)
+
+    def reached(name, found):
+        if name in texts and name not in found:
+            found.add(name)
+            for target in includes_of(texts[name]):
+                reached(target, found)
+        return found
+
+    wrong = {}
+    for name, text in texts.items():
+        tests = r"^\s*#\s*(?:if|elif|ifdef|ifndef|undef)\b.*$"  # of names that may be undefined
+        words = set(re.findall(r"\w+", re.sub(tests, "", text, flags=re.M)))
+        known = reached(name, set())
+        unknown = {w for w in words & defined.keys() if not defined[w] & known}
+        if unknown and guard.search(text):
+            wrong[name] = unknown
+    return wrong
+
+
+def test_a_header_includes_what_it_uses():
+    core = (ROOT / "include/kf/core").rglob("*.*h")
+    texts = {p.relative_to(ROOT / "include").as_posix(): p.read_text() for p in core}
+    assert unreached_macros(texts) == {}
+    operand = texts["kf/core/operand.h"].replace('#include "kf/core/config.h"\n', "")
+    seeded = unreached_macros({**texts, "kf/core/operand.h": operand})
+    assert seeded == {"kf/core/operand.h": {"KFI_HOST"}}
+
+
 def test_the_order_of_core():
     """The headers of core form no cycle."""
     graph = {

@@ -9,6 +9,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "kf/core/config.h"
 #include "kf/core/dtype.h"
 #include "kf/core/limits.h"
 #include "kf/core/pitch.h"
