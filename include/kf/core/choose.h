@@ -36,7 +36,7 @@ typedef struct {
 } kfi_act_facts;
 
 /* Returns whether a space-separated list contains a word; NULL is the empty list. */
-KFI_ONCE int kfi_lists(const char *words, const char *word)
+KFI_ONCE int kfi_has_word(const char *words, const char *word)
 {
     const size_t length = strlen(word);
     for (const char *at = words; at && *at; at = *at ? at + 1 : at) {
@@ -54,7 +54,8 @@ KFI_ONCE kf_result_t kfi_choose(const kfi_name *name, const kfi_act_facts *all, 
                                 const kfi_act_facts **chosen)
 {
     for (int i = 0; i < count; ++i) {
-        if (all[i].id != id || (ints && !all[i].ints) || kfi_lists(without, all[i].word)) continue;
+        if (all[i].id != id || (ints && !all[i].ints) || kfi_has_word(without, all[i].word))
+            continue;
         *chosen = &all[i];
         return KF_SUCCESS;
     }
