@@ -10,6 +10,7 @@ from kfgen.model import shapes
 
 EVALUATORS = (
     "gen/kfgen/model/shapes.py",
+    "include/kf/core/extent.h",
     "include/kf/runtime/layout.h",
     "frontends/python/kernel_fusion/_sizes.py",
 )

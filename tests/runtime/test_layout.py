@@ -220,11 +220,11 @@ class Both:
 
 
 def test_structs(c):
-    """Python's structs and limits are those of the header."""
+    """Python's structs and limits are those of the headers."""
     structs = layout.ExtentOf, layout.TensorOf, layout.RulesOf, Found, Error
     c.bytes.restype = ctypes.c_size_t
     assert [c.bytes(i) for i in range(len(structs))] == [ctypes.sizeof(s) for s in structs]
-    text = layout.HEADER.read_text()
+    text = "".join(header.read_text() for header in layout.HEADERS)
     known = dict(re.findall(r"#define KFI_LAYOUT_(\w+) (\d+)\b", text))
     wanted = {"SIZES": data.SIZES, "EXTENTS": data.EXTENTS, "DEPTH": data.DEPTH}
     assert {n: int(known[n]) for n in (*wanted, "DIMS")} == wanted | {"DIMS": layout.DIMS}

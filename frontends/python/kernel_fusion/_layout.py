@@ -11,7 +11,11 @@ from kfgen.model import shapes
 if TYPE_CHECKING:
     from kernel_fusion._sizes import Extent, Rules
 
-HEADER = paths.INCLUDE / "kf/runtime/layout.h"
+# layout.h and the headers that it includes.
+HEADERS = tuple(
+    paths.INCLUDE / "kf" / name
+    for name in ("runtime/layout.h", "core/extent.h", "core/host.h", "core/config.h")
+)
 SIZES, EXTENTS, DIMS = shapes.SIZES, shapes.EXTENTS, 80  # KFI_LAYOUT_*
 VALUES = SIZES + 16
 COUNTS = {"before axis": -1, "rest": -2, None: -3}  # None: a size that the call gives

@@ -21,7 +21,7 @@ FLAGS = ("-std=c++17", "-O2", "-fPIC", "-shared", "-fvisibility=hidden", "-s")
 
 def name() -> str:
     """Returns the library's file name, with a digest of its sources."""
-    sources = (_layout.HEADER, *(HERE / "native" / source for source in SOURCES))
+    sources = (*_layout.HEADERS, *(HERE / "native" / source for source in SOURCES))
     data = b"".join(path.read_bytes() for path in sources)
     return f"torch_shim-{hashlib.sha256(repr(FLAGS).encode() + data).hexdigest()[:16]}.so"
 

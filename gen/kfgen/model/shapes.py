@@ -13,15 +13,15 @@ tensor's dimensions determine its sizes:
 - {"dims": "rest"}: the dimensions that the tensor's other extents leave
 - {"argument": name}: an argument of the call; "divides": a size that it must divide
 
-Two evaluators read extents and rules: include/kf/runtime/layout.h and
-frontends/python/kernel_fusion/_sizes.py.
+Two evaluators read extents and rules: include/kf/runtime/layout.h, with the expressions of
+include/kf/core/extent.h, and frontends/python/kernel_fusion/_sizes.py.
 """
 
 import ast
 import functools
 
 OPERATORS = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/"}
-# Codes of layout.h for an expression in postfix order: an index of a value, or one of these.
+# Codes of extent.h for an expression in postfix order: an index of a value, or one of these.
 CODES = {"+": -1, "-": -2, "*": -3, "/": -4, "number": -5, "end": -6}
 DEPTH = 16  # maximum number of operands that wait for an operator: KFI_LAYOUT_DEPTH
 EXTENTS, SIZES = 6, 8  # maximum of a tensor and of a call: KFI_LAYOUT_EXTENTS, KFI_LAYOUT_SIZES
@@ -155,7 +155,7 @@ def undetermined(rules, tensors):
 
 
 def code(extent, values):
-    """Returns an extent in postfix order, as layout.h reads it.
+    """Returns an extent in postfix order, as extent.h reads it.
 
     Args:
         values: names of the values that a call has, in order.

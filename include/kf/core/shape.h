@@ -1,12 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* kf/core/shape.h: reads a shape struct: fills in defaults, refuses values that no call has, and
  * computes the elements of each tensor. Launchers of families with a shape struct call it before
- * anything else. Extents are evaluated by kf/runtime/layout.h. */
+ * anything else. kf/core/extent.h evaluates the extents. */
 #ifndef KF_CORE_SHAPE_H
 #define KF_CORE_SHAPE_H
 
+#include "kf/core/host.h"
+
 #include "kf/core/check.h"
-#include "kf/runtime/layout.h"
+#include "kf/core/extent.h"
+#include "kf/core/limits.h"
 
 enum { KFI_SHAPE_FIELDS = KFI_LAYOUT_VALUES };
 
