@@ -116,11 +116,6 @@ class Launcher:
         return bounds(self.act.scalar_info)
 
     @property
-    def act_values(self):
-        """Texts of the activation's scalars as doubles."""
-        return [f"(double){s}" for s in self.act.scalars]
-
-    @property
     def scalar_values(self):
         return self.kernel.scalars + list(self.act.scalars) + self.kernel.betas
 

@@ -8,15 +8,18 @@
 
 #include <stdint.h>
 
-#include "kf/core/check.h"
-#include "kf/core/limits.h"
-#include "kf/core/result.h"
+#include "kf/core/config.h"
 
 /* Number of an activation: KF_ACTIVATION_RELU, ... A user's activation has its own number. */
 typedef int32_t kf_activation_t;
 /* Tag of the run-time activation: kernels that take the activation as an argument are instantiated
  * with it. */
 #define KF_ACT_ANY 0x7fffffff
+
+#ifndef KFI_LAUNCHER_NAMES /* of no use in nvcc's device pass */
+#include "kf/core/check.h"
+#include "kf/core/limits.h"
+#include "kf/core/result.h"
 
 /* Properties of an activation that launchers need. */
 typedef struct {
@@ -83,5 +86,6 @@ KFI_ONCE kf_result_t kfi_choose_scalars_f64(const char *pattern, double *to,
     for (int i = 0; i < of->count; ++i) to[i] = given ? given[i] : of->scalars[i];
     return kfi_check_scalars(&name, of->scalar_words, of->bounds, of->bound_count, to, sizeof *to);
 }
+#endif
 
 #endif
