@@ -13,7 +13,9 @@ from kfgen.entries import spec as specs
 from kfgen.interfaces import manifest, runtime
 from kfgen.render.render import Selection
 
+# Shown in docs/runtime.md.
 ONE = """#define KF_RUNTIME_IMPLEMENTATION
+#define KF_RUNTIME_DTYPES (1 << KF_DTYPE_FLOAT32) /* optional: compile f32 alone */
 #include <kf/runtime/add.h>
 #include <kf/runtime/layer_norm.h>
 """

@@ -271,13 +271,12 @@ def test_the_same_struct_sizes(tmp_path):
 
 
 def test_the_page_shows_the_examples():
-    page, *examples = (
-        (kflib.ROOT / name).read_text()
-        for name in ("docs/runtime.md", "examples/08_tensors.c", "examples/11_layer.c")
-    )
+    """Each block of the page is part of an example, or of a program of the tests."""
+    compiled = "examples/08_tensors.c", "examples/11_layer.c", "tests/runtime/test_each.py"
+    page, *examples = ((kflib.ROOT / name).read_text() for name in ("docs/runtime.md", *compiled))
     shown = re.findall(r"```c\n(.*?)```", page, re.S)
     assert (
-        len(shown) == 5
+        len(shown) == 6
         and shown[0] == runtime_api.IMPLEMENTATION
         and all(any(text in e for e in examples) for text in shown[1:])
     )
