@@ -130,7 +130,12 @@ class Function:
 
     @property
     def integers(self):
-        return packed.numbers(self.first)[len(self.order) :]
+        """Options and integers: the numbers of a call that are no parameters of their own, as the
+        number of tensors of lists is.
+        """
+        counts = [a["name"] for a in self.arguments("count")]
+        found = packed.numbers(self.first)[len(self.order) :]
+        return [name for name in found if name not in counts]
 
     @property
     def defaults(self):
