@@ -143,6 +143,10 @@ def _other_commands(add):
         action="store_true",
         help="write OUT/kf/runtime/<op>.h per op, and OUT/kf/runtime/all.h",
     )
+    p.add_argument(
+        "--list", action="store_true", help="with --each: write nothing; print the files"
+    )
+    p.add_argument("--depfile", metavar="FILE", help="with --each: write a make dependency file")
     choose(p)
     p = add(
         "docs",
@@ -313,13 +317,20 @@ def print_source(args):
 
 
 def write_runtime(args):
-    out = pathlib.Path(args.out)
-    made = manifest.build(selected(args), user_of(args))
-    if args.each:
-        files = runtime.each(made)
-        print(f"kfgen: {len(files)} files, {write_all(files, out, [])} changed")
-    else:
+    for name in ("list", "depfile"):
+        if getattr(args, name) and not args.each:
+            raise ValueError(f"--{name} needs --each")
+    out, selection = pathlib.Path(args.out), selected(args)
+    made = manifest.build(selection, user_of(args))
+    if not args.each:
         write(out, runtime.render(made, out.name))
+        return 0
+    files = runtime.each(made)
+    if args.list:
+        print(*sorted(files), sep="\n")
+        return 0
+    changed = write_all(files, out, runtime.inputs(selection), args.depfile)
+    print(f"kfgen: {len(files)} files, {changed} changed")
     return 0
 
 

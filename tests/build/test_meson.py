@@ -7,6 +7,7 @@ import json
 
 import pytest
 import ways
+from kfgen import paths
 from ways import MESON, edit, run
 
 pytestmark = ways.needs_meson
@@ -93,9 +94,14 @@ def test_installs_the_files_of_make_install(checkout, home, tmp_path):
     by_make, by_meson = ways.tree(home / ".local"), ways.tree(prefix)
     assert set(by_meson) <= set(by_make)
     missing = set(by_make) - set(by_meson) - {"share/kf/installed.txt"}
+    assert {"include/kf/runtime/add.h", "include/kf/runtime/all.h"} <= set(by_meson)
+    hand_written = {f"include/{header}" for header in paths.own_headers()}
+    assert not hand_written & missing
     generated = ("include/kf/ops/", "include/kf/any/", "include/kf/launchers/", "include/kf/kf_")
+    generated += ("include/kf/runtime/",)
     assert [p for p in sorted(missing) if not p.startswith(generated)] == []
-    for file in (f for f in by_meson if f.startswith(("share/", "include/kf/core/"))):
+    same = ("share/", "include/kf/core/", *hand_written)
+    for file in (f for f in by_meson if f.startswith(same)):
         assert by_meson[file] == by_make[file], file
 
 

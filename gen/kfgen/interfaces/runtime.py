@@ -12,14 +12,15 @@ from kfgen.model import limits, names, shapes
 from kfgen.model.dtypes import ROUNDED
 from kfgen.model.entries import ANY_ID
 from kfgen.model.types import ACC, FIRST, INDEX_VARIABLE
-from kfgen.paths import own_headers, version
+from kfgen.paths import TEMPLATES, own_headers, version
 from kfgen.render.environment import environment
 from kfgen.render.layout import tidy
+from kfgen.render.render import dependencies
 
 LETTERS = {FIRST: "T", ACC: "ACC", INDEX_VARIABLE: "I"}  # KFI_RT_…; U: a further type variable
 ALL = "kf/runtime/all.h"
-# Rules in layout.h's terms.
 FRONTEND = ("dim", "normalized_shape", "training")  # arguments of aliases in Python alone
+# Rules in layout.h's terms.
 COUNTS = {"before axis": "KFI_LAYOUT_BEFORE_AXIS", "rest": "KFI_LAYOUT_REST"}
 DTYPES = ("f32", "f16", "bf16", "f64", "i32", "i64", "u8")  # same order as kf_dtype_t
 
@@ -449,6 +450,11 @@ def each(manifest):
             .render(file=ALL, headers=list(found), version=version())
         )
     }
+
+
+def inputs(selection):
+    """Returns the files that these headers depend on."""
+    return dependencies(selection, (TEMPLATES / "runtime").glob("*.j2"))
 
 
 def _header(manifest, name, made, known):

@@ -283,15 +283,14 @@ class Renderer:
         return found
 
     def dependencies(self):
-        python = sorted(p for folder in (HERE, *families.OWN) for p in folder.rglob("*.py"))
-        return sorted(
-            {
-                *self.env.loader.read,
-                *self.selection.spec.files,
-                *python,
-                ROOT / "include/kf/core/version.h",
-            }
-        )
+        return dependencies(self.selection, self.env.loader.read)
+
+
+def dependencies(selection, templates):
+    """Returns the files that the output depends on: these templates, spec files and Python."""
+    python = sorted(p for folder in (HERE, *families.OWN) for p in folder.rglob("*.py"))
+    version = ROOT / "include/kf/core/version.h"
+    return sorted({*templates, *selection.spec.files, *python, version})
 
 
 def write_all(files, out, dependencies, depfile=None):
