@@ -151,7 +151,7 @@ def unreached_macros(texts):
 
     wrong = {}
     for name, text in texts.items():
-        tests = r"^\s*#\s*(?:if|elif|ifdef|ifndef|undef)\b.*$"  # of names that may be undefined
+        tests = r"^\s*#\s*(?:if|elif|ifdef|ifndef|undef)\b.*$"  # they may name undefined macros
         words = set(re.findall(r"\w+", re.sub(tests, "", text, flags=re.M)))
         known = reached(name, set())
         unknown = {w for w in words & defined.keys() if not defined[w] & known}

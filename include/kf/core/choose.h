@@ -16,7 +16,7 @@ typedef int32_t kf_activation_t;
  * with it. */
 #define KF_ACT_ANY 0x7fffffff
 
-#ifndef KFI_LAUNCHER_NAMES /* of no use in nvcc's device pass */
+#ifndef KFI_LAUNCHER_NAMES /* nvcc's device pass needs no more */
 #include "kf/core/check.h"
 #include "kf/core/limits.h"
 #include "kf/core/result.h"
