@@ -4,6 +4,7 @@
 from kfgen.model.shapes import NONE, ONE, spans, text
 
 from kernel_fusion import _rows
+from kernel_fusion._plan import bounds_of
 from kernel_fusion._table import Op, Tensor, Value
 
 NAMES = {
@@ -49,13 +50,7 @@ def _shape(op: Op, t: Tensor) -> str:
 
 def _value(v: Value) -> str:
     """Describes a scalar: bounds and default."""
-    bounds = [
-        f"at least {v.least:g}" if v.least is not None else "",
-        f"at most {v.most:g}" if v.most is not None else "",
-    ]
-    return (
-        f"    {v.name}: {', '.join(b for b in bounds if b) or 'any number'}; default {v.default:g}"
-    )
+    return f"    {v.name}: {bounds_of(v, ', ') or 'any number'}; default {v.default:g}"
 
 
 def _absent(op: Op, t: Tensor) -> str:

@@ -193,10 +193,15 @@ def check_value(where: str, value: Value, given: float) -> None:
     """Checks a scalar's bounds; NaN is out of bounds."""
     low, high = value.least, value.most
     if low is not None and not given >= low or high is not None and not given <= high:
-        bounds = [
-            f"at least {low:g}" if low is not None else "",
-            f"at most {high:g}" if high is not None else "",
-        ]
-        raise ValueError(
-            f"{where}: {value.name} is {given}, expected {' and '.join(b for b in bounds if b)}"
-        )
+        refuse_value(where, value.name, given, bounds_of(value, " and "))
+
+
+def bounds_of(value: Value, between: str) -> str:
+    """Describes a scalar's bounds; empty without any."""
+    words = (("at least", value.least), ("at most", value.most))
+    return between.join(f"{word} {bound:g}" for word, bound in words if bound is not None)
+
+
+def refuse_value(where: str, name: str, given: float, expected: str) -> None:
+    """Raises the error of a scalar out of its bounds."""
+    raise ValueError(f"{where}: {name} is {given}, expected {expected}")

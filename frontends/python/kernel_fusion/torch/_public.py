@@ -124,7 +124,7 @@ def _text(op: Op, activation: str) -> str:
         *(
             f"    {line}"
             for v in op.forward.integers
-            for line in _bounds(op.display_name(activation), v)
+            for line in _bounds(op.display_name(activation), v, "int")
         ),
         "    try:",
         f"        if any_autocast() and {first}.device.type in devices and "
@@ -186,7 +186,7 @@ def _text(op: Op, activation: str) -> str:
             *(
                 f"        {line}"
                 for v in (*op.forward.scalars, *op.scalars[activation])
-                for line in _bounds(op.display_name(activation), v)
+                for line in _bounds(op.display_name(activation), v, "float")
             ),
             "        return plain_apply(*given) if save else plain(*given)",
         ]
@@ -235,22 +235,21 @@ def _rest(op: Op, activation: str) -> str:
     )
 
 
-def _bounds(where: str, value: _table.Value) -> list[str]:
+def _bounds(where: str, value: _table.Value, kind: str) -> list[str]:
     """Lines that check a scalar's bounds, which a formula does not.
 
-    The message omits the value, since torch.compile may have a symbol for it.
+    torch.compile may have a symbol for the value: `kind` makes it the number that the message has.
     """
     within = [
         f"{value.name} {sign} {bound}"
         for sign, bound in ((">=", value.least), ("<=", value.most))
         if bound is not None
     ]
-    bounds = " and ".join(within)
+    text = _plan.bounds_of(value, " and ")
     return (
         [
-            f"if not ({bounds}):",
-            f"    raise "
-            f"ValueError({f'{where}: {value.name} is out of its bounds, expected {bounds}'!r})",
+            f"if not ({' and '.join(within)}):",
+            f"    refuse_value({where!r}, '{value.name}', {kind}({value.name}), '{text}')",
         ]
         if within
         else []
@@ -328,6 +327,7 @@ def make(
         "guarded": guarded(where, forward, eager),
         "check_flat": _plan.check_flat,
         "check_number": check_number,
+        "refuse_value": _plan.refuse_value,
         "row_of": row_of,
         "check_index": check_index,
         "Tensor": Tensor,
