@@ -283,6 +283,7 @@ TORCH = {
     "u8": torch.bool,
 }  # conditions: a byte each, which PyTorch's masks are
 DRAW = dict.fromkeys(("bce_with_logits", "kl_div"), {"target": "uniform"})
+DRAW |= dict.fromkeys(("log", "log1p", "sqrt", "rsqrt"), {"x": "positive"})
 DRAW |= {"where": {"condition": "seen"}}
 
 

@@ -130,7 +130,7 @@ class Case:
 
 
 def _draw(f, a, shape, dtype, rng):
-    word = peers.draw(f, a["name"]) or ("uniform" if a["positive"] else "normal")
+    word = peers.draw(f, a["name"]) or ("positive" if a["positive"] else "normal")
     if a["index"]:
         return torch.randint(
             0, dict(zip(f["sizes"], sizes_of(f)))[a["index"]["below"]], shape, generator=rng
@@ -146,6 +146,7 @@ def _draw(f, a, shape, dtype, rng):
         "normal": lambda: x,
         "mask": lambda: x,
         "uniform": lambda: torch.sigmoid(x) * 0.8 + 0.1,
+        "positive": lambda: x.abs() + 0.1,
         "distribution": lambda: x.softmax(-1),
         "near_one": lambda: 1 + x / 8,
         "small": lambda: x / 8,
