@@ -110,8 +110,10 @@ def test_launchers_of_f32_are_counted(manifest):
 
 
 def own_functions():
-    """Returns a pattern of the functions of the ops and activations that pages and examples add."""
+    """Returns a pattern of the functions of the ops and activations that pages, examples and the
+    example families of the tests add."""
     files = [README, *ROOT.glob("docs/**/*.md"), *ROOT.glob("examples/*.toml")]
+    files += ROOT.glob("tests/families/*/ops.toml")
     text = "\n".join(p.read_text() for p in files)
     ops = {a or b for a, b in re.findall(r'^\[op\.(?:"(.+)"|(\w+))\]$', text, re.M)}
     made = {op.replace("{act}_", r"(\w+_)?").replace("_{act}", r"(_\w+)?") for op in ops}
