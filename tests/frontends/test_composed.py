@@ -30,6 +30,23 @@ def test_gelu(kf):
         kf.ops.gelu(x, approximate="erf")
 
 
+def test_prelu_of_a_sum(kf):
+    def of_sum(x, alpha, bias):
+        return kf.ops.prelu_bias(x, alpha=alpha, bias=bias)
+
+    def expected(x, alpha, bias):
+        return torch.where(x + bias > 0, x + bias, alpha * (x + bias))
+
+    given = draw(3, 4), draw(4), draw(4)
+    same(of_sum, expected, *given)
+    got = torch.compile(of_sum, fullgraph=True, backend="eager")(*given)
+    assert torch.allclose(got, expected(*given))
+    with pytest.raises(ValueError, match=r"kf.prelu_bias: alpha has the shape \(3,\), expected"):
+        of_sum(given[0], draw(3), given[2])
+    with pytest.raises(TypeError, match="prelu_bias.* missing 2 required positional arguments"):
+        kf.ops.prelu_bias(given[0])
+
+
 @pytest.mark.parametrize("activation", ["none", "relu", "gelu"])
 def test_linear(kf, activation):
     act = {"none": lambda x: x, "relu": F.relu, "gelu": F.gelu}[activation]

@@ -31,6 +31,7 @@ CALLS = {
         ("kf.ops.swish_multiply(x=x, gate=gate)", "silu(x) * gate"),
         ("kf.ops.mish_scale(x, 1.5)", "mish(x) * 1.5"),
         ("kf.ops.prelu_bias(x, w, bias)", "prelu(x, w) + bias"),
+        ("kf.ops.prelu_bias(x, alpha=w, bias=bias)", "prelu(x + bias, w)"),
         ("kf.kernels.elementwise.add_relu(a, b)", "relu(a + b)"),
     ],
     "norms": [
@@ -134,11 +135,10 @@ RAISES = [
         TypeError,
         "kf.batch_norm_relu: running_mean is given twice",
     ),
-    # Other libraries add the bias first under these names, so the call must not run.
     (
-        "kf.ops.prelu_bias(x, alpha=w, bias=bias)",
+        "kf.ops.prelu_bias(x, w, bias, alpha=w)",
         TypeError,
-        "missing a required argument: 'weight'|unexpected keyword argument 'alpha'",
+        "kf.prelu_bias: weight is given beside alpha, expected one of them",
     ),
     (
         "optimized_cpu_attention(q, k, v, chunk_size=0)",

@@ -29,6 +29,53 @@ def gelu(x: Any, *, approximate: str = "none", out: Any = None) -> Any:
     return function(x) if out is None else function(x, out=out)
 
 
+def prelu_bias(
+    x: Any, weight: Any = None, bias: Any = None, *, alpha: Any = None, out: Any = None
+) -> Any:
+    """(x if x > 0 else weight * x) + bias.
+
+    Libraries that call the weight `alpha` add the bias first. With `alpha` the function does so,
+    too, by a kernel of kf.fuse: z if z > 0 else alpha * z, where z is x + bias.
+
+    Args:
+        x: [..., cols], float32 float16 bfloat16 float64
+        weight: [cols], x's dtype
+        bias: [cols], x's dtype
+        alpha: [cols], x's dtype; instead of weight
+        out: array that receives the result; not for PyTorch tensors
+
+    Returns:
+        out [..., cols]
+
+    Raises:
+        TypeError: the dtype has no function, or both weight and alpha are given.
+        ValueError: shapes do not match.
+    """
+    if alpha is not None and weight is not None:
+        raise TypeError("kf.prelu_bias: weight is given beside alpha, expected one of them")
+    given = {"x": x, "weight": weight, "alpha": alpha, "bias": bias, "out": out}
+    function = ops._plain_prelu_bias if alpha is None else _fused[_prelu_of_sum()]
+    return function(**{name: t for name, t in given.items() if t is not None})
+
+
+_fused: dict[str, Callable[..., Any]] = {}
+
+
+def _prelu_of_sum() -> str:
+    """Makes the op of prelu_bias with alpha; returns its key in _fused."""
+    if "prelu_bias" not in _fused:
+        from kernel_fusion import _fuse
+
+        operands = {"x": "elem", "alpha": "row", "bias": "row"}
+        expr = "where(x + bias > 0, x + bias, alpha * (x + bias))"
+        _fused["prelu_bias"] = _fuse.labelled("prelu_bias", expr, operands)
+    return "prelu_bias"
+
+
+# torch.compile calls it instead of tracing it: an op cannot be made in a trace.
+setattr(_prelu_of_sum, "_dynamo_marked_constant", True)  # noqa: B010
+
+
 def fused_linear_activation(x: Any, weight: Any, bias: Any = None, activation: str = "none") -> Any:
     """act(x @ weight.T + bias).
 
@@ -240,6 +287,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     f.__name__: f
     for f in (
         gelu,
+        prelu_bias,
         fused_linear_activation,
         matmul,
         fused_attention_score,
@@ -257,5 +305,8 @@ STUBS = (
     "def fused_multihead_attention(q: A, k: A, v: A, num_heads: int, scale: float | None = None, "
     "mask: A | None = None, causal: bool = False) "
     "-> A: ...",
+    "def prelu_bias(x: A, weight: A | None = None, bias: A | None = None, *, alpha: A | None = "
+    "None, out: A | None = None) -> A: ...",
     "def _plain_gelu(x: A, *, out: A | None = None) -> A: ...",
+    "def _plain_prelu_bias(x: A, weight: A, bias: A, *, out: A | None = None) -> A: ...",
 )

@@ -8,7 +8,7 @@ import hashlib
 import json
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from kernel_fusion import _arguments, _compiled, _dispatch, _first_call, _table
@@ -188,6 +188,12 @@ def _of_entry(entry: dict[str, Any], label: str) -> Fused:
         if key not in _made:
             _made[key] = Fused(entry, label)
         return _made[key]
+
+
+def labelled(label: str, expr: str, operands: Mapping[str, Any]) -> Callable[..., Any]:
+    """Makes an elementwise op for a function of kf.ops, whose name messages have."""
+    brief = {"brief": f"kf.ops.{label}"}  # apart from the same formula of a program
+    return _of_entry(_fields("fuse", expr, operands, brief)[0], label)._function
 
 
 def fuse(expr: str | Mapping[str, str], /, **operands: Any) -> Fused:
