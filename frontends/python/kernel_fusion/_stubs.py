@@ -87,7 +87,8 @@ def _alias(name: str) -> str:
             (p for p in _parameters(op, activation) if p != "*"),
         )
     )
-    own[_spellings.SHAPE] = f"{_spellings.SHAPE}: int | Sequence[int] | None = None"
+    # The inputs may also follow the first one at once.
+    own[_spellings.SHAPE] = f"{_spellings.SHAPE}: A | int | Sequence[int] | None = None"
     first = [f"{word}{own[argument].removeprefix(argument)}" for argument, word in of.items()]
     rest = [p for argument, p in own.items() if argument not in (*of, _spellings.SHAPE)]
     if _spellings.orders(op, activation):

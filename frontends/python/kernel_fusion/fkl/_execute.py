@@ -86,16 +86,16 @@ def execute_operations(stream: Stream, *operations: Any) -> None:
     where = "kf.fkl.execute_operations"
     if not isinstance(stream, Stream):
         raise TypeError(f"{where}: stream is {type(stream).__name__}, expected a kf.fkl.Stream")
-    ends = (operations[0], operations[-1]) if len(operations) > 1 else (None, None)
-    if not isinstance(ends[0], TensorRead) or not isinstance(ends[1], TensorWrite):
+    read, write = (operations[0], operations[-1]) if len(operations) > 1 else (None, None)
+    if not isinstance(read, TensorRead) or not isinstance(write, TensorWrite):
         raise TypeError(f"{where}: the chain begins with TensorRead and ends with TensorWrite")
-    for end in ends:
+    for end in (read, write):
         if not isinstance(end.tensor, Tensor):
             raise TypeError(
                 f"{where}: {type(end).__name__} has {type(end.tensor).__name__}, expected a "
                 f"kf.fkl.Tensor"
             )
-    x, out = (end.tensor.array for end in ends)
+    x, out = read.tensor.array, write.tensor.array
     chain = _chain.compose(where, operations[1:-1])
     if not _gpu_array.is_one(x):
         chain(x, out=out)

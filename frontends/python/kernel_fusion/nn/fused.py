@@ -83,11 +83,11 @@ class RotaryEmbedding(torch.nn.Module):
         )
 
 
-class FusedGELU(GELU):  # type: ignore[misc]
+class FusedGELU(GELU):
     """kf.nn.GELU."""
 
 
-class FusedReLU(ReLU):  # type: ignore[misc]
+class FusedReLU(ReLU):
     """kf.nn.ReLU."""
 
 
