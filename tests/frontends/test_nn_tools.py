@@ -91,6 +91,15 @@ def test_class_weights_are_cast_with_a_model(dtype):
             assert (got.float() - want).abs() <= 2e-2 * want and made.weight is not None
 
 
+def test_batch_norm_of_running_statistics():
+    """Modules in eval mode, with an activation and without weights."""
+    for more in ({}, {"affine": False}):
+        mine, theirs = own.BatchNorm1d(6, activation="relu", **more), nn.BatchNorm1d(6, **more)
+        mine, theirs = mine.double(), theirs.double()
+        same(mine(X), torch.relu(theirs(X)))
+        same(mine.eval()(X), torch.relu(theirs.eval()(X)))
+
+
 def test_a_traced_module_can_be_saved():
     """torch.jit.trace with gradients enabled records kf's ops."""
     x = X.float()

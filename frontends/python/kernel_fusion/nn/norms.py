@@ -218,7 +218,10 @@ class _BatchNorm(Activated):
         )
         return self.call(
             input,
-            *(t.to(acc) for t in (self.running_mean, self.running_var, weight, bias)),
+            running_mean=self.running_mean.to(acc),
+            running_var=self.running_var.to(acc),
+            weight=weight.to(acc),
+            bias=bias.to(acc),
             eps=self.eps,
             op="batch_norm",
         )
