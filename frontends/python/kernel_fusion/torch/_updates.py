@@ -29,7 +29,7 @@ def _overwritten(s: Schema) -> list[int]:
 
 def tensors_of(values: Sequence[Any]) -> list[Tensor]:
     """Returns the tensors among arguments, those of lists included."""
-    found = []
+    found: list[Any] = []
     for value in values:
         found += value if isinstance(value, (list, tuple)) else [value]
     return [x for x in found if isinstance(x, Tensor)]
@@ -128,6 +128,7 @@ def kernel(s: Schema) -> Callable[..., None]:
     def run(*args: Any) -> None:
         given = s.sort(args)
         where = _kernels.where(s, given)
+        held: list[Any]  # memory that the launch reads
         if s.call.lists:
             function = _function(s, given)
             if function is None:
@@ -141,12 +142,12 @@ def kernel(s: Schema) -> Callable[..., None]:
                 [[x.data_ptr() for x in own] for own in zip(*rows)],
                 [own[0].numel() for own in rows],
             )
-            device, held = rows[0][0].device, (rows, kept)
+            device, held = rows[0][0].device, [rows, kept]
         else:
             made = _kernels.plan(s, given, symbolic=False)
-            own = _held(s, where, given.tensors, names)
+            own = _held(s, where, [x for x in given.tensors if x is not None], names)
             tensors, sizes = [x.data_ptr() for x in own], [*made.sizes]
-            device, held = own[0].device, (own, None)
+            device, held = own[0].device, [own]
         try:
             _kernels.LAUNCH[device.type](
                 s, made, tensors, [*sizes, *given.integers], None, given.scalars, None, device
