@@ -471,7 +471,7 @@ def test_every_function_has_a_signature_and_a_docstring(kf):
     """Docstrings describe each argument, the results and the errors."""
     functions = {(f["op"], f["activation"]) for f in packed.functions(kflib.manifest())}
     found = {}
-    for name in dir(kf.ops):
+    for name in kfpython.packaged(kf):
         function = getattr(kf.ops, name)
         assert function.__name__ == name
         found[name] = function

@@ -47,6 +47,8 @@ def test_every_tensor_has_a_kind_of_its_family():
             assert k.family.kind(s.kind).name == s.kind and k.shape(s), (k.name, s.name)
         assert {o.kind for o in k.op.operands} <= set(k.family.operand_kinds), k.name
     for name, family in families.FAMILIES.items():
+        if family in families.OWN.values():  # another test has loaded it
+            continue
         names = [kind.name for kind in family.kinds]
         assert len(names) == len(set(names)) and used[name] <= set(names), name
 

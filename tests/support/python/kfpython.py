@@ -127,6 +127,12 @@ def package():
 CACHE = kflib.ROOT / "build/tests/python/cache"
 
 
+def packaged(kf):
+    """Names of kf.ops except those that a test has loaded into this process by kf.load."""
+    functions = sys.modules["kernel_fusion._table"].functions()
+    return [n for n in dir(kf.ops) if n not in functions or not functions[n][0].own]
+
+
 def use():
     """Makes `import kernel_fusion` find the package, with a cache directory of its own.
 
