@@ -3,20 +3,40 @@
 
 import argparse
 import gc
+import importlib.util
 import json
 import os
 import pathlib
 import sys
 
-from kfgen import families
-from kfgen.entries import aliases
-from kfgen.entries import spec as specs
-from kfgen.entries.expand import counted
-from kfgen.interfaces import clashes, manifest, runtime
-from kfgen.model import names, stamp
-from kfgen.render import docs, package, single, source
-from kfgen.render import explain as explaining
-from kfgen.render.render import Renderer, Selection, write, write_all
+from kfgen.model import stamp
+
+
+def _later(name):
+    """Returns a module that is imported at its first use: `render --stamp` often needs none."""
+    if name in sys.modules:
+        return sys.modules[name]
+    spec = importlib.util.find_spec(name)
+    spec.loader = importlib.util.LazyLoader(spec.loader)
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+families = _later("kfgen.families")
+aliases = _later("kfgen.entries.aliases")
+specs = _later("kfgen.entries.spec")
+expand = _later("kfgen.entries.expand")
+clashes = _later("kfgen.interfaces.clashes")
+manifest = _later("kfgen.interfaces.manifest")
+runtime = _later("kfgen.interfaces.runtime")
+names = _later("kfgen.model.names")
+docs = _later("kfgen.render.docs")
+package = _later("kfgen.render.package")
+single = _later("kfgen.render.single")
+source = _later("kfgen.render.source")
+explaining = _later("kfgen.render.explain")
+rendering = _later("kfgen.render.render")
 
 
 def build_parser():
@@ -169,7 +189,7 @@ def choose(p):
 
 
 def selected(args):
-    selection = Selection(
+    selection = rendering.Selection(
         specs.load(args.spec),
         *(getattr(args, what, None) for what in ("ops", "activations", "dtypes")),
     )
@@ -245,27 +265,27 @@ def render(args):
             f"no function of {', '.join(args.spec)} matches the selection of ops, activations and "
             "dtypes"
         )
-    renderer = Renderer(selection, user)
+    renderer = rendering.Renderer(selection, user)
     files = renderer.render()
     if args.one_file:
         files = single.own(files, user)
     if args.list:
         print(*sorted(files), *renderer.dependencies(), sep="\n")
         return 0
-    changed = write_all(files, args.out, renderer.dependencies(), args.depfile)
+    changed = rendering.write_all(files, args.out, renderer.dependencies(), args.depfile)
     if args.stamp:
         stamp.write(
             args,
             [pathlib.Path(args.out) / path for path in files]
             + ([pathlib.Path(args.depfile)] if args.depfile else []),
         )
-    print(f"kfgen: {len(files)} files, {changed} changed, {counted(launchers)}")
+    print(f"kfgen: {len(files)} files, {changed} changed, {expand.counted(launchers)}")
     return 0
 
 
 def write_single(args):
     files = single.everything(selected(args), user_of(args))
-    changed = write_all(files, args.out, [])
+    changed = rendering.write_all(files, args.out, [])
     print(f"kfgen: {', '.join(sorted(files))}: {changed} changed")
     return 0
 
@@ -283,7 +303,7 @@ def install(args):
 
 
 def write_package(args):
-    write_all(package.flat(args.prefix, args.includedir, args.datadir), args.out, [])
+    rendering.write_all(package.flat(args.prefix, args.includedir, args.datadir), args.out, [])
     return 0
 
 
@@ -323,13 +343,13 @@ def write_runtime(args):
     out, selection = pathlib.Path(args.out), selected(args)
     made = manifest.build(selection, user_of(args))
     if not args.each:
-        write(out, runtime.render(made, out.name))
+        rendering.write(out, runtime.render(made, out.name))
         return 0
     files = runtime.each(made)
     if args.list:
         print(*sorted(files), sep="\n")
         return 0
-    changed = write_all(files, out, runtime.inputs(selection), args.depfile)
+    changed = rendering.write_all(files, out, runtime.inputs(selection), args.depfile)
     print(f"kfgen: {len(files)} files, {changed} changed")
     return 0
 
