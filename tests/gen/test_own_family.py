@@ -5,8 +5,6 @@ and checked, with nothing of kf changed.
 """
 
 import json
-import subprocess
-import sys
 
 import checks
 import emulator
@@ -20,23 +18,14 @@ pytestmark = pytest.mark.xdist_group("own family")  # whose headers are made onc
 FOLDER = kflib.ROOT / "tests/families/stencil"
 
 
-def kfgen(*arguments):
-    return subprocess.run(
-        [sys.executable, kflib.ROOT / "gen/bin/kfgen", *arguments],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-
-
 @pytest.fixture(scope="module")
 def own(tmp_path_factory):
     """(functions, where their headers are, the words that name family and ops)."""
     folder = tmp_path_factory.mktemp("own")
     words = ["--family", FOLDER]
-    made = kfgen("render", *words, "--out", folder / "include")
+    made = kflib.kfgen("render", *words, "--out", folder / "include")
     assert made.returncode == 0, made.stderr
-    listed = json.loads(kfgen("list", "--json", *words).stdout)
+    listed = json.loads(kflib.kfgen("list", "--json", *words).stdout)
     functions = [f for f in listed["functions"] if f["family"] == "stencil"]
     return (
         functions,
@@ -129,12 +118,12 @@ def test_what_is_said_of_it(own):
     assert [a["in_place"] for a in forward["arguments"] if a["role"] == "out"] == [[]] and forward[
         "bytes"
     ] == 4
-    assert "1 op with" in (found := kfgen("check", *words)).stdout and found.returncode == 0, (
-        found.stderr
-    )
+    assert (
+        "1 op with" in (found := kflib.kfgen("check", *words)).stdout and found.returncode == 0
+    ), found.stderr
     assert (
         "stencil/templates/kernel.cuh.j2"
-        in (found := kfgen("explain", *words, "kf_smooth_bwd_f32")).stdout
+        in (found := kflib.kfgen("explain", *words, "kf_smooth_bwd_f32")).stdout
     ), found.stderr
 
 
@@ -144,7 +133,7 @@ def test_its_own_oracle_checks_it(tmp_path):
     wrong = entry.replace('ref = "here * middle', 'ref = "here * here * middle')
     assert wrong != entry
     (tmp_path / "mine.toml").write_text(wrong)
-    found = kfgen("check", "--family", FOLDER, "--spec", tmp_path / "mine.toml")
+    found = kflib.kfgen("check", "--family", FOLDER, "--spec", tmp_path / "mine.toml")
     for what in ("expr of out against its ref", "gradient for x against the derivative of ref"):
         assert f"[op.wrong] {what}, at x = " in found.stderr, found.stderr
 
@@ -167,6 +156,6 @@ def test_its_own_oracle_checks_it(tmp_path):
 def test_refused(text, message, tmp_path):
     folder = tmp_path / "other"
     folder.mkdir()
-    assert "a family is a folder" in kfgen("list", "--family", folder).stderr
+    assert "a family is a folder" in kflib.kfgen("list", "--family", folder).stderr
     (folder / "family.py").write_text(text)
-    assert message in kfgen("list", "--family", folder).stderr
+    assert message in kflib.kfgen("list", "--family", folder).stderr

@@ -43,22 +43,13 @@ PACKED = [
 ]
 
 
-def kfgen(*arguments):
-    return subprocess.run(
-        [sys.executable, kflib.ROOT / "gen/bin/kfgen", *arguments],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-
-
 @pytest.fixture(scope="module")
 def own(tmp_path_factory):
     """(functions, include directories, words that name the family)."""
     folder, words = tmp_path_factory.mktemp("conv1d"), ["--family", FOLDER]
-    made = kfgen("render", *words, "--out", folder / "include")
+    made = kflib.kfgen("render", *words, "--out", folder / "include")
     assert made.returncode == 0, made.stderr
-    listed = json.loads(kfgen("list", "--json", "--ops", "bias", *words).stdout)
+    listed = json.loads(kflib.kfgen("list", "--json", "--ops", "bias", *words).stdout)
     return (
         [f for f in listed["functions"] if f["family"] == "conv1d"],
         [kflib.ROOT / "include", kflib.rendered(), folder / "include", FOLDER / "include"],
@@ -258,7 +249,7 @@ def test_errors(own, backend):
 @pytest.mark.check
 def test_check(own):
     """The oracle, which multiplies matrices, agrees with the sums of the entry's expression."""
-    found = kfgen("check", *own[2])
+    found = kflib.kfgen("check", *own[2])
     assert found.returncode == 0 and "2 ops with" in found.stdout, found.stderr
 
 
@@ -358,7 +349,7 @@ def printed(reference):
 def test_tensors(own, reference, tmp_path):
     """Functions on tensors."""
     _, include, words = own
-    made = kfgen(
+    made = kflib.kfgen(
         "runtime", *words, "--ops", "bias", "--dtypes", "f64", "-o", tmp_path / "functions.h"
     )
     assert made.returncode == 0, made.stderr

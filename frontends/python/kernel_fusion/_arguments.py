@@ -58,13 +58,13 @@ def parameters(op: Op, activation: str) -> list[Parameter]:
     ]
     if op.asked:
         found.append(Parameter("dtype", Parameter.POSITIONAL_OR_KEYWORD))
-    placed: dict[str, Any] = dict.fromkeys((name for name, *_ in _rows.padding(op)), None)
-    placed |= {"dim": op.axis} if op.has_axis else {}
+    rows: dict[str, Any] = dict.fromkeys((name for name, *_ in _rows.padding(op)), None)
+    placed = rows | ({"dim": op.axis} if op.has_axis else {})
     placed |= {
         v.name: v.default
         for v in (*op.forward.integers, *op.forward.scalars, *op.scalars[activation])
+        if v.name not in rows
     }
-    placed |= dict.fromkeys((name for name, *_ in _rows.padding(op)), None)  # replaces -1
     placed |= {"p": PROBABILITY.default, "training": True} if op.dropout else {}
     found += [
         Parameter(name, Parameter.POSITIONAL_OR_KEYWORD, default=default)

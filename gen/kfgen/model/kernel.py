@@ -167,6 +167,11 @@ class Kernel(Signature):
         """Returns the dtype of a type variable, of sums ("acc"), or one that is always the same."""
         return self.dtype.acc if variable == ACC else DTYPE[self.types.get(variable, variable)]
 
+    def tensor_of(self, o, use="input", role="in", kind=None, **more):
+        """Returns the tensor of an operand, of the operand's kind unless `kind` is another."""
+        dtype = self.dtype_of(o.dtype)
+        return Tensor(o.name, kind or o.kind, dtype, role, use, o.dtype, o.values, **more)
+
     def limit(self, field, what, found, most, fix="make two ops of it"):
         """Raises an error if an entry exceeds a limit of core/limits.h."""
         if len(found) > most:

@@ -64,19 +64,7 @@ class Conv1dKernel(Kernel):
     def _build(self):
         self.graph, env, outs = self.family.graph(self.op)
         [(result, value)] = outs.items()
-        self.operands = [
-            Tensor(
-                o.name,
-                o.kind,
-                self.dtype_of(o.dtype),
-                "in",
-                _use(o),
-                o.dtype,
-                o.values,
-                absent=o.absent,
-            )
-            for o in self.op.operands
-        ]
+        self.operands = [self.tensor_of(o, _use(o), absent=o.absent) for o in self.op.operands]
         self.image, self.filter, self.bias, self.offsets = (
             next((s for s in self.operands if s.kind == kind), None)
             for kind in ("image", "filter", "bias", "offsets")

@@ -10,7 +10,7 @@ from kfgen.families.updates.c import UpdatesC
 from kfgen.families.updates.cuda import UpdatesCuda
 from kfgen.model import derive
 from kfgen.model.entries import updated
-from kfgen.model.kernel import Kernel, Tensor
+from kfgen.model.kernel import Kernel
 from kfgen.model.kinds import ELEM, Kind
 from kfgen.model.types import WEIGHTS
 
@@ -36,14 +36,10 @@ class UpdatesKernel(Kernel):
 
     def _operand(self, o, env):
         written = o.name in self.op.updates
-        return Tensor(
-            o.name,
-            o.kind,
-            self.dtype_of(o.dtype),
-            "inout" if written else "in",
+        return self.tensor_of(
+            o,
             "input",
-            o.dtype,
-            o.values,
+            "inout" if written else "in",
             exprs=[env[updated(o.name)]] if written else [],
             is_list=o.kind in self.family.lists,
         )

@@ -2,8 +2,6 @@
 """Calls of functions over lists of tensors, and the values that they leave."""
 
 import ctypes
-import subprocess
-import sys
 
 import kflib
 import numpy as np
@@ -25,19 +23,9 @@ LENGTHS = (
 LISTS = ("param", "grad", "velocity")
 
 
-def kfgen(*arguments):
-    found = subprocess.run(
-        [sys.executable, str(kflib.ROOT / "gen/bin/kfgen"), *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    return found
-
-
 def rendered(folder):
     """Renders the family and returns the include directories."""
-    made = kfgen("render", *WORDS, "--out", folder / "include")
+    made = kflib.kfgen("render", *WORDS, "--out", folder / "include")
     assert made.returncode == 0, made.stderr
     return [kflib.ROOT / "include", kflib.rendered(), folder / "include", FOLDER / "include"]
 

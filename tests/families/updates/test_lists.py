@@ -30,7 +30,7 @@ SMALL = ("-DKF_LIST_BYTES=3584", "-DKFI_LIST_BLOCKS=2")
 def own(tmp_path_factory):
     """(functions, include directories)."""
     include = lists.rendered(tmp_path_factory.mktemp("lists"))
-    listed = json.loads(lists.kfgen("list", "--json", *lists.WORDS).stdout)
+    listed = json.loads(kflib.kfgen("list", "--json", *lists.WORDS).stdout)
     return [f for f in listed["functions"] if f["family"] == "updates"], include
 
 
@@ -234,9 +234,9 @@ def test_what_is_said_of_it(own):
     }  # fmt: skip
     assert f["cost"]["bytes"] == "14 * length" and f["bytes"] == 14
     assert f["backward"] is None and f["sizes"] == [] and f["axes"]["sizes"] == {}
-    found = lists.kfgen("check", *lists.WORDS)
+    found = kflib.kfgen("check", *lists.WORDS)
     assert "2 ops with" in found.stdout and found.returncode == 0, found.stderr
-    found = lists.kfgen("explain", *lists.WORDS, "kf_momentum_f32")
+    found = kflib.kfgen("explain", *lists.WORDS, "kf_momentum_f32")
     assert "velocity_out = decay * velocity + grad; param_out = param - rate" in found.stdout
     assert "i/o  param[i]: [lengths[i]] f32; read, then replaced by param_out" in found.stdout
 
@@ -255,5 +255,5 @@ def test_entries_refused(change, message, tmp_path):
     text = (lists.FOLDER / "ops.toml").read_text().replace("op.momentum", "op.mine")
     assert change[0] in text
     (tmp_path / "mine.toml").write_text(text.replace(*change))
-    found = lists.kfgen("list", *lists.WORDS, "--spec", tmp_path / "mine.toml")
+    found = kflib.kfgen("list", *lists.WORDS, "--spec", tmp_path / "mine.toml")
     assert message in found.stderr, found.stderr

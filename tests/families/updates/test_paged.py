@@ -18,7 +18,7 @@ from kfgen.entries import spec
 from kfgen.families.family import Family
 from kfgen.interfaces import manifest
 from kfgen.model import contract, derive
-from kfgen.model.kernel import Kernel, Tensor
+from kfgen.model.kernel import Kernel
 from kfgen.model.kinds import Kind
 
 BLOCKS, WIDTH = 7, 5
@@ -115,14 +115,10 @@ class PagedKernel(Kernel):
         self.graph, env, _ = self.family.graph(self.op)
         table = self.op.operands[1].name
         self.inputs = [
-            Tensor(
-                o.name,
-                o.kind,
-                self.dtype_of(o.dtype),
-                "inout" if o.kind == "cache" else "in",
+            self.tensor_of(
+                o,
                 "input",
-                o.dtype,
-                o.values,
+                "inout" if o.kind == "cache" else "in",
                 exprs=[env["cache_out"]] if o.kind == "cache" else [],
                 pages=table if o.kind in self.family.paged else "",
             )

@@ -60,6 +60,13 @@ def _generator():
     return digest.hexdigest()[:16]
 
 
+
+def kfgen(*arguments):
+    """Runs the generator; returns the finished process, with its output as text."""
+    command = [sys.executable, ROOT / "gen/bin/kfgen", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
 def _old(paths):
     """Returns the paths that no test run can be using any more: a day without change."""
     return [path for path in paths if time.time() - path.stat().st_mtime > 86400]

@@ -47,15 +47,7 @@ class ElementwiseKernel(Kernel):
         graph, env, outs = self.family.graph(op)
         self.graph = graph
         self.operands = [
-            Tensor(
-                o.name,
-                o.kind,
-                self.dtype_of(o.dtype),
-                "in",
-                "weight" if self.family.kind(o.kind).weight else "input",
-                o.dtype,
-                o.values,
-            )
+            self.tensor_of(o, "weight" if self.family.kind(o.kind).weight else "input")
             for o in op.operands
         ]
         if self.bwd:

@@ -34,16 +34,7 @@ class EmbeddingKernel(Kernel):
         op, family = self.op, self.family
         self.graph, env, outs = family.graph(op)
         self.operands = [
-            Tensor(
-                o.name,
-                o.kind,
-                self.dtype_of(o.dtype),
-                "in",
-                "weight" if o.kind == "table" else "input",
-                o.dtype,
-                o.values,
-            )
-            for o in op.operands
+            self.tensor_of(o, "weight" if o.kind == "table" else "input") for o in op.operands
         ]
         [(result, value)] = outs.items()
         self.table, self.number = (

@@ -59,16 +59,7 @@ class LinearCrossEntropyKernel(Kernel):
         op = self.op
         graph, env, outs = self.family.graph(op)
         self.operands = [
-            Tensor(
-                o.name,
-                o.kind,
-                self.dtype_of(o.dtype),
-                "in",
-                "weight" if o.kind in ("right", "row") else "input",
-                o.dtype,
-                o.values,
-                absent=o.absent,
-            )
+            self.tensor_of(o, "weight" if o.kind in ("right", "row") else "input", absent=o.absent)
             for o in op.operands
         ]
         self.inputs = self.operands

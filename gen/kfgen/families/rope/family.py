@@ -50,14 +50,9 @@ class RopeKernel(Kernel):
         op = self.op
         self.graph, env, outs = self.family.graph(op)
         self.operands = [
-            Tensor(
-                o.name,
-                o.kind,
-                self.dtype_of(o.dtype),
-                "in",
+            self.tensor_of(
+                o,
                 "weight" if o.kind in self.weights else "input",
-                o.dtype,
-                o.values,
                 absent=COUNTED if o.kind == "number" else None,
             )
             for o in op.operands

@@ -79,14 +79,10 @@ class OverRowsKernel(Kernel):
 
     def _operand(self, o):
         """The tensor of an operand."""
-        return Tensor(
-            o.name,
-            self.per_row if o.kind == "per_row" else o.kind,
-            self.dtype_of(o.dtype),
-            "in",
+        return self.tensor_of(
+            o,
             "weight" if self.is_weight(o) else "input",
-            o.dtype,
-            o.values,
+            kind=self.per_row if o.kind == "per_row" else o.kind,
             absent=o.absent,
         )
 
