@@ -11,7 +11,7 @@
 #include "kf/core/dtype.h"
 
 typedef struct {
-    const int *table;                      /* int32_t; in the memory of the cache */
+    const int *table;                      /* int32_t, on the device of the cache */
     kf_i64 sequences, pages, rows, blocks; /* pages: a sequence's, in the table */
 } kfi_pages;
 

@@ -94,9 +94,7 @@ def optimized_cpu_attention(
 
 
 def _causal(q: Any, first: int, end: int, keys: int) -> Any:
-    """Returns the bool mask [batch, queries, keys] of queries that see the keys up to first, first
-    + 1, ... end - 1.
-    """
+    """Returns a bool mask [batch, end - first, keys]: query i sees the keys up to first + i."""
     seen = np.arange(keys) <= np.arange(first, end)[:, None]
     seen = np.broadcast_to(seen, (*q.shape[:-3], *seen.shape)).copy()
     return seen if isinstance(q, np.ndarray) else sys.modules["torch"].from_numpy(seen)
