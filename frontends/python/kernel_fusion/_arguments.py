@@ -163,10 +163,11 @@ def _plain(
     return placed, defaults, frozenset(found), frozenset(found) - frozenset(defaults)
 
 
-def _bound(
-    where: str, op: Op, activation: str, args: Sequence[Any], kwargs: Mapping[str, Any]
+def bound(
+    op: Op, activation: str, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Binds arguments in a fifth of the time of inspect.Signature.bind, which reports errors."""
+    where = op.display_name(activation)
     placed, defaults, known, needed = _plain(op, activation)
     given = dict(zip(placed, args))
     if (
@@ -184,8 +185,12 @@ def _bound(
 
 
 def bind(op: Op, activation: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Arguments:
+    return validated(op, activation, bound(op, activation, args, kwargs))
+
+
+def validated(op: Op, activation: str, a: dict[str, Any]) -> Arguments:
+    """Checks the values of all arguments by name, which it may replace."""
     where = op.display_name(activation)
-    a = _bound(where, op, activation, args, kwargs)
     values = [*op.forward.scalars, *op.scalars[activation]]
     if op.dropout:
         values.append(PROBABILITY)

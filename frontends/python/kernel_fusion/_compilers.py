@@ -15,6 +15,10 @@ HOW = (
     "install gcc (Debian, Ubuntu: apt install gcc libc6-dev; Fedora: dnf install gcc; conda: "
     "conda install gcc_linux-64) or set CC"
 )
+HOW_CXX = (
+    "install g++ (Debian, Ubuntu: apt install g++; Fedora: dnf install gcc-c++; conda: conda "
+    "install gxx_linux-64) or set CXX"
+)
 ONLY_LINUX = f"kf compiles functions on Linux, and this is {sys.platform}"
 COMPILE = (
     "-std=c11",

@@ -53,7 +53,7 @@ def make(op: _table.Op, activation: str) -> Callable[..., Any]:
         if check:
             check(args)
         if spelled and kwargs:
-            kwargs = _renamed(where, spelled, kwargs)
+            kwargs = renamed(where, spelled, kwargs)
         x = args[0] if args else kwargs.get(first)
         if is_list and isinstance(x, (list, tuple)):
             x = x[0] if x else None
@@ -73,7 +73,7 @@ def make(op: _table.Op, activation: str) -> Callable[..., Any]:
     return function
 
 
-def _renamed(where: str, of: dict[str, str], kwargs: dict[str, Any]) -> dict[str, Any]:
+def renamed(where: str, of: dict[str, str], kwargs: dict[str, Any]) -> dict[str, Any]:
     """Returns keyword arguments under the function's own names."""
     found: dict[str, Any] = {}
     for name, value in kwargs.items():
@@ -102,7 +102,7 @@ def _alias(found: dict[str, Any]) -> Callable[..., Any]:
             args = (*args[:shape], None, *args[shape:])
         if len(args) > len(names) or any(n in kwargs for n in names[: len(args)]):
             raise TypeError(f"{where} takes {', '.join(names)}, each once")
-        given = _renamed(where, of, dict(zip(names, args)) | kwargs)
+        given = renamed(where, of, dict(zip(names, args)) | kwargs)
         named = given.pop(_spellings.SHAPE, None) if shape is not None else None
         given = {**found["defaults"], **given}
         if named is None or "x" not in given:

@@ -9,6 +9,7 @@ import hashlib
 import os
 import pathlib
 import subprocess
+from collections.abc import Sequence
 
 from kfgen import paths
 
@@ -26,8 +27,13 @@ def name() -> str:
     return f"torch_shim-{hashlib.sha256(repr(FLAGS).encode() + data).hexdigest()[:16]}.so"
 
 
-def compile_to(path: pathlib.Path) -> None:
-    """Compiles the shim.
+def compile_to(
+    path: pathlib.Path,
+    source: str = SOURCES[0],
+    flags: Sequence[str] = FLAGS,
+    include: Sequence[str] = (str(paths.INCLUDE),),
+) -> None:
+    """Compiles the shim, or another source of the folder `native`.
 
     Raises:
         OSError: there is no C++ compiler, or it failed.
@@ -41,8 +47,8 @@ def compile_to(path: pathlib.Path) -> None:
     try:
         done = subprocess.run(
             [
-                *(compiler, *FLAGS, f"-I{paths.INCLUDE}", str(HERE / "native" / SOURCES[0])),
-                *("-o", str(new), "-ldl"),
+                *(compiler, *flags, *(f"-I{folder}" for folder in include)),
+                *(str(HERE / "native" / source), "-o", str(new), "-ldl"),
             ],
             capture_output=True,
             text=True,

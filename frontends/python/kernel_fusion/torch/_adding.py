@@ -14,11 +14,11 @@ from kfgen.model import names
 from torch import Tensor
 
 from kernel_fusion import _strides
+from kernel_fusion._backward import sources_of
 from kernel_fusion._sizes import Layout
 from kernel_fusion._table import Op
 from kernel_fusion._table import Tensor as Argument
 from kernel_fusion.torch import _kernels
-from kernel_fusion.torch._autograd import sources_of
 from kernel_fusion.torch._schema import Given, Schema, schema, wanted
 
 

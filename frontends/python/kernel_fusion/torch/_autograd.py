@@ -5,46 +5,17 @@ Functions use the older form whose forward receives ctx, which has the least ove
 """
 
 import functools
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from kfgen.model.names import gradient_of
 from torch import Tensor
 
+from kernel_fusion._backward import computed, may_use_result, sources_of
 from kernel_fusion._table import Op, formulas, ops
 from kernel_fusion.torch import _formula
 from kernel_fusion.torch._schema import activation_names, schema
-
-
-def sources_of(op: Op, activation: str, by_result: bool) -> list[tuple[str, int]]:
-    """Returns the source of each input of the backward.
-
-    A source is (in, out or grad, index); (shape, index) if only the shape is read; or (none, 0).
-    Weights are passed even if unread, since their dtype is that of their gradients.
-
-    Args:
-        by_result: True if the backward uses the activation's result instead of inputs.
-    """
-    assert op.backward is not None
-    inputs, outputs = [t.name for t in op.forward.inputs], [t.name for t in op.forward.outputs]
-    found = []
-    for t in op.backward.inputs:
-        if t.use == "gradient":
-            found.append(("grad", outputs.index(t.of)))
-        elif t.name in outputs:
-            # A saved tensor counts as an input that the result replaces.
-            given = by_result if t.use == "output" else not by_result
-            missing = activation in t.unread or (activation in t.by_result and not given)
-            found.append(("none", 0) if missing else ("out", outputs.index(t.name)))
-        elif (
-            activation in t.unread or (activation in t.by_result and by_result)
-        ) and t.use != "weight":
-            asked = t.name in op.backward.shaped_by or t is op.backward.template
-            found.append(("shape", inputs.index(t.name)) if asked else ("none", 0))
-        else:
-            found.append(("in", inputs.index(t.name)))
-    return found
 
 
 def make(op: Op, activation: str, namespace: Any) -> tuple[Any, Any, Any]:
@@ -71,7 +42,7 @@ def around(op: Op, activation: str, namespace: Any, forward: Any, eager: bool) -
         return _by_other(op, forward, other, getattr(namespace, other.name).kernel)
     if op.backward is None:
         return _without(op, forward)
-    may = {activation} & {act for t in op.backward.inputs for act in t.by_result}
+    may = may_use_result(op, activation)
     spread = _formula.spreads(op, activation)
     backward = (
         _formula.make(op, activation)[1] if spread else getattr(namespace, f"{op.name}_bwd").kernel
@@ -136,7 +107,7 @@ def decomposed(op: Op, activation: str) -> tuple[Any, Any]:
     factors overflows.
     """
     forward, backward, _ = _formula.make(op, activation)
-    return forward, _with_backward(op, activation, forward, backward, (), False)
+    return forward, _with_backward(op, activation, forward, backward, False, False)
 
 
 @functools.cache
@@ -264,7 +235,7 @@ def _either(first: Sequence[str], second: Sequence[str]) -> list[str]:
     ]
 
 
-def _text(op: Op, activation: str, may: Collection[str], eager: bool) -> str:
+def _text(op: Op, activation: str, may: bool, eager: bool) -> str:
     """Source text of forward and backward."""
     assert op.backward is not None
     s, names = schema(op, False), [t.name for t in op.forward.inputs]
@@ -272,7 +243,7 @@ def _text(op: Op, activation: str, may: Collection[str], eager: bool) -> str:
         [name for _, name in s.arguments],
         [f"_out{i}" for i in range(len(op.forward.outputs))],
     )
-    by = sources_of(op, activation, bool(may))
+    by = sources_of(op, activation, may)
     plain = sources_of(op, activation, False) if may and op.rising[activation] else by
     rest = arguments[len(names) : len(arguments) - s.saves]
     asked = [name for name in rest if name != "rng"]
@@ -320,28 +291,13 @@ def _text(op: Op, activation: str, may: Collection[str], eager: bool) -> str:
     )
 
 
-def _computed(op: Op) -> dict[int, list[int]]:
-    """Returns {index of a computed gradient: indices of its inputs}.
-
-    Gradients equal to the incoming one are left out; of equal gradients the first is computed.
-    """
-    assert op.backward is not None
-    inputs, outputs = [t.name for t in op.forward.inputs], op.backward.outputs
-    at = {t.name: j for j, t in enumerate(outputs)}
-    found: dict[int, list[int]] = {}
-    for j, t in enumerate(outputs):
-        if not t.unchanged:
-            found.setdefault(at[t.same_as] if t.same_as else j, []).append(inputs.index(t.of))
-    return found
-
-
 def _gradients(op: Op, arguments: str) -> list[str]:
     """Lines that call the backward if any gradient is needed."""
     assert op.backward is not None
-    computed = _computed(op)
+    every = computed(op)
     mask = [
         f"({' or '.join(f'_needs[{i}]' for i in numbers)}) << {j}"
-        for j, numbers in computed.items()
+        for j, numbers in every.items()
     ]
     call = f"(_again if _grad_on() else _backward){arguments}"
     unasked = any(t.unchanged for t in op.backward.outputs)
@@ -350,7 +306,7 @@ def _gradients(op: Op, arguments: str) -> list[str]:
             f"    _mask = {' | '.join(mask)}",
             f"    _found = {call}{' if _mask else None' if unasked else ''}",
         ]
-        if computed
+        if every
         else []
     )
 
@@ -359,7 +315,7 @@ def _given_back(op: Op) -> list[str]:
     """Expressions of each input's gradient."""
     assert op.backward is not None
     at, outputs = (
-        {i: j for j, numbers in _computed(op).items() for i in numbers},
+        {i: j for j, numbers in computed(op).items() for i in numbers},
         op.backward.outputs,
     )
     incoming = {
@@ -381,12 +337,12 @@ def _given_back(op: Op) -> list[str]:
 
 
 def _with_backward(
-    op: Op, activation: str, forward: Any, backward: Any, may: Collection[str], eager: bool
+    op: Op, activation: str, forward: Any, backward: Any, may: bool, eager: bool
 ) -> Any:
     """Makes a specialised Function for one op and activation.
 
     Args:
-        may: contains the activation if its gradient may use the result.
+        may: True if the gradient may use the activation's result.
         eager: True if nothing traces the Function.
     """
     names: dict[str, Any] = {

@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The compiled XLA FFI handlers (native/jax_ffi.cpp), and the kf functions that they call.
+
+The handlers are compiled once per version of jaxlib into the cache directory, from jaxlib's own
+headers.
+"""
+
+import ctypes
+import functools
+import hashlib
+import pathlib
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jaxlib
+
+from kernel_fusion import _compilers, _files, _first_call, _library, _shim_library, _table
+
+TARGET = "kf"
+SOURCES = ("jax_ffi.cpp", "packed.h")
+FLAGS = ("-std=c++17", "-O1", "-fPIC", "-shared", "-fvisibility=hidden", "-s")
+OPENER = ctypes.CFUNCTYPE(ctypes.c_char_p, ctypes.c_char_p, ctypes.c_int)
+SPACE = ctypes.CFUNCTYPE(ctypes.c_size_t, ctypes.c_int, ctypes.c_void_p)
+# Exports of a library that the handlers call; the second of a kind is a GPU's.
+SYMBOLS = (("kfp_run", "kfp_run_on"), ("", "kfp_load_on"), ("kfp_error",) * 2, ("kfp_detail",) * 2)
+
+
+def _path() -> pathlib.Path:
+    """Returns the handlers' file; its name has the version of jaxlib and a digest of the sources."""
+    headers = sorted(pathlib.Path(jax.ffi.include_dir()).glob("xla/ffi/api/*.h"))
+    sources = [_first_call.NATIVE / name for name in SOURCES]
+    data = b"".join(path.read_bytes() for path in [*sources, *headers])
+    digest = hashlib.sha256(repr(FLAGS).encode() + data).hexdigest()[:16]
+    return _files.cache() / f"jax_ffi-{jaxlib.__version__}-{digest}.so"
+
+
+@functools.cache
+def library() -> ctypes.CDLL:
+    """Loads the handlers, compiled at the first call, and registers them with XLA.
+
+    Raises:
+        RuntimeError: there is no C++ compiler, it failed, or KF_OFFLINE forbids it.
+    """
+    path = _path()
+    if not path.exists():
+        if not _compilers.cxx():
+            raise RuntimeError(
+                f"kf.jax: no C++ compiler was found, which compiles its handlers once: "
+                f"{_compilers.HOW_CXX}"
+            )
+        if _files.offline():
+            raise RuntimeError(
+                f"kf.jax: {path} does not exist, and KF_OFFLINE is set: call a function of kf.jax "
+                f"once without, with the same KF_CACHE_DIR"
+            )
+        with _files.locked(path):
+            if not path.exists():
+                try:
+                    _shim_library.compile_to(path, SOURCES[0], FLAGS, [jax.ffi.include_dir()])
+                except OSError as e:
+                    raise RuntimeError(f"kf.jax: {e}") from None
+    found = ctypes.CDLL(str(path))
+    found.kfj_add.argtypes = [ctypes.c_char_p, *[ctypes.c_int] * 2, *[ctypes.c_void_p] * 5]
+    found.kfj_add.restype = None
+    found.kfj_set_opener(_open)
+    capsule = jax.ffi.pycapsule
+    jax.ffi.register_ffi_target(TARGET, capsule(found.kfj_cpu), platform="cpu")
+    stages = {"execute": capsule(found.kfj_gpu), "initialize": capsule(found.kfj_gpu_load)}
+    jax.ffi.register_ffi_target(TARGET, stages, platform="CUDA")
+    return found
+
+
+_opened: dict[tuple[str, bool], tuple[Any, int]] = {}
+_own: dict[str, _table.Op] = {}  # {function: op} of ops that this process made
+
+
+def prepare(op: _table.Op, function: str, on_gpu: bool, sizes: Sequence[int] | None) -> int:
+    """Makes a function known to the handlers, compiling it at its first call.
+
+    Args:
+        sizes: sizes and integers of a function with a workspace, else None.
+
+    Returns:
+        The bytes of its workspace.
+    """
+    if (function, on_gpu) not in _opened:
+        _add(op, function, on_gpu)
+    if sizes is None:
+        return 0
+    found, number = _opened[function, on_gpu]
+    given = (ctypes.c_int64 * len(sizes))(*sizes)
+    return int(SPACE(found.address("kfp_space"))(number, given))
+
+
+def _add(op: _table.Op, function: str, on_gpu: bool) -> None:
+    handlers = library()
+    functions = _library.of(op)
+    found = (functions.on_gpu if on_gpu else functions).library_of(function)
+    number = found.find(function)
+    if op.own:
+        _own[function] = op
+    run, load, error, detail = (name[on_gpu] and found.address(name[on_gpu]) for name in SYMBOLS)
+    reason = found.address("kfp_reason") if on_gpu else None
+    handlers.kfj_add(
+        function.encode(), on_gpu, number, run, load or None, error, detail, reason
+    )
+    _opened[function, on_gpu] = found, number
+
+
+@functools.cache
+def _by_function() -> dict[str, _table.Op]:
+    return {
+        name: op for op in _table.ops().values() for name in _first_call.functions(op).units
+    }
+
+
+_texts = threading.local()  # keeps the last message of a thread
+
+
+@OPENER
+def _open(function: bytes, on_gpu: int) -> bytes | None:
+    """Opens a function that a deserialised program calls first; returns why it cannot."""
+    # C++ code between here and the caller cannot propagate an exception.
+    try:
+        name = function.decode()
+        op = _own.get(name) or _by_function().get(name)
+        if op is None:
+            return b"this process has no such function: make or load its op first"
+        _add(op, name, bool(on_gpu))
+    except BaseException as e:
+        _texts.why = f"{type(e).__name__}: {e}".encode()
+        return bytes(_texts.why)
+    return None

@@ -1,0 +1,162 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Functions of kf.jax: they check arguments and call the op."""
+
+import functools
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax import numpy as jnp
+
+from kernel_fusion import _arguments, _dispatch, _plan, _rows, _spellings
+from kernel_fusion._table import Op, Tensor
+from kernel_fusion.jax import _autodiff
+from kernel_fusion.jax._primitive import WORDS
+
+X64 = "jax.config.update('jax_enable_x64', True)"
+
+
+def _array(where: str, t: Tensor, value: Any) -> Any:
+    """Returns a JAX array of an argument, None of None."""
+    if value is None or isinstance(value, jax.Array):
+        found = value
+    elif isinstance(value, np.ndarray) or hasattr(value, "__jax_array__"):
+        found = _of_numpy(where, t, value)
+    else:
+        raise TypeError(f"{where}: {t.name} is {type(value).__name__}, expected a JAX array")
+    if found is not None and str(found.dtype) not in WORDS:
+        raise TypeError(
+            f"{where}: {t.name} has the dtype {found.dtype}, expected one of {', '.join(WORDS)}"
+        )
+    return found
+
+
+def _of_numpy(where: str, t: Tensor, value: Any) -> Any:
+    """Converts an array, unless JAX would change its values."""
+    found = jnp.asarray(value)
+    name = str(getattr(value, "dtype", found.dtype))
+    if name != str(found.dtype) and not (t.var == "i64" and (found == value).all()):
+        raise TypeError(
+            f"{where}: {t.name} has the dtype {name}, which JAX converts to {found.dtype}: {X64} "
+            f"at the start of the program keeps it"
+        )
+    return found
+
+
+def _seeds(where: str, rng: Any) -> Any:
+    """Returns seed and offset, in the memory of two integers of 64 bits, from a key of JAX.
+
+    The two words of jax.random.key(n) are the seed n, and the offset is 0; the four of an rbg key
+    are seed and offset.
+    """
+    if rng is None:
+        raise TypeError(f"{where}: rng is missing, expected a key such as jax.random.key(0)")
+    if isinstance(rng, (tuple, list)):
+        try:
+            words = np.array(_arguments.seeds(rng), np.uint64)
+        except (TypeError, OverflowError):
+            words = np.zeros(0, np.uint64)
+        if words.shape == (2,):
+            return jnp.asarray(words.view(np.uint32))
+    elif isinstance(rng, jax.Array):
+        if jax.dtypes.issubdtype(rng.dtype, jax.dtypes.prng_key):
+            rng = jax.random.key_data(rng)
+        if rng.dtype == jnp.uint32 and rng.shape in ((2,), (4,)):
+            rest = rng[2:] if rng.shape == (4,) else jnp.zeros(2, jnp.uint32)
+            return jnp.stack([rng[1], rng[0], rest[1], rest[0]])
+    raise TypeError(
+        f"{where}: rng is {rng!r:.60}, expected a key of JAX or two whole numbers of 64 bits, seed "
+        f"and offset"
+    )
+
+
+def _prepared(op: Op, where: str, given: dict[str, Any]) -> None:
+    """Checks what JAX takes otherwise than NumPy does, and replaces rows of a table."""
+    for name in ("out", "grads"):
+        if given.pop(name, None) is not None:
+            raise TypeError(f"{where}: {name} is for other arrays; JAX's are never overwritten")
+    for name in op.forward.betas:
+        if given[name] != 0:
+            raise TypeError(f"{where}: {name} is for NumPy arrays, which have out")
+    for name, value in given.items():
+        is_tensor = any(name == t.name for t in op.forward.inputs) or name == "rng"
+        if isinstance(value, jax.core.Tracer) and not is_tensor:
+            raise TypeError(
+                f"{where}: {name} is traced, expected a number: jax.jit(..., static_argnames=...)"
+            )
+    for name, of, dimension in _rows.padding(op):
+        table = given[of]
+        if given[name] is not None and len(getattr(table, "shape", ())) >= -dimension:
+            given[name] = _rows.row(where, name, given[name], table.shape[dimension])
+
+
+def _tensors(op: Op, arguments: _arguments.Arguments) -> list[Any]:
+    """Returns the arrays, with positions that callers leave out."""
+    where, inputs = arguments.where, op.forward.inputs
+    found = [_array(where, t, value) for t, value in zip(inputs, arguments.tensors)]
+    if arguments.flatten and found[0] is not None:
+        _plan.check_flat(where, inputs, [None if x is None else x.shape for x in found])
+        found = [
+            x.reshape(-1) if x is not None and t.kind == "elem" else x
+            for t, x in zip(inputs, found)
+        ]
+    names = [t.name for t in inputs]
+    for name, of, after in _rows.counted(op):
+        x, i = found[names.index(of)], names.index(name)
+        if found[i] is None and x is not None and x.ndim > after:
+            shape = x.shape[: x.ndim - after]
+            found[i] = jnp.broadcast_to(jnp.arange(shape[-1], dtype=jnp.int32), shape)
+    return found
+
+
+def _run(op: Op, activation: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    where = op.display_name(activation)
+    given = _arguments.bound(op, activation, args, kwargs)
+    _prepared(op, where, given)
+    arguments = _arguments.validated(op, activation, given)
+    tensors = _tensors(op, arguments)
+    seeds = _seeds(where, arguments.rng) if op.dropout else None
+    spec = _autodiff.Spec(
+        op,
+        activation,
+        0 if arguments.flatten else arguments.axis,
+        arguments.groups,
+        arguments.asked,
+        arguments.integers,
+        arguments.scalars,
+    )
+    traced = any(isinstance(x, jax.core.Tracer) for x in (*tensors, seeds))
+    call = functools.partial(_autodiff.call, spec) if traced else _autodiff.compiled(spec)
+    try:
+        found = call(tuple(tensors), seeds)
+    except TypeError as e:
+        if "custom_vjp" not in str(e):
+            raise
+        raise NotImplementedError(
+            f"{where} has no forward-mode derivative (jax.jvp, jax.jacfwd): use jax.vjp, jax.grad "
+            f"or jax.jacrev"
+        ) from None
+    return found[0] if len(found) == 1 else found
+
+
+def make(op: Op, activation: str) -> Callable[..., Any]:
+    """Makes a function of kf.jax."""
+    where = op.display_name(activation)
+    spelled = _spellings.keywords(op, activation)
+    check = _spellings.refuse_positions(op, activation)
+
+    def function(*args: Any, **kwargs: Any) -> Any:
+        if check:
+            check(args)
+        if spelled and kwargs:
+            kwargs = _dispatch.renamed(where, spelled, kwargs)
+        return _run(op, activation, args, kwargs)
+
+    function.__name__ = function.__qualname__ = op.word(activation)
+    function.__module__ = "kernel_fusion.jax"
+    return function
+
+
+assert sys  # TODO
