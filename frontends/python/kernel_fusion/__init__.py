@@ -4,6 +4,7 @@
 Importing the package requires no framework, compiler or GPU.
 
 - kf.ops: every op, for NumPy arrays, PyTorch tensors and GPU arrays such as CuPy's
+- kf.jax: the same ops for JAX
 - kf.nn: PyTorch modules over the ops
 - kf.fuse, kf.fuse_row: make an op from a formula
 - kf.load: adds the ops of a program's own spec files and families to kf.ops
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from kernel_fusion import benchmarks as benchmarks
     from kernel_fusion import config as config
     from kernel_fusion import fkl as fkl
+    from kernel_fusion import jax as jax
     from kernel_fusion import kernels as kernels
     from kernel_fusion import nn as nn
     from kernel_fusion import ops as ops
@@ -69,7 +71,7 @@ __version__ = version()
 
 def __getattr__(name: str) -> Any:
     """Imports submodules and lazy names on first access."""
-    if name in ("benchmarks", "config", "fkl", "kernels", "nn", "ops"):
+    if name in ("benchmarks", "config", "fkl", "jax", "kernels", "nn", "ops"):
         return importlib.import_module(f"kernel_fusion.{name}")
     lazy = {
         "fuse": "_fuse",
@@ -85,6 +87,8 @@ def __getattr__(name: str) -> Any:
         found = getattr(importlib.import_module(f"kernel_fusion.{lazy[name]}"), name)
         globals()[name] = found
         return found
+    if name.startswith("fused_") and name.endswith("_jax"):
+        return getattr(importlib.import_module("kernel_fusion.jax"), name)
     if name.startswith("fused_"):
         return importlib.import_module("kernel_fusion._streams").function(name)
     if name == "EXTENSION_LOADED":

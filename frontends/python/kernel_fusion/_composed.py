@@ -2,6 +2,7 @@
 """Functions of kf.ops that call several ops, or a product of NumPy or PyTorch beside kf's ops."""
 
 import math
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -149,8 +150,8 @@ def matmul(a: Any, b: Any, *, alpha: float = 1.0) -> Any:
 
 def _is_transposed(t: Any) -> bool:
     """True if a matrix is stored column-major."""
-    if len(t.shape) < 2:
-        return False
+    if len(t.shape) < 2 or not (hasattr(t, "stride") or hasattr(t, "strides")):
+        return False  # JAX arrays have no strides
     strides, one = (t.stride(), 1) if hasattr(t, "stride") else (t.strides, t.itemsize)
     return bool(strides[-2] == one and strides[-1] != one)
 
@@ -294,6 +295,22 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
         fused_multihead_attention,
     )
 }
+
+
+def over(namespace: Any) -> dict[str, Callable[..., Any]]:
+    """Returns the functions over the ops of another module than kf.ops."""
+    names = dict(globals(), ops=namespace)
+    made = {
+        name: types.FunctionType(f.__code__, names, name, f.__defaults__)
+        for name, f in FUNCTIONS.items()
+    }
+    for name, function in made.items():
+        of: Any = FUNCTIONS[name]
+        function.__kwdefaults__, function.__doc__ = of.__kwdefaults__, of.__doc__
+    names.update(made)
+    return dict(made)
+
+
 # Type stubs of these functions for ops.pyi; A is the type of all arrays of a call.
 STUBS = (
     'def gelu(x: A, *, approximate: str = "none", out: A | None = None) -> A: ...',

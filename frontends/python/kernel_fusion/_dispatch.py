@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Functions of kf.ops: each dispatches on its first argument to PyTorch, a GPU array, or NumPy."""
 
-import dataclasses
 import importlib
 import sys
 from collections.abc import Callable
@@ -84,14 +83,20 @@ def renamed(where: str, of: dict[str, str], kwargs: dict[str, Any]) -> dict[str,
     return found
 
 
-def _alias(found: dict[str, Any]) -> Callable[..., Any]:
-    """Makes a function of another spelling, with its own argument names and order."""
+def alias_of(
+    found: dict[str, Any], of: Callable[[str], Callable[..., Any]]
+) -> Callable[..., Any]:
+    """Makes a function of another spelling, with its own argument names and order.
+
+    Args:
+        of: returns a function by its name.
+    """
     op, activation = _table.find(found["op"], found["activation"])
     function, words = (
-        lookup(op.word(activation)),
+        of(op.word(activation)),
         [(a["name"], a["of"]) for a in found["arguments"]],
     )
-    names, of, where = [w for w, _ in words], dict(words), f"kf.{found['name']}"
+    names, meant, where = [w for w, _ in words], dict(words), f"kf.{found['name']}"
     shape = names.index(_spellings.SHAPE) if _spellings.SHAPE in names else None
     check = _spellings.refuse_positions(op, activation)
 
@@ -102,7 +107,7 @@ def _alias(found: dict[str, Any]) -> Callable[..., Any]:
             args = (*args[:shape], None, *args[shape:])
         if len(args) > len(names) or any(n in kwargs for n in names[: len(args)]):
             raise TypeError(f"{where} takes {', '.join(names)}, each once")
-        given = renamed(where, of, dict(zip(names, args)) | kwargs)
+        given = renamed(where, meant, dict(zip(names, args)) | kwargs)
         named = given.pop(_spellings.SHAPE, None) if shape is not None else None
         given = {**found["defaults"], **given}
         if named is None or "x" not in given:
@@ -110,7 +115,7 @@ def _alias(found: dict[str, Any]) -> Callable[..., Any]:
         return _spellings.flattened(where, function, named, given)
 
     alias.__name__ = alias.__qualname__ = found["name"]
-    alias.__module__ = "kernel_fusion.ops"
+    alias.__module__ = function.__module__
     alias.__doc__ = (
         f"{op.word(activation)}({', '.join(f'{o}={n}' for n, o in words)}).\n\n{function.__doc__}"
     )
@@ -136,7 +141,7 @@ def plain(name: str, label: str = "") -> Callable[..., Any]:
     """
     look_for_torch()
     op, activation = _table.functions()[name]
-    return make(dataclasses.replace(op, label=label) if label else op, activation)
+    return make(op.labelled(label), activation)
 
 
 def lookup(name: str) -> Callable[..., Any]:
@@ -147,7 +152,7 @@ def lookup(name: str) -> Callable[..., Any]:
         elif name in _table.functions():
             _made[name] = plain(name)
         elif name in _table.aliases():
-            _made[name] = _alias(_table.aliases()[name])
+            _made[name] = alias_of(_table.aliases()[name], lookup)
         else:
             lacks = _table.lacks(name) or "dir(kf.ops) lists all functions"
             raise AttributeError(f"kf.ops has no `{name}`; {lacks}")

@@ -61,15 +61,16 @@ def _absent(op: Op, t: Tensor) -> str:
     return f"{t.absent:g}"
 
 
-def of(op: Op, activation: str) -> str:
-    """Returns the docstring of a function of kf.ops."""
+def of(op: Op, activation: str, jax: bool = False) -> str:
+    """Returns the docstring of a function of kf.ops, or of kf.jax."""
     lines = [f"{op.brief}{f', with act = {activation}' if op.has_act else ''}.", "", "Args:"]
     for t in op.forward.inputs:
         if t.list:
             lines.append(f"    {t.name}: list of tensors, {_dtype(op, t)}{_next(t)}")
             continue
         absent = "" if t.absent is None else f"; None stands for {_absent(op, t)}"
-        outside = "; out of range: IndexError on the CPU, else NaN" if t.below else ""
+        outside = "; out of range: " * bool(t.below)
+        outside += ("NaN" if jax else "IndexError on the CPU, else NaN") * bool(t.below)
         lines.append(f"    {t.name}: {_shape(op, t)}, {_dtype(op, t)}{absent}{outside}{_next(t)}")
     padding = {name: of for name, of, _ in _rows.padding(op)}
     lines += [
@@ -85,7 +86,40 @@ def of(op: Op, activation: str) -> str:
         )
     if op.has_groups:
         lines.append("    groups: number of groups, a divisor of the number of channels")
+    lines += [] if jax else _accumulated(op)
+    if op.dropout:
+        lines += [
+            "    p: probability that an element is dropped; default 0.5",
+            "    training: if False, no element is dropped; default True",
+            "    rng: key of JAX, or seed and offset"
+            if jax
+            else "    rng: seed and offset; None draws them from the default generator",
+        ]
+    if op.forward.updates:
+        return "\n".join([*lines, *_of_updates(op), *_source(op)])
+    lines += [] if jax else _out(op)
+    results = [op.forward.outputs[i] for i in op.forward.results]
+    placed = [t for t in op.forward.outputs if t.place_of]
+    results += placed if jax else []
+    lines += ["", "Returns:", f"    {', '.join(f'{t.name} {_shape(op, t)}' for t in results)}"]
     lines += [
+        f"    {t.name} only if {t.place_of} is given"
+        if jax
+        else f"    {t.place_of} is updated in place"
+        for t in placed
+    ]
+    lines += [
+        "",
+        "Raises:",
+        "    TypeError: the dtypes have no function.",
+        "    ValueError: shapes do not match, or a number is out of its bounds.",
+    ]
+    return "\n".join([*lines, *_source(op)])
+
+
+def _accumulated(op: Op) -> list[str]:
+    """Arguments by which results or gradients are added to existing tensors."""
+    lines = [
         f"    {name}: factor of the old values of out, which are added to the result; default 0; "
         "NumPy and GPU arrays only"
         for name in op.forward.betas
@@ -98,30 +132,17 @@ def of(op: Op, activation: str) -> str:
             "tensor has "
             "the operand's shape, its dtype or float32, and contiguous or strided rows"
         )
-    if op.dropout:
-        lines += [
-            "    p: probability that an element is dropped; default 0.5",
-            "    training: if False, no element is dropped; default True",
-            "    rng: seed and offset; None draws them from the default generator",
-        ]
-    if op.forward.updates:
-        return "\n".join([*lines, *_of_updates(op), *_source(op)])
+    return lines
+
+
+def _out(op: Op) -> list[str]:
+    """The argument that receives the results."""
     several = len(op.forward.results) > 1
-    lines.append(
+    return [
         f"    out: {'{result: array}, which receive' if several else 'array that receives'} the "
         f"result"
         f"{'s' if several else ''}; NumPy and GPU arrays only"
-    )
-    results = [op.forward.outputs[i] for i in op.forward.results]
-    lines += ["", "Returns:", f"    {', '.join(f'{t.name} {_shape(op, t)}' for t in results)}"]
-    lines += [f"    {t.place_of} is updated in place" for t in op.forward.outputs if t.place_of]
-    lines += [
-        "",
-        "Raises:",
-        "    TypeError: the dtypes have no function.",
-        "    ValueError: shapes do not match, or a number is out of its bounds.",
     ]
-    return "\n".join([*lines, *_source(op)])
 
 
 def _next(t: Tensor) -> str:

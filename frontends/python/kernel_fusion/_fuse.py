@@ -50,6 +50,10 @@ class Fused:
         self.__doc__ = self._function.__doc__
         self.__signature__ = _arguments.signature(self._op, "none")
 
+    @property
+    def op(self) -> _table.Op:
+        return self._op
+
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self._function(*args, **kwargs)
 

@@ -31,7 +31,7 @@ def compile_to(
     path: pathlib.Path,
     source: str = SOURCES[0],
     flags: Sequence[str] = FLAGS,
-    include: Sequence[str] = (str(paths.INCLUDE),),
+    include: str = str(paths.INCLUDE),
 ) -> None:
     """Compiles the shim, or another source of the folder `native`.
 
@@ -47,7 +47,7 @@ def compile_to(
     try:
         done = subprocess.run(
             [
-                *(compiler, *flags, *(f"-I{folder}" for folder in include)),
+                *(compiler, *flags, "-isystem", include),
                 *(str(HERE / "native" / source), "-o", str(new), "-ldl"),
             ],
             capture_output=True,

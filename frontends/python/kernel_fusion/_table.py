@@ -4,6 +4,7 @@
 Independent of frameworks: a dtype is kf's name; _sizes.py has the sizes and shapes of a call.
 """
 
+import dataclasses
 import functools
 import json
 import pathlib
@@ -203,6 +204,10 @@ class Op:
     def further(self) -> tuple[str, ...]:
         """Type variables besides T."""
         return tuple(v for v in self.variables if v != "T")
+
+    def labelled(self, label: str) -> "Op":
+        """Returns the op with another name in messages, unless that is empty."""
+        return dataclasses.replace(self, label=label) if label else self
 
     def word(self, activation: str) -> str:
         """Public name of the op with this activation."""

@@ -13,7 +13,7 @@ from kfgen.model.names import gradient_of
 
 from kernel_fusion import _backward, _plan, _table
 from kernel_fusion._table import Op
-from kernel_fusion.jax._primitive import DTYPES, WORDS, Launch, bind, varying
+from kernel_fusion.jax._primitive import KNOWN, Launch, bind, varying
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Spec:
 
 def word_of(x: Any, var: str) -> str:
     """Returns kf's name of an array's dtype; int32 stands for indices of 64 bits too."""
-    word = WORDS.get(str(x.dtype), str(x.dtype))
+    word = KNOWN[x.dtype]
     return "i64" if var == "i64" and word == "i32" else word
 
 
@@ -229,5 +229,3 @@ def compiled(spec: Spec) -> Any:
     """The call for arrays outside of jax.jit."""
     return jax.jit(functools.partial(call, spec))
 
-
-__all__ = ["DTYPES", "Spec", "call", "compiled", "word_of"]

@@ -58,7 +58,7 @@ def library() -> ctypes.CDLL:
         with _files.locked(path):
             if not path.exists():
                 try:
-                    _shim_library.compile_to(path, SOURCES[0], FLAGS, [jax.ffi.include_dir()])
+                    _shim_library.compile_to(path, SOURCES[0], FLAGS, jax.ffi.include_dir())
                 except OSError as e:
                     raise RuntimeError(f"kf.jax: {e}") from None
     found = ctypes.CDLL(str(path))

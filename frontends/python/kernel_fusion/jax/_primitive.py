@@ -34,10 +34,11 @@ WORDS = {
     "uint8": "u8",
     "bool": "u8",
 }
+KNOWN = {jnp.dtype(name): word for name, word in WORDS.items()}
 DTYPES = {word: jnp.dtype(name) for name, word in WORDS.items() if name != "bool"}
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class Launch:
     """A call of a C function: the primitive's parameter."""
 
@@ -51,6 +52,9 @@ class Launch:
     dtypes: tuple[str, ...]  # of all outputs
     given: tuple[bool, ...]  # inputs that have an operand
     wanted: tuple[bool, ...]  # outputs that are computed
+
+    def __repr__(self) -> str:
+        return f"{self.function}({', '.join(map(str, [*self.sizes, *self.scalars]))})"
 
     @property
     def call(self) -> Call:
@@ -193,7 +197,6 @@ def _lower(on_gpu: bool, ctx: Any, *operands: Any, launch: Launch) -> Any:
         sizes=np.array(sizes, np.int64),
         scalars=np.array(call.values(launch.scalars, launch.op.dropout), np.float64),
         places=np.array(_places(launch), np.int64),
-        lengths=np.array([], np.int64),
         rng=np.int64(len(launch.operands) if launch.op.dropout else -1),
         space=np.int64(results if bytes_ else -1),
     )

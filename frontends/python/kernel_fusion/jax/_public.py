@@ -2,7 +2,7 @@
 """Functions of kf.jax: they check arguments and call the op."""
 
 import functools
-import sys
+import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -10,10 +10,10 @@ import jax
 import numpy as np
 from jax import numpy as jnp
 
-from kernel_fusion import _arguments, _dispatch, _plan, _rows, _spellings
+from kernel_fusion import _arguments, _dispatch, _docs, _plan, _rows, _spellings
 from kernel_fusion._table import Op, Tensor
 from kernel_fusion.jax import _autodiff
-from kernel_fusion.jax._primitive import WORDS
+from kernel_fusion.jax._primitive import KNOWN, WORDS
 
 X64 = "jax.config.update('jax_enable_x64', True)"
 
@@ -26,7 +26,7 @@ def _array(where: str, t: Tensor, value: Any) -> Any:
         found = _of_numpy(where, t, value)
     else:
         raise TypeError(f"{where}: {t.name} is {type(value).__name__}, expected a JAX array")
-    if found is not None and str(found.dtype) not in WORDS:
+    if found is not None and found.dtype not in KNOWN:
         raise TypeError(
             f"{where}: {t.name} has the dtype {found.dtype}, expected one of {', '.join(WORDS)}"
         )
@@ -141,6 +141,17 @@ def _run(op: Op, activation: str, args: Sequence[Any], kwargs: dict[str, Any]) -
     return found[0] if len(found) == 1 else found
 
 
+LEFT_OUT = ("out", "grads")  # arguments of other frameworks; and betas
+
+
+def signature(op: Op, activation: str) -> inspect.Signature:
+    """Returns a function's signature: that of kf.ops without results that are given."""
+    found = _arguments.signature(op, activation)
+    left_out = {*LEFT_OUT, *op.forward.betas}
+    kept = [p for name, p in found.parameters.items() if name not in left_out]
+    return found.replace(parameters=kept)
+
+
 def make(op: Op, activation: str) -> Callable[..., Any]:
     """Makes a function of kf.jax."""
     where = op.display_name(activation)
@@ -156,7 +167,6 @@ def make(op: Op, activation: str) -> Callable[..., Any]:
 
     function.__name__ = function.__qualname__ = op.word(activation)
     function.__module__ = "kernel_fusion.jax"
+    function.__doc__ = _docs.of(op, activation, jax=True)
+    function.__signature__ = signature(op, activation)  # type: ignore[attr-defined]
     return function
-
-
-assert sys  # TODO

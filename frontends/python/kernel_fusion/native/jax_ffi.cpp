@@ -53,7 +53,6 @@ struct request {
     reals scalars;
     // The buffer of each tensor: i for operand i, -2 - i for result i, -1 for none.
     numbers places;
-    numbers lengths;    // elements of the tensors of a list; empty without lists
     int64_t rng, space; // operand of seed and offset, result of the workspace; -1: none
 };
 
@@ -98,11 +97,8 @@ ffi::Error open(const request &r, bool on_gpu, function *f)
 // Calls `run(tensors, workspace, its bytes)` with the addresses of all buffers.
 template <typename Run> int with_addresses(const request &r, const buffers &b, Run run)
 {
-    std::vector<void *> pointers(r.places.size()), lists;
-    for (size_t i = 0; i < pointers.size(); ++i) pointers[i] = b.at(r.places[i]);
-    const size_t count = r.lengths.size();
-    for (size_t i = 0; count && i < pointers.size(); i += count) lists.push_back(&pointers[i]);
-    if (count) lists.push_back((void *)r.lengths.begin());
+    std::vector<void *> tensors(r.places.size());
+    for (size_t i = 0; i < tensors.size(); ++i) tensors[i] = b.at(r.places[i]);
     char *space = nullptr;
     size_t bytes = 0;
     if (r.space >= 0) { // has ALIGNED - 1 bytes more than the function asked for
@@ -110,7 +106,7 @@ template <typename Run> int with_addresses(const request &r, const buffers &b, R
         space = (char *)(((uintptr_t)given + ALIGNED - 1) / ALIGNED * ALIGNED);
         bytes = b.bytes_of_result(r.space) - (size_t)(space - given);
     }
-    return run(count ? lists.data() : pointers.data(), space, bytes);
+    return run(tensors.data(), space, bytes);
 }
 
 ffi::Error on_cpu(const request &r, const buffers &b)
@@ -149,33 +145,31 @@ template <typename Binding> auto with_attributes(Binding binding)
         .template Attr<numbers>("sizes")
         .template Attr<reals>("scalars")
         .template Attr<numbers>("places")
-        .template Attr<numbers>("lengths")
         .template Attr<int64_t>("rng")
         .template Attr<int64_t>("space");
 }
 
 ffi::Error call_cpu(ffi::RemainingArgs operands, ffi::RemainingRets results, std::string_view name,
                     std::string_view where, numbers sizes, reals scalars, numbers places,
-                    numbers lengths, int64_t rng, int64_t space)
+                    int64_t rng, int64_t space)
 {
-    return on_cpu({name, where, sizes, scalars, places, lengths, rng, space}, {operands, results});
+    return on_cpu({name, where, sizes, scalars, places, rng, space}, {operands, results});
 }
 
 template <bool only_load>
 ffi::Error call_gpu(int32_t device, void *stream, ffi::RemainingArgs operands,
                     ffi::RemainingRets results, std::string_view name, std::string_view where,
-                    numbers sizes, reals scalars, numbers places, numbers lengths, int64_t rng,
-                    int64_t space)
+                    numbers sizes, reals scalars, numbers places, int64_t rng, int64_t space)
 {
-    return on_gpu({name, where, sizes, scalars, places, lengths, rng, space}, {operands, results},
-                  device, stream, only_load);
+    return on_gpu({name, where, sizes, scalars, places, rng, space}, {operands, results}, device,
+                  stream, only_load);
 }
 
 template <ffi::ExecutionStage stage> auto on_stream()
 {
-    return with_attributes(
-        ffi::Ffi::Bind<stage>().template Ctx<ffi::DeviceOrdinal>().template Ctx<
-            ffi::PlatformStream<void *>>());
+    return with_attributes(ffi::Ffi::Bind<stage>()
+                               .template Ctx<ffi::DeviceOrdinal>()
+                               .template Ctx<ffi::PlatformStream<void *>>());
 }
 } // namespace
 

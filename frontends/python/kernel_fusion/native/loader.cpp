@@ -29,7 +29,14 @@ thread_local struct {
     int device;
     void *stream;
     std::string reason; /* why the maker failed */
+    bool only_load;     /* launch nothing */
 } now;
+decltype(&cuLaunchKernelEx) launch_kernel;
+
+CUresult launch(const CUlaunchConfig *config, CUfunction function, void **parameters, void **extra)
+{
+    return now.only_load ? CUDA_SUCCESS : launch_kernel(config, function, parameters, extra);
+}
 
 CUresult load(const char *name, CUfunction *function)
 {
@@ -109,6 +116,8 @@ KFP_EXPORT int kfp_open(const char *path)
     kfp_driver.of_##function = (decltype(&function))dlsym(library, #function);
     KFP_DRIVER(KFP_FIND)
     KFP_LATER(KFP_FIND_LATER)
+    launch_kernel = kfp_driver.of_cuLaunchKernelEx;
+    kfp_driver.of_cuLaunchKernelEx = launch;
 #if CUDA_VERSION >= 12000
     if (!kfp_driver.of_cuTensorMapEncodeTiled)
         kfp_driver.of_cuTensorMapEncodeTiled = [](auto...) { return CUDA_ERROR_NOT_SUPPORTED; };
@@ -147,5 +156,14 @@ KFP_EXPORT int kfp_run_on(int device, int id, KFP_PARAMETERS)
     now.function = kfp_table[id].name, now.device = device, now.stream = q;
     now.reason.clear();
     return kfp_run(id, KFP_ARGUMENTS);
+}
+
+/* Loads the kernels of a call, and launches none: a later call may then be captured. */
+KFP_EXPORT int kfp_load_on(int device, int id, KFP_PARAMETERS)
+{
+    now.only_load = true;
+    const int code = kfp_run_on(device, id, KFP_ARGUMENTS);
+    now.only_load = false;
+    return code;
 }
 }
