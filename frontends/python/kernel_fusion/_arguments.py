@@ -87,6 +87,14 @@ def signature(op: Op, activation: str) -> inspect.Signature:
     return inspect.Signature(parameters(op, activation))
 
 
+@functools.cache
+def constant_signature(op: Op, activation: str) -> inspect.Signature:
+    """Signature for arrays that are never overwritten, JAX's: without arguments of results."""
+    left_out = {"out", "grads", *op.forward.betas}
+    found = [p for p in parameters(op, activation) if p.name not in left_out]
+    return inspect.Signature(found)
+
+
 def dtype_word(where: str, dtype: Any) -> str:
     """Returns kf's name of a dtype given in any framework's spelling."""
     text = (

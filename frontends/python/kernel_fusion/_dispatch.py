@@ -159,6 +159,14 @@ def lookup(name: str) -> Callable[..., Any]:
     return _made[name]
 
 
+def overwrites(name: str) -> bool:
+    """True if a function, or that of an alias, overwrites its arguments."""
+    found = _table.aliases().get(name)
+    op = _table.find(found["op"], found["activation"])[0] if found else None
+    op = op or (_table.functions()[name][0] if name in _table.functions() else None)
+    return op is not None and op.forward.updates
+
+
 def names() -> list[str]:
     return sorted({*_table.functions(), *_table.aliases(), *composed(), "call"})
 

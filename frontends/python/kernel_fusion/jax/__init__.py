@@ -21,19 +21,11 @@ except ImportError as _e:
 from kernel_fusion import _composed, _dispatch, _table
 from kernel_fusion.jax import _native, _public
 
-__all__ = ["EXPORT_CHECKS", "call", "of"]
+__all__ = ["EXPORT_CHECKS", "call", "of", "register"]
 _self = sys.modules[__name__]
 _SUFFIX = "_jax"
 # Argument disabled_checks of jax.export.export.
 EXPORT_CHECKS = (_jax.export.DisabledSafetyCheck.custom_call(_native.TARGET),)
-
-
-def _updates(name: str) -> bool:
-    """True if a function, or that of an alias, overwrites its arguments."""
-    alias = _table.aliases().get(name)
-    found = _table.functions().get(name)
-    op = _table.find(alias["op"], alias["activation"])[0] if alias else found and found[0]
-    return bool(op and op.forward.updates)
 
 
 def _plain(name: str, label: str = "") -> Callable[..., Any]:
@@ -42,7 +34,7 @@ def _plain(name: str, label: str = "") -> Callable[..., Any]:
 
 
 def _lookup(name: str) -> Callable[..., Any]:
-    if _updates(name):
+    if _dispatch.overwrites(name):
         raise AttributeError(
             f"kf.jax has no `{name}`, which overwrites its arguments: arrays of JAX are constant"
         )
@@ -102,6 +94,18 @@ def of(fused: Any) -> Callable[..., Any]:
     return _public.make(fused.op, "none")
 
 
+def register() -> None:
+    """Registers kf's handlers with XLA, for a deserialised program that uses kf's functions.
+
+    The first call of any function does so, too. The first registration of a version of jaxlib
+    compiles the handlers.
+
+    Raises:
+        RuntimeError: there is no C++ compiler, or KF_OFFLINE forbids the compilation.
+    """
+    _native.library()
+
+
 def __dir__() -> list[str]:
-    known = [name for name in _dispatch.names() if not _updates(name)]
+    known = [name for name in _dispatch.names() if not _dispatch.overwrites(name)]
     return sorted([*known, *(n + _SUFFIX for n in known if n in _table.aliases()), *__all__])

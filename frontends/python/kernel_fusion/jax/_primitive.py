@@ -125,16 +125,17 @@ def bind(launch: Launch, operands: Sequence[Any]) -> list[Any]:
     given = []
     for i, x in enumerate(varying(operands)):
         own = launch.operands[i] if i < len(launch.operands) else None
-        given.append(_to_words(x) if own is not None and in_words(own.var) else x)
+        given.append(_wide(x) if own is not None and own.var == "i64" else x)
     found = PRIMITIVE.bind(*given, launch=launch)
     return [
         x[..., 0] if in_words(dtype) else x for x, (_, dtype) in zip(found, launch.results)
     ]
 
 
-def _to_words(x: Any) -> Any:
-    """Widens int32 to int64: the low word, then the sign's."""
-    x = x.astype(jnp.int32)
+def _wide(x: Any) -> Any:
+    """Converts indices to 64 bits: in pairs, the low word, then the sign's."""
+    if not in_words("i64"):
+        return x.astype(jnp.int64)
     return jnp.stack([x, x >> 31], -1)
 
 
@@ -158,10 +159,9 @@ def _abstract(*avals: Any, launch: Launch) -> list[Any]:
 
 
 def _no_derivative(primals: Any, tangents: Any, *, launch: Launch) -> Any:
+    # The first derivative is that of jax.custom_vjp (_autodiff.py).
     name = launch.op.display_name(launch.activation)
-    raise NotImplementedError(
-        f"{name} has no second derivative" if launch.backward else f"{name} has no derivative here"
-    )
+    raise NotImplementedError(f"{name} has no second derivative")
 
 
 ad.primitive_jvps[PRIMITIVE] = _no_derivative

@@ -2,7 +2,6 @@
 """Functions of kf.jax: they check arguments and call the op."""
 
 import functools
-import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -141,17 +140,6 @@ def _run(op: Op, activation: str, args: Sequence[Any], kwargs: dict[str, Any]) -
     return found[0] if len(found) == 1 else found
 
 
-LEFT_OUT = ("out", "grads")  # arguments of other frameworks; and betas
-
-
-def signature(op: Op, activation: str) -> inspect.Signature:
-    """Returns a function's signature: that of kf.ops without results that are given."""
-    found = _arguments.signature(op, activation)
-    left_out = {*LEFT_OUT, *op.forward.betas}
-    kept = [p for name, p in found.parameters.items() if name not in left_out]
-    return found.replace(parameters=kept)
-
-
 def make(op: Op, activation: str) -> Callable[..., Any]:
     """Makes a function of kf.jax."""
     where = op.display_name(activation)
@@ -168,5 +156,6 @@ def make(op: Op, activation: str) -> Callable[..., Any]:
     function.__name__ = function.__qualname__ = op.word(activation)
     function.__module__ = "kernel_fusion.jax"
     function.__doc__ = _docs.of(op, activation, jax=True)
-    function.__signature__ = signature(op, activation)  # type: ignore[attr-defined]
+    own: Any = function
+    own.__signature__ = _arguments.constant_signature(op, activation)
     return function
