@@ -9,6 +9,7 @@ import kfpython
 import pytest
 
 HAS_TORCH = importlib.util.find_spec("torch")
+HAS_JAX = importlib.util.find_spec("jax")
 
 
 def runnable(page):
@@ -21,7 +22,9 @@ def runnable(page):
 
 
 @pytest.mark.check
-@pytest.mark.parametrize("name", ["python", *(["from_pytorch"] if HAS_TORCH else [])])
+@pytest.mark.parametrize(
+    "name", ["python", *(["from_pytorch"] if HAS_TORCH else []), *(["jax"] if HAS_JAX else [])]
+)
 def test_the_page(name):
     page = (kflib.ROOT / f"docs/{name}.md").read_text()
     program = "".join(

@@ -83,19 +83,14 @@ def renamed(where: str, of: dict[str, str], kwargs: dict[str, Any]) -> dict[str,
     return found
 
 
-def alias_of(
-    found: dict[str, Any], of: Callable[[str], Callable[..., Any]]
-) -> Callable[..., Any]:
+def alias_of(found: dict[str, Any], of: Callable[[str], Callable[..., Any]]) -> Callable[..., Any]:
     """Makes a function of another spelling, with its own argument names and order.
 
     Args:
         of: returns a function by its name.
     """
     op, activation = _table.find(found["op"], found["activation"])
-    function, words = (
-        of(op.word(activation)),
-        [(a["name"], a["of"]) for a in found["arguments"]],
-    )
+    function, words = (of(op.word(activation)), [(a["name"], a["of"]) for a in found["arguments"]])
     names, meant, where = [w for w, _ in words], dict(words), f"kf.{found['name']}"
     shape = names.index(_spellings.SHAPE) if _spellings.SHAPE in names else None
     check = _spellings.refuse_positions(op, activation)

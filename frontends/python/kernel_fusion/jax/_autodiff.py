@@ -49,6 +49,11 @@ def _invoke(
         tensors: one per input: an array, None, or a ShapeDtypeStruct if only the shape is read.
     """
     op, call = spec.op, spec.op.direction(backward)
+    for t, x in zip(call.inputs, tensors):
+        if x is not None and not all(isinstance(n, int) for n in x.shape):
+            raise NotImplementedError(
+                f"{spec.where}: {t.name} has the symbolic shape {x.shape}, expected numbers"
+            )
     plan = _plan.cached(
         op,
         spec.activation,
@@ -81,9 +86,7 @@ def _invoke(
         tuple(wanted),
     )
     operands = [
-        x.reshape(plan.layout.flat(t))
-        for t, x, has in zip(call.inputs, tensors, given)
-        if has
+        x.reshape(plan.layout.flat(t)) for t, x, has in zip(call.inputs, tensors, given) if has
     ]
     found = iter(bind(launch, [*operands, *([seeds] if op.dropout else [])]))
     return [
@@ -115,7 +118,7 @@ def _call(spec: Spec, tensors: tuple[Any, ...], seeds: Any) -> tuple[Any, ...]:
 @jax.tree_util.register_static
 @dataclasses.dataclass(frozen=True)
 class _Kept:
-    """What a backward needs besides arrays."""
+    """Inputs of a backward besides arrays."""
 
     perturbed: tuple[bool, ...]  # inputs whose gradient is wanted
     shapes: tuple[Any, ...]  # inputs of the backward of which only the shape is read
@@ -228,4 +231,3 @@ def call(spec: Spec, tensors: Sequence[Any], seeds: Any) -> tuple[Any, ...]:
 def compiled(spec: Spec) -> Any:
     """The call for arrays outside of jax.jit."""
     return jax.jit(functools.partial(call, spec))
-

@@ -28,7 +28,7 @@ SYMBOLS = (("kfp_run", "kfp_run_on"), ("", "kfp_load_on"), ("kfp_error",) * 2, (
 
 
 def _path() -> pathlib.Path:
-    """Returns the handlers' file; its name has the version of jaxlib and a digest of the sources."""
+    """Returns the handlers' file, named by the version of jaxlib and a digest of the sources."""
     headers = sorted(pathlib.Path(jax.ffi.include_dir()).glob("xla/ffi/api/*.h"))
     sources = [_first_call.NATIVE / name for name in SOURCES]
     data = b"".join(path.read_bytes() for path in [*sources, *headers])
@@ -103,17 +103,13 @@ def _add(op: _table.Op, function: str, on_gpu: bool) -> None:
         _own[function] = op
     run, load, error, detail = (name[on_gpu] and found.address(name[on_gpu]) for name in SYMBOLS)
     reason = found.address("kfp_reason") if on_gpu else None
-    handlers.kfj_add(
-        function.encode(), on_gpu, number, run, load or None, error, detail, reason
-    )
+    handlers.kfj_add(function.encode(), on_gpu, number, run, load or None, error, detail, reason)
     _opened[function, on_gpu] = found, number
 
 
 @functools.cache
 def _by_function() -> dict[str, _table.Op]:
-    return {
-        name: op for op in _table.ops().values() for name in _first_call.functions(op).units
-    }
+    return {name: op for op in _table.ops().values() for name in _first_call.functions(op).units}
 
 
 _texts = threading.local()  # keeps the last message of a thread

@@ -49,7 +49,7 @@ class Launch:
     sizes: tuple[int, ...]
     integers: tuple[int, ...]
     scalars: tuple[float, ...]  # the op's, the activation's, then p
-    dtypes: tuple[str, ...]  # of all outputs
+    dtypes: tuple[str, ...]  # dtypes of all outputs
     given: tuple[bool, ...]  # inputs that have an operand
     wanted: tuple[bool, ...]  # outputs that are computed
 
@@ -127,9 +127,7 @@ def bind(launch: Launch, operands: Sequence[Any]) -> list[Any]:
         own = launch.operands[i] if i < len(launch.operands) else None
         given.append(_wide(x) if own is not None and own.var == "i64" else x)
     found = PRIMITIVE.bind(*given, launch=launch)
-    return [
-        x[..., 0] if in_words(dtype) else x for x, (_, dtype) in zip(found, launch.results)
-    ]
+    return [x[..., 0] if in_words(dtype) else x for x, (_, dtype) in zip(found, launch.results)]
 
 
 def _wide(x: Any) -> Any:

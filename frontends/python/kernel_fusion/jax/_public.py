@@ -21,7 +21,9 @@ def _array(where: str, t: Tensor, value: Any) -> Any:
     """Returns a JAX array of an argument, None of None."""
     if value is None or isinstance(value, jax.Array):
         found = value
-    elif isinstance(value, np.ndarray) or hasattr(value, "__jax_array__"):
+    elif hasattr(value, "__jax_array__"):
+        found = jnp.asarray(value)
+    elif isinstance(value, np.ndarray):
         found = _of_numpy(where, t, value)
     else:
         raise TypeError(f"{where}: {t.name} is {type(value).__name__}, expected a JAX array")
@@ -34,14 +36,15 @@ def _array(where: str, t: Tensor, value: Any) -> Any:
 
 def _of_numpy(where: str, t: Tensor, value: Any) -> Any:
     """Converts an array, unless JAX would change its values."""
-    found = jnp.asarray(value)
-    name = str(getattr(value, "dtype", found.dtype))
-    if name != str(found.dtype) and not (t.var == "i64" and (found == value).all()):
+    value = np.asarray(value)
+    kept = jax.dtypes.canonicalize_dtype(value.dtype)
+    fits = t.var == "i64" and kept == np.int32 and (value == value.astype(np.int32)).all()
+    if kept != value.dtype and not fits:
         raise TypeError(
-            f"{where}: {t.name} has the dtype {name}, which JAX converts to {found.dtype}: {X64} "
+            f"{where}: {t.name} has the dtype {value.dtype}, which JAX converts to {kept}: {X64} "
             f"at the start of the program keeps it"
         )
-    return found
+    return jnp.asarray(value)
 
 
 def _seeds(where: str, rng: Any) -> Any:

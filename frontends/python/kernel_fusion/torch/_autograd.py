@@ -296,8 +296,7 @@ def _gradients(op: Op, arguments: str) -> list[str]:
     assert op.backward is not None
     every = computed(op)
     mask = [
-        f"({' or '.join(f'_needs[{i}]' for i in numbers)}) << {j}"
-        for j, numbers in every.items()
+        f"({' or '.join(f'_needs[{i}]' for i in numbers)}) << {j}" for j, numbers in every.items()
     ]
     call = f"(_again if _grad_on() else _backward){arguments}"
     unasked = any(t.unchanged for t in op.backward.outputs)
