@@ -92,3 +92,24 @@ def test_stubs_are_the_functions(kf):
             assert [(p.name, p.kind, p.default) for p in own.values()] == [
                 (p.name, p.kind, p.default) for p in wanted.values()
             ], name
+
+
+def test_stubs_of_jax_are_its_functions(kf):
+    """The same for kernel_fusion.jax, which has every function but those that overwrite."""
+    pytest.importorskip("jax")
+    import jax
+    import kernel_fusion.jax as kj
+
+    stub = (kfpython.package() / "kernel_fusion/jax/__init__.pyi").read_text()
+    names = {"jax": jax}
+    exec(compile(stub, "__init__.pyi", "exec"), names)
+    for name in dir(kj):
+        if name in ("EXPORT_CHECKS", "call", "of", "register"):
+            continue
+        own, wanted = (inspect.signature(f).parameters for f in (names[name], getattr(kj, name)))
+        if any(p.kind is p.VAR_KEYWORD for p in wanted.values()):  # an alias
+            assert [*own] and name.removesuffix("_jax") in dir(kf.ops)
+            continue
+        assert [(p.name, p.kind, p.default) for p in own.values()] == [
+            (p.name, p.kind, p.default) for p in wanted.values()
+        ], name

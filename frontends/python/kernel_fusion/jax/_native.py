@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
-import jaxlib
+from jaxlib import version
 
 from kernel_fusion import _compilers, _files, _first_call, _library, _shim_library, _table
 
@@ -33,7 +33,7 @@ def _path() -> pathlib.Path:
     sources = [_first_call.NATIVE / name for name in SOURCES]
     data = b"".join(path.read_bytes() for path in [*sources, *headers])
     digest = hashlib.sha256(repr(FLAGS).encode() + data).hexdigest()[:16]
-    return _files.cache() / f"jax_ffi-{jaxlib.__version__}-{digest}.so"
+    return _files.cache() / f"jax_ffi-{version.__version__}-{digest}.so"
 
 
 @functools.cache
@@ -64,10 +64,12 @@ def library() -> ctypes.CDLL:
     found = ctypes.CDLL(str(path))
     found.kfj_add.argtypes = [ctypes.c_char_p, *[ctypes.c_int] * 2, *[ctypes.c_void_p] * 5]
     found.kfj_add.restype = None
-    found.kfj_set_opener(_open)
-    capsule = jax.ffi.pycapsule
-    jax.ffi.register_ffi_target(TARGET, capsule(found.kfj_cpu), platform="cpu")
-    stages = {"execute": capsule(found.kfj_gpu), "initialize": capsule(found.kfj_gpu_load)}
+    found.kfj_set_opener(_OPEN)
+    jax.ffi.register_ffi_target(TARGET, jax.ffi.pycapsule(found.kfj_cpu), platform="cpu")
+    stages = {
+        "execute": jax.ffi.pycapsule(found.kfj_gpu),
+        "initialize": jax.ffi.pycapsule(found.kfj_gpu_load),
+    }
     jax.ffi.register_ffi_target(TARGET, stages, platform="CUDA")
     return found
 
@@ -115,7 +117,6 @@ def _by_function() -> dict[str, _table.Op]:
 _texts = threading.local()  # keeps the last message of a thread
 
 
-@OPENER
 def _open(function: bytes, on_gpu: int) -> bytes | None:
     """Opens a function that a deserialised program calls first; returns why it cannot."""
     # C++ code between here and the caller cannot propagate an exception.
@@ -129,3 +130,6 @@ def _open(function: bytes, on_gpu: int) -> bytes | None:
         _texts.why = f"{type(e).__name__}: {e}".encode()
         return bytes(_texts.why)
     return None
+
+
+_OPEN = OPENER(_open)

@@ -146,12 +146,10 @@ PRIMITIVE = Primitive("kf")
 PRIMITIVE.multiple_results = True
 
 
-@PRIMITIVE.def_impl
 def _run(*operands: Any, launch: Launch) -> Any:
     return _compiled(launch)(*operands)
 
 
-@PRIMITIVE.def_abstract_eval
 def _abstract(*avals: Any, launch: Launch) -> list[Any]:
     return [_aval(launch, t, dtype, avals[0]) for t, dtype in launch.results]
 
@@ -162,6 +160,8 @@ def _no_derivative(primals: Any, tangents: Any, *, launch: Launch) -> Any:
     raise NotImplementedError(f"{name} has no second derivative")
 
 
+PRIMITIVE.def_impl(_run)
+PRIMITIVE.def_abstract_eval(_abstract)
 ad.primitive_jvps[PRIMITIVE] = _no_derivative
 
 

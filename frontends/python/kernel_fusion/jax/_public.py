@@ -63,7 +63,7 @@ def _seeds(where: str, rng: Any) -> Any:
         if words.shape == (2,):
             return jnp.asarray(words.view(np.uint32))
     elif isinstance(rng, jax.Array):
-        if jax.dtypes.issubdtype(rng.dtype, jax.dtypes.prng_key):
+        if jnp.issubdtype(rng.dtype, jax.dtypes.prng_key):
             rng = jax.random.key_data(rng)
         if rng.dtype == jnp.uint32 and rng.shape in ((2,), (4,)):
             rest = rng[2:] if rng.shape == (4,) else jnp.zeros(2, jnp.uint32)
