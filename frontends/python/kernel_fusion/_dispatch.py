@@ -83,11 +83,16 @@ def renamed(where: str, of: dict[str, str], kwargs: dict[str, Any]) -> dict[str,
     return found
 
 
-def alias_of(found: dict[str, Any], of: Callable[[str], Callable[..., Any]]) -> Callable[..., Any]:
+def alias_of(
+    found: dict[str, Any],
+    of: Callable[[str], Callable[..., Any]],
+    module: str = "kernel_fusion.ops",
+) -> Callable[..., Any]:
     """Makes a function of another spelling, with its own argument names and order.
 
     Args:
         of: returns a function by its name.
+        module: the alias's module.
     """
     op, activation = _table.find(found["op"], found["activation"])
     function, words = (of(op.word(activation)), [(a["name"], a["of"]) for a in found["arguments"]])
@@ -110,7 +115,7 @@ def alias_of(found: dict[str, Any], of: Callable[[str], Callable[..., Any]]) -> 
         return _spellings.flattened(where, function, named, given)
 
     alias.__name__ = alias.__qualname__ = found["name"]
-    alias.__module__ = function.__module__
+    alias.__module__ = module
     alias.__doc__ = (
         f"{op.word(activation)}({', '.join(f'{o}={n}' for n, o in words)}).\n\n{function.__doc__}"
     )

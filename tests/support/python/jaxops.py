@@ -94,7 +94,7 @@ def equals_pytorch(kf, f, dtype="f32"):
 def close(got, want, what=""):
     got, want = (np.asarray(x).astype(np.float64) for x in (got, want))
     assert got.shape == want.shape, (what, got.shape, want.shape)
-    assert np.allclose(got, want, 1e-5, 1e-6), (what, np.abs(got - want).max())
+    assert np.allclose(got, want, 1e-5, 1e-6, equal_nan=True), (what, np.abs(got - want).max())
 
 
 def differentiable(c, found):
