@@ -48,13 +48,7 @@ def plan(
         op.direction(backward),
         f"{op.display_name(activation)}{' (backward)' if backward else ''}",
     )
-    missing = [
-        t.name
-        for t, g in zip(call.inputs, given)
-        if g is None and (t.name in call.shaped_by or not t.nullable and activation not in t.unread)
-    ]
-    if missing:
-        raise TypeError(f"{where}: {missing[0]} is missing")
+    check_present(where, call, activation, given)
     first = given[call.inputs.index(call.template)]
     # The shape of this tensor is read.
     assert first is not None
@@ -80,6 +74,17 @@ def plan(
 
 # For shapes of numbers, not symbols: most programs make few different calls.
 cached = functools.lru_cache(4096)(plan)
+
+
+def check_present(where: str, call: Call, activation: str, given: Sequence[Given | None]) -> None:
+    """Checks that no required input is absent."""
+    missing = [
+        t.name
+        for t, g in zip(call.inputs, given)
+        if g is None and (t.name in call.shaped_by or not t.nullable and activation not in t.unread)
+    ]
+    if missing:
+        raise TypeError(f"{where}: {missing[0]} is missing")
 
 
 def words_of(op: Op, variables: Mapping[str, str]) -> tuple[str, ...]:
@@ -163,18 +168,34 @@ def _check(
     first: Given,
 ) -> None:
     shape, dtype = g
-    wanted = variables.get(t.var, t.var)
-    if dtype != wanted:
-        raise TypeError(
-            f"{where}: {t.name} has the dtype {dtype}, expected {wanted} beside {named} of "
-            f"{first[1]}"
-        )
+    _check_dtype(where, t, dtype, variables, named, first[1])
     expected = layout.of(t)
     if len(shape) != len(expected) or any(a != b for a, b in zip(shape, expected)):
         raise ValueError(
             f"{where}: {t.name} has the shape {tuple(shape)}, expected {expected} beside {named} "
             f"of the shape {tuple(first[0])}"
         )
+
+
+def _check_dtype(
+    where: str, t: Tensor, dtype: str, variables: Mapping[str, str], named: str, first: str
+) -> None:
+    wanted = variables.get(t.var, t.var)
+    if dtype != wanted:
+        raise TypeError(
+            f"{where}: {t.name} has the dtype {dtype}, expected {wanted} beside {named} of {first}"
+        )
+
+
+def check_dtypes(
+    where: str, call: Call, given: Sequence[Given | None], variables: Mapping[str, str]
+) -> None:
+    """Checks the dtypes of a call whose shapes are not known yet."""
+    first = given[call.inputs.index(call.template)]
+    assert first is not None
+    for t, g in zip(call.inputs, given):
+        if g is not None:
+            _check_dtype(where, t, g[1], variables, call.template.name, first[1])
 
 
 def check_flat(where: str, inputs: Sequence[Tensor], given: Sequence[Shape | None]) -> None:

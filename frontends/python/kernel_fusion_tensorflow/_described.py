@@ -1,0 +1,176 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A call of one direction of an op, and its text for the op KernelFusionCall.
+
+The text has the call as JSON, the C function's name, the name that begins error messages, and then
+what native/tf_call.h reads. It is a constant of the graph, so a loaded graph needs nothing else.
+"""
+
+import dataclasses
+import functools
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from kernel_fusion import _compilers, _layout, _library, _plan, _table
+from kernel_fusion._table import Op, Tensor
+
+
+@dataclasses.dataclass(frozen=True)
+class Call:
+    """A call without its tensors."""
+
+    op: str
+    activation: str
+    backward: bool
+    given: tuple[bool, ...]  # inputs that have a tensor
+    wanted: tuple[bool, ...]  # outputs that are computed
+    integers: tuple[int, ...]
+    scalars: tuple[float, ...]  # the op's, the activation's, then p
+    axis: int = -1
+    groups: int = 1
+    asked: str | None = None  # dtype of the results, if it is an argument
+
+    @property
+    def of(self) -> Op:
+        return find(self.op)
+
+    @property
+    def direction(self) -> _table.Call:
+        return self.of.direction(self.backward)
+
+    @property
+    def where(self) -> str:
+        """Name that begins an error message."""
+        return f"{self.of.display_name(self.activation)}{' (backward)' if self.backward else ''}"
+
+    @property
+    def present(self) -> list[Tensor]:
+        """Inputs that have a tensor."""
+        return [t for t, given in zip(self.direction.inputs, self.given) if given]
+
+    def text(self) -> str:
+        return json.dumps(dataclasses.asdict(self) | {"abi": _table.abi()})
+
+
+@functools.lru_cache(4096)
+def parse(line: str) -> Call:
+    """Reads `Call.text`, of a graph that may be another version's.
+
+    Raises:
+        ValueError: another version of kf, with other signatures, made the graph.
+    """
+    found = json.loads(line)
+    abi = found.pop("abi")
+    if abi != _table.abi():
+        raise ValueError(
+            f"kf.{found['op']}: the graph has ABI version {abi}, expected {_table.abi()}: trace "
+            f"the function and save it again"
+        )
+    return Call(**{k: tuple(v) if isinstance(v, list) else v for k, v in found.items()})
+
+
+_own: dict[str, Op] = {}  # ops of kf.load
+
+
+def find(name: str) -> Op:
+    found = _table.ops().get(name) or _own.get(name)
+    if found is None:
+        raise ValueError(f"kf.{name}: the graph's op does not exist here: load it with kf.load")
+    return found
+
+
+def add(op: Op) -> None:
+    """Makes an op of kf.load known by its name."""
+    if op.own:
+        _own[op.name] = op
+
+
+def library_of(line: str, function: str) -> Any:
+    """Returns the library of a call's function, compiled at its first call.
+
+    Raises:
+        RuntimeError: there is no C compiler, it failed, or KF_OFFLINE forbids it.
+    """
+    call = parse(line)
+    library = _library.of(call.of).library_of(function)
+    if not hasattr(library, "address"):
+        raise RuntimeError(
+            f"{call.where}: TensorFlow calls compiled functions, and no C compiler was found: "
+            f"{_compilers.HOW}"
+        )
+    return library
+
+
+@functools.lru_cache(4096)
+def described(call: Call, words: tuple[str, ...]) -> tuple[str, tuple[str, ...]]:
+    """Returns (text of the call, dtypes of its results), with its function compiled.
+
+    Args:
+        words: dtypes of the tensors.
+    """
+    op, direction, own = call.of, call.direction, iter(words)
+    given = [((), next(own)) if has else None for has in call.given]
+    _plan.check_present(call.where, direction, call.activation, given)
+    variables = _plan.variables_of(op, call.activation, direction, call.where, given, call.asked)
+    _plan.check_dtypes(call.where, direction, given, variables)
+    function = op.function(call.activation, _plan.words_of(op, variables), call.backward)
+    library_of(call.text(), function)
+    lines = [call.text(), function, call.where, " ".join(map(str, _numbers(call)))]
+    results = [t for t, wanted in zip(direction.outputs, call.wanted) if wanted]
+    return "\n".join(lines), tuple(variables.get(t.var, t.var) for t in results)
+
+
+def _numbers(call: Call) -> list[Any]:
+    """Words and numbers in the order of native/tf_call.h."""
+    op, direction = call.of, call.direction
+    scalars = direction.values(call.scalars, op.dropout)
+    codes: list[int] = []
+    tensors = [
+        *_tensors(call, direction.inputs, call.given, codes),
+        *_tensors(call, direction.outputs, call.wanted, codes),
+    ]
+    return [
+        sum(call.given) if op.dropout else -1,
+        int(direction.workspace),
+        call.axis,
+        call.groups,
+        direction.inputs.index(direction.template),
+        *_list([direction.inputs.index(t) for t in direction.shaping]),
+        *_list(call.integers),
+        *_list([float(x).hex() for x in scalars]),
+        *_rules(call, codes),
+        *tensors,
+    ]
+
+
+def _list(values: Sequence[Any]) -> list[Any]:
+    return [len(values), *values]
+
+
+def _rules(call: Call, codes: Sequence[int]) -> list[int]:
+    names = [v.name for v in call.direction.integers]
+    found = _layout.rules(call.of.rules, codes, names)
+    defaults = [call.of.rules.defaults.get(name, 0) for name in names]
+    return [
+        found.sizes,
+        *found.count[: found.sizes],
+        *found.divides[: found.sizes],
+        found.least,
+        found.has_axis,
+        *_list(codes),
+        *_list(defaults if found.defaults else []),
+    ]
+
+
+def _tensors(
+    call: Call, tensors: Sequence[Tensor], there: Sequence[bool], codes: list[int]
+) -> list[Any]:
+    sizes, integers = list(call.of.rules.sizes), [v.name for v in call.direction.integers]
+    found: list[Any] = [len(tensors)]
+    for i, (t, own) in enumerate(zip(tensors, there)):
+        extents = _layout.tensor(t.extents, sizes, integers, codes)
+        found += [t.name, sum(there[:i]) if own else -1, int(call.activation not in t.unread)]
+        found.append(extents.extents)
+        for x in extents.extent[: extents.extents]:
+            found += [x.size, x.factor, x.addend, x.code]
+    return found

@@ -1,0 +1,248 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Functions of kernel_fusion_tensorflow: the arguments of kf.ops, for tensors of TensorFlow."""
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+from kernel_fusion import _arguments, _dispatch, _docs, _plan, _rows, _spellings, _table
+from kernel_fusion._arguments import Arguments
+from kernel_fusion._table import Op
+from tensorflow.python.eager import record
+
+from kernel_fusion_tensorflow import _calls
+
+PREFIX = "fused_"
+LOWEST, HIGHEST = -(2**63), 2**63 - 1
+
+
+def _left_out(op: Op) -> tuple[str, ...]:
+    """Arguments of kf.ops that tensors of TensorFlow have no use for."""
+    return ("out", "grads", *op.forward.betas)
+
+
+def signature(op: Op, activation: str) -> inspect.Signature:
+    found = _arguments.signature(op, activation)
+    kept = [p for name, p in found.parameters.items() if name not in _left_out(op)]
+    return found.replace(parameters=kept)
+
+
+def tensor(where: str, name: str, value: Any) -> Any:
+    """Converts an argument to a tensor."""
+    if type(value).__module__.startswith("keras") and not hasattr(value, "value"):
+        raise TypeError(
+            f"{where}: {name} is Keras's symbol of a tensor, expected a tensor: call the function "
+            f"in a layer (kf.layers, or a keras.layers.Layer of your own)"
+        )
+    try:
+        return tf.convert_to_tensor(value)
+    except (TypeError, ValueError) as e:
+        raise TypeError(
+            f"{where}: {name} is {type(value).__name__}, expected a dense tensor: {e}"
+        ) from None
+
+
+def seed_of(where: str, rng: Any) -> Any:
+    """Returns seed and offset of a dropout, two int64.
+
+    They are drawn from TensorFlow's global generator, whose seed tf.random.set_seed sets, from a
+    tf.random.Generator, or given.
+    """
+    if rng is None:
+        return tf.random.uniform([2], LOWEST, HIGHEST, tf.int64)
+    if isinstance(rng, tf.random.Generator):
+        return rng.uniform_full_int([2], tf.int64)
+    if tf.is_tensor(rng):
+        if rng.dtype not in (tf.int64, tf.uint64) or not rng.shape.is_compatible_with([2]):
+            raise TypeError(
+                f"{where}: rng is {rng.dtype.name} with shape {rng.shape}, expected two int64"
+            )
+        return tf.bitcast(rng, tf.int64)
+    try:
+        given = _arguments.seeds(rng)
+    except (TypeError, OverflowError):
+        given = []
+    if len(given) != 2:
+        raise TypeError(
+            f"{where}: rng is {rng!r:.60}, expected None, a tf.random.Generator, or two whole "
+            f"numbers of 64 bits, seed and offset"
+        )
+    return tf.constant([v - 2**64 if v >= 2**63 else v for v in given], tf.int64)
+
+
+def _counted(x: Any, after: int) -> Any:
+    """Returns the index of each row of x in its sequence.
+
+    Args:
+        after: dimensions of x after the rows.
+    """
+    shape = tf.shape(x, tf.int64)[: x.shape.rank - after]
+    return tf.broadcast_to(tf.range(shape[-1]), shape)
+
+
+def _check_indices(op: Op, arguments: Arguments, named: Mapping[str, Any]) -> None:
+    """Refuses indices out of range, as kf.ops does, where their values are known."""
+    ignore = dict(zip((v.name for v in op.forward.integers), arguments.integers))
+    for name, of, dimension in _rows.bounded(op.forward):
+        index, table = named[name], named[of]
+        known = index is not None and hasattr(index, "numpy") and index.dtype == tf.int64
+        if known and table.shape.rank >= -dimension:
+            limit = table.shape[dimension]
+            own = ignore.get(_rows.ignored(op.forward))
+            _rows.check(arguments.where, name, index.numpy(), limit, own)
+
+
+def _integers(op: Op, arguments: Arguments, named: Mapping[str, Any]) -> tuple[int, ...]:
+    """Returns the integers, with rows of a table counted from its front."""
+    found = dict(zip((v.name for v in op.forward.integers), arguments.integers))
+    for name, of, dimension in _rows.padding(op):
+        n, table = found[name], named[of]
+        rows = table.shape[dimension] if table.shape.rank else None
+        if n != -1 and rows is not None:
+            found[name] = _rows.row(arguments.where, name, n, rows)
+    return tuple(found.values())
+
+
+def _variables(op: Op, arguments: Arguments) -> dict[str, Any]:
+    """Returns {input: variable that receives its next value}."""
+    found = {}
+    for t, value in zip(op.forward.inputs, arguments.tensors):
+        if value is None or not any(o.place_of == t.name for o in op.forward.outputs):
+            continue
+        if not hasattr(value, "assign"):
+            raise TypeError(
+                f"{arguments.where}: {t.name} is {type(value).__name__}, expected a variable: it "
+                f"is updated in place"
+            )
+        found[t.name] = value
+    return found
+
+
+def _call(op: Op, activation: str, arguments: Arguments) -> Any:
+    """Runs the op's forward and returns its results."""
+    where, inputs = arguments.where, op.forward.inputs
+    variables = _variables(op, arguments)
+    tensors = [
+        None if x is None else tensor(where, t.name, x) for t, x in zip(inputs, arguments.tensors)
+    ]
+    axis = arguments.axis
+    if arguments.flatten:
+        _check_flat(where, op, tensors)
+        tensors, axis = [None if x is None else tf.reshape(x, [-1]) for x in tensors], 0
+    named = dict(zip((t.name for t in inputs), tensors))
+    for name, of, after in _rows.counted(op):
+        rank = named[of].shape.rank
+        if named[name] is None and rank is not None and rank > after + 1:
+            named[name] = _counted(named[of], after)
+    _check_indices(op, arguments, named)
+    found = _calls.forward(
+        op,
+        activation,
+        list(named.values()),
+        not tf.executing_eagerly() or record.could_possibly_record(),
+        seed_of(where, arguments.rng) if op.dropout else None,
+        integers=_integers(op, arguments, named),
+        scalars=arguments.scalars,
+        axis=axis,
+        groups=arguments.groups,
+        asked=arguments.asked,
+    )
+    for t, x in zip(op.forward.outputs, found):
+        if t.place_of in variables:
+            variables[t.place_of].assign(x)
+    results = [found[i] for i in op.forward.results]
+    return results[0] if len(results) == 1 else tuple(results)
+
+
+def _check_flat(where: str, op: Op, tensors: Sequence[Any]) -> None:
+    """Checks that all tensors have the same shape before their dimensions are joined."""
+    shapes = [None if x is None else x.shape for x in tensors]
+    if all(shape is None or shape.is_fully_defined() for shape in shapes):
+        _plan.check_flat(
+            where, op.forward.inputs, [None if s is None else tuple(s) for s in shapes]
+        )
+
+
+def make(op: Op, activation: str) -> Callable[..., Any]:
+    """Makes the function of an op."""
+    where, spelled = op.display_name(activation), _spellings.keywords(op, activation)
+    check, left_out = _spellings.refuse_positions(op, activation), _left_out(op)
+
+    def function(*args: Any, **kwargs: Any) -> Any:
+        if check:
+            check(args)
+        kwargs = _dispatch.renamed(where, spelled, kwargs)
+        for name in left_out:
+            if name in kwargs:
+                raise TypeError(
+                    f"{where}: {name} is for other frameworks; TensorFlow's results are new tensors"
+                )
+        return _call(op, activation, _arguments.bind(op, activation, args, kwargs))
+
+    # AutoGraph would convert the Python code of each call.
+    made: Any = tf.autograph.experimental.do_not_convert(function)
+    made.__name__ = made.__qualname__ = op.word(activation)
+    made.__module__ = "kernel_fusion_tensorflow"
+    made.__doc__ = _docs.of(op, activation)
+    made.__signature__ = signature(op, activation)
+    return made
+
+
+def has(name: str) -> bool:
+    """True if an op can be called: those that overwrite inputs cannot."""
+    return name in _table.functions() and not _table.functions()[name][0].forward.updates
+
+
+def gelu(x: Any, *, approximate: str = "none") -> Any:
+    """x * Phi(x), where Phi is the cumulative distribution function of the normal distribution.
+
+    Args:
+        x: [...], float32 float16 bfloat16 float64
+        approximate: "none", or "tanh" for the tanh approximation
+
+    Returns:
+        out [...]
+
+    Raises:
+        TypeError: the dtype has no function.
+        ValueError: approximate is neither "none" nor "tanh".
+    """
+    if approximate not in ("none", "tanh"):
+        raise ValueError(f"kf.gelu: approximate is {approximate!r}, expected 'none' or 'tanh'")
+    return lookup("gelu_tanh")(x) if approximate == "tanh" else _plain_gelu(x)
+
+
+def _plain_gelu(x: Any) -> Any:
+    return _made.setdefault("_plain_gelu", make(*_table.functions()["gelu"]))(x)
+
+
+_made: dict[str, Callable[..., Any]] = {"gelu": gelu}
+
+
+def lookup(name: str) -> Callable[..., Any]:
+    """Returns a function by its name or an alias, with or without fused_ in front."""
+    if name not in _made:
+        for own in (name, name.removeprefix(PREFIX)):
+            if has(own):
+                _made[name] = _made["gelu"] if own == "gelu" else make(*_table.functions()[own])
+                break
+            if own in _table.aliases():
+                found = _table.aliases()[own]
+                op, activation = _table.find(found["op"], found["activation"])
+                if has(op.word(activation)):
+                    _made[name] = _dispatch.alias_of(found, lookup)
+                    break
+        else:
+            lacks = _table.lacks(name) or "dir() of the module lists all functions"
+            raise AttributeError(f"kernel_fusion_tensorflow has no `{name}`; {lacks}")
+    return _made[name]
+
+
+def names() -> list[str]:
+    aliases = [
+        name
+        for name, a in _table.aliases().items()
+        if has((found := _table.find(a["op"], a["activation"]))[0].word(found[1]))
+    ]
+    return sorted({*filter(has, _table.functions()), *aliases})
