@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Calls of the op KernelFusionCall, and its gradient."""
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -10,7 +11,7 @@ from kernel_fusion._backward import computed, may_use_result, sources_of
 from kernel_fusion._table import Op
 from kfgen.model.names import gradient_of
 
-from kernel_fusion_tensorflow import _described, _library
+from kernel_fusion_tensorflow import _described, _library, _on_gpu
 from kernel_fusion_tensorflow._described import Call
 
 WORDS = {
@@ -50,15 +51,30 @@ def run(call: Call, tensors: Sequence[Any], rng: Any = None) -> list[Any]:
     words = tuple(
         word(call.where, t.name, x.dtype) for t, x in zip(call.present, tensors, strict=True)
     )
-    _check_shapes(call, tensors, words)
+    if any(map(_on_gpu.holds, tensors)):
+
+        def gradient(given: Any, results: Any, grads: Any) -> list[Any]:
+            return gradients(call, given, results, grads, rng)
+
+        found = iter(_on_gpu.run(call, tensors, words, rng, gradient))
+    else:
+        _check_shapes(call, tensors, words)
+        found = iter(_run(call, tensors, words, rng))
+    return [next(found) if wanted else None for wanted in call.wanted]
+
+
+def _run(call: Call, tensors: Sequence[Any], words: tuple[str, ...], rng: Any) -> list[Any]:
+    """Calls the op and returns the results that are wanted."""
     text, results = _described.described(call, words)
     inputs = [*tensors] if rng is None else [*tensors, rng]
-    found = iter(
-        _library.op()(
-            inputs=inputs, call=text, Tout=[DTYPES[w] for w in results], name=f"kf_{call.op}"
+    # Eagerly TensorFlow would choose the GPU for tensors on the CPU.
+    on_cpu = tf.executing_eagerly() and _on_gpu.is_there()
+    with tf.device("CPU:0") if on_cpu else contextlib.nullcontext():
+        return list(
+            _library.op()(
+                inputs=inputs, call=text, Tout=[DTYPES[w] for w in results], name=f"kf_{call.op}"
+            )
         )
-    )
-    return [next(found) if wanted else None for wanted in call.wanted]
 
 
 def _check_shapes(call: Call, tensors: Sequence[Any], words: Sequence[str]) -> None:
@@ -84,36 +100,44 @@ def _check_shapes(call: Call, tensors: Sequence[Any], words: Sequence[str]) -> N
 
 @tf.RegisterGradient(OP)
 def _gradient(node: Any, *grads: Any) -> list[Any]:
-    """Computes the gradients of the op's inputs."""
+    """The gradient of the op in graphs, and eagerly on the CPU."""
     call = _described.parse(node.get_attr("call").decode().partition("\n")[0])
-    op, count = call.of, sum(call.given)
+    count, has_rng = sum(call.given), call.of.dropout
+    skipped = frozenset(getattr(node, "skip_input_indices", None) or ())
+    rng = node.inputs[count] if has_rng else None
+    found = gradients(call, node.inputs[:count], node.outputs, grads, rng, skipped)
+    return [*found, *[None] * has_rng]
+
+
+def gradients(
+    call: Call,
+    tensors: Sequence[Any],
+    results: Sequence[Any],
+    grads: Sequence[Any],
+    rng: Any,
+    skipped: Collection[int] = (),
+) -> list[Any]:
+    """Computes the gradients of a call's tensors.
+
+    Args:
+        results: results of the call, whose gradients are `grads`.
+        skipped: indices of tensors whose gradient is not asked for.
+    """
+    op, name = call.of, call.of.label or call.op
     if call.backward:
-        raise NotImplementedError(f"kf.{op.label or op.name} has no second derivative")
-    tensors, rng = [*node.inputs[:count]], node.inputs[count] if op.dropout else None
-    own = iter(zip(node.outputs, grads))
-    outputs = [next(own) if wanted else (None, None) for wanted in call.wanted]
-    needed = _needed(node, call, tensors)
-    made = iter(tensors)
-    inputs = [next(made) if given else None for given in call.given]
+        raise NotImplementedError(f"kf.{name} has no second derivative")
+    if not op.with_grad and op.backward is None:
+        raise NotImplementedError(f"kf.{name} has no gradient")
+    asked = [i not in skipped and x.dtype.is_floating for i, x in enumerate(tensors)]
+    own, made = iter(zip(tensors, asked)), iter(zip(results, grads))
+    pairs = [next(own) if given else (None, False) for given in call.given]
+    inputs, needed = [x for x, _ in pairs], [n for _, n in pairs]
+    outputs = [next(made) if wanted else (None, None) for wanted in call.wanted]
     if op.with_grad:
         found = _by_other(call, inputs, outputs, needed)
-    elif op.backward is None:
-        raise NotImplementedError(f"kf.{op.label or op.name} has no gradient")
     else:
         found = _by_backward(call, inputs, outputs, rng, needed)
-    given_back = [g for g, given in zip(found, call.given) if given]
-    return [*given_back, *[None] * op.dropout]
-
-
-def _needed(node: Any, call: Call, tensors: Sequence[Any]) -> list[bool]:
-    """True for the inputs whose gradient is asked for, as far as TensorFlow tells."""
-    skipped = set(getattr(node, "skip_input_indices", None) or ())
-    own = iter(range(len(tensors)))
-    found = []
-    for given in call.given:
-        i = next(own) if given else None
-        found.append(i is not None and i not in skipped and tensors[i].dtype.is_floating)
-    return found
+    return [g for g, given in zip(found, call.given) if given]
 
 
 def _by_backward(
