@@ -6,13 +6,13 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 import tensorflow as tf
-from kernel_fusion import _plan
+from kernel_fusion import _described, _plan
 from kernel_fusion._backward import computed, may_use_result, sources_of
+from kernel_fusion._described import Call
 from kernel_fusion._table import Op
 from kfgen.model.names import gradient_of
 
-from kernel_fusion_tensorflow import _described, _library, _on_gpu
-from kernel_fusion_tensorflow._described import Call
+from kernel_fusion_tensorflow import _library, _on_gpu
 
 WORDS = {
     tf.float32: "f32",

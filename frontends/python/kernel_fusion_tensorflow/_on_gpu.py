@@ -11,9 +11,8 @@ from typing import Any
 
 import tensorflow as tf
 from kernel_fusion import _gpu, _gpu_array, _gpu_calls, _library, _plan
+from kernel_fusion._described import Call
 from kernel_fusion._gpu_array import LEGACY
-
-from kernel_fusion_tensorflow._described import Call
 
 
 @functools.cache

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The TensorFlow op KernelFusionCall: one call of one of kf's C functions. The attribute `call`
-// describes it (tf_call.h), so that one op serves all functions, and one kernel each shape.
-#include "tf_call.h"
+// describes it (call.h), so that one op serves all functions, and one kernel each shape.
+#include "call.h"
 
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/op_kernel.h"
@@ -18,16 +18,6 @@ using tensorflow::errors::InvalidArgument;
 using tensorflow::shape_inference::DimensionHandle;
 using tensorflow::shape_inference::InferenceContext;
 
-// A C function of a library (packed.h), as kernel_fusion_tensorflow/_library.py fills it in.
-struct Function {
-    int32_t id;
-    int (*run)(int, KFP_PARAMETERS);
-    size_t (*space)(int, const int64_t *);
-    const char *(*error)(int);
-    const char *(*detail)(void);
-};
-// Finds a function for the first line of a description. Returns NULL, or why it cannot.
-using Resolver = const char *(*)(const char *call, const char *name, Function *found);
 Resolver resolver;
 
 // ---- shapes
@@ -51,7 +41,7 @@ std::string filled(const Call &call, std::vector<Shape> shapes, int64_t filler,
     std::vector<const Shape *> given;
     for (const Argument &t : call.inputs) given.push_back(t.at < 0 ? nullptr : &shapes[t.at]);
     kfi_layout layout;
-    std::string wrong = call.lay_out(given, &layout);
+    std::string wrong = call.lay_out(given, call.options, &layout);
     if (wrong.empty()) wrong = call.results(layout, results);
     return wrong;
 }
@@ -114,7 +104,7 @@ class Kernel : public tensorflow::OpKernel
         std::vector<const Shape *> given;
         for (const Argument &t : call_.inputs) given.push_back(t.at < 0 ? nullptr : &shapes[t.at]);
         kfi_layout layout;
-        std::string wrong = call_.lay_out(given, &layout);
+        std::string wrong = call_.lay_out(given, call_.options, &layout);
         if (wrong.empty()) wrong = call_.results(layout, &results);
         OP_REQUIRES(c, wrong.empty(), InvalidArgument(wrong));
         OP_REQUIRES(c, call_.rng < 0 || shapes[call_.rng] == Shape{2},
@@ -142,7 +132,8 @@ class Kernel : public tensorflow::OpKernel
         if (function_.run) return "";
         if (!resolver)
             return call_.where + ": import kernel_fusion_tensorflow before the graph runs";
-        const char *const why = resolver(call_.described.c_str(), call_.name.c_str(), &function_);
+        const char *const why =
+            resolver(call_.described.c_str(), call_.name.c_str(), 0, &function_);
         return why ? why : "";
     }
 
@@ -162,11 +153,7 @@ class Kernel : public tensorflow::OpKernel
             call_.rng < 0 ? nullptr : (const uint64_t *)c->input(call_.rng).data();
         const int code = function_.run(function_.id, t.data(), layout.n, nullptr,
                                        call_.scalars.data(), rng, space, bytes);
-        if (!code) return;
-        // The detail begins with the C function's name.
-        const char *detail = function_.detail(), *const colon = strstr(detail, ": ");
-        c->SetStatus(InvalidArgument(call_.where, ": ", function_.error(code), ": ",
-                                     colon ? colon + 2 : detail));
+        if (code) c->SetStatus(InvalidArgument(call_.refused(function_, code)));
     }
 
     const Call call_;

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// A call of kf's C functions as _calls.py describes it in text: three lines (the call for Python,
-// the function, the name in messages), then words and numbers. Computes sizes and shapes from it.
-#ifndef KF_NATIVE_TF_CALL_H
-#define KF_NATIVE_TF_CALL_H
+// A call of kf's C functions as _described.py puts it in text: three lines (the call for Python,
+// the function, the name in messages), then words and numbers. Computes sizes and shapes from it,
+// for C++ code of any framework.
+#ifndef KF_NATIVE_CALL_H
+#define KF_NATIVE_CALL_H
 
 #include "kf/runtime/layout.h"
 #include "packed.h"
@@ -12,12 +13,30 @@
 #include <string>
 #include <vector>
 
+// A function of a library (packed.h), as _resolver.py fills it in; the last members are NULL on the
+// CPU.
+struct Function {
+    int32_t id;
+    int (*run)(int, KFP_PARAMETERS);
+    size_t (*space)(int, const int64_t *);
+    const char *(*error)(int);
+    const char *(*detail)(void);
+    int (*run_on)(int, int, KFP_PARAMETERS, void *);
+    const char *(*reason)(void);
+    int (*allocate)(int, size_t, void *, void **);
+    int (*free)(int, void *, void *);
+    int (*upload)(int, void *, const void *, size_t, void *);
+};
+// Finds a function on the CPU (0) or a GPU (1) for the first line of a call's text. Returns NULL,
+// or why it cannot.
+using Resolver = const char *(*)(const char *call, const char *name, int backend, Function *found);
+
 using Shape = std::vector<int64_t>;
 
 // A tensor argument of the C function.
 struct Argument {
-    std::string name;
-    int at = -1; // index among the op's tensors; -1: absent
+    std::string name, dtype;
+    int at = -1; // index among the tensors of the call; -1: absent
     bool is_read = false;
     kfi_layout_tensor layout = {};
 };
@@ -60,26 +79,36 @@ class Reader
     std::istringstream in_;
 };
 
+// What determines sizes besides tensors.
+struct Options {
+    int64_t axis = 0, groups = 1;
+    std::vector<int64_t> integers;
+};
+
 class Call
 {
   public:
     std::string described, name, where;
     std::vector<Argument> inputs, outputs;
     std::vector<double> scalars;
-    int rng = -1; // index among the op's tensors
+    Options options;
+    int rng = -1;   // index among the tensors of the call
+    int fields = 0; // of the strides struct
     bool has_workspace = false;
 
     explicit Call(const std::string &text)
     {
         Reader in(text);
         described = in.line(), name = in.line(), where = in.line();
-        rng = in.small(), has_workspace = in.whole(), axis_ = in.whole(), groups_ = in.whole();
+        rng = in.small(), has_workspace = in.whole(), options.axis = in.whole();
+        options.groups = in.whole();
         template_ = in.small();
         shaping_ = in.wholes<int>();
-        integers_ = in.wholes<int64_t>();
+        options.integers = in.wholes<int64_t>();
         scalars.resize((size_t)in.whole());
         for (double &x : scalars) x = in.number();
         read_rules(&in);
+        fields = in.small();
         for (std::vector<Argument> *list : {&inputs, &outputs}) {
             list->resize((size_t)in.whole());
             for (Argument &t : *list) read(&in, &t);
@@ -88,7 +117,8 @@ class Call
 
     // Computes the sizes of a call and checks the shapes of its tensors, NULL for absent ones.
     // Returns an error text, or an empty one.
-    std::string lay_out(const std::vector<const Shape *> &shapes, kfi_layout *l) const
+    std::string lay_out(const std::vector<const Shape *> &shapes, const Options &given,
+                        kfi_layout *l) const
     {
         const kfi_layout_rules rules = own_rules();
         const kfi_layout_tensor *tensors[KFI_LAYOUT_SIZES];
@@ -99,9 +129,10 @@ class Call
             tensors[count] = &inputs[i].layout, dims[count] = shapes[i]->data();
             ranks[count++] = (int)shapes[i]->size();
         }
-        kfi_layout_integers(&rules, l, integers_.data(), (int)integers_.size());
+        kfi_layout_integers(&rules, l, given.integers.data(), (int)given.integers.size());
         kfi_layout_error e;
-        if (!kfi_layout_find(&rules, count, tensors, dims, ranks, axis_, &groups_, l, &e)) {
+        if (!kfi_layout_find(&rules, count, tensors, dims, ranks, given.axis, &given.groups, l,
+                             &e)) {
             const int wrong = shaping_[e.tensor];
             return mismatch(wrong, *shapes[wrong], reason(e));
         }
@@ -134,13 +165,29 @@ class Call
         return "";
     }
 
+    // Writes the fields of a tensor that is not contiguous, and sets *some if one is not 0. Returns
+    // false if no fields describe its strides.
+    bool strides(const kfi_layout &l, const Argument &t, const Shape &shape, const Shape &strides,
+                 bool is_out, int64_t *to, int *some) const
+    {
+        const kfi_layout_rules rules = own_rules();
+        return kfi_layout_strides(&rules, &l, &t.layout, shape.data(), strides.data(), is_out, to,
+                                  some);
+    }
+
+    // Describes a status of the function.
+    std::string refused(const Function &f, int code) const
+    {
+        // The detail begins with the C function's name.
+        const char *const detail = f.detail(), *const colon = strstr(detail, ": ");
+        return where + ": " + f.error(code) + ": " + (colon ? colon + 2 : detail);
+    }
+
   private:
     kfi_layout_rules rules_ = {};
     std::vector<int32_t> code_, defaults_;
     std::vector<int> shaping_; // inputs whose shapes determine the sizes
-    std::vector<int64_t> integers_;
-    int64_t axis_ = 0, groups_ = 1;
-    int template_ = 0; // the input to which errors compare the others
+    int template_ = 0;         // the input to which errors compare the others
 
     void read_rules(Reader *in)
     {
@@ -148,11 +195,14 @@ class Call
         for (int s = 0; s < rules_.sizes; ++s) rules_.count[s] = in->small();
         for (int s = 0; s < rules_.sizes; ++s) rules_.divides[s] = in->small();
         rules_.least = in->small(), rules_.has_axis = in->small();
+        rules_.joined = in->small();
         code_ = in->wholes<int32_t>(), defaults_ = in->wholes<int32_t>();
     }
     static void read(Reader *in, Argument *t)
     {
         t->name = in->word(), t->at = in->small(), t->is_read = in->whole();
+        t->dtype = in->word();
+        t->layout.levels = in->small(), t->layout.field = in->small();
         t->layout.extents = in->small();
         for (int k = 0; k < t->layout.extents; ++k) {
             kfi_layout_extent &x = t->layout.extent[k];

@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A call of one direction of an op, and its text for the op KernelFusionCall.
+"""A call of one direction of an op, and its text for C++ code (native/call.h).
 
 The text has the call as JSON, the C function's name, the name that begins error messages, and then
-what native/tf_call.h reads. It is a constant of the graph, so a loaded graph needs nothing else.
+words and numbers. It is all that a graph of a framework has to keep.
 """
 
 import dataclasses
 import functools
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from kernel_fusion import _compilers, _layout, _library, _plan, _table
@@ -85,20 +85,45 @@ def add(op: Op) -> None:
         _own[op.name] = op
 
 
-def library_of(line: str, function: str) -> Any:
+def library_of(line: str, function: str, on_gpu: bool = False) -> Any:
     """Returns the library of a call's function, compiled at its first call.
 
     Raises:
-        RuntimeError: there is no C compiler, it failed, or KF_OFFLINE forbids it.
+        RuntimeError: there is no compiler, it failed, or KF_OFFLINE forbids it.
     """
     call = parse(line)
-    library = _library.of(call.of).library_of(function)
+    functions = _library.of(call.of)
+    library = (functions.on_gpu if on_gpu else functions).library_of(function)
     if not hasattr(library, "address"):
         raise RuntimeError(
-            f"{call.where}: TensorFlow calls compiled functions, and no C compiler was found: "
+            f"{call.where}: C++ calls compiled functions, and no C compiler was found: "
             f"{_compilers.HOW}"
         )
     return library
+
+
+def variables_of(call: Call, words: Sequence[str]) -> dict[str, str]:
+    """Returns the dtype of each type variable, from the dtypes of the tensors.
+
+    Raises:
+        TypeError: a tensor is missing, or the dtypes have no function.
+    """
+    direction, own = call.direction, iter(words)
+    given = [((), next(own)) if has else None for has in call.given]
+    _plan.check_present(call.where, direction, call.activation, given)
+    found = _plan.variables_of(call.of, call.activation, direction, call.where, given, call.asked)
+    _plan.check_dtypes(call.where, direction, given, found)
+    return found
+
+
+def function_of(call: Call, variables: Mapping[str, str]) -> str:
+    """Returns the C function's name."""
+    return call.of.function(call.activation, _plan.words_of(call.of, variables), call.backward)
+
+
+def text_of(call: Call, variables: Mapping[str, str]) -> str:
+    numbers = " ".join(map(str, _numbers(call, variables)))
+    return "\n".join([call.text(), function_of(call, variables), call.where, numbers])
 
 
 @functools.lru_cache(4096)
@@ -108,27 +133,22 @@ def described(call: Call, words: tuple[str, ...]) -> tuple[str, tuple[str, ...]]
     Args:
         words: dtypes of the tensors.
     """
-    op, direction, own = call.of, call.direction, iter(words)
-    given = [((), next(own)) if has else None for has in call.given]
-    _plan.check_present(call.where, direction, call.activation, given)
-    variables = _plan.variables_of(op, call.activation, direction, call.where, given, call.asked)
-    _plan.check_dtypes(call.where, direction, given, variables)
-    function = op.function(call.activation, _plan.words_of(op, variables), call.backward)
-    library_of(call.text(), function)
-    lines = [call.text(), function, call.where, " ".join(map(str, _numbers(call)))]
-    results = [t for t, wanted in zip(direction.outputs, call.wanted) if wanted]
-    return "\n".join(lines), tuple(variables.get(t.var, t.var) for t in results)
+    variables = variables_of(call, words)
+    library_of(call.text(), function_of(call, variables))
+    results = [t for t, wanted in zip(call.direction.outputs, call.wanted) if wanted]
+    return text_of(call, variables), tuple(variables.get(t.var, t.var) for t in results)
 
 
-def _numbers(call: Call) -> list[Any]:
-    """Words and numbers in the order of native/tf_call.h."""
+def _numbers(call: Call, variables: Mapping[str, str]) -> list[Any]:
+    """Words and numbers in the order of native/call.h."""
     op, direction = call.of, call.direction
     scalars = direction.values(call.scalars, op.dropout)
     codes: list[int] = []
-    tensors = [
-        *_tensors(call, direction.inputs, call.given, codes),
-        *_tensors(call, direction.outputs, call.wanted, codes),
-    ]
+    tensors: list[Any] = []
+    for own, there in ((direction.inputs, call.given), (direction.outputs, call.wanted)):
+        tensors.append(len(own))
+        for t, at in zip(own, _places(there)):
+            tensors += _tensor(call, t, at, variables, codes)
     return [
         sum(call.given) if op.dropout else -1,
         int(direction.workspace),
@@ -139,12 +159,18 @@ def _numbers(call: Call) -> list[Any]:
         *_list(call.integers),
         *_list([float(x).hex() for x in scalars]),
         *_rules(call, codes),
+        len(direction.strides),
         *tensors,
     ]
 
 
 def _list(values: Sequence[Any]) -> list[Any]:
     return [len(values), *values]
+
+
+def _places(there: Sequence[bool]) -> list[int]:
+    """Returns the index of each tensor among those that are there, or -1."""
+    return [sum(there[:i]) if own else -1 for i, own in enumerate(there)]
 
 
 def _rules(call: Call, codes: Sequence[int]) -> list[int]:
@@ -157,20 +183,28 @@ def _rules(call: Call, codes: Sequence[int]) -> list[int]:
         *found.divides[: found.sizes],
         found.least,
         found.has_axis,
+        found.joined,
         *_list(codes),
         *_list(defaults if found.defaults else []),
     ]
 
 
-def _tensors(
-    call: Call, tensors: Sequence[Tensor], there: Sequence[bool], codes: list[int]
+def _tensor(
+    call: Call, t: Tensor, at: int, variables: Mapping[str, str], codes: list[int]
 ) -> list[Any]:
-    sizes, integers = list(call.of.rules.sizes), [v.name for v in call.direction.integers]
-    found: list[Any] = [len(tensors)]
-    for i, (t, own) in enumerate(zip(tensors, there)):
-        extents = _layout.tensor(t.extents, sizes, integers, codes)
-        found += [t.name, sum(there[:i]) if own else -1, int(call.activation not in t.unread)]
-        found.append(extents.extents)
-        for x in extents.extent[: extents.extents]:
-            found += [x.size, x.factor, x.addend, x.code]
-    return found
+    """Describes a tensor; appends the codes of its extents."""
+    direction = call.direction
+    layout = _layout.tensor(
+        t.extents,
+        list(call.of.rules.sizes),
+        [v.name for v in direction.integers],
+        codes,
+        len(t.strides),
+        direction.strides.index(t.strides[0]) if t.strides else 0,
+    )
+    extents = layout.extent[: layout.extents]
+    return [
+        *(t.name, at, int(call.activation not in t.unread), variables.get(t.var, t.var)),
+        *(layout.levels, layout.field, layout.extents),
+        *(n for x in extents for n in (x.size, x.factor, x.addend, x.code)),
+    ]
