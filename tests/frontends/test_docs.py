@@ -9,7 +9,8 @@ import kfpython
 import pytest
 
 HAS_TORCH = importlib.util.find_spec("torch")
-HAS_JAX = importlib.util.find_spec("jax")
+# Pages of one library each.
+PAGES = {"from_pytorch": "torch", "jax": "jax", "tensorflow": "tensorflow", "tvm_ffi": "tvm_ffi"}
 
 
 def runnable(page):
@@ -23,7 +24,7 @@ def runnable(page):
 
 @pytest.mark.check
 @pytest.mark.parametrize(
-    "name", ["python", *(["from_pytorch"] if HAS_TORCH else []), *(["jax"] if HAS_JAX else [])]
+    "name", ["python", *(page for page, own in PAGES.items() if importlib.util.find_spec(own))]
 )
 def test_the_page(name):
     page = (kflib.ROOT / f"docs/{name}.md").read_text()

@@ -3,10 +3,8 @@
 
 import importlib
 import inspect
-import re
 
 import cases
-import kfpython
 import numpy as np
 import pytest
 import pytorch

@@ -59,14 +59,15 @@ def parse(line: str) -> Call:
     Raises:
         ValueError: another version of kf, with other signatures, made the graph.
     """
-    found = json.loads(line)
+    found: dict[str, Any] = json.loads(line)
     abi = found.pop("abi")
     if abi != _table.abi():
         raise ValueError(
             f"kf.{found['op']}: the graph has ABI version {abi}, expected {_table.abi()}: trace "
             f"the function and save it again"
         )
-    return Call(**{k: tuple(v) if isinstance(v, list) else v for k, v in found.items()})
+    given: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in found.items()}
+    return Call(**given)
 
 
 _own: dict[str, Op] = {}  # ops of kf.load

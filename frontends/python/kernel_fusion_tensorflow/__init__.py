@@ -16,9 +16,16 @@ import importlib
 from typing import Any
 
 from kernel_fusion import get_threads, info, set_threads
+from kernel_fusion._functional import names
 from kernel_fusion._info import version
 
-from kernel_fusion_tensorflow._functions import lookup, names
+try:
+    import tensorflow  # noqa: F401
+except ImportError as e:
+    raise ImportError(
+        "kernel_fusion_tensorflow needs TensorFlow: pip install tensorflow, or tensorflow-cpu"
+    ) from e
+from kernel_fusion_tensorflow._functions import lookup
 
 __all__ = ["get_threads", "info", "layers", "set_threads"]
 __version__ = version()

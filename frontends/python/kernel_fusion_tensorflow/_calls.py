@@ -98,7 +98,7 @@ def _check_shapes(call: Call, tensors: Sequence[Any], words: Sequence[str]) -> N
 # ---- gradients
 
 
-@tf.RegisterGradient(OP)
+@tf.RegisterGradient(OP)  # type: ignore[untyped-decorator]
 def _gradient(node: Any, *grads: Any) -> list[Any]:
     """The gradient of the op in graphs, and eagerly on the CPU."""
     call = _described.parse(node.get_attr("call").decode().partition("\n")[0])

@@ -1,31 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
 """Functions of kernel_fusion_tensorflow: the arguments of kf.ops, for tensors of TensorFlow."""
 
-import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
-from kernel_fusion import _arguments, _dispatch, _docs, _plan, _rows, _spellings, _table
+from kernel_fusion import (
+    _arguments,
+    _dispatch,
+    _docs,
+    _functional,
+    _plan,
+    _rows,
+    _spellings,
+    _table,
+)
 from kernel_fusion._arguments import Arguments
 from kernel_fusion._table import Op
 from tensorflow.python.eager import record
 
 from kernel_fusion_tensorflow import _calls
 
-PREFIX = "fused_"
 LOWEST, HIGHEST = -(2**63), 2**63 - 1
-
-
-def _left_out(op: Op) -> tuple[str, ...]:
-    """Arguments of kf.ops that tensors of TensorFlow have no use for."""
-    return ("out", "grads", *op.forward.betas)
-
-
-def signature(op: Op, activation: str) -> inspect.Signature:
-    found = _arguments.signature(op, activation)
-    kept = [p for name, p in found.parameters.items() if name not in _left_out(op)]
-    return found.replace(parameters=kept)
 
 
 def tensor(where: str, name: str, value: Any) -> Any:
@@ -130,7 +126,7 @@ def _call(op: Op, activation: str, arguments: Arguments) -> Any:
     if arguments.flatten:
         _check_flat(where, op, tensors)
         tensors, axis = [None if x is None else tf.reshape(x, [-1]) for x in tensors], 0
-    named = dict(zip((t.name for t in inputs), tensors))
+    named: dict[str, Any] = dict(zip((t.name for t in inputs), tensors))
     for name, of, after in _rows.counted(op):
         rank = named[of].shape.rank
         if named[name] is None and rank is not None and rank > after + 1:
@@ -164,10 +160,30 @@ def _check_flat(where: str, op: Op, tensors: Sequence[Any]) -> None:
         )
 
 
+def _bind(op: Op, activation: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Arguments:
+    """Binds and validates arguments; a scalar may be an eager tensor of one number."""
+    where, own = op.display_name(activation), _functional.signature(op, activation)
+    for v in (*op.forward.scalars, *op.scalars[activation]):
+        value: Any = kwargs.get(v.name)
+        if tf.is_tensor(value) and not (hasattr(value, "numpy") and value.shape.rank == 0):
+            raise TypeError(
+                f"{where}: {v.name} is a tensor of the shape {value.shape}, expected a number: it "
+                f"is a constant of a graph"
+            )
+    try:
+        return _arguments.bind(op, activation, args, kwargs)
+    except TypeError:
+        try:
+            own.bind(*args, **kwargs)
+        except TypeError as e:
+            raise TypeError(f"{where}{own}: {e}") from None
+        raise
+
+
 def make(op: Op, activation: str) -> Callable[..., Any]:
     """Makes the function of an op."""
     where, spelled = op.display_name(activation), _spellings.keywords(op, activation)
-    check, left_out = _spellings.refuse_positions(op, activation), _left_out(op)
+    check, left_out = _spellings.refuse_positions(op, activation), _functional.left_out(op)
 
     def function(*args: Any, **kwargs: Any) -> Any:
         if check:
@@ -178,20 +194,15 @@ def make(op: Op, activation: str) -> Callable[..., Any]:
                 raise TypeError(
                     f"{where}: {name} is for other frameworks; TensorFlow's results are new tensors"
                 )
-        return _call(op, activation, _arguments.bind(op, activation, args, kwargs))
+        return _call(op, activation, _bind(op, activation, args, kwargs))
 
     # AutoGraph would convert the Python code of each call.
     made: Any = tf.autograph.experimental.do_not_convert(function)
     made.__name__ = made.__qualname__ = op.word(activation)
     made.__module__ = "kernel_fusion_tensorflow"
     made.__doc__ = _docs.of(op, activation)
-    made.__signature__ = signature(op, activation)
+    made.__signature__ = _functional.signature(op, activation)
     return made
-
-
-def has(name: str) -> bool:
-    """True if an op can be called: those that overwrite inputs cannot."""
-    return name in _table.functions() and not _table.functions()[name][0].forward.updates
 
 
 def gelu(x: Any, *, approximate: str = "none") -> Any:
@@ -223,26 +234,14 @@ _made: dict[str, Callable[..., Any]] = {"gelu": gelu}
 def lookup(name: str) -> Callable[..., Any]:
     """Returns a function by its name or an alias, with or without fused_ in front."""
     if name not in _made:
-        for own in (name, name.removeprefix(PREFIX)):
-            if has(own):
-                _made[name] = _made["gelu"] if own == "gelu" else make(*_table.functions()[own])
-                break
-            if own in _table.aliases():
-                found = _table.aliases()[own]
-                op, activation = _table.find(found["op"], found["activation"])
-                if has(op.word(activation)):
-                    _made[name] = _dispatch.alias_of(found, lookup)
-                    break
-        else:
-            lacks = _table.lacks(name) or "dir() of the module lists all functions"
+        own = _functional.spelled(name)
+        if own is None:
+            lacks = _table.lacks(name) or "dir(kernel_fusion_tensorflow) lists all functions"
             raise AttributeError(f"kernel_fusion_tensorflow has no `{name}`; {lacks}")
+        if own in _made:
+            _made[name] = _made[own]
+        elif _functional.has(own):
+            _made[name] = make(*_table.functions()[own])
+        else:
+            _made[name] = _dispatch.alias_of(_table.aliases()[own], lookup)
     return _made[name]
-
-
-def names() -> list[str]:
-    aliases = [
-        name
-        for name, a in _table.aliases().items()
-        if has((found := _table.find(a["op"], a["activation"]))[0].word(found[1]))
-    ]
-    return sorted({*filter(has, _table.functions()), *aliases})
