@@ -5,6 +5,8 @@ import importlib
 import inspect
 
 import cases
+import host_gpu
+import kfpython
 import numpy as np
 import pytest
 import pytorch
@@ -97,20 +99,250 @@ def test_gradients_that_are_asked_for(kf_tf):
 
 def test_what_has_no_gradient(kf_tf):
     x = tf.constant(draw(4, 8))
-    with (
-        pytest.raises(LookupError, match="second derivative|KernelFusionCall")
-        if 0
-        else (pytest.raises(NotImplementedError, match="kf.layer_norm has no second derivative"))
-    ):
-        with tf.GradientTape() as outer:
-            outer.watch(x)
-            with tf.GradientTape() as tape:
-                tape.watch(x)
-                out = kf_tf.layer_norm(x)
-            first = tape.gradient(out, x)
-        outer.gradient(first, x)
-    with pytest.raises(NotImplementedError, match="kf.cast has no gradient"):
+    with tf.GradientTape() as outer:
+        outer.watch(x)
         with tf.GradientTape() as tape:
             tape.watch(x)
-            out = kf_tf.cast(x, tf.float64)
+            out = kf_tf.layer_norm(x)
+        first = tape.gradient(out, x)
+    with pytest.raises(NotImplementedError, match="kf.layer_norm has no second derivative"):
+        outer.gradient(first, x)
+    with tf.GradientTape() as tape:
+        tape.watch(x)
+        out = kf_tf.cast(x, tf.float64)
+    with pytest.raises(NotImplementedError, match="kf.cast has no gradient"):
         tape.gradient(out, x)
+
+
+X = draw(4, 8)
+WRONG = {
+    "shape": (
+        lambda kf: kf.add_relu(X, X[:2]),
+        ValueError,
+        "kf.add_relu: b has the shape (2, 8), expected (4, 8) beside a of the shape (4, 8)",
+    ),
+    "dtype": (
+        lambda kf: kf.add_relu(X, X.astype("d")),
+        TypeError,
+        "kf.add_relu: b has the dtype f64, expected f32 beside a of f32",
+    ),
+    "no dtype of kf": (
+        lambda kf: kf.relu(tf.constant([1j])),
+        TypeError,
+        "kf.relu: x has the dtype complex128, expected one of float32",
+    ),
+    "missing": (
+        lambda kf: kf.add_relu(X),
+        TypeError,
+        "kf.add_relu(a, b): missing a required argument: 'b'",
+    ),
+    "out": (lambda kf: kf.relu(X, out=X), TypeError, "kf.relu: out is for other frameworks"),
+    "number": (
+        lambda kf: kf.layer_norm(X, eps=tf.constant(X)),
+        TypeError,
+        "kf.layer_norm: eps is a tensor of the shape (4, 8), expected a number",
+    ),
+    "bounds": (
+        lambda kf: kf.layer_norm(X, eps=-1.0),
+        ValueError,
+        "kf.layer_norm: eps is -1.0, expected at least 0",
+    ),
+    "ragged": (
+        lambda kf: kf.relu(tf.RaggedTensor.from_row_lengths([1.0], [1])),
+        TypeError,
+        "kf.relu: x is RaggedTensor, expected a dense tensor",
+    ),
+    "symbol": (
+        lambda kf: kf.relu(tf.keras.Input((3,))),
+        TypeError,
+        "kf.relu: x is Keras's symbol of a tensor, expected a tensor",
+    ),
+    "no variable": (
+        lambda kf: kf.batch_norm_train(X, X[0], X[1]),
+        TypeError,
+        "kf.batch_norm_train: running_mean is ndarray, expected a variable",
+    ),
+    "index": (
+        lambda kf: kf.cross_entropy(X, np.array([1, 2, 9, 1])),
+        IndexError,
+        "kf.cross_entropy: label is 9 at (2,), expected at least 0 and less than 8",
+    ),
+    "rng": (
+        lambda kf: kf.dropout(X, rng=(1, 2, 3)),
+        TypeError,
+        "kf.dropout: rng is (1, 2, 3), expected None, a tf.random.Generator",
+    ),
+    "axis": (
+        lambda kf: kf.sum(X, dim=4),
+        ValueError,
+        "kf.sum: x has the shape (4, 8), expected a dimension 4, the axis",
+    ),
+    "name": (lambda kf: kf.nothing, AttributeError, "kernel_fusion_tensorflow has no `nothing`"),
+}
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_errors(kf_tf, what):
+    call, kind, text = WRONG[what]
+    with pytest.raises(kind) as e:
+        call(kf_tf)
+    assert str(e.value).startswith(text)
+
+
+@pytest.mark.parametrize(
+    "name, first, second, text",
+    [
+        ("add", (4, 8), (2, 8), "b has the shape (2, 8), expected (4, 8) beside a of the shape"),
+        ("act_glu", (4, 7), None, "x has the shape (4, 7), expected a dimension 1"),
+        ("layer_norm", (), None, "x has the shape (), expected at least 1 dimensions"),
+    ],
+)
+def test_errors_of_a_running_graph(kf_tf, name, first, second, text):
+    """Shapes that a graph does not know are checked when it runs."""
+    given = [np.ones(shape, "f") for shape in (first, second) if shape is not None]
+    function = kf_tf.relu_glu if name == "act_glu" else getattr(kf_tf, name)
+    specs = [tf.TensorSpec(None)] * len(given)
+    traced = tf.function(lambda *xs: function(*xs), input_signature=specs)
+    with pytest.raises(tf.errors.InvalidArgumentError) as e:
+        traced(*given)
+    assert f"kf.{function.__name__}: {text}" in str(e.value)
+
+
+@pytest.mark.check
+def test_xla_is_refused(kf_tf):
+    with pytest.raises(tf.errors.InvalidArgumentError, match="unsupported operations"):
+        tf.function(lambda x: kf_tf.relu(x), jit_compile=True)(X)
+
+
+def test_missing_compilers(kf_tf, monkeypatch, tmp_path):
+    from kernel_fusion import _compilers, _cxx_library
+    from kernel_fusion_tensorflow import _library
+
+    monkeypatch.setenv("KF_CACHE_DIR", str(tmp_path))
+    monkeypatch.setenv("KF_OFFLINE", "1")
+    with pytest.raises(RuntimeError, match="KF_OFFLINE is set: call a function of kernel_fusion_t"):
+        _cxx_library.find(_library._source())
+    monkeypatch.setattr(_compilers, "cxx", lambda: None)
+    with pytest.raises(RuntimeError, match="C.. compiler, and none was found: install g.."):
+        _cxx_library.find(_library._source())
+
+
+@pytest.mark.check
+def test_keras(kf_tf, tmp_path):
+    """Layers fit, equal Keras's with the same weights, and survive saving."""
+    keras, layers = tf.keras, kf_tf.layers
+    keras.utils.set_random_seed(0)
+    model = keras.Sequential(
+        [
+            keras.Input((8,)),
+            layers.Dense(16, activation="gelu"),
+            layers.LayerNormalization(activation="relu"),
+            layers.DenseDropout(16, rate=0.1, activation="relu"),
+            layers.DenseDropout(16, rate=0.1, activation="elu"),
+            layers.Dropout(0.1, activation="tanh"),
+            layers.Dense(1),
+        ]
+    )
+    own = keras.Sequential(
+        [
+            keras.Input((8,)),
+            keras.layers.Dense(16, activation="gelu"),
+            keras.layers.LayerNormalization(),
+            keras.layers.ReLU(),
+            keras.layers.Dense(16, activation="relu"),
+            keras.layers.Dense(16, activation="elu"),
+            keras.layers.Activation("tanh"),
+            keras.layers.Dense(1),
+        ]
+    )
+    x = draw(64, 8)
+    model.compile("adam", "mse")
+    assert not model.jit_compile
+    loss = model.fit(x, x[:, :1], epochs=12, verbose=0).history["loss"]
+    assert loss[-1] < 0.9 * loss[0]
+    own.set_weights([w for w in model.get_weights() if w.dtype == np.float32])
+    want = own.predict(x, verbose=0)
+    assert np.abs(model.predict(x, verbose=0) - want).max() < 1e-5
+    model.save(tmp_path / "model.keras")
+    loaded = keras.models.load_model(tmp_path / "model.keras")
+    tfops.equal(loaded.predict(x, verbose=0), model.predict(x, verbose=0), "loaded")
+    for make, text in (
+        (lambda: layers.Dense(2, activation="swish"), "kf.layers.Dense: activation is 'swish'"),
+        (lambda: layers.DenseDropout(2, rate=1.0), "kf.layers.DenseDropout: rate is 1.0"),
+        (lambda: layers.LayerNormalization(axis=1).build((2, 3, 4)), "axis is 1, expected"),
+        (lambda: layers.Dropout(0.5, noise_shape=(1, 2)), "noise_shape is given, expected None"),
+    ):
+        with pytest.raises(ValueError, match=text):
+            make()
+
+
+LOADED = """
+import sys, numpy as np, tensorflow as tf, kernel_fusion_tensorflow
+f = tf.saved_model.load(sys.argv[1]).f
+x = tf.constant(np.arange(24, dtype="f").reshape(3, 8))
+with tf.GradientTape() as tape:
+    tape.watch(x)
+    y = f(x)
+print(y.numpy().sum() == f(x).numpy().sum(), tape.gradient(y, x).shape)
+"""
+
+
+@pytest.mark.check
+def test_a_saved_model(kf_tf, tmp_path):
+    """A new process runs a graph, and differentiates it."""
+    module = tf.Module()
+    module.f = tf.function(
+        lambda x: kf_tf.layer_norm_gelu(x), input_signature=[tf.TensorSpec([None, 8])]
+    )
+    tf.saved_model.save(module, str(tmp_path))
+    program = LOADED.replace("sys.argv[1]", repr(str(tmp_path)))
+    assert kfpython.python(program) == "True (3, 8)"
+
+
+def test_graphs_of_another_version(kf_tf):
+    from kernel_fusion import _described
+
+    call = _described.Call("act", "relu", False, (True,), (True,), (), ())
+    assert _described.parse(call.text()) == call
+    with pytest.raises(ValueError, match="the graph has ABI version 99, expected"):
+        _described.parse(call.text().replace(f'"abi": {_described._table.abi()}', '"abi": 99'))
+
+
+@pytest.fixture
+def gpu(kf, library, monkeypatch):
+    """A GPU in host memory that holds all eager tensors."""
+    from kernel_fusion import _dlpack, _gpu
+    from kernel_fusion_tensorflow import _on_gpu
+
+    host = type("OfHost", (host_gpu.Host, _gpu.Gpu), {})(library)
+    monkeypatch.setattr(_gpu, "library", lambda: host)
+    monkeypatch.setattr(_dlpack, "CUDA", (1,))  # the CPU's device type
+    monkeypatch.setattr(_on_gpu, "holds", lambda x: tf.executing_eagerly())
+    return host
+
+
+def test_eager_calls_on_a_gpu(kf, kf_tf, gpu):
+    """A call launches, waits, and records its gradient, which launches as well."""
+    x, weight = tf.constant(draw(4, 8)), tf.constant(draw(8))
+    with tf.GradientTape(persistent=True) as tape:
+        tape.watch([x, weight])
+        out = kf_tf.layer_norm_gelu(x, weight)
+    tfops.equal(out, kf.ops.layer_norm_gelu(x.numpy(), weight.numpy()), "out")
+    assert gpu.log == [("call", 0, 1), ("wait", 0, 1)]
+    found = tape.gradient(out, [x, weight])
+    assert gpu.log[2:4] == [("call", 0, 1), ("wait", 0, 1)]
+    given = [torch.tensor(t.numpy(), requires_grad=True) for t in (x, weight)]
+    wanted = torch.autograd.grad(kf.ops.layer_norm_gelu(*given).sum(), given)
+    for got, want in zip(found, wanted):
+        tfops.equal(got, want.numpy(), "gradient")
+    tfops.equal(kf_tf.dropout(x, rng=(3, 4)), kf.ops.dropout(x.numpy(), rng=(3, 4)), "dropout")
+    with tf.GradientTape() as outer:
+        outer.watch(x)
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            out = kf_tf.layer_norm(x)
+        first = tape.gradient(out, x)
+    with pytest.raises(NotImplementedError, match="kf.layer_norm has no second derivative"):
+        outer.gradient(first, x)
+    with pytest.raises(ValueError, match="kf.add: b has the shape .2, 8., expected .4, 8. beside"):
+        kf_tf.add(x, x[:2])

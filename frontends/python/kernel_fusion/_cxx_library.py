@@ -30,7 +30,7 @@ class Source(NamedTuple):
 
     framework: str  # name in messages
     file: pathlib.Path
-    version: str  # of the framework
+    version: str  # the framework's
     compile: Sequence[str]
     link: Sequence[str]
 

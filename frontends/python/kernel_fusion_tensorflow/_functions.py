@@ -244,4 +244,5 @@ def lookup(name: str) -> Callable[..., Any]:
             _made[name] = make(*_table.functions()[own])
         else:
             _made[name] = _dispatch.alias_of(_table.aliases()[own], lookup)
-    return _made[name]
+    found: Callable[..., Any] = _made[name]
+    return found

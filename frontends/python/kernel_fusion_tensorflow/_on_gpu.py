@@ -27,7 +27,7 @@ def holds(x: Any) -> bool:
 
 
 class _Exported:
-    """An eager tensor for a library that names its stream, which TensorFlow's own export refuses."""
+    """An eager tensor for a library that names its stream, which TensorFlow itself refuses."""
 
     def __init__(self, x: Any):
         self.x = x

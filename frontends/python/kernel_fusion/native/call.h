@@ -79,7 +79,7 @@ class Reader
     std::istringstream in_;
 };
 
-// What determines sizes besides tensors.
+// Arguments that determine sizes beside the tensors.
 struct Options {
     int64_t axis = 0, groups = 1;
     std::vector<int64_t> integers;
@@ -93,7 +93,7 @@ class Call
     std::vector<double> scalars;
     Options options;
     int rng = -1;   // index among the tensors of the call
-    int fields = 0; // of the strides struct
+    int fields = 0; // number of fields of the strides struct
     bool has_workspace = false;
 
     explicit Call(const std::string &text)

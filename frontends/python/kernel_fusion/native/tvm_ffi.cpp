@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// kf's functions as functions of tvm_ffi: on the CPU, and on the current stream of a GPU. A function
+// kf's functions as functions of tvm_ffi, on the CPU and on a GPU's current stream. A function
 // object holds a described call (call.h), whose sizes follow from the tensors of each call. Its
 // arguments are those of kernel_fusion.tvm_ffi.arguments.
 #include "call.h"
@@ -10,14 +10,15 @@
 #include <cstring>
 #include <mutex>
 
-namespace {
+namespace
+{
 
 enum { CPU, GPU };
 constexpr size_t ALIGNED = 256; // bytes of a workspace
 Resolver resolver;
 
 struct Wrong {
-    const char *kind; // of Python's exception
+    const char *kind; // name of Python's exception
     std::string text;
 };
 
@@ -25,10 +26,10 @@ struct DType {
     const char *word, *name;
     int code, bits;
 };
-constexpr DType DTYPES[] = {{"f32", "float32", kDLFloat, 32}, {"f16", "float16", kDLFloat, 16},
+constexpr DType DTYPES[] = {{"f32", "float32", kDLFloat, 32},    {"f16", "float16", kDLFloat, 16},
                             {"bf16", "bfloat16", kDLBfloat, 16}, {"f64", "float64", kDLFloat, 64},
-                            {"i32", "int32", kDLInt, 32}, {"i64", "int64", kDLInt, 64},
-                            {"u8", "uint8", kDLUInt, 8}, {"u8", "bool", kDLBool, 8}};
+                            {"i32", "int32", kDLInt, 32},        {"i64", "int64", kDLInt, 64},
+                            {"u8", "uint8", kDLUInt, 8},         {"u8", "bool", kDLBool, 8}};
 
 std::string name_of(const DLDataType &type)
 {
@@ -40,7 +41,8 @@ std::string name_of(const DLDataType &type)
 bool has_type(const DLTensor &t, const std::string &word)
 {
     for (const DType &d : DTYPES)
-        if (word == d.word && d.code == t.dtype.code && d.bits == t.dtype.bits && t.dtype.lanes == 1)
+        if (word == d.word && d.code == t.dtype.code && d.bits == t.dtype.bits &&
+            t.dtype.lanes == 1)
             return true;
     return false;
 }
@@ -52,7 +54,8 @@ const char *name_of(const std::string &word)
 }
 
 // The arguments of one call, in order.
-class Arguments {
+class Arguments
+{
   public:
     Arguments(const Call &call, const TVMFFIAny *args, int count)
         : call_(call), at_(args), end_(args + count)
@@ -100,7 +103,8 @@ class Arguments {
 };
 
 // A function object.
-class Entry {
+class Entry
+{
   public:
     Entry(const char *text, const char *words) : call_(text)
     {
@@ -114,19 +118,23 @@ class Entry {
         const int wanted = arguments();
         if (count > wanted)
             throw Wrong{"TypeError", call_.where + ": " + std::to_string(count) +
-                                         " arguments are given, expected " + std::to_string(wanted)};
+                                         " arguments are given, expected " +
+                                         std::to_string(wanted)};
         Arguments in(call_, args, count);
         std::vector<const DLTensor *> tensors;
         for (const Argument *t : all()) tensors.push_back(in.tensor(t->name));
         Options options;
         for (const std::string &name : integers_) options.integers.push_back(in.whole(name));
-        if (has_axis_) options.axis = in.whole("dim");
-        else options.axis = call_.options.axis;
+        if (has_axis_)
+            options.axis = in.whole("dim");
+        else
+            options.axis = call_.options.axis;
         if (has_groups_) options.groups = in.whole("groups");
         std::vector<double> scalars;
         for (const std::string &name : scalars_) scalars.push_back(in.number(name));
         uint64_t rng[2] = {0, 0};
-        if (call_.rng >= 0) rng[0] = (uint64_t)in.whole("seed"), rng[1] = (uint64_t)in.whole("offset");
+        if (call_.rng >= 0)
+            rng[0] = (uint64_t)in.whole("seed"), rng[1] = (uint64_t)in.whole("offset");
         const DLDevice device = check_devices(tensors);
         kfi_layout layout;
         std::vector<int64_t> fields((size_t)call_.fields + 1);
@@ -169,9 +177,9 @@ class Entry {
             const DLDevice own = tensors[i]->device;
             const bool known = own.device_type == kDLCPU || own.device_type == kDLCUDA;
             if (!known)
-                throw Wrong{"ValueError", text(i, "is on device type " +
-                                                      std::to_string(own.device_type) +
-                                                      ", expected the CPU or a CUDA device")};
+                throw Wrong{"ValueError",
+                            text(i, "is on device type " + std::to_string(own.device_type) +
+                                        ", expected the CPU or a CUDA device")};
             if (first) found = own, first = false;
             if (own.device_type != found.device_type || own.device_id != found.device_id)
                 throw Wrong{"ValueError", text(i, "is on another device than the first tensor")};
@@ -234,8 +242,9 @@ class Entry {
         return found;
     }
 
-    void run(const std::vector<const DLTensor *> &tensors, DLDevice device, const kfi_layout &layout,
-             const int64_t *fields, const std::vector<double> &scalars, const uint64_t *rng)
+    void run(const std::vector<const DLTensor *> &tensors, DLDevice device,
+             const kfi_layout &layout, const int64_t *fields, const std::vector<double> &scalars,
+             const uint64_t *rng)
     {
         const Function &f = function(device.device_type == kDLCPU ? CPU : GPU);
         std::vector<void *> t;
@@ -258,9 +267,9 @@ class Entry {
     }
 
     // Launches on the device's current stream of tvm_ffi, in whose order the workspace is freed.
-    int launch(const Function &f, const std::vector<void *> &t, int device, const kfi_layout &layout,
-               const int64_t *fields, const std::vector<double> &scalars, const uint64_t *rng,
-               size_t bytes) const
+    int launch(const Function &f, const std::vector<void *> &t, int device,
+               const kfi_layout &layout, const int64_t *fields, const std::vector<double> &scalars,
+               const uint64_t *rng, size_t bytes) const
     {
         void *const stream = TVMFFIEnvGetStream(kDLCUDA, device);
         const bool drops = call_.rng >= 0;
@@ -277,8 +286,7 @@ class Entry {
         if (held) f.free(device, held, stream);
         const char *const reason = code && f.reason ? f.reason() : "";
         if (*reason) throw Wrong{"RuntimeError", call_.where + ": " + reason};
-        if (code < 0)
-            throw Wrong{"RuntimeError", call_.where + ": the CUDA driver has no context"};
+        if (code < 0) throw Wrong{"RuntimeError", call_.where + ": the CUDA driver has no context"};
         return code;
     }
 
