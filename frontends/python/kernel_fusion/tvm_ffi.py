@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """kf's functions as global functions of tvm_ffi (the package apache-tvm-ffi).
 
-    from kernel_fusion import tvm_ffi as kf_tvm
-    kf_tvm.register(["layer_norm_gelu"], dtypes=["float32"])
+    from kernel_fusion import tvm_ffi as fused
+    fused.register(["layer_norm_gelu"], dtypes=["float32"])
     norm = tvm_ffi.get_global_func("kf.layer_norm_gelu_f32")
     norm(x, weight, bias, out, None, None, 1e-5)
 
