@@ -17,7 +17,7 @@ from kfgen import paths
 from kernel_fusion import _compilers, _files, _layout
 
 NATIVE = pathlib.Path(__file__).resolve().parent / "native"
-SHARED = (NATIVE / "call.h", NATIVE / "packed.h", _layout.HEADER)
+SHARED = (NATIVE / "call.h", NATIVE / "packed.h", *_layout.HEADERS)
 FLAGS = ("-O1", "-w", "-fPIC", "-shared", "-fvisibility=hidden", "-s")
 HOW = (
     "install g++ (Debian, Ubuntu: apt install g++; Fedora: dnf install gcc-c++; conda: conda "

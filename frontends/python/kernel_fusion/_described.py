@@ -180,6 +180,7 @@ def _rules(call: Call, codes: Sequence[int]) -> list[int]:
     defaults = [call.of.rules.defaults.get(name, 0) for name in names]
     return [
         found.sizes,
+        *call.of.rules.sizes,
         *found.count[: found.sizes],
         *found.divides[: found.sizes],
         found.least,

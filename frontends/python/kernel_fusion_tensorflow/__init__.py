@@ -26,8 +26,9 @@ except ImportError as e:
         "kernel_fusion_tensorflow needs TensorFlow: pip install tensorflow, or tensorflow-cpu"
     ) from e
 from kernel_fusion_tensorflow._functions import lookup
+from kernel_fusion_tensorflow._library import register_op
 
-__all__ = ["get_threads", "info", "layers", "set_threads"]
+__all__ = ["get_threads", "info", "layers", "register_op", "set_threads"]
 __version__ = version()
 
 

@@ -31,6 +31,17 @@ def _loaded() -> Any:
     return module.kernel_fusion_call
 
 
+def register_op() -> None:
+    """Registers the op with TensorFlow, as the first call of a function does.
+
+    Call it before tf.saved_model.load in a program that has called no function.
+
+    Raises:
+        RuntimeError: there is no C++ compiler, it failed, or KF_OFFLINE forbids it.
+    """
+    op()
+
+
 _lock = threading.Lock()
 
 

@@ -137,9 +137,12 @@ class Call
             return mismatch(wrong, *shapes[wrong], reason(e));
         }
         const int divisor = kfi_layout_divisor(&rules, l);
-        if (divisor >= 0)
-            return where + ": a size of " + std::to_string(l->n[divisor]) + " does not divide " +
-                   std::to_string(l->n[rules.divides[divisor]]);
+        if (divisor >= 0) {
+            const int other = rules.divides[divisor];
+            return where + ": " + sizes_[divisor] + " is " + std::to_string(l->n[divisor]) +
+                   ", expected a divisor of the " + std::to_string(l->n[other]) + " " +
+                   sizes_[other];
+        }
         for (size_t i = 0; i < inputs.size(); ++i) {
             if (!shapes[i]) continue;
             Shape wanted;
@@ -186,12 +189,14 @@ class Call
   private:
     kfi_layout_rules rules_ = {};
     std::vector<int32_t> code_, defaults_;
-    std::vector<int> shaping_; // inputs whose shapes determine the sizes
-    int template_ = 0;         // the input to which errors compare the others
+    std::vector<std::string> sizes_; // names
+    std::vector<int> shaping_;       // inputs whose shapes determine the sizes
+    int template_ = 0;               // the input to which errors compare the others
 
     void read_rules(Reader *in)
     {
         rules_.sizes = in->small();
+        for (int s = 0; s < rules_.sizes; ++s) sizes_.push_back(in->word());
         for (int s = 0; s < rules_.sizes; ++s) rules_.count[s] = in->small();
         for (int s = 0; s < rules_.sizes; ++s) rules_.divides[s] = in->small();
         rules_.least = in->small(), rules_.has_axis = in->small();
