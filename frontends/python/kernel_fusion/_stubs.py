@@ -82,7 +82,7 @@ TYPES = {
 
 
 class Interface(NamedTuple):
-    """What one library's functions have of their own."""
+    """Differences between the libraries whose functions have stubs."""
 
     signature: Callable[[Op, str], Signature]
     returns_statistics: bool = False  # updated statistics are results too
