@@ -36,13 +36,19 @@ def names_of(f):
     return [a["name"] for a in tensors_of(f)]
 
 
+def shape_fields(f):
+    """Fields of the function's shape struct; none if sizes are arguments."""
+    return next((a["fields"] for a in f["arguments"] if a["role"] == "shape"), [])
+
+
 def test_negative_sizes(lib, functions):
     for f in functions:
         first, last = f["sizes"][0], f["sizes"][-1]
+        expected = "0 to 2^58" if shape_fields(f) else "0 or more"
         for size in f["sizes"]:
             for value in (-1, -(2**40), -(2**63)):
                 Call(lib, f).set(**{size: value}).refuses(
-                    INVALID_SIZE, size, f"{size} is {value}, expected 0 or more"
+                    INVALID_SIZE, size, f"{size} is {value}, expected {expected}"
                 )
         # Sizes are checked before pointers, and negative sizes before zero ones.
         Call(lib, f).set_all(names_of(f), None).set(**{last: -3}).refuses(INVALID_SIZE, last)
@@ -63,6 +69,9 @@ def test_products_that_overflow(lib, functions):
                 size = 1 if name == "groups" else size  # `channels` counts those of all groups
                 wrong, room = wrong or (name if size > room else None), room // max(size, 1)
             call = Call(lib, f).set(**dict(zip(f["sizes"], sizes)))
+            if wrong == "shape":
+                call.refuses(INVALID_SIZE, wrong, "shape gives", "at most 2^58 elements")
+                continue
             call.refuses(
                 INVALID_SIZE,
                 wrong,
@@ -96,8 +105,10 @@ def test_channels_that_make_no_groups(lib, functions):
 def test_zero_extents(lib, functions):
     """Succeeds without pointers; sums over nothing are zero."""
     for f in functions:
-        sizes = extents(f)
+        sizes, defaults = extents(f), [a["name"] for a in shape_fields(f) if a["default"]]
         for i, size in enumerate(f["sizes"]):
+            if size in defaults:  # 0 stands for another size
+                continue
             empty = tuple(
                 0 if i == j or (size, other) == ("groups", "channels") else s
                 for j, (other, s) in enumerate(zip(f["sizes"], sizes))

@@ -36,7 +36,12 @@
    otherwise. Results do not depend on it. KF_NODISCARD        Affects: all launchers. What tells
    the compiler to warn where a call's result is not looked at: its errors would be lost. Default:
    [[nodiscard]], or gcc's and clang's attribute in C. Defined as nothing, nobody is warned. Cost:
-   none. KF_SCHEDULES        Affects: products of matrices in CUDA. Which kernels a file compiles, 1
+   none. KF_HEAD_DIMS        Affects: attention in CUDA. The head dimensions for which a file
+   compiles kernels, 1 + 2 + 4 + 8: 1 up to 64, 2 up to 128, 4 up to 192 with values of up to 128, 8
+   up to 256. A call takes the smallest one that fits; KF_ERROR_UNSUPPORTED where there is none.
+   Default: 15. Cost: none; each one left out is three kernels less to compile.
+   KF_SCHEDULES        Affects: products of matrices and attention in CUDA. Which kernels a file
+   compiles, 1
    + 2 + 4 + 8: 1 those that read from any address, 2 those of mma.sync and of fused multiply-adds
    that need copies of 16 bytes, 4 those of sm_90a, 8 two more tiles of those for small results (a
    single wave). A call takes what there is; KF_ERROR_UNSUPPORTED where there is nothing: without 1
@@ -96,6 +101,9 @@
 #endif
 #ifndef KF_LIST_BYTES
 #define KF_LIST_BYTES 32256
+#endif
+#ifndef KF_HEAD_DIMS
+#define KF_HEAD_DIMS 15
 #endif
 #ifndef KF_SCHEDULES
 #define KF_SCHEDULES 15

@@ -21,6 +21,8 @@ struct attention_call {
 };
 
 static const kfi_name NAME = {"attention", ""};
+// A table in which every tile has a kernel.
+static const void *const ALL[] = {&NAME, &NAME, &NAME, &NAME};
 
 static kfi_attention arguments(const attention_call &c)
 {
@@ -31,7 +33,11 @@ static kfi_attention arguments(const attention_call &c)
     a.lse = c.lse, a.row_max = c.row_max, a.log_sum = c.log_sum, a.ticket = (int *)c.ticket;
     a.queries = (int)c.queries, a.keys = (int)c.keys, a.heads = (int)c.heads;
     a.group = (int)(c.heads / c.kv_heads), a.dim = (int)c.dim, a.dim_v = (int)c.dim_v;
-    a.range = kfi_attention_window(c.queries, c.keys, c.shift, c.left, c.right);
+    kfi_attention_plan p = {};
+    p.queries = c.queries, p.keys = c.keys;
+    const kfi_attention_bound first = kfi_attention_bind(&p, 1, kfi_attention_sub(c.shift, c.left)),
+                              last = kfi_attention_bind(&p, 1, kfi_attention_add(c.shift, c.right));
+    a.range = {first.slope, (int)first.add, last.slope, (int)last.add};
     kfi_attention_scale(&a, c.score == KFI_SCORE_PLAIN ? c.scale : 1);
     a.score.tensors[0] = c.bias;
     a.score.strides[0] = {0, c.bias_row, c.bias_head};
@@ -113,15 +119,18 @@ extern "C" int attention(const attention_call *c)
 {
     kfi_attention a = arguments(*c);
     if (c->kernel == 1) {
-        const int tile = kfi_attention_pick_mma(c->dim, c->dim_v);
+        const int tile = kfi_attention_pick_mma(ALL, c->dim, c->dim_v);
         return kfi_attention_launch_mma(&NAME, mma_kernel(*c, tile), &a, tile, c->batch, nullptr);
     }
     if (c->kernel == 2) {
-        const int tile = kfi_attention_pick_simt(c->dim_v);
+        const int tile = kfi_attention_pick_simt(ALL, c->dim_v);
         return kfi_attention_launch_simt(&NAME, simt_kernel(*c, tile), &a, (int)c->type, tile,
                                          c->batch, nullptr);
     }
-    const int tile = kfi_attention_pick_tile(c->dim, c->dim_v);
-    return kfi_attention_launch(&NAME, hopper_kernel(*c, tile), &a, (int)c->type, tile, c->batch,
+    const int tile = kfi_attention_pick_tile(ALL, c->dim, c->dim_v);
+    kfi_tensor_map maps[3];
+    if (!kfi_attention_encode(maps, a, (int)c->type, tile, c->batch)) return -1;
+    return kfi_attention_launch(&NAME, hopper_kernel(*c, tile),
+                                KFI_ADDRESS(kfk_attention_ticket<0>), &a, maps, tile, c->batch,
                                 (int)c->blocks, nullptr);
 }

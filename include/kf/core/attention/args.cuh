@@ -6,28 +6,28 @@
 #ifndef KF_CORE_ATTENTION_ARGS_CUH
 #define KF_CORE_ATTENTION_ARGS_CUH
 
+#include "kf/core/attention/check.h"
 #include "kf/core/kernel.cuh"
 #include "kf/core/product_types.cuh"
 
-// Distances [elements] between consecutive batches, rows and heads.
-struct kfi_attention_strides {
-    kf_i64 batch, row, head;
-};
-
 // Visible keys of query i: i * first_slope + first_add to i * last_slope + last_add, both included,
-// clamped to the keys. A slope is 0 or 1. kfi_attention_bound normalises the addends.
+// clamped to the keys. A slope is 0 or 1. kfi_attention_bind normalises the addends.
 struct kfi_attention_range {
     int first_slope, first_add, last_slope, last_add;
 };
 
 #define KFI_SCORE_TENSORS 2
-#define KFI_SCORE_SCALARS 4
+#define KFI_SCORE_SCALARS 8
 // Arguments of a score (score.cuh): tensors with their strides, and scalars.
 struct kfi_score_args {
     const void *tensors[KFI_SCORE_TENSORS];
     kfi_attention_strides strides[KFI_SCORE_TENSORS];
+    bool paired[KFI_SCORE_TENSORS]; // pairs of elements from an even key on are aligned
     float scalars[KFI_SCORE_SCALARS];
     double scalars_f64[KFI_SCORE_SCALARS];
+    // Positions of the call's first query, key and head; queries and keys in all.
+    int query_base, key_base, head_base, queries_total, keys_total;
+    const void *sink; // [heads], a score of each head's queries without a value; or NULL
 };
 
 struct kfi_attention {
@@ -106,35 +106,6 @@ KFI_DEVICE const char *kfi_attention_row(const void *p, const kfi_attention_stri
 #endif
 
 #ifdef KFI_HOST_PASS
-// Normalises a bound i + add on the keys of query i, with add = INT64_MIN or INT64_MAX unbounded:
-// sums then stay within (-queries, queries + keys).
-KF_FN void kfi_attention_bound(int *slope, int *to, kf_i64 add, kf_i64 queries, kf_i64 keys)
-{
-    const bool beyond = add >= keys, before = add <= -queries;
-    *slope = !beyond && !before;
-    *to = beyond ? (int)keys : before ? -1 : (int)add;
-}
-// Adds with saturation.
-KF_FN kf_i64 kfi_attention_add(kf_i64 a, kf_i64 b)
-{
-    kf_i64 sum;
-    if (__builtin_add_overflow(a, b, &sum)) sum = a < 0 ? INT64_MIN : INT64_MAX;
-    return sum;
-}
-// Query i sees keys i + shift - left to i + shift + right; INT64_MAX is unbounded. shift: keys -
-// queries aligns the last query with the last key (bottom right), 0 the first ones (top left).
-KF_FN kfi_attention_range kfi_attention_window(kf_i64 queries, kf_i64 keys, kf_i64 shift,
-                                               kf_i64 left, kf_i64 right)
-{
-    kfi_attention_range r;
-    const kf_i64 first = left == INT64_MAX   ? INT64_MIN
-                         : left == INT64_MIN ? INT64_MAX
-                                             : kfi_attention_add(shift, -left),
-                 last = right == INT64_MAX ? INT64_MAX : kfi_attention_add(shift, right);
-    kfi_attention_bound(&r.first_slope, &r.first_add, first, queries, keys);
-    kfi_attention_bound(&r.last_slope, &r.last_add, last, queries, keys);
-    return r;
-}
 // Sets the units of a plain score q . k * scale, for any finite scale.
 KF_FN void kfi_attention_scale(kfi_attention *a, double scale)
 {

@@ -399,7 +399,7 @@ KFI_DEVICE void kfi_attention_consume(unsigned base, const char *memory, const v
         float o[t.dim_v / 2];
 #pragma unroll
         for (int i = 0; i < t.dim_v / 2; ++i) o[i] = 0;
-        kfi_softmax state = kfi_softmax_init();
+        kfi_softmax state = kfi_softmax_init<score>(a, work.head);
         const int begin = (work.row_block * t.consumers + group) * 64;
         const kfi_attention_blocks b =
             kfi_attention_blocks_of<t.keys>(a, begin, kfi_min_i32(begin + 63, a.queries - 1));

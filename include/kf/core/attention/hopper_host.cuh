@@ -9,17 +9,18 @@
 
 #ifdef KFI_HOST_PASS
 
-// Returns the smallest tile with these head dimensions; -1: none.
-KF_FN int kfi_attention_pick_tile(kf_i64 dim, kf_i64 dim_v)
+// Returns the smallest tile with these head dimensions that has a kernel; -1: none.
+KF_FN int kfi_attention_pick_tile(const void *const *kernels, kf_i64 dim, kf_i64 dim_v)
 {
     for (int tile = KFI_ATTENTION_WGMMA_64; tile <= KFI_ATTENTION_WGMMA_256; ++tile)
-        if (dim <= kfi_attention_tile(tile).dim && dim_v <= kfi_attention_tile(tile).dim_v)
+        if (kernels[tile] && dim <= kfi_attention_tile(tile).dim &&
+            dim_v <= kfi_attention_tile(tile).dim_v)
             return tile;
     return -1;
 }
 // Fills in the order of work. Heads that are scheduled together share L2: one head if all tiles
 // cost the same, else as many as keep 32 MB of K and V there, in even groups.
-KF_FN void kfi_attention_plan(kfi_attention *a, kf_i64 batch, int tile)
+KF_FN void kfi_attention_plan_tiles(kfi_attention *a, kf_i64 batch, int tile)
 {
     const kfi_attention_policy t = kfi_attention_tile(tile);
     const kf_i64 rows = 64 * t.consumers, keys = a->keys > 0 ? a->keys : 1;
@@ -42,33 +43,38 @@ KF_FN bool kfi_attention_map(kfi_tensor_map *map, const void *p, int type, kf_i6
     const unsigned boxes[] = {64, (unsigned)box, 1, 1}, ones[] = {1, 1, 1, 1};
     unsigned long long sizes[4] = {(unsigned long long)dim}, strides[3];
     for (int i = 0; i < 3; ++i) {
+        if (counts[i] > 1 && (steps[i] == 0 || steps[i] >= (kf_i64)1 << 39)) return false;
         sizes[i + 1] = (unsigned long long)counts[i];
         strides[i] = counts[i] > 1 ? (unsigned long long)steps[i] * 2 : 16;
     }
     return encode && encode(map, type == KFI_OF_BF16 ? 9 : 6, 4, const_cast<void *>(p), sizes,
                             strides, boxes, ones, 0, 3, 2, 0) == 0;
 }
-// Launches the kernel of a tile, after the ticket's. sms: blocks of the grid at most. The sizes of
-// `a` are filled in; without keys nothing is loaded, and maps of q stand for those of k and v.
-KF_FN kf_result_t kfi_attention_launch(const kfi_name *name, const void *kernel, kfi_attention *a,
-                                       int type, int tile, kf_i64 batch, int sms,
-                                       cudaStream_t stream)
+// Encodes the maps of q, k and v. Without keys nothing is loaded, and maps of q stand for those of
+// k and v.
+KF_FN bool kfi_attention_encode(kfi_tensor_map *maps, const kfi_attention &a, int type, int tile,
+                                kf_i64 batch)
 {
-    const kfi_attention_policy t = kfi_attention_tile(tile);
-    const bool none = a->keys <= 0;
-    const kf_i64 keys = none ? 1 : a->keys, heads = none ? 1 : a->heads / a->group;
-    kfi_tensor_map maps[3];
-    kfi_attention_plan(a, batch, tile);
-    if (!kfi_attention_map(&maps[0], a->q, type, a->dim, a->queries, a->heads, batch, a->q_strides,
-                           64) ||
-        !kfi_attention_map(&maps[1], none ? a->q : a->k, type, a->dim, keys, heads,
-                           none ? 1 : batch, a->k_strides, t.keys) ||
-        !kfi_attention_map(&maps[2], none ? a->q : a->v, type, none ? a->dim : a->dim_v, keys,
-                           heads, none ? 1 : batch, a->v_strides, t.keys))
-        return kfi_fail(KF_ERROR_UNSUPPORTED, name, "launch", "cannot encode its tensor maps");
+    const int box = kfi_attention_tile(tile).keys;
+    const kf_i64 heads = a.heads / a.group;
+    if (!kfi_attention_map(&maps[0], a.q, type, a.dim, a.queries, a.heads, batch, a.q_strides, 64))
+        return false;
+    if (a.keys <= 0) {
+        maps[1] = maps[2] = maps[0];
+        return true;
+    }
+    return kfi_attention_map(&maps[1], a.k, type, a.dim, a.keys, heads, batch, a.k_strides, box) &&
+           kfi_attention_map(&maps[2], a.v, type, a.dim_v, a.keys, heads, batch, a.v_strides, box);
+}
+// Launches the kernel of a tile, after that of the ticket. sms: blocks of the grid at most. The
+// sizes of `a` are filled in.
+KF_FN kf_result_t kfi_attention_launch(const kfi_name *name, const void *kernel, const void *ticket,
+                                       kfi_attention *a, kfi_tensor_map *maps, int tile,
+                                       kf_i64 batch, int sms, cudaStream_t stream)
+{
+    kfi_attention_plan_tiles(a, batch, tile);
     void *zero[] = {&a->ticket}, *args[] = {&maps[0], &maps[1], &maps[2], a};
-    const kf_result_t zeroed =
-        kfi_launch(name, KFI_ADDRESS(kfk_attention_ticket<0>), dim3(1), 1, zero, stream, false);
+    const kf_result_t zeroed = kfi_launch(name, ticket, dim3(1), 1, zero, stream, false);
     if (zeroed != KF_SUCCESS) return zeroed;
     return kfi_launch(name, kernel, dim3((unsigned)(a->tiles < sms ? a->tiles : sms)),
                       (unsigned)kfi_attention_threads(tile), args, stream, false,

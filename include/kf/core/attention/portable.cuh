@@ -167,7 +167,7 @@ KFI_DEVICE void kfi_attention_mma(const kfi_attention &a)
                                                             a.keys, a.dim_v);
     float o[dim / 2], s[keys / 2];
     unsigned p[keys / 4], q[in_registers ? dim / 4 : 1];
-    kfi_softmax state = kfi_softmax_init();
+    kfi_softmax state = kfi_softmax_init<score>(a, head);
     kfi_score_block<score, keys> loaded;
 #pragma unroll
     for (int i = 0; i < dim / 2; ++i) o[i] = 0;

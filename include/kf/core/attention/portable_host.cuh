@@ -9,19 +9,20 @@
 
 #ifdef KFI_HOST_PASS
 
-// Returns the tile of mma.sync, padded to the larger head dimension; -1: none.
-KF_FN int kfi_attention_pick_mma(kf_i64 dim, kf_i64 dim_v)
+// Returns the smallest tile of mma.sync, padded to the larger head dimension, that has a kernel;
+// -1: none.
+KF_FN int kfi_attention_pick_mma(const void *const *kernels, kf_i64 dim, kf_i64 dim_v)
 {
     const kf_i64 most = dim > dim_v ? dim : dim_v;
     for (int tile = KFI_ATTENTION_MMA_64; tile <= KFI_ATTENTION_MMA_256; ++tile)
-        if (most <= kfi_attention_mma_dim(tile)) return tile;
+        if (kernels[tile] && most <= kfi_attention_mma_dim(tile)) return tile;
     return -1;
 }
-// Returns the tile of FMAs; -1: none.
-KF_FN int kfi_attention_pick_simt(kf_i64 dim_v)
+// Returns the smallest tile of FMAs that has a kernel; -1: none.
+KF_FN int kfi_attention_pick_simt(const void *const *kernels, kf_i64 dim_v)
 {
     for (int tile = 0; tile < 3; ++tile)
-        if (dim_v <= kfi_attention_simt_dim_v(tile)) return tile;
+        if (kernels[tile] && dim_v <= kfi_attention_simt_dim_v(tile)) return tile;
     return -1;
 }
 // Launches one block per `rows` rows and head.

@@ -6,6 +6,8 @@
 //   kfi_score_load(...)           fills it, while the products are being computed
 //   kfi_score_at(...)             returns the score of one product, in units of kfi_attention::unit
 //   kfi_score_is_bounded(...)     1: |score| stays below 55, and no maximum is subtracted
+//   kfi_score_sink<real>(...)     a score of the head without a value; -inf: none
+// A score of -inf hides the key.
 // A thread has rows row + 8 * kfi_score_row(i) and keys key + kfi_score_key(i); i is a constant
 // after unrolling.
 #ifndef KF_CORE_ATTENTION_SCORE_CUH
@@ -18,6 +20,29 @@
 template <int score> KFI_BOTH constexpr bool kfi_score_is_bounded(kfi_tag<score>) { return false; }
 
 #ifdef KFI_DEVICE_PASS
+template <int type> struct kfi_attention_element;
+template <> struct kfi_attention_element<KFI_OF_BF16> {
+    typedef kf_bf16 stored;
+    typedef float real;
+};
+template <> struct kfi_attention_element<KFI_OF_F16> {
+    typedef kf_f16 stored;
+    typedef float real;
+};
+template <> struct kfi_attention_element<KFI_OF_F32> {
+    typedef float stored;
+    typedef float real;
+};
+template <> struct kfi_attention_element<KFI_OF_F64> {
+    typedef double stored;
+    typedef double real;
+};
+KFI_DEVICE float kfi_attention_widen(float v) { return v; }
+KFI_DEVICE double kfi_attention_widen(double v) { return v; }
+KFI_DEVICE float kfi_attention_widen(kf_f16 v) { return __half2float(v); }
+KFI_DEVICE float kfi_attention_widen(kf_bf16 v) { return __bfloat162float(v); }
+KFI_DEVICE float kfi_attention_widen(unsigned char v) { return (float)v; }
+
 KFI_DEVICE constexpr int kfi_score_row(int i) { return i >> 1 & 1; }
 KFI_DEVICE constexpr int kfi_score_key(int i) { return 8 * (i >> 2) + (i & 1); }
 
@@ -27,6 +52,33 @@ template <int keys>
 KFI_DEVICE void kfi_score_load(kfi_tag<KFI_SCORE_PLAIN>, kfi_score_block<KFI_SCORE_PLAIN, keys> &,
                                const kfi_attention &, int, int, int, int)
 {
+}
+
+template <class real, int score>
+KFI_DEVICE real kfi_score_sink(kfi_tag<score>, const kfi_attention &, int)
+{
+    return kfi_minus_infinity();
+}
+// Loads what a thread needs of tensor number i of the scores' shape.
+template <int keys, class T>
+KFI_DEVICE void kfi_score_fetch(T *to, int tensor, const kfi_attention &a, int row, int key,
+                                int head, int batch)
+{
+    const kfi_attention_strides &s = a.score.strides[tensor];
+    const T *const from =
+        (const T *)a.score.tensors[tensor] + batch * s.batch + head * s.head + key;
+    const bool paired = a.score.paired[tensor];
+#pragma unroll
+    for (int i = 0; i < keys / 2; i += 2) {
+        const int r = row + 8 * kfi_score_row(i), c = kfi_score_key(i);
+        const T *const p = from + r * s.row + c;
+        if (paired && r < a.queries && key + c + 1 < a.keys) {
+            kfi_copy<2 * sizeof(T)>(to + i, p);
+        } else {
+            to[i] = r < a.queries && key + c < a.keys ? p[0] : T(0);
+            to[i + 1] = r < a.queries && key + c + 1 < a.keys ? p[1] : T(0);
+        }
+    }
 }
 
 // Replaces a thread's products by their scores.

@@ -55,27 +55,6 @@ KFI_BOTH constexpr int kfi_attention_simt_shared_bytes(int type, int tile)
 
 #ifdef KFI_DEVICE_PASS
 
-template <int type> struct kfi_attention_element;
-template <> struct kfi_attention_element<KFI_OF_BF16> {
-    typedef kf_bf16 stored;
-    typedef float real;
-};
-template <> struct kfi_attention_element<KFI_OF_F16> {
-    typedef kf_f16 stored;
-    typedef float real;
-};
-template <> struct kfi_attention_element<KFI_OF_F32> {
-    typedef float stored;
-    typedef float real;
-};
-template <> struct kfi_attention_element<KFI_OF_F64> {
-    typedef double stored;
-    typedef double real;
-};
-KFI_DEVICE float kfi_attention_widen(float v) { return v; }
-KFI_DEVICE double kfi_attention_widen(double v) { return v; }
-KFI_DEVICE float kfi_attention_widen(kf_f16 v) { return __half2float(v); }
-KFI_DEVICE float kfi_attention_widen(kf_bf16 v) { return __bfloat162float(v); }
 KFI_DEVICE float kfi_attention_fma(float a, float b, float c) { return kfi_fma_f32(a, b, c); }
 KFI_DEVICE double kfi_attention_fma(double a, double b, double c) { return kfi_fma_f64(a, b, c); }
 KFI_DEVICE float kfi_attention_exp(float x) { return kfi_exp_f32(x); }
@@ -156,8 +135,8 @@ KFI_DEVICE void kfi_attention_simt_softmax(real *s, kfi_attention_simt_state<rea
     }
 }
 // Adds P . V of one slice of V's columns. visible: the keys of the block that each row sees, if
-// some are masked.
-template <int per_thread, int p_pitch, class real>
+// some are masked. A score may mask others.
+template <int score, int per_thread, int p_pitch, class real>
 KFI_DEVICE void kfi_attention_simt_values(real *o, const real *p, const real *v, bool masked,
                                           const int (*visible)[2])
 {
@@ -173,6 +152,7 @@ KFI_DEVICE void kfi_attention_simt_values(real *o, const real *p, const real *v,
         for (int h = 0; h < per_thread; ++h) {
             if (masked && (key < visible[h][0] || key > visible[h][1])) continue;
             const real x = p[(row + 8 * h) * p_pitch + key];
+            if (score != KFI_SCORE_PLAIN && x == 0) continue;
 #pragma unroll
             for (int j = 0; j < KFI_ATTENTION_SIMT_COLS / 8; ++j)
 #pragma unroll
@@ -263,8 +243,9 @@ template <int type, int tile, int score> KFI_DEVICE void kfi_attention_simt(cons
                                                               batch, sizeof(stored));
     const kfi_attention_blocks b =
         kfi_attention_blocks_of<keys>(a, begin, kfi_min_i32(begin + rows, a.queries) - 1);
-    kfi_attention_simt_state<real> state = {
-        {kfi_minus_infinity(), kfi_minus_infinity()}, {0, 0}, {1, 1}};
+    const real sink = kfi_score_sink<real>(kfi_tag<score>(), a, head),
+               first = sink != kfi_minus_infinity() && col == 0 ? real(1) : real(0);
+    kfi_attention_simt_state<real> state = {{sink, sink}, {first, first}, {1, 1}};
     kfi_score_block<score, keys> loaded;
     real o[dim_v / 2], s[keys / 2];
 #pragma unroll
@@ -297,7 +278,8 @@ template <int type, int tile, int score> KFI_DEVICE void kfi_attention_simt(cons
             kfi_attention_simt_load<keys, KFI_ATTENTION_SIMT_COLS, KFI_ATTENTION_SIMT_COLS>(
                 of_v, v, a.v_strides.row, n * keys, a.keys, c, a.dim_v);
             __syncthreads();
-            kfi_attention_simt_values<per_thread, p_pitch>(o + c / 2, of_p, of_v, masked, visible);
+            kfi_attention_simt_values<score, per_thread, p_pitch>(o + c / 2, of_p, of_v, masked,
+                                                                  visible);
         }
     }
     kfi_attention_simt_store<per_thread, dim_v, stored>(o, state, a, row, head, batch);

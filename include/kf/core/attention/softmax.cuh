@@ -19,9 +19,12 @@ struct kfi_softmax {
     float sum[2];       // exponentials of this thread
     float rescale[2];   // factor of what was summed before
 };
-KFI_DEVICE kfi_softmax kfi_softmax_init()
+// A sink is a first score, which one thread of the quad adds.
+template <int score> KFI_DEVICE kfi_softmax kfi_softmax_init(const kfi_attention &a, int head)
 {
-    const kfi_softmax s = {{kfi_minus_infinity(), kfi_minus_infinity()}, {0, 0}, {1, 1}};
+    const float sink = kfi_score_sink<float>(kfi_tag<score>(), a, head),
+                sum = sink != kfi_minus_infinity() && threadIdx.x % 4 == 0 ? 1.0f : 0.0f;
+    const kfi_softmax s = {{sink, sink}, {sum, sum}, {1, 1}};
     return s;
 }
 

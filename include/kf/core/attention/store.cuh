@@ -3,8 +3,9 @@
 // 16 rows, stores them and their statistics, and recomputes rows that a masked value reached.
 //
 // A masked probability is 0, but 0 times an infinite or NaN value is NaN. Rows of a tile with
-// partly visible key blocks are therefore tested; a row that is not finite although its statistics
-// are is computed again from global memory, over its visible keys only.
+// partly visible key blocks, and those of a score that may hide keys, are therefore tested; a row
+// that is not finite although its statistics are is computed again from global memory, over its
+// visible keys only.
 #ifndef KF_CORE_ATTENTION_STORE_CUH
 #define KF_CORE_ATTENTION_STORE_CUH
 
@@ -85,6 +86,7 @@ KFI_DEVICE void kfi_attention_recompute(const kfi_attention &a, const kfi_attent
         kfi_score_block<score, 8> block;
         kfi_score_load(kfi_tag<score>(), block, a, r.row, key, r.head, r.batch);
         kfi_score_all<score, 8, 1>(s, block, a);
+        if (score != KFI_SCORE_PLAIN && s[0] == kfi_minus_infinity()) continue;
         const unsigned packed =
             kfi_attention_pack<type>(kfi_ex2_ftz(__fmaf_rn(s[0], a.log2_unit, -shift)), 0.0f);
         const float p = kfi_attention_number<type>((const char *)&packed, 0);
@@ -128,7 +130,7 @@ KFI_DEVICE bool kfi_attention_mend(const float *o, int h, float sum, float refer
         r.row = __shfl_sync(0xffffffffu, row, from);
         r.sum = __shfl_sync(0xffffffffu, sum, from);
         r.reference = __shfl_sync(0xffffffffu, reference, from);
-        if (!kfi_attention_reached<type>(a, r)) continue;
+        if (score == KFI_SCORE_PLAIN && !kfi_attention_reached<type>(a, r)) continue;
         kfi_attention_recompute<type, score, dim, dim_v>(a, r);
         stored = stored || r.row == row;
     }
@@ -184,7 +186,7 @@ KFI_DEVICE void kfi_attention_store(const float *o, const kfi_softmax &state,
         if (in && threadIdx.x % 4 == 0)
             kfi_attention_store_statistics(a, kfi_attention_row_index(a, own.row, r.head, r.batch),
                                            state.reference[h], sum);
-        if (partial &&
+        if ((partial || score != KFI_SCORE_PLAIN) &&
             kfi_attention_mend<type, score, dim, dim_v>(o, h, sum, state.reference[h], a, own))
             in = false;
         char *const to =

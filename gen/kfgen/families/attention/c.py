@@ -1,0 +1,48 @@
+# SPDX-License-Identifier: Apache-2.0
+"""C schedule of attention: a few rows at a time, with an online softmax over blocks of keys."""
+
+from kfgen.families.attention.scores import CScore
+from kfgen.model.schedule import C
+
+
+class AttentionC(C):
+    @property
+    def run_parameters(self):
+        k = self.k
+        found = [f"{a.ctype}{a.name}" for a in (*k.tensor_arguments, *k.size_arguments)]
+        found += [f"{a.ctype}{a.name}" for a in k.stride_arguments]
+        found += ["const kf_i64 *kfi_integers", "const void *kfi_scalars"]
+        return ", ".join([*found, *(f"{a.ctype}{a.name}" for a in self.workspace_arguments)])
+
+    def run_arguments(self, launcher):
+        k = self.k
+        found = [a.name for a in (*k.tensor_arguments, *k.size_arguments, *k.stride_arguments)]
+        found.append("kfi_integers" if k.flat_integers else "NULL")
+        found.append("kfi_scalars" if launcher.scalar_values else "NULL")
+        return ", ".join([*found, *(a.name for a in self.workspace_arguments)])
+
+    @property
+    def workspace_bytes(self):
+        return f"kfi_cpu_attention_workspace(shape, {self.k.dtype.acc.size})"
+
+    @property
+    def code(self):
+        """The score's code; None if it has none of its own."""
+        return None if self.k.plain else CScore(self.k)
+
+    @property
+    def scale(self):
+        """Factor of the products."""
+        k = self.k
+        if not k.factor:
+            return "1.0"
+        return f"(double)((const {k.scalar_ctype} *)kfi_scalars)[{k.scalars.index(k.factor)}]"
+
+    @property
+    def bounds(self):
+        """[(field of the plan, slope, C expression of the addend)]."""
+        texts = {n: f"kfi_integers[{i}]" for i, n in enumerate(self.k.flat_integers)}
+        return self.k.bounds_of(texts)
+
+    def listing(self, act):
+        return self.k.formulas(False)

@@ -1,0 +1,152 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The family `attention`: sums of values over keys, weighted by a softmax of scores.
+
+An entry's `expr` is the summand of a key: `softmax(score) * v`. The score is an expression of
+`dot`, the product of a query and a key; `first` and `last` are the keys that a query sees.
+"""
+
+from kfgen.families.attention import ranges
+from kfgen.families.attention.kernel import AttentionKernel
+from kfgen.families.attention.text import statements
+from kfgen.families.family import Family, describe, wrong
+from kfgen.language.expr import ExprError, Graph, parse
+from kfgen.language.primitives import COLUMN, COUNT, INF, KEEP, QUERIES, QUERY
+from kfgen.model import kinds, shapes
+from kfgen.model.kinds import ELEM, Kind
+from kfgen.model.shape_structs import Field, ShapeStruct, option, size
+
+DOT, HEAD = "dot", "head"
+# Values of saved outputs, one per query.
+SAVED = ("lse", "row_max", "log_sum")
+SCALARS = 8  # KFI_SCORE_SCALARS
+SCORE_OPERANDS = 2  # KFI_SCORE_TENSORS
+POSITIONS = (QUERY, QUERIES, COLUMN, COUNT, HEAD)
+SHAPE = ShapeStruct(
+    "attention",
+    (
+        size("batch", "sequences"),
+        size("heads", "heads of q"),
+        Field("kv_heads", "heads of k and v, a divisor of heads", default="heads"),
+        size("queries", "queries of a sequence"),
+        size("keys", "keys of a sequence"),
+        size("dim", "elements of a head of q and k"),
+        Field("dim_v", "elements of a head of v", default="dim"),
+        option("query_base", "index of the first query in the whole sequence"),
+        option("key_base", "index of the first key in the whole sequence"),
+        option("head_base", "index of the first head among all heads"),
+        option("queries_total", "queries of the whole sequence; 0: query_base + queries"),
+        option("keys_total", "keys of the whole sequence; 0: key_base + keys"),
+        option("heads_total", "heads in all; 0: head_base + heads"),
+    ),
+)
+
+
+def softmax(graph, nodes):
+    """The functions `softmax(score)` and `softmax(score, sink)` of expressions."""
+    if len(nodes) not in (1, 2):
+        raise ExprError(f"calls `softmax` with {len(nodes)} arguments, it takes 1 or 2")
+    return graph.add("softmax", *nodes)
+
+
+class Attention(Family):
+    kernel = AttentionKernel
+    name = "attention"
+    title = "Attention"
+    shape = SHAPE
+    autocast = "low"
+    integers = True
+    names = (DOT, *SAVED, "shape")
+    forms = {
+        "dense": {
+            "elem": "batch, queries, heads, dim_v",
+            "query": "batch, queries, heads, dim",
+            "key": "batch, keys, kv_heads, dim",
+            "value": "batch, keys, kv_heads, dim_v",
+            "score": "batch, heads, queries, keys",
+            "head": "heads",
+            "per_query": "batch, heads, queries",
+        }
+    }
+    sizes = dict.fromkeys(forms, ", ".join(SHAPE.sizes))
+    axes = dict.fromkeys(forms, (None, dict.fromkeys(SHAPE.sizes, shapes.ONE)))
+    levels = dict.fromkeys(forms, ("_head", "", "_batch"))
+    kinds = (
+        Kind("query", kinds.ELEMENTS, index=True),
+        Kind("key", kinds.ELEMENTS, index=True),
+        Kind("value", kinds.ELEMENTS),
+        Kind("score", kinds.ELEMENTS, vectors=False),
+        Kind("head", vectors=False, small=True),
+        Kind("per_query", vectors=False, small=True, per_row=True, operand=False),
+        ELEM.but(overlap=kinds.NONE, operand=False, whole=False),
+    )
+
+    @property
+    def header(self):
+        return "kf/core/attention/op"
+
+    def own_fields(self, f, op):
+        return {field: ranges.read(f, field, op.integers) for field in ranges.FIELDS}
+
+    def dtypes(self, kind, grad):
+        return {"score": ("acc",) if grad else ("acc", "u8"), "head": ("acc",)}.get(kind, ())
+
+    def check_operands(self, f, operands):
+        for kind in ("query", "key", "value"):
+            if sum(o.kind == kind for o in operands) != 1:
+                fix = 'give it one of each: { q = "query", k = "key", v = "value" }'
+                raise f.error("operands", f"are {describe(operands)}", fix)
+        if sum(o.kind in ("score", "head") for o in operands) > SCORE_OPERANDS:
+            fix = f'at most {SCORE_OPERANDS} are "score" or "head"'
+            raise f.error("operands", f"are {describe(operands)}", fix)
+
+    def graph(self, op):
+        graph = Graph()
+        graph.extra = {"softmax": softmax}
+        own = [o.name for o in op.operands if o.kind not in ("query", "key")]
+        env = {name: graph.var(name) for name in (DOT, *POSITIONS, *own, *op.scalars)}
+        known = {**env, "dropout": None, INF: graph.const(float("inf"))}
+        outs = {name: parse(graph, text, known) for name, text in op.outputs.items()}
+        return graph, env, outs
+
+    def weight(self, op, graph, outputs):
+        """Returns the node of softmax(score) of the root softmax(score) * v, or None."""
+        [root] = outputs.values()
+        value = graph.var(next(o.name for o in op.operands if o.kind == "value"))
+        node = graph.nodes[root]
+        if node.op != "mul" or node.args[1] != value:
+            return None
+        weight = graph.nodes[node.args[0]]
+        if weight.op == "where" and graph.nodes[weight.args[0]].value == KEEP:  # dropout
+            weight = graph.nodes[graph.nodes[weight.args[1]].args[0]]
+        if weight.op != "softmax" or value in graph.reachable(weight.args):
+            return None
+        return weight
+
+    def check(self, op, graph, env, outputs):
+        found = list(outputs) == ["out"] and self.weight(op, graph, outputs)
+        if not found or any(graph.nodes[i].op == "softmax" for i in graph.reachable(found.args)):
+            fix = f"write softmax(score) * v, the score being an expression of `{DOT}`"
+            raise wrong(op, "expr", f"is {op.outputs.get('out', '')!r}", fix)
+        score, *sink = found.args
+        heads = [graph.var(o.name) for o in op.operands if o.kind == "head"]
+        if not set(sink) <= set(heads):
+            fix = 'name a "head" operand: softmax(score, sink)'
+            raise wrong(op, "expr", "has a sink that is no operand per head", fix)
+        if len(op.scalars) - len(op.integers) > SCALARS:
+            raise wrong(op, "scalars", "are too many", f"at most {SCALARS} are possible")
+        read = graph.variables([score])
+        if DOT not in read:
+            raise wrong(op, "expr", f"has a score that does not read `{DOT}`", "read it")
+        for name in sorted({KEEP} & read):
+            raise wrong(op, "expr", f"has `{name}` in the score", "write dropout(softmax(score))")
+
+    def reference(self, op, act):
+        from kfgen.families.attention.reference import AttentionReference
+
+        return AttentionReference(self, op, act)
+
+    def statements(self, kernel, act, library, by=False):
+        return statements(kernel, library)
+
+
+FAMILY = Attention()

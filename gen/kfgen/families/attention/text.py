@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An attention function as statements of NumPy or PyTorch."""
+
+from kfgen.language.formulas import LIBRARIES, Printer
+from kfgen.language.primitives import COLUMN, COUNT, QUERIES, QUERY
+
+# Positions in the whole tensors, then scores [batch, heads, queries, keys].
+SCORES = """
+rows_, group_ = queries, heads // max(kv_heads, 1)
+query = {name}.arange(queries{device}).reshape(1, 1, queries, 1) + query_base
+column = {name}.arange(keys{device}).reshape(1, 1, 1, keys) + key_base
+head = {name}.arange(heads{device}).reshape(1, heads, 1, 1) + head_base
+count, queries = keys_total or key_base + keys, queries_total or query_base + queries
+k_ = {k}.reshape(batch, keys, kv_heads, 1, dim)
+k_ = {name}.broadcast_to(k_, (batch, keys, kv_heads, group_, dim))
+v_ = {v}.reshape(batch, keys, kv_heads, 1, dim_v)
+v_ = {name}.broadcast_to(v_, (batch, keys, kv_heads, group_, dim_v))
+k_ = k_.reshape(batch, keys, heads, dim).swapaxes(1, 2)
+v_ = v_.reshape(batch, keys, heads, dim_v).swapaxes(1, 2)
+dot = {q}.swapaxes(1, 2) @ k_.swapaxes(2, 3)
+"""
+NUMPY = """
+row_max = np.max(score_, axis=3, initial=-np.inf)
+"""
+TORCH = """
+none_ = torch.broadcast_to(query * 0.0 - float('inf'), (batch, heads, rows_, 1))
+row_max = torch.amax(torch.cat((score_, none_), 3), 3)
+"""
+SINK = """
+row_max = {name}.maximum(row_max, sink_)
+"""
+SOFTMAX = """
+least_ = {name}.where(row_max == float('-inf'), 0.0, row_max)
+weight_ = {name}.exp(score_ - least_[..., None])
+sum_ = {name}.sum(weight_, 3){sink}
+log_sum = {name}.log(sum_)
+lse = row_max + log_sum
+weight_ = weight_ / {name}.where(sum_ == 0, 1.0, sum_)[..., None]
+out = (weight_ @ v_).swapaxes(1, 2)
+"""
+
+
+def statements(k, library):
+    """Returns the statements of a library."""
+    lib, torch = LIBRARIES[library], library == "torch"
+    q, key, v = (k.of_kind(kind).name for kind in ("query", "key", "value"))
+    words = {
+        "name": lib.name,
+        "device": lib.device.format(q),
+        "sink": f" + {lib.name}.exp(sink_ - least_)" if k.sink else "",
+        **{"q": q, "k": key, "v": v},
+    }
+    heads = [s.name for s in k.score_inputs if s.kind == "head"]
+    printer = Printer(lib, None, k.graph, _axes(k), None)
+    printer.run(k.roots)
+    lines = [
+        *_lines(SCORES, words),
+        *(f"{name} = {name}.reshape(1, heads, 1, 1)" for name in heads),
+        *printer.lines,
+        f"score_ = {printer.at(k.roots[0])}",
+    ]
+    own = k.op.own
+    seen = [f"({COLUMN} >= {own['first'].text})"] if own["first"] else []
+    seen += [f"({COLUMN} <= {own['last'].text})"] if own["last"] else []
+    if seen:
+        lines.append(f"score_ = {lib.name}.where({' & '.join(seen)}, score_, float('-inf'))")
+    if k.sink:
+        lines.append(f"sink_ = {k.sink.name}.reshape(1, heads, 1)")
+    return lines + _lines((TORCH if torch else NUMPY) + (SINK if k.sink else "") + SOFTMAX, words)
+
+
+def _axes(k):
+    """Returns {name: its axes; None: a plain number} of the score's names."""
+    tensors = ("dot", QUERY, COLUMN, "head", *(s.name for s in k.score_inputs))
+    numbers = (QUERIES, COUNT, *k.scalars, *k.integers)
+    return dict.fromkeys(numbers) | dict.fromkeys(tensors, frozenset((0,)))
+
+
+def _lines(text, words):
+    return [line.format(**words) for line in text.strip().splitlines()]

@@ -1,0 +1,175 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* kf/core/attention/check.h: sizes, strides and visible keys of an attention call, in CUDA and C,
+ * and the checks of its arguments. */
+#ifndef KF_CORE_ATTENTION_CHECK_H
+#define KF_CORE_ATTENTION_CHECK_H
+
+#include "kf/core/config.h"
+#include "kf/core/dtype.h"
+
+/* Distances [elements] between consecutive batches, rows and heads. */
+typedef struct {
+    kf_i64 batch, row, head;
+} kfi_attention_strides;
+
+/* A bound on the keys of query i of a call: slope * i + add. kfi_attention_bind normalises it. */
+typedef struct {
+    int slope; /* 0 or 1 */
+    kf_i64 add;
+} kfi_attention_bound;
+
+/* Letters of the shapes of a call, one per tensor. */
+enum {
+    KFI_ATTENTION_Q = 'q',       /* [batch, queries, heads, dim] */
+    KFI_ATTENTION_K = 'k',       /* [batch, keys, kv_heads, dim] */
+    KFI_ATTENTION_V = 'v',       /* [batch, keys, kv_heads, dim_v] */
+    KFI_ATTENTION_OUT = 'o',     /* [batch, queries, heads, dim_v] */
+    KFI_ATTENTION_SCORES = 'x',  /* [batch, heads, queries, keys] */
+    KFI_ATTENTION_HEADS = 'h',   /* [heads] */
+    KFI_ATTENTION_SINK = 'i',    /* [heads]: a score without a value */
+    KFI_ATTENTION_LSE = 'l',     /* [batch, heads, queries], as the next two */
+    KFI_ATTENTION_ROW_MAX = 'm', /* see core/attention/args.cuh */
+    KFI_ATTENTION_LOG_SUM = 's'
+};
+
+/* The shape struct with its defaults (family.py has its order), and what a call adds to it. */
+typedef struct {
+    kf_i64 batch, heads, kv_heads, queries, keys, dim, dim_v;
+    /* Position of the call's first query, key and head in the whole tensors, and their sizes. */
+    kf_i64 query_base, key_base, head_base, queries_total, keys_total, heads_total;
+    kfi_attention_bound first, last; /* visible keys of query i, both included */
+} kfi_attention_plan;
+
+#ifdef KFI_HOST_PASS
+#include "kf/core/shape.h"
+
+/* a + b and a - b, saturated. */
+KFI_ONCE kf_i64 kfi_attention_add(kf_i64 a, kf_i64 b)
+{
+    if (b > 0 && a > INT64_MAX - b) return INT64_MAX;
+    if (b < 0 && a < INT64_MIN - b) return INT64_MIN;
+    return a + b;
+}
+KFI_ONCE kf_i64 kfi_attention_sub(kf_i64 a, kf_i64 b)
+{
+    if (b < 0 && a > INT64_MAX + b) return INT64_MAX;
+    if (b > 0 && a < INT64_MIN + b) return INT64_MIN;
+    return a - b;
+}
+
+/* Reads the fields of a shape struct. All keys are visible. */
+KFI_ONCE kfi_attention_plan kfi_attention_plan_of(const int64_t *s)
+{
+    kfi_attention_plan p;
+    p.batch = s[0], p.heads = s[1], p.kv_heads = s[2] ? s[2] : s[1], p.queries = s[3];
+    p.keys = s[4], p.dim = s[5], p.dim_v = s[6] ? s[6] : s[5];
+    p.query_base = s[7], p.key_base = s[8], p.head_base = s[9];
+    p.queries_total = s[10] ? s[10] : p.query_base + p.queries;
+    p.keys_total = s[11] ? s[11] : p.key_base + p.keys;
+    p.heads_total = s[12] ? s[12] : p.head_base + p.heads;
+    p.first.slope = p.last.slope = 0;
+    p.first.add = 0;
+    p.last.add = p.keys;
+    return p;
+}
+
+/* Returns whether a workspace query has sizes that a call would accept. */
+KFI_ONCE int kfi_attention_fits(const kfi_attention_plan *p)
+{
+    const kf_i64 q[] = {p->batch, p->heads, p->queries, p->dim},
+                 k[] = {p->batch, p->kv_heads, p->keys, p->dim},
+                 v[] = {p->batch, p->kv_heads, p->keys, p->dim_v},
+                 out[] = {p->batch, p->heads, p->queries, p->dim_v};
+    return kfi_all_fit(q, 4) && kfi_all_fit(k, 4) && kfi_all_fit(v, 4) && kfi_all_fit(out, 4) &&
+           kfi_divides(p->kv_heads, p->heads);
+}
+
+/* Sets a bound slope * query + add of the whole tensors, normalised: sums of the call's query and
+ * addend stay within (-queries, queries + keys). add: INT64_MIN and INT64_MAX are unbounded. */
+KFI_ONCE kfi_attention_bound kfi_attention_bind(const kfi_attention_plan *p, int slope, kf_i64 add)
+{
+    const kf_i64 own =
+        kfi_attention_sub(kfi_attention_add(add, slope ? p->query_base : 0), p->key_base);
+    const int beyond = own >= p->keys, before = own <= (slope ? -p->queries : -1);
+    kfi_attention_bound b;
+    b.slope = slope && !beyond && !before;
+    b.add = beyond ? p->keys : before ? -1 : own;
+    return b;
+}
+
+/* Checks that a part of `count` from `base` on lies in a whole of `total`. */
+KFI_ONCE kf_result_t kfi_attention_inside(const kfi_name *name, const char *word, kf_i64 base,
+                                          kf_i64 count, kf_i64 total)
+{
+    if (base + count <= total) return KF_SUCCESS;
+    return kfi_fail(KF_ERROR_INVALID_SIZE, name, word, "is %lld, expected at least %lld",
+                    (long long)total, (long long)(base + count));
+}
+
+/* Returns the strided levels of a tensor; count is 0 for a contiguous one. */
+KFI_ONCE kfi_levels kfi_attention_levels(const kfi_attention_plan *p, char letter)
+{
+    const int keys = letter == KFI_ATTENTION_K || letter == KFI_ATTENTION_V,
+              wide = letter == KFI_ATTENTION_V || letter == KFI_ATTENTION_OUT,
+              scores = letter == KFI_ATTENTION_SCORES;
+    kfi_levels l;
+    kfi_zero(&l, sizeof l);
+    if (scores) {
+        l.line = p->keys;
+        l.size[0] = p->queries, l.size[1] = p->heads;
+        l.words = ". _head _batch";
+    } else if (keys || wide || letter == KFI_ATTENTION_Q) {
+        l.line = wide ? p->dim_v : p->dim;
+        l.size[0] = keys ? p->kv_heads : p->heads;
+        l.size[1] = keys ? p->keys : p->queries;
+        l.words = "_head . _batch";
+    } else {
+        return l;
+    }
+    l.count = 3;
+    l.size[2] = p->batch;
+    return l;
+}
+
+/* Checks a call. shapes: a letter per tensor; further tensors (dropout's) have one element. Sets
+ * the strides of all tensors, and all->wanted, the outputs that will be written. */
+KFI_ONCE kf_result_t kfi_attention_check(const kfi_name *name, const kfi_arguments *arguments,
+                                         const kfi_strides *given, const char *shapes,
+                                         const kfi_shape_values *v, const kfi_attention_plan *p,
+                                         kfi_attention_strides *steps, kfi_operands *all)
+{
+    kfi_levels levels[KFI_MAX_TENSORS];
+    kf_i64 elements[KFI_MAX_TENSORS];
+    const kfi_shape shape = {1, 0, 1, 0, elements};
+    int written = 0;
+    kfi_zero(all, sizeof *all);
+    kfi_zero(levels, sizeof levels);
+    kfi_zero(steps, KFI_MAX_TENSORS * sizeof *steps);
+    if (!kfi_divides(p->kv_heads, p->heads))
+        return kfi_fail(KF_ERROR_INVALID_SIZE, name, "kv_heads",
+                        "is %lld, expected a divisor of heads, %lld", (long long)p->kv_heads,
+                        (long long)p->heads);
+    kf_result_t code =
+        kfi_attention_inside(name, "queries_total", p->query_base, p->queries, p->queries_total);
+    if (code == KF_SUCCESS)
+        code = kfi_attention_inside(name, "keys_total", p->key_base, p->keys, p->keys_total);
+    if (code == KF_SUCCESS)
+        code = kfi_attention_inside(name, "heads_total", p->head_base, p->heads, p->heads_total);
+    for (int i = 0; i < KFI_MAX_TENSORS; ++i) elements[i] = 1;
+    for (int i = 0; code == KF_SUCCESS && shapes[i]; ++i) {
+        levels[i] = kfi_attention_levels(p, shapes[i]);
+        elements[i] = v->elements[i];
+        written |= elements[i] > 0 && kfi_flags_of(arguments, i) & KFI_OUT;
+        if (!levels[i].count) continue;
+        code = kfi_check_stride(name, arguments, given, &levels[i], all, i);
+        const kf_i64 *const apart = all->of[i].apart;
+        const int scores = shapes[i] == KFI_ATTENTION_SCORES;
+        steps[i].head = apart[scores], steps[i].row = apart[!scores], steps[i].batch = apart[2];
+        if (!elements[i]) all->of[i].extent = 0;
+    }
+    if (code != KF_SUCCESS || !written) return code;
+    return kfi_check_operands(name, arguments, &shape, levels, all);
+}
+#endif
+
+#endif

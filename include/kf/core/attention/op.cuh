@@ -1,0 +1,236 @@
+// SPDX-License-Identifier: Apache-2.0
+// kf/core/attention/op.cuh: launches of attention: checks, the choice of a kernel, and its
+// arguments.
+//
+// 2-byte elements take wgmma (hopper.cuh) on sm_90a, or mma.sync (portable.cuh) from sm_80 on, if
+// head dimensions are multiples of 8 up to 256; rows that do not begin at multiples of 16 bytes
+// take mma.sync. All others take FMAs (simt.cuh).
+#ifndef KF_CORE_ATTENTION_OP_CUH
+#define KF_CORE_ATTENTION_OP_CUH
+
+#include "kf/core/attention/hopper_host.cuh"
+#include "kf/core/attention/portable_host.cuh"
+
+// Kernels that a file compiles (KF_SCHEDULES, KF_HEAD_DIMS).
+#define KFI_NO_ADDRESS(...) nullptr
+#if KF_HEAD_DIMS & 1
+#define KFI_WGMMA_64_ADDRESS KFI_HOPPER_ADDRESS
+#else
+#define KFI_WGMMA_64_ADDRESS KFI_NO_ADDRESS
+#endif
+#if KF_HEAD_DIMS & 2
+#define KFI_WGMMA_128_ADDRESS KFI_HOPPER_ADDRESS
+#else
+#define KFI_WGMMA_128_ADDRESS KFI_NO_ADDRESS
+#endif
+#if KF_HEAD_DIMS & 4
+#define KFI_WGMMA_192_128_ADDRESS KFI_HOPPER_ADDRESS
+#else
+#define KFI_WGMMA_192_128_ADDRESS KFI_NO_ADDRESS
+#endif
+#if KF_HEAD_DIMS & 8
+#define KFI_WGMMA_256_ADDRESS KFI_HOPPER_ADDRESS
+#else
+#define KFI_WGMMA_256_ADDRESS KFI_NO_ADDRESS
+#endif
+#if (KF_SCHEDULES & 2) && (KF_HEAD_DIMS & 1)
+#define KFI_MMA_64_ADDRESS KFI_ADDRESS
+#else
+#define KFI_MMA_64_ADDRESS KFI_NO_ADDRESS
+#endif
+#if (KF_SCHEDULES & 2) && (KF_HEAD_DIMS & 2)
+#define KFI_MMA_128_ADDRESS KFI_ADDRESS
+#else
+#define KFI_MMA_128_ADDRESS KFI_NO_ADDRESS
+#endif
+#if (KF_SCHEDULES & 2) && (KF_HEAD_DIMS & 12)
+#define KFI_MMA_256_ADDRESS KFI_ADDRESS
+#else
+#define KFI_MMA_256_ADDRESS KFI_NO_ADDRESS
+#endif
+#if (KF_SCHEDULES & 1) && (KF_HEAD_DIMS & 1)
+#define KFI_ANY_64_ADDRESS KFI_ADDRESS
+#else
+#define KFI_ANY_64_ADDRESS KFI_NO_ADDRESS
+#endif
+#if (KF_SCHEDULES & 1) && (KF_HEAD_DIMS & 6)
+#define KFI_ANY_128_ADDRESS KFI_ADDRESS
+#else
+#define KFI_ANY_128_ADDRESS KFI_NO_ADDRESS
+#endif
+#if (KF_SCHEDULES & 1) && (KF_HEAD_DIMS & 12)
+#define KFI_ANY_256_ADDRESS KFI_ADDRESS
+#else
+#define KFI_ANY_256_ADDRESS KFI_NO_ADDRESS
+#endif
+
+#ifdef KFI_HOST_PASS
+// Kernels of 2-byte elements in a launcher's table: WGMMA_64 to WGMMA_256, MMA_64 to MMA_256 for
+// rows at multiples of 16 bytes, the same for any rows, FMAs, the ticket. Other elements have FMAs
+// only.
+enum {
+    KFI_ATTENTION_OF_WGMMA = 0,
+    KFI_ATTENTION_OF_MMA = 4,
+    KFI_ATTENTION_OF_ANY_MMA = 7,
+    KFI_ATTENTION_OF_SIMT = 10,
+    KFI_ATTENTION_OF_TICKET = 13
+};
+
+struct kfi_attention_op {
+    kfi_name name;
+    kfi_arguments arguments;
+    kfi_strides strides;
+    const char *shapes; // KFI_ATTENTION_Q, ... per tensor
+    const void *const *kernels;
+    int type = 0; // KFI_OF_BF16, ...
+};
+
+// The ticket.
+KF_FN KFI_SMALL size_t kfi_attention_workspace(const void *shape)
+{
+    if (!shape) return 0;
+    const kfi_attention_plan p = kfi_attention_plan_of((const int64_t *)shape);
+    return kfi_attention_fits(&p) ? KFI_WORKSPACE_ALIGNED : 0;
+}
+
+// Returns whether pairs of elements of tensor i from an even key on are aligned to their bytes.
+KF_FN KFI_SMALL bool kfi_attention_paired(const kfi_arguments &arguments, int i,
+                                          const kfi_attention_strides &s)
+{
+    const unsigned bytes = (unsigned)(arguments.codes[KFI_CODE_LENGTH * i + KFI_CODE_SIZE] - '0');
+    return (uintptr_t)arguments.tensors[i] % (2 * bytes) == 0 &&
+           (s.batch | s.head | s.row) % 2 == 0;
+}
+// Sets the tensors of a call. Score tensors have the order of the arguments.
+KF_FN KFI_SMALL void kfi_attention_tensors(kfi_attention *a, const kfi_attention_op &op,
+                                           const kfi_attention_strides *steps)
+{
+    int scores = 0;
+    for (int i = 0; op.shapes[i]; ++i) {
+        const void *const p = op.arguments.tensors[i];
+        void *const to = const_cast<void *>(p);
+        switch (op.shapes[i]) {
+        case KFI_ATTENTION_Q: a->q = p, a->q_strides = steps[i]; break;
+        case KFI_ATTENTION_K: a->k = p, a->k_strides = steps[i]; break;
+        case KFI_ATTENTION_V: a->v = p, a->v_strides = steps[i]; break;
+        case KFI_ATTENTION_OUT: a->out = to, a->out_strides = steps[i]; break;
+        case KFI_ATTENTION_LSE: a->lse = to; break;
+        case KFI_ATTENTION_ROW_MAX: a->row_max = to; break;
+        case KFI_ATTENTION_LOG_SUM: a->log_sum = to; break;
+        case KFI_ATTENTION_SINK: a->score.sink = p; break;
+        default:
+            a->score.tensors[scores] = p, a->score.strides[scores] = steps[i];
+            a->score.paired[scores++] = kfi_attention_paired(op.arguments, i, steps[i]);
+        }
+    }
+}
+KF_FN KFI_SMALL void kfi_attention_sizes(kfi_attention *a, const kfi_attention_plan &p)
+{
+    a->queries = (int)p.queries, a->keys = (int)p.keys, a->heads = (int)p.heads;
+    a->group = p.kv_heads ? (int)(p.heads / p.kv_heads) : 1;
+    a->dim = (int)p.dim, a->dim_v = (int)p.dim_v;
+    a->range = {p.first.slope, (int)p.first.add, p.last.slope, (int)p.last.add};
+    a->score.query_base = (int)p.query_base, a->score.key_base = (int)p.key_base;
+    a->score.head_base = (int)p.head_base;
+    a->score.queries_total = (int)p.queries_total, a->score.keys_total = (int)p.keys_total;
+}
+// Returns whether rows of q, k, v and out begin at multiples of 16 bytes.
+KF_FN KFI_SMALL bool kfi_attention_whole(const kfi_attention &a, const kfi_attention_plan &p,
+                                         int bytes)
+{
+    const void *const tensors[] = {a.q, a.k, a.v, a.out};
+    const kfi_attention_strides *const strides[] = {&a.q_strides, &a.k_strides, &a.v_strides,
+                                                    &a.out_strides};
+    kf_i64 steps = 0;
+    uintptr_t bits = 0;
+    for (int i = 0; i < 4; ++i) {
+        const bool keys = i == 1 || i == 2;
+        bits |= (uintptr_t)tensors[i];
+        if (p.batch > 1) steps |= strides[i]->batch;
+        if ((keys ? p.keys : p.queries) > 1) steps |= strides[i]->row;
+        if ((keys ? p.kv_heads : p.heads) > 1) steps |= strides[i]->head;
+    }
+    return bits % 16 == 0 && steps * bytes % 16 == 0;
+}
+// Refuses sizes that the kernels' 32-bit indices or a grid cannot hold.
+KF_FN KFI_SMALL kf_result_t kfi_attention_limits(const kfi_attention_op &op,
+                                                 const kfi_attention_plan &p)
+{
+    const kf_i64 most = 0x7fffffff - 4096;
+    if (p.dim_v > 256)
+        return kfi_fail(KF_ERROR_UNSUPPORTED, &op.name, "dim_v", "is %lld, expected at most 256",
+                        (long long)p.dim_v);
+    if (p.queries + p.keys > most || p.dim > most || p.queries_total > most ||
+        p.keys_total > most || p.heads_total > most)
+        return kfi_fail(KF_ERROR_UNSUPPORTED, &op.name, "queries",
+                        "is %lld of %lld, with %lld keys of %lld, expected fewer than 2^31 - 4096 "
+                        "in all",
+                        (long long)p.queries, (long long)p.queries_total, (long long)p.keys,
+                        (long long)p.keys_total);
+    // Blocks of 32 rows are the smallest.
+    if (kfi_ceil(p.queries, 32) > most / p.heads / p.batch)
+        return kfi_fail(KF_ERROR_UNSUPPORTED, &op.name, "launch",
+                        "of %lld x %lld x %lld rows needs more blocks than a launch may have",
+                        (long long)p.batch, (long long)p.heads, (long long)p.queries);
+    return KF_SUCCESS;
+}
+KF_FN KFI_SMALL kf_result_t kfi_attention_left_out(const kfi_name *name)
+{
+    return kfi_fail(KF_ERROR_UNSUPPORTED, name, "launch",
+                    "has no kernel for these sizes and alignments: KF_SCHEDULES or KF_HEAD_DIMS "
+                    "leaves it out");
+}
+// Launches a tensor-core kernel of 2-byte elements. Returns false if sizes, alignments or the
+// device's code do not allow it.
+KF_FN KFI_SMALL bool kfi_attention_run_tensor_cores(const kfi_attention_op &op, kfi_attention *a,
+                                                    const kfi_attention_plan &p,
+                                                    cudaStream_t stream, kf_result_t *result)
+{
+    if (p.dim % 8 || p.dim_v % 8 || p.dim == 0 || p.dim > 256) return false;
+    const bool whole = kfi_attention_whole(*a, p, 2);
+    const void *const *const wgmma = op.kernels + KFI_ATTENTION_OF_WGMMA;
+    int tile = whole ? kfi_attention_pick_tile(wgmma, p.dim, p.dim_v) : -1;
+    kfi_tensor_map maps[3];
+    if (tile >= 0 && kfi_has_wgmma(wgmma[tile], kfi_attention_threads(tile)) &&
+        kfi_attention_encode(maps, *a, op.type, tile, p.batch)) {
+        *result = kfi_attention_launch(&op.name, wgmma[tile], op.kernels[KFI_ATTENTION_OF_TICKET],
+                                       a, maps, tile, p.batch, KFI_MAP_SMS, stream);
+        return true;
+    }
+    const void *const *mma = op.kernels + (whole ? KFI_ATTENTION_OF_MMA : KFI_ATTENTION_OF_ANY_MMA);
+    tile = kfi_attention_pick_mma(mma, p.dim, p.dim_v);
+    if (tile < 0 && whole) {
+        mma = op.kernels + KFI_ATTENTION_OF_ANY_MMA;
+        tile = kfi_attention_pick_mma(mma, p.dim, p.dim_v);
+    }
+    if (tile < 0 || kfi_most_threads(mma[tile]) < KFI_ATTENTION_MMA_THREADS) return false;
+    *result = kfi_attention_launch_mma(&op.name, mma[tile], a, tile, p.batch, stream);
+    return true;
+}
+// Runs a call. `a` has the score's arguments.
+KF_FN kf_result_t kfi_attention_run(const kfi_attention_op &op, const kfi_shape_values &v,
+                                    const kfi_attention_plan &p, kfi_attention *a, void *workspace,
+                                    size_t workspace_bytes, cudaStream_t stream)
+{
+    kfi_operands operands;
+    kfi_attention_strides steps[KFI_MAX_TENSORS];
+    kf_result_t result = kfi_attention_check(&op.name, &op.arguments, &op.strides, op.shapes, &v,
+                                             &p, steps, &operands);
+    if (result != KF_SUCCESS || !operands.wanted) return result;
+    result = kfi_check_workspace(&op.name, &op.arguments, &operands, workspace, workspace_bytes,
+                                 KFI_WORKSPACE_ALIGNED);
+    if (result == KF_SUCCESS) result = kfi_attention_limits(op, p);
+    if (result != KF_SUCCESS) return result;
+    kfi_attention_sizes(a, p);
+    kfi_attention_tensors(a, op, steps);
+    a->ticket = (int *)workspace;
+    const bool small = op.type == KFI_OF_BF16 || op.type == KFI_OF_F16;
+    if (small && kfi_attention_run_tensor_cores(op, a, p, stream, &result)) return result;
+    const void *const *const simt = op.kernels + (small ? KFI_ATTENTION_OF_SIMT : 0);
+    const int tile = kfi_attention_pick_simt(simt, p.dim_v);
+    if (tile < 0) return kfi_attention_left_out(&op.name);
+    return kfi_attention_launch_simt(&op.name, simt[tile], a, op.type, tile, p.batch, stream);
+}
+#endif
+
+#endif

@@ -1,0 +1,242 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Attention: shapes [batch, heads, kv_heads, queries, keys, dim, dim_v], tensors and the float64
+oracle of the generic tests. launcher.py has layouts and shards."""
+
+import numpy as np
+import storage
+from kfgen.families import reference as elements_reference
+from kfgen.families.attention import reference
+from kfgen.language.primitives import COLUMN, COUNT, QUERIES, QUERY
+
+# Whole and partial blocks of rows and keys, dimensions of FMAs and of tensor cores, groups of
+# heads; no keys, empty tensors.
+SHAPES = [
+    [(1, 4, 1, 2, 5, 8, 4), 0],
+    [(2, 4, 2, 9, 13, 8, 8), 0],
+    [(1, 2, 1, 33, 70, 24, 40), 0],
+    [(1, 1, 1, 70, 33, 64, 64), 0],
+    [(1, 3, 3, 7, 5, 7, 3), 1],
+    [(1, 2, 2, 5, 0, 8, 8), 0],
+    [(0, 2, 2, 5, 4, 8, 8), 0],
+    [(2, 0, 1, 5, 4, 8, 8), 0],
+    [(2, 2, 1, 0, 4, 8, 8), 0],
+    [(1, 1, 1, 3, 5, 8, 0), 0],
+]
+MORE = [
+    [(b, h, 1, q, k, d, d), (q + k) % 3]
+    for b, h in ((1, 3), (2, 2))
+    for q, k in ((1, 1), (64, 65), (130, 17))
+    for d in (16, 40, 72, 128)
+]
+LARGE = (2**20, 2**10, 1, 2**10, 1, 1, 1)  # needs more blocks than a grid may have
+OVERFLOWS = [((2**30, 2**28, 1, 1, 1, 3, 1), "shape"), ((2**30, 1, 1, 1, 2**28, 3, 1), "shape")]
+CALLS = (
+    [(1, 1, 1, 1, 1, 8, 8), (2, 2, 1, 5, 7, 16, 8), (1, 2, 2, 3, 9, 7, 5)],
+    [(2, 3, 1, 70, 67, 64, 64), (1, 1, 1, 130, 65, 40, 24)],
+)
+TORCH = (2, 4, 2, 5, 7, 8, 8)
+EXTENTS = {
+    "batch": (2,),
+    "heads": (4,),
+    "kv_heads": (2,),
+    "queries": (5,),
+    "keys": (7,),
+    "dim": (8,),
+    "dim_v": (8,),
+}
+COUNTED = [
+    ("batch", "queries", "heads", "dim"),
+    ("batch", "keys", "kv_heads", "dim"),
+    ("batch", "keys", "kv_heads", "dim_v"),
+]
+# Relative to the largest result: 2-byte probabilities and results are rounded.
+TOLERANCE = {"bf16": 0.01, "f16": 0.0015, "f32": 4e-6, "f64": 1e-14}
+LSE = {"bf16": 2e-5, "f16": 2e-5, "f32": 4e-6, "f64": 1e-13}
+
+
+def prepare(call):
+    """Sets the options of the shape struct, which statements read."""
+    shape = next(a for a in call.f["arguments"] if a["role"] == "shape")
+    call.scalars |= {f["name"]: 0 for f in shape["fields"] if f["role"] == "option"}
+
+
+def draw(rng, call, a, values):
+    """Draws a tensor. Scores of other values would overflow: they have tests of their own."""
+    shape = storage.shape_of(call.f, call.sizes, a)
+    if a["role"] != "in":
+        return storage.from_float(np.full(shape, np.nan), a["dtype"])
+    if a["dtype"] == "u8":
+        return rng.integers(0, 2, shape, np.uint8)
+    return storage.from_float(rng.standard_normal(shape), a["dtype"])
+
+
+def expected(call):
+    """Returns {result: float64}; the statistics as [batch, heads, queries]."""
+    op, sizes = call.kernel.op, dict(zip(call.f["sizes"], call.sizes))
+    given = {
+        o.name: storage.to_float(call.data[o.name], call.tensors[o.name]["dtype"])
+        for o in op.operands
+    }
+    kinds = {o.kind: o.name for o in op.operands}
+    q, k, v = (given[kinds[kind]].transpose(0, 2, 1, 3) for kind in ("query", "key", "value"))
+    heads = {o.name: given[o.name].reshape(1, -1, 1, 1) for o in op.operands if o.kind == "head"}
+    names = given | heads | call.scalars
+    names |= {
+        QUERY: np.arange(sizes["queries"]).reshape(1, 1, -1, 1),
+        COLUMN: np.arange(sizes["keys"]).reshape(1, 1, 1, -1),
+        "head": np.arange(sizes["heads"]).reshape(1, -1, 1, 1),
+        QUERIES: sizes["queries"],
+        COUNT: sizes["keys"],
+        "dot": reference.products(q, k),
+    }
+    see, found = np.ones(names["dot"].shape, bool), {}
+    for field, compare in (("first", np.greater_equal), ("last", np.less_equal)):
+        if bound := op.own[field]:
+            see &= compare(names[COLUMN], elements_reference._eval(bound.text, names))
+
+    def softmax(scores, sink=None):
+        sink = None if sink is None else np.reshape(sink, -1)
+        p, most, log_sum = reference.weights(np.broadcast_to(scores, see.shape), see, sink)
+        with np.errstate(invalid="ignore"):
+            found.update(row_max=most, log_sum=log_sum, lse=most + log_sum)
+        return p
+
+    names |= {kinds["value"]: 1.0, "softmax": softmax}
+    p = elements_reference._eval(op.refs["out"], names)
+    found["out"] = reference.add(p, v).transpose(0, 2, 1, 3)
+    return found
+
+
+def check(call, got, weights=None):
+    want, dtype = expected(call), call.f["dtypes"][0]
+    real = "f64" if dtype == "f64" else "f32"
+    found = {
+        n: storage.to_float(x, dtype if n == "out" else real)
+        for n, x in got.items()
+        if n not in call.drop
+    }
+    if {"row_max", "log_sum"} <= found.keys():  # a kernel may subtract another reference
+        with np.errstate(invalid="ignore"):
+            found["log_sum"], want["log_sum"] = found.pop("row_max") + found["log_sum"], want["lse"]
+    else:
+        found.pop("row_max", None), found.pop("log_sum", None)
+    for name, value in found.items():
+        wanted, finite = want[name], np.isfinite(want[name])
+        where = f"{call.where}: {name}"
+        assert np.array_equal(value[~finite], wanted[~finite]), where
+        limit = (TOLERANCE if name == "out" else LSE)[dtype]
+        limit *= max(1.0, np.abs(wanted[finite]).max(initial=0))
+        error = np.abs(value[finite] - wanted[finite]).max(initial=0)
+        assert error <= limit, f"{where} differs by {error:.3g}, at most {limit:.3g} expected"
+
+
+# Entries that tests/support/functions/odd_names.py renders with unusual names.
+NAMES = {
+    "attention": [
+        """
+operands.<x> = { kind = "query", grad = false }
+operands.<y> = { kind = "key", grad = false }
+operands.<z> = { kind = "value", grad = false }
+operands.<b> = { kind = "score", grad = false }
+operands.<h> = { kind = "head", dtype = "acc", grad = false }
+scalars = { <s> = 2.0 }
+expr = "softmax(dot * <s> + <b> - <h> * (query - column)) * <z>"
+ref = "softmax(dot * <s> + <b> - <h> * (query - column)) * <z>"
+"""
+    ]
+}
+# Identifiers among those of the generated code, which are all from core or templates.
+SOME_NAMES = {"attention": {"tensors", "block", "row", "part"}}
+# Expected functions: tests/gen/test_names.py.
+FUNCTIONS = dict.fromkeys(
+    (
+        "attention",
+        "causal_attention",
+        "window_attention",
+        "softcap_causal_attention",
+        "alibi_causal_attention",
+        "bias_attention",
+        "mask_attention",
+        "sink_window_attention",
+    ),
+    (0, True, 4, False),
+)
+# One function and the maximum tokens of its header: tests/headers/test_compile_cost.py.
+COMPILED = {"attention": ("kf_attention_bf16", 80000)}
+
+# Invalid entries: (text, entry, field, message, fix); tests/gen/test_spec_errors.py.
+OPERANDS = """operands = { q = { kind = "query", grad = false }, \
+k = { kind = "key", grad = false }, v = { kind = "value", grad = false } }"""
+
+
+def entry(expr, more="", operands=OPERANDS):
+    return f"""[op.seen]
+family = "attention"
+brief = "b"
+{operands}
+scalars = {{ scale = 0.5, left = {{ kind = "int", value = 2 }} }}
+expr = "{expr}"
+ref = "{expr}"
+{more}
+"""
+
+
+REFUSED = {
+    "a sum that is no softmax": (
+        entry("dot * scale * v"),
+        "op.seen",
+        "expr",
+        "is 'dot * scale * v'",
+        "write softmax(score) * v",
+    ),
+    "a score without the product": (
+        entry("softmax(scale * query) * v"),
+        "op.seen",
+        "expr",
+        "does not read `dot`",
+        "read it",
+    ),
+    "a bound by a tensor": (
+        entry("softmax(dot * scale) * v", 'last = "query + column"'),
+        "op.seen",
+        "last",
+        "reads `column`",
+        "query, queries, count, left",
+    ),
+    "a bound that runs backwards": (
+        entry("softmax(dot * scale) * v", 'first = "left - query"'),
+        "op.seen",
+        "first",
+        "has `query` -1 times",
+        "`query` once at most",
+    ),
+    "two keys": (
+        entry(
+            "softmax(dot * scale) * v",
+            operands='operands = { q = "query", k = "key", l = "key", v = "value" }',
+        ),
+        "op.seen",
+        "operands",
+        'l = { kind = "key"',
+        "one of each",
+    ),
+}
+# Faults to plant and the functions that must fail: tests/emu/test_seeded.py.
+FAULTS = {
+    "a key behind the last one is seen": (
+        "kf/core/attention/check.h",
+        r"b\.add = beyond \? p->keys : before \? -1 : own;",
+        "b.add = beyond ? p->keys : before ? -1 : own + 1;",
+        ("kf_causal_attention_f32", "kf_causal_attention_bf16"),
+        (),
+    )
+}
+# The Python package of level 1 has them.
+PACKAGED = [
+    "attention",
+    "causal_attention",
+    "window_attention",
+    "bias_attention",
+    "mask_attention",
+    "scale_mask_softmax_dropout",
+]
