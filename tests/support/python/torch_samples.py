@@ -143,8 +143,14 @@ def glu(ops, x, a, k):
     return LEFT_OUT if dim != x.dim() - 1 else ops.sigmoid_glu(torch.cat(x.chunk(2, -1)[::-1], -1))
 
 
+def scaled_dot_product_attention(ops, x, a, k):
+    """Dropout has other random numbers."""
+    return LEFT_OUT if k["dropout_p"] else ops.scaled_dot_product_attention(x, *a, **k)
+
+
 F = "nn.functional."
 LEVEL_1 = {
+    f"{F}scaled_dot_product_attention": scaled_dot_product_attention,
     f"{F}relu": unary("relu"),
     f"{F}layer_norm": layer_norm,
     f"{F}cross_entropy": cross_entropy,

@@ -39,6 +39,7 @@ from kernel_fusion.nn.losses import (
     NLLLoss,
     SmoothL1Loss,
 )
+from kernel_fusion.nn.multihead import MultiheadAttention
 from kernel_fusion.nn.norms import (
     AddLayerNorm,
     AddRMSNorm,
@@ -83,6 +84,7 @@ __all__ = [
     "Linear",
     "LogSoftmax",
     "MSELoss",
+    "MultiheadAttention",
     "NLLLoss",
     "PReLU",
     "RMSNorm",
