@@ -38,6 +38,7 @@ OUTPUTS = {
         "1.05 1.05 normalised; 1.22 1.22, one behind the other; -1.14 at the same place; "
         "computed angles are the same\n"
     ),
+    "15_heads.c": "both parts give the whole; 12 rows see nothing of the second\n",
 }
 
 

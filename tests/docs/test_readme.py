@@ -145,7 +145,10 @@ def test_functions_named_in_pages_exist(page, manifest):
         name for name, _, _ in runtime.aliases(manifest, made)
     }
     known |= {
-        a["struct"] for f in manifest["functions"] for a in f["arguments"] if a["role"] == "strides"
+        a["struct"]
+        for f in manifest["functions"]
+        for a in f["arguments"]
+        if a["role"] in ("strides", "shape")
     }
     acts = [a["name"] for a in manifest["activations"]] + ["logsigmoid"]
     known |= {f"kf_{a}{b}{c}" for a in acts for b in ("", "_bwd") for c in ("", "_double")}
