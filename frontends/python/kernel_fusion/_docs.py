@@ -66,7 +66,8 @@ def of(op: Op, activation: str, jax: bool = False) -> str:
     lines = [f"{op.brief}{f', with act = {activation}' if op.has_act else ''}.", "", "Args:"]
     for t in op.forward.inputs:
         if t.list:
-            lines.append(f"    {t.name}: list of tensors, {_dtype(op, t)}{_next(t)}")
+            none = "; may be None" if t.nullable else ""
+            lines.append(f"    {t.name}: list of tensors, {_dtype(op, t)}{none}{_next(t)}")
             continue
         absent = "" if t.absent is None else f"; None stands for {_absent(op, t)}"
         outside = "; out of range: " * bool(t.below)

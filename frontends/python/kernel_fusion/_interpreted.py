@@ -173,9 +173,13 @@ class Interpreted:
         if "count" not in values:
             self._compute(f, tensors, values, fields, rng)
             return
-        *lists, lengths = tensors
+        *given, lengths = tensors
+        lists = [a["list"] for a in f["arguments"] if "use" in a]
         for i in range(values["count"]):
-            one = [at and (ctypes.c_void_p * (i + 1)).from_address(at)[i] for at in lists]
+            one = [
+                (ctypes.c_void_p * (i + 1)).from_address(at)[i] if at and is_list else at
+                for at, is_list in zip(given, lists)
+            ]
             n = (ctypes.c_int64 * (i + 1)).from_address(lengths or 0)[i]
             self._compute(f, one, values | {"length": n}, fields, rng)
 

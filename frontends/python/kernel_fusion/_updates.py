@@ -2,6 +2,7 @@
 """Ops that overwrite inputs, over NumPy arrays or lists of them."""
 
 import ctypes
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -20,25 +21,38 @@ def listed(where: str, name: str, value: Any) -> Sequence[Any]:
 
 
 def check_lists(
-    where: str, inputs: Sequence[Tensor], shapes: Sequence[Sequence[Any]], words: Sequence[Any]
+    where: str,
+    inputs: Sequence[Tensor],
+    shapes: Sequence[Sequence[Any] | None],
+    words: Sequence[Sequence[Any] | None],
 ) -> None:
-    """Checks that all lists have tensors of the same shapes, and each list one dtype.
+    """Checks that all lists have tensors of the same shapes, each list one dtype, and that other
+    tensors have one element.
 
     Args:
-        shapes: of the tensors of each list.
+        shapes: of the tensors of each input; None for absent ones.
         words: their dtypes.
     """
+    first = inputs[0].name
+    of_first = shapes[0] or ()
     for t, own, dtypes in zip(inputs, shapes, words):
-        if len(own) != len(shapes[0]):
-            raise ValueError(
-                f"{where}: {t.name} has {len(own)} tensors, expected {len(shapes[0])} beside "
-                f"{inputs[0].name}"
-            )
-        for i, (shape, first) in enumerate(zip(own, shapes[0])):
-            if tuple(shape) != tuple(first):
+        if own is None or dtypes is None:
+            continue
+        if not t.list:
+            if math.prod(own[0]) != 1:
                 raise ValueError(
-                    f"{where}: {t.name}[{i}] has the shape {tuple(shape)}, expected {tuple(first)} "
-                    f"beside {inputs[0].name}[{i}] of that shape"
+                    f"{where}: {t.name} has the shape {tuple(own[0])}, expected one element"
+                )
+            continue
+        if len(own) != len(of_first):
+            raise ValueError(
+                f"{where}: {t.name} has {len(own)} tensors, expected {len(of_first)} beside {first}"
+            )
+        for i, (shape, other) in enumerate(zip(own, of_first)):
+            if tuple(shape) != tuple(other):
+                raise ValueError(
+                    f"{where}: {t.name}[{i}] has the shape {tuple(shape)}, expected {tuple(other)} "
+                    f"beside {first}[{i}] of that shape"
                 )
         for i, dtype in enumerate(dtypes):
             if dtype != dtypes[0]:
@@ -48,18 +62,18 @@ def check_lists(
                 )
 
 
-def function_of_lists(op: Op, activation: str, where: str, words: Sequence[str]) -> str:
-    """Returns the C function for lists of these dtypes.
+def function_of_lists(op: Op, activation: str, where: str, words: Sequence[str | None]) -> str:
+    """Returns the C function for inputs of these dtypes.
 
     Args:
-        words: kf's name of the dtype of each list.
+        words: kf's name of the dtype of each input; None for absent ones.
     """
     call = op.forward
-    given = [((), word) for word in words]
+    given = [word and ((), word) for word in words]
     variables = _plan.variables_of(op, activation, call, where, given, None)
     for t, word in zip(call.inputs, words):
         wanted = variables.get(t.var, t.var)
-        if word != wanted:
+        if word not in (None, wanted):
             raise TypeError(
                 f"{where}: {t.name} has the dtype {word}, expected {wanted} beside "
                 f"{call.template.name} of {variables['T']}"
@@ -68,13 +82,22 @@ def function_of_lists(op: Op, activation: str, where: str, words: Sequence[str])
 
 
 def packed(
-    addresses: Sequence[Sequence[int]], lengths: Sequence[int]
+    inputs: Sequence[Tensor], addresses: Sequence[Sequence[int] | None], lengths: Sequence[int]
 ) -> tuple[list[int | None], list[int], Any]:
-    """Returns the tensors and sizes of a packed call of lists, and what keeps them alive."""
-    count = len(lengths)
-    arrays: list[Any] = [(ctypes.c_void_p * count)(*own) for own in addresses]
-    arrays.append((ctypes.c_int64 * count)(*lengths))
-    return [ctypes.addressof(a) for a in arrays], [count], arrays
+    """Returns the tensors and sizes of a packed call of lists, and what keeps them alive.
+
+    Args:
+        addresses: of the tensors of each input; None for absent ones.
+    """
+    count, held, found = len(lengths), (ctypes.c_int64 * len(lengths))(*lengths), []
+    arrays: list[Any] = [held]
+    for t, own in zip(inputs, addresses):
+        if own is None or not t.list:
+            found.append(None if own is None else own[0])
+            continue
+        arrays.append((ctypes.c_void_p * count)(*own))
+        found.append(ctypes.addressof(arrays[-1]))
+    return [*found, ctypes.addressof(held)], [count], arrays
 
 
 def _array(where: str, t: Tensor, name: str, value: Any) -> Any:
@@ -91,25 +114,36 @@ def _array(where: str, t: Tensor, name: str, value: Any) -> Any:
     return np.array(x, order="C")
 
 
+def _of_lists(
+    op: Op, activation: str, arguments: Arguments
+) -> tuple[str, list[int | None], list[int], Any]:
+    """Returns the function of a call of lists, its tensors and sizes, and what keeps them alive."""
+    where, inputs = arguments.where, op.forward.inputs
+    held: list[list[Any] | None] = []
+    for t, own in zip(inputs, arguments.tensors):
+        if own is None or not t.list:
+            held.append(None if own is None else [_array(where, t, t.name, own)])
+        else:
+            given = enumerate(listed(where, t.name, own))
+            held.append([_array(where, t, f"{t.name}[{i}]", x) for i, x in given])
+    words = [own and [_numpy.word_of(x.dtype) for x in own] for own in held]
+    check_lists(where, inputs, [own and [x.shape for x in own] for own in held], words)
+    if not held[0]:
+        return "", [], [0], None
+    function = function_of_lists(op, activation, where, [own and own[0] for own in words])
+    tensors, sizes, kept = packed(
+        inputs, [own and [x.ctypes.data for x in own] for own in held], [x.size for x in held[0]]
+    )
+    return function, tensors, sizes, (held, kept)
+
+
 def call(op: Op, activation: str, arguments: Arguments) -> None:
     """Runs the op."""
     where, forward = arguments.where, op.forward
     if forward.lists:
-        held = [
-            [
-                _array(where, t, f"{t.name}[{i}]", x)
-                for i, x in enumerate(listed(where, t.name, own))
-            ]
-            for t, own in zip(forward.inputs, arguments.tensors)
-        ]
-        words = [[_numpy.word_of(x.dtype) for x in own] for own in held]
-        check_lists(where, forward.inputs, [[x.shape for x in own] for own in held], words)
-        if not held[0]:
+        function, tensors, sizes, kept = _of_lists(op, activation, arguments)
+        if not sizes[0]:
             return
-        function = function_of_lists(op, activation, where, [own[0] for own in words])
-        tensors, sizes, kept = packed(
-            [[x.ctypes.data for x in own] for own in held], [x.size for x in held[0]]
-        )
     else:
         kept = [
             _array(where, t, t.name, value) for t, value in zip(forward.inputs, arguments.tensors)

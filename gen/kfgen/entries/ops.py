@@ -73,6 +73,8 @@ def load_op(spec, file, pattern, f, builtin):
         name = f"{pattern}_{word}"
         load_op(spec, file, name, Fields(file, f"op.{name}", _reduced(f, op, word)), builtin)
         spec.ops[name].reduction, spec.ops[name].entry = word, op.entry
+    for name, data in family.made(op, f.data).items():
+        load_op(spec, file, name, Fields(file, f.entry, data), builtin)
 
 
 def _load_layouts(spec, file, pattern, f, builtin):

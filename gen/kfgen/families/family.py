@@ -103,6 +103,10 @@ class Family:
         """Reads {name: value} of the fields that only this family has."""
         return {}
 
+    def made(self, op, data):
+        """Returns {name: fields} of the further ops that an entry makes. data: its fields."""
+        return {}
+
     def loaded(self, op):
         """Names defined by expressions besides outputs and saved values."""
         return ()

@@ -100,9 +100,9 @@ class Schema:
 
 
 def _type(t: Argument, i: int) -> str:
-    """Type of input i."""
+    """Type of input i. A list that is absent is empty: PyTorch functionalises no optional lists."""
     kind = f"Tensor(a{i}!)" if t.role == "inout" else "Tensor"
-    return f"{kind}{'[]' if t.list else ''}{'?' if t.nullable or t.unread else ''}"
+    return f"{kind}[]" if t.list else f"{kind}{'?' if t.nullable or t.unread else ''}"
 
 
 def schema(op: Op, backward: bool) -> Schema:

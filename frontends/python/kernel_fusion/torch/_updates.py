@@ -81,33 +81,60 @@ def _fake(s: Schema) -> Callable[..., None]:
     return run
 
 
+def _given(s: Schema, where: str, given: Given) -> list[list[Any] | None]:
+    """Returns the tensors of each input. An input that may be absent is an empty list then, or
+    None.
+    """
+    found: list[list[Any] | None] = []
+    for t, own in zip(s.call.inputs, given.tensors):
+        if own is None or not t.list:
+            found.append(None if own is None else [own])
+        else:
+            found.append([*_updates.listed(where, t.name, own)])
+            if t.nullable and not found[-1]:
+                found[-1] = None
+    return found
+
+
 def _function(s: Schema, given: Given) -> str | None:
     """Checks lists and returns the function of their dtypes; None for lists without tensors."""
     where, inputs = _kernels.where(s, given), s.call.inputs
-    lists = [_updates.listed(where, t.name, own) for t, own in zip(inputs, given.tensors)]
-    words = [
-        [_kernels.word(s, given, f"{t.name}[{i}]", x.dtype, t.var) for i, x in enumerate(own)]
-        for t, own in zip(inputs, lists)
+    held = _given(s, where, given)
+    names = [
+        [f"{t.name}[{i}]" if t.list else t.name for i in range(len(own or ()))]
+        for t, own in zip(inputs, held)
     ]
-    _updates.check_lists(where, inputs, [[x.shape for x in own] for own in lists], words)
-    if not lists[0]:
+    words = [
+        own and [_kernels.word(s, given, n, x.dtype, t.var) for n, x in zip(called, own)]
+        for t, own, called in zip(inputs, held, names)
+    ]
+    _updates.check_lists(where, inputs, [own and [x.shape for x in own] for own in held], words)
+    first = held[0]
+    if not first:
         return None
-    device = lists[0][0].device
-    for t, own in zip(inputs, lists):
-        for i, x in enumerate(own):
+    device = first[0].device
+    for own, called in zip(held, names):
+        for name, x in zip(called, own or ()):
             if x.device != device:
-                raise ValueError(f"{where}: {t.name}[{i}] is on {x.device}, the others on {device}")
-    values = [*s.call.scalars, *s.op.scalars[given.activation]]
-    for value, scalar in zip(values, given.scalars):
+                raise ValueError(f"{where}: {name} is on {x.device}, the others on {device}")
+    values = [*s.call.integers, *s.call.scalars, *s.op.scalars[given.activation]]
+    for value, scalar in zip(values, [*given.integers, *given.scalars]):
         _plan.check_value(where, value, scalar)
-    return _updates.function_of_lists(s.op, given.activation, where, [own[0] for own in words])
+    return _updates.function_of_lists(
+        s.op, given.activation, where, [own and own[0] for own in words]
+    )
 
 
-def _held(s: Schema, where: str, tensors: Sequence[Tensor], names: Sequence[str]) -> list[Tensor]:
+def _held(
+    s: Schema,
+    where: str,
+    inputs: Sequence[Argument],
+    tensors: Sequence[Tensor],
+    names: Sequence[str],
+) -> list[Tensor]:
     """Returns tensors of one shape with their elements in one order: overwritten ones as they are,
     copies of others if their order differs.
     """
-    inputs: Sequence[Argument] = s.call.inputs
     written = [x for t, x in zip(inputs, tensors) if t.role == "inout"]
     known = FORMATS.get(written[0].dim(), (torch.contiguous_format,))
     formats = known if s.call.lists or s.op.is_flat else known[:1]
@@ -121,6 +148,27 @@ def _held(s: Schema, where: str, tensors: Sequence[Tensor], names: Sequence[str]
     return [x.contiguous(memory_format=order) for x in tensors]
 
 
+def _packed(
+    s: Schema, where: str, given: Given
+) -> tuple[list[int | None], list[int], torch.device, Any]:
+    """Returns tensors, sizes and device of a call of lists, and what keeps the memory alive."""
+    inputs, held = s.call.inputs, _given(s, where, given)
+    there = [t for t, own in zip(inputs, held) if t.list and own is not None]
+    lists = [own for t, own in zip(inputs, held) if t.list and own is not None]
+    rows = [
+        _held(s, where, there, own, [f"{t.name}[{i}]" for t in there])
+        for i, own in enumerate(zip(*lists))
+    ]
+    columns = iter(zip(*rows))
+    addresses = [
+        own and [x.data_ptr() for x in (next(columns) if t.list else own)]
+        for t, own in zip(inputs, held)
+    ]
+    lengths = [own[0].numel() for own in rows]
+    tensors, sizes, kept = _updates.packed(inputs, addresses, lengths)
+    return tensors, sizes, rows[0][0].device, (rows, held, kept)
+
+
 def kernel(s: Schema) -> Callable[..., None]:
     """Makes the kernel for CPU and CUDA tensors."""
     names = [t.name for t in s.call.inputs]
@@ -128,24 +176,17 @@ def kernel(s: Schema) -> Callable[..., None]:
     def run(*args: Any) -> None:
         given = s.sort(args)
         where = _kernels.where(s, given)
-        held: list[Any]  # memory that the launch reads
+        held: Any  # memory that the launch reads
         if s.call.lists:
             function = _function(s, given)
             if function is None:
                 return
-            rows = [
-                _held(s, where, own, [f"{name}[{i}]" for name in names])
-                for i, own in enumerate(zip(*given.tensors))
-            ]
             made = _plan.Plan(function, _NO_LAYOUT, (), (), ())
-            tensors, sizes, kept = _updates.packed(
-                [[x.data_ptr() for x in own] for own in zip(*rows)],
-                [own[0].numel() for own in rows],
-            )
-            device, held = rows[0][0].device, [rows, kept]
+            tensors, sizes, device, held = _packed(s, where, given)
         else:
             made = _kernels.plan(s, given, symbolic=False)
-            own = _held(s, where, [x for x in given.tensors if x is not None], names)
+            present = [x for x in given.tensors if x is not None]
+            own = _held(s, where, s.call.inputs, present, names)
             tensors, sizes = [x.data_ptr() for x in own], [*made.sizes]
             device, held = own[0].device, [own]
         try:
@@ -162,6 +203,13 @@ def kernel(s: Schema) -> Callable[..., None]:
 _NO_LAYOUT: Layout = None  # type: ignore[assignment]
 
 
+def _check_tensors(where: str, name: str, value: Any, is_list: bool) -> None:
+    for x in _updates.listed(where, name, value) if is_list else [value]:
+        if not isinstance(x, Tensor):
+            verb = "has" if is_list else "is"
+            raise TypeError(f"{where}: {name} {verb} {type(x).__name__}, expected a tensor")
+
+
 def make(op: Op, activation: str, forward: Any) -> Callable[..., None]:
     """Makes the function of kf.ops."""
     s, where = schema(op, False), op.display_name(activation)
@@ -172,6 +220,7 @@ def make(op: Op, activation: str, forward: Any) -> Callable[..., None]:
     }
     tensors = [t.name for t in op.forward.inputs]
     lists = {t.name for t in op.forward.inputs if t.list}
+    nullable = {t.name for t in op.forward.inputs if t.nullable}
     numbers = [v.name for v in (*op.forward.scalars, *op.scalars[activation])]
     more = [0.0] * (op.act_scalars - len(op.scalars[activation]))
     more += [activations()[activation]] if op.has_act else []
@@ -184,16 +233,10 @@ def make(op: Op, activation: str, forward: Any) -> Callable[..., None]:
             except TypeError as e:
                 raise TypeError(f"{where}: {e}") from None
         for name in tensors:
-            value = given[name]
-            if name in lists:
-                _updates.listed(where, name, value)
-            for x in value if name in lists else [value]:
-                if not isinstance(x, Tensor):
-                    raise TypeError(
-                        f"{where}: {name} has {type(x).__name__}, expected a tensor"
-                        if name in lists
-                        else f"{where}: {name} is {type(x).__name__}, expected a tensor"
-                    )
+            if name in nullable and given[name] is None:
+                given[name] = [] if name in lists else None
+                continue
+            _check_tensors(where, name, given[name], name in lists)
         for name in numbers:
             if isinstance(given[name], (bool, Tensor)) or not hasattr(given[name], "__float__"):
                 raise TypeError(

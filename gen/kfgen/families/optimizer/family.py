@@ -1,0 +1,170 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The family `optimizer`: a step of an optimizer over lists of tensors, in place."""
+
+from kfgen.families.family import FURTHER, Family, wrong
+from kfgen.families.optimizer import once
+from kfgen.families.optimizer.kernel import FACTOR, FOUND, MASTER, SCALE, VALUE, OptimizerKernel
+from kfgen.language.expr import ExprError, Graph, parse
+from kfgen.language.formulas import LIBRARIES, Printer
+from kfgen.model import derive
+from kfgen.model.entries import Operand, Scalar, updated, usable
+from kfgen.model.kinds import ONE, Kind
+from kfgen.model.types import ACC, WEIGHTS
+
+MAXIMIZE = "maximize"
+
+
+class Optimizer(Family):
+    kernel = OptimizerKernel
+    name = "optimizer"
+    title = "Optimizers over lists of tensors"
+    forms = {"lists": {"elem": "length", "list": "length", MASTER: "length", VALUE: "1"}}
+    sizes = {"lists": ""}
+    kinds = (
+        Kind("list", whole=True),
+        Kind(MASTER, index=True, operand=False),
+        Kind(VALUE, ONE, vectors=False, small=True, index=True),
+    )
+    in_place = ("list",)
+    lists = ("list", MASTER)
+    fields = ("updates",)
+    roles = (WEIGHTS,)
+    integers = True
+    names = (MASTER, SCALE, FOUND, FACTOR, MAXIMIZE)
+
+    def dtypes(self, kind, grad):
+        return (ACC,) if kind == VALUE else (FURTHER, ACC)
+
+    def absent(self, kind):
+        return kind == VALUE
+
+    def check_operands(self, f, operands):
+        for o in operands:
+            if o.kind == VALUE and o.dtype != ACC:
+                raise f.error("operands", f"{o.name} has the dtype {o.dtype!r}", 'write "acc"')
+
+    # ---- fields of an entry
+
+    def own_fields(self, f, op):
+        found = {
+            "once": f.get("once", dict, {}, what='{ scale = "1 - pow(beta, step)" }'),
+            "gradient": f.get("gradient", str, "", what='"the list of gradients"'),
+            "master": f.get("master", str, "", what='"the list of parameters"'),
+            "device": f.get("device", (list, dict), [], what='["lr", "step"]'),
+        }
+        odd = [n for n in found["device"] if n not in op.scalars]
+        if isinstance(found["device"], list) and odd:
+            known = ", ".join(op.scalars)
+            raise f.error("device", f"has {odd[0]!r}", f"name some of the scalars: {known}")
+        self._check_once(f, op, found["once"])
+        lists = [o.name for o in op.operands if o.kind == "list"]
+        for field in ("gradient", "master"):
+            if found[field] and found[field] not in lists:
+                raise f.error(field, f"is {found[field]!r}", f"name one of: {', '.join(lists)}")
+        if found["master"]:
+            if found["master"] not in op.updates:
+                raise f.error("master", f"`{found['master']}` has no update", "leave it out")
+            op.operands.append(Operand(MASTER, MASTER, ACC, grad=False))
+        if found["gradient"]:
+            self._add_scaling(f, op, found)
+        return found
+
+    def _check_once(self, f, op, texts):
+        taken = {*op.scalars, *op.updates, *map(updated, op.updates)}
+        taken |= {o.name for o in op.operands}
+        for name, text in texts.items():
+            if not isinstance(text, str):
+                raise f.error("once", f"{name} is {text!r}", "give it an expression, in quotes")
+            if not usable(name) or name in taken or name in self.names:
+                raise f.error("once", f"the name `{name}` cannot be used", "choose another name")
+
+    def _add_scaling(self, f, op, found):
+        """Adds the arguments by which a call scales, negates or ignores the gradients."""
+        op.operands.append(Operand(SCALE, VALUE, ACC, grad=False, absent=1.0))
+        op.operands.append(Operand(FOUND, VALUE, ACC, grad=False, absent=0.0))
+        op.scalar_info[MAXIMIZE] = Scalar(0, 0, 0, 1)
+        op.scalars[MAXIMIZE] = 0
+        op.integers = (*op.integers, MAXIMIZE)
+        found["once"] = found["once"] | {FACTOR: f"where({MAXIMIZE} > 0, -1, 1) / {SCALE}"}
+
+    def made(self, op, data):
+        """Entries that an entry makes: `_device`, which reads some scalars from device memory."""
+        device = data.get("device")
+        if not isinstance(device, list) or not device:
+            return {}
+        scalars = data.get("scalars", {})
+        operands = {name: {"kind": VALUE, "dtype": ACC} for name in device}
+        return {
+            f"{op.pattern}_device": data
+            | {
+                "device": {name: scalars[name] for name in device},
+                "brief": f"{op.brief}; {' and '.join(device)} from device memory",
+                "scalars": {n: s for n, s in scalars.items() if n not in device},
+                "operands": data["operands"] | operands,
+            }
+        }
+
+    def named(self, op):
+        return tuple(op.own["once"])
+
+    # ---- graphs
+
+    def whole_numbers(self, op):
+        """Scalars that are integers, in device memory or not."""
+        device = op.own["device"]
+        given = device.items() if isinstance(device, dict) else ()
+        kept = [n for n, s in given if isinstance(s, dict) and s.get("kind") == "int"]
+        return [*op.integers, *kept]
+
+    def once(self, op):
+        """Returns (graph, {name that expressions of elements read: node}) of a call's values."""
+        numbers = [o.name for o in op.operands if o.kind == VALUE]
+        return once.build(op.own["once"], [*op.scalars, *numbers], self.whole_numbers(op))
+
+    def graph(self, op):
+        graph = Graph()
+        env = {o.name: graph.var(o.name) for o in op.operands if o.kind == "list"}
+        whole = self.whole_numbers(op)
+        env |= {name: graph.var(name) for name in self.once(op)[1] if name not in whole}
+        own = {updated(name): text for name, text in op.updates.items()}
+        if op.own["gradient"]:
+            name = op.own["gradient"]
+            env[name] = graph.add("mul", env[name], graph.var(FACTOR))
+        for name in derive.in_order(own):
+            try:
+                env[name] = parse(graph, own[name], env)
+            except ExprError as e:
+                e.field = "updates"
+                raise
+        return graph, env, {}
+
+    def check(self, op, graph, env, outputs):
+        if outputs or op.has_act or not op.updates:
+            raise wrong(op, "expr", "has a result", "write updates")
+
+    # ---- statements and oracle
+
+    def statements(self, k, act, library, by=False):
+        graph, nodes = k.once_graph, {n: k.once[n] for n in k.elementwise_names}
+        axes = dict.fromkeys(k.elementwise_names) | {s.name: frozenset((0,)) for s in k.lists}
+        printer = Printer(LIBRARIES[library], None, k.graph, axes, None)
+        printer.run(k.roots)
+        written = [s for s in k.updated if s.kind != MASTER]
+        lines = [f"{s.name} = {s.name} if master is None else master" for s, m in k.read_lists if m]
+        lines += once.statements(
+            graph, {n: i for n, i in nodes.items() if n not in k.scalars}, library
+        )
+        lines += printer.lines
+        lines += [f"{s.next_name} = {printer.at(s.exprs[0])}" for s in written]
+        if any(s.name == FOUND for s in k.numbers):
+            lines += [f"{s.next_name} = {s.name} if {FOUND} else {s.next_name}" for s in written]
+        lines += [f"{s.name} = {s.next_name}" for s in written]
+        return lines + [f"{MASTER} = {k.master_of}"] * bool(k.master_of)
+
+    def reference(self, op, act):
+        from kfgen.families.optimizer.reference import OptimizerReference
+
+        return OptimizerReference(self, op, act)
+
+
+FAMILY = Optimizer()

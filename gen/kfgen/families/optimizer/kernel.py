@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Kernels of optimizers: lists of tensors that are updated element by element, and the numbers of a
+call that their expressions read.
+"""
+
+import functools
+
+from kfgen.families.optimizer.c import OptimizerC
+from kfgen.families.optimizer.cuda import OptimizerCuda
+from kfgen.model import contract
+from kfgen.model.entries import updated
+from kfgen.model.kernel import Kernel, Tensor
+
+MASTER, VALUE = "master", "value"
+SCALE, FOUND = "grad_scale", "found_inf"
+FACTOR = "grad_factor"  # value that the gradients are multiplied by
+
+
+class OptimizerKernel(Kernel):
+    name_fields = (*Kernel.name_fields, "once", "master_of", "elementwise_names")
+    form = "lists"
+    scalar_ctype = "double"  # betas near 1: float32 loses four digits of 1 - beta
+
+    @functools.cached_property
+    def cuda(self):
+        return OptimizerCuda(self)
+
+    @functools.cached_property
+    def c(self):
+        return OptimizerC(self)
+
+    def _build(self):
+        op = self.op
+        self.graph, env, _ = self.family.graph(op)
+        self.once_graph, self.once = self.family.once(op)
+        self.master_of = op.own["master"]
+        self.inputs, self.outputs = [self._operand(o, env) for o in op.operands], []
+        self.roots = [node for s in self.inputs if s.role == "inout" for node in s.exprs]
+        self.streams, self.keeps = self.inputs, False
+        self.integers = list(op.integers)
+        self.scalars = [s for s in op.scalars if s not in op.integers]
+        lists = {s.name for s in self.inputs if s.is_list}
+        self.elementwise_names = sorted(self.graph.variables(self.roots) - lists)
+        # The list of float32 copies, and the number that makes a call do nothing if it is not 0.
+        self.master = next((s for s in self.inputs if s.kind == MASTER), None)
+        self.skip = next((s for s in self.inputs if s.name == FOUND), None)
+
+    def _operand(self, o, env):
+        of = self.op.own["master"] if o.kind == MASTER else o.name
+        written = of in self.op.updates
+        return Tensor(
+            o.name,
+            o.kind,
+            self.dtype_of(o.dtype),
+            "inout" if written else "in",
+            "input",
+            o.dtype,
+            o.values,
+            exprs=[env[updated(of)]] if written else [],
+            is_list=o.kind in self.family.lists,
+            absent=of if o.kind == MASTER else o.absent,
+            required=o.kind != MASTER,
+        )
+
+    @property
+    def numbers(self):
+        """Tensors of one number."""
+        return [s for s in self.inputs if s.kind == VALUE]
+
+    @property
+    def read_lists(self):
+        """Lists but the copies, each with the list that stands for it if it is not NULL."""
+        return [
+            (s, self.master if s.name == self.master_of else None)
+            for s in self.lists
+            if s.kind != MASTER
+        ]
+
+    def on_device(self, name):
+        """True if a value depends on numbers in device memory."""
+        read = self.once_graph.variables([self.once[name]])
+        return bool(read & {s.name for s in self.numbers})
+
+    @property
+    def host_values(self):
+        """Values that expressions read and the host computes."""
+        return [n for n in self.elementwise_names if not self.on_device(n)]
+
+    @property
+    def device_values(self):
+        """Values that expressions read and each block computes from numbers in device memory."""
+        return [n for n in self.elementwise_names if self.on_device(n)]
+
+    @property
+    def device_scalars(self):
+        """Scalars that the device values read."""
+        read = self.once_graph.variables([self.once[n] for n in self.device_values])
+        return [s for s in (*self.integers, *self.scalars) if s in read]
+
+    @property
+    def unread_scalars(self):
+        """Scalars and integers that the function does not read."""
+        read = self.once_graph.variables([self.once[n] for n in self.elementwise_names])
+        return [s for s in (*self.flat_integers, *self.scalars) if s not in read]
+
+    def formulas(self, by):
+        """Formulas of a call: its values, then the updates."""
+        once = [contract.assigned(name, text) for name, text in self.op.own["once"].items()]
+        return once + contract.of_elements(self, by)

@@ -1,0 +1,48 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Oracle of optimizers: `refs` in float64, which read the gradients as they are after scaling."""
+
+import numpy as np
+
+from kfgen.families import reference
+from kfgen.families.optimizer import once
+from kfgen.families.optimizer.kernel import FOUND, MASTER, SCALE, VALUE
+
+POINTS = reference.POINTS
+
+
+class OptimizerReference(reference.Reference):
+    @property
+    def differentiable(self):
+        return False
+
+    def inputs(self, rng):
+        found = super().inputs(rng)
+        found.pop(MASTER, None)
+        device = self.op.own["device"]
+        given = {SCALE: 4.0, FOUND: 0.0} | (dict(device) if isinstance(device, dict) else {})
+        for o in self.op.operands:
+            if o.kind == VALUE:
+                value = given.get(o.name, 0.5)
+                value = value["value"] if isinstance(value, dict) else value
+                found[o.name] = np.full(POINTS, float(value))
+        return found
+
+    def values(self, inputs, mask):
+        names, gradient = dict(inputs), self.op.own["gradient"]
+        if gradient:
+            sign = -1.0 if self.scalars["maximize"] else 1.0
+            names[gradient] = sign * inputs[gradient] / inputs[SCALE]
+        numbers = {o.name for o in self.op.operands if o.kind == VALUE}
+        names |= {name: float(np.ravel(names[name])[0]) for name in numbers & set(names)}
+        return reference.values(self.op, self.act, names, self.scalars)
+
+    def results(self, bwd, env, single=False, by=False):
+        kernel = self.kernel(bwd)
+        known = {n: float(np.ravel(v)[0]) for n, v in (self.scalars | env).items() if np.size(v)}
+        nodes = {n: kernel.once[n] for n in kernel.elementwise_names}
+        return super().results(bwd, env | once.evaluate(kernel.once_graph, nodes, known), single)
+
+    def _inlined(self, bwd):
+        kernel = self.kernel(bwd)
+        written = [s for s in kernel.updated if s is not kernel.master]
+        return kernel.graph, {s.next_name: s.exprs[0] for s in written}
