@@ -114,7 +114,7 @@ CONSTANT |= {f["op"] for f in kflib.manifest()["functions"] if cases.own(f)}
 LARGE_OPS = list(
     {
         (f["op"], f["bwd"], f["state"]): f
-        for f in kflib.manifest()["functions"]
+        for f in kflib.of_tensors()
         if f["dtypes"] == ["bf16"]
         and f["activation"] in ("none", "silu")
         and f["op"] not in CONSTANT

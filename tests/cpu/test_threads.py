@@ -30,7 +30,7 @@ EXTENTS = {
 # share the traversals; 2-byte dtypes are added where rows are read or sums added up.
 FUNCTIONS = [
     f
-    for f in kflib.manifest()["functions"]
+    for f in kflib.of_tensors()
     if f["activation"] == ("silu" if "{act}" in f["op"] else "none")
     and (
         f["dtypes"] in (["f32"], ["f32", "bf16"])

@@ -39,6 +39,7 @@ OUTPUTS = {
         "computed angles are the same\n"
     ),
     "15_heads.c": "both parts give the whole; 12 rows see nothing of the second\n",
+    "15_optimizer.c": "a loss of 2.06 at first, of less than 0.001 after 300 steps\n",
 }
 
 

@@ -15,7 +15,7 @@ import emulator
 import kflib
 import selection
 
-MANIFEST = kflib.on("cuda", kflib.manifest()["functions"])
+MANIFEST = kflib.on("cuda", kflib.of_tensors())
 # Bytes of a call's tensors and workspace; tests/gen/test_cases.py keeps every shape below it.
 ARENA = 1 << 26
 # Shapes by form. Each list covers one block and several, vectors and single elements, tails, and a

@@ -14,7 +14,7 @@ import kflib
 def test_every_shape_fits_the_arena_of_a_gpu():
     """Every shape must fit the GPU arena, with a tenth left for the workspace, whose size only the
     library knows."""
-    for f in kflib.manifest()["functions"]:
+    for f in kflib.of_tensors():
         for sizes, _, shift in (
             cases.runs(f, long=True) if f["activation"] in ("none", "gelu") else ()
         ):

@@ -370,7 +370,11 @@ def takes_tensors(f):
     - variants of other launchers (`variant`)
     - TF32 products, whose tensors have the dtypes of the f32 launcher
     - launchers of three type variables or more
+    - launchers of lists beside single tensors, or of lists that may be NULL
     """
+    given = [(a["list"], a["null"]) for a in f["arguments"] if "use" in a]
+    if any(is_list for is_list, _ in given) and set(given) != {(True, "")}:
+        return False
     variant = f["state"] or f["variant"] or not ROUNDED.keys().isdisjoint(f["dtypes"])
     return not variant and len(further(f)) <= 1
 

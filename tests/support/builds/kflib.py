@@ -101,6 +101,11 @@ def manifest(specs_=(), together=False):
     )
 
 
+def of_tensors():
+    """Returns kf's functions of single tensors. Functions over lists have tests of their own."""
+    return [f for f in manifest()["functions"] if not any(a.get("list") for a in f["arguments"])]
+
+
 def write(selection, out, user=None):
     """Renders a selection into the folder `out` and returns the functions. user: stem of user
     specs; only their entries are rendered."""

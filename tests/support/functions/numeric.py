@@ -11,7 +11,7 @@ import kflib
 import pytest
 import selection
 
-FUNCTIONS = kflib.manifest()["functions"]
+FUNCTIONS = kflib.of_tensors()
 BUILDS = {
     # Flags of a careful user and of a careless one; contraction at the compiler's choice, and off.
     # KF_STREAM_MIN=0 streams all outputs that the headers may stream (core/stream.h), not only

@@ -15,7 +15,7 @@ import tiers
 
 # Excludes tf32, whose launchers use f32's kernels except for wgmma: test_emu_wgmma.py and
 # test_cuda_wgmma.py of tests/families/matmul cover those.
-FUNCTIONS = [f for f in kflib.manifest()["functions"] if f["dtypes"][0] != "tf32"]
+FUNCTIONS = [f for f in kflib.of_tensors() if f["dtypes"][0] != "tf32"]
 
 
 def schedule(f):

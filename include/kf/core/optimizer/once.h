@@ -23,8 +23,9 @@ KFI_BOTH double kfi_once_sqrt(double a) { return sqrt(a); }
 KFI_BOTH double kfi_once_exp(double a) { return exp(a); }
 KFI_BOTH double kfi_once_log(double a) { return log(a); }
 KFI_BOTH double kfi_once_abs(double a) { return a < 0.0 ? -a : a; }
-KFI_BOTH double kfi_once_max(double a, double b) { return a > b ? a : b; }
-KFI_BOTH double kfi_once_min(double a, double b) { return a < b ? a : b; }
+/* NaN if an argument is NaN. */
+KFI_BOTH double kfi_once_max(double a, double b) { return a > b || a != a ? a : b; }
+KFI_BOTH double kfi_once_min(double a, double b) { return a < b || a != a ? a : b; }
 KFI_BOTH double kfi_once_where(int condition, double a, double b) { return condition ? a : b; }
 
 #endif
