@@ -63,7 +63,7 @@ class Call:
             for a in self.tensors
             if not a["list"]
         }
-        self.given, self.at, self.parts = {}, {}, []
+        self.given, self.at = {}, {}
         for k, a in enumerate(self.tensors):
             self.given[a["name"]], self.at[a["name"]] = [], []
             for i, n in enumerate(lengths if a["list"] else (1,)):
@@ -95,51 +95,51 @@ class Call:
         found |= {"lengths": ctypes.addressof(self.held[-1]), "count": len(self.lengths)}
         return found | self.scalars | dict.fromkeys(self.drop)
 
-    def values(self, i):
-        """The values in float64 of tensor i of each list, as a call reads them."""
-        found = {a["name"]: to_float(self.given[a["name"]][i], a["dtype"]) for a in self.lists}
+    def values(self):
+        """The values in float64 that a call reads: the tensors of each list joined, numbers."""
+        found = {
+            a["name"]: to_float(
+                np.concatenate([*self.given[a["name"]], []]).astype(STORAGE[a["dtype"]]), a["dtype"]
+            )
+            for a in self.lists
+        }
         master = found.pop("master", None)
-        of = self.reference.op.own["master"]
         if master is not None and "master" not in self.drop:
-            found[of] = master
+            found[self.reference.op.own["master"]] = master
         absent = {"grad_scale": 1.0, "found_inf": 0.0}
-        numbers = self.numbers | {n: v for n, v in absent.items() if n in self.drop}
-        return found, numbers
+        return found, self.numbers | {n: v for n, v in absent.items() if n in self.drop}
 
-    def expected(self, i):
-        """Returns {list: (value, bound of its error before it is stored)}."""
-        values, numbers = self.values(i)
-        n = self.lengths[i]
-        given = values | {name: np.full(max(n, 1), v) for name, v in numbers.items()}
-        want = self.reference.values(given, {})
+    def expected(self):
+        """Returns {list: (value, bound of its error before it is stored)} of the joined tensors."""
+        values, numbers = self.values()
+        numbers_ = {name: np.full(1, v) for name, v in numbers.items()}
+        want = self.reference.values(values | numbers_, {})
         kernel = self.reference.kernel(False)
         compute = "f64" if self.f["dtypes"][0] == "f64" else "f32"
-        known = self.scalars | numbers
-        env = values | once.evaluate(kernel.once_graph, kernel.once, known)
+        env = values | once.evaluate(kernel.once_graph, kernel.once, self.scalars | numbers)
         bounds = self.reference.bound(kernel).evaluate(env, EPS[compute], 0.0)
         sizes = {s.next_name: b[0] for s, b in zip(kernel.updated, bounds)}
-        return {
+        found = {
             name.removesuffix("_out"): (value, 4 * EPS[compute] * sizes[name])
             for name, value in want.items()
         }
+        of = self.reference.op.own["master"]
+        return found | ({"master": found[of]} if of and "master" not in self.drop else {})
 
     def check(self, back):
         """Compares the memory after the call with the oracle."""
-        whole = self.image.copy()
+        whole, ends = self.image.copy(), np.cumsum(self.lengths)
         skipped = self.numbers.get("found_inf") and "found_inf" not in self.drop
-        for i in range(0 if skipped else len(self.lengths)):
-            want = self.expected(i)
-            of = self.reference.op.own["master"]
-            if of and "master" not in self.drop:
-                want["master"] = want[of]
-            for name, (value, bound) in want.items():
-                [dtype] = {a["dtype"] for a in self.lists if a["name"] == name}
-                at, n = self.at[name][i], self.given[name][i].nbytes
-                got = to_float(back[at : at + n].view(STORAGE[dtype]), dtype)
-                spacing = ulp(value, dtype) if dtype in ("f16", "bf16") else 0.0
-                near = np.abs(got - value) <= bound + spacing + 1e-37
+        for name, (value, bound) in {} if skipped else self.expected().items():
+            [dtype] = {a["dtype"] for a in self.lists if a["name"] == name}
+            spacing = ulp(value, dtype) if dtype in ("f16", "bf16") else 0.0
+            most = bound + spacing + 1e-37
+            for i, (n, end) in enumerate(zip(self.lengths, ends)):
+                at, size = self.at[name][i], self.given[name][i].nbytes
+                got = to_float(back[at : at + size].view(STORAGE[dtype]), dtype)
+                near = np.abs(got - value[end - n : end]) <= most[end - n : end]
                 assert near.all(), (self.f["name"], name, i, np.flatnonzero(~near)[:4])
-                whole[at : at + n] = back[at : at + n]
+                whole[at : at + size] = back[at : at + size]
         assert (back == whole).all(), "bytes outside of the tensors that are updated changed"
 
 
