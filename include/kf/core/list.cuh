@@ -28,14 +28,15 @@ KFI_BOTH constexpr int kfi_list_room(int lists, int size)
 }
 
 // A launch's part of the lists. first: index of each tensor's first chunk in the launch. skipped:
-// chunks of the first tensor that earlier launches have.
+// chunks of the first tensor that earlier launches have. number: index of the first tensor among
+// those with elements.
 template <int lists, int size> struct kfi_list_table {
     enum { tensors = kfi_list_room(lists, size) };
     const void *data[lists][tensors];
     kf_i64 length[tensors];
     kf_i64 skipped;
     int first[tensors];
-    int count;
+    int count, number;
 };
 
 #ifdef KFI_DEVICE_PASS
@@ -45,10 +46,10 @@ struct kfi_list_part {
     kf_i64 from;
 };
 
+// Finds a chunk of the launch, or the one of the CTA.
 template <int lists, int size>
-KFI_DEVICE kfi_list_part kfi_list_find(const kfi_list_table<lists, size> &table)
+KFI_DEVICE kfi_list_part kfi_list_find(const kfi_list_table<lists, size> &table, int chunk)
 {
-    const int chunk = (int)blockIdx.x;
     int low = 0, high = table.count - 1;
     while (low < high) {
         const int middle = (low + high + 1) / 2;
@@ -66,6 +67,12 @@ KFI_DEVICE kfi_list_part kfi_list_find(const kfi_list_table<lists, size> &table)
 }
 
 // Returns the first element of the chunk in one of the lists; nullptr if the list is NULL.
+template <int lists, int size>
+KFI_DEVICE kfi_list_part kfi_list_find(const kfi_list_table<lists, size> &table)
+{
+    return kfi_list_find(table, (int)blockIdx.x);
+}
+
 template <class T, int lists, int size>
 KFI_DEVICE T *kfi_list_at(const kfi_list_table<lists, size> &table, int list,
                           const kfi_list_part &part)
@@ -78,9 +85,11 @@ KFI_DEVICE T *kfi_list_at(const kfi_list_table<lists, size> &table, int list,
 #ifdef KFI_HOST_PASS
 #include "kf/core/list.h"
 
-// Position in the lists: a tensor and the chunks of it that have been launched.
+// Position in the lists: a tensor, the chunks of it that have been launched, and the number of
+// tensors with elements before it.
 struct kfi_list_cursor {
     kf_i64 tensor, skipped;
+    int number;
 };
 
 // Fills a table from the cursor on, advances the cursor and returns the chunks of the table.
@@ -91,6 +100,7 @@ static KFI_SMALL int kfi_list_fill(const kfi_lists &l, kfi_list_cursor *at,
     int chunks = 0;
     table->count = 0;
     table->skipped = at->skipped;
+    table->number = at->number;
     while (at->tensor < l.count && table->count < kfi_list_room(lists, size) &&
            chunks < KFI_LIST_BLOCKS) {
         const kf_i64 length = l.lengths[at->tensor],
@@ -108,6 +118,7 @@ static KFI_SMALL int kfi_list_fill(const kfi_lists &l, kfi_list_cursor *at,
         }
         chunks += (int)left;
         at->skipped = 0;
+        at->number += length > 0;
         ++at->tensor;
     }
     return chunks;
@@ -120,7 +131,7 @@ static KFI_SMALL kf_result_t kfi_list_launches(const kfi_name *name, const kfi_l
 {
     kfi_list_table<lists, size> table;
     static_assert(sizeof table <= KF_LIST_BYTES, "a table exceeds its launch's parameters");
-    kfi_list_cursor at = {0, 0};
+    kfi_list_cursor at = {0, 0, 0};
     args[0] = &table;
     for (;;) {
         const int chunks = kfi_list_fill(l, &at, &table);

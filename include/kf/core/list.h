@@ -221,12 +221,12 @@ KFI_ONCE kf_result_t kfi_check_lists(const kfi_name *name, const kfi_lists *l,
 /* ---- traversal in C */
 
 /* Some neighbouring tensors of the lists. first: index of each tensor's first chunk, over all of
- * them. */
+ * them. number: tensors with elements before them. */
 typedef struct {
     const kfi_lists *lists;
     const void *scalars;
     kf_i64 from, first[KFI_LIST_WINDOW + 1];
-    int count;
+    int count, number;
 } kfi_list_window;
 
 /* A chunk: elements [from, from + n) of one tensor. */
@@ -264,20 +264,34 @@ KFI_HOST void *kfi_list_at(const kfi_list_window *w, int list, int size, const k
     return data ? (char *)(uintptr_t)data[c->tensor] + c->from * size : NULL;
 }
 
+/* Returns the index of a tensor among those with elements. */
+KFI_HOST int kfi_list_number(const kfi_list_window *w, kf_i64 tensor)
+{
+    int number = w->number;
+    for (kf_i64 i = 0; i < tensor - w->from; ++i) number += w->first[i + 1] > w->first[i];
+    return number;
+}
+
+/* Moves a window behind itself, to the next tensors; false if there are none. */
+KFI_HOST int kfi_list_advance(kfi_list_window *w)
+{
+    w->number = kfi_list_number(w, w->from + w->count);
+    w->from += w->count;
+    const kf_i64 left = w->lists->count - w->from;
+    w->count = left < KFI_LIST_WINDOW ? (int)left : (int)KFI_LIST_WINDOW;
+    for (int i = 0; i < w->count; ++i)
+        w->first[i + 1] =
+            w->first[i] + (w->lists->lengths[w->from + i] + KFI_MAX_CHUNK - 1) / KFI_MAX_CHUNK;
+    return w->count > 0;
+}
+
 /* Calls fn(window, chunk) for every chunk of all tensors, on all threads. total: the sum of the
  * lengths. */
 KFI_HOST void kfi_each_chunk(const kfi_lists *l, kf_i64 total, const void *scalars,
                              void (*fn)(void *, kf_i64))
 {
-    kfi_list_window w = {l, scalars, 0, {0}, 0};
-    for (; w.from < l->count; w.from += w.count) {
-        const kf_i64 left = l->count - w.from;
-        w.count = left < KFI_LIST_WINDOW ? (int)left : (int)KFI_LIST_WINDOW;
-        for (int i = 0; i < w.count; ++i)
-            w.first[i + 1] =
-                w.first[i] + (l->lengths[w.from + i] + KFI_MAX_CHUNK - 1) / KFI_MAX_CHUNK;
-        kfi_parallel(w.first[w.count], fn, &w, total >= KF_OMP_MIN);
-    }
+    kfi_list_window w = {l, scalars, 0, {0}, 0, 0};
+    while (kfi_list_advance(&w)) kfi_parallel(w.first[w.count], fn, &w, total >= KF_OMP_MIN);
 }
 
 #endif

@@ -6,6 +6,7 @@ import functools
 
 import kflib
 import numpy as np
+from element_checks import philox_words
 from kfgen import families
 from kfgen.entries import expand
 from kfgen.families.optimizer import once
@@ -149,6 +150,46 @@ def run(lib, memory, call):
     call.check(back)
 
 
+def run_sum(lib, memory, f, lengths, seed, bad=None):
+    """Runs a sum over lists. bad: a value that one element has."""
+    call = Call(f, lengths, seed, seed % 3)
+    if bad is not None:
+        i = max(range(len(lengths)), key=lambda i: lengths[i])
+        call.given["x"][i][-1:] = from_float(np.full(1, bad), f["dtypes"][0])
+        at = call.at["x"][i]
+        call.image[at : at + call.given["x"][i].nbytes] = call.given["x"][i].view(np.uint8)
+    bytes_ = lib.workspace_bytes(f, ())
+    image = np.concatenate([call.image, np.full(bytes_, 0xFF, np.uint8)])
+    space = {"workspace": call.image.size, "workspace_bytes": bytes_}
+
+    def arguments(base):
+        return call.arguments(base) | space | {"workspace": base + call.image.size}
+
+    code, back = memory.run(image, lambda base: lib.call(f, arguments(base)))
+    assert code == 0, lib.detail
+    values, numbers_ = call.values()
+    [(name, want)] = call.reference.values(values | numbers_, {}).items()
+    [number] = numbers_
+    at, dtype = call.at[number][0], next(a["dtype"] for a in call.tensors if not a["list"])
+    size = call.given[number][0].nbytes
+    got = back[at : at + size].view(STORAGE[dtype])[0]
+    assert np.allclose(got, want, rtol=1e-6, atol=0, equal_nan=True), (f["name"], lengths, got)
+    back[at : at + size] = call.image[at : at + size]
+    assert (back[: call.image.size] == call.image).all()
+
+
+def sums(lib, memory, functions_):
+    """Runs every sum on every shape, with infinities and NaN at the end of the longest tensor."""
+    for f in functions_:
+        for k, lengths in enumerate(LENGTHS):
+            for bad in (None, np.inf, np.nan) if any(lengths) else (None,):
+                run_sum(lib, memory, f, lengths, k, bad)
+
+
+def is_sum(f):
+    return "workspace" in {a["name"] for a in f["arguments"]}
+
+
 CASES = [
     # (NULL arguments, scalars and numbers)
     ((), {}),
@@ -160,10 +201,52 @@ CASES = [
 
 def numbers(lib, memory, functions_):
     """Runs every function on every shape, with some NULL arguments and scalars."""
-    for f in functions_:
+    for f in [f for f in functions_ if not is_sum(f)]:
         own = {a["name"] for a in f["arguments"]}
         for k, lengths in enumerate(LENGTHS):
             drop, changed = CASES[k % len(CASES)]
             changed = {n: v for n, v in changed.items() if n in own}
             drop = [n for n in drop if n in own]
             run(lib, memory, Call(f, lengths, k, k % 3, drop, changed))
+
+
+def rounded_at_random(call, back):
+    """Checks the bits of a call of adamw_stochastic with betas of 1/2 and no learning rate: float32
+    has the moments exactly, so the random words decide alone.
+    """
+    grad, m, v = (
+        [to_float(x, "bf16") for x in call.given[name]]
+        for name in ("grad", "exp_avg", "exp_avg_sq")
+    )
+    offset = call.scalars["offset"] + int(call.scalars.get("step") or call.numbers["step"])
+    at = [i for i, n in enumerate(call.lengths) if n]
+    for k, name, exact in (
+        (1, "exp_avg", [(a + g) / 2 for a, g in zip(m, grad)]),
+        (2, "exp_avg_sq", [(a + g * g) / 2 for a, g in zip(v, grad)]),
+    ):
+        for number, i in enumerate(at):
+            n = call.lengths[i]
+            groups = np.arange((n + 7) // 8, dtype=np.uint64) + np.uint64(
+                (k << 60) + (number << 36)
+            )
+            words = philox_words(call.scalars["seed"], offset, groups).reshape(-1)[:n]
+            bits = exact[i].astype(np.float32)
+            assert (bits == exact[i]).all()
+            want = (bits.view(np.uint32) + words.astype(np.uint32)) >> np.uint32(16)
+            place = call.at[name][i]
+            got = back[place : place + 2 * n].view(np.uint16)
+            assert (got == want).all(), (name, i)
+
+
+def run_at_random(lib, memory, f):
+    """Runs a stochastic function of bf16 alone on values that have few bits."""
+    changed = {"lr": 0.0, "weight_decay": 0.0, "beta1": 0.5, "beta2": 0.5, "grad_scale": 1.0}
+    changed |= {"seed": 2**40 + 7, "offset": 5, "step": 3}
+    call = Call(f, (0, 5, 8193, 0, 300), 1, 1, (), changed)
+    for name in ("grad", "exp_avg", "exp_avg_sq"):
+        for x, at in zip(call.given[name], call.at[name]):
+            x[...] = from_float(1 + np.abs(to_float(x, "bf16")) % 1, "bf16")
+            call.image[at : at + x.nbytes] = x.view(np.uint8)
+    code, back = memory.run(call.image, lambda base: lib.call(f, call.arguments(base)))
+    assert code == 0, lib.detail
+    rounded_at_random(call, back)

@@ -47,6 +47,7 @@ class OptimizerCuda(Cuda):
         found = [f"const {s.dtype.device} *{s.name}_at" for s in k.numbers]
         found += [f"double {name}_d" for name in k.device_scalars]
         found += [f"{k.dtype.compute_ctype} {name}" for name in k.host_values]
+        found += ["kfi_rng kfi_random"] * k.stochastic
         return "".join(f", {text}" for text in found)
 
     @property

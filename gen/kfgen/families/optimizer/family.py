@@ -4,6 +4,7 @@
 from kfgen.families.family import FURTHER, Family, wrong
 from kfgen.families.optimizer import once
 from kfgen.families.optimizer.kernel import FACTOR, FOUND, MASTER, SCALE, VALUE, OptimizerKernel
+from kfgen.families.optimizer.sums import SumsKernel
 from kfgen.language.expr import ExprError, Graph, parse
 from kfgen.language.formulas import LIBRARIES, Printer
 from kfgen.model import derive
@@ -25,7 +26,7 @@ class Optimizer(Family):
         Kind(MASTER, index=True, operand=False),
         Kind(VALUE, ONE, vectors=False, small=True, index=True),
     )
-    in_place = ("list",)
+    in_place = ("list", VALUE)
     lists = ("list", MASTER)
     fields = ("updates",)
     roles = (WEIGHTS,)
@@ -51,16 +52,27 @@ class Optimizer(Family):
             "gradient": f.get("gradient", str, "", what='"the list of gradients"'),
             "master": f.get("master", str, "", what='"the list of parameters"'),
             "device": f.get("device", (list, dict), [], what='["lr", "step"]'),
+            "sums": f.get("sums", dict, {}, what='{ total = "x * x" }'),
+            "stochastic": f.get("stochastic", (str, dict), "", what='"step"'),
         }
         odd = [n for n in found["device"] if n not in op.scalars]
         if isinstance(found["device"], list) and odd:
             known = ", ".join(op.scalars)
             raise f.error("device", f"has {odd[0]!r}", f"name some of the scalars: {known}")
-        self._check_once(f, op, found["once"])
+        self._check_once(f, op, found["once"] | found["sums"])
+        kinds = {o.kind for o in op.operands if o.name in op.updates}
+        if kinds and kinds != ({VALUE} if found["sums"] else {"list"}):
+            fix = "with `sums` numbers are updated, without it lists"
+            raise f.error("updates", f"has operands of kind {', '.join(sorted(kinds))}", fix)
         lists = [o.name for o in op.operands if o.kind == "list"]
         for field in ("gradient", "master"):
             if found[field] and found[field] not in lists:
                 raise f.error(field, f"is {found[field]!r}", f"name one of: {', '.join(lists)}")
+        if isinstance(found["stochastic"], dict):
+            self._add_scalars(f, op, {"seed": Scalar(0, 0), "offset": Scalar(0, 0)})
+        elif found["stochastic"] and found["stochastic"] not in self.whole_numbers_of(op, found):
+            known = ", ".join(op.integers)
+            raise f.error("stochastic", f"is {found['stochastic']!r}", f"name one of: {known}")
         if found["master"]:
             if found["master"] not in op.updates:
                 raise f.error("master", f"`{found['master']}` has no update", "leave it out")
@@ -82,15 +94,40 @@ class Optimizer(Family):
         """Adds the arguments by which a call scales, negates or ignores the gradients."""
         op.operands.append(Operand(SCALE, VALUE, ACC, grad=False, absent=1.0))
         op.operands.append(Operand(FOUND, VALUE, ACC, grad=False, absent=0.0))
-        op.scalar_info[MAXIMIZE] = Scalar(0, 0, 0, 1)
-        op.scalars[MAXIMIZE] = 0
-        op.integers = (*op.integers, MAXIMIZE)
+        self._add_scalars(f, op, {MAXIMIZE: Scalar(0, 0, 0, 1)})
         found["once"] = found["once"] | {FACTOR: f"where({MAXIMIZE} > 0, -1, 1) / {SCALE}"}
 
+    def _add_scalars(self, f, op, scalars):
+        """Adds integers to an entry's scalars."""
+        for name, scalar in scalars.items():
+            op.scalar_info[name], op.scalars[name] = scalar, scalar.value
+        op.integers = (*op.integers, *scalars)
+
     def made(self, op, data):
-        """Entries that an entry makes: `_device`, which reads some scalars from device memory."""
+        """Entries that an entry makes: `_device`, which reads some scalars from device memory, and
+        `_stochastic`, which rounds bfloat16 results at random.
+        """
+        device, _stochastic = data.get("device"), data.get("stochastic")
+        if isinstance(device, dict):
+            return {}
+        return self._on_device(op, data) | self._at_random(op, data)
+
+    def _at_random(self, op, data):
+        step = data.get("stochastic")
+        if not isinstance(step, str) or not step:
+            return {}
+        types = {"T": ["bf16"]} | {v: m for v, m in data.get("types", {}).items() if v != "T"}
+        made = {
+            "stochastic": {"advance": step},
+            "brief": f"{op.brief}; bfloat16 results are rounded at random",
+            "types": types,
+        }
+        kept = {name: value for name, value in data.items() if name != "master"}
+        return {f"{op.pattern}_stochastic": kept | made}
+
+    def _on_device(self, op, data):
         device = data.get("device")
-        if not isinstance(device, list) or not device:
+        if not device:
             return {}
         scalars = data.get("scalars", {})
         operands = {name: {"kind": VALUE, "dtype": ACC} for name in device}
@@ -105,21 +142,29 @@ class Optimizer(Family):
         }
 
     def named(self, op):
-        return tuple(op.own["once"])
+        return (*op.own["once"], *op.own["sums"])
 
     # ---- graphs
 
     def whole_numbers(self, op):
         """Scalars that are integers, in device memory or not."""
-        device = op.own["device"]
+        return self.whole_numbers_of(op, op.own)
+
+    def whole_numbers_of(self, op, own):
+        device = own["device"]
         given = device.items() if isinstance(device, dict) else ()
         kept = [n for n, s in given if isinstance(s, dict) and s.get("kind") == "int"]
         return [*op.integers, *kept]
 
     def once(self, op):
-        """Returns (graph, {name that expressions of elements read: node}) of a call's values."""
+        """Returns (graph, {name that expressions read: node}) of a call's values; with sums, also
+        the next values of the numbers.
+        """
         numbers = [o.name for o in op.operands if o.kind == VALUE]
-        return once.build(op.own["once"], [*op.scalars, *numbers], self.whole_numbers(op))
+        texts, read = op.own["once"], [*op.scalars, *numbers, *op.own["sums"]]
+        if op.own["sums"]:
+            texts = texts | {updated(name): text for name, text in op.updates.items()}
+        return once.build(texts, read, self.whole_numbers(op))
 
     def graph(self, op):
         graph = Graph()
@@ -127,6 +172,8 @@ class Optimizer(Family):
         whole = self.whole_numbers(op)
         env |= {name: graph.var(name) for name in self.once(op)[1] if name not in whole}
         own = {updated(name): text for name, text in op.updates.items()}
+        if op.own["sums"]:
+            return self._graph_of_sums(op, graph, env)
         if op.own["gradient"]:
             name = op.own["gradient"]
             env[name] = graph.add("mul", env[name], graph.var(FACTOR))
@@ -138,6 +185,25 @@ class Optimizer(Family):
                 raise
         return graph, env, {}
 
+    def _graph_of_sums(self, op, graph, env):
+        """The graph of the values of elements that are added up."""
+        lists = {o.name: env[o.name] for o in op.operands if o.kind == "list"}
+        for name, text in op.own["sums"].items():
+            try:
+                env[name] = parse(graph, text, lists)
+            except ExprError as e:
+                e.field = "sums"
+                raise
+        zero = graph.const(0)  # numbers are no values of elements
+        return graph, env | {updated(name): zero for name in op.updates}, {}
+
+    def loaded(self, op):
+        return tuple(op.own["sums"])
+
+    def forward(self, op, types, variant=()):
+        kernel = SumsKernel if op.own["sums"] else OptimizerKernel
+        return kernel(self, op, types, False, variant)
+
     def check(self, op, graph, env, outputs):
         if outputs or op.has_act or not op.updates:
             raise wrong(op, "expr", "has a result", "write updates")
@@ -145,6 +211,8 @@ class Optimizer(Family):
     # ---- statements and oracle
 
     def statements(self, k, act, library, by=False):
+        if k.is_sum:
+            return self._statements_of_sums(k, library)
         graph, nodes = k.once_graph, {n: k.once[n] for n in k.elementwise_names}
         axes = dict.fromkeys(k.elementwise_names) | {s.name: frozenset((0,)) for s in k.lists}
         printer = Printer(LIBRARIES[library], None, k.graph, axes, None)
@@ -160,6 +228,18 @@ class Optimizer(Family):
             lines += [f"{s.next_name} = {s.name} if {FOUND} else {s.next_name}" for s in written]
         lines += [f"{s.name} = {s.next_name}" for s in written]
         return lines + [f"{MASTER} = {k.master_of}"] * bool(k.master_of)
+
+    def _statements_of_sums(self, k, library):
+        lib = LIBRARIES[library]
+        axes = {s.name: frozenset((0,)) for s in k.lists}
+        printer = Printer(lib, None, k.graph, axes, None)
+        printer.run(k.roots)
+        lines = printer.lines + [
+            f"{name} = {lib.name}.sum({printer.at(root)})" for name, root in zip(k.sums_of, k.roots)
+        ]
+        nodes = {s.next_name: k.once[s.next_name] for s in k.updated}
+        lines += once.statements(k.once_graph, nodes, library)
+        return lines + [f"{s.name} = {s.next_name}" for s in k.updated]
 
     def reference(self, op, act):
         from kfgen.families.optimizer.reference import OptimizerReference

@@ -17,7 +17,7 @@ FACTOR = "grad_factor"  # value that the gradients are multiplied by
 
 
 class OptimizerKernel(Kernel):
-    name_fields = (*Kernel.name_fields, "once", "master_of", "elementwise_names")
+    name_fields = (*Kernel.name_fields, "once", "master_of", "elementwise_names", "advance")
     form = "lists"
     scalar_ctype = "double"  # betas near 1: float32 loses four digits of 1 - beta
 
@@ -44,6 +44,8 @@ class OptimizerKernel(Kernel):
         # The list of float32 copies, and the number that makes a call do nothing if it is not 0.
         self.master = next((s for s in self.inputs if s.kind == MASTER), None)
         self.skip = next((s for s in self.inputs if s.name == FOUND), None)
+        # Scalar or number that is added to the offset of random numbers; "" without them.
+        self.advance = op.own["stochastic"]["advance"] if self.stochastic else ""
 
     def _operand(self, o, env):
         of = self.op.own["master"] if o.kind == MASTER else o.name
@@ -66,6 +68,26 @@ class OptimizerKernel(Kernel):
     def numbers(self):
         """Tensors of one number."""
         return [s for s in self.inputs if s.kind == VALUE]
+
+    @property
+    def is_sum(self):
+        """True for kernels that add up elements."""
+        return False
+
+    @property
+    def stochastic(self):
+        """True if bfloat16 results are rounded at random."""
+        return isinstance(self.op.own["stochastic"], dict)
+
+    def random_index(self, stream):
+        """Index of a list among those that are rounded at random; -1 for others."""
+        found = [s for s in self.updated if s.dtype.word == "bf16"] if self.stochastic else []
+        return found.index(stream) if stream in found else -1
+
+    @property
+    def advances_on_device(self):
+        """True if the number that advances the random numbers is in device memory."""
+        return any(s.name == self.advance for s in self.numbers)
 
     @property
     def read_lists(self):
@@ -101,7 +123,8 @@ class OptimizerKernel(Kernel):
     def unread_scalars(self):
         """Scalars and integers that the function does not read."""
         read = self.once_graph.variables([self.once[n] for n in self.elementwise_names])
-        return [s for s in (*self.flat_integers, *self.scalars) if s not in read]
+        random = {"seed", "offset", self.advance} if self.stochastic else set()
+        return [s for s in (*self.flat_integers, *self.scalars) if s not in read | random]
 
     def formulas(self, by):
         """Formulas of a call: its values, then the updates."""

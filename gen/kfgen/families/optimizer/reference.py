@@ -38,9 +38,20 @@ class OptimizerReference(reference.Reference):
 
     def results(self, bwd, env, single=False, by=False):
         kernel = self.kernel(bwd)
+        if kernel.is_sum:
+            return self._results_of_sums(kernel, env)
         known = {n: float(np.ravel(v)[0]) for n, v in (self.scalars | env).items() if np.size(v)}
         nodes = {n: kernel.once[n] for n in kernel.elementwise_names}
         return super().results(bwd, env | once.evaluate(kernel.once_graph, nodes, known), single)
+
+    def _results_of_sums(self, kernel, env):
+        """Evaluates sums and numbers."""
+        nodes = dict(zip(kernel.sums_of, kernel.roots))
+        sums = reference.evaluated(kernel.graph, nodes, env)
+        sums = {name: np.sum(np.broadcast_to(v, (POINTS,))) for name, v in sums.items()}
+        known = {n: float(np.ravel(v)[0]) for n, v in (self.scalars | env | sums).items()}
+        nodes = {s.next_name: kernel.once[s.next_name] for s in kernel.updated}
+        return once.evaluate(kernel.once_graph, nodes, known)
 
     def _inlined(self, bwd):
         kernel = self.kernel(bwd)

@@ -12,11 +12,84 @@
 #include "kf/core/list.cuh"
 #include "kf/core/math.cuh"
 #include "kf/core/optimizer/once.h"
+#include "kf/core/optimizer/random.h"
 #ifdef KFI_HOST_PASS
 #include "kf/core/optimizer/check.h"
+#endif
+#ifndef KFI_SUM_SLOTS
+#define KFI_SUM_SLOTS 512 // blocks of a sum over lists
 #endif
 
 #define KFI_OPTIMIZER_THREADS 256
 #define KFI_OPTIMIZER_BLOCKS 4 // blocks that an SM holds: at most 64 registers per thread
+
+#ifdef KFI_DEVICE_PASS
+// Rounds a vector at random. group: Philox counter of the vector's first element. upper: the vector
+// is the upper half of the counter's 8 elements.
+template <int vec>
+KFI_DEVICE void kfi_pack_at_random(kf_bf16 *d, const float *s, const kfi_rng &rng, kfi_u64 group,
+                                   bool upper)
+{
+    static_assert(vec == 4 || vec == 8, "a vector has half of a counter's words, or all");
+    kfi_u32 w[4];
+    kfi_philox(&rng, group, &w[0], &w[1], &w[2], &w[3]);
+#pragma unroll
+    for (int e = 0; e < vec; ++e) {
+        const kfi_u32 both = vec == 4 && upper ? w[(2 + e / 2) % 4] : w[e / 2];
+        const kfi_u32 word = e & 1 ? both >> 16 : both & 0xffffu;
+        ((unsigned short *)d)[e] = (unsigned short)kfi_round_at_random(__float_as_uint(s[e]), word);
+    }
+}
+#endif
+
+#ifdef KFI_DEVICE_PASS
+// Returns the sum over the block's threads to all of them, in a fixed order.
+KFI_DEVICE double kfi_sum_of_block(double *shared, double value)
+{
+    const int thread = (int)threadIdx.x;
+    __syncthreads();
+    shared[thread] = value;
+    for (int half = KFI_OPTIMIZER_THREADS / 2; half > 0; half /= 2) {
+        __syncthreads();
+        if (thread < half) shared[thread] += shared[thread + half];
+    }
+    __syncthreads();
+    return shared[0];
+}
+#endif
+
+#ifdef KFI_HOST_PASS
+template <int lists, int size>
+static KFI_SMALL kf_result_t kfi_sum_launches(const kfi_name *name, const kfi_lists &l,
+                                              const void *kernel, double *partials,
+                                              cudaStream_t stream)
+{
+    kfi_list_table<lists, size> table;
+    kfi_list_cursor at = {0, 0, 0};
+    for (bool first = true;; first = false) {
+        int chunks = kfi_list_fill(l, &at, &table);
+        if (!chunks) return KF_SUCCESS;
+        void *args[] = {&table, &partials, &chunks, &first};
+        const kf_result_t result = kfi_launch(name, kernel, dim3(KFI_SUM_SLOTS),
+                                              KFI_OPTIMIZER_THREADS, args, stream, false);
+        if (result != KF_SUCCESS) return result;
+    }
+}
+
+// Adds up checked lists, then updates the numbers. kernels: the instances for a small and a large
+// table, then the one that adds up the blocks' sums, whose arguments are `args`.
+template <int lists>
+static KFI_SMALL kf_result_t kfi_launch_sums(const kfi_name *name, const kfi_lists &l,
+                                             const void *const *kernels, double *partials,
+                                             void **args, cudaStream_t stream)
+{
+    const kf_result_t result =
+        l.count <= kfi_list_room(lists, KFI_LIST_SMALL)
+            ? kfi_sum_launches<lists, KFI_LIST_SMALL>(name, l, kernels[0], partials, stream)
+            : kfi_sum_launches<lists, KFI_LIST_LARGE>(name, l, kernels[1], partials, stream);
+    if (result != KF_SUCCESS) return result;
+    return kfi_launch(name, kernels[2], dim3(1), KFI_OPTIMIZER_THREADS, args, stream);
+}
+#endif
 
 #endif

@@ -9,6 +9,7 @@
 
 #include "kf/core/math.h"
 #include "kf/core/optimizer/check.h"
+#include "kf/core/optimizer/random.h"
 #include "kf/core/tile.h"
 
 KFI_C_BEGIN
@@ -75,6 +76,66 @@ KFI_HOST void kfi_store_part_bf16(const float *from, kf_bf16 *to, int n)
     }
     kfi_narrow_bf16(from, part, KFI_PART);
     memcpy((void *)to, (const void *)part, (size_t)n * sizeof *part);
+}
+
+/* Stores n elements of a part, rounded at random. group: Philox counter of the first element. */
+KFI_HOST void kfi_store_part_at_random(const float *from, kf_bf16 *to, int n, const kfi_rng *rng,
+                                       kfi_u64 group)
+{
+    kf_bf16 part[KFI_PART];
+    for (int j = 0; j < KFI_PART; j += 8, ++group) {
+        kfi_u32 w[4];
+        kfi_philox(rng, group, w, w + 1, w + 2, w + 3);
+        for (int e = 0; e < 8; ++e) {
+            const kfi_u32 word = w[e / 2] >> 16 * (e & 1) & 0xffffu;
+            const kfi_u32 bits = kfi_round_at_random(kfi_cpu_bits_f32(from[j + e]), word);
+            part[j + e] = kfi_cpu_from_bits_bf16((uint16_t)bits);
+        }
+    }
+    memcpy((void *)to, (const void *)part, (size_t)n * sizeof *part);
+}
+
+/* Values of a call and random state, for the loop over a chunk. */
+typedef struct {
+    const void *values;
+    kfi_rng random;
+} kfi_random_values;
+
+/* ---- sums over lists: task i adds up chunks i, i + KFI_SUM_SLOTS, ... in order */
+
+typedef struct {
+    kfi_list_window window;
+    double *partials; /* KFI_SUM_SLOTS per sum */
+    void (*add)(const kfi_list_window *w, kf_i64 chunk, double *to);
+} kfi_list_sum;
+
+KFI_HOST void kfi_sum_slot(void *context, kf_i64 slot)
+{
+    const kfi_list_sum *const s = (const kfi_list_sum *)context;
+    for (kf_i64 chunk = slot; chunk < s->window.first[s->window.count]; chunk += KFI_SUM_SLOTS)
+        s->add(&s->window, chunk, s->partials + slot);
+}
+/* Returns the sum of the first n terms of a part, in 8 interleaved sums. */
+KFI_HOST double kfi_sum_of_part(const double *terms, int n)
+{
+    double sums[8] = {0, 0, 0, 0, 0, 0, 0, 0};
+    for (int j = 0; j < n; ++j) sums[j & 7] += terms[j];
+    return ((sums[0] + sums[1]) + (sums[2] + sums[3])) +
+           ((sums[4] + sums[5]) + (sums[6] + sums[7]));
+}
+/* Adds up lists with `total` elements. sums: their number, at most; found: receives them. */
+KFI_HOST void kfi_sum_lists(const kfi_lists *l, kf_i64 total, double *partials, int sums,
+                            double *found, void (*add)(const kfi_list_window *, kf_i64, double *))
+{
+    kfi_list_sum s = {{l, NULL, 0, {0}, 0, 0}, partials, add};
+    for (int i = 0; i < sums * KFI_SUM_SLOTS; ++i) partials[i] = 0.0;
+    while (kfi_list_advance(&s.window))
+        kfi_parallel(KFI_SUM_SLOTS, kfi_sum_slot, &s, total >= KF_OMP_MIN);
+    for (int i = 0; i < sums; ++i) {
+        found[i] = 0.0;
+        for (int slot = 0; slot < KFI_SUM_SLOTS; ++slot)
+            found[i] += partials[i * KFI_SUM_SLOTS + slot];
+    }
 }
 
 KFI_C_END
