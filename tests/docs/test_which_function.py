@@ -18,9 +18,13 @@ UPDATE = os.environ.get("KF_UPDATE")
 
 
 def launchers(manifest):
-    """Returns {op: the C launcher of its first dtypes}, with {act} for the activation."""
+    """Returns {op: the C launcher of its first dtypes}, with {act} for the activation. Functions
+    over lists have the table of their family's page.
+    """
     found = {}
     for f in manifest["functions"]:
+        if any(a.get("list") for a in f["arguments"]):
+            continue
         if not f["bwd"] and not f["state"] and "c" in f["backends"]:
             found.setdefault(f["op"], f"kf_cpu_{f['op']}_{'_'.join(f['dtypes'])}")
     return found

@@ -45,7 +45,7 @@ def test_shapes_from_any_tensor(name, shape, options, sizes, shapes):
 
 
 def test_shapes_are_those_of_the_calls():
-    for f in FUNCTIONS.values():
+    for f in kflib.of_tensors():
         sizes = dict(zip(f["sizes"], cases.shapes(f)[0][0]))
         for a in tensors(f).values():
             assert from_manifest.extents(a, sizes) == tuple(
@@ -112,9 +112,9 @@ def test_what_null_means():
                     a["absent"] is None or a["null"] in ("absent", "unread")
                 ), (f["name"], a)
     assert seen == {
-        "": {"in", "out", "seed_at", "offset_at"},
+        "": {"in", "inout", "out", "lengths", "seed_at", "offset_at"},
         **dict.fromkeys(("unread", "absent", "inputs", "result"), {"in"}),
-        "skipped": {"out", "sum"},
+        "skipped": {"inout", "out", "sum"},
         "dense": {"strides"},
         "no bytes": {"workspace"},
         None: set(seen[None]),
@@ -307,7 +307,7 @@ def test_scalars():
                 seen[a["name"]] = a["default"]
             where = (
                 "host"
-                if a["role"] == "strides"
+                if a["role"] in ("strides", "lengths")
                 else "device"
                 if "*" in a.get("ctype", "*")
                 else None
@@ -350,7 +350,7 @@ def test_workspaces_of_two_calls():
         )
     assert all(
         bool(f["workspace"]) == ("WORKSPACE" in f["errors"]) == bool(f["workspace_arguments"])
-        for f in FUNCTIONS.values()
+        for f in kflib.of_tensors()
     )
 
 
@@ -399,7 +399,7 @@ def test_where_a_dropout_reads_seed_and_offset():
 def test_cost():
     f = FUNCTIONS["kf_bias_gelu_bf16"]
     assert eval(f["cost"]["bytes"], {}, {"rows": 10, "cols": 4}) == 2 * (40 + 4 + 40)
-    for f in FUNCTIONS.values():
+    for f in kflib.of_tensors():
         # Tables are read in part, so their bytes are not counted.
         if not f["axes"] or getattr(cases.own(f), "READS_SOME_ROWS", False):
             continue

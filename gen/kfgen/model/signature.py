@@ -227,7 +227,8 @@ class Signature:
     @property
     def list_codes(self):
         """Encodes the lists for core/list.h: bytes per element and flags."""
-        flags = [(s.role != "in") + 2 * (s.absent is not None) for s in self.lists]
+        nullable = [s.absent is not None or not s.required for s in self.lists]
+        flags = [(s.role != "in") + 2 * null for s, null in zip(self.lists, nullable)]
         return "".join(f"{s.dtype.size}{flag}" for s, flag in zip(self.lists, flags))
 
     @property

@@ -21,7 +21,7 @@ class OptimizerC(C):
     def value_texts(self):
         """[(value, its text)] of the values that expressions read, computed once per call."""
         k = self.k
-        read = {s.name: f"kfi_number_{s.name}" for s in k.numbers}
+        read = {s.name: f"kfi_number_{s.name}" for s in k.device_numbers}
         read |= {name: f"(double){name}" for name in k.integers}
         return [(n, once.in_c(k.once_graph, k.once[n], read)) for n in k.elementwise_names]
 

@@ -37,14 +37,13 @@ class OptimizerCuda(Cuda):
 
     @property
     def vec(self):
-        """Elements of a vector: 16 bytes of the widest list."""
-        return 16 // max(s.dtype.size for s in self.k.lists)
+        return 16 // max(s.dtype.size for s in self.k.lists)  # 16 bytes of the widest list
 
     @property
     def parameters(self):
         """Parameters of the kernel after the table."""
         k = self.k
-        found = [f"const {s.dtype.device} *{s.name}_at" for s in k.numbers]
+        found = [f"const {s.dtype.device} *{s.name}_at" for s in k.device_numbers]
         found += [f"double {name}_d" for name in k.device_scalars]
         found += [f"{k.dtype.compute_ctype} {name}" for name in k.host_values]
         found += ["kfi_rng kfi_random"] * k.stochastic
@@ -54,7 +53,9 @@ class OptimizerCuda(Cuda):
     def value_texts(self):
         """[(value, its text)] of the values that each block computes."""
         k = self.k
-        read = {name: f"{name}_d" for name in (*k.device_scalars, *(s.name for s in k.numbers))}
+        read = {
+            name: f"{name}_d" for name in (*k.device_scalars, *(s.name for s in k.device_numbers))
+        }
         return [(n, once.in_c(k.once_graph, k.once[n], read)) for n in k.device_values]
 
     @functools.cached_property

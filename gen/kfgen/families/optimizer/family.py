@@ -76,7 +76,6 @@ class Optimizer(Family):
         if found["master"]:
             if found["master"] not in op.updates:
                 raise f.error("master", f"`{found['master']}` has no update", "leave it out")
-            op.operands.append(Operand(MASTER, MASTER, ACC, grad=False))
         if found["gradient"]:
             self._add_scaling(f, op, found)
         return found
@@ -142,7 +141,7 @@ class Optimizer(Family):
         }
 
     def named(self, op):
-        return (*op.own["once"], *op.own["sums"])
+        return (*op.own["once"], *op.own["sums"], MASTER)
 
     # ---- graphs
 
@@ -224,7 +223,7 @@ class Optimizer(Family):
         )
         lines += printer.lines
         lines += [f"{s.next_name} = {printer.at(s.exprs[0])}" for s in written]
-        if any(s.name == FOUND for s in k.numbers):
+        if any(s.name == FOUND for s in k.device_numbers):
             lines += [f"{s.next_name} = {s.name} if {FOUND} else {s.next_name}" for s in written]
         lines += [f"{s.name} = {s.next_name}" for s in written]
         return lines + [f"{MASTER} = {k.master_of}"] * bool(k.master_of)

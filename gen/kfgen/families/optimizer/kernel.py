@@ -10,6 +10,7 @@ from kfgen.families.optimizer.cuda import OptimizerCuda
 from kfgen.model import contract
 from kfgen.model.entries import updated
 from kfgen.model.kernel import Kernel, Tensor
+from kfgen.model.types import ACC
 
 MASTER, VALUE = "master", "value"
 SCALE, FOUND = "grad_scale", "found_inf"
@@ -34,22 +35,25 @@ class OptimizerKernel(Kernel):
         self.graph, env, _ = self.family.graph(op)
         self.once_graph, self.once = self.family.once(op)
         self.master_of = op.own["master"]
-        self.inputs, self.outputs = [self._operand(o, env) for o in op.operands], []
+        lists = [self._operand(o, env) for o in op.operands if o.kind != VALUE]
+        numbers = [self._operand(o, env) for o in op.operands if o.kind == VALUE]
+        # The list of float32 copies.
+        self.master = self._copies(lists) if op.own["master"] else None
+        self.inputs = [*lists, *([self.master] if self.master else []), *numbers]
+        self.outputs = []
         self.roots = [node for s in self.inputs if s.role == "inout" for node in s.exprs]
         self.streams, self.keeps = self.inputs, False
         self.integers = list(op.integers)
         self.scalars = [s for s in op.scalars if s not in op.integers]
         lists = {s.name for s in self.inputs if s.is_list}
         self.elementwise_names = sorted(self.graph.variables(self.roots) - lists)
-        # The list of float32 copies, and the number that makes a call do nothing if it is not 0.
-        self.master = next((s for s in self.inputs if s.kind == MASTER), None)
+        # The number that makes a call do nothing if it is not 0.
         self.skip = next((s for s in self.inputs if s.name == FOUND), None)
         # Scalar or number that is added to the offset of random numbers; "" without them.
         self.advance = op.own["stochastic"]["advance"] if self.stochastic else ""
 
     def _operand(self, o, env):
-        of = self.op.own["master"] if o.kind == MASTER else o.name
-        written = of in self.op.updates
+        written = o.name in self.op.updates
         return Tensor(
             o.name,
             o.kind,
@@ -58,14 +62,20 @@ class OptimizerKernel(Kernel):
             "input",
             o.dtype,
             o.values,
-            exprs=[env[updated(of)]] if written else [],
+            exprs=[env[updated(o.name)]] if written else [],
             is_list=o.kind in self.family.lists,
-            absent=of if o.kind == MASTER else o.absent,
-            required=o.kind != MASTER,
+            absent=o.absent,
         )
 
+    def _copies(self, lists):
+        """The list of float32 copies of another one, which may be NULL."""
+        of = next(s for s in lists if s.name == self.op.own["master"])
+        dtype = self.dtype_of(ACC)
+        more = {"exprs": list(of.exprs), "is_list": True, "required": False}
+        return Tensor(MASTER, MASTER, dtype, "inout", "input", ACC, (MASTER,), **more)
+
     @property
-    def numbers(self):
+    def device_numbers(self):
         """Tensors of one number."""
         return [s for s in self.inputs if s.kind == VALUE]
 
@@ -87,7 +97,7 @@ class OptimizerKernel(Kernel):
     @property
     def advances_on_device(self):
         """True if the number that advances the random numbers is in device memory."""
-        return any(s.name == self.advance for s in self.numbers)
+        return any(s.name == self.advance for s in self.device_numbers)
 
     @property
     def read_lists(self):
@@ -101,7 +111,7 @@ class OptimizerKernel(Kernel):
     def on_device(self, name):
         """True if a value depends on numbers in device memory."""
         read = self.once_graph.variables([self.once[name]])
-        return bool(read & {s.name for s in self.numbers})
+        return bool(read & {s.name for s in self.device_numbers})
 
     @property
     def host_values(self):
@@ -129,4 +139,4 @@ class OptimizerKernel(Kernel):
     def formulas(self, by):
         """Formulas of a call: its values, then the updates."""
         once = [contract.assigned(name, text) for name, text in self.op.own["once"].items()]
-        return once + contract.of_elements(self, by)
+        return ["; ".join(once)] * bool(once) + contract.of_elements(self, by)

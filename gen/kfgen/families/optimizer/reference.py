@@ -5,7 +5,7 @@ import numpy as np
 
 from kfgen.families import reference
 from kfgen.families.optimizer import once
-from kfgen.families.optimizer.kernel import FOUND, MASTER, SCALE, VALUE
+from kfgen.families.optimizer.kernel import FOUND, SCALE, VALUE
 
 POINTS = reference.POINTS
 
@@ -17,7 +17,6 @@ class OptimizerReference(reference.Reference):
 
     def inputs(self, rng):
         found = super().inputs(rng)
-        found.pop(MASTER, None)
         device = self.op.own["device"]
         given = {SCALE: 4.0, FOUND: 0.0} | (dict(device) if isinstance(device, dict) else {})
         for o in self.op.operands:

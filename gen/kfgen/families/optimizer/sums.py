@@ -17,7 +17,7 @@ VALUE = "value"
 
 def number_texts(k, sums):
     """[(number, text of its next value)]. sums: text of the totals, with {} for their index."""
-    read = {s.name: f"kfi_number_{s.name}" for s in k.numbers}
+    read = {s.name: f"kfi_number_{s.name}" for s in k.device_numbers}
     read |= {name: f"(double){name}" for name in k.integers}
     read |= {name: sums.format(i) for i, name in enumerate(k.sums_of)}
     return [(s, once.in_c(k.once_graph, k.once[s.next_name], read)) for s in k.updated]
@@ -38,8 +38,7 @@ class SumsCuda(Cuda):
 
     @property
     def vec(self):
-        """Elements of a vector: 16 bytes of the widest list."""
-        return 16 // max(s.dtype.size for s in self.k.lists)
+        return 16 // max(s.dtype.size for s in self.k.lists)  # 16 bytes of the widest list
 
     @property
     def value_texts(self):
@@ -58,7 +57,7 @@ class SumsCuda(Cuda):
 
     @functools.cached_property
     def steps(self):
-        lists, numbers = steps.names(self.k.lists), steps.names(self.k.numbers)
+        lists, numbers = steps.names(self.k.lists), steps.names(self.k.device_numbers)
         return [
             Step(
                 "adds up the elements of each block's chunks",
@@ -160,7 +159,7 @@ class SumsKernel(Kernel):
         return True
 
     @property
-    def numbers(self):
+    def device_numbers(self):
         """Tensors of one number."""
         return [s for s in self.inputs if s.kind == VALUE]
 
