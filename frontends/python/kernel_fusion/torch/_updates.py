@@ -136,9 +136,10 @@ def _held(
     copies of others if their order differs.
     """
     written = [x for t, x in zip(inputs, tensors) if t.role == "inout"]
-    known = FORMATS.get(written[0].dim(), (torch.contiguous_format,))
+    first = [*written, *tensors][0]
+    known = FORMATS.get(first.dim(), (torch.contiguous_format,))
     formats = known if s.call.lists or s.op.is_flat else known[:1]
-    order = next((f for f in formats if written[0].is_contiguous(memory_format=f)), formats[0])
+    order = next((f for f in formats if first.is_contiguous(memory_format=f)), formats[0])
     for t, x, name in zip(inputs, tensors, names):
         if t.role == "inout" and not x.is_contiguous(memory_format=order):
             raise ValueError(
