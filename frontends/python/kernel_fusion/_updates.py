@@ -121,8 +121,10 @@ def _of_lists(
     where, inputs = arguments.where, op.forward.inputs
     held: list[list[Any] | None] = []
     for t, own in zip(inputs, arguments.tensors):
-        if own is None or not t.list:
-            held.append(None if own is None else [_array(where, t, t.name, own)])
+        if own is None and t.nullable:
+            held.append(None)
+        elif not t.list:
+            held.append([_array(where, t, t.name, own)])
         else:
             given = enumerate(listed(where, t.name, own))
             held.append([_array(where, t, f"{t.name}[{i}]", x) for i, x in given])

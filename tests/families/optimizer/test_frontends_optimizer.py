@@ -101,6 +101,7 @@ def test_master_weights(kf):
         assert torch.equal(p, m.bfloat16())
 
 
+@pytest.mark.check
 def test_arrays_and_found_inf(kf):
     rng = np.random.default_rng(1)
     param, grad = ([rng.standard_normal(n).astype(np.float32) for n in (5, 0, 300)] for _ in "pg")
@@ -111,6 +112,7 @@ def test_arrays_and_found_inf(kf):
     assert all(np.allclose(p, b - 0.5 * g) for p, b, g in zip(param, before, grad))
 
 
+@pytest.mark.check
 def test_clipping(kf):
     """The norm and the clipping of torch, over lists of two dtypes."""
     grads = [drawn(), drawn(torch.bfloat16, 1)]
