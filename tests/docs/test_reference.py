@@ -28,7 +28,7 @@ OVERVIEWS = {
     "nn.md",
     "runtime.md",
 }
-SECTION = re.compile(r"^## <a name=\"\w+\"></a>`(\S+)`$(.*?)^\| tensor", re.M | re.S)
+SECTION = re.compile(r"^## <a name=\"\w+\"></a>`(\S+)`$((?:(?!^## ).)*?)^\| tensor", re.M | re.S)
 PATTERN = re.compile(r"^kf_result_t (kf_\[cpu_\]\S+?)\((.*)\);$", re.M)
 
 

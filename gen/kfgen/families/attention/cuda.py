@@ -8,7 +8,6 @@ from kfgen.model.steps import Instance, Launch, Step
 
 TICKET = "workspace.ticket"
 PLAIN = "KFI_SCORE_PLAIN"
-ZERO = Instance("kfk_attention_ticket", ("0",))
 WGMMA, WIDTHS = ("64", "128", "192_128", "256"), ("64", "128", "256")  # tiles
 
 
@@ -22,6 +21,9 @@ class Tile(Instance):
 
     def name(self, values=None):
         return Instance(self.kernel, self.arguments[:-1]).name(values)
+
+
+ZERO = Tile("kfk_attention_ticket", ("0", "HOPPER"))
 
 
 class AttentionCuda(Cuda):
