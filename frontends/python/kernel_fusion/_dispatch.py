@@ -160,11 +160,11 @@ def lookup(name: str) -> Callable[..., Any]:
 
 
 def overwrites(name: str) -> bool:
-    """True if a function, or that of an alias, overwrites its arguments."""
+    """True if a function, or that of an alias, overwrites its arguments or takes lists of them."""
     found = _table.aliases().get(name)
     op = _table.find(found["op"], found["activation"])[0] if found else None
     op = op or (_table.functions()[name][0] if name in _table.functions() else None)
-    return op is not None and op.forward.updates
+    return op is not None and (op.forward.updates or op.forward.lists)
 
 
 def names() -> list[str]:

@@ -164,6 +164,15 @@ def test_other_errors(ops, kf):
         kf.load(families=[lists.FOLDER])
 
 
+def test_jax_lacks_them(ops, kf):
+    """Arrays of JAX are constant."""
+    pytest.importorskip("jax")
+    for name in ("momentum", "moving_average"):
+        with pytest.raises(AttributeError, match=f"kf.jax has no `{name}`, which overwrites"):
+            getattr(kf.jax, name)
+        assert name not in dir(kf.jax)
+
+
 def test_without_a_compiler(ops, kf):
     """NumPy computes the same from the manifest's statements."""
     from kernel_fusion import _first_call, _interpreted, _table

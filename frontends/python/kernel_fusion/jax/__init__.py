@@ -36,7 +36,8 @@ def _plain(name: str, label: str = "") -> Callable[..., Any]:
 def _lookup(name: str) -> Callable[..., Any]:
     if _dispatch.overwrites(name):
         raise AttributeError(
-            f"kf.jax has no `{name}`, which overwrites its arguments: arrays of JAX are constant"
+            f"kf.jax has no `{name}`, which overwrites its arguments or takes lists: arrays of JAX "
+            f"are constant"
         )
     composed = _composed.over(_self)
     if name in composed:
