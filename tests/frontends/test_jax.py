@@ -4,6 +4,8 @@
 One op per family at level 1, all at level 2.
 """
 
+import ctypes
+
 import cases
 import kfpython
 import numpy as np
@@ -292,6 +294,8 @@ def test_what_is_missing_is_named(kj, monkeypatch, tmp_path):
     monkeypatch.setattr(_compilers, "cxx", lambda: None)
     with pytest.raises(RuntimeError, match="apt install g"):
         _native.library.__wrapped__()
+    why = _native._open(b"kf_nonesuch_f32", 0)
+    assert b"make or load its op first" in ctypes.string_at(why)
     script = "import sys; sys.modules['jax'] = None\nimport kernel_fusion as kf\n"
     script += "try: kf.jax\nexcept ImportError as e: print(e)"
     assert kfpython.python(script).startswith(

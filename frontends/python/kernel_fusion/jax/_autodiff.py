@@ -95,7 +95,7 @@ def _invoke(
     ]
 
 
-def _results(spec: Spec, tensors: Sequence[Any], outputs: Sequence[Any]) -> tuple[Any, ...]:
+def _results(spec: Spec, outputs: Sequence[Any]) -> tuple[Any, ...]:
     """Outputs that callers receive: the results, then statistics that other frameworks update."""
     placed = [i for i, t in enumerate(spec.op.forward.outputs) if t.place_of]
     return tuple(outputs[i] for i in [*spec.op.forward.results, *placed] if outputs[i] is not None)
@@ -112,7 +112,7 @@ def _wanted(spec: Spec, tensors: Sequence[Any], saved: bool) -> list[bool]:
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _call(spec: Spec, tensors: tuple[Any, ...], seeds: Any) -> tuple[Any, ...]:
     found = _invoke(spec, False, tensors, seeds, _wanted(spec, tensors, False))
-    return _results(spec, tensors, found)
+    return _results(spec, found)
 
 
 @jax.tree_util.register_static
@@ -153,7 +153,7 @@ def _forward(spec: Spec, tensors: Any, seeds: Any) -> Any:
     arrays = arrays if op.backward or op.with_grad else []
     shapes = tuple(_struct(values[i]) if kind == "shape" else None for kind, i in sources)
     static = _Kept(perturbed, shapes, tuple(map(_struct, found)))
-    return _results(spec, values, found), (arrays, seeds, static)
+    return _results(spec, found), (arrays, seeds, static)
 
 
 def _gradient(grads: dict[int, Any], i: int, kept: _Kept, spec: Spec) -> Any:

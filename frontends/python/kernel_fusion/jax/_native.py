@@ -19,12 +19,15 @@ from jaxlib import version
 from kernel_fusion import _compilers, _files, _first_call, _library, _shim_library, _table
 
 TARGET = "kf"
+# Exports of a library that the handlers call, on the CPU and on a GPU: run, load, and errors.
+SYMBOLS = (
+    ("kfp_run", "", "kfp_error", "kfp_detail", ""),
+    ("kfp_run_on", "kfp_load_on", "kfp_error", "kfp_detail", "kfp_reason"),
+)
 SOURCES = ("jax_ffi.cpp", "packed.h")
 FLAGS = ("-std=c++17", "-O1", "-fPIC", "-shared", "-fvisibility=hidden", "-s")
-OPENER = ctypes.CFUNCTYPE(ctypes.c_char_p, ctypes.c_char_p, ctypes.c_int)
+OPENER = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_char_p, ctypes.c_int)
 SPACE = ctypes.CFUNCTYPE(ctypes.c_size_t, ctypes.c_int, ctypes.c_void_p)
-# Exports of a library that the handlers call; the second of a kind is a GPU's.
-SYMBOLS = (("kfp_run", "kfp_run_on"), ("", "kfp_load_on"), ("kfp_error",) * 2, ("kfp_detail",) * 2)
 
 
 def _path() -> pathlib.Path:
@@ -103,9 +106,10 @@ def _add(op: _table.Op, function: str, on_gpu: bool) -> None:
     number = found.find(function)
     if op.own:
         _own[function] = op
-    run, load, error, detail = (name[on_gpu] and found.address(name[on_gpu]) for name in SYMBOLS)
-    reason = found.address("kfp_reason") if on_gpu else None
-    handlers.kfj_add(function.encode(), on_gpu, number, run, load or None, error, detail, reason)
+    run, load, error, detail, reason = (
+        found.address(symbol) if symbol else None for symbol in SYMBOLS[on_gpu]
+    )
+    handlers.kfj_add(function.encode(), on_gpu, number, run, load, error, detail, reason)
     _opened[function, on_gpu] = found, number
 
 
@@ -117,18 +121,20 @@ def _by_function() -> dict[str, _table.Op]:
 _texts = threading.local()  # keeps the last message of a thread
 
 
-def _open(function: bytes, on_gpu: int) -> bytes | None:
-    """Opens a function that a deserialised program calls first; returns why it cannot."""
+def _open(function: bytes, on_gpu: int) -> int | None:
+    """Opens a function that a deserialised program calls first; returns the address of the reason
+    why it cannot.
+    """
     # C++ code between here and the caller cannot propagate an exception.
     try:
         name = function.decode()
         op = _own.get(name) or _by_function().get(name)
         if op is None:
-            return b"this process has no such function: make or load its op first"
+            raise KeyError(f"this process has no {name}: make or load its op first")
         _add(op, name, bool(on_gpu))
     except BaseException as e:
-        _texts.why = f"{type(e).__name__}: {e}".encode()
-        return bytes(_texts.why)
+        _texts.why = ctypes.create_string_buffer(f"{type(e).__name__}: {e}".encode())
+        return ctypes.addressof(_texts.why)
     return None
 
 
