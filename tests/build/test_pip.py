@@ -238,7 +238,10 @@ def test_wheel(tmp_path, source):
             "ops.pyi",
             "py.typed",
             "native/packed.h",
+            "native/jax_ffi.cpp",
             "native/torch_shim.cpp",
+            "jax/__init__.py",
+            "jax/__init__.pyi",
             "torch/__init__.py",
         )
     } <= set(files)
