@@ -57,6 +57,20 @@ def test_names(kf, kf_tf):
     assert "eps" in inspect.signature(kf_tf.layer_norm).parameters
 
 
+@pytest.mark.check
+def test_stubs_are_the_functions(kf_tf):
+    """Stubs have the arguments, order and defaults of inspect.signature."""
+    stub = kfpython.package() / "kernel_fusion_tensorflow/__init__.pyi"
+    names = {}
+    exec(compile(stub.read_text(), stub.name, "exec"), names)
+    for name in set(dir(kf_tf)) - {"layers", "info"}:
+        own, wanted = (inspect.signature(f).parameters for f in (names[name], getattr(kf_tf, name)))
+        if [p.kind for p in wanted.values()][:1] != [inspect.Parameter.VAR_POSITIONAL]:
+            assert [(p.name, p.kind, p.default) for p in own.values()] == [
+                (p.name, p.kind, p.default) for p in wanted.values()
+            ], name
+
+
 def test_dropout(kf, kf_tf):
     """Seeds of tf.random and rng determine the mask; each call of a graph draws again."""
     x = np.ones((64, 64), np.float32)
@@ -347,3 +361,38 @@ def test_eager_calls_on_a_gpu(kf, kf_tf, gpu):
         outer.gradient(first, x)
     with pytest.raises(ValueError, match="kf.add: b has the shape .2, 8., expected .4, 8. beside"):
         kf_tf.add(x, x[:2])
+
+
+OWN = """
+import kernel_fusion, numpy as np, tensorflow as tf, kernel_fusion_tensorflow as kf
+from kernel_fusion import tvm_ffi as fused
+kernel_fusion.load(FILE)
+x, gamma, out = np.full((2, 3), 2, "f"), tf.ones(3), np.empty((2, 3), "f")
+def step(gamma):
+    with tf.GradientTape() as tape:
+        tape.watch(gamma)
+        return tape.gradient(kf.own_layer_scale(x, gamma, x), gamma)
+print(tf.function(step)(gamma).numpy().tolist())
+fused.register(["own_layer_scale"], ["float32"])
+fused.get("own_layer_scale_f32")(x, gamma.numpy(), x, out)
+print(out.sum())
+"""
+
+
+SPEC = """
+[op.own_layer_scale]
+brief = "residual + gamma * max(x, 0)"
+operands = { x = "elem", gamma = "row", residual = "elem" }
+expr = "residual + gamma * max(x, 0)"
+ref = "residual + gamma * np.maximum(x, 0)"
+source = "Touvron et al. 2021, LayerScale (arXiv:2103.17239)"
+"""
+
+
+@pytest.mark.check
+def test_ops_of_ones_own(tmp_path):
+    """Ops of kf.load, and of new families, are functions here and of tvm_ffi."""
+    pytest.importorskip("tvm_ffi")
+    (tmp_path / "own.toml").write_text(SPEC)
+    found = kfpython.python(OWN.replace("FILE", repr(str(tmp_path / "own.toml"))))
+    assert found.splitlines() == ["[4.0, 4.0, 4.0]", "24.0"]

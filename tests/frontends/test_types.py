@@ -54,7 +54,7 @@ def test_mypy(tmp_path):
         kflib.ROOT / "build/tests/mypy",
     ]
     done = subprocess.run(
-        [*command, "-p", "kernel_fusion", "-m", "program"],
+        [*command, "-p", "kernel_fusion", "-p", "kernel_fusion_tensorflow", "-m", "program"],
         capture_output=True,
         text=True,
         cwd=tmp_path,

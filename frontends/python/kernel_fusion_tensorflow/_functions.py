@@ -243,6 +243,8 @@ def lookup(name: str) -> Callable[..., Any]:
         elif _functional.has(own):
             _made[name] = make(*_table.functions()[own])
         else:
-            _made[name] = _dispatch.alias_of(_table.aliases()[own], lookup)
+            _made[name] = _dispatch.alias_of(
+                _table.aliases()[own], lookup, "kernel_fusion_tensorflow"
+            )
     found: Callable[..., Any] = _made[name]
     return found
