@@ -197,12 +197,13 @@ def make(op: Op, activation: str) -> Callable[..., Any]:
         return _call(op, activation, _bind(op, activation, args, kwargs))
 
     # AutoGraph would convert the Python code of each call.
-    made: Any = tf.autograph.experimental.do_not_convert(function)
+    made = tf.autograph.experimental.do_not_convert(function)
     made.__name__ = made.__qualname__ = op.word(activation)
     made.__module__ = "kernel_fusion_tensorflow"
     made.__doc__ = _docs.of(op, activation)
     made.__signature__ = _functional.signature(op, activation)
-    return made
+    found: Callable[..., Any] = made
+    return found
 
 
 def gelu(x: Any, *, approximate: str = "none") -> Any:
