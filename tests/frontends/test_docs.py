@@ -10,7 +10,13 @@ import pytest
 
 HAS_TORCH = importlib.util.find_spec("torch")
 # Pages of one library each.
-PAGES = {"from_pytorch": "torch", "jax": "jax", "tensorflow": "tensorflow", "tvm_ffi": "tvm_ffi"}
+PAGES = {
+    "from_pytorch": "torch",
+    "optim": "torch",
+    "jax": "jax",
+    "tensorflow": "tensorflow",
+    "tvm_ffi": "tvm_ffi",
+}
 
 
 def runnable(page):

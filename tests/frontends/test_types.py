@@ -26,16 +26,17 @@ both: tuple[torch.Tensor, torch.Tensor] = kf.ops.add_rms_norm(tensor, tensor)
 kf.ops.sum(array, dim=None)
 norm = kf.nn.LayerNorm(8, activation="gelu")
 module: torch.nn.Module = torch.nn.Sequential(norm, kf.nn.ELU(alpha=2.0), kf.nn.QuickGELU())
+optimizer: torch.optim.Optimizer = kf.optim.AdamW(module.parameters(), lr=1e-2, fused=True)
 kf.ops.layer_norm_gelu(array, epsilon=1e-5)
 kf.ops.bias_relu(array)
 kf.ops.add(array, tensor)
 wrong: int = kf.ops.relu(tensor)
 """
 EXPECTED = {
-    14: 'Unexpected keyword argument "epsilon" for "layer_norm_gelu"',
-    15: 'Missing positional argument "bias" in call to "bias_relu"',
-    16: 'Value of type variable "A" of "add" cannot be',
-    17: "Incompatible types in assignment",
+    15: 'Unexpected keyword argument "epsilon" for "layer_norm_gelu"',
+    16: 'Missing positional argument "bias" in call to "bias_relu"',
+    17: 'Value of type variable "A" of "add" cannot be',
+    18: "Incompatible types in assignment",
 }
 
 

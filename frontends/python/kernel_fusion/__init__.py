@@ -6,6 +6,7 @@ Importing the package requires no framework, compiler or GPU.
 - kf.ops: every op, for NumPy arrays, PyTorch tensors and GPU arrays such as CuPy's
 - kf.jax: the same ops for JAX
 - kf.nn: PyTorch modules over the ops
+- kf.optim: PyTorch optimizers over the ops
 - kf.fuse, kf.fuse_row: make an op from a formula
 - kf.load: adds the ops of a program's own spec files and families to kf.ops
 - kf.fused_<op>: an op with a `stream` argument (kf.Context, kf.Stream), as in the C runtime
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from kernel_fusion import kernels as kernels
     from kernel_fusion import nn as nn
     from kernel_fusion import ops as ops
+    from kernel_fusion import optim as optim
     from kernel_fusion._fuse import fuse as fuse
     from kernel_fusion._fuse import fuse_row as fuse_row
     from kernel_fusion._launchers import build_launchers as build_launchers
@@ -62,6 +64,7 @@ __all__ = [
     "load",
     "nn",
     "ops",
+    "optim",
     "set_threads",
     "use_launchers",
     "warmup",
@@ -71,7 +74,7 @@ __version__ = version()
 
 def __getattr__(name: str) -> Any:
     """Imports submodules and lazy names on first access."""
-    if name in ("benchmarks", "config", "fkl", "jax", "kernels", "nn", "ops"):
+    if name in ("benchmarks", "config", "fkl", "jax", "kernels", "nn", "ops", "optim"):
         return importlib.import_module(f"kernel_fusion.{name}")
     lazy = {
         "fuse": "_fuse",
