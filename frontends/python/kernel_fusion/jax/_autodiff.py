@@ -227,7 +227,7 @@ def call(spec: Spec, tensors: Sequence[Any], seeds: Any) -> tuple[Any, ...]:
     return found
 
 
-@functools.cache
+@functools.lru_cache(4096)
 def compiled(spec: Spec) -> Any:
     """The call for arrays outside of jax.jit."""
     return jax.jit(functools.partial(call, spec))

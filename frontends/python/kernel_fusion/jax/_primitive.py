@@ -137,7 +137,7 @@ def _wide(x: Any) -> Any:
     return jnp.stack([x, x >> 31], -1)
 
 
-@functools.cache
+@functools.lru_cache(4096)
 def _compiled(launch: Launch) -> Any:
     return jax.jit(functools.partial(PRIMITIVE.bind, launch=launch))
 
