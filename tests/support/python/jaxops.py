@@ -142,6 +142,7 @@ def check_gradients(f):
 
         def call(*values):
             found = results(own(**fixed, **dict(zip(c.wanted, values)), **c.kwargs))
-            return [r for r in found if r.dtype.kind == "f"]
+            # Running statistics, which follow the results, have no gradient.
+            return [r for r in found[: len(c.op.forward.results)] if r.dtype.kind == "f"]
 
         check_grads(call, [given[n] for n in c.wanted], 1, ["rev"], 1e-5, 1e-5, 1e-6)
