@@ -140,6 +140,6 @@ def sample(turn=0, dtypes=("bf16", "f32", "f16", "f64")):
         kinds.setdefault((f["op"], f["bwd"], f["state"]), []).append(f)
     for i, functions in enumerate(kinds.values()):
         dtype = dtypes[(turn + i) % len(dtypes)]
-        fitting = [f for f in functions if f["dtypes"][0] == dtype]
+        fitting = [f for f in functions if f["dtypes"][0] == dtype] or functions
         found.append(fitting[(3 * turn + 7 * i) % len(fitting)])
     return found
