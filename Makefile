@@ -166,7 +166,7 @@ cxx:
 
 python:
 	@command -v $(PYTHON) >/dev/null || \
-	    $(call FAIL,python3 is missing: apt install python3 python3-venv)
+	    $(call FAIL,$(PYTHON) is missing: apt install python3 python3-venv)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	    $(call FAIL,$$($(PYTHON) --version) is too old$(NEEDED))
 

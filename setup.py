@@ -51,7 +51,10 @@ class WithData(build_py):
                 copy = data / source.relative_to(ROOT)
                 copy.parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(source, copy)
-        builder().build(pathlib.Path(self.build_lib) / "kernel_fusion")
+        try:
+            builder().build(pathlib.Path(self.build_lib) / "kernel_fusion")
+        except ValueError as e:  # a wrong KF_WHEEL_ variable; pip would show a traceback
+            raise SystemExit(f"kf: {e}") from None
 
 
 class OfPlatform(bdist_wheel):

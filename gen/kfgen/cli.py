@@ -146,7 +146,9 @@ def _other_commands(add):
         explain,
     )
     p.add_argument(
-        "name", metavar="FUNCTION", help="kf_add_relu_f16, kf_cpu_bias_gelu_bwd_f32, ..."
+        "name",
+        metavar="FUNCTION",
+        help="kf_add_relu_f16, kf_cpu_bias_gelu_bwd_f32, ...; add_relu is kf_add_relu_f32",
     )
     p = add("source", "print a function's kernels as one self-contained text", print_source)
     p.add_argument("name", metavar="FUNCTION")
@@ -360,6 +362,9 @@ def write_docs(args):
 
 
 def main(argv=None):
+    argv = sys.argv[1:] if argv is None else argv
+    if argv[:1] == ["help"]:
+        argv = [*argv[1:], "--help"]
     args, collects = build_parser().parse_args(argv), gc.isenabled()
     gc.disable()  # nearly all objects live to the end; collection took 10 to 33 % of the time
     try:

@@ -182,6 +182,8 @@ def test_what_is_missing_is_named_in_one_line(checkout):
         if x.startswith("kf:")
     ]
     assert lines == ["kf: no-such-gcc is missing: apt install gcc libc6-dev"]
+    output = ways.run("make", "python", "PYTHON=nopython", cwd=checkout, fails=True)
+    assert "kf: nopython is missing: apt install python3 python3-venv" in output
     old = checkout / "old-python"
     old.write_text('#!/bin/sh\n[ "$1" = --version ] && echo Python 3.9.2\nexit 1\n')
     old.chmod(0o755)

@@ -27,6 +27,14 @@ def environment(once):
     return once("pip", installed)
 
 
+@pytest.mark.check
+def test_a_wrong_variable_is_told_without_a_traceback(tmp_path):
+    command = (sys.executable, "setup.py", "-q", "build_py", "-d", tmp_path)
+    output = run(*command, cwd=kflib.ROOT, fails=True, KF_WHEEL_OPS="layernorm")
+    assert "\nkf: KF_WHEEL_OPS: `layernorm` is not one of: abs, " in f"\n{output}"
+    assert "Traceback" not in output
+
+
 def made(folder):
     """Makes a virtual environment; returns its `pip`, with which a build finds no NumPy."""
     venv.create(folder / "venv", with_pip=False, symlinks=True)

@@ -210,6 +210,8 @@ def test_compile(kf):
 
 
 def test_names_that_are_none(kf):
+    with pytest.raises(AttributeError, match=r"`gleu`; did you mean `gelu`\? dir\(kf.ops\) lists"):
+        _ = kf.ops.gleu
     with pytest.raises(AttributeError, match="kf.ops has no `nothing`"):
         _ = kf.ops.nothing
     with pytest.raises(AttributeError, match="linear has no softplus; it has: none, relu, .*mish"):

@@ -32,6 +32,7 @@ CALLS = {
         ("kf.ops.mish_scale(x, 1.5)", "mish(x) * 1.5"),
         ("kf.ops.prelu_bias(x, w, bias)", "prelu(x, w) + bias"),
         ("kf.ops.prelu_bias(x, alpha=w, bias=bias)", "prelu(x + bias, w)"),
+        ("kf.ops.fused_prelu_bias(x, alpha=w, bias=bias)", "prelu(x, w) + bias"),
         ("kf.kernels.elementwise.add_relu(a, b)", "relu(a + b)"),
     ],
     "norms": [

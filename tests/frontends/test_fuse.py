@@ -349,7 +349,7 @@ REFUSED = [
     (
         lambda kf: kf.fuse("x", x="elm"),
         ValueError,
-        "operands x is {'kind': 'elm'}; give it a kind: elem, row, channel, half",
+        "operands x is 'elm'; give it a kind: elem, row, channel, half",
     ),
     (
         lambda kf: kf.fuse("silu(x, 1)", x="elem"),
@@ -376,7 +376,12 @@ REFUSED = [
         ValueError,
         "the formula is a condition; use where(condition, a, b)",
     ),
-    (lambda kf: kf.fuse_row("x + 1", x="elem"), ValueError, "the formula does not reduce a row"),
+    (lambda kf: kf.fuse_row("x + 1", x="elem"), ValueError, "does not call pick(); use kf.fuse"),
+    (
+        lambda kf: kf.fuse("x + " * 100 + "y", x="elem"),
+        ValueError,
+        f"kf.fuse('{'x + ' * 14}...): the formula reads `y`",
+    ),
     (
         lambda kf: kf.fuse(3, x="elem"),
         TypeError,

@@ -45,6 +45,16 @@ def test_rows_of_a_table(kf, wrong):
         kf.ops.rope_qk(q, q, angle, angle, position)
 
 
+def test_swapped_arguments(kf):
+    table, index = X[0, :4], torch.tensor([1])
+    text = (
+        "kf.embedding: weight has the dtype i64, expected one of bf16, .*; the order of arguments"
+    )
+    for given in ((index, table), (index.numpy(), table.numpy())):
+        with pytest.raises(TypeError, match=f"{text} is weight, index$"):
+            kf.ops.embedding(*given)
+
+
 def test_the_row_without_gradient_is_pytorch_s(kf):
     table, index = X[0, :4].clone().requires_grad_(), torch.tensor([0, 3, 3, 1])
     for padding in (None, 0, 3, -1, -4):

@@ -246,6 +246,26 @@ def test_a_scalar_out_of_bounds_has_one_message(kf, monkeypatch):
                 graph_of(call, x, delta)
 
 
+@pytest.mark.parametrize("op", ["clamp", "hardtanh"])
+def test_a_scalar_beyond_another_one_has_one_message(kf, monkeypatch, op):
+    """Bounds that are scalars of an op or of an activation, too."""
+    x = torch.randn(4, 6)
+
+    def call(x, least, most):
+        return getattr(kf.ops, op)(x, min_val=least, max_val=most)
+
+    for mode in ("decompose", "opaque"):
+        monkeypatch.setattr(kf.config, "compile_ops", mode)
+        assert torch.equal(graph_of(call, x, -1.0, 0.5)[1], x.clamp(-1, 0.5)), mode
+        for most in (-1.0, torch.nan):
+            text = re.escape(f"kf.{op}: max_val is {most}, expected at least min_val = 1.0")
+            for run in (graph_of, lambda f, *given: f(*given)):
+                with pytest.raises(Exception, match=text):
+                    run(call, x, 1.0, most)
+            with pytest.raises(ValueError, match=f"^{text}$"):
+                call(x.numpy(), 1.0, most)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_no_result_is_in_the_graph_twice(kf, monkeypatch, dtype):
     """No value is cast to its own dtype: torch.compile of PyTorch 2.11 would lose the gradient."""

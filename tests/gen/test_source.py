@@ -118,6 +118,21 @@ def test_unknown_name(capsys, command):
     )
 
 
+def test_help(capsys):
+    for words in (["help"], ["help", "explain"]):
+        with pytest.raises(SystemExit) as caught:
+            main(words)
+        assert caught.value.code == 0
+        assert capsys.readouterr().out.startswith(" ".join(["usage: kfgen", *words[1:], "[-h]"]))
+
+
+@pytest.mark.parametrize("command", ["explain", "source"])
+def test_a_name_of_python(capsys, command):
+    assert main([command, "bias_gelu"]) == 0
+    found = capsys.readouterr().out
+    assert main([command, "kf_bias_gelu_f32"]) == 0 and capsys.readouterr().out == found
+
+
 @pytest.mark.parametrize("name", ["kf_linear_softplus_f32", "kf_cpu_linear_softplus_bwd_bf16"])
 def test_an_activation_that_the_op_lacks(capsys, name):
     assert main(["explain", name]) == 1

@@ -22,6 +22,15 @@ def test_message(tmp_path, case, capsys):
     assert str(caught.value) in capsys.readouterr().err
 
 
+def test_no_fix_is_in_kf_own_files(tmp_path):
+    """A user cannot exclude an activation from an op of kf."""
+    path = tmp_path / "mine.toml"
+    path.write_text(act(scalars="{ alpha = 1 }", expr='"alpha * x"'))
+    with pytest.raises(spec.SpecError) as caught:
+        spec.load([path])
+    assert str(caught.value).endswith("\n  fix: choose a longer name")
+
+
 @pytest.mark.parametrize("count, word", [(24, "forward: x0, x1, "), (12, "backward: x0, ")])
 def test_too_many_tensors(tmp_path, capsys, count, word):
     path, names = tmp_path / "mine.toml", [f"x{i}" for i in range(count)]

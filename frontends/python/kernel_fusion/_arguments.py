@@ -10,7 +10,7 @@ from inspect import Parameter
 from typing import Any
 
 from kernel_fusion import _rows, _spellings
-from kernel_fusion._plan import check_value
+from kernel_fusion._plan import check_between, check_value
 from kernel_fusion._table import Call, Op, Value
 
 WORDS = ("f32", "f16", "bf16", "f64", "i32", "i64")
@@ -116,6 +116,7 @@ def scalars(where: str, values: Sequence[Value], given: Mapping[str, Any]) -> tu
             raise TypeError(f"{where}: {v.name} is {type(value).__name__}, expected a number")
         check_value(where, v, value)
         found.append(float(value))
+    check_between(where, values, found)
     return tuple(found)
 
 

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Functions of kf.ops: each dispatches on its first argument to PyTorch, a GPU array, or NumPy."""
 
+import difflib
 import importlib
 import sys
 from collections.abc import Callable
@@ -144,6 +145,12 @@ def plain(name: str, label: str = "") -> Callable[..., Any]:
     return make(op.labelled(label), activation)
 
 
+def near(name: str) -> str:
+    """Returns a question that names the most similar function; empty without one."""
+    found = difflib.get_close_matches(name, names(), n=1)
+    return f"did you mean `{found[0]}`? " if found else ""
+
+
 def lookup(name: str) -> Callable[..., Any]:
     """Returns a function of kf.ops by its name or an alias."""
     if name not in _made:
@@ -154,7 +161,7 @@ def lookup(name: str) -> Callable[..., Any]:
         elif name in _table.aliases():
             _made[name] = alias_of(_table.aliases()[name], lookup)
         else:
-            lacks = _table.lacks(name) or "dir(kf.ops) lists all functions"
+            lacks = _table.lacks(name) or f"{near(name)}dir(kf.ops) lists all functions"
             raise AttributeError(f"kf.ops has no `{name}`; {lacks}")
     return _made[name]
 

@@ -6,6 +6,7 @@ The gradient is derived from the formula.
 
 import hashlib
 import json
+import re
 import sys
 import threading
 from collections.abc import Callable, Mapping
@@ -14,6 +15,7 @@ from typing import Any
 from kernel_fusion import _arguments, _compiled, _dispatch, _first_call, _table
 
 DTYPES = {word: long for long, word in _arguments.LONG.items()}
+SHOWN = 60  # characters of a formula in messages
 _made: dict[str, "Fused"] = {}
 # Two threads that make the same op would register it with PyTorch twice.
 _lock = threading.Lock()
@@ -126,12 +128,16 @@ class Fused:
 
 def _describe(error: Any) -> str:
     """Describes an entry's error without its position in a file, since there is no file."""
-    field = getattr(error, "field", "expr")
-    return (
-        f"{'the formula' if field == 'expr' else field} {error.problem}; {error.fix}"
-        if hasattr(error, "problem")
-        else str(error)
-    )
+    if not hasattr(error, "problem"):
+        return str(error)
+    what = "the formula" if error.field == "expr" else error.field
+    fix = re.sub(r'^leave out family = "\w+"$', "use kf.fuse", error.fix)  # a field of spec files
+    return f"{what} {error.problem}; {fix}"
+
+
+def _cut(text: str) -> str:
+    """Cuts a formula in messages, so that what follows is seen."""
+    return text if len(text) <= SHOWN else f"{text[: SHOWN - 3]}..."
 
 
 def _fields(
@@ -145,11 +151,7 @@ def _fields(
             f"kf.{what}: the formula is {type(text).__name__}, expected an expression in quotes, "
             f"or {{name: expression}}"
         )
-    label = (
-        f"{what}({text if isinstance(text, str) else dict(text)!r})"
-        if isinstance(text, Mapping)
-        else f"{what}({text!r})"
-    )
+    label = f"{what}({_cut(repr(dict(text) if isinstance(text, Mapping) else text))})"
     operands: dict[str, Any] = {}
     scalars: dict[str, Any] = {}
     for name, value in named.items():

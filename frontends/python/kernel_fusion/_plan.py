@@ -117,8 +117,11 @@ def variables_of(
     if not any(all(found[v] == d for v, d in types.items()) for types in op.types):
         known = sorted({d[0] for d in op.dtypes})
         if own not in known:
+            swapped = any(g is not None and g[1] in known for g in given)
+            order = ", ".join(t.name for t in call.inputs)
             raise TypeError(
                 f"{where}: {named} has the dtype {own}, expected one of {', '.join(known)}"
+                + (f"; the order of arguments is {order}" if swapped else "")
             )
         raise TypeError(f"{where}: {_refused(op, call, given, found)} beside {named} of {own}")
     if own in ("i32", "i64") and activation not in op.integer_activations:
@@ -211,16 +214,36 @@ def check_flat(where: str, inputs: Sequence[Tensor], given: Sequence[Shape | Non
 
 
 def check_value(where: str, value: Value, given: float) -> None:
-    """Checks a scalar's bounds; NaN is out of bounds."""
+    """Checks a scalar's bounds that are numbers; NaN is out of bounds."""
     low, high = value.least, value.most
     if low is not None and not given >= low or high is not None and not given <= high:
         refuse_value(where, value.name, given, bounds_of(value, " and "))
 
 
-def bounds_of(value: Value, between: str) -> str:
-    """Describes a scalar's bounds; empty without any."""
+def check_between(where: str, values: Sequence[Value], given: Sequence[float]) -> None:
+    """Checks the bounds that are other scalars; NaN is out of bounds."""
+    if not any(v.least_of or v.most_of for v in values):
+        return
+    numbers = {v.name: n for v, n in zip(values, given)}
+    for v, n in zip(values, given):
+        low, high = numbers.get(v.least_of), numbers.get(v.most_of)
+        if low is not None and not n >= low or high is not None and not n <= high:
+            known = {name: f"{name} = {float(number)}" for name, number in numbers.items()}
+            refuse_value(where, v.name, n, bounds_of(v, " and ", known))
+
+
+def bounds_of(value: Value, between: str, known: Mapping[str, str] | None = None) -> str:
+    """Describes a scalar's bounds; empty without any.
+
+    Args:
+        known: descriptions of scalars that are bounds, by name; default: their names.
+    """
     words = (("at least", value.least), ("at most", value.most))
-    return between.join(f"{word} {bound:g}" for word, bound in words if bound is not None)
+    found = [f"{word} {bound:g}" for word, bound in words if bound is not None]
+    others = (("at least", value.least_of), ("at most", value.most_of))
+    return between.join(
+        [*found, *(f"{word} {(known or {}).get(name, name)}" for word, name in others if name)]
+    )
 
 
 def refuse_value(where: str, name: str, given: float, expected: str) -> None:

@@ -59,6 +59,9 @@ class Value:
     default: float | None
     least: float | None
     most: float | None
+    # Other scalars as bounds, where least or most is None; empty without.
+    least_of: str = ""
+    most_of: str = ""
 
 
 @dataclass(frozen=True, eq=False)

@@ -81,7 +81,8 @@ class Fields:
     def done(self):
         if self.left:
             name = sorted(self.left)[0]
-            near = difflib.get_close_matches(name, self.asked - set(self.data), n=1)
+            near = difflib.get_close_matches(name, self.asked, n=1)
+            near = [word for word in near if word not in self.data]
             raise self.error(
                 name,
                 "is not a field of this entry",

@@ -368,12 +368,12 @@ def _check_pages(f, family, operands):
 
 def _operand(f, name, value, family, types):
     """Reads one operand: its kind, or a table of properties."""
-    value = {"kind": value} if isinstance(value, str) else value
+    text, value = value, {"kind": value} if isinstance(value, str) else value
     if family.in_place and isinstance(value, dict):
         value = {"grad": False} | value
     if not isinstance(value, dict) or value.get("kind") not in family.operand_kinds:
         raise f.error(
-            "operands", f"{name} is {value!r}", f"give it a kind: {', '.join(family.operand_kinds)}"
+            "operands", f"{name} is {text!r}", f"give it a kind: {', '.join(family.operand_kinds)}"
         )
     unknown = set(value) - {"kind", "dtype", "grad", "parts", "positive", "absent"}
     if unknown:

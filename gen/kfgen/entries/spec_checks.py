@@ -31,7 +31,9 @@ def check_scalars(op, act):
     taken |= {f"d{n}" for n in taken}
     for name in act.scalars:
         if name in taken and op.has_act:
-            fix = f'choose a longer name, or add "{act.name}" to the op\'s `without`'
+            fix = "choose a longer name"
+            if act.builtin or not op.builtin:
+                fix += f', or add "{act.name}" to the op\'s `without`'
             if op.builtin:
                 raise SpecError(
                     act.file,

@@ -35,6 +35,7 @@ TENSOR = (
     "list",
 )
 VALUE = ("name", "default", "least", "most")
+BOUNDS_OF = ("least_of", "most_of")  # scalars as bounds, left out where there are none
 
 
 def _call(members):
@@ -74,10 +75,13 @@ def _call(members):
         elif a["role"] == "shape":
             found["integers"] += [_option(field) for field in packed.options(f)]
         elif a["role"] in ("integer", "scalar"):
-            found["integers" if a["role"] == "integer" else "scalars"].append(
-                {k: a[k] for k in VALUE}
-            )
+            found["integers" if a["role"] == "integer" else "scalars"].append(_value(a))
     return found
+
+
+def _value(argument):
+    """A scalar or integer argument."""
+    return {k: argument[k] for k in VALUE} | {k: argument[k] for k in BOUNDS_OF if argument.get(k)}
 
 
 def _option(field):
@@ -148,8 +152,7 @@ def table(made):
     for f in packed.functions(made):
         groups.setdefault(f["op"], []).append(f)
         scalars.setdefault(
-            f["activation"],
-            [{k: a[k] for k in VALUE} for a in f["arguments"] if a["role"] == "act_scalar"],
+            f["activation"], [_value(a) for a in f["arguments"] if a["role"] == "act_scalar"]
         )
         rising[f["activation"]] = f["rising"] or rising.get(f["activation"], [])
     ops = {op["pattern"]: op for op in made["ops"]}

@@ -105,7 +105,7 @@ def explain(selection, name, described, user=None):
     launcher, cpu = find(selection, name)
     k, act = launcher.kernel, launcher.act
     entries = [("op", k.op.entry, k.op)] + ([("activation", act.name, act)] if k.has_act else [])
-    out = [f"{name}: {k.title}", ""]
+    out = [f"{launcher.cpu_name if cpu else launcher.name}: {k.title}", ""]
 
     def part(title, lines):
         out.extend([title, *(f"    {line}".rstrip() for line in lines), ""])

@@ -59,21 +59,24 @@ def _lacks(selection, name):
 
 
 def find(selection, name):
-    """Returns (launcher, True if the name is the C function's)."""
-    known = _named(
-        k for op in selection.ops if _may_have(selection, op, name) for k in selection.kernels(op)
+    """Returns (launcher, True if the name is the C function's).
+
+    A name of kf.ops stands for the CUDA function in float32.
+    """
+    for full in (name, f"kf_{name}_f32"):
+        ops = [op for op in selection.ops if _may_have(selection, op, full)]
+        known = _named(k for op in ops for k in selection.kernels(op))
+        if full in known:
+            return known[full]
+    if lacks := _lacks(selection, name):
+        raise ValueError(f"`{name}` is not a function of kf: {lacks}")
+    known = _named(selection.all_kernels())
+    near = difflib.get_close_matches(name, known, n=5, cutoff=0.4)
+    raise ValueError(
+        f"`{name}` is not a function of kf"
+        + (f"; similar names: {', '.join(near)}" if near else "")
+        + "; `kfgen list` shows all"
     )
-    if name not in known:
-        if lacks := _lacks(selection, name):
-            raise ValueError(f"`{name}` is not a function of kf: {lacks}")
-        known = _named(selection.all_kernels())
-        near = difflib.get_close_matches(name, known, n=5, cutoff=0.4)
-        raise ValueError(
-            f"`{name}` is not a function of kf"
-            + (f"; similar names: {', '.join(near)}" if near else "")
-            + "; `kfgen list` shows all"
-        )
-    return known[name]
 
 
 def cut(selection, launcher):

@@ -21,6 +21,13 @@ CASES = {
         "is not a field",
         "did you mean `edges`?",
     ),
+    "misspelt field beside its own": (
+        act(breif='"twice"'),
+        "activation.twice",
+        "breif",
+        "is not a field",
+        "remove it, or correct its spelling",
+    ),
     "misspelt brief": (
         act(brief=None, breif='"twice"'),
         "activation.twice",
@@ -262,7 +269,7 @@ CASES = {
         "activation.twice",
         "scalars",
         "`alpha` is an argument of [op.axpby_{act}] too",
-        "longer name",
+        "choose a longer name",
     ),
     "no ulp": (act(ulp="{ f32 = 4 }"), "activation.twice", "ulp", "has no f64", "f64 = 4"),
     "unknown rounding": (

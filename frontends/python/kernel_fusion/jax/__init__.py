@@ -46,7 +46,7 @@ def _lookup(name: str) -> Callable[..., Any]:
         return _plain(name)
     if name in _table.aliases():
         return _dispatch.alias_of(_table.aliases()[name], lambda own: getattr(_self, own), __name__)
-    lacks = _table.lacks(name) or "dir(kf.jax) lists all functions"
+    lacks = _table.lacks(name) or f"{_dispatch.near(name)}dir(kf.jax) lists all functions"
     raise AttributeError(f"kf.jax has no `{name}`; {lacks}")
 
 

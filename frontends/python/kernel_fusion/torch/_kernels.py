@@ -70,6 +70,7 @@ def check(s: Schema, given: Given) -> None:
     ]
     for value, scalar in zip(values, given.scalars):
         _plan.check_value(where(s, given), value, scalar)
+    _plan.check_between(where(s, given), values, given.scalars)
     for value, n in zip(s.call.integers, given.integers):
         if value.least is not None or value.most is not None:  # no guards on symbols without bounds
             _plan.check_value(where(s, given), value, n)

@@ -240,16 +240,20 @@ def _bounds(where: str, value: _table.Value, kind: str) -> list[str]:
 
     torch.compile may have a symbol for the value: `kind` makes it the number that the message has.
     """
-    within = [
+    named = [(s, n) for s, n in ((">=", value.least_of), ("<=", value.most_of)) if n]
+    # A comparison of NaN with a symbol is an error of its own.
+    numbers = [value.name, *(name for _, name in named)] if named else []
+    within = [f"{name} == {name}" for name in numbers] + [
         f"{value.name} {sign} {bound}"
-        for sign, bound in ((">=", value.least), ("<=", value.most))
+        for sign, bound in ((">=", value.least), ("<=", value.most), *named)
         if bound is not None
     ]
-    text = _plan.bounds_of(value, " and ")
+    known = {name: f"{name} = {{float({name})}}" for _, name in named}
+    text = _plan.bounds_of(value, " and ", known)
     return (
         [
             f"if not ({' and '.join(within)}):",
-            f"    refuse_value({where!r}, '{value.name}', {kind}({value.name}), '{text}')",
+            f"    refuse_value({where!r}, '{value.name}', {kind}({value.name}), f'{text}')",
         ]
         if within
         else []
