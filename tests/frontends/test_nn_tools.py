@@ -100,6 +100,12 @@ def test_batch_norm_of_running_statistics():
         same(mine.eval()(X), torch.relu(theirs.eval()(X)))
 
 
+def test_inplace_computes_out_of_place():
+    x = X.clone()
+    same(own.ReLU(inplace=True)(x), torch.relu(X))
+    assert torch.equal(x, X) and own.Dropout(0.5, inplace=True).eval()(x) is not x
+
+
 def test_a_traced_module_can_be_saved():
     """torch.jit.trace with gradients enabled records kf's ops."""
     x = X.float()
