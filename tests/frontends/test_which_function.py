@@ -45,6 +45,7 @@ SIZES = {
     "keys": [7],
 }
 SCORES = SIZES | {"batch": [2], "heads": [3]}
+ATTENTION = SIZES | {"batch": [2], "dim_v": [4]}
 # Names of the page that are not operands, and operands with other names.
 OTHERS = {"mean": "running_mean", "var": "running_var", "seen": "mask"}
 CLASSES = {"label": 6, "index": 9, "position": 5, "type": 2}
@@ -52,7 +53,8 @@ CLASSES = {"label": 6, "index": 9, "position": 5, "type": 2}
 
 def drawn(op, t, rng):
     """Returns a tensor for an operand: row indices, conditions, probabilities or numbers."""
-    sizes = SCORES if op.name.startswith("scale_") and "queries" in op.rules.sizes else SIZES
+    sizes = ATTENTION if "dim_v" in op.rules.sizes else SIZES
+    sizes = SCORES if op.name.startswith("scale_") and "queries" in op.rules.sizes else sizes
     shape = []
     for extent in t.extents:
         [size] = shapes.names(extent)
@@ -71,9 +73,9 @@ def names(op):
     found = {t.name: drawn(op, t, rng) for t in op.forward.inputs}
     found |= {name: found[own].clone() for name, own in OTHERS.items() if own in found}
     queries, keys = SCORES["queries"][0], SCORES["keys"][0]
-    causal = torch.ones(queries, keys).tril(keys - queries).bool()
-    helpers = {}
-    helpers |= {"torch": torch, "F": F, "act": F.gelu, "p": 0.0, "dim": 1, "causal": causal}
+    distance = torch.arange(queries)[:, None] + keys - queries - torch.arange(keys)
+    helpers = {"distance": distance, "causal": distance >= 0}
+    helpers |= {"torch": torch, "F": F, "act": F.gelu, "p": 0.0, "dim": 1}
     exec("".join(re.findall(r"```python\n(def .*?)```", PAGE, re.S)), helpers | found, helpers)
     for helper in helpers.values():
         if hasattr(helper, "__globals__"):
