@@ -13,7 +13,8 @@
 #include "kf/core/philox_tile.h"
 
 #if KFI_ATTENTION_KEYS > KFI_TILE
-#error "kf: kfi_random_tile has KFI_TILE words"
+#error                                                                                             \
+    "kf/core/attention/softmax.h: KFI_ATTENTION_KEYS exceeds KFI_TILE, the words of kfi_random_tile"
 #endif
 
 KFI_C_BEGIN
