@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checks of arguments that NumPy and PyTorch share, and the library of an array."""
 
+import sys
 from typing import Any
-
-import numpy as np
 
 
 def arrays(where: str, **given: Any) -> None:
@@ -37,6 +36,7 @@ def product(where: str, first: str, a: Any, second: str, b: Any) -> None:
 
 def library(t: Any) -> Any:
     """Returns the array library of a NumPy or JAX array, or None for a PyTorch tensor."""
-    if isinstance(t, np.ndarray):  # NumPy 1 has no namespace
-        return np
+    numpy = sys.modules.get("numpy")  # the package's build has none
+    if numpy is not None and isinstance(t, numpy.ndarray):  # NumPy 1 has no namespace
+        return numpy
     return t.__array_namespace__() if hasattr(t, "__array_namespace__") else None
