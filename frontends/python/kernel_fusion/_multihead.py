@@ -297,19 +297,19 @@ def fused(
 ) -> Any:
     """One kernel."""
     (q, k, v), lead = _heads_first(where, given, gqa)
-    rows = [t.swapaxes(1, 2) for t in (q, k, v)]
+    q_rows, k_rows, v_rows = (t.swapaxes(1, 2) for t in (q, k, v))
     if mask is not None:
         mask = _mask(where, mask, q, lead, k.shape[2])
         if not _is_bool(mask) and mask.dtype != q.dtype:
             mask = mask.to(q.dtype) if hasattr(mask, "to") else mask.astype(q.dtype)
         function = ops.mask_attention if _is_bool(mask) else ops.bias_attention
-        found = function(*rows, mask, scale=scale)
+        found = function(q_rows, k_rows, v_rows, mask, scale=scale)
     elif right is None:
-        found = ops.attention(*rows, scale=scale)
+        found = ops.attention(q_rows, k_rows, v_rows, scale=scale)
     elif right == 0:
-        found = ops.causal_attention(*rows, scale=scale)
+        found = ops.causal_attention(q_rows, k_rows, v_rows, scale=scale)
     else:
-        found = ops.window_attention(*rows, right=right, scale=scale)
+        found = ops.window_attention(q_rows, k_rows, v_rows, right=right, scale=scale)
     return found.swapaxes(1, 2).reshape(*lead, *given[0].shape[-2:-1], v.shape[-1])
 
 

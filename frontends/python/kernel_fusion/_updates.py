@@ -69,7 +69,7 @@ def function_of_lists(op: Op, activation: str, where: str, words: Sequence[str |
         words: kf's name of the dtype of each input; None for absent ones.
     """
     call = op.forward
-    given = [word and ((), word) for word in words]
+    given = [None if word is None else ((), word) for word in words]
     variables = _plan.variables_of(op, activation, call, where, given, None)
     for t, word in zip(call.inputs, words):
         wanted = variables.get(t.var, t.var)
@@ -132,7 +132,8 @@ def _of_lists(
     check_lists(where, inputs, [own and [x.shape for x in own] for own in held], words)
     if not held[0]:
         return "", [], [0], None
-    function = function_of_lists(op, activation, where, [own and own[0] for own in words])
+    first = [own[0] if own else None for own in words]
+    function = function_of_lists(op, activation, where, first)
     tensors, sizes, kept = packed(
         inputs, [own and [x.ctypes.data for x in own] for own in held], [x.size for x in held[0]]
     )

@@ -71,13 +71,12 @@ class MultiheadAttention(torch.nn.MultiheadAttention):
         q, k, v = self._projected(given)
         mask = _joined(self._of_scores(attn_mask, q), _padding(key_padding_mask), q.dtype)
         k, v, mask = self._more_keys(k, v, mask)
-        heads = [
+        q, k, v = (
             t.unflatten(-1, (self.num_heads, t.shape[-1] // self.num_heads)).transpose(1, 2)
             for t in (q, k, v)
-        ]
-        found = ops.scaled_dot_product_attention(
-            *heads, mask, self.dropout if self.training else 0.0
         )
+        p = self.dropout if self.training else 0.0
+        found = ops.scaled_dot_product_attention(q, k, v, mask, p)
         out: Tensor = ops.linear(
             found.transpose(1, 2).flatten(2), self.out_proj.weight, self.out_proj.bias
         )

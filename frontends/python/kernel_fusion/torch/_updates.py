@@ -120,17 +120,12 @@ def _function(s: Schema, given: Given) -> str | None:
     values = [*s.call.integers, *s.call.scalars, *s.op.scalars[given.activation]]
     for value, scalar in zip(values, [*given.integers, *given.scalars]):
         _plan.check_value(where, value, scalar)
-    return _updates.function_of_lists(
-        s.op, given.activation, where, [own and own[0] for own in words]
-    )
+    of_first = [own[0] if own else None for own in words]
+    return _updates.function_of_lists(s.op, given.activation, where, of_first)
 
 
 def _held(
-    s: Schema,
-    where: str,
-    inputs: Sequence[Argument],
-    tensors: Sequence[Tensor],
-    names: Sequence[str],
+    s: Schema, where: str, inputs: Sequence[Argument], tensors: Sequence[Any], names: Sequence[str]
 ) -> list[Tensor]:
     """Returns tensors of one shape with their elements in one order: overwritten ones as they are,
     copies of others if their order differs.
