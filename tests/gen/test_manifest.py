@@ -112,7 +112,7 @@ def test_what_null_means():
                     a["absent"] is None or a["null"] in ("absent", "unread")
                 ), (f["name"], a)
     assert seen == {
-        "": {"in", "inout", "out", "lengths", "seed_at", "offset_at"},
+        "": {"in", "inout", "out", "shape", "lengths", "seed_at", "offset_at"},
         **dict.fromkeys(("unread", "absent", "inputs", "result"), {"in"}),
         "skipped": {"inout", "out", "sum"},
         "dense": {"strides"},
@@ -307,7 +307,7 @@ def test_scalars():
                 seen[a["name"]] = a["default"]
             where = (
                 "host"
-                if a["role"] in ("strides", "lengths")
+                if a["role"] in ("shape", "strides", "lengths")
                 else "device"
                 if "*" in a.get("ctype", "*")
                 else None
@@ -401,7 +401,8 @@ def test_cost():
     assert eval(f["cost"]["bytes"], {}, {"rows": 10, "cols": 4}) == 2 * (40 + 4 + 40)
     for f in kflib.of_tensors():
         # Tables are read in part, so their bytes are not counted.
-        if not f["axes"] or getattr(cases.own(f), "READS_SOME_ROWS", False):
+        own = cases.own(f)
+        if not f["axes"] or getattr(own, "READS_SOME_ROWS", False):
             continue
         sizes = dict.fromkeys(f["sizes"], 3)
         moved = [a for a in tensors(f).values() if not a["unread"] and a["null"] != "result"]
@@ -410,16 +411,15 @@ def test_cost():
         )
         extents, products = len(f["sizes"]) - ("groups" in f["sizes"]), 0
         # Products: the element expressions, and one product per weight, two in a backward.
-        if f["axes"]["shaped_by"]:
+        if hasattr(own, "work"):
+            extents, products = own.work(f, 3)
+        elif f["axes"]["shaped_by"]:
             weights = sum(
                 1 + (a["kind"] == "two_rights")
                 for a in tensors(f).values()
                 if a["kind"] in ("right", "two_rights") and a["role"] == "in"
             )
             extents, products = 3, 2 * weights * (2 if f["bwd"] else 1) * 3**4
-            # No batch, and a backward in the same call.
-            if f["family"] == "linear_cross_entropy":
-                extents, products = 2, (6 if "dx" in tensors(f) else 2) * 3**3
         assert (
             eval(f["cost"]["bytes"], {}, sizes) == found
             and eval(f["cost"]["flops"], {}, sizes) == f["flops"] * 3**extents + products
@@ -438,16 +438,25 @@ def test_in_place():
     assert tensors(FUNCTIONS["kf_add_relu_f32"])["out"]["in_place"] == ["a", "b"]
 
 
+# {family: {kind of tensor: suffix of its first stride}} of the tensors that may be strided.
+STRIDED = {
+    **dict.fromkeys(("rows", "reduction"), {"elem": ""}),
+    "matmul": {
+        **dict.fromkeys(("elem", "two_elems", "left", "right", "two_rights"), ""),
+        **dict.fromkeys(("row", "two_rows", "depth"), "_batch"),
+    },
+    **cases.merged("STRIDED"),
+}
+
+
 def test_strides():
-    """Each op has one struct of strides for both directions. It has fields for each elementwise
-    tensor of rows and reductions, each tensor of products, and each matrix of linear cross entropy.
-    """
+    """Each op has one struct of strides for both directions. It has fields for each tensor of a
+    kind that may be strided, such as the elementwise tensors of rows and reductions."""
     structs = {}
     for f in FUNCTIONS.values():
         given = [a for a in f["arguments"] if a["role"] == "strides"]
-        assert len(given) == (
-            f["family"] in ("rows", "reduction", "matmul", "linear_cross_entropy")
-        ), f["name"]
+        strided = STRIDED.get(f["family"], {})
+        assert len(given) == bool(strided), f["name"]
         fields = given[0]["fields"] if given else []
         assert structs.setdefault(f["op"], (given and given[0]["struct"], fields)) == (
             given and given[0]["struct"],
@@ -456,13 +465,10 @@ def test_strides():
         assert len(set(fields)) == len(fields)
         for name, a in tensors(f).items():
             assert a["broadcast"] == (bool(a["strides"]) and a["role"] == "in")
-            assert bool(a["strides"]) == (
-                bool(given) and (a["kind"] in ("elem", "left", "right") or f["family"] == "matmul")
-            ), (f["name"], name)
+            assert bool(a["strides"]) == (a["kind"] in strided), (f["name"], name)
             at = fields.index(a["strides"][0]) if a["strides"] else 0
-            first = f"{name}_batch" if a["kind"] in ("row", "two_rows", "depth") else name
             assert fields[at : at + len(a["strides"])] == a["strides"] and (
-                not a["strides"] or a["strides"][0] == first
+                not a["strides"] or a["strides"][0] == name + strided[a["kind"]]
             )
     assert structs["softmax"] == ("kf_softmax_strides_t", ["x", "out", "dout", "dx"])
     assert structs["sum"][1] == ["x", "x_outer", "dx", "dx_outer"]

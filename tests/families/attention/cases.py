@@ -155,6 +155,9 @@ ref = "softmax(dot * <s> + <b> - <h> * (query - column)) * <z>"
 }
 # Identifiers among those of the generated code, which are all from core or templates.
 SOME_NAMES = {"attention": {"tensors", "block", "row", "part"}}
+# Kinds of tensors that may be strided, with the suffix of the first stride:
+# tests/gen/test_manifest.py.
+STRIDED = {"attention": dict.fromkeys(("query", "key", "value", "elem"), "_head") | {"score": ""}}
 # Expected functions: tests/gen/test_names.py.
 FUNCTIONS = dict.fromkeys(
     (
@@ -171,6 +174,13 @@ FUNCTIONS = dict.fromkeys(
 )
 # One function and the maximum tokens of its header: tests/headers/test_compile_cost.py.
 COMPILED = {"attention": ("kf_attention_bf16", 80000)}
+
+
+def work(_f, size):
+    """Returns the dimensions of the elementwise pass and the operations of the products Q K^T and
+    P V, with all sizes equal."""
+    return 4, 2 * 2 * size**5
+
 
 # Invalid entries: (text, entry, field, message, fix); tests/gen/test_spec_errors.py.
 OPERANDS = """operands = { q = { kind = "query", grad = false }, \

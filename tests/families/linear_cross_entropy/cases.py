@@ -249,6 +249,9 @@ NAMES = {
 }
 FEW_NAMES = {"linear_cross_entropy": 5}  # its code has few names that do not begin with kfi_
 SOME_NAMES = {"linear_cross_entropy": {"apart", "chunk", "weight"}}
+# Kinds of tensors that may be strided, with the suffix of the first stride:
+# tests/gen/test_manifest.py.
+STRIDED = {"linear_cross_entropy": {"left": "", "right": ""}}
 # Expected functions: tests/gen/test_names.py.
 FUNCTIONS = {
     "linear_cross_entropy": (0, True, "with numbers of 32 bits too", False),
@@ -258,3 +261,10 @@ FUNCTIONS = {
 COMPILED = {"linear_cross_entropy": ("kf_linear_cross_entropy_bf16", 104000)}
 # Not in the Python package of level 1: it would compile all matrix products, half a minute.
 ON_TENSORS = ["linear_cross_entropy_with_grad"]  # functions on tensors tested at level 1
+
+
+def work(f, size):
+    """Returns the dimensions of the elementwise pass and the operations of the products, with all
+    sizes equal; the backward may be in the same call."""
+    backward = any(a["name"] == "dx" for a in f["arguments"])
+    return 2, (6 if backward else 2) * size**3
