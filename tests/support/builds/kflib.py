@@ -103,7 +103,17 @@ def manifest(specs_=(), together=False):
 
 def of_tensors():
     """Returns kf's functions of single tensors. Functions over lists have tests of their own."""
-    return [f for f in manifest()["functions"] if not any(a.get("list") for a in f["arguments"])]
+    return [f for f in manifest()["functions"] if not over_lists(f)]
+
+
+def of_lists():
+    """Returns kf's functions over lists of tensors."""
+    return [f for f in manifest()["functions"] if over_lists(f)]
+
+
+def over_lists(f):
+    """True if a function has lists of tensors among its arguments."""
+    return any(a.get("list") for a in f["arguments"])
 
 
 def write(selection, out, user=None):
