@@ -13,7 +13,8 @@ import filed
 HERE = pathlib.Path(__file__).resolve().parent
 CITED = HERE / "cited.toml"
 # CUB's sum is a yardstick of other functions too, so it is no peer here.
-BESIDE, BELOW = {"eager", "compile", "compile_autograd", "liger", "llmc"}, 0.95
+BESIDE = {"eager", "compile", "compile_autograd", "cudnn", "flash2", "flex", "liger", "llmc"}
+BELOW = 0.95
 COMPILED = ("compile", "compile_autograd")
 
 
@@ -310,6 +311,41 @@ def layers(which):
     )
 
 
+def throughput(which):
+    """Every case: TFLOP/s and the ratio to each peer."""
+    rows = filed.load(which)["rows"]
+    there = peers_of(rows)
+    body = [
+        [
+            filed.function_cell(r),
+            filed.sizes_cell(r),
+            filed.time_cell(r["times"]["kf"]),
+            f"{r['tflops']['kf']:.0f}",
+            *ratios(r, there),
+        ]
+        for r in rows
+    ]
+    return table(
+        ["function", "sizes", "time", "TFLOP/s", *(f"x {filed.PEERS[p]}" for p in there)],
+        body,
+        left=2,
+    )
+
+
+def means(which, *sizes):
+    """Per function and the named indices of its sizes: geometric mean and least of each ratio."""
+    rows = filed.load(which)["rows"]
+    there = peers_of(rows)
+    body = []
+    for (function, *key), members in filed.groups(
+        rows, lambda r: (filed.function_cell(r), *(r["sizes"][int(i)] for i in sizes))
+    ).items():
+        found = [[r["speedup"][p] for r in members if p in r["speedup"]] for p in there]
+        cells = [f"{filed.geomean(x):.2f} ({min(x):.2f})" if x else "" for x in found]
+        body.append([function, " x ".join(map(str, key)), len(members), *cells])
+    return table(["function", "sizes", "cases", *(f"x {filed.PEERS[p]}" for p in there)], body, 2)
+
+
 def headline():
     """Returns README's table; each row comes from the first listed file that has it."""
     wanted, body = tomllib.loads(CITED.read_text())["headline"], []
@@ -426,8 +462,10 @@ TABLES = {
         layers,
         lengths,
         losses,
+        means,
         memory,
         peers,
         slow,
+        throughput,
     )
 }
