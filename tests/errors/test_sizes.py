@@ -69,8 +69,13 @@ def test_products_that_overflow(lib, functions):
                 size = 1 if name == "groups" else size  # `channels` counts those of all groups
                 wrong, room = wrong or (name if size > room else None), room // max(size, 1)
             call = Call(lib, f).set(**dict(zip(f["sizes"], sizes)))
-            if wrong == "shape":
-                call.refuses(INVALID_SIZE, wrong, "shape gives", "at most 2^58 elements")
+            if shape_fields(f):  # several sizes make a tensor: the message names the tensor
+                call.refuses(
+                    INVALID_SIZE,
+                    "shape",
+                    f"shape gives {wrong} no shape, expected dimensions of at least 0 and at most "
+                    "2^58 elements",
+                )
                 continue
             call.refuses(
                 INVALID_SIZE,
@@ -105,9 +110,12 @@ def test_channels_that_make_no_groups(lib, functions):
 def test_zero_extents(lib, functions):
     """Succeeds without pointers; sums over nothing are zero."""
     for f in functions:
-        sizes, defaults = extents(f), [a["name"] for a in shape_fields(f) if a["default"]]
+        sizes, defaults = extents(f), {a["name"]: a["default"] for a in shape_fields(f)}
         for i, size in enumerate(f["sizes"]):
-            if size in defaults:  # 0 stands for another size
+            if defaults.get(size):  # 0 stands for another size
+                given = dict(zip(f["sizes"], sizes))
+                call = Call(lib, f, tuple((given | {size: given[defaults[size]]}).values()))
+                call.set(**{size: 0}).accepts(f"{size} = 0, its default", outputs(f))
                 continue
             empty = tuple(
                 0 if i == j or (size, other) == ("groups", "channels") else s

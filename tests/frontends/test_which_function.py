@@ -40,6 +40,7 @@ SIZES = {
     "heads": [2],
     "kv_heads": [1],
     "dim": [8],
+    "dim_v": [8],
     "pairs": [4],
     "queries": [5],
     "keys": [7],
