@@ -20,7 +20,9 @@ SHAPES = [
     [(0, 2, 2, 5, 4, 8, 8), 0],
     [(2, 0, 1, 5, 4, 8, 8), 0],
     [(2, 2, 1, 0, 4, 8, 8), 0],
-    [(1, 1, 1, 3, 5, 8, 0), 0],
+    # dim_v 0 stands for dim; without a dim the weights are equal.
+    [(1, 1, 1, 3, 5, 0, 8), 0],
+    [(1, 1, 1, 3, 5, 0, 0), 0],
     # One call for each tile: rows of 16 bytes, other rows, FMAs.
     [(1, 1, 1, 3, 5, 128, 128), 0],
     [(1, 1, 1, 3, 5, 256, 256), 0],
