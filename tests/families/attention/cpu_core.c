@@ -65,6 +65,9 @@ static void set_score(kfi_cpu_attention *m, const attention_call *c)
                : c->type == F64 ? kfi_attention_widen_u8_f64
                                 : kfi_attention_widen_u8_f32;
 }
+#ifdef __cplusplus
+extern "C" {
+#endif
 size_t attention_bytes(const attention_call *c)
 {
     return kfi_cpu_attention_bytes(c->batch, c->heads, c->heads / c->kv_heads, c->queries, c->keys,
@@ -95,3 +98,6 @@ void attention(const attention_call *c, void *workspace)
 }
 /* Bytes of a vector. */
 int attention_width(void) { return kfi_cpu_gemm_lanes_f32().lanes * 4; }
+#ifdef __cplusplus
+}
+#endif
