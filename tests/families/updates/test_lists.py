@@ -160,12 +160,17 @@ def test_refused(own, library, change, code, message):
     assert (back == call.image).all()
 
 
-@pytest.mark.parametrize("many", [3, 2500])
-def test_any_overlap_is_found(own, library, many):
-    """One of `many` tensors, at any place, overlaps the last element of another one."""
+@pytest.mark.parametrize("many, shuffled", [(3, False), (2500, False), (2500, True)])
+def test_any_overlap_is_found(own, library, many, shuffled):
+    """One of `many` tensors, at any place, overlaps the last element of another one.
+
+    2,500 ascending addresses are one run; shuffled ones are more runs than KFI_LIST_RUNS.
+    """
     [f] = [f for f in of(own, "momentum") if f["dtypes"] == ["f32"]]
     call, rng = lists.Call(f, (2,) * many, 1), np.random.default_rng(many)
     memory = checks.CpuMemory(1 << 18)
+    for name in lists.LISTS if shuffled else ():
+        rng.shuffle(call.at[name])
     for _ in range(8):
         one, other = rng.choice(many, 2, replace=False)
         a, b = rng.choice(lists.LISTS, 2)
