@@ -48,6 +48,6 @@ def test_a_line_says_what_a_page_is_for():
 
 def test_pages_that_people_write_are_short():
     new = ("README", "why", "from_pytorch", "which_function", "troubleshooting", "expressions")
-    assert {
-        n: len((DOCS / f"{n}.md").read_text().splitlines()) > 250 for n in new
-    } == dict.fromkeys(new, False)
+    generated = re.compile(r"<!-- (\w+) -->\n.*?<!-- /\1 -->\n", re.S)
+    texts = {n: generated.sub("", (DOCS / f"{n}.md").read_text()) for n in new}
+    assert {n for n, text in texts.items() if len(text.splitlines()) > 250} == set()
