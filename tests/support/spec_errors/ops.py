@@ -89,7 +89,7 @@ CASES = {
         op(operands='{ a = "elem", b = "col" }'),
         "op.plus_{act}",
         "operands",
-        "b is {'kind': 'col'}",
+        "b is 'col'",
         "elem, row",
     ),
     "unknown property": (
@@ -279,7 +279,7 @@ CASES = {
         op(operands='{ a = "elem", b = "per_row" }'),
         "op.plus_{act}",
         "operands",
-        "{'kind': 'per_row'}",
+        "b is 'per_row'",
         "elem, row, channel",
     ),
     "absent elsewhere": (

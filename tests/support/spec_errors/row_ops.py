@@ -128,7 +128,7 @@ CASES = {
         reduce(operands='{ x = "elem", w = "row" }', expr='"sum(x * w)"'),
         "op.total",
         "operands",
-        "w is {'kind': 'row'}",
+        "w is 'row'",
         "give it a kind: elem",
     ),
     "empty as a number": (reduce(empty='"zero"'), "op.total", "empty", "is 'zero'", '"error"'),
@@ -156,7 +156,7 @@ CASES = {
         row(operands='{ x = "half" }'),
         "op.share",
         "operands",
-        "x is {'kind': 'half'}",
+        "x is 'half'",
         "elem, row, per_row, channel",
     ),
     "half of a row": (
