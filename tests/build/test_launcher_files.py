@@ -2,7 +2,6 @@
 """Header and files of launchers with C linkage: kf_launchers.h alone and with kf.h and kf.cuh,
 which .cu file defines a function, and the files of a selection and of a user's spec."""
 
-import ctypes
 import pathlib
 import re
 import sys
@@ -124,14 +123,17 @@ def test_every_launcher_compiles(dtype, include, manifest, tmp_path):
 
 
 def test_ctypes_types_are_those_of_the_manifest(manifest):
-    """kflib.py, or a user, must be able to pass every argument by value: all C types are known, and
-    structs of strides consist of int64_t."""
-    assert {
-        a["ctype"]
-        for f in manifest["functions"]
-        for a in f["arguments"]
-        if "ctype" in a and a["role"] != "strides"
-    } <= {*kflib.CTYPES, "void *", "const uint64_t *"} and ctypes.sizeof(ctypes.c_int64) == 8
+    """kflib.py, or a user, must be able to pass every argument: a number of a known type, or an
+    address of such numbers, of bytes, or of a struct whose fields the manifest lists."""
+    for f in manifest["functions"]:
+        for a in f["arguments"]:
+            if "ctype" not in a or a["ctype"] in kflib.CTYPES:
+                continue
+            pointed = a["ctype"].removeprefix("const ").removesuffix(" *")
+            assert a["ctype"].endswith(" *"), (f["name"], a["ctype"])
+            assert pointed in {"void", *kflib.CTYPES} or (
+                pointed == a.get("struct") and a["fields"] and a["memory"] == "host"
+            ), (f["name"], a["ctype"])
 
 
 # ---- the header

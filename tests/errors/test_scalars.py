@@ -30,6 +30,7 @@ ROLES = {
     "integer": "test_any_value",
     "beta": "test_any_value",
     "strides": "test_strides",
+    "shape": "test_sizes",
 }
 ANY = {
     "seed": (0, 2**64 - 1),

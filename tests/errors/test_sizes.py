@@ -2,7 +2,17 @@
 """Sizes of every function: negative sizes and overflowing products are refused; zero is success."""
 
 import cases
-from refusals import INVALID_SIZE, Call, count, extents, outputs, sums, tensors_of
+from refusals import (
+    INVALID_SIZE,
+    MOST,
+    Call,
+    count,
+    extents,
+    outputs,
+    shape_fields,
+    sums,
+    tensors_of,
+)
 
 OVERFLOWS = {
     "flat": [(2**62,), (2**63 - 1,)],
@@ -29,16 +39,10 @@ OVERFLOWS = {
         (2**63 - 1, 2, 1, 1, 1),
     ],
 }
-MOST = 2**58
 
 
 def names_of(f):
     return [a["name"] for a in tensors_of(f)]
-
-
-def shape_fields(f):
-    """Fields of the function's shape struct; none if sizes are arguments."""
-    return next((a["fields"] for a in f["arguments"] if a["role"] == "shape"), [])
 
 
 def test_negative_sizes(lib, functions):

@@ -13,6 +13,7 @@ from refusals import (
     INVALID_SIZE,
     INVALID_VALUE,
     MISALIGNED,
+    MOST,
     NULL_POINTER,
     OVERLAP,
     SUCCESS,
@@ -21,6 +22,7 @@ from refusals import (
     count,
     item,
     library,
+    shape_fields,
     tensors_of,
 )
 
@@ -120,6 +122,40 @@ def may_share(o, other):
     return o.same_as == other.name or bool(o.same_as and o.same_as == other.same_as)
 
 
+def wrong_argument(f, at):
+    """Returns the first wrong size of a call whose sizes are arguments, or None."""
+    for group in SIZES_OF.get(f["form"]) or getattr(cases.own(f), "COUNTED", [f["sizes"]]):
+        for name in group:
+            if at[name] < 0:
+                return name
+        room = MOST
+        for name in group:
+            # `channels` counts those of all groups.
+            size = 1 if name == "groups" and at[name] and at["channels"] else at[name]
+            if size > room:
+                return name
+            room //= max(size, 1)
+    if "groups" in at and (at["channels"] % at["groups"] if at["groups"] else at["channels"]):
+        return "channels"
+    return None
+
+
+def wrong_field(f, at):
+    """Returns the first wrong size of a shape struct, or None. Puts defaults into `at`."""
+    for name, size in at.items():
+        if not 0 <= size <= MOST:
+            return name
+    for field in shape_fields(f):
+        name, default = field["name"], field["default"]
+        if at.get(name) == 0 and default:
+            at[name] = at[default] if isinstance(default, str) else default
+        if any(not at[name] or at[other] % at[name] for other in field["divides"]):
+            return name
+    if any(count(f, a, tuple(at.values())) > MOST for a in tensors_of(f)):
+        return "shape"
+    return cases.own(f).wrong_size(at)
+
+
 def verdict(f, values, workspace_needed):
     """Returns (code, argument) of the first fault, in the order scalars, sizes, empty call,
     tensors, workspace.
@@ -129,21 +165,10 @@ def verdict(f, values, workspace_needed):
     """
     if f["dropout"] and not 0 <= values["p"] <= 1:
         return INVALID_VALUE, "p"
-    sizes = [values[s] for s in f["sizes"]]
-    at = dict(zip(f["sizes"], sizes))
-    for group in SIZES_OF.get(f["form"]) or getattr(cases.own(f), "COUNTED", [f["sizes"]]):
-        for name in group:
-            if at[name] < 0:
-                return INVALID_SIZE, name
-        room = 2**58
-        for name in group:
-            # `channels` counts those of all groups.
-            size = 1 if name == "groups" and at[name] and at["channels"] else at[name]
-            if size > room:
-                return INVALID_SIZE, name
-            room //= max(size, 1)
-    if "groups" in at and (at["channels"] % at["groups"] if at["groups"] else at["channels"]):
-        return INVALID_SIZE, "channels"
+    at = {size: values[size] for size in f["sizes"]}
+    if wrong := (wrong_field if shape_fields(f) else wrong_argument)(f, at):
+        return INVALID_SIZE, wrong
+    sizes = list(at.values())
     # A row without elements still has a result.
     if not any(count(f, a, sizes) for a in tensors_of(f) if a["role"] != "in"):
         return SUCCESS, None

@@ -38,6 +38,7 @@ MORE = [
     for q, k in ((1, 1), (64, 65), (130, 17))
     for d in (16, 40, 72, 128)
 ]
+RESULTS_IN_PARTS = True  # C packs keys and values in the workspace
 LARGE = (2**20, 2**10, 1, 2**10, 1, 1, 1)  # needs more blocks than a grid may have
 # Sizes, and the first tensor of too many elements.
 OVERFLOWS = [((2**30, 2**28, 1, 1, 1, 3, 1), "q"), ((2**30, 1, 1, 1, 2**28, 3, 1), "k")]
@@ -55,14 +56,15 @@ EXTENTS = {
     "dim": (8,),
     "dim_v": (8,),
 }
-COUNTED = [
-    ("batch", "queries", "heads", "dim"),
-    ("batch", "keys", "kv_heads", "dim"),
-    ("batch", "keys", "kv_heads", "dim_v"),
-]
 # Relative to the largest result: 2-byte probabilities and results are rounded.
 TOLERANCE = {"bf16": 0.01, "f16": 0.0015, "f32": 4e-6, "f64": 1e-14}
 LSE = {"bf16": 2e-5, "f16": 2e-5, "f32": 4e-6, "f64": 1e-13}
+
+
+def wrong_size(sizes):
+    """Returns the size that a call refuses because it does not fit the others, or None."""
+    heads, kv_heads = sizes["heads"], sizes["kv_heads"]
+    return "kv_heads" if (heads % kv_heads if kv_heads else heads) else None
 
 
 def prepare(call):

@@ -40,6 +40,7 @@ OVERFLOWS = [
 ]
 # Per chunk: a split-K product, a row op, gradients with their reductions; up to three chunks.
 LAUNCHES = 3 * 8
+RESULTS_IN_PARTS = True  # the workspace holds the logits of a chunk
 TORCH = (3, 5, 4)  # sizes in the PyTorch tests
 EXTENTS = {"rows": (5,), "cols": (9,), "depth": (4,)}  # sizes in the tests of functions on tensors
 COUNTED = [

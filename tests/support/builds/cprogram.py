@@ -17,6 +17,9 @@ def literal(f, a):
     """Returns the C text of an argument that is not a tensor."""
     if a["name"] in f["sizes"]:
         return f"n[{f['sizes'].index(a['name'])}]"
+    if a["role"] == "shape":
+        fields = ", ".join(f".{size} = n[{i}]" for i, size in enumerate(f["sizes"]))
+        return f"&(const {a['struct']}){{{fields}}}"
     if a["role"] == "integer":
         return repr(f["scalars"][a["name"]])
     if a["name"] in f["scalars"]:
@@ -90,7 +93,8 @@ def table(name, functions):
         text.append("    (void)state, (void)workspace, (void)workspace_bytes;")
         text.append(f"    return (int){f['cpu_name']}({', '.join(words)});\n}}")
         if f["cpu_workspace"]:
-            sizes = ", ".join(f"n[{k}]" for k in range(len(f["sizes"])))
+            named = {a["name"]: a for a in f["arguments"]}
+            sizes = ", ".join(literal(f, named[name]) for name in f["workspace_arguments"])
             text.append(
                 f"static size_t workspace_{i}(const int64_t *n) "
                 f"{{ return {f['cpu_workspace']}({sizes}); }}"

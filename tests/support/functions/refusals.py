@@ -53,6 +53,7 @@ CODES = range(15)
 ) = CODES
 GAP = 4096  # larger than any tensor here, so a tensor moved onto another touches no third one
 POISON = 0xC5
+MOST = 2**58  # elements of a tensor
 PROBABILITY, SEED, OFFSET = 0.25, 1, 2
 
 
@@ -68,6 +69,11 @@ def library(backend):
 
 def extents(f):
     return (1, 40, 2) if f["family"] == "reduction" else cases.of_form(f, EXTENTS)
+
+
+def shape_fields(f):
+    """Fields of the function's shape struct; none if sizes are arguments."""
+    return next((a["fields"] for a in f["arguments"] if a["role"] == "shape"), [])
 
 
 def tensors_of(f):

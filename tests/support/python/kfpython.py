@@ -13,6 +13,7 @@ import unittest.mock
 
 import cases
 import kflib
+import size_rules
 
 SOURCE = kflib.ROOT / "frontends/python"
 # Covers every family and operand layout of the frontend's code with few functions.
@@ -234,16 +235,17 @@ def calls(driver, cache, *found, script=LAUNCHES, more=(), **environment):
 def ready(f):
     """Arguments of a call of a manifest's function, with distinct tensors."""
     tensors = [a for a in f["arguments"] if a["role"] in ("in", "out", "sum")]
-    sizes = {s: n for s, n in zip(f["sizes"], (8, 16, 4, 4, 8, 8))} | (
-        {"pairs": 2} if "pairs" in f["sizes"] else {}
-    )
+    sizes = dict(zip(f["sizes"], (8, 16, 4, 4, 8, 8, 8), strict=False))
+    sizes |= {"pairs": 2} if "pairs" in f["sizes"] else {}
+    assert len(sizes) == len(f["sizes"]), f["name"]
     scalars = [
         a.get("default") or 0.5
         for a in f["arguments"]
         if a["role"] in ("scalar", "act_scalar", "beta", "probability")
     ]
     integers = [0 for a in f["arguments"] if a["role"] == "integer"]
-    return f["name"], list(range(len(tensors))), [*sizes.values(), *integers], scalars, f["dropout"]
+    given = [*sizes.values(), *size_rules.options(f).values(), *integers]
+    return f["name"], list(range(len(tensors))), given, scalars, f["dropout"]
 
 
 def stem(f):
