@@ -42,7 +42,7 @@ class Fused:
         except (entries.SpecError, expr.ExprError) as e:
             raise ValueError(f"kf.{label}: {_describe(e)}") from None
         self._own = _compiled.Own(name, entry, label)
-        self._op = _table.entry(found, {"none": ()}, {"none": ()}, label, self._own, formulas)
+        self._op = _table.entry(found, _table.IDENTITY, label, self._own, formulas)
         self._own.set_op(self._op)
         if "torch" in sys.modules:
             # torch.compile cannot register an op while it traces, so it is registered here.

@@ -111,11 +111,10 @@ def load(
 
 
 def _add(found: Files, table: dict[str, Any], formulas: dict[str, Any]) -> list[str]:
-    scalars, rising = _values(table)
-    made = []
+    acts, made = _table.activations_of(table), []
     for entry in table["ops"]:
         own = Loaded(found, entry["pattern"])
-        op = _table.entry(entry, scalars, rising, "", own, formulas.get(entry["name"], {}))
+        op = _table.entry(entry, acts, "", own, formulas.get(entry["name"], {}))
         own.set_op(op)
         made.append(op)
     names = {op.word(act): (op, act) for op in made for act in op.activations}
@@ -129,18 +128,3 @@ def _add(found: Files, table: dict[str, Any], formulas: dict[str, Any]) -> list[
         for name in names:
             _dispatch.lookup(name)
     return sorted(names)
-
-
-def _values(table: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Returns ({activation: its scalars}, {activation: indices of those that must not be
-    negative}).
-    """
-    scalars = {
-        name: tuple(_table.Value(**v) for v in a["scalars"])
-        for name, a in table["activations"].items()
-    }
-    rising = {
-        name: tuple(i for i, v in enumerate(a["scalars"]) if v["name"] in a["rising"])
-        for name, a in table["activations"].items()
-    }
-    return scalars, rising

@@ -10,7 +10,7 @@ import json
 import pathlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from kfgen import paths
 from kfgen.model import names
@@ -62,6 +62,18 @@ class Value:
     # Other scalars as bounds, where least or most is None; empty without.
     least_of: str = ""
     most_of: str = ""
+
+
+class Activations(NamedTuple):
+    """Properties of activations by name."""
+
+    numbers: dict[str, int]  # ids of the ABI
+    scalars: dict[str, tuple[Value, ...]]
+    # Indices of scalars that must not be negative for a gradient by the result.
+    rising: dict[str, tuple[int, ...]]
+
+
+IDENTITY = Activations({"none": 0}, {"none": ()}, {"none": ()})
 
 
 @dataclass(frozen=True, eq=False)
@@ -157,6 +169,8 @@ class Op:
     backward: Call | None
     # The op that computes results and their gradients in one call, if this op has no backward.
     with_grad: str = ""
+    # {activation: its id, which calls of the PyTorch op have}.
+    numbers: dict[str, int] = field(default_factory=dict)
     scalars: dict[str, tuple[Value, ...]] = field(default_factory=dict)  # {activation: its scalars}
     label: str = ""  # name in messages, if not the op's own
     # Library of the functions, if not the package's: _compiled.Own.
@@ -168,6 +182,11 @@ class Op:
     @functools.cached_property
     def has_act(self) -> bool:
         return "{act}" in self.pattern
+
+    @functools.cached_property
+    def numbered(self) -> dict[int, str]:
+        """Returns {id: activation}."""
+        return {number: name for name, number in self.numbers.items()}
 
     @functools.cached_property
     def axis(self) -> int | None:
@@ -279,12 +298,7 @@ def _call(found: dict[str, Any], shaped_by: Sequence[str]) -> Call:
 
 
 def entry(
-    found: dict[str, Any],
-    scalars: dict[str, tuple[Value, ...]],
-    rising: dict[str, tuple[int, ...]],
-    label: str = "",
-    own: Any = None,
-    formulas: Any = None,
+    found: dict[str, Any], acts: Activations, label: str = "", own: Any = None, formulas: Any = None
 ) -> Op:
     """An op of what kfgen.interfaces.frontend says of it."""
     same = {
@@ -317,8 +331,9 @@ def entry(
         forward=_call(found["forward"], found["shaped_by"]),
         backward=_call(found["backward"], found["shaped_by"]) if found["backward"] else None,
         with_grad=found["with_grad"],
-        scalars={a: scalars[a] for a in found["activations"]},
-        rising={a: rising[a] for a in found["activations"]},
+        numbers={a: acts.numbers[a] for a in found["activations"]},
+        scalars={a: acts.scalars[a] for a in found["activations"]},
+        rising={a: acts.rising[a] for a in found["activations"]},
         label=label,
         own=own,
         formulas=formulas,
@@ -331,23 +346,30 @@ def _read() -> dict[str, Any]:
     return found
 
 
+def activations_of(table: dict[str, Any]) -> Activations:
+    """Returns the activations of a table that kfgen.interfaces.frontend made."""
+    found = table["activations"]
+    return Activations(
+        {name: a["id"] for name, a in found.items()},
+        {name: tuple(Value(**v) for v in a["scalars"]) for name, a in found.items()},
+        {
+            name: tuple(i for i, v in enumerate(a["scalars"]) if v["name"] in a["rising"])
+            for name, a in found.items()
+        },
+    )
+
+
 @functools.cache
 def activations() -> dict[str, int]:
-    """Returns {name: id}, with the ids of the ABI."""
-    return {name: a["id"] for name, a in _read()["activations"].items()}
+    """Returns {name: id} of kf's activations, with the ids of the ABI."""
+    return activations_of(_read()).numbers
 
 
 @functools.cache
 def ops() -> dict[str, Op]:
     """Returns {name: op}."""
-    scalars = {
-        name: tuple(Value(**v) for v in a["scalars"]) for name, a in _read()["activations"].items()
-    }
-    rising = {
-        name: tuple(i for i, v in enumerate(a["scalars"]) if v["name"] in a["rising"])
-        for name, a in _read()["activations"].items()
-    }
-    return {found["name"]: entry(found, scalars, rising) for found in _read()["ops"]}
+    acts = activations_of(_read())
+    return {found["name"]: entry(found, acts) for found in _read()["ops"]}
 
 
 @functools.cache

@@ -93,14 +93,18 @@ def function(op: _table.Op, activation: str) -> Callable[..., Any]:
 
 
 @functools.cache
+def _register(op: _table.Op) -> None:
+    """Registers a user-made op, whose activations are numbers in its calls."""
+    schemas = _define(op)
+    _implement(schemas, _kernels.kernel, "CPU", _shim.register_own if WHY_NO_SHIM is None else None)
+    _implement(schemas, _cuda.kernel, "CUDA", _on_gpu if WHY_NO_SHIM_ON_GPU is None else None)
+
+
+@functools.cache
 def _function(op: _table.Op, activation: str) -> Callable[..., Any]:
-    """Makes the function; registers a user-made op, which has one activation."""
+    """Makes the function."""
     if op.own:
-        schemas = _define(op)
-        _implement(
-            schemas, _kernels.kernel, "CPU", _shim.register_own if WHY_NO_SHIM is None else None
-        )
-        _implement(schemas, _cuda.kernel, "CUDA", _on_gpu if WHY_NO_SHIM_ON_GPU is None else None)
+        _register(op)
     if op.forward.updates:
         return _updates.make(op, activation, getattr(torch.ops.kf, op.name).default)
     return _public.make(

@@ -15,7 +15,7 @@ from torch import Tensor
 from kernel_fusion._backward import computed, may_use_result, sources_of
 from kernel_fusion._table import Op, formulas, ops
 from kernel_fusion.torch import _formula
-from kernel_fusion.torch._schema import activation_names, schema
+from kernel_fusion.torch._schema import schema
 
 
 def make(op: Op, activation: str, namespace: Any) -> tuple[Any, Any, Any]:
@@ -124,7 +124,7 @@ def differentiable_backward(op: Op, backward: Any) -> Any:
     class Twice(torch.autograd.Function):
         @staticmethod
         def forward(ctx: Any, *args: Any) -> Any:
-            ctx.activation = activation_names()[args[s.at["activation"]]] if op.has_act else "none"
+            ctx.activation = op.numbered[args[s.at["activation"]]] if op.has_act else "none"
             ctx.save_for_backward(*args[: s.inputs])
             ctx.rest = args[s.inputs :]
             return backward(*args)

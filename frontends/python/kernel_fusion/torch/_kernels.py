@@ -12,7 +12,7 @@ from torch import Tensor
 from kernel_fusion import _counts, _library, _plan, _strides
 from kernel_fusion._arguments import PROBABILITY
 from kernel_fusion.torch import _shim
-from kernel_fusion.torch._schema import Given, Schema, activation_names, wanted
+from kernel_fusion.torch._schema import Given, Schema, wanted
 
 WORDS = {
     torch.float32: "f32",
@@ -107,7 +107,7 @@ def argument_error(s: Schema, where: str, args: Sequence[Any]) -> TypeError | No
         if kind in NUMBERS and (isinstance(value, bool) or not hasattr(value, NUMBERS[kind][0])):
             act, _, number = name.partition("_")
             name = (
-                s.op.scalars[activation_names()[args[s.at["activation"]]]][int(number)].name
+                s.op.scalars[s.op.numbered[args[s.at["activation"]]]][int(number)].name
                 if act == "act"
                 else name
             )

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from kernel_fusion import _arguments, _plan, _rows, _table, config
-from kernel_fusion._table import Op, activations
+from kernel_fusion._table import Op
 from kernel_fusion.torch import _adding, _autocast, _autograd
 from kernel_fusion.torch._kernels import DTYPES, argument_error, explain
 from kernel_fusion.torch._schema import schema
@@ -224,7 +224,7 @@ def _rest(op: Op, activation: str) -> str:
     scalars = [v.name for v in op.scalars[activation]]
     acts = {f"act_{i}": scalars[i] if i < len(scalars) else "0.0" for i in range(op.act_scalars)}
     words = {
-        "activation": str(activations()[activation]),
+        "activation": str(op.numbers[activation]),
         "rng": f"seed_of(where, {op.forward.inputs[0].name}, rng, training)",
         "dtype": "dtype_of(where, dtype)",
         "p": "p if training else 0.0",

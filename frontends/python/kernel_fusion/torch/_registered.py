@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from kernel_fusion.torch import _autograd, _public
-from kernel_fusion.torch._schema import Schema, activation_names
+from kernel_fusion.torch._schema import Schema
 
 
 def _function(s: Schema, activation: str, namespace: Any, below: Any) -> Any:
@@ -46,11 +46,9 @@ def kernel(s: Schema, namespace: Any) -> Callable[..., Any]:
             isinstance(t, Tensor) and t.requires_grad for t in args[: s.inputs]
         )
         transformed = torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
-        activation = (
-            "none" if activation_at is None else activation_names().get(args[activation_at], "")
-        )
+        activation = "none" if activation_at is None else s.op.numbered.get(args[activation_at], "")
         # The op itself reports an unknown activation.
-        if not differentiated and not transformed or activation not in s.op.activations:
+        if not differentiated and not transformed or not activation:
             return below(*args)
         if differentiated and s.saves:
             # Saved whatever the call requested: the program may have been exported without

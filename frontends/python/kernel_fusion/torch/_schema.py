@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from kernel_fusion._table import Call, Op, activations
+from kernel_fusion._table import Call, Op
 from kernel_fusion._table import Tensor as Argument
 
 ALL = -1  # mask of all gradients
@@ -27,12 +27,6 @@ class Given(NamedTuple):
     dtype: Any
     # Gradients to compute (backward), or non-zero if saved outputs are needed (forward).
     mask: int
-
-
-@functools.cache
-def activation_names() -> dict[int, str]:
-    """Returns {id: activation}."""
-    return {number: name for name, number in activations().items()}
 
 
 class Schema:
@@ -84,7 +78,7 @@ class Schema:
 
     def sort(self, args: Sequence[Any]) -> Given:
         at, op = self.at, self.op
-        activation = activation_names()[args[at["activation"]]] if op.has_act else "none"
+        activation = op.numbered[args[at["activation"]]] if op.has_act else "none"
         scalars = args[at["scalars"] : at["act"] + len(op.scalars[activation])]
         return Given(
             args[: self.inputs],

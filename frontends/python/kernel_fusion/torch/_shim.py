@@ -16,7 +16,7 @@ import torch
 from kfgen.model import names
 
 from kernel_fusion import _counts, _gpu, _layout, _library, _shim_library
-from kernel_fusion._table import Op, Tensor, Value, activations
+from kernel_fusion._table import Op, Tensor, Value
 from kernel_fusion.torch._schema import Schema
 
 TYPES = ("f32", "f16", "bf16", "f64", "i32", "i64", "u8", "bool")  # order of the shim's enum
@@ -140,7 +140,7 @@ def _entry(s: Schema) -> _Op:
         s.name.encode(),
         _array(_Tensor, tensors),
         *_tables(s),
-        _array(LONG, [activations()[a] for a in op.activations]),
+        _array(LONG, [op.numbers[a] for a in op.activations]),
         _array(INT, [len(op.scalars[a]) for a in op.activations]),
         _array(DOUBLE, [x for v in values for x in _bounds(v, most)]),
         0,

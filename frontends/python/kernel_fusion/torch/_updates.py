@@ -11,7 +11,7 @@ from torch.library import Library, register_fake
 
 from kernel_fusion import _arguments, _library, _plan, _updates
 from kernel_fusion._sizes import Layout
-from kernel_fusion._table import Op, activations
+from kernel_fusion._table import Op
 from kernel_fusion._table import Tensor as Argument
 from kernel_fusion.torch import _kernels
 from kernel_fusion.torch._schema import Given, Schema, schema
@@ -219,7 +219,7 @@ def make(op: Op, activation: str, forward: Any) -> Callable[..., None]:
     nullable = {t.name for t in op.forward.inputs if t.nullable}
     numbers = [v.name for v in (*op.forward.scalars, *op.scalars[activation])]
     more = [0.0] * (op.act_scalars - len(op.scalars[activation]))
-    more += [activations()[activation]] if op.has_act else []
+    more += [op.numbers[activation]] if op.has_act else []
 
     def function(*args: Any, **kwargs: Any) -> None:
         given = {**defaults, **dict(zip(placed, args)), **kwargs}
