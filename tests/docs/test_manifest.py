@@ -86,3 +86,15 @@ def test_types_and_examples():
             assert wrong is None, (name, fields, types, wrong)
             assert [t for t in types if not any(map(TYPES[t], values))] == [], (name, fields)
             assert not example or json.loads(example) in values, (name, fields, example)
+
+
+def test_every_role():
+    """The manifest has no other words of a role than those that the page lists in quotes."""
+    there = things()
+    for name, rows in TABLE.findall(PAGE):
+        for row in rows.splitlines():
+            field, types, meaning, _ = (cell.strip() for cell in row[1:-1].split("|"))
+            listed = {*re.findall(r'`"([^"`]*)"`', meaning)}
+            if field in ("role", "use", "null", "memory", "outside") and types == "text":
+                values = {thing[field] for thing in there[name] if field in thing}
+                assert listed and values <= listed | {""}, (name, field, values - listed)

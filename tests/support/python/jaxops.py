@@ -21,7 +21,7 @@ def of_each_family(found):
 
 def array(t):
     """Converts a tensor, with its bits."""
-    t = t.detach()
+    t = t.detach().cpu()
     if t.dtype == torch.bfloat16:
         return jnp.asarray(t.view(torch.int16).numpy().view(jnp.bfloat16))
     return jnp.asarray(t.numpy().astype(np.int32) if t.dtype == torch.int64 else t.numpy())
@@ -48,9 +48,13 @@ def same(got, want, what=""):
     assert np.array_equal(bits(got), bits(want)), (what, got, want)
 
 
-def equals_pytorch(kf, f, dtype="f32"):
+def equals_pytorch(kf, f, dtype="f32", device="cpu"):
     """Compares results and gradients inside jax.jit with those of PyTorch tensors, by bits."""
-    c = case(f, dtype)
+    with jax.default_device(jax.devices(device)[0]):
+        _equals_pytorch(kf, f, case(f, dtype).on(device))
+
+
+def _equals_pytorch(kf, f, c):
     given, own = arrays(c), function(f)
     want = results(c.call(kf))
     # PyTorch updates running statistics in place; in JAX they are results.
@@ -67,7 +71,7 @@ def equals_pytorch(kf, f, dtype="f32"):
         return
     pairs = [i for i, w in enumerate(want) if w.requires_grad]
     generator = torch.Generator().manual_seed(1)
-    ups = [torch.randn(want[i].shape, generator=generator).to(want[i].dtype) for i in pairs]
+    ups = [torch.randn(want[i].shape, generator=generator).to(want[i]) for i in pairs]
 
     def gradients(*values):
         found, back = jax.vjp(call, *values)
