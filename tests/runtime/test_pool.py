@@ -69,7 +69,8 @@ class Managed(ctypes.Structure):
     ]
 
 
-python = ctypes.pythonapi
+# A separate handle: every module may set the function types of ctypes.pythonapi.
+python = ctypes.PyDLL(None)
 python.PyCapsule_GetPointer.restype, python.PyCapsule_GetPointer.argtypes = (
     ctypes.c_void_p,
     [ctypes.py_object, ctypes.c_char_p],

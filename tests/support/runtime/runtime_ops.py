@@ -275,6 +275,13 @@ class Ops(runtime_api.Api):
         return fn(*[values[name] for _, name in found.parameters()])
 
 
+def takes_handles(f):
+    """Returns whether the arguments of a launcher allow a function on tensors: one of lists has
+    nothing but lists, of the same number of tensors each."""
+    given = [a for a in f["arguments"] if "use" in a]
+    return not any(a["list"] for a in given) or all(a["list"] and not a["null"] for a in given)
+
+
 def extents(f):
     return SHAPES.get(f["form"]) or cases.own(f).EXTENTS
 

@@ -6,7 +6,7 @@
 #ifndef KF_CORE_ATTENTION_ARGS_CUH
 #define KF_CORE_ATTENTION_ARGS_CUH
 
-#include "kf/core/attention/check.h"
+#include "kf/core/attention/strides.h"
 #include "kf/core/kernel.cuh"
 #include "kf/core/product_types.cuh"
 

@@ -1,16 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* kf/core/attention/check.h: sizes, strides and visible keys of an attention call, in CUDA and C,
+/* kf/core/attention/check.h: sizes and visible keys of an attention call, in CUDA and C,
  * and the checks of its arguments. */
 #ifndef KF_CORE_ATTENTION_CHECK_H
 #define KF_CORE_ATTENTION_CHECK_H
 
-#include "kf/core/config.h"
-#include "kf/core/dtype.h"
+#include "kf/core/host.h"
 
-/* Distances [elements] between consecutive batches, rows and heads. */
-typedef struct {
-    kf_i64 batch, row, head;
-} kfi_attention_strides;
+#include "kf/core/attention/strides.h"
+#include "kf/core/shape.h"
 
 /* A bound on the keys of query i of a call: slope * i + add. kfi_attention_bind normalises it. */
 typedef struct {
@@ -39,9 +36,6 @@ typedef struct {
     kf_i64 query_base, key_base, head_base, queries_total, keys_total, heads_total;
     kfi_attention_bound first, last; /* visible keys of query i, both included */
 } kfi_attention_plan;
-
-#ifdef KFI_HOST_PASS
-#include "kf/core/shape.h"
 
 /* a + b and a - b, saturated. */
 KFI_ONCE kf_i64 kfi_attention_add(kf_i64 a, kf_i64 b)
@@ -170,6 +164,5 @@ KFI_ONCE kf_result_t kfi_attention_check(const kfi_name *name, const kfi_argumen
     if (code != KF_SUCCESS || !written) return code;
     return kfi_check_operands(name, arguments, &shape, levels, all);
 }
-#endif
 
 #endif

@@ -65,6 +65,8 @@
 #endif
 
 #ifdef KFI_HOST_PASS
+#include "kf/core/attention/check.h"
+
 // Kernels of 2-byte elements in a launcher's table: WGMMA_64 to WGMMA_256, MMA_64 to MMA_256 for
 // rows at multiples of 16 bytes, the same for any rows, FMAs, the ticket. Other elements have FMAs
 // only.

@@ -16,6 +16,8 @@
 #define KFI_ATTENTION_FUNCTION KFI_ATTENTION_TARGET static KFI_APART KFI_GEMM_UNUSED
 #define KFI_REAL KFI_ATTENTION_REAL
 
+KFI_C_BEGIN
+
 KFI_ATTENTION_FUNCTION void KFI_ATTENTION(multiply)(void *x, double scale, kf_i64 count)
 {
     KFI_REAL *const to = (KFI_REAL *)x;
@@ -160,6 +162,8 @@ KFI_HOST const kfi_cpu_attention_softmax *KFI_ATTENTION(softmax)(void)
         KFI_ATTENTION(rescale),  KFI_ATTENTION(finite), KFI_ATTENTION(add), KFI_ATTENTION(finish)};
     return &found;
 }
+
+KFI_C_END
 
 #undef KFI_REAL
 #undef KFI_ATTENTION_FUNCTION

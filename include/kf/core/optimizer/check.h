@@ -3,6 +3,8 @@
 #ifndef KF_CORE_OPTIMIZER_CHECK_H
 #define KF_CORE_OPTIMIZER_CHECK_H
 
+#include "kf/core/host.h"
+
 #include "kf/core/list.h"
 #include "kf/core/optimizer/once.h"
 
