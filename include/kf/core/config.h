@@ -39,7 +39,7 @@
    none. KF_HEAD_DIMS        Affects: attention in CUDA. The head dimensions for which a file
    compiles kernels, 1 + 2 + 4 + 8: 1 up to 64, 2 up to 128, 4 up to 192 with values of up to 128, 8
    up to 256. A call takes the smallest one that fits; KF_ERROR_UNSUPPORTED where there is none.
-   Default: 15. Cost: none; each one left out is three kernels less to compile.
+   Default: 15. Cost: none; each one left out is two kernels or more less to compile.
    KF_SCHEDULES        Affects: products of matrices and attention in CUDA. Which kernels a file
    compiles, 1
    + 2 + 4 + 8: 1 those that read from any address, 2 those of mma.sync and of fused multiply-adds

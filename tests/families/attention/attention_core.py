@@ -72,6 +72,7 @@ def library(include, folder, variant="plain"):
     target = folder / f"attention_{variant}.so"
     own = [emulator.HERE / "include", emulator.HERE, HERE, *include]
     command = ["g++", "-std=c++17", "-shared", "-fPIC", *emulator.flags(variant), "-O1"]
+    command += ["-DKFI_PRE_SM80=1"]  # all tiles of FMAs for 2-byte elements
     command += [*(f"-I{d}" for d in own), str(HERE / "emu_core.cpp")]
     command += [str(emulator.runtime(kflib.ROOT / "build/tests/emu", variant))]
     subprocess.run([*command, "-o", str(target)], check=True)

@@ -23,7 +23,7 @@ SHAPES = [
     # dim_v 0 stands for dim; without a dim the weights are equal.
     [(1, 1, 1, 3, 5, 0, 8), 0],
     [(1, 1, 1, 3, 5, 0, 0), 0],
-    # One call for each tile: rows of 16 bytes, other rows, FMAs.
+    # One call for each tile: rows of 16 bytes, other rows and dimensions, FMAs.
     [(1, 1, 1, 3, 5, 128, 128), 0],
     [(1, 1, 1, 3, 5, 256, 256), 0],
     [(1, 1, 1, 3, 5, 64, 64), 1],
@@ -31,6 +31,7 @@ SHAPES = [
     [(1, 1, 1, 3, 5, 256, 256), 1],
     [(1, 1, 1, 3, 5, 7, 100), 0],
     [(1, 1, 1, 3, 5, 7, 200), 0],
+    [(1, 1, 1, 3, 5, 264, 8), 0],
 ]
 MORE = [
     [(b, h, 1, q, k, d, d), (q + k) % 3]

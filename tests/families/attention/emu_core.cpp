@@ -5,6 +5,7 @@
 
 #include "kernel.cuh"
 
+#include <kf/core/attention/check.h>
 #include <kf/core/attention/hopper_host.cuh>
 #include <kf/core/attention/portable_host.cuh>
 
@@ -79,7 +80,7 @@ static const void *mma_instance(const attention_call &c, int picked, bool rows_w
 }
 static const void *mma_kernel(const attention_call &c, int tile)
 {
-    const bool whole = (uintptr_t)c.q % 16 == 0;
+    const bool whole = (uintptr_t)c.q % 16 == 0 && c.dim % 8 == 0 && c.dim_v % 8 == 0;
     const void *const all[] = {
         mma_instance<KFI_OF_BF16, KFI_ATTENTION_MMA_64, KFI_SCORE_PLAIN, 1>(c, tile, whole),
         mma_instance<KFI_OF_BF16, KFI_ATTENTION_MMA_64, KFI_SCORE_PLAIN, 0>(c, tile, whole),
@@ -123,7 +124,7 @@ extern "C" int attention(const attention_call *c)
         return kfi_attention_launch_mma(&NAME, mma_kernel(*c, tile), &a, tile, c->batch, nullptr);
     }
     if (c->kernel == 2) {
-        const int tile = kfi_attention_pick_simt(ALL, c->dim_v);
+        const int tile = kfi_attention_pick_simt(ALL, c->dim_v, 0);
         return kfi_attention_launch_simt(&NAME, simt_kernel(*c, tile), &a, (int)c->type, tile,
                                          c->batch, nullptr);
     }

@@ -76,7 +76,7 @@ CASES = [
     Case(queries=60, keys=40, shard={"key_base": 25, "keys_total": 70}),
     Case(queries=10, keys=40, shard={"key_base": 50, "queries_total": 90, "keys_total": 90}),
 ]
-# Head dimensions that only FMAs take, unaligned rows.
+# Head dimensions that are no multiples of 8, unaligned rows.
 ODD = [
     Case(queries=9, keys=12, dim=7, dim_v=3),
     Case(queries=33, keys=70, dim=64, offset=1),
@@ -217,6 +217,7 @@ def test_refused_by_cuda(emu):
     for case, message in (
         (Case(dim=8, dim_v=257), "dim_v is 257, expected at most 256"),
         (Case(dim=128), "KF_HEAD_DIMS leaves it out"),
+        (Case(dim=264, dim_v=8), "KF_HEAD_DIMS leaves it out"),
     ):
         with pytest.raises(AssertionError, match=message):
             Call(PLAIN, case).run(lib, memory)

@@ -39,7 +39,8 @@ HOPPER = [
     Case(queries=65, keys=170, scale=0.0, right=0),
     Case(queries=65, keys=170, scale=40.0),
 ]
-# Lengths around 64 rows and 64 (32) keys; rows that begin anywhere (offset).
+# Lengths around 64 rows and 64 (32) keys; rows that begin anywhere (offset), in all tensors or in v
+# and out alone; dimensions that are no multiples of 8.
 PORTABLE = [
     Case(kernel=MMA, queries=1, keys=1),
     Case(kernel=MMA, queries=65, keys=130),
@@ -52,6 +53,8 @@ PORTABLE = [
     Case(kernel=MMA, queries=70, keys=100, right=0, dim=200, dim_v=104),
     Case(kernel=MMA, queries=70, keys=100, right=0, type=F16, score=SOFTCAP),
     Case(kernel=MMA, queries=70, keys=100, right=0, dim=128, score=BIAS, heads=2),
+    Case(kernel=MMA, queries=70, keys=100, right=0, dim=40, dim_v=20),
+    Case(kernel=MMA, queries=70, keys=100, left=50, dim=7, dim_v=100, type=F16, hidden_nan=True),
     Case(kernel=MMA, queries=70, keys=0),
     Case(kernel=MMA, queries=100, keys=70, right=0, scale=-1.0),
     Case(kernel=MMA, queries=100, keys=70, scale=40.0),
@@ -153,6 +156,7 @@ SEEDED = {
         r"\1",
     ),
     "a chunk past the dimension is loaded": (PORTABLE_FILE, r" && 8 \* chunk < from\.dim", ""),
+    "an element past the dimension is loaded": (PORTABLE_FILE, r"e < count \? x : [^;]*;", "x;"),
     "a masked value reaches a sum": (SIMT_FILE, r"if \(masked && ", "if (false && "),
     "a slice is overwritten while warps read it": (
         SIMT_FILE,

@@ -66,9 +66,14 @@ class AttentionCuda(Cuda):
 
     @property
     def simt(self):
+        """Kernels for any device. From sm_80 on 2-byte elements need the largest alone."""
+        small = self.k.dtype.size == 2
+        words = [
+            f"{'PRE_SM80' if small and tile != WIDTHS[-1] else 'ANY'}_{tile}" for tile in WIDTHS
+        ]
         return [
-            Tile("kfk_attention_simt", (self.type, str(i), self.score, f"ANY_{tile}"))
-            for i, tile in enumerate(WIDTHS)
+            Tile("kfk_attention_simt", (self.type, str(i), self.score, word))
+            for i, word in enumerate(words)
         ]
 
     @property

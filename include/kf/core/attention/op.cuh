@@ -2,9 +2,9 @@
 // kf/core/attention/op.cuh: launches of attention: checks, the choice of a kernel, and its
 // arguments.
 //
-// 2-byte elements take wgmma (hopper.cuh) on sm_90a, or mma.sync (portable.cuh) from sm_80 on, if
-// head dimensions are multiples of 8 up to 256; rows that do not begin at multiples of 16 bytes
-// take mma.sync. All others take FMAs (simt.cuh).
+// 2-byte elements take wgmma (hopper.cuh) on sm_90a if rows begin at multiples of 16 bytes and head
+// dimensions are multiples of 8; otherwise mma.sync (portable.cuh) from sm_80 on. Before sm_80, and
+// with more than 256 dimensions of q and k, they take FMAs (simt.cuh), as other elements do.
 #ifndef KF_CORE_ATTENTION_OP_CUH
 #define KF_CORE_ATTENTION_OP_CUH
 
@@ -50,13 +50,17 @@
 #endif
 #if (KF_SCHEDULES & 1) && (KF_HEAD_DIMS & 1)
 #define KFI_ANY_64_ADDRESS KFI_ADDRESS
+#define KFI_PRE_SM80_64_ADDRESS KFI_PRE_SM80_ADDRESS
 #else
 #define KFI_ANY_64_ADDRESS KFI_NO_ADDRESS
+#define KFI_PRE_SM80_64_ADDRESS KFI_NO_ADDRESS
 #endif
 #if (KF_SCHEDULES & 1) && (KF_HEAD_DIMS & 6)
 #define KFI_ANY_128_ADDRESS KFI_ADDRESS
+#define KFI_PRE_SM80_128_ADDRESS KFI_PRE_SM80_ADDRESS
 #else
 #define KFI_ANY_128_ADDRESS KFI_NO_ADDRESS
+#define KFI_PRE_SM80_128_ADDRESS KFI_NO_ADDRESS
 #endif
 #if (KF_SCHEDULES & 1) && (KF_HEAD_DIMS & 12)
 #define KFI_ANY_256_ADDRESS KFI_ADDRESS
@@ -182,14 +186,14 @@ KF_FN KFI_SMALL kf_result_t kfi_attention_left_out(const kfi_name *name)
                     "has no kernel for these sizes and alignments: KF_SCHEDULES or KF_HEAD_DIMS "
                     "leaves it out");
 }
-// Launches a tensor-core kernel of 2-byte elements. Returns false if sizes, alignments or the
-// device's code do not allow it.
+// Launches a tensor-core kernel of 2-byte elements. Returns false if sizes or the device's code do
+// not allow it.
 KF_FN KFI_SMALL bool kfi_attention_run_tensor_cores(const kfi_attention_op &op, kfi_attention *a,
                                                     const kfi_attention_plan &p,
                                                     cudaStream_t stream, kf_result_t *result)
 {
-    if (p.dim % 8 || p.dim_v % 8 || p.dim == 0 || p.dim > 256) return false;
-    const bool whole = kfi_attention_whole(*a, p, 2);
+    const bool whole =
+        p.dim % 8 == 0 && p.dim_v % 8 == 0 && p.dim > 0 && kfi_attention_whole(*a, p, 2);
     const void *const *const wgmma = op.kernels + KFI_ATTENTION_OF_WGMMA;
     int tile = whole ? kfi_attention_pick_tile(wgmma, p.dim, p.dim_v) : -1;
     kfi_tensor_map maps[3];
@@ -199,15 +203,15 @@ KF_FN KFI_SMALL bool kfi_attention_run_tensor_cores(const kfi_attention_op &op, 
                                        a, maps, tile, p.batch, KFI_MAP_SMS, stream);
         return true;
     }
-    const void *const *mma = op.kernels + (whole ? KFI_ATTENTION_OF_MMA : KFI_ATTENTION_OF_ANY_MMA);
-    tile = kfi_attention_pick_mma(mma, p.dim, p.dim_v);
-    if (tile < 0 && whole) {
-        mma = op.kernels + KFI_ATTENTION_OF_ANY_MMA;
+    for (int any = !whole; any < 2; ++any) {
+        const void *const *const mma =
+            op.kernels + (any ? KFI_ATTENTION_OF_ANY_MMA : KFI_ATTENTION_OF_MMA);
         tile = kfi_attention_pick_mma(mma, p.dim, p.dim_v);
+        if (tile < 0 || kfi_most_threads(mma[tile]) < KFI_ATTENTION_MMA_THREADS) continue;
+        *result = kfi_attention_launch_mma(&op.name, mma[tile], a, tile, p.batch, stream);
+        return true;
     }
-    if (tile < 0 || kfi_most_threads(mma[tile]) < KFI_ATTENTION_MMA_THREADS) return false;
-    *result = kfi_attention_launch_mma(&op.name, mma[tile], a, tile, p.batch, stream);
-    return true;
+    return false;
 }
 // Runs a call. `a` has the score's arguments.
 KF_FN kf_result_t kfi_attention_run(const kfi_attention_op &op, const kfi_shape_values &v,
@@ -229,7 +233,10 @@ KF_FN kf_result_t kfi_attention_run(const kfi_attention_op &op, const kfi_shape_
     const bool small = op.type == KFI_OF_BF16 || op.type == KFI_OF_F16;
     if (small && kfi_attention_run_tensor_cores(op, a, p, stream, &result)) return result;
     const void *const *const simt = op.kernels + (small ? KFI_ATTENTION_OF_SIMT : 0);
-    const int tile = kfi_attention_pick_simt(simt, p.dim_v);
+    int tile = kfi_attention_pick_simt(simt, p.dim_v, 0);
+    // The code of 2-byte tiles may be empty.
+    while (small && tile >= 0 && kfi_most_threads(simt[tile]) < KFI_ATTENTION_SIMT_THREADS)
+        tile = kfi_attention_pick_simt(simt, p.dim_v, tile + 1);
     if (tile < 0) return kfi_attention_left_out(&op.name);
     return kfi_attention_launch_simt(&op.name, simt[tile], a, op.type, tile, p.batch, stream);
 }

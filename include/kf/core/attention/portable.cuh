@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // kf/core/attention/portable.cuh: attention forward of 2-byte elements by mma.sync (sm_80 and
-// later), for devices and layouts that hopper.cuh does not take.
+// later), for devices, dimensions and layouts that hopper.cuh does not take.
 //
 // A block of 4 warps has 64 query rows, 16 per warp, and walks the keys from the last block to the
 // first with online softmax (softmax.cuh). K and V are double-buffered: cp.async loads the next
@@ -10,11 +10,13 @@
 // kfi_attention_mma_shared_bytes, swizzled in chunks of 16 bytes.
 // Callers: kernels of ops (templates), launched by portable_host.cuh.
 // Accuracy: products in float, P rounded to the element type; the order of sums is fixed by the
-// shape. Rows of any alignment: without 16-byte rows elements are copied one by one.
+// shape. Instances with `whole` need rows at multiples of 16 bytes; others take any rows and
+// dimensions, and copy a tensor one element at a time if its own rows or dimension require it.
 #ifndef KF_CORE_ATTENTION_PORTABLE_CUH
 #define KF_CORE_ATTENTION_PORTABLE_CUH
 
 #include "kf/core/attention/store.cuh"
+#include "kf/core/ptx/hopper.cuh"
 #include "kf/core/ptx/mma.cuh"
 
 // Tiles, named by instruction and head dimensions of q, k and v. A smaller dimension takes the next
@@ -38,11 +40,19 @@ KFI_BOTH constexpr int kfi_attention_mma_shared_bytes(int tile)
            kfi_attention_mma_dim(tile) * 2;
 }
 
-// A tensor core of sm_80 is needed. Without it the code is empty and the launch bound is one warp.
+// Rows at multiples of 16 bytes have kernels of their own, except in code for sm_90a: wgmma takes
+// them there, and what TMA refuses takes the instances for any rows (KF_SCHEDULES 4 and 1).
+#ifndef KFI_MMA_WHOLE
+#define KFI_MMA_WHOLE (KFI_MMA && !(KFI_HOPPER && (KF_SCHEDULES & 5) == 5))
+#endif
+
+// A tensor core of sm_80 is needed. Without it, or if an instance is left out, the code is empty
+// and the launch bound is one warp.
 #ifdef KFI_DEVICE_PASS
-#define KFI_ATTENTION_MMA_BOUNDS __launch_bounds__(KFI_MMA ? KFI_ATTENTION_MMA_THREADS : 32)
+#define KFI_ATTENTION_MMA_BOUNDS(whole)                                                            \
+    __launch_bounds__(((whole) ? KFI_MMA_WHOLE : KFI_MMA) ? KFI_ATTENTION_MMA_THREADS : 32)
 #else
-#define KFI_ATTENTION_MMA_BOUNDS
+#define KFI_ATTENTION_MMA_BOUNDS(whole)
 #endif
 
 #if defined(KFI_DEVICE_PASS) && KFI_MMA
@@ -57,33 +67,44 @@ struct kfi_attention_rows {
     const char *p;
     kf_i64 step; // bytes
     int count, dim;
+    bool whole; // chunks of 8 elements are at multiples of 16 bytes, and complete
 };
 KFI_DEVICE kfi_attention_rows kfi_attention_rows_of(const void *p, const kfi_attention_strides &s,
                                                     int head, int batch, int count, int dim)
 {
-    const kfi_attention_rows r = {kfi_attention_row(p, s, 0, head, batch, 2), s.row * 2, count,
-                                  dim};
+    const char *const first = kfi_attention_row(p, s, 0, head, batch, 2);
+    const kfi_attention_rows r = {first, s.row * 2, count, dim,
+                                  ((kf_i64)(size_t)first | s.row * 2 | dim * 2) % 16 == 0};
     return r;
 }
-// Loads `rows` rows from `first` on, padded with zeros. whole: rows begin at multiples of 16 bytes.
+// Copies the first `count` of 8 elements, and zeros for the others. The loads are independent.
+KFI_DEVICE void kfi_attention_copy_part(char *to, const char *from, int count)
+{
+    alignas(16) unsigned short v[8] = {};
+    if (count > 0) {
+#pragma unroll
+        for (int e = 0; e < 8; ++e) {
+            const unsigned short x = ((const unsigned short *)from)[kfi_min_i32(e, count - 1)];
+            v[e] = e < count ? x : (unsigned short)0;
+        }
+    }
+    kfi_copy<16>(to, v);
+}
+// Loads `rows` rows from `first` on, padded with zeros. whole: from.whole is true.
 template <int rows, int dim, int whole>
 KFI_DEVICE void kfi_attention_fetch(char *to, const kfi_attention_rows &from, int first)
 {
     constexpr int chunks = dim / 8;
-#pragma unroll(dim > 128 ? 1 : 2)
+#pragma unroll(dim > 128 || !whole ? 1 : 2)
     for (int i = 0; i < rows * chunks; i += KFI_ATTENTION_MMA_THREADS) {
         const int row = (i + (int)threadIdx.x) / chunks, chunk = (i + (int)threadIdx.x) % chunks;
         const bool in = first + row < from.count && 8 * chunk < from.dim;
         const char *const p = in ? from.p + (first + row) * from.step + 16 * chunk : from.p;
         char *const at = to + kfi_attention_chunk<dim>(row, chunk);
-        if constexpr (whole) {
+        if (whole || from.whole)
             kfi_cp_async<16>(at, p, in ? 16 : 0);
-        } else {
-            alignas(16) unsigned short v[8];
-#pragma unroll
-            for (int e = 0; e < 8; ++e) v[e] = in ? ((const unsigned short *)p)[e] : 0;
-            kfi_copy<16>(at, v);
-        }
+        else
+            kfi_attention_copy_part(at, p, in ? from.dim - 8 * chunk : 0);
     }
 }
 // Loads a block of K or V to its stage if `needed`, and commits.
@@ -207,11 +228,14 @@ KFI_DEVICE void kfi_attention_mma(const kfi_attention &a)
 #endif
 
 template <int type, int tile, int score, int whole>
-KFI_KERNEL void KFI_ATTENTION_MMA_BOUNDS kfk_attention_mma(const __grid_constant__ kfi_attention a)
+KFI_KERNEL void KFI_ATTENTION_MMA_BOUNDS(whole)
+    kfk_attention_mma(const __grid_constant__ kfi_attention a)
 {
 #if defined(KFI_DEVICE_PASS) && KFI_MMA
-    kfi_begin();
-    kfi_attention_mma<type, tile, score, whole>(a);
+    if constexpr (!whole || KFI_MMA_WHOLE) {
+        kfi_begin();
+        kfi_attention_mma<type, tile, score, whole>(a);
+    }
 #endif
 }
 

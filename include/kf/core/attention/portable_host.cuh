@@ -18,10 +18,10 @@ KF_FN int kfi_attention_pick_mma(const void *const *kernels, kf_i64 dim, kf_i64 
         if (kernels[tile] && most <= kfi_attention_mma_dim(tile)) return tile;
     return -1;
 }
-// Returns the smallest tile of FMAs that has a kernel; -1: none.
-KF_FN int kfi_attention_pick_simt(const void *const *kernels, kf_i64 dim_v)
+// Returns the smallest tile of FMAs that has a kernel, from `first` on; -1: none.
+KF_FN int kfi_attention_pick_simt(const void *const *kernels, kf_i64 dim_v, int first)
 {
-    for (int tile = 0; tile < 3; ++tile)
+    for (int tile = first; tile < 3; ++tile)
         if (kernels[tile] && dim_v <= kfi_attention_simt_dim_v(tile)) return tile;
     return -1;
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // kf/core/attention/simt.cuh: attention forward by FMAs, of float and double, and of 2-byte
-// elements before sm_80.
+// elements before sm_80 or of more than 256 dimensions.
 //
 // A block of 4 warps has 64 query rows (32 where doubles are many) and walks blocks of 32 keys with
 // online softmax. Q, K and V pass through shared memory in slices of the head dimension, so that
@@ -17,6 +17,7 @@
 
 #include "kf/core/attention/softmax.cuh"
 #include "kf/core/math.cuh"
+#include "kf/core/ptx/mma.cuh"
 
 #define KFI_ATTENTION_SIMT_KEYS 32
 #define KFI_ATTENTION_SIMT_COLS 64 // columns of a slice of V
@@ -161,7 +162,8 @@ KFI_DEVICE void kfi_attention_simt_values(real *o, const real *p, const real *v,
         }
     }
 }
-// Normalises and stores a thread's rows and their statistics.
+// Normalises and stores a thread's rows and their statistics. Results of 2 bytes are multiplied by
+// the reciprocal of the sum: exact divisions take more code than the rest of the kernel.
 template <int per_thread, int dim_v, class stored, class real>
 KFI_DEVICE void kfi_attention_simt_store(const real *o, const kfi_attention_simt_state<real> &state,
                                          const kfi_attention &a, int row, int head, int batch)
@@ -175,7 +177,7 @@ KFI_DEVICE void kfi_attention_simt_store(const real *o, const kfi_attention_simt
         if (row + 8 * h >= a.queries) continue;
         const kf_i64 at = kfi_attention_row_index(a, row + 8 * h, head, batch);
         const real none = kfi_minus_infinity(), most = sum == 0 ? none : state.reference[h],
-                   log = sum == 0 ? none : kfi_attention_log(sum);
+                   log = sum == 0 ? none : kfi_attention_log(sum), inverse = real(1) / sum;
         if (col == 0 && a.lse) ((real *)a.lse)[at] = sum == 0 ? none : most + log;
         if (col == 0 && a.row_max) ((real *)a.row_max)[at] = most;
         if (col == 0 && a.log_sum) ((real *)a.log_sum)[at] = log;
@@ -184,8 +186,9 @@ KFI_DEVICE void kfi_attention_simt_store(const real *o, const kfi_attention_simt
 #pragma unroll
         for (int i = 0; i < dim_v / 4; ++i) {
             const int c = 8 * (i / 2) + col + i % 2;
+            const real x = o[i / 2 * 4 + 2 * h + i % 2];
             if (c < a.dim_v)
-                kfi_cast(out + c, sum == 0 ? real(0) : o[i / 2 * 4 + 2 * h + i % 2] / sum);
+                kfi_cast(out + c, sum == 0 ? real(0) : sizeof(stored) == 2 ? x * inverse : x / sum);
         }
     }
 }
@@ -286,13 +289,26 @@ template <int type, int tile, int score> KFI_DEVICE void kfi_attention_simt(cons
 }
 #endif
 
+// From sm_80 on mma.sync takes 2-byte elements (portable.cuh), except those of more than 256
+// dimensions of q and k, which the largest tile takes. The other tiles have no code there, and a
+// launch bound of one warp.
+#ifndef KFI_PRE_SM80
+#define KFI_PRE_SM80 (!KFI_MMA)
+#endif
+KFI_BOTH constexpr bool kfi_attention_simt_has(int type, int tile)
+{
+    return KFI_PRE_SM80 || kfi_of_bytes(type) > 2 || tile == 2;
+}
 template <int type, int tile, int score>
-KFI_KERNEL void KFI_BOUNDS(KFI_ATTENTION_SIMT_THREADS, tile == 2 || type == KFI_OF_F64 ? 2 : 3)
+KFI_KERNEL void KFI_BOUNDS(kfi_attention_simt_has(type, tile) ? KFI_ATTENTION_SIMT_THREADS : 32,
+                           tile == 2 || type == KFI_OF_F64 ? 2 : 3)
     kfk_attention_simt(const __grid_constant__ kfi_attention a)
 {
 #ifdef KFI_DEVICE_PASS
-    kfi_begin();
-    kfi_attention_simt<type, tile, score>(a);
+    if constexpr (kfi_attention_simt_has(type, tile)) {
+        kfi_begin();
+        kfi_attention_simt<type, tile, score>(a);
+    }
 #endif
 }
 

@@ -168,7 +168,8 @@ KFI_DEVICE void kfi_attention_transpose(unsigned *u)
 }
 
 // Normalises and stores a warp's rows. r.row: the thread's first row. partial: masked values may
-// have reached rows (kfi_attention_partial). whole: rows of out begin at multiples of 16 bytes.
+// have reached rows (kfi_attention_partial). whole: rows of out begin and end at multiples of 16
+// bytes.
 template <int type, int score, int dim, int dim_v, int whole = 1>
 KFI_DEVICE void kfi_attention_store(const float *o, const kfi_softmax &state,
                                     const kfi_attention &a, kfi_attention_row_state r, bool partial)
@@ -206,7 +207,8 @@ KFI_DEVICE void kfi_attention_store(const float *o, const kfi_softmax &state,
             } else {
 #pragma unroll
                 for (int e = 0; e < 8; ++e)
-                    kfi_copy<2>(to + 64 * j + 2 * e, (const char *)u + 2 * e);
+                    if (32 * j + col + e < a.dim_v)
+                        kfi_copy<2>(to + 64 * j + 2 * e, (const char *)u + 2 * e);
             }
         }
     }

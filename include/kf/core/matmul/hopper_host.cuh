@@ -8,26 +8,7 @@
 #include "kf/core/matmul/pick.cuh"
 #include "kf/core/matmul/slab.cuh"
 #include "kf/core/matmul/tf32.cuh"
-
-// Kernels for sm_90a.
-#ifndef KFI_SM90A_ADDRESS
-#define KFI_SM90A_ADDRESS KFI_ADDRESS
-#define KFI_SM90A_STATE_ADDRESS KFI_STATE_ADDRESS
-#endif
-#if KF_SCHEDULES & 4
-#define KFI_HOPPER_ADDRESS KFI_SM90A_ADDRESS
-#define KFI_HOPPER_STATE_ADDRESS KFI_SM90A_STATE_ADDRESS
-#else
-#define KFI_HOPPER_ADDRESS(...) nullptr
-#define KFI_HOPPER_STATE_ADDRESS(...) nullptr
-#endif
-
-// Cooperative tiles for grids of a single wave.
-#if KF_SCHEDULES & 8
-#define KFI_SINGLE_WAVE_ADDRESS KFI_HOPPER_ADDRESS
-#else
-#define KFI_SINGLE_WAVE_ADDRESS(...) nullptr
-#endif
+#include "kf/core/schedules.cuh"
 
 #ifdef KFI_HOST_PASS
 #include "kf/core/launch.cuh"

@@ -6,32 +6,7 @@
 
 #include "kf/core/matmul/skinny_host.cuh"
 #include "kf/core/matmul/sum.cuh"
-
-// Kernels that load by cp.async, or through registers from any address (KF_SCHEDULES 2 and 1).
-#if KF_SCHEDULES & 2
-#define KFI_CP_ASYNC_ADDRESS KFI_ADDRESS
-#define KFI_CP_ASYNC_STATE_ADDRESS KFI_STATE_ADDRESS
-#else
-#define KFI_CP_ASYNC_ADDRESS(...) nullptr
-#define KFI_CP_ASYNC_STATE_ADDRESS(...) nullptr
-#endif
-#if KF_SCHEDULES & 1
-#define KFI_VIA_REGISTERS_ADDRESS KFI_ADDRESS
-#define KFI_VIA_REGISTERS_STATE_ADDRESS KFI_STATE_ADDRESS
-#else
-#define KFI_VIA_REGISTERS_ADDRESS(...) nullptr
-#define KFI_VIA_REGISTERS_STATE_ADDRESS(...) nullptr
-#endif
-// Kernels for devices before sm_80. Their code for others never runs.
-#ifndef KFI_PRE_SM80_ADDRESS
-#if KF_SCHEDULES & 1
-#define KFI_PRE_SM80_ADDRESS KFI_ADDRESS
-#define KFI_PRE_SM80_STATE_ADDRESS KFI_STATE_ADDRESS
-#else
-#define KFI_PRE_SM80_ADDRESS(...) nullptr
-#define KFI_PRE_SM80_STATE_ADDRESS(...) nullptr
-#endif
-#endif
+#include "kf/core/schedules.cuh"
 
 #ifdef KFI_HOST_PASS
 #include "kf/core/matmul/check.h"
