@@ -297,7 +297,7 @@ template <int type, int tile, int score> KFI_DEVICE void kfi_attention_simt(cons
 #endif
 KFI_BOTH constexpr bool kfi_attention_simt_has(int type, int tile)
 {
-    return KFI_PRE_SM80 || kfi_of_bytes(type) > 2 || tile == 2;
+    return KFI_PRE_SM80 || type == KFI_OF_F32 || type == KFI_OF_F64 || tile == 2;
 }
 template <int type, int tile, int score>
 KFI_KERNEL void KFI_BOUNDS(kfi_attention_simt_has(type, tile) ? KFI_ATTENTION_SIMT_THREADS : 32,
