@@ -36,9 +36,11 @@ typedef struct {
     int finite;        /* whether the block of V is, if `partial` */
 } kfi_cpu_attention_job;
 
+/* Address of a row, NULL for an empty tensor without memory. */
 KFI_INLINE const char *kfi_cpu_attention_at(const void *p, const kfi_cpu_attention_strides *s,
                                             kf_i64 batch, kf_i64 head, kf_i64 row, int size)
 {
+    if (!p) return NULL;
     return (const char *)p + (batch * s->batch + head * s->head + row * s->row) * size;
 }
 /* The keys [begin, end) of the packed block that rows [row, row + rows) need, begin a multiple of
@@ -106,7 +108,7 @@ KFI_HOST void kfi_cpu_attention_pack(const kfi_cpu_attention *m, const kfi_cpu_a
     const char *const key = kfi_cpu_attention_at(m->k, &m->k_strides, batch, head, key0, f->size),
                       *const value =
                           kfi_cpu_attention_at(m->v, &m->v_strides, batch, head, key0, f->size);
-    for (kf_i64 i = 0; i < keys; i += f->cols)
+    for (kf_i64 i = 0; m->dim > 0 && i < keys; i += f->cols)
         f->pack(k + i / f->cols * p->k_panel, 1, (int)kfi_cpu_gemm_least(keys - i, f->cols), m->dim,
                 key + i * m->k_strides.row * f->size, m->k_strides.row, 1);
     for (kf_i64 i = 0; i < m->dim_v; i += f->cols)
@@ -324,7 +326,7 @@ KFI_HOST void kfi_cpu_attention_run(const kfi_cpu_attention *m, void *workspace)
     const int parallel = work > 8.0 * KF_OMP_MIN;
     kfi_cpu_attention_call call;
     memset(&call, 0, sizeof call);
-    if (m->batch < 1 || m->heads < 1 || m->queries < 1 || m->dim_v < 1) return;
+    if (m->batch < 1 || m->heads < 1 || m->queries < 1) return;
     call.m = m;
     call.p = kfi_cpu_attention_make_plan(m->batch, m->heads, m->group, m->queries, m->keys, m->dim,
                                          m->dim_v, lanes.unit);

@@ -265,7 +265,7 @@ KFI_HOST void kfi_cpu_attention_panels(kfi_cpu_attention_plan *p, const kfi_cpu_
 KFI_HOST size_t kfi_cpu_attention_bytes(kf_i64 batch, kf_i64 heads, kf_i64 group, kf_i64 queries,
                                         kf_i64 keys, kf_i64 dim, kf_i64 dim_v, int unit)
 {
-    if (batch < 1 || heads < 1 || group < 1 || queries < 1 || dim_v < 1) return KFI_GEMM_LINE;
+    if (batch < 1 || heads < 1 || group < 1 || queries < 1) return KFI_GEMM_LINE;
     const kfi_cpu_attention_plan p =
         kfi_cpu_attention_make_plan(batch, heads, group, queries, keys, dim, dim_v, unit);
     return (size_t)p.slots * p.bytes + (size_t)p.shared * p.head_bytes + KFI_GEMM_LINE;
