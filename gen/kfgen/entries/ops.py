@@ -259,7 +259,7 @@ def _row_fields(f, family, taken, operands, types):
         ("outputs", f.data.get("outputs", ())),
         ("operands", names),
     ):
-        for name in family.names:
+        for name in family.taken:
             if name in given:
                 raise f.error(field, f"the name `{name}` cannot be used", UNUSABLE)
     for field, table in tables:
@@ -267,7 +267,7 @@ def _row_fields(f, family, taken, operands, types):
             if not isinstance(text, str):
                 raise f.error(field, f"{name} is {text!r}", "give it an expression, in quotes")
     for name in saved:
-        if not usable(name) or name in names or name in family.names:
+        if not usable(name) or name in names or name in family.taken:
             raise f.error("saved", f"the name `{name}` cannot be used", UNUSABLE)
     _check_updates(f, family, operands, updates, names | taken | set(saved))
     wanted = [o.name for o in operands if o.grad]

@@ -80,6 +80,13 @@ class Family:
         return tuple(kind.name for kind in self.kinds if kind.operand)
 
     @property
+    def taken(self):
+        """Names that operands, scalars and results may not have: `names`, and the fields of the
+        shape struct, which are sizes of statements and arguments of frontends.
+        """
+        return (*self.names, *(self.shape.names if self.shape else ()))
+
+    @property
     def whole(self):
         """Names of the kinds of the result's shape."""
         return tuple(kind.name for kind in self.kinds if kind.whole)

@@ -189,8 +189,9 @@ def work(_f, size):
 
 
 # Invalid entries: (text, entry, field, message, fix); tests/gen/test_spec_errors.py.
-OPERANDS = """operands = { q = { kind = "query", grad = false }, \
-k = { kind = "key", grad = false }, v = { kind = "value", grad = false } }"""
+OPERANDS = """operands.q = { kind = "query", grad = false }
+operands.k = { kind = "key", grad = false }
+operands.v = { kind = "value", grad = false }"""
 
 
 def entry(expr, more="", operands=OPERANDS):
@@ -233,6 +234,16 @@ REFUSED = {
         "first",
         "has `query` -1 times",
         "`query` once at most",
+    ),
+    "an operand named as a field of the shape struct": (
+        entry(
+            "softmax(dot * scale + query_base) * v",
+            operands=OPERANDS + '\noperands.query_base = { kind = "score", grad = false }',
+        ),
+        "op.seen",
+        "operands",
+        "the name `query_base` cannot be used",
+        "choose a lower-case name",
     ),
     "two keys": (
         entry(

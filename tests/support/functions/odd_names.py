@@ -208,7 +208,7 @@ def pairs(family, folder):
         for header, text in made.items()
         if header.startswith("kf/user/") and "/activations" not in header
     )
-    fixed = {*FAMILIES[family].names, *as_they_are(path)}
+    fixed = {*FAMILIES[family].taken, *as_they_are(path)}
     names = [n for n in names if n not in fixed]
     odd = spread(family, names, longer)
     wanted = selected(

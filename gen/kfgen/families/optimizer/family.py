@@ -86,7 +86,7 @@ class Optimizer(Family):
         for name, text in texts.items():
             if not isinstance(text, str):
                 raise f.error("once", f"{name} is {text!r}", "give it an expression, in quotes")
-            if not usable(name) or name in taken or name in self.names:
+            if not usable(name) or name in taken or name in self.taken:
                 raise f.error("once", f"the name `{name}` cannot be used", "choose another name")
 
     def _add_scaling(self, f, op, found):
