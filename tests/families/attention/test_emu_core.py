@@ -128,7 +128,11 @@ SEEDED = {
     ),
     "a block at the end is not masked": (SOFTMAX, r"block > b\.last_whole", "false"),
     "a block at the beginning is not masked": (SOFTMAX, r"block < b\.first_whole", "false"),
-    "a masked value reaches a row": (STORE, r"if \(partial &&", "if (false &&"),
+    "a masked value reaches a row": (
+        STORE,
+        r"if \(\(partial \|\| score != KFI_SCORE_PLAIN\) &&",
+        "if (false &&",
+    ),
     "the row of a masked value is not recomputed with its own reference": (
         STORE,
         r"r\.reference = __shfl_sync\(0xffffffffu, reference, from\)",
