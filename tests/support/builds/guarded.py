@@ -15,7 +15,7 @@ import numpy as np
 from kfgen.model import limits
 
 PAGE = mmap.PAGESIZE
-PAGES = 320  # per slot: the largest workspace is that of a product
+PAGES = 64  # initial size of a slot
 NONE, READ, WRITE = 0, 1, 2
 
 libc = ctypes.CDLL(None, use_errno=True)
@@ -31,21 +31,27 @@ class Slot:
     """Memory for one tensor, with an inaccessible page on either side."""
 
     def __init__(self):
-        self.map = mmap.mmap(-1, (PAGES + 2) * PAGE)
+        self.reserve(PAGES * PAGE)
+
+    def reserve(self, size):
+        """Replaces the memory by whole pages of at least `size` bytes."""
+        self.size = -(-size // PAGE) * PAGE
+        self.map = mmap.mmap(-1, self.size + 2 * PAGE)
         start = ctypes.addressof(ctypes.c_char.from_buffer(self.map))
-        self.begin, self.end = start + PAGE, start + (1 + PAGES) * PAGE
+        self.begin, self.end = start + PAGE, start + PAGE + self.size
         protect(start, PAGE, NONE)
         protect(self.end, PAGE, NONE)
 
     def place(self, size, at_end, align=1):
         """Returns an address for `size` bytes at the end of the memory (rounded down to `align`),
         or at its beginning."""
-        assert size <= PAGES * PAGE, "the tensor is too large for a slot"
-        protect(self.begin, PAGES * PAGE, READ | WRITE)
+        if size > self.size:
+            self.reserve(size)
+        protect(self.begin, self.size, READ | WRITE)
         return self.end - -(-size // align) * align if at_end else self.begin
 
     def freeze(self):
-        protect(self.begin, PAGES * PAGE, READ)
+        protect(self.begin, self.size, READ)
 
 
 def view(address, size):
