@@ -14,6 +14,7 @@ import unittest.mock
 import cases
 import kflib
 import size_rules
+from kfgen.interfaces import packed
 
 SOURCE = kflib.ROOT / "frontends/python"
 # Covers every family and operand layout of the frontend's code with few functions.
@@ -182,7 +183,7 @@ class Packed:
             self.library.call(
                 f["name"],
                 of("in", "out", "sum"),
-                [*of("size"), *of("integer")],
+                [values[name] for name in packed.numbers(f)],
                 strides,
                 of("scalar", "act_scalar", "beta", "probability"),
                 ctypes.addressof(rng),
