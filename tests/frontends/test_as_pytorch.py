@@ -185,11 +185,13 @@ class Call:
         }
         for n in self.wanted:
             given[n].requires_grad_()
-        formula = edges.FORMULAS.get(self.pattern) or torchops.OWN.get(self.pattern)
+        formula = edges.FORMULAS.get(self.pattern)
         with mock.patch.dict(
             peers.FAMILIES["elementwise"].ACTIVATIONS, gelu=lambda x, s: Gelu.apply(x)
         ):
-            formula = formula or peers.forward(self.f, self.scalars, functools.partial(dropped, kf))
+            formula = formula or torchops.formula(
+                self.f, self.scalars, functools.partial(dropped, kf)
+            )
         return formula(given), given
 
 

@@ -12,11 +12,19 @@ def _attention(t, s, mask=None, causal=False):
     ).transpose(1, 2)
 
 
+def _causal(t, s):
+    """PyTorch's is_causal sees key 0 with query 0; kf's last query sees the last key."""
+    queries, keys = t["q"].shape[1], t["k"].shape[1]
+    if queries == keys:
+        return _attention(t, s, causal=True)
+    mask = torch.ones(queries, keys, dtype=torch.bool, device=t["q"].device)
+    return _attention(t, s, mask.tril(keys - queries))
+
+
 FORWARD = {
     "attention": lambda act, t, s, drop: _attention(t, s),
-    "causal_attention": lambda act, t, s, drop: _attention(
-        t, s, causal=t["q"].shape[1] == t["k"].shape[1]
-    ),
+    "causal_attention": lambda act, t, s, drop: _causal(t, s),
     "bias_attention": lambda act, t, s, drop: _attention(t, s, t["bias"]),
     "mask_attention": lambda act, t, s, drop: _attention(t, s, t["mask"].to(torch.bool)),
 }
+DRAW = {"mask_attention": {"mask": "seen"}}

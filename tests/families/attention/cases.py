@@ -144,6 +144,35 @@ def check(call, got, weights=None):
         assert error <= limit, f"{where} differs by {error:.3g}, at most {limit:.3g} expected"
 
 
+def formula(of_score=lambda score, t: score, causal=False):
+    """Returns attention in PyTorch's plain operations: a query that sees no key gives 0, and values
+    of hidden keys do not reach a result (tests/support/python/torchops.py)."""
+
+    def found(t, s):
+        import torch
+
+        q, k, v = (t[name].transpose(1, 2) for name in "qkv")
+        k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
+        score = of_score(q @ k.mT * s["scale"], t)
+        if causal:
+            seen = torch.ones(score.shape[-2:], dtype=bool).tril(k.shape[2] - q.shape[2])
+            score = score.masked_fill(~seen, -torch.inf)
+        hidden = score == -torch.inf
+        weight = score.masked_fill(hidden.all(-1, keepdim=True), 0.0).softmax(-1)[..., None]
+        product = (weight * v[:, :, None]).masked_fill(hidden[..., None], 0.0)
+        return [product.sum(3).transpose(1, 2)]
+
+    return found
+
+
+REFERENCES = {
+    "attention": formula(),
+    "causal_attention": formula(causal=True),
+    "bias_attention": formula(lambda score, t: score + t["bias"]),
+    "mask_attention": formula(lambda score, t: score.masked_fill(t["mask"] == 0, -np.inf)),
+}
+
+
 # Entries that tests/support/functions/odd_names.py renders with unusual names.
 NAMES = {
     "attention": [

@@ -149,7 +149,7 @@ PACKAGED = ["embedding"]  # the Python package of level 1 has it
 ON_TENSORS = ["embedding"]  # functions on tensors tested at level 1
 
 
-def reference(t):
+def reference(t, s):
     """PyTorch's embedding, which refuses the index -1 (tests/support/python/torchops.py)."""
     import torch
 

@@ -40,15 +40,22 @@ DTYPES = {
 }
 DROPPED = {"p": 0.4, "rng": (3, 4)}  # dropouts
 TOLERANCE = {"f32": 2e-5, "f16": 4e-3, "bf16": 3e-2, "f64": 1e-9}
-# References that the benchmarks lack: class weights, and -1 as an invalid row index.
+# References, functions of tensors and scalars, where the benchmarks' formula lacks a part: class
+# weights, -1 as an invalid row index, NaN that a mask hides.
 OWN = {
-    "nll": lambda t: [
+    "nll": lambda t, s: [
         torch.nn.functional.nll_loss(
             t["x"], t["label"], t["weight"].to(t["x"].dtype), reduction="none"
         )
     ],
     **cases.merged("REFERENCES"),
 }
+
+
+def formula(f, scalars, drop):
+    """Returns PyTorch's formula of an op, a function of its tensors."""
+    own = OWN.get(f["op"])
+    return (lambda t: own(t, scalars)) if own else peers.forward(f, scalars, drop)
 
 
 def sizes_of(f):
@@ -124,8 +131,9 @@ class Case:
             for n, t in self.tensors.items()
         }
         groups = self.f["form"] == "groups"
-        formula = OWN.get(self.f["op"]) or peers.forward(self.f, self.scalars, drop)
-        found = formula(given | {"x": given["x"].unsqueeze(1)} if groups else given)
+        found = formula(self.f, self.scalars, drop)(
+            given | {"x": given["x"].unsqueeze(1)} if groups else given
+        )
         return [r.squeeze(1) for r in found] if groups else found, given
 
 
