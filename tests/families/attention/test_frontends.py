@@ -5,6 +5,7 @@ masks, groups of heads, gradients, dropout, errors."""
 import itertools
 import warnings
 
+import kflib
 import numpy as np
 import pytest
 import pytorch
@@ -250,3 +251,24 @@ def test_arrays_agree_with_tensors(kf):
     got = kf.ops.fused_multihead_attention(*(t.numpy() for t in (q, k, k)), 4, causal=True)
     want = kf.ops.fused_multihead_attention(q, k, k, 4, causal=True)
     assert np.abs(got - want.numpy()).max() < 1e-6
+
+
+@pytest.mark.parametrize("library", ["numpy", "torch"])
+def test_statements_hide_values(library):
+    """A value of a key that a query does not see does not reach the fallback's result."""
+    manifest = kflib.manifest()
+    f = next(f for f in manifest["functions"] if f["name"] == "kf_causal_attention_f64")
+    shape = next(a for a in f["arguments"] if a["role"] == "shape")
+    names = {x["name"]: 0 for x in shape["fields"]}
+    names |= dict(zip(f["sizes"], (1, 2, 1, 5, 5, 3, 3)), scale=1.0, np=np, torch=torch)
+    of = torch.from_numpy if library == "torch" else np.asarray
+    v = np.ones((1, 5, 1, 3))
+    v[0, 1:, 0] = [(1, 1, np.inf), (1, -np.inf, 1), (1, np.inf, -np.inf), (np.nan, 1, 1)]
+    tensors = {"q": np.ones((1, 5, 2, 3)), "k": np.ones((1, 5, 1, 3)), "v": v}
+    names |= {n: of(x) for n, x in tensors.items()}
+    with np.errstate(all="ignore"):
+        exec("\n".join(manifest["statements"][f["statements"]][library]), names)
+    nan, inf = np.nan, np.inf
+    want = [(1, 1, 1), (1, 1, inf), (1, -inf, inf), (1, nan, nan), (nan, nan, nan)]
+    for head in (0, 1):
+        assert np.allclose(np.asarray(names["out"])[0, :, head], want, equal_nan=True)

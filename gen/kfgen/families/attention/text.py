@@ -36,7 +36,16 @@ sum_ = {name}.sum(weight_, 3){sink}
 log_sum = {name}.log(sum_)
 lse = row_max + log_sum
 weight_ = weight_ / {name}.where(sum_ == 0, 1.0, sum_)[..., None]
-out = (weight_ @ v_).swapaxes(1, 2)
+"""
+# Values of keys with a weight only: 0 times an infinite value would be NaN. plus_ and minus_ count
+# values of inf and -inf, NaN in both.
+PRODUCT = """
+seen_ = {name}.where(weight_ != 0, 1.0, 0.0)
+plus_ = seen_ @ {name}.where(v_ < float('inf'), 0.0, 1.0)
+minus_ = seen_ @ {name}.where(v_ > float('-inf'), 0.0, 1.0)
+out = weight_ @ {name}.where({name}.abs(v_) < float('inf'), v_, 0.0)
+out = {name}.where(plus_ > 0, out + float('inf'), out)
+out = {name}.where(minus_ > 0, out - float('inf'), out).swapaxes(1, 2)
 """
 
 
@@ -66,7 +75,8 @@ def statements(k, library):
         lines.append(f"score_ = {lib.name}.where({' & '.join(seen)}, score_, float('-inf'))")
     if k.sink:
         lines.append(f"sink_ = {k.sink.name}.reshape(1, heads, 1)")
-    return lines + _lines((TORCH if torch else NUMPY) + (SINK if k.sink else "") + SOFTMAX, words)
+    text = (TORCH if torch else NUMPY) + (SINK if k.sink else "") + SOFTMAX + PRODUCT.lstrip()
+    return lines + _lines(text, words)
 
 
 def _axes(k):
