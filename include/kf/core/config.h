@@ -1,59 +1,74 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* kf/core/config.h: every switch of the library, and the words that differ between compilers.
 
-   KF_BATCH_INVARIANT  Affects: products of matrices in CUDA. Defined, nothing of a row's results or
+   KF_BATCH_INVARIANT: affects products of matrices in CUDA. Defined, nothing of a row's results or
    of its gradient depends on how many rows there are, bit for bit: blocks do not share the depth of
    few rows. Of f16 and bf16 all kernels of tensor cores then add up in one order, those of sm_90a
    too; floats do where alignment is the same, which in tn and tt the rows decide
    (docs/families/matmul.md). Default: not defined, up to 64 rows are a class of their own. Cost:
-   where few rows have few columns and a long depth, up to 4 times as long. KF_OMP_MIN Affects: C
-   launchers. Elements below which a call stays on the calling thread. Default: 32768. Cost: none.
-   KF_ON_LAUNCH        Affects: CUDA launchers. KF_ON_LAUNCH(function, kernel, config) runs on the
-   calling thread before each launch: the function's name, the kernel's address on the host and the
+   where few rows have few columns and a long depth, up to 4 times as long.
+
+   KF_OMP_MIN: affects C launchers. Elements below which a call stays on the calling thread.
+   Default: 32768. Cost: none.
+
+   KF_ON_LAUNCH: affects CUDA launchers. KF_ON_LAUNCH(function, kernel, config) runs on the calling
+   thread before each launch: the function's name, the kernel's address on the host and the
    cudaLaunchConfig_t *, which say what schedule was chosen (examples/06_launches.cu). With
    KF_LOAD_KERNEL: the kernel's name and the CUlaunchConfig *. Default: nothing. Cost: none.
-   KF_LIST_BYTES       Affects: functions over lists of tensors in CUDA. Maximum bytes of a table of
+
+   KF_LIST_BYTES: affects functions over lists of tensors in CUDA. Maximum bytes of a table of
    tensors among a launch's parameters. Default: 32256, which CUDA 12.1 and its drivers launch on
    sm_70 and newer; 3584 for older drivers. Cost of less: more launches of long lists.
-   KF_LOAD_KERNEL      Affects: CUDA headers in files that nvcc does not compile; in others nothing.
+
+   KF_LOAD_KERNEL: affects CUDA headers in files that nvcc does not compile; in others nothing.
    Defined before the first of them, the host's C++ compiler compiles the launchers over CUDA's
    driver API, and a kernel is what KF_LOAD_KERNEL(name, function) finds: a CUresult, and *function,
    a CUfunction of the current context. name is what nvrtcAddNameExpression is asked for. Called
    before each launch, on the calling thread, so it keeps what it has found (docs/nvrtc.md).
-   Default: such a file is refused. Cost: one call a launch. KF_DRIVER_CALL      Affects: files with
-   KF_LOAD_KERNEL. KF_DRIVER_CALL(function) is what is called for a function of the driver API, by
-   programs that look them up in libcuda themselves. Default: the function, which the program is
-   linked with (-lcuda). Cost: none. KF_EARLY_WEIGHTS    Affects: linear layers of up to 64 rows in
-   CUDA, in code for sm_90a. Defined, a kernel that is launched while the one before it ends reads
-   its weights at once: for programs in which no kernel of the stream that may still run writes
-   them. Default: not defined, the kernel waits first. Cost of the default: 1 to 2 us a call.
-   KF_EMULATE          Affects: CUDA headers. The host's C++ compiler compiles kernels and launchers
-   in one pass, for an emulation that runs them on the CPU: defined by that of tests/emu, in its
-   cuda_runtime.h, which comes before kf's headers; its own core/ptx replaces the one here.
-   Default: off.
-   KF_PARALLEL_FOR     Affects: C launchers. KF_PARALLEL_FOR(count, fn, ctx) runs fn(ctx, i) for 0
-   <= i < count in any order, on any threads. Default: OpenMP where it is on, a plain loop
-   otherwise. Results do not depend on it. KF_NODISCARD        Affects: all launchers. What tells
-   the compiler to warn where a call's result is not looked at: its errors would be lost. Default:
-   [[nodiscard]], or gcc's and clang's attribute in C. Defined as nothing, nobody is warned. Cost:
-   none. KF_HEAD_DIMS        Affects: attention in CUDA. The head dimensions for which a file
-   compiles kernels, 1 + 2 + 4 + 8: 1 up to 64, 2 up to 128, 4 up to 192 with values of up to 128, 8
-   up to 256. A call takes the smallest one that fits; KF_ERROR_UNSUPPORTED where there is none.
-   Default: 15. Cost: none; each one left out is two kernels or more less to compile.
-   KF_SCHEDULES        Affects: products of matrices and attention in CUDA. Which kernels a file
-   compiles, 1
-   + 2 + 4 + 8: 1 those that read from any address, 2 those of mma.sync and of fused multiply-adds
+   Default: such a file is refused. Cost: one call a launch.
+
+   KF_DRIVER_CALL: affects files with KF_LOAD_KERNEL. KF_DRIVER_CALL(function) is what is called
+   for a function of the driver API, by programs that look them up in libcuda themselves. Default:
+   the function, which the program is linked with (-lcuda). Cost: none.
+
+   KF_EARLY_WEIGHTS: affects linear layers of up to 64 rows in CUDA, in code for sm_90a. Defined, a
+   kernel that is launched while the one before it ends reads its weights at once: for programs in
+   which no kernel of the stream that may still run writes them. Default: not defined, the kernel
+   waits first. Cost of the default: 1 to 2 us a call.
+
+   KF_EMULATE: affects CUDA headers. The host's C++ compiler compiles kernels and launchers in one
+   pass, for an emulation that runs them on the CPU: defined by that of tests/emu, in its
+   cuda_runtime.h, which comes before kf's headers; its own core/ptx replaces the one here. Default:
+   off.
+
+   KF_PARALLEL_FOR: affects C launchers. KF_PARALLEL_FOR(count, fn, ctx) runs fn(ctx, i) for 0 <= i
+   < count in any order, on any threads. Default: OpenMP where it is on, a plain loop otherwise.
+   Results do not depend on it.
+
+   KF_NODISCARD: affects all launchers. What tells the compiler to warn where a call's result is
+   not looked at: its errors would be lost. Default: [[nodiscard]], or gcc's and clang's attribute
+   in C. Defined as nothing, nobody is warned. Cost: none.
+
+   KF_HEAD_DIMS: affects attention in CUDA. The head dimensions for which a file compiles kernels,
+   1 + 2 + 4 + 8: 1 up to 64, 2 up to 128, 4 up to 192 with values of up to 128, 8 up to 256. A call
+   takes the smallest one that fits; KF_ERROR_UNSUPPORTED where there is none. Default: 15. Cost:
+   none; each one left out is two kernels or more less to compile.
+
+   KF_SCHEDULES: affects products of matrices and attention in CUDA. Which kernels a file compiles,
+   1 + 2 + 4 + 8: 1 those that read from any address, 2 those of mma.sync and of fused multiply-adds
    that need copies of 16 bytes, 4 those of sm_90a, 8 two more tiles of those for small results (a
    single wave). A call takes what there is; KF_ERROR_UNSUPPORTED where there is nothing: without 1
    for rows that begin anywhere, with 4 alone for all that wgmma does not do. Default: 15. Cost:
-   none; each kernel left out is one less to compile. KF_STREAM_MIN
-   Affects: C launchers compiled for AVX or more. Bytes from which on an output goes to memory past
-   the caches, unless it is an input too. Default: 16 MiB; more where the last cache is larger and
-   the next function reads the result at once. Results do not depend on it. KF_ALLOW_FAST_MATH
-   Affects: all launchers. Accepts what gives up NaN, infinities, subnormal numbers and the last
-   digits: -ffast-math, and nvcc's --use_fast_math. Not what makes the digits wrong: gcc needs
-   -fno-associative-math besides, and x87 arithmetic is refused in any case (core/math.h). Default:
-   refused. */
+   none; each kernel left out is one less to compile.
+
+   KF_STREAM_MIN: affects C launchers compiled for AVX or more. Bytes from which on an output goes
+   to memory past the caches, unless it is an input too. Default: 16 MiB; more where the last cache
+   is larger and the next function reads the result at once. Results do not depend on it.
+
+   KF_ALLOW_FAST_MATH: affects all launchers. Accepts what gives up NaN, infinities, subnormal
+   numbers and the last digits: -ffast-math, and nvcc's --use_fast_math. Not what makes the digits
+   wrong: gcc needs -fno-associative-math besides, and x87 arithmetic is refused in any case
+   (core/math.h). Default: refused. */
 #ifndef KF_CORE_CONFIG_H
 #define KF_CORE_CONFIG_H
 
