@@ -27,7 +27,6 @@ typedef struct {
         const attention_call *const call = (const attention_call *)part->scalars;                  \
         const real scale = (real)call->scale, softcap = (real)call->softcap;                       \
         (void)value, (void)scale, (void)softcap;                                                   \
-        KFI_TILE_LOOP                                                                              \
         for (int j = 0; j < count; ++j) statement;                                                 \
     }
 #define AWAY(real) ((real)(part->key + j - part->query))
