@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """kf.optim on a GPU: steps as torch.optim's, scaled gradients, CUDA graphs, state on the host."""
 
+import contextlib
+
 import kfpython
 import pytest
 import pytorch
@@ -46,6 +48,17 @@ def gradients(lists, n, scale=1.0):
             p.grad = torch.empty_like(p).copy_(drawn)
 
 
+@contextlib.contextmanager
+def no_wait():
+    """Makes calls that wait for the GPU errors."""
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
 def assert_close(a, b):
     for x, y in zip(a, b):
         torch.testing.assert_close(y.detach(), x.detach(), rtol=2e-5, atol=2e-6)
@@ -84,11 +97,8 @@ def test_scaled_gradients(kf, name):
         gradients([whole], n)
         if n == 2:
             own[0].grad[1, 2] = torch.inf
-        if n == 4:
-            torch.cuda.synchronize()
-            torch.cuda.set_sync_debug_mode("error")
-        scaler.step(fused)
-        torch.cuda.set_sync_debug_mode("default")
+        with no_wait() if n == 4 else contextlib.nullcontext():
+            scaler.step(fused)
         scaler.update()
         if n != 2:
             plain.step()
@@ -127,10 +137,8 @@ def test_clipping(kf):
     lists = [parameters(), parameters()]
     gradients(lists, 0)
     want = torch.nn.utils.clip_grad_norm_(lists[0], 1.0)
-    torch.cuda.synchronize()
-    torch.cuda.set_sync_debug_mode("error")
-    found = kf.optim.clip_grad_norm_(lists[1], 1.0)
-    torch.cuda.set_sync_debug_mode("default")
+    with no_wait():
+        found = kf.optim.clip_grad_norm_(lists[1], 1.0)
     torch.testing.assert_close(found, want, rtol=1e-5, atol=0)
     assert_close(*[[p.grad for p in mine] for mine in lists])
 

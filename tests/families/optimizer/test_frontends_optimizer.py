@@ -63,12 +63,11 @@ def test_100_steps_equal_torch(kf, name, states, scalars, other, arguments, dtyp
     own = Own(getattr(kf.ops, name), drawn(dtype), states, **scalars)
     params = [torch.nn.Parameter(p.clone()) for p in own.params]
     beside = getattr(torch.optim, other)(params, **arguments)
-    product = torch.ones((), dtype=dtype)
-    more = {"mu_product": product} if name == "nadam" else {}
+    product = torch.ones(())  # float32, as in the state of torch's NAdam
     for t in range(100):
         grads = drawn(dtype, t + 1)
         product *= 0.9 * (1 - 0.5 * 0.96 ** ((t + 1) * 4e-3))
-        own.step(grads, **more)
+        own.step(grads, **({"mu_product": product.to(dtype)} if name == "nadam" else {}))
         for p, g in zip(params, grads):
             p.grad = g.clone()
         beside.step()

@@ -132,12 +132,15 @@ class Stepped(torch.optim.Optimizer):
             self._check(group)
 
     def _check(self, group: Group) -> None:
-        """Refuses options that kf cannot honour."""
+        """Takes over the options of a group; refuses those that kf cannot honour."""
         if group.get("differentiable"):
             raise ValueError(
                 f"{self.where}: differentiable is True, expected False: kf's updates have no "
                 f"gradient"
             )
+        if group.get("fused"):
+            # GradScaler reads it. Some of PyTorch's classes do not set it, and copies lose it.
+            self._step_supports_amp_scaling = True
 
     # torch.compile leaves a step as it is.
     @torch._disable_dynamo  # type: ignore[attr-defined]

@@ -47,8 +47,6 @@ class Lion(Stepped):
         given = {"lr": lr, "betas": tuple(betas), "weight_decay": weight_decay}
         given |= {"maximize": maximize, "capturable": capturable, "differentiable": differentiable}
         super().__init__(params, given | {"foreach": foreach, "fused": fused})
-        if fused:
-            self._step_supports_amp_scaling = True  # read by GradScaler
 
     def _check_values(self, lr: Any, betas: Sequence[float], weight_decay: float) -> None:
         if isinstance(lr, Tensor) and lr.numel() != 1:
