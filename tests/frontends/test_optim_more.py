@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""kf.optim beyond torch.optim: Lion, clipping, state on the host, DTensors."""
+"""kf.optim beyond torch.optim: Lion, LAMB, clipping, state on the host, DTensors."""
 
 import copy
+import math
 
 import kfpython
+import numpy as np
 import pytest
 import pytorch
 
@@ -43,7 +45,32 @@ def lion(p, g, state, lr, betas, weight_decay):
     return p - lr * (update + weight_decay * p)
 
 
+def lamb(p, g, state, lr, betas, eps, weight_decay, bias_correction=True, most=math.inf):
+    """You et al. 2020, algorithm 2, in float64 of NumPy."""
+    p, g = p.numpy(), g.numpy()
+    m, v, step = (
+        state.get("exp_avg", 0.0 * p),
+        state.get("exp_avg_sq", 0.0 * p),
+        state.get("step", 0),
+    )
+    m, v = betas[0] * m + (1 - betas[0]) * g, betas[1] * v + (1 - betas[1]) * g * g
+    state |= {"exp_avg": m, "exp_avg_sq": v, "step": step + 1}
+    fix = [1 - b ** (step + 1) if bias_correction else 1 for b in betas]
+    u = m / fix[0] / (np.sqrt(v / fix[1]) + eps) + weight_decay * p
+    ratio = np.linalg.norm(p.ravel()) / np.linalg.norm(u.ravel()) if p.any() and u.any() else 1.0
+    return torch.from_numpy(np.asarray(p - lr * min(ratio, most) * u))
+
+
+def clipped(p, g, state, trust_clip=False, max_trust=math.inf, **given):
+    return lamb(p, g, state, most=min(max_trust, 1.0 if trust_clip else math.inf), **given)
+
+
+_LAMB = {"lr": 1e-2, "betas": (0.9, 0.99), "eps": 1e-6, "weight_decay": 0.1}
 OWN = [
+    ("LAMB", clipped, _LAMB),
+    ("LAMB", clipped, _LAMB | {"weight_decay": 0.0, "bias_correction": False}),
+    ("LAMB", clipped, _LAMB | {"trust_clip": True}),
+    ("LAMB", clipped, _LAMB | {"max_trust": 1.5}),
     ("Lion", lion, {"lr": 1e-2, "betas": (0.9, 0.99), "weight_decay": 0.0}),
     ("Lion", lion, {"lr": 1e-2, "betas": (0.5, 0.75), "weight_decay": 0.1}),
 ]
@@ -82,6 +109,30 @@ def test_state_dict_of_own(name, _, given):
                 q.data.copy_(p.detach())
     b.step()
     assert_same(first, second, rtol=0, atol=0)
+
+
+def test_arguments_of_lamb():
+    p = [torch.nn.Parameter(torch.zeros(3))]
+    for given, message in (
+        ({"eps": -1.0}, "eps is -1.0, expected at least 0"),
+        ({"max_trust": 0.0}, "max_trust is 0.0, expected more than 0"),
+    ):
+        with pytest.raises(ValueError, match=f"kf.optim.LAMB: {message}"):
+            kf.optim.LAMB(p, **given)
+
+
+def test_low_precision_of_lamb():
+    """bfloat16 parameters train with bfloat16 state, and zeros with a ratio of 1."""
+    own = parameters(torch.bfloat16)
+    own[1].data.zero_()
+    wide = [p.detach().double() for p in own]
+    gradients([own], 0)
+    optimizer = kf.optim.LAMB(own, lr=2**-4)
+    optimizer.step()
+    assert {optimizer.state[p]["exp_avg"].dtype for p in own} == {torch.bfloat16}
+    given = {"lr": 2**-4, "betas": (0.9, 0.999), "eps": 1e-6, "weight_decay": 0.0}
+    want = [clipped(p, q.grad.double(), {}, **given) for p, q in zip(wide, own)]
+    assert_same(want, [p.double() for p in own], rtol=2**-8, atol=2**-10)
 
 
 def test_arguments_of_own():

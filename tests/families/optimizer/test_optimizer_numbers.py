@@ -24,9 +24,10 @@ CUDA = pytest.mark.skipif(not toolkit.include(), reason="no CUDA headers")
 STRICT = ("-O2", "-Wall", "-Wextra", "-Wshadow", "-Wconversion", "-Werror")
 ALL = calls.functions()
 # Functions of the first tier: of each kind of function one, in two mixes of dtypes.
-OPS = ("adamw", "adamw_device", "adamw_stochastic", "sgd", "multi_clip", "multi_l2_norm")
+OPS = ("adamw", "adamw_device", "adamw_stochastic", "sgd", "lamb", "multi_clip", "multi_l2_norm")
 FEW = [f for f in ALL if f["op"] in OPS and f["dtypes"] in (["f32"], ["bf16"], ["bf16", "f32"])]
-SLOTS = "-DKFI_SUM_SLOTS=3"  # partial sums in the emulation, whose blocks are slow
+# Few partial sums, for the emulation, whose blocks are slow; and slots of several chunks.
+SLOTS = ("-DKFI_SUM_SLOTS=3", "-DKFI_TENSOR_SLOTS=2", "-DKFI_TENSOR_SLOTS_ALL=64")
 
 
 def numbers(lib, memory, functions):
@@ -57,7 +58,7 @@ def test_all_functions_in_c(tmp_path):
 @pytest.mark.parametrize("dtypes", [("f32",), ("bf16", "f32"), ("bf16",), ("f64",)], ids=str)
 def test_numbers_in_the_emulation(dtypes, tmp_path):
     found = [f for f in ALL if tuple(f["dtypes"]) == dtypes]
-    lib = emulator.build(found, tmp_path, more=(SLOTS,))
+    lib = emulator.build(found, tmp_path, more=SLOTS)
     memory = emulator.Memory(emulator.Emulator(lib), size=1 << 22)
     memory.emulator.forget()
     numbers(lib, memory, found)
@@ -74,6 +75,58 @@ def test_a_list_of_ten_thousand(tmp_path):
     call = calls.Call(f, tuple(1 + i % 5 for i in range(10000)), 3)
     calls.run(lib, memory, call)
     assert memory.emulator.launches == -(-10000 // 620) == 17
+
+
+@CUDA
+@pytest.mark.check
+def test_passes_over_ten_thousand(tmp_path):
+    """Two launches for each table of 620 tensors."""
+    f = calls.of("lamb", "f32")
+    lib = emulator.build([f], tmp_path)
+    memory = emulator.Memory(emulator.Emulator(lib), emulator.RUNS[:1], size=1 << 22)
+    calls.run(lib, memory, calls.Call(f, tuple(1 + i % 5 for i in range(10000)), 3))
+    assert memory.emulator.launches == 34
+
+
+def lamb(library, lengths=(5, 0, 300), zeros=(), **changed):
+    """Returns a call of lamb_f32 without decay, and the memory after it."""
+    given = {"weight_decay": 0.0, "max_trust": 0.0, "maximize": 0}
+    f, absent = calls.of("lamb", "f32"), ("master", "grad_scale", "found_inf")
+    call = calls.Call(f, lengths, 1, 0, absent, given | changed)
+    for name in zeros:
+        for x, at in zip(call.given[name], call.at[name]):
+            x[...] = 0
+            call.image[at : at + x.nbytes] = 0
+    return call, calls.called(library, checks.CpuMemory(1 << 20), call)
+
+
+def test_trust_ratios(library):
+    """A step is lr times the norm of its tensor. The ratio is 1 where a norm is 0, and at most
+    max_trust."""
+
+    def moved(call, back, i):
+        return call.stored(back, "param", i) - call.given["param"][i].astype(np.float64)
+
+    call, back = lamb(library, lr=0.5)
+    for i in (0, 2):
+        norm = np.linalg.norm(call.given["param"][i].astype(np.float64))
+        assert np.isclose(np.linalg.norm(moved(call, back, i)), 0.5 * norm, rtol=1e-6)
+    state = ("exp_avg", "exp_avg_sq")
+    first = {"step": 1, "beta1": 0.5, "beta2": 0.5, "eps": 0.0, "lr": 0.5}
+    call, back = lamb(library, zeros=("param", *state), **first)
+    assert np.allclose(np.abs(moved(call, back, 2)), 0.5, rtol=1e-6)
+    call, back = lamb(library, zeros=("grad", "exp_avg"), lr=0.5)
+    assert not moved(call, back, 2).any()
+    call, back = lamb(library, zeros=state, **first, max_trust=0.25)
+    assert np.allclose(np.abs(moved(call, back, 2)), 0.125, rtol=1e-6)
+
+
+def test_slots_of_several_chunks(tmp_path):
+    """Sums over a tensor take its slots in order, and tables end between tensors."""
+    f = calls.of("lamb", "f32")
+    lib = kflib.build("cpu", [f], tmp_path, SLOTS)
+    calls.run(lib, checks.CpuMemory(1 << 22), calls.Call(f, (16385, 3) * 3 + (0, 40000), 3))
+    calls.run(lib, checks.CpuMemory(1 << 22), calls.Call(f, (7,) * 200, 4))
 
 
 REFUSED = [

@@ -9,9 +9,11 @@ and dtype.
 from kernel_fusion.optim._offload import Offload
 from kernel_fusion.optim.classes import SGD, Adagrad, Adam, AdamW, NAdam, RAdam, RMSprop
 from kernel_fusion.optim.clipping import clip_grad_norm_
+from kernel_fusion.optim.lamb import LAMB
 from kernel_fusion.optim.lion import Lion
 
 __all__ = [
+    "LAMB",
     "SGD",
     "Adagrad",
     "Adam",

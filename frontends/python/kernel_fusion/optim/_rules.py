@@ -41,6 +41,7 @@ class Rule:
         values: options that are its scalars.
         numbers: of FIRST, what the state has for the whole parameter.
         decays: True if weight decay is a call of its own.
+        whole: True if an update reads sums over the whole parameter, such as norms.
     """
 
     op: str
@@ -48,6 +49,7 @@ class Rule:
     values: tuple[str, ...]
     numbers: tuple[str, ...] = ("step",)
     decays: bool = False
+    whole: bool = False
 
     def scalars(self, group: Group) -> dict[str, Any]:
         """Returns values of a call, also some that the op has not; tensors as they are."""
@@ -103,3 +105,17 @@ RMSPROP = {  # key: has momentum or is centered
     ),
 }
 LION = Rule("lion", MOMENTS[:1], ("lr", "betas", "weight_decay"), numbers=())
+
+
+@dataclass(frozen=True)
+class LambRule(Rule):
+    """The rule of LAMB, whose op has one limit of trust ratios; 0: no limit."""
+
+    def scalars(self, group: Group) -> dict[str, Any]:
+        most = 0.0 if group["max_trust"] is None else float(group["max_trust"])
+        if group["trust_clip"]:
+            most = min(most or 1.0, 1.0)
+        return super().scalars(group) | {"max_trust": most}
+
+
+LAMB = LambRule("lamb", MOMENTS, (*_adam, "bias_correction"), whole=True)

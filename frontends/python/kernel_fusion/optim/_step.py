@@ -11,7 +11,7 @@ from torch import Tensor
 from kernel_fusion import _table, ops
 from kernel_fusion.optim._cohorts import Cohorts
 from kernel_fusion.optim._rules import FIRST, Group, Rule
-from kernel_fusion.optim._tensors import Held, gradient, local
+from kernel_fusion.optim._tensors import Held, gradient, is_split, local
 
 SCALING = ("grad_scale", "found_inf")  # attributes that GradScaler sets during a step
 
@@ -199,6 +199,11 @@ class Stepped(torch.optim.Optimizer):
         if chosen.group.get("capturable") and param.device.type == "cpu":
             raise ValueError(
                 f"{self.where}: capturable is True and {name()} is on the CPU, expected a GPU"
+            )
+        if chosen.rule.whole and is_split(param):
+            raise RuntimeError(
+                f"{self.where}: {name()} is split over processes ({param.placements}), expected a "
+                f"whole parameter: its update reads norms"
             )
         grad = gradient(self.where, name, param)
         state = self.state[param] if chosen.has_state else {}

@@ -15,6 +15,11 @@ def is_distributed(x: Tensor) -> bool:
     return type(x) not in PLAIN and hasattr(x, "placements") and hasattr(x, "to_local")
 
 
+def is_split(x: Any) -> bool:
+    """True for a DTensor of which this process has a part."""
+    return is_distributed(x) and not all(p.is_replicate() for p in x.placements)
+
+
 def local(x: Any) -> Tensor:
     """Returns a tensor's memory in this process as real numbers.
 

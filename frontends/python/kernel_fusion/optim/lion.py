@@ -7,11 +7,11 @@ from typing import Any
 from torch import Tensor
 
 from kernel_fusion.optim import _rules
+from kernel_fusion.optim._own import Own
 from kernel_fusion.optim._rules import Group, Rule
-from kernel_fusion.optim._step import Stepped
 
 
-class Lion(Stepped):
+class Lion(Own):
     """Lion: the sign of a moving average of the gradients, with decoupled weight decay.
 
     Chen et al. 2023, arXiv:2302.06675. Takes a third to a tenth of AdamW's learning rate.
@@ -41,26 +41,17 @@ class Lion(Stepped):
         differentiable: bool = False,
         fused: bool | None = None,
     ):
-        self._check_values(lr, betas, weight_decay)
-        if fused and foreach:
-            raise ValueError(f"{self.where}: fused and foreach are True, expected one of them")
-        given = {"lr": lr, "betas": tuple(betas), "weight_decay": weight_decay}
-        given |= {"maximize": maximize, "capturable": capturable, "differentiable": differentiable}
-        super().__init__(params, given | {"foreach": foreach, "fused": fused})
-
-    def _check_values(self, lr: Any, betas: Sequence[float], weight_decay: float) -> None:
-        if isinstance(lr, Tensor) and lr.numel() != 1:
-            raise ValueError(
-                f"{self.where}: lr has the shape {tuple(lr.shape)}, expected one number"
-            )
-        for name, x in (("lr", lr), ("weight_decay", weight_decay)):
-            if not x >= 0:
-                raise ValueError(f"{self.where}: {name} is {x}, expected at least 0")
-        for i, x in enumerate(betas):
-            if not 0 <= x < 1:
-                raise ValueError(
-                    f"{self.where}: betas[{i}] is {x}, expected at least 0 and below 1"
-                )
+        super().__init__(
+            params,
+            {"lr": lr, "betas": tuple(betas), "weight_decay": weight_decay},
+            {
+                "maximize": maximize,
+                "foreach": foreach,
+                "capturable": capturable,
+                "differentiable": differentiable,
+                "fused": fused,
+            },
+        )
 
     def rule(self, group: Group) -> Rule:
         return _rules.LION

@@ -17,9 +17,14 @@ def results(k, texts):
     return [x for x in zip(k.updated, texts) if x[0] is not k.master]
 
 
-def emitted(k, target, element):
-    """Returns (lines, [text of each next value]). element: text of an element of a list."""
-    return emit(k.graph, k.roots, target, {s.name: element.format(s.name) for s in k.lists})
+def emitted(k, target, element, graph=None, roots=None):
+    """Returns (lines, [text of each root]), by default of the kernel's. element: text of an element
+    of a list.
+    """
+    names = {n: element.format(s.name) for s in k.lists for n in (s.name, s.next_name)}
+    if graph is None:
+        graph, roots = k.graph, k.roots
+    return emit(graph, roots, target, names)
 
 
 class OptimizerCuda(Cuda):

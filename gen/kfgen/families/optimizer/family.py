@@ -4,6 +4,7 @@
 from kfgen.families.family import FURTHER, Family, wrong
 from kfgen.families.optimizer import once
 from kfgen.families.optimizer.kernel import FACTOR, FOUND, MASTER, SCALE, VALUE, OptimizerKernel
+from kfgen.families.optimizer.norms import NormsKernel
 from kfgen.families.optimizer.sums import SumsKernel
 from kfgen.language.expr import ExprError, Graph, parse
 from kfgen.language.formulas import LIBRARIES, Printer
@@ -53,13 +54,16 @@ class Optimizer(Family):
             "master": f.get("master", str, "", what='"the list of parameters"'),
             "device": f.get("device", (list, dict), [], what='["lr", "step"]'),
             "sums": f.get("sums", dict, {}, what='{ total = "x * x" }'),
+            "tensor_sums": f.get("tensor_sums", dict, {}, what='{ total = "param * param" }'),
+            "tensor_once": f.get("tensor_once", dict, {}, what='{ norm = "sqrt(total)" }'),
             "stochastic": f.get("stochastic", (str, dict), "", what='"step"'),
         }
         odd = [n for n in found["device"] if n not in op.scalars]
         if isinstance(found["device"], list) and odd:
             known = ", ".join(op.scalars)
             raise f.error("device", f"has {odd[0]!r}", f"name some of the scalars: {known}")
-        self._check_once(f, op, found["once"] | found["sums"])
+        for field in ("once", "sums", "tensor_sums", "tensor_once"):
+            self._check_names(f, op, field, found[field])
         kinds = {o.kind for o in op.operands if o.name in op.updates}
         if kinds and kinds != ({VALUE} if found["sums"] else {"list"}):
             fix = "with `sums` numbers are updated, without it lists"
@@ -80,14 +84,14 @@ class Optimizer(Family):
             self._add_scaling(f, op, found)
         return found
 
-    def _check_once(self, f, op, texts):
+    def _check_names(self, f, op, field, texts):
         taken = {*op.scalars, *op.updates, *map(updated, op.updates)}
         taken |= {o.name for o in op.operands}
         for name, text in texts.items():
             if not isinstance(text, str):
-                raise f.error("once", f"{name} is {text!r}", "give it an expression, in quotes")
+                raise f.error(field, f"{name} is {text!r}", "give it an expression, in quotes")
             if not usable(name) or name in taken or name in self.taken:
-                raise f.error("once", f"the name `{name}` cannot be used", "choose another name")
+                raise f.error(field, f"the name `{name}` cannot be used", "choose another name")
 
     def _add_scaling(self, f, op, found):
         """Adds the arguments by which a call scales, negates or ignores the gradients."""
@@ -141,7 +145,8 @@ class Optimizer(Family):
         }
 
     def named(self, op):
-        return (*op.own["once"], *op.own["sums"], MASTER)
+        own = op.own
+        return (*own["once"], *own["sums"], *own["tensor_sums"], *own["tensor_once"], MASTER)
 
     # ---- graphs
 
@@ -156,11 +161,12 @@ class Optimizer(Family):
         return [*op.integers, *kept]
 
     def once(self, op):
-        """Returns (graph, {name that expressions read: node}) of a call's values; with sums, also
-        the next values of the numbers.
+        """Returns (graph, {name that expressions read: node}) of a call's values and of the values
+        of each tensor; with sums, also the next values of the numbers.
         """
         numbers = [o.name for o in op.operands if o.kind == VALUE]
-        texts, read = op.own["once"], [*op.scalars, *numbers, *op.own["sums"]]
+        texts = op.own["once"] | op.own["tensor_once"]
+        read = [*op.scalars, *numbers, *op.own["sums"], *op.own["tensor_sums"]]
         if op.own["sums"]:
             texts = texts | {updated(name): text for name, text in op.updates.items()}
         return once.build(texts, read, self.whole_numbers(op))
@@ -196,11 +202,27 @@ class Optimizer(Family):
         zero = graph.const(0)  # numbers are no values of elements
         return graph, env | {updated(name): zero for name in op.updates}, {}
 
+    def graph_after(self, op, kept):
+        """Begins the graph of expressions that read the next values of the lists `kept` from
+        memory: (graph, {readable name: node}).
+        """
+        graph, whole = Graph(), self.whole_numbers(op)
+        names = [o.name for o in op.operands if o.kind == "list" and o.name not in kept]
+        names += [*map(updated, kept), *(n for n in self.once(op)[1] if n not in whole)]
+        env = {name: graph.var(name) for name in names}
+        if op.own["gradient"]:
+            name = op.own["gradient"]
+            env[name] = graph.add("mul", env[name], graph.var(FACTOR))
+        return graph, env
+
     def loaded(self, op):
-        return tuple(op.own["sums"])
+        return (*op.own["sums"], *op.own["tensor_sums"])
 
     def forward(self, op, types, variant=()):
-        kernel = SumsKernel if op.own["sums"] else OptimizerKernel
+        own = op.own
+        kernel = (
+            SumsKernel if own["sums"] else NormsKernel if own["tensor_sums"] else OptimizerKernel
+        )
         return kernel(self, op, types, False, variant)
 
     def check(self, op, graph, env, outputs):
@@ -212,32 +234,38 @@ class Optimizer(Family):
     def statements(self, k, act, library, by=False):
         if k.is_sum:
             return self._statements_of_sums(k, library)
-        graph, nodes = k.once_graph, {n: k.once[n] for n in k.elementwise_names}
-        axes = dict.fromkeys(k.elementwise_names) | {s.name: frozenset((0,)) for s in k.lists}
-        printer = Printer(LIBRARIES[library], None, k.graph, axes, None)
-        printer.run(k.roots)
         written = [s for s in k.updated if s.kind != MASTER]
         lines = [f"{s.name} = {s.name} if master is None else master" for s, m in k.read_lists if m]
-        lines += once.statements(
-            graph, {n: i for n, i in nodes.items() if n not in k.scalars}, library
-        )
-        lines += printer.lines
-        lines += [f"{s.next_name} = {printer.at(s.exprs[0])}" for s in written]
+        lines += self._values(k, k.call_values, library)
+        for graph, results in k.passes:
+            sums = [name for name in results if name in k.sums_of]
+            lines += self._results(k, graph, results, sums, library)
+            lines += self._values(k, k.tensor_values, library) if sums else []
         if any(s.name == FOUND for s in k.device_numbers):
             lines += [f"{s.next_name} = {s.name} if {FOUND} else {s.next_name}" for s in written]
         lines += [f"{s.name} = {s.next_name}" for s in written]
         return lines + [f"{MASTER} = {k.master_of}"] * bool(k.master_of)
 
-    def _statements_of_sums(self, k, library):
+    def _values(self, k, names, library):
+        """Statements of values of a call or a tensor."""
+        nodes = {n: k.once[n] for n in names if n not in k.scalars}
+        return once.statements(k.once_graph, nodes, library)
+
+    def _results(self, k, graph, results, sums, library):
+        """Statements of {result: node}; of those in `sums`, added up over the elements."""
         lib = LIBRARIES[library]
-        axes = {s.name: frozenset((0,)) for s in k.lists}
-        printer = Printer(lib, None, k.graph, axes, None)
-        printer.run(k.roots)
-        lines = printer.lines + [
-            f"{name} = {lib.name}.sum({printer.at(root)})" for name, root in zip(k.sums_of, k.roots)
-        ]
-        nodes = {s.next_name: k.once[s.next_name] for s in k.updated}
-        lines += once.statements(k.once_graph, nodes, library)
+        axes = dict.fromkeys(graph.variables([*results.values()]))
+        axes |= {n: frozenset((0,)) for s in k.lists for n in (s.name, s.next_name)}
+        printer = Printer(lib, None, graph, axes, None)
+        printer.run([*results.values()])
+        text = {name: printer.at(node) for name, node in results.items()}
+        text |= {name: f"{lib.name}.sum({text[name]})" for name in sums}
+        return printer.lines + [f"{name} = {of}" for name, of in text.items()]
+
+    def _statements_of_sums(self, k, library):
+        nodes = dict(zip(k.sums_of, k.roots))
+        lines = self._results(k, k.graph, nodes, k.sums_of, library)
+        lines += self._values(k, [s.next_name for s in k.updated], library)
         return lines + [f"{s.name} = {s.next_name}" for s in k.updated]
 
     def reference(self, op, act):

@@ -114,6 +114,18 @@ class OptimizerKernel(Kernel):
         return bool(read & {s.name for s in self.device_numbers})
 
     @property
+    def call_values(self):
+        """Values that expressions read and a call computes once."""
+        return self.elementwise_names
+
+    tensor_values = sums_of = ()
+
+    @property
+    def passes(self):
+        """[(graph, {result: node})]: what is computed before the results of the next graph."""
+        return [(self.graph, {s.next_name: s.exprs[0] for s in self.updated if s.kind != MASTER})]
+
+    @property
     def host_values(self):
         """Values that expressions read and the host computes."""
         return [n for n in self.elementwise_names if not self.on_device(n)]

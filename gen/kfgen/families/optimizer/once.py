@@ -116,7 +116,7 @@ FUNCTIONS = {
     "add": lambda a, b: a + b,
     "sub": lambda a, b: a - b,
     "mul": lambda a, b: a * b,
-    "div": lambda a, b: a / b,
+    "div": lambda a, b: a / b if b else math.nan,  # `where` evaluates both arms
     "neg": lambda a: -a,
     "not": lambda a: not a,
     "and": lambda a, b: a and b,

@@ -10,6 +10,7 @@
 #include "kf/core/math.h"
 #include "kf/core/optimizer/check.h"
 #include "kf/core/optimizer/random.h"
+#include "kf/core/optimizer/slots.h"
 #include "kf/core/tile.h"
 
 KFI_C_BEGIN
@@ -135,6 +136,80 @@ KFI_HOST void kfi_sum_lists(const kfi_lists *l, kf_i64 total, double *partials, 
         found[i] = 0.0;
         for (int slot = 0; slot < KFI_SUM_SLOTS; ++slot)
             found[i] += partials[i * KFI_SUM_SLOTS + slot];
+    }
+}
+
+/* ---- two passes over slots: sums over each tensor, then updates that read them */
+
+/* Whole tensors with up to KFI_TENSOR_SLOTS_ALL slots; window.first counts slots. values: those of
+ * the call. numbers: float64 numbers that values of tensors read. */
+typedef struct {
+    kfi_list_window window;
+    double *partials; /* KFI_TENSOR_SLOTS_ALL per sum */
+    const void *values;
+    const double *numbers;
+} kfi_slots;
+
+/* A slot: its first chunk, and the index behind its last element. first, count: the slots of its
+ * tensor. */
+typedef struct {
+    kfi_list_chunk chunk;
+    kf_i64 end, first, count;
+} kfi_tensor_slot;
+
+KFI_HOST void kfi_slot_clip(kfi_tensor_slot *s)
+{
+    const kf_i64 left = s->end - s->chunk.from;
+    s->chunk.n = left < KFI_MAX_CHUNK ? left : KFI_MAX_CHUNK;
+}
+KFI_HOST kfi_tensor_slot kfi_slot_of(const kfi_slots *of, kf_i64 slot)
+{
+    const kfi_list_window *const w = &of->window;
+    const int i = kfi_list_search(w->first, w->count, slot);
+    const kf_i64 length = w->lists->lengths[w->from + i], one = kfi_slot_length(length);
+    kfi_tensor_slot s;
+    s.first = w->first[i];
+    s.count = w->first[i + 1] - s.first;
+    s.chunk.tensor = w->from + i;
+    s.chunk.from = (slot - s.first) * one;
+    s.end = s.chunk.from + one < length ? s.chunk.from + one : length;
+    kfi_slot_clip(&s);
+    return s;
+}
+/* Moves to the slot's next chunk, which has no elements behind the last one. */
+KFI_HOST void kfi_slot_advance(kfi_tensor_slot *s)
+{
+    s->chunk.from += KFI_MAX_CHUNK;
+    kfi_slot_clip(s);
+}
+/* Returns the sum over a tensor. partials: those of one sum. */
+KFI_HOST double kfi_sum_of_tensor(const double *partials, const kfi_tensor_slot *s)
+{
+    double sum = 0.0;
+    for (kf_i64 i = s->first; i < s->first + s->count; ++i) sum += partials[i];
+    return sum;
+}
+/* Moves the window to the next tensors; false if there are none. */
+KFI_HOST int kfi_slots_next(kfi_slots *s)
+{
+    kfi_list_window *const w = &s->window;
+    w->from += w->count;
+    for (w->count = 0; w->count < KFI_LIST_WINDOW && w->from + w->count < w->lists->count;
+         ++w->count) {
+        const int own = kfi_slots_of(w->lists->lengths[w->from + w->count]);
+        if (w->first[w->count] + own > KFI_TENSOR_SLOTS_ALL) break;
+        w->first[w->count + 1] = w->first[w->count] + own;
+    }
+    return w->count > 0;
+}
+/* Calls first(s, slot), then last(s, slot), for the slots of all tensors, on all threads. total: the
+ * sum of the lengths. */
+KFI_HOST void kfi_each_slot(kfi_slots *s, kf_i64 total, void (*first)(void *, kf_i64),
+                            void (*last)(void *, kf_i64))
+{
+    while (kfi_slots_next(s)) {
+        kfi_parallel(s->window.first[s->window.count], first, s, total >= KF_OMP_MIN);
+        kfi_parallel(s->window.first[s->window.count], last, s, total >= KF_OMP_MIN);
     }
 }
 
