@@ -84,7 +84,7 @@ def test_steps(kf, name, given, capturable):
         assert_close(a.values(), b.values())
 
 
-@pytest.mark.parametrize("name", ["SGD", "AdamW", "Adagrad", "Lion"])
+@pytest.mark.parametrize("name", ["SGD", "AdamW", "Adagrad", "Lion", "LAMB"])
 def test_scaled_gradients(kf, name):
     """A fused step does not wait for the GPU, and leaves all as it is if a gradient is infinite."""
     own, whole = parameters(), parameters()
@@ -104,8 +104,28 @@ def test_scaled_gradients(kf, name):
             plain.step()
     assert scaler.get_scale() == 128.0
     assert_close(own, whole)
-    for p in own if name in ("AdamW", "Adagrad") else ():
+    for p in own if name in ("AdamW", "Adagrad", "LAMB") else ():
         assert float(fused.state[p]["step"]) == 4
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("capturable", [False, True])
+def test_lamb(kf, dtype, capturable):
+    """Steps on the GPU are those on the CPU."""
+    lists = [parameters(dtype=dtype), parameters("cpu", dtype)]
+    given = {"lr": 0.01, "weight_decay": 0.1, "max_trust": 1.5}
+    own = kf.optim.LAMB(lists[0], **given, capturable=capturable)
+    other = kf.optim.LAMB(lists[1], **given)
+    for n in range(5):
+        gradients(lists, n)
+        own.step(), other.step()
+        with torch.no_grad():  # one step from equal tensors
+            for p, q in zip(*lists):
+                eps = torch.finfo(dtype).eps
+                torch.testing.assert_close(p.cpu(), q, rtol=4 * eps, atol=eps / 4)
+                p.copy_(q)
+                for key in ("exp_avg", "exp_avg_sq"):
+                    own.state[p][key].copy_(other.state[q][key])
 
 
 def test_a_graph(kf):

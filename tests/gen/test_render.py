@@ -109,8 +109,8 @@ def test_depfile(tmp_path):
             "matmul_nn",
             "softmax",
             *cases.merged("FUNCTIONS"),
-            # Updates of lists have one launch step, sums of lists two.
-            *{len(f["steps"]): f["op"] for f in kflib.of_lists()}.values(),
+            # Updates of lists, with and without sums over each tensor, and sums of lists.
+            *{str([s["does"] for s in f["steps"]]): f["op"] for f in kflib.of_lists()}.values(),
         ]
     )
     kfgen(

@@ -137,8 +137,8 @@ class Call:
         return dtype
 
     def expected_by_tensor(self, back):
-        """As `expected`, with sums over each tensor. Lists that depend on the sums follow from the
-        next values of the others as these are stored.
+        """Returns the same as `expected`, with sums over each tensor. Lists that depend on the sums
+        follow from the next values of the others as these are stored.
         """
         kernel = self.reference.kernel(False)
         eps = EPS["f64" if self.f["dtypes"][0] == "f64" else "f32"]

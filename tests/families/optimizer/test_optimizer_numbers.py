@@ -175,7 +175,9 @@ def test_refused_workspace(library):
 
 @pytest.mark.skipif(not (toolkit.nvrtc() and toolkit.include()), reason="no NVRTC")
 @pytest.mark.check
-@pytest.mark.parametrize("op", ["adamw_stochastic_device", "sgd_momentum", "multi_l2_norm"])
+@pytest.mark.parametrize(
+    "op", ["adamw_stochastic_device", "sgd_momentum", "multi_l2_norm", "lamb_device"]
+)
 def test_nvrtc_compiles_every_kernel(op):
     made = Selection(spec.load())
     asked = [e for k in made.kernels(made.spec.ops[op]) for e in nvrtc.kernels_of(k)]

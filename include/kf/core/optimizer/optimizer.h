@@ -202,8 +202,8 @@ KFI_HOST int kfi_slots_next(kfi_slots *s)
     }
     return w->count > 0;
 }
-/* Calls first(s, slot), then last(s, slot), for the slots of all tensors, on all threads. total: the
- * sum of the lengths. */
+/* Calls first(s, slot), then last(s, slot), for the slots of all tensors, on all threads. total:
+ * the sum of the lengths. */
 KFI_HOST void kfi_each_slot(kfi_slots *s, kf_i64 total, void (*first)(void *, kf_i64),
                             void (*last)(void *, kf_i64))
 {
