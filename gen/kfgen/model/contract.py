@@ -324,7 +324,8 @@ def workspace(k):
 
 def lines(kernel, whole=False):
     """Returns the lines of the C comment: at most 16, or 19 with ten tensors or more; of lists at
-    most 12 more than tensors. whole: with all formulas, in any number of lines.
+    most 12 more than tensors, or 14 with a workspace. whole: with all formulas, in any number of
+    lines.
     """
     k = kernel
     found = _formula_lines(k, whole)
