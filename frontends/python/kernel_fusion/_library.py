@@ -19,6 +19,7 @@ KINDS: Any = [
 ]  # parameters of kfp_run (native/packed.h)
 ALIGNED = 256
 MAX_THREADS = 256  # the same in native/pool.c
+AMX = os.environ.get("KF_AMX") != "0"  # bf16 products use AMX where the processor has it
 
 
 class Refused(ValueError):
@@ -63,6 +64,8 @@ class Library:
             raise ImportError(
                 f"{path} has ABI version {abi}, expected {_table.abi()}: install the package again"
             )
+        if AMX:
+            self.dll.kfp_enable_amx()  # fails where the machine has none, and changes nothing
         self.find = functools.cache(self._find)
         _every.append(self)
         _adopt(self)

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* kf/core/matmul/matmul.h under hand-written prologues and epilogues: random products of every type
    and layout against the next wider type's, in tensors that end where their memory ends. Arguments:
-   the seed, the number of products. Prints the worst error as a share of the bound, and a sum of
-   all results' bits, which must not depend on the number of threads. */
+   the seed, the number of products. ALLOW_AMX: bf16 by AMX, or by its double. Prints the worst
+   error as a share of the bound, and a sum of all results' bits, which must not depend on the
+   number of threads. */
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -188,6 +189,9 @@ int main(int argc, char **argv)
     const int count = argc > 2 ? atoi(argv[2]) : 40;
     uint64_t bits = 0xCBF29CE484222325ull;
     double worst[4] = {0, 0, 0, 0};
+#ifdef ALLOW_AMX
+    if (kf_cpu_enable_amx() != KF_SUCCESS) return puts(kf_get_last_error_detail()), 2;
+#endif
     state = (uint64_t)(argc > 1 ? atoi(argv[1]) : 1);
     for (int i = 0; i < count; ++i) {
         product p;

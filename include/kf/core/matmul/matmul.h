@@ -4,8 +4,9 @@
 
    Public to the families: kfi_gemm_run_<type> and kfi_gemm_bytes_<type>, its workspace in bytes.
    Parts: plan.h (operands, blocking), block.h (packed panels, jobs), skinny_rows.h
-   (skinny M), lanes.h (vector kernels). Vectors are those that the compiler's flags allow;
-   without flags on x86 the machine's widest, found at run time.
+   (skinny M), lanes.h (vector kernels), amx.h (bf16 by AMX, once kf_cpu_enable_amx() has allowed
+   it). Vectors are those that the compiler's flags allow; without flags on x86 the machine's
+   widest, found at run time.
    Accumulators are float, for f64 double; the order of every sum follows from the sizes. */
 #ifndef KF_CORE_MATMUL_MATMUL_H
 #define KF_CORE_MATMUL_MATMUL_H
@@ -14,6 +15,7 @@
 
 #include <string.h>
 
+#include "kf/core/matmul/amx.h"
 #include "kf/core/matmul/block.h"
 #include "kf/core/matmul/skinny_rows.h"
 #include "kf/core/matmul/plan.h"
@@ -126,6 +128,7 @@ typedef struct {
     kf_i64 batches, slots;
     char *workspace;
     size_t bytes; /* workspace of a slot */
+    int amx;
 } kfi_cpu_gemm_batches;
 
 /* Moves an operand on; bytes: batches times bytes of an element. */
@@ -143,15 +146,33 @@ KFI_HOST void kfi_cpu_gemm_slot(void *context, kf_i64 slot)
         q.batch = batch;
         kfi_cpu_gemm_advance(&q.a, batch * q.v.size);
         for (int i = 0; i < q.products; ++i) kfi_cpu_gemm_advance(&q.b[i], batch * q.v.size);
-        if (kfi_cpu_gemm_is_skinny(&q))
-            kfi_cpu_gemm_skinny(&q, room);
+        if (kfi_cpu_gemm_is_skinny(&q)) kfi_cpu_gemm_skinny(&q, room);
+#if KFI_AMX
+        else if (all->amx)
+            kfi_amx_product(&q, room);
+#endif
         else
             kfi_cpu_gemm_blocks_of(&q, room);
     }
 }
-KFI_HOST void kfi_cpu_gemm_run(const kfi_cpu_gemm_lanes *v, kf_i64 batch, kf_i64 rows, kf_i64 cols,
-                               kf_i64 depth, const kfi_gemm_operand *a, const kfi_gemm_operand *b,
-                               const kfi_gemm_operand *b2, kfi_gemm_store store, const void *seam,
+/* The workspace: slots, one per batch at a time, and bytes of each. Enough with AMX and without,
+ * which may be allowed between a query and its call. brain: elements are bf16. */
+typedef struct {
+    kf_i64 slots;
+    size_t bytes;
+} kfi_cpu_gemm_space;
+KFI_HOST kfi_cpu_gemm_space kfi_cpu_gemm_make_space(int unit, int brain, kf_i64 rows, kf_i64 cols,
+                                                    kf_i64 depth, int products)
+{
+    const size_t bytes = kfi_cpu_gemm_line(kfi_cpu_gemm_bytes(unit, rows, cols, depth, products)),
+                 tiles = brain ? kfi_cpu_gemm_line(kfi_amx_bytes(rows, cols, depth, products)) : 0;
+    const kfi_cpu_gemm_space space = {kfi_cpu_gemm_slots(bytes), bytes > tiles ? bytes : tiles};
+    return space;
+}
+KFI_HOST void kfi_cpu_gemm_run(const kfi_cpu_gemm_lanes *v, int brain, kf_i64 batch, kf_i64 rows,
+                               kf_i64 cols, kf_i64 depth, const kfi_gemm_operand *a,
+                               const kfi_gemm_operand *b, const kfi_gemm_operand *b2,
+                               kfi_gemm_store store, const void *seam,
                                const kfi_gemm_result *result, void *workspace)
 {
     kfi_cpu_gemm_batches all;
@@ -170,23 +191,31 @@ KFI_HOST void kfi_cpu_gemm_run(const kfi_cpu_gemm_lanes *v, kf_i64 batch, kf_i64
     all.product.depth = depth;
     all.batches = batch;
     all.workspace = (char *)workspace;
-    all.bytes = kfi_cpu_gemm_line(kfi_cpu_gemm_bytes(v->unit, rows, cols, depth, b2 ? 2 : 1));
-    all.slots = kfi_cpu_gemm_least(batch, kfi_cpu_gemm_slots(all.bytes));
-    const double work = (double)rows * (double)cols * ((double)depth + 8);
-    all.product.parallel = all.slots <= 1 && work > 8.0 * KF_OMP_MIN;
-    kfi_parallel(all.slots, kfi_cpu_gemm_slot, &all, (double)batch * work > 8.0 * KF_OMP_MIN);
+    const kfi_cpu_gemm_space space =
+        kfi_cpu_gemm_make_space(v->unit, brain, rows, cols, depth, b2 ? 2 : 1);
+    all.bytes = space.bytes;
+    all.slots = kfi_cpu_gemm_least(batch, space.slots);
+#if KFI_AMX
+    all.amx = brain && kfi_amx_takes(a, b, b2);
+#endif
+    const double work = (double)rows * (double)cols * ((double)depth + 8),
+                 least = (all.amx ? KFI_AMX_SPEED : 1) * 8.0 * KF_OMP_MIN;
+    all.product.parallel = all.slots <= 1 && work > least;
+    kfi_parallel(all.slots, kfi_cpu_gemm_slot, &all, (double)batch * work > least);
 }
 /* Workspace in bytes. It does not depend on the batch. */
-KFI_HOST size_t kfi_cpu_gemm_room(int unit, kf_i64 rows, kf_i64 cols, kf_i64 depth, int products)
+KFI_HOST size_t kfi_cpu_gemm_room(int unit, int brain, kf_i64 rows, kf_i64 cols, kf_i64 depth,
+                                  int products)
 {
-    const size_t bytes = kfi_cpu_gemm_line(kfi_cpu_gemm_bytes(unit, rows, cols, depth, products));
-    return bytes * (size_t)kfi_cpu_gemm_slots(bytes);
+    const kfi_cpu_gemm_space space =
+        kfi_cpu_gemm_make_space(unit, brain, rows, cols, depth, products);
+    return space.bytes * (size_t)space.slots;
 }
 
-#define KFI_GEMM_PUBLIC(type, unit)                                                                \
+#define KFI_GEMM_PUBLIC(type, unit, brain)                                                         \
     KFI_HOST size_t kfi_gemm_bytes_##type(kf_i64 rows, kf_i64 cols, kf_i64 depth, int products)    \
     {                                                                                              \
-        return kfi_cpu_gemm_room(unit, rows, cols, depth, products);                               \
+        return kfi_cpu_gemm_room(unit, brain, rows, cols, depth, products);                        \
     }                                                                                              \
     KFI_HOST void kfi_gemm_run_##type(                                                             \
         kf_i64 batch, kf_i64 rows, kf_i64 cols, kf_i64 depth, const kfi_gemm_operand *a,           \
@@ -194,12 +223,13 @@ KFI_HOST size_t kfi_cpu_gemm_room(int unit, kf_i64 rows, kf_i64 cols, kf_i64 dep
         const void *seam, const kfi_gemm_result *result, void *workspace)                          \
     {                                                                                              \
         const kfi_cpu_gemm_lanes v = kfi_cpu_gemm_lanes_##type();                                  \
-        kfi_cpu_gemm_run(&v, batch, rows, cols, depth, a, b, b2, store, seam, result, workspace);  \
+        kfi_cpu_gemm_run(&v, brain, batch, rows, cols, depth, a, b, b2, store, seam, result,       \
+                         workspace);                                                               \
     }
-KFI_GEMM_PUBLIC(f32, 4)
-KFI_GEMM_PUBLIC(f64, 8)
-KFI_GEMM_PUBLIC(f16, 4)
-KFI_GEMM_PUBLIC(bf16, 4)
+KFI_GEMM_PUBLIC(f32, 4, 0)
+KFI_GEMM_PUBLIC(f64, 8, 0)
+KFI_GEMM_PUBLIC(f16, 4, 0)
+KFI_GEMM_PUBLIC(bf16, 4, 1)
 #undef KFI_GEMM_PUBLIC
 
 KFI_C_END
