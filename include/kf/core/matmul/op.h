@@ -12,6 +12,7 @@
 #include "kf/core/host.h"
 
 #include "kf/core/matmul/seam.h"
+#include "kf/core/matmul/seam_block.h"
 
 KFI_C_BEGIN
 
@@ -52,6 +53,13 @@ KFI_HOST void kfi_gemm_stored(const void *seam, kf_i64 batch, kf_i64 row0, kf_i6
         row.apart = step->m->size[step->cols];
         row.sums = step->sums +
                    (batch * step->units + row0 / KFI_GEMM_UNIT) * step->vectors * row.apart * acc;
+    }
+    if (!step->sums && kfi_seam_takes_blocks(step->m, step->made)) {
+        row.at[step->rows] = row0;
+        row.product[0] = block;
+        row.product[1] = second;
+        kfi_seam_block(step->m, step->made, &row, step->rows, rows, ld, cols);
+        return;
     }
     for (kf_i64 r = 0; r < rows; ++r) {
         row.at[step->rows] = row0 + r;
