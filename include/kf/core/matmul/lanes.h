@@ -119,8 +119,10 @@ KFI_GEMM_INLINE void KFI_GEMM(tile_of)(const int rows, kf_i64 depths, const KFI_
         sum[i / KFI_MM_ACROSS][i % KFI_MM_ACROSS] = KFI_GEMM(all)(0);
     for (kf_i64 d = 0; d < depths; ++d, a += KFI_MM_ROWS, b += KFI_MM_COLS) {
         KFI_GEMM_UNROLL
-        for (int j = 0; j < KFI_MM_ACROSS; ++j)
+        for (int j = 0; j < KFI_MM_ACROSS; ++j) {
+            KFI_GEMM_PREFETCH(b + KFI_GEMM_AHEAD * KFI_MM_COLS + j * KFI_MM_LANES);
             v[j] = *(const KFI_MM_ANYWHERE *)(b + j * KFI_MM_LANES);
+        }
         KFI_GEMM_UNROLL
         for (int i = 0; i < rows; ++i) {
             const KFI_MM_VECTOR x = KFI_GEMM(all)(a[i]);

@@ -16,6 +16,7 @@
 
 #define KFI_GEMM_LINE 64            /* alignment of panels, and padding behind one, in bytes */
 #define KFI_GEMM_DEPTH_BYTES 2048   /* bytes of K per row or column of a panel */
+#define KFI_GEMM_AHEAD 16           /* elements of K by which a tile prefetches its panel of B */
 #define KFI_GEMM_UNIT 48            /* rows of a block of the result, a multiple of every tile's */
 #define KFI_GEMM_TALL 192           /* rows that share a block of B */
 #define KFI_GEMM_GROUP 4            /* blocks of K that are packed at a time */
