@@ -7,8 +7,8 @@ from kfgen.model.dtypes import DTYPE
 # Names defined by include/kf/core.
 CORE_NAMES = """
     f16 bf16 i32 i64 u32 u64 result_t dtype_t activation_t context_t tensor_t stream_t
-    event_t get_error_string get_last_error_detail check_abi load store warp_sum warp_max
-    warp_min block_sum block_max block_min philox dropout rng_t make_rng read_rng
+    event_t get_error_string get_last_error_detail cpu_enable_amx check_abi load store warp_sum
+    warp_max warp_min block_sum block_max block_min philox dropout rng_t make_rng read_rng
     rope_scheme_t rope_scaling_t rope_magnitude rope_frequencies_f32 rope_table_f32
     rope_table_f64
 """.split()

@@ -215,7 +215,7 @@ FAULTS = {
         (1, 70, 20, 5),
     ),
     "what is there is not added": (
-        "kf/core/matmul/seam.h",
+        "kf/core/matmul/seam_block.h",
         r"if \(row->beta != 0\)",
         "if (0)",
         "kf_matmul_tn_f32",
