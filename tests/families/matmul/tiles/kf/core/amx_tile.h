@@ -25,7 +25,8 @@ static __thread struct {
     unsigned char data[8][16][64];
 } amx_tiles;
 #define KFI_AMX_DOUBLE 1
-static int amx_granted, amx_dots; /* permission was asked for; products of tiles so far */
+/* Permission was asked for; products of tiles so far. One of each per program. */
+__attribute__((weak)) int amx_granted, amx_dots;
 
 static inline unsigned char *amx_tile_at(int number)
 {
