@@ -91,6 +91,7 @@ CALLS = {
         ("kf.ops.reduce_sum_squared(x, dim=0)", "(x * x).sum(0)"),
         ("kf.ops.reduce_mean_abs(x, 1)", "x.abs().mean(1)"),
         ("kf.ops.reduce_mean_abs(x, dim=-1)", "x.abs().mean(-1)"),
+        ("kf.ops.reduce_sum_squared(x, dim=(0, 1), keepdim=True)", "(x * x).sum((0, 1), True)"),
         ("kf.kernels.reduction.sum_squared(x, dim=-1)", "(x * x).sum(-1)"),
     ],
     "modules": [

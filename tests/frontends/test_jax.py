@@ -5,6 +5,7 @@ One op per family at level 1, all at level 2.
 """
 
 import ctypes
+import functools
 
 import cases
 import kfpython
@@ -136,6 +137,12 @@ def test_axes_and_composed_functions(kf, kj):
     x = draw(2, 3, 4)
     for dim in (0, 1, -1, None):
         assert np.array_equal(kj.sum(x, dim=dim), kf.ops.sum(np.asarray(x), dim=dim))
+    for dim in ((0, 2), (-1, 1), (), None, 1):
+        reduce = functools.partial(kj.sum, dim=dim, keepdim=True)
+        for found in (reduce(x), jax.jit(reduce)(x)):
+            assert np.array_equal(found, kf.ops.sum(np.asarray(x), dim=dim, keepdim=True))
+        gradient = jax.grad(lambda x, f=reduce: (f(x) * 3).sum())(x)
+        assert np.array_equal(gradient, np.full(x.shape, 3, np.float32))
     a = draw(3, 4, seed=1)
     assert np.allclose(kj.matmul(a, a.T), a @ a.T, 1e-5, 1e-5)
     q = draw(1, 5, 8)

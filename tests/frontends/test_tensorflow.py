@@ -135,6 +135,25 @@ def test_what_has_no_gradient(kf_tf):
 
 
 X = draw(4, 8)
+
+
+@pytest.mark.parametrize("dim", [(0, 2), (-1, 1), (), None, 1], ids=str)
+def test_several_axes(kf, kf_tf, dim):
+    """Axes of eager calls and of graphs with unknown dimensions, and their gradients."""
+    x = tf.constant(draw(2, 3, 4))
+    want = kf.ops.sum(x.numpy(), dim=dim, keepdim=True)
+    unknown = tf.function(
+        lambda x: kf_tf.sum(x, dim=dim, keepdim=True),
+        input_signature=[tf.TensorSpec([None, 3, None])],
+    )
+    for reduce in (lambda x: kf_tf.sum(x, dim=dim, keepdim=True), unknown):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            found = reduce(x)
+        assert np.array_equal(found, want)
+        assert np.array_equal(tape.gradient(found, x), np.ones(x.shape, np.float32))
+
+
 WRONG = {
     "shape": (
         lambda kf: kf.add_relu(X, X[:2]),

@@ -81,9 +81,9 @@ REFUSED = [
         "kf.cross_entropy: ignore_index is float, expected a whole number",
     ),
     (
-        lambda kf, x: kf.ops.sum(x, dim=(0, 1)),
+        lambda kf, x: kf.ops.sum(x, dim=(0, 1.5)),
         TypeError,
-        "kf.sum: dim is tuple, expected a whole number",
+        "kf.sum: dim is float, expected a whole number, a tuple of them or None",
     ),
     (
         lambda kf, x: kf.ops.mse_mean(x, x.reshape(5, 3), dim=None),

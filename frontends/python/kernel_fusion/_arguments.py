@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from inspect import Parameter
 from typing import Any
 
-from kernel_fusion import _rows, _spellings
+from kernel_fusion import _axes, _rows, _spellings
 from kernel_fusion._plan import check_between, check_value
 from kernel_fusion._table import Call, Op, Value
 
@@ -35,7 +35,8 @@ class Arguments:
     scalars: tuple[float, ...]  # the op's, the activation's, then p
     integers: tuple[int, ...]
     axis: int = -1
-    flatten: bool = False  # dim=None: all dimensions become one
+    axes: tuple[int, ...] | None = None  # several axes, none for all; None: `axis` alone
+    keepdim: bool = False
     groups: int = 1
     asked: str | None = None  # dtype of the results
     rng: Any = None
@@ -66,6 +67,7 @@ def parameters(op: Op, activation: str) -> list[Parameter]:
         if v.name not in rows
     }
     placed |= {"p": PROBABILITY.default, "training": True} if op.dropout else {}
+    placed |= {"keepdim": False} if _axes.applies(op) else {}
     found += [
         Parameter(name, Parameter.POSITIONAL_OR_KEYWORD, default=default)
         for name, default in placed.items()
@@ -209,8 +211,11 @@ def validated(op: Op, activation: str, a: dict[str, Any]) -> Arguments:
             a["rng"] = (0, 0) if a["rng"] is None or hasattr(a["rng"], "integers") else a["rng"]
     for name, *_ in _rows.padding(op):  # arrays have no gradient, and no row is left out
         a[name] = -1 if a[name] is None else a[name]
-    axis = a.get("dim", op.axis)
-    flatten = op.axis_may_be_none and axis is None
+    axis, axes = a.get("dim", op.axis), None
+    keepdim = a.get("keepdim", False)
+    _axes.check_keepdim(where, keepdim)
+    if _axes.applies(op) and (axis is None or isinstance(axis, (tuple, list))):
+        axes = _axes.numbers(where, op, axis)
     out = a.get("out")
     _check_out(where, op, out)
     # The beta of axpby is a scalar of the op, not this one.
@@ -226,8 +231,9 @@ def validated(op: Op, activation: str, a: dict[str, Any]) -> Arguments:
         tuple(a[t.name] for t in op.forward.inputs),
         scalars(where, values, a),
         integers(where, op.forward, a),
-        axis=whole(where, "dim", axis) if op.has_axis and not flatten else -1,
-        flatten=flatten,
+        axis=whole(where, "dim", axis) if op.has_axis and axes is None else -1,
+        axes=axes,
+        keepdim=keepdim,
         groups=whole(where, "groups", a.get("groups", 1)),
         asked=dtype_word(where, a["dtype"]) if op.asked else None,
         rng=a.get("rng"),

@@ -3,7 +3,7 @@
 
 from kfgen.model.shapes import NONE, ONE, spans, text
 
-from kernel_fusion import _rows
+from kernel_fusion import _axes, _rows
 from kernel_fusion._plan import bounds_of
 from kernel_fusion._table import Op, Tensor, Value
 
@@ -81,12 +81,13 @@ def of(op: Op, activation: str, jax: bool = False) -> str:
         for v in (*op.forward.integers, *op.forward.scalars, *op.scalars[activation])
     ]
     if op.has_axis:
-        lines.append(
-            f"    dim: axis; default {op.axis}"
-            f"{', None reduces all dimensions' if op.axis_may_be_none else ''}"
-        )
+        several = "" if _axes.has_index(op) else " or tuple of axes"
+        all_ = f"{several}; default {op.axis}, None reduces all dimensions"
+        lines.append(f"    dim: axis{all_ if _axes.applies(op) else f'; default {op.axis}'}")
     if op.has_groups:
         lines.append("    groups: number of groups, a divisor of the number of channels")
+    if _axes.applies(op):
+        lines.append("    keepdim: if True, reduced dimensions stay in the result, with size 1")
     lines += [] if jax else _accumulated(op)
     if op.dropout:
         lines += [

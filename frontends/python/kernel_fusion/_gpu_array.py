@@ -86,16 +86,27 @@ class Array:
             n == 1 or s == d for n, s, d in zip(self.shape, self.strides, dense(self.shape))
         )
 
-    def flat(self) -> "Array":
-        """Returns a contiguous array with all dimensions joined."""
+    def _viewed(self, shape: tuple[int, ...], strides: tuple[int, ...] | None) -> "Array":
+        """Returns the same memory with another shape; strides None: contiguous."""
         return Array(
             self.address,
-            (int(np.prod(self.shape)),),
+            shape,
             self.dtype,
             self.device,
             self.stream,
+            strides=strides,
             writable=self.writable,
             owner=self,
+        )
+
+    def reshaped(self, shape: tuple[int, ...]) -> "Array":
+        """Returns a contiguous array with other dimensions."""
+        return self._viewed(shape, None)
+
+    def permuted(self, order: Sequence[int]) -> "Array":
+        """Returns the array with its dimensions in another order."""
+        return self._viewed(
+            tuple(self.shape[i] for i in order), tuple(self.strides[i] for i in order)
         )
 
     @property

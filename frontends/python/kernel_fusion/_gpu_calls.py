@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from kernel_fusion import _counts, _gpu, _gpu_array, _library, _numpy, _plan, _rows, _strides
+from kernel_fusion import _axes, _counts, _gpu, _gpu_array, _library, _numpy, _plan, _rows, _strides
 from kernel_fusion._arguments import Arguments
 from kernel_fusion._gpu_array import LEGACY, LONG, Array
 from kernel_fusion._library import Refused
@@ -103,12 +103,10 @@ def call(op: Op, activation: str, arguments: Arguments) -> Any:
     """Runs the op's forward and returns its results."""
     where, forward = arguments.where, op.forward
     target, given = _inputs(op, arguments)
-    if arguments.flatten:
-        _plan.check_flat(where, forward.inputs, [None if a is None else a.shape for a in given])
+    fold = _axes.of(op, arguments, [None if a is None else a.shape for a in given])
+    if fold is not None:
         given = [
-            a and (a if a.is_dense else _copied(op, target, where, t, x)).flat()
-            if t.kind == "elem"
-            else a
+            a and _folded(op, target, where, fold, t, a, x)
             for t, a, x in zip(forward.inputs, given, arguments.tensors)
         ]
     named = dict(zip((t.name for t in forward.inputs), given))
@@ -124,11 +122,12 @@ def call(op: Op, activation: str, arguments: Arguments) -> Any:
         activation,
         False,
         tuple(None if a is None else (a.shape, a.word) for a in given),
-        arguments.axis,
+        fold.axis if fold else arguments.axis,
         arguments.groups,
         arguments.asked,
         tuple(arguments.integers) if forward.reads_integers else (),
     )
+    plan = fold.planned(plan) if fold else plan
     results = [
         _output(op, target, where, i, plan, given, arguments) for i in range(len(forward.outputs))
     ]
@@ -176,6 +175,17 @@ def _output(
 def _check_written(where: str, name: str, x: Array | None) -> None:
     if x is not None and not (x.is_dense and x.writable):
         raise ValueError(f"{where}: {name} is an output, expected contiguous, writable memory")
+
+
+def _folded(
+    op: Op, target: Target, where: str, fold: _axes.Fold, t: Tensor, a: Array, x: Any
+) -> Array:
+    """Makes the axes of a reduction one axis; copies an array that is not contiguous then."""
+    moved = a if fold.order is None else a.permuted(fold.order)
+    if not moved.is_dense:
+        x = x if fold.order is None or target.cupy is None else x.transpose(fold.order)
+        moved = _copied(op, target, where, t, x)
+    return moved.reshaped(fold.shape)
 
 
 def _copied(op: Op, target: Target, where: str, t: Tensor, x: Any) -> Array:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from kernel_fusion import _counts, _gpu_array, _library, _plan, _rows, _strides
+from kernel_fusion import _axes, _counts, _gpu_array, _library, _plan, _rows, _strides
 from kernel_fusion._arguments import Arguments, seeds
 from kernel_fusion._table import Op, Tensor
 
@@ -144,16 +144,26 @@ def _inputs(op: Op, where: str, arguments: Arguments) -> list[Array | None]:
     return [a if a is None or type(a) is np.ndarray else a.view(np.ndarray) for a in given]
 
 
+def _folded(op: Op, fold: _axes.Fold | None, given: list[Array | None]) -> list[Array | None]:
+    """Makes the axes of a reduction one axis."""
+    if fold is None:
+        return given
+    found: list[Array | None] = []
+    for a in given:
+        moved = a if a is None or fold.order is None else a.transpose(fold.order)
+        made = moved if moved is None else moved.reshape(fold.shape)
+        if moved is not None and made is not None and not np.may_share_memory(moved, made):
+            _counts.copied(op.name)
+        found.append(made)
+    return found
+
+
 def call(op: Op, activation: str, arguments: Arguments) -> Any:
     """Runs the op's forward and returns its results."""
     where, forward = arguments.where, op.forward
     given = _inputs(op, where, arguments)
-    if arguments.flatten and given[0] is not None:
-        _plan.check_flat(where, forward.inputs, [None if a is None else a.shape for a in given])
-        given = [
-            a.reshape(-1) if a is not None and t.kind == "elem" else a
-            for t, a in zip(forward.inputs, given)
-        ]
+    fold = _axes.of(op, arguments, [None if a is None else a.shape for a in given])
+    given = _folded(op, fold, given)
     names = [t.name for t in forward.inputs]
     for name, of, after in _rows.counted(op):
         x, i = given[names.index(of)], names.index(name)
@@ -165,7 +175,7 @@ def call(op: Op, activation: str, arguments: Arguments) -> Any:
         activation,
         False,
         tuple(None if a is None else (a.shape, word_of(a.dtype)) for a in given),
-        arguments.axis,
+        fold.axis if fold else arguments.axis,
         arguments.groups,
         arguments.asked,
         tuple(arguments.integers) if forward.reads_integers else (),
@@ -176,6 +186,7 @@ def call(op: Op, activation: str, arguments: Arguments) -> Any:
         if x is not None and index is not None:
             limit = x.shape[dimension]
             _rows.check(where, name, index, limit, ignore.get(_rows.ignored(forward)))
+    plan = fold.planned(plan) if fold else plan
     results = [
         _output(op, where, i, plan, given, arguments.out) for i in range(len(forward.outputs))
     ]

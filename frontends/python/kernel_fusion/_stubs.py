@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from kernel_fusion import (
     _arguments,
+    _axes,
     _classes,
     _composed,
     _dispatch,
@@ -75,6 +76,7 @@ TYPES = {
     "dim": "int",
     "groups": "int",
     "training": "bool",
+    "keepdim": "bool",
     "rng": "Any",
     "p": "float",
     "grads": "dict[str, torch.Tensor] | None",
@@ -112,7 +114,8 @@ def _parameters(op: Op, activation: str, of: Interface) -> Iterator[str]:
             or TYPES.get(name)
             or (out if name == "out" else "float")
         )
-        kind += " | None" if name == "dim" and op.axis_may_be_none else ""
+        if name == "dim" and _axes.applies(op):
+            kind += " | None" if _axes.has_index(op) else " | Sequence[int] | None"
         yield f"{name}: {kind}{'' if p.default is p.empty else f' = {_literal(p.default)}'}"
 
 

@@ -7,10 +7,10 @@ from typing import Any
 import tensorflow as tf
 from kernel_fusion import (
     _arguments,
+    _axes,
     _dispatch,
     _docs,
     _functional,
-    _plan,
     _rows,
     _spellings,
     _table,
@@ -122,10 +122,9 @@ def _call(op: Op, activation: str, arguments: Arguments) -> Any:
     tensors = [
         None if x is None else tensor(where, t.name, x) for t, x in zip(inputs, arguments.tensors)
     ]
-    axis = arguments.axis
-    if arguments.flatten:
-        _check_flat(where, op, tensors)
-        tensors, axis = [None if x is None else tf.reshape(x, [-1]) for x in tensors], 0
+    fold = _fold(op, arguments, tensors)
+    if fold is not None:
+        tensors = [x if x is None else _folded(x, fold) for x in tensors]
     named: dict[str, Any] = dict(zip((t.name for t in inputs), tensors))
     for name, of, after in _rows.counted(op):
         rank = named[of].shape.rank
@@ -140,7 +139,7 @@ def _call(op: Op, activation: str, arguments: Arguments) -> Any:
         seed_of(where, arguments.rng) if op.dropout else None,
         integers=_integers(op, arguments, named),
         scalars=arguments.scalars,
-        axis=axis,
+        axis=fold.axis if fold else arguments.axis,
         groups=arguments.groups,
         asked=arguments.asked,
     )
@@ -148,16 +147,37 @@ def _call(op: Op, activation: str, arguments: Arguments) -> Any:
         if t.place_of in variables:
             variables[t.place_of].assign(x)
     results = [found[i] for i in op.forward.results]
+    if fold is not None:
+        results = [tf.reshape(x, fold.result) for x in results]
     return results[0] if len(results) == 1 else tuple(results)
 
 
-def _check_flat(where: str, op: Op, tensors: Sequence[Any]) -> None:
-    """Checks that all tensors have the same shape before their dimensions are joined."""
+def _fold(op: Op, arguments: Arguments, tensors: Sequence[Any]) -> _axes.Fold | None:
+    """Returns how several axes of a reduction become one; unknown dimensions are tensors."""
+    if not _axes.applies(op):
+        return None
     shapes = [None if x is None else x.shape for x in tensors]
-    if all(shape is None or shape.is_fully_defined() for shape in shapes):
-        _plan.check_flat(
-            where, op.forward.inputs, [None if s is None else tuple(s) for s in shapes]
+    if any(shape is not None and shape.rank is None for shape in shapes):
+        if arguments.axes is None and not arguments.keepdim:
+            return None
+        raise ValueError(
+            f"{arguments.where}: {op.forward.inputs[0].name} has an unknown number of dimensions, "
+            f"expected a known one beside dim = None, several axes or keepdim"
         )
+    known = all(shape is None or shape.is_fully_defined() for shape in shapes)
+    own = shapes if known else [_sizes(tensors[0])] + [None] * (len(shapes) - 1)
+    return _axes.of(op, arguments, own)
+
+
+def _sizes(x: Any) -> list[Any]:
+    """Returns the dimensions of a tensor: numbers, or tensors if unknown."""
+    every = tf.shape(x, tf.int64)
+    return [every[i] if n is None else n for i, n in enumerate(x.shape)]
+
+
+def _folded(x: Any, fold: _axes.Fold) -> Any:
+    """Makes the axes of a reduction one axis."""
+    return tf.reshape(x if fold.order is None else tf.transpose(x, fold.order), fold.shape)
 
 
 def _bind(op: Op, activation: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Arguments:

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 from jax import numpy as jnp
 
-from kernel_fusion import _arguments, _dispatch, _docs, _plan, _rows, _spellings
+from kernel_fusion import _arguments, _axes, _dispatch, _docs, _rows, _spellings
 from kernel_fusion._table import Op, Tensor
 from kernel_fusion.jax import _autodiff
 from kernel_fusion.jax._primitive import KNOWN, WORDS
@@ -98,12 +98,6 @@ def _tensors(op: Op, arguments: _arguments.Arguments) -> list[Any]:
     """Returns the arrays, with positions that callers leave out."""
     where, inputs = arguments.where, op.forward.inputs
     found = [_array(where, t, value) for t, value in zip(inputs, arguments.tensors)]
-    if arguments.flatten and found[0] is not None:
-        _plan.check_flat(where, inputs, [None if x is None else x.shape for x in found])
-        found = [
-            x.reshape(-1) if x is not None and t.kind == "elem" else x
-            for t, x in zip(inputs, found)
-        ]
     names = [t.name for t in inputs]
     for name, of, after in _rows.counted(op):
         x, i = found[names.index(of)], names.index(name)
@@ -119,11 +113,14 @@ def _run(op: Op, activation: str, args: Sequence[Any], kwargs: dict[str, Any]) -
     _prepared(op, where, given)
     arguments = _arguments.validated(op, activation, given)
     tensors = _tensors(op, arguments)
+    fold = _axes.of(op, arguments, [None if x is None else x.shape for x in tensors])
+    if fold is not None:
+        tensors = [x if x is None else _folded(x, fold) for x in tensors]
     seeds = _seeds(where, arguments.rng) if op.dropout else None
     spec = _autodiff.Spec(
         op,
         activation,
-        0 if arguments.flatten else arguments.axis,
+        fold.axis if fold else arguments.axis,
         arguments.groups,
         arguments.asked,
         arguments.integers,
@@ -140,7 +137,14 @@ def _run(op: Op, activation: str, args: Sequence[Any], kwargs: dict[str, Any]) -
             f"{where} has no forward-mode derivative (jax.jvp, jax.jacfwd): use jax.vjp, jax.grad "
             f"or jax.jacrev"
         ) from None
+    if fold is not None:
+        found = tuple(x.reshape(fold.result) for x in found)
     return found[0] if len(found) == 1 else found
+
+
+def _folded(x: Any, fold: _axes.Fold) -> Any:
+    """Makes the axes of a reduction one axis."""
+    return (x if fold.order is None else x.transpose(fold.order)).reshape(fold.shape)
 
 
 def make(op: Op, activation: str) -> Callable[..., Any]:

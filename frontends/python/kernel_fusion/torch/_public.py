@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from kernel_fusion import _arguments, _plan, _rows, _table, config
+from kernel_fusion import _arguments, _axes, _counts, _plan, _rows, _table, config
 from kernel_fusion._table import Op
 from kernel_fusion.torch import _adding, _autocast, _autograd
 from kernel_fusion.torch._kernels import DTYPES, argument_error, explain
@@ -131,16 +131,11 @@ def _text(op: Op, activation: str) -> str:
         f"autocast({first}.device.type):",
         f"            {tensors}, = cast(({tensors},))",
     ]
-    if op.axis_may_be_none:
-        shapes = [f"{t.name}.shape" for t in inputs]
-        wrong = f"check_flat(where, inputs, ({', '.join(shapes)}))"
+    if _axes.applies(op):
         lines += [
-            "        if dim is None:",
-            *(
-                f"            if {other} != {shapes[0]}:\n                {wrong}"
-                for other in shapes[1:]
-            ),
-            f"            {tensors}, dim = {', '.join(f'{t.name}.reshape(-1)' for t in inputs)}, 0",
+            "        shape = None",
+            f"        if type(dim) is not int or keepdim is not False or not {first}.shape:",
+            f"            ({tensors},), dim, shape = folded(({tensors},), dim, keepdim)",
         ]
     for name, of, after in _rows.counted(op):
         lines += [
@@ -166,11 +161,7 @@ def _text(op: Op, activation: str) -> str:
             f"            {b} = {b}.view_as({b})",
         ]
     lines += [f"    given = ({tensors}, {rest})"]
-    results = (
-        ", ".join(f"found[{i}]" for i in op.forward.results)
-        if len(op.forward.outputs) > 1
-        else "found"
-    )
+    results = _results(op)
     lines += (
         [
             "    if grads is not None:",
@@ -188,7 +179,8 @@ def _text(op: Op, activation: str) -> str:
                 for v in (*op.forward.scalars, *op.scalars[activation])
                 for line in _bounds(op.display_name(activation), v, "float")
             ),
-            "        return plain_apply(*given) if save else plain(*given)",
+            "        found = plain_apply(*given) if save else plain(*given)",
+            f"        return {results}",
         ]
     for name, of, dimension in _rows.bounded(op.forward):
         ignore = _rows.ignored(op.forward) or None
@@ -217,6 +209,37 @@ def _text(op: Op, activation: str) -> str:
             else []
         )
     return "\n".join([*lines, f"    return {results}", ""])
+
+
+def _results(op: Op) -> str:
+    """Expression of what a function returns, of the op's outputs `found`."""
+    one = len(op.forward.outputs) == 1
+    found = ["found"] if one else [f"found[{i}]" for i in op.forward.results]
+    plain = ", ".join(found)
+    if not _axes.applies(op):
+        return plain
+    folded = ", ".join(f"{x}.reshape(shape)" for x in found)
+    return f"({plain}) if shape is None else ({folded})"
+
+
+def folder(op: Op, where: str) -> Callable[..., Any]:
+    """Makes a function that makes the axes of a reduction one axis."""
+
+    def folded(tensors: Sequence[Tensor], dim: Any, keepdim: Any) -> tuple[list[Tensor], int, Any]:
+        """Returns (tensors, axis, shape of the results)."""
+        _axes.check_keepdim(where, keepdim)
+        axes = _axes.numbers(where, op, dim)
+        shapes = [t.shape for t in tensors]
+        _plan.check_flat(where, op.forward.inputs, shapes)
+        fold = _axes.fold(where, op.forward.inputs[0].name, shapes[0], axes, keepdim)
+        if fold.order is not None:
+            tensors = [t.permute(fold.order) for t in tensors]
+            for t in tensors:
+                if not torch.compiler.is_compiling() and not t.is_contiguous():
+                    _counts.copied(op.name)
+        return [t.reshape(fold.shape) for t in tensors], fold.axis, fold.result
+
+    return folded
 
 
 def _rest(op: Op, activation: str) -> str:
@@ -329,7 +352,6 @@ def make(
         "transformed": torch._C._are_functorch_transforms_active,
         "forward_mode": forward_ad,
         "guarded": guarded(where, forward, eager),
-        "check_flat": _plan.check_flat,
         "check_number": check_number,
         "refuse_value": _plan.refuse_value,
         "row_of": row_of,
@@ -350,6 +372,8 @@ def make(
         "cast": lambda tensors: _autocast.cast(op, tensors),
         "inf": math.inf,  # a default
     }
+    if _axes.applies(op):
+        names["folded"] = folder(op, where)
     if op.added:
         names["adding"] = _adding.make(op, activation, forward)
     if _decomposes(op, activation):
