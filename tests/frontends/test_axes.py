@@ -66,7 +66,7 @@ def test_a_scalar_is_one_element(kf, name):
     """A tensor without dimensions has the axes 0 and -1, as PyTorch's has."""
     x = torch.tensor(-1.5)
     for dim, keepdim in itertools.product((0, -1, None, (), (0,), (-1,)), (False, True)):
-        if name in ("var", "std"):  # of one element: NaN
+        if name in ("var", "std"):  # NaN: one element has no variance
             assert getattr(kf.ops, name)(x, dim=dim, keepdim=keepdim).isnan()
         else:
             compare(kf, name, x, dim, keepdim)

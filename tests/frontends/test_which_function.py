@@ -47,6 +47,7 @@ SIZES = {
 }
 SCORES = SIZES | {"batch": [2], "heads": [3]}
 ATTENTION = SIZES | {"batch": [2], "dim_v": [4]}
+IMAGES = SIZES | {"batch": [2], "pixels": [4, 5]}
 # Names of the page that are not operands, and operands with other names.
 OTHERS = {"mean": "running_mean", "var": "running_var", "seen": "mask"}
 CLASSES = {"label": 6, "index": 9, "position": 5, "type": 2}
@@ -55,6 +56,7 @@ CLASSES = {"label": 6, "index": 9, "position": 5, "type": 2}
 def drawn(op, t, rng):
     """Returns a tensor for an operand: row indices, conditions, probabilities or numbers."""
     sizes = ATTENTION if "dim_v" in op.rules.sizes else SIZES
+    sizes = IMAGES if "pixels" in op.rules.sizes else sizes
     sizes = SCORES if op.name.startswith("scale_") and "queries" in op.rules.sizes else sizes
     shape = []
     for extent in t.extents:

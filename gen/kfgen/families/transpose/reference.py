@@ -1,0 +1,35 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Oracle of copies to another layout: NumPy's exchange of two axes."""
+
+import numpy as np
+
+from kfgen.families.reference import Reference
+
+SHAPE = (2, 4, 3)
+
+
+class TransposeReference(Reference):
+    pointwise = False  # results have another shape
+    single = False
+    elements = SHAPE
+    result = (2, 3, 4)
+
+    def __init__(self, family, op, act):
+        super().__init__(family, op, act)
+        [self.x] = op.operands
+
+    def inputs(self, rng):
+        return {self.x.name: rng.standard_normal(SHAPE)}
+
+    def points(self, inputs, want):
+        return {"value": want}
+
+    def values(self, inputs, mask):
+        return {"out": np.swapaxes(super().values(inputs, mask)["out"], 1, 2)}
+
+    def gradients(self, inputs, douts, mask):
+        return {self.x.name: np.swapaxes(douts["out"], 1, 2)}
+
+    def results(self, bwd, env, single=False, by=False):
+        found = super().results(bwd, env)
+        return {name: np.swapaxes(value, 1, 2) for name, value in found.items()}
