@@ -216,6 +216,8 @@ LONG = {
 
 def arithmetic(k):
     """Describes the precision of the computation and of the results."""
+    if k.copies:
+        return "Copies elements bit by bit."
     stored = sorted({s.dtype.word for s in k.written if s.var != "I"})
     if k.op.types.converts:
         if k.dtypes[1] in ("i32", "i64"):

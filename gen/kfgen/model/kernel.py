@@ -89,6 +89,7 @@ class Kernel(Signature):
     # Inputs from whose shapes the sizes are inferred; each adds at most one unknown. Empty: any
     # elementwise input suffices.
     shaped_by = ()
+    copies = False  # True: elements are copied, without arithmetic
     accumulates = False  # True: a gradient is added to `beta` times the output's old value
     # Contract: the order of sums; the use of the workspace.
     order_note = workspace_note = ""

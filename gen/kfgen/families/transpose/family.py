@@ -17,6 +17,8 @@ SWAPPED = "swapped"  # kind of a tensor of the other layout
 
 
 class TransposeKernel(Kernel):
+    copies = True
+
     @property
     def form(self):
         return self.op.layout or "matrices"
@@ -72,7 +74,7 @@ class TransposeKernel(Kernel):
     def formulas(self, by=False):
         source, result = self.shape(self.original), self.outputs[0].name
         i, j, k = (name[0] for name in source)
-        return [f"{result}[{i}, {k}, {j}] = {self.original.name}[{i}, {j}, {k}], bit by bit"]
+        return [f"{result}[{i}, {k}, {j}] = {self.original.name}[{i}, {j}, {k}]"]
 
     @property
     def matrix(self):
