@@ -11,8 +11,6 @@ import operator
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from kfgen.model.types import INDEX_VARIABLE
-
 from kernel_fusion import _plan
 from kernel_fusion._table import Op
 
@@ -37,7 +35,7 @@ def applies(op: Op) -> bool:
 
 def has_index(op: Op) -> bool:
     """True if a result is an index, which counts along one axis."""
-    return any(t.var == INDEX_VARIABLE for t in op.forward.outputs)
+    return any(t.var == "i64" for t in op.forward.outputs)
 
 
 def numbers(where: str, op: Op, dim: Any) -> tuple[int, ...]:
