@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from inspect import Parameter
 from typing import Any
 
+from kfgen.model.types import RESULTS
+
 from kernel_fusion import _axes, _rows, _spellings
 from kernel_fusion._plan import check_between, check_value
 from kernel_fusion._table import Call, Op, Value
@@ -42,6 +44,11 @@ class Arguments:
     rng: Any = None
     out: Any = None
     beta: float = 0.0
+
+
+def widens(op: Op) -> bool:
+    """True for reductions whose kernels may return a wider dtype than that of their tensors."""
+    return RESULTS in op.variables.values() and not op.asked
 
 
 def parameters(op: Op, activation: str) -> list[Parameter]:
@@ -78,6 +85,7 @@ def parameters(op: Op, activation: str) -> list[Parameter]:
     more |= dict.fromkeys(op.forward.betas, 0.0)
     more |= {"rng": None} if op.dropout else {}
     more |= {"grads": None} if op.added else {}
+    more |= {"dtype": None} if widens(op) else {}
     more |= {} if op.forward.updates else {"out": None}
     return found + [
         Parameter(name, Parameter.KEYWORD_ONLY, default=default) for name, default in more.items()
@@ -108,6 +116,12 @@ def dtype_word(where: str, dtype: Any) -> str:
     if word not in WORDS:
         raise TypeError(f"{where}: dtype is {dtype}, expected one of {', '.join(LONG)}")
     return word
+
+
+def long_word(where: str, dtype: Any) -> str:
+    """Returns the name of a dtype, such as float32, given in any framework's spelling."""
+    word = dtype_word(where, dtype)
+    return next(long for long, short in LONG.items() if short == word)
 
 
 def scalars(where: str, values: Sequence[Value], given: Mapping[str, Any]) -> tuple[float, ...]:

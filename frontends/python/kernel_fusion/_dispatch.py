@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from kernel_fusion import _arguments, _docs, _spellings, _table
+from kernel_fusion import _adapted, _arguments, _docs, _spellings, _table
 
 # torch.Tensor and kf's functions for it, once both are imported. A program that has not imported
 # torch passes no tensors.
@@ -22,6 +22,14 @@ def look_for_torch() -> None:
         TENSOR = sys.modules["torch"].Tensor
         # Assigned last: another thread that sees TORCH reads TENSOR.
         TORCH = found
+
+
+def module_of(x: Any) -> Any:
+    """Returns the module whose functions take an array; None for arrays that only kf reads."""
+    if isinstance(x, TENSOR):
+        return TORCH.torch
+    name = type(x).__module__.partition(".")[0]
+    return sys.modules[name] if name in ("numpy", "cupy") and hasattr(x, "dtype") else None
 
 
 def _is_tensor(x: Any) -> bool:
@@ -47,6 +55,7 @@ def make(op: _table.Op, activation: str) -> Callable[..., Any]:
     of_torch = TORCH.function(op, activation) if TORCH else None
     spelled = _spellings.keywords(op, activation)
     check = _spellings.refuse_positions(op, activation)
+    adapt = _adapted.of(op, module_of)
 
     def function(*args: Any, **kwargs: Any) -> Any:
         nonlocal of_torch
@@ -54,6 +63,10 @@ def make(op: _table.Op, activation: str) -> Callable[..., Any]:
             check(args)
         if spelled and kwargs:
             kwargs = renamed(where, spelled, kwargs)
+        if adapt:
+            args, kwargs, shape = adapt(args, kwargs)
+            if shape is not None:
+                return function(*args, **kwargs).reshape(shape)
         x = args[0] if args else kwargs.get(first)
         if is_list and isinstance(x, (list, tuple)):
             x = x[0] if x else None

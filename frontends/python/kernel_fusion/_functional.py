@@ -11,8 +11,9 @@ PREFIX = "fused_"
 
 
 def left_out(op: Op) -> tuple[str, ...]:
-    """Arguments of kf.ops that overwrite or add to existing memory."""
-    return ("out", "grads", *op.forward.betas)
+    """Arguments of kf.ops that overwrite or add to existing memory, or convert the tensors."""
+    converts = ("dtype",) if _arguments.widens(op) else ()
+    return ("out", "grads", *converts, *op.forward.betas)
 
 
 @functools.cache

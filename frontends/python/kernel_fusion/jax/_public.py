@@ -9,7 +9,7 @@ import jax
 import numpy as np
 from jax import numpy as jnp
 
-from kernel_fusion import _arguments, _axes, _dispatch, _docs, _rows, _spellings
+from kernel_fusion import _adapted, _arguments, _axes, _dispatch, _docs, _plan, _rows, _spellings
 from kernel_fusion._table import Op, Tensor
 from kernel_fusion.jax import _autodiff
 from kernel_fusion.jax._primitive import KNOWN, WORDS
@@ -107,9 +107,19 @@ def _tensors(op: Op, arguments: _arguments.Arguments) -> list[Any]:
     return found
 
 
+def _module_of(x: Any) -> Any:
+    """Returns jax.numpy of a JAX array, None of other objects."""
+    return jnp if isinstance(x, jax.Array) else None
+
+
 def _run(op: Op, activation: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     where = op.display_name(activation)
     given = _arguments.bound(op, activation, args, kwargs)
+    adapt = _adapted.of(op, _module_of)
+    if adapt:
+        _, given, shape = adapt((), given)
+        if shape is not None:
+            return _run(op, activation, (), given).reshape(shape)
     _prepared(op, where, given)
     arguments = _arguments.validated(op, activation, given)
     tensors = _tensors(op, arguments)

@@ -1,0 +1,214 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Arguments that PyTorch's functions take and kf's kernels do not, converted before a call.
+
+- indices in int32: converted to int64
+- positions of one sequence, or [1, rows]: repeated for every sequence of the batch
+- masks that broadcast: rows of the scores are grouped by the row of the mask that they share
+- masks of another floating-point dtype than the scores: rounded to theirs
+- dtype of a reduction: its tensors are converted first, as PyTorch does
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from kfgen.model.types import FIRST, RESULTS
+
+from kernel_fusion import _arguments, _rows
+from kernel_fusion._table import Op
+
+JAX = "jax.numpy"
+SHARED = "shared"  # kind of a mask [batch, queries, keys] beside scores [batch, heads, ...]
+# Largest finite number of the dtypes to which a mask may be rounded.
+LARGEST = {"float16": 65504.0, "bfloat16": 255 * 2.0**120}
+FLOATS = ("float16", "bfloat16", "float32", "float64")
+
+
+class Rows(NamedTuple):
+    """The leading dimensions of scores and mask, joined: [outer, shared, inner]."""
+
+    outer: Any
+    shared: Any  # rows with the same row of the mask
+    inner: Any
+    mask: tuple[Any, ...]  # shape to which the mask is broadcast first
+
+
+def of(op: Op, xp: Callable[[Any], Any]) -> Callable[..., Any] | None:
+    """Makes the function that converts the arguments of an op; None if it takes none of these.
+
+    It takes positional and keyword arguments, and returns them with the shape of the results, which
+    is None if it is that of the call.
+
+    Args:
+        xp: returns the module whose functions take an array, or None if there is none.
+    """
+    order = [t.name for t in sorted(op.forward.inputs, key=lambda t: t.nullable)]
+    steps = [s for s in (_indices(op, xp), _positions(op, xp), _masks(op, xp), _widened(op, xp)) if s]
+    if not steps:
+        return None
+
+    def adapt(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        given = {**dict(zip(order, args)), **kwargs}
+        changed: dict[str, Any] = {}
+        shape = None
+        for step in steps:
+            found, of_results = step(given | changed)
+            changed |= found
+            shape = of_results or shape
+        if changed:
+            args = tuple(changed.get(n, x) for n, x in zip(order, args)) + args[len(order) :]
+            kwargs = {n: changed.get(n, x) for n, x in kwargs.items()}
+        return args, kwargs, shape
+
+    return adapt
+
+
+def _word(x: Any) -> str:
+    """Long name of an array's dtype; empty for other objects."""
+    return str(getattr(x, "dtype", "")).removeprefix("torch.")
+
+
+def _cast(x: Any, dtype: Any) -> Any:
+    return x.to(dtype) if hasattr(x, "to") else x.astype(dtype)
+
+
+# ---- indices
+
+
+def _indices(op: Op, xp: Callable[[Any], Any]) -> Callable[..., Any] | None:
+    names = [t.name for t in op.forward.inputs if t.var == "i64"]
+
+    def convert(given: Mapping[str, Any]) -> Any:
+        found = {}
+        for name in names:
+            x = given.get(name)
+            module = xp(x) if _word(x) == "int32" else None
+            if module is not None and module.__name__ != JAX:  # its calls convert int32
+                found[name] = _cast(x, module.int64)
+        return found, None
+
+    return convert if names else None
+
+
+# ---- positions
+
+
+def _positions(op: Op, xp: Callable[[Any], Any]) -> Callable[..., Any] | None:
+    counted = _rows.counted(op)
+
+    def convert(given: Mapping[str, Any]) -> Any:
+        found = {}
+        for name, of, after in counted:
+            position, x = given.get(name), given.get(of)
+            shape = tuple(getattr(x, "shape", ()))[:-after]
+            own = tuple(getattr(position, "shape", ()))
+            if position is None or own == shape or not _spreads(own, shape):
+                continue
+            if (module := xp(position)) is not None:
+                found[name] = module.broadcast_to(position, shape)
+        return found, None
+
+    return convert if counted else None
+
+
+def _spreads(own: Sequence[Any], shape: Sequence[Any]) -> bool:
+    """True if a tensor broadcasts to a shape."""
+    lead = len(shape) - len(own)
+    return 0 <= lead and len(own) > 0 and all(n in (1, m) for n, m in zip(own, shape[lead:]))
+
+
+# ---- masks
+
+
+def _masks(op: Op, xp: Callable[[Any], Any]) -> Callable[..., Any] | None:
+    masks = [t for t in op.forward.inputs if t.kind == SHARED]
+    first = op.forward.inputs[0].name
+
+    def convert(given: Mapping[str, Any]) -> Any:
+        [mask] = masks
+        x, m = given.get(first), given.get(mask.name)
+        module = None if x is None or m is None or not hasattr(m, "shape") else xp(x)
+        if module is None or xp(m) is not module:
+            return {}, None
+        found, shape = {}, None
+        if mask.var == FIRST and _word(m) != _word(x) and not _is_autocast(module, x):
+            found[mask.name] = m = _rounded(module, m, x)
+        rows = rows_of(tuple(x.shape), tuple(m.shape))
+        if rows is not None and given.get("out") is None:
+            keys, shape = x.shape[-1], tuple(x.shape)
+            spread = module.broadcast_to(m.reshape((1,) * (x.ndim - m.ndim) + tuple(m.shape)), (*rows.mask, keys))
+            found |= {
+                first: x.reshape((rows.outer, rows.shared, rows.inner, keys)),
+                mask.name: spread.reshape((rows.outer, rows.inner, keys)),
+            }
+        return found, shape
+
+    return convert if len(masks) == 1 else None
+
+
+def _is_autocast(module: Any, x: Any) -> bool:
+    """True if PyTorch's autocast chooses the dtypes of the call."""
+    enabled = getattr(module, "is_autocast_enabled", None)
+    return enabled is not None and bool(enabled(x.device.type))
+
+
+def _rounded(module: Any, mask: Any, x: Any) -> Any:
+    """Rounds a mask to the dtype of the scores. Finite numbers stay finite: a row whose keys all
+    have the least number of float32 is not one without visible keys.
+    """
+    if _word(mask) not in FLOATS or _word(x) not in FLOATS:
+        return mask
+    most = LARGEST.get(_word(x))
+    if most is not None:
+        mask = module.where(module.isinf(mask), mask, module.clip(mask, -most, most))
+    return _cast(mask, x.dtype)
+
+
+def rows_of(x: tuple[Any, ...], mask: tuple[Any, ...]) -> Rows | None:
+    """Groups the rows of scores [..., heads, queries, keys] by the rows of a mask.
+
+    A mask has as many dimensions as the scores, or lacks some of the first ones and broadcasts; one
+    with a dimension less has none for the heads. Returns None if the kernel takes the mask as it
+    is, or if it does not broadcast.
+    """
+    rank = len(x)
+    if rank < 3 or len(mask) < 2 or mask == (*x[:-3], *x[-2:]):
+        return None
+    if len(mask) == rank - 1:
+        mask = (*mask[:-2], 1, *mask[-2:])
+    mask = (1,) * (rank - len(mask)) + mask
+    if len(mask) != rank or not all(m in (1, n) for n, m in zip(x, mask)):
+        return None
+    lead, own = x[:-1], mask[:-1]
+    apart = [m != n for n, m in zip(lead, own)]  # dimensions along which rows share a mask
+    end = len(apart)
+    while end and not apart[end - 1]:
+        end -= 1
+    start = end
+    while start and (apart[start - 1] or lead[start - 1] == 1):
+        start -= 1
+    spread = (*lead[:start], *own[start:])
+    return Rows(math.prod(lead[:start]), math.prod(lead[start:end]), math.prod(lead[end:]), spread)
+
+
+# ---- dtype of a reduction
+
+
+def _widened(op: Op, xp: Callable[[Any], Any]) -> Callable[..., Any] | None:
+    names = [t.name for t in op.forward.inputs if t.var == FIRST]
+    where = op.display_name("none")
+
+    def convert(given: Mapping[str, Any]) -> Any:
+        dtype = given.get("dtype")
+        if dtype is None:
+            return {}, None
+        long = _arguments.long_word(where, dtype)
+        found: dict[str, Any] = {"dtype": None}
+        for name in names:
+            x = given.get(name)
+            module = None if x is None else xp(x)
+            if module is not None and _word(x) != long:
+                found[name] = _cast(x, getattr(module, long, dtype))
+        return found, None
+
+    return convert if _arguments.widens(op) else None
