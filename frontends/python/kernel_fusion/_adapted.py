@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from kfgen.model.types import FIRST, RESULTS
+from kfgen.model.types import FIRST
 
 from kernel_fusion import _arguments, _rows
 from kernel_fusion._table import Op
@@ -43,7 +43,9 @@ def of(op: Op, xp: Callable[[Any], Any]) -> Callable[..., Any] | None:
         xp: returns the module whose functions take an array, or None if there is none.
     """
     order = [t.name for t in sorted(op.forward.inputs, key=lambda t: t.nullable)]
-    steps = [s for s in (_indices(op, xp), _positions(op, xp), _masks(op, xp), _widened(op, xp)) if s]
+    steps = [
+        s for s in (_indices(op, xp), _positions(op, xp), _masks(op, xp), _widened(op, xp)) if s
+    ]
     if not steps:
         return None
 
@@ -63,13 +65,18 @@ def of(op: Op, xp: Callable[[Any], Any]) -> Callable[..., Any] | None:
     return adapt
 
 
-def _word(x: Any) -> str:
+def word(x: Any) -> str:
     """Long name of an array's dtype; empty for other objects."""
     return str(getattr(x, "dtype", "")).removeprefix("torch.")
 
 
-def _cast(x: Any, dtype: Any) -> Any:
-    return x.to(dtype) if hasattr(x, "to") else x.astype(dtype)
+def converted(x: Any, long: str, module: Any) -> Any:
+    """Returns an array in the dtype of that name.
+
+    Args:
+        module: the module whose functions take the array.
+    """
+    return x.astype(long) if hasattr(x, "astype") else x.to(getattr(module, long))
 
 
 # ---- indices
@@ -82,9 +89,9 @@ def _indices(op: Op, xp: Callable[[Any], Any]) -> Callable[..., Any] | None:
         found = {}
         for name in names:
             x = given.get(name)
-            module = xp(x) if _word(x) == "int32" else None
+            module = xp(x) if word(x) == "int32" else None
             if module is not None and module.__name__ != JAX:  # its calls convert int32
-                found[name] = _cast(x, module.int64)
+                found[name] = converted(x, "int64", module)
         return found, None
 
     return convert if names else None
@@ -131,12 +138,14 @@ def _masks(op: Op, xp: Callable[[Any], Any]) -> Callable[..., Any] | None:
         if module is None or xp(m) is not module:
             return {}, None
         found, shape = {}, None
-        if mask.var == FIRST and _word(m) != _word(x) and not _is_autocast(module, x):
+        if mask.var == FIRST and word(m) != word(x) and not _is_autocast(module, x):
             found[mask.name] = m = _rounded(module, m, x)
         rows = rows_of(tuple(x.shape), tuple(m.shape))
         if rows is not None and given.get("out") is None:
             keys, shape = x.shape[-1], tuple(x.shape)
-            spread = module.broadcast_to(m.reshape((1,) * (x.ndim - m.ndim) + tuple(m.shape)), (*rows.mask, keys))
+            spread = module.broadcast_to(
+                m.reshape((1,) * (x.ndim - m.ndim) + tuple(m.shape)), (*rows.mask, keys)
+            )
             found |= {
                 first: x.reshape((rows.outer, rows.shared, rows.inner, keys)),
                 mask.name: spread.reshape((rows.outer, rows.inner, keys)),
@@ -156,12 +165,12 @@ def _rounded(module: Any, mask: Any, x: Any) -> Any:
     """Rounds a mask to the dtype of the scores. Finite numbers stay finite: a row whose keys all
     have the least number of float32 is not one without visible keys.
     """
-    if _word(mask) not in FLOATS or _word(x) not in FLOATS:
+    if word(mask) not in FLOATS or word(x) not in FLOATS:
         return mask
-    most = LARGEST.get(_word(x))
+    most = LARGEST.get(word(x))
     if most is not None:
         mask = module.where(module.isinf(mask), mask, module.clip(mask, -most, most))
-    return _cast(mask, x.dtype)
+    return converted(mask, word(x), module)
 
 
 def rows_of(x: tuple[Any, ...], mask: tuple[Any, ...]) -> Rows | None:
@@ -207,8 +216,8 @@ def _widened(op: Op, xp: Callable[[Any], Any]) -> Callable[..., Any] | None:
         for name in names:
             x = given.get(name)
             module = None if x is None else xp(x)
-            if module is not None and _word(x) != long:
-                found[name] = _cast(x, getattr(module, long, dtype))
+            if module is not None and word(x) != long:
+                found[name] = converted(x, long, module)
         return found, None
 
     return convert if _arguments.widens(op) else None

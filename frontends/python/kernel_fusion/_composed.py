@@ -6,7 +6,7 @@ import types
 from collections.abc import Callable
 from typing import Any
 
-from kernel_fusion import _dispatch, _multihead, _products, _table, ops
+from kernel_fusion import _adapted, _arguments, _dispatch, _multihead, _products, _table, ops
 
 
 def gelu(x: Any, *, approximate: str = "none", out: Any = None) -> Any:
@@ -28,6 +28,79 @@ def gelu(x: Any, *, approximate: str = "none", out: Any = None) -> Any:
         raise ValueError(f"kf.gelu: approximate is {approximate!r}, expected 'none' or 'tanh'")
     function = ops.gelu_tanh if approximate == "tanh" else ops._plain_gelu
     return function(x) if out is None else function(x, out=out)
+
+
+def softmax(x: Any, dim: int = -1, dtype: Any = None, *, out: Any = None) -> Any:
+    """exp(x) / sum(exp(x)) along a dimension.
+
+    Args:
+        x: [...], float32 float16 bfloat16 float64
+        dim: dimension of the sum; default -1. Any other than the last one costs a copy of x, and
+            the result has x's shape, with dim as the dimension of neighbours in memory
+        dtype: dtype to which x is converted first, or None
+        out: array that receives the result, beside the last dimension; not for PyTorch tensors
+
+    Returns:
+        out [...]
+
+    Raises:
+        TypeError: the dtype has no function, dim is no whole number, or out is given beside another
+            dimension than the last one.
+        ValueError: x has no dimension dim.
+    """
+    return _along(ops._plain_softmax, "softmax", x, dim, dtype, out)
+
+
+def log_softmax(x: Any, dim: int = -1, dtype: Any = None, *, out: Any = None) -> Any:
+    """x - log(sum(exp(x))) along a dimension.
+
+    Args:
+        x: [...], float32 float16 bfloat16 float64
+        dim: dimension of the sum; default -1. Any other than the last one costs a copy of x, and
+            the result has x's shape, with dim as the dimension of neighbours in memory
+        dtype: dtype to which x is converted first, or None
+        out: array that receives the result, beside the last dimension; not for PyTorch tensors
+
+    Returns:
+        out [...]
+
+    Raises:
+        TypeError: the dtype has no function, dim is no whole number, or out is given beside another
+            dimension than the last one.
+        ValueError: x has no dimension dim.
+    """
+    return _along(ops._plain_log_softmax, "log_softmax", x, dim, dtype, out)
+
+
+def _module_of(x: Any) -> Any:
+    """Returns the module whose functions take an array, JAX's too; None of other objects."""
+    if hasattr(x, "__jax_array__") or type(x).__module__.partition(".")[0] in ("jax", "jaxlib"):
+        return sys.modules["jax"].numpy
+    return _dispatch.module_of(x)
+
+
+def _along(function: Callable[..., Any], name: str, x: Any, dim: int, dtype: Any, out: Any) -> Any:
+    """Calls a function over the last dimension for another one."""
+    where = f"kf.{name}"
+    module = None if dtype is None else _module_of(x)
+    if module is not None and _adapted.word(x) != (long := _arguments.long_word(where, dtype)):
+        x = _adapted.converted(x, long, module)
+    more = {} if out is None else {"out": out}
+    rank = len(getattr(x, "shape", (1,)))  # the function reports what is no array
+    if type(dim) is not int:
+        dim = _arguments.whole(where, "dim", dim)
+    if dim in (-1, rank - 1) and rank:
+        return function(x, **more)
+    last = max(rank, 1)
+    if not -last <= dim < last:
+        raise ValueError(
+            f"{where}: dim is {dim}, expected a dimension of x, whose shape is {tuple(x.shape)}"
+        )
+    if not rank:
+        return function(x.reshape((1,)), **more).reshape(())
+    if out is not None:
+        raise TypeError(f"{where}: out is given, expected None beside dim = {dim}")
+    return function(x.swapaxes(dim, -1)).swapaxes(dim, -1)
 
 
 def prelu_bias(
@@ -156,7 +229,14 @@ def _is_transposed(t: Any) -> bool:
     return bool(strides[-2] == one and strides[-1] != one)
 
 
-_OWN: tuple[Callable[..., Any], ...] = (gelu, prelu_bias, fused_linear_activation, matmul)
+_OWN: tuple[Callable[..., Any], ...] = (
+    gelu,
+    softmax,
+    log_softmax,
+    prelu_bias,
+    fused_linear_activation,
+    matmul,
+)
 FUNCTIONS: dict[str, Callable[..., Any]] = {f.__name__: f for f in (*_OWN, *_multihead.FUNCTIONS)}
 
 
@@ -189,6 +269,12 @@ STUBS = (
     *_multihead.STUBS,
     "def prelu_bias(x: A, weight: A | None = None, bias: A | None = None, *, alpha: A | None = "
     "None, out: A | None = None) -> A: ...",
+    *(
+        f"def {name}(x: A, dim: int = -1, dtype: Any = None, *, out: A | None = None) -> A: ..."
+        for name in ("softmax", "log_softmax")
+    ),
+    "def _plain_softmax(x: A, *, out: A | None = None) -> A: ...",
+    "def _plain_log_softmax(x: A, *, out: A | None = None) -> A: ...",
     "def _plain_gelu(x: A, *, out: A | None = None) -> A: ...",
     "def _plain_prelu_bias(x: A, weight: A, bias: A, *, out: A | None = None) -> A: ...",
 )

@@ -132,29 +132,24 @@ class ReGLU(ActGLU):
         super().__init__("relu")
 
 
-def _along(function: Any, x: Tensor, dim: int | None, name: str) -> Tensor:
+def _dimension(name: str, dim: int | None) -> int:
     if dim is None:
         raise ValueError(f"kf.nn.{name}: dim is None, expected a dimension")
-    # PyTorch, too, treats a scalar as a row.
-    if not x.dim() and dim in (0, -1):
-        return _along(function, x[None], 0, name)[0]
-    last = dim in (-1, x.dim() - 1)
-    found: Tensor = function(x if last else x.movedim(dim, -1))
-    return found if last else found.movedim(-1, dim)
+    return dim
 
 
 class Softmax(torch.nn.Softmax):
     """A replacement of torch.nn.Softmax; copies the input unless dim is the last dimension."""
 
     def forward(self, input: Tensor) -> Tensor:
-        return _along(ops.softmax, input, self.dim, "Softmax")
+        return ops.softmax(input, _dimension("Softmax", self.dim))
 
 
 class LogSoftmax(torch.nn.LogSoftmax):
     """A replacement of torch.nn.LogSoftmax; copies the input unless dim is the last dimension."""
 
     def forward(self, input: Tensor) -> Tensor:
-        return _along(ops.log_softmax, input, self.dim, "LogSoftmax")
+        return ops.log_softmax(input, _dimension("LogSoftmax", self.dim))
 
 
 class Dropout(Activated, torch.nn.Dropout):

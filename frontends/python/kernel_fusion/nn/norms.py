@@ -100,26 +100,39 @@ class GemmaRMSNorm(_LastAxes):
         return self.call(self.flat(x), self.weight, eps=self.eps)
 
 
+def _of_sum(norm: Any, x: Tensor, residual: Tensor, *weights: Tensor | None, eps: float) -> Any:
+    """Normalises x + residual, in float32 if the residual is float32 beside a 2-byte x."""
+    dtype = x.dtype
+    wider = residual.dtype == torch.float32 and dtype in (torch.float16, torch.bfloat16)
+    if wider:
+        x = x.float()
+        weights = tuple(None if t is None else t.float() for t in weights)
+    out, added = norm.call(norm.flat(x), norm.flat(residual), *weights, eps=eps)
+    return out.view(x.shape).to(dtype) if wider else out.view(x.shape), added.view(x.shape)
+
+
 class AddLayerNorm(LayerNorm):
-    """Returns (act(layer_norm(x + residual)), x + residual); arguments as LayerNorm."""
+    """Returns (act(layer_norm(x + residual)), x + residual); arguments as LayerNorm.
+
+    The residual may be float32 beside a 2-byte x: so is then the sum.
+    """
 
     op = "add_layer_norm"
 
     def forward(self, input: Tensor, residual: Tensor) -> Any:  # type: ignore[override]
-        out, added = self.call(self.flat(input), self.flat(residual), *self.weights(), eps=self.eps)
-        return out.view(input.shape), added.view(input.shape)
+        return _of_sum(self, input, residual, *self.weights(), eps=self.eps)
 
 
 class AddRMSNorm(RMSNorm):
-    """Returns (act(rms_norm(x + residual)), x + residual); arguments as RMSNorm."""
+    """Returns (act(rms_norm(x + residual)), x + residual); arguments as RMSNorm.
+
+    The residual may be float32 beside a 2-byte x: so is then the sum.
+    """
 
     op = "add_rms_norm"
 
     def forward(self, x: Tensor, residual: Tensor) -> Any:  # type: ignore[override]
-        out, added = self.call(
-            self.flat(x), self.flat(residual), self.weights()[0], eps=self.epsilon(x)
-        )
-        return out.view(x.shape), added.view(x.shape)
+        return _of_sum(self, x, residual, self.weights()[0], eps=self.epsilon(x))
 
 
 def _several(name: str, x: Tensor, values: int, of: str) -> None:

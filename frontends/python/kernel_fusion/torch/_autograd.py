@@ -18,8 +18,8 @@ from kernel_fusion.torch import _formula
 from kernel_fusion.torch._schema import schema
 
 
-def make(op: Op, activation: str, namespace: Any) -> tuple[Any, Any, Any]:
-    """Returns (forward, Function for torch.compile, Function for eager calls).
+def make(op: Op, activation: str, namespace: Any) -> tuple[Any, Any, Any, Any]:
+    """Returns (forward, and the Functions for torch.compile, for eager calls, for torch.func).
 
     Eager calls skip the overload's Python code, which torch.compile must see.
     """
@@ -28,76 +28,86 @@ def make(op: Op, activation: str, namespace: Any) -> tuple[Any, Any, Any]:
         forward,
         around(op, activation, namespace, forward, False),
         around(op, activation, namespace, getattr(forward, "_op", forward), True),
+        around(op, activation, namespace, forward, False, True),
     )
 
 
-def around(op: Op, activation: str, namespace: Any, forward: Any, eager: bool) -> Any:
+def around(
+    op: Op, activation: str, namespace: Any, forward: Any, eager: bool, separate: bool = False
+) -> Any:
     """Makes the Function around a callable that computes the op.
 
     Args:
         eager: True if torch.compile does not trace the Function.
+        separate: True for the form that transforms of torch.func take.
     """
     if op.with_grad:
         other = ops()[op.with_grad]
-        return _by_other(op, forward, other, getattr(namespace, other.name).kernel)
+        return _by_other(op, forward, other, getattr(namespace, other.name).kernel, separate)
     if op.backward is None:
-        return _without(op, forward)
+        return _without(op, forward, separate)
     may = may_use_result(op, activation)
     spread = _formula.spreads(op, activation)
     backward = (
         _formula.make(op, activation)[1] if spread else getattr(namespace, f"{op.name}_bwd").kernel
     )
-    return _with_backward(op, activation, forward, backward, may, eager)
+    return _with_backward(op, activation, forward, backward, may, eager, separate)
 
 
-def _without(op: Op, forward: Any) -> Any:
-    class Function(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx: Any, *args: Any) -> Any:
-            return forward(*args)
+def _function(name: str, forward: Any, keep: Any, backward: Any, separate: bool) -> Any:
+    """Makes a Function.
 
-        @staticmethod
-        def backward(ctx: Any, *grads: Tensor) -> Any:
-            raise NotImplementedError(f"kf.{op.label or op.name} has no gradient")
+    Args:
+        keep: takes ctx, the arguments and the results.
+        separate: True for the form that transforms of torch.func take, whose forward has no ctx.
+    """
 
-    Function.__name__ = f"kf_{op.name}"
-    return Function
+    def whole(ctx: Any, *args: Any) -> Any:
+        found = forward(*args)
+        keep(ctx, args, found)
+        return found
+
+    members = {"forward": staticmethod(forward if separate else whole)}
+    members |= {"setup_context": staticmethod(keep)} if separate else {}
+    members["backward"] = staticmethod(backward)
+    return type(name, (torch.autograd.Function,), members | {"generate_vmap_rule": separate})
 
 
-def _by_other(op: Op, forward: Any, other: Op, with_grad: Any) -> Any:
+def _without(op: Op, forward: Any, separate: bool = False) -> Any:
+    def keep(ctx: Any, args: Any, found: Any) -> None: ...
+
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        raise NotImplementedError(f"kf.{op.label or op.name} has no gradient")
+
+    return _function(f"kf_{op.name}", forward, keep, backward, separate)
+
+
+def _by_other(op: Op, forward: Any, other: Op, with_grad: Any, separate: bool) -> Any:
     """Makes a Function whose gradient another op computes together with the results."""
     own, its = ([name for _, name in schema(o, False).arguments] for o in (op, other))
     inputs, count = [t.name for t in op.forward.inputs], len(op.forward.inputs)
     of_results = {gradient_of(t.name): i for i, t in enumerate(op.forward.outputs)}
     constant = [i for i, t in enumerate(op.forward.outputs) if t.use == "saved"]
     found_at = {t.name: i for i, t in enumerate(other.forward.outputs)}
-    again = _without(other, with_grad).apply
+    again = _without(other, with_grad, separate).apply
 
-    class Function(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx: Any, *args: Any) -> Any:
-            found = forward(*args)
-            ctx.save_for_backward(*args[:count])
-            ctx.rest = args[count:]
-            ctx.mark_non_differentiable(*(found[i] for i in constant))
-            return found
+    def keep(ctx: Any, args: Any, found: Any) -> None:
+        ctx.save_for_backward(*args[:count])
+        ctx.rest = args[count:]
+        ctx.mark_non_differentiable(*(found[i] for i in constant))
 
-        @staticmethod
-        def backward(ctx: Any, *grads: Tensor) -> Any:
-            given = dict(zip(own, (*ctx.saved_tensors, *ctx.rest))) | {
-                name: grads[i] for name, i in of_results.items()
-            }
-            found = (again if torch.is_grad_enabled() else with_grad)(
-                *[given[name] for name in its]
-            )
-            results = [
-                found[found_at[gradient_of(name)]] if needed else None
-                for name, needed in zip(inputs, ctx.needs_input_grad)
-            ]
-            return *results, *[None] * len(ctx.rest)
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        given = dict(zip(own, (*ctx.saved_tensors, *ctx.rest))) | {
+            name: grads[i] for name, i in of_results.items()
+        }
+        found = (again if torch.is_grad_enabled() else with_grad)(*[given[name] for name in its])
+        results = [
+            found[found_at[gradient_of(name)]] if needed else None
+            for name, needed in zip(inputs, ctx.needs_input_grad)
+        ]
+        return *results, *[None] * len(ctx.rest)
 
-    Function.__name__ = f"kf_{op.name}"
-    return Function
+    return _function(f"kf_{op.name}", forward, keep, backward, separate)
 
 
 def decomposed(op: Op, activation: str) -> tuple[Any, Any]:
@@ -111,7 +121,7 @@ def decomposed(op: Op, activation: str) -> tuple[Any, Any]:
 
 
 @functools.cache
-def differentiable_backward(op: Op, backward: Any) -> Any:
+def differentiable_backward(op: Op, backward: Any, separate: bool = False) -> Any:
     """Makes a differentiable backward, whose gradient PyTorch computes from its formula.
 
     It raises NotImplementedError if the formula is not differentiable.
@@ -121,59 +131,52 @@ def differentiable_backward(op: Op, backward: Any) -> Any:
     # Results that may replace inputs.
     results = {i: t.by_result for i, t in enumerate(s.call.inputs) if t.name in outputs}
 
-    class Twice(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx: Any, *args: Any) -> Any:
-            ctx.activation = op.numbered[args[s.at["activation"]]] if op.has_act else "none"
-            ctx.save_for_backward(*args[: s.inputs])
-            ctx.rest = args[s.inputs :]
-            return backward(*args)
+    def keep(ctx: Any, args: Any, found: Any) -> None:
+        ctx.activation = op.numbered[args[s.at["activation"]]] if op.has_act else "none"
+        ctx.save_for_backward(*args[: s.inputs])
+        ctx.rest = args[s.inputs :]
 
-        @staticmethod
-        def backward(ctx: Any, *grads: Tensor) -> Any:
-            if formulas(op, ctx.activation) is None:
-                raise NotImplementedError(f"kf.{op.label or op.name} has no second derivative")
-            # The formula may reject an empty reduction.
-            if not ctx.saved_tensors[s.call.inputs.index(s.call.template)].numel():
-                zeros = [
-                    torch.zeros_like(t) if needed else None
-                    for t, needed in zip(ctx.saved_tensors, ctx.needs_input_grad)
-                ]
-                return *zeros, *[None] * len(ctx.rest)
-            # Views of its own: here a result is no function of the input.
-            with torch.enable_grad():
-                given = [t if t is None else t.view_as(t) for t in ctx.saved_tensors]
-                by_result = any(
-                    t is not None
-                    for i, t in enumerate(given)
-                    if ctx.activation in results.get(i, ())
-                )
-                formula: Any = _formula.make(op, ctx.activation)[2 if by_result else 1]
-                found = formula(*given, *ctx.rest)
-            found = (found,) if isinstance(found, Tensor) else found
-            wanted: list[Any] = [t for t, needed in zip(given, ctx.needs_input_grad) if needed]
-            pairs = [
-                (f, g)
-                for f, g in zip(found, grads)
-                if f.requires_grad and g is not None and g.shape == f.shape
+    def again(ctx: Any, *grads: Tensor) -> Any:
+        if formulas(op, ctx.activation) is None:
+            raise NotImplementedError(f"kf.{op.label or op.name} has no second derivative")
+        # The formula may reject an empty reduction.
+        if not ctx.saved_tensors[s.call.inputs.index(s.call.template)].numel():
+            zeros = [
+                torch.zeros_like(t) if needed else None
+                for t, needed in zip(ctx.saved_tensors, ctx.needs_input_grad)
             ]
-            got = iter(
-                torch.autograd.grad(
-                    [f for f, _ in pairs],
-                    wanted,
-                    [g for _, g in pairs],
-                    create_graph=torch.is_grad_enabled(),
-                    allow_unused=True,
-                    materialize_grads=True,
-                )
-                if pairs
-                else [torch.zeros_like(t) for t in wanted]
+            return *zeros, *[None] * len(ctx.rest)
+        # Views of its own: here a result is no function of the input.
+        with torch.enable_grad():
+            given = [t if t is None else t.view_as(t) for t in ctx.saved_tensors]
+            by_result = any(
+                t is not None for i, t in enumerate(given) if ctx.activation in results.get(i, ())
             )
-            result = [next(got) if needed else None for needed in ctx.needs_input_grad[: s.inputs]]
-            return *result, *[None] * len(ctx.rest)
+            formula: Any = _formula.make(op, ctx.activation)[2 if by_result else 1]
+            found = formula(*given, *ctx.rest)
+        found = (found,) if isinstance(found, Tensor) else found
+        wanted: list[Any] = [t for t, needed in zip(given, ctx.needs_input_grad) if needed]
+        pairs = [
+            (f, g)
+            for f, g in zip(found, grads)
+            if f.requires_grad and g is not None and g.shape == f.shape
+        ]
+        got = iter(
+            torch.autograd.grad(
+                [f for f, _ in pairs],
+                wanted,
+                [g for _, g in pairs],
+                create_graph=torch.is_grad_enabled(),
+                allow_unused=True,
+                materialize_grads=True,
+            )
+            if pairs
+            else [torch.zeros_like(t) for t in wanted]
+        )
+        result = [next(got) if needed else None for needed in ctx.needs_input_grad[: s.inputs]]
+        return *result, *[None] * len(ctx.rest)
 
-    Twice.__name__ = f"kf_{op.name}_bwd"
-    return Twice
+    return _function(f"kf_{op.name}_bwd", backward, keep, again, separate)
 
 
 def _keeps(op: Op, arguments: Sequence[str], sources: Sequence[tuple[str, int]]) -> list[str]:
@@ -235,7 +238,7 @@ def _either(first: Sequence[str], second: Sequence[str]) -> list[str]:
     ]
 
 
-def _text(op: Op, activation: str, may: bool, eager: bool) -> str:
+def _text(op: Op, activation: str, may: bool, eager: bool, separate: bool) -> str:
     """Source text of forward and backward."""
     assert op.backward is not None
     s, names = schema(op, False), [t.name for t in op.forward.inputs]
@@ -252,9 +255,20 @@ def _text(op: Op, activation: str, may: bool, eager: bool) -> str:
     # Conditions on scalars under which a result determines its input.
     signs = " and ".join(f"act_{i} >= 0" for i in op.rising[activation])
     given = [*arguments[:-1], _saves(op, by, plain, signs)] if s.saves else arguments
-    lines = [
-        f"def forward(_ctx, {', '.join(arguments)}):",
-        f"    {', '.join(outs)} = _forward({', '.join(given)})",
+    results = ", ".join(outs)
+    call = f"_forward({', '.join(given)})"
+    lines = (
+        [
+            f"def forward({', '.join(arguments)}):",
+            f"    return {call}",
+            f"def setup_context(_ctx, _given, {'_outs' if len(outs) > 1 else results}):",
+            f"    {', '.join(arguments)}, = _given",
+            *([f"    {results} = _outs"] if len(outs) > 1 else []),
+        ]
+        if separate
+        else [f"def forward(_ctx, {', '.join(arguments)}):", f"    {results} = {call}"]
+    )
+    lines += [
         *([f"    _ctx.by_result = {signs}"] if by != plain else []),
         *_either(_keeps(op, arguments, by), _keeps(op, arguments, plain)),
         f"    _ctx.rest = ({''.join(f'{name}, ' for name in asked)})",
@@ -265,7 +279,7 @@ def _text(op: Op, activation: str, may: bool, eager: bool) -> str:
     alone = eager and bool(constant) and not more
     lines += [
         *(["    _ctx.set_materialize_grads(False)"] if alone else []),
-        f"    return {', '.join(outs)}",
+        *([] if separate else [f"    return {results}"]),
     ]
     lines += [
         f"def backward(_ctx, {', '.join(f'_grad{i}' for i in range(len(outs)))}):",
@@ -336,28 +350,35 @@ def _given_back(op: Op) -> list[str]:
 
 
 def _with_backward(
-    op: Op, activation: str, forward: Any, backward: Any, may: bool, eager: bool
+    op: Op,
+    activation: str,
+    forward: Any,
+    backward: Any,
+    may: bool,
+    eager: bool,
+    separate: bool = False,
 ) -> Any:
     """Makes a specialised Function for one op and activation.
 
     Args:
         may: True if the gradient may use the activation's result.
         eager: True if nothing traces the Function.
+        separate: True for the form that transforms of torch.func take.
     """
     names: dict[str, Any] = {
         "_forward": forward,
         "_backward": backward,
-        "_again": differentiable_backward(op, backward).apply,
+        "_again": differentiable_backward(op, backward, separate).apply,
         "_grad_on": torch.is_grad_enabled,
     }
     exec(
         compile(
-            _text(op, activation, may, eager), f"<{op.display_name(activation)}, gradient>", "exec"
+            _text(op, activation, may, eager, separate),
+            f"<{op.display_name(activation)}, gradient>",
+            "exec",
         ),
         names,
     )
-    return type(
-        f"kf_{op.name}",
-        (torch.autograd.Function,),
-        {n: staticmethod(names[n]) for n in ("forward", "backward")},
-    )
+    methods = ("forward", "setup_context", "backward") if separate else ("forward", "backward")
+    members = {n: staticmethod(names[n]) for n in methods} | {"generate_vmap_rule": separate}
+    return type(f"kf_{op.name}", (torch.autograd.Function,), members)

@@ -310,10 +310,17 @@ def _differentiated(t: Any) -> bool:
     return bool(t.requires_grad)
 
 
-def guarded(where: str, forward: Any, function: Any) -> Callable[[Sequence[Any], bool], Any]:
+def guarded(
+    where: str, forward: Any, function: Any, separate: Any = None, saves: bool = False
+) -> Callable[[Sequence[Any], bool], Any]:
     """Makes a function that calls an op inside a torch.func transform or forward-mode autograd.
 
     Without its checks the op's result would be treated as a constant there.
+
+    Args:
+        function: the Function outside of transforms.
+        separate: the one inside, or None: PyTorch has none below its Autograd key.
+        saves: True if the last argument requests values for the gradient.
     """
 
     def call(given: Sequence[Any], save: bool) -> Any:
@@ -325,19 +332,24 @@ def guarded(where: str, forward: Any, function: Any) -> Callable[[Sequence[Any],
         if not torch._C._are_functorch_transforms_active():
             return function.apply(*given) if save else forward(*given)
         if torch.is_grad_enabled() and any(map(_differentiated, tensors)):
-            raise NotImplementedError(f"{where} has no derivative inside transforms of torch.func")
+            if separate is None:
+                raise NotImplementedError(
+                    f"{where} has no derivative inside transforms of torch.func: call kf.ops"
+                )
+            return separate.apply(*given[:-1], True) if saves else separate.apply(*given)
         return forward(*given)
 
     return call
 
 
 def make(
-    op: Op, activation: str, whole: Any, forward: Any, function: Any, eager: Any
+    op: Op, activation: str, whole: Any, forward: Any, function: Any, eager: Any, separate: Any
 ) -> Callable[..., Any]:
     """Makes the function of kf.ops for tensors.
 
     Args:
         whole: the op for exported programs, which has a gradient wherever it is loaded.
+        forward, function, eager, separate: see _autograd.make.
     """
     where = op.display_name(activation)
     names: dict[str, Any] = {
@@ -351,7 +363,7 @@ def make(
         "tracing": torch._C._get_tracing_state,  # torch.jit.trace cannot save a Function
         "transformed": torch._C._are_functorch_transforms_active,
         "forward_mode": forward_ad,
-        "guarded": guarded(where, forward, eager),
+        "guarded": guarded(where, forward, eager, separate, schema(op, False).saves),
         "check_number": check_number,
         "refuse_value": _plan.refuse_value,
         "row_of": row_of,
