@@ -134,7 +134,7 @@ def _other_commands(add):
         action="store_true",
         help="print the aliases instead, with arguments and functions",
     )
-    choose(p)
+    choose(p, lists_ops=True)
     add(
         "check",
         "check every entry: names, values, edges, and derivatives against its reference",
@@ -179,14 +179,22 @@ def _other_commands(add):
     choose(p)
 
 
-def choose(p):
+def choose(p, lists_ops=False):
+    """Adds the options that select functions.
+
+    Args:
+        lists_ops: True if --ops without names lists all ops.
+    """
     for what in ("ops", "activations", "dtypes"):
+        optional = {"nargs": "?", "const": []} if lists_ops and what == "ops" else {}
         p.add_argument(
             f"--{what}",
+            **optional,
             type=lambda t: [w for w in t.split(",") if w],
             metavar="A,B,...",
             help=f"only these {what}"
-            + ("" if what == "dtypes" else "; those of --spec are always included"),
+            + ("" if what == "dtypes" else "; those of --spec are always included")
+            + ("; without names: list the ops" if optional else ""),
         )
 
 
@@ -227,6 +235,10 @@ def one_a_line(found):
 
 
 def list_functions(args):
+    if args.ops == []:
+        ops = specs.load(args.spec).ops.values()
+        print(*(f"{names.stem(op.pattern)}: {op.brief}" for op in ops), sep="\n")
+        return 0
     if not args.aliases and not args.json:
         print(*(f"{signature};" for signature in manifest.signatures(selected(args))), sep="\n")
         return 0

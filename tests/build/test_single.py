@@ -290,4 +290,4 @@ def test_one_file_wants_a_spec(tmp_path):
     output = run("kfgen", "render", "--one-file", "--out", tmp_path, fails=True)
     assert "--one-file needs --spec" in output and not list(tmp_path.iterdir())
     output = run("kfgen", "single", "--out", tmp_path, "--dtypes", "f23", fails=True)
-    assert "--dtypes: `f23` is not one of" in output and not list(tmp_path.iterdir())
+    assert "--dtypes: there is no `f23`" in output and not list(tmp_path.iterdir())

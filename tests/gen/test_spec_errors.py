@@ -268,5 +268,14 @@ def test_spec_file_that_would_hide_kf_own(tmp_path, stem, capsys):
 def test_unknown_selection(arguments, near, capsys):
     assert main(["list", *arguments]) == 1
     message = capsys.readouterr().err
-    assert f"{arguments[0]}: `{arguments[1]}` is not one of: " in message and "{" not in message
-    assert message.endswith(f"; did you mean `{near}`?\n")
+    found = f"{arguments[0]}: there is no `{arguments[1]}`; did you mean `{near}`? "
+    assert found in message and "{" not in message and len(message) < 400
+
+
+def test_ops_are_listed_not_printed_in_errors(capsys):
+    assert main(["list", "--ops", "nosuch"]) == 1
+    message = capsys.readouterr().err
+    assert message.endswith("--ops: there is no `nosuch`; `kfgen list --ops` shows all\n")
+    assert main(["list", "--ops"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) > 80 and "layer_norm: act((x - mean) * rstd" in "\n".join(lines)

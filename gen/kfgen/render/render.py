@@ -45,10 +45,15 @@ def write(path, text):
     return True
 
 
+FEW = 24  # names that an error lists
+
+
 def unknown(option, word, known):
-    """Error for a word that is not among the known ones."""
-    near = "".join(f"; did you mean `{k}`?" for k in difflib.get_close_matches(word, known, n=1))
-    return ValueError(f"{option}: `{word}` is not one of: {', '.join(known)}{near}")
+    """Error for a word that is not among the known ones: the most similar one, then all if few."""
+    near = "".join(f"did you mean `{k}`? " for k in difflib.get_close_matches(word, known, n=1))
+    if len(known) > FEW:
+        return ValueError(f"{option}: there is no `{word}`; {near}`kfgen list --ops` shows all")
+    return ValueError(f"{option}: there is no `{word}`; {near}expected some of: {', '.join(known)}")
 
 
 def _unknown(spec, what, word, known, options):
