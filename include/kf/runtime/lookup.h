@@ -91,10 +91,11 @@ const kf_op_t *kf_op_lookup(const char *name, kf_activation_t activation, const 
     if (count < 0 || count > 3 || (count && !dtypes))
         return KFI_RT_NULL(const kf_op_t, KF_ERROR_INVALID_VALUE, function, "dtypes",
                            "are %d at %p, expected 1 to 3", count, (const void *)dtypes);
-    int named = 0, with_activation = 0;
+    const kfi_rt_op *named = NULL;
+    int with_activation = 0;
     for (const kfi_rt_op *const *op = __start_kf_rt_ops; op < __stop_kf_rt_ops; ++op) {
         if (!kfi_rt_is_named(*op, name)) continue;
-        named = 1;
+        named = *op;
         for (int i = 0; i < (*op)->entry_count; ++i) {
             const kf_op_t *const e = &(*op)->entries[i];
             if ((*op)->activations[e->activation].id != activation) continue;
@@ -108,11 +109,10 @@ const kf_op_t *kf_op_lookup(const char *name, kf_activation_t activation, const 
         return KFI_RT_NULL(const kf_op_t, KF_ERROR_UNSUPPORTED, function, "name",
                            "is %.60s, which this program does not have (kfgen runtime --ops)",
                            name);
-    if (!with_activation)
-        return KFI_RT_NULL(const kf_op_t, KF_ERROR_UNSUPPORTED, function, "activation",
-                           "is %d, which %.60s does not have in this program (kfgen runtime "
-                           "--activations, KF_RUNTIME_ACTIVATIONS)",
-                           (int)activation, name);
+    if (!with_activation) {
+        (void)kfi_rt_lacks_activation(function, name, named, activation);
+        return NULL;
+    }
     return KFI_RT_NULL(const kf_op_t, KF_ERROR_DTYPE, function, "dtypes",
                        "are %s%s%s, which %.60s does not have in this program (kfgen runtime "
                        "--dtypes, KF_RUNTIME_DTYPES)",

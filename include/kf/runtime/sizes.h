@@ -76,16 +76,37 @@ static int kfi_rt_wanted_dtype(int var, int t, int u, int index)
            : var == KFI_RT_I   ? index
                                : var - KFI_RT_FIXED;
 }
+/* Name of an activation; NULL if no op of the program has it. */
+static const char *kfi_rt_activation_name(kf_activation_t id)
+{
+    for (const kfi_rt_op *const *op = __start_kf_rt_ops; op < __stop_kf_rt_ops; ++op)
+        for (int i = 0; i < (*op)->activation_count; ++i)
+            if ((*op)->activations[i].id == id) return (*op)->activations[i].name;
+    return NULL;
+}
+/* Fails for an activation that an op lacks, and lists those that it has. */
+static kf_result_t kfi_rt_lacks_activation(const char *function, const char *what,
+                                           const kfi_rt_op *op, kf_activation_t id)
+{
+    const char *const name = kfi_rt_activation_name(id);
+    char known[256] = "", number[24];
+    size_t end = 0;
+    snprintf(number, sizeof number, name ? " (%d)" : "%d", (int)id);
+    for (int i = 0; i < op->activation_count && end < sizeof known; ++i)
+        end += (size_t)snprintf(known + end, sizeof known - end, "%s%s", i ? ", " : "",
+                                op->activations[i].name);
+    return kfi_rt_fail(KF_ERROR_UNSUPPORTED, function, "activation",
+                       "is %s%s, which %.60s does not have, expected one of %s (kfgen runtime "
+                       "--activations, KF_RUNTIME_ACTIVATIONS)",
+                       name ? name : "", number, what, known);
+}
 static kf_result_t kfi_rt_choose(const kfi_rt_call *c, kfi_rt_prepared *m)
 {
     const kfi_rt_op *const op = c->op;
     for (m->activation = 0; m->activation < op->activation_count; ++m->activation)
         if (op->activations[m->activation].id == c->activation) break;
     if (m->activation == op->activation_count)
-        return kfi_rt_fail(KF_ERROR_UNSUPPORTED, op->name, "activation",
-                           "is %d, which this program does not have (kfgen runtime --activations, "
-                           "KF_RUNTIME_ACTIVATIONS)",
-                           (int)c->activation);
+        return kfi_rt_lacks_activation(op->name, "this program", op, c->activation);
     kf_result_t result = kfi_rt_check_tensors(c, m);
     if (result != KF_SUCCESS) return result;
     const int t = kfi_rt_first_dtype(c, KFI_RT_T), named = kfi_rt_first_dtype(c, KFI_RT_U),
