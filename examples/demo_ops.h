@@ -90,6 +90,9 @@ static void PASTE(demo_, DTYPE)(void)
        KF(silu_bwd, P(x), NULL, P(out), P(out), n, NULL, 0));
 
 #define SLOPE(i) gelu_slope(V(x, i) + V(bias, (i) % cols))
+    /* The fused form may take longer in bf16 on a CPU, where arithmetic bounds both: it computes
+       x + bias again, which the passes read, rounded, from the tensor that their forward saved.
+       Memory bounds both on a GPU (bench/NOTES/elementwise.md). */
     KF(bias, P(x), P(bias), P(mid), rows, cols);
     OP("bias_gelu_bwd",
        KF(bias_gelu_bwd, P(x), P(bias), NULL, P(y), P(out), P(dbias), rows, cols, work.device,
