@@ -101,6 +101,22 @@ CALLS = {
         ("kf.nn.FusedSwiGLU()(x, gate)", "silu(x) * gate"),
         ("kf.nn.FusedLayerNormActivation(768, 'relu')(x)", "relu(layer_norm(x, (768,)))"),
     ],
+    "pytorch": [
+        ("kf.ops.softmax(x, dim=1)", "softmax(x, 1)"),
+        ("kf.ops.log_softmax(x, 0)", "log_softmax(x, 0)"),
+        ("kf.ops.softmax(x, dim=-2, dtype='float64')", "softmax(x, -2)"),
+        ("kf.ops.cross_entropy(p, int32)", "cross_entropy(p, label, reduction='none')"),
+        ("kf.ops.rope(sequences, angles, angles, int32)", "rotated(sequences, angles[label])"),
+        (
+            "kf.ops.scale_mask_softmax(scores, mask, scale=0.3)",
+            "softmax(scores * 0.3 + mask[:, None], -1)",
+        ),
+        (
+            "kf.ops.scale_mask_softmax(scores, of_heads, scale=0.3)",
+            "softmax(scores * 0.3 + of_heads, -1)",
+        ),
+        ("kf.ops.sum(x, dtype='float64')", "x.sum(-1)"),
+    ],
     "streams": [
         ("kf.fused_elementwise_add_relu(a, b, stream=kf.Stream(kf.Context()))", "relu(a + b)"),
         ("kernel_fusion_pytorch.fused_add_relu(x, residual)", "relu(x + residual)"),
@@ -158,6 +174,10 @@ SHAPES = {
     "i": (2, 5, 3),
     **dict.fromkeys(("c", "d", "mean", "var"), (5,)),
     "scores": (2, 2, 3, 7),
+    "mask": (1, 3, 7),
+    "of_heads": (1, 2, 1, 7),
+    "sequences": (2, 3, 1, 4),
+    "angles": (3, 2),
     "q": (2, 2, 5, 4),
     **dict.fromkeys(("k", "v"), (2, 2, 7, 4)),
     "q1": (2, 5, 8),
@@ -172,6 +192,13 @@ def attention(q, k, v):
     return (q @ k.mT / q.shape[-1] ** 0.5).softmax(-1) @ v
 
 
+def rotated(x, t):
+    """Rotates the halves of each head by cosine and sine t of the row."""
+    a, b = x.chunk(2, -1)
+    t = t[:, None]
+    return torch.cat((a * t - b * t, b * t + a * t), -1)
+
+
 def multihead(q, k, v, heads):
     q, k, v = (t.unflatten(-1, (heads, -1)).transpose(-2, -3) for t in (q, k, v))
     return attention(q, k, v).transpose(-2, -3).flatten(-2)
@@ -179,8 +206,9 @@ def multihead(q, k, v, heads):
 
 FORMULAS = {
     "prelu": lambda x, alpha: torch.where(x > 0, x, alpha * x),  # alpha by the last dimension
-    **{n: getattr(torch, n) for n in ("relu", "sigmoid", "tanh", "softmax")},
-    **{n: getattr(F, n) for n in ("gelu", "silu", "mish", "linear")},
+    **{n: getattr(torch, n) for n in ("relu", "sigmoid", "tanh", "softmax", "log_softmax")},
+    **{n: getattr(F, n) for n in ("gelu", "silu", "mish", "linear", "cross_entropy")},
+    "rotated": rotated,
     **{n: getattr(F, n) for n in ("layer_norm", "rms_norm", "batch_norm")},
     "attention": attention,
     "multihead": multihead,
@@ -191,8 +219,12 @@ def tensors(dtype):
     rng = np.random.default_rng(0)
     found = {name: torch.from_numpy(rng.normal(size=shape)) for name, shape in SHAPES.items()}
     found["var"] = found["var"].abs() + 0.5
+    label = torch.tensor([1, 0, 2])
     # Both sides read the same rounded numbers.
-    return {name: t.to(torch.float32).to(dtype) for name, t in found.items()}
+    return {name: t.to(torch.float32).to(dtype) for name, t in found.items()} | {
+        "label": label,
+        "int32": label.int(),
+    }
 
 
 @pytest.fixture(scope="module")

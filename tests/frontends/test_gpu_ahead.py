@@ -141,7 +141,7 @@ REFUSED = [
     ({"ops": "act"}, ValueError, "act: activation is None, expected one of .*gelu"),
     ({"ops": [len]}, TypeError, "ops has a builtin_function_or_method, expected names of kf.ops"),
     ({"ops": []}, ValueError, r"ops=\[\] and activations=None select no function"),
-    ({"ops": "relu", "dtypes": "int8"}, TypeError, "dtype is int8, expected one of float32"),
+    ({"ops": "relu", "dtypes": "int8"}, TypeError, "dtype is int8, expected one of f32"),
     (
         {"ops": "layer_norm", "dtypes": "int32"},
         ValueError,

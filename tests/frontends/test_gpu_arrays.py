@@ -328,7 +328,7 @@ def readonly(x):
         (
             lambda kf: kf.ops.relu(Interface(X.astype(np.complex64))),
             TypeError,
-            "x has the dtype complex64, expected one of float32",
+            "x has the dtype complex64, expected one of f32",
         ),
         (lambda kf: kf.ops.relu(Interface(X, mask=X)), TypeError, "x has a mask"),
         (

@@ -90,7 +90,22 @@ KL = [
     for r in ("none", "mean", "sum", "batchmean")
     for p, q in ((P, draw(4, 6)), (P[0, 0], draw()))
 ]
+KL += [
+    ("KLDivLoss", (), {"reduction": r, "log_target": True}, [P.log(), (2 * X).log_softmax(-1)], op)
+    for r in ("none", "batchmean")
+    for op in ("kl_div",)
+]
 WEIGHT = draw(6).abs()
+BCE = [
+    ("BCEWithLogitsLoss", (), {**k, "reduction": r}, [9 * x, x.sigmoid()], "bce_with_logits")
+    for r in ("none", "mean")
+    for k, x in (
+        ({"pos_weight": 3 * WEIGHT}, X),
+        ({"pos_weight": torch.tensor([2.0], dtype=X.dtype), "weight": WEIGHT}, X),
+        ({"pos_weight": WEIGHT[:, None]}, draw(2, 6, 3)),
+        ({"weight": WEIGHT}, X),
+    )
+]
 ROWS = [
     (name, (), {**k, "reduction": r}, [x, label], op)
     for r in ("none", "mean", "sum")
@@ -112,6 +127,16 @@ ROWS = [
             "cross_entropy",
         ),
         ("CrossEntropyLoss", {}, X, P, "cross_entropy_soft"),
+        *(
+            ("CrossEntropyLoss", {**k, "label_smoothing": 0.1}, X, target, op)
+            for k, target, op in (
+                ({"weight": WEIGHT}, LABELS, "cross_entropy_soft"),
+                ({"weight": WEIGHT, "ignore_index": 5}, LABELS.clamp(0), "cross_entropy_soft"),
+                ({"weight": WEIGHT}, P, "cross_entropy_soft"),
+                ({}, P, "cross_entropy_soft"),
+            )
+        ),
+        ("CrossEntropyLoss", {"weight": WEIGHT}, X, P, "cross_entropy_soft"),
         ("NLLLoss", {}, X, LABELS, "nll"),
         ("NLLLoss", {"weight": WEIGHT}, X, LABELS, "nll"),
     )
@@ -128,7 +153,7 @@ ACTS = [
     for k in ({}, *([SCALARS[act]] if act in SCALARS else []))
 ]
 ACTS += [("GELU", (), {"approximate": "tanh"}, [X], "act")] if "gelu_tanh" in ACTIVATIONS else []
-TWINS = [c for c in (*NORMS, *LAYERS, *ELEMENTS, *KL, *ROWS, *ACTS) if c[4] in OPS]
+TWINS = [c for c in (*NORMS, *LAYERS, *ELEMENTS, *KL, *BCE, *ROWS, *ACTS) if c[4] in OPS]
 
 
 def pair(name, args, kwargs):
@@ -381,21 +406,10 @@ def test_lower_dtypes():
             ValueError,
             "kf.nn.GLU: the input has the shape (), expected an even dimension -1",
         ),
-        (lambda: own.Softmax(1)(draw()), IndexError, "Dimension out of range"),
         (
-            lambda: own.BCEWithLogitsLoss(pos_weight=WEIGHT),
+            lambda: own.Softmax(1)(draw()),
             ValueError,
-            "kf.nn.BCEWithLogitsLoss: pos_weight is",
-        ),
-        (
-            lambda: own.KLDivLoss(log_target=True),
-            ValueError,
-            "kf.nn.KLDivLoss: log_target is True, expected False",
-        ),
-        (
-            lambda: own.CrossEntropyLoss(WEIGHT, label_smoothing=0.1),
-            ValueError,
-            "label_smoothing is 0.1, expected 0.0",
+            "kf.softmax: dim is 1, expected a dimension of x",
         ),
         (lambda: own.Softmax()(X), ValueError, "kf.nn.Softmax: dim is None, expected a dimension"),
     ],

@@ -168,7 +168,7 @@ WRONG = {
     "no dtype of kf": (
         lambda kf: kf.relu(tf.constant([1j])),
         TypeError,
-        "kf.relu: x has the dtype complex128, expected one of float32",
+        "kf.relu: x has the dtype complex128, expected one of f32",
     ),
     "missing": (
         lambda kf: kf.add_relu(X),

@@ -116,8 +116,7 @@ def test_tensors_that_are_not_dense(kf):
         (torch.eye(3).to_sparse(), "kf.relu: x is a sparse tensor, expected a dense one"),
         (
             torch.zeros(2, dtype=torch.complex64),
-            "kf.relu: x has the dtype torch.complex64, expected one of torch.float32, "
-            "torch.float16, torch.bfloat16, torch.float64$",
+            "kf.relu: x has the dtype complex64, expected one of bf16, f16, f32, f64$",
         ),
     ):
         with pytest.raises(TypeError, match=text):
@@ -160,9 +159,7 @@ def test_what_is_refused(kf, number):
 
 
 def test_transforms_that_would_lose_a_derivative(kf):
-    """Forward-mode autograd and torch.func derivatives raise instead of treating the result as a
-    constant; vmap alone is allowed.
-    """
+    """Forward-mode autograd raises instead of treating the result as a constant."""
     from torch.autograd import forward_ad
 
     x, weight = torch.randn(4, 6), torch.ones(6)
@@ -173,7 +170,6 @@ def test_transforms_that_would_lose_a_derivative(kf):
                 NotImplementedError, match="kf.layer_norm has no forward-mode derivative"
             ):
                 kf.ops.layer_norm(x, forward_ad.make_dual(weight, of[0]))
-    inside = "kf.relu has no derivative inside transforms of torch.func"
     for call, why in (
         (lambda: torch.func.jvp(kf.ops.relu, (x,), (x,)), "kf.relu has no forward-mode derivative"),
         (
@@ -182,10 +178,6 @@ def test_transforms_that_would_lose_a_derivative(kf):
             ),
             "no forward-mode",
         ),
-        (lambda: torch.func.grad(lambda x: kf.ops.relu(x).sum())(x), inside),
-        (lambda: torch.func.vmap(torch.func.grad(lambda x: kf.ops.relu(x).sum()))(x), inside),
-        (lambda: torch.func.grad(lambda x: torch.func.vmap(kf.ops.relu)(x).sum())(x), inside),
-        (lambda: torch.func.vmap(kf.ops.relu)(x.clone().requires_grad_()), inside),
     ):
         with pytest.raises(NotImplementedError, match=why):
             call()

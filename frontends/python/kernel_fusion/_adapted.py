@@ -30,7 +30,8 @@ class Rows(NamedTuple):
     outer: Any
     shared: Any  # rows with the same row of the mask
     inner: Any
-    mask: tuple[Any, ...]  # shape to which the mask is broadcast first
+    aligned: tuple[Any, ...]  # shape of the mask with a dimension for each one of the scores
+    mask: tuple[Any, ...]  # shape of its rows to which it is broadcast first
 
 
 def of(op: Op, xp: Callable[[Any], Any]) -> Callable[..., Any] | None:
@@ -143,9 +144,7 @@ def _masks(op: Op, xp: Callable[[Any], Any]) -> Callable[..., Any] | None:
         rows = rows_of(tuple(x.shape), tuple(m.shape))
         if rows is not None and given.get("out") is None:
             keys, shape = x.shape[-1], tuple(x.shape)
-            spread = module.broadcast_to(
-                m.reshape((1,) * (x.ndim - m.ndim) + tuple(m.shape)), (*rows.mask, keys)
-            )
+            spread = module.broadcast_to(m.reshape(rows.aligned), (*rows.mask, keys))
             found |= {
                 first: x.reshape((rows.outer, rows.shared, rows.inner, keys)),
                 mask.name: spread.reshape((rows.outer, rows.inner, keys)),
@@ -197,7 +196,8 @@ def rows_of(x: tuple[Any, ...], mask: tuple[Any, ...]) -> Rows | None:
     while start and (apart[start - 1] or lead[start - 1] == 1):
         start -= 1
     spread = (*lead[:start], *own[start:])
-    return Rows(math.prod(lead[:start]), math.prod(lead[start:end]), math.prod(lead[end:]), spread)
+    sizes = (math.prod(part) for part in (lead[:start], lead[start:end], lead[end:]))
+    return Rows(*sizes, mask, spread)
 
 
 # ---- dtype of a reduction

@@ -114,7 +114,7 @@ def dtype_word(where: str, dtype: Any) -> str:
     )
     word = LONG.get(text, text)
     if word not in WORDS:
-        raise TypeError(f"{where}: dtype is {dtype}, expected one of {', '.join(LONG)}")
+        raise TypeError(f"{where}: dtype is {dtype}, expected one of {', '.join(WORDS)}")
     return word
 
 

@@ -3,7 +3,7 @@
 
 from kfgen.model.shapes import NONE, ONE, spans, text
 
-from kernel_fusion import _axes, _rows
+from kernel_fusion import _arguments, _axes, _rows
 from kernel_fusion._plan import bounds_of
 from kernel_fusion._table import Op, Tensor, Value
 
@@ -21,7 +21,7 @@ NAMES = {
 def _dtype(op: Op, t: Tensor) -> str:
     """Describes a tensor's dtype."""
     if t.var in NAMES:
-        return NAMES[t.var]
+        return f"{NAMES[t.var]}{' or int32' if t.var == 'i64' and t.role == 'in' else ''}"
     first = op.forward.template.name
     if t.var == "acc":
         return f"float32; float64 if {first} is float64"
@@ -88,6 +88,8 @@ def of(op: Op, activation: str, jax: bool = False) -> str:
         lines.append("    groups: number of groups, a divisor of the number of channels")
     if _axes.applies(op):
         lines.append("    keepdim: if True, reduced dimensions stay in the result, with size 1")
+    if _arguments.widens(op):
+        lines.append("    dtype: dtype to which the tensors are converted first, or None")
     lines += [] if jax else _accumulated(op)
     if op.dropout:
         lines += [

@@ -218,7 +218,8 @@ def read(where: str, name: str, x: Any, stream: int | None) -> Array:
         )
     if not found.word:
         raise TypeError(
-            f"{where}: {name} has the dtype {found.dtype}, expected one of {', '.join(WORDS)}"
+            f"{where}: {name} has the dtype {found.dtype}, expected one of "
+            f"{', '.join(dict.fromkeys(WORDS.values()))}"
         )
     return found
 

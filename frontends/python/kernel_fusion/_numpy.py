@@ -23,6 +23,7 @@ WORDS = {
     "bool": "u8",
 }
 PLAIN = {word: np.dtype(long) for long, word in WORDS.items() if long not in ("bfloat16", "bool")}
+KNOWN = ", ".join(dict.fromkeys(WORDS.values()))
 Array = np.ndarray[Any, Any]
 
 
@@ -51,7 +52,12 @@ def dtype_of(word: str, given: Sequence[Array | None]) -> np.dtype[Any]:
     return own
 
 
-def array(where: str, name: str, value: Any) -> Array:
+def array(where: str, name: str, value: Any, expected: str = KNOWN) -> Array:
+    """Returns an argument as an array.
+
+    Args:
+        expected: dtypes that an error lists.
+    """
     if isinstance(value, np.ndarray):
         if getattr(value, "mask", None) is not None:
             raise TypeError(f"{where}: {name} has a mask, which kf does not read")
@@ -65,9 +71,7 @@ def array(where: str, name: str, value: Any) -> Array:
     else:
         raise TypeError(f"{where}: {name} is {type(value).__name__}, expected an array")
     if not word_of(found.dtype):
-        raise TypeError(
-            f"{where}: {name} has the dtype {found.dtype}, expected one of {', '.join(WORDS)}"
-        )
+        raise TypeError(f"{where}: {name} has the dtype {found.dtype}, expected one of {expected}")
     if not found.dtype.isnative:
         raise TypeError(
             f"{where}: {name} has the dtype {found.dtype.str}, expected this machine's byte order"
@@ -137,7 +141,7 @@ def seed_of(where: str, rng: Any) -> Array:
 
 def _inputs(op: Op, where: str, arguments: Arguments) -> list[Array | None]:
     given = [
-        None if value is None else array(where, t.name, value)
+        None if value is None else array(where, t.name, value, _plan.known_dtypes(op, t))
         for t, value in zip(op.forward.inputs, arguments.tensors)
     ]
     # Subclasses such as np.matrix do not reshape freely.
@@ -187,11 +191,16 @@ def call(op: Op, activation: str, arguments: Arguments) -> Any:
             limit = x.shape[dimension]
             _rows.check(where, name, index, limit, ignore.get(_rows.ignored(forward)))
     plan = fold.planned(plan) if fold else plan
+    # The caller's own arrays are summed in their dtype.
+    wide = plan if arguments.out is not None else _plan.summed(op, forward, activation, False, plan)
     results = [
-        _output(op, where, i, plan, given, arguments.out) for i in range(len(forward.outputs))
+        _output(op, where, i, wide, given, arguments.out) for i in range(len(forward.outputs))
     ]
-    run(op, plan, given, results, arguments)
-    found = [results[i] for i in forward.results]
+    run(op, wide, given, results, arguments)
+    found: list[Any] = [results[i] for i in forward.results]
+    if wide is not plan:
+        dtypes = [dtype_of(plan.dtypes[i], given) for i in forward.results]
+        found = [x.astype(dtype, copy=False) for x, dtype in zip(found, dtypes)]
     return found[0] if len(found) == 1 else tuple(found)
 
 

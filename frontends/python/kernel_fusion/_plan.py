@@ -4,6 +4,7 @@
 Invalid calls raise a TypeError or a ValueError that names op, argument, shapes and dtypes.
 """
 
+import dataclasses
 import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -74,6 +75,23 @@ def plan(
 
 # For shapes of numbers, not symbols: most programs make few different calls.
 cached = functools.lru_cache(4096)(plan)
+
+
+def summed(op: Op, call: Call, activation: str, backward: bool, made: Plan) -> Plan:
+    """Returns the plan with float32 for 2-byte results that a forward sums in several steps.
+
+    The caller rounds them once. In their own dtype each step would round.
+    """
+    of = {t.var for t in call.outputs if t.accumulated and t.var in op.further}
+    if backward or not of:
+        return made
+    own = {t.var: dtype for t, dtype in zip(call.outputs, made.dtypes)}
+    variables = {v: WIDE[own[v]] if v in of else own.get(v, own["T"]) for v in op.variables}
+    return dataclasses.replace(
+        made,
+        function=op.function(activation, words_of(op, variables), backward),
+        dtypes=tuple(variables.get(t.var, d) for t, d in zip(call.outputs, made.dtypes)),
+    )
 
 
 def check_present(where: str, call: Call, activation: str, given: Sequence[Given | None]) -> None:
@@ -188,6 +206,15 @@ def _check_dtype(
         raise TypeError(
             f"{where}: {t.name} has the dtype {dtype}, expected {wanted} beside {named} of {first}"
         )
+
+
+def known_dtypes(op: Op, t: Tensor) -> str:
+    """Lists the dtypes that an argument may have, for errors."""
+    if t.var in ("T", *op.further):
+        found = {types[t.var] for types in op.types if t.var in types}
+    else:
+        found = {"f32", "f64"} if t.var == "acc" else {t.var}
+    return ", ".join(sorted(found))
 
 
 def check_dtypes(

@@ -33,7 +33,7 @@ def word(where: str, name: str, dtype: Any) -> str:
     if dtype not in WORDS:
         raise TypeError(
             f"{where}: {name} has the dtype {dtype.name}, expected one of "
-            f"{', '.join(d.name for d in WORDS)}"
+            f"{', '.join(dict.fromkeys(WORDS.values()))}"
         )
     return WORDS[dtype]
 

@@ -91,10 +91,6 @@ def elementwise(parsed):
         if isinstance(node, ast.AnnAssign) and getattr(node.value, "func", None):
             name, op = (ast.literal_eval(a) for a in node.value.args[:2])
             text = constant(parsed, "DOC").format(name=name, op=op)
-            more = {k.arg: ast.literal_eval(k.value) for k in node.value.keywords}
-            absent = more.pop("absent", ())
-            refused = [*absent, *(f"{k} other than {v}" for k, v in more.items())]
-            text += f" Refuses {', '.join(refused)}." if refused else ""
             yield Module(name, "", f"torch.nn.{name}", prose(text))
 
 

@@ -12,12 +12,12 @@ from jax import numpy as jnp
 from kernel_fusion import _adapted, _arguments, _axes, _dispatch, _docs, _rows, _spellings
 from kernel_fusion._table import Op, Tensor
 from kernel_fusion.jax import _autodiff
-from kernel_fusion.jax._primitive import KNOWN, WORDS
+from kernel_fusion.jax._primitive import KNOWN
 
 X64 = "jax.config.update('jax_enable_x64', True)"
 
 
-def _array(where: str, t: Tensor, value: Any) -> Any:
+def _array(op: Op, where: str, t: Tensor, value: Any) -> Any:
     """Returns a JAX array of an argument, None of None."""
     if value is None or isinstance(value, jax.Array):
         found = value
@@ -29,7 +29,8 @@ def _array(where: str, t: Tensor, value: Any) -> Any:
         raise TypeError(f"{where}: {t.name} is {type(value).__name__}, expected a JAX array")
     if found is not None and found.dtype not in KNOWN:
         raise TypeError(
-            f"{where}: {t.name} has the dtype {found.dtype}, expected one of {', '.join(WORDS)}"
+            f"{where}: {t.name} has the dtype {found.dtype}, expected one of "
+            f"{_plan.known_dtypes(op, t)}"
         )
     return found
 
@@ -97,7 +98,7 @@ def _prepared(op: Op, where: str, given: dict[str, Any]) -> None:
 def _tensors(op: Op, arguments: _arguments.Arguments) -> list[Any]:
     """Returns the arrays, with positions that callers leave out."""
     where, inputs = arguments.where, op.forward.inputs
-    found = [_array(where, t, value) for t, value in zip(inputs, arguments.tensors)]
+    found = [_array(op, where, t, value) for t, value in zip(inputs, arguments.tensors)]
     names = [t.name for t in inputs]
     for name, of, after in _rows.counted(op):
         x, i = found[names.index(of)], names.index(name)

@@ -202,7 +202,7 @@ def _distribution_losses(
 class CrossEntropyLoss(torch.nn.CrossEntropyLoss):
     """A replacement of torch.nn.CrossEntropyLoss.
 
-    Distributions as targets, and weight beside label_smoothing, cost a tensor of the targets' shape.
+    A distribution as target, and weight beside label_smoothing, cost a tensor of the input's shape.
     """
 
     def forward(self, input: Tensor, target: Tensor) -> Tensor:

@@ -34,14 +34,16 @@ def where(s: Schema, given: Given) -> str:
     return f"{s.op.display_name(given.activation)}{' (backward)' if s.backward else ''}"
 
 
-def word(s: Schema, given: Given, name: str, dtype: torch.dtype, var: str = "T") -> str:
-    """kf's name of a tensor's dtype. var: its type variable, by which an error lists others."""
+def word(s: Schema, given: Given, name: str, dtype: torch.dtype, expected: str) -> str:
+    """kf's name of a tensor's dtype.
+
+    Args:
+        expected: dtypes that an error lists.
+    """
     if dtype not in WORDS:
-        known = {d[0] for d in s.op.dtypes} if var in ("T", "U") else {var} & set(DTYPES)
-        expected = [str(d) for d, w in WORDS.items() if not known or w in known]
+        own = str(dtype).removeprefix("torch.")
         raise TypeError(
-            f"{where(s, given)}: {name} has the dtype {dtype}, expected one of "
-            f"{', '.join(expected)}"
+            f"{where(s, given)}: {name} has the dtype {own}, expected one of {expected}"
         )
     return WORDS[dtype]
 
@@ -79,10 +81,15 @@ def check(s: Schema, given: Given) -> None:
 def plan(s: Schema, given: Given, symbolic: bool) -> _plan.Plan:
     check(s, given)
     tensors = tuple(
-        None if x is None else (x.shape, word(s, given, t.name, x.dtype, t.var))
+        None
+        if x is None
+        else (x.shape, word(s, given, t.name, x.dtype, _plan.known_dtypes(s.op, t)))
         for t, x in zip(s.call.inputs, given.tensors)
     )
-    asked = None if given.dtype is None else word(s, given, "dtype", given.dtype)
+    asked = None
+    if given.dtype is not None:
+        results = ", ".join(sorted({types[s.op.asked] for types in s.op.types}))
+        asked = word(s, given, "the result", given.dtype, results)
     make = _plan.plan if symbolic else _plan.cached
     integers = tuple(given.integers) if s.call.reads_integers else ()
     return make(
@@ -221,10 +228,11 @@ def kernel(s: Schema) -> Callable[..., Result]:
     def run(*args: Any) -> Result:
         given = s.sort(args)
         made = plan(s, given, symbolic=False)
-        outputs = _outputs(s, given, made)
+        wide = _plan.summed(s.op, s.call, given.activation, s.backward, made)
+        outputs = _outputs(s, given, wide)
         if any(wanted(s.call, given, i) for i in range(len(outputs))):
-            call(s, given, made, outputs)
-        return _result(outputs)
+            call(s, given, wide, outputs)
+        return _result([x.to(DTYPES[dtype]) for x, dtype in zip(outputs, made.dtypes)])
 
     return run
 

@@ -169,10 +169,11 @@ def _entry(s: Schema) -> _Op:
 
 
 def covers(s: Schema) -> bool:
-    """True unless the result's dtype is an argument, tensors have more than two dtypes, or inputs
-    are overwritten.
+    """True unless the result's dtype is an argument, tensors have more than two dtypes, inputs are
+    overwritten, or results are summed in a wider dtype than theirs (_plan.summed).
     """
-    return not s.op.asked and len(s.op.further) <= 1 and not s.call.updates
+    summed = not s.backward and bool(s.call.betas)
+    return not s.op.asked and len(s.op.further) <= 1 and not s.call.updates and not summed
 
 
 def _tables(s: Schema) -> tuple[Any, Any]:

@@ -105,7 +105,11 @@ def _function(s: Schema, given: Given) -> str | None:
         for t, own in zip(inputs, held)
     ]
     words = [
-        own and [_kernels.word(s, given, n, x.dtype, t.var) for n, x in zip(called, own)]
+        own
+        and [
+            _kernels.word(s, given, n, x.dtype, _plan.known_dtypes(s.op, t))
+            for n, x in zip(called, own)
+        ]
         for t, own, called in zip(inputs, held, names)
     ]
     _updates.check_lists(where, inputs, [own and [x.shape for x in own] for own in held], words)
