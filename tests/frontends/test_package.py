@@ -107,11 +107,7 @@ def test_nothing_is_compiled_unless_asked(kf, monkeypatch):
             "gellu",
             "there is no `gellu`; did you mean `gelu`[?] expected some of: elu, ",
         ),
-        (
-            "KF_WHEEL_ISA",
-            "v9",
-            "there is no `v9`; did you mean `v4`[?] expected some of: v4, v3, v2|native",
-        ),
+        ("KF_WHEEL_ISA", "v9", "there is no `v9`; expected some of: v4, v3, v2|native"),
     ],
 )
 def test_what_an_installation_refuses(kf, monkeypatch, tmp_path, name, word, text):

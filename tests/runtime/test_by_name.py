@@ -63,9 +63,10 @@ def test_wrong_names(ops):
             "activation is 999, which add does not have, expected one of none, ",
         ),
         (
-            (b"softmax", ops.ids["relu"], at, 1, 0),
+            (b"softmax", ops.ids["leaky_relu"], at, 1, 0),
             "ERROR_UNSUPPORTED",
-            "activation is relu (1), which softmax does not have, expected one of none (",
+            f"activation is leaky_relu ({ops.ids['leaky_relu']}), which softmax does not have, "
+            "expected one of none (",
         ),
         ((b"add", 0, at, 2, 0), "ERROR_DTYPE", "dtypes are f32, f64, which add does not have"),
         ((b"add", 0, at, 1, 2), "ERROR_DTYPE", "dtypes are f32"),  # on a GPU
