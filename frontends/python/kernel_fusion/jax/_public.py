@@ -9,7 +9,7 @@ import jax
 import numpy as np
 from jax import numpy as jnp
 
-from kernel_fusion import _adapted, _arguments, _axes, _dispatch, _docs, _rows, _spellings
+from kernel_fusion import _adapted, _arguments, _axes, _dispatch, _docs, _plan, _rows, _spellings
 from kernel_fusion._table import Op, Tensor
 from kernel_fusion.jax import _autodiff
 from kernel_fusion.jax._primitive import KNOWN
