@@ -18,6 +18,7 @@ KFI_C_BEGIN
 #define KFI_ATTENTION_KEYS 512      /* keys of a block, at most */
 #define KFI_ATTENTION_PITCH 528     /* elements between rows of scores: apart in the cache's sets */
 #define KFI_ATTENTION_LEAST_KEYS 64 /* and at least, for large dimensions */
+#define KFI_ATTENTION_WORKSPACE 67108864 /* bytes of a workspace: bounds the slots */
 #define KFI_ATTENTION_BLOCK_BYTES 524288 /* bytes of a packed block of K and V to aim for */
 #define KFI_ATTENTION_SHARED_BYTES                                                                 \
     (32 << 20)                      /* bytes of packed K and V that jobs share, at most            \
@@ -229,6 +230,13 @@ KFI_HOST void kfi_cpu_attention_share(kfi_cpu_attention_plan *p, kf_i64 heads, k
     if (p->blocks > 1 && keys > 0 && p->head_bytes <= KFI_ATTENTION_SHARED_BYTES)
         p->shared = kfi_cpu_gemm_least(heads, (kf_i64)(KFI_ATTENTION_SHARED_BYTES / p->head_bytes));
 }
+/* Jobs whose scratch fits the workspace: at least one. */
+KFI_HOST kf_i64 kfi_cpu_attention_most_slots(const kfi_cpu_attention_plan *p)
+{
+    const size_t used = (size_t)p->shared * p->head_bytes + KFI_GEMM_LINE;
+    const kf_i64 most = (kf_i64)((KFI_ATTENTION_WORKSPACE - used) / p->bytes);
+    return most < 1 ? 1 : most;
+}
 /* Plan of a call, without its tile. unit: bytes of an accumulator. */
 KFI_HOST kfi_cpu_attention_plan kfi_cpu_attention_make_plan(kf_i64 batch, kf_i64 heads,
                                                             kf_i64 group, kf_i64 queries,
@@ -250,6 +258,7 @@ KFI_HOST kfi_cpu_attention_plan kfi_cpu_attention_make_plan(kf_i64 batch, kf_i64
     p.pitch_out = kfi_cpu_attention_up(dim_v, KFI_ATTENTION_ALIGN);
     kfi_cpu_attention_share(&p, batch * p.kv_heads, keys, unit);
     (void)kfi_cpu_attention_rooms(&p, unit, NULL, &p.bytes);
+    p.slots = kfi_cpu_gemm_least(p.slots, kfi_cpu_attention_most_slots(&p));
     return p;
 }
 /* Adds the tile. */
