@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 import toolkit
 from conftest import BUILD
-from launcher import HEADS_FIRST, PACKED, Call, Case, visible
+from launcher import HEADS_FIRST, PACKED, TOLERANCE, Call, Case, visible
+from scores import check, check_hidden_values, diagonal
 
 FUNCTIONS = {f["name"]: f for f in kflib.manifest()["functions"] if f["family"] == "attention"}
 SCORES = (
@@ -23,10 +24,6 @@ SCORES = (
 MODIFIED = [FUNCTIONS[f"kf_{name}_{d}"] for name in SCORES for d in ("bf16", "f32")]
 TESTED = [FUNCTIONS[f"kf_causal_attention_{d}"] for d in ("bf16", "f16", "f32", "f64")]
 PLAIN = FUNCTIONS["kf_attention_bf16"]
-
-
-def diagonal(case):
-    return visible(case, last=lambda i: i + case.total("keys") - case.total("queries"))
 
 
 @pytest.fixture(scope="module")
@@ -98,37 +95,6 @@ def test_all_keys(backend):
     Call(PLAIN, case).check(lib, memory, lambda s: s * 0.125, None)
 
 
-def modified(name, case):
-    """Returns (operands, score of the products, visible keys) of an op."""
-    rng = np.random.default_rng(5)
-    shape = case.batch, case.heads, case.queries, case.keys
-    shift = case.total("keys") - case.total("queries")
-    i = np.arange(case.queries)[:, None] + case.shard.get("query_base", 0)
-    j = np.arange(case.keys)[None] + case.shard.get("key_base", 0)
-    scaled, more = (lambda s: s * case.scalars["scale"]), {}
-    see = diagonal(case) if "causal" in name else None
-    if "window" in name:
-        left = case.scalars["left"]
-        right = 0 if "sink" in name else case.scalars["right"]
-        see = visible(case, lambda i: i + shift - left, lambda i: i + shift + right)
-    if name == "bias_attention":
-        more["bias"] = rng.standard_normal(shape) * 2
-        more["bias"][..., 3::7] = -np.inf
-        return more, lambda s: scaled(s) + more["bias"], see
-    if name == "mask_attention":
-        more["mask"] = (rng.random(shape) < 0.6).astype(np.uint8)
-        more["mask"][..., :2, :] = 0  # queries that see no key
-        return more, lambda s: np.where(more["mask"], scaled(s), -np.inf), see
-    if name == "alibi_causal_attention":
-        more["slope"] = 0.5 ** np.arange(case.heads)
-        slope = more["slope"][:, None, None]
-        return more, lambda s: scaled(s) - slope * (i + shift - j), see
-    if name == "softcap_causal_attention":
-        cap = case.scalars["softcap"]
-        return more, lambda s: cap * np.tanh(scaled(s) / cap), see
-    return more, scaled, see
-
-
 SHARD = {"query_base": 7, "queries_total": 90, "key_base": 5, "keys_total": 120}
 
 
@@ -138,13 +104,7 @@ def test_scores(backend, f, shard):
     lib, memory = backend
     scalars = {"scale": 0.3, "left": 20, "right": 3, "softcap": 2.5}
     case = Case(queries=70, keys=101, heads=4, kv_heads=2, batch=2, scalars=scalars, shard=shard)
-    case.more, score, see = modified(f["op"], case)
-    sink = {}
-    if f["op"] == "sink_window_attention":
-        case.more["sink"] = np.array([0.0, 3.0, -20.0, 60.0])
-        sink = {"sink": case.more["sink"]}
-    call = Call(f, case)
-    call.check(lib, memory, score, see, **sink)
+    check(lib, memory, f, case)
 
 
 @pytest.mark.parametrize("name", ["window_attention", "sink_window_attention"])
@@ -180,20 +140,8 @@ def test_broadcast_scores(backend, name, shape):
 def test_hidden_values(backend):
     """NaN and infinities at keys that a query does not see do not reach its result."""
     lib, memory = backend
-    see = diagonal(Case(queries=40, keys=70))
     for f in (TESTED[0], TESTED[2], FUNCTIONS["kf_mask_attention_bf16"]):
-        case = Case(queries=40, keys=70)
-        masks = "mask" in f["op"]
-        if masks:
-            case.more = {"mask": np.broadcast_to(see, (1, 1, 40, 70)).astype(np.uint8)}
-        call = Call(f, case)
-        call.values["v"][0, 0, 33:60:3] = np.nan
-        call.values["v"][0, 0, 60:70:3] = np.inf
-        scaled = (lambda s: np.where(see, s * 0.125, -np.inf)) if masks else lambda s: s * 0.125
-        got = call.run(lib, memory)["out"]
-        want = call.expected(scaled, see)["out"]
-        assert np.array_equal(np.isnan(got), np.isnan(want)) and np.isnan(want).any()
-        assert np.isfinite(got).any()
+        check_hidden_values(lib, memory, f, Case(queries=40, keys=70), TOLERANCE)
 
 
 REFUSED = [
