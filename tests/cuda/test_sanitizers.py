@@ -18,7 +18,6 @@ if not kflib.has_gpu():
     pytest.skip("no CUDA device answers", allow_module_level=True)
 
 TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
-SHARDS = 4
 LOGS = BUILD / "sanitizers"
 SANITIZER = shutil.which("compute-sanitizer") or next(
     (p for p in ("/usr/local/cuda/bin/compute-sanitizer",) if os.path.exists(p)), None
@@ -56,15 +55,18 @@ def reported(text):
 
 
 @pytest.fixture(scope="session")
-def lib():
-    return kflib.build("cuda", sanitized.chosen(""), BUILD / "sanitized", sanitized.FLAGS)
+def libraries():
+    """Returns a function from kind to library, built once."""
+    built = {}
 
+    def get(which):
+        if which not in built:
+            built[which] = sanitized.build(
+                which, BUILD / (f"sanitized_{which}" if which else "sanitized")
+            )
+        return built[which]
 
-@pytest.fixture(scope="session")
-def wgmma():
-    return kflib.build(
-        "cuda", sanitized.chosen("wgmma"), BUILD / "sanitized_wgmma", sanitized.WGMMA_FLAGS
-    )
+    return get
 
 
 def clean(lib, tool, shard, shards, which=""):
@@ -86,17 +88,18 @@ def clean(lib, tool, shard, shards, which=""):
     assert f"{calls} calls" in output  # all calls were made
 
 
-@pytest.mark.parametrize("shard", range(SHARDS))
-@pytest.mark.parametrize("tool", TOOLS)
-def test_clean(lib, tool, shard):
-    clean(lib, tool, shard, SHARDS)
+RUNS = [(which, shard) for which, kind in sanitized.KINDS.items() for shard in range(kind.shards)]
 
 
-@pytest.mark.skipif(kflib.capability() != (9, 0), reason="the device has no wgmma")
+@pytest.mark.parametrize(("which", "shard"), RUNS)
 @pytest.mark.parametrize("tool", TOOLS)
-def test_wgmma_is_clean(wgmma, tool):
-    """Tests bf16 products of every op, forward and backward, with their TMA copies."""
-    clean(wgmma, tool, 0, 1, "wgmma")
+def test_clean(libraries, tool, which, shard):
+    """Tests a selection of all functions, and others by kind: bf16 products with their TMA copies,
+    functions with a shape struct, functions over lists."""
+    kind = sanitized.KINDS[which]
+    if kind.hopper and kflib.capability() != (9, 0):
+        pytest.skip("the device has no wgmma")
+    clean(libraries(which), tool, shard, kind.shards, which)
 
 
 @pytest.mark.parametrize("tool", TOOLS)

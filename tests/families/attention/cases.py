@@ -47,6 +47,16 @@ CALLS = (
     [(1, 1, 1, 1, 1, 8, 8), (2, 2, 1, 5, 7, 16, 8), (1, 2, 2, 3, 9, 7, 5)],
     [(2, 3, 1, 70, 67, 64, 64), (1, 1, 1, 130, 65, 40, 24)],
 )
+# Calls under compute-sanitizer, of the smallest head dimension: whole and partial tiles, several
+# tiles per block, unaligned rows, FMAs, no keys.
+SANITIZED = [
+    [(1, 4, 1, 33, 70, 64, 64), 0],
+    [(2, 2, 2, 200, 300, 64, 64), 0],
+    [(1, 40, 8, 130, 65, 40, 24), 0],
+    [(1, 2, 1, 33, 70, 64, 64), 1],
+    [(1, 3, 3, 7, 5, 7, 3), 1],
+    [(1, 2, 2, 5, 0, 8, 8), 0],
+]
 TORCH = (2, 4, 2, 5, 7, 8, 8)
 EXTENTS = {
     "batch": (2,),

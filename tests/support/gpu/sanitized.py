@@ -1,15 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs launchers under compute-sanitizer, each tensor in an allocation of exactly its size.
 
+    python3 tests/support/gpu/sanitized.py KIND
     compute-sanitizer --tool memcheck python3 tests/support/gpu/sanitized.py LIBRARY SHARD SHARDS \\
-        [wgmma]
+        [KIND]
 
-wgmma: bf16 products compiled for sm_90a. tests/cuda/test_sanitizers.py starts it.
+The first command builds a kind's library and prints its path. Kinds (see KINDS): wgmma, bf16
+products compiled for sm_90a; shaped, functions with a shape struct, for sm_90a; portable, the same
+without the kernels of sm_90a; lists, functions over lists of tensors; none, a selection of all
+others. tests/cuda/test_sanitizers.py starts it.
 """
 
 import ctypes
+import dataclasses
 import pathlib
 import sys
+import typing
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 sys.path[:0] = [str(ROOT / "tests/support"), str(ROOT / "gen")]
@@ -21,8 +27,10 @@ folders.add()
 import cases  # noqa: E402
 import checks  # noqa: E402
 import kflib  # noqa: E402
+import numpy as np  # noqa: E402
 import selection  # noqa: E402
 import wgmma  # noqa: E402
+from storage import from_float  # noqa: E402
 
 # Fewer blocks than usual fill the GPU, so tensors of some 10,000 elements reach kernels with
 # several vectors per thread.
@@ -65,16 +73,66 @@ WGMMA = [
 PARTED = [((1, 70001, 1), 0), ((1, 3000, 40), 0)]
 
 
-def chosen(which):
-    return wgmma.functions(("bf16",)) if which == "wgmma" else kflib.on("cuda", selection.kernels())
+# Lengths of lists: empty tensors at every slot, several chunks, a table of many tensors.
+LISTS = [((0, 5, 0), 0), ((3, 0, 257, 8192), 1), ((8193, 1, 16385, 64), 0), ((2, 3, 5) * 20, 1)]
 
 
-def shapes(f, which=""):
-    if which == "wgmma":
-        return WGMMA
+def shaped():
+    """Functions with a shape struct in bf16, of families that list calls for these tests."""
+    return [
+        f
+        for f in kflib.on("cuda", kflib.of_tensors())
+        if any(a["role"] == "shape" for a in f["arguments"])
+        and f["dtypes"][0] == "bf16"
+        and hasattr(cases.own(f), "SANITIZED")
+    ]
+
+
+def lists():
+    """Functions over lists that cover ops, dtypes and schedules."""
+    return selection.cover(selection.features, kflib.on("cuda", kflib.of_lists()))
+
+
+def some(f):
     return cases.of_form(f, SHAPES) + {"rows": cases.rows_of(f, LONG), "reduction": PARTED}.get(
         f["family"], []
     )
+
+
+def own(f):
+    """Calls of a function with a shape struct."""
+    return cases.own(f).SANITIZED
+
+
+@dataclasses.dataclass
+class Kind:
+    """Functions, their calls, and how they are compiled.
+
+    hopper: the kernels need a device with wgmma.
+    """
+
+    functions: typing.Callable
+    shapes: typing.Callable
+    flags: tuple
+    hopper: bool = False
+    shards: int = 1
+
+
+KINDS = {
+    "": Kind(lambda: kflib.on("cuda", selection.kernels()), some, FLAGS, shards=4),
+    "wgmma": Kind(lambda: wgmma.functions(("bf16",)), lambda f: WGMMA, WGMMA_FLAGS, True),
+    "shaped": Kind(shaped, own, (*WGMMA_FLAGS, "-DKF_HEAD_DIMS=1"), True, 2),
+    "portable": Kind(shaped, own, (*FLAGS, "-DKF_HEAD_DIMS=1", "-DKF_SCHEDULES=3"), shards=2),
+    "lists": Kind(lists, lambda f: LISTS, FLAGS, shards=2),
+}
+
+
+def chosen(which):
+    return KINDS[which].functions()
+
+
+def shapes(f, which=""):
+    return KINDS[which].shapes(f)
 
 
 class Runtime:
@@ -131,14 +189,54 @@ def run(lib, runtime, f, sizes, shift):
         runtime.call("cudaFree", ctypes.c_void_p(pointer))
 
 
+def tensors_of(rng, f, a, lengths):
+    """Draws the tensors of an argument: one per length, or a number that the call needs."""
+    if not a["list"]:
+        number = 2.0 if a["absent"] is None else a["absent"]
+        return [from_float(np.full(1, number), a["dtype"])]
+    return [from_float(np.abs(rng.standard_normal(n)) + 0.25, a["dtype"]) for n in lengths]
+
+
+def run_lists(lib, runtime, f, lengths, shift):
+    """Calls a function over lists, each tensor in an allocation of its own."""
+    rng, owned, kept = np.random.default_rng(7), [], [(ctypes.c_int64 * len(lengths))(*lengths)]
+    given = f["scalars"] | {"lengths": ctypes.addressof(kept[0]), "count": len(lengths)}
+    for a in [a for a in f["arguments"] if "kind" in a]:
+        at = []
+        for x in tensors_of(rng, f, a, lengths):
+            skip = shift * x.itemsize if a["list"] else 0
+            owned.append(runtime.place(x.nbytes, x, skip))
+            at.append(owned[-1] + skip)
+        kept.append((ctypes.c_void_p * len(at))(*at))
+        given[a["name"]] = ctypes.addressof(kept[-1]) if a["list"] else at[0]
+    if f["workspace"]:
+        bytes_ = lib.workspace_bytes(f, ())
+        owned.append(runtime.place(bytes_))
+        given |= {"workspace": owned[-1], "workspace_bytes": bytes_}
+    result = lib.call(f, given)
+    if result:
+        raise RuntimeError(f"{f['name']} lengths={lengths}: returned {result} ({lib.detail})")
+    runtime.call("cudaDeviceSynchronize")
+    for pointer in owned:
+        runtime.call("cudaFree", ctypes.c_void_p(pointer))
+
+
+def build(which, folder):
+    """Compiles a kind's library."""
+    return kflib.build("cuda", chosen(which), folder, KINDS[which].flags)
+
+
 def main(library, shard, shards, which=""):
     lib, runtime, calls = kflib.Lib("cuda", library), Runtime(), 0
     for f in chosen(which)[int(shard) :: int(shards)]:
         for sizes, shift in shapes(f, which):
-            run(lib, runtime, f, sizes, shift)
+            (run_lists if kflib.over_lists(f) else run)(lib, runtime, f, sizes, shift)
             calls += 1
     print(f"{calls} calls")
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    if len(sys.argv) == 2:
+        print(build(sys.argv[1], ROOT / "build/tests" / f"sanitized_{sys.argv[1]}").path)
+    else:
+        main(*sys.argv[1:])
