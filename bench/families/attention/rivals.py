@@ -4,8 +4,11 @@ for scores of their own, compiled FlexAttention. All contenders of a shape are s
 
     python3 bench/families/attention/rivals.py --out attention.json
     python3 bench/families/attention/rivals.py --build-only
+    python3 bench/families/attention/rivals.py --only square --peers cudnn \\
+        --flags "-O3 -arch=sm_90a -DKF_SCHEDULES=2 -DKF_HEAD_DIMS=3"
 
-TFLOP/s count 2 (dim + dim_v) operations per visible pair of query and key.
+The third command measures the mma.sync kernels. TFLOP/s count 2 (dim + dim_v) operations per
+visible pair of query and key.
 """
 
 import argparse
@@ -33,12 +36,13 @@ DATA = (
 )
 TOKENS = 16384
 # (op, batch, heads, kv_heads, queries, keys, dim, dim_v)
-PLAIN = [
+SQUARE = [
     (op, TOKENS // n, heads, heads, n, n, dim, dim)
     for dim, heads in ((128, 16), (64, 32))
     for op in ("attention", "causal_attention")
     for n in (512, 1024, 2048, 4096, 8192, 16384)
-] + [
+]
+PLAIN = SQUARE + [
     (op, 4, heads, kv_heads, 4096, 4096, dim, dim_v)
     for op in ("attention", "causal_attention")
     for heads, kv_heads, dim, dim_v in ((64, 8, 128, 128), (16, 16, 192, 128), (8, 8, 256, 256))
@@ -55,10 +59,13 @@ SCORES = [
 ]
 
 
-def functions(dtype):
+ROWS = {"square": SQUARE, "plain": PLAIN, "scores": SCORES, None: PLAIN + SCORES}
+
+
+def functions(dtype, rows):
     import kflib
 
-    names = {f"kf_{row[0]}_{dtype}" for row in PLAIN + SCORES}
+    names = {f"kf_{row[0]}_{dtype}" for row in rows}
     return {f["name"]: f for f in kflib.manifest()["functions"] if f["name"] in names}
 
 
@@ -215,7 +222,8 @@ def arguments():
     p.add_argument("--flags", default=FLAGS)
     p.add_argument("--pace", default="shuffled", choices=("shuffled", "burst", "sustained"))
     p.add_argument("--rounds", type=int, default=5)
-    p.add_argument("--only", choices=("plain", "scores"))
+    p.add_argument("--only", choices=("square", "plain", "scores"))
+    p.add_argument("--peers", nargs="+", choices=("cudnn", "flash2", "flex"))
     p.add_argument("--limit-seconds", type=float, default=float("inf"))
     p.add_argument("--build-dir", type=pathlib.Path, default=HERE.parent / "build-bench")
     p.add_argument("--build-only", action="store_true")
@@ -227,7 +235,9 @@ def measure(lib, f, row, timer, args, torch):
     if row in SCORES:
         torch._dynamo.reset()
     t = Inputs(torch, row, {"bf16": "bfloat16", "f16": "float16"}[args.dtype])
-    calls, off = checked(contenders(lib, f, t, timer.stream.cuda_stream), t)
+    found = contenders(lib, f, t, timer.stream.cuda_stream)
+    kept = {n: call for n, call in found.items() if n == "kf" or n in (args.peers or found)}
+    calls, off = checked(kept, t)
     found = timer.measure(calls, t.sets, args.rounds, args.pace)
     us = {name: one["us"] for name, one in found.items() if "us" in one}
     flops = 2 * (row[6] + row[7]) * t.pairs()
@@ -256,7 +266,8 @@ def main():
     args, started, rows = arguments(), time.monotonic(), []
     import kflib
 
-    own = functions(args.dtype)
+    chosen = ROWS[args.only]
+    own = functions(args.dtype, chosen)
     lib = kflib.build(
         "cuda", list(own.values()), args.build_dir / "attention", flags=shlex.split(args.flags)
     )
@@ -269,7 +280,6 @@ def main():
     import torch
 
     timer = timing.Cuda()
-    chosen = {"plain": PLAIN, "scores": SCORES}.get(args.only, PLAIN + SCORES)
     for row in chosen:
         if time.monotonic() - started > args.limit_seconds:
             print(f"stopped before {row}", flush=True)
