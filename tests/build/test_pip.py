@@ -31,7 +31,8 @@ def environment(once):
 def test_a_wrong_variable_is_told_without_a_traceback(tmp_path):
     command = (sys.executable, "setup.py", "-q", "build_py", "-d", tmp_path)
     output = run(*command, cwd=kflib.ROOT, fails=True, KF_WHEEL_OPS="layernorm")
-    assert "\nkf: KF_WHEEL_OPS: there is no `layernorm`; did you mean `layer_norm`?" in f"\n{output}"
+    message = "kf: KF_WHEEL_OPS: there is no `layernorm`; did you mean `layer_norm`?"
+    assert f"\n{message}" in f"\n{output}"
     assert "Traceback" not in output
 
 

@@ -59,7 +59,7 @@ def of(op: Op, xp: Callable[[Any], Any]) -> Callable[..., Any] | None:
             changed |= found
             shape = of_results or shape
         if changed:
-            args = tuple(changed.get(n, x) for n, x in zip(order, args)) + args[len(order) :]
+            args = (*(changed.get(n, x) for n, x in zip(order, args)), *args[len(order) :])
             kwargs = {n: changed.get(n, x) for n, x in kwargs.items()}
         return args, kwargs, shape
 
@@ -135,10 +135,13 @@ def _masks(op: Op, xp: Callable[[Any], Any]) -> Callable[..., Any] | None:
     def convert(given: Mapping[str, Any]) -> Any:
         [mask] = masks
         x, m = given.get(first), given.get(mask.name)
-        module = None if x is None or m is None or not hasattr(m, "shape") else xp(x)
+        if x is None or m is None or not hasattr(m, "shape"):
+            return {}, None
+        module = xp(x)
         if module is None or xp(m) is not module:
             return {}, None
-        found, shape = {}, None
+        found: dict[str, Any] = {}
+        shape = None
         if mask.var == FIRST and word(m) != word(x) and not _is_autocast(module, x):
             found[mask.name] = m = _rounded(module, m, x)
         rows = rows_of(tuple(x.shape), tuple(m.shape))
@@ -196,8 +199,8 @@ def rows_of(x: tuple[Any, ...], mask: tuple[Any, ...]) -> Rows | None:
     while start and (apart[start - 1] or lead[start - 1] == 1):
         start -= 1
     spread = (*lead[:start], *own[start:])
-    sizes = (math.prod(part) for part in (lead[:start], lead[start:end], lead[end:]))
-    return Rows(*sizes, mask, spread)
+    outer, shared, inner = map(math.prod, (lead[:start], lead[start:end], lead[end:]))
+    return Rows(outer, shared, inner, mask, spread)
 
 
 # ---- dtype of a reduction

@@ -201,9 +201,10 @@ class Stepped(torch.optim.Optimizer):
                 f"{self.where}: capturable is True and {name()} is on the CPU, expected a GPU"
             )
         if chosen.rule.whole and is_split(param):
+            placements = getattr(param, "placements", ())
             raise RuntimeError(
-                f"{self.where}: {name()} is split over processes ({param.placements}), expected a "
-                f"whole parameter: its update reads norms"
+                f"{self.where}: {name()} is split over processes ({placements}), expected a whole "
+                f"parameter: its update reads norms"
             )
         grad = gradient(self.where, name, param)
         state = self.state[param] if chosen.has_state else {}
