@@ -200,7 +200,7 @@ def cost(k, tensors):
     """
     streams = {s.name: s for s in k.inputs + k.outputs}
     moved = [
-        (shapes.product(k.touched(s)), s.dtype.size * s.passes)
+        (tuple(k.touched(s)), s.dtype.size * s.passes)
         for t, s in ((t, streams[t["name"]]) for t in tensors)
         if not t["unread"] and t["null"] != "result"
     ]
@@ -208,7 +208,7 @@ def cost(k, tensors):
     for shape, size in moved:
         sums[shape] = sums.get(shape, 0) + size
     return {
-        "bytes": " + ".join(f"{size} * {shape}" for shape, size in sums.items()),
+        "bytes": " + ".join(shapes.product([str(n), *shape]) for shape, n in sums.items()),
         "flops": shapes.product([str(k.flops), *k.extents]) + (f" + {k.work}" if k.work else ""),
     }
 

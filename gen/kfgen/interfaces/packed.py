@@ -84,7 +84,8 @@ def shape_argument(f):
 def options(f):
     """Returns the fields of the shape struct that callers give; tensors determine the others."""
     shape = shape_argument(f)
-    return [x for x in shape["fields"] if x["role"] == "option"] if shape else []
+    fields = shape["fields"] if shape else []
+    return [x for x in fields if x["role"] == "option" and not x["unread"]]
 
 
 def defaults(f):

@@ -38,11 +38,12 @@ def literal(f, a):
 
 def extents(f, a):
     """Returns a tensor's number of elements as (bit mask of the sizes to multiply, constant
-    factor)."""
+    factor, addend)."""
     lines = [shapes.linear(extent) for extent in a["extents"]]
     sizes = {f["sizes"].index(size) for _, size, _ in lines}
-    assert len(sizes) == len(lines) and not any(addend for *_, addend in lines), f["name"]
-    return sum(1 << i for i in sizes), math.prod(factor for factor, *_ in lines)
+    plus = sum(addend for *_, addend in lines)
+    assert len(sizes) == len(lines) and (len(lines) == 1 or not plus), f["name"]
+    return sum(1 << i for i in sizes), math.prod(factor for factor, *_ in lines), plus
 
 
 def files_of(functions, few):
@@ -83,8 +84,8 @@ def table(name, functions):
         text.append(f"static const kft_tensor tensors_{i}[] = {{")
         for a in tensors:
             flags = ", ".join(str(int(v)) for v in (a["role"] != "in", a["unread"], a["positive"]))
-            of, times = extents(f, a)
-            text.append(f'    {{"{a["name"]}", {of}, {times}, KFT_{a["dtype"].upper()}, {flags}}},')
+            of = ", ".join(map(str, extents(f, a)))
+            text.append(f'    {{"{a["name"]}", {of}, KFT_{a["dtype"].upper()}, {flags}}},')
         text.append("};")
         text.append(
             f"static int call_{i}(void *const *p, const int64_t *n, void *workspace, "

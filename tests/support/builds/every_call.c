@@ -45,8 +45,8 @@ static void fill(const kft_tensor *t, unsigned char *at, int64_t count, uint64_t
         float v = (float)(next(state) % 2001) / 250.0f - (t->is_positive ? -0.5f : 4.0f);
         if (!t->is_positive && i % 16 == 11) v = special[i / 16 % 8];
         const double d = v;
-        const int32_t i32 = (int32_t)next(state) - (1 << 30);
-        const int64_t i64 = (int64_t)i32 * 4097;
+        const int32_t i32 = t->plus ? (int32_t)i : (int32_t)next(state) - (1 << 30);
+        const int64_t i64 = t->plus ? i : (int64_t)i32 * 4097;
         uint32_t bits;
         memcpy(&bits, &v, 4);
         const uint16_t bf16 = (uint16_t)(bits >> 16);
@@ -64,7 +64,7 @@ static int64_t elements(const kft_tensor *t, const int64_t *n)
 {
     int64_t count = t->times;
     for (int i = 0; i < KFT_SIZES; ++i) count *= t->extents >> i & 1 ? n[i] : 1;
-    return count;
+    return count + t->plus;
 }
 
 static _Thread_local const char *called = "";

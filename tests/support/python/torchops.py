@@ -139,6 +139,8 @@ class Case:
 
 def _draw(f, a, shape, dtype, rng):
     word = peers.draw(f, a["name"]) or ("positive" if a["positive"] else "normal")
+    if given := getattr(cases.own(f), "GIVEN", {}).get(a["kind"]):
+        return torch.tensor(given)
     if a["index"]:
         return torch.randint(
             0, dict(zip(f["sizes"], sizes_of(f)))[a["index"]["below"]], shape, generator=rng

@@ -294,8 +294,9 @@ def shape(f, a):
     """Returns the shape of tensor `a` with those extents."""
     found = []
     for factor, size, addend in map(shapes.linear, a["extents"]):
-        found += extents(f)[size] if factor == 1 else [factor * sizes(f)[f["sizes"].index(size)]]
-        assert not addend, a
+        whole = factor == 1 and not addend
+        count = factor * sizes(f)[f["sizes"].index(size)] + addend
+        found += extents(f)[size] if whole else [count]
     return tuple(found)
 
 

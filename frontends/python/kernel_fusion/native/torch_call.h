@@ -13,7 +13,7 @@
 #include <stdlib.h>
 
 enum { TYPES = 8, T = TYPES, U, ACC, VARS, MAX_OPS = 512, BYTES = 6 };
-enum { DIMS = 64, TENSORS = 24, FIELDS = 96, SHAPING = 4 };
+enum { DIMS = 64, TENSORS = 24, FIELDS = 96, SHAPING = 5 };
 enum { ALWAYS = 0, SAVED, GRADIENT, PLACE };
 
 // torch/_shim.py declares the same fields in the same order.

@@ -27,7 +27,7 @@ LIBTORCH = pathlib.Path(torch.__file__).parent / "lib"
 OPEN = ctypes.CFUNCTYPE(ctypes.c_void_p, *[ctypes.c_int] * 3)
 # Members of kfs_library.
 LIBRARY = ("kfp_run", "kfp_run_on", "kfp_space", "kfp_error", "kfp_detail", "kfp_reason")
-SHAPING = 4  # SHAPING of torch_call.h
+SHAPING = 5  # SHAPING of torch_call.h
 INT, LONG, DOUBLE, TEXT = ctypes.c_int32, ctypes.c_int64, ctypes.c_double, ctypes.c_char_p
 
 
