@@ -2,6 +2,8 @@
 """Attention: shapes [batch, heads, kv_heads, queries, keys, dim, dim_v], tensors and the float64
 oracle of the generic tests. launcher.py has layouts and shards."""
 
+import types
+
 import numpy as np
 import storage
 from kfgen.families import reference as elements_reference
@@ -78,6 +80,10 @@ def wrong_size(sizes):
     return "kv_heads" if (heads % kv_heads if kv_heads else heads) else None
 
 
+# Sizes whose rows the bounds of packed sequences count.
+ROWS = {"query_offsets": "queries", "key_offsets": "keys"}
+
+
 def prepare(call):
     """Sets the options of the shape struct, which statements read."""
     shape = next(a for a in call.f["arguments"] if a["role"] == "shape")
@@ -91,26 +97,25 @@ def draw(rng, call, a, values):
         return storage.from_float(np.full(shape, np.nan), a["dtype"])
     if a["dtype"] == "u8":
         return rng.integers(0, 2, shape, np.uint8)
+    if a["dtype"][0] == "i":  # sequences of any lengths, and rows of none
+        rows = dict(zip(call.f["sizes"], call.sizes))[ROWS[a["kind"]]]
+        return np.sort(rng.integers(0, rows + 1, shape)).astype(storage.STORAGE[a["dtype"]])
     return storage.from_float(rng.standard_normal(shape), a["dtype"])
 
 
-def expected(call):
-    """Returns {result: float64}; the statistics as [batch, heads, queries]."""
-    op, sizes = call.kernel.op, dict(zip(call.f["sizes"], call.sizes))
-    given = {
-        o.name: storage.to_float(call.data[o.name], call.tensors[o.name]["dtype"])
-        for o in op.operands
-    }
-    kinds = {o.kind: o.name for o in op.operands}
-    q, k, v = (given[kinds[kind]].transpose(0, 2, 1, 3) for kind in ("query", "key", "value"))
-    heads = {o.name: given[o.name].reshape(1, -1, 1, 1) for o in op.operands if o.kind == "head"}
-    names = given | heads | call.scalars
+def attend(op, scalars, given, q, k, v):
+    """Returns {result: float64} of heads in front of rows.
+
+    Args:
+        given: further operands, which broadcast to the scores.
+    """
+    names = scalars | given
     names |= {
-        QUERY: np.arange(sizes["queries"]).reshape(1, 1, -1, 1),
-        COLUMN: np.arange(sizes["keys"]).reshape(1, 1, 1, -1),
-        "head": np.arange(sizes["heads"]).reshape(1, -1, 1, 1),
-        QUERIES: sizes["queries"],
-        COUNT: sizes["keys"],
+        QUERY: np.arange(q.shape[2]).reshape(1, 1, -1, 1),
+        COLUMN: np.arange(k.shape[2]).reshape(1, 1, 1, -1),
+        "head": np.arange(q.shape[1]).reshape(1, -1, 1, 1),
+        QUERIES: q.shape[2],
+        COUNT: k.shape[2],
         "dot": reference.products(q, k),
     }
     see, found = np.ones(names["dot"].shape, bool), {}
@@ -125,14 +130,57 @@ def expected(call):
             found.update(row_max=most, log_sum=log_sum, lse=most + log_sum)
         return p
 
-    names |= {kinds["value"]: 1.0, "softmax": softmax}
-    p = elements_reference._eval(op.refs["out"], names)
-    found["out"] = reference.add(p, v).transpose(0, 2, 1, 3)
+    value = next(o.name for o in op.operands if o.kind == "value")
+    names |= {value: 1.0, "softmax": softmax}
+    found["out"] = reference.add(elements_reference._eval(op.refs["out"], names), v)
     return found
 
 
+def wide(call):
+    """Returns (operands in float64, {kind: name}); heads broadcast to the scores."""
+    op = call.kernel.op
+    given = {
+        o.name: storage.to_float(call.data[o.name], call.tensors[o.name]["dtype"])
+        for o in op.operands
+        if o.dtype != "I"
+    }
+    given |= {o.name: given[o.name].reshape(1, -1, 1, 1) for o in op.operands if o.kind == "head"}
+    return given, {o.kind: o.name for o in op.operands}
+
+
+def expected(call):
+    """Returns {result: float64}; the statistics as [batch, heads, queries]."""
+    given, kinds = wide(call)
+    q, k, v = (given[kinds[kind]].transpose(0, 2, 1, 3) for kind in ("query", "key", "value"))
+    found = attend(call.kernel.op, call.scalars, given, q, k, v)
+    return found | {"out": found["out"].transpose(0, 2, 1, 3)}
+
+
+def expected_packed(call):
+    """The same of packed sequences, one after the other. Rows of no sequence see no key."""
+    given, kinds = wide(call)
+    q, k, v = (given[kinds[kind]].swapaxes(0, 1)[None] for kind in ("query", "key", "value"))
+    scores = {n: given[n] for kind, n in kinds.items() if kind == "score"}
+    none = given | {n: x[:1, :, :0, :0] for n, x in scores.items()}
+    rows, more = np.s_[:, :, :0], {n: np.zeros((1, 1, 1, 1)) for n in scores}
+    found = attend(call.kernel.op, call.scalars, none | more, q, k[rows], v[rows])
+    at, of = (call.data[kinds[f"{word}_offsets"]] for word in ("query", "key"))
+    for i in range(len(at) - 1):
+        own, keys = slice(at[i], at[i + 1]), slice(of[i], of[i + 1])
+        length = at[i + 1] - at[i], of[i + 1] - of[i]
+        more = {n: x[i : i + 1, :, : length[0], : length[1]] for n, x in scores.items()}
+        one = attend(
+            call.kernel.op, call.scalars, given | more, q[:, :, own], k[:, :, keys], v[:, :, keys]
+        )
+        for name, value in one.items():
+            found[name][:, :, own] = value
+    out = {n: found[n][0] for n in ("lse", "row_max", "log_sum")}
+    return out | {"out": found["out"][0].swapaxes(0, 1)}
+
+
 def check(call, got, weights=None):
-    want, dtype = expected(call), call.f["dtypes"][0]
+    packed = call.f["form"] != "dense"
+    want, dtype = (expected_packed if packed else expected)(call), call.f["dtypes"][0]
     real = "f64" if dtype == "f64" else "f32"
     found = {
         n: storage.to_float(x, dtype if n == "out" else real)
@@ -175,11 +223,98 @@ def formula(of_score=lambda score, t: score, causal=False):
     return found
 
 
+def packed_formula(of_sequence):
+    """The same of packed sequences; rows of no sequence give 0."""
+
+    def found(t, s):
+        bounds = [t[name].tolist() for name in ("query_offsets", "key_offsets")]
+        out = t["q"].new_zeros(*t["q"].shape[:2], t["v"].shape[2])
+        for (a, b), (c, d) in zip(*(zip(x, x[1:]) for x in bounds)):
+            own = {"q": t["q"][a:b], "k": t["k"][c:d], "v": t["v"][c:d]}
+            out[a:b] = of_sequence({n: x[None] for n, x in own.items()}, s)[0][0]
+        return [out]
+
+    return found
+
+
 REFERENCES = {
     "attention": formula(),
+    "causal_attention_varlen": packed_formula(formula(causal=True)),
     "causal_attention": formula(causal=True),
     "bias_attention": formula(lambda score, t: score + t["bias"]),
     "mask_attention": formula(lambda score, t: score.masked_fill(t["mask"] == 0, -np.inf)),
+}
+
+
+def work(f, size):
+    """Returns the dimensions of the elementwise pass and the operations of the products Q K^T and
+    P V, with all sizes equal."""
+    axes = 4 if f["form"] == "dense" else 3
+    return axes, 2 * 2 * size ** (axes + 1)
+
+
+# Packed sequences, with the longest ones where a bias or a mask says so.
+PACKED = {
+    "SHAPES": [
+        [(2, 2, 1, 2, 3, 4, 3), 0],
+        [(3, 4, 2, 9, 13, 8, 4), 0],
+        [(1, 2, 1, 33, 70, 24, 40), 0],
+        [(4, 1, 1, 70, 33, 64, 64), 0],
+        [(2, 3, 3, 7, 5, 7, 3), 1],
+        [(2, 2, 2, 5, 0, 8, 8), 0],
+        [(0, 2, 2, 5, 4, 8, 8), 0],
+        [(2, 0, 1, 5, 4, 8, 8), 0],
+        [(2, 2, 1, 0, 4, 8, 8), 0],
+        [(1, 1, 1, 3, 5, 0, 8), 0],
+        [(2, 1, 1, 3, 5, 128, 128), 0],
+        [(2, 1, 1, 3, 5, 256, 256), 0],
+        [(2, 1, 1, 3, 5, 64, 64), 1],
+        [(2, 1, 1, 3, 5, 128, 128), 1],
+        [(2, 1, 1, 3, 5, 256, 256), 1],
+        [(2, 1, 1, 3, 5, 7, 100), 0],
+        [(2, 1, 1, 3, 5, 7, 200), 0],
+    ],
+    "MORE": MORE,
+    "LARGE": (2**22, 2**10, 1, 2**10, 1, 1, 1),
+    "OVERFLOWS": [((1, 2**28, 1, 2**30, 1, 3, 1), "q"), ((1, 1, 1, 1, 2**57, 3, 1), "k")],
+    "CALLS": (
+        [(1, 1, 1, 1, 1, 8, 8), (2, 2, 1, 5, 7, 16, 8), (3, 2, 2, 3, 9, 7, 5)],
+        [(2, 3, 1, 70, 67, 64, 64), (3, 1, 1, 130, 65, 40, 24)],
+    ),
+    "TORCH": (3, 4, 2, 5, 7, 8, 6),
+    "GIVEN": {"query_offsets": (0, 2, 2, 4), "key_offsets": (1, 3, 5, 7)},
+    "EXTENTS": EXTENTS,
+    "COUNTED": [
+        ("queries", "heads", "dim"),
+        ("keys", "kv_heads", "dim"),
+        ("keys", "kv_heads", "dim_v"),
+    ],
+    "prepare": prepare,
+    "draw": draw,
+    "wrong_size": wrong_size,
+    "work": work,
+    "check": check,
+}
+
+
+def _longest(sizes):
+    """Sizes with those of the longest sequence: all rows."""
+    return (*sizes, sizes[3], sizes[4])
+
+
+FORMS = {
+    "packed": types.SimpleNamespace(**PACKED),
+    "packed_scores": types.SimpleNamespace(
+        **PACKED
+        | {name: [[_longest(n), shift] for n, shift in PACKED[name]] for name in ("SHAPES", "MORE")}
+        | {
+            "LARGE": _longest(PACKED["LARGE"]),
+            "OVERFLOWS": [(_longest(n), word) for n, word in PACKED["OVERFLOWS"]],
+            "CALLS": tuple([_longest(n) for n in found] for found in PACKED["CALLS"]),
+            "TORCH": _longest(PACKED["TORCH"]),
+            "EXTENTS": EXTENTS | {"max_query": (5,), "max_key": (7,)},
+        }
+    ),
 }
 
 
@@ -204,27 +339,21 @@ SOME_NAMES = {"attention": {"tensors", "block", "row", "part"}}
 # tests/gen/test_manifest.py.
 STRIDED = {"attention": dict.fromkeys(("query", "key", "value", "elem"), "_head") | {"score": ""}}
 # Expected functions: tests/gen/test_names.py.
-FUNCTIONS = dict.fromkeys(
-    (
-        "attention",
-        "causal_attention",
-        "window_attention",
-        "softcap_causal_attention",
-        "alibi_causal_attention",
-        "bias_attention",
-        "mask_attention",
-        "sink_window_attention",
-    ),
-    (0, True, 4, False),
+OPS = (
+    "attention",
+    "causal_attention",
+    "window_attention",
+    "softcap_causal_attention",
+    "alibi_causal_attention",
+    "bias_attention",
+    "mask_attention",
+    "sink_window_attention",
 )
+INDEXED = "with numbers of 32 bits too"  # tests/gen/test_names.py
+FUNCTIONS = dict.fromkeys(OPS, (0, True, 4, False))
+FUNCTIONS |= dict.fromkeys((f"{op}_varlen" for op in OPS), (0, True, INDEXED, False))
 # One function and the maximum tokens of its header: tests/headers/test_compile_cost.py.
 COMPILED = {"attention": ("kf_attention_bf16", 80000)}
-
-
-def work(_f, size):
-    """Returns the dimensions of the elementwise pass and the operations of the products Q K^T and
-    P V, with all sizes equal."""
-    return 4, 2 * 2 * size**5
 
 
 # Invalid entries: (text, entry, field, message, fix); tests/gen/test_spec_errors.py.
@@ -298,17 +427,25 @@ REFUSED = {
 # Faults to plant and the functions that must fail: tests/emu/test_seeded.py.
 FAULTS = {
     "a key behind the last one is seen": (
-        "kf/core/attention/check.h",
-        r"b\.add = beyond \? p->keys : before \? -1 : own;",
-        "b.add = beyond ? p->keys : before ? -1 : own + 1;",
+        "kf/core/attention/bounds.h",
+        r"b\.add = beyond \? keys : before \? -1 : add;",
+        "b.add = beyond ? keys : before ? -1 : add + 1;",
         ("kf_causal_attention_f32", "kf_causal_attention_bf16"),
         (),
-    )
+    ),
+    "a packed sequence sees a key of the next one": (
+        "kf/core/attention/packed.cuh",
+        r"s->keys = kfi_max_i32\(0,",
+        "s->keys = 1 + kfi_max_i32(0,",
+        ("kf_attention_varlen_f32",),
+        (),
+    ),
 }
 # The Python package of level 1 has them.
 PACKAGED = [
     "attention",
     "causal_attention",
+    "causal_attention_varlen",
     "window_attention",
     "bias_attention",
     "mask_attention",

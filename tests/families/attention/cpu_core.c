@@ -87,6 +87,7 @@ void attention(const attention_call *c, void *workspace)
     m.v_strides = strides(c->strides + 6), m.out_strides = strides(c->strides + 9);
     m.batch = c->batch, m.heads = c->heads, m.group = c->heads / c->kv_heads;
     m.queries = c->queries, m.keys = c->keys, m.dim = c->dim, m.dim_v = c->dim_v;
+    m.row_head = c->queries, m.row_batch = c->heads * c->queries;
     m.range = kfi_cpu_attention_window(c->queries, c->keys, c->shift, c->left, c->right);
     set_score(&m, c);
     if (c->p > 0) {

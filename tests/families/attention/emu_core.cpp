@@ -25,6 +25,14 @@ static const kfi_name NAME = {"attention", ""};
 // A table in which every tile has a kernel.
 static const void *const ALL[] = {&NAME, &NAME, &NAME, &NAME};
 
+static kfi_attention_plan plan(const attention_call &c)
+{
+    kfi_attention_plan p = {};
+    p.batch = c.batch, p.heads = c.heads, p.queries = c.queries, p.keys = c.keys;
+    p.first = kfi_attention_bind(&p, 1, kfi_attention_sub(c.shift, c.left));
+    p.last = kfi_attention_bind(&p, 1, kfi_attention_add(c.shift, c.right));
+    return p;
+}
 static kfi_attention arguments(const attention_call &c)
 {
     kfi_attention a = {};
@@ -34,11 +42,8 @@ static kfi_attention arguments(const attention_call &c)
     a.lse = c.lse, a.row_max = c.row_max, a.log_sum = c.log_sum, a.ticket = (int *)c.ticket;
     a.queries = (int)c.queries, a.keys = (int)c.keys, a.heads = (int)c.heads;
     a.group = (int)(c.heads / c.kv_heads), a.dim = (int)c.dim, a.dim_v = (int)c.dim_v;
-    kfi_attention_plan p = {};
-    p.queries = c.queries, p.keys = c.keys;
-    const kfi_attention_bound first = kfi_attention_bind(&p, 1, kfi_attention_sub(c.shift, c.left)),
-                              last = kfi_attention_bind(&p, 1, kfi_attention_add(c.shift, c.right));
-    a.range = {first.slope, (int)first.add, last.slope, (int)last.add};
+    const kfi_attention_plan p = plan(c);
+    a.range = {p.first.slope, (int)p.first.add, p.last.slope, (int)p.last.add};
     kfi_attention_scale(&a, c.score == KFI_SCORE_PLAIN ? c.scale : 1);
     a.score.tensors[0] = c.bias;
     a.score.strides[0] = {0, c.bias_row, c.bias_head};
@@ -119,19 +124,20 @@ static const void *simt_kernel(const attention_call &c, int tile)
 extern "C" int attention(const attention_call *c)
 {
     kfi_attention a = arguments(*c);
+    const kfi_attention_plan p = plan(*c);
     if (c->kernel == 1) {
         const int tile = kfi_attention_pick_mma(ALL, c->dim, c->dim_v);
-        return kfi_attention_launch_mma(&NAME, mma_kernel(*c, tile), &a, tile, c->batch, nullptr);
+        return kfi_attention_launch_mma(&NAME, mma_kernel(*c, tile), &a, tile, p, nullptr);
     }
     if (c->kernel == 2) {
         const int tile = kfi_attention_pick_simt(ALL, c->dim_v, 0);
-        return kfi_attention_launch_simt(&NAME, simt_kernel(*c, tile), &a, (int)c->type, tile,
-                                         c->batch, nullptr);
+        return kfi_attention_launch_simt(&NAME, simt_kernel(*c, tile), &a, (int)c->type, tile, p,
+                                         nullptr);
     }
     const int tile = kfi_attention_pick_tile(ALL, c->dim, c->dim_v);
     kfi_tensor_map maps[3];
-    if (!kfi_attention_encode(maps, a, (int)c->type, tile, c->batch)) return -1;
+    if (!kfi_attention_encode(maps, a, (int)c->type, tile, p)) return -1;
     return kfi_attention_launch(&NAME, hopper_kernel(*c, tile),
-                                KFI_ADDRESS(kfk_attention_ticket<0>), &a, maps, tile, c->batch,
+                                KFI_ADDRESS(kfk_attention_ticket<0>), &a, maps, tile, p,
                                 (int)c->blocks, nullptr);
 }

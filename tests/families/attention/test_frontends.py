@@ -174,6 +174,24 @@ def test_errors(sdpa, given):
     assert text in str(e.value), str(e.value)
 
 
+def test_packed_sequences(kf):
+    """Each sequence of q, k and v as alone; rows of no sequence are 0."""
+    q, k, v = draw(14, 4, 8), draw(17, 2, 8, seed=1), draw(17, 2, 12, seed=2)
+    queries, keys = torch.tensor([1, 4, 4, 12]), torch.tensor([0, 5, 9, 17])
+    want = torch.zeros(14, 4, 12)
+    for a, b, c, d in zip(queries, queries[1:], keys, keys[1:]):
+        own = (t[None] for t in (q[a:b], k[c:d], v[c:d]))
+        want[a:b] = kf.ops.causal_attention(*own, scale=0.3)[0]
+    given = q, k, v, queries, keys
+    near(kf.ops.causal_attention_varlen(*given, scale=0.3), want)
+    arrays = (t.numpy() for t in given)
+    near(torch.from_numpy(kf.ops.causal_attention_varlen(*arrays, scale=0.3)), want)
+    whole = torch.compile(kf.ops.causal_attention_varlen, backend="eager", fullgraph=True)
+    near(whole(*given, scale=0.3), want)
+    with pytest.raises(ValueError, match="key_offsets has the shape"):
+        kf.ops.causal_attention_varlen(q, k, v, queries, keys[:2])
+
+
 # ---- the module
 
 OPTIONS = [

@@ -23,7 +23,8 @@ class AttentionC(C):
 
     @property
     def workspace_bytes(self):
-        return f"kfi_cpu_attention_workspace(shape, {self.k.dtype.acc.size})"
+        packed = "_packed" if self.k.packed else ""
+        return f"kfi_cpu_attention{packed}_workspace(shape, {self.k.dtype.acc.size})"
 
     @property
     def code(self):

@@ -42,11 +42,16 @@ class AttentionCuda(Cuda):
         return self.code.tag if self.code else PLAIN
 
     @property
+    def packed(self):
+        """Suffix of the names of kernels and functions."""
+        return "_packed" if self.k.packed else ""
+
+    @property
     def wgmma(self):
         """Kernels for sm_90a."""
         return [
             Tile(
-                "kfk_attention_hopper",
+                f"kfk_attention_hopper{self.packed}",
                 (self.type, f"KFI_ATTENTION_WGMMA_{tile}", self.score, f"WGMMA_{tile}"),
             )
             for tile in WGMMA
@@ -57,7 +62,7 @@ class AttentionCuda(Cuda):
         """Kernels for sm_80 and later: rows at multiples of 16 bytes, then any rows."""
         return [
             Tile(
-                "kfk_attention_mma",
+                f"kfk_attention_mma{self.packed}",
                 (self.type, f"KFI_ATTENTION_MMA_{tile}", self.score, whole, f"{word}_{tile}"),
             )
             for whole, word in (("1", "MMA"), ("0", "ANY"))
@@ -72,7 +77,7 @@ class AttentionCuda(Cuda):
             f"{'PRE_SM80' if small and tile != WIDTHS[-1] else 'ANY'}_{tile}" for tile in WIDTHS
         ]
         return [
-            Tile("kfk_attention_simt", (self.type, str(i), self.score, word))
+            Tile(f"kfk_attention_simt{self.packed}", (self.type, str(i), self.score, word))
             for i, word in enumerate(words)
         ]
 
@@ -102,13 +107,13 @@ class AttentionCuda(Cuda):
 
     @property
     def workspace_bytes(self):
-        return "kfi_attention_workspace(shape)"
+        return f"kfi_attention{self.packed}_workspace(shape)"
 
     @property
     def steps(self):
         k = self.k
         read, written = steps.names(k.inputs), steps.names(k.outputs)
-        rows = "blocks of rows x heads x batch"
+        rows = "blocks of rows x heads" + ("" if k.packed else " x batch")
         found = [Launch(tuple(self.simt), rows, "128", shared="slices of Q, K and V")]
         if k.dtype.size > 2:
             return [Step("computes the results", tuple(found), read, written)]
@@ -117,7 +122,7 @@ class AttentionCuda(Cuda):
             "persistent: at most one block per SM",
             "384 or 512",
             shared="Q, and stages of K and V",
-            maps=tuple(k.shaped_by),
+            maps=tuple(k.of_kind(kind).name for kind in ("query", "key", "value")),
             early=False,
         )
         found = [persistent, Launch(tuple(self.mma), rows, "128", shared="Q, K and V"), *found]

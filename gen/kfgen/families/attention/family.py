@@ -2,7 +2,8 @@
 """The family `attention`: sums of values over keys, weighted by a softmax of scores.
 
 An entry's `expr` is the summand of a key: `softmax(score) * v`. The score is an expression of
-`dot`, the product of a query and a key; `first` and `last` are the keys that a query sees.
+`dot`, the product of a query and a key; `first` and `last` are the keys that a query sees. An entry
+with `varlen` also makes an op of packed sequences, whose bounds are two further operands.
 """
 
 from kfgen.families.attention import ranges
@@ -18,17 +19,21 @@ from kfgen.model.shape_structs import Field, ShapeStruct, option, size
 DOT, HEAD = "dot", "head"
 # Values of saved outputs, one per query.
 SAVED = ("lse", "row_max", "log_sum")
+PRODUCTS = ("query", "key", "value")
+INTEGERS = {"dtype": "I", "grad": False}
 SCALARS = 8  # KFI_SCORE_SCALARS
 SCORE_OPERANDS = 2  # KFI_SCORE_TENSORS
 POSITIONS = (QUERY, QUERIES, COLUMN, COUNT, HEAD)
+# Kinds and names of operands of packed sequences: the rows at which each begins, and the end.
+OFFSETS = ("query_offsets", "key_offsets")
 SHAPE = ShapeStruct(
     "attention",
     (
         size("batch", "sequences"),
         size("heads", "heads of q"),
         Field("kv_heads", "heads of k and v, a divisor of heads", default="heads"),
-        size("queries", "queries of a sequence"),
-        size("keys", "keys of a sequence"),
+        size("queries", "queries of a sequence; packed: of all sequences"),
+        size("keys", "keys of a sequence; packed: of all sequences"),
         size("dim", "elements of a head of q and k"),
         Field("dim_v", "elements of a head of v", default="dim"),
         option("query_base", "index of the first query in the whole sequence"),
@@ -37,8 +42,20 @@ SHAPE = ShapeStruct(
         option("queries_total", "queries of the whole sequence; 0: query_base + queries"),
         option("keys_total", "keys of the whole sequence; 0: key_base + keys"),
         option("heads_total", "heads in all; 0: head_base + heads"),
+        size("max_query", "packed, with a bias or mask: queries of the longest sequence"),
+        size("max_key", "packed, with a bias or mask: keys of the longest sequence"),
     ),
 )
+PACKED = {
+    "elem": "queries, heads, dim_v",
+    "query": "queries, heads, dim",
+    "key": "keys, kv_heads, dim",
+    "value": "keys, kv_heads, dim_v",
+    "query_offsets": "batch + 1",
+    "key_offsets": "batch + 1",
+    "head": "heads",
+    "per_query": "heads, queries",
+}
 
 
 def softmax(graph, nodes):
@@ -65,15 +82,21 @@ class Attention(Family):
             "score": "batch, heads, queries, keys",
             "head": "heads",
             "per_query": "batch, heads, queries",
-        }
+        },
+        "packed": PACKED,
+        "packed_scores": PACKED | {"score": "batch, heads, max_query, max_key"},
     }
-    sizes = dict.fromkeys(forms, ", ".join(SHAPE.sizes))
-    axes = dict.fromkeys(forms, (None, dict.fromkeys(SHAPE.sizes, shapes.ONE)))
-    levels = dict.fromkeys(forms, ("_head", "", "_batch"))
+    sizes = dict.fromkeys(forms, "batch, heads, kv_heads, queries, keys, dim, dim_v")
+    sizes["packed_scores"] += ", max_query, max_key"
+    axes = {
+        form: (None, dict.fromkeys(names.split(", "), shapes.ONE)) for form, names in sizes.items()
+    }
+    levels = dict.fromkeys(forms, ("_head", "")) | {"dense": ("_head", "", "_batch")}
     kinds = (
         Kind("query", kinds.ELEMENTS, index=True),
         Kind("key", kinds.ELEMENTS, index=True),
         Kind("value", kinds.ELEMENTS),
+        *(Kind(kind, vectors=False, index=True) for kind in OFFSETS),
         Kind("score", kinds.ELEMENTS, vectors=False),
         Kind("head", vectors=False, small=True),
         Kind("per_query", vectors=False, small=True, per_row=True, operand=False),
@@ -85,16 +108,33 @@ class Attention(Family):
         return "kf/core/attention/op"
 
     def own_fields(self, f, op):
-        return {field: ranges.read(f, field, op.integers) for field in ranges.FIELDS}
+        own = {field: ranges.read(f, field, op.integers) for field in ranges.FIELDS}
+        return own | {"varlen": f.get("varlen", bool, False, what="true or false")}
+
+    def made(self, op, data):
+        """Packed sequences: the same op with their bounds after q, k and v."""
+        if not op.own["varlen"]:
+            return {}
+        operands = {}
+        for o in op.operands:
+            operands[o.name] = data["operands"][o.name]
+            if len(operands) == len(PRODUCTS):
+                operands |= {kind: {"kind": kind} | INTEGERS for kind in OFFSETS}
+        made = {"operands": operands, "varlen": False, "brief": f"{op.brief}; packed sequences"}
+        return {f"{op.pattern}_varlen": data | made}
 
     def dtypes(self, kind, grad):
-        return {"score": ("acc",) if grad else ("acc", "u8"), "head": ("acc",)}.get(kind, ())
+        known = {"score": ("acc",) if grad else ("acc", "u8"), "head": ("acc",)}
+        return known.get(kind, ("I",) if kind in OFFSETS else ())
 
     def check_operands(self, f, operands):
-        for kind in ("query", "key", "value"):
-            if sum(o.kind == kind for o in operands) != 1:
-                fix = 'give it one of each: { q = "query", k = "key", v = "value" }'
-                raise f.error("operands", f"are {describe(operands)}", fix)
+        kinds_ = [o.kind for o in operands]
+        if any(kinds_.count(kind) != 1 for kind in PRODUCTS):
+            fix = 'give it one of each: { q = "query", k = "key", v = "value" }'
+            raise f.error("operands", f"are {describe(operands)}", fix)
+        if {kinds_.count(kind) for kind in OFFSETS} not in ({0}, {1}):
+            fix = f"give it one of each, or none: {', '.join(OFFSETS)}"
+            raise f.error("operands", f"are {describe(operands)}", fix)
         if sum(o.kind in ("score", "head") for o in operands) > SCORE_OPERANDS:
             fix = f'at most {SCORE_OPERANDS} are "score" or "head"'
             raise f.error("operands", f"are {describe(operands)}", fix)
@@ -102,7 +142,8 @@ class Attention(Family):
     def graph(self, op):
         graph = Graph()
         graph.extra = {"softmax": softmax}
-        own = [o.name for o in op.operands if o.kind not in ("query", "key")]
+        unread = ("query", "key", *OFFSETS)
+        own = [o.name for o in op.operands if o.kind not in unread]
         env = {name: graph.var(name) for name in (DOT, *POSITIONS, *own, *op.scalars)}
         known = {**env, "dropout": None, INF: graph.const(float("inf"))}
         outs = {name: parse(graph, text, known) for name, text in op.outputs.items()}

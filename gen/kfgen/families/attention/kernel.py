@@ -5,7 +5,8 @@ import functools
 
 from kfgen.families.attention.c import AttentionC
 from kfgen.families.attention.cuda import AttentionCuda
-from kfgen.language.primitives import KEEP
+from kfgen.families.attention.ranges import FIELDS
+from kfgen.language.primitives import COUNT, KEEP, QUERIES
 from kfgen.model import contract
 from kfgen.model.kernel import Kernel, Tensor
 from kfgen.model.types import ACC, FIRST
@@ -13,15 +14,34 @@ from kfgen.model.types import ACC, FIRST
 SCORES = ("", "_head", "_batch")  # strides of tensors of the scores' shape
 # Letter of each kind for core/attention/check.h.
 LETTERS = {"query": "q", "key": "k", "value": "v", "elem": "o", "score": "x", "head": "h"}
+LETTERS |= {"query_offsets": "u", "key_offsets": "w"}
+OF_PACKED = ("head_base", "heads_total")  # options of packed sequences
 SAVED = {"lse": "l", "row_max": "m", "log_sum": "s"}
 
 
 class AttentionKernel(Kernel):
-    form = "dense"
-    work = "2 * batch * heads * queries * keys * (dim + dim_v)"
     has_workspace = True
     scratch = True
     order_note = ", with an online softmax over blocks of keys"
+
+    @functools.cached_property
+    def packed(self):
+        """True if sequences are packed along one axis."""
+        return any(o.kind == "query_offsets" for o in self.op.operands)
+
+    @property
+    def form(self):
+        scores = any(o.kind == "score" for o in self.op.operands)
+        return ("packed_scores" if scores else "packed") if self.packed else "dense"
+
+    @property
+    def work(self):
+        batch = "" if self.packed else "batch * "
+        return f"2 * {batch}heads * queries * keys * (dim + dim_v)"
+
+    @property
+    def options(self):
+        return list(OF_PACKED) if self.packed else self.family.shape.options
 
     @functools.cached_property
     def cuda(self):
@@ -58,7 +78,8 @@ class AttentionKernel(Kernel):
             ),
         ]
         self.streams = self.inputs + self.outputs
-        self.strided = [s.name for s in self.streams if s.kind not in ("head", "per_query")]
+        contiguous = ("head", "per_query", "query_offsets", "key_offsets")
+        self.strided = [s.name for s in self.streams if s.kind not in contiguous]
         self.integers = [*self.options, *self.op.integers]
         self.scalars = [s for s in self.op.scalars if s not in self.op.integers]
 
@@ -67,7 +88,14 @@ class AttentionKernel(Kernel):
 
     @property
     def shaped_by(self):
-        return [self.of_kind(kind).name for kind in ("query", "key", "value")]
+        kinds = ("query", *(["query_offsets"] if self.packed else []), "key", "value")
+        scores = [s.name for s in self.inputs if s.kind == "score" and self.packed]
+        return [*(self.of_kind(kind).name for kind in kinds), *scores[:1]]
+
+    @property
+    def bounds_of_sequences(self):
+        """Names of the operands with the bounds of packed sequences, in q and in k."""
+        return [s.name for s in self.inputs if s.kind in ("query_offsets", "key_offsets")]
 
     def levels_of(self, name):
         kind = next((s.kind for s in self.streams if s.name == name), "")
@@ -104,17 +132,23 @@ class AttentionKernel(Kernel):
         )
 
     def bounds_of(self, names):
-        """Returns [(field of the plan, slope, C expression of the addend)].
+        """Returns [(field of the plan, slope, C expression of the addend)]; of packed sequences the
+        slope, and how often the addend has the sequence's queries and keys.
 
         Args:
             names: {integer: its text}.
         """
-        found = [(field, self.op.own[field]) for field in ("first", "last")]
+        found = [(field, self.op.own[field]) for field in FIELDS]
+        if self.packed:  # sequences add their own sizes
+            names = names | {QUERIES: "0", COUNT: "0"}
+            return [
+                (f, f"{b.slope}, {b.queries}, {b.count}", b.addend(names)) for f, b in found if b
+            ]
         return [(field, b.slope, b.addend(names)) for field, b in found if b]
 
     @property
     def unread_scalars(self):
-        read = {n for b in self.op.own.values() if b for n in b.names}
+        read = {n for field in FIELDS if (b := self.op.own[field]) for n in b.names}
         return [s for s in super().unread_scalars if s not in read]
 
     def touched(self, stream):
@@ -125,8 +159,9 @@ class AttentionKernel(Kernel):
 
     def formulas(self, by):
         out = contract.one_line(self.op.outputs["out"])
-        first, last = (bound and bound.text for bound in self.op.own.values())
+        first, last = (b.text if (b := self.op.own[field]) else "" for field in FIELDS)
         keys = f"keys {first or 0} to {last}" if last else f"keys from {first} on"
         keys = keys if first or last else "all keys"
+        keys += " of its sequence" if self.packed else ""
         product = f"{self.of_kind('query').name} . {self.of_kind('key').name}"
         return [f"out = sum over {keys} of {out}; dot = {product}"]

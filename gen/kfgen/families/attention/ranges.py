@@ -24,11 +24,21 @@ class Bound:
     def names(self):
         return [name for _, name in self.terms if isinstance(name, str)]
 
+    @property
+    def queries(self):
+        """How often the sum has the number of queries."""
+        return sum(sign for sign, term in self.terms if term == QUERIES)
+
+    @property
+    def count(self):
+        """How often the sum has the number of keys."""
+        return sum(sign for sign, term in self.terms if term == COUNT)
+
     def addend(self, names):
-        """C expression of the sum, saturated. names: {integer: its text}."""
-        found = ""
+        """C expression of the sum, saturated. names: {integer or size: its text}."""
+        names, found = TOTALS | names, ""
         for sign, term in self.terms:
-            text = TOTALS.get(term) or names.get(term, f"{term}")
+            text = names.get(term, f"{term}")
             if not found and sign > 0:
                 found = text
             else:

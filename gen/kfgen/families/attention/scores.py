@@ -93,6 +93,8 @@ class CScore:
             QUERIES: "kfi_p->queries_total",
             COUNT: "kfi_p->keys_total",
         }
+        if self.k.packed:
+            found |= {QUERIES: "part->queries", COUNT: "part->keys"}
         read = self.k.graph.variables(self.k.roots)
         return [(name, f"({self.ctype})({text})") for name, text in found.items() if name in read]
 

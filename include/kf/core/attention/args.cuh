@@ -56,7 +56,23 @@ struct kfi_attention {
 
 #ifdef KFI_DEVICE_PASS
 
-// NVRTC has no INFINITY.
+// Rows that a block computes. begin: the first one. refused: their results are NaN.
+struct kfi_attention_place {
+    int begin, head, batch;
+    bool refused;
+};
+// Place of a block among blocks of `rows` rows, the last rows of a head first.
+template <int rows> KFI_DEVICE kfi_attention_place kfi_attention_place_of(const kfi_attention &a)
+{
+    const int bh = (int)blockIdx.x / a.row_blocks, batch = bh / a.heads;
+    const kfi_attention_place at = {(a.row_blocks - 1 - ((int)blockIdx.x - bh * a.row_blocks)) *
+                                        rows,
+                                    bh - batch * a.heads, batch, false};
+    return at;
+}
+
+// NVRTC has no INFINITY and no NAN.
+KFI_DEVICE float kfi_attention_nan() { return __int_as_float(0x7fffffff); }
 KFI_DEVICE float kfi_minus_infinity() { return __int_as_float((int)0xff800000u); }
 
 // Key blocks that rows [begin, end] need: first to last, of which first_whole to last_whole need no
@@ -85,13 +101,13 @@ KFI_DEVICE kfi_attention_blocks kfi_attention_blocks_of(const kfi_attention &a, 
     return b;
 }
 // Whether a loaded key may be invisible to some row that another row sees: its value then meets a
-// probability of 0 (recompute.cuh). Keys past the end load as zeros.
+// probability of 0 (store.cuh). Keys from `end` on load as zeros.
 template <int keys>
 KFI_DEVICE bool kfi_attention_partial(const kfi_attention &a, const kfi_attention_blocks &b,
-                                      int begin)
+                                      int begin, int end)
 {
     return b.first < b.first_whole ||
-           kfi_attention_last_key(a, begin) < kfi_min_i32(a.keys, (b.last + 1) * keys) - 1;
+           kfi_attention_last_key(a, begin) < kfi_min_i32(end, (b.last + 1) * keys) - 1;
 }
 // Index of a row's lse.
 KFI_DEVICE kf_i64 kfi_attention_row_index(const kfi_attention &a, int row, int head, int batch)

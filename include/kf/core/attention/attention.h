@@ -17,6 +17,7 @@
 
 #include <string.h>
 
+#include "kf/core/attention/packed.h"
 #include "kf/core/attention/plan.h"
 #include "kf/core/attention/softmax.h"
 
@@ -153,6 +154,7 @@ KFI_HOST void kfi_cpu_attention_score_row(const kfi_cpu_attention_job *j, kf_i64
     part.head = j->room.row[row].head;
     part.query = j->room.row[row].query;
     part.key = j->key0 + need.first;
+    part.queries = m->queries, part.keys = m->keys;
     for (int i = 0; i < m->score.tensors; ++i) {
         const kfi_cpu_attention_tensor *const t = &m->score.tensor[i];
         char *const to = j->room.values + i * KFI_ATTENTION_KEYS * unit;
@@ -230,22 +232,22 @@ KFI_HOST void kfi_cpu_attention_finish(const kfi_cpu_attention_job *j)
         const kf_i64 head = j->room.row[i].head, query = j->room.row[i].query;
         char *const sums = j->room.out + i * j->p.pitch_out * j->p.lanes.unit;
         j->f->finish(sums, &j->room, i, j->p.pitch_out, m,
-                     (j->batch * m->heads + head) * m->queries + query);
+                     j->batch * m->row_batch + head * m->row_head + query);
         m->type.element.narrow(sums,
                                (char *)(uintptr_t)kfi_cpu_attention_at(
                                    m->out, &m->out_strides, j->batch, head, query, j->p.lanes.size),
                                1, (int)m->dim_v);
     }
 }
-KFI_HOST void kfi_cpu_attention_tile(kfi_cpu_attention_job *j, kf_i64 tile)
+/* Computes the rows from row0 on of the job's head. refused: results are NaN. */
+KFI_HOST void kfi_cpu_attention_rows_of(kfi_cpu_attention_job *j, kf_i64 row0, int refused)
 {
     const kfi_cpu_attention *const m = j->m;
     kf_i64 first = m->keys, last = -1;
-    j->batch = tile / (j->p.blocks * j->p.kv_heads);
-    j->kv_head = tile / j->p.blocks % j->p.kv_heads;
-    j->row0 = tile % j->p.blocks * j->p.rows;
+    j->row0 = row0;
     j->rows = kfi_cpu_gemm_least(m->queries * m->group - j->row0, j->p.rows);
     kfi_cpu_attention_start(j);
+    if (refused) memset(j->room.sum, 0xff, (size_t)(j->rows * j->p.lanes.unit)); /* NaN */
     for (kf_i64 i = 0; i < j->rows; ++i) {
         const kfi_cpu_attention_keys own = j->room.row[i].visible;
         if (own.last < own.first) continue;
@@ -257,6 +259,26 @@ KFI_HOST void kfi_cpu_attention_tile(kfi_cpu_attention_job *j, kf_i64 tile)
         for (kf_i64 row = 0; row < j->rows; row += j->p.lanes.rows) kfi_cpu_attention_strip(j, row);
     }
     kfi_cpu_attention_finish(j);
+}
+KFI_HOST void kfi_cpu_attention_tile(kfi_cpu_attention_job *j, kf_i64 tile)
+{
+    j->batch = tile / (j->p.blocks * j->p.kv_heads);
+    j->kv_head = tile / j->p.blocks % j->p.kv_heads;
+    kfi_cpu_attention_rows_of(j, tile % j->p.blocks * j->p.rows, 0);
+}
+/* The same of packed sequences. */
+KFI_HOST void kfi_cpu_attention_packed_tile(kfi_cpu_attention_job *j, kf_i64 tile)
+{
+    const kfi_cpu_attention *const m = j->m;
+    kfi_cpu_attention_sequence s;
+    const kf_i64 block = kfi_cpu_attention_find(&s, m, tile % j->p.blocks, j->p.rows);
+    if (block < 0) return;
+    const kfi_cpu_attention own = kfi_cpu_attention_own(m, &s, j->p.lanes.size, j->p.lanes.unit);
+    j->m = &own;
+    j->batch = s.index;
+    j->kv_head = tile / j->p.blocks;
+    kfi_cpu_attention_rows_of(j, block * j->p.rows, s.refused);
+    j->m = m;
 }
 typedef struct {
     const kfi_cpu_attention *m;
@@ -287,7 +309,10 @@ KFI_HOST void kfi_cpu_attention_slot(void *context, kf_i64 slot)
         if (call->p.shared)
             job.shared =
                 call->shared + (size_t)(tile / call->p.blocks - call->head0) * call->p.head_bytes;
-        kfi_cpu_attention_tile(&job, tile);
+        if (call->m->packed)
+            kfi_cpu_attention_packed_tile(&job, tile);
+        else
+            kfi_cpu_attention_tile(&job, tile);
     }
 #if defined(__GNUC__)
     __atomic_store_n(&call->busy[mine], 0, __ATOMIC_RELEASE);
@@ -317,24 +342,28 @@ KFI_HOST void kfi_cpu_attention_pack_job(void *context, kf_i64 job)
     kfi_cpu_attention_block(&call->p, call->p.lanes.unit, call->shared, &used, &k, &v);
     kfi_cpu_attention_pack(call->m, &call->p, batch, kv_head, job % blocks * call->p.keys, k, v);
 }
-/* Computes a call whose arguments are checked. workspace: kfi_cpu_attention_bytes. */
+/* Computes a call whose arguments are checked. workspace: kfi_cpu_attention_bytes, of packed
+   sequences kfi_cpu_attention_packed_bytes. */
 KFI_HOST void kfi_cpu_attention_run(const kfi_cpu_attention *m, void *workspace)
 {
     const kfi_cpu_gemm_lanes lanes = m->type.lanes();
-    const double work = (double)m->batch * (double)m->heads * (double)m->queries *
+    const kf_i64 batch = m->packed ? 1 : m->batch;
+    const double work = (double)batch * (double)m->heads * (double)m->queries *
                         ((double)m->keys + 8) * (double)(m->dim + m->dim_v);
     const int parallel = work > 8.0 * KF_OMP_MIN;
     kfi_cpu_attention_call call;
     memset(&call, 0, sizeof call);
-    if (m->batch < 1 || m->heads < 1 || m->queries < 1) return;
+    if (batch < 1 || m->heads < 1 || m->queries < 1) return;
     call.m = m;
-    call.p = kfi_cpu_attention_make_plan(m->batch, m->heads, m->group, m->queries, m->keys, m->dim,
-                                         m->dim_v, lanes.unit);
+    call.p = m->packed ? kfi_cpu_attention_packed_plan(m->packed->batch, m->heads, m->group,
+                                                       m->queries, m->dim, m->dim_v, lanes.unit)
+                       : kfi_cpu_attention_make_plan(batch, m->heads, m->group, m->queries, m->keys,
+                                                     m->dim, m->dim_v, lanes.unit);
     kfi_cpu_attention_panels(&call.p, &lanes, m->dim);
     call.workspace =
         (char *)(((uintptr_t)workspace + KFI_GEMM_LINE - 1) / KFI_GEMM_LINE * KFI_GEMM_LINE);
     call.shared = call.workspace + (size_t)call.p.slots * call.p.bytes;
-    const kf_i64 heads = m->batch * call.p.kv_heads, step = call.p.shared ? call.p.shared : heads;
+    const kf_i64 heads = batch * call.p.kv_heads, step = call.p.shared ? call.p.shared : heads;
     for (; call.head0 < heads; call.head0 += step) {
         const kf_i64 some = kfi_cpu_gemm_least(heads - call.head0, step);
         call.tile0 = call.head0 * call.p.blocks;

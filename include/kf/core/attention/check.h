@@ -6,26 +6,23 @@
 
 #include "kf/core/host.h"
 
+#include "kf/core/attention/bounds.h"
 #include "kf/core/attention/strides.h"
 #include "kf/core/shape.h"
 
-/* A bound on the keys of query i of a call: slope * i + add. kfi_attention_bind normalises it. */
-typedef struct {
-    int slope; /* 0 or 1 */
-    kf_i64 add;
-} kfi_attention_bound;
-
 /* Letters of the shapes of a call, one per tensor. */
 enum {
-    KFI_ATTENTION_Q = 'q',       /* [batch, queries, heads, dim] */
-    KFI_ATTENTION_K = 'k',       /* [batch, keys, kv_heads, dim] */
-    KFI_ATTENTION_V = 'v',       /* [batch, keys, kv_heads, dim_v] */
-    KFI_ATTENTION_OUT = 'o',     /* [batch, queries, heads, dim_v] */
-    KFI_ATTENTION_SCORES = 'x',  /* [batch, heads, queries, keys] */
-    KFI_ATTENTION_HEADS = 'h',   /* [heads] */
-    KFI_ATTENTION_SINK = 'i',    /* [heads]: a score without a value */
-    KFI_ATTENTION_LSE = 'l',     /* [batch, heads, queries], as the next two */
-    KFI_ATTENTION_ROW_MAX = 'm', /* see core/attention/args.cuh */
+    KFI_ATTENTION_Q = 'q',          /* [batch, queries, heads, dim] */
+    KFI_ATTENTION_K = 'k',          /* [batch, keys, kv_heads, dim] */
+    KFI_ATTENTION_V = 'v',          /* [batch, keys, kv_heads, dim_v] */
+    KFI_ATTENTION_OUT = 'o',        /* [batch, queries, heads, dim_v] */
+    KFI_ATTENTION_SCORES = 'x',     /* [batch, heads, queries, keys] */
+    KFI_ATTENTION_HEADS = 'h',      /* [heads] */
+    KFI_ATTENTION_SINK = 'i',       /* [heads]: a score without a value */
+    KFI_ATTENTION_OF_QUERIES = 'u', /* [batch + 1]: bounds of packed sequences in q */
+    KFI_ATTENTION_OF_KEYS = 'w',    /* and in k */
+    KFI_ATTENTION_LSE = 'l',        /* [batch, heads, queries], as the next two */
+    KFI_ATTENTION_ROW_MAX = 'm',    /* see core/attention/args.cuh */
     KFI_ATTENTION_LOG_SUM = 's'
 };
 
@@ -34,6 +31,8 @@ typedef struct {
     kf_i64 batch, heads, kv_heads, queries, keys, dim, dim_v;
     /* Position of the call's first query, key and head in the whole tensors, and their sizes. */
     kf_i64 query_base, key_base, head_base, queries_total, keys_total, heads_total;
+    kf_i64 max_query, max_key;       /* extents of packed scores */
+    int packed;                      /* whether sequences are packed along the rows */
     kfi_attention_bound first, last; /* visible keys of query i, both included */
 } kfi_attention_plan;
 
@@ -61,19 +60,30 @@ KFI_ONCE kfi_attention_plan kfi_attention_plan_of(const int64_t *s)
     p.queries_total = s[10] ? s[10] : p.query_base + p.queries;
     p.keys_total = s[11] ? s[11] : p.key_base + p.keys;
     p.heads_total = s[12] ? s[12] : p.head_base + p.heads;
-    p.first.slope = p.last.slope = 0;
-    p.first.add = 0;
+    p.max_query = s[13], p.max_key = s[14];
+    p.packed = 0;
+    kfi_zero(&p.first, sizeof p.first);
+    kfi_zero(&p.last, sizeof p.last);
     p.last.add = p.keys;
+    return p;
+}
+/* The same for packed sequences. */
+KFI_ONCE kfi_attention_plan kfi_attention_packed_plan_of(const int64_t *s)
+{
+    kfi_attention_plan p = kfi_attention_plan_of(s);
+    p.packed = p.last.of_keys = 1;
+    p.last.add = 0;
     return p;
 }
 
 /* Returns whether a workspace query has sizes that a call would accept. */
 KFI_ONCE int kfi_attention_fits(const kfi_attention_plan *p)
 {
-    const kf_i64 q[] = {p->batch, p->heads, p->queries, p->dim},
-                 k[] = {p->batch, p->kv_heads, p->keys, p->dim},
-                 v[] = {p->batch, p->kv_heads, p->keys, p->dim_v},
-                 out[] = {p->batch, p->heads, p->queries, p->dim_v};
+    const kf_i64 batch = p->packed ? 1 : p->batch;
+    const kf_i64 q[] = {batch, p->heads, p->queries, p->dim},
+                 k[] = {batch, p->kv_heads, p->keys, p->dim},
+                 v[] = {batch, p->kv_heads, p->keys, p->dim_v},
+                 out[] = {batch, p->heads, p->queries, p->dim_v};
     return kfi_all_fit(q, 4) && kfi_all_fit(k, 4) && kfi_all_fit(v, 4) && kfi_all_fit(out, 4) &&
            kfi_divides(p->kv_heads, p->heads);
 }
@@ -84,10 +94,15 @@ KFI_ONCE kfi_attention_bound kfi_attention_bind(const kfi_attention_plan *p, int
 {
     const kf_i64 own =
         kfi_attention_sub(kfi_attention_add(add, slope ? p->query_base : 0), p->key_base);
-    const int beyond = own >= p->keys, before = own <= (slope ? -p->queries : -1);
+    return kfi_attention_normalised(slope, own, p->queries, p->keys);
+}
+/* The same for packed sequences; queries, keys: how often the bound adds a sequence's. */
+KFI_ONCE kfi_attention_bound kfi_attention_bind_packed(int slope, int queries, int keys, kf_i64 add)
+{
+    const kf_i64 most = (kf_i64)1 << 40; /* beyond all keys, and sums do not overflow */
     kfi_attention_bound b;
-    b.slope = slope && !beyond && !before;
-    b.add = beyond ? p->keys : before ? -1 : own;
+    b.slope = slope, b.of_queries = queries, b.of_keys = keys;
+    b.add = add > most ? most : add < -most ? -most : add;
     return b;
 }
 
@@ -100,6 +115,23 @@ KFI_ONCE kf_result_t kfi_attention_inside(const kfi_name *name, const char *word
                     (long long)total, (long long)(base + count));
 }
 
+/* Checks the options of packed sequences. */
+KFI_ONCE kf_result_t kfi_attention_check_packed(const kfi_name *name, const kfi_attention_plan *p)
+{
+    const struct {
+        const char *word;
+        kf_i64 value, expected;
+    } given[] = {{"query_base", p->query_base, 0},
+                 {"key_base", p->key_base, 0},
+                 {"queries_total", p->queries_total, p->queries},
+                 {"keys_total", p->keys_total, p->keys}};
+    for (int i = 0; i < 4; ++i)
+        if (given[i].value != given[i].expected)
+            return kfi_fail(KF_ERROR_INVALID_SIZE, name, given[i].word,
+                            "is %lld, expected 0 for packed sequences", (long long)given[i].value);
+    return KF_SUCCESS;
+}
+
 /* Returns the strided levels of a tensor; count is 0 for a contiguous one. */
 KFI_ONCE kfi_levels kfi_attention_levels(const kfi_attention_plan *p, char letter)
 {
@@ -109,18 +141,18 @@ KFI_ONCE kfi_levels kfi_attention_levels(const kfi_attention_plan *p, char lette
     kfi_levels l;
     kfi_zero(&l, sizeof l);
     if (scores) {
-        l.line = p->keys;
-        l.size[0] = p->queries, l.size[1] = p->heads;
+        l.line = p->packed ? p->max_key : p->keys;
+        l.size[0] = p->packed ? p->max_query : p->queries, l.size[1] = p->heads;
         l.words = ". _head _batch";
     } else if (keys || wide || letter == KFI_ATTENTION_Q) {
         l.line = wide ? p->dim_v : p->dim;
         l.size[0] = keys ? p->kv_heads : p->heads;
         l.size[1] = keys ? p->keys : p->queries;
-        l.words = "_head . _batch";
+        l.words = p->packed ? "_head ." : "_head . _batch";
     } else {
         return l;
     }
-    l.count = 3;
+    l.count = p->packed && !scores ? 2 : 3;
     l.size[2] = p->batch;
     return l;
 }
@@ -149,6 +181,7 @@ KFI_ONCE kf_result_t kfi_attention_check(const kfi_name *name, const kfi_argumen
         code = kfi_attention_inside(name, "keys_total", p->key_base, p->keys, p->keys_total);
     if (code == KF_SUCCESS)
         code = kfi_attention_inside(name, "heads_total", p->head_base, p->heads, p->heads_total);
+    if (code == KF_SUCCESS && p->packed) code = kfi_attention_check_packed(name, p);
     for (int i = 0; i < KFI_MAX_TENSORS; ++i) elements[i] = 1;
     for (int i = 0; code == KF_SUCCESS && shapes[i]; ++i) {
         levels[i] = kfi_attention_levels(p, shapes[i]);
@@ -158,7 +191,8 @@ KFI_ONCE kf_result_t kfi_attention_check(const kfi_name *name, const kfi_argumen
         code = kfi_check_stride(name, arguments, given, &levels[i], all, i);
         const kf_i64 *const apart = all->of[i].apart;
         const int scores = shapes[i] == KFI_ATTENTION_SCORES;
-        steps[i].head = apart[scores], steps[i].row = apart[!scores], steps[i].batch = apart[2];
+        steps[i].head = apart[scores], steps[i].row = apart[!scores];
+        steps[i].batch = levels[i].count > 2 ? apart[2] : 0;
         if (!elements[i]) all->of[i].extent = 0;
     }
     if (code != KF_SUCCESS || !written) return code;

@@ -21,9 +21,8 @@
 #ifndef KF_CORE_ATTENTION_HOPPER_CUH
 #define KF_CORE_ATTENTION_HOPPER_CUH
 
-#include "kf/core/attention/hopper_tile.cuh"
+#include "kf/core/attention/hopper_work.cuh"
 #include "kf/core/attention/store.cuh"
-#include "kf/core/wgmma.cuh"
 
 #if defined(KFI_DEVICE_PASS) && KFI_HOPPER
 
@@ -38,36 +37,13 @@ template <int tile> KFI_DEVICE void kfi_attention_advance(kfi_attention_stage *s
     s->phase ^= 1;
 }
 
-// A tile of work. row_block < 0: no more. Key blocks first to last; last < first: none.
-struct kfi_attention_work {
-    int row_block, head, batch, first, last;
-};
-template <int tile>
-KFI_DEVICE kfi_attention_work kfi_attention_work_at(const kfi_attention &a, int ticket)
-{
-    constexpr int rows = 64 * kfi_attention_tile(tile).consumers;
-    kfi_attention_work w;
-    const int group = ticket / a.group_tiles, i = ticket - group * a.group_tiles,
-              wide = kfi_min_i32(a.span, a.batch_heads - group * a.span),
-              at = group * a.span + i % wide;
-    w.row_block = a.row_blocks - 1 - i / wide;
-    w.batch = at / a.heads;
-    w.head = at - w.batch * a.heads;
-    const int begin = w.row_block * rows;
-    const kfi_attention_blocks b = kfi_attention_blocks_of<kfi_attention_tile(tile).keys>(
-        a, begin, kfi_min_i32(begin + rows, a.queries) - 1);
-    w.first = b.first;
-    w.last = b.last;
-    return w;
-}
-
 // ---- producer
 
 // Loads a block of K or V into a stage, in slabs of 64 columns.
 template <int tile, int dim>
 KFI_DEVICE void kfi_attention_load(const kfi_attention_stage &s, unsigned to, unsigned full,
                                    unsigned empty, const kfi_tensor_map *map, int block, int head,
-                                   int batch)
+                                   const kfi_attention_origin &o)
 {
     constexpr int keys = kfi_attention_tile(tile).keys, bytes = keys * dim * 2;
     kfi_mbar_wait(empty + 8 * s.index, s.phase);
@@ -75,27 +51,29 @@ KFI_DEVICE void kfi_attention_load(const kfi_attention_stage &s, unsigned to, un
 #pragma unroll
     for (int j = 0; j < dim / 64; ++j)
         kfi_tma_load4(to + s.index * bytes + j * keys * 128, map, full + 8 * s.index, j * 64,
-                      block * keys, head, batch, KFI_READ_OFTEN);
+                      o.key + block * keys, head, o.batch, KFI_READ_OFTEN);
 }
 template <int tile>
 KFI_DEVICE void kfi_attention_load_k(const kfi_attention_stage &s, unsigned base,
-                                     const kfi_tensor_map *map, int block, int head, int batch)
+                                     const kfi_tensor_map *map, int block, int head,
+                                     const kfi_attention_origin &o)
 {
     constexpr kfi_attention_layout at = kfi_attention_layout_of(tile);
-    kfi_attention_load<tile, kfi_attention_tile(tile).dim>(
-        s, base + at.k, base + at.k_full, base + at.k_empty, map, block, head, batch);
+    kfi_attention_load<tile, kfi_attention_tile(tile).dim>(s, base + at.k, base + at.k_full,
+                                                           base + at.k_empty, map, block, head, o);
 }
 template <int tile>
 KFI_DEVICE void kfi_attention_load_v(const kfi_attention_stage &s, unsigned base,
-                                     const kfi_tensor_map *map, int block, int head, int batch)
+                                     const kfi_tensor_map *map, int block, int head,
+                                     const kfi_attention_origin &o)
 {
     constexpr kfi_attention_layout at = kfi_attention_layout_of(tile);
     kfi_attention_load<tile, kfi_attention_tile(tile).dim_v>(
-        s, base + at.v, base + at.v_full, base + at.v_empty, map, block, head, batch);
+        s, base + at.v, base + at.v_full, base + at.v_empty, map, block, head, o);
 }
 template <int tile>
 KFI_DEVICE void kfi_attention_load_q(int phase, unsigned base, const kfi_tensor_map *map,
-                                     const kfi_attention_work &w)
+                                     const kfi_attention_work &w, const kfi_attention_origin &o)
 {
     constexpr kfi_attention_policy t = kfi_attention_tile(tile);
     constexpr kfi_attention_layout at = kfi_attention_layout_of(tile);
@@ -109,28 +87,16 @@ KFI_DEVICE void kfi_attention_load_q(int phase, unsigned base, const kfi_tensor_
 #pragma unroll
         for (int j = 0; j < t.dim / 64; ++j)
             kfi_tma_load4(base + group * t.dim * 128 + j * 8192, map, full, j * 64,
-                          (w.row_block * t.consumers + group) * 64, w.head, w.batch, KFI_READ_ONCE);
+                          o.query + (w.row_block * t.consumers + group) * 64, w.head, o.batch,
+                          KFI_READ_ONCE);
     }
 }
-// Passes tile number `it` of the block to the consumers.
-template <int tile>
-KFI_DEVICE void kfi_attention_publish(const kfi_attention_work &w, unsigned base,
-                                      volatile int *slots, int it)
-{
-    constexpr kfi_attention_layout at = kfi_attention_layout_of(tile);
-    volatile int *const to = slots + it % 2 * 8;
-    to[0] = w.row_block;
-    to[1] = w.head;
-    to[2] = w.batch;
-    to[3] = w.first;
-    to[4] = w.last;
-    kfi_mbar_arrive(base + at.work_full + 8 * (it % 2));
-}
-template <int tile>
-KFI_DEVICE void kfi_attention_produce(unsigned base, volatile int *slots, const kfi_attention &a,
+template <int tile, class A>
+KFI_DEVICE void kfi_attention_produce(unsigned base, volatile int *slots, const A &all,
                                       const kfi_tensor_map *q, const kfi_tensor_map *k,
                                       const kfi_tensor_map *v)
 {
+    const kfi_attention &a = kfi_attention_all(all);
     constexpr kfi_attention_policy t = kfi_attention_tile(tile);
     constexpr kfi_attention_layout at = kfi_attention_layout_of(tile);
     kfi_setmaxnreg_dec<t.producer_registers>();
@@ -141,23 +107,28 @@ KFI_DEVICE void kfi_attention_produce(unsigned base, volatile int *slots, const 
     int q_phase = 1, ticket = (int)blockIdx.x;
     for (int it = 0;; ++it) {
         kfi_mbar_wait(base + at.work_empty + 8 * (it % 2), (it / 2 & 1) ^ 1);
-        kfi_attention_work w = {-1, 0, 0, 0, -1};
-        if (ticket < a.tiles) w = kfi_attention_work_at<tile>(a, ticket);
-        kfi_attention_publish<tile>(w, base, slots, it);
+        kfi_attention_work w = {-1, 0, 0, 0, -1, {}};
+        while (ticket < a.tiles) {
+            w = kfi_attention_work_at<tile>(all, ticket);
+            if (!kfi_attention_is_empty(all, w)) break;
+            ticket = (int)gridDim.x + atomicAdd(a.ticket, 1);
+        }
+        kfi_attention_publish<tile>(w, base, slots, it, all);
         if (w.row_block < 0) return;
         ticket = (int)gridDim.x + atomicAdd(a.ticket, 1);
         if (w.last < w.first) continue;
+        const kfi_attention_origin o = kfi_attention_origin_of(all, w);
         const int head = w.head / a.group;
         // Q in shared memory is free only after the last scores of the tile before.
-        if (!t.q_in_registers) kfi_attention_load_k<tile>(s, base, k, w.last, head, w.batch);
-        kfi_attention_load_q<tile>(q_phase, base, q, w);
+        if (!t.q_in_registers) kfi_attention_load_k<tile>(s, base, k, w.last, head, o);
+        kfi_attention_load_q<tile>(q_phase, base, q, w, o);
         q_phase ^= 1;
-        if (t.q_in_registers) kfi_attention_load_k<tile>(s, base, k, w.last, head, w.batch);
+        if (t.q_in_registers) kfi_attention_load_k<tile>(s, base, k, w.last, head, o);
         for (int n = w.last; n >= w.first; --n) {
             kfi_attention_stage next = s;
             kfi_attention_advance<tile>(&next);
-            if (n > w.first) kfi_attention_load_k<tile>(next, base, k, n - 1, head, w.batch);
-            kfi_attention_load_v<tile>(s, base, v, n, head, w.batch);
+            if (n > w.first) kfi_attention_load_k<tile>(next, base, k, n - 1, head, o);
+            kfi_attention_load_v<tile>(s, base, v, n, head, o);
             s = next;
         }
     }
@@ -365,27 +336,9 @@ KFI_DEVICE void kfi_attention_mainloop(float *o, kfi_softmax *state, kfi_attenti
     kfi_attention_pass_v<tile>(w, b.first - work.first);
 }
 
-// Reads tile number `it` of the block.
-template <int tile>
-KFI_DEVICE kfi_attention_work kfi_attention_receive(unsigned base, const volatile int *slots,
-                                                    int it)
-{
-    constexpr kfi_attention_layout at = kfi_attention_layout_of(tile);
-    kfi_mbar_wait(base + at.work_full + 8 * (it % 2), it / 2 & 1);
-    const volatile int *const from = slots + it % 2 * 8;
-    kfi_attention_work w;
-    w.row_block = from[0];
-    w.head = from[1];
-    w.batch = from[2];
-    w.first = from[3];
-    w.last = from[4];
-    __syncwarp();
-    kfi_attention_arrive(base + at.work_empty + 8 * (it % 2));
-    return w;
-}
-template <int type, int tile, int score>
+template <int type, int tile, int score, class A>
 KFI_DEVICE void kfi_attention_consume(unsigned base, const char *memory, const volatile int *slots,
-                                      const kfi_attention &a, int group)
+                                      const A &all, int group)
 {
     constexpr kfi_attention_policy t = kfi_attention_tile(tile);
     constexpr kfi_attention_layout at = kfi_attention_layout_of(tile);
@@ -394,12 +347,13 @@ KFI_DEVICE void kfi_attention_consume(unsigned base, const char *memory, const v
     kfi_setmaxnreg_inc<t.consumer_registers>();
     kfi_attention_consumer w = kfi_attention_consumer_init<tile>(base, group);
     for (int it = 0;; ++it) {
-        const kfi_attention_work work = kfi_attention_receive<tile>(base, slots, it);
+        const kfi_attention_work work = kfi_attention_receive<tile>(base, slots, it, all);
         if (work.row_block < 0) return;
+        const kfi_attention &a = kfi_attention_of(all, work);
         float o[t.dim_v / 2];
 #pragma unroll
         for (int i = 0; i < t.dim_v / 2; ++i) o[i] = 0;
-        kfi_softmax state = kfi_softmax_init<score>(a, work.head);
+        kfi_softmax state = kfi_softmax_init<score>(a, work.head, kfi_attention_refused(all, work));
         const int begin = (work.row_block * t.consumers + group) * 64;
         const kfi_attention_blocks b =
             kfi_attention_blocks_of<t.keys>(a, begin, kfi_min_i32(begin + 63, a.queries - 1));
@@ -416,19 +370,24 @@ KFI_DEVICE void kfi_attention_consume(unsigned base, const char *memory, const v
             }
         } else {
             kfi_attention_mainloop<type, tile, score>(o, &state, &w, memory, a, work, b);
-            partial = kfi_attention_partial<t.keys>(a, b, begin);
+            partial = kfi_attention_partial<t.keys>(a, b, begin, kfi_attention_end(all, work));
         }
         const kfi_attention_row_state r = {
-            work.row_block * 64 * t.consumers + w.row,  work.head, work.batch, b.first * t.keys,
-            kfi_min_i32(a.keys, (b.last + 1) * t.keys), 0,         0};
+            work.row_block * 64 * t.consumers + w.row,
+            work.head,
+            work.batch,
+            b.first * t.keys,
+            kfi_min_i32(kfi_attention_end(all, work), (b.last + 1) * t.keys),
+            0,
+            0};
         kfi_attention_store<type, score, t.dim, t.dim_v>(o, state, a, r, partial);
     }
 }
 
 // Runs the kernel. Called by all threads.
-template <int type, int tile, int score>
-KFI_DEVICE void kfi_attention_hopper(const kfi_attention &a, const kfi_tensor_map *q,
-                                     const kfi_tensor_map *k, const kfi_tensor_map *v)
+template <int type, int tile, int score, class A>
+KFI_DEVICE void kfi_attention_hopper(const A &a, const kfi_tensor_map *q, const kfi_tensor_map *k,
+                                     const kfi_tensor_map *v)
 {
     constexpr kfi_attention_policy t = kfi_attention_tile(tile);
     constexpr kfi_attention_layout at = kfi_attention_layout_of(tile);
@@ -471,6 +430,18 @@ KFI_KERNEL void KFI_ATTENTION_BOUNDS(tile)
 #if defined(KFI_DEVICE_PASS) && KFI_HOPPER
     kfi_begin();
     kfi_attention_hopper<type, tile, score>(a, &q, &k, &v);
+#endif
+}
+template <int type, int tile, int score>
+KFI_KERNEL void KFI_ATTENTION_BOUNDS(tile)
+    kfk_attention_hopper_packed(const __grid_constant__ kfi_tensor_map q,
+                                const __grid_constant__ kfi_tensor_map k,
+                                const __grid_constant__ kfi_tensor_map v,
+                                const __grid_constant__ kfi_attention_packed p)
+{
+#if defined(KFI_DEVICE_PASS) && KFI_HOPPER
+    kfi_begin();
+    kfi_attention_hopper<type, tile, score>(p, &q, &k, &v);
 #endif
 }
 // Zeroes the ticket.

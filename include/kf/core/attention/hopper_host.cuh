@@ -5,6 +5,7 @@
 #define KF_CORE_ATTENTION_HOPPER_HOST_CUH
 
 #include "kf/core/attention/hopper.cuh"
+#include "kf/core/attention/portable_host.cuh"
 #include "kf/core/matmul/hopper_host.cuh"
 
 #ifdef KFI_HOST_PASS
@@ -20,14 +21,15 @@ KF_FN int kfi_attention_pick_tile(const void *const *kernels, kf_i64 dim, kf_i64
 }
 // Fills in the order of work. Heads that are scheduled together share L2: one head if all tiles
 // cost the same, else as many as keep 32 MB of K and V there, in even groups.
-KF_FN void kfi_attention_plan_tiles(kfi_attention *a, kf_i64 batch, int tile)
+KF_FN void kfi_attention_plan_tiles(kfi_attention *a, const kfi_attention_plan &p, int tile)
 {
     const kfi_attention_policy t = kfi_attention_tile(tile);
-    const kf_i64 rows = 64 * t.consumers, keys = a->keys > 0 ? a->keys : 1;
-    a->row_blocks = (int)kfi_ceil(a->queries, rows);
-    a->batch_heads = (int)(batch * a->heads);
+    // The mean length stands for that of each packed sequence.
+    const kf_i64 all = p.packed ? p.keys / kfi_clamp(p.batch, 1, INT32_MAX) : p.keys,
+                 keys = kfi_clamp(all, 1, INT32_MAX);
+    kfi_attention_plan_rows(a, p, 64 * t.consumers);
     a->tiles = a->row_blocks * a->batch_heads;
-    const bool causal = a->range.last_slope && !a->range.first_slope;
+    const bool causal = p.last.slope && !p.first.slope;
     const kf_i64 fit = (32ll << 20) / (keys * (t.dim + t.dim_v) * 2) * a->group,
                  most = kfi_clamp(fit, 1, 4096 / t.dim), groups = kfi_ceil(a->batch_heads, most);
     a->span = causal ? (int)kfi_ceil(a->batch_heads, groups) : 1;
@@ -53,10 +55,10 @@ KF_FN bool kfi_attention_map(kfi_tensor_map *map, const void *p, int type, kf_i6
 // Encodes the maps of q, k and v. Without keys nothing is loaded, and maps of q stand for those of
 // k and v.
 KF_FN bool kfi_attention_encode(kfi_tensor_map *maps, const kfi_attention &a, int type, int tile,
-                                kf_i64 batch)
+                                const kfi_attention_plan &p)
 {
     const int box = kfi_attention_tile(tile).keys;
-    const kf_i64 heads = a.heads / a.group;
+    const kf_i64 heads = a.heads / a.group, batch = p.packed ? 1 : p.batch;
     if (!kfi_attention_map(&maps[0], a.q, type, a.dim, a.queries, a.heads, batch, a.q_strides, 64))
         return false;
     if (a.keys <= 0) {
@@ -70,15 +72,15 @@ KF_FN bool kfi_attention_encode(kfi_tensor_map *maps, const kfi_attention &a, in
 // sizes of `a` are filled in.
 KF_FN kf_result_t kfi_attention_launch(const kfi_name *name, const void *kernel, const void *ticket,
                                        kfi_attention *a, kfi_tensor_map *maps, int tile,
-                                       kf_i64 batch, int sms, cudaStream_t stream)
+                                       const kfi_attention_plan &p, int sms, cudaStream_t stream)
 {
-    kfi_attention_plan_tiles(a, batch, tile);
+    kfi_attention_plan_tiles(a, p, tile);
     void *zero[] = {&a->ticket}, *args[] = {&maps[0], &maps[1], &maps[2], a};
     const kf_result_t zeroed = kfi_launch(name, ticket, dim3(1), 1, zero, stream, false);
     if (zeroed != KF_SUCCESS) return zeroed;
     return kfi_launch(name, kernel, dim3((unsigned)(a->tiles < sms ? a->tiles : sms)),
                       (unsigned)kfi_attention_threads(tile), args, stream, false,
-                      (unsigned)kfi_attention_shared_bytes(tile));
+                      (unsigned)kfi_attention_shared_bytes(tile, p.packed));
 }
 #endif
 

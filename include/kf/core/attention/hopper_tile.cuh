@@ -38,6 +38,8 @@ KFI_BOTH constexpr int kfi_attention_threads(int tile)
     return 128 * (kfi_attention_tile(tile).consumers + 1);
 }
 
+#define KFI_ATTENTION_PACKED_SLOT 16 // numbers of a tile of packed sequences; of others 8
+
 // Offsets in shared memory [bytes]: Q of each consumer at 0, stages of K and V, mbarriers of 8
 // bytes, two slots for a tile of work. `bytes`: of all.
 struct kfi_attention_layout {
@@ -62,9 +64,9 @@ KFI_BOTH constexpr kfi_attention_layout kfi_attention_layout_of(int tile)
     at.bytes = at.slots + 64;
     return at;
 }
-KFI_BOTH constexpr int kfi_attention_shared_bytes(int tile)
+KFI_BOTH constexpr int kfi_attention_shared_bytes(int tile, bool packed)
 {
-    return kfi_attention_layout_of(tile).bytes;
+    return kfi_attention_layout_of(tile).bytes + (packed ? 8 * (KFI_ATTENTION_PACKED_SLOT - 8) : 0);
 }
 
 // Without wgmma the kernel's code is empty and its launch bound is one warp (kfi_has_wgmma).

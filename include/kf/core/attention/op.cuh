@@ -98,6 +98,12 @@ KF_FN KFI_SMALL size_t kfi_attention_workspace(const void *shape)
     const kfi_attention_plan p = kfi_attention_plan_of((const int64_t *)shape);
     return kfi_attention_fits(&p) ? KFI_WORKSPACE_ALIGNED : 0;
 }
+KF_FN KFI_SMALL size_t kfi_attention_packed_workspace(const void *shape)
+{
+    if (!shape) return 0;
+    const kfi_attention_plan p = kfi_attention_packed_plan_of((const int64_t *)shape);
+    return kfi_attention_fits(&p) ? KFI_WORKSPACE_ALIGNED : 0;
+}
 
 // Returns whether pairs of elements of tensor i from an even key on are aligned to their bytes.
 KF_FN KFI_SMALL bool kfi_attention_paired(const kfi_arguments &arguments, int i,
@@ -124,11 +130,33 @@ KF_FN KFI_SMALL void kfi_attention_tensors(kfi_attention *a, const kfi_attention
         case KFI_ATTENTION_ROW_MAX: a->row_max = to; break;
         case KFI_ATTENTION_LOG_SUM: a->log_sum = to; break;
         case KFI_ATTENTION_SINK: a->score.sink = p; break;
+        case KFI_ATTENTION_OF_QUERIES:
+        case KFI_ATTENTION_OF_KEYS: break;
         default:
             a->score.tensors[scores] = p, a->score.strides[scores] = steps[i];
             a->score.paired[scores++] = kfi_attention_paired(op.arguments, i, steps[i]);
         }
     }
+}
+// Sets the bounds of packed sequences.
+KF_FN KFI_SMALL void kfi_attention_sequences(kfi_attention_packed *packed,
+                                             const kfi_attention_op &op,
+                                             const kfi_attention_plan &p)
+{
+    for (int i = 0; op.shapes[i]; ++i) {
+        const void *const offsets = op.arguments.tensors[i];
+        if (op.shapes[i] == KFI_ATTENTION_OF_QUERIES) {
+            packed->query_offsets = offsets;
+            packed->wide = op.arguments.codes[KFI_CODE_LENGTH * i + KFI_CODE_SIZE] == '8';
+        }
+        if (op.shapes[i] == KFI_ATTENTION_OF_KEYS) packed->key_offsets = offsets;
+    }
+    packed->batch = (int)p.batch;
+    const bool scores = strchr(op.shapes, KFI_ATTENTION_SCORES) != nullptr;
+    packed->max_query = scores ? (int)kfi_clamp(p.max_query, 0, INT32_MAX) : INT32_MAX;
+    packed->max_key = scores ? (int)kfi_clamp(p.max_key, 0, INT32_MAX) : INT32_MAX;
+    packed->first = p.first;
+    packed->last = p.last;
 }
 KF_FN KFI_SMALL void kfi_attention_sizes(kfi_attention *a, const kfi_attention_plan &p)
 {
@@ -152,7 +180,7 @@ KF_FN KFI_SMALL bool kfi_attention_whole(const kfi_attention &a, const kfi_atten
     for (int i = 0; i < 4; ++i) {
         const bool keys = i == 1 || i == 2;
         bits |= (uintptr_t)tensors[i];
-        if (p.batch > 1) steps |= strides[i]->batch;
+        if (p.batch > 1) steps |= strides[i]->batch; // 0 of packed sequences
         if ((keys ? p.keys : p.queries) > 1) steps |= strides[i]->row;
         if ((keys ? p.kv_heads : p.heads) > 1) steps |= strides[i]->head;
     }
@@ -167,14 +195,15 @@ KF_FN KFI_SMALL kf_result_t kfi_attention_limits(const kfi_attention_op &op,
         return kfi_fail(KF_ERROR_UNSUPPORTED, &op.name, "dim_v", "is %lld, expected at most 256",
                         (long long)p.dim_v);
     if (p.queries + p.keys > most || p.dim > most || p.queries_total > most ||
-        p.keys_total > most || p.heads_total > most)
+        p.keys_total > most || p.heads_total > most || (p.packed && p.batch > most))
         return kfi_fail(KF_ERROR_UNSUPPORTED, &op.name, "queries",
                         "is %lld of %lld, with %lld keys of %lld, expected fewer than 2^31 - 4096 "
                         "in all",
                         (long long)p.queries, (long long)p.queries_total, (long long)p.keys,
                         (long long)p.keys_total);
     // Blocks of 32 rows are the smallest.
-    if (kfi_ceil(p.queries, 32) > most / p.heads / p.batch)
+    const kf_i64 blocks = p.packed ? p.queries / 32 + p.batch + 2 : kfi_ceil(p.queries, 32);
+    if (blocks > most / p.heads / (p.packed ? 1 : p.batch))
         return kfi_fail(KF_ERROR_UNSUPPORTED, &op.name, "launch",
                         "of %lld x %lld x %lld rows needs more blocks than a launch may have",
                         (long long)p.batch, (long long)p.heads, (long long)p.queries);
@@ -198,9 +227,9 @@ KF_FN KFI_SMALL bool kfi_attention_run_tensor_cores(const kfi_attention_op &op, 
     int tile = whole ? kfi_attention_pick_tile(wgmma, p.dim, p.dim_v) : -1;
     kfi_tensor_map maps[3];
     if (tile >= 0 && kfi_has_wgmma(wgmma[tile], kfi_attention_threads(tile)) &&
-        kfi_attention_encode(maps, *a, op.type, tile, p.batch)) {
+        kfi_attention_encode(maps, *a, op.type, tile, p)) {
         *result = kfi_attention_launch(&op.name, wgmma[tile], op.kernels[KFI_ATTENTION_OF_TICKET],
-                                       a, maps, tile, p.batch, KFI_MAP_SMS, stream);
+                                       a, maps, tile, p, KFI_MAP_SMS, stream);
         return true;
     }
     for (int any = !whole; any < 2; ++any) {
@@ -208,7 +237,7 @@ KF_FN KFI_SMALL bool kfi_attention_run_tensor_cores(const kfi_attention_op &op, 
             op.kernels + (any ? KFI_ATTENTION_OF_ANY_MMA : KFI_ATTENTION_OF_MMA);
         tile = kfi_attention_pick_mma(mma, p.dim, p.dim_v);
         if (tile < 0 || kfi_most_threads(mma[tile]) < KFI_ATTENTION_MMA_THREADS) continue;
-        *result = kfi_attention_launch_mma(&op.name, mma[tile], a, tile, p.batch, stream);
+        *result = kfi_attention_launch_mma(&op.name, mma[tile], a, tile, p, stream);
         return true;
     }
     return false;
@@ -238,7 +267,16 @@ KF_FN kf_result_t kfi_attention_run(const kfi_attention_op &op, const kfi_shape_
     while (small && tile >= 0 && kfi_most_threads(simt[tile]) < KFI_ATTENTION_SIMT_THREADS)
         tile = kfi_attention_pick_simt(simt, p.dim_v, tile + 1);
     if (tile < 0) return kfi_attention_left_out(&op.name);
-    return kfi_attention_launch_simt(&op.name, simt[tile], a, op.type, tile, p.batch, stream);
+    return kfi_attention_launch_simt(&op.name, simt[tile], a, op.type, tile, p, stream);
+}
+// The same for packed sequences.
+KF_FN kf_result_t kfi_attention_run_packed(const kfi_attention_op &op, const kfi_shape_values &v,
+                                           const kfi_attention_plan &p,
+                                           kfi_attention_packed *packed, void *workspace,
+                                           size_t workspace_bytes, cudaStream_t stream)
+{
+    kfi_attention_sequences(packed, op, p);
+    return kfi_attention_run(op, v, p, &packed->a, workspace, workspace_bytes, stream);
 }
 #endif
 

@@ -32,6 +32,15 @@ KFI_ONCE size_t kfi_cpu_attention_workspace(const void *shape, int unit)
     return kfi_workspace(kfi_cpu_attention_bytes(p.batch, p.heads, p.heads / p.kv_heads, p.queries,
                                                  p.keys, p.dim, p.dim_v, unit));
 }
+/* The same for packed sequences. */
+KFI_ONCE size_t kfi_cpu_attention_packed_workspace(const void *shape, int unit)
+{
+    if (!shape) return 0;
+    const kfi_attention_plan p = kfi_attention_packed_plan_of((const int64_t *)shape);
+    if (!kfi_attention_fits(&p) || p.heads == 0) return 0;
+    return kfi_workspace(kfi_cpu_attention_packed_bytes(p.batch, p.heads, p.heads / p.kv_heads,
+                                                        p.queries, p.dim, p.dim_v, unit));
+}
 KFI_ONCE kfi_cpu_attention_strides kfi_cpu_attention_steps(const kfi_attention_strides *s)
 {
     const kfi_cpu_attention_strides found = {s->batch, s->row, s->head};
@@ -54,6 +63,8 @@ KFI_ONCE void kfi_cpu_attention_tensors(kfi_cpu_attention *m, const kfi_cpu_atte
         case KFI_ATTENTION_ROW_MAX: m->row_max = to; break;
         case KFI_ATTENTION_LOG_SUM: m->log_sum = to; break;
         case KFI_ATTENTION_SINK: m->sink = p; break;
+        case KFI_ATTENTION_OF_QUERIES:
+        case KFI_ATTENTION_OF_KEYS: break;
         default: {
             kfi_cpu_attention_tensor *const t = &m->score.tensor[m->score.tensors++];
             t->data = p, t->strides = s;
@@ -64,6 +75,25 @@ KFI_ONCE void kfi_cpu_attention_tensors(kfi_cpu_attention *m, const kfi_cpu_atte
         }
     }
 }
+/* Sets the bounds of packed sequences. */
+KFI_ONCE void kfi_cpu_attention_sequences(kfi_cpu_attention_packed *packed,
+                                          const kfi_cpu_attention_op *op,
+                                          const kfi_attention_plan *p)
+{
+    for (int i = 0; op->shapes[i]; ++i) {
+        const void *const offsets = op->arguments.tensors[i];
+        if (op->shapes[i] == KFI_ATTENTION_OF_QUERIES) {
+            packed->query_offsets = offsets;
+            packed->wide = op->arguments.codes[KFI_CODE_LENGTH * i + KFI_CODE_SIZE] == '8';
+        }
+        if (op->shapes[i] == KFI_ATTENTION_OF_KEYS) packed->key_offsets = offsets;
+    }
+    const int scores = strchr(op->shapes, KFI_ATTENTION_SCORES) != NULL;
+    packed->batch = p->batch;
+    packed->max_query = scores ? p->max_query : INT64_MAX;
+    packed->max_key = scores ? p->max_key : INT64_MAX;
+    packed->first = p->first, packed->last = p->last;
+}
 /* Checks a call and runs it. `m` has the type and the score. */
 KFI_ONCE kf_result_t kfi_cpu_attention_call_run(const kfi_cpu_attention_op *op,
                                                 const kfi_shape_values *v,
@@ -73,16 +103,21 @@ KFI_ONCE kf_result_t kfi_cpu_attention_call_run(const kfi_cpu_attention_op *op,
 {
     kfi_operands operands;
     kfi_attention_strides steps[KFI_MAX_TENSORS];
+    kfi_cpu_attention_packed packed;
     kf_result_t result = kfi_attention_check(&op->name, &op->arguments, &op->strides, op->shapes, v,
                                              p, steps, &operands);
     if (result != KF_SUCCESS || !operands.wanted) return result;
     result = kfi_check_workspace(&op->name, &op->arguments, &operands, workspace, workspace_bytes,
-                                 kfi_cpu_attention_workspace(shape, op->unit));
+                                 p->packed ? kfi_cpu_attention_packed_workspace(shape, op->unit)
+                                           : kfi_cpu_attention_workspace(shape, op->unit));
     if (result != KF_SUCCESS) return result;
     kfi_cpu_attention_tensors(m, op, steps);
     m->batch = p->batch, m->heads = p->heads, m->queries = p->queries, m->keys = p->keys;
     m->group = p->kv_heads ? p->heads / p->kv_heads : 1;
     m->dim = p->dim, m->dim_v = p->dim_v;
+    m->row_head = p->queries, m->row_batch = p->packed ? 0 : p->heads * p->queries;
+    m->packed = p->packed ? &packed : NULL;
+    if (p->packed) kfi_cpu_attention_sequences(&packed, op, p);
     m->range.first_slope = p->first.slope, m->range.first_add = p->first.add;
     m->range.last_slope = p->last.slope, m->range.last_add = p->last.add;
     kfi_cpu_attention_run(m, workspace);

@@ -55,6 +55,7 @@ typedef struct {
         *values[KFI_ATTENTION_TENSORS]; /* the score's tensors, one value per key, same type */
     const void *scalars;
     kf_i64 batch, head, query, key; /* logical indices of the row and of its first key */
+    kf_i64 queries, keys;           /* sizes of the row's sequence */
 } kfi_attention_part;
 typedef void (*kfi_attention_score_fn)(const kfi_attention_part *part, int count);
 
@@ -81,6 +82,8 @@ typedef struct {
     kfi_cpu_gemm_lanes (*lanes)(void);
 } kfi_cpu_attention_type;
 
+typedef struct kfi_cpu_attention_packed kfi_cpu_attention_packed; /* packed.h */
+
 /* A call. */
 typedef struct {
     kfi_cpu_attention_type type;
@@ -93,6 +96,8 @@ typedef struct {
     kfi_cpu_attention_strides q_strides, k_strides, v_strides, out_strides;
     kf_i64 batch, heads, group; /* group: query heads per key head, divides heads */
     kf_i64 queries, keys, dim, dim_v;
+    kf_i64 row_batch, row_head; /* distances of batches and heads in lse, row_max and log_sum */
+    const kfi_cpu_attention_packed *packed; /* NULL: sequences of one length */
     kfi_cpu_attention_range range;
     double scale; /* factor of the products, before the score's function */
     kfi_cpu_attention_score score;

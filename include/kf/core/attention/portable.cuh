@@ -15,6 +15,7 @@
 #ifndef KF_CORE_ATTENTION_PORTABLE_CUH
 #define KF_CORE_ATTENTION_PORTABLE_CUH
 
+#include "kf/core/attention/packed.cuh"
 #include "kf/core/attention/store.cuh"
 #include "kf/core/ptx/hopper.cuh"
 #include "kf/core/ptx/mma.cuh"
@@ -165,17 +166,13 @@ KFI_DEVICE void kfi_attention_mma_values(float *o, const unsigned *p, const char
 
 // Runs the kernel for one block of rows. Called by all threads.
 template <int type, int tile, int score, int whole>
-KFI_DEVICE void kfi_attention_mma(const kfi_attention &a)
+KFI_DEVICE void kfi_attention_mma(const kfi_attention &a, const kfi_attention_place &at)
 {
     constexpr int dim = kfi_attention_mma_dim(tile), keys = kfi_attention_mma_keys(tile),
                   bytes = keys * dim * 2, in_registers = dim <= 128;
     constexpr kfi_tag<score> tag;
-    const int bh = (int)blockIdx.x / a.row_blocks, batch = bh / a.heads,
-              head = bh - batch * a.heads,
-              begin = (a.row_blocks - 1 - ((int)blockIdx.x - bh * a.row_blocks)) *
-                      KFI_ATTENTION_MMA_ROWS,
-              lane = (int)threadIdx.x % 32, row = begin + (int)threadIdx.x / 32 * 16 + lane / 4,
-              col = 2 * (lane % 4);
+    const int batch = at.batch, head = at.head, begin = at.begin, lane = (int)threadIdx.x % 32,
+              row = begin + (int)threadIdx.x / 32 * 16 + lane / 4, col = 2 * (lane % 4);
     char *const of_q = kfi_dynamic(), *const of_k = of_q + KFI_ATTENTION_MMA_ROWS * dim * 2,
                 *const of_v = of_k + 2 * bytes;
     const kfi_attention_blocks b = kfi_attention_blocks_of<keys>(
@@ -188,7 +185,7 @@ KFI_DEVICE void kfi_attention_mma(const kfi_attention &a)
                                                             a.keys, a.dim_v);
     float o[dim / 2], s[keys / 2];
     unsigned p[keys / 4], q[in_registers ? dim / 4 : 1];
-    kfi_softmax state = kfi_softmax_init<score>(a, head);
+    kfi_softmax state = kfi_softmax_init<score>(a, head, at.refused);
     kfi_score_block<score, keys> loaded;
 #pragma unroll
     for (int i = 0; i < dim / 2; ++i) o[i] = 0;
@@ -223,7 +220,19 @@ KFI_DEVICE void kfi_attention_mma(const kfi_attention &a)
     const kfi_attention_row_state r = {
         row, head, batch, b.first * keys, kfi_min_i32(a.keys, (b.last + 1) * keys), 0, 0};
     kfi_attention_store<type, score, dim, dim, whole>(
-        o, state, a, r, some && kfi_attention_partial<keys>(a, b, begin));
+        o, state, a, r, some && kfi_attention_partial<keys>(a, b, begin, a.keys));
+}
+// The same for packed sequences.
+template <int type, int tile, int score, int whole>
+KFI_DEVICE void kfi_attention_mma_packed(const kfi_attention_packed &p)
+{
+    const int head = (int)blockIdx.x / p.a.row_blocks;
+    kfi_attention_sequence s;
+    const int block =
+        kfi_attention_find<KFI_ATTENTION_MMA_ROWS>(&s, p, (int)blockIdx.x - head * p.a.row_blocks);
+    if (block < 0) return;
+    const kfi_attention_place at = {block * KFI_ATTENTION_MMA_ROWS, head, s.index, s.refused};
+    kfi_attention_mma<type, tile, score, whole>(kfi_attention_own(p, s, head, 2), at);
 }
 #endif
 
@@ -234,7 +243,19 @@ KFI_KERNEL void KFI_ATTENTION_MMA_BOUNDS(whole)
 #if defined(KFI_DEVICE_PASS) && KFI_MMA
     if constexpr (!whole || KFI_MMA_WHOLE) {
         kfi_begin();
-        kfi_attention_mma<type, tile, score, whole>(a);
+        kfi_attention_mma<type, tile, score, whole>(
+            a, kfi_attention_place_of<KFI_ATTENTION_MMA_ROWS>(a));
+    }
+#endif
+}
+template <int type, int tile, int score, int whole>
+KFI_KERNEL void KFI_ATTENTION_MMA_BOUNDS(whole)
+    kfk_attention_mma_packed(const __grid_constant__ kfi_attention_packed p)
+{
+#if defined(KFI_DEVICE_PASS) && KFI_MMA
+    if constexpr (!whole || KFI_MMA_WHOLE) {
+        kfi_begin();
+        kfi_attention_mma_packed<type, tile, score, whole>(p);
     }
 #endif
 }

@@ -8,6 +8,7 @@
 #include "kf/core/attention/simt.cuh"
 
 #ifdef KFI_HOST_PASS
+#include "kf/core/attention/check.h"
 
 // Returns the smallest tile of mma.sync, padded to the larger head dimension, that has a kernel;
 // -1: none.
@@ -25,30 +26,36 @@ KF_FN int kfi_attention_pick_simt(const void *const *kernels, kf_i64 dim_v, int 
         if (kernels[tile] && dim_v <= kfi_attention_simt_dim_v(tile)) return tile;
     return -1;
 }
-// Launches one block per `rows` rows and head.
+// Fills in the blocks of `rows` rows of a head, and the heads of all batches. Packed sequences have
+// enough for any bounds (packed.cuh).
+KF_FN void kfi_attention_plan_rows(kfi_attention *a, const kfi_attention_plan &p, int rows)
+{
+    a->row_blocks = (int)(p.packed ? p.queries / rows + p.batch + 2 : kfi_ceil(p.queries, rows));
+    a->batch_heads = (int)(p.packed ? p.heads : p.batch * p.heads);
+}
+// Launches one block per `rows` rows and head. Of packed sequences, `a` begins their arguments.
 KF_FN kf_result_t kfi_attention_launch_rows(const kfi_name *name, const void *kernel,
-                                            kfi_attention *a, kf_i64 batch, int rows, int shared,
-                                            int threads, cudaStream_t stream)
+                                            kfi_attention *a, const kfi_attention_plan &p, int rows,
+                                            int shared, int threads, cudaStream_t stream)
 {
     void *args[] = {a};
-    a->row_blocks = (int)kfi_ceil(a->queries, rows);
-    a->batch_heads = (int)(batch * a->heads);
+    kfi_attention_plan_rows(a, p, rows);
     return kfi_launch(name, kernel, dim3((unsigned)(a->row_blocks * a->batch_heads)),
                       (unsigned)threads, args, stream, true, (unsigned)shared);
 }
 KF_FN kf_result_t kfi_attention_launch_mma(const kfi_name *name, const void *kernel,
-                                           kfi_attention *a, int tile, kf_i64 batch,
+                                           kfi_attention *a, int tile, const kfi_attention_plan &p,
                                            cudaStream_t stream)
 {
-    return kfi_attention_launch_rows(name, kernel, a, batch, KFI_ATTENTION_MMA_ROWS,
+    return kfi_attention_launch_rows(name, kernel, a, p, KFI_ATTENTION_MMA_ROWS,
                                      kfi_attention_mma_shared_bytes(tile),
                                      KFI_ATTENTION_MMA_THREADS, stream);
 }
 KF_FN kf_result_t kfi_attention_launch_simt(const kfi_name *name, const void *kernel,
-                                            kfi_attention *a, int type, int tile, kf_i64 batch,
-                                            cudaStream_t stream)
+                                            kfi_attention *a, int type, int tile,
+                                            const kfi_attention_plan &p, cudaStream_t stream)
 {
-    return kfi_attention_launch_rows(name, kernel, a, batch, kfi_attention_simt_rows(type, tile),
+    return kfi_attention_launch_rows(name, kernel, a, p, kfi_attention_simt_rows(type, tile),
                                      kfi_attention_simt_shared_bytes(type, tile),
                                      KFI_ATTENTION_SIMT_THREADS, stream);
 }

@@ -15,6 +15,7 @@
 #ifndef KF_CORE_ATTENTION_SIMT_CUH
 #define KF_CORE_ATTENTION_SIMT_CUH
 
+#include "kf/core/attention/packed.cuh"
 #include "kf/core/attention/softmax.cuh"
 #include "kf/core/math.cuh"
 #include "kf/core/ptx/mma.cuh"
@@ -226,7 +227,8 @@ KFI_DEVICE void kfi_attention_simt_block(typename kfi_attention_element<type>::r
 }
 
 // Runs the kernel for one block of rows. Called by all threads.
-template <int type, int tile, int score> KFI_DEVICE void kfi_attention_simt(const kfi_attention &a)
+template <int type, int tile, int score>
+KFI_DEVICE void kfi_attention_simt(const kfi_attention &a, const kfi_attention_place &at)
 {
     typedef typename kfi_attention_element<type>::stored stored;
     typedef typename kfi_attention_element<type>::real real;
@@ -234,11 +236,9 @@ template <int type, int tile, int score> KFI_DEVICE void kfi_attention_simt(cons
                   per_thread = kfi_attention_simt_per_thread(type, tile),
                   dim_v = kfi_attention_simt_dim_v(tile),
                   p_pitch = kfi_attention_simt_p_pitch(type);
-    const int bh = (int)blockIdx.x / a.row_blocks, batch = bh / a.heads,
-              head = bh - batch * a.heads,
-              begin = (a.row_blocks - 1 - ((int)blockIdx.x - bh * a.row_blocks)) * rows,
-              lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32,
-              own = warp * 8 * per_thread + lane / 4, row = begin + own, col = 2 * (lane % 4);
+    const int batch = at.batch, head = at.head, begin = at.begin, lane = (int)threadIdx.x % 32,
+              warp = (int)threadIdx.x / 32, own = warp * 8 * per_thread + lane / 4,
+              row = begin + own, col = 2 * (lane % 4);
     real *const shared = (real *)(void *)kfi_dynamic(),
                 *const of_p = shared + (rows + keys) * kfi_attention_simt_pitch(type),
                 *const of_v = of_p + rows * p_pitch;
@@ -247,7 +247,9 @@ template <int type, int tile, int score> KFI_DEVICE void kfi_attention_simt(cons
     const kfi_attention_blocks b =
         kfi_attention_blocks_of<keys>(a, begin, kfi_min_i32(begin + rows, a.queries) - 1);
     const real sink = kfi_score_sink<real>(kfi_tag<score>(), a, head),
-               first = sink != kfi_minus_infinity() && col == 0 ? real(1) : real(0);
+               first = at.refused                                 ? real(kfi_attention_nan())
+                       : sink != kfi_minus_infinity() && col == 0 ? real(1)
+                                                                  : real(0);
     kfi_attention_simt_state<real> state = {{sink, sink}, {first, first}, {1, 1}};
     kfi_score_block<score, keys> loaded;
     real o[dim_v / 2], s[keys / 2];
@@ -287,6 +289,19 @@ template <int type, int tile, int score> KFI_DEVICE void kfi_attention_simt(cons
     }
     kfi_attention_simt_store<per_thread, dim_v, stored>(o, state, a, row, head, batch);
 }
+// The same for packed sequences.
+template <int type, int tile, int score>
+KFI_DEVICE void kfi_attention_simt_packed(const kfi_attention_packed &p)
+{
+    constexpr int rows = kfi_attention_simt_rows(type, tile),
+                  bytes = sizeof(typename kfi_attention_element<type>::stored);
+    const int head = (int)blockIdx.x / p.a.row_blocks;
+    kfi_attention_sequence s;
+    const int block = kfi_attention_find<rows>(&s, p, (int)blockIdx.x - head * p.a.row_blocks);
+    if (block < 0) return;
+    const kfi_attention_place at = {block * rows, head, s.index, s.refused};
+    kfi_attention_simt<type, tile, score>(kfi_attention_own(p, s, head, bytes), at);
+}
 #endif
 
 // From sm_80 on mma.sync takes 2-byte elements (portable.cuh), except those of more than 256
@@ -307,7 +322,20 @@ KFI_KERNEL void KFI_BOUNDS(kfi_attention_simt_has(type, tile) ? KFI_ATTENTION_SI
 #ifdef KFI_DEVICE_PASS
     if constexpr (kfi_attention_simt_has(type, tile)) {
         kfi_begin();
-        kfi_attention_simt<type, tile, score>(a);
+        kfi_attention_simt<type, tile, score>(
+            a, kfi_attention_place_of<kfi_attention_simt_rows(type, tile)>(a));
+    }
+#endif
+}
+template <int type, int tile, int score>
+KFI_KERNEL void KFI_BOUNDS(kfi_attention_simt_has(type, tile) ? KFI_ATTENTION_SIMT_THREADS : 32,
+                           tile == 2 || type == KFI_OF_F64 ? 2 : 3)
+    kfk_attention_simt_packed(const __grid_constant__ kfi_attention_packed p)
+{
+#ifdef KFI_DEVICE_PASS
+    if constexpr (kfi_attention_simt_has(type, tile)) {
+        kfi_begin();
+        kfi_attention_simt_packed<type, tile, score>(p);
     }
 #endif
 }

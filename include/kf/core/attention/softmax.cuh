@@ -19,11 +19,14 @@ struct kfi_softmax {
     float sum[2];       // exponentials of this thread
     float rescale[2];   // factor of what was summed before
 };
-// A sink is a first score, which one thread of the quad adds.
-template <int score> KFI_DEVICE kfi_softmax kfi_softmax_init(const kfi_attention &a, int head)
+// A sink is a first score, which one thread of the quad adds. refused: results are NaN.
+template <int score>
+KFI_DEVICE kfi_softmax kfi_softmax_init(const kfi_attention &a, int head, bool refused)
 {
     const float sink = kfi_score_sink<float>(kfi_tag<score>(), a, head),
-                sum = sink != kfi_minus_infinity() && threadIdx.x % 4 == 0 ? 1.0f : 0.0f;
+                sum = refused                                                ? kfi_attention_nan()
+                      : sink != kfi_minus_infinity() && threadIdx.x % 4 == 0 ? 1.0f
+                                                                             : 0.0f;
     const kfi_softmax s = {{sink, sink}, {sum, sum}, {1, 1}};
     return s;
 }

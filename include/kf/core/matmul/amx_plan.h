@@ -62,6 +62,8 @@ KFI_HOST kf_i64 kfi_amx_wide(kf_i64 row_jobs, kf_i64 cols)
 KFI_HOST kfi_amx_plan kfi_amx_make_plan(kf_i64 rows, kf_i64 cols, kf_i64 depth, int products)
 {
     kfi_amx_plan p;
+    if (rows < 1) rows = 1; /* space is asked for of empty products too */
+    if (cols < 1) cols = 1;
     p.rows = kfi_cpu_gemm_share(rows, KFI_AMX_ROWS, KFI_AMX_PART);
     p.cols = kfi_cpu_gemm_share(cols, KFI_AMX_COLS, KFI_AMX_LINES);
     p.tall = kfi_cpu_gemm_share(p.rows, KFI_AMX_TALL, KFI_AMX_PART);

@@ -1,0 +1,108 @@
+// SPDX-License-Identifier: Apache-2.0
+// kf/core/attention/packed.cuh: packed sequences of attention: their bounds in device memory, and
+// the tiles of rows that a sequence has.
+//
+// A tile has up to `rows` query rows of one sequence and one head. Tile t belongs to the last part
+// i with part(i) / rows + i <= t: parts are the rows in front of all sequences, the sequences, and
+// the rows behind them. So many tiles suffice for any bounds, each part has at most one tile too
+// many, and the host needs no length. Rows of no sequence see no key.
+// Bounds outside the tensors are clamped, so that nothing outside is read or written.
+#ifndef KF_CORE_ATTENTION_PACKED_CUH
+#define KF_CORE_ATTENTION_PACKED_CUH
+
+#include "kf/core/attention/args.cuh"
+#include "kf/core/attention/bounds.h"
+
+// Arguments of the kernels of packed sequences. a: sizes of all sequences, of which kernels make a
+// sequence's (kfi_attention_own); row_blocks: tiles of a head.
+struct kfi_attention_packed {
+    kfi_attention a;
+    const void *query_offsets, *key_offsets; // [batch + 1]
+    bool wide;                               // 64-bit offsets; else 32-bit
+    int batch, max_query, max_key;           // sequences, and the longest ones allowed
+    kfi_attention_bound first, last;
+};
+
+// Rows of a sequence in q and in k. index: among the sequences, for a bias. refused: it is longer
+// than max_query or max_key, and its results are NaN.
+struct kfi_attention_sequence {
+    int index, query, queries, key, keys;
+    bool refused;
+};
+
+#ifdef KFI_DEVICE_PASS
+KFI_DEVICE int kfi_attention_offset(const kfi_attention_packed &p, const void *offsets, int i,
+                                    int most)
+{
+    const kf_i64 at = p.wide ? ((const kf_i64 *)offsets)[i] : (kf_i64)((const int *)offsets)[i];
+    return at < 0 ? 0 : at > most ? most : (int)at;
+}
+// First row of part i of batch + 2; of part batch + 2, the number of rows.
+KFI_DEVICE int kfi_attention_part(const kfi_attention_packed &p, int i)
+{
+    if (i == 0) return 0;
+    if (i > p.batch + 1) return p.a.queries;
+    return kfi_attention_offset(p, p.query_offsets, i - 1, p.a.queries);
+}
+// Finds the sequence of tile t. Returns the tile's block of rows in it, last blocks first;
+// negative: the tile has no rows.
+template <int rows>
+KFI_DEVICE int kfi_attention_find(kfi_attention_sequence *s, const kfi_attention_packed &p, int t)
+{
+    int i = 0, end = p.batch + 2;
+#pragma unroll 1
+    while (end - i > 1) {
+        const int middle = (i + end) / 2;
+        if (kfi_attention_part(p, middle) / rows + middle <= t)
+            i = middle;
+        else
+            end = middle;
+    }
+    s->query = kfi_attention_part(p, i);
+    s->queries = kfi_max_i32(0, kfi_attention_part(p, i + 1) - s->query);
+    s->index = s->key = s->keys = 0;
+    s->refused = false;
+    if (i > 0 && i <= p.batch) {
+        const int most = p.a.keys;
+        s->index = i - 1;
+        s->key = kfi_attention_offset(p, p.key_offsets, i - 1, most);
+        s->keys = kfi_max_i32(0, kfi_attention_offset(p, p.key_offsets, i, most) - s->key);
+        s->refused = s->queries > p.max_query || s->keys > p.max_key;
+        if (s->refused) s->keys = 0;
+    }
+    return (s->queries + rows - 1) / rows - 1 - (t - s->query / rows - i);
+}
+// A bound of a sequence's keys.
+KFI_DEVICE kfi_attention_bound kfi_attention_own_bound(const kfi_attention_bound &b,
+                                                       const kfi_attention_sequence &s)
+{
+    const kf_i64 add = b.add + (kf_i64)b.of_queries * s.queries + (kf_i64)b.of_keys * s.keys;
+    return kfi_attention_normalised(b.slope, add, s.queries, s.keys);
+}
+// Returns the arguments of one sequence and head, which kernels take for batch `index`. bytes: size
+// of an element.
+KFI_DEVICE kfi_attention kfi_attention_own(const kfi_attention_packed &p,
+                                           const kfi_attention_sequence &s, int head, int bytes)
+{
+    const kfi_attention_bound first = kfi_attention_own_bound(p.first, s),
+                              last = kfi_attention_own_bound(p.last, s);
+    const kf_i64 real = bytes == 8 ? 8 : 4,
+                 at = real * ((kf_i64)head * p.a.queries + s.query -
+                              ((kf_i64)s.index * p.a.heads + head) * s.queries);
+    kfi_attention a = p.a;
+    a.queries = a.score.queries_total = s.queries;
+    a.keys = a.score.keys_total = s.keys;
+    a.range = {first.slope, (int)first.add, last.slope, (int)last.add};
+    a.q = kfi_attention_row(p.a.q, p.a.q_strides, s.query, 0, 0, bytes);
+    a.k = kfi_attention_row(p.a.k, p.a.k_strides, s.key, 0, 0, bytes);
+    a.v = kfi_attention_row(p.a.v, p.a.v_strides, s.key, 0, 0, bytes);
+    a.out = (void *)kfi_attention_row(p.a.out, p.a.out_strides, s.query, 0, 0, bytes);
+    // kfi_attention_row_index counts as if all sequences had this one's length.
+    if (a.lse) a.lse = (char *)a.lse + at;
+    if (a.row_max) a.row_max = (char *)a.row_max + at;
+    if (a.log_sum) a.log_sum = (char *)a.log_sum + at;
+    return a;
+}
+#endif
+
+#endif
