@@ -233,7 +233,7 @@ def test_streams(kf, gpu, of_cupy):
     gpu.log.clear()
     # A result of the default stream is not freed in stream order if another stream reads it.
     row = kf.ops.relu(Interface(ROW))
-    flat = row.flat()
+    flat = row.reshaped((int(np.prod(row.shape)),))
     kf.ops.bias_relu(Interface(X, 7), flat)
     del row, flat
     gc.collect()

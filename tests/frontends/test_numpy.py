@@ -373,9 +373,9 @@ REFUSED = [
     (
         "sum",
         (np.ones((2, 3), "f"),),
-        {"dim": (0, 1)},
+        {"dim": (0, 0.5)},
         TypeError,
-        "kf.sum: dim is tuple, expected a whole number",
+        "kf.sum: dim is float, expected a whole number, a tuple of them or None",
     ),
     (
         "batch_norm_train",

@@ -77,12 +77,17 @@ def plan(
 cached = functools.lru_cache(4096)(plan)
 
 
+def of_sums(op: Op, call: Call) -> set[str]:
+    """Type variables of results that a call sums in several steps and that may be float32."""
+    return {t.var for t in call.outputs if t.accumulated and t.var in op.further}
+
+
 def summed(op: Op, call: Call, activation: str, backward: bool, made: Plan) -> Plan:
     """Returns the plan with float32 for 2-byte results that a forward sums in several steps.
 
     The caller rounds them once. In their own dtype each step would round.
     """
-    of = {t.var for t in call.outputs if t.accumulated and t.var in op.further}
+    of = of_sums(op, call)
     if backward or not of:
         return made
     own = {t.var: dtype for t, dtype in zip(call.outputs, made.dtypes)}

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from kfgen.model import names
 
-from kernel_fusion import _counts, _gpu, _layout, _library, _shim_library
+from kernel_fusion import _counts, _gpu, _layout, _library, _plan, _shim_library
 from kernel_fusion._table import Op, Tensor, Value
 from kernel_fusion.torch._schema import Schema
 
@@ -172,7 +172,7 @@ def covers(s: Schema) -> bool:
     """True unless the result's dtype is an argument, tensors have more than two dtypes, inputs are
     overwritten, or results are summed in a wider dtype than theirs (_plan.summed).
     """
-    summed = not s.backward and bool(s.call.betas)
+    summed = not s.backward and bool(_plan.of_sums(s.op, s.call))
     return not s.op.asked and len(s.op.further) <= 1 and not s.call.updates and not summed
 
 
