@@ -34,6 +34,9 @@ KFI_INLINE int kfi_amx_enabled(void) { return __atomic_load_n(&kfi_amx_allowed, 
 
    Returns KF_SUCCESS; KF_ERROR_UNSUPPORTED where the compiler, the processor or the kernel lacks
    AMX for bf16, and then nothing changes. kf_get_last_error_detail() says which. */
+#ifdef KFI_LAUNCHER_NAMES
+kf_result_t kf_cpu_enable_amx(void);
+#else
 KFI_ONCE kf_result_t kf_cpu_enable_amx(void)
 {
     static const kfi_name name = {"kf_cpu_enable_amx", "none"};
@@ -53,5 +56,6 @@ KFI_ONCE kf_result_t kf_cpu_enable_amx(void)
                     "compiles no AMX, expected gcc 11 or clang 12 or later, on Linux for x86-64");
 #endif
 }
+#endif
 
 #endif

@@ -38,7 +38,7 @@ KFI_DEVICE int kfi_attention_offset(const kfi_attention_packed &p, const void *o
     return at < 0 ? 0 : at > most ? most : (int)at;
 }
 // First row of part i of batch + 2; of part batch + 2, the number of rows.
-KFI_DEVICE int kfi_attention_part(const kfi_attention_packed &p, int i)
+KFI_DEVICE int kfi_attention_start(const kfi_attention_packed &p, int i)
 {
     if (i == 0) return 0;
     if (i > p.batch + 1) return p.a.queries;
@@ -53,13 +53,13 @@ KFI_DEVICE int kfi_attention_find(kfi_attention_sequence *s, const kfi_attention
 #pragma unroll 1
     while (end - i > 1) {
         const int middle = (i + end) / 2;
-        if (kfi_attention_part(p, middle) / rows + middle <= t)
+        if (kfi_attention_start(p, middle) / rows + middle <= t)
             i = middle;
         else
             end = middle;
     }
-    s->query = kfi_attention_part(p, i);
-    s->queries = kfi_max_i32(0, kfi_attention_part(p, i + 1) - s->query);
+    s->query = kfi_attention_start(p, i);
+    s->queries = kfi_max_i32(0, kfi_attention_start(p, i + 1) - s->query);
     s->index = s->key = s->keys = 0;
     s->refused = false;
     if (i > 0 && i <= p.batch) {

@@ -16,6 +16,8 @@
 #include "kf/core/matmul/amx_plan.h"
 #include "kf/core/stream.h"
 
+#if KFI_AMX
+
 KFI_C_BEGIN
 
 /* 16 pairs of elements. */
@@ -137,5 +139,7 @@ KFI_HOST void kfi_amx_pack(const kfi_gemm_operand *o, int is_b, kf_i64 line, kf_
 #undef KFI_AMX_ZIP
 
 KFI_C_END
+
+#endif
 
 #endif

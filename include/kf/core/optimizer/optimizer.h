@@ -148,7 +148,7 @@ typedef struct {
     double *partials; /* KFI_TENSOR_SLOTS_ALL per sum */
     const void *values;
     const double *numbers;
-} kfi_slots;
+} kfi_tensor_slots;
 
 /* A slot: its first chunk, and the index behind its last element. first, count: the slots of its
  * tensor. */
@@ -162,7 +162,7 @@ KFI_HOST void kfi_slot_clip(kfi_tensor_slot *s)
     const kf_i64 left = s->end - s->chunk.from;
     s->chunk.n = left < KFI_MAX_CHUNK ? left : KFI_MAX_CHUNK;
 }
-KFI_HOST kfi_tensor_slot kfi_slot_of(const kfi_slots *of, kf_i64 slot)
+KFI_HOST kfi_tensor_slot kfi_slot_of(const kfi_tensor_slots *of, kf_i64 slot)
 {
     const kfi_list_window *const w = &of->window;
     const int i = kfi_list_search(w->first, w->count, slot);
@@ -190,7 +190,7 @@ KFI_HOST double kfi_sum_of_tensor(const double *partials, const kfi_tensor_slot 
     return sum;
 }
 /* Moves the window to the next tensors; false if there are none. */
-KFI_HOST int kfi_slots_next(kfi_slots *s)
+KFI_HOST int kfi_slots_next(kfi_tensor_slots *s)
 {
     kfi_list_window *const w = &s->window;
     w->from += w->count;
@@ -204,7 +204,7 @@ KFI_HOST int kfi_slots_next(kfi_slots *s)
 }
 /* Calls first(s, slot), then last(s, slot), for the slots of all tensors, on all threads. total:
  * the sum of the lengths. */
-KFI_HOST void kfi_each_slot(kfi_slots *s, kf_i64 total, void (*first)(void *, kf_i64),
+KFI_HOST void kfi_each_slot(kfi_tensor_slots *s, kf_i64 total, void (*first)(void *, kf_i64),
                             void (*last)(void *, kf_i64))
 {
     while (kfi_slots_next(s)) {

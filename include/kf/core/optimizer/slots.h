@@ -6,6 +6,7 @@
 #define KF_CORE_OPTIMIZER_SLOTS_H
 
 #include "kf/core/config.h"
+#include "kf/core/dtype.h"
 #include "kf/core/limits.h"
 
 #ifndef KFI_TENSOR_SLOTS
