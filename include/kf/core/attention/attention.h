@@ -355,10 +355,11 @@ KFI_HOST void kfi_cpu_attention_run(const kfi_cpu_attention *m, void *workspace)
     memset(&call, 0, sizeof call);
     if (batch < 1 || m->heads < 1 || m->queries < 1) return;
     call.m = m;
-    call.p = m->packed ? kfi_cpu_attention_packed_plan(m->packed->batch, m->heads, m->group,
-                                                       m->queries, m->dim, m->dim_v, lanes.unit)
-                       : kfi_cpu_attention_make_plan(batch, m->heads, m->group, m->queries, m->keys,
-                                                     m->dim, m->dim_v, lanes.unit);
+    call.p = m->packed
+                 ? kfi_cpu_attention_packed_plan(m->packed->batch, m->heads, m->group, m->queries,
+                                                 m->keys, m->dim, m->dim_v, lanes.unit)
+                 : kfi_cpu_attention_make_plan(batch, m->heads, m->group, m->queries, m->keys,
+                                               m->dim, m->dim_v, lanes.unit);
     kfi_cpu_attention_panels(&call.p, &lanes, m->dim);
     call.workspace =
         (char *)(((uintptr_t)workspace + KFI_GEMM_LINE - 1) / KFI_GEMM_LINE * KFI_GEMM_LINE);

@@ -84,8 +84,8 @@ KFI_ONCE int kfi_attention_fits(const kfi_attention_plan *p)
                  k[] = {batch, p->kv_heads, p->keys, p->dim},
                  v[] = {batch, p->kv_heads, p->keys, p->dim_v},
                  out[] = {batch, p->heads, p->queries, p->dim_v};
-    return kfi_all_fit(q, 4) && kfi_all_fit(k, 4) && kfi_all_fit(v, 4) && kfi_all_fit(out, 4) &&
-           kfi_divides(p->kv_heads, p->heads);
+    return kfi_all_fit(&p->batch, 1) && kfi_all_fit(q, 4) && kfi_all_fit(k, 4) &&
+           kfi_all_fit(v, 4) && kfi_all_fit(out, 4) && kfi_divides(p->kv_heads, p->heads);
 }
 
 /* Sets a bound slope * query + add of the whole tensors, normalised: sums of the call's query and

@@ -262,10 +262,8 @@ KF_FN kf_result_t kfi_attention_run(const kfi_attention_op &op, const kfi_shape_
     const bool small = op.type == KFI_OF_BF16 || op.type == KFI_OF_F16;
     if (small && kfi_attention_run_tensor_cores(op, a, p, stream, &result)) return result;
     const void *const *const simt = op.kernels + (small ? KFI_ATTENTION_OF_SIMT : 0);
-    int tile = kfi_attention_pick_simt(simt, p.dim_v, 0);
-    // The code of 2-byte tiles may be empty.
-    while (small && tile >= 0 && kfi_most_threads(simt[tile]) < KFI_ATTENTION_SIMT_THREADS)
-        tile = kfi_attention_pick_simt(simt, p.dim_v, tile + 1);
+    const int tile = small ? kfi_attention_pick_small_simt(simt, p.dim_v)
+                           : kfi_attention_pick_simt(simt, p.dim_v, 0);
     if (tile < 0) return kfi_attention_left_out(&op.name);
     return kfi_attention_launch_simt(&op.name, simt[tile], a, op.type, tile, p, stream);
 }

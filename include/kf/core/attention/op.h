@@ -39,7 +39,7 @@ KFI_ONCE size_t kfi_cpu_attention_packed_workspace(const void *shape, int unit)
     const kfi_attention_plan p = kfi_attention_packed_plan_of((const int64_t *)shape);
     if (!kfi_attention_fits(&p) || p.heads == 0) return 0;
     return kfi_workspace(kfi_cpu_attention_packed_bytes(p.batch, p.heads, p.heads / p.kv_heads,
-                                                        p.queries, p.dim, p.dim_v, unit));
+                                                        p.queries, p.keys, p.dim, p.dim_v, unit));
 }
 KFI_ONCE kfi_cpu_attention_strides kfi_cpu_attention_steps(const kfi_attention_strides *s)
 {

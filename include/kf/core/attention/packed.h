@@ -109,25 +109,31 @@ KFI_HOST kfi_cpu_attention kfi_cpu_attention_own(const kfi_cpu_attention *m,
     return own;
 }
 
-/* Plan of a call, without its tile: jobs pack their own blocks of K and V. */
+/* Plan of a call, without its tile: jobs pack their own blocks of K and V, which are
+   shorter if all sequences together have few keys. */
 KFI_HOST kfi_cpu_attention_plan kfi_cpu_attention_packed_plan(kf_i64 batch, kf_i64 heads,
                                                               kf_i64 group, kf_i64 queries,
-                                                              kf_i64 dim, kf_i64 dim_v, int unit)
+                                                              kf_i64 keys, kf_i64 dim, kf_i64 dim_v,
+                                                              int unit)
 {
     kfi_cpu_attention_plan p =
         kfi_cpu_attention_make_plan(1, heads, group, queries, 0, dim, dim_v, unit);
+    while (p.keys > KFI_ATTENTION_LEAST_KEYS && p.keys / 2 >= keys) p.keys /= 2;
+    (void)kfi_cpu_attention_rooms(&p, unit, NULL, &p.bytes);
     p.blocks = queries * group / p.rows + batch + 2;
     p.tiles = p.kv_heads * p.blocks;
-    p.slots = kfi_cpu_gemm_least(p.tiles, KFI_ATTENTION_SLOTS);
+    p.slots = kfi_cpu_gemm_least(kfi_cpu_gemm_least(p.tiles, KFI_ATTENTION_SLOTS),
+                                 kfi_cpu_attention_most_slots(&p));
     return p;
 }
 /* Workspace of a call in bytes. */
 KFI_HOST size_t kfi_cpu_attention_packed_bytes(kf_i64 batch, kf_i64 heads, kf_i64 group,
-                                               kf_i64 queries, kf_i64 dim, kf_i64 dim_v, int unit)
+                                               kf_i64 queries, kf_i64 keys, kf_i64 dim,
+                                               kf_i64 dim_v, int unit)
 {
     if (heads < 1 || group < 1 || queries < 1) return KFI_GEMM_LINE;
     const kfi_cpu_attention_plan p =
-        kfi_cpu_attention_packed_plan(batch, heads, group, queries, dim, dim_v, unit);
+        kfi_cpu_attention_packed_plan(batch, heads, group, queries, keys, dim, dim_v, unit);
     return (size_t)p.slots * p.bytes + KFI_GEMM_LINE;
 }
 

@@ -26,6 +26,18 @@ KF_FN int kfi_attention_pick_simt(const void *const *kernels, kf_i64 dim_v, int 
         if (kernels[tile] && dim_v <= kfi_attention_simt_dim_v(tile)) return tile;
     return -1;
 }
+// The same of 2-byte elements, whose tiles may have empty code. Without any code that is known to
+// run, returns a tile that is not loaded, whose launch reports the cause.
+KF_FN KFI_SMALL int kfi_attention_pick_small_simt(const void *const *kernels, kf_i64 dim_v)
+{
+    int unknown = -1, tile = kfi_attention_pick_simt(kernels, dim_v, 0);
+    for (; tile >= 0; tile = kfi_attention_pick_simt(kernels, dim_v, tile + 1)) {
+        const int most = kfi_most_threads(kernels[tile]);
+        if (most >= KFI_ATTENTION_SIMT_THREADS) return tile;
+        if (most == 0) unknown = tile;
+    }
+    return unknown;
+}
 // Fills in the blocks of `rows` rows of a head, and the heads of all batches. Packed sequences have
 // enough for any bounds (packed.cuh).
 KF_FN void kfi_attention_plan_rows(kfi_attention *a, const kfi_attention_plan &p, int rows)
