@@ -202,6 +202,12 @@ def check(call, got, weights=None):
         assert error <= limit, f"{where} differs by {error:.3g}, at most {limit:.3g} expected"
 
 
+def of_sequence(call, index):
+    """Returns {size: the slice of it that belongs to a packed sequence}, of the outputs' axes."""
+    at = next(call.data[n] for n, a in call.tensors.items() if a["kind"] == "query_offsets")
+    return {"queries": slice(int(at[index]), int(at[index + 1]))}
+
+
 def formula(of_score=lambda score, t: score, causal=False):
     """Returns attention in PyTorch's plain operations: a query that sees no key gives 0, and values
     of hidden keys do not reach a result (tests/support/python/torchops.py)."""
@@ -256,7 +262,7 @@ def work(f, size):
 # Packed sequences, with the longest ones where a bias or a mask says so.
 PACKED = {
     "SHAPES": [
-        [(2, 2, 1, 2, 3, 4, 3), 0],
+        [(3, 4, 1, 2, 5, 8, 4), 0],
         [(3, 4, 2, 9, 13, 8, 4), 0],
         [(1, 2, 1, 33, 70, 24, 40), 0],
         [(4, 1, 1, 70, 33, 64, 64), 0],
@@ -273,8 +279,10 @@ PACKED = {
         [(2, 1, 1, 3, 5, 256, 256), 1],
         [(2, 1, 1, 3, 5, 7, 100), 0],
         [(2, 1, 1, 3, 5, 7, 200), 0],
+        [(2, 1, 1, 3, 5, 264, 8), 0],
     ],
     "MORE": MORE,
+    "RESULTS_IN_PARTS": RESULTS_IN_PARTS,
     "LARGE": (2**22, 2**10, 1, 2**10, 1, 1, 1),
     "OVERFLOWS": [((1, 2**28, 1, 2**30, 1, 3, 1), "q"), ((1, 1, 1, 1, 2**57, 3, 1), "k")],
     "CALLS": (
@@ -294,6 +302,7 @@ PACKED = {
     "wrong_size": wrong_size,
     "work": work,
     "check": check,
+    "of_sequence": of_sequence,
 }
 
 

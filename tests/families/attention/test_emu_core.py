@@ -28,6 +28,7 @@ HOPPER = [
     Case(queries=63, keys=129, dim=128, right=0),
     Case(queries=300, keys=130, dim=128, right=0, hidden_nan=True, blocks=1),
     Case(queries=129, keys=200, right=70, left=70, hidden_nan=True),
+    Case(queries=400, keys=400, left=20, right=0, blocks=1),
     Case(queries=65, keys=170, dim=192, dim_v=128, right=0),
     Case(queries=65, keys=170, dim=256, right=0, hidden_nan=True),
     Case(queries=65, keys=81, dim=136, dim_v=8),

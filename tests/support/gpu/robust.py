@@ -265,6 +265,9 @@ def alone(gpu, lib, f, sizes, shift):
     # The mask belongs to an element's index.
     call = checks.Layout(lib, f, sizes, seed=7, shift=shift, p=0.0)
     want = direct(gpu, lib, f, call)
+    if hasattr(cases.own(f), "of_sequence"):
+        sequences_alone(gpu, lib, f, call, want)
+        return
     sums = {a["name"]: None for a in call.tensors.values() if a["role"] == "sum"}
     rows = sizes[cases.counted(f)]
     for row in sorted({0, 1, rows // 2, rows - 1} & set(range(rows))):
@@ -283,6 +286,34 @@ def alone(gpu, lib, f, sizes, shift):
         succeed(lib, f, call, given)
         gpu.synchronize()
         same(call, gpu.download(call.image.size), expected, f"row {row} alone")
+
+
+def sequences_alone(gpu, lib, f, call, want):
+    """Checks that a packed sequence alone has the bits that it has among others, and that other
+    rows have those of a call without sequences."""
+    counted = f["sizes"][cases.counted(f)]
+    count = call.sizes[cases.counted(f)]
+
+    def run(changes):
+        gpu.upload(call.image)
+        succeed(lib, f, call, call.given(gpu.base) | changes)
+        gpu.synchronize()
+        return gpu.download(call.image.size)
+
+    none = run({counted: 0})
+    for index in range(count):
+        changes, expected = {counted: 1}, none.copy()
+        for name, a in call.tensors.items():
+            if a["shape"][0].startswith(counted):  # of each sequence, or its bounds
+                rows = count if a["shape"][0] == counted else count + 1
+                step = call.data[name].nbytes // rows
+                changes[name] = gpu.base + call.offset[name] + index * step
+        slices = cases.own(f).of_sequence(call, index)
+        got, alone_ = call.outputs(want), call.outputs(expected)
+        for name, array in alone_.items():
+            own = tuple(slices.get(size, slice(None)) for size in call.tensors[name]["shape"])
+            array[own] = got[name][own]
+        same(call, run(changes), expected, f"sequence {index} alone")
 
 
 def unaligned(gpu_memory, lib, f):
