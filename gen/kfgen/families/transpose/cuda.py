@@ -10,16 +10,12 @@ from kfgen.model.steps import Instance, Launch, Step
 
 class TransposeCuda(Cuda):
     @property
-    def vec(self):
-        """Elements of 16 bytes."""
-        return 16 // self.k.dtype.size
-
-    @property
     def instances(self):
         """Kernels by the elements of a load and of a store, in the order of
         core/transpose/transpose.cuh. The last one is for narrow matrices.
         """
-        shapes = [(load, store) for load in (self.vec, 1) for store in (self.vec, 1)] + [(0, 0)]
+        counts = 16 // self.k.dtype.size, 1  # elements of an access
+        shapes = [(load, store) for load in counts for store in counts] + [(0, 0)]
         return [Instance(f"kfk_{self.k.name}", ("act", *shape)) for shape in shapes]
 
     @functools.cached_property

@@ -8,6 +8,11 @@ from kfgen.families.reference import Reference
 SHAPE = (2, 4, 3)
 
 
+def exchanged(values):
+    """Exchanges the last two axes of each array of a dictionary."""
+    return {name: np.swapaxes(value, 1, 2) for name, value in values.items()}
+
+
 class TransposeReference(Reference):
     pointwise = False  # results have another shape
     single = False
@@ -22,14 +27,13 @@ class TransposeReference(Reference):
         return {self.x.name: rng.standard_normal(SHAPE)}
 
     def points(self, inputs, want):
-        return {"value": want}
+        return exchanged(inputs)
 
     def values(self, inputs, mask):
-        return {"out": np.swapaxes(super().values(inputs, mask)["out"], 1, 2)}
+        return exchanged(super().values(inputs, mask))
 
     def gradients(self, inputs, douts, mask):
-        return {self.x.name: np.swapaxes(douts["out"], 1, 2)}
+        return super().gradients(inputs, exchanged(douts), mask)
 
     def results(self, bwd, env, single=False, by=False):
-        found = super().results(bwd, env)
-        return {name: np.swapaxes(value, 1, 2) for name, value in found.items()}
+        return exchanged(super().results(bwd, env))
