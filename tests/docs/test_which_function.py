@@ -14,6 +14,7 @@ from kfgen.entries import aliases
 PAGE = ROOT / "docs/which_function.md"
 ROW = re.compile(r"^(\| .+ \| `kf\.ops\.([\w{}]+)\(.*\)` \|).*$", re.M)
 LISTED = re.compile(r"(<!-- aliases -->\n).*?(<!-- /aliases -->)", re.S)
+COMPANIONS = re.compile(r"^Each function of this table exists with `(_\w+)`", re.M)
 UPDATE = os.environ.get("KF_UPDATE")
 
 
@@ -39,6 +40,16 @@ def listed():
     return "\n".join(lines) + "\n"
 
 
+def companions(text):
+    """Returns the ops that a sentence below a table names by their suffix."""
+    return {
+        op + suffix
+        for section in text.split("\n## ")
+        for suffix in COMPANIONS.findall(section)
+        for _, op in ROW.findall(section)
+    }
+
+
 def test_every_op_has_a_row_with_its_launcher(manifest):
     text, known = PAGE.read_text(), launchers(manifest)
     now = ROW.sub(lambda m: f"{m[1]} `{known.get(m[2])}` |", text)
@@ -47,5 +58,5 @@ def test_every_op_has_a_row_with_its_launcher(manifest):
         PAGE.write_text(now)
     assert PAGE.read_text() == now, "run KF_UPDATE=1 pytest tests/docs/test_which_function.py"
     named = [op for _, op in ROW.findall(now)]
-    explained = set(re.findall(r"`kf\.ops\.(\w+_with_grad)\(", now))
+    explained = set(re.findall(r"`kf\.ops\.(\w+_with_grad)\(", now)) | companions(now)
     assert len(named) == len(set(named)) and {*named, *explained} == set(known)

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Compares the PyTorch expressions of docs/which_function.md with the functions beside them."""
 
+import itertools
 import re
 
 import kflib
@@ -23,6 +24,13 @@ from kfgen.render.render import Selection  # noqa: E402
 
 PAGE = (kflib.ROOT / "docs/which_function.md").read_text()
 ROW = re.compile(r"^\| `([^`]+)`[^|]* \| `(kf\.ops\.([\w{}]+)\(.*\))` \|", re.M)
+COMPANIONS = re.compile(r"^Each function of this table exists with `(_\w+)`", re.M)
+PACKED = [
+    (*row, suffix)
+    for section in PAGE.split("\n## ")
+    for suffix in COMPANIONS.findall(section)
+    for row in ROW.findall(section)
+]
 SIZES = {
     "outer": [3],
     "inner": [4],
@@ -51,13 +59,15 @@ IMAGES = SIZES | {"batch": [2], "pixels": [4, 5]}
 # Names of the page that are not operands, and operands with other names.
 OTHERS = {"mean": "running_mean", "var": "running_var", "seen": "mask"}
 CLASSES = {"label": 6, "index": 9, "position": 5, "type": 2}
+LENGTHS = ((3, 5), (0, 2), (4, 4))  # queries and keys of packed sequences
 
 
-def drawn(op, t, rng):
+def drawn(op, t, rng, lengths):
     """Returns a tensor for an operand: row indices, conditions, probabilities or numbers."""
     sizes = ATTENTION if "dim_v" in op.rules.sizes else SIZES
     sizes = IMAGES if "pixels" in op.rules.sizes else sizes
     sizes = SCORES if op.name.startswith("scale_") and "queries" in op.rules.sizes else sizes
+    sizes = sizes | lengths
     shape = []
     for extent in t.extents:
         [size] = shapes.names(extent)
@@ -70,12 +80,18 @@ def drawn(op, t, rng):
     return x.softmax(-1) if t.name in ("target", "running_var") else x
 
 
-def names(op):
-    """Returns the values of the page's names for an op."""
-    rng = torch.Generator().manual_seed(0)
-    found = {t.name: drawn(op, t, rng) for t in op.forward.inputs}
-    found |= {name: found[own].clone() for name, own in OTHERS.items() if own in found}
+def operands(op, seed=0, lengths=None):
+    """Draws the operands of an op. lengths: sizes other than the usual ones."""
+    rng = torch.Generator().manual_seed(seed)
+    return {t.name: drawn(op, t, rng, lengths or {}) for t in op.forward.inputs}
+
+
+def names(found):
+    """Returns the values of the page's names for an op's operands."""
+    found = found | {name: found[own].clone() for name, own in OTHERS.items() if own in found}
     queries, keys = SCORES["queries"][0], SCORES["keys"][0]
+    if "q" in found and "k" in found:
+        queries, keys = found["q"].shape[1], found["k"].shape[1]
     distance = torch.arange(queries)[:, None] + keys - queries - torch.arange(keys)
     helpers = {"distance": distance, "causal": distance >= 0}
     helpers |= {"torch": torch, "F": F, "act": F.gelu, "p": 0.0, "dim": 1}
@@ -110,9 +126,17 @@ def arrays(values):
 @pytest.mark.parametrize("row", ROW.findall(PAGE), ids=lambda row: row[2])
 def test_both_expressions_are_equal(row, monkeypatch):
     expression, call, pattern = row
-    op = next(op for op in _table.ops().values() if op.pattern == pattern)
-    values = names(op)
-    wanted = evaluated(expression, values)
+    op = op_of(pattern)
+    values = names(operands(op))
+    compare(op, call, values, evaluated(expression, values), monkeypatch)
+
+
+def op_of(pattern):
+    return next(op for op in _table.ops().values() if op.pattern == pattern)
+
+
+def compare(op, call, values, wanted, monkeypatch):
+    """Evaluates the page's call of an op and compares its results."""
     if not kfpython.WHOLE and op.name not in kfpython.OPS:
         library = interpreted(op)
         monkeypatch.setattr(_library, "of", lambda _: library)
@@ -123,3 +147,43 @@ def test_both_expressions_are_equal(row, monkeypatch):
         a = torch.as_tensor(a)
         assert a.shape == b.shape
         assert torch.allclose(a.double(), b.double(), atol=1e-6, equal_nan=True)
+
+
+def packed(op, sequences):
+    """Returns the operands of packed sequences: rows one after the other, scores padded to the
+    longest sequence, others as the first sequence has them."""
+    found = dict(sequences[0])
+    for t in op.forward.inputs:
+        own = [operands.get(t.name) for operands in sequences]
+        if t.extents[0] in ("queries", "keys"):
+            found[t.name] = torch.cat(own, 1)[0]
+        elif t.extents[0] == "batch":
+            most = [max(sizes) for sizes in zip(*LENGTHS)]
+            found[t.name] = own[0].new_zeros(len(own), own[0].shape[1], *most)
+            for i, scores in enumerate(own):
+                found[t.name][i, :, : scores.shape[2], : scores.shape[3]] = scores[0]
+    for name, lengths in zip(("query_offsets", "key_offsets"), zip(*LENGTHS)):
+        found[name] = torch.tensor([0, *itertools.accumulate(lengths)])
+    return found
+
+
+def test_packed_functions_are_found():
+    assert len(PACKED) > 4
+
+
+@pytest.mark.check
+@pytest.mark.parametrize("row", PACKED, ids=lambda row: row[2] + row[3])
+def test_the_expression_holds_for_each_sequence(row, monkeypatch):
+    expression, call, pattern, suffix = row
+    of_one, op = op_of(pattern), op_of(pattern + suffix)
+    sequences = [
+        operands(of_one, seed, {"batch": [1], "queries": [queries], "keys": [keys]})
+        for seed, (queries, keys) in enumerate(LENGTHS)
+    ]
+    shared = {t.name for t in op.forward.inputs if t.extents[0] == "heads"}
+    for sequence in sequences:
+        sequence |= {name: sequences[0][name] for name in shared}
+    wanted = [evaluated(expression, names(sequence))[0] for sequence in sequences]
+    call = call.replace(f"{pattern}(q, k, v", f"{op.name}(q, k, v, query_offsets, key_offsets")
+    values = names(packed(op, sequences))
+    compare(op, call, values, (torch.cat(wanted, 1)[0],), monkeypatch)
