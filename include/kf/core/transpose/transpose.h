@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* kf/core/transpose/transpose.h: copies matrices with rows and columns exchanged on the CPU. A tile
- * of 64 x 64 elements goes through a buffer in the L1 cache: its rows are read and its columns are
- * written contiguously, whatever the distance of the rows. */
+ * of 64 x 64 elements (32 x 32 of 8 bytes) goes through a buffer in the L1 cache: its rows are read
+ * and its columns are written contiguously, whatever the distance of the rows. */
 #ifndef KF_CORE_TRANSPOSE_TRANSPOSE_H
 #define KF_CORE_TRANSPOSE_TRANSPOSE_H
 
@@ -14,8 +14,10 @@
 
 KFI_C_BEGIN
 
-#define KFI_TRANSPOSE_TILE 64
-#define KFI_TRANSPOSE_PART 512 /* rows and columns of a part */
+/* Rows and columns of a tile of elements of `size` bytes. */
+#define KFI_TRANSPOSE_TILE(size) ((size) == 8 ? 32 : 64)
+#define KFI_TRANSPOSE_BYTES (64 * 65 * 4) /* the largest tile, with the padding of its rows */
+#define KFI_TRANSPOSE_PART 512            /* rows and columns of a part */
 
 typedef struct {
     kfi_name name;
@@ -31,9 +33,9 @@ KFI_INLINE void kfi_transpose_tile(const kfi_cpu_transpose *m, const char *from,
                                    const int *count, int size)
 {
     /* A row's padding keeps the elements of a column in different sets of the cache. */
-    double buffer[KFI_TRANSPOSE_TILE * (KFI_TRANSPOSE_TILE + 1)];
+    double buffer[KFI_TRANSPOSE_BYTES / sizeof(double)];
     char *const tile = (char *)buffer;
-    const int pitch = (KFI_TRANSPOSE_TILE + 1) * size;
+    const int pitch = (KFI_TRANSPOSE_TILE(size) + 1) * size;
     for (int row = 0; row < count[0]; ++row)
         memcpy(tile + row * pitch, from + row * m->cols * size, (size_t)(count[1] * size));
     for (int col = 0; col < count[1]; ++col) {
@@ -47,9 +49,10 @@ KFI_INLINE void kfi_transpose_tile(const kfi_cpu_transpose *m, const char *from,
 KFI_HOST void kfi_transpose_at(const kfi_cpu_transpose *m, kf_i64 base, kf_i64 row, kf_i64 col)
 {
     const kf_i64 left[2] = {m->rows - row, m->cols - col};
+    const int side = KFI_TRANSPOSE_TILE(m->size);
     const int count[2] = {
-        left[0] < KFI_TRANSPOSE_TILE ? (int)left[0] : KFI_TRANSPOSE_TILE,
-        left[1] < KFI_TRANSPOSE_TILE ? (int)left[1] : KFI_TRANSPOSE_TILE,
+        left[0] < side ? (int)left[0] : side,
+        left[1] < side ? (int)left[1] : side,
     };
     const char *from = m->from + (base + row * m->cols + col) * m->size;
     char *to = m->to + (base + col * m->rows + row) * m->size;
@@ -68,8 +71,9 @@ KFI_HOST void kfi_transpose_part(void *context, kf_i64 part)
     const kf_i64 per = m->down * m->across, base = part / per * m->rows * m->cols,
                  row = part % per / m->across * KFI_TRANSPOSE_PART,
                  col = part % m->across * KFI_TRANSPOSE_PART;
-    for (int c = 0; c < KFI_TRANSPOSE_PART && col + c < m->cols; c += KFI_TRANSPOSE_TILE)
-        for (int r = 0; r < KFI_TRANSPOSE_PART && row + r < m->rows; r += KFI_TRANSPOSE_TILE)
+    const int side = KFI_TRANSPOSE_TILE(m->size);
+    for (int c = 0; c < KFI_TRANSPOSE_PART && col + c < m->cols; c += side)
+        for (int r = 0; r < KFI_TRANSPOSE_PART && row + r < m->rows; r += side)
             kfi_transpose_at(m, base, row + r, col + c);
 }
 
