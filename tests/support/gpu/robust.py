@@ -304,7 +304,7 @@ def sequences_alone(gpu, lib, f, call, want):
     for index in range(count):
         changes, expected = {counted: 1}, none.copy()
         for name, a in call.tensors.items():
-            if a["shape"][0].startswith(counted):  # of each sequence, or its bounds
+            if a["shape"][0].startswith(counted):  # one per sequence, or its bounds
                 rows = count if a["shape"][0] == counted else count + 1
                 step = call.data[name].nbytes // rows
                 changes[name] = gpu.base + call.offset[name] + index * step
