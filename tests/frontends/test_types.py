@@ -34,10 +34,10 @@ kf.ops.add(array, tensor)
 wrong: int = kf.ops.relu(tensor)
 """
 EXPECTED = {
-    15: 'Unexpected keyword argument "epsilon" for "layer_norm_gelu"',
-    16: 'Missing positional argument "bias" in call to "bias_relu"',
-    17: 'Value of type variable "A" of "add" cannot be',
-    18: "Incompatible types in assignment",
+    16: 'Unexpected keyword argument "epsilon" for "layer_norm_gelu"',
+    17: 'Missing positional argument "bias" in call to "bias_relu"',
+    18: 'Value of type variable "A" of "add" cannot be',
+    19: "Incompatible types in assignment",
 }
 
 

@@ -384,6 +384,13 @@ ref = "{expr}"
 
 
 REFUSED = {
+    "a gradient": (
+        entry("softmax(dot * scale) * v", operands=OPERANDS.replace(", grad = false", "", 1)),
+        "op.seen",
+        "operands",
+        "have a gradient: q",
+        "give each operand grad = false",
+    ),
     "a sum that is no softmax": (
         entry("dot * scale * v"),
         "op.seen",

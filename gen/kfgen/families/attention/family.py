@@ -135,6 +135,9 @@ class Attention(Family):
         if {kinds_.count(kind) for kind in OFFSETS} not in ({0}, {1}):
             fix = f"give it one of each, or none: {', '.join(OFFSETS)}"
             raise f.error("operands", f"are {describe(operands)}", fix)
+        if wanted := [o.name for o in operands if o.grad]:
+            fix = "attention has no gradient yet: give each operand grad = false"
+            raise f.error("operands", f"have a gradient: {', '.join(wanted)}", fix)
         if sum(o.kind in ("score", "head") for o in operands) > SCORE_OPERANDS:
             fix = f'at most {SCORE_OPERANDS} are "score" or "head"'
             raise f.error("operands", f"are {describe(operands)}", fix)

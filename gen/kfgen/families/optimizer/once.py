@@ -112,6 +112,19 @@ def statements(graph, nodes, library):
     return [f"{name} = {text(graph, node, _python(library), {})}" for name, node in nodes.items()]
 
 
+def _within(function):
+    """Returns the function with C's results where Python raises: infinity and NaN."""
+
+    def call(*args):
+        try:
+            found = function(*args)
+        except (OverflowError, ZeroDivisionError):
+            return math.inf
+        return math.nan if isinstance(found, complex) else found
+
+    return call
+
+
 FUNCTIONS = {
     "add": lambda a, b: a + b,
     "sub": lambda a, b: a - b,
@@ -129,11 +142,11 @@ FUNCTIONS = {
     "ne": lambda a, b: a != b,
     "abs": abs,
     "sqrt": lambda a: math.sqrt(a) if a >= 0 else math.nan,
-    "exp": math.exp,
+    "exp": _within(math.exp),
     "log": lambda a: math.log(a) if a > 0 else math.nan,
     "max": max,
     "min": min,
-    "pow": lambda a, n: a**n,
+    "pow": _within(lambda a, n: a**n),
     "where": lambda c, a, b: a if c else b,
 }
 
