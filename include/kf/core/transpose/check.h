@@ -3,6 +3,8 @@
 #ifndef KF_CORE_TRANSPOSE_CHECK_H
 #define KF_CORE_TRANSPOSE_CHECK_H
 
+#include "kf/core/host.h"
+
 #include "kf/core/check.h"
 
 /* Checks sizes and tensors. words: names of the three sizes. Without elements or a wanted output it
