@@ -10,18 +10,9 @@ import numpy as np
 
 from kernel_fusion import _axes, _counts, _gpu_array, _library, _plan, _rows, _strides
 from kernel_fusion._arguments import Arguments, seeds
+from kernel_fusion._gpu_array import WORDS
 from kernel_fusion._table import Op, Tensor
 
-WORDS = {
-    "float32": "f32",
-    "float16": "f16",
-    "bfloat16": "bf16",
-    "float64": "f64",
-    "int32": "i32",
-    "int64": "i64",
-    "uint8": "u8",
-    "bool": "u8",
-}
 PLAIN = {word: np.dtype(long) for long, word in WORDS.items() if long not in ("bfloat16", "bool")}
 KNOWN = ", ".join(dict.fromkeys(WORDS.values()))
 Array = np.ndarray[Any, Any]

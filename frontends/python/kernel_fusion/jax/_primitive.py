@@ -19,21 +19,12 @@ from jax.interpreters import ad, batching, mlir
 from jax.sharding import NamedSharding, PartitionSpec
 from kfgen.model import shapes as data
 
+from kernel_fusion._gpu_array import WORDS
 from kernel_fusion._library import ALIGNED
 from kernel_fusion._sizes import value
 from kernel_fusion._table import Call, Op, Tensor
 from kernel_fusion.jax import _native
 
-WORDS = {
-    "float32": "f32",
-    "float16": "f16",
-    "bfloat16": "bf16",
-    "float64": "f64",
-    "int32": "i32",
-    "int64": "i64",
-    "uint8": "u8",
-    "bool": "u8",
-}
 KNOWN = {jnp.dtype(name): word for name, word in WORDS.items()}
 DTYPES = {word: jnp.dtype(name) for name, word in WORDS.items() if name != "bool"}
 
