@@ -69,7 +69,7 @@ def parameters(op: Op, activation: str) -> list[Parameter]:
     rows: dict[str, Any] = dict.fromkeys((name for name, *_ in _rows.padding(op)), None)
     placed = rows | ({"dim": op.axis} if op.has_axis else {})
     placed |= {
-        v.name: v.default
+        v.name: None if v.rsqrt_of else v.default
         for v in (*op.forward.integers, *op.forward.scalars, *op.scalars[activation])
         if v.name not in rows
     }
@@ -134,6 +134,29 @@ def scalars(where: str, values: Sequence[Value], given: Mapping[str, Any]) -> tu
         found.append(float(value))
     check_between(where, values, found)
     return tuple(found)
+
+
+def rsqrts(op: Op) -> list[tuple[str, str, int]]:
+    """[(scalar with the default 1 / sqrt(n), tensor with a dimension n, its index from the end)]."""
+    found = []
+    for v in op.forward.scalars:
+        for t in op.forward.inputs if v.rsqrt_of else ():
+            if v.rsqrt_of in t.extents:
+                at = t.extents.index(v.rsqrt_of) - len(t.extents)
+                found.append((v.name, t.name, at))
+                break
+    return found
+
+
+def rsqrt(where: str, name: str, x: Any, dimension: int) -> float:
+    """The default 1 / sqrt(n) of a scalar; 1 for n = 0 and for tensors without the dimension, which
+    the plan refuses.
+    """
+    shape = tuple(getattr(x, "shape", ()))
+    n = shape[dimension] if len(shape) >= -dimension else 1
+    if n is None:
+        raise ValueError(f"{where}: {name} is None, expected a number: the shape is {shape}")
+    return float(max(n, 1) ** -0.5)
 
 
 def whole(where: str, name: str, value: Any) -> int:
@@ -223,6 +246,9 @@ def validated(op: Op, activation: str, a: dict[str, Any]) -> Arguments:
             a["p"] = 0.0
             # Without dropout no random numbers are drawn from a generator.
             a["rng"] = (0, 0) if a["rng"] is None or hasattr(a["rng"], "integers") else a["rng"]
+    for name, of, dimension in rsqrts(op):
+        if a[name] is None:
+            a[name] = rsqrt(where, name, a[of], dimension)
     for name, *_ in _rows.padding(op):  # arrays have no gradient, and no row is left out
         a[name] = -1 if a[name] is None else a[name]
     axis, axes = a.get("dim", op.axis), None

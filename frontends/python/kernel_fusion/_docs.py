@@ -50,7 +50,8 @@ def _shape(op: Op, t: Tensor) -> str:
 
 def _value(v: Value) -> str:
     """Describes a scalar: bounds and default."""
-    return f"    {v.name}: {bounds_of(v, ', ') or 'any number'}; default {v.default:g}"
+    default = f"1 / sqrt({v.rsqrt_of})" if v.rsqrt_of else f"{v.default:g}"
+    return f"    {v.name}: {bounds_of(v, ', ') or 'any number'}; default {default}"
 
 
 def _absent(op: Op, t: Tensor) -> str:

@@ -102,6 +102,7 @@ def _parameters(op: Op, activation: str, of: Interface) -> Iterator[str]:
     }
     whole = {v.name: "int" for v in op.forward.integers}
     whole |= {name: "int | None" for name, *_ in _rows.padding(op)}
+    rsqrts = {name for name, *_ in _arguments.rsqrts(op)}
     out = "A | None" if len(op.forward.results) == 1 else "dict[str, A] | None"
     keyword = False
     for name, p in of.signature(op, activation).parameters.items():
@@ -114,6 +115,7 @@ def _parameters(op: Op, activation: str, of: Interface) -> Iterator[str]:
             or TYPES.get(name)
             or (out if name == "out" else "float")
         )
+        kind += " | None" if name in rsqrts else ""
         if name == "dim" and _axes.applies(op):
             kind += " | None" if _axes.has_index(op) else " | Sequence[int] | None"
         yield f"{name}: {kind}{'' if p.default is p.empty else f' = {_literal(p.default)}'}"

@@ -59,6 +59,8 @@ class Family:
     reduces = False  # True: reduces over an axis that the results lack
     axis_may_be_none = False  # True: without an axis, all dimensions are one axis
     decomposes = False  # True: a compiler of PyTorch may see the statements instead of the op
+    # {scalar: size}: frontends default such a scalar of an entry to 1 / sqrt(size).
+    rsqrt_defaults = {}
 
     @property
     def header(self):

@@ -75,7 +75,9 @@ def _call(members):
         elif a["role"] == "shape":
             found["integers"] += [_option(field) for field in packed.options(f)]
         elif a["role"] in ("integer", "scalar"):
-            found["integers" if a["role"] == "integer" else "scalars"].append(_value(a))
+            of = f["rsqrt_defaults"].get(a["name"])
+            own = _value(a) | ({"rsqrt_of": of} if of else {})
+            found["integers" if a["role"] == "integer" else "scalars"].append(own)
     return found
 
 
@@ -120,7 +122,7 @@ def _entry(pattern, op, members, with_grad):
         "pattern": pattern,
         "brief": op["brief"],
         "source": op["source"],
-        **{word: f[word] for word in manifest.OF_FRONTENDS},
+        **{word: f[word] for word in manifest.OF_FRONTENDS if word != "rsqrt_defaults"},
         "axis": axes["axis"],
         "rules": axes["sizes"],
         "defaults": packed.defaults(f),

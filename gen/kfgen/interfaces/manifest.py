@@ -16,7 +16,7 @@ SHARED = """
     scratch
 """.split()  # fields of functions with the activation as an argument
 # Attributes of a family by which frontends decide, instead of by its name.
-OF_FRONTENDS = ("reduces", "axis_may_be_none", "decomposes")
+OF_FRONTENDS = ("reduces", "axis_may_be_none", "decomposes", "rsqrt_defaults")
 EPSILON = {"f32": 2.0**-23, "f64": 2.0**-52}  # machine epsilon of the computation's dtype
 
 

@@ -144,6 +144,10 @@ def _text(op: Op, activation: str) -> str:
         ]
     lines += [
         *(
+            f"        {name} = rsqrt(where, '{name}', {of}, {at}) if {name} is None else {name}"
+            for name, of, at in _arguments.rsqrts(op)
+        ),
+        *(
             f"        {name} = row_of(where, '{name}', {name}, {of}, {dimension})"
             for name, of, dimension in _rows.padding(op)
         ),
@@ -367,6 +371,7 @@ def make(
         "check_number": check_number,
         "refuse_value": _plan.refuse_value,
         "row_of": row_of,
+        "rsqrt": _arguments.rsqrt,
         "check_index": check_index,
         "Tensor": Tensor,
         "counted": counted,

@@ -72,6 +72,7 @@ class Attention(Family):
     shape = SHAPE
     autocast = "low"
     integers = True
+    rsqrt_defaults = {"scale": "dim"}
     names = (DOT, *SAVED, "shape")
     forms = {
         "dense": {
