@@ -137,7 +137,7 @@ def scalars(where: str, values: Sequence[Value], given: Mapping[str, Any]) -> tu
 
 
 def rsqrts(op: Op) -> list[tuple[str, str, int]]:
-    """[(scalar with the default 1 / sqrt(n), tensor with a dimension n, its index from the end)]."""
+    """[(scalar with default 1 / sqrt(n), tensor with a dimension n, its index from the end)]."""
     found = []
     for v in op.forward.scalars:
         for t in op.forward.inputs if v.rsqrt_of else ():

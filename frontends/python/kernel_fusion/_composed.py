@@ -30,46 +30,50 @@ def gelu(x: Any, *, approximate: str = "none", out: Any = None) -> Any:
     return function(x) if out is None else function(x, out=out)
 
 
-def softmax(x: Any, dim: int = -1, dtype: Any = None, *, out: Any = None) -> Any:
-    """exp(x) / sum(exp(x)) along a dimension.
+OVER_DIM = """{formula} along a dimension.
 
     Args:
         x: [...], float32 float16 bfloat16 float64
         dim: dimension of the sum; default -1. Any other than the last one costs a copy of x, and
             the result has x's shape, with dim as the dimension of neighbours in memory
         dtype: dtype to which x is converted first, or None
+        axis: another name of dim
         out: array that receives the result, beside the last dimension; not for PyTorch tensors
 
     Returns:
         out [...]
 
     Raises:
-        TypeError: the dtype has no function, dim is no whole number, or out is given beside another
-            dimension than the last one.
+        TypeError: the dtype has no function, dim is no whole number or given twice, or out is given
+            beside another dimension than the last one.
         ValueError: x has no dimension dim.
     """
-    return _along(ops._plain_softmax, "softmax", x, dim, dtype, out)
 
 
-def log_softmax(x: Any, dim: int = -1, dtype: Any = None, *, out: Any = None) -> Any:
-    """x - log(sum(exp(x))) along a dimension.
+def softmax(
+    x: Any, dim: int = -1, dtype: Any = None, *, axis: int | None = None, out: Any = None
+) -> Any:
+    return _along(ops._plain_softmax, "softmax", x, dim_of("softmax", dim, axis), dtype, out)
 
-    Args:
-        x: [...], float32 float16 bfloat16 float64
-        dim: dimension of the sum; default -1. Any other than the last one costs a copy of x, and
-            the result has x's shape, with dim as the dimension of neighbours in memory
-        dtype: dtype to which x is converted first, or None
-        out: array that receives the result, beside the last dimension; not for PyTorch tensors
 
-    Returns:
-        out [...]
+def log_softmax(
+    x: Any, dim: int = -1, dtype: Any = None, *, axis: int | None = None, out: Any = None
+) -> Any:
+    name = "log_softmax"
+    return _along(ops._plain_log_softmax, name, x, dim_of(name, dim, axis), dtype, out)
 
-    Raises:
-        TypeError: the dtype has no function, dim is no whole number, or out is given beside another
-            dimension than the last one.
-        ValueError: x has no dimension dim.
-    """
-    return _along(ops._plain_log_softmax, "log_softmax", x, dim, dtype, out)
+
+softmax.__doc__ = OVER_DIM.format(formula="exp(x) / sum(exp(x))")
+log_softmax.__doc__ = OVER_DIM.format(formula="x - log(sum(exp(x)))")
+
+
+def dim_of(name: str, dim: int, axis: int | None) -> int:
+    """Returns dim, which NumPy and JAX call axis."""
+    if axis is None:
+        return dim
+    if type(dim) is not int or dim != -1:
+        raise TypeError(f"kf.{name}: dim is given twice, once under another name")
+    return axis
 
 
 def _module_of(x: Any) -> Any:
@@ -270,7 +274,8 @@ STUBS = (
     "def prelu_bias(x: A, weight: A | None = None, bias: A | None = None, *, alpha: A | None = "
     "None, out: A | None = None) -> A: ...",
     *(
-        f"def {name}(x: A, dim: int = -1, dtype: Any = None, *, out: A | None = None) -> A: ..."
+        f"def {name}(x: A, dim: int = -1, dtype: Any = None, *, axis: int | None = None, "
+        "out: A | None = None) -> A: ..."
         for name in ("softmax", "log_softmax")
     ),
     "def _plain_softmax(x: A, *, out: A | None = None) -> A: ...",

@@ -153,7 +153,7 @@ def _numbers(call: Call, variables: Mapping[str, str]) -> list[Any]:
     return [
         sum(call.given) if op.dropout else -1,
         int(direction.workspace),
-        call.axis,
+        call.axis if call.of.has_axis else call.of.axis or 0,
         call.groups,
         direction.inputs.index(direction.template),
         *_list([direction.inputs.index(t) for t in direction.shaping]),

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from kernel_fusion import _adapted, _arguments, _docs, _spellings, _table
+from kernel_fusion import _adapted, _arguments, _docs, _norms, _spellings, _table
 
 # torch.Tensor and kf's functions for it, once both are imported. A program that has not imported
 # torch passes no tensors.
@@ -50,12 +50,12 @@ def _arrays(op: _table.Op, activation: str, args: tuple[Any, ...], kwargs: dict[
 
 
 def make(op: _table.Op, activation: str) -> Callable[..., Any]:
-    given, where = op.forward.inputs[0], op.display_name(activation)
-    first, is_list = given.name, given.list
+    leading, where = op.forward.inputs[0], op.display_name(activation)
+    first, is_list = leading.name, leading.list
     of_torch = TORCH.function(op, activation) if TORCH else None
     spelled = _spellings.keywords(op, activation)
     check = _spellings.refuse_positions(op, activation)
-    adapt = _adapted.of(op, module_of)
+    adapt, reorder = _adapted.of(op, module_of), _norms.reader(op, activation)
 
     def function(*args: Any, **kwargs: Any) -> Any:
         nonlocal of_torch
@@ -63,6 +63,11 @@ def make(op: _table.Op, activation: str) -> Callable[..., Any]:
             check(args)
         if spelled and kwargs:
             kwargs = renamed(where, spelled, kwargs)
+        if reorder:
+            args, kwargs, shape = reorder(args, kwargs)
+            if shape is not None:
+                given = _norms.named(op, activation, args, kwargs)
+                return _norms.flattened(op, where, function, given, shape)
         if adapt:
             args, kwargs, shape = adapt(args, kwargs)
             if shape is not None:
@@ -126,7 +131,7 @@ def alias_of(
         given = {**found["defaults"], **given}
         if named is None or "x" not in given:
             return function(**given)
-        return _spellings.flattened(where, function, named, given)
+        return _norms.flattened(op, where, function, given, named)
 
     alias.__name__ = alias.__qualname__ = found["name"]
     alias.__module__ = module

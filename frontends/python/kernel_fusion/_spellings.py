@@ -3,15 +3,14 @@
 
 - An alias's names of arguments are keywords of the function too.
 - Where an alias orders the inputs differently, only the first input may be given by position.
-- normalized_shape names the last dimensions, which become one for the call.
+- axis, keepdims and num_groups are keywords for dim, keepdim and groups.
 """
 
 import functools
-import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from kernel_fusion import _table
+from kernel_fusion import _axes, _table
 from kernel_fusion._table import Op
 
 SHAPE = "normalized_shape"
@@ -35,7 +34,10 @@ def keywords(op: Op, activation: str) -> dict[str, str]:
     own = {t.name for t in op.forward.inputs}
     values = (*op.forward.integers, *op.forward.scalars, *op.scalars[activation])
     own |= {v.name for v in values} | {"dim", "p", "training", SHAPE}
-    return {
+    found = {"axis": "dim"} if op.has_axis else {}
+    found |= {"keepdims": "keepdim"} if _axes.applies(op) else {}
+    found |= {"num_groups": "groups"} if op.has_groups else {}
+    return {n: of for n, of in found.items() if n not in own} | {
         a["name"]: a["of"]
         for alias in _aliases(op, activation)
         for a in alias["arguments"]
@@ -46,7 +48,7 @@ def keywords(op: Op, activation: str) -> dict[str, str]:
 @functools.cache
 def orders(op: Op, activation: str) -> tuple[str, ...]:
     """Returns the orders of the inputs if an alias's differs from the function's, else nothing."""
-    own = [t.name for t in sorted(op.forward.inputs, key=lambda t: t.nullable)]
+    own = [t.name for t in ordered(op)]
     found = []
     for alias in _aliases(op, activation):
         words = [(a["name"], a["of"]) for a in alias["arguments"] if a["of"] in own]
@@ -79,39 +81,6 @@ def is_shape(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-def flattened(where: str, function: Callable[..., Any], shape: Any, given: dict[str, Any]) -> Any:
-    """Calls a function over rows with the last dimensions, which `shape` names, as one."""
-    x = given["x"]
-    try:
-        wanted = tuple(map(operator.index, shape if isinstance(shape, (tuple, list)) else (shape,)))
-    except TypeError:
-        raise TypeError(
-            f"{where}: {SHAPE} is {shape!r}, expected a whole number or several"
-        ) from None
-    have = tuple(x.shape)
-    if not wanted or have[len(have) - len(wanted) :] != wanted:
-        raise ValueError(
-            f"{where}: {SHAPE} is {wanted}, expected the last dimensions of x, whose shape is "
-            f"{have}"
-        )
-    for name in ("weight", "bias"):
-        t = given.get(name)
-        if t is not None and tuple(t.shape) != wanted:
-            raise ValueError(
-                f"{where}: {name} has the shape {tuple(t.shape)}, expected {SHAPE} {wanted}"
-            )
-    if len(wanted) == 1:
-        return function(**given)
-    if given.get("out") is not None:
-        raise TypeError(
-            f"{where}: out is given, expected None beside several dimensions in {SHAPE}"
-        )
-    size = 1
-    for n in wanted:
-        size *= n
-    lead = have[: len(have) - len(wanted)]
-    rows = {
-        name: given[name].reshape(-1) for name in ("weight", "bias") if given.get(name) is not None
-    }
-    found = function(**given | rows | {"x": x.reshape(*lead, size)})
-    return found.reshape(have)
+def ordered(op: Op) -> list[_table.Tensor]:
+    """Inputs in the order of the function's arguments."""
+    return sorted(op.forward.inputs, key=lambda t: t.nullable)

@@ -69,8 +69,14 @@ A = Any
 __version__: str
 
 def register_op() -> None: ...
-def gelu(x: A, *, approximate: str = "none") -> tf.Tensor: ...
 """
+OVER_DIM = "(x: A, dim: int = -1, dtype: Any = None, *, axis: int | None = None) -> tf.Tensor: ..."
+# {function of kernel_fusion_tensorflow with more arguments than its op: its stub}.
+COMPOSED_OF_TENSORFLOW = {
+    "gelu": '(x: A, *, approximate: str = "none") -> tf.Tensor: ...',
+    "softmax": OVER_DIM,
+    "log_softmax": OVER_DIM,
+}
 TYPES = {
     "dtype": "Any",
     "dim": "int",
@@ -194,14 +200,14 @@ def tensorflow() -> str:
     """Stub of kernel_fusion_tensorflow: each function with fused_ in front, too."""
     lines = []
     for name in _functional.names():
-        if _functional.has(name):
-            line = _function(name, TENSORFLOW)
+        if name in COMPOSED_OF_TENSORFLOW:
+            line = f"def {name}{COMPOSED_OF_TENSORFLOW[name]}"
         else:
-            line = _alias(name, TENSORFLOW)
-        given, _, result = line.rpartition(" -> ")
-        line = f"{given} -> {result.replace('A', 'tf.Tensor')}"
+            line = (_function if _functional.has(name) else _alias)(name, TENSORFLOW)
+            given, _, result = line.rpartition(" -> ")
+            line = f"{given} -> {result.replace('A', 'tf.Tensor')}"
         prefixed = _functional.PREFIX + name.removeprefix(_functional.PREFIX)
-        lines += [] if name == "gelu" else [line]
+        lines.append(line)
         if prefixed not in _functional.names():
             lines.append(line.replace(f"def {name}(", f"def {prefixed}(", 1))
     return HEAD_OF_TENSORFLOW + "\n".join(lines) + "\n"

@@ -11,6 +11,7 @@ from kernel_fusion import (
     _dispatch,
     _docs,
     _functional,
+    _norms,
     _rows,
     _spellings,
     _table,
@@ -19,7 +20,7 @@ from kernel_fusion._arguments import Arguments
 from kernel_fusion._table import Op
 from tensorflow.python.eager import record
 
-from kernel_fusion_tensorflow import _calls
+from kernel_fusion_tensorflow import _calls, _composed
 
 LOWEST, HIGHEST = -(2**63), 2**63 - 1
 
@@ -204,6 +205,7 @@ def make(op: Op, activation: str) -> Callable[..., Any]:
     """Makes the function of an op."""
     where, spelled = op.display_name(activation), _spellings.keywords(op, activation)
     check, left_out = _spellings.refuse_positions(op, activation), _functional.left_out(op)
+    reorder = _norms.reader(op, activation)
 
     def function(*args: Any, **kwargs: Any) -> Any:
         if check:
@@ -214,6 +216,11 @@ def make(op: Op, activation: str) -> Callable[..., Any]:
                 raise TypeError(
                     f"{where}: {name} is for other frameworks; TensorFlow's results are new tensors"
                 )
+        if reorder:
+            args, kwargs, shape = reorder(args, kwargs)
+            if shape is not None:
+                given = _norms.named(op, activation, args, kwargs)
+                return _norms.flattened(op, where, function, given, shape)
         return _call(op, activation, _bind(op, activation, args, kwargs))
 
     # AutoGraph would convert the Python code of each call.
@@ -226,30 +233,12 @@ def make(op: Op, activation: str) -> Callable[..., Any]:
     return found
 
 
-def gelu(x: Any, *, approximate: str = "none") -> Any:
-    """x * Phi(x), where Phi is the cumulative distribution function of the normal distribution.
-
-    Args:
-        x: [...], float32 float16 bfloat16 float64
-        approximate: "none", or "tanh" for the tanh approximation
-
-    Returns:
-        out [...]
-
-    Raises:
-        TypeError: the dtype has no function.
-        ValueError: approximate is neither "none" nor "tanh".
-    """
-    if approximate not in ("none", "tanh"):
-        raise ValueError(f"kf.gelu: approximate is {approximate!r}, expected 'none' or 'tanh'")
-    return lookup("gelu_tanh")(x) if approximate == "tanh" else _plain_gelu(x)
+_made: dict[str, Callable[..., Any]] = {}
 
 
-def _plain_gelu(x: Any) -> Any:
-    return _made.setdefault("_plain_gelu", make(*_table.functions()["gelu"]))(x)
-
-
-_made: dict[str, Callable[..., Any]] = {"gelu": gelu}
+def plain(name: str) -> Callable[..., Any]:
+    """Returns the function of the op alone, without other arguments of `lookup`'s."""
+    return _made.setdefault(f"_plain_{name}", make(*_table.functions()[name]))
 
 
 def lookup(name: str) -> Callable[..., Any]:
@@ -259,7 +248,9 @@ def lookup(name: str) -> Callable[..., Any]:
         if own is None:
             lacks = _table.lacks(name) or "dir(kernel_fusion_tensorflow) lists all functions"
             raise AttributeError(f"kernel_fusion_tensorflow has no `{name}`; {lacks}")
-        if own in _made:
+        if own in _composed.FUNCTIONS:
+            _made[name] = _composed.FUNCTIONS[own]
+        elif own in _made:
             _made[name] = _made[own]
         elif _functional.has(own):
             _made[name] = make(*_table.functions()[own])

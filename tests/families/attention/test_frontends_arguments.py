@@ -1,40 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Arguments of attention in Python: defaults, in every frontend."""
 
-import importlib
 import inspect
 
+import frontend
 import numpy as np
 import pytest
 
 
 def draw(*shape, seed=0):
     return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
-
-
-class Frontend:
-    """The functions of a frontend, for NumPy arrays."""
-
-    def __init__(self, name, kf):
-        module = {"numpy": "", "torch": "torch", "jax": "jax", "tensorflow": "tensorflow"}[name]
-        self.library = pytest.importorskip(module) if module else np
-        own = {"jax": "kernel_fusion.jax", "tensorflow": "kernel_fusion_tensorflow"}
-        self.ops = importlib.import_module(own[name]) if name in own else kf.ops
-        self.to = {
-            "numpy": np.asarray,
-            "torch": getattr(self.library, "from_numpy", None),
-            "jax": lambda x: self.library.numpy.asarray(x),
-            "tensorflow": getattr(self.library, "constant", None),
-        }[name]
-
-    def __call__(self, name, *args, **kwargs):
-        found = getattr(self.ops, name)(*(self.to(x) for x in args), **kwargs)
-        return [np.asarray(x) for x in found] if isinstance(found, tuple) else np.asarray(found)
-
-
-@pytest.fixture(params=["numpy", "torch", "jax", "tensorflow"])
-def frontend(request, kf):
-    return Frontend(request.param, kf)
 
 
 def scaled():
@@ -52,13 +27,15 @@ CALLS = [
 ]
 
 
+@frontend.parametrize()
 @pytest.mark.parametrize("name, given", CALLS, ids=[name for name, _ in CALLS])
-def test_scale_is_that_of_the_dimension(frontend, name, given):
+def test_scale_is_that_of_the_dimension(kf, which, name, given):
     """Without `scale`, and with None, it is 1 / sqrt(dim)."""
-    want = frontend(name, *given, scale=0.25)
+    call = frontend.Frontend(which, kf)
+    want = call(name, *given, scale=0.25)
     for more in ({}, {"scale": None}):
-        assert np.array_equal(frontend(name, *given, **more), want)
-    assert not np.array_equal(frontend(name, *given, scale=1.0), want)
+        assert np.array_equal(call(name, *given, **more), want)
+    assert not np.array_equal(call(name, *given, scale=1.0), want)
 
 
 def test_all_of_the_family_scale_by_the_dimension(kf, manifest):

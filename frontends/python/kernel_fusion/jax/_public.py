@@ -9,7 +9,17 @@ import jax
 import numpy as np
 from jax import numpy as jnp
 
-from kernel_fusion import _adapted, _arguments, _axes, _dispatch, _docs, _plan, _rows, _spellings
+from kernel_fusion import (
+    _adapted,
+    _arguments,
+    _axes,
+    _dispatch,
+    _docs,
+    _norms,
+    _plan,
+    _rows,
+    _spellings,
+)
 from kernel_fusion._table import Op, Tensor
 from kernel_fusion.jax import _autodiff
 from kernel_fusion.jax._primitive import KNOWN
@@ -163,12 +173,18 @@ def make(op: Op, activation: str) -> Callable[..., Any]:
     where = op.display_name(activation)
     spelled = _spellings.keywords(op, activation)
     check = _spellings.refuse_positions(op, activation)
+    reorder = _norms.reader(op, activation)
 
     def function(*args: Any, **kwargs: Any) -> Any:
         if check:
             check(args)
         if spelled and kwargs:
             kwargs = _dispatch.renamed(where, spelled, kwargs)
+        if reorder:
+            args, kwargs, shape = reorder(args, kwargs)
+            if shape is not None:
+                given = _norms.named(op, activation, args, kwargs)
+                return _norms.flattened(op, where, function, given, shape)
         return _run(op, activation, args, kwargs)
 
     function.__name__ = function.__qualname__ = op.word(activation)
