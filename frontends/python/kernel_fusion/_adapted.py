@@ -4,6 +4,7 @@
 - indices in int32: converted to int64
 - positions of one sequence, or [1, rows]: repeated for every sequence of the batch
 - masks that broadcast: rows of the scores are grouped by the row of the mask that they share
+- masks and biases of attention that broadcast: views with a distance of 0
 - masks of another floating-point dtype than the scores: rounded to theirs
 - dtype of a reduction: its tensors are converted first, as PyTorch does
 """
@@ -15,9 +16,10 @@ from typing import Any, NamedTuple
 from kfgen.model.types import FIRST
 
 from kernel_fusion import _arguments, _rows
-from kernel_fusion._table import Op
+from kernel_fusion._table import Op, Tensor
 
 JAX = "jax.numpy"
+SCORE = "score"  # kind of a mask or bias with a number per score that a kernel computes
 SHARED = "shared"  # kind of a mask [batch, queries, keys] beside scores [batch, heads, ...]
 # Largest finite number of the dtypes to which a mask may be rounded.
 LARGEST = {"float16": 65504.0, "bfloat16": 255 * 2.0**120}
@@ -44,9 +46,8 @@ def of(op: Op, xp: Callable[[Any], Any]) -> Callable[..., Any] | None:
         xp: returns the module whose functions take an array, or None if there is none.
     """
     order = [t.name for t in sorted(op.forward.inputs, key=lambda t: t.nullable)]
-    steps = [
-        s for s in (_indices(op, xp), _positions(op, xp), _masks(op, xp), _widened(op, xp)) if s
-    ]
+    made = (f(op, xp) for f in (_indices, _positions, _masks, _scores, _widened))
+    steps = [s for s in made if s]
     if not steps:
         return None
 
@@ -201,6 +202,54 @@ def rows_of(x: tuple[Any, ...], mask: tuple[Any, ...]) -> Rows | None:
     spread = (*lead[:start], *own[start:])
     outer, shared, inner = map(math.prod, (lead[:start], lead[start:end], lead[end:]))
     return Rows(outer, shared, inner, mask, spread)
+
+
+# ---- masks and biases of attention
+
+
+def _scores(op: Op, xp: Callable[[Any], Any]) -> Callable[..., Any] | None:
+    scores = [t for t in op.forward.inputs if t.kind == SCORE]
+    first = op.forward.inputs[0].name
+
+    def convert(given: Mapping[str, Any]) -> Any:
+        found: dict[str, Any] = {}
+        x = given.get(first)
+        module = xp(x)
+        for t in scores:
+            m = given.get(t.name)
+            if module is None or m is None or xp(m) is not module:
+                continue
+            if t.var == FIRST and word(m) != word(x) and not _is_autocast(module, x):
+                found[t.name] = m = _rounded(module, m, x)
+            shapes = {n: tuple(y.shape) for n, y in given.items() if hasattr(y, "shape")}
+            if (shape := spread(op, t, shapes)) is not None:
+                found[t.name] = module.broadcast_to(m, shape)
+        return found, None
+
+    return convert if scores else None
+
+
+def spread(op: Op, t: Tensor, shapes: Mapping[str, tuple[Any, ...]]) -> tuple[Any, ...] | None:
+    """Returns the shape to which a mask or bias broadcasts, by the sizes of the other tensors.
+
+    Sizes that no other tensor has are the mask's own. Returns None if the kernel takes it as it is,
+    if it does not broadcast, or if a size is not known.
+    """
+    own = shapes[t.name]
+    found: list[Any] = []
+    for at, size in enumerate(t.extents, -len(t.extents)):
+        others = [
+            shapes[o.name][i] - line[2]
+            for o in op.forward.inputs
+            if o is not t and len(shapes.get(o.name, ())) == len(o.extents)
+            for i, line in enumerate(o.lines)
+            if line and line[:2] == (1, size) and shapes[o.name][i] is not None
+        ]
+        if not others and len(own) < -at:
+            return None
+        found.append(others[0] if others else own[at])
+    shape = tuple(found)
+    return shape if own != shape and None not in shape and _spreads(own, shape) else None
 
 
 # ---- dtype of a reduction

@@ -3,7 +3,7 @@
 
 from kfgen.model.shapes import NONE, ONE, spans, text
 
-from kernel_fusion import _arguments, _axes, _rows
+from kernel_fusion import _adapted, _arguments, _axes, _rows
 from kernel_fusion._plan import bounds_of
 from kernel_fusion._table import Op, Tensor, Value
 
@@ -73,7 +73,8 @@ def of(op: Op, activation: str, jax: bool = False) -> str:
         absent = "" if t.absent is None else f"; None stands for {_absent(op, t)}"
         outside = "; out of range: " * bool(t.below)
         outside += ("NaN" if jax else "IndexError on the CPU, else NaN") * bool(t.below)
-        lines.append(f"    {t.name}: {_shape(op, t)}, {_dtype(op, t)}{absent}{outside}{_next(t)}")
+        shape = f"{'broadcasts to ' * (t.kind == _adapted.SCORE)}{_shape(op, t)}"
+        lines.append(f"    {t.name}: {shape}, {_dtype(op, t)}{absent}{outside}{_next(t)}")
     padding = {name: of for name, of, _ in _rows.padding(op)}
     lines += [
         f"    {v.name}: row of {padding[v.name]} without gradient, or None; -1 is the last"

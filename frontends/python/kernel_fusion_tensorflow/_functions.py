@@ -6,6 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 from kernel_fusion import (
+    _adapted,
     _arguments,
     _axes,
     _dispatch,
@@ -131,6 +132,11 @@ def _call(op: Op, activation: str, arguments: Arguments) -> Any:
         rank = named[of].shape.rank
         if named[name] is None and rank is not None and rank > after + 1:
             named[name] = _counted(named[of], after)
+    shapes = {n: tuple(x.shape) for n, x in named.items() if x is not None and x.shape.rank}
+    for t in inputs:
+        shape = _adapted.spread(op, t, shapes) if t.kind == _adapted.SCORE else None
+        if shape is not None:
+            named[t.name] = tf.broadcast_to(named[t.name], shape)
     _check_indices(op, arguments, named)
     found = _calls.forward(
         op,

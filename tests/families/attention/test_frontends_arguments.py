@@ -57,3 +57,58 @@ def test_a_graph_has_the_default(kf):
     for dynamic in (False, True):
         whole = torch.compile(kf.ops.attention, backend="eager", fullgraph=True, dynamic=dynamic)
         assert torch.equal(whole(q, q, q), want)
+
+
+# ---- masks and biases
+
+
+MASKS = [(5, 7), (7,), (1, 5, 7), (4, 1, 7), (2, 1, 5, 7), (2, 1, 1, 7), (1, 4, 5, 7), (2, 4, 5, 1)]
+
+
+@frontend.parametrize()
+@pytest.mark.parametrize("shape", MASKS, ids=str)
+def test_masks_broadcast(kf, which, shape):
+    """A mask or a bias as PyTorch's attn_mask, the same as one of the whole shape."""
+    call = frontend.Frontend(which, kf)
+    q, k, v = draw(2, 5, 4, 16), draw(2, 7, 2, 16, seed=1), draw(2, 7, 2, 8, seed=2)
+    bias = draw(*shape, seed=3)
+    for name, mask in (("bias_attention", bias), ("mask_attention", bias > 0)):
+        whole = np.broadcast_to(mask, (2, 4, 5, 7)).copy()
+        assert np.array_equal(call(name, q, k, v, mask), call(name, q, k, v, whole))
+
+
+@frontend.parametrize()
+def test_masks_of_packed_sequences_broadcast(kf, which):
+    call = frontend.Frontend(which, kf)
+    q, k, bias = draw(5, 4, 16), draw(5, 2, 16, seed=1), draw(3, 3, seed=2)
+    given = q, k, k, OFFSETS, OFFSETS
+    whole = np.broadcast_to(bias, (2, 4, 3, 3)).copy()
+    got, want = (call("bias_attention_varlen", *given, b) for b in (bias, whole))
+    assert np.array_equal(got, want)
+
+
+@frontend.parametrize("numpy", "torch", "jax")
+def test_a_bias_is_rounded(kf, which):
+    """To the dtype of q, as PyTorch does; the least number stays finite."""
+    call = frontend.Frontend(which, kf)
+    q, bias = draw(1, 3, 2, 8).astype(np.float16), np.float32([[-1e30, 0.1, 0.2]])
+    want = call("bias_attention", q, q, q, np.float16([[-65504, 0.1, 0.2]]))
+    assert np.array_equal(call("bias_attention", q, q, q, bias), want)
+
+
+@frontend.parametrize("numpy", "torch", "jax")
+@pytest.mark.parametrize("shape", [(6, 7), (2, 5, 7), (2, 4, 5, 7, 1)], ids=str)
+def test_masks_that_do_not_broadcast(kf, which, shape):
+    q, k = draw(2, 5, 4, 16), draw(2, 7, 4, 16)
+    with pytest.raises(ValueError, match=r"kf\.mask_attention: mask has the shape \(") as e:
+        frontend.Frontend(which, kf)("mask_attention", q, k, k, draw(*shape) > 0)
+    assert str(shape) in str(e.value)
+
+
+def test_masks_are_not_copied(kf):
+    """The kernel reads a broadcast mask through strides."""
+    q, k = draw(2, 5, 4, 16), draw(2, 7, 4, 16)
+    before = kf.info()["copies"].get("mask_attention", 0)
+    for mask in (draw(5, 7) > 0, draw(2, 1, 1, 7) > 0):
+        kf.ops.mask_attention(q, k, k, mask)
+    assert kf.info()["copies"].get("mask_attention", 0) == before
