@@ -181,6 +181,10 @@ def call(op: Op, activation: str, arguments: Arguments) -> Any:
         if x is not None and index is not None:
             limit = x.shape[dimension]
             _rows.check(where, name, index, limit, ignore.get(_rows.ignored(forward)))
+    for name, of in _rows.offsets(forward):
+        bounds, packed = (given[names.index(n)] for n in (name, of))
+        if bounds is not None and packed is not None:
+            _rows.check_offsets(where, name, bounds, of, packed.shape[0])
     plan = fold.planned(plan) if fold else plan
     # The caller's own arrays are summed in their dtype.
     wide = plan if arguments.out is not None else _plan.summed(op, forward, activation, False, plan)

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Indices of rows: positions that a caller leaves out, and labels and indices out of range."""
+"""Indices of rows: positions that a caller leaves out, labels and indices out of range, and offsets
+of packed sequences."""
 
 from typing import Any
 
@@ -69,4 +70,38 @@ def check(where: str, name: str, index: Any, below: int, ignore: int | None) -> 
         raise IndexError(
             f"{where}: {name} is {index[at]} at {tuple(map(int, at))}, expected at least 0 and "
             f"less than {below}{also}"
+        )
+
+
+OFFSETS = "_offsets"  # end of the kinds of offsets, which begin with the kind of the packed rows
+
+
+def offsets(call: Call) -> list[tuple[str, str]]:
+    """[(input of offsets of packed sequences, tensor whose first dimension they divide)]."""
+    by_kind = {t.kind: t.name for t in reversed(call.inputs)}
+    return [
+        (t.name, by_kind[t.kind.removesuffix(OFFSETS)])
+        for t in call.inputs
+        if t.kind.endswith(OFFSETS) and t.kind.removesuffix(OFFSETS) in by_kind
+    ]
+
+
+def check_offsets(where: str, name: str, found: Any, of: str, rows: int) -> None:
+    """Refuses an array of offsets that descend or lie outside of the rows of the tensor `of`. The
+    plan refuses other shapes.
+    """
+    if found.ndim != 1 or not found.size:
+        return
+    if found[0] < 0:
+        raise ValueError(f"{where}: {name} begins with {found[0]}, expected at least 0")
+    descends = found[1:] < found[:-1]
+    if descends.any():
+        at = int(descends.argmax()) + 1
+        raise ValueError(
+            f"{where}: {name} is {found[at]} at {at}, expected at least {found[at - 1]}, the offset "
+            f"before it"
+        )
+    if found[-1] > rows:
+        raise ValueError(
+            f"{where}: {name} ends with {found[-1]}, expected at most {rows}, the rows of {of}"
         )

@@ -80,7 +80,9 @@ def _counted(x: Any, after: int) -> Any:
 
 
 def _check_indices(op: Op, arguments: Arguments, named: Mapping[str, Any]) -> None:
-    """Refuses indices out of range, as kf.ops does, where their values are known."""
+    """Refuses indices out of range and wrong offsets, as kf.ops does, where their values are
+    known.
+    """
     ignore = dict(zip((v.name for v in op.forward.integers), arguments.integers))
     for name, of, dimension in _rows.bounded(op.forward):
         index, table = named[name], named[of]
@@ -89,6 +91,10 @@ def _check_indices(op: Op, arguments: Arguments, named: Mapping[str, Any]) -> No
             limit = table.shape[dimension]
             own = ignore.get(_rows.ignored(op.forward))
             _rows.check(arguments.where, name, index.numpy(), limit, own)
+    for name, of in _rows.offsets(op.forward):
+        offsets, packed = named[name], named[of]
+        if hasattr(offsets, "numpy") and packed.shape.rank:
+            _rows.check_offsets(arguments.where, name, offsets.numpy(), of, packed.shape[0])
 
 
 def _integers(op: Op, arguments: Arguments, named: Mapping[str, Any]) -> tuple[int, ...]:

@@ -112,3 +112,26 @@ def test_masks_are_not_copied(kf):
     for mask in (draw(5, 7) > 0, draw(2, 1, 1, 7) > 0):
         kf.ops.mask_attention(q, k, k, mask)
     assert kf.info()["copies"].get("mask_attention", 0) == before
+
+
+# ---- offsets
+
+WRONG = [
+    ((0, 3, 2), "query_offsets is 2 at 2, expected at least 3, the offset before it"),
+    ((0, 2, 6), "query_offsets ends with 6, expected at most 5, the rows of q"),
+    ((-1, 2, 5), "query_offsets begins with -1, expected at least 0"),
+]
+
+
+@frontend.parametrize()
+@pytest.mark.parametrize("wrong, text", WRONG, ids=range(len(WRONG)))
+def test_wrong_offsets_are_refused(kf, which, wrong, text):
+    """On the CPU, where the values are at hand. GPUs clamp them."""
+    call = frontend.Frontend(which, kf)
+    q, right, wrong = draw(5, 4, 8), np.array([1, 3, 3]), np.array(wrong)
+    call("causal_attention_varlen", q, q, q, right, right)
+    for dtype in (np.int64, np.int32)[: 2 if which != "tensorflow" else 1]:
+        with pytest.raises(ValueError, match=f"kf.causal_attention_varlen: {text}"):
+            call("causal_attention_varlen", q, q, q, wrong.astype(dtype), right)
+    with pytest.raises(ValueError, match=text.replace("query", "key").replace("of q", "of k")):
+        call("causal_attention_varlen", q, q, q, right, wrong)

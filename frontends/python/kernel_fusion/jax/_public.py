@@ -118,6 +118,21 @@ def _tensors(op: Op, arguments: _arguments.Arguments) -> list[Any]:
     return found
 
 
+def _check_offsets(op: Op, where: str, tensors: Sequence[Any]) -> None:
+    """Refuses wrong offsets of packed sequences where their values are at hand, on the CPU."""
+    named = dict(zip((t.name for t in op.forward.inputs), tensors))
+    for name, of in _rows.offsets(op.forward):
+        found, packed = named[name], named[of]
+        known = isinstance(found, jax.Array) and not isinstance(found, jax.core.Tracer)
+        if (
+            known
+            and packed is not None
+            and packed.ndim
+            and {d.platform for d in found.devices()} == {"cpu"}
+        ):
+            _rows.check_offsets(where, name, np.asarray(found), of, packed.shape[0])
+
+
 def _module_of(x: Any) -> Any:
     """Returns jax.numpy of a JAX array, None of other objects."""
     return jnp if isinstance(x, jax.Array) else None
@@ -134,6 +149,7 @@ def _run(op: Op, activation: str, args: Sequence[Any], kwargs: dict[str, Any]) -
     _prepared(op, where, given)
     arguments = _arguments.validated(op, activation, given)
     tensors = _tensors(op, arguments)
+    _check_offsets(op, where, tensors)
     fold = _axes.of(op, arguments, [None if x is None else x.shape for x in tensors])
     if fold is not None:
         tensors = [x if x is None else _folded(x, fold) for x in tensors]

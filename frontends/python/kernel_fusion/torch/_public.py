@@ -72,20 +72,31 @@ def row_of(where: str, name: str, value: int | None, table: Tensor, dimension: i
 def check_index(
     where: str, name: str, index: Tensor, table: Tensor, dimension: int, ignore: int | None
 ) -> None:
-    """Refuses indices out of range, as PyTorch does, where their values are at hand: on the CPU and
-    outside of transforms. Elsewhere the kernel gives NaN. The plan refuses other dtypes and a table
-    without the dimension.
+    """Refuses indices out of range, as PyTorch does, where their values are at hand. Elsewhere the
+    kernel gives NaN. The plan refuses a table without the dimension.
     """
-    if (
+    if table.dim() >= -dimension and is_at_hand(index):
+        _rows.check(where, name, index.numpy(), table.shape[dimension], ignore)
+
+
+def check_offsets(where: str, name: str, offsets: Tensor, of: str, packed: Tensor) -> None:
+    """Refuses wrong offsets where their values are at hand. Elsewhere the kernel clamps them."""
+    if packed.dim() and is_at_hand(offsets):
+        _rows.check_offsets(where, name, offsets.numpy(), of, packed.shape[0])
+
+
+def is_at_hand(index: Tensor) -> bool:
+    """True if the values of indices can be read: on the CPU and outside of transforms. The plan
+    refuses other dtypes.
+    """
+    return (
         index.device.type == "cpu"
         and index.dtype in INDICES
-        and table.dim() >= -dimension
         and type(index) is Tensor
         and not torch._C._are_functorch_transforms_active()
         and not torch._C._len_torch_dispatch_stack()
         and torch._C._get_tracing_state() is None
-    ):
-        _rows.check(where, name, index.numpy(), table.shape[dimension], ignore)
+    )
 
 
 def counted(x: Tensor, after: int) -> Tensor:
@@ -191,6 +202,11 @@ def _text(op: Op, activation: str) -> str:
         lines += [
             f"    if not traced and {name} is not None:",
             f"        check_index(where, '{name}', {name}, {of}, {dimension}, {ignore})",
+        ]
+    for name, of in _rows.offsets(op.forward):
+        lines += [
+            "    if not traced:",
+            f"        check_offsets(where, '{name}', {name}, '{of}', {of})",
         ]
     lines += [
         "    try:",
@@ -373,6 +389,7 @@ def make(
         "row_of": row_of,
         "rsqrt": _arguments.rsqrt,
         "check_index": check_index,
+        "check_offsets": check_offsets,
         "Tensor": Tensor,
         "counted": counted,
         "inputs": op.forward.inputs,
