@@ -44,6 +44,7 @@ class Arguments:
     rng: Any = None
     out: Any = None
     beta: float = 0.0
+    return_lse: bool = False
 
 
 def widens(op: Op) -> bool:
@@ -86,6 +87,7 @@ def parameters(op: Op, activation: str) -> list[Parameter]:
     more |= {"rng": None} if op.dropout else {}
     more |= {"grads": None} if op.added else {}
     more |= {"dtype": None} if widens(op) else {}
+    more |= {"return_lse": False} if op.forward.lse is not None else {}
     more |= {} if op.forward.updates else {"out": None}
     return found + [
         Parameter(name, Parameter.KEYWORD_ONLY, default=default) for name, default in more.items()
@@ -134,6 +136,12 @@ def scalars(where: str, values: Sequence[Value], given: Mapping[str, Any]) -> tu
         found.append(float(value))
     check_between(where, values, found)
     return tuple(found)
+
+
+def flag(where: str, name: str, value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise TypeError(f"{where}: {name} is {type(value).__name__}, expected True or False")
+    return value
 
 
 def rsqrts(op: Op) -> list[tuple[str, str, int]]:
@@ -279,4 +287,5 @@ def validated(op: Op, activation: str, a: dict[str, Any]) -> Arguments:
         rng=a.get("rng"),
         out=out,
         beta=beta,
+        return_lse=flag(where, "return_lse", a.get("return_lse", False)),
     )

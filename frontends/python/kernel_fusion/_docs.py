@@ -92,6 +92,8 @@ def of(op: Op, activation: str, jax: bool = False) -> str:
         lines.append("    keepdim: if True, reduced dimensions stay in the result, with size 1")
     if _arguments.widens(op):
         lines.append("    dtype: dtype to which the tensors are converted first, or None")
+    if op.forward.lse is not None:
+        lines.append("    return_lse: if True, returns (out, lse); not for TensorFlow")
     lines += [] if jax else _accumulated(op)
     if op.dropout:
         lines += [
@@ -108,6 +110,12 @@ def of(op: Op, activation: str, jax: bool = False) -> str:
     placed = [t for t in op.forward.outputs if t.place_of]
     results += placed if jax else []
     lines += ["", "Returns:", f"    {', '.join(f'{t.name} {_shape(op, t)}' for t in results)}"]
+    lse = [op.forward.outputs[op.forward.lse]] if op.forward.lse is not None else []
+    lines += [
+        f"    {t.name} {_shape(op, t)}, {_dtype(op, t)}, with return_lse: the logarithm of the sum of "
+        "exponentials, without gradient"
+        for t in lse
+    ]
     lines += [
         f"    {t.name} only if {t.place_of} is given"
         if jax

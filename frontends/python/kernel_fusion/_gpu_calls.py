@@ -132,7 +132,7 @@ def call(op: Op, activation: str, arguments: Arguments) -> Any:
         _output(op, target, where, i, plan, given, arguments) for i in range(len(forward.outputs))
     ]
     _run(op, target, plan, given, [array for _, array in results], arguments)
-    found = [results[i][0] for i in forward.results]
+    found = [results[i][0] for i in forward.kept(arguments.return_lse)]
     return found[0] if len(found) == 1 else tuple(found)
 
 
@@ -147,11 +147,14 @@ def _output(
 ) -> tuple[Any, Array | None]:
     """Returns (array for the caller, array for the launch) of one output.
 
-    Outputs saved for a backward are not computed; an input's next value is written into the input.
+    Of the outputs saved for a backward, only the one of return_lse is computed; an input's next
+    value is written into the input.
     """
     t, forward = op.forward.outputs[i], op.forward
     if t.use == "saved":
-        return None, None
+        asked = arguments.return_lse and i == forward.lse
+        new = target.new(plan.shapes[i], plan.dtypes[i], arguments.tensors) if asked else None
+        return new or (None, None)
     if t.place_of:
         at = [x.name for x in forward.inputs].index(t.place_of)
         _check_written(where, t.place_of, given[at])

@@ -188,26 +188,31 @@ def call(op: Op, activation: str, arguments: Arguments) -> Any:
     plan = fold.planned(plan) if fold else plan
     # The caller's own arrays are summed in their dtype.
     wide = plan if arguments.out is not None else _plan.summed(op, forward, activation, False, plan)
-    results = [
-        _output(op, where, i, wide, given, arguments.out) for i in range(len(forward.outputs))
-    ]
+    results = [_output(op, where, i, wide, given, arguments) for i in range(len(forward.outputs))]
     run(op, wide, given, results, arguments)
-    found: list[Any] = [results[i] for i in forward.results]
+    kept = forward.kept(arguments.return_lse)
+    found: list[Any] = [results[i] for i in kept]
     if wide is not plan:
-        dtypes = [dtype_of(plan.dtypes[i], given) for i in forward.results]
+        dtypes = [dtype_of(plan.dtypes[i], given) for i in kept]
         found = [x.astype(dtype, copy=False) for x, dtype in zip(found, dtypes)]
     return found[0] if len(found) == 1 else tuple(found)
 
 
 def _output(
-    op: Op, where: str, i: int, plan: _plan.Plan, given: Sequence[Array | None], out: Any
+    op: Op,
+    where: str,
+    i: int,
+    plan: _plan.Plan,
+    given: Sequence[Array | None],
+    arguments: Arguments,
 ) -> Array | None:
     """Returns one output: None if it is saved for a backward, an input that is updated in place,
     or an array.
     """
-    t, forward = op.forward.outputs[i], op.forward
+    t, forward, out = op.forward.outputs[i], op.forward, arguments.out
     if t.use == "saved":
-        return None
+        asked = arguments.return_lse and i == forward.lse
+        return np.empty(plan.shapes[i], dtype_of(plan.dtypes[i], given)) if asked else None
     if t.place_of:
         place = given[[x.name for x in forward.inputs].index(t.place_of)]
         if place is not None and not (place.flags.c_contiguous and place.flags.writeable):

@@ -83,6 +83,7 @@ TYPES = {
     "groups": "int",
     "training": "bool",
     "keepdim": "bool",
+    "return_lse": "bool",
     "rng": "Any",
     "p": "float",
     "grads": "dict[str, torch.Tensor] | None",
@@ -137,7 +138,8 @@ def _result(op: Op, of: Interface) -> str:
         "None"
         if op.forward.updates
         else "Any"
-        if of.returns_statistics and any(t.place_of for t in op.forward.outputs)
+        if (of.returns_statistics and any(t.place_of for t in op.forward.outputs))
+        or "return_lse" in of.signature(op, op.activations[0]).parameters
         else "A"
         if len(op.forward.results) == 1
         else f"tuple[{', '.join('A' for _ in op.forward.results)}]"

@@ -117,6 +117,12 @@ class Call:
         return any(t.role == "inout" for t in self.inputs)
 
     @functools.cached_property
+    def lse(self) -> int | None:
+        """Index of the output that `return_lse` makes a result, if there is one."""
+        saved = (i for i, t in enumerate(self.outputs) if (t.name, t.use) == ("lse", "saved"))
+        return next(saved, None)
+
+    @functools.cached_property
     def shaping(self) -> tuple[Tensor, ...]:
         """Inputs whose shapes determine the sizes."""
         named = {t.name: t for t in self.inputs}
@@ -137,6 +143,10 @@ class Call:
     def results(self) -> list[int]:
         """Indices of the outputs that callers receive."""
         return [i for i, t in enumerate(self.outputs) if t.use == "output" and not t.place_of]
+
+    def kept(self, return_lse: bool) -> list[int]:
+        """Indices of the outputs that a call returns."""
+        return [*self.results, *([self.lse] if return_lse and self.lse is not None else [])]
 
     def values(self, given: Sequence[float], dropout: bool, beta: float = 0.0) -> Sequence[float]:
         """Scalars in the launcher's order; beta = 0 does not read the old values."""

@@ -135,3 +135,49 @@ def test_wrong_offsets_are_refused(kf, which, wrong, text):
             call("causal_attention_varlen", q, q, q, wrong.astype(dtype), right)
     with pytest.raises(ValueError, match=text.replace("query", "key").replace("of q", "of k")):
         call("causal_attention_varlen", q, q, q, right, wrong)
+
+
+# ---- lse
+
+
+@frontend.parametrize("numpy", "torch", "jax")
+@pytest.mark.parametrize("name", ["attention", "causal_attention_varlen"])
+def test_lse(kf, which, name):
+    """The result stays; lse is the logarithm of the sum of exponentials of each query's scores."""
+    call, packed = frontend.Frontend(which, kf), name.endswith("varlen")
+    q, k = draw(3, 4, 16), draw(3, 2, 16, seed=1)
+    bounds = np.array([0, 3])
+    given = (q, k, k, bounds, bounds) if packed else (q[None], k[None], k[None])
+    out, lse = call(name, *given, return_lse=True)
+    assert np.array_equal(out, call(name, *given))
+    scores = np.einsum("ihd,jhd->hij", q, k.repeat(2, 1)).astype(np.float64) / 4
+    scores = np.where(np.tri(3, dtype=bool) | (not packed), scores, -np.inf)
+    want = np.log(np.exp(scores).sum(-1))
+    assert lse.dtype == np.float32 and np.allclose(lse, want if packed else want[None], 1e-5, 1e-6)
+    with pytest.raises(TypeError, match=f"kf.{name}: return_lse is int, expected True or False"):
+        call(name, *given, return_lse=1)
+
+
+def test_lse_in_graphs_and_transforms(kf):
+    torch = pytest.importorskip("torch")
+    q = torch.from_numpy(draw(2, 3, 4, 16))
+
+    def both(q):
+        return kf.ops.attention(q, q, q, return_lse=True)
+
+    want = both(q)
+    for found in (
+        torch.compile(both, backend="eager", fullgraph=True)(q),
+        torch.func.vmap(both)(q[:, None]),
+    ):
+        assert all(torch.allclose(a.reshape(b.shape), b) for a, b in zip(found, want))
+
+
+def test_lse_under_jit(kf):
+    jax = pytest.importorskip("jax")
+    import kernel_fusion.jax as kj
+
+    q = jax.numpy.asarray(draw(2, 3, 4, 16))
+    out, lse = jax.jit(lambda q: kj.attention(q, q, q, return_lse=True))(q)
+    want = kj.attention(q, q, q, return_lse=True)
+    assert jax.numpy.allclose(out, want[0]) and jax.numpy.allclose(lse, want[1])

@@ -27,6 +27,7 @@ class Spec:
     asked: str | None
     integers: tuple[int, ...]
     scalars: tuple[float, ...]
+    return_lse: bool = False
 
     @property
     def where(self) -> str:
@@ -98,14 +99,16 @@ def _invoke(
 def _results(spec: Spec, outputs: Sequence[Any]) -> tuple[Any, ...]:
     """Outputs that callers receive: the results, then statistics that other frameworks update."""
     placed = [i for i, t in enumerate(spec.op.forward.outputs) if t.place_of]
-    return tuple(outputs[i] for i in [*spec.op.forward.results, *placed] if outputs[i] is not None)
+    results = spec.op.forward.kept(spec.return_lse)
+    return tuple(outputs[i] for i in [*results, *placed] if outputs[i] is not None)
 
 
 def _wanted(spec: Spec, tensors: Sequence[Any], saved: bool) -> list[bool]:
     given = {t.name for t, x in zip(spec.op.forward.inputs, tensors) if x is not None}
+    lse = spec.op.forward.lse if spec.return_lse else None
     return [
-        saved if t.use == "saved" else not t.place_of or t.place_of in given
-        for t in spec.op.forward.outputs
+        saved or i == lse if t.use == "saved" else not t.place_of or t.place_of in given
+        for i, t in enumerate(spec.op.forward.outputs)
     ]
 
 
@@ -169,6 +172,8 @@ def _backward_of(spec: Spec, kept: Any, cotangents: Any) -> Any:
     op = spec.op
     # Gradients of updated statistics are not defined, as in other frameworks.
     grads = dict(zip(op.forward.results, cotangents))
+    if spec.return_lse and not isinstance(cotangents[len(grads)], SymbolicZero):
+        raise NotImplementedError(f"{spec.where}: lse has no gradient")
     if all(isinstance(g, SymbolicZero) for g in grads.values()):
         return (None,) * len(op.forward.inputs), None
     if op.with_grad:

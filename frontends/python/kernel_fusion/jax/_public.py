@@ -162,6 +162,7 @@ def _run(op: Op, activation: str, args: Sequence[Any], kwargs: dict[str, Any]) -
         arguments.asked,
         arguments.integers,
         arguments.scalars,
+        arguments.return_lse,
     )
     traced = any(isinstance(x, jax.core.Tracer) for x in (*tensors, seeds))
     call = functools.partial(_autodiff.call, spec) if traced else _autodiff.compiled(spec)

@@ -153,6 +153,8 @@ def _text(op: Op, activation: str) -> str:
             f"        if {name} is None and {of}.dim() > {after + 1}:",
             f"            {name} = counted({of}, {after})",
         ]
+    if op.forward.lse is not None:
+        lines.append("        flag(where, 'return_lse', return_lse)")
     lines += [
         *(
             f"        {name} = rsqrt(where, '{name}', {of}, {at}) if {name} is None else {name}"
@@ -236,6 +238,8 @@ def _results(op: Op) -> str:
     one = len(op.forward.outputs) == 1
     found = ["found"] if one else [f"found[{i}]" for i in op.forward.results]
     plain = ", ".join(found)
+    if op.forward.lse is not None:
+        return f"({plain}, found[{op.forward.lse}]) if return_lse else {plain}"
     if not _axes.applies(op):
         return plain
     folded = ", ".join(f"{x}.reshape(shape)" for x in found)
@@ -270,6 +274,7 @@ def _rest(op: Op, activation: str) -> str:
         "activation": str(op.numbers[activation]),
         "rng": f"seed_of(where, {op.forward.inputs[0].name}, rng, training)",
         "dtype": "dtype_of(where, dtype)",
+        "save": "save or return_lse" if op.forward.lse is not None else "save",
         "p": "p if training else 0.0",
         **acts,
     }
@@ -388,6 +393,7 @@ def make(
         "refuse_value": _plan.refuse_value,
         "row_of": row_of,
         "rsqrt": _arguments.rsqrt,
+        "flag": _arguments.flag,
         "check_index": check_index,
         "check_offsets": check_offsets,
         "Tensor": Tensor,
