@@ -23,6 +23,13 @@ operands = {{ x = "elem", gamma = "row" }}
 expr = "gamma * act(x)"
 ref = "gamma * act(x)"
 """
+OWN = """
+[op.{name}_scale]
+brief = "gamma * x"
+operands = {{ x = "elem", gamma = "row" }}
+expr = "gamma * x"
+ref = "gamma * x"
+"""
 # One file is loaded before PyTorch is imported, the other one after it.
 PROGRAM = """
 import json
@@ -58,3 +65,21 @@ def test_activations_of_ones_own(shim, tmp_path):
     assert info.startswith("shim" if shim == "1" else "ctypes: KF_TORCH_SHIM is 0")
     linear = [[[-15.0, 42.0]], [[15.0, 21.0]], True]
     assert found == 2 * [linear, [[[0.0, 14.0]], [[0.0, 7.0]], True]]
+
+
+def test_a_file_is_loaded_twice(kf, tmp_path):
+    """Unchanged files give the same names, also by another path; a changed one is an error."""
+    path, other = tmp_path / "twice.toml", tmp_path / "also.toml"
+    path.write_text(OWN.format(name="twice"))
+    other.write_text(OWN.format(name="also"))
+    assert kf.load(path) == ["twice_scale"]
+    function = kf.ops.twice_scale
+    assert kf.load(str(tmp_path / "." / path.name)) == ["twice_scale"]
+    assert kf.ops.twice_scale is function
+    text = rf"kf\.load: kf\.ops has `twice_scale` already, from {path}"
+    with pytest.raises(ValueError, match=text):
+        kf.load(other, path)
+    assert "also_scale" not in dir(kf.ops)
+    path.write_text(OWN.format(name="twice").replace("gamma * x", "x * gamma"))
+    with pytest.raises(ValueError, match=rf"kf\.load: {path} changed since it was loaded"):
+        kf.load(path)

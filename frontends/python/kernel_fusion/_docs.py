@@ -112,8 +112,8 @@ def of(op: Op, activation: str, jax: bool = False) -> str:
     lines += ["", "Returns:", f"    {', '.join(f'{t.name} {_shape(op, t)}' for t in results)}"]
     lse = [op.forward.outputs[op.forward.lse]] if op.forward.lse is not None else []
     lines += [
-        f"    {t.name} {_shape(op, t)}, {_dtype(op, t)}, with return_lse: the logarithm of the sum of "
-        "exponentials, without gradient"
+        f"    {t.name} {_shape(op, t)}, {_dtype(op, t)}, with return_lse: the logarithm of the sum "
+        "of exponentials, without gradient"
         for t in lse
     ]
     lines += [

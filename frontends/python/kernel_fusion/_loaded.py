@@ -16,6 +16,18 @@ from kernel_fusion import _compiled, _dispatch, _first_call, _table
 _lock = threading.Lock()
 
 
+# {spec files and folders of a call of kf.load: (digest, names that it returned)}.
+_known: dict[tuple[tuple[str, ...], ...], tuple[str, list[str]]] = {}
+
+
+def digest(files: Sequence[str], folders: Sequence[pathlib.Path]) -> str:
+    """Digest of all files: spec files, and those in folders of families."""
+    read = [pathlib.Path(path) for path in files]
+    read += [p for folder in folders for p in sorted(folder.rglob("*")) if p.is_file()]
+    kept = [path.read_bytes() for path in read if path.suffix != ".pyc"]
+    return hashlib.sha256(b"\0".join(kept)).hexdigest()
+
+
 class Files:
     """Spec files, loaded beside kf's own entries."""
 
@@ -29,13 +41,7 @@ class Files:
             self.files = spec.with_families(files, folders)
             self.spec = spec.load(self.files)
         self.ops = [op for op in self.spec.ops.values() if not op.builtin]
-        read = [
-            pathlib.Path(path)
-            for path in self.files
-            + [p for folder in folders for p in sorted(folder.rglob("*")) if p.is_file()]
-        ]
-        kept = [path.read_bytes() for path in read if path.suffix != ".pyc"]
-        self.digest = hashlib.sha256(b"\0".join(kept)).hexdigest()
+        self.digest = digest(self.files, folders)
 
     def table(self) -> tuple[dict[str, Any], dict[str, Any]]:
         """Returns (the frontend's table, its formulas) of the files' ops."""
@@ -84,7 +90,7 @@ def load(
         kf.ops.my_op(x)
 
     Functions are compiled at their first call. Spec files and families run code: load only those
-    that you trust.
+    that you trust. A second call for the same files returns the same names.
 
     Args:
         *files: spec files, as `kfgen render --spec` reads them
@@ -94,20 +100,40 @@ def load(
         The names of the new functions of kf.ops.
 
     Raises:
-        ValueError: a file is invalid, or an op has the name of an existing function.
+        ValueError: a file is invalid or has changed since it was loaded, or an op has the name of
+            an existing function.
     """
     from kfgen.language.expr import ExprError
     from kfgen.model.entries import SpecError
 
+    paths = [os.fspath(f) for f in files]
+    folders = [pathlib.Path(f).resolve() for f in families]
+    key = tuple(os.path.realpath(f) for f in paths), tuple(map(str, folders))
     with _lock:
+        if key in _known:
+            return _again(key, paths, folders)
         try:
-            found = Files(
-                [os.fspath(f) for f in files], [pathlib.Path(f).resolve() for f in families]
-            )
+            found = Files(paths, folders)
             table, formulas = found.table()
         except (SpecError, ExprError) as e:
             raise ValueError(f"kf.load: {e}") from None
-        return _add(found, table, formulas)
+        names = _add(found, table, formulas)
+        _known[key] = found.digest, names
+        return list(names)
+
+
+def _again(key: Any, paths: Sequence[str], folders: Sequence[pathlib.Path]) -> list[str]:
+    """Returns the names of files that are loaded, unless they have changed."""
+    from kfgen.entries import spec
+
+    loaded, names = _known[key]
+    if digest(spec.with_families(paths, folders), folders) != loaded:
+        changed = ", ".join(map(str, [*paths, *folders]))
+        raise ValueError(
+            f"kf.load: {changed} changed since it was loaded, expected the same text: its ops stay "
+            f"as they are in this process, start a new one"
+        )
+    return list(names)
 
 
 def _add(found: Files, table: dict[str, Any], formulas: dict[str, Any]) -> list[str]:
@@ -120,6 +146,13 @@ def _add(found: Files, table: dict[str, Any], formulas: dict[str, Any]) -> list[
     names = {op.word(act): (op, act) for op in made for act in op.activations}
     taken = sorted(names.keys() & set(_dispatch.names()))
     if taken:
+        own = _table.functions().get(taken[0])
+        if own and isinstance(own[0].own, Loaded):
+            loaded = ", ".join(map(str, own[0].own.files.files))
+            raise ValueError(
+                f"kf.load: kf.ops has `{taken[0]}` already, from {loaded}: load each file in one "
+                f"call, or rename the op"
+            )
         raise ValueError(f"kf.load: kf.ops has `{taken[0]}` already: rename the op")
     _table.functions().update(names)
     if "torch" in sys.modules:
