@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Norms with the order and the names of PyTorch's arguments, in every frontend."""
+"""Arguments as other libraries write them, in every frontend: norms in PyTorch's order, keywords,
+arrays that a library traces."""
+
+import functools
 
 import frontend
 import numpy as np
@@ -95,3 +98,14 @@ def test_keywords_of_other_libraries(kf, which, name, given, own):
     assert np.array_equal(call(name, X, **given), call(name, X, **own))
     with pytest.raises(TypeError, match="is given twice"):
         call(name, X, **given, **own)
+
+
+@frontend.parametrize("jax", "tensorflow")
+@pytest.mark.parametrize("name", ["gelu", "softmax", "add_relu"])
+def test_a_traced_array_names_its_frontend(kf, which, name):
+    """kf.ops inside jax.jit or tf.function says which module works there."""
+    library = frontend.Frontend(which, kf).library
+    jit = library.jit if which == "jax" else functools.partial(library.function, autograph=False)
+    text = rf"kf\.{name}: . is \w+, which has no values .*: call {frontend.OWN[which]}.{name} there"
+    with pytest.raises(TypeError, match=text):
+        jit(getattr(kf.ops, name))(*[X] * (2 if name == "add_relu" else 1))

@@ -266,6 +266,40 @@ def test_missing_compilers(kf_tf, monkeypatch, tmp_path):
         _cxx_library.find(_library._source())
 
 
+# Names and functions of Keras's activations, which kf's layers know too.
+OF_KERAS = (
+    "linear",
+    "swish",
+    "silu",
+    "hard_sigmoid",
+    "hard_silu",
+    "hard_swish",
+    "hard_tanh",
+    "gelu",
+)
+
+
+@pytest.mark.parametrize("name", OF_KERAS)
+def test_activations_of_keras(kf_tf, name):
+    x = tf.constant(draw(4, 8))
+    theirs = tf.keras.layers.Dense(3, activation=name)
+    want = theirs(x)
+    for activation in (name, getattr(tf.keras.activations, name)):
+        layer = kf_tf.layers.Dense(3, activation=activation)
+        layer.build(x.shape)
+        layer.set_weights(theirs.get_weights())
+        assert np.allclose(layer(x), want, 1e-5, 1e-5)
+        again = kf_tf.layers.Dense.from_config(layer.get_config())
+        assert again.fused_activation == layer.fused_activation
+
+
+def test_activations_that_are_not_kf_s(kf_tf):
+    """leaky_relu of Keras has another slope than kf's, so its function is refused."""
+    for activation in ("softmax", tf.keras.activations.leaky_relu, tf.nn.relu, 3):
+        with pytest.raises(ValueError, match="kf.layers.Dense: activation is .*swish"):
+            kf_tf.layers.Dense(3, activation=activation)
+
+
 @pytest.mark.check
 def test_keras(kf_tf, tmp_path):
     """Layers fit, equal Keras's with the same weights, and survive saving."""

@@ -16,6 +16,13 @@ from kernel_fusion._table import Op, Tensor
 PLAIN = {word: np.dtype(long) for long, word in WORDS.items() if long not in ("bfloat16", "bool")}
 KNOWN = ", ".join(dict.fromkeys(WORDS.values()))
 Array = np.ndarray[Any, Any]
+# Frontends of libraries that trace their functions.
+OWN = {
+    "jax": "kernel_fusion.jax",
+    "jaxlib": "kernel_fusion.jax",
+    "keras": "kernel_fusion_tensorflow",
+    "tensorflow": "kernel_fusion_tensorflow",
+}
 
 
 @functools.cache
@@ -60,7 +67,9 @@ def array(where: str, name: str, value: Any, expected: str = KNOWN) -> Array:
     elif hasattr(value, "__array_interface__"):
         found = np.asarray(value)
     else:
-        raise TypeError(f"{where}: {name} is {type(value).__name__}, expected an array")
+        raise _traced(where, name, value) or TypeError(
+            f"{where}: {name} is {type(value).__name__}, expected an array"
+        )
     if not word_of(found.dtype):
         raise TypeError(f"{where}: {name} has the dtype {found.dtype}, expected one of {expected}")
     if not found.dtype.isnative:
@@ -75,9 +84,21 @@ def _of_dlpack(where: str, name: str, value: Any) -> Array:
     try:
         return np.from_dlpack(value)
     except (BufferError, RuntimeError, TypeError, ValueError) as e:
-        raise TypeError(
+        raise _traced(where, name, value) or TypeError(
             f"{where}: {name} is {type(value).__name__}, which NumPy cannot convert: {e}"
         ) from None
+
+
+def _traced(where: str, name: str, value: Any) -> TypeError | None:
+    """Returns the error of an array without values, which JAX or TensorFlow traces."""
+    library, kind = type(value).__module__.partition(".")[0], type(value).__name__
+    if library not in OWN or not ("Tracer" in kind or kind in ("SymbolicTensor", "KerasTensor")):
+        return None
+    own = f"{OWN[library]}.{where.removeprefix('kf.')}"
+    return TypeError(
+        f"{where}: {name} is {kind}, which has no values while its function is "
+        f"traced, expected an array: call {own} there"
+    )
 
 
 def _result(

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Layers of Keras over kf's ops, with the arguments and weights of Keras's layers.
 
-`activation` is the name of an activation of kf, with kf's defaults, or None. A model is compiled
+`activation` is the name of an activation of kf or of Keras, with kf's defaults, a function of
+keras.activations, or None. A model is compiled
 without XLA, which does not know kf's op: jit_compile=True raises an error.
 """
 
@@ -23,14 +24,31 @@ def _check_backend() -> None:
         )
 
 
+# Names of keras.activations for those of kf that compute the same. Others have other defaults
+# (leaky_relu), or no kernel (softmax).
+OF_KERAS = {
+    "linear": "none",
+    "swish": "silu",
+    "hard_sigmoid": "hardsigmoid",
+    "hard_silu": "hardswish",
+    "hard_swish": "hardswish",
+    "hard_tanh": "hardtanh",
+}
+
+
 def _known(layer: str, activation: Any) -> str:
-    """Returns the name of an activation."""
+    """Returns kf's name of an activation."""
     _check_backend()
     name = "none" if activation is None else activation
+    own = getattr(name, "__name__", "")
+    if callable(name) and getattr(keras.activations, own, None) is name and own != "leaky_relu":
+        name = own
+    name = OF_KERAS.get(name, name) if isinstance(name, str) else name
     if name not in _table.activations():
+        keras_names = ", ".join(OF_KERAS)
         raise ValueError(
             f"kf.layers.{layer}: activation is {activation!r}, expected None or one of "
-            f"{', '.join(_table.activations())}"
+            f"{', '.join(_table.activations())}, or of Keras's {keras_names}"
         )
     return str(name)
 
