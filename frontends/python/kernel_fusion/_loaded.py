@@ -146,9 +146,9 @@ def _add(found: Files, table: dict[str, Any], formulas: dict[str, Any]) -> list[
     names = {op.word(act): (op, act) for op in made for act in op.activations}
     taken = sorted(names.keys() & set(_dispatch.names()))
     if taken:
-        own = _table.functions().get(taken[0])
-        if own and isinstance(own[0].own, Loaded):
-            loaded = ", ".join(map(str, own[0].own.files.files))
+        other = _table.functions().get(taken[0])
+        if other and isinstance(other[0].own, Loaded):
+            loaded = ", ".join(map(str, other[0].own.files.files))
             raise ValueError(
                 f"kf.load: kf.ops has `{taken[0]}` already, from {loaded}: load each file in one "
                 f"call, or rename the op"

@@ -104,7 +104,7 @@ def flattened(
     Args:
         given: all arguments by name.
     """
-    x = given.get("x")
+    x: Any = given.get("x")
     if not hasattr(x, "shape"):
         return function(**given)  # raises the error
     have = tuple(x.shape)

@@ -77,7 +77,7 @@ def refuse_positions(op: Op, activation: str) -> Callable[[Sequence[Any]], None]
 def is_shape(value: Any) -> bool:
     """True for a whole number or a sequence of them, which no tensor is."""
     if isinstance(value, (tuple, list)):
-        return True
+        return all(hasattr(n, "__index__") for n in value)
     return isinstance(value, int) and not isinstance(value, bool)
 
 

@@ -75,7 +75,5 @@ def _tensor(where: str, name: str, x: Any) -> Any:
 _FUNCTIONS = (gelu, softmax, log_softmax)
 FUNCTIONS: dict[str, Callable[..., Any]] = {f.__name__: f for f in _FUNCTIONS}
 for _name in ("softmax", "log_softmax"):
-    _own = FUNCTIONS[_name]
-    _own.__doc__ = "\n".join(
-        line for line in of_ops.FUNCTIONS[_name].__doc__.splitlines() if " out:" not in line
-    )
+    _lines = (of_ops.FUNCTIONS[_name].__doc__ or "").splitlines()
+    FUNCTIONS[_name].__doc__ = "\n".join(line for line in _lines if " out:" not in line)
