@@ -69,7 +69,8 @@ def of(op: Op, xp: Callable[[Any], Any]) -> Callable[..., Any] | None:
 
 def word(x: Any) -> str:
     """Long name of an array's dtype; empty for other objects."""
-    return str(getattr(x, "dtype", "")).removeprefix("torch.")
+    dtype = getattr(x, "dtype", "")
+    return getattr(dtype, "name", None) or str(dtype).removeprefix("torch.")
 
 
 def converted(x: Any, long: str, module: Any) -> Any:
@@ -78,6 +79,8 @@ def converted(x: Any, long: str, module: Any) -> Any:
     Args:
         module: the module whose functions take the array.
     """
+    if hasattr(module, "cast"):  # TensorFlow's
+        return module.cast(x, long)
     return x.astype(long) if hasattr(x, "astype") else x.to(getattr(module, long))
 
 
@@ -148,10 +151,11 @@ def _masks(op: Op, xp: Callable[[Any], Any]) -> Callable[..., Any] | None:
         rows = rows_of(tuple(x.shape), tuple(m.shape))
         if rows is not None and given.get("out") is None:
             keys, shape = x.shape[-1], tuple(x.shape)
-            spread = module.broadcast_to(m.reshape(rows.aligned), (*rows.mask, keys))
+            aligned = module.reshape(m, rows.aligned)
+            whole = module.broadcast_to(aligned, (*rows.mask, keys))
             found |= {
-                first: x.reshape((rows.outer, rows.shared, rows.inner, keys)),
-                mask.name: spread.reshape((rows.outer, rows.inner, keys)),
+                first: module.reshape(x, (rows.outer, rows.shared, rows.inner, keys)),
+                mask.name: module.reshape(whole, (rows.outer, rows.inner, keys)),
             }
         return found, shape
 

@@ -11,12 +11,9 @@ PREFIX = "fused_"
 
 
 def left_out(op: Op) -> tuple[str, ...]:
-    """Arguments of kf.ops that overwrite or add to existing memory, convert the tensors, or return
-    statistics.
-    """
-    converts = ("dtype",) if _arguments.widens(op) else ()
+    """Arguments of kf.ops that overwrite or add to existing memory, or return statistics."""
     lse = ("return_lse",) if op.forward.lse is not None else ()
-    return ("out", "grads", *converts, *lse, *op.forward.betas)
+    return ("out", "grads", *lse, *op.forward.betas)
 
 
 @functools.cache

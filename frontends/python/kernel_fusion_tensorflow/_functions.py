@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Functions of kernel_fusion_tensorflow: the arguments of kf.ops, for tensors of TensorFlow."""
 
+import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -123,13 +124,48 @@ def _variables(op: Op, arguments: Arguments) -> dict[str, Any]:
     return found
 
 
-def _call(op: Op, activation: str, arguments: Arguments) -> Any:
-    """Runs the op's forward and returns its results."""
+def _module_of(x: Any) -> Any:
+    """Returns the functions that _adapted.py calls, or None for tensors whose shape is not known
+    yet.
+    """
+    known = tf.is_tensor(x) and x.shape.is_fully_defined()
+    return _MODULE if known else None
+
+
+_MODULE = types.SimpleNamespace(
+    __name__="tensorflow",
+    broadcast_to=tf.broadcast_to,
+    cast=tf.cast,
+    clip=tf.clip_by_value,
+    isinf=tf.math.is_inf,
+    reshape=tf.reshape,
+    where=tf.where,
+)
+
+
+def _adapt(op: Op, tensors: list[Any], dtype: Any) -> tuple[list[Any], Any]:
+    """Returns the tensors that the kernel takes, and the results' shape if it is another one."""
+    adapt = _adapted.of(op, _module_of)
+    if adapt is None:
+        return tensors, None
+    names = [t.name for t in op.forward.inputs]
+    given = dict(zip(names, tensors)) | {"dtype": dtype}
+    _, found, shape = adapt((), given)
+    return [found[name] for name in names], shape
+
+
+def _call(op: Op, activation: str, arguments: Arguments, dtype: Any = None) -> Any:
+    """Runs the op's forward and returns its results.
+
+    Args:
+        dtype: the one to which a reduction's tensors are converted first, or None.
+    """
     where, inputs = arguments.where, op.forward.inputs
     variables = _variables(op, arguments)
     tensors = [
         None if x is None else tensor(where, t.name, x) for t, x in zip(inputs, arguments.tensors)
     ]
+    tensors, adapted = _adapt(op, tensors, dtype)
     fold = _fold(op, arguments, tensors)
     if fold is not None:
         tensors = [x if x is None else _folded(x, fold) for x in tensors]
@@ -138,11 +174,6 @@ def _call(op: Op, activation: str, arguments: Arguments) -> Any:
         rank = named[of].shape.rank
         if named[name] is None and rank is not None and rank > after + 1:
             named[name] = _counted(named[of], after)
-    shapes = {n: tuple(x.shape) for n, x in named.items() if x is not None and x.shape.rank}
-    for t in inputs:
-        shape = _adapted.spread(op, t, shapes) if t.kind == _adapted.SCORE else None
-        if shape is not None:
-            named[t.name] = tf.broadcast_to(named[t.name], shape)
     _check_indices(op, arguments, named)
     found = _calls.forward(
         op,
@@ -162,6 +193,8 @@ def _call(op: Op, activation: str, arguments: Arguments) -> Any:
     results = [found[i] for i in op.forward.results]
     if fold is not None:
         results = [tf.reshape(x, fold.result) for x in results]
+    if adapted is not None:
+        results = [tf.reshape(x, adapted) for x in results]
     return results[0] if len(results) == 1 else tuple(results)
 
 
@@ -217,7 +250,7 @@ def make(op: Op, activation: str) -> Callable[..., Any]:
     """Makes the function of an op."""
     where, spelled = op.display_name(activation), _spellings.keywords(op, activation)
     check, left_out = _spellings.refuse_positions(op, activation), _functional.left_out(op)
-    reorder = _norms.reader(op, activation)
+    reorder, widens = _norms.reader(op, activation), _arguments.widens(op)
 
     def function(*args: Any, **kwargs: Any) -> Any:
         if check:
@@ -233,7 +266,8 @@ def make(op: Op, activation: str) -> Callable[..., Any]:
             if shape is not None:
                 given = _norms.named(op, activation, args, kwargs)
                 return _norms.flattened(op, where, function, given, shape)
-        return _call(op, activation, _bind(op, activation, args, kwargs))
+        dtype = kwargs.pop("dtype", None) if widens else None
+        return _call(op, activation, _bind(op, activation, args, kwargs), dtype)
 
     # AutoGraph would convert the Python code of each call.
     made = tf.autograph.experimental.do_not_convert(function)
