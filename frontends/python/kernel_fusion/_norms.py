@@ -27,7 +27,8 @@ def reader(op: Op, activation: str) -> Callable[[Sequence[Any], dict[str, Any]],
     scalars = [v.name for v in op.forward.scalars]
     if first is None or "eps" not in scalars or op.forward.inputs[0].name != "x":
         return None
-    where, has_rows = op.display_name(activation), _spellings.ordered(op)[first].kind == "row"
+    weight, where = _spellings.ordered(op)[first], op.display_name(activation)
+    has_rows = weight.name in per_column(op)
     flag = len(op.forward.inputs) if "momentum" in scalars and op.has_axis else 0
 
     def read(args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
@@ -47,6 +48,12 @@ def reader(op: Op, activation: str) -> Callable[[Sequence[Any], dict[str, Any]],
         return args, kwargs, named
 
     return read
+
+
+def per_column(op: Op) -> set[str]:
+    """Names of the inputs with one value per column of x."""
+    x, *others = op.forward.inputs
+    return {t.name for t in others if t.extents == x.extents[-1:]}
 
 
 def _trained(where: str, args: Sequence[Any], at: int, kwargs: dict[str, Any]) -> Sequence[Any]:
@@ -109,10 +116,10 @@ def flattened(
         return function(**given)  # raises the error
     have = tuple(x.shape)
     wanted = _shaped(where, shape, have)
-    kinds = {t.name: t.kind for t in op.forward.inputs}
-    tensors = {n: t for n, t in given.items() if n in kinds and hasattr(t, "shape")}
+    known, weights = {t.name for t in op.forward.inputs}, per_column(op)
+    tensors = {n: t for n, t in given.items() if n in known and hasattr(t, "shape")}
     for name, t in tensors.items():
-        if kinds[name] == "row" and tuple(t.shape) != wanted:
+        if name in weights and tuple(t.shape) != wanted:
             raise ValueError(
                 f"{where}: {name} has the shape {tuple(t.shape)}, expected {SHAPE} {wanted}"
             )
@@ -125,9 +132,9 @@ def flattened(
     size = math.prod(wanted)
     lead = have[: len(have) - len(wanted)]
     rows = {
-        name: _reshaped(t, (size,) if kinds[name] == "row" else (*lead, size))
+        name: _reshaped(t, (size,) if name in weights else (*lead, size))
         for name, t in tensors.items()
-        if kinds[name] == "row" or tuple(t.shape) == have
+        if name in weights or tuple(t.shape) == have
     }
     found = function(**given | rows)
     if isinstance(found, (tuple, list)):
