@@ -6,7 +6,16 @@ import types
 from collections.abc import Callable
 from typing import Any
 
-from kernel_fusion import _adapted, _arguments, _dispatch, _multihead, _products, _table, ops
+from kernel_fusion import (
+    _adapted,
+    _arguments,
+    _dispatch,
+    _flash,
+    _multihead,
+    _products,
+    _table,
+    ops,
+)
 
 
 def gelu(x: Any, *, approximate: str = "none", out: Any = None) -> Any:
@@ -241,18 +250,19 @@ _OWN: tuple[Callable[..., Any], ...] = (
     fused_linear_activation,
     matmul,
 )
-FUNCTIONS: dict[str, Callable[..., Any]] = {f.__name__: f for f in (*_OWN, *_multihead.FUNCTIONS)}
+_EVERY = (*_OWN, *_multihead.FUNCTIONS, *_flash.FUNCTIONS)
+FUNCTIONS: dict[str, Callable[..., Any]] = {f.__name__: f for f in _EVERY}
 
 
 def over(namespace: Any) -> dict[str, Callable[..., Any]]:
     """Returns the functions over the ops of another module than kf.ops."""
     found: dict[str, Callable[..., Any]] = {}
-    for module in (sys.modules[__name__], _multihead):
-        found |= _rebound(module, namespace)
+    for module in (sys.modules[__name__], _multihead, _flash):
+        found |= rebound(module, namespace)
     return {name: found[name] for name in FUNCTIONS}
 
 
-def _rebound(module: Any, namespace: Any) -> dict[str, Callable[..., Any]]:
+def rebound(module: Any, namespace: Any) -> dict[str, Callable[..., Any]]:
     """Returns a module's functions, whose name `ops` is another module."""
     names = dict(vars(module), ops=namespace)
     made = {}
@@ -271,6 +281,7 @@ STUBS = (
     '"none") -> A: ...',
     "def matmul(a: A, b: A, *, alpha: float = 1.0) -> A: ...",
     *_multihead.STUBS,
+    *_flash.STUBS,
     "def prelu_bias(x: A, weight: A | None = None, bias: A | None = None, *, alpha: A | None = "
     "None, out: A | None = None) -> A: ...",
     *(

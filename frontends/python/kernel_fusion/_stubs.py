@@ -18,6 +18,7 @@ from kernel_fusion import (
     _classes,
     _composed,
     _dispatch,
+    _flash,
     _functional,
     _rows,
     _spellings,
@@ -212,6 +213,7 @@ def tensorflow() -> str:
         lines.append(line)
         if prefixed not in _functional.names():
             lines.append(line.replace(f"def {name}(", f"def {prefixed}(", 1))
+    lines += _flash.STUBS
     return HEAD_OF_TENSORFLOW + "\n".join(lines) + "\n"
 
 

@@ -25,6 +25,7 @@ except ImportError as e:
     raise ImportError(
         "kernel_fusion_tensorflow needs TensorFlow: pip install tensorflow, or tensorflow-cpu"
     ) from e
+from kernel_fusion_tensorflow._composed import FUNCTIONS
 from kernel_fusion_tensorflow._functions import lookup
 from kernel_fusion_tensorflow._library import register_op
 
@@ -42,4 +43,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*__all__, *names()})
+    return sorted({*__all__, *names(), *FUNCTIONS})

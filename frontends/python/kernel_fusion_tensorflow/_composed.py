@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
-from kernel_fusion import _arguments
+from kernel_fusion import _arguments, _flash
 from kernel_fusion import _composed as of_ops
 
 
@@ -72,8 +72,19 @@ def _tensor(where: str, name: str, x: Any) -> Any:
     return _functions.tensor(where, name, x)
 
 
+class _Ops:
+    """The functions of this module, as kf.ops has them."""
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        from kernel_fusion_tensorflow import _functions  # which imports this module
+
+        return _functions.lookup(name)
+
+
 _FUNCTIONS = (gelu, softmax, log_softmax)
+_FLASH = of_ops.rebound(_flash, _Ops())
 FUNCTIONS: dict[str, Callable[..., Any]] = {f.__name__: f for f in _FUNCTIONS}
+FUNCTIONS |= {f.__name__: _FLASH[f.__name__] for f in _flash.FUNCTIONS}
 for _name in ("softmax", "log_softmax"):
     _lines = (of_ops.FUNCTIONS[_name].__doc__ or "").splitlines()
     FUNCTIONS[_name].__doc__ = "\n".join(line for line in _lines if " out:" not in line)

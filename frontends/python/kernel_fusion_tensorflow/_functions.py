@@ -290,7 +290,7 @@ def plain(name: str) -> Callable[..., Any]:
 def lookup(name: str) -> Callable[..., Any]:
     """Returns a function by its name or an alias, with or without fused_ in front."""
     if name not in _made:
-        own = _functional.spelled(name)
+        own = name if name in _composed.FUNCTIONS else _functional.spelled(name)
         if own is None:
             lacks = _table.lacks(name) or "dir(kernel_fusion_tensorflow) lists all functions"
             raise AttributeError(f"kernel_fusion_tensorflow has no `{name}`; {lacks}")

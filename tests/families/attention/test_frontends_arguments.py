@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Arguments of attention in Python: defaults, in every frontend."""
+"""Arguments of attention in Python, in every frontend: scale, masks, offsets, lse, flash-attn's."""
 
 import inspect
 
@@ -181,3 +181,62 @@ def test_lse_under_jit(kf):
     out, lse = jax.jit(lambda q: kj.attention(q, q, q, return_lse=True))(q)
     want = kj.attention(q, q, q, return_lse=True)
     assert jax.numpy.allclose(out, want[0]) and jax.numpy.allclose(lse, want[1])
+
+
+# ---- flash-attn
+
+SLOPES = np.float32([0.5, 0.25, 0.125, 0.0625])
+# (arguments of flash_attn_func, kf's function, its arguments)
+FLASH = [
+    ({}, "attention", {}),
+    ({"softmax_scale": 0.3, "deterministic": True}, "attention", {"scale": 0.3}),
+    ({"causal": True}, "causal_attention", {}),
+    ({"window_size": (2, 1)}, "window_attention", {"left": 2, "right": 1}),
+    ({"window_size": (2, -1), "causal": True}, "window_attention", {"left": 2, "right": 0}),
+    ({"window_size": (-1, 0)}, "causal_attention", {}),
+    ({"causal": True, "softcap": 20.0}, "softcap_causal_attention", {"softcap": 20.0}),
+    ({"causal": True, "alibi_slopes": SLOPES}, "alibi_causal_attention", {"slope": SLOPES}),
+]
+
+
+@frontend.parametrize()
+def test_flash_attn(kf, which):
+    """flash_attn_func and flash_attn_varlen_func call kf's functions."""
+    call = frontend.Frontend(which, kf)
+    q, k, bounds = draw(5, 4, 16), draw(7, 2, 16, seed=1), np.array([0, 3, 5])
+    keys = np.array([0, 4, 7])
+    for given, name, own in FLASH[:: 1 if which != "tensorflow" else 3]:
+        assert np.array_equal(
+            call("flash_attn_func", q[None], k[None], k[None], **given),
+            call(name, q[None], k[None], k[None], **own),
+        )
+        got = call("flash_attn_varlen_func", q, k, k, bounds, keys, 3, 4, 0.0, **given)
+        assert np.array_equal(got, call(f"{name}_varlen", q, k, k, bounds, keys, **own))
+
+
+@frontend.parametrize("numpy", "torch", "jax")
+def test_flash_attn_returns_lse(kf, which):
+    """return_attn_probs returns (out, lse, None), as flash-attn does without dropout."""
+    call = frontend.Frontend(which, kf)
+    q = call.to(draw(1, 5, 4, 16))
+    *found, nothing = call.ops.flash_attn_func(q, q, q, causal=True, return_attn_probs=True)
+    want = call.ops.causal_attention(q, q, q, return_lse=True)
+    assert nothing is None and all(map(np.array_equal, found, want))
+
+
+REFUSED = [
+    ({"dropout_p": 0.1}, "dropout_p is 0.1, expected 0"),
+    ({"window_size": 3}, r"window_size is 3, expected \(left, right\)"),
+    ({"softcap": 20.0}, "softcap is given beside causal = False"),
+    ({"alibi_slopes": SLOPES}, "alibi_slopes is given beside causal = False"),
+    ({"causal": True, "window_size": (3, 0), "softcap": 2.0}, "softcap is given beside"),
+    ({"causal": True, "softcap": 2.0, "alibi_slopes": SLOPES}, "softcap is 2.0 beside alibi_slo"),
+    ({"block_table": np.zeros((1, 1), np.int32)}, "block_table is given, expected None"),
+]
+
+
+@pytest.mark.parametrize("more, text", REFUSED, ids=range(len(REFUSED)))
+def test_arguments_of_flash_attn_without_kernel(kf, more, text):
+    q, bounds = draw(5, 4, 16), np.array([0, 5])
+    with pytest.raises(ValueError, match=f"kf.flash_attn_varlen_func: {text}"):
+        kf.ops.flash_attn_varlen_func(q, q, q, bounds, bounds, 5, 5, **more)
