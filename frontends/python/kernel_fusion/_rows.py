@@ -98,8 +98,8 @@ def check_offsets(where: str, name: str, found: Any, of: str, rows: int) -> None
     if descends.any():
         at = int(descends.argmax()) + 1
         raise ValueError(
-            f"{where}: {name} is {found[at]} at {at}, expected at least {found[at - 1]}, the offset "
-            f"before it"
+            f"{where}: {name} is {found[at]} at {at}, expected at least {found[at - 1]}, the "
+            f"offset before it"
         )
     if found[-1] > rows:
         raise ValueError(
