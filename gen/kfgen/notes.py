@@ -87,7 +87,7 @@ def _draws(reference, rng):
     all operands together.
     """
     operands = reference.op.operands
-    own = [o for o in operands if o.dtype not in ("I", "u8")]
+    own = [o for o in operands if o.dtype not in ("I", "u8") and not reference.is_number(o)]
     for scaled in [[o] for o in own] + ([own] if len(own) > 1 else []):
         for scale in SCALES:
             inputs = {
@@ -100,7 +100,9 @@ def _draws(reference, rng):
 
 
 def _drawn(reference, operand, rng, scale):
-    """Values of an operand about `scale`, or, if None, near 1 and -1."""
+    """Values of an operand about `scale`, or, if None, near 1 and -1; a number has its own."""
+    if reference.is_number(operand):
+        return reference.inputs(rng)[operand.name]
     shape = reference.shape(operand)
     if operand.dtype == "I":
         return rng.integers(0, reference.indices, shape).astype(np.float64)

@@ -431,6 +431,10 @@ class Reference:
         last = want.shape[-1]
         return {n: np.broadcast_to(v[..., :last], want.shape) for n, v in inputs.items()}
 
+    def is_number(self, operand):
+        """True for an operand that is one number, which `inputs` determines."""
+        return False
+
     def values(self, inputs, mask):
         """Returns {output: value of `ref`}."""
         return values(self.op, self.act, inputs, self.scalars, *mask.values())

@@ -210,6 +210,7 @@ def test_an_own_optimizer(tmp_path):
     assert own == ["kf_signum_f32", "kf_signum_bf16", "kf_signum_bf16_f32"]
     done = kfgen("check", "--spec", path)
     assert "2 ops with" in done.stdout and done.returncode == 0, done.stdout + done.stderr
+    assert "note" not in done.stdout + done.stderr  # numbers in memory are no lists
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,9 @@ class OptimizerReference(reference.Reference):
     def differentiable(self):
         return False
 
+    def is_number(self, operand):
+        return operand.kind == VALUE
+
     def inputs(self, rng):
         found = super().inputs(rng)
         device = self.op.own["device"]
