@@ -3,6 +3,7 @@
 
 import copy
 import math
+import pickle
 
 import kfpython
 import numpy as np
@@ -203,6 +204,22 @@ def test_state_on_the_host(fraction):
     plain.load_state_dict(own.state_dict())
     plain.step(), other.step()
     assert_same(lists[0], lists[2], rtol=0, atol=0)
+
+
+def test_offload_is_copied():
+    """Copies and pickles of a class that no module has continue where the original does."""
+    lists = [parameters()]
+    own = kf.optim.Offload(kf.optim.AdamW, gpu_fraction=0.5)(lists[0], lr=0.1)
+    gradients(lists, 0)
+    own.step()
+    made = [copy.deepcopy(own), pickle.loads(pickle.dumps(own))]
+    copied = [m.param_groups[0]["params"] for m in made]
+    gradients([*lists, *copied], 1)
+    for optimizer in (own, *made):
+        optimizer.step()
+    for m, p in zip(made, copied):
+        assert m.gpu_fraction == 0.5 and "Offload(AdamW)" in repr(type(m))
+        assert_same(lists[0], p, rtol=0, atol=0)
 
 
 def test_chunks(monkeypatch):

@@ -75,6 +75,11 @@ class Offloaded(Stepped):
     """Base of the classes that Offload makes."""
 
     gpu_fraction: float
+    optimizer: type[Stepped]
+
+    def __reduce__(self) -> Any:
+        # No module has the class.
+        return _empty, (self.optimizer, self.gpu_fraction), self.__getstate__()
 
     def _check(self, group: Group) -> None:
         super()._check(group)
@@ -179,4 +184,11 @@ def Offload(optimizer: type[T], *, gpu_fraction: float) -> type[T]:
             f"kf.optim.Offload: gpu_fraction is {gpu_fraction}, expected at least 0 and at most 1"
         )
     name = f"Offload({optimizer.__name__})"
-    return type(name, (Offloaded, optimizer), {"gpu_fraction": gpu_fraction})
+    members = {"gpu_fraction": gpu_fraction, "optimizer": optimizer}
+    return type(name, (Offloaded, optimizer), members)
+
+
+def _empty(optimizer: type[T], gpu_fraction: float) -> T:
+    """Makes the object that pickle and copy then fill."""
+    own = Offload(optimizer, gpu_fraction=gpu_fraction)
+    return own.__new__(own)
