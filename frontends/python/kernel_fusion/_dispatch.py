@@ -4,6 +4,7 @@
 import difflib
 import importlib
 import sys
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -55,6 +56,7 @@ def make(op: _table.Op, activation: str) -> Callable[..., Any]:
     of_torch = TORCH.function(op, activation) if TORCH else None
     spelled = _spellings.keywords(op, activation)
     check = _spellings.refuse_positions(op, activation)
+    forgotten = _forgotten(op, activation)
     adapt, reorder = _adapted.of(op, module_of), _norms.reader(op, activation)
 
     def function(*args: Any, **kwargs: Any) -> Any:
@@ -68,6 +70,8 @@ def make(op: _table.Op, activation: str) -> Callable[..., Any]:
             if shape is not None:
                 given = _norms.named(op, activation, args, kwargs)
                 return _norms.flattened(op, where, function, given, shape)
+        if forgotten:
+            forgotten(args, kwargs)
         if adapt:
             args, kwargs, shape = adapt(args, kwargs)
             if shape is not None:
@@ -89,6 +93,33 @@ def make(op: _table.Op, activation: str) -> Callable[..., Any]:
     function.__doc__ = _docs.of(op, activation)
     function.__signature__ = _arguments.signature(op, activation)  # type: ignore[attr-defined]
     return function
+
+
+# Numbers of an update that a loop changes, and what callers pass.
+CHANGING = {"step": "the number of the update, from 1 on", "seed": "a number of your own"}
+
+
+def _forgotten(
+    op: _table.Op, activation: str
+) -> Callable[[tuple[Any, ...], dict[str, Any]], None] | None:
+    """Makes the function that warns of a default that makes all updates of a loop the first one."""
+    values = [v for v in op.forward.integers if v.name in CHANGING]
+    if not (op.forward.updates and op.forward.lists and values):
+        return None
+    where, placed = (
+        op.display_name(activation),
+        list(_arguments.signature(op, activation).parameters),
+    )
+
+    def warn(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if TORCH is not None and TORCH.torch.compiler.is_compiling():
+            return
+        for v in values:
+            if v.name not in kwargs and len(args) <= placed.index(v.name):
+                text = f"{where}: {v.name} is not given, {v.default:g} is used: pass"
+                warnings.warn(f"{text} {CHANGING[v.name]}", stacklevel=3)
+
+    return warn
 
 
 def renamed(where: str, of: dict[str, str], kwargs: dict[str, Any]) -> dict[str, Any]:

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Optimizers in kf.ops: 100 steps beside torch.optim, arrays, torch.compile, errors."""
 
+import warnings
+
 import numpy as np
 import pytest
 import pytorch
@@ -162,3 +164,21 @@ REFUSED = [
 def test_refused(kf, given, more, kind, message):
     with pytest.raises(kind, match=message):
         kf.ops.adamw(*given, **more)
+
+
+UPDATES = [
+    ("adamw", {}, "kf.adamw: step is not given, 1 is used: pass the number of the update"),
+    ("adamw_stochastic", {"step": 2}, "kf.adamw_stochastic: seed is not given, 0 is used"),
+]
+
+
+@pytest.mark.parametrize("name, more, text", UPDATES, ids=[name for name, *_ in UPDATES])
+def test_what_a_loop_changes_has_no_silent_default(kf, name, more, text):
+    """Each update would be the first one; a given number, also by position, is no warning."""
+    lists = [[torch.ones(3, dtype=torch.bfloat16)] for _ in range(4)]
+    function = getattr(kf.ops, name)
+    with pytest.warns(UserWarning, match=text):
+        function(*lists, **more)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        function(*lists, **{"step": 1, "seed": 3} if "seed" in text else {"step": 1})
