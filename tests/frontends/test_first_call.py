@@ -6,6 +6,7 @@ import shutil
 import stat
 import subprocess
 import sys
+import time
 
 import cases
 import checks
@@ -261,3 +262,40 @@ def test_launchers_of_a_package_without_them(run, driver, tmp_path):
         output, launched = run(ON_GPU, driver, **environment)
         assert output == "True" and "kfk_act_f32" in launched and launched.endswith(" on 0x5000")
     assert sorted(p.name[:7] for p in libraries(tmp_path)) == ["loader-", "relu_f3"]
+
+
+SHOWN = [("", True, True), ("", False, False), ("1", False, True), ("0", True, False)]
+
+
+@pytest.mark.parametrize("own, is_tty, shown", SHOWN, ids=range(len(SHOWN)))
+def test_a_long_compilation_is_told(kf, monkeypatch, capsys, own, is_tty, shown):
+    """On a terminal or with KF_PROGRESS=1, one line; nothing for a short one."""
+    from kernel_fusion import _progress
+
+    monkeypatch.setenv("KF_PROGRESS", own)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: is_tty)
+    for patience, wait in ((5, 0), (0.01, 0.3)):
+        monkeypatch.setattr(_progress, "PATIENCE", patience)
+        with _progress.told("kf.gelu for f32"):
+            time.sleep(wait)
+        expected = "kf.gelu for f32 is compiled at the first call; later calls and processes load"
+        lines = capsys.readouterr().err.splitlines()
+        assert len(lines) == (shown and wait > 0) and all(x.startswith(expected) for x in lines)
+
+
+@pytest.mark.check
+def test_a_first_call_tells(tmp_path):
+    program = """
+import sys
+sys.stderr = sys.stdout
+from kernel_fusion import _progress
+_progress.PATIENCE = 0.01
+import kernel_fusion as kf, numpy as np
+for _ in range(2):
+    kf.ops.mul_softsign(np.ones(3), np.ones(3))
+"""
+    text = kfpython.python(program, KF_PROGRESS="1", KF_CACHE_DIR=str(tmp_path))
+    assert (
+        text == "kf.mul_softsign for f64 is compiled at the first call; later calls and "
+        "processes load it"
+    )

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from kfgen import paths
 
-from kernel_fusion import _compilers, _files, _layout
+from kernel_fusion import _compilers, _files, _layout, _progress
 
 NATIVE = pathlib.Path(__file__).resolve().parent / "native"
 SHARED = (NATIVE / "call.h", NATIVE / "packed.h", *_layout.HEADERS)
@@ -68,7 +68,8 @@ def find(source: Source) -> pathlib.Path:
         )
     with _files.locked(path):
         if not path.exists():
-            _compile(source, compiler, path)
+            with _progress.told(f"kf: the library for {source.framework}"):
+                _compile(source, compiler, path)
     return path
 
 

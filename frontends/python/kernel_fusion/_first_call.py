@@ -22,7 +22,7 @@ import warnings
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from kernel_fusion import _compilers, _files, _isa, _table
+from kernel_fusion import _compilers, _files, _isa, _progress, _table
 
 NATIVE = pathlib.Path(__file__).resolve().parent / "native"
 # The generator is Python: threads gain nothing from running it concurrently.
@@ -234,7 +234,8 @@ class Compiled:
         assert compiler is not None
         path = self.path(unit, compiler)
         try:
-            with self._writing(unit, path):
+            what = f"{self.where(unit)} for {', '.join(unit.dtypes)}"
+            with self._writing(unit, path), _progress.told(what):
                 # Another process may have made it; a damaged file is replaced.
                 with contextlib.suppress(OSError):
                     if path.exists():

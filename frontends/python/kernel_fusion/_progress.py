@@ -1,9 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Progress of compilations on standard error: tqdm's bar if it is installed, else plain lines."""
+"""Progress of compilations on standard error: tqdm's bar if it is installed, else plain lines, and
+what a first call compiles."""
 
+import contextlib
 import importlib
+import os
 import sys
+import threading
 import time
+from collections.abc import Iterator
 from types import TracebackType
 from typing import Any
 
@@ -71,3 +76,32 @@ def bar(what: str, total: int, shown: bool | None) -> Lines | Bar:
     except ImportError:
         return Lines(what, total, shows)
     return Bar(tqdm, what, total) if shows else Lines(what, total, False)
+
+
+PATIENCE = 1.0  # seconds of a compilation after which a message says what is compiled
+
+
+def _is_told() -> bool:
+    """True on a terminal; KF_PROGRESS decides elsewhere, and may be 0 there."""
+    own = os.environ.get("KF_PROGRESS", "")
+    return own != "0" if own else sys.stderr.isatty()
+
+
+@contextlib.contextmanager
+def told(what: str) -> Iterator[None]:
+    """Writes a line if the compilation inside takes longer than PATIENCE.
+
+    Args:
+        what: the function, and what its first call compiles.
+    """
+    if not _is_told():
+        yield
+        return
+    text = f"{what} is compiled at the first call; later calls and processes load it\n"
+    timer = threading.Timer(PATIENCE, lambda: (sys.stderr.write(text), sys.stderr.flush()))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from kfgen import paths
 
-from kernel_fusion import _compilers, _compressed, _files, _layout
+from kernel_fusion import _compilers, _compressed, _files, _layout, _progress
 
 HERE = pathlib.Path(__file__).resolve().parent
 SOURCES = ("torch_shim.cpp", "torch_call.h", "torch_abi.h", "torch_memory.h", "packed.h")
@@ -44,15 +44,12 @@ def compile_to(
     path.parent.mkdir(parents=True, exist_ok=True)
     # A temporary file is renamed, so that another process sees a complete one.
     new = path.with_name(f".{path.name}.{os.getpid()}")
+    command = [
+        *(compiler, *flags, "-isystem", include),
+        *(str(HERE / "native" / source), "-o", str(new), "-ldl"),
+    ]
     try:
-        done = subprocess.run(
-            [
-                *(compiler, *flags, "-isystem", include),
-                *(str(HERE / "native" / source), "-o", str(new), "-ldl"),
-            ],
-            capture_output=True,
-            text=True,
-        )
+        done = subprocess.run(command, capture_output=True, text=True)
         if done.returncode:
             raise OSError(f"{compiler} failed: {done.stderr[-1000:]}")
         os.replace(new, path)
@@ -75,5 +72,6 @@ def find() -> pathlib.Path:
             raise OSError(f"KF_OFFLINE is set, and {path} does not exist")
         with _files.locked(path):
             if not path.exists():
-                compile_to(path)
+                with _progress.told("kf: the library for PyTorch"):
+                    compile_to(path)
     return path

@@ -16,7 +16,15 @@ from typing import Any
 import jax
 from jaxlib import version
 
-from kernel_fusion import _compilers, _files, _first_call, _library, _shim_library, _table
+from kernel_fusion import (
+    _compilers,
+    _files,
+    _first_call,
+    _library,
+    _progress,
+    _shim_library,
+    _table,
+)
 
 TARGET = "kf"
 # Exports of a library that the handlers call, on the CPU and on a GPU: run, load, and errors.
@@ -61,7 +69,8 @@ def library() -> ctypes.CDLL:
         with _files.locked(path):
             if not path.exists():
                 try:
-                    _shim_library.compile_to(path, SOURCES[0], FLAGS, jax.ffi.include_dir())
+                    with _progress.told("kf: the library for JAX"):
+                        _shim_library.compile_to(path, SOURCES[0], FLAGS, jax.ffi.include_dir())
                 except OSError as e:
                     raise RuntimeError(f"kf.jax: {e}") from None
     found = ctypes.CDLL(str(path))
