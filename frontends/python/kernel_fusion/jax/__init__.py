@@ -19,6 +19,7 @@ except ImportError as _e:
     ) from None
 
 from kernel_fusion import _composed, _dispatch, _table
+from kernel_fusion import ops as _ops
 from kernel_fusion.jax import _native, _public
 
 __all__ = ["EXPORT_CHECKS", "call", "of", "register"]
@@ -67,23 +68,10 @@ def __getattr__(name: str) -> Callable[..., Any]:
 
 
 def call(name: str, *args: Any, activation: str | None = None, **kwargs: Any) -> Any:
-    """Calls an op by its name and, if it has one, its activation.
-
-        kf.jax.call("layer_norm", x, weight, bias, activation="gelu")
-
-    Args:
-        name: name of an op or of a function
-        *args: arguments of the function
-        activation: name of an activation, or None
-        **kwargs: keyword arguments of the function
-
-    Returns:
-        The function's results.
-
-    Raises:
-        ValueError: the op or the activation does not exist.
-    """
     return getattr(_self, _dispatch.word(name, activation))(*args, **kwargs)
+
+
+call.__doc__ = (_ops.call.__doc__ or "").replace("kf.ops", "kf.jax")
 
 
 def of(fused: Any) -> Callable[..., Any]:
