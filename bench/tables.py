@@ -234,6 +234,20 @@ def calls(which):
 
 def every(which):
     """Every case: time with half its interquartile range, GB/s, % of copy, ratio to each peer."""
+
+    def cells(r):
+        copy = f"{r['percent_of_copy']:.0f}" if "percent_of_copy" in r else ""
+        return [f"{r['gbps']:.0f}", copy]
+
+    return cases(which, ["GB/s", "% of copy"], cells)
+
+
+def cases(which, columns, cells):
+    """Every case: time, own columns, and the ratio to each peer.
+
+    Args:
+        cells: returns a case's cells of the columns.
+    """
     rows = filed.load(which)["rows"]
     there = peers_of(rows)
     body = [
@@ -241,17 +255,13 @@ def every(which):
             filed.function_cell(r),
             filed.sizes_cell(r),
             filed.time_cell(r["times"]["kf"]),
-            f"{r['gbps']:.0f}",
-            f"{r['percent_of_copy']:.0f}" if "percent_of_copy" in r else "",
+            *cells(r),
             *ratios(r, there),
         ]
         for r in rows
     ]
-    return table(
-        ["function", "sizes", "time", "GB/s", "% of copy", *(f"x {filed.PEERS[p]}" for p in there)],
-        body,
-        left=2,
-    )
+    peers = (f"x {filed.PEERS[p]}" for p in there)
+    return table(["function", "sizes", "time", *columns, *peers], body, left=2)
 
 
 def memory(which):
@@ -313,23 +323,7 @@ def layers(which):
 
 def throughput(which):
     """Every case: TFLOP/s and the ratio to each peer."""
-    rows = filed.load(which)["rows"]
-    there = peers_of(rows)
-    body = [
-        [
-            filed.function_cell(r),
-            filed.sizes_cell(r),
-            filed.time_cell(r["times"]["kf"]),
-            f"{r['tflops']['kf']:.0f}",
-            *ratios(r, there),
-        ]
-        for r in rows
-    ]
-    return table(
-        ["function", "sizes", "time", "TFLOP/s", *(f"x {filed.PEERS[p]}" for p in there)],
-        body,
-        left=2,
-    )
+    return cases(which, ["TFLOP/s"], lambda r: [f"{r['tflops']['kf']:.0f}"])
 
 
 def means(which, *sizes):
