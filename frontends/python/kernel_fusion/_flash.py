@@ -84,7 +84,14 @@ def flash_attn_varlen_func(
         cu_seqlens_k: the same for k and v
         max_seqlen_q: ignored; kernels read the lengths
         max_seqlen_k: ignored
-        dropout_p: as in flash_attn_func, and so are all that follow
+        dropout_p: this argument and those below are as in flash_attn_func
+        softmax_scale: any number; None stands for 1 / sqrt(dim)
+        causal: if True, the last query of a sequence sees all of its keys
+        window_size: keys before and behind the query's own that it sees; -1: all
+        softcap: 0, or with causal alone a bound of the scores
+        alibi_slopes: [heads], float32, with causal alone; or None
+        deterministic: ignored; results always have the same bits
+        return_attn_probs: if True, returns (out, lse [heads, rows], None)
         block_table: None
 
     Returns:
