@@ -340,7 +340,7 @@ def test_keras(kf_tf, tmp_path):
     loaded = keras.models.load_model(tmp_path / "model.keras")
     tfops.equal(loaded.predict(x, verbose=0), model.predict(x, verbose=0), "loaded")
     for make, text in (
-        (lambda: layers.Dense(2, activation="swish"), "kf.layers.Dense: activation is 'swish'"),
+        (lambda: layers.Dense(2, activation="cosine"), "kf.layers.Dense: activation is 'cosine'"),
         (lambda: layers.DenseDropout(2, rate=1.0), "kf.layers.DenseDropout: rate is 1.0"),
         (lambda: layers.LayerNormalization(axis=1).build((2, 3, 4)), "axis is 1, expected"),
         (lambda: layers.Dropout(0.5, noise_shape=(1, 2)), "noise_shape is given, expected None"),

@@ -187,8 +187,10 @@ def case(f, dtype="f64", seed=0, shape=None, grad=True):
         v.name: v.default
         for v in (*op.forward.integers, *op.forward.scalars, *op.scalars[f["activation"]])
     } | {"groups": groups}
+    # A default that the shapes determine is given: oracles and other languages have the entry's.
     kwargs = (
-        ({"dim": axis} if op.has_axis else {})
+        {v.name: v.default for v in op.forward.scalars if v.rsqrt_of}
+        | ({"dim": axis} if op.has_axis else {})
         | ({"groups": groups} if op.has_groups else {})
         | (DROPPED if f["dropout"] else {})
     )
