@@ -49,10 +49,7 @@ def flash_attn_func(
     """
     where = "kf.flash_attn_func"
     name, more = _kernel(where, dropout_p, causal, window_size, softcap, alibi_slopes)
-    slope = () if alibi_slopes is None else (alibi_slopes,)
-    more |= {"return_lse": True} if return_attn_probs else {}
-    found = getattr(ops, name)(q, k, v, *slope, scale=softmax_scale, **more)
-    return (*found, None) if return_attn_probs else found
+    return _run(getattr(ops, name), (q, k, v), alibi_slopes, softmax_scale, more, return_attn_probs)
 
 
 def flash_attn_varlen_func(
@@ -105,12 +102,23 @@ def flash_attn_varlen_func(
     if block_table is not None:
         raise ValueError(f"{where}: block_table is given, expected None")
     name, more = _kernel(where, dropout_p, causal, window_size, softcap, alibi_slopes)
-    slope = () if alibi_slopes is None else (alibi_slopes,)
-    more |= {"return_lse": True} if return_attn_probs else {}
-    function = getattr(ops, f"{name}_varlen")
-    given = q, k, v, cu_seqlens_q, cu_seqlens_k
-    found = function(*given, *slope, scale=softmax_scale, **more)
-    return (*found, None) if return_attn_probs else found
+    function, given = getattr(ops, f"{name}_varlen"), (q, k, v, cu_seqlens_q, cu_seqlens_k)
+    return _run(function, given, alibi_slopes, softmax_scale, more, return_attn_probs)
+
+
+def _run(
+    function: Callable[..., Any],
+    given: Sequence[Any],
+    slope: Any,
+    scale: float | None,
+    more: dict[str, Any],
+    return_lse: bool,
+) -> Any:
+    """Calls the kernel's function; returns (out, lse, None) if return_lse."""
+    tensors = given if slope is None else (*given, slope)
+    lse = {"return_lse": True} if return_lse else {}
+    found = function(*tensors, scale=scale, **more, **lse)
+    return (*found, None) if return_lse else found
 
 
 def _kernel(

@@ -17,22 +17,7 @@ def _plain(name: str) -> Callable[..., Any]:
 
 
 def gelu(x: Any, *, approximate: str = "none") -> Any:
-    """x * Phi(x), where Phi is the cumulative distribution function of the normal distribution.
-
-    Args:
-        x: [...], float32 float16 bfloat16 float64
-        approximate: "none", or "tanh" for the tanh approximation
-
-    Returns:
-        out [...]
-
-    Raises:
-        TypeError: the dtype has no function.
-        ValueError: approximate is neither "none" nor "tanh".
-    """
-    if approximate not in ("none", "tanh"):
-        raise ValueError(f"kf.gelu: approximate is {approximate!r}, expected 'none' or 'tanh'")
-    return _plain("gelu_tanh" if approximate == "tanh" else "gelu")(x)
+    return _OF_OPS["gelu"](x, approximate=approximate)
 
 
 def softmax(x: Any, dim: int = -1, dtype: Any = None, *, axis: int | None = None) -> Any:
@@ -78,13 +63,14 @@ class _Ops:
     def __getattr__(self, name: str) -> Callable[..., Any]:
         from kernel_fusion_tensorflow import _functions  # which imports this module
 
-        return _functions.lookup(name)
+        plain = name.removeprefix("_plain_")
+        return _functions.lookup(name) if plain == name else _functions.plain(plain)
 
 
-_FUNCTIONS = (gelu, softmax, log_softmax)
-_FLASH = of_ops.rebound(_flash, _Ops())
-FUNCTIONS: dict[str, Callable[..., Any]] = {f.__name__: f for f in _FUNCTIONS}
-FUNCTIONS |= {f.__name__: _FLASH[f.__name__] for f in _flash.FUNCTIONS}
-for _name in ("softmax", "log_softmax"):
-    _lines = (of_ops.FUNCTIONS[_name].__doc__ or "").splitlines()
-    FUNCTIONS[_name].__doc__ = "\n".join(line for line in _lines if " out:" not in line)
+_OF_OPS = of_ops.rebound(of_ops, _Ops()) | of_ops.rebound(_flash, _Ops())
+_OWN: tuple[Callable[..., Any], ...] = (gelu, softmax, log_softmax)
+FUNCTIONS: dict[str, Callable[..., Any]] = {f.__name__: f for f in _OWN}
+FUNCTIONS |= {f.__name__: _OF_OPS[f.__name__] for f in _flash.FUNCTIONS}
+for _f in _OWN:
+    _lines = (of_ops.FUNCTIONS[_f.__name__].__doc__ or "").splitlines()
+    _f.__doc__ = "\n".join(line for line in _lines if " out:" not in line)

@@ -265,6 +265,7 @@ def alone(gpu, lib, f, sizes, shift):
     # The mask belongs to an element's index.
     call = checks.Layout(lib, f, sizes, seed=7, shift=shift, p=0.0)
     want = direct(gpu, lib, f, call)
+    # Bounds of packed sequences are one more than these.
     if any(a["shape"][0] == f"{f['sizes'][cases.counted(f)]} + 1" for a in call.tensors.values()):
         sequences_alone(gpu, lib, f, call, want)
         return
