@@ -76,10 +76,22 @@ def of_calls(f):
     yield "second", f["family"], "f32" in f["dtypes"][1:]
 
 
+def bounds(f):
+    """Yields the kinds of bounds that a function has on its scalars: whether it is a least or a
+    greatest value, whether it is another argument, and the argument's role."""
+    for a in f["arguments"]:
+        if a["role"] not in ("scalar", "act_scalar"):
+            continue
+        for word in ("least", "most"):
+            of = bool(a.get(f"{word}_of"))
+            if of or a.get(word) is not None:
+                yield word, of, a["role"]
+
+
 def thin(f):
     """Yields the features that level 1 tests of an unchanged family: its loops in each dtype with
-    its own loads and stores, and arguments of each role. The ops' expressions have not changed
-    either."""
+    its own loads and stores, and arguments of each role and with each kind of bound. The ops'
+    expressions have not changed either."""
     if calls_others(f):
         yield from of_calls(f)
         return
@@ -88,6 +100,8 @@ def thin(f):
         yield "state", (f["family"], f["bwd"], f["state"])  # loads seed and offset from memory
     for a in f["arguments"]:
         yield "role", f["family"], a["role"], a.get("kind")
+    for kind in bounds(f):
+        yield "bound", kind
     if f["bwd"] and f["statements_by_result"]:
         yield "by result", f["activation"]
 
