@@ -315,7 +315,7 @@ def test_packed_cuda(family, tmp_path):
     texts = {n: t for n, t in packed_cuda.sources(found).items() if "table" not in n}
     fields = ", ".join(f"n[{i}]" for i in range(10))
     for text in texts.values():
-        assert text.count(f"const kf_conv1d_t kfi_shape = {{{fields}}};") == 3
+        assert text.count(f"const kf_conv1d_t kfi_sizes = {{{fields}}};") == 3
     write_all(Renderer(chosen, any_activation=False).render(), tmp_path, [])
     write_all(texts, tmp_path, [])
     native = kflib.ROOT / "frontends/python/kernel_fusion/native"

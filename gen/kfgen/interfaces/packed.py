@@ -105,13 +105,13 @@ def numbers(f):
 
 
 def shape_lines(f):
-    """Lines that declare kfi_shape, the shape struct of a call, if the function has one."""
+    """Lines that declare kfi_sizes, the shape struct of a call, if the function has one."""
     shape = shape_argument(f)
     if not shape:
         return []
     at = {name: f"n[{i}]" for i, name in enumerate(numbers(f))}
     fields = ", ".join(at.get(field["name"], "0") for field in shape["fields"])
-    return [f"const {shape['struct']} kfi_shape = {{{fields}}};"]
+    return [f"const {shape['struct']} kfi_sizes = {{{fields}}};"]
 
 
 def shape_numbers(f):
@@ -157,7 +157,7 @@ def words(f, typed=False):
         elif a["role"] == "strides":
             found.append(f"(const {a['struct']} *)d")
         elif a["role"] == "shape":
-            found.append("&kfi_shape")
+            found.append("&kfi_sizes")
         else:
             found.append(
                 alone.get(a["role"]) or {"workspace": "w", "workspace_bytes": "b"}[a["name"]]
@@ -168,7 +168,7 @@ def words(f, typed=False):
 def space(f):
     """Arguments of a launcher's workspace function."""
     if shape_argument(f):
-        return "&kfi_shape"
+        return "&kfi_sizes"
     return ", ".join(f"n[{f['sizes'].index(s)}]" for s in f["workspace_arguments"])
 
 

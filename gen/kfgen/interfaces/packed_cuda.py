@@ -53,7 +53,7 @@ def words(f):
         elif a["role"] == "strides":
             found.append(f"(const {a['struct']} *)(const void *)d")
         elif a["role"] == "shape":
-            found.append("&kfi_shape")
+            found.append("&kfi_sizes")
         else:
             found.append(alone[a["name"] if a["role"] == "workspace" else a["role"]])
     return ", ".join([*found, "(cudaStream_t)q"])
