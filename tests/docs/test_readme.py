@@ -14,7 +14,7 @@ import runtime_api
 from conftest import ROOT
 from kfgen import families
 from kfgen.entries import spec as specs
-from kfgen.interfaces import runtime
+from kfgen.interfaces import compositions, runtime
 from kfgen.interfaces.clashes import CORE_NAMES
 
 README = ROOT / "README.md"
@@ -144,6 +144,9 @@ def test_functions_named_in_pages_exist(page, manifest):
     known |= {name for f in made for name in (f.name, f.plain)} | {
         name for name, _, _ in runtime.aliases(manifest, made)
     }
+    for header in compositions.headers():
+        text = (ROOT / "include/kf/runtime" / header).read_text()
+        known |= set(re.findall(r"\b(kf_\w+)[(;]", text))
     known |= {
         a["struct"]
         for f in manifest["functions"]

@@ -8,6 +8,7 @@ import runtime_api
 from conftest import ROOT
 from kfgen import families
 from kfgen.entries import spec as specs
+from kfgen.interfaces import compositions
 from kfgen.render import docs
 from kfgen.render.render import Selection
 
@@ -125,6 +126,7 @@ def test_the_runtime_page_describes_every_function():
         for name in re.findall(r"(kf_\w+)\(", cell)
     )
     functions = set(runtime_api.prototypes()) | {"kf_context_create"}
+    functions |= {f"kf_fused_{name}" for name in compositions.load()}
     assert set(described) == functions and all(described.values())
     declared = set(re.findall(r"^#define (\w+) ", runtime_api.HEADER.read_text(), re.M))
     assert [n for n in runtime_api.types() | declared if n not in page] == []

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 import kflib
+import multi_head
 import pytest
 import runtime_api
 import runtime_ops
@@ -38,3 +39,14 @@ def ops(library):
 @pytest.fixture(scope="session")
 def launchers():
     return kflib.build("cpu", FUNCTIONS, kflib.ROOT / "build/tests/runtime", ("-O1",))
+
+
+@pytest.fixture(scope="session")
+def library_of_heads(once):
+    made = runtime_ops.choose(multi_head.OPS, None, ["none"])
+    return once("multi-head attention", lambda folder: runtime_ops.compile_library(folder, made))
+
+
+@pytest.fixture
+def heads(library_of_heads):
+    return multi_head.Heads(library_of_heads)

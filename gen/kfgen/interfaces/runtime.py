@@ -7,7 +7,7 @@ include/kf/runtime/call.h reads; both follow from the manifest.
 
 from dataclasses import dataclass, field
 
-from kfgen.interfaces import packed
+from kfgen.interfaces import compositions, packed
 from kfgen.model import limits, names, shapes
 from kfgen.model.dtypes import ROUNDED
 from kfgen.model.entries import ANY_ID
@@ -432,7 +432,7 @@ def render(manifest, name):
         name: file name, from which the include guard follows.
     """
     made = functions(manifest)
-    return _header(manifest, name, made, aliases(manifest, made))
+    return _header(manifest, name, made, aliases(manifest, made), compositions.of(made))
 
 
 def each(manifest):
@@ -446,7 +446,11 @@ def each(manifest):
                 f"--each: {name} is a header of kf's own: rename the op, or leave it out with --ops"
             )
         of_op = [f for f in made if f.op == op]
-        found[name] = _header(manifest, name, of_op, [a for a in known if a[1] in of_op])
+        found[name] = _header(manifest, name, of_op, [a for a in known if a[1] in of_op], [])
+    for c in compositions.of(made):
+        texts = {"file": c.path, "guard": _guard(c.path), "c": c, "version": version()}
+        template = environment().get_template("runtime/composition.h.j2")
+        found[c.path] = tidy(template.render(**texts))
     return found | {
         ALL: tidy(
             environment()
@@ -458,16 +462,21 @@ def each(manifest):
 
 def inputs(selection):
     """Returns the files that these headers depend on."""
-    return dependencies(selection, (TEMPLATES / "runtime").glob("*.j2"))
+    return dependencies(selection, [*(TEMPLATES / "runtime").glob("*.j2"), compositions.PATH])
 
 
-def _header(manifest, name, made, known):
+def _guard(name):
+    return "".join(c if c.isalnum() else "_" for c in name).upper()
+
+
+def _header(manifest, name, made, known, composed):
     env = environment()
     texts = {
         "file": name,
         "spellings": {f.name: spellings(f, known) for f in made},
-        "guard": "".join(c if c.isalnum() else "_" for c in name).upper(),
+        "guard": _guard(name),
         "functions": made,
+        "compositions": composed,
         "aliases": known,
         "headers": list(dict.fromkeys(m["header"] for f in made for m in f.members)),
         "any_headers": list(

@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Values of the reference page of <kf/runtime.h>: its declarations with their comments."""
+"""Values of the reference page of <kf/runtime.h> and of functions that call several ops: their
+declarations with their comments."""
 
 import re
 from dataclasses import dataclass, field
 
 from kfgen import paths
+from kfgen.interfaces import compositions
 
 HEADER = paths.INCLUDE / "kf/runtime.h"
 FIRST = "Types and constants"  # the declarations before the header's first section
@@ -100,7 +102,11 @@ def values():
     """Returns the variables of templates/docs/runtime.md.j2."""
     text = HEADER.read_text()
     top = text.split("/*", 2)[2].split("*/")[0]
-    found = list(sections(text))
+    more = [paths.INCLUDE / "kf/runtime" / header for header in compositions.headers()]
+    found = [s for t in (text, *(path.read_text() for path in more)) for s in sections(t)]
     for s in found:
         s.groups = [g for g in s.groups if g.declarations]
-    return {"introduction": introduction(top), "sections": found}
+    return {
+        "introduction": introduction(top),
+        "sections": [s for s in found if s.groups or s.structs],
+    }

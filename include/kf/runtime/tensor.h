@@ -152,12 +152,9 @@ static int kfi_rt_repeats(const kfi_rt_layout *l)
     }
     return 0;
 }
-/* Creates a tensor over a storage and counts it there. On failure the storage is unchanged. */
-static kf_tensor_t *kfi_rt_tensor(const char *function, kf_context_t *ctx, const kfi_rt_layout *l,
-                                  kfi_rt_storage *s, char *data)
+/* Sets a tensor's shape and strides, and what follows from them. */
+static void kfi_rt_set_layout(kf_tensor_t *t, const kfi_rt_layout *l)
 {
-    kf_tensor_t *const t = (kf_tensor_t *)kfi_rt_make(function, ctx, KFI_RT_TENSOR, sizeof *t);
-    if (!t) return NULL;
     t->ndim = l->ndim;
     t->dtype = l->dtype;
     t->count = l->count;
@@ -170,6 +167,14 @@ static kf_tensor_t *kfi_rt_tensor(const char *function, kf_context_t *ctx, const
         dense *= l->shape[i];
     }
     t->repeats = kfi_rt_repeats(l);
+}
+/* Creates a tensor over a storage and counts it there. On failure the storage is unchanged. */
+static kf_tensor_t *kfi_rt_tensor(const char *function, kf_context_t *ctx, const kfi_rt_layout *l,
+                                  kfi_rt_storage *s, char *data)
+{
+    kf_tensor_t *const t = (kf_tensor_t *)kfi_rt_make(function, ctx, KFI_RT_TENSOR, sizeof *t);
+    if (!t) return NULL;
+    kfi_rt_set_layout(t, l);
     t->storage = s;
     t->data = data;
     __atomic_add_fetch(&s->refs, 1, __ATOMIC_RELAXED);
