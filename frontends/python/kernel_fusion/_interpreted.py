@@ -274,7 +274,7 @@ class Interpreted:
     ) -> dict[str, Any]:
         assert rng is not None
         seed, offset = (ctypes.c_uint64 * 2).from_address(rng)
-        whole = next(self._extents(a, values) for a in f["arguments"] if a.get("kind") == "elem")
+        whole = tuple(eval(extent, {}, dict(values)) for extent in f["masked"])
         p = values["p"]
         return {
             "keep": dropout_mask(math.prod(whole), p, seed, offset).reshape(whole),

@@ -298,6 +298,7 @@ def function(launcher, user=None, common=None, backward=None):
         "steps": k.cuda.launch_steps(launcher) if "cuda" in k.backends else [],
         "state": launcher.state,
         "dropout": k.dropout,
+        "masked": k.masked,
         "sizes": k.sizes,
         "arguments": arguments,
         "scalars": {s: defaults[s] for s in [*k.flat_integers, *k.scalars, *act.scalars, *k.betas]},

@@ -261,6 +261,11 @@ class Kernel(Signature):
         return []
 
     @property
+    def masked(self):
+        """Extents of dropout's mask as expressions of Python; empty without dropout."""
+        return list(self.extents) if self.dropout else []
+
+    @property
     def has_backward(self):
         """False for casts, integers and ops without a differentiable operand."""
         return (

@@ -103,13 +103,22 @@ def draw(rng, call, a, values):
     return storage.from_float(rng.standard_normal(shape), a["dtype"])
 
 
-def attend(op, scalars, given, q, k, v):
+def result(call):
+    """Shape of dropout's mask."""
+    names = dict(zip(call.f["sizes"], call.sizes)) | call.scalars
+    return tuple(eval(extent, {}, names) for extent in call.f["masked"])
+
+
+def attend(op, scalars, given, q, k, v, mask=()):
     """Returns {result: float64} of heads in front of rows.
 
     Args:
         given: further operands, which broadcast to the scores.
+        mask: the weights that dropout keeps, and their scale.
     """
     names = scalars | given
+    if mask:
+        names["dropout"] = lambda p: np.where(mask[0], p * mask[1], 0.0)
     names |= {
         QUERY: np.arange(q.shape[2]).reshape(1, 1, -1, 1),
         COLUMN: np.arange(k.shape[2]).reshape(1, 1, 1, -1),
@@ -152,7 +161,7 @@ def expected(call):
     """Returns {result: float64}; the statistics as [batch, heads, queries]."""
     given, kinds = wide(call)
     q, k, v = (given[kinds[kind]].transpose(0, 2, 1, 3) for kind in ("query", "key", "value"))
-    found = attend(call.kernel.op, call.scalars, given, q, k, v)
+    found = attend(call.kernel.op, call.scalars, given, q, k, v, call.mask())
     return found | {"out": found["out"].transpose(0, 2, 1, 3)}
 
 
@@ -163,15 +172,17 @@ def expected_packed(call):
     scores = {n: given[n] for kind, n in kinds.items() if kind == "score"}
     none = given | {n: x[:1, :, :0, :0] for n, x in scores.items()}
     rows, more = np.s_[:, :, :0], {n: np.zeros((1, 1, 1, 1)) for n in scores}
-    found = attend(call.kernel.op, call.scalars, none | more, q, k[rows], v[rows])
+    keep, *scale = call.mask() or (None,)
+    mask = (keep[None, :, :, :0], *scale) if scale else ()
+    found = attend(call.kernel.op, call.scalars, none | more, q, k[rows], v[rows], mask)
     at, of = (call.data[kinds[f"{word}_offsets"]] for word in ("query", "key"))
     for i in range(len(at) - 1):
         own, keys = slice(at[i], at[i + 1]), slice(of[i], of[i + 1])
         length = at[i + 1] - at[i], of[i + 1] - of[i]
         more = {n: x[i : i + 1, :, : length[0], : length[1]] for n, x in scores.items()}
-        one = attend(
-            call.kernel.op, call.scalars, given | more, q[:, :, own], k[:, :, keys], v[:, :, keys]
-        )
+        mask = (keep[None, :, own, keys], *scale) if scale else ()
+        own_rows = q[:, :, own], k[:, :, keys], v[:, :, keys]
+        one = attend(call.kernel.op, call.scalars, given | more, *own_rows, mask)
         for name, value in one.items():
             found[name][:, :, own] = value
     out = {n: found[n][0] for n in ("lse", "row_max", "log_sum")}
@@ -302,6 +313,7 @@ PACKED = {
     "wrong_size": wrong_size,
     "work": work,
     "check": check,
+    "result": result,
     "of_sequence": of_sequence,
 }
 
@@ -358,9 +370,10 @@ OPS = (
     "mask_attention",
     "sink_window_attention",
 )
+DROPPED = ("full_attention_dropout", *(f"{op}_dropout" for op in OPS[1:]))
 INDEXED = "with numbers of 32 bits too"  # tests/gen/test_names.py
-FUNCTIONS = dict.fromkeys(OPS, (0, True, 4, False))
-FUNCTIONS |= dict.fromkeys((f"{op}_varlen" for op in OPS), (0, True, INDEXED, False))
+FUNCTIONS = dict.fromkeys((*OPS, *DROPPED), (0, True, 4, False))
+FUNCTIONS |= dict.fromkeys((f"{op}_varlen" for op in FUNCTIONS), (0, True, INDEXED, False))
 # One function and the maximum tokens of its header: tests/headers/test_compile_cost.py.
 COMPILED = {"attention": ("kf_attention_bf16", 80000)}
 
@@ -466,4 +479,9 @@ PACKAGED = [
     "bias_attention",
     "mask_attention",
     "scale_mask_softmax_dropout",
+    "full_attention_dropout",
+    "causal_attention_dropout",
+    "window_attention_dropout",
+    "bias_attention_dropout",
+    "mask_attention_dropout",
 ]

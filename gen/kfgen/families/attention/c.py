@@ -11,7 +11,7 @@ class AttentionC(C):
         k = self.k
         found = [f"{a.ctype}{a.name}" for a in (*k.tensor_arguments, *k.size_arguments)]
         found += [f"{a.ctype}{a.name}" for a in k.stride_arguments]
-        found += ["const kf_i64 *kfi_integers", "const void *kfi_scalars"]
+        found += [f"const kf_i64 *kfi_integers, const void *kfi_scalars{self.dropout_parameters}"]
         return ", ".join([*found, *(f"{a.ctype}{a.name}" for a in self.workspace_arguments)])
 
     def run_arguments(self, launcher):
@@ -19,6 +19,7 @@ class AttentionC(C):
         found = [a.name for a in (*k.tensor_arguments, *k.size_arguments, *k.stride_arguments)]
         found.append("kfi_integers" if k.flat_integers else "NULL")
         found.append("kfi_scalars" if launcher.scalar_values else "NULL")
+        found += launcher.cpu_dropout_arguments
         return ", ".join([*found, *(a.name for a in self.workspace_arguments)])
 
     @property

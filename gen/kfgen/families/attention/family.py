@@ -3,8 +3,11 @@
 
 An entry's `expr` is the summand of a key: `softmax(score) * v`. The score is an expression of
 `dot`, the product of a query and a key; `first` and `last` are the keys that a query sees. An entry
-with `varlen` also makes an op of packed sequences, whose bounds are two further operands.
+with `varlen` also makes an op of packed sequences, whose bounds are two further operands; one with
+`dropout` also makes an op of that name, which drops probabilities.
 """
+
+import ast
 
 from kfgen.families.attention import ranges
 from kfgen.families.attention.kernel import AttentionKernel
@@ -65,6 +68,17 @@ def softmax(graph, nodes):
     return graph.add("softmax", *nodes)
 
 
+def _dropped(text):
+    """Returns the text of softmax(score) * v with dropout of the softmax."""
+    try:
+        *names, value = ast.parse(text.strip()).body
+        value = value.value
+        weight, v = ast.unparse(value.left), ast.unparse(value.right)
+        return "; ".join([*map(ast.unparse, names), f"dropout({weight}) * {v}"])
+    except (SyntaxError, ValueError, AttributeError, MemoryError, RecursionError):
+        return text  # the op itself is refused
+
+
 class Attention(Family):
     kernel = AttentionKernel
     name = "attention"
@@ -110,9 +124,32 @@ class Attention(Family):
 
     def own_fields(self, f, op):
         own = {field: ranges.read(f, field, op.integers) for field in ranges.FIELDS}
-        return own | {"varlen": f.get("varlen", bool, False, what="true or false")}
+        own["varlen"] = f.get("varlen", bool, False, what="true or false")
+        own["dropout"] = f.get("dropout", str, "", what="the name of the op with dropout")
+        if own["dropout"] and op.dropout:
+            raise f.error("dropout", "is given beside dropout() in `expr`", "leave one of them out")
+        return own
 
     def made(self, op, data):
+        own = {name: value for name, value in data.items() if name not in ("dropout", "varlen")}
+        return self._packed(op, own) | self._dropped(op, own)
+
+    def _dropped(self, op, data):
+        """The same op with dropout of the probabilities. It has no gradient."""
+        if not op.own["dropout"]:
+            return {}
+        made = {
+            "operands": {
+                o.name: {"kind": o.kind, "dtype": o.dtype, "grad": False} for o in op.operands
+            },
+            "varlen": op.own["varlen"],
+            "brief": f"{op.brief}; dropout of the probabilities",
+            "expr": _dropped(op.outputs["out"]),
+            "ref": _dropped(op.refs["out"]),
+        }
+        return {op.own["dropout"]: data | made}
+
+    def _packed(self, op, data):
         """Packed sequences: the same op with their bounds after q, k and v."""
         if not op.own["varlen"]:
             return {}
@@ -121,7 +158,7 @@ class Attention(Family):
             operands[o.name] = data["operands"][o.name]
             if len(operands) == len(PRODUCTS):
                 operands |= {kind: {"kind": kind} | INTEGERS for kind in OFFSETS}
-        made = {"operands": operands, "varlen": False, "brief": f"{op.brief}; packed sequences"}
+        made = {"operands": operands, "brief": f"{op.brief}; packed sequences"}
         return {f"{op.pattern}_varlen": data | made}
 
     def dtypes(self, kind, grad):

@@ -35,6 +35,17 @@ class AttentionKernel(Kernel):
         return ("packed_scores" if scores else "packed") if self.packed else "dense"
 
     @property
+    def masked(self):
+        """The scores of the whole tensors; of packed sequences, those of all rows."""
+        if not self.dropout:
+            return []
+        heads, *sizes = (
+            f"{size}_total or {base}_base + {size}"
+            for size, base in (("heads", "head"), ("queries", "query"), ("keys", "key"))
+        )
+        return [heads, "queries", "keys"] if self.packed else ["batch", heads, *sizes]
+
+    @property
     def work(self):
         batch = "" if self.packed else "batch * "
         return f"2 * {batch}heads * queries * keys * (dim + dim_v)"

@@ -67,6 +67,13 @@ log_sum = {name}.log(sum_)
 lse = row_max + log_sum
 weight_ = weight_ / {name}.where(sum_ == 0, 1.0, sum_)[..., None]
 """
+# Dropout: the call's part of the mask. Weights of a row that has NaN stay NaN.
+DROPPED = """
+weight_ = {name}.where({keep}, weight_ * keep_scale, (sum_ * 0.0)[..., None])
+"""
+KEEP_OF = "keep[:, head_base:head_base + heads, query_base:query_base + rows_, \
+key_base:key_base + keys]"
+KEEP_OF_PACKED = "keep[None, head_base:head_base + heads]"
 # Values of keys with a weight only: 0 times an infinite value would be NaN. plus_ and minus_ count
 # values of inf and -inf, NaN in both.
 PRODUCT = """
@@ -97,6 +104,7 @@ def statements(k, library):
         "sink": f" + {lib.name}.exp(sink_ - least_)" if k.sink else "",
         **{"q": q, "k": key, "v": v},
         "long": LONG.format(lib.name) if k.form == "packed_scores" else "",
+        "keep": KEEP_OF_PACKED if k.packed else KEEP_OF,
     }
     words |= dict(zip(("offsets", "of_keys"), k.bounds_of_sequences))
     heads = [s.name for s in k.score_inputs if s.kind == "head"]
@@ -118,7 +126,8 @@ def statements(k, library):
         lines.append(f"score_ = {lib.name}.where(same_, score_, float('-inf'))")
     if k.sink:
         lines.append(f"sink_ = {k.sink.name}.reshape(1, heads, 1)")
-    text = (TORCH if torch else NUMPY) + (SINK if k.sink else "") + SOFTMAX + PRODUCT.lstrip()
+    text = (TORCH if torch else NUMPY) + (SINK if k.sink else "") + SOFTMAX
+    text += (DROPPED.lstrip() if k.keeps else "") + PRODUCT.lstrip()
     return lines + _lines(text + (PACKED_RESULTS.lstrip() if k.packed else ""), words)
 
 

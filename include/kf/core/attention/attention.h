@@ -179,8 +179,8 @@ KFI_HOST void kfi_cpu_attention_weigh(const kfi_cpu_attention_job *j, kf_i64 row
     j->f->row(s, need, visible, &j->room, row);
     if (m->rng)
         j->f->drop(s, need, m->rng,
-                   ((j->batch * m->heads + own->head) * m->queries + own->query) * m->keys +
-                       j->key0);
+                   m->number0 + j->batch * m->numbers.batch + own->head * m->numbers.head +
+                       own->query * m->numbers.row + j->key0);
     j->f->rescale(j->room.out + row * j->p.pitch_out * j->p.lanes.unit, &j->room, row,
                   j->p.pitch_out);
 }

@@ -132,6 +132,26 @@ KFI_ONCE kf_result_t kfi_attention_check_packed(const kfi_name *name, const kfi_
     return KF_SUCCESS;
 }
 
+/* Numbers the weights for dropout: sets the steps to the next batch, query and head, and the number
+ * of the call's first weight. Weights are [batch, heads, queries, keys] of the whole tensors; those
+ * of packed sequences [heads, queries, keys] of all rows. */
+KFI_ONCE kf_result_t kfi_attention_numbers(const kfi_name *name, const kfi_attention_plan *p,
+                                           kfi_attention_strides *steps, kf_i64 *first)
+{
+    const kf_i64 sizes[] = {p->packed ? 1 : p->batch, p->heads_total, p->queries_total,
+                            p->keys_total};
+    if (!kfi_all_fit(sizes, 4))
+        return kfi_fail(KF_ERROR_INVALID_SIZE, name, "keys",
+                        "is %lld of %lld, with %lld queries of %lld, expected at most 2^58 scores",
+                        (long long)p->keys, (long long)p->keys_total, (long long)p->queries,
+                        (long long)p->queries_total);
+    steps->row = p->keys_total;
+    steps->head = p->queries_total * steps->row;
+    steps->batch = p->packed ? 0 : p->heads_total * steps->head;
+    *first = p->head_base * steps->head + p->query_base * steps->row + p->key_base;
+    return KF_SUCCESS;
+}
+
 /* Returns the strided levels of a tensor; count is 0 for a contiguous one. */
 KFI_ONCE kfi_levels kfi_attention_levels(const kfi_attention_plan *p, char letter)
 {

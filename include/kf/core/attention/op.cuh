@@ -35,37 +35,53 @@
 #endif
 #if (KF_SCHEDULES & 2) && (KF_HEAD_DIMS & 1)
 #define KFI_MMA_64_ADDRESS KFI_ADDRESS
+#define KFI_MMA_64_STATE_ADDRESS KFI_STATE_ADDRESS
 #else
 #define KFI_MMA_64_ADDRESS KFI_NO_ADDRESS
+#define KFI_MMA_64_STATE_ADDRESS KFI_NO_ADDRESS
 #endif
 #if (KF_SCHEDULES & 2) && (KF_HEAD_DIMS & 2)
 #define KFI_MMA_128_ADDRESS KFI_ADDRESS
+#define KFI_MMA_128_STATE_ADDRESS KFI_STATE_ADDRESS
 #else
 #define KFI_MMA_128_ADDRESS KFI_NO_ADDRESS
+#define KFI_MMA_128_STATE_ADDRESS KFI_NO_ADDRESS
 #endif
 #if (KF_SCHEDULES & 2) && (KF_HEAD_DIMS & 12)
 #define KFI_MMA_256_ADDRESS KFI_ADDRESS
+#define KFI_MMA_256_STATE_ADDRESS KFI_STATE_ADDRESS
 #else
 #define KFI_MMA_256_ADDRESS KFI_NO_ADDRESS
+#define KFI_MMA_256_STATE_ADDRESS KFI_NO_ADDRESS
 #endif
 #if (KF_SCHEDULES & 1) && (KF_HEAD_DIMS & 1)
 #define KFI_ANY_64_ADDRESS KFI_ADDRESS
+#define KFI_ANY_64_STATE_ADDRESS KFI_STATE_ADDRESS
 #define KFI_PRE_SM80_64_ADDRESS KFI_PRE_SM80_ADDRESS
+#define KFI_PRE_SM80_64_STATE_ADDRESS KFI_PRE_SM80_STATE_ADDRESS
 #else
 #define KFI_ANY_64_ADDRESS KFI_NO_ADDRESS
+#define KFI_ANY_64_STATE_ADDRESS KFI_NO_ADDRESS
 #define KFI_PRE_SM80_64_ADDRESS KFI_NO_ADDRESS
+#define KFI_PRE_SM80_64_STATE_ADDRESS KFI_NO_ADDRESS
 #endif
 #if (KF_SCHEDULES & 1) && (KF_HEAD_DIMS & 6)
 #define KFI_ANY_128_ADDRESS KFI_ADDRESS
+#define KFI_ANY_128_STATE_ADDRESS KFI_STATE_ADDRESS
 #define KFI_PRE_SM80_128_ADDRESS KFI_PRE_SM80_ADDRESS
+#define KFI_PRE_SM80_128_STATE_ADDRESS KFI_PRE_SM80_STATE_ADDRESS
 #else
 #define KFI_ANY_128_ADDRESS KFI_NO_ADDRESS
+#define KFI_ANY_128_STATE_ADDRESS KFI_NO_ADDRESS
 #define KFI_PRE_SM80_128_ADDRESS KFI_NO_ADDRESS
+#define KFI_PRE_SM80_128_STATE_ADDRESS KFI_NO_ADDRESS
 #endif
 #if (KF_SCHEDULES & 1) && (KF_HEAD_DIMS & 12)
 #define KFI_ANY_256_ADDRESS KFI_ADDRESS
+#define KFI_ANY_256_STATE_ADDRESS KFI_STATE_ADDRESS
 #else
 #define KFI_ANY_256_ADDRESS KFI_NO_ADDRESS
+#define KFI_ANY_256_STATE_ADDRESS KFI_NO_ADDRESS
 #endif
 
 #ifdef KFI_HOST_PASS
@@ -88,7 +104,8 @@ struct kfi_attention_op {
     kfi_strides strides;
     const char *shapes; // KFI_ATTENTION_Q, ... per tensor
     const void *const *kernels;
-    int type = 0; // KFI_OF_BF16, ...
+    int type = 0;       // KFI_OF_BF16, ...
+    bool drops = false; // whether it has dropout
 };
 
 // The ticket.
@@ -255,6 +272,8 @@ KF_FN kf_result_t kfi_attention_run(const kfi_attention_op &op, const kfi_shape_
     result = kfi_check_workspace(&op.name, &op.arguments, &operands, workspace, workspace_bytes,
                                  KFI_WORKSPACE_ALIGNED);
     if (result == KF_SUCCESS) result = kfi_attention_limits(op, p);
+    if (result != KF_SUCCESS) return result;
+    if (op.drops) result = kfi_attention_numbers(&op.name, &p, &a->drop.numbers, &a->drop.number0);
     if (result != KF_SUCCESS) return result;
     kfi_attention_sizes(a, p);
     kfi_attention_tensors(a, op, steps);

@@ -94,7 +94,7 @@ KFI_ONCE void kfi_cpu_attention_sequences(kfi_cpu_attention_packed *packed,
     packed->max_key = scores ? p->max_key : INT64_MAX;
     packed->first = p->first, packed->last = p->last;
 }
-/* Checks a call and runs it. `m` has the type and the score. */
+/* Checks a call and runs it. `m` has the type, the score and dropout's random numbers. */
 KFI_ONCE kf_result_t kfi_cpu_attention_call_run(const kfi_cpu_attention_op *op,
                                                 const kfi_shape_values *v,
                                                 const kfi_attention_plan *p, kfi_cpu_attention *m,
@@ -118,6 +118,13 @@ KFI_ONCE kf_result_t kfi_cpu_attention_call_run(const kfi_cpu_attention_op *op,
     m->row_head = p->queries, m->row_batch = p->packed ? 0 : p->heads * p->queries;
     m->packed = p->packed ? &packed : NULL;
     if (p->packed) kfi_cpu_attention_sequences(&packed, op, p);
+    if (m->rng) {
+        kfi_attention_strides numbers = {0, 0, 0};
+        result = kfi_attention_numbers(&op->name, p, &numbers, &m->number0);
+        if (result != KF_SUCCESS) return result;
+        m->numbers = kfi_cpu_attention_steps(&numbers);
+        if (m->rng->scale_f64 == 1) m->rng = NULL; /* p is 0 */
+    }
     m->range.first_slope = p->first.slope, m->range.first_add = p->first.add;
     m->range.last_slope = p->last.slope, m->range.last_add = p->last.add;
     kfi_cpu_attention_run(m, workspace);

@@ -96,6 +96,7 @@ KFI_DEVICE kfi_attention kfi_attention_own(const kfi_attention_packed &p,
     a.q = kfi_attention_row(p.a.q, p.a.q_strides, s.query, 0, 0, bytes);
     a.k = kfi_attention_row(p.a.k, p.a.k_strides, s.key, 0, 0, bytes);
     a.v = kfi_attention_row(p.a.v, p.a.v_strides, s.key, 0, 0, bytes);
+    a.drop.number0 += s.query * a.drop.numbers.row + s.key;
     a.out = (void *)kfi_attention_row(p.a.out, p.a.out_strides, s.query, 0, 0, bytes);
     // kfi_attention_row_index counts as if all sequences had this one's length.
     if (a.lse) a.lse = (char *)a.lse + at;

@@ -106,6 +106,7 @@ KFI_HOST kfi_cpu_attention kfi_cpu_attention_own(const kfi_cpu_attention *m,
     own.lse = kfi_cpu_attention_out_behind(m->lse, s->query, unit);
     own.row_max = kfi_cpu_attention_out_behind(m->row_max, s->query, unit);
     own.log_sum = kfi_cpu_attention_out_behind(m->log_sum, s->query, unit);
+    own.number0 += s->query * m->numbers.row + s->key;
     return own;
 }
 

@@ -101,8 +101,11 @@ typedef struct {
     kfi_cpu_attention_range range;
     double scale; /* factor of the products, before the score's function */
     kfi_cpu_attention_score score;
-    const kfi_rng *rng; /* dropout of the weights, element ((batch * heads + head) * queries +
-                         * query) keys + key; NULL: none */
+    const kfi_rng *rng; /* dropout of the weights; NULL: none */
+    /* The number of a weight, which its random bits follow from: number0 and the steps to its
+       batch, query and head, and its key. */
+    kfi_cpu_attention_strides numbers;
+    kf_i64 number0;
 } kfi_cpu_attention;
 
 /* ---- visible keys ---- */

@@ -15,6 +15,7 @@
 #ifndef KF_CORE_ATTENTION_SIMT_CUH
 #define KF_CORE_ATTENTION_SIMT_CUH
 
+#include "kf/core/attention/dropout.cuh"
 #include "kf/core/attention/packed.cuh"
 #include "kf/core/attention/softmax.cuh"
 #include "kf/core/math.cuh"
@@ -137,10 +138,10 @@ KFI_DEVICE void kfi_attention_simt_softmax(real *s, kfi_attention_simt_state<rea
     }
 }
 // Adds P . V of one slice of V's columns. visible: the keys of the block that each row sees, if
-// some are masked. A score may mask others.
-template <int score, int per_thread, int p_pitch, class real>
+// some are masked. skips: a score or a dropout may mask others.
+template <int per_thread, int p_pitch, class real>
 KFI_DEVICE void kfi_attention_simt_values(real *o, const real *p, const real *v, bool masked,
-                                          const int (*visible)[2])
+                                          const int (*visible)[2], bool skips)
 {
     const int lane = (int)threadIdx.x % 32, row = (int)threadIdx.x / 32 * 8 * per_thread + lane / 4;
 #pragma unroll 1
@@ -154,7 +155,7 @@ KFI_DEVICE void kfi_attention_simt_values(real *o, const real *p, const real *v,
         for (int h = 0; h < per_thread; ++h) {
             if (masked && (key < visible[h][0] || key > visible[h][1])) continue;
             const real x = p[(row + 8 * h) * p_pitch + key];
-            if (score != KFI_SCORE_PLAIN && x == 0) continue;
+            if (skips && x == 0) continue;
 #pragma unroll
             for (int j = 0; j < KFI_ATTENTION_SIMT_COLS / 8; ++j)
 #pragma unroll
@@ -165,7 +166,7 @@ KFI_DEVICE void kfi_attention_simt_values(real *o, const real *p, const real *v,
 }
 // Normalises and stores a thread's rows and their statistics. Results of 2 bytes are multiplied by
 // the reciprocal of the sum: exact divisions take more code than the rest of the kernel.
-template <int per_thread, int dim_v, class stored, class real>
+template <int per_thread, int dim_v, int drop, class stored, class real>
 KFI_DEVICE void kfi_attention_simt_store(const real *o, const kfi_attention_simt_state<real> &state,
                                          const kfi_attention &a, int row, int head, int batch)
 {
@@ -187,7 +188,9 @@ KFI_DEVICE void kfi_attention_simt_store(const real *o, const kfi_attention_simt
 #pragma unroll
         for (int i = 0; i < dim_v / 4; ++i) {
             const int c = 8 * (i / 2) + col + i % 2;
-            const real x = o[i / 2 * 4 + 2 * h + i % 2];
+            real x = o[i / 2 * 4 + 2 * h + i % 2];
+            if constexpr (drop >= 0)
+                x *= sizeof(real) == 8 ? real(a.drop.rng.scale_f64) : real(a.drop.rng.scale);
             if (c < a.dim_v)
                 kfi_cast(out + c, sum == 0 ? real(0) : sizeof(stored) == 2 ? x * inverse : x / sum);
         }
@@ -227,7 +230,7 @@ KFI_DEVICE void kfi_attention_simt_block(typename kfi_attention_element<type>::r
 }
 
 // Runs the kernel for one block of rows. Called by all threads.
-template <int type, int tile, int score>
+template <int type, int tile, int score, int drop>
 KFI_DEVICE void kfi_attention_simt(const kfi_attention &a, const kfi_attention_place &at)
 {
     typedef typename kfi_attention_element<type>::stored stored;
@@ -253,6 +256,9 @@ KFI_DEVICE void kfi_attention_simt(const kfi_attention &a, const kfi_attention_p
     kfi_attention_simt_state<real> state = {{sink, sink}, {first, first}, {1, 1}};
     kfi_score_block<score, keys> loaded;
     real o[dim_v / 2], s[keys / 2];
+    const kfi_rng rng = kfi_attention_rng<drop>(a);
+    const kf_i64 number = kfi_attention_number(a, row, head, batch);
+    const bool skips = score != KFI_SCORE_PLAIN || kfi_attention_drops<drop>(a);
 #pragma unroll
     for (int i = 0; i < dim_v / 2; ++i) o[i] = 0;
 #pragma unroll 1
@@ -270,6 +276,7 @@ KFI_DEVICE void kfi_attention_simt(const kfi_attention &a, const kfi_attention_p
         kfi_attention_mask<keys / 2>(s, a, b, n, row, n * keys + col);
         kfi_attention_simt_softmax<per_thread>(s, &state,
                                                sizeof(real) == 8 ? (real)a.unit_f64 : a.unit);
+        kfi_attention_drop<drop, keys, per_thread>(s, rng, a, number, n * keys);
         __syncwarp();
 #pragma unroll
         for (int i = 0; i < keys / 2; ++i)
@@ -283,14 +290,14 @@ KFI_DEVICE void kfi_attention_simt(const kfi_attention &a, const kfi_attention_p
             kfi_attention_simt_load<keys, KFI_ATTENTION_SIMT_COLS, KFI_ATTENTION_SIMT_COLS>(
                 of_v, v, a.v_strides.row, n * keys, a.keys, c, a.dim_v);
             __syncthreads();
-            kfi_attention_simt_values<score, per_thread, p_pitch>(o + c / 2, of_p, of_v, masked,
-                                                                  visible);
+            kfi_attention_simt_values<per_thread, p_pitch>(o + c / 2, of_p, of_v, masked, visible,
+                                                           skips);
         }
     }
-    kfi_attention_simt_store<per_thread, dim_v, stored>(o, state, a, row, head, batch);
+    kfi_attention_simt_store<per_thread, dim_v, drop, stored>(o, state, a, row, head, batch);
 }
 // The same for packed sequences.
-template <int type, int tile, int score>
+template <int type, int tile, int score, int drop>
 KFI_DEVICE void kfi_attention_simt_packed(const kfi_attention_packed &p)
 {
     constexpr int rows = kfi_attention_simt_rows(type, tile),
@@ -300,7 +307,7 @@ KFI_DEVICE void kfi_attention_simt_packed(const kfi_attention_packed &p)
     const int block = kfi_attention_find<rows>(&s, p, (int)blockIdx.x - head * p.a.row_blocks);
     if (block < 0) return;
     const kfi_attention_place at = {block * rows, head, s.index, s.refused};
-    kfi_attention_simt<type, tile, score>(kfi_attention_own(p, s, head, bytes), at);
+    kfi_attention_simt<type, tile, score, drop>(kfi_attention_own(p, s, head, bytes), at);
 }
 #endif
 
@@ -314,7 +321,7 @@ KFI_BOTH constexpr bool kfi_attention_simt_has(int type, int tile)
 {
     return KFI_PRE_SM80 || type == KFI_OF_F32 || type == KFI_OF_F64 || tile == 2;
 }
-template <int type, int tile, int score>
+template <int type, int tile, int score, int drop = KFI_NO_DROPOUT>
 KFI_KERNEL void KFI_BOUNDS(kfi_attention_simt_has(type, tile) ? KFI_ATTENTION_SIMT_THREADS : 32,
                            tile == 2 || type == KFI_OF_F64 ? 2 : 3)
     kfk_attention_simt(const __grid_constant__ kfi_attention a)
@@ -322,12 +329,12 @@ KFI_KERNEL void KFI_BOUNDS(kfi_attention_simt_has(type, tile) ? KFI_ATTENTION_SI
 #ifdef KFI_DEVICE_PASS
     if constexpr (kfi_attention_simt_has(type, tile)) {
         kfi_begin();
-        kfi_attention_simt<type, tile, score>(
+        kfi_attention_simt<type, tile, score, drop>(
             a, kfi_attention_place_of<kfi_attention_simt_rows(type, tile)>(a));
     }
 #endif
 }
-template <int type, int tile, int score>
+template <int type, int tile, int score, int drop = KFI_NO_DROPOUT>
 KFI_KERNEL void KFI_BOUNDS(kfi_attention_simt_has(type, tile) ? KFI_ATTENTION_SIMT_THREADS : 32,
                            tile == 2 || type == KFI_OF_F64 ? 2 : 3)
     kfk_attention_simt_packed(const __grid_constant__ kfi_attention_packed p)
@@ -335,7 +342,7 @@ KFI_KERNEL void KFI_BOUNDS(kfi_attention_simt_has(type, tile) ? KFI_ATTENTION_SI
 #ifdef KFI_DEVICE_PASS
     if constexpr (kfi_attention_simt_has(type, tile)) {
         kfi_begin();
-        kfi_attention_simt_packed<type, tile, score>(p);
+        kfi_attention_simt_packed<type, tile, score, drop>(p);
     }
 #endif
 }
