@@ -7,7 +7,7 @@ Arguments that no kernel computes raise an error that names them.
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from kernel_fusion import ops
+from kernel_fusion import _multihead, ops
 
 UNBOUNDED = 2**63 - 1
 
@@ -31,7 +31,7 @@ def flash_attn_func(
         q: [batch, queries, heads, dim], float32 float16 bfloat16 float64
         k: [batch, keys, kv_heads, dim], q's dtype
         v: [batch, keys, kv_heads, dim_v], q's dtype
-        dropout_p: 0
+        dropout_p: probability that a weight is dropped; such functions have no gradient
         softmax_scale: any number; None stands for 1 / sqrt(dim)
         causal: if True, the last query sees all keys, each query before it one less
         window_size: keys before and behind the query's own that it sees; -1: all
@@ -130,8 +130,8 @@ def _kernel(
     slope: Any,
 ) -> tuple[str, dict[str, Any]]:
     """Returns the name of the kernel's function and its arguments besides scale."""
-    if dropout_p:
-        raise ValueError(f"{where}: dropout_p is {dropout_p}, expected 0")
+    if not 0 <= dropout_p <= 1:
+        raise ValueError(f"{where}: dropout_p is {dropout_p}, expected 0 to 1")
     if not isinstance(window_size, (tuple, list)) or len(window_size) != 2:
         raise ValueError(f"{where}: window_size is {window_size!r}, expected (left, right)")
     left, right = (UNBOUNDED if n < 0 else n for n in window_size)
@@ -146,15 +146,18 @@ def _kernel(
         )
     if softcap and slope is not None:
         raise ValueError(f"{where}: softcap is {softcap} beside alibi_slopes, expected one of them")
+    more: dict[str, Any] = {"p": dropout_p} if dropout_p else {}
     if softcap:
-        return "softcap_causal_attention", {"softcap": softcap}
-    if slope is not None:
-        return "alibi_causal_attention", {}
-    if is_causal:
-        return "causal_attention", {}
-    if left == right == UNBOUNDED:
-        return "attention", {}
-    return "window_attention", {"left": left, "right": right}
+        name, more = "softcap_causal", more | {"softcap": softcap}
+    elif slope is not None:
+        name = "alibi_causal"
+    elif is_causal:
+        name = "causal"
+    elif left == right == UNBOUNDED:
+        name = "full"
+    else:
+        name, more = "window", more | {"left": left, "right": right}
+    return _multihead.kernel_name(name, dropout_p), more
 
 
 FUNCTIONS: tuple[Callable[..., Any], ...] = (flash_attn_func, flash_attn_varlen_func)

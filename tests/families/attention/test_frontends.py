@@ -102,7 +102,7 @@ def test_gradients_are_pytorchs(kf, sdpa):
     """Gradients of q, k, v and an added mask; one warning tells about it."""
     from kernel_fusion.torch import _recomputed
 
-    _recomputed._said = False
+    _recomputed._said.clear()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         for more in ({}, {"is_causal": True}, {"attn_mask": draw(5, 7)}):

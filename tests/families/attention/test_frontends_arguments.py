@@ -225,7 +225,7 @@ def test_flash_attn_returns_lse(kf, which):
 
 
 REFUSED = [
-    ({"dropout_p": 0.1}, "dropout_p is 0.1, expected 0"),
+    ({"dropout_p": -0.1}, "dropout_p is -0.1, expected 0 to 1"),
     ({"window_size": 3}, r"window_size is 3, expected \(left, right\)"),
     ({"softcap": 20.0}, "softcap is given beside causal = False"),
     ({"alibi_slopes": SLOPES}, "alibi_slopes is given beside causal = False"),
