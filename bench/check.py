@@ -6,8 +6,10 @@ gradients. Rows and reductions: every row, in parts whose reduced gradients are 
 dropout the first and last rows. Every element must be written. Tests compare fully, by bounds.
 """
 
+import collections
 import functools
 import math
+import re
 
 import numpy as np
 import peers
@@ -108,10 +110,13 @@ def _dropping(case, part, dropout, device):
     if not case.f["dropout"]:
         return no_drop
     seed, offset, p = dropout
-    bounds = tuple(
-        part.get(name, slice(0, n)).indices(n)[:2] for name, n in zip(case.f["sizes"], case.sizes)
-    )
-    mask = keep_mask(seed, offset, p, case.sizes, bounds, device)
+    sizes = collections.defaultdict(int, zip(case.f["sizes"], case.sizes))  # options: 0
+    extents = {
+        next(n for n in re.findall(r"\w+", text) if n in case.f["sizes"]): eval(text, {}, sizes)
+        for text in case.f["masked"]
+    }
+    bounds = tuple(part.get(name, slice(0, n)).indices(n)[:2] for name, n in extents.items())
+    mask = keep_mask(seed, offset, p, tuple(extents.values()), bounds, device)
     return lambda y: torch.where(mask, y / (1 - p), 0.0)
 
 
