@@ -10,19 +10,21 @@ with `varlen` also makes an op of packed sequences, whose bounds are two further
 import ast
 
 from kfgen.families.attention import ranges
-from kfgen.families.attention.kernel import AttentionKernel
+from kfgen.families.attention.kernel import PRODUCTS, AttentionKernel
+from kfgen.families.attention.scores import DOT, DSCORE
 from kfgen.families.attention.text import statements
 from kfgen.families.family import Family, describe, wrong
 from kfgen.language.expr import ExprError, Graph, parse
 from kfgen.language.primitives import COLUMN, COUNT, INF, KEEP, QUERIES, QUERY
 from kfgen.model import kinds, shapes
 from kfgen.model.kinds import ELEM, Kind
+from kfgen.model.names import gradient_of
 from kfgen.model.shape_structs import Field, ShapeStruct, option, size
 
-DOT, HEAD = "dot", "head"
+HEAD = "head"
 # Values of saved outputs, one per query.
 SAVED = ("lse", "row_max", "log_sum")
-PRODUCTS = ("query", "key", "value")
+DIFFERENTIABLE = (*PRODUCTS, "score")  # kinds of operands with a gradient
 INTEGERS = {"dtype": "I", "grad": False}
 SCALARS = 8  # KFI_SCORE_SCALARS
 SCORE_OPERANDS = 2  # KFI_SCORE_TENSORS
@@ -87,7 +89,7 @@ class Attention(Family):
     autocast = "low"
     integers = True
     rsqrt_defaults = {"scale": "dim"}
-    names = (DOT, *SAVED, "shape")
+    names = (DOT, DSCORE, *SAVED, gradient_of(SAVED[0]), "shape")
     forms = {
         "dense": {
             "elem": "batch, queries, heads, dim_v",
@@ -173,8 +175,8 @@ class Attention(Family):
         if {kinds_.count(kind) for kind in OFFSETS} not in ({0}, {1}):
             fix = f"give it one of each, or none: {', '.join(OFFSETS)}"
             raise f.error("operands", f"are {describe(operands)}", fix)
-        if wanted := [o.name for o in operands if o.grad]:
-            fix = "attention has no gradient yet: give each operand grad = false"
+        if wanted := [o.name for o in operands if o.grad and o.kind not in DIFFERENTIABLE]:
+            fix = f"only {', '.join(DIFFERENTIABLE)} have one: give the others grad = false"
             raise f.error("operands", f"have a gradient: {', '.join(wanted)}", fix)
         if sum(o.kind in ("score", "head") for o in operands) > SCORE_OPERANDS:
             fix = f'at most {SCORE_OPERANDS} are "score" or "head"'

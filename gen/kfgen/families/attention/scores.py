@@ -10,6 +10,7 @@ from kfgen.language.primitives import COLUMN, COUNT, QUERIES, QUERY
 from kfgen.model.entries import ANY_ID, FIRST_OWN_ID
 from kfgen.model.schedule import CHEAP
 
+DOT, DSCORE = "dot", "dscore"  # a product, and the gradient of its score
 # Positions that a thread keeps for a block of keys: {name: (the call's own, its base)}.
 KEPT = {QUERY: ("row", "query_base"), COLUMN: ("key", "key_base"), "head": ("head", "head_base")}
 # Texts of the positions of a thread's product i.
@@ -59,14 +60,26 @@ class CudaScore:
     def code(self):
         """(lines, text of the score)."""
         k = self.k
+        target = k.cuda.target(CHEAP)
+        lines, [text] = emit(k.graph, k.roots[:1], target, self._env())
+        return lines, text
+
+    def _env(self, dscore="dscore"):
+        k = self.k
         field = "scalars_f64" if k.dtype.compute == "f64" else "scalars"
         env = {s: f"a.score.{field}[{i}]" for i, s in enumerate(k.used_scalars)}
         env |= {s.name: f"kfi_attention_widen(block.{s.name}[i])" for _, s in self.tensors}
         env |= {s.name: f"block.{s.name}" for _, s in self.heads}
         env |= {name: f"({self.ctype}){text}" for name, text in OF_ELEMENT.items()}
-        target = k.cuda.target(CHEAP)
-        lines, [text] = emit(k.graph, k.roots, target, env)
-        return lines, text
+        return env | {DSCORE: dscore}
+
+    def slopes(self, dscore="dscore"):
+        """(lines, [texts]) of a backward: the gradients of `dot` and of k.score_gradients, from the
+        product `dot` and the score's gradient.
+        """
+        k = self.k
+        lines, texts = emit(k.graph, k.roots[1:], k.cuda.target(CHEAP), self._env(dscore))
+        return lines, texts
 
 
 class CScore:
