@@ -4,6 +4,7 @@ oracle of the generic tests. launcher.py has layouts and shards."""
 
 import types
 
+import attention_gradients
 import numpy as np
 import storage
 from kfgen.families import reference as elements_reference
@@ -189,7 +190,14 @@ def expected_packed(call):
     return out | {"out": found["out"][0].swapaxes(0, 1)}
 
 
+def fill(call):
+    """Gives a backward the results of its forward."""
+    attention_gradients.fill(call)
+
+
 def check(call, got, weights=None):
+    if call.f["bwd"]:
+        return attention_gradients.check(call, got)
     packed = call.f["form"] != "dense"
     want, dtype = (expected_packed if packed else expected)(call), call.f["dtypes"][0]
     real = "f64" if dtype == "f64" else "f32"
@@ -310,6 +318,7 @@ PACKED = {
     ],
     "prepare": prepare,
     "draw": draw,
+    "fill": fill,
     "wrong_size": wrong_size,
     "work": work,
     "check": check,

@@ -179,7 +179,7 @@ class Call:
                     s // x.itemsize if n > 1 else BROADCAST for n, s in zip(x.shape, x.strides)
                 ]
                 values |= dict(zip((f"{name}_batch", f"{name}_head", name), steps))
-        return (ctypes.c_int64 * len(given["fields"]))(*(values[n] for n in given["fields"]))
+        return (ctypes.c_int64 * len(given["fields"]))(*(values.get(n, 0) for n in given["fields"]))
 
     def given(self, lib):
         """Returns the sizes, scalars and workspace of a call."""

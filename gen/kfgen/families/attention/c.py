@@ -24,7 +24,7 @@ class AttentionC(C):
 
     @property
     def workspace_bytes(self):
-        packed = "_packed" if self.k.packed else ""
+        packed = ("_bwd" if self.k.bwd else "") + ("_packed" if self.k.packed else "")
         return f"kfi_cpu_attention{packed}_workspace(shape, {self.k.dtype.acc.size})"
 
     @property
@@ -39,6 +39,11 @@ class AttentionC(C):
         if not k.factor:
             return "1.0"
         return f"(double)((const {k.scalar_ctype} *)kfi_scalars)[{k.scalars.index(k.factor)}]"
+
+    @property
+    def call(self):
+        """Suffix of the function that checks and runs a call."""
+        return "_bwd" if self.k.bwd else ""
 
     @property
     def bounds(self):

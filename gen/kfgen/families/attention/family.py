@@ -10,8 +10,8 @@ with `varlen` also makes an op of packed sequences, whose bounds are two further
 import ast
 
 from kfgen.families.attention import ranges
-from kfgen.families.attention.kernel import PRODUCTS, AttentionKernel
-from kfgen.families.attention.scores import DOT, DSCORE
+from kfgen.families.attention.kernel import AttentionKernel
+from kfgen.families.attention.scores import DOT, DSCORE, PRODUCTS
 from kfgen.families.attention.text import statements
 from kfgen.families.family import Family, describe, wrong
 from kfgen.language.expr import ExprError, Graph, parse

@@ -7,7 +7,7 @@ from dataclasses import replace
 from kfgen.families.attention.c import AttentionC
 from kfgen.families.attention.cuda import AttentionCuda
 from kfgen.families.attention.ranges import FIELDS
-from kfgen.families.attention.scores import DOT, DSCORE
+from kfgen.families.attention.scores import DOT, DSCORE, PRODUCTS
 from kfgen.language.gradient import gradient
 from kfgen.language.primitives import COUNT, KEEP, QUERIES
 from kfgen.model import contract
@@ -23,7 +23,6 @@ OF_PACKED = ("head_base", "heads_total")  # options of packed sequences
 SAVED = {"lse": "l", "row_max": "m", "log_sum": "s"}
 # The same of gradients: those of tensors have the tensor's letter as a capital.
 LETTERS |= {"per_query": "l"}
-PRODUCTS = ("query", "key", "value")
 # Sizes over which gradients are summed.
 SUMMED = {"query": ("keys",), "key": ("queries", "heads"), "value": ("queries", "heads")}
 
@@ -31,7 +30,7 @@ SUMMED = {"query": ("keys",), "key": ("queries", "heads"), "value": ("queries", 
 class AttentionKernel(Kernel):
     has_workspace = True
     scratch = True
-    name_fields = (*Kernel.name_fields, "slopes")
+    name_fields = (*Kernel.name_fields, "derivatives")
 
     @property
     def order_note(self):
@@ -97,7 +96,7 @@ class AttentionKernel(Kernel):
             Tensor(n, "per_query", self.dtype.acc, "out", "saved", ACC, (n,), required=False)
             for n in SAVED
         ]
-        self.slopes = {}  # {DOT or an operand: the node of its gradient by DSCORE}
+        self.derivatives = {}  # {DOT or an operand: the node of its gradient by DSCORE}
         if self.bwd:
             self._differentiate(score, env, out, saved)
         else:
@@ -113,10 +112,10 @@ class AttentionKernel(Kernel):
         wanted = {DOT: env[DOT]} | {name: env[name] for name in scores}
         found = gradient(self.graph, {score: self.graph.var(DSCORE)}, list(wanted.values()))
         zero = self.graph.const(0)
-        self.slopes = {
+        self.derivatives = {
             name: zero if found[node] is None else found[node] for name, node in wanted.items()
         }
-        self.roots = [score, *self.slopes.values()]
+        self.roots = [score, *self.derivatives.values()]
         if self.sink:
             self.sink.reads = "never"  # row_max and log_sum, or lse, include it
         for s in (out, *saved):
@@ -175,7 +174,9 @@ class AttentionKernel(Kernel):
         """(index in score_inputs, gradient, node) of gradients of the scores' shape."""
         names = [s.name for s in self.score_inputs]
         return [
-            (names.index(s.of), s, self.slopes[s.of]) for s in self.outputs if s.of in self.slopes
+            (names.index(s.of), s, self.derivatives[s.of])
+            for s in self.outputs
+            if s.of in self.derivatives
         ]
 
     @property

@@ -164,7 +164,10 @@ KFI_HOST void kfi_cpu_attention_score_row(const kfi_cpu_attention_job *j, kf_i64
         part.values[i] = to;
         t->widen(from, t->key, to, count);
         memset(to + count * unit, 0, (size_t)((kfi_seam_whole(count) - count) * unit));
+        if (j->room.derivatives)
+            part.derivatives[i] = j->room.derivatives + (i + 1) * KFI_ATTENTION_KEYS * unit;
     }
+    part.derivative = j->room.derivatives;
     m->score.fn(&part, kfi_seam_whole(count));
 }
 /* Turns a row of products into weights. */
