@@ -24,9 +24,9 @@ def scaled_dot_product_attention(
 ) -> Any:
     """softmax(query @ key.mT * scale + attn_mask) @ value, with PyTorch's arguments.
 
-    One kernel computes it without storing the scores. Without a backward kernel, gradients
-    recompute PyTorch's function; those with dropout store the scores. A query that sees no key has
-    the result 0.
+    One kernel computes it without storing the scores. Gradients are kernels, too, on the CPU; on a
+    GPU they recompute PyTorch's function, and with dropout they store the scores. A query that sees
+    no key has the result 0.
 
     Args:
         query: [batch..., heads, queries, dim], float32 float16 bfloat16 float64
@@ -108,8 +108,8 @@ def fused_multihead_attention(
 ) -> Any:
     """Multi-head attention of rows whose heads are side by side, as linear layers write them.
 
-    One kernel computes it without storing the scores. Without a backward kernel, gradients are
-    PyTorch's own, as of scaled_dot_product_attention.
+    One kernel computes it without storing the scores; gradients are those of
+    scaled_dot_product_attention.
 
     Args:
         q: [batch..., queries, heads * dim]

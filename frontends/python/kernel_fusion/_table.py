@@ -91,6 +91,7 @@ class Call:
     # Factors of the old values of results that are accumulated; they follow all scalars but p.
     betas: tuple[str, ...]
     shaped_by: tuple[str, ...]  # inputs that determine the sizes jointly, if several do
+    backends: tuple[str, ...]  # "cuda", "c"
 
     @functools.cached_property
     def template(self) -> Tensor:
@@ -121,6 +122,11 @@ class Call:
         """Index of the output that `return_lse` makes a result, if there is one."""
         saved = (i for i, t in enumerate(self.outputs) if (t.name, t.use) == ("lse", "saved"))
         return next(saved, None)
+
+    @functools.cached_property
+    def given(self) -> frozenset[str]:
+        """Names of the results whose gradients a backward takes."""
+        return frozenset(t.of for t in self.inputs if t.use == "gradient")
 
     @functools.cached_property
     def shaping(self) -> tuple[Tensor, ...]:
@@ -304,6 +310,7 @@ def _call(found: dict[str, Any], shaped_by: Sequence[str]) -> Call:
         found["workspace"],
         betas=betas,
         shaped_by=tuple(shaped_by),
+        backends=tuple(found["backends"]),
         **values,
     )
 

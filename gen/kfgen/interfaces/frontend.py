@@ -49,6 +49,7 @@ def _call(members):
         "integers": [],
         "scalars": [],
         "betas": [a["name"] for a in f["arguments"] if a["role"] == "beta"],
+        "backends": f["backends"],
     }
     for i, a in enumerate(f["arguments"]):
         if "use" in a:
