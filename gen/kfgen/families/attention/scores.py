@@ -16,8 +16,8 @@ PRODUCTS = ("query", "key", "value")  # kinds of the operands of products
 KEPT = {QUERY: ("row", "query_base"), COLUMN: ("key", "key_base"), "head": ("head", "head_base")}
 # Texts of the positions of a thread's product i.
 OF_ELEMENT = {
-    QUERY: "(block.query + 8 * kfi_score_row(i))",
-    COLUMN: "(block.column + kfi_score_key(i))",
+    QUERY: "(block.query + kfi_score_query<transposed>(i))",
+    COLUMN: "(block.column + kfi_score_column<transposed>(i))",
     "head": "block.head",
     QUERIES: "a.score.queries_total",
     COUNT: "a.score.keys_total",

@@ -129,15 +129,16 @@ template <int dim> KFI_DEVICE void kfi_attention_fragment_q(unsigned *q, const c
     const int lane = (int)threadIdx.x % 32, row = (int)threadIdx.x / 32 * 16 + lane % 16;
     kfi_ldmatrix<0>(q, shared + kfi_attention_chunk<dim>(row, 2 * k + lane / 16));
 }
-// Computes S = Q . K^T. q: the fragments; in shared memory if in_registers is 0.
-template <int type, int dim, int keys, int in_registers>
+// Computes S = Q . K^T. q: the fragments; in shared memory if in_registers is 0. steps: of 16
+// dimensions, which are unrolled.
+template <int type, int dim, int keys, int in_registers, int steps = dim / 16>
 KFI_DEVICE void kfi_attention_mma_scores(float *s, const unsigned *q, const char *shared_q,
                                          const char *k_stage)
 {
     const int lane = (int)threadIdx.x % 32;
 #pragma unroll
     for (int i = 0; i < keys / 2; ++i) s[i] = 0;
-#pragma unroll
+#pragma unroll(steps)
     for (int k = 0; k < dim / 16; ++k) {
         unsigned own[4];
         if constexpr (!in_registers) kfi_attention_fragment_q<dim>(own, shared_q, k);

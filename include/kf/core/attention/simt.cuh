@@ -197,35 +197,42 @@ KFI_DEVICE void kfi_attention_simt_store(const real *o, const kfi_attention_simt
     }
 }
 
-// Computes the scores of a block of keys: all slices of the dimension.
-template <int type, int tile>
-KFI_DEVICE void kfi_attention_simt_block(typename kfi_attention_element<type>::real *s,
-                                         typename kfi_attention_element<type>::real *shared,
-                                         const kfi_attention &a, int begin, int key, int head,
-                                         int batch)
+// Rows of a head in global memory. step: elements.
+template <class stored> struct kfi_attention_simt_rows_of {
+    const stored *p;
+    kf_i64 step;
+    int count, dim;
+};
+template <class stored>
+KFI_DEVICE kfi_attention_simt_rows_of<stored>
+kfi_attention_simt_view(const void *p, const kfi_attention_strides &s, int head, int batch,
+                        int count, int dim)
 {
-    typedef typename kfi_attention_element<type>::stored stored;
-    typedef typename kfi_attention_element<type>::real real;
-    constexpr int rows = kfi_attention_simt_rows(type, tile), slice = 128 / sizeof(real),
-                  pitch = kfi_attention_simt_pitch(type);
-    real *const of_k = shared + rows * pitch;
+    const kfi_attention_simt_rows_of<stored> r = {
+        (const stored *)kfi_attention_row(p, s, 0, head, batch, sizeof(stored)), s.row, count, dim};
+    return r;
+}
+
+// Computes the products of a block's rows from `begin` on with 32 others from `first` on: all
+// slices of the dimension.
+template <int per_thread, class stored, class real>
+KFI_DEVICE void
+kfi_attention_simt_block(real *s, real *shared, const kfi_attention_simt_rows_of<stored> &own,
+                         int begin, const kfi_attention_simt_rows_of<stored> &others, int first)
+{
+    constexpr int rows = 32 * per_thread, slice = 128 / sizeof(real), pitch = 144 / sizeof(real);
+    real *const of_others = shared + rows * pitch;
 #pragma unroll
     for (int i = 0; i < KFI_ATTENTION_SIMT_KEYS / 2; ++i) s[i] = 0;
 #pragma unroll 1
-    for (int d = 0; d < a.dim; d += slice) {
+    for (int d = 0; d < own.dim; d += slice) {
         __syncthreads();
-        kfi_attention_simt_load<rows, slice, pitch>(
-            shared,
-            (const stored *)kfi_attention_row(a.q, a.q_strides, 0, head, batch, sizeof(stored)),
-            a.q_strides.row, begin, a.queries, d, a.dim);
+        kfi_attention_simt_load<rows, slice, pitch>(shared, own.p, own.step, begin, own.count, d,
+                                                    own.dim);
         kfi_attention_simt_load<KFI_ATTENTION_SIMT_KEYS, slice, pitch>(
-            of_k,
-            (const stored *)kfi_attention_row(a.k, a.k_strides, 0, head / a.group, batch,
-                                              sizeof(stored)),
-            a.k_strides.row, key, a.keys, d, a.dim);
+            of_others, others.p, others.step, first, others.count, d, own.dim);
         __syncthreads();
-        kfi_attention_simt_scores<kfi_attention_simt_per_thread(type, tile), slice, pitch>(
-            s, shared, of_k);
+        kfi_attention_simt_scores<per_thread, slice, pitch>(s, shared, of_others);
     }
 }
 
@@ -245,8 +252,12 @@ KFI_DEVICE void kfi_attention_simt(const kfi_attention &a, const kfi_attention_p
     real *const shared = (real *)(void *)kfi_dynamic(),
                 *const of_p = shared + (rows + keys) * kfi_attention_simt_pitch(type),
                 *const of_v = of_p + rows * p_pitch;
-    const stored *const v = (const stored *)kfi_attention_row(a.v, a.v_strides, 0, head / a.group,
-                                                              batch, sizeof(stored));
+    const kfi_attention_simt_rows_of<stored>
+        q_rows = kfi_attention_simt_view<stored>(a.q, a.q_strides, head, batch, a.queries, a.dim),
+        k_rows =
+            kfi_attention_simt_view<stored>(a.k, a.k_strides, head / a.group, batch, a.keys, a.dim),
+        v_rows = kfi_attention_simt_view<stored>(a.v, a.v_strides, head / a.group, batch, a.keys,
+                                                 a.dim_v);
     const kfi_attention_blocks b =
         kfi_attention_blocks_of<keys>(a, begin, kfi_min_i32(begin + rows, a.queries) - 1);
     const real sink = kfi_score_sink<real>(kfi_tag<score>(), a, head),
@@ -271,7 +282,7 @@ KFI_DEVICE void kfi_attention_simt(const kfi_attention &a, const kfi_attention_p
             visible[h][1] = kfi_attention_last_key(a, row + 8 * h) - n * keys;
         }
         kfi_score_load(kfi_tag<score>(), loaded, a, row, n * keys + col, head, batch);
-        kfi_attention_simt_block<type, tile>(s, shared, a, begin, n * keys, head, batch);
+        kfi_attention_simt_block<per_thread>(s, shared, q_rows, begin, k_rows, n * keys);
         kfi_score_all<score, keys, keys / 2>(s, loaded, a);
         kfi_attention_mask<keys / 2>(s, a, b, n, row, n * keys + col);
         kfi_attention_simt_softmax<per_thread>(s, &state,
@@ -288,7 +299,7 @@ KFI_DEVICE void kfi_attention_simt(const kfi_attention &a, const kfi_attention_p
         for (int c = 0; c < dim_v; c += KFI_ATTENTION_SIMT_COLS) {
             __syncthreads();
             kfi_attention_simt_load<keys, KFI_ATTENTION_SIMT_COLS, KFI_ATTENTION_SIMT_COLS>(
-                of_v, v, a.v_strides.row, n * keys, a.keys, c, a.dim_v);
+                of_v, v_rows.p, v_rows.step, n * keys, a.keys, c, a.dim_v);
             __syncthreads();
             kfi_attention_simt_values<per_thread, p_pitch>(o + c / 2, of_p, of_v, masked, visible,
                                                            skips);

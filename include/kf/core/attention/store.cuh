@@ -162,6 +162,35 @@ KFI_DEVICE void kfi_attention_store_statistics(const kfi_attention &a, kf_i64 at
     if (a.log_sum) ((float *)a.log_sum)[at] = log;
 }
 
+// Stores half h of a fragment of accumulators, times `factor`. to: the thread's row, at the column
+// 8 * (lane % 4). in: the row exists. whole, aligned: rows begin and end at multiples of 16 bytes.
+// Called by all lanes of a warp.
+template <int type, int dim, int whole>
+KFI_DEVICE void kfi_attention_store_half(char *to, const float *o, int h, float factor, bool in,
+                                         int cols, bool aligned = whole)
+{
+    const int col = 8 * ((int)threadIdx.x % 4);
+#pragma unroll
+    for (int j = 0; j < dim / 32; ++j) {
+        unsigned u[4];
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            const float *const pair = o + 4 * (4 * j + i) + 2 * h;
+            u[i] = kfi_attention_pack<type>(pair[0] * factor, pair[1] * factor);
+        }
+        kfi_attention_transpose(u);
+        if (!in || 32 * j + col >= cols) continue;
+        if (whole || aligned) {
+            *(uint4 *)(to + 64 * j) = make_uint4(u[0], u[1], u[2], u[3]);
+        } else {
+#pragma unroll
+            for (int e = 0; e < 8; ++e)
+                if (32 * j + col + e < cols)
+                    kfi_copy<2>(to + 64 * j + 2 * e, (const char *)u + 2 * e);
+        }
+    }
+}
+
 // Normalises and stores a warp's rows. r.row: the thread's first row. partial: masked values may
 // have reached rows (kfi_attention_partial). whole: rows of out begin and end at multiples of 16
 // bytes.
@@ -188,25 +217,7 @@ KFI_DEVICE void kfi_attention_store(const float *o, const kfi_softmax &state,
             in = false;
         char *const to =
             (char *)kfi_attention_row(a.out, a.out_strides, own.row, r.head, r.batch, 2) + 2 * col;
-#pragma unroll
-        for (int j = 0; j < dim_v / 32; ++j) {
-            unsigned u[4];
-#pragma unroll
-            for (int i = 0; i < 4; ++i) {
-                const float *const pair = o + 4 * (4 * j + i) + 2 * h;
-                u[i] = kfi_attention_pack<type>(pair[0] * inverse, pair[1] * inverse);
-            }
-            kfi_attention_transpose(u);
-            if (!in || 32 * j + col >= a.dim_v) continue;
-            if constexpr (whole) {
-                *(uint4 *)(to + 64 * j) = make_uint4(u[0], u[1], u[2], u[3]);
-            } else {
-#pragma unroll
-                for (int e = 0; e < 8; ++e)
-                    if (32 * j + col + e < a.dim_v)
-                        kfi_copy<2>(to + 64 * j + 2 * e, (const char *)u + 2 * e);
-            }
-        }
+        kfi_attention_store_half<type, dim_v, whole>(to, o, h, inverse, in, a.dim_v);
     }
 }
 #endif
