@@ -4,6 +4,7 @@
 import functools
 from dataclasses import replace
 
+from kfgen.families.attention.bwd_cuda import AttentionBwdCuda
 from kfgen.families.attention.c import AttentionC
 from kfgen.families.attention.cuda import AttentionCuda
 from kfgen.families.attention.ranges import FIELDS
@@ -38,10 +39,6 @@ class AttentionKernel(Kernel):
             return ", with scores computed again; sums in a fixed order"
         return ", with an online softmax over blocks of keys"
 
-    @property
-    def backends(self):
-        return ("c",) if self.bwd else self.family.backends
-
     @functools.cached_property
     def packed(self):
         """True if sequences are packed along one axis."""
@@ -75,7 +72,7 @@ class AttentionKernel(Kernel):
 
     @functools.cached_property
     def cuda(self):
-        return AttentionCuda(self)
+        return (AttentionBwdCuda if self.bwd else AttentionCuda)(self)
 
     @functools.cached_property
     def c(self):

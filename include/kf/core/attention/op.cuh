@@ -147,11 +147,12 @@ KF_FN KFI_SMALL void kfi_attention_tensors(kfi_attention *a, const kfi_attention
         case KFI_ATTENTION_ROW_MAX: a->row_max = to; break;
         case KFI_ATTENTION_LOG_SUM: a->log_sum = to; break;
         case KFI_ATTENTION_SINK: a->score.sink = p; break;
-        case KFI_ATTENTION_OF_QUERIES:
-        case KFI_ATTENTION_OF_KEYS: break;
-        default:
+        case KFI_ATTENTION_SCORES:
+        case KFI_ATTENTION_HEADS:
             a->score.tensors[scores] = p, a->score.strides[scores] = steps[i];
             a->score.paired[scores++] = kfi_attention_paired(op.arguments, i, steps[i]);
+            break;
+        default: break; // bounds of packed sequences, gradients
         }
     }
 }
@@ -185,29 +186,45 @@ KF_FN KFI_SMALL void kfi_attention_sizes(kfi_attention *a, const kfi_attention_p
     a->score.head_base = (int)p.head_base;
     a->score.queries_total = (int)p.queries_total, a->score.keys_total = (int)p.keys_total;
 }
-// Returns whether rows of q, k, v and out begin at multiples of 16 bytes.
+// Returns whether rows of a tensor begin at multiples of 16 bytes. keys: rows of k.
+KF_FN KFI_SMALL bool kfi_attention_rows_whole(const void *tensor, const kfi_attention_strides &s,
+                                              bool keys, const kfi_attention_plan &p, int bytes)
+{
+    kf_i64 steps = 0;
+    if (p.batch > 1) steps |= s.batch; // 0 of packed sequences
+    if ((keys ? p.keys : p.queries) > 1) steps |= s.row;
+    if ((keys ? p.kv_heads : p.heads) > 1) steps |= s.head;
+    return (uintptr_t)tensor % 16 == 0 && steps * bytes % 16 == 0;
+}
+// The same of q, k, v and out, whose rows must also end there.
 KF_FN KFI_SMALL bool kfi_attention_whole(const kfi_attention &a, const kfi_attention_plan &p,
                                          int bytes)
 {
-    const void *const tensors[] = {a.q, a.k, a.v, a.out};
-    const kfi_attention_strides *const strides[] = {&a.q_strides, &a.k_strides, &a.v_strides,
-                                                    &a.out_strides};
-    kf_i64 steps = 0;
-    uintptr_t bits = 0;
-    for (int i = 0; i < 4; ++i) {
-        const bool keys = i == 1 || i == 2;
-        bits |= (uintptr_t)tensors[i];
-        if (p.batch > 1) steps |= strides[i]->batch; // 0 of packed sequences
-        if ((keys ? p.keys : p.queries) > 1) steps |= strides[i]->row;
-        if ((keys ? p.kv_heads : p.heads) > 1) steps |= strides[i]->head;
-    }
-    return bits % 16 == 0 && steps * bytes % 16 == 0;
+    return p.dim % 8 == 0 && p.dim_v % 8 == 0 && p.dim > 0 &&
+           kfi_attention_rows_whole(a.q, a.q_strides, false, p, bytes) &&
+           kfi_attention_rows_whole(a.k, a.k_strides, true, p, bytes) &&
+           kfi_attention_rows_whole(a.v, a.v_strides, true, p, bytes) &&
+           kfi_attention_rows_whole(a.out, a.out_strides, false, p, bytes);
+}
+#define KFI_ATTENTION_MOST (0x7fffffff - 4096)
+// Refuses more blocks than a grid can hold: `parts` per 32 rows, the fewest that a block has.
+KF_FN KFI_SMALL kf_result_t kfi_attention_limit_blocks(const kfi_attention_op &op,
+                                                       const kfi_attention_plan &p, kf_i64 rows,
+                                                       kf_i64 heads, kf_i64 parts)
+{
+    const kf_i64 blocks = p.packed ? rows / 32 + p.batch + 2 : kfi_ceil(rows, 32),
+                 batch = p.packed ? 1 : p.batch;
+    if (heads == 0 || batch == 0 || blocks <= KFI_ATTENTION_MOST / parts / heads / batch)
+        return KF_SUCCESS;
+    return kfi_fail(KF_ERROR_UNSUPPORTED, &op.name, "launch",
+                    "of %lld x %lld x %lld rows needs more blocks than a launch may have",
+                    (long long)p.batch, (long long)heads, (long long)rows);
 }
 // Refuses sizes that the kernels' 32-bit indices or a grid cannot hold.
 KF_FN KFI_SMALL kf_result_t kfi_attention_limits(const kfi_attention_op &op,
                                                  const kfi_attention_plan &p)
 {
-    const kf_i64 most = 0x7fffffff - 4096;
+    const kf_i64 most = KFI_ATTENTION_MOST;
     if (p.dim_v > 256)
         return kfi_fail(KF_ERROR_UNSUPPORTED, &op.name, "dim_v", "is %lld, expected at most 256",
                         (long long)p.dim_v);
@@ -218,13 +235,7 @@ KF_FN KFI_SMALL kf_result_t kfi_attention_limits(const kfi_attention_op &op,
                         "in all",
                         (long long)p.queries, (long long)p.queries_total, (long long)p.keys,
                         (long long)p.keys_total);
-    // Blocks of 32 rows are the smallest.
-    const kf_i64 blocks = p.packed ? p.queries / 32 + p.batch + 2 : kfi_ceil(p.queries, 32);
-    if (blocks > most / p.heads / (p.packed ? 1 : p.batch))
-        return kfi_fail(KF_ERROR_UNSUPPORTED, &op.name, "launch",
-                        "of %lld x %lld x %lld rows needs more blocks than a launch may have",
-                        (long long)p.batch, (long long)p.heads, (long long)p.queries);
-    return KF_SUCCESS;
+    return kfi_attention_limit_blocks(op, p, p.queries, p.heads, 1);
 }
 KF_FN KFI_SMALL kf_result_t kfi_attention_left_out(const kfi_name *name)
 {
@@ -238,8 +249,7 @@ KF_FN KFI_SMALL bool kfi_attention_run_tensor_cores(const kfi_attention_op &op, 
                                                     const kfi_attention_plan &p,
                                                     cudaStream_t stream, kf_result_t *result)
 {
-    const bool whole =
-        p.dim % 8 == 0 && p.dim_v % 8 == 0 && p.dim > 0 && kfi_attention_whole(*a, p, 2);
+    const bool whole = kfi_attention_whole(*a, p, 2);
     const void *const *const wgmma = op.kernels + KFI_ATTENTION_OF_WGMMA;
     int tile = whole ? kfi_attention_pick_tile(wgmma, p.dim, p.dim_v) : -1;
     kfi_tensor_map maps[3];

@@ -4,9 +4,8 @@
 //
 // A masked probability is 0, but 0 times an infinite or NaN value is NaN. Rows of a tile with
 // partly visible key blocks, and those of a score or a dropout that may hide keys, are therefore
-// tested; a row
-// that is not finite although its statistics are is computed again from global memory, over its
-// visible keys only.
+// tested; a row that is not finite although its statistics are is computed again from global
+// memory, over its visible keys only.
 #ifndef KF_CORE_ATTENTION_STORE_CUH
 #define KF_CORE_ATTENTION_STORE_CUH
 
