@@ -6,15 +6,14 @@ gradients. Rows and reductions: every row, in parts whose reduced gradients are 
 dropout the first and last rows. Every element must be written. Tests compare fully, by bounds.
 """
 
-import collections
 import functools
 import math
-import re
 
 import numpy as np
 import peers
 import torch
 from data import unwritten
+from kfgen.model import shapes
 from peers.elementwise import no_drop
 
 # Relative to the result: a few roundings in f32, one ulp in 2 bytes. ABSOLUTE allows cancellation.
@@ -110,11 +109,9 @@ def _dropping(case, part, dropout, device):
     if not case.f["dropout"]:
         return no_drop
     seed, offset, p = dropout
-    sizes = collections.defaultdict(int, zip(case.f["sizes"], case.sizes))  # options: 0
-    extents = {
-        next(n for n in re.findall(r"\w+", text) if n in case.f["sizes"]): eval(text, {}, sizes)
-        for text in case.f["masked"]
-    }
+    sizes = dict(zip(case.f["sizes"], case.sizes))
+    masked = case.f["masked"]
+    extents = dict(zip([size for size, _, _ in masked], shapes.mask_extents(masked, sizes)))
     bounds = tuple(part.get(name, slice(0, n)).indices(n)[:2] for name, n in extents.items())
     mask = keep_mask(seed, offset, p, tuple(extents.values()), bounds, device)
     return lambda y: torch.where(mask, y / (1 - p), 0.0)

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Scalar arguments of every function: the probability, the state, and unrestricted ones."""
 
+import selection
 from refusals import (
     FUNCTIONS,
     INVALID_VALUE,
@@ -11,7 +12,6 @@ from refusals import (
     outputs,
     tensors_of,
 )
-import selection
 
 # The role of an argument, and the tests that try its invalid values. A new role needs a line here.
 ROLES = {

@@ -39,4 +39,4 @@ FORWARD = {
     "bias_attention": lambda act, t, s, drop: _attention(t, s, t["bias"]),
     "mask_attention": lambda act, t, s, drop: _attention(t, s, t["mask"].to(torch.bool)),
 }
-DRAW = {"mask_attention": {"mask": "seen"}}
+DRAW = {op: {"mask": "seen"} for op in ("mask_attention", "mask_attention_dropout")}

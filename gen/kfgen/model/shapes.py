@@ -200,3 +200,15 @@ def fields(extents, sizes, values, codes):
             found.append((-1, 0, 0, len(codes)))
             codes += code(extent, values)
     return found
+
+
+def mask_extents(masked, values):
+    """Returns the extents of dropout's mask.
+
+    Args:
+        masked: `Kernel.masked`
+        values: {size or option: number}; a missing one is 0
+    """
+    return tuple(
+        values.get(total, 0) or values[size] + values.get(base, 0) for size, base, total in masked
+    )

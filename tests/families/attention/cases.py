@@ -10,6 +10,7 @@ import storage
 from kfgen.families import reference as elements_reference
 from kfgen.families.attention import reference
 from kfgen.language.primitives import COLUMN, COUNT, QUERIES, QUERY
+from kfgen.model import shapes
 
 # Whole and partial blocks of rows and keys, dimensions of FMAs and of tensor cores, groups of
 # heads; no keys, empty tensors.
@@ -107,7 +108,7 @@ def draw(rng, call, a, values):
 def result(call):
     """Shape of dropout's mask."""
     names = dict(zip(call.f["sizes"], call.sizes)) | call.scalars
-    return tuple(eval(extent, {}, names) for extent in call.f["masked"])
+    return shapes.mask_extents(call.f["masked"], names)
 
 
 def attend(op, scalars, given, q, k, v, mask=()):

@@ -55,10 +55,11 @@ class AttentionKernel(Kernel):
         if not self.dropout:
             return []
         heads, *sizes = (
-            f"{size}_total or {base}_base + {size}"
+            (size, f"{base}_base", f"{size}_total")
             for size, base in (("heads", "head"), ("queries", "query"), ("keys", "key"))
         )
-        return [heads, "queries", "keys"] if self.packed else ["batch", heads, *sizes]
+        rows = [(size, "", "") for size in ("queries", "keys")]
+        return [heads, *rows] if self.packed else [("batch", "", ""), heads, *sizes]
 
     @property
     def work(self):
