@@ -21,6 +21,7 @@ import pytorch
 torch = pytorch.load()
 
 import edges  # noqa: E402
+import memory  # noqa: E402
 import torchops  # noqa: E402
 from torchops import peers  # noqa: E402
 
@@ -190,7 +191,7 @@ class Call:
             peers.FAMILIES["elementwise"].ACTIVATIONS, gelu=lambda x, s: Gelu.apply(x)
         ):
             formula = formula or torchops.formula(
-                self.f, self.scalars, functools.partial(dropped, kf)
+                self.f, self.scalars, functools.partial(dropped, kf, self)
             )
         found = formula(given)
         if self.f["dropout"] and "v" in given:
@@ -222,10 +223,13 @@ class Gelu(torch.autograd.Function):
         return dout * (0.5 * torch.special.erfc(-x * 0.5**0.5) + x * density)
 
 
-def dropped(kf, y):
-    """Dropout of PyTorch with kf's mask, which depends on the index of an element alone."""
-    kept = kf.ops.dropout(torch.ones(y.shape, dtype=y.dtype), p=P, rng=RNG) != 0
-    return torch.where(kept, y * edges.KEPT, 0.0)
+def dropped(kf, call, y):
+    """Dropout of PyTorch with kf's mask, which depends on the index of an element in memory."""
+    ones = torch.ones(y.shape, dtype=y.dtype)
+    if call.op.any_order and memory.takes(call.op, call.tensors):
+        ones = memory.like(call.op, call.tensors).fill_(1.0).to(y.dtype)
+    kept = kf.ops.dropout(ones, p=P, rng=RNG) != 0
+    return torch.where(kept.reshape(y.shape), y * edges.KEPT, 0.0)
 
 
 def compared(kf, f, number):
@@ -233,6 +237,10 @@ def compared(kf, f, number):
     call = Call(f, number)
     want, given = call.formula(kf)
     got = call.kf(kf)
+    if call.op.any_order:
+        wanted = memory.like(call.op, call.tensors)
+        for g in got:
+            yield "strides", memory.strides(g), memory.strides(wanted), call
     pairs = [(g, w) for g, w in zip(got, want) if w.requires_grad]
     arrays = {n: t.detach().numpy() for n, t in given.items()}
     arrays = {n: x.astype(np.uint8) if x.dtype == bool else x for n, x in arrays.items()}

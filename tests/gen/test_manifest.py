@@ -261,6 +261,15 @@ def test_how_frameworks_use_it():
         "{act}_glu",
         "sum",
     }
+    ordered = {f["op"] for f in FUNCTIONS.values() if f["any_order"]}
+    assert permutable | {"{act}_dropout", "bias_{act}", "{act}_glu", "batch_norm_{act}"} <= ordered
+    assert ordered >= {"batch_norm_train_{act}", "group_norm_{act}"}
+    others = {"softmax", "layer_norm_{act}", "instance_norm_{act}", "sum", "transpose", "adamw"}
+    assert not ordered & others
+    last = {f["op"] for f in FUNCTIONS.values() if (f["axes"] or {}).get("channels_last")}
+    assert last == {"group_norm_{act}"}
+    axes = FUNCTIONS["kf_group_norm_f32"]["axes"]
+    assert [*axes["channels_last"]] == [*axes["sizes"]]
     for f in FUNCTIONS.values():
         both = ["cuda", "c"][: 1 if f["dtypes"][0] == "tf32" else 2]
         assert (

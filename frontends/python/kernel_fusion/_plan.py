@@ -37,6 +37,7 @@ def plan(
     groups: int = 1,
     asked: str | None = None,
     integers: tuple[int, ...] = (),
+    last: bool = False,
 ) -> Plan:
     """Plans a call.
 
@@ -44,6 +45,7 @@ def plan(
         given: one tensor per input; None if it is absent or not read.
         asked: dtype of the results, if it is an argument (cast).
         integers: the call's integers, if extents read them (`Call.reads_integers`).
+        last: True if the tensors' channels are last, for an op with rules for it.
     """
     call, where = (
         op.direction(backward),
@@ -56,7 +58,7 @@ def plan(
     variables = variables_of(op, activation, call, where, given, asked)
     shapes = {t.name: g[0] for t, g in zip(call.inputs, given) if g is not None}
     try:
-        layout = op.lay_out(call, shapes, axis, groups, integers)
+        layout = op.lay_out(call, shapes, axis, groups, integers, last)
         _check_sizes(op, where, layout, backward)
         for t, g in zip(call.inputs, given):
             if g is not None:

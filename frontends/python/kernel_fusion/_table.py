@@ -174,6 +174,7 @@ class Op:
     axis_may_be_none: bool  # without an axis, all dimensions are one axis
     decomposes: bool  # torch.compile may see the statements instead of the op
     rules: Rules  # how tensors' dimensions determine the sizes
+    any_order: bool  # dimensions may be permuted, but for the axis: the results are the same
     dropout: bool
     empty: str
     autocast: str  # low, float32, promote or same
@@ -195,6 +196,8 @@ class Op:
     # {activation: indices of scalars that must not be negative for a gradient by the result}.
     rising: dict[str, tuple[int, ...]] = field(default_factory=dict)
     formulas: dict[str, list[list[str]]] | None = None  # user-made ops: as in formulas.json
+    # The rules of tensors whose last dimension is the axis, if `rules` are not also theirs.
+    channels_last: Rules | None = None
 
     @functools.cached_property
     def has_act(self) -> bool:
@@ -278,12 +281,16 @@ class Op:
         axis: int = -1,
         groups: int = 1,
         integers: Sequence[int] = (),
+        last: bool = False,
     ) -> Layout:
-        """Computes sizes and shapes from those of the tensors that determine the sizes."""
+        """Computes sizes and shapes from those of the tensors that determine the sizes.
+
+        Args:
+            last: True for the rules of tensors whose channels are last.
+        """
+        rules = self.channels_last if last and self.channels_last else self.rules
         numbers = {"groups": groups} | {v.name: n for v, n in zip(call.integers, integers)}
-        return Layout(
-            self.rules, call.shaping, [shapes[t.name] for t in call.shaping], axis, numbers
-        )
+        return Layout(rules, call.shaping, [shapes[t.name] for t in call.shaping], axis, numbers)
 
 
 def _call(found: dict[str, Any], shaped_by: Sequence[str]) -> Call:
@@ -328,6 +335,7 @@ def entry(
             "source",
             "reduces",
             "axis_may_be_none",
+            "any_order",
             "decomposes",
             "dropout",
             "empty",
@@ -335,13 +343,15 @@ def entry(
             "asked",
         )
     }
+
+    def rules(of: Any) -> Rules:
+        sizes = {size: of[size] for size in found["forward"]["sizes"]}
+        return Rules(sizes, found["axis"], found["defaults"])
+
     return Op(
         **same,
-        rules=Rules(
-            {size: found["rules"][size] for size in found["forward"]["sizes"]},
-            found["axis"],
-            found["defaults"],
-        ),
+        rules=rules(found["rules"]),
+        channels_last=rules(found["channels_last"]) if found["channels_last"] else None,
         activations=tuple(found["activations"]),
         integer_activations=tuple(found["integer_activations"]),
         variables={v["name"]: v["of"] for v in found["variables"]},

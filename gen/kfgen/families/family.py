@@ -59,6 +59,12 @@ class Family:
     reduces = False  # True: reduces over an axis that the results lack
     axis_may_be_none = False  # True: without an axis, all dimensions are one axis
     decomposes = False  # True: a compiler of PyTorch may see the statements instead of the op
+    # Forms whose functions frontends may call with the dimensions in any order, but for the axis:
+    # the results are the same elements. A dropout's mask is then another one.
+    any_order = ()
+    # {form: rules of tensors whose channels, the axis, are the last dimension}, where `axes` has no
+    # rules for them.
+    channels_last = {}
     # {scalar: size}: frontends default such a scalar of an entry to 1 / sqrt(size).
     rsqrt_defaults = {}
 

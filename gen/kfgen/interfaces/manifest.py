@@ -180,7 +180,7 @@ def axes(k):
     determine them.
     """
     if not k.sizes:
-        return {"axis": None, "sizes": {}, "batch": None, "shaped_by": []}
+        return {"axis": None, "sizes": {}, "batch": None, "shaped_by": [], "channels_last": None}
     if k.form not in k.family.axes:
         return None
     axis, rules = k.family.axes[k.form]
@@ -190,7 +190,13 @@ def axes(k):
     if unknown:
         raise ValueError(f"{k.name}: no tensor says how many dimensions `{unknown}` has")
     batch = next((size for size, rule in rules.items() if shapes.spans(rule)), None)
-    return {"axis": axis, "sizes": rules, "batch": batch, "shaped_by": list(k.shaped_by)}
+    return {
+        "axis": axis,
+        "sizes": rules,
+        "batch": batch,
+        "shaped_by": list(k.shaped_by),
+        "channels_last": k.family.channels_last.get(k.form),
+    }
 
 
 def cost(k, tensors):
@@ -224,6 +230,7 @@ def of_kernel(k):
         "scratch": k.scratch,
         "autocast": autocast(k),
         **{word: getattr(k.family, word) for word in OF_FRONTENDS},
+        "any_order": k.form in k.family.any_order,
         "permutable": k.permutable,
         "backends": list(k.backends),
         "architecture": k.family.architecture,

@@ -37,9 +37,9 @@ typedef struct {
     const int32_t *act_scalars; // [activation]: number of scalars
     const double *bounds;       // [activation][scalar][least, most]
     int64_t copies;             // number of inputs that were copied to be contiguous
-    kfi_layout_rules rules;
-    int32_t inputs, outputs, integers, scalars, acts, dropout, has_axis, axis, has_groups, has_act,
-        saves, backward;
+    kfi_layout_rules rules[2];  // [1]: if the channels are last
+    int32_t inputs, outputs, integers, scalars, acts, dropout, has_axis, axis, has_groups, has_last,
+        has_act, saves, backward;
     int32_t number_of_activations, basis, workspace, bound_count;
     int32_t shaping_count, shaping[SHAPING]; // inputs whose shapes determine the sizes
     int32_t betas;                           // number of zero scalars before p
@@ -72,6 +72,7 @@ static const char *(*open_function)(int op, int on_gpu, int at);
 
 typedef struct {
     kfs_op *op;
+    const kfi_layout_rules *rules; // one of op->rules
     const kfs_backend *backend;
     const kfs_library *library;
     int32_t device; // index among the devices of its type
@@ -139,7 +140,7 @@ static bool take_rest(call *c, const value *stack)
 {
     const kfs_op *op = c->op;
     const value *v = stack + op->inputs;
-    kfi_layout_integers(&op->rules, &c->layout, (const int64_t *)v, op->integers);
+    kfi_layout_integers(op->rules, &c->layout, (const int64_t *)v, op->integers);
     v += op->integers;
     memcpy(c->scalars, v, (size_t)op->scalars * sizeof *v), v += op->scalars;
     const value *acts = v;
@@ -148,6 +149,7 @@ static bool take_rest(call *c, const value *stack)
     if (op->dropout) memcpy(&p, v++, sizeof p);
     c->axis = op->has_axis ? (int64_t)*v++ : op->axis;
     c->groups = op->has_groups ? (int64_t)*v++ : 1;
+    c->rules = &op->rules[op->has_last && (*v++ & 0xFF)];
     if (op->dropout) c->rng = (handle)*v++;
     const int64_t number = op->has_act ? (int64_t)*v++ : op->activations[0];
     c->mask = op->backward ? (int64_t)*v : op->saves ? (int64_t)(*v & 0xFF) : -1;

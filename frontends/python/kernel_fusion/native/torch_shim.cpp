@@ -58,13 +58,13 @@ static bool check_input(call *c, int i)
         return fail(c, "has a dtype that does not match the other tensors", t->name);
     p_aoti_torch_get_sizes(c->in[i], &shape);
     p_aoti_torch_get_dim(c->in[i], &dims);
-    if (kfi_layout_shape(&op->rules, &c->layout, &t->layout, wanted) != dims ||
+    if (kfi_layout_shape(c->rules, &c->layout, &t->layout, wanted) != dims ||
         memcmp(wanted, shape, (size_t)dims * sizeof *shape))
         return fail(c, "has a shape that does not match the other tensors", t->name);
     if (t->unread[c->activation]) return true;
     p_aoti_torch_get_strides(c->in[i], &strides);
     if (kfi_layout_is_dense(shape, strides, 0, (int)dims) || is_empty(shape, dims) ||
-        kfi_layout_strides(&op->rules, &c->layout, &t->layout, shape, strides, false, c->fields,
+        kfi_layout_strides(c->rules, &c->layout, &t->layout, shape, strides, false, c->fields,
                            &c->strided))
         return true;
     __atomic_fetch_add(&c->op->copies, 1, __ATOMIC_RELAXED);
@@ -89,11 +89,11 @@ static bool lay_out(call *c)
         tensors[i] = &op->tensors[from].layout, shapes[i] = shape, ranks[i] = (int)dims;
     }
     kfi_layout_error e;
-    bool done = kfi_layout_find(&op->rules, op->shaping_count, tensors, shapes, ranks, c->axis,
+    bool done = kfi_layout_find(c->rules, op->shaping_count, tensors, shapes, ranks, c->axis,
                                 &c->groups, &c->layout, &e);
     const int wrong = done ? op->basis : op->shaping[e.tensor];
-    done = done && kfi_layout_divisor(&op->rules, &c->layout) < 0;
-    for (int s = 0; s < op->rules.sizes && done; ++s) done = c->layout.n[s] >= 0;
+    done = done && kfi_layout_divisor(c->rules, &c->layout) < 0;
+    for (int s = 0; s < c->rules->sizes && done; ++s) done = c->layout.n[s] >= 0;
     return done || fail(c, "has a shape that the op does not support", op->tensors[wrong].name);
 }
 
@@ -133,7 +133,7 @@ static int make_outputs(call *c)
         int64_t shape[KFI_LAYOUT_DIMS], strides[KFI_LAYOUT_DIMS], length = 1;
         shape[0] = 0;
         const int dims =
-            wanted(c, i) ? kfi_layout_shape(&op->rules, &c->layout, &t->layout, shape) : 1;
+            wanted(c, i) ? kfi_layout_shape(c->rules, &c->layout, &t->layout, shape) : 1;
         if (dims < 0) return fail(c, "would have a negative dimension", t->name), UNSHAPED;
         for (int d = dims - 1; d >= 0; --d) {
             strides[d] = length;

@@ -25,8 +25,9 @@ def _layout(op: Op, call: Call) -> list[str]:
     read = [v.name for v in call.integers] if call.reads_integers else []
     numbers = "".join(f"('{name}', {name}), " for name in [*op.rules.arguments.values(), *read])
     axis = "dim" if op.has_axis else "-1"
+    last = "last" if op.channels_last else "False"
     return [
-        f"layout_ = lay_out_(({shapes}), {axis}, ({numbers}))",
+        f"layout_ = lay_out_(({shapes}), {axis}, ({numbers}), {last})",
         f"{', '.join(op.rules.sizes)}, = layout_.sizes",
         *(f"{name} = 0.0" for name in call.betas),
     ]
@@ -35,18 +36,19 @@ def _layout(op: Op, call: Call) -> list[str]:
 def _lay_out(op: Op, call: Call) -> Callable[..., Layout]:
     """Makes a function that computes the layout of a call, cached for shapes of numbers."""
 
-    def find(shapes: Any, axis: int, numbers: Any) -> Layout:
-        return Layout(op.rules, call.shaping, shapes, axis, dict(numbers))
+    def find(shapes: Any, axis: int, numbers: Any, last: bool) -> Layout:
+        rules = op.channels_last if last and op.channels_last else op.rules
+        return Layout(rules, call.shaping, shapes, axis, dict(numbers))
 
     cached = functools.lru_cache(256)(find)
 
-    def lay_out(shapes: Any, axis: int, numbers: Any) -> Layout:
+    def lay_out(shapes: Any, axis: int, numbers: Any, last: bool) -> Layout:
         if torch.compiler.is_compiling():
-            return find(shapes, axis, numbers)
+            return find(shapes, axis, numbers, last)
         try:
-            return cached(shapes, axis, numbers)
+            return cached(shapes, axis, numbers, last)
         except TypeError:  # a symbol has no hash
-            return find(shapes, axis, numbers)
+            return find(shapes, axis, numbers, last)
 
     return lay_out
 

@@ -93,7 +93,15 @@ def plan(s: Schema, given: Given, symbolic: bool) -> _plan.Plan:
     make = _plan.plan if symbolic else _plan.cached
     integers = tuple(given.integers) if s.call.reads_integers else ()
     return make(
-        s.op, given.activation, s.backward, tensors, given.axis, given.groups, asked, integers
+        s.op,
+        given.activation,
+        s.backward,
+        tensors,
+        given.axis,
+        given.groups,
+        asked,
+        integers,
+        given.last,
     )
 
 

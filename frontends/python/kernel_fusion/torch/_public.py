@@ -11,7 +11,7 @@ from torch.autograd import forward_ad
 
 from kernel_fusion import _arguments, _axes, _counts, _plan, _rows, _table, config
 from kernel_fusion._table import Op
-from kernel_fusion.torch import _adding, _autocast, _autograd
+from kernel_fusion.torch import _adding, _autocast, _autograd, _order
 from kernel_fusion.torch._kernels import DTYPES, argument_error, explain
 from kernel_fusion.torch._schema import schema
 
@@ -164,8 +164,9 @@ def _text(op: Op, activation: str) -> str:
             f"        {name} = row_of(where, '{name}', {name}, {of}, {dimension})"
             for name, of, dimension in _rows.padding(op)
         ),
+        *(f"        {line}" for line in _order.lines(op)),
         f"        save = grad_on() and ({needs})",
-        "    except AttributeError as e:",
+        f"    except {_order.ERRORS if _order.applies(op) else 'AttributeError'} as e:",
         f"        raise argument_error(schema, where, ({tensors},)) or e from None",
         "    traced = compiling()",
     ]
@@ -222,6 +223,11 @@ def _text(op: Op, activation: str) -> str:
         "        else:",
         "            found = fast_apply(*given) if save else forward_now(*given)",
         "    except (RuntimeError, TypeError) as e:",
+        *(
+            ["        given = given if order is None else undone(given, order)"]
+            if _order.applies(op)
+            else []
+        ),
         "        raise explain(schema, e, given) from None",
     ]
     for i, t in enumerate(op.forward.outputs):
@@ -240,6 +246,9 @@ def _results(op: Op) -> str:
     plain = ", ".join(found)
     if op.forward.lse is not None:
         return f"({plain}, found[{op.forward.lse}]) if return_lse else {plain}"
+    if _order.applies(op):
+        restored = ", ".join(f"restored({x}, order)" for x in found)
+        return f"({plain}) if order is None else ({restored})"
     if not _axes.applies(op):
         return plain
     folded = ", ".join(f"{x}.reshape(shape)" for x in found)
@@ -414,6 +423,12 @@ def make(
     }
     if _axes.applies(op):
         names["folded"] = folder(op, where)
+    if _order.applies(op):
+        names |= {
+            "arranged": _order.arranger(op),
+            "restored": _order.restored,
+            "undone": _order.undoer(op),
+        }
     if op.added:
         names["adding"] = _adding.make(op, activation, forward)
     if _decomposes(op, activation):

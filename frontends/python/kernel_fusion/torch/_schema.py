@@ -22,6 +22,7 @@ class Given(NamedTuple):
     scalars: Sequence[float]  # the op's, the activation's, then p
     axis: int
     groups: int
+    last: bool  # True if the channels are last
     rng: Tensor | None
     activation: str
     dtype: Any
@@ -55,6 +56,7 @@ class Schema:
         )
         found += [("int", "dim")] if op.has_axis else []
         found += [("int", "groups")] if op.has_groups else []
+        found += [("bool", "last")] if op.channels_last else []
         found += [("Tensor", "rng")] if op.dropout else []
         found += [("int", "activation")] if op.has_act else []
         found += [("ScalarType", "dtype")] if op.asked else []
@@ -86,6 +88,7 @@ class Schema:
             (*scalars, args[at["p"]]) if op.dropout else scalars,
             args[at["dim"]] if op.has_axis else -1,
             args[at["groups"]] if op.has_groups else 1,
+            args[at["last"]] if op.channels_last else False,
             args[at["rng"]] if op.dropout else None,
             activation,
             args[at["dtype"]] if "dtype" in at else None,

@@ -50,7 +50,7 @@ class _Op(ctypes.Structure):
         ("act_scalars", ctypes.POINTER(INT)),
         ("bounds", ctypes.POINTER(DOUBLE)),
         ("copies", LONG),
-        ("rules", _layout.RulesOf),
+        ("rules", _layout.RulesOf * 2),
         *[
             (n, INT)
             for n in (
@@ -63,6 +63,7 @@ class _Op(ctypes.Structure):
                 "has_axis",
                 "axis",
                 "has_groups",
+                "has_last",
                 "has_act",
                 "saves",
                 "backward",
@@ -136,6 +137,8 @@ def _entry(s: Schema) -> _Op:
     codes: list[int] = []
     tensors = [_tensor(s, t, codes) for t in (*call.inputs, *call.outputs)]
     shaping = [call.inputs.index(t) for t in call.shaping]
+    integers = [v.name for v in call.integers]
+    rules = [_layout.rules(r, codes, integers) for r in (op.rules, op.channels_last or op.rules)]
     made = _Op(
         s.name.encode(),
         _array(_Tensor, tensors),
@@ -144,7 +147,7 @@ def _entry(s: Schema) -> _Op:
         _array(INT, [len(op.scalars[a]) for a in op.activations]),
         _array(DOUBLE, [x for v in values for x in _bounds(v, most)]),
         0,
-        _layout.rules(op.rules, codes, [v.name for v in call.integers]),
+        (_layout.RulesOf * 2)(*rules),
         len(call.inputs),
         len(call.outputs),
         len(call.integers),
@@ -154,6 +157,7 @@ def _entry(s: Schema) -> _Op:
         op.has_axis,
         -1 if op.axis is None else op.axis,
         op.has_groups,
+        op.channels_last is not None,
         op.has_act,
         s.saves,
         s.backward,

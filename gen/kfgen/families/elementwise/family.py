@@ -191,6 +191,7 @@ class Elementwise(Family):
         "rows": (-1, {"rows": REST, "cols": ONE}),
         "planes": (1, {"outer": BEFORE_AXIS, "channels": ONE, "inner": REST}),
     }
+    any_order = tuple(forms)
     kinds = (ELEM, ROW, CHANNEL, HALF)
     fields = ("ints", "reduced")
     reduced_by = "reduction"

@@ -143,6 +143,16 @@ class Rows(OverRows):
         ),
         "channels": (1, {"outer": BEFORE_AXIS, "channels": ONE, "inner": REST}),
     }
+    any_order = ("groups", "channels")
+    channels_last = {
+        "groups": {
+            "outer": BEFORE_AXIS,
+            "length": REST,
+            "groups": argument("groups", divides="channels"),
+            "channels": ONE,
+            "inner": NONE,
+        }
+    }
     levels = {
         "rows": ("",),
         "planes": ("", "_outer"),
