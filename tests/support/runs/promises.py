@@ -11,6 +11,7 @@ Runs that together cover every test file, both tiers of level 1 or level 2, also
 
 import argparse
 import collections
+import functools
 import json
 import os
 import pathlib
@@ -155,15 +156,28 @@ class Recorder:
         out.write_text(json.dumps(found, indent=0) + "\n")
 
 
+@functools.cache
+def built_in():
+    """Returns the names of kf's own families."""
+    return {path.parent.name for path in (ROOT / "gen/kfgen/families").glob("*/family.py")}
+
+
 def covers(pattern, test):
     return test == pattern or test.startswith(pattern + "::")
 
 
+def family_of(pattern):
+    """Returns the family whose folder has a pattern's tests, else "all"."""
+    found = re.match(r"families/(\w+)/", pattern)
+    return found[1] if found and found[1] in built_in() else "all"
+
+
 def cell(result, pattern, family):
     """Returns the table cell of one run, test pattern and family."""
+    own = {family} | ({"all"} if family == family_of(pattern) else set())
     total = [0, 0, 0]
     for test, of, *counts in result["tests"]:
-        if of == family and covers(pattern, test):
+        if of in own and covers(pattern, test):
             total = [a + b for a, b in zip(total, counts)]
     words = [f"{n:,} {o}" for n, o in zip(total, OUTCOMES) if n]
     return ", ".join(words) or "-"
@@ -175,7 +189,7 @@ def rows(results, kinds, pattern):
         of for r in results.values() for test, of, *_ in r["tests"] if covers(pattern, test)
     } - {"all"}
     lines = []
-    for family in sorted(families) or ["all"]:
+    for family in sorted(families) or [family_of(pattern)]:
         cells = [cell(results[k], pattern, family) for k in kinds]
         if family != "all":  # a file that was skipped as a whole names no function
             cells = [
@@ -199,6 +213,13 @@ def page(results):
         where = "Without a GPU" if k == "cpu" else "With a GPU"
         text = (
             f"{where}: {results[k]['machine']}, KF_LEVEL={results[k]['level']}, {had[k]} functions."
+        )
+        lines += textwrap.wrap(text, 100, initial_indent="- ", subsequent_indent="  ")
+    without = sorted(built_in() - {f for k in kinds for f in results[k]["families"]})
+    if without:
+        text = (
+            f"No filed run yet has the functions of: {', '.join(without)}. The tests of all "
+            f"functions have them, too."
         )
         lines += textwrap.wrap(text, 100, initial_indent="- ", subsequent_indent="  ")
     columns = ["without a GPU" if k == "cpu" else "with a GPU" for k in kinds]
