@@ -290,7 +290,9 @@ class Op:
         """
         rules = self.channels_last if last and self.channels_last else self.rules
         numbers = {"groups": groups} | {v.name: n for v, n in zip(call.integers, integers)}
-        return Layout(rules, call.shaping, [shapes[t.name] for t in call.shaping], axis, numbers)
+        return Layout(
+            rules, call.shaping, [shapes.get(t.name) for t in call.shaping], axis, numbers
+        )
 
 
 def _call(found: dict[str, Any], shaped_by: Sequence[str]) -> Call:

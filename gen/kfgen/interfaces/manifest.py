@@ -107,7 +107,7 @@ def value(k, act, argument):
     if argument.role in ("size", "count"):
         found |= {"least": 1 if k.refuses and argument.name == "axis" else 0}
     if argument.role == "shape":
-        found |= k.family.shape.describe([*k.sizes, *k.options])
+        found |= k.struct.describe([*k.sizes, *k.options])
     if "*" in argument.ctype:
         found |= {
             "memory": "host" if argument.role in ON_HOST else "device",

@@ -230,6 +230,11 @@ class Kernel(Signature):
         return self.accumulates
 
     @property
+    def struct(self):
+        """Shape struct of the functions; None: sizes are arguments."""
+        return self.family.shape
+
+    @property
     def backends(self):
         """Backends that have the kernel's functions."""
         return self.family.backends

@@ -39,8 +39,12 @@ def test_scale_is_that_of_the_dimension(kf, which, name, given):
 
 
 def test_all_of_the_family_scale_by_the_dimension(kf, manifest):
-    """The default of every function of the family; those of users' entries follow from it too."""
-    family = {f["base"] for f in manifest["functions"] if f["family"] == "attention"}
+    """The default of every such function; those of users' entries follow from their family."""
+    family = {
+        f["base"]
+        for f in manifest["functions"]
+        if {a["name"] for a in f["arguments"]} & set(f["rsqrt_defaults"])
+    }
     names = scaled()
     assert names == family & set(dir(kf.ops)) and len(names) > 10
     for name in names:
