@@ -101,7 +101,8 @@ def values(call):
 
 
 def parts(call):
-    """Yields (Part, slices of queries and keys, index of the sequence)."""
+    """Yields (Part, slices of queries and keys, index of the sequence); sequences that are longer
+    than the tensors of the scores' shape are left out."""
     op, found = call.kernel.op, values(call)
     kinds = {a["kind"]: n for n, a in call.tensors.items()}
     more = [o.name for o in op.operands if o.kind in ("score", "head")]
@@ -112,11 +113,15 @@ def parts(call):
     offsets = (call.data[kinds[f"{word}_offsets"]] for word in ("query", "key"))
     bounds = [list(zip(x, x[1:])) for x in offsets]
     for i, (rows, keys) in enumerate(zip(*(map(lambda b: slice(*b), x) for x in bounds))):
+        lengths = rows.stop - rows.start, keys.stop - keys.start
+        scores = [x.shape[2:] for n, x in found.items() if call.tensors[n]["kind"] == "score"]
+        if any(a > b for most in scores for a, b in zip(lengths, most)):
+            continue
         own = {}
         for name in more:
             x = found[name]
             if call.tensors[name]["kind"] == "score":
-                x = x[i : i + 1, :, : rows.stop - rows.start, : keys.stop - keys.start]
+                x = x[i : i + 1, :, : lengths[0], : lengths[1]]
             own[name] = x
         part = {
             n: x[None, :, keys if call.tensors[n]["kind"] in ("key", "value") else rows]

@@ -224,8 +224,11 @@ def check(call, got, weights=None):
 
 def of_sequence(call, index):
     """Returns {size: the slice of it that belongs to a packed sequence}, of the outputs' axes."""
-    at = next(call.data[n] for n, a in call.tensors.items() if a["kind"] == "query_offsets")
-    return {"queries": slice(int(at[index]), int(at[index + 1]))}
+    found = {"batch": slice(index, index + 1)}
+    for n, a in call.tensors.items():
+        if a["kind"] in ROWS:
+            found[ROWS[a["kind"]]] = slice(*map(int, call.data[n][index : index + 2]))
+    return found
 
 
 def formula(of_score=lambda score, t: score, causal=False):

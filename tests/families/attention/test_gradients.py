@@ -4,6 +4,7 @@ and infinities, bits."""
 
 import dataclasses
 
+import attention_gradients
 import checks
 import emulator
 import kflib
@@ -187,3 +188,89 @@ def test_bits(backend):
         for name, x in alone.items():
             count = 1 if name in ("dk", "dv") else group
             assert np.array_equal(x, whole[name][1:2, :count]), name
+
+
+OF_SEQUENCES = [
+    f
+    for f in kflib.manifest()["functions"]
+    if f["name"] in ("kf_causal_attention_varlen_bwd_f32", "kf_bias_attention_varlen_bwd_f32_i32")
+]
+LENGTHS = [(0, 3), (70, 129), (5, 0), (0, 0), (64, 64), (1, 300)]
+
+
+@pytest.fixture(scope="module")
+def packed_cpu():
+    lib = kflib.build(
+        "cpu", OF_SEQUENCES, BUILD / "attention_varlen_bwd", ("-O1", "-Wall", "-Werror")
+    )
+    return lib, checks.CpuMemory(1 << 26)
+
+
+def packed(lib, f, lengths=LENGTHS, most=None, seed=0):
+    """Returns a call of packed sequences with 2 rows and 3 keys in front, 4 and 1 behind."""
+    bounds = [np.cumsum([first, *(n[i] for n in lengths)]) for i, first in enumerate((2, 3))]
+    rows, keys = int(bounds[0][-1]) + 4, int(bounds[1][-1]) + 1
+    sizes = (len(lengths), 4, 2, rows, keys, 24, 16)
+    longest = most or tuple(max(n[i] for n in lengths) for i in (0, 1))
+    call = checks.Layout(
+        lib, f, (*sizes, *longest) if "max_query" in f["sizes"] else sizes, seed=seed
+    )
+    for name, x in zip(("query_offsets", "key_offsets"), bounds):
+        call.put(name, x.astype(call.data[name].dtype))
+    attention_gradients.fill(call)
+    for name in ("out", *SAVED):
+        call.put(name, call.data[name])
+    return call, bounds
+
+
+def run(lib, memory, call):
+    code, back = memory.run(call.image, lambda base: lib.call(call.f, call.given(base)))
+    assert code == 0, lib.detail
+    call.untouched(back)
+    return call.outputs(back)
+
+
+@pytest.mark.parametrize("f", OF_SEQUENCES, ids=lambda f: f["name"])
+def test_packed(packed_cpu, f):
+    """Empty sequences, rows of no sequence, NaN there; a sequence has the same bits alone."""
+    lib, memory = packed_cpu
+    call, (rows, keys) = packed(lib, f)
+    for name, bounds in (("q", rows), ("dout", rows), ("k", keys), ("v", keys)):
+        x = call.data[name].copy()
+        x[: bounds[0]] = x[bounds[-1] :] = np.nan
+        call.put(name, x)
+    got = run(lib, memory, call)
+    clean, _ = packed(lib, f)
+    attention_gradients.check(clean, got)
+    for i in (1, 4, 5):
+        one, (own_rows, own_keys) = packed(lib, f, [LENGTHS[i]])
+        spans = slice(*rows[i : i + 2]), slice(*keys[i : i + 2])
+        own = slice(*own_rows), slice(*own_keys)
+        for name, a in one.tensors.items():
+            if a["role"] != "in" or a["kind"].endswith("offsets"):
+                continue
+            x = one.data[name].copy()
+            if a["kind"] == "score":
+                x[0] = call.data[name][i, :, : x.shape[2], : x.shape[3]]
+            elif a["kind"] == "per_query":
+                x[:, own[0]] = call.data[name][:, spans[0]]
+            else:
+                of_keys = a["kind"] in ("key", "value")
+                x[own[of_keys]] = call.data[name][spans[of_keys]]
+            one.put(name, x)
+        alone = run(lib, memory, one)
+        for name in ("dq", "dk", "dv"):
+            at = name != "dq"
+            assert np.array_equal(alone[name][own[at]], got[name][spans[at]]), (name, i)
+
+
+def test_longer_than_allowed(packed_cpu):
+    """The gradients of a sequence longer than the bias are NaN, those of the others are not."""
+    lib, memory = packed_cpu
+    call, (rows, keys) = packed(lib, OF_SEQUENCES[1], [(9, 12), (20, 7), (8, 12)], (10, 12))
+    got = run(lib, memory, call)
+    for name, bounds in (("dq", rows), ("dk", keys), ("dv", keys)):
+        for i in range(3):
+            assert np.isnan(got[name][slice(*bounds[i : i + 2])]).all() == (i == 1), (name, i)
+            assert np.isnan(got[name][slice(*bounds[i : i + 2])]).any() == (i == 1), (name, i)
+    assert [bool(np.isnan(x).any()) for x in got["dbias"]] == [False, True, False]
