@@ -7,7 +7,8 @@ include/kf/runtime/call.h reads; both follow from the manifest.
 
 from dataclasses import dataclass, field
 
-from kfgen.interfaces import compositions, packed
+from kfgen.entries import compositions
+from kfgen.interfaces import packed
 from kfgen.model import limits, names, shapes
 from kfgen.model.dtypes import ROUNDED
 from kfgen.model.entries import ANY_ID

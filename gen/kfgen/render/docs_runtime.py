@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass, field
 
 from kfgen import paths
-from kfgen.interfaces import compositions
+from kfgen.entries import compositions
 
 HEADER = paths.INCLUDE / "kf/runtime.h"
 FIRST = "Types and constants"  # the declarations before the header's first section
