@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Gradients of kf's fused attention: its backward kernels; where there are none PyTorch's function
-computed again, with dropout kf's products and softmax."""
+"""Gradients of kf's fused attention: its backward kernels, or PyTorch's function computed again
+where a device has none; with dropout those of kf's products and softmax."""
 
 import warnings
 from collections.abc import Sequence
@@ -16,6 +16,16 @@ from kernel_fusion import _multihead, _table
 from kernel_fusion.torch import _public
 
 BACKENDS = {"cpu": "c", "cuda": "cuda"}  # backends by device type
+
+
+def _devices() -> frozenset[str]:
+    """Returns the device types on which the gradients have functions."""
+    backward = _table.ops()["attention"].backward
+    known = () if backward is None else backward.backends
+    return frozenset(device for device, backend in BACKENDS.items() if backend in known)
+
+
+DEVICES = _devices()  # torch.compile cannot trace the reading of the table
 
 
 def _differentiable(
@@ -74,21 +84,20 @@ class Recomputed(torch.autograd.Function):
 
 
 _said: set[str] = set()
-WITHOUT = " on this device: PyTorch's scaled_dot_product_attention is recomputed for gradients"
-WITH_DROPOUT = ": with dropout, gradients recompute and store the scores"
+WITHOUT = "PyTorch's scaled_dot_product_attention is recomputed for gradients"
+WITH_DROPOUT = "with dropout, gradients recompute and store the scores"
 
 
 def _say(where: str, text: str) -> None:
     if text in _said:
         return
     _said.add(text)
-    warnings.warn(f"kf.{where} has no backward kernel{text}", stacklevel=5)
+    warnings.warn(f"kf.{where} has no backward kernel: {text}", stacklevel=5)
 
 
 def _has_kernel(q: Tensor) -> bool:
     """True if the gradients have functions on a tensor's device."""
-    backward = _table.ops()["attention"].backward
-    return backward is not None and BACKENDS.get(q.device.type) in backward.backends
+    return q.device.type in DEVICES
 
 
 def _autocast(given: Sequence[Tensor]) -> list[Tensor]:
@@ -109,16 +118,18 @@ def call(
     gqa: bool,
     dropout_p: float = 0.0,
 ) -> Tensor:
-    """Calls the fused function, whose gradients are those of kf.ops. What is differentiable
-    replaces it in transforms, and where there is no backward kernel and torch.compile
-    differentiates."""
+    """Calls the fused function, whose gradients are those of kf.ops. What PyTorch differentiates
+    replaces it in transforms, and in torch.compile without a backward kernel."""
     tensors = [t for t in (*given, mask) if isinstance(t, Tensor)]
     given, rest = _autocast(given), (right, scale, gqa, dropout_p)
     if forward_ad._current_level >= 0 or torch._C._are_functorch_transforms_active():
         return _differentiable(where, given, mask, *rest)
     found: Tensor
-    has_kernel = _has_kernel(given[0]) and not dropout_p
-    if has_kernel or not torch.is_grad_enabled() or not any(t.requires_grad for t in tensors):
+    if (
+        not torch.is_grad_enabled()
+        or not any(t.requires_grad for t in tensors)
+        or (not dropout_p and _has_kernel(given[0]))
+    ):
         found = _multihead.fused(where, given, mask, *rest)
         return found
     if torch.compiler.is_compiling():

@@ -127,9 +127,8 @@ KFI_HOST void kfi_cpu_attention_bwd_row(kfi_cpu_attention_bwd_job *j, kf_i64 row
                                             own->visible.last + 1 - j->a.key0};
     const kf_i64 unit = j->p.lanes.unit,
                  at = (j->a.batch * m->row_batch + own->head * m->row_head + own->query) * unit,
-                 number =
-                     ((j->a.batch * m->heads + own->head) * m->queries + own->query) * m->keys +
-                     j->a.key0;
+                 number = m->number0 + j->a.batch * m->numbers.batch + own->head * m->numbers.head +
+                          own->query * m->numbers.row + j->a.key0;
     const int pair = m->row_max && m->log_sum;
     if (m->score.fn && visible.first < visible.last)
         kfi_cpu_attention_score_row(&j->a, row, need, weights);
