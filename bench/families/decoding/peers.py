@@ -29,4 +29,4 @@ def _merge(act, t, s, drop):
 
 
 FORWARD = {"attention_decode": _decode, "attention_merge": _merge}
-DRAW = {"attention_decode": {"key_length": "page_size"}}
+DRAW = {"attention_decode": {"page_table": "blocks", "key_length": "page_size"}}

@@ -9,7 +9,7 @@ from kfgen.model import contract
 from kfgen.model.kernel import Kernel, Tensor
 from kfgen.model.types import ACC, FIRST
 
-NO_TABLE = "block s for sequence s"  # what a table of NULL stands for
+NO_TABLE = "block s for sequence s"  # meaning of a table of NULL
 
 
 class DecodeKernel(Kernel):
@@ -66,9 +66,6 @@ class DecodeKernel(Kernel):
     def levels_of(self, name):
         kind = next((s.kind for s in self.streams if s.name == name), "")
         return ("_head", "", "_block") if kind in ("keys", "values") else self.levels
-
-    def below(self, stream):
-        return "blocks" if stream.kind == "table" else None
 
     def of_kind(self, kind):
         return next(s for s in self.streams if s.kind == kind)

@@ -177,7 +177,7 @@ class DecodeReference(_Statements):
 
             __array_ufunc__ = None
 
-            def __rmul__(self, factor):  # of the products, since `dot` is 1
+            def __rmul__(self, factor):  # `dot` is 1: the products' factor
                 return decode(q, k, v, table, counts, *bounds, factor)[0]
 
         names = self.scalars | {self.names[0]: q, self.names[2]: Values(), "dot": 1.0}

@@ -15,7 +15,7 @@
 #include "kf/core/decoding/check.h"
 
 #ifndef KFI_DECODE_BLOCKS
-#define KFI_DECODE_BLOCKS 264 // of the persistent kernel, at most: two per SM of an H200
+#define KFI_DECODE_BLOCKS 264 // the persistent kernel's, at most: two per SM of an H200
 #endif
 
 // Kernels in a launcher's table: of 2-byte elements, MMA for dimensions 64 and 128 with 8 and 16

@@ -43,15 +43,15 @@ typedef struct {
     int left, right, most, slots, seen; /* seen: queries, for kfi_decode_range_of */
     kf_i64 group, rows, units;
     double scale;
-    /* In the workspace: q [unit][row][dim]; of each chunk the maximum and the sum [unit][slot][row]
-     * and the values' sums [unit][slot][row][dim_v]. Rows are padded. */
+    /* Parts of the workspace: q [unit][row][dim]; of each chunk the maximum and the sum
+     * [unit][slot][row] and the values' sums [unit][slot][row][dim_v]. Rows are padded. */
     char *queries, *maxima, *totals, *sums;
     kf_i64 q_pitch, sum_pitch;
 } kfi_cpu_decode;
 
 /* A chunk of a unit. */
 typedef struct {
-    kf_i64 unit, sequence, kv_head, keys, first, last; /* keys: of the sequence; last: excluded */
+    kf_i64 unit, sequence, kv_head, keys, first, last; /* keys: the sequence's; last: excluded */
     void *maximum, *total, *sum;
 } kfi_cpu_decode_chunk;
 

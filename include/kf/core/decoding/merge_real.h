@@ -12,7 +12,7 @@
 /* Weights of both parts, of which a part without keys has 0, and the lse of all keys. */
 typedef struct {
     KFI_REAL a, b, lse;
-    kf_i64 index; /* of the lse */
+    kf_i64 index; /* the lse's */
 } KFI_MERGE(weights);
 
 KFI_HOST KFI_MERGE(weights) KFI_MERGE(weigh)(const kfi_cpu_merge *m, kf_i64 at)

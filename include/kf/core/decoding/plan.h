@@ -47,7 +47,7 @@ KFI_BOTH int kfi_decode_chunk(int keys, int most)
               least = keys > 1024 ? 2 : 1;
     return (each > least ? each : least) * KFI_DECODE_LEAST;
 }
-/* keys: of the sequence; queries, left, right: of kfi_decode_bound. */
+/* keys: the sequence's; queries, left, right: of kfi_decode_bound. */
 KFI_BOTH kfi_decode_range kfi_decode_range_of(int keys, int queries, int left, int right, int most)
 {
     const int end = right < 0 ? keys + right : keys, first = keys - queries - left;

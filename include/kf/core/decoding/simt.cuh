@@ -26,7 +26,7 @@ template <class real> struct kfi_decode_simt_room {
     real kv[KFI_DECODE_SIMT_KEYS][KFI_DECODE_SIMT_SLICE + 1]; // keys of a warp have other banks
     real weights[KFI_DECODE_SIMT_ROWS][KFI_DECODE_SIMT_KEYS], factor[KFI_DECODE_SIMT_ROWS];
 };
-// What a block computes: rows [first, first + rows) of a unit over keys [key, last) of `keys`.
+// A block's work: rows [first, first + rows) of a unit over keys [key, last) of `keys`.
 struct kfi_decode_simt_work {
     int sequence, kv_head, tile, slot, first, rows, keys, key, last;
 };

@@ -35,14 +35,14 @@ template <int dim_, int rows_> struct kfi_decode_tile {
                          cols = kfi_decode_cols(dim, rows), passes = dim / cols,
                          each = rows * cols / 4 / KFI_DECODE_THREADS;
 };
-// What a warp loads next. item: its number among the block's; tile, tiles: slices of the item that
+// A warp's next loads. item: its number among the block's; tile, tiles: slices of the item that
 // the warp has; page: lane i has the block of slice tile + i, or of key i of the slice.
 struct kfi_decode_stream {
     kfi_decode_window window;
     int goal, item, tile, tiles, stage, sequence, kv_head, first, end, page, ahead;
     bool done, whole; // whole: no slice crosses a page
 };
-// What a block computes: the chunks of an item, whose numbers shared memory keeps.
+// A block's work: the chunks of an item, whose numbers shared memory keeps.
 struct kfi_decode_work {
     int sequence, kv_head, tile, begin, end, chunks, keys;
 };
