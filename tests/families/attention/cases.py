@@ -43,6 +43,7 @@ MORE = [
     for q, k in ((1, 1), (64, 65), (130, 17))
     for d in (16, 40, 72, 128)
 ]
+LAUNCHES = 4  # statistics, outside of packed sequences, and by blocks of queries and of keys
 RESULTS_IN_PARTS = True  # C packs keys and values in the workspace
 LARGE = (2**20, 2**10, 1, 2**10, 1, 1, 1)  # needs more blocks than a grid may have
 # Sizes, and the first tensor of too many elements.

@@ -3,7 +3,7 @@
 // and later).
 //
 // A block of 4 warps has 64 rows of its own, 16 per warp: keys, for dk and dv, or queries, for dq.
-// It walks the rows of the other tensors in blocks of 64, 32 or 16, double-buffered by cp.async,
+// It walks the rows of the other tensors in blocks of 32 or 16, double-buffered by cp.async,
 // and computes both products of the scores' gradients, S and dout . V^T, in registers. Those are
 // the operands of the products that it accumulates. dk and dv of more than 128 dimensions have a
 // block each, which keeps their accumulators in registers.
@@ -25,7 +25,10 @@
 #define KFI_ATTENTION_SECOND 2 // dv
 
 // Tiles are those of the forward (KFI_ATTENTION_MMA_64 ...). Walked rows per step:
-KFI_BOTH constexpr int kfi_attention_bwd_step(int tile) { return 64 >> tile; }
+KFI_BOTH constexpr int kfi_attention_bwd_step(int tile)
+{
+    return tile == KFI_ATTENTION_MMA_256 ? 16 : 32;
+}
 // Own rows of two tensors, two stages of two others, and two stages of statistics.
 KFI_BOTH constexpr int kfi_attention_bwd_mma_bytes(int tile)
 {
