@@ -7,8 +7,8 @@ import pytest
 import runtime_api
 from conftest import ROOT
 from kfgen import families
+from kfgen.entries import compositions
 from kfgen.entries import spec as specs
-from kfgen.interfaces import compositions
 from kfgen.render import docs
 from kfgen.render.render import Selection
 

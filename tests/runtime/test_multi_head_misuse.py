@@ -11,7 +11,8 @@ import pytest
 import runtime_api
 import runtime_ops
 from kfgen import cli
-from kfgen.interfaces import compositions, runtime
+from kfgen.entries import compositions
+from kfgen.interfaces import runtime
 from multi_head import Arguments, Sizes
 
 NAME = "kf_fused_multi_head_attention: "
