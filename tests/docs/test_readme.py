@@ -14,8 +14,8 @@ import runtime_api
 from conftest import ROOT
 from kfgen import families
 from kfgen.entries import compositions
-from kfgen.interfaces import runtime
 from kfgen.entries import spec as specs
+from kfgen.interfaces import runtime
 from kfgen.interfaces.clashes import CORE_NAMES
 
 README = ROOT / "README.md"

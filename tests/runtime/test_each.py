@@ -11,8 +11,8 @@ import pytest
 import runtime_ops
 from kfgen import cli
 from kfgen.entries import compositions
-from kfgen.interfaces import manifest, runtime
 from kfgen.entries import spec as specs
+from kfgen.interfaces import manifest, runtime
 from kfgen.render.render import Selection
 
 # Shown in docs/runtime.md.
