@@ -148,8 +148,8 @@ static inline int kfi_layout_place(kfi_layout *l, int s, const int64_t *from, in
 }
 /* Computes the sizes. `t`, `shapes`, `ranks`: tensors that determine them, in the order of the
  * rules; a rank of -1 stands for a tensor that may be absent and is: sizes that no other tensor has
- * are 0 then. `arguments`: sizes that the call gives, in order. Returns false and describes the error if
- * they do not follow. */
+ * are 0 then. `arguments`: sizes that the call gives, in order. Returns false and describes the
+ * error if they do not follow. */
 static inline int kfi_layout_find(const kfi_layout_rules *r, int tensors,
                                   const kfi_layout_tensor *const *t, const int64_t *const *shapes,
                                   const int *ranks, int64_t axis, const int64_t *arguments,
@@ -167,9 +167,7 @@ static inline int kfi_layout_find(const kfi_layout_rules *r, int tensors,
     if (!kfi_layout_counts(r, tensors, t, ranks, l->axis, count, e)) return 0;
     for (int i = 0; i < tensors; ++i) {
         const int k = r->first_says ? i : tensors - 1 - i;
-        if (ranks[k] >= 0 &&
-            !kfi_layout_read(k, t[k], shapes[k], count, of, solved, e))
-            return 0;
+        if (ranks[k] >= 0 && !kfi_layout_read(k, t[k], shapes[k], count, of, solved, e)) return 0;
         absent |= ranks[k] < 0;
     }
     for (int s = 0; s < r->sizes; ++s) {

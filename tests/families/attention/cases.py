@@ -486,16 +486,8 @@ FAULTS = {
 }
 # The Python package of level 1 has them.
 PACKAGED = [
-    "attention",
-    "causal_attention",
-    "causal_attention_varlen",
-    "window_attention",
-    "bias_attention",
-    "mask_attention",
-    "scale_mask_softmax_dropout",
-    "full_attention_dropout",
-    "causal_attention_dropout",
-    "window_attention_dropout",
-    "bias_attention_dropout",
-    "mask_attention_dropout",
+    *("attention", "causal_attention", "causal_attention_varlen", "window_attention"),
+    *("bias_attention", "mask_attention", "scale_mask_softmax_dropout"),
+    *("full_attention_dropout", "causal_attention_dropout", "window_attention_dropout"),
+    *("bias_attention_dropout", "mask_attention_dropout"),
 ]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Decoding: shapes and data of the generic tests. decoding_numbers.py draws and compares tensors."""
+"""Decoding: shapes and data of the generic tests. decoding_numbers.py draws, and compares."""
 
 import types
 
