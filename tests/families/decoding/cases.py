@@ -210,6 +210,7 @@ FORMS = {
         ],
         READS_SOME_ROWS=True,
         VALID=VALID,
+        IDLE=("batch", "queries"),  # sizes without which a call stores nothing
         prepare=prepare,
         draw=draw,
         check=check_append,
@@ -219,7 +220,7 @@ FORMS = {
     "merge": types.SimpleNamespace(
         SHAPES=MERGE,
         MORE=MORE_MERGE,
-        LARGE=(2**30, 2**14, 2**10, 1),
+        LARGE=(2**20, 2**10, 2**5, 1),
         OVERFLOWS=[
             ((2**30, 2**20, 2**10, 1), "heads"),
             ((2**32, 2**32, 1, 1), "rows"),

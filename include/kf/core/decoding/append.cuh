@@ -73,7 +73,7 @@ KFI_DEVICE void kfi_append_head(const stored *k, const stored *v, stored *k_cach
     v_cache += block * a.v_cache_strides.batch + slot * a.v_cache_strides.row +
                head * a.v_cache_strides.head;
     kfi_append_copy<stored, vec>(v, v_cache, 0, a.dim_v, lane);
-    if (!a.cosine && !a.sine) {
+    if (a.dim == 0 || (!a.cosine && !a.sine)) {
         kfi_append_copy<stored, vec>(k, k_cache, 0, a.dim, lane);
         return;
     }

@@ -67,7 +67,7 @@ KFI_HOST void kfi_append_job(void *context, kf_i64 job)
                                          bytes;
         if (p->dim) memcpy(to_k, k, (size_t)(p->dim * bytes));
         if (p->dim_v) memcpy(to_v, v, (size_t)(p->dim_v * bytes));
-        if (!m->cosine && !m->sine) continue;
+        if (!p->dim || (!m->cosine && !m->sine)) continue;
         if (m->element.unit == 8)
             kfi_append_rotate_f64(m, k, to_k, place);
         else
