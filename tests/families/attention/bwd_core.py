@@ -7,6 +7,7 @@ import dataclasses
 import subprocess
 
 import attention_core
+import element_checks
 import emulator
 import kflib
 import numpy as np
@@ -22,7 +23,8 @@ POINTERS = (
     "factor delta"
 ).split()
 SIZES = (
-    "batch heads kv_heads queries keys dim dim_v shift_keys left right last kernel type score"
+    "batch heads kv_heads queries keys dim dim_v shift_keys left right last kernel type score "
+    "drops seed number0"
 ).split()
 
 
@@ -35,6 +37,7 @@ class Call(ctypes.Structure):
         *((name, ctypes.c_int64) for name in SIZES),
         ("scale", ctypes.c_double),
         ("softcap", ctypes.c_double),
+        ("probability", ctypes.c_double),
     ]
 
 
@@ -65,6 +68,8 @@ class Case:
     without: tuple = ()  # gradients that nobody wants
     query_offsets: tuple = ()  # packed sequences have them
     key_offsets: tuple = ()
+    p: float | None = None  # dropout's probability
+    number0: int = 0  # number of the first weight, which its random bits follow from
     seed: int = 0
 
 
@@ -130,7 +135,18 @@ def add(weights, rows, see):
     return found
 
 
-def sequence(case, see, q, k, v, dout, dlse, bias):
+def kept(case):
+    """[batch, heads, queries, keys]: the factors of dropout."""
+    shape = case.batch, case.heads, case.queries, case.keys
+    if case.p is None:
+        return np.ones(shape)
+    last = case.number0 + int(np.prod(shape))
+    real = np.float64 if case.type == F64 else np.float32
+    keep, scale = element_checks.mask(case.seed + 5, 0, case.p, (last,), real)
+    return (keep * (scale if case.p < 1 else 0))[case.number0 :].reshape(shape)
+
+
+def sequence(case, see, factor, q, k, v, dout, dlse, bias):
     """Returns {name: value} of one sequence in float64, with its statistics and out."""
     group = case.heads // case.kv_heads
     k, v = np.repeat(k, group, 1), np.repeat(v, group, 1)
@@ -146,14 +162,15 @@ def sequence(case, see, q, k, v, dout, dlse, bias):
     p = np.where(see, np.exp(s - np.where(most == -np.inf, 0, most)), 0)
     total = p.sum(-1, keepdims=True)
     p = p / np.where(total == 0, 1, total)
-    out = add(p, v, see)
+    out = add(p * factor, v, see)
     given = values(stored(out, case.type), case.type)
     delta = (dout * given).sum(-1, keepdims=True)
     if dlse is not None:
         delta = delta - dlse[..., None]
-    ds = np.where(see & (p != 0), p * (dout @ v.swapaxes(-1, -2) - delta), 0)
+    dp = np.where(factor == 0, 0, dout @ v.swapaxes(-1, -2) * factor)
+    ds = np.where(see & (p != 0), p * (dp - delta), 0)
     dot = np.where(see, ds * slope, 0)
-    dk, dv = (add(w.swapaxes(-1, -2), x, see.T) for w, x in ((dot, q), (p, dout)))
+    dk, dv = (add(w.swapaxes(-1, -2), x, see.T) for w, x in ((dot, q), (p * factor, dout)))
     dk, dv = (x.reshape(*x.shape[:1], case.kv_heads, group, *x.shape[2:]).sum(2) for x in (dk, dv))
     log = np.where(total > 0, np.log(np.where(total > 0, total, 1)), -np.inf)
     return {"dq": add(dot, k, see), "dk": dk, "dv": dv, "dbias": ds, "out": out,
@@ -164,14 +181,16 @@ def reference(case, *tensors):
     """The same of a call."""
     with np.errstate(all="ignore"):
         if not case.query_offsets:
-            return sequence(case, visible(case), *tensors)
+            return sequence(case, visible(case), kept(case), *tensors)
         q, k, v, dout, dlse, bias = tensors
-        found = sequence(case, np.zeros((case.queries, case.keys), bool), *tensors)
+        none, factor = np.zeros((case.queries, case.keys), bool), kept(case)
+        found = sequence(case, none, factor, *tensors)
         for i in range(len(case.query_offsets) - 1):
             a, b = (slice(*at[i : i + 2]) for at in (case.query_offsets, case.key_offsets))
             part = dataclasses.replace(case, queries=a.stop - a.start, keys=b.stop - b.start)
-            one = sequence(part, visible(part), q[:, :, a], k[:, :, b], v[:, :, b], dout[:, :, a],
-                           None if dlse is None else dlse[:, :, a], bias[:, :, a, b])  # fmt: skip
+            rest = dout[:, :, a], None if dlse is None else dlse[:, :, a], bias[:, :, a, b]
+            own = factor[:, :, a, b], q[:, :, a], k[:, :, b], v[:, :, b]
+            one = sequence(part, visible(part), *own, *rest)
             for name, x in one.items():
                 if name != "dbias":
                     found[name][:, :, b if name in ("dk", "dv") else a] = x
@@ -217,7 +236,8 @@ def run(dll, case, want, tensors, order):
     c.dim_v = case.dim_v or case.dim
     c.shift_keys = case.keys - case.queries if case.shift is None else case.shift
     c.scale = case.dim**-0.5 if case.scale is None else case.scale
-    c.softcap = CAP
+    c.softcap, c.probability = CAP, case.p or 0
+    c.drops, c.seed = case.p is not None, case.seed + 5
     ctypes.c_int.in_dll(dll, "kf_emu_order").value = order
     ctypes.c_uint64.in_dll(dll, "kf_emu_seed").value = case.seed + 1
     result = dll.attention_bwd(ctypes.byref(c))

@@ -285,6 +285,7 @@ def work(f, size):
 
 # Packed sequences, with the longest ones where a bias or a mask says so.
 PACKED = {
+    "LAUNCHES": LAUNCHES,
     "SHAPES": [
         [(3, 4, 1, 2, 5, 8, 4), 0],
         [(3, 4, 2, 9, 13, 8, 4), 0],

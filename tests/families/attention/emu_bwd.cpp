@@ -16,7 +16,8 @@ struct attention_call {
     int64_t batch, heads, kv_heads, queries, keys, dim, dim_v;
     int64_t shift_keys, left, right, last; // last: all queries' last key, or -1
     int64_t kernel, type, score;           // kernel 0: mma.sync, 1: FMAs
-    double scale, softcap;
+    int64_t drops, seed, number0;          // drops: whether the call has dropout
+    double scale, softcap, probability;
 };
 
 static const kfi_name NAME = {"attention_bwd", ""};
@@ -63,20 +64,24 @@ static void fill(kfi_attention *a, kfi_attention_gradients *g, const attention_c
     g->shift = c.shift, g->factor = c.factor, g->delta = c.delta;
     g->query_strides = {p.packed ? 0 : c.heads * c.queries, 1, c.queries};
     g->kv_heads = (int)c.kv_heads;
+    kfi_attention_random(a, kfi_make_rng(c.probability, (uint64_t)c.seed, 0, nullptr, nullptr));
+    a->drop.numbers = {p.packed ? 0 : c.heads * c.queries * c.keys, c.keys, c.queries * c.keys};
+    a->drop.number0 = c.number0;
 }
 
-template <int type, int tile, int score>
+template <int type, int tile, int score, int drop = KFI_NO_DROPOUT>
 static bool mma(const attention_call &c, int picked, kfi_attention_bwd_kernels *k)
 {
-    if (c.type != type || picked != tile || c.score != score) return false;
+    if (c.type != type || picked != tile || c.score != score || c.drops != (drop >= 0))
+        return false;
     if (c.query_offsets)
         *k = {KFI_ADDRESS(kfk_attention_delta_packed<type, 1>),
-              KFI_ADDRESS(kfk_attention_bwd_mma_packed<type, tile, score, 0>),
-              KFI_ADDRESS(kfk_attention_bwd_mma_packed<type, tile, score, 1>)};
+              KFI_ADDRESS(kfk_attention_bwd_mma_packed<type, tile, score, 0, drop>),
+              KFI_ADDRESS(kfk_attention_bwd_mma_packed<type, tile, score, 1, drop>)};
     else
         *k = {KFI_ADDRESS(kfk_attention_delta<type, 1>),
-              KFI_ADDRESS(kfk_attention_bwd_mma<type, tile, score, 0>),
-              KFI_ADDRESS(kfk_attention_bwd_mma<type, tile, score, 1>)};
+              KFI_ADDRESS(kfk_attention_bwd_mma<type, tile, score, 0, drop>),
+              KFI_ADDRESS(kfk_attention_bwd_mma<type, tile, score, 1, drop>)};
     return true;
 }
 // Every tile, type and score, but not all their combinations.
@@ -87,20 +92,23 @@ static bool mma_kernels(const attention_call &c, int tile, kfi_attention_bwd_ker
            mma<KFI_OF_F16, KFI_ATTENTION_MMA_128, KFI_SCORE_PLAIN>(c, tile, k) ||
            mma<KFI_OF_BF16, KFI_ATTENTION_MMA_256, KFI_SCORE_PLAIN>(c, tile, k) ||
            mma<KFI_OF_F16, KFI_ATTENTION_MMA_64, SCORE_SOFTCAP>(c, tile, k) ||
+           mma<KFI_OF_BF16, KFI_ATTENTION_MMA_64, KFI_SCORE_PLAIN, 0>(c, tile, k) ||
+           mma<KFI_OF_F16, KFI_ATTENTION_MMA_256, KFI_SCORE_PLAIN, 0>(c, tile, k) ||
            mma<KFI_OF_F16, KFI_ATTENTION_MMA_128, SCORE_BIAS>(c, tile, k);
 }
-template <int type, int tile, int score>
+template <int type, int tile, int score, int drop = KFI_NO_DROPOUT>
 static bool simt(const attention_call &c, int picked, kfi_attention_bwd_kernels *k)
 {
-    if (c.type != type || picked != tile || c.score != score) return false;
+    if (c.type != type || picked != tile || c.score != score || c.drops != (drop >= 0))
+        return false;
     if (c.query_offsets)
         *k = {KFI_ADDRESS(kfk_attention_delta_packed<type, 0>),
-              KFI_ADDRESS(kfk_attention_bwd_simt_packed<type, tile, score, 0>),
-              KFI_ADDRESS(kfk_attention_bwd_simt_packed<type, tile, score, 1>)};
+              KFI_ADDRESS(kfk_attention_bwd_simt_packed<type, tile, score, 0, drop>),
+              KFI_ADDRESS(kfk_attention_bwd_simt_packed<type, tile, score, 1, drop>)};
     else
         *k = {KFI_ADDRESS(kfk_attention_delta<type, 0>),
-              KFI_ADDRESS(kfk_attention_bwd_simt<type, tile, score, 0>),
-              KFI_ADDRESS(kfk_attention_bwd_simt<type, tile, score, 1>)};
+              KFI_ADDRESS(kfk_attention_bwd_simt<type, tile, score, 0, drop>),
+              KFI_ADDRESS(kfk_attention_bwd_simt<type, tile, score, 1, drop>)};
     return true;
 }
 static bool simt_kernels(const attention_call &c, int tile, kfi_attention_bwd_kernels *k)
@@ -112,6 +120,8 @@ static bool simt_kernels(const attention_call &c, int tile, kfi_attention_bwd_ke
            simt<KFI_OF_F64, 1, KFI_SCORE_PLAIN>(c, tile, k) ||
            simt<KFI_OF_F64, 1, SCORE_SOFTCAP>(c, tile, k) ||
            simt<KFI_OF_BF16, 0, KFI_SCORE_PLAIN>(c, tile, k) ||
+           simt<KFI_OF_F32, 0, KFI_SCORE_PLAIN, 0>(c, tile, k) ||
+           simt<KFI_OF_F64, 1, SCORE_SOFTCAP, 0>(c, tile, k) ||
            simt<KFI_OF_F16, 1, KFI_SCORE_PLAIN>(c, tile, k);
 }
 
@@ -131,7 +141,8 @@ extern "C" int attention_bwd(const attention_call *c)
                                          p.packed ? (void *)&w : (void *)&dense,
                                          p.packed ? &w.p.a : &dense.a,
                                          p.packed ? &w.g : &dense.g,
-                                         nullptr};
+                                         nullptr,
+                                         c->drops ? 0 : KFI_NO_DROPOUT};
     kfi_attention_bwd_kernels k;
     if (c->kernel == 0) {
         const int tile = kfi_attention_pick_mma(ALL, c->dim, c->dim_v);

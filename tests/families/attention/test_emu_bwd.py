@@ -47,6 +47,15 @@ MMA_CASES = [
         key_offsets=(0, 50, 60, 60, 185),
         dlse=True,
     ),
+    # Dropout: numbers of weights that begin anywhere, hidden pairs, p of 0 and 1.
+    Case(queries=70, keys=104, p=0.3, heads=2, batch=2),
+    Case(queries=70, keys=101, p=0.3, right=0, heads=4, kv_heads=2, number0=13),
+    Case(queries=70, keys=100, p=0.5, right=0, left=30, dim=256, type=F16, number0=3),
+    Case(queries=70, keys=100, p=0.0, right=0, hidden_nan=True),
+    Case(queries=20, keys=30, p=1.0),
+    Case(
+        queries=100, keys=91, p=0.3, query_offsets=(3, 70, 90), key_offsets=(2, 50, 91), packed=True
+    ),
 ]
 SIMT_CASES = [
     Case(kernel=SIMT, type=F32, queries=1, keys=1),
@@ -77,6 +86,8 @@ SIMT_CASES = [
         query_offsets=(3, 70, 70, 90),
         key_offsets=(0, 50, 60, 105),
     ),
+    Case(kernel=SIMT, type=F32, queries=70, keys=101, p=0.3, right=0, number0=5, heads=2),
+    Case(kernel=SIMT, type=F64, queries=70, keys=100, p=0.7, dim=128, score=SOFTCAP, batch=2),
 ]
 ORDERS = cases.by_level((emulator.RANDOM,), (emulator.RANDOM, emulator.FORWARD, emulator.REVERSED))
 

@@ -13,6 +13,7 @@
 #ifndef KF_CORE_ATTENTION_BWD_CUH
 #define KF_CORE_ATTENTION_BWD_CUH
 
+#include "kf/core/attention/bwd_dropout.cuh"
 #include "kf/core/attention/simt.cuh"
 
 #define KFI_ATTENTION_DELTA_ROWS 64
@@ -196,13 +197,13 @@ template <int fast, class real> KFI_DEVICE real kfi_attention_unit(const kfi_att
     return fast ? (real)a.log2_unit : sizeof(real) == 8 ? (real)a.unit_f64 : (real)a.unit;
 }
 // Replaces a product and dout . v by the probability and the product's gradient. The latter lacks
-// kfi_attention_product_factor. hidden: the query does not see the key. tensors: gradients of the
-// score's tensors.
-template <int score, int fast, int step, int transposed, class real>
+// kfi_attention_product_factor, the former dropout's factor. hidden: the query does not see the
+// key. kept: dropout keeps the weight. tensors: gradients of the score's tensors.
+template <int score, int fast, int drop, int step, int transposed, class real>
 KFI_DEVICE void kfi_attention_bwd_element(real *s, real *d, const kfi_attention &a, int i,
                                           const kfi_score_block<score, step, transposed> &loaded,
                                           real shift, real factor, real delta, bool hidden,
-                                          real *tensors)
+                                          bool kept, real *tensors)
 {
     const real dot = *s;
     real x = dot;
@@ -213,7 +214,8 @@ KFI_DEVICE void kfi_attention_bwd_element(real *s, real *d, const kfi_attention 
     real p = kfi_attention_weight<fast>(x, kfi_attention_unit<fast, real>(a), shift) * factor;
     p = hidden ? real(0) : p;
     hidden = p == 0; // whatever dout . v is
-    *s = p;
+    if constexpr (drop >= 0) *d = kept ? *d * kfi_attention_kept_factor<drop, real>(a) : real(0);
+    *s = drop < 0 || kept ? p : real(0);
     *d = hidden ? real(0) : p * (*d - delta);
     if constexpr (score != KFI_SCORE_PLAIN) {
         const real product = kfi_score_bwd(kfi_tag<score>(), a, loaded, dot, i, *d, tensors);
@@ -240,17 +242,19 @@ KFI_DEVICE void kfi_attention_store_scores(const real (*pair)[KFI_SCORE_TENSORS]
     }
 }
 // The same for a fragment of `step` columns. stats: of a transposed one, [3][step] in shared
-// memory. masked: some pairs are hidden. per_thread: rows of a thread. stores: whether gradients of
-// the scores' tensors are stored.
-template <int score, int fast, int step, int transposed, int per_thread, class real>
+// memory. masked: some pairs are hidden. per_thread: rows of a thread. kept: the tile's bits of
+// dropout. stores: whether gradients of the scores' tensors are stored.
+template <int score, int fast, int drop, int step, int transposed, int per_thread, class real>
 KFI_DEVICE void kfi_attention_bwd_fragment(real *s, real *d, const kfi_attention &a,
                                            const kfi_attention_gradients &g,
                                            const kfi_score_block<score, step, transposed> &loaded,
                                            const kfi_attention_own_rows<real> &own,
-                                           const real *stats, int first, bool masked,
-                                           const kfi_attention_at &at, bool stores)
+                                           const kfi_attention_kept &kept, const real *stats,
+                                           int first, bool masked, const kfi_attention_at &at,
+                                           bool stores)
 {
-    const int col = 2 * ((int)threadIdx.x % 4);
+    const int lane = (int)threadIdx.x % 32, col = 2 * (lane % 4),
+              local = (int)threadIdx.x / 32 * 8 * per_thread + lane / 4;
     kfi_attention_span spans[2] = {{0, 0x7fffffff}, {0, 0x7fffffff}};
     if (masked) {
 #pragma unroll
@@ -276,12 +280,15 @@ KFI_DEVICE void kfi_attention_bwd_fragment(real *s, real *d, const kfi_attention
                 const int i = 4 * j + 2 * h + e, c = first + 8 * j + col + e;
                 const bool hidden = c < span.first || c > span.last;
                 if constexpr (transposed)
-                    kfi_attention_bwd_element<score, fast>(s + i, d + i, a, i, loaded, of[0][e],
-                                                           of[1][e], of[2][e], hidden, tensors[e]);
+                    kfi_attention_bwd_element<score, fast, drop>(
+                        s + i, d + i, a, i, loaded, of[0][e], of[1][e], of[2][e], hidden,
+                        kfi_attention_is_kept<drop>(kept, 8 * j + col + e, local + 8 * h),
+                        tensors[e]);
                 else
-                    kfi_attention_bwd_element<score, fast>(s + i, d + i, a, i, loaded, own.shift[h],
-                                                           own.factor[h], own.delta[h], hidden,
-                                                           tensors[e]);
+                    kfi_attention_bwd_element<score, fast, drop>(
+                        s + i, d + i, a, i, loaded, own.shift[h], own.factor[h], own.delta[h],
+                        hidden, kfi_attention_is_kept<drop>(kept, local + 8 * h, 8 * j + col + e),
+                        tensors[e]);
             }
             if constexpr (kfi_score_gradients(kfi_tag<score>()) && !transposed) {
                 if (stores)

@@ -18,6 +18,7 @@ struct kfi_attention_bwd_call {
     kfi_attention *a;
     kfi_attention_gradients *g;
     cudaStream_t stream;
+    int drop; // KFI_NO_DROPOUT, or not
 };
 // Kernels of one schedule: of the statistics, of dq, of dk and dv.
 struct kfi_attention_bwd_kernels {
@@ -61,7 +62,7 @@ KF_FN kf_result_t kfi_attention_bwd_launch_mma(const kfi_attention_bwd_call &c,
                                                const kfi_attention_bwd_kernels &k, int tile)
 {
     kf_result_t result = kfi_attention_bwd_launch_delta(c, k.delta);
-    const int shared = kfi_attention_bwd_mma_bytes(tile);
+    const int shared = kfi_attention_bwd_mma_bytes(tile, c.drop);
     const kfi_attention_gradients &g = *c.g;
     if (result == KF_SUCCESS && (g.dq || g.dscores[0] || g.dscores[1]))
         result = kfi_attention_bwd_launch(c, k.dq, false, KFI_ATTENTION_MMA_ROWS, 1, shared,
@@ -78,7 +79,7 @@ KF_FN kf_result_t kfi_attention_bwd_launch_simt(const kfi_attention_bwd_call &c,
                                                 int tile)
 {
     kf_result_t result = kfi_attention_bwd_launch_delta(c, k.delta);
-    const int shared = kfi_attention_bwd_simt_bytes(type, tile),
+    const int shared = kfi_attention_bwd_simt_bytes(type, tile, c.drop),
               rows = kfi_attention_simt_rows(type, tile), cols = kfi_attention_bwd_simt_cols(tile);
     const kf_i64 most = c.p->dim > c.p->dim_v ? c.p->dim : c.p->dim_v;
     kfi_attention_gradients &g = *c.g;

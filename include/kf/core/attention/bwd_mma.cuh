@@ -29,10 +29,11 @@ KFI_BOTH constexpr int kfi_attention_bwd_step(int tile)
 {
     return tile == KFI_ATTENTION_MMA_256 ? 16 : 32;
 }
-// Own rows of two tensors, two stages of two others, and two stages of statistics.
-KFI_BOTH constexpr int kfi_attention_bwd_mma_bytes(int tile)
+// Own rows of two tensors, two stages of two others, two stages of statistics, bits of dropout.
+KFI_BOTH constexpr int kfi_attention_bwd_mma_bytes(int tile, int drop)
 {
-    return (2 * KFI_ATTENTION_MMA_ROWS + 4 * kfi_attention_bwd_step(tile)) *
+    return kfi_attention_kept_bytes(drop) +
+           (2 * KFI_ATTENTION_MMA_ROWS + 4 * kfi_attention_bwd_step(tile)) *
                kfi_attention_mma_dim(tile) * 2 +
            2 * 3 * kfi_attention_bwd_step(tile) * 4;
 }
@@ -83,7 +84,7 @@ KFI_DEVICE void kfi_attention_fetch_statistics(float *to, const kfi_attention &a
 // ---- rows that a hidden value reached ----
 
 // Computes a row over its visible pairs, by all lanes of a warp, and stores it. head: of the block.
-template <int type, int score, int dim, int transposed, int parts>
+template <int type, int score, int dim, int transposed, int parts, int drop>
 KFI_DEVICE void kfi_attention_bwd_recompute(const kfi_attention &a,
                                             const kfi_attention_gradients &g, int row, int head,
                                             int batch)
@@ -91,6 +92,7 @@ KFI_DEVICE void kfi_attention_bwd_recompute(const kfi_attention &a,
     const int lane = (int)threadIdx.x % 32, heads = transposed ? a.group : 1;
     const kfi_attention_side own = kfi_attention_side_of<transposed>(a, g, head, batch);
     const kfi_attention_span span = kfi_attention_span_of<transposed>(a, row);
+    const kfi_rng rng = kfi_attention_rng<drop>(a);
     float x[dim / 32], y[dim / 32], first[dim / 32], second[dim / 32];
 #pragma unroll
     for (int i = 0; i < dim / 32; ++i) {
@@ -117,19 +119,22 @@ KFI_DEVICE void kfi_attention_bwd_recompute(const kfi_attention &a,
             kfi_score_block<score, 8, transposed> block;
             kfi_score_load(kfi_tag<score>(), block, a, query, key, of_q, batch);
             if (score == KFI_SCORE_PLAIN && a.scales) s *= a.factor;
-            kfi_attention_bwd_element<score, 1>(&s, &d, a, 0, block, ((const float *)g.shift)[at],
-                                                ((const float *)g.factor)[at],
-                                                ((const float *)g.delta)[at], false, tensors);
-            if (score != KFI_SCORE_PLAIN && s == 0) continue;
+            const bool kept =
+                drop < 0 ||
+                kfi_attention_keeps(rng, kfi_attention_number(a, query, of_q, batch) + key);
+            kfi_attention_bwd_element<score, 1, drop>(
+                &s, &d, a, 0, block, ((const float *)g.shift)[at], ((const float *)g.factor)[at],
+                ((const float *)g.delta)[at], false, kept, tensors);
+            const bool hidden = score != KFI_SCORE_PLAIN && s == 0 && kept;
             const unsigned both = kfi_attention_pack<type>(d, s); // rounded as in the products
             d = kfi_attention_number<type>((const char *)&both, 0);
             s = kfi_attention_number<type>((const char *)&both, 1);
 #pragma unroll
             for (int i = 0; i < dim / 32; ++i) {
                 const int c = lane + 32 * i;
-                if (parts & KFI_ATTENTION_FIRST && c < a.dim)
+                if (parts & KFI_ATTENTION_FIRST && !hidden && c < a.dim)
                     first[i] = __fmaf_rn(d, kfi_attention_number<type>(from, c), first[i]);
-                if (parts & KFI_ATTENTION_SECOND && c < a.dim_v)
+                if (parts & KFI_ATTENTION_SECOND && kept && !hidden && c < a.dim_v)
                     second[i] = __fmaf_rn(s, kfi_attention_number<type>(from2, c), second[i]);
             }
         }
@@ -139,7 +144,8 @@ KFI_DEVICE void kfi_attention_bwd_recompute(const kfi_attention &a,
 #pragma unroll
     for (int i = 0; i < dim / 32; ++i) {
         const int c = lane + 32 * i;
-        const unsigned u = kfi_attention_pack<type>(first[i] * factor, second[i]);
+        const unsigned u = kfi_attention_pack<type>(
+            first[i] * factor, second[i] * kfi_attention_kept_factor<drop, float>(a));
         if (parts & KFI_ATTENTION_FIRST && to && c < a.dim)
             kfi_copy<2>((char *)kfi_attention_row(to, transposed ? g.dk_strides : g.dq_strides, row,
                                                   head, batch, 2) +
@@ -164,7 +170,7 @@ KFI_DEVICE unsigned kfi_attention_bwd_bad(const float *first, const float *secon
     return __ballot_sync(0xffffffffu, in && bad != bad);
 }
 // Computes rows again: those of the lanes in `bad`. row: of this lane.
-template <int type, int score, int dim, int transposed, int parts>
+template <int type, int score, int dim, int transposed, int parts, int drop>
 KFI_DEVICE void kfi_attention_bwd_mend(unsigned bad, const kfi_attention &a,
                                        const kfi_attention_gradients &g, int row,
                                        const kfi_attention_place &at)
@@ -173,7 +179,7 @@ KFI_DEVICE void kfi_attention_bwd_mend(unsigned bad, const kfi_attention &a,
     while (bad) {
         const int from = __ffs((int)bad) - 1;
         bad &= ~(0xfu << (from & ~3));
-        kfi_attention_bwd_recompute<type, score, dim, transposed, parts>(
+        kfi_attention_bwd_recompute<type, score, dim, transposed, parts, drop>(
             a, g, __shfl_sync(0xffffffffu, row, from), at.head, at.batch);
     }
 }
@@ -182,7 +188,7 @@ KFI_DEVICE void kfi_attention_bwd_mend(unsigned bad, const kfi_attention &a,
 
 // Stores a warp's rows. mend: hidden values may have reached them; such rows are stored twice, when
 // their accumulators need no registers any more.
-template <int type, int score, int dim, int transposed, int parts>
+template <int type, int score, int dim, int transposed, int parts, int drop>
 KFI_DEVICE void kfi_attention_bwd_store(const float *first, const float *second,
                                         const kfi_attention &a, const kfi_attention_gradients &g,
                                         int row, const kfi_attention_place &at, bool mend)
@@ -209,18 +215,19 @@ KFI_DEVICE void kfi_attention_bwd_store(const float *first, const float *second,
                                                    of_first.whole);
         if constexpr (parts & KFI_ATTENTION_SECOND)
             kfi_attention_store_half<type, dim, 0>((char *)of_second.p + own * of_second.step + col,
-                                                   second, h, one, in && g.dv, a.dim_v,
-                                                   of_second.whole);
+                                                   second, h,
+                                                   one * kfi_attention_kept_factor<drop, float>(a),
+                                                   in && g.dv, a.dim_v, of_second.whole);
     }
     __syncwarp();
 #pragma unroll 1
     for (int h = 0; h < 2; ++h)
-        kfi_attention_bwd_mend<type, score, dim, transposed, parts>(h ? bad[1] : bad[0], a, g,
-                                                                    row + 8 * h, at);
+        kfi_attention_bwd_mend<type, score, dim, transposed, parts, drop>(h ? bad[1] : bad[0], a, g,
+                                                                          row + 8 * h, at);
 }
 
 // Runs the kernel for one block of rows. Called by all threads. transposed: the rows are keys.
-template <int type, int tile, int score, int transposed, int parts>
+template <int type, int tile, int score, int transposed, int parts, int drop>
 KFI_DEVICE void kfi_attention_bwd_mma(const kfi_attention &a, const kfi_attention_gradients &g,
                                       const kfi_attention_place &at)
 {
@@ -256,7 +263,9 @@ KFI_DEVICE void kfi_attention_bwd_mma(const kfi_attention &a, const kfi_attentio
                                                  head, at.batch);
     };
     int head = transposed ? at.head * a.group : at.head, block = b.first;
-    bool partial = score != KFI_SCORE_PLAIN;
+    bool partial = score != KFI_SCORE_PLAIN || kfi_attention_drops<drop>(a);
+    const kfi_rng rng = kfi_attention_rng<drop>(a);
+    kfi_attention_kept kept = {(unsigned char *)(statistics + 6 * step), 0, 0};
     if (steps > 0) {
         const kfi_attention_side from = kfi_attention_side_of<transposed>(a, g, at.head, at.batch);
         kfi_attention_fetch<rows, dim, 0>(own_first, from.first, at.begin);
@@ -274,6 +283,10 @@ KFI_DEVICE void kfi_attention_bwd_mma(const kfi_attention &a, const kfi_attentio
         __syncthreads();     // for all threads; the other stage may be overwritten
         if (n + 1 < steps) fetch((n + 1) % 2, next, next_head);
         kfi_fetch_commit();
+        kfi_attention_draw_tile<drop, transposed ? step : rows, transposed ? rows : step>(
+            &kept, rng, a, transposed ? block * step : at.begin,
+            transposed ? at.begin : block * step, head, at.batch);
+        if constexpr (drop >= 0) __syncthreads(); // for the bits
         const kfi_attention_at place = {row, block * step, head, at.batch};
         kfi_score_block<score, step, transposed> loaded;
         kfi_score_load(kfi_tag<score>(), loaded, a, transposed ? block * step + col : row,
@@ -287,9 +300,9 @@ KFI_DEVICE void kfi_attention_bwd_mma(const kfi_attention &a, const kfi_attentio
         }
         const bool masked = block > b.last_whole || block < b.first_whole;
         partial |= masked;
-        kfi_attention_bwd_fragment<score, 1, step, transposed, 2>(
-            s, d, a, g, loaded, own, statistics + n % 2 * 3 * step, block * step, masked, place,
-            true);
+        kfi_attention_bwd_fragment<score, 1, drop, step, transposed, 2>(
+            s, d, a, g, loaded, own, kept, statistics + n % 2 * 3 * step, block * step, masked,
+            place, true);
         if constexpr (parts & KFI_ATTENTION_SECOND) {
             kfi_attention_convert<type, step>(p, s);
             kfi_attention_mma_values<type, dim, step>(second, p, of_second);
@@ -302,43 +315,44 @@ KFI_DEVICE void kfi_attention_bwd_mma(const kfi_attention &a, const kfi_attentio
     }
     if constexpr (kfi_score_gradients(kfi_tag<score>()) && !transposed)
         kfi_attention_clear_scores<score, step, float>(a, g, b, rows, at);
-    kfi_attention_bwd_store<type, score, dim, transposed, parts>(first, second, a, g, row, at,
-                                                                 partial);
+    kfi_attention_bwd_store<type, score, dim, transposed, parts, drop>(first, second, a, g, row, at,
+                                                                       partial);
 }
 // The same for the part of a block number.
-template <int type, int tile, int score, int transposed>
+template <int type, int tile, int score, int transposed, int drop>
 KFI_DEVICE void kfi_attention_bwd_mma_part(const kfi_attention &a, const kfi_attention_gradients &g,
                                            const kfi_attention_place &at, int part)
 {
     if constexpr (kfi_attention_bwd_mma_parts(tile, transposed) == 2) {
         if (part)
-            kfi_attention_bwd_mma<type, tile, score, 1, KFI_ATTENTION_SECOND>(a, g, at);
+            kfi_attention_bwd_mma<type, tile, score, 1, KFI_ATTENTION_SECOND, drop>(a, g, at);
         else
-            kfi_attention_bwd_mma<type, tile, score, 1, KFI_ATTENTION_FIRST>(a, g, at);
+            kfi_attention_bwd_mma<type, tile, score, 1, KFI_ATTENTION_FIRST, drop>(a, g, at);
     } else {
-        kfi_attention_bwd_mma<type, tile, score, transposed,
-                              transposed ? KFI_ATTENTION_FIRST | KFI_ATTENTION_SECOND
-                                         : KFI_ATTENTION_FIRST>(a, g, at);
+        kfi_attention_bwd_mma<
+            type, tile, score, transposed,
+            transposed ? KFI_ATTENTION_FIRST | KFI_ATTENTION_SECOND : KFI_ATTENTION_FIRST, drop>(
+            a, g, at);
     }
 }
 #endif
 
-template <int type, int tile, int score, int transposed>
-KFI_KERNEL void KFI_ATTENTION_MMA_BOUNDS(0)
+template <int type, int tile, int score, int transposed, int drop = KFI_NO_DROPOUT>
+KFI_KERNEL void KFI_ATTENTION_MMA_BOUNDS(0, 0)
     kfk_attention_bwd_mma(const __grid_constant__ kfi_attention_bwd w)
 {
 #if defined(KFI_DEVICE_PASS) && KFI_MMA
     constexpr int parts = kfi_attention_bwd_mma_parts(tile, transposed);
     kfi_begin();
-    kfi_attention_bwd_mma_part<type, tile, score, transposed>(
+    kfi_attention_bwd_mma_part<type, tile, score, transposed, drop>(
         w.a, w.g,
         kfi_attention_bwd_place<KFI_ATTENTION_MMA_ROWS, transposed>(
             w.a, transposed ? w.g.kv_heads : w.a.heads, (int)blockIdx.x / parts),
         (int)blockIdx.x % parts);
 #endif
 }
-template <int type, int tile, int score, int transposed>
-KFI_KERNEL void KFI_ATTENTION_MMA_BOUNDS(0)
+template <int type, int tile, int score, int transposed, int drop = KFI_NO_DROPOUT>
+KFI_KERNEL void KFI_ATTENTION_MMA_BOUNDS(0, 0)
     kfk_attention_bwd_mma_packed(const __grid_constant__ kfi_attention_bwd_packed w)
 {
 #if defined(KFI_DEVICE_PASS) && KFI_MMA
@@ -348,8 +362,8 @@ KFI_KERNEL void KFI_ATTENTION_MMA_BOUNDS(0)
     kfi_attention_place at;
     if (kfi_attention_bwd_find<KFI_ATTENTION_MMA_ROWS, transposed>(&own, &at, w.p, w.g,
                                                                    (int)blockIdx.x / parts, 2))
-        kfi_attention_bwd_mma_part<type, tile, score, transposed>(own.a, own.g, at,
-                                                                  (int)blockIdx.x % parts);
+        kfi_attention_bwd_mma_part<type, tile, score, transposed, drop>(own.a, own.g, at,
+                                                                        (int)blockIdx.x % parts);
 #endif
 }
 

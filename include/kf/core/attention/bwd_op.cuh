@@ -168,7 +168,7 @@ KF_FN kf_result_t kfi_attention_bwd_run_all(const kfi_attention_op &op, const kf
     kfi_attention_tensors(a, op, steps);
     kfi_attention_bwd_tensors(a, g, op, p, steps, of);
     kfi_attention_bwd_room(g, workspace, p, real);
-    const kfi_attention_bwd_call call = {&op.name, &p, args, a, g, stream};
+    const kfi_attention_bwd_call call = {&op.name, &p, args, a, g, stream, KFI_NO_DROPOUT};
     if (p.packed && (g->dscores[0] || g->dscores[1])) {
         const int last = KFI_ATTENTION_BWD_SIMTS + (small ? (int)KFI_ATTENTION_BWD_MMAS : 0);
         result = kfi_attention_bwd_launch_outside(call, op.kernels[last]);

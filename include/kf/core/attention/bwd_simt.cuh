@@ -18,10 +18,10 @@
 
 // Tiles: columns that a block accumulates.
 KFI_BOTH constexpr int kfi_attention_bwd_simt_cols(int tile) { return 64 << tile; }
-// The forward's shared memory, and statistics of 32 queries.
-KFI_BOTH constexpr int kfi_attention_bwd_simt_bytes(int type, int tile)
+// The forward's shared memory, statistics of 32 queries, bits of dropout.
+KFI_BOTH constexpr int kfi_attention_bwd_simt_bytes(int type, int tile, int drop)
 {
-    return kfi_attention_simt_shared_bytes(type, tile) +
+    return kfi_attention_kept_bytes(drop) + kfi_attention_simt_shared_bytes(type, tile) +
            3 * KFI_ATTENTION_SIMT_KEYS * kfi_attention_simt_size(type);
 }
 
@@ -40,12 +40,13 @@ KFI_DEVICE void kfi_attention_bwd_simt_statistics(real *to, const kfi_attention 
         row < a.queries ? from[kfi_attention_query_index(g, row, head, batch)] : real(0);
 }
 // Adds the products of a fragment with rows of `from`, from row `first` and column `col` on.
-// visible: the rows that each row of the fragment sees, if some are hidden.
-template <int score, int per_thread, int cols, int p_pitch, class stored, class real>
-KFI_DEVICE void kfi_attention_bwd_simt_add(real *sums, const real *fragment, real *of_p,
-                                           real *of_values,
-                                           const kfi_attention_simt_rows_of<stored> &from,
-                                           int first, int col, bool masked, const int (*visible)[2])
+// visible: the rows that each row of the fragment sees, if some are hidden. skips: values of factor
+// 0 are not added.
+template <int per_thread, int cols, int p_pitch, class stored, class real>
+KFI_DEVICE void
+kfi_attention_bwd_simt_add(real *sums, const real *fragment, real *of_p, real *of_values,
+                           const kfi_attention_simt_rows_of<stored> &from, int first, int col,
+                           bool masked, const int (*visible)[2], bool skips)
 {
     constexpr int keys = KFI_ATTENTION_SIMT_KEYS, slice = KFI_ATTENTION_SIMT_COLS;
     const int lane = (int)threadIdx.x % 32, own = (int)threadIdx.x / 32 * 8 * per_thread + lane / 4;
@@ -61,8 +62,8 @@ KFI_DEVICE void kfi_attention_bwd_simt_add(real *sums, const real *fragment, rea
         kfi_attention_simt_load<keys, slice, slice>(of_values, from.p, from.step, first, from.count,
                                                     col + c, from.dim);
         __syncthreads();
-        kfi_attention_simt_values<score, per_thread, p_pitch>(sums + c / 2, of_p, of_values, masked,
-                                                              visible);
+        kfi_attention_simt_values<per_thread, p_pitch>(sums + c / 2, of_p, of_values, masked,
+                                                       visible, skips);
     }
 }
 // Stores a thread's rows, columns from `col` on.
@@ -87,7 +88,7 @@ KFI_DEVICE void kfi_attention_bwd_simt_store(void *to, const kfi_attention_strid
 
 // Runs the kernel for one block of rows and one slice of columns. Called by all threads.
 // transposed: the rows are keys.
-template <int type, int tile, int score, int transposed>
+template <int type, int tile, int score, int transposed, int drop>
 KFI_DEVICE void kfi_attention_bwd_simt(const kfi_attention &a, const kfi_attention_gradients &g,
                                        const kfi_attention_place &at, int slice)
 {
@@ -115,6 +116,9 @@ KFI_DEVICE void kfi_attention_bwd_simt(const kfi_attention &a, const kfi_attenti
         first[i] = 0;
         if constexpr (transposed) second[i] = 0;
     }
+    const kfi_rng rng = kfi_attention_rng<drop>(a);
+    const bool skips = score != KFI_SCORE_PLAIN || kfi_attention_drops<drop>(a);
+    kfi_attention_kept kept = {(unsigned char *)(statistics + 3 * keys), 0, 0};
     const int first_head = transposed ? at.head * a.group : at.head;
 #pragma unroll 1
     for (int head = first_head; head < first_head + heads; ++head) {
@@ -140,34 +144,38 @@ KFI_DEVICE void kfi_attention_bwd_simt(const kfi_attention &a, const kfi_attenti
             kfi_score_block<score, keys, transposed> loaded;
             kfi_score_load(kfi_tag<score>(), loaded, a, transposed ? start + col : row,
                            transposed ? row : start + col, head, at.batch);
-            __syncthreads(); // the statistics before have been read
+            __syncthreads(); // the statistics and bits before have been read
+            kfi_attention_draw_tile<drop, transposed ? keys : rows, transposed ? rows : keys>(
+                &kept, rng, a, transposed ? start : at.begin, transposed ? at.begin : start, head,
+                at.batch);
             if constexpr (transposed)
                 kfi_attention_bwd_simt_statistics(statistics, a, g, start, head, at.batch);
             kfi_attention_simt_block<per_thread>(d, shared, transposed ? v : dout, at.begin,
                                                  transposed ? dout : v, start);
             kfi_attention_simt_block<per_thread>(s, shared, transposed ? k : q, at.begin,
                                                  transposed ? q : k, start);
-            if (a.dim + a.dim_v == 0) __syncthreads(); // the statistics
-            kfi_attention_bwd_fragment<score, 0, keys, transposed, per_thread>(
-                s, d, a, g, loaded, own, statistics, start, masked, place, slice == 0);
+            if (a.dim + a.dim_v == 0) __syncthreads(); // the statistics and bits
+            kfi_attention_bwd_fragment<score, 0, drop, keys, transposed, per_thread>(
+                s, d, a, g, loaded, own, kept, statistics, start, masked, place, slice == 0);
             if constexpr (transposed)
-                kfi_attention_bwd_simt_add<score, per_thread, cols, p_pitch>(
-                    second, s, of_p, of_values, dout, start, slice * cols, masked, visible);
-            kfi_attention_bwd_simt_add<score, per_thread, cols, p_pitch>(
-                first, d, of_p, of_values, transposed ? q : k, start, slice * cols, masked,
-                visible);
+                kfi_attention_bwd_simt_add<per_thread, cols, p_pitch>(
+                    second, s, of_p, of_values, dout, start, slice * cols, masked, visible, skips);
+            kfi_attention_bwd_simt_add<per_thread, cols, p_pitch>(
+                first, d, of_p, of_values, transposed ? q : k, start, slice * cols, masked, visible,
+                skips);
         }
     }
     if constexpr (kfi_score_gradients(kfi_tag<score>()) && !transposed) {
         if (slice == 0) kfi_attention_clear_scores<score, keys, real>(a, g, b, rows, at);
     }
+    const real scaled = kfi_attention_kept_factor<drop, real>(a);
     const real one = at.refused ? real(kfi_attention_nan()) : real(1);
     kfi_attention_bwd_simt_store<per_thread, cols, stored>(
         transposed ? g.dk : g.dq, transposed ? g.dk_strides : g.dq_strides, first,
         one * kfi_attention_product_factor<real>(a), row, count, slice * cols, a.dim, at);
     if constexpr (transposed)
-        kfi_attention_bwd_simt_store<per_thread, cols, stored>(g.dv, g.dv_strides, second, one, row,
-                                                               count, slice * cols, a.dim_v, at);
+        kfi_attention_bwd_simt_store<per_thread, cols, stored>(
+            g.dv, g.dv_strides, second, one * scaled, row, count, slice * cols, a.dim_v, at);
 }
 #endif
 
@@ -177,14 +185,14 @@ KFI_BOTH constexpr bool kfi_attention_bwd_simt_has(int type, int tile)
 {
     return KFI_PRE_SM80 || type == KFI_OF_F32 || type == KFI_OF_F64 || tile == 1;
 }
-template <int type, int tile, int score, int transposed>
+template <int type, int tile, int score, int transposed, int drop = KFI_NO_DROPOUT>
 KFI_KERNEL void KFI_BOUNDS(kfi_attention_bwd_simt_has(type, tile) ? KFI_ATTENTION_SIMT_THREADS : 32,
                            2) kfk_attention_bwd_simt(const __grid_constant__ kfi_attention_bwd w)
 {
 #ifdef KFI_DEVICE_PASS
     if constexpr (kfi_attention_bwd_simt_has(type, tile)) {
         kfi_begin();
-        kfi_attention_bwd_simt<type, tile, score, transposed>(
+        kfi_attention_bwd_simt<type, tile, score, transposed, drop>(
             w.a, w.g,
             kfi_attention_bwd_place<kfi_attention_simt_rows(type, tile), transposed>(
                 w.a, transposed ? w.g.kv_heads : w.a.heads, (int)blockIdx.x / w.g.slices),
@@ -192,7 +200,7 @@ KFI_KERNEL void KFI_BOUNDS(kfi_attention_bwd_simt_has(type, tile) ? KFI_ATTENTIO
     }
 #endif
 }
-template <int type, int tile, int score, int transposed>
+template <int type, int tile, int score, int transposed, int drop = KFI_NO_DROPOUT>
 KFI_KERNEL void KFI_BOUNDS(kfi_attention_bwd_simt_has(type, tile) ? KFI_ATTENTION_SIMT_THREADS : 32,
                            2)
     kfk_attention_bwd_simt_packed(const __grid_constant__ kfi_attention_bwd_packed w)
@@ -205,8 +213,8 @@ KFI_KERNEL void KFI_BOUNDS(kfi_attention_bwd_simt_has(type, tile) ? KFI_ATTENTIO
         if (kfi_attention_bwd_find<kfi_attention_simt_rows(type, tile), transposed>(
                 &own, &at, w.p, w.g, (int)blockIdx.x / w.g.slices,
                 sizeof(typename kfi_attention_element<type>::stored)))
-            kfi_attention_bwd_simt<type, tile, score, transposed>(own.a, own.g, at,
-                                                                  (int)blockIdx.x % w.g.slices);
+            kfi_attention_bwd_simt<type, tile, score, transposed, drop>(
+                own.a, own.g, at, (int)blockIdx.x % w.g.slices);
     }
 #endif
 }

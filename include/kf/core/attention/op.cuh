@@ -186,25 +186,23 @@ KF_FN KFI_SMALL void kfi_attention_sizes(kfi_attention *a, const kfi_attention_p
     a->score.head_base = (int)p.head_base;
     a->score.queries_total = (int)p.queries_total, a->score.keys_total = (int)p.keys_total;
 }
-// Returns whether rows of a tensor begin at multiples of 16 bytes. keys: rows of k.
-KF_FN KFI_SMALL bool kfi_attention_rows_whole(const void *tensor, const kfi_attention_strides &s,
-                                              bool keys, const kfi_attention_plan &p, int bytes)
-{
-    kf_i64 steps = 0;
-    if (p.batch > 1) steps |= s.batch; // 0 of packed sequences
-    if ((keys ? p.keys : p.queries) > 1) steps |= s.row;
-    if ((keys ? p.kv_heads : p.heads) > 1) steps |= s.head;
-    return (uintptr_t)tensor % 16 == 0 && steps * bytes % 16 == 0;
-}
-// The same of q, k, v and out, whose rows must also end there.
+// Returns whether rows of q, k, v and out begin at multiples of 16 bytes.
 KF_FN KFI_SMALL bool kfi_attention_whole(const kfi_attention &a, const kfi_attention_plan &p,
                                          int bytes)
 {
-    return p.dim % 8 == 0 && p.dim_v % 8 == 0 && p.dim > 0 &&
-           kfi_attention_rows_whole(a.q, a.q_strides, false, p, bytes) &&
-           kfi_attention_rows_whole(a.k, a.k_strides, true, p, bytes) &&
-           kfi_attention_rows_whole(a.v, a.v_strides, true, p, bytes) &&
-           kfi_attention_rows_whole(a.out, a.out_strides, false, p, bytes);
+    const void *const tensors[] = {a.q, a.k, a.v, a.out};
+    const kfi_attention_strides *const strides[] = {&a.q_strides, &a.k_strides, &a.v_strides,
+                                                    &a.out_strides};
+    kf_i64 steps = 0;
+    uintptr_t bits = 0;
+    for (int i = 0; i < 4; ++i) {
+        const bool keys = i == 1 || i == 2;
+        bits |= (uintptr_t)tensors[i];
+        if (p.batch > 1) steps |= strides[i]->batch; // 0 of packed sequences
+        if ((keys ? p.keys : p.queries) > 1) steps |= strides[i]->row;
+        if ((keys ? p.kv_heads : p.heads) > 1) steps |= strides[i]->head;
+    }
+    return bits % 16 == 0 && steps * bytes % 16 == 0;
 }
 #define KFI_ATTENTION_MOST (0x7fffffff - 4096)
 // Refuses more blocks than a grid can hold: `parts` per 32 rows, the fewest that a block has.
@@ -249,7 +247,8 @@ KF_FN KFI_SMALL bool kfi_attention_run_tensor_cores(const kfi_attention_op &op, 
                                                     const kfi_attention_plan &p,
                                                     cudaStream_t stream, kf_result_t *result)
 {
-    const bool whole = kfi_attention_whole(*a, p, 2);
+    const bool whole =
+        p.dim % 8 == 0 && p.dim_v % 8 == 0 && p.dim > 0 && kfi_attention_whole(*a, p, 2);
     const void *const *const wgmma = op.kernels + KFI_ATTENTION_OF_WGMMA;
     int tile = whole ? kfi_attention_pick_tile(wgmma, p.dim, p.dim_v) : -1;
     kfi_tensor_map maps[3];
