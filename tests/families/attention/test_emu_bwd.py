@@ -165,7 +165,7 @@ SEEDED = {
     ),
     "statistics are overwritten while warps read them": (
         SIMT_FILE,
-        r"__syncthreads\(\); // the statistics before",
+        r"__syncthreads\(\); // the statistics and bits before",
         "//",
     ),
     "rows of a fragment are overwritten while lanes read them": (
