@@ -485,3 +485,15 @@ def test_strides():
     assert structs["matmul_nn"][1] == [
         n + level for n in ("a", "b", "out", "dout", "da", "db") for level in ("", "_batch")
     ]
+
+
+def test_numbers_that_a_loop_changes():
+    """Frontends warn where they are left out, and decide by the field, not by a name."""
+    arguments = [(f["op"], a) for f in FUNCTIONS.values() for a in f["arguments"]]
+    found = {(op, a["name"]): a["changes"] for op, a in arguments if a.get("changes")}
+    assert {(name, role) for (_, name), role in found.items()} == {
+        ("step", "step"),
+        ("seed", "seed"),
+    }
+    assert ("adamw", "step") in found and ("adamw_stochastic", "seed") in found
+    assert not {op for op, _ in found} & {"sgd", "layer_norm_{act}", "{act}_dropout"}

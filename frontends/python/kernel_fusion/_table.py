@@ -62,6 +62,7 @@ class Value:
     # Other scalars as bounds, where least or most is None; empty without.
     least_of: str = ""
     most_of: str = ""
+    changes: str = ""  # "step" or "seed" of a loop, for which a default is no good; else empty
     rsqrt_of: str = ""  # the size n of the default 1 / sqrt(n), which replaces `default`
 
 

@@ -74,6 +74,8 @@ class Kernel(Signature):
     # kernels have others (rename.py). Tensors and graphs are renamed wherever they are.
     name_fields = ("strided", "columns", "scalars", "integers", "result")
     integers = ()  # scalars that are 64-bit integers
+    # {scalar: "step" or "seed"} of those that differ in each call of a loop over steps.
+    changing = {}
     strided = ()  # tensors with strides, the forward's first; empty: all are contiguous
     layout = ""  # layout of an op over rows
     columns = ()  # names of operands that are column indices
