@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import forward_ad
 from torch.autograd.function import once_differentiable
@@ -46,8 +45,10 @@ def _differentiable(
     queries, keys = q.shape[-2], k.shape[-2]
     if right is not None and right != queries - keys:  # not PyTorch's is_causal
         mask, right = _multihead.visible(q, queries, keys, right), None
-    causal = right is not None
-    return F.scaled_dot_product_attention(q, k, v, mask, 0.0, causal, scale=scale, enable_gqa=gqa)
+    # The operator, not torch.nn.functional's name for it, which kf.nn.sdpa() hands to kf.
+    function = torch.ops.aten.scaled_dot_product_attention
+    found = function(q, k, v, mask, 0.0, right is not None, scale=scale, enable_gqa=gqa)
+    return found
 
 
 class Recomputed(torch.autograd.Function):
