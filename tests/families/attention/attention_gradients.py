@@ -12,6 +12,9 @@ from kfgen.families import reference as elements_reference
 from kfgen.families.attention import reference
 from kfgen.language.primitives import COLUMN, COUNT, QUERIES, QUERY
 
+# Sizes over which gradients are summed, by kind.
+SUMMED = {"query": ["keys"], "key": ["queries", "heads"], "value": ["queries", "heads"]}
+SUMMED |= {"score": []}
 SAVED = ("lse", "row_max", "log_sum")
 # Relative to the largest gradient: results are rounded once in C; tensor cores round factors.
 TOLERANCE = {"bf16": 0.02, "f16": 0.003, "f32": 1e-5, "f64": 3e-14}

@@ -7,6 +7,7 @@ import types
 import attention_gradients
 import numpy as np
 import storage
+from attention_gradients import SUMMED, fill
 from kfgen.families import reference as elements_reference
 from kfgen.families.attention import reference
 from kfgen.language.primitives import COLUMN, COUNT, QUERIES, QUERY
@@ -192,11 +193,6 @@ def expected_packed(call):
     return out | {"out": found["out"][0].swapaxes(0, 1)}
 
 
-def fill(call):
-    """Gives a backward the results of its forward."""
-    attention_gradients.fill(call)
-
-
 def check(call, got, weights=None):
     if call.f["bwd"]:
         return attention_gradients.check(call, got)
@@ -278,9 +274,9 @@ REFERENCES = {
 
 def work(f, size):
     """Returns the dimensions of the elementwise pass and the operations of the products Q K^T and
-    P V, with all sizes equal."""
+    P V, of a backward of five products, with all sizes equal."""
     axes = 4 if f["form"] == "dense" else 3
-    return axes, 2 * 2 * size ** (axes + 1)
+    return axes, 2 * (5 if f["bwd"] else 2) * size ** (axes + 1)
 
 
 # Packed sequences, with the longest ones where a bias or a mask says so.
@@ -322,6 +318,7 @@ PACKED = {
         ("keys", "kv_heads", "dim"),
         ("keys", "kv_heads", "dim_v"),
     ],
+    "SUMMED": SUMMED,
     "prepare": prepare,
     "draw": draw,
     "fill": fill,
