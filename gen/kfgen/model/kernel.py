@@ -269,11 +269,11 @@ class Kernel(Signature):
 
     @property
     def masked(self):
-        """Extents of dropout's mask, empty without dropout: (size, base, total), names of sizes.
+        """Extents of dropout's mask, empty without dropout: [size, base, total], names of sizes.
 
         An extent is total, or size + base where total is 0 or empty. An empty base is 0.
         """
-        return [(size, "", "") for size in self.extents] if self.dropout else []
+        return [[size, "", ""] for size in self.extents] if self.dropout else []
 
     @property
     def has_backward(self):

@@ -55,11 +55,11 @@ class AttentionKernel(Kernel):
         if not self.dropout:
             return []
         heads, *sizes = (
-            (size, f"{base}_base", f"{size}_total")
+            [size, f"{base}_base", f"{size}_total"]
             for size, base in (("heads", "head"), ("queries", "query"), ("keys", "key"))
         )
-        rows = [(size, "", "") for size in ("queries", "keys")]
-        return [heads, *rows] if self.packed else [("batch", "", ""), heads, *sizes]
+        rows = [[size, "", ""] for size in ("queries", "keys")]
+        return [heads, *rows] if self.packed else [["batch", "", ""], heads, *sizes]
 
     @property
     def work(self):
