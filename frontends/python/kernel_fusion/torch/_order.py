@@ -104,19 +104,25 @@ def _is_hidden() -> bool:
     return transformed or torch._C._get_tracing_state() is not None
 
 
-def _place(op: Op, order: Sequence[int], dim: int) -> tuple[bool, int]:
-    """Returns whether a kernel takes the dimensions in this order, and the argument for the axis:
-    its number, or whether it is last.
+def _placer(op: Op) -> Callable[[Sequence[int], int], tuple[bool, int]]:
+    """Makes a function that returns whether a kernel takes the dimensions in an order, and the
+    argument for the axis: its number, or whether it is last.
     """
-    if op.is_flat:
-        return True, dim
-    if op.has_axis:
-        return True, order.index(dim % len(order))
-    axis = (op.axis or 0) % len(order)
-    if set(order[:axis]) != set(range(axis)):
-        return False, dim
-    last = bool(op.channels_last) and order[-1] == axis
-    return last or order[axis] == axis, last
+    # Read here, because torch.compile cannot trace the first reading of a cached property.
+    is_flat, has_axis, own, takes_last = op.is_flat, op.has_axis, op.axis, bool(op.channels_last)
+
+    def place(order: Sequence[int], dim: int) -> tuple[bool, int]:
+        if is_flat:
+            return True, dim
+        if has_axis:
+            return True, order.index(dim % len(order))
+        axis = (own or 0) % len(order)
+        if set(order[:axis]) != set(range(axis)):
+            return False, dim
+        last = takes_last and order[-1] == axis
+        return last or order[axis] == axis, last
+
+    return place
 
 
 def arranger(op: Op) -> Callable[..., Any]:
@@ -126,7 +132,7 @@ def arranger(op: Op) -> Callable[..., Any]:
     returns them, with whether the axis is last if calls do not choose it, and an Order, or None if
     nothing is permuted.
     """
-    halved = op.forward.template.kind == "half"
+    halved, place = op.forward.template.kind == "half", _placer(op)
 
     def arranged(given: Sequence[Tensor | None], dim: int) -> Any:
         tensors = [t for t in given if t is not None]
@@ -144,7 +150,7 @@ def arranger(op: Op) -> Callable[..., Any]:
         if order == tuple(range(rank)):
             return given, dim, None
         inverse = tuple(order.index(d) for d in range(rank))
-        takes, axis = _place(op, order, dim)
+        takes, axis = place(order, dim)
         if not takes:
             return given, dim, Order(order, inverse, True)
         moved = [None if t is None else t.permute(order) for t in given]
