@@ -384,8 +384,8 @@ OPS = (
 )
 DROPPED = ("full_attention_dropout", *(f"{op}_dropout" for op in OPS[1:]))
 INDEXED = "with numbers of 32 bits too"  # tests/gen/test_names.py
-FUNCTIONS = dict.fromkeys((*OPS, *DROPPED), (0, True, 4, False))
-FUNCTIONS |= dict.fromkeys((f"{op}_varlen" for op in FUNCTIONS), (0, True, INDEXED, False))
+FUNCTIONS = {op: (0, True, 4, op in OPS) for op in (*OPS, *DROPPED)}
+FUNCTIONS |= {f"{op}_varlen": (0, True, INDEXED, of[3]) for op, of in FUNCTIONS.items()}
 # One function and the maximum tokens of its header: tests/headers/test_compile_cost.py.
 COMPILED = {"attention": ("kf_attention_bf16", 80000)}
 
@@ -410,11 +410,11 @@ ref = "{expr}"
 
 REFUSED = {
     "a gradient": (
-        entry("softmax(dot * scale) * v", operands=OPERANDS.replace(", grad = false", "", 1)),
+        entry("softmax(dot * scale + h) * v", operands=OPERANDS + '\noperands.h = "head"'),
         "op.seen",
         "operands",
-        "have a gradient: q",
-        "give each operand grad = false",
+        "have a gradient: h",
+        "give the others grad = false",
     ),
     "a sum that is no softmax": (
         entry("dot * scale * v"),
