@@ -218,6 +218,7 @@ FORMS = {
         work=work,
     ),
     "merge": types.SimpleNamespace(
+        SUMMED={"per_query": ["dim"]},
         SHAPES=MERGE,
         MORE=MORE_MERGE,
         LARGE=(2**20, 2**10, 2**5, 1),

@@ -52,7 +52,10 @@ class MergeKernel(Kernel):
         else:
             self.outputs = [self._tensor(name, name == "lse", "out") for name in outs]
         self.streams = self.inputs + self.outputs
-        self.strided = [s.name for s in self.streams if s.kind != "per_query"]
+        parts = [s.name for s in self.operands if s.kind != "per_query"]
+        results = [name for name in outs if name != "lse"]
+        # One struct serves both directions: the forward's tensors, then the backward's.
+        self.strided = [*parts, *results, *map(gradient_of, [*results, *parts])]
 
     def _tensor(self, name, small, role, of=""):
         """Makes a tensor. of: what it is the gradient of; empty for results."""
