@@ -13,6 +13,7 @@ import numpy as np
 import peers
 import torch
 from data import unwritten
+from kfgen.model import shapes
 from peers.elementwise import no_drop
 
 # Relative to the result: a few roundings in f32, one ulp in 2 bytes. ABSOLUTE allows cancellation.
@@ -108,10 +109,11 @@ def _dropping(case, part, dropout, device):
     if not case.f["dropout"]:
         return no_drop
     seed, offset, p = dropout
-    bounds = tuple(
-        part.get(name, slice(0, n)).indices(n)[:2] for name, n in zip(case.f["sizes"], case.sizes)
-    )
-    mask = keep_mask(seed, offset, p, case.sizes, bounds, device)
+    sizes = dict(zip(case.f["sizes"], case.sizes))
+    masked = case.f["masked"]
+    extents = dict(zip([size for size, _, _ in masked], shapes.mask_extents(masked, sizes)))
+    bounds = tuple(part.get(name, slice(0, n)).indices(n)[:2] for name, n in extents.items())
+    mask = keep_mask(seed, offset, p, tuple(extents.values()), bounds, device)
     return lambda y: torch.where(mask, y / (1 - p), 0.0)
 
 

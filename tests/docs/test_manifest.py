@@ -25,6 +25,7 @@ TYPES = {
     "number": lambda v: type(v) in (int, float),
     "null": lambda v: v is None,
     "texts": lambda v: isinstance(v, list) and all(isinstance(x, str) for x in v),
+    "lists": lambda v: isinstance(v, list) and all(isinstance(x, (list, tuple)) for x in v),
     "tables": lambda v: isinstance(v, list) and all(isinstance(x, dict) for x in v),
     "extents": lambda v: isinstance(v, list) and all(map(is_extent, v)),
 }

@@ -15,6 +15,7 @@ PAGE = ROOT / "docs/which_function.md"
 ROW = re.compile(r"^(\| .+ \| `kf\.ops\.([\w{}]+)\(.*\)` \|).*$", re.M)
 LISTED = re.compile(r"(<!-- aliases -->\n).*?(<!-- /aliases -->)", re.S)
 COMPANIONS = re.compile(r"^Each function of this table exists with `(_\w+)`", re.M)
+RENAMED = re.compile(r"`(\w+)` with it is `(\w+)`")
 UPDATE = os.environ.get("KF_UPDATE")
 
 
@@ -41,13 +42,17 @@ def listed():
 
 
 def companions(text):
-    """Returns the ops that a sentence below a table names by their suffix."""
-    return {
-        op + suffix
-        for section in text.split("\n## ")
-        for suffix in COMPANIONS.findall(section)
-        for _, op in ROW.findall(section)
-    }
+    """Returns the ops that sentences below a table name by their suffix; a later sentence counts
+    those of an earlier one, too."""
+    found, renamed = set(), dict(RENAMED.findall(text))
+    for section in text.split("\n## "):
+        named = [op for _, op in ROW.findall(section)]
+        for suffix in COMPANIONS.findall(section):
+            names = {op: name for op, name in renamed.items() if name.endswith(suffix)}
+            more = [names.get(op, op + suffix) for op in named]
+            found.update(more)
+            named += more
+    return found
 
 
 def test_every_op_has_a_row_with_its_launcher(manifest):

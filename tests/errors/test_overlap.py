@@ -115,7 +115,7 @@ def test_side_by_side(lib, functions):
 def test_tensors_of_no_elements_overlap_nothing(lib, functions):
     """A sum over zero rows writes its result, and an input without elements may point into it."""
     for f in functions:
-        call = Call(lib, f, (0,) + (16, 3, 6, 5, 2, 2, 2, 2)[: len(f["sizes"]) - 1])
+        call = Call(lib, f, (0,) + (16, 3, 6, 5, 2, 1, 1, 1, 1)[: len(f["sizes"]) - 1])
         for a in tensors_of(f):
             for o in tensors_of(f):
                 if o["role"] == "sum" and call.bytes[o["name"]] and not call.bytes[a["name"]]:

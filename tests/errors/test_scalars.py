@@ -17,6 +17,7 @@ from refusals import (
 ROLES = {
     "in": "test_pointers, test_overlap",
     "out": "test_pointers, test_overlap",
+    "inout": "test_pointers, test_overlap",
     "sum": "test_pointers, test_overlap",
     "size": "test_sizes",
     "workspace": "test_workspace",

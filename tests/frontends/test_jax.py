@@ -155,6 +155,23 @@ def test_axes_and_composed_functions(kf, kj):
     assert np.array_equal(tanh, kj.gelu_tanh(x)) and np.array_equal(kj.gelu(x), kf.ops.gelu(x))
 
 
+def test_prelu_of_a_sum(kj):
+    """It calls an op of kf.fuse, also in a program."""
+    x, alpha, bias = draw(3, 4), draw(4, seed=1), draw(4, seed=2)
+
+    def loss(function):
+        return jax.value_and_grad(lambda *given: (function(*given) ** 2).sum(), (0, 1, 2))
+
+    def mine(x, alpha, bias):
+        return kj.prelu_bias(x, alpha=alpha, bias=bias)
+
+    want = loss(lambda x, alpha, bias: jnp.where(x + bias > 0, 1, alpha) * (x + bias))
+    for function in (loss(mine), jax.jit(loss(mine))):
+        got = jax.tree.leaves(function(x, alpha, bias))
+        for g, w in zip(got, jax.tree.leaves(want(x, alpha, bias)), strict=True):
+            assert np.allclose(g, w, 1e-5, 1e-5)
+
+
 def test_names(kf, kj):
     x = draw(4, 6)
     want = np.maximum(np.asarray(x) * 2, 0)

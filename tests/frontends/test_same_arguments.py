@@ -9,20 +9,16 @@ import pytest
 
 # Arguments that a frontend lacks: results are new arrays, and autograd is PyTorch's.
 LACKS = {"jax": {"out", "grads", "beta"}, "tensorflow": {"out", "grads", "beta", "return_lse"}}
-# Functions that compose several ops or a product of the library, which TensorFlow lacks.
+# Functions that compose several ops, which TensorFlow lacks.
 COMPOSED = {
     "tensorflow": {
         "fused_attention_score",
         "fused_linear_activation",
         "fused_multihead_attention",
-        "matmul",
-        "scaled_dot_product_attention",
         "call",
     },
     "jax": set(),
 }
-# Functions whose further arguments TensorFlow lacks: alpha.
-NARROWER = {"tensorflow": {"prelu_bias"}, "jax": set()}
 
 
 def arguments(module, name, left_out):
@@ -37,7 +33,7 @@ def test_functions_and_arguments(kf, which):
     ops = frontend.Frontend(which, kf).ops
     names = {n for n in dir(kf.ops) if not _dispatch.overwrites(n)}
     assert names - set(dir(ops)) == COMPOSED[which]
-    for name in sorted(names - COMPOSED[which] - NARROWER[which]):
+    for name in sorted(names - COMPOSED[which]):
         left_out = LACKS[which] - ({"beta"} if name.startswith("axpby") else set())
         assert arguments(ops, name, left_out) == arguments(kf.ops, name, left_out), name
 
@@ -47,6 +43,7 @@ def draw(*shape):
 
 
 SCORES, LABELS = draw(2, 3, 4, 5), np.array([1, 0, 3])
+QKV = draw(2, 4, 5, 8), draw(2, 4, 7, 8), draw(2, 4, 7, 6)
 # Calls that PyTorch's users write: masks that broadcast, int32, dtypes, dimensions.
 CALLS = [
     ("softmax", (SCORES, 1), {}),
@@ -61,6 +58,21 @@ CALLS = [
     ("scale_mask_softmax", (SCORES, draw(2, 4, 5).astype(np.float64)), {}),
     ("scale_bool_mask_softmax", (SCORES, draw(1, 4, 5) > -2), {}),
     ("cross_entropy", (draw(3, 5), LABELS.astype(np.int32)), {}),
+    ("matmul", (SCORES, SCORES.swapaxes(2, 3)), {"alpha": 0.5}),
+    ("matmul", (draw(3, 4), draw(4, 2)), {}),
+    ("prelu_bias", (draw(3, 4), draw(4), draw(1, 4)[0]), {}),
+    ("prelu_bias", (draw(3, 4),), {"alpha": draw(4), "bias": draw(1, 4)[0]}),
+    ("scaled_dot_product_attention", QKV, {}),
+    ("scaled_dot_product_attention", QKV, {"is_causal": True, "scale": 0.3}),
+    ("scaled_dot_product_attention", (*QKV, draw(5, 7)), {}),
+    ("scaled_dot_product_attention", (*QKV, draw(2, 1, 5, 7) > -1), {}),
+    ("scaled_dot_product_attention", (QKV[0][0, 0], QKV[1][0, 0], QKV[2][0, 0]), {}),
+    ("scaled_dot_product_attention", (QKV[0][0], QKV[1], QKV[2]), {}),
+    (
+        "scaled_dot_product_attention",
+        (QKV[0], QKV[1][:, :2], QKV[2][:, :2]),
+        {"enable_gqa": True, "is_causal": True},
+    ),
     ("rope_qk", (draw(2, 3, 2, 8), draw(2, 3, 1, 8), draw(6, 4), draw(6, 4), np.arange(3)), {}),
 ]
 

@@ -23,6 +23,8 @@ from kfgen.model import shapes  # noqa: E402
 from kfgen.render.render import Selection  # noqa: E402
 
 PAGE = (kflib.ROOT / "docs/which_function.md").read_text()
+# Pages that define what expressions call.
+DEFINED = PAGE + (kflib.ROOT / "docs/which_attention.md").read_text()
 ROW = re.compile(r"^\| `([^`]+)`[^|]* \| `(kf\.ops\.([\w{}]+)\(.*\))` \|", re.M)
 COMPANIONS = re.compile(r"^Each function of this table exists with `(_\w+)`", re.M)
 PACKED = [
@@ -55,16 +57,20 @@ SIZES = {
 }
 SCORES = SIZES | {"batch": [2], "heads": [3]}
 ATTENTION = SIZES | {"batch": [2], "dim_v": [4]}
+CACHES = SIZES | {"batch": [2], "queries": [2], "blocks": [7], "page_size": [4], "pages": [3]}
 IMAGES = SIZES | {"batch": [2], "pixels": [4, 5]}
 # Names of the page that are not operands, and operands with other names.
 OTHERS = {"mean": "running_mean", "var": "running_var", "seen": "mask"}
 CLASSES = {"label": 6, "index": 9, "position": 5, "type": 2}
+# A table of blocks, and the rows of sequences.
+NUMBERS = {"page_table": [[0, 4, 2], [6, 1, 3]], "key_length": [9, 5]}
 LENGTHS = ((3, 5), (0, 2), (4, 4))  # queries and keys of packed sequences
 
 
 def drawn(op, t, rng, lengths):
     """Returns a tensor for an operand: row indices, conditions, probabilities or numbers."""
     sizes = ATTENTION if "dim_v" in op.rules.sizes else SIZES
+    sizes = CACHES if "page_size" in op.rules.sizes else sizes
     sizes = IMAGES if "pixels" in op.rules.sizes else sizes
     sizes = SCORES if op.name.startswith("scale_") and "queries" in op.rules.sizes else sizes
     sizes = sizes | lengths
@@ -72,8 +78,11 @@ def drawn(op, t, rng, lengths):
     for extent in t.extents:
         [size] = shapes.names(extent)
         shape += [value(extent, {size: n}) for n in sizes[size]]
+    if t.name in NUMBERS:
+        return torch.tensor(NUMBERS[t.name], dtype=torch.int32)
     if t.name in CLASSES:
-        return torch.randint(0, CLASSES[t.name], shape, generator=rng)
+        dtype = torch.int32 if t.var == "i32" else torch.int64
+        return torch.randint(0, CLASSES[t.name], shape, generator=rng, dtype=dtype)
     if t.var == "u8":
         return torch.rand(shape, generator=rng) > 0.3
     x = torch.randn(shape, generator=rng, dtype=torch.float64)
@@ -95,7 +104,7 @@ def names(found):
     distance = torch.arange(queries)[:, None] + keys - queries - torch.arange(keys)
     helpers = {"distance": distance, "causal": distance >= 0}
     helpers |= {"torch": torch, "F": F, "act": F.gelu, "p": 0.0, "dim": 1}
-    exec("".join(re.findall(r"```python\n(def .*?)```", PAGE, re.S)), helpers | found, helpers)
+    exec("".join(re.findall(r"```python\n(def .*?)```", DEFINED, re.S)), helpers | found, helpers)
     for helper in helpers.values():
         if hasattr(helper, "__globals__"):
             helper.__globals__.update(helpers | found)
@@ -128,6 +137,9 @@ def test_both_expressions_are_equal(row, monkeypatch):
     expression, call, pattern = row
     op = op_of(pattern)
     values = names(operands(op))
+    if op.forward.updates:
+        compare_updates(op, expression, call, values, monkeypatch)
+        return
     compare(op, call, values, evaluated(expression, values), monkeypatch)
 
 
@@ -147,6 +159,22 @@ def compare(op, call, values, wanted, monkeypatch):
         a = torch.as_tensor(a)
         assert a.shape == b.shape
         assert torch.allclose(a.double(), b.double(), atol=1e-6, equal_nan=True)
+
+
+def compare_updates(op, expression, call, values, monkeypatch):
+    """Compares the operands that both expressions overwrite, each its own."""
+    written = [t.name for t in op.forward.inputs if t.role == "inout"]
+    own = names(operands(op))
+    before = {name: values[name].clone() for name in written}
+    evaluated(expression, values)
+    if not kfpython.WHOLE and op.name not in kfpython.OPS:
+        library = interpreted(op)
+        monkeypatch.setattr(_library, "of", lambda _: library)
+        own = arrays(own)
+    evaluated(call.replace("{act}", "gelu"), own)
+    for name in written:
+        found = torch.as_tensor(own[name])
+        assert torch.allclose(found, values[name], atol=1e-6) and (found != before[name]).any()
 
 
 def packed(op, sequences):

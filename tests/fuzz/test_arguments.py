@@ -147,7 +147,7 @@ def wrong_field(f, at):
             return name
     for field in shape_fields(f):
         name, default = field["name"], field["default"]
-        if at.get(name) == 0 and default:
+        if at.get(name) == 0 and (default if isinstance(default, int) else default in at):
             at[name] = at[default] if isinstance(default, str) else default
         if any(not at[name] or at[other] % at[name] for other in field["divides"]):
             return name

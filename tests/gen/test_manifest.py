@@ -225,10 +225,9 @@ def test_which_inputs_have_a_gradient():
                 name.removeprefix("d").removesuffix("_weight"), next(iter(whole.values()), [])
             )  # k of dk_weight
             along = {name for extent in a["extents"] for name in shapes.names(extent)}
-            assert a["summed_over"] == ([e for e in elem if e not in along] if summed else []), (
-                f["name"],
-                name,
-            )
+            own = getattr(cases.own(f), "SUMMED", {}).get(a["kind"])
+            over = [e for e in elem if e not in along] if own is None else own
+            assert a["summed_over"] == (over if summed else []), (f["name"], name)
     assert tensors(FUNCTIONS["kf_group_norm_bwd_f32"])["dweight"]["summed_over"] == [
         "outer",
         "length",
@@ -271,8 +270,9 @@ def test_how_frameworks_use_it():
     axes = FUNCTIONS["kf_group_norm_f32"]["axes"]
     assert [*axes["channels_last"]] == [*axes["sizes"]]
     for f in FUNCTIONS.values():
+        both = ["cuda", "c"][: 1 if f["dtypes"][0] == "tf32" else 2]
         assert (
-            f["backends"] == ["cuda", "c"][: 1 if f["dtypes"][0] == "tf32" else 2]
+            f["backends"] in ([both, ["c"]] if f["bwd"] else [both])
             and f["architecture"] == 75
             and f["base"]
         ), f["name"]
@@ -484,3 +484,15 @@ def test_strides():
     assert structs["matmul_nn"][1] == [
         n + level for n in ("a", "b", "out", "dout", "da", "db") for level in ("", "_batch")
     ]
+
+
+def test_numbers_that_a_loop_changes():
+    """Frontends warn where they are left out, and decide by the field, not by a name."""
+    arguments = [(f["op"], a) for f in FUNCTIONS.values() for a in f["arguments"]]
+    found = {(op, a["name"]): a["changes"] for op, a in arguments if a.get("changes")}
+    assert {(name, role) for (_, name), role in found.items()} == {
+        ("step", "step"),
+        ("seed", "seed"),
+    }
+    assert ("adamw", "step") in found and ("adamw_stochastic", "seed") in found
+    assert not {op for op, _ in found} & {"sgd", "layer_norm_{act}", "{act}_dropout"}

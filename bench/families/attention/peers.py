@@ -21,10 +21,22 @@ def _causal(t, s):
     return _attention(t, s, mask.tril(keys - queries))
 
 
+def _dropped(t, s, drop, causal=False):
+    q, k, v = (t[name].transpose(1, 2) for name in "qkv")
+    k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
+    scores = q @ k.mT * s["scale"]
+    if causal:
+        seen = torch.ones(scores.shape[2:], dtype=torch.bool, device=q.device)
+        scores = scores.masked_fill(~seen.tril(k.shape[2] - q.shape[2]), -torch.inf)
+    return (drop(scores.softmax(-1)) @ v).transpose(1, 2)
+
+
 FORWARD = {
     "attention": lambda act, t, s, drop: _attention(t, s),
     "causal_attention": lambda act, t, s, drop: _causal(t, s),
+    "full_attention_dropout": lambda act, t, s, drop: _dropped(t, s, drop),
+    "causal_attention_dropout": lambda act, t, s, drop: _dropped(t, s, drop, causal=True),
     "bias_attention": lambda act, t, s, drop: _attention(t, s, t["bias"]),
     "mask_attention": lambda act, t, s, drop: _attention(t, s, t["mask"].to(torch.bool)),
 }
-DRAW = {"mask_attention": {"mask": "seen"}}
+DRAW = {op: {"mask": "seen"} for op in ("mask_attention", "mask_attention_dropout")}

@@ -86,10 +86,11 @@ def dim_of(name: str, dim: int, axis: int | None) -> int:
 
 
 def _module_of(x: Any) -> Any:
-    """Returns the module whose functions take an array, JAX's too; None of other objects."""
+    """Returns the module whose functions take an array; None of other objects."""
     if hasattr(x, "__jax_array__") or type(x).__module__.partition(".")[0] in ("jax", "jaxlib"):
         return sys.modules["jax"].numpy
-    return _dispatch.module_of(x)
+    tf = sys.modules.get("tensorflow")
+    return tf if tf is not None and tf.is_tensor(x) else _dispatch.module_of(x)
 
 
 def _along(function: Callable[..., Any], name: str, x: Any, dim: int, dtype: Any, out: Any) -> Any:
@@ -99,7 +100,7 @@ def _along(function: Callable[..., Any], name: str, x: Any, dim: int, dtype: Any
     if module is not None and _adapted.word(x) != (long := _arguments.long_word(where, dtype)):
         x = _adapted.converted(x, long, module)
     more = {} if out is None else {"out": out}
-    rank = len(getattr(x, "shape", (1,)))  # the function reports what is no array
+    rank = _rank(where, x)
     if type(dim) is not int:
         dim = _arguments.whole(where, "dim", dim)
     if dim in (-1, rank - 1) and rank:
@@ -110,10 +111,18 @@ def _along(function: Callable[..., Any], name: str, x: Any, dim: int, dtype: Any
             f"{where}: dim is {dim}, expected a dimension of x, whose shape is {tuple(x.shape)}"
         )
     if not rank:
-        return function(x.reshape((1,)), **more).reshape(())
+        return _products.reshaped(function(_products.reshaped(x, (1,)), **more), ())
     if out is not None:
         raise TypeError(f"{where}: out is given, expected None beside dim = {dim}")
-    return function(x.swapaxes(dim, -1)).swapaxes(dim, -1)
+    return _products.swapped(function(_products.swapped(x, dim, -1)), dim, -1)
+
+
+def _rank(where: str, x: Any) -> int:
+    """Returns the number of dimensions, 1 of what is no array: the op's function reports it."""
+    shape = getattr(x, "shape", (1,))
+    if getattr(shape, "rank", 0) is None:
+        raise ValueError(f"{where}: the number of dimensions of x is not known, expected a number")
+    return len(shape)
 
 
 def prelu_bias(
@@ -145,18 +154,30 @@ def prelu_bias(
     return function(**{name: t for name, t in given.items() if t is not None})
 
 
+# {function: (formula, operands)} of functions that call an op of kf.fuse.
+OWN_OPS = {
+    "prelu_bias": (
+        "where(x + bias > 0, x + bias, alpha * (x + bias))",
+        {"x": "elem", "alpha": "row", "bias": "row"},
+    )
+}
 _fused: dict[str, Callable[..., Any]] = {}
 
 
 def _prelu_of_sum() -> str:
     """Makes the op of prelu_bias with alpha; returns its key in _fused."""
     if "prelu_bias" not in _fused:
-        from kernel_fusion import _fuse
-
-        operands = {"x": "elem", "alpha": "row", "bias": "row"}
-        expr = "where(x + bias > 0, x + bias, alpha * (x + bias))"
-        _fused["prelu_bias"] = _fuse.labelled("prelu_bias", expr, operands)
+        fused = own_op("prelu_bias")
+        of = getattr(ops, "of", None)  # JAX and TensorFlow have their own functions of an op
+        _fused["prelu_bias"] = of(fused) if of else fused.function
     return "prelu_bias"
+
+
+def own_op(name: str) -> Any:
+    """Makes the op of OWN_OPS that a function calls."""
+    from kernel_fusion import _fuse
+
+    return _fuse.labelled(name, *OWN_OPS[name])
 
 
 # torch.compile calls it instead of tracing it: an op cannot be made in a trace.
@@ -264,7 +285,7 @@ def over(namespace: Any) -> dict[str, Callable[..., Any]]:
 
 def rebound(module: Any, namespace: Any) -> dict[str, Callable[..., Any]]:
     """Returns a module's functions, whose name `ops` is another module."""
-    names = dict(vars(module), ops=namespace)
+    names = dict(vars(module), ops=namespace, _fused={})
     made = {}
     for name, f in vars(module).items():
         if isinstance(f, types.FunctionType) and f.__module__ == module.__name__:

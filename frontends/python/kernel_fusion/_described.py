@@ -29,10 +29,11 @@ class Call:
     axis: int = -1
     groups: int = 1
     asked: str | None = None  # dtype of the results, if it is an argument
+    label: str = ""  # name of the op in messages, if it is another one
 
     @property
     def of(self) -> Op:
-        return find(self.op)
+        return _labelled(find(self.op), self.label)
 
     @property
     def direction(self) -> _table.Call:
@@ -75,8 +76,26 @@ _own: dict[str, Op] = {}  # ops of kf.load
 
 def find(name: str) -> Op:
     found = _table.ops().get(name) or _own.get(name)
+    if found is None:  # a saved graph may call an op that this program has not made yet
+        from kernel_fusion import _composed
+
+        for function in _composed.OWN_OPS:
+            add(_composed.own_op(function).op)
+        found = _own.get(name)
     if found is None:
         raise ValueError(f"kf.{name}: the graph's op does not exist here: load it with kf.load")
+    return found
+
+
+_as: dict[tuple[str, str], Op] = {}  # {(op, label): op under the label}
+
+
+def _labelled(op: Op, label: str) -> Op:
+    if label == op.label or not label:
+        return op
+    found = _as.get((op.name, label))
+    if found is None:
+        found = _as[op.name, label] = op.labelled(label)
     return found
 
 

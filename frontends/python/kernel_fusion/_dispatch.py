@@ -95,7 +95,7 @@ def make(op: _table.Op, activation: str) -> Callable[..., Any]:
     return function
 
 
-# Numbers of an update that a loop changes, and what callers pass.
+# {role of a number that a loop of updates changes (Value.changes): what callers pass}.
 CHANGING = {"step": "the number of the update, from 1 on", "seed": "a number of your own"}
 
 
@@ -103,7 +103,7 @@ def _forgotten(
     op: _table.Op, activation: str
 ) -> Callable[[tuple[Any, ...], dict[str, Any]], None] | None:
     """Makes the function that warns of a default that makes all updates of a loop the first one."""
-    values = [v for v in op.forward.integers if v.name in CHANGING]
+    values = [v for v in op.forward.integers if v.changes]
     if not (op.forward.updates and op.forward.lists and values):
         return None
     where, placed = (
@@ -117,7 +117,7 @@ def _forgotten(
         for v in values:
             if v.name not in kwargs and len(args) <= placed.index(v.name):
                 text = f"{where}: {v.name} is not given, {v.default:g} is used: pass"
-                warnings.warn(f"{text} {CHANGING[v.name]}", stacklevel=3)
+                warnings.warn(f"{text} {CHANGING[v.changes]}", stacklevel=3)
 
     return warn
 

@@ -56,6 +56,10 @@ class Fused:
     def op(self) -> _table.Op:
         return self._op
 
+    @property
+    def function(self) -> Callable[..., Any]:
+        return self._function
+
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self._function(*args, **kwargs)
 
@@ -196,10 +200,10 @@ def _of_entry(entry: dict[str, Any], label: str) -> Fused:
         return _made[key]
 
 
-def labelled(label: str, expr: str, operands: Mapping[str, Any]) -> Callable[..., Any]:
+def labelled(label: str, expr: str, operands: Mapping[str, Any]) -> Fused:
     """Makes an elementwise op for a function of kf.ops, whose name messages have."""
     brief = {"brief": f"kf.ops.{label}"}  # apart from the same formula of a program
-    return _of_entry(_fields("fuse", expr, operands, brief)[0], label)._function
+    return _of_entry(_fields("fuse", expr, operands, brief)[0], label)
 
 
 def fuse(expr: str | Mapping[str, str], /, **operands: Any) -> Fused:

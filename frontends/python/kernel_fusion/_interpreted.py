@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 from kfgen.interfaces import packed
+from kfgen.model import shapes
 
 from kernel_fusion._sizes import value
 
@@ -274,7 +275,7 @@ class Interpreted:
     ) -> dict[str, Any]:
         assert rng is not None
         seed, offset = (ctypes.c_uint64 * 2).from_address(rng)
-        whole = next(self._extents(a, values) for a in f["arguments"] if a.get("kind") == "elem")
+        whole = shapes.mask_extents(f["masked"], values)
         p = values["p"]
         return {
             "keep": dropout_mask(math.prod(whole), p, seed, offset).reshape(whole),

@@ -24,9 +24,8 @@ def scaled_dot_product_attention(
 ) -> Any:
     """softmax(query @ key.mT * scale + attn_mask) @ value, with PyTorch's arguments.
 
-    One kernel computes it without storing the scores; dropout takes the unfused path, which stores
-    them. Without a backward kernel, gradients are PyTorch's own: they recompute its function. A
-    query that sees no key has the result 0.
+    One kernel computes it without storing the scores. Gradients are kernels, too, but with dropout
+    they store the scores. A query that sees no key has the result 0.
 
     Args:
         query: [batch..., heads, queries, dim], float32 float16 bfloat16 float64
@@ -52,8 +51,7 @@ def scaled_dot_product_attention(
         raise ValueError(
             f"kf.{where}: attn_mask is given beside is_causal = True, expected one of them"
         )
-    if not 0 <= dropout_p <= 1:
-        raise ValueError(f"kf.{where}: dropout_p is {dropout_p}, expected 0 to 1")
+    _probability(where, dropout_p)
     right = query.shape[-2] - key.shape[-2] if is_causal else None
     return _attend(where, (query, key, value), attn_mask, right, scale, enable_gqa, dropout_p)
 
@@ -105,11 +103,12 @@ def fused_multihead_attention(
     scale: float | None = None,
     mask: Any = None,
     causal: bool = False,
+    dropout_p: float = 0.0,
 ) -> Any:
     """Multi-head attention of rows whose heads are side by side, as linear layers write them.
 
-    One kernel computes it without storing the scores. Without a backward kernel, gradients are
-    PyTorch's own, as of scaled_dot_product_attention.
+    One kernel computes it without storing the scores; gradients are those of
+    scaled_dot_product_attention.
 
     Args:
         q: [batch..., queries, heads * dim]
@@ -119,6 +118,7 @@ def fused_multihead_attention(
         scale: as in fused_attention_score
         mask: as in fused_attention_score
         causal: as in fused_attention_score
+        dropout_p: probability that a weight is dropped, also in evaluation
 
     Returns:
         out [batch..., queries, heads * value_dim]
@@ -146,12 +146,14 @@ def fused_multihead_attention(
         )
     _products.product(where, "q", q, "k", k)
     _one_of(where, mask, causal)
+    _probability(where, dropout_p)
 
     def heads(t: Any) -> Any:
         return t.reshape(*t.shape[:-1], num_heads, t.shape[-1] // num_heads).swapaxes(-2, -3)
 
     mask = mask if mask is None else mask[..., None, :, :]
-    found = _attend(where, tuple(map(heads, (q, k, v))), mask, 0 if causal else None, scale)
+    given, right = (heads(q), heads(k), heads(v)), 0 if causal else None
+    found = _attend(where, given, mask, right, scale, dropout_p=dropout_p)
     found = found.swapaxes(-2, -3)
     return found.reshape(*found.shape[:-2], v.shape[-1])
 
@@ -162,6 +164,11 @@ def fused_multihead_attention(
 def _one_of(where: str, mask: Any, causal: bool) -> None:
     if mask is not None and causal:
         raise ValueError(f"kf.{where}: mask is given beside causal = True, expected one of them")
+
+
+def _probability(where: str, dropout_p: float) -> None:
+    if not 0 <= dropout_p <= 1:
+        raise ValueError(f"kf.{where}: dropout_p is {dropout_p}, expected 0 to 1")
 
 
 def _is_bool(mask: Any) -> bool:
@@ -278,12 +285,11 @@ def _attend(
     """
     scale = _scale(scale, given[0])
     torch = sys.modules.get("torch")
-    if torch is not None and isinstance(given[0], torch.Tensor) and not dropout_p:
+    if torch is not None and isinstance(given[0], torch.Tensor):
         from kernel_fusion.torch import _recomputed
 
-        return _recomputed.call(where, fused, given, mask, right, scale, gqa)
-    compute = unfused if dropout_p else fused
-    return compute(where, given, mask, right, scale, gqa, dropout_p)
+        return _recomputed.call(where, given, mask, right, scale, gqa, dropout_p)
+    return fused(where, given, mask, right, scale, gqa, dropout_p)
 
 
 def fused(
@@ -294,23 +300,32 @@ def fused(
     scale: float,
     gqa: bool,
     dropout_p: float = 0.0,
+    rng: Any = None,
 ) -> Any:
-    """One kernel."""
+    """One kernel. rng: seed and offset of dropout."""
     (q, k, v), lead = _heads_first(where, given, gqa)
     q_rows, k_rows, v_rows = (t.swapaxes(1, 2) for t in (q, k, v))
     if mask is not None:
         mask = _mask(where, mask, q, lead, k.shape[2])
         if not _is_bool(mask) and mask.dtype != q.dtype:
             mask = mask.to(q.dtype) if hasattr(mask, "to") else mask.astype(q.dtype)
-        function = ops.mask_attention if _is_bool(mask) else ops.bias_attention
-        found = function(q_rows, k_rows, v_rows, mask, scale=scale)
-    elif right is None:
-        found = ops.attention(q_rows, k_rows, v_rows, scale=scale)
-    elif right == 0:
-        found = ops.causal_attention(q_rows, k_rows, v_rows, scale=scale)
+        name = "mask" if _is_bool(mask) else "bias"
     else:
-        found = ops.window_attention(q_rows, k_rows, v_rows, right=right, scale=scale)
+        name = "full" if right is None else "causal" if right == 0 else "window"
+    more: dict[str, Any] = {"scale": scale}
+    more |= {"right": right} if name == "window" else {}
+    more |= {"p": dropout_p, "rng": rng} if dropout_p else {}
+    function = getattr(ops, kernel_name(name, dropout_p))
+    rows = (q_rows, k_rows, v_rows)
+    found = function(*rows, **more) if mask is None else function(*rows, mask, **more)
     return found.swapaxes(1, 2).reshape(*lead, *given[0].shape[-2:-1], v.shape[-1])
+
+
+def kernel_name(name: str, dropout_p: float) -> str:
+    """Name of a function of attention; "full": all keys."""
+    if dropout_p:
+        return f"{name}_attention_dropout"
+    return "attention" if name == "full" else f"{name}_attention"
 
 
 def unfused(
@@ -321,8 +336,10 @@ def unfused(
     scale: float,
     gqa: bool,
     dropout_p: float,
+    rng: Any = None,
 ) -> Any:
-    """A product, softmax with dropout, a product: stores the scores."""
+    """A product, softmax with dropout, a product: stores the scores. The bits are those of the one
+    kernel."""
     (q, k, v), lead = _heads_first(where, given, gqa)
     batch, heads, queries, _ = q.shape
     keys = k.shape[2]
@@ -333,7 +350,10 @@ def unfused(
         mask = _mask(where, mask, q, lead, keys).reshape(batch * heads, queries, keys)
         mask = _added(mask, q)
     scores = ops.matmul(*(t.reshape(batch * heads, *t.shape[2:]) for t in (q, k.swapaxes(2, 3))))
-    weights = ops.scale_mask_softmax_dropout(scores[:, None], mask, scale=scale, p=dropout_p)
+    if getattr(mask, "requires_grad", False):  # the softmax has no gradient by its mask
+        scores, mask, scale = scores * scale + mask, None, 1.0
+    softmax = ops.scale_mask_softmax_dropout
+    weights = softmax(scores[:, None], mask, scale=scale, p=dropout_p, rng=rng)
     found = ops.matmul(weights[:, 0], v.reshape(batch * heads, keys, v.shape[-1]))
     return found.reshape(*lead, queries, v.shape[-1])
 
@@ -380,6 +400,5 @@ STUBS = (
     "def fused_attention_score(q: A, k: A, scale: float | None = None, mask: A | None = None, "
     "causal: bool = False) -> A: ...",
     "def fused_multihead_attention(q: A, k: A, v: A, num_heads: int, scale: float | None = None, "
-    "mask: A | None = None, causal: bool = False) "
-    "-> A: ...",
+    "mask: A | None = None, causal: bool = False, dropout_p: float = 0.0) -> A: ...",
 )

@@ -4,11 +4,10 @@ the call."""
 
 import math
 import operator
-import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from kernel_fusion import _arguments, _spellings
+from kernel_fusion import _arguments, _products, _spellings
 from kernel_fusion._spellings import SHAPE
 from kernel_fusion._table import Op
 
@@ -97,12 +96,6 @@ def _shaped(where: str, shape: Any, have: Sequence[Any]) -> tuple[int, ...]:
     return wanted
 
 
-def _reshaped(x: Any, shape: Sequence[Any]) -> Any:
-    """Reshapes an array or a tensor of TensorFlow, which has no method for it."""
-    tf = None if hasattr(x, "reshape") else sys.modules.get("tensorflow")
-    return tf.reshape(x, [-1 if n is None else n for n in shape]) if tf else x.reshape(shape)
-
-
 def flattened(
     op: Op, where: str, function: Callable[..., Any], given: dict[str, Any], shape: Any
 ) -> Any:
@@ -132,11 +125,11 @@ def flattened(
     size = math.prod(wanted)
     lead = have[: len(have) - len(wanted)]
     rows = {
-        name: _reshaped(t, (size,) if name in weights else (*lead, size))
+        name: _products.reshaped(t, (size,) if name in weights else (*lead, size))
         for name, t in tensors.items()
         if name in weights or tuple(t.shape) == have
     }
     found = function(**given | rows)
     if isinstance(found, (tuple, list)):
-        return tuple(_reshaped(y, have) for y in found)
-    return _reshaped(found, have)
+        return tuple(_products.reshaped(y, have) for y in found)
+    return _products.reshaped(found, have)

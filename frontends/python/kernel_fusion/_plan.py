@@ -106,7 +106,7 @@ def check_present(where: str, call: Call, activation: str, given: Sequence[Given
     missing = [
         t.name
         for t, g in zip(call.inputs, given)
-        if g is None and (t.name in call.shaped_by or not t.nullable and activation not in t.unread)
+        if g is None and not t.nullable and (t.name in call.shaped_by or activation not in t.unread)
     ]
     if missing:
         raise TypeError(f"{where}: {missing[0]} is missing")

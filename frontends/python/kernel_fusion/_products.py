@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks of arguments that NumPy and PyTorch share, and the library of an array."""
+"""Checks of arguments that frameworks share, the library of an array, and its shape."""
 
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 
@@ -40,3 +41,24 @@ def library(t: Any) -> Any:
     if numpy is not None and isinstance(t, numpy.ndarray):  # NumPy 1 has no namespace
         return numpy
     return t.__array_namespace__() if hasattr(t, "__array_namespace__") else None
+
+
+def _tensorflow(x: Any) -> Any:
+    """Returns TensorFlow for its tensors, which have no methods for shapes, else None."""
+    return None if hasattr(x, "reshape") else sys.modules.get("tensorflow")
+
+
+def reshaped(x: Any, shape: Sequence[Any]) -> Any:
+    """Returns an array with another shape; one dimension that is None follows from the others."""
+    tf = _tensorflow(x)
+    return tf.reshape(x, [-1 if n is None else n for n in shape]) if tf else x.reshape(shape)
+
+
+def swapped(x: Any, first: int, second: int) -> Any:
+    """Returns an array with two dimensions exchanged."""
+    tf = _tensorflow(x)
+    if tf is None:
+        return x.swapaxes(first, second)
+    order = list(range(len(x.shape)))
+    order[first], order[second] = order[second], order[first]
+    return tf.transpose(x, order)

@@ -92,7 +92,7 @@ class Layout:
         tensors: the tensors that determine the sizes, in the order of the rules. Each has the
             dimensions of the rules; the rest are those of at most one size that no earlier tensor
             has. If several tensors have a size, the last one gives its dimensions.
-        shapes: their shapes.
+        shapes: their shapes; None for absent tensors. Sizes that no other tensor has are 0 then.
         numbers: values of arguments by name: those of rules, and integers that extents read.
 
     Attributes:
@@ -105,18 +105,20 @@ class Layout:
         self,
         rules: Rules,
         tensors: Sequence[Shaped],
-        shapes: Sequence[Shape],
+        shapes: Sequence[Shape | None],
         axis: int = -1,
         numbers: Mapping[str, int] | None = None,
     ):
         self.rules = rules
+        there = [(t, shape) for t, shape in zip(tensors, shapes) if shape is not None]
+        tensors, present = [t for t, _ in there], [shape for _, shape in there]
         self.values = dict(numbers or {})
         for name, default in rules.defaults.items():
             if name in self.values and self.values[name] == 0:
                 self.values[name] = default
-        self.axis = self._axis(tensors[0].name, shapes[0], axis)
-        count = self._counts(tensors, shapes)
-        self.dims = self._dims(tensors, shapes, count)
+        self.axis = self._axis(tensors[0].name, present[0], axis)
+        count = self._counts(tensors, present)
+        self.dims = self._dims(tensors, present, count)
         for size, own in self.dims.items():
             n = 1
             for d in own:
@@ -175,8 +177,12 @@ class Layout:
                         own = _solved(t.name, shape, at, line, len(tensors) == 1)
                     known[size] = own
                 at = end
-        # No tensor has a size without dimensions.
-        return {size: known[size] if count[size] else () for size in self.rules.sizes}
+        # No tensor has a size without dimensions; absent tensors alone have those of 0.
+        none: tuple[int, ...] = (0,)
+        return {
+            size: known.get(size, none * n) if n else ()
+            for size, n in ((size, count[size]) for size in self.rules.sizes)
+        }
 
     @property
     def shape(self) -> tuple[int, ...]:

@@ -77,7 +77,11 @@ COMPOSED_OF_TENSORFLOW = {
     "gelu": '(x: A, *, approximate: str = "none") -> tf.Tensor: ...',
     "softmax": OVER_DIM,
     "log_softmax": OVER_DIM,
+    "prelu_bias": "(x: A, weight: A | None = None, bias: A | None = None, *, alpha: A | None = "
+    "None) -> tf.Tensor: ...",
 }
+# Functions of several ops that kernel_fusion_tensorflow has, with kf.ops' stubs.
+OF_SEVERAL_OPS = ("def matmul(", "def scaled_dot_product_attention(")
 TYPES = {
     "dtype": "Any",
     "dim": "int",
@@ -213,6 +217,7 @@ def tensorflow() -> str:
         lines.append(line)
         if prefixed not in _functional.names():
             lines.append(line.replace(f"def {name}(", f"def {prefixed}(", 1))
+    lines += [s for s in _composed.STUBS if s.startswith(OF_SEVERAL_OPS)]
     lines += _flash.STUBS
     return HEAD_OF_TENSORFLOW + "\n".join(lines) + "\n"
 

@@ -62,6 +62,7 @@ class Value:
     # Other scalars as bounds, where least or most is None; empty without.
     least_of: str = ""
     most_of: str = ""
+    changes: str = ""  # "step" or "seed" of a loop, for which a default is no good; else empty
     rsqrt_of: str = ""  # the size n of the default 1 / sqrt(n), which replaces `default`
 
 
@@ -91,6 +92,7 @@ class Call:
     # Factors of the old values of results that are accumulated; they follow all scalars but p.
     betas: tuple[str, ...]
     shaped_by: tuple[str, ...]  # inputs that determine the sizes jointly, if several do
+    backends: tuple[str, ...]  # "cuda", "c"
 
     @functools.cached_property
     def template(self) -> Tensor:
@@ -121,6 +123,11 @@ class Call:
         """Index of the output that `return_lse` makes a result, if there is one."""
         saved = (i for i, t in enumerate(self.outputs) if (t.name, t.use) == ("lse", "saved"))
         return next(saved, None)
+
+    @functools.cached_property
+    def given(self) -> frozenset[str]:
+        """Names of the results whose gradients a backward takes."""
+        return frozenset(t.of for t in self.inputs if t.use == "gradient")
 
     @functools.cached_property
     def shaping(self) -> tuple[Tensor, ...]:
@@ -284,7 +291,9 @@ class Op:
         """
         rules = self.channels_last if last and self.channels_last else self.rules
         numbers = {"groups": groups} | {v.name: n for v, n in zip(call.integers, integers)}
-        return Layout(rules, call.shaping, [shapes[t.name] for t in call.shaping], axis, numbers)
+        return Layout(
+            rules, call.shaping, [shapes.get(t.name) for t in call.shaping], axis, numbers
+        )
 
 
 def _call(found: dict[str, Any], shaped_by: Sequence[str]) -> Call:
@@ -311,6 +320,7 @@ def _call(found: dict[str, Any], shaped_by: Sequence[str]) -> Call:
         found["workspace"],
         betas=betas,
         shaped_by=tuple(shaped_by),
+        backends=tuple(found["backends"]),
         **values,
     )
 

@@ -149,12 +149,13 @@ def call(op: Op, activation: str, arguments: Arguments) -> None:
             return
     else:
         kept = [
-            _array(where, t, t.name, value) for t, value in zip(forward.inputs, arguments.tensors)
+            None if value is None and t.nullable else _array(where, t, t.name, value)
+            for t, value in zip(forward.inputs, arguments.tensors)
         ]
-        given = tuple((x.shape, _numpy.word_of(x.dtype)) for x in kept)
+        given = tuple(x if x is None else (x.shape, _numpy.word_of(x.dtype)) for x in kept)
         plan = _plan.cached(op, activation, False, given, arguments.axis, arguments.groups)
         function, sizes = plan.function, [*plan.sizes]
-        tensors = [x.ctypes.data for x in kept]
+        tensors = [x if x is None else x.ctypes.data for x in kept]
     try:
         _library.of(op).call(
             function,

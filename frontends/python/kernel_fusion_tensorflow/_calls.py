@@ -171,6 +171,7 @@ def _by_backward(
             call.scalars,
             call.axis,
             call.groups,
+            label=call.label,
         )
         results = run(backward, [x for x in given if x is not None], rng)
         for j, numbers in at.items():
@@ -214,6 +215,7 @@ def _by_other(
         call.scalars,
         call.axis,
         call.groups,
+        label=call.label,
     )
     found = run(with_grad, [x for x in given if x is not None])
     return [found[i] if has and i is not None else None for i, has in zip(at, needed)]
@@ -240,5 +242,5 @@ def forward(
         for t in op.forward.outputs
     )
     given = tuple(x is not None for x in tensors)
-    call = Call(op.name, activation, False, given, wanted, **options)
+    call = Call(op.name, activation, False, given, wanted, label=op.label, **options)
     return run(call, [x for x in tensors if x is not None], rng)

@@ -4,16 +4,10 @@
 from collections.abc import Callable
 from typing import Any
 
-import tensorflow as tf
-from kernel_fusion import _arguments, _flash
 from kernel_fusion import _composed as of_ops
+from kernel_fusion import _flash
 
-
-def _plain(name: str) -> Callable[..., Any]:
-    """Returns the function of an op."""
-    from kernel_fusion_tensorflow import _functions  # which imports this module
-
-    return _functions.plain(name)
+from kernel_fusion_tensorflow._attention import scaled_dot_product_attention
 
 
 def gelu(x: Any, *, approximate: str = "none") -> Any:
@@ -21,56 +15,55 @@ def gelu(x: Any, *, approximate: str = "none") -> Any:
 
 
 def softmax(x: Any, dim: int = -1, dtype: Any = None, *, axis: int | None = None) -> Any:
-    return _along("softmax", x, of_ops.dim_of("softmax", dim, axis), dtype)
+    return _OF_OPS["softmax"](_tensor("softmax", x), dim, dtype, axis=axis)
 
 
 def log_softmax(x: Any, dim: int = -1, dtype: Any = None, *, axis: int | None = None) -> Any:
-    return _along("log_softmax", x, of_ops.dim_of("log_softmax", dim, axis), dtype)
+    return _OF_OPS["log_softmax"](_tensor("log_softmax", x), dim, dtype, axis=axis)
 
 
-def _along(name: str, x: Any, dim: int, dtype: Any) -> Any:
-    """Calls a function over the last dimension for another one."""
-    where = f"kf.{name}"
-    x = _tensor(where, "x", x)
-    if dtype is not None:
-        x = tf.cast(x, _arguments.long_word(where, dtype))
-    dim, rank = _arguments.whole(where, "dim", dim), x.shape.rank
-    if rank is None:
-        raise ValueError(f"{where}: the number of dimensions of x is not known, expected a number")
-    last = max(rank, 1)
-    if not -last <= dim < last:
-        raise ValueError(
-            f"{where}: dim is {dim}, expected a dimension of x, whose shape is {x.shape}"
-        )
-    if not rank:
-        return tf.reshape(_plain(name)(tf.reshape(x, [1])), [])
-    if dim % rank == rank - 1:
-        return _plain(name)(x)
-    order = list(range(rank))
-    order[dim], order[-1] = order[-1], order[dim]
-    return tf.transpose(_plain(name)(tf.transpose(x, order)), order)
+def matmul(a: Any, b: Any, *, alpha: float = 1.0) -> Any:
+    given = [_tensor("matmul", t, name) for name, t in (("a", a), ("b", b))]
+    for name, t in zip("ab", given):
+        if t.shape.rank is None:
+            raise ValueError(f"kf.matmul: {name} has an unknown number of dimensions, expected one")
+    return _OF_OPS["matmul"](*given, alpha=alpha)
 
 
-def _tensor(where: str, name: str, x: Any) -> Any:
+def prelu_bias(x: Any, weight: Any = None, bias: Any = None, *, alpha: Any = None) -> Any:
+    return _OF_OPS["prelu_bias"](x, weight, bias, alpha=alpha)
+
+
+def _tensor(function: str, x: Any, name: str = "x") -> Any:
     from kernel_fusion_tensorflow import _functions  # which imports this module
 
-    return _functions.tensor(where, name, x)
+    return _functions.tensor(f"kf.{function}", name, x)
 
 
 class _Ops:
-    """The functions of this module, as kf.ops has them."""
+    """The functions of this module, as kf.ops has them; `of` is that of kf.jax."""
+
+    @staticmethod
+    def of(fused: Any) -> Callable[..., Any]:
+        from kernel_fusion_tensorflow import _functions  # which imports this module
+
+        return _functions.make(fused.op, "none")
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         from kernel_fusion_tensorflow import _functions  # which imports this module
 
         plain = name.removeprefix("_plain_")
-        return _functions.lookup(name) if plain == name else _functions.plain(plain)
+        if plain == name:
+            return _functions.lookup(name)
+        own, _, label = plain.partition("__")
+        return _functions.plain(own, label)
 
 
 _OF_OPS = of_ops.rebound(of_ops, _Ops()) | of_ops.rebound(_flash, _Ops())
-_OWN: tuple[Callable[..., Any], ...] = (gelu, softmax, log_softmax)
+_OWN: tuple[Callable[..., Any], ...] = (gelu, softmax, log_softmax, matmul, prelu_bias)
 FUNCTIONS: dict[str, Callable[..., Any]] = {f.__name__: f for f in _OWN}
 FUNCTIONS |= {f.__name__: _OF_OPS[f.__name__] for f in _flash.FUNCTIONS}
+FUNCTIONS[scaled_dot_product_attention.__name__] = scaled_dot_product_attention
 for _f in _OWN:
     _lines = (of_ops.FUNCTIONS[_f.__name__].__doc__ or "").splitlines()
     _f.__doc__ = "\n".join(line for line in _lines if " out:" not in line)

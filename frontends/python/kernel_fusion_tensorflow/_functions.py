@@ -282,9 +282,17 @@ def make(op: Op, activation: str) -> Callable[..., Any]:
 _made: dict[str, Callable[..., Any]] = {}
 
 
-def plain(name: str) -> Callable[..., Any]:
-    """Returns the function of the op alone, without other arguments of `lookup`'s."""
-    return _made.setdefault(f"_plain_{name}", make(*_table.functions()[name]))
+def plain(name: str, label: str = "") -> Callable[..., Any]:
+    """Returns the function of the op alone, without other arguments of `lookup`'s.
+
+    Args:
+        label: name of the op in error messages.
+    """
+    key = f"_plain_{name}__{label}"
+    if key not in _made:
+        op, activation = _table.functions()[name]
+        _made[key] = make(op.labelled(label), activation)
+    return _made[key]
 
 
 def lookup(name: str) -> Callable[..., Any]:

@@ -334,8 +334,10 @@ def _variants(f, family, operands):
 def _operands(f, scalars_, family, types):
     table = f.get("operands", dict, required=True, what='{ x = "elem", ... }')
     operands, names = [], set(scalars_)
+    kinds = [value.get("kind") if isinstance(value, dict) else value for value in table.values()]
+    overwrites = any(kind in family.in_place for kind in kinds)
     for name, value in table.items():
-        operand = _operand(f, name, value, family, types)
+        operand = _operand(f, name, value, family, types, overwrites)
         for n in {operand.name, *operand.values}:
             if not usable(n) or n in names:
                 raise f.error("operands", f"the name `{n}` cannot be used", UNUSABLE)
@@ -366,10 +368,13 @@ def _check_pages(f, family, operands):
             )
 
 
-def _operand(f, name, value, family, types):
-    """Reads one operand: its kind, or a table of properties."""
+def _operand(f, name, value, family, types, overwrites):
+    """Reads one operand: its kind, or a table of properties.
+
+    overwrites: True if the entry has operands that updates may overwrite, and so no gradient.
+    """
     text, value = value, {"kind": value} if isinstance(value, str) else value
-    if family.in_place and isinstance(value, dict):
+    if overwrites and isinstance(value, dict):
         value = {"grad": False} | value
     if not isinstance(value, dict) or value.get("kind") not in family.operand_kinds:
         raise f.error(
@@ -392,7 +397,7 @@ def _operand(f, name, value, family, types):
     for p, flag in flags.items():
         if not isinstance(flag, bool):
             raise f.error("operands", f"{name} has {p} = {flag!r}", f"write {p} = true or false")
-    if grad and family.in_place:
+    if grad and overwrites:
         fix = "leave it out: an op that overwrites operands has no gradient"
         raise f.error("operands", f"{name} has grad = {value['grad']!r}", fix)
     absent = _absent(f, name, value, family)

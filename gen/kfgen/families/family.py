@@ -34,7 +34,7 @@ class Family:
     kinds = ()  # kinds of its tensors (kinds.Kind)
     lists = ()  # kinds of operands that are lists of tensors of the lengths of a call
     # Kinds of operands that `updates` may name: functions read and then overwrite these. An entry
-    # with updates has no gradient, and may have no results.
+    # with such operands has no gradient, and may have no results.
     in_place = ()
     # {kind of caches: kind of their tables of block numbers}. The first two extents of a cache are
     # the blocks and the rows of a block.

@@ -35,7 +35,7 @@ TENSOR = (
     "list",
 )
 VALUE = ("name", "default", "least", "most")
-BOUNDS_OF = ("least_of", "most_of")  # scalars as bounds, left out where there are none
+SOME = ("least_of", "most_of", "changes")  # fields that are left out where they are empty
 
 
 def _call(members):
@@ -49,6 +49,7 @@ def _call(members):
         "integers": [],
         "scalars": [],
         "betas": [a["name"] for a in f["arguments"] if a["role"] == "beta"],
+        "backends": f["backends"],
     }
     for i, a in enumerate(f["arguments"]):
         if "use" in a:
@@ -83,7 +84,7 @@ def _call(members):
 
 def _value(argument):
     """A scalar or integer argument."""
-    return {k: argument[k] for k in VALUE} | {k: argument[k] for k in BOUNDS_OF if argument.get(k)}
+    return {k: argument[k] for k in VALUE} | {k: argument[k] for k in SOME if argument.get(k)}
 
 
 def _option(field):
@@ -122,7 +123,7 @@ def _entry(pattern, op, members, with_grad):
         "pattern": pattern,
         "brief": op["brief"],
         "source": op["source"],
-        **{word: f[word] for word in manifest.OF_FRONTENDS if word != "rsqrt_defaults"},
+        **{word: f[word] for word in manifest.OF_FRONTENDS},
         "any_order": f["any_order"],
         "axis": axes["axis"],
         "rules": axes["sizes"],

@@ -16,7 +16,7 @@ SHARED = """
     scratch
 """.split()  # fields of functions with the activation as an argument
 # Attributes of a family by which frontends decide, instead of by its name.
-OF_FRONTENDS = ("reduces", "axis_may_be_none", "decomposes", "rsqrt_defaults")
+OF_FRONTENDS = ("reduces", "axis_may_be_none", "decomposes")
 EPSILON = {"f32": 2.0**-23, "f64": 2.0**-52}  # machine epsilon of the computation's dtype
 
 
@@ -99,15 +99,16 @@ def value(k, act, argument):
             "default": scalar.default,
             **scalar.bounds,
             "unread": argument.name in k.unread_scalars,
+            "changes": k.changing.get(argument.name, ""),
         }
     if argument.role == "beta":
-        found |= {"default": 0.0, **Scalar(0.0, 0.0).bounds, "unread": False}
+        found |= {"default": 0.0, **Scalar(0.0, 0.0).bounds, "unread": False, "changes": ""}
     if argument.role == "strides":
         found |= {"struct": k.stride_struct, "fields": k.stride_fields}
     if argument.role in ("size", "count"):
         found |= {"least": 1 if k.refuses and argument.name == "axis" else 0}
     if argument.role == "shape":
-        found |= k.family.shape.describe([*k.sizes, *k.options])
+        found |= k.struct.describe([*k.sizes, *k.options])
     if "*" in argument.ctype:
         found |= {
             "memory": "host" if argument.role in ON_HOST else "device",
@@ -230,6 +231,7 @@ def of_kernel(k):
         "scratch": k.scratch,
         "autocast": autocast(k),
         **{word: getattr(k.family, word) for word in OF_FRONTENDS},
+        "rsqrt_defaults": k.family.rsqrt_defaults,
         "any_order": k.form in k.family.any_order,
         "permutable": k.permutable,
         "backends": list(k.backends),
@@ -305,6 +307,7 @@ def function(launcher, user=None, common=None, backward=None):
         "steps": k.cuda.launch_steps(launcher) if "cuda" in k.backends else [],
         "state": launcher.state,
         "dropout": k.dropout,
+        "masked": k.masked,
         "sizes": k.sizes,
         "arguments": arguments,
         "scalars": {s: defaults[s] for s in [*k.flat_integers, *k.scalars, *act.scalars, *k.betas]},

@@ -342,6 +342,7 @@ class Function:
         of_tensors, of_name = (
             ", ".join(f"KF_{d.upper()}" for d in words) for words in (dtypes, f["dtypes"])
         )
+        cuda, apart = (cuda, apart) if "cuda" in f["backends"] else ("NULL, NULL", "NULL")
         return (
             f'{{&kfi_rt_op_{self.stem}, "{f["name"]}", {{{of_tensors}}}, {len(f["dtypes"])}, '
             f"{{{of_name}}}, {self.number(f)}, KFI_RT_ON_CPU({cpu}, NULL), "

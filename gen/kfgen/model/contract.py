@@ -341,8 +341,8 @@ def lines(kernel, whole=False):
     for (role, dims, word, note), members in groups.items():
         line = f"{role}  {', '.join(members)}: {dims}{word}{'; ' + note if note else ''}"
         found += _wrapped(line, WIDTH + 3, " " * 7)
-    if k.family.shape:
-        line = f"in  shape: {k.family.shape.ctype} with {', '.join(k.family.shape.names)}"
+    if k.struct:
+        line = f"in  shape: {k.struct.ctype} with {', '.join(k.struct.names)}"
         found += _wrapped(line, WIDTH + 3, " " * 7)
     if k.has_workspace:
         found += _wrapped(workspace(k), WIDTH + 3, " " * 7)

@@ -74,6 +74,8 @@ class Kernel(Signature):
     # kernels have others (rename.py). Tensors and graphs are renamed wherever they are.
     name_fields = ("strided", "columns", "scalars", "integers", "result")
     integers = ()  # scalars that are 64-bit integers
+    # {scalar: "step" or "seed"} of those that differ in each call of a loop over steps.
+    changing = {}
     strided = ()  # tensors with strides, the forward's first; empty: all are contiguous
     layout = ""  # layout of an op over rows
     columns = ()  # names of operands that are column indices
@@ -230,6 +232,11 @@ class Kernel(Signature):
         return self.accumulates
 
     @property
+    def struct(self):
+        """Shape struct of the functions; None: sizes are arguments."""
+        return self.family.shape
+
+    @property
     def backends(self):
         """Backends that have the kernel's functions."""
         return self.family.backends
@@ -259,6 +266,14 @@ class Kernel(Signature):
     def needs(self):
         """Ops whose functions the kernel's functions call."""
         return []
+
+    @property
+    def masked(self):
+        """Extents of dropout's mask, empty without dropout: [size, base, total], names of sizes.
+
+        An extent is total, or size + base where total is 0 or empty. An empty base is 0.
+        """
+        return [[size, "", ""] for size in self.extents] if self.dropout else []
 
     @property
     def has_backward(self):

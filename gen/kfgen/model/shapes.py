@@ -24,7 +24,7 @@ OPERATORS = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/"}
 # Codes of extent.h for an expression in postfix order: an index of a value, or one of these.
 CODES = {"+": -1, "-": -2, "*": -3, "/": -4, "number": -5, "end": -6}
 DEPTH = 16  # maximum number of operands that wait for an operator: KFI_LAYOUT_DEPTH
-EXTENTS, SIZES = 6, 9  # maximum of a tensor and of a call: KFI_LAYOUT_EXTENTS, KFI_LAYOUT_SIZES
+EXTENTS, SIZES = 6, 10  # maximum of a tensor and of a call: KFI_LAYOUT_EXTENTS, KFI_LAYOUT_SIZES
 LARGEST = 2**31 - 1  # numbers are int32_t in C
 
 ONE, NONE = {"dims": 1}, {"dims": 0}
@@ -200,3 +200,15 @@ def fields(extents, sizes, values, codes):
             found.append((-1, 0, 0, len(codes)))
             codes += code(extent, values)
     return found
+
+
+def mask_extents(masked, values):
+    """Returns the extents of dropout's mask.
+
+    Args:
+        masked: `Kernel.masked`
+        values: {size or option: number}; a missing one is 0
+    """
+    return tuple(
+        values.get(total, 0) or values[size] + values.get(base, 0) for size, base, total in masked
+    )

@@ -308,8 +308,8 @@ class Signature:
 
     @property
     def options(self):
-        """Integers that are fields of the family's shape struct."""
-        return self.family.shape.options if self.family.shape else []
+        """Integers that are fields of the shape struct."""
+        return self.struct.options if self.struct else []
 
     @property
     def flat_integers(self):
@@ -318,9 +318,9 @@ class Signature:
 
     @property
     def size_arguments(self):
-        """The sizes, or the family's shape struct."""
-        if self.family.shape:
-            return [Argument(f"const {self.family.shape.ctype} *", shape_structs.NAME, "shape")]
+        """The sizes, or the shape struct."""
+        if self.struct:
+            return [Argument(f"const {self.struct.ctype} *", shape_structs.NAME, "shape")]
         return [Argument("int64_t ", s, "size") for s in self.sizes]
 
     @property
@@ -342,7 +342,7 @@ class Signature:
         tensors = [
             [shapes.parse(text) for text in self.shape(s)] for s in self.inputs + self.outputs
         ]
-        return self.family.shape.rules(tensors)
+        return self.struct.rules(tensors)
 
     @property
     def tensors(self):

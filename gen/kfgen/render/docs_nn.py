@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from kfgen import paths
 
-FILES = ("layers", "multihead", "norms", "losses", "fused")
+FILES = ("layers", "multihead", "norms", "losses", "fused", "routing")
 
 
 @dataclass

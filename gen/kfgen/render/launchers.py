@@ -114,9 +114,9 @@ def files(selection, user=None):
                 for other in f.structs
             ):
                 file.structs.append(kernel)
-            struct = kernel.family.shape
+            struct = kernel.struct
             if struct and all(
-                other.family.shape is not struct for f in found.values() for other in f.shapes
+                other.struct is not struct for f in found.values() for other in f.shapes
             ):
                 file.shapes.append(kernel)
             file.functions += functions

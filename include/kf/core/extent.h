@@ -11,7 +11,7 @@
 
 #include "kf/core/config.h"
 
-#define KFI_LAYOUT_SIZES 9
+#define KFI_LAYOUT_SIZES 10
 #define KFI_LAYOUT_VALUES (KFI_LAYOUT_SIZES + 16) /* sizes, then integers */
 #define KFI_LAYOUT_EXTENTS 6
 #define KFI_LAYOUT_DEPTH 16 /* operands of an expression that wait for an operator */

@@ -92,6 +92,7 @@ static inline int kfi_layout_counts(const kfi_layout_rules *r, int tensors,
                                                            : 1;
     for (int i = 0; i < tensors; ++i) {
         int known = 0, unknown = -1;
+        if (ranks[i] < 0) continue;
         for (int k = 0; k < t[i]->extents; ++k) {
             const int s = t[i]->extent[k].size;
             if (s >= 0 && count[s] < 0)
@@ -146,8 +147,9 @@ static inline int kfi_layout_place(kfi_layout *l, int s, const int64_t *from, in
     return 1;
 }
 /* Computes the sizes. `t`, `shapes`, `ranks`: tensors that determine them, in the order of the
- * rules. `arguments`: sizes that the call gives, in order. Returns false and describes the error if
- * they do not follow. */
+ * rules; a rank of -1 stands for a tensor that may be absent and is: sizes that no other tensor has
+ * are 0 then. `arguments`: sizes that the call gives, in order. Returns false and describes the
+ * error if they do not follow. */
 static inline int kfi_layout_find(const kfi_layout_rules *r, int tensors,
                                   const kfi_layout_tensor *const *t, const int64_t *const *shapes,
                                   const int *ranks, int64_t axis, const int64_t *arguments,
@@ -155,7 +157,8 @@ static inline int kfi_layout_find(const kfi_layout_rules *r, int tensors,
 {
     const int64_t *of[KFI_LAYOUT_SIZES] = {0};
     int64_t solved[KFI_LAYOUT_SIZES];
-    int count[KFI_LAYOUT_SIZES], at = 0;
+    int count[KFI_LAYOUT_SIZES], at = 0, absent = 0;
+    static const int64_t none[KFI_LAYOUT_DIMS] = {0};
     const int rank = tensors ? ranks[0] : 0;
     if (rank < r->least) return kfi_layout_fail(e, KFI_LAYOUT_RANK, 0, 0, r->least, 1);
     if (r->has_axis && (axis < -rank || axis >= rank))
@@ -164,11 +167,14 @@ static inline int kfi_layout_find(const kfi_layout_rules *r, int tensors,
     if (!kfi_layout_counts(r, tensors, t, ranks, l->axis, count, e)) return 0;
     for (int i = 0; i < tensors; ++i) {
         const int k = r->first_says ? i : tensors - 1 - i;
-        if (!kfi_layout_read(k, t[k], shapes[k], count, of, solved, e)) return 0;
+        if (ranks[k] >= 0 && !kfi_layout_read(k, t[k], shapes[k], count, of, solved, e)) return 0;
+        absent |= ranks[k] < 0;
     }
     for (int s = 0; s < r->sizes; ++s) {
         if (r->count[s] == KFI_LAYOUT_ARGUMENT) continue;
-        if (!of[s] && count[s]) return kfi_layout_fail(e, KFI_LAYOUT_MISSING, 0, 0, s, 0);
+        if (!of[s] && count[s] && !absent)
+            return kfi_layout_fail(e, KFI_LAYOUT_MISSING, 0, 0, s, 0);
+        if (!of[s]) of[s] = none;
         if (!kfi_layout_place(l, s, of[s], count[s], &at))
             return kfi_layout_fail(e, KFI_LAYOUT_ROOM, 0, 0, KFI_LAYOUT_DIMS, 0);
         l->n[s] = kfi_layout_product(l->dim, l->begin[s], l->end[s]);

@@ -225,11 +225,11 @@ static kf_result_t kfi_rt_read_shapes(const kfi_rt_call *c, kfi_rt_prepared *m)
         const int o = op->shaping_count ? op->shaping[i] : i;
         const kf_tensor_t *const t = c->tensors[o];
         if (!t && !op->shaping_count) continue;
-        if (!t)
+        if (!t && !(op->operands[o].missing >> c->activation & 1))
             return kfi_rt_fail(KF_ERROR_NULL_POINTER, op->name, op->operands[o].name,
                                "is NULL, expected a tensor, of whose shape the others are");
         layouts[count] = &op->operands[o].layout;
-        shapes[count] = t->shape, ranks[count] = t->ndim, from[count++] = o;
+        shapes[count] = t ? t->shape : NULL, ranks[count] = t ? t->ndim : -1, from[count++] = o;
     }
     kfi_layout_error e;
     if (kfi_layout_find(&op->rules, count, layouts, shapes, ranks, c->dim, &c->groups, &m->layout,

@@ -4,11 +4,14 @@ oracle of the generic tests. launcher.py has layouts and shards."""
 
 import types
 
+import attention_gradients
 import numpy as np
 import storage
+from attention_gradients import SUMMED, fill
 from kfgen.families import reference as elements_reference
 from kfgen.families.attention import reference
 from kfgen.language.primitives import COLUMN, COUNT, QUERIES, QUERY
+from kfgen.model import shapes
 
 # Whole and partial blocks of rows and keys, dimensions of FMAs and of tensor cores, groups of
 # heads; no keys, empty tensors.
@@ -41,6 +44,7 @@ MORE = [
     for q, k in ((1, 1), (64, 65), (130, 17))
     for d in (16, 40, 72, 128)
 ]
+LAUNCHES = 4  # statistics, outside of packed sequences, and by blocks of queries and of keys
 RESULTS_IN_PARTS = True  # C packs keys and values in the workspace
 LARGE = (2**20, 2**10, 1, 2**10, 1, 1, 1)  # needs more blocks than a grid may have
 # Sizes, and the first tensor of too many elements.
@@ -103,13 +107,22 @@ def draw(rng, call, a, values):
     return storage.from_float(rng.standard_normal(shape), a["dtype"])
 
 
-def attend(op, scalars, given, q, k, v):
+def result(call):
+    """Shape of dropout's mask."""
+    names = dict(zip(call.f["sizes"], call.sizes)) | call.scalars
+    return shapes.mask_extents(call.f["masked"], names)
+
+
+def attend(op, scalars, given, q, k, v, mask=()):
     """Returns {result: float64} of heads in front of rows.
 
     Args:
         given: further operands, which broadcast to the scores.
+        mask: the weights that dropout keeps, and their scale.
     """
     names = scalars | given
+    if mask:
+        names["dropout"] = lambda p: np.where(mask[0], p * mask[1], 0.0)
     names |= {
         QUERY: np.arange(q.shape[2]).reshape(1, 1, -1, 1),
         COLUMN: np.arange(k.shape[2]).reshape(1, 1, 1, -1),
@@ -152,7 +165,7 @@ def expected(call):
     """Returns {result: float64}; the statistics as [batch, heads, queries]."""
     given, kinds = wide(call)
     q, k, v = (given[kinds[kind]].transpose(0, 2, 1, 3) for kind in ("query", "key", "value"))
-    found = attend(call.kernel.op, call.scalars, given, q, k, v)
+    found = attend(call.kernel.op, call.scalars, given, q, k, v, call.mask())
     return found | {"out": found["out"].transpose(0, 2, 1, 3)}
 
 
@@ -163,15 +176,17 @@ def expected_packed(call):
     scores = {n: given[n] for kind, n in kinds.items() if kind == "score"}
     none = given | {n: x[:1, :, :0, :0] for n, x in scores.items()}
     rows, more = np.s_[:, :, :0], {n: np.zeros((1, 1, 1, 1)) for n in scores}
-    found = attend(call.kernel.op, call.scalars, none | more, q, k[rows], v[rows])
+    keep, *scale = call.mask() or (None,)
+    mask = (keep[None, :, :, :0], *scale) if scale else ()
+    found = attend(call.kernel.op, call.scalars, none | more, q, k[rows], v[rows], mask)
     at, of = (call.data[kinds[f"{word}_offsets"]] for word in ("query", "key"))
     for i in range(len(at) - 1):
         own, keys = slice(at[i], at[i + 1]), slice(of[i], of[i + 1])
         length = at[i + 1] - at[i], of[i + 1] - of[i]
         more = {n: x[i : i + 1, :, : length[0], : length[1]] for n, x in scores.items()}
-        one = attend(
-            call.kernel.op, call.scalars, given | more, q[:, :, own], k[:, :, keys], v[:, :, keys]
-        )
+        mask = (keep[None, :, own, keys], *scale) if scale else ()
+        own_rows = q[:, :, own], k[:, :, keys], v[:, :, keys]
+        one = attend(call.kernel.op, call.scalars, given | more, *own_rows, mask)
         for name, value in one.items():
             found[name][:, :, own] = value
     out = {n: found[n][0] for n in ("lse", "row_max", "log_sum")}
@@ -179,6 +194,8 @@ def expected_packed(call):
 
 
 def check(call, got, weights=None):
+    if call.f["bwd"]:
+        return attention_gradients.check(call, got)
     packed = call.f["form"] != "dense"
     want, dtype = (expected_packed if packed else expected)(call), call.f["dtypes"][0]
     real = "f64" if dtype == "f64" else "f32"
@@ -204,8 +221,11 @@ def check(call, got, weights=None):
 
 def of_sequence(call, index):
     """Returns {size: the slice of it that belongs to a packed sequence}, of the outputs' axes."""
-    at = next(call.data[n] for n, a in call.tensors.items() if a["kind"] == "query_offsets")
-    return {"queries": slice(int(at[index]), int(at[index + 1]))}
+    found = {"batch": slice(index, index + 1)}
+    for n, a in call.tensors.items():
+        if a["kind"] in ROWS:
+            found[ROWS[a["kind"]]] = slice(*map(int, call.data[n][index : index + 2]))
+    return found
 
 
 def formula(of_score=lambda score, t: score, causal=False):
@@ -254,13 +274,14 @@ REFERENCES = {
 
 def work(f, size):
     """Returns the dimensions of the elementwise pass and the operations of the products Q K^T and
-    P V, with all sizes equal."""
+    P V, of a backward of five products, with all sizes equal."""
     axes = 4 if f["form"] == "dense" else 3
-    return axes, 2 * 2 * size ** (axes + 1)
+    return axes, 2 * (5 if f["bwd"] else 2) * size ** (axes + 1)
 
 
 # Packed sequences, with the longest ones where a bias or a mask says so.
 PACKED = {
+    "LAUNCHES": LAUNCHES,
     "SHAPES": [
         [(3, 4, 1, 2, 5, 8, 4), 0],
         [(3, 4, 2, 9, 13, 8, 4), 0],
@@ -297,11 +318,14 @@ PACKED = {
         ("keys", "kv_heads", "dim"),
         ("keys", "kv_heads", "dim_v"),
     ],
+    "SUMMED": SUMMED,
     "prepare": prepare,
     "draw": draw,
+    "fill": fill,
     "wrong_size": wrong_size,
     "work": work,
     "check": check,
+    "result": result,
     "of_sequence": of_sequence,
 }
 
@@ -358,9 +382,10 @@ OPS = (
     "mask_attention",
     "sink_window_attention",
 )
+DROPPED = ("full_attention_dropout", *(f"{op}_dropout" for op in OPS[1:]))
 INDEXED = "with numbers of 32 bits too"  # tests/gen/test_names.py
-FUNCTIONS = dict.fromkeys(OPS, (0, True, 4, False))
-FUNCTIONS |= dict.fromkeys((f"{op}_varlen" for op in OPS), (0, True, INDEXED, False))
+FUNCTIONS = {op: (0, True, 4, op in OPS) for op in (*OPS, *DROPPED)}
+FUNCTIONS |= {f"{op}_varlen": (0, True, INDEXED, of[3]) for op, of in FUNCTIONS.items()}
 # One function and the maximum tokens of its header: tests/headers/test_compile_cost.py.
 COMPILED = {"attention": ("kf_attention_bf16", 80000)}
 
@@ -385,11 +410,11 @@ ref = "{expr}"
 
 REFUSED = {
     "a gradient": (
-        entry("softmax(dot * scale) * v", operands=OPERANDS.replace(", grad = false", "", 1)),
+        entry("softmax(dot * scale + h) * v", operands=OPERANDS + '\noperands.h = "head"'),
         "op.seen",
         "operands",
-        "have a gradient: q",
-        "give each operand grad = false",
+        "have a gradient: h",
+        "give the others grad = false",
     ),
     "a sum that is no softmax": (
         entry("dot * scale * v"),
@@ -459,11 +484,8 @@ FAULTS = {
 }
 # The Python package of level 1 has them.
 PACKAGED = [
-    "attention",
-    "causal_attention",
-    "causal_attention_varlen",
-    "window_attention",
-    "bias_attention",
-    "mask_attention",
-    "scale_mask_softmax_dropout",
+    *("attention", "causal_attention", "causal_attention_varlen", "window_attention"),
+    *("bias_attention", "mask_attention", "scale_mask_softmax_dropout"),
+    *("full_attention_dropout", "causal_attention_dropout", "window_attention_dropout"),
+    *("bias_attention_dropout", "mask_attention_dropout"),
 ]

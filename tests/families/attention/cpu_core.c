@@ -93,6 +93,8 @@ void attention(const attention_call *c, void *workspace)
     if (c->p > 0) {
         rng = kfi_make_rng(c->p, (kfi_u64)c->seed, 3, NULL, NULL);
         m.rng = &rng;
+        m.numbers.row = c->keys, m.numbers.head = c->queries * c->keys;
+        m.numbers.batch = c->heads * m.numbers.head;
     }
     kfi_cpu_attention_run(&m, workspace);
 }

@@ -10,39 +10,64 @@
 #define SCORE_BIAS 2    // q . k * scale + bias[query, key]
 
 #ifdef KFI_DEVICE_PASS
-template <int keys>
-KFI_DEVICE void kfi_score_load(kfi_tag<SCORE_SOFTCAP>, kfi_score_block<SCORE_SOFTCAP, keys> &,
+template <int keys, int transposed>
+KFI_DEVICE void kfi_score_load(kfi_tag<SCORE_SOFTCAP>,
+                               kfi_score_block<SCORE_SOFTCAP, keys, transposed> &,
                                const kfi_attention &, int, int, int, int)
 {
 }
-template <int keys, class real>
+template <int keys, int transposed, class real>
 KFI_DEVICE real kfi_score_at(kfi_tag<SCORE_SOFTCAP>, const kfi_attention &a,
-                             const kfi_score_block<SCORE_SOFTCAP, keys> &, real dot, int)
+                             const kfi_score_block<SCORE_SOFTCAP, keys, transposed> &, real dot,
+                             int)
 {
     const real cap = (real)a.score.scalars_f64[1];
     return cap * (real)tanh(dot * (real)a.score.scalars_f64[0] / cap);
 }
+template <int keys, int transposed, class real>
+KFI_DEVICE real kfi_score_bwd(kfi_tag<SCORE_SOFTCAP>, const kfi_attention &a,
+                              const kfi_score_block<SCORE_SOFTCAP, keys, transposed> &, real dot,
+                              int, real dscore, real *)
+{
+    const real scale = (real)a.score.scalars_f64[0],
+               t = (real)tanh(dot * scale / (real)a.score.scalars_f64[1]);
+    return dscore * scale * (1 - t * t);
+}
 
-// float bias [queries, keys] with a row stride; half of a thread's keys belong to each row.
-template <int keys> struct kfi_score_block<SCORE_BIAS, keys> {
+// float bias [queries, keys] with a row stride; half of a thread's elements belong to each row.
+template <int keys, int transposed> struct kfi_score_block<SCORE_BIAS, keys, transposed> {
     double bias[keys / 2];
 };
-template <int keys>
-KFI_DEVICE void kfi_score_load(kfi_tag<SCORE_BIAS>, kfi_score_block<SCORE_BIAS, keys> &block,
-                               const kfi_attention &a, int row, int key, int head, int)
+template <int keys, int transposed>
+KFI_DEVICE void kfi_score_load(kfi_tag<SCORE_BIAS>,
+                               kfi_score_block<SCORE_BIAS, keys, transposed> &block,
+                               const kfi_attention &a, int row, int key, int head, int batch)
 {
-    const float *const bias = (const float *)a.score.tensors[0] + head * a.score.strides[0].head;
-    for (int i = 0; i < keys / 2; ++i) {
-        const int r = row + 8 * kfi_score_row(i), k = key + kfi_score_key(i);
-        block.bias[i] = r < a.queries && k < a.keys ? bias[r * a.score.strides[0].row + k] : 0.0;
-    }
+    float bias[keys / 2];
+    kfi_score_fetch<keys, transposed>(bias, 0, a, row, key, head, batch);
+    for (int i = 0; i < keys / 2; ++i) block.bias[i] = bias[i];
 }
-template <int keys, class real>
+template <int keys, int transposed, class real>
 KFI_DEVICE real kfi_score_at(kfi_tag<SCORE_BIAS>, const kfi_attention &a,
-                             const kfi_score_block<SCORE_BIAS, keys> &block, real dot, int i)
+                             const kfi_score_block<SCORE_BIAS, keys, transposed> &block, real dot,
+                             int i)
 {
     return dot * (real)a.score.scalars_f64[0] + (real)block.bias[i];
 }
+template <int keys, int transposed, class real>
+KFI_DEVICE real kfi_score_bwd(kfi_tag<SCORE_BIAS>, const kfi_attention &a,
+                              const kfi_score_block<SCORE_BIAS, keys, transposed> &, real, int,
+                              real dscore, real *tensors)
+{
+    tensors[0] = dscore;
+    return dscore * (real)a.score.scalars_f64[0];
+}
+KFI_DEVICE void kfi_score_store(kfi_tag<SCORE_BIAS>, void *to, int, kf_i64 at, float v)
+{
+    ((float *)to)[at] = v;
+}
 #endif
+
+KFI_BOTH constexpr bool kfi_score_gradients(kfi_tag<SCORE_BIAS>) { return true; }
 
 #endif

@@ -8,6 +8,8 @@ memory."""
 import ctypes
 import dataclasses
 
+import checks
+import element_checks
 import numpy as np
 from kfgen.families.attention import reference
 from storage import from_float, to_float
@@ -17,7 +19,30 @@ DENSE, HEADS_FIRST, PACKED = "dense", "heads first", "q, k and v side by side"
 # Relative to the largest result: 2-byte probabilities and results are rounded.
 TOLERANCE = {"bf16": 0.01, "f16": 0.0015, "f32": 2e-6, "f64": 1e-14}
 LSE = {"bf16": 2e-5, "f16": 2e-5, "f32": 2e-6, "f64": 1e-13}
+BASES = {"queries": "query_base", "keys": "key_base", "heads": "head_base"}
 GUARD = 256
+RANDOM = 11, 2**40 + 5  # seed and offset of dropout
+
+
+def random(f, arena, p):
+    """Returns (arguments of dropout, {argument: its place in the arena})."""
+    if not f["dropout"]:
+        return {}, {}
+    seed, offset = RANDOM
+    if not f["state"]:
+        return {"p": p, "seed": seed, "offset": offset}, {}
+    at = arena.add(np.array([seed, offset - checks.OFFSET_ADD], np.uint64))
+    given = {"p": p, "offset_add": checks.OFFSET_ADD}
+    return given, {"seed": at, "offset": at + 8}
+
+
+def mask(f, p, shape):
+    """Options of the oracle for dropout. shape: that of the weights, which bits are numbered by."""
+    if not f["dropout"]:
+        return {}
+    real = np.float64 if f["dtypes"][0] == "f64" else np.float32
+    keep, scale = element_checks.mask(*RANDOM, p, shape, real)
+    return {"keep": keep, "keep_scale": scale if p < 1 else 0.0}
 
 
 @dataclasses.dataclass
@@ -36,6 +61,7 @@ class Case:
     shard: dict = dataclasses.field(default_factory=dict)  # query_base, ...
     saved: tuple = ("lse", "row_max", "log_sum")
     more: dict = dataclasses.field(default_factory=dict)  # {operand: array}
+    p: float = 0.25  # read by functions with dropout
     seed: int = 0
 
     @property
@@ -47,8 +73,10 @@ class Case:
         return self.kv_heads or self.heads
 
     def total(self, name):
-        base = self.shard.get({"queries": "query_base", "keys": "key_base"}[name], 0)
-        return self.shard.get(f"{name}_total") or base + getattr(self, name)
+        return self.shard.get(f"{name}_total") or self.base(name) + getattr(self, name)
+
+    def base(self, name):
+        return self.shard.get(BASES[name], 0)
 
 
 class Arena:
@@ -151,7 +179,7 @@ class Call:
                     s // x.itemsize if n > 1 else BROADCAST for n, s in zip(x.shape, x.strides)
                 ]
                 values |= dict(zip((f"{name}_batch", f"{name}_head", name), steps))
-        return (ctypes.c_int64 * len(given["fields"]))(*(values[n] for n in given["fields"]))
+        return (ctypes.c_int64 * len(given["fields"]))(*(values.get(n, 0) for n in given["fields"]))
 
     def given(self, lib):
         """Returns the sizes, scalars and workspace of a call."""
@@ -167,6 +195,8 @@ class Call:
         given, bytes_ = self.given(lib)
         # A workspace may hold anything.
         begin["workspace"] = arena.add(np.full(max(bytes_, 1), 0x7F, np.uint8)) if bytes_ else None
+        drawn, placed = random(self.f, arena, self.case.p)
+        given, begin = given | drawn, begin | placed
         before, strides = arena.bytes, self.strides()
         step = {"strides": None if strides is None else ctypes.addressof(strides)}
 
@@ -213,7 +243,15 @@ class Call:
         q, k, v = (self.values[n] for n in ("q", "k", "v"))
         k, v = (np.repeat(x, self.case.batch // len(x), 0) for x in (k, v))
         names = ("out", "lse", "row_max", "log_sum")
+        options = self.mask() | options
         return dict(zip(names, reference.forward(q, k, v, score, see=see, **options)))
+
+    def mask(self):
+        """Options of the oracle for dropout: the call's part of the whole tensors' mask."""
+        c, sizes = self.case, ("heads", "queries", "keys")
+        found = mask(self.f, c.p, (c.batch, *map(c.total, sizes)))
+        own = (slice(c.base(n), c.base(n) + getattr(c, n)) for n in sizes)
+        return found | ({"keep": found["keep"][:, *own]} if found else {})
 
     def check(self, lib, memory, score, see, **options):
         got, want = self.run(lib, memory), self.expected(score, see, **options)

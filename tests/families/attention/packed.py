@@ -9,7 +9,7 @@ import dataclasses
 
 import numpy as np
 from kfgen.families.attention import reference
-from launcher import LSE, TOLERANCE, Arena, close
+from launcher import LSE, TOLERANCE, Arena, close, mask, random
 from storage import from_float, to_float
 
 SAVED = ("lse", "row_max", "log_sum")
@@ -34,6 +34,7 @@ class Case:
     hidden: tuple = ()  # sequences whose keys and values are NaN
     bounds: tuple = ()  # offsets of q and k that the call has instead
     bias: tuple = ()  # shape of a bias or a mask; 1: shared
+    p: float = 0.25  # read by functions with dropout
     seed: int = 0
 
     @property
@@ -136,13 +137,15 @@ class Call:
 
     def run(self, lib, memory):
         """Returns {result: array in float64}."""
-        arena = Arena()
+        arena, c = Arena(), self.case
         begin, strides = self.placed(arena), self.strides()
-        given = self.sizes | self.case.scalars
-        longest = dict(zip(("max_query", "max_key"), map(int, self.case.longest)))
+        given = self.sizes | c.scalars
+        longest = dict(zip(("max_query", "max_key"), map(int, c.longest)))
         given, sizes = given | longest, self.sizes | longest
         bytes_ = lib.workspace_bytes(self.f, [sizes[n] for n in self.f["sizes"]])
         begin["workspace"] = arena.add(np.full(max(bytes_, 1), 0x7F, np.uint8))
+        drawn, placed = random(self.f, arena, c.p)
+        given, begin = given | drawn, begin | placed
         before = arena.bytes
 
         def call(base):
@@ -214,6 +217,7 @@ class Call:
         found = {"out": np.zeros(self.shapes["out"]), "lse": np.full((heads, rows), -np.inf)}
         if "sink" in self.more:
             found["lse"][:] = self.more["sink"][:, None]
+        drop = mask(self.f, c.p, (heads, rows, self.sizes["keys"]))
         for index, lengths in enumerate(c.lengths):
             at, keys = (slice(*c.offsets(i)[index : index + 2]) for i in (0, 1))
             bound = {"bias", "mask"} & self.more.keys() and c.most
@@ -225,6 +229,8 @@ class Call:
                 for n, own in (("q", at), ("k", keys), ("v", keys))
             )
             score, see, options = self.score(index, *lengths)
+            if drop:
+                options |= drop | {"keep": drop["keep"][None, :, at, keys]}
             out, lse, _, _ = reference.forward(q, k, v, score, see=see, **options)
             found["out"][at], found["lse"][:, at] = out[0].swapaxes(0, 1), lse[0]
         return found

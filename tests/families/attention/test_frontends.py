@@ -98,11 +98,14 @@ def test_groups_of_heads(sdpa):
     )
 
 
-def test_gradients_are_pytorchs(kf, sdpa):
-    """Gradients of q, k, v and an added mask; one warning tells about it."""
+@pytest.mark.parametrize("has_kernel", [True, False], ids=["kernel", "recomputed"])
+def test_gradients_are_pytorchs(kf, sdpa, monkeypatch, has_kernel):
+    """Gradients of q, k, v and an added mask; without a kernel one warning tells about it."""
     from kernel_fusion.torch import _recomputed
 
-    _recomputed._said = False
+    _recomputed._said.clear()
+    if not has_kernel:
+        monkeypatch.setattr(_recomputed, "_has_kernel", lambda q: False)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         for more in ({}, {"is_causal": True}, {"attn_mask": draw(5, 7)}):
@@ -116,12 +119,47 @@ def test_gradients_are_pytorchs(kf, sdpa):
             for got, want in zip(*found):
                 near(got, want)
     texts = [str(w.message) for w in caught if "no backward kernel" in str(w.message)]
-    assert len(texts) == 1 and texts[0].startswith("kf.scaled_dot_product_attention ")
+    assert len(texts) == (not has_kernel)
+    assert has_kernel or texts[0].startswith("kf.scaled_dot_product_attention ")
     q = draw(2, 3, 8).requires_grad_()
     near(
         torch.func.grad(lambda q: sdpa(q, q, q).sum())(q.detach()),
         torch.func.grad(lambda q: F.scaled_dot_product_attention(q, q, q).sum())(q.detach()),
     )
+
+
+def test_gradient_of_lse(kf):
+    """Attention over two halves of the keys, joined by their lse, is attention over all."""
+    given = [draw(1, n, 2, 8, seed=n, dtype=torch.float64).requires_grad_() for n in (5, 8, 8)]
+    found = []
+    for halves in (False, True):
+        q, k, v = given
+        out = kf.ops.attention(q, k, v)
+        if halves:
+            parts = [
+                kf.ops.attention(q, k[:, own], v[:, own], return_lse=True)
+                for own in (slice(0, 3), slice(3, 8))
+            ]
+            share = torch.stack([lse for _, lse in parts]).softmax(0).swapaxes(-1, -2)[..., None]
+            out = sum(own * x for own, (x, _) in zip(share, parts))
+        found.append(torch.autograd.grad((out**2).sum(), given))
+    for got, want in zip(*found):
+        near(got, want, torch.float64)
+
+
+def test_gradients_by_differences(kf):
+    """gradcheck of q, k, v and of a bias that heads share."""
+    q, k, v = (draw(1, n, 2, 4, dtype=torch.float64, seed=n).requires_grad_() for n in (3, 5, 5))
+    bias = draw(1, 1, 3, 5, dtype=torch.float64).requires_grad_()
+    slope = torch.tensor([0.5, 0.25], dtype=torch.float64)
+    ops = kf.ops
+    for function, more in (
+        (lambda *t: ops.softcap_causal_attention(*t, softcap=2.0), ()),
+        (lambda *t: ops.window_attention(*t, left=1, right=1), ()),
+        (lambda *t: ops.alibi_causal_attention(*t, slope), ()),
+        (lambda *t: ops.bias_attention(*t), (bias,)),
+    ):
+        assert torch.autograd.gradcheck(function, (q, k, v, *more), fast_mode=True)
 
 
 def test_dropout(sdpa):
@@ -148,7 +186,13 @@ def test_autocast_and_compile(sdpa):
         assert sdpa(q, k, v).dtype == F.scaled_dot_product_attention(q, k, v).dtype
     whole = torch.compile(sdpa, backend="eager", fullgraph=True)
     near(whole(q, k, v, is_causal=True), sdpa(q, k, v, is_causal=True))
-    near(whole(q.clone().requires_grad_(), k, v).detach(), sdpa(q, k, v))
+    found = []
+    for function in (sdpa, whole):
+        given = [t.clone().requires_grad_() for t in (q, k, v)]
+        (function(*given, is_causal=True) ** 2).sum().backward()
+        found.append([t.grad for t in given])
+    for got, want in zip(*found):
+        near(got, want)
 
 
 Q, K = draw(2, 4, 5, 8), draw(2, 4, 7, 8)

@@ -131,9 +131,12 @@ class Call:
         self.memory = buffer[skip:]
         self.base = self.memory.ctypes.data
         self.memory[self.at[":state"] : self.at[":state"] + 16] = 0
+        valid = getattr(cases.own(f), "VALID", {})
         for a in tensors_of(f):
             if a["role"] != "in":
                 self.span(a["name"])[:] = POISON
+            elif a["kind"] in valid:
+                self.span(a["name"]).view(a["dtype"].replace("i", "int"))[:] = valid[a["kind"]]
         self.values = (
             dict(zip(f["sizes"], self.sizes))
             | f["scalars"]

@@ -167,13 +167,24 @@ def _gradient(grads: dict[int, Any], i: int, kept: _Kept, spec: Spec) -> Any:
     return given
 
 
+def _of_lse(spec: Spec, cotangent: Any) -> dict[int, Any]:
+    """Returns {index of lse: its gradient}, if the backward takes it."""
+    lse, backward = spec.op.forward.lse, spec.op.backward
+    assert lse is not None
+    if backward is not None and spec.op.forward.outputs[lse].name in backward.given:
+        return {lse: cotangent}
+    if not isinstance(cotangent, SymbolicZero):
+        raise NotImplementedError(f"{spec.where}: lse has no gradient")
+    return {}
+
+
 def _backward_of(spec: Spec, kept: Any, cotangents: Any) -> Any:
     arrays, seeds, static = kept
     op = spec.op
     # Gradients of updated statistics are not defined, as in other frameworks.
     grads = dict(zip(op.forward.results, cotangents))
-    if spec.return_lse and not isinstance(cotangents[len(grads)], SymbolicZero):
-        raise NotImplementedError(f"{spec.where}: lse has no gradient")
+    if spec.return_lse:
+        grads |= _of_lse(spec, cotangents[len(grads)])
     if all(isinstance(g, SymbolicZero) for g in grads.values()):
         return (None,) * len(op.forward.inputs), None
     if op.with_grad:

@@ -125,9 +125,11 @@ class Call
         const int64_t *dims[KFI_LAYOUT_SIZES];
         int ranks[KFI_LAYOUT_SIZES], count = 0;
         for (const int i : shaping_) {
-            if (!shapes[i]) return where + ": " + inputs[i].name + " is missing";
-            tensors[count] = &inputs[i].layout, dims[count] = shapes[i]->data();
-            ranks[count++] = (int)shapes[i]->size();
+            if (!shapes[i] && inputs[i].at >= 0)
+                return where + ": " + inputs[i].name + " is missing";
+            tensors[count] = &inputs[i].layout;
+            dims[count] = shapes[i] ? shapes[i]->data() : nullptr;
+            ranks[count++] = shapes[i] ? (int)shapes[i]->size() : -1;
         }
         kfi_layout_integers(&rules, l, given.integers.data(), (int)given.integers.size());
         kfi_layout_error e;

@@ -82,11 +82,13 @@ static bool lay_out(call *c)
     for (int i = 0; i < op->shaping_count; ++i) {
         const int from = op->shaping[i];
         int64_t *shape, dims;
+        tensors[i] = &op->tensors[from].layout, shapes[i] = nullptr, ranks[i] = -1;
+        if (!c->in[from] && op->tensors[from].absent) continue;
         if (!c->in[from]) return fail(c, "is missing", op->tensors[from].name);
         p_aoti_torch_get_sizes(c->in[from], &shape);
         p_aoti_torch_get_dim(c->in[from], &dims);
         if (dims > DIMS) return fail(c, "has too many dimensions", op->tensors[from].name);
-        tensors[i] = &op->tensors[from].layout, shapes[i] = shape, ranks[i] = (int)dims;
+        shapes[i] = shape, ranks[i] = (int)dims;
     }
     kfi_layout_error e;
     bool done = kfi_layout_find(c->rules, op->shaping_count, tensors, shapes, ranks, c->axis,

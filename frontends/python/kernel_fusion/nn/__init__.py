@@ -54,6 +54,7 @@ from kernel_fusion.nn.norms import (
     LayerNorm,
     RMSNorm,
 )
+from kernel_fusion.nn.routing import sdpa
 
 __all__ = [
     "GEGLU",
@@ -93,5 +94,6 @@ __all__ = [
     "SmoothL1Loss",
     "Softmax",
     "SwiGLU",
+    "sdpa",
 ]
 __all__ += activations.__all__

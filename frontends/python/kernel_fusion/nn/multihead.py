@@ -12,10 +12,10 @@ from kernel_fusion import ops
 class MultiheadAttention(torch.nn.MultiheadAttention):
     """A replacement of torch.nn.MultiheadAttention.
 
-    Without need_weights, kf.ops.linear computes the projections and one kernel the attention, whose
-    scores are not stored; with dropout in training it takes the unfused path. With need_weights,
-    which is PyTorch's default, or nested tensors PyTorch's own code runs. Without a backward
-    kernel, gradients of the attention are PyTorch's own, which recompute it.
+    Without need_weights, kf.ops.linear computes the projections and one kernel the attention, with
+    dropout too, whose scores are not stored. With need_weights, which is PyTorch's default, or
+    nested tensors PyTorch's own code runs. Gradients of the attention are kernels, too, but with
+    dropout they store the scores.
 
     Args:
         *args, **kwargs: as torch.nn.MultiheadAttention

@@ -251,7 +251,11 @@ def _text(op: Op, activation: str, may: bool, eager: bool, separate: bool) -> st
     rest = arguments[len(names) : len(arguments) - s.saves]
     asked = [name for name in rest if name != "rng"]
     # These outputs have no gradient.
-    constant = [out for out, t in zip(outs, op.forward.outputs) if t.use == "saved" or t.place_of]
+    constant = [
+        out
+        for out, t in zip(outs, op.forward.outputs)
+        if (t.use == "saved" and t.name not in op.backward.given) or t.place_of
+    ]
     # Conditions on scalars under which a result determines its input.
     signs = " and ".join(f"act_{i} >= 0" for i in op.rising[activation])
     given = [*arguments[:-1], _saves(op, by, plain, signs)] if s.saves else arguments

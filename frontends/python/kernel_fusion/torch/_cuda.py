@@ -44,6 +44,13 @@ def _refusal(s: Schema, activation: str, why: str) -> NotImplementedError:
     )
 
 
+def _missing(s: Schema) -> str | None:
+    """Returns why a direction of an op has no function for GPUs, or None if it has one."""
+    if "cuda" in s.call.backends:
+        return None
+    return "the gradient has C functions only" if s.backward else "the op has C functions only"
+
+
 def launch(
     s: Schema,
     made: _plan.Plan,
@@ -78,7 +85,7 @@ def reason(s: Schema, given: Given, made: _plan.Plan, error: Exception) -> BaseE
     An error stored by the loader may belong to an earlier call; it counts only if the shim
     reported it.
     """
-    why = None if s.op.own else why_not()
+    why = _missing(s) or (None if s.op.own else why_not())
     if why:
         return _refusal(s, given.activation, why)
     if failed := _shim.failed.take(error):
@@ -96,6 +103,7 @@ def kernel(s: Schema) -> Callable[..., Result]:
     def checked(*args: Any) -> Result:
         known = s.op.own.on_gpu.made if s.op.own else _gpu.opened()
         why = None if known else _without_a_device() if s.op.own else why_not()
+        why = _missing(s) or why
         if why:
             given = s.sort(args)
             # Errors of the call itself take precedence.

@@ -21,7 +21,10 @@ SPREAD = "torch.broadcast_to("
 
 def _layout(op: Op, call: Call) -> list[str]:
     """Lines that compute the layout and the sizes."""
-    shapes = "".join(f"{t.name}.shape, " for t in call.shaping)
+    shapes = "".join(
+        f"{t.name}.shape if {t.name} is not None else None, " if t.nullable else f"{t.name}.shape, "
+        for t in call.shaping
+    )
     read = [v.name for v in call.integers] if call.reads_integers else []
     numbers = "".join(f"('{name}', {name}), " for name in [*op.rules.arguments.values(), *read])
     axis = "dim" if op.has_axis else "-1"

@@ -1,38 +1,62 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Gradients of kf's fused attention, which has no backward kernel: PyTorch's own."""
+"""Gradients of kf's fused attention: its backward kernels, or PyTorch's function computed again
+where a device has none; with dropout those of kf's products and softmax."""
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import forward_ad
 from torch.autograd.function import once_differentiable
 
-from kernel_fusion import _multihead
+from kernel_fusion import _multihead, _table
+from kernel_fusion.torch import _public
+
+BACKENDS = {"cpu": "c", "cuda": "cuda"}  # backends by device type
 
 
-def _pytorch(
-    given: Sequence[Tensor], mask: Tensor | None, right: int | None, scale: float, gqa: bool
+def _devices() -> frozenset[str]:
+    """Returns the device types on which the gradients have functions."""
+    backward = _table.ops()["attention"].backward
+    known = () if backward is None else backward.backends
+    return frozenset(device for device, backend in BACKENDS.items() if backend in known)
+
+
+DEVICES = _devices()  # torch.compile cannot trace the reading of the table
+
+
+def _differentiable(
+    where: str,
+    given: Sequence[Tensor],
+    mask: Tensor | None,
+    right: int | None,
+    scale: float,
+    gqa: bool,
+    dropout_p: float = 0.0,
+    rng: Tensor | None = None,
 ) -> Tensor:
-    """PyTorch's function."""
+    """PyTorch's function; with dropout, kf's products and softmax, which draw the same bits."""
+    if dropout_p:
+        found: Tensor = _multihead.unfused(where, given, mask, right, scale, gqa, dropout_p, rng)
+        return found
     q, k, v = given
     queries, keys = q.shape[-2], k.shape[-2]
     if right is not None and right != queries - keys:  # not PyTorch's is_causal
         mask, right = _multihead.visible(q, queries, keys, right), None
-    causal = right is not None
-    return F.scaled_dot_product_attention(q, k, v, mask, 0.0, causal, scale=scale, enable_gqa=gqa)
+    # The operator, not torch.nn.functional's name for it, which kf.nn.sdpa() hands to kf.
+    function = torch.ops.aten.scaled_dot_product_attention
+    found = function(q, k, v, mask, 0.0, right is not None, scale=scale, enable_gqa=gqa)
+    return found
 
 
 class Recomputed(torch.autograd.Function):
-    """The fused forward; the backward computes PyTorch's function again and differentiates it."""
+    """The fused forward; the backward computes what is differentiable again."""
 
     @staticmethod
     def forward(
         ctx: Any,
-        compute: Callable[..., Tensor],
         where: str,
         q: Tensor,
         k: Tensor,
@@ -41,37 +65,40 @@ class Recomputed(torch.autograd.Function):
         rest: tuple[Any, ...],
     ) -> Tensor:
         ctx.save_for_backward(q, k, v, mask)
-        ctx.rest = rest
-        return compute(where, (q, k, v), mask, *rest)
+        ctx.where, ctx.rest = where, rest
+        found: Tensor = _multihead.fused(where, (q, k, v), mask, *rest)
+        return found
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:
-        wanted = ctx.needs_input_grad[2:6]
+        wanted = ctx.needs_input_grad[1:5]
         saved: list[Any] = [
             t if t is None else t.detach().requires_grad_(need)
             for t, need in zip(ctx.saved_tensors, wanted)
         ]
         with torch.enable_grad():
-            out = _pytorch(saved[:3], saved[3], *ctx.rest)
+            out = _differentiable(ctx.where, saved[:3], saved[3], *ctx.rest)
         inputs = [t for t, need in zip(saved, wanted) if need]
         grads = iter(torch.autograd.grad(out, inputs, dout))
-        return (None, None, *(next(grads) if need else None for need in wanted), None)
+        return (None, *(next(grads) if need else None for need in wanted), None)
 
 
-_said = False
+_said: set[str] = set()
+WITHOUT = "PyTorch's scaled_dot_product_attention is recomputed for gradients"
+WITH_DROPOUT = "with dropout, gradients recompute and store the scores"
 
 
-def _say(where: str) -> None:
-    global _said
-    if _said:
+def _say(where: str, text: str) -> None:
+    if text in _said:
         return
-    _said = True
-    warnings.warn(
-        f"kf.{where} has no backward kernel: PyTorch's scaled_dot_product_attention is recomputed "
-        "for gradients",
-        stacklevel=5,
-    )
+    _said.add(text)
+    warnings.warn(f"kf.{where} has no backward kernel: {text}", stacklevel=5)
+
+
+def _has_kernel(q: Tensor) -> bool:
+    """True if the gradients have functions on a tensor's device."""
+    return q.device.type in DEVICES
 
 
 def _autocast(given: Sequence[Tensor]) -> list[Tensor]:
@@ -85,24 +112,31 @@ def _autocast(given: Sequence[Tensor]) -> list[Tensor]:
 
 def call(
     where: str,
-    compute: Callable[..., Tensor],
     given: Sequence[Tensor],
     mask: Tensor | None,
     right: int | None,
     scale: float,
     gqa: bool,
+    dropout_p: float = 0.0,
 ) -> Tensor:
-    """Calls the fused function. PyTorch's replaces it where transforms or torch.compile
-    differentiate."""
+    """Calls the fused function, whose gradients are those of kf.ops. What PyTorch differentiates
+    replaces it in transforms, and in torch.compile without a backward kernel."""
     tensors = [t for t in (*given, mask) if isinstance(t, Tensor)]
-    given = _autocast(given)
+    given, rest = _autocast(given), (right, scale, gqa, dropout_p)
     if forward_ad._current_level >= 0 or torch._C._are_functorch_transforms_active():
-        return _pytorch(given, mask, right, scale, gqa)
-    if not torch.is_grad_enabled() or not any(t.requires_grad for t in tensors):
-        return compute(where, given, mask, right, scale, gqa)
+        return _differentiable(where, given, mask, *rest)
+    found: Tensor
+    if (
+        not torch.is_grad_enabled()
+        or not any(t.requires_grad for t in tensors)
+        or (not dropout_p and _has_kernel(given[0]))
+    ):
+        found = _multihead.fused(where, given, mask, *rest)
+        return found
     if torch.compiler.is_compiling():
-        return _pytorch(given, mask, right, scale, gqa)
-    _say(where)
+        return _differentiable(where, given, mask, *rest)
+    _say(where, WITH_DROPOUT if dropout_p else WITHOUT)
+    rng = _public.seed_of(f"kf.{where}", given[0], None, True) if dropout_p else None
     apply: Any = Recomputed.apply
-    found: Tensor = apply(compute, where, *given, mask, (right, scale, gqa))
+    found = apply(where, *given, mask, (*rest, rng))
     return found

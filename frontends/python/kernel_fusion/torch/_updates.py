@@ -171,7 +171,6 @@ def _packed(
 
 def kernel(s: Schema) -> Callable[..., None]:
     """Makes the kernel for CPU and CUDA tensors."""
-    names = [t.name for t in s.call.inputs]
 
     def run(*args: Any) -> None:
         given = s.sort(args)
@@ -185,10 +184,12 @@ def kernel(s: Schema) -> Callable[..., None]:
             tensors, sizes, device, held = _packed(s, where, given)
         else:
             made = _kernels.plan(s, given, symbolic=False)
-            present = [x for x in given.tensors if x is not None]
-            own = _held(s, where, s.call.inputs, present, names)
-            tensors, sizes = [x.data_ptr() for x in own], [*made.sizes]
-            device, held = own[0].device, [own]
+            there = [(t, x) for t, x in zip(s.call.inputs, given.tensors) if x is not None]
+            inputs, present = [t for t, _ in there], [x for _, x in there]
+            own = _held(s, where, inputs, present, [t.name for t in inputs])
+            pointers = iter([x.data_ptr() for x in own])
+            tensors = [x if x is None else next(pointers) for x in given.tensors]
+            sizes, device, held = [*made.sizes], own[0].device, [own]
         try:
             _kernels.LAUNCH[device.type](
                 s, made, tensors, [*sizes, *given.integers], None, given.scalars, None, device

@@ -11,7 +11,7 @@ class AttentionC(C):
         k = self.k
         found = [f"{a.ctype}{a.name}" for a in (*k.tensor_arguments, *k.size_arguments)]
         found += [f"{a.ctype}{a.name}" for a in k.stride_arguments]
-        found += ["const kf_i64 *kfi_integers", "const void *kfi_scalars"]
+        found += [f"const kf_i64 *kfi_integers, const void *kfi_scalars{self.dropout_parameters}"]
         return ", ".join([*found, *(f"{a.ctype}{a.name}" for a in self.workspace_arguments)])
 
     def run_arguments(self, launcher):
@@ -19,11 +19,12 @@ class AttentionC(C):
         found = [a.name for a in (*k.tensor_arguments, *k.size_arguments, *k.stride_arguments)]
         found.append("kfi_integers" if k.flat_integers else "NULL")
         found.append("kfi_scalars" if launcher.scalar_values else "NULL")
+        found += launcher.cpu_dropout_arguments
         return ", ".join([*found, *(a.name for a in self.workspace_arguments)])
 
     @property
     def workspace_bytes(self):
-        packed = "_packed" if self.k.packed else ""
+        packed = ("_bwd" if self.k.bwd else "") + ("_packed" if self.k.packed else "")
         return f"kfi_cpu_attention{packed}_workspace(shape, {self.k.dtype.acc.size})"
 
     @property
@@ -38,6 +39,11 @@ class AttentionC(C):
         if not k.factor:
             return "1.0"
         return f"(double)((const {k.scalar_ctype} *)kfi_scalars)[{k.scalars.index(k.factor)}]"
+
+    @property
+    def call(self):
+        """Suffix of the function that checks and runs a call."""
+        return "_bwd" if self.k.bwd else ""
 
     @property
     def bounds(self):

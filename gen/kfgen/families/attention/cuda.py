@@ -7,6 +7,7 @@ from kfgen.model.schedule import Cuda
 from kfgen.model.steps import Instance, Launch, Step
 
 TICKET = "workspace.ticket"
+WITH_DROPOUT = ("from_state",)  # last argument of kernels with dropout
 PLAIN = "KFI_SCORE_PLAIN"
 WGMMA, WIDTHS = ("64", "128", "192_128", "256"), ("64", "128", "256")  # tiles
 
@@ -17,7 +18,8 @@ class Tile(Instance):
     """
 
     def __str__(self):
-        return f"KFI_{self.arguments[-1]}_ADDRESS({self.name(steps.OWN)})"
+        state = "STATE_" if "from_state" in self.arguments else ""
+        return f"KFI_{self.arguments[-1]}_{state}ADDRESS({self.name(steps.OWN)})"
 
     def name(self, values=None):
         return Instance(self.kernel, self.arguments[:-1]).name(values)
@@ -47,8 +49,15 @@ class AttentionCuda(Cuda):
         return "_packed" if self.k.packed else ""
 
     @property
+    def drop(self):
+        """Arguments of the portable kernels with dropout."""
+        return WITH_DROPOUT * self.k.keeps
+
+    @property
     def wgmma(self):
-        """Kernels for sm_90a."""
+        """Kernels for sm_90a: none with dropout, whose random numbers would spill registers."""
+        if self.k.keeps:
+            return [steps.NONE] * len(WGMMA)
         return [
             Tile(
                 f"kfk_attention_hopper{self.packed}",
@@ -63,7 +72,10 @@ class AttentionCuda(Cuda):
         return [
             Tile(
                 f"kfk_attention_mma{self.packed}",
-                (self.type, f"KFI_ATTENTION_MMA_{tile}", self.score, whole, f"{word}_{tile}"),
+                (
+                    *(self.type, f"KFI_ATTENTION_MMA_{tile}", self.score, whole, *self.drop),
+                    f"{word}_{tile}",
+                ),
             )
             for whole, word in (("1", "MMA"), ("0", "ANY"))
             for tile in WIDTHS
@@ -77,19 +89,23 @@ class AttentionCuda(Cuda):
             f"{'PRE_SM80' if small and tile != WIDTHS[-1] else 'ANY'}_{tile}" for tile in WIDTHS
         ]
         return [
-            Tile(f"kfk_attention_simt{self.packed}", (self.type, str(i), self.score, word))
+            Tile(
+                f"kfk_attention_simt{self.packed}",
+                (self.type, str(i), self.score, *self.drop, word),
+            )
             for i, word in enumerate(words)
         ]
 
     @property
     def instances(self):
         small = self.k.dtype.size == 2
-        return [*self.wgmma, *self.mma, *self.simt, ZERO] if small else self.simt
+        ticket = steps.NONE if self.k.keeps else ZERO
+        return [*self.wgmma, *self.mma, *self.simt, ticket] if small else self.simt
 
     @property
     def fields(self):
         """Fields of kfi_attention_op: (name, value, comment)."""
-        return [("type", self.type, "")]
+        return [("type", self.type, ""), ("drops", self.k.keeps, "")]
 
     @property
     def scale(self):
@@ -117,6 +133,9 @@ class AttentionCuda(Cuda):
         found = [Launch(tuple(self.simt), rows, "128", shared="slices of Q, K and V")]
         if k.dtype.size > 2:
             return [Step("computes the results", tuple(found), read, written)]
+        mma = Launch(tuple(self.mma), rows, "128", shared="Q, K and V")
+        if k.keeps:
+            return [Step("computes the results", (mma, *found), read, written)]
         persistent = Launch(
             tuple(self.wgmma),
             "persistent: at most one block per SM",
@@ -125,7 +144,7 @@ class AttentionCuda(Cuda):
             maps=tuple(k.of_kind(kind).name for kind in ("query", "key", "value")),
             early=False,
         )
-        found = [persistent, Launch(tuple(self.mma), rows, "128", shared="Q, K and V"), *found]
+        found = [persistent, mma, *found]
         zero = Launch((ZERO,), "1", "1", early=False)
         return [
             Step("zeroes the ticket", (zero,), (), (TICKET,), "the kernel uses wgmma"),

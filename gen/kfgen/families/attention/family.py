@@ -3,23 +3,28 @@
 
 An entry's `expr` is the summand of a key: `softmax(score) * v`. The score is an expression of
 `dot`, the product of a query and a key; `first` and `last` are the keys that a query sees. An entry
-with `varlen` also makes an op of packed sequences, whose bounds are two further operands.
+with `varlen` also makes an op of packed sequences, whose bounds are two further operands; one with
+`dropout` also makes an op of that name, which drops probabilities.
 """
+
+import ast
 
 from kfgen.families.attention import ranges
 from kfgen.families.attention.kernel import AttentionKernel
+from kfgen.families.attention.scores import DOT, DSCORE, PRODUCTS
 from kfgen.families.attention.text import statements
 from kfgen.families.family import Family, describe, wrong
 from kfgen.language.expr import ExprError, Graph, parse
 from kfgen.language.primitives import COLUMN, COUNT, INF, KEEP, QUERIES, QUERY
 from kfgen.model import kinds, shapes
 from kfgen.model.kinds import ELEM, Kind
+from kfgen.model.names import gradient_of
 from kfgen.model.shape_structs import Field, ShapeStruct, option, size
 
-DOT, HEAD = "dot", "head"
+HEAD = "head"
 # Values of saved outputs, one per query.
 SAVED = ("lse", "row_max", "log_sum")
-PRODUCTS = ("query", "key", "value")
+DIFFERENTIABLE = (*PRODUCTS, "score")  # kinds of operands with a gradient
 INTEGERS = {"dtype": "I", "grad": False}
 SCALARS = 8  # KFI_SCORE_SCALARS
 SCORE_OPERANDS = 2  # KFI_SCORE_TENSORS
@@ -65,6 +70,17 @@ def softmax(graph, nodes):
     return graph.add("softmax", *nodes)
 
 
+def _dropped(text):
+    """Returns the text of softmax(score) * v with dropout of the softmax."""
+    try:
+        *names, value = ast.parse(text.strip()).body
+        value = value.value
+        weight, v = ast.unparse(value.left), ast.unparse(value.right)
+        return "; ".join([*map(ast.unparse, names), f"dropout({weight}) * {v}"])
+    except (SyntaxError, ValueError, AttributeError, MemoryError, RecursionError):
+        return text  # the op itself is refused
+
+
 class Attention(Family):
     kernel = AttentionKernel
     name = "attention"
@@ -73,7 +89,7 @@ class Attention(Family):
     autocast = "low"
     integers = True
     rsqrt_defaults = {"scale": "dim"}
-    names = (DOT, *SAVED, "shape")
+    names = (DOT, DSCORE, *SAVED, gradient_of(SAVED[0]), "shape")
     forms = {
         "dense": {
             "elem": "batch, queries, heads, dim_v",
@@ -110,9 +126,32 @@ class Attention(Family):
 
     def own_fields(self, f, op):
         own = {field: ranges.read(f, field, op.integers) for field in ranges.FIELDS}
-        return own | {"varlen": f.get("varlen", bool, False, what="true or false")}
+        own["varlen"] = f.get("varlen", bool, False, what="true or false")
+        own["dropout"] = f.get("dropout", str, "", what="the name of the op with dropout")
+        if own["dropout"] and op.dropout:
+            raise f.error("dropout", "is given beside dropout() in `expr`", "leave one of them out")
+        return own
 
     def made(self, op, data):
+        own = {name: value for name, value in data.items() if name not in ("dropout", "varlen")}
+        return self._packed(op, own) | self._dropped(op, own)
+
+    def _dropped(self, op, data):
+        """The same op with dropout of the probabilities. It has no gradient."""
+        if not op.own["dropout"]:
+            return {}
+        made = {
+            "operands": {
+                o.name: {"kind": o.kind, "dtype": o.dtype, "grad": False} for o in op.operands
+            },
+            "varlen": op.own["varlen"],
+            "brief": f"{op.brief}; dropout of the probabilities",
+            "expr": _dropped(op.outputs["out"]),
+            "ref": _dropped(op.refs["out"]),
+        }
+        return {op.own["dropout"]: data | made}
+
+    def _packed(self, op, data):
         """Packed sequences: the same op with their bounds after q, k and v."""
         if not op.own["varlen"]:
             return {}
@@ -121,7 +160,7 @@ class Attention(Family):
             operands[o.name] = data["operands"][o.name]
             if len(operands) == len(PRODUCTS):
                 operands |= {kind: {"kind": kind} | INTEGERS for kind in OFFSETS}
-        made = {"operands": operands, "varlen": False, "brief": f"{op.brief}; packed sequences"}
+        made = {"operands": operands, "brief": f"{op.brief}; packed sequences"}
         return {f"{op.pattern}_varlen": data | made}
 
     def dtypes(self, kind, grad):
@@ -136,8 +175,8 @@ class Attention(Family):
         if {kinds_.count(kind) for kind in OFFSETS} not in ({0}, {1}):
             fix = f"give it one of each, or none: {', '.join(OFFSETS)}"
             raise f.error("operands", f"are {describe(operands)}", fix)
-        if wanted := [o.name for o in operands if o.grad]:
-            fix = "attention has no gradient yet: give each operand grad = false"
+        if wanted := [o.name for o in operands if o.grad and o.kind not in DIFFERENTIABLE]:
+            fix = f"only {', '.join(DIFFERENTIABLE)} have one: give the others grad = false"
             raise f.error("operands", f"have a gradient: {', '.join(wanted)}", fix)
         if sum(o.kind in ("score", "head") for o in operands) > SCORE_OPERANDS:
             fix = f'at most {SCORE_OPERANDS} are "score" or "head"'

@@ -2,13 +2,18 @@
 """The kernel of an attention function: its tensors, its score and the keys that queries see."""
 
 import functools
+from dataclasses import replace
 
+from kfgen.families.attention.bwd_cuda import AttentionBwdCuda
 from kfgen.families.attention.c import AttentionC
 from kfgen.families.attention.cuda import AttentionCuda
 from kfgen.families.attention.ranges import FIELDS
+from kfgen.families.attention.scores import DOT, DSCORE, PRODUCTS
+from kfgen.language.gradient import gradient
 from kfgen.language.primitives import COUNT, KEEP, QUERIES
 from kfgen.model import contract
 from kfgen.model.kernel import Kernel, Tensor
+from kfgen.model.names import gradient_of
 from kfgen.model.types import ACC, FIRST
 
 SCORES = ("", "_head", "_batch")  # strides of tensors of the scores' shape
@@ -17,12 +22,22 @@ LETTERS = {"query": "q", "key": "k", "value": "v", "elem": "o", "score": "x", "h
 LETTERS |= {"query_offsets": "u", "key_offsets": "w"}
 OF_PACKED = ("head_base", "heads_total")  # options of packed sequences
 SAVED = {"lse": "l", "row_max": "m", "log_sum": "s"}
+# The same of gradients: those of tensors have the tensor's letter as a capital.
+LETTERS |= {"per_query": "l"}
+# Sizes over which gradients are summed.
+SUMMED = {"query": ("keys",), "key": ("queries", "heads"), "value": ("queries", "heads")}
 
 
 class AttentionKernel(Kernel):
     has_workspace = True
     scratch = True
-    order_note = ", with an online softmax over blocks of keys"
+    name_fields = (*Kernel.name_fields, "derivatives")
+
+    @property
+    def order_note(self):
+        if self.bwd:
+            return ", with scores computed again; sums in a fixed order"
+        return ", with an online softmax over blocks of keys"
 
     @functools.cached_property
     def packed(self):
@@ -35,9 +50,22 @@ class AttentionKernel(Kernel):
         return ("packed_scores" if scores else "packed") if self.packed else "dense"
 
     @property
+    def masked(self):
+        """The scores of the whole tensors; of packed sequences, those of all rows."""
+        if not self.dropout:
+            return []
+        heads, *sizes = (
+            [size, f"{base}_base", f"{size}_total"]
+            for size, base in (("heads", "head"), ("queries", "query"), ("keys", "key"))
+        )
+        rows = [[size, "", ""] for size in ("queries", "keys")]
+        return [heads, *rows] if self.packed else [["batch", "", ""], heads, *sizes]
+
+    @property
     def work(self):
         batch = "" if self.packed else "batch * "
-        return f"2 * {batch}heads * queries * keys * (dim + dim_v)"
+        products = "(3 * dim + 2 * dim_v)" if self.bwd else "(dim + dim_v)"
+        return f"2 * {batch}heads * queries * keys * {products}"
 
     @property
     def options(self):
@@ -45,43 +73,76 @@ class AttentionKernel(Kernel):
 
     @functools.cached_property
     def cuda(self):
-        return AttentionCuda(self)
+        return (AttentionBwdCuda if self.bwd else AttentionCuda)(self)
 
     @functools.cached_property
     def c(self):
         return AttentionC(self)
 
     def _build(self):
-        self.graph, _, outs = self.family.graph(self.op)
+        self.graph, env, outs = self.family.graph(self.op)
         score, *sink = self.family.weight(self.op, self.graph, outs).args
         self.roots, self.keeps = [score], KEEP in self.graph.variables(outs.values())
-        self.inputs = self.operands = [
-            Tensor(
-                o.name,
-                o.kind,
-                self.dtype_of(o.dtype),
-                "in",
-                "weight" if o.kind == "head" else "input",
-                o.dtype,
-                o.values,
-                absent=o.absent,
-            )
+        self.operands = [
+            self.tensor_of(o, "weight" if o.kind == "head" else "input", absent=o.absent)
             for o in self.op.operands
         ]
         sinks = [self.graph.nodes[i].value for i in sink]
-        self.sink = next((s for s in self.inputs if s.name in sinks), None)
-        self.outputs = [
-            Tensor("out", "elem", self.dtype, "out", "output", FIRST, ("out",)),
-            *(
-                Tensor(n, "per_query", self.dtype.acc, "out", "saved", ACC, (n,), required=False)
-                for n in SAVED
-            ),
+        self.sink = next((s for s in self.operands if s.name in sinks), None)
+        out = Tensor("out", "elem", self.dtype, "out", "output", FIRST, ("out",))
+        saved = [
+            Tensor(n, "per_query", self.dtype.acc, "out", "saved", ACC, (n,), required=False)
+            for n in SAVED
         ]
+        self.derivatives = {}  # {DOT or an operand: the node of its gradient by DSCORE}
+        if self.bwd:
+            self._differentiate(score, env, out, saved)
+        else:
+            self.inputs, self.outputs = self.operands, [out, *saved]
         self.streams = self.inputs + self.outputs
-        contiguous = ("head", "per_query", "query_offsets", "key_offsets")
-        self.strided = [s.name for s in self.streams if s.kind not in contiguous]
+        self.strided = self._strided()
         self.integers = [*self.options, *self.op.integers]
         self.scalars = [s for s in self.op.scalars if s not in self.op.integers]
+
+    def _differentiate(self, score, env, out, saved):
+        """Sets inputs, outputs and roots of the gradients."""
+        scores = [o.name for o in self.op.operands if o.grad and o.kind == "score"]
+        wanted = {DOT: env[DOT]} | {name: env[name] for name in scores}
+        found = gradient(self.graph, {score: self.graph.var(DSCORE)}, list(wanted.values()))
+        zero = self.graph.const(0)
+        self.derivatives = {
+            name: zero if found[node] is None else found[node] for name, node in wanted.items()
+        }
+        self.roots = [score, *self.derivatives.values()]
+        if self.sink:
+            self.sink.reads = "never"  # row_max and log_sum, or lse, include it
+        for s in (out, *saved):
+            s.role = "in"
+        for s in saved[1:]:
+            s.absent = f"{saved[0].name} in place of {saved[1].name} + {saved[2].name}"
+        self.inputs = [*self.operands, out, *saved, self._given(out), self._given(saved[0])]
+        self.inputs[-1].absent = 0.0
+        self.outputs = [
+            self.tensor_of(o, "gradient", "out", of=o.name, required=False)
+            for o in self.op.operands
+            if o.grad
+        ]
+        for s in self.outputs:
+            s.name = gradient_of(s.name)
+            s.parts = (s.name,)
+
+    def _given(self, result):
+        """The incoming gradient of a result."""
+        name = gradient_of(result.name)
+        return replace(result, name=name, use="gradient", of=result.name, parts=(name,))
+
+    def _strided(self):
+        """Names of the tensors with strides, of either direction: the forward's first."""
+        contiguous = ("head", "query_offsets", "key_offsets")
+        operands = [o for o in self.op.operands if o.kind not in contiguous]
+        gradients = [gradient_of(o.name) for o in operands if o.grad]
+        dout = [gradient_of("out")] if gradients else []
+        return [*(o.name for o in operands), "out", *dout, *gradients]
 
     def of_kind(self, kind):
         return next(s for s in self.inputs if s.kind == kind)
@@ -98,20 +159,30 @@ class AttentionKernel(Kernel):
         return [s.name for s in self.inputs if s.kind in ("query_offsets", "key_offsets")]
 
     def levels_of(self, name):
-        kind = next((s.kind for s in self.streams if s.name == name), "")
-        return SCORES if kind == "score" else self.levels
+        scores = [s.name for s in self.operands if s.kind == "score"]
+        return SCORES if name in (*scores, *map(gradient_of, scores)) else self.levels
 
     @property
     def score_inputs(self):
         """Operands that the score reads, in the order of kfi_score_args::tensors."""
-        return [s for s in self.inputs if s.kind in ("score", "head") and s is not self.sink]
+        return [s for s in self.operands if s.kind in ("score", "head") and s is not self.sink]
+
+    @property
+    def score_gradients(self):
+        """(index in score_inputs, gradient, node) of gradients of the scores' shape."""
+        names = [s.name for s in self.score_inputs]
+        return [
+            (names.index(s.of), s, self.derivatives[s.of])
+            for s in self.outputs
+            if s.of in self.derivatives
+        ]
 
     @property
     def plain(self):
         """True if the score is `dot`, times a scalar or not: kernels have it without code."""
         nodes = [self.graph.nodes[a] for a in self.graph.nodes[self.roots[0]].args]
         score = self.graph.nodes[self.roots[0]]
-        return not self.sink and (
+        return (self.bwd or not self.sink) and (
             score.op == "var"
             or score.op == "mul"
             and {n.op for n in nodes} == {"var"}
@@ -126,10 +197,13 @@ class AttentionKernel(Kernel):
     @property
     def shapes(self):
         """Letter of each tensor's shape for core/attention/check.h."""
-        return "".join(
-            "i" if s is self.sink else SAVED.get(s.name) or LETTERS[s.kind]
-            for s in self.inputs + self.outputs
-        )
+        return "".join(map(self._letter, self.inputs + self.outputs))
+
+    def _letter(self, stream):
+        if stream is self.sink:
+            return "i"
+        found = SAVED.get(stream.name) or LETTERS[stream.kind]
+        return found.upper() if stream.use == "gradient" else found
 
     def bounds_of(self, names):
         """Returns [(field of the plan, slope, C expression of the addend)]; of packed sequences the
@@ -157,7 +231,12 @@ class AttentionKernel(Kernel):
     def per_element(self, stream):
         return 1 if stream.kind in ("query", "elem") else 0
 
+    def summed_extents(self, stream):
+        return list(SUMMED.get(stream.kind, ()))
+
     def formulas(self, by):
+        if self.bwd:
+            return self._gradients()
         out = contract.one_line(self.op.outputs["out"])
         first, last = (b.text if (b := self.op.own[field]) else "" for field in FIELDS)
         keys = f"keys {first or 0} to {last}" if last else f"keys from {first} on"
@@ -165,3 +244,19 @@ class AttentionKernel(Kernel):
         keys += " of its sequence" if self.packed else ""
         product = f"{self.of_kind('query').name} . {self.of_kind('key').name}"
         return [f"out = sum over {keys} of {out}; dot = {product}"]
+
+    def _gradients(self):
+        """Formulas of the gradients."""
+        q, k, v = (self.of_kind(kind).name for kind in PRODUCTS)
+        defined, [score, ddot, *others] = contract.write(self.graph, self.roots)
+        lines = [
+            *defined,
+            f"p = exp(({score}) - lse)",
+            f"{DSCORE} = p * (dout . {v} - dout . out + dlse)",
+        ]
+        texts = {
+            q: f"sum over keys of ({ddot}) * {k}",
+            k: f"sum over queries of ({ddot}) * {q}",
+            v: "sum over queries of p * dout",
+        } | {s.of: text for (_, s, _), text in zip(self.score_gradients, others)}
+        return lines + [f"{s.name} = {texts[s.of]}" for s in self.outputs]

@@ -9,7 +9,8 @@ import numpy as np
 import scipy.special as sp
 
 from kfgen.families import reference as elements_reference
-from kfgen.families.reference import Reference
+from kfgen.families.attention.scores import DSCORE, PRODUCTS
+from kfgen.families.reference import Dual, Reference
 from kfgen.language.emit import evaluate
 from kfgen.language.primitives import COLUMN, COUNT, KEEP, QUERIES, QUERY
 
@@ -89,7 +90,7 @@ def backward(q, k, v, dout, slope=1.0, dlse=None, scores=None, **options):
     slope: derivative of the scores by the products, of their shape or a number. dlse: gradient of
     lse, which dropout does not see.
     """
-    group = q.shape[1] // max(k.shape[1], 1)
+    shared_heads, group = k.shape[1], q.shape[1] // max(k.shape[1], 1)
     keep = options.pop("keep", None)
     factor = 1.0 if keep is None else np.where(keep, options.pop("keep_scale", 1.0), 0.0)
     dots = products(q, k)
@@ -102,11 +103,37 @@ def backward(q, k, v, dout, slope=1.0, dlse=None, scores=None, **options):
     ddots = ds * slope
 
     def shared(x):
-        return x.reshape(x.shape[0], -1, group, *x.shape[2:]).sum(2)
+        return x.reshape(x.shape[0], shared_heads, group, *x.shape[2:]).sum(2)
 
     dk = shared(ddots.swapaxes(-1, -2) @ q)
     dv = shared((p * factor).swapaxes(-1, -2) @ dout)
     return ddots @ k, dk, dv, ds
+
+
+def differentiated(op, names, wanted):
+    """Evaluates the score of an entry's `ref`.
+
+    Args:
+        names: values of `dot`, positions, operands and scalars.
+        wanted: names by which the scores are differentiated.
+
+    Returns:
+        (scores, {name: derivative of the scores}, sink or None)
+    """
+    kept = {}
+
+    def softmax(scores, sink=None):
+        kept.update(scores=scores, sink=sink)
+        return 1.0
+
+    value = next(o.name for o in op.operands if o.kind == "value")
+    duals = {n: Dual(names[n], {n: np.ones_like(names[n])}) for n in wanted}
+    own = {value: 1.0, "softmax": softmax, "dropout": lambda p: p}
+    elements_reference._eval(op.refs["out"], names | duals | own)
+    scores, sink = kept["scores"], kept["sink"]
+    shape = np.shape(names["dot"])
+    found = {n: np.broadcast_to(scores.tangents.get(n, 0.0), shape) for n in wanted}
+    return scores.value, found, None if sink is None else np.reshape(sink, -1)
 
 
 class _Values:
@@ -174,7 +201,7 @@ class AttentionReference(Reference):
         return see
 
     def values(self, inputs, mask):
-        q, k, v = (self.kinds[kind] for kind in ("query", "key", "value"))
+        q, k, v = (self.kinds[kind] for kind in PRODUCTS)
         names = self._positions() | inputs
         see = self._visible(names)
 
@@ -190,10 +217,55 @@ class AttentionReference(Reference):
         }
         return {n: elements_reference._eval(text, names) for n, text in self.op.refs.items()}
 
+    def gradients(self, inputs, douts, mask):
+        q, k, v = (inputs[self.kinds[kind]] for kind in PRODUCTS)
+        names = self._positions() | inputs | {"dot": products(q, k)}
+        wanted = [o.name for o in self.op.operands if o.grad and o.kind == "score"]
+        scores, slope, sink = differentiated(self.op, names, ["dot", *wanted])
+        options = {"see": self._visible(names), "sink": sink}
+        if self.op.dropout:
+            options |= {"keep": mask[KEEP], "keep_scale": mask["keep_scale"]}
+        with np.errstate(invalid="ignore"):
+            *found, ds = backward(
+                q, k, v, douts["out"], slope["dot"], scores=lambda _: scores, **options
+            )
+        found = dict(zip((self.kinds[kind] for kind in PRODUCTS), found))
+        found |= {name: ds * slope[name] for name in wanted}
+        return {o.name: found[o.name] for o in self.op.operands if o.grad}
+
     def results(self, bwd, env, single=False, by=False):
+        return self._gradients(env) if bwd else self._forward(env)
+
+    def _gradients(self, env):
+        """The kernel's own score and its derivatives."""
+        k, group = self.kernel(True), self.HEADS // self.KV_HEADS
+        q, key, v = (env[self.kinds[kind]] for kind in PRODUCTS)
+        key, v = (np.repeat(x, group, 1) for x in (key, v))
+        names = self._positions() | env | {"dot": np.einsum("bhqd,bhkd->bhqk", q, key)}
+        seen, sink = self._visible(names), env[k.sink.name].reshape(-1) if k.sink else None
+        kept = np.where(env[KEEP], env["keep_scale"], 0.0) if k.keeps else 1.0
+        [scores] = evaluate(k.graph, k.roots[:1], names, np, sp)
+        p, _, _ = weights(np.broadcast_to(scores, self.elements), seen, sink)
+        dots = np.einsum("bhqd,bhkd->bhqk", env["dout"], v) * kept
+        delta = (env["dout"] * env["out"]).sum(-1, keepdims=True)
+        dscore = np.where(p == 0, 0.0, p * (dots - delta))
+        ddot, *others = evaluate(k.graph, k.roots[1:], names | {DSCORE: dscore}, np, sp)
+
+        def shared(x):
+            return x.reshape(x.shape[0], -1, group, *x.shape[2:]).sum(2)
+
+        found = {
+            self.kinds["query"]: np.einsum("bhqk,bhkd->bhqd", ddot, key),
+            self.kinds["key"]: shared(np.einsum("bhqk,bhqd->bhkd", ddot, q)),
+            self.kinds["value"]: shared(np.einsum("bhqk,bhqd->bhkd", p * kept, env["dout"])),
+        }
+        found |= {s.of: x for (_, s, _), x in zip(k.score_gradients, others)}
+        return {s.name: found[s.of] for s in k.outputs}
+
+    def _forward(self, env):
         """The kernel's own score, exponentiated key by key."""
-        k, group = self.kernel(bwd), self.HEADS // self.KV_HEADS
-        q, key, v = (env[self.kinds[kind]] for kind in ("query", "key", "value"))
+        k, group = self.kernel(False), self.HEADS // self.KV_HEADS
+        q, key, v = (env[self.kinds[kind]] for kind in PRODUCTS)
         key, v = (np.repeat(x, group, 1) for x in (key, v))
         names = self._positions() | env | {"dot": np.einsum("bhqd,bhkd->bhqk", q, key)}
         scores = np.broadcast_to(evaluate(k.graph, k.roots, names, np, sp)[0], self.elements)

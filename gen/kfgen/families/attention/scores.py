@@ -10,12 +10,14 @@ from kfgen.language.primitives import COLUMN, COUNT, QUERIES, QUERY
 from kfgen.model.entries import ANY_ID, FIRST_OWN_ID
 from kfgen.model.schedule import CHEAP
 
+DOT, DSCORE = "dot", "dscore"  # a product, and the gradient of its score
+PRODUCTS = ("query", "key", "value")  # kinds of the operands of products
 # Positions that a thread keeps for a block of keys: {name: (the call's own, its base)}.
 KEPT = {QUERY: ("row", "query_base"), COLUMN: ("key", "key_base"), "head": ("head", "head_base")}
 # Texts of the positions of a thread's product i.
 OF_ELEMENT = {
-    QUERY: "(block.query + 8 * kfi_score_row(i))",
-    COLUMN: "(block.column + kfi_score_key(i))",
+    QUERY: "(block.query + kfi_score_query<transposed>(i))",
+    COLUMN: "(block.column + kfi_score_column<transposed>(i))",
     "head": "block.head",
     QUERIES: "a.score.queries_total",
     COUNT: "a.score.keys_total",
@@ -59,14 +61,26 @@ class CudaScore:
     def code(self):
         """(lines, text of the score)."""
         k = self.k
+        target = k.cuda.target(CHEAP)
+        lines, [text] = emit(k.graph, k.roots[:1], target, self._env())
+        return lines, text
+
+    def _env(self, dscore="dscore"):
+        k = self.k
         field = "scalars_f64" if k.dtype.compute == "f64" else "scalars"
         env = {s: f"a.score.{field}[{i}]" for i, s in enumerate(k.used_scalars)}
         env |= {s.name: f"kfi_attention_widen(block.{s.name}[i])" for _, s in self.tensors}
         env |= {s.name: f"block.{s.name}" for _, s in self.heads}
         env |= {name: f"({self.ctype}){text}" for name, text in OF_ELEMENT.items()}
-        target = k.cuda.target(CHEAP)
-        lines, [text] = emit(k.graph, k.roots, target, env)
-        return lines, text
+        return env | {DSCORE: dscore}
+
+    def derivatives(self, dscore="dscore"):
+        """(lines, [texts]) of a backward: the gradients of `dot` and of k.score_gradients, from the
+        product `dot` and the score's gradient.
+        """
+        k = self.k
+        lines, texts = emit(k.graph, k.roots[1:], k.cuda.target(CHEAP), self._env(dscore))
+        return lines, texts
 
 
 class CScore:
@@ -100,13 +114,26 @@ class CScore:
 
     @property
     def code(self):
-        """(lines, text of the score)."""
+        """(lines, texts: the score's; in a backward also those of its derivatives by the product
+        and by the operands of k.score_gradients).
+        """
         k = self.k
         env = {s.name: f"{s.name}[{'j' if s.kind == 'score' else '0'}]" for s in k.score_inputs}
         env |= {name: f"kfi_{name}" for name, _ in self.values}
-        env |= {"dot": "kfi_s[j]", COLUMN: f"(kfi_first + ({self.ctype})j)"}
-        lines, [text] = emit(k.graph, k.roots, k.c.target(k.acts[0]), env)
-        return lines, text
+        env |= {DOT: "kfi_s[j]", COLUMN: f"(kfi_first + ({self.ctype})j)"}
+        env |= {DSCORE: f"({self.ctype})1"}
+        return emit(k.graph, k.roots, k.c.target(k.acts[0]), env)
+
+    @property
+    def derivatives(self):
+        """(name, expression) of the rows of derivatives that a backward stores."""
+        found = [("kfi_ddot", "part->derivative")] if self.k.bwd else []
+        gradients = [(f"kfi_dvalue{i}", f"part->derivatives[{i}]") for i, *_ in self.gradients]
+        return found + gradients
+
+    @property
+    def gradients(self):
+        return self.k.score_gradients
 
     def widen(self, stream):
         """Name of the function that converts elements of a tensor."""

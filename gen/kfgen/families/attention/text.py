@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """An attention function as statements of NumPy or PyTorch."""
 
+from kfgen.families.attention.scores import DOT, DSCORE, PRODUCTS
 from kfgen.language.formulas import LIBRARIES, Printer
 from kfgen.language.primitives import COLUMN, COUNT, QUERIES, QUERY
 
@@ -67,6 +68,13 @@ log_sum = {name}.log(sum_)
 lse = row_max + log_sum
 weight_ = weight_ / {name}.where(sum_ == 0, 1.0, sum_)[..., None]
 """
+# Dropout: the call's part of the mask. Weights of a row that has NaN stay NaN.
+DROPPED = """
+weight_ = {name}.where({keep}, weight_ * keep_scale, (sum_ * 0.0)[..., None])
+"""
+KEEP_OF = "keep[:, head_base:head_base + heads, query_base:query_base + rows_, \
+key_base:key_base + keys]"
+KEEP_OF_PACKED = "keep[None, head_base:head_base + heads]"
 # Values of keys with a weight only: 0 times an infinite value would be NaN. plus_ and minus_ count
 # values of inf and -inf, NaN in both.
 PRODUCT = """
@@ -83,6 +91,33 @@ lse = lse.reshape(heads, rows_)
 row_max = row_max.reshape(heads, rows_)
 log_sum = log_sum.reshape(heads, rows_)
 """
+# Gradients, from weight_. Pairs of weight 0 have none. `dscore` is the gradient of the scores.
+GRADIENTS = """
+dout_ = {dout}
+dots_ = {name}.where(weight_ == 0, 0.0, dout_ @ v_.swapaxes(2, 3))
+delta_ = {name}.sum(weight_ * dots_, 3) - dlse
+dscore = {name}.where(weight_ == 0, 0.0, weight_ * (dots_ - delta_[..., None]))
+"""
+SUMS = {
+    "query": "ddot_ @ {name}.where({name}.abs(k_) < float('inf'), k_, 0.0)",
+    "key": "ddot_.swapaxes(2, 3) @ {name}.where({name}.abs(q_) < float('inf'), q_, 0.0)",
+    "value": "weight_.swapaxes(2, 3) @ dout_",
+}
+WIDE = {"query": "dim", "key": "dim", "value": "dim_v"}
+# Sums over the heads that share a key head.
+SHARED = """
+{to} = {name}.sum({sum}.reshape(batch, kv_heads, group_, keys, {wide}), 2).swapaxes(1, 2)
+"""
+OWN = """
+{to} = {sum}.swapaxes(1, 2)
+"""
+# A gradient of the scores' shape of packed sequences.
+SCATTER = """
+{to}_ = {text}
+{to} = {name}.zeros(({offsets}.shape[0] - 1, heads, max_query, max_key){type}{device})
+at_, of_ = {name}.where(same_)
+{to}[sequence_[at_], :, {first}, {second}] = {to}_[0][:, at_, of_].swapaxes(0, 1)
+"""
 # Sequences longer than the tensor of scores.
 LONG = " + {0}.where((queries > max_query) | (count > max_key), float('nan'), 0.0)[..., 0]"
 
@@ -90,18 +125,19 @@ LONG = " + {0}.where((queries > max_query) | (count > max_key), float('nan'), 0.
 def statements(k, library):
     """Returns the statements of a library."""
     lib, torch = LIBRARIES[library], library == "torch"
-    q, key, v = (k.of_kind(kind).name for kind in ("query", "key", "value"))
+    q, key, v = (k.of_kind(kind).name for kind in PRODUCTS)
     words = {
         "name": lib.name,
         "device": lib.device.format(q),
         "sink": f" + {lib.name}.exp(sink_ - least_)" if k.sink else "",
         **{"q": q, "k": key, "v": v},
         "long": LONG.format(lib.name) if k.form == "packed_scores" else "",
+        "keep": KEEP_OF_PACKED if k.packed else KEEP_OF,
     }
     words |= dict(zip(("offsets", "of_keys"), k.bounds_of_sequences))
     heads = [s.name for s in k.score_inputs if s.kind == "head"]
     printer = Printer(lib, None, k.graph, _axes(k), None)
-    printer.run(k.roots)
+    printer.run(k.roots[:1])
     lines = [
         *_lines(PACKED if k.packed else SCORES, words),
         *_gathered(k, lib),
@@ -118,25 +154,64 @@ def statements(k, library):
         lines.append(f"score_ = {lib.name}.where(same_, score_, float('-inf'))")
     if k.sink:
         lines.append(f"sink_ = {k.sink.name}.reshape(1, heads, 1)")
-    text = (TORCH if torch else NUMPY) + (SINK if k.sink else "") + SOFTMAX + PRODUCT.lstrip()
-    return lines + _lines(text + (PACKED_RESULTS.lstrip() if k.packed else ""), words)
+    text = (TORCH if torch else NUMPY) + (SINK if k.sink else "") + SOFTMAX
+    if k.bwd:
+        return lines + _lines(text, words) + _gradients(k, lib, printer, words)
+    text += (DROPPED.lstrip() if k.keeps else "") + PRODUCT.lstrip()
+    text += PACKED_RESULTS.lstrip() if k.packed else ""
+    return lines + _lines(text, words)
+
+
+def _gradients(k, lib, printer, words):
+    """Statements of the gradients."""
+    first = "swapaxes(0, 1)[None]" if k.packed else "swapaxes(1, 2)"
+    lines = [f"weight_ = {lib.name}.where(same_, weight_, 0.0)"] if k.packed else []
+    lines += _lines(GRADIENTS, words | {"dout": f"dout.{first}"})
+    done = len(printer.lines)
+    printer.run(k.roots[1:])
+    texts = [_whole(printer, root) for root in k.roots[1:]]
+    lines += [*printer.lines[done:], f"q_ = {words['q']}.{first}", f"ddot_ = {texts[0]}"]
+    scores = {s.name: text for (_, s, _), text in zip(k.score_gradients, texts[1:])}
+    for s in k.outputs:
+        if s.name not in scores:
+            kind = s.kind
+            text = SUMS[kind].format(**words)
+            own = words | {"to": s.name, "sum": f"({text})", "wide": WIDE[kind]}
+            lines += _lines(OWN if kind == "query" else SHARED, own)
+            lines += [f"{s.name} = {s.name}[0]"] if k.packed else []
+        elif k.packed:
+            own = _places(lib, "query.reshape(rows_)[at_]", "column.reshape(keys)[of_]")
+            more = {"type": ", dtype=dscore.dtype", "text": scores[s.name], "to": s.name}
+            lines += _lines(SCATTER, words | own | more)
+        else:
+            lines.append(f"{s.name} = {scores[s.name]}")
+    return lines
+
+
+def _whole(printer, root):
+    """Text of a gradient of the scores' shape."""
+    text = printer.at(root)
+    return f"dscore * {text}" if printer.along[root] is None else text
+
+
+def _places(lib, query, column):
+    """Bounded indices of tensors of the scores' shape of packed sequences."""
+    places = (("first", query, "max_query"), ("second", column, "max_key"))
+    return {word: lib.bounded.format(text, 0, f"{most} - 1") for word, text, most in places}
 
 
 def _gathered(k, lib):
     """Statements that gather the tensors of the scores' shape of packed sequences."""
     if k.form != "packed_scores":
         return []
-    places = (("query.reshape(rows_, 1)", "max_query"), ("column.reshape(1, keys)", "max_key"))
-    first, second = (lib.bounded.format(text, 0, f"{most} - 1") for text, most in places)
+    places = _places(lib, "query.reshape(rows_, 1)", "column.reshape(1, keys)")
     tensors = [s.name for s in k.score_inputs if s.kind == "score"]
-    return [
-        line for s in tensors for line in _lines(GATHER, {"s": s, "first": first, "second": second})
-    ]
+    return [line for s in tensors for line in _lines(GATHER, places | {"s": s})]
 
 
 def _axes(k):
     """Returns {name: its axes; None: a plain number} of the score's names."""
-    tensors = ("dot", QUERY, COLUMN, "head", *(s.name for s in k.score_inputs))
+    tensors = (DOT, DSCORE, QUERY, COLUMN, "head", *(s.name for s in k.score_inputs))
     sizes, numbers = (QUERIES, COUNT), (*k.scalars, *k.integers)
     whole = frozenset((0,)) if k.packed else None
     return (

@@ -94,6 +94,13 @@ class OptimizerKernel(Kernel):
         found = [s for s in self.updated if s.dtype.word == "bf16"] if self.stochastic else []
         return found.index(stream) if stream in found else -1
 
+    @functools.cached_property
+    def changing(self):
+        """Integers of steps, which entries let device functions read from memory, and the seed."""
+        given = self.op.own["device"]
+        found = {name: "step" for name in (*given, self.advance) if name in self.integers}
+        return found | ({"seed": "seed"} if self.stochastic else {})
+
     @property
     def advances_on_device(self):
         """True if the number that advances the random numbers is in device memory."""

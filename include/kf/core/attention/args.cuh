@@ -8,6 +8,7 @@
 
 #include "kf/core/attention/strides.h"
 #include "kf/core/kernel.cuh"
+#include "kf/core/philox.h"
 #include "kf/core/product_types.cuh"
 
 // Visible keys of query i: i * first_slope + first_add to i * last_slope + last_add, both included,
@@ -28,6 +29,15 @@ struct kfi_score_args {
     // Positions of the call's first query, key and head; queries and keys in all.
     int query_base, key_base, head_base, queries_total, keys_total;
     const void *sink; // [heads], a score of each head's queries without a value; or NULL
+};
+
+#define KFI_NO_DROPOUT (-1)
+// Dropout of the weights. The number of a weight, which its random bits follow from, is number0 and
+// the steps to its batch, query and head, and its key.
+struct kfi_attention_dropout {
+    kfi_rng rng;
+    kfi_attention_strides numbers;
+    kf_i64 number0;
 };
 
 struct kfi_attention {
@@ -52,6 +62,7 @@ struct kfi_attention {
     int row_blocks, tiles, span, group_tiles, batch_heads;
     int *ticket; // next tile, 0 at the launch
     kfi_score_args score;
+    kfi_attention_dropout drop; // read by kernels with dropout
 };
 
 #ifdef KFI_DEVICE_PASS
@@ -132,6 +143,13 @@ KF_FN void kfi_attention_scale(kfi_attention *a, double scale)
     a->log2_unit = (float)(a->unit_f64 * log2e < most ? a->unit_f64 * log2e : most);
     a->factor_f64 = scale;
     a->factor = (float)scale;
+}
+// Sets dropout's random numbers. With a probability of 1 all weights are 0, and no factor is
+// infinite.
+KF_FN void kfi_attention_random(kfi_attention *a, const kfi_rng &rng)
+{
+    a->drop.rng = rng;
+    if (rng.threshold > 65535) a->drop.rng.scale_f64 = a->drop.rng.scale = 0;
 }
 #endif
 

@@ -164,7 +164,10 @@ KFI_HOST void kfi_cpu_attention_score_row(const kfi_cpu_attention_job *j, kf_i64
         part.values[i] = to;
         t->widen(from, t->key, to, count);
         memset(to + count * unit, 0, (size_t)((kfi_seam_whole(count) - count) * unit));
+        if (j->room.derivatives)
+            part.derivatives[i] = j->room.derivatives + (i + 1) * KFI_ATTENTION_KEYS * unit;
     }
+    part.derivative = j->room.derivatives;
     m->score.fn(&part, kfi_seam_whole(count));
 }
 /* Turns a row of products into weights. */
@@ -179,8 +182,8 @@ KFI_HOST void kfi_cpu_attention_weigh(const kfi_cpu_attention_job *j, kf_i64 row
     j->f->row(s, need, visible, &j->room, row);
     if (m->rng)
         j->f->drop(s, need, m->rng,
-                   ((j->batch * m->heads + own->head) * m->queries + own->query) * m->keys +
-                       j->key0);
+                   m->number0 + j->batch * m->numbers.batch + own->head * m->numbers.head +
+                       own->query * m->numbers.row + j->key0);
     j->f->rescale(j->room.out + row * j->p.pitch_out * j->p.lanes.unit, &j->room, row,
                   j->p.pitch_out);
 }

@@ -23,8 +23,20 @@ enum {
     KFI_ATTENTION_OF_KEYS = 'w',    /* and in k */
     KFI_ATTENTION_LSE = 'l',        /* [batch, heads, queries], as the next two */
     KFI_ATTENTION_ROW_MAX = 'm',    /* see core/attention/args.cuh */
-    KFI_ATTENTION_LOG_SUM = 's'
+    KFI_ATTENTION_LOG_SUM = 's',
+    /* Gradients, each of its tensor's shape: the capital letter. */
+    KFI_ATTENTION_DOUT = 'O',
+    KFI_ATTENTION_DLSE = 'L',
+    KFI_ATTENTION_DQ = 'Q',
+    KFI_ATTENTION_DK = 'K',
+    KFI_ATTENTION_DV = 'V',
+    KFI_ATTENTION_DSCORES = 'X'
 };
+/* Letter of the tensor that has the shape of a gradient; another letter is its own. */
+KFI_ONCE char kfi_attention_shaped_as(char letter)
+{
+    return (char)(letter >= 'A' && letter <= 'Z' ? letter + ('a' - 'A') : letter);
+}
 
 /* The shape struct with its defaults (family.py has its order), and what a call adds to it. */
 typedef struct {
@@ -132,9 +144,30 @@ KFI_ONCE kf_result_t kfi_attention_check_packed(const kfi_name *name, const kfi_
     return KF_SUCCESS;
 }
 
-/* Returns the strided levels of a tensor; count is 0 for a contiguous one. */
-KFI_ONCE kfi_levels kfi_attention_levels(const kfi_attention_plan *p, char letter)
+/* Numbers the weights for dropout: sets the steps to the next batch, query and head, and the number
+ * of the call's first weight. Weights are [batch, heads, queries, keys] of the whole tensors; those
+ * of packed sequences [heads, queries, keys] of all rows. */
+KFI_ONCE kf_result_t kfi_attention_numbers(const kfi_name *name, const kfi_attention_plan *p,
+                                           kfi_attention_strides *steps, kf_i64 *first)
 {
+    const kf_i64 sizes[] = {p->packed ? 1 : p->batch, p->heads_total, p->queries_total,
+                            p->keys_total};
+    if (!kfi_all_fit(sizes, 4))
+        return kfi_fail(KF_ERROR_INVALID_SIZE, name, "keys",
+                        "is %lld of %lld, with %lld queries of %lld, expected at most 2^58 scores",
+                        (long long)p->keys, (long long)p->keys_total, (long long)p->queries,
+                        (long long)p->queries_total);
+    steps->row = p->keys_total;
+    steps->head = p->queries_total * steps->row;
+    steps->batch = p->packed ? 0 : p->heads_total * steps->head;
+    *first = p->head_base * steps->head + p->query_base * steps->row + p->key_base;
+    return KF_SUCCESS;
+}
+
+/* Returns the strided levels of a tensor; count is 0 for a contiguous one. */
+KFI_ONCE kfi_levels kfi_attention_levels(const kfi_attention_plan *p, char of)
+{
+    const char letter = kfi_attention_shaped_as(of);
     const int keys = letter == KFI_ATTENTION_K || letter == KFI_ATTENTION_V,
               wide = letter == KFI_ATTENTION_V || letter == KFI_ATTENTION_OUT,
               scores = letter == KFI_ATTENTION_SCORES;
@@ -190,7 +223,7 @@ KFI_ONCE kf_result_t kfi_attention_check(const kfi_name *name, const kfi_argumen
         if (!levels[i].count) continue;
         code = kfi_check_stride(name, arguments, given, &levels[i], all, i);
         const kf_i64 *const apart = all->of[i].apart;
-        const int scores = shapes[i] == KFI_ATTENTION_SCORES;
+        const int scores = kfi_attention_shaped_as(shapes[i]) == KFI_ATTENTION_SCORES;
         steps[i].head = apart[scores], steps[i].row = apart[!scores];
         steps[i].batch = levels[i].count > 2 ? apart[2] : 0;
         if (!elements[i]) all->of[i].extent = 0;

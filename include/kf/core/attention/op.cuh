@@ -35,37 +35,53 @@
 #endif
 #if (KF_SCHEDULES & 2) && (KF_HEAD_DIMS & 1)
 #define KFI_MMA_64_ADDRESS KFI_ADDRESS
+#define KFI_MMA_64_STATE_ADDRESS KFI_STATE_ADDRESS
 #else
 #define KFI_MMA_64_ADDRESS KFI_NO_ADDRESS
+#define KFI_MMA_64_STATE_ADDRESS KFI_NO_ADDRESS
 #endif
 #if (KF_SCHEDULES & 2) && (KF_HEAD_DIMS & 2)
 #define KFI_MMA_128_ADDRESS KFI_ADDRESS
+#define KFI_MMA_128_STATE_ADDRESS KFI_STATE_ADDRESS
 #else
 #define KFI_MMA_128_ADDRESS KFI_NO_ADDRESS
+#define KFI_MMA_128_STATE_ADDRESS KFI_NO_ADDRESS
 #endif
 #if (KF_SCHEDULES & 2) && (KF_HEAD_DIMS & 12)
 #define KFI_MMA_256_ADDRESS KFI_ADDRESS
+#define KFI_MMA_256_STATE_ADDRESS KFI_STATE_ADDRESS
 #else
 #define KFI_MMA_256_ADDRESS KFI_NO_ADDRESS
+#define KFI_MMA_256_STATE_ADDRESS KFI_NO_ADDRESS
 #endif
 #if (KF_SCHEDULES & 1) && (KF_HEAD_DIMS & 1)
 #define KFI_ANY_64_ADDRESS KFI_ADDRESS
+#define KFI_ANY_64_STATE_ADDRESS KFI_STATE_ADDRESS
 #define KFI_PRE_SM80_64_ADDRESS KFI_PRE_SM80_ADDRESS
+#define KFI_PRE_SM80_64_STATE_ADDRESS KFI_PRE_SM80_STATE_ADDRESS
 #else
 #define KFI_ANY_64_ADDRESS KFI_NO_ADDRESS
+#define KFI_ANY_64_STATE_ADDRESS KFI_NO_ADDRESS
 #define KFI_PRE_SM80_64_ADDRESS KFI_NO_ADDRESS
+#define KFI_PRE_SM80_64_STATE_ADDRESS KFI_NO_ADDRESS
 #endif
 #if (KF_SCHEDULES & 1) && (KF_HEAD_DIMS & 6)
 #define KFI_ANY_128_ADDRESS KFI_ADDRESS
+#define KFI_ANY_128_STATE_ADDRESS KFI_STATE_ADDRESS
 #define KFI_PRE_SM80_128_ADDRESS KFI_PRE_SM80_ADDRESS
+#define KFI_PRE_SM80_128_STATE_ADDRESS KFI_PRE_SM80_STATE_ADDRESS
 #else
 #define KFI_ANY_128_ADDRESS KFI_NO_ADDRESS
+#define KFI_ANY_128_STATE_ADDRESS KFI_NO_ADDRESS
 #define KFI_PRE_SM80_128_ADDRESS KFI_NO_ADDRESS
+#define KFI_PRE_SM80_128_STATE_ADDRESS KFI_NO_ADDRESS
 #endif
 #if (KF_SCHEDULES & 1) && (KF_HEAD_DIMS & 12)
 #define KFI_ANY_256_ADDRESS KFI_ADDRESS
+#define KFI_ANY_256_STATE_ADDRESS KFI_STATE_ADDRESS
 #else
 #define KFI_ANY_256_ADDRESS KFI_NO_ADDRESS
+#define KFI_ANY_256_STATE_ADDRESS KFI_NO_ADDRESS
 #endif
 
 #ifdef KFI_HOST_PASS
@@ -88,7 +104,8 @@ struct kfi_attention_op {
     kfi_strides strides;
     const char *shapes; // KFI_ATTENTION_Q, ... per tensor
     const void *const *kernels;
-    int type = 0; // KFI_OF_BF16, ...
+    int type = 0;       // KFI_OF_BF16, ...
+    bool drops = false; // whether it has dropout
 };
 
 // The ticket.
@@ -130,11 +147,12 @@ KF_FN KFI_SMALL void kfi_attention_tensors(kfi_attention *a, const kfi_attention
         case KFI_ATTENTION_ROW_MAX: a->row_max = to; break;
         case KFI_ATTENTION_LOG_SUM: a->log_sum = to; break;
         case KFI_ATTENTION_SINK: a->score.sink = p; break;
-        case KFI_ATTENTION_OF_QUERIES:
-        case KFI_ATTENTION_OF_KEYS: break;
-        default:
+        case KFI_ATTENTION_SCORES:
+        case KFI_ATTENTION_HEADS:
             a->score.tensors[scores] = p, a->score.strides[scores] = steps[i];
             a->score.paired[scores++] = kfi_attention_paired(op.arguments, i, steps[i]);
+            break;
+        default: break; // bounds of packed sequences, gradients
         }
     }
 }
@@ -186,11 +204,25 @@ KF_FN KFI_SMALL bool kfi_attention_whole(const kfi_attention &a, const kfi_atten
     }
     return bits % 16 == 0 && steps * bytes % 16 == 0;
 }
+#define KFI_ATTENTION_MOST (0x7fffffff - 4096)
+// Refuses more blocks than a grid can hold: `parts` per 32 rows, the fewest that a block has.
+KF_FN KFI_SMALL kf_result_t kfi_attention_limit_blocks(const kfi_attention_op &op,
+                                                       const kfi_attention_plan &p, kf_i64 rows,
+                                                       kf_i64 heads, kf_i64 parts)
+{
+    const kf_i64 blocks = p.packed ? rows / 32 + p.batch + 2 : kfi_ceil(rows, 32),
+                 batch = p.packed ? 1 : p.batch;
+    if (heads == 0 || batch == 0 || blocks <= KFI_ATTENTION_MOST / parts / heads / batch)
+        return KF_SUCCESS;
+    return kfi_fail(KF_ERROR_UNSUPPORTED, &op.name, "launch",
+                    "of %lld x %lld x %lld rows needs more blocks than a launch may have",
+                    (long long)p.batch, (long long)heads, (long long)rows);
+}
 // Refuses sizes that the kernels' 32-bit indices or a grid cannot hold.
 KF_FN KFI_SMALL kf_result_t kfi_attention_limits(const kfi_attention_op &op,
                                                  const kfi_attention_plan &p)
 {
-    const kf_i64 most = 0x7fffffff - 4096;
+    const kf_i64 most = KFI_ATTENTION_MOST;
     if (p.dim_v > 256)
         return kfi_fail(KF_ERROR_UNSUPPORTED, &op.name, "dim_v", "is %lld, expected at most 256",
                         (long long)p.dim_v);
@@ -201,13 +233,7 @@ KF_FN KFI_SMALL kf_result_t kfi_attention_limits(const kfi_attention_op &op,
                         "in all",
                         (long long)p.queries, (long long)p.queries_total, (long long)p.keys,
                         (long long)p.keys_total);
-    // Blocks of 32 rows are the smallest.
-    const kf_i64 blocks = p.packed ? p.queries / 32 + p.batch + 2 : kfi_ceil(p.queries, 32);
-    if (blocks > most / p.heads / (p.packed ? 1 : p.batch))
-        return kfi_fail(KF_ERROR_UNSUPPORTED, &op.name, "launch",
-                        "of %lld x %lld x %lld rows needs more blocks than a launch may have",
-                        (long long)p.batch, (long long)p.heads, (long long)p.queries);
-    return KF_SUCCESS;
+    return kfi_attention_limit_blocks(op, p, p.queries, p.heads, 1);
 }
 KF_FN KFI_SMALL kf_result_t kfi_attention_left_out(const kfi_name *name)
 {
@@ -255,6 +281,8 @@ KF_FN kf_result_t kfi_attention_run(const kfi_attention_op &op, const kfi_shape_
     result = kfi_check_workspace(&op.name, &op.arguments, &operands, workspace, workspace_bytes,
                                  KFI_WORKSPACE_ALIGNED);
     if (result == KF_SUCCESS) result = kfi_attention_limits(op, p);
+    if (result != KF_SUCCESS) return result;
+    if (op.drops) result = kfi_attention_numbers(&op.name, &p, &a->drop.numbers, &a->drop.number0);
     if (result != KF_SUCCESS) return result;
     kfi_attention_sizes(a, p);
     kfi_attention_tensors(a, op, steps);

@@ -65,13 +65,16 @@ KFI_ONCE void kfi_cpu_attention_tensors(kfi_cpu_attention *m, const kfi_cpu_atte
         case KFI_ATTENTION_SINK: m->sink = p; break;
         case KFI_ATTENTION_OF_QUERIES:
         case KFI_ATTENTION_OF_KEYS: break;
-        default: {
+        case KFI_ATTENTION_SCORES:
+        case KFI_ATTENTION_HEADS: {
             kfi_cpu_attention_tensor *const t = &m->score.tensor[m->score.tensors++];
             t->data = p, t->strides = s;
             t->size = op->arguments.codes[KFI_CODE_LENGTH * i + KFI_CODE_SIZE] - '0';
             t->key = op->shapes[i] == KFI_ATTENTION_SCORES;
             if (!t->key) t->strides.head = 1;
+            break;
         }
+        default: break; /* a gradient */
         }
     }
 }
@@ -94,7 +97,22 @@ KFI_ONCE void kfi_cpu_attention_sequences(kfi_cpu_attention_packed *packed,
     packed->max_key = scores ? p->max_key : INT64_MAX;
     packed->first = p->first, packed->last = p->last;
 }
-/* Checks a call and runs it. `m` has the type and the score. */
+/* Sets the sizes and tensors of a call. packed: memory for the bounds of packed sequences. */
+KFI_ONCE void kfi_cpu_attention_set(kfi_cpu_attention *m, const kfi_cpu_attention_op *op,
+                                    const kfi_attention_plan *p, const kfi_attention_strides *steps,
+                                    kfi_cpu_attention_packed *packed)
+{
+    kfi_cpu_attention_tensors(m, op, steps);
+    m->batch = p->batch, m->heads = p->heads, m->queries = p->queries, m->keys = p->keys;
+    m->group = p->kv_heads ? p->heads / p->kv_heads : 1;
+    m->dim = p->dim, m->dim_v = p->dim_v;
+    m->row_head = p->queries, m->row_batch = p->packed ? 0 : p->heads * p->queries;
+    m->packed = p->packed ? packed : NULL;
+    if (p->packed) kfi_cpu_attention_sequences(packed, op, p);
+    m->range.first_slope = p->first.slope, m->range.first_add = p->first.add;
+    m->range.last_slope = p->last.slope, m->range.last_add = p->last.add;
+}
+/* Checks a call and runs it. `m` has the type, the score and dropout's random numbers. */
 KFI_ONCE kf_result_t kfi_cpu_attention_call_run(const kfi_cpu_attention_op *op,
                                                 const kfi_shape_values *v,
                                                 const kfi_attention_plan *p, kfi_cpu_attention *m,
@@ -111,15 +129,14 @@ KFI_ONCE kf_result_t kfi_cpu_attention_call_run(const kfi_cpu_attention_op *op,
                                  p->packed ? kfi_cpu_attention_packed_workspace(shape, op->unit)
                                            : kfi_cpu_attention_workspace(shape, op->unit));
     if (result != KF_SUCCESS) return result;
-    kfi_cpu_attention_tensors(m, op, steps);
-    m->batch = p->batch, m->heads = p->heads, m->queries = p->queries, m->keys = p->keys;
-    m->group = p->kv_heads ? p->heads / p->kv_heads : 1;
-    m->dim = p->dim, m->dim_v = p->dim_v;
-    m->row_head = p->queries, m->row_batch = p->packed ? 0 : p->heads * p->queries;
-    m->packed = p->packed ? &packed : NULL;
-    if (p->packed) kfi_cpu_attention_sequences(&packed, op, p);
-    m->range.first_slope = p->first.slope, m->range.first_add = p->first.add;
-    m->range.last_slope = p->last.slope, m->range.last_add = p->last.add;
+    kfi_cpu_attention_set(m, op, p, steps, &packed);
+    if (m->rng) {
+        kfi_attention_strides numbers = {0, 0, 0};
+        result = kfi_attention_numbers(&op->name, p, &numbers, &m->number0);
+        if (result != KF_SUCCESS) return result;
+        m->numbers = kfi_cpu_attention_steps(&numbers);
+        if (m->rng->scale_f64 == 1) m->rng = NULL; /* p is 0 */
+    }
     kfi_cpu_attention_run(m, workspace);
     return KF_SUCCESS;
 }

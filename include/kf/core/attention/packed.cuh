@@ -24,10 +24,11 @@ struct kfi_attention_packed {
 };
 
 // Rows of a sequence in q and in k. index: among the sequences, for a bias. refused: it is longer
-// than max_query or max_key, and its results are NaN.
+// than max_query or max_key, and its results are NaN. inside: rows of a sequence, not those in
+// front of all or behind them.
 struct kfi_attention_sequence {
     int index, query, queries, key, keys;
-    bool refused;
+    bool refused, inside;
 };
 
 #ifdef KFI_DEVICE_PASS
@@ -37,40 +38,44 @@ KFI_DEVICE int kfi_attention_offset(const kfi_attention_packed &p, const void *o
     const kf_i64 at = p.wide ? ((const kf_i64 *)offsets)[i] : (kf_i64)((const int *)offsets)[i];
     return at < 0 ? 0 : at > most ? most : (int)at;
 }
-// First row of part i of batch + 2; of part batch + 2, the number of rows.
-KFI_DEVICE int kfi_attention_start(const kfi_attention_packed &p, int i)
+// First row of part i of batch + 2; of part batch + 2, the number of rows. keys: rows of k.
+template <int keys> KFI_DEVICE int kfi_attention_start(const kfi_attention_packed &p, int i)
 {
+    const int rows = keys ? p.a.keys : p.a.queries;
     if (i == 0) return 0;
-    if (i > p.batch + 1) return p.a.queries;
-    return kfi_attention_offset(p, p.query_offsets, i - 1, p.a.queries);
+    if (i > p.batch + 1) return rows;
+    return kfi_attention_offset(p, keys ? p.key_offsets : p.query_offsets, i - 1, rows);
 }
-// Finds the sequence of tile t. Returns the tile's block of rows in it, last blocks first;
-// negative: the tile has no rows.
-template <int rows>
+// Finds the sequence of tile t of queries, or of keys. Returns the tile's block of rows in it, last
+// blocks first; negative: the tile has no rows.
+template <int rows, int keys = 0>
 KFI_DEVICE int kfi_attention_find(kfi_attention_sequence *s, const kfi_attention_packed &p, int t)
 {
     int i = 0, end = p.batch + 2;
 #pragma unroll 1
     while (end - i > 1) {
         const int middle = (i + end) / 2;
-        if (kfi_attention_start(p, middle) / rows + middle <= t)
+        if (kfi_attention_start<keys>(p, middle) / rows + middle <= t)
             i = middle;
         else
             end = middle;
     }
-    s->query = kfi_attention_start(p, i);
-    s->queries = kfi_max_i32(0, kfi_attention_start(p, i + 1) - s->query);
-    s->index = s->key = s->keys = 0;
+    const int first = kfi_attention_start<keys>(p, i),
+              count = kfi_max_i32(0, kfi_attention_start<keys>(p, i + 1) - first);
+    int other = 0, others = 0; // rows of the other tensor
+    s->index = 0;
     s->refused = false;
-    if (i > 0 && i <= p.batch) {
-        const int most = p.a.keys;
+    s->inside = i > 0 && i <= p.batch;
+    if (s->inside) {
         s->index = i - 1;
-        s->key = kfi_attention_offset(p, p.key_offsets, i - 1, most);
-        s->keys = kfi_max_i32(0, kfi_attention_offset(p, p.key_offsets, i, most) - s->key);
-        s->refused = s->queries > p.max_query || s->keys > p.max_key;
-        if (s->refused) s->keys = 0;
+        other = kfi_attention_start<!keys>(p, i);
+        others = kfi_max_i32(0, kfi_attention_start<!keys>(p, i + 1) - other);
+        s->refused = (keys ? others : count) > p.max_query || (keys ? count : others) > p.max_key;
+        if (s->refused) others = 0;
     }
-    return (s->queries + rows - 1) / rows - 1 - (t - s->query / rows - i);
+    s->query = keys ? other : first, s->queries = keys ? others : count;
+    s->key = keys ? first : other, s->keys = keys ? count : others;
+    return (count + rows - 1) / rows - 1 - (t - first / rows - i);
 }
 // A bound of a sequence's keys.
 KFI_DEVICE kfi_attention_bound kfi_attention_own_bound(const kfi_attention_bound &b,
@@ -96,6 +101,7 @@ KFI_DEVICE kfi_attention kfi_attention_own(const kfi_attention_packed &p,
     a.q = kfi_attention_row(p.a.q, p.a.q_strides, s.query, 0, 0, bytes);
     a.k = kfi_attention_row(p.a.k, p.a.k_strides, s.key, 0, 0, bytes);
     a.v = kfi_attention_row(p.a.v, p.a.v_strides, s.key, 0, 0, bytes);
+    a.drop.number0 += s.query * a.drop.numbers.row + s.key;
     a.out = (void *)kfi_attention_row(p.a.out, p.a.out_strides, s.query, 0, 0, bytes);
     // kfi_attention_row_index counts as if all sequences had this one's length.
     if (a.lse) a.lse = (char *)a.lse + at;

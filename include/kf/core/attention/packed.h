@@ -10,6 +10,8 @@
 
 #include "kf/core/host.h"
 
+#include <string.h>
+
 #include "kf/core/attention/check.h"
 #include "kf/core/attention/plan.h"
 
@@ -37,41 +39,71 @@ KFI_HOST kf_i64 kfi_cpu_attention_offset(const kfi_cpu_attention_packed *p, cons
         p->wide ? ((const int64_t *)offsets)[i] : (kf_i64)((const int32_t *)offsets)[i];
     return at < 0 ? 0 : at > most ? most : at;
 }
-/* First row of part i of batch + 2; of part batch + 2, the number of rows. */
-KFI_HOST kf_i64 kfi_cpu_attention_first_row(const kfi_cpu_attention *m, kf_i64 i)
+/* First row of part i of batch + 2; of part batch + 2, the number of rows, `most`. */
+KFI_HOST kf_i64 kfi_cpu_attention_first_row(const kfi_cpu_attention_packed *p, const void *offsets,
+                                            kf_i64 i, kf_i64 most)
 {
     if (i == 0) return 0;
-    if (i > m->packed->batch + 1) return m->queries;
-    return kfi_cpu_attention_offset(m->packed, m->packed->query_offsets, i - 1, m->queries);
+    return i > p->batch + 1 ? most : kfi_cpu_attention_offset(p, offsets, i - 1, most);
+}
+/* Finds the part of a job of `rows` rows, which count `group` times each. Sets *first to the number
+   of the part's first job. */
+KFI_HOST kf_i64 kfi_cpu_attention_part_of(const kfi_cpu_attention_packed *p, const void *offsets,
+                                          kf_i64 most, kf_i64 group, kf_i64 job, kf_i64 rows,
+                                          kf_i64 *first)
+{
+    kf_i64 i = 0;
+    for (kf_i64 end = p->batch + 2; end - i > 1;) {
+        const kf_i64 middle = (i + end) / 2;
+        if (kfi_cpu_attention_first_row(p, offsets, middle, most) * group / rows + middle <= job)
+            i = middle;
+        else
+            end = middle;
+    }
+    *first = kfi_cpu_attention_first_row(p, offsets, i, most) * group / rows + i;
+    return i;
+}
+/* Sets the sequence that is part i, or rows of no sequence: those of q, or of k if `keys`. */
+KFI_HOST void kfi_cpu_attention_set_sequence(kfi_cpu_attention_sequence *s,
+                                             const kfi_cpu_attention *m, kf_i64 i, int keys)
+{
+    const kfi_cpu_attention_packed *const p = m->packed;
+    const int inside = i > 0 && i <= p->batch;
+    memset(s, 0, sizeof *s);
+    s->index = inside ? i - 1 : 0;
+    if (inside || !keys) {
+        const kf_i64 end = kfi_cpu_attention_first_row(p, p->query_offsets, i + 1, m->queries);
+        s->query = kfi_cpu_attention_first_row(p, p->query_offsets, i, m->queries);
+        s->queries = end > s->query ? end - s->query : 0;
+    }
+    if (inside || keys) {
+        const kf_i64 end = kfi_cpu_attention_first_row(p, p->key_offsets, i + 1, m->keys);
+        s->key = kfi_cpu_attention_first_row(p, p->key_offsets, i, m->keys);
+        s->keys = end > s->key ? end - s->key : 0;
+    }
+    s->refused = inside && (s->queries > p->max_query || s->keys > p->max_key);
 }
 /* Finds the sequence of a job. Returns the job's number in the sequence; negative: it has no rows.
    rows: of a job. */
 KFI_HOST kf_i64 kfi_cpu_attention_find(kfi_cpu_attention_sequence *s, const kfi_cpu_attention *m,
                                        kf_i64 job, kf_i64 rows)
 {
-    const kfi_cpu_attention_packed *const p = m->packed;
-    kf_i64 i = 0;
-    for (kf_i64 end = p->batch + 2; end - i > 1;) {
-        const kf_i64 middle = (i + end) / 2;
-        if (kfi_cpu_attention_first_row(m, middle) * m->group / rows + middle <= job)
-            i = middle;
-        else
-            end = middle;
-    }
-    const kf_i64 end = kfi_cpu_attention_first_row(m, i + 1);
-    s->query = kfi_cpu_attention_first_row(m, i);
-    s->queries = end > s->query ? end - s->query : 0;
-    s->index = s->key = s->keys = s->refused = 0;
-    if (i > 0 && i <= p->batch) {
-        const kf_i64 last = kfi_cpu_attention_offset(p, p->key_offsets, i, m->keys);
-        s->index = i - 1;
-        s->key = kfi_cpu_attention_offset(p, p->key_offsets, i - 1, m->keys);
-        s->keys = last > s->key ? last - s->key : 0;
-        s->refused = s->queries > p->max_query || s->keys > p->max_key;
-        if (s->refused) s->keys = 0;
-    }
-    job -= s->query * m->group / rows + i;
-    return job < kfi_cpu_gemm_parts(s->queries * m->group, rows) ? job : -1;
+    kf_i64 first;
+    const kf_i64 i = kfi_cpu_attention_part_of(m->packed, m->packed->query_offsets, m->queries,
+                                               m->group, job, rows, &first);
+    kfi_cpu_attention_set_sequence(s, m, i, 0);
+    if (s->refused) s->keys = 0;
+    return job - first < kfi_cpu_gemm_parts(s->queries * m->group, rows) ? job - first : -1;
+}
+/* The same of a job of `keys` keys of one head. */
+KFI_HOST kf_i64 kfi_cpu_attention_find_keys(kfi_cpu_attention_sequence *s,
+                                            const kfi_cpu_attention *m, kf_i64 job, kf_i64 keys)
+{
+    kf_i64 first;
+    const kf_i64 i =
+        kfi_cpu_attention_part_of(m->packed, m->packed->key_offsets, m->keys, 1, job, keys, &first);
+    kfi_cpu_attention_set_sequence(s, m, i, 1);
+    return job - first < kfi_cpu_gemm_parts(s->keys, keys) ? job - first : -1;
 }
 KFI_HOST kfi_attention_bound kfi_cpu_attention_own_bound(const kfi_attention_bound *b,
                                                          const kfi_cpu_attention_sequence *s)
@@ -106,6 +138,7 @@ KFI_HOST kfi_cpu_attention kfi_cpu_attention_own(const kfi_cpu_attention *m,
     own.lse = kfi_cpu_attention_out_behind(m->lse, s->query, unit);
     own.row_max = kfi_cpu_attention_out_behind(m->row_max, s->query, unit);
     own.log_sum = kfi_cpu_attention_out_behind(m->log_sum, s->query, unit);
+    own.number0 += s->query * m->numbers.row + s->key;
     return own;
 }
 

@@ -56,6 +56,8 @@ typedef struct {
     const void *scalars;
     kf_i64 batch, head, query, key; /* logical indices of the row and of its first key */
     kf_i64 queries, keys;           /* sizes of the row's sequence */
+    /* Backward: derivatives of the score, to be stored: by the product, and by `values`. */
+    void *derivative, *derivatives[KFI_ATTENTION_TENSORS];
 } kfi_attention_part;
 typedef void (*kfi_attention_score_fn)(const kfi_attention_part *part, int count);
 
@@ -101,8 +103,11 @@ typedef struct {
     kfi_cpu_attention_range range;
     double scale; /* factor of the products, before the score's function */
     kfi_cpu_attention_score score;
-    const kfi_rng *rng; /* dropout of the weights, element ((batch * heads + head) * queries +
-                         * query) keys + key; NULL: none */
+    const kfi_rng *rng; /* dropout of the weights; NULL: none */
+    /* The number of a weight, which its random bits follow from: number0 and the steps to its
+       batch, query and head, and its key. */
+    kfi_cpu_attention_strides numbers;
+    kf_i64 number0;
 } kfi_cpu_attention;
 
 /* ---- visible keys ---- */
@@ -157,12 +162,14 @@ typedef struct {
 } kfi_cpu_attention_row;
 /* Scratch memory of a job. */
 typedef struct {
-    char *q, *k, *v; /* panels of the tile's rows; of its columns, keys and columns of dim_v */
-    char *s, *p;     /* scores, then weights, of a strip of rows, [rows][KFI_ATTENTION_PITCH]; and
-                        packed */
-    char *out;       /* accumulators [rows][pitch_out] */
-    char *values;    /* the score's tensors [tensors][KFI_ATTENTION_KEYS] */
-    char *stage;     /* rows of q [tile rows][pitch_q], or one of v */
+    char *q, *k, *v;   /* panels of the tile's rows; of its columns, keys and columns of dim_v */
+    char *s, *p;       /* scores, then weights, of a strip of rows, [rows][KFI_ATTENTION_PITCH]; and
+                          packed */
+    char *out;         /* accumulators [rows][pitch_out] */
+    char *values;      /* the score's tensors [tensors][KFI_ATTENTION_KEYS] */
+    char *derivatives; /* backward: derivatives of the score by the product, then by its tensors,
+                      [1 + tensors][KFI_ATTENTION_KEYS]; NULL in the forward */
+    char *stage;       /* rows of q [tile rows][pitch_q], or one of v */
     char *most, *sum, *factor;  /* per row: maximum, sum of exponentials, factor of earlier
                                    sums */
     kfi_cpu_attention_row *row; /* per row */
@@ -207,7 +214,7 @@ KFI_HOST kfi_cpu_attention_room kfi_cpu_attention_rooms(const kfi_cpu_attention_
     size_t used = 0;
     r.q =
         kfi_cpu_attention_take(base, &used, p->rows * p->pitch_q * unit + p->rows / across * line);
-    r.k = r.v = NULL;
+    r.k = r.v = r.derivatives = NULL;
     if (!p->shared) kfi_cpu_attention_block(p, unit, base, &used, &r.k, &r.v);
     r.s = kfi_cpu_attention_take(base, &used, strip * KFI_ATTENTION_PITCH * unit);
     r.p = kfi_cpu_attention_take(base, &used, strip * KFI_ATTENTION_KEYS * unit + line);

@@ -42,18 +42,23 @@ KFI_BOTH constexpr int kfi_attention_mma_shared_bytes(int tile)
 }
 
 // Rows at multiples of 16 bytes have kernels of their own, except in code for sm_90a: wgmma takes
-// them there, and what TMA refuses takes the instances for any rows (KF_SCHEDULES 4 and 1).
+// them there, and what TMA refuses takes the instances for any rows (KF_SCHEDULES 4 and 1). wgmma
+// has no dropout.
 #ifndef KFI_MMA_WHOLE
 #define KFI_MMA_WHOLE (KFI_MMA && !(KFI_HOPPER && (KF_SCHEDULES & 5) == 5))
 #endif
 
 // A tensor core of sm_80 is needed. Without it, or if an instance is left out, the code is empty
 // and the launch bound is one warp.
+KFI_BOTH constexpr bool kfi_attention_mma_has(int whole, int drop)
+{
+    return KFI_MMA && (!whole || KFI_MMA_WHOLE || drop >= 0);
+}
 #ifdef KFI_DEVICE_PASS
-#define KFI_ATTENTION_MMA_BOUNDS(whole)                                                            \
-    __launch_bounds__(((whole) ? KFI_MMA_WHOLE : KFI_MMA) ? KFI_ATTENTION_MMA_THREADS : 32)
+#define KFI_ATTENTION_MMA_BOUNDS(whole, drop)                                                      \
+    __launch_bounds__(kfi_attention_mma_has(whole, drop) ? KFI_ATTENTION_MMA_THREADS : 32)
 #else
-#define KFI_ATTENTION_MMA_BOUNDS(whole)
+#define KFI_ATTENTION_MMA_BOUNDS(whole, drop)
 #endif
 
 #if defined(KFI_DEVICE_PASS) && KFI_MMA
@@ -124,15 +129,16 @@ template <int dim> KFI_DEVICE void kfi_attention_fragment_q(unsigned *q, const c
     const int lane = (int)threadIdx.x % 32, row = (int)threadIdx.x / 32 * 16 + lane % 16;
     kfi_ldmatrix<0>(q, shared + kfi_attention_chunk<dim>(row, 2 * k + lane / 16));
 }
-// Computes S = Q . K^T. q: the fragments; in shared memory if in_registers is 0.
-template <int type, int dim, int keys, int in_registers>
+// Computes S = Q . K^T. q: the fragments; in shared memory if in_registers is 0. steps: of 16
+// dimensions, which are unrolled.
+template <int type, int dim, int keys, int in_registers, int steps = dim / 16>
 KFI_DEVICE void kfi_attention_mma_scores(float *s, const unsigned *q, const char *shared_q,
                                          const char *k_stage)
 {
     const int lane = (int)threadIdx.x % 32;
 #pragma unroll
     for (int i = 0; i < keys / 2; ++i) s[i] = 0;
-#pragma unroll
+#pragma unroll(steps)
     for (int k = 0; k < dim / 16; ++k) {
         unsigned own[4];
         if constexpr (!in_registers) kfi_attention_fragment_q<dim>(own, shared_q, k);
@@ -165,7 +171,7 @@ KFI_DEVICE void kfi_attention_mma_values(float *o, const unsigned *p, const char
 }
 
 // Runs the kernel for one block of rows. Called by all threads.
-template <int type, int tile, int score, int whole>
+template <int type, int tile, int score, int whole, int drop>
 KFI_DEVICE void kfi_attention_mma(const kfi_attention &a, const kfi_attention_place &at)
 {
     constexpr int dim = kfi_attention_mma_dim(tile), keys = kfi_attention_mma_keys(tile),
@@ -187,6 +193,8 @@ KFI_DEVICE void kfi_attention_mma(const kfi_attention &a, const kfi_attention_pl
     unsigned p[keys / 4], q[in_registers ? dim / 4 : 1];
     kfi_softmax state = kfi_softmax_init<score>(a, head, at.refused);
     kfi_score_block<score, keys> loaded;
+    const kfi_rng rng = kfi_attention_rng<drop>(a);
+    const kf_i64 number = kfi_attention_number(a, row, head, batch);
 #pragma unroll
     for (int i = 0; i < dim / 2; ++i) o[i] = 0;
     const bool some = b.last >= b.first;
@@ -211,6 +219,7 @@ KFI_DEVICE void kfi_attention_mma(const kfi_attention &a, const kfi_attention_pl
         kfi_attention_mask<keys / 2>(s, a, b, n, row, n * keys + col);
         if (kfi_softmax_block<score, keys>(s, &state, a.log2_unit))
             kfi_attention_rescale<dim>(o, state);
+        kfi_attention_drop<drop, keys, 2>(s, rng, a, number, n * keys);
         kfi_attention_convert<type, keys>(p, s);
         kfi_fetch_wait<1>(); // this block of V
         __syncthreads();     // for all threads, too
@@ -219,11 +228,11 @@ KFI_DEVICE void kfi_attention_mma(const kfi_attention &a, const kfi_attention_pl
     }
     const kfi_attention_row_state r = {
         row, head, batch, b.first * keys, kfi_min_i32(a.keys, (b.last + 1) * keys), 0, 0};
-    kfi_attention_store<type, score, dim, dim, whole>(
+    kfi_attention_store<type, score, dim, dim, whole, drop>(
         o, state, a, r, some && kfi_attention_partial<keys>(a, b, begin, a.keys));
 }
 // The same for packed sequences.
-template <int type, int tile, int score, int whole>
+template <int type, int tile, int score, int whole, int drop>
 KFI_DEVICE void kfi_attention_mma_packed(const kfi_attention_packed &p)
 {
     const int head = (int)blockIdx.x / p.a.row_blocks;
@@ -232,30 +241,30 @@ KFI_DEVICE void kfi_attention_mma_packed(const kfi_attention_packed &p)
         kfi_attention_find<KFI_ATTENTION_MMA_ROWS>(&s, p, (int)blockIdx.x - head * p.a.row_blocks);
     if (block < 0) return;
     const kfi_attention_place at = {block * KFI_ATTENTION_MMA_ROWS, head, s.index, s.refused};
-    kfi_attention_mma<type, tile, score, whole>(kfi_attention_own(p, s, head, 2), at);
+    kfi_attention_mma<type, tile, score, whole, drop>(kfi_attention_own(p, s, head, 2), at);
 }
 #endif
 
-template <int type, int tile, int score, int whole>
-KFI_KERNEL void KFI_ATTENTION_MMA_BOUNDS(whole)
+template <int type, int tile, int score, int whole, int drop = KFI_NO_DROPOUT>
+KFI_KERNEL void KFI_ATTENTION_MMA_BOUNDS(whole, drop)
     kfk_attention_mma(const __grid_constant__ kfi_attention a)
 {
 #if defined(KFI_DEVICE_PASS) && KFI_MMA
-    if constexpr (!whole || KFI_MMA_WHOLE) {
+    if constexpr (kfi_attention_mma_has(whole, drop)) {
         kfi_begin();
-        kfi_attention_mma<type, tile, score, whole>(
+        kfi_attention_mma<type, tile, score, whole, drop>(
             a, kfi_attention_place_of<KFI_ATTENTION_MMA_ROWS>(a));
     }
 #endif
 }
-template <int type, int tile, int score, int whole>
-KFI_KERNEL void KFI_ATTENTION_MMA_BOUNDS(whole)
+template <int type, int tile, int score, int whole, int drop = KFI_NO_DROPOUT>
+KFI_KERNEL void KFI_ATTENTION_MMA_BOUNDS(whole, drop)
     kfk_attention_mma_packed(const __grid_constant__ kfi_attention_packed p)
 {
 #if defined(KFI_DEVICE_PASS) && KFI_MMA
-    if constexpr (!whole || KFI_MMA_WHOLE) {
+    if constexpr (kfi_attention_mma_has(whole, drop)) {
         kfi_begin();
-        kfi_attention_mma_packed<type, tile, score, whole>(p);
+        kfi_attention_mma_packed<type, tile, score, whole, drop>(p);
     }
 #endif
 }

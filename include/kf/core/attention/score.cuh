@@ -7,9 +7,15 @@
 //   kfi_score_at(...)             returns the score of one product, in units of kfi_attention::unit
 //   kfi_score_is_bounded(...)     1: |score| stays below 55, and no maximum is subtracted
 //   kfi_score_sink<real>(...)     a score of the head without a value; -inf: none
+//   kfi_score_bwd(...)       returns the gradient of a product from that of its score, and the
+//                                 gradients of the score's tensors
+//   kfi_score_gradients(...)      1: the score has tensors whose gradients are wanted
+//   kfi_score_store(...)          stores the gradient of an element of tensor n
 // A score of -inf hides the key.
-// A thread has rows row + 8 * kfi_score_row(i) and keys key + kfi_score_key(i); i is a constant
-// after unrolling.
+//
+// Element i of a thread, a constant after unrolling, has query row + kfi_score_query<transposed>(i)
+// and key key + kfi_score_column<transposed>(i). transposed: rows of the fragment are keys, as
+// where a block computes gradients of k and v.
 #ifndef KF_CORE_ATTENTION_SCORE_CUH
 #define KF_CORE_ATTENTION_SCORE_CUH
 
@@ -18,6 +24,7 @@
 #define KFI_SCORE_PLAIN 0 // q . k * scale
 
 template <int score> KFI_BOTH constexpr bool kfi_score_is_bounded(kfi_tag<score>) { return false; }
+template <int score> KFI_BOTH constexpr bool kfi_score_gradients(kfi_tag<score>) { return false; }
 
 #ifdef KFI_DEVICE_PASS
 template <int type> struct kfi_attention_element;
@@ -45,11 +52,21 @@ KFI_DEVICE float kfi_attention_widen(unsigned char v) { return (float)v; }
 
 KFI_DEVICE constexpr int kfi_score_row(int i) { return i >> 1 & 1; }
 KFI_DEVICE constexpr int kfi_score_key(int i) { return 8 * (i >> 2) + (i & 1); }
+template <int transposed> KFI_DEVICE constexpr int kfi_score_query(int i)
+{
+    return transposed ? kfi_score_key(i) : 8 * kfi_score_row(i);
+}
+template <int transposed> KFI_DEVICE constexpr int kfi_score_column(int i)
+{
+    return transposed ? 8 * kfi_score_row(i) : kfi_score_key(i);
+}
 
-template <int score, int keys> struct kfi_score_block {};
+// keys: columns of the fragment, of which a thread has keys / 2 elements.
+template <int score, int keys, int transposed = 0> struct kfi_score_block {};
 
-template <int keys>
-KFI_DEVICE void kfi_score_load(kfi_tag<KFI_SCORE_PLAIN>, kfi_score_block<KFI_SCORE_PLAIN, keys> &,
+template <int keys, int transposed>
+KFI_DEVICE void kfi_score_load(kfi_tag<KFI_SCORE_PLAIN>,
+                               kfi_score_block<KFI_SCORE_PLAIN, keys, transposed> &,
                                const kfi_attention &, int, int, int, int)
 {
 }
@@ -60,7 +77,7 @@ KFI_DEVICE real kfi_score_sink(kfi_tag<score>, const kfi_attention &, int)
     return kfi_minus_infinity();
 }
 // Loads what a thread needs of tensor number i of the scores' shape.
-template <int keys, class T>
+template <int keys, int transposed, class T>
 KFI_DEVICE void kfi_score_fetch(T *to, int tensor, const kfi_attention &a, int row, int key,
                                 int head, int batch)
 {
@@ -70,9 +87,13 @@ KFI_DEVICE void kfi_score_fetch(T *to, int tensor, const kfi_attention &a, int r
     const bool paired = a.score.paired[tensor];
 #pragma unroll
     for (int i = 0; i < keys / 2; i += 2) {
-        const int r = row + 8 * kfi_score_row(i), c = kfi_score_key(i);
+        const int r = row + kfi_score_query<transposed>(i), c = kfi_score_column<transposed>(i);
         const T *const p = from + r * s.row + c;
-        if (paired && r < a.queries && key + c + 1 < a.keys) {
+        if constexpr (transposed) {
+            const bool in = key + c < a.keys;
+            to[i] = in && r < a.queries ? p[0] : T(0);
+            to[i + 1] = in && r + 1 < a.queries ? p[s.row] : T(0);
+        } else if (paired && r < a.queries && key + c + 1 < a.keys) {
             kfi_copy<2 * sizeof(T)>(to + i, p);
         } else {
             to[i] = r < a.queries && key + c < a.keys ? p[0] : T(0);

@@ -15,6 +15,7 @@
 #ifndef KF_CORE_ATTENTION_SIMT_CUH
 #define KF_CORE_ATTENTION_SIMT_CUH
 
+#include "kf/core/attention/dropout.cuh"
 #include "kf/core/attention/packed.cuh"
 #include "kf/core/attention/softmax.cuh"
 #include "kf/core/math.cuh"
@@ -137,10 +138,10 @@ KFI_DEVICE void kfi_attention_simt_softmax(real *s, kfi_attention_simt_state<rea
     }
 }
 // Adds P . V of one slice of V's columns. visible: the keys of the block that each row sees, if
-// some are masked. A score may mask others.
-template <int score, int per_thread, int p_pitch, class real>
+// some are masked. skips: a score or a dropout may mask others.
+template <int per_thread, int p_pitch, class real>
 KFI_DEVICE void kfi_attention_simt_values(real *o, const real *p, const real *v, bool masked,
-                                          const int (*visible)[2])
+                                          const int (*visible)[2], bool skips)
 {
     const int lane = (int)threadIdx.x % 32, row = (int)threadIdx.x / 32 * 8 * per_thread + lane / 4;
 #pragma unroll 1
@@ -154,7 +155,7 @@ KFI_DEVICE void kfi_attention_simt_values(real *o, const real *p, const real *v,
         for (int h = 0; h < per_thread; ++h) {
             if (masked && (key < visible[h][0] || key > visible[h][1])) continue;
             const real x = p[(row + 8 * h) * p_pitch + key];
-            if (score != KFI_SCORE_PLAIN && x == 0) continue;
+            if (skips && x == 0) continue;
 #pragma unroll
             for (int j = 0; j < KFI_ATTENTION_SIMT_COLS / 8; ++j)
 #pragma unroll
@@ -165,7 +166,7 @@ KFI_DEVICE void kfi_attention_simt_values(real *o, const real *p, const real *v,
 }
 // Normalises and stores a thread's rows and their statistics. Results of 2 bytes are multiplied by
 // the reciprocal of the sum: exact divisions take more code than the rest of the kernel.
-template <int per_thread, int dim_v, class stored, class real>
+template <int per_thread, int dim_v, int drop, class stored, class real>
 KFI_DEVICE void kfi_attention_simt_store(const real *o, const kfi_attention_simt_state<real> &state,
                                          const kfi_attention &a, int row, int head, int batch)
 {
@@ -187,47 +188,56 @@ KFI_DEVICE void kfi_attention_simt_store(const real *o, const kfi_attention_simt
 #pragma unroll
         for (int i = 0; i < dim_v / 4; ++i) {
             const int c = 8 * (i / 2) + col + i % 2;
-            const real x = o[i / 2 * 4 + 2 * h + i % 2];
+            real x = o[i / 2 * 4 + 2 * h + i % 2];
+            if constexpr (drop >= 0)
+                x *= sizeof(real) == 8 ? real(a.drop.rng.scale_f64) : real(a.drop.rng.scale);
             if (c < a.dim_v)
                 kfi_cast(out + c, sum == 0 ? real(0) : sizeof(stored) == 2 ? x * inverse : x / sum);
         }
     }
 }
 
-// Computes the scores of a block of keys: all slices of the dimension.
-template <int type, int tile>
-KFI_DEVICE void kfi_attention_simt_block(typename kfi_attention_element<type>::real *s,
-                                         typename kfi_attention_element<type>::real *shared,
-                                         const kfi_attention &a, int begin, int key, int head,
-                                         int batch)
+// Rows of a head in global memory. step: elements.
+template <class stored> struct kfi_attention_simt_rows_of {
+    const stored *p;
+    kf_i64 step;
+    int count, dim;
+};
+template <class stored>
+KFI_DEVICE kfi_attention_simt_rows_of<stored>
+kfi_attention_simt_view(const void *p, const kfi_attention_strides &s, int head, int batch,
+                        int count, int dim)
 {
-    typedef typename kfi_attention_element<type>::stored stored;
-    typedef typename kfi_attention_element<type>::real real;
-    constexpr int rows = kfi_attention_simt_rows(type, tile), slice = 128 / sizeof(real),
-                  pitch = kfi_attention_simt_pitch(type);
-    real *const of_k = shared + rows * pitch;
+    const kfi_attention_simt_rows_of<stored> r = {
+        (const stored *)kfi_attention_row(p, s, 0, head, batch, sizeof(stored)), s.row, count, dim};
+    return r;
+}
+
+// Computes the products of a block's rows from `begin` on with 32 others from `first` on: all
+// slices of the dimension.
+template <int per_thread, class stored, class real>
+KFI_DEVICE void
+kfi_attention_simt_block(real *s, real *shared, const kfi_attention_simt_rows_of<stored> &own,
+                         int begin, const kfi_attention_simt_rows_of<stored> &others, int first)
+{
+    constexpr int rows = 32 * per_thread, slice = 128 / sizeof(real), pitch = 144 / sizeof(real);
+    real *const of_others = shared + rows * pitch;
 #pragma unroll
     for (int i = 0; i < KFI_ATTENTION_SIMT_KEYS / 2; ++i) s[i] = 0;
 #pragma unroll 1
-    for (int d = 0; d < a.dim; d += slice) {
+    for (int d = 0; d < own.dim; d += slice) {
         __syncthreads();
-        kfi_attention_simt_load<rows, slice, pitch>(
-            shared,
-            (const stored *)kfi_attention_row(a.q, a.q_strides, 0, head, batch, sizeof(stored)),
-            a.q_strides.row, begin, a.queries, d, a.dim);
+        kfi_attention_simt_load<rows, slice, pitch>(shared, own.p, own.step, begin, own.count, d,
+                                                    own.dim);
         kfi_attention_simt_load<KFI_ATTENTION_SIMT_KEYS, slice, pitch>(
-            of_k,
-            (const stored *)kfi_attention_row(a.k, a.k_strides, 0, head / a.group, batch,
-                                              sizeof(stored)),
-            a.k_strides.row, key, a.keys, d, a.dim);
+            of_others, others.p, others.step, first, others.count, d, own.dim);
         __syncthreads();
-        kfi_attention_simt_scores<kfi_attention_simt_per_thread(type, tile), slice, pitch>(
-            s, shared, of_k);
+        kfi_attention_simt_scores<per_thread, slice, pitch>(s, shared, of_others);
     }
 }
 
 // Runs the kernel for one block of rows. Called by all threads.
-template <int type, int tile, int score>
+template <int type, int tile, int score, int drop>
 KFI_DEVICE void kfi_attention_simt(const kfi_attention &a, const kfi_attention_place &at)
 {
     typedef typename kfi_attention_element<type>::stored stored;
@@ -242,8 +252,12 @@ KFI_DEVICE void kfi_attention_simt(const kfi_attention &a, const kfi_attention_p
     real *const shared = (real *)(void *)kfi_dynamic(),
                 *const of_p = shared + (rows + keys) * kfi_attention_simt_pitch(type),
                 *const of_v = of_p + rows * p_pitch;
-    const stored *const v = (const stored *)kfi_attention_row(a.v, a.v_strides, 0, head / a.group,
-                                                              batch, sizeof(stored));
+    const kfi_attention_simt_rows_of<stored>
+        q_rows = kfi_attention_simt_view<stored>(a.q, a.q_strides, head, batch, a.queries, a.dim),
+        k_rows =
+            kfi_attention_simt_view<stored>(a.k, a.k_strides, head / a.group, batch, a.keys, a.dim),
+        v_rows = kfi_attention_simt_view<stored>(a.v, a.v_strides, head / a.group, batch, a.keys,
+                                                 a.dim_v);
     const kfi_attention_blocks b =
         kfi_attention_blocks_of<keys>(a, begin, kfi_min_i32(begin + rows, a.queries) - 1);
     const real sink = kfi_score_sink<real>(kfi_tag<score>(), a, head),
@@ -253,6 +267,9 @@ KFI_DEVICE void kfi_attention_simt(const kfi_attention &a, const kfi_attention_p
     kfi_attention_simt_state<real> state = {{sink, sink}, {first, first}, {1, 1}};
     kfi_score_block<score, keys> loaded;
     real o[dim_v / 2], s[keys / 2];
+    const kfi_rng rng = kfi_attention_rng<drop>(a);
+    const kf_i64 number = kfi_attention_number(a, row, head, batch);
+    const bool skips = score != KFI_SCORE_PLAIN || kfi_attention_drops<drop>(a);
 #pragma unroll
     for (int i = 0; i < dim_v / 2; ++i) o[i] = 0;
 #pragma unroll 1
@@ -265,11 +282,12 @@ KFI_DEVICE void kfi_attention_simt(const kfi_attention &a, const kfi_attention_p
             visible[h][1] = kfi_attention_last_key(a, row + 8 * h) - n * keys;
         }
         kfi_score_load(kfi_tag<score>(), loaded, a, row, n * keys + col, head, batch);
-        kfi_attention_simt_block<type, tile>(s, shared, a, begin, n * keys, head, batch);
+        kfi_attention_simt_block<per_thread>(s, shared, q_rows, begin, k_rows, n * keys);
         kfi_score_all<score, keys, keys / 2>(s, loaded, a);
         kfi_attention_mask<keys / 2>(s, a, b, n, row, n * keys + col);
         kfi_attention_simt_softmax<per_thread>(s, &state,
                                                sizeof(real) == 8 ? (real)a.unit_f64 : a.unit);
+        kfi_attention_drop<drop, keys, per_thread>(s, rng, a, number, n * keys);
         __syncwarp();
 #pragma unroll
         for (int i = 0; i < keys / 2; ++i)
@@ -281,16 +299,16 @@ KFI_DEVICE void kfi_attention_simt(const kfi_attention &a, const kfi_attention_p
         for (int c = 0; c < dim_v; c += KFI_ATTENTION_SIMT_COLS) {
             __syncthreads();
             kfi_attention_simt_load<keys, KFI_ATTENTION_SIMT_COLS, KFI_ATTENTION_SIMT_COLS>(
-                of_v, v, a.v_strides.row, n * keys, a.keys, c, a.dim_v);
+                of_v, v_rows.p, v_rows.step, n * keys, a.keys, c, a.dim_v);
             __syncthreads();
-            kfi_attention_simt_values<score, per_thread, p_pitch>(o + c / 2, of_p, of_v, masked,
-                                                                  visible);
+            kfi_attention_simt_values<per_thread, p_pitch>(o + c / 2, of_p, of_v, masked, visible,
+                                                           skips);
         }
     }
-    kfi_attention_simt_store<per_thread, dim_v, stored>(o, state, a, row, head, batch);
+    kfi_attention_simt_store<per_thread, dim_v, drop, stored>(o, state, a, row, head, batch);
 }
 // The same for packed sequences.
-template <int type, int tile, int score>
+template <int type, int tile, int score, int drop>
 KFI_DEVICE void kfi_attention_simt_packed(const kfi_attention_packed &p)
 {
     constexpr int rows = kfi_attention_simt_rows(type, tile),
@@ -300,7 +318,7 @@ KFI_DEVICE void kfi_attention_simt_packed(const kfi_attention_packed &p)
     const int block = kfi_attention_find<rows>(&s, p, (int)blockIdx.x - head * p.a.row_blocks);
     if (block < 0) return;
     const kfi_attention_place at = {block * rows, head, s.index, s.refused};
-    kfi_attention_simt<type, tile, score>(kfi_attention_own(p, s, head, bytes), at);
+    kfi_attention_simt<type, tile, score, drop>(kfi_attention_own(p, s, head, bytes), at);
 }
 #endif
 
@@ -314,7 +332,7 @@ KFI_BOTH constexpr bool kfi_attention_simt_has(int type, int tile)
 {
     return KFI_PRE_SM80 || type == KFI_OF_F32 || type == KFI_OF_F64 || tile == 2;
 }
-template <int type, int tile, int score>
+template <int type, int tile, int score, int drop = KFI_NO_DROPOUT>
 KFI_KERNEL void KFI_BOUNDS(kfi_attention_simt_has(type, tile) ? KFI_ATTENTION_SIMT_THREADS : 32,
                            tile == 2 || type == KFI_OF_F64 ? 2 : 3)
     kfk_attention_simt(const __grid_constant__ kfi_attention a)
@@ -322,12 +340,12 @@ KFI_KERNEL void KFI_BOUNDS(kfi_attention_simt_has(type, tile) ? KFI_ATTENTION_SI
 #ifdef KFI_DEVICE_PASS
     if constexpr (kfi_attention_simt_has(type, tile)) {
         kfi_begin();
-        kfi_attention_simt<type, tile, score>(
+        kfi_attention_simt<type, tile, score, drop>(
             a, kfi_attention_place_of<kfi_attention_simt_rows(type, tile)>(a));
     }
 #endif
 }
-template <int type, int tile, int score>
+template <int type, int tile, int score, int drop = KFI_NO_DROPOUT>
 KFI_KERNEL void KFI_BOUNDS(kfi_attention_simt_has(type, tile) ? KFI_ATTENTION_SIMT_THREADS : 32,
                            tile == 2 || type == KFI_OF_F64 ? 2 : 3)
     kfk_attention_simt_packed(const __grid_constant__ kfi_attention_packed p)
@@ -335,7 +353,7 @@ KFI_KERNEL void KFI_BOUNDS(kfi_attention_simt_has(type, tile) ? KFI_ATTENTION_SI
 #ifdef KFI_DEVICE_PASS
     if constexpr (kfi_attention_simt_has(type, tile)) {
         kfi_begin();
-        kfi_attention_simt_packed<type, tile, score>(p);
+        kfi_attention_simt_packed<type, tile, score, drop>(p);
     }
 #endif
 }

@@ -43,6 +43,22 @@ typedef struct {
                    const kfi_cpu_attention *m, kf_i64 index);
 } kfi_cpu_attention_softmax;
 
+/* The same for the backward (bwd_row.h). */
+typedef struct {
+    /* *sum += a . b over count elements. */
+    void (*dot)(const void *a, const void *b, kf_i64 count, void *sum);
+    /* Turns scores into exp(score - most - log_sum), 0 outside `own` [first, last) and for -inf.
+       log_sum: NULL stands for 0. */
+    void (*weights)(void *s, kfi_cpu_attention_keys need, kfi_cpu_attention_keys own,
+                    const void *most, const void *log_sum);
+    /* products = weights * (products - *delta), 0 where the weight is 0. */
+    void (*differences)(const void *weights, void *products, kfi_cpu_attention_keys need,
+                        const void *delta);
+    /* to = gradients * derivatives, 0 where the gradient is 0; whole KFI_SIMDs. */
+    void (*chain)(void *to, const void *gradients, const void *derivatives, kf_i64 count);
+    void (*zeros)(void *row, kf_i64 begin, kf_i64 end);
+} kfi_cpu_attention_bwd_rows;
+
 /* Converts a mask to 0 and 1. */
 KFI_HOST void kfi_attention_widen_u8_f32(const void *from, kf_i64 step, void *to, int count)
 {
@@ -103,30 +119,52 @@ KFI_INLINE double kfi_cpu_attention_exp_f64(double x) { return exp(x); }
 #include "kf/core/attention/softmax_width.h"
 #endif
 
-/* The functions that go with a tile. */
-#define KFI_ATTENTION_OF(bytes)                                                                    \
-    return v->unit == 8 ? kfi_cpu_attention_softmax_f64_##bytes()                                  \
-                        : kfi_cpu_attention_softmax_f32_##bytes()
-KFI_HOST const kfi_cpu_attention_softmax *kfi_cpu_attention_softmax_of(const kfi_cpu_gemm_lanes *v)
-{
-    const int bytes = v->lanes == 1 ? 0 : v->lanes * v->unit;
-    (void)bytes;
+/* The functions that go with a tile: a function that chooses the table `word` by its width. */
 #if KFI_GEMM_WIDTHS & 8
-    if (bytes == 64) KFI_ATTENTION_OF(64);
+#define KFI_ATTENTION_OF_64(word)                                                                  \
+    if (bytes == 64) KFI_ATTENTION_OF(word, 64);
+#else
+#define KFI_ATTENTION_OF_64(word)
 #endif
 #if KFI_GEMM_WIDTHS & 4
-    if (bytes == 32) KFI_ATTENTION_OF(32);
+#define KFI_ATTENTION_OF_32(word)                                                                  \
+    if (bytes == 32) KFI_ATTENTION_OF(word, 32);
+#else
+#define KFI_ATTENTION_OF_32(word)
 #endif
 #if KFI_GEMM_WIDTHS & 2
-    if (bytes == 16) KFI_ATTENTION_OF(16);
+#define KFI_ATTENTION_OF_16(word)                                                                  \
+    if (bytes == 16) KFI_ATTENTION_OF(word, 16);
+#else
+#define KFI_ATTENTION_OF_16(word)
 #endif
 #if KFI_GEMM_WIDTHS & 1
-    KFI_ATTENTION_OF(0);
+#define KFI_ATTENTION_OF_0(word) KFI_ATTENTION_OF(word, 0);
 #else
-    return NULL; /* not reached: a tile has one of these widths */
+#define KFI_ATTENTION_OF_0(word) return NULL; /* not reached: a tile has one of these widths */
 #endif
-}
+#define KFI_ATTENTION_OF(word, bytes)                                                              \
+    return v->unit == 8 ? kfi_cpu_attention_##word##_f64_##bytes()                                 \
+                        : kfi_cpu_attention_##word##_f32_##bytes()
+#define KFI_ATTENTION_CHOOSE(word)                                                                 \
+    KFI_HOST const kfi_cpu_attention_##word *kfi_cpu_attention_##word##_of(                        \
+        const kfi_cpu_gemm_lanes *v)                                                               \
+    {                                                                                              \
+        const int bytes = v->lanes == 1 ? 0 : v->lanes * v->unit;                                  \
+        (void)bytes;                                                                               \
+        KFI_ATTENTION_OF_64(word)                                                                  \
+        KFI_ATTENTION_OF_32(word)                                                                  \
+        KFI_ATTENTION_OF_16(word)                                                                  \
+        KFI_ATTENTION_OF_0(word)                                                                   \
+    }
+KFI_ATTENTION_CHOOSE(softmax)
+KFI_ATTENTION_CHOOSE(bwd_rows)
+#undef KFI_ATTENTION_CHOOSE
 #undef KFI_ATTENTION_OF
+#undef KFI_ATTENTION_OF_0
+#undef KFI_ATTENTION_OF_16
+#undef KFI_ATTENTION_OF_32
+#undef KFI_ATTENTION_OF_64
 
 KFI_C_END
 

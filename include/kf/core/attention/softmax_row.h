@@ -165,6 +165,8 @@ KFI_HOST const kfi_cpu_attention_softmax *KFI_ATTENTION(softmax)(void)
 
 KFI_C_END
 
+#include "kf/core/attention/bwd_row.h"
+
 #undef KFI_REAL
 #undef KFI_ATTENTION_FUNCTION
 #undef KFI_ATTENTION_REAL_FN

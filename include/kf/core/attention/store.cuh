@@ -3,12 +3,13 @@
 // 16 rows, stores them and their statistics, and recomputes rows that a masked value reached.
 //
 // A masked probability is 0, but 0 times an infinite or NaN value is NaN. Rows of a tile with
-// partly visible key blocks, and those of a score that may hide keys, are therefore tested; a row
-// that is not finite although its statistics are is computed again from global memory, over its
-// visible keys only.
+// partly visible key blocks, and those of a score or a dropout that may hide keys, are therefore
+// tested; a row that is not finite although its statistics are is computed again from global
+// memory, over its visible keys only.
 #ifndef KF_CORE_ATTENTION_STORE_CUH
 #define KF_CORE_ATTENTION_STORE_CUH
 
+#include "kf/core/attention/dropout.cuh"
 #include "kf/core/attention/softmax.cuh"
 
 #ifdef KFI_DEVICE_PASS
@@ -65,10 +66,17 @@ KFI_DEVICE float kfi_attention_dot(const float *q, const char *k, int dim)
     return dot;
 }
 
+// Factor of a row's accumulators.
+template <int drop> KFI_DEVICE float kfi_attention_inverse(const kfi_attention &a, float sum)
+{
+    const float inverse = sum == 0 ? 0.0f : kfi_rcp_ftz(sum);
+    return drop >= 0 ? inverse * a.drop.rng.scale : inverse;
+}
 // Computes and stores a row over its visible keys, by all lanes of a warp.
-template <int type, int score, int dim, int dim_v>
+template <int type, int score, int dim, int dim_v, int drop>
 KFI_DEVICE void kfi_attention_recompute(const kfi_attention &a, const kfi_attention_row_state &r)
 {
+    const kfi_rng rng = kfi_attention_rng<drop>(a);
     const int lane = (int)threadIdx.x % 32, last = kfi_attention_last_key(a, r.row);
     const char *const q = kfi_attention_row(a.q, a.q_strides, r.row, r.head, r.batch, 2);
     const char *k = kfi_attention_row(a.k, a.k_strides, 0, r.head / a.group, r.batch, 2);
@@ -87,6 +95,9 @@ KFI_DEVICE void kfi_attention_recompute(const kfi_attention &a, const kfi_attent
         kfi_score_load(kfi_tag<score>(), block, a, r.row, key, r.head, r.batch);
         kfi_score_all<score, 8, 1>(s, block, a);
         if (score != KFI_SCORE_PLAIN && s[0] == kfi_minus_infinity()) continue;
+        if (drop >= 0 &&
+            !kfi_attention_keeps(rng, kfi_attention_number(a, r.row, r.head, r.batch) + key))
+            continue;
         const unsigned packed =
             kfi_attention_pack<type>(kfi_ex2_ftz(__fmaf_rn(s[0], a.log2_unit, -shift)), 0.0f);
         const float p = kfi_attention_number<type>((const char *)&packed, 0);
@@ -102,7 +113,7 @@ KFI_DEVICE void kfi_attention_recompute(const kfi_attention &a, const kfi_attent
         if (!__any_sync(0xffffffffu, open)) break;
     }
     char *const out = (char *)kfi_attention_row(a.out, a.out_strides, r.row, r.head, r.batch, 2);
-    const float inverse = r.sum == 0 ? 0.0f : kfi_rcp_ftz(r.sum);
+    const float inverse = kfi_attention_inverse<drop>(a, r.sum);
 #pragma unroll
     for (int i = 0; i < dim_v / 32; ++i) {
         const unsigned packed = kfi_attention_pack<type>(sums[i] * inverse, 0.0f);
@@ -112,7 +123,7 @@ KFI_DEVICE void kfi_attention_recompute(const kfi_attention &a, const kfi_attent
 
 // Recomputes those of the warp's 8 rows of half h that a masked value reached. Returns whether the
 // thread's row is stored already.
-template <int type, int score, int dim, int dim_v>
+template <int type, int score, int dim, int dim_v, int drop>
 KFI_DEVICE bool kfi_attention_mend(const float *o, int h, float sum, float reference,
                                    const kfi_attention &a, kfi_attention_row_state r)
 {
@@ -130,8 +141,10 @@ KFI_DEVICE bool kfi_attention_mend(const float *o, int h, float sum, float refer
         r.row = __shfl_sync(0xffffffffu, row, from);
         r.sum = __shfl_sync(0xffffffffu, sum, from);
         r.reference = __shfl_sync(0xffffffffu, reference, from);
-        if (score == KFI_SCORE_PLAIN && !kfi_attention_reached<type>(a, r)) continue;
-        kfi_attention_recompute<type, score, dim, dim_v>(a, r);
+        if (score == KFI_SCORE_PLAIN && !kfi_attention_drops<drop>(a) &&
+            !kfi_attention_reached<type>(a, r))
+            continue;
+        kfi_attention_recompute<type, score, dim, dim_v, drop>(a, r);
         stored = stored || r.row == row;
     }
     return stored;
@@ -148,21 +161,31 @@ KFI_DEVICE void kfi_attention_store_statistics(const kfi_attention &a, kf_i64 at
     if (a.log_sum) ((float *)a.log_sum)[at] = log;
 }
 
-// Transposes words over a quad: on entry u[i] of lane t is word 4 i + t of 16, on exit word
-// 4 t + i.
-KFI_DEVICE void kfi_attention_transpose(unsigned *u)
+// Stores half h of a fragment of accumulators, times `factor`. to: the thread's row, at the column
+// 8 * (lane % 4). in: the row exists. whole, aligned: rows begin and end at multiples of 16 bytes.
+// Called by all lanes of a warp.
+template <int type, int dim, int whole>
+KFI_DEVICE void kfi_attention_store_half(char *to, const float *o, int h, float factor, bool in,
+                                         int cols, bool aligned = whole)
 {
+    const int col = 8 * ((int)threadIdx.x % 4);
 #pragma unroll
-    for (int bit = 1; bit < 4; bit *= 2) {
-        const bool upper = threadIdx.x & bit;
+    for (int j = 0; j < dim / 32; ++j) {
+        unsigned u[4];
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-            if (i & bit) continue;
-            const unsigned come = __shfl_xor_sync(0xffffffffu, upper ? u[i] : u[i | bit], bit);
-            if (upper)
-                u[i] = come;
-            else
-                u[i | bit] = come;
+            const float *const pair = o + 4 * (4 * j + i) + 2 * h;
+            u[i] = kfi_attention_pack<type>(pair[0] * factor, pair[1] * factor);
+        }
+        kfi_attention_transpose(u);
+        if (!in || 32 * j + col >= cols) continue;
+        if (whole || aligned) {
+            *(uint4 *)(to + 64 * j) = make_uint4(u[0], u[1], u[2], u[3]);
+        } else {
+#pragma unroll
+            for (int e = 0; e < 8; ++e)
+                if (32 * j + col + e < cols)
+                    kfi_copy<2>(to + 64 * j + 2 * e, (const char *)u + 2 * e);
         }
     }
 }
@@ -170,7 +193,7 @@ KFI_DEVICE void kfi_attention_transpose(unsigned *u)
 // Normalises and stores a warp's rows. r.row: the thread's first row. partial: masked values may
 // have reached rows (kfi_attention_partial). whole: rows of out begin and end at multiples of 16
 // bytes.
-template <int type, int score, int dim, int dim_v, int whole = 1>
+template <int type, int score, int dim, int dim_v, int whole = 1, int drop = KFI_NO_DROPOUT>
 KFI_DEVICE void kfi_attention_store(const float *o, const kfi_softmax &state,
                                     const kfi_attention &a, kfi_attention_row_state r, bool partial)
 {
@@ -180,37 +203,20 @@ KFI_DEVICE void kfi_attention_store(const float *o, const kfi_softmax &state,
         float sum = state.sum[h];
         sum += __shfl_xor_sync(0xffffffffu, sum, 1);
         sum += __shfl_xor_sync(0xffffffffu, sum, 2);
-        const float inverse = sum == 0 ? 0.0f : kfi_rcp_ftz(sum);
+        const float inverse = kfi_attention_inverse<drop>(a, sum);
         kfi_attention_row_state own = r;
         own.row = r.row + 8 * h;
         bool in = own.row < a.queries;
         if (in && threadIdx.x % 4 == 0)
             kfi_attention_store_statistics(a, kfi_attention_row_index(a, own.row, r.head, r.batch),
                                            state.reference[h], sum);
-        if ((partial || score != KFI_SCORE_PLAIN) &&
-            kfi_attention_mend<type, score, dim, dim_v>(o, h, sum, state.reference[h], a, own))
+        if ((partial || score != KFI_SCORE_PLAIN || kfi_attention_drops<drop>(a)) &&
+            kfi_attention_mend<type, score, dim, dim_v, drop>(o, h, sum, state.reference[h], a,
+                                                              own))
             in = false;
         char *const to =
             (char *)kfi_attention_row(a.out, a.out_strides, own.row, r.head, r.batch, 2) + 2 * col;
-#pragma unroll
-        for (int j = 0; j < dim_v / 32; ++j) {
-            unsigned u[4];
-#pragma unroll
-            for (int i = 0; i < 4; ++i) {
-                const float *const pair = o + 4 * (4 * j + i) + 2 * h;
-                u[i] = kfi_attention_pack<type>(pair[0] * inverse, pair[1] * inverse);
-            }
-            kfi_attention_transpose(u);
-            if (!in || 32 * j + col >= a.dim_v) continue;
-            if constexpr (whole) {
-                *(uint4 *)(to + 64 * j) = make_uint4(u[0], u[1], u[2], u[3]);
-            } else {
-#pragma unroll
-                for (int e = 0; e < 8; ++e)
-                    if (32 * j + col + e < a.dim_v)
-                        kfi_copy<2>(to + 64 * j + 2 * e, (const char *)u + 2 * e);
-            }
-        }
+        kfi_attention_store_half<type, dim_v, whole>(to, o, h, inverse, in, a.dim_v);
     }
 }
 #endif

@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""CUDA schedule of attention's backward: the kernels of core/attention/bwd_*.cuh, in the order of a
+launcher's table (core/attention/bwd_op.cuh).
+"""
+
+from kfgen.families.attention.cuda import WIDTHS, AttentionCuda, Tile
+from kfgen.model import steps
+from kfgen.model.steps import Instance, Launch, Step
+
+STATISTICS = "workspace.statistics"
+QUERIES, KEYS = "0", "1"  # rows of a block
+
+
+class AttentionBwdCuda(AttentionCuda):
+    core = ("kf/core/attention/bwd_op",)
+
+    def kernel(self, name, *arguments):
+        return Instance(f"kfk_attention_{name}{self.packed}", (self.type, *arguments))
+
+    def tile(self, name, word, *arguments):
+        return Tile(f"kfk_attention_bwd_{name}{self.packed}", (self.type, *arguments, word))
+
+    @property
+    def small(self):
+        return self.k.dtype.size == 2
+
+    @property
+    def mma(self):
+        """Kernels for sm_80 and later."""
+        return [
+            self.tile("mma", f"BWD_MMA_{w}", f"KFI_ATTENTION_MMA_{w}", self.score, rows)
+            for w in WIDTHS
+            for rows in (QUERIES, KEYS)
+        ]
+
+    @property
+    def simt(self):
+        """Kernels for any device. From sm_80 on 2-byte elements need the larger alone, for more
+        than 256 dimensions.
+        """
+        words = ("PRE_SM80_ANY", "ANY_256") if self.small else ("ANY_64", "ANY_WIDE")
+        return [
+            self.tile("simt", word, str(i), self.score, rows)
+            for i, word in enumerate(words)
+            for rows in (QUERIES, KEYS)
+        ]
+
+    @property
+    def outside(self):
+        """The kernel that clears gradients of scores outside of packed sequences."""
+        if not (self.k.packed and self.k.score_gradients):
+            return []
+        return [Instance("kfk_attention_bwd_outside", (self.type, self.score))]
+
+    @property
+    def instances(self):
+        """Statistics and gradients by mma.sync, the same by FMAs, and `outside`."""
+        mma = [self.kernel("delta", "1"), *self.mma] if self.small else []
+        return [*mma, self.kernel("delta", "0"), *self.simt, *self.outside]
+
+    @property
+    def buffers(self):
+        return {STATISTICS: "shift, factor and delta of each query"}
+
+    @property
+    def workspace_bytes(self):
+        return f"kfi_attention_bwd{self.packed}_workspace(shape, {self.k.dtype.acc.size})"
+
+    def _launches(self, rows, heads):
+        """Launches of one gradient. rows: QUERIES or KEYS."""
+        batch = "" if self.k.packed else " x batch"
+        word = "keys" if rows == KEYS else "queries"
+        grid = f"blocks of {word} x {heads}{batch}"
+        of = {
+            name: tuple(t for t in tiles if t.arguments[-2] == rows)
+            for name, tiles in (("mma", self.mma), ("simt", self.simt))
+        }
+        found = [Launch(of["simt"], f"{grid} x slices", "128", shared="slices of rows")]
+        if self.small:
+            found.insert(0, Launch(of["mma"], grid, "128", shared="own rows, stages of others"))
+        return tuple(found)
+
+    @property
+    def steps(self):
+        k = self.k
+        read = steps.names(k.inputs)
+        by_key = tuple(s.name for s in k.outputs if s.kind in ("key", "value"))
+        by_query = tuple(s.name for s in k.outputs if s.name not in by_key)
+        deltas = [self.kernel("delta", n) for n in (("1", "0") if self.small else ("0",))]
+        batch = "" if k.packed else " x batch"
+        found = [
+            Step(
+                "computes the statistics of the queries",
+                (Launch(tuple(deltas), f"blocks of queries x heads{batch}", "128"),),
+                read,
+                (STATISTICS,),
+            )
+        ]
+        if self.outside:
+            scores = tuple(s.name for _, s, _ in k.score_gradients)
+            clear = Launch(tuple(self.outside), "16 rows x heads x sequences", "128")
+            found.append(
+                Step("clears what is outside of sequences", (clear,), read, scores, "it is wanted")
+            )
+        return [
+            *found,
+            Step(
+                "computes gradients by blocks of queries",
+                self._launches(QUERIES, "heads"),
+                (*read, STATISTICS),
+                by_query,
+                "one of them is wanted",
+            ),
+            Step(
+                "computes gradients by blocks of keys",
+                self._launches(KEYS, "kv_heads"),
+                (*read, STATISTICS),
+                by_key,
+                "one of them is wanted",
+            ),
+        ]

@@ -1,0 +1,202 @@
+// SPDX-License-Identifier: Apache-2.0
+// kf/core/attention/bwd_op.cuh: launches of attention's backward: checks, the choice of the
+// kernels, and their arguments.
+//
+// 2-byte elements take mma.sync (bwd_mma.cuh) from sm_80 on, with up to 256 dimensions. Others take
+// FMAs (bwd_simt.cuh). The workspace has three numbers per query.
+#ifndef KF_CORE_ATTENTION_BWD_OP_CUH
+#define KF_CORE_ATTENTION_BWD_OP_CUH
+
+#include "kf/core/attention/bwd_host.cuh"
+#include "kf/core/attention/op.cuh"
+
+// Kernels that a file compiles (KF_SCHEDULES, KF_HEAD_DIMS): mma.sync, FMAs of more than 64 columns
+// and of any in slices.
+#if (KF_SCHEDULES & 3) && (KF_HEAD_DIMS & 1)
+#define KFI_BWD_MMA_64_ADDRESS KFI_ADDRESS
+#else
+#define KFI_BWD_MMA_64_ADDRESS KFI_NO_ADDRESS
+#endif
+#if (KF_SCHEDULES & 3) && (KF_HEAD_DIMS & 2)
+#define KFI_BWD_MMA_128_ADDRESS KFI_ADDRESS
+#else
+#define KFI_BWD_MMA_128_ADDRESS KFI_NO_ADDRESS
+#endif
+#if (KF_SCHEDULES & 3) && (KF_HEAD_DIMS & 12)
+#define KFI_BWD_MMA_256_ADDRESS KFI_ADDRESS
+#else
+#define KFI_BWD_MMA_256_ADDRESS KFI_NO_ADDRESS
+#endif
+#if (KF_SCHEDULES & 1) && (KF_HEAD_DIMS & 14)
+#define KFI_ANY_WIDE_ADDRESS KFI_ADDRESS
+#else
+#define KFI_ANY_WIDE_ADDRESS KFI_NO_ADDRESS
+#endif
+#define KFI_PRE_SM80_ANY_ADDRESS KFI_PRE_SM80_ADDRESS
+
+#ifdef KFI_HOST_PASS
+
+// Kernels in a launcher's table: statistics for FMAs, then dq, dk and dv of each tile. 2-byte
+// elements have in front of them statistics for mma.sync, then dq, dk and dv of each tile. Packed
+// sequences with gradients of the scores' shape have kfk_attention_bwd_outside last.
+enum {
+    KFI_ATTENTION_BWD_MMA_TILES = 3,
+    KFI_ATTENTION_BWD_SIMT_TILES = 2,
+    KFI_ATTENTION_BWD_MMAS = 1 + 2 * KFI_ATTENTION_BWD_MMA_TILES,
+    KFI_ATTENTION_BWD_SIMTS = 1 + 2 * KFI_ATTENTION_BWD_SIMT_TILES
+};
+
+KF_FN KFI_SMALL size_t kfi_attention_bwd_plane(const kfi_attention_plan &p, kf_i64 bytes)
+{
+    const kf_i64 rows = (p.packed ? 1 : p.batch) * p.heads * p.queries;
+    return (size_t)(kfi_ceil(rows * bytes, KFI_WORKSPACE_ALIGNED) * KFI_WORKSPACE_ALIGNED);
+}
+// Statistics of the queries. bytes: size of a sum.
+KF_FN KFI_SMALL size_t kfi_attention_bwd_workspace(const void *shape, int bytes)
+{
+    if (!shape) return 0;
+    const kfi_attention_plan p = kfi_attention_plan_of((const int64_t *)shape);
+    return kfi_attention_fits(&p) ? 3 * kfi_attention_bwd_plane(p, bytes) : 0;
+}
+KF_FN KFI_SMALL size_t kfi_attention_bwd_packed_workspace(const void *shape, int bytes)
+{
+    if (!shape) return 0;
+    const kfi_attention_plan p = kfi_attention_packed_plan_of((const int64_t *)shape);
+    return kfi_attention_fits(&p) ? 3 * kfi_attention_bwd_plane(p, bytes) : 0;
+}
+
+// Sets the gradients of a call; takes the statistics that kfi_attention_tensors has set. of: number
+// of the score's tensor that each gradient of its shape belongs to.
+KF_FN KFI_SMALL void kfi_attention_bwd_tensors(kfi_attention *a, kfi_attention_gradients *g,
+                                               const kfi_attention_op &op,
+                                               const kfi_attention_plan &p,
+                                               const kfi_attention_strides *steps, const int *of)
+{
+    for (int i = 0; op.shapes[i]; ++i) {
+        const void *const from = op.arguments.tensors[i];
+        void *const to = const_cast<void *>(from);
+        switch (op.shapes[i]) {
+        case KFI_ATTENTION_DOUT: g->dout = from, g->dout_strides = steps[i]; break;
+        case KFI_ATTENTION_DLSE: g->dlse = from; break;
+        case KFI_ATTENTION_DQ: g->dq = to, g->dq_strides = steps[i]; break;
+        case KFI_ATTENTION_DK: g->dk = to, g->dk_strides = steps[i]; break;
+        case KFI_ATTENTION_DV: g->dv = to, g->dv_strides = steps[i]; break;
+        case KFI_ATTENTION_DSCORES:
+            g->dscores[*of] = to, g->dscore_strides[*of] = steps[i];
+            ++of;
+            break;
+        default: break;
+        }
+    }
+    g->lse = a->lse, g->row_max = a->row_max, g->log_sum = a->log_sum;
+    a->lse = a->row_max = a->log_sum = nullptr;
+    g->query_strides = {p.packed ? 0 : p.heads * p.queries, 1, p.queries};
+    g->kv_heads = (int)p.kv_heads;
+}
+KF_FN KFI_SMALL void kfi_attention_bwd_room(kfi_attention_gradients *g, void *workspace,
+                                            const kfi_attention_plan &p, int bytes)
+{
+    const size_t plane = kfi_attention_bwd_plane(p, bytes);
+    g->delta = workspace;
+    g->shift = (char *)workspace + plane;
+    g->factor = (char *)workspace + 2 * plane;
+}
+// Launches the kernels by mma.sync. Returns false if sizes or the device's code do not allow it.
+KF_FN KFI_SMALL bool kfi_attention_bwd_run_mma(const kfi_attention_op &op,
+                                               const kfi_attention_bwd_call &c, kf_result_t *result)
+{
+    const void *of_queries[KFI_ATTENTION_BWD_MMA_TILES];
+    for (int i = 0; i < KFI_ATTENTION_BWD_MMA_TILES; ++i) of_queries[i] = op.kernels[1 + 2 * i];
+    const int tile = kfi_attention_pick_mma(of_queries, c.p->dim, c.p->dim_v);
+    if (tile < 0 || kfi_most_threads(of_queries[tile]) < KFI_ATTENTION_MMA_THREADS) return false;
+    const kfi_attention_bwd_kernels kernels = {op.kernels[0], of_queries[tile],
+                                               op.kernels[2 + 2 * tile]};
+    *result = kfi_attention_bwd_launch_mma(c, kernels, tile);
+    return true;
+}
+// Launches the kernels by FMAs. Without the preferred tile another one takes more slices.
+KF_FN KFI_SMALL kf_result_t kfi_attention_bwd_run_simt(const kfi_attention_op &op,
+                                                       const kfi_attention_bwd_call &c, bool small)
+{
+    const void *const *const simt = op.kernels + (small ? KFI_ATTENTION_BWD_MMAS : 0);
+    const int first = kfi_attention_bwd_pick_simt(c.p->dim, c.p->dim_v);
+    int found = -1;
+    for (int n = 0; n < KFI_ATTENTION_BWD_SIMT_TILES; ++n) {
+        const int tile = (first + n) % KFI_ATTENTION_BWD_SIMT_TILES;
+        const void *const dq = simt[1 + 2 * tile];
+        if (!dq) continue;
+        const int most = small ? kfi_most_threads(dq) : KFI_ATTENTION_SIMT_THREADS;
+        if (most >= KFI_ATTENTION_SIMT_THREADS) {
+            found = tile;
+            break;
+        }
+        if (most == 0) found = tile; // not loaded: its launch reports the cause
+    }
+    if (found < 0) return kfi_attention_left_out(&op.name);
+    const kfi_attention_bwd_kernels kernels = {simt[0], simt[1 + 2 * found], simt[2 + 2 * found]};
+    return kfi_attention_bwd_launch_simt(c, kernels, op.type, found);
+}
+// Refuses sizes that the kernels' 32-bit indices or a grid cannot hold.
+KF_FN KFI_SMALL kf_result_t kfi_attention_bwd_limits(const kfi_attention_op &op,
+                                                     const kfi_attention_plan &p)
+{
+    const kf_i64 parts = kfi_ceil(p.dim > p.dim_v ? p.dim : p.dim_v, 64) + 1;
+    kf_result_t result = kfi_attention_limits(op, p);
+    if (result == KF_SUCCESS) result = kfi_attention_limit_blocks(op, p, p.queries, p.heads, parts);
+    if (result == KF_SUCCESS) result = kfi_attention_limit_blocks(op, p, p.keys, p.kv_heads, parts);
+    return result;
+}
+// Runs a call. args: the kernels' argument, which has `a` with the score's arguments, and `g`.
+KF_FN kf_result_t kfi_attention_bwd_run_all(const kfi_attention_op &op, const kfi_shape_values &v,
+                                            const kfi_attention_plan &p, void *args,
+                                            kfi_attention *a, kfi_attention_gradients *g,
+                                            const int *of, void *workspace, size_t workspace_bytes,
+                                            cudaStream_t stream)
+{
+    const bool small = op.type == KFI_OF_BF16 || op.type == KFI_OF_F16;
+    const int real = op.type == KFI_OF_F64 ? 8 : 4;
+    kfi_operands operands;
+    kfi_attention_strides steps[KFI_MAX_TENSORS];
+    kf_result_t result = kfi_attention_check(&op.name, &op.arguments, &op.strides, op.shapes, &v,
+                                             &p, steps, &operands);
+    if (result != KF_SUCCESS || !operands.wanted) return result;
+    result = kfi_check_workspace(&op.name, &op.arguments, &operands, workspace, workspace_bytes,
+                                 3 * kfi_attention_bwd_plane(p, real));
+    if (result == KF_SUCCESS) result = kfi_attention_bwd_limits(op, p);
+    if (result != KF_SUCCESS) return result;
+    kfi_attention_sizes(a, p);
+    kfi_attention_tensors(a, op, steps);
+    kfi_attention_bwd_tensors(a, g, op, p, steps, of);
+    kfi_attention_bwd_room(g, workspace, p, real);
+    const kfi_attention_bwd_call call = {&op.name, &p, args, a, g, stream, KFI_NO_DROPOUT};
+    if (p.packed && (g->dscores[0] || g->dscores[1])) {
+        const int last = KFI_ATTENTION_BWD_SIMTS + (small ? (int)KFI_ATTENTION_BWD_MMAS : 0);
+        result = kfi_attention_bwd_launch_outside(call, op.kernels[last]);
+        if (result != KF_SUCCESS) return result;
+    }
+    if (small && kfi_attention_bwd_run_mma(op, call, &result)) return result;
+    return kfi_attention_bwd_run_simt(op, call, small);
+}
+KF_FN kf_result_t kfi_attention_bwd_run(const kfi_attention_op &op, const kfi_shape_values &v,
+                                        const kfi_attention_plan &p, kfi_attention_bwd *b,
+                                        const int *of, void *workspace, size_t workspace_bytes,
+                                        cudaStream_t stream)
+{
+    return kfi_attention_bwd_run_all(op, v, p, b, &b->a, &b->g, of, workspace, workspace_bytes,
+                                     stream);
+}
+// The same for packed sequences.
+KF_FN kf_result_t kfi_attention_bwd_run_packed(const kfi_attention_op &op,
+                                               const kfi_shape_values &v,
+                                               const kfi_attention_plan &p,
+                                               kfi_attention_bwd_packed *b, const int *of,
+                                               void *workspace, size_t workspace_bytes,
+                                               cudaStream_t stream)
+{
+    kfi_attention_sequences(&b->p, op, p);
+    return kfi_attention_bwd_run_all(op, v, p, b, &b->p.a, &b->g, of, workspace, workspace_bytes,
+                                     stream);
+}
+#endif
+
+#endif

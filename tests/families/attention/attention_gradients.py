@@ -1,0 +1,188 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The float64 oracle of attention's gradients for the generic tests: softmax weights from the
+entry's `ref`, and the derivative of its score by dual numbers.
+
+Heads are in front of rows. A packed sequence is a batch of one."""
+
+import dataclasses
+
+import numpy as np
+import storage
+from kfgen.families import reference as elements_reference
+from kfgen.families.attention import reference
+from kfgen.language.primitives import COLUMN, COUNT, QUERIES, QUERY
+
+# Sizes over which gradients are summed, by kind.
+SUMMED = {"query": ["keys"], "key": ["queries", "heads"], "value": ["queries", "heads"]}
+SUMMED |= {"score": []}
+SAVED = ("lse", "row_max", "log_sum")
+# Relative to the largest gradient: results are rounded once in C; tensor cores round factors.
+TOLERANCE = {"bf16": 0.02, "f16": 0.003, "f32": 1e-5, "f64": 3e-14}
+
+
+@dataclasses.dataclass
+class Part:
+    """A batch, or a packed sequence: its operands and positions.
+
+    Attributes:
+        tensors: {name: [batch, heads, rows, dim] or values per query}.
+        more: further operands, which broadcast to the scores.
+    """
+
+    op: object
+    scalars: dict
+    tensors: dict
+    more: dict
+
+    def __post_init__(self):
+        self.kinds = {o.kind: o.name for o in self.op.operands}
+        self.q, self.k, self.v = (self.tensors[self.kinds[n]] for n in reference.PRODUCTS)
+        self.dots = reference.products(self.q, self.k)
+        self.names = self.scalars | {
+            QUERY: np.arange(self.q.shape[2]).reshape(1, 1, -1, 1),
+            COLUMN: np.arange(self.k.shape[2]).reshape(1, 1, 1, -1),
+            "head": np.arange(self.q.shape[1]).reshape(1, -1, 1, 1),
+            QUERIES: self.q.shape[2],
+            COUNT: self.k.shape[2],
+            "dot": self.dots,
+            **self.more,
+        }
+        self.wanted = [o.name for o in self.op.operands if o.grad and o.kind == "score"]
+        self.scores, self.derivative, self.sink = reference.differentiated(
+            self.op, self.names, ["dot", *self.wanted]
+        )
+        self.scores = np.broadcast_to(self.scores, self.dots.shape)
+
+    @property
+    def see(self):
+        """Whether a query sees a key."""
+        see = np.ones(self.dots.shape, bool)
+        for field, compare in (("first", np.greater_equal), ("last", np.less_equal)):
+            if bound := self.op.own[field]:
+                see &= compare(self.names[COLUMN], elements_reference._eval(bound.text, self.names))
+        return see
+
+    def forward(self):
+        """Returns {result: float64}."""
+        p, most, log_sum = reference.weights(self.scores, self.see, self.sink)
+        found = {"out": reference.add(p, self.v), "row_max": most, "log_sum": log_sum}
+        with np.errstate(invalid="ignore"):
+            return found | {"lse": most + log_sum}
+
+    def gradients(self):
+        """Returns {operand: float64}, from the results that the call is given."""
+        p, _, _ = reference.weights(self.scores, self.see, self.sink)
+        group = self.q.shape[1] // max(self.k.shape[1], 1)
+        k, v = (np.repeat(x, group, 1) for x in (self.k, self.v))
+        dout = self.tensors["dout"]
+        delta = (dout * self.tensors["out"]).sum(-1) - self.tensors["dlse"]
+        with np.errstate(invalid="ignore"):
+            dscore = np.where(p == 0, 0, p * (dout @ v.swapaxes(-1, -2) - delta[..., None]))
+            ddot = dscore * np.where(p == 0, 0, self.derivative["dot"])
+
+        def shared(x):
+            return x.reshape(len(x), self.k.shape[1], group, *x.shape[2:]).sum(2)
+
+        names = (self.kinds[n] for n in reference.PRODUCTS)
+        found = (ddot @ k, shared(ddot.mT @ self.q), shared(p.mT @ dout))
+        return dict(zip(names, found)) | {n: dscore * self.derivative[n] for n in self.wanted}
+
+
+def values(call):
+    """Returns {tensor of the call: float64, heads in front of rows}; heads of values broadcast to
+    the scores."""
+    found = {}
+    for name, a in call.tensors.items():
+        if a["role"] != "in" or a["dtype"][0] == "i":
+            continue
+        x = storage.to_float(call.data[name], a["dtype"])
+        x = np.zeros_like(x) if name == "dlse" and name in call.drop else x
+        if a["kind"] in ("query", "key", "value", "elem"):
+            x = x.swapaxes(-2, -3)
+        found[name] = x.reshape(1, -1, 1, 1) if a["kind"] == "head" else x
+    return found
+
+
+def parts(call):
+    """Yields (Part, slices of queries and keys, index of the sequence); sequences that are longer
+    than the tensors of the scores' shape are left out."""
+    op, found = call.kernel.op, values(call)
+    kinds = {a["kind"]: n for n, a in call.tensors.items()}
+    more = [o.name for o in op.operands if o.kind in ("score", "head")]
+    if call.f["form"] == "dense":
+        own = {n: found.pop(n) for n in more}
+        yield Part(op, call.scalars, found, own), (slice(None), slice(None)), 0
+        return
+    offsets = (call.data[kinds[f"{word}_offsets"]] for word in ("query", "key"))
+    bounds = [list(zip(x, x[1:])) for x in offsets]
+    for i, (rows, keys) in enumerate(zip(*(map(lambda b: slice(*b), x) for x in bounds))):
+        lengths = rows.stop - rows.start, keys.stop - keys.start
+        scores = [x.shape[2:] for n, x in found.items() if call.tensors[n]["kind"] == "score"]
+        if any(a > b for most in scores for a, b in zip(lengths, most)):
+            continue
+        own = {}
+        for name in more:
+            x = found[name]
+            if call.tensors[name]["kind"] == "score":
+                x = x[i : i + 1, :, : lengths[0], : lengths[1]]
+            own[name] = x
+        part = {
+            n: x[None, :, keys if call.tensors[n]["kind"] in ("key", "value") else rows]
+            for n, x in found.items()
+            if n not in more
+        }
+        yield Part(op, call.scalars, part, own), (rows, keys), i
+
+
+def fill(call):
+    """Gives a backward the results of its forward."""
+    if not call.f["bwd"]:
+        return
+    dense = call.f["form"] == "dense"
+    wide = {
+        n: np.full(call.data[n].shape, 0.0 if n in ("out", "log_sum") else -np.inf)
+        for n in ("out", *SAVED)
+    }
+    for part, (rows, _), _ in parts(call):
+        for name, x in part.forward().items():
+            x = x.swapaxes(1, 2) if name == "out" else x
+            x = x if dense else x[0]
+            at = (slice(None),) * (x.ndim - 1 if name != "out" else x.ndim - 3)
+            wide[name][(*at, rows)] = x
+    for name, x in wide.items():
+        call.data[name] = storage.from_float(x, call.tensors[name]["dtype"])
+
+
+def expected(call):
+    """Returns {gradient: float64}."""
+    of = {a["of"]: n for n, a in call.tensors.items() if a["role"] != "in"}
+    found = {n: np.zeros(call.data[n].shape) for n in of.values()}
+    dense = call.f["form"] == "dense"
+    for part, (rows, keys), i in parts(call):
+        for name, x in part.gradients().items():
+            if name not in of:
+                continue
+            to, kind = found[of[name]], call.tensors[of[name]]["kind"]
+            if kind == "score":
+                if dense:
+                    to[...] = x
+                else:
+                    to[i, :, : x.shape[2], : x.shape[3]] = x[0]
+            elif dense:
+                to[...] = x.swapaxes(1, 2)
+            else:
+                to[rows if kind == "query" else keys] = x[0].swapaxes(0, 1)
+    return found
+
+
+def check(call, got):
+    want, dtype = expected(call), call.f["dtypes"][0]
+    for name, x in got.items():
+        if name in call.drop:
+            continue
+        value, wanted = storage.to_float(x, call.tensors[name]["dtype"]), want[name]
+        where = f"{call.where}: {name}"
+        assert np.isfinite(value).all(), f"{where} is not finite"
+        limit = TOLERANCE[dtype] * max(1.0, np.abs(wanted).max(initial=0))
+        error = np.abs(value - wanted).max(initial=0)
+        assert error <= limit, f"{where} differs by {error:.3g}, at most {limit:.3g} expected"

@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Attention's backward on a GPU against float64: every op and dtype, all dimensions of the causal
+one, equal bits in every run."""
+
+import concurrent.futures
+
+import checks
+import gpu_cases
+import gradient_calls
+import kflib
+import numpy as np
+import pytest
+import scores
+from conftest import BUILD
+
+pytestmark = pytest.mark.skipif(not kflib.has_gpu(), reason="no GPU")
+FUNCTIONS = {f["name"]: f for f in kflib.manifest()["functions"] if f["family"] == "attention"}
+DTYPES = ("bf16", "f16", "f32", "f64")
+SCORES = ("window", "softcap_causal", "alibi_causal", "bias", "mask", "sink_window")
+DIMS, ODD = ((64, 64), (40, 24), (8, 56)), ((7, 3), (33, 63))
+
+
+def causal(dtype):
+    return FUNCTIONS[f"kf_causal_attention_bwd_{dtype}"]
+
+
+def modified(dtype):
+    return [FUNCTIONS[f"kf_{name}_attention_bwd_{dtype}"] for name in SCORES]
+
+
+def gradients(cases):
+    """The same calls of the backward. Its lse is required."""
+    found = [gradient_calls.Case(**vars(case)) for case in cases]
+    for case in found:
+        case.saved = case.saved or ("lse",)
+    return found
+
+
+@pytest.fixture(scope="module")
+def libraries():
+    """{name: library}: causal attention of each dtype, and other ops with one dimension."""
+    wanted = {d: ([causal(d)], ()) for d in DTYPES}
+    wanted |= {f"{d}_scores": (modified(d), ("-DKF_HEAD_DIMS=1",)) for d in DTYPES}
+    folder = BUILD / "cuda"
+
+    def build(name, functions, more):
+        flags = ("-O3", "-arch=native", *more)
+        return kflib.build("cuda", functions, folder / f"attention_bwd_{name}", flags)
+
+    with concurrent.futures.ThreadPoolExecutor(len(wanted)) as pool:
+        made = {name: pool.submit(build, name, *one) for name, one in wanted.items()}
+        return {name: one.result() for name, one in made.items()}
+
+
+@pytest.fixture(scope="module")
+def memory():
+    return checks.CudaMemory(1 << 28)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_all_dimensions(libraries, memory, dtype):
+    for case in gradients([*gpu_cases.aligned(), *gpu_cases.others(), *gpu_cases.shards()]):
+        gradient_calls.check(libraries[dtype], memory, causal(dtype), case)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("i", range(len(SCORES)), ids=SCORES)
+def test_scores(libraries, memory, dtype, i):
+    found = [*gpu_cases.aligned(DIMS), *gpu_cases.others(DIMS, ODD), *gpu_cases.shards()]
+    for case in gradients(found):
+        gradient_calls.check(libraries[f"{dtype}_scores"], memory, modified(dtype)[i], case)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_same_bits_in_every_run(libraries, memory, dtype):
+    [case] = gradients([gpu_cases.case(1, (64, 64), (257, 255))])
+    f = causal(dtype)
+    case.more, score, see, options = scores.modified(f["op"], case)
+    call = gradient_calls.GradientCall(f, case)
+    call.forward(score, see, options)
+    first, *more = (call.run(libraries[dtype], memory) for _ in range(5))
+    for found in more:
+        assert all(np.array_equal(first[n], x, equal_nan=True) for n, x in found.items())
