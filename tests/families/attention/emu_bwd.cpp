@@ -56,6 +56,7 @@ static void fill(kfi_attention *a, kfi_attention_gradients *g, const attention_c
     const kfi_attention_strides of_scores = {c.heads * c.queries * c.keys, c.keys,
                                              c.queries * c.keys};
     a->score.tensors[0] = c.bias, a->score.strides[0] = of_scores;
+    a->score.paired[0] = c.keys % 2 == 0;
     a->score.scalars_f64[0] = c.scale, a->score.scalars_f64[1] = c.softcap;
     g->dout = c.dout, g->dlse = c.dlse;
     g->lse = c.lse, g->row_max = c.row_max, g->log_sum = c.log_sum;

@@ -47,6 +47,7 @@ static kfi_attention arguments(const attention_call &c)
     kfi_attention_scale(&a, c.score == KFI_SCORE_PLAIN ? c.scale : 1);
     a.score.tensors[0] = c.bias;
     a.score.strides[0] = {0, c.bias_row, c.bias_head};
+    a.score.paired[0] = (c.bias_row | c.bias_head) % 2 == 0;
     a.score.scalars_f64[0] = c.scale;
     a.score.scalars_f64[1] = c.softcap;
     return a;

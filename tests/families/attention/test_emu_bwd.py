@@ -29,6 +29,7 @@ MMA_CASES = [
     Case(queries=70, keys=100, right=0, dim=40, dim_v=20),
     Case(queries=70, keys=100, left=50, dim=7, dim_v=100, type=F16, hidden_nan=True),
     Case(queries=70, keys=100, last=70, hidden_nan=True),
+    Case(queries=70, keys=100, right=0, dim=128, score=BIAS, type=F16, hidden_nan=True),
     Case(queries=70, keys=0),
     Case(queries=0, keys=70),
     Case(queries=100, keys=70, right=0, scale=-1.0),

@@ -36,6 +36,7 @@ HOPPER = [
     Case(queries=65, keys=170, left=-200),
     Case(queries=65, keys=170, dim=128, type=F16, score=BIAS, right=0, heads=2),
     Case(queries=65, keys=170, score=SOFTCAP, hidden_nan=True, right=0),
+    Case(queries=65, keys=170, dim=128, type=F16, score=BIAS, hidden_nan=True, right=0),
     Case(queries=65, keys=170, scale=-0.3, right=0),
     Case(queries=65, keys=170, scale=0.0, right=0),
     Case(queries=65, keys=170, scale=40.0),
@@ -54,6 +55,7 @@ PORTABLE = [
     Case(kernel=MMA, queries=70, keys=100, right=0, dim=200, dim_v=104),
     Case(kernel=MMA, queries=70, keys=100, right=0, type=F16, score=SOFTCAP),
     Case(kernel=MMA, queries=70, keys=100, right=0, dim=128, score=BIAS, heads=2),
+    Case(kernel=MMA, queries=70, keys=100, right=0, dim=128, score=BIAS, hidden_nan=True),
     Case(kernel=MMA, queries=70, keys=100, right=0, dim=40, dim_v=20),
     Case(kernel=MMA, queries=70, keys=100, left=50, dim=7, dim_v=100, type=F16, hidden_nan=True),
     Case(kernel=MMA, queries=70, keys=0),
@@ -111,9 +113,9 @@ def test_hopper_passes_blocks(kernels, case):
     attention_core.check(kernels, case)
 
 
-HOPPER_FILE, PORTABLE_FILE, SIMT_FILE, STORE, SOFTMAX, ARGS = (
+HOPPER_FILE, PORTABLE_FILE, SIMT_FILE, STORE, SOFTMAX, ARGS, SCORE = (
     f"kf/core/attention/{name}.cuh"
-    for name in ("hopper", "portable", "simt", "store", "softmax", "args")
+    for name in ("hopper", "portable", "simt", "store", "softmax", "args", "score")
 )
 # file, pattern, replacement
 SEEDED = {
@@ -129,9 +131,10 @@ SEEDED = {
     ),
     "a block at the end is not masked": (SOFTMAX, r"block > b\.last_whole", "false"),
     "a block at the beginning is not masked": (SOFTMAX, r"block < b\.first_whole", "false"),
+    "a pair is read from an odd key on": (SCORE, r" && key % 2 == 0", ""),
     "a masked value reaches a row": (
         STORE,
-        r"if \(\(partial \|\| score != KFI_SCORE_PLAIN\) &&",
+        r"if \(\(partial \|\| score != KFI_SCORE_PLAIN [^)]*\(a\)\) &&",
         "if (false &&",
     ),
     "the row of a masked value is not recomputed with its own reference": (

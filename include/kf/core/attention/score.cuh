@@ -84,7 +84,8 @@ KFI_DEVICE void kfi_score_fetch(T *to, int tensor, const kfi_attention &a, int r
     const kfi_attention_strides &s = a.score.strides[tensor];
     const T *const from =
         (const T *)a.score.tensors[tensor] + batch * s.batch + head * s.head + key;
-    const bool paired = a.score.paired[tensor];
+    // Rows that are recomputed key by key (store.cuh, bwd_mma.cuh) begin at odd keys, too.
+    const bool paired = a.score.paired[tensor] && key % 2 == 0;
 #pragma unroll
     for (int i = 0; i < keys / 2; i += 2) {
         const int r = row + kfi_score_query<transposed>(i), c = kfi_score_column<transposed>(i);
