@@ -4,7 +4,7 @@
 #ifndef KF_EMU_FETCH_H
 #define KF_EMU_FETCH_H
 
-#include "emu_meet.h"
+#include "emu_align.h"
 
 #define MAX_COPIES 256
 struct copies {

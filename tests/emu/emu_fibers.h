@@ -154,7 +154,9 @@ static void run_thread(int t)
 #if defined(KF_EMU_ASAN)
     __sanitizer_start_switch_fiber(&emu.main_fake, self->on->stack, STACK_BYTES);
 #endif
+    emu.in_thread = true;
     kf_emu_switch(&emu.main_sp, self->on->sp);
+    emu.in_thread = false;
 #if defined(KF_EMU_ASAN)
     __sanitizer_finish_switch_fiber(emu.main_fake, nullptr, nullptr);
 #endif

@@ -49,6 +49,7 @@ void kf_emu_store(uint32_t address, const void *v, int bytes, const char *file, 
 {
     const call_site at = begin_instruction("st.shared::cluster", file, line);
     char *const to = bytes_at(address, (size_t)bytes, at, false);
+    if (address % (unsigned)bytes) fail(at, "stores %d bytes at %08x, no multiple", bytes, address);
     check_write(address, (size_t)bytes, at, true);
     memcpy(to, v, (size_t)bytes);
 }

@@ -87,6 +87,7 @@ static struct {
     block blocks[MAX_CLUSTER];
     int count, size; /* threads per block, blocks per cluster */
     int current;     /* index of the current thread */
+    bool in_thread;  /* a kernel's code is running */
     /* Cluster: done counts returned threads; arrived and phase belong to its barrier. */
     int done, arrived, phase;
     size_t dynamic_bytes;

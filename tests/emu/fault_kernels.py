@@ -49,6 +49,21 @@ REPORTS = {
         r"thread \d+ is not in the mask that it gives",
         r"__shfl_sync of lanes 000000ff",
     ),
+    **{
+        f"misaligned_{name}": (
+            32,
+            rf"thread 5 accesses an address that is no multiple of {size} bytes: a GPU refuses it",
+            rf"threads 5: is at {what}, .*{file}:\d+\n",
+        )
+        for name, size, what, file in (
+            ("vector", 8, "an access", "copy.cuh"),
+            ("store", 4, "a store", "misaligned.h"),
+            ("atomic", 4, "an atomic operation", "misaligned.h"),
+            ("copy", 16, "cp.async to shared memory", "misaligned.h"),
+            ("source", 4, "cp.async from global memory", "misaligned.h"),
+            ("rows", 16, "ldmatrix", "misaligned.h"),
+        )
+    },
 }
 # The faulting thread, in the list of threads.
 SELF = r"  of block \(1, 0, 0\):\n(  threads .*\n)*  threads 5: is at %s, .*faults.cpp:\d+\n"

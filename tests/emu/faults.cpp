@@ -10,6 +10,8 @@
 
 typedef long long word;
 
+#include "misaligned.h"
+
 /* Reads uninitialised shared memory. */
 template <int unused> static __global__ void unwritten(word *out)
 {
@@ -408,6 +410,12 @@ extern "C" int kft_run(const char *which, unsigned threads, unsigned blocks, uns
                    {"lane_is_missing", lane_is_missing},
                    {"masks_differ", masks_differ},
                    {"not_in_its_mask", not_in_its_mask},
+                   {"misaligned_vector", misaligned_vector},
+                   {"misaligned_store", misaligned_store},
+                   {"misaligned_copy", misaligned_copy},
+                   {"misaligned_source", misaligned_source},
+                   {"misaligned_rows", misaligned_rows},
+                   {"misaligned_atomic", misaligned_atomic},
                    {"beyond_the_warp", beyond_the_warp},
                    {"race", race},
                    {"late_readers", late_readers},

@@ -414,7 +414,7 @@ def library(
         backend, functions, build_dir, flags, include, compiler, extra
     )
     more = [w for w in command if w == "-fopenmp"][:1] + [
-        w for w in command[1:] if str(w).startswith(("-fsanitize", "-Wl,"))
+        w for w in command[1:] if str(w).startswith(("-fsanitize", "-static-", "-Wl,"))
     ]
     with locked(build_dir):  # test workers may build the same library at the same time
         made = objects(
