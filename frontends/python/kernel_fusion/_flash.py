@@ -7,8 +7,6 @@ Arguments that no kernel computes raise an error that names them.
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
-
 from kernel_fusion import _multihead, ops
 
 UNBOUNDED = 2**63 - 1
@@ -252,6 +250,8 @@ def _counted(like: Any, n: int) -> Any:
     if hasattr(like, "new_zeros"):
         one = like.new_zeros(n).int() + 1
         return one.cumsum(0, dtype=one.dtype) - 1
+    import numpy as np  # the package's build, which imports this module, has no NumPy
+
     return np.arange(n, dtype=np.int32)
 
 

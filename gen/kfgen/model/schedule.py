@@ -261,6 +261,8 @@ class Text:
 
 
 class C:
+    core = ()  # headers that the functions need besides the family's, without .h
+
     def __init__(self, kernel):
         self.k = kernel
 

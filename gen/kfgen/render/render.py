@@ -278,14 +278,13 @@ class Renderer:
             runtime_activation.headers(self, op, self.selection.kernels(op), extends)
 
     def needs(self, kernels, ext):
-        """Headers that an op's header includes: those of other ops, and in CUDA core headers."""
+        """Headers that an op's header includes: those of other ops, and core headers."""
         found = [
             f"{names.folder(None if of.builtin else self.user)}/{names.stem(of.pattern)}{ext}"
             for of in kernels[0].needs
         ]
-        if ext == ".cuh":
-            found += sorted({core + ext for k in kernels for core in k.renamed.cuda.core})
-        return found
+        schedules = [k.renamed.cuda if ext == ".cuh" else k.renamed.c for k in kernels]
+        return found + sorted({core + ext for schedule in schedules for core in schedule.core})
 
     def dependencies(self):
         return dependencies(self.selection, self.env.loader.read)

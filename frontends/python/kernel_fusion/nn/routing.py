@@ -59,7 +59,7 @@ def _attend(*args: Any, **kwargs: Any) -> Any:
         found = None if why else ops.scaled_dot_product_attention(*args, **kwargs)
     except (AttributeError, TypeError, ValueError) as e:
         found, why = None, str(e)
-    # A checkpoint's forward of a GPU runs in a thread of PyTorch, which has the mode but no counter.
+    # A checkpoint's forward on a GPU runs in a thread of PyTorch that has the mode but no counter.
     if not torch.compiler.is_compiling() and _entered.calls:
         _entered.calls[-1][why or "kf"] += 1
     return PYTORCH(*args, **kwargs) if why else found

@@ -7,6 +7,10 @@ from kfgen.model.schedule import C
 
 class AttentionC(C):
     @property
+    def core(self):
+        return ("kf/core/attention/bwd_op",) if self.k.bwd else ()
+
+    @property
     def run_parameters(self):
         k = self.k
         found = [f"{a.ctype}{a.name}" for a in (*k.tensor_arguments, *k.size_arguments)]
