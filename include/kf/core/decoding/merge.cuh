@@ -4,7 +4,8 @@
 //
 // A warp has a row [dim] of a result: its lanes load vectors of 16 bytes, or elements, of both
 // parts. The gradient of an lse needs the sum of dout * (a - b) over the row, by shuffles, before
-// the row's gradients, which may be in place.
+// the row's gradients, which may be in place. A lane adds the same elements by either access, so
+// strides and addresses do not change the bits of a sum.
 // Grid: ceil(rows / 4); block: 4 warps.
 #ifndef KF_CORE_DECODING_MERGE_CUH
 #define KF_CORE_DECODING_MERGE_CUH
@@ -83,19 +84,33 @@ KFI_DEVICE void kfi_merge_forward(const stored *a, const real *lse_a, const stor
     }
     if (lane == 0) lse[r.lse] = w.lse;
 }
+// Loads 16 bytes of a row by accesses of `vec` elements; 0 beyond the row's `rest` elements.
+template <int vec, class stored, class real>
+KFI_DEVICE void kfi_merge_load(real *to, const stored *from, kf_i64 rest)
+{
+    constexpr int count = 16 / (int)sizeof(stored);
+#pragma unroll
+    for (int e = 0; e < count; e += vec) {
+        if (e < rest)
+            kfi_decoding_load<vec>(to + e, from + e);
+        else
+            to[e] = 0; // vec is 1: vectors end with the row
+    }
+}
 // The sum of dout * (a - b) over a row, the same in all lanes.
 template <class stored, class real, int vec>
 KFI_DEVICE real kfi_merge_difference(const stored *a, const stored *b, const stored *dout,
                                      kf_i64 dim, int lane)
 {
+    constexpr int count = 16 / (int)sizeof(stored);
     real sum = 0;
-    for (kf_i64 i = lane * vec; i < dim; i += 32 * vec) {
-        real x[vec], y[vec], d[vec];
-        kfi_decoding_load<vec>(x, a + i);
-        kfi_decoding_load<vec>(y, b + i);
-        kfi_decoding_load<vec>(d, dout + i);
+    for (kf_i64 i = lane * count; i < dim; i += 32 * count) {
+        real x[count], y[count], d[count];
+        kfi_merge_load<vec>(x, a + i, dim - i);
+        kfi_merge_load<vec>(y, b + i, dim - i);
+        kfi_merge_load<vec>(d, dout + i, dim - i);
 #pragma unroll
-        for (int e = 0; e < vec; ++e) sum += d[e] * (x[e] - y[e]);
+        for (int e = 0; e < count; ++e) sum += d[e] * (x[e] - y[e]);
     }
 #pragma unroll
     for (int step = 16; step > 0; step >>= 1) sum += __shfl_xor_sync(0xffffffffu, sum, step);
