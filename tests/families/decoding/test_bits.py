@@ -148,6 +148,38 @@ def test_queries(backend, f, left):
 
 
 @each()
+@pytest.mark.parametrize("left", [UNBOUNDED, 150])
+def test_values_that_a_query_does_not_see(backend, f, left):
+    """NaN and infinities of values reach the queries that see their key, and change no bit of the
+    others."""
+    queries, odd = 5, (np.nan, np.inf, -np.inf)
+    own = Sequences(f, queries=queries)
+    plain = own.run(backend, 16, left=left)
+    for s, n in enumerate(own.counts):
+        # Keys that some queries see: at the end, and at the beginning of the windows.
+        keys = [n - 1 - i for i in range(queries - 1)]
+        keys += [n - left - i for i in range(2, queries + 1)] if left < n else []
+        for key in keys:
+            if key < 0:
+                continue
+            column, value = key % 16, odd[key % 3]
+            kept = own.v[s][key, :, column].copy()
+            own.v[s][key, :, column] = value
+            found = own.run(backend, 16, left=left)
+            own.v[s][key, :, column] = kept
+            assert all(same(found[other], plain[other]) for other in plain if other != s)
+            for i in range(queries):
+                at = n - queries + i
+                want = plain[s][0][i].copy()
+                if at - left <= key <= at:
+                    word = storage.from_float(np.array([value]), own.dtype)[0]
+                    want[:, column] = word
+                got = storage.to_float(found[s][0][i], own.dtype)
+                want = storage.to_float(want, own.dtype)
+                assert np.array_equal(got, want, equal_nan=True), (s, key, i)
+
+
+@each()
 def test_steps(backend, f):
     """Successive steps of one query, whose lengths differ, have the bits of one call of all."""
     counts = (305, 20)

@@ -9,6 +9,8 @@
 //          while results are merged. With pages of whole slices one load of the table gives a warp
 //          its next 32 slices; otherwise a lane has the page of a key.
 // softmax  Online per warp; a row's reference is raised only if a score exceeds it by 2^8.
+// values   A weight of 0 times NaN is NaN. In slices that a mask cuts, NaN and infinities of V are
+//          added to the rows that see them, one by one, and are 0 in the product.
 // merge    The warps' sums of a chunk are added in order in shared memory, then chunks in order
 //          (kfi_decode_fold). A block that has all chunks of a tile folds them in registers and
 //          stores the result; otherwise sums go to the workspace, and fold.cuh folds them.
@@ -32,6 +34,13 @@ template <int type> KFI_DEVICE unsigned kfi_decode_pack(const float *e)
     else
         kfi_pack_f16<2>((kf_f16 *)(void *)&word, e);
     return word;
+}
+// Returns element `half` of a pair.
+template <int type> KFI_DEVICE float kfi_decode_half(unsigned pair, int half)
+{
+    const unsigned short bits = (unsigned short)(pair >> 16 * half);
+    return kfi_decoding_widen(
+        *(const typename kfi_decoding_element<type>::stored *)(const void *)&bits);
 }
 // A warp's sums over its slices of a chunk: thread (g, i) of lane 4 g + i has rows g and g + 8.
 template <class t> struct kfi_decode_state {
@@ -93,6 +102,64 @@ KFI_DEVICE void kfi_decode_values(float *o, const unsigned *p, const char *stage
             kfi_mma<type>(o + 8 * i, p + 4 * k, b);
             kfi_mma<type>(o + 8 * i + 4, p + 4 * k, b + 2);
         }
+}
+// Returns a mask of the halves of a word that are NaN or infinite elements.
+template <int type> KFI_DEVICE unsigned kfi_decode_odd(unsigned word)
+{
+    const unsigned high = type == KFI_OF_BF16 ? 0x7f800000u : 0x7c000000u, low = high >> 16;
+    return ((word & high) == high ? 0xffff0000u : 0) | ((word & low) == low ? 0xffffu : 0);
+}
+// Adds NaN and infinities of a slice of V to the sums of rows that see their keys, whose score is
+// not -infinity.
+template <int type, class t>
+KFI_DEVICE void kfi_decode_add_odd(float *o, const float *s, const unsigned *p, const char *stage,
+                                   int lane)
+{
+    const float none = kfi_decode_minus_infinity();
+#pragma unroll
+    for (int j = 0; j < t::keys / 4; ++j) { // keys 8 (j / 2) + 2 w and the next, row 8 (j % 2)
+        if (j % 2 >= t::halves) continue;
+        const int seen = (s[2 * j] != none) + 2 * (s[2 * j + 1] != none);
+#pragma unroll 1
+        for (int e = 0; e < 8; ++e) {
+            const int from = (lane & ~3) + e / 2, key = 8 * (j / 2) + e;
+            const unsigned pair = __shfl_sync(KFI_ALL_LANES, p[j], from);
+            const bool sees = __shfl_sync(KFI_ALL_LANES, seen, from) >> e % 2 & 1;
+            const float weight = kfi_decode_half<type>(pair, e % 2);
+            const char *const row = stage + key * t::row_bytes + lane % 4 * 4;
+#pragma unroll
+            for (int i = 0; i < t::dim / 8; ++i) {
+                const unsigned word = *(const unsigned *)(const void *)(row + ((i ^ (e & 7)) << 4)),
+                               odd = sees ? kfi_decode_odd<type>(word) : 0;
+                float *const to = o + 4 * i + 2 * (j % 2);
+                if (odd & 1) to[0] += weight * kfi_decode_half<type>(word, 0);
+                if (odd >> 16) to[1] += weight * kfi_decode_half<type>(word, 1);
+            }
+        }
+    }
+}
+// Moves NaN and infinities of a slice of V to the sums of rows that see them; 0 takes their place.
+template <int type, class t>
+KFI_DEVICE void kfi_decode_move_odd(float *o, const float *s, const unsigned *p, char *stage,
+                                    int lane)
+{
+    constexpr int count = KFI_DECODE_SLICE_BYTES / 16 / 32;
+    unsigned found = 0;
+#pragma unroll
+    for (int i = 0; i < count; ++i) {
+        const uint4 v = ((const uint4 *)(const void *)stage)[i * 32 + lane];
+        found |= kfi_decode_odd<type>(v.x) | kfi_decode_odd<type>(v.y) | kfi_decode_odd<type>(v.z) |
+                 kfi_decode_odd<type>(v.w);
+    }
+    if (!__any_sync(KFI_ALL_LANES, found != 0)) return;
+    kfi_decode_add_odd<type, t>(o, s, p, stage, lane);
+    __syncwarp(); // all lanes have read the slice
+#pragma unroll 1
+    for (int i = 0; i < 4 * count; ++i) {
+        unsigned *const word = (unsigned *)(void *)stage + i * 32 + lane;
+        *word &= ~kfi_decode_odd<type>(*word);
+    }
+    __syncwarp();
 }
 // Hides the keys from `key` on that a row does not see: score i is of key key + 8 (i / 4) + i % 2,
 // row 8 (i / 2 % 2).
@@ -280,13 +347,16 @@ KFI_DEVICE void kfi_decode_chunk_of(const kfi_decode &a, kfi_decode_stream *s,
         kfi_fetch_commit();
 #pragma unroll
         for (int i = 0; i < t::keys / 2; ++i) scores[i] *= a.log2_unit;
-        if (key < from || key + t::keys > to) {
+        const bool masked = key < from || key + t::keys > to;
+        if (masked) {
             const kfi_decode_work x = kfi_decode_read<t>(warp, item);
             kfi_decode_mask<t>(scores, a, x.tile, x.keys, key, lane);
         }
         kfi_decode_softmax<type, t>(state, scores, p);
         kfi_fetch_wait<2 * t::stages - 1>();
         __syncwarp();
+        if (masked)
+            kfi_decode_move_odd<type, t>(state->o, scores, p, own + KFI_DECODE_SLICE_BYTES, lane);
         kfi_decode_values<type, t>(state->o, p, own + KFI_DECODE_SLICE_BYTES, lane);
         __syncwarp();
         if (more) kfi_decode_load_v<t>(a, s, warp, lane);
