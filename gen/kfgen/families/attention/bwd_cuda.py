@@ -88,14 +88,7 @@ class AttentionBwdCuda(AttentionCuda):
         by_query = tuple(s.name for s in k.outputs if s.name not in by_key)
         deltas = [self.kernel("delta", n) for n in (("1", "0") if self.small else ("0",))]
         batch = "" if k.packed else " x batch"
-        found = [
-            Step(
-                "computes the statistics of the queries",
-                (Launch(tuple(deltas), f"blocks of queries x heads{batch}", "128"),),
-                read,
-                (STATISTICS,),
-            )
-        ]
+        found = []
         if self.outside:
             scores = tuple(s.name for _, s, _ in k.score_gradients)
             clear = Launch(tuple(self.outside), "16 rows x heads x sequences", "128")
@@ -104,6 +97,12 @@ class AttentionBwdCuda(AttentionCuda):
             )
         return [
             *found,
+            Step(
+                "computes the statistics of the queries",
+                (Launch(tuple(deltas), f"blocks of queries x heads{batch}", "128"),),
+                read,
+                (STATISTICS,),
+            ),
             Step(
                 "computes gradients by blocks of queries",
                 self._launches(QUERIES, "heads"),
