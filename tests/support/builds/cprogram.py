@@ -11,6 +11,7 @@ import kflib
 from kfgen.model import shapes
 
 HERE = pathlib.Path(__file__).parent
+DEFAULT_SIZES = 5  # Sizes of every_call.c's own shapes: small_5, large_5.
 
 
 def literal(f, a):
@@ -44,6 +45,13 @@ def extents(f, a):
     plus = sum(addend for *_, addend in lines)
     assert len(sizes) == len(lines) and (len(lines) == 1 or not plus), f["name"]
     return sum(1 << i for i in sizes), math.prod(factor for factor, *_ in lines), plus
+
+
+def integers(f, a):
+    """Returns (first, step) of a tensor's integers. Those of a family are in its INTEGERS; bounds,
+    one more than the things that they separate, ascend; others are arbitrary: (0, 0)."""
+    own = getattr(cases.own(f), "INTEGERS", {})
+    return own.get(a["kind"], (0, 1 if extents(f, a)[2] else 0))
 
 
 def files_of(functions, few):
@@ -83,8 +91,10 @@ def table(name, functions):
         ]
         text.append(f"static const kft_tensor tensors_{i}[] = {{")
         for a in tensors:
-            flags = ", ".join(str(int(v)) for v in (a["role"] != "in", a["unread"], a["positive"]))
-            of = ", ".join(map(str, extents(f, a)))
+            reads = a["role"] in ("in", "inout")
+            flags = [int(v) for v in (a["role"] != "in", reads, a["unread"], a["positive"])]
+            flags = ", ".join(map(str, flags))
+            of = ", ".join(map(str, (*extents(f, a), *integers(f, a))))
             text.append(f'    {{"{a["name"]}", {of}, KFT_{a["dtype"].upper()}, {flags}}},')
         text.append("};")
         text.append(
@@ -134,6 +144,7 @@ def build(folder, functions, include, flags, few=kflib.FEW):
         ]
     )
     files["every_call.c"] = (HERE / "every_call.c").read_text()
+    most = max(DEFAULT_SIZES, *(len(f["sizes"]) for f in functions))
     # Without --gc-sections every file's own copy of the error detail would take stack space of each
     # thread; the program uses one.
     command = [
@@ -142,6 +153,7 @@ def build(folder, functions, include, flags, few=kflib.FEW):
         "-Wall",
         "-Wextra",
         "-Werror",
+        f"-DKFT_SIZES={most}",
         *flags,
         "-pthread",
         "-fdata-sections",

@@ -45,8 +45,10 @@ static void fill(const kft_tensor *t, unsigned char *at, int64_t count, uint64_t
         float v = (float)(next(state) % 2001) / 250.0f - (t->is_positive ? -0.5f : 4.0f);
         if (!t->is_positive && i % 16 == 11) v = special[i / 16 % 8];
         const double d = v;
-        const int32_t i32 = t->plus ? (int32_t)i : (int32_t)next(state) - (1 << 30);
-        const int64_t i64 = t->plus ? i : (int64_t)i32 * 4097;
+        const int given = t->first || t->step;
+        const int32_t i32 =
+            given ? t->first + (int32_t)i * t->step : (int32_t)next(state) - (1 << 30);
+        const int64_t i64 = given ? i32 : (int64_t)i32 * 4097;
         uint32_t bits;
         memcpy(&bits, &v, 4);
         const uint16_t bf16 = (uint16_t)(bits >> 16);
@@ -81,7 +83,7 @@ static int call_one(const kft_function *f, const int64_t *n, uint64_t *sum)
         bytes[k] = (size_t)count * element[t->dtype];
         if (t->is_unread) continue;
         p[k] = malloc(bytes[k]);
-        if (!t->is_out) fill(t, (unsigned char *)p[k], count, &state);
+        if (t->is_in) fill(t, (unsigned char *)p[k], count, &state);
     }
     const size_t need = f->workspace ? f->workspace(n) : 0;
     void *workspace = need ? aligned_alloc(256, need) : NULL;

@@ -8,14 +8,15 @@
 #include <stdint.h>
 
 #define KFT_TENSORS 24 /* KFI_MAX_TENSORS: a test compares them */
-#define KFT_SIZES 9    /* more than any function has: a test compares them */
+/* KFT_SIZES, the sizes of the function with the most: cprogram.py's compiler flags define it. */
 
 enum { KFT_F32, KFT_F16, KFT_BF16, KFT_F64, KFT_I32, KFT_I64, KFT_U8 };
 typedef struct {
     const char *name;
     int extents, times; /* number of elements: a bit per size to multiply, and a constant factor */
-    int plus;           /* and an addend; integers then ascend, as bounds do */
-    int dtype, is_out, is_unread, is_positive;
+    int plus;           /* and an addend */
+    int first, step;    /* integers: first + i * step; any, if both are 0 */
+    int dtype, is_out, is_in, is_unread, is_positive;
 } kft_tensor;
 typedef struct {
     const char *name;

@@ -60,7 +60,6 @@ def _generator():
     return digest.hexdigest()[:16]
 
 
-
 def kfgen(*arguments):
     """Runs the generator; returns the finished process, with its output as text."""
     command = [sys.executable, ROOT / "gen/bin/kfgen", *arguments]
