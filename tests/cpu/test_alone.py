@@ -26,7 +26,7 @@ def lib():
 
 @pytest.fixture(scope="module")
 def memory():
-    return fakegpu.FakeGpu(1 << 22)
+    return fakegpu.FakeGpu()
 
 
 @pytest.mark.parametrize("group", numeric.GROUPS, ids=lambda g: "_".join(g).removeprefix("kf/ops/"))

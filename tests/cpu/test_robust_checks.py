@@ -85,9 +85,9 @@ def can_be_noticed(gpu, lib, f, fault):
     alone needs an output that is not summed over rows, and rows that are not those of a product.
     """
     if FAULTS[fault] == "alone":
-        return any(a["role"] == "out" for a in f["arguments"]) and not getattr(
-            cases.own(f), "ROWS_OF_A_PRODUCT", False
-        )
+        own = cases.own(f)
+        some = any(a["role"] == "out" for a in f["arguments"]) or hasattr(own, "of_row")
+        return some and not getattr(own, "ROWS_OF_A_PRODUCT", False)
     if FAULTS[fault] != "chained":
         return True
     sizes = cases.of_form(f, robust.LARGE)[0][0]

@@ -31,7 +31,7 @@ def kf_tf(kf):
 
 
 @pytest.mark.parametrize(
-    "f", torchops.ALL if cases.LEVEL > 1 else tfops.one_of_each_family(), ids=ids
+    "f", torchops.FUNCTIONAL if cases.LEVEL > 1 else tfops.one_of_each_family(), ids=ids
 )
 def test_bits_and_gradients_of_a_graph(kf, kf_tf, f):
     for dtype in ("f32", "f16", "bf16", "f64") if cases.LEVEL > 1 else ("bf16",):
@@ -39,7 +39,7 @@ def test_bits_and_gradients_of_a_graph(kf, kf_tf, f):
 
 
 @pytest.mark.check
-@pytest.mark.parametrize("f", torchops.of_each_op(torchops.ALL), ids=ids)
+@pytest.mark.parametrize("f", torchops.of_each_op(torchops.FUNCTIONAL), ids=ids)
 def test_bits_and_gradients_of_an_eager_call(kf, kf_tf, f):
     tfops.same_bits(kf, kf_tf, f, "f32", eager=True)
 

@@ -10,6 +10,7 @@ from decoding_numbers import (
     draw,
     fill_decode,
     fill_merge,
+    of_row,
     of_sequence,
     prepare,
 )
@@ -45,6 +46,9 @@ MORE_DECODE = [
 ]
 # Integers of a valid call: tests/support/functions/refusals.py.
 VALID = {"table": 0, "count": 1, "position": 0}
+
+# Integers of the program that calls every function: tests/support/builds/cprogram.py.
+INTEGERS = {"table": (0, 1), "count": (7, 120), "position": (0, 1)}
 
 # [batch, kv_heads, queries, blocks, page_size, pages, dim, dim_v, positions, pairs]
 APPEND = [
@@ -169,6 +173,7 @@ FORMS = {
         ],
         READS_SOME_ROWS=True,
         VALID=VALID,
+        INTEGERS=INTEGERS,
         prepare=prepare,
         draw=draw,
         fill=fill_decode,
@@ -210,10 +215,12 @@ FORMS = {
         ],
         READS_SOME_ROWS=True,
         VALID=VALID,
+        INTEGERS=INTEGERS,
         IDLE=("batch", "queries"),  # sizes without which a call stores nothing
         prepare=prepare,
         draw=draw,
         check=check_append,
+        of_row=of_row,
         wrong_size=wrong_pairs,
         work=work,
     ),

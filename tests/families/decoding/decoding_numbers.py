@@ -26,6 +26,11 @@ def wide(call, name):
     return storage.to_float(call.data[name], call.tensors[name]["dtype"])
 
 
+def of_a_result(call, a):
+    """True if the tensor is the gradient of a result."""
+    return any(s.name == a["name"] and s.of for s in call.kernel.inputs)
+
+
 def prepare(call):
     """Sets nothing: shape structs of the family have no options."""
 
@@ -46,7 +51,7 @@ def draw(rng, call, a, values):
         return rng.integers(-1, n["positions"] + 1, shape).astype(np.int32)
     if a["kind"] == "count":
         return counts(rng, call, shape, values)
-    if a["kind"] == "per_query" and a["name"][0] != "d":
+    if a["kind"] == "per_query" and not of_a_result(call, a):
         found = rng.standard_normal(shape) * 3
         found[rng.random(shape) < 0.2] = -np.inf
         return storage.from_float(found, a["dtype"])
@@ -120,6 +125,18 @@ def of_sequence(call, index):
 # ---- kv_append
 
 
+def of_row(call, sequence):
+    """Returns {cache: mask of the rows of its blocks that the new rows of a sequence replace}."""
+    n, table, counts_ = named(call), given(call, "page_table"), call.data["key_length"]
+    written = np.zeros((n["blocks"], n["page_size"]), bool)
+    for i in range(n["queries"]):
+        row = int(counts_[sequence]) + i
+        at = reference.row_of(table, n["page_size"], n["blocks"], sequence, row)
+        if at is not None:
+            written[at] = True
+    return dict.fromkeys(("k_cache", "v_cache"), written)
+
+
 def check_append(call, got, weights=None):
     """Rows that no new one replaces, and values, keep their bits."""
     dtype, n = call.f["dtypes"][0], named(call)
@@ -151,9 +168,15 @@ def check_append(call, got, weights=None):
 # ---- attention_merge
 
 
+def parts_of(call):
+    """Returns the names of both parts' results, and of their lse."""
+    names = [s.name for s in call.kernel.operands]
+    return names[::2], names[1::2]
+
+
 def weights_of(call):
     """Returns both weights [batch, rows, heads, 1], and the lse [batch, heads, rows]."""
-    a, b = (wide(call, f"lse_{part}") for part in "ab")
+    a, b = (wide(call, name) for name in parts_of(call)[1])
     most = np.maximum(a, b)
     shift = np.where(np.isneginf(most), 0, most)
     of_a, of_b = np.exp(a - shift), np.exp(b - shift)
@@ -166,9 +189,9 @@ def weights_of(call):
 
 def fill_merge(call):
     """Puts NaN and infinities into results without a key, which have no weight."""
-    for part in "ab":
-        none = np.isneginf(wide(call, f"lse_{part}")).swapaxes(1, 2)
-        word, out = call.tensors[f"out_{part}"]["dtype"], call.data[f"out_{part}"]
+    for part, lse in zip(*parts_of(call)):
+        none = np.isneginf(wide(call, lse)).swapaxes(1, 2)
+        word, out = call.tensors[part]["dtype"], call.data[part]
         for value, odd in ((np.nan, 0), (-np.inf, 1)):
             at = none & (np.indices(none.shape).sum(0) % 2 == odd)
             out[at] = storage.from_float(np.array([value]), word)[0]

@@ -184,7 +184,9 @@ class FakeLib:
         )
         if flaky or (self.fault == "depends on other rows" and given[f["sizes"][0]] == 1):
             out = next(
-                a for a in f["arguments"] if a["role"] in ("out", "sum") and given.get(a["name"])
+                a
+                for a in f["arguments"]
+                if a["role"] in ("out", "sum", "inout") and given.get(a["name"])
             )
             gpu.view(given[out["name"]], 1)[0] ^= 1
         return result

@@ -10,7 +10,7 @@ from torchops import case, ids, results
 
 # For jax.shard_map; before anything uses a device.
 jax.config.update("jax_num_cpu_devices", 4)
-FORWARD = torchops.of_each_op(torchops.ALL)
+FORWARD = torchops.of_each_op(torchops.FUNCTIONAL)
 BOTH = torchops.of_each_op(torchops.PLAIN)
 
 

@@ -74,14 +74,21 @@ def _name(function):
     return next(op.name for op in _table.ops().values() if op.pattern == function["op"])
 
 
-# One function per op and activation, with the first dtypes.
+def forward(function):
+    """Returns the package's description of a function."""
+    return _table.ops()[_name(function)].forward
+
+
+# One function per op and activation, with the first dtypes; `case` draws no lists.
 ALL = list(
     {
         (f["op"], f["activation"]): f
         for f in reversed(FUNCTIONS)
-        if chosen(f) and len(f["dtypes"]) == 1
+        if chosen(f) and len(f["dtypes"]) == 1 and not forward(f).lists
     }.values()
 )[::-1]
+# Those of JAX and TensorFlow, whose arrays are constant.
+FUNCTIONAL = [f for f in ALL if not forward(f).updates]
 PLAIN = [f for f in ALL if not f["dropout"] and f["backward"]]
 
 
@@ -138,9 +145,10 @@ class Case:
 
 
 def _draw(f, a, shape, dtype, rng):
-    word = peers.draw(f, a["name"]) or ("positive" if a["positive"] else "normal")
+    masks = "seen" if a["dtype"] == "u8" else "positive" if a["positive"] else "normal"
+    word = peers.draw(f, a["name"]) or masks
     if given := getattr(cases.own(f), "GIVEN", {}).get(a["kind"]):
-        return torch.tensor(given)
+        return torch.tensor(given).reshape(shape)
     if a["index"]:
         return torch.randint(
             0, dict(zip(f["sizes"], sizes_of(f)))[a["index"]["below"]], shape, generator=rng
