@@ -9,8 +9,8 @@ from kfgen.render import layout
 
 COLUMNS = 100
 LITERAL = re.compile(r'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])*\'', re.S)
-# A line that holds one string literal cannot be broken.
-ONE_LITERAL = re.compile(r' *[{(]*"[^"]*"[^"]*$')
+# A line that holds one string literal, a choice's too, cannot be broken.
+ONE_LITERAL = re.compile(r' *[{(]*([?:] )?"[^"]*"[^"]*$')
 
 
 def code_lines(text):

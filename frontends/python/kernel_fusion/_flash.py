@@ -31,7 +31,7 @@ def flash_attn_func(
         q: [batch, queries, heads, dim], float32 float16 bfloat16 float64
         k: [batch, keys, kv_heads, dim], q's dtype
         v: [batch, keys, kv_heads, dim_v], q's dtype
-        dropout_p: probability that a weight is dropped; such functions have no gradient
+        dropout_p: probability that a weight is dropped, also in evaluation
         softmax_scale: any number; None stands for 1 / sqrt(dim)
         causal: if True, the last query sees all keys, each query before it one less
         window_size: keys before and behind the query's own that it sees; -1: all

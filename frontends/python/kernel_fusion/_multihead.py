@@ -24,8 +24,8 @@ def scaled_dot_product_attention(
 ) -> Any:
     """softmax(query @ key.mT * scale + attn_mask) @ value, with PyTorch's arguments.
 
-    One kernel computes it without storing the scores. Gradients are kernels, too, but with dropout
-    they store the scores. A query that sees no key has the result 0.
+    One kernel computes it without storing the scores. Gradients are kernels, too. A query that sees
+    no key has the result 0.
 
     Args:
         query: [batch..., heads, queries, dim], float32 float16 bfloat16 float64

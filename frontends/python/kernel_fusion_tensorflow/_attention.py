@@ -149,29 +149,19 @@ def _mask(mask: Any, shape: Sequence[Any], dtype: Any) -> Any:
 
 
 def _attend(given: Sequence[Any], mask: Any, causal: bool, scale: float, p: float) -> Any:
-    """Computes attention of tensors [batch, heads, rows, dim]; gradients with dropout recompute."""
+    """Computes attention of tensors [batch, heads, rows, dim] by one kernel."""
     if causal and None in (given[0].shape[2], given[1].shape[2]):
         mask, causal = _lower(given), False
-    if not p:
-        return _fused(given, mask, causal, scale)
-    from kernel_fusion_tensorflow import _functions  # which imports this module
-
-    rng = _functions.seed_of(WHERE, None)
-    added = mask is not None and mask.dtype != tf.bool
-
-    @tf.custom_gradient  # type: ignore[untyped-decorator]
-    def run(*tensors: Any) -> Any:
-        own = tensors[3] if added else mask
-
-        def gradient(dout: Any) -> Any:
-            with tf.GradientTape() as tape:
-                tape.watch(tensors)
-                found = _unfused(tensors[:3], _lower(given) if causal else own, scale, p, rng)
-            return tape.gradient(found, tensors, dout)
-
-        return _fused(tensors[:3], own, causal, scale, p=p, rng=rng), gradient
-
-    return run(*given, *([mask] if added else []))
+    rows = [tf.transpose(t, [0, 2, 1, 3]) for t in given]
+    name, more = "full", {"scale": scale} | ({"p": p} if p else {})
+    if mask is not None:
+        rows.append(mask)
+        name = "mask" if mask.dtype == tf.bool else "bias"
+    elif causal:
+        right = given[0].shape[2] - given[1].shape[2]
+        name, more = ("window", more | {"right": right}) if right else ("causal", more)
+    found = _plain(_multihead.kernel_name(name, p))(*rows, **more)
+    return tf.transpose(found, [0, 2, 1, 3])
 
 
 def _lower(given: Sequence[Any]) -> Any:
@@ -180,38 +170,3 @@ def _lower(given: Sequence[Any]) -> Any:
     shape = [queries, _sizes(given[1])[2]]
     lower = tf.linalg.band_part(tf.ones(shape, tf.bool), -1, 0)
     return tf.broadcast_to(lower, [batch, heads, *shape])
-
-
-def _fused(given: Sequence[Any], mask: Any, causal: bool, scale: float, **dropout: Any) -> Any:
-    """One kernel, which does not store the scores."""
-    rows = [tf.transpose(t, [0, 2, 1, 3]) for t in given]
-    name, more = "full", {"scale": scale} | dropout
-    if mask is not None:
-        rows.append(mask)
-        name = "mask" if mask.dtype == tf.bool else "bias"
-    elif causal:
-        right = given[0].shape[2] - given[1].shape[2]
-        name, more = ("window", more | {"right": right}) if right else ("causal", more)
-    found = _plain(_multihead.kernel_name(name, dropout.get("p", 0.0)))(*rows, **more)
-    return tf.transpose(found, [0, 2, 1, 3])
-
-
-def _unfused(given: Sequence[Any], mask: Any, scale: float, p: float, rng: Any) -> Any:
-    """A product, softmax with dropout, a product: stores the scores. The same elements are dropped
-    as in the one kernel."""
-    q, k, v = given
-    batch, heads, queries, _ = _sizes(q)
-    own, keys = _sizes(k)[1:3]
-    if own is not heads:
-        k, v = (tf.repeat(t, heads // own, 1) for t in (k, v))
-    q, k, v = (tf.reshape(t, [batch * heads, *_sizes(t)[2:]]) for t in (q, k, v))
-    # The sum with the mask is an op of its own: scale_mask_softmax has no gradient for masks.
-    scores = _plain("matmul_nt")(q, k, alpha=scale)
-    if mask is not None:
-        if mask.dtype == tf.bool:
-            mask = tf.where(mask, tf.zeros([], q.dtype), tf.constant(-math.inf, q.dtype))
-        scores = _plain("add")(scores, tf.reshape(mask, [batch * heads, queries, keys]))
-    scores = tf.reshape(scores, [batch * heads, 1, queries, keys])
-    weights = _plain("scale_mask_softmax_dropout")(scores, p=p, rng=rng)
-    found = _plain("matmul_nn")(tf.reshape(weights, [batch * heads, queries, keys]), v)
-    return tf.reshape(found, [batch, heads, queries, _sizes(v)[-1]])

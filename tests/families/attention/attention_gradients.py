@@ -18,6 +18,8 @@ SUMMED |= {"score": []}
 SAVED = ("lse", "row_max", "log_sum")
 # Relative to the largest gradient: results are rounded once in C; tensor cores round factors.
 TOLERANCE = {"bf16": 0.02, "f16": 0.003, "f32": 1e-5, "f64": 3e-14}
+# Rounding of an accumulator, relative to what a gradient of a score cancels: dout . v and delta.
+ROUNDING = {"f64": 2.0**-53}
 
 
 @dataclasses.dataclass
@@ -27,12 +29,14 @@ class Part:
     Attributes:
         tensors: {name: [batch, heads, rows, dim] or values per query}.
         more: further operands, which broadcast to the scores.
+        mask: the weights that dropout keeps, and their scale; empty without dropout.
     """
 
     op: object
     scalars: dict
     tensors: dict
     more: dict
+    mask: tuple = ()
 
     def __post_init__(self):
         self.kinds = {o.kind: o.name for o in self.op.operands}
@@ -62,12 +66,28 @@ class Part:
                 see &= compare(self.names[COLUMN], elements_reference._eval(bound.text, self.names))
         return see
 
+    def dropped(self, x):
+        """Returns x with dropout."""
+        if not self.mask:
+            return x
+        keep, scale = self.mask
+        return np.multiply(x, scale, where=keep, out=np.zeros(x.shape))
+
     def forward(self):
         """Returns {result: float64}."""
         p, most, log_sum = reference.weights(self.scores, self.see, self.sink)
-        found = {"out": reference.add(p, self.v), "row_max": most, "log_sum": log_sum}
+        out = reference.add(self.dropped(p), self.v)
+        found = {"out": out, "row_max": most, "log_sum": log_sum}
         with np.errstate(invalid="ignore"):
             return found | {"lse": most + log_sum}
+
+    def magnitude(self):
+        """The largest sum of magnitudes in a gradient of a score."""
+        p, _, _ = reference.weights(self.scores, self.see, self.sink)
+        dout, group = np.abs(self.tensors["dout"]), self.q.shape[1] // max(self.k.shape[1], 1)
+        v = np.abs(np.repeat(self.v, group, 1))
+        delta = (dout * np.abs(self.tensors["out"])).sum(-1, keepdims=True)
+        return (p * (self.dropped(dout @ v.swapaxes(-1, -2)) + delta)).max(initial=0)
 
     def gradients(self):
         """Returns {operand: float64}, from the results that the call is given."""
@@ -77,14 +97,15 @@ class Part:
         dout = self.tensors["dout"]
         delta = (dout * self.tensors["out"]).sum(-1) - self.tensors["dlse"]
         with np.errstate(invalid="ignore"):
-            dscore = np.where(p == 0, 0, p * (dout @ v.swapaxes(-1, -2) - delta[..., None]))
+            dp = self.dropped(dout @ v.swapaxes(-1, -2))
+            dscore = np.where(p == 0, 0, p * (dp - delta[..., None]))
             ddot = dscore * np.where(p == 0, 0, self.derivative["dot"])
 
         def shared(x):
             return x.reshape(len(x), self.k.shape[1], group, *x.shape[2:]).sum(2)
 
         names = (self.kinds[n] for n in reference.PRODUCTS)
-        found = (ddot @ k, shared(ddot.mT @ self.q), shared(p.mT @ dout))
+        found = (ddot @ k, shared(ddot.mT @ self.q), shared(self.dropped(p).mT @ dout))
         return dict(zip(names, found)) | {n: dscore * self.derivative[n] for n in self.wanted}
 
 
@@ -109,9 +130,10 @@ def parts(call):
     op, found = call.kernel.op, values(call)
     kinds = {a["kind"]: n for n, a in call.tensors.items()}
     more = [o.name for o in op.operands if o.kind in ("score", "head")]
+    keep, *scale = call.mask() or (None,)
     if call.f["form"] == "dense":
-        own = {n: found.pop(n) for n in more}
-        yield Part(op, call.scalars, found, own), (slice(None), slice(None)), 0
+        own, mask = {n: found.pop(n) for n in more}, (keep, *scale) if scale else ()
+        yield Part(op, call.scalars, found, own, mask), (slice(None), slice(None)), 0
         return
     offsets = (call.data[kinds[f"{word}_offsets"]] for word in ("query", "key"))
     bounds = [list(zip(x, x[1:])) for x in offsets]
@@ -131,7 +153,8 @@ def parts(call):
             for n, x in found.items()
             if n not in more
         }
-        yield Part(op, call.scalars, part, own), (rows, keys), i
+        mask = (keep[None, :, rows, keys], *scale) if scale else ()
+        yield Part(op, call.scalars, part, own, mask), (rows, keys), i
 
 
 def fill(call):
@@ -177,6 +200,8 @@ def expected(call):
 
 def check(call, got):
     want, dtype = expected(call), call.f["dtypes"][0]
+    least = 2 * ROUNDING.get(dtype, 2.0**-24)
+    least *= max((part.magnitude() for part, *_ in parts(call)), default=0)
     for name, x in got.items():
         if name in call.drop:
             continue
@@ -184,5 +209,6 @@ def check(call, got):
         where = f"{call.where}: {name}"
         assert np.isfinite(value).all(), f"{where} is not finite"
         limit = TOLERANCE[dtype] * max(1.0, np.abs(wanted).max(initial=0))
+        limit = max(limit, least) if call.tensors[name]["kind"] == "score" else limit
         error = np.abs(value - wanted).max(initial=0)
         assert error <= limit, f"{where} differs by {error:.3g}, at most {limit:.3g} expected"

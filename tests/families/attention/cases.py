@@ -384,7 +384,7 @@ OPS = (
 )
 DROPPED = ("full_attention_dropout", *(f"{op}_dropout" for op in OPS[1:]))
 INDEXED = "with numbers of 32 bits too"  # tests/gen/test_names.py
-FUNCTIONS = {op: (0, True, 4, op in OPS) for op in (*OPS, *DROPPED)}
+FUNCTIONS = {op: (0, True, 4, True) for op in (*OPS, *DROPPED)}
 FUNCTIONS |= {f"{op}_varlen": (0, True, INDEXED, of[3]) for op, of in FUNCTIONS.items()}
 # One function and the maximum tokens of its header: tests/headers/test_compile_cost.py.
 COMPILED = {"attention": ("kf_attention_bf16", 80000)}

@@ -101,6 +101,7 @@ class GradientCall(launcher.Call):
         finite = {n: np.nan_to_num(self.values[n], nan=0, posinf=0, neginf=0) for n in "kv"}
         finite = {n: np.repeat(x, self.case.batch // len(x), 0) for n, x in finite.items()}
         dots = reference.products(self.values["q"], finite["k"])
+        options = self.mask() | options
         *found, ds = reference.backward(
             self.values["q"],
             finite["k"],
@@ -117,7 +118,7 @@ class GradientCall(launcher.Call):
 
 def check(lib, memory, f, case):
     """Compares a call of any op with the oracle; returns the gradients."""
-    name = f["op"]
+    name = f["op"].removesuffix("_dropout")
     case.more, score, see, options = modified(name, case)
     call = GradientCall(f, case)
     if case.hidden:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Attention's backward on a GPU against float64: every op and dtype, all dimensions of the causal
-one, equal bits in every run."""
+"""Attention's backward on a GPU against float64: every op and dtype, with dropout and without it,
+all dimensions of the causal one, equal bits in every run."""
 
 import concurrent.futures
 
@@ -28,19 +28,31 @@ def modified(dtype):
     return [FUNCTIONS[f"kf_{name}_attention_bwd_{dtype}"] for name in SCORES]
 
 
+def dropped(dtype, state=""):
+    return FUNCTIONS[f"kf_causal_attention_dropout{state}_bwd_{dtype}"]
+
+
+def modified_dropped(dtype):
+    return [FUNCTIONS[f"kf_{name}_attention_dropout_bwd_{dtype}"] for name in SCORES]
+
+
 def gradients(cases):
     """The same calls of the backward. Its lse is required."""
     found = [gradient_calls.Case(**vars(case)) for case in cases]
-    for case in found:
+    for i, case in enumerate(found):
         case.saved = case.saved or ("lse",)
+        case.p = (0.1, 0.5, 0.9, 0.25, 0.0, 1.0)[i % 6]  # read by functions with dropout
     return found
 
 
 @pytest.fixture(scope="module")
 def libraries():
-    """{name: library}: causal attention of each dtype, and other ops with one dimension."""
-    wanted = {d: ([causal(d)], ()) for d in DTYPES}
-    wanted |= {f"{d}_scores": (modified(d), ("-DKF_HEAD_DIMS=1",)) for d in DTYPES}
+    """{name: library}: causal attention of each dtype, and other ops with one dimension; the same
+    with dropout."""
+    wanted, one = {d: ([causal(d)], ()) for d in DTYPES}, ("-DKF_HEAD_DIMS=1",)
+    wanted |= {f"{d}_scores": (modified(d), one) for d in DTYPES}
+    wanted |= {f"{d}_dropped": ([dropped(d), dropped(d, "_state")], ()) for d in DTYPES}
+    wanted |= {f"{d}_dropped_scores": (modified_dropped(d), one) for d in DTYPES}
     folder = BUILD / "cuda"
 
     def build(name, functions, more):
@@ -72,12 +84,47 @@ def test_scores(libraries, memory, dtype, i):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_same_bits_in_every_run(libraries, memory, dtype):
-    [case] = gradients([gpu_cases.case(1, (64, 64), (257, 255))])
-    f = causal(dtype)
-    case.more, score, see, options = scores.modified(f["op"], case)
+def test_dropout_of_all_dimensions(libraries, memory, dtype):
+    found = [*gpu_cases.aligned(), *gpu_cases.others(), *gpu_cases.shards()]
+    for i, case in enumerate(gradients(found)):
+        f = dropped(dtype, "_state" if i % 4 == 0 else "")
+        gradient_calls.check(libraries[f"{dtype}_dropped"], memory, f, case)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("i", range(len(SCORES)), ids=SCORES)
+def test_dropout_of_scores(libraries, memory, dtype, i):
+    found = [*gpu_cases.aligned(DIMS), *gpu_cases.others(DIMS, ODD), *gpu_cases.shards()]
+    for case in gradients(found):
+        f = modified_dropped(dtype)[i]
+        gradient_calls.check(libraries[f"{dtype}_dropped_scores"], memory, f, case)
+
+
+def results(library, memory, f, case, times=1):
+    """Returns the gradients of some calls."""
+    name = f["op"].removesuffix("_dropout")
+    case.more, score, see, options = scores.modified(name, case)
     call = gradient_calls.GradientCall(f, case)
     call.forward(score, see, options)
-    first, *more = (call.run(libraries[dtype], memory) for _ in range(5))
-    for found in more:
-        assert all(np.array_equal(first[n], x, equal_nan=True) for n, x in found.items())
+    return [call.run(library, memory) for _ in range(times)]
+
+
+def same(a, b):
+    return all(np.array_equal(a[n], x, equal_nan=True) for n, x in b.items())
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_same_bits_in_every_run(libraries, memory, dtype):
+    [case] = gradients([gpu_cases.case(1, (64, 64), (257, 255))])
+    for f, word in ((causal(dtype), ""), (dropped(dtype), "_dropped")):
+        first, *more = results(libraries[f"{dtype}{word}"], memory, f, case, 5)
+        assert all(same(first, found) for found in more), f["name"]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_probability_of_0_has_the_bits_of_no_dropout(libraries, memory, dtype):
+    for case in gradients([gpu_cases.case(1, d, (257, 255)) for d in ((64, 64), (256, 256))]):
+        case.p = 0.0
+        [want] = results(libraries[dtype], memory, causal(dtype), case)
+        [got] = results(libraries[f"{dtype}_dropped"], memory, dropped(dtype), case)
+        assert same(got, want)

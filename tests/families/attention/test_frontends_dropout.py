@@ -85,9 +85,16 @@ def formula(torch, q, k, v, mask, scale, keep):
     return (scores.softmax(-1) * keep) @ v
 
 
+@pytest.mark.parametrize("has_kernel", [True, False], ids=["kernel", "recomputed"])
 @pytest.mark.parametrize("masked", ["none", "causal", "bool", "bias"])
-def test_gradients(kf, torch, masked):
-    """Gradients have the mask that the forward has drawn; a bias has one, too."""
+def test_gradients(kf, torch, masked, has_kernel, monkeypatch):
+    """Gradients have the mask that the forward has drawn; a bias has one, too. Kernels compute them
+    without the scores, or kf's products and softmax where a device has none; a warning says so."""
+    from kernel_fusion.torch import _recomputed
+
+    _recomputed._said.clear()
+    if not has_kernel:
+        monkeypatch.setattr(_recomputed, "_has_kernel", lambda q: False)
     tensors = [draw(2, 4, 5, 8), draw(2, 2, 7, 8, seed=1), draw(2, 2, 7, 6, seed=2)]
     q, k, v = (torch.from_numpy(t).double().requires_grad_() for t in tensors)
     mask = {
@@ -98,8 +105,10 @@ def test_gradients(kf, torch, masked):
     torch.manual_seed(3)
     keep = kept(kf, torch, (2, 4, 5, 7))
     more = {"is_causal": True} if masked == "causal" else {"attn_mask": mask}
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    text = "with dropout, gradients recompute and store the scores there"
+    with warnings.catch_warnings() if has_kernel else pytest.warns(UserWarning, match=text):
+        if has_kernel:
+            warnings.simplefilter("error")
         got = kf.ops.scaled_dot_product_attention(q, k, v, dropout_p=P, enable_gqa=True, **more)
     want = formula(torch, q, k, v, mask, 8**-0.5, keep)
     assert torch.allclose(got, want, 1e-12, 1e-12)
@@ -109,20 +118,42 @@ def test_gradients(kf, torch, masked):
         assert torch.allclose(a, b, 1e-11, 1e-11)
 
 
-def test_the_warning_says_what_gradients_do(kf, torch):
-    from kernel_fusion.torch import _recomputed
+def test_gradients_do_not_store_the_scores(kf, torch):
+    """No tensor that autograd saves has a number per query and key."""
+    q, k = (torch.from_numpy(draw(1, 2, n, 8, seed=n)).requires_grad_() for n in (50, 70))
+    found = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: found.append(t.numel()) or t, id):
+        kf.ops.scaled_dot_product_attention(q, k, k, dropout_p=P)
+    assert found and max(found) < 50 * 70
 
+
+def test_gradients_under_own_names(kf, torch):
+    """A function of kf.ops with a given seed, and its packed form."""
+    q, k, v = (torch.from_numpy(draw(n, 2, 8, seed=n)).double().requires_grad_() for n in (5, 7, 7))
+    keep = kf.ops.dropout(torch.ones(1, 2, 5, 7, dtype=torch.float64), p=P, rng=RNG)
+    heads = (t.transpose(0, 1)[None] for t in (q, k, v))
+    want = formula(torch, *heads, None, 0.3, keep)[0].transpose(0, 1)
+    up = torch.from_numpy(draw(5, 2, 8, seed=9)).double()
+    dense = kf.ops.full_attention_dropout(q[None], k[None], v[None], scale=0.3, p=P, rng=RNG)[0]
+    offsets = torch.tensor([0, 5]), torch.tensor([0, 7])
+    rows = kf.ops.full_attention_dropout_varlen(q, k, v, *offsets, scale=0.3, p=P, rng=RNG)
+    found = [torch.autograd.grad(out, (q, k, v), up) for out in (want, dense, rows)]
+    for name, one, *others in zip("qkv", *found):
+        assert all(torch.allclose(x, one, 1e-11, 1e-11) for x in others), name
+
+
+def test_compiled_gradients(kf, torch):
+    """torch.compile traces the seed: gradients are those of the same seed without it."""
     q = torch.from_numpy(draw(1, 2, 5, 8)).requires_grad_()
-    _recomputed._said.clear()
-    with pytest.warns(UserWarning, match="with dropout, gradients recompute and store the scores"):
-        kf.ops.scaled_dot_product_attention(q, q, q, dropout_p=P)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        kf.ops.scaled_dot_product_attention(q, q, q, dropout_p=P)
-        kf.ops.scaled_dot_product_attention(q.detach(), q.detach(), q.detach(), dropout_p=P)
-    with pytest.raises(NotImplementedError, match="kf.full_attention_dropout has no gradient"):
-        rows = q.transpose(1, 2)
-        kf.ops.full_attention_dropout(rows, rows, rows, p=P).sum().backward()
+
+    def step(q):
+        return kf.ops.scaled_dot_product_attention(q, q, q, dropout_p=P, is_causal=True)
+
+    found = []
+    for run in (step, torch.compile(step, backend="aot_eager", fullgraph=True)):
+        torch.manual_seed(5)
+        found.append(torch.autograd.grad(run(q).square().sum(), q)[0])
+    assert found[0].any() and torch.equal(*found)
 
 
 def test_module_in_training(kf, torch):
@@ -137,3 +168,28 @@ def test_module_in_training(kf, torch):
     assert not torch.allclose(found[1], found[0])
     found[0].sum().backward()
     assert module.out_proj.bias.grad is not None and not module.in_proj_weight.grad.any()
+
+
+def test_module_trains(kf, torch):
+    """With dropout the module's loss falls; without it, in evaluation, too."""
+    from kernel_fusion import nn
+
+    torch.manual_seed(1)
+    module = nn.MultiheadAttention(16, 4, dropout=0.2, batch_first=True)
+    x, wanted = (torch.from_numpy(draw(8, 6, 16, seed=n)) for n in (0, 1))
+    wanted = x.cumsum(1) / torch.arange(1, 7)[:, None] + 0.1 * wanted
+    optimizer = torch.optim.Adam(module.parameters(), 1e-2)
+
+    def loss():
+        return (module(x, x, x, need_weights=False)[0] - wanted).square().mean()
+
+    first = [loss().item(), module.eval()(x, x, x, need_weights=False)[0]]
+    first[1] = (first[1] - wanted).square().mean().item()
+    module.train()
+    for _ in range(60):
+        optimizer.zero_grad()
+        loss().backward()
+        optimizer.step()
+    assert loss().item() < 0.7 * first[0]
+    module.eval()
+    assert loss().item() < 0.6 * first[1]

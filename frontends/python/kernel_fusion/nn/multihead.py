@@ -14,8 +14,7 @@ class MultiheadAttention(torch.nn.MultiheadAttention):
 
     Without need_weights, kf.ops.linear computes the projections and one kernel the attention, with
     dropout too, whose scores are not stored. With need_weights, which is PyTorch's default, or
-    nested tensors PyTorch's own code runs. Gradients of the attention are kernels, too, but with
-    dropout they store the scores.
+    nested tensors PyTorch's own code runs. Gradients of the attention are kernels, too.
 
     Args:
         *args, **kwargs: as torch.nn.MultiheadAttention

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Gradients of kf's fused attention: its backward kernels, or PyTorch's function computed again
-where a device has none; with dropout those of kf's products and softmax."""
+"""Gradients of kf's fused attention: its backward kernels, or functions that PyTorch
+differentiates, computed again where a device has no kernels: PyTorch's own; with dropout kf's
+products and softmax."""
 
 import warnings
 from collections.abc import Sequence
@@ -86,7 +87,7 @@ class Recomputed(torch.autograd.Function):
 
 _said: set[str] = set()
 WITHOUT = "PyTorch's scaled_dot_product_attention is recomputed for gradients"
-WITH_DROPOUT = "with dropout, gradients recompute and store the scores"
+WITH_DROPOUT = "with dropout, gradients recompute and store the scores there"
 
 
 def _say(where: str, text: str) -> None:
@@ -129,7 +130,7 @@ def call(
     if (
         not torch.is_grad_enabled()
         or not any(t.requires_grad for t in tensors)
-        or (not dropout_p and _has_kernel(given[0]))
+        or _has_kernel(given[0])
     ):
         found = _multihead.fused(where, given, mask, *rest)
         return found

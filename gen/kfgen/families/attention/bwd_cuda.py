@@ -9,6 +9,7 @@ from kfgen.model.steps import Instance, Launch, Step
 
 STATISTICS = "workspace.statistics"
 QUERIES, KEYS = "0", "1"  # rows of a block
+ROWS = 3  # index of that argument of a tile
 
 
 class AttentionBwdCuda(AttentionCuda):
@@ -17,8 +18,10 @@ class AttentionBwdCuda(AttentionCuda):
     def kernel(self, name, *arguments):
         return Instance(f"kfk_attention_{name}{self.packed}", (self.type, *arguments))
 
-    def tile(self, name, word, *arguments):
-        return Tile(f"kfk_attention_bwd_{name}{self.packed}", (self.type, *arguments, word))
+    def tile(self, name, rows, word, tile):
+        """Returns the kernel whose blocks own queries or keys (`rows`)."""
+        arguments = (self.type, tile, self.score, rows, *self.drop, word)
+        return Tile(f"kfk_attention_bwd_{name}{self.packed}", arguments)
 
     @property
     def small(self):
@@ -28,7 +31,7 @@ class AttentionBwdCuda(AttentionCuda):
     def mma(self):
         """Kernels for sm_80 and later."""
         return [
-            self.tile("mma", f"BWD_MMA_{w}", f"KFI_ATTENTION_MMA_{w}", self.score, rows)
+            self.tile("mma", rows, f"BWD_MMA_{w}", f"KFI_ATTENTION_MMA_{w}")
             for w in WIDTHS
             for rows in (QUERIES, KEYS)
         ]
@@ -40,7 +43,7 @@ class AttentionBwdCuda(AttentionCuda):
         """
         words = ("PRE_SM80_ANY", "ANY_256") if self.small else ("ANY_64", "ANY_WIDE")
         return [
-            self.tile("simt", word, str(i), self.score, rows)
+            self.tile("simt", rows, word, str(i))
             for i, word in enumerate(words)
             for rows in (QUERIES, KEYS)
         ]
@@ -72,7 +75,7 @@ class AttentionBwdCuda(AttentionCuda):
         word = "keys" if rows == KEYS else "queries"
         grid = f"blocks of {word} x {heads}{batch}"
         of = {
-            name: tuple(t for t in tiles if t.arguments[-2] == rows)
+            name: tuple(t for t in tiles if t.arguments[ROWS] == rows)
             for name, tiles in (("mma", self.mma), ("simt", self.simt))
         }
         found = [Launch(of["simt"], f"{grid} x slices", "128", shared="slices of rows")]

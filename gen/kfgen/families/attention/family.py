@@ -137,13 +137,10 @@ class Attention(Family):
         return self._packed(op, own) | self._dropped(op, own)
 
     def _dropped(self, op, data):
-        """The same op with dropout of the probabilities. It has no gradient."""
+        """The same op with dropout of the probabilities."""
         if not op.own["dropout"]:
             return {}
         made = {
-            "operands": {
-                o.name: {"kind": o.kind, "dtype": o.dtype, "grad": False} for o in op.operands
-            },
             "varlen": op.own["varlen"],
             "brief": f"{op.brief}; dropout of the probabilities",
             "expr": _dropped(op.outputs["out"]),

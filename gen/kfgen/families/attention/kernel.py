@@ -245,6 +245,9 @@ class AttentionKernel(Kernel):
         product = f"{self.of_kind('query').name} . {self.of_kind('key').name}"
         return [f"out = sum over {keys} of {out}; dot = {product}"]
 
+    def _kept(self, text):
+        return f"dropout({text})" if self.keeps else text
+
     def _gradients(self):
         """Formulas of the gradients."""
         q, k, v = (self.of_kind(kind).name for kind in PRODUCTS)
@@ -252,11 +255,11 @@ class AttentionKernel(Kernel):
         lines = [
             *defined,
             f"p = exp(({score}) - lse)",
-            f"{DSCORE} = p * (dout . {v} - dout . out + dlse)",
+            f"{DSCORE} = p * ({self._kept(f'dout . {v}')} - dout . out + dlse)",
         ]
         texts = {
             q: f"sum over keys of ({ddot}) * {k}",
             k: f"sum over queries of ({ddot}) * {q}",
-            v: "sum over queries of p * dout",
+            v: f"sum over queries of {self._kept('p')} * dout",
         } | {s.of: text for (_, s, _), text in zip(self.score_gradients, others)}
         return lines + [f"{s.name} = {texts[s.of]}" for s in self.outputs]

@@ -39,11 +39,12 @@ column = column.reshape(1, 1, 1, keys)
 head = {name}.arange(heads{device}).reshape(1, heads, 1, 1) + head_base
 k_ = {k}.reshape(keys, kv_heads, 1, dim)
 k_ = {name}.broadcast_to(k_, (keys, kv_heads, group_, dim)).reshape(keys, heads, dim)
+k_ = k_.swapaxes(0, 1)[None]
 v_ = {v}.reshape(keys, kv_heads, 1, dim_v)
 v_ = {name}.broadcast_to(v_, (keys, kv_heads, group_, dim_v)).reshape(keys, heads, dim_v)
 v_ = v_.swapaxes(0, 1)[None]
-dot = ({q}.swapaxes(0, 1) @ k_.swapaxes(0, 1).swapaxes(1, 2))[None]
-batch = 1
+dot = {q}.swapaxes(0, 1)[None] @ k_.swapaxes(2, 3)
+sequences_, batch = batch, 1
 """
 # A tensor of the scores' shape by row and key.
 GATHER = """
@@ -59,6 +60,10 @@ row_max = torch.amax(torch.cat((score_, none_), 3), 3)
 """
 SINK = """
 row_max = {name}.maximum(row_max, sink_)
+"""
+# Weights of a backward with a sink, which lse includes.
+GIVEN = """
+weight_ = {name}.where(score_ == float('-inf'), 0.0, {name}.exp(score_ - {lse}[..., None]))
 """
 SOFTMAX = """
 least_ = {name}.where(row_max == float('-inf'), 0.0, row_max)
@@ -94,9 +99,12 @@ log_sum = log_sum.reshape(heads, rows_)
 # Gradients, from weight_. Pairs of weight 0 have none. `dscore` is the gradient of the scores.
 GRADIENTS = """
 dout_ = {dout}
-dots_ = {name}.where(weight_ == 0, 0.0, dout_ @ v_.swapaxes(2, 3))
+dots_ = {name}.where({seen}, dout_ @ v_.swapaxes(2, 3){keep_scale}, 0.0)
 delta_ = {name}.sum(weight_ * dots_, 3) - dlse
 dscore = {name}.where(weight_ == 0, 0.0, weight_ * (dots_ - delta_[..., None]))
+"""
+KEPT = """
+weight_ = {name}.where({keep}, weight_ * keep_scale, 0.0)
 """
 SUMS = {
     "query": "ddot_ @ {name}.where({name}.abs(k_) < float('inf'), k_, 0.0)",
@@ -114,7 +122,7 @@ OWN = """
 # A gradient of the scores' shape of packed sequences.
 SCATTER = """
 {to}_ = {text}
-{to} = {name}.zeros(({offsets}.shape[0] - 1, heads, max_query, max_key){type}{device})
+{to} = {name}.zeros((sequences_, heads, max_query, max_key){type}{device})
 at_, of_ = {name}.where(same_)
 {to}[sequence_[at_], :, {first}, {second}] = {to}_[0][:, at_, of_].swapaxes(0, 1)
 """
@@ -133,6 +141,7 @@ def statements(k, library):
         **{"q": q, "k": key, "v": v},
         "long": LONG.format(lib.name) if k.form == "packed_scores" else "",
         "keep": KEEP_OF_PACKED if k.packed else KEEP_OF,
+        "lse": "lse[None]" if k.packed else "lse",
     }
     words |= dict(zip(("offsets", "of_keys"), k.bounds_of_sequences))
     heads = [s.name for s in k.score_inputs if s.kind == "head"]
@@ -152,10 +161,11 @@ def statements(k, library):
         lines.append(f"score_ = {lib.name}.where({' & '.join(seen)}, score_, float('-inf'))")
     if k.packed:
         lines.append(f"score_ = {lib.name}.where(same_, score_, float('-inf'))")
-    if k.sink:
+    if k.sink and not k.bwd:
         lines.append(f"sink_ = {k.sink.name}.reshape(1, heads, 1)")
     text = (TORCH if torch else NUMPY) + (SINK if k.sink else "") + SOFTMAX
     if k.bwd:
+        text = GIVEN if k.sink else text
         return lines + _lines(text, words) + _gradients(k, lib, printer, words)
     text += (DROPPED.lstrip() if k.keeps else "") + PRODUCT.lstrip()
     text += PACKED_RESULTS.lstrip() if k.packed else ""
@@ -166,7 +176,9 @@ def _gradients(k, lib, printer, words):
     """Statements of the gradients."""
     first = "swapaxes(0, 1)[None]" if k.packed else "swapaxes(1, 2)"
     lines = [f"weight_ = {lib.name}.where(same_, weight_, 0.0)"] if k.packed else []
-    lines += _lines(GRADIENTS, words | {"dout": f"dout.{first}"})
+    seen = f"(weight_ != 0) & {words['keep']}" if k.keeps else "weight_ != 0"
+    own = {"seen": seen, "keep_scale": " * keep_scale" if k.keeps else ""}
+    lines += _lines(GRADIENTS + KEPT * k.keeps, words | own | {"dout": f"dout.{first}"})
     done = len(printer.lines)
     printer.run(k.roots[1:])
     texts = [_whole(printer, root) for root in k.roots[1:]]

@@ -14,25 +14,34 @@
 // and of any in slices.
 #if (KF_SCHEDULES & 3) && (KF_HEAD_DIMS & 1)
 #define KFI_BWD_MMA_64_ADDRESS KFI_ADDRESS
+#define KFI_BWD_MMA_64_STATE_ADDRESS KFI_STATE_ADDRESS
 #else
 #define KFI_BWD_MMA_64_ADDRESS KFI_NO_ADDRESS
+#define KFI_BWD_MMA_64_STATE_ADDRESS KFI_NO_ADDRESS
 #endif
 #if (KF_SCHEDULES & 3) && (KF_HEAD_DIMS & 2)
 #define KFI_BWD_MMA_128_ADDRESS KFI_ADDRESS
+#define KFI_BWD_MMA_128_STATE_ADDRESS KFI_STATE_ADDRESS
 #else
 #define KFI_BWD_MMA_128_ADDRESS KFI_NO_ADDRESS
+#define KFI_BWD_MMA_128_STATE_ADDRESS KFI_NO_ADDRESS
 #endif
 #if (KF_SCHEDULES & 3) && (KF_HEAD_DIMS & 12)
 #define KFI_BWD_MMA_256_ADDRESS KFI_ADDRESS
+#define KFI_BWD_MMA_256_STATE_ADDRESS KFI_STATE_ADDRESS
 #else
 #define KFI_BWD_MMA_256_ADDRESS KFI_NO_ADDRESS
+#define KFI_BWD_MMA_256_STATE_ADDRESS KFI_NO_ADDRESS
 #endif
 #if (KF_SCHEDULES & 1) && (KF_HEAD_DIMS & 14)
 #define KFI_ANY_WIDE_ADDRESS KFI_ADDRESS
+#define KFI_ANY_WIDE_STATE_ADDRESS KFI_STATE_ADDRESS
 #else
 #define KFI_ANY_WIDE_ADDRESS KFI_NO_ADDRESS
+#define KFI_ANY_WIDE_STATE_ADDRESS KFI_NO_ADDRESS
 #endif
 #define KFI_PRE_SM80_ANY_ADDRESS KFI_PRE_SM80_ADDRESS
+#define KFI_PRE_SM80_ANY_STATE_ADDRESS KFI_PRE_SM80_STATE_ADDRESS
 
 #ifdef KFI_HOST_PASS
 
@@ -163,12 +172,15 @@ KF_FN kf_result_t kfi_attention_bwd_run_all(const kfi_attention_op &op, const kf
     result = kfi_check_workspace(&op.name, &op.arguments, &operands, workspace, workspace_bytes,
                                  3 * kfi_attention_bwd_plane(p, real));
     if (result == KF_SUCCESS) result = kfi_attention_bwd_limits(op, p);
+    if (result == KF_SUCCESS && op.drops)
+        result = kfi_attention_numbers(&op.name, &p, &a->drop.numbers, &a->drop.number0);
     if (result != KF_SUCCESS) return result;
     kfi_attention_sizes(a, p);
     kfi_attention_tensors(a, op, steps);
     kfi_attention_bwd_tensors(a, g, op, p, steps, of);
     kfi_attention_bwd_room(g, workspace, p, real);
-    const kfi_attention_bwd_call call = {&op.name, &p, args, a, g, stream, KFI_NO_DROPOUT};
+    const int drop = op.drops ? 0 : KFI_NO_DROPOUT; // both kinds of seeds take as much memory
+    const kfi_attention_bwd_call call = {&op.name, &p, args, a, g, stream, drop};
     if (p.packed && (g->dscores[0] || g->dscores[1])) {
         const int last = KFI_ATTENTION_BWD_SIMTS + (small ? (int)KFI_ATTENTION_BWD_MMAS : 0);
         result = kfi_attention_bwd_launch_outside(call, op.kernels[last]);

@@ -85,6 +85,8 @@ KFI_ONCE kf_result_t kfi_cpu_attention_bwd_call_run(const kfi_cpu_attention_op *
     result = kfi_check_workspace(&op->name, &op->arguments, &operands, workspace, workspace_bytes,
                                  kfi_cpu_attention_bwd_workspace_of(p, op->unit));
     if (result != KF_SUCCESS) return result;
+    result = kfi_cpu_attention_number(&op->name, p, &m->a);
+    if (result != KF_SUCCESS) return result;
     kfi_cpu_attention_set(&m->a, op, p, steps, &packed);
     kfi_cpu_attention_bwd_tensors(m, op, steps);
     m->kv_heads = p->kv_heads;

@@ -112,6 +112,17 @@ KFI_ONCE void kfi_cpu_attention_set(kfi_cpu_attention *m, const kfi_cpu_attentio
     m->range.first_slope = p->first.slope, m->range.first_add = p->first.add;
     m->range.last_slope = p->last.slope, m->range.last_add = p->last.add;
 }
+/* Numbers the weights of a call with dropout. */
+KFI_ONCE kf_result_t kfi_cpu_attention_number(const kfi_name *name, const kfi_attention_plan *p,
+                                              kfi_cpu_attention *m)
+{
+    kfi_attention_strides numbers = {0, 0, 0};
+    if (!m->rng) return KF_SUCCESS;
+    const kf_result_t result = kfi_attention_numbers(name, p, &numbers, &m->number0);
+    m->numbers = kfi_cpu_attention_steps(&numbers);
+    if (m->rng->scale_f64 == 1) m->rng = NULL; /* p is 0 */
+    return result;
+}
 /* Checks a call and runs it. `m` has the type, the score and dropout's random numbers. */
 KFI_ONCE kf_result_t kfi_cpu_attention_call_run(const kfi_cpu_attention_op *op,
                                                 const kfi_shape_values *v,
@@ -130,15 +141,9 @@ KFI_ONCE kf_result_t kfi_cpu_attention_call_run(const kfi_cpu_attention_op *op,
                                            : kfi_cpu_attention_workspace(shape, op->unit));
     if (result != KF_SUCCESS) return result;
     kfi_cpu_attention_set(m, op, p, steps, &packed);
-    if (m->rng) {
-        kfi_attention_strides numbers = {0, 0, 0};
-        result = kfi_attention_numbers(&op->name, p, &numbers, &m->number0);
-        if (result != KF_SUCCESS) return result;
-        m->numbers = kfi_cpu_attention_steps(&numbers);
-        if (m->rng->scale_f64 == 1) m->rng = NULL; /* p is 0 */
-    }
-    kfi_cpu_attention_run(m, workspace);
-    return KF_SUCCESS;
+    result = kfi_cpu_attention_number(&op->name, p, m);
+    if (result == KF_SUCCESS) kfi_cpu_attention_run(m, workspace);
+    return result;
 }
 
 #endif
