@@ -147,5 +147,37 @@ void kf_emu_multiply(float *d, const unsigned *a, const unsigned *b, bool bf16, 
         },
         &own, file, line);
 }
+/* The lowest 13 bits of a TF32 factor are ignored. */
+void kf_emu_multiply_tf32(float *d, const unsigned *a, const unsigned *b, const char *file,
+                          int line)
+{
+    product own = {d, a, b, false};
+    warp_collective(
+        "mma.tf32",
+        [](void *const *lanes) {
+            float left[16][8], right[8][8];
+            for (int lane = 0; lane < WARP; ++lane) {
+                const product *const p = (const product *)lanes[lane];
+                for (int i = 0; i < 4; ++i)
+                    left[lane / 4 + i % 2 * 8][lane % 4 + i / 2 * 4] =
+                        kf_emu_bits<float>(p->a[i] & ~0x1fffu);
+                for (int i = 0; i < 2; ++i)
+                    right[lane / 4][lane % 4 + i * 4] = kf_emu_bits<float>(p->b[i] & ~0x1fffu);
+            }
+            const int least = min_exponent(KF_EMU_TF32);
+            bool small[24];
+            for (int i = 0; i < 24; ++i)
+                small[i] = some_subnormal(i < 16 ? left[i] : right[i - 16], 1, 8, least);
+            for (int lane = 0; lane < WARP; ++lane) {
+                float *const sums = ((const product *)lanes[lane])->d;
+                for (int i = 0; i < 4; ++i) {
+                    const int row = lane / 4 + i / 2 * 8, col = lane % 4 * 2 + i % 2;
+                    add_products(&sums[i], left[row], 1, right[col], 1, 8,
+                                 small[row] || small[16 + col], least);
+                }
+            }
+        },
+        &own, file, line);
+}
 
 #endif

@@ -4,7 +4,7 @@
 // It covers every tile, layout and load; sizes of 1 to 300; odd leading dimensions; unaligned
 // bases; batches; split-K; K = 0; NaN in a row. Outputs lie between guard elements. Prints the
 // first wrong value.
-// Usage: emu_core [CASES] [SEED] [rings, few, halves or tf32]
+// Usage: emu_core [CASES] [SEED] [rings, few, halves, tf32 or singles]
 #include <cuda_runtime.h>
 #include <sanitizer/asan_interface.h>
 
@@ -14,9 +14,12 @@
 #include <random>
 #include <vector>
 
+static int sms = 132; // of the device
+#define KFI_GEMM_SMS sms
+
 #include "kernel.cuh"
 
-#include <kf/core/matmul/skinny_host.cuh>
+#include <kf/core/matmul/skinny_f32_host.cuh>
 
 #include "choices.h"
 
@@ -131,10 +134,37 @@ static bool run_skinny(const launch &c, kf_result_t *result)
                          kfi_skinny_shared_bytes(wide, layout, stages), 1u << maps.share_bits);
     return true;
 }
+// The launcher's choice for a device of 1 to 12 SMs, which has clusters of up to `share_bits`.
+static kfi_skinny_f32_choice few_floats_choice(const launch &c)
+{
+    kf_i64 rounds;
+    int bits = c.share_bits;
+    while (kfi_skinny_f32_clusters(bits) < 1) --bits;
+    return kfi_skinny_f32_even(c.sizes, bits, &rounds);
+}
+template <int type, int products> static bool run_skinny_f32(launch c, kf_result_t *result)
+{
+    kfi_gemm_maps maps;
+    void *args[] = {&c.a, &c.b, c.a_matrices, c.b_matrices, c.e, c.g, &maps};
+    sms = 1 + below(12);
+    const kfi_skinny_f32_choice choice = few_floats_choice(c);
+    if (!kfi_gemm_map(&maps, c.sizes, type, 0, 1, c.a, c.a_matrices, c.b, c.b_matrices,
+                      (int)c.sizes.rows, choice.tile_cols * products))
+        return false;
+    const void *const kernels[] = {KFI_ADDRESS(few_floats_product<type, products, 8>),
+                                   KFI_ADDRESS(few_floats_product<type, products, 16>),
+                                   KFI_ADDRESS(few_floats_product<type, products, 32>),
+                                   KFI_ADDRESS(few_floats_product<type, products, 64>)};
+    *result = kfi_gemm_launch_skinny_f32(&NAME, kernels[kfi_skinny_f32_width(c.sizes)], &maps, c.g,
+                                         c.sizes, choice, args, nullptr);
+    return true;
+}
 template <int type, int tile, int layout, int products, int how>
 static bool run(launch c, kf_result_t *result)
 {
-    if constexpr (tile == KFI_TILE_WGMMA_SKINNY) {
+    if constexpr (tile == KFI_TILE_SKINNY_F32) {
+        if (!run_skinny_f32<type, products>(c, result)) return false;
+    } else if constexpr (tile == KFI_TILE_WGMMA_SKINNY) {
         if (!run_skinny<type, layout, products>(c, result)) return false;
     } else if constexpr (tile == KFI_TILE_WGMMA_128x128_PINGPONG || tile == KFI_TILE_WGMMA_TF32 ||
                          tile == KFI_TILE_WGMMA_3XTF32) {
@@ -292,7 +322,8 @@ template <int type> static bool passes(const tested &k, const problem &p)
                       : k.tile == KFI_TILE_WGMMA_3XTF32 ? KFI_3XTF32_K
                                                         : kfi_policy(k.tile).stage_k;
     kfi_gemm_choice choice = {k.tile, k.how, 1, p.depth};
-    if (p.splits > 1 && p.depth > stage && k.tile != KFI_TILE_WGMMA_SKINNY) {
+    if (p.splits > 1 && p.depth > stage && k.tile != KFI_TILE_WGMMA_SKINNY &&
+        k.tile != KFI_TILE_SKINNY_F32) {
         choice.slice = ((p.depth + p.splits - 1) / p.splits + stage - 1) / stage * stage;
         choice.splits = (p.depth + choice.slice - 1) / choice.slice;
     }
@@ -393,6 +424,14 @@ static int kernels_of(char mode, const tested **kernels)
                                   TESTED(KFI_OF_TF32, KFI_TILE_WGMMA_3XTF32, 2, 2, KFI_CP_ASYNC)};
     CHOOSE('t', tf32);
 #endif
+#if ONLY < 0 || ONLY == 's' // TF32 and 3xTF32 by mma.sync, skinny M
+    static const tested skinny_f32[] = {
+        TESTED(KFI_OF_F32, KFI_TILE_SKINNY_F32, 0, 1, KFI_CP_ASYNC),
+        TESTED(KFI_OF_F32, KFI_TILE_SKINNY_F32, 0, 2, KFI_CP_ASYNC),
+        TESTED(KFI_OF_TF32, KFI_TILE_SKINNY_F32, 0, 1, KFI_CP_ASYNC),
+        TESTED(KFI_OF_TF32, KFI_TILE_SKINNY_F32, 0, 2, KFI_CP_ASYNC)};
+    CHOOSE('s', skinny_f32);
+#endif
     return 0;
 }
 
@@ -407,6 +446,7 @@ int main(int count, char **arguments)
     kf_emu_aborts = 0;
     if (!test_choices() || !test_skinny_choices() || !test_skinny_grids()) return 1;
     for (int i = 0; i < cases; ++i) {
+        sms = 132;
         kf_emu_order = (i / kernels + i) % 3;
         kf_emu_seed = (unsigned long long)i + 1;
         const bool big = wgmma || below(4) == 0;
@@ -418,6 +458,10 @@ int main(int count, char **arguments)
         p.nan = below(3) == 0;
         if (mode == 'f')
             p.rows = 1 + below(i % 3 == 0 ? 16 : i % 3 == 1 ? 64 : 200), p.splits = 1 + below(3);
+        if (mode == 's') {
+            p.rows = 1 + below(i % 3 == 0 ? 16 : 64), p.splits = 1 + below(3);
+            if (i % 5 == 0) p.depth = 1 + below(64); // quarters of K without a stage
+        }
         if (!kernel[i % kernels].passes(kernel[i % kernels], p)) return 1;
     }
     if (kf_emu_conflicts > 0) {

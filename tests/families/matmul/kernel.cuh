@@ -166,6 +166,44 @@ KFI_KERNEL void KFI_SKINNY_BOUNDS few_product(ending e, kfi_gemm g,
 #endif
 }
 
+// Product of floats with skinny M: up to `wide` rows, by TF32 or 3xTF32 mma.sync.
+template <int type, int products, int wide>
+KFI_KERNEL void KFI_SKINNY_F32_BOUNDS few_floats_product(kfi_gemm_matrix a, kfi_gemm_matrix b,
+                                                         kf_i64 a_matrix, kf_i64 b_matrix, ending e,
+                                                         kfi_gemm g,
+                                                         const __grid_constant__ kfi_gemm_maps maps)
+{
+#if defined(KFI_DEVICE_PASS) && KFI_HOPPER
+    constexpr int parts = type == KFI_OF_TF32 ? 1 : 2;
+    kfi_skinny_f32 own = kfi_skinny_f32_init<wide>(maps);
+    if (threadIdx.x >= KFI_SKINNY_F32_CONSUMERS)
+        return kfi_skinny_f32_produce<wide, products>(&own, g, maps);
+    kfi_skinny_f32_start_consumer(maps);
+    kfi_gemm_tile at;
+    while (kfi_skinny_f32_next_tile(&own, &at, g, maps)) {
+        kfi_gemm_matrix of_a = a, of_b = b;
+        for (int i = 0; i < 2; ++i) {
+            of_a.p[i] = (const float *)a.p[i] + at.matrix * a_matrix;
+            of_b.p[i] = (const float *)b.p[i] + at.matrix * b_matrix;
+        }
+        float sums[kfi_skinny_f32_warp_rows(wide)];
+        kfi_skinny_f32_mainloop<wide, parts>(sums, &own, g, maps);
+        kfi_skinny_f32_store_partial<wide, products>(sums, &own, maps);
+        kfi_gemm_coord coord;
+#pragma unroll 1
+        for (int turn = 0; kfi_skinny_f32_lookup<products>(&coord, turn, own, at, g, maps);
+             ++turn) {
+            if (coord.left <= 0) continue;
+            alignas(16) float acc[products][4];
+            for (int p = 0; p < products; ++p)
+                kfi_skinny_f32_load_fragment<wide, products, parts>(acc[p], own, coord, p, of_a,
+                                                                    of_b, at, maps);
+            finish<KFI_OF_F32, products>(acc, coord, at.matrix, e);
+        }
+    }
+#endif
+}
+
 // Product of floats: TF32 or 3xTF32 wgmma.
 template <int type, int layout, int products>
 KFI_KERNEL void KFI_3XTF32_BOUNDS halves_product(kfi_gemm_matrix a, kfi_gemm_matrix b,

@@ -13,7 +13,17 @@ import kflib
 import pytest
 import torch
 from conftest import BUILD
-from wgmma import FUNCTIONS, INVARIANT, LAST, TILED, TILES, check_tiles
+from wgmma import (
+    FEW_FLOATS,
+    FEW_ROWS,
+    FUNCTIONS,
+    INVARIANT,
+    LAST,
+    TILED,
+    TILES,
+    check_tiles,
+    few_floats,
+)
 
 if not kflib.has_gpu():
     pytest.skip("no CUDA device answers", allow_module_level=True)
@@ -92,15 +102,19 @@ def lib():
 def test_launchers(lib, f):
     memory = checks.CudaMemory()
     checks.run(lib, memory, f, (1, 300, 136, 72), "special")
+    if few_floats(f):
+        for rows in (1, 16, 33, 64):
+            checks.run(lib, memory, f, (1, rows, 1000, 1100), "special")
     floats = f["dtypes"][0] in ("f32", "tf32")
     of_floats = 384 if f["dtypes"][0] == "tf32" and f["form"] == "nt" else 512
-    for sizes in SHAPES + SKINNY * (not f["bwd"] and not floats):
+    few = not f["bwd"] and (not floats or few_floats(f))
+    for sizes in SHAPES + SKINNY * few:
         checks.run(lib, memory, f, sizes)
         if not f["bwd"] and (
             sizes[1] % 8 == 0 or not {"tn", "tt"} & set(f["op"].split("_"))
         ):  # rows of x as stored there
             threads = (
-                (of_floats,)
+                ((384,) if sizes in SKINNY else (of_floats,))
                 if floats
                 else (160,)
                 if sizes in SKINNY
@@ -217,6 +231,13 @@ def test_rows_alone(lib):
             assert lib.call(PLAIN, given | sizes, stream) == 0
             found[rows] = out
         assert all(torch.equal(found[64][:rows], out) for rows, out in found.items())
+
+
+@pytest.mark.parametrize("f", FEW_FLOATS, ids=lambda f: f["name"])
+def test_rows_alone_of_floats(lib, f):
+    memory = checks.CudaMemory()
+    for cols, depth in ((4096, 4096), (768, 3072), (136, 4104), (11008, 520), (2000, 772)):
+        invariant.check(f, [("alone", lib, memory, 0, lambda: None, 0)], cols, depth, FEW_ROWS)
 
 
 @pytest.fixture(scope="module")

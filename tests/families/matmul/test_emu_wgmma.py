@@ -14,14 +14,39 @@ import invariant
 import pytest
 import toolkit
 from conftest import BUILD
-from wgmma import FUNCTIONS, INVARIANT, LAST, TILED, check_padded, check_tiles, stores_through_slabs
-from wgmma_faults import SEEDED_3XTF32, SEEDED_LAST, SEEDED_SKINNY, SEEDED_TF32, SEEDED_WGMMA
+from wgmma import (
+    FEW_FLOATS,
+    FEW_ROWS,
+    FUNCTIONS,
+    INVARIANT,
+    LAST,
+    TILED,
+    check_few_floats,
+    check_padded,
+    check_tiles,
+    few_floats,
+    stores_through_slabs,
+)
+from wgmma_faults import (
+    SEEDED_3XTF32,
+    SEEDED_LAST,
+    SEEDED_SKINNY,
+    SEEDED_SKINNY_F32,
+    SEEDED_TF32,
+    SEEDED_WGMMA,
+)
 
 pytestmark = pytest.mark.skipif(not toolkit.include(), reason="no CUDA headers")
 # fault: the program's mode that must notice it, and its place
-MODES = {"rings": SEEDED_WGMMA, "few": SEEDED_SKINNY, "halves": SEEDED_3XTF32, "tf32": SEEDED_TF32}
+MODES = {
+    "rings": SEEDED_WGMMA,
+    "few": SEEDED_SKINNY,
+    "halves": SEEDED_3XTF32,
+    "tf32": SEEDED_TF32,
+    "singles": SEEDED_SKINNY_F32,
+}
 SEEDED = {what: (mode, fault) for mode, seeded in MODES.items() for what, fault in seeded.items()}
-ROUNDS = {"rings": "12", "few": "48", "halves": "16", "tf32": "12"}
+ROUNDS = {"rings": "12", "few": "48", "halves": "16", "tf32": "12", "singles": "48"}
 
 
 def passes(program, mode="rings", seed=1):
@@ -103,7 +128,25 @@ def test_launchers(lib, f):
             check_padded(lib, memory, f, (1, 70, 131, 72))
         emu.set(gemm_sms=132)  # too many SMs for 128x128 tiles: forwards use 64x64
         checks.run(lib, memory, f, (2, 130, 72, 136))
+        if few_floats(f):
+            check_few_floats(lib, memory, f, lambda sms: emu.set(gemm_sms=sms))
         assert not [name for name in emu.missing() if "_wgmma<" in name or "_skinny<" in name]
+    finally:
+        emu.set(hopper=0, gemm_sms=1)
+
+
+@pytest.mark.parametrize("f", FEW_FLOATS, ids=lambda f: f["name"])
+def test_rows_alone(lib, f):
+    """A row of up to 64 has the same bits, however many there are."""
+    emu = emulator.Emulator(lib)
+    memory = emulator.Memory(emu, ((emulator.RANDOM, 2),))
+    emu.set(hopper=1)
+    try:
+        for sms, cols, depth in ((5, 72, 2120), (132, 40, 1100), (1, 136, 200)):
+            emu.set(gemm_sms=sms)
+            invariant.check(
+                f, [("alone", lib, memory, 0, lambda: None, sms)], cols, depth, FEW_ROWS
+            )
     finally:
         emu.set(hopper=0, gemm_sms=1)
 

@@ -97,6 +97,44 @@ def stores_through_slabs(f):
     return any("_slabs<" in name for name in launch_steps.kernels(f))
 
 
+def few_floats(f):
+    """True if a function has the kernels of skinny_f32.cuh: few rows of float32 elements."""
+    return not f["bwd"] and f["dtypes"][0] in ("f32", "tf32") and f["form"] == "nt"
+
+
+def weights_of(f):
+    return [a["name"] for a in f["arguments"] if a.get("kind") == "right" and a["role"] == "in"]
+
+
+# One function with these kernels per dtype and number of products.
+FEW_FLOATS = selection.cover(
+    lambda f: [(f["dtypes"][0], len(weights_of(f)))], [f for f in FUNCTIONS if few_floats(f)]
+)
+# Each width; one round and several; K of one block, and split over 2 and 4; empty quarters.
+FEW_FLOATS_SHAPES = [
+    (1, 5, 24, 2056),
+    (2, 12, 72, 1032),
+    (3, 33, 40, 64),
+    (1, 64, 136, 520),
+    (1, 24, 100, 1100),
+]
+
+
+def check_few_floats(lib, memory, f, set_sms):
+    """Checks few rows on devices of several sizes, with infinities and NaN. set_sms: called with
+    the number of SMs."""
+    for sms in (5, 132):
+        set_sms(sms)
+        for sizes in FEW_FLOATS_SHAPES:
+            checks.run(lib, memory, f, sizes)
+        checks.run(lib, memory, f, (1, 30, 24, 72), "special")
+        checks.run(lib, memory, f, (1, 3, 24, 1072), "special")
+
+
+# Rows of a call of which each row must have the same bits: all widths, and odd ones.
+FEW_ROWS = 64, 1, 7, 8, 16, 17, 33, 47
+
+
 # One function per op, dtype and activation with such kernels: residual, pre-activation output,
 # computed left factor.
 TILED = selection.cover(

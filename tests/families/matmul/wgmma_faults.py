@@ -195,6 +195,129 @@ SEEDED_SKINNY = {
         "row <= g.rows && group",
     ),
 }
+SKINNY_F32 = "kf/core/matmul/skinny_f32.cuh"
+SEEDED_SKINNY_F32 = {
+    "few floats: a stage is read before its copy is complete": (
+        SKINNY_F32,
+        r"kfi_mbar_wait\(f->full \+ 8 \* f->stage, f->phase\);",
+        "",
+    ),
+    "few floats: a stage is refilled while it is read": (
+        SKINNY_F32,
+        r"f->phase \^ 1\);",
+        "f->phase);",
+    ),
+    "few floats: a stage is released by all warps but one": (
+        SKINNY_F32,
+        r"kfi_mbar_init\(f\.empty \+ 8 \* i, 2 \* groups\)",
+        "kfi_mbar_init(f.empty + 8 * i, 2 * groups - 1)",
+    ),
+    "few floats: a barrier expects fewer bytes than are copied": (
+        SKINNY_F32,
+        r"products \* maps\.tile_cols \* KFI_3XTF32_K \* 4 \+ maps\.a_bytes",
+        "products * maps.tile_cols * KFI_3XTF32_K * 4",
+    ),
+    "few floats: mbarriers are not visible to the async proxy": (
+        SKINNY_F32,
+        r"kfi_mbar_fence_init\(\);",
+        "",
+    ),
+    "few floats: a block stores to one that may not have started": (
+        SKINNY_F32,
+        r"if \(maps\.share_bits > 0\) kfi_cluster_wait\(\); // all",
+        "// all",
+    ),
+    "few floats: partial sums are read before all warps have stored them": (
+        SKINNY_F32,
+        r"kfi_named_sync<KFI_SKINNY_F32_CONSUMERS>\(1\);",
+        "",
+    ),
+    "few floats: the sum leaves out the last block": (
+        SKINNY_F32,
+        r"block < 1 << bits; \+\+block, from",
+        "block < (bits ? (1 << bits) - 1 : 1); ++block, from",
+    ),
+    "few floats: the sum leaves out two pipelines": (
+        SKINNY_F32,
+        r"if \(pipelines > 2\) sum",
+        "if (false) sum",
+    ),
+    "few floats: a block stores to another block's partial tile": (
+        SKINNY_F32,
+        r"kfi_mapa\(own, block\)",
+        "kfi_mapa(own, block ^ 1)",
+    ),
+    "few floats: all blocks read the first one's K-slices": (
+        SKINNY_F32,
+        r"f\.rank \* 4 \+ quarter",
+        "0 * f.rank + quarter",
+    ),
+    "few floats: the second quarter of a pipeline is left out": (
+        SKINNY_F32,
+        r"q > 0 \? sums\[i\] \+ own\[i\]",
+        "q > 0 ? sums[i]",
+    ),
+    "few floats: a stage's sums add to those of the stage before": (
+        SKINNY_F32,
+        r"parts > 1; \+\+j\) part\[j\] = 0;",
+        "parts > 1 && i == 0; ++j) part[j] = 0;",
+    ),
+    "few floats: the columns' low parts are not multiplied": (
+        SKINNY_F32,
+        r"i < 2 \? lo\[m\]",
+        "false ? lo[m]",
+    ),
+    "few floats: the rows' low parts are not multiplied": (
+        SKINNY_F32,
+        r"i / 2 == 1 \? row_lo",
+        "false ? row_lo",
+    ),
+    "few floats: the factors have different orders of K": (
+        SKINNY_F32,
+        r"kfi_3xtf32_offset\(n \* 8 \+ line, half \* 4 \+ own\)",
+        "kfi_3xtf32_offset(n * 8 + line, half * 4 + (own ^ 1))",
+    ),
+    "few floats: the second 32 columns are the first ones again": (
+        SKINNY_F32,
+        r"f->half \* \(32 \* 128\)",
+        "0 * (32 * 128)",
+    ),
+    "few floats: the second half of the rows is the first one again": (
+        SKINNY_F32,
+        r"f->group \* \(rows \* 128\)",
+        "0 * (rows * 128)",
+    ),
+    "few floats: the second product copies the first one's weights": (
+        SKINNY_F32,
+        r"maps\.b \+ p, bar",
+        "maps.b, bar",
+    ),
+    "few floats: the second product reads the first one's columns": (
+        SKINNY_F32,
+        r"\+ product \* \(KFI_SKINNY_F32_COLS / products >> bits\)",
+        "",
+    ),
+    "few floats: all matrices of a batch are the first one": (
+        SKINNY_F32,
+        r"\(int\)at\.matrix \* maps\.batched_b",
+        "0 * maps.batched_b",
+    ),
+    "few floats: columns of the next tile are stored": (
+        SKINNY_F32,
+        r"of_tile < maps\.tile_cols \?",
+        "true ?",
+    ),
+    "few floats: one row too many is stored": (
+        SKINNY_F32,
+        r"return row < g\.rows;",
+        "return row <= g.rows;",
+    ),
+    "few floats: an infinite product is not computed again": (
+        SKINNY_F32,
+        r"if \(parts > 1\) kfi_3xtf32_mend",
+        "if (false) kfi_3xtf32_mend",
+    ),
+}
 TF32 = "kf/core/matmul/tf32.cuh"
 SEEDED_3XTF32 = {
     "TF32: a stage is read before its copy is complete": (

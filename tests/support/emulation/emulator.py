@@ -32,6 +32,7 @@ COMMON = (
     "-DKFI_GEMM_CLASS=kf_emu_gemm_class",
     "-DKFI_GEMM_TILE=kf_emu_gemm_tile",
     "-DKFI_SKINNY_STAGES=3",
+    "-DKFI_SKINNY_F32_STAGES=2",
     "-DKFI_ROW_CAP=64",
     "-DKFI_ROW_LONG=4096",
     "-DKFI_ROW_STAGE=12288",

@@ -24,6 +24,7 @@ TILES = {
     8: [("SIMT_64x64", "CP_ASYNC"), ("SIMT_64x64", "VIA_REGISTERS")],
 }
 SKINNY = "16", "64"  # N of the kernels with skinny M (core/matmul/skinny.cuh)
+SKINNY_F32 = "8", "16", "32", "64"  # kfi_skinny_f32_rows (core/matmul/skinny_f32_host.cuh)
 # Tiles of the kernels that store through slabs, in the order of kfi_slab_kernel_index.
 SLAB_TILES = (
     "WGMMA_128x128_PINGPONG",
@@ -99,10 +100,19 @@ class Instances:
         more = []
         if self.skinny_by_wgmma:
             more += [Hopper(f"{name}_skinny", (act, n, *state)) for n in SKINNY]
+        if self.skinny_by_mma:
+            more += [Hopper(f"kfk_{k.name}_skinny", (act, n, *state)) for n in SKINNY_F32]
         for tile in SLAB_TILES if self.by_slabs else ():
             kind = SingleWave if tile in SINGLE_WAVE else Hopper
             more.append(kind(f"kfk_{k.name}_slabs", (act, f"KFI_TILE_{tile}")))
         return [*found, Instance(f"{name}_reduce", (act, *state)), *self.pass_instances, *more]
+
+    @property
+    def skinny_by_mma(self):
+        """Returns whether there are skinny-M kernels for sm_90a: core/matmul/skinny_f32.cuh."""
+        k = self.k
+        floats = k.rounded or k.dtype.word == "f32"
+        return not k.bwd and floats and self.layout == LAYOUTS["nt"]
 
     @property
     def product_kernels(self):

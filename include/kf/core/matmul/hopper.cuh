@@ -69,6 +69,7 @@ struct kfi_gemm_maps {
     // skinny.cuh: pipeline stages (at least 2); bytes of A per stage; 2^share_bits blocks of a
     // cluster split K
     int stages, a_bytes, share_bits;
+    int tile_cols; // skinny_f32.cuh: columns of a tile, per product
     // Results of 2 bytes, in boxes of a slab.
     kfi_tensor_map results[2];
     int batched_results[2];

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // kf/core/matmul/matmul.cuh: device code of matrix products: accumulators of A . B for a kernel's
-// epilogue. tile.cuh distributes the work; mma.cuh, simt.cuh, hopper.cuh, tf32.cuh and skinny.cuh
-// have the mainloops; load.cuh fills shared memory; pick.cuh picks tiles.
+// epilogue. tile.cuh distributes the work; mma.cuh, simt.cuh, hopper.cuh, tf32.cuh, skinny.cuh and
+// skinny_f32.cuh have the mainloops; load.cuh fills shared memory; pick.cuh picks tiles.
 #ifndef KF_CORE_MATMUL_MATMUL_CUH
 #define KF_CORE_MATMUL_MATMUL_CUH
 
-#include "kf/core/matmul/skinny.cuh"
+#include "kf/core/matmul/skinny_f32.cuh"
 #include "kf/core/matmul/mma.cuh"
 #include "kf/core/matmul/pick.cuh"
 #include "kf/core/matmul/simt.cuh"

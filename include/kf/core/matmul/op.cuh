@@ -34,8 +34,8 @@ struct kfi_gemm_op {
     kfi_strides strides;
     const char *shapes; // check.h
     // Kernels by kfi_gemm_kernel_of, the last one reducing splits; then the pass that makes the
-    // left factor
-    // (`loads`); then for 2-byte elements skinny M (N = 16, 64) and those of kfi_slab_kernel_index.
+    // left factor (`loads`); then skinny M (2 bytes: N = 16, 64; float32 in layout nt:
+    // kfi_skinny_f32_width), and for 2-byte elements those of kfi_slab_kernel_index.
     const void *const *kernels;
     int size = 0; // bytes of an element
     int left = 0, products = 0, weights[2] = {};
@@ -160,11 +160,29 @@ KF_FN KFI_SMALL bool kfi_forward_slabs(const kfi_gemm_op &op, const kfi_gemm_siz
     }
     return mapped;
 }
+// Launches the kernel for few rows of float32. Returns false if operands, sizes or the device's
+// code do not allow it.
+KF_FN KFI_SMALL bool kfi_forward_skinny_f32(const kfi_gemm_op &op, const kfi_gemm_sizes &s,
+                                            const kfi_forward_call &c, bool wide,
+                                            kf_result_t *result)
+{
+    const int width = kfi_skinny_f32_width(s);
+    const void *const kernel = op.kernels[kfi_gemm_kernels(op.size) + op.loads + width];
+    const kfi_skinny_f32_choice choice = kfi_gemm_pick_skinny_f32(s);
+    if (!kfi_has_wgmma(kernel, kfi_policy(KFI_TILE_SKINNY_F32).threads) ||
+        !kfi_forward_map(op, s, c, (int)s.rows, choice.tile_cols * s.products) ||
+        !kfi_gemm_fill(c.g, s, {KFI_TILE_SKINNY_F32, KFI_CP_ASYNC, 1, s.depth}, wide, nullptr))
+        return false;
+    *result =
+        kfi_gemm_launch_skinny_f32(&op.name, kernel, c.maps, c.g, s, choice, c.args, c.stream);
+    return true;
+}
 // Returns the sm_90a tile that the sizes call for; -1: none.
 KF_FN KFI_SMALL int kfi_forward_tile(const kfi_gemm_op &op, const kfi_gemm_sizes &s)
 {
-    return kfi_gemm_uses_skinny(s, op.layout) ? KFI_TILE_WGMMA_SKINNY
-                                              : kfi_gemm_wgmma_tile(s, op.type, op.layout);
+    return kfi_gemm_uses_skinny(s, op.layout)       ? KFI_TILE_WGMMA_SKINNY
+           : kfi_gemm_uses_skinny_f32(s, op.layout) ? KFI_TILE_SKINNY_F32
+                                                    : kfi_gemm_wgmma_tile(s, op.type, op.layout);
 }
 // Launches a wgmma kernel. Returns false if operands, sizes or the device's code do not allow it.
 KF_FN KFI_SMALL bool kfi_gemm_forward_wgmma(const kfi_gemm_op &op, const kfi_gemm_sizes &s,
@@ -174,6 +192,7 @@ KF_FN KFI_SMALL bool kfi_gemm_forward_wgmma(const kfi_gemm_op &op, const kfi_gem
     int tile = kfi_forward_tile(op, s);
     const bool skinny = tile == KFI_TILE_WGMMA_SKINNY;
     if (tile < 0) return false;
+    if (tile == KFI_TILE_SKINNY_F32) return kfi_forward_skinny_f32(op, s, c, wide, result);
     const void *const *const behind = op.kernels + kfi_gemm_kernels(op.size) + op.loads;
     bool slabs = tile == KFI_TILE_WGMMA_128x128_PINGPONG && op.slabs > 0;
     if (slabs) {

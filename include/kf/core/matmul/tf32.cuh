@@ -426,6 +426,20 @@ KFI_DEVICE void kfi_3xtf32_recompute(float *made, const kfi_gemm_coord &coord, i
                     right[(coord.col + (e < coord.left ? e : 0)) * col_step + i * b_step], made[e]);
     }
 }
+// Recomputes those of four results that are not finite.
+template <int layout, int products>
+KFI_DEVICE void kfi_3xtf32_mend(float *values, const kfi_gemm_coord &coord, int product,
+                                const kfi_gemm_matrix &a, const kfi_gemm_matrix &b,
+                                const kfi_gemm_tile &at, int terms)
+{
+    float none = 0, made[4] = {};
+#pragma unroll
+    for (int e = 0; e < 4; ++e) none = fmaf(values[e], 0.0f, none); // NaN if one is infinite or NaN
+    if (none == 0 || coord.left <= 0) return;
+    kfi_3xtf32_recompute<layout, products>(made, coord, product, a, b, at, terms);
+#pragma unroll
+    for (int e = 0; e < 4; ++e) values[e] = values[e] - values[e] == 0 ? values[e] : made[e];
+}
 // Loads four results of a product, recomputed where they are not finite.
 template <int layout, int products, int parts>
 KFI_DEVICE void kfi_3xtf32_load_fragment(float *values, const kfi_3xtf32 &h,
@@ -434,14 +448,7 @@ KFI_DEVICE void kfi_3xtf32_load_fragment(float *values, const kfi_3xtf32 &h,
                                          const kfi_gemm_tile &at, int terms)
 {
     kfi_copy<16>(values, h.slab + coord.at + product * (KFI_3XTF32_SLAB_COLS / products));
-    if (parts == 1) return;
-    float none = 0, made[4] = {};
-#pragma unroll
-    for (int e = 0; e < 4; ++e) none = fmaf(values[e], 0.0f, none); // NaN if one is infinite or NaN
-    if (none == 0 || coord.left <= 0) return;
-    kfi_3xtf32_recompute<layout, products>(made, coord, product, a, b, at, terms);
-#pragma unroll
-    for (int e = 0; e < 4; ++e) values[e] = values[e] - values[e] == 0 ? values[e] : made[e];
+    if (parts > 1) kfi_3xtf32_mend<layout, products>(values, coord, product, a, b, at, terms);
 }
 #endif
 

@@ -77,6 +77,16 @@ template <int type> KFI_DEVICE void kfi_mma(float *d, const unsigned *a, const u
                      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
                      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
+// d += a . b, 16 x 8 times 8 x 8 of TF32, whose lowest 13 bits are ignored. d is as above. Lane l
+// holds: in a row g, then g + 8, element l % 4 of K, then (a[2], a[3]) element l % 4 + 4; in b the
+// same elements of column g.
+KFI_DEVICE void kfi_mma_tf32(float *d, const unsigned *a, const unsigned *b)
+{
+    asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, "
+        "%6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
 #endif
 
 #endif

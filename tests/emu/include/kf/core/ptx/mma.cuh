@@ -24,5 +24,9 @@ KFI_DEVICE void kfi_mma(float *d, const unsigned *a, const unsigned *b, KF_EMU_H
 {
     kf_emu_multiply(d, a, b, type == KFI_OF_BF16, file, line);
 }
+KFI_DEVICE void kfi_mma_tf32(float *d, const unsigned *a, const unsigned *b, KF_EMU_HERE)
+{
+    kf_emu_multiply_tf32(d, a, b, file, line);
+}
 
 #endif
