@@ -78,10 +78,10 @@ def table(name, functions):
     rows = []
     # (small, large) sizes of a family that needs particular ones.
     own = getattr(cases.own(functions[0]), "CALLS", None)
-    for word, shapes in zip(("small", "large"), own or ()):
+    for word, sizes in zip(("small", "large"), own or ()):
         text.append(
             f"static const int64_t {word}[][KFT_SIZES] = {{"
-            f"{', '.join('{' + ', '.join(map(str, s)) + '}' for s in shapes)}}};"
+            f"{', '.join('{' + ', '.join(map(str, s)) + '}' for s in sizes)}}};"
         )
     sets = f"{{small, large}}, {{{len(own[0])}, {len(own[1])}}}" if own else "{NULL, NULL}, {0, 0}"
     for i, f in enumerate(functions):

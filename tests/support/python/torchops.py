@@ -87,7 +87,7 @@ ALL = list(
         if chosen(f) and len(f["dtypes"]) == 1 and not forward(f).lists
     }.values()
 )[::-1]
-# Those of JAX and TensorFlow, whose arrays are constant.
+# Functions of JAX and TensorFlow, whose arrays are constant.
 FUNCTIONAL = [f for f in ALL if not forward(f).updates]
 PLAIN = [f for f in ALL if not f["dropout"] and f["backward"]]
 
