@@ -148,7 +148,7 @@ def _draw(f, a, shape, dtype, rng):
     masks = "seen" if a["dtype"] == "u8" else "positive" if a["positive"] else "normal"
     word = peers.draw(f, a["name"]) or masks
     if given := getattr(cases.own(f), "GIVEN", {}).get(a["kind"]):
-        return torch.tensor(given).reshape(shape)
+        return torch.tensor(given, dtype=dtype).reshape(shape)
     if a["index"]:
         return torch.randint(
             0, dict(zip(f["sizes"], sizes_of(f)))[a["index"]["below"]], shape, generator=rng
