@@ -25,22 +25,14 @@ PRODUCTS = [(2, 16, 136, 1032), (1, 64, 520, 72), (1, 300, 136, 264)]
 
 
 @pytest.fixture(scope="session")
-def lib(libraries):
-    return libraries("default")
-
-
-@pytest.fixture(scope="session")
-def products():
-    """On 9.0 the loader compiles for sm_90a, which has other kernels for products of 2-byte
-    elements."""
+def lib():
+    """On 9.0 the loader compiles for sm_90a, which has kernels of its own."""
     flags = (
         ("-gencode=arch=compute_90a,code=sm_90a",)
         if kflib.capability() == (9, 0)
         else ("-arch=native",)
     )
-    return kflib.build(
-        "cuda", [f for f in FUNCTIONS if f["family"] == "matmul"], BUILD / "cuda", ("-O3", *flags)
-    )
+    return kflib.build("cuda", FUNCTIONS, BUILD / "cuda", ("-O3", *flags))
 
 
 @pytest.fixture(scope="session")
@@ -49,9 +41,7 @@ def driver():
 
 
 @pytest.mark.parametrize("f", FUNCTIONS, ids=[f["name"] for f in FUNCTIONS])
-def test_the_same_bits(gpu, lib, products, driver, f):
-    if f["family"] == "matmul":
-        lib = products
+def test_the_same_bits(gpu, lib, driver, f):
     shapes = cases.of_form(f, robust.SHAPES) + cases.of_form(f, robust.LARGE)
     if f["family"] == "reduction":
         shapes = shapes + robust.PARTED

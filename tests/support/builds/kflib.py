@@ -16,6 +16,7 @@ import re
 import shutil
 import subprocess
 import sys
+import threading
 import time
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
@@ -354,7 +355,9 @@ def objects(command, files, include, jobs=None):
     def compile_one(item):
         name, text = item
         digest = _digest(command, text, include)
-        source, out = OBJECTS / f"{digest}.{os.getpid()}.{name}", OBJECTS / f"{digest}.o"
+        # Threads that build libraries with the same file do not share its copy.
+        own = f"{digest}.{os.getpid()}.{threading.get_ident()}.{name}"
+        source, out = OBJECTS / own, OBJECTS / f"{digest}.o"
         if out.exists():
             os.utime(out)
         else:
