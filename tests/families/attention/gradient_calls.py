@@ -110,6 +110,7 @@ class GradientCall(launcher.Call):
             derivative(dots),
             dlse=self.dlse,
             scores=score,
+            out=self.values["out"],
             see=see,
             **options,
         )

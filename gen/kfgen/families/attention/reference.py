@@ -84,11 +84,11 @@ def forward(q, k, v, scores=None, **options):
     return add(p, v), most + log_sum, most, log_sum
 
 
-def backward(q, k, v, dout, slope=1.0, dlse=None, scores=None, **options):
+def backward(q, k, v, dout, slope=1.0, dlse=None, scores=None, out=None, **options):
     """Gradients of `forward` by q, k and v, and by the scores: (dq, dk, dv, dscores).
 
     slope: derivative of the scores by the products, of their shape or a number. dlse: gradient of
-    lse, which dropout does not see.
+    lse, which dropout does not see. out: the result of `forward` as it is stored; None: exact.
     """
     shared_heads, group = k.shape[1], q.shape[1] // max(k.shape[1], 1)
     keep = options.pop("keep", None)
@@ -97,7 +97,8 @@ def backward(q, k, v, dout, slope=1.0, dlse=None, scores=None, **options):
     p, _, _ = weights(dots if scores is None else scores(dots), **options)
     k, v = np.repeat(k, group, 1), np.repeat(v, group, 1)
     dp = dout @ v.swapaxes(-1, -2) * factor
-    ds = p * (dp - (p * dp).sum(-1, keepdims=True))
+    delta = (p * dp if out is None else dout * out).sum(-1, keepdims=True)
+    ds = p * (dp - delta)
     if dlse is not None:
         ds = ds + p * dlse[..., None]
     ddots = ds * slope
