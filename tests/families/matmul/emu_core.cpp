@@ -14,7 +14,7 @@
 #include <random>
 #include <vector>
 
-static int sms = 132; // of the device
+static int sms = 132; // multiprocessors
 #define KFI_GEMM_SMS sms
 
 #include "kernel.cuh"
