@@ -149,7 +149,9 @@ def test_tiles(forced, f):
             check_tiles(forced, memory, f, sizes, force)
             force(-1)
             if sizes[2] % 8 == 0:  # the tile is told by a block's shared memory
-                assert len(set(launched.values())) == len(TILES), launched
+                # A transposed right factor has no tile of 96 columns.
+                tiles = len(TILES) - (f["form"][1] == "n")
+                assert len(set(launched.values())) == tiles, launched
             launched.clear()
     finally:
         tile.value, sms.value = -1, 132

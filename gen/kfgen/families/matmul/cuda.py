@@ -174,16 +174,14 @@ class MatmulCuda(Instances, Steps, Cuda):
     def by_slabs(self):
         """Returns whether kernels store through slabs (core/matmul/slab.cuh).
 
-        They take one product of 2-byte elements in layout nt, and at most one row operand.
+        They take one product of 2-byte elements, and at most one row operand.
         """
         k = self.k
         return (
             self.by_wgmma
             and k.dtype.size == 2
-            and self.layout == LAYOUTS["nt"]
             and len(k.products) == 1
             and not k.keeps
-            and not k.accumulates
             and len(self.rows_read) < 2
             and all(s.kind in ("row", "elem") for s in self.read)
         )

@@ -102,7 +102,9 @@ class Instances:
             more += [Hopper(f"{name}_skinny", (act, n, *state)) for n in SKINNY]
         if self.skinny_by_mma:
             more += [Hopper(f"kfk_{k.name}_skinny", (act, n, *state)) for n in SKINNY_F32]
-        for tile in SLAB_TILES if self.by_slabs else ():
+        # Boxes of 64 columns of a transposed B do not divide the last tile.
+        tiles = SLAB_TILES[:-1] if self.layout & LAYOUTS["nn"] else SLAB_TILES
+        for tile in tiles if self.by_slabs else ():
             kind = SingleWave if tile in SINGLE_WAVE else Hopper
             more.append(kind(f"kfk_{k.name}_slabs", (act, f"KFI_TILE_{tile}")))
         return [*found, Instance(f"{name}_reduce", (act, *state)), *self.pass_instances, *more]

@@ -177,6 +177,8 @@ KFI_DEVICE void kfi_pipeline_load_slice(const kfi_pipeline &r, const kfi_gemm_ti
                                         int depth, const kfi_gemm_maps &maps)
 {
     constexpr int cols = kfi_policy(tile).cols / products;
+    static_assert(!(layout & KFI_B_TRANSPOSED) || cols % 64 == 0,
+                  "kf: boxes of 64 columns would write behind the stage");
     const unsigned to = r.stages + r.stage * kfi_pipeline_stage_bytes(tile),
                    bar = r.full + 8 * r.stage;
     const kfi_tensor_map *const a = maps.a + term;

@@ -96,17 +96,24 @@ KF_FN int kfi_slab_kernel_index(int tile)
 {
     return tile == KFI_TILE_WGMMA_128x128_PINGPONG ? 0 : tile - KFI_TILE_WGMMA_128x192_PINGPONG + 1;
 }
+// Returns whether an op has a kernel for a tile. Where B is transposed its table ends before the
+// tile that boxes of 64 columns do not divide.
+KF_FN bool kfi_slab_kernel_exists(int tile, int layout, const void *const *kernels)
+{
+    return !((layout & KFI_B_TRANSPOSED) && kfi_policy(tile).cols % 64) &&
+           kernels[kfi_slab_kernel_index(tile)];
+}
 // Picks the tile of a kernel that stores through slabs: estimated clocks are waves x K-steps x
 // clocks per step, plus the epilogue that no mainloop overlaps. All tiles give the same bits.
-// Skips tiles without a kernel, and, where B is transposed, those that boxes of 64 columns do not
-// divide. Tests define KFI_GEMM_TILE to force a tile.
+// Tests define KFI_GEMM_TILE to force a tile.
 #ifndef KFI_GEMM_TILE
 #define KFI_GEMM_TILE -1
 #endif
 KF_FN KFI_SMALL int kfi_gemm_pick_slab_tile(const kfi_gemm_sizes &s, int layout,
                                             const void *const *kernels)
 {
-    if (KFI_GEMM_TILE >= 0) return KFI_GEMM_TILE;
+    if (KFI_GEMM_TILE >= 0 && kfi_slab_kernel_exists(KFI_GEMM_TILE, layout, kernels))
+        return KFI_GEMM_TILE;
     static const struct {
         int tile, step, tail;
     } menu[] = {{KFI_TILE_WGMMA_128x192_PINGPONG, 768, 1500},
@@ -120,8 +127,7 @@ KF_FN KFI_SMALL int kfi_gemm_pick_slab_tile(const kfi_gemm_sizes &s, int layout,
     for (const auto &m : menu) {
         const bool cooperative = kfi_policy(m.tile).cooperative;
         const kf_i64 waves = kfi_ceil(kfi_gemm_tiles(s, m.tile), KFI_GEMM_SMS);
-        if (!kernels[kfi_slab_kernel_index(m.tile)]) continue;
-        if ((layout & KFI_B_TRANSPOSED) && kfi_policy(m.tile).cols % 64) continue;
+        if (!kfi_slab_kernel_exists(m.tile, layout, kernels)) continue;
         if (waves == 1 && !cooperative && single_wave) continue; // a warpgroup would be idle
         const kf_i64 clocks =
             waves * kfi_ceil(s.depth, KFI_PIPELINE_K) * m.step + (cooperative ? waves : 1) * m.tail;

@@ -5,8 +5,8 @@
 //
 // Shared memory: 2 or 4 slabs of 2 KB per consumer warp, so that TMA stores overlap the next slabs;
 // bias of the tile's columns per warpgroup.
-// Callers: kfk_NAME_slabs (templates), in layout nt, for ops with one product, no dropout and at
-// most one row operand. Valid where results and operands are 16-byte aligned and cols is a multiple
+// Callers: kfk_NAME_slabs (templates), for ops with one product, no dropout and at most one row
+// operand. Valid where results and operands are 16-byte aligned and cols is a multiple
 // of 8: a TMA store clips rows at 16 bytes.
 // Fragment order: element e = 4 j + 2 h + i of lane l has row l / 4 + 8 h and column
 // 8 j + 2 (l % 4) + i of the slab.
