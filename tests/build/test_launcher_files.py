@@ -40,7 +40,8 @@ def test_each_function_is_in_one_file(manifest):
     """The file of its first dtype must define each function, and no other; the header declares it
     with the manifest's signature."""
     files = kflib.files()
-    declared = " ".join(files["kf/kf_launchers.h"].split())
+    # Parameters of a long name begin on the next line.
+    declared = " ".join(files["kf/kf_launchers.h"].split()).replace("( ", "(")
     made = {pathlib.Path(p).stem: symbols(t) for p, t in files.items() if p.endswith(".cu")}
     assert set(made) == {f"kf_launchers_{d}" for d in DTYPES}
     wanted = {
