@@ -8,6 +8,7 @@ import sys
 
 import checks
 import emulator
+import gradient_calls
 import kflib
 import kfpython
 import numpy as np
@@ -15,7 +16,8 @@ import nvrtc
 import pytest
 import toolkit
 import user_ops
-from launcher import HEADS_FIRST, Call, Case
+from gradient_calls import Case, GradientCall
+from launcher import HEADS_FIRST, Call, close
 
 pytestmark = [pytest.mark.check, pytest.mark.xdist_group("own score")]
 PAGE = (kflib.ROOT / "docs/families/attention.md").read_text()
@@ -83,17 +85,31 @@ def check(lib, memory, f, case):
     case.more = {"decay": decay}
     i = np.arange(case.queries)[:, None] + case.shard.get("query_base", 0)
     j = np.arange(case.keys)[None] + case.shard.get("key_base", 0)
-    call = Call(f, case)  # rounds decay
-    fall = decay[:, None, None] * np.abs(i - j)
-    call.check(lib, memory, lambda s: case.scalars["scale"] * s - fall, None)
+    call = (GradientCall if f["bwd"] else Call)(f, case)  # rounds decay
+    scale, fall = case.scalars["scale"], decay[:, None, None] * np.abs(i - j)
+
+    def score(dots):
+        return scale * dots - fall
+
+    if not f["bwd"]:
+        call.check(lib, memory, score, None)
+        return
+    call.forward(score, None, {})
+    got = call.run(lib, memory)
+    want = call.wanted(score, None, lambda dots: np.full(dots.shape, scale), {})
+    assert set(got) == {n for n in ("dq", "dk", "dv") if want[n].size}
+    for name, x in got.items():
+        limit = gradient_calls.TOLERANCE[f["dtypes"][0]]
+        close((f["name"], case, name), x, want[name], limit)
 
 
 @pytest.mark.skipif(not toolkit.nvcc(), reason="no nvcc")
 def test_nvcc(own, tmp_path):
     """Every function compiles for Hopper, with the kernels of all schedules."""
     _, functions, include = own
-    [f] = [f for f in functions if f["dtypes"] == ["bf16"]]
-    [text] = [t for t in kflib.sources("cuda", [f]).values() if "attention" in t]
+    both = [f for f in functions if f["dtypes"] == ["bf16"]]
+    assert [f["bwd"] for f in both] == [False, True]
+    [text] = [t for t in kflib.sources("cuda", both).values() if "attention" in t]
     (tmp_path / "own.cu").write_text(text)
     command = [toolkit.nvcc(), "-arch=sm_90a", "-Werror", "all-warnings", SMALL, "-cubin"]
     command += [*(f"-I{d}" for d in include), str(tmp_path / "own.cu")]
@@ -113,7 +129,10 @@ def test_nvrtc(own):
     kernels = [k for k in wanted.all_kernels() if k.dtypes[0] in ("bf16", "f32")]
     asked = [name for k in kernels for name in nvrtc.kernels_of(k)]
     _, lowered, log = nvrtc.compile_text(header, asked, include, options=nvrtc.quick())
-    assert len(kernels) == 2 and len(set(lowered)) == len(set(asked)) and "warning" not in log
+    assert sorted((k.dtypes[0], k.bwd) for k in kernels) == [
+        (dtype, bwd) for dtype in ("bf16", "f32") for bwd in (False, True)
+    ]
+    assert len(set(lowered)) == len(set(asked)) and "warning" not in log
 
 
 def test_the_commands_of_the_page(steps, tmp_path):
@@ -138,10 +157,20 @@ want = np.einsum("bhij,bjhd->bihd", weight, q)
 assert np.abs(out - want).max() < 1e-5
 import torch
 tensors = [torch.from_numpy(x) for x in (q, q, q, decay)]
+tensors = [x.requires_grad_(i < 3) for i, x in enumerate(tensors)]
 found = kf.ops.decay_attention(*tensors, scale=8**-0.5)
+up = torch.randn_like(found)
+mine = torch.autograd.grad(found, tensors[:3], up)
+query, key, value, rate = (x.detach().double().requires_grad_(i < 3) for i, x in enumerate(tensors))
+exact = torch.einsum("bihd,bjhd->bhij", query, key) * 8**-0.5
+exact = exact - rate[:, None, None] * torch.from_numpy(abs(i[:, None] - i))
+exact = torch.einsum("bhij,bjhd->bihd", exact.softmax(-1), value)
+for own, theirs in zip(mine, torch.autograd.grad(exact, [query, key, value], up.double())):
+    assert float((own - theirs).abs().max()) < 1e-5
+found = found.detach()
 assert np.abs(found.numpy() - want).max() < 1e-5
 assert hasattr(torch.ops.kf, "decay_attention")
-half = kf.ops.decay_attention(*(x.bfloat16() for x in tensors), scale=8**-0.5)
+half = kf.ops.decay_attention(*(x.detach().bfloat16() for x in tensors), scale=8**-0.5)
 assert np.abs(half.float().numpy() - want).max() < 0.05
 """
 
