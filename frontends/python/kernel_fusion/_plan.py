@@ -179,6 +179,14 @@ def _check_sizes(op: Op, where: str, layout: Layout, backward: bool) -> None:
         n, of = layout.values[size], layout.values[other]
         if n < 1 or of % n:
             raise ValueError(f"{where}: {size} is {n}, expected a divisor of the {of} {other}")
+    for size, other in op.beside.items():
+        n, of = layout.values[size], layout.values[other]
+        if n == 0 and of != 0:
+            named = next(t.name for t in op.direction(backward).inputs if size in t.extents)
+            raise ValueError(
+                f"{where}: {named} has no elements: {size} is 0, expected 1 or more beside {of} "
+                f"{other}"
+            )
     if op.empty == "error" and not backward and layout.values["axis"] == 0:
         raise ValueError(
             f"{where}: the axis {layout.axis} of the shape {layout.shape} has no elements, so "

@@ -178,6 +178,7 @@ class Op:
     any_order: bool  # dimensions may be permuted, but for the axis: the results are the same
     dropout: bool
     empty: str
+    beside: dict[str, str]  # {size: another size}: 0 beside a number is refused
     autocast: str  # low, float32, promote or same
     activations: tuple[str, ...]
     integer_activations: tuple[str, ...]
@@ -342,6 +343,7 @@ def entry(
             "decomposes",
             "dropout",
             "empty",
+            "beside",
             "autocast",
             "asked",
         )

@@ -129,6 +129,7 @@ def _entry(pattern, op, members, with_grad):
         "rules": axes["sizes"],
         "channels_last": axes.get("channels_last"),
         "defaults": packed.defaults(f),
+        "beside": packed.beside(f),
         "shaped_by": axes["shaped_by"],
         "dropout": f["dropout"],
         "empty": f["empty"],

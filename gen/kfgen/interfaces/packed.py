@@ -94,6 +94,14 @@ def defaults(f):
     return {name: n for name, n in found.items() if isinstance(n, int) and n}
 
 
+def beside(f):
+    """Returns {size: the earlier size that its 0 stands for}: frontends refuse 0 beside another
+    number."""
+    fields = [x for a in f["arguments"] if a["role"] == "shape" for x in a["fields"]]
+    found = {x["name"]: x["default"] for x in fields if x["role"] == "size"}
+    return {name: other for name, other in found.items() if isinstance(other, str)}
+
+
 def numbers(f):
     """Names of the array of sizes and integers: sizes, options of the shape struct, the number of
     tensors of lists, integers.

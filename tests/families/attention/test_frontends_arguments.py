@@ -244,3 +244,18 @@ def test_arguments_of_flash_attn_without_kernel(kf, more, text):
     q, bounds = draw(5, 4, 16), np.array([0, 5])
     with pytest.raises(ValueError, match=f"kf.flash_attn_varlen_func: {text}"):
         kf.ops.flash_attn_varlen_func(q, q, q, bounds, bounds, 5, 5, **more)
+
+
+@frontend.parametrize()
+@pytest.mark.parametrize(
+    "k, v, text",
+    [
+        ((2, 7, 2, 16), (2, 7, 2, 0), "v has no elements: dim_v is 0, expected 1 or more"),
+        ((2, 7, 0, 16), (2, 7, 0, 16), "k has no elements: kv_heads is 0, expected 1 or more"),
+    ],
+)
+def test_a_size_whose_0_stands_for_another(kf, which, k, v, text):
+    """In C, `dim_v` 0 stands for dim, and a call would write results that tensors have no room
+    for."""
+    with pytest.raises(ValueError, match=f"kf.attention: {text}"):
+        frontend.Frontend(which, kf)("attention", draw(2, 5, 4, 16), draw(*k), draw(*v))
