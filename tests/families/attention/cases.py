@@ -4,6 +4,7 @@ oracle of the generic tests. launcher.py has layouts and shards."""
 
 import types
 
+import attention_formulas
 import attention_gradients
 import numpy as np
 import storage
@@ -228,48 +229,7 @@ def of_sequence(call, index):
     return found
 
 
-def formula(of_score=lambda score, t: score, causal=False):
-    """Returns attention in PyTorch's plain operations: a query that sees no key gives 0, and values
-    of hidden keys do not reach a result (tests/support/python/torchops.py)."""
-
-    def found(t, s):
-        import torch
-
-        q, k, v = (t[name].transpose(1, 2) for name in "qkv")
-        k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
-        score = of_score(q @ k.mT * s["scale"], t)
-        if causal:
-            seen = torch.ones(score.shape[-2:], dtype=bool).tril(k.shape[2] - q.shape[2])
-            score = score.masked_fill(~seen, -torch.inf)
-        hidden = score == -torch.inf
-        weight = score.masked_fill(hidden.all(-1, keepdim=True), 0.0).softmax(-1)[..., None]
-        product = (weight * v[:, :, None]).masked_fill(hidden[..., None], 0.0)
-        return [product.sum(3).transpose(1, 2)]
-
-    return found
-
-
-def packed_formula(of_sequence):
-    """The same of packed sequences; rows of no sequence give 0."""
-
-    def found(t, s):
-        bounds = [t[name].tolist() for name in ("query_offsets", "key_offsets")]
-        out = t["q"].new_zeros(*t["q"].shape[:2], t["v"].shape[2])
-        for (a, b), (c, d) in zip(*(zip(x, x[1:]) for x in bounds)):
-            own = {"q": t["q"][a:b], "k": t["k"][c:d], "v": t["v"][c:d]}
-            out[a:b] = of_sequence({n: x[None] for n, x in own.items()}, s)[0][0]
-        return [out]
-
-    return found
-
-
-REFERENCES = {
-    "attention": formula(),
-    "causal_attention_varlen": packed_formula(formula(causal=True)),
-    "causal_attention": formula(causal=True),
-    "bias_attention": formula(lambda score, t: score + t["bias"]),
-    "mask_attention": formula(lambda score, t: score.masked_fill(t["mask"] == 0, -np.inf)),
-}
+REFERENCES = attention_formulas.REFERENCES
 
 
 def work(f, size):
@@ -311,7 +271,10 @@ PACKED = {
         [(2, 3, 1, 70, 67, 64, 64), (3, 1, 1, 130, 65, 40, 24)],
     ),
     "TORCH": (3, 4, 2, 5, 7, 8, 6),
-    "GIVEN": {"query_offsets": (0, 2, 2, 4), "key_offsets": (1, 3, 5, 7)},
+    "GIVEN": {
+        "query_offsets": lambda n: np.clip([0, 2, 2, 4], 0, n["queries"])[: n["batch"] + 1],
+        "key_offsets": lambda n: np.clip([1, 3, 5, 7], 0, n["keys"])[: n["batch"] + 1],
+    },
     "EXTENTS": EXTENTS,
     "COUNTED": [
         ("queries", "heads", "dim"),
@@ -476,8 +439,8 @@ FAULTS = {
     ),
     "a packed sequence sees a key of the next one": (
         "kf/core/attention/packed.cuh",
-        r"s->keys = kfi_max_i32\(0,",
-        "s->keys = 1 + kfi_max_i32(0,",
+        r"s->keys = keys \? count : others;",
+        "s->keys = keys ? count : others + 1;",
         ("kf_attention_varlen_f32",),
         (),
     ),

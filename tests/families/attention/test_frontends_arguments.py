@@ -255,7 +255,6 @@ def test_arguments_of_flash_attn_without_kernel(kf, more, text):
     ],
 )
 def test_a_size_whose_0_stands_for_another(kf, which, k, v, text):
-    """In C, `dim_v` 0 stands for dim, and a call would write results that tensors have no room
-    for."""
+    """C reads `dim_v` 0 as dim: the call would write beyond the result."""
     with pytest.raises(ValueError, match=f"kf.attention: {text}"):
         frontend.Frontend(which, kf)("attention", draw(2, 5, 4, 16), draw(*k), draw(*v))

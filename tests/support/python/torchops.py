@@ -144,11 +144,12 @@ class Case:
         return [r.squeeze(1) for r in found] if groups else found, given
 
 
-def _draw(f, a, shape, dtype, rng):
+def _draw(f, a, shape, dtype, rng, sizes):
     masks = "seen" if a["dtype"] == "u8" else "positive" if a["positive"] else "normal"
     word = peers.draw(f, a["name"]) or masks
     if given := getattr(cases.own(f), "GIVEN", {}).get(a["kind"]):
-        return torch.tensor(given, dtype=dtype).reshape(shape)
+        given = given(dict(zip(f["sizes"], sizes))) if callable(given) else given
+        return torch.as_tensor(given, dtype=dtype).reshape(shape)
     if a["index"]:
         return torch.randint(
             0, dict(zip(f["sizes"], sizes_of(f)))[a["index"]["below"]], shape, generator=rng
@@ -187,7 +188,7 @@ def case(f, dtype="f64", seed=0, shape=None, grad=True):
     tensors = {}
     for a, t in zip([a for a in f["arguments"] if a["role"] == "in"], op.forward.inputs):
         own = {"T": dtype, "U": dtype, "acc": _table.WIDE[dtype]}.get(t.var, t.var)
-        x = _draw(f, a, layout.of(t), DTYPES.get(own), rng)
+        x = _draw(f, a, layout.of(t), DTYPES.get(own), rng, shape)
         tensors[t.name] = (
             x.requires_grad_() if grad and x.is_floating_point() and gradient(op, t.name) else x
         )
