@@ -85,7 +85,7 @@ struct async_op {
     char *global;
     tensor_map map;
     int c[5], bytes;
-    bool tensor, done, retired;
+    bool tensor, done, retired, adds;  /* adds: floats, to those in memory */
     std::vector<unsigned char> before; /* source bytes at issue */
     /* wgmma only */
     int n, ta, tb, add, arrived, group, of;
@@ -104,7 +104,7 @@ struct warpgroup {
     uint64_t due;
 };
 
-enum { FOR_PHASE, FOR_BULK, FOR_PRODUCT, FOR_NAMED, FOR_POOL };
+enum { FOR_PHASE, FOR_BULK, FOR_PRODUCT, FOR_NAMED, FOR_POOL, FOR_TICKET };
 struct async_thread {
     int wait, amount; /* state AT_ASYNC: kind and amount of the wait */
     char detail[56];
@@ -114,6 +114,7 @@ struct async_thread {
     size_t product;
     unsigned epoch; /* epoch of its last fence.proxy.async */
     int registers;
+    const unsigned *ticket;
     std::vector<async_op_ptr> open;
     std::deque<std::vector<async_op_ptr>> groups;
     size_t products, retired;            /* wgmma issued; wgmma waited for */
@@ -364,6 +365,7 @@ static bool wait_is_over(const async_thread &p, int t)
 {
     if (p.wait == FOR_PHASE) return async.bars[p.bar].phase != p.phase;
     if (p.wait == FOR_BULK) return !bulk_pending(p, p.amount, p.read);
+    if (p.wait == FOR_TICKET) return *p.ticket == (unsigned)p.amount;
     if (p.wait == FOR_POOL) return async.pool[t / MAX_THREADS] >= p.amount;
     if (p.wait == FOR_PRODUCT) {
         const warpgroup &g = async.groups[(size_t)(t / 128)];

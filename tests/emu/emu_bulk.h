@@ -193,16 +193,45 @@ void kf_emu_tma_store(uint32_t from, const void *map, const int *c, int rank, co
     set_tensor(f.get(), map, c, rank);
     send_store(f);
 }
-void kf_emu_bulk_store(void *to, uint32_t from, int bytes, const char *file, int line)
+static void send_bulk(void *to, uint32_t from, int bytes, bool adds, const call_site &at)
 {
-    const call_site at = begin_instruction("cp.async.bulk store", file, line);
     if (bytes % 16 || from % 16 || (uintptr_t)to % 16)
         fail(at, "a bulk copy of %d bytes, or from or to an address, that is no multiple of 16",
              bytes);
     const async_op_ptr f = new_op(STORE, from, bytes, at);
     f->global = (char *)to;
+    f->adds = adds;
     send_store(f);
 }
+void kf_emu_bulk_store(void *to, uint32_t from, int bytes, const char *file, int line)
+{
+    send_bulk(to, from, bytes, false, begin_instruction("cp.async.bulk store", file, line));
+}
+void kf_emu_bulk_add(void *to, uint32_t from, int bytes, const char *file, int line)
+{
+    send_bulk(to, from, bytes, true, begin_instruction("cp.reduce.async.bulk", file, line));
+}
+
+/* ---- tickets. A store that has not completed at kf_emu_ticket_add would not be visible. */
+
+void kf_emu_ticket_add(unsigned *ticket, const char *file, int line)
+{
+    const call_site at = begin_instruction("red.release", file, line);
+    for (const async_op_ptr &f : async.in_flight)
+        if (f->thread == emu.current && (f->kind == STORE || f->kind == STORED) && !f->done)
+            fail(at, "passes on a bulk store that is not in memory: no wait_group");
+    ++*ticket;
+    wake();
+}
+void kf_emu_ticket_wait(const unsigned *ticket, unsigned value, const char *file, int line)
+{
+    begin_instruction("ld.acquire", file, line);
+    self().ticket = ticket;
+    self().amount = (int)value;
+    if (*ticket != value)
+        wait_for(FOR_TICKET, "%u of ticket %p, which is %u", value, (const void *)ticket, *ticket);
+}
+
 void kf_emu_bulk_commit(const char *file, int line)
 {
     begin_instruction("cp.async.bulk.commit_group", file, line);

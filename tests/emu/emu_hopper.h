@@ -26,8 +26,11 @@ void kf_emu_tma_load(uint32_t to, const void *map, uint32_t bar, const int *at, 
 void kf_emu_tma_store(uint32_t from, const void *map, const int *at, int rank, KF_EMU_HERE);
 void kf_emu_bulk_load(uint32_t to, const void *from, int bytes, uint32_t bar, KF_EMU_HERE);
 void kf_emu_bulk_store(void *to, uint32_t from, int bytes, KF_EMU_HERE);
+void kf_emu_bulk_add(void *to, uint32_t from, int bytes, KF_EMU_HERE); /* floats */
 void kf_emu_bulk_commit(KF_EMU_HERE);
 void kf_emu_bulk_wait(int most, bool read, KF_EMU_HERE);
+void kf_emu_ticket_add(unsigned *ticket, KF_EMU_HERE);
+void kf_emu_ticket_wait(const unsigned *ticket, unsigned value, KF_EMU_HERE);
 
 /* ---- wgmma: D[64, n] += A[64, k] B[k, n] with k = 16 (TF32: 8). a: A in registers, or nullptr to
    read A by descriptor da. ta, tb: 1 if the operand is contiguous along its rows (MN-major). */

@@ -43,12 +43,23 @@ static void end_read(const async_op_ptr &f)
     f->due = random_due_time();
     wake();
 }
+static void add_floats(char *to, const unsigned char *from, int bytes)
+{
+    for (int i = 0; i < bytes; i += 4) {
+        float sum, x;
+        memcpy(&sum, to + i, 4);
+        memcpy(&x, from + i, 4);
+        sum += x;
+        memcpy(to + i, &sum, 4);
+    }
+}
 static void end_store(const async_op_ptr &f)
 {
     size_t i = 0;
     chunks(*f, [&](uint32_t, char *to, int n) {
         check_global(to, n, f->at);
-        if (to && !emu.failed) memcpy(to, &f->before[i], (size_t)n);
+        if (to && !emu.failed && f->adds) add_floats(to, &f->before[i], n);
+        if (to && !emu.failed && !f->adds) memcpy(to, &f->before[i], (size_t)n);
         i += (size_t)n;
     });
     wake();

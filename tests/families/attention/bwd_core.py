@@ -13,7 +13,7 @@ import kflib
 import numpy as np
 from attention_core import BF16, BIAS, F16, F32, F64, PLAIN, SOFTCAP, UNBOUNDED, stored, values
 
-MMA, SIMT = range(2)
+MMA, SIMT, HOPPER = range(3)
 CAP = 3.0
 # relative to the largest gradient: probabilities, gradients of scores and results are rounded
 TOLERANCE = {BF16: 0.015, F16: 0.002, F32: 4e-6, F64: 2e-14}
@@ -24,7 +24,7 @@ POINTERS = (
 ).split()
 SIZES = (
     "batch heads kv_heads queries keys dim dim_v shift_keys left right last kernel type score "
-    "drops seed number0"
+    "drops seed number0 blocks cluster"
 ).split()
 
 
@@ -71,6 +71,9 @@ class Case:
     p: float | None = None  # dropout's probability
     number0: int = 0  # number of the first weight, which its random bits follow from
     seed: int = 0
+    blocks: int = 1  # CTAs of the persistent kernel
+    cluster: int = 1  # CTAs that run together
+    low: bool = False  # all scores are below -100
 
 
 def library(include, folder, variant="plain"):
@@ -109,6 +112,8 @@ def drawn(case):
     of_q, of_k = (case.batch, case.heads, case.queries), (case.batch, case.kv_heads, case.keys)
     shapes = (*of_q, case.dim), (*of_k, case.dim), (*of_k, dim_v), (*of_q, dim_v)
     q, k, v, dout = (rng.standard_normal(shape) for shape in shapes)
+    if case.low:
+        q[..., :16], k[..., :16] = -9, 9
     if case.hidden_nan:
         see = visible(case)
         bad = np.array([np.nan, np.inf, -np.inf])

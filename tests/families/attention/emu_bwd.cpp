@@ -5,7 +5,10 @@
 
 #include "kernel.cuh"
 
-#include <kf/core/attention/bwd_host.cuh>
+#include <kf/core/attention/bwd_hopper_host.cuh>
+
+#include <stdlib.h>
+#include <string.h>
 
 // A call as bwd_core.py fills it in: the same fields in the same order.
 struct attention_call {
@@ -15,8 +18,9 @@ struct attention_call {
     int64_t strides[8][3]; // q, k, v, out, dout, dq, dk, dv: batch, row, head
     int64_t batch, heads, kv_heads, queries, keys, dim, dim_v;
     int64_t shift_keys, left, right, last; // last: all queries' last key, or -1
-    int64_t kernel, type, score;           // kernel 0: mma.sync, 1: FMAs
+    int64_t kernel, type, score;           // kernel 0: mma.sync, 1: FMAs, 2: wgmma
     int64_t drops, seed, number0;          // drops: whether the call has dropout
+    int64_t blocks, cluster;               // wgmma: blocks, and those that run together
     double scale, softcap, probability;
 };
 
@@ -126,6 +130,43 @@ static bool simt_kernels(const attention_call &c, int tile, kfi_attention_bwd_ke
            simt<KFI_OF_F16, 1, KFI_SCORE_PLAIN>(c, tile, k);
 }
 
+template <int type, int tile>
+static bool wgmma(const attention_call &c, int picked, kfi_attention_bwd_hopper_kernels *k)
+{
+    if (c.type != type || picked != tile) return false;
+    *k = {KFI_ADDRESS(kfk_attention_bwd_prepare<type, tile>),
+          KFI_ADDRESS(kfk_attention_bwd_hopper<type, tile>),
+          KFI_ADDRESS(kfk_attention_bwd_finish<type, tile>)};
+    return true;
+}
+static bool wgmma_kernels(const attention_call &c, int tile, kfi_attention_bwd_hopper_kernels *k)
+{
+    return wgmma<KFI_OF_BF16, KFI_ATTENTION_WGMMA_64>(c, tile, k) ||
+           wgmma<KFI_OF_BF16, KFI_ATTENTION_WGMMA_128>(c, tile, k) ||
+           wgmma<KFI_OF_F16, KFI_ATTENTION_WGMMA_64>(c, tile, k) ||
+           wgmma<KFI_OF_F16, KFI_ATTENTION_WGMMA_128>(c, tile, k);
+}
+// Runs a call by wgmma, in a workspace full of NaN.
+static int run_wgmma(const attention_call &c, const kfi_attention_bwd_call &call)
+{
+    const int tile = kfi_attention_bwd_pick_tile(c.dim, c.dim_v);
+    kfi_attention_bwd_hopper_kernels k;
+    kfi_attention_bwd_rows rows = {};
+    kfi_tensor_map maps[KFI_ATTENTION_BWD_MAPS];
+    if (!kfi_attention_bwd_hopper_sees(*call.a) || !wgmma_kernels(c, tile, &k) ||
+        !kfi_attention_bwd_whole(*call.a, *call.g, *call.p) ||
+        !kfi_attention_bwd_encode(maps, *call.a, *call.g, (int)c.type, tile, *call.p))
+        return -1;
+    const size_t bytes = kfi_attention_bwd_hopper_bytes(*call.p);
+    void *const workspace = aligned_alloc(KFI_WORKSPACE_ALIGNED, bytes);
+    memset(workspace, 0xff, bytes);
+    kfi_attention_bwd_fill_rows(&rows, call, workspace, tile);
+    const int result = kfi_attention_bwd_launch_hopper(call, k, tile, &rows, maps, (int)c.blocks,
+                                                       (unsigned)c.cluster);
+    free(workspace);
+    return result;
+}
+
 // Runs a call; returns its result.
 extern "C" int attention_bwd(const attention_call *c)
 {
@@ -145,6 +186,7 @@ extern "C" int attention_bwd(const attention_call *c)
                                          nullptr,
                                          c->drops ? 0 : KFI_NO_DROPOUT};
     kfi_attention_bwd_kernels k;
+    if (c->kernel == 2) return run_wgmma(*c, call);
     if (c->kernel == 0) {
         const int tile = kfi_attention_pick_mma(ALL, c->dim, c->dim_v);
         return mma_kernels(*c, tile, &k) ? kfi_attention_bwd_launch_mma(call, k, tile) : -1;

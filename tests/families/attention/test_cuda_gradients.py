@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Attention's backward on a GPU against float64: every op and dtype, with dropout and without it,
-all dimensions of the causal one, equal bits in every run."""
+all dimensions of the causal one, by wgmma, and by mma.sync and FMAs in libraries that KF_SCHEDULES
+compiles without wgmma; equal bits in every run."""
 
 import concurrent.futures
 
@@ -17,7 +18,13 @@ pytestmark = pytest.mark.skipif(not kflib.has_gpu(), reason="no GPU")
 FUNCTIONS = {f["name"]: f for f in kflib.manifest()["functions"] if f["family"] == "attention"}
 DTYPES = ("bf16", "f16", "f32", "f64")
 SCORES = ("window", "softcap_causal", "alibi_causal", "bias", "mask", "sink_window")
+WGMMA, NO_WGMMA, SMALL = "-DKF_SCHEDULES=4", "-DKF_SCHEDULES=3", "-DKF_HEAD_DIMS=1"
+WIDEST = 128  # dimensions of the kernels by wgmma
 DIMS, ODD = ((64, 64), (40, 24), (8, 56)), ((7, 3), (33, 63))
+
+
+def hopper():
+    return kflib.capability() == (9, 0)
 
 
 def causal(dtype):
@@ -45,20 +52,27 @@ def gradients(cases):
     return found
 
 
+def builds():
+    """Returns {name: (functions, flags)}: causal attention of each dtype, and other ops with one
+    dimension; the same with dropout. A library with wgmma alone refuses a call that it does not compute."""
+    found = {d: ([causal(d)], (NO_WGMMA,)) for d in DTYPES}
+    if hopper():
+        found |= {f"{d}_wgmma": ([causal(d)], (WGMMA,)) for d in DTYPES[:2]}
+    found |= {f"{d}_scores": (modified(d), (SMALL,)) for d in DTYPES}
+    found |= {f"{d}_dropped": ([dropped(d), dropped(d, "_state")], ()) for d in DTYPES}
+    return found | {f"{d}_dropped_scores": (modified_dropped(d), (SMALL,)) for d in DTYPES}
+
+
 @pytest.fixture(scope="module")
 def libraries():
-    """{name: library}: causal attention of each dtype, and other ops with one dimension; the same
-    with dropout."""
-    wanted, one = {d: ([causal(d)], ()) for d in DTYPES}, ("-DKF_HEAD_DIMS=1",)
-    wanted |= {f"{d}_scores": (modified(d), one) for d in DTYPES}
-    wanted |= {f"{d}_dropped": ([dropped(d), dropped(d, "_state")], ()) for d in DTYPES}
-    wanted |= {f"{d}_dropped_scores": (modified_dropped(d), one) for d in DTYPES}
+    """{name: library}, compiled at once."""
     folder = BUILD / "cuda"
+    own = "-gencode=arch=compute_90a,code=sm_90a" if hopper() else "-arch=native"
 
     def build(name, functions, more):
-        flags = ("-O3", "-arch=native", *more)
-        return kflib.build("cuda", functions, folder / f"attention_bwd_{name}", flags)
+        return kflib.build("cuda", functions, folder / f"attention_bwd_{name}", ("-O3", own, *more))
 
+    wanted = builds()
     with concurrent.futures.ThreadPoolExecutor(len(wanted)) as pool:
         made = {name: pool.submit(build, name, *one) for name, one in wanted.items()}
         return {name: one.result() for name, one in made.items()}
@@ -73,6 +87,15 @@ def memory():
 def test_all_dimensions(libraries, memory, dtype):
     for case in gradients([*gpu_cases.aligned(), *gpu_cases.others(), *gpu_cases.shards()]):
         gradient_calls.check(libraries[dtype], memory, causal(dtype), case)
+
+
+@pytest.mark.parametrize("dtype", DTYPES[:2])
+def test_all_dimensions_by_wgmma(libraries, memory, dtype):
+    if not hopper():
+        pytest.skip("the device has no wgmma")
+    dims = tuple(d for d in gpu_cases.DIMS if max(d) <= WIDEST)
+    for case in gradients([*gpu_cases.aligned(dims), *gpu_cases.shards()]):
+        gradient_calls.check(libraries[f"{dtype}_wgmma"], memory, causal(dtype), case)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -116,7 +139,9 @@ def same(a, b):
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_same_bits_in_every_run(libraries, memory, dtype):
     [case] = gradients([gpu_cases.case(1, (64, 64), (257, 255))])
-    for f, word in ((causal(dtype), ""), (dropped(dtype), "_dropped")):
+    for f, word in ((causal(dtype), ""), (dropped(dtype), "_dropped"), (causal(dtype), "_wgmma")):
+        if f"{dtype}{word}" not in libraries:
+            continue
         first, *more = results(libraries[f"{dtype}{word}"], memory, f, case, 5)
         assert all(same(first, found) for found in more), f["name"]
 

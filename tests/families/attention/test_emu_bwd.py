@@ -8,7 +8,7 @@ import emulator
 import faults
 import pytest
 import toolkit
-from bwd_core import BF16, BIAS, F16, F32, F64, SIMT, SOFTCAP, Case
+from bwd_core import BF16, BIAS, F16, F32, F64, HOPPER, SIMT, SOFTCAP, Case
 
 pytestmark = pytest.mark.skipif(not toolkit.include(), reason="no CUDA headers")
 
@@ -57,6 +57,30 @@ MMA_CASES = [
     Case(
         queries=100, keys=91, p=0.3, query_offsets=(3, 70, 90), key_offsets=(2, 50, 91), packed=True
     ),
+]
+# Lengths around 64 and 128 queries and keys; several blocks of keys in either order, by blocks that
+# run together; queries that see no key and keys that no query sees; heads that share keys.
+HOPPER_CASES = [
+    Case(kernel=HOPPER, queries=1, keys=1),
+    Case(kernel=HOPPER, queries=65, keys=130, dlse=True),
+    Case(kernel=HOPPER, queries=130, keys=65, right=0, heads=4, kv_heads=2, batch=2, packed=True),
+    Case(kernel=HOPPER, queries=130, keys=129, right=0, hidden_nan=True, heads=2, kv_heads=1),
+    Case(kernel=HOPPER, queries=192, keys=192, right=0, low=True, lse_alone=True),
+    Case(kernel=HOPPER, queries=192, keys=320, right=0, dim=128, low=True, type=F16),
+    Case(kernel=HOPPER, queries=130, keys=200, right=0, shift=0, dim=40, lse_alone=True),
+    Case(kernel=HOPPER, queries=70, keys=300, right=0, dim=128, blocks=2, cluster=2, dlse=True),
+    Case(kernel=HOPPER, queries=260, keys=400, right=0, heads=2, blocks=4, cluster=4),
+    Case(kernel=HOPPER, queries=200, keys=270, heads=2, kv_heads=1, blocks=3, cluster=3),
+    Case(kernel=HOPPER, queries=70, keys=260, dim=128, dim_v=96, type=F16, hidden_nan=True),
+    Case(kernel=HOPPER, queries=100, keys=70, dim=72, right=0, hidden_nan=True, heads=3, batch=2),
+    Case(kernel=HOPPER, queries=70, keys=200, last=70, hidden_nan=True),
+    Case(kernel=HOPPER, queries=70, keys=200, last=0, dim=128),
+    Case(kernel=HOPPER, queries=100, keys=70, right=0, scale=-1.0),
+    Case(kernel=HOPPER, queries=70, keys=70, right=0, scale=0.0),
+    Case(kernel=HOPPER, queries=70, keys=70, scale=4.0),
+    Case(kernel=HOPPER, queries=70, keys=70, without=("dq",)),
+    Case(kernel=HOPPER, queries=70, keys=70, right=0, without=("dk",)),
+    Case(kernel=HOPPER, queries=70, keys=70, without=("dv", "dk")),
 ]
 SIMT_CASES = [
     Case(kernel=SIMT, type=F32, queries=1, keys=1),
@@ -114,13 +138,23 @@ def test_mma(kernels, case, order):
 
 
 @pytest.mark.parametrize("order", ORDERS, ids=lambda order: f"order{order}")
+@pytest.mark.parametrize("case", HOPPER_CASES, ids=name_of)
+def test_hopper(kernels, case, order):
+    bwd_core.check(kernels, case, order)
+
+
+@pytest.mark.parametrize("order", ORDERS, ids=lambda order: f"order{order}")
 @pytest.mark.parametrize("case", SIMT_CASES, ids=name_of)
 def test_simt(kernels, case, order):
     bwd_core.check(kernels, case, order)
 
 
-BWD, MMA_FILE, SIMT_FILE, SCORE, PACKED = (
-    f"kf/core/attention/{name}.cuh" for name in ("bwd", "bwd_mma", "bwd_simt", "score", "packed")
+BWD, MMA_FILE, SIMT_FILE, SCORE, PACKED, HOPPER_FILE, LOAD, ROWS, WORK = (
+    f"kf/core/attention/{name}.cuh"
+    for name in (
+        *("bwd", "bwd_mma", "bwd_simt", "score", "packed"),
+        *("bwd_hopper", "bwd_hopper_load", "bwd_hopper_rows", "bwd_hopper_work"),
+    )
 )
 # file, pattern, replacement
 SEEDED = {
@@ -185,6 +219,51 @@ SEEDED = {
         r"transposed \? kfi_score_key\(i\)",
         "transposed ? 8 * kfi_score_row(i)",
     ),
+    "wgmma: a hidden pair has a probability": (
+        HOPPER_FILE,
+        r"if \(row >= end \|\| row > last",
+        "if (row >= end || false && row > last",
+    ),
+    "wgmma: a key behind the last one has a probability": (
+        HOPPER_FILE,
+        r"if \(row >= end \|\|",
+        "if (",
+    ),
+    "wgmma: gradients of the other warpgroup's scores are read too early": (
+        HOPPER_FILE,
+        r"if \(i > 0\)\n        kfi_mbar_wait",
+        "if (false) kfi_mbar_wait",
+    ),
+    "wgmma: a buffer of dQ is refilled while it leaves": (HOPPER_FILE, r"if \(i >= 2\)", "if (0)"),
+    "wgmma: dk and dv are staged while dQ leaves": (HOPPER_FILE, r"i < 2 && i < steps", "i < 0"),
+    "wgmma: dQ is staged while dk and dv leave": (HOPPER_FILE, r"if \(w->pending\)", "if (false)"),
+    "wgmma: a block of keys adds before its turn": (
+        LOAD,
+        r"kfi_ticket_wait\(a\.added \+ to, turn\);",
+        "",
+    ),
+    "wgmma: sums are passed on before they are in memory": (
+        LOAD,
+        r"kfi_bulk_wait<0>\(\);\n( *kfi_global)",
+        r"\1",
+    ),
+    "wgmma: the last block of keys is the first of every query": (
+        WORK,
+        r"kfi_min_i32\(a\.key_blocks - 1, last\) - block",
+        "a.key_blocks - 1 - block + 0 * last",
+    ),
+    "wgmma: tickets are those of the call before": (ROWS, r"\+ block\] = 0;", "+ block] += 0;"),
+    "wgmma: a row of dq that a hidden element reached stays": (
+        ROWS,
+        r"if \(bad\[row\]\)",
+        "if (0)",
+    ),
+    "wgmma: a row of dk that a hidden element reached stays": (
+        ROWS,
+        r"if \(!reached\[n\]\)",
+        "if (1)",
+    ),
+    "wgmma: dlse is not subtracted": (ROWS, r"if \(g\.dlse\)", "if (false)"),
     "keys of a sequence are counted from its queries": (
         PACKED,
         r"s->key = keys \? first : other",
@@ -196,7 +275,7 @@ SEEDED = {
 def passes(dll):
     try:
         for order in ORDERS:
-            for case in MMA_CASES + SIMT_CASES:
+            for case in MMA_CASES + HOPPER_CASES + SIMT_CASES:
                 bwd_core.check(dll, case, order)
     except AssertionError as error:
         print(error)

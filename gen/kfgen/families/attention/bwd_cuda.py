@@ -7,7 +7,9 @@ from kfgen.families.attention.cuda import WIDTHS, AttentionCuda, Tile
 from kfgen.model import steps
 from kfgen.model.steps import Instance, Launch, Step
 
-STATISTICS = "workspace.statistics"
+STATISTICS, SUMS = "workspace.statistics", "workspace.sums"
+TILES = ("64", "128")  # head dimensions of tiles of wgmma
+WGMMA = ("bwd_prepare", "bwd_hopper", "bwd_finish")  # kernels of a tile
 QUERIES, KEYS = "0", "1"  # rows of a block
 ROWS = 3  # index of that argument of a tile
 
@@ -26,6 +28,26 @@ class AttentionBwdCuda(AttentionCuda):
     @property
     def small(self):
         return self.k.dtype.size == 2
+
+    @property
+    def has_wgmma(self):
+        """Whether calls may take kernels for sm_90a: plain scores of one length, no dropout."""
+        return self.small and self.k.plain and not (self.k.packed or self.k.keeps)
+
+    @property
+    def wgmma(self):
+        """Kernels for sm_90a, by tile."""
+        if not self.has_wgmma:
+            return [steps.NONE] * len(WGMMA) * len(TILES)
+        return [
+            Tile(f"kfk_attention_{name}", (self.type, f"KFI_ATTENTION_WGMMA_{w}", f"WGMMA_{w}"))
+            for w in TILES
+            for name in WGMMA
+        ]
+
+    def _of_wgmma(self, name):
+        """Instances of one of the kernels."""
+        return tuple(self.wgmma[WGMMA.index(name) :: len(WGMMA)])
 
     @property
     def mma(self):
@@ -57,17 +79,21 @@ class AttentionBwdCuda(AttentionCuda):
 
     @property
     def instances(self):
-        """Statistics and gradients by mma.sync, the same by FMAs, and `outside`."""
-        mma = [self.kernel("delta", "1"), *self.mma] if self.small else []
+        """Kernels by wgmma, statistics and gradients by mma.sync, the same by FMAs, `outside`."""
+        mma = [*self.wgmma, self.kernel("delta", "1"), *self.mma] if self.small else []
         return [*mma, self.kernel("delta", "0"), *self.simt, *self.outside]
 
     @property
     def buffers(self):
-        return {STATISTICS: "shift, factor and delta of each query"}
+        found = {STATISTICS: "shift, factor and delta of each query"}
+        if self.has_wgmma:
+            found[SUMS] = "sums of dq in float, and the next addend and item of work"
+        return found
 
     @property
     def workspace_bytes(self):
-        return f"kfi_attention_bwd{self.packed}_workspace(shape, {self.k.dtype.acc.size})"
+        size, wgmma = self.k.dtype.acc.size, str(self.has_wgmma).lower()
+        return f"kfi_attention_bwd{self.packed}_workspace(shape, {size}, {wgmma})"
 
     def _launches(self, rows, heads):
         """Launches of one gradient. rows: QUERIES or KEYS."""
@@ -81,7 +107,41 @@ class AttentionBwdCuda(AttentionCuda):
         found = [Launch(of["simt"], f"{grid} x slices", "128", shared="slices of rows")]
         if self.small:
             found.insert(0, Launch(of["mma"], grid, "128", shared="own rows, stages of others"))
+        if self.has_wgmma and rows == QUERIES:
+            found.insert(0, Launch(self._of_wgmma("bwd_finish"), grid, "256"))
         return tuple(found)
+
+    @property
+    def _statistics(self):
+        """Launches of the first step."""
+        rows = "blocks of queries x heads" + ("" if self.k.packed else " x batch")
+        deltas = [self.kernel("delta", n) for n in (("1", "0") if self.small else ("0",))]
+        found = (Launch(tuple(deltas), rows, "128"),)
+        if self.has_wgmma:
+            found = (Launch(self._of_wgmma("bwd_prepare"), rows, "256"), *found)
+        return found
+
+    def _sums(self, read, by_key):
+        """The step of wgmma alone."""
+        launch = Launch(
+            self._of_wgmma("bwd_hopper"),
+            "persistent: at most one block per SM",
+            "384",
+            shared="K, V, and stages of Q, dout, dS and dQ",
+            maps=(
+                *(self.k.of_kind(kind).name for kind in ("query", "key", "value")),
+                "dout",
+                *by_key,
+            ),
+            early=False,
+        )
+        return Step(
+            "computes gradients by blocks of keys, and sums of dq",
+            (launch,),
+            (*read, STATISTICS, SUMS),
+            (*by_key, SUMS),
+            "the kernels use wgmma",
+        )
 
     @property
     def steps(self):
@@ -89,8 +149,7 @@ class AttentionBwdCuda(AttentionCuda):
         read = steps.names(k.inputs)
         by_key = tuple(s.name for s in k.outputs if s.kind in ("key", "value"))
         by_query = tuple(s.name for s in k.outputs if s.name not in by_key)
-        deltas = [self.kernel("delta", n) for n in (("1", "0") if self.small else ("0",))]
-        batch = "" if k.packed else " x batch"
+        sums = (SUMS,) if self.has_wgmma else ()
         found = []
         if self.outside:
             scores = tuple(s.name for _, s, _ in k.score_gradients)
@@ -98,19 +157,24 @@ class AttentionBwdCuda(AttentionCuda):
             found.append(
                 Step("clears what is outside of sequences", (clear,), read, scores, "it is wanted")
             )
+        found.append(
+            Step(
+                "computes the statistics of the queries",
+                self._statistics,
+                read,
+                (STATISTICS, *sums),
+            )
+        )
+        if self.has_wgmma:
+            found.append(self._sums(read, by_key))
+        mended = by_key if self.has_wgmma else ()
         return [
             *found,
             Step(
-                "computes the statistics of the queries",
-                (Launch(tuple(deltas), f"blocks of queries x heads{batch}", "128"),),
-                read,
-                (STATISTICS,),
-            ),
-            Step(
                 "computes gradients by blocks of queries",
                 self._launches(QUERIES, "heads"),
-                (*read, STATISTICS),
-                by_query,
+                (*read, STATISTICS, *sums),
+                (*by_query, *mended),
                 "one of them is wanted",
             ),
             Step(
@@ -118,6 +182,8 @@ class AttentionBwdCuda(AttentionCuda):
                 self._launches(KEYS, "kv_heads"),
                 (*read, STATISTICS),
                 by_key,
-                "one of them is wanted",
+                "one of them is wanted, and the kernels do not use wgmma"
+                if self.has_wgmma
+                else "one of them is wanted",
             ),
         ]

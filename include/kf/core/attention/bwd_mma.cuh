@@ -123,8 +123,9 @@ KFI_DEVICE void kfi_attention_bwd_recompute(const kfi_attention &a,
                 drop < 0 ||
                 kfi_attention_keeps(rng, kfi_attention_number(a, query, of_q, batch) + key);
             kfi_attention_bwd_element<score, 1, drop>(
-                &s, &d, a, 0, block, ((const float *)g.shift)[at], ((const float *)g.factor)[at],
-                ((const float *)g.delta)[at], false, kept, tensors);
+                &s, &d, a, 0, block, ((const float *)g.shift)[at],
+                g.factor ? ((const float *)g.factor)[at] : 1.0f, ((const float *)g.delta)[at],
+                false, kept, tensors);
             const bool hidden = score != KFI_SCORE_PLAIN && s == 0 && kept;
             const unsigned both = kfi_attention_pack<type>(d, s); // rounded as in the products
             d = kfi_attention_number<type>((const char *)&both, 0);

@@ -2,11 +2,15 @@
 // kf/core/attention/bwd_op.cuh: launches of attention's backward: checks, the choice of the
 // kernels, and their arguments.
 //
-// 2-byte elements take mma.sync (bwd_mma.cuh) from sm_80 on, with up to 256 dimensions. Others take
-// FMAs (bwd_simt.cuh). The workspace has three numbers per query.
+// 2-byte elements take wgmma (bwd_hopper.cuh) on sm_90a if the score is a multiple of the product,
+// without dropout and without a bound on the first key, rows begin at multiples of 16 bytes, and
+// head dimensions are multiples of 8 up to 128; otherwise mma.sync (bwd_mma.cuh) from sm_80 on,
+// with up to 256 dimensions. Others take FMAs (bwd_simt.cuh). The workspace has three numbers per
+// query, or what wgmma needs: sums of dq in float besides.
 #ifndef KF_CORE_ATTENTION_BWD_OP_CUH
 #define KF_CORE_ATTENTION_BWD_OP_CUH
 
+#include "kf/core/attention/bwd_hopper_host.cuh"
 #include "kf/core/attention/bwd_host.cuh"
 #include "kf/core/attention/op.cuh"
 
@@ -42,16 +46,25 @@
 #endif
 #define KFI_PRE_SM80_ANY_ADDRESS KFI_PRE_SM80_ADDRESS
 #define KFI_PRE_SM80_ANY_STATE_ADDRESS KFI_PRE_SM80_STATE_ADDRESS
+// Head dimensions whose kernels by wgmma a file compiles: bits, by the number of a tile.
+#if KF_SCHEDULES & 4
+#define KFI_BWD_WGMMA_TILES (KF_HEAD_DIMS & 3)
+#else
+#define KFI_BWD_WGMMA_TILES 0
+#endif
 
 #ifdef KFI_HOST_PASS
 
 // Kernels in a launcher's table: statistics for FMAs, then dq, dk and dv of each tile. 2-byte
-// elements have in front of them statistics for mma.sync, then dq, dk and dv of each tile. Packed
-// sequences with gradients of the scores' shape have kfk_attention_bwd_outside last.
+// elements have in front of them those of each tile of wgmma, then statistics for mma.sync, dq, dk
+// and dv of each tile. Packed sequences with gradients of the scores' shape have
+// kfk_attention_bwd_outside last.
 enum {
+    KFI_ATTENTION_BWD_WGMMAS = 3 * KFI_ATTENTION_BWD_WGMMA_TILES,
     KFI_ATTENTION_BWD_MMA_TILES = 3,
     KFI_ATTENTION_BWD_SIMT_TILES = 2,
     KFI_ATTENTION_BWD_MMAS = 1 + 2 * KFI_ATTENTION_BWD_MMA_TILES,
+    KFI_ATTENTION_BWD_SMALL = KFI_ATTENTION_BWD_WGMMAS + KFI_ATTENTION_BWD_MMAS,
     KFI_ATTENTION_BWD_SIMTS = 1 + 2 * KFI_ATTENTION_BWD_SIMT_TILES
 };
 
@@ -60,18 +73,26 @@ KF_FN KFI_SMALL size_t kfi_attention_bwd_plane(const kfi_attention_plan &p, kf_i
     const kf_i64 rows = (p.packed ? 1 : p.batch) * p.heads * p.queries;
     return (size_t)(kfi_ceil(rows * bytes, KFI_WORKSPACE_ALIGNED) * KFI_WORKSPACE_ALIGNED);
 }
-// Statistics of the queries. bytes: size of a sum.
-KF_FN KFI_SMALL size_t kfi_attention_bwd_workspace(const void *shape, int bytes)
+// Bytes that a call needs. bytes: size of a sum. wgmma: whether it has kernels by wgmma.
+KF_FN KFI_SMALL size_t kfi_attention_bwd_bytes(const kfi_attention_plan &p, int bytes, bool wgmma)
+{
+    const size_t statistics = 3 * kfi_attention_bwd_plane(p, bytes);
+    const int tile = kfi_attention_bwd_pick_tile(p.dim, p.dim_v);
+    if (!wgmma || tile < 0 || !(KFI_BWD_WGMMA_TILES >> tile & 1)) return statistics;
+    const size_t most = kfi_attention_bwd_hopper_bytes(p);
+    return most > statistics ? most : statistics;
+}
+KF_FN KFI_SMALL size_t kfi_attention_bwd_workspace(const void *shape, int bytes, bool wgmma)
 {
     if (!shape) return 0;
     const kfi_attention_plan p = kfi_attention_plan_of((const int64_t *)shape);
-    return kfi_attention_fits(&p) ? 3 * kfi_attention_bwd_plane(p, bytes) : 0;
+    return kfi_attention_fits(&p) ? kfi_attention_bwd_bytes(p, bytes, wgmma) : 0;
 }
-KF_FN KFI_SMALL size_t kfi_attention_bwd_packed_workspace(const void *shape, int bytes)
+KF_FN KFI_SMALL size_t kfi_attention_bwd_packed_workspace(const void *shape, int bytes, bool wgmma)
 {
     if (!shape) return 0;
     const kfi_attention_plan p = kfi_attention_packed_plan_of((const int64_t *)shape);
-    return kfi_attention_fits(&p) ? 3 * kfi_attention_bwd_plane(p, bytes) : 0;
+    return kfi_attention_fits(&p) ? kfi_attention_bwd_bytes(p, bytes, wgmma) : 0;
 }
 
 // Sets the gradients of a call; takes the statistics that kfi_attention_tensors has set. of: number
@@ -110,16 +131,36 @@ KF_FN KFI_SMALL void kfi_attention_bwd_room(kfi_attention_gradients *g, void *wo
     g->shift = (char *)workspace + plane;
     g->factor = (char *)workspace + 2 * plane;
 }
+// Launches the kernels by wgmma. Returns false if sizes, the mask, alignments or the device's code
+// do not allow it.
+KF_FN KFI_SMALL bool kfi_attention_bwd_run_wgmma(const kfi_attention_op &op,
+                                                 const kfi_attention_bwd_call &c, void *workspace,
+                                                 kf_result_t *result)
+{
+    const int tile = kfi_attention_bwd_pick_tile(c.p->dim, c.p->dim_v);
+    if (tile < 0 || c.p->packed || !kfi_attention_bwd_hopper_sees(*c.a)) return false;
+    const void *const *const k = op.kernels + 3 * tile;
+    kfi_attention_bwd_rows rows = {};
+    kfi_tensor_map maps[KFI_ATTENTION_BWD_MAPS];
+    if (!k[1] || !kfi_attention_bwd_whole(*c.a, *c.g, *c.p) ||
+        !kfi_has_wgmma(k[1], KFI_ATTENTION_BWD_THREADS) ||
+        !kfi_attention_bwd_encode(maps, *c.a, *c.g, op.type, tile, *c.p))
+        return false;
+    kfi_attention_bwd_fill_rows(&rows, c, workspace, tile);
+    *result =
+        kfi_attention_bwd_launch_hopper(c, {k[0], k[1], k[2]}, tile, &rows, maps, KFI_MAP_SMS);
+    return true;
+}
 // Launches the kernels by mma.sync. Returns false if sizes or the device's code do not allow it.
 KF_FN KFI_SMALL bool kfi_attention_bwd_run_mma(const kfi_attention_op &op,
                                                const kfi_attention_bwd_call &c, kf_result_t *result)
 {
+    const void *const *const mma = op.kernels + KFI_ATTENTION_BWD_WGMMAS;
     const void *of_queries[KFI_ATTENTION_BWD_MMA_TILES];
-    for (int i = 0; i < KFI_ATTENTION_BWD_MMA_TILES; ++i) of_queries[i] = op.kernels[1 + 2 * i];
+    for (int i = 0; i < KFI_ATTENTION_BWD_MMA_TILES; ++i) of_queries[i] = mma[1 + 2 * i];
     const int tile = kfi_attention_pick_mma(of_queries, c.p->dim, c.p->dim_v);
     if (tile < 0 || kfi_most_threads(of_queries[tile]) < KFI_ATTENTION_MMA_THREADS) return false;
-    const kfi_attention_bwd_kernels kernels = {op.kernels[0], of_queries[tile],
-                                               op.kernels[2 + 2 * tile]};
+    const kfi_attention_bwd_kernels kernels = {mma[0], of_queries[tile], mma[2 + 2 * tile]};
     *result = kfi_attention_bwd_launch_mma(c, kernels, tile);
     return true;
 }
@@ -127,7 +168,7 @@ KF_FN KFI_SMALL bool kfi_attention_bwd_run_mma(const kfi_attention_op &op,
 KF_FN KFI_SMALL kf_result_t kfi_attention_bwd_run_simt(const kfi_attention_op &op,
                                                        const kfi_attention_bwd_call &c, bool small)
 {
-    const void *const *const simt = op.kernels + (small ? KFI_ATTENTION_BWD_MMAS : 0);
+    const void *const *const simt = op.kernels + (small ? KFI_ATTENTION_BWD_SMALL : 0);
     const int first = kfi_attention_bwd_pick_simt(c.p->dim, c.p->dim_v);
     int found = -1;
     for (int n = 0; n < KFI_ATTENTION_BWD_SIMT_TILES; ++n) {
@@ -163,6 +204,7 @@ KF_FN kf_result_t kfi_attention_bwd_run_all(const kfi_attention_op &op, const kf
                                             cudaStream_t stream)
 {
     const bool small = op.type == KFI_OF_BF16 || op.type == KFI_OF_F16;
+    const bool wgmma = small && (op.kernels[1] || op.kernels[4]); // any tile
     const int real = op.type == KFI_OF_F64 ? 8 : 4;
     kfi_operands operands;
     kfi_attention_strides steps[KFI_MAX_TENSORS];
@@ -170,7 +212,7 @@ KF_FN kf_result_t kfi_attention_bwd_run_all(const kfi_attention_op &op, const kf
                                              &p, steps, &operands);
     if (result != KF_SUCCESS || !operands.wanted) return result;
     result = kfi_check_workspace(&op.name, &op.arguments, &operands, workspace, workspace_bytes,
-                                 3 * kfi_attention_bwd_plane(p, real));
+                                 kfi_attention_bwd_bytes(p, real, wgmma));
     if (result == KF_SUCCESS) result = kfi_attention_bwd_limits(op, p);
     if (result == KF_SUCCESS && op.drops)
         result = kfi_attention_numbers(&op.name, &p, &a->drop.numbers, &a->drop.number0);
@@ -178,11 +220,12 @@ KF_FN kf_result_t kfi_attention_bwd_run_all(const kfi_attention_op &op, const kf
     kfi_attention_sizes(a, p);
     kfi_attention_tensors(a, op, steps);
     kfi_attention_bwd_tensors(a, g, op, p, steps, of);
-    kfi_attention_bwd_room(g, workspace, p, real);
     const int drop = op.drops ? 0 : KFI_NO_DROPOUT; // both kinds of seeds take as much memory
     const kfi_attention_bwd_call call = {&op.name, &p, args, a, g, stream, drop};
+    if (small && kfi_attention_bwd_run_wgmma(op, call, workspace, &result)) return result;
+    kfi_attention_bwd_room(g, workspace, p, real);
     if (p.packed && (g->dscores[0] || g->dscores[1])) {
-        const int last = KFI_ATTENTION_BWD_SIMTS + (small ? (int)KFI_ATTENTION_BWD_MMAS : 0);
+        const int last = KFI_ATTENTION_BWD_SIMTS + (small ? (int)KFI_ATTENTION_BWD_SMALL : 0);
         result = kfi_attention_bwd_launch_outside(call, op.kernels[last]);
         if (result != KF_SUCCESS) return result;
     }

@@ -131,6 +131,14 @@ KFI_DEVICE void kfi_tma_load4(unsigned to, const kfi_tensor_map *map, unsigned b
                  "l"(map), "r"(bar), "r"(x), "r"(y), "r"(z), "r"(w), "l"(policy)
                  : "memory");
 }
+KFI_DEVICE void kfi_tma_load4(unsigned to, const kfi_tensor_map *map, unsigned bar, int x, int y,
+                              int z, int w)
+{
+    asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
+                 "[%0], [%1, {%3, %4, %5, %6}], [%2];" ::"r"(to),
+                 "l"(map), "r"(bar), "r"(x), "r"(y), "r"(z), "r"(w)
+                 : "memory");
+}
 // Multicasts to the same address in each block of the cluster that has a bit in `blocks`. The
 // block's own mbarrier counts the bytes.
 KFI_DEVICE void kfi_tma_multicast(unsigned to, const kfi_tensor_map *map, unsigned bar, int x,
@@ -158,6 +166,13 @@ KFI_DEVICE void kfi_tma_store3(unsigned from, const kfi_tensor_map *map, int x, 
         "l"(map), "r"(x), "r"(y), "r"(z)
         : "memory");
 }
+KFI_DEVICE void kfi_tma_store4(unsigned from, const kfi_tensor_map *map, int x, int y, int z, int w)
+{
+    asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group [%1, {%2, %3, %4, "
+                 "%5}], [%0];" ::"r"(from),
+                 "l"(map), "r"(x), "r"(y), "r"(z), "r"(w)
+                 : "memory");
+}
 
 // ---- bulk copies: addresses and sizes are multiples of 16 bytes
 
@@ -175,6 +190,14 @@ KFI_DEVICE void kfi_bulk_store(void *to, unsigned from, int bytes)
                  "r"(bytes)
                  : "memory");
 }
+// Adds floats to those in memory.
+KFI_DEVICE void kfi_bulk_add(void *to, unsigned from, int bytes)
+{
+    asm volatile(
+        "cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(to),
+        "r"(from), "r"(bytes)
+        : "memory");
+}
 
 // ---- bulk groups: a thread's stores since the last commit. Empty groups count, too.
 
@@ -188,6 +211,25 @@ template <int most> KFI_DEVICE void kfi_bulk_wait()
 template <int most> KFI_DEVICE void kfi_bulk_wait_read()
 {
     asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(most) : "memory");
+}
+
+// ---- tickets: numbers in global memory that pass bulk stores on from one block to another. A
+// store is complete after kfi_bulk_wait; kfi_global_async_fence stands between it and
+// kfi_ticket_add, and between kfi_ticket_wait and the next access.
+
+KFI_DEVICE void kfi_global_async_fence() { asm volatile("fence.proxy.async;" ::: "memory"); }
+// Adds 1, with release semantics for the device.
+KFI_DEVICE void kfi_ticket_add(unsigned *ticket)
+{
+    asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(ticket) : "memory");
+}
+// Waits until the ticket is `value`, with acquire semantics.
+KFI_DEVICE void kfi_ticket_wait(const unsigned *ticket, unsigned value)
+{
+    unsigned seen;
+    do {
+        asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(seen) : "l"(ticket) : "memory");
+    } while (seen != value);
 }
 
 // ---- named barriers and registers

@@ -30,6 +30,8 @@ template <int most, int branch = 0> KFI_DEVICE void kfi_wgmma_wait()
 }
 // Makes an accumulator opaque after the wait, so that the compiler moves no use of it up.
 KFI_DEVICE void kfi_wgmma_opaque(float &v) { asm volatile("" : "+f"(v)::"memory"); }
+// The same for an operand in registers before the fence, so that no conversion sinks below it.
+KFI_DEVICE void kfi_wgmma_opaque(unsigned &v) { asm volatile("" : "+r"(v)::"memory"); }
 
 // d = a . b, or d += a . b if add. Thread t holds row 16 (t / 32) + t % 32 / 4, columns 8 j +
 // 2 (t % 4) and the next, in d[4 j] and d[4 j + 1]; d[4 j + 2] and d[4 j + 3] hold the row 8 below.
@@ -39,6 +41,10 @@ KFI_DEVICE void kfi_wgmma_opaque(float &v) { asm volatile("" : "+f"(v)::"memory"
     "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]),    \
         "+f"(d[i + 6]), "+f"(d[i + 7])
 #define KFI_D32(i) KFI_D8(i), KFI_D8(i + 8), KFI_D8(i + 16), KFI_D8(i + 24)
+#define KFI_NEW8(i)                                                                                \
+    "=f"(d[i]), "=f"(d[i + 1]), "=f"(d[i + 2]), "=f"(d[i + 3]), "=f"(d[i + 4]), "=f"(d[i + 5]),    \
+        "=f"(d[i + 6]), "=f"(d[i + 7])
+#define KFI_NEW32(i) KFI_NEW8(i), KFI_NEW8(i + 8), KFI_NEW8(i + 16), KFI_NEW8(i + 24)
 #define KFI_R0                                                                                     \
     "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, "             \
     "%18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
@@ -94,6 +100,18 @@ KFI_DEVICE void kfi_wgmma_opaque(float &v) { asm volatile("" : "+f"(v)::"memory"
                  "}, %64, %65, add, 1, 1, %67, %68;\n\t}"                                          \
                  : KFI_D32(0), KFI_D32(32)                                                         \
                  : "l"(a), "l"(b), "r"(add), "n"(transposed_a), "n"(transposed_b))
+#define KFI_WGMMA_FIRST_64(p)                                                                      \
+    asm volatile("{\n\t.reg .pred add;\n\tsetp.ne.b32 add, 0, "                                    \
+                 "0;\n\twgmma.mma_async.sync.aligned.m64n64k16.f32." p " {" KFI_R0                 \
+                 "}, %32, %33, add, 1, 1, %34, %35;\n\t}"                                          \
+                 : KFI_NEW32(0)                                                                    \
+                 : "l"(a), "l"(b), "n"(transposed_a), "n"(transposed_b))
+#define KFI_WGMMA_FIRST_128(p)                                                                     \
+    asm volatile("{\n\t.reg .pred add;\n\tsetp.ne.b32 add, 0, "                                    \
+                 "0;\n\twgmma.mma_async.sync.aligned.m64n128k16.f32." p " {" KFI_R0 ", " KFI_R32   \
+                 "}, %64, %65, add, 1, 1, %66, %67;\n\t}"                                          \
+                 : KFI_NEW32(0), KFI_NEW32(32)                                                     \
+                 : "l"(a), "l"(b), "n"(transposed_a), "n"(transposed_b))
 #define KFI_WGMMA_SHARED_TF32_128()                                                                \
     asm volatile("{\n\t.reg .pred add;\n\tsetp.ne.b32 add, %66, "                                  \
                  "0;\n\twgmma.mma_async.sync.aligned.m64n128k8.f32.tf32.tf32 {" KFI_R0             \
@@ -170,6 +188,18 @@ KFI_DEVICE void kfi_wgmma(float *d, unsigned long long a, unsigned long long b, 
     if constexpr (n == 256 && bf16) KFI_WGMMA_SHARED_256("bf16.bf16");
     if constexpr (n == 256 && f16) KFI_WGMMA_SHARED_256("f16.f16");
 }
+// d = a . b, for the first product of a sum in a loop. d is an output only: the accumulators of the
+// iteration before do not stay live.
+template <int n, int type, int transposed_a = 0, int transposed_b = 0>
+KFI_DEVICE void kfi_wgmma_first(float *d, unsigned long long a, unsigned long long b)
+{
+    static_assert(n == 64 || n == 128, "kf: a first warpgroup product has 64 or 128 columns");
+    constexpr bool bf16 = type == KFI_OF_BF16;
+    if constexpr (n == 64 && bf16) KFI_WGMMA_FIRST_64("bf16.bf16");
+    if constexpr (n == 64 && !bf16) KFI_WGMMA_FIRST_64("f16.f16");
+    if constexpr (n == 128 && bf16) KFI_WGMMA_FIRST_128("bf16.bf16");
+    if constexpr (n == 128 && !bf16) KFI_WGMMA_FIRST_128("f16.f16");
+}
 template <int n, int type, int transposed_b = 0>
 KFI_DEVICE void kfi_wgmma_registers(float *d, const unsigned *a, unsigned long long b, int add)
 {
@@ -216,6 +246,10 @@ KFI_DEVICE void kfi_wgmma_tf32(float *d, const unsigned *a, unsigned long long b
 #undef KFI_WGMMA_REGISTERS_192
 #undef KFI_WGMMA_SHARED_256
 #undef KFI_WGMMA_REGISTERS_256
+#undef KFI_WGMMA_FIRST_64
+#undef KFI_WGMMA_FIRST_128
+#undef KFI_NEW8
+#undef KFI_NEW32
 #undef KFI_D8
 #undef KFI_D32
 #undef KFI_R0

@@ -79,6 +79,12 @@ KFI_DEVICE void kfi_tma_load4(unsigned to, const kfi_tensor_map *map, unsigned b
     const int at[] = {x, y, z, w};
     kf_emu_tma_load(to, map, bar, at, 4, 0, file, line);
 }
+KFI_DEVICE void kfi_tma_load4(unsigned to, const kfi_tensor_map *map, unsigned bar, int x, int y,
+                              int z, int w, KF_EMU_HERE)
+{
+    const int at[] = {x, y, z, w};
+    kf_emu_tma_load(to, map, bar, at, 4, 0, file, line);
+}
 KFI_DEVICE void kfi_tma_multicast(unsigned to, const kfi_tensor_map *map, unsigned bar, int x,
                                   int y, unsigned blocks, KF_EMU_HERE)
 {
@@ -96,6 +102,12 @@ KFI_DEVICE void kfi_tma_store3(unsigned from, const kfi_tensor_map *map, int x, 
     const int at[] = {x, y, z};
     kf_emu_tma_store(from, map, at, 3, file, line);
 }
+KFI_DEVICE void kfi_tma_store4(unsigned from, const kfi_tensor_map *map, int x, int y, int z, int w,
+                               KF_EMU_HERE)
+{
+    const int at[] = {x, y, z, w};
+    kf_emu_tma_store(from, map, at, 4, file, line);
+}
 
 KFI_DEVICE void kfi_bulk_load(unsigned to, const void *from, int bytes, unsigned bar, KF_EMU_HERE)
 {
@@ -105,6 +117,10 @@ KFI_DEVICE void kfi_bulk_store(void *to, unsigned from, int bytes, KF_EMU_HERE)
 {
     kf_emu_bulk_store(to, from, bytes, file, line);
 }
+KFI_DEVICE void kfi_bulk_add(void *to, unsigned from, int bytes, KF_EMU_HERE)
+{
+    kf_emu_bulk_add(to, from, bytes, file, line);
+}
 KFI_DEVICE void kfi_bulk_commit(KF_EMU_HERE) { kf_emu_bulk_commit(file, line); }
 template <int most> KFI_DEVICE void kfi_bulk_wait(KF_EMU_HERE)
 {
@@ -113,6 +129,17 @@ template <int most> KFI_DEVICE void kfi_bulk_wait(KF_EMU_HERE)
 template <int most> KFI_DEVICE void kfi_bulk_wait_read(KF_EMU_HERE)
 {
     kf_emu_bulk_wait(most, true, file, line);
+}
+
+KFI_DEVICE void kfi_global_async_fence(KF_EMU_HERE) { kf_emu_fence_async(file, line); }
+KFI_DEVICE void kfi_ticket_add(unsigned *ticket, KF_EMU_HERE)
+{
+    kf_emu_ticket_add(ticket, file, line);
+}
+// Switches threads until the ticket has the value.
+KFI_DEVICE void kfi_ticket_wait(const unsigned *ticket, unsigned value, KF_EMU_HERE)
+{
+    kf_emu_ticket_wait(ticket, value, file, line);
 }
 
 template <int threads> KFI_DEVICE void kfi_named_sync(int id, KF_EMU_HERE)

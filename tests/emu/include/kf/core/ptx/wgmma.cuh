@@ -13,6 +13,7 @@ template <int most, int branch = 0> KFI_DEVICE void kfi_wgmma_wait(KF_EMU_HERE)
     kf_emu_wgmma_wait(most, file, line);
 }
 KFI_DEVICE void kfi_wgmma_opaque(float &) {}
+KFI_DEVICE void kfi_wgmma_opaque(unsigned &) {}
 
 template <int n, int type, int transposed_a = 0, int transposed_b = 0>
 KFI_DEVICE void kfi_wgmma(float *d, unsigned long long a, unsigned long long b, int add,
@@ -27,6 +28,12 @@ KFI_DEVICE void kfi_wgmma(float *d, unsigned long long a, unsigned long long b, 
                        : type == KFI_OF_TF32 ? KF_EMU_TF32
                                              : KF_EMU_F16;
     kf_emu_wgmma(n, of, d, nullptr, a, b, transposed_a, transposed_b, add, file, line);
+}
+template <int n, int type, int transposed_a = 0, int transposed_b = 0>
+KFI_DEVICE void kfi_wgmma_first(float *d, unsigned long long a, unsigned long long b, KF_EMU_HERE)
+{
+    static_assert(n == 64 || n == 128, "kf: a first warpgroup product has 64 or 128 columns");
+    kfi_wgmma<n, type, transposed_a, transposed_b>(d, a, b, 0, file, line);
 }
 template <int n, int type, int transposed_b = 0>
 KFI_DEVICE void kfi_wgmma_registers(float *d, const unsigned *a, unsigned long long b, int add,
