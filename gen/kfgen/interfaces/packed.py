@@ -99,7 +99,7 @@ def beside(f):
     number."""
     fields = [x for a in f["arguments"] if a["role"] == "shape" for x in a["fields"]]
     found = {x["name"]: x["default"] for x in fields if x["role"] == "size"}
-    return {name: other for name, other in found.items() if isinstance(other, str)}
+    return {name: other for name, other in found.items() if other in f["sizes"]}
 
 
 def numbers(f):

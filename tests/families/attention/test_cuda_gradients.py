@@ -54,7 +54,8 @@ def gradients(cases):
 
 def builds():
     """Returns {name: (functions, flags)}: causal attention of each dtype, and other ops with one
-    dimension; the same with dropout. A library with wgmma alone refuses a call that it does not compute."""
+    dimension; the same with dropout. A library with wgmma alone refuses a call that it does not
+    compute."""
     found = {d: ([causal(d)], (NO_WGMMA,)) for d in DTYPES}
     if hopper():
         found |= {f"{d}_wgmma": ([causal(d)], (WGMMA,)) for d in DTYPES[:2]}
