@@ -59,7 +59,7 @@ def _absent(op: Op, t: Tensor) -> str:
     for name, of, after in _rows.counted(op):
         if name == t.name:
             return f"the index along the dimension of {of} before its last {after}"
-    return f"{t.absent:g}"
+    return t.absent if isinstance(t.absent, str) else f"{t.absent:g}"
 
 
 def of(op: Op, activation: str, jax: bool = False) -> str:

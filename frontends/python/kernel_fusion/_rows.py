@@ -11,13 +11,15 @@ def counted(op: Op) -> list[tuple[str, str, int]]:
     """[(input that may be None, tensor with its rows, dimensions of that tensor after the rows)].
 
     A launcher then numbers all rows. A row of several sequences needs its index in its own one,
-    along the last dimension before the others.
+    along the last dimension before the others. An input of a fixed number of dimensions has a
+    default that knows the sequences, which the launcher computes.
     """
-    first = op.forward.inputs[0]
+    first, count = op.forward.inputs[0], op.rules.count
     return [
         (t.name, first.name, len(first.extents) - len(t.extents))
         for t in op.forward.inputs
         if isinstance(t.absent, str)
+        and any(isinstance(e, str) and not isinstance(count[e], int) for e in t.extents)
     ]
 
 
