@@ -69,7 +69,6 @@ class AppendKernel(Kernel):
 
     @property
     def neighbours(self):
-        """True if pairs are elements 2i and 2i + 1."""
         return self.graph.nodes[self.roots[0]].op == ROTATIONS[1]
 
     @property

@@ -17,7 +17,6 @@ class DecodingCuda(Cuda):
 
     @property
     def vec(self):
-        """Elements of a vector of 16 bytes."""
         return 16 // self.k.dtype.size
 
     def listing(self):

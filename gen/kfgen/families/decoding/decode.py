@@ -18,7 +18,6 @@ class DecodeKernel(Kernel):
     example = "attention_decode"
     numbers = ("left", "right", "scale")
     has_workspace = scratch = True
-    order_note = ", by chunks of keys whose length follows from the sequence's own"
     work = "2 * blocks * page_size * heads * queries * (dim + dim_v)"
     shaped_by = property(lambda self: [s.name for s in self.inputs[:4]])
 
