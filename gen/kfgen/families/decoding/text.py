@@ -8,7 +8,7 @@ from kfgen.language.formulas import LIBRARIES
 TABLE = """
 table_ = {name}.arange(batch{device}).reshape(batch, 1) if {table} is None else {table}
 table_ = {join}((table_, {minus}), 1)
-pages_ = table_.shape[1] - 1
+pages_ = 1 if {table} is None else pages
 """
 PLACE = """
 page_ = {bounded_page}
@@ -80,9 +80,10 @@ k_ = {join}((k_, {k}[..., 2 * pairs :]), 3)
 APPEND = """
 k_ = {k} if {cosine} is None and {sine} is None else k_
 cell_ = {name}.arange(blocks * page_size{device}).reshape(blocks * page_size, 1)
-same_ = (cell_ == place_.reshape(1, batch * queries)) * 1
-same_ = {join}((cell_ * 0, same_), 1)
-owner_, hit_ = {name}.argmax(same_, 1), {name}.sum(same_, 1).reshape(blocks, page_size, 1, 1) > 0
+owner_ = {name}.arange(batch * queries{device}).reshape(1, batch * queries) + 1
+owner_ = (cell_ == place_.reshape(1, batch * queries)) * owner_
+owner_ = {name}.{largest}({join}((cell_ * 0, owner_), 1), 1)
+hit_ = owner_.reshape(blocks, page_size, 1, 1) > 0
 k_ = {join}(({nan_k}, k_.reshape(batch * queries, kv_heads, dim)), 0)[owner_]
 v_ = {join}(({nan_v}, {v}.reshape(batch * queries, kv_heads, dim_v)), 0)[owner_]
 {k_cache} = {name}.where(hit_, k_.reshape(blocks, page_size, kv_heads, dim), {k_cache})
@@ -101,7 +102,7 @@ lse = most_ + {name}.log(sum_)
 out = {name}.where(wa_ == 0, 0.0, {a} * wa_) + {name}.where(wb_ == 0, 0.0, {b} * wb_)
 """
 MERGE_BWD = """
-dlse_ = {name}.zeros_like({la}) if dlse is None else dlse
+dlse_ = 0.0 if dlse is None else dlse
 both_ = {name}.where((wa_ == 0) | (wb_ == 0), 0.0, dout * ({a} - {b}) * (wa_ * wb_))
 both_ = {name}.sum(both_, 3).swapaxes(1, 2)
 d{a} = {name}.where(wa_ == 0, 0.0, dout * wa_)
@@ -122,6 +123,7 @@ def statements(k, library):
     words = {
         "name": lib.name,
         "join": lib.join,
+        "largest": "amax" if torch else "max",
         "device": lib.device.format(first),
         "minus": full("(batch, 1)", "-1"),
         "bounded_page": lib.bounded.format("at_ // max(page_size, 1)", 0, "pages_"),
