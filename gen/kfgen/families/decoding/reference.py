@@ -136,9 +136,6 @@ class _Statements(Reference):
         super().__init__(family, op, act)
         self.names = [o.name for o in op.operands]
 
-    def points(self, inputs, want):
-        return {"index": np.arange(want.size).reshape(want.shape)}
-
     def results(self, bwd, env, single=False, by=False):
         kernel = self.kernel(bwd)
         names = {"np": np, "sp": sp, "T": np.float64} | self.SIZES | self.scalars
@@ -167,6 +164,9 @@ class DecodeReference(_Statements):
         shapes = [(3, 2, 4, n["dim"]), (9, 4, 2, n["dim"]), (9, 4, 2, n["dim_v"])]
         found = [rng.standard_normal(shape) for shape in shapes]
         return dict(zip(self.names, [*found, rng.permutation(9).reshape(3, 3), [0, 7, 12]]))
+
+    def points(self, inputs, want):
+        return {self.names[0]: inputs[self.names[0]]}
 
     def values(self, inputs, mask):
         q, k, v, table, counts = (np.asarray(inputs[n]) for n in self.names)
@@ -208,6 +208,12 @@ class AppendReference(_Statements):
         found += [rng.integers(-1, 9, (2, 3)), np.array([[3, 1], [0, 4]]), np.array([1, 4])]
         return dict(zip(self.names, [*found, *caches]))
 
+    def points(self, inputs, want):
+        """Returns the new rows at their places in a cache, and NaN elsewhere."""
+        table, counts = (inputs[n] for n in self.names[5:7])
+        none = np.full(want.shape, np.nan)
+        return {n: stored(inputs[n], table, counts, none) for n in self.names[:2]}
+
     def values(self, inputs, mask):
         position, table, counts = (inputs[n] for n in self.names[4:7])
 
@@ -236,6 +242,11 @@ class MergeReference(_Statements):
         """Values per query as columns beside the results."""
         per_query = [o.name for o in self.op.operands if o.kind == "per_query"]
         return inputs | {n: inputs[n].swapaxes(1, 2)[..., None] for n in per_query}
+
+    def points(self, inputs, want):
+        if want.shape != self.elements:  # lse
+            return {n: v for n, v in inputs.items() if v.shape == want.shape}
+        return super().points(self._broadcast(inputs), want)
 
     def values(self, inputs, mask):
         found = super().values(self._broadcast(inputs), mask)
