@@ -280,6 +280,8 @@ refs = { out = "<x>", lse = "<y>" }
 """
     ]
 }
+FEW_NAMES = {"decoding": 20}  # its code has few names that do not begin with kfi_
+SOME_NAMES = {"decoding": {"tensors", "fields", "element"}}
 
 
 # Invalid entries: (text, entry, field, message, fix); tests/gen/test_spec_errors.py.
