@@ -18,6 +18,7 @@ class AppendKernel(Kernel):
     header = "kf/core/decoding/append"
     example = "kv_append"
     numbers = ()
+    shape_per_name = True
 
     @staticmethod
     def results(op):
@@ -67,6 +68,9 @@ class AppendKernel(Kernel):
     def below(self, stream):
         return "positions" if stream.kind == "position" else None
 
+    def change(self, stream):
+        return "only new rows are written"
+
     @property
     def neighbours(self):
         return self.graph.nodes[self.roots[0]].op == ROTATIONS[1]
@@ -90,9 +94,7 @@ class AppendKernel(Kernel):
         return int(stream.kind in ("new_keys", "key_cache"))
 
     def formulas(self, by):
-        keys, values, _, _, position, _, count, *caches = (s.name for s in self.inputs)
-        texts = [self.op.updates[name] for name in caches]
-        row = f"of sequence s, row {count}[s] + i"
-        return [
-            f"{cache} {row} = {text}, row i of the new ones" for cache, text in zip(caches, texts)
-        ] + [f"angles of row {position}[s][i]; {keys} and {values} have `queries` rows"]
+        position, _, count, *caches = (s.name for s in self.inputs[4:])
+        stored = ", ".join(f"{cache} = {self.op.updates[cache]}" for cache in caches)
+        row = f"row {count}[s] + i of sequence s"
+        return [f"new row i is {row}: {stored}; angles of row {position}[s][i]"]
