@@ -193,19 +193,7 @@ class Call:
             formula = formula or torchops.formula(
                 self.f, self.scalars, functools.partial(dropped, kf, self)
             )
-        found = formula(given)
-        if self.f["dropout"] and "v" in given:
-            found = [self._kept_values(formula, given, found[0]), *found[1:]]
-        return found, given
-
-    def _kept_values(self, formula, given, out):
-        """Leaves out values of dropped keys, which kf does not read; 0 * NaN is NaN in PyTorch."""
-        v = given["v"]
-        odd = ~v.isfinite()
-        [reached, *_], [finite, *_] = (
-            formula(given | {"v": x}) for x in (odd.to(v.dtype), v.masked_fill(odd, 0.0))
-        )
-        return torch.where(reached == 0, finite, out)
+        return formula(given), given
 
 
 class Gelu(torch.autograd.Function):

@@ -7,15 +7,16 @@ import math
 import numpy as np
 
 
-def formula(of_score=lambda score, t, s: score, before=None, behind=None):
-    """Returns attention in PyTorch's plain operations: values of pairs that the softmax leaves out
-    reach neither a result nor a gradient (tests/support/python/torchops.py).
+def formula(of_score=lambda score, t, s: score, before=None, behind=None, dropout=False):
+    """Returns attention in PyTorch's plain operations: values of pairs that the softmax or dropout
+    leaves out reach neither a result nor a gradient (tests/support/python/torchops.py).
 
     Args:
         of_score: the score as a function of the scaled product, the tensors and the scalars. Among
             these, `distance` is the position of a key minus that of the query's own key.
         before, behind: the largest distance of a key in each direction: a number, the name of a
             scalar, or None.
+        dropout: True if `drop` of the scalars drops weights.
     """
 
     def found(t, s):
@@ -49,6 +50,9 @@ def formula(of_score=lambda score, t, s: score, before=None, behind=None):
             score = torch.cat([score, sink.to(score.dtype)], 3)
         none = (score == -torch.inf).all(-1, keepdim=True)
         weight = score.masked_fill(none, 0.0).softmax(-1)[..., :keys]
+        if dropout:
+            hidden = hidden | (s["drop"](torch.ones_like(weight)) == 0)
+            weight = s["drop"](weight)
         value = v[:, :, None].masked_fill(hidden[..., None], 0.0)
         return [(weight[..., None] * value).sum(3).transpose(1, 2)]
 
@@ -94,3 +98,7 @@ DENSE = {
 }
 REFERENCES = {op: formula(**more) for op, more in DENSE.items()}
 REFERENCES |= {f"{op}_varlen": packed_formula(of) for op, of in REFERENCES.items()}
+REFERENCES |= {
+    f"{'full_attention' if op == 'attention' else op}_dropout": formula(**more, dropout=True)
+    for op, more in DENSE.items()
+}

@@ -65,6 +65,7 @@ SANITIZED = [
     [(1, 2, 2, 5, 0, 8, 8), 0],
 ]
 TORCH = (2, 4, 2, 5, 7, 8, 8)
+TORCH_INTEGERS = {"left": 2, "right": 1}  # hide keys on both sides; the defaults hide none
 EXTENTS = {
     "batch": (2,),
     "heads": (4,),
@@ -271,6 +272,7 @@ PACKED = {
         [(2, 3, 1, 70, 67, 64, 64), (3, 1, 1, 130, 65, 40, 24)],
     ),
     "TORCH": (3, 4, 2, 5, 7, 8, 6),
+    "TORCH_INTEGERS": {"left": 0, "right": 1},  # sequences have two queries and two keys
     "GIVEN": {
         "query_offsets": lambda n: np.clip([0, 2, 2, 4], 0, n["queries"])[: n["batch"] + 1],
         "key_offsets": lambda n: np.clip([1, 3, 5, 7], 0, n["keys"])[: n["batch"] + 1],

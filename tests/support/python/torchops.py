@@ -41,7 +41,8 @@ DTYPES = {
 DROPPED = {"p": 0.4, "rng": (3, 4)}  # dropouts
 TOLERANCE = {"f32": 2e-5, "f16": 4e-3, "bf16": 3e-2, "f64": 1e-9}
 # References, functions of tensors and scalars, where the benchmarks' formula lacks a part: class
-# weights, -1 as an invalid row index, NaN that a mask hides.
+# weights, -1 as an invalid row index, NaN that a mask or dropout hides. `drop` of the scalars is the
+# function of dropout.
 OWN = {
     "nll": lambda t, s: [
         torch.nn.functional.nll_loss(
@@ -55,7 +56,7 @@ OWN = {
 def formula(f, scalars, drop):
     """Returns PyTorch's formula of an op, a function of its tensors."""
     own = OWN.get(f["op"])
-    return (lambda t: own(t, scalars)) if own else peers.forward(f, scalars, drop)
+    return (lambda t: own(t, scalars | {"drop": drop})) if own else peers.forward(f, scalars, drop)
 
 
 def sizes_of(f):
@@ -196,9 +197,14 @@ def case(f, dtype="f64", seed=0, shape=None, grad=True):
         v.name: v.default
         for v in (*op.forward.integers, *op.forward.scalars, *op.scalars[f["activation"]])
     } | {"groups": groups}
-    # A default that the shapes determine is given: oracles and other languages have the entry's.
+    # Given are integers of the family's cases, whose defaults may have no effect, and defaults that
+    # the shapes determine: oracles and other languages have the entry's.
+    given = getattr(cases.own(f), "TORCH_INTEGERS", {})
+    given = {v.name: given[v.name] for v in op.forward.integers if v.name in given}
+    scalars |= given
     kwargs = (
-        {v.name: v.default for v in op.forward.scalars if v.rsqrt_of}
+        given
+        | {v.name: v.default for v in op.forward.scalars if v.rsqrt_of}
         | ({"dim": axis} if op.has_axis else {})
         | ({"groups": groups} if op.has_groups else {})
         | (DROPPED if f["dropout"] else {})
