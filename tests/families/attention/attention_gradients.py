@@ -14,7 +14,7 @@ from kfgen.language.primitives import COLUMN, COUNT, QUERIES, QUERY
 
 # Sizes over which gradients are summed, by kind.
 SUMMED = {"query": ["keys"], "key": ["queries", "heads"], "value": ["queries", "heads"]}
-SUMMED |= {"score": []}
+SUMMED |= {"score": [], "head": ["batch", "queries", "keys"]}
 SAVED = ("lse", "row_max", "log_sum")
 # Relative to the largest gradient: results are rounded once in C; tensor cores round factors.
 TOLERANCE = {"bf16": 0.02, "f16": 0.003, "f32": 1e-5, "f64": 3e-14}
@@ -51,7 +51,9 @@ class Part:
             "dot": self.dots,
             **self.more,
         }
-        self.wanted = [o.name for o in self.op.operands if o.grad and o.kind == "score"]
+        own = [o.name for o in self.op.operands if o.grad and o.kind in ("score", "head")]
+        self.wanted = [name for name in own if name not in self.sinks]
+        self.by_head = [o.name for o in self.op.operands if o.kind == "head"]
         self.scores, self.derivative, self.sink = reference.differentiated(
             self.op, self.names, ["dot", *self.wanted]
         )
