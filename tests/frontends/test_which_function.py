@@ -31,6 +31,7 @@ PACKED = [
     (*row, suffix)
     for section in PAGE.split("\n## ")
     for suffix in COMPANIONS.findall(section)
+    if suffix == "_varlen"
     for row in ROW.findall(section)
 ]
 SIZES = {
