@@ -272,7 +272,7 @@ def test_how_frameworks_use_it():
     for f in FUNCTIONS.values():
         both = ["cuda", "c"][: 1 if f["dtypes"][0] == "tf32" else 2]
         assert (
-            f["backends"] in ([both, ["c"]] if f["bwd"] else [both])
+            f["backends"] == both
             and f["architecture"] == 75
             and f["base"]
         ), f["name"]
