@@ -41,8 +41,8 @@ DTYPES = {
 DROPPED = {"p": 0.4, "rng": (3, 4)}  # dropouts
 TOLERANCE = {"f32": 2e-5, "f16": 4e-3, "bf16": 3e-2, "f64": 1e-9}
 # References, functions of tensors and scalars, where the benchmarks' formula lacks a part: class
-# weights, -1 as an invalid row index, NaN that a mask or dropout hides. `drop` of the scalars is the
-# function of dropout.
+# weights, -1 as an invalid row index, NaN that a mask or dropout hides. `drop` of the scalars is
+# the function of dropout.
 OWN = {
     "nll": lambda t, s: [
         torch.nn.functional.nll_loss(
