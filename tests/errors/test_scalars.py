@@ -17,7 +17,6 @@ from refusals import (
 ROLES = {
     "in": "test_pointers, test_overlap",
     "out": "test_pointers, test_overlap",
-    "inout": "test_pointers, test_overlap",
     "sum": "test_pointers, test_overlap",
     "size": "test_sizes",
     "workspace": "test_workspace",
@@ -64,8 +63,9 @@ def test_probability(lib, functions):
             Call(lib, f).set(p=p).refuses(
                 INVALID_VALUE, "p", f"p is {text}", "expected 0 <= p <= 1"
             )
-            # Scalars are checked before zero sizes and before pointers.
-            Call(lib, f).set(p=p, **{f["sizes"][0]: 0}).refuses(INVALID_VALUE, "p")
+            # Scalars are checked before sizes, 0 or negative, and before pointers.
+            for size in (0, -1):
+                Call(lib, f).set(p=p, **{f["sizes"][0]: size}).refuses(INVALID_VALUE, "p")
             Call(lib, f).set(p=p).set_all([a["name"] for a in tensors_of(f)], None).refuses(
                 INVALID_VALUE, "p"
             )

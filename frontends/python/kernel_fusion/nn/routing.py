@@ -118,7 +118,7 @@ class sdpa(contextlib.ContextDecorator):  # noqa: N801 it is called like a funct
     def __enter__(self) -> collections.Counter[str]:
         if not _entered.calls:  # a second mode would be handed the calls that stay PyTorch's
             _entered.mode = _Mode()
-            _entered.mode.__enter__()
+            _entered.mode.__enter__()  # type: ignore[no-untyped-call]
         _entered.calls.append(collections.Counter())
         return _entered.calls[-1]
 

@@ -363,7 +363,7 @@ KFI_DEVICE void kfi_attention_load_eight(stored *to, const stored *from, int cou
         for (int i = 0; i < 8; i += 16 / sizeof(stored)) kfi_copy<16>(to + i, from + i);
     } else {
 #pragma unroll
-        for (int i = 0; i < 8; ++i) to[i] = i < count ? from[i] : stored(0.0f);
+        for (int i = 0; i < 8; ++i) to[i] = i < count ? from[i] : stored{};
     }
 }
 // Computes the statistics of a block's rows, 16 lanes per row. fast: for tensor cores.

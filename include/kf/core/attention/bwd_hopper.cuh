@@ -228,7 +228,7 @@ KFI_DEVICE void kfi_attention_bwd_step_scores(unsigned *p_packed, unsigned *d_pa
 {
     constexpr kfi_attention_bwd_layout at = kfi_attention_bwd_layout_of(tile);
     constexpr int dim = kfi_attention_bwd_dim(tile), queries = kfi_attention_bwd_queries(tile),
-                  key_slab = KFI_ATTENTION_BWD_KEYS * 128, query_slab = queries * 128;
+                  key_slab = KFI_ATTENTION_BWD_ITEM_KEYS * 128, query_slab = queries * 128;
     const unsigned base = w.base;
     const int s = w.n & 1, phase = w.n >> 1 & 1;
     float p[queries / 2], d[queries / 2];

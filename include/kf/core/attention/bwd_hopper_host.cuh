@@ -39,7 +39,7 @@ KF_FN KFI_SMALL size_t kfi_attention_bwd_room_of(kfi_attention_bwd_tiles *t, voi
                  padded =
                      kfi_ceil(p.queries, KFI_ATTENTION_BWD_ALIGNED) * KFI_ATTENTION_BWD_ALIGNED,
                  blocks = kfi_ceil(p.queries, queries),
-                 key_blocks = kfi_ceil(p.keys, KFI_ATTENTION_BWD_KEYS);
+                 key_blocks = kfi_ceil(p.keys, KFI_ATTENTION_BWD_ITEM_KEYS);
     const size_t of_row = kfi_attention_bwd_aligned(heads * padded * 4),
                  of_sums = kfi_attention_bwd_aligned(heads * blocks *
                                                      kfi_attention_bwd_layout_of(tile).of_dq),
@@ -96,7 +96,7 @@ KF_FN KFI_SMALL bool kfi_attention_bwd_encode(kfi_tensor_map *maps, const kfi_at
                                               const kfi_attention_gradients &g, int type, int tile,
                                               const kfi_attention_plan &p)
 {
-    const int box = kfi_attention_bwd_queries(tile), keys = KFI_ATTENTION_BWD_KEYS;
+    const int box = kfi_attention_bwd_queries(tile), keys = KFI_ATTENTION_BWD_ITEM_KEYS;
     const auto of_keys = [&](int i, const void *x, kf_i64 dim, const kfi_attention_strides &s,
                              int rows) {
         return kfi_attention_map(&maps[i], x, type, dim, p.keys, p.kv_heads, p.batch, s, rows);

@@ -61,13 +61,13 @@ KFI_DEVICE void kfi_attention_bwd_load_keys(unsigned base, int used,
     unsigned full = kfi_attention_bwd_bar_at<tile>(base, KFI_BWD_V_FULL);
     kfi_mbar_wait(kfi_attention_bwd_bar_at<tile>(base, KFI_BWD_V_EMPTY), phase);
     kfi_mbar_expect(full, at.of_keys);
-    kfi_attention_bwd_load<tile, KFI_ATTENTION_BWD_KEYS>(base + at.v, m.v, full, x.key, x.kv_head,
-                                                         x.batch);
+    kfi_attention_bwd_load<tile, KFI_ATTENTION_BWD_ITEM_KEYS>(base + at.v, m.v, full, x.key,
+                                                              x.kv_head, x.batch);
     full = kfi_attention_bwd_bar_at<tile>(base, KFI_BWD_K_FULL);
     kfi_mbar_wait(kfi_attention_bwd_bar_at<tile>(base, KFI_BWD_K_EMPTY), phase);
     kfi_mbar_expect(full, at.of_keys);
-    kfi_attention_bwd_load<tile, KFI_ATTENTION_BWD_KEYS>(base + at.k, m.k, full, x.key, x.kv_head,
-                                                         x.batch);
+    kfi_attention_bwd_load<tile, KFI_ATTENTION_BWD_ITEM_KEYS>(base + at.k, m.k, full, x.key,
+                                                              x.kv_head, x.batch);
 }
 // One thread takes items and loads. It takes the next item after the last load of the one before:
 // an item taken early and begun late would hold up those that wait for its sums.

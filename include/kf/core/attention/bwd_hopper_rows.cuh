@@ -68,7 +68,7 @@ KFI_DEVICE void kfi_attention_bwd_prepare(const kfi_attention_bwd_rows &r)
     for (int n = 0; n < passes; ++n) {
         const int row = first + n * step;
 #pragma unroll
-        for (int e = 0; e < 8; ++e) x[n][e] = y[n][e] = stored(0.0f);
+        for (int e = 0; e < 8; ++e) x[n][e] = y[n][e] = stored{};
         if (row < a.queries && c < a.dim_v) {
             kfi_copy<16>(
                 x[n],

@@ -6,9 +6,9 @@
 
 #include "kf/core/attention/hopper_tile.cuh"
 
-#define KFI_ATTENTION_BWD_KEYS 128    // keys of an item of work, 64 per consumer warpgroup
-#define KFI_ATTENTION_BWD_THREADS 384 // a producer and two consumer warpgroups
-#define KFI_ATTENTION_BWD_ALIGNED 128 // queries of a head are padded to a multiple of this
+#define KFI_ATTENTION_BWD_ITEM_KEYS 128 // keys of an item of work, 64 per consumer warpgroup
+#define KFI_ATTENTION_BWD_THREADS 384   // a producer and two consumer warpgroups
+#define KFI_ATTENTION_BWD_ALIGNED 128   // queries of a head are padded to a multiple of this
 
 // Tiles are the forward's KFI_ATTENTION_WGMMA_64 and _128. A smaller dimension takes the next tile:
 // TMA loads zeros past the end.
@@ -51,9 +51,9 @@ KFI_BOTH constexpr kfi_attention_bwd_layout kfi_attention_bwd_layout_of(int tile
 {
     const int dim = kfi_attention_bwd_dim(tile), queries = kfi_attention_bwd_queries(tile);
     kfi_attention_bwd_layout at = {};
-    at.of_keys = KFI_ATTENTION_BWD_KEYS * dim * 2;
+    at.of_keys = KFI_ATTENTION_BWD_ITEM_KEYS * dim * 2;
     at.of_queries = queries * dim * 2;
-    at.of_scores = KFI_ATTENTION_BWD_KEYS * queries * 2;
+    at.of_scores = KFI_ATTENTION_BWD_ITEM_KEYS * queries * 2;
     at.of_dq = queries * dim * 4;
     at.v = at.of_keys;
     at.q = at.v + at.of_keys;

@@ -41,7 +41,7 @@ KFI_DEVICE kfi_attention_bwd_item kfi_attention_bwd_item_at(kfi_attention_bwd_cu
     x.batch = pair / a.kv_heads;
     x.kv_head = pair - x.batch * a.kv_heads;
     x.block = a.ascending ? a.key_blocks - 1 - turn : turn;
-    x.key = x.block * KFI_ATTENTION_BWD_KEYS;
+    x.key = x.block * KFI_ATTENTION_BWD_ITEM_KEYS;
     x.first = a.slope ? kfi_max_i32(0, x.key - a.add) / queries : 0;
     x.blocks = x.key < a.end ? kfi_max_i32(0, a.query_blocks - x.first) : 0;
     x.steps = x.blocks * a.group;
@@ -53,7 +53,7 @@ KFI_DEVICE int kfi_attention_bwd_masked(const kfi_attention_bwd_item &x,
                                         const kfi_attention_bwd_tiles &a)
 {
     constexpr int queries = kfi_attention_bwd_queries(tile);
-    const int last = x.key + KFI_ATTENTION_BWD_KEYS - 1;
+    const int last = x.key + KFI_ATTENTION_BWD_ITEM_KEYS - 1;
     if (last >= a.end) return x.steps;
     if (!a.slope) return 0;
     const int blocks = (last - a.add + queries - 1) / queries - x.first;
@@ -82,7 +82,7 @@ KFI_DEVICE unsigned kfi_attention_bwd_turn(int block, int of_queries,
 {
     constexpr int queries = kfi_attention_bwd_queries(tile);
     if (!a.ascending) return (unsigned)block;
-    const int last = (of_queries * queries + queries - 1 + a.add) / KFI_ATTENTION_BWD_KEYS;
+    const int last = (of_queries * queries + queries - 1 + a.add) / KFI_ATTENTION_BWD_ITEM_KEYS;
     return (unsigned)(kfi_min_i32(a.key_blocks - 1, last) - block);
 }
 

@@ -92,13 +92,13 @@ KFI_DEVICE void kfi_score_fetch(T *to, int tensor, const kfi_attention &a, int r
         const T *const p = from + r * s.row + c;
         if constexpr (transposed) {
             const bool in = key + c < a.keys;
-            to[i] = in && r < a.queries ? p[0] : T(0);
-            to[i + 1] = in && r + 1 < a.queries ? p[s.row] : T(0);
+            to[i] = in && r < a.queries ? p[0] : T{};
+            to[i + 1] = in && r + 1 < a.queries ? p[s.row] : T{};
         } else if (paired && r < a.queries && key + c + 1 < a.keys) {
             kfi_copy<2 * sizeof(T)>(to + i, p);
         } else {
-            to[i] = r < a.queries && key + c < a.keys ? p[0] : T(0);
-            to[i + 1] = r < a.queries && key + c + 1 < a.keys ? p[1] : T(0);
+            to[i] = r < a.queries && key + c < a.keys ? p[0] : T{};
+            to[i + 1] = r < a.queries && key + c + 1 < a.keys ? p[1] : T{};
         }
     }
 }
