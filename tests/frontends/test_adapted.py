@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Arguments that PyTorch's functions take and kf's kernels do not: _adapted.py."""
 
+import sys
+import types
+
 import kfpython
 import numpy as np
 import pytest
@@ -84,6 +87,11 @@ def test_masks_of_another_dtype(kf):
         kf.ops.scale_mask_softmax(SCORES, mask.int())
 
 
+@torch._dynamo.disable
+def _untraceable(x):
+    raise AssertionError("asked for a torch.Tensor")
+
+
 def test_indices_in_int32(kf):
     x, label = draw(3, 6), torch.tensor([1, 5, 0])
     for given in ((x, label), (x.numpy(), label.numpy())):
@@ -107,8 +115,9 @@ def test_positions_of_one_sequence(kf):
 
 
 @pytest.mark.check
-def test_compiled(kf):
-    """Each conversion is traced into one graph."""
+def test_compiled(kf, monkeypatch):
+    """Each conversion is traced into one graph, in a process with TensorFlow, too."""
+    monkeypatch.setitem(sys.modules, "tensorflow", types.SimpleNamespace(is_tensor=_untraceable))
     mask, label, position = draw(QUERIES, KEYS), torch.tensor([1, 0]).int(), torch.arange(4).int()
     table = draw(4, 4)
     calls = [

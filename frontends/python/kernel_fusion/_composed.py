@@ -89,8 +89,11 @@ def _module_of(x: Any) -> Any:
     """Returns the module whose functions take an array; None of other objects."""
     if hasattr(x, "__jax_array__") or type(x).__module__.partition(".")[0] in ("jax", "jaxlib"):
         return sys.modules["jax"].numpy
+    found = _dispatch.module_of(x)
+    if found is not None:  # of a torch.Tensor, for which torch.compile cannot trace what follows
+        return found
     tf = sys.modules.get("tensorflow")
-    return tf if tf is not None and tf.is_tensor(x) else _dispatch.module_of(x)
+    return tf if tf is not None and tf.is_tensor(x) else None
 
 
 def _along(function: Callable[..., Any], name: str, x: Any, dim: int, dtype: Any, out: Any) -> Any:
