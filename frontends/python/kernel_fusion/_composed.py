@@ -90,7 +90,7 @@ def _module_of(x: Any) -> Any:
     if hasattr(x, "__jax_array__") or type(x).__module__.partition(".")[0] in ("jax", "jaxlib"):
         return sys.modules["jax"].numpy
     found = _dispatch.module_of(x)
-    if found is not None:  # of a torch.Tensor, for which torch.compile cannot trace what follows
+    if found is not None:  # torch.compile cannot trace what follows
         return found
     tf = sys.modules.get("tensorflow")
     return tf if tf is not None and tf.is_tensor(x) else None
