@@ -31,7 +31,6 @@ PACKED = [
     (*row, suffix)
     for section in PAGE.split("\n## ")
     for suffix in COMPANIONS.findall(section)
-    if suffix == "_varlen"
     for row in ROW.findall(section)
 ]
 SIZES = {

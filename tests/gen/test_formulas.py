@@ -97,9 +97,8 @@ def environment(call):
         | dict(zip(("keep", "keep_scale"), mask_of(call)))
     )
     for name, a in call.tensors.items():
-        if (a["role"] == "in" and not a["unread"] and name not in call.drop) or call.scalars.get(
-            "beta"
-        ):
+        read = a["role"] in ("in", "inout") and not a["unread"] and name not in call.drop
+        if read or call.scalars.get("beta"):
             whole = STORAGE[a["dtype"]] not in (np.uint16, np.float32, np.float64)
             found[name] = call.data[name] if whole else to_float(call.data[name], a["dtype"])
     return found

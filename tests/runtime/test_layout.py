@@ -28,6 +28,7 @@ int evaluate(const int32_t *, const int64_t *, int64_t *);
 int strides(const kfi_layout_rules *, const kfi_layout *, const kfi_layout_tensor *,
             const int64_t *, const int64_t *, int, int64_t *);
 int divisor(const kfi_layout_rules *, const kfi_layout *);
+int zero(const kfi_layout_rules *, const kfi_layout *);
 void integers(const kfi_layout_rules *, kfi_layout *, const int64_t *, int);
 size_t bytes(int);
 int find(const kfi_layout_rules *r, int tensors, const kfi_layout_tensor *const *t,
@@ -51,6 +52,7 @@ size_t bytes(int which)
     return of[which];
 }
 int divisor(const kfi_layout_rules *r, const kfi_layout *l) { return kfi_layout_divisor(r, l); }
+int zero(const kfi_layout_rules *r, const kfi_layout *l) { return kfi_layout_zero(r, l); }
 void integers(const kfi_layout_rules *r, kfi_layout *l, const int64_t *integers, int count)
 {
     kfi_layout_integers(r, l, integers, count);
@@ -114,7 +116,7 @@ def c(request, tmp_path_factory):
 class Both:
     """An op's rules and tensors for both evaluators."""
 
-    def __init__(self, sizes, axis, tensors, shaping, integers=(), defaults=None):
+    def __init__(self, sizes, axis, tensors, shaping, integers=(), defaults=None, beside=None):
         self.rules = evaluator.Rules(sizes, axis, defaults)
         self.tensors = {
             name: Argument(name, extents, evaluator.lines(extents, list(sizes)))
@@ -125,7 +127,8 @@ class Both:
             name: layout.tensor(extents, list(sizes), integers, codes)
             for name, extents in tensors.items()
         }
-        self.struct = layout.rules(self.rules, codes, integers)
+        self.beside = beside or {}
+        self.struct = layout.rules(self.rules, codes, integers, self.beside)
 
     def in_python(self, shapes, axis, groups, integers):
         """Returns (layout, None) or (None, error)."""
@@ -194,6 +197,9 @@ class Both:
         ]
         sizes = list(self.rules.sizes)
         at = c.divisor(ctypes.byref(self.struct), ctypes.byref(got))
+        assert at == (sizes.index(bad[0]) if bad else -1), where
+        bad = [s for s, other in self.beside.items() if want.values[s] == 0 != want.values[other]]
+        at = c.zero(ctypes.byref(self.struct), ctypes.byref(got))
         assert at == (sizes.index(bad[0]) if bad else -1), where
         made = {}
         for name in self.tensors:
@@ -336,7 +342,8 @@ def some_rules(rng):
         ] + rng.sample(list(sizes), 1)
     tensors["conv"] = [data.parse("(a - 2 * (kernel - 1) - 1) / stride + 1")]
     defaults = {"stride": rng.randint(1, 3)} if rng.random() < 0.5 else None
-    return Both(sizes, axis, tensors, shaping, ("kernel", "stride"), defaults)
+    beside = {names[1]: names[0]} if len(names) > 1 and rng.random() < 0.5 else None
+    return Both(sizes, axis, tensors, shaping, ("kernel", "stride"), defaults, beside)
 
 
 def test_random_rules(c):
@@ -371,7 +378,7 @@ def test_every_op(c, ops):
         axes = packed.axes(f)
         tensors = {a["name"]: a["extents"] for a in f["arguments"] if "kind" in a}
         shaping = axes["shaped_by"] or [size_rules.template(f)["name"]]
-        both = Both(axes["sizes"], axes["axis"], tensors, shaping)
+        both = Both(axes["sizes"], axes["axis"], tensors, shaping, beside=packed.beside(f))
         for _ in range(6):
             ranks = [len(tensors[name]) + rng.choice((0, 0, 0, 1, 2, -1)) for name in shaping]
             shapes = [

@@ -195,7 +195,7 @@ def _places(there: Sequence[bool]) -> list[int]:
 
 def _rules(call: Call, codes: Sequence[int]) -> list[int]:
     names = [v.name for v in call.direction.integers]
-    found = _layout.rules(call.of.rules, codes, names)
+    found = _layout.rules(call.of.rules, codes, names, call.of.beside)
     defaults = [call.of.rules.defaults.get(name, 0) for name in names]
     return [
         found.sizes,
@@ -207,6 +207,7 @@ def _rules(call: Call, codes: Sequence[int]) -> list[int]:
         found.joined,
         *_list(codes),
         *_list(defaults if found.defaults else []),
+        *_list(found.beside[: found.sizes] if found.beside else []),
     ]
 
 

@@ -106,6 +106,163 @@ def flash_attn_varlen_func(
     return _run(function, given, alibi_slopes, softmax_scale, more, return_attn_probs)
 
 
+def flash_attn_with_kvcache(
+    q: Any,
+    k_cache: Any,
+    v_cache: Any,
+    k: Any = None,
+    v: Any = None,
+    rotary_cos: Any = None,
+    rotary_sin: Any = None,
+    cache_seqlens: Any = None,
+    cache_batch_idx: Any = None,
+    cache_leftpad: Any = None,
+    block_table: Any = None,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: Sequence[int] = (-1, -1),
+    softcap: float = 0.0,
+    rotary_interleaved: bool = True,
+    alibi_slopes: Any = None,
+    num_splits: int = 0,
+    return_softmax_lse: bool = False,
+) -> Any:
+    """Attention to cached keys and values with flash-attn's arguments, after storing new ones.
+
+    Args:
+        q: [batch, queries, heads, dim], float32 float16 bfloat16 float64
+        k_cache: [sequences, rows, kv_heads, dim], or with block_table [blocks, page_size, kv_heads,
+            dim], q's dtype; overwritten if k is given
+        v_cache: the same of the values
+        k: new keys [batch, new rows, kv_heads, dim], stored behind the cached ones; or None. JAX
+            and TensorFlow cannot overwrite arrays
+        v: new values, if k is given
+        rotary_cos: [positions, pairs]: cosines of the angles by which q and k are rotated, or None
+        rotary_sin: the same of the sines
+        cache_seqlens: rows of each sequence before the new ones, [batch] of int32, or one number;
+            None: all rows, without k
+        cache_batch_idx: sequences of the cache, [batch] of int32; None: all in order
+        cache_leftpad: None
+        block_table: blocks of each sequence, [batch, pages] of int32; None: the cache is contiguous
+        softmax_scale: any number; None stands for 1 / sqrt(dim)
+        causal: if True, the last query sees all keys, each query before it one less
+        window_size: keys before and behind the query's own that it sees; -1: all
+        softcap: 0
+        rotary_interleaved: True rotates elements 2i and 2i + 1, False i and i + pairs
+        alibi_slopes: None
+        num_splits: ignored; a sequence's length decides
+        return_softmax_lse: if True, returns (out, lse [batch, heads, queries])
+
+    Returns:
+        out [batch, queries, heads, dim_v]
+
+    Raises:
+        TypeError: the dtype has no function.
+        ValueError: shapes do not match, or an argument has a value that no kernel computes.
+    """
+    where = "kf.flash_attn_with_kvcache"
+    left, right = _window(where, causal, window_size)
+    for name, value in (
+        ("cache_leftpad", cache_leftpad),
+        ("softcap", softcap or None),
+        ("alibi_slopes", alibi_slopes),
+    ):
+        if value is not None:
+            expected = 0 if name == "softcap" else None
+            raise ValueError(f"{where}: {name} is given, expected {expected}")
+    _check_cache(where, q, k_cache, k, v, rotary_cos, rotary_sin, cache_seqlens)
+    table, lengths = _tables(where, q, k_cache, block_table, cache_batch_idx, cache_seqlens)
+    if rotary_cos is not None:
+        cosine, sine = (_wide(x, q) for x in (rotary_cos, rotary_sin))
+        steps = _counted(q, q.shape[1])
+        steps = steps if causal or min(left, right) < UNBOUNDED else steps * 0
+        rotate = ops.rope_interleaved if rotary_interleaved else ops.rope
+        q = rotate(q, cosine, sine, lengths[:, None] + steps)
+    if k is not None:
+        append = ops.kv_append_interleaved if rotary_interleaved else ops.kv_append
+        angles = {} if rotary_cos is None else {"cosine": cosine, "sine": sine}
+        append(k, v, lengths, k_cache, v_cache, page_table=table, **angles)
+        lengths = lengths + k.shape[1]
+    lse = {"return_lse": True} if return_softmax_lse else {}
+    return ops.attention_decode(
+        q,
+        k_cache,
+        v_cache,
+        lengths,
+        page_table=table,
+        left=left,
+        right=right,
+        scale=softmax_scale,
+        **lse,
+    )
+
+
+def _check_cache(
+    where: str,
+    q: Any,
+    k_cache: Any,
+    k: Any,
+    v: Any,
+    rotary_cos: Any,
+    rotary_sin: Any,
+    cache_seqlens: Any,
+) -> None:
+    """Checks which arguments are given together."""
+    if (k is None) != (v is None):
+        raise ValueError(f"{where}: {'k' if v is None else 'v'} is given alone, expected k and v")
+    if (rotary_cos is None) != (rotary_sin is None):
+        alone = "rotary_cos" if rotary_sin is None else "rotary_sin"
+        raise ValueError(f"{where}: {alone} is given alone, expected rotary_cos and rotary_sin")
+    if rotary_cos is not None and k is None:
+        raise ValueError(f"{where}: rotary_cos is given without k, expected new keys")
+    if k is not None and cache_seqlens is None:
+        raise ValueError(f"{where}: cache_seqlens is None, expected the rows before those of k")
+    if k is not None and not hasattr(ops, "kv_append"):
+        raise ValueError(f"{where}: k is given, expected None: these arrays are never overwritten")
+
+
+def _tables(
+    where: str, q: Any, k_cache: Any, block_table: Any, cache_batch_idx: Any, cache_seqlens: Any
+) -> tuple[Any, Any]:
+    """Returns (table of blocks or None, rows of each sequence)."""
+    batch, rows = q.shape[0], k_cache.shape[1]
+    if block_table is not None and cache_batch_idx is not None:
+        raise ValueError(f"{where}: cache_batch_idx is given beside block_table, expected one")
+    table = block_table
+    if cache_batch_idx is not None:
+        table = cache_batch_idx.reshape(batch, 1)
+    elif block_table is None and k_cache.shape[0] != batch:
+        raise ValueError(
+            f"{where}: k_cache has {k_cache.shape[0]} sequences, expected the {batch} of q, or "
+            f"cache_batch_idx"
+        )
+    if cache_seqlens is None:
+        cache_seqlens = rows if block_table is None else rows * block_table.shape[1]
+    if isinstance(cache_seqlens, int):
+        cache_seqlens = _counted(q, batch) * 0 + cache_seqlens
+    return table, cache_seqlens
+
+
+def _counted(like: Any, n: int) -> Any:
+    """Returns 0, 1, ..., n - 1 of int32: a tensor of PyTorch on the device of `like`, or an array
+    of NumPy, which other frameworks take.
+    """
+    if hasattr(like, "new_zeros"):
+        one = like.new_zeros(n).int() + 1
+        return one.cumsum(0, dtype=one.dtype) - 1
+    import numpy as np  # the package's build, which imports this module, has no NumPy
+
+    return np.arange(n, dtype=np.int32)
+
+
+def _wide(x: Any, like: Any) -> Any:
+    """Converts angles to float32, or to float64 beside float64."""
+    word = "float64" if str(like.dtype).endswith("float64") else "float32"
+    if str(x.dtype).endswith(word):
+        return x
+    return ops.cast(x, word)
+
+
 def _run(
     function: Callable[..., Any],
     given: Sequence[Any],
@@ -165,7 +322,11 @@ def _kernel(
     return _multihead.kernel_name(name, dropout_p), more
 
 
-FUNCTIONS: tuple[Callable[..., Any], ...] = (flash_attn_func, flash_attn_varlen_func)
+FUNCTIONS: tuple[Callable[..., Any], ...] = (
+    flash_attn_func,
+    flash_attn_varlen_func,
+    flash_attn_with_kvcache,
+)
 _SHARED = (
     "dropout_p: float = 0.0, softmax_scale: float | None = None, causal: bool = False, "
     "window_size: Sequence[int] = (-1, -1), softcap: float = 0.0, alibi_slopes: A | None = None, "
@@ -177,4 +338,12 @@ STUBS = (
     "def flash_attn_varlen_func(q: A, k: A, v: A, cu_seqlens_q: A, cu_seqlens_k: A, "
     "max_seqlen_q: int | None = None, max_seqlen_k: int | None = None, "
     f"{_SHARED}, block_table: A | None = None) -> Any: ...",
+    "def flash_attn_with_kvcache(q: A, k_cache: A, v_cache: A, k: A | None = None, "
+    "v: A | None = None, rotary_cos: A | None = None, rotary_sin: A | None = None, "
+    "cache_seqlens: A | int | None = None, cache_batch_idx: A | None = None, "
+    "cache_leftpad: A | None = None, block_table: A | None = None, "
+    "softmax_scale: float | None = None, causal: bool = False, "
+    "window_size: Sequence[int] = (-1, -1), softcap: float = 0.0, "
+    "rotary_interleaved: bool = True, alibi_slopes: A | None = None, num_splits: int = 0, "
+    "return_softmax_lse: bool = False) -> Any: ...",
 )

@@ -2,7 +2,7 @@
 """The structs of include/kf/runtime/layout.h, filled from rules and extents."""
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from kfgen import paths
@@ -45,15 +45,26 @@ class RulesOf(ctypes.Structure):
         *[(n, INT) for n in ("least", "has_axis", "first_says", "joined")],
         ("code", ctypes.POINTER(INT)),
         ("defaults", ctypes.POINTER(INT)),
+        ("beside", ctypes.POINTER(INT)),
     ]
 
 
-def rules(of: "Rules", codes: Sequence[int], integers: Sequence[str] = ()) -> RulesOf:
-    """Returns the struct of an op's rules, with the codes of all its extents."""
+def rules(
+    of: "Rules",
+    codes: Sequence[int],
+    integers: Sequence[str] = (),
+    beside: Mapping[str, str] | None = None,
+) -> RulesOf:
+    """Returns the struct of an op's rules, with the codes of all its extents.
+
+    Args:
+        beside: {size: the size that its 0 stands for in the shape struct}.
+    """
     defaults = [of.defaults.get(name, 0) for name in integers]
     sizes, every = list(of.sizes), of.sizes.values()
     counts: list[Any] = [rule.get("dims") for rule in every]
     divides = [sizes.index(rule["divides"]) if "divides" in rule else -1 for rule in every]
+    others = shapes.places(sizes, beside or {})
     return RulesOf(
         len(sizes),
         (INT * SIZES)(*[COUNTS.get(count, count) for count in counts]),
@@ -64,6 +75,7 @@ def rules(of: "Rules", codes: Sequence[int], integers: Sequence[str] = ()) -> Ru
         ALWAYS if of.arguments else ALONE if of.has_axis else NEVER,
         (INT * max(len(codes), 1))(*codes),
         (INT * len(defaults))(*defaults) if of.defaults else None,
+        (INT * len(others))(*others) if others else None,
     )
 
 

@@ -90,6 +90,7 @@ class Function:
         self.ids = {a["name"]: a["id"] for a in self.activations}
         self.betas = [a["name"] for a in self.arguments("beta")]
         self.codes = []  # codes of all extents that are expressions
+        self.beside = shapes.places(self.order, packed.beside(self.first))
         self.operands = [self.operand(a) for a in self.tensors]
 
     def _shaped_by(self):
@@ -257,6 +258,7 @@ class Function:
             f"KFI_LAYOUT_{joined}",
             f"kfi_rt_codes_{self.stem}" if self.codes else "NULL",
             f"kfi_rt_defaults_{self.stem}" if self.defaults else "NULL",
+            f"kfi_rt_beside_{self.stem}" if self.beside else "NULL",
         )
 
     def there(self, f):

@@ -155,7 +155,7 @@ def nullable(k, stream):
 def notes(k, stream):
     found = [nullable(k, stream)]
     if stream.role == "inout":
-        found.append(f"read, then replaced by {stream.next_name}")
+        found.append(k.change(stream))
     if stream.pages:
         found.append(paged(k, stream))
     if stream.role == "in" and (below := k.below(stream)):
@@ -333,9 +333,8 @@ def lines(kernel, whole=False):
     found = _formula_lines(k, whole)
     groups = {}  # inputs, then outputs, of equal shape, dtype and notes
     for s in k.inputs + k.outputs:
-        # The tensors of a matrix product differ in shape: each name carries its own.
-        named = f"{s.name}[i]" if s.is_list else s.name
-        dims, name = ("", f"{named} {shape(k, s)}") if k.work else (f"{shape(k, s)} ", named)
+        named, dims = f"{s.name}[i]" if s.is_list else s.name, shape(k, s)
+        dims, name = ("", f"{named} {dims}") if k.shape_per_name else (f"{dims} ", named)
         role = {"in": "in ", "inout": "i/o"}.get(s.role, "out")
         groups.setdefault((role, dims, s.dtype.word, notes(k, s)), []).append(name)
     for (role, dims, word, note), members in groups.items():

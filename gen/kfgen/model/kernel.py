@@ -369,6 +369,15 @@ class Kernel(Signature):
     def flops(self):
         return counts(self.graph, self.roots)
 
+    def change(self, stream):
+        """Describes what a call does to a tensor that it updates."""
+        return f"read, then replaced by {stream.next_name}"
+
+    @property
+    def shape_per_name(self):
+        """True if the contract writes each tensor's shape behind its name."""
+        return bool(self.work)
+
     @property
     def has_workspace(self):
         """True if the functions have a workspace argument: every backward, and a forward whose sums

@@ -182,6 +182,11 @@ def _postfix(extent, values):
     return [*_postfix(left, values), *_postfix(right, values), CODES[operator]]
 
 
+def places(sizes, others):
+    """Returns the index of each size's other size, -1 without; empty if no size has one."""
+    return [sizes.index(others[size]) if size in others else -1 for size in sizes if others]
+
+
 def fields(extents, sizes, values, codes):
     """Returns the fields of layout.h's kfi_layout_extent for each extent.
 

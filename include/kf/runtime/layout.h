@@ -45,6 +45,8 @@ typedef struct {
     int32_t joined;                    /* KFI_LAYOUT_NEVER, _ALONE or _ALWAYS */
     const int32_t *code;               /* expressions of the extents */
     const int32_t *defaults;           /* values that replace integers of 0; NULL: none */
+    const int32_t *beside; /* per size: index of the size that its 0 stands for in a shape struct,
+                              -1: none; NULL: none at all */
 } kfi_layout_rules;
 
 typedef struct {
@@ -201,6 +203,13 @@ static inline int kfi_layout_divisor(const kfi_layout_rules *r, const kfi_layout
 {
     for (int s = 0; s < r->sizes; ++s)
         if (r->divides[s] >= 0 && (l->n[s] < 1 || l->n[r->divides[s]] % l->n[s])) return s;
+    return -1;
+}
+/* Returns the index of a size of 0 that a launcher would read as another number; -1: none such. */
+static inline int kfi_layout_zero(const kfi_layout_rules *r, const kfi_layout *l)
+{
+    for (int s = 0; r->beside && s < r->sizes; ++s)
+        if (r->beside[s] >= 0 && !l->n[s] && l->n[r->beside[s]]) return s;
     return -1;
 }
 

@@ -98,6 +98,7 @@ struct kfi_rt_op {
     const char *plain;               /* "add", without the placeholder of the activation */
     const char *const *other_names;  /* aliases of `plain`, ended by NULL */
     const char *const *number_names; /* names of the integers, then of the scalars */
+    const char *const *size_names;   /* NULL unless rules.beside refuses sizes */
     const kfi_rt_operand *operands;
     const kfi_rt_activation *activations;
     const kf_op_t *entries; /* entries of the same dtypes are adjacent */

@@ -273,6 +273,12 @@ static kf_result_t kfi_rt_measure_call(const kfi_rt_call *c, kfi_rt_prepared *m)
     for (int i = 0; i < op->operand_count && result == KF_SUCCESS; ++i)
         if (c->tensors[i] && !(op->any_order && !op->operands[i].is_out))
             result = kfi_rt_check_operand_shape(c, m, i);
+    const int zero = kfi_layout_zero(&op->rules, l);
+    if (zero >= 0 && result == KF_SUCCESS)
+        return kfi_rt_fail(KF_ERROR_INVALID_SIZE, op->name, kfi_rt_sized(op, zero)->name,
+                           "has no elements: %s is 0, expected 1 or more beside %lld %s",
+                           op->size_names[zero], (long long)l->n[op->rules.beside[zero]],
+                           op->size_names[op->rules.beside[zero]]);
     if (fits || result != KF_SUCCESS) return result;
     return kfi_rt_fail(KF_ERROR_INVALID_SIZE, op->name, op->operands[op->shaped_by].name,
                        "makes %s of all, expected at most 2^58 elements",

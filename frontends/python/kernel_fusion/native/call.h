@@ -145,6 +145,8 @@ class Call
                    ", expected a divisor of the " + std::to_string(l->n[other]) + " " +
                    sizes_[other];
         }
+        const int zero = kfi_layout_zero(&rules, l);
+        if (zero >= 0) return refused_zero(zero, rules.beside[zero], *l);
         for (size_t i = 0; i < inputs.size(); ++i) {
             if (!shapes[i]) continue;
             Shape wanted;
@@ -190,7 +192,7 @@ class Call
 
   private:
     kfi_layout_rules rules_ = {};
-    std::vector<int32_t> code_, defaults_;
+    std::vector<int32_t> code_, defaults_, beside_;
     std::vector<std::string> sizes_; // names
     std::vector<int> shaping_;       // inputs whose shapes determine the sizes
     int template_ = 0;               // the input to which errors compare the others
@@ -204,6 +206,7 @@ class Call
         rules_.least = in->small(), rules_.has_axis = in->small();
         rules_.joined = in->small();
         code_ = in->wholes<int32_t>(), defaults_ = in->wholes<int32_t>();
+        beside_ = in->wholes<int32_t>();
     }
     static void read(Reader *in, Argument *t)
     {
@@ -222,6 +225,7 @@ class Call
     {
         kfi_layout_rules found = rules_;
         found.code = code_.data(), found.defaults = defaults_.empty() ? nullptr : defaults_.data();
+        found.beside = beside_.empty() ? nullptr : beside_.data();
         return found;
     }
     static bool shape(const kfi_layout_rules &rules, const kfi_layout &l, const Argument &t,
@@ -233,6 +237,17 @@ class Call
         return count >= 0;
     }
 
+    // Describes a size of 0 that the shape struct would read as another size.
+    std::string refused_zero(int size, int other, const kfi_layout &l) const
+    {
+        std::string named = inputs[template_].name;
+        for (size_t i = inputs.size(); i-- > 0;)
+            for (int k = 0; k < inputs[i].layout.extents; ++k)
+                if (inputs[i].layout.extent[k].size == size) named = inputs[i].name;
+        return where + ": " + named + " has no elements: " + sizes_[size] +
+               " is 0, expected 1 or more beside " + std::to_string(l.n[other]) + " " +
+               sizes_[other];
+    }
     std::string mismatch(int i, const Shape &got, const std::string &expected) const
     {
         return where + ": " + inputs[i].name + " has the shape " + text_of(got) + ", expected " +

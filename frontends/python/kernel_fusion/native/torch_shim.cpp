@@ -94,7 +94,8 @@ static bool lay_out(call *c)
     bool done = kfi_layout_find(c->rules, op->shaping_count, tensors, shapes, ranks, c->axis,
                                 &c->groups, &c->layout, &e);
     const int wrong = done ? op->basis : op->shaping[e.tensor];
-    done = done && kfi_layout_divisor(c->rules, &c->layout) < 0;
+    done = done && kfi_layout_divisor(c->rules, &c->layout) < 0 &&
+           kfi_layout_zero(c->rules, &c->layout) < 0;
     for (int s = 0; s < c->rules->sizes && done; ++s) done = c->layout.n[s] >= 0;
     return done || fail(c, "has a shape that the op does not support", op->tensors[wrong].name);
 }

@@ -138,7 +138,8 @@ def _entry(s: Schema) -> _Op:
     tensors = [_tensor(s, t, codes) for t in (*call.inputs, *call.outputs)]
     shaping = [call.inputs.index(t) for t in call.shaping]
     integers = [v.name for v in call.integers]
-    rules = [_layout.rules(r, codes, integers) for r in (op.rules, op.channels_last or op.rules)]
+    both = (op.rules, op.channels_last or op.rules)
+    rules = [_layout.rules(r, codes, integers, op.beside) for r in both]
     made = _Op(
         s.name.encode(),
         _array(_Tensor, tensors),
