@@ -138,6 +138,7 @@ FORMS = {
         SHAPES=DECODE,
         MORE=MORE_DECODE,
         RESULTS_IN_PARTS=True,  # sums of chunks
+        BITS_BY_ALIGNMENT=True,  # other rows take FMAs: tests/support/functions/strided.py
         LAUNCHES=3,
         LARGE=(2**30, 2**10, 1, 1, 1, 1, 1, 1, 1),
         OVERFLOWS=[

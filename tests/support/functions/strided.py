@@ -85,6 +85,17 @@ def layouts(f, sizes):
     return {name: given for name, given in found.items() if given}
 
 
+def unaligned(f, sizes, given):
+    """True if rows do not all begin at multiples of 16 bytes from their tensor's first."""
+    for a in strided_tensors(f):
+        extents, length = levels(f, sizes, a)
+        strides = dense(given.get(a["name"], [0] * len(extents)), extents, length)
+        size = np.dtype(checks.STORAGE[a["dtype"]]).itemsize
+        if any(n > 1 and stride * size % 16 for stride, n in zip(strides, extents)):
+            return True
+    return False
+
+
 class Call:
     """A checks.Layout with strided tensors. share: (output, input) pairs that share memory."""
 
@@ -182,10 +193,16 @@ def some(found, turn):
 
 def same(lib, memory, f, sizes, seed=0, turn=None):
     """Checks that every layout gives the bits of the contiguous call. turn: checks only the layouts
-    of this turn."""
+    of this turn.
+
+    Where the kernel, and with it the bits, depends on the alignment of rows (BITS_BY_ALIGNMENT of
+    the family's cases), unaligned rows are compared with contiguous tensors off their alignment.
+    """
     found = layouts(f, sizes)
+    by_alignment = getattr(cases.own(f), "BITS_BY_ALIGNMENT", False)
     for what, given in (found if turn is None else some(found, turn)).items():
-        layout = checks.Layout(lib, f, sizes, seed=seed)
+        shift = int(by_alignment and unaligned(f, sizes, given))
+        layout = checks.Layout(lib, f, sizes, seed=seed, shift=shift)
         for name, numbers in given.items():  # The contiguous call repeats the broadcast rows.
             for k, number in enumerate(numbers):
                 if number == BROADCAST:
