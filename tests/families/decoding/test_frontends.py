@@ -150,10 +150,12 @@ def test_graphs(kf):
 
 def test_opcheck(kf):
     torch = pytest.importorskip("torch")
-    q, k_cache, v_cache = map(torch.from_numpy, case(1))
-    k, v = torch.from_numpy(draw(2, 1, 2, 8, seed=3)), torch.from_numpy(draw(2, 1, 2, 6, seed=4))
+    q, *caches = case(1)
+    q, k, v = map(torch.from_numpy, (q, draw(2, 1, 2, 8, seed=3), draw(2, 1, 2, 6, seed=4)))
     table, counts = torch.from_numpy(TABLE), torch.from_numpy(COUNTS)
-    for pages in (table, None):
+    for pages in (table, None):  # without a table, a cache has the rows of each sequence
+        own = caches if pages is not None else map(gathered, caches)
+        k_cache, v_cache = (torch.from_numpy(x.copy()) for x in own)
         given = (k, v, None, None, None, pages, counts, k_cache, v_cache)
         torch.library.opcheck(torch.ops.kf.kv_append, given)
         given = (q, k_cache, v_cache, pages, counts, UNBOUNDED, 0, 0.5, False)

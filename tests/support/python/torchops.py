@@ -187,7 +187,8 @@ def case(f, dtype="f64", seed=0, shape=None, grad=True):
         given = {t.name: [value(e, at) for e in t.extents] for t in op.forward.shaping}
     layout = op.lay_out(op.forward, given, axis, groups)
     tensors = {}
-    for a, t in zip([a for a in f["arguments"] if a["role"] == "in"], op.forward.inputs):
+    read = [a for a in f["arguments"] if a["role"] in ("in", "inout")]
+    for a, t in zip(read, op.forward.inputs):
         own = {"T": dtype, "U": dtype, "acc": _table.WIDE[dtype]}.get(t.var, t.var)
         x = _draw(f, a, layout.of(t), DTYPES.get(own), rng, shape)
         tensors[t.name] = (
@@ -217,6 +218,9 @@ def gradient(op, name):
 
 
 def results(found):
+    """Returns the tensors of a call's result, which is None if it overwrites its inputs."""
+    if found is None:
+        return []
     return list(found) if isinstance(found, tuple) else [found]
 
 
