@@ -8,6 +8,8 @@ from kfgen.model import steps
 from kfgen.model.steps import Instance, Launch, Step
 
 STATISTICS, SUMS = "workspace.statistics", "workspace.sums"
+TILES = ("64", "128")  # head dimensions of tiles of wgmma
+WGMMA = ("bwd_prepare", "bwd_hopper", "bwd_finish")  # kernels of a tile
 QUERIES, KEYS = "0", "1"  # rows of a block
 ROWS = 3  # index of that argument of a tile
 
@@ -75,32 +77,23 @@ class AttentionBwdCuda(AttentionCuda):
             return []
         return [Instance("kfk_attention_bwd_outside", (self.type, self.score))]
 
-    def of_head(self, stream):
-        """The kernel of a gradient with a number per head."""
-        word = "sink" if stream is self.k.sink_gradient else "head"
-        of = f"KFI_OF_{stream.dtype.word.upper()}"
-        return Instance(f"kfk_attention_bwd_{word}", (self.type, of))
-
-    @property
-    def of_heads(self):
-        """Kernels of gradients with a number per head, in the order of the results."""
-        return [self.of_head(s) for s in self.k.outputs if s.kind == "head"]
-
     @property
     def instances(self):
-        """Statistics and gradients by mma.sync, the same by FMAs, `outside`, and `of_heads`."""
-        mma = [self.kernel("delta", "1"), *self.mma] if self.small else []
-        return [*mma, self.kernel("delta", "0"), *self.simt, *self.outside, *self.of_heads]
+        """Kernels by wgmma, statistics and gradients by mma.sync, the same by FMAs, `outside`."""
+        mma = [*self.wgmma, self.kernel("delta", "1"), *self.mma] if self.small else []
+        return [*mma, self.kernel("delta", "0"), *self.simt, *self.outside]
 
     @property
     def buffers(self):
         found = {STATISTICS: "shift, factor and delta of each query"}
-        return found | ({SUMS: "sums of blocks of queries"} if self.k.head_gradients else {})
+        if self.has_wgmma:
+            found[SUMS] = "sums of dq in float, and the next addend and item of work"
+        return found
 
     @property
     def workspace_bytes(self):
-        own = f"{self.k.dtype.acc.size}, {len(self.k.head_gradients)}"
-        return f"kfi_attention_bwd{self.packed}_workspace(shape, {own})"
+        size, wgmma = self.k.dtype.acc.size, str(self.has_wgmma).lower()
+        return f"kfi_attention_bwd{self.packed}_workspace(shape, {size}, {wgmma})"
 
     def _launches(self, rows, heads):
         """Launches of one gradient. rows: QUERIES or KEYS."""
@@ -155,13 +148,11 @@ class AttentionBwdCuda(AttentionCuda):
         k = self.k
         read = steps.names(k.inputs)
         by_key = tuple(s.name for s in k.outputs if s.kind in ("key", "value"))
-        by_query = tuple(s.name for s in k.outputs if s.kind in ("query", "score"))
-        by_query += (SUMS,) if k.head_gradients else ()
-        deltas = [self.kernel("delta", n) for n in (("1", "0") if self.small else ("0",))]
-        batch = "" if k.packed else " x batch"
+        by_query = tuple(s.name for s in k.outputs if s.name not in by_key)
+        sums = (SUMS,) if self.has_wgmma else ()
         found = []
         if self.outside:
-            scores = tuple(s.name for _, s in k.score_gradients)
+            scores = tuple(s.name for _, s, _ in k.score_gradients)
             clear = Launch(tuple(self.outside), "16 rows x heads x sequences", "128")
             found.append(
                 Step("clears what is outside of sequences", (clear,), read, scores, "it is wanted")
@@ -186,7 +177,6 @@ class AttentionBwdCuda(AttentionCuda):
                 (*by_query, *mended),
                 "one of them is wanted",
             ),
-            *self._head_steps(False),
             Step(
                 "computes gradients by blocks of keys",
                 self._launches(KEYS, "kv_heads"),
@@ -196,20 +186,4 @@ class AttentionBwdCuda(AttentionCuda):
                 if self.has_wgmma
                 else "one of them is wanted",
             ),
-            *self._head_steps(True),
-        ]
-
-    def _head_steps(self, sink):
-        """Steps of the gradients with a number per head: the sink's, or the others."""
-        read = (STATISTICS, *steps.names(self.k.inputs)) if sink else (SUMS,)
-        return [
-            Step(
-                "sums the gradient of the sink" if sink else "sums blocks of queries per head",
-                (Launch((self.of_head(s),), "heads", "128"),),
-                read,
-                (s.name,),
-                "it is wanted",
-            )
-            for s in self.k.outputs
-            if s.kind == "head" and (s is self.k.sink_gradient) == sink
         ]

@@ -56,9 +56,9 @@
 #ifdef KFI_HOST_PASS
 
 // Kernels in a launcher's table: statistics for FMAs, then dq, dk and dv of each tile. 2-byte
-// elements have in front of them statistics for mma.sync, then dq, dk and dv of each tile. Behind
-// them kfk_attention_bwd_outside of packed sequences with gradients of the scores' shape,
-// kfk_attention_bwd_head of each gradient per head, and kfk_attention_bwd_sink.
+// elements have in front of them those of each tile of wgmma, then statistics for mma.sync, dq, dk
+// and dv of each tile. Packed sequences with gradients of the scores' shape have
+// kfk_attention_bwd_outside last.
 enum {
     KFI_ATTENTION_BWD_WGMMAS = 3 * KFI_ATTENTION_BWD_WGMMA_TILES,
     KFI_ATTENTION_BWD_MMA_TILES = 3,
@@ -73,50 +73,35 @@ KF_FN KFI_SMALL size_t kfi_attention_bwd_plane(const kfi_attention_plan &p, kf_i
     const kf_i64 rows = (p.packed ? 1 : p.batch) * p.heads * p.queries;
     return (size_t)(kfi_ceil(rows * bytes, KFI_WORKSPACE_ALIGNED) * KFI_WORKSPACE_ALIGNED);
 }
-// Sums of blocks of queries, at least 32 in each.
-KF_FN KFI_SMALL size_t kfi_attention_bwd_sums(const kfi_attention_plan &p, kf_i64 bytes)
+// Bytes that a call needs. bytes: size of a sum. wgmma: whether it has kernels by wgmma.
+KF_FN KFI_SMALL size_t kfi_attention_bwd_bytes(const kfi_attention_plan &p, int bytes, bool wgmma)
 {
-    const kf_i64 blocks =
-                     p.packed ? p.queries / 32 + p.batch + 2 : kfi_ceil(p.queries, 32) * p.batch,
-                 size = blocks * p.heads * bytes;
-    return (size_t)(kfi_ceil(size, KFI_WORKSPACE_ALIGNED) * KFI_WORKSPACE_ALIGNED);
+    const size_t statistics = 3 * kfi_attention_bwd_plane(p, bytes);
+    const int tile = kfi_attention_bwd_pick_tile(p.dim, p.dim_v);
+    if (!wgmma || tile < 0 || !(KFI_BWD_WGMMA_TILES >> tile & 1)) return statistics;
+    const size_t most = kfi_attention_bwd_hopper_bytes(p);
+    return most > statistics ? most : statistics;
 }
-// Statistics of the queries, and sums of their blocks. bytes: size of a sum. sums: operands of the
-// score with a gradient per head.
-KF_FN KFI_SMALL size_t kfi_attention_bwd_bytes(const kfi_attention_plan &p, int bytes, int sums)
-{
-    return 3 * kfi_attention_bwd_plane(p, bytes) + (size_t)sums * kfi_attention_bwd_sums(p, bytes);
-}
-KF_FN KFI_SMALL size_t kfi_attention_bwd_workspace(const void *shape, int bytes, int sums)
+KF_FN KFI_SMALL size_t kfi_attention_bwd_workspace(const void *shape, int bytes, bool wgmma)
 {
     if (!shape) return 0;
     const kfi_attention_plan p = kfi_attention_plan_of((const int64_t *)shape);
-    return kfi_attention_fits(&p) ? kfi_attention_bwd_bytes(p, bytes, sums) : 0;
+    return kfi_attention_fits(&p) ? kfi_attention_bwd_bytes(p, bytes, wgmma) : 0;
 }
-KF_FN KFI_SMALL size_t kfi_attention_bwd_packed_workspace(const void *shape, int bytes, int sums)
+KF_FN KFI_SMALL size_t kfi_attention_bwd_packed_workspace(const void *shape, int bytes, bool wgmma)
 {
     if (!shape) return 0;
     const kfi_attention_plan p = kfi_attention_packed_plan_of((const int64_t *)shape);
-    return kfi_attention_fits(&p) ? kfi_attention_bwd_bytes(p, bytes, sums) : 0;
+    return kfi_attention_fits(&p) ? kfi_attention_bwd_bytes(p, bytes, wgmma) : 0;
 }
 
-// Kernels of the statistics and of all tiles.
-KF_FN KFI_SMALL int kfi_attention_bwd_tiles(const kfi_attention_op &op)
-{
-    const bool small = op.type == KFI_OF_BF16 || op.type == KFI_OF_F16;
-    return KFI_ATTENTION_BWD_SIMTS + (small ? (int)KFI_ATTENTION_BWD_MMAS : 0);
-}
 // Sets the gradients of a call; takes the statistics that kfi_attention_tensors has set. of: number
-// of the score's tensor that each gradient of such a tensor belongs to.
-KF_FN KFI_SMALL void kfi_attention_bwd_tensors(kfi_attention_bwd_call *call,
+// of the score's tensor that each gradient of its shape belongs to.
+KF_FN KFI_SMALL void kfi_attention_bwd_tensors(kfi_attention *a, kfi_attention_gradients *g,
                                                const kfi_attention_op &op,
+                                               const kfi_attention_plan &p,
                                                const kfi_attention_strides *steps, const int *of)
 {
-    const kfi_attention_plan &p = *call->p;
-    kfi_attention *const a = call->a;
-    kfi_attention_gradients *const g = call->g;
-    const void *const *kernel = op.kernels + kfi_attention_bwd_tiles(op);
-    if (p.packed && strchr(op.shapes, KFI_ATTENTION_DSCORES)) call->outside = *kernel++;
     for (int i = 0; op.shapes[i]; ++i) {
         const void *const from = op.arguments.tensors[i];
         void *const to = const_cast<void *>(from);
@@ -130,11 +115,6 @@ KF_FN KFI_SMALL void kfi_attention_bwd_tensors(kfi_attention_bwd_call *call,
             g->dscores[*of] = to, g->dscore_strides[*of] = steps[i];
             ++of;
             break;
-        case KFI_ATTENTION_DHEADS:
-            call->dheads[*of] = to, call->head_kernels[*of] = *kernel++;
-            ++of;
-            break;
-        case KFI_ATTENTION_DSINK: call->dsink = to, call->sink_kernel = *kernel++; break;
         default: break;
         }
     }
@@ -143,17 +123,13 @@ KF_FN KFI_SMALL void kfi_attention_bwd_tensors(kfi_attention_bwd_call *call,
     g->query_strides = {p.packed ? 0 : p.heads * p.queries, 1, p.queries};
     g->kv_heads = (int)p.kv_heads;
 }
-KF_FN KFI_SMALL void kfi_attention_bwd_room(const kfi_attention_bwd_call &call, void *workspace,
-                                            int bytes)
+KF_FN KFI_SMALL void kfi_attention_bwd_room(kfi_attention_gradients *g, void *workspace,
+                                            const kfi_attention_plan &p, int bytes)
 {
-    const kfi_attention_plan &p = *call.p;
-    kfi_attention_gradients *const g = call.g;
-    const size_t plane = kfi_attention_bwd_plane(p, bytes), sums = kfi_attention_bwd_sums(p, bytes);
+    const size_t plane = kfi_attention_bwd_plane(p, bytes);
     g->delta = workspace;
     g->shift = (char *)workspace + plane;
     g->factor = (char *)workspace + 2 * plane;
-    for (int n = 0, count = 0; n < KFI_SCORE_TENSORS; ++n)
-        if (call.dheads[n]) g->sums[n] = (char *)workspace + 3 * plane + sums * (size_t)count++;
 }
 // Launches the kernels by wgmma. Returns false if sizes, the mask, alignments or the device's code
 // do not allow it.
@@ -230,32 +206,31 @@ KF_FN kf_result_t kfi_attention_bwd_run_all(const kfi_attention_op &op, const kf
     const bool small = op.type == KFI_OF_BF16 || op.type == KFI_OF_F16;
     const bool wgmma = small && (op.kernels[1] || op.kernels[4]); // any tile
     const int real = op.type == KFI_OF_F64 ? 8 : 4;
-    int sums = 0;
-    for (const char *s = op.shapes; *s; ++s) sums += *s == KFI_ATTENTION_DHEADS;
     kfi_operands operands;
     kfi_attention_strides steps[KFI_MAX_TENSORS];
     kf_result_t result = kfi_attention_check(&op.name, &op.arguments, &op.strides, op.shapes, &v,
                                              &p, steps, &operands);
     if (result != KF_SUCCESS || !operands.wanted) return result;
     result = kfi_check_workspace(&op.name, &op.arguments, &operands, workspace, workspace_bytes,
-                                 kfi_attention_bwd_bytes(p, real, sums));
+                                 kfi_attention_bwd_bytes(p, real, wgmma));
     if (result == KF_SUCCESS) result = kfi_attention_bwd_limits(op, p);
     if (result == KF_SUCCESS && op.drops)
         result = kfi_attention_numbers(&op.name, &p, &a->drop.numbers, &a->drop.number0);
     if (result != KF_SUCCESS) return result;
     kfi_attention_sizes(a, p);
     kfi_attention_tensors(a, op, steps);
-    kfi_attention_bwd_call call = {};
-    call.name = &op.name, call.p = &p, call.args = args, call.a = a, call.g = g;
-    call.stream = stream;
-    call.drop = op.drops ? 0 : KFI_NO_DROPOUT; // both kinds of seeds take as much memory
-    kfi_attention_bwd_tensors(&call, op, steps, of);
-    kfi_attention_bwd_room(call, workspace, real);
-    if (g->dscores[0] || g->dscores[1]) result = kfi_attention_bwd_launch_outside(call);
-    if (result != KF_SUCCESS) return result;
-    if (!small || !kfi_attention_bwd_run_mma(op, call, &result))
-        result = kfi_attention_bwd_run_simt(op, call, small);
-    return result == KF_SUCCESS ? kfi_attention_bwd_launch_sink(call) : result;
+    kfi_attention_bwd_tensors(a, g, op, p, steps, of);
+    const int drop = op.drops ? 0 : KFI_NO_DROPOUT; // both kinds of seeds take as much memory
+    const kfi_attention_bwd_call call = {&op.name, &p, args, a, g, stream, drop};
+    if (small && kfi_attention_bwd_run_wgmma(op, call, workspace, &result)) return result;
+    kfi_attention_bwd_room(g, workspace, p, real);
+    if (p.packed && (g->dscores[0] || g->dscores[1])) {
+        const int last = KFI_ATTENTION_BWD_SIMTS + (small ? (int)KFI_ATTENTION_BWD_SMALL : 0);
+        result = kfi_attention_bwd_launch_outside(call, op.kernels[last]);
+        if (result != KF_SUCCESS) return result;
+    }
+    if (small && kfi_attention_bwd_run_mma(op, call, &result)) return result;
+    return kfi_attention_bwd_run_simt(op, call, small);
 }
 KF_FN kf_result_t kfi_attention_bwd_run(const kfi_attention_op &op, const kfi_shape_values &v,
                                         const kfi_attention_plan &p, kfi_attention_bwd *b,
