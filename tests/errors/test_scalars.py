@@ -16,6 +16,7 @@ from refusals import (
 # The role of an argument, and the tests that try its invalid values. A new role needs a line here.
 ROLES = {
     "in": "test_pointers, test_overlap",
+    "inout": "test_pointers, test_overlap",
     "out": "test_pointers, test_overlap",
     "sum": "test_pointers, test_overlap",
     "size": "test_sizes",
