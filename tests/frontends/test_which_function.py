@@ -31,6 +31,7 @@ PACKED = [
     (*row, suffix)
     for section in PAGE.split("\n## ")
     for suffix in COMPANIONS.findall(section)
+    if suffix == "_varlen"
     for row in ROW.findall(section)
 ]
 SIZES = {
@@ -73,6 +74,8 @@ def drawn(op, t, rng, lengths):
     sizes = CACHES if "page_size" in op.rules.sizes else sizes
     sizes = IMAGES if "pixels" in op.rules.sizes else sizes
     sizes = SCORES if op.name.startswith("scale_") and "queries" in op.rules.sizes else sizes
+    if op.rules.count.get("batch") == 1:  # an axis of its own, not all axes before the others
+        sizes = sizes | {"batch": [2]}
     sizes = sizes | lengths
     shape = []
     for extent in t.extents:
