@@ -105,6 +105,11 @@ def wrong_pairs(sizes):
     return "pairs" if some and sizes["pairs"] > sizes["dim"] // 2 else None
 
 
+def blocks_of(sizes):
+    """Returns the blocks of up to two sequences of three pages, of seven (TORCH)."""
+    return (0, 4, 2, 6, 1, 3)[: sizes["batch"] * sizes["pages"]]
+
+
 def merged(t, s):
     """attention_merge in PyTorch's plain operations (tests/support/python/torchops.py)."""
     import torch
@@ -156,7 +161,7 @@ FORMS = {
             [(2, 4, 2, 1, 7, 16, 3, 64, 64), 1],
         ],
         TORCH=(2, 4, 2, 3, 7, 4, 3, 8, 8),
-        GIVEN={"table": (0, 4, 2, 6, 1, 3), "count": (12, 5)},
+        GIVEN={"table": blocks_of, "count": lambda n: (12, 5)[: n["batch"]]},
         EXTENTS={
             "batch": (2,),
             "heads": (4,),
@@ -197,7 +202,11 @@ FORMS = {
             [(2, 2, 5, 9, 64, 4, 64, 64, 300, 32)],
         ),
         TORCH=(2, 2, 3, 7, 4, 3, 8, 8, 20, 3),
-        GIVEN={"table": (0, 4, 2, 6, 1, 3), "count": (9, 5), "position": (0, 1, 2, 3, 4, 5)},
+        GIVEN={
+            "table": blocks_of,
+            "count": lambda n: (9, 5)[: n["batch"]],
+            "position": lambda n: range(n["batch"] * n["queries"]),
+        },
         EXTENTS={
             "batch": (2,),
             "kv_heads": (2,),

@@ -145,12 +145,21 @@ class Case:
         return [r.squeeze(1) for r in found] if groups else found, given
 
 
+def given(f, a, sizes):
+    """Returns the integers that the family's cases give a tensor, None if it is drawn.
+
+    sizes: of the call, by name
+    """
+    found = getattr(cases.own(f), "GIVEN", {}).get(a["kind"])
+    return found(sizes) if found else None
+
+
 def _draw(f, a, shape, dtype, rng, sizes):
     masks = "seen" if a["dtype"] == "u8" else "positive" if a["positive"] else "normal"
     word = peers.draw(f, a["name"]) or masks
-    if given := getattr(cases.own(f), "GIVEN", {}).get(a["kind"]):
-        given = given(dict(zip(f["sizes"], sizes))) if callable(given) else given
-        return torch.as_tensor(given, dtype=dtype).reshape(shape)
+    found = given(f, a, dict(zip(f["sizes"], sizes)))
+    if found is not None:
+        return torch.as_tensor(found, dtype=dtype).reshape(shape)
     if a["index"]:
         return torch.randint(
             0, dict(zip(f["sizes"], sizes_of(f)))[a["index"]["below"]], shape, generator=rng
