@@ -17,7 +17,12 @@ pytestmark = pytest.mark.skipif(not toolkit.include(), reason="no CUDA headers")
 FUNCTIONS = [f for f in numeric.ON_CUDA if strided.strided_tensors(f)]
 if cases.LEVEL == 1:
     FUNCTIONS = selection.cover(
-        lambda f: [selection.schedule(f), (f["form"], f["op"] == "nll")], FUNCTIONS
+        lambda f: [
+            selection.schedule(f),
+            (f["form"], f["op"] == "nll"),
+            (f["form"], strided.bits_by_alignment(f) and f["dtypes"][0] in ("f16", "bf16")),
+        ],
+        FUNCTIONS,
     )
 
 

@@ -96,6 +96,11 @@ def unaligned(f, sizes, given):
     return False
 
 
+def bits_by_alignment(f):
+    """True if the kernel of 2-byte elements, and with it the bits, depends on their alignment."""
+    return getattr(cases.own(f), "BITS_BY_ALIGNMENT", False)
+
+
 class Call:
     """A checks.Layout with strided tensors. share: (output, input) pairs that share memory."""
 
@@ -199,9 +204,8 @@ def same(lib, memory, f, sizes, seed=0, turn=None):
     the family's cases), unaligned rows are compared with contiguous tensors off their alignment.
     """
     found = layouts(f, sizes)
-    by_alignment = getattr(cases.own(f), "BITS_BY_ALIGNMENT", False)
     for what, given in (found if turn is None else some(found, turn)).items():
-        shift = int(by_alignment and unaligned(f, sizes, given))
+        shift = int(bits_by_alignment(f) and unaligned(f, sizes, given))
         layout = checks.Layout(lib, f, sizes, seed=seed, shift=shift)
         for name, numbers in given.items():  # The contiguous call repeats the broadcast rows.
             for k, number in enumerate(numbers):
