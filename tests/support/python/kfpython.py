@@ -236,7 +236,7 @@ def calls(driver, cache, *found, script=LAUNCHES, more=(), **environment):
 def ready(f):
     """Arguments of a call of a manifest's function, with distinct tensors."""
     tensors = [a for a in f["arguments"] if a["role"] in ("in", "inout", "out", "sum")]
-    sizes = dict(zip(f["sizes"], (8, 16, 4, 4, 8, 8, 8), strict=False))
+    sizes = dict(zip(f["sizes"], (8, 16, 4, 4, *[8] * 6), strict=False))
     sizes |= {"pairs": 2} if "pairs" in f["sizes"] else {}
     assert len(sizes) == len(f["sizes"]), f["name"]
     scalars = [
