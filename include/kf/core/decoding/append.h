@@ -22,7 +22,7 @@ typedef struct {
     kfi_name name;
     kfi_arguments arguments;
     kfi_strides given;
-    kfi_decoding_element element;
+    kfi_cpu_decoding_element element;
     int beside; /* whether pairs are elements 2i and 2i + 1; else elements i and i + pairs */
     const char *k, *v;
     char *k_cache, *v_cache;

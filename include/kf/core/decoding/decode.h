@@ -32,7 +32,7 @@ typedef struct {
     kfi_name name;
     kfi_arguments arguments;
     kfi_strides given;
-    kfi_decoding_element element;
+    kfi_cpu_decoding_element element;
     const char *q, *k, *v;
     char *out;
     void *lse; /* [batch, heads, queries], of `unit` bytes; may be NULL */
@@ -56,8 +56,8 @@ typedef struct {
 } kfi_cpu_decode_chunk;
 
 /* Address of row r of q or out of a unit, r = query * group + head within the unit's heads. */
-KFI_HOST kf_i64 kfi_decode_offset(const kfi_cpu_decode *m, const kfi_decoding_strides *s,
-                                  kf_i64 unit, kf_i64 row)
+KFI_HOST kf_i64 kfi_cpu_decode_offset(const kfi_cpu_decode *m, const kfi_decoding_strides *s,
+                                      kf_i64 unit, kf_i64 row)
 {
     const kf_i64 query = row / m->group,
                  head = unit % m->sizes.kv_heads * m->group + row % m->group;
@@ -97,7 +97,7 @@ KFI_HOST void kfi_decode_load_job(void *context, kf_i64 job)
 {
     const kfi_cpu_decode *const m = (const kfi_cpu_decode *)context;
     const kf_i64 unit = job / m->rows, row = job % m->rows;
-    m->element.load(m->q + kfi_decode_offset(m, &m->q_strides, unit, row),
+    m->element.load(m->q + kfi_cpu_decode_offset(m, &m->q_strides, unit, row),
                     m->queries + job * m->q_pitch * m->element.unit, m->sizes.dim);
 }
 KFI_HOST void kfi_decode_chunk_job(void *context, kf_i64 job)

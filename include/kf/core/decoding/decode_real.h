@@ -162,7 +162,7 @@ KFI_HOST void KFI_DECODE(decode_fold)(const kfi_cpu_decode *m, kf_i64 unit, kf_i
     const KFI_REAL divisor = total == 0 ? 1 : total;
     for (kf_i64 i = 0; i < pitch; ++i) sums[i] /= divisor;
     if (m->sizes.dim_v)
-        m->element.store(sums, m->out + kfi_decode_offset(m, &m->out_strides, unit, row),
+        m->element.store(sums, m->out + kfi_cpu_decode_offset(m, &m->out_strides, unit, row),
                          m->sizes.dim_v);
     if (!m->lse) return;
     const kf_i64 query = row / m->group, head = unit / m->sizes.kv_heads * m->sizes.heads +

@@ -17,7 +17,7 @@ typedef struct {
     void (*load)(const void *from, void *to, kf_i64 count);
     void (*store)(const void *from, void *to, kf_i64 count);
     int size, unit; /* bytes of an element, and of a number */
-} kfi_decoding_element;
+} kfi_cpu_decoding_element;
 
 #define KFI_DECODING_SHORT(word, stored)                                                           \
     KFI_HOST void kfi_decoding_load_##word(const void *from, void *to, kf_i64 count)               \
@@ -58,10 +58,11 @@ typedef struct {
         memcpy(to, from, (size_t)count * sizeof(stored));                                          \
     }
 #define KFI_DECODING_ELEMENT(word, stored, real)                                                   \
-    KFI_HOST kfi_decoding_element kfi_decoding_##word(void)                                        \
+    KFI_HOST kfi_cpu_decoding_element kfi_decoding_##word(void)                                    \
     {                                                                                              \
-        const kfi_decoding_element found = {kfi_decoding_load_##word, kfi_decoding_store_##word,   \
-                                            (int)sizeof(stored), (int)sizeof(real)};               \
+        const kfi_cpu_decoding_element found = {kfi_decoding_load_##word,                          \
+                                                kfi_decoding_store_##word, (int)sizeof(stored),    \
+                                                (int)sizeof(real)};                                \
         return found;                                                                              \
     }
 KFI_DECODING_SHORT(f16, kf_f16)

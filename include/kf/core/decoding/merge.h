@@ -35,14 +35,14 @@ typedef struct {
     kfi_name name;
     kfi_arguments arguments;
     kfi_strides given;
-    kfi_decoding_element element;
+    kfi_cpu_decoding_element element;
     int bwd;
     kfi_decoding_sizes sizes; /* queries: rows */
     kfi_decoding_strides strides[KFI_MAX_TENSORS];
 } kfi_cpu_merge;
 
 /* Address of a row of tensor i, of `at` = (batch * rows + row) * heads + head. */
-KFI_HOST char *kfi_merge_row(const kfi_cpu_merge *m, int i, kf_i64 at)
+KFI_HOST char *kfi_cpu_merge_row(const kfi_cpu_merge *m, int i, kf_i64 at)
 {
     const kf_i64 heads = m->sizes.heads, rows = m->sizes.queries, row = at / heads % rows;
     return (char *)(uintptr_t)m->arguments.tensors[i] +

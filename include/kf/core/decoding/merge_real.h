@@ -36,11 +36,11 @@ KFI_HOST void KFI_MERGE(forward)(const kfi_cpu_merge *m, kf_i64 at)
     const kf_i64 dim = m->sizes.dim, size = m->element.size;
     for (kf_i64 d = 0; d < dim; d += KFI_MERGE_SLICE) {
         const kf_i64 count = dim - d < KFI_MERGE_SLICE ? dim - d : KFI_MERGE_SLICE;
-        m->element.load(kfi_merge_row(m, KFI_MERGE_A, at) + d * size, a, count);
-        m->element.load(kfi_merge_row(m, KFI_MERGE_B, at) + d * size, b, count);
+        m->element.load(kfi_cpu_merge_row(m, KFI_MERGE_A, at) + d * size, a, count);
+        m->element.load(kfi_cpu_merge_row(m, KFI_MERGE_B, at) + d * size, b, count);
         for (kf_i64 i = 0; i < count; ++i)
             a[i] = (w.a == 0 ? 0 : w.a * a[i]) + (w.b == 0 ? 0 : w.b * b[i]);
-        m->element.store(a, kfi_merge_row(m, KFI_MERGE_OUT, at) + d * size, count);
+        m->element.store(a, kfi_cpu_merge_row(m, KFI_MERGE_OUT, at) + d * size, count);
     }
     ((KFI_REAL *)(uintptr_t)m->arguments.tensors[KFI_MERGE_LSE])[w.index] = w.lse;
 }
@@ -52,9 +52,9 @@ KFI_HOST KFI_REAL KFI_MERGE(difference)(const kfi_cpu_merge *m, kf_i64 at)
     for (int j = 0; j < KFI_SIMD; ++j) sum[j] = 0;
     for (kf_i64 d = 0; d < dim; d += KFI_MERGE_SLICE) {
         const kf_i64 count = dim - d < KFI_MERGE_SLICE ? dim - d : KFI_MERGE_SLICE;
-        m->element.load(kfi_merge_row(m, KFI_MERGE_A, at) + d * size, a, count);
-        m->element.load(kfi_merge_row(m, KFI_MERGE_B, at) + d * size, b, count);
-        m->element.load(kfi_merge_row(m, KFI_MERGE_DOUT, at) + d * size, dout, count);
+        m->element.load(kfi_cpu_merge_row(m, KFI_MERGE_A, at) + d * size, a, count);
+        m->element.load(kfi_cpu_merge_row(m, KFI_MERGE_B, at) + d * size, b, count);
+        m->element.load(kfi_cpu_merge_row(m, KFI_MERGE_DOUT, at) + d * size, dout, count);
         for (kf_i64 i = 0; i < count; i += KFI_SIMD) {
             KFI_TILE_LOOP
             for (int j = 0; j < KFI_SIMD; ++j) sum[j] += dout[i + j] * (a[i + j] - b[i + j]);
@@ -78,11 +78,11 @@ KFI_HOST void KFI_MERGE(backward)(const kfi_cpu_merge *m, kf_i64 at)
     const kf_i64 dim = m->sizes.dim, size = m->element.size;
     for (kf_i64 d = 0; d < dim; d += KFI_MERGE_SLICE) {
         const kf_i64 count = dim - d < KFI_MERGE_SLICE ? dim - d : KFI_MERGE_SLICE;
-        m->element.load(kfi_merge_row(m, KFI_MERGE_DOUT, at) + d * size, dout, count);
+        m->element.load(kfi_cpu_merge_row(m, KFI_MERGE_DOUT, at) + d * size, dout, count);
         for (int k = 0; k < 2; ++k) {
             if (!t[grads[k]]) continue;
             for (kf_i64 i = 0; i < count; ++i) to[i] = weight[k] == 0 ? 0 : weight[k] * dout[i];
-            m->element.store(to, kfi_merge_row(m, grads[k], at) + d * size, count);
+            m->element.store(to, kfi_cpu_merge_row(m, grads[k], at) + d * size, count);
         }
     }
     for (int k = 0; k < 2; ++k)
