@@ -85,7 +85,7 @@ KFI_DEVICE void kfi_attention_bwd_produce(unsigned base, volatile int *items,
         kfi_mbar_arrive(kfi_attention_bwd_bar_at<tile>(base, KFI_BWD_ITEM_FULL + (round & 1)));
         if (number >= a.items) return;
         const kfi_attention_bwd_item x = kfi_attention_bwd_item_at<tile>(&cursor, number, a);
-        kfi_attention_bwd_step step = kfi_attention_bwd_first(x, a);
+        kfi_attention_bwd_query_step step = kfi_attention_bwd_first(x, a);
         for (int i = 0; i < x.steps; ++i, ++n, kfi_attention_bwd_next(&step, a)) {
             kfi_attention_bwd_load_step<tile>(base, n, m, a, step.block,
                                               x.kv_head * a.group + step.head, x.batch);
@@ -108,7 +108,7 @@ KFI_DEVICE void kfi_attention_bwd_send(unsigned base, const volatile int *items,
         kfi_attention_bwd_pass_on<tile>(base, round);
         if (number < 0) break;
         const kfi_attention_bwd_item x = kfi_attention_bwd_item_at<tile>(&cursor, number, a);
-        kfi_attention_bwd_step step = kfi_attention_bwd_first(x, a);
+        kfi_attention_bwd_query_step step = kfi_attention_bwd_first(x, a);
         for (int i = 0; i < x.steps; ++i, ++n, kfi_attention_bwd_next(&step, a)) {
             if ((n & 1) != s) continue;
             const int to =

@@ -60,16 +60,17 @@ KFI_DEVICE int kfi_attention_bwd_masked(const kfi_attention_bwd_item &x,
     return kfi_min_i32(x.blocks, kfi_max_i32(0, blocks)) * a.group;
 }
 // A step of an item: a block of queries of one head of the group.
-struct kfi_attention_bwd_step {
+struct kfi_attention_bwd_query_step {
     int head, block;
 };
-KFI_DEVICE kfi_attention_bwd_step kfi_attention_bwd_first(const kfi_attention_bwd_item &x,
-                                                          const kfi_attention_bwd_tiles &a)
+KFI_DEVICE kfi_attention_bwd_query_step kfi_attention_bwd_first(const kfi_attention_bwd_item &x,
+                                                                const kfi_attention_bwd_tiles &a)
 {
-    const kfi_attention_bwd_step s = {0, a.ascending ? x.first : a.query_blocks - 1};
+    const kfi_attention_bwd_query_step s = {0, a.ascending ? x.first : a.query_blocks - 1};
     return s;
 }
-KFI_DEVICE void kfi_attention_bwd_next(kfi_attention_bwd_step *s, const kfi_attention_bwd_tiles &a)
+KFI_DEVICE void kfi_attention_bwd_next(kfi_attention_bwd_query_step *s,
+                                       const kfi_attention_bwd_tiles &a)
 {
     if (++s->head < a.group) return;
     s->head = 0;
