@@ -14,7 +14,7 @@ from kfgen.language.primitives import COLUMN, COUNT, QUERIES, QUERY
 
 # Sizes over which gradients are summed, by kind.
 SUMMED = {"query": ["keys"], "key": ["queries", "heads"], "value": ["queries", "heads"]}
-SUMMED |= {"score": []}
+SUMMED |= {"score": [], "head": ["batch", "queries", "keys"]}
 SAVED = ("lse", "row_max", "log_sum")
 # Relative to the largest gradient: results are rounded once in C; tensor cores round factors.
 TOLERANCE = {"bf16": 0.02, "f16": 0.003, "f32": 1e-5, "f64": 3e-14}
@@ -30,6 +30,7 @@ class Part:
         tensors: {name: [batch, heads, rows, dim] or values per query}.
         more: further operands, which broadcast to the scores.
         mask: the weights that dropout keeps, and their scale; empty without dropout.
+        of_sink: name of the sink.
     """
 
     op: object
@@ -37,6 +38,7 @@ class Part:
     tensors: dict
     more: dict
     mask: tuple = ()
+    of_sink: str = ""
 
     def __post_init__(self):
         self.kinds = {o.kind: o.name for o in self.op.operands}
@@ -51,7 +53,9 @@ class Part:
             "dot": self.dots,
             **self.more,
         }
-        self.wanted = [o.name for o in self.op.operands if o.grad and o.kind == "score"]
+        own = [o.name for o in self.op.operands if o.grad and o.kind in ("score", "head")]
+        self.wanted = [name for name in own if name != self.of_sink]
+        self.by_head = [o.name for o in self.op.operands if o.kind == "head"]
         self.scores, self.derivative, self.sink = reference.differentiated(
             self.op, self.names, ["dot", *self.wanted]
         )
@@ -106,7 +110,14 @@ class Part:
 
         names = (self.kinds[n] for n in reference.PRODUCTS)
         found = (ddot @ k, shared(ddot.mT @ self.q), shared(self.dropped(p).mT @ dout))
-        return dict(zip(names, found)) | {n: dscore * self.derivative[n] for n in self.wanted}
+        found = dict(zip(names, found)) | {n: dscore * self.derivative[n] for n in self.wanted}
+        self.sizes = {n: np.abs(found[n]).sum((0, 2, 3)) for n in self.by_head if n in found}
+        found |= {n: found[n].sum((0, 2, 3)) for n in self.sizes}
+        if self.of_sink:
+            given = self.sink, self.scores, self.see
+            found[self.of_sink] = reference.sink_gradient(*given, delta)
+            self.sizes[self.of_sink] = -reference.sink_gradient(*given, np.abs(delta))
+        return found
 
 
 def values(call):
@@ -131,9 +142,10 @@ def parts(call):
     kinds = {a["kind"]: n for n, a in call.tensors.items()}
     more = [o.name for o in op.operands if o.kind in ("score", "head")]
     keep, *scale = call.mask() or (None,)
+    of_sink = call.kernel.sink.name if call.kernel.sink else ""
     if call.f["form"] == "dense":
         own, mask = {n: found.pop(n) for n in more}, (keep, *scale) if scale else ()
-        yield Part(op, call.scalars, found, own, mask), (slice(None), slice(None)), 0
+        yield Part(op, call.scalars, found, own, mask, of_sink), (slice(None), slice(None)), 0
         return
     offsets = (call.data[kinds[f"{word}_offsets"]] for word in ("query", "key"))
     bounds = [list(zip(x, x[1:])) for x in offsets]
@@ -154,7 +166,7 @@ def parts(call):
             if n not in more
         }
         mask = (keep[None, :, rows, keys], *scale) if scale else ()
-        yield Part(op, call.scalars, part, own, mask), (rows, keys), i
+        yield Part(op, call.scalars, part, own, mask, of_sink), (rows, keys), i
 
 
 def fill(call):
@@ -166,6 +178,10 @@ def fill(call):
         n: np.full(call.data[n].shape, 0.0 if n in ("out", "log_sum") else -np.inf)
         for n in ("out", *SAVED)
     }
+    if call.kernel.sink:  # queries of no sequence have one, too
+        name = call.kernel.sink.name
+        sink = storage.to_float(call.data[name], call.tensors[name]["dtype"]).reshape(-1, 1)
+        wide |= {n: np.broadcast_to(sink, wide[n].shape).copy() for n in ("lse", "row_max")}
     for part, (rows, _), _ in parts(call):
         for name, x in part.forward().items():
             x = x.swapaxes(1, 2) if name == "out" else x
@@ -176,8 +192,19 @@ def fill(call):
         call.data[name] = storage.from_float(x, call.tensors[name]["dtype"])
 
 
+def _outside(call):
+    """The sink's gradient by queries of no sequence, whose weight it has alone: the sum of dlse."""
+    if call.f["form"] == "dense" or "dlse" in call.drop:
+        return 0.0
+    dlse = storage.to_float(call.data["dlse"], call.tensors["dlse"]["dtype"]).copy()
+    for _, (rows, _), _ in parts(call):
+        dlse[:, rows] = 0.0
+    return dlse.sum(1)
+
+
 def expected(call):
-    """Returns {gradient: float64}."""
+    """Returns {gradient: float64}. Sets call.magnitudes: those of sums per head."""
+    call.magnitudes = {}
     of = {a["of"]: n for n, a in call.tensors.items() if a["role"] != "in"}
     found = {n: np.zeros(call.data[n].shape) for n in of.values()}
     dense = call.f["form"] == "dense"
@@ -186,7 +213,10 @@ def expected(call):
             if name not in of:
                 continue
             to, kind = found[of[name]], call.tensors[of[name]]["kind"]
-            if kind == "score":
+            if kind == "head":
+                to += x
+                call.magnitudes[of[name]] = part.sizes[name] + call.magnitudes.get(of[name], 0.0)
+            elif kind == "score":
                 if dense:
                     to[...] = x
                 else:
@@ -195,6 +225,8 @@ def expected(call):
                 to[...] = x.swapaxes(1, 2)
             else:
                 to[rows if kind == "query" else keys] = x[0].swapaxes(0, 1)
+    if call.kernel.bwd and call.kernel.sink_gradient:
+        found[call.kernel.sink_gradient.name] += _outside(call)
     return found
 
 
@@ -210,5 +242,6 @@ def check(call, got):
         assert np.isfinite(value).all(), f"{where} is not finite"
         limit = TOLERANCE[dtype] * max(1.0, np.abs(wanted).max(initial=0))
         limit = max(limit, least) if call.tensors[name]["kind"] == "score" else limit
+        limit = max(limit, TOLERANCE[dtype] * np.max(call.magnitudes.get(name, 0.0), initial=0))
         error = np.abs(value - wanted).max(initial=0)
         assert error <= limit, f"{where} differs by {error:.3g}, at most {limit:.3g} expected"

@@ -374,13 +374,6 @@ ref = "{expr}"
 
 
 REFUSED = {
-    "a gradient": (
-        entry("softmax(dot * scale + h) * v", operands=OPERANDS + '\noperands.h = "head"'),
-        "op.seen",
-        "operands",
-        "have a gradient: h",
-        "give the others grad = false",
-    ),
     "a sum that is no softmax": (
         entry("dot * scale * v"),
         "op.seen",
@@ -394,6 +387,13 @@ REFUSED = {
         "expr",
         "does not read `dot`",
         "read it",
+    ),
+    "a sink that the score reads": (
+        entry("softmax(dot * scale + h, h) * v", operands=OPERANDS + '\noperands.h = "head"'),
+        "op.seen",
+        "expr",
+        "has the sink `h` in the score",
+        "give the sink an operand of its own",
     ),
     "a bound by a tensor": (
         entry("softmax(dot * scale) * v", 'last = "query + column"'),

@@ -82,6 +82,7 @@ void attention(const attention_call *c, void *workspace)
              : c->type == F16 ? kfi_cpu_attention_f16()
                               : kfi_cpu_attention_bf16();
     m.q = c->q, m.k = c->k, m.v = c->v, m.sink = c->sink, m.out = c->out;
+    m.sink_type = m.type.element;
     m.lse = c->lse, m.row_max = c->row_max, m.log_sum = c->log_sum;
     m.q_strides = strides(c->strides), m.k_strides = strides(c->strides + 3);
     m.v_strides = strides(c->strides + 6), m.out_strides = strides(c->strides + 9);

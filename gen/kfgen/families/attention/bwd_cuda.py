@@ -8,6 +8,7 @@ from kfgen.model import steps
 from kfgen.model.steps import Instance, Launch, Step
 
 STATISTICS, SUMS = "workspace.statistics", "workspace.sums"
+PARTIAL = "workspace.partial"
 TILES = ("64", "128")  # head dimensions of tiles of wgmma
 WGMMA = ("bwd_prepare", "bwd_hopper", "bwd_finish")  # kernels of a tile
 QUERIES, KEYS = "0", "1"  # rows of a block
@@ -77,23 +78,40 @@ class AttentionBwdCuda(AttentionCuda):
             return []
         return [Instance("kfk_attention_bwd_outside", (self.type, self.score))]
 
+    def per_head(self, stream):
+        """Returns the kernel that sums a gradient with one number per head."""
+        word = "sink" if stream is self.k.sink_gradient else "head"
+        of = f"KFI_OF_{stream.dtype.word.upper()}"
+        return Instance(f"kfk_attention_bwd_{word}", (self.type, of))
+
+    @property
+    def heads(self):
+        """Kernels of gradients with one number per head, in the order of the results."""
+        return [self.per_head(s) for s in self.k.outputs if s.kind == "head"]
+
     @property
     def instances(self):
-        """Kernels by wgmma, statistics and gradients by mma.sync, the same by FMAs, `outside`."""
+        """Kernels by wgmma, statistics and gradients by mma.sync, the same by FMAs, `outside`,
+        `heads`.
+        """
         mma = [*self.wgmma, self.kernel("delta", "1"), *self.mma] if self.small else []
-        return [*mma, self.kernel("delta", "0"), *self.simt, *self.outside]
+        own = [*self.outside, *self.heads]
+        return [*mma, self.kernel("delta", "0"), *self.simt, *own]
 
     @property
     def buffers(self):
         found = {STATISTICS: "shift, factor and delta of each query"}
         if self.has_wgmma:
             found[SUMS] = "sums of dq in float, and the next addend and item of work"
+        if self.k.head_gradients:
+            found[PARTIAL] = "sums of gradients per head, by blocks of queries"
         return found
 
     @property
     def workspace_bytes(self):
         size, wgmma = self.k.dtype.acc.size, str(self.has_wgmma).lower()
-        return f"kfi_attention_bwd{self.packed}_workspace(shape, {size}, {wgmma})"
+        sums = len(self.k.head_gradients)
+        return f"kfi_attention_bwd{self.packed}_workspace(shape, {size}, {wgmma}, {sums})"
 
     def _launches(self, rows, heads):
         """Launches of one gradient. rows: QUERIES or KEYS."""
@@ -148,11 +166,12 @@ class AttentionBwdCuda(AttentionCuda):
         k = self.k
         read = steps.names(k.inputs)
         by_key = tuple(s.name for s in k.outputs if s.kind in ("key", "value"))
-        by_query = tuple(s.name for s in k.outputs if s.name not in by_key)
+        by_query = tuple(s.name for s in k.outputs if s.kind in ("query", "score"))
+        by_query += (PARTIAL,) if k.head_gradients else ()
         sums = (SUMS,) if self.has_wgmma else ()
         found = []
         if self.outside:
-            scores = tuple(s.name for _, s, _ in k.score_gradients)
+            scores = tuple(s.name for _, s in k.score_gradients)
             clear = Launch(tuple(self.outside), "16 rows x heads x sequences", "128")
             found.append(
                 Step("clears what is outside of sequences", (clear,), read, scores, "it is wanted")
@@ -177,6 +196,7 @@ class AttentionBwdCuda(AttentionCuda):
                 (*by_query, *mended),
                 "one of them is wanted",
             ),
+            *self._partial_steps,
             Step(
                 "computes gradients by blocks of keys",
                 self._launches(KEYS, "kv_heads"),
@@ -186,4 +206,24 @@ class AttentionBwdCuda(AttentionCuda):
                 if self.has_wgmma
                 else "one of them is wanted",
             ),
+            *self._sink_steps,
         ]
+
+    def _head_step(self, does, stream, read):
+        launch = Launch((self.per_head(stream),), "heads", "512")
+        return Step(does, (launch,), read, (stream.name,), "it is wanted")
+
+    @property
+    def _partial_steps(self):
+        """Steps that sum gradients of the score's operands with one number per head."""
+        does = "sums blocks of queries per head"
+        return [self._head_step(does, s, (PARTIAL,)) for _, s in self.k.head_gradients]
+
+    @property
+    def _sink_steps(self):
+        """The step of the sink's gradient."""
+        k = self.k
+        if not k.sink_gradient:
+            return []
+        read = (STATISTICS, k.sink.name, *(s.name for s in k.inputs if s.kind == "per_query"))
+        return [self._head_step("sums the gradient of the sink", k.sink_gradient, read)]

@@ -29,7 +29,8 @@ class AttentionC(C):
     @property
     def workspace_bytes(self):
         packed = ("_bwd" if self.k.bwd else "") + ("_packed" if self.k.packed else "")
-        return f"kfi_cpu_attention{packed}_workspace(shape, {self.k.dtype.acc.size})"
+        sums = f", {len(self.k.head_gradients)}" if self.k.bwd else ""
+        return f"kfi_cpu_attention{packed}_workspace(shape, {self.k.dtype.acc.size}{sums})"
 
     @property
     def code(self):

@@ -24,7 +24,6 @@ from kfgen.model.shape_structs import Field, ShapeStruct, option, size
 HEAD = "head"
 # Values of saved outputs, one per query.
 SAVED = ("lse", "row_max", "log_sum")
-DIFFERENTIABLE = (*PRODUCTS, "score")  # kinds of operands with a gradient
 INTEGERS = {"dtype": "I", "grad": False}
 SCALARS = 8  # KFI_SCORE_SCALARS
 SCORE_OPERANDS = 2  # KFI_SCORE_TENSORS
@@ -172,9 +171,6 @@ class Attention(Family):
         if {kinds_.count(kind) for kind in OFFSETS} not in ({0}, {1}):
             fix = f"give it one of each, or none: {', '.join(OFFSETS)}"
             raise f.error("operands", f"are {describe(operands)}", fix)
-        if wanted := [o.name for o in operands if o.grad and o.kind not in DIFFERENTIABLE]:
-            fix = f"only {', '.join(DIFFERENTIABLE)} have one: give the others grad = false"
-            raise f.error("operands", f"have a gradient: {', '.join(wanted)}", fix)
         if sum(o.kind in ("score", "head") for o in operands) > SCORE_OPERANDS:
             fix = f'at most {SCORE_OPERANDS} are "score" or "head"'
             raise f.error("operands", f"are {describe(operands)}", fix)
@@ -216,6 +212,9 @@ class Attention(Family):
         if len(op.scalars) - len(op.integers) > SCALARS:
             raise wrong(op, "scalars", "are too many", f"at most {SCALARS} are possible")
         read = graph.variables([score])
+        for name in sorted({graph.nodes[i].value for i in sink} & read):
+            fix = "give the sink an operand of its own"
+            raise wrong(op, "expr", f"has the sink `{name}` in the score", fix)
         if DOT not in read:
             raise wrong(op, "expr", f"has a score that does not read `{DOT}`", "read it")
         for name in sorted({KEEP} & read):

@@ -26,6 +26,7 @@ SAVED = {"lse": "l", "row_max": "m", "log_sum": "s"}
 LETTERS |= {"per_query": "l"}
 # Sizes over which gradients are summed.
 SUMMED = {"query": ("keys",), "key": ("queries", "heads"), "value": ("queries", "heads")}
+SUMMED |= {"head": ("batch", "queries", "keys")}
 
 
 class AttentionKernel(Kernel):
@@ -106,7 +107,8 @@ class AttentionKernel(Kernel):
 
     def _differentiate(self, score, env, out, saved):
         """Sets inputs, outputs and roots of the gradients."""
-        scores = [o.name for o in self.op.operands if o.grad and o.kind == "score"]
+        differentiable = [o.name for o in self.op.operands if o.grad]
+        scores = [s.name for s in self.score_inputs if s.name in differentiable]
         wanted = {DOT: env[DOT]} | {name: env[name] for name in scores}
         found = gradient(self.graph, {score: self.graph.var(DSCORE)}, list(wanted.values()))
         zero = self.graph.const(0)
@@ -114,7 +116,7 @@ class AttentionKernel(Kernel):
             name: zero if found[node] is None else found[node] for name, node in wanted.items()
         }
         self.roots = [score, *self.derivatives.values()]
-        if self.sink:
+        if self.sink and self.sink.name not in differentiable:
             self.sink.reads = "never"  # row_max and log_sum, or lse, include it
         for s in (out, *saved):
             s.role = "in"
@@ -168,14 +170,25 @@ class AttentionKernel(Kernel):
         return [s for s in self.operands if s.kind in ("score", "head") and s is not self.sink]
 
     @property
-    def score_gradients(self):
-        """(index in score_inputs, gradient, node) of gradients of the scores' shape."""
+    def tensor_gradients(self):
+        """(index in score_inputs, gradient) of what the score reads, in the order of the roots."""
         names = [s.name for s in self.score_inputs]
-        return [
-            (names.index(s.of), s, self.derivatives[s.of])
-            for s in self.outputs
-            if s.of in self.derivatives
-        ]
+        return [(names.index(s.of), s) for s in self.outputs if s.of in self.derivatives]
+
+    @property
+    def score_gradients(self):
+        """tensor_gradients of the scores' shape."""
+        return [(i, s) for i, s in self.tensor_gradients if s.kind == "score"]
+
+    @property
+    def head_gradients(self):
+        """tensor_gradients with one number per head."""
+        return [(i, s) for i, s in self.tensor_gradients if s.kind == "head"]
+
+    @property
+    def sink_gradient(self):
+        """The sink's gradient, or None."""
+        return next((s for s in self.outputs if self.sink and s.of == self.sink.name), None)
 
     @property
     def plain(self):
@@ -202,6 +215,8 @@ class AttentionKernel(Kernel):
     def _letter(self, stream):
         if stream is self.sink:
             return "i"
+        if stream is self.sink_gradient:
+            return "I"
         found = SAVED.get(stream.name) or LETTERS[stream.kind]
         return found.upper() if stream.use == "gradient" else found
 
@@ -257,9 +272,15 @@ class AttentionKernel(Kernel):
             f"p = exp(({score}) - lse)",
             f"{DSCORE} = p * ({self._kept(f'dout . {v}')} - dout . out + dlse)",
         ]
+        by_head = "sum over batch, queries and keys of"
         texts = {
             q: f"sum over keys of ({ddot}) * {k}",
             k: f"sum over queries of ({ddot}) * {q}",
             v: f"sum over queries of {self._kept('p')} * dout",
-        } | {s.of: text for (_, s, _), text in zip(self.score_gradients, others)}
+        }
+        for (_, s), text in zip(self.tensor_gradients, others):
+            texts[s.of] = f"{by_head} {text}" if s.kind == "head" else text
+        if self.sink:
+            given = f"exp({self.sink.name} - lse) * (dlse - dout . out)"
+            texts[self.sink.name] = f"sum over batch and queries of {given}"
         return lines + [f"{s.name} = {texts[s.of]}" for s in self.outputs]

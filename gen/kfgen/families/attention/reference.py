@@ -111,6 +111,15 @@ def backward(q, k, v, dout, slope=1.0, dlse=None, scores=None, out=None, **optio
     return ddots @ k, dk, dv, ds
 
 
+def sink_gradient(sink, scores, see, delta):
+    """Gradient of the sink [heads]: a score without a value. delta: dout . out, less dlse."""
+    _, most, log_sum = weights(scores, see, sink)
+    sink = np.asarray(sink)[:, None]
+    with np.errstate(invalid="ignore"):
+        p = np.where(np.isneginf(sink), 0.0, np.exp(sink - most - log_sum))
+    return -np.where(p == 0, 0.0, p * delta).sum((0, 2))
+
+
 def differentiated(op, names, wanted):
     """Evaluates the score of an entry's `ref`.
 
@@ -221,7 +230,8 @@ class AttentionReference(Reference):
     def gradients(self, inputs, douts, mask):
         q, k, v = (inputs[self.kinds[kind]] for kind in PRODUCTS)
         names = self._positions() | inputs | {"dot": products(q, k)}
-        wanted = [o.name for o in self.op.operands if o.grad and o.kind == "score"]
+        kernel = self.kernel(True)
+        wanted = [s.of for _, s in kernel.tensor_gradients]
         scores, slope, sink = differentiated(self.op, names, ["dot", *wanted])
         options = {"see": self._visible(names), "sink": sink}
         if self.op.dropout:
@@ -231,8 +241,24 @@ class AttentionReference(Reference):
                 q, k, v, douts["out"], slope["dot"], scores=lambda _: scores, **options
             )
         found = dict(zip((self.kinds[kind] for kind in PRODUCTS), found))
-        found |= {name: ds * slope[name] for name in wanted}
+        found |= self._by_head(kernel, {name: ds * slope[name] for name in wanted})
+        if kernel.sink_gradient:
+            kept = options.get("keep", 1.0) * options.get("keep_scale", 1.0)
+            scores = np.broadcast_to(scores, self.elements)
+            p, _, _ = weights(scores, options["see"], sink)
+            out = add(p * kept, v)
+            delta = (douts["out"] * out).sum(-1)
+            of_sink = sink_gradient(sink, scores, options["see"], delta)
+            found[kernel.sink.name] = of_sink.reshape(self.shapes["head"])
         return {o.name: found[o.name] for o in self.op.operands if o.grad}
+
+    def _by_head(self, kernel, found):
+        """Sums gradients of operands with a number per head."""
+        by_head = {s.of for _, s in kernel.head_gradients}
+        return {
+            name: x.sum((0, 2, 3), keepdims=True) if name in by_head else x
+            for name, x in found.items()
+        }
 
     def results(self, bwd, env, single=False, by=False):
         return self._gradients(env) if bwd else self._forward(env)
@@ -260,7 +286,13 @@ class AttentionReference(Reference):
             self.kinds["key"]: shared(np.einsum("bhqk,bhqd->bhkd", ddot, q)),
             self.kinds["value"]: shared(np.einsum("bhqk,bhqd->bhkd", p * kept, env["dout"])),
         }
-        found |= {s.of: x for (_, s, _), x in zip(k.score_gradients, others)}
+        others = [np.broadcast_to(x, self.elements) for x in others]
+        found |= self._by_head(k, dict(zip((s.of for _, s in k.tensor_gradients), others)))
+        if k.sink_gradient:
+            of_sink = sink_gradient(
+                sink, np.broadcast_to(scores, self.elements), seen, delta[..., 0]
+            )
+            found[k.sink.name] = of_sink.reshape(self.shapes["head"])
         return {s.name: found[s.of] for s in k.outputs}
 
     def _forward(self, env):

@@ -75,8 +75,8 @@ class CudaScore:
         return env | {DSCORE: dscore}
 
     def derivatives(self, dscore="dscore"):
-        """(lines, [texts]) of a backward: the gradients of `dot` and of k.score_gradients, from the
-        product `dot` and the score's gradient.
+        """(lines, [texts]) of a backward: the gradients of `dot` and of k.tensor_gradients, from
+        the product `dot` and the score's gradient.
         """
         k = self.k
         lines, texts = emit(k.graph, k.roots[1:], k.cuda.target(CHEAP), self._env(dscore))
@@ -115,7 +115,7 @@ class CScore:
     @property
     def code(self):
         """(lines, texts: the score's; in a backward also those of its derivatives by the product
-        and by the operands of k.score_gradients).
+        and by the operands of k.tensor_gradients).
         """
         k = self.k
         env = {s.name: f"{s.name}[{'j' if s.kind == 'score' else '0'}]" for s in k.score_inputs}
@@ -133,7 +133,7 @@ class CScore:
 
     @property
     def gradients(self):
-        return self.k.score_gradients
+        return self.k.tensor_gradients
 
     def widen(self, stream):
         """Name of the function that converts elements of a tensor."""

@@ -119,6 +119,16 @@ SHARED = """
 OWN = """
 {to} = {sum}.swapaxes(1, 2)
 """
+# The gradient of an operand with one number per head.
+BY_HEAD = """
+{to} = {name}.sum({text}, (0, 2, 3))
+"""
+# The gradient of a score without a value, whose weight is the sink's.
+OF_SINK = """
+sink_ = {s}.reshape(1, heads, 1)
+sink_ = {name}.where(sink_ == float('-inf'), 0.0, {name}.exp(sink_ - {lse}))
+{to} = -{name}.sum({name}.where(sink_ == 0, 0.0, sink_ * delta_), (0, 2))
+"""
 # A gradient of the scores' shape of packed sequences.
 SCATTER = """
 {to}_ = {text}
@@ -183,9 +193,13 @@ def _gradients(k, lib, printer, words):
     printer.run(k.roots[1:])
     texts = [_whole(printer, root) for root in k.roots[1:]]
     lines += [*printer.lines[done:], f"q_ = {words['q']}.{first}", f"ddot_ = {texts[0]}"]
-    scores = {s.name: text for (_, s, _), text in zip(k.score_gradients, texts[1:])}
+    scores = {s.name: text for (_, s), text in zip(k.tensor_gradients, texts[1:])}
     for s in k.outputs:
-        if s.name not in scores:
+        if s is k.sink_gradient:
+            lines += _lines(OF_SINK, words | {"to": s.name, "s": k.sink.name})
+        elif s.kind == "head":
+            lines += _lines(BY_HEAD, words | {"to": s.name, "text": scores[s.name]})
+        elif s.name not in scores:
             kind = s.kind
             text = SUMS[kind].format(**words)
             own = words | {"to": s.name, "sum": f"({text})", "wide": WIDE[kind]}

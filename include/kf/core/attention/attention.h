@@ -76,7 +76,7 @@ KFI_HOST void kfi_cpu_attention_start_row(kfi_cpu_attention_job *j, kf_i64 row)
     own->query = (j->row0 + row) % m->queries;
     own->visible = kfi_cpu_attention_visible(m, own->query);
     if (m->sink)
-        m->type.element.widen((const char *)m->sink + own->head * j->p.lanes.size, 1, &sink, 1);
+        m->sink_type.widen((const char *)m->sink + own->head * m->sink_type.size, 1, &sink, 1);
     j->f->start(&j->room, row, m->sink ? &sink : NULL);
 }
 /* Packs the queries of a job, times the scale, and sets the state of its rows. */

@@ -14,6 +14,7 @@
 #define KF_CORE_ATTENTION_BWD_CUH
 
 #include "kf/core/attention/bwd_dropout.cuh"
+#include "kf/core/attention/bwd_heads.cuh"
 #include "kf/core/attention/simt.cuh"
 
 #define KFI_ATTENTION_DELTA_ROWS 64
@@ -34,6 +35,9 @@ struct kfi_attention_gradients {
     kfi_attention_strides query_strides; // all tensors [batch, heads, queries]
     void *dscores[KFI_SCORE_TENSORS];    // per kfi_score_args::tensors; or NULL
     kfi_attention_strides dscore_strides[KFI_SCORE_TENSORS];
+    // Workspace: sums over the scores of each block of queries, in the order of the launch, of
+    // gradients per head; per kfi_score_args::tensors; or NULL.
+    void *sums[KFI_SCORE_TENSORS];
     int kv_heads;
     int slices; // slices of columns, in the kernels of FMAs
 };
@@ -243,7 +247,8 @@ KFI_DEVICE void kfi_attention_store_scores(const real (*pair)[KFI_SCORE_TENSORS]
 }
 // The same for a fragment of `step` columns. stats: of a transposed one, [3][step] in shared
 // memory. masked: some pairs are hidden. per_thread: rows of a thread. kept: the tile's bits of
-// dropout. stores: whether gradients of the scores' tensors are stored.
+// dropout. stores: whether gradients of the scores' tensors are stored. sums: of gradients per
+// head.
 template <int score, int fast, int drop, int step, int transposed, int per_thread, class real>
 KFI_DEVICE void kfi_attention_bwd_fragment(real *s, real *d, const kfi_attention &a,
                                            const kfi_attention_gradients &g,
@@ -251,7 +256,7 @@ KFI_DEVICE void kfi_attention_bwd_fragment(real *s, real *d, const kfi_attention
                                            const kfi_attention_own_rows<real> &own,
                                            const kfi_attention_kept &kept, const real *stats,
                                            int first, bool masked, const kfi_attention_at &at,
-                                           bool stores)
+                                           bool stores, real *sums)
 {
     const int lane = (int)threadIdx.x % 32, col = 2 * (lane % 4),
               local = (int)threadIdx.x / 32 * 8 * per_thread + lane / 4;
@@ -289,6 +294,12 @@ KFI_DEVICE void kfi_attention_bwd_fragment(real *s, real *d, const kfi_attention
                         s + i, d + i, a, i, loaded, own.shift[h], own.factor[h], own.delta[h],
                         hidden, kfi_attention_is_kept<drop>(kept, local + 8 * h, 8 * j + col + e),
                         tensors[e]);
+            }
+            if constexpr (kfi_score_sums(kfi_tag<score>()) && !transposed) {
+#pragma unroll
+                for (int n = 0; n < KFI_SCORE_TENSORS; ++n)
+                    if (kfi_score_sums(kfi_tag<score>()) >> n & 1 && own.factor[h] != 0)
+                        sums[n] += tensors[0][n] + tensors[1][n];
             }
             if constexpr (kfi_score_gradients(kfi_tag<score>()) && !transposed) {
                 if (stores)

@@ -191,14 +191,27 @@ KFI_HOST void kfi_cpu_attention_bwd_pack_cols(kfi_cpu_attention_bwd_job *j)
         j->a.finite = j->a.finite && j->f->finite(to, j->a.keys * v->cols);
     }
 }
-/* Computes dQ, and gradients of the scores' shape, of the rows from row0 on of the job's head.
-   refused: they are NaN. */
+/* Sets the sums of the job's rows, of gradients per head, to 0. refused: to NaN. */
+KFI_HOST void kfi_cpu_attention_bwd_start_heads(kfi_cpu_attention_bwd_job *j, int refused)
+{
+    const kfi_cpu_attention *const m = &j->m->a;
+    const kf_i64 unit = j->p.lanes.unit;
+    for (int n = 0; n < m->score.tensors; ++n)
+        for (kf_i64 i = 0; j->m->dheads[n].data && i < j->a.rows; ++i) {
+            const kfi_cpu_attention_row *const own = &j->a.room.row[i];
+            const kf_i64 at = j->a.batch * m->row_batch + own->head * m->row_head + own->query;
+            memset(j->m->dheads[n].rows + at * unit, refused ? 0xff : 0, (size_t)unit);
+        }
+}
+/* Computes dQ, gradients of the scores' shape and sums of gradients per head, of the rows from row0
+   on of the job's head. refused: they are NaN. */
 KFI_HOST void kfi_cpu_attention_bwd_row_job(kfi_cpu_attention_bwd_job *j, kf_i64 row0, int refused)
 {
     const kfi_cpu_attention *const m = &j->m->a;
     const kfi_cpu_gemm_lanes *const v = &j->p.lanes;
     kfi_cpu_attention_bwd_start_rows(j, row0, j->p.rows);
     const kfi_cpu_attention_keys seen = kfi_cpu_attention_bwd_seen(j);
+    kfi_cpu_attention_bwd_start_heads(j, refused);
     memset(j->room.dq, refused ? 0xff : 0, (size_t)(j->a.rows * j->p.pitch_q * v->unit));
     for (kf_i64 row = 0; seen.first <= seen.last && row < j->a.rows; row += v->rows) {
         kfi_cpu_attention_bwd_load(j, row, kfi_cpu_gemm_least(j->a.rows - row, v->rows));

@@ -145,6 +145,7 @@ KF_FN KFI_SMALL kf_result_t kfi_attention_bwd_launch_hopper(
     rows->columns = t.padded / KFI_ATTENTION_BWD_PREPARED;
     kf_result_t result = kfi_launch(c.name, k.prepare, dim3((unsigned)rows->columns * heads),
                                     threads, const_rows, c.stream, true);
+    if (!(c.g->dq || c.g->dk || c.g->dv)) return result; // the sink's gradient alone is wanted
     if (result == KF_SUCCESS)
         result = kfi_launch(c.name, k.sums, dim3((unsigned)(t.items < sms ? t.items : sms)),
                             KFI_ATTENTION_BWD_THREADS, args, c.stream, false,

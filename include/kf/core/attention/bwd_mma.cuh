@@ -245,8 +245,8 @@ KFI_DEVICE void kfi_attention_bwd_mma(const kfi_attention &a, const kfi_attentio
     const int steps = b.last < b.first ? 0 : heads * (b.last - b.first + 1);
     const kfi_attention_own_rows<float> own =
         kfi_attention_own_rows_of<transposed, float>(a, g, row, at.head, at.batch);
-    float first[parts & KFI_ATTENTION_FIRST ? dim / 2 : 1],
-        second[parts & KFI_ATTENTION_SECOND ? dim / 2 : 1], s[step / 2], d[step / 2];
+    float sums[KFI_SCORE_TENSORS] = {}, first[parts & KFI_ATTENTION_FIRST ? dim / 2 : 1],
+          second[parts & KFI_ATTENTION_SECOND ? dim / 2 : 1], s[step / 2], d[step / 2];
     unsigned p[step / 4];
 #pragma unroll
     for (int i = 0; i < dim / 2; ++i) {
@@ -303,7 +303,7 @@ KFI_DEVICE void kfi_attention_bwd_mma(const kfi_attention &a, const kfi_attentio
         partial |= masked;
         kfi_attention_bwd_fragment<score, 1, drop, step, transposed, 2>(
             s, d, a, g, loaded, own, kept, statistics + n % 2 * 3 * step, block * step, masked,
-            place, true);
+            place, true, sums);
         if constexpr (parts & KFI_ATTENTION_SECOND) {
             kfi_attention_convert<type, step>(p, s);
             kfi_attention_mma_values<type, dim, step>(second, p, of_second);
@@ -316,6 +316,8 @@ KFI_DEVICE void kfi_attention_bwd_mma(const kfi_attention &a, const kfi_attentio
     }
     if constexpr (kfi_score_gradients(kfi_tag<score>()) && !transposed)
         kfi_attention_clear_scores<score, step, float>(a, g, b, rows, at);
+    if constexpr (kfi_score_sums(kfi_tag<score>()) && !transposed)
+        kfi_attention_store_sums<score>(sums, g, (int)blockIdx.x, at.refused);
     kfi_attention_bwd_store<type, score, dim, transposed, parts, drop>(first, second, a, g, row, at,
                                                                        partial);
 }
@@ -365,6 +367,8 @@ KFI_KERNEL void KFI_ATTENTION_MMA_BOUNDS(0, 0)
                                                                    (int)blockIdx.x / parts, 2))
         kfi_attention_bwd_mma_part<type, tile, score, transposed, drop>(own.a, own.g, at,
                                                                         (int)blockIdx.x % parts);
+    else if constexpr (!transposed)
+        kfi_attention_no_sums<score, float>(w.g, (int)blockIdx.x);
 #endif
 }
 

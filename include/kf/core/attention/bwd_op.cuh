@@ -6,7 +6,8 @@
 // without dropout and without a bound on the first key, rows begin at multiples of 16 bytes, and
 // head dimensions are multiples of 8 up to 128; otherwise mma.sync (bwd_mma.cuh) from sm_80 on,
 // with up to 256 dimensions. Others take FMAs (bwd_simt.cuh). The workspace has three numbers per
-// query, or what wgmma needs: sums of dq in float besides.
+// query and, of each gradient with one number per head, the sums of blocks of queries; or what
+// wgmma needs: sums of dq in float besides.
 #ifndef KF_CORE_ATTENTION_BWD_OP_CUH
 #define KF_CORE_ATTENTION_BWD_OP_CUH
 
@@ -57,8 +58,8 @@
 
 // Kernels in a launcher's table: statistics for FMAs, then dq, dk and dv of each tile. 2-byte
 // elements have in front of them those of each tile of wgmma, then statistics for mma.sync, dq, dk
-// and dv of each tile. Packed sequences with gradients of the scores' shape have
-// kfk_attention_bwd_outside last.
+// and dv of each tile. Behind these come kfk_attention_bwd_outside, of packed sequences with
+// gradients of the scores' shape, and the kernels of gradients with one number per head.
 enum {
     KFI_ATTENTION_BWD_WGMMAS = 3 * KFI_ATTENTION_BWD_WGMMA_TILES,
     KFI_ATTENTION_BWD_MMA_TILES = 3,
@@ -73,35 +74,52 @@ KF_FN KFI_SMALL size_t kfi_attention_bwd_plane(const kfi_attention_plan &p, kf_i
     const kf_i64 rows = (p.packed ? 1 : p.batch) * p.heads * p.queries;
     return (size_t)(kfi_ceil(rows * bytes, KFI_WORKSPACE_ALIGNED) * KFI_WORKSPACE_ALIGNED);
 }
-// Bytes that a call needs. bytes: size of a sum. wgmma: whether it has kernels by wgmma.
-KF_FN KFI_SMALL size_t kfi_attention_bwd_bytes(const kfi_attention_plan &p, int bytes, bool wgmma)
+// Bytes of the sums of blocks of queries, which have at least 32 rows, of one gradient.
+KF_FN KFI_SMALL size_t kfi_attention_bwd_partial(const kfi_attention_plan &p, kf_i64 bytes)
 {
-    const size_t statistics = 3 * kfi_attention_bwd_plane(p, bytes);
+    const kf_i64 blocks =
+        p.packed ? p.queries / 32 + p.batch + 2 : kfi_ceil(p.queries, 32) * p.batch;
+    return kfi_attention_bwd_aligned(blocks * p.heads * bytes);
+}
+// Bytes that a call needs. bytes: size of a sum. wgmma: whether it has kernels by wgmma. sums:
+// gradients of the score's operands with one number per head.
+KF_FN KFI_SMALL size_t kfi_attention_bwd_bytes(const kfi_attention_plan &p, int bytes, bool wgmma,
+                                               int sums)
+{
+    const size_t statistics =
+        3 * kfi_attention_bwd_plane(p, bytes) + (size_t)sums * kfi_attention_bwd_partial(p, bytes);
     const int tile = kfi_attention_bwd_pick_tile(p.dim, p.dim_v);
     if (!wgmma || tile < 0 || !(KFI_BWD_WGMMA_TILES >> tile & 1)) return statistics;
     const size_t most = kfi_attention_bwd_hopper_bytes(p);
     return most > statistics ? most : statistics;
 }
-KF_FN KFI_SMALL size_t kfi_attention_bwd_workspace(const void *shape, int bytes, bool wgmma)
+KF_FN KFI_SMALL size_t kfi_attention_bwd_workspace(const void *shape, int bytes, bool wgmma,
+                                                   int sums)
 {
     if (!shape) return 0;
     const kfi_attention_plan p = kfi_attention_plan_of((const int64_t *)shape);
-    return kfi_attention_fits(&p) ? kfi_attention_bwd_bytes(p, bytes, wgmma) : 0;
+    return kfi_attention_fits(&p) ? kfi_attention_bwd_bytes(p, bytes, wgmma, sums) : 0;
 }
-KF_FN KFI_SMALL size_t kfi_attention_bwd_packed_workspace(const void *shape, int bytes, bool wgmma)
+KF_FN KFI_SMALL size_t kfi_attention_bwd_packed_workspace(const void *shape, int bytes, bool wgmma,
+                                                          int sums)
 {
     if (!shape) return 0;
     const kfi_attention_plan p = kfi_attention_packed_plan_of((const int64_t *)shape);
-    return kfi_attention_fits(&p) ? kfi_attention_bwd_bytes(p, bytes, wgmma) : 0;
+    return kfi_attention_fits(&p) ? kfi_attention_bwd_bytes(p, bytes, wgmma, sums) : 0;
 }
 
 // Sets the gradients of a call; takes the statistics that kfi_attention_tensors has set. of: number
-// of the score's tensor that each gradient of its shape belongs to.
-KF_FN KFI_SMALL void kfi_attention_bwd_tensors(kfi_attention *a, kfi_attention_gradients *g,
+// of the score's tensor that each gradient of such a tensor belongs to. kernels: those behind the
+// tiles.
+KF_FN KFI_SMALL void kfi_attention_bwd_tensors(kfi_attention_bwd_call *call,
                                                const kfi_attention_op &op,
-                                               const kfi_attention_plan &p,
-                                               const kfi_attention_strides *steps, const int *of)
+                                               const kfi_attention_strides *steps, const int *of,
+                                               const void *const *kernels)
 {
+    const kfi_attention_plan &p = *call->p;
+    kfi_attention *const a = call->a;
+    kfi_attention_gradients *const g = call->g;
+    if (p.packed && strchr(op.shapes, KFI_ATTENTION_DSCORES)) call->outside = *kernels++;
     for (int i = 0; op.shapes[i]; ++i) {
         const void *const from = op.arguments.tensors[i];
         void *const to = const_cast<void *>(from);
@@ -115,6 +133,11 @@ KF_FN KFI_SMALL void kfi_attention_bwd_tensors(kfi_attention *a, kfi_attention_g
             g->dscores[*of] = to, g->dscore_strides[*of] = steps[i];
             ++of;
             break;
+        case KFI_ATTENTION_DHEADS:
+            call->dheads[*of] = to, call->head_kernels[*of] = *kernels++;
+            ++of;
+            break;
+        case KFI_ATTENTION_DSINK: call->dsink = to, call->sink_kernel = *kernels++; break;
         default: break;
         }
     }
@@ -123,10 +146,18 @@ KF_FN KFI_SMALL void kfi_attention_bwd_tensors(kfi_attention *a, kfi_attention_g
     g->query_strides = {p.packed ? 0 : p.heads * p.queries, 1, p.queries};
     g->kv_heads = (int)p.kv_heads;
 }
-KF_FN KFI_SMALL void kfi_attention_bwd_room(kfi_attention_gradients *g, void *workspace,
-                                            const kfi_attention_plan &p, int bytes)
+KF_FN KFI_SMALL void kfi_attention_bwd_room(const kfi_attention_bwd_call &c, void *workspace,
+                                            int bytes)
 {
-    const size_t plane = kfi_attention_bwd_plane(p, bytes);
+    const size_t plane = kfi_attention_bwd_plane(*c.p, bytes),
+                 partial = kfi_attention_bwd_partial(*c.p, bytes);
+    kfi_attention_gradients *const g = c.g;
+    char *sums = (char *)workspace + 3 * plane;
+    for (int n = 0; n < KFI_SCORE_TENSORS; ++n) {
+        if (!c.dheads[n]) continue;
+        g->sums[n] = sums;
+        sums += partial;
+    }
     g->delta = workspace;
     g->shift = (char *)workspace + plane;
     g->factor = (char *)workspace + 2 * plane;
@@ -149,6 +180,8 @@ KF_FN KFI_SMALL bool kfi_attention_bwd_run_wgmma(const kfi_attention_op &op,
     kfi_attention_bwd_fill_rows(&rows, c, workspace, tile);
     *result =
         kfi_attention_bwd_launch_hopper(c, {k[0], k[1], k[2]}, tile, &rows, maps, KFI_MAP_SMS);
+    if (*result == KF_SUCCESS)
+        *result = kfi_attention_bwd_launch_sink(c, rows.w.g.delta, rows.t.padded);
     return true;
 }
 // Launches the kernels by mma.sync. Returns false if sizes or the device's code do not allow it.
@@ -206,31 +239,35 @@ KF_FN kf_result_t kfi_attention_bwd_run_all(const kfi_attention_op &op, const kf
     const bool small = op.type == KFI_OF_BF16 || op.type == KFI_OF_F16;
     const bool wgmma = small && (op.kernels[1] || op.kernels[4]); // any tile
     const int real = op.type == KFI_OF_F64 ? 8 : 4;
+    const int tiles = KFI_ATTENTION_BWD_SIMTS + (small ? (int)KFI_ATTENTION_BWD_SMALL : 0);
+    int sums = 0;
+    for (const char *s = op.shapes; *s; ++s) sums += *s == KFI_ATTENTION_DHEADS;
     kfi_operands operands;
     kfi_attention_strides steps[KFI_MAX_TENSORS];
     kf_result_t result = kfi_attention_check(&op.name, &op.arguments, &op.strides, op.shapes, &v,
                                              &p, steps, &operands);
     if (result != KF_SUCCESS || !operands.wanted) return result;
     result = kfi_check_workspace(&op.name, &op.arguments, &operands, workspace, workspace_bytes,
-                                 kfi_attention_bwd_bytes(p, real, wgmma));
+                                 kfi_attention_bwd_bytes(p, real, wgmma, sums));
     if (result == KF_SUCCESS) result = kfi_attention_bwd_limits(op, p);
     if (result == KF_SUCCESS && op.drops)
         result = kfi_attention_numbers(&op.name, &p, &a->drop.numbers, &a->drop.number0);
     if (result != KF_SUCCESS) return result;
     kfi_attention_sizes(a, p);
     kfi_attention_tensors(a, op, steps);
-    kfi_attention_bwd_tensors(a, g, op, p, steps, of);
-    const int drop = op.drops ? 0 : KFI_NO_DROPOUT; // both kinds of seeds take as much memory
-    const kfi_attention_bwd_call call = {&op.name, &p, args, a, g, stream, drop};
+    kfi_attention_bwd_call call = {};
+    call.name = &op.name, call.p = &p, call.args = args, call.a = a, call.g = g;
+    call.stream = stream;
+    call.drop = op.drops ? 0 : KFI_NO_DROPOUT; // both kinds of seeds take as much memory
+    kfi_attention_bwd_tensors(&call, op, steps, of, op.kernels + tiles);
     if (small && kfi_attention_bwd_run_wgmma(op, call, workspace, &result)) return result;
-    kfi_attention_bwd_room(g, workspace, p, real);
-    if (p.packed && (g->dscores[0] || g->dscores[1])) {
-        const int last = KFI_ATTENTION_BWD_SIMTS + (small ? (int)KFI_ATTENTION_BWD_SMALL : 0);
-        result = kfi_attention_bwd_launch_outside(call, op.kernels[last]);
-        if (result != KF_SUCCESS) return result;
-    }
-    if (small && kfi_attention_bwd_run_mma(op, call, &result)) return result;
-    return kfi_attention_bwd_run_simt(op, call, small);
+    kfi_attention_bwd_room(call, workspace, real);
+    if (g->dscores[0] || g->dscores[1]) result = kfi_attention_bwd_launch_outside(call);
+    if (result != KF_SUCCESS) return result;
+    if (!small || !kfi_attention_bwd_run_mma(op, call, &result))
+        result = kfi_attention_bwd_run_simt(op, call, small);
+    return result == KF_SUCCESS ? kfi_attention_bwd_launch_sink(call, g->delta, (int)p.queries)
+                                : result;
 }
 KF_FN kf_result_t kfi_attention_bwd_run(const kfi_attention_op &op, const kfi_shape_values &v,
                                         const kfi_attention_plan &p, kfi_attention_bwd *b,

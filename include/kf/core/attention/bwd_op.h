@@ -10,7 +10,7 @@
 #include "kf/core/attention/op.h"
 
 KFI_ONCE kfi_cpu_attention_bwd_sizes kfi_cpu_attention_bwd_sizes_of(const kfi_attention_plan *p,
-                                                                    int unit)
+                                                                    int unit, int sums)
 {
     const kf_i64 batch = p->packed ? 1 : p->batch, group = p->kv_heads ? p->heads / p->kv_heads : 0;
     const kfi_cpu_attention_bwd_sizes found = {batch * p->kv_heads,
@@ -21,36 +21,38 @@ KFI_ONCE kfi_cpu_attention_bwd_sizes kfi_cpu_attention_bwd_sizes_of(const kfi_at
                                                p->dim_v,
                                                p->batch,
                                                p->packed,
-                                               unit};
+                                               unit,
+                                               sums};
     return found;
 }
-/* Workspace in bytes. unit: bytes of an accumulator. */
-KFI_ONCE size_t kfi_cpu_attention_bwd_workspace_of(const kfi_attention_plan *p, int unit)
+/* Workspace in bytes. unit: bytes of an accumulator. sums: operands of the score with a gradient
+   per head. */
+KFI_ONCE size_t kfi_cpu_attention_bwd_workspace_of(const kfi_attention_plan *p, int unit, int sums)
 {
     if (!kfi_attention_fits(p)) return 0;
-    const kfi_cpu_attention_bwd_sizes sizes = kfi_cpu_attention_bwd_sizes_of(p, unit);
+    const kfi_cpu_attention_bwd_sizes sizes = kfi_cpu_attention_bwd_sizes_of(p, unit, sums);
     return kfi_workspace(kfi_cpu_attention_bwd_bytes(&sizes));
 }
-KFI_ONCE size_t kfi_cpu_attention_bwd_workspace(const void *shape, int unit)
+KFI_ONCE size_t kfi_cpu_attention_bwd_workspace(const void *shape, int unit, int sums)
 {
     if (!shape) return 0;
     const kfi_attention_plan p = kfi_attention_plan_of((const int64_t *)shape);
-    return kfi_cpu_attention_bwd_workspace_of(&p, unit);
+    return kfi_cpu_attention_bwd_workspace_of(&p, unit, sums);
 }
 /* The same for packed sequences. */
-KFI_ONCE size_t kfi_cpu_attention_bwd_packed_workspace(const void *shape, int unit)
+KFI_ONCE size_t kfi_cpu_attention_bwd_packed_workspace(const void *shape, int unit, int sums)
 {
     if (!shape) return 0;
     const kfi_attention_plan p = kfi_attention_packed_plan_of((const int64_t *)shape);
-    return kfi_cpu_attention_bwd_workspace_of(&p, unit);
+    return kfi_cpu_attention_bwd_workspace_of(&p, unit, sums);
 }
-/* Sets the gradients among the tensors of a call. Those of the scores' shape follow the order of
-   their tensors; their dtypes are set. */
+/* Sets the gradients among the tensors of a call. Those of the score's tensors follow their order;
+   their dtypes are set. */
 KFI_ONCE void kfi_cpu_attention_bwd_tensors(kfi_cpu_attention_bwd *m,
                                             const kfi_cpu_attention_op *op,
                                             const kfi_attention_strides *steps)
 {
-    int scores = 0;
+    int scores = 0, heads = 0;
     for (int i = 0; op->shapes[i]; ++i) {
         const void *const p = op->arguments.tensors[i];
         void *const to = (void *)(uintptr_t)p;
@@ -65,6 +67,11 @@ KFI_ONCE void kfi_cpu_attention_bwd_tensors(kfi_cpu_attention_bwd *m,
             while (!m->dscores[scores].narrow) ++scores;
             m->dscores[scores].data = to, m->dscores[scores++].strides = s;
             break;
+        case KFI_ATTENTION_DHEADS:
+            while (!m->dheads[heads].narrow) ++heads;
+            m->dheads[heads++].data = to;
+            break;
+        case KFI_ATTENTION_DSINK: m->dsink.data = to; break;
         default: break;
         }
     }
@@ -79,11 +86,13 @@ KFI_ONCE kf_result_t kfi_cpu_attention_bwd_call_run(const kfi_cpu_attention_op *
     kfi_operands operands;
     kfi_attention_strides steps[KFI_MAX_TENSORS];
     kfi_cpu_attention_packed packed;
+    int sums = 0;
+    for (int i = 0; i < KFI_ATTENTION_TENSORS; ++i) sums += m->dheads[i].narrow != NULL;
     kf_result_t result = kfi_attention_check(&op->name, &op->arguments, &op->strides, op->shapes, v,
                                              p, steps, &operands);
     if (result != KF_SUCCESS || !operands.wanted) return result;
     result = kfi_check_workspace(&op->name, &op->arguments, &operands, workspace, workspace_bytes,
-                                 kfi_cpu_attention_bwd_workspace_of(p, op->unit));
+                                 kfi_cpu_attention_bwd_workspace_of(p, op->unit, sums));
     if (result != KF_SUCCESS) return result;
     result = kfi_cpu_attention_number(&op->name, p, &m->a);
     if (result != KF_SUCCESS) return result;
@@ -92,7 +101,7 @@ KFI_ONCE kf_result_t kfi_cpu_attention_bwd_call_run(const kfi_cpu_attention_op *
     m->kv_heads = p->kv_heads;
     m->dscores_rows = p->packed ? p->max_query : p->queries;
     m->dscores_keys = p->packed ? p->max_key : p->keys;
-    const kfi_cpu_attention_bwd_sizes sizes = kfi_cpu_attention_bwd_sizes_of(p, op->unit);
+    const kfi_cpu_attention_bwd_sizes sizes = kfi_cpu_attention_bwd_sizes_of(p, op->unit, sums);
     kfi_cpu_attention_bwd_run(m, &sizes, workspace);
     return KF_SUCCESS;
 }

@@ -22,6 +22,13 @@ typedef struct {
     int size;                                                           /* bytes of an element */
     void (*narrow)(const void *from, void *to, kf_i64 step, int count); /* kfi_gemm_type's */
 } kfi_cpu_attention_dscores;
+/* The same of an operand with a number per head. */
+typedef struct {
+    void *data;
+    int size;
+    void (*narrow)(const void *from, void *to, kf_i64 step, int count);
+    char *rows; /* workspace: the sum over keys of each query, as delta; NULL for the sink */
+} kfi_cpu_attention_dheads;
 
 /* A call. `a` has the forward's operands; lse, row_max and log_sum are read, `out` is not written.
    The score's function also stores derivatives (kfi_attention_part). */
@@ -31,6 +38,7 @@ typedef struct {
     void *dq, *dk, *dv;      /* each may be NULL */
     kfi_cpu_attention_strides dout_strides, dq_strides, dk_strides, dv_strides;
     kfi_cpu_attention_dscores dscores[KFI_ATTENTION_TENSORS];
+    kfi_cpu_attention_dheads dheads[KFI_ATTENTION_TENSORS], dsink;
     kf_i64 kv_heads;
     kf_i64 dscores_rows, dscores_keys; /* extents of dscores: those of packed scores, if packed */
     char *delta; /* workspace: per query, sum of dout * out over dim_v, minus dlse */
@@ -52,7 +60,8 @@ typedef struct {
     kf_i64 across_keys;            /* and of `keys` keys */
     kf_i64 slots;                  /* jobs at a time, each with its scratch memory */
     size_t bytes;                  /* scratch memory of a job */
-    size_t delta;                  /* bytes of delta */
+    size_t plane;                  /* bytes of delta, and of the rows of dheads */
+    size_t delta;                  /* bytes of all of them */
 } kfi_cpu_attention_bwd_plan;
 
 /* Scratch memory of a job. A panel holds a tile's rows or columns, [sum's index][rows or columns].
@@ -136,10 +145,11 @@ KFI_HOST size_t kfi_cpu_attention_bwd_row_room(const kfi_cpu_attention_bwd_plan 
     return used;
 }
 /* Sizes that a plan follows from: key heads of all batches, queries of a key head's heads, keys,
-   rows of delta; sequences, if they are packed. */
+   rows of delta; sequences, if they are packed. sums: operands of the score with a gradient per
+   head. */
 typedef struct {
     kf_i64 heads, rows, keys, queries, dim, dim_v, sequences;
-    int packed, unit; /* unit: bytes of an accumulator */
+    int packed, unit, sums; /* unit: bytes of an accumulator */
 } kfi_cpu_attention_bwd_sizes;
 
 /* Jobs of a key head that walks `count` rows or keys, `part` a job. */
@@ -166,7 +176,8 @@ kfi_cpu_attention_bwd_make_plan(const kfi_cpu_attention_bwd_sizes *s)
         p.keys /= 2;
     p.pitch_q = kfi_cpu_attention_up(s->dim, KFI_ATTENTION_ALIGN);
     p.pitch_v = kfi_cpu_attention_up(s->dim_v, KFI_ATTENTION_ALIGN);
-    p.delta = kfi_cpu_gemm_line((size_t)(s->queries * s->unit));
+    p.plane = kfi_cpu_gemm_line((size_t)(s->queries * s->unit));
+    p.delta = p.plane * (size_t)(1 + s->sums);
     const size_t of_keys = kfi_cpu_attention_bwd_key_room(&p, s->unit, NULL, &r, &scores),
                  of_rows = kfi_cpu_attention_bwd_row_room(&p, s->unit, NULL, &r, &scores);
     const kf_i64 key_jobs = kfi_cpu_attention_bwd_blocks(s, s->keys, p.keys),

@@ -84,6 +84,25 @@ KFI_ATTENTION_FUNCTION void KFI_ATTENTION(chain)(void *to, const void *gradients
         }
     }
 }
+KFI_ATTENTION_FUNCTION void KFI_ATTENTION(total)(const void *gradients, const void *derivatives,
+                                                 kf_i64 count, void *sum)
+{
+    const KFI_REAL *const d = (const KFI_REAL *)gradients, *const factor =
+                                                               (const KFI_REAL *)derivatives;
+    KFI_REAL part[KFI_SIMD], all = 0;
+    kf_i64 i = 0;
+    for (int j = 0; j < KFI_SIMD; ++j) part[j] = 0;
+    for (; i + KFI_SIMD <= count; i += KFI_SIMD) {
+        KFI_TILE_LOOP
+        for (int j = 0; j < KFI_SIMD; ++j) {
+            const KFI_REAL x = d[i + j], y = x * factor[i + j];
+            part[j] += KFI_ATTENTION_REAL_FN(select)(KFI_ATTENTION_REAL_FN(eq)(x, 0), 0, y);
+        }
+    }
+    for (int j = 0; i + j < count; ++j) part[j] += d[i + j] == 0 ? 0 : d[i + j] * factor[i + j];
+    for (int j = 0; j < KFI_SIMD; ++j) all += part[j];
+    *(KFI_REAL *)sum += all;
+}
 KFI_ATTENTION_FUNCTION void KFI_ATTENTION(zeros)(void *row, kf_i64 begin, kf_i64 end)
 {
     KFI_ATTENTION(fill)((KFI_REAL *)row, begin, end, 0);
@@ -91,9 +110,9 @@ KFI_ATTENTION_FUNCTION void KFI_ATTENTION(zeros)(void *row, kf_i64 begin, kf_i64
 
 KFI_HOST const kfi_cpu_attention_bwd_rows *KFI_ATTENTION(bwd_rows)(void)
 {
-    static const kfi_cpu_attention_bwd_rows found = {KFI_ATTENTION(dot), KFI_ATTENTION(weights),
-                                                     KFI_ATTENTION(differences),
-                                                     KFI_ATTENTION(chain), KFI_ATTENTION(zeros)};
+    static const kfi_cpu_attention_bwd_rows found = {
+        KFI_ATTENTION(dot),   KFI_ATTENTION(weights), KFI_ATTENTION(differences),
+        KFI_ATTENTION(chain), KFI_ATTENTION(total),   KFI_ATTENTION(zeros)};
     return &found;
 }
 

@@ -6,6 +6,7 @@
 #include "kf/core/host.h"
 
 #include "kf/core/attention/bwd.h"
+#include "kf/core/attention/bwd_heads.h"
 
 KFI_C_BEGIN
 
@@ -124,6 +125,8 @@ KFI_HOST void kfi_cpu_attention_bwd_packed_job(kfi_cpu_attention_bwd_job *j, kf_
     own.dk = kfi_cpu_attention_out_behind(m->dk, s.key * m->dk_strides.row, size);
     own.dv = kfi_cpu_attention_out_behind(m->dv, s.key * m->dv_strides.row, size);
     own.delta = m->delta + s.query * unit;
+    for (int i = 0; i < KFI_ATTENTION_TENSORS; ++i)
+        if (own.dheads[i].rows) own.dheads[i].rows += s.query * unit;
     j->m = &own, j->a.m = &own.a;
     j->a.batch = s.index;
     if (of_keys)
@@ -167,7 +170,22 @@ KFI_HOST void kfi_cpu_attention_bwd_slot(void *context, kf_i64 slot)
 #endif
 }
 
+KFI_HOST void kfi_cpu_attention_bwd_head_job(void *context, kf_i64 head)
+{
+    const kfi_cpu_attention_bwd_call *const call = (const kfi_cpu_attention_bwd_call *)context;
+    kfi_cpu_attention_bwd_head(call->m, head, call->p.lanes.unit);
+}
+
 /* ---- a call ---- */
+
+/* Gives the sums of gradients per head their memory behind delta. Returns whether there are any. */
+KFI_HOST int kfi_cpu_attention_bwd_place_heads(kfi_cpu_attention_bwd *m, size_t plane)
+{
+    int count = 0;
+    for (int i = 0; i < m->a.score.tensors; ++i)
+        if (m->dheads[i].data) m->dheads[i].rows = m->delta + plane * (size_t)++count;
+    return count > 0;
+}
 
 /* Runs the jobs of one kind: `count` rows or keys of each key head, `part` of them a job. */
 KFI_HOST void kfi_cpu_attention_bwd_pass(kfi_cpu_attention_bwd_call *call, int of_keys,
@@ -199,6 +217,7 @@ KFI_HOST void kfi_cpu_attention_bwd_run(kfi_cpu_attention_bwd *m,
     kfi_cpu_attention_bwd_panels(&call.p, &lanes, a->dim, a->dim_v);
     m->delta = (char *)(((uintptr_t)workspace + KFI_GEMM_LINE - 1) / KFI_GEMM_LINE * KFI_GEMM_LINE);
     call.workspace = m->delta + call.p.delta;
+    const int heads_of_scores = kfi_cpu_attention_bwd_place_heads(m, call.p.plane);
     for (int i = 0; i < a->score.tensors; ++i) scores |= m->dscores[i].data != NULL;
     if (heads > 0)
         kfi_parallel(heads * kfi_cpu_gemm_parts(a->queries, KFI_ATTENTION_BWD_MANY),
@@ -207,7 +226,10 @@ KFI_HOST void kfi_cpu_attention_bwd_run(kfi_cpu_attention_bwd *m,
         kfi_parallel((a->packed ? a->packed->batch : batch) * a->heads,
                      kfi_cpu_attention_bwd_fill_job, &call, parallel);
     if (m->dk || m->dv) kfi_cpu_attention_bwd_pass(&call, 1, a->keys, call.p.keys, parallel);
-    if (m->dq || scores) kfi_cpu_attention_bwd_pass(&call, 0, sizes->rows, call.p.rows, parallel);
+    if (m->dq || scores || heads_of_scores)
+        kfi_cpu_attention_bwd_pass(&call, 0, sizes->rows, call.p.rows, parallel);
+    if (heads_of_scores || m->dsink.data)
+        kfi_parallel(a->heads, kfi_cpu_attention_bwd_head_job, &call, parallel);
 }
 
 KFI_C_END

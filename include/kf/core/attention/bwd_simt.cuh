@@ -110,7 +110,8 @@ KFI_DEVICE void kfi_attention_bwd_simt(const kfi_attention &a, const kfi_attenti
         kfi_attention_walk<keys, transposed>(a, at.begin, kfi_min_i32(at.begin + rows, count) - 1);
     const kfi_attention_own_rows<real> own =
         kfi_attention_own_rows_of<transposed, real>(a, g, row, at.head, at.batch);
-    real first[cols / 2], second[transposed ? cols / 2 : 1], s[keys / 2], d[keys / 2];
+    real sums[KFI_SCORE_TENSORS] = {}, first[cols / 2], second[transposed ? cols / 2 : 1],
+         s[keys / 2], d[keys / 2];
 #pragma unroll
     for (int i = 0; i < cols / 2; ++i) {
         first[i] = 0;
@@ -156,7 +157,7 @@ KFI_DEVICE void kfi_attention_bwd_simt(const kfi_attention &a, const kfi_attenti
                                                  transposed ? q : k, start);
             if (a.dim + a.dim_v == 0) __syncthreads(); // the statistics and bits
             kfi_attention_bwd_fragment<score, 0, drop, keys, transposed, per_thread>(
-                s, d, a, g, loaded, own, kept, statistics, start, masked, place, slice == 0);
+                s, d, a, g, loaded, own, kept, statistics, start, masked, place, slice == 0, sums);
             if constexpr (transposed)
                 kfi_attention_bwd_simt_add<per_thread, cols, p_pitch>(
                     second, s, of_p, of_values, dout, start, slice * cols, masked, visible, skips);
@@ -167,6 +168,10 @@ KFI_DEVICE void kfi_attention_bwd_simt(const kfi_attention &a, const kfi_attenti
     }
     if constexpr (kfi_score_gradients(kfi_tag<score>()) && !transposed) {
         if (slice == 0) kfi_attention_clear_scores<score, keys, real>(a, g, b, rows, at);
+    }
+    if constexpr (kfi_score_sums(kfi_tag<score>()) && !transposed) {
+        if (slice == 0)
+            kfi_attention_store_sums<score>(sums, g, (int)blockIdx.x / g.slices, at.refused);
     }
     const real scaled = kfi_attention_kept_factor<drop, real>(a);
     const real one = at.refused ? real(kfi_attention_nan()) : real(1);
@@ -215,6 +220,9 @@ KFI_KERNEL void KFI_BOUNDS(kfi_attention_bwd_simt_has(type, tile) ? KFI_ATTENTIO
                 sizeof(typename kfi_attention_element<type>::stored)))
             kfi_attention_bwd_simt<type, tile, score, transposed, drop>(
                 own.a, own.g, at, (int)blockIdx.x % w.g.slices);
+        else if (!transposed && (int)blockIdx.x % w.g.slices == 0)
+            kfi_attention_no_sums<score, typename kfi_attention_element<type>::real>(
+                w.g, (int)blockIdx.x / w.g.slices);
     }
 #endif
 }

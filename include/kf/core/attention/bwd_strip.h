@@ -116,6 +116,17 @@ KFI_HOST void kfi_cpu_attention_bwd_store_scores(kfi_cpu_attention_bwd_job *j, k
                   1, (int)count);
     }
 }
+/* Adds a row's gradients of operands with a number per head. dscores: gradients of the scores. */
+KFI_HOST void kfi_cpu_attention_bwd_add_heads(kfi_cpu_attention_bwd_job *j, kf_i64 at,
+                                              kfi_cpu_attention_keys need, const char *dscores)
+{
+    const kf_i64 unit = j->p.lanes.unit;
+    for (int i = 0; i < j->m->a.score.tensors; ++i)
+        if (j->m->dheads[i].data)
+            j->rows->total(dscores + need.first * unit,
+                           j->a.room.derivatives + (i + 1) * KFI_ATTENTION_KEYS * unit,
+                           need.last - need.first, j->m->dheads[i].rows + at);
+}
 /* Turns a row of products into weights, with dropout if the call has it, and a row of dp into
    gradients of the products. */
 KFI_HOST void kfi_cpu_attention_bwd_row(kfi_cpu_attention_bwd_job *j, kf_i64 row,
@@ -138,7 +149,10 @@ KFI_HOST void kfi_cpu_attention_bwd_row(kfi_cpu_attention_bwd_job *j, kf_i64 row
     j->rows->differences(weights, dots, need, j->m->delta + at);
     if (m->rng) j->f->drop(weights, need, m->rng, number);
     if (!m->score.fn) return;
-    if (j->stores) kfi_cpu_attention_bwd_store_scores(j, row, need, dots);
+    if (j->stores) {
+        kfi_cpu_attention_bwd_store_scores(j, row, need, dots);
+        kfi_cpu_attention_bwd_add_heads(j, at, need, dots);
+    }
     j->rows->chain(dots + need.first * unit, dots + need.first * unit, j->a.room.derivatives,
                    need.last - need.first);
 }

@@ -30,7 +30,9 @@ enum {
     KFI_ATTENTION_DQ = 'Q',
     KFI_ATTENTION_DK = 'K',
     KFI_ATTENTION_DV = 'V',
-    KFI_ATTENTION_DSCORES = 'X'
+    KFI_ATTENTION_DSCORES = 'X',
+    KFI_ATTENTION_DHEADS = 'H',
+    KFI_ATTENTION_DSINK = 'I'
 };
 /* Letter of the tensor that has the shape of a gradient; another letter is its own. */
 KFI_ONCE char kfi_attention_shaped_as(char letter)

@@ -90,7 +90,8 @@ typedef struct kfi_cpu_attention_packed kfi_cpu_attention_packed; /* packed.h */
 typedef struct {
     kfi_cpu_attention_type type;
     const void *q, *k, *v;
-    const void *sink; /* [heads], the element type: a score without a value, or NULL */
+    const void *sink; /* [heads]: a score without a value, or NULL */
+    kfi_gemm_type sink_type;
     void *out;
     /* [batch, heads, queries], float, for f64 double; each may be NULL. lse = row_max + log_sum,
        natural logarithms. row_max: the maximum of the scores; -inf if the query sees no key. */

@@ -10,6 +10,7 @@
 //   kfi_score_bwd(...)       returns the gradient of a product from that of its score, and the
 //                                 gradients of the score's tensors
 //   kfi_score_gradients(...)      1: the score has tensors whose gradients are wanted
+//   kfi_score_sums(...)           bit n: tensor n has a number per head and a gradient
 //   kfi_score_store(...)          stores the gradient of an element of tensor n
 // A score of -inf hides the key.
 //
@@ -25,6 +26,7 @@
 
 template <int score> KFI_BOTH constexpr bool kfi_score_is_bounded(kfi_tag<score>) { return false; }
 template <int score> KFI_BOTH constexpr bool kfi_score_gradients(kfi_tag<score>) { return false; }
+template <int score> KFI_BOTH constexpr int kfi_score_sums(kfi_tag<score>) { return 0; }
 
 #ifdef KFI_DEVICE_PASS
 template <int type> struct kfi_attention_element;

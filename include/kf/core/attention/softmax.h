@@ -56,6 +56,8 @@ typedef struct {
                         const void *delta);
     /* to = gradients * derivatives, 0 where the gradient is 0; whole KFI_SIMDs. */
     void (*chain)(void *to, const void *gradients, const void *derivatives, kf_i64 count);
+    /* *sum += gradients . derivatives over count elements; nothing where the gradient is 0. */
+    void (*total)(const void *gradients, const void *derivatives, kf_i64 count, void *sum);
     void (*zeros)(void *row, kf_i64 begin, kf_i64 end);
 } kfi_cpu_attention_bwd_rows;
 
