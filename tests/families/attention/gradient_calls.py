@@ -35,6 +35,15 @@ def slope(name, case):
     return lambda s: np.full(s.shape, scale)
 
 
+def by_head(name, case):
+    """Returns the derivative of the scores by the op's operand per head, or None."""
+    if name != "alibi_causal_attention":
+        return None
+    i, j = np.arange(case.queries)[:, None], np.arange(case.keys)
+    i, j = (x + case.shard.get(base, 0) for x, base in ((i, "query_base"), (j, "key_base")))
+    return -(i + case.total("keys") - case.total("queries") - j)
+
+
 class GradientCall(launcher.Call):
     def __init__(self, f, case):
         super().__init__(f, case)
@@ -66,9 +75,10 @@ class GradientCall(launcher.Call):
         found |= {n: None for n in SAVED[1:] if n not in kept}
         found["dlse"] = arena.add(self.dlse.astype(self.real)) if self.case.dlse else None
         for a in self.f["arguments"]:
-            if a.get("kind") == "score" and a["role"] != "in":
-                shape = (*self.shapes["out"][:3], self.case.keys)
-                self.scores = a["name"], a["dtype"], shape
+            if a.get("kind") in ("score", "head") and a["role"] != "in":
+                whole = (*self.shapes["out"][:3], self.case.keys)
+                shape = whole if a["kind"] == "score" else whole[1:2]
+                self.own = a["name"], a["dtype"], shape
                 count = int(np.prod(shape))
                 found[a["name"]] = arena.add(from_float(np.full(count, np.nan), a["dtype"]))
         return found | dict.fromkeys(self.case.skipped)
@@ -87,8 +97,8 @@ class GradientCall(launcher.Call):
             own = np.zeros(last, kind)
             self.view(own, name)[...] = np.ones(1).astype(kind)
             kept[span] = np.repeat(own == 0, kind.itemsize)
-        if hasattr(self, "scores") and begin[self.scores[0]] is not None:
-            name, dtype, shape = self.scores
+        if hasattr(self, "own") and begin[self.own[0]] is not None:
+            name, dtype, shape = self.own
             kind = from_float(np.zeros(1), dtype).dtype
             span = slice(begin[name], begin[name] + int(np.prod(shape)) * kind.itemsize)
             found[name] = to_float(back[span].copy().view(kind), dtype).reshape(shape)
@@ -97,7 +107,9 @@ class GradientCall(launcher.Call):
         return found
 
     def wanted(self, score, see, derivative, options):
-        """Returns {gradient: array}. Values of hidden keys do not matter."""
+        """Returns {gradient: array}. Values of hidden keys do not matter. Sets `magnitude`, the
+        largest sum of magnitudes in a gradient with one number per head.
+        """
         finite = {n: np.nan_to_num(self.values[n], nan=0, posinf=0, neginf=0) for n in "kv"}
         finite = {n: np.repeat(x, self.case.batch // len(x), 0) for n, x in finite.items()}
         dots = reference.products(self.values["q"], finite["k"])
@@ -114,7 +126,17 @@ class GradientCall(launcher.Call):
             see=see,
             **options,
         )
-        return dict(zip(("dq", "dk", "dv", "dbias"), (*found, ds)))
+        found = dict(zip(("dq", "dk", "dv", "dbias"), (*found, ds)))
+        distance = by_head(self.f["op"].removesuffix("_dropout"), self.case)
+        if distance is not None:
+            found["dslope"] = (ds * distance).sum((0, 2, 3))
+            self.magnitude = np.abs(ds * distance).sum((0, 2, 3)).max(initial=1)
+        if "sink" in options:
+            delta = (self.values["dout"] * self.values["out"]).sum(-1) - self.dlse
+            given = options["sink"], score(dots), see
+            found["dsink"] = reference.sink_gradient(*given, delta)
+            self.magnitude = -reference.sink_gradient(*given, np.abs(delta)).min(initial=-1)
+        return found
 
 
 def check(lib, memory, f, case):

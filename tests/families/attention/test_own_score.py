@@ -97,7 +97,8 @@ def check(lib, memory, f, case):
     call.forward(score, None, {})
     got = call.run(lib, memory)
     want = call.wanted(score, None, lambda dots: np.full(dots.shape, scale), {})
-    assert set(got) == {n for n in ("dq", "dk", "dv") if want[n].size}
+    want["ddecay"] = -(want["dbias"] * np.abs(i - j)).sum((0, 2, 3))
+    assert set(got) == {n for n in ("dq", "dk", "dv", "ddecay") if want[n].size}
     for name, x in got.items():
         limit = gradient_calls.TOLERANCE[f["dtypes"][0]]
         close((f["name"], case, name), x, want[name], limit)
@@ -157,15 +158,15 @@ want = np.einsum("bhij,bjhd->bihd", weight, q)
 assert np.abs(out - want).max() < 1e-5
 import torch
 tensors = [torch.from_numpy(x) for x in (q, q, q, decay)]
-tensors = [x.requires_grad_(i < 3) for i, x in enumerate(tensors)]
+tensors = [x.requires_grad_() for x in tensors]
 found = kf.ops.decay_attention(*tensors, scale=8**-0.5)
 up = torch.randn_like(found)
-mine = torch.autograd.grad(found, tensors[:3], up)
-query, key, value, rate = (x.detach().double().requires_grad_(i < 3) for i, x in enumerate(tensors))
+mine = torch.autograd.grad(found, tensors, up)
+wide = query, key, value, rate = [x.detach().double().requires_grad_() for x in tensors]
 exact = torch.einsum("bihd,bjhd->bhij", query, key) * 8**-0.5
 exact = exact - rate[:, None, None] * torch.from_numpy(abs(i[:, None] - i))
 exact = torch.einsum("bhij,bjhd->bihd", exact.softmax(-1), value)
-for own, theirs in zip(mine, torch.autograd.grad(exact, [query, key, value], up.double())):
+for own, theirs in zip(mine, torch.autograd.grad(exact, wide, up.double()), strict=True):
     assert float((own - theirs).abs().max()) < 1e-5
 found = found.detach()
 assert np.abs(found.numpy() - want).max() < 1e-5
